@@ -94,6 +94,7 @@ static const struct {
     KNOWN(dp_mixer_average_info),
     KNOWN(dp_mixer_config),
     KNOWN(dp_mixer_counts),
+    KNOWN(dp_mixer_stream_config),
     KNOWN(dp_mixer_update),
     KNOWN(dp_mixing_run),
     KNOWN(dp_mixing_sample),

@@ -380,6 +380,7 @@ static const struct dp_device_ops cuda_ops = {
     .kernel_find = dp_cuda_kernel_find,
     .launch = dp_cuda_launch,
     .add = dp_cuda_add,
+    .mix = dp_cuda_mix,
     .capture_begin = dp_cuda_capture_begin,
     .capture_end = dp_cuda_capture_end,
     .graph_launch = dp_cuda_graph_launch,

@@ -10,7 +10,7 @@
 #include "device/cuda_driver.h"
 #include "device/device_ops.h"
 
-enum { DP_CUDA_SUMS = 6 };
+enum { DP_CUDA_SUMS = 8 };
 
 struct cuda {
     struct dp_device base;
@@ -52,7 +52,7 @@ static inline CUresult dp_cuda_leave(struct cuda *cuda, CUresult result)
     return result;
 }
 
-/* The kernels of dp_cuda_add: PTX. */
+/* The kernels of dp_cuda_add and dp_cuda_mix: PTX. */
 extern const char dp_cuda_sum_ptx[];
 
 /* As the members of dp_device_ops of these names. */
@@ -62,6 +62,8 @@ int dp_cuda_kernel_find(struct dp_device_module *module, const char *name, void 
 int dp_cuda_launch(struct dp_device *dev, const struct dp_device_launch *launch);
 int dp_cuda_add(struct dp_device_stream *stream, DLDataType type, void *to, DLDataType from_type,
                 const void *from, size_t count);
+int dp_cuda_mix(struct dp_device_stream *stream, DLDataType type, void *to, double keep,
+                const void *from, double take, size_t count);
 int dp_cuda_capture_begin(struct dp_device_stream *stream);
 int dp_cuda_capture_end(struct dp_device_stream *stream, struct dp_device_graph **out);
 int dp_cuda_graph_launch(struct dp_device_graph *graph, struct dp_device_stream *stream);

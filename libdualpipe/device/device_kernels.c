@@ -47,6 +47,16 @@ int dp_device_add(struct dp_device_stream *stream, DLDataType type, void *to, DL
     return ops->add(stream, type, to, from_type, from, count);
 }
 
+int dp_device_mix(struct dp_device_stream *stream, DLDataType type, void *to, double keep,
+                  const void *from, double take, size_t count)
+{
+    const struct dp_device_ops *ops = stream->dev->ops;
+
+    if (!ops->mix)
+        return dp_fail_quietly(DP_EUNSUPPORTED, "%s: this device mixes nothing", ops->name);
+    return ops->mix(stream, type, to, keep, from, take, count);
+}
+
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
 int dp_device_capture_begin(struct dp_device_stream *stream)

@@ -60,6 +60,10 @@ struct dp_device_ops {
     int (*add)(struct dp_device_stream *stream, DLDataType type, void *to, DLDataType from_type,
                const void *from, size_t count);
 
+    /* The same: dp_device_mix. */
+    int (*mix)(struct dp_device_stream *stream, DLDataType type, void *to, double keep,
+               const void *from, double take, size_t count);
+
     /* All NULL where there are no graphs. */
     int (*capture_begin)(struct dp_device_stream *stream);
     int (*capture_end)(struct dp_device_stream *stream, struct dp_device_graph **out);
@@ -115,6 +119,12 @@ struct dp_device_graph {
  * that. */
 int dp_device_add(struct dp_device_stream *stream, DLDataType type, void *to, DLDataType from_type,
                   const void *from, size_t count);
+
+/* to[i] = keep * to[i] + take * from[i] in the stream's order, of float32 or float64: the first product
+ * is rounded, then the whole, as an optimizer mixes (optimizer/kernels.h). from may be to.
+ * DP_EUNSUPPORTED as above. */
+int dp_device_mix(struct dp_device_stream *stream, DLDataType type, void *to, double keep,
+                  const void *from, double take, size_t count);
 
 /* Set all of the part that every device begins with; numa_node is -1. */
 void dp_device_init(struct dp_device *dev, const struct dp_device_ops *ops, DLDevice dl,

@@ -11,6 +11,7 @@
 /* What libdualpipe adds up with (device/cuda_sum.c), in C. */
 struct sum_kernel_args {
     uint64_t to, from, count;
+    double keep, take;
 };
 #define SUM(name, to_type, from_type, sum)                                                         \
     KERNEL(name, sum_kernel_args)                                                                  \
@@ -28,6 +29,9 @@ SUM(dp_add_bf16_bf16, uint16_t, uint16_t, bf16_store(bf16_load(to[i]) + bf16_loa
 SUM(dp_add_f16_f16, uint16_t, uint16_t,
     dp_float16_store(dp_float16_load(to[i]) + dp_float16_load(from[i])))
 
+SUM(dp_mix_f32, float, float, fmaf((float)a.take, from[i], (float)a.keep * to[i]))
+SUM(dp_mix_f64, double, double, fma(a.take, from[i], a.keep * to[i]))
+
 #define BOTH(name) {#name "_f32", name##_f32}, {#name "_bf16", name##_bf16}
 
 static const struct host_kernel {
@@ -38,7 +42,7 @@ static const struct host_kernel {
     {"to_bf16", to_bf16},
     {"dp_add_f32", dp_add_f32}, {"dp_add_f64", dp_add_f64}, {"dp_add_bf16", dp_add_bf16},
     {"dp_add_f16", dp_add_f16}, {"dp_add_bf16_bf16", dp_add_bf16_bf16},
-    {"dp_add_f16_f16", dp_add_f16_f16},
+    {"dp_add_f16_f16", dp_add_f16_f16}, {"dp_mix_f32", dp_mix_f32}, {"dp_mix_f64", dp_mix_f64},
     BOTH(add), BOTH(attention_delta), BOTH(attention_dkv), BOTH(attention_dq),
     BOTH(attention_forward), BOTH(columns), BOTH(copy), BOTH(dropout), BOTH(embed_forward),
     BOTH(embed_positions), BOTH(embed_table), BOTH(entropy_backward), BOTH(entropy_forward),

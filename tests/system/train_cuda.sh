@@ -66,6 +66,17 @@ mixes_as_the_cpu()
     near 1e-5
 }
 
+# From GPU to GPU, what the case before has made of the host's mixing.
+mixes_by_nccl()
+{
+    needs_nccl
+    with_nccl on_cuda $small --schedule 1f1b -P 1 -D 2 --mix ring --json || return
+    grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/cuda"
+    near 1e-5 || return
+    cat "$work"/nccl.* | grep -q 'dualpipe reduce 0 to 1' || wrong 'no NCCL communicator for sums'
+    rm -f "$work"/nccl.*
+}
+
 # refused SENTENCE OPTIONS... - a mistake of the command line.
 refused()
 {
@@ -182,6 +193,7 @@ if [ -f "$sim" ]; then
     it near_the_cpu 1e-5 --schedule dualpipe -P 2
     it near_the_cpu 0.05 --schedule 1f1b -P 2 --dtype bf16
     it mixes_as_the_cpu
+    it mixes_by_nccl
     it in_the_fixed_order
     it by_nccl 'dualpipe activation 0 to 1' --schedule dualpipe -P 2 --tie-embeddings
     it by_nccl 'dualpipe reduce 0 to 1' --schedule 1f1b -P 1 -D 2

@@ -12,6 +12,7 @@
 #include "device/cuda_device.h"
 
 #include <stdio.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -223,6 +224,36 @@ static void compare_sums(struct rig *g, DLDataType type, DLDataType from)
     dp_device_free(g->dev, DP_MEMORY_DEVICE, x);
 }
 
+/* The first product is rounded, then the whole; `to` may be `from`, too. */
+static void compare_mixes(struct rig *g, DLDataType type)
+{
+    static _Alignas(16) char to[SUMS * 8], other[SUMS * 8];
+    const size_t bytes = SUMS * type.bits / 8U;
+    void *x = take(g, DP_MEMORY_DEVICE, bytes), *y = take(g, DP_MEMORY_DEVICE, bytes);
+    char *pinned = take(g, DP_MEMORY_PINNED, bytes);
+    const double keep = 0.7, take_of = 0.3;
+
+    fill(type, to, 1);
+    fill(type, other, 500);
+    copy(g, x, to, bytes);
+    copy(g, y, other, bytes);
+    assert_int_equal(dp_device_mix(g->stream, type, x, keep, y, take_of, SUMS), 0);
+    assert_int_equal(dp_device_mix(g->stream, type, x, keep, x, 0, SUMS), 0);
+    copy(g, pinned, x, bytes);
+    for (int i = 0; i < SUMS; i++) {
+        double *a = (double *)(void *)to + i, b = ((double *)(void *)other)[type.bits == 64 ? i : 0];
+        float *c = (float *)(void *)to + i, d = ((float *)(void *)other)[i];
+        if (type.bits == 64)
+            *a = keep * fma(take_of, b, keep * *a);
+        else
+            *c = (float)keep * fmaf((float)take_of, d, (float)keep * *c);
+    }
+    assert_memory_equal(pinned, to, bytes);
+    dp_device_free(g->dev, DP_MEMORY_PINNED, pinned);
+    dp_device_free(g->dev, DP_MEMORY_DEVICE, y);
+    dp_device_free(g->dev, DP_MEMORY_DEVICE, x);
+}
+
 static void sums_of_the_device_are_those_of_the_host_to_the_last_bit(void **state)
 {
     const DLDataType int32 = {kDLInt, 32, 1};
@@ -236,6 +267,9 @@ static void sums_of_the_device_are_those_of_the_host_to_the_last_bit(void **stat
     compare_sums(&g, f16, f32);
     compare_sums(&g, bf16, bf16);
     compare_sums(&g, f16, f16);
+    compare_mixes(&g, f32);
+    compare_mixes(&g, f64);
+    assert_int_equal(dp_device_mix(g.stream, bf16, NULL, 1, NULL, 0, 0), DP_EUNSUPPORTED);
     assert_int_equal(dp_device_add(g.stream, int32, NULL, int32, NULL, 0), DP_EUNSUPPORTED);
     assert_int_equal(dp_device_add(g.stream, f32, NULL, f64, NULL, 0), DP_EUNSUPPORTED);
     assert_int_equal(dp_device_add(g.stream, f16, NULL, bf16, NULL, 0), DP_EUNSUPPORTED);

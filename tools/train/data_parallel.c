@@ -83,10 +83,17 @@ int data_parallel_queue(struct data_parallel *d, int slot, struct dp_device_stre
                                           : dp_replicas_stream_sum(sums, stream);
 }
 
+static int wait_for_queued(struct data_parallel_slot *s)
+{
+    int err = dp_replicas_stream_wait(s->queued);
+
+    return err || !s->mixed ? err : dp_mixer_stream_wait(s->mixed);
+}
+
 int data_parallel_wait(struct data_parallel *d, int slot)
 {
     if (d->slots[slot].queued)
-        return dp_replicas_stream_wait(d->slots[slot].queued);
+        return wait_for_queued(&d->slots[slot]);
     int err = d->slots[slot].copies ? dp_replicas_wait(d->slots[slot].copies) : 0;
 
     return err ? err : put_sums(d, slot);
@@ -138,9 +145,30 @@ static int gather_shard(struct data_parallel *d, int slot)
                      : dp_replicas_wait(s->copies);
 }
 
-int data_parallel_settle(struct data_parallel *d)
+/* All replicas have the same slots, so that any order will do. */
+int data_parallel_mix(struct data_parallel *d)
 {
     int err = 0;
+
+    for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
+        if (d->slots[i].mixed)
+            err = dp_mixer_stream_mix(d->slots[i].mixed, d->engine->stream);
+    return err;
+}
+
+static int send_mixed(struct data_parallel *d)
+{
+    int err = 0;
+
+    for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
+        if (d->slots[i].mixed)
+            err = dp_mixer_stream_send(d->slots[i].mixed, d->engine->stream);
+    return err;
+}
+
+int data_parallel_settle(struct data_parallel *d)
+{
+    int err = send_mixed(d);
 
     for (int i = 0; i < d->count && d->kind == DATA_PARALLEL_SHARD && !err; i++)
         err = gather_shard(d, d->order[i]);
@@ -153,7 +181,7 @@ int data_parallel_await(struct data_parallel *d)
 
     for (int i = 0; i < d->count && !err; i++)
         if (d->slots[d->order[i]].queued)
-            err = dp_replicas_stream_wait(d->slots[d->order[i]].queued);
+            err = wait_for_queued(&d->slots[d->order[i]]);
     return err;
 }
 
@@ -166,6 +194,8 @@ int data_parallel_average(struct data_parallel *d, bool revert)
     int err = data_parallel_await(d);
 
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++) {
+        if (d->slots[i].mixed)
+            err = dp_mixer_stream_average(d->slots[i].mixed, d->engine->stream, revert);
         if (!d->slots[i].mixer)
             continue;
         err = dp_mixer_forward(d->slots[i].mixer, false);
@@ -180,7 +210,9 @@ int data_parallel_revert(struct data_parallel *d)
     int err = 0;
 
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
-        if (d->slots[i].mixer)
+        if (d->slots[i].mixed)
+            err = dp_mixer_stream_revert(d->slots[i].mixed, d->engine->stream);
+        else if (d->slots[i].mixer)
             err = dp_mixer_revert(d->slots[i].mixer);
     return err ? err : put_weights(d);
 }
@@ -338,29 +370,57 @@ static int make_shard(struct data_parallel *d, int slot)
     return d->engine->ops->shard(d->engine, slot, shard, count);
 }
 
-/* Sums on the device: a communicator by NCCL of those that have the stage. */
-static int make_queued(struct data_parallel *d, int slot)
+/* A communicator by NCCL of those in `host`, for sums, or for mixing by a graph. */
+static int open_nccl(const struct data_parallel *d, struct dp_comm *host,
+                     const struct dp_graph *graph, struct dp_comm **out)
 {
-    struct data_parallel_slot *s = &d->slots[slot];
-    const int size = dp_comm_size(s->same);
+    const int rank = dp_comm_rank(host), size = dp_comm_size(host);
     struct dp_nccl_peer *peers = calloc((size_t)size, sizeof(*peers));
     struct dp_nccl_config nccl = {.device = d->engine->sums_on, .peers = peers};
 
     if (!peers)
         return DP_ENOMEM;
-    nccl.peer_count = dp_replicas_nccl_peers(dp_comm_rank(s->same), size, peers);
-    int err = dp_comm_nccl_open(s->same, &nccl, &s->nccl);
+    nccl.peer_count = graph ? dp_mixer_nccl_peers(graph, rank, peers)
+                            : dp_replicas_nccl_peers(rank, size, peers);
+    int err = nccl.peer_count < 0 ? nccl.peer_count : dp_comm_nccl_open(host, &nccl, out);
     free(peers);
+    return err;
+}
+
+static int make_mixed(struct data_parallel *d, const struct data_parallel_config *config, int slot)
+{
+    struct data_parallel_slot *s = &d->slots[slot];
+    int err = open_nccl(d, s->data, config->graph, &s->mix_nccl);
+
+    return err ? err
+               : dp_mixer_stream_new(
+                     &(struct dp_mixer_stream_config){.parameters = stage_of(d, slot)->parameters,
+                                                      .count = tensor_count_of(d, slot),
+                                                      .graph = config->graph,
+                                                      .comm = s->mix_nccl,
+                                                      .device = d->engine->sums_on,
+                                                      .factor = config->method.factor},
+                     &s->mixed);
+}
+
+/* Sums on the device, of those that have the stage. */
+static int make_queued(struct data_parallel *d, const struct data_parallel_config *config, int slot)
+{
+    struct data_parallel_slot *s = &d->slots[slot];
+    int err = open_nccl(d, s->same, NULL, &s->nccl);
+
     if (!err)
         err = dp_replicas_stream_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot), s->nccl,
                                      d->engine->sums_on, &s->queued);
-    return err || d->kind == DATA_PARALLEL_SUM ? err : make_shard(d, slot);
+    if (err || d->kind == DATA_PARALLEL_SUM)
+        return err;
+    return d->kind == DATA_PARALLEL_MIX ? make_mixed(d, config, slot) : make_shard(d, slot);
 }
 
 static int make_slot(struct data_parallel *d, const struct data_parallel_config *config, int slot)
 {
     if (d->engine->sums_on)
-        return make_queued(d, slot);
+        return make_queued(d, config, slot);
     int err = config->survive ? 0
                               : dp_replicas_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot),
                                                 d->slots[slot].same, &d->slots[slot].copies);
@@ -394,6 +454,8 @@ void data_parallel_fini(struct data_parallel *d)
 {
     for (int i = 0; i < DP_MAX_SLOTS; i++) {
         struct data_parallel_slot *s = &d->slots[i];
+        dp_mixer_stream_free(s->mixed);
+        dp_comm_close(s->mix_nccl);
         dp_replicas_stream_free(s->queued);
         dp_comm_close(s->nccl);
         dp_replicas_free(s->copies);

@@ -8,9 +8,10 @@
  *      mix       gradients are summed with the mirror's; each replica updates its own weights and
  * mixes them with those of other replicas by a graph
  *
- * Where stages are on a device and ranks send from there by NCCL (engine.sums_on), the first two are
- * done on the device, and queued. All else is done in the host's memory: gradients are copied down for
- * it, and their sums up again, or, where a shard or a mixer has updated them, the weights.
+ * Where stages are on a device and ranks send from there by NCCL (engine.sums_on), all of it is done
+ * on the device, and queued; of mixers D-PSGD only. Otherwise it is done in the host's memory:
+ * gradients are copied down for it, and their sums up again, or, where a shard or a mixer has updated
+ * them, the weights.
  */
 #ifndef DP_TRAIN_DATA_PARALLEL_H
 #define DP_TRAIN_DATA_PARALLEL_H
@@ -58,6 +59,8 @@ struct data_parallel_slot {
     struct dp_replicas *copies;     /* mirrors, and replicas that do not mix; NULL: neither */
     struct dp_replicas_stream *queued; /* the same with engine.sums_on, over `nccl` */
     struct dp_comm *nccl;
+    struct dp_mixer_stream *mixed;  /* mix, with engine.sums_on, over `mix_nccl` */
+    struct dp_comm *mix_nccl;
     struct dp_mixer *mixer;         /* mix */
     struct statistics_tensor *statistics; /* mix: what a replica that joins gets beside weights */
     DLTensor **buffers;                   /* the same */
@@ -92,7 +95,11 @@ const struct dp_parameter *data_parallel_summed(const struct data_parallel *d, i
 /* shard, mix, without engine.sums_on: update the weights of a slot; gradients become zero. What is sent
  * for it is in flight until data_parallel_settle, or the next step. */
 int data_parallel_update(struct data_parallel *d, int slot, const struct dp_mixer_update *update);
-/* shard: the weights of all slots are whole again; with engine.sums_on behind what its stream has been
+/* mix, with engine.sums_on, before the updates of a step: queue the mixing of weights. Nothing to do
+ * otherwise. */
+int data_parallel_mix(struct data_parallel *d);
+/* After them. mix, with engine.sums_on: queue the exchange of weights.
+ * shard: the weights of all slots are whole again; with engine.sums_on behind what its stream has been
  * given. */
 int data_parallel_settle(struct data_parallel *d);
 

@@ -495,8 +495,7 @@ static const struct dp_reduce_ops *reduce_of(const struct settings *s)
 {
     if (!settings_reduce_early(s))
         return NULL;
-    return settings_by_nccl(s) && s->kind != DATA_PARALLEL_MIX ? &trainer_queued_reduce_ops
-                                                               : &trainer_reduce_ops;
+    return settings_sums_on_device(s) ? &trainer_queued_reduce_ops : &trainer_reduce_ops;
 }
 
 static int make_engine(struct job *j)

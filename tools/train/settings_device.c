@@ -23,6 +23,20 @@ bool settings_by_nccl(const struct settings *s)
     return s->transport && !strcmp(s->transport, "nccl");
 }
 
+/* A mixer of the device does D-PSGD and no more, and has no state to be saved. */
+static bool mixes_on_device(const struct settings *s)
+{
+    const struct mixing_method *m = &s->method;
+
+    return m->algorithm == DP_MIXER_DPSGD && !m->compression.kind && !m->staleness &&
+           !s->graph->push_sum && !s->save && !s->resume;
+}
+
+bool settings_sums_on_device(const struct settings *s)
+{
+    return settings_by_nccl(s) && (s->kind != DATA_PARALLEL_MIX || mixes_on_device(s));
+}
+
 const char *settings_transport(const struct settings *s)
 {
     return settings_by_nccl(s) ? NULL : s->transport;

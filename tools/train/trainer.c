@@ -106,7 +106,7 @@ static bool counts(const struct trainer *t, int slot)
 /* Those that mix and do not clip need not know any norm but their own. */
 static bool updates_at_once(const struct trainer *t)
 {
-    return t->config.kind == DATA_PARALLEL_MIX && t->config.clip == 0;
+    return t->config.kind == DATA_PARALLEL_MIX && t->config.clip == 0 && !trainer_on_device(t);
 }
 
 /* A slot's gradients are summed over all that hold its stage. */
@@ -293,6 +293,7 @@ static int update(struct trainer *t, const struct step_result *r)
 
     if (t->config.late)
         return late_update(t, &how);
+    err = data_parallel_mix(&t->replicas);
     for (int i = 0; i < t->engine->stage_count && !updates_at_once(t) && !err; i++)
         err = update_slot(t, i, &how);
     if (!err && t->engine->config.tied)

@@ -43,7 +43,9 @@
 #define DUALPIPE_MIXER_H
 
 #include <dualpipe/comm.h>
+#include <dualpipe/device.h>
 #include <dualpipe/mixing.h>
+#include <dualpipe/nccl.h>
 #include <dualpipe/optimizer.h>
 
 #ifdef __cplusplus
@@ -307,6 +309,65 @@ DP_PUBLIC int dp_mixer_state(struct dp_mixer *mixer, const struct dp_named_tenso
  * run goes on with the same bits. Collective. DP_ESTATE in a mixer that has begun, DP_EMISMATCH for
  * numbers of another one. */
 DP_PUBLIC int dp_mixer_resume(struct dp_mixer *mixer, const int64_t *numbers, int64_t count);
+
+/* ---- on a device, in the order of a stream -----------------------------------------------------
+ *
+ *      dp_comm_nccl_open(host, &nccl, &comm);        peers: dp_mixer_nccl_peers
+ *      dp_mixer_stream_new(&config, &mixer);         values are equal on all workers
+ *      for (...) {
+ *          forward, backward in `stream`
+ *          the host waits for the step's numbers, then dp_mixer_stream_wait(mixer)
+ *          dp_mixer_stream_mix(mixer, stream);       x = W x, of the exchange before; none at first
+ *          optimizer in `stream`
+ *          dp_mixer_stream_send(mixer, stream);      round 0, 1, ...
+ *      }
+ *
+ * DPSGD of values in the memory of a GPU, over an NCCL communicator (nccl.h): x(t + 1) = A(W x(t), g),
+ * with the same rounds and weights as a dp_mixer. Values are sent from where they are and mixed by the
+ * device, an exchange has the whole next step to arrive, and the host waits for nothing. Where a round
+ * is one of links or pairs the bits are those of a dp_mixer with that update; in groups of more, which
+ * are messages between each two members, values are added up in another order.
+ *
+ * What there is not: push-sum, the other algorithms, compression, staleness, survival, a state for
+ * checkpoints. Memory on the device: the values of each neighbor of a round, once more for an average
+ * that is reverted, and up to 32 MiB. All calls of one mixer name the same stream. */
+struct dp_mixer_stream;
+
+struct dp_mixer_stream_config {
+    const struct dp_parameter *parameters; /* list and what it points to must stay; float32 or float64 */
+    int32_t count;
+    const struct dp_graph *graph; /* as many workers as comm has ranks; must stay */
+    struct dp_comm *comm;         /* by NCCL; must stay */
+    struct dp_device *device;     /* that all values are in the memory of; must stay */
+    double factor;                /* a, above 0, up to 1; 0: 1 */
+};
+
+/* Collective: all workers agree on graph, list and factor. Frozen parameters are left alone.
+ * DP_ESTATE without a communicator, device or graph; DP_EINVAL for a list, size or factor that is not
+ * sound; DP_EMISMATCH on every rank if workers differ; DP_EUNSUPPORTED for push-sum, other types, other
+ * memory, and a communicator that is not ordered by streams; DP_ENOMEM; errors of comm.h. */
+DP_PUBLIC int dp_mixer_stream_new(const struct dp_mixer_stream_config *config,
+                                  struct dp_mixer_stream **out);
+/* What is in flight is waited for, if the communicator still works. May be NULL. */
+DP_PUBLIC void dp_mixer_stream_free(struct dp_mixer_stream *mixer);
+/* Queue the exchange of the values of the next round, behind what `stream` has been given. They may be
+ * read, not written, until dp_mixer_stream_mix or _average. DP_ESTATE while one is in flight. */
+DP_PUBLIC int dp_mixer_stream_send(struct dp_mixer_stream *mixer, struct dp_device_stream *stream);
+/* Queue the mixing of what came. Nothing to do where no exchange is in flight. */
+DP_PUBLIC int dp_mixer_stream_mix(struct dp_mixer_stream *mixer, struct dp_device_stream *stream);
+/* Until all messages have come that the stream was made to wait for, with the deadline of comm; an
+ * abort, or a worker that has died, ends it. Nothing is waited for if the stream has ended. */
+DP_PUBLIC int dp_mixer_stream_wait(struct dp_mixer_stream *mixer);
+/* Collective: values become the average of all workers'; the host waits until it is there. For good, an
+ * exchange in flight is dropped; or until dp_mixer_stream_revert (DP_ESTATE without an average), which
+ * is queued, and an exchange in flight stays valid. */
+DP_PUBLIC int dp_mixer_stream_average(struct dp_mixer_stream *mixer, struct dp_device_stream *stream,
+                                      bool revert);
+DP_PUBLIC int dp_mixer_stream_revert(struct dp_mixer_stream *mixer, struct dp_device_stream *stream);
+
+/* Which workers number `rank` exchanges messages with, for dp_nccl_config: out has room for
+ * workers - 1. How many; DP_EINVAL, DP_ENOMEM. */
+DP_PUBLIC int dp_mixer_nccl_peers(const struct dp_graph *graph, int rank, struct dp_nccl_peer *out);
 
 #ifdef __cplusplus
 }

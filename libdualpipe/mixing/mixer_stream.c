@@ -1,0 +1,540 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mixer_stream.c - values on a device mixed by a graph, in the order of a stream.
+ *
+ *      stream   | mix: x = W x | update | send | the next step's work          | mix ...
+ *      links                            | x to the neighbors, theirs to `arrivals` |
+ *
+ * What came in round t is multiplied with its weights and added up in the order of the host's
+ * exchange (exchange.c), and x becomes keep x + take sum, rounded as an optimizer of the host does it.
+ * Groups of more than two, which the host sums by an all-reduce, are messages between each two of their
+ * members here.
+ */
+#include <dualpipe/mixer.h>
+
+#include "base/fail.h"
+#include "base/hash.h"
+#include "base/tensor.h"
+#include "device/device_ops.h"
+#include "mixing/exchange.h"
+#include "mixing/hash.h"
+
+#include <dualpipe/nccl.h>
+#include <dualpipe/replicas.h>
+
+#include <stdlib.h>
+
+enum { ALIGNMENT = 256, SETS = 2 };
+
+/* Values that follow each other in memory. */
+struct run {
+    char *values;
+    DLDataType type;
+    size_t elements, bytes;
+    size_t at; /* where it begins in what a neighbor sends */
+};
+
+struct message {
+    struct dp_request request;
+    int peer;
+};
+
+/* Messages of an exchange. */
+struct messages {
+    struct message *list;
+    int32_t count;
+    bool awaited; /* the stream waits for them */
+};
+
+struct dp_mixer_stream {
+    struct dp_mixer_stream_config config;
+    int32_t self;
+    struct run *runs;
+    int32_t run_count;
+    size_t bytes;                 /* of all runs */
+    char *arrivals;               /* [sources_max][bytes] */
+    struct messages sets[SETS];   /* of even and of odd rounds */
+    struct message *messages;
+    struct neighbor *neighbors; /* room for those of a round */
+    int64_t round;                /* of the exchange in flight, or of the next one */
+    bool in_flight;
+    struct dp_parameter *as_sums; /* [count] values in the place of gradients */
+    struct dp_replicas_stream *sums;
+    char *backup;                 /* [bytes] of an average that is to be reverted */
+    bool has_backup;
+};
+
+/* ---- neighbors ------------------------------------------------------------------------------- */
+
+struct neighbor {
+    int32_t rank;
+    double weight; /* of what it sends */
+};
+
+/* Of worker `self` in round t: those that it gets values from, in the order that they are added in, or
+ * those that it sends its own to. out: NULL, or room for all. */
+static int32_t list_neighbors(const struct dp_graph *g, int64_t t, int32_t self, bool sends,
+                              struct neighbor *out)
+{
+    const struct dp_mix_group *group = dp_graph_group(g, t, self);
+    const struct dp_mix_round *r = &g->rounds[t % g->period];
+    int32_t count = 0;
+
+    for (int32_t i = 0; group && i < group->count; i++) {
+        const struct neighbor n = {g->members[group->first + (size_t)i],
+                                   dp_exchange_share(g, t, self)};
+        if (n.rank != self && out)
+            out[count] = n;
+        count += n.rank != self;
+    }
+    for (size_t i = r->first_link; !group && i < r->first_link + r->link_count; i++) {
+        const struct dp_mix_link *l = &g->links[i];
+        if (l->from == l->to || (sends ? l->from : l->to) != self)
+            continue;
+        if (out)
+            out[count] = (struct neighbor){sends ? l->to : l->from, l->weight};
+        count++;
+    }
+    return count;
+}
+
+static int32_t most_neighbors(const struct dp_graph *g, int32_t self, bool sends)
+{
+    int32_t most = 0;
+
+    for (int32_t t = 0; t < g->period; t++) {
+        const int32_t count = list_neighbors(g, t, self, sends, NULL);
+        most = count > most ? count : most;
+    }
+    return most;
+}
+
+int dp_mixer_nccl_peers(const struct dp_graph *g, int rank, struct dp_nccl_peer *out)
+{
+    const unsigned mixes = 1U << DP_CHANNEL_REDUCE;
+    struct neighbor *all = calloc((size_t)g->workers + 1, sizeof(*all));
+    int count = all ? dp_replicas_nccl_peers(rank, g->workers, out) : DP_ENOMEM;
+
+    for (int32_t t = 0; t < 2 * g->period && count >= 0; t++) {
+        const bool sends = t % 2;
+        const int32_t len = list_neighbors(g, t / 2, rank, sends, all);
+        for (int32_t i = 0; i < len; i++) {
+            int at = 0;
+            while (at < count && out[at].rank != all[i].rank)
+                at++;
+            if (at == count)
+                out[count++] = (struct dp_nccl_peer){.rank = all[i].rank};
+            out[at].sends |= sends ? mixes : 0;
+            out[at].receives |= sends ? 0 : mixes;
+        }
+    }
+    free(all);
+    return count == DP_ENOMEM ? dp_fail(count, "no memory for neighbors") : count;
+}
+
+/* ---- an exchange ----------------------------------------------------------------------------- */
+
+/* The group is of no use once a worker fell out. */
+static int leave(struct dp_mixer_stream *m, int err)
+{
+    m->in_flight = false;
+    m->sets[0].count = m->sets[1].count = 0;
+    if (err != DP_EABORTED && err != DP_ETIMEDOUT)
+        dp_comm_abort(m->config.comm, err, dp_last_error());
+    return err;
+}
+
+static int wait_for(struct dp_mixer_stream *m, struct messages *set)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < set->count && !err; i++)
+        err = dp_comm_wait(m->config.comm, &set->list[i].request, set->list[i].peer);
+    if (!err)
+        set->count = 0;
+    return err;
+}
+
+static int add_message(struct dp_mixer_stream *m, const struct run *run, int32_t peer, char *at,
+                       bool sends)
+{
+    struct messages *set = &m->sets[m->round % SETS];
+    struct message *message = &set->list[set->count];
+    const uint64_t tag = (uint64_t)(run - m->runs);
+    int err = sends ? dp_comm_isend(m->config.comm, peer, DP_CHANNEL_REDUCE, tag, at, run->bytes,
+                                    &message->request)
+                    : dp_comm_irecv(m->config.comm, peer, DP_CHANNEL_REDUCE, tag, at, run->bytes,
+                                    &message->request);
+
+    message->peer = peer;
+    set->count += !err;
+    return err;
+}
+
+static int send_run(struct dp_mixer_stream *m, const struct run *run, struct neighbor *all)
+{
+    const struct dp_graph *g = m->config.graph;
+    int32_t count = list_neighbors(g, m->round, m->self, false, all);
+    int err = 0;
+
+    for (int32_t i = 0; i < count && !err; i++)
+        err = add_message(m, run, all[i].rank, m->arrivals + (size_t)i * m->bytes + run->at, false);
+    count = list_neighbors(g, m->round, m->self, true, all);
+    for (int32_t i = 0; i < count && !err; i++)
+        err = add_message(m, run, all[i].rank, run->values, true);
+    return err;
+}
+
+static int send_all(struct dp_mixer_stream *m)
+{
+    struct neighbor *all = m->neighbors;
+    int err = dp_comm_begin(m->config.comm);
+
+    if (err)
+        return err;
+    for (int32_t i = 0; i < m->run_count && !err; i++)
+        err = send_run(m, &m->runs[i], all);
+    int committed = dp_comm_commit(m->config.comm);
+    return err ? err : committed;
+}
+
+int dp_mixer_stream_send(struct dp_mixer_stream *m, struct dp_device_stream *stream)
+{
+    struct messages *set = &m->sets[m->round % SETS];
+
+    if (m->in_flight)
+        return dp_fail(DP_ESTATE, "values are sent while an exchange is in flight, expected "
+                                  "dp_mixer_stream_mix first");
+    int err = wait_for(m, set); /* of the exchange before the last: the stream is behind it */
+    set->awaited = false;
+    if (!err)
+        err = dp_comm_after(m->config.comm, stream);
+    if (!err)
+        err = send_all(m);
+    m->in_flight = true;
+    return err ? leave(m, err) : 0;
+}
+
+static int await(struct dp_mixer_stream *m, struct dp_device_stream *stream)
+{
+    struct messages *set = &m->sets[m->round % SETS];
+    int err = 0;
+
+    for (int32_t i = 0; i < set->count && !set->awaited && !err; i++)
+        err = dp_comm_stream_wait(m->config.comm, &set->list[i].request, stream);
+    set->awaited = !err;
+    return err;
+}
+
+static double kept(const struct dp_mixer_stream *m)
+{
+    const double a = m->config.factor;
+
+    return (1 - a) + a * dp_exchange_self(m->config.graph, m->round, m->self);
+}
+
+static int mix_run(struct dp_mixer_stream *m, const struct run *run, const struct neighbor *all,
+                   int32_t count, struct dp_device_stream *stream)
+{
+    char *sum = m->arrivals + run->at;
+    int err = 0;
+
+    for (int32_t i = 0; i < count && !err; i++) {
+        char *came = sum + (size_t)i * m->bytes;
+        err = dp_device_mix(stream, run->type, came, all[i].weight, came, 0, run->elements);
+        if (!err && i)
+            err = dp_device_add(stream, run->type, sum, run->type, came, run->elements);
+    }
+    return err ? err
+               : dp_device_mix(stream, run->type, run->values, kept(m), sum, m->config.factor,
+                               run->elements);
+}
+
+int dp_mixer_stream_mix(struct dp_mixer_stream *m, struct dp_device_stream *stream)
+{
+    struct neighbor *all = m->neighbors;
+
+    if (!m->in_flight)
+        return 0;
+    int err = await(m, stream);
+    const int32_t count = list_neighbors(m->config.graph, m->round, m->self, false, all);
+    for (int32_t i = 0; i < m->run_count && count && !err; i++)
+        err = mix_run(m, &m->runs[i], all, count, stream);
+    m->in_flight = false;
+    m->round++;
+    return err ? leave(m, err) : 0;
+}
+
+int dp_mixer_stream_wait(struct dp_mixer_stream *m)
+{
+    int err = 0;
+
+    for (int i = 0; i < SETS && !err; i++)
+        if (m->sets[i].awaited)
+            err = wait_for(m, &m->sets[i]);
+    return err ? leave(m, err) : 0;
+}
+
+/* ---- the average ----------------------------------------------------------------------------- */
+
+static int copy_values(struct dp_mixer_stream *m, struct dp_device_stream *stream, bool back)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < m->run_count && !err; i++) {
+        const struct run *r = &m->runs[i];
+        char *kept = m->backup + r->at;
+        err = dp_device_copy(stream, back ? r->values : kept, back ? kept : r->values, r->bytes);
+    }
+    return err;
+}
+
+static int keep_values(struct dp_mixer_stream *m, struct dp_device_stream *stream)
+{
+    void *memory = m->backup;
+    int err = memory || !m->bytes
+                  ? 0
+                  : dp_device_alloc(m->config.device, DP_MEMORY_DEVICE, m->bytes, &memory);
+
+    m->backup = memory;
+    if (!err)
+        err = copy_values(m, stream, false);
+    m->has_backup = !err;
+    return err;
+}
+
+/* What is being sent must not change meanwhile. */
+static int average(struct dp_mixer_stream *m, struct dp_device_stream *stream, bool revert)
+{
+    const double share = 1.0 / m->config.graph->workers;
+    int err = m->in_flight ? await(m, stream) : 0;
+
+    if (!err && revert)
+        err = keep_values(m, stream);
+    for (int32_t i = 0; i < m->run_count && !err; i++)
+        err = dp_device_mix(stream, m->runs[i].type, m->runs[i].values, share, m->runs[i].values, 0,
+                            m->runs[i].elements);
+    if (!err)
+        err = dp_replicas_stream_sum(m->sums, stream);
+    return err ? err : dp_replicas_stream_wait(m->sums);
+}
+
+int dp_mixer_stream_average(struct dp_mixer_stream *m, struct dp_device_stream *stream, bool revert)
+{
+    int err = average(m, stream, revert);
+
+    if (!err && !revert && m->in_flight) {
+        m->in_flight = false;
+        m->round++;
+    }
+    return err ? leave(m, err) : 0;
+}
+
+int dp_mixer_stream_revert(struct dp_mixer_stream *m, struct dp_device_stream *stream)
+{
+    if (!m->has_backup)
+        return dp_fail(DP_ESTATE, "nothing to revert, expected an average before");
+    m->has_backup = false;
+    return copy_values(m, stream, true);
+}
+
+/* ---- new and free ---------------------------------------------------------------------------- */
+
+static bool is_mixed(const struct dp_parameter *p)
+{
+    return !(p->flags & DP_PARAMETER_FROZEN) && dp_parameter_elements(p) > 0;
+}
+
+static size_t bytes_of(const DLTensor *t)
+{
+    return (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t);
+}
+
+static void list_runs(struct dp_mixer_stream *m)
+{
+    struct run *last = NULL;
+
+    for (int32_t i = 0; i < m->config.count; i++) {
+        const DLTensor *t = m->config.parameters[i].value;
+        if (!is_mixed(&m->config.parameters[i]))
+            continue;
+        const bool goes_on = last && last->values + last->bytes == dp_tensor_address(t) &&
+                             last->type.code == t->dtype.code && last->type.bits == t->dtype.bits;
+        if (!goes_on) {
+            last = &m->runs[m->run_count++];
+            *last = (struct run){.values = dp_tensor_address(t), .type = t->dtype};
+        }
+        last->elements += (size_t)dp_tensor_numel(t);
+        last->bytes += bytes_of(t);
+    }
+    for (int32_t i = 0; i < m->run_count; i++) {
+        m->runs[i].at = m->bytes;
+        m->bytes += (m->runs[i].bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    }
+}
+
+static int check_value(const struct dp_mixer_stream *m, const struct dp_parameter *p,
+                       struct dp_device_stream *stream)
+{
+    const DLDevice dl = dp_device_dl(m->config.device), at = p->value->device;
+
+    if (at.device_type != dl.device_type || at.device_id != dl.device_id)
+        return dp_fail(DP_EUNSUPPORTED,
+                       "parameter '%s' is not in the memory of the device that mixes", p->name);
+    if (dp_device_mix(stream, p->value->dtype, NULL, 1, NULL, 0, 0))
+        return dp_fail(DP_EUNSUPPORTED,
+                       "parameter '%s': the device mixes no values of %d bits, expected float32 or "
+                       "float64 on one of CUDA",
+                       p->name, p->value->dtype.bits);
+    return 0;
+}
+
+static int check_values(const struct dp_mixer_stream *m)
+{
+    struct dp_device_stream *stream;
+    int err = dp_device_stream_new(m->config.device, DP_PRIORITY_NORMAL, &stream);
+
+    if (err)
+        return err;
+    for (int32_t i = 0; i < m->config.count && !err; i++)
+        if (is_mixed(&m->config.parameters[i]))
+            err = check_value(m, &m->config.parameters[i], stream);
+    dp_device_stream_free(stream);
+    return err;
+}
+
+static int check(const struct dp_mixer_stream *m)
+{
+    const struct dp_mixer_stream_config *c = &m->config;
+    const struct dp_comm_caps caps = dp_comm_caps(c->comm);
+    int err = dp_parameters_check(c->parameters, c->count);
+
+    if (!err && c->graph->push_sum)
+        err = dp_fail(DP_EUNSUPPORTED, "graph '%s' on a device: expected one without push-sum",
+                      c->graph->name);
+    if (!err && c->graph->workers != dp_comm_size(c->comm))
+        err = dp_fail(DP_EINVAL, "a graph of %d workers, expected %d, as the communicator has",
+                      c->graph->workers, dp_comm_size(c->comm));
+    if (!err && !(c->factor > 0 && c->factor <= 1))
+        err = dp_fail(DP_EINVAL, "factor of mixing: %g, expected above 0, up to 1", c->factor);
+    if (!err)
+        err = check_values(m);
+    if (!err && !(caps.stream_ordered && caps.device_memory))
+        err = dp_fail(DP_EUNSUPPORTED,
+                      "mixing in the order of a stream: the communicator '%s' has none, expected one "
+                      "of NCCL (dualpipe/nccl.h)",
+                      dp_comm_name(c->comm));
+    return err;
+}
+
+static int no_memory(const struct dp_mixer_stream *m)
+{
+    return dp_fail(DP_ENOMEM, "no memory to mix %d parameters", m->config.count);
+}
+
+static int make_lists(struct dp_mixer_stream *m)
+{
+    const struct dp_graph *g = m->config.graph;
+    const size_t count = (size_t)m->config.count, workers = (size_t)g->workers;
+
+    m->runs = calloc(count + 1, sizeof(*m->runs));
+    m->as_sums = calloc(count + 1, sizeof(*m->as_sums));
+    m->neighbors = calloc(workers + 1, sizeof(*m->neighbors));
+    if (!m->runs || !m->as_sums || !m->neighbors)
+        return no_memory(m);
+    list_runs(m);
+    for (size_t i = 0; i < count; i++) {
+        m->as_sums[i] = m->config.parameters[i];
+        m->as_sums[i].grad = is_mixed(&m->as_sums[i]) ? m->as_sums[i].value : NULL;
+        m->as_sums[i].flags = m->as_sums[i].grad ? 0 : DP_PARAMETER_FROZEN;
+    }
+    const size_t each = (size_t)m->run_count * (size_t)(most_neighbors(g, m->self, false) +
+                                                        most_neighbors(g, m->self, true));
+    m->messages = calloc(SETS * each + 1, sizeof(*m->messages));
+    if (!m->messages)
+        return no_memory(m);
+    for (size_t i = 0; i < SETS; i++)
+        m->sets[i].list = m->messages + i * each;
+    return 0;
+}
+
+static int make_arrivals(struct dp_mixer_stream *m)
+{
+    const size_t bytes = (size_t)most_neighbors(m->config.graph, m->self, false) * m->bytes;
+    void *memory = NULL;
+    int err = bytes ? dp_device_alloc(m->config.device, DP_MEMORY_DEVICE, bytes, &memory) : 0;
+
+    m->arrivals = memory;
+    return err || !memory ? err : dp_comm_register(m->config.comm, memory, bytes);
+}
+
+static int agree(const struct dp_mixer_stream *m)
+{
+    const struct dp_mixer_stream_config *c = &m->config;
+    uint64_t hash = dp_hash_bytes(dp_hash_parameters(c->parameters, c->count), &c->factor,
+                                  sizeof(c->factor));
+    char *text;
+    size_t len;
+    int err = dp_graph_write(c->graph, DP_GRAPH_FORMAT_TEXT, &text, &len);
+
+    if (err)
+        return dp_comm_abort(c->comm, err, dp_last_error()), err;
+    hash = dp_hash_bytes(hash, text, len);
+    free(text);
+    return dp_comm_agree(c->comm, "mixing graph and list of parameters", hash);
+}
+
+static int set_up(struct dp_mixer_stream *m)
+{
+    int err = check(m);
+
+    if (!err)
+        err = make_lists(m);
+    if (!err)
+        err = make_arrivals(m);
+    if (err)
+        return dp_comm_abort(m->config.comm, err, dp_last_error()), err;
+    err = agree(m);
+    return err ? err : dp_replicas_stream_new(m->as_sums, m->config.count, m->config.comm,
+                                              m->config.device, &m->sums);
+}
+
+int dp_mixer_stream_new(const struct dp_mixer_stream_config *config, struct dp_mixer_stream **out)
+{
+    if (!config->comm || !config->device || !config->graph)
+        return dp_fail(DP_ESTATE, "mixing on a device without a %s, expected one",
+                       !config->comm ? "communicator" : !config->device ? "device" : "graph");
+    struct dp_mixer_stream *m = calloc(1, sizeof(*m));
+    if (!m)
+        return dp_fail(DP_ENOMEM, "no memory to mix");
+    m->config = *config;
+    m->config.factor = config->factor == 0 ? 1 : config->factor;
+    m->self = dp_comm_rank(config->comm);
+    int err = set_up(m);
+    if (err) {
+        dp_mixer_stream_free(m);
+        return err;
+    }
+    *out = m;
+    return 0;
+}
+
+void dp_mixer_stream_free(struct dp_mixer_stream *m)
+{
+    int err = 0;
+
+    if (!m)
+        return;
+    for (int i = 0; i < SETS && !err; i++)
+        err = wait_for(m, &m->sets[i]);
+    dp_replicas_stream_free(m->sums);
+    if (m->arrivals)
+        dp_comm_unregister(m->config.comm, m->arrivals);
+    dp_device_free(m->config.device, DP_MEMORY_DEVICE, m->arrivals);
+    dp_device_free(m->config.device, DP_MEMORY_DEVICE, m->backup);
+    free(m->messages);
+    free(m->neighbors);
+    free(m->as_sums);
+    free(m->runs);
+    free(m);
+}
