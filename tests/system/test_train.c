@@ -435,13 +435,14 @@ static void stop_one_of_a_pipeline(const char *expected, const char *transport, 
     char more[64], lost[64];
 
     snprintf(more, sizeof(more), "--transport %s", transport);
-    setenv("DUALPIPE_COMM_TIMEOUT_MS", "2000", 1);
+    setenv("DUALPIPE_COMM_TIMEOUT_MS", "4000", 1);
     start_pipelines(&r, &layouts[0], more, ranks);
     unsetenv("DUALPIPE_COMM_TIMEOUT_MS");
     kill(ranks[rank], SIGSTOP);
-    do
+    do {
+        nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
         read_text(r.err, r.err_text);
-    while (!strstr(r.err_text, "goes on") && !has_ended(&r));
+    } while (!strstr(r.err_text, "goes on") && !has_ended(&r));
     if (goes_on)
         kill(ranks[rank], SIGCONT);
     finish(&r);
