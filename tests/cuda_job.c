@@ -339,6 +339,11 @@ void cuda_job_leave(void)
         dp_device_close(here.dev);
 }
 
+int cuda_job_copy(bool up)
+{
+    return copy_buffers(up);
+}
+
 static void (*before_step)(void);
 
 void cuda_job_before_step(void (*fn)(void))

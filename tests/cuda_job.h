@@ -30,6 +30,8 @@ struct dp_device *cuda_job_device(void);
 int cuda_job_open(struct job_rank *r, const struct job *job, struct dp_comm *comm);
 int cuda_job_step(struct job_rank *r);
 void cuda_job_close(struct job_rank *r);
+/* What the calling thread's job has on the host to the device, or back. */
+int cuda_job_copy(bool up);
 /* From now on cuda_job_step calls it right before dp_pipeline_step. */
 void cuda_job_before_step(void (*fn)(void));
 /* The second part of close, after job_rank_close. */

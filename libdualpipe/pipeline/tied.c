@@ -11,13 +11,16 @@
  * tied_copies the other one owns the group, too: it gets the sum, so that both take the same update.
  *
  * Ranks go through groups and members in one order, and tensors travel in pieces, so that a fixed
- * amount of memory is enough, on devices that the wire does not reach too.
+ * amount of memory is enough, on devices that the wire does not reach too. Where messages go from
+ * device to device in the order of streams, and the device adds, all of it is queued in the compute
+ * stream, and the host waits at the end.
  */
 #include "pipeline/failure.h"
 #include "pipeline/steps.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"
+#include "device/device_ops.h"
 #include "pipeline/accumulator.h"
 #include "schedule/build.h"
 
@@ -25,7 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE_BYTES = 256 << 10, NAME_LEN = 80 };
+enum { PIECE_BYTES = 256 << 10, DEVICE_PIECE_BYTES = 4 << 20, FLIGHTS = 16, NAME_LEN = 80 };
 
 /* One parameter of one slot, as its rank describes it to all. */
 struct dp_tied_member {
@@ -41,9 +44,26 @@ struct dp_tied {
     struct dp_tied_member *members; /* by group, then stream, then stage */
     size_t count;
     bool reduced;    /* copies of a stage have the same gradient, summed by the step */
-    char *pieces;    /* [2 * PIECE_BYTES] of pinned memory, NULL where this rank has no member */
+    char *pieces;    /* [2 * PIECE_BYTES] of pinned memory; queued [DEVICE_PIECE_BYTES] of the device.
+                      * NULL where this rank has no member */
     size_t *offsets; /* [ranks + 1] scratch */
+    /* Queued messages from `ended` to `begun`, each at its number % FLIGHTS. */
+    struct {
+        struct dp_request request;
+        int peer;
+    } flights[FLIGHTS];
+    unsigned begun, ended;
 };
+
+static bool is_queued(const struct dp_pipeline *pipe)
+{
+    return pipe->sums_there;
+}
+
+static enum dp_memory kind_of_pieces(const struct dp_pipeline *pipe)
+{
+    return is_queued(pipe) ? DP_MEMORY_DEVICE : DP_MEMORY_PINNED;
+}
 
 /* ---- finding tied parameters ------------------------------------------------------------------- */
 
@@ -192,8 +212,8 @@ int dp_tied_init(struct dp_pipeline *pipe)
         return dp_fail(DP_ENOMEM, "no memory to find tied parameters");
     tied->reduced = dp_schedule_has(pipe->config.schedule, DP_OP_REDUCE);
     tied->count = list_own(pipe, tied->members);
-    int err =
-        tied->count ? dp_device_alloc(pipe->device, DP_MEMORY_PINNED, 2 * PIECE_BYTES, &pieces) : 0;
+    const size_t bytes = is_queued(pipe) ? DEVICE_PIECE_BYTES : 2 * PIECE_BYTES;
+    int err = tied->count ? dp_device_alloc(pipe->device, kind_of_pieces(pipe), bytes, &pieces) : 0;
     if (!err)
         tied->pieces = pieces;
     return err;
@@ -203,7 +223,7 @@ void dp_tied_free(struct dp_pipeline *pipe)
 {
     if (!pipe->tied)
         return;
-    dp_device_free(pipe->device, DP_MEMORY_PINNED, pipe->tied->pieces);
+    dp_device_free(pipe->device, kind_of_pieces(pipe), pipe->tied->pieces);
     free(pipe->tied->offsets);
     free(pipe->tied->members);
     free(pipe->tied);
@@ -219,32 +239,46 @@ struct way {
     bool adds;  /* to what is there; else it takes the place of that */
 };
 
-static char *tensor_of(const struct way *w, const struct dp_tied_member *m)
+static const DLTensor *tensor_of(const struct way *w, const struct dp_tied_member *m)
 {
     const struct dp_parameter *p = &w->pipe->stages[m->slot].parameters[m->parameter];
-    return dp_tensor_address(w->grads ? p->grad : p->value);
+    return w->grads ? p->grad : p->value;
 }
 
-static int transfer(const struct way *w, bool sends, void *at, size_t len)
+static char *address_of(const struct way *w, const struct dp_tied_member *m)
+{
+    return dp_tensor_address(tensor_of(w, m));
+}
+
+static int peer_of(const struct way *w)
+{
+    return w->from->rank == w->pipe->rank ? w->to->rank : w->from->rank;
+}
+
+static int begin_transfer(const struct way *w, void *at, size_t len, struct dp_request *request)
 {
     struct dp_pipeline *pipe = w->pipe;
-    const int peer = sends ? w->to->rank : w->from->rank;
-    const int group_rank = pipe->config.schedule->group_rank[peer];
+    const int peer = pipe->config.schedule->group_rank[peer_of(w)];
     const uint64_t tag = dp_messages_tag(pipe, DP_CHANNEL_REDUCE, w->from->stage,
                                          (uint32_t)w->from->parameter & DP_MAX_MB);
-    struct dp_request request;
-    int err = sends ? dp_comm_isend(pipe->config.comm, group_rank, DP_CHANNEL_REDUCE, tag, at, len,
-                                    &request)
-                    : dp_comm_irecv(pipe->config.comm, group_rank, DP_CHANNEL_REDUCE, tag, at, len,
-                                    &request);
 
-    return err ? err : dp_messages_wait_request(pipe, &request, peer);
+    return w->from->rank == pipe->rank
+               ? dp_comm_isend(pipe->config.comm, peer, DP_CHANNEL_REDUCE, tag, at, len, request)
+               : dp_comm_irecv(pipe->config.comm, peer, DP_CHANNEL_REDUCE, tag, at, len, request);
+}
+
+static int transfer(const struct way *w, void *at, size_t len)
+{
+    struct dp_request request;
+    int err = begin_transfer(w, at, len, &request);
+
+    return err ? err : dp_messages_wait_request(w->pipe, &request, peer_of(w));
 }
 
 /* Bytes of the member that leaves: where the CPU reads them. */
 static int read_piece(const struct way *w, size_t at, size_t len, char **out)
 {
-    *out = tensor_of(w, w->from) + at;
+    *out = address_of(w, w->from) + at;
     if (!w->pipe->out_of_reach)
         return 0;
     int err = dp_compute_copy(w->pipe, w->pipe->tied->pieces, *out, len);
@@ -254,7 +288,7 @@ static int read_piece(const struct way *w, size_t at, size_t len, char **out)
 
 static int add_piece(const struct way *w, size_t at, size_t len, const char *piece)
 {
-    char *to = tensor_of(w, w->to) + at, *sum = w->pipe->tied->pieces + PIECE_BYTES;
+    char *to = address_of(w, w->to) + at, *sum = w->pipe->tied->pieces + PIECE_BYTES;
     const int bits = w->to->grad_bits;
     const size_t n = len / ((size_t)bits / 8);
 
@@ -276,23 +310,83 @@ static int move_piece(const struct way *w, size_t at, size_t len)
     int err = w->from->rank == rank ? read_piece(w, at, len, &piece) : 0;
 
     if (!err && w->from->rank != w->to->rank)
-        err = transfer(w, w->from->rank == rank, piece, len);
+        err = transfer(w, piece, len);
     if (err || w->to->rank != rank)
         return err;
     return w->adds ? add_piece(w, at, len, piece)
-                   : dp_compute_copy(w->pipe, tensor_of(w, w->to) + at, piece, len);
+                   : dp_compute_copy(w->pipe, address_of(w, w->to) + at, piece, len);
+}
+
+/* ---- moving in the order of the compute stream ------------------------------------------------ */
+
+static int end_flights(struct dp_pipeline *pipe, unsigned most)
+{
+    struct dp_tied *tied = pipe->tied;
+    int err = 0;
+
+    for (; tied->begun - tied->ended > most && !err; tied->ended++)
+        err = dp_messages_wait_request(pipe, &tied->flights[tied->ended % FLIGHTS].request,
+                                       tied->flights[tied->ended % FLIGHTS].peer);
+    return err;
+}
+
+static int queue_transfer(const struct way *w, void *at, size_t len)
+{
+    struct dp_pipeline *pipe = w->pipe;
+    struct dp_tied *tied = pipe->tied;
+    const unsigned place = tied->begun % FLIGHTS;
+    int err = end_flights(pipe, FLIGHTS - 1);
+
+    if (!err)
+        err = dp_comm_after(pipe->config.comm, pipe->compute);
+    if (!err)
+        err = begin_transfer(w, at, len, &tied->flights[place].request);
+    if (err)
+        return err;
+    tied->flights[place].peer = peer_of(w);
+    tied->begun++;
+    return dp_comm_stream_wait(pipe->config.comm, &tied->flights[place].request, pipe->compute);
+}
+
+static int queue_piece(const struct way *w, size_t at, size_t len)
+{
+    struct dp_pipeline *pipe = w->pipe;
+    const bool leaves = w->from->rank == pipe->rank, comes = w->to->rank == pipe->rank;
+    char *to = comes ? address_of(w, w->to) + at : NULL;
+    char *piece = leaves ? address_of(w, w->from) + at : w->adds ? pipe->tied->pieces : to;
+    int err = leaves && comes ? 0 : queue_transfer(w, piece, len);
+
+    if (err || !comes || piece == to)
+        return err;
+    if (!w->adds)
+        return dp_device_copy(pipe->compute, to, piece, len);
+    const DLDataType type = tensor_of(w, w->to)->dtype;
+    return dp_device_add(pipe->compute, type, to, type, piece, len / (type.bits / 8));
+}
+
+/* The host waits for all that was queued. */
+static int end_queue(struct dp_pipeline *pipe)
+{
+    int err = end_flights(pipe, 0);
+
+    if (!err)
+        err = dp_device_event_record(pipe->done, pipe->compute);
+    return err ? err : dp_compute_wait(pipe, pipe->done);
 }
 
 static int move(const struct way *w)
 {
+    const size_t piece = is_queued(w->pipe) ? DEVICE_PIECE_BYTES : PIECE_BYTES;
     const size_t bytes =
         w->grads ? w->from->grad_elements * (size_t)w->from->grad_bits / 8 : w->from->bytes;
     int err = 0;
 
     if (w->from->rank != w->pipe->rank && w->to->rank != w->pipe->rank)
         return 0;
-    for (size_t at = 0; at < bytes && !err; at += PIECE_BYTES)
-        err = move_piece(w, at, bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES);
+    for (size_t at = 0; at < bytes && !err; at += piece) {
+        const size_t len = bytes - at < piece ? bytes - at : piece;
+        err = is_queued(w->pipe) ? queue_piece(w, at, len) : move_piece(w, at, len);
+    }
     return err;
 }
 
@@ -311,7 +405,7 @@ static int clear_grad(const struct way *w)
 {
     if (w->from->rank != w->pipe->rank)
         return 0;
-    int err = dp_device_zero(w->pipe->compute, tensor_of(w, w->from),
+    int err = dp_device_zero(w->pipe->compute, address_of(w, w->from),
                              w->from->grad_elements * (size_t)w->from->grad_bits / 8);
     return err ? err : dp_compute_sync(w->pipe);
 }
@@ -401,6 +495,9 @@ static int for_all_groups(struct dp_pipeline *pipe, const char *what,
         end = end_of_group(pipe->tied, first);
         err = fn(pipe, first, end);
     }
+    if (!err && is_queued(pipe))
+        err = end_queue(pipe);
+    pipe->tied->ended = pipe->tied->begun; /* what has failed ends those that are left */
     if (err)
         dp_failure_tell(pipe->config.comm, err);
     return err;

@@ -111,11 +111,124 @@ static void four_ranks_over_nccl_get_the_numbers_of_a_sequential_loop(void **sta
     train_by_nccl(4, specs, 3);
 }
 
+/* ---- tied parameters --------------------------------------------------------------------------- */
+
+enum { TIED = 2 }; /* with stage 0: their weights have the same shape */
+static const int begins_as[] = {0, 1, 0, 3};
+
+static bool is_tied(const struct model_stage *stage)
+{
+    return stage->stage == 0 || stage->stage == TIED;
+}
+
+static void tie(void *user, int rank, struct dp_pipeline_config *config)
+{
+    cuda_job_edit(user, rank, config);
+    for (int i = 0; i < dp_schedule_slot_count(config->schedule, rank); i++) {
+        struct model_stage *stage = config->stages[i].user;
+        if (is_tied(stage))
+            stage->parameters[0].tied = "table";
+    }
+}
+
+static size_t tied_count(const struct model *m)
+{
+    return (size_t)model_width(m, 0) * (size_t)model_width(m, 1);
+}
+
+/* The owner has what the sequential loop makes of both stages' gradients, the others have zeros. */
+static int check_sums(struct dp_comm *comm, const struct job_rank *r)
+{
+    const struct model *m = &r->job->model;
+    struct model_result want;
+
+    model_result_init(&want, m);
+    model_run_sequential(m, STEPS - 1, true, &want);
+    for (int i = 0; i < dp_schedule_slot_count(r->job->schedule, r->rank); i++) {
+        const bool owner = dp_pipeline_owns(r->pipe, i, 0);
+        for (size_t k = 0; k < tied_count(m) && is_tied(&r->stages[i]); k++)
+            CHECK(r->stages[i].gw[k] == (owner ? want.first[0][k] + want.second[0][k] +
+                                                     (want.first[TIED][k] + want.second[TIED][k])
+                                               : 0));
+    }
+    model_result_fini(&want, m);
+    return 0;
+}
+
+static int check_values(struct dp_comm *comm, const struct job_rank *r)
+{
+    for (int i = 0; i < dp_schedule_slot_count(r->job->schedule, r->rank); i++)
+        for (size_t k = 0; k < tied_count(&r->job->model) && is_tied(&r->stages[i]); k++)
+            CHECK(r->stages[i].w[k] == (float)k + 0.5f);
+    return 0;
+}
+
+static void set_values(struct job_rank *r)
+{
+    for (int i = 0; i < dp_schedule_slot_count(r->job->schedule, r->rank); i++)
+        for (size_t k = 0; k < tied_count(&r->job->model) && is_tied(&r->stages[i]); k++)
+            r->stages[i].w[k] = dp_pipeline_owns(r->pipe, i, 0) ? (float)k + 0.5f : -1;
+}
+
+static int sum_tied(struct dp_comm *comm, void *arg)
+{
+    const struct jobs *all = arg;
+    struct job_rank r;
+
+    cuda_job_use_device(nccl_ranks_device());
+    for (int i = 0; i < all->count; i++) {
+        CHECK(!cuda_job_open(&r, &all->jobs[i], comm));
+        for (int k = 0; k < STEPS; k++)
+            CHECK(!cuda_job_step(&r));
+        nccl_ranks_count_waits();
+        CHECK(!dp_pipeline_sum_tied(r.pipe));
+        CHECK(nccl_ranks_waits() == 0);
+        CHECK(!cuda_job_copy(false));
+        CHECK(!check_sums(comm, &r));
+        set_values(&r);
+        CHECK(!cuda_job_copy(true));
+        CHECK(!dp_pipeline_broadcast_tied(r.pipe));
+        CHECK(!cuda_job_copy(false));
+        CHECK(!check_values(comm, &r));
+        cuda_job_close(&r);
+    }
+    return 0;
+}
+
+/* The second one's weights are more than one piece. */
+static void tied_parameters_are_summed_on_the_devices(void **state)
+{
+    struct dp_schedule_spec specs[] = {
+        {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true},
+        {.kind = DP_SCHEDULE_1F1B, .ranks = 4, .microbatches = 4},
+    };
+    struct jobs all = {.count = 0};
+    int killed;
+
+    (void)state;
+    if (why_not)
+        skip_because(why_not);
+    for (int i = 0; i < 2; i++) {
+        add_job(&all, specs[i]);
+        all.jobs[i].edit = tie;
+        all.jobs[i].model.same_as = begins_as;
+    }
+    all.jobs[1].model.width = 1100;
+    job_result_fini(&all.results[1], &all.jobs[1]);
+    job_result_init(&all.results[1], &all.jobs[1]);
+    assert_int_equal(nccl_ranks_run(4, sum_tied, &all, &killed), 0);
+    for (int i = 0; i < 2; i++) {
+        job_result_fini(&all.results[i], &all.jobs[i]);
+        dp_schedule_free((struct dp_schedule *)(uintptr_t)all.jobs[i].schedule);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_ranks_over_nccl_get_the_numbers_of_a_sequential_loop),
         cmocka_unit_test(four_ranks_over_nccl_get_the_numbers_of_a_sequential_loop),
+        cmocka_unit_test(tied_parameters_are_summed_on_the_devices),
     };
 
     why_not = nccl_ranks_init();
