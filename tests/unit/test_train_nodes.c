@@ -66,8 +66,8 @@ static void look(void *user)
 /* Where a thread of the device's may run. */
 static int ask_thread(struct dp_device *dev, struct seen *seen)
 {
-    struct dp_device_stream *stream;
-    struct dp_device_event *done;
+    struct dp_device_stream *stream = NULL;
+    struct dp_device_event *done = NULL;
     int err = dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &stream);
 
     if (!err)
