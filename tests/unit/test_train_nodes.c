@@ -133,7 +133,8 @@ static void open_in_child(int node)
 
     if (!child)
         _exit(comm_on_threads(RANKS, timeout_ns, open_on, &node) != 0);
-    assert_true(child > 0 && waitpid(child, &status, 0) == child);
+    assert_true(child > 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
 }
 
