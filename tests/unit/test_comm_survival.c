@@ -516,6 +516,8 @@ static int find_itself_excluded(struct dp_comm *comm, struct dp_request *pending
     CHECK(dp_comm_agree_alive(comm, alive) == DP_EABORTED);
     CHECK(dp_comm_shrink(comm, &survivors) == DP_EABORTED);
     CHECK(dp_comm_barrier(comm) == DP_EABORTED);
+    CHECK(!dp_comm_is_alive(comm, dp_comm_rank(comm)));
+    CHECK(!dp_comm_abort(comm, DP_ECALLBACK, "it fails after that")); /* the others go on */
     return 0;
 }
 
