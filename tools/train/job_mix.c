@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * job_mix.c - replicas that mix, and go on without workers that have died.
+ */
+#include "train/job_state.h"
+
+#include "launch.h"
+
+#include <stdlib.h>
+
+/* Whether all ranks of comm live: the same answer on all that do. */
+static int find_all_alive(struct dp_comm *comm, bool *out)
+{
+    const int size = dp_comm_size(comm);
+    bool *alive = calloc((size_t)size, sizeof(*alive));
+    int err = alive ? dp_comm_agree_alive(comm, alive) : DP_ENOMEM;
+
+    *out = !err;
+    for (int i = 0; i < size && !err; i++)
+        *out = *out && alive[i];
+    free(alive);
+    return err;
+}
+
+static bool may_be_death(int err)
+{
+    return err == DP_ECOMM || err == DP_ETIMEDOUT;
+}
+
+/* The same on all that live: how many wait, by the first of them. DP_ECOMM: one has died meanwhile. */
+static int count_waiting(struct job *j, int *out)
+{
+    struct dp_comm *comm = j->trainer.comm;
+    const int size = dp_comm_size(comm), lost = (int)j->s->replicas - size;
+    int32_t count = dp_comm_rank(comm) == 0 ? launch_count_waiting(lost) : 0;
+    bool all_live = false;
+    int err = dp_comm_broadcast(comm, &count, sizeof(count), 0);
+
+    if (!err || may_be_death(err)) {
+        const int agreed = find_all_alive(comm, &all_live);
+        err = agreed ? agreed : err;
+    }
+    *out = count;
+    return err || all_live ? err : DP_ECOMM;
+}
+
+/* Those that were killed and started again. */
+static int admit(struct job *j)
+{
+    int count = 0;
+    int err = j->s->restarts && dp_comm_size(j->trainer.comm) < j->s->replicas
+                  ? count_waiting(j, &count)
+                  : 0;
+
+    if (err || !count)
+        return err;
+    return trainer_admit(&j->trainer, count,
+                         &(struct dp_comm_config){.address = j->how->address,
+                                                  .transport = j->how->transport,
+                                                  .secret = j->how->secret,
+                                                  .timeout_ns = j->how->timeout_ns});
+}
+
+int job_survive_mixing(struct job *j, int err, uint64_t *step)
+{
+    const uint64_t last = (uint64_t)j->s->steps - 1;
+
+    while (job_mixers_survive(j) && may_be_death(err)) {
+        err = trainer_survive(&j->trainer, step);
+        if (!err)
+            err = admit(j);
+    }
+    if (!err && *step > last)
+        *step = last;
+    return err;
+}
+
+int job_agree(const struct job *j)
+{
+    struct dp_comm *comm = j->comm, *next;
+    bool all_live = true;
+    int err = job_compare(j, comm);
+
+    while (job_mixers_survive(j) && (!err || may_be_death(err))) {
+        const int agreed = find_all_alive(comm, &all_live);
+        if (agreed || all_live) {
+            err = agreed ? agreed : err;
+            break;
+        }
+        err = dp_comm_shrink(comm, &next);
+        if (comm != j->comm)
+            dp_comm_close(comm);
+        comm = err ? j->comm : next;
+        if (!err)
+            err = job_compare(j, comm);
+    }
+    if (comm != j->comm)
+        dp_comm_close(comm);
+    return err;
+}

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * job_parts.c - what ranks compare before they begin, and what a rank makes of its settings.
+ */
+#include "train/job_state.h"
+
+#include "train/late.h"
+#include "train/offloaded.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int job_compare(const struct job *j, struct dp_comm *comm)
+{
+    const struct settings *s = j->s;
+    const struct { const char *what; int64_t value;
+    } values[] = {
+        {"--model", s->model.model != NULL},
+        {"--replicas", s->replicas},
+        {"--mix", s->kind},
+        {"--mix-algorithm", s->method.algorithm},
+        {"--survive", s->survive},
+        {"--spare", s->spares},
+        {"--local-steps", s->method.local_steps},
+        {"--outer-rate", (int64_t)(s->method.outer_rate * 1e12)},
+        {"--outer-momentum", (int64_t)(s->method.outer_momentum * 1e12)},
+        {"--mix-factor", (int64_t)(s->method.factor * 1e12)},
+        {"--mix-compress", s->method.compression.kind},
+        {"share of --mix-compress", (int64_t)(s->method.compression.fraction * 1e12)},
+        {"--mix-staleness", s->method.staleness},
+        {"--device", settings_on_cuda(s)},
+        {"--transport nccl", settings_by_nccl(s)},
+        {"--dtype", !strcmp(s->dtype, "bf16")},
+        {"--microbatches", s->microbatches},
+        {"--slack", s->slack},
+        {"--layers", s->layers},
+        {"--width", s->width},
+        {"--heads", s->heads},
+        {"--context", s->context},
+        {"--tie-embeddings", s->tied},
+        {"--batch", s->batch},
+        {"--steps", s->steps},
+        {"--warmup", s->warmup},
+        {"--seed", s->seed},
+        {"--blocks", block_list_digest(&s->blocks)},
+        {"--eval-every", s->eval_every},
+        {"--sample", s->sample},
+        {"--temperature", (int64_t)(s->temperature * 1e12)},
+        {"--lr", (int64_t)(s->rate * 1e12)},
+        {"--decay", (int64_t)(s->decay * 1e12)},
+        {"--clip", (int64_t)(s->clip * 1e6)},
+        {"--dropout", (int64_t)(s->dropout * 1e12)},
+        {"--delay-update", s->late},
+        {"--any-order", s->any_order},
+        {"--order-blocks", s->order_blocks},
+        {"--save", s->save != NULL},
+        {"--save-every", s->save_every},
+        {"--resume", (int64_t)s->from.step},
+        {"length of --data", (int64_t)j->text->len},
+    };
+    int err = 0;
+
+    for (size_t i = 0; comm && !err && i < sizeof(values) / sizeof(values[0]); i++)
+        err = dp_comm_agree(comm, values[i].what, (uint64_t)values[i].value);
+    return err;
+}
+
+static int make_groups(struct job *j)
+{
+    const struct settings *s = j->s;
+    const struct dp_comm_axis axes[] = {{"data", (int)s->replicas}, {"pipe", (int)s->ranks}};
+    struct dp_comm *groups[2];
+
+    j->kind = s->kind;
+    j->replica = (struct replica){.count = (int)s->replicas, .apart = s->graph};
+    if (job_joins(j))
+        j->replica.index = j->how->rank;
+    if (job_mixers_survive(j) && !job_joins(j))
+        j->replica.index = dp_comm_rank(j->comm);
+    if (s->replicas == 1 || job_mixers_survive(j))
+        return 0;
+    int err = dp_comm_grid(j->comm, axes, 2, groups);
+    if (err)
+        return err;
+    j->data = groups[0];
+    j->pipe = groups[1];
+    j->replica.index = dp_comm_rank(j->data);
+    return 0;
+}
+
+/* The ranks of this replica. */
+static struct dp_comm *pipe_of(const struct job *j)
+{
+    return j->data ? j->pipe : j->comm;
+}
+
+static int choose_device(struct job *j)
+{
+    const struct settings *s = j->s;
+    const int rank = j->comm ? dp_comm_rank(j->comm) : 0;
+    bool shared;
+
+    if (!settings_on_cuda(s))
+        return 0;
+    if (settings_by_nccl(s)) /* counting devices begins CUDA */
+        cuda_links_prepare(rank, false);
+    int err = cuda_device_of_rank(s->device, rank, settings_processes(s), j->device, &shared);
+    if (!err && settings_by_nccl(s))
+        cuda_links_prepare(rank, shared);
+    return err;
+}
+
+/* Sums of what is on the device are the device's, where it can reach the others. */
+static const struct dp_reduce_ops *reduce_of(const struct settings *s)
+{
+    if (!settings_reduce_early(s))
+        return NULL;
+    return settings_sums_on_device(s) ? &trainer_queued_reduce_ops : &trainer_reduce_ops;
+}
+
+static int make_engine(struct job *j)
+{
+    const struct settings *s = j->s;
+
+    if (s->offload.any && !s->training)
+        return offloaded_new(
+            &(struct offloaded_config){
+                .model = s->model,
+                .microbatches = (int)s->microbatches,
+                .order_blocks = (int)s->order_blocks,
+                .device_bytes = (size_t)s->device_memory,
+                .activations = s->offload.activations,
+                .buffers = s->buffers,
+                .device_share = s->device_share,
+                .update = s->late ? late_carry_out : NULL,
+                .update_user = &j->trainer,
+                .bf16 = !strcmp(s->dtype, "bf16"),
+            },
+            &j->engine);
+    if (!s->training)
+        return sequential_new(&(struct sequential_config){.model = s->model,
+                                                          .microbatches = (int)s->microbatches,
+                                                          .order_blocks = s->own_blocks,
+                                                          .replica = j->replica,
+                                                          .bf16 = !strcmp(s->dtype, "bf16")},
+                              &j->engine);
+    return pipelined_new(
+        &(struct pipelined_config){
+            .model = s->model,
+            .training = s->training,
+            .forward = s->forward,
+            .comm = pipe_of(j),
+            .reduce = reduce_of(s),
+            .reduce_user = &j->trainer,
+            .any_order = s->any_order,
+            .early_weights = s->early_weights,
+            .order_blocks = s->own_blocks,
+            .replica = j->replica,
+            .tied_copies = job_is_survivor(j),
+            .by_messages = !strcmp(s->execution, "messages"),
+            .device_bytes = (size_t)s->device_memory,
+            .offload = s->offload,
+            .device_share = s->device_share,
+            .device = settings_on_cuda(s) ? j->device : NULL,
+            .graphs = !s->no_graphs,
+            .nccl = settings_by_nccl(s),
+            .image = s->image,
+            .bf16 = !strcmp(s->dtype, "bf16"),
+        },
+        &j->engine);
+}
+
+static int make_trainer(struct job *j)
+{
+    const struct settings *s = j->s;
+
+    return trainer_init(&j->trainer,
+                        &(struct trainer_config){
+                            .sequences = (int)s->batch,
+                            .steps = (uint64_t)s->steps,
+                            .warmup = (uint64_t)s->warmup,
+                            .rate = s->rate,
+                            .decay = s->decay,
+                            .clip = s->clip,
+                            .kind = j->kind,
+                            .all = j->comm,
+                            .pipe = j->pipe,
+                            .data = j->data,
+                            .graph = s->graph,
+                            .method = s->method,
+                            .survive = job_mixers_survive(j),
+                            .agrees = job_is_survivor(j),
+                            .joins = job_joins(j),
+                            .late = s->late,
+                            .state_folder = s->offload.folder[0] ? s->offload.folder : NULL,
+                        },
+                        j->text, j->engine);
+}
+
+int job_make_parts(struct job *j)
+{
+    int err = make_groups(j);
+
+    if (!err)
+        err = choose_device(j);
+    if (!err)
+        err = make_engine(j);
+    return err ? err : make_trainer(j);
+}
+
+void job_free(struct job *j)
+{
+    watcher_fini(&j->watcher);
+    trainer_fini(&j->trainer);
+    if (j->engine)
+        j->engine->ops->free(j->engine);
+    dp_comm_close(j->pipe);
+    dp_comm_close(j->data);
+    dp_comm_close(j->team);
+    free(j->processes);
+    settings_free_layout(&j->laid_out);
+    if (j->owns_all)
+        dp_comm_close(j->all);
+    free(j);
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * job_state.h - what a rank has of its job. job_parts.c makes it, job_steps.c takes the steps;
+ * job_mix.c and job_survive.c go on after a death.
+ */
+#ifndef DP_TRAIN_JOB_STATE_H
+#define DP_TRAIN_JOB_STATE_H
+
+#include "train/cuda/cuda_links.h"
+#include "train/report.h"
+#include "train/trainer.h"
+#include "train/watcher.h"
+
+struct job {
+    const struct settings *s;
+    const struct data *text;
+    struct dp_comm *comm; /* of all ranks of all replicas; NULL: alone */
+    const struct dp_comm_config *how; /* it was opened */
+    struct dp_comm *data; /* the ranks that hold the same stages in the replicas; NULL: one replica */
+    struct dp_comm *pipe; /* the ranks of this replica; NULL: one rank */
+    struct replica replica;
+    enum data_parallel_kind kind;
+    struct engine *engine;
+    struct trainer trainer;
+    struct report report;
+    struct watcher watcher;
+    char device[CUDA_DEVICE_NAME]; /* of this rank, on CUDA */
+    /* Of a pipeline that survives (survivors.h); comm is `team`, if this rank is in it. */
+    struct dp_comm *all;             /* ranks that live, the spare ones too */
+    bool owns_all;
+    struct dp_comm *team;            /* ranks of all replicas; NULL: this one is spare */
+    int *processes;                  /* [ranks of all] as they were started */
+    bool begun;                      /* all have made their part: there is something to go on from */
+    const struct settings *given;    /* at first */
+    struct settings laid_out;        /* what s is once ranks have died */
+    uint64_t step, trained, reported; /* the step at hand; steps whose weights are there; lines */
+    uint64_t trained_before;         /* by the pipelines before this one */
+    uint64_t repeated;               /* the last step that failed without a death, counted from 1 */
+    struct step_result result;       /* of the last step that was trained */
+};
+
+/* This pipeline has taken the last step, and knows its times. */
+static inline bool job_has_times(const struct job *j)
+{
+    return j->engine->recorder && j->trained > j->trained_before;
+}
+
+/* Is this rank's pipeline one that survives? Otherwise replicas that mix may. */
+static inline bool job_is_survivor(const struct job *j)
+{
+    return settings_survives_as_pipeline(j->s);
+}
+
+static inline bool job_mixers_survive(const struct job *j)
+{
+    return j->s->survive && !job_is_survivor(j);
+}
+
+static inline bool job_is_first(const struct job *j)
+{
+    return !j->comm || dp_comm_rank(j->trainer.comm ? j->trainer.comm : j->comm) == 0;
+}
+
+/* This rank was started again. */
+static inline bool job_joins(const struct job *j)
+{
+    return j->how && j->how->size == 0;
+}
+
+/* ---- job_parts.c ----------------------------------------------------------------------------- */
+
+/* Ranks that were started apart from each other may have been told different things: DP_EMISMATCH on
+ * all ranks of comm. */
+int job_compare(const struct job *j, struct dp_comm *comm);
+/* Groups, device, engine and trainer of this rank. */
+int job_make_parts(struct job *j);
+void job_free(struct job *j);
+
+/* ---- job_mix.c ------------------------------------------------------------------------------- */
+
+/* job_compare. Replicas that survive compare again among those that live; the mixer then goes on
+ * without the others. */
+int job_agree(const struct job *j);
+/* Replicas that survive, after a death: 0, with the step to go on with; the last one at most, whose
+ * held-out loss is wanted. Other jobs, and after other errors: err. */
+int job_survive_mixing(struct job *j, int err, uint64_t *step);
+
+/* ---- job_steps.c ----------------------------------------------------------------------------- */
+
+/* From `step` to the last one. */
+int job_train(struct job *j, uint64_t step, struct summary *summary);
+/* What is measured and told once, at the end. */
+int job_finish(struct job *j, struct summary *summary);
+
+/* ---- job_survive.c --------------------------------------------------------------------------- */
+
+/* The whole of a job whose pipelines survive; *at becomes this rank's part of the last ones. */
+int job_run_survivor(struct job **at);
+
+#endif
