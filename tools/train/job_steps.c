@@ -4,7 +4,6 @@
  */
 #include "train/job_state.h"
 
-#include "train/late.h"
 #include "train/memory.h"
 #include "train/offloaded.h"
 #include "train/sample.h"
@@ -13,7 +12,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { MEASURE_EVERY = 10 }; /* steps; collecting a step's times costs far less than a step */
 
