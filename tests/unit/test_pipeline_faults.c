@@ -10,6 +10,7 @@
 
 #include "comm/comm_ops.h"
 #include "comm_group.h"
+#include "jobs.h"
 #include "pipeline_job.h"
 #include "quiet.h"
 
@@ -22,8 +23,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 enum { RANKS = 4, MICROBATCHES = 8, FAILURE = -77 };
 static const int64_t deadline_ns = INT64_C(20000000000);
@@ -330,10 +329,11 @@ static bool say_wrong(const struct trial *t, const char *what)
     return false;
 }
 
-static int try_part(int job, int jobs)
+static int try_part(void *arg, int job, int jobs)
 {
     int failed = 0;
 
+    (void)arg;
     for (int i = job; i < trials.count; i += jobs)
         failed += !trials.items[i].try(&trials.items[i]);
     return failed;
@@ -342,19 +342,9 @@ static int try_part(int job, int jobs)
 /* Those that were added, which are forgotten. */
 static void try_all(void)
 {
-    const int jobs = getenv("DP_TEST_JOBS") ? atoi(getenv("DP_TEST_JOBS")) : 4;
-    int failed = 0, status;
-
     if (getenv("DP_TEST_FULL"))
-        print_message("%d trials, %d at a time\n", trials.count, jobs);
-    fflush(NULL);
-    for (int job = 0; job < jobs; job++)
-        if (!fork())
-            _exit(try_part(job, jobs) ? 1 : 0);
-    for (int job = 0; job < jobs; job++) {
-        assert_true(wait(&status) > 0);
-        failed += status != 0;
-    }
+        print_message("%d trials, %d at a time\n", trials.count, job_count());
+    const int failed = run_jobs(try_part, NULL);
     free(trials.items);
     memset(&trials, 0, sizeof(trials));
     assert_int_equal(failed, 0);

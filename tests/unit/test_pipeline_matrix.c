@@ -15,6 +15,7 @@
 #include "comm/comm_ops.h"
 #include "comm/wire_comm.h"
 #include "comm_group.h"
+#include "jobs.h"
 #include "open_files.h"
 #include "pipeline_job.h"
 #include "quiet.h"
@@ -27,7 +28,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 enum { RANKS = 4, MICROBATCHES = 8, FAILURE = -77 };
@@ -510,36 +510,24 @@ static bool is_drawn(const struct row *row, uint64_t number)
     return getenv("DP_TEST_FULL") || u * (float)all < (float)faults[row->fault].sample;
 }
 
+struct rows {
+    struct row *list;
+    int count;
+};
+
 /* Every jobs-th cell of those that were drawn, from number `job` on. */
-static void try_part(struct row *rows, int row_count, int job, int jobs)
+static int try_part(void *arg, int job, int jobs)
 {
+    const struct rows *rows = arg;
     uint64_t number = 0;
     int turn = 0;
 
-    for (struct row *row = rows; row < rows + row_count; row++)
+    for (struct row *row = rows->list; row < rows->list + rows->count; row++)
         for (int culprit = 0; culprit < RANKS; culprit++)
             for (int at = 0; at < row->count[culprit]; at++)
                 if (is_drawn(row, number++) && turn++ % jobs == job)
                     try_cell(row, culprit, at);
-    fflush(NULL);
-}
-
-static void try_all(struct row *rows, int row_count)
-{
-    const int jobs = getenv("DP_TEST_JOBS") ? atoi(getenv("DP_TEST_JOBS")) : 4;
-    int failed = 0, status;
-
-    fflush(NULL);
-    for (int job = 0; job < jobs; job++)
-        if (!fork()) {
-            try_part(rows, row_count, job, jobs);
-            _exit(0);
-        }
-    for (int job = 0; job < jobs; job++) {
-        assert_true(wait(&status) > 0);
-        failed += status != 0;
-    }
-    assert_int_equal(failed, 0);
+    return 0;
 }
 
 static void print_table(const struct row *rows, int row_count)
@@ -568,7 +556,7 @@ static void all_that_live_name_the_culprit_in_time_and_go_on(void **state)
                 rows[count].fault = (enum fault_kind)fault;
                 count_cells(&rows[count++]);
             }
-    try_all(rows, count);
+    assert_int_equal(run_jobs(try_part, &(struct rows){rows, count}), 0);
     print_table(rows, count);
     for (int i = 0; i < count; i++)
         assert_int_equal(atomic_load(&rows[i].passed), atomic_load(&rows[i].tried));
