@@ -18,6 +18,7 @@
 #include "device/device_ops.h"
 #include "mixing/exchange.h"
 #include "mixing/hash.h"
+#include "mixing/in_stream.h"
 
 #include <dualpipe/nccl.h>
 #include <dualpipe/replicas.h>
@@ -34,15 +35,8 @@ struct run {
     size_t at; /* where it begins in what a neighbor sends */
 };
 
-struct message {
-    struct dp_request request;
-    int peer;
-};
-
-/* Messages of an exchange. */
-struct messages {
-    struct message *list;
-    int32_t count;
+struct exchange {
+    struct dp_stream_messages messages;
     bool awaited; /* the stream waits for them */
 };
 
@@ -51,16 +45,16 @@ struct dp_mixer_stream {
     int32_t self;
     struct run *runs;
     int32_t run_count;
-    size_t bytes;                 /* of all runs */
-    char *arrivals;               /* [sources_max][bytes] */
-    struct messages sets[SETS];   /* of even and of odd rounds */
-    struct message *messages;
-    struct neighbor *neighbors; /* room for those of a round */
-    int64_t round;                /* of the exchange in flight, or of the next one */
+    size_t bytes;                    /* of all runs */
+    char *arrivals;                  /* [sources_max][bytes] */
+    struct exchange exchanges[SETS]; /* of even and of odd rounds */
+    struct dp_stream_message *messages;
+    struct neighbor *neighbors;      /* room for those of a round */
+    int64_t round;                   /* of the exchange in flight, or of the next one */
     bool in_flight;
-    struct dp_parameter *as_sums; /* [count] values in the place of gradients */
+    struct dp_parameter *as_sums;    /* [count] values in the place of gradients */
     struct dp_replicas_stream *sums;
-    char *backup;                 /* [bytes] of an average that is to be reverted */
+    char *backup;                    /* [bytes] of an average that is to be reverted */
     bool has_backup;
 };
 
@@ -134,32 +128,32 @@ int dp_mixer_nccl_peers(const struct dp_graph *g, int rank, struct dp_nccl_peer 
 
 /* ---- an exchange ----------------------------------------------------------------------------- */
 
-/* The group is of no use once a worker fell out. */
 static int leave(struct dp_mixer_stream *m, int err)
 {
     m->in_flight = false;
-    m->sets[0].count = m->sets[1].count = 0;
-    if (err != DP_EABORTED && err != DP_ETIMEDOUT)
-        dp_comm_abort(m->config.comm, err, dp_last_error());
-    return err;
+    m->exchanges[0].messages.count = m->exchanges[1].messages.count = 0;
+    return dp_stream_leave(m->config.comm, err);
 }
 
-static int wait_for(struct dp_mixer_stream *m, struct messages *set)
+static struct exchange *exchange_at_hand(struct dp_mixer_stream *m)
 {
-    int err = 0;
+    return &m->exchanges[m->round % SETS];
+}
 
-    for (int32_t i = 0; i < set->count && !err; i++)
-        err = dp_comm_wait(m->config.comm, &set->list[i].request, set->list[i].peer);
+static int wait_for(struct dp_mixer_stream *m, struct exchange *x)
+{
+    int err = dp_stream_messages_wait(&x->messages, m->config.comm);
+
     if (!err)
-        set->count = 0;
+        x->messages.count = 0;
     return err;
 }
 
 static int add_message(struct dp_mixer_stream *m, const struct run *run, int32_t peer, char *at,
                        bool sends)
 {
-    struct messages *set = &m->sets[m->round % SETS];
-    struct message *message = &set->list[set->count];
+    struct dp_stream_messages *all = &exchange_at_hand(m)->messages;
+    struct dp_stream_message *message = &all->list[all->count];
     const uint64_t tag = (uint64_t)(run - m->runs);
     int err = sends ? dp_comm_isend(m->config.comm, peer, DP_CHANNEL_REDUCE, tag, at, run->bytes,
                                     &message->request)
@@ -167,7 +161,7 @@ static int add_message(struct dp_mixer_stream *m, const struct run *run, int32_t
                                     &message->request);
 
     message->peer = peer;
-    set->count += !err;
+    all->count += !err;
     return err;
 }
 
@@ -200,13 +194,13 @@ static int send_all(struct dp_mixer_stream *m)
 
 int dp_mixer_stream_send(struct dp_mixer_stream *m, struct dp_device_stream *stream)
 {
-    struct messages *set = &m->sets[m->round % SETS];
+    struct exchange *x = exchange_at_hand(m);
 
     if (m->in_flight)
         return dp_fail(DP_ESTATE, "values are sent while an exchange is in flight, expected "
                                   "dp_mixer_stream_mix first");
-    int err = wait_for(m, set); /* of the exchange before the last: the stream is behind it */
-    set->awaited = false;
+    int err = wait_for(m, x); /* of the exchange before the last: the stream is behind it */
+    x->awaited = false;
     if (!err)
         err = dp_comm_after(m->config.comm, stream);
     if (!err)
@@ -217,12 +211,10 @@ int dp_mixer_stream_send(struct dp_mixer_stream *m, struct dp_device_stream *str
 
 static int await(struct dp_mixer_stream *m, struct dp_device_stream *stream)
 {
-    struct messages *set = &m->sets[m->round % SETS];
-    int err = 0;
+    struct exchange *x = exchange_at_hand(m);
+    int err = x->awaited ? 0 : dp_stream_messages_await(&x->messages, 0, m->config.comm, stream);
 
-    for (int32_t i = 0; i < set->count && !set->awaited && !err; i++)
-        err = dp_comm_stream_wait(m->config.comm, &set->list[i].request, stream);
-    set->awaited = !err;
+    x->awaited = !err;
     return err;
 }
 
@@ -270,8 +262,8 @@ int dp_mixer_stream_wait(struct dp_mixer_stream *m)
     int err = 0;
 
     for (int i = 0; i < SETS && !err; i++)
-        if (m->sets[i].awaited)
-            err = wait_for(m, &m->sets[i]);
+        if (m->exchanges[i].awaited)
+            err = wait_for(m, &m->exchanges[i]);
     return err ? leave(m, err) : 0;
 }
 
@@ -340,11 +332,6 @@ int dp_mixer_stream_revert(struct dp_mixer_stream *m, struct dp_device_stream *s
 
 /* ---- new and free ---------------------------------------------------------------------------- */
 
-static bool is_mixed(const struct dp_parameter *p)
-{
-    return !(p->flags & DP_PARAMETER_FROZEN) && dp_parameter_elements(p) > 0;
-}
-
 static size_t bytes_of(const DLTensor *t)
 {
     return (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t);
@@ -356,7 +343,7 @@ static void list_runs(struct dp_mixer_stream *m)
 
     for (int32_t i = 0; i < m->config.count; i++) {
         const DLTensor *t = m->config.parameters[i].value;
-        if (!is_mixed(&m->config.parameters[i]))
+        if (!dp_stream_takes(&m->config.parameters[i]))
             continue;
         const bool goes_on = last && last->values + last->bytes == dp_tensor_address(t) &&
                              last->type.code == t->dtype.code && last->type.bits == t->dtype.bits;
@@ -373,12 +360,10 @@ static void list_runs(struct dp_mixer_stream *m)
     }
 }
 
-static int check_value(const struct dp_mixer_stream *m, const struct dp_parameter *p,
+static int check_value(const struct dp_parameter *p, const struct dp_device *dev,
                        struct dp_device_stream *stream)
 {
-    const DLDevice dl = dp_device_dl(m->config.device), at = p->value->device;
-
-    if (at.device_type != dl.device_type || at.device_id != dl.device_id)
+    if (!dp_stream_is_on(dev, p->value))
         return dp_fail(DP_EUNSUPPORTED,
                        "parameter '%s' is not in the memory of the device that mixes", p->name);
     if (dp_device_mix(stream, p->value->dtype, NULL, 1, NULL, 0, 0))
@@ -389,24 +374,9 @@ static int check_value(const struct dp_mixer_stream *m, const struct dp_paramete
     return 0;
 }
 
-static int check_values(const struct dp_mixer_stream *m)
-{
-    struct dp_device_stream *stream;
-    int err = dp_device_stream_new(m->config.device, DP_PRIORITY_NORMAL, &stream);
-
-    if (err)
-        return err;
-    for (int32_t i = 0; i < m->config.count && !err; i++)
-        if (is_mixed(&m->config.parameters[i]))
-            err = check_value(m, &m->config.parameters[i], stream);
-    dp_device_stream_free(stream);
-    return err;
-}
-
 static int check(const struct dp_mixer_stream *m)
 {
     const struct dp_mixer_stream_config *c = &m->config;
-    const struct dp_comm_caps caps = dp_comm_caps(c->comm);
     int err = dp_parameters_check(c->parameters, c->count);
 
     if (!err && c->graph->push_sum)
@@ -417,14 +387,8 @@ static int check(const struct dp_mixer_stream *m)
                       c->graph->workers, dp_comm_size(c->comm));
     if (!err && !(c->factor > 0 && c->factor <= 1))
         err = dp_fail(DP_EINVAL, "factor of mixing: %g, expected above 0, up to 1", c->factor);
-    if (!err)
-        err = check_values(m);
-    if (!err && !(caps.stream_ordered && caps.device_memory))
-        err = dp_fail(DP_EUNSUPPORTED,
-                      "mixing in the order of a stream: the communicator '%s' has none, expected one "
-                      "of NCCL (dualpipe/nccl.h)",
-                      dp_comm_name(c->comm));
-    return err;
+    return err ? err
+               : dp_stream_check(c->comm, c->device, "mixing", c->parameters, c->count, check_value);
 }
 
 static int no_memory(const struct dp_mixer_stream *m)
@@ -445,7 +409,7 @@ static int make_lists(struct dp_mixer_stream *m)
     list_runs(m);
     for (size_t i = 0; i < count; i++) {
         m->as_sums[i] = m->config.parameters[i];
-        m->as_sums[i].grad = is_mixed(&m->as_sums[i]) ? m->as_sums[i].value : NULL;
+        m->as_sums[i].grad = dp_stream_takes(&m->as_sums[i]) ? m->as_sums[i].value : NULL;
         m->as_sums[i].flags = m->as_sums[i].grad ? 0 : DP_PARAMETER_FROZEN;
     }
     const size_t each = (size_t)m->run_count * (size_t)(most_neighbors(g, m->self, false) +
@@ -454,18 +418,15 @@ static int make_lists(struct dp_mixer_stream *m)
     if (!m->messages)
         return no_memory(m);
     for (size_t i = 0; i < SETS; i++)
-        m->sets[i].list = m->messages + i * each;
+        m->exchanges[i].messages.list = m->messages + i * each;
     return 0;
 }
 
 static int make_arrivals(struct dp_mixer_stream *m)
 {
     const size_t bytes = (size_t)most_neighbors(m->config.graph, m->self, false) * m->bytes;
-    void *memory = NULL;
-    int err = bytes ? dp_device_alloc(m->config.device, DP_MEMORY_DEVICE, bytes, &memory) : 0;
 
-    m->arrivals = memory;
-    return err || !memory ? err : dp_comm_register(m->config.comm, memory, bytes);
+    return dp_stream_arrivals_new(m->config.comm, m->config.device, bytes, &m->arrivals);
 }
 
 static int agree(const struct dp_mixer_stream *m)
@@ -526,11 +487,9 @@ void dp_mixer_stream_free(struct dp_mixer_stream *m)
     if (!m)
         return;
     for (int i = 0; i < SETS && !err; i++)
-        err = wait_for(m, &m->sets[i]);
+        err = wait_for(m, &m->exchanges[i]);
     dp_replicas_stream_free(m->sums);
-    if (m->arrivals)
-        dp_comm_unregister(m->config.comm, m->arrivals);
-    dp_device_free(m->config.device, DP_MEMORY_DEVICE, m->arrivals);
+    dp_stream_arrivals_free(m->config.comm, m->config.device, m->arrivals);
     dp_device_free(m->config.device, DP_MEMORY_DEVICE, m->backup);
     free(m->messages);
     free(m->neighbors);

@@ -128,15 +128,6 @@ static size_t own_part(const struct dp_replicas *r)
     return part;
 }
 
-static int level_count(int size)
-{
-    int levels = 0;
-
-    while (1 << levels < size)
-        levels++;
-    return 1 << levels == size ? levels : 0;
-}
-
 /* ---- steps of a piece ------------------------------------------------------------------------ */
 
 /* The steps of halving, and all of them. */
@@ -578,7 +569,7 @@ int dp_replicas_new(const struct dp_parameter *parameters, int32_t count, struct
     r->comm = comm;
     r->rank = dp_comm_rank(comm);
     r->size = dp_comm_size(comm);
-    r->levels = level_count(r->size);
+    r->levels = dp_shard_levels(r->size);
     int err = set_up(r, parameters, count);
     if (err) {
         dp_replicas_free(r);

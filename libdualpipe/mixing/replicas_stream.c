@@ -22,6 +22,7 @@
 #include "base/tensor.h"
 #include "device/device_ops.h"
 #include "mixing/hash.h"
+#include "mixing/in_stream.h"
 #include "mixing/shard.h"
 
 #include <stdlib.h>
@@ -36,17 +37,6 @@ struct range {
 enum operation { SUM, SCATTER, GATHER };
 enum phase { SCATTERS, GATHERS, PHASES }; /* a sum has both, one after the other */
 
-struct message {
-    struct dp_request request;
-    int peer;
-};
-
-/* Messages of one phase, of the operation at hand. */
-struct stream_messages {
-    struct message *list; /* [messages_each] */
-    int count;
-};
-
 /* A piece of a run of parameters that follow each other in memory. */
 struct stream_piece {
     char *grad, *value;
@@ -54,7 +44,7 @@ struct stream_piece {
     size_t elements;
     int32_t parameter; /* the first of the run, whose element `first` is the piece's first */
     size_t first;
-    struct stream_messages messages[PHASES];
+    struct dp_stream_messages messages[PHASES]; /* of the operation at hand; room: messages_each */
 };
 
 struct dp_replicas_stream {
@@ -67,7 +57,7 @@ struct dp_replicas_stream {
     struct stream_piece *pieces;
     int32_t piece_count;
     int messages_each;
-    struct message *messages;
+    struct dp_stream_message *messages;
     char *arrivals; /* [WINDOW] blocks of arrival_bytes */
     size_t arrival_bytes;
     struct dp_shard shard;
@@ -126,8 +116,8 @@ static int exchange(struct dp_replicas_stream *r, struct stream_piece *p, int pe
                     struct range give, char *to, struct range take)
 {
     const uint64_t tag = (uint64_t)(p - r->pieces);
-    struct stream_messages *m = &p->messages[r->phase];
-    struct message *receive = &m->list[m->count], *send = receive + 1;
+    struct dp_stream_messages *m = &p->messages[r->phase];
+    struct dp_stream_message *receive = &m->list[m->count], *send = receive + 1;
 
     receive->peer = send->peer = peer;
     int err = dp_comm_irecv(r->comm, peer, DP_CHANNEL_REDUCE, tag, to,
@@ -143,12 +133,9 @@ static int exchange(struct dp_replicas_stream *r, struct stream_piece *p, int pe
 /* The stream waits for the last `count` messages of a piece. */
 static int await(struct dp_replicas_stream *r, struct stream_piece *p, int count)
 {
-    const struct stream_messages *m = &p->messages[r->phase];
-    int err = 0;
+    const struct dp_stream_messages *m = &p->messages[r->phase];
 
-    for (int i = m->count - count; i < m->count && !err; i++)
-        err = dp_comm_stream_wait(r->comm, &m->list[i].request, r->stream);
-    return err;
+    return dp_stream_messages_await(m, m->count - count, r->comm, r->stream);
 }
 
 static int add(struct dp_replicas_stream *r, const struct stream_piece *p, char *to,
@@ -278,9 +265,7 @@ static int queue_pieces(struct dp_replicas_stream *r, int32_t first)
 static int leave(struct dp_replicas_stream *r, int err)
 {
     r->in_flight[SCATTERS] = r->in_flight[GATHERS] = false;
-    if (err != DP_EABORTED && err != DP_ETIMEDOUT)
-        dp_comm_abort(r->comm, err, dp_last_error());
-    return err;
+    return dp_stream_leave(r->comm, err);
 }
 
 static int begin_phase(struct dp_replicas_stream *r, enum phase phase)
@@ -328,22 +313,13 @@ int dp_replicas_stream_gather(struct dp_replicas_stream *r, struct dp_device_str
     return queue(r, GATHER, stream);
 }
 
-static int wait_for(struct dp_replicas_stream *r, struct stream_messages *m)
-{
-    int err = 0;
-
-    for (int i = 0; i < m->count && !err; i++)
-        err = dp_comm_wait(r->comm, &m->list[i].request, m->list[i].peer);
-    return err;
-}
-
 int dp_replicas_stream_wait(struct dp_replicas_stream *r)
 {
     int err = 0;
 
     for (int phase = 0; phase < PHASES && !err; phase++) {
         for (int32_t i = 0; i < r->piece_count && r->in_flight[phase] && !err; i++)
-            err = wait_for(r, &r->pieces[i].messages[phase]);
+            err = dp_stream_messages_wait(&r->pieces[i].messages[phase], r->comm);
         r->in_flight[phase] = r->in_flight[phase] && err;
     }
     return err ? leave(r, err) : 0;
@@ -373,11 +349,6 @@ static bool goes_on(const struct dp_parameter *a, const struct dp_parameter *b)
     return is_behind(a->grad, b->grad) && is_behind(a->value, b->value);
 }
 
-static bool is_summed(const struct dp_parameter *p)
-{
-    return !(p->flags & DP_PARAMETER_FROZEN) && dp_parameter_elements(p) > 0;
-}
-
 /* The pieces of a run, which begins with a parameter; listed, once there is a list. */
 static void cut(struct dp_replicas_stream *r, const struct dp_parameter *list, int32_t parameter,
                 size_t elements)
@@ -404,10 +375,10 @@ static void cut_all(struct dp_replicas_stream *r, const struct dp_parameter *lis
     r->piece_count = 0;
     for (int32_t i = 0; i < count;) {
         const int32_t first = i;
-        if (!is_summed(&list[i++]))
+        if (!dp_stream_takes(&list[i++]))
             continue;
         size_t elements = (size_t)dp_parameter_elements(&list[first]);
-        for (; i < count && is_summed(&list[i]) && goes_on(&list[i - 1], &list[i]); i++)
+        for (; i < count && dp_stream_takes(&list[i]) && goes_on(&list[i - 1], &list[i]); i++)
             elements += (size_t)dp_parameter_elements(&list[i]);
         cut(r, list, first, elements);
     }
@@ -440,12 +411,10 @@ static void list_shard(struct dp_replicas_stream *r, const struct dp_parameter *
     }
 }
 
-static int check_type(const struct dp_replicas_stream *r, const struct dp_parameter *p,
+static int check_grad(const struct dp_parameter *p, const struct dp_device *dev,
                       struct dp_device_stream *stream)
 {
-    const DLDevice dl = dp_device_dl(r->dev);
-
-    if (p->grad->device.device_type != dl.device_type || p->grad->device.device_id != dl.device_id)
+    if (!dp_stream_is_on(dev, p->grad))
         return dp_fail(DP_EUNSUPPORTED,
                        "the gradient of parameter '%s' is not in the memory of the device that sums",
                        p->name);
@@ -455,28 +424,6 @@ static int check_type(const struct dp_replicas_stream *r, const struct dp_parame
                        "of CUDA whose driver loads kernels",
                        p->name, p->grad->dtype.bits);
     return 0;
-}
-
-static int check(const struct dp_replicas_stream *r, const struct dp_parameter *list, int32_t count)
-{
-    const struct dp_comm_caps caps = dp_comm_caps(r->comm);
-    struct dp_device_stream *stream;
-    int err = dp_parameters_check(list, count);
-
-    if (!err)
-        err = dp_device_stream_new(r->dev, DP_PRIORITY_NORMAL, &stream);
-    if (err)
-        return err;
-    for (int32_t i = 0; i < count && !err; i++)
-        if (is_summed(&list[i]))
-            err = check_type(r, &list[i], stream);
-    dp_device_stream_free(stream);
-    if (!err && !(caps.stream_ordered && caps.device_memory))
-        err = dp_fail(DP_EUNSUPPORTED,
-                      "sums of gradients in the order of a stream: the communicator '%s' has none, "
-                      "expected one of NCCL (dualpipe/nccl.h)",
-                      dp_comm_name(r->comm));
-    return err;
 }
 
 static int no_memory(int32_t count)
@@ -505,7 +452,6 @@ static int make_pieces(struct dp_replicas_stream *r, const struct dp_parameter *
 /* Half of the largest piece arrives, or a part of it from every other rank. */
 static int make_arrivals(struct dp_replicas_stream *r)
 {
-    void *memory = NULL;
     size_t most = 0;
 
     for (int32_t i = 0; i < r->piece_count; i++) {
@@ -516,16 +462,15 @@ static int make_arrivals(struct dp_replicas_stream *r)
         most = bytes > most ? bytes : most;
     }
     r->arrival_bytes = (most + 255) / 256 * 256;
-    const size_t all = WINDOW * r->arrival_bytes;
-    int err = all ? dp_device_alloc(r->dev, DP_MEMORY_DEVICE, all, &memory) : 0;
-    r->arrivals = memory;
-    return err || !memory ? err : dp_comm_register(r->comm, memory, all);
+    return dp_stream_arrivals_new(r->comm, r->dev, WINDOW * r->arrival_bytes, &r->arrivals);
 }
 
 static int set_up(struct dp_replicas_stream *r, const struct dp_parameter *list, int32_t count)
 {
-    int err = check(r, list, count);
+    int err = dp_parameters_check(list, count);
 
+    if (!err)
+        err = dp_stream_check(r->comm, r->dev, "sums of gradients", list, count, check_grad);
     if (!err)
         err = make_pieces(r, list, count);
     if (!err && r->size > 1)
@@ -536,15 +481,6 @@ static int set_up(struct dp_replicas_stream *r, const struct dp_parameter *list,
     }
     return dp_comm_agree(r->comm, "list of parameters to be summed",
                          dp_hash_parameters(list, count));
-}
-
-static int level_count(int size)
-{
-    int levels = 0;
-
-    while (1 << levels < size)
-        levels++;
-    return 1 << levels == size ? levels : 0;
 }
 
 int dp_replicas_stream_new(const struct dp_parameter *parameters, int32_t count,
@@ -561,7 +497,7 @@ int dp_replicas_stream_new(const struct dp_parameter *parameters, int32_t count,
     r->dev = dev;
     r->rank = dp_comm_rank(comm);
     r->size = dp_comm_size(comm);
-    r->levels = level_count(r->size);
+    r->levels = dp_shard_levels(r->size);
     int err = set_up(r, parameters, count);
     if (err) {
         dp_replicas_stream_free(r);
@@ -576,9 +512,7 @@ void dp_replicas_stream_free(struct dp_replicas_stream *r)
     if (!r)
         return;
     dp_replicas_stream_wait(r);
-    if (r->arrivals)
-        dp_comm_unregister(r->comm, r->arrivals);
-    dp_device_free(r->dev, DP_MEMORY_DEVICE, r->arrivals);
+    dp_stream_arrivals_free(r->comm, r->dev, r->arrivals);
     dp_shard_fini(&r->shard);
     free(r->messages);
     free(r->pieces);
@@ -595,7 +529,7 @@ int dp_replicas_nccl_peers(int rank, int size, struct dp_nccl_peer *out)
                        rank, size);
     for (int peer = 0; peer < size; peer++) {
         const int apart = peer ^ rank;
-        const bool is_partner = !level_count(size) || !(apart & (apart - 1));
+        const bool is_partner = !dp_shard_levels(size) || !(apart & (apart - 1));
         if (peer != rank && is_partner)
             out[count++] = (struct dp_nccl_peer){peer, sums, sums};
     }

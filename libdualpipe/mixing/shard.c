@@ -46,3 +46,12 @@ void dp_shard_add(struct dp_shard *s, const struct dp_parameter *p, size_t first
     s->list[s->count++] = (struct dp_parameter){
         .name = t->name, .flags = p->flags, .value = &t->value, .grad = &t->grad};
 }
+
+int dp_shard_levels(int replicas)
+{
+    int levels = 0;
+
+    while (1 << levels < replicas)
+        levels++;
+    return 1 << levels == replicas ? levels : 0;
+}

@@ -21,4 +21,8 @@ void dp_shard_fini(struct dp_shard *s);
 /* Elements first .. first + count - 1 of a parameter, whose name and memory must stay. */
 void dp_shard_add(struct dp_shard *s, const struct dp_parameter *p, size_t first, size_t count);
 
+/* How often a range is halved until each replica has a part: log2 of their number; 0: it is no power of
+ * two. */
+int dp_shard_levels(int replicas);
+
 #endif
