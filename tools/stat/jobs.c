@@ -4,6 +4,7 @@
 #include "stat/jobs.h"
 
 #include "command.h"
+#include "stat/mapped.h"
 #include "stat/pages.h"
 
 #include <dirent.h>
@@ -64,36 +65,13 @@ static int add(struct stat_jobs *jobs, const char *file, const struct train_page
     return 0;
 }
 
-/* -1: its process has ended. */
-static int check_file(const char *directory, const char *file, int fd)
-{
-    struct train_page head;
-    const size_t len = offsetof(struct train_page, pid);
-    struct stat st;
-
-    if (fstat(fd, &st))
-        return command_broke("cannot read %s/%s: %s", directory, file, strerror(errno));
-    if (st.st_uid != geteuid())
-        return command_broke("%s/%s belongs to user %u: it is not read", directory, file,
-                             (unsigned)st.st_uid);
-    if (pread(fd, &head, len, 0) != (ssize_t)len ||
-        memcmp(head.magic, TRAIN_PAGE_MAGIC, sizeof(head.magic)) != 0)
-        return command_broke("%s/%s is no page of a training job", directory, file);
-    if (!dpn_stat_is_live(fd))
-        return -1;
-    if (head.version != TRAIN_PAGE_VERSION)
-        return command_broke(
-            "%s/%s has layout %u, expected %d: another version of dualpipe writes it", directory,
-            file, head.version, TRAIN_PAGE_VERSION);
-    if (head.bytes != sizeof(struct train_page) || st.st_size != (off_t)head.bytes)
-        return command_broke("%s/%s is damaged: it has %lld bytes, expected %zu", directory, file,
-                             (long long)st.st_size, sizeof(struct train_page));
-    return 0;
-}
+static const struct stat_mapped_kind job_pages = {TRAIN_PAGE_SUFFIX, TRAIN_PAGE_MAGIC,
+                                                  TRAIN_PAGE_VERSION, sizeof(struct train_page),
+                                                  "a training job"};
 
 static int read_file(const char *directory, const char *file, int fd, struct stat_jobs *jobs)
 {
-    int status = check_file(directory, file, fd);
+    int status = stat_check_page(&job_pages, directory, file, fd);
 
     if (status)
         return status;

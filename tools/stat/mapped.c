@@ -3,9 +3,11 @@
 
 #include "stat/mapped.h"
 
+#include "command.h"
 #include "stat/pages.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +15,33 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+int stat_check_page(const struct stat_mapped_kind *kind, const char *directory, const char *file,
+                    int fd)
+{
+    struct stat_mapped_head head;
+    const size_t len = offsetof(struct stat_mapped_head, pid);
+    struct stat st;
+
+    if (fstat(fd, &st))
+        return command_broke("cannot read %s/%s: %s", directory, file, strerror(errno));
+    if (st.st_uid != geteuid())
+        return command_broke("%s/%s belongs to user %u: it is not read", directory, file,
+                             (unsigned)st.st_uid);
+    if (pread(fd, &head, len, 0) != (ssize_t)len ||
+        memcmp(head.magic, kind->magic, sizeof(head.magic)) != 0)
+        return command_broke("%s/%s is no page of %s", directory, file, kind->name);
+    if (!dpn_stat_is_live(fd))
+        return -1;
+    if (head.version != kind->version)
+        return command_broke(
+            "%s/%s has layout %u, expected %u: another version of dualpipe writes it", directory,
+            file, head.version, kind->version);
+    if (head.bytes != kind->bytes || st.st_size != (off_t)head.bytes)
+        return command_broke("%s/%s is damaged: it has %lld bytes, expected %u", directory, file,
+                             (long long)st.st_size, kind->bytes);
+    return 0;
+}
 
 static bool is_page_name(const struct stat_mapped_kind *kind, const char *name)
 {

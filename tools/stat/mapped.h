@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mapped.h - pages of one kind, of this user's processes that live: those of the preload library
- * (offload/preload/page.h) and of the profiler plugin (nccl-plugin/profiler/page.h). A page that is
- * mapped stays readable when its process has ended.
+ * mapped.h - pages of one kind, of this user's processes that live. Those of the preload library
+ * (offload/preload/page.h) and of the profiler plugin (nccl-plugin/profiler/page.h) are mapped here; a
+ * page that is mapped stays readable when its process has ended.
  */
 #ifndef DP_TOOLS_STAT_MAPPED_H
 #define DP_TOOLS_STAT_MAPPED_H
@@ -21,7 +21,13 @@ struct stat_mapped_head {
 struct stat_mapped_kind {
     const char *suffix, *magic;
     uint32_t version, bytes;
+    const char *name; /* of a page, in messages */
 };
+
+/* Whether a page of this user can be read; -1: its process has ended; or an EXIT_ value after one
+ * line. */
+int stat_check_page(const struct stat_mapped_kind *kind, const char *directory, const char *file,
+                    int fd);
 
 /* Zeroed memory is an empty list. */
 struct stat_mapped {

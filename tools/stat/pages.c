@@ -4,6 +4,7 @@
 #include "stat/pages.h"
 
 #include "command.h"
+#include "stat/mapped.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -242,35 +243,14 @@ static int add(struct stat_list *list, struct stat_process *p)
     return 0;
 }
 
-/* Whether it can be read; -1: its process has ended. */
-static int check_file(const char *directory, const char *file, int fd)
-{
-    struct dpn_stat_head head;
-    struct stat st;
-
-    if (fstat(fd, &st))
-        return command_broke("cannot read %s/%s: %s", directory, file, strerror(errno));
-    if (st.st_uid != geteuid())
-        return command_broke("%s/%s belongs to user %u: it is not read", directory, file,
-                             (unsigned)st.st_uid);
-    if (!dpn_stat_read_head(fd, &head))
-        return command_broke("%s/%s is no page of counters", directory, file);
-    if (!dpn_stat_is_live(fd))
-        return -1;
-    if (head.version != DPN_STAT_VERSION)
-        return command_broke(
-            "%s/%s has layout %u, expected %d: another version of dualpipe writes it", directory,
-            file, head.version, DPN_STAT_VERSION);
-    if (head.bytes != sizeof(struct dpn_stat_page) || st.st_size != (off_t)head.bytes)
-        return command_broke("%s/%s is damaged: it has %lld bytes, expected %zu", directory, file,
-                             (long long)st.st_size, sizeof(struct dpn_stat_page));
-    return 0;
-}
+static const struct stat_mapped_kind counter_pages = {DPN_STAT_SUFFIX, DPN_STAT_MAGIC,
+                                                      DPN_STAT_VERSION,
+                                                      sizeof(struct dpn_stat_page), "counters"};
 
 /* A page of a live process joins the list. */
 static int read_file(const char *directory, const char *file, int fd, struct stat_list *list)
 {
-    int status = check_file(directory, file, fd);
+    int status = stat_check_page(&counter_pages, directory, file, fd);
 
     if (status)
         return status;

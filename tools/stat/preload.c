@@ -8,7 +8,7 @@
 /* ---- pages ----------------------------------------------------------------------------------- */
 
 const struct stat_mapped_kind stat_preload_kind = {DPO_PAGE_SUFFIX, DPO_PAGE_MAGIC, DPO_PAGE_VERSION,
-                                                   sizeof(struct dpo_page)};
+                                                   sizeof(struct dpo_page), "the preload library"};
 
 const struct dpo_page *stat_preload_at(const struct stat_mapped *p, int i)
 {

@@ -11,7 +11,8 @@
 
 const struct stat_mapped_kind stat_profile_kind = {DPN_PROFILE_SUFFIX, DPN_PROFILE_MAGIC,
                                                    DPN_PROFILE_VERSION,
-                                                   sizeof(struct dpn_profile_page)};
+                                                   sizeof(struct dpn_profile_page),
+                                                   "the profiler plugin"};
 
 static uint64_t get(const dpn_profile_counter *counter)
 {
