@@ -12,32 +12,7 @@
 #include <pthread.h>
 #include <string.h>
 
-enum {
-    SLOW_MS = 300,
-    OFTEN_MS = 100, /* where it is called often */
-    LEN = 64
-};
-
-/* Of all calls since they were set to 0. */
-static int64_t worst_ns;
-static int late; /* how many took OFTEN_MS and longer */
-
-static void note(int64_t began_ns)
-{
-    const int64_t took_ns = dp_now_ns() - began_ns;
-
-    worst_ns = took_ns > worst_ns ? took_ns : worst_ns;
-    late += took_ns >= OFTEN_MS * DP_NS_PER_MS;
-}
-
-static int timed_test(struct dpn_request *req, bool *done)
-{
-    const int64_t began_ns = dp_now_ns();
-    int err = dpn_net_test(req, done, NULL);
-
-    note(began_ns);
-    return err;
-}
+enum { LEN = 64, MESSAGES = 10 /* go through while the device is at work */ };
 
 /* A connection with a message that is begun as soon as the one before is done. */
 struct stream {
@@ -61,7 +36,7 @@ static void step_one(struct dpn_request **req)
     bool done = false;
 
     if (*req)
-        assert_int_equal(timed_test(*req, &done), 0);
+        assert_int_equal(dpn_net_test(*req, &done, NULL), 0);
     *req = done ? NULL : *req;
 }
 
@@ -70,18 +45,12 @@ static void step(struct stream *s)
     const size_t len = LEN;
 
     if (!s->send && !s->recv) {
-        int64_t began_ns = dp_now_ns();
         assert_int_equal(dpn_net_irecv(s->pair.receiver, 1, (void *[]){pair_to}, &len, (int[]){7},
                                        &s->to, false, &s->recv), 0);
-        note(began_ns);
-        began_ns = dp_now_ns();
         assert_int_equal(dpn_net_isend(s->pair.sender, pair_from, LEN, 7, s->from, &s->send), 0);
-        note(began_ns);
         s->count++;
     } else if (!s->send) { /* the sender had no queue pair */
-        const int64_t began_ns = dp_now_ns();
         assert_int_equal(dpn_net_isend(s->pair.sender, pair_from, LEN, 7, s->from, &s->send), 0);
-        note(began_ns);
     }
     step_one(&s->send);
     step_one(&s->recv);
@@ -108,46 +77,64 @@ static unsigned is_up(const struct stream *s)
     return pair_qps_up(s->pair.sender) & pair_qps_up(s->pair.receiver);
 }
 
-static void reconnect_while(const char *function, int ms)
+/* Every call of the function by either side is held until messages have gone over the other
+ * connection: had this thread waited for it, it would have been for ever. */
+static void reconnect_while(const char *function)
 {
     struct stream lost = open_stream(0), other = open_stream(0);
     const int64_t began_ns = dp_now_ns();
     const unsigned epoch = pair_epoch(lost.pair.sender, 0);
+    int held = 0, until = 0;
 
-    for (int i = 0; i < 10; i++)
-        step(&other);
-    assert_true(fake_verbs.slow_call(function, ms));
-    worst_ns = late = 0;
+    assert_true(fake_verbs.hold_call(function));
     pthread_mutex_lock(&lost.pair.sender->lock);
     struct dpn_verbs *v = lost.pair.sender->state;
-    const int64_t failing_ns = dp_now_ns();
     dpn_qp_fail(v, &v->qps[0], "test", "pulled", "");
-    note(failing_ns);
     pthread_mutex_unlock(&lost.pair.sender->lock);
     while (pair_epoch(lost.pair.sender, 0) == epoch || !is_up(&lost)) {
         must_be_in_time(began_ns);
         step(&lost);
         step(&other);
+        if (!fake_verbs.held_calls()) {
+            until = other.count + MESSAGES;
+        } else if (other.count >= until) {
+            fake_verbs.pass_calls();
+            until = other.count + MESSAGES;
+            held++;
+        }
     }
-    assert_true(other.count > 10);
-    assert_true(fake_verbs.slow_call(NULL, 0));
+    assert_true(held > 0);
+    assert_true(fake_verbs.hold_call(NULL));
     finish(&lost);
     finish(&other);
 }
 
-/* Nine times for both sides; one of these may have been the machine's. */
 static void nobody_waits_while_a_queue_pair_is_connected_again(void **state)
 {
     (void)state;
-    reconnect_while("ibv_modify_qp", OFTEN_MS);
-    assert_true(late < 3);
+    reconnect_while("ibv_modify_qp");
 }
 
 static void nobody_waits_while_a_queue_pair_is_destroyed(void **state)
 {
     (void)state;
-    reconnect_while("ibv_destroy_qp", SLOW_MS);
-    assert_true(worst_ns < SLOW_MS * DP_NS_PER_MS);
+    reconnect_while("ibv_destroy_qp");
+}
+
+/* Test a request that is not done as long as the device is at work. */
+static void test_while_held(struct dpn_request *req)
+{
+    const int64_t began_ns = dp_now_ns();
+    bool done = false;
+
+    for (int tests = 0; tests < 100;) {
+        must_be_in_time(began_ns);
+        const int held = fake_verbs.held_calls();
+        assert_int_equal(dpn_net_test(req, &done, NULL), 0);
+        assert_false(done);
+        tests += held > 0;
+    }
+    assert_true(fake_verbs.hold_call(NULL));
 }
 
 /* The error is reported only once the device cannot write any more. */
@@ -159,21 +146,18 @@ static void an_error_waits_for_the_device_and_nobody_for_the_error(void **state)
     (void)state;
     struct stream s = open_stream(0);
     struct dpn_request *recv = pair_receive(&s.pair, s.to, PAIR_BYTES);
-    assert_true(fake_verbs.slow_call("ibv_destroy_qp", SLOW_MS));
-    worst_ns = 0;
+    assert_true(fake_verbs.hold_call("ibv_destroy_qp"));
     const int64_t began_ns = dp_now_ns();
     pthread_mutex_lock(&s.pair.receiver->lock);
     dpn_verbs_fail(s.pair.receiver->state, DP_EIO, "a test wants it");
     pthread_mutex_unlock(&s.pair.receiver->lock);
+    test_while_held(recv);
     for (; !err; must_be_in_time(began_ns)) {
-        err = timed_test(recv, &done);
+        err = dpn_net_test(recv, &done, NULL);
         assert_false(done);
     }
     assert_int_equal(err, DP_EIO);
-    assert_true(dp_now_ns() - began_ns >= SLOW_MS * DP_NS_PER_MS);
     assert_null(((struct dpn_verbs *)s.pair.receiver->state)->qps[0].ibv);
-    assert_true(worst_ns < SLOW_MS * DP_NS_PER_MS);
-    assert_true(fake_verbs.slow_call(NULL, 0));
     pair_end(&s.pair);
 }
 
@@ -198,22 +182,23 @@ static void register_while(const char *function)
 {
     pthread_t thread;
     void *failed;
+    int until = 0;
 
     struct stream s = open_stream(0);
     const int64_t began_ns = dp_now_ns();
     atomic_store(&is_registered, false);
-    assert_true(fake_verbs.slow_call(function, SLOW_MS));
-    worst_ns = 0;
+    assert_true(fake_verbs.hold_call(function));
     assert_int_equal(pthread_create(&thread, NULL, register_slowly, s.pair.receiver), 0);
-    while (!atomic_load(&is_registered)) {
+    while (!fake_verbs.held_calls() || s.count < until) {
         must_be_in_time(began_ns);
+        if (!fake_verbs.held_calls())
+            until = s.count + MESSAGES;
         step(&s);
     }
+    assert_false(atomic_load(&is_registered));
+    assert_true(fake_verbs.hold_call(NULL));
     assert_int_equal(pthread_join(thread, &failed), 0);
     assert_null(failed);
-    assert_true(dp_now_ns() - began_ns >= SLOW_MS * DP_NS_PER_MS);
-    assert_true(worst_ns < SLOW_MS * DP_NS_PER_MS);
-    assert_true(fake_verbs.slow_call(NULL, 0));
     finish(&s);
 }
 
@@ -245,18 +230,15 @@ static void nobody_waits_for_the_queue_pair_that_flushes(void **state)
     struct dpn_memory *memory = pair_transfer(&p, NCCL_PTR_CUDA, -1);
     struct ibv_qp *loop = ((struct dpn_verbs *)p.receiver->state)->rails[0].loop.qp;
     assert_true(fake_verbs.fail_send(loop, 1, IBV_WC_GENERAL_ERR, FAKE_ARRIVES_NEVER));
-    assert_true(fake_verbs.slow_call("ibv_modify_qp", SLOW_MS));
-    worst_ns = 0;
+    assert_true(fake_verbs.hold_call("ibv_modify_qp"));
     const int64_t began_ns = dp_now_ns();
     assert_int_equal(dpn_net_iflush(p.receiver, 1, (void *[]){pair_to}, &size, &memory, &req), 0);
     assert_non_null(req);
+    test_while_held(req);
     while (!done) {
         must_be_in_time(began_ns);
-        assert_int_equal(timed_test(req, &done), 0);
+        assert_int_equal(dpn_net_test(req, &done, NULL), 0);
     }
-    assert_true(dp_now_ns() - began_ns >= SLOW_MS * DP_NS_PER_MS);
-    assert_true(worst_ns < SLOW_MS * DP_NS_PER_MS);
-    assert_true(fake_verbs.slow_call(NULL, 0));
     pair_end(&p);
     dpn_verbs_state.ports.hcas[0].pointers = NCCL_PTR_HOST;
     dpn_net_finalize(context);

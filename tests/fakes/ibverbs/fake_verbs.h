@@ -67,10 +67,14 @@ struct fake_verbs {
     /* The n-th call from now of ibv_reg_mr, ibv_modify_qp, ibv_post_send, ibv_destroy_qp or any
      * function that makes something. */
     bool (*fail_call)(const char *function, int n, int error);
-    /* From now on every call of ibv_reg_mr, ibv_dereg_mr, ibv_modify_qp, ibv_destroy_qp or any
-     * function that makes something takes so long, as with a busy device or an address that nobody
-     * answers for; NULL: none any more. */
-    bool (*slow_call)(const char *function, int ms);
+    /* From now on every call of ibv_reg_mr, ibv_dereg_mr, ibv_create_qp, ibv_modify_qp or
+     * ibv_destroy_qp waits until it is passed, as with a busy device or an address that nobody answers
+     * for; NULL: none any more, and those that wait are passed. False: since the last time one has
+     * waited for 30 s, and all went on. */
+    bool (*hold_call)(const char *function);
+    /* How many wait; pass those. */
+    int (*held_calls)(void);
+    void (*pass_calls)(void);
     /* While held nothing leaves this process. */
     bool (*hold)(bool held);
     /* The same of one queue pair: its way is slow, and the others overtake it. */

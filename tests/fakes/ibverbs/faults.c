@@ -22,9 +22,14 @@ static struct {
     pthread_mutex_t lock;
     char function[32];
     int calls, error;
-    char slow[32];
-    int ms;
-} ordered = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    pthread_cond_t passed;
+    char held[32];
+    unsigned turn; /* of those that are held together */
+    int waiting;
+    bool gave_up;
+} ordered = {.lock = PTHREAD_MUTEX_INITIALIZER, .passed = PTHREAD_COND_INITIALIZER};
+
+enum { HELD_S = 30 }; /* a test that waits for what it holds goes on, and fails */
 
 /* ---- by chance -------------------------------------------------------------------------------- */
 
@@ -125,20 +130,51 @@ int fv_call_error(const char *function)
     return error;
 }
 
-bool fv_slow_call(const char *function, int ms)
+/* Under the lock. */
+static void pass_all(void)
 {
-    pthread_mutex_lock(&ordered.lock);
-    snprintf(ordered.slow, sizeof(ordered.slow), "%s", function ? function : "");
-    ordered.ms = ms;
-    pthread_mutex_unlock(&ordered.lock);
-    return true;
+    ordered.turn++;
+    ordered.waiting = 0;
+    pthread_cond_broadcast(&ordered.passed);
 }
 
-void fv_take_time(const char *function)
+bool fv_hold_call(const char *function)
 {
     pthread_mutex_lock(&ordered.lock);
-    const int ms = strcmp(ordered.slow, function) ? 0 : ordered.ms;
+    const bool gave_up = ordered.gave_up;
+    snprintf(ordered.held, sizeof(ordered.held), "%s", function ? function : "");
+    ordered.gave_up = false;
+    pass_all();
     pthread_mutex_unlock(&ordered.lock);
-    if (ms)
-        nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+    return !gave_up;
+}
+
+int fv_held_calls(void)
+{
+    pthread_mutex_lock(&ordered.lock);
+    const int waiting = ordered.waiting;
+    pthread_mutex_unlock(&ordered.lock);
+    return waiting;
+}
+
+void fv_pass_calls(void)
+{
+    pthread_mutex_lock(&ordered.lock);
+    pass_all();
+    pthread_mutex_unlock(&ordered.lock);
+}
+
+void fv_wait_if_held(const char *function)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += HELD_S;
+    pthread_mutex_lock(&ordered.lock);
+    const unsigned turn = ordered.turn;
+    const bool is_held = !strcmp(ordered.held, function) && !ordered.gave_up;
+    ordered.waiting += is_held;
+    while (is_held && ordered.turn == turn && !ordered.gave_up)
+        ordered.gave_up = pthread_cond_timedwait(&ordered.passed, &ordered.lock, &until) != 0;
+    pthread_mutex_unlock(&ordered.lock);
 }

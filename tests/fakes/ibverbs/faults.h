@@ -34,8 +34,10 @@ unsigned fv_port_ms(void);
 /* The error of this call of a function, or 0. */
 int fv_call_error(const char *function);
 bool fv_fail_call(const char *function, int n, int error);
-/* Take as long as this function does now; without the fabric's lock. */
-void fv_take_time(const char *function);
-bool fv_slow_call(const char *function, int ms);
+/* Wait while this function is held; without the fabric's lock. */
+void fv_wait_if_held(const char *function);
+bool fv_hold_call(const char *function);
+int fv_held_calls(void);
+void fv_pass_calls(void);
 
 #endif

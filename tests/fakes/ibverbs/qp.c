@@ -155,7 +155,7 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
     const struct fv_device *d = fv_context(pd->context)->device;
     int err = fv_call_error("ibv_create_qp");
 
-    fv_take_time("ibv_create_qp");
+    fv_wait_if_held("ibv_create_qp");
     err = err ? err : d->is_dead ? EIO : check_cap(d, a);
     if (err)
         return give_up(NULL, err);
@@ -205,7 +205,7 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ib)
     struct fv_my_qp *q = (struct fv_my_qp *)(void *)ib;
     const int error = fv_call_error("ibv_destroy_qp");
 
-    fv_take_time("ibv_destroy_qp");
+    fv_wait_if_held("ibv_destroy_qp");
     if (error)
         return error;
     if (!wait_for_acks(q))
@@ -391,7 +391,7 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ib, struct ibv_qp_attr *a, int mask)
     struct fv_my_qp *q = (struct fv_my_qp *)(void *)ib;
     const int err = fv_call_error("ibv_modify_qp");
 
-    fv_take_time("ibv_modify_qp");
+    fv_wait_if_held("ibv_modify_qp");
     if (err)
         return err;
     fv_lock();

@@ -117,7 +117,7 @@ static struct ibv_mr *make(struct ibv_pd *pd, struct fv_my_region *m, uint64_t i
 {
     if (!is_access(access))
         return fail(m, EINVAL);
-    fv_take_time("ibv_reg_mr");
+    fv_wait_if_held("ibv_reg_mr");
     m->ib.context = pd->context;
     m->ib.pd = pd;
     fv_lock();
@@ -185,7 +185,7 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *ib)
 {
     struct fv_my_region *m = (struct fv_my_region *)(void *)ib;
 
-    fv_take_time("ibv_dereg_mr");
+    fv_wait_if_held("ibv_dereg_mr");
     fv_lock();
     fv->regions[ib->handle].used = false;
     ((struct fv_my_pd *)(void *)ib->pd)->users--;
