@@ -9,6 +9,7 @@
  * not look.
  */
 #include "golden_check/golden.h"
+#include "quiet.h"
 
 #include <dualpipe/dualpipe.h>
 
@@ -74,11 +75,6 @@ static int is_json(const struct dirent *entry)
     return len > 5 && !strcmp(entry->d_name + len - 5, ".json");
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line; /* the line of the file says it */
-}
-
 static int check_directory(const char *dir)
 {
     struct dirent **entries;
@@ -109,6 +105,6 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: golden-check DIR\n");
         return 2;
     }
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing(); /* the line of a file says it */
     return check_directory(argc == 2 ? argv[1] : "golden");
 }

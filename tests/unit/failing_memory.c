@@ -11,16 +11,20 @@ void *__real_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
 void *__real_realloc(void *p, size_t size);
 void *__real_aligned_alloc(size_t align, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *p, size_t size);
-void *__wrap_aligned_alloc(size_t align, size_t size);
+/* A library may refer to them, as the linker sees it. */
+#define VISIBLE __attribute__((visibility("default")))
+VISIBLE void *__wrap_malloc(size_t size);
+VISIBLE void *__wrap_calloc(size_t count, size_t size);
+VISIBLE void *__wrap_realloc(void *p, size_t size);
+VISIBLE void *__wrap_aligned_alloc(size_t align, size_t size);
 
-static int until_failure = -1; /* allocations that still succeed; -1: all do */
+_Thread_local int allocations;
+_Thread_local int until_no_memory = -1;
 
 static bool fails(void)
 {
-    return until_failure >= 0 && until_failure-- == 0;
+    allocations++;
+    return until_no_memory >= 0 && until_no_memory-- == 0;
 }
 
 void *__wrap_malloc(size_t size)
@@ -48,10 +52,10 @@ void expect_every_failure_reported(int (*call)(void), int at_least)
     int failures = 0, err;
 
     for (;; failures++) {
-        until_failure = failures;
+        until_no_memory = failures;
         err = call();
-        bool done = until_failure >= 0;
-        until_failure = -1;
+        bool done = until_no_memory >= 0;
+        until_no_memory = -1;
         if (done)
             break;
         assert_int_equal(err, DP_ENOMEM);

@@ -4,6 +4,7 @@
  */
 #include "cmocka_all.h"
 #include "comm_cases.h"
+#include "failing_memory.h"
 
 #include "base/clock.h"
 
@@ -245,34 +246,6 @@ static void bad_arguments_are_refused_in_a_sentence(void **state)
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
-
-/* Linked with --wrap for these: the library's calls come here. */
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_realloc(void *p, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *p, size_t size);
-
-static _Thread_local int allocations;
-
-void *__wrap_malloc(size_t size)
-{
-    allocations++;
-    return __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    allocations++;
-    return __real_calloc(count, size);
-}
-
-void *__wrap_realloc(void *p, size_t size)
-{
-    allocations++;
-    return __real_realloc(p, size);
-}
 
 static int count_allocations(struct dp_comm *comm, void *arg)
 {

@@ -5,6 +5,7 @@
  */
 #include "cmocka_all.h"
 #include "scratch.h"
+#include "use_sim_cuda.h"
 
 #include "base/clock.h"
 #include "base/fp16.h"
@@ -345,20 +346,11 @@ int main(void)
         cmocka_unit_test(the_kernels_of_sums_compile_for_every_gpu),
         cmocka_unit_test(devices_are_counted_and_reach_their_own_kind),
     };
-    const char *build = getenv("DP_TOP_BUILDDIR");
-    char file[1024];
+    const char *why = use_sim_cuda();
 
-#ifdef __SANITIZE_THREAD__
-    printf("skipped: the thread sanitizer does not know the stacks that simulated threads have\n");
-    return 77;
-#endif
-    snprintf(file, sizeof(file), "%s/tests/simcuda/.libs/libsimcuda.so", build ? build : ".");
-    if (!getenv("DP_TEST_GPU")) {
-        if (access(file, R_OK)) {
-            printf("skipped: no simulated CUDA in this build\n");
-            return 77;
-        }
-        setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", file, 1);
+    if (why) {
+        printf("skipped: %s\n", why);
+        return 77;
     }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * gradients and the place of the values; what is wrong is an error on all of them.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include "comm_cases.h"
 
@@ -1009,11 +1010,6 @@ static void mistakes_are_errors_on_all_ranks(void **state)
         on_all_kinds(RANKS, SECONDS(20), make_mistake, &mistake);
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1039,6 +1035,6 @@ int main(void)
         cmocka_unit_test(mistakes_are_errors_on_all_ranks),
     };
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

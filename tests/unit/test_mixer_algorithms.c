@@ -4,6 +4,7 @@
  * of their sum is known: which reach it with a constant rate, and what is not sound.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include "comm_cases.h"
 
@@ -332,11 +333,6 @@ static void what_an_algorithm_cannot_do_is_refused(void **state)
     assert_null(dp_mixer_algorithm_name(DP_MIXER_ALGORITHMS));
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -348,6 +344,6 @@ int main(void)
         cmocka_unit_test(what_an_algorithm_cannot_do_is_refused),
     };
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

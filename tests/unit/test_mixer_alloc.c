@@ -1,52 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Iterations of a mixer allocate nothing once all rounds have been used; and a mixer that gets no memory
- * says so. The linker puts these functions before those of the C library.
+ * says so.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include "comm_cases.h"
+#include "failing_memory.h"
 #include "mixing_worker.h"
 
 #include <stdlib.h>
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_realloc(void *p, size_t size);
-void *__real_aligned_alloc(size_t align, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *p, size_t size);
-void *__wrap_aligned_alloc(size_t align, size_t size);
-
-static _Thread_local int allocations;
-static _Thread_local int left = -1; /* allocations until one fails; -1: none does */
-
-static bool fails(void)
-{
-    allocations++;
-    return left >= 0 && left-- == 0;
-}
-
-void *__wrap_malloc(size_t size)
-{
-    return fails() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return fails() ? NULL : __real_calloc(count, size);
-}
-
-void *__wrap_realloc(void *p, size_t size)
-{
-    return fails() ? NULL : __real_realloc(p, size);
-}
-
-void *__wrap_aligned_alloc(size_t align, size_t size)
-{
-    return fails() ? NULL : __real_aligned_alloc(align, size);
-}
 
 /* ---- iterations --------------------------------------------------------------------------------- */
 
@@ -127,12 +91,12 @@ static int mix_alone(const struct alloc_case *c, int fail, bool *failed)
     struct dp_comm *comm;
 
     assert_int_equal(dp_comm_threads_new(1, &comm), 0);
-    left = fail;
+    until_no_memory = fail;
     int err = open_case(&w, comm, c);
     for (int t = 0; t < 2 && !err; t++)
         err = iterate_worker(&w, 1);
-    *failed = left < 0;
-    left = -1;
+    *failed = until_no_memory < 0;
+    until_no_memory = -1;
     close_worker(&w);
     dp_comm_close(comm);
     return err;
@@ -159,11 +123,6 @@ static void a_mixer_that_gets_no_memory_says_so(void **state)
     every_failure_is_reported(&(struct alloc_case){.graph = "complete", .staleness = 1});
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -171,6 +130,6 @@ int main(void)
         cmocka_unit_test(a_mixer_that_gets_no_memory_says_so),
     };
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

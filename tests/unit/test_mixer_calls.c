@@ -5,6 +5,7 @@
  * by its formula.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include "comm_cases.h"
 #include "mixing_worker.h"
@@ -430,11 +431,6 @@ static void compat_is_decent_dps_order(void **state)
         on_all_kinds(RANKS, SECONDS(20), follow_decent_dp, (void *)(uintptr_t)&cases[i]);
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -446,6 +442,6 @@ int main(void)
         cmocka_unit_test(compat_is_decent_dps_order),
     };
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

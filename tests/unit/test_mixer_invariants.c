@@ -4,6 +4,7 @@
  * how fast rounds bring workers together, where the mean goes; and graphs that cannot be.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include "comm_cases.h"
 #include "mixing_worker.h"
@@ -266,11 +267,6 @@ static void graphs_that_cannot_be_are_refused_on_all_ranks(void **state)
         on_all_kinds(4, SECONDS(20), refuse, (void *)(uintptr_t)&refused[i]);
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -281,6 +277,6 @@ int main(void)
         cmocka_unit_test(graphs_that_cannot_be_are_refused_on_all_ranks),
     };
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * none goes beyond it, and whatever is left out, the mean of all workers is what it must be.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include "comm_cases.h"
 #include "mixing_worker.h"
@@ -269,11 +270,6 @@ static void what_cannot_be_late_is_refused(void **state)
             fail_msg("case %zu", i);
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -284,6 +280,6 @@ int main(void)
         cmocka_unit_test(what_cannot_be_late_is_refused),
     };
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

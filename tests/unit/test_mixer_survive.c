@@ -4,6 +4,7 @@
  * that it would send, a thread leaves there; over threads, shared memory and TCP.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include "comm_cases.h"
 
@@ -971,11 +972,6 @@ static void a_mixer_that_cannot_survive_says_so(void **state)
     assert_int_equal(comm_on_threads(2, LONG_NS, refuse, &job), 0);
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -991,6 +987,6 @@ int main(void)
         cmocka_unit_test(a_mixer_that_cannot_survive_says_so),
     };
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * that they should, and are part of the state.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include "comm_cases.h"
 #include "mixing/codec.h"
@@ -316,11 +317,6 @@ static void what_cannot_be_compressed_is_refused(void **state)
     assert_null(dp_mixer_compression_name(DP_COMPRESSIONS));
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -333,6 +329,6 @@ int main(void)
         cmocka_unit_test(what_cannot_be_compressed_is_refused),
     };
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

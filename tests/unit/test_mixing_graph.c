@@ -4,6 +4,7 @@
  * checker names what is wrong and where.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include "mixing/graph.h"
 
@@ -612,11 +613,6 @@ static void a_graph_of_another_size_is_of_its_kind_where_that_exists(void **stat
     }
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -642,6 +638,6 @@ int main(void)
         cmocka_unit_test(colors_never_meet_and_are_at_most_one_more_than_the_largest_degree),
     };
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * Simulated runs: times that can be computed by hand, means that are preserved, workers that fail.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include <dualpipe/mixing.h>
 
@@ -183,11 +184,6 @@ static void scenarios_that_cannot_be_are_refused(void **state)
     dp_graph_free(push);
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -201,6 +197,6 @@ int main(void)
         cmocka_unit_test(scenarios_that_cannot_be_are_refused),
     };
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

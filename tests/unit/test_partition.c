@@ -4,6 +4,7 @@
  * by tests/golden.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include <dualpipe/partition.h>
 #include <dualpipe/schedule.h>
@@ -346,11 +347,6 @@ static void an_exact_partition_says_what_it_cannot_cut(void **state)
     assert_non_null(strstr(dp_last_error(), "costs[1]: -1"));
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -367,6 +363,6 @@ int main(void)
         cmocka_unit_test(an_exact_partition_is_the_best_of_all),
         cmocka_unit_test(an_exact_partition_says_what_it_cannot_cut),
     };
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

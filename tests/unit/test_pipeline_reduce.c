@@ -5,6 +5,7 @@
  * ends the group.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include "comm_group.h"
 #include "pipeline_job.h"
@@ -274,11 +275,6 @@ static void operations_that_are_not_all_there_are_refused(void **state)
                                   .sentence = "expected NULL where messages drive the ranks"});
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -287,6 +283,6 @@ int main(void)
         cmocka_unit_test(operations_that_are_not_all_there_are_refused),
     };
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

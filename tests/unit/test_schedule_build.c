@@ -3,6 +3,7 @@
  * Builders: what they write is what was recorded, the closed forms hold, bad specs are refused.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include "schedule/build.h"
 
@@ -419,11 +420,6 @@ static void a_reduce_stands_behind_the_last_weight_gradient_of_each_slot(void **
 
 /* ---- what is refused ----------------------------------------------------------------------- */
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 static void expect_refused(struct dp_schedule_spec spec, const char *sentence)
 {
     struct dp_schedule *s;
@@ -515,6 +511,6 @@ int main(void)
         cmocka_unit_test(a_rank_outside_the_schedule_is_refused),
         cmocka_unit_test(names_of_kinds_and_ops_are_printed_and_parsed),
     };
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

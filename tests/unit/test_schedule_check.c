@@ -3,6 +3,7 @@
  * The checker: passes what the builders write, names what is wrong in what they did not.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include <dualpipe/schedule.h>
 
@@ -297,11 +298,6 @@ static void without_a_finding_the_sentence_is_the_last_error(void **state)
     dp_schedule_free(s);
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -315,6 +311,6 @@ int main(void)
         cmocka_unit_test(a_placement_that_makes_no_sense_is_found),
         cmocka_unit_test(without_a_finding_the_sentence_is_the_last_error),
     };
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * what was expected.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include <dualpipe/schedule.h>
 
@@ -215,11 +216,6 @@ static void a_user_without_slots_has_a_stage_a_rank_and_may_have_two_streams(voi
 }
 
 /* ---- what cannot be read ------------------------------------------------------------------- */
-
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
 
 static void expect_answer(const char *text, enum dp_format format, const char *answer)
 {
@@ -518,6 +514,6 @@ int main(void)
         cmocka_unit_test(an_unknown_format_is_refused),
         cmocka_unit_test(schedules_that_differ_anywhere_are_not_equal),
     };
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

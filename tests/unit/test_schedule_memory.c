@@ -4,6 +4,7 @@
  */
 #include "cmocka_all.h"
 #include "failing_memory.h"
+#include "quiet.h"
 
 #include <dualpipe/schedule.h>
 
@@ -106,15 +107,10 @@ static int call_read_user_json(void)
                      DP_FORMAT_JSON);
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 static int set_up(void **state)
 {
     (void)state;
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return dp_schedule_new(&spec, &whole) ||
            dp_schedule_write(whole, DP_FORMAT_TEXT, &written[DP_FORMAT_TEXT], NULL) ||
            dp_schedule_write(whole, DP_FORMAT_JSON, &written[DP_FORMAT_JSON], NULL);

@@ -4,6 +4,7 @@
  * the checker, or refused under a rule that it breaks.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 #include "schedule_oracle.h"
 
 #include <dualpipe/schedule.h>
@@ -235,11 +236,6 @@ static void all_rules_were_answers(void **state)
     }
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -249,6 +245,6 @@ int main(void)
         cmocka_unit_test(every_change_of_a_field_is_judged_rightly),
         cmocka_unit_test(all_rules_were_answers),
     };
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

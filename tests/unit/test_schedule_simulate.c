@@ -3,6 +3,7 @@
  * The simulator against published formulas and numbers. All times in ns; F is 1000 of them.
  */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include <dualpipe/schedule.h>
 
@@ -415,11 +416,6 @@ static void an_eviction_of_no_known_part_is_refused(void **state)
 
 /* ---- what cannot be simulated -------------------------------------------------------------- */
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 static void expect_refused(struct dp_schedule *s, struct dp_cost cost, const char *sentence)
 {
     struct dp_simulation sim;
@@ -473,6 +469,6 @@ int main(void)
         cmocka_unit_test(an_eviction_of_no_known_part_is_refused),
         cmocka_unit_test(bad_costs_and_schedules_without_end_are_refused),
     };
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

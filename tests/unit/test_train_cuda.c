@@ -5,6 +5,7 @@
  * kernels' own source runs on the CPU; with DP_TEST_GPU set they run on that GPU.
  */
 #include "cmocka_all.h"
+#include "use_sim_cuda.h"
 
 #include "train/cuda/cuda_rank.h"
 #include "train/cuda/image.h"
@@ -467,20 +468,16 @@ int main(void)
         cmocka_unit_test(a_step_waits_for_nothing_before_all_of_it_is_queued),
         cmocka_unit_test(a_pair_s_backward_does_not_wait_for_its_forward),
     };
-    const char *build = getenv("DP_TOP_BUILDDIR");
-    char file[1024];
+    const char *why = use_sim_cuda();
 
-#ifdef __SANITIZE_THREAD__
-    printf("skipped: the thread sanitizer does not know the stacks that simulated threads have\n");
-    return 77;
-#endif
+    if (why) {
+        printf("skipped: %s\n", why);
+        return 77;
+    }
     gpu = getenv("DP_TEST_GPU");
     if (gpu && !cuda_image) {
         printf("DP_TEST_GPU is set, but configure found no nvcc\n");
         return 77;
     }
-    snprintf(file, sizeof(file), "%s/tests/simcuda/.libs/libsimcuda.so", build ? build : ".");
-    if (!gpu)
-        setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", file, 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include <dualpipe/random.h>
 #include <dualpipe/tuning.h>
@@ -262,17 +263,12 @@ static void a_tuner_without_a_table_leaves_all_to_nccl(void **state)
     dp_tuning_table_free(NULL);
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 static void negative_numbers_are_refused(void **state)
 {
     (void)state;
     struct dp_tuner *tuner;
 
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     assert_int_equal(dp_tuner_new(&(struct dp_tuner_config){.ranks = -1}, &tuner), DP_EINVAL);
     assert_string_equal(dp_last_error(),
                         "-1 ranks on 0 nodes, expected numbers that are not negative");

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include <dualpipe/tuning.h>
 
@@ -305,11 +306,6 @@ static void a_rule_comes_before_the_model(void **state)
     dp_tuning_table_free(table);
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -327,6 +323,6 @@ int main(void)
         cmocka_unit_test(the_model_keeps_to_what_is_clearly_better_and_allowed),
         cmocka_unit_test(a_rule_comes_before_the_model),
     };
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
+#include "quiet.h"
 
 #include <dualpipe/tuning.h>
 
@@ -196,11 +197,6 @@ static void names_are_those_of_the_file_format(void **state)
     assert_string_equal(dp_tuning_algorithm_name(7), "unknown");
 }
 
-static void quiet(void *user, enum dp_log_level level, const char *line)
-{
-    (void)user, (void)level, (void)line;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -213,6 +209,6 @@ int main(void)
         cmocka_unit_test(a_file_that_is_not_there_is_named),
         cmocka_unit_test(names_are_those_of_the_file_format),
     };
-    dp_log_set(quiet, NULL, DP_LOG_ERROR);
+    log_nothing();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
