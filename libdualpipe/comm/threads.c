@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * threads.c - ranks that are threads of one process: a fifo for each sender, receiver and channel,
- * made at its first use, and for each rank an event counter that wakes it.
+ * threads.c - ranks that are threads of one process: a fifo for each sender, receiver and channel
+ * (fifo_table.h), and for each rank an event counter that wakes it (thread_event.h).
  */
 #include "base/clock.h"
 #include "base/fail.h"
 #include "comm/abort_record.h"
 #include "comm/comm_core.h"
-#include "comm/fifo.h"
+#include "comm/fifo_table.h"
 #include "comm/settings.h"
 #include "comm/survival.h"
+#include "comm/thread_event.h"
 #include "comm/threads.h"
 
 #include <inttypes.h>
@@ -18,40 +19,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A message about the survival of the group. */
-struct mail {
-    struct mail *next;
-    int from;
-    size_t len;
-    uint64_t bytes[];
-};
-
-/* What a rank sleeps on. A thread that changes something for the rank counts up. */
-struct event {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    atomic_uint count;
-    atomic_bool sleeping;
-    struct mail *mail, **mail_end; /* under the lock */
-    atomic_bool has_mail;
-    char padding[64];
-};
-
-enum { WORLD_CHANNELS = 1 << 16 };
-
-/* A fifo and room for its short messages. */
-struct full_fifo {
-    struct dp_fifo fifo;
-    struct dp_fifo_aside asides[DP_FIFO_SHORT_COUNT];
-};
-typedef _Atomic(struct full_fifo *) fifo_cell; /* NULL: not used yet */
-typedef _Atomic(fifo_cell *) fifo_table;       /* [sender][receiver] */
-
 struct group {
     int size;
-    fifo_table *tables;  /* [WORLD_CHANNELS]; NULL: not used yet */
-    atomic_int channels; /* from 0 on, that are used */
-    struct event *events;
+    struct dp_fifo_table fifos;
+    struct dp_thread_event *events;
     atomic_bool *left;           /* [size] */
     atomic_bool *died;           /* [size] as a test wants it */
     atomic_int left_count;
@@ -89,156 +60,41 @@ static struct thread_comm *of(struct dp_comm *comm)
     return (struct thread_comm *)comm;
 }
 
-static fifo_cell *cell_at(const struct group *g, fifo_cell *table, int sender, int receiver)
-{
-    return &table[(size_t)sender * (size_t)g->size + (size_t)receiver];
-}
-
-/* NULL: not used yet. */
-static struct dp_fifo *find_fifo(const struct group *g, int sender, int receiver, int channel)
-{
-    fifo_cell *table = channel < WORLD_CHANNELS ? atomic_load(&g->tables[channel]) : NULL;
-    struct full_fifo *full = table ? atomic_load(cell_at(g, table, sender, receiver)) : NULL;
-
-    return full ? &full->fifo : NULL;
-}
-
-static struct full_fifo *new_fifo(int sender, int receiver)
-{
-    struct full_fifo *full = calloc(1, sizeof(*full));
-
-    if (full)
-        dp_fifo_init(&full->fifo, sender, receiver, full->asides);
-    return full;
-}
-
-static void free_fifo(struct full_fifo *full)
-{
-    if (full)
-        dp_fifo_fini(&full->fifo);
-    free(full);
-}
-
-static void note_channel(struct group *g, int channel)
-{
-    int channels = atomic_load(&g->channels);
-
-    while (channels <= channel &&
-           !atomic_compare_exchange_weak(&g->channels, &channels, channel + 1))
-        ;
-}
-
-/* Both sides may make it at once: the exchange decides, and the other one's goes. */
-static int make_fifo(struct group *g, int sender, int receiver, int channel, struct dp_fifo **out)
-{
-    fifo_cell *none = NULL, *table;
-
-    if (channel >= WORLD_CHANNELS)
-        return dp_fail(DP_ENOMEM, "more than %d communicators in one family",
-                       WORLD_CHANNELS / DP_CHANNELS);
-    table = atomic_load(&g->tables[channel]);
-    if (!table) {
-        table = calloc((size_t)g->size * (size_t)g->size, sizeof(*table));
-        if (table && !atomic_compare_exchange_strong(&g->tables[channel], &none, table)) {
-            free(table);
-            table = none;
-        }
-    }
-    struct full_fifo *nothing = NULL, *full = table ? new_fifo(sender, receiver) : NULL;
-    if (!full)
-        return dp_fail(DP_ENOMEM, "no memory for messages from rank %d to rank %d", sender,
-                       receiver);
-    if (!atomic_compare_exchange_strong(cell_at(g, table, sender, receiver), &nothing, full)) {
-        free_fifo(full);
-        full = nothing;
-    }
-    note_channel(g, channel);
-    /* A rank that closes marks the fifos that there are, after it has said that it leaves. */
-    if (atomic_load(&g->left[sender]) || atomic_load(&g->left[receiver]))
-        dp_fifo_leave(&full->fifo, atomic_load(&g->left[sender]));
-    *out = &full->fifo;
-    return 0;
-}
-
-static void for_all_fifos(const struct group *g, void (*fn)(struct full_fifo *full))
-{
-    const size_t cells = (size_t)g->size * (size_t)g->size;
-
-    for (int channel = 0; channel < atomic_load(&g->channels); channel++) {
-        fifo_cell *table = atomic_load(&g->tables[channel]);
-        for (size_t i = 0; table && i < cells; i++)
-            if (atomic_load(&table[i]))
-                fn(atomic_load(&table[i]));
-    }
-}
-
-static void clear_fifo(struct full_fifo *full)
-{
-    dp_fifo_clear(&full->fifo);
-}
-
-/* Call fn for all fifos to or from this rank that are used, on channels from first to end. */
 static void for_own_fifos(struct dp_comm *comm, int first, int end,
                           void (*fn)(struct dp_fifo *fifo, bool sending))
 {
-    const struct group *g = of(comm)->group;
-    const int channels = atomic_load(&g->channels);
-
-    for (int channel = first; channel < end && channel < channels; channel++)
-        for (int peer = 0; peer < g->size && atomic_load(&g->tables[channel]); peer++) {
-            struct dp_fifo *out = find_fifo(g, comm->rank, peer, channel);
-            struct dp_fifo *in = find_fifo(g, peer, comm->rank, channel);
-            if (out)
-                fn(out, true);
-            if (in)
-                fn(in, false);
-        }
+    dp_fifo_table_for_rank(&of(comm)->group->fifos, comm->rank, first, end, fn);
 }
 
 /* ---- sleeping ------------------------------------------------------------------------------ */
 
-/* Pairs with sleep: either the sleeper sees the new count, or the waker sees that it sleeps. */
-static void wake(struct event *event)
-{
-    atomic_fetch_add(&event->count, 1);
-    if (!atomic_load(&event->sleeping))
-        return;
-    pthread_mutex_lock(&event->lock);
-    pthread_cond_signal(&event->changed);
-    pthread_mutex_unlock(&event->lock);
-}
-
 static void wake_all(struct group *g)
 {
     for (int i = 0; i < g->size; i++)
-        wake(&g->events[i]);
-}
-
-static struct timespec to_timespec(int64_t ns)
-{
-    return (struct timespec){.tv_sec = ns / DP_NS_PER_S, .tv_nsec = ns % DP_NS_PER_S};
+        dp_thread_event_wake(&g->events[i]);
 }
 
 static void threads_sleep(struct dp_comm *comm, int64_t until_ns)
 {
-    struct event *event = &of(comm)->group->events[comm->rank];
-    const struct timespec until = to_timespec(until_ns);
-    int err = 0;
-
-    pthread_mutex_lock(&event->lock);
-    atomic_store(&event->sleeping, true);
-    while (!err && atomic_load(&event->count) == of(comm)->events_seen)
-        err = pthread_cond_timedwait(&event->changed, &event->lock, &until);
-    atomic_store(&event->sleeping, false);
-    pthread_mutex_unlock(&event->lock);
+    dp_thread_event_sleep(&of(comm)->group->events[comm->rank], of(comm)->events_seen, until_ns);
 }
 
 /* ---- transfers ------------------------------------------------------------------------------ */
 
+static int make_fifo(struct group *g, int sender, int receiver, int channel, struct dp_fifo **out)
+{
+    int err = dp_fifo_table_make(&g->fifos, sender, receiver, channel, out);
+
+    /* A rank that closes marks the fifos that there are, after it has said that it leaves. */
+    if (!err && (atomic_load(&g->left[sender]) || atomic_load(&g->left[receiver])))
+        dp_fifo_leave(*out, atomic_load(&g->left[sender]));
+    return err;
+}
+
 static int start(struct dp_comm *comm, int sender, int receiver, int channel, struct dp_transfer *t)
 {
     struct group *g = of(comm)->group;
-    struct dp_fifo *fifo = find_fifo(g, sender, receiver, channel);
+    struct dp_fifo *fifo = dp_fifo_table_find(&g->fifos, sender, receiver, channel);
     int err = fifo ? 0 : make_fifo(g, sender, receiver, channel, &fifo);
     bool met;
 
@@ -246,7 +102,7 @@ static int start(struct dp_comm *comm, int sender, int receiver, int channel, st
         err = dp_fifo_start(fifo, t, &met);
     /* A receive from any rank has no place in a fifo that the sender would see. */
     if (!err && (met || t->is_send))
-        wake(&g->events[t->is_send ? receiver : sender]);
+        dp_thread_event_wake(&g->events[t->is_send ? receiver : sender]);
     return err;
 }
 
@@ -287,7 +143,7 @@ static bool serve_first(struct thread_comm *c, struct any_receives *any)
 
     for (int i = 0; i < g->size; i++) {
         const int sender = (any->next_sender + i) % g->size;
-        struct dp_fifo *fifo = find_fifo(g, sender, c->base.rank, any->channel);
+        struct dp_fifo *fifo = dp_fifo_table_find(&g->fifos, sender, c->base.rank, any->channel);
         bool met;
         if (!fifo || is_dead(c, sender) || !dp_fifo_has_send(fifo))
             continue;
@@ -297,7 +153,7 @@ static bool serve_first(struct thread_comm *c, struct any_receives *any)
             any->end = &any->head;
         dp_fifo_start(fifo, t, &met);
         if (met)
-            wake(&c->group->events[sender]);
+            dp_thread_event_wake(&c->group->events[sender]);
         return true;
     }
     return false;
@@ -339,8 +195,8 @@ static void finish_requests(struct dp_comm *comm)
 {
     if (of(comm)->finished)
         return;
-    for_own_fifos(comm, 0, WORLD_CHANNELS, dp_fifo_drop);
-    drop_any(of(comm), 0, WORLD_CHANNELS);
+    for_own_fifos(comm, 0, DP_FIFO_TABLE_CHANNELS, dp_fifo_drop);
+    drop_any(of(comm), 0, DP_FIFO_TABLE_CHANNELS);
     of(comm)->finished = true;
 }
 
@@ -366,48 +222,10 @@ static int explain_left(struct dp_comm *comm, int err)
 
 /* ---- survival -------------------------------------------------------------------------------- */
 
-static void put_mail(struct event *event, struct mail *mail)
-{
-    pthread_mutex_lock(&event->lock);
-    *event->mail_end = mail;
-    event->mail_end = &mail->next;
-    atomic_store(&event->has_mail, true);
-    pthread_mutex_unlock(&event->lock);
-    wake(event);
-}
-
-static struct mail *take_mail(struct event *event)
-{
-    pthread_mutex_lock(&event->lock);
-    struct mail *all = event->mail;
-    event->mail = NULL;
-    event->mail_end = &event->mail;
-    atomic_store(&event->has_mail, false);
-    pthread_mutex_unlock(&event->lock);
-    return all;
-}
-
-static void free_mail(struct mail *mail)
-{
-    while (mail) {
-        struct mail *next = mail->next;
-        free(mail);
-        mail = next;
-    }
-}
-
 /* Without memory the peer waits for the message until its deadline. */
 static void threads_tell(struct dp_comm *comm, int peer, const void *message, size_t len)
 {
-    struct mail *mail = malloc(sizeof(*mail) + len);
-
-    if (!mail)
-        return;
-    mail->next = NULL;
-    mail->from = comm->rank;
-    mail->len = len;
-    memcpy(mail->bytes, message, len);
-    put_mail(&of(comm)->group->events[peer], mail);
+    dp_thread_event_post(&of(comm)->group->events[peer], comm->rank, message, len);
 }
 
 /* Threads have no neighbors: it costs the same to tell them all. */
@@ -423,13 +241,12 @@ static void threads_tell_neighbors(struct dp_comm *comm, const void *message, si
 static void hear_of_survival(struct dp_comm *comm)
 {
     struct thread_comm *c = of(comm);
-    struct event *event = &c->group->events[comm->rank];
     const int left = atomic_load(&c->group->left_count);
+    struct dp_mail *all = dp_thread_event_take(&c->group->events[comm->rank]);
 
-    struct mail *all = atomic_load(&event->has_mail) ? take_mail(event) : NULL;
-    for (struct mail *mail = all; mail; mail = mail->next)
+    for (struct dp_mail *mail = all; mail; mail = mail->next)
         dp_survival_handle(comm->survival, mail->from, mail->bytes, mail->len);
-    free_mail(all);
+    dp_mail_free(all);
     for (int peer = 0; peer < comm->size && left != c->left_seen; peer++)
         if (atomic_load(&c->group->left[peer]))
             dp_survival_lose(comm->survival, peer,
@@ -447,15 +264,15 @@ static void threads_bury(struct dp_comm *comm, int peer)
 {
     struct group *g = of(comm)->group;
 
-    for (int channel = 0; channel < atomic_load(&g->channels); channel++) {
-        struct dp_fifo *out = find_fifo(g, comm->rank, peer, channel);
-        struct dp_fifo *in = find_fifo(g, peer, comm->rank, channel);
+    for (int channel = 0; channel < atomic_load(&g->fifos.channels); channel++) {
+        struct dp_fifo *out = dp_fifo_table_find(&g->fifos, comm->rank, peer, channel);
+        struct dp_fifo *in = dp_fifo_table_find(&g->fifos, peer, comm->rank, channel);
         if (out)
             end_fifo(out, true);
         if (in)
             end_fifo(in, false);
     }
-    wake(&g->events[peer]);
+    dp_thread_event_wake(&g->events[peer]);
 }
 
 static void threads_cancel(struct dp_comm *comm, struct dp_request *req)
@@ -473,7 +290,7 @@ static void threads_cancel(struct dp_comm *comm, struct dp_request *req)
             }
     struct dp_fifo *fifo = t->fifo;
     end_fifo(fifo, t->is_send);
-    wake(&of(comm)->group->events[t->is_send ? fifo->receiver : fifo->sender]);
+    dp_thread_event_wake(&of(comm)->group->events[t->is_send ? fifo->receiver : fifo->sender]);
 }
 
 static void threads_end_channels(struct dp_comm *comm, int first, int count)
@@ -780,7 +597,7 @@ static int threads_abort(struct dp_comm *comm, const struct dp_abort *why)
 /* All ranks are here and none has a request left: as if new. */
 static void begin_anew(struct group *g)
 {
-    for_all_fifos(g, clear_fifo);
+    dp_fifo_table_clear(&g->fifos);
     for (int i = 0; i < g->size; i++)
         g->came[i] = false;
     g->came_count = 0;
@@ -810,7 +627,7 @@ static int wait_for_reset(struct dp_comm *comm, unsigned resets)
     while (g->resets == resets && g->members == g->size && !err) {
         const int64_t now_ns = dp_now_ns(), soon_ns = now_ns + DP_NS_PER_MS;
         const struct timespec until =
-            to_timespec(comm->poll && soon_ns < end_ns ? soon_ns : end_ns);
+            dp_thread_timespec(comm->poll && soon_ns < end_ns ? soon_ns : end_ns);
         if (now_ns >= end_ns)
             return report_missing(g, comm->deadline_ns);
         pthread_cond_timedwait(&g->all_came, &g->lock, &until);
@@ -856,14 +673,9 @@ static void free_group(struct group *g)
 {
     if (!g)
         return;
-    for_all_fifos(g, free_fifo);
-    for (int channel = 0; channel < atomic_load(&g->channels); channel++)
-        free(atomic_load(&g->tables[channel]));
-    for (int i = 0; g->events && i < g->size; i++) {
-        free_mail(g->events[i].mail);
-        pthread_cond_destroy(&g->events[i].changed);
-        pthread_mutex_destroy(&g->events[i].lock);
-    }
+    dp_fifo_table_fini(&g->fifos);
+    for (int i = 0; g->events && i < g->size; i++)
+        dp_thread_event_fini(&g->events[i]);
     pthread_cond_destroy(&g->all_came);
     pthread_mutex_destroy(&g->lock);
     free(g->came);
@@ -875,7 +687,6 @@ static void free_group(struct group *g)
     free(g->doing);
     free(g->died);
     free(g->left);
-    free(g->tables);
     free(g);
 }
 
@@ -895,7 +706,7 @@ static void leave(struct dp_comm *comm)
     finish_requests(comm);
     atomic_store(&g->left[comm->rank], true);
     atomic_fetch_add(&g->left_count, 1);
-    for_own_fifos(comm, 0, WORLD_CHANNELS, dp_fifo_leave);
+    for_own_fifos(comm, 0, DP_FIFO_TABLE_CHANNELS, dp_fifo_leave);
     wake_all(g);
 }
 
@@ -953,7 +764,7 @@ static struct group *new_group(int size)
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->all_came, &monotonic);
     g->size = g->members = size;
-    g->tables = calloc(WORLD_CHANNELS, sizeof(*g->tables));
+    dp_fifo_table_init(&g->fifos, size);
     g->left = calloc((size_t)size, sizeof(*g->left));
     g->died = calloc((size_t)size, sizeof(*g->died));
     g->busy_until = calloc((size_t)size, sizeof(*g->busy_until));
@@ -965,14 +776,11 @@ static struct group *new_group(int size)
     g->came = calloc((size_t)size, sizeof(*g->came));
     for (int i = 0; g->waiting_for && i < size; i++)
         atomic_init(&g->waiting_for[i], -1);
-    for (int i = 0; g->events && i < size; i++) {
-        pthread_mutex_init(&g->events[i].lock, NULL);
-        pthread_cond_init(&g->events[i].changed, &monotonic);
-        g->events[i].mail_end = &g->events[i].mail;
-    }
+    for (int i = 0; g->events && i < size; i++)
+        dp_thread_event_init(&g->events[i], &monotonic);
     pthread_condattr_destroy(&monotonic);
-    if (g->tables && g->doing && g->left && g->died && g->busy_until && g->events && g->waiting_for &&
-        g->waiting_since && g->looks && g->came)
+    if (g->fifos.tables && g->doing && g->left && g->died && g->busy_until && g->events &&
+        g->waiting_for && g->waiting_since && g->looks && g->came)
         return g;
     free_group(g);
     return NULL;
