@@ -101,11 +101,17 @@ carries_messages_over_the_bare_link()
     done
 }
 
+# A busy machine carries less than the link lets through, and never more; so one of several tries will do.
 carries_more_over_four_sockets_where_each_flow_is_limited()
 {
     shape 2>"$work/why" || skip "this kernel cannot shape a link (htb, u32): $(head -n 1 "$work/why")"
-    one=$(bandwidth 1) && four=$(bandwidth 4) || return
-    echo "$rate a flow: $one MB/s over one socket, $four MB/s over four"
+    one=$(bandwidth 1) || return
+    tries=0 four=0
+    while [ "$four" -le $((one * 2)) ] && [ $tries -lt 5 ]; do
+        four=$(bandwidth 4) || return
+        echo "$rate a flow: $one MB/s over one socket, $four MB/s over four"
+        tries=$((tries + 1))
+    done
     [ "$four" -gt $((one * 2)) ] || wrong "four sockets carry $four MB/s, one $one"
 }
 
