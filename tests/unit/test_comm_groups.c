@@ -275,25 +275,31 @@ static void a_receive_from_any_returns_its_source(void **state)
 
 /* ---- what a wait looks after ----------------------------------------------------------------- */
 
+/* Rank 1 waits for three deadlines before the message comes. The deadline is set once it knows that
+ * rank 0 is busy, and the message is sent before that is over: how fast either runs does not matter. */
 static int be_busy(struct dp_comm *comm, void *arg)
 {
-    const int64_t deadline_ns = dp_comm_deadline(comm), until_ns = dp_now_ns() + 3 * deadline_ns;
+    static const int64_t deadline_ns = 300 * DP_NS_PER_MS;
     char byte = 1;
 
     (void)arg;
-    if (dp_comm_rank(comm))
+    if (dp_comm_rank(comm)) {
+        CHECK(!dp_comm_barrier(comm));
+        dp_comm_set_deadline(comm, deadline_ns);
         return blocking_receive(comm, 0, 0, 0, &byte, 1);
-    CHECK(!dp_comm_busy(comm, 10 * deadline_ns));
-    while (dp_now_ns() < until_ns)
+    }
+    CHECK(!dp_comm_busy(comm, LONG_NS));
+    CHECK(!dp_comm_barrier(comm));
+    for (const int64_t until_ns = dp_now_ns() + 3 * deadline_ns; dp_now_ns() < until_ns;)
         sched_yield();
-    CHECK(!dp_comm_busy(comm, 0));
-    return blocking_send(comm, 1, 0, 0, &byte, 1);
+    CHECK(!blocking_send(comm, 1, 0, 0, &byte, 1));
+    return dp_comm_busy(comm, 0);
 }
 
 static void a_busy_rank_is_waited_for(void **state)
 {
     (void)state;
-    on_all_kinds(2, 300 * DP_NS_PER_MS, be_busy, NULL);
+    on_all_kinds(2, LONG_NS, be_busy, NULL);
 }
 
 static int count_down(void *user)
