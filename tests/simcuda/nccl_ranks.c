@@ -5,8 +5,12 @@
 #include "simcuda/nccl_api.h"
 
 #include <dlfcn.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 static const int64_t deadline_ns = 60 * DP_NS_PER_S;
@@ -163,4 +167,94 @@ int nccl_ranks_run_schedules(const struct dp_schedule *const *schedules, int cou
     struct job job = {.fn = fn, .arg = arg, .schedules = schedules, .schedule_count = count};
 
     return nccl_ranks_run_hosts(schedules[0]->ranks, run_rank, &job, killed);
+}
+
+/* ---- one rank falls out of what the others have queued ----------------------------------------- */
+
+enum { RANKS = 4, QUEUED_TAG = 55, ALL_QUEUED_TAG = 56 };
+/* For those that wait in vain: not so short that a message between two that live is late. */
+static const int64_t short_ns = 2 * DP_NS_PER_S;
+
+static atomic_int *ended; /* how many ranks; shared by all */
+
+bool nccl_ranks_run_fall(rank_fn fn, enum nccl_fall *how)
+{
+    int killed;
+
+    ended = mmap(NULL, sizeof(*ended), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (ended == MAP_FAILED)
+        return false;
+    const int failed = nccl_ranks_run_hosts(RANKS, fn, how, &killed);
+    munmap(ended, sizeof(*ended));
+    return failed == (*how == NCCL_DIES) && killed == failed;
+}
+
+/* One byte between the culprit and each other rank. */
+static int pass(struct dp_comm *comm, int peer, uint64_t tag, bool sends)
+{
+    struct dp_request req;
+    char byte = 0;
+    int err = sends ? dp_comm_isend(comm, peer, DP_CHANNEL_CONTROL, tag, &byte, 1, &req)
+                    : dp_comm_irecv(comm, peer, DP_CHANNEL_CONTROL, tag, &byte, 1, &req);
+
+    return err ? err : dp_comm_wait(comm, &req, peer);
+}
+
+static int pass_all(struct dp_comm *comm, uint64_t tag, bool sends)
+{
+    int err = 0;
+
+    for (int peer = 0; peer < dp_comm_size(comm) && !err; peer++)
+        if (peer != NCCL_CULPRIT)
+            err = pass(comm, peer, tag, sends);
+    return err;
+}
+
+/* As one that computes: it hears of nothing. */
+static void stay_away(void)
+{
+    const int64_t until_ns = dp_now_ns() + deadline_ns;
+
+    while (atomic_load(ended) < RANKS - 1 && dp_now_ns() < until_ns)
+        nanosleep(&(struct timespec){.tv_nsec = DP_NS_PER_MS}, NULL);
+}
+
+int nccl_ranks_fall_out(struct dp_comm *comm, enum nccl_fall how)
+{
+    CHECK(!pass_all(comm, QUEUED_TAG, false));
+    CHECK(!pass_all(comm, ALL_QUEUED_TAG, true));
+    if (how == NCCL_DIES)
+        raise(SIGKILL);
+    if (how == NCCL_ABORTS)
+        CHECK(!dp_comm_abort(comm, DP_ECALLBACK, "a stage failed"));
+    stay_away();
+    return 0;
+}
+
+/* The culprit may be gone before this rank knows of its words. */
+int nccl_ranks_have_queued(struct dp_comm *comm, enum nccl_fall how)
+{
+    int err = pass(comm, NCCL_CULPRIT, QUEUED_TAG, true);
+
+    if (!err)
+        err = pass(comm, NCCL_CULPRIT, ALL_QUEUED_TAG, false);
+    CHECK(!err || (err == DP_EABORTED && how != NCCL_STAYS_AWAY));
+    if (how == NCCL_STAYS_AWAY)
+        dp_comm_set_deadline(comm, short_ns);
+    return 0;
+}
+
+int nccl_ranks_check_end(struct dp_comm *comm, enum nccl_fall how, int err)
+{
+    static const int errors[] = {DP_ECOMM, DP_ECALLBACK, DP_ETIMEDOUT};
+    struct dp_abort why;
+
+    CHECK(err == DP_EABORTED || (err == DP_ETIMEDOUT && how == NCCL_STAYS_AWAY));
+    CHECK(dp_comm_aborted(comm, &why) && why.rank == NCCL_CULPRIT && why.error == errors[how]);
+    return 0;
+}
+
+void nccl_ranks_have_ended(void)
+{
+    atomic_fetch_add(ended, 1);
 }

@@ -33,4 +33,22 @@ int nccl_ranks_run_schedules(const struct dp_schedule *const *schedules, int cou
 /* The same with the host's comm, over which fn opens one by NCCL, and no device. */
 int nccl_ranks_run_hosts(int size, rank_fn fn, void *arg, int *killed);
 
+/* ---- one rank falls out of what the others have queued ----------------------------------------- */
+
+/* It is killed, calls dp_comm_abort, or makes no calls at all. */
+enum nccl_fall { NCCL_DIES, NCCL_ABORTS, NCCL_STAYS_AWAY };
+enum { NCCL_CULPRIT = 2 };
+
+/* Run fn on four ranks. True if all returned 0, but the culprit where it dies. */
+bool nccl_ranks_run_fall(rank_fn fn, enum nccl_fall *how);
+/* The culprit's part, of which it does not return where it dies: it falls out when all others have
+ * queued, and returns when they have ended. 0 or -1, as of a rank_fn. */
+int nccl_ranks_fall_out(struct dp_comm *comm, enum nccl_fall how);
+/* The others' part: what is to be ended is queued, here and then on all of them. */
+int nccl_ranks_have_queued(struct dp_comm *comm, enum nccl_fall how);
+/* err, the result of the call that ended, is that of such a fall, and names the culprit. */
+int nccl_ranks_check_end(struct dp_comm *comm, enum nccl_fall how, int err);
+/* This rank needs the culprit no more. */
+void nccl_ranks_have_ended(void);
+
 #endif

@@ -300,6 +300,119 @@ static int refuse_all(struct dp_comm *comm, void *arg)
     return 0;
 }
 
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+struct fall {
+    enum nccl_fall how;
+    const char *graph;
+};
+
+static int open_mixer(struct dp_comm *comm, struct rig *g, const struct dp_graph *graph,
+                      struct dp_mixer_stream **out)
+{
+    struct dp_nccl_peer peers[WORKERS];
+    struct dp_nccl_config nccl = {.device = g->dev, .peers = peers};
+    struct dp_mixer_stream_config config = {.parameters = g->p.list, .count = TENSORS,
+                                            .graph = graph, .device = g->dev};
+
+    nccl.peer_count = dp_mixer_nccl_peers(graph, dp_comm_rank(comm), peers);
+    CHECK(nccl.peer_count > 0 && !dp_comm_nccl_open(comm, &nccl, &g->comm));
+    config.comm = g->comm;
+    CHECK(!dp_mixer_stream_new(&config, out));
+    return 0;
+}
+
+/* A worker that is no neighbor of the culprit in a round gets what it waits for, once or twice. */
+static int mix_until_it_ends(struct rig *g, struct dp_mixer_stream *mixer)
+{
+    int err = 0;
+
+    while (!err) {
+        err = dp_mixer_stream_mix(mixer, g->stream);
+        if (!err)
+            err = dp_mixer_stream_wait(mixer);
+        if (!err)
+            err = dp_mixer_stream_send(mixer, g->stream);
+    }
+    return err;
+}
+
+/* The stream ends, too: nothing of the exchange is in it any more. */
+static int survive(struct dp_comm *comm, struct rig *g, struct dp_mixer_stream *mixer,
+                   const struct fall *fall)
+{
+    CHECK(!dp_mixer_stream_send(mixer, g->stream) && !dp_mixer_stream_mix(mixer, g->stream));
+    CHECK(!nccl_ranks_have_queued(comm, fall->how));
+    int err = dp_mixer_stream_wait(mixer);
+    CHECK(err || strcmp(fall->graph, "complete"));
+    if (!err)
+        err = dp_mixer_stream_send(mixer, g->stream);
+    if (!err)
+        err = mix_until_it_ends(g, mixer);
+    CHECK(!nccl_ranks_check_end(comm, fall->how, err));
+    CHECK(!finish(g));
+    CHECK(!dp_mixer_stream_mix(mixer, g->stream) && !dp_mixer_stream_wait(mixer));
+    CHECK(dp_mixer_stream_send(mixer, g->stream) == DP_EABORTED);
+    CHECK(dp_mixer_stream_average(mixer, g->stream, false) == DP_EABORTED);
+    CHECK(!finish(g));
+    nccl_ranks_have_ended();
+    return 0;
+}
+
+static int mix_without_one(struct dp_comm *comm, void *arg)
+{
+    const struct fall *fall = arg;
+    struct dp_mixer_stream *mixer;
+    struct dp_graph *graph;
+    struct rig g = {0};
+
+    if (rig_open(&g, comm) || open_graph(comm, fall->graph, &graph) ||
+        open_mixer(comm, &g, graph, &mixer))
+        return -1;
+    const int err = dp_comm_rank(comm) == NCCL_CULPRIT
+                        ? nccl_ranks_fall_out(g.comm, fall->how)
+                        : survive(g.comm, &g, mixer, fall);
+    if (err)
+        return err;
+    dp_mixer_stream_free(mixer);
+    dp_graph_free(graph);
+    rig_close(&g);
+    return 0;
+}
+
+static void a_worker_falls_out(enum nccl_fall how, const char *graph)
+{
+    struct fall fall = {how, graph};
+
+    if (why_not)
+        skip_because(why_not);
+    assert_true(nccl_ranks_run_fall(mix_without_one, &fall.how));
+}
+
+static void a_death_ends_a_queued_exchange_on_all_and_is_named(void **state)
+{
+    (void)state;
+    a_worker_falls_out(NCCL_DIES, "complete");
+}
+
+static void a_death_ends_workers_that_exchange_nothing_with_the_culprit(void **state)
+{
+    (void)state;
+    a_worker_falls_out(NCCL_DIES, "ring");
+}
+
+static void an_abort_ends_a_queued_exchange_on_all_and_is_named(void **state)
+{
+    (void)state;
+    a_worker_falls_out(NCCL_ABORTS, "ring");
+}
+
+static void a_worker_that_sends_nothing_is_named_at_the_deadline(void **state)
+{
+    (void)state;
+    a_worker_falls_out(NCCL_STAYS_AWAY, "complete");
+}
+
 static void values_are_mixed_as_on_the_host_and_no_host_waits(void **state)
 {
     int killed;
@@ -322,6 +435,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_are_mixed_as_on_the_host_and_no_host_waits),
+        cmocka_unit_test(a_death_ends_a_queued_exchange_on_all_and_is_named),
+        cmocka_unit_test(a_death_ends_workers_that_exchange_nothing_with_the_culprit),
+        cmocka_unit_test(an_abort_ends_a_queued_exchange_on_all_and_is_named),
+        cmocka_unit_test(a_worker_that_sends_nothing_is_named_at_the_deadline),
         cmocka_unit_test(what_is_not_mixed_on_a_device_is_named),
     };
 

@@ -10,10 +10,7 @@
 #include "base/fp16.h"
 #include <dualpipe/replicas.h>
 
-#include <signal.h>
 #include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
 
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 static const char *why_not;
@@ -325,70 +322,52 @@ static int sum(struct dp_comm *comm, void *arg)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-/* How one rank falls out of a sum that the others have queued. */
-enum fall { DIES, ABORTS, STAYS_AWAY };
-enum { CULPRIT = 2, READY = 55 };
+enum what { OF_A_SUM, OF_A_GATHER };
 
-/* Each of the others says when it has queued its sum. */
-static int hear_of_all(struct dp_comm *comm)
+struct fall {
+    enum nccl_fall how;
+    enum what of;
+};
+
+/* Whole, or the second half of it; all do the first half of that. */
+static int queue(struct sums_rig *g, enum what of)
 {
-    struct dp_request request;
-    char heard;
-
-    for (int peer = 0; peer < dp_comm_size(comm); peer++) {
-        if (peer == CULPRIT)
-            continue;
-        CHECK(!dp_comm_irecv(comm, peer, DP_CHANNEL_CONTROL, READY, &heard, 1, &request));
-        CHECK(!dp_comm_wait(comm, &request, peer));
-    }
-    return 0;
+    return of == OF_A_SUM ? dp_replicas_stream_sum(g->sums, g->m.stream)
+                          : dp_replicas_stream_gather(g->sums, g->m.stream);
 }
 
-static int fall_out(struct dp_comm *comm, enum fall how)
+static int prepare(struct sums_rig *g, enum what of)
 {
-    const int64_t until_ns = dp_now_ns() + LONG_NS;
+    int err = of == OF_A_GATHER ? dp_replicas_stream_scatter(g->sums, g->m.stream) : 0;
 
-    if (hear_of_all(comm))
-        return -1;
-    if (how == DIES)
-        kill(getpid(), SIGKILL);
-    if (how == ABORTS)
-        CHECK(!dp_comm_abort(comm, DP_ECALLBACK, "a stage failed"));
-    while (!dp_comm_aborted(comm, NULL) && dp_now_ns() < until_ns) /* as one that computes */
-        nanosleep(&(struct timespec){.tv_nsec = DP_NS_PER_MS}, NULL);
-    return 0;
+    return err ? err : dp_replicas_stream_wait(g->sums);
 }
 
-/* The stream ends, too: nothing of the sum is in it any more. */
-static int survive(struct dp_comm *comm, struct sums_rig *g, enum fall how)
+/* The stream ends, too: nothing of what was queued is in it any more. */
+static int survive(struct dp_comm *comm, struct sums_rig *g, const struct fall *fall)
 {
-    static const int errors[] = {DP_ECOMM, DP_ECALLBACK, DP_ETIMEDOUT};
-    struct dp_request telling;
-    struct dp_abort why;
-    char told = 0;
-
-    CHECK(!dp_replicas_stream_sum(g->sums, g->m.stream));
-    CHECK(!dp_comm_isend(comm, CULPRIT, DP_CHANNEL_CONTROL, READY, &told, 1, &telling));
-    if (how == STAYS_AWAY)
-        dp_comm_set_deadline(comm, 300 * DP_NS_PER_MS);
+    CHECK(!queue(g, fall->of));
+    CHECK(!nccl_ranks_have_queued(comm, fall->how));
     const int err = dp_replicas_stream_wait(g->sums);
-    CHECK(err == DP_EABORTED || err == (how == STAYS_AWAY ? DP_ETIMEDOUT : DP_EABORTED));
-    CHECK(dp_comm_aborted(comm, &why) && why.rank == CULPRIT && why.error == errors[how]);
+    CHECK(!nccl_ranks_check_end(comm, fall->how, err));
     CHECK(!finish(&g->m));
-    CHECK(dp_replicas_stream_sum(g->sums, g->m.stream) == DP_EABORTED);
+    CHECK(queue(g, fall->of) == DP_EABORTED);
+    CHECK(dp_replicas_stream_scatter(g->sums, g->m.stream) == DP_EABORTED);
     CHECK(!dp_replicas_stream_wait(g->sums) && !finish(&g->m));
+    nccl_ranks_have_ended();
     return 0;
 }
 
-static int sum_without_one(struct dp_comm *comm, void *arg)
+static int go_on_without_one(struct dp_comm *comm, void *arg)
 {
-    const enum fall how = *(const enum fall *)arg;
+    const struct fall *fall = arg;
     struct sums_rig g;
 
     if (rig_open(&g, comm))
         return -1;
-    const int err = dp_comm_rank(comm) == CULPRIT ? fall_out(g.comm, how)
-                                                  : survive(g.comm, &g, how);
+    CHECK(!prepare(&g, fall->of));
+    const int err = dp_comm_rank(comm) == NCCL_CULPRIT ? nccl_ranks_fall_out(g.comm, fall->how)
+                                                       : survive(g.comm, &g, fall);
     if (!err)
         rig_close(&g);
     return err;
@@ -445,32 +424,43 @@ static void other_communicators_devices_and_memory_are_refused(void **state)
     assert_int_equal(comm_on_threads(1, LONG_NS, refuse_host, NULL), 0);
 }
 
-static void a_rank_falls_out(enum fall how)
+static void a_rank_falls_out(enum nccl_fall how, enum what of)
 {
-    int killed;
+    struct fall fall = {how, of};
 
     if (why_not)
         skip_because(why_not);
-    assert_int_equal(nccl_ranks_run_hosts(4, sum_without_one, &how, &killed), how == DIES);
-    assert_int_equal(killed, how == DIES);
+    assert_true(nccl_ranks_run_fall(go_on_without_one, &fall.how));
 }
 
 static void a_death_ends_a_queued_sum_on_all_and_is_named(void **state)
 {
     (void)state;
-    a_rank_falls_out(DIES);
+    a_rank_falls_out(NCCL_DIES, OF_A_SUM);
+}
+
+static void a_death_ends_a_queued_gather_on_all_and_is_named(void **state)
+{
+    (void)state;
+    a_rank_falls_out(NCCL_DIES, OF_A_GATHER);
 }
 
 static void an_abort_ends_a_queued_sum_on_all_and_is_named(void **state)
 {
     (void)state;
-    a_rank_falls_out(ABORTS);
+    a_rank_falls_out(NCCL_ABORTS, OF_A_SUM);
 }
 
 static void a_rank_that_queues_no_sum_is_named_at_the_deadline(void **state)
 {
     (void)state;
-    a_rank_falls_out(STAYS_AWAY);
+    a_rank_falls_out(NCCL_STAYS_AWAY, OF_A_SUM);
+}
+
+static void a_rank_that_queues_no_gather_is_named_at_the_deadline(void **state)
+{
+    (void)state;
+    a_rank_falls_out(NCCL_STAYS_AWAY, OF_A_GATHER);
 }
 
 int main(void)
@@ -479,8 +469,10 @@ int main(void)
         cmocka_unit_test(four_replicas_sum_in_pairs_and_no_host_waits),
         cmocka_unit_test(three_replicas_sum_a_part_each),
         cmocka_unit_test(a_death_ends_a_queued_sum_on_all_and_is_named),
+        cmocka_unit_test(a_death_ends_a_queued_gather_on_all_and_is_named),
         cmocka_unit_test(an_abort_ends_a_queued_sum_on_all_and_is_named),
         cmocka_unit_test(a_rank_that_queues_no_sum_is_named_at_the_deadline),
+        cmocka_unit_test(a_rank_that_queues_no_gather_is_named_at_the_deadline),
         cmocka_unit_test(other_communicators_devices_and_memory_are_refused),
     };
 
