@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The state of a job goes from ranks to ranks, as where a pipeline goes on without one that has
+ * died. A rank that has no memory for that ends the move on all, which name it and say why, and
+ * the group is ended.
+ */
+#include "cmocka_all.h"
+
+#include "comm_group.h"
+#include "train/saved.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum { RANKS = 3, POOR = 1 };
+static const int64_t timeout_ns = INT64_C(60000000000);
+static const struct gpt_config config = {
+    .layers = 2, .width = 8, .heads = 2, .context = 4, .batch = 1, .seed = 1};
+static const struct trainer_config training = {.sequences = 1, .steps = 1, .rate = 0.01};
+
+/* ---- memory that fails ----------------------------------------------------------------------- */
+
+static _Thread_local int until_failure = -1; /* allocations that still succeed; -1: all do */
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+
+static bool fails(void)
+{
+    return until_failure >= 0 && until_failure-- == 0;
+}
+
+void *__wrap_malloc(size_t size)
+{
+    return fails() ? NULL : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return fails() ? NULL : __real_calloc(count, size);
+}
+
+/* ---- a rank ---------------------------------------------------------------------------------- */
+
+struct side {
+    struct engine *engine;
+    struct trainer trainer;
+};
+
+static int side_open(struct side *p, const struct data *data, uint64_t seed)
+{
+    struct sequential_config c = {.model = config, .microbatches = 1, .order_blocks = 1};
+
+    c.model.seed = seed;
+    int err = sequential_new(&c, &p->engine);
+    return err ? err : trainer_init(&p->trainer, &training, data, p->engine);
+}
+
+static void side_close(struct side *p)
+{
+    trainer_fini(&p->trainer);
+    p->engine->ops->free(p->engine);
+}
+
+static real weight_of(const struct side *p)
+{
+    return p->engine->stages[0]->weights[0];
+}
+
+/* Every rank has the state and wants it. failing: the allocation of POOR's that fails; -1: none. */
+static int move(struct dp_comm *comm, struct side *from, struct side *to, int failing)
+{
+    const bool poor = dp_comm_rank(comm) == POOR && failing >= 0;
+    struct dp_comm *next = NULL;
+    struct dp_abort why;
+
+    until_failure = poor ? failing : -1;
+    const int err = saved_move(comm, &from->trainer, &to->trainer);
+    until_failure = -1;
+    if (failing < 0) {
+        CHECK(!err && weight_of(from) == weight_of(to));
+        return 0;
+    }
+    CHECK(err == (poor ? DP_ENOMEM : DP_EABORTED));
+    CHECK(weight_of(from) != weight_of(to));
+    CHECK_SAYS("rank 1 (DP_ENOMEM): no memory to list the state");
+    CHECK(dp_comm_aborted(comm, &why) && why.rank == POOR && why.error == DP_ENOMEM);
+    CHECK(strstr(why.text, "no memory to list the state"));
+    CHECK(dp_comm_shrink(comm, &next) == DP_EABORTED);
+    return 0;
+}
+
+struct job {
+    int failing;
+    pthread_barrier_t ready; /* an abort must meet no rank that is still on its way */
+};
+
+static int run_rank(struct dp_comm *comm, void *arg)
+{
+    struct job *job = arg;
+    struct data data = data_generated(4, 2, 1);
+    struct side from, to;
+
+    data.window = (size_t)config.context + 1;
+    CHECK(!dp_comm_survive(comm));
+    CHECK(!side_open(&from, &data, 1) && !side_open(&to, &data, 2));
+    CHECK(weight_of(&from) != weight_of(&to));
+    pthread_barrier_wait(&job->ready);
+    const int failed = move(comm, &from, &to, job->failing);
+    side_close(&to);
+    side_close(&from);
+    data_close(&data);
+    return failed;
+}
+
+static void run(int failing)
+{
+    struct job job = {.failing = failing};
+
+    pthread_barrier_init(&job.ready, NULL, RANKS);
+    assert_int_equal(comm_on_threads(RANKS, timeout_ns, run_rank, &job), 0);
+    pthread_barrier_destroy(&job.ready);
+}
+
+static void the_state_comes_from_the_ranks_that_have_it(void **state)
+{
+    (void)state;
+    run(-1);
+}
+
+/* Two lists for each of what it has and what it wants. */
+static void a_rank_without_memory_ends_the_move_on_all_and_is_named(void **state)
+{
+    (void)state;
+    for (int failing = 0; failing < 4; failing++)
+        run(failing);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_state_comes_from_the_ranks_that_have_it),
+        cmocka_unit_test(a_rank_without_memory_ends_the_move_on_all_and_is_named),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
