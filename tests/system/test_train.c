@@ -367,6 +367,8 @@ static const struct layout layouts[] = {
     {"-P 4 --tie-embeddings", 4, "--tie-embeddings", " with 2 ranks, 1 spare\n"},
     {"-P 2 -D 2 -M 8 --spare 1 --tie-embeddings", 5, "-M 8 --order-blocks 4 --tie-embeddings",
      " with 2 replicas of 2 ranks, 0 spare\n"},
+    {"-P 4 -D 2 -M 16 --batch 16", 8, "-M 16 --batch 16 --order-blocks 4",
+     " with 2 replicas of 2 ranks, 3 spare\n"},
 };
 enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
 
@@ -426,6 +428,19 @@ static void a_pipeline_goes_on_without_a_rank_that_is_killed(void **state)
     }
 }
 
+/* Until no more steps come for a while, so that the others wait; or the run has ended. */
+static void wait_until_nothing_is_printed(struct run *r)
+{
+    size_t before, len = 0;
+
+    do {
+        before = len;
+        nanosleep(&(struct timespec){.tv_nsec = 300 * 1000 * 1000}, NULL);
+        read_text(r->out, r->out_text);
+        len = strlen(r->out_text);
+    } while (len != before && !has_ended(r));
+}
+
 /* A stopped rank is one that gives no answer. The others name it; continued after that it ends by
  * itself, otherwise with the run. */
 static void stop_one_of_a_pipeline(const char *expected, const char *transport, int rank, bool goes_on)
@@ -467,6 +482,40 @@ static void a_pipeline_goes_on_without_a_rank_that_is_stopped(void **state)
     for (int i = 0; i < (getenv("DP_TEST_FULL") ? 16 : 2); i++)
         stop_one_of_a_pipeline(sequential.out_text, transports[i % 2], (1 + i + i / 4) % 4,
                                i % 2 == i / 2 % 2);
+}
+
+/* A stop that ends before any deadline: a rank that is late, and no more. */
+static void stop_one_for_a_while(const struct layout *l, const char *expected, const char *transport,
+                                 int rank)
+{
+    struct run r;
+    pid_t ranks[MAX_RANKS];
+    char more[64];
+
+    snprintf(more, sizeof(more), "--transport %s", transport);
+    setenv("DUALPIPE_COMM_TIMEOUT_MS", "120000", 1);
+    start_pipelines(&r, l, more, ranks);
+    unsetenv("DUALPIPE_COMM_TIMEOUT_MS");
+    kill(ranks[rank], SIGSTOP);
+    wait_until_nothing_is_printed(&r);
+    const bool ended = has_ended(&r);
+    kill(ranks[rank], SIGCONT);
+    finish(&r);
+    if (r.status || ended)
+        fail_msg("%s, rank %d stopped for a while: status %d: %s", more, rank, r.status, r.err_text);
+    assert_string_equal(r.err_text, "");
+    assert_same_steps(r.out_text, expected);
+}
+
+static void a_pipeline_waits_for_a_rank_that_is_stopped_for_a_while(void **state)
+{
+    const char *const transports[] = {"shm", "tcp"};
+    struct run sequential;
+
+    (void)state;
+    run_sequential(&sequential, layouts[0].sequential);
+    for (int i = 0; i < (getenv("DP_TEST_FULL") ? 16 : 2); i++)
+        stop_one_for_a_while(&layouts[0], sequential.out_text, transports[i % 2], (3 * i + i / 4) % 4);
 }
 
 /* Both of the ranks that held two stages. */
@@ -906,6 +955,7 @@ int main(void)
         cmocka_unit_test(replicas_that_are_killed_are_started_again),
         cmocka_unit_test(a_pipeline_goes_on_without_a_rank_that_is_killed),
         cmocka_unit_test(a_pipeline_goes_on_without_a_rank_that_is_stopped),
+        cmocka_unit_test(a_pipeline_waits_for_a_rank_that_is_stopped_for_a_while),
         cmocka_unit_test(a_pipeline_ends_where_both_holders_of_a_stage_are_lost),
         cmocka_unit_test(a_rank_that_stops_is_named),
         cmocka_unit_test(ranks_end_with_their_parent),
