@@ -427,11 +427,12 @@ static int wait_long(struct wait *w)
     int err;
 
     w->start_ns = w->polled_ns = w->world->wait_began_ns = dp_now_ns();
-    for (;;) {
+    /* The clock is read before each look: a thread that is stopped for long between the two must not
+     * give up on a message that has come. */
+    for (int64_t now_ns = w->start_ns;; now_ns = dp_now_ns()) {
         err = look(w);
         if (err != DP_EAGAIN)
             break;
-        const int64_t now_ns = dp_now_ns();
         err = check_group(w);
         if (!err)
             err = check_time(w, now_ns);
