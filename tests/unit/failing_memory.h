@@ -6,7 +6,7 @@
 #ifndef DP_TESTS_FAILING_MEMORY_H
 #define DP_TESTS_FAILING_MEMORY_H
 
-extern _Thread_local int allocations;       /* of this thread so far */
+extern _Thread_local int allocations;     /* of this thread so far */
 extern _Thread_local int until_no_memory; /* allocations that still succeed; -1: all do */
 
 /* Call `call` with its first allocation failing, then with its second, ... until it succeeds. All

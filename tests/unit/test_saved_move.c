@@ -7,6 +7,7 @@
 #include "cmocka_all.h"
 
 #include "comm_group.h"
+#include "failing_memory.h"
 #include "train/saved.h"
 
 #include <pthread.h>
@@ -17,30 +18,6 @@ static const int64_t timeout_ns = INT64_C(60000000000);
 static const struct gpt_config config = {
     .layers = 2, .width = 8, .heads = 2, .context = 4, .batch = 1, .seed = 1};
 static const struct trainer_config training = {.sequences = 1, .steps = 1, .rate = 0.01};
-
-/* ---- memory that fails ----------------------------------------------------------------------- */
-
-static _Thread_local int until_failure = -1; /* allocations that still succeed; -1: all do */
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-
-static bool fails(void)
-{
-    return until_failure >= 0 && until_failure-- == 0;
-}
-
-void *__wrap_malloc(size_t size)
-{
-    return fails() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return fails() ? NULL : __real_calloc(count, size);
-}
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
 
@@ -76,9 +53,9 @@ static int move(struct dp_comm *comm, struct side *from, struct side *to, int fa
     struct dp_comm *next = NULL;
     struct dp_abort why;
 
-    until_failure = poor ? failing : -1;
+    until_no_memory = poor ? failing : -1;
     const int err = saved_move(comm, &from->trainer, &to->trainer);
-    until_failure = -1;
+    until_no_memory = -1;
     if (failing < 0) {
         CHECK(!err && weight_of(from) == weight_of(to));
         return 0;
