@@ -18,6 +18,10 @@ struct layer {
     int64_t label_shape[2];
 };
 
+struct layer_samples {
+    double f_ns[RUNS], i_ns[RUNS], w_ns[RUNS];
+};
+
 static double now_ns(void)
 {
     struct timespec t;
@@ -75,58 +79,76 @@ static void layer_fini(struct layer *l)
     gpt_stage_free(l->stage);
 }
 
-static void note_least(double *least, double ns)
+/* Of a layer, in the order of a step: all layers' F, then I and W of the last layer first. */
+static int run_forward(struct layer *l, double *f_ns)
 {
-    if (*least <= 0 || ns < *least)
-        *least = ns;
-}
-
-/* F, I and W once; the head's with the loss. */
-static int run_once(struct layer *l, struct layer_times *times)
-{
-    const struct dp_stage_ops *ops = &gpt_stage_ops;
-    const bool last = l->stage->has_head;
-    double loss, at[4] = {now_ns()};
+    const double began_ns = now_ns();
+    double loss;
     int32_t count;
-    int err = ops->forward(l->stage, &l->call, &l->in, &l->out);
+    int err = gpt_stage_ops.forward(l->stage, &l->call, &l->in, &l->out);
 
-    if (!err && last)
+    if (!err && l->stage->has_head)
         err = gpt_loss_ops.loss(NULL, &l->call, &l->out, &l->labels, &loss, 1, &count);
-    at[1] = now_ns();
-    if (!err && last)
-        err = gpt_loss_ops.loss_backward(NULL, &l->call, &l->out, &l->labels, 1, &l->gout);
-    if (!err)
-        err = ops->backward(l->stage, &l->call, &l->gout, &l->gin, DP_BACKWARD_INPUT);
-    at[2] = now_ns();
-    if (!err)
-        err = ops->weight(l->stage, &l->call);
-    at[3] = now_ns();
-    note_least(&times->f_ns, at[1] - at[0]);
-    note_least(&times->i_ns, at[2] - at[1]);
-    note_least(&times->w_ns, at[3] - at[2]);
+    *f_ns = now_ns() - began_ns;
     return err;
 }
 
-static int measure_layer(const struct gpt_config *c, int i, struct dp_border *borders,
-                         struct layer_times *times)
+static int run_backward(struct layer *l, double *i_ns, double *w_ns)
 {
-    struct layer l = {0};
-    int err = layer_init(&l, c, i, borders);
+    const double began_ns = now_ns();
+    int err = 0;
 
-    *times = (struct layer_times){0};
-    for (int run = 0; run < RUNS && !err; run++)
-        err = run_once(&l, times);
-    layer_fini(&l);
+    if (l->stage->has_head)
+        err = gpt_loss_ops.loss_backward(NULL, &l->call, &l->out, &l->labels, 1, &l->gout);
+    if (!err)
+        err = gpt_stage_ops.backward(l->stage, &l->call, &l->gout, &l->gin, DP_BACKWARD_INPUT);
+    const double between_ns = now_ns();
+    if (!err)
+        err = gpt_stage_ops.weight(l->stage, &l->call);
+    *i_ns = between_ns - began_ns;
+    *w_ns = now_ns() - between_ns;
+    return err;
+}
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static double median(double *ns)
+{
+    qsort(ns, RUNS, sizeof(*ns), compare);
+    return ns[RUNS / 2];
+}
+
+/* As a rank's layers run one after the other, not one again and again: weights and gradients of a layer
+ * are no longer in the cache that the layers before have filled. */
+static int run_all(struct layer *l, int layers, struct layer_samples *s)
+{
+    int err = 0;
+
+    for (int run = -1; run < RUNS && !err; run++) { /* the first one touches the memory */
+        const int at = run < 0 ? 0 : run;
+        for (int i = 0; i < layers && !err; i++)
+            err = run_forward(&l[i], &s[i].f_ns[at]);
+        for (int i = layers - 1; i >= 0 && !err; i--)
+            err = run_backward(&l[i], &s[i].i_ns[at], &s[i].w_ns[at]);
+    }
     return err;
 }
 
 int plan_measure(const struct gpt_config *config, struct layer_times *times)
 {
     const int layers = config->layers + 2;
+    const size_t n = (size_t)layers;
     struct gpt_config c = *config;
-    int32_t *blocks = calloc((size_t)layers, sizeof(*blocks));
-    struct dp_border *borders = calloc((size_t)layers + 1, sizeof(*borders));
-    int err = blocks && borders ? 0 : DP_ENOMEM;
+    int32_t *blocks = calloc(n, sizeof(*blocks));
+    struct dp_border *borders = calloc(n + 1, sizeof(*borders));
+    struct layer *all = calloc(n, sizeof(*all));
+    struct layer_samples *samples = calloc(n, sizeof(*samples));
+    int err = blocks && borders && all && samples ? 0 : DP_ENOMEM;
 
     for (int i = 1; i <= config->layers && !err; i++)
         blocks[i] = 1;
@@ -134,7 +156,17 @@ int plan_measure(const struct gpt_config *config, struct layer_times *times)
     if (!err)
         gpt_borders(&c, layers, borders);
     for (int i = 0; i < layers && !err; i++)
-        err = measure_layer(&c, i, borders, &times[i]);
+        err = layer_init(&all[i], &c, i, borders);
+    if (!err)
+        err = run_all(all, layers, samples);
+    for (int i = 0; i < layers && all; i++)
+        layer_fini(&all[i]);
+    for (int i = 0; i < layers && !err; i++)
+        times[i] = (struct layer_times){.f_ns = median(samples[i].f_ns),
+                                        .i_ns = median(samples[i].i_ns),
+                                        .w_ns = median(samples[i].w_ns)};
+    free(samples);
+    free(all);
     free(borders);
     free(blocks);
     return err;

@@ -13,7 +13,8 @@ struct layer_times {
     double f_ns, i_ns, w_ns;
 };
 
-/* times[config->layers + 2], each the least of a few runs. 0, DP_ENOMEM or the callbacks' errors. */
+/* times[config->layers + 2], each the median of a few runs over all layers in turn, which are in memory
+ * together. 0, DP_ENOMEM or the callbacks' errors. */
 int plan_measure(const struct gpt_config *config, struct layer_times *times);
 
 #endif
