@@ -7,11 +7,10 @@
 
 #include <stdlib.h>
 
-int dp_fifo_table_init(struct dp_fifo_table *t, int size)
+void dp_fifo_table_init(struct dp_fifo_table *t, int size)
 {
     t->size = size;
     t->tables = calloc(DP_FIFO_TABLE_CHANNELS, sizeof(*t->tables));
-    return t->tables ? 0 : DP_ENOMEM;
 }
 
 static struct dp_full_fifo *new_fifo(int sender, int receiver)

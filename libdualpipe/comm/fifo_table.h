@@ -23,8 +23,8 @@ struct dp_fifo_table {
     atomic_int channels;             /* from 0 on, that are used */
 };
 
-/* Of a group of `size`. DP_ENOMEM, with tables NULL. */
-int dp_fifo_table_init(struct dp_fifo_table *t, int size);
+/* Of a group of `size`. Without memory, tables is NULL. */
+void dp_fifo_table_init(struct dp_fifo_table *t, int size);
 void dp_fifo_table_fini(struct dp_fifo_table *t);
 
 static inline dp_fifo_cell *dp_fifo_table_cell(const struct dp_fifo_table *t, dp_fifo_cell *table,
