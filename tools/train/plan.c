@@ -96,6 +96,8 @@ static struct layer_times stage_times(const struct planner *p, const struct bloc
         sum.f_ns += p->times[i].f_ns;
         sum.i_ns += p->times[i].i_ns;
         sum.w_ns += p->times[i].w_ns;
+        sum.norm_ns += p->times[i].norm_ns;
+        sum.update_ns += p->times[i].update_ns;
     }
     return sum;
 }
@@ -135,6 +137,25 @@ static void fill_ops(const struct planner *p, const struct settings *s, int rank
     }
 }
 
+/* After the pipeline: norms until all ranks have theirs, of the first copy of a stage; then updates, and
+ * the slowest rank's lets the next step begin. */
+static double update_ns(const struct dp_schedule *list, const struct layer_times *stages)
+{
+    double norm_ns = 0, most_ns = 0;
+
+    for (int rank = 0; rank < list->ranks; rank++) {
+        double norms = 0, updates = 0;
+        for (int i = 0; i < dp_schedule_slot_count(list, rank); i++) {
+            const struct dp_slot *slot = dp_schedule_slot(list, rank, i);
+            norms += slot->stream > 0 ? 0 : stages[slot->stage].norm_ns;
+            updates += stages[slot->stage].update_ns;
+        }
+        norm_ns = fmax(norm_ns, norms);
+        most_ns = fmax(most_ns, updates);
+    }
+    return norm_ns + most_ns;
+}
+
 /* Of what a micro-batch saves, to the host or back. */
 static double copy_ns(const struct settings *s)
 {
@@ -167,7 +188,7 @@ static int simulate(const struct planner *p, const struct settings *s, struct ch
                                                s->model.width * sizeof(real)},
             0, &sim);
     if (!err) {
-        c->step_ns = sim.makespan_ns;
+        c->step_ns = sim.makespan_ns + llround(update_ns(list, stages));
         c->bubble = sim.bubble_ratio;
         dp_simulation_fini(&sim);
     }
@@ -460,12 +481,15 @@ static bool check(const struct settings *s)
 static int plan(struct plan_args *args, struct operands *files)
 {
     struct planner p = {.args = args, .files = files};
-    int status = EXIT_FAILED;
+    int status;
 
     p.times = calloc((size_t)args->s.layers + 2, sizeof(*p.times));
     p.choices = calloc(PLANS_MAX, sizeof(*p.choices));
     int err = p.times && p.choices ? try_all(&p) : DP_ENOMEM;
-    status = err ? command_failed(err) : show(&p);
+    if (err)
+        status = err == DP_ENOMEM ? command_broke("out of memory") : command_failed(err);
+    else
+        status = show(&p);
     for (int i = 0; i < p.count; i++)
         free(p.choices[i].rank_bytes);
     free(p.choices);
@@ -491,8 +515,8 @@ int run_plan(int argc, char **argv)
         "stages cut so that the busiest rank has the least work (exact), and every schedule,\n"
         "number of micro-batches and mode of recomputation is simulated; with --memory also what\n"
         "sends activations to the host, or computes them again, as far as it must. The step is\n"
-        "that of the pipeline; the optimizer comes after it. Memory is that of the run, by rank, on\n"
-        "the device: pipeline, weights, gradients and the optimizer's state.";
+        "that of the pipeline with AdamW's update; the bubble is the pipeline's. Memory is that of\n"
+        "the run, by rank, on the device: pipeline, weights, gradients, the optimizer's state.";
     usage.examples = "  dualpipe plan --data book.txt -P 4 -o plan.json\n"
                      "  dualpipe train --data book.txt --plan plan.json\n"
                      "  dualpipe plan --data book.txt -P 2 --memory 12MiB\n";

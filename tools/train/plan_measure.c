@@ -3,23 +3,36 @@
 
 #include "train/gpt.h"
 
+#include <dualpipe/optimizer.h>
 #include <dualpipe/pipeline.h>
+#include <dualpipe/random.h>
 
 #include <stdlib.h>
 #include <time.h>
 
-enum { RUNS = 5 };
+/* Runs of a measurement: as many as fit the time, within bounds. */
+enum { FEWEST_RUNS = 3, MOST_RUNS = 15 };
+static const double enough_ns = 0.5e9;
 
 /* One layer as a stage of a pipeline that has a stage for each. */
 struct layer {
     struct gpt_stage *stage;
     struct dp_stage_call call;
-    DLTensor in, out, gin, gout, labels;
-    int64_t label_shape[2];
+    struct dp_optimizer *optimizer;
+    double *squares; /* [tensors] of its gradients */
+    double f_ns[MOST_RUNS], i_ns[MOST_RUNS], w_ns[MOST_RUNS], norm_ns[MOST_RUNS], update_ns[MOST_RUNS];
 };
 
-struct layer_samples {
-    double f_ns[RUNS], i_ns[RUNS], w_ns[RUNS];
+/* The model. Border i is what layer i reads, and the gradient that it gives back. */
+struct measured {
+    struct gpt_config config;
+    int count;
+    int32_t *blocks; /* [count] */
+    struct layer *layers;
+    struct dp_border *borders; /* [count + 1] */
+    DLTensor *values, *grads;  /* [count + 1] */
+    struct dp_border label_border;
+    DLTensor labels;
 };
 
 static double now_ns(void)
@@ -30,83 +43,192 @@ static double now_ns(void)
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-/* A tensor of a border, zero. */
-static int make_tensor(struct dp_border *border, DLTensor *t)
+static size_t bytes_of(const struct dp_tensor_spec *spec)
 {
-    struct dp_tensor_spec *spec = &border->tensors[0];
     size_t count = 1;
 
     for (int i = 0; i < spec->ndim; i++)
         count *= (size_t)spec->shape[i];
-    *t = (DLTensor){calloc(count, (size_t)spec->dtype.bits / 8), {kDLCPU, 0}, spec->ndim,
-                    spec->dtype, spec->shape, NULL, 0};
+    return count * (size_t)spec->dtype.bits / 8;
+}
+
+/* A tensor of a border, zero. */
+static int make_tensor(struct dp_border *border, DLTensor *t)
+{
+    struct dp_tensor_spec *spec = &border->tensors[0];
+
+    *t = (DLTensor){calloc(1, bytes_of(spec)), {kDLCPU, 0}, spec->ndim, spec->dtype, spec->shape,
+                    NULL, 0};
     return t->data ? 0 : DP_ENOMEM;
 }
 
-static int layer_init(struct layer *l, const struct gpt_config *c, int i, struct dp_border *borders)
+/* Any bytes: which they are costs nothing, but that they are different does. */
+static void draw_bytes(const struct measured *m, uint32_t where, struct dp_border *border, DLTensor *t)
 {
-    int err = gpt_stage_new(c, i, c->layers + 2, &l->stage);
+    const struct dp_random_key key = dp_random_key(m->config.seed, 0, where, 0);
+    uint8_t *bytes = t->data;
+    uint32_t block[4];
 
+    for (size_t i = 0; i < bytes_of(&border->tensors[0]); i++) {
+        dp_random_block(key, i, block);
+        bytes[i] = (uint8_t)block[0];
+    }
+}
+
+static int make_borders(struct measured *m)
+{
+    int err = 0;
+
+    gpt_borders(&m->config, m->count, m->borders);
+    m->label_border = m->borders[0];
+    m->label_border.tensors[0].shape[1] = config_rows(&m->config);
+    for (int i = 0; i <= m->count && !err; i++) {
+        err = make_tensor(&m->borders[i], &m->values[i]);
+        if (!err)
+            err = make_tensor(&m->borders[i], &m->grads[i]);
+    }
     if (!err)
-        err = make_tensor(&borders[i], &l->in);
-    if (!err)
-        err = make_tensor(&borders[i + 1], &l->out);
-    if (!err)
-        err = make_tensor(&borders[i], &l->gin);
-    if (!err)
-        err = make_tensor(&borders[i + 1], &l->gout);
+        err = make_tensor(&m->label_border, &m->labels);
     if (err)
         return err;
-    l->label_shape[0] = c->batch;
-    l->label_shape[1] = config_rows(c);
-    l->labels = (DLTensor){calloc((size_t)c->batch, (size_t)config_rows(c)), {kDLCPU, 0}, 2,
-                           {kDLUInt, 8, 1}, l->label_shape, NULL, 0};
-    l->call = (struct dp_stage_call){.stage = i, .training = true, .in = &l->in, .gout = &l->gout,
-                                     .grads = l->stage->grads_list,
-                                     .random = dp_random_key(c->seed, 0, (uint32_t)i, 0),
+    draw_bytes(m, 0, &m->borders[0], &m->values[0]);
+    draw_bytes(m, 1, &m->label_border, &m->labels);
+    return 0;
+}
+
+static int make_layer(struct measured *m, int i)
+{
+    const struct dp_optimizer_config adamw = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
+    struct layer *l = &m->layers[i];
+    int err = gpt_stage_new(&m->config, i, m->count, &l->stage);
+
+    if (err)
+        return err;
+    l->call = (struct dp_stage_call){.stage = i, .training = true, .in = &m->values[i],
+                                     .gout = &m->grads[i + 1], .grads = l->stage->grads_list,
+                                     .random = dp_random_key(m->config.seed, 0, (uint32_t)i, 0),
                                      .save = calloc(1, l->stage->save_bytes + 1)};
-    return l->labels.data && l->call.save ? 0 : DP_ENOMEM;
+    l->squares = calloc(l->stage->params.tensors_len + 1, sizeof(*l->squares));
+    if (!l->call.save || !l->squares)
+        return DP_ENOMEM;
+    return dp_optimizer_new(&adamw, l->stage->parameters, (int32_t)l->stage->params.tensors_len,
+                            &l->optimizer);
 }
 
-static void layer_fini(struct layer *l)
+static int make_all(struct measured *m, const struct gpt_config *config)
 {
-    free(l->in.data);
-    free(l->out.data);
-    free(l->gin.data);
-    free(l->gout.data);
-    free(l->labels.data);
-    free(l->call.save);
-    gpt_stage_free(l->stage);
-}
+    const size_t n = (size_t)config->layers + 2;
 
-/* Of a layer, in the order of a step: all layers' F, then I and W of the last layer first. */
-static int run_forward(struct layer *l, double *f_ns)
-{
-    const double began_ns = now_ns();
-    double loss;
-    int32_t count;
-    int err = gpt_stage_ops.forward(l->stage, &l->call, &l->in, &l->out);
-
-    if (!err && l->stage->has_head)
-        err = gpt_loss_ops.loss(NULL, &l->call, &l->out, &l->labels, &loss, 1, &count);
-    *f_ns = now_ns() - began_ns;
+    *m = (struct measured){.config = *config,
+                           .count = (int)n,
+                           .blocks = calloc(n, sizeof(*m->blocks)),
+                           .layers = calloc(n, sizeof(*m->layers)),
+                           .borders = calloc(n + 1, sizeof(*m->borders)),
+                           .values = calloc(n + 1, sizeof(*m->values)),
+                           .grads = calloc(n + 1, sizeof(*m->grads))};
+    if (!m->blocks || !m->layers || !m->borders || !m->values || !m->grads)
+        return DP_ENOMEM;
+    for (int i = 1; i <= config->layers; i++)
+        m->blocks[i] = 1;
+    m->config.blocks = m->blocks;
+    int err = make_borders(m);
+    for (int i = 0; i < m->count && !err; i++)
+        err = make_layer(m, i);
     return err;
 }
 
-static int run_backward(struct layer *l, double *i_ns, double *w_ns)
+static void free_all(struct measured *m)
 {
+    for (int i = 0; i < m->count && m->layers; i++) {
+        struct layer *l = &m->layers[i];
+        dp_optimizer_free(l->optimizer);
+        free(l->squares);
+        free(l->call.save);
+        gpt_stage_free(l->stage);
+    }
+    for (int i = 0; i <= m->count; i++) {
+        free(m->values ? m->values[i].data : NULL);
+        free(m->grads ? m->grads[i].data : NULL);
+    }
+    free(m->labels.data);
+    free(m->layers);
+    free(m->blocks);
+    free(m->borders);
+    free(m->values);
+    free(m->grads);
+}
+
+/* ---- a step, layer by layer ------------------------------------------------------------------ */
+
+static int run_forward(struct measured *m, int i, int run)
+{
+    struct layer *l = &m->layers[i];
+    const double began_ns = now_ns();
+    double loss;
+    int32_t count;
+    int err = gpt_stage_ops.forward(l->stage, &l->call, &m->values[i], &m->values[i + 1]);
+
+    if (!err && l->stage->has_head)
+        err = gpt_loss_ops.loss(NULL, &l->call, &m->values[i + 1], &m->labels, &loss, 1, &count);
+    l->f_ns[run] = now_ns() - began_ns;
+    return err;
+}
+
+static int run_backward(struct measured *m, int i, int run)
+{
+    struct layer *l = &m->layers[i];
+    DLTensor *gout = &m->grads[i + 1];
     const double began_ns = now_ns();
     int err = 0;
 
     if (l->stage->has_head)
-        err = gpt_loss_ops.loss_backward(NULL, &l->call, &l->out, &l->labels, 1, &l->gout);
+        err = gpt_loss_ops.loss_backward(NULL, &l->call, &m->values[i + 1], &m->labels, 1, gout);
     if (!err)
-        err = gpt_stage_ops.backward(l->stage, &l->call, &l->gout, &l->gin, DP_BACKWARD_INPUT);
+        err = gpt_stage_ops.backward(l->stage, &l->call, gout, &m->grads[i], DP_BACKWARD_INPUT);
     const double between_ns = now_ns();
     if (!err)
         err = gpt_stage_ops.weight(l->stage, &l->call);
-    *i_ns = between_ns - began_ns;
-    *w_ns = now_ns() - between_ns;
+    l->i_ns[run] = between_ns - began_ns;
+    l->w_ns[run] = now_ns() - between_ns;
+    return err;
+}
+
+static int run_norm(struct measured *m, int i, int run)
+{
+    struct layer *l = &m->layers[i];
+    const double began_ns = now_ns();
+    const int err = dp_gradient_squares(l->stage->parameters,
+                                        (int32_t)l->stage->params.tensors_len, l->squares);
+
+    l->norm_ns[run] = now_ns() - began_ns;
+    return err;
+}
+
+static int run_update(struct measured *m, int i, int run)
+{
+    const struct dp_optimizer_step step = {.rate = 1e-4, .scale = 1, .zero_grads = true};
+    struct layer *l = &m->layers[i];
+    const double began_ns = now_ns();
+    const int err = dp_optimizer_step(l->optimizer, &step);
+
+    l->update_ns[run] = now_ns() - began_ns;
+    return err;
+}
+
+/* As a rank's layers run one after the other, not one again and again: weights and gradients of a layer
+ * are no longer in the cache that the layers before have filled. */
+static int run_all(struct measured *m, int run)
+{
+    int err = 0;
+
+    for (int i = 0; i < m->count && !err; i++)
+        err = run_forward(m, i, run);
+    for (int i = m->count - 1; i >= 0 && !err; i--)
+        err = run_backward(m, i, run);
+    for (int i = 0; i < m->count && !err; i++)
+        err = run_norm(m, i, run);
+    for (int i = 0; i < m->count && !err; i++)
+        err = run_update(m, i, run);
     return err;
 }
 
@@ -117,57 +239,31 @@ static int compare(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static double median(double *ns)
+static double median(double *ns, int runs)
 {
-    qsort(ns, RUNS, sizeof(*ns), compare);
-    return ns[RUNS / 2];
-}
-
-/* As a rank's layers run one after the other, not one again and again: weights and gradients of a layer
- * are no longer in the cache that the layers before have filled. */
-static int run_all(struct layer *l, int layers, struct layer_samples *s)
-{
-    int err = 0;
-
-    for (int run = -1; run < RUNS && !err; run++) { /* the first one touches the memory */
-        const int at = run < 0 ? 0 : run;
-        for (int i = 0; i < layers && !err; i++)
-            err = run_forward(&l[i], &s[i].f_ns[at]);
-        for (int i = layers - 1; i >= 0 && !err; i--)
-            err = run_backward(&l[i], &s[i].i_ns[at], &s[i].w_ns[at]);
-    }
-    return err;
+    qsort(ns, (size_t)runs, sizeof(*ns), compare);
+    return ns[runs / 2];
 }
 
 int plan_measure(const struct gpt_config *config, struct layer_times *times)
 {
-    const int layers = config->layers + 2;
-    const size_t n = (size_t)layers;
-    struct gpt_config c = *config;
-    int32_t *blocks = calloc(n, sizeof(*blocks));
-    struct dp_border *borders = calloc(n + 1, sizeof(*borders));
-    struct layer *all = calloc(n, sizeof(*all));
-    struct layer_samples *samples = calloc(n, sizeof(*samples));
-    int err = blocks && borders && all && samples ? 0 : DP_ENOMEM;
+    struct measured m;
+    int runs = 0;
+    int err = make_all(&m, config);
 
-    for (int i = 1; i <= config->layers && !err; i++)
-        blocks[i] = 1;
-    c.blocks = blocks;
     if (!err)
-        gpt_borders(&c, layers, borders);
-    for (int i = 0; i < layers && !err; i++)
-        err = layer_init(&all[i], &c, i, borders);
-    if (!err)
-        err = run_all(all, layers, samples);
-    for (int i = 0; i < layers && all; i++)
-        layer_fini(&all[i]);
-    for (int i = 0; i < layers && !err; i++)
-        times[i] = (struct layer_times){.f_ns = median(samples[i].f_ns),
-                                        .i_ns = median(samples[i].i_ns),
-                                        .w_ns = median(samples[i].w_ns)};
-    free(samples);
-    free(all);
-    free(borders);
-    free(blocks);
+        err = run_all(&m, 0); /* touches the memory; the next one overwrites its times */
+    const double began_ns = now_ns();
+    while (!err && runs < MOST_RUNS && (runs < FEWEST_RUNS || now_ns() < began_ns + enough_ns))
+        err = run_all(&m, runs++);
+    for (int i = 0; i < m.count && !err; i++) {
+        struct layer *l = &m.layers[i];
+        times[i] = (struct layer_times){.f_ns = median(l->f_ns, runs),
+                                        .i_ns = median(l->i_ns, runs),
+                                        .w_ns = median(l->w_ns, runs),
+                                        .norm_ns = median(l->norm_ns, runs),
+                                        .update_ns = median(l->update_ns, runs)};
+    }
+    free_all(&m);
     return err;
 }

@@ -8,9 +8,9 @@
 
 #include "train/params.h"
 
-/* Of one micro-batch. */
 struct layer_times {
-    double f_ns, i_ns, w_ns;
+    double f_ns, i_ns, w_ns;   /* of one micro-batch */
+    double norm_ns, update_ns; /* of a step: its gradients' squares; AdamW, which leaves them zero */
 };
 
 /* times[config->layers + 2], each the median of a few runs over all layers in turn, which are in memory
