@@ -8,11 +8,15 @@
  * Only weight parts move, one before the other in the list's order, and none past anything else that
  * adds to the same gradients: sums have the list's bits, and messages the list's order.
  *
- * When is a message late? It is waited for longer than in any step before, and a quarter of a weight
- * part more: the waits that the schedule has anyway, its bubble, are left alone. A message may come
- * right after a weight part has begun, which then makes its rank late by at most that part. Until the
- * place of the part in the list has been passed, where its time comes back, no other is begun. So of a
- * rank whose messages come at the same times no op begins later than in the list by more than one
+ * When is a message late? It is waited for longer than in any step before, by two weight parts: the
+ * waits that the schedule has anyway, its bubble, are left alone, and so is jitter. A list is tight: a
+ * weight part that leaves its place leaves a bubble there, and one that is still running when the message
+ * comes costs time on every rank that waits for this one. What pays is a stall, and one that has lasted
+ * for some time is likely to go on.
+ *
+ * A message may come right after a weight part has begun, which then makes its rank late by at most that
+ * part, until the part's place in the list, where its time comes back. No other is begun in that step. So
+ * of a rank whose messages come at the same times no op begins later than in the list by more than one
  * weight part, and its last one ends no later.
  */
 #include "pipeline/steps.h"
@@ -23,16 +27,16 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { SLEEP_NS = 20000, SPIN_NS = 100000 };
+enum { SLEEP_NS = 20000, SPIN_NS = 100000, LATE_WEIGHTS = 2 };
 
 struct dp_early {
     size_t count;      /* weight entries of the plan */
     uint32_t *weights; /* [count] their places in it */
     uint32_t *after;   /* [count] the entry that must have been carried out */
     int64_t *least_ns; /* [entries of the plan] the shortest wait of the steps so far; -1: none */
-    int64_t weight_ns; /* the shortest weight part so far; 0: none */
+    int64_t weight_ns[DP_MAX_SLOTS]; /* the shortest weight part of a slot so far; 0: none */
     size_t next;       /* weights[next] is the first that has not been carried out in this step */
-    size_t owed;       /* weights[owed - 1] has made its rank late; 0: none has */
+    bool guessed;      /* wrongly: a message came while a weight part ran early in this step */
     bool moved;        /* while the entry at hand was waited for */
 };
 
@@ -105,8 +109,10 @@ void dp_early_fini(struct dp_program *program)
 
 void dp_early_begin(struct dp_early *e)
 {
-    if (e)
-        e->next = e->owed = 0;
+    if (e) {
+        e->next = 0;
+        e->guessed = false;
+    }
 }
 
 /* ---- weight parts at their place ------------------------------------------------------------- */
@@ -121,17 +127,15 @@ bool dp_early_is_done(struct dp_pipeline *pipe, const struct dp_plan_op *op)
         e->next++;
         return false;
     }
-    if (e->owed && pipe->plan.ops + e->weights[e->owed - 1] == op)
-        e->owed = 0;
     return true;
 }
 
 void dp_early_note_weight(struct dp_pipeline *pipe, const struct dp_plan_op *op, int64_t took_ns)
 {
-    struct dp_early *e = pipe->early;
+    int64_t *shortest_ns = &pipe->early->weight_ns[op->slot];
 
-    if (op->kind == DP_PLAN_WEIGHT && (!e->weight_ns || took_ns < e->weight_ns))
-        e->weight_ns = took_ns > 0 ? took_ns : 1;
+    if (op->kind == DP_PLAN_WEIGHT && (!*shortest_ns || took_ns < *shortest_ns))
+        *shortest_ns = took_ns > 0 ? took_ns : 1;
 }
 
 /* ---- and before it --------------------------------------------------------------------------- */
@@ -141,7 +145,7 @@ static const struct dp_plan_op *candidate(const struct dp_pipeline *pipe, size_t
 {
     const struct dp_early *e = pipe->early;
 
-    if (e->owed || e->next == e->count || e->after[e->next] >= now || e->weights[e->next] < now)
+    if (e->guessed || e->next == e->count || e->after[e->next] >= now || e->weights[e->next] < now)
         return NULL;
     return pipe->plan.ops + e->weights[e->next];
 }
@@ -167,10 +171,9 @@ static void back_off(int64_t since_ns)
 }
 
 /* Until the messages are there or late: DP_EAGAIN. */
-static int wait_until_late(struct dp_pipeline *pipe, const struct dp_plan_op *op, int64_t least_ns)
+static int wait_until_late(struct dp_pipeline *pipe, const struct dp_plan_op *op, int64_t limit_ns)
 {
     const int64_t began_ns = dp_now_ns();
-    int64_t limit_ns = least_ns + pipe->early->weight_ns / 4;
     int peer = -1, err = test_all(pipe, op, &peer);
 
     if (limit_ns > pipe->deadline_ns / 2)
@@ -190,21 +193,20 @@ int dp_early_run(struct dp_pipeline *pipe, const struct dp_plan_op *op,
 {
     struct dp_early *e = pipe->early;
     const size_t now = (size_t)(op - pipe->plan.ops);
-    const struct dp_plan_op *weight;
+    const struct dp_plan_op *weight = candidate(pipe, now);
     int peer, err;
 
     e->moved = false;
-    if (e->least_ns[now] < 0 || !e->weight_ns || !candidate(pipe, now))
+    if (e->least_ns[now] < 0 || !weight || !e->weight_ns[weight->slot])
         return 0;
-    err = wait_until_late(pipe, op, e->least_ns[now]);
+    err = wait_until_late(pipe, op, e->least_ns[now] + LATE_WEIGHTS * e->weight_ns[weight->slot]);
     while (err == DP_EAGAIN && (weight = candidate(pipe, now))) {
         e->moved = true;
         e->next++;
         err = run_weight(pipe, weight);
         if (!err)
             err = test_all(pipe, op, &peer);
-        if (!err)
-            e->owed = e->next;
+        e->guessed = !err;
     }
     return err == DP_EAGAIN ? 0 : err;
 }

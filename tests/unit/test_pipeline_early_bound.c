@@ -267,40 +267,48 @@ static void free_link(struct link *l)
 }
 
 /* What a rank has learnt of waits in earlier steps: a turn that is taken again starts from it. */
-static void keep_learnt(struct rank *r, int64_t *kept, bool back)
-{
-    int64_t *from = back ? kept : r->early->least_ns, *to = back ? r->early->least_ns : kept;
+struct learnt {
+    int64_t *least_ns;
+    int64_t weight_ns[DP_MAX_SLOTS];
+};
 
-    memcpy(to, from, r->pipe.plan.count * sizeof(*kept));
-    if (back)
-        r->early->weight_ns = kept[r->pipe.plan.count];
-    else
-        kept[r->pipe.plan.count] = r->early->weight_ns;
+static struct learnt keep_learnt(const struct rank *r)
+{
+    const size_t bytes = r->pipe.plan.count * sizeof(int64_t);
+    struct learnt kept = {.least_ns = malloc(bytes + 1)};
+
+    memcpy(kept.least_ns, r->early->least_ns, bytes);
+    memcpy(kept.weight_ns, r->early->weight_ns, sizeof(kept.weight_ns));
+    return kept;
+}
+
+static void restore_learnt(struct rank *r, const struct learnt *kept)
+{
+    memcpy(r->early->least_ns, kept->least_ns, r->pipe.plan.count * sizeof(int64_t));
+    memcpy(r->early->weight_ns, kept->weight_ns, sizeof(kept->weight_ns));
 }
 
 /* Each turn takes the arrivals that the turn before has made; what happens before the first one
  * that was wrong is then right, so they end up as the ranks make them for each other. */
 static void run_step(int count, bool early)
 {
-    int64_t *kept[RANKS_MAX];
+    struct learnt kept[RANKS_MAX];
     int turns = 0;
 
-    for (int i = 0; i < count; i++) {
-        kept[i] = malloc((ranks[i].pipe.plan.count + 1) * sizeof(**kept));
-        keep_learnt(&ranks[i], kept[i], false);
-    }
+    for (int i = 0; i < count; i++)
+        kept[i] = keep_learnt(&ranks[i]);
     do {
         assert_true(turns++ < TURNS_MAX);
         moved = false;
         for_links(count, rewind_link);
         for (int i = 0; i < count; i++) {
-            keep_learnt(&ranks[i], kept[i], true);
+            restore_learnt(&ranks[i], &kept[i]);
             run_rank(&ranks[i], early);
         }
         for_links(count, take_turn);
     } while (moved);
     for (int i = 0; i < count; i++)
-        free(kept[i]);
+        free(kept[i].least_ns);
 }
 
 static int64_t makespan_of(int count, bool early)
@@ -408,32 +416,51 @@ static void rank_fini(struct rank *r)
     free(r->began_ns[1]);
 }
 
-/* Of all ranks together, in weight parts: how much later the last one ended than under the list. */
-static double worst_of_all, best_of_all;
+/* How messages are late: some of them and a little; any of them, up to some weight parts; a few, and
+ * long. */
+enum lateness { JITTER, ANY, STALLS, LATENESSES };
+static const char *const lateness_names[LATENESSES] = {"jitter", "any", "stalls"};
 
-static void run_late_step(int count)
+static void draw_lateness(enum lateness how)
 {
-    costs = (struct costs){.key = draw(UINT32_MAX), .late_links = draw(101),
-                           .late_ns = 1 + draw(UINT32_C(100000) << draw(7))};
+    costs = (struct costs){.key = draw(UINT32_MAX), .late_links = 50, .late_ns = 400000};
+    if (how == ANY) {
+        costs.late_links = draw(101);
+        costs.late_ns = 1 + draw(UINT32_C(100000) << draw(7));
+    }
+    if (how == STALLS) {
+        costs.late_links = 2;
+        costs.late_ns = 30000000;
+    }
+}
+
+/* Of all ranks together, in weight parts: how much later the last one ended than under the list. */
+static struct {
+    double worst, best, sum;
+} late_by;
+
+static void run_late_step(int count, enum lateness how)
+{
+    draw_lateness(how);
     for_links(count, forget_link);
     run_step(count, false);
     for_links(count, rewind_link);
     for (int i = 0; i < count; i++) { /* its sends change no arrival: those of the list stay */
-        int64_t *kept = malloc((ranks[i].pipe.plan.count + 1) * sizeof(*kept));
-        keep_learnt(&ranks[i], kept, false);
+        const struct learnt kept = keep_learnt(&ranks[i]);
         run_rank(&ranks[i], true);
-        keep_learnt(&ranks[i], kept, true);
-        free(kept);
+        restore_learnt(&ranks[i], &kept);
+        free(kept.least_ns);
         expect_bound(&ranks[i]);
     }
     run_step(count, true);
     const double late = (double)(makespan_of(count, true) - makespan_of(count, false)) /
                         (double)longest_weight_of(&ranks[0]);
-    worst_of_all = late > worst_of_all ? late : worst_of_all;
-    best_of_all = late < best_of_all ? late : best_of_all;
+    late_by.worst = late > late_by.worst ? late : late_by.worst;
+    late_by.best = late < late_by.best ? late : late_by.best;
+    late_by.sum += late;
 }
 
-static void run_schedule(const struct dp_schedule_spec *spec, int steps)
+static void run_schedule(const struct dp_schedule_spec *spec, enum lateness how, int steps)
 {
     struct dp_schedule *s;
 
@@ -447,7 +474,7 @@ static void run_schedule(const struct dp_schedule_spec *spec, int steps)
         run_step(s->ranks, true);
     }
     for (int step = 0; step < steps; step++)
-        run_late_step(s->ranks);
+        run_late_step(s->ranks, how);
     for_links(s->ranks, free_link);
     for (int i = 0; i < s->ranks; i++)
         rank_fini(&ranks[i]);
@@ -467,20 +494,23 @@ static void no_op_is_later_than_in_the_list_by_more_than_one_weight_part(void **
     const int steps = getenv("DP_TEST_FULL") ? 400 : 12;
 
     (void)state;
-    for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++)
+    for (size_t i = 0; i < LATENESSES * sizeof(specs) / sizeof(specs[0]); i++)
         for (int count = 2; count <= RANKS_MAX; count += 2) {
-            struct dp_schedule_spec spec = specs[i];
+            const enum lateness how = (enum lateness)(i % LATENESSES);
+            struct dp_schedule_spec spec = specs[i / LATENESSES];
             spec.ranks = count;
             spec.microbatches = 4 * count;
             weights_moved = 0;
-            worst_of_all = best_of_all = 0;
-            run_schedule(&spec, steps);
+            memset(&late_by, 0, sizeof(late_by));
+            run_schedule(&spec, how, steps);
             if (getenv("DP_TEST_FULL"))
-                print_message("%s, slack %d, P=%d: %zu weight parts ran early; the last rank ended "
-                              "by %.2f weight parts later to %.2f earlier\n",
-                              dp_schedule_kind_name(spec.kind), spec.slack, count, weights_moved,
-                              worst_of_all, -best_of_all);
-            assert_true(weights_moved > 0 || count == 2);
+                print_message("%s, slack %d, P=%d, %s: %zu weight parts ran early; the last rank ended "
+                              "by %.2f weight parts later to %.2f earlier, %.2f on the average\n",
+                              dp_schedule_kind_name(spec.kind), spec.slack, count,
+                              lateness_names[how], weights_moved, late_by.worst, -late_by.best,
+                              -late_by.sum / steps);
+            assert_true(weights_moved > 0 || count == 2 || how != STALLS);
+            assert_true(late_by.sum / steps < 0.25);
         }
 }
 
