@@ -9,15 +9,15 @@
  * adds to the same gradients: sums have the list's bits, and messages the list's order.
  *
  * When is a message late? It is waited for longer than in any step before, by two weight parts: the
- * waits that the schedule has anyway, its bubble, are left alone, and so is jitter. A list is tight: a
- * weight part that leaves its place leaves a bubble there, and one that is still running when the message
- * comes costs time on every rank that waits for this one. What pays is a stall, and one that has lasted
- * for some time is likely to go on.
+ * waits that the schedule has anyway, its bubble, are left alone, and so is jitter. A list is
+ * tight: a weight part that leaves its place leaves a bubble there, and one that is still running
+ * when the message comes costs time on every rank that waits for this one. What pays is a stall,
+ * and one that has lasted for some time is likely to go on.
  *
- * A message may come right after a weight part has begun, which then makes its rank late by at most that
- * part, until the part's place in the list, where its time comes back. No other is begun in that step. So
- * of a rank whose messages come at the same times no op begins later than in the list by more than one
- * weight part, and its last one ends no later.
+ * A message may come right after a weight part has begun, which then makes its rank late by at most
+ * that part, until the part's place in the list, where its time comes back. No other is begun in
+ * that step. So of a rank whose messages come at the same times no op begins later than in the list
+ * by more than one weight part, and its last one ends no later.
  */
 #include "pipeline/steps.h"
 
