@@ -236,9 +236,9 @@ int dp_offload_fit(struct dp_offload_config *config, bool boundaries,
         return err;
     if (!search.best.fits)
         return dp_fail(DP_ENOMEM,
-                       "offload: %zu bytes of device memory are too few, of which %zu are given: "
-                       "expected at least %zu",
-                       usage.limit_bytes, usage.bytes, usage.bytes + search.best.least);
+                       "offload: %zu bytes of device memory are too few: expected at least %zu, with "
+                       "the %zu that are in use already",
+                       usage.limit_bytes, usage.bytes + search.best.least, usage.bytes);
     *config = search.best.config;
     return 0;
 }

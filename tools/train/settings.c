@@ -580,9 +580,10 @@ static bool check_offload(const struct settings *s)
     else if (s->offload.activations && strcmp(s->execution, "list"))
         command_misused("--offload activations: expected --execution list; what is evicted is chosen "
                         "for one order of ops");
-    else if (s->offload.activations && strcmp(s->checkpoint, "never"))
-        command_misused("--offload activations: expected --checkpoint never; what is recomputed is "
-                        "chosen with what is evicted");
+    else if (s->offload.any && strcmp(s->checkpoint, "never"))
+        command_misused("--offload with --checkpoint %s: expected --checkpoint never; with --offload "
+                        "activations as many are recomputed as the device's memory needs",
+                        s->checkpoint);
     else if (s->offload.any && s->replicas > 1)
         command_misused("--offload: expected -D 1; replicas keep what they hold");
     else if (s->offload.any && !(s->device_memory > 0))

@@ -30,6 +30,10 @@ static bool check_list(const struct settings *s)
         command_misused("--file %s: has REDUCE, expected none; they are added where gradients are "
                         "complete",
                         s->file);
+    else if (s->offload.any && (has_kind(list, DP_OP_RECOMPUTE) || has_kind(list, DP_OP_EVICT)))
+        command_misused("--offload with --file %s: has RECOMPUTE or EVICT, expected none; they are "
+                        "added where the device's memory needs them",
+                        s->file);
     else if (s->placement)
         command_misused("--placement with --file %s: expected one of them", s->file);
     else

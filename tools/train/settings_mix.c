@@ -105,11 +105,15 @@ static int make_graph(struct settings *s, struct dp_graph **out)
         return read_graph(s->mix, (int)s->replicas, out);
     if ((status = find_local(s, &local)))
         return status;
+    command_mute(true);
     int err = dp_graph_new(&(struct dp_graph_spec){.name = s->mix,
                                                    .workers = (int)s->replicas,
                                                    .local = local,
                                                    .seed = (uint64_t)s->seed},
                            out);
+    command_mute(false);
+    if (err == DP_EINVAL)
+        return command_misused("--mix %s with -D %d: %s", s->mix, (int)s->replicas, dp_last_error());
     if (!err && (*out)->local > 1)
         s->mix_local = (*out)->local; /* a checkpoint goes on with it, whatever the launcher says */
     return err ? command_failed(err) : EXIT_OK;

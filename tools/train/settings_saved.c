@@ -74,9 +74,20 @@ static bool check_mixing(const struct settings *s)
     return false;
 }
 
+/* Of the optimizer's state, with --offload. */
+static bool check_state_folder(const struct settings *s)
+{
+    const int err = s->offload.folder[0] ? try_to_write(s->offload.folder) : 0;
+
+    if (err)
+        command_misused("--offload optimizer=%s: %s; expected a folder that can be written",
+                        s->offload.folder, strerror(err));
+    return !err;
+}
+
 bool settings_check_save(const struct settings *s)
 {
-    return check_folder(s) && check_mixing(s);
+    return check_folder(s) && check_state_folder(s) && check_mixing(s);
 }
 
 /* What the numbers of a run depend on; the first few also say which tensors there are. */
