@@ -226,12 +226,15 @@ static double bytes_of(const struct dp_schedule_spec *spec)
     return 10.0 * sizeof(struct dp_op) * spec->ranks * spec->microbatches * slots;
 }
 
-int schedule_fits(const struct dp_schedule_spec *spec)
+int schedule_fits(const struct schedule_args *a, const struct dp_schedule_spec *spec)
 {
     double has = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     double needs = bytes_of(spec);
 
-    if (has <= 0 || needs <= has)
+    if (spec->rank_map && a->rank_map.count != (size_t)spec->ranks)
+        return command_misused("--rank-map: %zu ranks, expected %d, one for each rank",
+                               a->rank_map.count, spec->ranks);
+    if (a->outline || has <= 0 || needs <= has)
         return 0;
     return command_misused("%s of %d ranks and %d micro-batches takes about %.3g GB, expected at "
                            "most the %.3g GB of this machine's memory",
@@ -248,13 +251,36 @@ static int build(const struct schedule_args *a, const struct operands *operands,
     if (err)
         return err;
     struct dp_schedule_spec spec = schedule_spec(a, kind, rank_map);
-    if (spec.rank_map && a->rank_map.count != (size_t)spec.ranks)
-        return command_misused("--rank-map: %zu ranks, expected %d, one for each rank",
-                               a->rank_map.count, spec.ranks);
-    if (!a->outline && (err = schedule_fits(&spec)))
+    if ((err = schedule_fits(a, &spec)))
         return err;
     err = a->outline ? dp_schedule_new_outline(&spec, out) : dp_schedule_new(&spec, out);
     return err ? command_failed(err) : 0;
+}
+
+/* The first option that says what a file says, or that a list that is made already cannot follow. */
+static const char *said_of_file(const struct schedule_args *a)
+{
+    const struct {
+        const char *option;
+        bool given;
+    } options[] = {
+        {"ranks", a->ranks},
+        {"microbatches", a->microbatches},
+        {"virtual-stages", a->virtual_stages},
+        {"recompute", a->recompute && strcmp(a->recompute, "never")},
+        {"forward-only", a->forward_only},
+        {"return-outputs", a->return_outputs},
+        {"no-overlap", a->no_overlap},
+        {"slack", a->slack},
+        {"mirror-reduce", a->mirror_reduce},
+        {"skips", a->skips.count},
+        {"rank-map", a->rank_map.count},
+    };
+
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
+        if (options[i].given)
+            return options[i].option;
+    return NULL;
 }
 
 int schedule_load(const struct schedule_args *a, const struct operands *operands,
@@ -268,9 +294,9 @@ int schedule_load(const struct schedule_args *a, const struct operands *operands
     if (operands->count)
         return command_misused("'%s' and --file %s: expected one of the two", operands->items[0],
                                a->file);
-    if (a->ranks || a->microbatches || a->rank_map.count || a->skips.count)
-        return command_misused("--ranks, --microbatches, --skips and --rank-map do not go with "
-                               "--file: the file has them");
+    if (said_of_file(a))
+        return command_misused("--%s: options of a KIND do not go with --file: the file has them",
+                               said_of_file(a));
     return schedule_file_read(a->file, out);
 }
 

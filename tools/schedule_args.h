@@ -57,8 +57,9 @@ bool schedule_parse_times(const char *text, void *member, char *why, size_t why_
 /* Those times as costs, links aside. */
 struct dp_cost schedule_times_cost(const struct op_times *times);
 
-/* Refuse a schedule that this machine's memory cannot hold. 0, else EXIT_USAGE. */
-int schedule_fits(const struct dp_schedule_spec *spec);
+/* Refuse a schedule that this machine's memory cannot hold, and a rank map of another number of ranks.
+ * 0, else EXIT_USAGE. */
+int schedule_fits(const struct schedule_args *a, const struct dp_schedule_spec *spec);
 
 /* The spec that the options and a kind ask for. rank_map[NUMBERS_MAX] holds its map. */
 struct dp_schedule_spec schedule_spec(const struct schedule_args *a, enum dp_schedule_kind kind,

@@ -85,7 +85,9 @@ static int measure(const struct schedule_args *a, struct candidate *c)
 
     if (c->kind != DP_SCHEDULE_DUALPIPE && c->kind != DP_SCHEDULE_DUALPIPEV)
         spec.slack = 0; /* those that have none are compared as they are */
-    if ((err = schedule_fits(&spec)))
+    if (c->kind != DP_SCHEDULE_INTERLEAVED)
+        spec.virtual_stages = 0;
+    if ((err = schedule_fits(a, &spec)))
         return err;
     command_mute(true);
     err = dp_schedule_new(&spec, &s);

@@ -13,9 +13,10 @@ struct dp_durations {
     int64_t *pair_ns;    /* [ranks * slots * slots]: F of one slot with B of another */
     int64_t reduce_ns;
     const int64_t *op_ns; /* dp_cost.op_ns */
+    double longest_ns;    /* of all ops */
 };
 
-/* DP_EINVAL for a cost that is negative or no number. cost must outlive it. */
+/* DP_EINVAL for a cost that is negative, no number or past what 64 bits hold. cost must outlive it. */
 int dp_durations_init(struct dp_durations *d, const struct dp_schedule *s,
                       const struct dp_cost *cost);
 void dp_durations_fini(struct dp_durations *d);

@@ -609,12 +609,29 @@ static int set_up_spans(struct simulator *sim)
     return 0;
 }
 
+/* All times are sums of these, of each at most one for every op of the schedule. */
+static int check_sum(const struct simulator *sim, const struct dp_cost *cost)
+{
+    const size_t count = sim->s->first[sim->s->ranks];
+    const double bytes = fmax(cost->message_bytes, cost->skip_bytes);
+    const double each_ns = sim->durations.longest_ns + cost->link_latency_ns + cost->evict_ns +
+                           cost->fetch_ns +
+                           (cost->link_bytes_per_ns > 0 ? bytes / cost->link_bytes_per_ns : 0);
+
+    if ((double)count * each_ns < 0x1p62)
+        return 0;
+    return dp_fail(DP_EINVAL, "costs: %zu ops of up to %g ns each, expected less than 4.6e18 ns in all",
+                   count, each_ns);
+}
+
 static int set_up(struct simulator *sim, const struct dp_cost *cost)
 {
     const struct dp_schedule *s = sim->s;
     size_t ranks = (size_t)s->ranks;
     int err = dp_durations_init(&sim->durations, s, cost);
 
+    if (!err)
+        err = check_sum(sim, cost);
     if (!err)
         err = dp_links_init(&sim->links, s);
     if (err)

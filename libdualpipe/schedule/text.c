@@ -205,6 +205,8 @@ static int read_header(struct reader *r)
         err = read_attribute(r, w);
     if (err)
         return err;
+    if (draft->spec.ranks < 1)
+        return BAD(r, "P=%d, expected the number of ranks", draft->spec.ranks);
     if (draft->streams < 1 || draft->streams > 2)
         return BAD(r, "streams=%d, expected 1 or 2", draft->streams);
     /* A rank has a line: refuse a number of ranks that the text has no room for. */

@@ -29,6 +29,28 @@ refuses_skips_that_are_none()
     refuses 2 "do not go with --file" schedule check --file x --skips 0:3
 }
 
+# An option that changes nothing would be taken for one that does.
+refuses_options_that_do_not_apply()
+{
+    for option in "-P 2" "-M 4" "--virtual-stages 2" "--recompute always" --forward-only --return-outputs \
+        --no-overlap "--slack 1" --mirror-reduce "--rank-map 1,0"; do
+        # shellcheck disable=SC2086 # words
+        refuses 2 "do not go with --file" schedule simulate --file x $option || return
+    done
+    refuses 2 "virtual_stages: 3, expected 0; interleaved has them" schedule show 1f1b --virtual-stages 3 || return
+    run schedule compare --virtual-stages 3 1f1b interleaved || return
+    ! grep "not possible" "$work/out" || return
+    refuses 2 "--rank-map: 2 ranks, expected 4" schedule compare -P 4 --rank-map 0,1
+}
+
+refuses_costs_past_what_numbers_hold()
+{
+    refuses 2 "cost f: 1e+36, expected 0 to 1e15 ns" schedule simulate 1f1b --cost f=1e30 || return
+    refuses 2 "expected less than 4.6e18 ns" schedule simulate 1f1b -P 2 -M 2 --cost f=9e14ns --stage-scale 1,9e8 ||
+        return
+    run schedule simulate 1f1b -P 2 -M 2 --cost f=1e15ns,b=1e15ns && says 'makespan  6e+06 s'
+}
+
 # ---- show
 
 keeps_to_the_width()
@@ -245,6 +267,8 @@ it uses_colour_only_where_asked
 it uses_colour_in_a_terminal_unless_told
 it carries_skips_in_every_format_and_picture
 it refuses_skips_that_are_none
+it refuses_options_that_do_not_apply
+it refuses_costs_past_what_numbers_hold
 for kind in $kinds; do it writes_good_svg "$kind" -P 4 -M 10; done
 it writes_good_svg dualpipe -P 8 -M 20 --latency 100us --arrows --critical
 it writes_good_svg dualpipe -P 8 -M 40 --arrows --critical

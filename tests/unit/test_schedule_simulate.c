@@ -430,11 +430,20 @@ static void bad_costs_and_schedules_without_end_are_refused(void **state)
     (void)state;
     static const double scale[] = {1, -1};
     struct dp_schedule *s = build(DP_SCHEDULE_1F1B, 2, 2);
+    int64_t op_ns[100] = {0};
     struct dp_op *first = s->ops + s->first[1];
 
     expect_refused(s, (struct dp_cost){.f_ns = -1}, "cost f: -1, expected 0 to 1e15");
     expect_refused(s, (struct dp_cost){.link_latency_ns = 0.0 / 0.0}, "cost latency: ");
     expect_refused(s, (struct dp_cost){.rank_scale = scale}, "rank_scale[1]: -1");
+    expect_refused(s, (struct dp_cost){.f_ns = 9e14, .stage_scale = (double[]){1, 9e8}},
+                   "ops of up to 8.1e+23 ns each, expected less than");
+    expect_refused(s, (struct dp_cost){.message_bytes = 1e15, .link_bytes_per_ns = 1e-4},
+                   "ops of up to 1e+19 ns each, expected less than");
+    op_ns[0] = INT64_MAX;
+    expect_refused(s, (struct dp_cost){.op_ns = op_ns}, "ops of up to 9.22337e+18 ns each");
+    op_ns[0] = -1;
+    expect_refused(s, (struct dp_cost){.op_ns = op_ns}, "cost of op 0: -1, expected 0 or more");
     for (size_t i = 0; i < s->first[1]; i++)
         if (s->ops[i].kind == DP_OP_SEND_F)
             s->ops[i].kind = DP_OP_FREE;

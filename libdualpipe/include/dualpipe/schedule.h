@@ -453,7 +453,8 @@ enum {
 /* Carry the schedule out on paper: start and end of every op when a COMMIT starts its sends at
  * once, receives are early and each wait belongs to the op that consumes (as in pipeline.h). flags:
  * DP_SIMULATE_*. Expects a schedule that dp_schedule_check passes. DP_EINVAL for a cost that is
- * negative or no number, and for a schedule that comes to no end; DP_ENOMEM. */
+ * negative or no number, for costs whose sum may be 2^62 ns or more, and for a schedule that comes to
+ * no end; DP_ENOMEM. */
 DP_PUBLIC int dp_schedule_simulate(const struct dp_schedule *s, const struct dp_cost *cost,
                                    unsigned flags, struct dp_simulation *out);
 DP_PUBLIC void dp_simulation_fini(struct dp_simulation *sim);
