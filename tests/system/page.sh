@@ -46,6 +46,15 @@ a_browser_shows_a_simulated_step()
     done
 }
 
+# However near one looks, two times that differ are not shown as one.
+times_of_a_near_look_differ()
+{
+    [ "$browser" ] || skip 'a page in a browser: there is no chromium (apt-get install chromium)'
+    run schedule export dualpipe -P 4 -M 8 --format html -o sim.html || return
+    shown sim.html#5.0001-5.0011 || return
+    shows '5.0001 ms to 5.0011 ms'
+}
+
 a_browser_shows_a_step_that_was_taken()
 {
     [ "$browser" ] || skip 'a page in a browser: there is no chromium (apt-get install chromium)'
@@ -59,6 +68,7 @@ a_browser_shows_a_step_that_was_taken()
 
 it needs_nothing_else
 it a_browser_shows_a_simulated_step
+it times_of_a_near_look_differ
 if "$dualpipe" train --help | grep -q -e --page; then
     it a_browser_shows_a_step_that_was_taken
     it refuses 2 '--page: expected a schedule' train --data "$DP_TOP_SRCDIR/LICENSE" --schedule none --page step.html
