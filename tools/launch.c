@@ -405,18 +405,25 @@ static void reap(struct launch *l, int flags)
                 note_change(l, rank, how);
 }
 
-/* The others have gone on without ranks that are stopped, to the end of the run: nothing is left for
- * those to do, and they do not see that. */
-static void end_stopped(struct launch *l)
+static bool are_all_stopped(const struct launch *l)
 {
     int stopped = 0;
 
     for (int rank = 0; rank < l->ranks; rank++)
         stopped += l->stops[rank] > 0;
-    if (!l->survives || !l->is_done || has_failure(l) || !stopped || stopped < l->alive)
+    return stopped && stopped == l->alive;
+}
+
+/* Ranks that are stopped do not see that there is nothing left for them to do: after a failure all
+ * others have ended, or they have gone on without these ranks, to the end of the run. */
+static void end_stopped(struct launch *l)
+{
+    const bool failed = has_failure(l);
+
+    if (!are_all_stopped(l) || (!failed && (!l->survives || !l->is_done)))
         return;
     fflush(stdout);
-    for (int rank = 0; rank < l->ranks; rank++)
+    for (int rank = 0; rank < l->ranks && !failed; rank++)
         if (l->stops[rank] > 0)
             fprintf(stderr,
                     "dualpipe: rank %d is stopped by signal %d (%s); the others have come to the end "

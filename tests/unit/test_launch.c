@@ -7,6 +7,7 @@
 #include "command.h"
 #include "launch.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
@@ -76,11 +77,40 @@ static void ranks_that_have_met_have_time_to_end_by_themselves(void **state)
     close(go[1]);
 }
 
+/* Rank 0 cannot see that rank 1 has failed. */
+static int fail_beside_a_stopped_rank(void *user, const struct dp_comm_config *config,
+                                      struct dp_abort *why)
+{
+    struct dp_comm *comm;
+    char word;
+
+    (void)user;
+    int err = launch_join(config, &comm);
+    if (!err && !config->rank)
+        err = write(go[1], "!", 1) == 1 ? raise(SIGSTOP) : DP_EIO;
+    if (!err && read(go[0], &word, 1) != 1)
+        err = DP_EIO;
+    return give_up(config->rank, why);
+}
+
+static void a_stopped_rank_is_ended_when_all_others_have_failed(void **state)
+{
+    (void)state;
+    const double start = now_s();
+
+    assert_int_equal(pipe(go), 0);
+    assert_int_equal(launch_ranks(2, 0, "tcp", fail_beside_a_stopped_rank, NULL), EXIT_FAILED);
+    assert_true(now_s() - start < 4);
+    close(go[0]);
+    close(go[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_rank_waits_for_one_that_failed_before_the_rendezvous),
         cmocka_unit_test(ranks_that_have_met_have_time_to_end_by_themselves),
+        cmocka_unit_test(a_stopped_rank_is_ended_when_all_others_have_failed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
