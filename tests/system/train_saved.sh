@@ -61,11 +61,32 @@ saves_again_over_the_same_step()
     run train --data text --resume again $alone --save again --save-every 2 || return
     ls again/step-000004 >names
     rm -r again/step-000006
+    touch again/step-000004/rank-7.1.safetensors again/step-000004/rank-1.1.safetensors.partial # cut off
     run train --data text --resume again/step-000002 $alone --save again --save-every 2 || return
     [ "$(ls again/step-000004)" = "$(printf 'index.json\nrank-0.1.safetensors')" ] ||
         wrong "files: $(ls again/step-000004), before that $(cat names)" || return
     rm -r again/step-000006
     goes_on_from_step 4 again --schedule none
+}
+
+# One that was killed does not keep the next one from it.
+one_job_at_a_time_saves_there()
+{
+    rm -rf d
+    # shellcheck disable=SC2086 # words
+    "$dualpipe" train $small --schedule none --steps 100000 --save d --save-every 1 >first 2>&1 </dev/null &
+    pid=$! tries=0
+    while [ "$(newest_step d)" = 0 ] && [ $tries -lt 2400 ] && kill -0 $pid; do
+        sleep 0.05
+        tries=$((tries + 1))
+    done
+    refuses_to_go_on 2 "--save ./d: another job saves there, process $pid on $(uname -n); expected" \
+        --schedule none --steps 2 --save ./d
+    refused=$?
+    kill -9 $pid
+    wait $pid 2>/dev/null
+    [ $refused = 0 ] || return
+    run train --data text --resume d --save d --steps $(($(newest_step d) + 1)) $alone
 }
 
 # The head's bias is there, its weights are the embedding's; neither is its state of the optimizer.
@@ -316,6 +337,7 @@ it late_updates_go_on '-P 2' '-s none --offload params,optimizer=. --device-memo
 it late_updates_may_begin_later
 it pieces_of_the_state_are_put_together
 it saves_again_over_the_same_step
+it one_job_at_a_time_saves_there
 it survives_kills
 it survives_a_kill_in_a_write '' ''
 it survives_a_kill_in_a_write "trap '' XFSZ" "d/step-000005/rank-0.0.safetensors': cannot write it: File too large"

@@ -276,8 +276,8 @@ static int write_own(struct trainer *t, const char *folder, int attempt,
     return err;
 }
 
-/* Files of earlier attempts, once no index names them. */
-static void remove_others(const char *folder, int attempt)
+/* Files of attempts that were overtaken or cut off: those that the index does not name. */
+static void remove_others(const char *folder, int attempt, const int *wrote, int ranks)
 {
     char path[CHECKPOINT_PATH];
     int rank, other, end;
@@ -288,7 +288,8 @@ static void remove_others(const char *folder, int attempt)
     for (struct dirent *e; (e = readdir(d));) {
         end = 0;
         if (sscanf(e->d_name, "rank-%d.%d.safetensors%n", &rank, &other, &end) == 2 && end &&
-            other != attempt && join(path, folder, e->d_name))
+            (other != attempt || rank < 0 || rank >= ranks || !wrote[rank] || e->d_name[end]) &&
+            join(path, folder, e->d_name))
             unlink(path);
     }
     closedir(d);
@@ -311,7 +312,7 @@ static int write_index(const char *folder, int attempt, const int *wrote, int ra
         err = join(path, folder, "index.json") ? dp_checkpoint_write_index(path, files, count, text)
                                                : DP_EINVAL;
     if (!err)
-        remove_others(folder, attempt);
+        remove_others(folder, attempt, wrote, ranks);
     free(names);
     free(files);
     return err;

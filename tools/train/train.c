@@ -11,6 +11,7 @@
 #include "train/memory.h"
 #include "train/report.h"
 #include "train/sample.h"
+#include "train/saved_lock.h"
 #include "train/settings.h"
 
 #include <stdio.h>
@@ -102,11 +103,13 @@ static int run_all(struct run *run, struct dp_comm_config *started)
     memory_limits_read("", &limits);
     if (!memory_check(s, started->size ? 1 : settings_started(s), &limits))
         return EXIT_USAGE;
-    if (settings_started(s) == 1)
-        return run_alone(run);
     if (started->size && s->restarts)
         return command_misused("--restart: expected ranks that this command starts; these were started "
                                "from outside");
+    if (s->save && !started->rank && !saved_lock(s->save))
+        return EXIT_USAGE;
+    if (settings_started(s) == 1)
+        return run_alone(run);
     if (started->size)
         return run_started(run, started);
     if (s->survive)
