@@ -112,6 +112,33 @@ refuses_to_plan()
     refuses 2 'without --offload and --tie-embeddings' plan --data text "$@"
 }
 
+# Three ranks and sixteen sequences: 4, 8 and 16 micro-batches. Blocks are cut, so that eight will do.
+finds_micro_batches_for_any_number_of_ranks()
+{
+    run plan --data text -P 3 --layers 8 --width 8 --heads 2 --context 16 --batch 16 -o three.json || return
+    says 'gpipe               4' 'gpipe               8' 'gpipe              16' || return
+    train --plan three.json || return
+    run plan --data text -P 4 -s dualpipe --layers 6 --width 8 --heads 2 --context 16 --batch 12 || return
+    says 'dualpipe           12' || return
+    run plan --data text -P 4 --layers 6 --width 8 --heads 2 --context 16 --batch 2
+}
+
+# More layers than schedules of two stages a rank are cut of.
+leaves_out_with_one_sentence()
+{
+    run plan --data text -P 2 --layers 300 --width 4 --heads 2 --context 4 --batch 4 || return
+    [ ! -s "$work/err" ] || wrong "$(cat "$work/err")" || return
+    says 'left out: schedules with two stages a rank'
+}
+
+writes_to_standard_output()
+{
+    # shellcheck disable=SC2086 # words
+    "$dualpipe" plan --data text -P 2 -M 4 $model -o - 2>"$work/err" | jq -e '.ranks == 2' >/dev/null ||
+        wrong 'no JSON' || return
+    grep -q 'blocks of each stage' "$work/err" || wrong 'no table'
+}
+
 refuses_what_is_no_json()
 {
     echo '{' >bad.json
@@ -136,7 +163,16 @@ it refuses_blocks '--blocks: 0 for stage 1' -s gpipe -P 3 --blocks 3,0,3
 it refuses_blocks 'expected at most 1024 numbers' --blocks 2,x
 it refuses_to_plan --tie-embeddings
 it refuses_to_plan --offload params --device-memory 1MiB
+it refuses 2 '--data none: No such file' plan --data none -P 2
+it refuses 2 '--layers 6: expected at least 14' plan --data text -P 16 --layers 6
+it refuses 2 'microbatches: 4, expected at least 8' plan --data text -P 4 -s dualpipe --batch 4
+it refuses 2 '--layers 300: expected at most 254' plan --data text -P 2 -s zbv --layers 300 --width 4 --heads 2 \
+    --context 4 --batch 4
+it refuses 2 '--virtual-stages 3: expected 2' plan --data text -P 2 -s interleaved --virtual-stages 3
+it finds_micro_batches_for_any_number_of_ranks
+it leaves_out_with_one_sentence
 if command -v jq >/dev/null; then
+    it writes_to_standard_output
     for kind in 1f1b zb1p dualpipe dualpipev interleaved zbv gpipe; do
         it plans $kind 8
     done

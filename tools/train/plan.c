@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "output.h"
 #include "train/blas_kernels.h"
+#include "train/data.h"
 #include "train/engine.h"
 #include "train/pipeline_fit.h"
 #include "train/plan_measure.h"
@@ -20,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_MICROBATCHES = 4, MODES = 4, SLACKS = 2,
+enum { MOST_MICROBATCHES = 4, MODES = 4, SLACKS = 2, MOST_PAIRED_LAYERS = 256,
        PLANS_MAX = MOST_MICROBATCHES * MODES * SLACKS * DP_SCHEDULE_KINDS };
 
 /* Of a copy between device and host: what the offload of activations assumes, too. */
@@ -74,7 +75,9 @@ static bool cut(const struct planner *p, enum dp_schedule_kind kind, int stages,
     for (int i = 0; i < layers; i++)
         costs[i] = p->times[i].f_ns + p->times[i].i_ns + p->times[i].w_ns;
     const enum dp_pairing pairing = stages > 1 ? pairing_of(kind) : DP_PAIRING_NONE;
-    const int err = dp_partition_exact(costs, layers, stages, pairing, blocks->items, &largest);
+    const int err = pairing && layers > MOST_PAIRED_LAYERS
+                        ? DP_EINVAL
+                        : dp_partition_exact(costs, layers, stages, pairing, blocks->items, &largest);
     free(costs);
     blocks->count = stages;
     blocks->items[0]--;
@@ -284,20 +287,30 @@ static int try_choice(struct planner *p, struct choice *c, bool *possible)
     return err;
 }
 
-/* Is there such a schedule? The number of its stages; 0: no. */
-static int stages_of(const struct planner *p, enum dp_schedule_kind kind, int microbatches,
-                     int slack)
+/* *stages of such a schedule, if there is one. */
+static int count_stages(const struct planner *p, enum dp_schedule_kind kind, int microbatches,
+                        int slack, int *stages)
 {
     const struct dp_schedule_spec spec = {
         .kind = kind, .ranks = (int)p->args->s.ranks, .microbatches = microbatches, .slack = slack};
     struct dp_schedule *s;
+    const int err = dp_schedule_new(&spec, &s);
+
+    if (err)
+        return err;
+    *stages = s->stages;
+    dp_schedule_free(s);
+    return 0;
+}
+
+/* The same; 0: there is none. */
+static int stages_of(const struct planner *p, enum dp_schedule_kind kind, int microbatches,
+                     int slack)
+{
     int stages = 0;
 
     command_mute(true);
-    if (!dp_schedule_new(&spec, &s)) {
-        stages = s->stages;
-        dp_schedule_free(s);
-    }
+    (void)count_stages(p, kind, microbatches, slack, &stages);
     command_mute(false);
     return stages;
 }
@@ -347,18 +360,27 @@ static int try_microbatches(struct planner *p, int microbatches)
     return err;
 }
 
+/* The least divisor of the batch from `least` on; 0: there is none. */
+static int64_t divisor(int64_t batch, int64_t least)
+{
+    int64_t m = least;
+
+    while (m <= batch && batch % m)
+        m++;
+    return m <= batch ? m : 0;
+}
+
+/* From one for each rank on, each twice the one before or more. */
 static int try_all(struct planner *p)
 {
     const struct settings *s = &p->args->s;
-    int64_t m = s->microbatches ? s->microbatches : s->ranks;
+    int64_t m = divisor(s->batch, s->ranks < s->batch ? s->ranks : s->batch);
     int err = 0;
 
-    for (int i = 0; i < MOST_MICROBATCHES && m <= s->batch && !err; i++, m *= 2) {
-        if (s->batch % m == 0)
-            err = try_microbatches(p, (int)m);
-        if (s->microbatches)
-            break;
-    }
+    if (s->microbatches)
+        return try_microbatches(p, (int)s->microbatches);
+    for (int i = 0; i < MOST_MICROBATCHES && m && !err; i++, m = divisor(s->batch, 2 * m))
+        err = try_microbatches(p, (int)m);
     return err;
 }
 
@@ -381,21 +403,24 @@ static const struct choice *find_best(const struct planner *p)
     return NULL;
 }
 
-static void print_table(const struct planner *p, const struct choice *best)
+static void print_table(FILE *to, const struct planner *p, const struct choice *best)
 {
-    printf("  %-15s %5s  %-11s %10s  %6s  %9s  blocks of each stage\n", "schedule", "M", "recompute",
-           "step", "bubble", "memory");
+    fprintf(to, "  %-15s %5s  %-11s %10s  %6s  %9s  blocks of each stage\n", "schedule", "M",
+            "recompute", "step", "bubble", "memory");
     for (int i = 0; i < p->count; i++) {
         const struct choice *c = &p->choices[i];
         char name[32];
         snprintf(name, sizeof(name), "%s%s", c->schedule, c->slack ? " slack" : "");
-        printf("%c %-15s %5d  %-11s %7.2f ms  %4.0f %%  %5.1f MiB ", c == best ? '*' : ' ',
-               name, c->microbatches, c->offload ? "offload" : c->checkpoint, (double)c->step_ns * 1e-6,
-               100 * c->bubble, (double)c->most_bytes / (1024 * 1024));
+        fprintf(to, "%c %-15s %5d  %-11s %7.2f ms  %4.0f %%  %5.1f MiB ", c == best ? '*' : ' ',
+                name, c->microbatches, c->offload ? "offload" : c->checkpoint, (double)c->step_ns * 1e-6,
+                100 * c->bubble, (double)c->most_bytes / (1024 * 1024));
         for (int s = 0; s < c->blocks.count; s++)
-            printf("%c%d", s ? ',' : ' ', (int)c->blocks.items[s]);
-        putchar('\n');
+            fprintf(to, "%c%d", s ? ',' : ' ', (int)c->blocks.items[s]);
+        putc('\n', to);
     }
+    if (p->args->s.layers + 2 > MOST_PAIRED_LAYERS)
+        fprintf(to, "  left out: schedules with two stages a rank, which are for at most %d layers\n",
+                MOST_PAIRED_LAYERS - 2);
 }
 
 static int write_plan(const struct planner *p, const struct choice *best)
@@ -418,23 +443,42 @@ static int write_plan(const struct planner *p, const struct choice *best)
     return status;
 }
 
+/* There is no plan at all. With no schedule named it can only be the layers: GPipe takes any
+ * number of ranks and of micro-batches. */
+static int refuse(const struct planner *p)
+{
+    const struct settings *s = &p->args->s;
+    enum dp_schedule_kind kind = DP_SCHEDULE_GPIPE;
+    int err = s->schedule_name ? dp_schedule_kind_parse(s->schedule_name, &kind) : 0, stages = 0;
+
+    if (!err)
+        err = count_stages(p, kind, (int)(s->microbatches ? s->microbatches : s->batch),
+                           (int)s->slack, &stages);
+    if (err)
+        return command_failed(err);
+    if (s->layers + 2 < stages)
+        return command_misused("--layers %d: expected at least %d; with the embedding and the head "
+                               "one for each of %d stages",
+                               (int)s->layers, stages - 2, stages);
+    return command_misused("--layers %d: expected at most %d with --schedule %s, where a rank has two "
+                           "stages",
+                           (int)s->layers, MOST_PAIRED_LAYERS - 2, dp_schedule_kind_name(kind));
+}
+
 static int show(struct planner *p)
 {
+    const char *output = p->args->output;
     size_t least = SIZE_MAX;
 
     if (!p->count)
-        return command_misused("-P %d, --batch %d, --layers %d: no schedule goes with them; expected a "
-                               "batch that is a multiple of twice the ranks, and as many layers as "
-                               "stages",
-                               (int)p->args->s.ranks, (int)p->args->s.batch,
-                               (int)p->args->s.layers);
+        return refuse(p);
     qsort(p->choices, (size_t)p->count, sizeof(*p->choices), by_time);
     const struct choice *best = find_best(p);
     for (int i = 0; i < p->count; i++)
         least = p->choices[i].most_bytes < least ? p->choices[i].most_bytes : least;
-    print_table(p, best);
+    print_table(output && !strcmp(output, "-") ? stderr : stdout, p, best);
     if (best)
-        return p->args->output ? write_plan(p, best) : EXIT_OK;
+        return output ? write_plan(p, best) : EXIT_OK;
     return command_misused("--memory %.0f: no plan fits, expected at least %zu bytes a rank",
                            p->args->budget, least);
 }
@@ -467,6 +511,9 @@ static bool check(const struct settings *s)
                         "--offload and --tie-embeddings");
     else if (s->schedule_name && !strcmp(s->schedule_name, "none"))
         command_misused("--schedule none: expected a schedule, there is nothing else to plan");
+    else if (s->virtual_stages && s->virtual_stages != 2)
+        command_misused("--virtual-stages %d: expected 2; a plan has at most two stages a rank",
+                        (int)s->virtual_stages);
     else if (s->width % s->heads)
         command_misused("--width %d: expected a multiple of %d, the number of --heads",
                         (int)s->width, (int)s->heads);
@@ -476,6 +523,25 @@ static bool check(const struct settings *s)
     else
         return true;
     return false;
+}
+
+/* The text decides nothing, but one that 'dualpipe train' would refuse is refused here, too. */
+static bool has_text(const struct settings *s, const struct operands *more)
+{
+    const char *paths[2 * ARG_LIST_MAX];
+    size_t count = 0;
+    struct data data;
+
+    for (size_t i = 0; i < s->data.count; i++)
+        paths[count++] = s->data.items[i];
+    for (int i = 0; i < more->count && count < 2 * ARG_LIST_MAX; i++)
+        paths[count++] = more->items[i];
+    if (!count)
+        return true; /* is said by all that takes a --data */
+    if (!data_open(paths, count, (int)s->context, (uint64_t)s->seed, &data))
+        return false;
+    data_close(&data);
+    return true;
 }
 
 static int plan(struct plan_args *args, struct operands *files)
@@ -515,8 +581,9 @@ int run_plan(int argc, char **argv)
         "stages cut so that the busiest rank has the least work (exact), and every schedule,\n"
         "number of micro-batches and mode of recomputation is simulated; with --memory also what\n"
         "sends activations to the host, or computes them again, as far as it must. The step is\n"
-        "that of the pipeline with AdamW's update; the bubble is the pipeline's. Memory is that of\n"
-        "the run, by rank, on the device: pipeline, weights, gradients, the optimizer's state.";
+        "that of the pipeline with AdamW's update, where each rank has a core; the bubble is the\n"
+        "pipeline's. Memory is that of the run, by rank, on the device: pipeline, weights, gradients,\n"
+        "the optimizer's state.";
     usage.examples = "  dualpipe plan --data book.txt -P 4 -o plan.json\n"
                      "  dualpipe train --data book.txt --plan plan.json\n"
                      "  dualpipe plan --data book.txt -P 2 --memory 12MiB\n";
@@ -528,7 +595,7 @@ int run_plan(int argc, char **argv)
             args->s.ranks = 4;
         if (!args->s.batch)
             args->s.batch = 16;
-        status = check(&args->s) ? plan(args, &files) : EXIT_USAGE;
+        status = check(&args->s) && has_text(&args->s, &files) ? plan(args, &files) : EXIT_USAGE;
     }
     free(args);
     return status;
