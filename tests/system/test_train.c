@@ -71,6 +71,7 @@ static void start(struct run *r, const char *more, void (*before)(void *), void 
         dup2(fileno(r->out), STDOUT_FILENO);
         dup2(fileno(r->err), STDERR_FILENO);
         signal(SIGINT, SIG_DFL);
+        signal(SIGHUP, SIG_DFL); /* of a test run that outlives its terminal */
         if (before)
             before(user);
         exec_train(options);
