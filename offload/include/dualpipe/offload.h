@@ -102,8 +102,8 @@ struct dp_copy_engine_config {
     struct dp_device *device;
     size_t chunk_bytes; /* 0: 4 MiB. Of a copy of more than 32 chunks they are larger. */
     int32_t copies;     /* at once; 0: 64 */
-    bool check;         /* bring what is on the device to the host once more, behind every copy, and
-                         * compare:         DP_EIO; and let sources be NULL (see below). For tests. */
+    bool check;         /* for tests: after every copy, bring what is on the device to the host once
+                         * more and compare (DP_EIO); sources may be NULL (see below) */
     bool measure;       /* for busy_ns of the stats */
     /* NULL, or another device of the same kind, whose link to the host is so much wider that copies go
      * over it (dp_copy_route): chunk by chunk through two places there for each direction and priority,
@@ -357,7 +357,8 @@ struct dp_offload_layer {
     void *user;
     const struct dp_parameter *parameters; /* on the host. Values are copied when the model is opened;
                                             * neither they nor the gradients are used after. Tied
-                                            * parameters are one, also between layers. */
+                                            * parameters are one, also between layers: those of one
+                                            * group, and those whose values lie in the same memory. */
     int32_t parameter_count;
     size_t save_bytes;                     /* of a micro-batch */
     size_t kept_bytes;                     /* that the caller wants on the device if the layer is kept
