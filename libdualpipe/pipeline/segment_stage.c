@@ -25,7 +25,7 @@ enum { SPIN_NS = 50000, PAIRS_KEPT = 8, LISTS = 2 };
 struct pair_order {
     const struct dp_segment *forward, *backward; /* NULL: none is kept here */
     int counts[2];
-    int64_t costs_ns[2 * DP_SEGMENTS_MAX]; /* that it was made of */
+    uint64_t keys[2 * DP_SEGMENTS_MAX];    /* of the segments that it was made of */
     int of_resource[DP_RESOURCES];         /* how many there are */
     struct dp_segment_place places[DP_RESOURCES][2 * DP_SEGMENTS_MAX];
 };
@@ -123,6 +123,12 @@ static int weight(void *user, const struct dp_stage_call *call)
 
 /* ---- the order of a pair --------------------------------------------------------------------- */
 
+/* What the order depends on: lists may have changed, or others lie where they were. */
+static uint64_t key_of(const struct dp_segment *s)
+{
+    return (uint64_t)s->cost_ns * DP_RESOURCES + (uint64_t)s->resource;
+}
+
 static bool is_order_of(const struct pair_order *o, const struct dp_segmented_stage *f,
                         const struct dp_segmented_stage *b)
 {
@@ -130,10 +136,10 @@ static bool is_order_of(const struct pair_order *o, const struct dp_segmented_st
         o->counts[0] != f->forward_count || o->counts[1] != b->backward_count)
         return false;
     for (int k = 0; k < f->forward_count; k++)
-        if (o->costs_ns[k] != f->forward[k].cost_ns)
+        if (o->keys[k] != key_of(&f->forward[k]))
             return false;
     for (int k = 0; k < b->backward_count; k++)
-        if (o->costs_ns[f->forward_count + k] != b->backward[k].cost_ns)
+        if (o->keys[f->forward_count + k] != key_of(&b->backward[k]))
             return false;
     return true;
 }
@@ -152,9 +158,9 @@ static int make_order(struct pair_order *o, const struct dp_segmented_stage *f,
                              .backward = b->backward,
                              .counts = {f->forward_count, b->backward_count}};
     for (int k = 0; k < f->forward_count; k++)
-        o->costs_ns[k] = f->forward[k].cost_ns;
+        o->keys[k] = key_of(&f->forward[k]);
     for (int k = 0; k < b->backward_count; k++)
-        o->costs_ns[f->forward_count + k] = b->backward[k].cost_ns;
+        o->keys[f->forward_count + k] = key_of(&b->backward[k]);
     for (int i = 0; i < f->forward_count + b->backward_count; i++) {
         const struct dp_segmented_stage *s = places[i].list ? b : f;
         const enum dp_resource r = list_of(s, places[i].list)[places[i].index].resource;
@@ -372,6 +378,10 @@ static int forward_backward(const struct dp_pair *pair)
         {.stage = pair->forward.call, .in = pair->forward.in, .out = pair->forward.out},
         {.stage = pair->backward.call, .gout = pair->backward.gout, .gin = pair->backward.gin}};
     const struct pair_order *order;
+
+    if (!streams && !worker)
+        return dp_callback_error(DP_EINVAL, "a stage of segments without a worker or streams, expected "
+                                            "one of them for overlapped pairs");
     int err = dp_pair_start_from_loss(pair);
 
     if (!err)

@@ -309,6 +309,62 @@ static int fail_in_a_segment(struct dp_comm *comm, void *arg)
     return 0;
 }
 
+static int train_without_a_worker(struct dp_comm *comm, void *arg)
+{
+    struct cut_rank rank = {0};
+    struct job_rank r;
+
+    the_rank = &rank;
+    CHECK(!job_rank_open(&r, arg, comm));
+    CHECK(job_rank_step(&r) == DP_ECALLBACK);
+    CHECK(strstr(dp_last_error(), "a stage of segments without a worker or streams"));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void a_pair_without_a_worker_is_refused(void **state)
+{
+    (void)state;
+    bool fails = false;
+    struct dp_schedule *s = case_schedule(
+        (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 4});
+    struct job job = cut_job(s, &fails);
+    struct job_result result;
+
+    job_result_init(&result, &job);
+    assert_int_equal(comm_on_threads(1, deadline_ns, train_without_a_worker, &job), 0);
+    job_result_fini(&result, &job);
+    dp_schedule_free(s);
+}
+
+/* A list whose segments have moved to other resources is not the one whose order is known. */
+static int note_thread(void *user, const struct dp_segment_call *call)
+{
+    (void)call;
+    *(pthread_t *)user = pthread_self();
+    return 0;
+}
+
+static void segments_that_change_their_resource_are_ordered_anew(void **state)
+{
+    (void)state;
+    struct dp_segment list = {DP_RESOURCE_COMMUNICATION, 1, false, note_thread};
+    struct dp_segmented_stage stage = {.forward = &list, .forward_count = 1};
+    const struct dp_stage_call call = {0};
+    pthread_t ran;
+
+    assert_int_equal(dp_segment_worker_new(&stage.worker), 0);
+    stage.user = &ran;
+    const struct dp_pair pair = {.forward = {.user = &stage, .call = &call},
+                                 .backward = {.user = &stage, .call = &call}};
+    assert_int_equal(dp_segment_stage_ops()->fwd_bwd(&pair), 0);
+    assert_false(pthread_equal(ran, pthread_self()));
+    list.resource = DP_RESOURCE_COMPUTE;
+    assert_int_equal(dp_segment_stage_ops()->fwd_bwd(&pair), 0);
+    assert_true(pthread_equal(ran, pthread_self()));
+    dp_segment_worker_free(stage.worker);
+}
+
 static void a_segment_that_fails_ends_the_step_on_all_ranks(void **state)
 {
     (void)state;
@@ -331,6 +387,8 @@ int main(void)
         cmocka_unit_test(communication_of_one_hides_behind_compute_of_the_other),
         cmocka_unit_test(lists_that_make_no_sense_are_refused),
         cmocka_unit_test(stages_of_segments_train_like_the_sequential_loop),
+        cmocka_unit_test(a_pair_without_a_worker_is_refused),
+        cmocka_unit_test(segments_that_change_their_resource_are_ordered_anew),
         cmocka_unit_test(a_segment_that_fails_ends_the_step_on_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -106,7 +106,8 @@ struct dp_segmented_stage {
 };
 
 /* Callbacks for such stages. A failure of a segment ends the pair: segments that have begun end, no
- * other begins. Errors of dp_segments_order fail the callback, too. */
+ * other begins. Errors of dp_segments_order fail the callback, too, and so does a pair whose stage has
+ * neither a worker nor streams. */
 DP_PUBLIC const struct dp_stage_ops *dp_segment_stage_ops(void);
 
 #ifdef __cplusplus
