@@ -27,13 +27,19 @@ int output_open(const char *path, struct output *out)
         return 0;
 
     out->path = path;
-    if (!is_special(path) && asprintf(&out->temporary, "%s.%ld", path, (long)getpid()) < 0)
-        return command_broke("no memory for the name of %s", path);
+    if (!is_special(path)) {
+        out->target = realpath(path, NULL);
+        if (!out->target)
+            out->target = strdup(path); /* it is not there yet */
+        if (!out->target || asprintf(&out->temporary, "%s.%ld", out->target, (long)getpid()) < 0)
+            return free(out->target), command_broke("no memory for the name of %s", path);
+    }
     out->file = fopen(out->temporary ? out->temporary : path, "we");
     if (out->file)
         return 0;
     command_broke("cannot write %s: %s", path, strerror(errno));
     free(out->temporary);
+    free(out->target);
     return EXIT_FAILED;
 }
 
@@ -46,11 +52,12 @@ static int finish_file(struct output *out, int err)
         err = DP_EIO;
     if (!out->temporary)
         return err;
-    if (!err && rename(out->temporary, out->path))
+    if (!err && rename(out->temporary, out->target))
         err = DP_EIO;
     if (err)
         unlink(out->temporary);
     free(out->temporary);
+    free(out->target);
     return err;
 }
 
@@ -62,6 +69,7 @@ void output_drop(struct output *out)
     if (out->temporary)
         unlink(out->temporary);
     free(out->temporary);
+    free(out->target);
 }
 
 int output_close(struct output *out, int err)

@@ -12,7 +12,8 @@
 struct output {
     FILE *file;       /* write here */
     const char *path; /* NULL: standard output */
-    char *temporary;  /* path's neighbour, until output_close */
+    char *target;     /* path without symbolic links: they stay what they are */
+    char *temporary;  /* target's neighbour, until output_close */
 };
 
 /* path may be NULL or "-" for standard output. 0, else EXIT_FAILED; the sentence has been printed. */

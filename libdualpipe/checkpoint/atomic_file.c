@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static int failed(const struct dp_atomic_file *f, const char *what)
@@ -18,16 +19,31 @@ static int failed(const struct dp_atomic_file *f, const char *what)
                    "checkpoint '%s': cannot %s: %s", f->path, what, dp_errno_text(error));
 }
 
+/* A device, a pipe: nothing can be renamed over it. */
+static bool is_special(const char *path)
+{
+    struct stat st;
+
+    return !stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
+}
+
 int dp_atomic_begin(struct dp_atomic_file *f, const char *path)
 {
     static const char suffix[] = ".partial";
-    size_t room = strlen(path) + sizeof(suffix);
 
-    *f = (struct dp_atomic_file){.path = path, .partial = malloc(room), .fd = -1};
-    if (!f->partial)
+    *f = (struct dp_atomic_file){.path = path, .target = realpath(path, NULL), .fd = -1};
+    if (!f->target)
+        f->target = strdup(path); /* it is not there yet */
+    if (!f->target)
         return dp_fail(DP_ENOMEM, "checkpoint '%s': no memory", path);
-    snprintf(f->partial, room, "%s%s", path, suffix);
-    f->fd = open(f->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (!is_special(path)) {
+        size_t room = strlen(f->target) + sizeof(suffix);
+        f->partial = malloc(room);
+        if (!f->partial)
+            return dp_fail(DP_ENOMEM, "checkpoint '%s': no memory", path);
+        snprintf(f->partial, room, "%s%s", f->target, suffix);
+    }
+    f->fd = open(f->partial ? f->partial : path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     return f->fd < 0 ? failed(f, "create it") : 0;
 }
 
@@ -65,20 +81,28 @@ static int sync_directory(const struct dp_atomic_file *f)
     return err;
 }
 
+/* Its new name, or the end of it. */
+static int name_it(struct dp_atomic_file *f, int err)
+{
+    if (!err && rename(f->partial, f->target))
+        err = failed(f, "name it");
+    if (!err)
+        return sync_directory(f);
+    unlink(f->partial);
+    return err;
+}
+
 int dp_atomic_end(struct dp_atomic_file *f, int err)
 {
     bool opened = f->fd >= 0;
 
-    if (!err && fsync(f->fd))
+    if (!err && fsync(f->fd) && f->partial)
         err = failed(f, "sync it");
     if (opened)
         close(f->fd);
-    if (!err && rename(f->partial, f->path))
-        err = failed(f, "name it");
-    if (err && opened)
-        unlink(f->partial);
-    else if (!err)
-        err = sync_directory(f);
+    if (opened && f->partial)
+        err = name_it(f, err);
     free(f->partial);
+    free(f->target);
     return err;
 }

@@ -14,7 +14,8 @@
 
 struct dp_atomic_file {
     const char *path; /* the caller's */
-    char *partial;
+    char *target;     /* without symbolic links: they stay what they are */
+    char *partial;    /* NULL: a device or a pipe, which is written in place */
     int fd;
 };
 

@@ -125,6 +125,7 @@ refuses_bad_input()
     mkdir -p empty
     refuses 2 'empty: no checkpoint there; expected index.json' checkpoint verify empty || return
     refuses 2 '--output is missing: expected the file' checkpoint export good || return
+    refuses 2 '--output -: expected the file' checkpoint export good -o - || return
     refuses 1 "text'" checkpoint verify text || return
     refuses 1 'no/such/file' checkpoint export good -o no/such/file || return
     refuses 2 'is also an input' checkpoint export good -o good/step-000003/rank-1.0.safetensors || return

@@ -216,6 +216,14 @@ leaves_no_half_a_file()
     [ "$(find "$work" -name 'new*' | wc -l)" = 0 ]
 }
 
+# As /dev/stdout is one, which another file must not take the place of.
+a_link_stays_a_link()
+{
+    echo old >"$work/target" && ln -s target "$work/link" || return
+    run schedule export gpipe -P 2 -M 4 --format text -o "$work/link" || return
+    [ -L "$work/link" ] && grep -q gpipe "$work/target"
+}
+
 # ---- simulate and compare
 
 # With F = I = W = 1, B = 2, F&B = 3 a step takes 3M + P - 2 (spec of the cost model).
@@ -290,6 +298,7 @@ it finds_what_is_wrong
 it keeps_to_bounds_it_is_given
 it refuses_a_file_that_is_no_schedule
 it leaves_no_half_a_file
+it a_link_stays_a_link
 it takes_as_long_as_published 4 8
 it takes_as_long_as_published 4 20
 it takes_as_long_as_published 8 16

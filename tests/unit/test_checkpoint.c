@@ -12,6 +12,7 @@
 #include <dualpipe/optimizer.h>
 #include <dualpipe/random.h>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -617,6 +618,35 @@ static void a_file_that_does_not_fit_leaves_the_last_one(void **state)
     assert_int_equal(access(in_dir("full.partial"), F_OK), -1);
 }
 
+/* A name that is no regular file's is written through, not replaced. */
+static void links_and_pipes_stay_what_they_are(void **state)
+{
+    (void)state;
+    char pipe_path[4096], text[8];
+    uint8_t data[3] = {1, 2, 3};
+    int64_t shape[] = {3};
+    struct dp_named_tensor tensor = {"t", {.data = data, .device = {kDLCPU, 0}, .ndim = 1,
+                                           .dtype = {kDLUInt, 8, 1}, .shape = shape}};
+    struct stat st;
+
+    MUST(write_generation(in_dir("target"), 1));
+    assert_int_equal(symlink("target", in_dir("link")), 0);
+    MUST(write_generation(in_dir("link"), 2));
+    assert_int_equal(lstat(in_dir("link"), &st), 0);
+    assert_true(S_ISLNK(st.st_mode));
+    assert_int_equal(read_generation(in_dir("target")), 2);
+
+    snprintf(pipe_path, sizeof(pipe_path), "%s", in_dir("pipe"));
+    assert_int_equal(mkfifo(pipe_path, 0600), 0);
+    int fd = open(pipe_path, O_RDONLY | O_NONBLOCK);
+    assert_true(fd >= 0);
+    MUST(dp_checkpoint_write(pipe_path, &tensor, 1, NULL));
+    assert_int_equal(lstat(pipe_path, &st), 0);
+    assert_true(S_ISFIFO(st.st_mode));
+    assert_int_equal(read(fd, text, sizeof(text)), sizeof(text)); /* the length of a header */
+    close(fd);
+}
+
 /* ---- indexes ---------------------------------------------------------------------------------- */
 
 static void write_part(const char *name, const char *tensor_name, uint8_t value)
@@ -738,6 +768,7 @@ int main(void)
         cmocka_unit_test(without_memory_the_error_says_so),
         cmocka_unit_test(a_writer_that_is_killed_leaves_the_last_whole_file),
         cmocka_unit_test(a_file_that_does_not_fit_leaves_the_last_one),
+        cmocka_unit_test(links_and_pipes_stay_what_they_are),
         cmocka_unit_test(an_index_makes_files_one_checkpoint),
         cmocka_unit_test(a_malformed_index_is_refused),
         cmocka_unit_test(pythons_safetensors_reads_our_file),

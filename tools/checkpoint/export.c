@@ -10,6 +10,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct export_args {
     const char *output;
@@ -121,9 +122,9 @@ int run_checkpoint_export(int argc, char **argv)
 
     if (!args_parse(&usage, argc, argv, &a, &where, &status))
         return status;
-    if (!a.output)
-        return command_misused("--output is missing: expected the file to write, for instance "
-                               "-o model.safetensors");
+    if (!a.output || !strcmp(a.output, "-"))
+        return command_misused("--output %s: expected the file to write, for instance "
+                               "-o model.safetensors", a.output ? a.output : "is missing");
     if ((status = saved_state_open(where.items[0], &state)))
         return status;
     status = output_is_apart(&state, a.output) ? write_model(&state, a.output) : EXIT_USAGE;
