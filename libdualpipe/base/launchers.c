@@ -11,41 +11,46 @@ static const struct dp_launcher launchers[] = {
      "LOCAL_RANK",
      "LOCAL_WORLD_SIZE",
      {"TORCHELASTIC_RUN_ID", NULL},
-     true},
+     true,
+     NULL},
     {"OpenMPI",
      "OMPI_COMM_WORLD_RANK",
      "OMPI_COMM_WORLD_SIZE",
      "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE",
      {"PMIX_NAMESPACE", NULL},
-     false},
+     false,
+     NULL},
     {"PMI",
      "PMI_RANK",
      "PMI_SIZE",
      "MPI_LOCALRANKID",
      "MPI_LOCALNRANKS",
      {"PMI_JOBID", NULL},
-     false},
+     false,
+     NULL},
     {"PMIx under Slurm",
      "PMIX_RANK",
      "SLURM_NTASKS",
      "SLURM_LOCALID",
      NULL,
      {"PMIX_NAMESPACE", "SLURM_STEP_ID"},
-     false},
+     false,
+     NULL},
     {"Slurm",
      "SLURM_PROCID",
      "SLURM_NTASKS",
      "SLURM_LOCALID",
      NULL,
      {"SLURM_JOB_ID", "SLURM_STEP_ID"},
-     false},
+     false,
+     "SLURM_STEP_ID"}, /* the script of sbatch has rank 0, and is in no step */
 };
 
 const struct dp_launcher *dp_launcher_find(const char *(*get)(const char *name))
 {
     for (size_t i = 0; i < sizeof(launchers) / sizeof(launchers[0]); i++)
-        if (get(launchers[i].rank))
+        if (get(launchers[i].rank) && (!launchers[i].step || get(launchers[i].step)))
             return &launchers[i];
     return NULL;
 }

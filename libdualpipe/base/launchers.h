@@ -12,6 +12,7 @@ struct dp_launcher {
     const char *local_rank, *local_size; /* among the processes of this host; NULL: not told */
     const char *job[2]; /* what tells one job, and step, of a user from another */
     bool tells_port;    /* MASTER_PORT */
+    const char *step;   /* set in its processes only, where others may have its rank; NULL: none has */
 };
 
 /* Whose rank is set; under `srun mpirun torchrun ...` the innermost one; NULL: none. get: how to read

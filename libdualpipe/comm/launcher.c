@@ -133,11 +133,12 @@ int dp_launch_read(get_fn *get, const struct dp_comm_settings *settings, struct 
 
     if (!l)
         return dp_fail_quietly(DP_ENOENT, "not started by torchrun, mpirun or srun: none of RANK, "
-                               "OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, SLURM_PROCID is set");
+                               "OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, or SLURM_PROCID and "
+                               "SLURM_STEP_ID, is set");
     int err = read_number(get, l->size, 1, 1 << 20, &launch.size);
     if (!err)
         err = read_number(get, l->rank, 0, launch.size - 1, &launch.rank);
-    if (!err)
+    if (!err && launch.size > 1)
         err = find_address(get, l, settings, launch.address);
     if (!err)
         *out = launch;
@@ -246,7 +247,7 @@ int dp_comm_config_from_env(struct dp_comm_config *config)
     *config = (struct dp_comm_config){
         .rank = launch.rank,
         .size = launch.size,
-        .address = launch.address,
+        .address = launch.size > 1 ? launch.address : NULL,
         .transport = settings.transport,
         .secret = settings.secret,
         .timeout_ns = settings.timeout_ms * 1000000,

@@ -350,6 +350,7 @@ struct attempt {
     int address_count;
     struct dp_wire *wire;
     int64_t until_ns;
+    int64_t turn_until_ns; /* of the address that is tried */
     int interrupted;
     struct dp_handshake handshake;
     struct dp_rendezvous_message in, out;
@@ -361,7 +362,7 @@ static int wait_for(struct attempt *v, const struct dp_wire_request *req)
     unsigned backoff_us = 0;
 
     while (req->status == DP_EAGAIN) {
-        if (dp_now_ns() > v->until_ns)
+        if (dp_now_ns() > v->turn_until_ns)
             return dp_fail_quietly(DP_ETIMEDOUT, "no answer");
         v->interrupted = dp_poll_call(&v->config->poll);
         if (v->interrupted)
@@ -423,6 +424,7 @@ static int authenticate(struct attempt *v)
     err = exchange(v, DP_RENDEZVOUS_HELLO, DP_RENDEZVOUS_CHALLENGE);
     if (err)
         return err;
+    v->turn_until_ns = v->until_ns; /* there is a rank 0 */
     memcpy(v->handshake.root_nonce, v->in.auth.nonce, DP_NONCE_BYTES);
     dp_secret_prove(v->config->secret, DP_PROVER_MEMBER, &v->handshake, v->out.auth.proof);
     err = exchange(v, DP_RENDEZVOUS_PROOF, DP_RENDEZVOUS_WELCOME);
@@ -438,10 +440,22 @@ static int authenticate(struct attempt *v)
                                     v->where, v->handshake.rank, v->handshake.size);
 }
 
+/* A host may have several addresses, of which one leads nowhere: the others must get a turn. */
+static int64_t turn_of_address(const struct attempt *v)
+{
+    const int64_t share_ns = v->config->timeout_ns / (2 * v->address_count);
+
+    if (v->address_count == 1)
+        return v->until_ns;
+    return dp_now_ns() + (share_ns < HANDSHAKE_TIMEOUT_NS ? share_ns : HANDSHAKE_TIMEOUT_NS);
+}
+
 /* One try at one address. On success the wire is the caller's. */
 static int try_address(struct attempt *v, const struct dp_wire_address *address)
 {
     int err = dp_wire_tcp.connect(address, 0, &v->wire);
+
+    v->turn_until_ns = turn_of_address(v);
 
     if (!err)
         err = authenticate(v);
@@ -463,7 +477,8 @@ static int find_addresses(struct attempt *v)
         v->address_count = 1;
         return 0;
     }
-    snprintf(v->where, sizeof(v->where), "%s:%d", config->host, config->port);
+    snprintf(v->where, sizeof(v->where), strchr(config->host, ':') ? "[%s]:%d" : "%s:%d",
+             config->host, config->port);
     int err = dp_net_resolve(config->host, config->port, found, MAX_ADDRESSES, &v->address_count);
     for (int i = 0; !err && i < v->address_count; i++)
         dp_wire_tcp_address(&found[i], CONTROL_COOKIE, &v->addresses[i]);

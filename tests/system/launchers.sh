@@ -3,7 +3,7 @@
 #
 # launchers.sh - the training job as other programs start it, with the losses of one process: by torchrun's
 # variables over two network namespaces, as two hosts are, and by torchrun itself in the long form, where
-# python3 (or $PYTHON) has torch; by Slurm's variables; and by PMIx's.
+# python3 (or $PYTHON) has torch; by Slurm's variables, and in the script of sbatch; and by PMIx's.
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
 "$dualpipe" train --help >/dev/null 2>&1 || {
@@ -111,6 +111,15 @@ slurm_variables()
     two_ranks
 }
 
+# The command in the script of sbatch, without srun: it starts its ranks itself.
+slurm_batch_script()
+{
+    # shellcheck disable=SC2086 # words
+    SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=4 SLURM_JOB_ID=$port SLURM_JOB_NODELIST=nowhere \
+        timeout 120 "$dualpipe" $job -P 2 >batch.out 2>batch.err || wrong "$(cat batch.err)" || return
+    losses batch.out | diff alone -
+}
+
 pmix_variables()
 {
     # shellcheck disable=SC2317 # called by two_ranks
@@ -154,5 +163,6 @@ transport='--transport tcp'
 it torchrun_variables_over_two_hosts
 it torchrun_over_two_hosts
 it slurm_variables
+it slurm_batch_script
 it pmix_variables
 finish

@@ -424,7 +424,7 @@ leaves_ranks_to_mpi_and_slurm()
         --placement "$work/swapped.json" -- sh -c 'echo $OMPI_COMM_WORLD_RANK ${RANK-none}' || return
     says "0 none" || return
     tells "ranks       as OpenMPI numbers them: only torchrun's can be changed" || return
-    SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 run run --placement "$work/swapped.json" -- true || return
+    SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 run run --placement "$work/swapped.json" -- true || return
     tells "ranks       as Slurm numbers them"
 }
 

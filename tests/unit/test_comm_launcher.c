@@ -70,9 +70,19 @@ static void launchers_variables_give_rank_size_and_address(void **state)
                               0, 6, "solo:");
     assert_int_not_equal(port, other);
     /* The innermost launcher is meant. */
-    expect_launch(VARIABLES("SLURM_PROCID=0", "SLURM_NTASKS=2", "RANK=9", "WORLD_SIZE=16",
+    expect_launch(VARIABLES("SLURM_PROCID=0", "SLURM_STEP_ID=0", "SLURM_NTASKS=2", "RANK=9", "WORLD_SIZE=16",
                             "MASTER_ADDR=m", "MASTER_PORT=10"),
                   9, 16, "m:11");
+}
+
+static void a_job_of_one_process_needs_no_address(void **state)
+{
+    (void)state;
+    struct dp_launch launch;
+
+    assert_int_equal(read_launch(VARIABLES("RANK=0", "WORLD_SIZE=1"), NULL, 0, &launch), 0);
+    assert_int_equal(launch.size, 1);
+    assert_string_equal(launch.address, "");
 }
 
 static void our_options_override_the_launchers_variables(void **state)
@@ -100,6 +110,9 @@ static void a_launchers_variable_that_is_missing_or_wrong_is_named(void **state)
 {
     (void)state;
     expect_no_launch(VARIABLES("HOME=x"), DP_ENOENT, "not started by torchrun");
+    /* As in the script of sbatch, which is none of srun's processes. */
+    expect_no_launch(VARIABLES("SLURM_PROCID=0", "SLURM_NTASKS=4", "SLURM_JOB_ID=7"), DP_ENOENT,
+                     "or SLURM_PROCID and SLURM_STEP_ID, is set");
     expect_no_launch(VARIABLES("RANK=0"), DP_EINVAL, "WORLD_SIZE is not set");
     expect_no_launch(VARIABLES("RANK=2", "WORLD_SIZE=2"), DP_EINVAL,
                      "RANK=2: expected a number from 0 to 1");
@@ -134,7 +147,9 @@ static void a_process_knows_its_place_on_its_host(void **state)
          {"OpenMPI", 3, 4, 1, 2}},
         {{"PMI_RANK=3", "PMI_SIZE=4", "MPI_LOCALRANKID=0", "MPI_LOCALNRANKS=1", NULL},
          {"PMI", 3, 4, 0, 1}},
-        {{"SLURM_PROCID=5", "SLURM_NTASKS=8", "SLURM_LOCALID=1", NULL}, {"Slurm", 5, 8, 1, -1}},
+        {{"SLURM_PROCID=5", "SLURM_STEP_ID=0", "SLURM_NTASKS=8", "SLURM_LOCALID=1", NULL},
+         {"Slurm", 5, 8, 1, -1}},
+        {{"SLURM_PROCID=0", "SLURM_NTASKS=8", NULL}, {NULL, -1, -1, -1, -1}},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -196,6 +211,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(launchers_variables_give_rank_size_and_address),
+        cmocka_unit_test(a_job_of_one_process_needs_no_address),
         cmocka_unit_test(our_options_override_the_launchers_variables),
         cmocka_unit_test(a_launchers_variable_that_is_missing_or_wrong_is_named),
         cmocka_unit_test(a_process_knows_its_place_on_its_host),

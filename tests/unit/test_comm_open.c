@@ -3,6 +3,8 @@
  * test_comm_open.c - rendezvous of processes, and what protects it from unrelated processes and
  * mistakes.
  */
+#include "config.h" /* GNU extensions: RTLD_NEXT */
+
 #include "cmocka_all.h"
 #include "comm_group.h"
 #include "scratch.h"
@@ -13,6 +15,8 @@
 #include "wire/tcp.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
+#include <netdb.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -640,6 +644,52 @@ static void a_false_rank_0_does_no_harm_either(void **state)
     close(listener);
 }
 
+/* ---- a host with several addresses ----------------------------------------------------------- */
+
+typedef int resolve_fn(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+
+/* In place of libc's: "manifold" has two addresses. */
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints,
+                struct addrinfo **out)
+{
+    resolve_fn *libc;
+    const bool is_manifold = name && !strcmp(name, "manifold");
+
+    *(void **)&libc = dlsym(RTLD_NEXT, "getaddrinfo");
+    int err = libc(is_manifold ? "127.0.0.2" : name, service, hints, out);
+    return err || !is_manifold ? err : libc("127.0.0.1", service, hints, &(*out)->ai_next);
+}
+
+static int join_by_the_second_address(const struct rank *r)
+{
+    char address[32];
+    struct dp_comm *comm;
+
+    snprintf(address, sizeof(address), "%s:%d", r->rank ? "manifold" : "127.0.0.1", r->port);
+    EXPECT(!try_open(r, (struct dp_comm_config){.address = address, .timeout_ns = 2 * DP_NS_PER_S},
+                     &comm));
+    EXPECT(!dp_comm_barrier(comm));
+    dp_comm_close(comm);
+    return 0;
+}
+
+/* What listens there accepts, and says nothing. */
+static void an_address_that_does_not_answer_leaves_time_for_the_next(void **state)
+{
+    (void)state;
+    const int port = find_free_port();
+    struct sockaddr_in second = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1)};
+    int silent = socket(AF_INET, SOCK_STREAM, 0);
+
+    assert_int_equal(bind(silent, (struct sockaddr *)&second, sizeof(second)), 0);
+    assert_int_equal(listen(silent, 16), 0);
+    pid_t root = start_rank(0, 2, port, join_by_the_second_address, NULL);
+    assert_int_equal(wait_for(start_rank(1, 2, port, join_by_the_second_address, NULL)), 0);
+    assert_int_equal(wait_for(root), 0);
+    close(silent);
+}
+
 /* ---- arguments ------------------------------------------------------------------------------- */
 
 static void expect_refusal(struct dp_comm_config config, int error, const char *sentence)
@@ -748,6 +798,7 @@ int main(void)
         cmocka_unit_test(ranks_that_want_different_transports_are_named),
         cmocka_unit_test(strangers_that_connect_to_a_group_do_no_harm),
         cmocka_unit_test(a_false_rank_0_does_no_harm_either),
+        cmocka_unit_test(an_address_that_does_not_answer_leaves_time_for_the_next),
         cmocka_unit_test(bad_configs_are_refused_in_a_sentence),
         cmocka_unit_test(a_port_in_use_is_named),
         cmocka_unit_test(all_of_it_can_come_from_the_environment),

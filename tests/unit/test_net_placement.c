@@ -40,6 +40,8 @@ static const char *get(const char *name)
 {
     if (size_name && !strcmp(name, size_name))
         return size_set;
+    if (!strcmp(name, "SLURM_STEP_ID"))
+        return "0";
     return name_set && !strcmp(name, name_set) ? value_set : NULL;
 }
 

@@ -149,8 +149,10 @@ struct dp_comm_config {
  * OpenMPI's, PMIx's or Slurm's. The address is DUALPIPE_COMM_ADDRESS; without it MASTER_ADDR, or
  * the first host of the job, and the port is the first of these that there is: DUALPIPE_COMM_PORT;
  * MASTER_PORT + 1, since torchrun itself uses MASTER_PORT; a number from 20000 to 29999 made of the
- * job's name, which is the same for all ranks. DP_ENOENT if there are no such variables, DP_EINVAL
- * naming the one that is missing or wrong. The strings belong to the library and stay. */
+ * job's name, which is the same for all ranks; a job of one process needs none. DP_ENOENT if there
+ * are no such variables, as in the script of sbatch (Slurm's count where SLURM_STEP_ID is set, which
+ * srun does), DP_EINVAL naming the one that is missing or wrong. The strings belong to the library
+ * and stay. */
 DP_PUBLIC int dp_comm_config_from_env(struct dp_comm_config *config);
 
 /* Which process of its job this one is, as torchrun, mpirun or srun tell it. */
