@@ -12,7 +12,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { FILE_MAX = 64 << 20 };
+enum { FILE_MAX = 64 << 20, CHANNELS_MAX = 64 };
 
 /* ---- points --------------------------------------------------------------------------------- */
 
@@ -112,6 +112,14 @@ static int set_choice(const struct tune_run *run, const char *name, const char *
     return 0;
 }
 
+/* As NCCL takes it: at most CHANNELS_MAX, and what is no number above 0 counts for nothing. */
+static int count_channels(const char *value)
+{
+    const long channels = strtol(value, NULL, 10);
+
+    return channels < 0 ? 0 : channels > CHANNELS_MAX ? CHANNELS_MAX : (int)channels;
+}
+
 int tune_run_variable(struct tune_run *run, const char *name, const char *value)
 {
     if (run->is_labelled)
@@ -123,7 +131,7 @@ int tune_run_variable(struct tune_run *run, const char *name, const char *value)
         return set_choice(run, name, value, dp_tuning_protocol_name, DP_TUNING_PROTOCOLS,
                           &run->protocol);
     if (!strcmp(name, "NCCL_MIN_NCHANNELS"))
-        run->channels = atoi(value);
+        run->channels = count_channels(value);
     return 0;
 }
 
@@ -185,7 +193,7 @@ static bool parse_label(const char *text, size_t len, struct tune_run *run)
         return true;
     int parts = sscanf(copy, "%31[a-zA-Z0-9_]/%31[a-zA-Z0-9_]%n/%d%n", algorithm, protocol, &used,
                        &channels, &used);
-    if (parts < 2 || (size_t)used != len || channels < 0 || channels > 64)
+    if (parts < 2 || (size_t)used != len || channels < 0 || channels > CHANNELS_MAX)
         return false;
     run->algorithm = find_word(dp_tuning_algorithm_name, DP_TUNING_ALGORITHMS, algorithm);
     run->protocol = find_word(dp_tuning_protocol_name, DP_TUNING_PROTOCOLS, protocol);

@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { OF_A_PROCESS_MAX = 1 << 16 }; /* threads, or GPUs */
+
 static int read_environment(const json_t *env, struct tune_run *run)
 {
     int status = 0;
@@ -49,7 +51,7 @@ static int64_t number_of(const json_t *config, const char *key)
 {
     json_int_t number = json_integer_value(json_object_get(config, key));
 
-    return number > 0 ? number : 1;
+    return number > 0 && number <= OF_A_PROCESS_MAX ? number : 1;
 }
 
 /* One device is listed of every process, which has a rank for each of its threads and GPUs. */
