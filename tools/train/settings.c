@@ -324,11 +324,12 @@ static bool take_ranks(struct settings *s, int world)
     if (s->ranks == 0)
         s->ranks = world >= replicas ? world / replicas : default_ranks(s);
     if (world && s->ranks * replicas != world && replicas > 1)
-        command_misused("-P %d -D %d: %d processes, expected %d, the WORLD_SIZE that this one was "
-                        "started with",
+        command_misused("-P %d -D %d: %d processes, expected %d, the size of the job that this one was "
+                        "started in (WORLD_SIZE, or the launcher's)",
                         (int)s->ranks, replicas, settings_processes(s), world);
     else if (world && s->ranks * replicas != world)
-        command_misused("-P %d: expected %d, the WORLD_SIZE that this process was started with",
+        command_misused("-P %d: expected %d, the size of the job that this process was started in "
+                        "(WORLD_SIZE, or the launcher's)",
                         (int)s->ranks, world);
     else if (is_sequential(s) && s->ranks != 1)
         command_misused("-P %d: expected -P 1 with --schedule none, which has one rank",
