@@ -516,6 +516,12 @@ static void offer_value(const struct arg *a, const char *before)
         command_offer(COMMAND_FILE, NULL);
 }
 
+/* Any program, with words of its own. */
+static bool takes_command(const struct usage *u)
+{
+    return u->operands && strstr(u->operands, "COMMAND");
+}
+
 static void offer_operands(const struct usage *u)
 {
     const char *at = u->operand_choices ? u->operand_choices : "";
@@ -524,7 +530,8 @@ static void offer_operands(const struct usage *u)
         len = strcspn(at, "|");
         printf("%.*s\n", (int)len, at);
     }
-    if (u->operand_files || is_path(u->operands) || is_path(u->operands ? u->operands + 1 : NULL))
+    if (u->operand_files || is_path(u->operands) || is_path(u->operands ? u->operands + 1 : NULL) ||
+        takes_command(u))
         command_offer(COMMAND_FILE, NULL);
 }
 
@@ -545,6 +552,11 @@ static void offer(const struct parser *p, int argc, char **argv)
     const struct arg *before = argc > 2 ? option_of(p, argv[argc - 2], &value) : NULL;
     char option[64];
 
+    for (int i = 1; i < argc - 1; i++)
+        if (!strcmp(argv[i], "--")) {
+            offer_operands(p->usage);
+            return;
+        }
     if (before && !value && before->type != ARG_FLAG) {
         offer_value(before, "");
         return;

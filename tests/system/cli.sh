@@ -287,6 +287,7 @@ completes_in_zsh()
     command -v zsh >/dev/null || skip "zsh is not installed"
     cat >"$work/words.zsh" <<'ZSH'
 compadd() { print -l -- "${offered[@]}" }
+compset() { [[ $2 == '--*=' && $words[-1] == ${~2}* ]] && print -l -- "behind $2" }
 _files() { print -l -- a-file }
 source "$2"
 words=("$1" "${(@)argv[3,-1]}")
@@ -312,6 +313,11 @@ other_shells_offer_the_same()
         completes_in_$shell schedule '' && says show check simulate export compare || return
         completes_in_$shell checkpoint export -- && says --output || return
     done
+    mkdir -p "$work/there/inner" && cd "$work/there" || return
+    completes_in_zsh train --data=in && says 'behind --*=' a-file || return
+    completes_in_fish train --data=in && says '--data=inner/' || return
+    completes_in_fish train --data in && says 'inner/' || return
+    completes_in_fish run -- python in && says 'inner/'
 }
 
 offers_what_the_tables_have()
@@ -319,6 +325,8 @@ offers_what_the_tables_have()
     run --complete schedule show '' && says dualpipev zbv || return
     run --complete schedule export --format= && says --format=pytorch-csv || return
     run --complete train --resume '' && says :file || return
+    run --complete run -- python --data '' && says :file || return
+    run --complete run -- python - && says :file || return
     run --complete no such command && [ ! -s "$work/out" ] || wrong "$(cat "$work/out")" || return
     run --complete train - && says "--data$(printf '\t')text to learn from"
 }

@@ -7,7 +7,8 @@ function __dualpipe_offers
     set -l word (commandline -ct)
     for line in ($given[1] --complete $given[2..-1] "$word" 2>/dev/null)
         if test "$line" = :file
-            __fish_complete_path "$word"
+            set -l option (string replace -fr -- '^(--[^=]*=).*' '$1' "$word"; or echo)
+            printf '%s\n' $option(__fish_complete_path (string replace -r -- '^--[^=]*=' '' "$word"))
         else
             echo $line
         end
