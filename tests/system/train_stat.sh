@@ -93,6 +93,28 @@ a_job_that_ends_leaves_no_page()
     [ -z "$(ls pages)" ] || wrong "pages are left: $(ls pages)"
 }
 
+# Those that survive meet before they know of each other, and are two jobs all the same.
+two_jobs_that_survive_are_two()
+{
+    # shellcheck disable=SC2086 # words
+    "$dualpipe" train $small -P 2 --survive --steps 1000000 >"$work/one.out" 2>&1 &
+    job=$!
+    # shellcheck disable=SC2086 # words
+    "$dualpipe" train $small -P 2 --survive --steps 1000000 >"$work/two.out" 2>&1 &
+    other=$!
+    tries=0
+    until stat_of && [ "$(grep -cE '^ +[01] +[0-9]+ ' "$work/out")" = 4 ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 100 ] || wrong "not four ranks: $(cat "$work/out" one.out two.out)" || break
+        sleep 0.1
+    done
+    jobs=$(grep -c '^training job of 2 processes' "$work/out")
+    kill -TERM $other
+    wait $other
+    end_job
+    [ "$jobs" = 2 ] || wrong "$jobs jobs: $(cat "$work/out")"
+}
+
 a_job_need_not_be_seen()
 {
     # shellcheck disable=SC2086 # words
@@ -125,6 +147,7 @@ it a_rank_that_stops_is_named_by_those_that_wait_for_it
 it a_killed_job_is_shown_no_more
 end_job
 it a_job_that_ends_leaves_no_page
+it two_jobs_that_survive_are_two
 it a_job_need_not_be_seen
 it a_page_of_another_layout_is_refused
 

@@ -22,7 +22,7 @@ static int run(struct job *j)
     if (!err && j->s->from.step)
         err = saved_read(&j->trainer, j->s->from.path, j->s->from.step);
     if (!err)
-        err = watcher_init(&j->watcher, j->s, j->engine, j->comm);
+        err = watcher_init(&j->watcher, j->s, j->engine, j->comm, j->how);
     if (!err)
         report_begin(&j->report, j->s, j->text, job_is_first(j));
     uint64_t step = j->s->from.step;

@@ -213,7 +213,9 @@ static int survive_as_pipeline(struct job **at, int err)
     say_how_it_goes_on(old, next);
     job_free(old);
     *at = next;
-    return next->engine ? watcher_init(&next->watcher, next->s, next->engine, next->comm) : 0;
+    return next->engine
+               ? watcher_init(&next->watcher, next->s, next->engine, next->comm, next->how)
+               : 0;
 }
 
 static int take_part(struct job *j, struct summary *summary)
@@ -255,7 +257,7 @@ int job_run_survivor(struct job **at)
 
     int err = make_first(first);
     if (!err && first->engine)
-        err = watcher_init(&first->watcher, first->s, first->engine, first->comm);
+        err = watcher_init(&first->watcher, first->s, first->engine, first->comm, first->how);
     else if (survivors_may_be(err))
         err = survive_as_pipeline(at, err);
     if (!err)

@@ -28,6 +28,19 @@ static int agree_on_job(struct dp_comm *comm, uint64_t *job)
     return comm ? dp_comm_broadcast(comm, job, sizeof(*job), 0) : 0;
 }
 
+/* The same of survivors, none of which may be waited for, and of those that join them: where they meet,
+ * with what they have in common. */
+static uint64_t job_of(const struct dp_comm_config *how)
+{
+    const char *words[] = {how->address, how->secret};
+    uint64_t job = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
+
+    for (int i = 0; i < 2; i++)
+        for (const char *at = words[i] ? words[i] : ""; *at; at++)
+            job = (job ^ (uint8_t)*at) * UINT64_C(0x100000001b3);
+    return job;
+}
+
 static void open_page(struct watcher *w, struct dp_comm *comm, uint64_t job)
 {
     const struct settings *s = w->settings;
@@ -51,11 +64,11 @@ static void open_page(struct watcher *w, struct dp_comm *comm, uint64_t job)
         dp_recorder_show(w->engine->recorder, &w->page.at->live);
 }
 
-int watcher_init(struct watcher *w, const struct settings *s, struct engine *e,
-                 struct dp_comm *comm)
+int watcher_init(struct watcher *w, const struct settings *s, struct engine *e, struct dp_comm *comm,
+                 const struct dp_comm_config *how)
 {
     const int processes = settings_processes(s);
-    uint64_t job = 0;
+    uint64_t job = s->survive && how ? job_of(how) : 0;
 
     *w = (struct watcher){.settings = s, .engine = e, .stepped_ns = now_ns()};
     w->now = (struct train_page_step){.step = s->from.step,
