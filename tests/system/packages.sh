@@ -33,6 +33,8 @@ a_debian_package_is_installed_in_a_clean_root()
     make -s -C "$DP_TOP_BUILDDIR" deb >log 2>&1 || wrong "make deb fails: $(tail -n 20 log)" ||
         return
     package=$(tail -n 1 log)
+    dpkg-deb -c "$package" | grep -q 'share/zsh/vendor-completions/_dualpipe$' ||
+        wrong 'no completion where zsh looks' || return
     # shellcheck disable=SC1091 # of the system
     suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
     debootstrap --variant=minbase "$suite" root >log 2>&1 ||

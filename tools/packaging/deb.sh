@@ -57,6 +57,8 @@ depends=$(printf '%s\n' "$depends" | sed -n 's/^shlibs:Depends=//p')
 mkdir -p "$root/DEBIAN" "$root/usr/share/doc/dualpipe"
 cp "$work/sources/LICENSE" "$root/usr/share/doc/dualpipe/copyright"
 find "$root" -name '*.la' -exec rm -f {} +
+# Where Debian's zsh looks.
+mv "$root/usr/share/zsh/site-functions" "$root/usr/share/zsh/vendor-completions"
 printf 'activate-noawait ldconfig\n' >"$root/DEBIAN/triggers"
 cat >"$root/DEBIAN/control" <<CONTROL
 Package: dualpipe
@@ -67,7 +69,7 @@ Section: science
 Priority: optional
 Installed-Size: $(du -sk "$root" | cut -f 1)
 Depends: $depends
-Suggests: libibverbs1, ibverbs-providers, libopenmpi3
+Suggests: libibverbs1, ibverbs-providers, libopenmpi3, libdlpack-dev
 Description: pipeline-parallel and decentralized training, and plugins for NCCL
  The command dualpipe, the library with its headers, the net, tuner and
  profiler plugins for NCCL, and a library to preload that places pinned memory.

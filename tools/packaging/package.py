@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# package.py - a recipe for Spack: put it in REPOSITORY/packages/dualpipe/ of a repository of your
-# own (`spack repo create`), then `spack install dualpipe`.
+# package.py - a recipe for Spack: put it in packages/dualpipe/ of a repository of your own, where
+# `spack repo create` has made packages/, then `spack install dualpipe`.
 
 from spack.package import *
+
+try:
+    from spack_repo.builtin.build_systems.autotools import AutotoolsPackage
+except ImportError:
+    pass  # before Spack 1.0 it is part of spack.package
 
 
 class Dualpipe(AutotoolsPackage):
@@ -25,7 +30,7 @@ class Dualpipe(AutotoolsPackage):
     depends_on("automake", type="build")
     depends_on("libtool", type="build")
     depends_on("pkgconfig", type="build")
-    depends_on("dlpack", type="build")
+    depends_on("dlpack")  # its header is included by those of the library
     depends_on("expat")
     depends_on("hwloc")
     depends_on("jansson")
