@@ -311,9 +311,9 @@ static int no_such_word(const char *word, size_t len)
     if (near && !strcmp(near, name))
         return dp_fail(DP_EINVAL, "'%s': expected a count or a value behind %s, as in gpu:8 or "
                        "pcie=5x16", word, name);
-    return dp_fail(DP_EINVAL, "'%s': expected %s%s", word,
-                   near ? "something like " : "KIND:COUNT such as gpu:8, or KEY=VALUE such as "
-                   "pcie=5x16", near ? near : "");
+    return dp_fail(DP_EINVAL, "'%s': expected %s%s%sKIND:COUNT such as gpu:8, a machine such as "
+                   "dgx-h100, or KEY=VALUE such as pcie=5x16", word, near ? "something like " : "",
+                   near ? near : "", near ? "; there are " : "");
 }
 
 /* ---- words ---------------------------------------------------------------------------------- */

@@ -156,8 +156,8 @@ static void print_process(const struct stat_process *p, const struct stat_proces
 void stat_print_table(const struct stat_list *list, const struct stat_list *before,
                       bool connections)
 {
-    printf("%d process%s of this user count%s\n", list->count, list->count == 1 ? "" : "es",
-           list->count == 1 ? "s" : "");
+    printf("net plugin: %d process%s of this user count%s\n", list->count,
+           list->count == 1 ? "" : "es", list->count == 1 ? "s" : "");
     for (int i = 0; i < list->count; i++)
         print_process(list->processes[i], find_process(before, list->processes[i]), connections);
     if (list->count)
