@@ -71,6 +71,7 @@ it a_browser_shows_a_simulated_step
 it times_of_a_near_look_differ
 if "$dualpipe" train --help | grep -q -e --page; then
     it a_browser_shows_a_step_that_was_taken
+    it refuses 2 '--page -: expected a file' train --data "$DP_TOP_SRCDIR/LICENSE" --page -
     it refuses 2 '--page: expected a schedule' train --data "$DP_TOP_SRCDIR/LICENSE" --schedule none --page step.html
 fi
 finish

@@ -526,6 +526,10 @@ static bool check_output(const char *option, const char *path)
 
     if (!path)
         return true;
+    if (!strcmp(path, "-")) {
+        command_misused("%s -: expected a file; standard output is for the steps", option);
+        return false;
+    }
     if (!stat(path, &there)) {
         if (S_ISDIR(there.st_mode))
             errno = EISDIR;

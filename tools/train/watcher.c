@@ -28,8 +28,8 @@ static int agree_on_job(struct dp_comm *comm, uint64_t *job)
     return comm ? dp_comm_broadcast(comm, job, sizeof(*job), 0) : 0;
 }
 
-/* The same of survivors, none of which may be waited for, and of those that join them: where they meet,
- * with what they have in common. */
+/* The same of survivors, none of which may be waited for, and of those that join them: where they
+ * meet, with what they have in common. */
 static uint64_t job_of(const struct dp_comm_config *how)
 {
     const char *words[] = {how->address, how->secret};
@@ -64,8 +64,8 @@ static void open_page(struct watcher *w, struct dp_comm *comm, uint64_t job)
         dp_recorder_show(w->engine->recorder, &w->page.at->live);
 }
 
-int watcher_init(struct watcher *w, const struct settings *s, struct engine *e, struct dp_comm *comm,
-                 const struct dp_comm_config *how)
+int watcher_init(struct watcher *w, const struct settings *s, struct engine *e,
+                 struct dp_comm *comm, const struct dp_comm_config *how)
 {
     const int processes = settings_processes(s);
     uint64_t job = s->survive && how ? job_of(how) : 0;

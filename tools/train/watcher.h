@@ -25,10 +25,10 @@ struct watcher {
     int64_t stepped_ns; /* the last step ended */
 };
 
-/* comm: of all processes, opened as `how` says; NULL: alone. Collective. The engine and the settings
- * must stay. */
-int watcher_init(struct watcher *w, const struct settings *s, struct engine *e, struct dp_comm *comm,
-                 const struct dp_comm_config *how);
+/* comm: of all processes, opened as `how` says; NULL: alone. Collective. The engine and the
+ * settings must stay. */
+int watcher_init(struct watcher *w, const struct settings *s, struct engine *e,
+                 struct dp_comm *comm, const struct dp_comm_config *how);
 void watcher_fini(struct watcher *w);
 
 /* After a step, whose paces are the trainer's, by rank of `comm`. Whether the links want a timeline
