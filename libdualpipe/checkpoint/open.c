@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/tensor.h"
 #include "checkpoint/atomic_file.h"
+#include "checkpoint/crc32c.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -16,7 +17,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char map_key[] = "weight_map", json_key[] = "dualpipe.json";
+static const char map_key[] = "weight_map", metadata_key[] = "metadata";
+static const char json_key[] = "dualpipe.json", sum_key[] = "dualpipe.index_crc32c";
+
+enum { SUM_DIGITS = 9 }; /* with the NUL */
 
 static int no_memory(const char *path)
 {
@@ -236,7 +240,7 @@ static int add_mapped(struct dp_checkpoint *c, const char *path, const char *nam
 static int read_map(struct dp_checkpoint *c, const char *path, const json_t *root)
 {
     json_t *map = json_object_get(root, map_key), *file;
-    const char *json = json_string_value(json_object_get(json_object_get(root, "metadata"), json_key));
+    const char *json = json_string_value(json_object_get(json_object_get(root, metadata_key), json_key));
     const char *name;
     int err = 0;
 
@@ -252,6 +256,34 @@ static int read_map(struct dp_checkpoint *c, const char *path, const json_t *roo
     return err ? err : dp_header_check_json(path, c->json);
 }
 
+/* Of all that an index says but its checksum, however it is laid out. */
+static bool index_checksum(json_t *root, char out[SUM_DIGITS])
+{
+    json_object_del(json_object_get(root, metadata_key), sum_key);
+    char *text = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
+
+    if (text)
+        snprintf(out, SUM_DIGITS, "%08x", dp_crc32c(0, text, strlen(text)));
+    free(text);
+    return text;
+}
+
+static int check_index(const char *path, json_t *root)
+{
+    json_t *said = json_incref(json_object_get(json_object_get(root, metadata_key), sum_key));
+    const char *digits = json_string_value(said);
+    char is[SUM_DIGITS];
+    int err = 0;
+
+    if (said && !index_checksum(root, is))
+        err = no_memory(path);
+    else if (said && (!digits || strcmp(digits, is)))
+        err = dp_fail(DP_EINVAL, "checkpoint '%s': it does not have the checksum that it says: it was "
+                      "damaged or changed", path);
+    json_decref(said);
+    return err;
+}
+
 static int read_index(struct dp_checkpoint *c, const char *path)
 {
     struct dp_text text = {0};
@@ -261,9 +293,11 @@ static int read_index(struct dp_checkpoint *c, const char *path)
 
     if (!err) {
         root = json_loadb(text.data ? text.data : "", text.len, JSON_REJECT_DUPLICATES, &why);
-        err = root ? read_map(c, path, root)
+        err = root ? check_index(path, root)
                    : dp_fail(DP_EINVAL, "checkpoint '%s': line %d: %s", path, why.line, why.text);
     }
+    if (!err)
+        err = read_map(c, path, root);
     json_decref(root);
     dp_text_fini(&text);
     return err;
@@ -385,7 +419,11 @@ static uint64_t total_bytes(const struct dp_checkpoint *c)
 
 static int write_text(const char *path, json_t *root)
 {
-    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    char sum[SUM_DIGITS];
+    const bool good = root && index_checksum(root, sum) &&
+                      !json_object_set_new(json_object_get(root, metadata_key), sum_key,
+                                           json_string(sum));
+    char *text = good ? json_dumps(root, JSON_INDENT(2)) : NULL;
     struct dp_atomic_file f;
     int err;
 
@@ -414,7 +452,7 @@ int dp_checkpoint_write_index(const char *path, const char *const *files, int32_
             err = map_file(&c, path, f, map);
     }
     if (!err) {
-        root = json_pack("{s:{s:I, s:s}, s:O}", "metadata", "total_size", (json_int_t)total_bytes(&c),
+        root = json_pack("{s:{s:I, s:s}, s:O}", metadata_key, "total_size", (json_int_t)total_bytes(&c),
                          json_key, json ? json : "{}", map_key, map);
         err = write_text(path, root);
     }

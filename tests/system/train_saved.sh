@@ -228,8 +228,15 @@ damage_is_named()
     size=$(wc -c <good/step-000006/rank-1.0.safetensors)
     damaged flip broken/step-000006/rank-1.0.safetensors $((size - 9)) || return
     refuses_to_go_on 1 "rank-1.0.safetensors': tensor '" --resume broken --steps 9 --schedule none || return
+    damaged sed -i 's/--seed=1/--seed=2/' broken/step-000006/index.json || return
+    refuses_to_go_on 2 "broken/step-000006/index.json': it does not have the checksum" --resume broken || return
     damaged rm broken/step-000006/rank-1.0.safetensors || return
     refuses_to_go_on 2 'cannot open it: No such file or directory' --resume broken
+}
+
+version()
+{
+    "$dualpipe" --version | sed -n '1s/dualpipe //p'
 }
 
 wrong_input_is_named()
@@ -240,6 +247,10 @@ wrong_input_is_named()
     refuses_to_go_on 2 '--resume empty: no checkpoint there; expected index.json' --resume empty || return
     refuses_to_go_on 2 "expected a checkpoint of 'dualpipe train'; this file is another" --resume other || return
     refuses_to_go_on 2 "text'" --resume text || return
+    damaged sed -i 's/dualpipe.index_crc32c/unchecked/; s/--seed=1/--seed=1\\",\\"--brightness=3/' \
+        broken/step-000006/index.json || return
+    refuses_to_go_on 2 "written by version $(version) with --brightness=3, which this one, $(version), does not have" \
+        --resume broken --steps 9 || return
     refuses_to_go_on 2 '--trace good/step-000006/x: is in the folder of the checkpoint' --resume good \
         --trace good/step-000006/x || return
     refuses_to_go_on 2 '--width 16: expected 8, as the model in good/step-000006/index.json has it' \

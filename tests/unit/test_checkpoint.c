@@ -690,6 +690,43 @@ static void an_index_makes_files_one_checkpoint(void **state)
     assert_int_equal(dp_checkpoint_write_index(in_dir("x"), NULL, 0, "1"), DP_EINVAL);
 }
 
+/* Where the checksum is looked for it must be named so. */
+static bool is_in_a_name(const char *text, size_t byte)
+{
+    const char *const names[] = {"metadata", "dualpipe.index_crc32c"};
+    bool is = false;
+
+    for (int i = 0; i < 2; i++) {
+        const size_t at = (size_t)(strstr(text, names[i]) - text);
+        is = is || (byte >= at && byte < at + strlen(names[i]));
+    }
+    return is;
+}
+
+static void every_flipped_bit_of_an_index_is_noticed(void **state)
+{
+    (void)state;
+    char bytes[2048], text[2048];
+
+    write_part("r0", "zero", 0);
+    MUST(dp_checkpoint_write_index(in_dir("bits.json"), (const char *[]){"r0"}, 1, "{\"step\":3}"));
+    size_t len = read_bytes(in_dir("bits.json"), bytes, sizeof(bytes));
+    memcpy(text, bytes, len);
+    text[len] = '\0';
+    dp_log_set(no_log, NULL, DP_LOG_ERROR);
+    MUST(open_and_verify(in_dir("bits.json")));
+    for (size_t bit = 0; bit < 8 * len; bit++) {
+        if (is_in_a_name(text, bit / 8))
+            continue;
+        bytes[bit / 8] ^= (char)(1 << bit % 8);
+        write_bytes(in_dir("flipped.json"), bytes, len);
+        if (!open_and_verify(in_dir("flipped.json")))
+            fail_msg("bit %zu of byte %zu of %zu", bit % 8, bit / 8, len);
+        bytes[bit / 8] ^= (char)(1 << bit % 8);
+    }
+    dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+}
+
 static void a_malformed_index_is_refused(void **state)
 {
     (void)state;
@@ -770,6 +807,7 @@ int main(void)
         cmocka_unit_test(a_file_that_does_not_fit_leaves_the_last_one),
         cmocka_unit_test(links_and_pipes_stay_what_they_are),
         cmocka_unit_test(an_index_makes_files_one_checkpoint),
+        cmocka_unit_test(every_flipped_bit_of_an_index_is_noticed),
         cmocka_unit_test(a_malformed_index_is_refused),
         cmocka_unit_test(pythons_safetensors_reads_our_file),
     };

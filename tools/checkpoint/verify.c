@@ -82,6 +82,43 @@ static void check_pieces(struct findings *f, const struct dp_checkpoint_tensor *
     }
 }
 
+/* Is there a tensor, or a piece, of NAME/mean or so? */
+static bool has_state(const struct findings *f, const char *name, const char *suffix)
+{
+    const struct dp_checkpoint *c = f->state->checkpoint;
+    const struct piece wanted = {suffix, (int)strlen(name), 0, 0};
+    char whole[256];
+
+    snprintf(whole, sizeof(whole), "%s%s", name, suffix);
+    if (dp_checkpoint_find(c, whole))
+        return true;
+    for (int32_t i = 0; i < dp_checkpoint_count(c); i++) {
+        const struct piece p = piece_of(dp_checkpoint_at(c, i)->name, 0);
+        if (piece_same(name, &wanted, dp_checkpoint_at(c, i)->name, &p))
+            return true;
+    }
+    return false;
+}
+
+/* A parameter whose state of the optimizer is there has all of it. */
+static void check_state(struct findings *f, const struct dp_checkpoint_tensor *t)
+{
+    static const char *const parts[] = {"/mean", "/square", "/step"};
+    enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
+    bool has[PARTS], any = false;
+    char name[256];
+
+    for (int i = 0; i < PARTS; i++) {
+        has[i] = has_state(f, t->name, parts[i]);
+        any = any || has[i];
+    }
+    for (int i = 0; i < PARTS && any; i++)
+        if (!has[i]) {
+            snprintf(name, sizeof(name), "tensor '%s%s'", t->name, parts[i]);
+            missing(f, name, "");
+        }
+}
+
 /* The number of "--layers=8" in the options; 0: not there. */
 static int layers_of(const struct saved_state *s)
 {
@@ -126,10 +163,12 @@ static void check_tensor(struct findings *f, const struct dp_checkpoint_tensor *
     compare(f, t);
     if (!saved_state_is_train(f->state))
         return;
-    if (saved_state_is_parameter(f->state, t))
+    if (saved_state_is_parameter(f->state, t)) {
         check_blocks(f, t);
-    else if (strncmp(t->name, "replica ", 8))
+        check_state(f, t);
+    } else if (strncmp(t->name, "replica ", 8)) {
         check_pieces(f, t);
+    }
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */

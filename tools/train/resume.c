@@ -66,9 +66,10 @@ static json_t *list_words(const struct arg_group *groups, const char *const *nam
 char *resume_text(const struct arg_group *groups, const char *const *options,
                   const char *const *layout, const void *values, uint64_t step)
 {
-    json_t *root = json_pack("{s:s, s:I, s:o, s:o}", "program", program_name, "step",
-                             (json_int_t)step, "options", list_words(groups, options, values),
-                             "layout", list_words(groups, layout, values));
+    json_t *root = json_pack("{s:s, s:s, s:I, s:o, s:o}", "program", program_name, "version",
+                             dp_version(), "step", (json_int_t)step, "options",
+                             list_words(groups, options, values), "layout",
+                             list_words(groups, layout, values));
     char *text = json_dumps(root, JSON_COMPACT);
     json_decref(root);
     return text;
@@ -93,10 +94,12 @@ static bool take_text(const char *text, struct resume *out)
 {
     json_t *root = json_loads(text, 0, NULL);
     const char *program = json_string_value(json_object_get(root, "program"));
+    const char *version = json_string_value(json_object_get(root, "version"));
     const json_int_t step = json_integer_value(json_object_get(root, "step"));
     const bool good = program && !strcmp(program, program_name) && step > 0 &&
                       take_words(json_object_get(root, "options"), out);
 
+    snprintf(out->version, sizeof(out->version), "%s", version ? version : "unknown");
     out->step = (uint64_t)step;
     json_decref(root);
     return good;

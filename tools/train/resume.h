@@ -21,6 +21,7 @@ enum { RESUME_WORDS = 32, RESUME_WORD = 256 };
 struct resume {
     char path[CHECKPOINT_PATH]; /* of the index, or the file; "": none */
     uint64_t step;              /* done */
+    char version[32];           /* of the program that wrote it */
     int word_count;
     char words[RESUME_WORDS][RESUME_WORD]; /* "--layers=8" */
 };

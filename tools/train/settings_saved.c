@@ -8,6 +8,7 @@
 #include "command.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,6 +127,15 @@ bool settings_save_due(const struct settings *s, uint64_t step)
            (step == (uint64_t)s->steps || (s->save_every && step % (uint64_t)s->save_every == 0));
 }
 
+static bool is_named(const char *const *names, const char *word)
+{
+    const size_t len = strcspn(word + 2, "=");
+
+    while (*names && (strlen(*names) != len || strncmp(*names, word + 2, len)))
+        names++;
+    return *names;
+}
+
 /* ---- going on ------------------------------------------------------------------------------ */
 
 static bool same_model(const struct settings *s, const struct settings *was)
@@ -200,6 +210,19 @@ static bool same_replicas(const struct settings *s, const struct settings *was)
     return true;
 }
 
+/* A later version may have options that this one has not. */
+static bool knows_options(const struct resume *from)
+{
+    for (int i = 0; i < from->word_count; i++)
+        if (!is_named(kept, from->words[i]) && !is_named(layout, from->words[i])) {
+            command_misused("--resume %s: written by version %s with %s, which this one, %s, does not "
+                            "have",
+                            from->path, from->version, from->words[i], dp_version());
+            return false;
+        }
+    return true;
+}
+
 /* The words of the checkpoint come first, so that the command line's replace them. */
 static bool parse_again(struct settings *s, int argc, char **argv, struct operands *files,
                         int *status)
@@ -268,12 +291,15 @@ bool settings_resume(struct settings *s, int argc, char **argv, struct operands 
     if (!s->resume)
         return true;
     *status = resume_read(s->resume, &s->from);
-    if (*status || !parse_again(s, argc, argv, files, status) || !spares_checkpoint(s))
+    if (*status)
+        return false;
+    *status = EXIT_USAGE;
+    if (!knows_options(&s->from) || !parse_again(s, argc, argv, files, status) || !spares_checkpoint(s))
         return false;
     if (s->prompt || (uint64_t)s->steps > s->from.step)
         return true;
-    *status = command_misused("--steps %d: expected more than the %d that are done in %s",
-                              (int)s->steps, (int)s->from.step, s->from.path);
+    *status = command_misused("--steps %d: expected more than the %" PRIu64 " that are done in %s",
+                              (int)s->steps, s->from.step, s->from.path);
     return false;
 }
 

@@ -10,7 +10,9 @@
  * Beside the tensors the header's "__metadata__" holds, as strings: "dualpipe.crc32c", an object with
  * the CRC-32C (Castagnoli) of each tensor's bytes as eight hexadecimal digits;
  * "dualpipe.header_crc32c", that of the header itself with these eight digits as zeros; and
- * "dualpipe.json", what the caller has to say. Files without them can be read, unchecked.
+ * "dualpipe.json", what the caller has to say. An index has "dualpipe.index_crc32c" in its "metadata",
+ * that of all else in it, written without blanks and with its keys sorted. Files without them can be
+ * read, unchecked.
  *
  * Each rank writes what it holds into a file of its own, under new names each time, and then one of
  * them writes an index, which makes them one checkpoint. What is read is found by logical name,
