@@ -122,7 +122,12 @@ a_job_need_not_be_seen()
     : >not-a-directory
     # shellcheck disable=SC2086 # words
     run train $small --schedule none --steps 2 --stat-dir not-a-directory || return
-    grep -q 'warning: --stat-dir not-a-directory' "$work/err" || wrong 'no warning'
+    grep -q 'warning: --stat-dir not-a-directory' "$work/err" || wrong 'no warning' || return
+    mkdir -m 755 open || return
+    # shellcheck disable=SC2086 # words
+    run train $small --schedule none --steps 2 --stat-dir open || return
+    grep -q 'warning: --stat-dir open: expected a directory of this user alone, of mode 700' "$work/err" ||
+        wrong "it says: $(cat "$work/err")"
 }
 
 a_page_of_another_layout_is_refused()

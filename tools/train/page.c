@@ -108,7 +108,9 @@ void page_open(struct page *p, const char *directory, const struct train_page *w
     if (err && directory)
         fprintf(stderr,
                 "dualpipe: warning: --stat-dir %s: %s; 'dualpipe stat' will not show rank %d\n",
-                directory, strerror(err), what->rank);
+                directory, err == EPERM ? "expected a directory of this user alone, of mode 700"
+                                        : strerror(err),
+                what->rank);
 }
 
 void page_step(struct page *p, const struct train_page_step *now)
