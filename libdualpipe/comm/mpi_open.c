@@ -61,7 +61,7 @@ int dp_comm_mpi_open(const struct dp_comm_config *config, const struct dp_comm_s
         err = invite(mpi, settings, &rendezvous, &invitation);
     if (err) {
         dp_wire_tcp.unlisten(rendezvous.listener);
-        mpi.ops->end(mpi.group);
+        mpi.ops->end(mpi.group, true);
         return err;
     }
     return dp_comm_wire_open(&rendezvous, "mpi", mpi, settings, out);

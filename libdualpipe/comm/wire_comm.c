@@ -765,11 +765,12 @@ static void wire_comm_close_channels(struct dp_comm *comm, int first, int count)
     dp_peers_close_channels(&of(comm)->peers, first, count);
 }
 
-static void free_comm(struct wire_comm *c)
+/* is_broken: a rank of it may not be there any more. */
+static void free_comm(struct wire_comm *c, bool is_broken)
 {
     dp_peers_fini(&c->peers);
     if (c->mpi.ops)
-        c->mpi.ops->end(c->mpi.group);
+        c->mpi.ops->end(c->mpi.group, is_broken);
     if (c->wake >= 0)
         close(c->wake);
     free(c->broken_since_ns);
@@ -780,6 +781,7 @@ static void free_comm(struct wire_comm *c)
 static void wire_comm_close(struct dp_comm *comm)
 {
     struct wire_comm *c = of(comm);
+    const bool is_broken = wire_comm_aborted(comm, NULL);
 
     dp_progress_thread_free(c->progress_thread);
     if (comm->survival && !check_abort(c))
@@ -790,7 +792,7 @@ static void wire_comm_close(struct dp_comm *comm)
     c->rendezvous->timeout_ns = comm->deadline_ns;
     c->rendezvous->poll = (struct dp_poll){comm->poll, comm->poll_user};
     dp_rendezvous_leave(c->rendezvous);
-    free_comm(c);
+    free_comm(c, is_broken);
 }
 
 /* ---- loans: what this rank lends goes with the wire that it sends on ------------------------- */
@@ -869,7 +871,7 @@ static int new_comm(struct wire_comm **out)
         err = dp_fail(DP_EIO, "no eventfd for a group: %s", dp_errno_text(errno));
     c->waiting_for = -1;
     if (err)
-        free_comm(c);
+        free_comm(c, true);
     else
         *out = c;
     return err;
@@ -913,7 +915,7 @@ int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *tra
     if (err) {
         dp_wire_tcp.unlisten(config->listener);
         if (mpi.ops)
-            mpi.ops->end(mpi.group);
+            mpi.ops->end(mpi.group, true);
         return err;
     }
     c->mpi = mpi;
@@ -930,7 +932,7 @@ int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *tra
             dp_rendezvous_drain(c->rendezvous);
             dp_rendezvous_free(c->rendezvous);
         }
-        free_comm(c);
+        free_comm(c, true);
         return err;
     }
     const int rank = c->rendezvous->rank, size = c->rendezvous->size;

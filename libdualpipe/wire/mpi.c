@@ -7,13 +7,18 @@
  * Receives for all buffers are posted always. A send is synchronous (MPI_Issend), which ends when
  * its receive was posted: so the sender can never be more than the buffers of both sides ahead.
  */
+#include "config.h" /* GNU extensions: on_exit */
+
 #include "base/clock.h"
 #include "wire/mpi.h"
 
 #include <mpi.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 enum {
     BUFFERS = 4, /* each way */
@@ -23,6 +28,7 @@ enum {
 };
 static const uint64_t GOODBYE = UINT64_MAX; /* a message_len: the wire was closed */
 static const int64_t GOODBYE_NS = 200 * DP_NS_PER_MS;
+enum { FINALIZE_S = 2 }; /* how long other ranks may be late, where one may not come at all */
 
 struct mpi_wire;
 struct dp_mpi_group {
@@ -295,13 +301,31 @@ static int say(int err, const char *what, char *why)
     return -1;
 }
 
-static void end_mpi(void)
+static bool has_broken; /* the last group that was closed */
+
+static void *leave(void *status)
+{
+    nanosleep(&(struct timespec){.tv_sec = FINALIZE_S}, NULL);
+    _exit((int)(intptr_t)status);
+}
+
+/* MPI_Finalize waits for all ranks, without a deadline, also for one that was stopped. A process that
+ * leaves before that makes mpirun end the others. */
+static void end_mpi(int status, void *unused)
 {
     int ended = 1;
+    pthread_t thread;
 
+    (void)unused;
     MPI_Finalized(&ended);
-    if (!ended)
-        MPI_Finalize();
+    if (ended)
+        return;
+    fflush(NULL);
+    const bool limited =
+        has_broken && !pthread_create(&thread, NULL, leave, (void *)(intptr_t)status);
+    MPI_Finalize();
+    if (limited && !pthread_cancel(thread))
+        pthread_join(thread, NULL);
 }
 
 static int start_mpi(char *why)
@@ -318,7 +342,7 @@ static int start_mpi(char *why)
         return 0;
     int err = say(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread", why);
     if (!err)
-        atexit(end_mpi);
+        on_exit(end_mpi, NULL);
     return err;
 }
 
@@ -349,10 +373,11 @@ static int module_broadcast(struct dp_mpi_group *group, void *buf, size_t len, c
 
 /* Not MPI_Comm_free, which is collective: the handle is given up. Pieces that are still on their
  * way stay with their wires. */
-static void module_end(struct dp_mpi_group *group)
+static void module_end(struct dp_mpi_group *group, bool is_broken)
 {
     if (!group)
         return;
+    has_broken = is_broken;
     sweep(group);
     if (!group->closed)
         free(group);

@@ -27,8 +27,9 @@ struct dp_mpi {
     /* A wire to a peer. Wires of an earlier epoch and this one never mix. NULL: no memory, or no
      * tag of MPI left for the channel. */
     struct dp_wire *(*wire)(struct dp_mpi_group *group, int peer, int channel, uint32_t epoch);
-    /* All wires are closed. group may be NULL. */
-    void (*end)(struct dp_mpi_group *group);
+    /* All wires are closed. is_broken: a rank may have ended, or stand still, so that the process must
+     * not wait for it when it ends MPI. group may be NULL. */
+    void (*end)(struct dp_mpi_group *group, bool is_broken);
 };
 
 /* Open the module in dir. DP_ENOENT with the reason. It stays open. */

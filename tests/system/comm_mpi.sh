@@ -59,4 +59,22 @@ else
     [ -n "$alone" ] && [ "$alone" = "$together" ] || findings="alone $alone, over MPI $together"
     case_is 'dualpipe train over MPI' "$findings"
 fi
+
+# Rank 1 is stopped while it trains: rank 0 says so, and does not wait for it to end MPI.
+if [ -n "$reason" ] || [ -z "$flags" ]; then
+    case_skipped "a stopped rank over MPI: ${reason:-mpirun is not that of Open MPI}"
+else
+    pages=$(mktemp -d)
+    # shellcheck disable=SC2016,SC2086 # the inner shell's; several flags
+    DUALPIPE_COMM_TIMEOUT_MS=2000 timeout -k 1 60 mpirun $flags -n 2 sh -c '
+        if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then
+            { until [ -e "$1/$$-"*.train ]; do sleep 0.1; done; kill -STOP $$; } >/dev/null 2>&1 &
+        fi
+        exec "$2" train --data "$3" --steps 1000000 --layers 2 -P 2 --transport mpi --stat-dir "$1"' \
+        sh "$pages" "$dualpipe" "$DP_TOP_SRCDIR/LICENSE" >"$log" 2>&1 </dev/null && status=0 || status=$?
+    findings=
+    [ "$status" != 124 ] && grep -q 'rank 1 failed' "$log" || findings="status $status: $(tail -n 20 "$log")"
+    rm -rf "$pages"
+    case_is 'a stopped rank over MPI' "$findings"
+fi
 cases_end
