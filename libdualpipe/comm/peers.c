@@ -279,11 +279,13 @@ static int connect_by_mpi(struct dp_peers *peers, struct dp_link *link)
 int dp_peers_connect(struct dp_peers *peers, int peer, int channel, struct dp_wire **out)
 {
     const struct dp_endpoint *endpoint = &peers->rendezvous->endpoints[peer];
-    const bool shm = uses_shm(peers, peer);
+    const uint64_t label = make_label(peers->epoch, peers->rank, channel);
+    struct dp_wire_address tcp = endpoint->tcp;
 
-    return (shm ? dp_wire_shm : dp_wire_tcp)
-        .connect(shm ? &endpoint->shm : &endpoint->tcp,
-                 make_label(peers->epoch, peers->rank, channel), out);
+    if (uses_shm(peers, peer))
+        return dp_wire_shm.connect(&endpoint->shm, label, out);
+    dp_wire_tcp_take_scope(&tcp, &peers->rendezvous->endpoints[peers->rank].tcp);
+    return dp_wire_tcp.connect(&tcp, label, out);
 }
 
 static int connect_out(struct dp_peers *peers, struct dp_link *link)

@@ -34,6 +34,9 @@ int dp_wire_tcp_way(const struct dp_wire_address *address, union dp_sockaddr *pl
                     uint8_t cookie[DP_COOKIE_BYTES], int *sockets);
 /* Let connections to that listener have so many sockets. */
 void dp_wire_tcp_ask_for(struct dp_wire_address *address, int sockets);
+/* An IPv6 address of one link (fe80::) has the number of its host's interface: it becomes that of this
+ * host's, to which `own` belongs. */
+void dp_wire_tcp_take_scope(struct dp_wire_address *address, const struct dp_wire_address *own);
 
 int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
                        struct dp_wire_address *address);

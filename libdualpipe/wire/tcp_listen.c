@@ -83,6 +83,23 @@ void dp_wire_tcp_ask_for(struct dp_wire_address *address, int sockets)
     memcpy(address, &a, sizeof(a));
 }
 
+static bool is_link_local(const struct dp_tcp_address *a)
+{
+    return a->is_v6 && a->ip[0] == 0xfe && (a->ip[1] & 0xc0) == 0x80;
+}
+
+void dp_wire_tcp_take_scope(struct dp_wire_address *address, const struct dp_wire_address *own)
+{
+    struct dp_tcp_address a, here;
+
+    memcpy(&a, address, sizeof(a));
+    memcpy(&here, own, sizeof(here));
+    if (!is_link_local(&a) || !is_link_local(&here))
+        return;
+    a.scope = here.scope;
+    memcpy(address, &a, sizeof(a));
+}
+
 /* ---- listening ----------------------------------------------------------------------------- */
 
 static int bind_to(union dp_sockaddr *place, int *out)

@@ -99,6 +99,24 @@ torchrun_variables_over_two_hosts()
     two_ranks
 }
 
+# By addresses that are of use on one link only; the link has another number on the other host.
+link_local_addresses()
+{
+    [ -z "$no_hosts" ] || skip "$no_hosts"
+    ip -6 addr add fe80::99:1/64 dev near0 nodad 2>why && on_far ip -6 addr add fe80::99:2/64 dev far0 nodad 2>why ||
+        skip "this kernel has no IPv6: $(cat why)"
+    # shellcheck disable=SC2317 # called by two_ranks
+    rank()
+    {
+        side_of='' device=near0
+        [ "$1" = 0 ] || side_of=on_far device=far0
+        # shellcheck disable=SC2086 # words
+        RANK=$1 WORLD_SIZE=2 MASTER_ADDR=fe80::99:1%$device MASTER_PORT=$((port + 30)) \
+            DUALPIPE_COMM_TIMEOUT_MS=10000 $side_of timeout 120 "$dualpipe" $job -P 2
+    }
+    two_ranks
+}
+
 slurm_variables()
 {
     # shellcheck disable=SC2317 # called by two_ranks
@@ -161,6 +179,7 @@ transport=''
 it torchrun_variables_over_two_hosts
 transport='--transport tcp'
 it torchrun_variables_over_two_hosts
+it link_local_addresses
 it torchrun_over_two_hosts
 it slurm_variables
 it slurm_batch_script
