@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * comm.h - ranks that send each other messages: threads of one process, processes over shared
- * memory, processes over TCP, MPI. All of them behind the same functions.
+ * comm.h - ranks that send each other messages: threads of one process, or processes over shared
+ * memory, TCP, MPI or NCCL (nccl.h), all behind the same functions.
  *
  * A message goes from one rank to another on a *channel*. Each (sender, receiver, channel) is a
  * FIFO of its own: the k-th send meets the k-th receive, and a message on one channel never waits
@@ -27,11 +27,11 @@
  *
  * Security. Processes that share a secret prove it to each other when they meet, without telling
  * it; and every connection between two ranks needs a random number that only the group knows. That
- * keeps out strangers and mistakes. Nothing is encrypted or signed: a program that can read or
- * change what goes over the network can read or change the messages, so use a network that you trust.
+ * keeps out other jobs and mistakes. Nothing is encrypted or signed: a program that can read or
+ * change traffic on the network can read or change the messages, so use a network that you trust.
  *
- * Forks. A comm belongs to the process that opened it. A child that it forks, as a data loader's,
- * keeps none of its connections, so that the others find the end of the process while such a child
+ * Forks. A comm belongs to the process that opened it. A forked child, such as a data loader's, keeps
+ * none of its connections, so the other ranks notice the end of the process even while such a child
  * lives.
  *
  * Threads: one thread at a time may use a comm; the comms of dp_comm_threads_new belong to one
@@ -83,7 +83,7 @@ struct dp_comm_caps {
 
 /* ---- properties ---------------------------------------------------------------------------- */
 
-DP_PUBLIC int dp_comm_rank(const struct dp_comm *comm);
+DP_PUBLIC int dp_comm_rank(const struct dp_comm *comm); /* from 0 to size - 1 */
 DP_PUBLIC int dp_comm_size(const struct dp_comm *comm);
 /* "threads", "auto", "shm", "tcp", "mpi", ...: the library's, for ever. */
 DP_PUBLIC const char *dp_comm_name(const struct dp_comm *comm);
@@ -92,7 +92,7 @@ DP_PUBLIC struct dp_comm_caps dp_comm_caps(const struct dp_comm *comm);
  * more. */
 DP_PUBLIC int64_t dp_comm_deadline(const struct dp_comm *comm);
 DP_PUBLIC void dp_comm_set_deadline(struct dp_comm *comm, int64_t ns);
-/* How long a wait tests before it sleeps, in ns; at creation about the cost of one wake-up, 0 where
+/* How long a wait polls before it sleeps, in ns; at creation about the cost of one wake-up, 0 where
  * ranks share cores, or DUALPIPE_COMM_SPIN_US. */
 DP_PUBLIC int64_t dp_comm_spin(const struct dp_comm *comm);
 DP_PUBLIC void dp_comm_set_spin(struct dp_comm *comm, int64_t ns);
@@ -100,12 +100,12 @@ DP_PUBLIC void dp_comm_set_spin(struct dp_comm *comm, int64_t ns);
  * makes no difference. */
 DP_PUBLIC size_t dp_comm_shared_bytes(const struct dp_comm *comm);
 
-/* Messages will be sent from this memory and received into it, often: a communicator that moves
- * memory of a device may prepare it for that (NCCL registers it with its transports). Nothing to do
- * on others, and on parts of a communicator. It must stay until it is unregistered, or comm is closed;
- * it is prepared again after a reset. DP_EINVAL, DP_ENOMEM, DP_EABORTED, and errors of NCCL. */
+/* Prepare memory of frequent messages, sent or received: NCCL registers it with its transports. No
+ * effect on communicators that do not move device memory, and on parts of a communicator. It must stay
+ * until it is unregistered or comm is closed; it is registered again after a reset. DP_EINVAL,
+ * DP_ENOMEM, DP_EABORTED, and errors of NCCL. */
 DP_PUBLIC int dp_comm_register(struct dp_comm *comm, void *ptr, size_t bytes);
-/* No message is in flight. ptr that is not registered, or NULL, is nothing to do. */
+/* While no message is in flight. No effect for a ptr that is not registered, or NULL. */
 DP_PUBLIC void dp_comm_unregister(struct dp_comm *comm, void *ptr);
 
 /* ---- creation ------------------------------------------------------------------------------ */
@@ -114,9 +114,9 @@ DP_PUBLIC void dp_comm_unregister(struct dp_comm *comm, void *ptr);
  * each is closed by its own thread with dp_comm_close. */
 DP_PUBLIC int dp_comm_threads_new(int size, struct dp_comm **comms);
 
-/* A place where the processes of a job leave each other small values by name: torch's Store, etcd,
- * Redis. 0 or a negative errno; an error ends dp_comm_open with it. Called by the thread that opens, and
- * not any more once dp_comm_open has returned. */
+/* A key-value store of the processes of a job: torch's Store, etcd, Redis. Both functions return 0 or
+ * a negative errno, which dp_comm_open then returns. They are called by the thread that opens, and no
+ * more once dp_comm_open has returned. */
 struct dp_comm_store {
     void *user;
     int (*put)(void *user, const char *key, const void *value, size_t len);

@@ -123,7 +123,7 @@ enum dp_mixer_clip {
 
 struct dp_mixer_config {
     const struct dp_parameter *parameters; /* copied; what it points to must stay. Members of a tied */
-    int32_t count;                         /* group are one parameter: gradients are added up */
+    int32_t count;                         /* group are one parameter: gradients are added */
     struct dp_optimizer_config optimizer;  /* its groups, if any, are by this list */
     const struct dp_rate *schedule; /* of the learning rate, a step an update; copied. NULL: rate */
     double rate;
@@ -131,7 +131,7 @@ struct dp_mixer_config {
     struct dp_comm *comm;         /* must stay */
 
     double bucket_bytes; /* 0: 25 MiB */
-    bool separate;       /* values stay where they are; else they become views of blocks, so that
+    bool separate;       /* values stay where they are; otherwise they become views of blocks, and
                           * DLTensor.data of the values changes once, when buckets are made, and
                           * back when the mixer is freed */
     double factor;       /* a, above 0, up to 1; 0: 1, or what the algorithm says */
@@ -231,13 +231,13 @@ DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
  *      if (err == DP_ECOMM || err == DP_ETIMEDOUT)
  *          err = dp_mixer_survive(mixer);        then begin iteration dp_mixer_iterations(mixer)
  *
- * A worker may die at any moment, as its process is killed. In each other one the mixer's next call, or
- * the one that waits, ends with DP_ECOMM. No value is mixed by halves. */
+ * A worker may die at any moment, for instance when its process is killed. On every other worker the
+ * mixer's next call, or the one that waits, returns DP_ECOMM. No value is mixed partially. */
 
 /* Collective over the workers that live: go on without those that do not, as dp_comm_agree_alive finds
- * them and within its time. A worker that was waited for in vain and gives no sign of life for half a
- * second more (or half of the deadline), as one that is stopped, is declared dead before: one that waits
- * or computes gives it, the latter by its progress thread. More may die meanwhile.
+ * them and within its time. Before that, a worker on which a wait timed out, and which gives no sign
+ * of life for another half second (or half of the deadline), as one that is stopped, is declared dead; a
+ * worker that waits or computes gives a sign, the latter by its progress thread. More may die meanwhile.
  *
  *  - An exchange that one of the living has used is completed by all of them that took part; one that
  *    none has used is undone. So their mean is what it was. The same holds for an average. With

@@ -187,7 +187,7 @@ enum dp_graph_rule {
     DP_GRAPH_RULES
 };
 
-DP_PUBLIC const char *dp_graph_rule_name(enum dp_graph_rule rule);
+DP_PUBLIC const char *dp_graph_rule_name(enum dp_graph_rule rule); /* "row"; no rule: "?" */
 
 /* The first thing found wrong. */
 struct dp_graph_finding {

@@ -356,7 +356,7 @@ enum dp_rule {
     DP_RULES
 };
 
-DP_PUBLIC const char *dp_rule_name(enum dp_rule rule);
+DP_PUBLIC const char *dp_rule_name(enum dp_rule rule); /* "deadlock"; no rule: "?" */
 
 /* The first thing found wrong. */
 struct dp_finding {
