@@ -178,8 +178,8 @@ static int check(const struct tables *t)
     for (size_t i = 0; i < t->wants_count; i++) {
         const struct entry *w = &t->wants[i], *from = find(t, w);
         if (!from)
-            return dp_fail(DP_ENOENT, "tensor '%s', which rank %d needs: no rank has it", w->name,
-                           w->rank);
+            return dp_fail(DP_ENOENT, "tensor '%s', which rank %d needs: no rank has it; if those that "
+                           "held it have died, only a checkpoint brings it back", w->name, w->rank);
         if (!w->layout || !from->layout)
             return dp_fail(DP_EINVAL, "tensor '%s' of rank %d: expected a compact one in the host's "
                            "memory", w->name, w->layout ? from->rank : w->rank);

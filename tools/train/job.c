@@ -56,6 +56,8 @@ static void explain(const struct job *j, int err, const char *before, struct dp_
     if (j->comm) {
         dp_comm_abort(j->comm, err, why->text);
         dp_comm_aborted(j->comm, why); /* another rank may have been the first */
+        if (why->rank < 0) /* one that is not of this group */
+            why->rank = dp_comm_rank(j->comm);
     }
 }
 
