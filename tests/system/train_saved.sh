@@ -270,6 +270,17 @@ wrong_input_is_named()
     [ ! -e no ]
 }
 
+another_text_is_noticed()
+{
+    sed 's/the/THE/' text >another
+    run train --data another --resume good --steps 7 --sample 0 || return
+    says 'after 6 steps, from good/step-000006/index.json; they learned from another text than --data' || return
+    run train --data another --resume good --steps 7 --sample 0 --json || return
+    says '"other_data":true' || return
+    run train --data text --resume good --steps 7 --sample 0 || return
+    ! grep -q 'another text' "$work/out"
+}
+
 # A file system that takes no files says so when one is made, whatever its permissions are.
 a_folder_that_takes_no_files_is_refused_before_any_step()
 {
@@ -366,6 +377,7 @@ train -P 2 --save good || exit 1
 cp "$work/out" whole_run
 it writes_what_the_run_wrote
 it writes_text_from_a_saved_model good
+it another_text_is_noticed
 it a_folder_that_takes_no_files_is_refused_before_any_step
 it mixing_goes_on 1 -s none -D 2 --mix ring
 it mixing_goes_on 3 -s none -D 4 --mix one-peer-exp --clip 0

@@ -24,7 +24,7 @@ struct data {
     uint8_t *bytes;
     size_t len, window;          /* window: context + 1 */
     size_t chunks, chunk_len, held_len;
-    uint64_t seed;
+    uint64_t seed, digest; /* digest: of the bytes, to tell one text from another; generated: 0 */
     int classes; /* > 0: samples of window - 1 features are generated */
 };
 

@@ -57,6 +57,7 @@ int job_compare(const struct job *j, struct dp_comm *comm)
         {"--save-every", s->save_every},
         {"--resume", (int64_t)s->from.step},
         {"length of --data", (int64_t)j->text->len},
+        {"bytes of --data", (int64_t)j->text->digest},
     };
     int err = 0;
 

@@ -82,6 +82,12 @@ static void print_json(json_t *object)
     json_decref(object);
 }
 
+/* The text of the steps before was another. */
+static bool is_other_text(const struct settings *s, const struct data *data)
+{
+    return s->from.step && s->from.data && s->from.data != data->digest;
+}
+
 static void json_begin(const struct settings *s, const struct data *data, size_t param_count)
 {
     json_t *o = json_pack(
@@ -96,6 +102,8 @@ static void json_begin(const struct settings *s, const struct data *data, size_t
 
     if (s->from.step)
         json_object_set_new(o, "resumed_step", json_integer((json_int_t)s->from.step));
+    if (is_other_text(s, data))
+        json_object_set_new(o, "other_data", json_true());
     print_json(o);
 }
 
@@ -226,7 +234,8 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
     if (s->assignment)
         put_line("placement %s: a rank for each process\n", s->assignment->name);
     if (s->from.step)
-        put_line("resumed   after %" PRIu64 " steps, from %s\n", s->from.step, s->from.path);
+        put_line("resumed   after %" PRIu64 " steps, from %s%s\n", s->from.step, s->from.path,
+                 is_other_text(s, data) ? "; they learned from another text than --data" : "");
     fflush(stdout);
 }
 

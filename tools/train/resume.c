@@ -7,6 +7,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char program_name[] = "dualpipe train";
@@ -64,10 +65,13 @@ static json_t *list_words(const struct arg_group *groups, const char *const *nam
 }
 
 char *resume_text(const struct arg_group *groups, const char *const *options,
-                  const char *const *layout, const void *values, uint64_t step)
+                  const char *const *layout, const void *values, uint64_t step, uint64_t data)
 {
-    json_t *root = json_pack("{s:s, s:s, s:I, s:o, s:o}", "program", program_name, "version",
-                             dp_version(), "step", (json_int_t)step, "options",
+    char digest[17];
+
+    snprintf(digest, sizeof(digest), "%016" PRIx64, data);
+    json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:o, s:o}", "program", program_name, "version",
+                             dp_version(), "data", digest, "step", (json_int_t)step, "options",
                              list_words(groups, options, values), "layout",
                              list_words(groups, layout, values));
     char *text = json_dumps(root, JSON_COMPACT);
@@ -99,6 +103,8 @@ static bool take_text(const char *text, struct resume *out)
     const bool good = program && !strcmp(program, program_name) && step > 0 &&
                       take_words(json_object_get(root, "options"), out);
 
+    const char *data = json_string_value(json_object_get(root, "data"));
+    out->data = data ? strtoull(data, NULL, 16) : 0;
     snprintf(out->version, sizeof(out->version), "%s", version ? version : "unknown");
     out->step = (uint64_t)step;
     json_decref(root);

@@ -22,6 +22,7 @@ struct resume {
     char path[CHECKPOINT_PATH]; /* of the index, or the file; "": none */
     uint64_t step;              /* done */
     char version[32];           /* of the program that wrote it */
+    uint64_t data;              /* digest of the text that was learned from; 0: not known */
     int word_count;
     char words[RESUME_WORDS][RESUME_WORD]; /* "--layers=8" */
 };
@@ -30,8 +31,8 @@ struct resume {
  */
 int resume_read(const char *where, struct resume *out);
 
-/* That text, malloc'ed: the values of options of groups. NULL: no memory. */
+/* That text, malloc'ed: the values of options of groups; data: as in struct resume. NULL: no memory. */
 char *resume_text(const struct arg_group *groups, const char *const *options,
-                  const char *const *layout, const void *values, uint64_t step);
+                  const char *const *layout, const void *values, uint64_t step, uint64_t data);
 
 #endif

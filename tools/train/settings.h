@@ -96,7 +96,7 @@ bool settings_take_image(const char *device, const char *file, const void **imag
 /* false, after one line: --device, --dtype and --kernels do not go with the rest. */
 bool settings_take_device(struct settings *s);
 /* What a checkpoint after `step` steps says of the run (resume.h), malloc'ed; NULL: no memory. */
-char *settings_text(const struct settings *s, uint64_t step);
+char *settings_text(const struct settings *s, uint64_t step, uint64_t data);
 /* Is a checkpoint written after this step? */
 bool settings_save_due(const struct settings *s, uint64_t step);
 

@@ -107,7 +107,7 @@ static const char *const layout[] = {
     "mix-staleness", NULL,
 };
 
-char *settings_text(const struct settings *s, uint64_t step)
+char *settings_text(const struct settings *s, uint64_t step, uint64_t data)
 {
     const char *all[sizeof(kept) / sizeof(kept[0]) + sizeof(layout) / sizeof(layout[0])];
     size_t count = 0;
@@ -118,7 +118,7 @@ char *settings_text(const struct settings *s, uint64_t step)
         if (!s->file || strcmp(layout[i], "schedule"))
             all[count++] = layout[i];
     all[count] = NULL;
-    return resume_text(settings_usage.groups, all, layout, s, step);
+    return resume_text(settings_usage.groups, all, layout, s, step, data);
 }
 
 bool settings_save_due(const struct settings *s, uint64_t step)
