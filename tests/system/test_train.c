@@ -873,7 +873,7 @@ static void the_number_of_ranks_must_be_that_of_torchrun(void **state)
     run_two(r, "-P 4", "-P 4");
     for (int i = 0; i < 2; i++) {
         assert_int_equal(r[i].status, 2);
-        assert_says(r[i].err_text, "-P 4: expected 2, the WORLD_SIZE");
+        assert_says(r[i].err_text, "-P 4: expected 2, the size of the job that this process was started in (WORLD_SIZE");
         assert_one_line(r[i].err_text);
     }
 }
