@@ -180,10 +180,12 @@ static int wait_until_late(struct dp_pipeline *pipe, const struct dp_plan_op *op
         limit_ns = pipe->deadline_ns / 2;
     if (err != DP_EAGAIN)
         return err;
+    dp_messages_show_wait(pipe, began_ns, peer);
     while (err == DP_EAGAIN && dp_now_ns() - began_ns < limit_ns) {
         back_off(began_ns);
         err = test_all(pipe, op, &peer);
     }
+    dp_messages_show_wait(pipe, 0, peer);
     dp_messages_note_wait(pipe, dp_now_ns() - began_ns, peer);
     return err;
 }

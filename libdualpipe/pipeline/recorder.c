@@ -9,14 +9,13 @@
 
 int dp_recorder_new(size_t ops, int steps, struct dp_recorder **out)
 {
-    if (!ops || steps < 1)
-        return dp_fail(DP_EINVAL, "recorder: %zu ops and %d steps, expected at least 1 of each",
-                       ops, steps);
+    if (steps < 1)
+        return dp_fail(DP_EINVAL, "recorder: %d steps, expected at least 1", steps);
     struct dp_recorder *rec = calloc(1, sizeof(*rec));
     if (rec)
         rec->steps = calloc((size_t)steps, sizeof(*rec->steps));
     if (rec && rec->steps)
-        rec->records = calloc(ops * (size_t)steps, sizeof(*rec->records));
+        rec->records = calloc(ops * (size_t)steps + 1, sizeof(*rec->records));
     if (!rec || !rec->records) {
         dp_recorder_free(rec);
         return dp_fail(DP_ENOMEM, "recorder: no memory for %d steps of %zu ops", steps, ops);

@@ -140,8 +140,10 @@ static int wait_for_inputs(struct dp_pipeline *pipe, const struct dp_plan_op *op
 
     pipe->now.waited_ns = pipe->now.longest_wait_ns = 0;
     pipe->now.waited_for = -1;
-    if (!err && pipe->early)
+    if (!err && pipe->early) {
         err = dp_early_run(pipe, op, run_weight_early);
+        note(pipe, op); /* weight parts that ran have noted themselves */
+    }
     if (!err)
         err = dp_messages_wait(pipe, op);
     if (!err && op->pair)

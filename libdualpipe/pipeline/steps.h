@@ -28,6 +28,8 @@ int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *reques
 int dp_messages_channel(const struct dp_pipeline *pipe, int channel);
 /* Time in which an op waited for a rank; -1: for several. */
 void dp_messages_note_wait(struct dp_pipeline *pipe, int64_t waited_ns, int peer);
+/* Show those who look on that this rank waits for the peer; since_ns 0: no longer. */
+void dp_messages_show_wait(const struct dp_pipeline *pipe, int64_t since_ns, int peer);
 /* The tag of a message: the stage that made it, its micro-batch and step. */
 uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage, uint32_t mb);
 /* That of an entry; a skip's names its number. */

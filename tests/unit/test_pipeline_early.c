@@ -6,6 +6,8 @@
 #include "pipeline_case.h"
 
 #include "base/clock.h"
+#include "comm/comm_ops.h"
+#include "pipeline/plan.h"
 #include <dualpipe/trace.h>
 
 #include <sched.h>
@@ -36,6 +38,7 @@ struct trial {
     atomic_bool weight_ran; /* stage 0's of micro-batch 0, in the step that is late */
     char order[64];         /* of stage 0's backwards in that step */
     _Atomic size_t used;
+    struct dp_comm *_Atomic first; /* rank 0's, of threads: what it does can be read */
     struct dp_timeline timeline; /* of that step */
 };
 
@@ -49,7 +52,15 @@ static void note(struct trial *t, char kind, int mb)
     t->used = at + 3;
 }
 
-/* Stage 1 keeps the gradient of micro-batch 1 back until stage 0 has begun a weight part. */
+/* After that weight part, rank 0 waits for the gradient, and says so. */
+static bool is_waiting(struct trial *t)
+{
+    const uint64_t doing = atomic_load(t->first->doing);
+
+    return doing >> 60 == DP_PLAN_INPUT + 1 && (doing & DP_MAX_MB) == 1;
+}
+
+/* Stage 1 keeps the gradient of micro-batch 1 back until stage 0 has done a weight part. */
 static int hold_back(void *user, const struct dp_stage_call *call, const char *what)
 {
     struct trial *t = user;
@@ -64,9 +75,11 @@ static int hold_back(void *user, const struct dp_stage_call *call, const char *w
     }
     if (call->stage != 1 || call->mb != 1 || strcmp(what, "backward") || !t->early)
         return 0;
-    while (!t->weight_ran)
+    while (!t->weight_ran || !is_waiting(t))
         if (dp_now_ns() > until_ns)
-            return dp_callback_error(DP_ETIMEDOUT, "no weight part ran while the gradient was late");
+            return dp_callback_error(DP_ETIMEDOUT, "while the gradient was late, %s",
+                                     t->weight_ran ? "the weight part was still said to run"
+                                                   : "no weight part ran");
         else
             sched_yield();
     return 0;
@@ -90,6 +103,8 @@ static int run_rank(struct dp_comm *comm, void *arg)
     struct dp_timeline timeline;
     struct job_rank r;
 
+    if (dp_comm_rank(comm) == 0)
+        t->first = comm;
     CHECK(!dp_recorder_new(200, 2, &the_recorder));
     CHECK(!job_rank_open(&r, job, comm));
     for (int step = 0; step < STEPS; step++) {

@@ -189,14 +189,56 @@ static void a_rank_alone_gathers_its_own_steps(void **state)
     dp_schedule_free(other);
 }
 
-static void a_recorder_refuses_to_hold_nothing(void **state)
+static void a_recorder_refuses_to_hold_no_step(void **state)
 {
     (void)state;
     struct dp_recorder *rec;
 
-    assert_int_equal(dp_recorder_new(0, 1, &rec), DP_EINVAL);
     assert_int_equal(dp_recorder_new(1, 0, &rec), DP_EINVAL);
     dp_recorder_free(NULL);
+}
+
+/* A rank that holds no stage has no op, and takes part in the gathering. */
+static int record_own_list(struct dp_comm *comm, void *arg)
+{
+    struct recorded *r = arg;
+    struct dp_timeline timeline;
+    struct job_rank rank;
+
+    CHECK(!dp_recorder_new(dp_schedule_count(r->job.schedule, dp_comm_rank(comm)), 1, &the_recorder));
+    CHECK(!job_rank_open(&rank, &r->job, comm));
+    CHECK(!job_rank_step(&rank));
+    CHECK(!dp_recorder_gather(the_recorder, r->job.schedule, comm, &timeline));
+    if (dp_comm_rank(comm) == 0)
+        r->timeline = timeline;
+    job_rank_close(&rank);
+    dp_recorder_free(the_recorder);
+    return 0;
+}
+
+static void a_rank_without_a_stage_is_recorded_too(void **state)
+{
+    (void)state;
+    static const char list[] = "user P=3 M=2\n"
+                               "holds 0: 0\n"
+                               "holds 1:\n"
+                               "holds 2: 1\n"
+                               "rank 0: F0.0 F0.1 B0.0 B0.1\n"
+                               "rank 1:\n"
+                               "rank 2: F0.0 B0.0 F0.1 B0.1\n";
+    struct dp_schedule *s = NULL;
+    struct recorded r = {0};
+    struct job_result result;
+
+    assert_int_equal(dp_schedule_read(list, strlen(list), DP_FORMAT_TEXT, &s), 0);
+    r.job = job_make(s);
+    job_result_init(&result, &r.job);
+    r.job.edit = set_recorder;
+    assert_int_equal(comm_on_threads(3, deadline_ns, record_own_list, &r), 0);
+    assert_int_equal(r.timeline.count, 8);
+    dp_timeline_fini(&r.timeline);
+    job_result_fini(&result, &r.job);
+    dp_schedule_free(s);
 }
 
 /* ---- Perfetto -------------------------------------------------------------------------------- */
@@ -453,7 +495,8 @@ int main(void)
         cmocka_unit_test(a_recorded_step_has_every_compute_once_and_in_order),
         cmocka_unit_test(a_step_that_not_all_have_recorded_is_refused),
         cmocka_unit_test(a_rank_alone_gathers_its_own_steps),
-        cmocka_unit_test(a_recorder_refuses_to_hold_nothing),
+        cmocka_unit_test(a_recorder_refuses_to_hold_no_step),
+        cmocka_unit_test(a_rank_without_a_stage_is_recorded_too),
         cmocka_unit_test(a_recorded_step_opens_in_perfetto_with_an_arrow_for_every_message),
         cmocka_unit_test(a_simulated_step_opens_in_perfetto_too),
         cmocka_unit_test(a_report_of_a_simulated_step_repeats_the_simulation),
