@@ -51,13 +51,24 @@ static bool parse_ranks(const char *text, void *member, char *why, size_t why_le
     return true;
 }
 
+static bool parse_stage(const char **text, char end, int32_t *stage)
+{
+    char *after;
+    const long number = strtol(*text, &after, 10);
+
+    if (after == *text || *after != end || number < 0 || number > INT32_MAX)
+        return false;
+    *text = after + !!end;
+    *stage = (int32_t)number;
+    return true;
+}
+
 static bool parse_skip(const char *item, struct skips *skips)
 {
     struct dp_skip *skip = &skips->items[skips->count];
-    int len = 0;
 
-    if (skips->count == SKIPS_MAX ||
-        sscanf(item, "%d:%d%n", &skip->from, &skip->to, &len) != 2 || item[len])
+    if (skips->count == SKIPS_MAX || !parse_stage(&item, ':', &skip->from) ||
+        !parse_stage(&item, '\0', &skip->to))
         return false;
     snprintf(skip->name, sizeof(skip->name), "skip%d", skips->count++);
     return true;

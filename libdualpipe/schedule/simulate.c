@@ -33,7 +33,8 @@ struct clock {
     int32_t alive, queued; /* activation sets, weight parts */
     int32_t aside;         /* sets of which only the input is kept, and evicted sets */
     int64_t out_free_ns, in_free_ns;    /* the copies to and from host memory end */
-    struct dp_messages evicted, coming; /* sets evicted, and being fetched; tag: copy_tag */
+    struct dp_messages evicted, coming; /* parts evicted (index: with the whole set, no part of which is
+                                         * back), and being fetched; tag: copy_tag */
     bool ready;            /* in the queue of ranks that may go on */
 };
 
@@ -199,16 +200,25 @@ static void note_memory(struct turn *t)
         t->report->peak_inputs = t->clock->aside;
 }
 
-static uint32_t copy_tag(struct dp_op op)
+/* Of a part, INPUT or WEIGHT, of what (slot, mb) saved. */
+static uint32_t copy_tag(struct dp_op op, unsigned part)
 {
-    return (uint32_t)op.argument << 26 | (uint32_t)op.slot << 20 | op.mb;
+    return (uint32_t)part << 26 | (uint32_t)op.slot << 20 | op.mb;
 }
 
-/* The memory of a whole set counts; that of one part of it does not. */
-static void set_aside(struct turn *t, struct dp_op op, int sets)
+static unsigned first_part(struct dp_op op)
 {
-    if (op.argument != DP_SAVE_ALL)
-        return;
+    return op.argument == DP_SAVE_WEIGHT ? DP_SAVE_WEIGHT : DP_SAVE_INPUT;
+}
+
+static unsigned last_part(struct dp_op op)
+{
+    return op.argument == DP_SAVE_INPUT ? DP_SAVE_INPUT : DP_SAVE_WEIGHT;
+}
+
+/* The memory of a whole set counts, until a part of it is back; that of one part of it does not. */
+static void set_aside(struct turn *t, int sets)
+{
     t->clock->alive -= sets;
     t->clock->aside += sets;
     note_memory(t);
@@ -217,48 +227,76 @@ static void set_aside(struct turn *t, struct dp_op op, int sets)
 static enum outcome evict(struct turn *t, struct dp_op op)
 {
     struct clock *clock = t->clock;
+    const bool whole = op.argument == DP_SAVE_ALL;
 
     if (clock->out_free_ns < clock->now_ns)
         clock->out_free_ns = clock->now_ns;
     clock->out_free_ns += t->sim->evict_ns;
-    set_aside(t, op, 1);
-    return dp_messages_push(&clock->evicted,
-                            (struct dp_message){copy_tag(op), 0, clock->out_free_ns}) ? GOES_ON
-                                                                                      : FAILED;
+    if (whole)
+        set_aside(t, 1);
+    for (unsigned part = first_part(op); part <= last_part(op); part++)
+        if (!dp_messages_push(&clock->evicted, (struct dp_message){copy_tag(op, part), whole,
+                                                                   clock->out_free_ns}))
+            return FAILED;
+    return GOES_ON;
+}
+
+/* Where the part is in the queue of those evicted; its count: nowhere. */
+static uint32_t find_evicted(const struct clock *clock, struct dp_op op, unsigned part)
+{
+    uint32_t k = 0;
+
+    while (k < clock->evicted.count &&
+           dp_messages_at(&clock->evicted, k)->tag != copy_tag(op, part))
+        k++;
+    return k;
+}
+
+/* The set that this part of it was evicted with is back. */
+static void return_set(struct turn *t, struct dp_op op)
+{
+    for (unsigned part = DP_SAVE_INPUT; part <= DP_SAVE_WEIGHT; part++) {
+        const uint32_t k = find_evicted(t->clock, op, part);
+        if (k < t->clock->evicted.count)
+            dp_messages_at(&t->clock->evicted, k)->index = false;
+    }
+    set_aside(t, -1);
 }
 
 /* A set comes back when it has gone, and the fetches before it are done. */
 static enum outcome fetch(struct turn *t, struct dp_op op)
 {
     struct clock *clock = t->clock;
-    uint32_t k = 0;
+    int64_t gone_ns = clock->now_ns;
+    bool whole = false;
 
-    while (k < clock->evicted.count && dp_messages_at(&clock->evicted, k)->tag != copy_tag(op))
-        k++;
-    if (k == clock->evicted.count)
-        return WAITS; /* for ever: the checker refuses it */
-    int64_t gone_ns = dp_messages_take(&clock->evicted, k).time_ns;
-    if (gone_ns < clock->now_ns)
-        gone_ns = clock->now_ns;
+    for (unsigned part = first_part(op); part <= last_part(op); part++) {
+        const uint32_t k = find_evicted(clock, op, part);
+        if (k == clock->evicted.count)
+            return WAITS; /* for ever: the checker refuses it */
+        const struct dp_message gone = dp_messages_take(&clock->evicted, k);
+        gone_ns = gone_ns > gone.time_ns ? gone_ns : gone.time_ns;
+        whole |= gone.index;
+    }
     if (clock->in_free_ns < gone_ns)
         clock->in_free_ns = gone_ns;
     clock->in_free_ns += t->sim->fetch_ns;
-    set_aside(t, op, -1);
+    if (whole)
+        return_set(t, op);
     return dp_messages_push(&clock->coming,
-                            (struct dp_message){copy_tag(op), 0, clock->in_free_ns}) ? GOES_ON
-                                                                                     : FAILED;
+                            (struct dp_message){copy_tag(op, 0), 0, clock->in_free_ns}) ? GOES_ON
+                                                                                        : FAILED;
 }
 
 /* A backward or weight part waits for what is being fetched of its micro-batch. */
 static void wait_for_fetch(struct turn *t, struct dp_op op)
 {
     struct dp_messages *coming = &t->clock->coming;
-    uint32_t set = copy_tag((struct dp_op){.slot = op.slot, .mb = op.mb});
 
     if (op.kind == DP_OP_F)
         return;
     for (uint32_t k = coming->count; k-- > 0;)
-        if ((dp_messages_at(coming, k)->tag & ((UINT32_C(1) << 26) - 1)) == set)
+        if (dp_messages_at(coming, k)->tag == copy_tag(op, 0))
             move_clock(t->clock, dp_messages_take(coming, k).time_ns, -1, t->clock->cause);
 }
 

@@ -24,7 +24,9 @@ carries_skips_in_every_format_and_picture()
 
 refuses_skips_that_are_none()
 {
-    refuses 2 "at most 64 pairs of stages" schedule check 1f1b --skips 0-3 || return
+    for list in 0-3 4294967296:3 0:99999999999 0:-1 '0:3,' 0:3:2; do
+        refuses 2 "at most 64 pairs of stages" schedule check 1f1b --skips $list || return
+    done
     refuses 2 "2 violations" schedule check 1f1b --skips 3:0,1:9 || return
     refuses 2 "do not go with --file" schedule check --file x --skips 0:3
 }
