@@ -231,7 +231,7 @@ says_how_much_memory_would_do()
     # shellcheck disable=SC2086 # words
     refuses 1 'offload: 20000 bytes of device memory are too few' train $small --schedule none \
         --offload params --device-memory 20000
-    need=$(sed -n 's/.*expected at least \([0-9]*\)$/\1/p' "$work/err")
+    need=$(sed -n 's/.*expected at least \([0-9]*\).*/\1/p' "$work/err")
     # shellcheck disable=SC2086 # words
     run train $small --schedule none --offload params --device-memory "$need"
 }
