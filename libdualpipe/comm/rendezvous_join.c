@@ -443,11 +443,12 @@ static int authenticate(struct attempt *v)
 /* A host may have several addresses, of which one leads nowhere: the others must get a turn. */
 static int64_t turn_of_address(const struct attempt *v)
 {
-    const int64_t share_ns = v->config->timeout_ns / (2 * v->address_count);
+    int64_t turn_ns = v->config->timeout_ns / (2 * v->address_count);
 
     if (v->address_count == 1)
         return v->until_ns;
-    return dp_now_ns() + (share_ns < HANDSHAKE_TIMEOUT_NS ? share_ns : HANDSHAKE_TIMEOUT_NS);
+    turn_ns = dp_now_ns() + (turn_ns < HANDSHAKE_TIMEOUT_NS ? turn_ns : HANDSHAKE_TIMEOUT_NS);
+    return turn_ns < v->until_ns ? turn_ns : v->until_ns;
 }
 
 /* One try at one address. On success the wire is the caller's. */
@@ -456,7 +457,6 @@ static int try_address(struct attempt *v, const struct dp_wire_address *address)
     int err = dp_wire_tcp.connect(address, 0, &v->wire);
 
     v->turn_until_ns = turn_of_address(v);
-
     if (!err)
         err = authenticate(v);
     if (err && v->wire) {

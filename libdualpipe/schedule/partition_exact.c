@@ -16,8 +16,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { PAIRED_MAX = 256 }; /* layers; the table has a place for each pair of two counts of them */
-
 struct cutter {
     int32_t count, parts; /* layers, ranks */
     enum dp_pairing pairing;
@@ -160,9 +158,10 @@ static int check(const double *costs, int32_t count, int32_t stages, enum dp_pai
     if (stages < 1 || count < stages)
         return dp_fail(DP_EINVAL, "exact partition: %d layers in %d stages, expected at least 1 stage "
                        "and a layer for each", count, stages);
-    if (pairing && (stages % 2 || count > PAIRED_MAX))
+    if (pairing && (stages % 2 || count > DP_PARTITION_PAIRED_MAX))
         return dp_fail(DP_EINVAL, "exact partition: %d layers in %d stages, two a rank, expected an "
-                       "even number of stages and at most %d layers", count, stages, PAIRED_MAX);
+                       "even number of stages and at most %d layers", count, stages,
+                       DP_PARTITION_PAIRED_MAX);
     for (int32_t i = 0; i < count; i++)
         if (!(costs[i] >= 0 && costs[i] < 1e300))
             return dp_fail(DP_EINVAL, "costs[%d]: %g, expected a number that is not negative", i,

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # plan.sh [BUILD [RANKS [SAMPLES [LIMIT_S]]]] - how well `dualpipe plan` predicts the step that
-# `dualpipe train --plan` takes, from one step's end to the next: the ratio of the two, of the median of
-# samples. A sample during
-# which other work had more than a quarter of a core is taken again; after LIMIT_S seconds without
-# enough of them there is no result. Exits with 1 where the prediction is more than 10 % off, 77
-# without a result. RANKS is at most the number of cores: each rank wants one.
+# `dualpipe train --plan` takes, from one step's end to the next: the ratio of the two, of the median
+# of samples. A sample during which other work had more than a quarter of a core is taken again;
+# after LIMIT_S seconds without enough of them there is no result. Exits with 1 where the prediction
+# is more than 10 % off, 77 without a result. RANKS is at most the number of cores: each rank wants
+# one.
 set -eu
 top=$(cd "$(dirname "$0")/../.." && pwd)
 build=$(cd "$top/${1:-build}" && pwd) ranks=${2:-2} samples=${3:-5} limit_s=${4:-300}

@@ -2,6 +2,7 @@
 #include "train/data.h"
 
 #include "command.h"
+#include "digest.h"
 
 #include <errno.h>
 #include <math.h>
@@ -81,16 +82,6 @@ static bool cut(struct data *d)
     return true;
 }
 
-/* FNV-1a. */
-static uint64_t digest_of(const struct data *d)
-{
-    uint64_t digest = UINT64_C(0xcbf29ce484222325);
-
-    for (size_t i = 0; i < d->len; i++)
-        digest = (digest ^ d->bytes[i]) * UINT64_C(0x100000001b3);
-    return digest;
-}
-
 bool data_open(const char *const *paths, size_t count, int context, uint64_t seed,
                struct data *data)
 {
@@ -104,7 +95,7 @@ bool data_open(const char *const *paths, size_t count, int context, uint64_t see
         data_close(&d);
         return false;
     }
-    d.digest = digest_of(&d);
+    d.digest = digest_bytes(DIGEST_BEGIN, d.bytes, d.len);
     *data = d;
     return true;
 }

@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_MICROBATCHES = 4, MODES = 4, SLACKS = 2, MOST_PAIRED_LAYERS = 256,
+enum { MOST_MICROBATCHES = 4, MODES = 4, SLACKS = 2,
        PLANS_MAX = MOST_MICROBATCHES * MODES * SLACKS * DP_SCHEDULE_KINDS };
 
 /* Of a copy between device and host: what the offload of activations assumes, too. */
@@ -75,7 +75,7 @@ static bool cut(const struct planner *p, enum dp_schedule_kind kind, int stages,
     for (int i = 0; i < layers; i++)
         costs[i] = p->times[i].f_ns + p->times[i].i_ns + p->times[i].w_ns;
     const enum dp_pairing pairing = stages > 1 ? pairing_of(kind) : DP_PAIRING_NONE;
-    const int err = pairing && layers > MOST_PAIRED_LAYERS
+    const int err = pairing && layers > DP_PARTITION_PAIRED_MAX
                         ? DP_EINVAL
                         : dp_partition_exact(costs, layers, stages, pairing, blocks->items, &largest);
     free(costs);
@@ -418,9 +418,9 @@ static void print_table(FILE *to, const struct planner *p, const struct choice *
             fprintf(to, "%c%d", s ? ',' : ' ', (int)c->blocks.items[s]);
         putc('\n', to);
     }
-    if (p->args->s.layers + 2 > MOST_PAIRED_LAYERS)
+    if (p->args->s.layers + 2 > DP_PARTITION_PAIRED_MAX)
         fprintf(to, "  left out: schedules with two stages a rank, which are for at most %d layers\n",
-                MOST_PAIRED_LAYERS - 2);
+                DP_PARTITION_PAIRED_MAX - 2);
 }
 
 static int write_plan(const struct planner *p, const struct choice *best)
@@ -462,7 +462,7 @@ static int refuse(const struct planner *p)
                                (int)s->layers, stages - 2, stages);
     return command_misused("--layers %d: expected at most %d with --schedule %s, where a rank has two "
                            "stages",
-                           (int)s->layers, MOST_PAIRED_LAYERS - 2, dp_schedule_kind_name(kind));
+                           (int)s->layers, DP_PARTITION_PAIRED_MAX - 2, dp_schedule_kind_name(kind));
 }
 
 static int show(struct planner *p)

@@ -2,6 +2,7 @@
 #include "train/plan_file.h"
 
 #include "command.h"
+#include "digest.h"
 #include "input.h"
 #include "train/settings.h"
 
@@ -43,7 +44,7 @@ int64_t block_list_digest(const struct block_list *list)
     uint64_t digest = (uint64_t)list->count;
 
     for (int i = 0; i < list->count; i++)
-        digest = (digest ^ (uint64_t)list->items[i]) * UINT64_C(0x100000001b3);
+        digest = digest_add(digest, (uint64_t)list->items[i]);
     return (int64_t)digest;
 }
 

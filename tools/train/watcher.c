@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/watcher.h"
 
+#include "digest.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,11 +35,11 @@ static int agree_on_job(struct dp_comm *comm, uint64_t *job)
 static uint64_t job_of(const struct dp_comm_config *how)
 {
     const char *words[] = {how->address, how->secret};
-    uint64_t job = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
+    uint64_t job = DIGEST_BEGIN;
 
     for (int i = 0; i < 2; i++)
-        for (const char *at = words[i] ? words[i] : ""; *at; at++)
-            job = (job ^ (uint8_t)*at) * UINT64_C(0x100000001b3);
+        if (words[i])
+            job = digest_bytes(job, words[i], strlen(words[i]));
     return job;
 }
 

@@ -11,6 +11,7 @@
  * ones have no first line, and mpirun may put a name in front of every line.
  */
 #include "command.h"
+#include "digest.h"
 #include "tune/results.h"
 
 #include <stdlib.h>
@@ -27,18 +28,9 @@ struct reader {
     uint64_t hosts[HOSTS_MAX];
 };
 
-static uint64_t hash(const char *word, size_t len)
-{
-    uint64_t h = 0xcbf29ce484222325;
-
-    for (size_t i = 0; i < len; i++)
-        h = (h ^ (unsigned char)word[i]) * 0x100000001b3;
-    return h;
-}
-
 static void count_host(struct reader *r, const char *name)
 {
-    uint64_t h = hash(name, strcspn(name, " \t"));
+    uint64_t h = digest_bytes(DIGEST_BEGIN, name, strcspn(name, " \t"));
 
     for (int64_t i = 0; i < r->nodes; i++)
         if (r->hosts[i] == h)

@@ -109,10 +109,13 @@ DP_PUBLIC int dp_partition_by_time(dp_layer_run_fn *run, void *user, int32_t cou
  * s + S/2 (interleaved with two stages a rank). */
 enum dp_pairing { DP_PAIRING_NONE, DP_PAIRING_MIRRORED, DP_PAIRING_INTERLEAVED };
 
+#define DP_PARTITION_PAIRED_MAX 256 /* layers, with two stages a rank */
+
 /* Cut costs[count] into contiguous stages, each with a layer or more, so that the largest sum of a
  * rank is as small as can be: exact, by dynamic programming. balance[stages] gets the lengths,
  * *largest that sum. DP_EINVAL: fewer layers than stages, a cost that is negative or no number; with
- * two stages a rank an odd number of stages, or more than 256 layers. DP_ENOMEM. */
+ * two stages a rank an odd number of stages, or more than
+ * DP_PARTITION_PAIRED_MAX layers. DP_ENOMEM. */
 DP_PUBLIC int dp_partition_exact(const double *costs, int32_t count, int32_t stages,
                                  enum dp_pairing pairing, int32_t *balance, double *largest);
 
