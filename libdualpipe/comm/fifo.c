@@ -25,19 +25,22 @@ static struct dp_transfer *pop(struct dp_fifo *fifo)
     return t;
 }
 
+/* A send that is dropped takes with it what was put aside behind it: otherwise the receive of the
+ * dropped one would get a later message. What was put aside before it still arrives. */
 static void drop(struct dp_fifo *fifo, bool sends)
 {
-    struct dp_transfer **at = &fifo->head;
+    struct dp_transfer **at = &fifo->head, *t, *next;
 
-    while (*at) {
-        struct dp_transfer *t = *at;
-        if (t->is_send != sends || t->put_aside) {
-            at = &t->next;
-            continue;
-        }
-        *at = t->next;
-        atomic_store_explicit(&t->state, DP_TRANSFER_LEFT, memory_order_release);
+    while (*at && ((*at)->is_send != sends || (*at)->put_aside))
+        at = &(*at)->next;
+    for (t = *at; t; t = next) {
+        next = t->next;
+        if (t->put_aside)
+            fifo->asides_put--;
+        else
+            atomic_store_explicit(&t->state, DP_TRANSFER_LEFT, memory_order_release);
     }
+    *at = NULL;
     fifo->end = at;
 }
 
@@ -117,12 +120,16 @@ int dp_fifo_start(struct dp_fifo *fifo, struct dp_transfer *t, bool *met)
     return 0;
 }
 
-bool dp_fifo_has_send(struct dp_fifo *fifo)
+bool dp_fifo_receive_sent(struct dp_fifo *fifo, struct dp_transfer *t, bool *met)
 {
     pthread_mutex_lock(&fifo->lock);
-    bool has = fifo->head && fifo->head->is_send;
-    pthread_mutex_unlock(&fifo->lock);
-    return has;
+    if (!fifo->head || !fifo->head->is_send) {
+        pthread_mutex_unlock(&fifo->lock);
+        return false;
+    }
+    t->fifo = fifo;
+    *met = meet(fifo, t);
+    return true;
 }
 
 /* ---- ends ---------------------------------------------------------------------------------- */

@@ -60,9 +60,10 @@ void dp_fifo_fini(struct dp_fifo *fifo);
 /* Begin a transfer, whose buf, len, tag and is_send are set. *met: whether a transfer of the other
  * side is done by it. DP_ECOMM if the other side has left. */
 int dp_fifo_start(struct dp_fifo *fifo, struct dp_transfer *t, bool *met);
-/* Whether a message waits for its receive. */
-bool dp_fifo_has_send(struct dp_fifo *fifo);
-/* Take one side's transfers out, and wait until no copy from or to its buffers is running. */
+/* A receive takes the message that waits, as dp_fifo_start; false: none does, and nothing is done. */
+bool dp_fifo_receive_sent(struct dp_fifo *fifo, struct dp_transfer *t, bool *met);
+/* Take one side's transfers out, and wait until no copy from or to its buffers is running. Nothing
+ * that was sent after the first send that is dropped arrives. */
 void dp_fifo_drop(struct dp_fifo *fifo, bool sends);
 /* One side closes: what it has put aside stays for the receiver, what waits for it is LEFT. */
 void dp_fifo_leave(struct dp_fifo *fifo, bool sender);

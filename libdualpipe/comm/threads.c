@@ -145,13 +145,12 @@ static bool serve_first(struct thread_comm *c, struct any_receives *any)
         const int sender = (any->next_sender + i) % g->size;
         struct dp_fifo *fifo = dp_fifo_table_find(&g->fifos, sender, c->base.rank, any->channel);
         bool met;
-        if (!fifo || is_dead(c, sender) || !dp_fifo_has_send(fifo))
+        if (!fifo || is_dead(c, sender) || !dp_fifo_receive_sent(fifo, t, &met))
             continue;
         any->next_sender = (sender + 1) % g->size;
         any->head = t->next;
         if (!any->head)
             any->end = &any->head;
-        dp_fifo_start(fifo, t, &met);
         if (met)
             dp_thread_event_wake(&c->group->events[sender]);
         return true;

@@ -729,6 +729,112 @@ static void ranks_leave_in_order_and_what_they_sent_arrives(void **state)
         on_surviving_kinds(size, 0, leave_in_turn, NULL);
 }
 
+/* ---- what is dropped ------------------------------------------------------------------------- */
+
+/* Rank 0 sends messages of these lengths in turns, and drops those that have no receive by then. */
+struct drop {
+    size_t lens[3];
+    bool cancels; /* gives one of them up; otherwise rank 0 leaves */
+    bool any;     /* received with any tag */
+};
+enum { BEFORE = 6, AFTER = 4, DROPPED_MESSAGES = BEFORE + AFTER, LONGEST = 3 << 20 };
+
+static int give_one_up(struct dp_comm *comm, struct dp_request *reqs)
+{
+    const int64_t deadline_ns = dp_comm_deadline(comm);
+    int first = 0, err = 0;
+
+    while (first < DROPPED_MESSAGES && !(err = dp_comm_test(comm, &reqs[first])))
+        first++;
+    if (first == DROPPED_MESSAGES)
+        return 0;
+    CHECK(err == DP_EAGAIN);
+    dp_comm_set_deadline(comm, DP_NS_PER_MS);
+    CHECK(dp_comm_wait(comm, &reqs[first], 1) == DP_ETIMEDOUT);
+    dp_comm_set_deadline(comm, deadline_ns);
+    return 0;
+}
+
+static int send_and_drop(struct dp_comm *comm, const struct drop *d)
+{
+    static struct dp_request reqs[DROPPED_MESSAGES + 1];
+    static char bytes[LONGEST];
+    char byte = 0;
+    int result = 0;
+
+    for (int i = 0; i < DROPPED_MESSAGES && !result; i++) {
+        if (i == BEFORE) /* there is room again behind those that wait */
+            result = blocking_receive(comm, 1, 1, 0, &byte, 1);
+        if (!result)
+            result = dp_comm_isend(comm, 1, 0, (uint64_t)i, bytes, d->lens[i % 3], &reqs[i]);
+    }
+    if (!result && d->cancels)
+        result = give_one_up(comm, reqs);
+    if (!result && d->cancels) { /* a later one fails, or is not sent if another one was dropped */
+        dp_comm_isend(comm, 1, 0, DROPPED_MESSAGES, bytes, d->lens[0], &reqs[DROPPED_MESSAGES]);
+        result = blocking_send(comm, 1, 2, 0, &byte, 1);
+    }
+    if (!result && d->cancels)
+        result = blocking_receive(comm, 1, 1, 1, &byte, 1);
+    return result;
+}
+
+static int receive_one(struct dp_comm *comm, const struct drop *d, int i, char *bytes)
+{
+    const size_t len = d->lens[i % 3];
+    struct dp_received received;
+    struct dp_request req;
+    int err = d->any ? dp_comm_irecv_any(comm, 0, 0, bytes, len, &req)
+                     : dp_comm_irecv(comm, 0, 0, (uint64_t)i, bytes, len, &req);
+
+    if (!err)
+        err = dp_comm_wait(comm, &req, 0);
+    if (err || !d->any)
+        return err;
+    dp_comm_received(comm, &req, &received);
+    return received.tag == (uint64_t)i && received.len == len ? 0 : DP_EMISMATCH;
+}
+
+/* What comes is the beginning of what was sent, without a gap. */
+static int receive_what_is_left(struct dp_comm *comm, const struct drop *d)
+{
+    static char bytes[LONGEST];
+    char byte = 0;
+    int err = 0;
+
+    CHECK(!receive_one(comm, d, 0, bytes));
+    CHECK(!blocking_send(comm, 0, 1, 0, &byte, 1));
+    CHECK(blocking_receive(comm, 0, 2, 0, &byte, 1) == (d->cancels ? 0 : DP_ECOMM));
+    for (int i = 1; i < DROPPED_MESSAGES; i++) {
+        const int before = err;
+        err = receive_one(comm, d, i, bytes);
+        CHECK(before ? err == DP_ECOMM : !err || err == DP_ECOMM);
+    }
+    return d->cancels ? blocking_send(comm, 0, 1, 1, &byte, 1) : 0;
+}
+
+static int drop_some(struct dp_comm *comm, void *arg)
+{
+    const struct drop *d = arg;
+
+    if (d->cancels)
+        BEGIN(comm);
+    return dp_comm_rank(comm) ? receive_what_is_left(comm, d) : send_and_drop(comm, d);
+}
+
+static void after_the_first_message_that_is_dropped_none_arrives(void **state)
+{
+    static const size_t lens[][3] = {{64, 64, 64},     {256, 512, 768},   {64, 2000, 64},
+                                     {2000, 64, 2000}, {1, LONGEST, 1}, {LONGEST, 1, 64}};
+
+    (void)state;
+    for (unsigned i = 0; i < 4 * sizeof(lens) / sizeof(lens[0]); i++) {
+        struct drop d = {.cancels = i & 1, .any = i & 2};
+        memcpy(d.lens, lens[i / 4], sizeof(d.lens));
+        on_kinds_with(NEEDS_END | NEEDS_TAGS | NEEDS_ANY, 2, LONG_NS, drop_some, &d);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -744,6 +850,7 @@ int main(void)
         cmocka_unit_test(an_abort_still_ends_the_whole_group),
         cmocka_unit_test(a_poll_function_ends_an_agreement),
         cmocka_unit_test(ranks_leave_in_order_and_what_they_sent_arrives),
+        cmocka_unit_test(after_the_first_message_that_is_dropped_none_arrives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
