@@ -303,9 +303,9 @@ int dp_offload_optimizer_step(struct dp_offload_optimizer *o, const struct dp_op
     if (!isfinite(step->rate) || step->rate < 0 || !isfinite(step->scale))
         return dp_fail(DP_EINVAL, "rate %g, scale %g: expected finite numbers, a rate from 0 on",
                        step->rate, step->scale);
-    if (step->mix || step->skip)
-        return dp_fail(DP_EUNSUPPORTED, "optimizer state in %s: neither mixes nor skips a step",
-                       o->folder);
+    if (step->mix || step->skip || step->present)
+        return dp_fail(DP_EUNSUPPORTED, "optimizer state in %s: neither mixes nor skips a step or a "
+                       "parameter", o->folder);
     if (o->exposed && msync(o->map, o->bytes, MS_SYNC))
         return dp_fail(DP_EIO, "optimizer state in %s: %s", o->folder, strerror(errno));
     o->exposed = false;

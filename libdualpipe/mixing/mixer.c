@@ -209,7 +209,7 @@ static int allocate(struct dp_mixer *m)
 
     m->parameters = calloc(count, sizeof(*m->parameters));
     m->leader = calloc(4 * count, sizeof(*m->leader));
-    m->ready = calloc(count, sizeof(*m->ready));
+    m->ready = calloc(2 * count, sizeof(*m->ready));
     m->original = calloc(count, sizeof(*m->original));
     m->original_offset = calloc(count, sizeof(*m->original_offset));
     m->squares = calloc(count, sizeof(*m->squares));
@@ -217,6 +217,7 @@ static int allocate(struct dp_mixer *m)
     if (!m->parameters || !m->leader || !m->ready || !m->original || !m->original_offset ||
         !m->squares || !m->flags)
         return dp_fail(DP_ENOMEM, "no memory for a mixer of %d parameters", m->config.count);
+    m->given = m->ready + count;
     m->members = m->leader + count;
     m->came = m->members + count;
     m->trace = m->came + count;

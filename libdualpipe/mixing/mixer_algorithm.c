@@ -220,16 +220,17 @@ int dp_mixer_wait(struct dp_mixer_bucket *b)
 
 /* ---- gradient tracking ------------------------------------------------------------------------- */
 
-/* y = W y + g - g', which becomes the gradient. An update that is skipped has g = g'. */
-static void track(const struct piece *p, char *grad, const struct dp_mixer_sweep *sweep,
+/* y = W y + g - g', which becomes the gradient. An update that is skipped has g = g', and so has a
+ * parameter without a gradient. */
+static void track(const struct piece *p, char *grad, double factor, bool skip,
                   struct dp_mixer_weights w)
 {
     char *y = p->memory[0], *before = p->memory[1];
 
     sum(p, y, w.keep, y, w.take, p->tracked);
-    if (!sweep->skip) {
+    if (!skip) {
         sum(p, y, 1, y, -1, before);
-        scale(p, before, sweep->scale, grad);
+        scale(p, before, factor, grad);
         sum(p, y, 1, y, 1, before);
     }
     memcpy(grad, y, p->bytes);
@@ -246,7 +247,8 @@ int dp_mixer_track(struct dp_mixer *m, struct dp_mixer_bucket *b, struct dp_mixe
     const struct dp_mixer_weights w = dp_mixer_weights(m, b, &b->tracker);
     for (int32_t i = 0; i < b->count; i++) {
         const struct piece p = piece_of(m, b, i);
-        track(&p, dp_tensor_address(b->parameters[i].grad), sweep, w);
+        track(&p, dp_tensor_address(b->parameters[i].grad), sweep->scale,
+              sweep->skip || !b->present[i], w);
         scale(&p, p.tracked, share, p.memory[0]);
     }
     sweep->scale = 1;
@@ -347,8 +349,11 @@ void dp_mixer_restart_method(struct dp_mixer *m)
 int dp_mixer_adapt(struct dp_mixer *m, struct dp_mixer_bucket *b,
                    const struct dp_mixer_sweep *sweep, int64_t *next, bool *send)
 {
-    const struct dp_optimizer_step step = {
-        .rate = sweep->rate, .scale = sweep->scale, .skip = sweep->skip, .zero_grads = true};
+    const struct dp_optimizer_step step = {.rate = sweep->rate,
+                                           .scale = sweep->scale,
+                                           .skip = sweep->skip,
+                                           .present = b->present,
+                                           .zero_grads = true};
     const bool local = m->config.algorithm == DP_MIXER_LOCAL_SGD;
 
     *next = local ? b->updates / m->config.local_steps : b->updates;

@@ -188,7 +188,8 @@ static void name_tensors(struct dp_mixer *m)
 int dp_mixer_state(struct dp_mixer *m, const struct dp_named_tensor **tensors, int32_t *count)
 {
     int err = m->open ? dp_fail(DP_ESTATE, "the state of a mixer between a forward and its step")
-                      : 0;
+              : m->any_given ? dp_fail(DP_ESTATE, "the state of a mixer that accumulates gradients")
+                             : 0;
 
     for (int32_t i = 0; i < m->bucket_count && !err; i++)
         err = dp_mixer_wait(&m->buckets[i]);
@@ -257,6 +258,8 @@ static int take_numbers(struct dp_mixer *m, const int64_t *numbers, int64_t coun
     m->traced = (int32_t)numbers[2];
     for (int32_t i = 0; i < m->traced; i++)
         m->trace[i] = (int32_t)numbers[HEAD + i];
+    for (int32_t i = 0; i < m->traced && !numbers[3]; i++)
+        m->given[m->trace[i]] = true; /* gradients of iteration 0 */
     m->loss_scale.scale = of_bits(numbers[4]);
     m->loss_scale.good = (int32_t)numbers[5];
     if (numbers[3])

@@ -142,7 +142,8 @@ static int describe(struct dp_mixer *m, int32_t number)
     b->elements = (size_t)cut->block_elements;
     b->type = m->parameters[b->numbers[0]].value->dtype;
     b->parameters = calloc((size_t)b->count, sizeof(*b->parameters));
-    if (!b->parameters)
+    b->present = calloc((size_t)b->count, sizeof(*b->present));
+    if (!b->parameters || !b->present)
         return dp_fail(DP_ENOMEM, "no memory for a bucket of %d parameters", b->count);
     for (int32_t i = 0; i < b->count; i++) {
         b->parameters[i] = m->parameters[b->numbers[i]];
@@ -296,6 +297,7 @@ void dp_mixer_stop(struct dp_mixer *m)
         free(b->memory[0]);
         free(b->memory[1]);
         free(b->parameters);
+        free(b->present);
         free(b->view);
         free(b->beside[0]);
         free(b->beside[1]);

@@ -26,6 +26,7 @@ struct dp_mixer_bucket {
     const int32_t *numbers;          /* [count] in the mixer's list */
     int32_t count;
     int32_t came;                    /* parameters with a complete gradient in this iteration */
+    bool *present;                   /* [count] of which a gradient is in the update under way */
     DLDataType type;
     size_t elements;
     char *view;                      /* the block that the values are views of, or NULL */
@@ -72,6 +73,8 @@ struct dp_mixer {
     int32_t *members;      /* [count] of a leader's group */
     int32_t *came;         /* [count] of those, in this iteration */
     bool *ready;           /* [count] */
+    bool *given;           /* [count] a leader's gradient came since its last update */
+    bool any_given;        /* one came since the last step that did not accumulate */
     int32_t *trace, traced;
 
     struct dp_buckets cut;

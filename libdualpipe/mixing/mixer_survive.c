@@ -228,7 +228,8 @@ static void align(struct dp_mixer *m, const struct survey *s)
     take_scale(m, s);
     for (int32_t i = 0; i < m->bucket_count; i++)
         m->buckets[i].updates = largest(s, UPDATES);
-    m->open = m->overflow = false;
+    m->open = m->overflow = m->any_given = false;
+    memset(m->given, 0, (size_t)m->config.count * sizeof(*m->given));
     dp_mixer_begin_iteration(m);
     dp_mixer_restart_method(m);
 }

@@ -86,6 +86,7 @@ static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next,
                                                   .scale = sweep->scale,
                                                   .zero_grads = true,
                                                   .skip = sweep->skip,
+                                                  .present = b->present,
                                                   .mix = &mix,
                                               });
     if (uses && !err)
@@ -120,6 +121,7 @@ static int update_alone(struct dp_mixer_bucket *b, const struct dp_mixer_sweep *
     return dp_optimizer_step(b->optimizer, &(struct dp_optimizer_step){.rate = sweep->rate,
                                                                        .scale = sweep->scale,
                                                                        .zero_grads = true,
+                                                                       .present = b->present,
                                                                        .skip = sweep->skip});
 }
 
@@ -173,12 +175,21 @@ static int process(struct dp_mixer *m, struct dp_mixer_bucket *b, double scale, 
 
 /* ---- gradients --------------------------------------------------------------------------------- */
 
+/* What came since the bucket's last update is part of this one. */
+static void take_given(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    for (int32_t i = 0; i < b->count; i++) {
+        b->present[i] = m->given[b->numbers[i]];
+        m->given[b->numbers[i]] = false;
+    }
+}
+
 static int sum_squares(struct dp_mixer *m, struct dp_mixer_bucket *b, double *sum)
 {
     int err = dp_gradient_squares(b->parameters, b->count, m->squares);
 
     if (!err)
-        *sum += dp_gradient_sum(b->parameters, b->count, NULL, m->squares);
+        *sum += dp_gradient_sum(b->parameters, b->count, b->present, m->squares);
     return err;
 }
 
@@ -200,6 +211,8 @@ static int process_alone(struct dp_mixer *m, struct dp_mixer_bucket *b)
 {
     const bool scaled = m->config.loss_scale;
     double squares = 0;
+
+    take_given(m, b);
     int err = scaled || m->config.clip_norm > 0 ? sum_squares(m, b, &squares) : 0;
     const bool skip = scaled && !isfinite(squares);
 
@@ -233,8 +246,10 @@ static int process_together(struct dp_mixer *m)
     bool overflow;
     int err = 0;
 
-    for (int32_t i = 0; i < m->bucket_count && !err; i++)
+    for (int32_t i = 0; i < m->bucket_count && !err; i++) {
+        take_given(m, &m->buckets[i]);
         err = sum_squares(m, &m->buckets[i], &all);
+    }
     overflow = scaled && !isfinite(all);
     if (!err && scaled)
         err = agree_on_overflow(m, &overflow);
@@ -285,8 +300,12 @@ void dp_mixer_begin_iteration(struct dp_mixer *m)
     m->next = 0;
 }
 
+/* With tied groups of which only some members have a gradient. */
 static int finish_updates(struct dp_mixer *m)
 {
+    for (int32_t i = 0; i < m->config.count; i++)
+        if (m->given[i])
+            gather_tied_grads(m, i);
     int err = process_buckets(m, true);
 
     dp_mixer_spread_tied(m);
@@ -314,9 +333,6 @@ int dp_mixer_forward(struct dp_mixer *m, bool training)
 
     if (m->iterations == 1 && !m->started) {
         err = dp_mixer_start(m);
-        for (int32_t i = 0; i < m->config.count && !err; i++)
-            if (m->leader[i] == i)
-                gather_tied_grads(m, i);
         if (!err)
             err = dp_mixer_leave(m, finish_updates(m));
     }
@@ -349,13 +365,13 @@ static int check_ready(const struct dp_mixer *m, int32_t i)
 
 int dp_mixer_ready(struct dp_mixer *m, int32_t parameter)
 {
-    int err = m->accumulating ? 0 : check_ready(m, parameter);
+    int err = check_ready(m, parameter);
 
-    if (err || m->accumulating)
+    if (err)
         return dp_mixer_leave(m, err);
     const int32_t leader = m->leader[parameter];
-    m->ready[parameter] = true;
-    if (++m->came[leader] < m->members[leader])
+    m->ready[parameter] = m->given[leader] = m->any_given = true;
+    if (++m->came[leader] < m->members[leader] || m->accumulating)
         return 0;
     if (!m->started) {
         m->trace[m->traced++] = leader;
@@ -372,17 +388,49 @@ int dp_mixer_ready(struct dp_mixer *m, int32_t parameter)
     return err;
 }
 
+/* Those that came while accumulating only, or in part, are last in the trace. */
+static void complete_trace(struct dp_mixer *m)
+{
+    for (int32_t i = 0; i < m->config.count; i++)
+        if (m->given[i] && m->came[i] < m->members[i])
+            m->trace[m->traced++] = i;
+}
+
+static bool has_parameters(const struct dp_mixer *m)
+{
+    bool any = false;
+
+    for (int32_t i = 0; i < m->config.count; i++)
+        any = any || m->leader[i] >= 0;
+    return any;
+}
+
+static int check_step(const struct dp_mixer *m)
+{
+    if (!m->open)
+        return dp_fail(DP_ESTATE, "a step without a forward before");
+    if (!m->accumulating && !m->any_given && has_parameters(m))
+        return dp_fail(DP_ESTATE, "a step to which no gradient came, expected dp_mixer_ready for each "
+                       "parameter whose gradient is complete");
+    return 0;
+}
+
 int dp_mixer_step(struct dp_mixer *m)
 {
-    int err = 0;
+    int err = check_step(m);
 
-    if (!m->open)
-        return dp_mixer_leave(m, dp_fail(DP_ESTATE, "a step without a forward before"));
+    if (err)
+        return dp_mixer_leave(m, err);
     m->open = false;
-    if (m->started && !m->accumulating) {
-        take_average(m);
-        err = dp_mixer_leave(m, finish_updates(m));
+    if (!m->accumulating) {
+        m->any_given = false;
+        if (m->started)
+            take_average(m);
+        else
+            complete_trace(m);
     }
+    if (m->started && !m->accumulating)
+        err = dp_mixer_leave(m, finish_updates(m));
     if (!err)
         dp_comm_progress_start(m->config.comm);
     return err;

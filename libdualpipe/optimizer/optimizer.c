@@ -322,6 +322,11 @@ static int check_step(const struct dp_optimizer_step *s)
     return 0;
 }
 
+static bool skips(const struct dp_optimizer_step *step, const struct member *m)
+{
+    return step->skip || (step->present && !step->present[m->index]);
+}
+
 int dp_optimizer_begin(struct dp_optimizer *o, const struct dp_optimizer_step *step)
 {
     int err = check_step(step);
@@ -333,8 +338,8 @@ int dp_optimizer_begin(struct dp_optimizer *o, const struct dp_optimizer_step *s
         o->mix = *step->mix;
         o->step.mix = &o->mix;
     }
-    for (int32_t i = 0; i < o->member_count && !step->skip; i++)
-        o->members[i].step[0]++;
+    for (int32_t i = 0; i < o->member_count; i++)
+        o->members[i].step[0] += !skips(step, &o->members[i]);
     return 0;
 }
 
@@ -348,7 +353,9 @@ static void run_member(struct dp_optimizer *o, const struct member *m, size_t fi
     const size_t value = dp_real_bytes(m->range.value_type);
     const size_t real = value == sizeof(double) ? sizeof(double) : sizeof(float);
     struct dp_update_range r = m->range;
+    struct dp_optimizer_step step = o->step;
 
+    step.skip = skips(&o->step, m);
     r.count = to - from;
     r.value = (char *)r.value + from * value;
     r.grad = (char *)r.grad + from * dp_real_bytes(r.grad_type);
@@ -359,7 +366,7 @@ static void run_member(struct dp_optimizer *o, const struct member *m, size_t fi
             r.state[i] = (char *)r.state[i] + from * real;
     if (o->step.mix)
         r.buffer = (char *)o->mix.buffers[m->index] + from * value;
-    dp_update_range(&o->config, &numbers, &o->step, &r);
+    dp_update_range(&o->config, &numbers, &step, &r);
 }
 
 void dp_optimizer_run(struct dp_optimizer *o, int32_t part, int32_t parts)

@@ -949,7 +949,19 @@ static void configs_that_are_not_sound_are_refused_by_all(void **state)
         on_all_kinds(RANKS, SECONDS(20), refuse_configs, &which);
 }
 
-enum mistake { OTHER_ORDER, FEWER, TWICE_WHILE_TRACING, TWICE_LATER, NO_SUCH, STEP_FIRST, NO_BACKUP, NO_RATE };
+enum mistake {
+    OTHER_ORDER,
+    FEWER,
+    TWICE_WHILE_TRACING,
+    TWICE_LATER,
+    NO_SUCH,
+    NO_GRADIENT,
+    NO_GRADIENT_LATER,
+    NO_SUM_YET,
+    STEP_FIRST,
+    NO_BACKUP,
+    NO_RATE
+};
 
 static int make_mistake(struct dp_comm *comm, void *arg)
 {
@@ -958,6 +970,8 @@ static int make_mistake(struct dp_comm *comm, void *arg)
     const bool mine = dp_comm_rank(comm) == 1;
     struct job job = {0};
     int err = 0, right = DP_EUNSUPPORTED;
+    const struct dp_named_tensor *tensors;
+    int32_t count;
     double rate;
 
     describe(&w, comm, &job);
@@ -971,6 +985,8 @@ static int make_mistake(struct dp_comm *comm, void *arg)
     }
     if (!err)
         err = dp_mixer_forward(w.mixer, true);
+    if (!err && mine && mistake == NO_GRADIENT)
+        err = dp_mixer_step(w.mixer);
     for (int k = 0; k < PARAMETERS - (mistake == FEWER && mine) && !err; k++)
         err = dp_mixer_ready(w.mixer, mistake == OTHER_ORDER && mine ? k : PARAMETERS - 1 - k);
     if (!err && mine && mistake == TWICE_WHILE_TRACING)
@@ -983,12 +999,23 @@ static int make_mistake(struct dp_comm *comm, void *arg)
         err = dp_mixer_forward(w.mixer, true);
     if (mistake == NO_RATE) {
         CHECK(!err && dp_mixer_rate(w.mixer, &rate) == DP_ESTATE);
-        CHECK(!dp_mixer_step(w.mixer));
+        CHECK(!backward(&w, 1, false));
         finish(&w);
         return 0;
     }
     if (mistake == NO_SUCH)
         right = DP_EINVAL;
+    if (mistake == NO_GRADIENT || mistake == NO_GRADIENT_LATER || mistake == NO_SUM_YET)
+        right = DP_ESTATE;
+    if (!err && mine && mistake == NO_GRADIENT_LATER) {
+        err = dp_mixer_step(w.mixer);
+        CHECK_SAYS("no gradient came");
+    }
+    if (!err && mine && mistake == NO_SUM_YET) {
+        CHECK(!dp_mixer_accumulate(w.mixer, true) && !dp_mixer_ready(w.mixer, 0));
+        CHECK(!dp_mixer_step(w.mixer));
+        err = dp_mixer_state(w.mixer, &tensors, &count);
+    }
     if (!err && mine && mistake == NO_SUCH)
         err = dp_mixer_ready(w.mixer, PARAMETERS);
     if (!err && mine && mistake == TWICE_LATER) {

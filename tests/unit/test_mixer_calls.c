@@ -97,32 +97,160 @@ static void evaluations_count_and_change_nothing(void **state)
 
 /* ---- gradients that do not come ---------------------------------------------------------------- */
 
-/* An iteration in which the first parameter has no gradient; or a gradient of zero. */
-static int iterate_without(struct worker *w, bool zero)
+/* An iteration in which only some parameters have a gradient, which is a bit each. */
+static int iterate_with(struct worker *w, unsigned gradients, unsigned ready)
 {
     int err = dp_mixer_forward(w->mixer, true);
 
-    for (int i = 0; i < ELEMENTS; i++)
-        w->gradient[ELEMENTS + i] += gradient_of_worker(dp_comm_rank(w->comm), i, w->memory[ELEMENTS + i]);
-    if (!err)
-        err = dp_mixer_ready(w->mixer, 1);
-    if (!err && zero)
-        err = dp_mixer_ready(w->mixer, 0);
+    for (int i = 0; i < TOTAL; i++)
+        if (gradients & 1u << i / ELEMENTS)
+            w->gradient[i] += gradient_of_worker(dp_comm_rank(w->comm), i, w->memory[i]);
+    for (int p = PARAMETERS - 1; p >= 0 && !err; p--)
+        if (ready & 1u << p)
+            err = dp_mixer_ready(w->mixer, p);
     return err ? err : dp_mixer_step(w->mixer);
 }
 
-/* As in a branch of a model that is not always taken. */
+/* How a mixer is made whose parameter 0 has no gradient in iterations 2 and 5. */
+struct without {
+    enum dp_optimizer_kind kind;
+    enum dp_mixer_algorithm algorithm;
+    double clip_norm; /* never reached */
+    bool compat, separate, scaled;
+};
+
+static struct dp_loss_scale one_for_good(void)
+{
+    struct dp_loss_scale scale = dp_loss_scale_defaults();
+
+    scale.scale = scale.least = scale.most = 1;
+    return scale;
+}
+
+static int open_without(struct worker *w, struct dp_comm *comm, const struct without *c)
+{
+    const struct dp_loss_scale scale = one_for_good();
+
+    describe_worker(w, comm, 64);
+    int err = dp_graph_new(&(struct dp_graph_spec){.name = "complete", .workers = 1}, &w->graph);
+    struct dp_mixer_config config = config_of_worker(w, &(struct job){0});
+    for (int i = 0; i < TOTAL; i++)
+        w->memory[i] = start_value(0, i);
+    config.optimizer = dp_optimizer_defaults(c->kind);
+    config.optimizer.weight_decay = 0.1;
+    config.optimizer.momentum = 0.9;
+    config.optimizer.accumulation = 2;
+    config.algorithm = c->algorithm;
+    config.local_steps = c->algorithm == DP_MIXER_LOCAL_SGD;
+    config.outer_rate = c->algorithm == DP_MIXER_LOCAL_SGD;
+    config.compat = c->compat;
+    config.separate = c->separate;
+    config.clip_norm = c->clip_norm;
+    config.clip = DP_CLIP_GLOBAL;
+    config.loss_scale = c->scaled ? &scale : NULL;
+    return err ? err : dp_mixer_new(&config, &w->mixer);
+}
+
+/* Whatever lies in the memory of a gradient that does not come is not read. */
+static int iterate_unless_late(struct worker *w, bool late)
+{
+    if (!late)
+        return iterate_worker(w, 1);
+    for (int i = 0; i < ELEMENTS; i++)
+        w->gradient[i] = NAN;
+    return iterate_with(w, 2, 2);
+}
+
+/* To parameter 0 it is as if the iterations in which it has no gradient had not been. */
 static int leave_out_later(struct dp_comm *comm, void *arg)
+{
+    static _Thread_local struct worker w[2];
+
+    CHECK(!open_without(&w[0], comm, arg) && !open_without(&w[1], comm, arg));
+    for (int t = 0; t < ITERATIONS; t++) {
+        CHECK(!iterate_unless_late(&w[0], t == 2 || t == 5));
+        CHECK(t == 2 || t == 5 || !iterate_worker(&w[1], 1));
+    }
+    for (int k = 0; k < 2; k++)
+        CHECK(!dp_mixer_average(w[k].mixer, NULL));
+    for (int i = 0; i < ELEMENTS; i++)
+        CHECK(get_value(&w[0], i) == get_value(&w[1], i));
+    CHECK(get_value(&w[0], ELEMENTS) != get_value(&w[1], ELEMENTS));
+    close_worker(&w[0]);
+    close_worker(&w[1]);
+    return 0;
+}
+
+static void a_parameter_without_a_gradient_is_left_as_it_is(void **state)
+{
+    (void)state;
+    struct without cases[] = {
+        {.kind = DP_OPTIMIZER_SGD},
+        {.kind = DP_OPTIMIZER_ADAM},
+        {.kind = DP_OPTIMIZER_ADAMW},
+        {.kind = DP_OPTIMIZER_ACCUM_ADAM},
+        {.kind = DP_OPTIMIZER_ACCUM_ADAMW},
+        {.kind = DP_OPTIMIZER_ADAMW, .clip_norm = 1e6},
+        {.kind = DP_OPTIMIZER_ADAMW, .scaled = true},
+        {.kind = DP_OPTIMIZER_ADAMW, .algorithm = DP_MIXER_GRADIENT_TRACKING},
+        {.kind = DP_OPTIMIZER_ADAMW, .algorithm = DP_MIXER_EXACT_DIFFUSION},
+        {.kind = DP_OPTIMIZER_ADAMW, .algorithm = DP_MIXER_LOCAL_SGD},
+        {.kind = DP_OPTIMIZER_SGD, .compat = true},
+        {.kind = DP_OPTIMIZER_ADAMW, .compat = true},
+        {.kind = DP_OPTIMIZER_ACCUM_ADAM, .compat = true},
+        {.kind = DP_OPTIMIZER_ADAMW, .compat = true, .scaled = true},
+    };
+
+    for (size_t i = 0; i < 2 * sizeof(cases) / sizeof(cases[0]); i++) {
+        cases[i / 2].separate = i % 2;
+        if (comm_on_threads(1, SECONDS(20), leave_out_later, &cases[i / 2]))
+            fail_msg("case %zu", i);
+    }
+}
+
+/* The second worker's gradients come while it accumulates, and that of parameter 1 once more. */
+static int accumulate_in_part(struct dp_comm *comm, void *arg)
 {
     static _Thread_local struct worker w[2];
 
     (void)arg;
     for (int k = 0; k < 2; k++) {
         CHECK(!open_by_text(&w[k], comm, pairs, NULL));
-        for (int t = 0; t < ITERATIONS; t++)
-            CHECK(!(t == 2 || t == 5 ? iterate_without(&w[k], k == 1) : iterate_worker(&w[k], 1)));
+        for (int t = 0; t < ITERATIONS; t++) {
+            if (k) {
+                CHECK(!dp_mixer_accumulate(w[k].mixer, true));
+                CHECK(!iterate_with(&w[k], 3, 3));
+                CHECK(!dp_mixer_accumulate(w[k].mixer, false));
+            }
+            CHECK(!iterate_with(&w[k], k ? 0 : 3, k ? 2 : 3));
+        }
     }
     CHECK(!same_bits(w));
+    close_worker(&w[0]);
+    close_worker(&w[1]);
+    return 0;
+}
+
+/* Both parameters are one, and the second worker calls only the member ready that has a gradient. */
+static int leave_out_members(struct dp_comm *comm, void *arg)
+{
+    static _Thread_local struct worker w[2];
+
+    (void)arg;
+    for (int k = 0; k < 2; k++) {
+        struct worker *one = &w[k];
+        describe_worker(one, comm, 64);
+        one->parameters[0].tied = one->parameters[1].tied = "both";
+        for (int i = 0; i < TOTAL; i++)
+            one->memory[i] = start_value(0, i % ELEMENTS);
+        CHECK(!dp_graph_read(pairs, strlen(pairs), DP_GRAPH_FORMAT_GUESS, 0, 0, &one->graph));
+        const struct dp_mixer_config config = config_of_worker(one, &(struct job){0});
+        CHECK(!dp_mixer_new(&config, &one->mixer));
+        for (int t = 0; t < ITERATIONS; t++)
+            CHECK(!iterate_with(one, 1u << t % 2, k ? 1u << t % 2 : 3));
+        CHECK(!dp_mixer_forward(one->mixer, true));
+    }
+    CHECK(!same_bits(w) && !memcmp(w[1].memory, w[1].memory + ELEMENTS, ELEMENTS * sizeof(double)));
     close_worker(&w[0]);
     close_worker(&w[1]);
     return 0;
@@ -136,7 +264,7 @@ static int leave_out_always(struct dp_comm *comm, void *arg)
     (void)arg;
     CHECK(!open_by_text(&w, comm, pairs, NULL));
     for (int t = 0; t < ITERATIONS; t++)
-        CHECK(!iterate_without(&w, t > 3));
+        CHECK(!iterate_with(&w, 2, t > 3 ? 3 : 2));
     CHECK(dp_mixer_bucket_count(w.mixer) == 1);
     CHECK(!dp_mixer_average(w.mixer, NULL));
     for (int i = 0; i < ELEMENTS; i++) {
@@ -147,10 +275,11 @@ static int leave_out_always(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_gradient_that_does_not_come_is_none(void **state)
+static void a_gradient_may_come_in_part_or_never(void **state)
 {
     (void)state;
-    on_all_kinds(RANKS, SECONDS(20), leave_out_later, NULL);
+    on_all_kinds(RANKS, SECONDS(20), accumulate_in_part, NULL);
+    on_all_kinds(RANKS, SECONDS(20), leave_out_members, NULL);
     on_all_kinds(RANKS, SECONDS(20), leave_out_always, NULL);
 }
 
@@ -435,7 +564,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(evaluations_count_and_change_nothing),
-        cmocka_unit_test(a_gradient_that_does_not_come_is_none),
+        cmocka_unit_test(a_parameter_without_a_gradient_is_left_as_it_is),
+        cmocka_unit_test(a_gradient_may_come_in_part_or_never),
         cmocka_unit_test(an_average_for_good_drops_what_was_in_flight),
         cmocka_unit_test(an_average_is_of_what_push_sum_keeps),
         cmocka_unit_test(buffers_of_real_numbers_are_averaged),

@@ -192,12 +192,13 @@ DP_PUBLIC void dp_mixer_free(struct dp_mixer *mixer);
  * the buckets and is collective: DP_EMISMATCH on every rank if the ranks' gradients came in another
  * order. */
 DP_PUBLIC int dp_mixer_forward(struct dp_mixer *mixer, bool training);
-/* The gradient of a parameter of the list is complete. DP_EUNSUPPORTED if it was already in this
- * iteration, DP_EINVAL for no number of a parameter that has one. While accumulating nothing
- * happens. */
+/* The gradient of a parameter of the list is complete. DP_EUNSUPPORTED if it was already since the last
+ * forward, DP_EINVAL for no number of a parameter that has one. While accumulating it is only noted that
+ * there is one. */
 DP_PUBLIC int dp_mixer_ready(struct dp_mixer *mixer, int32_t parameter);
-/* The backward is over. Buckets of which not every gradient came are updated with what there is.
- * DP_ESTATE without a forward before. */
+/* The backward is over. Buckets of which not every gradient came are updated with what there is: a
+ * parameter without one is mixed, and otherwise left as it is with the state of its optimizer, as torch
+ * leaves it. DP_ESTATE without a forward before, and if no gradient came at all. */
 DP_PUBLIC int dp_mixer_step(struct dp_mixer *mixer);
 /* How buckets are updated from now on, for a caller that knows more than this list: the norm of a
  * model in several stages, a rate of its own. Not part of the state. */
@@ -301,7 +302,7 @@ DP_PUBLIC int32_t dp_mixer_bucket(const struct dp_mixer *mixer, int32_t bucket,
 /* The state, to be written to a checkpoint (checkpoint.h), of every rank its own. It is complete with
  * the values of the parameters: what is in flight is waited for and saved, and goes on to be mixed
  * when it is due. "mixer/numbers" comes first. Names and tensors last until the next call. DP_ESTATE
- * between a forward and its step, DP_ENOMEM, errors of comm.h. */
+ * between a forward and its step, and while accumulating, DP_ENOMEM, errors of comm.h. */
 DP_PUBLIC int dp_mixer_state(struct dp_mixer *mixer, const struct dp_named_tensor **tensors,
                              int32_t *count);
 /* In a new mixer of the same config: go on from a state. numbers[count]: its "mixer/numbers". After that

@@ -133,6 +133,9 @@ struct dp_optimizer_step {
     bool skip; /* no update, as after an overflow: gradients are not read, the state stays; mixing and
                 * zeroing happen all the same */
     const struct dp_optimizer_mix *mix; /* NULL: none; else used until the step is over */
+    /* [count] whether parameter i has a gradient; NULL: all have one; else used until the step is over.
+     * `skip` holds for those that have none, as torch leaves a parameter whose grad is None. */
+    const bool *present;
 };
 
 /* One update. DP_EINVAL for a rate or scale that is not finite; then nothing has changed. */
