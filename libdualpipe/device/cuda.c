@@ -59,30 +59,31 @@ static int poll_until(int (*test)(void *arg), void *arg, int64_t timeout_ns)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static CUresult alloc_device(const struct dp_cuda_driver *cu, size_t bytes, void **out)
+/* Sizes that no machine has are an invalid value for some drivers, and on failure a driver may write NULL. */
+static CUresult alloc(const struct dp_cuda_driver *cu, enum dp_memory where, size_t bytes, void **out)
 {
-    CUdeviceptr ptr;
-    CUresult result = cu->cuMemAlloc(&ptr, bytes);
+    CUdeviceptr ptr = 0;
+    void *pinned = NULL;
+    CUresult result = where == DP_MEMORY_DEVICE
+                          ? cu->cuMemAlloc(&ptr, bytes)
+                          : cu->cuMemHostAlloc(&pinned, bytes, CU_MEMHOSTALLOC_PORTABLE);
 
     if (result == CUDA_SUCCESS)
-        *out = (void *)(uintptr_t)ptr;
-    return result;
+        *out = where == DP_MEMORY_DEVICE ? (void *)(uintptr_t)ptr : pinned;
+    return result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }
 
 static int cuda_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes, void **out)
 {
     struct cuda *cuda = dp_cuda_of(dev);
-    size_t ask = bytes ? bytes : 1; /* the driver takes 0 for a mistake */
-
+    const size_t ask = bytes ? bytes : 1; /* the driver takes 0 for a mistake */
     int err = dp_cuda_enter(cuda);
+
     if (err)
         return err;
-    if (where == DP_MEMORY_DEVICE)
-        return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, alloc_device(&cuda->cu, ask, out)),
-                             "no device memory for a buffer of %zu bytes", bytes);
-    return dp_cuda_check(
-        &cuda->cu, dp_cuda_leave(cuda, cuda->cu.cuMemHostAlloc(out, ask, CU_MEMHOSTALLOC_PORTABLE)),
-        "no pinned memory for a buffer of %zu bytes", bytes);
+    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, alloc(&cuda->cu, where, ask, out)),
+                         "no %s memory for a buffer of %zu bytes",
+                         where == DP_MEMORY_DEVICE ? "device" : "pinned", bytes);
 }
 
 static void cuda_free(struct dp_device *dev, enum dp_memory where, void *ptr)

@@ -99,10 +99,14 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr ptr)
     return fake_end(found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
+/* As an H100's driver: *out is NULL after a failure, and a size that no machine has is an invalid value. */
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     (void)flags;
     BEGIN(true)
+    *out = NULL;
+    if (bytes > SIZE_MAX / 2)
+        return fake_end(CUDA_ERROR_INVALID_VALUE);
     struct buffer *b = malloc(sizeof(*b));
     void *ptr = bytes < FAKE_CUDA_MEMORY_BYTES ? aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095)
                                                : NULL;

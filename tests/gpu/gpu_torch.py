@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# gpu_torch.py - PyTorch's side of run.sh, on a GPU:
+# gpu_torch.py - PyTorch's side of check.sh, on a GPU:
 #
 #   train f32|bf16 LAYERS WIDTH HEADS CONTEXT BATCH MICROBATCHES STEPS FILE
 #       tokens of a second of the model of `dualpipe train`, all steps but the first three
-#   copies BYTES
-#       GB/s from pinned memory to the device, back, and both ways at once
+#   preload
+#       copies of known sizes, their rates and bytes: what the preload library must have counted
 #   collectives
-#       us of an all-reduce and of a send and receive between two processes on this GPU, for some sizes; what
-#       NCCL goes by is what the environment says
+#       an all-reduce, all-gather, reduce-scatter and an exchange between two processes on this GPU, whose
+#       values are checked; what NCCL goes by is what the environment says
 import os
 import pathlib
 import sys
@@ -16,7 +16,7 @@ import time
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "bench"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 
 def seconds(call, times):
@@ -46,51 +46,62 @@ def train(dtype, *rest):
     print(batch * context / seconds(once, steps))
 
 
-def copies(count):
-    host = [torch.empty(int(count), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    there = [torch.empty(int(count), dtype=torch.uint8, device="cuda") for _ in range(2)]
-    streams = [torch.cuda.Stream() for _ in range(2)]
+def preload():
+    count = 256 << 20
+    pinned = torch.empty(count, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty_like(pinned, device="cuda")
+    pageable = torch.randint(0, 256, (count,), dtype=torch.uint8)
+    back = torch.empty_like(pageable)
+    pairs = {"pinned up": (there, pinned), "pinned down": (pinned, there), "pageable up": (there, pageable),
+             "pageable down": (back, there)}
+    for name, (to, of) in pairs.items():
+        to.copy_(of)
+        print(f"{name} {count * 1e-9 / seconds(lambda: to.copy_(of), 4):.1f} GB/s", end="; ")
+    assert torch.equal(back, pageable), "expected the bytes that went up, other bytes came down"
+    graph, x = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
+    with torch.cuda.graph(graph):
+        x += 1
+    graph.replay()
+    torch.cuda.synchronize()
+    print(f"by hand: 10 copies up ({10 * count} bytes), 10 down ({10 * count} bytes), beside a few small ones")
 
-    def up():
-        with torch.cuda.stream(streams[0]):
-            there[0].copy_(host[0], non_blocking=True)
 
-    def down():
-        with torch.cuda.stream(streams[1]):
-            host[1].copy_(there[1], non_blocking=True)
-
-    def both():
-        up()
-        down()
-
-    for call, factor in ((up, 1), (down, 1), (both, 2)):
-        call()
-        print(f"{factor * int(count) / seconds(call, 10) * 1e-9:.1f}", end=" ")
-    print()
+def check(name, got, wanted):
+    if not torch.equal(got, wanted):
+        at = int((got != wanted).nonzero()[0])
+        sys.exit(f"{name}: expected {wanted[at]} at {at}, found {got[at]}")
 
 
 def rank(index, port):
+    import torch.distributed as dist
+
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NCCL_HOSTID=f"gpu-{index}")
     torch.cuda.set_device(0)
-    torch.distributed.init_process_group("nccl", rank=index, world_size=2)
+    dist.init_process_group("nccl", rank=index, world_size=2)
+    done = []
     for count in (8, 65536, 4 << 20, 64 << 20):
-        x = torch.ones(count // 4, device="cuda")
-        y = torch.empty_like(x)
-
-        def exchange():
-            ops = [torch.distributed.P2POp(torch.distributed.isend, x, 1 - index),
-                   torch.distributed.P2POp(torch.distributed.irecv, y, 1 - index)]
-            for request in torch.distributed.batch_isend_irecv(ops):
-                request.wait()
-
-        figures = []
-        for call in (lambda: torch.distributed.all_reduce(x), exchange):
-            for _ in range(5):
-                call()
-            figures.append(min(seconds(call, 20) for _ in range(5)) * 1e6)
-        if index == 0:
-            print(f"{count}:{figures[0]:.0f}/{figures[1]:.0f}", end=" ", flush=True)
-    torch.distributed.destroy_process_group()
+        # Small integers: sums are the same in any order.
+        both = [torch.randint(0, 1000, (count // 4,), generator=torch.Generator().manual_seed(count + r)).float().cuda()
+                for r in range(2)]
+        mine, other = both[index], both[1 - index]
+        summed = mine.clone()
+        dist.all_reduce(summed)
+        check("all-reduce", summed, both[0] + both[1])
+        gathered = torch.empty(2 * mine.numel(), device="cuda")
+        dist.all_gather_into_tensor(gathered, mine)
+        check("all-gather", gathered, torch.cat(both))
+        half = torch.empty(mine.numel() // 2, device="cuda")
+        dist.reduce_scatter_tensor(half, mine)
+        check("reduce-scatter", half, (both[0] + both[1]).chunk(2)[index])
+        came = torch.empty_like(mine)
+        ops = [dist.P2POp(dist.isend, mine, 1 - index), dist.P2POp(dist.irecv, came, 1 - index)]
+        for request in dist.batch_isend_irecv(ops):
+            request.wait()
+        check("exchange", came, other)
+        done.append(count)
+    dist.destroy_process_group()
+    if index == 0:
+        print(f"right: all-reduce, all-gather, reduce-scatter, exchange of {done} bytes")
 
 
 def collectives():
@@ -100,8 +111,7 @@ def collectives():
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     torch.multiprocessing.spawn(rank, args=(port,), nprocs=2)
-    print()
 
 
 if __name__ == "__main__":
-    {"train": train, "copies": copies, "collectives": collectives}[sys.argv[1]](*sys.argv[2:])
+    {"train": train, "preload": preload, "collectives": collectives}[sys.argv[1]](*sys.argv[2:])

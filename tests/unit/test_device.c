@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One suite over all devices: the host without and with copy workers, CUDA on the stand-in driver
- * (tests/fakes: it proves the code path, not a GPU), and CUDA on a real GPU where there is one.
+ * (tests/fakes: it proves the code path, not a GPU), and CUDA on a real GPU where there is one; with
+ * DP_TEST_GPU set only on that GPU.
  */
 #include "cmocka_all.h"
 
@@ -628,7 +629,11 @@ static int run_on_late_link(void)
 
 int main(void)
 {
+    const char *gpu = getenv("DP_TEST_GPU");
+
     dp_log_set(NULL, NULL, DP_LOG_ERROR);
+    if (gpu)
+        return run_on("cuda on a GPU", gpu) || !dev;
     int failed = run_on_late_link();
     failed += run_on("host without workers", "host:0") + run_on("host, 1 worker", "host:1") +
                  run_on("host, 3 workers", "host:3") + run_on("cuda on a GPU", "cuda:0");

@@ -11,11 +11,12 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { COMPUTE_32F = 68, R_32F = 0, R_16BF = 14 };
 enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS = 8, DESC_BIAS_TYPE = 26 };
-enum { EPILOGUE_BIAS = 4, PREFERENCE_WORKSPACE = 1 };
-enum { MAX_PLANS = 64, STREAMS = 2 };
+enum { EPILOGUE_BIAS = 4, PREFERENCE_WORKSPACE = 1, PREFERENCE_ALIGNMENT_A = 5 };
+enum { MAX_PLANS = 64, STREAMS = 2, OPERANDS = 4, MAX_ALIGNMENT = 256, BIAS_ALIGNMENT = 16 };
 
 static const size_t workspace_bytes = (size_t)32 << 20;
 
@@ -51,9 +52,13 @@ _Static_assert(sizeof(struct heuristic) == 96, "cublasLtMatmulHeuristicResult_t"
                void *d, void *d_layout, const struct algorithm *algorithm, void *workspace,        \
                size_t workspace_bytes, void *stream))
 
-/* A product of some shape, ready to be queued again. */
+/* A product of some shape, ready to be queued again. Algorithms are chosen for the alignment that the
+ * operands have, in cuBLASLt's order (its a is our b): parameters are packed, and the library would
+ * take 256 bytes for granted. */
 struct plan {
     struct product_args shape; /* pointers NULL */
+    uint32_t alignment[OPERANDS];
+    bool is_missing; /* no algorithm takes this shape at this alignment */
     void *desc, *a, *b, *c;
     struct heuristic how;
 };
@@ -126,10 +131,12 @@ void blas_close(struct blas *b)
     if (!b)
         return;
     for (int i = 0; i < b->count; i++) {
-        b->MatmulDescDestroy(b->plans[i].desc);
-        b->MatrixLayoutDestroy(b->plans[i].a);
-        b->MatrixLayoutDestroy(b->plans[i].b);
-        b->MatrixLayoutDestroy(b->plans[i].c);
+        void *const layouts[] = {b->plans[i].a, b->plans[i].b, b->plans[i].c};
+        if (b->plans[i].desc)
+            b->MatmulDescDestroy(b->plans[i].desc);
+        for (int k = 0; k < 3; k++)
+            if (layouts[k])
+                b->MatrixLayoutDestroy(layouts[k]);
     }
     if (b->preference)
         b->MatmulPreferenceDestroy(b->preference);
@@ -147,38 +154,58 @@ static bool same_shape(const struct product_args *x, const struct product_args *
            x->wide == y->wide && !x->bias == !y->bias;
 }
 
-/* The plan of a shape, made when it is first asked for: the first step makes them all. */
-static struct plan *plan_of(struct blas *b, const struct product_args *p)
+static uint32_t alignment_of(const void *data)
+{
+    const uintptr_t at = (uintptr_t)data | MAX_ALIGNMENT;
+
+    return (uint32_t)(at & -at);
+}
+
+static int describe(struct blas *b, const struct product_args *p, struct plan *plan)
 {
     const int type = b->bf16 ? R_16BF : R_32F, out = p->wide ? R_32F : type;
     const bool a_turned = p->a_column != 1, b_turned = p->b_column != 1;
     const int turn_first = b_turned, turn_second = a_turned, bias = EPILOGUE_BIAS;
     const uint64_t m = (uint64_t)p->m, n = (uint64_t)p->n, k = (uint64_t)p->k;
     const int64_t a_ld = a_turned ? p->a_column : p->a_row, b_ld = b_turned ? p->b_column : p->b_row;
-    int count = 0;
-
-    for (int i = 0; i < b->count; i++)
-        if (same_shape(&b->plans[i].shape, p))
-            return &b->plans[i];
-    if (b->count == MAX_PLANS)
-        return NULL;
-    struct plan *plan = &b->plans[b->count++];
-    *plan = (struct plan){.shape = *p};
     int bad = b->MatmulDescCreate(&plan->desc, COMPUTE_32F, R_32F) ||
               b->MatmulDescSetAttribute(plan->desc, DESC_TRANSA, &turn_first, sizeof(int)) ||
               b->MatmulDescSetAttribute(plan->desc, DESC_TRANSB, &turn_second, sizeof(int)) ||
               b->MatrixLayoutCreate(&plan->b, type, b_turned ? k : n, b_turned ? n : k, b_ld) ||
               b->MatrixLayoutCreate(&plan->a, type, a_turned ? m : k, a_turned ? k : m, a_ld) ||
               b->MatrixLayoutCreate(&plan->c, out, n, m, p->n);
+
     if (!bad && p->bias)
         bad = b->MatmulDescSetAttribute(plan->desc, DESC_EPILOGUE, &bias, sizeof(int)) ||
               b->MatmulDescSetAttribute(plan->desc, DESC_BIAS, &p->bias, sizeof(p->bias)) ||
               b->MatmulDescSetAttribute(plan->desc, DESC_BIAS_TYPE, &type, sizeof(int));
-    if (!bad)
-        bad = b->MatmulAlgoGetHeuristic(b->handle, plan->desc, plan->b, plan->a, plan->c, plan->c,
-                                        b->preference, 1, &plan->how, &count) ||
-              !count;
-    return bad ? NULL : plan;
+    for (int i = 0; i < OPERANDS && !bad; i++)
+        bad = b->MatmulPreferenceSetAttribute(b->preference, PREFERENCE_ALIGNMENT_A + i,
+                                              &plan->alignment[i], sizeof(uint32_t));
+    return bad ? DP_EIO : 0;
+}
+
+/* The plan of a shape, made when it is first asked for: the first step makes them all. */
+static struct plan *plan_of(struct blas *b, const struct product_args *p)
+{
+    const uint32_t alignment[OPERANDS] = {alignment_of(p->b), alignment_of(p->a),
+                                          alignment_of(p->c), alignment_of(p->c)};
+    int count = 0;
+
+    for (int i = 0; i < b->count; i++)
+        if (same_shape(&b->plans[i].shape, p) &&
+            !memcmp(b->plans[i].alignment, alignment, sizeof(alignment)))
+            return &b->plans[i];
+    if (b->count == MAX_PLANS)
+        return NULL;
+    struct plan *plan = &b->plans[b->count++];
+    *plan = (struct plan){.shape = *p};
+    memcpy(plan->alignment, alignment, sizeof(alignment));
+    plan->is_missing = describe(b, p, plan) ||
+                       b->MatmulAlgoGetHeuristic(b->handle, plan->desc, plan->b, plan->a, plan->c,
+                                                 plan->c, b->preference, 1, &plan->how, &count) ||
+                       !count;
+    return plan;
 }
 
 /* NULL: more streams than there is workspace for. */
@@ -200,8 +227,8 @@ static int queue(struct blas *b, const struct product_args *p, void *stream)
     struct plan *plan = plan_of(b, p);
     void *workspace = workspace_of(b, stream);
 
-    if (!plan || !workspace)
-        return DP_EIO;
+    if (!plan || plan->is_missing || !workspace || (uintptr_t)p->bias % BIAS_ALIGNMENT)
+        return DP_EUNSUPPORTED;
     if (p->bias &&
         b->MatmulDescSetAttribute(plan->desc, DESC_BIAS, &p->bias, sizeof(p->bias)))
         return DP_EIO;

@@ -39,19 +39,21 @@ static const void *low(C, const float *w)
     return w;
 }
 
+/* By cuBLASLt where it is there and has an algorithm, and by our own kernel otherwise. */
 static void product(C, const struct product_args *p)
 {
     struct cuda_rank *r = rank_of(c);
     const unsigned tile = PRODUCT_TILE;
+    int err = r->blas && !r->err ? blas_product(r->blas, p, c->stream) : DP_EUNSUPPORTED;
 
-    if (!r->blas)
+    if (err == DP_EUNSUPPORTED)
         LAUNCH(product,
                ((struct cuda_grid){((unsigned)p->n + tile - 1) / tile,
                                    ((unsigned)p->m + tile - 1) / tile, 1, tile * tile,
                                    2 * tile * (tile + 1) * sizeof(float)}),
                *p);
-    else if (!r->err)
-        r->err = blas_product(r->blas, p, c->stream);
+    else if (err && !r->err)
+        r->err = err;
 }
 
 static void linear_forward_cuda(C, int n, int in, int out, const void *x, const real *w,

@@ -1,0 +1,224 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# check.sh [--dry-run] PACK [PART...] - what one GPU shows, in less than 300 s, the parts in the order of what
+# they tell; with names only these parts. PACK was made by pack.sh. Every part has its own limit, and its lines
+# are in $OUT/report.txt (default out/report.txt) as soon as they are known, so that a run that is cut off
+# loses nothing; whole outputs are in $OUT/log.txt. What compares with PyTorch needs $PYTHON (python3) with
+# torch. --dry-run: the same on the simulated CUDA, with small sizes; what needs a GPU says that it was left out.
+#
+# Exit status: 0 if no part failed. A part that was left out is no failure.
+set -eu
+dry=
+[ "${1-}" != --dry-run ] || { dry=yes && shift; }
+pack=$(cd "$1" && pwd)
+shift
+only=" $* "
+out=${OUT:-out}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+report=$out/report.txt
+python=${PYTHON:-python3}
+began=$(date +%s)
+total=300
+failed=0
+: >"$report"
+
+say()
+{
+    printf '%4ss  %s\n' "$(($(date +%s) - began))" "$*" | tee -a "$report"
+}
+
+# is_wanted NAME - is it among those asked for, and is there time left?
+is_wanted()
+{
+    case $only in
+    '  ' | *" ${1%% *} "*) ;;
+    *) return 1 ;;
+    esac
+    [ $(($(date +%s) - began)) -lt $total ] || {
+        say "$1: left out, $total s are over"
+        return 1
+    }
+}
+
+# part SECONDS NAME COMMAND... - run it under its limit; its line is the status, the time and the sentence that
+# `tells` finds in the output, which stays in part.log for the caller.
+part()
+{
+    limit=$1 name=$2
+    shift 2
+    : >"$out/part.log"
+    is_wanted "$name" || return 0
+    at=$(date +%s)
+    rc=0
+    timeout -k 5 "$limit" "$@" >"$out/part.log" 2>&1 || rc=$?
+    case $rc in
+    0) word=ok ;;
+    77) word='left out' ;;
+    124 | 137) word="FAILED: over its $limit s" ;;
+    *) word="FAILED ($rc)" ;;
+    esac
+    case $rc in
+    0 | 77) ;;
+    *) failed=$((failed + 1)) ;;
+    esac
+    say "$name: $word, $(($(date +%s) - at)) s: $(tells)"
+    { echo "==== $name: $word" && tail -c 60000 "$out/part.log"; } >>"$out/log.txt"
+    [ "$rc" = 0 ] || [ "$rc" = 77 ] || tail -n 8 "$out/part.log" | cut -c1-200 | sed 's/^/        /' | tee -a "$report"
+}
+
+# What a part has to say: of a cmocka program how many tests passed, and which did not; of a training run its
+# losses and its rate; of others the last line.
+tells()
+{
+    case $(tail -n 1 "$out/part.log") in
+    *'"event":"end"'*)
+        tail -n 1 "$out/part.log" | sed 's/[{,]/\n/g' | grep -E 'loss|held_out|per_second' | tr -d '"' | tr '\n' ' '
+        ;;
+    *)
+        if grep -q '^\[  *PASSED  *\]' "$out/part.log"; then
+            grep -E '^\[ *(PASSED|FAILED|SKIPPED) *\]' "$out/part.log" | sed 's/[][]//g; s/, listed below//' | tr -s ' \n' ' '
+        else
+            grep -v '^[[:space:]]*$' "$out/part.log" | tail -n 1 | cut -c1-200
+        fi
+        ;;
+    esac
+}
+
+# lines PATTERN - of the last part, into the report.
+lines()
+{
+    grep -E "$1" "$out/part.log" | cut -c1-200 | sed 's/^/        /' | tee -a "$report" || true
+}
+
+dualpipe=$pack/dualpipe
+chmod +x "$pack"/* 2>/dev/null || true
+path=$pack${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+for d in /usr/local/nvidia/lib64 /usr/local/nvidia/lib; do [ ! -e "$d/libcuda.so.1" ] || path=$path:$d; done
+bare=$path
+export NCCL_SOCKET_IFNAME=lo DP_TOP_SRCDIR="$pack" DP_TOP_BUILDDIR="$pack" DUALPIPE_NCCL_LIBRARY=libnccl.so.2
+if [ "$dry" ]; then
+    say 'dry run on the simulated CUDA: no line of this report is of a GPU'
+    export DUALPIPE_DEVICE_CUDA_LIBRARY="$pack/tests/simcuda/.libs/libsimcuda.so"
+    printf simulated >"$out/kernels"
+    kernels="--kernels $out/kernels"
+    size='--layers 2 --width 16 --heads 2 --context 16 --batch 8 -M 4'
+    stage='--layers 1 --width 16 --context 16 --batch 2'
+    steps=4 from=2 tokens=128 copies=1048576 bench=4s
+else
+    say "$(nvidia-smi --query-gpu=name,driver_version,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,memory.total --format=csv,noheader)"
+    kernels=
+    size='--layers 8 --width 1024 --heads 16 --context 1024 --batch 32 -M 4'
+    stage='--layers 2'
+    steps=16 from=6 tokens=32768 copies=1073741824 bench=15s
+    site=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+    for lib in libcublasLt.so.1[23] libnccl.so.2 libcudart.so.1[23]; do
+        file=$(find "$site/nvidia" /usr/local/cuda*/ -name "$lib" 2>/dev/null | head -n 1)
+        say "$lib: ${file:-not found}"
+        [ -z "$file" ] || path=$path:$(dirname "$file")
+    done
+    export DP_TEST_GPU=cuda
+fi
+export LD_LIBRARY_PATH="$path"
+say "$(nproc) processors, $(cat /sys/devices/system/node/online 2>/dev/null) nodes, glibc $(ldd --version 2>&1 | head -n 1 | grep -o '[0-9.]*$'), shm $(df -h /dev/shm | awk 'END { print $2 }')"
+[ "$dry" ] || mount -o remount,size=16G /dev/shm 2>/dev/null || true
+# Its files come from the disk meanwhile.
+[ "$dry" ] || (timeout 100 "$python" -c 'import torch; torch.ones(1).cuda()' >/dev/null 2>&1 &)
+
+# ---- is the device one? ----------------------------------------------------------------------
+part 10 start "$dualpipe" --version
+# The simulated CUDA does copies of pageable memory at once, whatever their stream waits for.
+if [ "$dry" ]; then say 'device: left out'; else part 60 device "$pack/test_device"; fi
+part 30 graphs "$pack/test_device_graphs"
+part 20 copies "$pack/gpu-copies" cuda "$copies"
+
+# ---- are the kernels right? ------------------------------------------------------------------
+part 40 'kernels, own product' env LD_LIBRARY_PATH="$bare" "$pack/test_train_cuda"
+part 40 'kernels, cuBLASLt' "$pack/test_train_cuda"
+
+# ---- how fast are they beside PyTorch? -------------------------------------------------------
+# The rate of the steps behind `from`, of the rates since the start that every step prints.
+late_rate()
+{
+    grep -o '"tokens_per_second": *[0-9.]*' "$out/part.log" | grep -o '[0-9.]*$' |
+        awk -v n=$tokens -v from=$from -v to=$steps '{ r[NR] = $1 }
+            END { if (NR >= to) printf "        steps %d to %d: %.0f tokens/s\n", from, to,
+                (to - from) * n / (to * n / r[to] - from * n / r[from]) }' | tee -a "$report"
+}
+
+tr='--sample 0 --eval-every 0 --device cuda'
+for type in bf16 f32; do
+    # shellcheck disable=SC2086 # words
+    part 45 "speed $type" "$dualpipe" train --data "$pack/LICENSE" $tr $kernels --json --steps $steps $size \
+        --schedule 1f1b -P 1 --dtype $type
+    late_rate
+    [ "$dry" ] || part 45 "speed $type, PyTorch" "$python" "$pack/gpu_torch.py" train $type 8 1024 16 1024 32 4 10 "$pack/LICENSE"
+done
+
+# ---- what does the runtime add? --------------------------------------------------------------
+for how in '' --no-graphs; do
+    # shellcheck disable=SC2086 # words
+    part 30 "step DualPipeV over the critical path${how:+, $how}" "$dualpipe" bench step dualpipev -P 1 -M 8 --samples 3 \
+        --limit $bench --device cuda $kernels $stage $how
+    lines 'path|ratio|over|step'
+done
+
+# ---- ranks that share the card: equal losses by the host and by NCCL ---------------------------
+small='--steps 6 --layers 4 --width 128 --heads 4 --context 128 --batch 16 -M 4'
+[ -z "$dry" ] || small='--steps 2 --layers 4 --width 8 --heads 2 --context 8 --batch 8 -M 4'
+losses()
+{
+    grep -o '"loss":[^,}]*' "$out/part.log" | tr '\n' ' '
+}
+# shellcheck disable=SC2086 # words
+{
+    part 40 'ranks by the host' "$dualpipe" train --data "$pack/LICENSE" $tr $kernels --json $small --schedule dualpipe -P 2
+    by_host=$(losses)
+    if [ -z "$dry" ]; then
+        part 60 'ranks by NCCL' "$dualpipe" train --data "$pack/LICENSE" $tr --json $small --schedule dualpipe -P 2 --transport nccl
+        by_nccl=$(losses)
+        [ -z "$by_host" ] || [ "$by_host" = "$by_nccl" ] || {
+            failed=$((failed + 1))
+            say "ranks: FAILED: expected equal losses, by the host $by_host, by NCCL $by_nccl"
+        }
+    fi
+}
+[ -z "$dry" ] || { say "end: $failed failed" && exit "$((failed > 0))"; }
+
+# ---- torch over the plugins ------------------------------------------------------------------
+for stage in 0 1; do
+    part 40 "preload, staging $stage" env LD_PRELOAD="$pack/libdualpipe-preload.so" DUALPIPE_PRELOAD_STAGE=$stage \
+        DUALPIPE_PRELOAD_REPORT=- "$python" "$pack/gpu_torch.py" preload
+    lines 'GB/s|by hand|pinned memory|copies  |staged'
+done
+part 30 'preload, without it' "$python" "$pack/gpu_torch.py" preload
+lines 'GB/s'
+part 60 'net, by the plugin' env NCCL_NET_PLUGIN="$pack/libnccl-net-dualpipe.so" NCCL_NET=dualpipe NCCL_DEBUG=INFO \
+    "$python" "$pack/gpu_torch.py" collectives
+lines 'right'
+say "        $(grep -o 'via NET/[A-Za-z]*' "$out/part.log" | sort | uniq -c | tr -s ' \n' ' ')"
+
+# ---- where the time goes ---------------------------------------------------------------------
+part 60 'kernels under memcheck' env LD_LIBRARY_PATH="$bare" compute-sanitizer --error-exitcode 9 "$pack/test_train_cuda"
+# One layer and one micro-batch, every kernel of it; the longest first.
+# shellcheck disable=SC2086 # words
+part 60 'ncu of a step' ncu --csv --clock-control none --metrics \
+    gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed,dram__throughput.avg.pct_of_peak_sustained_elapsed \
+    "$dualpipe" train --data "$pack/LICENSE" $tr --steps 1 --layers 1 --width 1024 --heads 16 --context 1024 --batch 8 \
+    -M 1 --schedule 1f1b -P 1 --dtype bf16 --no-graphs
+awk -F '","' '
+    /^"ID"/ { for (i = 1; i <= NF; i++) { gsub("\"", "", $i); at[$i] = i } next }
+    !at["Metric Value"] { next }
+    { name = $at["Kernel Name"]; sub("[(<].*", "", name); value = $at["Metric Value"]; gsub("[\",]", "", value)
+      unit = $at["Metric Unit"]
+      if (unit ~ /^n/) value /= 1000
+      if (unit ~ /^m/) value *= 1000
+      metric = $at["Metric Name"]; if (metric ~ /duration/) { us[name] += value; calls[name]++ }
+      if (metric ~ /^sm/) sm[name] += value
+      if (metric ~ /^dram/) dram[name] += value }
+    END { for (name in us) printf "        %9.1f us  %3d calls  sm %5.1f %%  dram %5.1f %%  %s\n", us[name], calls[name],
+        sm[name] / calls[name], dram[name] / calls[name], substr(name, 1, 60) }' "$out/part.log" | sort -rn | head -n 16 |
+    tee -a "$report"
+say "end: $failed failed"
+exit "$((failed > 0))"

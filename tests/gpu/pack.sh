@@ -1,0 +1,33 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# pack.sh BUILDDIR DEST - collect in DEST what a machine with a GPU needs to run check.sh: programs without
+# libtool's wrappers, the libraries that it may lack, and the scripts; then say which glibc they need there. No
+# compiler is needed there. BUILDDIR has been built with `make` and `make check TESTS=`.
+set -eu
+build=$1 dest=$2
+top=$(cd "$(dirname "$0")/../.." && pwd)
+programs='tools/dualpipe tests/gpu/gpu-copies tests/unit/test_device tests/unit/test_device_graphs
+    tests/unit/test_train_cuda'
+libraries='libdualpipe/libdualpipe.so.0 nccl-plugin/libnccl-net-dualpipe.so offload/libdualpipe-preload.so
+    tests/simcuda/libsimcuda.so'
+
+mkdir -p "$dest/tests/simcuda/.libs"
+for f in $programs $libraries; do
+    real=$build/${f%/*}/.libs/${f##*/}
+    [ -e "$real" ] || real=$build/$f
+    [ -e "$real" ] || {
+        echo "pack.sh: expected $build/$f, which 'make check TESTS=' builds" >&2
+        exit 1
+    }
+    cp -L "$real" "$dest/"
+done
+mv "$dest/libsimcuda.so" "$dest/tests/simcuda/.libs/" # where tests look for it
+cp "$top/LICENSE" "$top/tests/gpu/check.sh" "$top/tests/gpu/gpu_torch.py" "$top/tests/bench/train_torch.py" "$dest/"
+for f in "$dest"/*; do ldd "$f" 2>/dev/null || true; done |
+    awk '$3 ~ /^\// && $1 !~ /^(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|libdualpipe)\.so/ { print $3 }' |
+    sort -u | while read -r library; do cp -L "$library" "$dest/"; done
+for f in "$dest"/*; do strip -g "$f" 2>/dev/null || true; done
+
+needs=$(for f in "$dest"/*; do objdump -T "$f" 2>/dev/null || true; done | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
+echo "$dest: $(du -cm "$dest"/* | tail -n 1 | cut -f1) MB, for machines with $needs"
