@@ -16,7 +16,8 @@
 /* How often connections are looked for while a receive waits for one, or for any peer's message. */
 static const int64_t WAITED_FOR_NS = 20 * DP_NS_PER_US;
 
-static const int64_t HANDSHAKE_NS = 600 * DP_NS_PER_S;
+/* A rank that computes may have connected and not said so yet; one that is dropped tries again. */
+static const int64_t HANDSHAKE_NS = 30 * DP_NS_PER_S;
 
 /* The label of a wire, which its connecting side sends. */
 static uint64_t make_label(uint32_t epoch, int rank, int channel)
@@ -61,15 +62,23 @@ static int listen_tcp(struct dp_peers *peers, const struct dp_rendezvous *rendez
     return dp_wire_tcp.listen(&config, &peers->tcp, &endpoint->tcp);
 }
 
+/* Where it cannot be, the others use tcp. */
+static int listen_shm(struct dp_peers *peers, bool is_needed, struct dp_endpoint *endpoint)
+{
+    const struct dp_wire_config config = {.handshake_timeout_ns = HANDSHAKE_NS, .needs_files = true};
+    const int err = dp_wire_shm.listen(&config, &peers->shm, &endpoint->shm);
+
+    if (err == DP_EUNSUPPORTED && is_needed)
+        return dp_fail(err, "transport shm: %s", dp_last_error());
+    return err == DP_EUNSUPPORTED ? 0 : err;
+}
+
 int dp_peers_init(struct dp_peers *peers, struct dp_rendezvous *rendezvous, const char *transport,
                   struct dp_peers_mpi mpi, const struct dp_comm_settings *settings,
                   struct dp_endpoint *endpoint)
 {
     const bool shm = parse_transport(transport) <= DP_TRANSPORT_SHM;
     const bool tcp = !strcmp(transport, "auto") || !strcmp(transport, "tcp");
-    /* A rank that computes for long may have connected and not said so yet. */
-    const struct dp_wire_config patient = {.handshake_timeout_ns = HANDSHAKE_NS,
-                                           .needs_files = true};
     int err;
 
     *endpoint = (struct dp_endpoint){.transport = (uint8_t)parse_transport(transport)};
@@ -88,7 +97,7 @@ int dp_peers_init(struct dp_peers *peers, struct dp_rendezvous *rendezvous, cons
     if (!err && settings->fault)
         err = dp_wire_fault_parse(settings->fault, &peers->fault);
     if (!err && shm)
-        err = dp_wire_shm.listen(&patient, &peers->shm, &endpoint->shm);
+        err = listen_shm(peers, !tcp, endpoint);
     if (!err && tcp)
         err = listen_tcp(peers, rendezvous, settings->interface, endpoint);
     return err;
@@ -237,7 +246,7 @@ static bool uses_shm(const struct dp_peers *peers, int peer)
 {
     const struct dp_endpoint *all = peers->rendezvous->endpoints;
 
-    return peers->transport != DP_TRANSPORT_TCP && is_same_host(&all[peer], &all[peers->rank]);
+    return dp_wire_shm_reaches(&all[peers->rank].shm, &all[peer].shm);
 }
 
 /* A peer that has accepted this rank's wire before it sends anything answers on it. It does not do so
@@ -322,10 +331,10 @@ int dp_peers_begin(struct dp_peers *peers)
                            "transport: all ranks must agree; rank 0 has %s, but rank %d has %s",
                            transports[all[0].transport % TRANSPORTS], i,
                            transports[all[i].transport % TRANSPORTS]);
-        if (peers->transport == DP_TRANSPORT_SHM && !is_same_host(&all[i], &all[peers->rank]))
+        if (peers->transport == DP_TRANSPORT_SHM && !uses_shm(peers, i))
             return dp_fail(DP_EUNSUPPORTED,
-                           "transport shm: rank %d is on another host than rank %d; expected auto "
-                           "or tcp",
+                           "transport shm: rank %d is on another host, in another container or of "
+                           "another user than rank %d; expected auto or tcp",
                            i, peers->rank);
     }
     return 0;

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "config.h" /* GNU extensions: struct ucred */
-
 #include "wire/acceptor.h"
 
 #include "base/clock.h"
@@ -53,6 +51,8 @@ int dp_acceptor_open(int fd, enum dp_hello_kind kind, const uint8_t cookie[DP_CO
     acceptor->handshake_timeout_ns =
         config->handshake_timeout_ns ? config->handshake_timeout_ns : 5 * DP_NS_PER_S;
     acceptor->needs_files = config->needs_files;
+    if (kind == DP_HELLO_SHM)
+        dp_fds_allow(fd, false); /* for its connections, too */
     memcpy(acceptor->cookie, cookie, DP_COOKIE_BYTES);
     *out = acceptor;
     return 0;
@@ -63,7 +63,7 @@ void dp_acceptor_close(struct dp_wire_listener *acceptor)
     if (!acceptor)
         return;
     for (int i = 0; i < DP_ACCEPTOR_PENDING; i++)
-        if (acceptor->pending[i].present)
+        if (acceptor->pending[i].stage)
             drop(acceptor, &acceptor->pending[i]);
     dp_fd_close(acceptor->fd);
     free(acceptor);
@@ -121,9 +121,9 @@ static int check_hello(const struct dp_wire_listener *acceptor, const struct dp_
 static int rank_of(const struct dp_wire_listener *acceptor, const struct dp_pending *pending,
                    int64_t now_ns)
 {
-    if (pending->is_strange)
-        return 3;
-    if (pending->is_read && !pending->is_challenged)
+    if (pending->stage == DP_PENDING_FILE) /* no stranger */
+        return 0;
+    if (pending->is_read && pending->stage == DP_PENDING_HELLO)
         return 2;
     return now_ns >= pending->until_ns - acceptor->handshake_timeout_ns + DP_ACCEPTOR_EVICT_NS;
 }
@@ -136,45 +136,52 @@ static bool is_wanted(const struct dp_wire_listener *acceptor)
     return poll(&fd, 1, 0) > 0;
 }
 
-/* Of equal ranks the oldest leaves. */
-static struct dp_pending *find_place(struct dp_wire_listener *acceptor, int64_t now_ns)
+/* Of equal ranks the oldest leaves. NULL: none has to. */
+static struct dp_pending *find_worst(struct dp_wire_listener *acceptor, int64_t now_ns)
 {
-    struct dp_pending *first = NULL;
-    int first_rank = 0;
+    struct dp_pending *worst = NULL;
+    int worst_rank = 0;
 
     for (int i = 0; i < DP_ACCEPTOR_PENDING; i++) {
         struct dp_pending *pending = &acceptor->pending[i];
-        if (!pending->present)
-            return pending;
-        const int rank = rank_of(acceptor, pending, now_ns);
-        if (rank > first_rank || (rank && rank == first_rank && pending->until_ns < first->until_ns)) {
-            first = pending;
-            first_rank = rank;
+        const int rank = pending->stage ? rank_of(acceptor, pending, now_ns) : 0;
+        if (rank > worst_rank ||
+            (rank && rank == worst_rank && pending->until_ns < worst->until_ns)) {
+            worst = pending;
+            worst_rank = rank;
         }
     }
-    if (!first || !is_wanted(acceptor))
-        return NULL;
-    drop(acceptor, first);
-    return first;
+    return worst;
 }
 
-/* Whether another user is at the other end. In containers with users of their own that may be a rank
- * of the same job, so it is not refused. */
-static bool is_strange(const struct dp_wire_listener *acceptor, int fd)
+/* What a call has accepted is not read before its end, and so does not leave in the same call. */
+static struct dp_pending *find_place(struct dp_wire_listener *acceptor, int64_t now_ns)
 {
-    struct ucred peer;
-    socklen_t len = sizeof(peer);
-
-    return acceptor->kind == DP_HELLO_SHM &&
-           !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) && peer.uid != geteuid() && peer.uid;
+    for (int i = 0; i < DP_ACCEPTOR_PENDING; i++)
+        if (!acceptor->pending[i].stage)
+            return &acceptor->pending[i];
+    struct dp_pending *worst = find_worst(acceptor, now_ns);
+    if (!worst || !is_wanted(acceptor))
+        return NULL;
+    drop(acceptor, worst);
+    return worst;
 }
 
-/* A connection waits, and no file may be opened for it. The warning comes once, as the listener is
- * asked all the time. */
-static int report_shortage(struct dp_wire_listener *acceptor, int error)
+/* DP_EAGAIN: there will be room for a file, as strangers hold some. The warning comes once, as the
+ * listener is asked all the time. */
+static int handle_shortage(struct dp_wire_listener *acceptor, int64_t now_ns, int error)
 {
     static const char what[] = "the connection of a peer cannot be accepted";
+    struct dp_pending *worst = find_worst(acceptor, now_ns);
+    bool are_strangers = false;
 
+    if (worst)
+        drop(acceptor, worst);
+    for (int i = 0; i < DP_ACCEPTOR_PENDING; i++)
+        are_strangers |= acceptor->pending[i].stage > DP_PENDING_NONE &&
+                         acceptor->pending[i].stage < DP_PENDING_FILE;
+    if (worst || are_strangers)
+        return DP_EAGAIN;
     if (acceptor->needs_files)
         return dp_fail_quietly(DP_EIO, "%s: %s", what, dp_errno_text(error));
     if (!acceptor->has_warned)
@@ -184,33 +191,32 @@ static int report_shortage(struct dp_wire_listener *acceptor, int error)
 }
 
 /* Without room for a file accept fails even if no connection waits. */
-static int note_accept_error(struct dp_wire_listener *acceptor, int error)
+static int note_accept_error(struct dp_wire_listener *acceptor, int64_t now_ns, int error)
 {
-    struct pollfd fd = {.fd = acceptor->fd, .events = POLLIN};
-
-    if (error == EAGAIN || error == EINTR || error == ECONNABORTED || poll(&fd, 1, 0) < 1)
+    if (error == EAGAIN || error == EINTR || error == ECONNABORTED || !is_wanted(acceptor))
         return 0;
-    return report_shortage(acceptor, error);
+    const int err = handle_shortage(acceptor, now_ns, error);
+    return err == DP_EAGAIN ? 0 : err;
 }
 
 /* 0, or DP_EIO. */
 static int accept_pending(struct dp_wire_listener *acceptor, int64_t now_ns)
 {
-    struct dp_pending *pending;
-
-    while ((pending = find_place(acceptor, now_ns))) {
+    acceptor->is_crowded = false;
+    for (int i = 0; i < DP_ACCEPTOR_ACCEPTS; i++) {
+        struct dp_pending *pending = find_place(acceptor, now_ns);
+        if (!pending)
+            return 0;
         int fd = dp_socket_accept(acceptor->fd);
-        if (fd < 0) {
-            const int err = note_accept_error(acceptor, errno);
-            return err == DP_EAGAIN ? 0 : err;
-        }
-        *pending = (struct dp_pending){.present = true,
+        if (fd < 0)
+            return note_accept_error(acceptor, now_ns, errno);
+        *pending = (struct dp_pending){.stage = DP_PENDING_HELLO,
                                        .fd = fd,
                                        .passed_fd = -1,
-                                       .is_strange = is_strange(acceptor, fd),
                                        .until_ns = now_ns + acceptor->handshake_timeout_ns};
         acceptor->present++;
     }
+    acceptor->is_crowded = true;
     return 0;
 }
 
@@ -220,27 +226,25 @@ static bool answer(const struct dp_pending *pending, const void *bytes, size_t l
     return send(pending->fd, bytes, len, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)len;
 }
 
-/* The kernel drops a file that comes with a proof when there is no number for it, so the proof
- * stays unread until there is one. */
-static bool has_room_for_file(const struct dp_pending *pending)
+static int received(struct dp_pending *pending, ssize_t n)
 {
-    const int fd = pending->got ? -1 : eventfd(0, EFD_CLOEXEC);
-
-    if (fd >= 0)
-        close(fd);
-    return fd >= 0 || pending->got || (errno != EMFILE && errno != ENFILE);
-}
-
-/* Reads no byte beyond them. 0: some have come. */
-static int receive_bytes(struct dp_pending *pending, void *bytes, size_t len)
-{
-    const ssize_t n = dp_fds_receive(pending->fd, (char *)bytes + pending->got, len - pending->got,
-                                     &pending->passed_fd);
-
     if (n < 0)
         return errno == EAGAIN || errno == EINTR ? DP_EAGAIN : DP_EMISMATCH;
     pending->got += (size_t)n;
     return n ? 0 : DP_EMISMATCH;
+}
+
+/* Reads no byte beyond them, and no file. 0: some have come. */
+static int receive_bytes(struct dp_pending *pending, void *bytes, size_t len)
+{
+    return received(pending, recv(pending->fd, (char *)bytes + pending->got, len - pending->got,
+                                  MSG_DONTWAIT));
+}
+
+static void expect(struct dp_pending *pending, enum dp_pending_stage stage)
+{
+    pending->stage = stage;
+    pending->got = 0;
 }
 
 static int challenge(const struct dp_wire_listener *acceptor, struct dp_pending *pending)
@@ -251,8 +255,7 @@ static int challenge(const struct dp_wire_listener *acceptor, struct dp_pending 
         return DP_EMISMATCH;
     memcpy(c.nonce, pending->nonce, sizeof(c.nonce));
     dp_hello_prove(DP_HELLO_ACCEPTOR, acceptor->cookie, &pending->hello, c.nonce, c.proof);
-    pending->is_challenged = true;
-    pending->got = 0;
+    expect(pending, DP_PENDING_PROOF);
     return answer(pending, &c, sizeof(c)) ? 0 : DP_EMISMATCH;
 }
 
@@ -268,11 +271,10 @@ static int receive_hello(const struct dp_wire_listener *acceptor, struct dp_pend
     return err ? err : challenge(acceptor, pending);
 }
 
-static int receive_proof(struct dp_wire_listener *acceptor, struct dp_pending *pending)
+static int receive_proof(const struct dp_wire_listener *acceptor, struct dp_pending *pending)
 {
-    if (acceptor->kind == DP_HELLO_SHM && !has_room_for_file(pending))
-        return report_shortage(acceptor, errno);
     const int err = receive_bytes(pending, pending->proof, sizeof(pending->proof));
+
     if (err || pending->got < sizeof(pending->proof))
         return err ? err : DP_EAGAIN;
     if (!is_proof(DP_HELLO_CONNECTOR, acceptor->cookie, &pending->hello, pending->nonce,
@@ -280,33 +282,67 @@ static int receive_proof(struct dp_wire_listener *acceptor, struct dp_pending *p
         return DP_EMISMATCH;
     dp_hello_prove(DP_HELLO_SESSION, acceptor->cookie, &pending->hello, pending->nonce,
                    pending->session);
+    if (acceptor->kind == DP_HELLO_SHM) {
+        expect(pending, DP_PENDING_FILE);
+        dp_fds_allow(pending->fd, true);
+    }
     return answer(pending, &WELCOME, sizeof(WELCOME)) ? 0 : DP_EMISMATCH;
 }
 
-/* DP_EAGAIN, 0 the cookie is proved, DP_EIO; any other error: the connection is dropped. */
-static int advance(struct dp_wire_listener *acceptor, struct dp_pending *pending)
+/* The kernel drops a file that there is no number for, so the byte with which it comes stays unread
+ * until there is one. */
+static int receive_file(struct dp_wire_listener *acceptor, struct dp_pending *pending,
+                        int64_t now_ns)
 {
-    const int err = pending->is_challenged ? 0 : receive_hello(acceptor, pending);
+    const int fd = eventfd(0, EFD_CLOEXEC);
+    char byte;
 
-    return err ? err : receive_proof(acceptor, pending);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+        return handle_shortage(acceptor, now_ns, errno);
+    close(fd);
+    return received(pending, dp_fds_receive(pending->fd, &byte, 1, &pending->passed_fd));
+}
+
+/* DP_EAGAIN, 0 the cookie is proved, DP_EIO; any other error: the connection is dropped. */
+static int advance(struct dp_wire_listener *acceptor, struct dp_pending *pending, int64_t now_ns)
+{
+    int err = 0;
+
+    if (pending->stage == DP_PENDING_HELLO)
+        err = receive_hello(acceptor, pending);
+    if (!err && pending->stage == DP_PENDING_PROOF)
+        err = receive_proof(acceptor, pending);
+    if (!err && pending->stage == DP_PENDING_FILE)
+        err = receive_file(acceptor, pending, now_ns);
+    return err;
 }
 
 bool dp_acceptor_arm(const struct dp_wire_listener *acceptor, struct pollfd *fd)
 {
     *fd = (struct pollfd){.fd = acceptor->fd, .events = POLLIN};
-    return !acceptor->present && !acceptor->incomplete;
+    return !acceptor->present && !acceptor->incomplete && !acceptor->is_crowded;
+}
+
+/* A flood of connections has a quarter of the time of a thread that asks all the time. */
+static void rest(struct dp_wire_listener *acceptor, int64_t since_ns)
+{
+    const int64_t now_ns = dp_now_ns();
+
+    acceptor->rests_ns = now_ns + 3 * (now_ns - since_ns);
 }
 
 int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out)
 {
     const int64_t now_ns = dp_now_ns();
 
+    if (acceptor->is_crowded && now_ns < acceptor->rests_ns)
+        return DP_EAGAIN;
     int shortage = accept_pending(acceptor, now_ns);
     for (int i = 0; acceptor->present && i < DP_ACCEPTOR_PENDING; i++) {
         struct dp_pending *pending = &acceptor->pending[i];
-        if (!pending->present)
+        if (!pending->stage)
             continue;
-        int err = advance(acceptor, pending);
+        int err = advance(acceptor, pending, now_ns);
         pending->is_read = true;
         if (!err) {
             *out = *pending;
@@ -318,6 +354,8 @@ int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out)
         else if (err != DP_EAGAIN || now_ns > pending->until_ns)
             drop(acceptor, pending);
     }
+    if (acceptor->is_crowded)
+        rest(acceptor, now_ns);
     return shortage ? shortage : DP_EAGAIN;
 }
 
@@ -334,11 +372,21 @@ static int refused(struct dp_connector *connector, const char *what, int error)
                            error ? strerror(error) : "");
 }
 
+static int open_socket(struct dp_connector *connector)
+{
+    connector->fd = dp_socket_open(connector->address.ss_family);
+    if (connector->fd >= 0 && connector->address.ss_family == AF_UNIX)
+        dp_fds_allow(connector->fd, false);
+    return connector->fd;
+}
+
 /* The acceptor has more connections than it has places for. */
 static int retry_later(struct dp_connector *connector, const char *what, int error)
 {
     const int64_t now_ns = dp_now_ns();
 
+    if (!connector->until_ns)
+        connector->until_ns = now_ns + DP_CONNECTOR_RETRY_NS;
     if (now_ns > connector->until_ns)
         return refused(connector, what, error);
     connector->is_to_retry = true;
@@ -346,16 +394,16 @@ static int retry_later(struct dp_connector *connector, const char *what, int err
     return DP_EAGAIN;
 }
 
-/* The connection was closed before anything came back: its place went to another one, perhaps. */
+/* The connection was closed before the welcome: its place went to another one, perhaps. */
 static int reconnect(struct dp_connector *connector, const char *what, int error)
 {
     if (error && error != ECONNRESET && error != EPIPE)
         return refused(connector, what, error);
     dp_fd_close(connector->fd);
-    connector->connected = connector->hello_sent = false;
-    connector->fd = dp_socket_open(connector->address.ss_family);
-    return connector->fd < 0 ? refused(connector, "cannot connect again", errno)
-                             : retry_later(connector, what, error);
+    connector->connected = connector->hello_sent = connector->proof_sent = false;
+    connector->got = 0;
+    return open_socket(connector) < 0 ? refused(connector, "cannot connect again", errno)
+                                      : retry_later(connector, what, error);
 }
 
 static int start_connect(struct dp_connector *connector)
@@ -370,14 +418,19 @@ static int start_connect(struct dp_connector *connector)
         return 0;
     if (errno == EAGAIN) /* a unix socket's queue is full */
         return retry_later(connector, "cannot connect", errno);
-    return refused(connector, "cannot connect", errno);
+    /* A unix socket's name goes with its listener. */
+    return refused(connector, "cannot connect", errno == ENOENT ? ECONNREFUSED : errno);
 }
 
+/* Each time with another nonce: an answer to an earlier hello proves nothing. The first bytes of a
+ * connection fit, or something is wrong. */
 static int send_hello(struct dp_connector *connector)
 {
-    /* The first bytes of a connection: they fit, or something is wrong. */
-    if (dp_fds_send(connector->fd, &connector->hello, sizeof(connector->hello), -1) !=
-        (ssize_t)sizeof(connector->hello))
+    struct dp_hello *hello = &connector->hello;
+
+    if (dp_random_bytes(hello->nonce, sizeof(hello->nonce)))
+        return refused(connector, dp_last_error(), 0);
+    if (dp_fds_send(connector->fd, hello, sizeof(*hello), -1) != (ssize_t)sizeof(*hello))
         return reconnect(connector, "cannot connect", errno);
     connector->hello_sent = true;
     return 0;
@@ -391,11 +444,8 @@ static int send_proof(struct dp_connector *connector)
                    connector->challenge.nonce, proof);
     dp_hello_prove(DP_HELLO_SESSION, connector->cookie, &connector->hello,
                    connector->challenge.nonce, connector->session);
-    if (dp_fds_send(connector->fd, proof, sizeof(proof), connector->passed_fd) !=
-        (ssize_t)sizeof(proof))
-        return refused(connector, "cannot connect", errno);
-    dp_fd_close(connector->passed_fd);
-    connector->passed_fd = -1;
+    if (dp_fds_send(connector->fd, proof, sizeof(proof), -1) != (ssize_t)sizeof(proof))
+        return reconnect(connector, "cannot connect", errno);
     connector->proof_sent = true;
     return 0;
 }
@@ -434,18 +484,13 @@ int dp_connector_start(struct dp_connector *connector, const struct sockaddr *ad
     connector->hello.magic = MAGIC;
     connector->hello.version = DP_HELLO_VERSION;
     memcpy(connector->cookie, cookie, DP_COOKIE_BYTES);
-    int err = dp_random_bytes(connector->hello.nonce, sizeof(connector->hello.nonce));
-    if (err)
-        return err;
     strncpy(connector->where, where, sizeof(connector->where) - 1);
     memcpy(&connector->address, address, len);
     connector->address_len = len;
-    connector->until_ns = dp_now_ns() + DP_CONNECTOR_RETRY_NS;
-    connector->fd = dp_socket_open(address->sa_family);
-    if (connector->fd < 0)
+    if (open_socket(connector) < 0)
         return dp_fail_quietly(DP_EIO, "no socket for a connection to %s: %s", where,
                                dp_errno_text(errno));
-    err = start_connect(connector);
+    int err = start_connect(connector);
     if (!err)
         err = connect_and_greet(connector);
     return err == DP_EAGAIN ? 0 : err;
@@ -471,9 +516,7 @@ static int receive_answer(struct dp_connector *connector, void *bytes, size_t le
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return DP_EAGAIN;
     if (n <= 0)
-        return connector->got || connector->proof_sent
-                   ? refused(connector, "was there, but did not let us in", n < 0 ? errno : 0)
-                   : reconnect(connector, "was there, but did not let us in", n < 0 ? errno : 0);
+        return reconnect(connector, "was there, but did not let us in", n < 0 ? errno : 0);
     connector->got += (size_t)n;
     return 0;
 }
@@ -493,6 +536,9 @@ static int receive_challenge(struct dp_connector *connector)
                                            c->nonce, c->proof))
         return refused(connector, "listens, but does not know the cookie of this address", 0);
     connector->got = 0;
+    connector->until_ns = 0; /* the cookie is right: what fails from here on is worth another try */
+    if (connector->passed_fd >= 0)
+        dp_fds_allow(connector->fd, true);
     return send_proof(connector);
 }
 
@@ -509,13 +555,24 @@ static int receive_welcome(struct dp_connector *connector)
                : refused(connector, "was there, but did not let us in", 0);
 }
 
+static int send_file(struct dp_connector *connector)
+{
+    if (connector->passed_fd >= 0 && dp_fds_send(connector->fd, "", 1, connector->passed_fd) != 1)
+        return reconnect(connector, "cannot pass on the shared memory", errno);
+    dp_fd_close(connector->passed_fd);
+    connector->passed_fd = -1;
+    return 0;
+}
+
 int dp_connector_progress(struct dp_connector *connector)
 {
     int err = connect_and_greet(connector);
 
     if (!err && !connector->proof_sent)
         err = receive_challenge(connector);
-    return err ? err : receive_welcome(connector);
+    if (!err)
+        err = receive_welcome(connector);
+    return err ? err : send_file(connector);
 }
 
 bool dp_connector_connect(struct dp_connector *connector, struct dp_wire *wire, int *fd)

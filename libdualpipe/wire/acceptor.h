@@ -7,19 +7,25 @@
  *      hello: magic, nonce, label    ->   wrong, or later than the handshake timeout: closed, no
  *                                         answer; another version: the acceptor's version
  *                                    <-   challenge: a nonce, its proof
- *      its proof (shm: and the file) ->   wrong: closed, no answer
+ *      its proof                     ->   wrong: closed, no answer
  *                                    <-   welcome
+ *      shm: a byte, and the file     ->
  *
  * The cookie itself does not travel. A proof is an HMAC-SHA256, keyed with the cookie, of the side
  * that proves, the hello and the acceptor's nonce: it holds for this side of this connection only.
  * Each side closes the connection if the proof of the other one is wrong.
  *
+ * A file comes only after the proof, as to close a stranger's file may take as long as the stranger
+ * likes. The kernel passes none before (SO_PASSRIGHTS, Linux 6.16), and where it does not know that,
+ * the folder of the socket keeps other users out (shm_open.c).
+ *
  * A pending connection has not proved that it knows the cookie yet. Pending connections are polled
  * without waiting for any of them, so that a silent one cannot keep the others out. When all
- * DP_ACCEPTOR_PENDING places are taken, a new connection has at once the place of one of another user
- * (of a unix socket the kernel says whose it is), else of one that has said nothing. Otherwise it waits
- * in the system's queue until the oldest pending one has been there for DP_ACCEPTOR_EVICT_NS. A
- * connector that lost its place so, or found the system's queue full, tries again for
+ * DP_ACCEPTOR_PENDING places are taken, or no file can be opened, a new connection has at once the
+ * place of one that has said nothing. Otherwise it waits in the system's queue until the oldest pending
+ * one has been there for DP_ACCEPTOR_EVICT_NS. A call accepts DP_ACCEPTOR_ACCEPTS connections; after
+ * one that accepted so many the acceptor rests for three times as long as the call took. A connector
+ * that lost its place before it was welcome, or found the system's queue full, tries again for
  * DP_CONNECTOR_RETRY_NS.
  */
 #ifndef DP_WIRE_ACCEPTOR_H
@@ -52,18 +58,20 @@ struct dp_challenge {
 enum dp_hello_use { DP_HELLO_CONNECTOR = 1, DP_HELLO_ACCEPTOR, DP_HELLO_SESSION };
 
 enum dp_hello_kind { DP_HELLO_TCP = 1, DP_HELLO_SHM };
-enum { DP_ACCEPTOR_PENDING = 256, DP_HELLO_VERSION = 8 };
+enum { DP_ACCEPTOR_PENDING = 32, DP_ACCEPTOR_ACCEPTS = 16, DP_HELLO_VERSION = 9 };
+enum { DP_ACCEPTOR_FOLDER = 88 };
 #define DP_ACCEPTOR_EVICT_NS  INT64_C(500000000)
 #define DP_CONNECTOR_RETRY_NS INT64_C(10000000000)
 
+/* What is expected next. */
+enum dp_pending_stage { DP_PENDING_NONE, DP_PENDING_HELLO, DP_PENDING_PROOF, DP_PENDING_FILE };
+
 struct dp_pending {
-    bool present;
+    enum dp_pending_stage stage; /* NONE: a free place */
     int fd;
-    int passed_fd; /* a descriptor that came with the proof, -1 none */
-    size_t got;    /* of the hello, or of the proof */
-    bool is_challenged;
-    bool is_strange; /* of another user, not root */
-    bool is_read;    /* what it has said at first was looked at */
+    int passed_fd; /* the file of shm, -1 none */
+    size_t got;    /* of what is expected */
+    bool is_read;  /* it was looked at once */
     int64_t until_ns;
     struct dp_hello hello;
     uint8_t nonce[DP_NONCE_BYTES]; /* the acceptor's */
@@ -75,12 +83,16 @@ struct dp_tcp_wire;
 
 struct dp_wire_listener {
     int fd; /* listening, non-blocking */
+    char folder[DP_ACCEPTOR_FOLDER]; /* shm: of the socket's name */
+    pid_t owner;                     /* the process that removes it */
     uint16_t kind;
     uint8_t cookie[DP_COOKIE_BYTES];
     int64_t handshake_timeout_ns;
     bool needs_files;               /* as in struct dp_wire_config */
     struct dp_tcp_wire *incomplete; /* tcp: wires that lack sockets */
     bool has_warned;
+    bool is_crowded;  /* more connections waited than the last call accepted, */
+    int64_t rests_ns; /* and there is none until then */
     int present; /* of the places below; a listener that is asked all the time seldom has any */
     struct dp_pending pending[DP_ACCEPTOR_PENDING];
 };
@@ -105,7 +117,7 @@ void dp_hello_prove(enum dp_hello_use use, const uint8_t cookie[DP_COOKIE_BYTES]
 /* The connecting side. */
 struct dp_connector {
     int fd;
-    int passed_fd; /* sent with the proof, then closed; -1: none */
+    int passed_fd; /* sent after the welcome, then closed; -1: none */
     bool connected, hello_sent, proof_sent;
     bool is_refused; /* the host answered that no process listens */
     uint8_t cookie[DP_COOKIE_BYTES];
@@ -117,8 +129,8 @@ struct dp_connector {
     char where[80]; /* for sentences */
     struct sockaddr_storage address;
     socklen_t address_len;
-    bool is_to_retry; /* at retry_ns, until until_ns */
-    int64_t retry_ns, until_ns;
+    bool is_to_retry; /* at retry_ns, */
+    int64_t retry_ns, until_ns; /* until until_ns; 0: there was no failure yet */
 };
 
 /* Start to connect, and send the hello if that is possible at once; never waits. DP_EIO if no

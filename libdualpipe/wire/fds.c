@@ -7,6 +7,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83 /* asm-generic/socket.h */
+#endif
+
+void dp_fds_allow(int socket, bool allow)
+{
+    const int on = allow;
+
+    setsockopt(socket, SOL_SOCKET, SO_PASSRIGHTS, &on, sizeof(on));
+}
+
 union control {
     struct cmsghdr align;
     char bytes[CMSG_SPACE(sizeof(int))];

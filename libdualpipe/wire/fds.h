@@ -5,8 +5,13 @@
 #ifndef DP_WIRE_FDS_H
 #define DP_WIRE_FDS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
+
+/* Whether the kernel accepts files that are sent to this unix socket, or to the connections of a
+ * listening one that it does not have yet. Kernels before 6.16 always do. */
+void dp_fds_allow(int socket, bool allow);
 
 /* As send and recv, without ever waiting: what they return, and errno. fd: goes along with the first
  * byte, -1 none; it stays the caller's. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * shm.c - a wire over shared memory, between two processes of one host. One segment per wire, of
- * two sides, one for each direction; the connecting process makes it, and passes it as a file along
- * with its proof over a unix socket. It has no name anywhere, so nothing can be left behind.
+ * two sides, one for each direction; the connecting process makes it, and passes it as a file over a
+ * unix socket after its proof. The segment has no name anywhere, so it cannot be left behind.
  *
  * A side is a ring of slots. A message is cut into pieces, one per slot; every slot has an entry of
  * 64 bytes that describes its piece. The sender writes the piece, then the entry's turn; the
@@ -303,7 +303,7 @@ const struct dp_wire_ops dp_wire_shm = {
     .address_bytes = DP_SHM_ADDRESS_BYTES,
     .listen = dp_shm_listen,
     .accept = shm_accept,
-    .unlisten = dp_acceptor_close,
+    .unlisten = dp_shm_unlisten,
     .connect = shm_connect,
     .progress = shm_progress,
     .has_message = shm_has_message,

@@ -181,10 +181,11 @@ extern const struct dp_wire_loan_ops dp_shm_loans;
 
 /* ---- shm_open.c: connecting ---------------------------------------------------------- */
 
-enum { DP_SHM_ADDRESS_BYTES = DP_HOST_ID_BYTES + 16 + DP_COOKIE_BYTES };
+enum { DP_SHM_ADDRESS_BYTES = DP_HOST_ID_BYTES + DP_COOKIE_BYTES + 8 };
 
 int dp_shm_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
                   struct dp_wire_address *address);
+void dp_shm_unlisten(struct dp_wire_listener *listener);
 /* ops: the table of the new wire. */
 int dp_shm_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *address,
                    uint64_t label, struct dp_wire **out);

@@ -1,16 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * shm_open.c - how a wire over shared memory comes to be: the connecting process makes the segment and
- * passes it along with its hello, over a unix socket with an abstract name.
+ * passes it on over a unix socket, once it is welcome there. The name of the socket is
+ *
+ *      $XDG_RUNTIME_DIR/dualpipe-0123456789abcdef/s        or in P_tmpdir, where that is not set
+ *
+ * The folder lets only the listener's user in: a process that connects to a unix socket may pass files,
+ * and a kernel before 6.16 closes those that are not wanted in the thread that reads. So it reaches
+ * processes of the same user that see the same folder.
  */
 #include "wire/shm.h"
 
 #include "base/fail.h"
+#include "base/hash.h"
+#include "base/options.h"
 #include "base/shared.h"
 #include "wire/sockets.h"
 #include "wire/wire_options.h"
 
-#include <stddef.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,12 +30,50 @@
 #include <unistd.h>
 
 struct shm_address {
-    uint8_t host_id[DP_HOST_ID_BYTES];
-    uint8_t name[16];
+    uint8_t reach[DP_HOST_ID_BYTES]; /* the same where the folder can be entered */
     uint8_t cookie[DP_COOKIE_BYTES];
+    uint64_t name;
 };
 _Static_assert(sizeof(struct shm_address) <= sizeof(struct dp_wire_address), "an address fits");
 _Static_assert(sizeof(struct shm_address) == DP_SHM_ADDRESS_BYTES, "as shm.h says");
+
+enum { NAME = sizeof("/dualpipe-0123456789abcdef") - 1 };
+/* Modes of the folder: until the socket listens, and then. */
+enum { UNREADY = 0300, READY = 0700 };
+
+/* ---- where ----------------------------------------------------------------------------------- */
+
+/* Where the folder is; not in that of the user if its name is too long or no file can be made there. */
+static const char *find_base(void)
+{
+    const char *dir = dp_foreign_variable("XDG_RUNTIME_DIR");
+
+    if (dir && dir[0] == '/' && strlen(dir) < DP_ACCEPTOR_FOLDER - NAME &&
+        !access(dir, W_OK | X_OK))
+        return dir;
+    return P_tmpdir;
+}
+
+/* Which host, which user, and which folder: of that a container may have one of its own. */
+static int find_reach(uint8_t reach[DP_HOST_ID_BYTES])
+{
+    struct stat base = {.st_dev = 0};
+    uint64_t hash = dp_hash_number(DP_HASH_BEGIN, geteuid());
+    int err = dp_host_id("", reach);
+
+    stat(find_base(), &base);
+    hash = dp_hash_number(dp_hash_number(hash, (int64_t)base.st_dev), (int64_t)base.st_ino);
+    for (size_t i = 0; i < sizeof(hash); i++)
+        reach[i] ^= (uint8_t)(hash >> (8 * i));
+    return err;
+}
+
+bool dp_wire_shm_reaches(const struct dp_wire_address *from, const struct dp_wire_address *to)
+{
+    static const uint8_t none[DP_HOST_ID_BYTES];
+
+    return !memcmp(from, to, DP_HOST_ID_BYTES) && memcmp(to, none, sizeof(none));
+}
 
 /* ---- making it ----------------------------------------------------------------------------- */
 
@@ -71,24 +119,27 @@ static bool is_segment(int fd)
            dp_shared_is_sealed(fd);
 }
 
-/* An abstract name: the first byte is 0, and it is gone with the socket. */
-static socklen_t fill_name(struct sockaddr_un *un, const uint8_t name[16])
+static void fill_folder(char folder[DP_ACCEPTOR_FOLDER], uint64_t name)
+{
+    snprintf(folder, DP_ACCEPTOR_FOLDER, "%s/dualpipe-%016" PRIx64, find_base(), name);
+}
+
+static void fill_name(struct sockaddr_un *un, const char *folder)
 {
     *un = (struct sockaddr_un){.sun_family = AF_UNIX};
-    size_t len = 1 + (size_t)snprintf(un->sun_path + 1, sizeof(un->sun_path) - 1, "dualpipe-");
-    for (int i = 0; i < 16; i++)
-        len += (size_t)snprintf(un->sun_path + len, sizeof(un->sun_path) - len, "%02x", name[i]);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len);
+    snprintf(un->sun_path, sizeof(un->sun_path), "%s/s", folder);
 }
 
 static int start_call(struct dp_shm_wire *w, const struct shm_address *a, uint64_t label)
 {
     struct dp_hello hello = {
         .kind = DP_HELLO_SHM, .label = label, .extra = sizeof(struct dp_shm_segment)};
+    char folder[DP_ACCEPTOR_FOLDER];
     struct sockaddr_un un;
-    socklen_t len = fill_name(&un, a->name);
     int fd = -1, err = dp_shared_file(sizeof(struct dp_shm_segment), &fd);
 
+    fill_folder(folder, a->name);
+    fill_name(&un, folder);
     if (err)
         return err;
     err = map_segment(w, fd, true);
@@ -96,7 +147,7 @@ static int start_call(struct dp_shm_wire *w, const struct shm_address *a, uint64
         close(fd);
         return err;
     }
-    err = dp_connector_start(&w->connector, (struct sockaddr *)&un, len, un.sun_path + 1, &hello,
+    err = dp_connector_start(&w->connector, (struct sockaddr *)&un, sizeof(un), un.sun_path, &hello,
                              a->cookie, fd);
     if (err)
         dp_wire_fail(&w->base, err, "%s", dp_last_error());
@@ -106,15 +157,16 @@ static int start_call(struct dp_shm_wire *w, const struct shm_address *a, uint64
 int dp_shm_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *address,
                    uint64_t label, struct dp_wire **out)
 {
-    uint8_t host_id[DP_HOST_ID_BYTES];
+    struct dp_wire_address here = {{0}};
     struct shm_address a;
 
     memcpy(&a, address, sizeof(a));
-    int err = dp_host_id("", host_id);
+    int err = find_reach(here.bytes);
     if (err)
         return err;
-    if (memcmp(host_id, a.host_id, sizeof(host_id)))
-        return dp_fail_quietly(DP_EUNSUPPORTED, "shared memory does not reach another host");
+    if (!dp_wire_shm_reaches(&here, address))
+        return dp_fail_quietly(DP_EUNSUPPORTED,
+                               "shared memory does not reach another host, container or user");
     struct dp_shm_wire *w;
     err = new_wire(ops, &w);
     if (err)
@@ -130,41 +182,118 @@ int dp_shm_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *
 
 /* ---- listening ----------------------------------------------------------------------------- */
 
-static int bind_to_name(const uint8_t name[16], int *out)
+static void remove_folder(const char *folder)
 {
     struct sockaddr_un un;
-    socklen_t len = fill_name(&un, name);
-    int fd = dp_socket_open(AF_UNIX);
 
-    if (fd < 0 || bind(fd, (struct sockaddr *)&un, len) || listen(fd, SOMAXCONN)) {
-        int err = dp_fail(DP_EIO, "cannot listen on a unix socket: %s",
-                          dp_errno_text(errno));
-        dp_fd_close(fd);
-        return err;
+    fill_name(&un, folder);
+    unlink(un.sun_path);
+    rmdir(folder);
+}
+
+/* What a process that was killed has left: a name on which no process listens any more. */
+static void remove_if_dead(const char *folder)
+{
+    struct sockaddr_un un;
+    struct stat st;
+    int fd = lstat(folder, &st) || st.st_mode != (S_IFDIR | READY) || st.st_uid != geteuid()
+                 ? -1
+                 : dp_socket_open(AF_UNIX);
+
+    fill_name(&un, folder);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&un, sizeof(un)) && errno == ECONNREFUSED)
+        remove_folder(folder);
+    dp_fd_close(fd);
+}
+
+/* Once in a process. */
+static void sweep(void)
+{
+    static atomic_int last;
+    const char *base = find_base();
+    DIR *dir = atomic_exchange(&last, getpid()) == getpid() ? NULL : opendir(base);
+    char folder[DP_ACCEPTOR_FOLDER];
+
+    for (const struct dirent *e; dir && (e = readdir(dir));)
+        if (!strncmp(e->d_name, "dualpipe-", 9) && strlen(e->d_name) == NAME - 1) {
+            snprintf(folder, sizeof(folder), "%s/%.*s", base, NAME, e->d_name);
+            remove_if_dead(folder);
+        }
+    if (dir)
+        closedir(dir);
+}
+
+/* Without shared memory messages are slower, and the warning is for one who wonders. */
+static int fail_to_listen(const char *folder, int error)
+{
+    static atomic_bool has_warned;
+    const bool lacks_files = error == EMFILE || error == ENFILE;
+    const int err = dp_fail_quietly(lacks_files ? DP_EIO : DP_EUNSUPPORTED,
+                                    "no shared memory between processes, as there can be no socket "
+                                    "in %s: %s", folder, dp_errno_text(error));
+
+    if (!lacks_files && !atomic_exchange(&has_warned, true))
+        dp_log(DP_LOG_WARN, "%s", dp_last_error());
+    return err;
+}
+
+/* No other user can put anything into the folder. */
+static int bind_in(const char *folder, int *out)
+{
+    struct sockaddr_un un;
+    int fd = dp_socket_open(AF_UNIX), error = errno;
+
+    fill_name(&un, folder);
+    if (fd >= 0 && !mkdir(folder, UNREADY)) {
+        if (!bind(fd, (struct sockaddr *)&un, sizeof(un)) && !listen(fd, SOMAXCONN) &&
+            !chmod(folder, READY)) {
+            *out = fd;
+            return 0;
+        }
+        error = errno;
+        remove_folder(folder);
+    } else if (fd >= 0) {
+        error = errno;
     }
-    *out = fd;
-    return 0;
+    dp_fd_close(fd);
+    return fail_to_listen(folder, error);
 }
 
 int dp_shm_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
                   struct dp_wire_address *address)
 {
+    char folder[DP_ACCEPTOR_FOLDER];
     struct shm_address a;
-    int fd = -1, err = dp_host_id("", a.host_id);
+    int fd = -1, err = find_reach(a.reach);
 
     if (!err)
-        err = dp_random_bytes(a.name, sizeof(a.name));
+        err = dp_random_bytes(&a.name, sizeof(a.name));
     if (!err)
         err = dp_acceptor_choose_cookie(config, a.cookie);
-    if (!err)
-        err = bind_to_name(a.name, &fd);
-    if (!err)
-        err = dp_acceptor_open(fd, DP_HELLO_SHM, a.cookie, config, out);
     if (err)
         return err;
+    sweep();
+    fill_folder(folder, a.name);
+    err = bind_in(folder, &fd);
+    if (!err) {
+        err = dp_acceptor_open(fd, DP_HELLO_SHM, a.cookie, config, out);
+        if (err)
+            remove_folder(folder);
+    }
+    if (err)
+        return err;
+    memcpy((*out)->folder, folder, sizeof(folder));
+    (*out)->owner = getpid();
     memset(address, 0, sizeof(*address));
     memcpy(address, &a, sizeof(a));
     return 0;
+}
+
+void dp_shm_unlisten(struct dp_wire_listener *listener)
+{
+    if (listener && listener->owner == getpid())
+        remove_folder(listener->folder);
+    dp_acceptor_close(listener);
 }
 
 /* A process that knows the cookie but is of another build is refused: DP_EAGAIN. */

@@ -15,8 +15,11 @@
 
 enum { FILES = 1 << 20, WORD = 64 }; /* as many as Linux lets a process have */
 
-/* Held while a file comes or goes: a fork waits that long, so no child has one that is not known. */
+/* Held while a file is opened, and not while one is closed, which may take as long as a socket lingers.
+ * A fork waits until none is being closed, so no child has a file that is not known. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t all_closed = PTHREAD_COND_INITIALIZER;
+static int closing;
 static uint64_t ours[FILES / WORD]; /* a bit for each; what was never used takes no memory */
 static int end;                     /* all of them are below */
 
@@ -65,7 +68,12 @@ void dp_fd_close(int fd)
     pthread_mutex_lock(&lock);
     if (fd < FILES)
         ours[fd / WORD] &= ~(UINT64_C(1) << fd % WORD);
+    closing++;
+    pthread_mutex_unlock(&lock);
     close(fd);
+    pthread_mutex_lock(&lock);
+    if (!--closing)
+        pthread_cond_broadcast(&all_closed);
     pthread_mutex_unlock(&lock);
 }
 
@@ -74,6 +82,8 @@ void dp_fd_close(int fd)
 static void before_fork(void)
 {
     pthread_mutex_lock(&lock);
+    while (closing)
+        pthread_cond_wait(&all_closed, &lock);
 }
 
 static void after_fork(void)

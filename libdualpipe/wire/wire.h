@@ -102,7 +102,8 @@ struct dp_wire_loan_ops {
 struct dp_wire_ops {
     const char *name;
     size_t address_bytes; /* of struct dp_wire_address, from its beginning, that are used */
-    /* Errors: DP_EINVAL naming interface or port, DP_ECOMM (port in use), DP_EIO, DP_ENOMEM. */
+    /* Errors: DP_EINVAL naming interface or port, DP_ECOMM (port in use), DP_EUNSUPPORTED (shm, said
+     * quietly: no folder for its socket), DP_EIO, DP_ENOMEM. */
     int (*listen)(const struct dp_wire_config *config, struct dp_wire_listener **out,
                   struct dp_wire_address *address);
     /* DP_EAGAIN: no connection has presented the cookie yet. Never fails for what a stranger does.
@@ -156,6 +157,10 @@ struct dp_wire {
 };
 
 extern const struct dp_wire_ops dp_wire_shm, dp_wire_tcp;
+
+/* Whether a process that listens at `from` reaches a listener of another one, at `to`. Zeroed: it does
+ * not listen. */
+bool dp_wire_shm_reaches(const struct dp_wire_address *from, const struct dp_wire_address *to);
 
 /* Queue a message and move what can be moved. Never fails: look at req->status. */
 void dp_wire_isend(struct dp_wire *wire, uint64_t tag, const void *buf, size_t len,

@@ -198,8 +198,10 @@ static int listen_on_wires(const struct dpn_device *device, struct dpn_listener 
         if (!is_listened_on(w) || (w == DPN_TCP && !*config.interface))
             continue;
         int err = dpn_wires[w]->listen(&config, &listener->on[w], &addresses->on[w]);
+        if (err == DP_EUNSUPPORTED && is_asked_for("auto"))
+            continue;
         if (err)
-            return err;
+            return err == DP_EUNSUPPORTED ? dp_fail(err, "%s", dp_last_error()) : err;
         addresses->present[w] = true;
     }
     if (addresses->present[DPN_TCP]) {

@@ -8,16 +8,21 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "wire/acceptor.h"
+#include "wire/fds.h"
 #include "wire/shm.h"
 #include "wire/tcp.h"
 #include "wire_dial.h"
 
 #include <arpa/inet.h>
-#include <stddef.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static int connect_to(int port)
@@ -121,29 +126,44 @@ static void strangers_get_nothing_and_do_no_harm(void **state)
     dp_wire_tcp.unlisten(listener);
 }
 
-/* ---- a flood ------------------------------------------------------------------------------- */
-
-static struct sockaddr_un shm_name(const struct dp_wire_address *address, socklen_t *len)
+static int listen_anywhere(union dp_sockaddr *place)
 {
-    struct sockaddr_un un = {.sun_family = AF_UNIX};
-    const uint8_t *name = (const uint8_t *)address + DP_HOST_ID_BYTES;
-    int at = 1 + sprintf(un.sun_path + 1, "dualpipe-");
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    socklen_t len = sizeof(*place);
 
-    for (int i = 0; i < 16; i++)
-        at += sprintf(un.sun_path + at, "%02x", name[i]);
-    *len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)at);
-    return un;
+    *place = (union dp_sockaddr){
+        .v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+    assert_int_equal(bind(listener, &place->any, sizeof(place->v4)), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, &place->any, &len), 0);
+    return listener;
 }
 
-/* -1, and EAGAIN: the listener's queue in the system is full. */
-static int connect_to_shm(const struct dp_wire_address *address)
+/* No file more than are open. */
+static struct rlimit allow_no_more_files(void)
 {
-    socklen_t len;
-    const struct sockaddr_un un = shm_name(address, &len);
+    struct rlimit before, none;
+    const int next = dup(STDERR_FILENO);
+
+    close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = (rlim_t)next;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    return before;
+}
+
+/* ---- a flood ------------------------------------------------------------------------------- */
+
+/* -1, and EAGAIN: the listener's queue in the system is full. */
+static int connect_to_shm(const struct dp_wire_listener *listener)
+{
+    struct sockaddr_un un = {.sun_family = AF_UNIX};
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
 
     assert_true(fd >= 0);
-    if (!connect(fd, (const struct sockaddr *)&un, len))
+    snprintf(un.sun_path, sizeof(un.sun_path), "%s/s", listener->folder);
+    if (!connect(fd, (const struct sockaddr *)&un, sizeof(un)))
         return fd;
     const int error = errno;
     close(fd);
@@ -228,7 +248,7 @@ static void a_full_queue_is_waited_for(void **state)
     (void)state;
     want_files(MOST + 2 * DP_ACCEPTOR_PENDING);
     assert_int_equal(dp_wire_shm.listen(&config, &listener, &address), 0);
-    while (count < MOST && (silent[count] = connect_to_shm(&address)) >= 0)
+    while (count < MOST && (silent[count] = connect_to_shm(listener)) >= 0)
         count++;
     if (count == MOST)
         skip_because("the system's queue of a unix socket is longer than 16384");
@@ -238,36 +258,229 @@ static void a_full_queue_is_waited_for(void **state)
     dp_wire_shm.unlisten(listener);
 }
 
-/* They have said what a peer says, which is no secret, and so would stay. */
-static void other_users_connections_give_their_places_at_once(void **state)
+static void a_call_accepts_so_many_and_does_not_drop_them_again(void **state)
 {
-    enum { OTHER = 65534 };
     struct dp_wire_config config = {.interface = ""};
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
-    struct dp_hello hello = dial_hello(0, 0);
-    int strange[DP_ACCEPTOR_PENDING];
+    int silent[4 * DP_ACCEPTOR_PENDING];
 
     (void)state;
-    want_files(3 * DP_ACCEPTOR_PENDING);
-    if (geteuid() || seteuid(OTHER))
-        skip_because("only root may be another user");
-    assert_int_equal(seteuid(0), 0);
+    want_files(10 * DP_ACCEPTOR_PENDING);
+    assert_int_equal(dp_wire_shm.listen(&config, &listener, &address), 0);
+    for (int i = 0; i < 4 * DP_ACCEPTOR_PENDING; i++)
+        silent[i] = connect_to_shm(listener);
+    for (int calls = 1; calls <= 4; calls++) {
+        ask(&dp_wire_shm, listener);
+        const int places = calls * DP_ACCEPTOR_ACCEPTS;
+        assert_int_equal(listener->present,
+                         places < DP_ACCEPTOR_PENDING ? places : DP_ACCEPTOR_PENDING);
+        assert_true(listener->is_crowded);
+        assert_true(listener->rests_ns > 0);
+        listener->rests_ns = INT64_MAX; /* and rests */
+        ask(&dp_wire_shm, listener);
+        assert_int_equal(listener->rests_ns, INT64_MAX);
+        listener->rests_ns = 0;
+    }
+    close_all(silent, 4 * DP_ACCEPTOR_PENDING);
+    dp_wire_shm.unlisten(listener);
+}
+
+static void other_users_do_not_reach_the_socket_and_nobody_passes_a_file_unproved(void **state)
+{
+    enum { OTHER = 65534 };
+    struct dp_wire_config config = {.interface = ""};
+    struct dp_hello hello = dial_hello(0, 0);
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    const int on = 1;
+    int fd, passes;
+
+    (void)state;
     hello.kind = DP_HELLO_SHM;
     assert_int_equal(dp_wire_shm.listen(&config, &listener, &address), 0);
-    assert_int_equal(seteuid(OTHER), 0);
-    for (int i = 0; i < DP_ACCEPTOR_PENDING; i++) {
-        strange[i] = connect_to_shm(&address);
-        assert_true(strange[i] >= 0);
-        assert_int_equal(send(strange[i], &hello, sizeof(hello), 0), sizeof(hello));
-    }
-    assert_int_equal(seteuid(0), 0);
-    fill_places(&dp_wire_shm, listener);
-    for (int i = 0; i < DP_ACCEPTOR_PENDING; i++)
-        assert_true(listener->pending[i].is_challenged);
+    fd = connect_to_shm(listener);
+    passes = dp_fds_send(fd, &hello, sizeof(hello), STDERR_FILENO) >= 0;
+    /* A kernel that has the option refuses the file. */
+    assert_int_equal(passes, setsockopt(fd, SOL_SOCKET, 83 /* SO_PASSRIGHTS */, &on, sizeof(on)) != 0);
+    close(fd);
     must_get_in(&dp_wire_shm, listener, &address);
-    close_all(strange, DP_ACCEPTOR_PENDING);
+    if (geteuid() || seteuid(OTHER))
+        skip_because("only root may be another user");
+    assert_int_equal(connect_to_shm(listener), -1);
+    assert_int_equal(errno, EACCES);
+    assert_int_equal(seteuid(0), 0);
     dp_wire_shm.unlisten(listener);
+}
+
+/* Strangers hold all files but one. */
+static void a_listener_short_of_files_drops_strangers(void **state)
+{
+    const struct dp_wire_config config = {.interface = "127.0.0.1", .needs_files = true};
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_tcp_address place;
+    struct dp_wire *a, *b = NULL;
+    uint64_t label;
+    int silent[4];
+
+    (void)state;
+    assert_int_equal(dp_wire_tcp.listen(&config, &listener, &address), 0);
+    memcpy(&place, &address, sizeof(place));
+    for (int i = 0; i < 4; i++)
+        silent[i] = connect_to(place.port);
+    while (listener->present < 4)
+        ask(&dp_wire_tcp, listener);
+    assert_int_equal(dp_wire_tcp.connect(&address, 5, &a), 0);
+    const struct rlimit before = allow_no_more_files();
+    while (dp_wire_tcp.accept(listener, &label, &b) == DP_EAGAIN)
+        dp_wire_tcp.progress(a);
+    assert_non_null(b);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    close_all(silent, 4);
+    dp_wire_close(a);
+    dp_wire_close(b);
+    dp_wire_tcp.unlisten(listener);
+}
+
+/* Its place goes to another one after the challenge, and after its proof. */
+static void a_connector_that_was_dropped_at_any_point_tries_again(void **state)
+{
+    (void)state;
+    const struct dp_wire_ops *const all[] = {&dp_wire_tcp, &dp_wire_shm};
+
+    for (int i = 0; i < 2 * 4; i++) {
+        const struct dp_wire_ops *ops = all[i % 2];
+        const struct dp_wire_config config = {.interface = i % 2 ? NULL : "127.0.0.1"};
+        struct dp_wire_listener *listener;
+        struct dp_wire_address address;
+        struct dp_wire *a, *b = NULL;
+        uint64_t label;
+
+        assert_int_equal(ops->listen(&config, &listener, &address), 0);
+        assert_int_equal(ops->connect(&address, 5, &a), 0);
+        for (int step = 0; step < i / 2; step++) {
+            ops->accept(listener, &label, &b);
+            if (step + 1 < i / 2)
+                ops->progress(a);
+        }
+        for (int p = 0; p < DP_ACCEPTOR_PENDING; p++)
+            listener->pending[p].until_ns = 0;
+        while (!b && ops->accept(listener, &label, &b) == DP_EAGAIN) {
+            ops->progress(a);
+            assert_int_equal(a->error, 0);
+        }
+        assert_int_equal(label, 5);
+        dp_wire_close(a);
+        dp_wire_close(b);
+        ops->unlisten(listener);
+    }
+}
+
+/* ---- files --------------------------------------------------------------------------------- */
+
+/* The longest is too long for a name in it. */
+static void the_folder_is_in_the_users_one_or_that_of_the_system(void **state)
+{
+    char own[] = P_tmpdir "/dp-run-XXXXXX", longest[80];
+    const char *const dirs[] = {own, "relative", "", "/does/not/exist", longest, NULL};
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+    struct dp_wire *wire;
+    struct stat st;
+
+    (void)state;
+    assert_non_null(mkdtemp(own));
+    snprintf(longest, sizeof(longest), "/%0*d", (int)sizeof(longest) - 2, 0);
+    for (int i = 0; i < 6; i++) {
+        if (dirs[i])
+            setenv("XDG_RUNTIME_DIR", dirs[i], 1);
+        else
+            unsetenv("XDG_RUNTIME_DIR");
+        assert_int_equal(dp_wire_shm.listen(&(struct dp_wire_config){0}, &listener, &address), 0);
+        assert_memory_equal(listener->folder, i ? P_tmpdir : own, strlen(i ? P_tmpdir : own));
+        assert_int_equal(stat(listener->folder, &st), 0);
+        assert_int_equal(st.st_mode, S_IFDIR | 0700);
+        must_get_in(&dp_wire_shm, listener, &address);
+        if (!i)
+            unsetenv("XDG_RUNTIME_DIR");
+        else
+            setenv("XDG_RUNTIME_DIR", own, 1);
+        assert_int_equal(dp_wire_shm.connect(&address, 5, &wire), DP_EUNSUPPORTED);
+        dp_wire_shm.unlisten(listener);
+    }
+    unsetenv("XDG_RUNTIME_DIR");
+    assert_int_equal(rmdir(own), 0); /* nothing is left in it */
+}
+
+static int dead_folder(char folder[DP_ACCEPTOR_FOLDER])
+{
+    int status = 0, pipes[2];
+
+    assert_int_equal(pipe(pipes), 0);
+    const pid_t child = fork();
+    if (!child) {
+        struct dp_wire_listener *listener;
+        struct dp_wire_address address;
+        if (dp_wire_shm.listen(&(struct dp_wire_config){0}, &listener, &address) ||
+            write(pipes[1], listener->folder, DP_ACCEPTOR_FOLDER) != DP_ACCEPTOR_FOLDER)
+            _exit(1);
+        _exit(0); /* as if it was killed */
+    }
+    assert_int_equal(read(pipes[0], folder, DP_ACCEPTOR_FOLDER), DP_ACCEPTOR_FOLDER);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    close(pipes[0]);
+    close(pipes[1]);
+    return status;
+}
+
+static void what_a_killed_process_left_is_removed_by_the_next(void **state)
+{
+    char folder[DP_ACCEPTOR_FOLDER], next[DP_ACCEPTOR_FOLDER];
+
+    (void)state;
+    assert_int_equal(dead_folder(folder), 0);
+    assert_int_equal(access(folder, F_OK), 0);
+    assert_int_equal(dead_folder(next), 0);
+    assert_int_not_equal(access(folder, F_OK), 0);
+}
+
+static atomic_bool is_closed;
+
+static void *close_one(void *fd)
+{
+    dp_fd_close(*(int *)fd);
+    atomic_store(&is_closed, true);
+    return NULL;
+}
+
+/* As that of a socket which has data for a peer that does not read. */
+static void a_close_that_takes_long_delays_no_other(void **state)
+{
+    const struct linger linger = {.l_onoff = 1, .l_linger = 600};
+    union dp_sockaddr place;
+    const int listener = listen_anywhere(&place);
+    int fd = connect_to(dp_sockaddr_port(&place));
+    const int peer = accept(listener, NULL, NULL);
+    char bytes[65536] = "";
+    pthread_t closer;
+
+    (void)state;
+    while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+        ;
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)), 0);
+    const int number = fd;
+    assert_int_equal(pthread_create(&closer, NULL, close_one, &fd), 0);
+    while (fcntl(number, F_GETFD) >= 0)
+        ;
+    const int other = dp_socket_open(AF_INET);
+    dp_fd_close(other);
+    assert_false(atomic_load(&is_closed));
+    while (recv(peer, bytes, sizeof(bytes), 0) > 0)
+        ;
+    assert_int_equal(pthread_join(closer, NULL), 0);
+    close(peer);
+    close(listener);
 }
 
 /* A connection that was closed before it was answered, as one without a place is. */
@@ -360,19 +573,6 @@ static void relay(int from, int to, char *seen, size_t *len)
     *len += (size_t)n;
 }
 
-static int listen_anywhere(union dp_sockaddr *place)
-{
-    const int listener = socket(AF_INET, SOCK_STREAM, 0);
-    socklen_t len = sizeof(*place);
-
-    *place = (union dp_sockaddr){
-        .v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
-    assert_int_equal(bind(listener, &place->any, sizeof(place->v4)), 0);
-    assert_int_equal(listen(listener, 1), 0);
-    assert_int_equal(getsockname(listener, &place->any, &len), 0);
-    return listener;
-}
-
 static void the_cookie_does_not_travel_and_an_address_is_hidden(void **state)
 {
     (void)state;
@@ -460,7 +660,7 @@ static void a_peer_of_another_version_gets_our_version(void **state)
 static void an_acceptor_of_another_version_is_named(void **state)
 {
     (void)state;
-    const uint32_t word = 0x44507600 | 9;
+    const uint32_t word = 0x44507600 | 10;
     union dp_sockaddr place;
     struct dp_wire_address address;
     int listener = listen_anywhere(&place), pending;
@@ -474,7 +674,7 @@ static void an_acceptor_of_another_version_is_named(void **state)
     while (!wire->error)
         dp_wire_tcp.progress(wire);
     assert_int_equal(wire->error, DP_ECOMM);
-    snprintf(text, sizeof(text), "speaks version 9 of the handshake, and here it is %d",
+    snprintf(text, sizeof(text), "speaks version 10 of the handshake, and here it is %d",
              DP_HELLO_VERSION);
     assert_non_null(strstr(wire->why, text));
     dp_wire_close(wire);
@@ -532,20 +732,6 @@ static void count_warnings(void *user, enum dp_log_level level, const char *line
     if (level == DP_LOG_WARN && strstr(line, "Too many open files (this process may have") &&
         strstr(line, "ulimit -n"))
         warnings++;
-}
-
-/* No file more than are open. */
-static struct rlimit allow_no_more_files(void)
-{
-    struct rlimit before, none;
-    const int next = dup(STDERR_FILENO);
-
-    close(next);
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
-    none = before;
-    none.rlim_cur = (rlim_t)next;
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
-    return before;
 }
 
 static void come_in_late(const struct dp_wire_ops *ops)
@@ -680,7 +866,13 @@ int main(void)
         cmocka_unit_test(strangers_get_nothing_and_do_no_harm),
         cmocka_unit_test(silent_connections_give_their_places_at_once),
         cmocka_unit_test(a_full_queue_is_waited_for),
-        cmocka_unit_test(other_users_connections_give_their_places_at_once),
+        cmocka_unit_test(a_call_accepts_so_many_and_does_not_drop_them_again),
+        cmocka_unit_test(other_users_do_not_reach_the_socket_and_nobody_passes_a_file_unproved),
+        cmocka_unit_test(a_listener_short_of_files_drops_strangers),
+        cmocka_unit_test(a_connector_that_was_dropped_at_any_point_tries_again),
+        cmocka_unit_test(the_folder_is_in_the_users_one_or_that_of_the_system),
+        cmocka_unit_test(what_a_killed_process_left_is_removed_by_the_next),
+        cmocka_unit_test(a_close_that_takes_long_delays_no_other),
         cmocka_unit_test(a_connector_without_an_answer_tries_again),
         cmocka_unit_test(who_cannot_prove_the_cookie_is_shown_out),
         cmocka_unit_test(the_cookie_does_not_travel_and_an_address_is_hidden),
