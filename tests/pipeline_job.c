@@ -153,6 +153,7 @@ int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *com
         .seed = job->model.seed,
         .fixed_order = job->fixed_order,
         .order_blocks = job->model.order_blocks,
+        .unsummed_copies = job->unsummed,
     };
     if (job->edit)
         job->edit(job->user, r->rank, &config);
@@ -228,12 +229,12 @@ static bool has_reduce(const struct dp_schedule *s)
 }
 
 /* What the i-th slot of all should have: its stream's half; both where there is one stream or a
- * reduce (which is for mirrors on another rank). */
+ * sum (which is for mirrors on another rank). */
 static void expect_grads(const struct job *job, size_t i, const struct model_result *want, float *out)
 {
     const struct dp_schedule *s = job->schedule;
     const struct dp_slot *slot = &s->slots[i];
-    bool reduced = has_reduce(s) && slot->mirror != dp_schedule_rank_of(s, i);
+    bool reduced = (has_reduce(s) || !job->unsummed) && slot->mirror != dp_schedule_rank_of(s, i);
     const float *first = want->first[slot->stage], *second = want->second[slot->stage];
 
     for (size_t k = 0; k < model_grad_count(&job->model, slot->stage); k++) {

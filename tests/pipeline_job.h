@@ -24,6 +24,7 @@ struct job {
     struct model model;
     const struct dp_stage_ops *ops; /* NULL: model_ops */
     bool no_split, fixed_order, forward_loss;
+    bool unsummed; /* copies, unless the schedule has REDUCEs */
     float tolerance; /* of gradients; 0: to the last bit */
     /* A test's changes to a rank's config; may be NULL. */
     void (*edit)(void *user, int rank, struct dp_pipeline_config *config);

@@ -25,6 +25,7 @@ enum field {
     FIELD_NO_GRAD,
     FIELD_FIXED_ORDER,
     FIELD_ORDER_BLOCKS,
+    FIELD_UNSUMMED_COPIES,
     FIELD_KEEP_COPIES,
     FIELD_TIED_COPIES,
     FIELD_OWN_GRADIENTS,
@@ -60,6 +61,7 @@ static const struct {
     [FIELD_NO_GRAD] = {"no_grad flags", NOTHING},
     [FIELD_FIXED_ORDER] = {"fixed_order", NUMBER},
     [FIELD_ORDER_BLOCKS] = {"order_blocks", NUMBER},
+    [FIELD_UNSUMMED_COPIES] = {"unsummed_copies", NUMBER},
     [FIELD_KEEP_COPIES] = {"keep_copies", NUMBER},
     [FIELD_TIED_COPIES] = {"tied_copies", NUMBER},
     [FIELD_OWN_GRADIENTS] = {"own_gradients", NUMBER},
@@ -217,6 +219,7 @@ static void fill_report(struct report *report, const struct dp_pipeline_config *
         f[FIELD_OPS] = mix(f[FIELD_OPS], digest_ops(config->also[i]));
     f[FIELD_FIXED_ORDER] = config->fixed_order;
     f[FIELD_ORDER_BLOCKS] = (uint64_t)(config->order_blocks ? config->order_blocks : 2);
+    f[FIELD_UNSUMMED_COPIES] = config->unsummed_copies;
     f[FIELD_KEEP_COPIES] = config->keep_copies;
     f[FIELD_TIED_COPIES] = config->tied_copies;
     f[FIELD_OWN_GRADIENTS] = config->own_gradients;

@@ -6,6 +6,7 @@
 #include "pipeline/border.h"
 #include "pipeline/extents.h"
 #include "pipeline/order.h"
+#include "schedule/build.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -19,6 +20,12 @@ int dp_config_rank(const struct dp_pipeline_config *config)
         if (s->group_rank[r] == dp_comm_rank(config->comm))
             return r;
     return 0;
+}
+
+bool dp_config_adds_sums(const struct dp_pipeline_config *config, const struct dp_schedule *s)
+{
+    return !config->unsummed_copies && !s->forward_only && s->streams > 1 &&
+           !dp_schedule_has(s, DP_OP_REDUCE);
 }
 
 static int find_slot(const struct dp_schedule *s, int rank, bool (*is_it)(const struct dp_slot *))
@@ -183,6 +190,31 @@ static int check_stage(const struct dp_pipeline_config *config, const struct dp_
     return check_parameters(stage, device, slot);
 }
 
+static bool same_memory(const DLTensor *a, const DLTensor *b)
+{
+    return !a || !b ? a == b : dp_tensor_address(a) == dp_tensor_address(b);
+}
+
+/* Two copies of a stage on one rank are one, or the caller sums them: no message does. */
+static int check_local_copies(const struct dp_pipeline_config *config, int rank, int slot)
+{
+    const struct dp_slot *own = dp_schedule_slot(config->schedule, rank, slot);
+    const struct dp_stage *a = &config->stages[slot], *b;
+
+    if (config->unsummed_copies || config->schedule->forward_only || own->mirror != rank)
+        return 0;
+    b = &config->stages[own->mirror_slot];
+    bool same = a->parameter_count == b->parameter_count;
+    for (int32_t k = 0; k < a->parameter_count && same; k++)
+        same = same_memory(a->parameters[k].value, b->parameters[k].value) &&
+               same_memory(a->parameters[k].grad, b->parameters[k].grad);
+    return same ? 0
+                : dp_fail(DP_EUNSUPPORTED,
+                          "stage in slot %d: rank %d holds both copies of stage %d, expected the same "
+                          "parameters and gradients in slot %d, or unsummed_copies",
+                          slot, rank, own->stage, own->mirror_slot);
+}
+
 static int check_stages(const struct dp_pipeline_config *config, const struct dp_device *device)
 {
     int rank = dp_config_rank(config), err = 0;
@@ -192,6 +224,8 @@ static int check_stages(const struct dp_pipeline_config *config, const struct dp
         return dp_fail(DP_EINVAL, "stages: NULL, expected one for each of %d slots", slots);
     for (int slot = 0; slot < slots && !err; slot++)
         err = check_stage(config, device, rank, slot);
+    for (int slot = 0; slot < slots && !err; slot++)
+        err = check_local_copies(config, rank, slot);
     return err;
 }
 

@@ -4,9 +4,11 @@
  * every link that the schedule uses carries one empty message while the pipeline is made.
  */
 #include "pipeline/failure.h"
+#include "pipeline/setup.h"
 #include "pipeline/steps.h"
 
 #include "base/fail.h"
+#include "schedule/build.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +75,14 @@ static void add_op(const struct dp_pipeline *pipe, const struct dp_op *op, struc
     }
 }
 
+/* Where sums with mirrors are carried out beyond the list. */
+static void add_sums(const struct dp_pipeline *pipe, struct links *l)
+{
+    for (uint32_t slot = 0; slot < (uint32_t)pipe->slots; slot++)
+        if (dp_slot_has_remote_mirror(dp_pipeline_slot(pipe, (int)slot), pipe->rank))
+            add_op(pipe, &(struct dp_op){.kind = DP_OP_REDUCE, .slot = slot}, l);
+}
+
 static int start(struct dp_pipeline *pipe, struct link *l)
 {
     struct dp_comm *comm = pipe->config.comm;
@@ -121,6 +131,8 @@ int dp_links_make(struct dp_pipeline *pipe)
         return dp_fail(DP_ENOMEM, "no memory for the links of a pipeline");
     for (size_t i = 0; i < dp_schedule_count(s, pipe->rank); i++)
         add_op(pipe, &dp_schedule_ops(s, pipe->rank)[i], &l);
+    if (dp_config_adds_sums(&pipe->config, s))
+        add_sums(pipe, &l);
     int err = exchange(pipe, &l);
     if (err)
         err = give_up(pipe, err);

@@ -47,6 +47,7 @@ struct dp_plan_source {
     bool staged; /* what is received leaves the wire's memory by a copy that takes its time */
     bool ordered; /* streams wait for messages, the host only at the end of a step: each message of
                    * a step has a request of its own */
+    bool adds_sums; /* slots are summed with their mirrors', though the schedule has no REDUCE */
     bool reduced_outside; /* REDUCE takes the stage's own gradients, not what they are made of */
 };
 

@@ -157,6 +157,7 @@ static int make_plan(struct dp_pipeline *pipe, struct dp_program *program)
         .driven = pipe->config.execution == DP_EXECUTE_MESSAGES,
         .staged = pipe->staged && !pipe->ordered,
         .ordered = pipe->ordered,
+        .adds_sums = dp_config_adds_sums(&pipe->config, program->schedule),
         .reduced_outside = pipe->config.reduce,
     };
     int err = dp_plan_init(&program->plan, &source);

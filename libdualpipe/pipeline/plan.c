@@ -4,6 +4,7 @@
 #include "base/array.h"
 #include "base/fail.h"
 #include "pipeline/accumulator.h"
+#include "schedule/build.h"
 #include <dualpipe/comm.h>
 
 #include <stdlib.h>
@@ -516,8 +517,18 @@ static void add_sums(struct planner *p, uint32_t i)
             (struct dp_plan_op){.kind = DP_PLAN_SUM, .set = sums[k].to, .from = sums[k].from});
 }
 
+/* Beyond the schedule's list. */
+static bool is_summed(const struct planner *p, uint32_t slot)
+{
+    return p->source->adds_sums &&
+           dp_slot_has_remote_mirror(
+               dp_schedule_slot(p->source->schedule, p->source->rank, (int)slot), p->source->rank);
+}
+
 static bool is_reduced(const struct planner *p, uint32_t slot)
 {
+    if (is_summed(p, slot))
+        return true;
     for (uint32_t i = 0; i < p->count; i++)
         if (p->ops[i].kind == DP_OP_REDUCE && p->ops[i].slot == slot)
             return true;
@@ -602,6 +613,34 @@ static void add_all(struct planner *p)
         add_one(p, i);
         if (is_backward(&p->ops[i]))
             add_weights_end(p, i);
+    }
+}
+
+static void add_sum(struct planner *p, int slot, enum dp_plan_kind kind)
+{
+    add_op(p, (struct dp_plan_op){.kind = (uint8_t)kind,
+                                  .slot = (uint8_t)slot,
+                                  .first_wait = (uint32_t)p->plan->wait_count,
+                                  .index = p->lifetimes.order.last_turn[slot]});
+}
+
+/* By stages, so that no ranks wait for each other in a circle, whatever the order of their lists. */
+static void add_added_sums(struct planner *p)
+{
+    const struct dp_schedule *s = p->source->schedule;
+    const int slots = dp_schedule_slot_count(s, p->source->rank);
+
+    for (int stage = 0; stage < s->stages && p->source->adds_sums; stage++)
+        for (int slot = 0; slot < slots; slot++)
+            if (dp_schedule_slot(s, p->source->rank, slot)->stage == stage &&
+                is_summed(p, (uint32_t)slot))
+                add_sum(p, slot, DP_PLAN_REDUCE);
+    for (int slot = 0; slot < slots; slot++) {
+        if (!is_summed(p, (uint32_t)slot))
+            continue;
+        add_sum(p, slot, DP_PLAN_REDUCE_WAIT);
+        if (!p->source->reduced_outside)
+            add_round(p, p->lifetimes.order.last_turn[slot]);
     }
 }
 
@@ -696,6 +735,7 @@ int dp_plan_init(struct dp_plan *plan, const struct dp_plan_source *source)
         find_postings(&p);
     if (!err && !p.failed) {
         add_all(&p);
+        add_added_sums(&p);
         add_last_waits(&p);
         find_backwards(plan);
         describe_memory(&p);

@@ -98,11 +98,15 @@ static void record(struct dp_pipeline *pipe, const struct dp_plan_op *op, int64_
     dp_recorder_add(pipe->config.recorder, &entry);
 }
 
-/* A weight part that waited for its turn after a B is no op of its own. */
+/* A weight part that waited for its turn after a B is no op of its own, nor is a sum that the list does
+ * not have. */
 static bool is_recorded(const struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     const struct dp_op *listed = dp_schedule_ops(pipe->config.schedule, pipe->rank) + op->index;
-    return !dp_plan_is_sum(op) && !(op->kind == DP_PLAN_WEIGHT && listed->kind != DP_OP_W);
+    const bool sum = op->kind == DP_PLAN_REDUCE || op->kind == DP_PLAN_REDUCE_WAIT;
+    const bool listed_sum = listed->kind == DP_OP_REDUCE || listed->kind == DP_OP_REDUCE_WAIT;
+    return !dp_plan_is_sum(op) && !(op->kind == DP_PLAN_WEIGHT && listed->kind != DP_OP_W) &&
+           sum == listed_sum;
 }
 
 int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)

@@ -10,6 +10,10 @@
 /* The pipeline rank of this rank, whose comm and schedule have been checked. */
 int dp_config_rank(const struct dp_pipeline_config *config);
 
+/* Whether steps sum the gradients of copies beyond what the schedule, one of the config's, says: it
+ * trains, has no REDUCE, and the caller does not sum them. */
+bool dp_config_adds_sums(const struct dp_pipeline_config *config, const struct dp_schedule *s);
+
 /* All checks that need no other rank. device is the one the pipeline will use. */
 int dp_config_check(const struct dp_pipeline_config *config, const struct dp_device *device);
 

@@ -16,6 +16,7 @@
  * stream, and the host waits at the end.
  */
 #include "pipeline/failure.h"
+#include "pipeline/setup.h"
 #include "pipeline/steps.h"
 
 #include "base/fail.h"
@@ -210,7 +211,8 @@ int dp_tied_init(struct dp_pipeline *pipe)
     }
     if (!tied || !tied->members || !tied->offsets)
         return dp_fail(DP_ENOMEM, "no memory to find tied parameters");
-    tied->reduced = dp_schedule_has(pipe->config.schedule, DP_OP_REDUCE);
+    tied->reduced = dp_schedule_has(pipe->config.schedule, DP_OP_REDUCE) ||
+                    dp_config_adds_sums(&pipe->config, pipe->config.schedule);
     tied->count = list_own(pipe, tied->members);
     const size_t bytes = is_queued(pipe) ? DEVICE_PIECE_BYTES : 2 * PIECE_BYTES;
     int err = tied->count ? dp_device_alloc(pipe->device, kind_of_pieces(pipe), bytes, &pieces) : 0;

@@ -386,6 +386,12 @@ static void other_no_grad(int rank, struct dp_pipeline_config *config)
     copy_borders(config)[1].tensors[2].no_grad = true;
 }
 
+static void other_copies(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->unsummed_copies = true;
+}
+
 static void other_order(int rank, struct dp_pipeline_config *config)
 {
     (void)rank;
@@ -430,6 +436,8 @@ static const struct wrong disagreements[] = {
      DP_EMISMATCH},
     {"seed", 1, other_seed, NULL, DP_EMISMATCH, "seed: rank 1 has 8, rank 0 has 7", DP_EMISMATCH},
     {"unchecked", 1, other_checks, NULL, DP_EMISMATCH, "unchecked: rank 1", DP_EMISMATCH},
+    {"copies", 1, other_copies, NULL, DP_EMISMATCH, "unsummed_copies: rank 1 has 1, rank 0 has 0",
+     DP_EMISMATCH},
     {"scale", 1, other_scale, NULL, DP_EMISMATCH, "loss_scale: rank 1", DP_EMISMATCH},
 };
 

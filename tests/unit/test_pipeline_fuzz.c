@@ -365,6 +365,27 @@ static int run_steps(struct dp_comm *comm, void *arg)
     return 0;
 }
 
+/* Of which no message sums the gradients. */
+static bool has_local_copies(const struct dp_schedule *s)
+{
+    for (int rank = 0; rank < s->ranks; rank++)
+        for (int i = 0; i < dp_schedule_slot_count(s, rank); i++)
+            if (dp_schedule_slot(s, rank, i)->mirror == rank)
+                return true;
+    return false;
+}
+
+static int expect_refusal(struct dp_comm *comm, void *arg)
+{
+    struct job_rank r;
+
+    const int err = job_rank_open(&r, arg, comm);
+    CHECK(err == DP_EUNSUPPORTED || err == DP_EABORTED);
+    CHECK_SAYS("holds both copies of stage");
+    job_rank_close(&r);
+    return 0;
+}
+
 static bool is_sequential(struct dice *dice, const struct dp_schedule *s)
 {
     struct job job = job_make(s);
@@ -374,6 +395,13 @@ static bool is_sequential(struct dice *dice, const struct dp_schedule *s)
     job.ops = roll(dice, 3) ? &model_ops : &model_ops_no_hook;
     job.model.batch_dim = !roll(dice, 4);
     job_result_init(&result, &job);
+    job.unsummed = has_local_copies(s) && !s->forward_only;
+    if (job.unsummed) {
+        struct job other = job;
+        other.unsummed = false;
+        if (comm_on_threads(s->ranks, deadline_ns, expect_refusal, &other))
+            return false;
+    }
     bool good = !comm_on_threads(s->ranks, deadline_ns, run_steps, &job) &&
                 job_result_is_sequential(&job, 1);
     job_result_fini(&result, &job);

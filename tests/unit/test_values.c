@@ -323,6 +323,7 @@ static int open_rank(struct rank *r, const struct trial *trial, struct dp_comm *
                                                         .stages = r->config,
                                                         .borders = r->borders,
                                                         .loss = &loss_ops,
+                                                        .unsummed_copies = true,
                                                         .execution = trial->execution},
                            &r->pipe);
 }

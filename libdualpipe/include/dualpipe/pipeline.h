@@ -124,6 +124,9 @@ struct dp_pipeline_config {
                                          * where messages drive the ranks. The same on all
                                          * ranks */
     void *reduce_user;
+    bool unsummed_copies;               /* copies of a stage (DualPipe) keep the gradients of their own
+                                         * micro-batches where the schedule has no REDUCE: the caller
+                                         * sums them before the update, or the copies drift apart */
     bool keep_copies;                   /* do not give copies of a stage on other ranks (DualPipe) the
                                          * parameters of that of stream 0 in dp_pipeline_new */
     bool tied_copies;                   /* copies of the stage that owns a tied group own it, too:
@@ -243,9 +246,10 @@ struct dp_step {
     int32_t callback_error;        /* out: what the callback that failed on this rank returned */
 };
 
-/* Carry out one step. Gradients have been added to the stages' grads when it returns, and where the
- * schedule has REDUCE ops, the whole of them has been summed with the mirror's (so they should be
- * zero when such a step begins). After a failure no state of the step is left: the comm is aborted,
+/* Carry out one step. Gradients have been added to the stages' grads when it returns, and the whole of
+ * those of a stage that has a copy (DualPipe) has been summed with the copy's, so they should be zero
+ * when the step begins: by the schedule's REDUCEs, or, where it has none, at the end of the list, one
+ * stage after the other. After a failure no state of the step is left: the comm is aborted,
  * and after dp_comm_reset on all ranks the pipeline can be used again. In a group that survives
  * (dp_comm_survive) the comm is revoked instead, with the culprit in dp_comm_aborted, and the
  * pipeline is only good for dp_pipeline_free: shrink the comm, and make a pipeline over the
@@ -283,7 +287,7 @@ DP_PUBLIC struct dp_device_stream *dp_pipeline_stream(const struct dp_pipeline *
  *
  * sum_tied adds the gradients of all members to the owner's, from the last stage to the first, and
  * sets them to zero, so that norms over all ranks count the parameter once. The gradients of a
- * stage's copy are left out where the step has summed them with its mirror's (REDUCE).
+ * stage's copy are left out where the step has summed them with its mirror's.
  * broadcast_tied brings the owner's values to all. With tied_copies the copies of the owner's stage get
  * the same sum and are owners, too, and a member of an owner's rank gets its values from there, without
  * a message; of the norm only one of them is part. Both are collective over the comm, between

@@ -206,7 +206,8 @@ struct dp_schedule_spec {
                           * arrive; 2P + 1 activation sets instead of P + 1, DualPipeV 4P + 1 instead
                           * of 2P + 1. 0: the order of the recorded traces. No effect on
                           * forward_only */
-    bool mirror_reduce;  /* add REDUCE ops (DualPipe training; nothing to do elsewhere) */
+    bool mirror_reduce;  /* add REDUCE ops (DualPipe training; nothing to do elsewhere). Without them a
+                          * pipeline sums the copies of a stage after the list (pipeline.h) */
     bool reduce_all;     /* add them for every slot: the pipeline is one of several replicas */
     int virtual_stages;  /* interleaved: stages of a rank; 0: 2 */
     enum dp_recompute recompute;
