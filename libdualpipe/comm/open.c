@@ -163,6 +163,7 @@ static int open_wires(const struct dp_comm_config *config, const struct dp_comm_
                                               .secret = config->secret,
                                               .timeout_ns = config->timeout_ns,
                                               .poll = {config->poll, config->poll_user}};
+    struct dp_comm_settings local = *settings;
     struct dp_invitation invitation = {0};
     char host[256] = "";
     int err = 0;
@@ -176,7 +177,9 @@ static int open_wires(const struct dp_comm_config *config, const struct dp_comm_
         return err;
     }
     rendezvous.host = host;
-    return dp_comm_wire_open(&rendezvous, config->transport, (struct dp_peers_mpi){0}, settings, out);
+    if (!local.interface)
+        local.interface = dp_rendezvous_interface(host);
+    return dp_comm_wire_open(&rendezvous, config->transport, (struct dp_peers_mpi){0}, &local, out);
 }
 
 /* Takes no listener on failure. */

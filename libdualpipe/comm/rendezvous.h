@@ -152,8 +152,7 @@ static inline int dp_rendezvous_peer_count(const struct dp_rendezvous *rv)
 struct dp_rendezvous_config {
     int rank, size;   /* rank -1: a process that joins a group, which says its rank and size */
     int first_new;    /* root: the ranks from here on are given to such processes; 0: none are */
-    const char *host; /* of rank 0; rank 0 itself listens there only if it is the loopback, else on
-                       * all interfaces */
+    const char *host; /* of rank 0; rank 0 itself listens as dp_rendezvous_interface says */
     int port;
     const char *secret; /* NULL: none */
     int64_t timeout_ns;
@@ -169,6 +168,11 @@ struct dp_invitation {
     int32_t error; /* it cannot listen */
     struct dp_wire_address address;
 };
+
+/* Where the ranks of a group listen whose rank 0 is at this host: on the loopback if it is localhost,
+ * 127.0.0.1 or ::1 by that name, else NULL: on all interfaces. That another name leads to the loopback
+ * does not tell that all ranks are here: Debian has its own host's name so. */
+const char *dp_rendezvous_interface(const char *host);
 
 /* Listen at host:port, or, for host NULL, with a socket that listens there already and is taken, also on
  * failure. */

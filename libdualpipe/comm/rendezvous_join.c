@@ -24,7 +24,7 @@
  * service. */
 static const uint8_t CONTROL_COOKIE[DP_COOKIE_BYTES] = "dualpipe-control";
 
-enum { PENDING_MAX = 128, MAX_ADDRESSES = 8 };
+enum { PENDING_MAX = 32, MAX_ADDRESSES = 8 };
 static const int64_t HANDSHAKE_TIMEOUT_NS = 5 * DP_NS_PER_S;
 
 /* ---- root ---------------------------------------------------------------------------------- */
@@ -193,34 +193,48 @@ static void progress_pending(struct acceptor *r, struct pending *c, int64_t now_
     }
 }
 
+/* A member that is dropped comes again. */
+static struct pending *drop_oldest(struct acceptor *r)
+{
+    struct pending *oldest = NULL;
+
+    for (int i = 0; i < PENDING_MAX; i++) {
+        struct pending *c = &r->pending[i];
+        if (c->stage != FREE && (!oldest || c->until_ns < oldest->until_ns))
+            oldest = c;
+    }
+    if (oldest)
+        drop(oldest);
+    return oldest;
+}
+
 /* A free slot, or the slot of the oldest connection if it has had its minimum time. */
 static struct pending *find_slot(struct acceptor *r, int64_t now_ns)
 {
-    struct pending *oldest = r->pending;
+    int64_t oldest_ns = INT64_MAX;
 
     for (int i = 0; i < PENDING_MAX; i++) {
         if (r->pending[i].stage == FREE)
             return &r->pending[i];
-        if (r->pending[i].until_ns < oldest->until_ns)
-            oldest = &r->pending[i];
+        if (r->pending[i].until_ns < oldest_ns)
+            oldest_ns = r->pending[i].until_ns;
     }
-    if (now_ns < oldest->until_ns - HANDSHAKE_TIMEOUT_NS + DP_ACCEPTOR_EVICT_NS)
-        return NULL;
-    drop(oldest);
-    return oldest;
+    return now_ns < oldest_ns - HANDSHAKE_TIMEOUT_NS + DP_ACCEPTOR_EVICT_NS ? NULL
+                                                                           : drop_oldest(r);
 }
 
-/* 0, or DP_EIO: a connection waits, and this process may open no file for it. */
+/* 0, or DP_EIO: a connection waits, and this process may open no file for it, though no stranger holds
+ * one. */
 static int accept_connections(struct acceptor *r, int64_t now_ns)
 {
     struct pending *c;
     uint64_t label;
 
-    while ((c = find_slot(r, now_ns))) {
+    for (int i = 0; i < PENDING_MAX && (c = find_slot(r, now_ns)); i++) {
         struct dp_wire *wire;
         const int err = dp_wire_tcp.accept(r->listener, &label, &wire);
         if (err)
-            return err == DP_EIO ? err : 0;
+            return err == DP_EIO && !drop_oldest(r) ? err : 0;
         *c = (struct pending){
             .stage = HELLO_EXPECTED, .wire = wire, .until_ns = now_ns + HANDSHAKE_TIMEOUT_NS};
         dp_wire_irecv(wire, &c->in, sizeof(c->in), &c->receive);
@@ -285,20 +299,20 @@ static int receive_members(struct acceptor *r)
     return 0;
 }
 
-/* Rank 0 of a group on one host need not be heard by others. */
-static const char *choose_interface(const char *host)
+const char *dp_rendezvous_interface(const char *host)
 {
-    if (!strcmp(host, "localhost") || !strncmp(host, "127.", 4))
+    if (!strcmp(host, "localhost") || !strcmp(host, "127.0.0.1"))
         return "127.0.0.1";
-    return strcmp(host, "::1") ? NULL : host;
+    return strcmp(host, "::1") ? NULL : "::1";
 }
 
 int dp_rendezvous_listen(const char *host, int port, int socket, struct dp_wire_listener **out)
 {
     struct dp_wire_address unused;
-    struct dp_wire_config listening = {.interface = host ? choose_interface(host) : NULL,
+    struct dp_wire_config listening = {.interface = host ? dp_rendezvous_interface(host) : NULL,
                                        .port = port,
                                        .listener = socket,
+                                       .most_sockets = 1,
                                        .handshake_timeout_ns = HANDSHAKE_TIMEOUT_NS,
                                        .needs_files = true};
 

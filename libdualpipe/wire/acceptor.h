@@ -89,6 +89,7 @@ struct dp_wire_listener {
     uint8_t cookie[DP_COOKIE_BYTES];
     int64_t handshake_timeout_ns;
     bool needs_files;               /* as in struct dp_wire_config */
+    int most_sockets;               /* the same; set by tcp */
     struct dp_tcp_wire *incomplete; /* tcp: wires that lack sockets */
     bool has_warned;
     bool is_crowded;  /* more connections waited than the last call accepted, */

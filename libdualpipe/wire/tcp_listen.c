@@ -226,6 +226,7 @@ int dp_wire_tcp_listen(const struct dp_wire_config *config, struct dp_wire_liste
     err = dp_acceptor_open(fd, DP_HELLO_TCP, a.cookie, config, out);
     if (err)
         return err;
+    (*out)->most_sockets = config->most_sockets ? config->most_sockets : DP_TCP_SOCKETS_MAX;
     find_reachable(config, &bound, a.hears_loopback, &reachable);
     pack_address(&reachable, &a);
     a.sockets = (uint8_t)options.tcp_sockets;

@@ -222,7 +222,7 @@ static int find_incomplete(const struct dp_wire_ops *ops, struct dp_wire_listene
     struct dp_tcp_wire *w = acceptor->incomplete;
 
     *out = NULL;
-    if (count > DP_TCP_SOCKETS_MAX || index >= count)
+    if (count > acceptor->most_sockets || index >= count)
         return 0;
     while (w && (count == 1 || w->token != token_of(hello)))
         w = w->next_incomplete;

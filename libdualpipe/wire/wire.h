@@ -47,6 +47,7 @@ struct dp_wire_config {
         *reached_by; /* tcp: struct sockaddr of this host as others reach it; NULL: find one */
     int port;               /* tcp; 0: any that is free */
     int listener; /* tcp: a socket that listens already, and is taken, also on failure; 0: none */
+    int most_sockets; /* tcp: a wire of more is refused; 0: of any number, where the cookie is secret */
     uint8_t cookie[DP_COOKIE_BYTES]; /* all 0: a random one */
     int64_t
         handshake_timeout_ns; /* a connection must prove the cookie within this time; 0: 5 s */

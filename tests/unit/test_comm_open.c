@@ -19,6 +19,7 @@
 #include <netdb.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -514,11 +515,14 @@ static struct first_words valid_messages(void)
 
 static const uint8_t control_cookie[DP_COOKIE_BYTES] = "dualpipe-control";
 
-/* is_right: the proof is. false: refused. */
-static bool shake_hands(int fd, bool is_right)
+/* is_right: the proof is. sockets: of the wire, of which this is one; 0: it is the only one. false:
+ * refused. */
+static bool shake_hands(int fd, bool is_right, uint64_t sockets)
 {
-    const struct dp_hello hello = {
-        .magic = 0x44507731, .version = DP_HELLO_VERSION, .kind = DP_HELLO_TCP};
+    const struct dp_hello hello = {.magic = 0x44507731,
+                                   .version = DP_HELLO_VERSION,
+                                   .kind = DP_HELLO_TCP,
+                                   .extra = (uint64_t)fd << 16 | sockets};
     struct dp_challenge challenge;
     uint8_t proof[DP_HMAC_BYTES];
 
@@ -593,7 +597,7 @@ static void strangers_that_connect_to_a_group_do_no_harm(void **state)
         silent[i] = dial(port);
     for (int i = 0; i < STRANGERS; i++) {
         int fd = dial(port);
-        if (i % 8 == 0 || shake_hands(fd, i % 8 > 1))
+        if (i % 8 == 0 || shake_hands(fd, i % 8 > 1, 0))
             send_something_wrong(fd, &seed);
         if (i % 2) {
             char answer[512];
@@ -607,6 +611,73 @@ static void strangers_that_connect_to_a_group_do_no_harm(void **state)
     assert_int_equal(wait_for(root), 0);
     for (int i = 0; i < SILENT; i++)
         close(silent[i]);
+}
+
+static int open_with_few_files(const struct rank *r)
+{
+    EXPECT(!setrlimit(RLIMIT_NOFILE, &(struct rlimit){48, 48}));
+    return open_and_meet(r);
+}
+
+/* More of them than rank 0 may have files: silent ones, ones that go on as far as any process can, and ones
+ * that say that more sockets follow. */
+static void strangers_that_stay_take_no_files_from_a_group(void **state)
+{
+    (void)state;
+    enum { EACH = 40 };
+    const struct timeval soon = {.tv_usec = 50000};
+    const int port = find_free_port();
+    const pid_t root = start_rank(0, 2, port, open_with_few_files, NULL);
+    int fds[3 * EACH];
+
+    for (int i = 0; i < 3 * EACH; i++) {
+        fds[i] = dial(port);
+        setsockopt(fds[i], SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof(soon));
+        if (i % 3)
+            shake_hands(fds[i], true, i % 3 == 1 ? 0 : 16);
+    }
+    assert_int_equal(wait_for(start_rank(1, 2, port, open_and_meet, NULL)), 0);
+    assert_int_equal(wait_for(root), 0);
+    for (int i = 0; i < 3 * EACH; i++)
+        close(fds[i]);
+}
+
+/* Its listening sockets that others than this host reach. */
+static int count_public_listeners(void)
+{
+    int count = 0;
+
+    for (int fd = 3; fd < 256; fd++) {
+        union dp_sockaddr at;
+        socklen_t len = sizeof(at), listens_len = sizeof(int);
+        int listens = 0;
+        if (!getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &listens_len) && listens &&
+            !getsockname(fd, &at.any, &len) && at.any.sa_family != AF_UNIX)
+            count += !dp_sockaddr_is_loopback(&at);
+    }
+    return count;
+}
+
+static int open_at_host(const struct rank *r)
+{
+    char address[64];
+    struct dp_comm *comm;
+
+    snprintf(address, sizeof(address), "%s:%d", (const char *)r->arg, r->port);
+    EXPECT(!try_open(r, (struct dp_comm_config){.address = address}, &comm));
+    EXPECT(count_public_listeners() == !strcmp(r->arg, "127.0.1.1"));
+    EXPECT(!dp_comm_barrier(comm));
+    dp_comm_close(comm);
+    return 0;
+}
+
+/* As a name for this host Debian has 127.0.1.1. */
+static void a_group_of_the_loopback_listens_there_only(void **state)
+{
+    (void)state;
+    run_some(2, 2, open_at_host, "localhost");
+    run_some(2, 2, open_at_host, "127.0.0.1");
+    run_some(2, 2, open_at_host, "127.0.1.1");
 }
 
 /* The reverse: a process in place of rank 0 that sends anything. */
@@ -797,6 +868,8 @@ int main(void)
         cmocka_unit_test(a_rank_0_with_another_secret_gets_no_members),
         cmocka_unit_test(ranks_that_want_different_transports_are_named),
         cmocka_unit_test(strangers_that_connect_to_a_group_do_no_harm),
+        cmocka_unit_test(strangers_that_stay_take_no_files_from_a_group),
+        cmocka_unit_test(a_group_of_the_loopback_listens_there_only),
         cmocka_unit_test(a_false_rank_0_does_no_harm_either),
         cmocka_unit_test(an_address_that_does_not_answer_leaves_time_for_the_next),
         cmocka_unit_test(bad_configs_are_refused_in_a_sentence),
