@@ -150,7 +150,7 @@ static bool parse_ip(const char *text, union dp_sockaddr *out)
 }
 
 /* The lower the better: IPv4 before IPv6 (whose link-local addresses are of use within a link only),
- * networks before bridges for containers, the loopback last. */
+ * networks before bridges for containers, then the loopback, and last what has no carrier. */
 static int rank_interface(const struct ifaddrs *i)
 {
     static const char *const local_bridges[] = {"docker", "br-", "virbr", "veth", "cni", "lxc"};
@@ -161,6 +161,8 @@ static int rank_interface(const struct ifaddrs *i)
             rank += 10;
     if (i->ifa_flags & IFF_LOOPBACK)
         rank += 100;
+    if (!(i->ifa_flags & IFF_RUNNING))
+        rank += 1000;
     return rank;
 }
 

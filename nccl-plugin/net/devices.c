@@ -77,20 +77,25 @@ static int find_interfaces(const struct dpn_net_options *options, struct dpn_int
     const char *list = dp_foreign_variable("NCCL_SOCKET_IFNAME");
     const char *family = wanted_family();
     const struct dpn_interface_rules rules = {list, family, dp_foreign_variable("NCCL_COMM_ID")};
-    int count = dpn_interfaces_find(&rules, out, DPN_MAX_DEVICES);
+    char unusable[256];
+    int count = dpn_interfaces_find(&rules, out, DPN_MAX_PLAIN, unusable, sizeof(unusable));
 
     snprintf(why, why_len, "%s%s%s%s, DUALPIPE_NET_WIRE=%s", list ? "NCCL_SOCKET_IFNAME=" : "all "
              "interfaces of the best kind", list ? list : "", family ? ", " : "",
              family ? family : "", options->wire);
     if (!count && list) {
-        snprintf(why, why_len, "no interface is admitted by NCCL_SOCKET_IFNAME=%s%s%s", list,
-                 family ? " and has an address of " : "", family ? family : "");
+        snprintf(why, why_len, "NCCL_SOCKET_IFNAME=%s admits no interface%s", list,
+                 *unusable ? " that can be used" : "");
     } else if (!count && wants(options, "shm")) {
         out[count++] = (struct dpn_interface){.name = "lo"};
-        snprintf(why, why_len, "no interface is up: shared memory, for peers on this host only");
+        snprintf(why, why_len, "no interface %s: shared memory, for peers on this host only",
+                 *unusable ? "can be used" : "is up");
     } else if (!count) {
-        snprintf(why, why_len, "no interface is up, and DUALPIPE_NET_WIRE is %s", options->wire);
+        snprintf(why, why_len, "no interface %s, and DUALPIPE_NET_WIRE is %s",
+                 *unusable ? "can be used" : "is up", options->wire);
     }
+    if (*unusable)
+        snprintf(why + strlen(why), why_len - strlen(why), "; passed over: %s", unusable);
     return count;
 }
 
@@ -132,8 +137,8 @@ static void name_members(struct dpn_devices *devices)
 void dpn_devices_find(const char *root, const struct dpn_net_options *options,
                       struct dpn_devices *out)
 {
-    struct dpn_interface interfaces[DPN_MAX_DEVICES];
-    char why[256], why_no_rdma[256] = "";
+    struct dpn_interface interfaces[DPN_MAX_PLAIN];
+    char why[600], why_no_rdma[256] = "";
 
     out->count = 0;
     if (!options->devices) {
@@ -143,7 +148,10 @@ void dpn_devices_find(const char *root, const struct dpn_net_options *options,
     int count = find_interfaces(options, interfaces, why, sizeof(why));
     if (count > options->devices)
         count = (int)options->devices;
-    if (count && *interfaces[0].address && wants(options, "verbs"))
+    if (wants(options, "verbs") && (!count || !*interfaces[0].address))
+        snprintf(why_no_rdma, sizeof(why_no_rdma), "not used, as its control connections need a "
+                                                   "network interface");
+    else if (wants(options, "verbs"))
         add_ports(&interfaces[0], options, out, why_no_rdma, sizeof(why_no_rdma));
     if (!out->count && strcmp(options->wire, "verbs"))
         add_interfaces(root, interfaces, count, out);

@@ -9,7 +9,10 @@
 #include "nccl-plugin/net/interfaces.h"
 #include "nccl-plugin/net/options.h"
 
-enum { DPN_MAX_DEVICES = 32, DPN_DEVICE_NAME = 256, DPN_DEVICE_RAILS = 8 };
+/* Plain and fused devices, as many as NCCL's own transport has; a name has room for those of all
+ * rails. */
+enum { DPN_MAX_PLAIN = 32, DPN_MAX_DEVICES = DPN_MAX_PLAIN + 256 };
+enum { DPN_DEVICE_RAILS = 8, DPN_DEVICE_NAME = DPN_DEVICE_RAILS * 80 };
 
 struct dpn_port; /* verbs/device.h */
 

@@ -107,13 +107,24 @@ static bool read_comm_id(const char *text, struct sockaddr_storage *out)
 
 /* ---- the choice ------------------------------------------------------------------------------ */
 
+/* Nothing is answered over a link without a carrier. */
+static bool is_running(const struct ifaddrs *i)
+{
+    return (i->ifa_flags & (IFF_UP | IFF_RUNNING)) == (IFF_UP | IFF_RUNNING);
+}
+
+static bool admits_family(const struct dpn_interface_rules *rules, int family)
+{
+    return !rules->family || strcmp(rules->family, family == AF_INET ? "AF_INET6" : "AF_INET");
+}
+
 /* Append the interfaces that have an address of one family; near: in one subnet with it, if not
  * NULL. */
 static int add_family(const struct ifaddrs *all, const char *list, int family,
                       const struct sockaddr *near, struct dpn_interface *out, int count, int max)
 {
     for (const struct ifaddrs *i = all; i && count < max; i = i->ifa_next) {
-        if (!i->ifa_addr || i->ifa_addr->sa_family != family || !(i->ifa_flags & IFF_UP) ||
+        if (!i->ifa_addr || i->ifa_addr->sa_family != family || !is_running(i) ||
             is_known(out, count, i->ifa_name) ||
             (list && !dpn_interface_is_wanted(list, i->ifa_name)) || (near && !is_near(i, near)))
             continue;
@@ -127,12 +138,11 @@ static int add_family(const struct ifaddrs *all, const char *list, int family,
 static int add(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
                const struct sockaddr *near, struct dpn_interface *out, int max)
 {
-    const char *family = rules->family;
     int count = 0;
 
-    if (!family || strcmp(family, "AF_INET6"))
+    if (admits_family(rules, AF_INET))
         count = add_family(all, rules->list, AF_INET, near, out, count, max);
-    if (!family || strcmp(family, "AF_INET"))
+    if (admits_family(rules, AF_INET6))
         count = add_family(all, rules->list, AF_INET6, near, out, count, max);
     return count;
 }
@@ -187,15 +197,65 @@ int dpn_interfaces_choose(const struct ifaddrs *all, const struct dpn_interface_
     return kept;
 }
 
-int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max)
+/* ---- what is passed over --------------------------------------------------------------------- */
+
+/* NULL: it can be used. */
+static const char *find_fault(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                              const struct ifaddrs *interface)
+{
+    char text[DPN_ADDRESS_TEXT];
+    const char *fault = "no address";
+
+    if (!(interface->ifa_flags & IFF_UP))
+        return rules->list ? "down" : NULL;
+    if (!is_running(interface))
+        return "no carrier";
+    for (; all; all = all->ifa_next) {
+        const int family = all->ifa_addr ? all->ifa_addr->sa_family : AF_UNSPEC;
+        if (strcmp(all->ifa_name, interface->ifa_name) || (family != AF_INET && family != AF_INET6))
+            continue;
+        if (!admits_family(rules, family))
+            fault = "no address of NCCL_SOCKET_FAMILY";
+        else if (write_address(all->ifa_addr, text))
+            return NULL;
+        else
+            fault = "only a link-local address";
+    }
+    return fault;
+}
+
+void dpn_interfaces_unusable(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                             char *out, size_t out_len)
+{
+    size_t at = 0;
+
+    *out = '\0';
+    for (const struct ifaddrs *i = all; i && at < out_len; i = i->ifa_next) {
+        const struct ifaddrs *first = all;
+        while (strcmp(first->ifa_name, i->ifa_name))
+            first = first->ifa_next;
+        const char *fault =
+            first != i || (rules->list && !dpn_interface_is_wanted(rules->list, i->ifa_name))
+                ? NULL
+                : find_fault(all, rules, i);
+        if (fault)
+            at += (size_t)snprintf(out + at, out_len - at, "%s%s (%s)", at ? ", " : "", i->ifa_name,
+                                   fault);
+    }
+}
+
+int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max,
+                        char *unusable, size_t unusable_len)
 {
     struct ifaddrs *all = NULL;
 
+    *unusable = '\0';
     if (getifaddrs(&all)) {
         dp_log(DP_LOG_WARN, "cannot list the network interfaces: %s", dp_errno_text(errno));
         return 0;
     }
     const int count = dpn_interfaces_choose(all, rules, out, max);
+    dpn_interfaces_unusable(all, rules, unusable, unusable_len);
     freeifaddrs(all);
     return count;
 }

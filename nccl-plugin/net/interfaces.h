@@ -29,14 +29,18 @@ struct dpn_interface_rules {
         *comm_id; /* NCCL_COMM_ID: "10.0.0.1:1234", "[fd00::1]:1234"; names are not looked up */
 };
 
-/* Those that are up and have an address, each once, at most max; addresses that need a scope are
- * none. Without a list the first of these that there are: ib*; in one subnet with comm_id; the
- * first group. 0 found is no error. */
+/* Those that are up, have a carrier and an address, each once, at most max; addresses that need a
+ * scope are none. Without a list the first of these that there are: ib*; in one subnet with
+ * comm_id; the first group. 0 found is no error. */
 struct ifaddrs;
 int dpn_interfaces_choose(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
                           struct dpn_interface *out, int max);
-/* The same of what this host has. */
-int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out,
-                        int max);
+/* Those that the rules admit and that cannot be used, and why: "eno1 (no carrier), ib0 (no
+ * address)". Without a list those that are down are left out. */
+void dpn_interfaces_unusable(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                             char *out, size_t out_len);
+/* Both of what this host has. */
+int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max,
+                        char *unusable, size_t unusable_len);
 
 #endif

@@ -45,7 +45,8 @@ static void a_list_admits_what_it_names(void **state)
 
 enum { MOST = 8 };
 
-/* "NAME ADDRESS/PREFIX", with ! before what is down. */
+/* "NAME ADDRESS/PREFIX", with ! before what is down, ~ before what has no carrier, and no address
+ * of an interface that has none. */
 struct host {
     struct ifaddrs list[MOST];
     struct sockaddr_storage addresses[MOST], masks[MOST];
@@ -63,19 +64,22 @@ static void add(struct host *h, int at, const char *line)
     char address[64];
     int prefix;
 
-    h->list[at].ifa_flags = *line == '!' ? 0 : IFF_UP;
-    assert_int_equal(sscanf(line + (*line == '!'), "%15s %63[^/]/%d", h->names[at], address, &prefix),
-                     3);
+    h->list[at].ifa_flags = *line == '!' ? 0 : *line == '~' ? IFF_UP : IFF_UP | IFF_RUNNING;
+    h->list[at].ifa_name = h->names[at];
+    if (at)
+        h->list[at - 1].ifa_next = &h->list[at];
+    const int read = sscanf(line + (*line == '!' || *line == '~'), "%15s %63[^/]/%d", h->names[at],
+                            address, &prefix);
+    if (read == 1)
+        return;
+    assert_int_equal(read, 3);
     const sa_family_t family = strchr(address, ':') ? AF_INET6 : AF_INET;
     h->addresses[at].ss_family = h->masks[at].ss_family = family;
     assert_int_equal(inet_pton(family, address, bytes_of(&h->addresses[at])), 1);
     for (int bit = 0; bit < prefix; bit++)
         ((unsigned char *)bytes_of(&h->masks[at]))[bit / 8] |= (unsigned char)(0x80 >> bit % 8);
-    h->list[at].ifa_name = h->names[at];
     h->list[at].ifa_addr = (struct sockaddr *)&h->addresses[at];
     h->list[at].ifa_netmask = (struct sockaddr *)&h->masks[at];
-    if (at)
-        h->list[at - 1].ifa_next = &h->list[at];
 }
 
 /* The names and addresses that are chosen, as one line. */
@@ -128,6 +132,46 @@ static void the_best_kind_is_found_behind_more_than_are_taken(void **state)
         add(&h, i, plain[i]);
     assert_int_equal(dpn_interfaces_choose(h.list, &rules, chosen, 1), 1);
     assert_string_equal(chosen[0].name, "eth0");
+}
+
+static void what_has_no_carrier_is_passed_over(void **state)
+{
+    static const char *const lines[] = {"lo 127.0.0.1/8", "~eno1 192.168.50.1/24",
+                                        "eth0 10.78.0.1/24", "~docker0 172.17.0.1/16", NULL};
+
+    (void)state;
+    assert_string_equal(choose(lines, NULL, NULL, NULL), "eth0 10.78.0.1");
+    assert_string_equal(choose(lines, "^lo,docker,virbr", NULL, NULL), "eth0 10.78.0.1");
+    assert_string_equal(choose(lines, "eno1,eth0", NULL, "192.168.50.2:1"), "eth0 10.78.0.1");
+    assert_string_equal(choose(lines, "=eno1", NULL, NULL), "");
+}
+
+static void what_is_admitted_and_cannot_be_used_is_named(void **state)
+{
+    static const char *const lines[] = {
+        "eth0",          "lo 127.0.0.1/8", "~eno1 192.168.50.1/24", "!eth3 10.0.0.1/24",
+        "eth0 fe80::1/64", "eth1 10.0.1.1/24", "eth2",              "~eno1 fe80::2/64", NULL,
+    };
+    static const struct {
+        const char *list, *family, *said;
+    } cases[] = {
+        {NULL, NULL, "eth0 (only a link-local address), eno1 (no carrier), eth2 (no address)"},
+        {"=eth0", NULL, "eth0 (only a link-local address)"},
+        {"eth", NULL, "eth0 (only a link-local address), eth3 (down), eth2 (no address)"},
+        {"eth1", "AF_INET6", "eth1 (no address of NCCL_SOCKET_FAMILY)"},
+        {"eth1,lo", NULL, ""},
+    };
+    struct host h = {.list = {{.ifa_next = NULL}}};
+    char said[256];
+
+    (void)state;
+    for (int i = 0; lines[i]; i++)
+        add(&h, i, lines[i]);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct dpn_interface_rules rules = {cases[i].list, cases[i].family, NULL};
+        dpn_interfaces_unusable(h.list, &rules, said, sizeof(said));
+        assert_string_equal(said, cases[i].said);
+    }
 }
 
 static void a_list_is_all_that_counts(void **state)
@@ -373,6 +417,8 @@ int main(void)
         cmocka_unit_test(a_list_admits_what_it_names),
         cmocka_unit_test(without_a_rule_the_best_kind_is_taken),
         cmocka_unit_test(the_best_kind_is_found_behind_more_than_are_taken),
+        cmocka_unit_test(what_has_no_carrier_is_passed_over),
+        cmocka_unit_test(what_is_admitted_and_cannot_be_used_is_named),
         cmocka_unit_test(a_list_is_all_that_counts),
         cmocka_unit_test(a_family_excludes_the_other),
         cmocka_unit_test(the_subnet_of_the_communicator_is_preferred),
