@@ -15,6 +15,7 @@
 struct dpn_tuner {
     struct dp_tuner *tuner; /* NULL: nothing is known, and NCCL chooses by itself */
     size_t ranks, nodes;
+    bool has_table;
     struct dpn_allowed allowed; /* for versions without costs */
 };
 
@@ -115,7 +116,7 @@ static int open_sources(struct dpn_tuner *t, const struct dpn_tuner_config *conf
     int err = config->has_costs ? find_links(o, &s->links) : 0;
     const bool has_links = s->links.intra_gbs > 0 || s->links.inter_gbs > 0;
 
-    if (!err && o->table && *o->table)
+    if (!err && t->has_table)
         err = dp_tuning_table_load(o->table, &s->table);
     if (err)
         return err;
@@ -142,6 +143,7 @@ static int open_by_options(struct dpn_tuner *t, const struct dpn_tuner_config *c
     int err = dp_options_read(&dpn_tuner_option_area, &o);
 
     *is_strict = o.is_strict;
+    t->has_table = o.table && *o.table;
     if (!err)
         err = open_sources(t, config, &o, &s);
     dp_tuning_table_free(s.table);
@@ -242,6 +244,11 @@ void dpn_tuner_choose_without_costs(const struct dpn_tuner *t, ncclFunc_t functi
                 *algorithm = a;
                 *protocol = p;
             }
+}
+
+bool dpn_tuner_has_table(const struct dpn_tuner *t)
+{
+    return t->has_table;
 }
 
 void dpn_tuner_chunk(const struct dpn_tuner *t, ncclFunc_t function, size_t bytes, int algorithm,

@@ -50,6 +50,9 @@ struct dpn_tuner_question {
 void dpn_tuner_choose(const struct dpn_tuner *tuner, const struct dpn_tuner_question *question,
                       int *channels);
 
+/* Whether the options name a table, which may have rules for chunks. */
+bool dpn_tuner_has_table(const struct dpn_tuner *tuner);
+
 /* *chunk is written only if there is something to say about it. */
 void dpn_tuner_chunk(const struct dpn_tuner *tuner, ncclFunc_t function, size_t bytes,
                      int algorithm, int protocol, size_t *chunk);

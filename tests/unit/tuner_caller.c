@@ -121,7 +121,9 @@ ncclResult_t tuner_ask(struct tuner_caller *c, struct tuner_call *q)
 
 ncclResult_t tuner_ask_chunk(struct tuner_caller *c, const struct tuner_call *q, size_t *chunk)
 {
-    return ((const struct ncclTuner_v6 *)c->table)
-        ->getChunkSize(c->context, q->function, q->bytes, q->algorithm, q->protocol, q->channels,
-                       chunk);
+    const struct ncclTuner_v6 *t = c->table;
+
+    return t->getChunkSize ? t->getChunkSize(c->context, q->function, q->bytes, q->algorithm,
+                                             q->protocol, q->channels, chunk)
+                           : ncclSuccess;
 }
