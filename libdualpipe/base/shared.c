@@ -134,18 +134,33 @@ bool dp_shared_is_sealed(int fd)
     return seals >= 0 && (seals & F_SEAL_SHRINK);
 }
 
+/* What is short may be there again; what a sandbox or an old kernel denies is denied for good, is
+ * said once, and the caller has another way. */
+static int no_file(size_t bytes, int error)
+{
+    static atomic_flag has_said = ATOMIC_FLAG_INIT;
+
+    if (error == EMFILE || error == ENFILE)
+        return dp_fail(DP_EIO, "no shared memory: %s", dp_errno_text(error));
+    if (error == ENOMEM || error == ENOSPC)
+        return dp_fail(DP_ENOMEM, "no %zu bytes of shared memory: %s", bytes, strerror(error));
+    if (!atomic_flag_test_and_set(&has_said))
+        dp_log(DP_LOG_WARN, "memfd_create is denied, so this process shares no memory: %s",
+               strerror(error));
+    return dp_fail_quietly(DP_EUNSUPPORTED, "no shared memory: %s", strerror(error));
+}
+
 int dp_shared_file(size_t bytes, int *out)
 {
-    int fd = memfd_create("dualpipe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    const int fd = memfd_create("dualpipe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
     if (fd < 0)
-        return dp_fail(errno == EMFILE || errno == ENFILE ? DP_EIO : DP_EUNSUPPORTED,
-                       "no shared memory: %s", dp_errno_text(errno));
+        return no_file(bytes, errno);
     if (ftruncate(fd, (off_t)bytes) ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
-        int err = dp_fail(DP_ENOMEM, "no %zu bytes of shared memory: %s", bytes, strerror(errno));
+        const int error = errno;
         close(fd);
-        return err;
+        return no_file(bytes, error);
     }
     *out = fd;
     return 0;

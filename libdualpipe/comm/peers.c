@@ -291,8 +291,11 @@ int dp_peers_connect(struct dp_peers *peers, int peer, int channel, struct dp_wi
     const uint64_t label = make_label(peers->epoch, peers->rank, channel);
     struct dp_wire_address tcp = endpoint->tcp;
 
-    if (uses_shm(peers, peer))
-        return dp_wire_shm.connect(&endpoint->shm, label, out);
+    if (uses_shm(peers, peer)) {
+        const int err = dp_wire_shm.connect(&endpoint->shm, label, out);
+        if (err != DP_EUNSUPPORTED || peers->transport == DP_TRANSPORT_SHM)
+            return err;
+    }
     dp_wire_tcp_take_scope(&tcp, &peers->rendezvous->endpoints[peers->rank].tcp);
     return dp_wire_tcp.connect(&tcp, label, out);
 }

@@ -7,10 +7,11 @@
 #include "config.h" /* GNU extensions: unshare */
 
 #include "cmocka_all.h"
+#include "deny_memfd.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "nccl-plugin/net/net.h"
+#include "nccl-plugin/net/comm.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -69,6 +70,8 @@ static void run_in_child(void (*run)(void))
     assert_int_equal(waitpid(child, &status, 0), child);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
         skip_because("this process may not make a network namespace");
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 78)
+        skip_because("this process may not filter its system calls");
     assert_int_equal(status, 0);
 }
 
@@ -307,6 +310,28 @@ static void without_interfaces_there_is_shared_memory(void **state)
     run_in_child(without_interfaces_by_tcp);
 }
 
+static void without_memfd(void)
+{
+    struct ends e;
+
+    if (!deny_memfd())
+        _exit(78);
+    for (int i = 0; i < 2; i++) {
+        said[0] = '\0';
+        open_ends(&e);
+        must(!strcmp(e.sender->wire->ops->name, "tcp"));
+        must(i == !strstr(said, "memfd_create is denied")); /* once is enough */
+        dpn_net_finalize(e.net);
+    }
+    must(warnings == 1);
+}
+
+static void where_memfd_is_denied_messages_go_by_tcp(void **state)
+{
+    (void)state;
+    run_in_child(without_memfd);
+}
+
 static void a_message_that_does_not_fit_is_an_error_on_both_sides(void **state)
 {
     (void)state;
@@ -401,6 +426,7 @@ int main(void)
         cmocka_unit_test(communicators_come_and_go_in_several_threads),
         cmocka_unit_test(devices_are_looked_for_once),
         cmocka_unit_test(without_interfaces_there_is_shared_memory),
+        cmocka_unit_test(where_memfd_is_denied_messages_go_by_tcp),
         cmocka_unit_test(a_message_that_does_not_fit_is_an_error_on_both_sides),
         cmocka_unit_test(a_killed_peer_is_found_though_its_child_runs),
     };
