@@ -30,7 +30,7 @@ ncclResult_t dpn_init_v11(void **ctx, uint64_t commId, struct ncclNetCommConfig_
     int err = dpn_net_init(logFunction, &net);
     dpn_profile_use(profFunction);
     if (!err && config)
-        dpn_net_set_traffic_class(net, config->trafficClass);
+        net->traffic_class = config->trafficClass;
     *ctx = err ? NULL : net;
     return dpn_result(err);
 }
@@ -41,11 +41,11 @@ ncclResult_t dpn_finalize_v11(void *ctx)
     return ncclSuccess;
 }
 
-/* A hint about what is to come; either may be NULL. */
+/* A hint about what comes next on this thread; either may be NULL. */
 ncclResult_t dpn_setNetAttr_v11(void *ctx, struct ncclNetAttr_v11 *netAttr)
 {
     if (ctx && netAttr)
-        dpn_net_set_ops(ctx, netAttr->op);
+        dpn_net_say_next(ctx, netAttr->op, NCCL_NET_TRAFFIC_CLASS_UNDEF);
     return ncclSuccess;
 }
 
@@ -132,7 +132,9 @@ ncclResult_t dpn_properties_v9(int dev, struct ncclNetProperties_v9 *props)
 
 static int need_init(const struct dpn_net *net)
 {
-    return net ? 0 : dp_fail(DP_ESTATE, "the plugin was not initialized");
+    return net && !dpn_is_inherited(net)
+               ? 0
+               : dp_fail(DP_ESTATE, "the plugin was not initialized in this process");
 }
 
 ncclResult_t dpn_listen_v11(void *ctx, int dev, void *handle, void **listenComm)

@@ -9,6 +9,7 @@
 #include "nccl-plugin/net/handle.h"
 #include "nccl-plugin/net/stat.h"
 #include "nccl-plugin/net/transport.h"
+#include "wire/sockets.h"
 
 #include <pthread.h>
 
@@ -20,8 +21,8 @@ struct dpn_open {
 };
 
 struct dpn_net {
-    _Atomic uint32_t ops; /* what the next connections are for, see net/traffic.h */
-    _Atomic int traffic_class; /* that NCCL was given for it; NCCL_NET_TRAFFIC_CLASS_UNDEF */
+    int traffic_class; /* that NCCL was given for it; NCCL_NET_TRAFFIC_CLASS_UNDEF */
+    unsigned forks;    /* dp_forks_passed when it was made */
     pthread_mutex_t lock;
     struct dpn_open *open; /* under lock */
 };
@@ -50,14 +51,14 @@ struct dpn_comm {
     bool is_sender;
     int dev;             /* that NCCL chose */
     int counted_dev;     /* that carries the bytes, as a placement may have it */
-    int traffic_class;   /* of its context when it began */
+    int traffic_class;   /* as NCCL gave it */
+    uint32_t ops;        /* what it is for, see net/traffic.h */
     int32_t peer_worker; /* see net/placement.h; -1: not known */
 
     /* While connecting: where the handle is and what is in it, to find this again. */
     const void *handle_at;
     uint8_t handle[NCCL_NET_HANDLE_MAXSIZE];
     int64_t until_ns;
-    unsigned forks; /* dp_forks_passed when it was made: it is of no use to a child */
 
     pthread_mutex_t lock; /* all below; only a deregistration wants it besides */
     struct dp_wire *wire;
@@ -71,7 +72,21 @@ struct dpn_comm {
 
 extern struct dpn_net_options dpn_options;
 
+/* Whether this process was forked after the context was made. What is open in it is the parent's
+ * alone: the adapters are the same files, so that destroying a queue pair here would destroy the
+ * parent's, they know only the parent's memory, and another thread may have held any of the locks.
+ */
+static inline bool dpn_is_inherited(const struct dpn_net *net)
+{
+    return net->forks != dp_forks_passed;
+}
+/* DP_ECOMM in such a process. */
+int dpn_check_process(const struct dpn_comm *comm);
+
 void dpn_open_add(struct dpn_open *open, struct dpn_net *net);
 void dpn_open_remove(struct dpn_open *open);
+
+/* What dpn_net_say_next said on this thread, and the traffic class, if need be the context's. */
+uint32_t dpn_net_said(const struct dpn_net *net, int *traffic_class);
 
 #endif

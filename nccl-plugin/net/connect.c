@@ -10,7 +10,6 @@
 #include "nccl-plugin/net/placement.h"
 #include "nccl-plugin/net/sockets.h"
 #include "nccl-plugin/verbs/verbs.h"
-#include "wire/sockets.h"
 #include "wire/tcp.h"
 
 #include <stdio.h>
@@ -62,7 +61,7 @@ static void close_comm(struct dpn_open *open)
 
 void dpn_net_close(struct dpn_comm *comm)
 {
-    if (comm)
+    if (comm && !dpn_is_inherited(comm->open.net))
         close_comm(&comm->open);
 }
 
@@ -79,12 +78,11 @@ static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_
     comm->open.close = close_comm;
     comm->is_sender = is_sender;
     comm->dev = comm->counted_dev = dev;
-    comm->traffic_class = net->traffic_class;
+    comm->ops = dpn_net_said(net, &comm->traffic_class);
     comm->peer_worker = -1;
     comm->wire = wire;
     comm->is_control_only = is_control_only;
     comm->until_ns = dp_now_ns() + timeout_ns();
-    comm->forks = dp_forks_passed;
     pthread_mutex_init(&comm->lock, NULL);
     dpn_open_add(&comm->open, net);
     *out = comm;
@@ -185,7 +183,7 @@ static void close_listener(struct dpn_open *open)
 
 void dpn_net_close_listener(struct dpn_listener *listener)
 {
-    if (listener)
+    if (listener && !dpn_is_inherited(listener->open.net))
         close_listener(&listener->open);
 }
 

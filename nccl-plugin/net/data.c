@@ -5,16 +5,14 @@
 #include "base/fail.h"
 #include "nccl-plugin/net/comm.h"
 #include "nccl-plugin/net/slice.h"
-#include "wire/sockets.h"
 
-/* Before the lock, which another thread of the parent may have had when it forked. */
-static int check_process(const struct dpn_comm *comm)
+int dpn_check_process(const struct dpn_comm *comm)
 {
-    return comm->forks == dp_forks_passed
-               ? 0
-               : dp_fail(DP_ECOMM,
+    return dpn_is_inherited(comm->open.net)
+               ? dp_fail(DP_ECOMM,
                          "this process was forked after the connection was made, which is "
-                         "its parent's");
+                         "its parent's")
+               : 0;
 }
 
 /* A request for `count` messages was asked for, and there may be one now. */
@@ -38,7 +36,7 @@ int dpn_net_isend(struct dpn_comm *comm, const void *data, size_t size, int tag,
         return dp_fail(DP_EINVAL, "send of %zu bytes: the longest message is %zu", size,
                        DPN_MAX_BYTES);
     *out = NULL;
-    if (check_process(comm))
+    if (dpn_check_process(comm))
         return DP_ECOMM;
     pthread_mutex_lock(&comm->lock);
     int err = comm->transport->isend(comm, &piece, out);
@@ -50,7 +48,7 @@ int dpn_net_isend(struct dpn_comm *comm, const void *data, size_t size, int tag,
 static int check_group(const struct dpn_comm *comm, int n)
 {
     return n >= 1 && n <= DPN_MAX_RECEIVES
-               ? check_process(comm)
+               ? dpn_check_process(comm)
                : dp_fail(DP_EINVAL, "a group of %d receives: expected 1 to %d", n,
                          DPN_MAX_RECEIVES);
 }
@@ -102,7 +100,7 @@ int dpn_net_test(struct dpn_request *req, bool *done, int *sizes)
     struct dpn_comm *comm = req->comm;
     int own_sizes[DPN_MAX_RECEIVES] = {0};
     *done = false;
-    if (check_process(comm))
+    if (dpn_check_process(comm))
         return DP_ECOMM;
     pthread_mutex_lock(&comm->lock);
     int err = comm->transport->test(req, done, sizes ? sizes : own_sizes);

@@ -11,8 +11,10 @@ int dpn_net_register(struct dpn_comm *comm, const struct dpn_region *region,
                      struct dpn_memory **out)
 {
     struct dpn_memory *memory = NULL;
-    int err = comm->transport->reg(comm, region, &memory);
+    int err = dpn_check_process(comm);
 
+    if (!err)
+        err = comm->transport->reg(comm, region, &memory);
     if (err)
         return err;
     pthread_mutex_lock(&comm->lock);
@@ -35,7 +37,7 @@ static bool unlink_memory(struct dpn_comm *comm, const struct dpn_memory *memory
 
 int dpn_net_deregister(struct dpn_comm *comm, struct dpn_memory *memory)
 {
-    if (!memory)
+    if (!memory || dpn_is_inherited(comm->open.net))
         return 0;
     pthread_mutex_lock(&comm->lock);
     bool is_ours = unlink_memory(comm, memory);

@@ -36,9 +36,13 @@ static void after_fork(void)
     pthread_mutex_unlock(&lock);
 }
 
+/* The child's own contexts are all that it counts and has. */
 static void after_fork_in_child(void)
 {
     is_inherited = true;
+    is_left = false;
+    contexts = 0;
+    shared = NULL;
     after_fork();
 }
 
@@ -69,6 +73,12 @@ static int look_around(bool names_watched)
     return 0;
 }
 
+static _Thread_local struct {
+    const struct dpn_net *net;
+    uint32_t ops;
+    int traffic_class;
+} said;
+
 static int new_net(struct dpn_net **out)
 {
     struct dpn_net *net = calloc(1, sizeof(*net));
@@ -77,7 +87,8 @@ static int new_net(struct dpn_net **out)
         return dp_fail(DP_ENOMEM, "no memory for a context");
     pthread_mutex_init(&net->lock, NULL);
     net->traffic_class = NCCL_NET_TRAFFIC_CLASS_UNDEF;
-    net->ops = UINT32_MAX;
+    net->forks = dp_forks_passed;
+    said.net = NULL; /* which may have had the same address */
     contexts++;
     *out = net;
     return 0;
@@ -122,7 +133,7 @@ void dpn_net_finalize(struct dpn_net *net)
 {
     int leaked = 0;
 
-    if (!net)
+    if (!net || dpn_is_inherited(net))
         return;
     for (; net->open; leaked++)
         net->open->close(net->open);
@@ -135,14 +146,20 @@ void dpn_net_finalize(struct dpn_net *net)
     pthread_mutex_unlock(&lock);
 }
 
-void dpn_net_set_ops(struct dpn_net *net, uint32_t ops)
+void dpn_net_say_next(const struct dpn_net *net, uint32_t ops, int traffic_class)
 {
-    net->ops = ops;
+    said.net = net;
+    said.ops = ops;
+    said.traffic_class = traffic_class;
 }
 
-void dpn_net_set_traffic_class(struct dpn_net *net, int traffic_class)
+uint32_t dpn_net_said(const struct dpn_net *net, int *traffic_class)
 {
-    net->traffic_class = traffic_class;
+    const bool has_said = net == said.net;
+
+    *traffic_class = has_said && said.traffic_class != NCCL_NET_TRAFFIC_CLASS_UNDEF
+                         ? said.traffic_class : net->traffic_class;
+    return has_said ? said.ops : UINT32_MAX;
 }
 
 int dpn_net_devices(int *count)

@@ -40,14 +40,14 @@ struct dpn_request;
 /* The first of a process reads the options and looks for devices. Without any it succeeds, and
  * there are 0. DP_EINVAL for an option, DP_ENOMEM. */
 int dpn_net_init(ncclDebugLogger_t logger, struct dpn_net **out);
-/* Closes what is still open. NULL is fine. */
+/* Closes what is still open. NULL is fine. A process that was forked after init closes nothing of
+ * its parent's, here and below. */
 void dpn_net_finalize(struct dpn_net *net);
 
-/* As the user gave it for a communicator; NCCL_NET_TRAFFIC_CLASS_UNDEF: not. Before it connects. */
-void dpn_net_set_traffic_class(struct dpn_net *net, int traffic_class);
-
-/* What its next connections are for: net/traffic.h. From any thread. */
-void dpn_net_set_ops(struct dpn_net *net, uint32_t ops);
+/* What the connections are for that this thread makes next (net/traffic.h), and their traffic
+ * class, unless it is NCCL_NET_TRAFFIC_CLASS_UNDEF. NCCL says it just before it connects, while
+ * another of its threads says what moves over the same context's connections. */
+void dpn_net_say_next(const struct dpn_net *net, uint32_t ops, int traffic_class);
 
 /* For versions without a context: one for the process, never finalized; NULL before its init.
  * names_watched: the version (9 and later) has irecv tell which receives are watched, and can be

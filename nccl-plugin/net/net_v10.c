@@ -17,10 +17,9 @@ static ncclResult_t init_v10(ncclDebugLogger_t logFunction, ncclProfilerCallback
 static ncclResult_t connect_v10(int dev, struct ncclNetCommConfig_v10 *config, void *handle,
                                 void **sendComm, struct ncclNetDeviceHandle_v7 **sendDevComm)
 {
-    if (dpn_net_shared()) /* one for all communicators: the connection keeps what it has begun with
-                           */
-        dpn_net_set_traffic_class(dpn_net_shared(), config ? config->trafficClass
-                                                           : NCCL_NET_TRAFFIC_CLASS_UNDEF);
+    /* The context is one for all communicators. */
+    dpn_net_say_next(dpn_net_shared(), UINT32_MAX,
+                     config ? config->trafficClass : NCCL_NET_TRAFFIC_CLASS_UNDEF);
     return dpn_connect_v7(dev, handle, sendComm, sendDevComm);
 }
 

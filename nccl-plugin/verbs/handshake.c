@@ -22,7 +22,7 @@
 
 static enum dpn_traffic traffic_of(const struct dpn_verbs *v)
 {
-    return dpn_traffic_of(v->comm->open.net->ops);
+    return dpn_traffic_of(v->comm->ops);
 }
 
 /* The placement's class overrides the common option, but not the option for this kind of traffic.

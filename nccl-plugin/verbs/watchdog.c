@@ -116,8 +116,6 @@ static void after_fork(void)
 
 static void after_fork_in_child(void)
 {
-    for (struct dpn_verbs *v = watched; v; v = v->next_watched)
-        v->is_watched = v->channel.has_acceptor = false;
     dpn_acceptors_forget();
     watched = NULL;
     is_running = false;

@@ -2,7 +2,6 @@
 #include "nccl-plugin/verbs/worker.h"
 
 #include "base/clock.h"
-#include "wire/sockets.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -127,7 +126,6 @@ void dpn_job_begin(struct dpn_job *job, void (*run)(struct dpn_job *job))
 
     pthread_once(&once, init);
     job->run = run;
-    job->forks = dp_forks_passed;
     atomic_store(&job->is_running, true);
     pthread_mutex_lock(&lock);
     put(job);
@@ -145,7 +143,7 @@ bool dpn_job_end(struct dpn_job *job, int64_t until_ns)
     const struct timespec until = {until_ns / DP_NS_PER_S, until_ns % DP_NS_PER_S};
     int error = 0;
 
-    if (!dpn_job_is_running(job) || job->forks != dp_forks_passed)
+    if (!dpn_job_is_running(job))
         return true;
     pthread_mutex_lock(&lock);
     if (take(job))

@@ -22,7 +22,6 @@
 struct dpn_job {
     void (*run)(struct dpn_job *job);
     struct dpn_job *next;
-    unsigned forks; /* dp_forks_passed when it began: a child has no workers */
     atomic_bool is_running;
 };
 

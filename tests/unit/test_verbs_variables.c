@@ -344,6 +344,13 @@ static void a_context_has_the_class_that_its_user_chose(void **state)
     assert_int_equal(net->finalize(ctx), ncclSuccess);
 }
 
+/* As NCCL's progress thread does while its service thread connects. */
+static void *say_something_else(void *net)
+{
+    dpn_net_say_next(net, 1u << 2, 200);
+    return NULL;
+}
+
 /* Sends and receives only are those between stages of a pipeline; a collective reduces gradients. */
 static void stages_and_gradients_have_classes_of_their_own(void **state)
 {
@@ -365,11 +372,15 @@ static void stages_and_gradients_have_classes_of_their_own(void **state)
         assert_int_equal(dpn_net_init(NULL, &net), 0);
         dpn_options.pipeline = (struct dpn_class){104, 3};
         dpn_options.gradient = (struct dpn_class){32, 1};
-        net->ops = cases[i].ops;
+        dpn_net_say_next(net, cases[i].ops, NCCL_NET_TRAFFIC_CLASS_UNDEF);
         assert_int_equal(dpn_net_listen(net, 0, handle, &listener), 0);
+        pthread_t other;
+        assert_int_equal(pthread_create(&other, NULL, say_something_else, net), 0);
+        pthread_join(other, NULL);
         while (!sender || !receiver) {
             must_be_in_time(began_ns);
             assert_true(sender || dpn_net_connect(net, 0, handle, &sender) <= 0);
+            dpn_net_say_next(net, 1u << 2, 200); /* it has begun */
             assert_true(receiver || dpn_net_accept(listener, &receiver) <= 0);
         }
         must_have_class(sender, cases[i].traffic_class);
