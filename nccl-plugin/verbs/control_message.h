@@ -38,7 +38,7 @@ enum {
     DPN_MAX_QPS = 16,
     DPN_CONTROL_NAME = 32,
     DPN_CONTROL_REASON = 128,
-    DPN_CONTROL_VERSION = 10
+    DPN_CONTROL_VERSION = 11
 };
 
 enum dpn_control_kind {
@@ -107,6 +107,8 @@ struct dpn_qp_info {
     uint8_t has_ece;
     uint32_t ece_vendor, ece_options, ece_mask;
     uint32_t key;     /* of the block */
+    uint8_t needs_grh; /* its port */
+    uint8_t zero[3];
     uint64_t address; /* of the block, see verbs/comm.h */
 };
 

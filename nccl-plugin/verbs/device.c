@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "config.h" /* GNU extensions: strverscmp */
-
 #include "nccl-plugin/verbs/device.h"
 
 #include "base/fail.h"
@@ -35,17 +33,29 @@ static bool read_line(const char *dir, const char *file, char *line, int len)
     return has;
 }
 
+/* ".../0000:17:00.1": 0x17000001, in the order of NCCL */
+static uint64_t bus_of(const char *pci_path)
+{
+    unsigned domain, bus, device, function;
+
+    if (!pci_path ||
+        sscanf(strrchr(pci_path, '/'), "/%x:%x:%x.%x", &domain, &bus, &device, &function) != 4)
+        return UINT64_MAX;
+    return (uint64_t)domain << 32 | bus << 16 | device << 8 | function;
+}
+
 /* A Soft-RoCE device has no PCI device of its own; its parent interface may have one. */
-static char *find_pci(const char *dir)
+static void find_pci(const char *dir, struct dpn_hca *hca)
 {
     char path[PATH_MAX], interface[64];
 
     snprintf(path, sizeof(path), "%s/device", dir);
-    char *found = dpn_pci_path(path);
-    if (found || !read_line(dir, "parent", interface, sizeof(interface)))
-        return found;
+    hca->pci_path = dpn_pci_path(path);
+    hca->bus = bus_of(hca->pci_path);
+    if (hca->pci_path || !read_line(dir, "parent", interface, sizeof(interface)))
+        return;
     snprintf(path, sizeof(path), "%s/../../net/%s/device", dir, interface);
-    return dpn_pci_path(path);
+    hca->pci_path = dpn_pci_path(path);
 }
 
 /* "0000:17:00.1": 1 */
@@ -119,9 +129,10 @@ static void find_data_direct(struct dpn_hca *hca, const struct dpn_verbs_options
 }
 
 static void read_properties(struct ibv_device *device, const struct ibv_device_attr *attr,
-                            const struct dpn_verbs_options *options, struct dpn_hca *hca)
+                            const struct dpn_verbs_options *options, bool wants_direct,
+                            struct dpn_hca *hca)
 {
-    hca->pci_path = find_pci(device->ibdev_path);
+    find_pci(device->ibdev_path, hca);
     merge_card_functions(hca, options->merge_functions);
     hca->guid = be64toh(attr->sys_image_guid ? attr->sys_image_guid : attr->node_guid);
     hca->is_soft = attr->vendor_id == SOFT_VENDOR || !strncmp(hca->name, "rxe", 3);
@@ -133,7 +144,7 @@ static void read_properties(struct ibv_device *device, const struct ibv_device_a
         hca->pointers |= NCCL_PTR_DMABUF;
     if (attr->vendor_id == DPN_MLX5_VENDOR)
         dpn_mlx5_load();
-    if (options->data_direct && hca->pointers & NCCL_PTR_DMABUF)
+    if (wants_direct && hca->pointers & NCCL_PTR_DMABUF)
         find_data_direct(hca, options);
 }
 
@@ -167,6 +178,11 @@ static int read_speed(const char *dir, int port, const struct ibv_port_attr *att
 /* Limits on the size of one work request. Soft-RoCE reports 8 MiB, and more fails. */
 enum { MOST_BYTES = 1 << 30, LEAST_BYTES = 1 << 20 };
 
+static uint8_t needs_grh(const struct ibv_port_attr *attr)
+{
+    return attr->flags & IBV_QPF_GRH_REQUIRED && attr->link_layer == IBV_LINK_LAYER_INFINIBAND;
+}
+
 static void add_port(struct dpn_ports *ports, struct dpn_hca *hca, int number, int port_count,
                      int speed_mbps, const struct ibv_port_attr *attr, struct dpn_rail_place place)
 {
@@ -176,7 +192,7 @@ static void add_port(struct dpn_ports *ports, struct dpn_hca *hca, int number, i
     *port = (struct dpn_port){
         .hca = hca, .number = number, .place = place,
         .is_ethernet = attr->link_layer == IBV_LINK_LAYER_ETHERNET,
-        .mtu = (uint8_t)attr->active_mtu, .lid = attr->lid,
+        .mtu = (uint8_t)attr->active_mtu, .lid = attr->lid, .needs_grh = needs_grh(attr),
         .max_message = max > MOST_BYTES ? MOST_BYTES : max < LEAST_BYTES ? LEAST_BYTES : max,
         .speed_mbps = speed_mbps,
     };
@@ -191,9 +207,8 @@ static void add_ports(struct dpn_ports *ports, struct dpn_hca *hca, struct ibv_d
 
     for (int p = 1; p <= port_count && p <= DPN_HCA_PORTS && ports->count < DPN_MAX_PORTS; p++) {
         memset(&attr, 0, sizeof(attr));
-        if (!dpn_verbs_filter(options->hca, hca->name, p, &place) ||
-            dpn_ibv.query_port(hca->context, (uint8_t)p, &attr) ||
-            attr.state != IBV_PORT_ACTIVE ||
+        if (!dpn_verbs_filter(options->hca, dpn_ibv.get_device_name(device), p, &place) ||
+            dpn_ibv.query_port(hca->context, (uint8_t)p, &attr) || attr.state != IBV_PORT_ACTIVE ||
             (attr.link_layer != IBV_LINK_LAYER_ETHERNET &&
              attr.link_layer != IBV_LINK_LAYER_INFINIBAND))
             continue;
@@ -214,58 +229,76 @@ static void close_hca(struct dpn_hca *hca)
     *hca = (struct dpn_hca){.context = NULL};
 }
 
-/* A device without an active port that is admitted is closed again. */
-static void try_device(struct ibv_device *device, const struct dpn_verbs_options *options,
-                       struct dpn_ports *ports)
+/* A device without an active port that is admitted is closed again, and so is the second of a
+ * device without Data Direct. Returns whether it is used. */
+static bool try_device(struct ibv_device *device, const struct dpn_verbs_options *options,
+                       bool is_second, struct dpn_ports *ports)
 {
     struct dpn_hca *hca = &ports->hcas[ports->hca_count];
     const int before = ports->count;
     struct ibv_device_attr attr;
 
-    snprintf(hca->name, sizeof(hca->name), "%s", dpn_ibv.get_device_name(device));
+    snprintf(hca->name, sizeof(hca->name), "%.59s%s", dpn_ibv.get_device_name(device),
+             is_second ? "_dma" : "");
     hca->context = dpn_ibv.open_device(device);
     if (hca->context && !dpn_ibv.query_device(hca->context, &attr))
         hca->pd = dpn_ibv.alloc_pd(hca->context);
     if (hca->pd)
         add_ports(ports, hca, device, attr.phys_port_cnt, options);
-    if (ports->count == before) {
+    if (ports->count > before)
+        read_properties(device, &attr, options,
+                        options->data_direct == 2 ? is_second : options->data_direct, hca);
+    if (ports->count == before || (is_second && !hca->has_data_direct)) {
+        ports->count = before;
         close_hca(hca);
-        return;
+        return false;
     }
-    read_properties(device, &attr, options, hca);
     /* dpn_hca_read_events polls; it never blocks */
     fcntl(hca->context->async_fd, F_SETFL, fcntl(hca->context->async_fd, F_GETFL) | O_NONBLOCK);
     pthread_mutex_init(&hca->lock, NULL);
     ports->hca_count++;
+    return true;
 }
 
-static int by_place(const void *a, const void *b)
+/* Stable: ports of one PCI function stay in the order of libibverbs. */
+static void sort_by_bus(struct dpn_ports *ports)
 {
-    const struct dpn_port *p = a, *q = b;
-    const char *pci[] = {p->hca->pci_path ? p->hca->pci_path : "~",
-                         q->hca->pci_path ? q->hca->pci_path : "~"};
-    int order = strcmp(pci[0], pci[1]);
-
-    if (!order)
-        order = p->hca->function - q->hca->function;
-    if (!order)
-        order = strverscmp(p->hca->name, q->hca->name);
-    return order ? order : p->number - q->number;
+    for (int i = 1; i < ports->count; i++) {
+        const struct dpn_port port = ports->list[i];
+        int at = i;
+        for (; at > 0 && ports->list[at - 1].hca->bus > port.hca->bus; at--)
+            ports->list[at] = ports->list[at - 1];
+        ports->list[at] = port;
+    }
 }
 
-static void try_all(struct ibv_device **devices, int count, const struct dpn_verbs_options *options,
-                    struct dpn_ports *out)
+/* The queue pairs of iWARP and others are connected by other means. With NCCL_IB_DATA_DIRECT=2 a
+ * device that has Data Direct is offered once without it and once with it, as a second device.
+ * Returns how many devices are used. */
+static int try_all(struct ibv_device **devices, int count, const struct dpn_verbs_options *options,
+                   struct dpn_ports *out, int *others)
 {
-    for (int i = 0; i < count && out->hca_count < DPN_MAX_PORTS; i++)
-        try_device(devices[i], options, out);
+    int used = 0;
+
+    for (int i = 0; i < count && out->count < DPN_MAX_PORTS; i++) {
+        if (devices[i]->transport_type != IBV_TRANSPORT_IB) {
+            ++*others;
+            continue;
+        }
+        const bool is_used = try_device(devices[i], options, false, out);
+        if (is_used && options->data_direct == 2 && out->count < DPN_MAX_PORTS)
+            try_device(devices[i], options, true, out);
+        used += is_used;
+    }
     if (options->sorts_by_pci)
-        qsort(out->list, (size_t)out->count, sizeof(out->list[0]), by_place);
+        sort_by_bus(out);
+    return used;
 }
 
 void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *out, char *why,
                     size_t why_len)
 {
-    int count = 0;
+    int count = 0, used = 0, others = 0;
 
     if (options->disabled) {
         snprintf(why, why_len, "NCCL_IB_DISABLE=1");
@@ -277,31 +310,38 @@ void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *o
     }
     struct ibv_device **devices = dpn_ibv.get_device_list(&count);
     if (devices) {
-        try_all(devices, count, options, out);
+        used = try_all(devices, count, options, out, &others);
         dpn_ibv.free_device_list(devices);
     }
-    snprintf(why, why_len, "%d of %d RDMA devices have an active port%s%s", out->hca_count, count,
-             options->hca ? " and are admitted by NCCL_IB_HCA=" : "",
-             options->hca ? options->hca : "");
+    size_t at = (size_t)snprintf(
+        why, why_len, "%d of %d RDMA devices have an active port%s%.100s", used, count,
+        options->hca ? " and are admitted by NCCL_IB_HCA=" : "", options->hca ? options->hca : "");
+    if (others)
+        at += (size_t)snprintf(why + at, why_len - at,
+                               "; %d of iWARP or other protocols are not used", others);
+    if (out->count == DPN_MAX_PORTS)
+        snprintf(why + at, why_len - at, "; more than %d ports are not used", DPN_MAX_PORTS);
 }
 
+/* Room for all entries of all ports: with too little the kernel gives none. */
 void dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *options,
                    struct dpn_gids *out)
 {
-    enum { ENTRIES = 256 };
-    struct ibv_gid_entry table[ENTRIES];
-    ssize_t count = dpn_ibv.query_gid_table(port->hca->context, table, ENTRIES, 0,
-                                            sizeof(table[0]));
+    enum { ENTRIES = 256 * DPN_HCA_PORTS };
+    struct ibv_gid_entry *table = calloc(ENTRIES, sizeof(*table));
+    const ssize_t count =
+        table ? dpn_ibv.query_gid_table(port->hca->context, table, ENTRIES, 0, sizeof(*table)) : 0;
 
-    count = count > 0 ? dpn_gids_of_this_namespace(table, (int)count) : 0;
     dpn_gids_choose(table, (int)count, port->number, options, out);
+    free(table);
 }
 
-void dpn_port_query(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu)
+void dpn_port_query(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu, uint8_t *grh)
 {
     struct ibv_port_attr attr = {.lid = port->lid, .active_mtu = (enum ibv_mtu)port->mtu};
 
-    dpn_ibv.query_port(port->hca->context, (uint8_t)port->number, &attr);
+    *grh = dpn_ibv.query_port(port->hca->context, (uint8_t)port->number, &attr) ? port->needs_grh
+                                                                                : needs_grh(&attr);
     *lid = attr.lid;
     *mtu = (uint8_t)attr.active_mtu;
 }

@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+/* As many ports as NCCL's own transport uses. */
 enum { DPN_MAX_PORTS = 32, DPN_HCA_NAME = 64, DPN_PORT_NAME = 80, DPN_HCA_PORTS = 8 };
 
 /* A device: what its ports share. */
@@ -23,6 +24,7 @@ struct dpn_hca {
     struct ibv_pd *pd;
     char *pci_path; /* NULL: not on the PCI bus, such as Soft-RoCE */
     int function;   /* PCI function; the second port of a card is often a function of its own */
+    uint64_t bus;   /* its own PCI address as a number; UINT64_MAX: none */
     uint64_t guid;  /* the same for all functions of a card */
     int pointers;   /* NCCL_PTR_*, the memory that it accesses */
     bool relaxed_ordering;
@@ -43,6 +45,7 @@ struct dpn_port {
     bool is_ethernet;
     uint8_t mtu; /* enum ibv_mtu */
     uint16_t lid;
+    uint8_t needs_grh; /* InfiniBand: packets need a global route header, by IBV_QPF_GRH_REQUIRED */
     uint32_t max_message; /* of one work request, in bytes */
     int speed_mbps;
     struct dpn_rail_place place;
@@ -54,8 +57,8 @@ struct dpn_ports {
     struct dpn_hca hcas[DPN_MAX_PORTS];
 };
 
-/* Find active ports that the options admit, in the order of the PCI bus. Never fails: `why`
- * explains why there are not more. */
+/* Find active ports that the options admit, in the order of NCCL's own transport: that of the PCI
+ * bus, and then that of libibverbs. Never fails: `why` explains why there are not more. */
 void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *out, char *why,
                     size_t why_len);
 
@@ -63,8 +66,9 @@ void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *o
 void dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *options,
                    struct dpn_gids *out);
 
-/* Its LID and MTU as they are now: a subnet manager or an administrator may change them. */
-void dpn_port_query(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu);
+/* Its LID, MTU and whether it needs a global route header, as they are now: a subnet manager or an
+ * administrator may change them. */
+void dpn_port_query(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu, uint8_t *needs_grh);
 
 /* Read asynchronous events of the device, at most once per millisecond. Any thread; never blocks.
  */

@@ -52,7 +52,7 @@ static int connect_with_itself(struct dpn_rail *rail, struct ibv_qp *qp)
                             .is_loop = true};
     struct dpn_gids gids;
 
-    dpn_port_query(rail->port, &path.peer_lid, &path.mtu);
+    dpn_port_query(rail->port, &path.peer_lid, &path.mtu, &path.needs_grh);
     dpn_port_gids(rail->port, &dpn_verbs_state.options, &gids);
     dpn_gids_match(&gids, &gids, &dpn_verbs_state.options, &path.gid, &path.peer_gid);
     return dpn_ibv_qp_connect(qp, &path);
@@ -147,7 +147,7 @@ bool dpn_loop_close(struct dpn_rail *rail, int64_t until_ns)
 
     if (!dpn_job_end(&loop->job.base, until_ns))
         return false;
-    if (loop->next && !loop->job.has_destroyed && !dpn_job_is_running(&loop->job.base))
+    if (loop->next && !loop->job.has_destroyed)
         dpn_ibv_qp_free(loop->next);
     dpn_ibv_qp_free(loop->qp);
     loop->qp = loop->next = NULL;

@@ -49,9 +49,37 @@ static bool is_wanted_version(const struct dpn_gid *gid, const struct dpn_verbs_
 /* Greater is better; the first criterion is in the highest bit. */
 static unsigned score(const struct dpn_gid *gid, const struct dpn_verbs_options *options)
 {
-    return (unsigned)is_in_range(gid, &options->range) << 4 | (unsigned)!is_link_local(gid) << 3 |
-           (unsigned)is_wanted_version(gid, options) << 2 |
+    return (unsigned)is_in_range(gid, &options->range) << 5 | (unsigned)!gid->is_foreign << 4 |
+           (unsigned)!is_link_local(gid) << 3 | (unsigned)is_wanted_version(gid, options) << 2 |
            (unsigned)(family(gid) == options->family) << 1 | (unsigned)(family(gid) == AF_INET);
+}
+
+/* ---- network namespaces ---------------------------------------------------------------------- */
+
+static bool is_address(const struct sockaddr *at, const union ibv_gid *gid)
+{
+    if (at && at->sa_family == AF_INET6)
+        return !memcmp(&((const struct sockaddr_in6 *)(const void *)at)->sin6_addr, gid, 16);
+    return at && at->sa_family == AF_INET &&
+           IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)gid->raw) &&
+           !memcmp(&((const struct sockaddr_in *)(const void *)at)->sin_addr, &gid->raw[12], 4);
+}
+
+/* An index alone proves nothing: namespaces number their interfaces on their own. all NULL: nothing
+ * is known of the interfaces. */
+static bool is_foreign(const struct ibv_gid_entry *entry, const struct ifaddrs *all)
+{
+    const struct dpn_gid gid = {.raw = entry->gid};
+    char name[IF_NAMESIZE];
+    bool found = !all;
+
+    if (!entry->ndev_ifindex || entry->gid_type == IBV_GID_TYPE_IB)
+        return false;
+    if (is_link_local(&gid))
+        return !if_indextoname(entry->ndev_ifindex, name);
+    for (; all && !found; all = all->ifa_next)
+        found = is_address(all->ifa_addr, &entry->gid);
+    return !found;
 }
 
 /* ---- GIDs of one port ------------------------------------------------------------------------ */
@@ -93,66 +121,36 @@ static bool is_admitted(const struct dpn_gid *gid, const struct dpn_verbs_option
 void dpn_gids_choose(const struct ibv_gid_entry *table, int count, int port,
                      const struct dpn_verbs_options *options, struct dpn_gids *out)
 {
+    struct ifaddrs *all = NULL;
+
     out->count = 0;
+    if (getifaddrs(&all))
+        all = NULL;
     for (int i = 0; i < count; i++) {
-        const struct dpn_gid gid = {.raw = table[i].gid, .index = (uint16_t)table[i].gid_index,
-                                    .type = (uint8_t)table[i].gid_type};
+        const struct dpn_gid gid = {.raw = table[i].gid,
+                                    .index = (uint16_t)table[i].gid_index,
+                                    .type = (uint8_t)table[i].gid_type,
+                                    .is_foreign = is_foreign(&table[i], all)};
         if ((int)table[i].port_num != port || !is_admitted(&gid, options))
             continue;
         if (is_routable(&gid, options)) {
             *out = (struct dpn_gids){.count = 1, .list = {gid}};
-            return;
+            break;
         }
         add(out, &gid, options);
     }
-}
-
-/* ---- network namespaces ---------------------------------------------------------------------- */
-
-static bool is_address(const struct sockaddr *at, const union ibv_gid *gid)
-{
-    if (at && at->sa_family == AF_INET6)
-        return !memcmp(&((const struct sockaddr_in6 *)(const void *)at)->sin6_addr, gid, 16);
-    return at && at->sa_family == AF_INET &&
-           IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)gid->raw) &&
-           !memcmp(&((const struct sockaddr_in *)(const void *)at)->sin_addr, &gid->raw[12], 4);
-}
-
-/* An index alone proves nothing: namespaces number their interfaces on their own. */
-static bool is_here(const struct ibv_gid_entry *entry, const struct ifaddrs *all)
-{
-    const struct dpn_gid gid = {.raw = entry->gid};
-    char name[IF_NAMESIZE];
-    bool found = false;
-
-    if (!entry->ndev_ifindex || entry->gid_type == IBV_GID_TYPE_IB)
-        return true;
-    if (is_link_local(&gid))
-        return if_indextoname(entry->ndev_ifindex, name);
-    for (; all && !found; all = all->ifa_next)
-        found = is_address(all->ifa_addr, &entry->gid);
-    return found;
-}
-
-int dpn_gids_of_this_namespace(struct ibv_gid_entry *table, int count)
-{
-    struct ifaddrs *all;
-    int kept = 0;
-
-    if (getifaddrs(&all))
-        return count;
-    for (int i = 0; i < count; i++)
-        if (is_here(&table[i], all))
-            table[kept++] = table[i];
     freeifaddrs(all);
-    return kept;
 }
 
 /* ---- a pair of ports ------------------------------------------------------------------------- */
 
-static bool can_reach(const struct dpn_gid *a, const struct dpn_gid *b)
+/* The default prefix of an InfiniBand subnet looks like that of a link-local address. */
+static bool can_reach(const struct dpn_gid *a, const struct dpn_gid *b,
+                      const struct dpn_verbs_options *options)
 {
-    return a->type == b->type && family(a) == family(b) && is_link_local(a) == is_link_local(b);
+    return a->type == b->type && family(a) == family(b) &&
+           (a->type == IBV_GID_TYPE_IB || options->gid_index >= 0 ||
+            is_link_local(a) == is_link_local(b));
 }
 
 struct score {
@@ -185,7 +183,7 @@ bool dpn_gids_match(const struct dpn_gids *ours, const struct dpn_gids *theirs,
 
     for (int i = 0; i < ours->count; i++)
         for (int k = 0; k < theirs->count; k++) {
-            if (!can_reach(&ours->list[i], &theirs->list[k]))
+            if (!can_reach(&ours->list[i], &theirs->list[k], options))
                 continue;
             const struct score s = score_of(&ours->list[i], &theirs->list[k], options);
             if (found && !is_better(s, best))
@@ -196,6 +194,12 @@ bool dpn_gids_match(const struct dpn_gids *ours, const struct dpn_gids *theirs,
             *their = theirs->list[k];
         }
     return found;
+}
+
+/* Bytes 4 and 5 of the prefix are the FLID, which ports of one subnet need not share. */
+bool dpn_gids_differ_in_subnet(const struct dpn_gid *a, const struct dpn_gid *b)
+{
+    return memcmp(a->raw.raw, b->raw.raw, 4) || memcmp(a->raw.raw + 6, b->raw.raw + 6, 2);
 }
 
 bool dpn_gids_are_near(const struct dpn_gid *a, const struct dpn_gid *b, int ipv4_bits)
@@ -215,7 +219,7 @@ const char *dpn_gid_text(const struct dpn_gid *gid, char text[DPN_GID_TEXT])
         inet_ntop(AF_INET, &gid->raw.raw[12], where, sizeof(where));
     else
         inet_ntop(AF_INET6, gid->raw.raw, where, sizeof(where));
-    snprintf(text, DPN_GID_TEXT, "%.40s (index %u, %s)", where, gid->index,
-             gid->type < 3 ? types[gid->type] : "?");
+    snprintf(text, DPN_GID_TEXT, "%.40s (index %u, %s%s)", where, gid->index,
+             gid->type < 3 ? types[gid->type] : "?", gid->is_foreign ? ", other namespace" : "");
     return text;
 }

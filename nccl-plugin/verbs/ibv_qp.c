@@ -63,27 +63,18 @@ int dpn_ibv_qp_new(const struct dpn_port *port, const struct dpn_verbs_options *
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
-/* The last 16 bits of an InfiniBand subnet prefix tell subnets apart. Between two subnets there is
- * a router if the GID gives the LID by which it is reached (FLID); otherwise both are treated as
- * one subnet. */
-static uint16_t find_router(const struct dpn_path *path)
-{
-    const uint8_t *our = path->gid.raw.raw, *their = path->peer_gid.raw.raw;
-
-    return path->port->is_ethernet || !memcmp(our + 6, their + 6, 2)
-               ? 0
-               : dpn_gid_flid(&path->peer_gid);
-}
-
+/* An InfiniBand router is found by the FLID in the peer's GID; without one the peer's LID has to
+ * do. Both need a global route header, as do ports that share a LID or have none. */
 static struct ibv_ah_attr address(const struct dpn_path *path)
 {
-    struct ibv_ah_attr ah = {.port_num = (uint8_t)path->port->number, .dlid = path->peer_lid,
+    const bool is_far =
+        !path->port->is_ethernet && dpn_gids_differ_in_subnet(&path->gid, &path->peer_gid);
+    const uint16_t router = is_far ? dpn_gid_flid(&path->peer_gid) : 0;
+    struct ibv_ah_attr ah = {.port_num = (uint8_t)path->port->number,
+                             .dlid = router ? router : path->peer_lid,
                              .sl = path->service_level};
-    const uint16_t router = find_router(path);
 
-    if (router)
-        ah.dlid = router;
-    if (path->port->is_ethernet || !path->peer_lid || router) {
+    if (path->port->is_ethernet || is_far || path->needs_grh || !path->peer_lid) {
         ah.is_global = 1;
         ah.grh = (struct ibv_global_route){.dgid = path->peer_gid.raw, .hop_limit = 255,
                                            .sgid_index = (uint8_t)path->gid.index,

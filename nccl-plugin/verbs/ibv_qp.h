@@ -20,6 +20,7 @@ struct dpn_path {
     uint16_t peer_lid;
     uint8_t mtu; /* the smaller of both sides */
     struct dpn_gid gid, peer_gid;
+    uint8_t needs_grh; /* one of the two ports needs a global route header */
     uint8_t traffic_class, service_level;
     const struct ibv_ece *ece; /* ECE options that the peer requests or accepted; NULL: none */
 };

@@ -88,7 +88,7 @@ static int make_qp(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_qp_info *o
         .number = qp->ibv->qp_num, .psn = qp->psn, .key = rail->block_mr->rkey,
         .address = (uintptr_t)v->block,
     };
-    dpn_port_query(rail->port, &ours->lid, &ours->mtu);
+    dpn_port_query(rail->port, &ours->lid, &ours->mtu, &ours->needs_grh);
     qp->mtu = ours->mtu;
     return 0;
 }
@@ -133,6 +133,7 @@ static int connect_qp(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_q
         .psn = qp->psn, .peer_psn = peer->psn, .peer_lid = peer->lid,
         .mtu = peer->mtu < qp->mtu ? peer->mtu : qp->mtu,
         .gid = qp->gid, .peer_gid = qp->peer_gid,
+        .needs_grh = qp->job.ours.needs_grh | peer->needs_grh,
         .traffic_class = class_of(v), .service_level = v->service_level,
         .ece = qp->uses_ece ? &ece : NULL,
     });
@@ -380,12 +381,11 @@ bool dpn_qps_end(struct dpn_verbs *v)
     return have_ended;
 }
 
-/* A child that was forked while a worker of its parent was busy leaves that queue pair alone. */
 static bool close_one(struct dpn_qp *qp, int64_t until_ns)
 {
     if (!dpn_job_end(&qp->job.base, until_ns))
         return false;
-    if (!qp->job.has_destroyed && !dpn_job_is_running(&qp->job.base))
+    if (!qp->job.has_destroyed)
         dpn_ibv_qp_free(qp->ibv);
     qp->ibv = NULL;
     return true;

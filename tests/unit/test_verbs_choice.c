@@ -240,34 +240,71 @@ static void holes_are_left_out_and_the_best_of_many_stay(void **state)
 }
 
 /* The address of the loopback is here; 203.0.113.77 is kept for documents, and nowhere. */
-static void gids_of_other_network_namespaces_are_left_out(void **state)
+static void gids_of_other_network_namespaces_come_last(void **state)
 {
-    (void)state;
     static const struct {
         struct line line;
         uint32_t ifindex;
-        bool stays;
+        bool is_foreign;
     } cases[] = {
-        {{0, V2, "127.0.0.1"}, 1, true},     {{1, V2, "203.0.113.77"}, 1, false},
-        {{2, V2, "127.0.0.1"}, 7777, true},  {{3, V2, "203.0.113.77"}, 0, true},
-        {{4, V2, "fe80::1"}, 1, true},       {{5, V2, "fe80::1"}, 7777777, false},
-        {{6, V2, "2001:db8::77"}, 1, false}, {{7, IBV_GID_TYPE_IB, "2001:db8::77"}, 1, true},
+        {{0, V2, "127.0.0.1"}, 1, false},    {{1, V2, "203.0.113.77"}, 1, true},
+        {{2, V2, "127.0.0.1"}, 7777, false}, {{3, V2, "203.0.113.77"}, 0, false},
+        {{4, V2, "fe80::1"}, 1, false},      {{5, V2, "fe80::1"}, 7777777, true},
+        {{6, V2, "2001:db8::77"}, 1, true},  {{7, IB, "2001:db8::77"}, 1, false},
     };
-    enum { COUNT = sizeof(cases) / sizeof(cases[0]) };
+    enum { COUNT = sizeof(cases) / sizeof(cases[0]), FOREIGN = 3 };
+    struct dpn_verbs_options o = defaults();
     struct ibv_gid_entry table[COUNT];
-    int kept = 0;
+    char text[DPN_GID_TEXT];
+    struct dpn_gids g;
 
+    (void)state;
     for (int i = 0; i < COUNT; i++) {
         table[i] = entry(&cases[i].line);
         table[i].ndev_ifindex = cases[i].ifindex;
     }
-    const int count = dpn_gids_of_this_namespace(table, COUNT);
-    for (int i = 0; i < COUNT; i++)
-        if (cases[i].stays) {
-            assert_true(kept < count);
-            assert_int_equal(table[kept++].gid_index, i);
-        }
-    assert_int_equal(kept, count);
+    dpn_gids_choose(table, COUNT, 1, &o, &g);
+    assert_int_equal(g.count, COUNT);
+    for (int i = 0; i < COUNT; i++) {
+        assert_int_equal(g.list[i].is_foreign, cases[g.list[i].index].is_foreign);
+        assert_int_equal(g.list[i].is_foreign, i >= COUNT - FOREIGN);
+    }
+    o.gid_index = 1; /* the operator's choice */
+    dpn_gids_choose(table, COUNT, 1, &o, &g);
+    assert_int_equal(g.count, 1);
+    assert_string_equal(dpn_gid_text(&g.list[0], text),
+                        "203.0.113.77 (index 1, RoCE v2, other namespace)");
+    o = defaults();
+    assert_int_equal(dpn_range_parse("203.0.113.0/24", &o.range), 0);
+    dpn_gids_choose(table, COUNT, 1, &o, &g);
+    assert_int_equal(g.list[0].index, 3);
+    assert_int_equal(g.list[1].index, 1);
+}
+
+/* A pair of one that is link-local with one that is not works, though it is never chosen. */
+static void a_forced_gid_is_used_whatever_the_peer_has(void **state)
+{
+    static const struct line local[] = {{1, V2, "fe80::1"}, {0, 0, NULL}};
+    static const struct line global[] = {{1, V2, "fd00::1"}, {0, 0, NULL}};
+    struct dpn_verbs_options o = defaults();
+
+    (void)state;
+    must_choose(local, global, &o, -1, -1);
+    o.gid_index = 1;
+    must_choose(local, global, &o, 1, 1);
+}
+
+static void infiniband_ports_of_two_subnets_are_joined(void **state)
+{
+    static const struct line ours[] = {{0, IB, "fe80::1"}, {0, 0, NULL}};
+    static const struct line theirs[] = {{0, IB, "fec0:0:0:2::2"}, {0, 0, NULL}};
+    static const struct line beside[] = {{0, IB, "fe80:0:77::2"}, {0, 0, NULL}};
+    const struct dpn_verbs_options o = defaults();
+
+    (void)state;
+    must_choose(ours, theirs, &o, 0, 0);
+    assert_true(dpn_gids_differ_in_subnet(&gids(ours, &o).list[0], &gids(theirs, &o).list[0]));
+    assert_false(dpn_gids_differ_in_subnet(&gids(ours, &o).list[0], &gids(beside, &o).list[0]));
 }
 
 static void a_gid_is_printed_with_index_and_kind(void **state)
@@ -318,7 +355,9 @@ int main(void)
         cmocka_unit_test(a_gid_that_routers_know_stands_for_the_port),
         cmocka_unit_test(what_cannot_talk_is_not_joined),
         cmocka_unit_test(holes_are_left_out_and_the_best_of_many_stay),
-        cmocka_unit_test(gids_of_other_network_namespaces_are_left_out),
+        cmocka_unit_test(gids_of_other_network_namespaces_come_last),
+        cmocka_unit_test(a_forced_gid_is_used_whatever_the_peer_has),
+        cmocka_unit_test(infiniband_ports_of_two_subnets_are_joined),
         cmocka_unit_test(a_gid_is_printed_with_index_and_kind),
         cmocka_unit_test(connections_for_send_and_receive_are_the_pipelines),
         cmocka_unit_test(a_kinds_class_goes_before_the_operators_and_the_communicators),

@@ -89,7 +89,7 @@ static void another_version_is_named(void **state)
     (void)state;
     t.hello.version = DPN_CONTROL_VERSION + 1;
     assert_int_equal(dpn_control_check(DPN_HELLO, false, &t, sizeof(t.hello)), DP_EMISMATCH);
-    assert_non_null(strstr(dp_last_error(), "version 11"));
+    assert_non_null(strstr(dp_last_error(), "version 12"));
 }
 
 static void values_out_of_bounds_are_refused(void **state)

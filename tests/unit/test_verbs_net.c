@@ -516,6 +516,37 @@ static void a_device_is_where_its_data_direct_is(void **state)
     dpn_ibv.query_device = ibv_query_device;
 }
 
+/* As NCCL's own transport offers them: "_dma" is the one with Data Direct. */
+static void both_ways_of_a_device_may_be_offered(void **state)
+{
+    static const char *const names[] = {"fake0", "fake0_dma", "fake1", "fake1_dma"};
+    struct dpn_verbs_options o = dpn_verbs_state.options;
+    static struct dpn_ports ports;
+    char why[256];
+
+    (void)state;
+    dpn_ibv.query_device = vendor_of_mlx5;
+    o.data_direct = 2;
+    for (int has_direct = 0; has_direct < 2; has_direct++) {
+        memset(&ports, 0, sizeof(ports));
+        dpn_mlx5.get_data_direct_sysfs_path = has_direct ? a_direct : no_direct;
+        dpn_mlx5.reg_dmabuf_mr = no_mr;
+        dpn_ports_find(&o, &ports, why, sizeof(why));
+        assert_string_equal(why, "2 of 2 RDMA devices have an active port");
+        assert_int_equal(ports.count, has_direct ? 4 : 2);
+        for (int i = 0; i < ports.count; i++) {
+            struct dpn_hca *hca = ports.list[i].hca;
+            assert_string_equal(ports.list[i].name, names[has_direct ? i : 2 * i]);
+            assert_int_equal(hca->has_data_direct, has_direct && i % 2);
+            assert_int_equal(hca->pci_path != NULL, hca->has_data_direct);
+            dpn_ibv.dealloc_pd(hca->pd);
+            dpn_ibv.close_device(hca->context);
+            free(hca->pci_path);
+        }
+    }
+    dpn_ibv.query_device = ibv_query_device;
+}
+
 static int force_flush_of(int dev)
 {
     struct ncclNetProperties_v12 props;
@@ -600,7 +631,11 @@ static void routers_are_addressed_by_the_lid_they_know(void **state)
     assert_true(asked.dlid == 0x1234 && asked.is_global && asked.grh.sgid_index == 1);
     path.peer_gid.raw.raw[4] = path.peer_gid.raw.raw[5] = 0; /* no router's LID is known */
     assert_int_equal(dpn_ibv_qp_connect(NULL, &path), 0);
-    assert_true(asked.dlid == 7 && !asked.is_global);
+    assert_true(asked.dlid == 7 && asked.is_global);
+    path.peer_gid.raw.raw[7] = 8; /* one subnet again, where several ports share a LID */
+    path.needs_grh = 1;
+    assert_int_equal(dpn_ibv_qp_connect(NULL, &path), 0);
+    assert_true(asked.dlid == 7 && asked.is_global);
     dpn_ibv.modify_qp = modify;
 }
 
@@ -742,6 +777,7 @@ int main(void)
         cmocka_unit_test(ports_of_other_names_are_warned_of_if_asked),
         cmocka_unit_test(a_port_of_the_subnet_of_the_peer_stands_in),
         cmocka_unit_test(a_device_is_where_its_data_direct_is),
+        cmocka_unit_test(both_ways_of_a_device_may_be_offered),
         cmocka_unit_test(a_device_with_data_direct_is_always_flushed),
         cmocka_unit_test(routers_are_addressed_by_the_lid_they_know),
     };

@@ -161,6 +161,7 @@ static int query_port(struct ibv_context *c, uint8_t number, struct ibv_port_att
         .lid = (uint16_t)p->lid,
         .max_vl_num = 1,
         .link_layer = (uint8_t)p->link_layer,
+        .flags = p->needs_grh ? IBV_QPF_GRH_REQUIRED : 0,
     };
     encode_speed(p->gbps, &a.active_width, &a.active_speed);
     fv_unlock();

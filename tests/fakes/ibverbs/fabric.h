@@ -43,7 +43,7 @@ struct fv_gid {
 };
 
 struct fv_port {
-    bool used, up;
+    bool used, up, needs_grh;
     char host[FV_NAME], device[FV_NAME];
     int number;
     int net; /* ports of one net reach each other */

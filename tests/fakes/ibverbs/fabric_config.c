@@ -84,7 +84,6 @@ static void set_names(struct ibv_device *d, const char *name, int index)
     const char *root = getenv("FAKE_VERBS_SYSFS");
 
     d->node_type = IBV_NODE_CA;
-    d->transport_type = IBV_TRANSPORT_IB;
     snprintf(d->name, sizeof(d->name), "%s", name);
     snprintf(d->dev_name, sizeof(d->dev_name), "uverbs%d", index);
     snprintf(d->dev_path, sizeof(d->dev_path), "%s/sys/class/infiniband_verbs/uverbs%d",
@@ -109,6 +108,7 @@ static bool read_device(struct reader *r, char *const *words)
     const char *guid = find_value(words, "guid");
     d->guid = guid ? strtoull(guid, NULL, 0)
                    : UINT64_C(0xfa4e000000000000) + (unsigned)(r->host_number << 8 | r->count);
+    d->ib.transport_type = number(words, "iwarp", 0) ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
     set_names(&d->ib, words[1], r->count - 1);
     r->port = NULL;
     return true;
@@ -145,6 +145,7 @@ static bool read_port(struct reader *r, char *const *words)
     *r->port = (struct fv_port){
         .used = true,
         .up = !number(words, "down", 0),
+        .needs_grh = number(words, "grh", 0),
         .number = d->port_count,
         .net = (int)number(words, "net", 0),
         .link_layer = link && !strcmp(link, "infiniband") ? IBV_LINK_LAYER_INFINIBAND

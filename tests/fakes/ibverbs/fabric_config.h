@@ -3,8 +3,8 @@
  * fabric_config.h - which devices a process has, as the file FAKE_VERBS_DEVICES says:
  *
  *      # comment
- *      device NAME [guid=0xN] [qps=N] [mrs=N] [wrs=N] [cqes=N] [inline=N] [ece=N]
- *      port N [link=ethernet|infiniband] [gbps=N] [mtu=N] [lid=N] [net=N] [down=1]
+ *      device NAME [guid=0xN] [qps=N] [mrs=N] [wrs=N] [cqes=N] [inline=N] [ece=N] [iwarp=1]
+ *      port N [link=ethernet|infiniband] [gbps=N] [mtu=N] [lid=N] [net=N] [down=1] [grh=1]
  *      gid INDEX ADDRESS [type=ib|v1|v2] [vlan=N] [ifindex=N]
  *
  * A port belongs to the device above it, a GID to the port above it. ADDRESS is written as of IPv6, or

@@ -23,11 +23,12 @@ static bool is_link_local(const union ibv_gid *g)
     return g->raw[0] == 0xfe && (g->raw[1] & 0xc0) == 0x80;
 }
 
-/* A packet from one entry is understood at another only if it is of the same kind. */
+/* A packet from one entry is understood at another only if it is of the same kind. The default
+ * prefix of InfiniBand's subnets looks link-local, and routers know it. */
 static bool are_alike(const struct fv_gid *a, const struct fv_gid *b)
 {
     return a->type == b->type && a->vlan == b->vlan && is_v4(&a->gid) == is_v4(&b->gid) &&
-           is_link_local(&a->gid) == is_link_local(&b->gid);
+           (a->type == IBV_GID_TYPE_IB || is_link_local(&a->gid) == is_link_local(&b->gid));
 }
 
 bool fv_knows_gid(const struct fv_port *port, const union ibv_gid *gid, const struct fv_gid *from)
@@ -39,9 +40,15 @@ bool fv_knows_gid(const struct fv_port *port, const union ibv_gid *gid, const st
     return false;
 }
 
+/* Without a global header a packet stays in its subnet, which the first GID tells; no entry: one
+ * for all. */
 static bool finds(const struct fv_qp *from, const struct fv_port *port)
 {
-    return from->is_global ? fv_knows_gid(port, &from->dgid, &from->sgid) : from->dlid == port->lid;
+    const struct fv_gid *a = &fv->ports[from->port].gids[0], *b = &port->gids[0];
+
+    if (from->is_global)
+        return fv_knows_gid(port, &from->dgid, &from->sgid);
+    return from->dlid == port->lid && !memcmp(a->gid.raw, b->gid.raw, 8);
 }
 
 bool fv_reaches(const struct fv_qp *from, const struct fv_qp *to)

@@ -298,7 +298,7 @@ static int set_path(struct fv_my_qp *q, const struct ibv_qp_attr *a)
         a->dest_qp_num >> 24 || a->rq_psn >> 24 || a->max_dest_rd_atomic > 16 ||
         a->min_rnr_timer > 31)
         return EINVAL;
-    if (!ah->is_global && port->link_layer == IBV_LINK_LAYER_ETHERNET)
+    if (!ah->is_global && (port->link_layer == IBV_LINK_LAYER_ETHERNET || port->needs_grh))
         return EINVAL;
     if (ah->is_global && (ah->grh.sgid_index >= FV_GIDS || !port->gids[ah->grh.sgid_index].used))
         return EINVAL;
