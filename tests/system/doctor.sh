@@ -201,6 +201,29 @@ concludes_nothing_from_what_it_cannot_read()
     ! grep -e 'is not set' -e 'known and agree' -e '"fault"' "$work/out" || wrong 'concludes from nothing'
 }
 
+# The parent has neither the variables nor the libraries of the job; nor has a launcher below it the latter.
+follows_the_child_of_run()
+{
+    root=$work/run
+    cp -r "$work/planted" "$root"
+    for process in 70:71 71:72 72:; do
+        dir=$root/proc/${process%:*}
+        mkdir -p "$dir/task/${process%:*}"
+        printf 'NCCL_NET_PLUGIN=none\0' >"$dir/environ"
+        echo "${process#*:}" >"$dir/task/${process%:*}/children"
+        : >"$dir/maps"
+    done
+    printf '/usr/bin/dualpipe\0run\0torchrun\0' >"$root/proc/70/cmdline"
+    run doctor --sysfs "$root" --pid 70 >/dev/null
+    says 'process 71 is looked at' || return
+    echo '7f00-7f01 r-xp 0 0:0 1 /usr/lib/x86_64-linux-gnu/libnccl.so.2' >"$root/proc/72/maps"
+    run doctor --sysfs "$root" --pid 70 >/dev/null
+    says 'process 72 is looked at' 'process 72 has NCCL but no net plugin' || return
+    printf 'python\0run\0' >"$root/proc/70/cmdline"
+    run doctor --sysfs "$root" --pid 70 >/dev/null
+    ! grep 'is looked at' "$work/out" || wrong 'follows another program'
+}
+
 # sees VALUE TEXT - exactly one fault of the variables, or none where TEXT is empty.
 sees_selection()
 {
@@ -236,6 +259,14 @@ it knows_this_machine
 it looks_at_a_process
 it lives_with_an_empty_tree
 it concludes_nothing_from_what_it_cannot_read
+it follows_the_child_of_run
+it sees_selection NCCL_IB_TIMEOUT=50 'NCCL_IB_TIMEOUT=50, expected a number from 0 to 31'
+it sees_selection NCCL_IB_TIMEOUT=0x14 ''
+it sees_selection NCCL_BUFFSIZE=abc 'NCCL_BUFFSIZE=abc, expected a number from 1 to 2147483647'
+it sees_selection NCCL_BUFFSIZE=4M 'NCCL_BUFFSIZE=4M, expected a number from 1 to 2147483647'
+it sees_selection NCCL_SHM_DISABLE=yes 'NCCL_SHM_DISABLE=yes, expected a number from -2 to 2'
+it sees_selection NCCL_P2P_LEVEL=NVL ''
+it sees_selection NCCL_SOCKET_FAMILY=inet 'NCCL_SOCKET_FAMILY=inet, expected one of AF_INET AF_INET6 '
 it sees_selection NCCL_ALGO=Rng "NCCL_ALGO: NCCL has no algorithm 'Rng'; did you mean Ring?"
 it sees_selection NCCL_ALGO=^pat,ring ''
 it sees_selection 'NCCL_ALGO=allreduce:tree,NVLSTree;broadcast:ring' ''

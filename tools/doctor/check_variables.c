@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_variables.c - NCCL_ and DUALPIPE_ variables that nothing knows, that name what is not there,
- * and that contradict each other.
+ * check_variables.c - NCCL_ and DUALPIPE_ variables that nothing knows, whose values cannot be,
+ * that name what is not there, and that contradict each other.
  */
 #include "config.h"
 
@@ -10,6 +10,8 @@
 
 #include <dualpipe/options.h>
 
+#include <fnmatch.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +37,7 @@ static bool is_listed(const char *name)
 
 static void look_at_name(struct doctor *d, const char *name)
 {
-    if (has_line(d->nccl.strings, name))
+    if (has_line(d->nccl.strings, name) || strpbrk(name, " \t")) /* that is said of its line */
         return;
     bool other = is_listed(name);
     if (other && !d->nccl.strings)
@@ -71,41 +73,172 @@ static void add_option(void *user, const struct dp_option_info *option)
 
 /* ---- names of what is not there ------------------------------------------------------------- */
 
-/* Does "^=a,b:1" of NCCL's admit one of these? A prefix is enough without the '='. */
-static bool admits(const char *filter, const char *name)
-{
-    bool except = *filter == '^', found = false;
+/* What there is of the things that a filter chooses from. */
+struct things {
+    const char *variable, *dir, *word;
+    bool (*works)(struct doctor *d, const char *name, const char *port);
+    const char *broken;
+};
 
-    filter += except;
-    bool exact = *filter == '=';
-    filter += exact;
-    for (size_t len; *filter && !found; filter += len + (filter[len] == ',')) {
-        len = strcspn(filter, ",");
-        size_t wanted = strcspn(filter, ":,");
-        found = exact ? strlen(name) == wanted && !strncmp(name, filter, wanted)
-                      : !strncmp(name, filter, wanted);
-    }
-    return found != except;
+/* NCCL passes over what is not up or has no carrier. */
+static bool interface_works(struct doctor *d, const char *name, const char *port)
+{
+    char state[256];
+
+    (void)port;
+    return !tree_line(&d->tree, state, "/sys/class/net/%s/operstate", name) ||
+           !strcmp(state, "up") || !strcmp(state, "unknown");
 }
 
-static void look_at_filter(struct doctor *d, const char *variable, const char *pattern,
-                           const char *thing)
+static bool device_has(struct doctor *d, const char *name, const char *port)
 {
-    const char *filter = doctor_variable(d, variable);
-    struct tree_list list = tree_glob(&d->tree, "%s/*", pattern);
-    bool any = false;
+    return !*port || tree_has(&d->tree, "/sys/class/infiniband/%s/ports/%s", name, port);
+}
 
-    for (size_t i = 0; filter && i < list.count && !any; i++)
-        any = admits(filter, tree_base(list.paths[i]));
-    tree_list_free(&list);
-    if (!filter || !*filter || any)
-        return;
+static const struct things things[] = {
+    {"NCCL_SOCKET_IFNAME", "/sys/class/net", "network interface", interface_works, "is up"},
+    {"NCCL_IB_HCA", "/sys/class/infiniband", "RDMA device", device_has, "has such a port"},
+};
+
+/* Does an entry such as "mlx5_0:1" mean the thing, and which port of it? A prefix is enough where
+ * the filter does not begin with '='. */
+static bool names(const char *entry, bool exact, const char *name, char port[8])
+{
+    const size_t len = strcspn(entry, ":,"), all = strcspn(entry, ",");
+
+    snprintf(port, 8, "%.*s", entry[len] == ':' ? (int)(all - len - 1) : 0, entry + len + 1);
+    return !strncmp(name, entry, len) && (!exact || strlen(name) == len);
+}
+
+/* How many things an entry means, and how many of them work. */
+static void count_named(struct doctor *d, const struct things *t, const struct tree_list *list,
+                        const char *entry, bool exact, size_t counts[2])
+{
+    char port[8];
+
+    for (size_t i = 0; i < list->count; i++) {
+        const char *name = tree_base(list->paths[i]);
+        if (names(entry, exact, name, port)) {
+            counts[0]++;
+            counts[1] += t->works(d, name, port);
+        }
+    }
+}
+
+static void add_filter(struct doctor *d, const struct things *t, enum doctor_severity severity,
+                       const char *what, const char *consequence)
+{
     doctor_add(d, (struct finding){
-        .severity = DOCTOR_FAULT,
-        .what = doctor_text(d, "%s=%s admits no %s of this machine", variable, filter, thing),
-        .evidence = doctor_text(d, "%s; %s", doctor_origin(d, variable), pattern),
-        .consequence = doctor_text(d, "no %s is used", thing),
-        .remedy = doctor_text(d, "unset it, or name one of %s", pattern)});
+                      .severity = severity,
+                      .what = what,
+                      .evidence = doctor_text(d, "%s; %s", doctor_origin(d, t->variable), t->dir),
+                      .consequence = consequence,
+                      .remedy = doctor_text(d, "unset it, or name one of %s", t->dir)});
+}
+
+/* "^a,b" is all but those, "=a" exactly those. */
+static void look_at_filter(struct doctor *d, const struct things *t)
+{
+    const char *filter = doctor_variable(d, t->variable), *entry = filter;
+    struct tree_list list = tree_glob(&d->tree, "%s/*", t->dir);
+    size_t all[2] = {0}, before = d->finding_count;
+
+    if (!filter || !*filter)
+        goto done;
+    const bool except = *entry == '^';
+    entry += except;
+    const bool exact = *entry == '=';
+    for (entry += exact; *entry; entry += strcspn(entry, ","), entry += *entry == ',') {
+        size_t counts[2] = {0};
+        count_named(d, t, &list, entry, exact, counts);
+        if (!counts[0] && !except)
+            add_filter(d, t, DOCTOR_WARNING,
+                       doctor_text(d, "'%.*s' of %s is no %s of this machine",
+                                   (int)strcspn(entry, ","), entry, t->variable, t->word),
+                       "it chooses nothing");
+        all[0] += counts[0];
+        all[1] += counts[1];
+    }
+    if (except ? all[0] < list.count : all[1])
+        goto done;
+    d->finding_count = before; /* the whole is worse than its parts */
+    add_filter(d, t, DOCTOR_FAULT,
+               doctor_text(d, "%s=%s admits no %s of this machine%s%s", t->variable, filter,
+                           t->word, !except && all[0] ? " that " : "",
+                           !except && all[0] ? t->broken : ""),
+               doctor_text(d, "no %s is used", t->word));
+done:
+    tree_list_free(&list);
+}
+
+/* ---- values --------------------------------------------------------------------------------- */
+
+/* A number, as strtoll() takes it, or one of some words with blanks around each. The first pattern
+ * that a name fits counts. */
+struct values {
+    const char *pattern;
+    long long least, most;
+    const char *words;
+};
+
+/* InfiniBand's fields have so many bits; of levels numbers are an older form. */
+#define LEVELS " LOC NVL NVB C2C PIX PXB P2C PXN PHB SYS DIS "
+static const struct values values[] = {
+    {"NCCL_IB_TIMEOUT", 0, 31, NULL},
+    {"NCCL_IB_RETRY_CNT", 0, 7, NULL},
+    {"NCCL_IB_SL", -1, 15, NULL},
+    {"NCCL_IB_TC", -1, 255, NULL},
+    {"NCCL_IB_FIFO_TC", -1, 255, NULL},
+    {"NCCL_IB_GID_INDEX", -1, 255, NULL},
+    {"NCCL_IB_PKEY", 0, 65535, NULL},
+    {"NCCL_IB_ROCE_VERSION_NUM", 1, 2, NULL},
+    {"NCCL_IB_QPS_PER_CONNECTION", 1, 128, NULL},
+    {"NCCL_IB_PCI_RELAXED_ORDERING", 0, 2, NULL},
+    {"NCCL_IB_DATA_DIRECT", 0, 2, NULL},
+    {"NCCL_CROSS_NIC", 0, 2, NULL},
+    {"NCCL_SOCKET_NTHREADS", 0, 16, NULL},
+    {"NCCL_NSOCKS_PERTHREAD", 0, 64, NULL},
+    {"NCCL_NTHREADS", 32, 1024, NULL},
+    {"NCCL*_BUFFSIZE", 1, INT32_MAX, NULL},
+    {"NCCL_M[AI][XN]_*NCHANNELS", 0, 64, NULL},
+    {"NCCL_M[AI][XN]_*CTAS", 0, 64, NULL},
+    {"NCCL_*_DISABLE", -2, 2, NULL},
+    {"NCCL_*_ENABLE", -2, 2, NULL},
+    {"NCCL_*_LEVEL", 0, 9, LEVELS},
+    {"NCCL_*_FAMILY", 1, 0, " AF_INET AF_INET6 "},
+    {"NCCL_LAUNCH_MODE", 1, 0, " PARALLEL GROUP "},
+};
+
+static bool is_value(const struct values *v, const char *value)
+{
+    char *end, word[32];
+    const long long number = strtoll(value, &end, 0);
+
+    if (v->words && (size_t)snprintf(word, sizeof(word), " %s ", value) < sizeof(word) &&
+        strstr(v->words, word))
+        return true;
+    return end != value && !*end && number >= v->least && number <= v->most;
+}
+
+static void look_at_value(struct doctor *d, const char *name, const char *value)
+{
+    const struct values *v = values, *end = v + sizeof(values) / sizeof(values[0]);
+
+    while (v < end && fnmatch(v->pattern, name, 0))
+        v++;
+    if (v == end || !*value || is_value(v, value))
+        return;
+    const char *numbers = doctor_text(d, "a number from %lld to %lld", v->least, v->most);
+    doctor_add(
+        d,
+        (struct finding){
+            .severity = DOCTOR_FAULT,
+            .what = doctor_text(d, "%s=%s, expected %s%s%s", name, value,
+                                v->words ? "one of" : numbers, v->words ? v->words : "",
+                                v->words && v->most ? doctor_text(d, "or %s", numbers) : ""),
+            .evidence = doctor_origin(d, name),
+            .consequence = "NCCL refuses it, or takes its default or another value without a word",
+            .remedy = doctor_text(d, "unset %s, or set it to such a value", name)});
 }
 
 /* ---- against each other --------------------------------------------------------------------- */
@@ -196,22 +329,26 @@ static void look_at_bounds(struct doctor *d, const char *least, const char *most
 
 void doctor_variables(struct doctor *d)
 {
-    size_t before = d->finding_count;
+    bool is_fine = !d->unseen;
 
     for (size_t i = 0; i < d->variable_count; i++)
-        if (!strncmp(d->variables[i].name, "NCCL_", 5))
+        if (!strncmp(d->variables[i].name, "NCCL_", 5)) {
             look_at_name(d, d->variables[i].name);
+            look_at_value(d, d->variables[i].name, d->variables[i].value);
+        }
     if (!*d->tree.root && !strcmp(d->process, "self"))
         dp_options_each(add_option, d);
-    look_at_filter(d, "NCCL_SOCKET_IFNAME", "/sys/class/net", "network interface");
-    look_at_filter(d, "NCCL_IB_HCA", "/sys/class/infiniband", "RDMA device");
+    for (size_t i = 0; i < sizeof(things) / sizeof(things[0]); i++)
+        look_at_filter(d, &things[i]);
     for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++)
         apply(d, &rules[i]);
     look_at_bounds(d, "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS");
     look_at_bounds(d, "NCCL_MIN_CTAS", "NCCL_MAX_CTAS");
     look_at_bounds(d, "NCCL_MIN_P2P_NCHANNELS", "NCCL_MAX_P2P_NCHANNELS");
     doctor_selection(d);
-    if (d->finding_count == before && !d->unseen)
+    for (size_t i = 0; i < d->finding_count; i++)
+        is_fine &= strcmp(d->findings[i].check, d->check) != 0;
+    if (is_fine)
         doctor_add(d,
                    (struct finding){.what = "all NCCL_ variables are known and agree",
                                     .evidence = "the environment, ~/.nccl.conf, /etc/nccl.conf"});

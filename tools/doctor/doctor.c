@@ -5,6 +5,7 @@
 #include "config.h"
 
 #include "doctor/doctor.h"
+#include "doctor/library.h"
 
 #include "args.h"
 #include "command.h"
@@ -122,6 +123,69 @@ static void print_json(const struct doctor *d)
     json_decref(all);
 }
 
+/* ---- the process ---------------------------------------------------------------------------- */
+
+/* The children of the process, "12 34 "; to be freed. */
+static char *children_of(struct doctor *d)
+{
+    size_t len;
+
+    return tree_read(&d->tree, &len, "/proc/%s/task/%s/children", d->process, d->process);
+}
+
+static bool is_run(struct doctor *d)
+{
+    size_t len;
+    char *words = tree_read(&d->tree, &len, "/proc/%s/cmdline", d->process);
+    const char *program = words ? tree_base(words) : "",
+               *command = words ? words + strlen(words) + 1 : "";
+    const bool found =
+        !strcmp(program, "dualpipe") && command < words + len && !strcmp(command, "run");
+
+    free(words);
+    return found;
+}
+
+/* To the first process below this one that has NCCL, itself included; false: none. */
+static bool descend(struct doctor *d, int depth)
+{
+    struct tree_path path;
+    char process[sizeof(d->process)], *children, *at;
+
+    if (library_mapped(d, "libnccl.so", &path))
+        return true;
+    memcpy(process, d->process, sizeof(process));
+    children = at = depth ? children_of(d) : NULL;
+    for (int len; at && sscanf(at, "%15s%n", d->process, &len) == 1; at += len)
+        if (descend(d, depth - 1)) {
+            free(children);
+            return true;
+        }
+    free(children);
+    memcpy(d->process, process, sizeof(process));
+    return false;
+}
+
+/* `dualpipe run` stays the parent of the job, which has the variables and the libraries. */
+static void follow(struct doctor *d)
+{
+    enum { DEEPEST = 8 };
+    const char *evidence = doctor_text(d, "/proc/%s/cmdline", d->process);
+
+    if (!is_run(d))
+        return;
+    char *children = descend(d, DEEPEST) ? NULL : children_of(d);
+    if (children)
+        sscanf(children, "%15s", d->process);
+    free(children);
+    d->check = "nccl";
+    doctor_add(
+        d, (struct finding){
+               .what = doctor_text(d, "process %s is looked at, of what dualpipe run has started",
+                                   d->process),
+               .evidence = evidence});
+}
+
 /* ---- the command ---------------------------------------------------------------------------- */
 
 struct doctor_options {
@@ -234,6 +298,7 @@ int run_doctor(int argc, char **argv)
         return command_misused("no directory %s: expected the files of a machine", o.root);
     if (o.pid && !tree_has(&d.tree, "/proc/%s", d.process))
         return command_misused("no process %s in %s/proc", d.process, o.root);
+    follow(&d);
     run_checks(&d, &o.only);
     if (o.json)
         print_json(&d);

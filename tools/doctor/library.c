@@ -13,7 +13,8 @@
 static bool has(struct doctor *d, const char *dir, size_t len, const char *name,
                 struct tree_path *path)
 {
-    if (!len || !tree_has(&d->tree, "%.*s/%s", (int)len, dir, name))
+    if (!len || !tree_has(&d->tree, "%.*s/%s", (int)len, dir, name) ||
+        tree_has(&d->tree, "%.*s/%s/.", (int)len, dir, name)) /* a directory */
         return false;
     return (size_t)snprintf(path->text, sizeof(path->text), "%.*s/%s", (int)len, dir, name) <
            sizeof(path->text);

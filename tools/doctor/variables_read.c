@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define WORD "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_"
+
 const char *doctor_variable(const struct doctor *d, const char *name)
 {
     for (size_t i = 0; i < d->variable_count; i++)
@@ -50,18 +52,56 @@ none:
     free(value);
 }
 
-/* The lines of a file, which end with `end`. false: it cannot be read. */
+static void add_line(struct doctor *d, const char *path, int number, const char *what,
+                     const char *consequence)
+{
+    doctor_add(d, (struct finding){.severity = DOCTOR_WARNING,
+                                   .what = what,
+                                   .evidence = doctor_text(d, "line %d of %s", number, path),
+                                   .consequence = consequence,
+                                   .remedy = "write NAME=VALUE, without export, quotes or blanks; "
+                                             "NCCL reads the file, no shell"});
+}
+
+/* NCCL takes all before the first '=' for the name and all behind it for the value; comments begin
+ * in the first column. */
+static void look_at_line(struct doctor *d, const char *line, const char *path, int number)
+{
+    const char *equals = strchr(line, '='), *name = strstr(line, "NCCL_");
+    const char *value = equals ? equals + 1 : "";
+    const size_t len = strlen(value), word = name ? strspn(name, WORD) : 0;
+
+    if (*line == '#' || !name || (equals && name > equals))
+        return;
+    if (!equals)
+        add_line(d, path, number, doctor_text(d, "'%s' has no '='", line), "NCCL passes it over");
+    else if (name != line || name + word != equals)
+        add_line(
+            d, path, number,
+            doctor_text(d, "'%.*s' is set, not %.*s", (int)(equals - line), line, (int)word, name),
+            "it has no effect");
+    else if (len && (strchr("\"' \t", *value) || strchr("\"' \t\r", value[len - 1])))
+        add_line(
+            d, path, number,
+            doctor_text(d, "quotes or blanks are a part of the value of %.*s", (int)word, name),
+            "it is not what was meant");
+}
+
+/* The lines of a file, which end with `end`; '\n' in those of NCCL. false: it cannot be read. */
 static bool add_file(struct doctor *d, char end, const char *path, const char *origin)
 {
     size_t len;
     char *bytes = tree_read(&d->tree, &len, "%s", path);
     const bool is_read = bytes;
+    int number = 0;
 
     for (size_t at = 0; bytes && at < len;) {
         size_t line = 0;
         while (at + line < len && bytes[at + line] != end)
             line++;
         bytes[at + line] = 0;
+        if (end == '\n')
+            look_at_line(d, bytes + at, path, ++number);
         add(d, bytes + at, origin);
         at += line + 1;
     }
@@ -85,7 +125,14 @@ void doctor_variables_read(struct doctor *d)
     }
 
     const char *home = doctor_variable(d, "HOME"), *other = doctor_variable(d, "NCCL_CONF_FILE");
-    const char *mine = other ? other : doctor_text(d, "%s/.nccl.conf", home ? home : "");
-    add_file(d, '\n', mine, mine);
+    const bool is_named = other && *other;
+    const char *mine = is_named ? other : doctor_text(d, "%s/.nccl.conf", home ? home : "");
+    if (!add_file(d, '\n', mine, mine) && is_named)
+        doctor_add(
+            d, (struct finding){.severity = DOCTOR_WARNING,
+                                .what = "the file that NCCL_CONF_FILE names cannot be read",
+                                .evidence = doctor_origin(d, "NCCL_CONF_FILE"),
+                                .consequence = "NCCL goes on without it, and without ~/.nccl.conf",
+                                .remedy = "name a file that is there, by its whole path"});
     add_file(d, '\n', "/etc/nccl.conf", "/etc/nccl.conf");
 }
