@@ -105,7 +105,7 @@ static void add_node(struct writer *w, int32_t i)
     dp_json_add_string(w->out, dp_topology_label(w->t, i, label));
     if (n->host >= 0) {
         dp_text_adds(w->out, ", \"host\": ");
-        dp_json_add_string(w->out, dp_topology_text(w->t, w->t->nodes[n->host].name));
+        dp_json_add_string(w->out, dp_topology_label(w->t, n->host, label));
     }
     if (n->pci.known)
         dp_text_addf(w->out, ", \"pci\": \"%04x:%02x:%02x.%x\"", n->pci.domain, n->pci.bus,

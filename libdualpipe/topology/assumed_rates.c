@@ -41,8 +41,8 @@ int dp_pci_gen(double gigatransfers)
 double dp_topo_assumed_latency(enum dp_topo_link_kind kind)
 {
     static const double ns[DP_TOPO_LINK_KINDS] = {
-        [DP_TOPO_MESH] = 150, [DP_TOPO_PCI] = 100,  [DP_TOPO_CPU] = 130,
-        [DP_TOPO_NVLINK] = 250, [DP_TOPO_C2C] = 200, [DP_TOPO_NET] = 600,
+        [DP_TOPO_MESH] = 150, [DP_TOPO_PCI] = 100, [DP_TOPO_CPU] = 130, [DP_TOPO_NVLINK] = 250,
+        [DP_TOPO_XGMI] = 250, [DP_TOPO_C2C] = 200, [DP_TOPO_NET] = 600,
     };
 
     return ns[kind];
@@ -65,7 +65,26 @@ double dp_topo_assumed_cpu_rate(const char *vendor, bool same_package)
     return 20;
 }
 
+double dp_topo_port_rate(const struct dp_topo_port *p)
+{
+    return p->bytes_per_ns > 0 ? p->bytes_per_ns : 1.25;
+}
+
 double dp_topo_assumed_nvlink_rate(int sm)
 {
     return sm >= 100 ? 50 : sm == 86 ? 14.0625 : sm >= 70 ? 25 : sm >= 60 ? 20 : 0;
+}
+
+/* By the architecture that RCCL names, each direction of a link (AMD's data sheets of Instinct). */
+double dp_topo_assumed_xgmi_rate(const char *gcn)
+{
+    static const struct {
+        const char *gcn;
+        double rate;
+    } known[] = {{"gfx906", 46}, {"gfx908", 46}, {"gfx90a", 50}, {"gfx94", 64}, {"gfx95", 76.8}};
+
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+        if (!strncmp(gcn, known[i].gcn, strlen(known[i].gcn)))
+            return known[i].rate;
+    return 0;
 }

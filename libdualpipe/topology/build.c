@@ -137,14 +137,15 @@ uint32_t dp_topo_add_textf(struct dp_topo_builder *b, const char *fmt, ...)
 
 int32_t dp_topo_add_node(struct dp_topo_builder *b, enum dp_topo_kind kind, int32_t parent)
 {
-    struct dp_topo_node *nodes = GROW(b, node);
+    /* What has nodes has a text. */
+    struct dp_topo_node *nodes = make_room(b, 0) ? GROW(b, node) : NULL;
 
     if (!nodes)
         return 0;
     b->t.nodes = nodes;
     nodes[b->t.node_count] = (struct dp_topo_node){
         .kind = kind, .parent = parent, .os_index = -1, .family = -1, .cpu_model = -1,
-        .package = -1,
+        .package = -1, .memory_node = -1,
     };
     return b->t.node_count++;
 }

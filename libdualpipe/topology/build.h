@@ -80,7 +80,12 @@ int dp_pci_gen(double gigatransfers);
 double dp_topo_assumed_latency(enum dp_topo_link_kind kind);
 /* Between two NUMA nodes: of one package or of two, by the CPU's vendor ("GenuineIntel", ...). */
 double dp_topo_assumed_cpu_rate(const char *vendor, bool same_package);
+/* The rate that a port counts with where routes are compared: its own, or the 10 Gb/s that NCCL
+ * takes where it is not known. */
+double dp_topo_port_rate(const struct dp_topo_port *p);
 /* Of one NVLink of a GPU with this compute capability; 0: not known. */
 double dp_topo_assumed_nvlink_rate(int sm);
+/* Of one xGMI link of a GPU of this architecture, "gfx942"; 0: not known. */
+double dp_topo_assumed_xgmi_rate(const char *gcn);
 
 #endif

@@ -83,6 +83,7 @@ static int check_texts(const struct dp_topology *t, int32_t i)
 
 static int check_nodes(const struct dp_topology *t)
 {
+    char label[DP_TOPO_LABEL_LEN];
     int err = 0;
 
     if (t->node_count < 1 || t->nodes[0].kind != DP_TOPO_HOST)
@@ -98,7 +99,7 @@ static int check_nodes(const struct dp_topology *t)
         if (t->nodes[i].kind == DP_TOPO_HOST &&
             (i + 1 == t->node_count || t->nodes[i + 1].kind != DP_TOPO_NUMA))
             err = dp_fail(DP_EINVAL, "host '%s' (node %d) has no NUMA node, expected one at least",
-                          dp_topology_text(t, t->nodes[i].name), i);
+                          dp_topology_label(t, i, label), i);
     return err;
 }
 
@@ -123,6 +124,8 @@ static int check_names(const struct dp_topology *t)
     for (int32_t i = 0; i < t->node_count && !err; i++)
         if (has_unique_name(t->nodes[i].kind)) {
             const char *name = dp_topology_text(t, t->nodes[i].name);
+            if (t->nodes[i].kind == DP_TOPO_HOST && !*name)
+                continue;
             names[count++] = name;
             if (!*name || strchr(name, '/'))
                 err = dp_fail(DP_EINVAL, "node %d: a %s named '%s', expected a name without '/'", i,
@@ -161,6 +164,7 @@ static bool may_join(const struct dp_topology *t, const struct dp_topo_link *l)
         return is_pair(t, l, DP_TOPO_NUMA, DP_TOPO_NUMA) &&
                t->nodes[l->a].host == t->nodes[l->b].host;
     case DP_TOPO_NVLINK:
+    case DP_TOPO_XGMI:
         return is_pair(t, l, DP_TOPO_GPU, DP_TOPO_GPU) || is_pair(t, l, DP_TOPO_GPU, DP_TOPO_NVSWITCH);
     case DP_TOPO_C2C:
         return is_pair(t, l, DP_TOPO_GPU, DP_TOPO_NUMA);
@@ -251,6 +255,15 @@ static int check_cpus(const struct dp_topology *t)
 
 /* ---- ports, GIDs, notes --------------------------------------------------------------------- */
 
+/* Two devices of a NIC may have a port of one number each. */
+static bool is_behind(const struct dp_topo_port *p, const struct dp_topo_port *last)
+{
+    if (p->nic != last->nic)
+        return p->nic > last->nic;
+    return p->number > last->number ||
+           (p->number == last->number && (p->rdma != last->rdma || p->net != last->net));
+}
+
 static int check_port(const struct dp_topology *t, int32_t i)
 {
     const struct dp_topo_port *p = &t->ports[i];
@@ -260,7 +273,7 @@ static int check_port(const struct dp_topology *t, int32_t i)
     if (p->rail < -1 || p->rail >= t->node_count ||
         (p->rail >= 0 && t->nodes[p->rail].kind != DP_TOPO_RAIL))
         return dp_fail(DP_EINVAL, "port %d: rail %d, expected a rail's node or -1", i, p->rail);
-    if (i && (p->nic < p[-1].nic || (p->nic == p[-1].nic && p->number <= p[-1].number)))
+    if (i && !is_behind(p, p - 1))
         return dp_fail(DP_EINVAL, "port %d: number %d of node %d, expected ports by NIC and number, "
                        "each once", i, p->number, p->nic);
     if (!isfinite(p->bytes_per_ns) || p->bytes_per_ns < 0 || p->mtu_bytes < 0)

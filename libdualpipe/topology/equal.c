@@ -34,8 +34,8 @@ static bool same_node(const struct two *t, int32_t i)
            same_text(t, a->uuid, b->uuid) && same_text(t, a->arch, b->arch) &&
            same_text(t, a->vendor, b->vendor) && a->family == b->family &&
            a->cpu_model == b->cpu_model && a->package == b->package && a->sm == b->sm &&
-           a->memory_bytes == b->memory_bytes && a->cache_bytes == b->cache_bytes &&
-           same_pci(&a->pci, &b->pci);
+           a->memory_node == b->memory_node && a->memory_bytes == b->memory_bytes &&
+           a->cache_bytes == b->cache_bytes && same_pci(&a->pci, &b->pci);
 }
 
 static bool same_link(const struct two *t, int32_t i)

@@ -276,7 +276,6 @@ int dp_topo_finish(struct dp_topo_builder *b, struct dp_topology **out)
     struct dp_topology *t = malloc(sizeof(*t));
     int err;
 
-    dp_topo_add_text(b, "-"); /* so that there is a text */
     if (!t || b->failed) {
         free(t);
         dp_topo_builder_fini(b);

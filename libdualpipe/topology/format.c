@@ -52,7 +52,8 @@ static bool is_text(const char *text, size_t len)
 {
     size_t at = 0;
 
-    while (at < len && ((unsigned char)text[at] >= ' ' || strchr("\t\r\n", text[at])) && text[at])
+    while (at < len && ((unsigned char)text[at] >= ' ' || strchr("\t\r\n\033", text[at])) &&
+           text[at])
         at++;
     return at == len;
 }
@@ -65,12 +66,22 @@ static int detect(const char *text, size_t len, enum dp_topology_format *format)
     while (at < len && strchr(" \t\r\n", text[at]) && text[at])
         at++;
     if (at == len || !is_text(text, len < 4096 ? len : 4096))
-        return dp_fail(DP_EINVAL, "%s, expected JSON, XML of NCCL or hwloc, or a description",
-                       at == len ? "nothing is in it" : "it is no text");
+        return dp_fail(
+            DP_EINVAL,
+            "%s, expected JSON, XML of NCCL or hwloc, what nvidia-smi topo -m prints, or "
+            "a description",
+            at == len ? "nothing is in it" : "it is no text");
+    const char *xml = memmem(text, len, "\n<", 2);
+    if (xml && text[at] != '<')
+        return dp_fail(DP_EINVAL,
+                       "'%.*s' stands before the XML, expected nothing before the first '<'",
+                       (int)strcspn(text + at, "\r\n"), text + at);
     if (text[at] == '{' || text[at] == '[')
         *format = DP_TOPOLOGY_JSON;
+    else if (text[at] == '<')
+        *format = detect_xml(text, len);
     else
-        *format = text[at] == '<' ? detect_xml(text, len) : DP_TOPOLOGY_SYNTHETIC;
+        *format = memmem(text, len, "GPU0", 4) ? DP_TOPOLOGY_NVIDIA_SMI : DP_TOPOLOGY_SYNTHETIC;
     return 0;
 }
 
@@ -105,6 +116,8 @@ int dp_topology_read(const char *text, size_t len, enum dp_topology_format forma
         return dp_topo_read_nccl(text, len, out);
     case DP_TOPOLOGY_HWLOC_XML:
         return dp_topo_read_hwloc(text, len, out);
+    case DP_TOPOLOGY_NVIDIA_SMI:
+        return dp_topo_read_smi(text, len, out);
     case DP_TOPOLOGY_SYNTHETIC:
         return read_synthetic(text, len, out);
     default:

@@ -19,6 +19,9 @@ int dp_topo_write_nccl(const struct dp_topology *t, struct dp_text *out);
 /* DP_EUNSUPPORTED in a build without expat. */
 int dp_topo_read_nccl(const char *text, size_t len, struct dp_topology **out);
 
+/* What `nvidia-smi topo -m` prints. */
+int dp_topo_read_smi(const char *text, size_t len, struct dp_topology **out);
+
 /* hwloc's files: of one host. DP_EINVAL. */
 int dp_topo_write_hwloc(const struct dp_topology *t, struct dp_text *out);
 /* xml NULL: this machine. DP_EUNSUPPORTED in a build without hwloc. */

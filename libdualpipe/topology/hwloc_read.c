@@ -203,8 +203,7 @@ static void add_port(struct reader *r, int32_t nic, int32_t number, hwloc_obj_t 
     p->rdma = dp_topo_add_text(&r->b, rdma ? rdma->name : NULL);
     p->net = dp_topo_add_text(&r->b, net ? net->name : NULL);
     p->guid = rdma ? dp_topo_parse_guid(info_of(rdma, "SysImageGUID")) : 0;
-    p->fabric = dp_topo_node(&r->b, nic)->pci.class_code >> 8 == 0x0207 ? DP_TOPO_INFINIBAND
-                                                                       : DP_TOPO_ETHERNET;
+    p->fabric = dp_pci_fabric(&dp_topo_node(&r->b, nic)->pci);
     snprintf(key, sizeof(key), "Port%dState", number);
     p->up = !rdma || atoi(info_of(rdma, key)) == 4;
     if (number == 1)

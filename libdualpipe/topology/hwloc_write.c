@@ -391,7 +391,8 @@ static void add_machine(struct writer *w, const char *cpus, const char *nodes, i
     add_set(w, "allowed_cpuset", cpus);
     add_set(w, "allowed_nodeset", nodes);
     dp_text_adds(w->out, ">\n");
-    add_info_text(w, "HostName", node_of(w, 0)->name);
+    if (node_of(w, 0)->name)
+        add_info_text(w, "HostName", node_of(w, 0)->name);
     add_info_text(w, "Architecture", node_of(w, 0)->arch);
     add_cpu_infos(w);
     for (int32_t i = 0; (i = dp_topology_next(w->t, DP_TOPO_NUMA, 0, i + 1)) >= 0;) {

@@ -94,6 +94,8 @@ static int read_numbers(const struct dp_json *at, struct dp_topo_node *n)
     if (!err)
         err = dp_json_take_int(at, "package", -1, INT32_MAX, &n->package);
     if (!err)
+        err = dp_json_take_int(at, "memory_node", -1, INT32_MAX, &n->memory_node);
+    if (!err)
         err = dp_json_take_int(at, "sm", 0, 999, &n->sm);
     if (!err)
         err = dp_json_take_size(at, "memory_bytes", &n->memory_bytes);

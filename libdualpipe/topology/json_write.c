@@ -83,6 +83,7 @@ static void add_node(const struct writer *w, int32_t i)
     add_int(w, "family", n->family, -1);
     add_int(w, "cpu_model", n->cpu_model, -1);
     add_int(w, "package", n->package, -1);
+    add_int(w, "memory_node", n->memory_node, -1);
     add_int(w, "sm", n->sm, 0);
     add_size(w, "memory_bytes", n->memory_bytes);
     add_size(w, "cache_bytes", n->cache_bytes);

@@ -6,6 +6,7 @@
 #include "base/array.h"
 #include "base/fail.h"
 #include "topology/copy.h"
+#include "topology/names.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,12 +120,13 @@ static void share_switches(struct dp_topo_builder *b, const struct dp_topology *
 
 /* ---- a cluster ------------------------------------------------------------------------------ */
 
-/* What a rail is known by, beside its place: the subnet that made it ("" for none), and which of the
- * ports of each host in it is on this rail, -1 for all. */
+/* What a rail is known by, beside its place: the kind of its ports, the subnet that made it (0 for
+ * none), and which of the ports of each host in it is on this rail, -1 for all. */
 struct rail {
     uint32_t subnet;
+    enum dp_topo_fabric fabric;
+    bool is_wireless;
     int32_t turn, node;
-    bool is_infiniband;
     double rate; /* of its ports together */
 };
 
@@ -187,14 +189,21 @@ static void find_shared(struct joiner *j)
     free(order);
 }
 
-/* Which of its host's ports a port is: of all, or of those in its InfiniBand subnet. */
+static bool same_kind(const struct dp_topology *t, const struct dp_topo_port *x,
+                      const struct dp_topo_port *y)
+{
+    return x->fabric == y->fabric && dp_topo_is_wireless(t, x) == dp_topo_is_wireless(t, y);
+}
+
+/* Which of its host's ports of its kind a port is: of all, or of those in its InfiniBand subnet. */
 static int32_t turn_of(const struct joiner *j, int32_t port)
 {
     const struct dp_topo_port *ports = j->b->t.ports;
     int32_t turn = 0;
 
     for (int32_t i = port - 1; i >= 0 && j->hosts[i] == j->hosts[port]; i--)
-        turn += !j->shared[port] || (j->shared[i] && same_subnet(&ports[i], &ports[port]));
+        turn += same_kind(&j->b->t, &ports[i], &ports[port]) &&
+                (!j->shared[port] || (j->shared[i] && same_subnet(&ports[i], &ports[port])));
     return turn;
 }
 
@@ -212,8 +221,8 @@ static struct rail *get_rail(struct joiner *j, const struct rail *wanted)
     struct rail *r = j->rails;
 
     for (; r < j->rails + j->rail_count; r++)
-        if (r->subnet == wanted->subnet && r->turn == wanted->turn &&
-            r->is_infiniband == wanted->is_infiniband)
+        if (r->subnet == wanted->subnet && r->turn == wanted->turn && r->fabric == wanted->fabric &&
+            r->is_wireless == wanted->is_wireless)
             return r;
     *r = *wanted;
     r->node = add_shared_node(j, DP_TOPO_RAIL, j->rail_count++);
@@ -225,19 +234,23 @@ static void join_ports(struct joiner *j)
 {
     for (int32_t i = 0; i < j->b->t.port_count && !j->b->failed; i++) {
         const struct dp_topo_port *p = &j->b->t.ports[i];
-        bool is_infiniband = j->shared[i] && p->fabric == DP_TOPO_INFINIBAND;
-        struct rail *r = get_rail(j, &(struct rail){
-            .subnet = j->shared[i] ? p->subnet : 0, .is_infiniband = is_infiniband,
-            .turn = j->shared[i] && !is_infiniband ? -1 : turn_of(j, i),
-        });
+        bool is_infiniband = p->fabric == DP_TOPO_INFINIBAND;
+        struct rail *r =
+            get_rail(j, &(struct rail){
+                            .subnet = j->shared[i] || is_infiniband ? p->subnet : 0,
+                            .fabric = p->fabric,
+                            .is_wireless = dp_topo_is_wireless(&j->b->t, p),
+                            .turn = j->shared[i] && !is_infiniband ? -1 : turn_of(j, i),
+                        });
         r->rate += p->bytes_per_ns;
         dp_topo_join_rail(j->b, i, r->node);
     }
 }
 
+/* A fabric of InfiniBand ends where its subnet does; Ethernet is routed. */
 static bool same_spine(const struct rail *a, const struct rail *b)
 {
-    return a->is_infiniband == b->is_infiniband && (!a->is_infiniband || a->subnet == b->subnet);
+    return a->fabric == b->fabric && (a->fabric != DP_TOPO_INFINIBAND || a->subnet == b->subnet);
 }
 
 /* One spine for the rails that are like rail `first`, which is the first of them. */
@@ -255,7 +268,7 @@ static void join_rails(struct joiner *j, const struct rail *first)
     for (const struct rail *r = first; r < end && spine >= 0; r++)
         if (same_spine(r, first))
             dp_topo_add_link(j->b, DP_TOPO_NET, r->node, spine, r->rate)->flags =
-                DP_TOPO_RATE_ASSUMED;
+                r->rate > 0 ? DP_TOPO_RATE_ASSUMED : DP_TOPO_RATE_UNKNOWN;
 }
 
 void dp_topo_join_hosts(struct dp_topo_builder *b)
@@ -290,6 +303,22 @@ static int check_part(const struct dp_topology *t, size_t number)
     return 0;
 }
 
+/* NCCL's dumps of several ranks of one host are not several hosts. */
+static int check_twice(const struct dp_topology *const *parts, size_t number)
+{
+    const char *uuid = dp_topology_text(parts[number], parts[number]->nodes[0].uuid);
+
+    for (size_t i = 0; i < number && *uuid; i++)
+        for (int32_t n = 0; n < parts[i]->node_count && parts[i]->nodes[n].kind == DP_TOPO_HOST;
+             n = parts[i]->nodes[n].end)
+            if (!strcmp(uuid, dp_topology_text(parts[i], parts[i]->nodes[n].uuid)))
+                return dp_fail(DP_EINVAL,
+                               "topology %zu: the host_hash %s is that of topology %zu, expected "
+                               "one file of each host",
+                               number, uuid, i);
+    return 0;
+}
+
 int dp_topology_merge(const struct dp_topology *const *parts, size_t count, struct dp_topology **out)
 {
     struct dp_topo_builder b = {0};
@@ -297,7 +326,7 @@ int dp_topology_merge(const struct dp_topology *const *parts, size_t count, stru
     int err = count ? 0 : dp_fail(DP_EINVAL, "no topologies, expected some to merge");
 
     for (size_t i = 0; i < count && !err; i++)
-        err = check_part(parts[i], i);
+        err = (err = check_part(parts[i], i)) ? err : check_twice(parts, i);
     if (err)
         return err;
     count_domains(&b, parts, count, &domains);

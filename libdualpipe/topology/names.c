@@ -17,10 +17,10 @@ const char *const dp_topo_kind_names[DP_TOPO_KINDS + 1] = {
     "host", "numa", "root", "switch", "gpu", "nic", "nvswitch", "rail", "spine", NULL,
 };
 const char *const dp_topo_link_kind_names[DP_TOPO_LINK_KINDS + 1] = {
-    "mesh", "pci", "cpu", "nvlink", "c2c", "net", NULL,
+    "mesh", "pci", "cpu", "nvlink", "xgmi", "c2c", "net", NULL,
 };
 
-const char *const dp_topo_fabric_names[] = {"ethernet", "infiniband", NULL};
+const char *const dp_topo_fabric_names[] = {"ethernet", "infiniband", "unknown", NULL};
 const char *const dp_topo_gid_type_names[] = {"ib", "rocev1", "rocev2", NULL};
 const char *const dp_topo_note_kind_names[] = {"missing", "assumed", NULL};
 
@@ -37,7 +37,7 @@ const char *dp_topo_link_kind_name(enum dp_topo_link_kind kind)
 const char *dp_topo_class_name(enum dp_topo_class kind)
 {
     static const char *const names[DP_TOPO_CLASSES] = {
-        "X", "NV", "C2C", "PIX", "PXB", "PHB", "NODE", "SYS", "NET", "NET*", "-",
+        "X", "NV", "XGMI", "C2C", "PIX", "PXB", "PHB", "NODE", "SYS", "NET", "NET*", "-",
     };
 
     return (unsigned)kind < DP_TOPO_CLASSES ? names[kind] : "?";
@@ -68,13 +68,18 @@ const char *dp_topology_label(const struct dp_topology *t, int32_t node,
                               char text[DP_TOPO_LABEL_LEN])
 {
     const struct dp_topo_node *n = &t->nodes[node];
-    const char *host = n->host >= 0 ? dp_topology_text(t, t->nodes[n->host].name) : "";
+    char host[DP_TOPO_LABEL_LEN] = "";
 
-    if (n->kind == DP_TOPO_HOST || n->kind == DP_TOPO_RAIL || n->kind == DP_TOPO_SPINE)
+    if (n->kind == DP_TOPO_HOST && !n->name)
+        snprintf(text, DP_TOPO_LABEL_LEN, t->host_count > 1 ? "node%d" : "node", n->index);
+    else if (n->kind == DP_TOPO_HOST || n->kind == DP_TOPO_RAIL || n->kind == DP_TOPO_SPINE)
         snprintf(text, DP_TOPO_LABEL_LEN, "%s", dp_topology_text(t, n->name));
-    else
-        snprintf(text, DP_TOPO_LABEL_LEN, "%.*s%s%s%d", 60, t->host_count > 1 ? host : "",
-                 t->host_count > 1 && *host ? "/" : "", dp_topo_kind_name(n->kind), n->index);
+    else {
+        if (n->host >= 0 && t->host_count > 1)
+            dp_topology_label(t, n->host, host);
+        snprintf(text, DP_TOPO_LABEL_LEN, "%.60s%s%s%d", host, *host ? "/" : "",
+                 dp_topo_kind_name(n->kind), n->index);
+    }
     return text;
 }
 
@@ -121,6 +126,12 @@ int32_t dp_topology_ports(const struct dp_topology *t, int32_t nic, int32_t *fir
     return end - low;
 }
 
+bool dp_topo_is_wireless(const struct dp_topology *t, const struct dp_topo_port *p)
+{
+    return !p->rdma && (t->nodes[p->nic].pci.class_code >> 8 == 0x0280 ||
+                        !strncmp(dp_topology_text(t, p->net), "wl", 2));
+}
+
 static bool names_port(const struct dp_topology *t, int32_t nic, const char *name)
 {
     int32_t first, count = dp_topology_ports(t, nic, &first);
@@ -136,8 +147,10 @@ static bool names_port(const struct dp_topology *t, int32_t nic, const char *nam
 static bool is_called(const struct dp_topology *t, int32_t node, const char *name)
 {
     const struct dp_topo_node *n = &t->nodes[node];
-    char numbered[32];
+    char numbered[32], label[DP_TOPO_LABEL_LEN];
 
+    if (n->kind == DP_TOPO_HOST && !strcmp(name, dp_topology_label(t, node, label)))
+        return true;
     snprintf(numbered, sizeof(numbered), "%s%d", dp_topo_kind_name(n->kind), n->index);
     return !strcmp(name, numbered) || !strcmp(name, dp_topology_text(t, n->name)) ||
            !strcmp(name, dp_topology_text(t, n->uuid)) || names_pci(n, name) ||
@@ -148,12 +161,13 @@ static bool is_called(const struct dp_topology *t, int32_t node, const char *nam
 static const char *narrow(const struct dp_topology *t, const char *name, int32_t *from, int32_t *end)
 {
     const char *slash = strchr(name, '/');
+    char label[DP_TOPO_LABEL_LEN];
 
     *from = 0;
     *end = t->node_count;
     for (int32_t i = 0; slash && i < t->node_count && t->nodes[i].kind == DP_TOPO_HOST;
          i = t->nodes[i].end) {
-        const char *host = dp_topology_text(t, t->nodes[i].name);
+        const char *host = dp_topology_label(t, i, label);
         if (strlen(host) == (size_t)(slash - name) && !strncmp(host, name, strlen(host))) {
             *from = i + 1;
             *end = t->nodes[i].end;
@@ -161,6 +175,24 @@ static const char *narrow(const struct dp_topology *t, const char *name, int32_t
         }
     }
     return name;
+}
+
+/* "numa0, gpu0 to gpu3", what the first host has. */
+static void add_names(const struct dp_topology *t, struct dp_text *out)
+{
+    static const enum dp_topo_kind kinds[] = {DP_TOPO_NUMA, DP_TOPO_GPU, DP_TOPO_NIC,
+                                              DP_TOPO_NVSWITCH};
+
+    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+        const char *word = dp_topo_kind_name(kinds[k]);
+        int count = 0;
+        for (int32_t i = 0; (i = dp_topology_next(t, kinds[k], 0, i + 1)) >= 0;)
+            count++;
+        if (count)
+            dp_text_addf(out, "%s%s0", out->len ? ", " : "", word);
+        if (count > 1)
+            dp_text_addf(out, " to %s%d", word, count - 1);
+    }
 }
 
 /* The nearest of the labels, which are built for the purpose. */
@@ -171,14 +203,17 @@ static int no_such_node(const struct dp_topology *t, const char *name)
     char (*labels)[DP_TOPO_LABEL_LEN] = malloc(count * sizeof(*labels));
     const char **names = malloc(count * sizeof(*names));
     const char *near = NULL;
+    struct dp_text all = {0};
 
     for (size_t i = 0; labels && names && i < count; i++)
         names[i] = dp_topology_label(t, (int32_t)i, labels[i]);
     if (labels && names)
         near = dp_nearest(name, names, count);
-    int err = dp_fail(DP_EINVAL, "'%s' is no node of this topology%s%s%s", name,
-                      near ? "; did you mean '" : "; expected one such as gpu0, nic0, numa0 or a PCI "
-                      "address", near ? near : "", near ? "'?" : "");
+    add_names(t, &all);
+    int err = dp_fail(DP_EINVAL, "'%s' is no node of this topology; %s%s%s%s", name,
+                      near ? "did you mean '" : "expected one of ", near ? near : "",
+                      near ? "'? There are " : "", all.data ? all.data : "those that it has");
+    dp_text_fini(&all);
     free(labels);
     free(names);
     return err;

@@ -17,4 +17,7 @@ extern const char *const dp_topo_note_kind_names[]; /* "missing", "assumed" */
 /* The place of name[len] in names (NULL-terminated), -1: it is none. */
 int dp_topo_name_index(const char *name, size_t len, const char *const *names);
 
+/* Wi-Fi, by its class or its interface's name: of use only where there is nothing else. */
+bool dp_topo_is_wireless(const struct dp_topology *t, const struct dp_topo_port *p);
+
 #endif

@@ -1,29 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nccl_write.c - a host as NCCL_TOPO_FILE wants it. Whole: NCCL stops at a CPU without its attributes.
+ * nccl_write.c - a host as NCCL_TOPO_FILE wants it.
  *
  *      <system version="1">
  *        <cpu numaid affinity arch vendor familyid modelid>
  *          <pci busid class vendor ... link_speed link_width>     a switch
- *            <pci ...><gpu dev sm gdr><nvlink target count tclass/></gpu></pci>
- *            <pci ...><nic><net name dev speed port guid gdr/></nic></pci>
+ *            <pci ...><gpu dev sm><nvlink target count tclass/></gpu></pci>
+ *            <pci ...><nic><net name speed port guid/></nic></pci>
  *
- * Source: what NCCL reads in its graph/xml.cc and graph/topo.cc. Its CPU masks are groups of 32 bits,
- * the highest first; rates of nets are in Mb/s, of C2C in MB/s.
+ * NCCL obeys what it finds, and looks itself for what is not there. So an attribute whose value is
+ * not known is left out, and so is gdr, which no topology knows; only numaid must be there, for
+ * which NCCL writes -1 itself where it does not know it.
+ *
+ * Source: what NCCL reads in its graph/xml.cc and graph/topo.cc. Its CPU masks are groups of 32
+ * bits, the highest first; rates of nets are in Mb/s, of C2C in MB/s.
  */
 #include "base/fail.h"
+#include "topology/build.h"
 #include "topology/format.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NVSWITCH_CLASS = 0x068000 };
-
 struct writer {
     const struct dp_topology *t;
     struct dp_text *out;
-    int32_t nets; /* so far */
 };
 
 /* ---- attributes ----------------------------------------------------------------------------- */
@@ -42,9 +44,23 @@ void dp_xml_add(struct dp_text *out, const char *key, const char *value)
     dp_text_adds(out, "\"");
 }
 
-static void add_text(const struct writer *w, const char *key, uint32_t text, const char *otherwise)
+static void add_text(const struct writer *w, const char *key, uint32_t text)
 {
-    dp_xml_add(w->out, key, text ? dp_topology_text(w->t, text) : otherwise);
+    if (text)
+        dp_xml_add(w->out, key, dp_topology_text(w->t, text));
+}
+
+/* A number that is known. */
+static void add_number(const struct writer *w, const char *key, int32_t number, bool is_known)
+{
+    if (is_known)
+        dp_text_addf(w->out, " %s=\"%" PRId32 "\"", key, number);
+}
+
+static void add_id(const struct writer *w, const char *key, uint16_t id)
+{
+    if (id)
+        dp_text_addf(w->out, " %s=\"0x%04x\"", key, id);
 }
 
 bool dp_topo_next_cpus(const char **cpus, unsigned long *first, unsigned long *last)
@@ -76,6 +92,23 @@ void dp_topo_add_mask(struct dp_text *out, const char *prefix, const char *cpus)
         dp_text_addf(out, "%s%08" PRIx32 "%s", prefix, words[i], i ? "," : "");
 }
 
+/* All of it, or as much as the node's kind says. */
+static void add_class(const struct writer *w, const char *key, enum dp_topo_kind kind,
+                      uint32_t code)
+{
+    static const char *const of_kind[DP_TOPO_KINDS] = {
+        [DP_TOPO_SWITCH] = "0x060400",
+        [DP_TOPO_GPU] = "0x03",
+        [DP_TOPO_NIC] = "0x02",
+        [DP_TOPO_NVSWITCH] = "0x068000",
+    };
+
+    if (code)
+        dp_text_addf(w->out, " %s=\"0x%06" PRIx32 "\"", key, code);
+    else
+        dp_xml_add(w->out, key, of_kind[kind]);
+}
+
 static void add_busid(const struct writer *w, const char *key, const struct dp_topo_pci *pci)
 {
     dp_text_addf(w->out, " %s=\"%04" PRIx32 ":%02x:%02x.%x\"", key, pci->domain, pci->bus, pci->device,
@@ -94,35 +127,40 @@ const struct dp_topo_link *dp_topo_uplink(const struct dp_topology *t, int32_t n
 
 static void open_pci(const struct writer *w, int32_t node)
 {
-    static const char *const speeds[] = {
-        "", "2.5 GT/s PCIe", "5.0 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe",
-        "64.0 GT/s PCIe", "128.0 GT/s PCIe",
+    static const char *const speeds[DP_PCI_GEN_MAX + 1] = {
+        "", "2.5", "5.0", "8.0", "16.0", "32.0", "64.0", "128.0",
     };
     const struct dp_topo_node *n = &w->t->nodes[node];
     const struct dp_topo_link *l = dp_topo_uplink(w->t, node);
 
     dp_text_adds(w->out, "<pci");
     add_busid(w, "busid", &n->pci);
-    dp_text_addf(w->out, " class=\"0x%06" PRIx32 "\" vendor=\"0x%04x\" device=\"0x%04x\" "
-                 "subsystem_vendor=\"0x%04x\" subsystem_device=\"0x%04x\" link_speed=\"%s\" "
-                 "link_width=\"%d\">\n", n->pci.class_code, n->pci.vendor_id, n->pci.device_id,
-                 n->pci.subsystem_vendor_id, n->pci.subsystem_device_id,
-                 speeds[l && l->gen >= 0 && l->gen <= 7 ? l->gen : 0], l ? l->width : 0);
+    add_class(w, "class", n->kind, n->pci.class_code);
+    add_id(w, "vendor", n->pci.vendor_id);
+    add_id(w, "device", n->pci.device_id);
+    add_id(w, "subsystem_vendor", n->pci.subsystem_vendor_id);
+    add_id(w, "subsystem_device", n->pci.subsystem_device_id);
+    if (l && l->gen > 0 && l->gen <= DP_PCI_GEN_MAX)
+        dp_text_addf(w->out, " link_speed=\"%s GT/s PCIe\"", speeds[l->gen]);
+    if (l)
+        add_number(w, "link_width", l->width, l->width > 0);
+    dp_text_adds(w->out, ">\n");
 }
 
 static void add_nvlink(const struct writer *w, int32_t gpu, const struct dp_topo_link *l)
 {
     const struct dp_topo_node *other = &w->t->nodes[l->a == gpu ? l->b : l->a];
 
-    if (l->kind == DP_TOPO_C2C) {
+    if (l->kind == DP_TOPO_C2C && l->bytes_per_ns > 0) {
         dp_text_addf(w->out, "<c2c bw=\"%.0f\" count=\"1\"/>\n", 1000 * l->bytes_per_ns);
-    } else if (l->kind == DP_TOPO_NVLINK) {
-        struct dp_topo_pci hub = {.domain = 0xffff, .bus = 0xff};
-        bool is_hub = other->kind == DP_TOPO_NVSWITCH;
-        dp_text_adds(w->out, "<nvlink");
-        add_busid(w, "target", is_hub ? &hub : &other->pci);
-        dp_text_addf(w->out, " count=\"%" PRId32 "\" tclass=\"0x%06x\"/>\n", l->count,
-                     is_hub ? (unsigned)NVSWITCH_CLASS : (unsigned)other->pci.class_code);
+    } else if (dp_topo_is_gpu_link(l->kind)) {
+        const struct dp_topo_pci hub = {.domain = 0xffff, .bus = 0xff};
+        const struct dp_topo_pci *target = other->kind == DP_TOPO_NVSWITCH ? &hub : &other->pci;
+        dp_text_addf(w->out, "<%s", dp_topo_link_kind_name(l->kind));
+        add_busid(w, "target", target);
+        dp_text_addf(w->out, " count=\"%" PRId32 "\"", l->count);
+        add_class(w, "tclass", other->kind, target->class_code);
+        dp_text_adds(w->out, "/>\n");
     }
 }
 
@@ -130,28 +168,32 @@ static void add_gpu(const struct writer *w, int32_t gpu)
 {
     const struct dp_topo_node *n = &w->t->nodes[gpu];
 
-    dp_text_addf(w->out, "<gpu dev=\"%" PRId32 "\" sm=\"%" PRId32 "\" gdr=\"1\">\n",
-                 n->os_index < 0 ? n->index : n->os_index, n->sm);
+    dp_text_adds(w->out, "<gpu");
+    add_number(w, "dev", n->os_index, n->os_index >= 0);
+    add_number(w, "sm", n->sm, n->sm > 0);
+    dp_text_adds(w->out, ">\n");
     for (int32_t k = w->t->first_around[gpu]; k < w->t->first_around[gpu + 1]; k++)
         add_nvlink(w, gpu, &w->t->links[w->t->around[k]]);
     dp_text_adds(w->out, "</gpu>\n");
 }
 
-static void add_nic(struct writer *w, int32_t nic)
+static void add_nic(const struct writer *w, int32_t nic)
 {
     int32_t first, count = dp_topology_ports(w->t, nic, &first);
 
     dp_text_adds(w->out, "<nic>\n");
     for (int32_t i = first; i < first + count; i++) {
         const struct dp_topo_port *p = &w->t->ports[i];
-        if (!p->up)
+        if (!p->up || (!p->rdma && !p->net)) /* NCCL knows nets by their names */
             continue;
         dp_text_adds(w->out, "<net");
-        add_text(w, "name", p->rdma ? p->rdma : p->net, "net");
-        dp_text_addf(w->out, " dev=\"%" PRId32 "\" speed=\"%.0f\" port=\"%" PRId32 "\" guid=\"0x%" PRIx64
-                     "\" gdr=\"%d\"/>\n", w->nets++,
-                     p->bytes_per_ns > 0 ? 8000 * p->bytes_per_ns : 10000., p->number, p->guid,
-                     p->rdma != 0);
+        add_text(w, "name", p->rdma ? p->rdma : p->net);
+        if (p->bytes_per_ns > 0)
+            dp_text_addf(w->out, " speed=\"%.0f\"", 8000 * p->bytes_per_ns);
+        add_number(w, "port", p->number, p->number > 0);
+        if (p->guid)
+            dp_text_addf(w->out, " guid=\"0x%" PRIx64 "\"", p->guid);
+        dp_text_adds(w->out, "/>\n");
     }
     dp_text_adds(w->out, "</nic>\n");
 }
@@ -159,7 +201,7 @@ static void add_nic(struct writer *w, int32_t nic)
 /* ---- the tree ------------------------------------------------------------------------------- */
 
 /* Roots are no elements: what stands in them stands in the CPU. */
-static void add_children(struct writer *w, int32_t node)
+static void add_children(const struct writer *w, int32_t node)
 {
     const struct dp_topology *t = w->t;
 
@@ -184,31 +226,33 @@ static void add_children(struct writer *w, int32_t node)
     }
 }
 
-/* NCCL knows Arm as arm64, and wants numbers for every CPU. */
-static const char *nccl_arch(const char *arch)
-{
-    return !strcmp(arch, "aarch64") ? "arm64" : *arch ? arch : "x86_64";
-}
-
-static void add_cpu(struct writer *w, int32_t numa)
+static void add_cpu(const struct writer *w, int32_t numa)
 {
     const struct dp_topo_node *n = &w->t->nodes[numa], *host = &w->t->nodes[n->host];
 
-    dp_text_addf(w->out, "<cpu numaid=\"%" PRId32 "\" affinity=\"",
-                 n->os_index < 0 ? n->index : n->os_index);
-    dp_topo_add_mask(w->out, "", dp_topology_text(w->t, n->cpus));
-    dp_text_adds(w->out, "\"");
-    dp_xml_add(w->out, "arch", nccl_arch(dp_topology_text(w->t, host->arch)));
-    add_text(w, "vendor", host->vendor, "GenuineIntel");
-    dp_text_addf(w->out, " familyid=\"%" PRId32 "\" modelid=\"%" PRId32 "\">\n",
-                 host->family < 0 ? 6 : host->family, host->cpu_model < 0 ? 143 : host->cpu_model);
+    dp_text_addf(w->out, "<cpu numaid=\"%" PRId32 "\"", n->os_index);
+    if (n->cpus) {
+        dp_text_adds(w->out, " affinity=\"");
+        dp_topo_add_mask(w->out, "", dp_topology_text(w->t, n->cpus));
+        dp_text_adds(w->out, "\"");
+    }
+    if (!strcmp(dp_topology_text(w->t, host->arch), "aarch64"))
+        dp_xml_add(w->out, "arch", "arm64"); /* as NCCL calls it */
+    else
+        add_text(w, "arch", host->arch);
+    add_text(w, "vendor", host->vendor);
+    const bool has_model =
+        host->family >= 0 && host->cpu_model >= 0; /* NCCL asks for neither or both */
+    add_number(w, "familyid", host->family, has_model);
+    add_number(w, "modelid", host->cpu_model, has_model);
+    dp_text_adds(w->out, ">\n");
     add_children(w, numa);
     dp_text_adds(w->out, "</cpu>\n");
 }
 
 int dp_topo_write_nccl(const struct dp_topology *t, struct dp_text *out)
 {
-    struct writer w = {t, out, 0};
+    const struct writer w = {t, out};
 
     if (t->host_count != 1)
         return dp_fail(DP_EINVAL, "NCCL's files describe one host, this topology has %d: take one out",

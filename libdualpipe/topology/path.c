@@ -6,6 +6,8 @@
 #include "topology/path.h"
 
 #include "base/fail.h"
+#include "topology/build.h"
+#include "topology/names.h"
 
 #include <dualpipe/topology.h>
 
@@ -207,8 +209,8 @@ static enum dp_topo_class class_of(const struct dp_topology *t, const struct dp_
     nodes[t->nodes[p->nodes[p->hops]].kind]++;
     if (links[DP_TOPO_NET])
         return nodes[DP_TOPO_SPINE] ? DP_TOPO_SPINED : DP_TOPO_RAILED;
-    if (links[DP_TOPO_NVLINK])
-        return DP_TOPO_NV;
+    if (links[DP_TOPO_NVLINK] || links[DP_TOPO_XGMI])
+        return links[DP_TOPO_NVLINK] ? DP_TOPO_NV : DP_TOPO_XG;
     if (links[DP_TOPO_CPU])
         return DP_TOPO_SYS;
     if (links[DP_TOPO_C2C] == p->hops)
@@ -230,7 +232,7 @@ static void path_sum_up(const struct dp_topology *t, struct dp_topo_path *p)
             narrowest = width_of(l);
             p->bottleneck = p->links[i];
         }
-        if (l->kind == DP_TOPO_NVLINK && (!p->nvlinks || l->count < p->nvlinks))
+        if (dp_topo_is_gpu_link(l->kind) && (!p->nvlinks || l->count < p->nvlinks))
             p->nvlinks = l->count;
         p->latency_ns += l->latency_ns;
     }
@@ -238,14 +240,14 @@ static void path_sum_up(const struct dp_topology *t, struct dp_topo_path *p)
     p->class_ = class_of(t, p);
 }
 
-/* ---- NVLink --------------------------------------------------------------------------------- */
+/* ---- NVLink and xGMI ------------------------------------------------------------------------ */
 
-/* The link of this kind between two nodes that are neighbours; -1: none. */
-static int32_t link_between(const struct dp_topology *t, int32_t a, int32_t b,
-                            enum dp_topo_link_kind kind)
+/* The GPUs' link between two nodes that are neighbours; -1: none. */
+static int32_t link_between(const struct dp_topology *t, int32_t a, int32_t b)
 {
     for (int32_t k = t->first_around[a]; k < t->first_around[a + 1]; k++)
-        if (t->links[t->around[k]].kind == kind && dp_topology_across(t, t->around[k], a) == b)
+        if (dp_topo_is_gpu_link(t->links[t->around[k]].kind) &&
+            dp_topology_across(t, t->around[k], a) == b)
             return t->around[k];
     return -1;
 }
@@ -253,14 +255,14 @@ static int32_t link_between(const struct dp_topology *t, int32_t a, int32_t b,
 /* A link of two GPUs, or an NVSwitch that both have one to. */
 static bool path_over_nvlink(const struct dp_topology *t, struct dp_topo_path *p, int32_t b)
 {
-    int32_t a = p->nodes[0], direct = link_between(t, a, b, DP_TOPO_NVLINK);
+    int32_t a = p->nodes[0], direct = link_between(t, a, b);
 
     if (direct >= 0)
         return path_add(t, p, direct);
     for (int32_t k = t->first_around[a]; k < t->first_around[a + 1]; k++) {
         int32_t up = t->around[k], down, middle = dp_topology_across(t, up, a);
-        if (t->links[up].kind == DP_TOPO_NVLINK && t->nodes[middle].kind == DP_TOPO_NVSWITCH &&
-            (down = link_between(t, b, middle, DP_TOPO_NVLINK)) >= 0)
+        if (dp_topo_is_gpu_link(t->links[up].kind) && t->nodes[middle].kind == DP_TOPO_NVSWITCH &&
+            (down = link_between(t, b, middle)) >= 0)
             return path_add(t, p, up) && path_add(t, p, down);
     }
     return false;
@@ -280,6 +282,7 @@ struct exit {
     int32_t up; /* the rail's last link to a spine; -1: none */
     double width, nearness;
     int32_t turn; /* how far the NIC's turn is from the node's: see dp_topology_nics */
+    bool is_wireless;
     struct leg there, back;
 };
 
@@ -301,8 +304,7 @@ static bool leads_to_rail(const struct dp_topology *t, int32_t link)
 {
     const struct dp_topo_link *l = &t->links[link];
 
-    return l->kind == DP_TOPO_NET && t->nodes[l->b].kind == DP_TOPO_RAIL &&
-           (l->port < 0 || t->ports[l->port].up);
+    return l->kind == DP_TOPO_NET && t->nodes[l->b].kind == DP_TOPO_RAIL && t->ports[l->port].up;
 }
 
 /* A rail's links to spines are its last ones, behind those to perhaps thousands of NICs. */
@@ -332,9 +334,12 @@ static void collect_exits(const struct search *wide, const struct search *near, 
             if (!leads_to_rail(t, link) || width <= 0 || (is_nic && nic != from))
                 continue;
             out->list[out->count++] = (struct exit){
-                .nic = nic, .link = link, .rail = t->links[link].b,
+                .nic = nic,
+                .link = link,
+                .rail = t->links[link].b,
                 .up = uplink(t, t->links[link].b, -1),
-                .width = least_of(width, width_of(&t->links[link])),
+                .width = least_of(width, dp_topo_port_rate(&t->ports[t->links[link].port])),
+                .is_wireless = dp_topo_is_wireless(t, &t->ports[t->links[link].port]),
                 .nearness = near->best[nic - host],
                 .turn = (t->nodes[nic].index - t->nodes[from].index % nics + nics) % nics,
             };
@@ -400,11 +405,14 @@ struct choice {
     struct crossing crossing;
     double width, nearness;
     int32_t turn;
+    int wireless;
 };
 
-/* Wider; of equally wide ones on one rail; then nearer; then the one whose turn it is. */
+/* By wire; wider; of equally wide ones on one rail; then nearer; then the one whose turn it is. */
 static bool is_better(const struct choice *a, const struct choice *b)
 {
+    if (b->out && a->wireless != b->wireless)
+        return a->wireless < b->wireless;
     if (!b->out || a->width != b->width)
         return !b->out || a->width > b->width;
     if ((a->crossing.up < 0) != (b->crossing.up < 0))
@@ -426,6 +434,7 @@ static struct choice choose(const struct dp_topology *t, struct exits *out, stru
             c.width = least_of(least_of(c.out->width, c.in->width), c.crossing.width);
             c.nearness = c.out->nearness + c.in->nearness;
             c.turn = c.out->turn + c.in->turn;
+            c.wireless = c.out->is_wireless + c.in->is_wireless;
             if (is_better(&c, &best))
                 best = c;
         }

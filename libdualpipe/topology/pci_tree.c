@@ -24,6 +24,13 @@ bool dp_pci_is_nic(const struct dp_topo_pci *id)
     return id->class_code >> 16 == 0x02;
 }
 
+enum dp_topo_fabric dp_pci_fabric(const struct dp_topo_pci *id)
+{
+    return id->class_code >> 8 == 0x0207   ? DP_TOPO_INFINIBAND
+           : id->class_code >> 8 == 0x0200 ? DP_TOPO_ETHERNET
+                                           : DP_TOPO_FABRIC_UNKNOWN;
+}
+
 bool dp_pci_is_bridge(const struct dp_topo_pci *id)
 {
     return id->class_code >> 8 == 0x0604;

@@ -38,5 +38,6 @@ void dp_pci_functions_fini(struct dp_pci_functions *f);
 bool dp_pci_is_gpu(const struct dp_topo_pci *id);
 bool dp_pci_is_nic(const struct dp_topo_pci *id);
 bool dp_pci_is_bridge(const struct dp_topo_pci *id);
+enum dp_topo_fabric dp_pci_fabric(const struct dp_topo_pci *id);
 
 #endif

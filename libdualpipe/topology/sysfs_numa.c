@@ -10,6 +10,7 @@
 
 static const char nodes[] = "/sys/devices/system/node";
 static const char cpus[] = "/sys/devices/system/cpu";
+static const char gpus[] = "/proc/driver/nvidia/gpus";
 
 /* How many CPUs a list such as "0-55,112-167" names. */
 static int64_t count_cpus(const char *list)
@@ -40,6 +41,28 @@ static uint64_t parse_size(const char *s)
     return *end == 'K' ? size << 10 : *end == 'M' ? size << 20 : size;
 }
 
+int dp_sysfs_gpu_memory(const char *root, const char *address)
+{
+    char line[DP_SYSFS_LINE];
+    int node;
+
+    return dp_sysfs_line(root, line, "%s/%s/numa_status", gpus, address) &&
+                   sscanf(line, "Node : %d", &node) == 1
+               ? node
+               : -1;
+}
+
+static bool is_of_gpu(const char *root, int node)
+{
+    struct dp_sysfs_names names = dp_sysfs_list(root, "%s", gpus);
+    bool found = false;
+
+    for (int i = 0; i < names.count; i++)
+        found |= dp_sysfs_gpu_memory(root, names.names[i]) == node;
+    dp_sysfs_names_fini(&names);
+    return found;
+}
+
 /* All last-level caches of a node are like that of its first CPU. */
 static uint64_t read_cache(const char *root, const char *list)
 {
@@ -55,8 +78,7 @@ static uint64_t read_cache(const char *root, const char *list)
     return 0;
 }
 
-/* "Node 0 MemTotal:       528016228 kB" */
-static uint64_t read_memory(const char *root, int node)
+uint64_t dp_sysfs_memory(const char *root, int node)
 {
     char line[DP_SYSFS_LINE];
     unsigned long long kib;
@@ -82,7 +104,8 @@ static int32_t add_numa(struct dp_topo_builder *b, const char *root, int32_t hos
     return numa;
 }
 
-/* Every two NUMA nodes, at the usual rate of such CPUs: no interface reports it. */
+/* Every two NUMA nodes with CPUs, at the usual rate of such CPUs: no interface reports it. Memory
+ * without CPUs is joined to all CPUs, and nothing says how fast. */
 static void join(struct dp_topo_builder *b, int32_t host, int32_t first)
 {
     for (int32_t i = first; i < b->t.node_count; i++)
@@ -90,7 +113,10 @@ static void join(struct dp_topo_builder *b, int32_t host, int32_t first)
             const struct dp_topo_node *x = &b->t.nodes[i], *y = &b->t.nodes[k];
             bool same = x->package >= 0 && x->package == y->package;
             double rate = dp_topo_assumed_cpu_rate(b->t.text + b->t.nodes[host].vendor, same);
-            dp_topo_add_link(b, DP_TOPO_CPU, i, k, rate)->flags = DP_TOPO_RATE_ASSUMED;
+            if (y->cpus)
+                dp_topo_add_link(b, DP_TOPO_CPU, i, k, rate)->flags = DP_TOPO_RATE_ASSUMED;
+            else if (x->cpus || i == first)
+                dp_topo_add_link(b, DP_TOPO_CPU, i, k, 0)->flags = DP_TOPO_RATE_UNKNOWN;
         }
 }
 
@@ -114,18 +140,31 @@ void dp_sysfs_numa(struct dp_topo_builder *b, const char *root, int32_t host)
     struct dp_sysfs_names names = dp_sysfs_list(root, "%s", nodes);
     int32_t first = b->t.node_count;
     char list[DP_SYSFS_LINE];
-    int node, end;
+    int node, end, empty = 0;
 
-    for (int i = 0; i < names.count; i++) {
-        if (sscanf(names.names[i], "node%d%n", &node, &end) != 1 || names.names[i][end])
+    for (int i = 0; i < 2 * names.count; i++) { /* those with CPUs come first */
+        const char *name = names.names[i % names.count];
+        if (sscanf(name, "node%d%n", &node, &end) != 1 || name[end])
             continue;
-        dp_sysfs_line(root, list, "%s/node%d/cpulist", nodes, node);
+        if (dp_sysfs_line(root, list, "%s/node%d/cpulist", nodes, node) && *list ? i >= names.count
+                                                                                 : i < names.count)
+            continue;
+        const uint64_t bytes = dp_sysfs_memory(root, node);
+        if (!*list && (!bytes || is_of_gpu(root, node))) {
+            empty += !bytes;
+            continue;
+        }
         int32_t numa = add_numa(b, root, host, node, list);
-        dp_topo_node(b, numa)->memory_bytes = read_memory(root, node);
+        dp_topo_node(b, numa)->memory_bytes = bytes;
     }
     dp_sysfs_names_fini(&names);
     if (b->t.node_count == first && !b->failed)
         add_only_numa(b, root, host);
     else if (!b->failed)
         join(b, host, first);
+    if (empty)
+        dp_topo_add_note(b, DP_TOPO_MISSING, host,
+                         "%d NUMA nodes have neither CPUs nor memory and are left "
+                         "out",
+                         empty);
 }

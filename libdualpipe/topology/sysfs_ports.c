@@ -51,14 +51,27 @@ static uint32_t read_network(const struct nic *n, const char *net)
     return text;
 }
 
-static void add_net_port(const struct nic *n, const char *net, int32_t number)
+/* The kernel's number of the interface's link layer: 1 Ethernet, Wi-Fi too, 32 InfiniBand. */
+static enum dp_topo_fabric net_fabric(const struct nic *n, const char *net)
 {
+    const int64_t type = dp_sysfs_number(n->root, 0, "%s/net/%s/type", n->dir, net);
+
+    return type == 1    ? DP_TOPO_ETHERNET
+           : type == 32 ? DP_TOPO_INFINIBAND
+                        : dp_pci_fabric(&dp_topo_node(n->b, n->node)->pci);
+}
+
+static void add_net_port(const struct nic *n, const char *net)
+{
+    const int32_t number =
+        (int32_t)dp_sysfs_number(n->root, 0, "%s/net/%s/dev_port", n->dir, net) + 1;
     char state[DP_SYSFS_LINE];
     uint32_t name = dp_topo_add_text(n->b, net), subnet = read_network(n, net);
     struct dp_topo_port *p = dp_topo_add_port(n->b, n->node, number);
 
     dp_sysfs_line(n->root, state, "%s/net/%s/operstate", n->dir, net);
     p->net = name;
+    p->fabric = net_fabric(n, net);
     p->subnet = subnet;
     p->up = !strcmp(state, "up") || !strcmp(state, "unknown");
     p->mtu_bytes = (int32_t)dp_sysfs_number(n->root, 0, "%s/net/%s/mtu", n->dir, net);
@@ -68,7 +81,7 @@ static void add_net_port(const struct nic *n, const char *net, int32_t number)
 static void add_net_ports(const struct nic *n, const struct dp_sysfs_names *nets)
 {
     for (int i = 0; i < nets->count; i++)
-        add_net_port(n, nets->names[i], i + 1);
+        add_net_port(n, nets->names[i]);
     if (nets->count > 0)
         dp_topo_node(n->b, n->node)->name = dp_topo_add_text(n->b, nets->names[0]);
 }
@@ -183,7 +196,9 @@ static void add_rdma_port(const struct nic *n, const char *device, int number)
     p->rdma = rdma;
     p->net = net_text;
     dp_sysfs_line(n->root, line, "%s/link_layer", port);
-    p->fabric = strcmp(line, "InfiniBand") ? DP_TOPO_ETHERNET : DP_TOPO_INFINIBAND;
+    p->fabric = !strcmp(line, "InfiniBand") ? DP_TOPO_INFINIBAND
+                : !strcmp(line, "Ethernet") ? DP_TOPO_ETHERNET
+                                            : DP_TOPO_FABRIC_UNKNOWN;
     dp_sysfs_line(n->root, line, "%s/state", port); /* "4: ACTIVE" */
     p->up = strtol(line, NULL, 10) == 4;
     dp_sysfs_line(n->root, line, "%s/rate", port); /* "400 Gb/sec (4X NDR)" */
@@ -204,7 +219,6 @@ static void add_rdma_ports(const struct nic *n, const char *device)
     for (int i = 0; i < ports.count; i++)
         add_rdma_port(n, device, atoi(ports.names[i]));
     dp_sysfs_names_fini(&ports);
-    dp_topo_node(n->b, n->node)->name = dp_topo_add_text(n->b, device);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------ */
@@ -216,8 +230,10 @@ static bool add_ports(const struct nic *n)
     struct dp_sysfs_names nets = dp_sysfs_list(n->root, "%s/net", n->dir);
     bool found = rdma.count > 0 || nets.count > 0;
 
+    for (int i = 0; i < rdma.count; i++)
+        add_rdma_ports(n, rdma.names[i]);
     if (rdma.count > 0)
-        add_rdma_ports(n, rdma.names[0]);
+        dp_topo_node(n->b, n->node)->name = dp_topo_add_text(n->b, rdma.names[0]);
     else
         add_net_ports(n, &nets);
     dp_sysfs_names_fini(&rdma);

@@ -85,18 +85,23 @@ static int32_t add_host(struct dp_topo_builder *b, const char *root)
 /* What NVIDIA's driver says of a GPU, "Model: \t\t NVIDIA H100 80GB HBM3" and the like. */
 static void read_driver(struct dp_topo_builder *b, const char *root, const struct dp_pci_function *f)
 {
-    char path[PATH_MAX], line[DP_SYSFS_LINE], *value;
+    char path[PATH_MAX], line[DP_SYSFS_LINE], address[32], *value;
+    struct dp_topo_node *n = dp_topo_node(b, f->node);
 
-    snprintf(path, sizeof(path), "%s/proc/driver/nvidia/gpus/%04x:%02x:%02x.%x/information", root,
-             f->id.domain, f->id.bus, f->id.device, f->id.function);
+    snprintf(address, sizeof(address), "%04x:%02x:%02x.%x", f->id.domain, f->id.bus, f->id.device,
+             f->id.function);
+    n->memory_node = dp_sysfs_gpu_memory(root, address);
+    if (n->memory_node >= 0)
+        n->memory_bytes = dp_sysfs_memory(root, n->memory_node);
+    snprintf(path, sizeof(path), "%s/proc/driver/nvidia/gpus/%s/information", root, address);
     FILE *file = fopen(path, "re");
     if (!file)
         return;
     while (fgets(line, sizeof(line), file)) {
         if (split(line, "Model", &value))
-            dp_topo_node(b, f->node)->model = dp_topo_add_text(b, value);
+            n->model = dp_topo_add_text(b, value);
         else if (split(line, "GPU UUID", &value))
-            dp_topo_node(b, f->node)->uuid = dp_topo_add_text(b, value);
+            n->uuid = dp_topo_add_text(b, value);
     }
     fclose(file);
 }

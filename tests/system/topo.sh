@@ -98,7 +98,7 @@ leaves_no_device_out_of_the_matrix()
 names_the_slowest_link()
 {
     run topo matrix --limits --synthetic 'numa:2 gpu:1 cpu=10' &&
-        says "gpu0     gpu1     SYS   numa0 to numa1: between CPUs, 10 GB/s"
+        says "gpu0     gpu1     SYS   numa0 to numa1: between NUMA nodes, 10 GB/s"
 }
 
 writes_what_nccl_reads()
@@ -190,6 +190,40 @@ joins_machines()
     run topo path a/gpu0 b/gpu0 -t "$work/a.json" --topology "$work/b.json" && says "NET, 25 GB/s"
 }
 
+# Files of NCCL name no hosts; one host is not two.
+joins_dumps_of_hosts_once()
+{
+    cd "$DP_TEST_DATA/topology" || return
+    refuses 2 'the host_hash 0x1 is that of topology 0' topo show -t fabrics-a.xml -t fabrics-a.xml || return
+    run topo json -t fabrics-a.xml -t fabrics-b.xml -o "$work/cluster.json" || return
+    run topo path node1/gpu0 node0/gpu0 --topology "$work/cluster.json" && says 'NET, 50 GB/s'
+}
+
+# refuses_file NAME TEXT - a file of tests/data/topology.
+refuses_file()
+{
+    cd "$DP_TEST_DATA/topology" && refuses 2 "$1: $2" topo show -t "$1"
+}
+
+names_nodes_that_there_are()
+{
+    refuses 2 "'nic7' is no node of this topology; did you mean 'nic0'? There are numa0, gpu0 to gpu1, nic0" \
+        topo path gpu0 nic7 --synthetic 'gpu:2 nic:1' || return
+    refuses 2 "'gpu0' is no node of this topology; expected one of numa0 to numa1" \
+        topo path gpu0 numa0 --synthetic numa:2
+}
+
+# The legend has the widths of the picture, and no others.
+draws_a_legend_of_what_it_draws()
+{
+    run topo svg --synthetic 'gpu:2 nic:1 pcie=3x8 nicpcie=4x4' || return
+    [ "$(sed -n '/h30"/s/.*stroke-width="\([^"]*\)".*/\1/p' "$work/out" | sort -u | xargs)" = \
+        "$(sed -n '/link pci/!d; /h30"/!s/.*stroke-width="\([^"]*\)".*/\1/p' "$work/out" | sort -u | xargs)" ] ||
+        wrong "$(grep h30 "$work/out")" || return
+    says '7.88 GB/s' || return
+    ! grep -e '63 GB/s' -e '450 GB/s' "$work/out" || wrong 'widths that are not drawn'
+}
+
 finds_differences()
 {
     run topo json --synthetic hgx-a100 -o "$work/one" || return
@@ -207,7 +241,13 @@ finds_differences()
     says "only in the first: gpu7"
 }
 
-for transcript in "$data"/topo/*.txt; do it prints_what_it_printed "$transcript"; done
+# Files that a command names are those of tests/data/topology.
+prints_what_it_printed_there()
+{
+    cd "$DP_TEST_DATA/topology" && prints_what_it_printed "$1"
+}
+
+for transcript in "$data"/topo/*.txt; do it prints_what_it_printed_there "$transcript"; done
 it shows_this_machine
 it says_where_ranks_are_placed_without_a_view_of_nvlink
 rm -rf "$work/server"
@@ -238,6 +278,12 @@ it draws_what_it_is_asked_for
 it draws_shared_switches_in_each_host
 it draws_arcs_within_their_host
 it joins_machines
+it joins_dumps_of_hosts_once
+it refuses_file nccl-behind-text.xml "'Warning: Permanently added a host' stands before the XML"
+it refuses_file nccl-cut.xml 'line 4, column 6: unclosed token; expected XML up to </system>'
+it refuses_file smi-cut.txt 'line 3: 1 columns of GPU1, expected 2'
+it names_nodes_that_there_are
+it draws_a_legend_of_what_it_draws
 it finds_differences
 it prints_a_thousand_hosts_as_one
 it prints_the_matrix_of_one_host

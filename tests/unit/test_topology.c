@@ -171,6 +171,8 @@ static void number_ports_alike(struct dp_topology *t)
 {
     t->ports[1].nic = t->ports[0].nic;
     t->ports[1].number = t->ports[0].number;
+    t->ports[1].rdma = t->ports[0].rdma;
+    t->ports[1].net = t->ports[0].net;
 }
 static void claim_gids(struct dp_topology *t)
 {

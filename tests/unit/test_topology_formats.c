@@ -43,19 +43,17 @@ static void a_gid_is_eight_groups_of_four_digits(void **state)
 
 /* ---- NCCL's files --------------------------------------------------------------------------- */
 
-static void nccl_is_given_all_attributes(void **state)
+static void nccl_is_given_what_is_known(void **state)
 {
     (void)state;
     struct dp_topology *t = topology_made("grace-hopper fabric=infiniband nicname=a\"<&>b");
     char *xml = topology_written(t, DP_TOPOLOGY_NCCL_XML);
     static const char *const parts[] = {
-        "<cpu numaid=\"0\" affinity=\"000000ff,ffffffff,ffffffff\" arch=\"arm64\" vendor=\"ARM\" "
-        "familyid=\"6\" modelid=\"143\">",
+        "<cpu numaid=\"0\" affinity=\"000000ff,ffffffff,ffffffff\" arch=\"arm64\" vendor=\"ARM\">",
         "<pci busid=\"0000:01:00.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"0x2330\" "
-        "subsystem_vendor=\"0x0000\" subsystem_device=\"0x0000\" link_speed=\"32.0 GT/s PCIe\" "
-        "link_width=\"16\">",
-        "<gpu dev=\"0\" sm=\"90\" gdr=\"1\">\n<c2c bw=\"450000\" count=\"1\"/>",
-        "<net name=\"a&quot;&lt;&amp;&gt;b0\" dev=\"0\" speed=\"400000\" port=\"1\"",
+        "link_speed=\"32.0 GT/s PCIe\" link_width=\"16\">",
+        "<gpu dev=\"0\" sm=\"90\">\n<c2c bw=\"450000\" count=\"1\"/>",
+        "<net name=\"a&quot;&lt;&amp;&gt;b0\" speed=\"400000\" port=\"1\"",
     };
 
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
@@ -557,7 +555,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_gid_is_eight_groups_of_four_digits),
-        cmocka_unit_test(nccl_is_given_all_attributes),
+        cmocka_unit_test(nccl_is_given_what_is_known),
         cmocka_unit_test(a_file_of_nccl_is_one_host_on_pci),
 #ifdef HAVE_EXPAT
         cmocka_unit_test(routes_survive_a_file_of_nccl),

@@ -162,6 +162,25 @@ static void a_virtual_machine_has_notes_on_what_is_unknown(void **state)
     dp_topology_free(t);
 }
 
+static void memory_without_cpus_is_memory(void **state)
+{
+    (void)state;
+    struct dp_topology *t = topology_unpacked("grace");
+    const struct dp_topo_node *gpu = &t->nodes[topology_node(t, "gpu0")];
+    const struct dp_topo_node *far = &t->nodes[topology_node(t, "numa1")];
+
+    assert_int_equal(topology_count(t, DP_TOPO_NUMA), 2);
+    assert_int_equal(gpu->memory_node, 1);
+    assert_int_equal(gpu->memory_bytes, 99614720ull << 10);
+    assert_int_equal(far->os_index, 9);
+    assert_string_equal(text(t, far->cpus), "");
+    assert_true(topology_way(t, "gpu0", "numa1").bytes_per_ns == 0);
+    assert_int_equal(topology_count_links(t, DP_TOPO_CPU), 1);
+    assert_true(topology_notes(t, "2 NUMA nodes have neither CPUs nor memory"));
+    topology_survives_json(t);
+    dp_topology_free(t);
+}
+
 static void a_container_without_devices_is_a_host(void **state)
 {
     (void)state;
@@ -305,6 +324,7 @@ int main(void)
         cmocka_unit_test(a_narrow_link_of_a_nic_is_degraded),
         cmocka_unit_test(ports_have_rates_states_and_gids),
         cmocka_unit_test(a_virtual_machine_has_notes_on_what_is_unknown),
+        cmocka_unit_test(memory_without_cpus_is_memory),
         cmocka_unit_test(a_container_without_devices_is_a_host),
         cmocka_unit_test(ports_have_subnets),
         cmocka_unit_test(hosts_that_are_merged_find_their_rails),

@@ -92,6 +92,7 @@ struct topo_hosts *topo_hosts_compare(const struct dp_topology *t)
 void topo_hosts_put(const struct dp_topology *t, const struct topo_hosts *h, int32_t first,
                     FILE *to)
 {
+    char label[DP_TOPO_LABEL_LEN];
     int32_t count = 0;
 
     for (int32_t i = first; i < t->host_count;) {
@@ -102,10 +103,10 @@ void topo_hosts_put(const struct dp_topology *t, const struct topo_hosts *h, int
             i++;
             continue;
         }
-        fprintf(to, "%s%s", count ? ", " : "", dp_topology_text(t, t->nodes[h->nodes[i]].name));
+        fprintf(to, "%s%s", count ? ", " : "", dp_topology_label(t, h->nodes[i], label));
         if (end - i > 1)
             fprintf(to, "%s%s", end - i > 2 ? " to " : ", ",
-                    dp_topology_text(t, t->nodes[h->nodes[end - 1]].name));
+                    dp_topology_label(t, h->nodes[end - 1], label));
         count += end - i;
         i = end;
     }

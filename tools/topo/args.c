@@ -16,7 +16,7 @@
 
 static const struct arg source_args[] = {
     {"topology", 't', "FILE",
-     "JSON, XML of NCCL or hwloc, a description (- for stdin); several: a cluster", ARG_LIST,
+     "JSON, XML, nvidia-smi topo -m, a description (- for stdin); several: a cluster", ARG_LIST,
      AT(inputs), .old_name = "input", .old_letter = 'i'},
     {"hwloc", 0, NULL, "this machine as hwloc sees it, instead of as /sys describes it", ARG_FLAG,
      AT(hwloc)},

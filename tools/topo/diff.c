@@ -105,7 +105,7 @@ static char *links_text(const struct dp_topology *t, int32_t node)
         return NULL;
     for (int32_t k = t->first_around[node], n = 0; k < t->first_around[node + 1]; k++) {
         const struct dp_topo_link *l = &t->links[t->around[k]];
-        if (l->b != node && l->kind != DP_TOPO_CPU && l->kind != DP_TOPO_NVLINK)
+        if (l->b != node && l->kind != DP_TOPO_CPU && !dp_topo_is_gpu_link(l->kind))
             continue;
         fprintf(f, "%sto %s %s, %s", n++ ? "; " : "",
                 dp_topology_label(t, dp_topology_across(t, t->around[k], node), label),

@@ -89,9 +89,13 @@ static void put_affinity(const struct table *m, int32_t node)
 
     while (node >= 0 && t->nodes[node].kind != DP_TOPO_NUMA)
         node = t->nodes[node].parent;
-    if (node >= 0)
-        fprintf(m->to, "  %d  %s", t->nodes[node].os_index,
-                dp_topology_text(t, t->nodes[node].cpus));
+    if (node < 0)
+        return;
+    if (t->nodes[node].os_index < 0)
+        fputs("  ?", m->to);
+    else
+        fprintf(m->to, "  %d", t->nodes[node].os_index);
+    fprintf(m->to, "  %s", dp_topology_text(t, t->nodes[node].cpus));
 }
 
 /* Columns from `first` on, to `end`. */
@@ -200,7 +204,7 @@ static int put_host(const struct dp_topology *t, int32_t host, bool limits, FILE
     if (!err && limits)
         err = put_limits(&m);
     for (int i = 0; i < m.row_count && !err; i++)
-        if (t->nodes[m.rows[i]].kind == DP_TOPO_NIC)
+        if (t->nodes[m.rows[i]].kind == DP_TOPO_NIC && t->nodes[m.rows[i]].name)
             fprintf(to, "%s%s: %s\n", i && t->nodes[m.rows[i - 1]].kind == DP_TOPO_NIC ? "" : "\n",
                     short_label(t, m.rows[i], word), dp_topology_text(t, t->nodes[m.rows[i]].name));
     table_fini(&m);
@@ -209,6 +213,7 @@ static int put_host(const struct dp_topology *t, int32_t host, bool limits, FILE
 
 static int put_between(const struct dp_topology *t, int32_t a, int32_t b, FILE *to)
 {
+    char label[DP_TOPO_LABEL_LEN];
     struct table m;
     int err = table_init(&m, t, to);
 
@@ -216,8 +221,8 @@ static int put_between(const struct dp_topology *t, int32_t a, int32_t b, FILE *
         return err;
     fill(&m, a, b);
     if (m.row_count && m.column_count) {
-        fprintf(to, "\n%s (rows) to %s\n", dp_topology_text(t, t->nodes[a].name),
-                dp_topology_text(t, t->nodes[b].name));
+        fprintf(to, "\n%s (rows) to ", dp_topology_label(t, a, label));
+        fprintf(to, "%s\n", dp_topology_label(t, b, label));
         err = put_both(&m, false);
     }
     table_fini(&m);
@@ -225,8 +230,9 @@ static int put_between(const struct dp_topology *t, int32_t a, int32_t b, FILE *
 }
 
 static const char legend[] =
-    "NV# NVLinks  C2C chip to chip  PIX one PCI switch  PXB several  PHB PCI root  NODE two roots\n"
-    "SYS between NUMA nodes  NET one rail  NET* over the spine  - no route  ~ assumed  ? not known";
+    "NV# NVLinks  XGMI# of AMD  C2C chip to chip  PIX one PCI switch  PXB several  PHB PCI root\n"
+    "NODE two roots  SYS two NUMA nodes  NET one rail  NET* over the spine\n"
+    "- no route  ~ assumed  ? not known";
 
 static int put_all(const struct dp_topology *t, bool limits, FILE *to)
 {

@@ -60,7 +60,10 @@ static void put_ports(const struct show *s, int32_t nic)
 
     for (int32_t i = first; i < first + count; i++) {
         const struct dp_topo_port *p = &t->ports[i];
-        fprintf(s->to, "  port %d:", p->number);
+        fputs("  port", s->to);
+        if (p->number)
+            fprintf(s->to, " %d", p->number);
+        putc(':', s->to);
         put_text(s, " ", p->rdma);
         put_text(s, " ", p->net);
         fprintf(s->to, " %s %s", topo_port(p, word), p->up ? "up" : "down");
@@ -78,7 +81,7 @@ static void put_numa(const struct show *s, const struct dp_topo_node *n)
         fprintf(s->to, "  socket %d", n->package);
     put_text(s, "  CPUs ", n->cpus);
     if (!n->cpus)
-        fprintf(s->to, "  no CPUs");
+        fprintf(s->to, n->memory_bytes ? "  no CPUs" : "  CPUs not known");
     if (n->memory_bytes)
         fprintf(s->to, "  %s", topo_size(n->memory_bytes, word));
     if (n->cache_bytes)
@@ -97,6 +100,8 @@ static void put_node(const struct show *s, int32_t node, int depth)
     put_pci(s, n);
     if (n->kind == DP_TOPO_GPU && n->memory_bytes)
         fprintf(s->to, "  %s", topo_size(n->memory_bytes, word));
+    if (n->memory_node >= 0)
+        fprintf(s->to, "  memory: the kernel's NUMA node %d", n->memory_node);
     put_uplink(s, node);
     if (n->kind == DP_TOPO_NIC)
         put_ports(s, node);
@@ -116,7 +121,7 @@ static int depth_of(const struct dp_topology *t, int32_t node)
 
 static bool is_aside(const struct dp_topo_link *l)
 {
-    return l->kind == DP_TOPO_CPU || l->kind == DP_TOPO_NVLINK || l->kind == DP_TOPO_C2C;
+    return l->kind == DP_TOPO_CPU || dp_topo_is_gpu_link(l->kind) || l->kind == DP_TOPO_C2C;
 }
 
 static void put_aside(const struct show *s, int32_t host)

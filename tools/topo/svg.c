@@ -25,7 +25,8 @@ static const char style[] =
     ".numa{fill:#dfe6f2;stroke:#8fa3c4}.root{fill:#eceff4;stroke:#a9b0bb}\n"
     ".switch{fill:#d9cdee;stroke:#9277bd}.gpu{fill:#b4e0cc;stroke:#3d9a76}\n"
     ".nic{fill:#fbdf9f;stroke:#c98f1f}.nvswitch{fill:#8fd0b4;stroke:#2f8564}\n"
-    ".pci,.mesh{stroke:#8a93a1}.cpu{stroke:#6f8ab8}.nvlink{stroke:#3d9a76}.c2c{stroke:#2f8564}\n"
+    ".pci,.mesh{stroke:#8a93a1}.cpu{stroke:#6f8ab8}.nvlink,.xgmi{stroke:#3d9a76}"
+    ".c2c{stroke:#2f8564}\n"
     ".net{stroke:#c98f1f}.link{fill:none;stroke-linecap:round}\n"
     ".unsure{stroke-dasharray:5 4}.bad{stroke:#d65a24;stroke-dasharray:5 4}\n"
     ".route{stroke:#d6245d;fill:none;stroke-linecap:round;opacity:.85}.rail{fill:#fff3d6;"
@@ -77,8 +78,9 @@ static void put_numa_text(const struct topo_svg *v, const struct dp_topo_node *n
     char text[2 * TOPO_WORD], size[TOPO_WORD];
     const char *cpus = dp_topology_text(v->t, n->cpus);
 
-    snprintf(text, sizeof(text), "%s%s%s%s", *cpus ? "CPUs " : "no CPUs", cpus,
-             n->memory_bytes ? ", " : "", n->memory_bytes ? topo_size(n->memory_bytes, size) : "");
+    snprintf(text, sizeof(text), "%s%s%s%s", *cpus ? "CPUs " : n->memory_bytes ? "no CPUs" : "",
+             cpus, n->memory_bytes ? ", " : "",
+             n->memory_bytes ? topo_size(n->memory_bytes, size) : "");
     topo_svg_text(v, "d", topo_svg_middle(b), b->y + 31, text, (int)(b->width / 5.4));
 }
 
@@ -167,8 +169,9 @@ static void put_cables(const struct topo_svg *v, int32_t nic)
 
     for (int32_t i = first; i < first + count && i < first + 2; i++) {
         const struct dp_topo_port *p = &t->ports[i];
-        int len = p->bytes_per_ns > 0 ? snprintf(text, sizeof(text), "%.4g Gb/s", 8 * p->bytes_per_ns)
-                                      : snprintf(text, sizeof(text), "port %d", p->number);
+        int len = p->bytes_per_ns > 0
+                      ? snprintf(text, sizeof(text), "%.4g Gb/s", 8 * p->bytes_per_ns)
+                      : snprintf(text, sizeof(text), "unknown rate");
         if (!p->up)
             snprintf(text + len, sizeof(text) - (size_t)len, " down");
         topo_svg_text(v, "d c", topo_svg_middle(b), b->y + b->height + 12 + 13 * (i - first), text,
@@ -183,6 +186,7 @@ static void put_cables(const struct topo_svg *v, int32_t nic)
 static void put_host(const struct topo_svg *v, const struct topo_hosts *alike, int32_t host)
 {
     const struct topo_box *b = &v->boxes[host];
+    char label[DP_TOPO_LABEL_LEN];
     int32_t number = 0;
 
     while (alike->nodes[number] != host)
@@ -197,7 +201,7 @@ static void put_host(const struct topo_svg *v, const struct topo_hosts *alike, i
         if (alike->first[number] == number && !v->picked)
             topo_hosts_put(v->t, alike, number, f);
         else
-            fputs(dp_topology_text(v->t, v->t->nodes[host].name), f);
+            fputs(dp_topology_label(v->t, host, label), f);
         fclose(f);
         topo_svg_escaped(v->to, heading, 100);
     }
@@ -207,12 +211,47 @@ static void put_host(const struct topo_svg *v, const struct topo_hosts *alike, i
 
 /* ---- the legend ----------------------------------------------------------------------------- */
 
-static bool any_link(const struct topo_svg *v, enum dp_topo_link_kind kind, uint32_t flags)
+static bool any_link(const struct topo_svg *v, uint32_t flags)
 {
     for (int32_t i = 0; i < v->t->link_count; i++)
-        if (v->t->links[i].kind == kind && (!flags || v->t->links[i].flags & flags))
+        if (v->t->links[i].kind == DP_TOPO_PCI && v->t->links[i].flags & flags &&
+            topo_svg_is_drawn(v, &v->t->links[i]))
             return true;
     return false;
+}
+
+static void put_entry(const struct topo_svg *v, const char *class_, double width, const char *text,
+                      double *x, double y)
+{
+    fprintf(v->to, "<path class=\"%s\" stroke-width=\"%.1f\" d=\"M%.1f %.1fh30\"/>\n", class_,
+            width, *x, y);
+    topo_svg_text(v, "k", *x + 40, y + 4, text, -1);
+    *x += 54 + 7 * (double)strlen(text);
+}
+
+/* Each rate that is drawn, once for a kind of link, as far as there is room. */
+static void put_rates(const struct topo_svg *v, double y)
+{
+    static const enum dp_topo_link_kind kinds[] = {DP_TOPO_PCI, DP_TOPO_NVLINK, DP_TOPO_XGMI,
+                                                   DP_TOPO_C2C, DP_TOPO_CPU};
+    enum { ENTRY = 120, RATES_MAX = 16 };
+    double x = 24;
+
+    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+        double rates[RATES_MAX] = {0};
+        for (int32_t i = 0, n, count = 0; i < v->t->link_count && count < RATES_MAX; i++) {
+            const struct dp_topo_link *l = &v->t->links[i];
+            char class_[TOPO_WORD], rate[TOPO_WORD];
+            for (n = 0; n < count && rates[n] != l->bytes_per_ns;)
+                n++;
+            if (l->kind != kinds[k] || n < count || l->bytes_per_ns <= 0 || x + ENTRY > v->width ||
+                !topo_svg_is_drawn(v, l))
+                continue;
+            rates[count++] = l->bytes_per_ns;
+            snprintf(class_, sizeof(class_), "link %s", dp_topo_link_kind_name(l->kind));
+            put_entry(v, class_, topo_svg_width(l), topo_rate(l, rate), &x, y);
+        }
+    }
 }
 
 /* Only what occurs in the picture. */
@@ -220,30 +259,18 @@ static void put_legend(const struct topo_svg *v)
 {
     const struct {
         bool occurs;
-        double rate;
         const char *class_, *text;
-        int row;
     } entries[] = {
-        {true, 16, "link pci", "16 GB/s", 0},
-        {true, 63, "link pci", "63 GB/s", 0},
-        {any_link(v, DP_TOPO_NVLINK, 0) || any_link(v, DP_TOPO_C2C, 0), 450, "link nvlink",
-         "450 GB/s", 0},
-        {any_link(v, DP_TOPO_PCI, DP_TOPO_RATE_UNKNOWN), 63, "link pci unsure", "not known", 1},
-        {any_link(v, DP_TOPO_PCI, DP_TOPO_DEGRADED), 63, "link bad", "could be faster", 1},
-        {v->picked, 63, "route", "the chosen route", 1},
+        {any_link(v, DP_TOPO_RATE_UNKNOWN), "link pci unsure", "not known"},
+        {any_link(v, DP_TOPO_DEGRADED), "link bad", "could be faster"},
+        {v->picked, "route", "the chosen route"},
     };
-    double x[2] = {24, 24};
+    double x = 24;
 
-    for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
-        struct dp_topo_link l = {.bytes_per_ns = entries[i].rate};
-        double y = v->height - (entries[i].row ? 18 : 38), *at = &x[entries[i].row];
-        if (!entries[i].occurs)
-            continue;
-        fprintf(v->to, "<path class=\"%s\" stroke-width=\"%.1f\" d=\"M%.1f %.1fh30\"/>\n",
-                entries[i].class_, topo_svg_width(&l), *at, y);
-        topo_svg_text(v, "k", *at + 40, y + 4, entries[i].text, -1);
-        *at += 54 + 7 * (double)strlen(entries[i].text);
-    }
+    put_rates(v, v->height - 38);
+    for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++)
+        if (entries[i].occurs)
+            put_entry(v, entries[i].class_, 3, entries[i].text, &x, v->height - 18);
 }
 
 /* ---- the picture ---------------------------------------------------------------------------- */
@@ -373,7 +400,7 @@ static int write_svg(const void *values, const struct operands *operands, const 
 {
     const struct svg_args *a = values;
     struct topo_hosts *alike = topo_hosts_compare(t);
-    char title[TOPO_WORD];
+    char title[TOPO_WORD], label[DP_TOPO_LABEL_LEN];
     struct topo_svg v = {
         .t = t, .to = to, .title = a->title ? a->title : title,
         .boxes = calloc((size_t)t->node_count, sizeof(*v.boxes)),
@@ -385,7 +412,7 @@ static int write_svg(const void *values, const struct operands *operands, const 
     if (t->host_count > 1)
         snprintf(title, sizeof(title), "%d hosts", t->host_count);
     else
-        snprintf(title, sizeof(title), "%.50s%s%.60s", dp_topology_text(t, t->nodes[0].name),
+        snprintf(title, sizeof(title), "%.50s%s%.60s", dp_topology_label(t, 0, label),
                  t->nodes[0].model ? ", " : "", dp_topology_text(t, t->nodes[0].model));
     if (alike && v.boxes && v.marked)
         err = draw(&v, a, alike);

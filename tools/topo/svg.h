@@ -52,6 +52,7 @@ double topo_svg_width(const struct dp_topo_link *l); /* px of its line */
 double topo_svg_middle(const struct topo_box *b);
 /* How far an arc between two boxes of a row hangs down. */
 double topo_svg_dip(const struct topo_box *a, const struct topo_box *b);
+bool topo_svg_is_drawn(const struct topo_svg *v, const struct dp_topo_link *l);
 /* All links between boxes, those on ways above the others. */
 void topo_svg_put_links(const struct topo_svg *v);
 

@@ -98,7 +98,7 @@ static double deepest_arc(const struct topo_svg *v, int32_t host)
 
     for (int32_t i = 0; i < t->link_count; i++) {
         const struct dp_topo_link *l = &t->links[i];
-        if (l->kind == DP_TOPO_NVLINK && t->nodes[l->a].host == host &&
+        if (dp_topo_is_gpu_link(l->kind) && t->nodes[l->a].host == host &&
             t->nodes[l->b].kind == DP_TOPO_GPU && t->nodes[l->b].host == host)
             deepest = fmax(deepest, topo_svg_dip(&v->boxes[l->a], &v->boxes[l->b]) + 8);
     }

@@ -81,9 +81,9 @@ static void put_line(FILE *to, const struct dp_topo_link *l, const struct topo_b
 
     if (l->kind == DP_TOPO_CPU)
         put_bridge(to, a, b);
-    else if (l->kind == DP_TOPO_NVLINK && fabs(a->y - b->y) < 1)
+    else if (dp_topo_is_gpu_link(l->kind) && fabs(a->y - b->y) < 1)
         put_arc(to, a, b);
-    else if (l->kind == DP_TOPO_NVLINK) /* a GPU and the bar below it */
+    else if (dp_topo_is_gpu_link(l->kind)) /* a GPU and the bar below it */
         fprintf(to, "M%.1f %.1fV%.1f", topo_svg_middle(a), bottom, b->y);
     else if (l->kind == DP_TOPO_C2C) /* beside the route over PCI */
         fprintf(to, "M%.1f %.1fV%.1f", b->x + 12, bottom, b->y);
@@ -110,7 +110,7 @@ static const struct topo_box *lower_box(const struct topo_svg *v, const struct d
     return v->boxes[l->b].width > 0 ? &v->boxes[l->b] : NULL;
 }
 
-static bool is_drawn(const struct topo_svg *v, const struct dp_topo_link *l)
+bool topo_svg_is_drawn(const struct topo_svg *v, const struct dp_topo_link *l)
 {
     return v->boxes[l->a].width > 0 && lower_box(v, l);
 }
@@ -184,6 +184,6 @@ void topo_svg_put_links(const struct topo_svg *v)
         put_cable(v, i);
     for (int pass = 0; pass < 2; pass++)
         for (int32_t i = 0; i < v->t->link_count; i++)
-            if (is_drawn(v, &v->t->links[i]) && (!pass || v->marked[i]))
+            if (topo_svg_is_drawn(v, &v->t->links[i]) && (!pass || v->marked[i]))
                 put_link(v, i, pass);
 }

@@ -36,11 +36,14 @@ const char *topo_link(const struct dp_topo_link *l, char out[TOPO_WORD])
         if (l->gen)
             snprintf(out + len, TOPO_WORD - (size_t)len, " of version %d", l->gen);
         break;
+    case DP_TOPO_XGMI:
+        snprintf(out, TOPO_WORD, "%d xGMI link%s", l->count, l->count == 1 ? "" : "s");
+        break;
     case DP_TOPO_C2C:
         snprintf(out, TOPO_WORD, "C2C");
         break;
     case DP_TOPO_CPU:
-        snprintf(out, TOPO_WORD, "between CPUs");
+        snprintf(out, TOPO_WORD, "between NUMA nodes");
         break;
     case DP_TOPO_NET:
         snprintf(out, TOPO_WORD, "network");
@@ -67,8 +70,8 @@ const char *topo_size(uint64_t bytes, char out[TOPO_WORD])
 
 const char *topo_class(const struct dp_topo_path *p, char out[TOPO_WORD])
 {
-    if (p->class_ == DP_TOPO_NV)
-        snprintf(out, TOPO_WORD, "NV%d", p->nvlinks);
+    if (p->class_ == DP_TOPO_NV || p->class_ == DP_TOPO_XG)
+        snprintf(out, TOPO_WORD, "%s%d", dp_topo_class_name(p->class_), p->nvlinks);
     else
         snprintf(out, TOPO_WORD, "%s", dp_topo_class_name(p->class_));
     return out;
@@ -91,12 +94,12 @@ const struct dp_topo_link *topo_uplink(const struct dp_topology *t, int32_t node
 
 const char *topo_port(const struct dp_topo_port *p, char out[TOPO_WORD])
 {
-    const char *fabric = p->fabric == DP_TOPO_INFINIBAND ? "InfiniBand" : "Ethernet";
+    static const char *const fabrics[] = {"Ethernet", "InfiniBand", "unknown fabric"};
 
     if (p->bytes_per_ns > 0)
-        snprintf(out, TOPO_WORD, "%.4g Gb/s %s", 8 * p->bytes_per_ns, fabric);
+        snprintf(out, TOPO_WORD, "%.4g Gb/s %s", 8 * p->bytes_per_ns, fabrics[p->fabric]);
     else
-        snprintf(out, TOPO_WORD, "%s of unknown rate", fabric);
+        snprintf(out, TOPO_WORD, "%s of unknown rate", fabrics[p->fabric]);
     return out;
 }
 

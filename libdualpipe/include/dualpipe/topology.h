@@ -72,14 +72,18 @@ struct dp_topo_node {
     int32_t host;   /* the HOST above it, itself for a HOST; -1 for what belongs to no host */
     int32_t index;  /* its number among its kind on its host, in order: "gpu3" is the GPU with 3 */
     int32_t os_index; /* NUMA: the kernel's number; GPU: NVML's; -1: not known */
-    uint32_t name;  /* HOST, RAIL, SPINE: unique, never ""; NIC: of its first port, "mlx5_0", "eth0";
+    uint32_t name;  /* RAIL, SPINE: unique, never ""; HOST: unique, "" if not known, as in files of NCCL,
+                     * and then its label is "node" or, of several, "node0", "node1", ...;
+                     * NIC: of its first port, "mlx5_0", "eth0";
                      * NVSWITCH: of the domain that hosts may share, "" for none */
     uint32_t model; /* HOST: the CPU's; GPU, NIC, SWITCH: the product's; "" if not known */
     uint32_t cpus;  /* NUMA: its CPUs as the kernel writes them, "0-55,112-167"; "" for memory only */
-    uint32_t uuid;  /* GPU: "GPU-..." as NVML has it */
+    uint32_t uuid;  /* GPU: "GPU-..." as NVML has it; HOST: by which NCCL tells hosts apart; "" */
     uint32_t arch, vendor; /* HOST: "x86_64", "GenuineIntel"; "" if not known */
     int32_t family, cpu_model; /* HOST: the CPU's family and model numbers; -1 */
     int32_t package;       /* NUMA: the socket it is in; -1 */
+    int32_t memory_node;   /* GPU: the kernel's number of the NUMA node that its memory is, as on Grace
+                            * Hopper; such a node is not among the host's; -1: none, or not known */
     int32_t sm;            /* GPU: compute capability, 90 for 9.0; 0: not known */
     uint64_t memory_bytes; /* NUMA, GPU; 0: not known */
     uint64_t cache_bytes;  /* NUMA: its last-level caches together; 0: not known */
@@ -91,6 +95,7 @@ enum dp_topo_link_kind {
     DP_TOPO_PCI,    /* along the PCI tree */
     DP_TOPO_CPU,    /* between NUMA nodes of a host */
     DP_TOPO_NVLINK, /* GPU and GPU, or GPU and NVSWITCH */
+    DP_TOPO_XGMI,   /* GPU and GPU, of AMD: Infinity Fabric */
     DP_TOPO_C2C,    /* GPU and NUMA: NVLink-C2C and the like */
     DP_TOPO_NET,    /* NIC and RAIL, RAIL and SPINE */
     DP_TOPO_LINK_KINDS
@@ -106,7 +111,7 @@ struct dp_topo_link {
     enum dp_topo_link_kind kind;
     int32_t a, b;         /* nodes, a < b; in the tree a is the parent */
     uint32_t flags;       /* DP_TOPO_RATE_ASSUMED, ... */
-    int32_t count;        /* NVLINK, C2C: links bundled into this one; else 1 */
+    int32_t count;        /* NVLINK, XGMI, C2C: links bundled into this one; else 1 */
     int32_t port;         /* NIC -- RAIL: in ports; else -1 */
     int32_t gen, width;   /* PCI: as it runs, 5 and 16; NVLINK: gen is its version; 0: not known */
     int32_t gen_max, width_max; /* PCI: what both ends could do; 0: not known */
@@ -114,11 +119,11 @@ struct dp_topo_link {
     double latency_ns;
 };
 
-enum dp_topo_fabric { DP_TOPO_ETHERNET, DP_TOPO_INFINIBAND };
+enum dp_topo_fabric { DP_TOPO_ETHERNET, DP_TOPO_INFINIBAND, DP_TOPO_FABRIC_UNKNOWN };
 
 struct dp_topo_port {
     int32_t nic;          /* node */
-    int32_t number;       /* 1, 2, ... as the driver counts */
+    int32_t number;       /* 1, 2, ... as the driver counts; 0: not known */
     int32_t rail;         /* node; -1: not known, or not cabled */
     enum dp_topo_fabric fabric;
     bool up;
@@ -164,6 +169,12 @@ struct dp_topology {
     char *text;            /* strings end with NUL; begins with an empty one */
 };
 
+/* NVLink or what is like it: between GPUs, and to the switches of such links. */
+static inline bool dp_topo_is_gpu_link(enum dp_topo_link_kind kind)
+{
+    return kind == DP_TOPO_NVLINK || kind == DP_TOPO_XGMI;
+}
+
 static inline const char *dp_topology_text(const struct dp_topology *t, uint32_t text)
 {
     return t->text + text;
@@ -178,7 +189,7 @@ DP_PUBLIC void dp_topology_free(struct dp_topology *t);
 
 /* "host", "numa", "root", "switch", "gpu", "nic", "nvswitch", "rail", "spine". */
 DP_PUBLIC const char *dp_topo_kind_name(enum dp_topo_kind kind);
-/* "mesh", "pci", "cpu", "nvlink", "c2c", "net". */
+/* "mesh", "pci", "cpu", "nvlink", "xgmi", "c2c", "net". */
 DP_PUBLIC const char *dp_topo_link_kind_name(enum dp_topo_link_kind kind);
 
 /* The first node at or after `from` that is of this kind, below `within` (-1: anywhere); -1: none.
@@ -214,6 +225,7 @@ DP_PUBLIC int dp_topology_check(const struct dp_topology *t);
 enum dp_topo_class {
     DP_TOPO_SELF, /* the same node */
     DP_TOPO_NV,   /* NVLink, direct or through NVSwitches */
+    DP_TOPO_XG,   /* xGMI, direct; "XGMI" */
     DP_TOPO_CHIP, /* GPU and NUMA over C2C */
     DP_TOPO_PIX,  /* at most one PCI switch */
     DP_TOPO_PXB,  /* several PCI switches, but no PCI root */
@@ -226,13 +238,13 @@ enum dp_topo_class {
     DP_TOPO_CLASSES
 };
 
-/* "X", "NV", "C2C", "PIX", "PXB", "PHB", "NODE", "SYS", "NET", "NET*", "-". */
+/* "X", "NV", "XGMI", "C2C", "PIX", "PXB", "PHB", "NODE", "SYS", "NET", "NET*", "-". */
 DP_PUBLIC const char *dp_topo_class_name(enum dp_topo_class kind);
 
 enum { DP_TOPO_HOPS_MAX = 32 };
 struct dp_topo_path {
     enum dp_topo_class class_;
-    int32_t nvlinks;     /* NV: links bundled, of the narrowest hop ("NV18") */
+    int32_t nvlinks;     /* NV, XG: links bundled, of the narrowest hop ("NV18") */
     int32_t bottleneck;  /* the slowest link, the first of several; -1: nothing limits */
     double bytes_per_ns; /* its rate; 0: nothing known limits */
     double latency_ns;   /* of all hops */
@@ -252,9 +264,10 @@ struct dp_topo_path {
 DP_PUBLIC int dp_topology_path(const struct dp_topology *t, int32_t a, int32_t b,
                                struct dp_topo_path *path);
 
-/* The NICs of the GPU's host that are up, or whose state is not known, best first: nearest class, then
- * widest; equal ones turn round with the GPU's index, so that GPUs that share several NICs begin with
- * different ones. At most `max`. */
+/* The NICs of the GPU's host that are up, or whose state is not known, best first as in NCCL: widest,
+ * the port's rate included, then nearest class; a rate that is not known counts as 10 Gb/s, and Wi-Fi
+ * comes last. Equal ones of one kind (fabric, RDMA or not) turn round with the GPU's index, so that
+ * GPUs that share several NICs begin with different ones. At most `max`. */
 DP_PUBLIC int dp_topology_nics(const struct dp_topology *t, int32_t gpu, int32_t *nics, int32_t max,
                                int32_t *count);
 
@@ -325,6 +338,7 @@ enum dp_topology_format {
     DP_TOPOLOGY_JSON,  /* all of it; topology/README.md documents the members */
     DP_TOPOLOGY_SYNTHETIC, /* for reading: a description as above */
     DP_TOPOLOGY_NCCL_XML, /* one host, as in NCCL_TOPO_FILE; reading DP_EUNSUPPORTED without expat */
+    DP_TOPOLOGY_NVIDIA_SMI, /* for reading: one host, as `nvidia-smi topo -m` prints it */
     DP_TOPOLOGY_HWLOC_XML /* one host, as of hwloc 2 (lstopo FILE.xml); NVLink and ports' rates are
                              infos of our own in it; reading DP_EUNSUPPORTED without hwloc */
 };
@@ -351,10 +365,11 @@ DP_PUBLIC int dp_topology_read_hwloc(struct dp_topology **out);
 
 /* Several machines that nothing joins yet into one cluster. Ports in one Ethernet subnet are on one
  * rail. An InfiniBand subnet is a whole fabric: in one, the k-th ports of all hosts are on a rail. So
- * are the k-th ports of those whose subnet is not known, or that no other host is in. The rails of an
- * InfiniBand subnet, and all others, are joined by a spine as wide as their ports together. NVSwitches
- * of several hosts that have one name, which NVML reads as the fabric's cluster and clique, are one
- * that these hosts share. Two hosts of one name are DP_EINVAL. */
+ * are the k-th ports of one fabric whose subnet is not known, or, of Ethernet, that no other host is in.
+ * The rails of an InfiniBand subnet, those of Ethernet, and those of unknown fabrics are joined by a
+ * spine as wide as their ports together. NVSwitches of several hosts that have one name, which NVML
+ * reads as the fabric's cluster and clique, are one that these hosts share. Two hosts of one name or
+ * one host_hash are DP_EINVAL. */
 DP_PUBLIC int dp_topology_merge(const struct dp_topology *const *parts, size_t count,
                                 struct dp_topology **out);
 
