@@ -227,6 +227,35 @@ says_what_was_not_measured()
     grep -q "sizes left out: NCCL's own choice was not measured there" "$work/err"
 }
 
+# takes TEXT ARGUMENT... - makes a table of tests/data/tuner/texts, and says TEXT, if it is not empty.
+takes()
+{
+    cd "$tables/texts" && said=$1 && shift && run tune fit "$@" -o "$work/table.csv" || return
+    grep -qF "$said" "$work/err" || wrong "$(cat "$work/err")"
+}
+
+# gives RULE - the table has that rule.
+gives()
+{
+    rule=$1
+    shift
+    takes "$@" && { grep -qx "$rule" "$work/table.csv" || wrong "$(cat "$work/table.csv")"; }
+}
+
+refuses_text()
+{
+    cd "$tables/texts" && said=$1 && shift && refuses 2 "$said" tune fit "$@"
+}
+
+says_that_a_topology_has_no_gpus()
+{
+    cd "$DP_TEST_DATA/topology" || return
+    refuses 2 'the topology has no GPUs' tune explain --synthetic numa:1 || return
+    run tune explain --topology nccl-vm.xml --largest 1KiB || return
+    grep -q 'NVLink and compute capability of GPUs without <gpu>: 2 of 3' "$work/err" ||
+        wrong "$(cat "$work/err")"
+}
+
 it explains_every_collective
 it says_which_rule_it_is
 it tells_pipe_ops_apart
@@ -249,4 +278,21 @@ it draws_before_and_after
 it keeps_what_a_full_disk_leaves
 it never_writes_over_its_results
 it says_what_was_not_measured
+it says_that_a_topology_has_no_gpus
+it gives 'allreduce,1449,2048,2,1,any,any,ring,ll,any,any,20,50' '' own.txt ring/ll=ll.txt
+it takes 'cut.txt:9: 8 columns, expected 13 as in the line of names: passed over' own.txt ring/ll=cut.txt
+it takes 'failed.txt:9: the test failed: gpu0: Test NCCL failure' own.txt ring/ll=failed.txt
+it gives 'allreduce,1024,1024,2,2,any,any,tree,ll,any,any,30,50' '' --collective allreduce old-own.txt \
+    tree/ll=old-tree.txt
+it gives 'broadcast,1024,1024,2,2,any,any,ring,ll,any,any,20,50' '' --collective broadcast old-root.txt \
+    ring/ll=old-root-ll.txt
+it gives 'allreduce,1024,1024,2,1,any,any,default,default,any,any,50,50' '' labelled.txt
+it refuses_text 'wrong.txt:8: 12 results are wrong' wrong.txt
+it refuses_text 'outside.txt:7: 3 results are wrong' --collective allreduce outside.txt
+it refuses_text 'alone.txt:4: rank 0 is there twice' alone.txt
+it refuses_text 'one.txt is of one rank' one.txt
+it refuses_text 'types.txt:9: allreduce of half, sum; expected float, sum' types.txt
+it refuses_text 'max.txt:8: allreduce of float, max; expected float, sum' own.txt ring/ll=max.txt
+it refuses_text "nccl1.txt:2: a column 'bytes', expected those of nccl-tests" --collective allreduce --ranks 2 nccl1.txt
+it refuses_text 'heading.txt: no measurement' heading.txt
 finish

@@ -133,14 +133,16 @@ static int read_odd(const char *text, struct tune_results *r)
               "     time   algbw   busbw #wrong\n"
 #define ROW   "        1024           256     float     sum      -1    10.00    0.1    0.2      0" \
               "    20.00    0.1    0.2      0\n"
-#define RANK  "#  Rank  0 Pid  1 on  a device  0 [0x1b] NVIDIA\n"
+#define RANK0 "#  Rank  0 Pid  1 on  a device  0 [0x1b] NVIDIA\n"
+#define RANK1 "#  Rank  1 Pid  2 on  a device  1 [0x2b] NVIDIA\n"
+#define RANKS RANK0 RANK1
 
 static void older_outputs_and_those_of_mpirun_are_read(void **state)
 {
     (void)state;
     struct tune_results r = {0};
 
-    assert_int_equal(read_odd("[1,0]<stdout>:" RANK "[1,0]<stdout>:" RANK "[1,0]<stdout>:" NAMES
+    assert_int_equal(read_odd("[1,0]<stdout>:" RANK0 "[1,0]<stdout>:" RANK1 "[1,0]<stdout>:" NAMES
                               "[1,0]<stdout>:# Collective test concluded: reduce_scatter_perf\n"
                               "[1,0]<stdout>:" ROW, &r), EXIT_OK);
     assert_int_equal(r.count, 1);
@@ -156,11 +158,12 @@ static void what_cannot_be_used_is_refused(void **state)
     (void)state;
 #define START "# Collective test starting: all_reduce_perf\n"
     static const char *const texts[] = {
-        "", "hello\n", NAMES ROW, START NAMES ROW, RANK NAMES ROW, START RANK ROW,
-        START RANK NAMES "   1024 256 float sum -1 10.0 0.1 0.2 7 20.0 0.1 0.2 0\n",
-        START RANK NAMES "   1024 256 float sum -1 N/A\n",
-        "x NCCL INFO NCCL_ALGO set by environment to Ring,Tree\n" START RANK NAMES ROW,
-        "x NCCL INFO NCCL_ALGO set by environment to Ring\n" START RANK NAMES ROW,
+        "", "hello\n", NAMES ROW, START NAMES ROW, RANKS NAMES ROW, START RANKS ROW,
+        START RANKS NAMES "   1024 256 float sum -1 10.0 0.1 0.2 7 20.0 0.1 0.2 0\n",
+        START RANKS NAMES "   1024 256 float sum -1 N/A\n",
+        "x NCCL INFO NCCL_ALGO set by environment to Ring,Tree\n" START RANKS NAMES ROW,
+        "x NCCL INFO NCCL_ALGO set by environment to Ring\n" START RANKS NAMES ROW,
+        START RANK0 NAMES ROW, START RANK0 RANK0 NAMES ROW,
         "{", "{\"results\": 1}", "{\"args\": [\"all_reduce_perf\"], \"results\": [{}]}",
         "{\"args\": [\"all_reduce_perf\"], \"results\": [{\"size\": 8, \"in_place\": {\"time\": 1}}]}",
         ("{\"args\": [\"all_reduce_perf\"], \"config\": {\"devices\": [{}]},"

@@ -395,7 +395,9 @@ static int find_place(struct explained *e)
     e->nodes = v->nodes ? v->nodes : place.nodes ? place.nodes : 1;
     e->knows_nvls = v->algorithms || tune_has_source(&v->source) || e->links.intra_gbs < NVLINK_GBS;
     if (!e->ranks)
-        return command_misused("--ranks is missing, which --topology would say");
+        return command_misused(tune_has_source(&v->source)
+                                   ? "the topology has no GPUs, expected some, or --ranks"
+                                   : "--ranks is missing, which --topology would say");
     if (e->ranks < e->nodes)
         return command_misused("%lld ranks on %lld nodes, expected at least one on each",
                                (long long)e->ranks, (long long)e->nodes);

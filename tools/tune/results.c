@@ -155,26 +155,54 @@ static int check_run(const struct tune_run *run)
     if (!run->ranks)
         return command_misused("%s does not say how many ranks took part; expected its list of "
                                "devices, or --ranks", run->path);
+    if (run->ranks == 1)
+        return command_misused(
+            "%s is of one rank, which sends nothing; expected two at least. Processes that "
+            "should have joined need tests that were built with MPI=1",
+            run->path);
     if ((run->algorithm < 0) != (run->protocol < 0))
         return command_misused("%s: NCCL_ALGO or NCCL_PROTO alone is not one choice, expected both, or "
                                "as in ring/simple=%s", run->path, run->path);
     return 0;
 }
 
-int tune_run_add(const struct tune_run *run, int line, int64_t bytes, double us,
-                 struct tune_results *r)
+static bool is_or_becomes(char known[TUNE_CELL_LEN], const char *word)
+{
+    if (!*known && word)
+        snprintf(known, TUNE_CELL_LEN, "%s", word);
+    return !word || !strncmp(known, word, TUNE_CELL_LEN - 1);
+}
+
+/* Times of other types and operations are no alternatives. */
+static int check_operation(const struct tune_run *run, const struct tune_row *row,
+                           struct tune_results *r)
+{
+    struct tune_operation *known = &r->operations[run->function];
+
+    if (is_or_becomes(known->type, row->type) && is_or_becomes(known->op, row->op))
+        return 0;
+    return command_misused("%s:%d: %s of %s, %s; expected %s, %s as in what was read before",
+                           run->path, row->line, dp_tuning_function_name(run->function),
+                           row->type ? row->type : "?", row->op ? row->op : "?", known->type,
+                           known->op);
+}
+
+int tune_run_add(const struct tune_run *run, const struct tune_row *row, struct tune_results *r)
 {
     int status = check_run(run);
 
+    if (!status)
+        status = check_operation(run, row, r);
     if (status)
         return status;
-    if (bytes < 0 || !(us > 0) || us > 1e12)
+    if (row->bytes < 0 || !(row->us > 0) || row->us > 1e12)
         return command_misused("%s:%d: a size of %lld bytes in %g us, expected what can be",
-                               run->path, line, (long long)bytes, us);
-    return bytes ? add_point(r, &(struct tune_point){
-                                    run->function, run->ranks, run->nodes ? run->nodes : 1, bytes,
-                                    run->algorithm, run->protocol, run->channels, us, 1})
-                 : 0;
+                               run->path, row->line, (long long)row->bytes, row->us);
+    return row->bytes ? add_point(r, &(struct tune_point){run->function, run->ranks,
+                                                          run->nodes ? run->nodes : 1, row->bytes,
+                                                          run->algorithm, run->protocol,
+                                                          run->channels, row->us, 1})
+                      : 0;
 }
 
 /* ---- files ---------------------------------------------------------------------------------- */

@@ -24,6 +24,9 @@ struct tune_results {
     struct tune_point *points;
     size_t count, capacity;
     size_t measured; /* all that was read */
+    struct tune_operation {
+        char type[TUNE_CELL_LEN], op[TUNE_CELL_LEN]; /* "": not known */
+    } operations[DP_TUNING_FUNCTIONS]; /* of what was read: there is one of each collective */
 };
 
 /* Of a whole output: what it says of itself, or what the user says of it. */
@@ -56,9 +59,14 @@ void tune_results_sort(struct tune_results *r);
 int tune_run_variable(struct tune_run *run, const char *name, const char *value);
 /* "all_reduce_perf", with or without directories; other programs leave the function unknown. */
 void tune_run_program(struct tune_run *run, const char *program);
-/* A measured size; run says the rest. line 0: JSON. */
-int tune_run_add(const struct tune_run *run, int line, int64_t bytes, double us,
-                 struct tune_results *r);
+/* A measured size; run says the rest. */
+struct tune_row {
+    int line; /* 0: JSON */
+    int64_t bytes;
+    double us;
+    const char *type, *op; /* NULL: not said */
+};
+int tune_run_add(const struct tune_run *run, const struct tune_row *row, struct tune_results *r);
 
 int tune_read_text(char *text, struct tune_run *run, struct tune_results *r);
 int tune_read_json(const char *text, size_t len, struct tune_run *run, struct tune_results *r);

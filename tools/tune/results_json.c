@@ -98,7 +98,13 @@ static int read_result(const json_t *result, struct tune_run *run, struct tune_r
     }
     if (!json_is_integer(size) || !times)
         return command_misused("%s: a result without size or time, expected both", run->path);
-    return tune_run_add(run, 0, json_integer_value(size), sum / times, r);
+    return tune_run_add(
+        run,
+        &(struct tune_row){.bytes = json_integer_value(size),
+                           .us = sum / times,
+                           .type = json_string_value(json_object_get(result, "type")),
+                           .op = json_string_value(json_object_get(result, "redop"))},
+        r);
 }
 
 static int read_all(const json_t *all, struct tune_run *run, struct tune_results *r)

@@ -57,6 +57,9 @@ int tune_read_topology(const struct tune_source *source, struct tune_place *out)
         return status;
     *out = (struct tune_place){
         .ranks = count_gpus(t), .nodes = dp_topology_domain_count(t), .has_nvls = has_nvls(t)};
+    for (int32_t i = 0; i < t->note_count; i++)
+        if (t->notes[i].kind == DP_TOPO_MISSING)
+            fprintf(stderr, "not seen: %s\n", dp_topology_text(t, t->notes[i].text));
     int err = dp_topology_rates(t, &out->links.intra_gbs, &out->links.inter_gbs);
     dp_topology_free(t);
     return err ? command_failed(err) : EXIT_OK;
