@@ -370,6 +370,8 @@ static const struct layout layouts[] = {
      " with 2 replicas of 2 ranks, 0 spare\n"},
     {"-P 4 -D 2 -M 16 --batch 16", 8, "-M 16 --batch 16 --order-blocks 4",
      " with 2 replicas of 2 ranks, 3 spare\n"},
+    {"-P 2", 2, "", " with 1 rank, 0 spare\n"},
+    {"-P 2 -D 2 -M 8", 4, "-M 8 --order-blocks 4", " with 2 replicas of 1 rank, 1 spare\n"},
 };
 enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
 
@@ -425,7 +427,8 @@ static void a_pipeline_goes_on_without_a_rank_that_is_killed(void **state)
     for (int i = 0; i < (full ? 320 : LAYOUTS); i++) {
         const int k = full ? i / 2 % LAYOUTS : i;
         kill_one_of_a_pipeline(&layouts[k], sequential[k].out_text, transports[i % 2],
-                               full ? i / (2 * LAYOUTS) % 4 : 3 * i % 4, full ? i * 937 / 2 : 0);
+                               (full ? i / (2 * LAYOUTS) % 4 : 3 * i % 4) % layouts[k].ranks,
+                               full ? i * 937 / 2 : 0);
     }
 }
 

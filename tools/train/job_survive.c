@@ -111,7 +111,7 @@ static int lay_out_again(struct job *j, struct job *old, const struct settings *
     const int ranks = survivors_ranks(live / replicas, (int)given->ranks);
 
     if (!ranks)
-        return command_broke("%d of the ranks live, expected %d or more", live, 2 * replicas),
+        return command_broke("%d of the ranks live, expected %d or more", live, replicas),
                DP_ENODEV;
     j->processes = calloc((size_t)live, sizeof(*j->processes));
     int err = j->processes ? settings_lay_out(given, ranks, &j->laid_out) : DP_ENOMEM;
@@ -155,9 +155,9 @@ static void say_how_it_goes_on(const struct job *old, const struct job *j)
         snprintf(replicas, sizeof(replicas), "%d replicas of ", (int)j->s->replicas);
     fprintf(stderr, "dualpipe: training goes on");
     say_who_is_lost(old, j);
-    fprintf(stderr, " from step %" PRIu64 " with %s%d ranks, %d spare\n",
+    fprintf(stderr, " from step %" PRIu64 " with %s%d rank%s, %d spare\n",
             (j->trained > j->step ? j->trained : j->step) + 1, replicas, (int)j->s->ranks,
-            dp_comm_size(j->all) - settings_processes(j->s));
+            j->s->ranks > 1 ? "s" : "", dp_comm_size(j->all) - settings_processes(j->s));
 }
 
 /* Once among the ranks that live now; after an error `old` is as it was. */

@@ -431,6 +431,8 @@ int settings_lay_out(const struct settings *s, int ranks, struct settings *out)
     for (int i = 0; i < ranks; i++)
         out->blocks.items[i] = (int32_t)(s->layers / ranks + (i < s->layers % ranks));
     out->model.blocks = out->blocks.items;
+    if (ranks == 1) /* which needs no schedule */
+        return 0;
     if (build_schedules(out, &status))
         return 0;
     settings_free_layout(out);

@@ -46,7 +46,7 @@ int survivors_ranks(int live, int most)
 {
     const int ranks = live < most ? live : most;
 
-    return ranks - ranks % 2;
+    return ranks > 1 ? ranks - ranks % 2 : ranks;
 }
 
 /* Other ranks watch this one, and it hears of deaths, in each call. */

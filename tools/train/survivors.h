@@ -30,8 +30,8 @@ bool survivors_may_be(int err);
  * had failed already; an err that is no death is returned at once. */
 int survivors_agree(struct dp_comm *comm, int err);
 
-/* The ranks of the next pipeline where `live` processes live: even, and at most as many as it had at
- * first; 0: too few live. */
+/* The ranks of the next pipeline where `live` processes live: even, or one that holds all stages, and
+ * at most as many as it had at first; 0: too few live. */
 int survivors_ranks(int live, int most);
 
 /* A spare rank waits: 0 once the run is over, survivors_may_be after a death. */
