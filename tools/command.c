@@ -18,12 +18,30 @@ enum { MAX_COMMANDS = 32 };
 static _Thread_local char printed[1024];
 static _Thread_local bool said;
 
+static void (*explainer)(void *user, const char *line, char *more, size_t room);
+static void *explainer_user;
+
+void command_explain(void (*explain)(void *user, const char *line, char *more, size_t room), void *user)
+{
+    explainer = explain;
+    explainer_user = user;
+}
+
+static void print_line(const char *word, const char *line)
+{
+    char more[1024] = "";
+
+    if (explainer)
+        explainer(explainer_user, line, more, sizeof(more));
+    fprintf(stderr, "dualpipe: %s%s%s\n", word, line, more);
+}
+
 static void print_message(void *user, enum dp_log_level level, const char *line)
 {
     static const char *const words[] = {"", "warning: ", "info: ", "debug: "};
 
     (void)user;
-    fprintf(stderr, "dualpipe: %s%s\n", words[level], line);
+    print_line(words[level], line);
     if (level == DP_LOG_ERROR) {
         snprintf(printed, sizeof(printed), "%s", line);
         said = true;
@@ -71,7 +89,7 @@ DP_PRINTF(1, 0) static void complain(const char *fmt, va_list args)
     char line[1024];
 
     vsnprintf(line, sizeof(line), fmt, args);
-    fprintf(stderr, "dualpipe: %s\n", line);
+    print_line("", line);
     snprintf(printed, sizeof(printed), "%s", dp_last_error());
     said = true;
 }

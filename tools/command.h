@@ -7,6 +7,7 @@
 #define DP_TOOLS_COMMAND_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* What the program returns to the shell. */
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
@@ -57,5 +58,7 @@ int command_failed(int err);
  * what went wrong at run time, which returns EXIT_FAILED. */
 int command_misused(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 int command_broke(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* From now on `explain` may write more to such a line, and to errors of the library; NULL: no more. */
+void command_explain(void (*explain)(void *user, const char *line, char *more, size_t room), void *user);
 
 #endif

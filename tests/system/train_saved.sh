@@ -332,6 +332,44 @@ mixing_goes_on()
     writes_text_from_a_saved_model d
 }
 
+# keeps_the_layout SAVING RESUMING WHAT-IT-SAYS - of the run that goes on; to say "dualpipe: ..." it fails.
+keeps_the_layout()
+{
+    rm -rf d
+    # shellcheck disable=SC2086 # words
+    run train --data text --layers 4 --width 8 --heads 2 --context 8 --batch 8 --steps 1 --sample 0 $1 \
+        --save d || return
+    # shellcheck disable=SC2086 # words
+    case $3 in
+    dualpipe:*) refuses 2 "${3#dualpipe: }" train --data text --sample 0 --resume d --steps 2 $2 ;;
+    *) run train --data text --sample 0 --json --resume d --steps 2 $2 && says "$3" '"resumed_step":1' ;;
+    esac
+}
+
+layouts_are_kept_unless_told_otherwise()
+{
+    in='as in d/step-000001/index.json'
+    # What is saved | how it goes on | how, or the mistake
+    while IFS='|' read -r saving resuming outcome; do
+        keeps_the_layout "$saving" "$resuming" "$outcome" ||
+            wrong "saved with '$saving', went on with '$resuming'" || return
+    done <<END
+-s none -M 2||"schedule":"none","ranks":1
+-s none -M 4|-P 2|"schedule":"dualpipe","ranks":2
+-s none -M 2|-P 2|dualpipe: microbatches: 2, expected at least 4, twice the ranks; --microbatches=2 $in
+-s 1f1b -P 2 -M 4 --blocks 1,3||"schedule":"1f1b","ranks":2
+-s 1f1b -P 2 -M 4 --blocks 1,3|-P 4|"schedule":"1f1b","ranks":4
+-s 1f1b -P 2 -M 4 --blocks 1,3|-s zb1p|"schedule":"zb1p","ranks":2
+-s 1f1b -P 2 -M 4 --blocks 1,3|-s none|"schedule":"none","ranks":1
+-s 1f1b -P 2 -M 4|-P 3|dualpipe: --layers 4: expected a multiple of 3, the number of stages; --layers=4 $in
+-s interleaved -P 2 -M 4 --virtual-stages 2||"schedule":"interleaved","ranks":2
+-s 1f1b -P 2 -D 2 -M 4 --mix reduce-scatter||"schedule":"1f1b","ranks":2,"replicas":2,"mix":"reduce-scatter"
+-s none -D 2 -M 4|--offload params --device-memory 4M|"schedule":"none","ranks":1,"replicas":1
+-s none -D 2 -M 4|-D 1|"schedule":"none","ranks":1,"replicas":1
+-s none -D 2 -M 4|--batch 6|dualpipe: --batch 6: expected a multiple of 4, the number of micro-batches (-M); --microbatches=4 $in
+END
+}
+
 mixing_keeps_its_layout()
 {
     why='replicas that mix their weights go on as they were'
@@ -389,6 +427,7 @@ it mixing_goes_on 3 -s none -D 2 --mix ring --mix-compress int8 --mix-factor 0.5
 it mixing_goes_on 2 -s none -D 4 --mix one-peer-exp --mix-compress topk=0.1
 it mixing_goes_on 5 -P 2 -D 2 --mix ring
 it mixing_keeps_its_layout
+it layouts_are_kept_unless_told_otherwise
 it damage_is_named
 it wrong_input_is_named
 finish

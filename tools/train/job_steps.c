@@ -55,7 +55,7 @@ static void tell_slow(void *user, const struct dp_slow *slow, bool begun)
 
 static int save(struct job *j, uint64_t step)
 {
-    char *text = settings_text(j->s, step, j->text->digest);
+    char *text = settings_text(j->given, step, j->text->digest);
     int err = text ? saved_write(&j->trainer, j->s->save, step, text) : DP_ENOMEM;
 
     free(text);

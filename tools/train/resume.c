@@ -2,6 +2,7 @@
 #include "train/resume.h"
 
 #include "command.h"
+#include "train/plan_file.h"
 
 #include <jansson.h>
 
@@ -32,7 +33,22 @@ static bool is_set(const struct arg *a, const void *member)
         return *(const int64_t *)member || a->min <= 0;
     if (a->type == ARG_REAL)
         return *(const double *)member > 0 || a->min <= 0;
+    if (a->type == ARG_PARSE)
+        return ((const struct block_list *)member)->count;
     return *(const char *const *)member;
+}
+
+/* "--blocks=1,3,3,1"; one that is too long is left out. */
+static void add_blocks(json_t *list, const struct arg *a, const struct block_list *blocks)
+{
+    char word[RESUME_WORD];
+    size_t used = (size_t)snprintf(word, sizeof(word), "--%s=", a->name);
+
+    for (int i = 0; i < blocks->count && used < sizeof(word); i++)
+        used += (size_t)snprintf(word + used, sizeof(word) - used, "%s%d", i ? "," : "",
+                                 (int)blocks->items[i]);
+    if (used < sizeof(word))
+        json_array_append_new(list, json_string(word));
 }
 
 /* 17 digits tell every double from its neighbours. */
@@ -43,6 +59,10 @@ static void add_word(json_t *list, const struct arg *a, const void *values)
 
     if (!is_set(a, member))
         return;
+    if (a->type == ARG_PARSE) {
+        add_blocks(list, a, member);
+        return;
+    }
     if (a->type == ARG_FLAG)
         snprintf(word, sizeof(word), "--%s", a->name);
     else if (a->type == ARG_INT)
@@ -81,17 +101,40 @@ char *resume_text(const struct arg_group *groups, const char *const *options,
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
+bool resume_is_of(const char *word, const char *option)
+{
+    const size_t len = strcspn(word + 2, "=");
+
+    return strlen(option) == len && !strncmp(option, word + 2, len);
+}
+
+static bool has_option_of(const struct resume *r, const char *word)
+{
+    char option[RESUME_WORD];
+
+    snprintf(option, sizeof(option), "%.*s", (int)strcspn(word + 2, "="), word + 2);
+    for (int i = 0; i < r->word_count; i++)
+        if (resume_is_of(r->words[i], option))
+            return true;
+    return false;
+}
+
+/* Those that are not there yet. */
 static bool take_words(const json_t *list, struct resume *out)
 {
     const size_t count = json_array_size(list);
 
     for (size_t i = 0; i < count; i++) {
         const char *word = json_string_value(json_array_get(list, i));
-        if (!word || i == RESUME_WORDS || strlen(word) >= RESUME_WORD || strncmp(word, "--", 2))
+        if (!word || strlen(word) >= RESUME_WORD || strncmp(word, "--", 2))
+            return false;
+        if (has_option_of(out, word))
+            continue;
+        if (out->word_count == RESUME_WORDS)
             return false;
         snprintf(out->words[out->word_count++], RESUME_WORD, "%s", word);
     }
-    return count > 0;
+    return true;
 }
 
 static bool take_text(const char *text, struct resume *out)
@@ -101,7 +144,8 @@ static bool take_text(const char *text, struct resume *out)
     const char *version = json_string_value(json_object_get(root, "version"));
     const json_int_t step = json_integer_value(json_object_get(root, "step"));
     const bool good = program && !strcmp(program, program_name) && step > 0 &&
-                      take_words(json_object_get(root, "options"), out);
+                      take_words(json_object_get(root, "options"), out) && out->word_count &&
+                      take_words(json_object_get(root, "layout"), out);
 
     const char *data = json_string_value(json_object_get(root, "data"));
     out->data = data ? strtoull(data, NULL, 16) : 0;

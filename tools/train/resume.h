@@ -6,7 +6,8 @@
  *      {"program": "dualpipe train", "step": 20, "options": ["--layers=8", "--width=64", ...],
  *       "layout": ["--schedule=dualpipe", "--ranks=4", ...]}
  *
- * The layout is that of the run which wrote it; the one which goes on may have another.
+ * The layout is that of the run which wrote it; the one which goes on has the same, unless its command
+ * line says otherwise.
  */
 #ifndef DP_TRAIN_RESUME_H
 #define DP_TRAIN_RESUME_H
@@ -16,7 +17,7 @@
 
 #include <dualpipe/checkpoint.h>
 
-enum { RESUME_WORDS = 32, RESUME_WORD = 256 };
+enum { RESUME_WORDS = 48, RESUME_WORD = 256 };
 
 struct resume {
     char path[CHECKPOINT_PATH]; /* of the index, or the file; "": none */
@@ -26,6 +27,9 @@ struct resume {
     int word_count;
     char words[RESUME_WORDS][RESUME_WORD]; /* "--layers=8" */
 };
+
+/* Is it the word of this option? */
+bool resume_is_of(const char *word, const char *option);
 
 /* The checkpoint that --resume names, read as far as above. 0, else an EXIT_ value after one line.
  */

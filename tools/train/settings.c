@@ -686,9 +686,9 @@ bool settings_parse(int argc, char **argv, int world, struct settings *s, int *s
             (*status = plan_file_check(plan, path, &settings_usage, s)))
             return settings_fini(s), false;
     }
-    bool good = settings_resume(s, argc, argv, &files, status);
+    bool good = settings_resume(s, argc, argv, world, &files, status);
     s->planned = plan;
-    if (good && settings_complete(s, &files, world, status))
+    if (good && settings_complete_restored(s, argc, argv, &files, world, status))
         return true;
     settings_fini(s);
     return false;

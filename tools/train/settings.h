@@ -73,8 +73,12 @@ bool settings_take_mix(struct settings *s, int *status);
 extern const struct usage settings_usage;
 /* Go on from the checkpoint of --resume, if there is one: parse again, its options before those of
  * the command line. As settings_parse. */
-bool settings_resume(struct settings *s, int argc, char **argv, struct operands *files,
+bool settings_resume(struct settings *s, int argc, char **argv, int world, struct operands *files,
                      int *status);
+/* settings_complete; of options that a mistake names and that were not typed it says where they are
+ * from. */
+bool settings_complete_restored(struct settings *s, int argc, char **argv,
+                                const struct operands *files, int world, int *status);
 /* false, after one line: what goes with --prompt is not there, or what does not is. */
 bool settings_check_prompt(const struct settings *s, const struct operands *files);
 /* false, after one line: what --save and --resume ask for cannot be. */

@@ -102,23 +102,16 @@ static const char *const kept[] = {
 
 /* What they do not depend on, unless replicas mix their weights. */
 static const char *const layout[] = {
-    "schedule", "file", "virtual-stages", "slack", "ranks", "replicas", "mix", "mix-local",
+    "schedule", "file", "virtual-stages", "slack", "blocks", "ranks", "replicas", "mix", "mix-local",
     "mix-algorithm", "local-steps", "outer-rate", "outer-momentum", "mix-factor", "mix-compress",
     "mix-staleness", NULL,
 };
 
 char *settings_text(const struct settings *s, uint64_t step, uint64_t data)
 {
-    const char *all[sizeof(kept) / sizeof(kept[0]) + sizeof(layout) / sizeof(layout[0])];
-    size_t count = 0;
+    const char *const *from = s->file ? layout + 1 : layout; /* a list is its own schedule */
 
-    for (; kept[count]; count++)
-        all[count] = kept[count];
-    for (size_t i = 0; layout[i] && s->kind == DATA_PARALLEL_MIX; i++)
-        if (!s->file || strcmp(layout[i], "schedule"))
-            all[count++] = layout[i];
-    all[count] = NULL;
-    return resume_text(settings_usage.groups, all, layout, s, step, data);
+    return resume_text(settings_usage.groups, kept, from, s, step, data);
 }
 
 bool settings_save_due(const struct settings *s, uint64_t step)
@@ -129,9 +122,7 @@ bool settings_save_due(const struct settings *s, uint64_t step)
 
 static bool is_named(const char *const *names, const char *word)
 {
-    const size_t len = strcspn(word + 2, "=");
-
-    while (*names && (strlen(*names) != len || strncmp(*names, word + 2, len)))
+    while (*names && !resume_is_of(word, *names))
         names++;
     return *names;
 }
@@ -223,22 +214,62 @@ static bool knows_options(const struct resume *from)
     return true;
 }
 
+/* Whether what the command line says leaves no place for a part of the layout: another order of work
+ * has its own ranks and blocks, another number of ranks (or a job of another size) its own blocks. */
+static bool is_overruled(const struct settings *typed, const struct settings *was, int world,
+                         const char *word)
+{
+    static const char *const order[] = {"schedule", "file", "virtual-stages", "slack", NULL};
+    static const char *const replicas[] = {"replicas", "mix", NULL};
+    const bool alone = was->schedule_name && !strcmp(was->schedule_name, "none");
+    const bool orders = typed->schedule_name || typed->file;
+    const bool counts =
+        typed->ranks || (world && was->ranks * was->replicas + typed->spares != world);
+
+    if (!sums(was))
+        return false;
+    if (is_named(order, word))
+        return orders || (alone && counts);
+    if (resume_is_of(word, "blocks"))
+        return orders || counts;
+    if (resume_is_of(word, "ranks"))
+        return counts || typed->file ||
+               (orders && (alone || !strcmp(typed->schedule_name, "none")));
+    return is_named(replicas, word) && (typed->offload.any || typed->late);
+}
+
+static void drop_overruled(struct resume *from, const struct settings *typed,
+                           const struct settings *was, int world)
+{
+    int count = 0;
+
+    for (int i = 0; i < from->word_count; i++)
+        if (!is_overruled(typed, was, world, from->words[i]))
+            memmove(from->words[count++], from->words[i], RESUME_WORD);
+    from->word_count = count;
+}
+
 /* The words of the checkpoint come first, so that the command line's replace them. */
-static bool parse_again(struct settings *s, int argc, char **argv, struct operands *files,
+static bool parse_again(struct settings *s, int argc, char **argv, int world, struct operands *files,
                         int *status)
 {
     struct settings was = {0};
-    struct resume *from = malloc(sizeof(*from));
-    const int more = s->from.word_count;
+    struct resume *from = malloc(sizeof(*from)), *then = malloc(sizeof(*then));
+    int more = s->from.word_count;
     char **words = calloc((size_t)argc + (size_t)more + 1, sizeof(*words));
-    bool good = from && words;
+    bool good = from && then && words;
 
     if (good) {
-        *from = s->from;
+        *from = *then = s->from;
         words[0] = argv[0];
         for (int i = 0; i < more; i++)
-            words[1 + i] = from->words[i];
+            words[1 + i] = then->words[i];
         good = args_parse(&settings_usage, 1 + more, words, &was, files, status);
+        if (good)
+            drop_overruled(from, s, &was, world);
+        more = from->word_count;
+        for (int i = 0; i < more; i++)
+            words[1 + i] = from->words[i];
         memcpy(words + 1 + more, argv + 1, (size_t)(argc - 1) * sizeof(*words));
         *s = (struct settings){0};
         good = good && args_parse(&settings_usage, argc + more, words, s, files, status);
@@ -253,6 +284,7 @@ static bool parse_again(struct settings *s, int argc, char **argv, struct operan
         *status = command_broke("--resume: out of memory");
         free(from);
     }
+    free(then);
     free(words);
     return good;
 }
@@ -286,7 +318,8 @@ static bool spares_checkpoint(const struct settings *s)
     return true;
 }
 
-bool settings_resume(struct settings *s, int argc, char **argv, struct operands *files, int *status)
+bool settings_resume(struct settings *s, int argc, char **argv, int world, struct operands *files,
+                     int *status)
 {
     if (!s->resume)
         return true;
@@ -294,13 +327,90 @@ bool settings_resume(struct settings *s, int argc, char **argv, struct operands 
     if (*status)
         return false;
     *status = EXIT_USAGE;
-    if (!knows_options(&s->from) || !parse_again(s, argc, argv, files, status) || !spares_checkpoint(s))
+    if (!knows_options(&s->from) || !parse_again(s, argc, argv, world, files, status) ||
+        !spares_checkpoint(s))
         return false;
     if (s->prompt || (uint64_t)s->steps > s->from.step)
         return true;
     *status = command_misused("--steps %d: expected more than the %" PRIu64 " that are done in %s",
                               (int)s->steps, s->from.step, s->from.path);
     return false;
+}
+
+static bool has_word(const char *line, const char *word)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz-";
+    const size_t len = strlen(word);
+
+    for (const char *at = line; (at = strstr(at, word)); at++)
+        if ((at == line || !memchr(letters, at[-1], sizeof(letters) - 1)) &&
+            !memchr(letters, at[len], sizeof(letters) - 1))
+            return true;
+    return false;
+}
+
+/* As "--ranks 2" or "-P 2", or, where the library says it, as "ranks: 2". */
+static bool mentions(const char *line, const struct arg *a)
+{
+    const char letter[] = {'-', a->letter, '\0'};
+    const size_t len = strlen(a->name);
+    char option[64];
+
+    snprintf(option, sizeof(option), "--%s", a->name);
+    return has_word(line, option) || (a->letter && has_word(line, letter)) ||
+           (!strncmp(line, a->name, len) && line[len] == ':');
+}
+
+static bool is_typed(const struct arg *a, int argc, char **argv)
+{
+    const char letter[] = {'-', a->letter, '\0'};
+
+    for (int i = 1; i < argc; i++)
+        if ((!strncmp(argv[i], "--", 2) && resume_is_of(argv[i], a->name)) ||
+            (a->letter && !strncmp(argv[i], letter, 2)))
+            return true;
+    return false;
+}
+
+/* What command_explain is told. */
+struct restored {
+    const struct resume *from;
+    int argc;
+    char **argv;
+};
+
+static bool is_restored(const struct restored *r, const char *word, const char *line)
+{
+    for (const struct arg_group *g = settings_usage.groups; g->title; g++)
+        for (size_t k = 0; k < g->count; k++)
+            if (resume_is_of(word, g->args[k].name) && mentions(line, &g->args[k]))
+                return !is_typed(&g->args[k], r->argc, r->argv);
+    return false;
+}
+
+static void explain(void *user, const char *line, char *more, size_t room)
+{
+    const struct restored *r = user;
+    size_t used = 0;
+
+    for (int i = 0; i < r->from->word_count && used < room; i++)
+        if (is_restored(r, r->from->words[i], line))
+            used += (size_t)snprintf(more + used, room - used, "%s%s", used ? ", " : "; ",
+                                     r->from->words[i]);
+    if (used && used < room)
+        snprintf(more + used, room - used, " as in %s", r->from->path);
+}
+
+bool settings_complete_restored(struct settings *s, int argc, char **argv,
+                                const struct operands *files, int world, int *status)
+{
+    struct restored r = {s->parsed, argc, argv};
+
+    if (r.from)
+        command_explain(explain, &r);
+    const bool good = settings_complete(s, files, world, status);
+    command_explain(NULL, NULL);
+    return good;
 }
 
 /* ---- text from a saved model ---------------------------------------------------------------- */
