@@ -59,3 +59,8 @@ char *input_read(const char *path, size_t most, size_t *len)
     errno = err;
     return text;
 }
+
+const char *input_error(int error)
+{
+    return error == EFBIG ? "more than 256 MiB, expected a file of less" : strerror(error);
+}

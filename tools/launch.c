@@ -110,14 +110,16 @@ static int keep_port(struct launch *l, int port)
 }
 
 /* Only processes that know it may join the ranks. */
-static void draw_secret(char out[33])
+static int draw_secret(char out[33])
 {
-    unsigned char bytes[16] = {0};
+    unsigned char bytes[16];
 
     if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes))
-        return;
+        return command_broke("no random numbers from the kernel for the secret of the ranks: %s",
+                             strerror(errno));
     for (int i = 0; i < 16; i++)
         snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    return EXIT_OK;
 }
 
 /* The signals that end a run. Under nohup SIGHUP is ignored, and stays so. */
@@ -150,7 +152,9 @@ static int prepare(struct launch *l, int port, int restarts)
     list_signals(&l->signals);
     sigaddset(&l->signals, SIGCHLD);
     sigprocmask(SIG_BLOCK, &l->signals, &l->before);
-    draw_secret(l->secret);
+    const int status = draw_secret(l->secret);
+    if (status)
+        return status;
     l->pids = calloc((size_t)l->ranks, sizeof(*l->pids));
     l->stops = calloc((size_t)l->ranks, sizeof(*l->stops));
     if (!l->pids || !l->stops || share_memory(l->ranks, restarts) ||

@@ -7,8 +7,11 @@
 
 #include <dualpipe/dualpipe.h>
 
+#include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,6 +21,21 @@ static bool is_special(const char *path)
     struct stat st;
 
     return !stat(path, &st) && !S_ISREG(st.st_mode);
+}
+
+/* Part of a name that is not to be guessed; if it is, the file that has it stays what it is. */
+static uint64_t draw(void)
+{
+    uint64_t random = 0;
+
+    return getrandom(&random, sizeof(random), 0) < 0 ? (uint64_t)getpid() : random;
+}
+
+static FILE *create(const char *name)
+{
+    const int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+
+    return fd < 0 ? NULL : fdopen(fd, "w");
 }
 
 int output_open(const char *path, struct output *out)
@@ -31,10 +49,10 @@ int output_open(const char *path, struct output *out)
         out->target = realpath(path, NULL);
         if (!out->target)
             out->target = strdup(path); /* it is not there yet */
-        if (!out->target || asprintf(&out->temporary, "%s.%ld", out->target, (long)getpid()) < 0)
+        if (!out->target || asprintf(&out->temporary, "%s.%016" PRIx64, out->target, draw()) < 0)
             return free(out->target), command_broke("no memory for the name of %s", path);
     }
-    out->file = fopen(out->temporary ? out->temporary : path, "we");
+    out->file = out->temporary ? create(out->temporary) : fopen(path, "we");
     if (out->file)
         return 0;
     command_broke("cannot write %s: %s", path, strerror(errno));

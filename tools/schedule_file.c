@@ -10,8 +10,8 @@
 
 static int read_file(const char *path, char **text, size_t *len)
 {
-    *text = input_read(path, SIZE_MAX, len);
-    return *text ? 0 : command_misused("--file %s: %s", path, strerror(errno));
+    *text = input_read(path, INPUT_MOST, len);
+    return *text ? 0 : command_misused("--file %s: %s", path, input_error(errno));
 }
 
 /* Blanks, empty lines and lines of comment. */

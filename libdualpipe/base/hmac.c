@@ -1,7 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/hmac.h"
 
+#include "base/fail.h"
+
+#include <errno.h>
 #include <string.h>
+#include <sys/random.h>
+
+int dp_random_bytes(void *bytes, size_t len)
+{
+    if (getrandom(bytes, len, 0) != (ssize_t)len)
+        return dp_fail(DP_EIO, "no random numbers from the kernel: %s", strerror(errno));
+    return 0;
+}
 
 /* ---- SHA-256, FIPS 180-4 section 6.2 ------------------------------------------------------- */
 

@@ -28,6 +28,8 @@ struct dp_hmac {
 void dp_hmac_begin(struct dp_hmac *hmac, const void *key, size_t len);
 void dp_hmac_add(struct dp_hmac *hmac, const void *bytes, size_t len);
 void dp_hmac_end(struct dp_hmac *hmac, uint8_t out[DP_HMAC_BYTES]);
+/* Random bytes of the kernel, 256 at most, for keys and names that are not to be guessed. DP_EIO. */
+int dp_random_bytes(void *bytes, size_t len);
 /* In a time that does not depend on what differs. */
 bool dp_hmac_is_equal(const uint8_t a[DP_HMAC_BYTES], const uint8_t b[DP_HMAC_BYTES]);
 

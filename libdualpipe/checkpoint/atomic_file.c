@@ -2,8 +2,11 @@
 #include "checkpoint/atomic_file.h"
 
 #include "base/fail.h"
+#include "base/hmac.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,23 +30,53 @@ static bool is_special(const char *path)
     return !stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
 }
 
+enum { SUFFIX = sizeof(".0123456789abcdef.partial") - 1 };
+
+/* What earlier writers left of this name, which has one at a time. */
+static void sweep(const char *target)
+{
+    const char *slash = strrchr(target, '/'), *name = slash ? slash + 1 : target;
+    char *folder = slash ? strndup(target, (size_t)(name - target)) : strdup(".");
+    DIR *dir = folder ? opendir(folder) : NULL;
+    const size_t len = strlen(name);
+
+    for (const struct dirent *e; dir && (e = readdir(dir));)
+        if (!strncmp(e->d_name, name, len) && strlen(e->d_name) == len + SUFFIX &&
+            !strcmp(e->d_name + len + SUFFIX - strlen(".partial"), ".partial"))
+            unlinkat(dirfd(dir), e->d_name, 0);
+    if (dir)
+        closedir(dir);
+    free(folder);
+}
+
+static int create(struct dp_atomic_file *f)
+{
+    const size_t room = strlen(f->target) + SUFFIX + 1;
+    uint64_t random;
+    const int err = dp_random_bytes(&random, sizeof(random));
+
+    if (err)
+        return err;
+    f->partial = malloc(room);
+    if (!f->partial)
+        return dp_fail(DP_ENOMEM, "checkpoint '%s': no memory", f->path);
+    snprintf(f->partial, room, "%s.%016" PRIx64 ".partial", f->target, random);
+    f->fd = open(f->partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    return f->fd < 0 ? failed(f, "create it") : 0;
+}
+
 int dp_atomic_begin(struct dp_atomic_file *f, const char *path)
 {
-    static const char suffix[] = ".partial";
-
     *f = (struct dp_atomic_file){.path = path, .target = realpath(path, NULL), .fd = -1};
     if (!f->target)
         f->target = strdup(path); /* it is not there yet */
     if (!f->target)
         return dp_fail(DP_ENOMEM, "checkpoint '%s': no memory", path);
     if (!is_special(path)) {
-        size_t room = strlen(f->target) + sizeof(suffix);
-        f->partial = malloc(room);
-        if (!f->partial)
-            return dp_fail(DP_ENOMEM, "checkpoint '%s': no memory", path);
-        snprintf(f->partial, room, "%s%s", f->target, suffix);
+        sweep(f->target);
+        return create(f);
     }
-    f->fd = open(f->partial ? f->partial : path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    f->fd = open(path, O_WRONLY | O_CLOEXEC);
     return f->fd < 0 ? failed(f, "create it") : 0;
 }
 

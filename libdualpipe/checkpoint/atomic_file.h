@@ -19,7 +19,8 @@ struct dp_atomic_file {
     int fd;
 };
 
-/* Create PATH.partial, or empty what an earlier process left there. DP_EIO, DP_ENOENT, DP_ENOMEM. */
+/* Create PATH.*.partial, a name that cannot be guessed, and remove what earlier writers left so.
+ * DP_EIO, DP_ENOENT, DP_ENOMEM. */
 int dp_atomic_begin(struct dp_atomic_file *f, const char *path);
 int dp_atomic_write(struct dp_atomic_file *f, const void *data, size_t len);
 /* With err 0: sync the file, give it its name, sync its directory. Otherwise remove it. Returns err, or

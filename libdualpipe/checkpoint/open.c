@@ -73,7 +73,7 @@ static int file_new(const char *path, const char *name, struct dp_checkpoint_fil
         file_free(f);
         return no_memory(path);
     }
-    f->fd = open(path, O_RDONLY | O_CLOEXEC);
+    f->fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe is refused, and not waited for */
     error = errno;
     if (f->fd < 0) {
         file_free(f);

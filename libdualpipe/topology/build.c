@@ -135,11 +135,21 @@ uint32_t dp_topo_add_textf(struct dp_topo_builder *b, const char *fmt, ...)
 
 /* ---- nodes and links ------------------------------------------------------------------------ */
 
+static bool is_too_wide(struct dp_topo_builder *b, int32_t host)
+{
+    b->numa_count = host == b->numa_host ? b->numa_count + 1 : 1;
+    b->numa_host = host;
+    if (b->numa_count > DP_TOPO_NUMAS_MAX)
+        b->failed = b->is_too_wide = true;
+    return b->is_too_wide;
+}
+
 int32_t dp_topo_add_node(struct dp_topo_builder *b, enum dp_topo_kind kind, int32_t parent)
 {
+    if (kind == DP_TOPO_NUMA && is_too_wide(b, parent))
+        return 0;
     /* What has nodes has a text. */
     struct dp_topo_node *nodes = make_room(b, 0) ? GROW(b, node) : NULL;
-
     if (!nodes)
         return 0;
     b->t.nodes = nodes;

@@ -9,21 +9,24 @@
  *      ...
  *      return dp_topo_finish(&b, out);
  *
- * A failed allocation is remembered; what is added after it goes nowhere, and finish says DP_ENOMEM.
+ * A failure is remembered; what is added after it goes nowhere, and finish says DP_ENOMEM, or DP_EINVAL
+ * of a host that is too wide.
  */
 #ifndef DP_TOPOLOGY_BUILD_H
 #define DP_TOPOLOGY_BUILD_H
 
 #include <dualpipe/topology.h>
 
-enum { DP_TOPO_NODES_MAX = 1 << 24 };
+/* NUMA nodes of a host: as many as Linux has at most; each is joined to each. */
+enum { DP_TOPO_NODES_MAX = 1 << 24, DP_TOPO_NUMAS_MAX = 1024 };
 
 struct dp_topo_builder {
     struct dp_topology t; /* counts and arrays, in the order of adding */
     size_t node_room, link_room, port_room, gid_room, note_room, text_room;
     uint32_t *texts; /* hash table of offsets, 0: free */
     size_t text_slots, text_count;
-    bool failed;
+    bool failed, is_too_wide;    /* for lack of memory, for a host of too many NUMA nodes */
+    int32_t numa_host, numa_count; /* of the NUMA node that was added last */
     struct dp_topo_node no_node; /* what is written to after a failure */
     struct dp_topo_link no_link;
     struct dp_topo_port no_port;

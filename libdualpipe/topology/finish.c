@@ -277,9 +277,12 @@ int dp_topo_finish(struct dp_topo_builder *b, struct dp_topology **out)
     int err;
 
     if (!t || b->failed) {
+        const bool is_too_wide = b->is_too_wide;
         free(t);
         dp_topo_builder_fini(b);
-        return dp_fail(DP_ENOMEM, "no memory for a topology");
+        return is_too_wide ? dp_fail(DP_EINVAL, "a host of more than %d NUMA nodes: expected as many "
+                                                "as there are", DP_TOPO_NUMAS_MAX)
+                           : dp_fail(DP_ENOMEM, "no memory for a topology");
     }
     *t = b->t;
     b->t = (struct dp_topology){0};

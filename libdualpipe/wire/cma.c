@@ -5,7 +5,7 @@
 
 #include "base/copy.h"
 #include "base/fail.h"
-#include "wire/net.h"
+#include "base/hmac.h"
 
 #include <pthread.h>
 #include <stdio.h>

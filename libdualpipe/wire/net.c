@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -66,13 +65,6 @@ int dp_host_id(const char *root, uint8_t id[DP_HOST_ID_BYTES])
     if (!stat(path, &ns))
         for (size_t i = 0; i < sizeof(ns.st_ino); i++)
             id[i] ^= (uint8_t)(ns.st_ino >> (8 * i));
-    return 0;
-}
-
-int dp_random_bytes(void *bytes, size_t len)
-{
-    if (getrandom(bytes, len, 0) != (ssize_t)len)
-        return dp_fail(DP_EIO, "no random numbers from the kernel: %s", strerror(errno));
     return 0;
 }
 

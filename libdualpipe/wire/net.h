@@ -47,7 +47,4 @@ int dp_net_split(const char *text, char *host, size_t host_len, int *port);
 /* All addresses of host, at most max. DP_ECOMM if it has none. */
 int dp_net_resolve(const char *host, int port, union dp_sockaddr *out, int max, int *count);
 
-/* Fill bytes with randomness from the kernel. */
-int dp_random_bytes(void *bytes, size_t len);
-
 #endif

@@ -7,8 +7,8 @@
 #include "nccl-plugin/verbs/acceptor.h"
 
 #include "base/fail.h"
+#include "base/hmac.h"
 #include "nccl-plugin/net/interfaces.h"
-#include "wire/net.h"
 #include "wire/tcp.h"
 
 #include <pthread.h>

@@ -5,11 +5,11 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/hmac.h"
 #include "nccl-plugin/verbs/comm.h"
 #include "nccl-plugin/verbs/load.h"
 #include "nccl-plugin/verbs/ibv_qp.h"
 #include "nccl-plugin/verbs/state.h"
-#include "wire/net.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -33,6 +33,7 @@ rate()
 }
 
 for transport in auto tcp; do
+    : >"$work/steps"
     "$build/tools/dualpipe" train --data "$text" --width 16 --heads 2 --context 16 --sample 0 --eval-every 0 \
         --steps 100000000 --schedule 1f1b -P 3 -L 6 -M 8 --batch 16 --stat-dir none --transport $transport \
         --json >"$work/steps" &

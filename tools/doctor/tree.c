@@ -36,7 +36,7 @@ static void place(const struct tree *tree, struct tree_path *full, const char *p
 char *tree_read(const struct tree *tree, size_t *len, const char *path, ...)
 {
     PLACE(full);
-    return input_read(full.text, SIZE_MAX, len);
+    return input_read(full.text, INPUT_MOST, len);
 }
 
 const char *tree_map(const struct tree *tree, size_t *len, const char *path, ...)
@@ -66,7 +66,7 @@ void tree_unmap(const char *bytes, size_t len)
 static bool line_of(const struct tree_path *full, char line[static 256])
 {
     size_t len;
-    char *bytes = input_read(full->text, SIZE_MAX, &len);
+    char *bytes = input_read(full->text, INPUT_MOST, &len);
 
     if (!bytes)
         return false;

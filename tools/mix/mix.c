@@ -114,10 +114,10 @@ static int place_of(const char *const *list, const char *word)
 static int read_graph(const struct mix_args *a, bool check, struct dp_graph **out)
 {
     size_t len;
-    char *text = input_read(a->file, SIZE_MAX, &len);
+    char *text = input_read(a->file, INPUT_MOST, &len);
 
     if (!text)
-        return command_misused("--file %s: %s", a->file, strerror(errno));
+        return command_misused("--file %s: %s", a->file, input_error(errno));
     command_mute(true);
     int err = dp_graph_read(text, len, (enum dp_graph_format)place_of(formats, a->file_format),
                             (enum dp_graph_weights)place_of(weights, a->weights), (int)a->workers, out);

@@ -34,10 +34,10 @@ const struct arg_group topo_source_group = {"topology (default: this machine)", 
 
 char *topo_read_file(const char *path, size_t *len)
 {
-    char *text = input_read(path, SIZE_MAX, len);
+    char *text = input_read(path, INPUT_MOST, len);
 
     if (!text)
-        command_misused("cannot read %s: %s", path, strerror(errno));
+        command_misused("cannot read %s: %s", path, input_error(errno));
     return text;
 }
 

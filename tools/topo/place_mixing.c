@@ -97,10 +97,10 @@ static int take_graph(const struct dp_graph *g, struct place_mixing *out)
 static int read_graph(const char *path, int replicas, struct dp_graph **out)
 {
     size_t len;
-    char *text = input_read(path, SIZE_MAX, &len);
+    char *text = input_read(path, INPUT_MOST, &len);
 
     if (!text)
-        return command_misused("--mixing %s: %s", path, strerror(errno));
+        return command_misused("--mixing %s: %s", path, input_error(errno));
     command_mute(true);
     int err = dp_graph_read(text, len, DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN, 0, out);
     free(text);

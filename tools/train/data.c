@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { MAX_CHUNKS = 10, HELD_OUT_SHARE = 10 };
 
@@ -52,6 +54,12 @@ static bool read_file(const char *path, struct data *d, size_t *room)
     if (!strcmp(path, "-"))
         return read_stream(stdin, path, d, room);
     FILE *f = fopen(path, "rbe");
+    struct stat st;
+    if (f && !fstat(fileno(f), &st) && S_ISCHR(st.st_mode) && !isatty(fileno(f))) {
+        command_misused("--data %s: a device, which may have no end; expected a file to read", path);
+        fclose(f);
+        return false;
+    }
     if (!f) {
         command_misused("--data %s: %s; expected a file to read", path, strerror(errno));
         return false;

@@ -45,7 +45,7 @@ bool saved_lock(const char *dir)
     mkdir(dir, 0777); /* if it fails, so does open */
     if (snprintf(path, sizeof(path), "%s/.lock", dir) >= (int)sizeof(path))
         return command_misused("--save %s: %s", dir, strerror(ENAMETOOLONG)), false;
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     if (fd < 0)
         return command_misused("--save %s: cannot open .lock: %s", dir, strerror(errno)), false;
     if (!is_locked(fd)) {

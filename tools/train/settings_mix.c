@@ -56,14 +56,14 @@ static int no_such_way(const char *mix, int error)
     const char *near = dp_nearest(mix, names, count);
     return command_misused("--mix %s: %s; expected all-reduce, reduce-scatter, a graph that "
                            "'dualpipe mix compare' lists, or a file with one%s%s%s",
-                           mix, strerror(error), near ? "; did you mean " : "", near ? near : "",
+                           mix, input_error(error), near ? "; did you mean " : "", near ? near : "",
                            near ? "?" : "");
 }
 
 static int read_graph(const char *path, int workers, struct dp_graph **out)
 {
     size_t len;
-    char *text = input_read(path, SIZE_MAX, &len);
+    char *text = input_read(path, INPUT_MOST, &len);
 
     if (!text)
         return no_such_way(path, errno);
