@@ -210,6 +210,18 @@ static void files_of_hwloc_are_read(void **state)
     free(xml);
 }
 
+/* hwloc 2.9 ends with SIGSEGV for it. */
+static void a_file_that_hwloc_does_not_survive_is_refused(void **state)
+{
+    (void)state;
+    char *xml = topology_file("hwloc-short.xml");
+    struct dp_topology *t;
+
+    assert_int_equal(dp_topology_read(xml, strlen(xml), DP_TOPOLOGY_AUTO, &t), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "hwloc cannot read this"));
+    free(xml);
+}
+
 static void a_file_that_is_none_of_hwloc_is_refused(void **state)
 {
     (void)state;
@@ -567,6 +579,7 @@ int main(void)
 #endif
 #ifdef HAVE_HWLOC
         cmocka_unit_test(files_of_hwloc_are_read),
+        cmocka_unit_test(a_file_that_hwloc_does_not_survive_is_refused),
         cmocka_unit_test(a_file_that_is_none_of_hwloc_is_refused),
         cmocka_unit_test(hwloc_and_sysfs_see_the_same_machine),
         cmocka_unit_test(what_hwloc_can_hold_round_trips),
