@@ -60,6 +60,26 @@ without()
     sed -e "\\|\"$1\": |d" -e 's/dualpipe.index_crc32c/unchecked/' index.json >i && mv i index.json
 }
 
+# verifies_as_it_resumes OPTIONS TENSOR - without that tensor, if there is one: neither does it.
+verifies_as_it_resumes()
+{
+    rm -rf d
+    set_up='--data text'
+    case $1 in *mlp-bn*) set_up= ;; esac
+    # shellcheck disable=SC2086 # words
+    run train $set_up --layers 4 --width 8 --heads 2 --context 16 --batch 16 -M 8 --steps 2 --sample 0 $1 --save d || return
+    [ -z "$2" ] || (cd d/step-000002 && without "$2") || return
+    [ -z "$2" ] || ! grep -q "\"$2\": " d/step-000002/index.json || wrong 'it is still there' || return
+    verified=0 resumed=0
+    run checkpoint verify d >/dev/null || verified=$status
+    says_of_verify=$(cat "$work/err")
+    # shellcheck disable=SC2086 # words
+    run train $set_up --resume d --steps 3 --sample 0 >/dev/null || resumed=$status
+    [ "$((verified > 0))" = "$((resumed > 0))" ] ||
+        wrong "verify: $verified, $says_of_verify; resume: $resumed, $(cat "$work/err")" || return
+    [ -z "$2" ] || [ "$verified" = 1 ] || wrong 'nothing is missing'
+}
+
 shows_what_there_is()
 {
     run checkpoint show good || return
@@ -145,10 +165,25 @@ it names_the_fault "rank-1.0.safetensors': cannot open it: No such file" rm rank
 it names_the_fault "index.json': line" truncate -s 300 index.json
 may_export=yes
 it names_the_fault "tensor 'block 5 up' is missing" without 'block 5 up'
-it names_the_fault "the parameter of 'head/mean' is missing" without head
+it names_the_fault "tensor 'head' is missing" without head
+it names_the_fault "tensor 'position embedding' is missing" without 'position embedding'
 it names_the_fault "tensor 'head/mean' is missing" without head/mean
 it names_the_fault "index.json': it does not have the checksum that it says" sed -i 's/--layers=8/--layers=4/' index.json
 it names_every_fault
+# What --resume reads is whole, and what it does not read is not.
+it verifies_as_it_resumes '-s none --delay-update' ''
+it verifies_as_it_resumes '-s none --delay-update' 'late/step'
+it verifies_as_it_resumes '-P 2 --delay-update' 'block 3 qkv/late'
+it verifies_as_it_resumes '-P 2 --tie-embeddings' 'token embedding'
+it verifies_as_it_resumes '-P 2 -D 2 --mix reduce-scatter' ''
+it verifies_as_it_resumes '-P 2 -D 2 --mix reduce-scatter' 'head\[[0-9:]*\]/square'
+it verifies_as_it_resumes '-s none -D 2 --mix ring' ''
+it verifies_as_it_resumes '-s none -D 2 --mix ring' 'replica 1/block 2 up'
+it verifies_as_it_resumes '-s 1f1b -P 2 -D 2 --mix ring' 'replica 1 stage 1/head/mean'
+it verifies_as_it_resumes '-s 1f1b -P 2 -D 2 --mix ring' 'replica 0 stage 0/mixer/numbers'
+it verifies_as_it_resumes '--model mlp-bn -P 2' ''
+it verifies_as_it_resumes '--model mlp-bn -P 2' 'block 2 running_mean'
+it verifies_as_it_resumes '--model mlp-bn -s none --delay-update' 'block 2 commits'
 it shows_what_there_is
 it is_plain_safetensors
 it exports_the_same_model '--schedule none'

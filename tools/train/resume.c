@@ -137,9 +137,9 @@ static bool take_words(const json_t *list, struct resume *out)
     return true;
 }
 
-static bool take_text(const char *text, struct resume *out)
+bool resume_take(const struct dp_checkpoint *c, struct resume *out)
 {
-    json_t *root = json_loads(text, 0, NULL);
+    json_t *root = json_loads(dp_checkpoint_json(c), 0, NULL);
     const char *program = json_string_value(json_object_get(root, "program"));
     const char *version = json_string_value(json_object_get(root, "version"));
     const json_int_t step = json_integer_value(json_object_get(root, "step"));
@@ -163,7 +163,7 @@ int resume_read(const char *where, struct resume *out)
 
     if (status || err)
         return status ? status : command_failed(err);
-    if (!take_text(dp_checkpoint_json(c), out))
+    if (!resume_take(c, out))
         status =
             command_misused("--resume %s: expected a checkpoint of 'dualpipe train'; this file "
                             "is another program's",

@@ -35,6 +35,9 @@ bool resume_is_of(const char *word, const char *option);
  */
 int resume_read(const char *where, struct resume *out);
 
+/* What a checkpoint says of its run, without `path`. false: another program's. */
+bool resume_take(const struct dp_checkpoint *c, struct resume *out);
+
 /* That text, malloc'ed: the values of options of groups; data: as in struct resume. NULL: no memory. */
 char *resume_text(const struct arg_group *groups, const char *const *options,
                   const char *const *layout, const void *values, uint64_t step, uint64_t data);

@@ -8,15 +8,16 @@
  *                                        tensors are pieces, "NAME[first:end]/mean"
  *      replicas that mix                 saved_mixing.h
  *
- * A reader wants whole tensors or other pieces, and puts them together of what there is.
+ * A reader wants whole tensors or other pieces, and puts them together of what there is
+ * (saved_tensor.h).
  */
 #include "train/saved.h"
 
 #include "checkpoint/find.h"
-#include "checkpoint/piece.h"
 
 #include "train/late.h"
 #include "train/saved_mixing.h"
+#include "train/saved_tensor.h"
 
 #include <dualpipe/checkpoint.h>
 
@@ -30,7 +31,6 @@
 #include <unistd.h>
 
 enum { NAME_LEN = 48, LATE_NAME = 128 };
-static const char late_name[] = "late/step"; /* of how they are used */
 
 /* While a rank writes or reads the others wait, as long as a slow disk may take. */
 static const int64_t busy_ns = INT64_C(1800) * 1000000000;
@@ -187,7 +187,7 @@ static int list_late(struct trainer *t, bool all, struct list *l)
         if (all || !t->engine->second_copy[i])
             add_late(l, t, i);
     if (all || rank_of(t) == 0)
-        add_tensor(l, late_name, late_state(t));
+        add_tensor(l, saved_late_name, late_state(t));
     return 0;
 }
 
@@ -365,62 +365,6 @@ int saved_write(struct trainer *t, const char *dir, uint64_t step, const char *t
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Elements first .. end - 1 of NAME from a tensor of the file, into those of `out`. */
-static int copy_part(const struct dp_checkpoint *c, const struct dp_checkpoint_tensor *from,
-                     const struct piece *has, const DLTensor *out, const struct piece *wants,
-                     int64_t first, int64_t end)
-{
-    const size_t size = out->dtype.bits / 8u;
-    DLTensor whole = {.device = {kDLCPU, 0},
-                      .ndim = from->ndim,
-                      .dtype = from->dtype,
-                      .shape = (int64_t *)from->shape,
-                      .data = malloc(from->bytes + 1)};
-    int err = whole.data ? dp_checkpoint_read(c, from->name, &whole) : DP_ENOMEM;
-
-    if (!err)
-        memcpy((char *)out->data + (size_t)(first - wants->first) * size,
-               (char *)whole.data + (size_t)(first - has->first) * size,
-               (size_t)(end - first) * size);
-    free(whole.data);
-    return err;
-}
-
-static bool same_type(DLDataType a, DLDataType b)
-{
-    return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
-}
-
-/* Pieces do not overlap, so what is missing is what their lengths leave. A count of steps, which
- * has no dimensions, is the same in every piece. */
-static int read_pieces(const struct dp_checkpoint *c, const struct dp_named_tensor *wanted)
-{
-    const DLTensor *out = &wanted->tensor;
-    const int64_t elements = piece_elements(out->ndim, out->shape);
-    const struct piece wants = piece_of(wanted->name, elements);
-    const bool counter = out->ndim == 0;
-    int64_t missing = wants.end - wants.first;
-    int err = 0;
-
-    for (int32_t i = 0; i < dp_checkpoint_count(c) && !err && missing > 0; i++) {
-        const struct dp_checkpoint_tensor *t = dp_checkpoint_at(c, i);
-        const struct piece has = piece_of(t->name, piece_elements(t->ndim, t->shape));
-        if (!piece_same(wanted->name, &wants, t->name, &has) ||
-            !same_type(t->dtype, out->dtype))
-            continue;
-        if (counter)
-            return dp_checkpoint_read(c, t->name, out);
-        const int64_t first = wants.first > has.first ? wants.first : has.first;
-        const int64_t end = wants.end < has.end ? wants.end : has.end;
-        if (first < end)
-            err = copy_part(c, t, &has, out, &wants, first, end);
-        missing -= first < end ? end - first : 0;
-    }
-    if (!err && missing) /* which says so */
-        err = dp_checkpoint_read(c, wanted->name, out);
-    return err;
-}
-
 /* What was read to the host's memory. */
 static int put_on_device(struct trainer *t)
 {
@@ -446,13 +390,11 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
         err = saved_mixing_read(t, c);
     else
         err = list_state(t, true, &l);
-    const bool late = !err && t->config.late && dp_checkpoint_find(c, late_name);
+    const bool late = !err && t->config.late && saved_has_late(c);
     if (late)
         err = list_late(t, true, &l);
     for (int32_t i = 0; i < l.count && !err; i++)
-        err = dp_checkpoint_find(c, l.tensors[i].name)
-                  ? dp_checkpoint_read(c, l.tensors[i].name, &l.tensors[i].tensor)
-                  : read_pieces(c, &l.tensors[i]);
+        err = saved_tensor_read(c, &l.tensors[i]);
     if (!err)
         err = put_on_device(t);
     if (t->comm)

@@ -694,11 +694,9 @@ bool settings_parse(int argc, char **argv, int world, struct settings *s, int *s
     return false;
 }
 
-bool settings_complete(struct settings *s, const struct operands *files, int world, int *status)
+struct gpt_config settings_model(const struct settings *s)
 {
-    if (!check(s, files, world, status))
-        return false;
-    s->model = (struct gpt_config){
+    return (struct gpt_config){
         .model = has_samples(s) ? &mlp_bn_model : NULL,
         .norm = s->model.norm,
         .layers = (int)s->layers,
@@ -712,6 +710,13 @@ bool settings_complete(struct settings *s, const struct operands *files, int wor
         .tied = s->tied,
         .blocks = s->blocks.count ? s->blocks.items : NULL,
     };
+}
+
+bool settings_complete(struct settings *s, const struct operands *files, int world, int *status)
+{
+    if (!check(s, files, world, status))
+        return false;
+    s->model = settings_model(s);
     return true;
 }
 

@@ -75,6 +75,10 @@ extern const struct usage settings_usage;
  * the command line. As settings_parse. */
 bool settings_resume(struct settings *s, int argc, char **argv, int world, struct operands *files,
                      int *status);
+/* The options of a checkpoint alone. false, after one line: this version does not have them. */
+bool settings_of_words(const struct resume *from, struct settings *out);
+/* The model of options that were parsed. */
+struct gpt_config settings_model(const struct settings *s);
 /* settings_complete; of options that a mistake names and that were not typed it says where they are
  * from. */
 bool settings_complete_restored(struct settings *s, int argc, char **argv,

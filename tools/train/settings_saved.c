@@ -206,12 +206,23 @@ static bool knows_options(const struct resume *from)
 {
     for (int i = 0; i < from->word_count; i++)
         if (!is_named(kept, from->words[i]) && !is_named(layout, from->words[i])) {
-            command_misused("--resume %s: written by version %s with %s, which this one, %s, does not "
-                            "have",
+            command_misused("%s: written by version %s with %s, which this one, %s, does not have",
                             from->path, from->version, from->words[i], dp_version());
             return false;
         }
     return true;
+}
+
+bool settings_of_words(const struct resume *from, struct settings *out)
+{
+    char *words[1 + RESUME_WORDS] = {"dualpipe train"};
+    struct operands none;
+    int status;
+
+    for (int i = 0; i < from->word_count; i++)
+        words[1 + i] = (char *)from->words[i];
+    return knows_options(from) &&
+           args_parse(&settings_usage, 1 + from->word_count, words, out, &none, &status);
 }
 
 /* Whether what the command line says leaves no place for a part of the layout: another order of work
@@ -255,19 +266,17 @@ static bool parse_again(struct settings *s, int argc, char **argv, int world, st
 {
     struct settings was = {0};
     struct resume *from = malloc(sizeof(*from)), *then = malloc(sizeof(*then));
-    int more = s->from.word_count;
-    char **words = calloc((size_t)argc + (size_t)more + 1, sizeof(*words));
+    char **words = calloc((size_t)argc + RESUME_WORDS + 1, sizeof(*words));
     bool good = from && then && words;
 
     if (good) {
         *from = *then = s->from;
-        words[0] = argv[0];
-        for (int i = 0; i < more; i++)
-            words[1 + i] = then->words[i];
-        good = args_parse(&settings_usage, 1 + more, words, &was, files, status);
+        *status = EXIT_USAGE;
+        good = settings_of_words(then, &was);
         if (good)
             drop_overruled(from, s, &was, world);
-        more = from->word_count;
+        const int more = from->word_count;
+        words[0] = argv[0];
         for (int i = 0; i < more; i++)
             words[1 + i] = from->words[i];
         memcpy(words + 1 + more, argv + 1, (size_t)(argc - 1) * sizeof(*words));
@@ -327,7 +336,7 @@ bool settings_resume(struct settings *s, int argc, char **argv, int world, struc
     if (*status)
         return false;
     *status = EXIT_USAGE;
-    if (!knows_options(&s->from) || !parse_again(s, argc, argv, world, files, status) ||
+    if (!parse_again(s, argc, argv, world, files, status) ||
         !spares_checkpoint(s))
         return false;
     if (s->prompt || (uint64_t)s->steps > s->from.step)

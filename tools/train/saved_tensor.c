@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/saved_tensor.h"
+
+#include "checkpoint/piece.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char saved_late_name[] = "late/step";
+
+bool saved_has_late(const struct dp_checkpoint *c)
+{
+    bool found = dp_checkpoint_find(c, saved_late_name);
+
+    for (int32_t i = 0; i < dp_checkpoint_count(c) && !found; i++) {
+        const char *slash = strrchr(dp_checkpoint_at(c, i)->name, '/');
+        found = slash && !strcmp(slash, "/late");
+    }
+    return found;
+}
+
+/* Elements first .. end - 1 of NAME from a tensor of the file, into those of `out`. */
+static int copy_part(const struct dp_checkpoint *c, const struct dp_checkpoint_tensor *from,
+                     const struct piece *has, const DLTensor *out, const struct piece *wants,
+                     int64_t first, int64_t end)
+{
+    const size_t size = out->dtype.bits / 8u;
+    DLTensor whole = {.device = {kDLCPU, 0},
+                      .ndim = from->ndim,
+                      .dtype = from->dtype,
+                      .shape = (int64_t *)from->shape,
+                      .data = malloc(from->bytes + 1)};
+    int err = whole.data ? dp_checkpoint_read(c, from->name, &whole) : DP_ENOMEM;
+
+    if (!err)
+        memcpy((char *)out->data + (size_t)(first - wants->first) * size,
+               (char *)whole.data + (size_t)(first - has->first) * size,
+               (size_t)(end - first) * size);
+    free(whole.data);
+    return err;
+}
+
+static bool same_type(DLDataType a, DLDataType b)
+{
+    return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
+/* Pieces do not overlap, so what is missing is what their lengths leave. A count of steps, which
+ * has no dimensions, is the same in every piece. Without memory nothing is read. */
+static int take_pieces(const struct dp_checkpoint *c, const struct dp_named_tensor *wanted,
+                       int64_t *missing)
+{
+    const DLTensor *out = &wanted->tensor;
+    const struct piece wants = piece_of(wanted->name, piece_elements(out->ndim, out->shape));
+    int err = 0;
+
+    *missing = wants.end - wants.first;
+    for (int32_t i = 0; i < dp_checkpoint_count(c) && !err && *missing > 0; i++) {
+        const struct dp_checkpoint_tensor *t = dp_checkpoint_at(c, i);
+        const struct piece has = piece_of(t->name, piece_elements(t->ndim, t->shape));
+        if (!piece_same(wanted->name, &wants, t->name, &has) ||
+            !same_type(t->dtype, out->dtype))
+            continue;
+        if (out->ndim == 0) {
+            *missing = 0;
+            return out->data ? dp_checkpoint_read(c, t->name, out) : 0;
+        }
+        const int64_t first = wants.first > has.first ? wants.first : has.first;
+        const int64_t end = wants.end < has.end ? wants.end : has.end;
+        if (first < end && out->data)
+            err = copy_part(c, t, &has, out, &wants, first, end);
+        *missing -= first < end ? end - first : 0;
+    }
+    return err;
+}
+
+int saved_tensor_read(const struct dp_checkpoint *c, const struct dp_named_tensor *wanted)
+{
+    const bool whole = dp_checkpoint_find(c, wanted->name);
+    int64_t missing = 0;
+    int err = whole ? 0 : take_pieces(c, wanted, &missing);
+
+    if (!err && (whole || missing)) /* which says what is */
+        err = dp_checkpoint_read(c, wanted->name, &wanted->tensor);
+    return err;
+}
+
+int64_t saved_tensor_missing(const struct dp_checkpoint *c, const struct dp_named_tensor *wanted)
+{
+    const struct dp_checkpoint_tensor *t = dp_checkpoint_find(c, wanted->name);
+    const DLTensor *out = &wanted->tensor;
+    int64_t missing = 0;
+
+    if (!t) {
+        take_pieces(c, wanted, &missing);
+        return missing;
+    }
+    bool same = same_type(t->dtype, out->dtype) && t->ndim == out->ndim;
+    for (int i = 0; i < out->ndim && same; i++)
+        same = t->shape[i] == out->shape[i];
+    return same ? 0 : -1;
+}
