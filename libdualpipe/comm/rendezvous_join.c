@@ -376,12 +376,14 @@ static int wait_for(struct attempt *v, const struct dp_wire_request *req)
     unsigned backoff_us = 0;
 
     while (req->status == DP_EAGAIN) {
+        v->wire->ops->progress(v->wire);
+        if (!v->wire->connected && *v->wire->why) /* it would try again: another address is next */
+            break;
         if (dp_now_ns() > v->turn_until_ns)
             return dp_fail_quietly(DP_ETIMEDOUT, "no answer");
         v->interrupted = dp_poll_call(&v->config->poll);
         if (v->interrupted)
             return v->interrupted;
-        v->wire->ops->progress(v->wire);
         if (req->status == DP_EAGAIN)
             dp_backoff(&backoff_us);
     }

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/number.h"
 #include "comm/progress_thread.h"
 #include "comm/cpu_pause.h"
 #include "comm/engine.h"
@@ -300,7 +301,7 @@ static int find_reason(struct wire_comm *c, const struct request *r, const struc
     }
     if (now_ns - c->broken_since_ns[peer] < SUSPECT_NS)
         return DP_EAGAIN;
-    snprintf(why.text, sizeof(why.text), "the connection between rank %d and rank %d broke: %s",
+    dp_snprintf(why.text, sizeof(why.text), "the connection between rank %d and rank %d broke: %s",
              c->base.rank, peer, wire ? wire->why : "it was closed");
     dp_rendezvous_abort(c->rendezvous, &why);
     return check_abort(c);
@@ -786,6 +787,7 @@ static void wire_comm_close(struct dp_comm *comm)
     dp_progress_thread_free(c->progress_thread);
     if (comm->survival && !check_abort(c))
         dp_survival_leave(comm->survival);
+    dp_watch_flush(&c->watch, dp_now_ns() + FLUSH_NS); /* of an abort, too */
     dp_peers_disconnect(&c->peers);
     dp_watch_end(&c->watch);
     dp_peers_unlisten(&c->peers);

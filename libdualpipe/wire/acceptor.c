@@ -20,7 +20,7 @@ static const uint32_t WELCOME = 0x44507757; /* "DPwW" */
 /* Instead of it, to a friend of another version: ours is in the last byte. */
 static const uint32_t OTHER_VERSION = 0x44507600; /* "DPv" */
 
-static const int64_t RETRY_EVERY_NS = DP_NS_PER_MS;
+static const int64_t FIRST_PAUSE_NS = DP_NS_PER_MS, LAST_PAUSE_NS = 100 * DP_NS_PER_MS;
 
 /* ---- acceptor  */
 
@@ -361,15 +361,19 @@ int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out)
 
 /* ---- call ---------------------------------------------------------------------------------- */
 
+static int say(const struct dp_connector *connector, int err, const char *what, int error)
+{
+    return dp_fail_quietly(err, "%s: %s%s%s", connector->where, what, error ? ": " : "",
+                           error ? strerror(error) : "");
+}
+
 static int refused(struct dp_connector *connector, const char *what, int error)
 {
     int fd = connector->fd;
 
     connector->fd = -1;
-    connector->is_refused = error == ECONNREFUSED;
     dp_fd_close(fd);
-    return dp_fail_quietly(DP_ECOMM, "%s: %s%s%s", connector->where, what, error ? ": " : "",
-                           error ? strerror(error) : "");
+    return say(connector, DP_ECOMM, what, error);
 }
 
 static int open_socket(struct dp_connector *connector)
@@ -380,30 +384,47 @@ static int open_socket(struct dp_connector *connector)
     return connector->fd;
 }
 
-/* The acceptor has more connections than it has places for. */
-static int retry_later(struct dp_connector *connector, const char *what, int error)
+/* 0: the peer has closed the connection. Those of a host that is up or down, of what lies between, and
+ * of a unix socket's queue that is full. */
+static bool may_pass(int error)
 {
-    const int64_t now_ns = dp_now_ns();
+    static const int passing[] = {0,         ECONNREFUSED, ECONNRESET, ECONNABORTED, EPIPE, ETIMEDOUT,
+                                  EHOSTDOWN, EHOSTUNREACH, ENETDOWN,   ENETUNREACH,  EAGAIN};
 
-    if (!connector->until_ns)
-        connector->until_ns = now_ns + DP_CONNECTOR_RETRY_NS;
-    if (now_ns > connector->until_ns)
-        return refused(connector, what, error);
-    connector->is_to_retry = true;
-    connector->retry_ns = now_ns + RETRY_EVERY_NS;
-    return DP_EAGAIN;
+    for (size_t i = 0; i < sizeof(passing) / sizeof(passing[0]); i++)
+        if (error == passing[i])
+            return true;
+    return false;
 }
 
-/* The connection was closed before the welcome: its place went to another one, perhaps. */
-static int reconnect(struct dp_connector *connector, const char *what, int error)
+static void reset_pauses(struct dp_connector *connector)
 {
-    if (error && error != ECONNRESET && error != EPIPE)
+    connector->pause_ns = FIRST_PAUSE_NS;
+    connector->paused_ns = 0;
+}
+
+/* With another socket, after a pause that becomes longer. The pauses are added up and not the time, of
+ * which a process that is stopped has none. */
+static int try_again(struct dp_connector *connector, const char *what, int error)
+{
+    connector->is_refused = error == ECONNREFUSED;
+    say(connector, DP_EAGAIN, what, error);
+    snprintf(connector->why, sizeof(connector->why), "%.*s", (int)sizeof(connector->why) - 1,
+             dp_last_error());
+    if (!may_pass(error) || connector->paused_ns > DP_CONNECTOR_RETRY_NS)
         return refused(connector, what, error);
     dp_fd_close(connector->fd);
     connector->connected = connector->hello_sent = connector->proof_sent = false;
     connector->got = 0;
-    return open_socket(connector) < 0 ? refused(connector, "cannot connect again", errno)
-                                      : retry_later(connector, what, error);
+    if (open_socket(connector) < 0)
+        return dp_fail_quietly(DP_EIO, "no socket to connect to %s again: %s", connector->where,
+                               dp_errno_text(errno));
+    connector->is_to_retry = true;
+    connector->retry_ns = dp_now_ns() + connector->pause_ns;
+    connector->paused_ns += connector->pause_ns;
+    if (connector->pause_ns < LAST_PAUSE_NS)
+        connector->pause_ns *= 2;
+    return DP_EAGAIN;
 }
 
 static int start_connect(struct dp_connector *connector)
@@ -416,10 +437,8 @@ static int start_connect(struct dp_connector *connector)
     }
     if (errno == EINPROGRESS || errno == EINTR)
         return 0;
-    if (errno == EAGAIN) /* a unix socket's queue is full */
-        return retry_later(connector, "cannot connect", errno);
     /* A unix socket's name goes with its listener. */
-    return refused(connector, "cannot connect", errno == ENOENT ? ECONNREFUSED : errno);
+    return try_again(connector, "cannot connect", errno == ENOENT ? ECONNREFUSED : errno);
 }
 
 /* Each time with another nonce: an answer to an earlier hello proves nothing. The first bytes of a
@@ -431,7 +450,7 @@ static int send_hello(struct dp_connector *connector)
     if (dp_random_bytes(hello->nonce, sizeof(hello->nonce)))
         return refused(connector, dp_last_error(), 0);
     if (dp_fds_send(connector->fd, hello, sizeof(*hello), -1) != (ssize_t)sizeof(*hello))
-        return reconnect(connector, "cannot connect", errno);
+        return try_again(connector, "cannot connect", errno);
     connector->hello_sent = true;
     return 0;
 }
@@ -445,7 +464,7 @@ static int send_proof(struct dp_connector *connector)
     dp_hello_prove(DP_HELLO_SESSION, connector->cookie, &connector->hello,
                    connector->challenge.nonce, connector->session);
     if (dp_fds_send(connector->fd, proof, sizeof(proof), -1) != (ssize_t)sizeof(proof))
-        return reconnect(connector, "cannot connect", errno);
+        return try_again(connector, "cannot connect", errno);
     connector->proof_sent = true;
     return 0;
 }
@@ -459,8 +478,9 @@ static int finish_connect(struct dp_connector *connector)
     if (poll(&fd, 1, 0) <= 0)
         return DP_EAGAIN;
     if (getsockopt(connector->fd, SOL_SOCKET, SO_ERROR, &error, &len) || error)
-        return refused(connector, "cannot connect", error);
+        return try_again(connector, "cannot connect", error);
     connector->connected = true;
+    connector->is_refused = false;
     return 0;
 }
 
@@ -487,6 +507,7 @@ int dp_connector_start(struct dp_connector *connector, const struct sockaddr *ad
     strncpy(connector->where, where, sizeof(connector->where) - 1);
     memcpy(&connector->address, address, len);
     connector->address_len = len;
+    reset_pauses(connector);
     if (open_socket(connector) < 0)
         return dp_fail_quietly(DP_EIO, "no socket for a connection to %s: %s", where,
                                dp_errno_text(errno));
@@ -516,7 +537,7 @@ static int receive_answer(struct dp_connector *connector, void *bytes, size_t le
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return DP_EAGAIN;
     if (n <= 0)
-        return reconnect(connector, "was there, but did not let us in", n < 0 ? errno : 0);
+        return try_again(connector, "was there, but did not let us in", n < 0 ? errno : 0);
     connector->got += (size_t)n;
     return 0;
 }
@@ -535,8 +556,8 @@ static int receive_challenge(struct dp_connector *connector)
     if (c->magic != CHALLENGE || !is_proof(DP_HELLO_ACCEPTOR, connector->cookie, &connector->hello,
                                            c->nonce, c->proof))
         return refused(connector, "listens, but does not know the cookie of this address", 0);
+    reset_pauses(connector);
     connector->got = 0;
-    connector->until_ns = 0; /* the cookie is right: what fails from here on is worth another try */
     if (connector->passed_fd >= 0)
         dp_fds_allow(connector->fd, true);
     return send_proof(connector);
@@ -558,7 +579,7 @@ static int receive_welcome(struct dp_connector *connector)
 static int send_file(struct dp_connector *connector)
 {
     if (connector->passed_fd >= 0 && dp_fds_send(connector->fd, "", 1, connector->passed_fd) != 1)
-        return reconnect(connector, "cannot pass on the shared memory", errno);
+        return try_again(connector, "cannot pass on the shared memory", errno);
     dp_fd_close(connector->passed_fd);
     connector->passed_fd = -1;
     return 0;
@@ -579,13 +600,17 @@ bool dp_connector_connect(struct dp_connector *connector, struct dp_wire *wire, 
 {
     int err = dp_connector_progress(connector);
 
+    wire->is_reached &= connector->connected;
+    wire->is_refused |= connector->is_refused;
+    if (connector->is_to_retry)
+        snprintf(wire->why, sizeof(wire->why), "%s", connector->why);
     if (err && err != DP_EAGAIN)
         dp_wire_fail(wire, err, "%s", dp_last_error());
     if (err)
         return false;
+    wire->why[0] = '\0';
     *fd = connector->fd;
     connector->fd = -1;
-    wire->connected = true;
     return true;
 }
 

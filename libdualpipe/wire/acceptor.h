@@ -24,9 +24,13 @@
  * DP_ACCEPTOR_PENDING places are taken, or no file can be opened, a new connection has at once the
  * place of one that has said nothing. Otherwise it waits in the system's queue until the oldest pending
  * one has been there for DP_ACCEPTOR_EVICT_NS. A call accepts DP_ACCEPTOR_ACCEPTS connections; after
- * one that accepted so many the acceptor rests for three times as long as the call took. A connector
- * that lost its place before it was welcome, or found the system's queue full, tries again for
- * DP_CONNECTOR_RETRY_NS.
+ * one that accepted so many the acceptor rests for three times as long as the call took.
+ *
+ * A connector tries again after an error that may pass: no process listens, the host cannot be reached
+ * or is silent, the system's queue is full, or the acceptor has dropped the connection, as it does when
+ * it needs the place or when this side was stopped for longer than the handshake timeout. It gives up
+ * when its pauses add up to DP_CONNECTOR_RETRY_NS since an acceptor has proved last that it knows the
+ * cookie: such an acceptor is alive.
  */
 #ifndef DP_WIRE_ACCEPTOR_H
 #define DP_WIRE_ACCEPTOR_H
@@ -120,7 +124,7 @@ struct dp_connector {
     int fd;
     int passed_fd; /* sent after the welcome, then closed; -1: none */
     bool connected, hello_sent, proof_sent;
-    bool is_refused; /* the host answered that no process listens */
+    bool is_refused; /* the last attempt was: the host answered that no process listens */
     uint8_t cookie[DP_COOKIE_BYTES];
     struct dp_hello hello;
     size_t got; /* of the challenge, or of the welcome */
@@ -128,10 +132,11 @@ struct dp_connector {
     uint32_t welcome;
     uint8_t session[DP_HMAC_BYTES]; /* once proof_sent */
     char where[80]; /* for sentences */
+    char why[160];  /* what the last attempt has failed for */
     struct sockaddr_storage address;
     socklen_t address_len;
-    bool is_to_retry; /* at retry_ns, */
-    int64_t retry_ns, until_ns; /* until until_ns; 0: there was no failure yet */
+    bool is_to_retry; /* at retry_ns */
+    int64_t retry_ns, pause_ns, paused_ns; /* the next pause, and all since the last challenge */
 };
 
 /* Start to connect, and send the hello if that is possible at once; never waits. DP_EIO if no
@@ -144,7 +149,7 @@ int dp_connector_start(struct dp_connector *connector, const struct sockaddr *ad
  * which. */
 int dp_connector_progress(struct dp_connector *connector);
 /* The same for a wire: true once it is connected, and then *fd is its socket. Fails the wire if
- * that cannot be. */
+ * that cannot be, and says in it meanwhile how far it is; is_reached is for all of its sockets. */
 bool dp_connector_connect(struct dp_connector *connector, struct dp_wire *wire, int *fd);
 /* What to poll for until then. */
 struct pollfd dp_connector_poll(const struct dp_connector *connector);

@@ -196,7 +196,10 @@ static bool is_connected(struct dp_shm_wire *w)
 {
     if (w->base.connected)
         return true;
-    if (!dp_connector_connect(&w->connector, &w->base, &w->fd))
+    w->base.is_reached = true;
+    w->base.is_refused = false;
+    w->base.connected = dp_connector_connect(&w->connector, &w->base, &w->fd);
+    if (!w->base.connected)
         return false;
     dp_shm_meet(w);
     return true;

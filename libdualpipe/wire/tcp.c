@@ -15,19 +15,48 @@
 #include <string.h>
 #include <sys/epoll.h>
 
+/* ---- signs of life -------------------------------------------------------------------------- */
+
+/* Once a second of calls, while nothing moves. Connections that are still being made have sockets that
+ * come and go. */
+static void look_for_life(struct dp_tcp_wire *w)
+{
+    const int64_t now_ns = dp_now_ns();
+    struct dp_tcp_life life;
+    char why[sizeof(w->base.why)];
+
+    if (!w->timeout_ns || now_ns - w->looked_ns < DP_NS_PER_S)
+        return;
+    w->looked_ns = now_ns;
+    for (int i = 0; i < w->count && !w->base.error; i++) {
+        if (!w->base.connected)
+            dp_tcp_socket_keep_alive(dp_tcp_fd(&w->sockets[i]), w->timeout_ns);
+        dp_tcp_socket_look(dp_tcp_fd(&w->sockets[i]), &life);
+        if (life.silent_ns <= w->timeout_ns)
+            continue;
+        dp_tcp_describe(w, i, 0, why, sizeof(why));
+        dp_wire_fail(&w->base, DP_ECOMM, "%s", why);
+    }
+}
+
+void dp_wire_tcp_set_timeout(struct dp_wire *wire, int64_t ns)
+{
+    struct dp_tcp_wire *w = dp_tcp_of(wire);
+
+    w->timeout_ns = ns;
+    for (int i = 0; i < w->count; i++)
+        dp_tcp_socket_keep_alive(dp_tcp_fd(&w->sockets[i]), ns);
+}
+
 /* ---- the table ----------------------------------------------------------------------------- */
 
 /* Of one socket both ways go down together, and what had come may be read until then; of several,
  * the others might stay open for ever. */
 static void give_up_sending(struct dp_tcp_wire *w, bool may_receive_more)
 {
-    char why[80];
+    char why[sizeof(w->base.why)];
 
-    if (w->count == 1)
-        snprintf(why, sizeof(why), "%s", strerror(w->send_error));
-    else
-        snprintf(why, sizeof(why), "socket %d of %d: %s", w->broken + 1, w->count,
-                 strerror(w->send_error));
+    dp_tcp_describe(w, w->broken, w->send_error, why, sizeof(why));
     dp_wire_fail_sends(&w->base, why);
     if (w->count > 1 && !may_receive_more)
         dp_wire_fail(&w->base, DP_ECOMM, "%s", why);
@@ -39,8 +68,12 @@ static void tcp_progress(struct dp_wire *wire)
     const struct dp_tcp_socket *first = w->sockets;
     bool more = true;
 
-    if (!dp_wire_may_progress(wire) || !dp_tcp_is_connected(w))
+    if (!dp_wire_may_progress(wire))
         return;
+    if (!dp_tcp_is_connected(w)) {
+        look_for_life(w);
+        return;
+    }
     if (!w->send_error)
         dp_tcp_send_all(w);
     for (int i = 0; i < DP_TCP_TURNS && more && dp_wire_wants_input(wire); i++)
@@ -49,6 +82,8 @@ static void tcp_progress(struct dp_wire *wire)
                           (w->has_message || !first->has_in);
     if (w->send_error)
         give_up_sending(w, more);
+    else if (!more || wire->sends.head)
+        look_for_life(w);
 }
 
 /* ---- sleeping ----------------------------------------------------------------------------- */
@@ -180,24 +215,6 @@ int dp_wire_tcp_local(const struct dp_wire *wire, union dp_sockaddr *out)
 int dp_wire_tcp_peer(const struct dp_wire *wire, union dp_sockaddr *out)
 {
     return name_end(wire, getpeername, out);
-}
-
-static void set_user_timeout(int fd, unsigned ms)
-{
-    const int one = 1, idle_s = 10, interval_s = 5;
-
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof(ms));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
-}
-
-void dp_wire_tcp_set_timeout(const struct dp_wire *wire, int64_t ns)
-{
-    const struct dp_tcp_wire *w = (const struct dp_tcp_wire *)wire;
-
-    for (int i = 0; i < w->count; i++)
-        set_user_timeout(w->sockets[i].fd, (unsigned)(ns / DP_NS_PER_MS));
 }
 
 int dp_wire_tcp_count(const struct dp_wire *wire)

@@ -146,13 +146,6 @@ static int start_calls(struct dp_tcp_wire *w, const union dp_sockaddr *place,
     return err;
 }
 
-static void give_up(struct dp_tcp_wire *w, int err)
-{
-    for (int i = 0; i < w->count; i++)
-        w->base.is_refused |= w->sockets[i].connector.is_refused;
-    dp_wire_fail(&w->base, err, "%s", dp_last_error());
-}
-
 int dp_tcp_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *address,
                    uint64_t label, struct dp_wire **out)
 {
@@ -176,7 +169,7 @@ int dp_tcp_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *
     if (!err)
         err = start_calls(w, &place, cookie, &hello);
     if (err)
-        give_up(w, err);
+        dp_wire_fail(&w->base, err, "%s", dp_last_error());
     *out = &w->base;
     return 0;
 }
@@ -185,18 +178,42 @@ int dp_tcp_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *
 static bool go_on_calling(struct dp_tcp_wire *w, int index)
 {
     struct dp_connector *connector = &w->sockets[index].connector;
-    const int err = dp_connector_progress(connector);
+    int fd;
 
-    if (err) {
-        if (err != DP_EAGAIN)
-            give_up(w, err);
+    if (!dp_connector_connect(connector, &w->base, &fd))
         return false;
-    }
-    put_socket(w, index, connector->fd);
+    put_socket(w, index, fd);
     if (!index)
         memcpy(w->session, connector->session, sizeof(w->session));
-    connector->fd = -1;
     return true;
+}
+
+/* Of the sockets that are connected, one has been closed by the other side. */
+static bool is_dropped(const struct dp_tcp_wire *w)
+{
+    bool is_open = true;
+    char byte;
+
+    for (int i = 0; i < w->count && is_open; i++) {
+        const ssize_t n =
+            w->sockets[i].fd < 0 ? 1 : recv(w->sockets[i].fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+        is_open = n > 0 || (n < 0 && errno == EAGAIN);
+    }
+    return !is_open;
+}
+
+/* The acceptor has not waited for the rest of the wire, as this side was stopped or held up. */
+static void start_over(struct dp_tcp_wire *w)
+{
+    for (int i = 0; i < w->count && !w->base.error; i++) {
+        struct dp_connector before = w->sockets[i].connector;
+        dp_connector_fini(&before);
+        dp_fd_close(w->sockets[i].fd);
+        w->sockets[i].fd = -1;
+        if (dp_connector_start(&w->sockets[i].connector, (struct sockaddr *)&before.address,
+                               before.address_len, before.where, &before.hello, before.cookie, -1))
+            dp_wire_fail(&w->base, DP_EIO, "%s", dp_last_error());
+    }
 }
 
 bool dp_tcp_is_connected(struct dp_tcp_wire *w)
@@ -205,8 +222,15 @@ bool dp_tcp_is_connected(struct dp_tcp_wire *w)
 
     if (w->base.connected)
         return true;
+    w->base.is_reached = true;
+    w->base.is_refused = false;
     for (int i = 0; i < w->count && !w->base.error; i++)
         missing += w->sockets[i].fd < 0 && !go_on_calling(w, i);
+    const bool some = w->count > 1 && missing < w->count && !w->base.error;
+    if (some && is_dropped(w)) {
+        start_over(w);
+        missing = w->count;
+    }
     w->base.connected = !missing && !w->base.error;
     return w->base.connected;
 }

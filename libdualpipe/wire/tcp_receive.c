@@ -20,14 +20,12 @@ static void say_lost(struct dp_tcp_wire *w, int index, int error)
 {
     if (error == EPIPE && w->send_error)
         error = w->send_error;
-    const char *why = error == EPIPE ? "the connection was closed" : strerror(error);
+    char why[sizeof(w->base.why)];
 
+    dp_tcp_describe(w, index, error, why, sizeof(why));
     w->base.is_closed = error == EPIPE; /* what was said to a peer that had left, too */
     w->base.is_reset = error == ECONNRESET;
-    if (w->count == 1)
-        dp_wire_fail(&w->base, DP_ECOMM, "%s", why);
-    else
-        dp_wire_fail(&w->base, DP_ECOMM, "socket %d of %d: %s", index + 1, w->count, why);
+    dp_wire_fail(&w->base, DP_ECOMM, "%s", why);
 }
 
 /* ---- bytes -------------------------------------------------------------------------------- */

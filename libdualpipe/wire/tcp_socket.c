@@ -5,8 +5,14 @@
  */
 #include "wire/tcp_wire.h"
 
+#include "base/clock.h"
+#include "base/number.h"
+
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/uio.h>
 
 enum {
@@ -61,6 +67,88 @@ void dp_tcp_socket_tune(int fd, int64_t buffer_kib, bool is_one_of_several)
         set_local_buffer(fd);
     else if (buffer_kib > 0)
         set_buffer(fd, (int)buffer_kib << 10);
+}
+
+/* ---- signs of life ------------------------------------------------------------------------ */
+
+/* Not TCP_USER_TIMEOUT: it also ends a connection whose peer acknowledges every probe but has no room,
+ * as the receiver is stopped or busy. */
+void dp_tcp_socket_keep_alive(int fd, int64_t timeout_ns)
+{
+    enum { IDLE_S = 10, MOST_PROBES = 127 };
+    const int on = 1, seconds = (int)(timeout_ns / DP_NS_PER_S) + 1;
+    const int idle_s = seconds / 2 < IDLE_S ? (seconds + 1) / 2 : IDLE_S;
+    const int interval_s = (idle_s + 1) / 2 + seconds / MOST_PROBES;
+    const int probes = (seconds - idle_s) / interval_s + 1;
+
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+}
+
+/* One answer may be lost, and where there is no room the system asks the more seldom the longer it
+ * takes: so two questions without an answer are waited for. */
+void dp_tcp_socket_look(int fd, struct dp_tcp_life *out)
+{
+    struct tcp_info info = {.tcpi_state = TCP_CLOSE};
+    socklen_t len = sizeof(info);
+    int unacked = 0;
+
+    getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len);
+    ioctl(fd, SIOCOUTQ, &unacked);
+    const bool owes = info.tcpi_state == TCP_ESTABLISHED &&
+                      (info.tcpi_probes > 1 || info.tcpi_retransmits > 1);
+    *out = (struct dp_tcp_life){.silent_ns = owes ? info.tcpi_last_ack_recv * DP_NS_PER_MS : 0,
+                                .unacked_bytes = (unsigned)unacked,
+                                .retransmissions = info.tcpi_total_retrans};
+}
+
+static void name_end(int fd, int (*name)(int, struct sockaddr *, socklen_t *),
+                     char text[DP_SOCKADDR_TEXT])
+{
+    union dp_sockaddr end = {.any = {.sa_family = AF_UNSPEC}};
+    socklen_t len = sizeof(end);
+
+    snprintf(text, DP_SOCKADDR_TEXT, "?");
+    if (!name(fd, &end.any, &len))
+        dp_sockaddr_text(&end, text);
+}
+
+void dp_wire_tcp_tell(const struct dp_wire *wire, char *text, size_t room)
+{
+    const struct dp_tcp_wire *w = (const struct dp_tcp_wire *)wire;
+    char here[DP_SOCKADDR_TEXT], there[DP_SOCKADDR_TEXT];
+    unsigned unacked_bytes = 0, retransmissions = 0;
+    struct dp_tcp_life life;
+
+    for (int i = 0; i < w->count; i++) {
+        dp_tcp_socket_look(dp_tcp_fd(&w->sockets[i]), &life);
+        unacked_bytes += life.unacked_bytes;
+        retransmissions += life.retransmissions;
+    }
+    name_end(dp_tcp_fd(w->sockets), getsockname, here);
+    name_end(dp_tcp_fd(w->sockets), getpeername, there);
+    dp_snprintf(text, room, "%s to %s, %u bytes not acknowledged, %u retransmissions", here, there,
+                unacked_bytes, retransmissions);
+}
+
+void dp_tcp_describe(const struct dp_tcp_wire *w, int index, int error, char *text, size_t room)
+{
+    const bool is_network = !error || error == ETIMEDOUT || error == EHOSTUNREACH;
+    char which[32] = "", facts[200] = "", silence[48];
+
+    snprintf(silence, sizeof(silence), "no sign of life for %lld s",
+             (long long)(w->timeout_ns / DP_NS_PER_S));
+    if (w->count > 1)
+        dp_snprintf(which, sizeof(which), "socket %d of %d: ", index + 1, w->count);
+    if (is_network)
+        dp_wire_tcp_tell(&w->base, facts, sizeof(facts));
+    dp_snprintf(text, room, "%s%s%s%s%s", which,
+                !error           ? silence
+                : error == EPIPE ? "the connection was closed"
+                                 : strerror(error),
+                *facts ? " (" : "", facts, *facts ? ")" : "");
 }
 
 /* ---- out ---------------------------------------------------------------------------------- */

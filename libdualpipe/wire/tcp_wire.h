@@ -64,6 +64,8 @@ struct dp_tcp_socket {
 struct dp_tcp_wire {
     struct dp_wire base;
     int64_t buffer_kib; /* the user's option */
+    int64_t timeout_ns; /* of the peer's host, 0: the system's; */
+    int64_t looked_ns;  /* it was last looked at */
     int epoll_fd;       /* of several sockets; -1 */
     int broken;         /* the socket that takes nothing any more, and why: an errno; 0: none */
     int send_error;
@@ -103,6 +105,24 @@ static inline struct dp_tcp_wire *dp_tcp_of(struct dp_wire *wire)
 
 /* By where it leads to; buffer_kib is the option. */
 void dp_tcp_socket_tune(int fd, int64_t buffer_kib, bool is_one_of_several);
+
+/* Let the system ask an idle peer's host for a sign of life, and give up after timeout_ns without. */
+void dp_tcp_socket_keep_alive(int fd, int64_t timeout_ns);
+
+/* What the system knows of a socket, by TCP_INFO. */
+struct dp_tcp_life {
+    int64_t silent_ns; /* since the peer's host has said anything; 0: it owes no answer */
+    unsigned unacked_bytes, retransmissions;
+};
+void dp_tcp_socket_look(int fd, struct dp_tcp_life *out);
+/* The sentence of an error of the wire: the errno of a socket, or 0 for a silent host, with what the
+ * system knows of the connection where the network may have lost it. */
+void dp_tcp_describe(const struct dp_tcp_wire *w, int index, int error, char *text, size_t room);
+
+static inline int dp_tcp_fd(const struct dp_tcp_socket *s)
+{
+    return s->fd >= 0 ? s->fd : s->connector.fd;
+}
 
 static inline size_t dp_tcp_ahead(const struct dp_tcp_socket *s)
 {

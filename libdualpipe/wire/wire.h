@@ -151,10 +151,11 @@ struct dp_wire {
                         connection */
     bool is_reset; /* tcp, with an error: a reset came: the peer has ended without having read all,
                       or something between has dropped the connection */
-    bool is_refused; /* tcp, with an error: no process listens there (any more) */
+    bool is_refused; /* no process listens there (any more); for a while it is tried again */
+    bool is_reached; /* the peer's system has answered, the peer itself may be late */
     int error; /* 0 while it works: DP_ECOMM: the connection is gone; DP_EMISMATCH: malformed data
                   arrived */
-    char why[160];  /* the sentence of error, or of why sends fail */
+    char why[224];  /* the sentence of error, of why sends fail, or of the last attempt to connect */
 };
 
 extern const struct dp_wire_ops dp_wire_shm, dp_wire_tcp;

@@ -7,8 +7,10 @@
 
 #include "nccl-plugin/net/net.h"
 #include "nccl-plugin/net/handle.h"
+#include "nccl-plugin/net/late.h"
 #include "nccl-plugin/net/stat.h"
 #include "nccl-plugin/net/transport.h"
+#include "wire/net.h"
 #include "wire/sockets.h"
 
 #include <pthread.h>
@@ -30,8 +32,8 @@ struct dpn_net {
 struct dpn_listener {
     struct dpn_open open;
     int dev;
-    int64_t waiting_since_ns; /* 0: accept has not been called for the next peer yet */
-    struct dpn_comm *pending;    /* a peer that is in, but not ready yet */
+    struct dpn_late late;
+    struct dpn_comm *pending; /* a peer that is in, but not ready yet */
     struct dp_wire_listener *on[DPN_WIRES];
 };
 
@@ -58,7 +60,8 @@ struct dpn_comm {
     /* While connecting: where the handle is and what is in it, to find this again. */
     const void *handle_at;
     uint8_t handle[NCCL_NET_HANDLE_MAXSIZE];
-    int64_t until_ns;
+    int64_t polled_ns; /* the last call, and in how much time with calls the peer's host was silent */
+    int64_t silent_ns;
 
     pthread_mutex_t lock; /* all below; only a deregistration wants it besides */
     struct dp_wire *wire;
@@ -67,6 +70,8 @@ struct dpn_comm {
     void *state;                           /* the transport's */
     struct dpn_memory *memories;
     struct dpn_stat stat;
+    struct dpn_late late;        /* since the last request was done */
+    char peer[DP_SOCKADDR_TEXT]; /* the other end, for people */
     char rail[DPN_STAT_DEVICE_LEN]; /* how a profiler calls what carries the bytes */
 };
 

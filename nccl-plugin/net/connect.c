@@ -65,9 +65,24 @@ void dpn_net_close(struct dpn_comm *comm)
         close_comm(&comm->open);
 }
 
+/* For people. tcp: where this side connects to; NULL: it has accepted. */
+static void name_peer(struct dpn_comm *comm, const struct dp_wire_address *tcp)
+{
+    uint8_t cookie[DP_COOKIE_BYTES];
+    union dp_sockaddr place;
+    int sockets;
+
+    snprintf(comm->peer, sizeof(comm->peer), "this host");
+    if (comm->wire->ops == &dp_wire_tcp &&
+        !(tcp ? dp_wire_tcp_way(tcp, &place, cookie, &sockets)
+              : dp_wire_tcp_peer(comm->wire, &place)))
+        dp_sockaddr_text(&place, comm->peer);
+}
+
 /* Takes the wire. */
 static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_sender,
-                    bool is_control_only, struct dpn_comm **out)
+                    bool is_control_only, const struct dp_wire_address *tcp,
+                    struct dpn_comm **out)
 {
     struct dpn_comm *comm = calloc(1, sizeof(*comm));
 
@@ -82,7 +97,10 @@ static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_
     comm->peer_worker = -1;
     comm->wire = wire;
     comm->is_control_only = is_control_only;
-    comm->until_ns = dp_now_ns() + timeout_ns();
+    comm->polled_ns = dp_now_ns();
+    if (wire->ops == &dp_wire_tcp)
+        dp_wire_tcp_set_timeout(wire, is_control_only ? timeout_ns() / 2 : timeout_ns());
+    name_peer(comm, tcp);
     pthread_mutex_init(&comm->lock, NULL);
     dpn_open_add(&comm->open, net);
     *out = comm;
@@ -91,9 +109,6 @@ static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_
 
 static void choose_transport(struct dpn_comm *comm)
 {
-    if (comm->wire->ops == &dp_wire_tcp)
-        dp_wire_tcp_set_timeout(comm->wire,
-                                 comm->is_control_only ? timeout_ns() / 2 : timeout_ns());
     comm->transport = comm->is_control_only ? &dpn_verbs : &dpn_wire_transport;
 }
 
@@ -136,17 +151,12 @@ static void name_rail(struct dpn_comm *comm)
         snprintf(comm->rail, sizeof(comm->rail), "%.*s", DPN_STAT_DEVICE_LEN - 1, name);
 }
 
-/* The other end, for people. */
 static void begin_counting(struct dpn_comm *comm)
 {
     const bool is_wire = comm->transport == &dpn_wire_transport;
-    union dp_sockaddr address;
-    char peer[DP_SOCKADDR_TEXT] = "this host";
 
-    if (comm->wire && comm->wire->ops == &dp_wire_tcp && !dp_wire_tcp_peer(comm->wire, &address))
-        dp_sockaddr_text(&address, peer);
     dpn_stat_open(&comm->stat, comm->counted_dev, comm->is_sender,
-                  is_wire ? comm->wire->ops->name : comm->transport->name, peer);
+                  is_wire ? comm->wire->ops->name : comm->transport->name, comm->peer);
     name_rail(comm);
 }
 
@@ -261,7 +271,7 @@ static int accept_peer(struct dpn_listener *listener)
         dp_wire_close(wire);
         return dp_fail(DP_EMISMATCH, "the peer wants RDMA of %s, which has none", device->name);
     }
-    err = new_comm(listener->open.net, listener->dev, wire, false, label == DPN_BY_VERBS,
+    err = new_comm(listener->open.net, listener->dev, wire, false, label == DPN_BY_VERBS, NULL,
                    &listener->pending);
     if (!err) { /* finalize closes the youngest first: a listener goes before what it holds */
         dpn_open_remove(&listener->open);
@@ -270,17 +280,16 @@ static int accept_peer(struct dpn_listener *listener)
     return err;
 }
 
-/* A peer that is in but does not go on is given up; the next one may do better. */
+/* The wire fails for a peer that has ended, or whose host is silent. */
 static int continue_accepting(struct dpn_listener *listener, struct dpn_comm **out)
 {
     struct dpn_comm *pending = listener->pending;
     int err = open_transport(pending);
 
-    if (err == DP_EAGAIN && dp_now_ns() > pending->until_ns)
-        err = dp_fail(DP_ETIMEDOUT, "a peer that has connected has been silent for %lld s "
-                      "(DUALPIPE_NET_TIMEOUT)", (long long)dpn_options.timeout_s);
-    if (err == DP_EAGAIN)
+    if (err == DP_EAGAIN) {
+        dpn_late_wait(&pending->late, pending->peer, "has connected and does not go on");
         return err;
+    }
     listener->pending = NULL;
     if (err)
         dpn_net_close(pending);
@@ -289,26 +298,15 @@ static int continue_accepting(struct dpn_listener *listener, struct dpn_comm **o
     return err;
 }
 
-static int check_waiting(struct dpn_listener *listener)
-{
-    const int64_t now_ns = dp_now_ns();
-
-    if (!listener->waiting_since_ns)
-        listener->waiting_since_ns = now_ns;
-    if (now_ns - listener->waiting_since_ns > timeout_ns())
-        return dp_fail(DP_ETIMEDOUT, "no peer has connected for %lld s (DUALPIPE_NET_TIMEOUT)",
-                       (long long)dpn_options.timeout_s);
-    return DP_EAGAIN;
-}
-
 int dpn_net_accept(struct dpn_listener *listener, struct dpn_comm **out)
 {
-    if (!listener->pending) {
-        int err = accept_peer(listener);
-        if (err)
-            return err == DP_EAGAIN ? check_waiting(listener) : err;
-        listener->waiting_since_ns = 0;
-    }
+    int err = listener->pending ? 0 : accept_peer(listener);
+
+    if (err == DP_EAGAIN)
+        dpn_late_wait(&listener->late, "an address that is not known yet", "has not connected");
+    if (err)
+        return err;
+    listener->late = (struct dpn_late){0};
     return continue_accepting(listener, out);
 }
 
@@ -386,7 +384,7 @@ static int begin_connecting(struct dpn_net *net, int dev, const void *handle,
     if (!err)
         err = connect_best_wire(device, &addresses, &is_control_only, &wire);
     if (!err)
-        err = new_comm(net, dev, wire, true, is_control_only, out);
+        err = new_comm(net, dev, wire, true, is_control_only, &addresses.on[DPN_TCP], out);
     if (err)
         return err;
     (*out)->peer_worker = addresses.worker;
@@ -409,6 +407,21 @@ static struct dpn_comm *find_attempt(struct dpn_net *net, const void *handle)
     return found;
 }
 
+/* The peer's host is silent, or no process listens there, which the wire tries again for a while. Only
+ * time with calls counts: this process may have been stopped. */
+static int check_silence(struct dpn_comm *comm)
+{
+    const int64_t now_ns = dp_now_ns(), step_ns = now_ns - comm->polled_ns;
+
+    comm->polled_ns = now_ns;
+    comm->silent_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
+    if (comm->silent_ns <= timeout_ns())
+        return DP_EAGAIN;
+    return dp_fail(DP_ETIMEDOUT, "no answer over %s of %s for %lld s (DUALPIPE_NET_TIMEOUT)%s%s",
+                   comm->wire->ops->name, comm->peer, (long long)dpn_options.timeout_s,
+                   *comm->wire->why ? "; last attempt: " : "", comm->wire->why);
+}
+
 static int continue_connecting(struct dpn_comm *comm)
 {
     struct dp_wire *wire = comm->wire;
@@ -417,10 +430,15 @@ static int continue_connecting(struct dpn_comm *comm)
         wire->ops->progress(wire);
     if (wire->error)
         return dp_fail(wire->error, "cannot connect over %s: %s", wire->ops->name, wire->why);
+    if (!wire->connected && !wire->is_reached)
+        return check_silence(comm);
+    comm->polled_ns = dp_now_ns();
+    comm->silent_ns = 0;
     int err = wire->connected ? open_transport(comm) : DP_EAGAIN;
-    if (err == DP_EAGAIN && dp_now_ns() > comm->until_ns)
-        return dp_fail(DP_ETIMEDOUT, "no answer over %s for %lld s (DUALPIPE_NET_TIMEOUT)",
-                       wire->ops->name, (long long)dpn_options.timeout_s);
+    if (err == DP_EAGAIN)
+        dpn_late_wait(&comm->late, comm->peer,
+                      wire->connected ? "does not go on with the handshake"
+                                      : "has not accepted the connection, while its system answers");
     return err;
 }
 

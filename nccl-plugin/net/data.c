@@ -108,6 +108,11 @@ int dpn_net_test(struct dpn_request *req, bool *done, int *sizes)
         dpn_stat_count(&comm->stat, DPN_STAT_ERRORS, 1);
     else if (*done)
         dpn_stat_ended(&comm->stat, &req->mark, sizes ? sizes : own_sizes);
+    if (*done)
+        comm->late = (struct dpn_late){0};
+    else
+        dpn_late_test(&comm->late, comm->peer,
+                      comm->is_sender ? "does not receive what is to be sent" : "sends nothing");
     pthread_mutex_unlock(&comm->lock);
     if (!*done)
         dpn_slice_waited();

@@ -42,7 +42,7 @@ static const struct dp_option table[] = {
      "RDMA: cut a message into parts for several rails of no less than so many bytes",
      offsetof(struct dpn_net_options, stripe_bytes), .min = 128, .max = 1 << 30},
     {"TIMEOUT", DP_OPTION_INT, "120",
-     "give a peer up that does not answer, or whose host is silent, for so long, in s",
+     "give a peer up whose host is silent for so long, in s; one that is only late is waited for",
      offsetof(struct dpn_net_options, timeout_s), .min = 1, .max = 86400},
     {"WIRE", DP_OPTION_CHOICE, "auto",
      "how NCCL's messages travel; auto: shm within a host, else verbs (RDMA), else tcp",

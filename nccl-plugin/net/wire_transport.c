@@ -62,8 +62,8 @@ static struct dpn_request *begin_send(struct dpn_wire_comm *w, const struct dpn_
     return &req->base;
 }
 
-/* A TCP receiver offers room for so much at least. With that full the kernel would break the
- * connection off after TCP_USER_TIMEOUT, however well the peer is that has no receive yet. */
+/* A TCP receiver offers room for so much at least. More would wait in the sender's kernel, and probes of
+ * a full receiver become rare, so that the end of its host would be noticed late. */
 static bool may_send_eager(const struct dpn_wire_comm *w, size_t size)
 {
     enum { TCP_ROOM = 32 << 10 };

@@ -414,7 +414,7 @@ struct dpn_channel {
     int64_t since_ns, lost_ns; /* when it was lost; for how long, counting only time with polls */
     int attempts, refusals;    /* refusals: consecutive */
     int64_t attempt_ns, attempt_until_ns, heartbeat_ns;
-    char why[160];
+    char why[224];
 };
 
 struct dpn_verbs {

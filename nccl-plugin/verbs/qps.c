@@ -315,12 +315,26 @@ static bool are_devices_dead(const struct dpn_verbs *v)
     return true;
 }
 
+/* The sender opens queue pairs, and says so if it cannot. A peer whose answer is missing is late, and
+ * not gone, as long as there is a wire to it. */
+static bool waits_for_peer(const struct dpn_verbs *v)
+{
+    bool waits = !v->is_sender;
+
+    for (int i = 0; i < v->qp_count; i++) {
+        const struct dpn_qp *qp = &v->qps[i];
+        waits |= qp->state == DPN_QP_OPENING ||
+                 (qp->state == DPN_QP_DOWN && qp->is_closed_here && !qp->retry_ns);
+    }
+    return waits && !v->channel.is_lost;
+}
+
 /* Only time with polls counts: NCCL may not have called for an hour. */
 static void check_timeouts(struct dpn_verbs *v, int64_t now_ns)
 {
     const int64_t step_ns = now_ns - v->polled_ns;
 
-    if (v->up)
+    if (v->up || waits_for_peer(v))
         v->down_ns = 0;
     else
         v->down_ns += step_ns < DP_NS_PER_S ? step_ns : 0;

@@ -135,7 +135,7 @@ static void continue_attempt(struct dpn_verbs *v, int64_t now_ns)
     attempt->ops->progress(attempt);
     if (attempt->connected && !attempt->error) {
         take_answer(v);
-    } else if (attempt->error || now_ns > ch->attempt_until_ns) {
+    } else if (attempt->error || attempt->is_refused || now_ns > ch->attempt_until_ns) {
         ch->refusals = attempt->is_refused ? ch->refusals + 1 : 0;
         ch->is_final = ch->refusals >= REFUSALS;
         end_attempt(ch);
