@@ -101,6 +101,13 @@ draws_every_bar_of_an_svg()
 }
 
 # Bars are written once; every panel is a window on them.
+keeps_numbers_of_two_digits_on_32_ranks()
+{
+    run schedule show 1f1b -P 32 -M 64 --format svg || return
+    [ "$(grep -o '<tspan x="[^"]*" y=' "$work/out" | wc -l)" = $((2 * 32 * 64)) ] ||
+        wrong "bars without a number"
+}
+
 folds_a_long_svg_to_the_width_of_a_page()
 {
     run schedule show 1f1b -P 4 -M 60 --format svg --critical || return
@@ -283,6 +290,7 @@ for kind in $kinds; do it writes_good_svg "$kind" -P 4 -M 10; done
 it writes_good_svg dualpipe -P 8 -M 20 --latency 100us --arrows --critical
 it writes_good_svg dualpipe -P 8 -M 40 --arrows --critical
 it folds_a_long_svg_to_the_width_of_a_page
+it keeps_numbers_of_two_digits_on_32_ranks
 it draws_every_bar_of_an_svg
 it escapes_a_title
 it writes_a_trace_for_perfetto

@@ -29,6 +29,8 @@ enum {
     MAX_PANELS = 6,
     MIN_PLOT = 620, /* px */
     BAR_PX = 22,    /* what a short bar should get */
+    NUMBER_PX = 2 * SVG_CHAR_PX + 2,
+    MAX_NUMBERED = 12,
     TICK_PX = 60,
     LEGEND = 47, /* px above it */
     EDGE = 4,    /* px that a panel reaches beyond its bars, above and below */
@@ -112,15 +114,19 @@ static void put_axis(const struct svg *v)
 
 /* ---- the picture ---------------------------------------------------------------------------- */
 
-/* Cut a picture that would take `wide` px into panels as wide as the page, as few as will do and no
- * more than the page has room for. They begin at round times, so that few bars are cut in two. */
-static void cut(struct svg *v, double wide)
+/* Cut a picture in which a short bar would take BAR_PX, with all of them `bars` bars long, into
+ * panels as wide as the page, as few as will do and no more than the page has room for, but as many
+ * as numbers of two digits need. They begin at round times, so that few bars are cut in two. */
+static void cut(struct svg *v, double bars)
 {
+    const double wide = BAR_PX * bars;
     const int page = (int)fmax(100, (v->o->width ? v->o->width : PAGE_WIDTH) - v->left - RIGHT);
 
     v->panel_px = v->t->ranks * v->row + GAP;
     v->plot = v->o->width ? page : (int)fmin(page, fmax(MIN_PLOT, wide));
     v->panels = (int)fmax(1, fmin(fmin(ceil(wide / page), MAX_PANELS), PAGE_HEIGHT / v->panel_px));
+    if (v->bar >= SVG_MIN_NUMBERED)
+        v->panels = (int)fmax(v->panels, fmin(ceil(NUMBER_PX * bars / page), MAX_NUMBERED));
     v->panel_ns = v->t->makespan_ns;
     if (v->panels > 1) {
         const int64_t part_ns = v->t->makespan_ns / v->panels + 1;
@@ -145,7 +151,7 @@ static int lay_out(struct svg *v)
     v->bar = v->t->ranks <= 32 ? 26 : v->t->ranks <= 128 ? 12 : 4;
     v->row = v->bar + (v->bar > 4 ? v->bar / (v->o->arrows ? 2 : 5) + 1 : 1);
     v->left = 46 + 8 * snprintf(NULL, 0, "%d", v->t->ranks - 1) + 12;
-    cut(v, BAR_PX * (double)v->t->makespan_ns / brief);
+    cut(v, (double)v->t->makespan_ns / brief);
     v->top = svg_place_legend(v, LEGEND) + 14;
     return 0;
 }

@@ -15,7 +15,11 @@ struct svg_entry {
     int swatch; /* px of what stands before the text */
     int x, y;
 };
-enum { SVG_ENTRIES_MAX = 12 };
+enum {
+    SVG_ENTRIES_MAX = 12,
+    SVG_CHAR_PX = 7,      /* of a number, about */
+    SVG_MIN_NUMBERED = 16 /* px of a bar's height that carries numbers */
+};
 
 struct svg {
     FILE *to;

@@ -5,11 +5,6 @@
  */
 #include "draw/svg.h"
 
-enum {
-    CHAR_PX = 7,      /* of a number, about */
-    MIN_NUMBERED = 16 /* px of a bar's height that carries numbers */
-};
-
 static void put_op_text(const struct svg *v, struct dp_op op, int rank)
 {
     const struct dp_slot *slot = dp_schedule_slot(v->s, rank, (int)op.slot);
@@ -93,7 +88,7 @@ static void put_number(const struct svg *v, const struct dp_span *span, struct d
     double width = (double)(span->end_ns - span->start_ns) * v->scale;
     int len = snprintf(NULL, 0, "%d", (int)op.mb);
 
-    if (op.kind == DP_OP_REDUCE || op.kind == DP_OP_REDUCE_WAIT || width < len * CHAR_PX + 1)
+    if (op.kind == DP_OP_REDUCE || op.kind == DP_OP_REDUCE_WAIT || width < len * SVG_CHAR_PX + 1)
         return;
     fputs("<tspan x=\"", v->to);
     svg_px(v, svg_x(v, (span->start_ns + span->end_ns) / 2));
@@ -160,7 +155,7 @@ void svg_put_bars(const struct svg *v)
         put_bar(v, &v->t->spans[i]);
     if (v->census.kinds[DRAW_PAIR])
         put_frames(v);
-    if (v->bar < MIN_NUMBERED)
+    if (v->bar < SVG_MIN_NUMBERED)
         return;
     put_numbers(v, false);
     put_numbers(v, true);
