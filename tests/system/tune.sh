@@ -291,6 +291,7 @@ it refuses_text 'wrong.txt:8: 12 results are wrong' wrong.txt
 it refuses_text 'outside.txt:7: 3 results are wrong' --collective allreduce outside.txt
 it refuses_text 'alone.txt:4: rank 0 is there twice' alone.txt
 it refuses_text 'one.txt is of one rank' one.txt
+it refuses_text 'groups.txt:4: rank 1 is in another group' groups.txt
 it refuses_text 'types.txt:9: allreduce of half, sum; expected float, sum' types.txt
 it refuses_text 'max.txt:8: allreduce of float, max; expected float, sum' own.txt ring/ll=max.txt
 it refuses_text "nccl1.txt:2: a column 'bytes', expected those of nccl-tests" --collective allreduce --ranks 2 nccl1.txt

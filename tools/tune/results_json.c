@@ -55,17 +55,23 @@ static int64_t number_of(const json_t *config, const char *key)
 }
 
 /* One device is listed of every process, which has a rank for each of its threads and GPUs. */
-static void read_config(const json_t *config, struct tune_run *run)
+static int read_config(const json_t *config, struct tune_run *run)
 {
     const json_t *devices = json_object_get(config, "devices");
     int64_t ranks = (int64_t)json_array_size(devices), nodes = 0;
 
-    for (size_t i = 0; i < json_array_size(devices); i++)
+    for (size_t i = 0; i < json_array_size(devices); i++) {
+        const json_t *device = json_array_get(devices, i);
+        if (json_integer_value(json_object_get(device, "group")))
+            return command_misused(
+                "%s: a rank is in another group, expected all in one communicator", run->path);
         nodes += is_new_host(devices, i);
+    }
     if (!run->ranks)
         run->ranks = ranks * number_of(config, "nthreads") * number_of(config, "ngpus");
     if (!run->nodes)
         run->nodes = nodes;
+    return 0;
 }
 
 /* false: this half was not measured. */
@@ -117,7 +123,7 @@ static int read_all(const json_t *all, struct tune_run *run, struct tune_results
 
     if (program)
         tune_run_program(run, program);
-    read_config(json_object_get(all, "config"), run);
+    status = status ? status : read_config(json_object_get(all, "config"), run);
     if (!json_is_array(results))
         return command_misused("%s: no \"results\", expected what NCCL's tests write with -J",
                                run->path);

@@ -59,6 +59,7 @@ static void count_host(struct reader *r, const char *name)
 static int read_device(struct reader *r, const char *line)
 {
     const char *on = strstr(line, " on ");
+    const char *group = strstr(line, " Group ");
     const long rank = strtol(strstr(line, " Rank ") + 6, NULL, 10);
 
     if (!on || !strstr(on, " device "))
@@ -69,6 +70,10 @@ static int read_device(struct reader *r, const char *line)
             "built with MPI=1",
             r->run->path, r->line, rank,
             rank >= 0 && rank < RANKS_MAX ? "is there twice" : "cannot be");
+    if (group && strtol(group + 7, NULL, 10))
+        return command_misused(
+            "%s:%d: rank %ld is in another group, expected all in one communicator", r->run->path,
+            r->line, rank);
     r->has_rank[rank] = true;
     r->ranks++;
     count_host(r, on + 4 + strspn(on + 4, " \t"));
