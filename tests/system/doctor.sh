@@ -266,6 +266,8 @@ it sees_selection NCCL_BUFFSIZE=abc 'NCCL_BUFFSIZE=abc, expected a number from 1
 it sees_selection NCCL_BUFFSIZE=4M 'NCCL_BUFFSIZE=4M, expected a number from 1 to 2147483647'
 it sees_selection NCCL_SHM_DISABLE=yes 'NCCL_SHM_DISABLE=yes, expected a number from -2 to 2'
 it sees_selection NCCL_P2P_LEVEL=NVL ''
+it sees_selection NCCL_DEBUG=info ''
+it sees_selection NCCL_DEBUG=1 'NCCL_DEBUG=1, expected one of VERSION WARN INFO ABORT TRACE NONE '
 it sees_selection NCCL_SOCKET_FAMILY=inet 'NCCL_SOCKET_FAMILY=inet, expected one of AF_INET AF_INET6 '
 it sees_selection NCCL_ALGO=Rng "NCCL_ALGO: NCCL has no algorithm 'Rng'; did you mean Ring?"
 it sees_selection NCCL_ALGO=^pat,ring ''

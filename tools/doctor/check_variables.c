@@ -97,6 +97,7 @@ static bool device_has(struct doctor *d, const char *name, const char *port)
 
 static const struct things things[] = {
     {"NCCL_SOCKET_IFNAME", "/sys/class/net", "network interface", interface_works, "is up"},
+    {"NCCL_OOB_NET_IFNAME", "/sys/class/net", "network interface", interface_works, "is up"},
     {"NCCL_IB_HCA", "/sys/class/infiniband", "RDMA device", device_has, "has such a port"},
 };
 
@@ -206,6 +207,7 @@ static const struct values values[] = {
     {"NCCL_*_ENABLE", -2, 2, NULL},
     {"NCCL_*_LEVEL", 0, 9, LEVELS},
     {"NCCL_*_FAMILY", 1, 0, " AF_INET AF_INET6 "},
+    {"NCCL_DEBUG", 1, 0, " VERSION WARN INFO ABORT TRACE NONE "},
     {"NCCL_LAUNCH_MODE", 1, 0, " PARALLEL GROUP "},
 };
 
@@ -215,8 +217,8 @@ static bool is_value(const struct values *v, const char *value)
     const long long number = strtoll(value, &end, 0);
 
     if (v->words && (size_t)snprintf(word, sizeof(word), " %s ", value) < sizeof(word) &&
-        strstr(v->words, word))
-        return true;
+        (strstr(v->words, word) || (!strcmp(v->pattern, "NCCL_DEBUG") && strcasestr(v->words, word))))
+        return true; /* NCCL compares all but NCCL_DEBUG with regard to case */
     return end != value && !*end && number >= v->least && number <= v->most;
 }
 
