@@ -148,7 +148,8 @@ bool dpn_placement_is_port(int32_t nic, const char *device, int number, const ch
 
     for (int32_t i = n->first_port; i < n->first_port + n->port_count; i++) {
         const char *rdma = dp_assignment_text(assignment, assignment->ports[i].rdma);
-        if (!strcmp(rdma, device) && assignment->ports[i].number == number)
+        const int32_t placed = assignment->ports[i].number; /* 0: not known */
+        if (!strcmp(rdma, device) && (!placed || placed == number))
             return true;
         has_name |= *rdma;
     }
