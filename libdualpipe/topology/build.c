@@ -195,6 +195,30 @@ struct dp_topo_link *dp_topo_add_pci_link(struct dp_topo_builder *b, int32_t fro
     return link;
 }
 
+void dp_topo_join_numas(struct dp_topo_builder *b, int32_t host)
+{
+    int32_t first = -1;
+
+    for (int32_t i = host; i < b->t.node_count; i++) {
+        if (b->t.nodes[i].kind != DP_TOPO_NUMA || b->t.nodes[i].parent != host)
+            continue;
+        first = first < 0 ? i : first;
+        for (int32_t k = i + 1; k < b->t.node_count && !b->failed; k++) {
+            const struct dp_topo_node *x = &b->t.nodes[i], *y = &b->t.nodes[k];
+            if (y->kind != DP_TOPO_NUMA || y->parent != host)
+                continue;
+            const bool is_memory = !y->cpus && b->t.nodes[first].cpus;
+            const bool same = x->package >= 0 && x->package == y->package;
+            const uint32_t vendor = b->t.nodes[host].vendor;
+            double rate = dp_topo_assumed_cpu_rate(b->t.text + vendor, same);
+            if (!is_memory && (vendor || same))
+                dp_topo_add_link(b, DP_TOPO_CPU, i, k, rate)->flags = DP_TOPO_RATE_ASSUMED;
+            else if (!is_memory || x->cpus)
+                dp_topo_add_link(b, DP_TOPO_CPU, i, k, 0)->flags = DP_TOPO_RATE_UNKNOWN;
+        }
+    }
+}
+
 /* ---- ports and notes ------------------------------------------------------------------------ */
 
 struct dp_topo_port *dp_topo_add_port(struct dp_topo_builder *b, int32_t nic, int32_t number)

@@ -48,6 +48,11 @@ struct dp_topo_link *dp_topo_add_link(struct dp_topo_builder *b, enum dp_topo_li
 struct dp_topo_link *dp_topo_add_pci_link(struct dp_topo_builder *b, int32_t from, int32_t to,
                                           int gen, int width, int gen_max, int width_max);
 
+/* Every two NUMA nodes with CPUs of a host, at the rate that is usual for its CPU's vendor, as no
+ * interface reports it. Memory without CPUs is joined to all CPUs; it stands behind them. How fast
+ * is not known there, nor where the vendor is not. */
+void dp_topo_join_numas(struct dp_topo_builder *b, int32_t host);
+
 /* A port of a NIC, of no rail; valid until the next port is added. */
 struct dp_topo_port *dp_topo_add_port(struct dp_topo_builder *b, int32_t nic, int32_t number);
 /* A GID of the port that was added last. */

@@ -112,17 +112,9 @@ static void add_numa(struct reader *r, hwloc_obj_t numa)
 
 static void add_numas(struct reader *r)
 {
-    int32_t first = r->b.t.node_count;
-
     for (hwloc_obj_t o = NULL; (o = hwloc_get_next_obj_by_type(r->h, HWLOC_OBJ_NUMANODE, o));)
         add_numa(r, o);
-    for (int32_t a = first; a < r->b.t.node_count; a++)
-        for (int32_t b = a + 1; b < r->b.t.node_count; b++) {
-            const struct dp_topo_node *x = &r->b.t.nodes[a], *y = &r->b.t.nodes[b];
-            bool same = x->package >= 0 && x->package == y->package;
-            double rate = dp_topo_assumed_cpu_rate(r->b.t.text + r->b.t.nodes[r->host].vendor, same);
-            dp_topo_add_link(&r->b, DP_TOPO_CPU, a, b, rate)->flags = DP_TOPO_RATE_ASSUMED;
-        }
+    dp_topo_join_numas(&r->b, r->host);
 }
 
 /* ---- PCI ------------------------------------------------------------------------------------ */

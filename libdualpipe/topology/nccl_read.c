@@ -21,7 +21,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { DEEPEST = 64, PASSED_OVER_MAX = 8 };
+/* Hosts that NVLink joins have hundreds of devices; with many more of them, finding what each link
+ * leads to takes too long. */
+enum { DEEPEST = 64, PASSED_OVER_MAX = 8, NODES_MAX = 1 << 14, NVLINKS_MAX = 1 << 16 };
 
 struct nvlink {
     enum dp_topo_link_kind kind; /* NVLINK, XGMI */
@@ -415,6 +417,10 @@ static void XMLCALL on_start(void *user, const char *name, const char **attribut
         wrong(r, name, "more than 64 elements in one another");
         return;
     }
+    if (r->b.t.node_count > NODES_MAX || r->nvlink_count > NVLINKS_MAX) {
+        wrong(r, name, "more than 16384 devices or 65536 NVLinks");
+        return;
+    }
     if (!r->depth && strcmp(name, "system")) {
         wrong(r, name, "expected <system> of NCCL's files, or <topology> of hwloc's");
         return;
@@ -501,17 +507,6 @@ static void join_gpus(struct reader *r)
     }
 }
 
-static void join_cpus(struct reader *r)
-{
-    const char *vendor = r->b.t.text + r->b.t.nodes[r->host].vendor;
-    double rate = dp_topo_assumed_cpu_rate(vendor, false);
-
-    for (int32_t a = 0; a < r->b.t.node_count; a++)
-        for (int32_t b = a + 1; b < r->b.t.node_count && kind_of(r, a) == DP_TOPO_NUMA; b++)
-            if (kind_of(r, b) == DP_TOPO_NUMA && host_above(r, a) == host_above(r, b))
-                dp_topo_add_link(&r->b, DP_TOPO_CPU, a, b, rate)->flags = DP_TOPO_RATE_ASSUMED;
-}
-
 /* NCCL asks the GPUs themselves for what a file lacks. */
 static void note_gpus_without_element(struct reader *r)
 {
@@ -569,7 +564,9 @@ int dp_topo_read_nccl(const char *text, size_t len, struct dp_topology **out)
     err = parse(&r, text, len);
     if (!err && !r.b.failed) {
         join_gpus(&r);
-        join_cpus(&r);
+        for (int32_t i = 0, count = r.b.t.node_count; i < count; i++)
+            if (kind_of(&r, i) == DP_TOPO_HOST)
+                dp_topo_join_numas(&r.b, i);
         note_gpus_without_element(&r);
         note_what_was_passed_over(&r);
         if (r.host_count > 1)

@@ -294,14 +294,6 @@ static void join_gpus(struct reader *r)
     }
 }
 
-static void join_cpus(struct reader *r)
-{
-    for (int32_t a = r->host; a < r->b.t.node_count; a++)
-        for (int32_t b = a + 1; b < r->b.t.node_count; b++)
-            if (r->b.t.nodes[a].kind == DP_TOPO_NUMA && r->b.t.nodes[b].kind == DP_TOPO_NUMA)
-                dp_topo_add_link(&r->b, DP_TOPO_CPU, a, b, 0)->flags = DP_TOPO_RATE_UNKNOWN;
-}
-
 /* ---- all of it ------------------------------------------------------------------------------ */
 
 static int read_lines(struct reader *r, char *text)
@@ -329,8 +321,7 @@ static void build(struct reader *r)
     for (int32_t i = 0; i < r->count && !r->b.failed; i++)
         add_device(r, i);
     join_gpus(r);
-    if (!r->b.failed)
-        join_cpus(r);
+    dp_topo_join_numas(&r->b, r->host);
     dp_topo_add_note(&r->b, DP_TOPO_MISSING, r->host,
                      "nvidia-smi says neither PCI addresses nor rates, of NICs "
                      "only their devices, and of GPUs with NVLink not how PCI joins them");

@@ -104,22 +104,6 @@ static int32_t add_numa(struct dp_topo_builder *b, const char *root, int32_t hos
     return numa;
 }
 
-/* Every two NUMA nodes with CPUs, at the usual rate of such CPUs: no interface reports it. Memory
- * without CPUs is joined to all CPUs, and nothing says how fast. */
-static void join(struct dp_topo_builder *b, int32_t host, int32_t first)
-{
-    for (int32_t i = first; i < b->t.node_count; i++)
-        for (int32_t k = i + 1; k < b->t.node_count; k++) {
-            const struct dp_topo_node *x = &b->t.nodes[i], *y = &b->t.nodes[k];
-            bool same = x->package >= 0 && x->package == y->package;
-            double rate = dp_topo_assumed_cpu_rate(b->t.text + b->t.nodes[host].vendor, same);
-            if (y->cpus)
-                dp_topo_add_link(b, DP_TOPO_CPU, i, k, rate)->flags = DP_TOPO_RATE_ASSUMED;
-            else if (x->cpus || i == first)
-                dp_topo_add_link(b, DP_TOPO_CPU, i, k, 0)->flags = DP_TOPO_RATE_UNKNOWN;
-        }
-}
-
 /* Without NUMA in the kernel, or without its directory in a container, all is one node. */
 static void add_only_numa(struct dp_topo_builder *b, const char *root, int32_t host)
 {
@@ -160,8 +144,8 @@ void dp_sysfs_numa(struct dp_topo_builder *b, const char *root, int32_t host)
     dp_sysfs_names_fini(&names);
     if (b->t.node_count == first && !b->failed)
         add_only_numa(b, root, host);
-    else if (!b->failed)
-        join(b, host, first);
+    else
+        dp_topo_join_numas(b, host);
     if (empty)
         dp_topo_add_note(b, DP_TOPO_MISSING, host,
                          "%d NUMA nodes have neither CPUs nor memory and are left "

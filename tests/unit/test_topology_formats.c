@@ -156,6 +156,19 @@ static void errors_in_a_file_of_nccl_give_the_place(void **state)
     }
 }
 
+static void too_large_a_file_is_refused(void **state)
+{
+    (void)state;
+    char *xml = malloc(400000), *at = stpcpy(xml, "<system><cpu>");
+    struct dp_topology *t = NULL;
+
+    while (at < xml + 399900)
+        at = stpcpy(at, "<pci busid=\"0:0:0.0\" class=\"0x03\"/>");
+    assert_int_equal(dp_topology_read(xml, (size_t)(at - xml), DP_TOPOLOGY_AUTO, &t), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "more than 16384 devices"));
+    free(xml);
+}
+
 static void too_deep_a_file_is_refused(void **state)
 {
     (void)state;
@@ -574,6 +587,7 @@ int main(void)
         cmocka_unit_test(files_of_clouds_are_read),
         cmocka_unit_test(errors_in_a_file_of_nccl_give_the_place),
         cmocka_unit_test(too_deep_a_file_is_refused),
+        cmocka_unit_test(too_large_a_file_is_refused),
 #else
         cmocka_unit_test(without_expat_the_error_says_so),
 #endif
