@@ -17,7 +17,7 @@ struct options {
 static const struct dp_option table[] = {
     {"NVML_LIBRARY", DP_OPTION_STRING, NULL,
      "file to ask about NVLink, instead of libnvidia-ml.so.1; also for captured machines",
-     offsetof(struct options, library), .choices = NULL},
+     offsetof(struct options, library), .is_code = true},
 };
 const struct dp_option_area dp_topology_option_area = {"TOPOLOGY", table, 1};
 

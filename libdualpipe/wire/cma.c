@@ -52,21 +52,41 @@ bool dp_cma_choose(struct dp_cma_rights *rights, uint32_t pid, uint32_t peer, bo
         rights->admitting[rights->count++] = peer;
     if (rights->admitted == 0 && peer != pid && !peer_allows && !is_known)
         rights->admitted = peer;
+    rights->connections += rights->admitted == peer;
     return rights->admitted == peer;
 }
+
+bool dp_cma_release(struct dp_cma_rights *rights, uint32_t pid, uint32_t peer)
+{
+    if (rights->pid != pid || rights->admitted != peer || --rights->connections)
+        return false;
+    rights->admitted = 0;
+    return true;
+}
+
+static pthread_mutex_t rights_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct dp_cma_rights own_rights;
 
 /* Returns whether the peer is let in. */
 static bool allow_attach(uint32_t peer, bool peer_allows)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static struct dp_cma_rights rights;
-
-    pthread_mutex_lock(&lock);
-    const bool allows = dp_cma_choose(&rights, (uint32_t)getpid(), peer, peer_allows);
+    pthread_mutex_lock(&rights_lock);
+    const bool allows = dp_cma_choose(&own_rights, (uint32_t)getpid(), peer, peer_allows);
     if (allows)
         prctl(PR_SET_PTRACER, (unsigned long)peer, 0, 0, 0);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&rights_lock);
     return allows;
+}
+
+void dp_cma_fini(struct dp_cma *d)
+{
+    if (!d->admits)
+        return;
+    pthread_mutex_lock(&rights_lock);
+    if (dp_cma_release(&own_rights, (uint32_t)getpid(), d->peer_pid))
+        prctl(PR_SET_PTRACER, 0, 0, 0, 0);
+    pthread_mutex_unlock(&rights_lock);
+    d->admits = false;
 }
 
 /* ---- guards ---------------------------------------------------------------------------------- */
@@ -126,7 +146,8 @@ void dp_cma_guards(uint64_t guards[DP_CMA_GUARDS])
 
 static void publish(struct dp_cma *d, bool peer_allows)
 {
-    d->mine->allows = d->is_restricted && allow_attach(d->peer_pid, peer_allows);
+    d->admits = d->is_restricted && allow_attach(d->peer_pid, peer_allows);
+    d->mine->allows = d->admits;
     atomic_store_explicit(&d->mine->ready, 1, memory_order_release);
 }
 

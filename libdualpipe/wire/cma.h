@@ -15,8 +15,9 @@
  * ancestors may attach, dp_cma_introduce allows the peer by PR_SET_PTRACER. The peer is the process
  * that the kernel reports at the other end of the socket (SO_PEERCRED), has shown the wire's cookie
  * or was connected to with it, and must still be of the same user. A process can allow only one
- * other. One side of a connection is enough, so the first one (which listened or connected, always
- * the same) allows the other; that one allows it only if the first has its right in use elsewhere.
+ * other, and takes that back with the last connection to it. One side of a connection is enough, so
+ * the first one (which listened or connected, always the same) allows the other; that one allows it
+ * only if the first has its right in use elsewhere.
  * So where each process connects to the next one of a ring, all these connections are reached.
  * Where neither side has its right left, shared memory carries the message, and one line says so.
  * To let all processes of the user in (PR_SET_PTRACER_ANY) would undo what ptrace_scope 1 is for,
@@ -74,6 +75,7 @@ struct dp_cma {
     uint32_t pid, peer_pid;
     struct dp_cma_identity *mine, *theirs;
     bool is_restricted, waits; /* by Yama; this side is published after the other one */
+    bool admits;               /* the peer is let in for it */
     bool tried; /* the outcome is in reaches */
     bool reaches;
     uint64_t token; /* its address and value are in the identity */
@@ -99,16 +101,23 @@ void dp_cma_guards(uint64_t guards[DP_CMA_GUARDS]);
 void dp_cma_introduce(struct dp_cma *d, int socket, bool is_first, struct dp_cma_identity *mine,
                       struct dp_cma_identity *theirs);
 
+/* The connection is closed: the last one to the peer takes back that it is let in. Zeroed: nothing. */
+void dp_cma_fini(struct dp_cma *d);
+
 /* Under Yama: which process this one lets in, and which have let it in, as far as it knows. */
 enum { DP_CMA_ADMITTING = 64 };
 struct dp_cma_rights {
-    uint32_t pid, admitted; /* 0: none yet */
+    uint32_t pid, admitted; /* 0: none */
+    int connections;        /* to the admitted one */
     int count;
     uint32_t admitting[DP_CMA_ADMITTING];
 };
 /* Decide whether process `pid` lets a peer in: if it has let in no other, and the peer has not let
  * it in, for this connection or for an earlier one. Returns whether the peer is let in. */
 bool dp_cma_choose(struct dp_cma_rights *rights, uint32_t pid, uint32_t peer, bool peer_allows);
+/* A connection for which the peer was let in is closed. Returns whether it was the last one: the peer is
+ * let in no longer, and another one may be. */
+bool dp_cma_release(struct dp_cma_rights *rights, uint32_t pid, uint32_t peer);
 /* Once the other side is published, test whether its memory can be reached. */
 void dp_cma_try(struct dp_cma *d);
 /* Whether this is the process that the other side knows, and not a child of it. */

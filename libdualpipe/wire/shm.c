@@ -283,6 +283,7 @@ static void shm_close(struct dp_wire *wire)
     struct dp_shm_wire *w = dp_shm_of(wire);
 
     shm_quiesce(wire);
+    dp_cma_fini(&w->cma);
     dp_shm_mappings_fini(&w->mappings);
     dp_connector_fini(&w->connector);
     dp_fd_close(w->fd);

@@ -135,6 +135,11 @@ static void under_yama_a_process_lets_in_one_other(void **state)
     assert_true(dp_cma_choose(&r, 10, 12, false));
     assert_true(dp_cma_choose(&r, 10, 12, false));
     assert_false(dp_cma_choose(&r, 10, 13, false));
+    assert_false(dp_cma_release(&r, 20, 12)); /* a child of 10 closes its copy */
+    assert_false(dp_cma_release(&r, 10, 12)); /* the first of two connections to it */
+    assert_false(dp_cma_choose(&r, 10, 13, false));
+    assert_true(dp_cma_release(&r, 10, 12));
+    assert_true(dp_cma_choose(&r, 10, 13, false));
     assert_true(dp_cma_choose(&r, 20, 13, false)); /* a child of 10 */
 }
 
