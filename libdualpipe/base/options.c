@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: secure_getenv */
+
 #include "base/options.h"
 
 #include "base/fail.h"
@@ -117,6 +119,10 @@ static const char *look_up(const struct dp_option_area *area, const struct dp_op
 
     full_name(area, o->name, name);
     const char *text = getenv(name);
+    if (text && o->is_code && !secure_getenv(name)) {
+        dp_log(DP_LOG_WARN, "%s is not read in a program that has more rights than its caller", name);
+        return NULL;
+    }
     if (text || !o->old_name)
         return text;
     full_name(area, o->old_name, old_name);

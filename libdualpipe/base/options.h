@@ -34,6 +34,8 @@ struct dp_option {
     size_t offset;        /* of the member in the component's struct */
     int64_t min, max;     /* INT; both 0: any */
     const char *const *choices;
+    bool is_code;         /* STRING: where code is loaded from; not read, with a warning, in a program
+                           * that has more rights than its caller (setuid) */
     const char *old_name; /* what the option was called in the release before: still read, with a
                            * warning, where the new name is not set; NULL: none */
 };

@@ -13,7 +13,7 @@
 
 static const struct dp_option table[] = {
     {"LIBRARY", DP_OPTION_STRING, NULL, "file of NCCL; without it libnccl.so.2 or libnccl.so",
-     offsetof(struct dp_nccl_options, library), .choices = NULL},
+     offsetof(struct dp_nccl_options, library), .is_code = true},
     {"STAGE_CLASS", DP_OPTION_INT, "-1",
      "traffic class that NCCL's net plugin is given for activations and gradients; -1: none",
      offsetof(struct dp_nccl_options, stage_class), .min = -1, .max = 255},

@@ -34,7 +34,7 @@ static const struct dp_option table[] = {
      "seed=1,delay_us=50,jitter_us=20,cut=9,silent=9,shorten=0.1,flip=0.1",
      offsetof(struct dp_comm_settings, fault), .choices = NULL},
     {"MODULE_DIR", DP_OPTION_STRING, NULL, "where mpi.so is; without it where it was installed",
-     offsetof(struct dp_comm_settings, module_dir), .choices = NULL},
+     offsetof(struct dp_comm_settings, module_dir), .is_code = true},
 };
 const struct dp_option_area dp_comm_option_area = {"COMM", table, sizeof(table) / sizeof(table[0])};
 

@@ -8,6 +8,6 @@ static const struct dp_option table[] = {
      "MB/s each way between host and device memory of the host device; 0: as fast as memory",
      offsetof(struct dp_device_options, link_mbs), .min = 0, .max = 10000000},
     {"CUDA_LIBRARY", DP_OPTION_STRING, NULL, "file of the CUDA driver, instead of libcuda.so.1",
-     offsetof(struct dp_device_options, cuda_library), .choices = NULL},
+     offsetof(struct dp_device_options, cuda_library), .is_code = true},
 };
 const struct dp_option_area dp_device_option_area = {"DEVICE", table, 3};

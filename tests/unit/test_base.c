@@ -144,7 +144,7 @@ static void a_string_of_json_has_a_limit(void **state)
 struct opts {
     int64_t count;
     bool on;
-    const char *mode, *file;
+    const char *mode, *file, *code;
 };
 static const char *const modes[] = {"fast", "slow", NULL};
 static const struct dp_option table[] = {
@@ -153,8 +153,9 @@ static const struct dp_option table[] = {
     {"ON", DP_OPTION_BOOL, "no", "whether", offsetof(struct opts, on), .choices = NULL},
     {"MODE", DP_OPTION_CHOICE, "fast", "how", offsetof(struct opts, mode), .choices = modes},
     {"FILE", DP_OPTION_STRING, NULL, "where", offsetof(struct opts, file), .choices = NULL},
+    {"CODE", DP_OPTION_STRING, NULL, "what", offsetof(struct opts, code), .is_code = true},
 };
-static const struct dp_option_area area = {"TESTAREA", table, 4};
+static const struct dp_option_area area = {"TESTAREA", table, 5};
 
 static void options_have_defaults_and_take_the_environment(void **state)
 {
@@ -174,6 +175,33 @@ static void options_have_defaults_and_take_the_environment(void **state)
     assert_true(o.on);
     unsetenv("DUALPIPE_TESTAREA_COUNT");
     unsetenv("DUALPIPE_TESTAREA_ON");
+}
+
+static bool is_setuid;
+
+/* In place of the C library's. */
+char *secure_getenv(const char *name);
+char *secure_getenv(const char *name)
+{
+    return is_setuid ? NULL : getenv(name);
+}
+
+static void a_program_with_more_rights_takes_no_code_from_the_environment(void **state)
+{
+    (void)state;
+    struct opts o;
+
+    setenv("DUALPIPE_TESTAREA_FILE", "a", 1);
+    setenv("DUALPIPE_TESTAREA_CODE", "b", 1);
+    for (int i = 0; i < 2; i++) {
+        is_setuid = i;
+        assert_int_equal(dp_options_read(&area, &o), 0);
+        assert_string_equal(o.file, "a");
+        assert_int_equal(o.code == NULL, is_setuid);
+    }
+    is_setuid = false;
+    unsetenv("DUALPIPE_TESTAREA_FILE");
+    unsetenv("DUALPIPE_TESTAREA_CODE");
 }
 
 static void an_option_is_still_read_by_its_old_name(void **state)
@@ -397,6 +425,7 @@ int main(void)
         cmocka_unit_test(json_that_is_none_ends_with_a_reason),
         cmocka_unit_test(a_string_of_json_has_a_limit),
         cmocka_unit_test(options_have_defaults_and_take_the_environment),
+        cmocka_unit_test(a_program_with_more_rights_takes_no_code_from_the_environment),
         cmocka_unit_test(an_option_is_still_read_by_its_old_name),
         cmocka_unit_test(bad_options_are_named_with_what_was_expected),
         cmocka_unit_test(all_options_are_listed_with_what_is_wrong_with_them),
