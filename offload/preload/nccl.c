@@ -124,19 +124,22 @@ static void *open_context(struct comm *c, const void *caller)
     return dpn_profiler_open(&about, &c->context) ? NULL : c->context;
 }
 
-/* What is known of it; no context: it cannot be counted. */
-static struct comm describe(const void *handle, const void *caller)
+/* Before an operation, as another thread may abort the communicator beside it, and free it so. NULL: the
+ * operation is not counted. */
+static void *prepare(const void *handle, const void *caller)
 {
-    struct comm known = {.context = NULL};
+    void *context = NULL;
 
+    if (!counts_here())
+        return NULL;
     pthread_mutex_lock(&lock);
     struct comm *c = find(handle);
     if (!c)
         c = add(handle, 0);
-    if (c && (c->context || open_context(c, caller)))
-        known = *c;
+    if (c)
+        context = c->context ? c->context : open_context(c, caller);
     pthread_mutex_unlock(&lock);
-    return known;
+    return context;
 }
 
 static void remember(const void *handle, uint64_t hash)
@@ -323,14 +326,17 @@ static void count_operation(const struct comm *c, enum dpn_function function, in
         dpn_profiler_collective(c->context, function, bytes);
 }
 
-/* peer: or the root, of DPN_GATHER and DPN_SCATTER. */
+/* peer: or the root, of DPN_GATHER and DPN_SCATTER. context: prepare's, which `forget` closes after the
+ * lock was free. */
 static int done(int status, int error, enum dpn_function function, int peer, uint64_t bytes,
-                const void *comm, const void *caller)
+                const void *comm, const void *context)
 {
-    if (!status && counts_here()) {
-        const struct comm known = describe(comm, caller);
-        if (known.context)
-            count_operation(&known, function, peer, bytes);
+    if (!status && context) {
+        pthread_mutex_lock(&lock);
+        const struct comm *c = find(comm);
+        if (c && c->context == context)
+            count_operation(c, function, peer, bytes);
+        pthread_mutex_unlock(&lock);
     }
     errno = error;
     return status;
@@ -345,11 +351,12 @@ static int done(int status, int error, enum dpn_function function, int peer, uin
         int(*real) arguments = dpo_real(#name, (void *)name, CALLER);                              \
         if (!real)                                                                                 \
             return NCCL_ABSENT;                                                                    \
+        void *context = prepare(comm, CALLER);                                                     \
         dpo_depth++;                                                                               \
         const int status = real(__VA_ARGS__);                                                      \
         const int error = errno;                                                                   \
         dpo_depth--;                                                                               \
-        return done(status, error, function, peer, bytes_of(count, type), comm, CALLER);           \
+        return done(status, error, function, peer, bytes_of(count, type), comm, context);          \
     }
 
 OPERATION(ncclSend, DPN_SEND, peer,

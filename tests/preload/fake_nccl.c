@@ -5,6 +5,7 @@
  */
 #include "preload/fake_nccl.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -76,6 +77,8 @@ EXPORT int ncclCommSplit(struct nccl_comm *comm, int color, int key, struct nccl
 
 EXPORT int ncclCommCount(const struct nccl_comm *comm, int *out)
 {
+    if (comm->ranks < 0)
+        abort(); /* its memory would be another's by now */
     *out = comm->ranks;
     return 0;
 }
@@ -92,6 +95,18 @@ EXPORT int ncclCommDestroy(struct nccl_comm *comm)
     return 0;
 }
 
+EXPORT int ncclCommAbort(struct nccl_comm *comm)
+{
+    comm->ranks = -1;
+    return 0;
+}
+
+static void *abort_it(void *comm)
+{
+    ncclCommAbort(comm);
+    return NULL;
+}
+
 EXPORT int ncclSend(const void *from, size_t count, int type, int peer, struct nccl_comm *comm,
                     void *stream)
 {
@@ -102,8 +117,11 @@ EXPORT int ncclSend(const void *from, size_t count, int type, int peer, struct n
 EXPORT int ncclAllReduce(const void *from, void *to, size_t count, int type, int op,
                          struct nccl_comm *comm, void *stream)
 {
-    (void)from, (void)to, (void)count, (void)type, (void)op, (void)comm, (void)stream;
-    return 0;
+    pthread_t thread;
+
+    (void)from, (void)to, (void)count, (void)type, (void)stream;
+    return op == FAKE_ABORTED_BESIDE && (pthread_create(&thread, NULL, abort_it, comm) ||
+                                         pthread_join(thread, NULL));
 }
 
 EXPORT int ncclBroadcast(const void *from, void *to, size_t count, int type, int root,

@@ -12,6 +12,9 @@ struct nccl_id {
     char bytes[128];
 };
 enum { NCCL_INT8 = 0, NCCL_FLOAT32 = 7 };
+/* As the op of an all-reduce: meanwhile another thread aborts the communicator. Its memory stays, to tell
+ * whether it is used afterwards. */
+enum { FAKE_ABORTED_BESIDE = 77 };
 
 int ncclGroupStart(void);
 int ncclGroupEnd(void);
@@ -21,6 +24,7 @@ int ncclCommSplit(struct nccl_comm *comm, int color, int key, struct nccl_comm *
 int ncclCommCount(const struct nccl_comm *comm, int *out);
 int ncclCommUserRank(const struct nccl_comm *comm, int *out);
 int ncclCommDestroy(struct nccl_comm *comm);
+int ncclCommAbort(struct nccl_comm *comm);
 int ncclSend(const void *from, size_t count, int type, int peer, struct nccl_comm *comm,
              void *stream);
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op,

@@ -22,7 +22,7 @@ static int use_world(struct nccl_comm *world, int ranks, int rank)
 
 static int use_others(struct nccl_comm *world, int rank)
 {
-    struct nccl_comm *split, *none, *late, *all[2];
+    struct nccl_comm *split, *none, *late, *aborted, *all[2];
     const struct nccl_id id = {"of a group"};
 
     ncclCommSplit(world, rank % 2, 0, &split, NULL);
@@ -36,6 +36,9 @@ static int use_others(struct nccl_comm *world, int rank)
         failed |= ncclSend(NULL, 7, NCCL_INT8, 1 - i, all[i], NULL);
     failed |= ncclAllReduce(NULL, NULL, 10, NCCL_INT8, 0, split, NULL) ||
               ncclSend(NULL, 50, NCCL_INT8, 1 - rank % 2, late, NULL);
+    failed |= ncclCommInitRank(&aborted, 2, id, 0) ||
+              ncclAllReduce(NULL, NULL, 10, NCCL_INT8, FAKE_ABORTED_BESIDE, aborted, NULL);
+    free(aborted);
     return failed || ncclCommDestroy(split) || ncclCommDestroy(late) || ncclCommDestroy(all[0]) ||
            ncclCommDestroy(all[1]);
 }
