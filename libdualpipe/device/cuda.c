@@ -59,7 +59,8 @@ static int poll_until(int (*test)(void *arg), void *arg, int64_t timeout_ns)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Sizes that no machine has are an invalid value for some drivers, and on failure a driver may write NULL. */
+/* Sizes that no machine has are an invalid value for some drivers, and on failure a driver may write
+ * NULL. */
 static CUresult alloc(const struct dp_cuda_driver *cu, enum dp_memory where, size_t bytes, void **out)
 {
     CUdeviceptr ptr = 0;

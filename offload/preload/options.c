@@ -16,7 +16,7 @@ static const struct dp_option table[] = {
     {"STAGE", DP_OPTION_BOOL, "0",
      "copy between pageable memory and a device through pinned memory near it, by several threads",
      offsetof(struct dpo_preload_options, stage), .choices = NULL},
-    {"STAGE_MIN", DP_OPTION_INT, "2097152", "bytes of the smallest copy that is staged",
+    {"STAGE_MIN", DP_OPTION_INT, "16777216", "bytes of the smallest copy that is staged",
      offsetof(struct dpo_preload_options, stage_min), .min = 1, .max = INT64_MAX},
     {"STAGE_THREADS", DP_OPTION_INT, "0",
      "threads that stage, the caller among them; 0: half of its processors, 1 to 4",

@@ -165,8 +165,8 @@ for how in '' --no-graphs; do
 done
 
 # ---- ranks that share the card: equal losses by the host and by NCCL ---------------------------
-small='--steps 6 --layers 4 --width 128 --heads 4 --context 128 --batch 16 -M 4'
-[ -z "$dry" ] || small='--steps 2 --layers 4 --width 8 --heads 2 --context 8 --batch 8 -M 4'
+small='--fixed-order --steps 6 --layers 4 --width 128 --heads 4 --context 128 --batch 16 -M 4'
+[ -z "$dry" ] || small='--fixed-order --steps 2 --layers 4 --width 8 --heads 2 --context 8 --batch 8 -M 4'
 losses()
 {
     grep -o '"loss":[^,}]*' "$out/part.log" | tr '\n' ' '
@@ -201,24 +201,14 @@ say "        $(grep -o 'via NET/[A-Za-z]*' "$out/part.log" | sort | uniq -c | tr
 
 # ---- where the time goes ---------------------------------------------------------------------
 part 60 'kernels under memcheck' env LD_LIBRARY_PATH="$bare" compute-sanitizer --error-exitcode 9 "$pack/test_train_cuda"
-# One layer and one micro-batch, every kernel of it; the longest first.
+# One layer and one micro-batch: all kernels of a step behind the first ones of the start, the longest first.
 # shellcheck disable=SC2086 # words
-part 60 'ncu of a step' ncu --csv --clock-control none --metrics \
-    gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed,dram__throughput.avg.pct_of_peak_sustained_elapsed \
-    "$dualpipe" train --data "$pack/LICENSE" $tr --steps 1 --layers 1 --width 1024 --heads 16 --context 1024 --batch 8 \
-    -M 1 --schedule 1f1b -P 1 --dtype bf16 --no-graphs
-awk -F '","' '
-    /^"ID"/ { for (i = 1; i <= NF; i++) { gsub("\"", "", $i); at[$i] = i } next }
-    !at["Metric Value"] { next }
-    { name = $at["Kernel Name"]; sub("[(<].*", "", name); value = $at["Metric Value"]; gsub("[\",]", "", value)
-      unit = $at["Metric Unit"]
-      if (unit ~ /^n/) value /= 1000
-      if (unit ~ /^m/) value *= 1000
-      metric = $at["Metric Name"]; if (metric ~ /duration/) { us[name] += value; calls[name]++ }
-      if (metric ~ /^sm/) sm[name] += value
-      if (metric ~ /^dram/) dram[name] += value }
-    END { for (name in us) printf "        %9.1f us  %3d calls  sm %5.1f %%  dram %5.1f %%  %s\n", us[name], calls[name],
-        sm[name] / calls[name], dram[name] / calls[name], substr(name, 1, 60) }' "$out/part.log" | sort -rn | head -n 16 |
-    tee -a "$report"
+part 40 'ncu of a step' ncu --csv --clock-control none --metrics gpu__time_duration.sum --launch-skip 20 \
+    --launch-count 90 "$dualpipe" train --data "$pack/LICENSE" $tr --steps 1 --layers 1 --width 1024 --heads 16 \
+    --context 1024 --batch 8 -M 1 --schedule 1f1b -P 1 --dtype bf16 --no-graphs
+awk -F '","' '/gpu__time_duration/ { name = $5; sub("[(<].*", "", name); ns = $NF; gsub("[\",]", "", ns)
+    sum[name] += ns; calls[name]++ }
+    END { for (name in sum) printf "        %9.1f us  %3d calls  %s\n", sum[name] / 1000, calls[name], substr(name, 1, 60) }' \
+    "$out/part.log" | sort -rn | head -n 16 | tee -a "$report"
 say "end: $failed failed"
 exit "$((failed > 0))"

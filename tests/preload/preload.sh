@@ -113,7 +113,7 @@ case_is 'a runtime that is linked statically: that it is not seen is said' \
 with $job driver "$work/driver/libcuda.so.1" || echo "status $?" >>"$work/err"
 case_is 'and not unless asked' "$(cat "$work/err")"
 
-with DUALPIPE_PRELOAD_STAGE=1 DUALPIPE_PRELOAD_REPORT=- $job large "$calls" || echo "status $?" >>"$work/err"
+with DUALPIPE_PRELOAD_STAGE=1 DUALPIPE_PRELOAD_STAGE_MIN=2097152 DUALPIPE_PRELOAD_REPORT=- $job large "$calls" || echo "status $?" >>"$work/err"
 case_is 'a large copy where the driver lacks what staging needs' \
     "$(lacks "$work/err" 'to the device 1 \(4194304 bytes\)'
         lacks "$work/err" 'staged         to the device 0 '
@@ -159,7 +159,7 @@ done
 # With CUDA in the global scope: the other one looks nowhere else.
 chain=$PWD/tests/preload/.libs/preload_chain.so
 for order in "$chain:$library" "$library:$chain"; do
-    LD_PRELOAD="$order:$PWD/tests/preload/.libs/libcudart_fake.so" DUALPIPE_PRELOAD_STAGE=1 DUALPIPE_PRELOAD_REPORT=- $job large "$calls" 2>"$work/err" || echo "status $?" >>"$work/err"
+    LD_PRELOAD="$order:$PWD/tests/preload/.libs/libcudart_fake.so" DUALPIPE_PRELOAD_STAGE=1 DUALPIPE_PRELOAD_STAGE_MIN=2097152 DUALPIPE_PRELOAD_REPORT=- $job large "$calls" 2>"$work/err" || echo "status $?" >>"$work/err"
     case_is "a chain of preloads: ${order##*/} last" \
         "$(lacks "$work/err" '^chain: 1$'
             lacks "$work/err" 'to the device 1 \(4194304 bytes\)'

@@ -140,6 +140,7 @@ static int run_self(int node)
     if (!child) {
         setenv("DUALPIPE_PRELOAD_NODE", number, 1);
         setenv("DUALPIPE_PRELOAD_STAGE", "1", 1);
+        setenv("DUALPIPE_PRELOAD_STAGE_MIN", "2097152", 1);
         execl(self, self, number, (char *)NULL);
         _exit(127);
     }

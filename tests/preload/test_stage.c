@@ -678,6 +678,7 @@ int main(int argc, char **argv)
 
     self = argv[0];
     setenv("DUALPIPE_PRELOAD_STAGE", "1", 0);
+    setenv("DUALPIPE_PRELOAD_STAGE_MIN", "2097152", 0);
     if (argc == 3 && !strcmp(argv[1], "default"))
         return unsetenv("DUALPIPE_PRELOAD_STAGE") || copy_and_count(0);
     if (argc == 3 && !strcmp(argv[1], "off"))

@@ -14,6 +14,7 @@ struct meeting {
     int members, here;
     unsigned round;
     float values[LANES], result[2]; /* of a warp: given, and the sum of this round and the last */
+    uint32_t words[2][LANES][HOST_WORDS]; /* given, of this round and the last */
 };
 
 struct fiber {
@@ -102,6 +103,17 @@ float host_warp(float x, bool most)
     return m->result[round % 2];
 }
 
+/* A lane that is a round ahead writes to the other half, and cannot get further without this one. */
+host_lanes host_exchange(const uint32_t mine[HOST_WORDS])
+{
+    struct meeting *m = &grid->warps[host_now.id / LANES];
+    const unsigned round = m->round;
+
+    memcpy(m->words[round % 2][host_now.id % LANES], mine, sizeof(m->words[0][0]));
+    meet(m);
+    return m->words[round % 2];
+}
+
 static void leave(struct meeting *m)
 {
     if (--m->members == m->here && m->here)
@@ -182,7 +194,7 @@ void host_grid_run(void (*kernel)(const void *args), const void *args, const uns
     g->stacks = stacks;
     grid = g;
     host_now = (struct host_thread){
-        .count = (int)threads, .blocks_x = (int)blocks[0], .memory = memory};
+        .count = (int)threads, .blocks = {(int)blocks[0], (int)blocks[1]}, .memory = memory};
     for (unsigned z = 0; z < blocks[2]; z++)
         for (unsigned y = 0; y < blocks[1]; y++)
             for (unsigned x = 0; x < blocks[0]; x++) {

@@ -7,6 +7,7 @@
 #ifndef DP_TESTS_SIMCUDA_HOST_GRID_H
 #define DP_TESTS_SIMCUDA_HOST_GRID_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -14,13 +15,17 @@
 
 /* The thread that is running. */
 struct host_thread {
-    int id, count, block[3], blocks_x;
+    int id, count, block[3], blocks[2];
     float *memory;
 };
 extern _Thread_local struct host_thread host_now;
 
 void host_block_sync(void);
 float host_warp(float x, bool most); /* the sum of a warp, or its largest */
+/* What each lane of the warp gives, once all are here; it stays until the lane calls again. */
+enum { HOST_WORDS = 6 };
+typedef const uint32_t (*host_lanes)[HOST_WORDS];
+host_lanes host_exchange(const uint32_t mine[HOST_WORDS]);
 
 /* Run all blocks. The kernel's memory is NaN at first. */
 void host_grid_run(void (*kernel)(const void *args), const void *args, const unsigned blocks[3],
@@ -68,7 +73,12 @@ static inline int block_z(void)
 
 static inline int blocks_x(void)
 {
-    return host_now.blocks_x;
+    return host_now.blocks[0];
+}
+
+static inline int blocks_y(void)
+{
+    return host_now.blocks[1];
 }
 
 static inline void block_sync(void)
@@ -89,6 +99,50 @@ static inline float warp_sum(float x)
 static inline float warp_max(float x)
 {
     return host_warp(x, true);
+}
+
+static inline float bf16_of_half(uint32_t pair, int half)
+{
+    const uint32_t bits = (half ? pair >> 16 : pair & 0xffffu) << 16;
+    float x;
+
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+static inline float host_quad(float x, bool most)
+{
+    uint32_t mine[HOST_WORDS] = {0};
+    float v[4];
+
+    memcpy(mine, &x, sizeof(x));
+    host_lanes all = host_exchange(mine);
+    for (int i = 0; i < 4; i++)
+        memcpy(&v[i], all[host_now.id % 32 / 4 * 4 + (host_now.id % 4 ^ i)], sizeof(x));
+    return most ? fmaxf(fmaxf(v[0], v[2]), fmaxf(v[1], v[3])) : (v[0] + v[2]) + (v[1] + v[3]);
+}
+
+static inline float quad_sum(float x)
+{
+    return host_quad(x, false);
+}
+
+static inline float quad_max(float x)
+{
+    return host_quad(x, true);
+}
+
+static inline void warp_mma(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    const host_lanes all = host_exchange((uint32_t[]){a[0], a[1], a[2], a[3], b[0], b[1]});
+    const int g = host_now.id % 32 / 4, t = host_now.id % 4;
+
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 16; k++) {
+            const int of = k % 8 / 2, upper = k / 8; /* the lane of a quad that has k, and which word */
+            const uint32_t *left = all[g * 4 + of], *right = all[(2 * t + i % 2) * 4 + of];
+            d[i] += bf16_of_half(left[2 * upper + i / 2], k % 2) * bf16_of_half(right[4 + upper], k % 2);
+        }
 }
 
 static inline float float_of_bits(uint32_t bits)

@@ -32,6 +32,7 @@ static const struct gpt_config shapes[] = {
     {.layers = 1, .width = 16, .heads = 2, .context = 33, .batch = 2, .seed = 1},
     {.layers = 2, .width = 21, .heads = 3, .context = 19, .batch = 2, .seed = 2, .dropout = 0.2F},
     {.layers = 1, .width = 100, .heads = 1, .context = 5, .batch = 1, .seed = 3},
+    {.layers = 1, .width = 128, .heads = 2, .context = 130, .batch = 1, .seed = 4},
 };
 
 /* A micro-batch that goes forward and backward through the whole model. */

@@ -517,7 +517,7 @@ static struct dp_pipeline_config describe(const struct pipelined *p,
 }
 
 /* What is known when there is a pipeline: its stream, and who updates tied parameters. */
-static int follow_pipeline(struct pipelined *p)
+static int follow_pipeline(struct pipelined *p, bool nccl)
 {
     struct engine *e = &p->base;
 
@@ -526,7 +526,8 @@ static int follow_pipeline(struct pipelined *p)
         for (size_t k = 0; k < e->stages[i]->params.tensors_len; k++)
             if (!dp_pipeline_owns(p->pipeline, i, (int32_t)k))
                 cuda_rank_disown(p->cuda, i, k);
-    return cuda_rank_use_stream(p->cuda, e->stream);
+    const int err = nccl ? cuda_rank_warm(p->cuda, p->borders, &p->labels) : 0;
+    return err ? err : cuda_rank_use_stream(p->cuda, e->stream);
 }
 
 static int make_pipeline(struct pipelined *p, const struct pipelined_config *config)
@@ -540,7 +541,7 @@ static int make_pipeline(struct pipelined *p, const struct pipelined_config *con
         return err;
     dp_pipeline_memory(p->pipeline, &memory);
     p->base.pipeline_bytes = memory.total_bytes - memory.evicted_bytes;
-    return p->cuda ? follow_pipeline(p) : 0;
+    return p->cuda ? follow_pipeline(p, config->nccl) : 0;
 }
 
 static int make_all(struct pipelined *p, const struct pipelined_config *config)

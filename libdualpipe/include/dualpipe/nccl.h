@@ -27,7 +27,12 @@
  * streams, which does not depend on the other rank: all connections are made by dp_comm_nccl_open.
  * They never wait for a message. CUDA_DEVICE_MAX_CONNECTIONS must allow a hardware queue for each
  * of these streams and the pipeline's own (2 to each peer and channel in use; CUDA's default is 8),
- * since kernels that wait for another rank would otherwise hold up work in other streams.
+ * since kernels that wait for another rank would otherwise hold up work in other streams. Every kernel
+ * of a step must be loaded before the first one: CUDA loads a kernel when it is first launched, which
+ * may wait until the device is idle, and so for a message that never comes where the other rank does
+ * the same (on an H100 two ranks stood still in their first step, also with
+ * CUDA_MODULE_LOADING=EAGER). Compute once on each stage before the first step, as
+ * tools/train/cuda/cuda_warm.c does: then they did not.
  *
  * Memory that dp_comm_register names is registered with all these NCCL communicators; a pipeline does
  * that with its own.
@@ -47,7 +52,7 @@
  * The library is looked for at run time: DUALPIPE_NCCL_LIBRARY, or libnccl.so.2 and libnccl.so.
  * NCCL 2.27 or newer. Written for releases up to 2.32; tested with 2.28.9 (with 2.30.7 where tests
  * are run with --full), with the real library on a simulated CUDA, steps of pipelines among what it
- * ran. On a GPU it has not run yet.
+ * ran; and with 2.28.9 between two processes that share an H100 (tests/gpu/report-h100.md).
  *
  * Source: NCCL's user guide (communicators, group calls, fault tolerance, ncclConfig_t).
  */

@@ -124,18 +124,21 @@ KERNEL(NAME(attention_forward), attention_args)
         a.lse[NAME(head_lse)(&a) + (size_t)row] = most + logf(total);
 }
 
-/* delta = sum of dy y, a thread a row of a head. */
+/* delta = sum of dy y, a warp a row of a head. */
 KERNEL(NAME(attention_delta), attention_args)
 {
-    const int row = block_x() * thread_count() + thread_id(), depth = a.width / a.heads;
+    const int row = block_x() * BLOCK_ROWS + thread_id() / WARP_LANES, depth = a.width / a.heads;
+    const int lane = thread_id() % WARP_LANES;
     const size_t at = NAME(head_y)(&a) + (size_t)row * (size_t)a.width;
     float sum = 0;
 
     if (row >= a.context)
         return;
-    for (int d = 0; d < depth; d++)
+    for (int d = lane; d < depth; d += WARP_LANES)
         sum += LOAD(a.dy, at + (size_t)d) * LOAD(a.y, at + (size_t)d);
-    a.delta[NAME(head_lse)(&a) + (size_t)row] = sum;
+    sum = warp_sum(sum);
+    if (lane == 0)
+        a.delta[NAME(head_lse)(&a) + (size_t)row] = sum;
 }
 
 /* A block has queries; it goes over the keys that these see. */

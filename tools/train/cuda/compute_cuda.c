@@ -73,12 +73,21 @@ static void linear_backward_cuda(C, int n, int in, int out, const void *dy, cons
 
 static void columns(C, int n, int width, const void *dy, const void *xhat, float *sums, float *dgain)
 {
-    const struct columns_args args = {n, width, dy, xhat, sums, dgain};
-    const unsigned threads = 8 * COLUMNS;
+    struct cuda_rank *r = rank_of(c);
+    const bool is_second = c->stream == dp_device_stream_native(r->second);
+    const int most = COLUMN_PARTS, rows = n > most * BLOCK_ROWS ? (n + most - 1) / most : BLOCK_ROWS;
+    const struct columns_args args = {.n = n, .width = width, .rows = rows,
+                                      .part_count = (n + rows - 1) / rows, .dy = dy, .xhat = xhat,
+                                      .parts = r->column_parts[is_second], .sums = sums,
+                                      .dgain = dgain};
 
     LAUNCH(columns,
-           ((struct cuda_grid){((unsigned)width + COLUMNS - 1) / COLUMNS, 1, 1, threads,
-                               2 * threads * sizeof(float)}),
+           ((struct cuda_grid){((unsigned)width + COLUMNS - 1) / COLUMNS, (unsigned)args.part_count,
+                               1, BLOCK_THREADS, COLUMN_BYTES}),
+           args);
+    LAUNCH(columns_sum,
+           ((struct cuda_grid){((unsigned)width + BLOCK_THREADS - 1) / BLOCK_THREADS, 1, 1,
+                               BLOCK_THREADS, 0}),
            args);
 }
 
@@ -182,13 +191,29 @@ static struct cuda_grid attention_grid(const struct attention *a, unsigned rows,
             sizeof(float)};
 }
 
+/* On tensor cores, or not. */
+static bool has_mma(C, const struct attention *a)
+{
+    return c->size == 2 && a->width / a->heads <= MMA_DEPTH;
+}
+
+static struct cuda_grid mma_grid(const struct attention *a, size_t tiles, size_t floats)
+{
+    return (struct cuda_grid){((unsigned)a->context + MMA_ROWS - 1) / MMA_ROWS, (unsigned)a->heads,
+                              (unsigned)a->sequences, BLOCK_THREADS,
+                              tiles * MMA_TILE_BYTES + floats * MMA_ROWS * sizeof(float)};
+}
+
 static void attention_forward_cuda(C, const struct attention *a, const void *qkv, void *kept,
                                    void *y)
 {
     const struct attention_args args = {.context = a->context, .heads = a->heads,
                                         .width = a->width, .qkv = qkv, .y = y, .lse = kept};
 
-    LAUNCH(attention_forward, attention_grid(a, ATTENTION_ROWS, 3, 1), args);
+    if (has_mma(c, a))
+        LAUNCH(attention_forward_mma, mma_grid(a, MMA_FORWARD_TILES, 0), args);
+    else
+        LAUNCH(attention_forward, attention_grid(a, ATTENTION_ROWS, 3, 1), args);
 }
 
 static void attention_backward_cuda(C, const struct attention *a, const void *qkv, const void *kept,
@@ -199,7 +224,12 @@ static void attention_backward_cuda(C, const struct attention *a, const void *qk
         .y = (void *)(uintptr_t)y, .dy = dy, .dqkv = dqkv, .lse = (float *)(uintptr_t)kept,
         .delta = scratch};
 
-    LAUNCH(attention_delta, attention_grid(a, BLOCK_THREADS, 0, 0), args);
+    LAUNCH(attention_delta, attention_grid(a, BLOCK_ROWS, 0, 0), args);
+    if (has_mma(c, a)) {
+        LAUNCH(attention_dq_mma, mma_grid(a, MMA_DQ_TILES, 0), args);
+        LAUNCH(attention_dkv_mma, mma_grid(a, MMA_DKV_TILES, 2), args);
+        return;
+    }
     LAUNCH(attention_dq, attention_grid(a, ATTENTION_ROWS, 4, 1), args);
     LAUNCH(attention_dkv, attention_grid(a, ATTENTION_ROWS, 4, 2), args);
 }

@@ -369,6 +369,8 @@ static int alloc_all(struct cuda_rank *r, const struct cuda_rank_config *config)
 {
     const struct gpt_config *m = &config->model;
     const size_t tokens = (size_t)m->batch * (size_t)m->context;
+    const size_t inner = MLP_FACTOR * (size_t)m->width;
+    const size_t widest = inner > GPT_BYTES ? inner : GPT_BYTES; /* of what has a bias */
 
     r->batch_bytes = 2 * tokens * (size_t)config->model_microbatches;
     int err = alloc_zeroed(r, tokens * sizeof(float), &r->row_losses);
@@ -376,6 +378,8 @@ static int alloc_all(struct cuda_rank *r, const struct cuda_rank_config *config)
         err = make_numbers(r, ((size_t)m->layers + 2) * MAX_TENSORS);
     if (!err)
         err = alloc_zeroed(r, SQUARE_BLOCKS * sizeof(double), &r->parts);
+    for (int i = 0; i < 2 && !err; i++)
+        err = alloc_zeroed(r, 2 * COLUMN_PARTS * widest * sizeof(float), &r->column_parts[i]);
     if (!err)
         err = alloc_zeroed(r, sizeof(*r->adamw), &r->adamw);
     if (!err)
@@ -454,7 +458,8 @@ void cuda_rank_free(struct cuda_rank *r)
             dp_device_free(r->dev, DP_MEMORY_DEVICE, all[k]);
     }
     if (r->dev) {
-        void *const all[] = {r->row_losses, r->numbers, r->parts, r->adamw, r->bytes};
+        void *const all[] = {r->row_losses, r->numbers, r->parts, r->adamw, r->bytes,
+                             r->column_parts[0], r->column_parts[1]};
         for (size_t k = 0; k < sizeof(all) / sizeof(all[0]); k++)
             dp_device_free(r->dev, DP_MEMORY_DEVICE, all[k]);
         dp_device_free(r->dev, DP_MEMORY_PINNED, r->read_numbers);

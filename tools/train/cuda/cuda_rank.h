@@ -20,7 +20,8 @@
 
 /* X(kernel) for those that there are once, Y(kernel) for those of each type of activations. */
 #define CUDA_KERNELS(X, Y)                                                                         \
-    X(adamw) X(adamw_set) X(squares) X(squares_sum) X(sum) X(to_bf16)                              \
+    X(adamw) X(adamw_set) X(attention_dkv_mma) X(attention_dq_mma) X(attention_forward_mma)        \
+    X(columns_sum) X(squares) X(squares_sum) X(sum) X(to_bf16)                                     \
     Y(add) Y(attention_delta) Y(attention_dkv) Y(attention_dq) Y(attention_forward) Y(columns)     \
     Y(copy) Y(dropout) Y(embed_forward) Y(embed_positions) Y(embed_table) Y(entropy_backward)      \
     Y(entropy_forward) Y(gelu_backward) Y(gelu_forward) Y(norm_backward) Y(norm_forward)           \
@@ -79,6 +80,7 @@ struct cuda_rank {
     size_t most_parts; /* of a slot */
     bool has_squares[DP_MAX_SLOTS]; /* read_numbers are those of the gradients as they are now */
     double *parts;                  /* of a tensor's sum of squares */
+    float *column_parts[2];         /* of sums over rows, in `stream` and in `second` */
     struct adamw_update *adamw;     /* of the update that is queued, on the device */
     void *bytes, *batch; /* a step's batch, on the device, and where it is copied from */
     size_t batch_bytes;
@@ -103,6 +105,10 @@ void cuda_rank_free(struct cuda_rank *r);
 /* A stage with its memory on the GPU, begun from the seed. config.compute is &r->compute. */
 int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, int stage, int stages,
                         struct gpt_stage **out);
+/* cuda_warm.c: let all stages compute once, on zeros, and wait: needed where a step has NCCL's kernels
+ * on the device. Gradients are zero afterwards; borders and labels are those of the pipeline. */
+int cuda_rank_warm(struct cuda_rank *r, const struct dp_border *borders,
+                   const struct dp_border *labels);
 /* A tensor of a slot is a copy of a tied one: another rank or slot updates it, and has its state. */
 void cuda_rank_disown(struct cuda_rank *r, int slot, size_t tensor);
 /* Before the first step: update, keep AdamW's state and take squares of these pieces of a slot's

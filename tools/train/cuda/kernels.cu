@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * kernels.cu - all kernels, one compilation: those of float32 alone, then the others once for each type
- * of activations. LOAD and STORE are of element i of an array of that type.
+ * of activations. LOAD and STORE are of element i of an array of that type, load_eight and store_eight
+ * (primitives.cuh) of eight.
  */
 #include "primitives.cuh"
 
@@ -23,3 +24,4 @@
 #define LOAD(p, i)     bf16_load(((const uint16_t *)(p))[i])
 #define STORE(p, i, v) (((uint16_t *)(p))[i] = bf16_store(v))
 #include "typed.cuh"
+#include "attention_mma.cu"

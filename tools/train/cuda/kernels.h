@@ -23,13 +23,14 @@ struct norm_args {
     float *rstd;
 };
 
-/* Sums over rows, added to sums[width]; with xhat sum over dy xhat to dgain as well: a block has
- * COLUMNS columns and adds its rows up in a fixed order. */
-enum { COLUMNS = 32 };
+/* Sums over rows, added to sums[width]; with xhat sum over dy xhat to dgain as well. columns: block
+ * (x, y) has COLUMNS columns and `rows` rows, whose sums it writes to parts [2][blocks of y][width];
+ * columns_sum: a thread a column adds those up. */
+enum { COLUMNS = 8 * WARP_LANES, COLUMN_PARTS = 64, COLUMN_BYTES = 16 * BLOCK_THREADS * 4 };
 struct columns_args {
-    int n, width;
+    int n, width, rows, part_count; /* part_count: blocks of y, COLUMN_PARTS at most */
     const void *dy, *xhat; /* xhat: NULL or */
-    float *sums, *dgain;   /* dgain with it */
+    float *parts, *sums, *dgain; /* dgain with it */
 };
 
 /* Elements: copy, zero, add (x += y), gelu_forward (x becomes the slope), gelu_backward (y *= x),
@@ -76,6 +77,11 @@ struct sum_args {
 /* attention_forward, attention_delta, attention_dq, attention_dkv: a block has ATTENTION_ROWS
  * queries (dkv: keys) of one head of one sequence. depth <= ATTENTION_DEPTH is the head's width. */
 enum { ATTENTION_ROWS = 16, ATTENTION_DEPTH = 128 };
+/* attention_forward_mma, attention_dq_mma, attention_dkv_mma: bfloat16 and depth <= MMA_DEPTH; blocks
+ * of MMA_ROWS. They take the block's memory for this many tiles, and dkv for two floats of each row,
+ * too. */
+enum { MMA_ROWS = 64, MMA_DEPTH = 64, MMA_TILE_BYTES = 2 * MMA_ROWS * (MMA_ROWS + 8) };
+enum { MMA_FORWARD_TILES = 2, MMA_DQ_TILES = 3, MMA_DKV_TILES = 4 };
 struct attention_args {
     int context, heads, width;
     const void *qkv;

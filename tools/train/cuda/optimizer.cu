@@ -30,8 +30,31 @@ KERNEL(adamw, adamw_args)
 
 KERNEL(to_bf16, elements_args)
 {
-    for (uint64_t i = first_element(); i < a.count; i += element_stride())
-        ((uint16_t *)a.y)[i] = bf16_store(((const float *)a.x)[i]);
+    for (uint64_t i = 8 * first_element(); i < a.count; i += 8 * element_stride()) {
+        const int64_t left = (int64_t)(a.count - i);
+        const bool whole = left >= 8 && is_aligned(a.x, a.y);
+        float x[8];
+        load_eight_f32(a.x, i, whole, left, x);
+        store_eight_bf16(a.y, i, whole, left, x);
+    }
+}
+
+/* What the blocks of columns_f32 and columns_bf16 have, added up. */
+KERNEL(columns_sum, columns_args)
+{
+    const int column = block_x() * thread_count() + thread_id();
+    float sum = 0, along = 0;
+
+    if (column >= a.width)
+        return;
+    for (int i = 0; i < a.part_count; i++) {
+        sum += a.parts[(size_t)i * (size_t)a.width + (size_t)column];
+        if (a.xhat)
+            along += a.parts[(size_t)(a.part_count + i) * (size_t)a.width + (size_t)column];
+    }
+    a.sums[column] += sum;
+    if (a.xhat)
+        a.dgain[column] += along;
 }
 
 /* The sum of what each thread of the block has, in thread 0; the block's size is a power of two. */
