@@ -278,12 +278,14 @@ static void cancel(struct dp_comm *world, struct dp_request *req)
 static int give_up(struct dp_comm *world, struct dp_request *req, int peer, int64_t waited_ns)
 {
     struct dp_abort why = {.rank = peer, .error = DP_ETIMEDOUT};
-    char source[32] = "a message of any rank";
+    char source[32] = "a message of any rank", connection[sizeof(why.text)] = "";
 
     if (peer >= 0)
         dp_snprintf(source, sizeof(source), "rank %d", peer);
-    dp_snprintf(why.text, sizeof(why.text), "rank %d waited %.1f s in vain for %s", world->rank,
-                (double)waited_ns / DP_NS_PER_S, source);
+    if (peer >= 0 && world->ops->describe)
+        world->ops->describe(world, peer, connection, sizeof(connection));
+    dp_snprintf(why.text, sizeof(why.text), "rank %d waited %.1f s in vain for %s%s", world->rank,
+                (double)waited_ns / DP_NS_PER_S, source, connection);
     if (world->survival) {
         world->silent = peer + 1;
         cancel(world, req);

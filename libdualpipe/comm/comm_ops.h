@@ -77,6 +77,9 @@ struct dp_comm_ops {
     int (*abort)(struct dp_comm *comm, const struct dp_abort *why);
     /* true and *why if an abort happened. */
     bool (*aborted)(struct dp_comm *comm, struct dp_abort *why);
+    /* What a wait in vain for this peer should say of the connection, empty if there is nothing to say.
+     * May be NULL. */
+    void (*describe)(struct dp_comm *comm, int peer, char *text, size_t room);
     /* See dp_comm_reset. */
     int (*reset)(struct dp_comm *comm);
     /* See dp_comm_survive and survival.h; NULL where a death ends the group. */

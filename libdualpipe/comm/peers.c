@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/number.h"
 #include "wire/acceptor.h"
 #include "wire/tcp.h"
 
@@ -17,6 +18,8 @@
 static const int64_t WAITED_FOR_NS = 20 * DP_NS_PER_US;
 
 /* A rank that computes may have connected and not said so yet; one that is dropped tries again. */
+/* How long a peer may wait for this rank to have files again. */
+static const int64_t REFUSED_NS = DP_NS_PER_S;
 static const int64_t HANDSHAKE_NS = 30 * DP_NS_PER_S;
 
 /* The label of a wire, which its connecting side sends. */
@@ -350,12 +353,29 @@ static bool is_buried(const struct dp_peers *peers, int peer)
     return peers->buried && peers->buried[peer];
 }
 
+static void refuse(struct dp_peers *peers, int error, const char *text)
+{
+    if (peers->refusal.error)
+        return;
+    peers->refusal.error = error;
+    dp_snprintf(peers->refusal.text, sizeof(peers->refusal.text), "%s", text);
+    if (!peers->refused_since_ns)
+        peers->refused_since_ns = dp_now_ns();
+}
+
+/* Its peer will find the connection closed, which is this rank's fault. */
+static void drop_for_memory(struct dp_peers *peers, struct dp_wire *wire)
+{
+    dp_wire_close(wire);
+    refuse(peers, DP_ENOMEM, "no memory for the connection of a peer");
+}
+
 static void add_watcher(struct dp_peers *peers, int peer, struct dp_wire *wire)
 {
     struct dp_watcher *watcher = malloc(sizeof(*watcher));
 
     if (!watcher) {
-        dp_wire_close(wire);
+        drop_for_memory(peers, wire);
         return;
     }
     *watcher = (struct dp_watcher){peers->watchers, peer, wire};
@@ -386,14 +406,20 @@ static void add_in(struct dp_peers *peers, uint64_t label, struct dp_wire *wire)
         add_watcher(peers, peer, wire);
         return;
     }
-    if (label >> 32 != peers->epoch || peer >= peers->size || peer == peers->rank ||
-        is_buried(peers, peer) || find_link(peers, peer, channel, &link) || link->in ||
-        link->is_ended) {
+    const bool is_known = label >> 32 == peers->epoch && peer < peers->size && peer != peers->rank &&
+                          !is_buried(peers, peer);
+    if (is_known && find_link(peers, peer, channel, &link)) {
+        drop_for_memory(peers, wire);
+        return;
+    }
+    if (!is_known || link->in || link->is_ended) {
         dp_wire_close(wire);
         return;
     }
-    if (add_faults(peers, link, true, &wire))
+    if (add_faults(peers, link, true, &wire)) {
+        refuse(peers, DP_ENOMEM, dp_last_error());
         return;
+    }
     link->in = wire;
     begin_in(peers, link);
 }
@@ -404,7 +430,7 @@ static void keep_for_future(struct dp_peers *peers, uint64_t label, struct dp_wi
         realloc(peers->future, (size_t)(peers->future_count + 1) * sizeof(*future));
 
     if (!future) {
-        dp_wire_close(wire);
+        drop_for_memory(peers, wire);
         return;
     }
     peers->future = future;
@@ -424,16 +450,15 @@ static void accept_from(struct dp_peers *peers, const struct dp_wire_ops *ops,
         else
             add_in(peers, label, wire);
     }
-    if (err == DP_EAGAIN || peers->refusal.error)
-        return;
-    peers->refusal.error = err;
-    snprintf(peers->refusal.text, sizeof(peers->refusal.text), "%s", dp_last_error());
+    if (err != DP_EAGAIN)
+        refuse(peers, err, dp_last_error());
 }
 
 void dp_peers_accept(struct dp_peers *peers)
 {
     peers->accepted_ns = dp_now_ns();
-    peers->refusal.error = 0;
+    if (peers->refusal.error != DP_ENOMEM) /* whose connection is lost */
+        peers->refusal.error = 0;
     for (int i = 0; i < peers->future_count;) {
         const struct dp_future_wire f = peers->future[i];
         if (f.label >> 32 > peers->epoch) {
@@ -445,6 +470,8 @@ void dp_peers_accept(struct dp_peers *peers)
     }
     accept_from(peers, &dp_wire_shm, peers->shm);
     accept_from(peers, &dp_wire_tcp, peers->tcp);
+    if (!peers->refusal.error)
+        peers->refused_since_ns = 0;
 }
 
 void dp_peers_accept_every(struct dp_peers *peers, int64_t every_ns)
@@ -635,14 +662,21 @@ static struct dp_wire *wire_of(const struct dp_busy_wire *busy)
     return busy->in ? busy->link->in : busy->link->out;
 }
 
-bool dp_peers_wait(const struct dp_peers *peers)
+/* Whether a receive waits for its peer to connect. */
+static bool waits(const struct dp_peers *peers)
 {
     return peers->early_count || peers->any_count;
 }
 
+bool dp_peers_are_refused(const struct dp_peers *peers, int64_t now_ns)
+{
+    return peers->refusal.error && (peers->refusal.error == DP_ENOMEM || waits(peers) ||
+                                    now_ns - peers->refused_since_ns > REFUSED_NS);
+}
+
 void dp_peers_progress(struct dp_peers *peers)
 {
-    if (dp_peers_wait(peers))
+    if (waits(peers))
         dp_peers_accept_every(peers, WAITED_FOR_NS);
     for (int i = 0; i < peers->busy_count;) {
         const struct dp_busy_wire *busy = &peers->busy[i];

@@ -96,6 +96,7 @@ struct dp_peers {
     int broken_peer; /* the links to it are cut, or silent; -1: none */
     bool is_broken_silently;
     struct dp_abort refusal; /* error, text: why the last accept could let in no peer; 0: it could */
+    int64_t refused_since_ns;
     uint32_t epoch; /* of the rendezvous; wires of an earlier one are not accepted */
     int64_t accepted_ns; /* when the listeners were last asked */
 };
@@ -157,8 +158,9 @@ struct dp_wire *dp_peers_wire(const struct dp_peers *peers, int peer, int channe
  * asking two listeners costs several microseconds even if there is none. */
 void dp_peers_accept(struct dp_peers *peers);
 void dp_peers_accept_every(struct dp_peers *peers, int64_t every_ns);
-/* Whether a receive waits for its peer to connect. */
-bool dp_peers_wait(const struct dp_peers *peers);
+/* Whether this rank lacks files or memory for a peer that wants to connect, and something waits for
+ * that: a receive here, or for a second the peer. */
+bool dp_peers_are_refused(const struct dp_peers *peers, int64_t now_ns);
 /* Move along all wires that have something to do. */
 void dp_peers_progress(struct dp_peers *peers);
 /* Changes whenever bytes move on one of these wires. */

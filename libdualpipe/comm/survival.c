@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/number.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,17 +91,28 @@ int dp_survival_fail(const struct dp_survival *s, int rank)
     return dp_fail_quietly(DP_ECOMM, "rank %d is dead: %s", rank, reasons[s->deaths[rank]]);
 }
 
+void dp_survival_end(struct dp_survival *s, int error, const char *text)
+{
+    if (s->end.error)
+        return;
+    s->end = (struct dp_abort){.rank = s->world->rank, .error = error};
+    dp_snprintf(s->end.text, sizeof(s->end.text), "%s", text);
+}
+
 bool dp_survival_is_excluded(const struct dp_survival *s, struct dp_abort *why)
 {
-    if (s->excluded_by < 0)
+    if (s->excluded_by < 0 && !s->end.error)
         return false;
     if (!why)
         return true;
-    *why = (struct dp_abort){.rank = s->world->rank, .error = DP_ETIMEDOUT};
-    snprintf(why->text, sizeof(why->text),
-             "rank %d was declared dead by the others, as rank %d says: it gave no sign for longer "
-             "than the deadline; the group goes on without it",
-             s->world->rank, s->excluded_by);
+    *why = s->end;
+    if (!why->error) {
+        *why = (struct dp_abort){.rank = s->world->rank, .error = DP_ETIMEDOUT};
+        snprintf(why->text, sizeof(why->text),
+                 "rank %d was declared dead by the others, as rank %d says: it gave no sign for longer "
+                 "than the deadline; the group goes on without it",
+                 s->world->rank, s->excluded_by);
+    }
     if (s->world->doing)
         why->doing = atomic_load(s->world->doing);
     return true;

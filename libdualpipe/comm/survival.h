@@ -160,6 +160,7 @@ struct dp_survival {
     struct dp_agreement *agreements;
     struct dp_revocation *revocations;
     int excluded_by; /* -1: not excluded */
+    struct dp_abort end; /* why this rank itself cannot go on; error 0: it can */
     struct dp_survival_message *out;
 };
 
@@ -193,7 +194,10 @@ void dp_survival_tell_busy(struct dp_survival *s, int64_t ns);
 void dp_survival_tell_doing(struct dp_survival *s, uint64_t doing);
 /* DP_ECOMM, saying how the rank died. */
 int dp_survival_fail(const struct dp_survival *s, int rank);
-/* Whether this rank was declared dead by others; why may be NULL. */
+/* This rank has no files or no memory for its part in the group: its communicator ends, and the others
+ * see that as its end. */
+void dp_survival_end(struct dp_survival *s, int error, const char *text);
+/* Whether this rank was declared dead by others, or cannot go on; why may be NULL. */
 bool dp_survival_is_excluded(const struct dp_survival *s, struct dp_abort *why);
 
 /* ---- for the functions of communicators ------------------------------------------------------ */

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/number.h"
 #include "comm/backoff.h"
 #include "wire/tcp.h"
 
@@ -42,13 +43,13 @@ static void free_wire(struct dp_watch_wire *v)
 }
 
 /* Takes the wire. */
-static void add_wire(struct dp_watch *w, int peer, struct dp_wire *wire)
+static int add_wire(struct dp_watch *w, int peer, struct dp_wire *wire)
 {
     struct dp_watch_wire *v = calloc(1, sizeof(*v) + w->survival->room);
 
     if (!v) {
         dp_wire_close(wire);
-        return;
+        return dp_fail_quietly(DP_ENOMEM, "no memory to watch rank %d", peer);
     }
     v->peer = peer;
     v->wire = wire;
@@ -57,6 +58,7 @@ static void add_wire(struct dp_watch *w, int peer, struct dp_wire *wire)
     w->count++;
     w->added++;
     dp_wire_irecv(wire, v->in, w->survival->room, &v->receive);
+    return 0;
 }
 
 static struct dp_watch_wire *find_wire(const struct dp_watch *w, int peer)
@@ -68,28 +70,39 @@ static struct dp_watch_wire *find_wire(const struct dp_watch *w, int peer)
     return v;
 }
 
-void dp_watch_peer(struct dp_watch *w, int peer)
+/* Logged where it is found, once. */
+static int end_own_part(struct dp_watch *w, int err, const char *why)
+{
+    char text[sizeof(w->survival->end.text)];
+
+    dp_snprintf(text, sizeof(text), "%s", why);
+    if (!w->survival->end.error)
+        dp_fail(err, "%s", text);
+    dp_survival_end(w->survival, err, text);
+    return err;
+}
+
+int dp_watch_peer(struct dp_watch *w, int peer)
 {
     struct dp_wire *wire;
 
     if (dp_survival_is_gone(w->survival, peer) || find_wire(w, peer))
-        return;
-    if (dp_peers_connect(w->peers, peer, DP_WATCH_CHANNEL, &wire))
-        dp_survival_lose(w->survival, peer, DP_DEATH_ENDED);
-    else
-        add_wire(w, peer, wire);
+        return 0;
+    int err = dp_peers_connect(w->peers, peer, DP_WATCH_CHANNEL, &wire);
+    if (!err)
+        err = add_wire(w, peer, wire);
+    return err ? end_own_part(w, err, dp_last_error()) : 0;
 }
 
-/* The next live ranks, unless the ring is so short that they are known from the other side. A peer
- * that cannot be connected to is dead, and another one is next. */
+/* The next live ranks, unless the ring is so short that they are known from the other side. */
 void dp_watch_begin(struct dp_watch *w)
 {
     const struct dp_comm *world = w->survival->world;
     int found = 0;
 
-    for (int i = 1; i < world->size && found < NEIGHBORS; i++) {
+    for (int i = 1, err = 0; i < world->size && found < NEIGHBORS && !err; i++) {
         const int peer = (world->rank + i) % world->size;
-        dp_watch_peer(w, peer);
+        err = dp_watch_peer(w, peer);
         found += !dp_survival_is_gone(w->survival, peer);
     }
 }
@@ -109,12 +122,14 @@ static void free_sent(struct dp_watch_wire *v)
     }
 }
 
-static void send_on(struct dp_watch_wire *v, const void *message, size_t len)
+static void send_on(struct dp_watch *w, struct dp_watch_wire *v, const void *message, size_t len)
 {
     struct outgoing *o = malloc(sizeof(*o) + len);
 
-    if (!o)
+    if (!o) {
+        end_own_part(w, DP_ENOMEM, "no memory for a message to another rank");
         return;
+    }
     free_sent(v);
     memcpy(o->bytes, message, len);
     o->next = v->outgoing;
@@ -127,7 +142,7 @@ void dp_watch_tell(struct dp_watch *w, int peer, const void *message, size_t len
     dp_watch_peer(w, peer);
     struct dp_watch_wire *v = find_wire(w, peer);
     if (v)
-        send_on(v, message, len);
+        send_on(w, v, message, len);
 }
 
 /* Over both of two wires to one peer: that it leaves must come before the end of either. */
@@ -135,7 +150,7 @@ void dp_watch_tell_neighbors(struct dp_watch *w, const void *message, size_t len
 {
     for (struct dp_watch_wire *v = w->wires; v; v = v->next)
         if (!v->wire->error)
-            send_on(v, message, len);
+            send_on(w, v, message, len);
 }
 
 static bool is_anything_unsent(const struct dp_watch *w)
@@ -175,10 +190,15 @@ static void poll_wire(struct dp_watch *w, struct dp_watch_wire *v)
         dp_survival_handle(w->survival, v->peer, v->in, v->receive.moved);
         dp_wire_irecv(v->wire, v->in, w->survival->room, &v->receive);
     }
-    if (v->receive.status == DP_EAGAIN)
+    if (v->receive.status == DP_EAGAIN && (v->wire->connected || !v->wire->is_refused))
         return;
+    if (v->wire->error == DP_EIO || v->wire->error == DP_ENOMEM) {
+        end_own_part(w, v->wire->error, v->wire->why);
+        return;
+    }
     if (!v->wire->error)
-        dp_wire_fail(v->wire, DP_EMISMATCH, "too long a message");
+        dp_wire_fail(v->wire, v->wire->connected ? DP_EMISMATCH : DP_ECOMM, "%s",
+                     v->wire->connected ? "too long a message" : "no process listens");
     dp_survival_lose(w->survival, v->peer, DP_DEATH_ENDED);
 }
 
@@ -204,8 +224,9 @@ void dp_watch_poll(struct dp_watch *w)
     int peer;
 
     while (dp_peers_take_watch(w->peers, &peer, &wire))
-        add_wire(w, peer, wire);
-    for (struct dp_watch_wire *v = w->wires; v; v = v->next)
+        if (add_wire(w, peer, wire))
+            end_own_part(w, DP_ENOMEM, dp_last_error());
+    for (struct dp_watch_wire *v = w->wires; v && !w->survival->end.error; v = v->next)
         poll_wire(w, v);
     if (w->survival->dead_count != before)
         dp_watch_begin(w);

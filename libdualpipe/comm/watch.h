@@ -33,8 +33,9 @@ struct dp_watch {
 
 /* Connect to the neighbors, and again after a death. Until it has begun nothing is sent. */
 void dp_watch_begin(struct dp_watch *w);
-/* Connect to this peer, unless there is a wire. */
-void dp_watch_peer(struct dp_watch *w, int peer);
+/* Connect to this peer, unless there is a wire. DP_EIO, DP_ENOMEM: this rank cannot, which is no death
+ * of the peer but ends this rank's part in the group (dp_survival_end); so do failures of the others. */
+int dp_watch_peer(struct dp_watch *w, int peer);
 /* Copies the message. A rank that is gone gets it only if there is a wire. */
 void dp_watch_tell(struct dp_watch *w, int peer, const void *message, size_t len);
 void dp_watch_tell_neighbors(struct dp_watch *w, const void *message, size_t len);

@@ -111,9 +111,50 @@ static void pass_on_abort(struct wire_comm *c)
         dp_survival_tell_abort(c->base.survival, &why);
 }
 
+/* " (CONNECTION)", of one on which the network does not take what is sent. */
+static bool tell_stuck(const struct dp_link *link, char *text, size_t room)
+{
+    const struct dp_wire *wires[] = {link->out, link->in};
+    char connection[200];
+
+    for (int i = 0; i < 2; i++)
+        if (wires[i] && wires[i]->ops == &dp_wire_tcp && wires[i]->connected &&
+            dp_wire_tcp_tell(wires[i], connection, sizeof(connection))) {
+            dp_snprintf(text, room, " (%s)", connection);
+            return true;
+        }
+    return false;
+}
+
+static void wire_comm_describe(struct dp_comm *comm, int peer, char *text, size_t room)
+{
+    const struct dp_peers *peers = &of(comm)->peers;
+
+    for (int i = 0; i < peers->link_count; i++)
+        if (peers->links[i]->peer == peer && tell_stuck(peers->links[i], text, room))
+            return;
+}
+
+/* The rank that has waited in vain may be the one that was to receive, and does not see what is lost. */
+static void log_stuck(struct wire_comm *c)
+{
+    struct dp_abort why;
+    char text[200];
+
+    for (int peer = 0; peer < c->base.size && wire_comm_aborted(&c->base, &why) &&
+                       why.error == DP_ETIMEDOUT; peer++) {
+        *text = '\0';
+        wire_comm_describe(&c->base, peer, text, sizeof(text));
+        if (*text)
+            dp_log(DP_LOG_WARN, "what rank %d has sent to rank %d is stuck in the network%s",
+                   c->base.rank, peer, text);
+    }
+}
+
 static int end_by_abort(struct wire_comm *c)
 {
     if (!c->finished) {
+        log_stuck(c);
         finish_requests(c);
         pass_on_abort(c);
     }
@@ -125,14 +166,24 @@ static inline int check_abort(struct wire_comm *c)
     return wire_comm_aborted(&c->base, NULL) ? end_by_abort(c) : 0;
 }
 
-/* This rank itself cannot go on. */
+/* This rank itself cannot go on, which is no fault of a peer: it may open no file, or has no memory. */
 static int abort_self(struct wire_comm *c, int error, const char *text)
 {
     struct dp_abort why = {.rank = c->base.rank, .error = error};
 
-    snprintf(why.text, sizeof(why.text), "%s", text);
-    dp_rendezvous_abort(c->rendezvous, &why);
-    return check_abort(c);
+    dp_snprintf(why.text, sizeof(why.text), "%s", text);
+    if (!c->base.survival) {
+        dp_rendezvous_abort(c->rendezvous, &why);
+        return check_abort(c);
+    }
+    dp_survival_end(c->base.survival, error, why.text);
+    end_by_abort(c);
+    return dp_fail(error, "%s", why.text);
+}
+
+static bool is_own_fault(int error)
+{
+    return error == DP_EIO || error == DP_ENOMEM;
 }
 
 /* ---- rendezvous ------------------------------------------------------------------------------ */
@@ -161,7 +212,7 @@ static int poll_rendezvous(struct wire_comm *c, int64_t now_ns)
         if (c->base.survival)
             hear_of_survival(c);
     }
-    if (c->peers.refusal.error && dp_peers_wait(&c->peers))
+    if (dp_peers_are_refused(&c->peers, now_ns))
         return abort_self(c, c->peers.refusal.error, c->peers.refusal.text);
     return check_abort(c);
 }
@@ -223,7 +274,9 @@ static int wire_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t
     if (!err)
         err = dp_peers_irecv(&c->peers, peer, channel, buf, len, &r->part);
     if (!err && comm->survival && !dp_peers_wire_of(&r->part, false))
-        dp_watch_peer(&c->watch, peer); /* no wire of the peer tells of its end */
+        err = dp_watch_peer(&c->watch, peer); /* no wire of the peer tells of its end */
+    if (err)
+        check_abort(c);
     return err;
 }
 
@@ -265,7 +318,9 @@ static int fail_request(struct wire_comm *c, int peer, struct dp_link *link)
         return dp_fail_quietly(DP_ECOMM, "a receive from any rank was given up");
     if (dp_survival_is_gone(c->base.survival, peer))
         return dp_survival_fail(c->base.survival, peer);
-    dp_watch_peer(&c->watch, peer);
+    err = dp_watch_peer(&c->watch, peer);
+    if (err)
+        return err;
     if (link && !link->is_ended) {
         if (!link->broken_since_ns)
             link->broken_since_ns = now_ns;
@@ -283,6 +338,8 @@ static int find_reason(struct wire_comm *c, const struct request *r, const struc
 {
     const int peer = r->part.link ? r->part.link->peer : r->peer;
 
+    if (wire && is_own_fault(wire->error))
+        return abort_self(c, wire->error, wire->why);
     if (c->base.survival)
         return fail_request(c, peer, r->part.link);
     const int64_t now_ns = dp_now_ns();
@@ -293,8 +350,6 @@ static int find_reason(struct wire_comm *c, const struct request *r, const struc
         return DP_EABORTED;
     if (dp_rendezvous_has_left(c->rendezvous, peer))
         return dp_fail(DP_ECOMM, "rank %d has left the group", peer);
-    if (wire && wire->error == DP_EIO) /* no peer's doing: this process may open no socket */
-        return abort_self(c, DP_EIO, wire->why);
     if (!c->broken_since_ns[peer]) {
         c->broken_since_ns[peer] = now_ns;
         c->any_broken = true;
@@ -680,7 +735,7 @@ static void wire_comm_tell_neighbors(struct dp_comm *comm, const void *message, 
 
 static void wire_comm_watch_peer(struct dp_comm *comm, int peer)
 {
-    dp_watch_peer(&of(comm)->watch, peer);
+    (void)dp_watch_peer(&of(comm)->watch, peer);
 }
 
 static void wire_comm_note_busy(struct dp_comm *comm, int peer, int64_t ns)
@@ -850,6 +905,7 @@ static const struct dp_comm_ops wire_comm_ops[] = {
         .progress = wire_comm_progress, .watch = wire_comm_watch, .sleep = wire_comm_sleep,        \
         .progress_start = wire_comm_progress_start, .progress_stop = wire_comm_progress_stop,      \
         .abort = wire_comm_abort, .aborted = wire_comm_aborted, .reset = wire_comm_reset,          \
+        .describe = wire_comm_describe,                                                            \
         .survival = SURVIVAL, .close = wire_comm_close, .loans = &loan_ops,                        \
     }
     [DP_TRANSPORT_AUTO] = OPS("auto", &wire_comm_survival),

@@ -115,7 +115,7 @@ static void name_end(int fd, int (*name)(int, struct sockaddr *, socklen_t *),
         dp_sockaddr_text(&end, text);
 }
 
-void dp_wire_tcp_tell(const struct dp_wire *wire, char *text, size_t room)
+bool dp_wire_tcp_tell(const struct dp_wire *wire, char *text, size_t room)
 {
     const struct dp_tcp_wire *w = (const struct dp_tcp_wire *)wire;
     char here[DP_SOCKADDR_TEXT], there[DP_SOCKADDR_TEXT];
@@ -131,6 +131,7 @@ void dp_wire_tcp_tell(const struct dp_wire *wire, char *text, size_t room)
     name_end(dp_tcp_fd(w->sockets), getpeername, there);
     dp_snprintf(text, room, "%s to %s, %u bytes not acknowledged, %u retransmissions", here, there,
                 unacked_bytes, retransmissions);
+    return unacked_bytes && retransmissions;
 }
 
 void dp_tcp_describe(const struct dp_tcp_wire *w, int index, int error, char *text, size_t room)

@@ -14,6 +14,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -835,6 +836,42 @@ static void after_the_first_message_that_is_dropped_none_arrives(void **state)
     }
 }
 
+/* ---- shortage -------------------------------------------------------------------------------- */
+
+/* Rank 0 may open no file, and has no connection to rank 3 yet: it cannot tell whether that lives. */
+static int lack_files(struct dp_comm *comm, void *arg)
+{
+    struct rlimit files, none;
+    bool alive[8];
+    char byte = 0;
+
+    (void)arg;
+    BEGIN(comm);
+    CHECK(!dp_comm_barrier(comm));
+    if (dp_comm_rank(comm)) { /* all but rank 0 live, and say the same */
+        CHECK(!dp_comm_agree_alive(comm, alive));
+        for (int i = 1; i < dp_comm_size(comm); i++)
+            CHECK(alive[i]);
+        return 0;
+    }
+    if (is_thread(comm))
+        return 0;
+    CHECK(!getrlimit(RLIMIT_NOFILE, &files));
+    none = (struct rlimit){3, files.rlim_max};
+    CHECK(!setrlimit(RLIMIT_NOFILE, &none));
+    const int err = blocking_receive(comm, 3, 2, 7, &byte, 1);
+    CHECK(!setrlimit(RLIMIT_NOFILE, &files));
+    CHECK(err == DP_EIO && dp_comm_is_alive(comm, 3));
+    CHECK_SAYS("Too many open files");
+    return 0;
+}
+
+static void a_rank_without_files_fails_itself_and_no_other(void **state)
+{
+    (void)state;
+    on_surviving_kinds(6, 0, lack_files, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -851,6 +888,7 @@ int main(void)
         cmocka_unit_test(a_poll_function_ends_an_agreement),
         cmocka_unit_test(ranks_leave_in_order_and_what_they_sent_arrives),
         cmocka_unit_test(after_the_first_message_that_is_dropped_none_arrives),
+        cmocka_unit_test(a_rank_without_files_fails_itself_and_no_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
