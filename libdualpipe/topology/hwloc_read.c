@@ -306,8 +306,7 @@ _Noreturn static void try_to_load(int report, const char *xml, size_t len)
     _exit(write(report, &loads, 1) != 1);
 }
 
-/* hwloc 2.9 takes it for granted that XML is its own: it crashes, as without complete_cpuset, or asserts. So
- * a child tries first. */
+/* hwloc 2.9 trusts XML: it crashes without complete_cpuset, and asserts. So a child tries first. */
 static int check_that_it_loads(const char *xml, size_t len)
 {
     char loads = 0;
