@@ -37,22 +37,24 @@ static CUdeviceptr address(const void *ptr)
     return (CUdeviceptr)(uintptr_t)ptr;
 }
 
-/* The driver's own waits know no deadline. So: ask often while it may be a matter of microseconds,
- * then ever more rarely. */
+/* The driver's own waits know no deadline. So: ask often while it may be a matter of microseconds, then
+ * after sleeps of 1/256 of the time so far: what is late by less than that nobody notices. */
 static int poll_until(int (*test)(void *arg), void *arg, int64_t timeout_ns)
 {
-    const int64_t spin_ns = 50 * DP_NS_PER_US, longest_ns = 500 * DP_NS_PER_US;
-    int64_t start = dp_now_ns(), sleep_ns = 10 * DP_NS_PER_US;
+    const int64_t spin_ns = 50 * DP_NS_PER_US, start = dp_now_ns();
+    const int64_t shortest_ns = 10 * DP_NS_PER_US, longest_ns = 500 * DP_NS_PER_US;
     int err;
 
     while ((err = test(arg)) == DP_EAGAIN) {
-        int64_t waited = dp_now_ns() - start;
+        const int64_t waited = dp_now_ns() - start, part_ns = waited / 256;
         if (waited >= timeout_ns)
             return DP_ETIMEDOUT;
         if (waited < spin_ns)
             continue;
-        nanosleep(&(struct timespec){0, (long)sleep_ns}, NULL);
-        sleep_ns = 2 * sleep_ns < longest_ns ? 2 * sleep_ns : longest_ns;
+        nanosleep(&(struct timespec){0, (long)(part_ns < shortest_ns  ? shortest_ns
+                                               : part_ns > longest_ns ? longest_ns
+                                                                      : part_ns)},
+                  NULL);
     }
     return err;
 }
