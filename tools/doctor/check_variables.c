@@ -86,6 +86,8 @@ static bool interface_works(struct doctor *d, const char *name, const char *port
     char state[256];
 
     (void)port;
+    if (!tree_has(&d->tree, "/sys/class/net/%s/.", name)) /* such as the file bonding_masters */
+        return false;
     return !tree_line(&d->tree, state, "/sys/class/net/%s/operstate", name) ||
            !strcmp(state, "up") || !strcmp(state, "unknown");
 }
@@ -111,19 +113,43 @@ static bool names(const char *entry, bool exact, const char *name, char port[8])
     return !strncmp(name, entry, len) && (!exact || strlen(name) == len);
 }
 
-/* How many things an entry means, and how many of them work. */
-static void count_named(struct doctor *d, const struct things *t, const struct tree_list *list,
-                        const char *entry, bool exact, size_t counts[2])
-{
-    char port[8];
+struct filter {
+    bool except, exact; /* "^a,b" is all but those, "=a" exactly those */
+    const char *entries;
+};
 
-    for (size_t i = 0; i < list->count; i++) {
-        const char *name = tree_base(list->paths[i]);
-        if (names(entry, exact, name, port)) {
-            counts[0]++;
-            counts[1] += t->works(d, name, port);
+static struct filter parse_filter(const char *text)
+{
+    struct filter f = {.except = *text == '^'};
+
+    text += f.except;
+    f.exact = *text == '=';
+    f.entries = text + f.exact;
+    return f;
+}
+
+static const char *next_entry(const char *entry)
+{
+    entry += strcspn(entry, ",");
+    return entry + (*entry == ',');
+}
+
+/* Count the thing if the filter admits it, and if it works then, too. */
+static void count_thing(struct doctor *d, const struct things *t, const struct filter *f,
+                        const char *name, size_t counts[2])
+{
+    bool is_named = false, works = false;
+    char port[8] = "";
+
+    for (const char *e = f->entries; *e; e = next_entry(e))
+        if (names(e, f->exact, name, port)) {
+            is_named = true;
+            works |= t->works(d, name, port);
         }
-    }
+    if (f->except)
+        works = !is_named && t->works(d, name, "");
+    counts[0] += is_named != f->except;
+    counts[1] += works;
 }
 
 static void add_filter(struct doctor *d, const struct things *t, enum doctor_severity severity,
@@ -137,38 +163,31 @@ static void add_filter(struct doctor *d, const struct things *t, enum doctor_sev
                       .remedy = doctor_text(d, "unset it, or name one of %s", t->dir)});
 }
 
-/* "^a,b" is all but those, "=a" exactly those. */
 static void look_at_filter(struct doctor *d, const struct things *t)
 {
-    const char *filter = doctor_variable(d, t->variable), *entry = filter;
+    const char *text = doctor_variable(d, t->variable);
+    const struct filter f = parse_filter(text ? text : "");
     struct tree_list list = tree_glob(&d->tree, "%s/*", t->dir);
-    size_t all[2] = {0}, before = d->finding_count;
+    size_t all[2] = {0};
 
-    if (!filter || !*filter)
-        goto done;
-    const bool except = *entry == '^';
-    entry += except;
-    const bool exact = *entry == '=';
-    for (entry += exact; *entry; entry += strcspn(entry, ","), entry += *entry == ',') {
-        size_t counts[2] = {0};
-        count_named(d, t, &list, entry, exact, counts);
-        if (!counts[0] && !except)
+    for (size_t i = 0; i < list.count; i++)
+        count_thing(d, t, &f, tree_base(list.paths[i]), all);
+    if (text && *text && !all[1])
+        add_filter(d, t, DOCTOR_FAULT,
+                   doctor_text(d, "%s=%s admits no %s of this machine%s%s", t->variable, text,
+                               t->word, all[0] ? " that " : "", all[0] ? t->broken : ""),
+                   doctor_text(d, "no %s is used", t->word));
+    for (const char *e = f.entries; *e && !f.except && all[1]; e = next_entry(e)) {
+        bool found = false;
+        char port[8];
+        for (size_t i = 0; i < list.count && !found; i++)
+            found = names(e, f.exact, tree_base(list.paths[i]), port);
+        if (!found)
             add_filter(d, t, DOCTOR_WARNING,
-                       doctor_text(d, "'%.*s' of %s is no %s of this machine",
-                                   (int)strcspn(entry, ","), entry, t->variable, t->word),
+                       doctor_text(d, "'%.*s' of %s is no %s of this machine", (int)strcspn(e, ","),
+                                   e, t->variable, t->word),
                        "it chooses nothing");
-        all[0] += counts[0];
-        all[1] += counts[1];
     }
-    if (except ? all[0] < list.count : all[1])
-        goto done;
-    d->finding_count = before; /* the whole is worse than its parts */
-    add_filter(d, t, DOCTOR_FAULT,
-               doctor_text(d, "%s=%s admits no %s of this machine%s%s", t->variable, filter,
-                           t->word, !except && all[0] ? " that " : "",
-                           !except && all[0] ? t->broken : ""),
-               doctor_text(d, "no %s is used", t->word));
-done:
     tree_list_free(&list);
 }
 
