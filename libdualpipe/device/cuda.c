@@ -61,7 +61,7 @@ static int poll_until(int (*test)(void *arg), void *arg, int64_t timeout_ns)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Sizes that no machine has are an invalid value for some drivers, and on failure a driver may write
+/* A size that no machine has is an invalid value for some drivers, and on failure a driver may write
  * NULL. */
 static CUresult alloc(const struct dp_cuda_driver *cu, enum dp_memory where, size_t bytes, void **out)
 {
@@ -73,7 +73,8 @@ static CUresult alloc(const struct dp_cuda_driver *cu, enum dp_memory where, siz
 
     if (result == CUDA_SUCCESS)
         *out = where == DP_MEMORY_DEVICE ? (void *)(uintptr_t)ptr : pinned;
-    return result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_OUT_OF_MEMORY : result;
+    return bytes > SIZE_MAX / 2 && result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_OUT_OF_MEMORY
+                                                                     : result;
 }
 
 static int cuda_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes, void **out)
