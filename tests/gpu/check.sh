@@ -178,9 +178,12 @@ losses()
     if [ -z "$dry" ]; then
         part 60 'ranks by NCCL' "$dualpipe" train --data "$pack/LICENSE" $tr --json $small --schedule dualpipe -P 2 --transport nccl
         by_nccl=$(losses)
-        [ -z "$by_host" ] || [ "$by_host" = "$by_nccl" ] || {
+        # Sums and updates are made in different places, so that last digits differ on a GPU.
+        [ -z "$by_host" ] || echo "$by_host $by_nccl" | sed 's/"loss"://g' | awk '{
+            for (i = 1; i <= NF / 2; i++) { d = $i - $(i + NF / 2); if (d < 0) d = -d; if (d > 1e-6 * $i) bad = 1 }
+            exit bad || NF < 2 || NF % 2 }' || {
             failed=$((failed + 1))
-            say "ranks: FAILED: expected equal losses, by the host $by_host, by NCCL $by_nccl"
+            say "ranks: FAILED: expected losses equal to 1e-6, by the host $by_host, by NCCL $by_nccl"
         }
     fi
 }
