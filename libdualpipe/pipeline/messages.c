@@ -255,7 +255,8 @@ void dp_messages_note_wait(struct dp_pipeline *pipe, int64_t waited_ns, int peer
     pipe->now.waited_ns += waited_ns;
 }
 
-void dp_messages_show_wait(const struct dp_pipeline *pipe, int64_t since_ns, int peer)
+/* Show those who look on that this rank waits for the peer; since_ns 0: no longer. */
+static void show_wait(const struct dp_pipeline *pipe, int64_t since_ns, int peer)
 {
     if (!pipe->live)
         return;
@@ -270,11 +271,11 @@ int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *reques
     if (err != DP_EAGAIN)
         return err;
     int64_t start = dp_now_ns();
-    dp_messages_show_wait(pipe, start, peer);
+    show_wait(pipe, start, peer);
     err = wait_busily(pipe, request, start + pipe->deadline_ns);
     if (err == DP_EAGAIN)
         err = dp_comm_wait(pipe->config.comm, request, group_rank(pipe, peer));
-    dp_messages_show_wait(pipe, 0, peer);
+    show_wait(pipe, 0, peer);
     dp_messages_note_wait(pipe, dp_now_ns() - start, peer);
     return err;
 }

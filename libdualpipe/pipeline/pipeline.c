@@ -165,8 +165,6 @@ static int make_plan(struct dp_pipeline *pipe, struct dp_program *program)
     if (!err && source.driven)
         err = dp_driven_init(pipe, program);
     if (!err)
-        err = dp_early_init(pipe, program);
-    if (!err)
         note_most(&pipe->most, &program->plan);
     return err;
 }
@@ -481,7 +479,6 @@ void dp_pipeline_free(struct dp_pipeline *pipe)
         free_device_parts(pipe);
     for (int i = 0; i < pipe->program_count && pipe->programs; i++) {
         dp_driven_fini(&pipe->programs[i]);
-        dp_early_fini(&pipe->programs[i]);
         dp_plan_fini(&pipe->programs[i].plan);
     }
     free(pipe->programs);

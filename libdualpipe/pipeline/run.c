@@ -112,29 +112,11 @@ static bool is_recorded(const struct dp_pipeline *pipe, const struct dp_plan_op 
 int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     const bool recording = pipe->recording && is_recorded(pipe, op);
-    int64_t start_ns = recording || pipe->early ? dp_now_ns() : 0;
+    int64_t start_ns = recording ? dp_now_ns() : 0;
     int err = run_entry(pipe, op);
 
     if (!err && recording)
         record(pipe, op, start_ns);
-    if (!err && pipe->early)
-        dp_early_note_weight(pipe, op, dp_now_ns() - start_ns);
-    return err;
-}
-
-/* A weight part in the middle of the wait of another entry, whose times stay. */
-static int run_weight_early(struct dp_pipeline *pipe, const struct dp_plan_op *weight)
-{
-    const struct dp_step_state wait = pipe->now;
-
-    pipe->now.waited_ns = pipe->now.longest_wait_ns = 0;
-    pipe->now.waited_for = -1;
-    int err = dp_pipeline_begin_entry(pipe, weight);
-    if (!err)
-        err = dp_pipeline_run_entry(pipe, weight);
-    pipe->now.waited_ns = wait.waited_ns;
-    pipe->now.longest_wait_ns = wait.longest_wait_ns;
-    pipe->now.waited_for = wait.waited_for;
     return err;
 }
 
@@ -144,25 +126,15 @@ static int wait_for_inputs(struct dp_pipeline *pipe, const struct dp_plan_op *op
 
     pipe->now.waited_ns = pipe->now.longest_wait_ns = 0;
     pipe->now.waited_for = -1;
-    if (!err && pipe->early) {
-        err = dp_early_run(pipe, op, run_weight_early);
-        note(pipe, op); /* weight parts that ran have noted themselves */
-    }
     if (!err)
         err = dp_messages_wait(pipe, op);
     if (!err && op->pair)
         err = dp_messages_wait(pipe, op + 1);
-    if (!err)
-        err = wait_for_save_areas(pipe, op);
-    if (!err && pipe->early)
-        dp_early_learn(pipe, op);
-    return err;
+    return err ? err : wait_for_save_areas(pipe, op);
 }
 
 static int run_and_record(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    if (dp_early_is_done(pipe, op))
-        return 0;
     note(pipe, op);
     if (op->kind == DP_PLAN_EVICT || op->kind == DP_PLAN_FETCH)
         return dp_evict_run(pipe, op);

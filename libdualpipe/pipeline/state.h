@@ -8,7 +8,6 @@
  *      step.c       a step's arguments, its begin and its end
  *      failure.c    the other ranks are told of a failure
  *      run.c        the loop over the plan; driven.c: the loop over the messages that come
- *      early.c      weight parts that run while a message is late
  *      compute.c    entries that call the stage or the loss
  *      streams.c    order between streams, stages and the host
  *      messages.c   entries that send and receive, and all waiting
@@ -58,12 +57,10 @@ struct dp_step_state {
 
 /* A schedule that steps may take, and its plan for this rank. */
 struct dp_driven; /* driven.c */
-struct dp_early;  /* early.c */
 struct dp_program {
     const struct dp_schedule *schedule;
     struct dp_plan plan;
     struct dp_driven *driven; /* NULL unless messages drive the rank */
-    struct dp_early *early;   /* NULL unless weight parts may move */
 };
 
 /* Where a message arrives that may be any. */
@@ -108,7 +105,6 @@ struct dp_pipeline {
     int program_count;
     struct dp_plan plan; /* of the step at hand; owned by its program */
     struct dp_driven *driven; /* the same */
-    struct dp_early *early;
     struct dp_landing landings[DP_LANDINGS];
     size_t landing_bytes; /* of one */
     char *landing_memory;

@@ -202,7 +202,6 @@ static int choose_program(struct dp_pipeline *pipe, const struct dp_step *step, 
         pipe->config.schedule = program->schedule;
         pipe->plan = program->plan;
         pipe->driven = program->driven;
-        pipe->early = program->early;
         return 0;
     }
     return dp_fail(DP_EINVAL, "schedule of the step: expected one that the pipeline was made with");
@@ -213,7 +212,6 @@ static int begin_step(struct dp_pipeline *pipe, struct dp_step *step)
     bool clean = !pipe->accumulating && !pipe->config.schedule->forward_only;
 
     pipe->now = (struct dp_step_state){.args = step, .waited_for = -1};
-    dp_early_begin(pipe->early);
     pipe->reductions.first = pipe->reductions.count = 0;
     pipe->reductions.used = 0;
     pipe->recording = dp_recorder_enabled(pipe->config.recorder);

@@ -28,8 +28,6 @@ int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *reques
 int dp_messages_channel(const struct dp_pipeline *pipe, int channel);
 /* Time in which an op waited for a rank; -1: for several. */
 void dp_messages_note_wait(struct dp_pipeline *pipe, int64_t waited_ns, int peer);
-/* Show those who look on that this rank waits for the peer; since_ns 0: no longer. */
-void dp_messages_show_wait(const struct dp_pipeline *pipe, int64_t since_ns, int peer);
 /* The tag of a message: the stage that made it, its micro-batch and step. */
 uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage, uint32_t mb);
 /* That of an entry; a skip's names its number. */
@@ -126,23 +124,6 @@ int dp_pipeline_progress(struct dp_pipeline *pipe);
 int dp_pipeline_begin_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* One entry that is no message, whose inputs are there. */
 int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-
-/* ---- early.c -------------------------------------------------------------------------------- */
-
-/* Tables of a plan whose weight parts may move (early_weights), for its program. DP_ENOMEM. */
-int dp_early_init(struct dp_pipeline *pipe, struct dp_program *program);
-void dp_early_fini(struct dp_program *program);
-/* A step begins. e may be NULL. */
-void dp_early_begin(struct dp_early *e);
-/* Before an entry waits: run weight parts while its messages are late. */
-int dp_early_run(struct dp_pipeline *pipe, const struct dp_plan_op *op,
-                 int (*run_weight)(struct dp_pipeline *pipe, const struct dp_plan_op *weight));
-/* It has waited. */
-void dp_early_learn(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-/* Has the entry, a weight part that is reached in the plan, been carried out already? */
-bool dp_early_is_done(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-/* How long an entry took. */
-void dp_early_note_weight(struct dp_pipeline *pipe, const struct dp_plan_op *op, int64_t took_ns);
 
 /* ---- driven.c ------------------------------------------------------------------------------- */
 

@@ -155,7 +155,6 @@ struct pipelined_config {
         *reduce; /* of the REDUCEs of `training`; NULL: sum with the mirror's */
     void *reduce_user;
     bool any_order;   /* do not add gradients up in the fixed order */
-    bool early_weights; /* dp_pipeline_config */
     int order_blocks; /* of fixed order, of this replica; 0: 2 */
     struct replica replica; /* whose schedules have M / count micro-batches */
     bool tied_copies; /* dp_pipeline_config */

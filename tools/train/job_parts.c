@@ -154,7 +154,6 @@ static int make_engine(struct job *j)
             .reduce = reduce_of(s),
             .reduce_user = &j->trainer,
             .any_order = s->any_order,
-            .early_weights = s->early_weights,
             .order_blocks = s->own_blocks,
             .replica = j->replica,
             .tied_copies = job_is_survivor(j),

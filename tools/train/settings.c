@@ -70,8 +70,6 @@ static const struct arg schedule_args[] = {
      ARG_FLAG, AT(fixed_order)},
     {"any-order", 0, NULL, "add gradients up as they come: less memory, other last digits",
      ARG_FLAG, AT(any_order)},
-    {"early-weights", 0, NULL, "run weight gradients that are due later while a message is late",
-     ARG_FLAG, AT(early_weights)},
     {"order-blocks", 0, "N",
      "blocks of micro-batches that the fixed order sums pairwise: a power of two (default 2, or "
      "what streams and replicas need)",

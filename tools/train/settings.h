@@ -35,7 +35,7 @@ struct settings {
     struct stage_set checkpoint_stages;
     struct block_list blocks;
     const char *plan, *stat_dir, *page;
-    bool fixed_order, any_order, early_weights, json, survive, tied, no_graphs;
+    bool fixed_order, any_order, json, survive, tied, no_graphs;
 
     /* What follows from these. */
     struct gpt_config model;

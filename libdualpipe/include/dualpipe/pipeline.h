@@ -137,8 +137,6 @@ struct dp_pipeline_config {
     bool own_gradients;                 /* training needs no loss: each step is taken in two calls,
                                          * with gradients of the outputs that the caller has made */
     bool unchecked;                     /* leave out the agreement check of every step */
-    bool early_weights;                 /* while a message is late, a weight part that the list has
-                                         * later runs (see below) */
     enum dp_execution execution;
     struct dp_recorder *recorder;       /* NULL: none */
 };
@@ -164,21 +162,6 @@ struct dp_pipeline_config {
  *
  * Without it, a slot adds up in the order of its own weight parts, in all built-in schedules that
  * of its micro-batches: the same in every run, but rounded differently under another schedule. */
-
-/* early_weights: an op that waits for messages longer than in any step before, by two weight parts,
- * lets the weight parts of this rank that are ready and due later run meanwhile, the next one of
- * the list first, until the messages are there. Messages, and what is added to a gradient, stay in
- * the list's order, so results are the same to the last bit. A message may come while such a weight
- * part runs: then no other runs early in that step, and no op of a rank whose messages come at the
- * same times is later than in the list by more than that part, and its last one is not later. That
- * is of one rank: ranks that wait for each other pass what they are late on, so that a step of all
- * of them may end later than in the list by several such parts. (Simulated, four ranks, a W of 0.9
- * ms: 2 % of messages late by up to 30 ms end a step on the average 1.0 parts earlier under zb1p
- * and 0.4 under zbv, no earlier under DualPipe, whose weight parts fill its drain; a random share
- * late by up to 6 ms, 2.5 parts later to 2.1 earlier, and 0.1 later on the average; up to 0.4 ms,
- * no weight part moves.) The recorder has weight parts where they ran. The first step learns what
- * waits are usual. Each rank may choose for itself; no effect where messages drive the ranks, in
- * the order of streams, and on devices that no wire reaches. */
 
 /* Collective over the comm, which stays usable whatever comes out. Errors: DP_EINVAL for a bad
  * config and for a schedule that does not pass the checker, DP_ESTATE for a border without tensors
