@@ -34,7 +34,7 @@ enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), PLACE = 3, VALUE = 8 };
 
 static char folder[SCRATCH_LEN];
 static uint8_t *pages[KINDS];
-static pid_t keeper;
+static pid_t holder;
 
 /* ---- the pages ------------------------------------------------------------------------------- */
 
@@ -61,7 +61,7 @@ static int make(int kind)
     return fd;
 }
 
-_Noreturn static void keep_locks(const int *fds, int ready)
+_Noreturn static void hold_locks(const int *fds, int ready)
 {
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 
@@ -75,8 +75,8 @@ _Noreturn static void keep_locks(const int *fds, int ready)
 
 static void end(void)
 {
-    kill(keeper, SIGKILL);
-    waitpid(keeper, NULL, 0);
+    kill(holder, SIGKILL);
+    waitpid(holder, NULL, 0);
     scratch_remove(folder);
 }
 
@@ -88,10 +88,10 @@ static void begin(void)
     must(scratch_directory(folder, "stat") && !pipe(ready));
     for (int i = 0; i < KINDS; i++)
         fds[i] = make(i);
-    keeper = fork();
-    must(keeper >= 0);
-    if (!keeper)
-        keep_locks(fds, ready[1]);
+    holder = fork();
+    must(holder >= 0);
+    if (!holder)
+        hold_locks(fds, ready[1]);
     while (read(ready[0], &byte, 1) < 0)
         must(errno == EINTR);
     for (int i = 0; i < KINDS; i++)
@@ -130,7 +130,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const int kind = size ? data[0] % KINDS : 0;
 
-    if (!keeper)
+    if (!holder)
         begin();
     for (size_t at = 1; at + PLACE + VALUE <= size; at += PLACE + VALUE) {
         const uint32_t place = (uint32_t)data[at] << 16 | (uint32_t)data[at + 1] << 8 | data[at + 2];
