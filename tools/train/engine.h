@@ -116,6 +116,12 @@ static inline struct gpt_stage *engine_shared(const struct engine *e, int slot)
     return e->host[slot] ? e->host[slot] : e->stages[slot];
 }
 
+/* Ops are only queued: what the recorder has of them on the host says nothing about their compute. */
+static inline bool engine_is_queued(const struct engine *e)
+{
+    return e->config.compute && e->config.compute->dl.device_type == kDLCUDA;
+}
+
 /* Micro-batches of one replica in a step. */
 static inline int engine_own_microbatches(const struct engine *e)
 {

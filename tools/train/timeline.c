@@ -15,11 +15,11 @@ static int measure(const struct engine *e, const struct dp_timeline *t, struct s
     int err = dp_trace_report(t, e->schedule, &report);
     if (err)
         return err;
-    *times = (struct step_times){
-        .bubble = report.bubble_ratio,
-        .step_ms = (double)report.makespan_ns * 1e-6,
-        .simulated_ms = (double)report.simulated_ns * 1e-6,
-    };
+    times->step_ms = (double)report.makespan_ns * 1e-6;
+    if (!engine_is_queued(e)) {
+        times->bubble = report.bubble_ratio;
+        times->simulated_ms = (double)report.simulated_ns * 1e-6;
+    }
     dp_trace_report_fini(&report);
     return 0;
 }

@@ -217,7 +217,8 @@ static void put_pace(struct trainer *t, int64_t train_ns)
     const struct engine *e = t->engine;
     struct dp_rank_pace pace = {.compute_ns = (double)train_ns, .step_ns = (double)train_ns};
 
-    if (e->recorder && dp_recorder_pace(e->recorder, e->schedule, engine_rank(e), &pace))
+    if (e->recorder && !engine_is_queued(e) &&
+        dp_recorder_pace(e->recorder, e->schedule, engine_rank(e), &pace))
         pace = (struct dp_rank_pace){0};
     t->sums[t->sums_len - 2] = pace.compute_ns;
     t->sums[t->sums_len - 1] = pace.step_ns;

@@ -149,7 +149,7 @@ static void take_pace(struct watcher *w)
     const struct engine *e = w->engine;
 
     w->now.pace = (struct dp_rank_pace){.waited_for = -1};
-    if (e->recorder)
+    if (e->recorder && !engine_is_queued(e))
         (void)dp_recorder_pace(e->recorder, e->schedule, engine_rank(e), &w->now.pace);
 }
 
