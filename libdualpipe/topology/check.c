@@ -255,13 +255,14 @@ static int check_cpus(const struct dp_topology *t)
 
 /* ---- ports, GIDs, notes --------------------------------------------------------------------- */
 
-/* Two devices of a NIC may have a port of one number each. */
+/* Two devices of a NIC may have a port of one number each, and need not have names. */
 static bool is_behind(const struct dp_topo_port *p, const struct dp_topo_port *last)
 {
     if (p->nic != last->nic)
         return p->nic > last->nic;
     return p->number > last->number ||
-           (p->number == last->number && (p->rdma != last->rdma || p->net != last->net));
+           (p->number == last->number &&
+            (p->rdma != last->rdma || p->net != last->net || (!p->rdma && !p->net)));
 }
 
 static int check_port(const struct dp_topology *t, int32_t i)

@@ -83,6 +83,18 @@ static int read_map(struct remap *r)
     return err;
 }
 
+/* What its driver calls a device in the guest, and how it numbers it, is not known. */
+static void forget_names(struct dp_topo_builder *b)
+{
+    for (int32_t i = 0; i < b->t.node_count && !b->failed; i++)
+        if (b->t.nodes[i].kind == DP_TOPO_GPU)
+            b->t.nodes[i].os_index = b->t.nodes[i].memory_node = -1;
+        else if (b->t.nodes[i].kind == DP_TOPO_NIC)
+            b->t.nodes[i].name = 0;
+    for (int32_t i = 0; i < b->t.port_count; i++)
+        b->t.ports[i].rdma = b->t.ports[i].net = 0;
+}
+
 /* Bridges get addresses that no guest uses, so that none is taken for a device of it. */
 static void name_bridges(struct remap *r)
 {
@@ -102,6 +114,7 @@ static void apply(const struct remap *r, struct dp_topo_builder *b, int32_t *pla
         place[i] = !is_device(r->t->nodes[i].kind) || r->pci[i].known ? DP_TOPO_COPY
                                                                             : DP_TOPO_LEAVE;
     dp_topo_copy(b, r->t, -1, place);
+    forget_names(b);
     for (int32_t i = 0; i < r->t->node_count && !b->failed; i++) {
         if (place[i] < 0)
             continue;

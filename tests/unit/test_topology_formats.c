@@ -543,6 +543,9 @@ static void a_guest_has_what_was_passed_on(void **state)
     assert_int_equal(topology_way(guest, "gpu0", "0003:00:00.0").nvlinks, 12);
     assert_string_equal(dp_topology_text(guest, guest->nodes[topology_node(guest, "numa0")].cpus), "0-47");
     assert_int_equal(guest->nodes[topology_node(guest, "switch0")].pci.domain, 0xffff);
+    assert_int_equal(guest->nodes[topology_node(guest, "gpu2")].os_index, -1);
+    int32_t nic;
+    assert_int_equal(dp_topology_find(guest, "mlx5_1", &nic), DP_EINVAL);
     dp_topology_free(guest);
     dp_topology_free(t);
 }

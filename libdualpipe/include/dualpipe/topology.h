@@ -383,7 +383,8 @@ DP_PUBLIC int dp_topology_take_host(const struct dp_topology *t, int32_t host,
  *      0000:1b:00.0 0001:00:00.0
  *      mlx5_3       0002:00:00.0
  *      numa0        0-47
- * Other devices are left out; bridges get addresses that no guest uses. DP_EINVAL names the line. */
+ * Other devices are left out; bridges get addresses that no guest uses; how the guest numbers GPUs and
+ * names NICs is not known. DP_EINVAL names the line. */
 DP_PUBLIC int dp_topology_remap(const struct dp_topology *t, const char *map,
                                 struct dp_topology **out);
 
