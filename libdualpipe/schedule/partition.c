@@ -287,7 +287,7 @@ static double block_size(const struct blocks *b, int32_t i)
 {
     double sum = 0;
 
-    for (int32_t k = i ? b->end[i - 1] : 0; k < b->end[i]; k++)
+    for (int32_t k = i ? b->end[i - 1] : 0; k < b->end[i] && k < b->count; k++)
         sum += b->costs[k];
     return sum;
 }
@@ -302,32 +302,53 @@ static int32_t largest(const struct blocks *b)
     return best;
 }
 
-/* The smallest block; of several the one closest to p. */
-static int32_t smallest(const struct blocks *b, int32_t p)
+/* The smallest block; of several the first, or the one closest to p. */
+static int32_t smallest(const struct blocks *b, int32_t p, bool closest)
 {
     int32_t best = 0;
 
     for (int32_t i = 1; i < b->parts; i++) {
         double size = block_size(b, i), least = block_size(b, best);
-        if (size < least || (size <= least && abs(i - p) < abs(best - p)))
+        if (size < least || (closest && size <= least && abs(i - p) < abs(best - p)))
             best = i;
     }
     return best;
 }
 
-/* Let the smallest block q take an item of its neighbour on the side of the largest one, p, until
- * the neighbour is p itself; then look for the largest one again. */
-static void improve(struct blocks *b)
+static int32_t block_len(const struct blocks *b, int32_t i)
 {
-    for (;;) {
+    return b->end[i] - (i ? b->end[i - 1] : 0);
+}
+
+static bool has_empty(const struct blocks *b)
+{
+    bool found = false;
+
+    for (int32_t i = 0; i < b->parts; i++)
+        found = found || block_len(b, i) <= 0;
+    return found;
+}
+
+/* Let the smallest block q take an item of its neighbour on the side of the largest one, p, until
+ * the neighbour is p itself; then look for the largest one again. Not with the closest one blocks
+ * may end before they begin, and then recover; false: they do not. */
+static bool improve(struct blocks *b, bool closest)
+{
+    for (int32_t i = 0; i < b->parts; i++)
+        b->end[i] = i + 1 < b->parts ? b->count / b->parts * (i + 1) : b->count;
+    for (int64_t moves = (int64_t)b->count * b->count * b->parts;;) {
         int32_t p = largest(b), h;
         double most = block_size(b, p);
         do {
-            int32_t q = smallest(b, p);
+            int32_t q = smallest(b, p, closest);
             if (most <= block_size(b, q) + 1)
-                return;
+                return !has_empty(b);
+            if (!moves--)
+                return false;
             h = p < q ? q - 1 : q + 1;
             b->end[p < q ? h : q] += p < q ? -1 : 1;
+            if (b->end[h] < 0)
+                return false;
         } while (h != p);
     }
 }
@@ -371,11 +392,10 @@ int dp_partition_blocks(const double *costs, int32_t count, int32_t parts, int32
         err = dp_fail(DP_ENOMEM, "no memory to balance %d layers", count);
     } else {
         normalize(b.costs, costs, count);
+        if (!improve(&b, false)) /* where fairscale loses or doubles layers */
+            improve(&b, true);
         for (int32_t i = 0; i < parts; i++)
-            b.end[i] = i + 1 < parts ? count / parts * (i + 1) : count;
-        improve(&b);
-        for (int32_t i = 0; i < parts; i++)
-            balance[i] = b.end[i] - (i ? b.end[i - 1] : 0);
+            balance[i] = block_len(&b, i);
     }
     free(b.costs);
     free(b.end);

@@ -122,6 +122,12 @@ static void blocks_have_similar_sums(void **state)
     expect_blocks(costs, 6, 3, (const int32_t[]){3, 2, 1});
     expect_blocks(costs, 6, 6, (const int32_t[]){1, 1, 1, 1, 1, 1});
     expect_blocks(equal, 5, 1, (const int32_t[]){5});
+    /* Where several blocks are the smallest: what fairscale 0.4.13 makes of them. */
+    expect_blocks((const double[]){7, 7, 22, 16, 1}, 5, 3, (const int32_t[]){2, 1, 2});
+    /* And where it leaves a block empty, or has a layer twice. */
+    expect_blocks((const double[]){5, 5, 22, 25}, 4, 3, (const int32_t[]){1, 2, 1});
+    expect_blocks((const double[]){29, 2, 2, 17, 2, 16, 12, 22}, 8, 7,
+                  (const int32_t[]){1, 1, 1, 1, 2, 1, 1});
     assert_int_equal(dp_partition_blocks(costs, 6, 0, balance), DP_EINVAL);
     assert_int_equal(dp_partition_blocks(costs, 1, 2, balance), DP_EINVAL);
     assert_int_equal(dp_partition_blocks(bad, 2, 1, balance), DP_EINVAL);

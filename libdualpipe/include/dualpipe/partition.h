@@ -81,7 +81,8 @@ DP_PUBLIC int dp_partition_layer(const struct dp_partition *p, int32_t stage, in
 
 /* Cut costs[count] into `parts` contiguous blocks of similar sums, the block partition: no block's
  * sum exceeds the smallest one's by more than the largest cost (after the costs were shifted and
- * scaled to 0 .. 1). balance[parts] gets the lengths. DP_EINVAL: parts < 1, fewer costs than parts,
+ * scaled to 0 .. 1). balance[parts] gets the lengths, the same as fairscale's unless that has an
+ * empty block; here none is empty. DP_EINVAL: parts < 1, fewer costs than parts,
  * a cost that is negative or no number. */
 DP_PUBLIC int dp_partition_blocks(const double *costs, int32_t count, int32_t parts,
                                   int32_t *balance);
