@@ -37,6 +37,9 @@ static int check_spec(const struct dp_schedule_spec *spec, int streams)
         return dp_fail_quietly(DP_EINVAL, "slack: %d, expected 0%s", spec->slack,
                                builder && builder->has_slack ? " or 1"
                                                              : "; dualpipe and dualpipev have it");
+    if (spec->partition && spec->kind != DP_SCHEDULE_ASYNC)
+        return dp_fail_quietly(DP_EINVAL, "partition: given, expected NULL; async has one, stages of "
+                               "other kinds hold layers of their own");
     if (spec->virtual_stages && spec->kind != DP_SCHEDULE_INTERLEAVED)
         return dp_fail_quietly(DP_EINVAL, "virtual_stages: %d, expected 0; interleaved has them",
                                spec->virtual_stages);

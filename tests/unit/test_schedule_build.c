@@ -7,6 +7,7 @@
 
 #include "schedule/build.h"
 
+#include <dualpipe/partition.h>
 #include <dualpipe/schedule.h>
 
 #include <stdio.h>
@@ -462,6 +463,12 @@ static void bad_specs_are_refused_with_what_was_expected(void **state)
                    "slack: 2, expected 0 or 1");
     expect_refused(SPEC(.kind = DP_SCHEDULE_USER, .ranks = 4, .microbatches = 8),
                    "kind: 0 (user), expected one that is built; a user's schedule is read");
+    for (int kind = DP_SCHEDULE_USER + 1; kind < DP_SCHEDULE_KINDS; kind++)
+        if (kind != DP_SCHEDULE_ASYNC)
+            expect_refused(SPEC(.kind = (enum dp_schedule_kind)kind, .ranks = 2, .microbatches = 4,
+                                .partition = &(struct dp_partition){.stages = 2}),
+                           "partition: given, expected NULL; async has one, stages of other kinds hold "
+                           "layers of their own");
     expect_refused(SPEC(.kind = (enum dp_schedule_kind)77, .ranks = 4, .microbatches = 8),
                    "kind: 77 (user), expected one that is built; a user's schedule is read");
 }

@@ -211,7 +211,8 @@ struct dp_schedule_spec {
     bool reduce_all;     /* add them for every slot: the pipeline is one of several replicas */
     int virtual_stages;  /* interleaved: stages of a rank; 0: 2 */
     enum dp_recompute recompute;
-    const struct dp_partition *partition; /* async: what the ranks hold; NULL: stage r on rank r */
+    const struct dp_partition *partition; /* async alone: what the ranks hold, reused layers
+                                           * included; NULL: stage r on rank r */
     const struct dp_skip *skips; /* [skip_count] skip connections: dp_schedule_add_skips */
     int skip_count;
     const int *rank_map; /* [ranks] rank_map[group rank] = pipeline rank; NULL: the same */
