@@ -91,6 +91,9 @@ static int read_copy(const char *copy, size_t len, enum dp_graph_format format,
 
     if (format == DP_GRAPH_FORMAT_JSON || (format == DP_GRAPH_FORMAT_GUESS && *begin == '{'))
         return dp_graph_read_json(copy, len, out);
+    if (format != DP_GRAPH_FORMAT_JSON && *begin == '{')
+        return dp_fail(DP_EINVAL, "JSON, expected text; DP_GRAPH_FORMAT_JSON reads it, as does "
+                       "DP_GRAPH_FORMAT_GUESS");
     if (format == DP_GRAPH_FORMAT_TEXT ||
         (format == DP_GRAPH_FORMAT_GUESS && !strncmp(begin, "mixing", 6)))
         return dp_graph_read_words(copy, len, out);

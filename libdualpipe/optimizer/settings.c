@@ -100,7 +100,8 @@ int dp_optimizer_config_check(const struct dp_optimizer_config *c,
     if (!err && c->nesterov && !(c->momentum > 0))
         err = dp_fail(DP_EINVAL, "nesterov: without momentum, expected momentum above 0");
     if (!err && c->accumulation < 1)
-        err = dp_fail(DP_EINVAL, "accumulation: %d, expected at least 1", c->accumulation);
+        err = dp_fail(DP_EINVAL, "accumulation: %d, expected at least 1, as in dp_optimizer_defaults, "
+                      "which a config begins with", c->accumulation);
     if (!err && (unsigned)c->decay_rule > DP_DECAY_COMPAT)
         err = dp_fail(DP_EINVAL, "decay_rule: %d, expected 0 or 1", (int)c->decay_rule);
     if (!err && c->groups)

@@ -46,6 +46,15 @@ int dp_schedule_write(const struct dp_schedule *s, enum dp_format format, char *
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
+static bool begins_with_brace(const char *text, size_t len)
+{
+    size_t at = 0;
+
+    while (at < len && text[at] && strchr(" \t\r\n", text[at]))
+        at++;
+    return at < len && text[at] == '{';
+}
+
 int dp_schedule_read(const char *text, size_t len, enum dp_format format,
                      struct dp_schedule **out)
 {
@@ -57,7 +66,10 @@ int dp_schedule_read(const char *text, size_t len, enum dp_format format,
     switch (format) {
     case DP_FORMAT_TEXT:
     case DP_FORMAT_CSV:
-        err = dp_read_text(text, len, &draft);
+        if (begins_with_brace(text, len))
+            err = dp_fail(DP_EINVAL, "JSON, expected text; DP_FORMAT_JSON reads it");
+        else
+            err = dp_read_text(text, len, &draft);
         break;
     case DP_FORMAT_JSON:
         err = dp_read_json(text, len, &draft);

@@ -406,24 +406,28 @@ int dp_read_pytorch(const char *text, size_t len, struct dp_draft *draft)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
+#define WHAT_HOLDS_IT "text, json and csv hold every schedule"
+
 /* What the format has no word for. */
 static int check_writable(const struct dp_schedule *s)
 {
     if (s->streams != 1)
         return dp_fail(DP_EUNSUPPORTED, "a schedule of two streams in PyTorch's format, expected one: "
-                       "there a stage is on one rank");
+                       "there a stage is on one rank; " WHAT_HOLDS_IT);
     if (s->skip_count)
-        return dp_fail(DP_EUNSUPPORTED, "skip connections in PyTorch's format, expected none");
+        return dp_fail(DP_EUNSUPPORTED, "skip connections in PyTorch's format, expected none; "
+                       WHAT_HOLDS_IT);
     for (size_t i = 0; i < s->first_slot[s->ranks]; i++) {
         const size_t first = s->first_slot[dp_schedule_rank_of(s, i)];
         if (s->slots[i].location != (int32_t)(i - first))
             return dp_fail(DP_EUNSUPPORTED, "stages that share parameters in PyTorch's format, "
-                           "expected each to have its own");
+                           "expected each to have its own; " WHAT_HOLDS_IT);
     }
     for (size_t i = 0; i < s->first[s->ranks]; i++) {
         const enum dp_op_kind kind = (enum dp_op_kind)s->ops[i].kind;
         if (kind == DP_OP_RECOMPUTE || kind == DP_OP_EVICT || kind == DP_OP_FETCH)
-            return dp_fail(DP_EUNSUPPORTED, "%s in PyTorch's format, expected F, B, I and W",
+            return dp_fail(DP_EUNSUPPORTED,
+                           "%s in PyTorch's format, expected F, B, I and W; " WHAT_HOLDS_IT,
                            dp_op_kind_name(kind));
     }
     return 0;

@@ -289,6 +289,80 @@ static void a_step_can_be_taken_in_two_calls_with_the_callers_gradients(void **s
     dp_schedule_free(s);
 }
 
+/* A stage with two outputs, whose gradients are kept. */
+static float seen[2][2]; /* [micro-batch][output] */
+
+static int two_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
+{
+    (void)user, (void)call;
+    for (int k = 0; k < 2; k++)
+        memcpy((char *)out[k].data + out[k].byte_offset, (char *)in[k].data + in[k].byte_offset,
+               sizeof(float));
+    return 0;
+}
+
+static int two_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
+                        DLTensor *gin, enum dp_backward_mode mode)
+{
+    (void)user, (void)gin, (void)mode;
+    for (int k = 0; k < 2; k++)
+        memcpy(&seen[call->mb][k], (char *)gout[k].data + gout[k].byte_offset, sizeof(float));
+    return 0;
+}
+
+static struct dp_microbatches *split_two(float *first, float *second)
+{
+    static int64_t rows = 2;
+    static DLTensor tensors[2];
+    struct dp_tree leaves[2];
+    float *data[] = {first, second};
+    struct dp_microbatches *out;
+
+    for (int k = 0; k < 2; k++) {
+        tensors[k] = (DLTensor){.data = data[k], .device = {kDLCPU, 0}, .ndim = 1,
+                                .dtype = {kDLFloat, 32, 1}, .shape = &rows};
+        leaves[k] = data[k] ? dp_tensor(&tensors[k]) : dp_absent();
+    }
+    struct dp_tree all = dp_tuple(2, leaves);
+    assert_int_equal(dp_split(&all, NULL, &(struct dp_split_options){.count = 2}, &out), 0);
+    return out;
+}
+
+/* Also where the buffer has had a gradient in the step before. */
+static void an_absent_gradient_of_an_output_is_zero(void **state)
+{
+    (void)state;
+    static const struct dp_stage_ops ops = {.forward = two_forward, .backward = two_backward};
+    static const struct dp_border two = {
+        2, {{{kDLFloat, 32, 1}, .ndim = 1, .shape = {1}}, {{kDLFloat, 32, 1}, .ndim = 1, .shape = {1}}}};
+    const struct dp_border borders[] = {two, two};
+    struct dp_schedule *s = build((struct dp_schedule_spec){
+        .kind = DP_SCHEDULE_GPIPE, .ranks = 1, .microbatches = 2, .return_outputs = true});
+    struct dp_pipeline *pipe;
+    float x[2][2] = {{1, 2}, {3, 4}}, y[2][2], grads[2][2] = {{10, 20}, {30, 40}};
+
+    assert_int_equal(dp_pipeline_new(&(struct dp_pipeline_config){.schedule = s,
+                                                                  .stages = &(struct dp_stage){.ops = &ops},
+                                                                  .borders = borders,
+                                                                  .own_gradients = true},
+                                     &pipe), 0);
+    for (int absent = -1; absent < 2; absent++) {
+        struct dp_step step = {.inputs = split_two(x[0], x[1]), .outputs = split_two(y[0], y[1]),
+                               .output_grads = split_two(absent == 0 ? NULL : grads[0],
+                                                         absent == 1 ? NULL : grads[1])};
+        assert_int_equal(dp_pipeline_forward(pipe, &step), 0);
+        assert_int_equal(dp_pipeline_backward(pipe, &step), 0);
+        for (int k = 0; k < 2; k++)
+            for (int mb = 0; mb < 2; mb++)
+                assert_true(seen[mb][k] == (k == absent ? 0 : grads[k][mb]));
+        dp_microbatches_free((struct dp_microbatches *)(uintptr_t)step.inputs);
+        dp_microbatches_free((struct dp_microbatches *)(uintptr_t)step.outputs);
+        dp_microbatches_free((struct dp_microbatches *)(uintptr_t)step.output_grads);
+    }
+    dp_pipeline_free(pipe);
+    dp_schedule_free(s);
+}
+
 /* ---- ends of the model ------------------------------------------------------------------------ */
 
 /* Only ranks with a first stage know its inputs, only those with a last one its outputs and labels. */
@@ -716,6 +790,7 @@ int main(void)
         cmocka_unit_test(ranks_that_take_different_schedules_notice),
         cmocka_unit_test(steps_can_accumulate_before_gradients_are_summed),
         cmocka_unit_test(a_step_can_be_taken_in_two_calls_with_the_callers_gradients),
+        cmocka_unit_test(an_absent_gradient_of_an_output_is_zero),
         cmocka_unit_test(a_rank_need_not_declare_ends_that_it_does_not_hold),
         cmocka_unit_test(gradients_can_be_bound_again_between_steps),
         cmocka_unit_test(a_stage_can_hand_over_buffers_of_its_own),

@@ -275,6 +275,7 @@ static void errors_give_the_line_and_what_was_expected(void **state)
         {"user P=2 M=2\nholds 0: zero\n", "line 2: 'zero', expected a stage, stage/stream or stage@"},
         {"user P=1 M=3 streams=2\nholds 0: 0 0/1\nrank 0:\n", "line 3: microbatches: 3, expected "
                                                              "an even number for 2 streams"},
+        {"\n {\"algo\": 1}", "JSON, expected text; DP_FORMAT_JSON reads it"},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
