@@ -57,7 +57,6 @@ int run_topo_path(int argc, char **argv);
 int run_topo_place(int argc, char **argv);
 int run_topo_show(int argc, char **argv);
 int run_topo_svg(int argc, char **argv);
-int run_topo_xml(int argc, char **argv);
 
 int run_tune_explain(int argc, char **argv);
 int run_tune_fit(int argc, char **argv);

@@ -25,12 +25,8 @@ int dp_topology_write(const struct dp_topology *t, enum dp_topology_format forma
     case DP_TOPOLOGY_NCCL_XML:
         err = dp_topo_write_nccl(t, &out);
         break;
-    case DP_TOPOLOGY_HWLOC_XML:
-        err = dp_topo_write_hwloc(t, &out);
-        break;
     default:
-        return dp_fail(DP_EINVAL, "format: %d, expected DP_TOPOLOGY_JSON, _NCCL_XML or _HWLOC_XML",
-                       format);
+        return dp_fail(DP_EINVAL, "format: %d, expected DP_TOPOLOGY_JSON or _NCCL_XML", format);
     }
     if (err)
         dp_text_fini(&out);

@@ -9,7 +9,6 @@
 #include "base/fail.h"
 #include "base/number.h"
 #include "topology/format.h"
-#include "topology/hwloc_infos.h"
 #include "topology/nvml.h"
 #include "topology/pci_tree.h"
 
@@ -195,6 +194,19 @@ static void walk_all(struct reader *r, hwloc_obj_t o)
 
 /* ---- devices -------------------------------------------------------------------------------- */
 
+/* PortNGIDk. hwloc does not tell the types: those of Ethernet are taken for RoCE v2. */
+static void add_gid(struct reader *r, const struct dp_topo_port *p, const char *name,
+                    const char *value)
+{
+    int port, index, end = -1;
+    uint8_t raw[16];
+
+    if (sscanf(name, "Port%9dGID%9d%n", &port, &index, &end) == 2 && end > 0 && !name[end] &&
+        port == p->number && dp_topo_parse_gid(value, raw))
+        dp_topo_add_gid(&r->b, index, p->fabric == DP_TOPO_INFINIBAND ? DP_TOPO_GID_IB
+                                                                      : DP_TOPO_GID_ROCE_V2, raw);
+}
+
 static void add_port(struct reader *r, int32_t nic, int32_t number, hwloc_obj_t rdma, hwloc_obj_t net)
 {
     char key[32];
@@ -209,7 +221,7 @@ static void add_port(struct reader *r, int32_t nic, int32_t number, hwloc_obj_t 
     if (number == 1)
         dp_topo_node(&r->b, nic)->name = rdma ? p->rdma : p->net;
     for (unsigned i = 0; rdma && i < rdma->infos_count; i++)
-        dp_hwloc_take_gid(&r->b, rdma->infos[i].name, rdma->infos[i].value);
+        add_gid(r, p, rdma->infos[i].name, rdma->infos[i].value);
 }
 
 /* RDMA ports are those that the device's infos name; else each interface is one. */
@@ -260,9 +272,6 @@ static void describe(struct reader *r)
             add_ports(r, f->node, r->objects[i]);
         else if (f->node >= 0 && dp_pci_is_gpu(&f->id))
             describe_gpu(r, f->node, r->objects[i]);
-        for (unsigned k = 0; f->node >= 0 && k < r->objects[i]->infos_count; k++)
-            dp_hwloc_take_info(&r->b, f->node, r->objects[i]->infos[k].name,
-                               r->objects[i]->infos[k].value);
     }
 }
 

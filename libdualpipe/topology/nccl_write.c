@@ -23,6 +23,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_CPUS = 8192 };
+
 struct writer {
     const struct dp_topology *t;
     struct dp_text *out;
@@ -30,7 +32,8 @@ struct writer {
 
 /* ---- attributes ----------------------------------------------------------------------------- */
 
-void dp_xml_add(struct dp_text *out, const char *key, const char *value)
+/* KEY="VALUE", escaped. */
+static void add_attribute(struct dp_text *out, const char *key, const char *value)
 {
     dp_text_addf(out, " %s=\"", key);
     for (; *value; value++) {
@@ -47,7 +50,7 @@ void dp_xml_add(struct dp_text *out, const char *key, const char *value)
 static void add_text(const struct writer *w, const char *key, uint32_t text)
 {
     if (text)
-        dp_xml_add(w->out, key, dp_topology_text(w->t, text));
+        add_attribute(w->out, key, dp_topology_text(w->t, text));
 }
 
 /* A number that is known. */
@@ -63,7 +66,8 @@ static void add_id(const struct writer *w, const char *key, uint16_t id)
         dp_text_addf(w->out, " %s=\"0x%04x\"", key, id);
 }
 
-bool dp_topo_next_cpus(const char **cpus, unsigned long *first, unsigned long *last)
+/* The next range of a list such as "0-3,8", up to MOST_CPUS; false: none is left. */
+static bool next_cpus(const char **cpus, unsigned long *first, unsigned long *last)
 {
     char *end;
 
@@ -72,24 +76,24 @@ bool dp_topo_next_cpus(const char **cpus, unsigned long *first, unsigned long *l
         return false;
     if (*end == '-')
         *last = strtoul(end + 1, &end, 10);
-    *last = *last < DP_TOPO_CPUS_MAX ? *last : DP_TOPO_CPUS_MAX - 1;
+    *last = *last < MOST_CPUS ? *last : MOST_CPUS - 1;
     *cpus = end + (*end == ',');
     return true;
 }
 
-/* "0-3,8" to "00000000,0000010f". */
-void dp_topo_add_mask(struct dp_text *out, const char *prefix, const char *cpus)
+/* "0-3,8" to "0000010f". */
+static void add_mask(struct dp_text *out, const char *cpus)
 {
-    uint32_t words[DP_TOPO_CPUS_MAX / 32] = {0};
+    uint32_t words[MOST_CPUS / 32] = {0};
     int top = 0;
 
-    for (unsigned long i, last; dp_topo_next_cpus(&cpus, &i, &last);)
+    for (unsigned long i, last; next_cpus(&cpus, &i, &last);)
         for (; i <= last; i++) {
             words[i / 32] |= 1u << i % 32;
             top = (int)(i / 32) > top ? (int)(i / 32) : top;
         }
     for (int i = top; i >= 0; i--)
-        dp_text_addf(out, "%s%08" PRIx32 "%s", prefix, words[i], i ? "," : "");
+        dp_text_addf(out, "%08" PRIx32 "%s", words[i], i ? "," : "");
 }
 
 /* All of it, or as much as the node's kind says. */
@@ -106,7 +110,7 @@ static void add_class(const struct writer *w, const char *key, enum dp_topo_kind
     if (code)
         dp_text_addf(w->out, " %s=\"0x%06" PRIx32 "\"", key, code);
     else
-        dp_xml_add(w->out, key, of_kind[kind]);
+        add_attribute(w->out, key, of_kind[kind]);
 }
 
 static void add_busid(const struct writer *w, const char *key, const struct dp_topo_pci *pci)
@@ -115,7 +119,7 @@ static void add_busid(const struct writer *w, const char *key, const struct dp_t
                  pci->function);
 }
 
-const struct dp_topo_link *dp_topo_uplink(const struct dp_topology *t, int32_t node)
+static const struct dp_topo_link *find_uplink(const struct dp_topology *t, int32_t node)
 {
     for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++)
         if (t->links[t->around[k]].kind == DP_TOPO_PCI && t->links[t->around[k]].b == node)
@@ -131,7 +135,7 @@ static void open_pci(const struct writer *w, int32_t node)
         "", "2.5", "5.0", "8.0", "16.0", "32.0", "64.0", "128.0",
     };
     const struct dp_topo_node *n = &w->t->nodes[node];
-    const struct dp_topo_link *l = dp_topo_uplink(w->t, node);
+    const struct dp_topo_link *l = find_uplink(w->t, node);
 
     dp_text_adds(w->out, "<pci");
     add_busid(w, "busid", &n->pci);
@@ -233,11 +237,11 @@ static void add_cpu(const struct writer *w, int32_t numa)
     dp_text_addf(w->out, "<cpu numaid=\"%" PRId32 "\"", n->os_index);
     if (n->cpus) {
         dp_text_adds(w->out, " affinity=\"");
-        dp_topo_add_mask(w->out, "", dp_topology_text(w->t, n->cpus));
+        add_mask(w->out, dp_topology_text(w->t, n->cpus));
         dp_text_adds(w->out, "\"");
     }
     if (!strcmp(dp_topology_text(w->t, host->arch), "aarch64"))
-        dp_xml_add(w->out, "arch", "arm64"); /* as NCCL calls it */
+        add_attribute(w->out, "arch", "arm64"); /* as NCCL calls it */
     else
         add_text(w, "arch", host->arch);
     add_text(w, "vendor", host->vendor);

@@ -112,21 +112,6 @@ writes_what_nccl_reads()
     sed 's/ guid="[^"]*"//' "$work/out" | cmp - "$work/topo.xml"
 }
 
-# writes_what_hwloc_reads MACHINE - lstopo takes it and finds the devices.
-writes_what_hwloc_reads()
-{
-    run topo xml --synthetic "$1" -o "$work/host.xml" || return
-    for lstopo in lstopo-no-graphics lstopo ''; do command -v "$lstopo" >/dev/null && break; done
-    [ "$lstopo" ] || skip "lstopo is not installed"
-    "$lstopo" -i "$work/host.xml" --whole-io --of console >"$work/seen" 2>"$work/err" || return
-    run topo show --synthetic "$1" || return
-    [ "$(grep -c 'NUMANode' "$work/seen")" = "$(grep -c '^  numa[0-9]*  ' "$work/out")" ] ||
-        wrong "other NUMA nodes" || return
-    [ "$(grep -Ec 'PCI [0-9a-f:.]+ ' "$work/seen")" = \
-        "$(grep -Ec '^ *(gpu|nic)[0-9]+  ' "$work/out")" ] || wrong "other devices" || return
-    [ ! -s "$work/err" ] || wrong "lstopo complains: $(cat "$work/err")"
-}
-
 writes_what_a_guest_needs()
 {
     printf 'gpu0 0001:00:00.0\nmlx5_0 0101:00:00.0\n' >"$work/map"
@@ -265,9 +250,6 @@ for machine in dgx-h100 hgx-a100 gb200-nvl72 grace-hopper pcie-server cloud-vm l
 done
 it writes_json_that_others_read
 for machine in dgx-h100 laptop; do it writes_what_nccl_reads $machine; done
-for machine in dgx-h100 grace-hopper cloud-vm laptop pcie-server; do
-    it writes_what_hwloc_reads $machine
-done
 it writes_what_a_guest_needs
 it reads_what_nccl_wrote
 for machine in dgx-h100 pcie-server gb200-nvl72 cloud-vm 'name=a<b&"c gpu:4 nvlink=mesh:2x25'; do

@@ -161,14 +161,11 @@ static void files_of_hwloc(void **state)
     (void)state;
     NEEDS_COMMA();
 #ifdef HAVE_HWLOC
-    struct dp_topology *t = topology_made("gpu:1 nic:1 pcie=4x16");
-    char *text = topology_written(t, DP_TOPOLOGY_HWLOC_XML);
-    struct dp_topology *back = topology_said(text, DP_TOPOLOGY_HWLOC_XML);
+    char *text = topology_file("hwloc-switches.xml");
+    struct dp_topology *t = topology_said(text, DP_TOPOLOGY_HWLOC_XML);
 
-    assert_non_null(strstr(text, "pci_link_speed=\"31.507692\""));
-    assert_true(fabs(topology_way(back, "gpu0", "numa0").bytes_per_ns - 31.507692) < 1e-4);
+    assert_true(fabs(topology_way(t, "gpu0", "numa0").bytes_per_ns - 31.507692) < 1e-4);
     free(text);
-    dp_topology_free(back);
     dp_topology_free(t);
 #else
     skip_because("this build has no hwloc");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * export.c - `dualpipe topo json`, `xml` and `nccl-xml`: a topology as files for others.
+ * export.c - `dualpipe topo json` and `nccl-xml`: a topology as files for others.
  */
 #include "command.h"
 #include "commands.h"
@@ -101,42 +101,12 @@ static int write_nccl(const void *values, const struct operands *operands,
     return err;
 }
 
-static int write_hwloc(const void *values, const struct operands *operands,
-                       const struct dp_topology *t, FILE *to)
-{
-    struct dp_topology *host;
-    int err = take_host(values, t, &host);
-
-    (void)operands;
-    if (err)
-        return err;
-    err = put_form(host, DP_TOPOLOGY_HWLOC_XML, to);
-    dp_topology_free(host);
-    return err;
-}
-
 #define AT(member) .offset = offsetof(struct export_args, member)
 
 static const struct arg args[] = {
     {"host", 0, "NAME", "this host (default: the first)", ARG_STRING, AT(host)},
     {"map", 'm', "FILE", "lines of a device here and its PCI address in a guest", ARG_STRING, AT(map)},
 };
-
-int run_topo_xml(int argc, char **argv)
-{
-    const struct arg_group groups[] = {topo_source_group, {"output", args, 1}, {0}};
-    const struct usage usage = {
-        .command = "dualpipe topo xml",
-        .about = "Write a host as hwloc 2 does: for lstopo -i, HWLOC_XMLFILE and --topology, which\n"
-                 "reads it back. NVLink and rates of ports are infos of our own in it; json keeps all.",
-        .groups = groups,
-        .examples = "  dualpipe topo xml --synthetic dgx-h100 -o dgx.xml && lstopo -i dgx.xml\n"
-                    "  dualpipe topo xml --topology cluster.json --host node3 -o node3.xml\n",
-    };
-    struct export_args a = {.host = NULL};
-
-    return topo_run(&usage, argc, argv, &a, write_hwloc);
-}
 
 int run_topo_nccl_xml(int argc, char **argv)
 {

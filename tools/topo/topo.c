@@ -22,7 +22,6 @@ static const struct command commands[] = {
     {"diff", "print in what two topologies differ", run_topo_diff},
     {"json", "write all of it, for --topology and for programs", run_topo_json},
     {"nccl-xml", "write a host for NCCL_TOPO_FILE, also as a guest on it sees it", run_topo_nccl_xml},
-    {"xml", "write a host as hwloc does, for lstopo and programs that read its files", run_topo_xml},
     {"svg", "draw hosts for a report, with the routes that are asked for", run_topo_svg},
     {0},
 };

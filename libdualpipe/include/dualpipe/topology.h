@@ -339,8 +339,8 @@ enum dp_topology_format {
     DP_TOPOLOGY_SYNTHETIC, /* for reading: a description as above */
     DP_TOPOLOGY_NCCL_XML, /* one host, as in NCCL_TOPO_FILE; reading DP_EUNSUPPORTED without expat */
     DP_TOPOLOGY_NVIDIA_SMI, /* for reading: one host, as `nvidia-smi topo -m` prints it */
-    DP_TOPOLOGY_HWLOC_XML /* one host, as of hwloc 2 (lstopo FILE.xml); NVLink and ports' rates are
-                             infos of our own in it; reading DP_EUNSUPPORTED without hwloc */
+    DP_TOPOLOGY_HWLOC_XML /* for reading: one host, as of hwloc 2 (lstopo FILE.xml), which has no
+                             place for NVLink and ports' rates; DP_EUNSUPPORTED without hwloc */
 };
 
 /* Write all of t. *text is malloc'ed, the caller frees it; *len (may be NULL) is without the NUL that
