@@ -1,5 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "train/loops.h"
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ops.c - matrix products by BLAS, and loops over the elements of a row.
+ */
+#include "train/ops.h"
 
 #include <cblas.h>
 #include <string.h>
@@ -11,9 +14,169 @@
 #define gemm cblas_sgemm
 #endif
 
+/* ---- rows ----------------------------------------------------------------------------------- */
+
+/* The compiler makes a version of a loop for each of these instruction sets, and the loader takes the
+ * best that the machine has; not under TSan, which is not there yet when the loader asks. Machines
+ * whose vectors differ in width add up in another order, so their losses differ in the last bits, as
+ * those of OpenBLAS do. */
+#if defined(__x86_64__) && defined(__GLIBC__) && __has_attribute(target_clones) && \
+    !defined(__SANITIZE_THREAD__)
+#define VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define VECTORS
+#endif
+
+#ifdef __clang__ /* which says so where it finds no vector instructions for a loop, as with double */
+#pragma clang diagnostic ignored "-Wpass-failed"
+#endif
+
+static const real norm_epsilon = (real)1e-5;
+
+/* The float one has no branch and no call, so that loops around it become vector instructions: 2^n
+ * times a polynomial of what is left, within 2 units in the last place; 0 below -87, never infinite.
+ * NaN stays. */
+static inline real exp_of(real x)
+{
+#ifdef GPT_DOUBLE
+    return exp(x);
+#else
+    const float log2e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+    const float most = 88.0f, least = -87.0f, shift = 12582912.0f; /* 1.5 * 2^23: rounds */
+    const float z = x > least ? (x < most ? x : most) : least; /* of NaN, too */
+    const float n = (z * log2e + shift) - shift;
+    const float r = z - n * ln2_high - n * ln2_low;
+    float p = 1.9875691500e-4f;
+    union { int32_t bits; float value; } power = {.bits = ((int32_t)n + 127) * (1 << 23)};
+
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1;
+    return x != x ? x : x < least ? 0 : p * power.value;
+#endif
+}
+
+VECTORS static void add_row(size_t count, const real *y, real *x)
+{
+#pragma omp simd
+    for (size_t i = 0; i < count; i++)
+        x[i] += y[i];
+}
+
+VECTORS static void multiply_row(size_t count, const real *y, real *x)
+{
+#pragma omp simd
+    for (size_t i = 0; i < count; i++)
+        x[i] *= y[i];
+}
+
+VECTORS static void normalise_row(size_t width, const real *x, const real *gain,
+                                      const real *bias, real *y, real *xhat, real *rstd)
+{
+    real sum = 0, squares = 0;
+
+#pragma omp simd reduction(+ : sum)
+    for (size_t j = 0; j < width; j++)
+        sum += x[j];
+    const real mean = sum / (real)width;
+#pragma omp simd reduction(+ : squares)
+    for (size_t j = 0; j < width; j++)
+        squares += (x[j] - mean) * (x[j] - mean);
+    const real scale = 1 / sqrt(squares / (real)width + norm_epsilon);
+#pragma omp simd
+    for (size_t j = 0; j < width; j++) {
+        xhat[j] = (x[j] - mean) * scale;
+        y[j] = xhat[j] * gain[j] + bias[j];
+    }
+    *rstd = scale;
+}
+
+/* With g = dy gain: dx = rstd (g - mean(g) - xhat mean(g xhat)). */
+VECTORS static void norm_backward_row(size_t width, const real *dy, const real *gain,
+                                       const real *xhat, real rstd, real *dx)
+{
+    real sum = 0, along = 0;
+
+#pragma omp simd reduction(+ : sum, along)
+    for (size_t j = 0; j < width; j++) {
+        sum += dy[j] * gain[j];
+        along += dy[j] * gain[j] * xhat[j];
+    }
+    sum /= (real)width;
+    along /= (real)width;
+#pragma omp simd
+    for (size_t j = 0; j < width; j++)
+        dx[j] += rstd * (dy[j] * gain[j] - sum - xhat[j] * along);
+}
+
+VECTORS static void norm_weight_row(size_t width, const real *dy, const real *xhat, real *dgain,
+                                     real *dbias)
+{
+#pragma omp simd
+    for (size_t j = 0; j < width; j++) {
+        dgain[j] += dy[j] * xhat[j];
+        dbias[j] += dy[j];
+    }
+}
+
+/* x becomes exp(x - the largest of x); returns their sum. */
+VECTORS static real exp_row(size_t count, real *x, const real *from, real *most)
+{
+    real largest = from[0], sum = 0;
+
+#pragma omp simd reduction(max : largest)
+    for (size_t j = 0; j < count; j++)
+        largest = from[j] > largest ? from[j] : largest;
+#pragma omp simd reduction(+ : sum)
+    for (size_t j = 0; j < count; j++) {
+        x[j] = exp_of(from[j] - largest);
+        sum += x[j];
+    }
+    *most = largest;
+    return sum;
+}
+
+VECTORS static void scale_row(size_t count, real factor, real *x)
+{
+#pragma omp simd
+    for (size_t j = 0; j < count; j++)
+        x[j] *= factor;
+}
+
+/* From the gradient of probabilities to that of the scores, in place. */
+VECTORS static void softmax_backward_row(size_t count, const real *p, real *d)
+{
+    real along = 0;
+
+#pragma omp simd reduction(+ : along)
+    for (size_t j = 0; j < count; j++)
+        along += p[j] * d[j];
+#pragma omp simd
+    for (size_t j = 0; j < count; j++)
+        d[j] = p[j] * (d[j] - along);
+}
+
+/* The tanh form (Hendrycks and Gimpel, 2016): x (1 + tanh u) / 2, u = sqrt(2/pi) (x + 0.044715
+ * x^3); (1 + tanh u) / 2 is the logistic function of 2u, so one exp gives value and slope. */
+VECTORS static void gelu_row(size_t count, real *x, real *y)
+{
+    const real a = (real)0.7978845608028654, b = (real)0.044715;
+
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) {
+        const real z = x[i], square = z * z;
+        const real gate = 1 / (1 + exp_of(-2 * a * z * (1 + b * square)));
+        y[i] = z * gate;
+        x[i] = gate + 2 * a * z * (1 + 3 * b * square) * gate * (1 - gate);
+    }
+}
+
 void add(size_t count, const real *y, real *x)
 {
-    loops_best()->add(count, y, x);
+    add_row(count, y, x);
 }
 
 /* Every row of y becomes b, or every row of y is added to b. */
@@ -70,32 +233,26 @@ void table_weight(int n, int in, int out, const real *x, const real *dy, real *d
 void norm_forward(int n, int width, const real *x, const real *gain, const real *bias, real *y,
                   real *xhat, real *rstd)
 {
-    const struct loops *loops = loops_best();
-
     for (int i = 0; i < n; i++) {
         size_t row = (size_t)i * (size_t)width;
-        loops->norm_forward((size_t)width, x + row, gain, bias, y + row, xhat + row, rstd + i);
+        normalise_row((size_t)width, x + row, gain, bias, y + row, xhat + row, rstd + i);
     }
 }
 
 void norm_backward(int n, int width, const real *dy, const real *gain, const real *xhat,
                    const real *rstd, real *dx)
 {
-    const struct loops *loops = loops_best();
-
     for (int i = 0; i < n; i++) {
         size_t row = (size_t)i * (size_t)width;
-        loops->norm_backward((size_t)width, dy + row, gain, xhat + row, rstd[i], dx + row);
+        norm_backward_row((size_t)width, dy + row, gain, xhat + row, rstd[i], dx + row);
     }
 }
 
 void norm_weight(int n, int width, const real *dy, const real *xhat, real *dgain, real *dbias)
 {
-    const struct loops *loops = loops_best();
-
     for (int i = 0; i < n; i++) {
         size_t row = (size_t)i * (size_t)width;
-        loops->norm_weight((size_t)width, dy + row, xhat + row, dgain, dbias);
+        norm_weight_row((size_t)width, dy + row, xhat + row, dgain, dbias);
     }
 }
 
@@ -121,11 +278,11 @@ static struct head head_at(const struct attention *a, int sequence, int head)
 }
 
 /* Softmax of the first `count` scores of a row of `len`; the rest, the future, gets nothing. */
-static void softmax_causal(const struct loops *loops, int count, int len, real *row)
+static void softmax_causal(int count, int len, real *row)
 {
     real most;
 
-    loops->scale((size_t)count, 1 / loops->exp_row((size_t)count, row, row, &most), row);
+    scale_row((size_t)count, 1 / exp_row((size_t)count, row, row, &most), row);
     memset(row + count, 0, (size_t)(len - count) * sizeof(real));
 }
 
@@ -138,7 +295,7 @@ static void head_forward(const struct attention *a, struct head at, const real *
     gemm(CblasRowMajor, CblasNoTrans, CblasTrans, t, t, d, scale, qkv + at.q, 3 * c, qkv + at.k,
          3 * c, 0, p + at.p, t);
     for (int i = 0; i < t; i++)
-        softmax_causal(loops_best(), i + 1, t, p + at.p + (size_t)i * (size_t)t);
+        softmax_causal(i + 1, t, p + at.p + (size_t)i * (size_t)t);
     gemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, t, d, t, 1, p + at.p, t, qkv + at.v, 3 * c, 0,
          y + at.y, c);
 }
@@ -154,7 +311,7 @@ void attention_forward(const struct attention *a, const real *qkv, real *p, real
 static void softmax_backward(int t, const real *p, real *d)
 {
     for (int i = 0; i < t; i++, p += t, d += t)
-        loops_best()->softmax_backward((size_t)t, p, d);
+        softmax_backward_row((size_t)t, p, d);
 }
 
 static void head_backward(const struct attention *a, struct head at, const real *qkv, const real *p,
@@ -186,12 +343,12 @@ void attention_backward(const struct attention *a, const real *qkv, const real *
 
 void gelu_forward(size_t count, real *x, real *y)
 {
-    loops_best()->gelu_forward(count, x, y);
+    gelu_row(count, x, y);
 }
 
 void gelu_backward(size_t count, const real *slope, real *d)
 {
-    loops_best()->multiply(count, slope, d);
+    multiply_row(count, slope, d);
 }
 
 /* ---- dropout ------------------------------------------------------------------------------- */
@@ -241,7 +398,7 @@ double entropy_forward(int n, int classes, const real *logits, const uint8_t *la
     double total = 0;
 
     for (int i = 0; i < n; i++, logits += classes) {
-        const real sum = loops_best()->exp_row((size_t)classes, unused, logits, &most);
+        const real sum = exp_row((size_t)classes, unused, logits, &most);
         total += (double)(most + log(sum) - logits[labels[i]]);
     }
     return total / n;
@@ -250,13 +407,12 @@ double entropy_forward(int n, int classes, const real *logits, const uint8_t *la
 void entropy_backward(int n, int classes, const real *logits, const uint8_t *labels, double scale,
                       real *dlogits)
 {
-    const struct loops *loops = loops_best();
     const real each = (real)(scale / n);
     real most;
 
     for (int i = 0; i < n; i++, logits += classes, dlogits += classes) {
-        const real sum = loops->exp_row((size_t)classes, dlogits, logits, &most);
-        loops->scale((size_t)classes, each / sum, dlogits);
+        const real sum = exp_row((size_t)classes, dlogits, logits, &most);
+        scale_row((size_t)classes, each / sum, dlogits);
         dlogits[labels[i]] -= each;
     }
 }
