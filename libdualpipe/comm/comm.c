@@ -471,12 +471,15 @@ static inline int wait_for(struct dp_comm *comm, struct dp_request *req, int pee
     dp_comm_progress_stop(comm);
     watch(comm, req);
     err = test(comm->world, req);
-    if (err == DP_EAGAIN)
+    if (err == DP_EAGAIN) {
+        atomic_store_explicit(&comm->world->is_waiting, true, memory_order_relaxed);
         err = wait_long(&(struct wait){.comm = comm,
                                        .world = comm->world,
                                        .req = req,
                                        .peer = peer < 0 ? -1 : dp_comm_world_rank(comm, peer),
                                        .group = group});
+        atomic_store_explicit(&comm->world->is_waiting, false, memory_order_relaxed);
+    }
     return explain(comm, err);
 }
 

@@ -26,6 +26,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +81,10 @@ struct wire_comm {
     struct dp_progress_thread *progress_thread;
     struct dp_watch watch; /* of a group that survives */
     unsigned ends_seen;    /* of the rendezvous */
+
+    struct wire_comm *next_open; /* see leave_at_exit */
+    unsigned forks;              /* dp_forks_passed when it was opened */
+    bool has_left;
 };
 
 static struct wire_comm *of(struct dp_comm *comm)
@@ -834,10 +839,9 @@ static void free_comm(struct wire_comm *c, bool is_broken)
     free(c);
 }
 
-static void wire_comm_close(struct dp_comm *comm)
+static void leave(struct wire_comm *c)
 {
-    struct wire_comm *c = of(comm);
-    const bool is_broken = wire_comm_aborted(comm, NULL);
+    struct dp_comm *comm = &c->base;
 
     dp_progress_thread_free(c->progress_thread);
     if (comm->survival && !check_abort(c))
@@ -849,6 +853,63 @@ static void wire_comm_close(struct dp_comm *comm)
     c->rendezvous->timeout_ns = comm->deadline_ns;
     c->rendezvous->poll = (struct dp_poll){comm->poll, comm->poll_user};
     dp_rendezvous_leave(c->rendezvous);
+    c->rendezvous = NULL;
+    c->progress_thread = NULL;
+    comm->progress_runs = false;
+    c->has_left = true;
+}
+
+/* ---- the end of the process: a rank that returns from main without a close ------------------- */
+
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct wire_comm *open_comms;
+
+/* A process that fails has not left: the others are to hear that it has ended. Nor has a child of the
+ * process that opened it, which may have been forked while another thread had the lock; and one that
+ * exits beside a thread that waits is in the middle of something. */
+static void leave_at_exit(int status, void *unused)
+{
+    (void)unused;
+    if (pthread_mutex_trylock(&open_lock))
+        return;
+    for (struct wire_comm *c = open_comms; c && !status; c = c->next_open)
+        if (c->forks == dp_forks_passed && !c->has_left && !atomic_load(&c->base.is_waiting))
+            leave(c);
+    pthread_mutex_unlock(&open_lock);
+}
+
+static void add_open(struct wire_comm *c)
+{
+    static bool is_known;
+
+    pthread_mutex_lock(&open_lock);
+    if (!is_known)
+        is_known = !on_exit(leave_at_exit, NULL);
+    c->forks = dp_forks_passed;
+    c->next_open = open_comms;
+    open_comms = c;
+    pthread_mutex_unlock(&open_lock);
+}
+
+static void remove_open(struct wire_comm *c)
+{
+    pthread_mutex_lock(&open_lock);
+    for (struct wire_comm **at = &open_comms; *at; at = &(*at)->next_open)
+        if (*at == c) {
+            *at = c->next_open;
+            break;
+        }
+    pthread_mutex_unlock(&open_lock);
+}
+
+static void wire_comm_close(struct dp_comm *comm)
+{
+    struct wire_comm *c = of(comm);
+    const bool is_broken = !c->has_left && wire_comm_aborted(comm, NULL);
+
+    remove_open(c);
+    if (!c->has_left)
+        leave(c);
     free_comm(c, is_broken);
 }
 
@@ -1004,6 +1065,7 @@ int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *tra
     if (here > 1 && c->peers.transport <= DP_TRANSPORT_SHM)
         c->base.shared_bytes = DP_SHM_LARGE;
     c->base.lends = c->base.shared_bytes && here == size;
+    add_open(c);
     *out = &c->base;
     return 0;
 }

@@ -579,6 +579,58 @@ static void only_the_end_of_its_stream_says_that_a_process_has_ended(void **stat
     }
 }
 
+/* One rank returns from main after its last step, without a close; the others go on for a while. */
+static int return_from_main(struct dp_comm *comm, void *arg)
+{
+    const int leaver = *(const int *)arg, rank = dp_comm_rank(comm);
+    const int peer = 3 - leaver - rank; /* the third one */
+    char byte = 0;
+
+    CHECK(!dp_comm_barrier(comm));
+    if (rank == leaver) {
+        CHECK(!blocking_send(comm, (rank + 1) % 3, 0, 1, "last", 5));
+        exit(0);
+    }
+    if (rank == (leaver + 1) % 3) {
+        char last[5];
+        CHECK(!blocking_receive(comm, leaver, 0, 1, last, 5) && !strcmp(last, "last"));
+    }
+    CHECK(blocking_receive(comm, leaver, 1, 1, &byte, 1) == DP_ECOMM);
+    CHECK_SAYS("has left the group");
+    for (int i = 0; i < 100; i++) {
+        CHECK(rank > peer || !blocking_send(comm, peer, 2, (uint64_t)i, &byte, 1));
+        CHECK(!blocking_receive(comm, peer, 2, (uint64_t)i, &byte, 1));
+        CHECK(rank < peer || !blocking_send(comm, peer, 2, (uint64_t)i, &byte, 1));
+    }
+    return 0;
+}
+
+static int fail_in_main(struct dp_comm *comm, void *arg)
+{
+    struct dp_abort why;
+    char byte;
+
+    (void)arg;
+    if (dp_comm_rank(comm) == 1)
+        exit(3);
+    CHECK(blocking_receive(comm, 1, 0, 1, &byte, 1) == DP_EABORTED);
+    CHECK(dp_comm_aborted(comm, &why) && why.rank == 1 && strstr(why.text, "has ended"));
+    return 0;
+}
+
+static void a_rank_that_returns_from_main_has_left_unless_it_fails(void **state)
+{
+    int killed;
+
+    (void)state;
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
+        for (int leaver = 0; kind->processes && leaver < 3; leaver++)
+            assert_int_equal(kind->run(kind, 3, LONG_NS, return_from_main, &leaver, &killed), 0);
+        if (kind->processes)
+            assert_int_equal(kind->run(kind, 3, LONG_NS, fail_in_main, NULL, &killed), 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -595,6 +647,7 @@ int main(void)
         cmocka_unit_test(after_a_reset_all_is_as_new),
         cmocka_unit_test(a_reset_that_others_do_not_join_fails),
         cmocka_unit_test(a_rank_may_leave_with_requests_in_flight),
+        cmocka_unit_test(a_rank_that_returns_from_main_has_left_unless_it_fails),
         cmocka_unit_test(only_the_end_of_its_stream_says_that_a_process_has_ended),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
