@@ -60,11 +60,16 @@ static int explain_abort(struct dp_comm *comm, int err)
         return err;
     if (comm->is_revoked && !comm->ops->aborted(comm->world, NULL))
         return explain_revocation(comm, &why);
-    return dp_fail_quietly(DP_EABORTED, "the run was ended by rank %d (%s): %s", why.rank,
-                           dp_strerror(why.error), why.text);
+    dp_fail_quietly(DP_EABORTED, "the run was ended by rank %d (%s): %s", why.rank,
+                    dp_strerror(why.error), why.text);
+    if (!comm->world->has_said_end && why.rank != comm->world->rank)
+        dp_log(DP_LOG_ERROR, "rank %d: %s", comm->world->rank, dp_last_error());
+    comm->world->has_said_end = true;
+    return err;
 }
 
-/* DP_EABORTED: add the culprit to the text. Not logged: the rank that failed has done so. */
+/* DP_EABORTED: add the culprit to the text. All ranks log the same once: the one that failed may have
+ * been killed. */
 static inline int explain(struct dp_comm *comm, int err)
 {
     return err == DP_EABORTED || err == DP_ECOMM ? explain_abort(comm, err) : err;
@@ -123,7 +128,9 @@ static inline int check_peer(struct dp_comm *comm, int peer)
         return explain(comm, DP_EABORTED);
     if (peer < 0)
         return 0;
-    return s && dp_survival_is_dead(s, world_rank) ? dp_survival_fail(s, world_rank) : 0;
+    if (!s || !dp_survival_is_dead(s, world_rank))
+        return 0;
+    return explain(comm, dp_survival_fail(s, world_rank)); /* the whole group may have ended since */
 }
 
 int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
@@ -702,5 +709,6 @@ int dp_comm_reset(struct dp_comm *comm)
         dp_engine_drop(comm->engine, NULL, DP_EABORTED);
     for (struct dp_comm *member = comm; member; member = member->next)
         member->collectives = 0; /* ranks may have come to different ones */
+    comm->has_said_end = false;
     return comm->ops->reset(comm);
 }

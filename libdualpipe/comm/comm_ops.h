@@ -122,6 +122,7 @@ struct dp_comm {
     struct dp_survival *survival; /* NULL: a death ends the group */
     bool progress_runs;       /* a thread works on the transfers, see progress_start */
     bool in_batch;            /* between begin and commit */
+    bool has_said_end;        /* which rank has ended the group is logged once */
     unsigned quick_ends;      /* collectives that ended without a look at anything else */
     bool lends;               /* all ranks may lend each other memory; the same on all */
     unsigned in_place;        /* all-reduces that were carried out so; tests read it */

@@ -323,6 +323,17 @@ static void digest_report(const struct report *report, uint64_t *digest)
         *digest = mix(*digest, report->fields[field]);
 }
 
+/* Ranks that have compared the same go on alike. One that has found a difference may end at once, and
+ * with it the group: so none does before all have come as far. What the barrier returns is no news. */
+static int differ(struct dp_comm *comm, int err)
+{
+    char text[512];
+
+    snprintf(text, sizeof(text), "%s", dp_last_error());
+    dp_comm_barrier(comm);
+    return dp_fail_quietly(err, "%s", text);
+}
+
 int dp_config_agree(const struct dp_pipeline_config *config, int err, uint64_t *digest)
 {
     struct dp_comm *comm = config->comm;
@@ -343,10 +354,13 @@ int dp_config_agree(const struct dp_pipeline_config *config, int err, uint64_t *
         digest_report(&mine, digest);
     }
     int failed = dp_comm_allgather(comm, &mine, reports, sizeof(mine));
-    if (!failed && !err)
+    const bool has_all = !failed;
+    if (has_all && !err)
         failed = compare_reports(config, reports);
     free(reports);
-    return err ? err : failed;
+    if (err)
+        failed = err;
+    return failed && has_all ? differ(comm, failed) : failed;
 }
 
 int dp_step_agree(struct dp_comm *comm, const uint64_t mine[DP_AGREED], uint64_t *all)
@@ -371,6 +385,8 @@ int dp_step_agree(struct dp_comm *comm, const uint64_t mine[DP_AGREED], uint64_t
             err = fail(DP_EMISMATCH, "accumulate of the step: rank %d and rank 0 differ", r);
         else if (its[3] != all[3])
             err = fail(DP_EMISMATCH, "extents of the step: rank %d has others than rank 0", r);
+        if (err)
+            return differ(comm, err);
     }
     return err;
 }

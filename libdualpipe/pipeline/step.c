@@ -279,7 +279,7 @@ int dp_step_abort(struct dp_pipeline *pipe, int err)
         dp_comm_progress(comm);
     if (err == DP_EABORTED && dp_comm_aborted(comm, &why))
         dp_fail_quietly(err, "the step was ended by rank %d (%s): %s%s%s", why.rank,
-                        dp_strerror(why.error), why.text, why.doing ? "; its last op: " : "",
+                        dp_strerror(why.error), why.text, why.doing ? "; the last op known of it: " : "",
                         dp_pipeline_doing_text(why.doing, doing, sizeof(doing)));
     snprintf(first, sizeof(first), "%s", dp_last_error());
     dp_messages_forget(pipe);

@@ -839,23 +839,11 @@ static void after_the_first_message_that_is_dropped_none_arrives(void **state)
 /* ---- shortage -------------------------------------------------------------------------------- */
 
 /* Rank 0 may open no file, and has no connection to rank 3 yet: it cannot tell whether that lives. */
-static int lack_files(struct dp_comm *comm, void *arg)
+static int receive_without_files(struct dp_comm *comm)
 {
     struct rlimit files, none;
-    bool alive[8];
     char byte = 0;
 
-    (void)arg;
-    BEGIN(comm);
-    CHECK(!dp_comm_barrier(comm));
-    if (dp_comm_rank(comm)) { /* all but rank 0 live, and say the same */
-        CHECK(!dp_comm_agree_alive(comm, alive));
-        for (int i = 1; i < dp_comm_size(comm); i++)
-            CHECK(alive[i]);
-        return 0;
-    }
-    if (is_thread(comm))
-        return 0;
     CHECK(!getrlimit(RLIMIT_NOFILE, &files));
     none = (struct rlimit){3, files.rlim_max};
     CHECK(!setrlimit(RLIMIT_NOFILE, &none));
@@ -863,6 +851,24 @@ static int lack_files(struct dp_comm *comm, void *arg)
     CHECK(!setrlimit(RLIMIT_NOFILE, &files));
     CHECK(err == DP_EIO && dp_comm_is_alive(comm, 3));
     CHECK_SAYS("Too many open files");
+    return 0;
+}
+
+static int lack_files(struct dp_comm *comm, void *arg)
+{
+    const int64_t until_ns = dp_now_ns() + LONG_NS;
+    struct dp_comm *survivors;
+
+    (void)arg;
+    BEGIN(comm);
+    CHECK(!gather_at(comm, 0));
+    if (!dp_comm_rank(comm))
+        return is_thread(comm) ? 0 : receive_without_files(comm);
+    while (dp_comm_is_alive(comm, 0) && dp_now_ns() < until_ns) /* none connects to it meanwhile */
+        CHECK(!dp_comm_progress(comm));
+    CHECK(!go_on(comm, &survivors));
+    CHECK(!check_survivors(comm, survivors, 1));
+    dp_comm_close(survivors);
     return 0;
 }
 

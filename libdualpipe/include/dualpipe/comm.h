@@ -180,7 +180,8 @@ DP_PUBLIC int dp_process_keep_own_gpu(const struct dp_process *process, bool *ha
 DP_PUBLIC int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out);
 
 /* Leave the group; frees comm. Requests in flight are dropped. Rank 0 waits for the others, see the
- * top. comm may be NULL. */
+ * top. comm may be NULL. A process that exits with status 0 leaves so, too; with another one it has
+ * failed, and ends the group. */
 DP_PUBLIC void dp_comm_close(struct dp_comm *comm);
 
 /* ---- groups -------------------------------------------------------------------------------- */
