@@ -10,13 +10,16 @@
 
 #include <dualpipe/device.h>
 #include <dualpipe/dualpipe.h>
-#include <dualpipe/nccl.h>
+#include <dualpipe/library.h>
 #include <dualpipe/options.h>
 
 #include <jansson.h>
 
+#include <dlfcn.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
@@ -56,8 +59,6 @@ struct machine {
     double memory_bytes, available_bytes, shm_free_bytes;
     bool gpu;
     char gpu_text[256]; /* the first GPU's name, or why there is none */
-    bool nccl;
-    char nccl_text[512]; /* version and file of what the communicator loads, or why nothing */
 };
 
 static void read_memory(struct machine *m)
@@ -89,21 +90,6 @@ static void find_gpu(struct machine *m)
         dp_device_close(dev);
 }
 
-static void find_nccl(struct machine *m)
-{
-    const char *file;
-    int version;
-
-    command_mute(true);
-    m->nccl = dp_nccl_version(&version, &file) == 0;
-    command_mute(false);
-    if (m->nccl)
-        snprintf(m->nccl_text, sizeof(m->nccl_text), "%d.%d.%d, %s", version / 10000,
-                 version / 100 % 100, version % 100, file);
-    else
-        snprintf(m->nccl_text, sizeof(m->nccl_text), "%s", dp_last_error());
-}
-
 static void look_at_machine(struct machine *m)
 {
     cpu_set_t usable;
@@ -117,7 +103,84 @@ static void look_at_machine(struct machine *m)
     if (!statvfs("/dev/shm", &shm))
         m->shm_free_bytes = (double)shm.f_bavail * (double)shm.f_frsize;
     find_gpu(m);
-    find_nccl(m);
+}
+
+/* ---- libraries that are looked for at run time --------------------------------------------- */
+
+/* How a library says its version, and what that number is made of. */
+enum version_by { BY_NOTHING, BY_FUNCTION, BY_POINTER };
+
+static const struct optional {
+    const char *name, *option; /* of a file; NULL: none */
+    const char *files[4];      /* as those that load them have it */
+    const char *version;       /* of its functions */
+    enum version_by by;
+    size_t major, minor; /* what one of each counts in that number */
+} libraries[] = {
+    {"libcuda", "DUALPIPE_DEVICE_CUDA_LIBRARY", {"libcuda.so.1"}, "cuDriverGetVersion", BY_POINTER,
+     1000, 10},
+    {"libnccl", "DUALPIPE_NCCL_LIBRARY", {"libnccl.so.2", "libnccl.so"}, "ncclGetVersion",
+     BY_POINTER, 10000, 100},
+    {"libcublasLt", NULL, {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"},
+     "cublasLtGetVersion", BY_FUNCTION, 10000, 100},
+    {"libibverbs", NULL, {"libibverbs.so.1"}, NULL, BY_NOTHING, 0, 0},
+    {"libnvidia-ml", NULL, {"libnvidia-ml.so.1"}, NULL, BY_NOTHING, 0, 0},
+};
+enum { LIBRARIES = sizeof(libraries) / sizeof(libraries[0]) };
+
+struct found {
+    char file[PATH_MAX]; /* all links followed, as the version is often in the name; "": none */
+    char version[64];    /* "": it has none */
+    char why[1024];      /* there is none */
+};
+
+struct wanted_option {
+    const char *name, *value;
+};
+
+static void keep_value(void *user, const struct dp_option_info *o)
+{
+    struct wanted_option *wanted = user;
+
+    if (!strcmp(o->name, wanted->name))
+        wanted->value = o->value;
+}
+
+static void read_version(const struct optional *l, void *handle, struct found *out)
+{
+    size_t (*function)(void);
+    int (*pointer)(int *), number = 0;
+    void *symbol = l->version ? dlsym(handle, l->version) : NULL;
+
+    memcpy(&function, &symbol, sizeof(symbol));
+    memcpy(&pointer, &symbol, sizeof(symbol));
+    const size_t n = !symbol                ? 0
+                     : l->by == BY_FUNCTION ? function()
+                     : pointer(&number)     ? 0
+                                            : (size_t)number;
+    if (n)
+        snprintf(out->version, sizeof(out->version), "%zu.%zu.%zu", n / l->major,
+                 n % l->major / l->minor, n % l->minor);
+}
+
+/* It stays open: some have threads. */
+static void find_library(const struct optional *l, struct found *out)
+{
+    struct wanted_option option = {l->option, NULL};
+    const char *file;
+    void *handle;
+
+    *out = (struct found){.file = ""};
+    if (option.name)
+        dp_options_each(keep_value, &option);
+    const char *const own[] = {option.value, NULL};
+    if (dp_library_open(option.value ? own : l->files, &handle, &file)) {
+        snprintf(out->why, sizeof(out->why), "%s", dp_last_error());
+        return;
+    }
+    if (!realpath(file, out->file))
+        snprintf(out->file, sizeof(out->file), "%s", file);
+    read_version(l, handle, out);
 }
 
 /* ---- as text -------------------------------------------------------------------------------- */
@@ -141,7 +204,17 @@ static void print_machine(const struct machine *m)
     printf("  %-8s %.1f GiB, %.1f GiB available, %.1f GiB free in /dev/shm\n", "memory",
            m->memory_bytes / gib, m->available_bytes / gib, m->shm_free_bytes / gib);
     printf("  %-8s %s%s\n", "gpu", m->gpu ? "" : "none: ", m->gpu_text);
-    printf("  %-8s %s%s\n", "nccl", m->nccl ? "" : "none: ", m->nccl_text);
+}
+
+static void print_libraries(void)
+{
+    printf("\nlibraries that are looked for at run time\n");
+    for (int i = 0; i < LIBRARIES; i++) {
+        struct found found;
+        find_library(&libraries[i], &found);
+        printf("  %-12s %s%s%s%s\n", libraries[i].name, found.version, *found.version ? ", " : "",
+               *found.file ? found.file : "none: ", found.why);
+    }
 }
 
 static void print_option(void *user, const struct dp_option_info *o)
@@ -185,11 +258,25 @@ static json_t *json_features(void)
 static json_t *json_machine(const struct machine *m)
 {
     return json_pack(
-        "{ss, ss, ss, si, si, sI, sI, sI, sb, ss, sb, ss}", "system", m->system.sysname, "release",
+        "{ss, ss, ss, si, si, sI, sI, sI, sb, ss}", "system", m->system.sysname, "release",
         m->system.release, "architecture", m->system.machine, "cores", m->cores, "cores_usable",
         m->cores_usable, "memory_bytes", (json_int_t)m->memory_bytes, "available_bytes",
         (json_int_t)m->available_bytes, "shm_free_bytes", (json_int_t)m->shm_free_bytes, "gpu",
-        m->gpu, "gpu_text", m->gpu_text, "nccl", m->nccl, "nccl_text", m->nccl_text);
+        m->gpu, "gpu_text", m->gpu_text);
+}
+
+static json_t *json_libraries(void)
+{
+    json_t *all = json_object();
+
+    for (int i = 0; i < LIBRARIES; i++) {
+        struct found f;
+        find_library(&libraries[i], &f);
+        json_object_set_new(all, libraries[i].name,
+                            json_pack("{ss?, ss?, ss?}", "file", *f.file ? f.file : NULL, "version",
+                                      *f.version ? f.version : NULL, "why", *f.why ? f.why : NULL));
+    }
+    return all;
 }
 
 static void add_option(void *user, const struct dp_option_info *o)
@@ -209,8 +296,9 @@ static void add_problem(void *user, const struct dp_option_info *o)
 static int print_json(const struct machine *m, bool options)
 {
     json_t *wrong = json_array(), *list = options ? json_array() : NULL;
-    json_t *all = json_pack("{ss, so, so, so}", "version", dp_version(), "features",
-                            json_features(), "machine", json_machine(m), "problems", wrong);
+    json_t *all = json_pack("{ss, so, so, so, so}", "version", dp_version(), "features",
+                            json_features(), "machine", json_machine(m), "libraries",
+                            json_libraries(), "problems", wrong);
     int problems = dp_options_each(add_problem, wrong);
 
     if (list) {
@@ -237,9 +325,10 @@ static const struct arg args[] = {
 static const struct arg_group groups[] = {{"options", args, 2}, {0}};
 static const struct usage usage = {
     .command = "dualpipe info",
-    .about = "Say what this build can do, what this machine has, and with --options what can\n"
-             "be set through the environment and what has been. A variable that cannot be\n"
-             "used is always shown, and makes the exit status 1.",
+    .about = "Say what this build can do, what this machine has, which libraries are found at\n"
+             "run time, and with --options what can be set through the environment and what\n"
+             "has been. A variable that cannot be used is always shown, and makes the exit\n"
+             "status 1.",
     .groups = groups,
     .examples = "  dualpipe info\n"
                 "  DUALPIPE_LOG_LEVEL=debug dualpipe info --options\n"
@@ -262,6 +351,7 @@ int run_info(int argc, char **argv)
     printf("dualpipe %s\n\n", dp_version());
     print_features();
     print_machine(&machine);
+    print_libraries();
     if (o.options) {
         printf("\noptions (environment)\n");
         problems = dp_options_each(print_option, NULL);

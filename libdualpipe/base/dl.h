@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * dl.h - libraries that are looked for at run time (CUDA, NCCL, verbs): a table of the functions
- * wanted, filled from the first file of a list that opens.
+ * wanted, filled from the first file of a list that opens (library.h says where it is looked for).
  */
 #ifndef DP_BASE_DL_H
 #define DP_BASE_DL_H
 
-#include <dualpipe/dualpipe.h>
+#include <dualpipe/library.h>
 
 struct dp_dl_symbol {
     const char *name;

@@ -228,6 +228,11 @@ const char *dp_foreign_variable(const char *name)
     return text && *text ? text : NULL;
 }
 
+const char *dp_trusted_variable(const char *name)
+{
+    return secure_getenv(name) ? dp_foreign_variable(name) : NULL;
+}
+
 /* ---- what programs are shown ------------------------------------------------------------- */
 
 static int show_one(const struct dp_option_area *area, const struct dp_option *o, dp_option_fn fn,

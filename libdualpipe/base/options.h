@@ -54,6 +54,8 @@ int dp_options_read(const struct dp_option_area *area, void *values);
 /* A variable that belongs to another program (RANK, SLURM_JOB_ID, ...): its value, NULL if it is not
  * set or empty. */
 const char *dp_foreign_variable(const char *name);
+/* The same where code is loaded from what it says: NULL also in a setuid program. */
+const char *dp_trusted_variable(const char *name);
 
 /* dp_options_each for these areas: a DUALPIPE_ variable that is in none of them is a problem. A
  * component adds itself to the list of all, libdualpipe/areas.c. */

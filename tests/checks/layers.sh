@@ -7,7 +7,7 @@ cd "$DP_TOP_SRCDIR"
 
 # Every layer with its height and the public headers that are its.
 layers='
-base        0  dualpipe memory options parameter random
+base        0  dualpipe library memory options parameter random
 schedule    1  schedule partition
 checkpoint  1  checkpoint
 microbatch  1  microbatch

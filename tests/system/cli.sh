@@ -164,8 +164,52 @@ tells_about_the_machine_in_json()
 {
     command -v jq >/dev/null || skip "jq is not installed"
     run info --json --options || return
-    jq -e '.machine.cores >= 1 and (.features | has("cuda")) and (.options | length) >= 1' \
+    jq -e '.machine.cores >= 1 and (.features | has("cuda")) and (.options | length) >= 1 and
+        (.libraries | length == 5 and all(.file or .why))' \
         "$work/out" >/dev/null
+}
+
+# finds_at DIR COMMAND... - a library that is in DIR only is found there, by this command.
+finds_at()
+{
+    place=$prefix/$1
+    shift
+    mkdir -p "$place" && cp "$work/library.so" "$place/libelsewhere.so.2"
+    run_it env DUALPIPE_NCCL_LIBRARY=libelsewhere.so.2 "$@" || return
+    says "libnccl      2.28.9, $place/libelsewhere.so.2"
+    rm -rf "${prefix:?}"/lib*
+}
+
+run_it()
+{
+    "$@" >"$work/out" 2>"$work/err" || wrong "exits with $?: $(cat "$work/err")"
+}
+
+finds_libraries_where_packages_put_them()
+{
+    prefix="$work/an [odd] name*"
+    python=lib/python3.99/site-packages/nvidia/cu13/lib
+    mkdir -p "$prefix/bin"
+    ln -s /bin/true "$prefix/bin/python3"
+    ln -s "$dualpipe" "$prefix/bin/"
+    echo 'int ncclGetVersion(int *out) { *out = 22809; return 0; }' >"$work/library.c"
+    # shellcheck disable=SC2086 # words
+    $DP_CC -fno-sanitize=all -shared -fPIC -nostdlib -o "$work/library.so" "$work/library.c" || return
+    for variable in VIRTUAL_ENV CONDA_PREFIX; do
+        finds_at $python "$variable=$prefix" "$dualpipe" info || return
+    done
+    for variable in CUDA_HOME CUDA_PATH; do
+        finds_at lib64 "$variable=$prefix" "$dualpipe" info || return
+    done
+    finds_at $python "PATH=$prefix/bin:$PATH" "$dualpipe" info || return
+    finds_at lib/python3/dist-packages/nvidia/nccl/lib "$prefix/bin/${dualpipe##*/}" info || return
+    mkdir -p "$work/first" && cp "$work/library.so" "$work/first/libelsewhere.so.2"
+    mkdir -p "$prefix/lib64" && : >"$prefix/lib64/libelsewhere.so.2"
+    run_it env DUALPIPE_NCCL_LIBRARY=libelsewhere.so.2 CUDA_HOME="$prefix" \
+        LD_LIBRARY_PATH="$work/first:$LD_LIBRARY_PATH" "$dualpipe" info &&
+        says "libnccl      2.28.9, $work/first/libelsewhere.so.2" || return
+    run_it env DUALPIPE_NCCL_LIBRARY=libelsewhere.so.2 CUDA_HOME="$prefix" "$dualpipe" info &&
+        says 'libnccl      none: libelsewhere.so.2: cannot open' "$prefix/lib64/libelsewhere.so.2: file too short"
 }
 
 lists_options_with_value_and_origin()
@@ -356,6 +400,7 @@ it folds_help_to_columns
 it folds_a_matrix_to_columns
 it tells_about_the_machine
 it tells_about_the_machine_in_json
+it finds_libraries_where_packages_put_them
 it lists_options_with_value_and_origin
 it says_which_option_is_wrong
 it says_without_being_asked_which_option_is_wrong

@@ -198,6 +198,7 @@ static void a_program_with_more_rights_takes_no_code_from_the_environment(void *
         assert_int_equal(dp_options_read(&area, &o), 0);
         assert_string_equal(o.file, "a");
         assert_int_equal(o.code == NULL, is_setuid);
+        assert_int_equal(dp_trusted_variable("DUALPIPE_TESTAREA_CODE") == NULL, is_setuid);
     }
     is_setuid = false;
     unsetenv("DUALPIPE_TESTAREA_FILE");

@@ -8,6 +8,8 @@
  */
 #include "train/cuda/blas.h"
 
+#include <dualpipe/library.h>
+
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,11 +79,10 @@ struct blas {
 
 static int load(struct blas *b)
 {
-    static const char *const files[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
+    static const char *const files[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so",
+                                        NULL};
 
-    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]) && !b->library; i++)
-        b->library = dlopen(files[i], RTLD_NOW | RTLD_LOCAL);
-    if (!b->library)
+    if (dp_library_open(files, &b->library, NULL))
         return DP_ENOENT;
 #define LOAD(name, args)                                                                           \
     *(void **)&b->name = dlsym(b->library, "cublasLt" #name);                                      \
