@@ -109,7 +109,7 @@ plant()
         esac
         case $line in
         '@link '*) ln -s "$3" "$root$2" ;;
-        '@remove '*) rm "$root$2" ;;
+        '@remove '*) rm -r "$root$2" ;;
         '@library '*) shift && path=$1 && shift && mkdir -p "$root${path%/*}" &&
             library "$root$path" "$@" ;;
         '@pci '*) shift && pci "$@" ;;

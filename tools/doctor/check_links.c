@@ -62,6 +62,40 @@ static bool look_at_speed(struct doctor *d, const char *path, const char *above,
     return false;
 }
 
+static int generation(double gigatransfers)
+{
+    static const double speeds[] = {2.5, 5, 8, 16, 32, 64}; /* of generation 1 and so on */
+    int g = 0;
+
+    while (g < 6 && speeds[g] <= gigatransfers)
+        g++;
+    return g;
+}
+
+/* A link runs as both ends can; for a GPU it is also said what the card could do in another slot. */
+static void look_at_slot(struct doctor *d, const struct device *gpu)
+{
+    const char *path = gpu->path.text;
+    const struct tree_path above = devices_parent(d, path);
+    double speed, width;
+
+    if (!tree_number(&d->tree, &speed, "%s/max_link_speed", path) ||
+        !tree_number(&d->tree, &width, "%s/max_link_width", path))
+        return;
+    const double slot_speed = both_can(d, path, above.text, "speed");
+    const double slot_width = both_can(d, path, above.text, "width");
+    const bool is_less = slot_speed < speed || slot_width < width;
+    doctor_add(d, (struct finding){
+        .severity = is_less ? DOCTOR_NOTE : DOCTOR_FINE,
+        .what = doctor_text(d, "%s can do PCIe generation %d with %.0f lanes, its slot generation "
+                               "%d with %.0f", gpu->name, generation(speed), width,
+                            generation(slot_speed), slot_width),
+        .evidence = doctor_text(d, "%s/max_link_speed, max_link_width", path),
+        .consequence = is_less ? doctor_text(d, "copies reach %.0f %% of the card's bandwidth", 100 *
+                                             slot_speed * slot_width / (speed * width)) : NULL,
+        .remedy = is_less ? "use a slot that has as much" : NULL});
+}
+
 /* Every link up to the processor. */
 static bool look_at_way(struct doctor *d, const struct device *device)
 {
@@ -86,6 +120,8 @@ void doctor_links(struct doctor *d)
     for (size_t i = 0; i < devices.count; i++)
         if (*devices.items[i].path.text) {
             good &= look_at_way(d, &devices.items[i]);
+            if (devices.items[i].gpu)
+                look_at_slot(d, &devices.items[i]);
             seen++;
         }
     if (good && seen)

@@ -11,41 +11,16 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool find_by_pattern(struct doctor *d, const char *pattern, struct tree_path *path)
-{
-    struct tree_list files = tree_glob(&d->tree, "%s", pattern);
-    bool found = files.count;
-
-    if (found)
-        snprintf(path->text, sizeof(path->text), "%s", files.paths[0]);
-    tree_list_free(&files);
-    return found;
-}
-
-/* The one that the process has mapped; that of a Python environment, since PyTorch brings one and
- * prefers it; else what the loader finds, or where CUDA's packages put it. */
+/* The one that the process has mapped; that of an active Python, since PyTorch brings one and prefers
+ * it; else what the loader finds, or where packages put it. */
 static bool find_nccl(struct doctor *d, struct tree_path *path, const char **rule)
 {
-    static const char *const inside[] = {"VIRTUAL_ENV", "CONDA_PREFIX"};
-    static const char package[] = "nvidia/nccl/lib/libnccl.so.2";
+    static const char name[] = "libnccl.so.2";
 
     *rule = "the map of the process";
-    if (library_mapped(d, "libnccl.so", path))
-        return true;
-    for (size_t i = 0; i < 2; i++) {
-        const char *dir = doctor_variable(d, inside[i]);
-        *rule = inside[i];
-        if (dir && find_by_pattern(d, doctor_text(d, "%s/lib/python3*/site-packages/%s", dir,
-                                                  package), path))
-            return true;
-    }
-    if (library_find(d, "libnccl.so.2", path, rule))
-        return true;
-    *rule = "the packages of Python";
-    if (find_by_pattern(d, doctor_text(d, "/usr/local/lib/python3*/*-packages/%s", package), path))
-        return true;
-    *rule = "the directory of CUDA";
-    return find_by_pattern(d, "/usr/local/cuda*/lib*/libnccl.so.2", path);
+    return library_mapped(d, "libnccl.so", path) ||
+           library_find_packaged(d, name, true, path, rule) || library_find(d, name, path, rule) ||
+           library_find_packaged(d, name, false, path, rule);
 }
 
 static bool is_word(char c)

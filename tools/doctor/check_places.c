@@ -30,19 +30,32 @@ static const struct device *card_on(const struct devices *devices, int node, boo
     return NULL;
 }
 
-static void look_at_gpu(struct doctor *d, const struct devices *devices, const struct device *gpu)
+/* With one node only it does not matter which. */
+static void add_unknown_node(struct doctor *d, const struct device *gpu, size_t nodes)
+{
+    doctor_add(d, (struct finding){
+        .severity = nodes > 1 ? DOCTOR_WARNING : nodes ? DOCTOR_FINE : DOCTOR_UNKNOWN,
+        .what = doctor_text(d, "the kernel does not know the NUMA node of %s%s", gpu->name,
+                            nodes == 1 ? ", and there is one only" : ""),
+        .evidence = doctor_text(d, "%s/numa_node", gpu->path.text),
+        .consequence = nodes == 1 ? NULL : "threads and buffers end up on any node, and NCCL "
+                                           "guesses distances",
+        .remedy = nodes == 1 ? NULL : "update the BIOS; in a virtual machine give NCCL_TOPO_FILE"});
+}
+
+static void look_at_gpu(struct doctor *d, const struct devices *devices, const struct device *gpu,
+                        size_t nodes)
 {
     const struct device *card = card_on(devices, gpu->node, true);
 
-    if (!card)
-        return;
     if (gpu->node < 0) {
+        add_unknown_node(d, gpu, nodes);
+        return;
+    }
+    if (nodes < 2 || !card) {
         doctor_add(d, (struct finding){
-            .severity = DOCTOR_WARNING,
-            .what = doctor_text(d, "the kernel does not know the NUMA node of %s", gpu->name),
-            .evidence = doctor_text(d, "%s/numa_node", gpu->path.text),
-            .consequence = "threads and buffers end up on any node, and NCCL guesses distances",
-            .remedy = "update the BIOS; in a virtual machine give NCCL_TOPO_FILE"});
+            .what = doctor_text(d, "%s is on NUMA node %d", gpu->name, gpu->node),
+            .evidence = doctor_text(d, "%s/numa_node", gpu->path.text)});
         return;
     }
     const struct device *near = card_on(devices, gpu->node, false);
@@ -95,9 +108,8 @@ void doctor_places(struct doctor *d)
 {
     struct devices devices = devices_find(d);
 
-    if (node_count(d) > 1)
-        for (size_t i = 0; i < devices.count && devices.items[i].gpu; i++)
-            look_at_gpu(d, &devices, &devices.items[i]);
+    for (size_t i = 0; i < devices.count && devices.items[i].gpu; i++)
+        look_at_gpu(d, &devices, &devices.items[i], node_count(d));
     if (devices.count && devices.items[0].gpu && card_on(&devices, 0, true))
         look_at_gpudirect(d);
     devices_free(&devices);

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_versions.c - the driver and rdma-core, and whether the driver is new enough for the CUDA
- * that NCCL was built for. The drivers are those of NVIDIA's table of CUDA releases and minimum
- * drivers.
+ * that NCCL was built for and for the toolkit. The drivers are those of NVIDIA's table of CUDA
+ * releases and minimum drivers.
  */
 #include "config.h"
 
 #include "doctor/doctor.h"
 #include "doctor/library.h"
+
+#include <jansson.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,9 +32,46 @@ static bool driver_version(struct doctor *d, char version[static 32])
     return false;
 }
 
+struct need {
+    int driver;
+    char cuda[32];
+    const char *file;
+    bool of_nccl;
+};
+
+/* The newest driver that is needed, and what for. */
+static void add_need(struct need *most, const char *cuda, const char *file, bool of_nccl)
+{
+    for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++)
+        if (needed[i].cuda == atoi(cuda) && needed[i].driver > most->driver) {
+            *most = (struct need){.driver = needed[i].driver, .file = file, .of_nccl = of_nccl};
+            snprintf(most->cuda, sizeof(most->cuda), "%s", cuda);
+        }
+}
+
+/* CUDA's toolkit says its version as JSON: {"cuda": {"name": ..., "version": "13.0.1"}, ...}. */
+static void add_toolkit(struct doctor *d, struct need *most)
+{
+    static const char *const homes[] = {"CUDA_HOME", "CUDA_PATH"};
+    const char *home = NULL;
+    size_t len;
+
+    for (int i = 0; i < 2 && !home; i++)
+        home = doctor_variable(d, homes[i]);
+    const char *file = doctor_text(d, "%s/version.json", home ? home : "/usr/local/cuda");
+    char *text = tree_read(&d->tree, &len, "%s", file);
+    json_t *all = text ? json_loads(text, 0, NULL) : NULL;
+    const char *version =
+        json_string_value(json_object_get(json_object_get(all, "cuda"), "version"));
+    if (version)
+        add_need(most, version, file, false);
+    json_decref(all);
+    free(text);
+}
+
 static void look_at_driver(struct doctor *d)
 {
-    int cuda = atoi(d->nccl.cuda), least = 0;
+    struct need need = {.cuda = ""};
     char version[32];
 
     if (!driver_version(d, version)) {
@@ -43,20 +82,20 @@ static void look_at_driver(struct doctor *d)
                                        .remedy = "none is needed on a machine without GPUs"});
         return;
     }
-    for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++)
-        if (needed[i].cuda == cuda)
-            least = needed[i].driver;
-    if (atoi(version) >= least)
+    add_need(&need, d->nccl.cuda, d->nccl.path.text, true);
+    add_toolkit(d, &need);
+    if (atoi(version) >= need.driver)
         doctor_add(d, (struct finding){.what = doctor_text(d, "NVIDIA driver %s", version),
                                        .evidence = "/proc/driver/nvidia/version"});
     else
         doctor_add(d, (struct finding){
-            .severity = DOCTOR_FAULT,
+            .severity = need.of_nccl ? DOCTOR_FAULT : DOCTOR_WARNING,
             .what = doctor_text(d, "NVIDIA driver %s is older than %d, which CUDA %s needs", version,
-                                least, d->nccl.cuda),
-            .evidence = doctor_text(d, "/proc/driver/nvidia/version, %s", d->nccl.path.text),
-            .consequence = "CUDA does not start: 'driver version is insufficient'",
-            .remedy = "update the driver, or use an NCCL for an older CUDA"});
+                                need.driver, need.cuda),
+            .evidence = doctor_text(d, "/proc/driver/nvidia/version, %s", need.file),
+            .consequence = "what was built for it does not start: 'driver version is insufficient'",
+            .remedy = need.of_nccl ? "update the driver, or use an NCCL for an older CUDA"
+                                   : "update the driver, or use an older toolkit"});
 }
 
 /* libibverbs.so.1.14.44.0 is that of rdma-core 44.0. */

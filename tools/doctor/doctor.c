@@ -24,10 +24,11 @@ enum { EXIT_WARNING = 3, EXIT_FAULT = 4 };
 static const struct doctor_check checks[] = {
     {"nccl", doctor_nccl},           {"plugin", doctor_plugin},
     {"tuner", doctor_tuner},         {"versions", doctor_versions},
-    {"variables", doctor_variables}, {"limits", doctor_limits},
-    {"memory", doctor_memory},       {"rdma", doctor_rdma},
-    {"links", doctor_links},         {"isolation", doctor_isolation},
-    {"places", doctor_places},       {"placement", doctor_placement},
+    {"gpu", doctor_gpu},             {"variables", doctor_variables},
+    {"limits", doctor_limits},       {"memory", doctor_memory},
+    {"rdma", doctor_rdma},           {"links", doctor_links},
+    {"isolation", doctor_isolation}, {"places", doctor_places},
+    {"placement", doctor_placement},
 };
 enum { CHECKS = sizeof(checks) / sizeof(checks[0]) };
 

@@ -68,6 +68,7 @@ void doctor_tuner(struct doctor *d);
 void doctor_versions(struct doctor *d);
 void doctor_variables(struct doctor *d);
 void doctor_selection(struct doctor *d); /* a part of doctor_variables */
+void doctor_gpu(struct doctor *d);
 void doctor_limits(struct doctor *d);
 void doctor_memory(struct doctor *d);
 void doctor_rdma(struct doctor *d);

@@ -85,6 +85,61 @@ bool library_find(struct doctor *d, const char *name, struct tree_path *path, co
                            "/lib64:/usr/lib64:/lib:/usr/lib", name, path);
 }
 
+static bool find_below(struct doctor *d, const char *dir, const char *below, const char *name,
+                       struct tree_path *path)
+{
+    struct tree_list files = tree_glob(&d->tree, "%s/%s/%s", dir, below, name);
+    bool found = files.count;
+
+    if (found)
+        snprintf(path->text, sizeof(path->text), "%s", files.paths[0]);
+    tree_list_free(&files);
+    return found;
+}
+
+/* The directory of PATH with python3, and the one above it. */
+static const char *python_prefix(struct doctor *d)
+{
+    const char *dirs = doctor_variable(d, "PATH");
+
+    for (; dirs; dirs = strchr(dirs, ':') ? strchr(dirs, ':') + 1 : NULL) {
+        const int len = (int)strcspn(dirs, ":");
+        if (len && tree_has(&d->tree, "%.*s/python3", len, dirs))
+            return doctor_text(d, "%.*s/..", len, dirs);
+    }
+    return NULL;
+}
+
+bool library_find_packaged(struct doctor *d, const char *name, bool active, struct tree_path *path,
+                           const char **rule)
+{
+    static const char python[] = "lib*/python3*/*-packages/nvidia/*/lib", cuda[] = "lib64";
+    static const struct {
+        bool active;
+        const char *dir, *below, *rule; /* dir: a path, or the variable that has it */
+    } places[] = {
+        {true, "VIRTUAL_ENV", python, "VIRTUAL_ENV"},
+        {true, "CONDA_PREFIX", python, "CONDA_PREFIX"},
+        {true, "PATH", python, "the packages of python3"},
+        {false, "/usr/local", python, "the packages of Python"},
+        {false, "CUDA_HOME", cuda, "CUDA_HOME"},
+        {false, "CUDA_PATH", cuda, "CUDA_PATH"},
+        {false, "/usr/local", "cuda*/lib*", "the directory of CUDA"},
+    };
+
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        const char *dir = places[i].dir;
+        if (places[i].active != active)
+            continue;
+        if (*dir != '/')
+            dir = strcmp(dir, "PATH") ? doctor_variable(d, dir) : python_prefix(d);
+        *rule = places[i].rule;
+        if (dir && find_below(d, dir, places[i].below, name, path))
+            return true;
+    }
+    return false;
+}
+
 bool library_mapped(struct doctor *d, const char *prefix, struct tree_path *path)
 {
     size_t len;

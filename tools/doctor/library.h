@@ -13,6 +13,11 @@
  * says which place it was. */
 bool library_find(struct doctor *d, const char *name, struct tree_path *path, const char **rule);
 
+/* The same where packages of Python and CUDA put it, as libdualpipe looks for it (dualpipe/library.h):
+ * with `active` in the Python that a job would use, else in what the machine has. */
+bool library_find_packaged(struct doctor *d, const char *name, bool active, struct tree_path *path,
+                           const char **rule);
+
 /* A library that the process has mapped whose file name begins with `prefix`. */
 bool library_mapped(struct doctor *d, const char *prefix, struct tree_path *path);
 
