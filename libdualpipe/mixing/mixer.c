@@ -265,9 +265,8 @@ static int set_up(struct dp_mixer *m)
             return dp_fail(DP_ENOMEM, "no memory for a mixer that survives");
         m->death->given = c->graph;
     }
-    m->method = &dp_mixer_methods[c->algorithm];
     if (c->factor == 0)
-        c->factor = c->compression ? dp_mixer_wire_factor(c) : m->method->factor;
+        c->factor = c->compression ? dp_mixer_wire_factor(c) : 1;
     if (c->bucket_bytes == 0)
         c->bucket_bytes = 25.0 * 1024 * 1024;
     find_leaders(m);
@@ -393,7 +392,7 @@ void dp_mixer_counts(const struct dp_mixer *m, struct dp_mixer_counts *out)
     for (int32_t i = 0; i < m->bucket_count; i++) {
         const struct dp_mixer_bucket *b = &m->buckets[i];
         const struct dp_stale *stale = b->exchange.stale;
-        out->sent_bytes += b->exchange.sent_bytes + b->tracker.sent_bytes;
+        out->sent_bytes += b->exchange.sent_bytes;
         out->sent_bytes += stale ? stale->sent_bytes : 0;
         out->passed += stale ? stale->passed : 0;
         if (stale && stale->longest > out->longest)

@@ -177,8 +177,6 @@ static int go_on_together(struct dp_mixer *m, struct dp_comm *comm, struct dp_gr
 
     if (!err)
         err = share_state(m, before);
-    if (!err)
-        dp_mixer_restart_method(m);
     return agree_to_grow(m->config.comm, err);
 }
 
@@ -263,8 +261,6 @@ static int begin(struct dp_mixer *m, const struct told *t)
     }
     if (!err)
         err = share_state(m, (int)t->w.workers);
-    if (!err)
-        dp_mixer_restart_method(m);
     dp_mixer_spread_tied(m);
     return agree_to_grow(m->config.comm, err);
 }

@@ -16,7 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VERSION = 2, HEAD = 7, OF_BUCKET = 5, BLOCKS = 4, NAME_LEN = 64 };
+enum { VERSION = 2, HEAD = 7, OF_BUCKET = 5, BLOCKS = 3, NAME_LEN = 64 };
+/* Algorithms in the list of numbers: 1 and 2 were others, whose states are refused. */
+static const int64_t algorithms[DP_MIXER_ALGORITHMS] = {[DP_MIXER_DPSGD] = 0,
+                                                        [DP_MIXER_LOCAL_SGD] = 3};
 
 struct dp_mixer_state {
     int64_t *numbers, number_count, *lengths;
@@ -103,7 +106,7 @@ static void note_numbers(const struct dp_mixer *m, int64_t *n)
                                 m->started,
                                 bits_of(m->loss_scale.scale),
                                 m->loss_scale.good,
-                                m->config.algorithm};
+                                algorithms[m->config.algorithm]};
 
     memcpy(n, head, sizeof(head));
     n += HEAD;
@@ -141,9 +144,8 @@ static void name_blocks(struct dp_mixer *m, int32_t number, int32_t *next)
         char *block;
     } blocks[BLOCKS] = {
         {"received", b->exchange.block[b->exchange.now]},
-        {"tracked", b->tracker.block[b->tracker.now]},
-        {m->method->memory[0], b->memory[0]},
-        {m->method->memory[1], b->memory[1]},
+        {"anchor", b->memory[0]},
+        {"outer-momentum", b->memory[1]},
     };
 
     for (int k = 0; k < BLOCKS; k++) {
@@ -216,10 +218,11 @@ static int check_numbers(const struct dp_mixer *m, const int64_t *n, int64_t cou
         return dp_fail(DP_EMISMATCH, "%lld numbers of a mixer's state, version %lld, expected %d at "
                        "least, version %d", (long long)count, count ? (long long)n[0] : 0,
                        HEAD + m->config.count, VERSION);
-    if (n[6] != (int64_t)m->config.algorithm)
+    if (n[6] != algorithms[m->config.algorithm])
         return dp_fail(DP_EMISMATCH,
-                       "numbers of a mixer's state of algorithm %lld, expected %d, %s",
-                       (long long)n[6], (int)m->config.algorithm, m->method->name);
+                       "numbers of a mixer's state of algorithm %lld, expected %lld, %s",
+                       (long long)n[6], (long long)algorithms[m->config.algorithm],
+                       dp_mixer_algorithm_name(m->config.algorithm));
     bool sound = n[1] >= 0 && n[2] >= 0 && n[2] <= m->config.count;
     for (int64_t i = 0; sound && i < n[2]; i++) {
         const int64_t p = n[HEAD + i];
@@ -242,8 +245,6 @@ static int take_buckets(struct dp_mixer *m, const int64_t *n, int64_t count)
         b->updates = n[0];
         b->pending = n[1];
         dp_exchange_restore(&b->exchange, n[2], of_bits(n[3]), of_bits(n[4]));
-        if (m->method->tracks)
-            dp_exchange_restore(&b->tracker, n[2], of_bits(n[3]), of_bits(n[4]));
     }
     return 0;
 }

@@ -98,38 +98,33 @@ static int make_optimizer(struct dp_mixer *m, struct dp_mixer_bucket *b)
     return err;
 }
 
-/* Blocks of the exchanges of a bucket. */
-static size_t block_count(const struct dp_mixer *m)
+/* Bytes of the blocks of a bucket's exchange. */
+static size_t blocks_bytes(const struct dp_mixer *m, const struct dp_mixer_bucket *b)
 {
-    return (m->method->tracks ? 2 : 1) * (size_t)dp_exchange_blocks(&m->shared);
+    return (size_t)dp_exchange_blocks(&m->shared) * round_up(b->elements * b->type.bits / 8);
 }
 
-static int make_exchanges(struct dp_mixer *m, struct dp_mixer_bucket *b)
+static int make_exchange(struct dp_mixer *m, struct dp_mixer_bucket *b)
 {
-    int err = dp_exchange_init(&b->exchange, &m->shared, b->type, b->elements, b->blocks);
-
-    if (!err && m->method->tracks)
-        err = dp_exchange_init(&b->tracker, &m->shared, b->type, b->elements, b->blocks + 2);
-    return err;
+    return dp_exchange_init(&b->exchange, &m->shared, b->type, b->elements, b->blocks);
 }
 
-static int make_exchange(struct dp_mixer *m, struct dp_mixer_bucket *b, char *memory)
+static int make_blocks(struct dp_mixer *m, struct dp_mixer_bucket *b, char *memory)
 {
     const size_t bytes = round_up(b->elements * b->type.bits / 8);
-    void *blocks[2] = {memory, dp_exchange_blocks(&m->shared) > 1 ? memory + bytes : memory};
-    void *tracker[2] = {memory + 2 * bytes, memory + 3 * bytes};
 
+    b->blocks[0] = memory;
+    b->blocks[1] = dp_exchange_blocks(&m->shared) > 1 ? memory + bytes : memory;
     for (int k = 0; k < 2; k++) {
         b->beside[k] = calloc((size_t)b->count + 1, sizeof(*b->beside[k]));
         if (!b->beside[k])
             return dp_fail(DP_ENOMEM, "no memory for a bucket of %d parameters", b->count);
         for (int32_t i = 0; i < b->count; i++)
-            b->beside[k][i] = (char *)blocks[k] +
+            b->beside[k][i] = (char *)b->blocks[k] +
                               (size_t)m->cut.offset[b->numbers[i]] * b->type.bits / 8;
     }
-    memcpy(b->blocks, (void *[]){blocks[0], blocks[1], tracker[0], tracker[1]}, sizeof(b->blocks));
-    int err = make_exchanges(m, b);
-    return err ? err : dp_mixer_make_memory(m, b);
+    int err = make_exchange(m, b);
+    return err || !dp_mixer_is_local(m) ? err : dp_mixer_make_memory(m, b);
 }
 
 static int describe(struct dp_mixer *m, int32_t number)
@@ -162,7 +157,7 @@ static int make_memory(struct dp_mixer *m)
     size_t bytes = 0;
 
     for (int32_t i = 0; i < m->bucket_count; i++)
-        bytes += block_count(m) * round_up(m->buckets[i].elements * m->buckets[i].type.bits / 8);
+        bytes += blocks_bytes(m, &m->buckets[i]);
     if (shared && bytes >= shared && !dp_shared_alloc(bytes, -1, &m->memory)) {
         m->memory_is_shared = true;
         return 0;
@@ -192,10 +187,10 @@ static int make_buckets(struct dp_mixer *m)
         if (!m->config.separate)
             err = make_views(m, b);
         if (!err)
-            err = make_exchange(m, b, memory);
+            err = make_blocks(m, b, memory);
         if (!err)
             err = make_optimizer(m, b);
-        memory += block_count(m) * round_up(b->elements * b->type.bits / 8);
+        memory += blocks_bytes(m, b);
     }
     return err;
 }
@@ -242,7 +237,7 @@ int dp_mixer_make_exchanges(struct dp_mixer *m)
     int err = 0;
 
     for (int32_t i = 0; i < m->bucket_count && !err; i++)
-        err = make_exchanges(m, &m->buckets[i]);
+        err = make_exchange(m, &m->buckets[i]);
     return err ? err : make_all_known(m);
 }
 
@@ -293,7 +288,6 @@ void dp_mixer_stop(struct dp_mixer *m)
         struct dp_mixer_bucket *b = &m->buckets[i];
         dp_optimizer_free(b->optimizer);
         dp_exchange_fini(&b->exchange);
-        dp_exchange_fini(&b->tracker);
         free(b->memory[0]);
         free(b->memory[1]);
         free(b->parameters);

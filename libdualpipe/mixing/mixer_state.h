@@ -5,7 +5,7 @@
  *      mixer.c           new and free, and what a program asks
  *      mixer_start.c     buckets from the trace, and their blocks
  *      mixer_update.c    forward, ready, step
- *      mixer_algorithm.c what a bucket takes of what came; other algorithms than D-PSGD
+ *      mixer_algorithm.c what a bucket takes of what came; local SGD
  *      mixer_wire.c      whether what is sent may be compressed, or late
  *      mixer_average.c   the average of all workers
  *      mixer_checkpoint.c  the state, and going on from it
@@ -34,25 +34,9 @@ struct dp_mixer_bucket {
     bool pending;                    /* an exchange was started and not used yet */
     int64_t used;                    /* exchanges that are over, counted since the workers are these */
     int64_t updates;
-    void *blocks[4];                 /* of `exchange`, then of `tracker` */
+    void *blocks[2];                 /* of `exchange` */
     void **beside[2];                /* [count] of each block of the exchange, by parameter */
-    struct dp_exchange tracker; /* of algorithms that track: y on its way, as `exchange` is x */
-    char *memory[2]; /* blocks that the algorithm keeps, by the layout of the exchange's */
-};
-
-/* What a mixer must know of an algorithm. */
-struct dp_mixer_method {
-    const char *name, *memory[2]; /* of the state's tensors; NULL: it has no such block */
-    double factor;                /* where the config has none */
-    bool tracks;                  /* gradients become those of a second exchange */
-    bool settles; /* what came is mixed by the next forward, not by the next update */
-};
-extern const struct dp_mixer_method dp_mixer_methods[DP_MIXER_ALGORITHMS];
-
-/* How a bucket is updated. */
-struct dp_mixer_sweep {
-    double rate, scale;
-    bool skip;
+    char *memory[2]; /* blocks that local SGD keeps, by the layout of the exchange's */
 };
 
 /* A worker's own value and what came are multiplied with these. */
@@ -63,7 +47,6 @@ struct dp_mixer_weights {
 struct dp_mixer {
     struct dp_mixer_config config;
     struct dp_parameter *parameters; /* [count] */
-    const struct dp_mixer_method *method;
     struct dp_rate schedule;
     struct dp_loss_scale loss_scale;
     struct dp_exchange_group shared;
@@ -142,23 +125,16 @@ int dp_mixer_check_algorithm(const struct dp_mixer_config *config);
 int dp_mixer_check_wire(const struct dp_mixer_config *config);
 /* The factor of mixing where blocks are compressed and the config has none. */
 double dp_mixer_wire_factor(const struct dp_mixer_config *config);
-/* A bucket's blocks, as they are before the first update. */
+/* Local SGD: a bucket's blocks, as they are before the first update. */
 int dp_mixer_make_memory(struct dp_mixer *m, struct dp_mixer_bucket *b);
-/* What methods that track do before an update: wait for y, make it the gradient, and fill the block
- * that is sent next. It takes the scale upon itself. */
-int dp_mixer_track(struct dp_mixer *m, struct dp_mixer_bucket *b, struct dp_mixer_sweep *sweep,
-                   int64_t next);
-/* What methods that settle do as an update; *send: an exchange begins with it, in round *next. */
-int dp_mixer_adapt(struct dp_mixer *m, struct dp_mixer_bucket *b,
-                   const struct dp_mixer_sweep *sweep, int64_t *next, bool *send);
-/* Methods that settle: mix what came into all buckets. */
+/* Local SGD: an update; *send: an exchange begins with it, in *round. */
+int dp_mixer_update_locally(struct dp_mixer *m, struct dp_mixer_bucket *b,
+                            const struct dp_optimizer_step *step, int64_t *round, bool *send);
+/* Local SGD: mix what came into all buckets; nothing to do with D-PSGD. */
 int dp_mixer_settle(struct dp_mixer *m);
 /* Mix what came into one bucket, without an update. */
 int dp_mixer_use(struct dp_mixer *m, struct dp_mixer_bucket *b);
-/* The algorithm goes on from these values with other workers. */
-void dp_mixer_restart_method(struct dp_mixer *m);
-struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, const struct dp_mixer_bucket *b,
-                                         struct dp_exchange *x);
+struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, struct dp_mixer_bucket *b);
 /* What came is mixed, or dropped by all. */
 void dp_mixer_note_used(struct dp_mixer_bucket *b);
 /* For what a bucket has in flight. */
@@ -174,6 +150,12 @@ void dp_mixer_end_average(struct dp_mixer *m, bool revert);
 void dp_mixer_state_free(struct dp_mixer_state *state);
 /* Tensors at the end of the state that are of this worker's place in the graph. */
 int32_t dp_mixer_known_count(const struct dp_mixer *m);
+/* What came is mixed by the next forward, not by the next update. */
+static inline bool dp_mixer_is_local(const struct dp_mixer *m)
+{
+    return m->config.algorithm == DP_MIXER_LOCAL_SGD;
+}
+
 /* End the group: this rank cannot go on. A death does not, where the mixer survives. */
 static inline int dp_mixer_leave(struct dp_mixer *m, int err)
 {

@@ -187,7 +187,6 @@ static void drop_exchanges(struct dp_mixer *m)
     for (int32_t i = 0; i < m->bucket_count; i++) {
         struct dp_mixer_bucket *b = &m->buckets[i];
         dp_exchange_fini(&b->exchange);
-        dp_exchange_fini(&b->tracker);
         b->pending = false;
         b->used = 0;
     }
@@ -231,7 +230,6 @@ static void align(struct dp_mixer *m, const struct survey *s)
     m->open = m->overflow = m->any_given = false;
     memset(m->given, 0, (size_t)m->config.count * sizeof(*m->given));
     dp_mixer_begin_iteration(m);
-    dp_mixer_restart_method(m);
 }
 
 int dp_mixer_adopt(struct dp_mixer *m, struct dp_comm *comm, struct dp_graph *g)

@@ -67,13 +67,13 @@ static double rate_of(const struct dp_mixer *m, const struct dp_mixer_bucket *b)
 }
 
 static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next,
-                  const struct dp_mixer_sweep *sweep)
+                  struct dp_optimizer_step *step)
 {
     const bool uses = b->pending;
     const struct dp_graph *g = m->config.graph;
     struct dp_exchange *x = &b->exchange;
     const int32_t self = dp_comm_rank(m->config.comm);
-    const struct dp_mixer_weights w = dp_mixer_weights(m, b, x);
+    const struct dp_mixer_weights w = dp_mixer_weights(m, b);
     const double mass = g->push_sum ? x->mass : 1;
     const struct dp_optimizer_mix mix = {
         .keep = w.keep,
@@ -81,14 +81,10 @@ static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next,
         .put = dp_exchange_adds(x) ? 1 : dp_exchange_share(g, next, self) * mass,
         .buffers = b->beside[x->now],
     };
-    int err = dp_optimizer_step(b->optimizer, &(struct dp_optimizer_step){
-                                                  .rate = sweep->rate / mass,
-                                                  .scale = sweep->scale,
-                                                  .zero_grads = true,
-                                                  .skip = sweep->skip,
-                                                  .present = b->present,
-                                                  .mix = &mix,
-                                              });
+
+    step->rate /= mass;
+    step->mix = &mix;
+    int err = dp_optimizer_step(b->optimizer, step);
     if (uses && !err)
         dp_mixer_note_used(b);
     return err;
@@ -115,62 +111,43 @@ static int await_or_pass(struct dp_mixer *m, struct dp_mixer_bucket *b, bool *la
     return *late ? 0 : err;
 }
 
-/* An update that mixes nothing. */
-static int update_alone(struct dp_mixer_bucket *b, const struct dp_mixer_sweep *sweep)
-{
-    return dp_optimizer_step(b->optimizer, &(struct dp_optimizer_step){.rate = sweep->rate,
-                                                                       .scale = sweep->scale,
-                                                                       .zero_grads = true,
-                                                                       .present = b->present,
-                                                                       .skip = sweep->skip});
-}
-
 /* Mix, update and write what goes next; or leave the mixing for later, with nothing to *send. */
 static int mix_and_update(struct dp_mixer *m, struct dp_mixer_bucket *b,
-                          struct dp_mixer_sweep *sweep, int64_t next, bool *send)
+                          struct dp_optimizer_step *step, int64_t next, bool *send)
 {
     bool late;
     int err = await_or_pass(m, b, &late);
 
     if (!err && late) {
         *send = false;
-        return update_alone(b, sweep);
+        return dp_optimizer_step(b->optimizer, step);
     }
-
     if (!err)
         err = dp_mixer_call_hook(m, b);
-    if (!err && m->method->tracks)
-        err = dp_mixer_track(m, b, sweep, next);
-    return err ? err : update(m, b, next, sweep);
-}
-
-/* The numbers of second exchanges follow those of the first. */
-static int start_exchanges(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t round)
-{
-    const uint64_t tag = tag_of(m, b);
-    int err = dp_exchange_start(&b->exchange, round, tag);
-
-    if (!err && m->method->tracks)
-        err = dp_exchange_start(&b->tracker, round, tag + ((uint64_t)m->bucket_count << 40));
-    b->pending = true;
-    return err;
+    return err ? err : update(m, b, next, step);
 }
 
 static int process(struct dp_mixer *m, struct dp_mixer_bucket *b, double scale, bool skip)
 {
-    struct dp_mixer_sweep sweep = {rate_of(m, b), scale * (m->has_update ? m->set.scale : 1),
-                                   skip || (m->has_update && m->set.skip)};
+    struct dp_optimizer_step step = {.rate = rate_of(m, b),
+                                     .scale = scale * (m->has_update ? m->set.scale : 1),
+                                     .skip = skip || (m->has_update && m->set.skip),
+                                     .present = b->present,
+                                     .zero_grads = true};
     int64_t round = next_round(m, b);
     bool send = true;
-    int err = m->method->settles ? dp_mixer_adapt(m, b, &sweep, &round, &send)
-                                 : mix_and_update(m, b, &sweep, round, &send);
+    int err = dp_mixer_is_local(m) ? dp_mixer_update_locally(m, b, &step, &round, &send)
+                                   : mix_and_update(m, b, &step, round, &send);
 
     if (err)
         return err;
     b->updates++;
     if (!send && b->exchange.stale)
         return dp_exchange_pass(&b->exchange, round, tag_of(m, b));
-    return send ? start_exchanges(m, b, round) : 0;
+    if (!send)
+        return 0;
+    b->pending = true;
+    return dp_exchange_start(&b->exchange, round, tag_of(m, b));
 }
 
 /* ---- gradients --------------------------------------------------------------------------------- */
@@ -336,7 +313,7 @@ int dp_mixer_forward(struct dp_mixer *m, bool training)
         if (!err)
             err = dp_mixer_leave(m, finish_updates(m));
     }
-    if (!err && m->method->settles)
+    if (!err && dp_mixer_is_local(m))
         err = dp_mixer_leave(m, settle(m));
     if (err)
         return err;

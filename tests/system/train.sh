@@ -145,7 +145,7 @@ refuses_to_mix_that_way()
         '--mix-local 2|expected --mix with the name of a graph' \
         '--mix rign|did you mean ring?' \
         '--mix alternating-exp-ring --mix-local 4|at least 2 nodes' \
-        '--mix ring --mix-algorithm exact-diffusion|single round, such as torus' \
+        '--mix ring --mix-algorithm exact-diffusion|expected one of d-psgd, local-sgd' \
         '--mix-compress int8|expected --mix with a graph' \
         '--mix-staleness 1|expected --mix with a graph' \
         '--mix ring --mix-staleness 1 --mix-compress int8|expected one of the two' \
@@ -153,9 +153,9 @@ refuses_to_mix_that_way()
         '--mix ring --mix-compress topk|--mix-compress' \
         '--mix ring --mix-compress topk=2|above 0, up to 1' \
         '--mix directed-exp --mix-compress int8|without push-sum' \
-        '--mix ring --mix-compress int8 --mix-algorithm gradient-tracking|expected --mix-algorithm d-psgd' \
+        '--mix ring --mix-compress int8 --mix-algorithm local-sgd|expected --mix-algorithm d-psgd' \
         '--mix ring --width 63|--width 63: expected a multiple' \
-        '--mix directed-exp --mix-algorithm gradient-tracking|without push-sum'; do
+        '--mix directed-exp --mix-algorithm local-sgd|without push-sum'; do
         # shellcheck disable=SC2086 # words
         refuses 2 "${way#*|}" train $small --schedule none -D 4 ${way%|*} || return
     done
@@ -488,8 +488,7 @@ it replicas_mix ring -P 2 -D 2
 it replicas_mix one-peer-exp -P 2 -D 4 --schedule 1f1b
 it replicas_mix complete --schedule none -D 1
 it replicas_mix alternating-exp-ring --schedule none -D 4 --mix-local 2
-it replicas_mix ring --schedule none -D 4 --mix-algorithm gradient-tracking
-it replicas_mix torus -P 2 -D 2 --mix-algorithm exact-diffusion
+it replicas_mix torus -P 2 -D 2 --mix-algorithm local-sgd
 it replicas_mix complete --schedule none -D 4 --mix-algorithm local-sgd --local-steps 4 --outer-momentum 0.3
 it replicas_mix ring --schedule none -D 4 --mix-compress int8
 it replicas_mix one-peer-exp -P 2 -D 2 --mix-compress topk=0.05 --transport tcp

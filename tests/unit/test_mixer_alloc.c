@@ -70,8 +70,6 @@ static void iterations_allocate_nothing(void **state)
         {.graph = "complete", .clip = DP_CLIP_GLOBAL},
         {.graph = "torus", .scaled = true},
         {.graph = "directed-exp"},
-        {.graph = "ring", .algorithm = DP_MIXER_GRADIENT_TRACKING},
-        {.graph = "torus", .algorithm = DP_MIXER_EXACT_DIFFUSION},
         {.graph = "complete", .algorithm = DP_MIXER_LOCAL_SGD},
         {.graph = "one-peer-exp", .compression = DP_COMPRESSION_INT8},
         {.graph = "complete", .compression = DP_COMPRESSION_TOPK},
@@ -118,7 +116,7 @@ static void a_mixer_that_gets_no_memory_says_so(void **state)
 {
     (void)state;
     every_failure_is_reported(&(struct alloc_case){.graph = "complete", .views = true});
-    every_failure_is_reported(&(struct alloc_case){.graph = "torus", .algorithm = DP_MIXER_EXACT_DIFFUSION});
+    every_failure_is_reported(&(struct alloc_case){.graph = "torus", .algorithm = DP_MIXER_LOCAL_SGD});
     every_failure_is_reported(&(struct alloc_case){.graph = "complete", .compression = DP_COMPRESSION_TOPK});
     every_failure_is_reported(&(struct alloc_case){.graph = "complete", .staleness = 1});
 }

@@ -192,8 +192,6 @@ static void a_parameter_without_a_gradient_is_left_as_it_is(void **state)
         {.kind = DP_OPTIMIZER_ACCUM_ADAMW},
         {.kind = DP_OPTIMIZER_ADAMW, .clip_norm = 1e6},
         {.kind = DP_OPTIMIZER_ADAMW, .scaled = true},
-        {.kind = DP_OPTIMIZER_ADAMW, .algorithm = DP_MIXER_GRADIENT_TRACKING},
-        {.kind = DP_OPTIMIZER_ADAMW, .algorithm = DP_MIXER_EXACT_DIFFUSION},
         {.kind = DP_OPTIMIZER_ADAMW, .algorithm = DP_MIXER_LOCAL_SGD},
         {.kind = DP_OPTIMIZER_SGD, .compat = true},
         {.kind = DP_OPTIMIZER_ADAMW, .compat = true},

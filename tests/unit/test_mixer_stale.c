@@ -224,8 +224,8 @@ static const struct wrong {
     {.graph = "ring", .staleness = 1025, .sentence = "staleness: 1025 rounds"},
     {.graph = "ring",
      .staleness = 1,
-     .algorithm = DP_MIXER_GRADIENT_TRACKING,
-     .sentence = "staleness with gradient-tracking, expected d-psgd"},
+     .algorithm = DP_MIXER_LOCAL_SGD,
+     .sentence = "staleness with local-sgd, expected d-psgd"},
     {.graph = "directed-exp", .staleness = 1, .sentence = "expected one without push-sum"},
     {.graph = "ring", .staleness = 1, .compat = true, .sentence = "staleness with compat"},
     {.graph = "ring",
@@ -251,6 +251,7 @@ static int refuse(struct dp_comm *comm, void *arg)
     struct dp_mixer_config config = config_of_worker(w, &(struct job){0});
     config.staleness = wrong->staleness + (wrong->mismatch && dp_comm_rank(comm));
     config.algorithm = wrong->algorithm;
+    config.local_steps = config.outer_rate = wrong->algorithm == DP_MIXER_LOCAL_SGD;
     config.compression = wrong->compression;
     config.compat = wrong->compat;
     int err = dp_mixer_new(&config, &w->mixer);

@@ -261,14 +261,9 @@ static const struct wrong {
      .sentence = "compression none with a fraction of 0.5, expected 0",
      .fraction = 0.5},
     {.graph = "ring",
-     .sentence = "compression int8 with gradient-tracking, expected d-psgd",
+     .sentence = "compression int8 with local-sgd, expected d-psgd",
      .compression = DP_COMPRESSION_INT8,
-     .algorithm = DP_MIXER_GRADIENT_TRACKING},
-    {.graph = "torus",
-     .sentence = "compression topk with exact-diffusion",
-     .compression = DP_COMPRESSION_TOPK,
-     .fraction = 0.5,
-     .algorithm = DP_MIXER_EXACT_DIFFUSION},
+     .algorithm = DP_MIXER_LOCAL_SGD},
     {.graph = "directed-exp",
      .sentence = "mixing graph directed-exp, expected one without push-sum",
      .compression = DP_COMPRESSION_INT8},
@@ -296,6 +291,7 @@ static int refuse(struct dp_comm *comm, void *arg)
     config.compression = (enum dp_mixer_compression)wrong->compression;
     config.fraction = wrong->fraction;
     config.algorithm = wrong->algorithm;
+    config.local_steps = config.outer_rate = wrong->algorithm == DP_MIXER_LOCAL_SGD;
     config.compat = wrong->compat;
     if (wrong->mismatch && dp_comm_rank(comm) == 1)
         config.compression = DP_COMPRESSION_NONE;

@@ -114,13 +114,10 @@ double memory_of_rank(const struct settings *s, int rank)
         return memory_offloaded(s);
     const int stages = s->training ? s->training->stages : 1;
     const int slots = s->training ? dp_schedule_slot_count(s->training, rank) : 1;
-    /* What an algorithm keeps beside, exchanges of its own included. */
-    static const double kept[DP_MIXER_ALGORITHMS] = {
-        [DP_MIXER_GRADIENT_TRACKING] = 4, [DP_MIXER_EXACT_DIFFUSION] = 1, [DP_MIXER_LOCAL_SGD] = 2};
-    /* Weights, gradients, two averages of AdamW; in the fixed order, and where updates are late, another
-     * set of gradients; to
-     * mix, two blocks for exchanges and what an average replaced. */
-    const double mixing = s->graph ? 3 + kept[s->method.algorithm] : 0;
+    /* Weights, gradients, two averages of AdamW; in the fixed order, and where updates are late,
+     * another set of gradients; to mix, two blocks for exchanges and what an average replaced, and two
+     * that local SGD keeps. */
+    const double mixing = s->graph ? 3 + 2 * (s->method.algorithm == DP_MIXER_LOCAL_SGD) : 0;
     const double copies = (s->any_order ? 4 : 5) + s->late + mixing;
     double peak = s->training ? peak_of(s->training, rank) : 1, bytes = process_bytes;
 

@@ -27,8 +27,7 @@ static const char *const dtypes[] = {"f32", "bf16", NULL};
 static const char *const executions[] = {"list", "messages", NULL};
 static const char gpt[] = "gpt";
 static const char *const models[] = {gpt, "mlp-bn", NULL};
-static const char *const algorithms[] = {"d-psgd", "gradient-tracking", "exact-diffusion",
-                                         "local-sgd", NULL};
+static const char *const algorithms[] = {"d-psgd", "local-sgd", NULL};
 static const char *const transports[] = {"auto", "shm", "tcp", "mpi", "nccl", NULL};
 
 #define AT(member) .offset = offsetof(struct settings, member)
@@ -135,7 +134,7 @@ static const struct arg replica_args[] = {
     {"mix-algorithm", 0, NULL, "how weights are updated and averaged, with a graph", ARG_CHOICE,
      AT(mix_algorithm), "d-psgd", .choices = algorithms},
     {"mix-factor", 0, "A",
-     "how far weights go to the average (default 1; exact-diffusion 1/2; of topk its share)", ARG_REAL,
+     "how far weights go to the average (default 1; of topk its share)", ARG_REAL,
      AT(mix_factor), .min = 1e-6, .max = 1},
     {"mix-compress", 0, "HOW",
      "d-psgd: send int8, or topk=SHARE of the values; what is left out is sent later", ARG_STRING,

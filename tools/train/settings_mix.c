@@ -173,10 +173,6 @@ static bool check_method(const struct settings *s)
     else if (s->method.algorithm && s->graph->push_sum)
         command_misused("--mix-algorithm %s: expected a graph without push-sum, not %s",
                         s->mix_algorithm, s->graph->name);
-    else if (s->method.algorithm == DP_MIXER_EXACT_DIFFUSION && s->graph->period > 1)
-        command_misused("--mix-algorithm %s: expected a graph of a single round, such as torus or "
-                        "complete; %s has %d",
-                        s->mix_algorithm, s->graph->name, s->graph->period);
     else
         return true;
     return false;

@@ -33,10 +33,8 @@
  * functions that say so are collective. A mixer and its communicator belong to one thread at a time.
  *
  * Sources: Decent-DP (decent_dp.ddp) for the order of operations; Lian et al., 2017, for D-PSGD; Assran
- * et al., "Stochastic gradient push", 2019; Nedic, Olshevsky and Shi, "Achieving geometric convergence
- * for distributed optimization over time-varying graphs", 2017, for gradient tracking (DIGing); Yuan
- * et al., "Exact diffusion for distributed optimization and learning", 2019; Wang et al., "SlowMo",
- * 2020, for local SGD with outer momentum; Koloskova, Stich and Jaggi, "Decentralized stochastic
+ * et al., "Stochastic gradient push", 2019; Wang et al., "SlowMo", 2020, for local SGD with outer
+ * momentum; Koloskova, Stich and Jaggi, "Decentralized stochastic
  * optimization and gossip algorithms with compressed communication" (CHOCO-SGD), 2019.
  */
 #ifndef DUALPIPE_MIXER_H
@@ -68,30 +66,16 @@ struct dp_mixer_average_info {
 /* x: values, g: the gradient at x, A(x, g): the optimizer's step, W: what a round of the graph does,
  * damped by the factor.
  *
- *  DPSGD              x = A(W x, g)
- *                     With a constant rate and data split unevenly, workers end beside the optimum.
- *  GRADIENT_TRACKING  y = W y + g - g',  x = A(W x, y)
- *                     g' is the g before. The mean of y is that of g, so that with a constant rate
- *                     workers end in the optimum. y is exchanged as x is: twice the bytes.
- *  EXACT_DIFFUSION    p = A(x, g),  x = W (p + x - p')
- *                     p' is the p before. The same with the bytes of D-PSGD, for graphs of a single
- *                     round with W_ij = W_ji. A factor of 0 means 1/2, with which it converges for all
- *                     of these.
- *  LOCAL_SGD          x = A(x, g), local_steps times; then
- *                     u = outer_momentum u + z - W x,  z = z - outer_rate u,  x = z
- *                     With the graph `complete` that is SlowMo; with others z and u differ by worker.
- *
- * The last two mix before the next gradient: an exchange is overlapped with the rest of the backward
- * only, and ends in the next dp_mixer_forward. */
-enum dp_mixer_algorithm {
-    DP_MIXER_DPSGD,
-    DP_MIXER_GRADIENT_TRACKING,
-    DP_MIXER_EXACT_DIFFUSION,
-    DP_MIXER_LOCAL_SGD,
-    DP_MIXER_ALGORITHMS
-};
+ *  DPSGD      x = A(W x, g)
+ *             With a constant rate and data split unevenly, workers end beside the optimum.
+ *  LOCAL_SGD  x = A(x, g), local_steps times; then
+ *             u = outer_momentum u + z - W x,  z = z - outer_rate u,  x = z
+ *             With the graph `complete` that is SlowMo; with others z and u differ by worker. It mixes
+ *             before the next gradient: an exchange is overlapped with the rest of the backward only,
+ *             and ends in the next dp_mixer_forward. */
+enum dp_mixer_algorithm { DP_MIXER_DPSGD, DP_MIXER_LOCAL_SGD, DP_MIXER_ALGORITHMS };
 
-/* "d-psgd", "gradient-tracking", "exact-diffusion", "local-sgd"; NULL for anything else. */
+/* "d-psgd", "local-sgd"; NULL for anything else. */
 DP_PUBLIC const char *dp_mixer_algorithm_name(enum dp_mixer_algorithm algorithm);
 
 /* What workers send each other of a block, with DPSGD. Both send differences to what the receivers know
@@ -134,7 +118,7 @@ struct dp_mixer_config {
     bool separate;       /* values stay where they are; otherwise they become views of blocks, and
                           * DLTensor.data of the values changes once, when buckets are made, and
                           * back when the mixer is freed */
-    double factor;       /* a, above 0, up to 1; 0: 1, or what the algorithm says */
+    double factor;       /* a, above 0, up to 1; 0: 1, or what the compression says */
     double clip_norm;    /* 0: gradients are not clipped */
     enum dp_mixer_clip clip;
     const struct dp_loss_scale *loss_scale; /* gradients are of a loss multiplied with it; copied */
@@ -144,7 +128,7 @@ struct dp_mixer_config {
     bool start_frozen;    /* and frozen parameters */
     bool average_buffers; /* dp_mixer_average averages them, for good */
 
-    /* All but DPSGD keep state beside the values, in their type: values must be float32 or float64 and
+    /* LOCAL_SGD keeps state beside the values, in their type: values must be float32 or float64 and
      * gradients of the same type (else DP_EUNSUPPORTED); neither a graph of push-sum nor compat. */
     enum dp_mixer_algorithm algorithm;
     /* Other than NONE: DPSGD, float32 or float64 (else DP_EUNSUPPORTED), neither push-sum nor compat.
@@ -251,8 +235,7 @@ DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
  *    and with its learning rate and round. Gradients become zero: what was computed of the iteration
  *    that was cut off is dropped. Before the buckets were made, all begin again with iteration 0.
  *  - Values that an average was going to revert (dp_mixer_revert) are reverted.
- *  - Push-sum weights begin again with 1, gradient tracking with y = g, exact diffusion with p = x;
- *    the optimizers' state stays.
+ *  - Push-sum weights begin again with 1; the optimizers' state stays.
  *
  * One line says so, at the level DP_LOG_WARN, on the first of them. DP_ESTATE without config.survive;
  * DP_EABORTED where this worker was declared dead itself, or the group was aborted; DP_ENOMEM. */
