@@ -4,12 +4,10 @@
  * reference then becomes what a receiver knows, so that what rounding left out is part of the next
  * difference (error feedback).
  *
- *      int8     | float32 scale of each 256 elements | int8 of each element |
- *               scale = largest magnitude / 127; an element is its int8 times the scale
- *      top-k    | uint32 number of each kept element | its value |
- *               those of the largest magnitudes, ascending; the others are 0
+ *      | float32 scale of each 256 elements | int8 of each element |
+ *      scale = largest magnitude / 127; an element is its int8 times the scale
  *
- * A difference that is not finite stays one: int8 makes its 256 elements NaN, and top-k prefers it.
+ * A difference that is not finite stays one: it makes its 256 elements NaN.
  *
  * Sources: Koloskova, Stich and Jaggi, "Decentralized stochastic optimization and gossip algorithms
  * with compressed communication" (CHOCO-SGD), 2019; Dettmers, "8-bit approximations for parallelism in
@@ -23,22 +21,15 @@
 enum { DP_CODEC_SCALED = 256 }; /* elements of a scale */
 
 struct dp_codec {
-    enum dp_mixer_compression kind;
     DLDataType type; /* float32 or float64 */
     size_t elements;
-    size_t kept;     /* top-k */
-    size_t bytes;    /* of a message */
-    uint32_t *bins;  /* top-k: room for counts of magnitudes */
+    size_t bytes; /* of a message */
 };
 
-/* DP_ENOMEM. fraction: of elements that top-k keeps, at least one. */
-int dp_codec_init(struct dp_codec *c, enum dp_mixer_compression kind, double fraction,
-                  DLDataType type, size_t elements);
-void dp_codec_fini(struct dp_codec *c);
-
+struct dp_codec dp_codec_of(DLDataType type, size_t elements);
 /* message[bytes] of x - reference, which goes to where its receivers' copies go. */
 void dp_codec_write(const struct dp_codec *c, const void *x, void *reference, void *message);
-/* sum += what a message says. DP_EMISMATCH for one that was not written for such a block. */
-int dp_codec_add(const struct dp_codec *c, const void *message, void *sum);
+/* sum += what a message says. */
+void dp_codec_add(const struct dp_codec *c, const void *message, void *sum);
 
 #endif

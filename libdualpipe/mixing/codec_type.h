@@ -3,7 +3,7 @@
  * codec_type.h - the loops of codec.c for one type; codec.c includes it with these defined:
  *
  *      REAL     float or double      NAME(x)      x with a suffix of the type
- *      ABS      of that type         KEY(x)       its magnitude as 31 bits that order like it
+ *      ABS      of that type
  */
 static void NAME(round_piece)(size_t count, const REAL *restrict x, const REAL *restrict reference,
                               float *scale, int8_t *restrict out)
@@ -33,56 +33,4 @@ static void NAME(add_piece)(size_t count, float scale, const int8_t *restrict in
 {
     for (size_t i = 0; i < count; i++)
         sum[i] += (REAL)scale * (REAL)in[i];
-}
-
-/* The magnitude of the last kept one, and how many of just that are kept: two counts by halves of the
- * key. */
-static uint32_t NAME(find_limit)(const struct dp_codec *c, const REAL *x, const REAL *reference,
-                                 size_t *equals)
-{
-    size_t left = c->kept;
-    uint32_t high, low;
-
-    memset(c->bins, 0, BINS * sizeof(*c->bins));
-    for (size_t i = 0; i < c->elements; i++)
-        c->bins[KEY(x[i] - reference[i]) >> 16]++;
-    for (high = BINS - 1; c->bins[high] < left; high--)
-        left -= c->bins[high];
-    memset(c->bins, 0, BINS * sizeof(*c->bins));
-    for (size_t i = 0; i < c->elements; i++) {
-        const uint32_t key = KEY(x[i] - reference[i]);
-        c->bins[key & 0xffff] += key >> 16 == high;
-    }
-    for (low = BINS - 1; c->bins[low] < left; low--)
-        left -= c->bins[low];
-    *equals = left;
-    return high << 16 | low;
-}
-
-static void NAME(keep_largest)(const struct dp_codec *c, const REAL *x, const REAL *reference,
-                               uint32_t *numbers, REAL *values)
-{
-    size_t equals, count = 0;
-    const uint32_t limit = NAME(find_limit)(c, x, reference, &equals);
-
-    for (size_t i = 0; i < c->elements && count < c->kept; i++) {
-        const REAL d = x[i] - reference[i];
-        const uint32_t key = KEY(d);
-        if (key < limit || (key == limit && !equals))
-            continue;
-        equals -= key == limit;
-        numbers[count] = (uint32_t)i;
-        values[count++] = d;
-    }
-}
-
-static int NAME(add_largest)(const struct dp_codec *c, const uint32_t *numbers, const REAL *values,
-                             REAL *sum)
-{
-    for (size_t i = 0; i < c->kept; i++) {
-        if (numbers[i] >= c->elements)
-            return DP_EMISMATCH;
-        sum[numbers[i]] += values[i];
-    }
-    return 0;
 }

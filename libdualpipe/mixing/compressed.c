@@ -61,9 +61,9 @@ static int allocate(struct dp_compressed *x)
 }
 
 int dp_compressed_init(struct dp_compressed *x, struct dp_comm *comm, const struct dp_graph *graph,
-                       const struct dp_codec *codec)
+                       DLDataType type, size_t elements)
 {
-    *x = (struct dp_compressed){.comm = comm, .graph = graph, .codec = *codec};
+    *x = (struct dp_compressed){.comm = comm, .graph = graph, .codec = dp_codec_of(type, elements)};
     int err = allocate(x);
 
     if (err)
@@ -73,7 +73,6 @@ int dp_compressed_init(struct dp_compressed *x, struct dp_comm *comm, const stru
 
 void dp_compressed_fini(struct dp_compressed *x)
 {
-    dp_codec_fini(&x->codec);
     free(x->rounds);
     free(x->memory);
     free(x->blocks);
@@ -145,18 +144,16 @@ int dp_compressed_arrive(struct dp_compressed *x, bool wait, const struct dp_com
     return err;
 }
 
-int dp_compressed_finish(struct dp_compressed *x, void *out)
+void dp_compressed_finish(struct dp_compressed *x, void *out)
 {
     const struct dp_compressed_round *r = &x->rounds[x->round % x->graph->period];
     const struct dp_codec *c = &x->codec;
-    int err = 0;
 
     memset(out, 0, c->elements * c->type.bits / 8);
-    for (int32_t k = 0; k < r->count && !err; k++) {
-        err = dp_codec_add(c, x->arrived + (size_t)k * c->bytes, r->theirs[k]);
+    for (int32_t k = 0; k < r->count; k++) {
+        dp_codec_add(c, x->arrived + (size_t)k * c->bytes, r->theirs[k]);
         dp_add_difference(c->type, c->elements, out, x->from[k].weight, r->theirs[k], r->mine);
     }
-    return err;
 }
 
 size_t dp_compressed_bytes(const struct dp_compressed *x, int64_t t)

@@ -38,7 +38,7 @@ struct dp_compressed {
 };
 
 int dp_compressed_init(struct dp_compressed *x, struct dp_comm *comm, const struct dp_graph *graph,
-                       const struct dp_codec *codec);
+                       DLDataType type, size_t elements);
 void dp_compressed_fini(struct dp_compressed *x);
 /* All workers know these values of all: values[elements], the same on all of them. */
 void dp_compressed_begin(struct dp_compressed *x, const void *values);
@@ -49,7 +49,7 @@ int dp_compressed_start(struct dp_compressed *x, int64_t t, uint64_t tag, const 
  * dp_neighbor_wait. */
 int dp_compressed_arrive(struct dp_compressed *x, bool wait, const struct dp_comm *all);
 /* After that, once: out[elements] is what is to be added. */
-int dp_compressed_finish(struct dp_compressed *x, void *out);
+void dp_compressed_finish(struct dp_compressed *x, void *out);
 /* Bytes that this worker sends in round t. */
 size_t dp_compressed_bytes(const struct dp_compressed *x, int64_t t);
 

@@ -137,20 +137,12 @@ static size_t count_requests(const struct dp_exchange_group *s)
 
 static int make_compressed(struct dp_exchange *x)
 {
-    struct dp_codec codec;
-    int err = dp_codec_init(&codec, x->shared->compression, x->shared->fraction, x->type,
-                            x->elements);
-
-    if (err)
-        return err;
     x->compressed = malloc(sizeof(*x->compressed));
-    if (x->compressed)
-        err = dp_compressed_init(x->compressed, x->shared->comm, x->shared->graph, &codec);
-    else
-        err = dp_fail(DP_ENOMEM, "no memory for a compressed exchange");
+    if (!x->compressed)
+        return dp_fail(DP_ENOMEM, "no memory for a compressed exchange");
+    int err = dp_compressed_init(x->compressed, x->shared->comm, x->shared->graph, x->type,
+                                 x->elements);
     if (err) {
-        if (!x->compressed)
-            dp_codec_fini(&codec);
         free(x->compressed);
         x->compressed = NULL;
     }
@@ -385,29 +377,31 @@ static void sum_links(struct dp_exchange *x)
 }
 
 /* What is to be added takes the place of what was sent, or lies in the other block. */
-static int finish_difference(struct dp_exchange *x)
+static void finish_difference(struct dp_exchange *x)
 {
-    if (x->compressed)
-        return dp_compressed_finish(x->compressed, x->block[x->now]);
+    if (x->compressed) {
+        dp_compressed_finish(x->compressed, x->block[x->now]);
+        return;
+    }
     dp_stale_finish(x->stale, x->block[1 - x->now]);
     x->now = 1 - x->now;
-    return 0;
 }
 
-static int finish(struct dp_exchange *x)
+static void finish(struct dp_exchange *x)
 {
     const struct dp_graph *g = x->shared->graph;
     const struct dp_mix_group *group = dp_graph_group(g, x->round, dp_comm_rank(x->shared->comm));
 
     x->in_flight = false;
-    if (dp_exchange_adds(x))
-        return finish_difference(x);
+    if (dp_exchange_adds(x)) {
+        finish_difference(x);
+        return;
+    }
     if (group && group->count == 1)
-        return 0;
+        return;
     if (!group)
         sum_links(x);
     x->now = 1 - x->now;
-    return 0;
 }
 
 int dp_exchange_pass(struct dp_exchange *x, int64_t t, uint64_t tag)
@@ -454,7 +448,7 @@ static int go_on(struct dp_exchange *x, bool wait)
         x->done += !err;
     }
     if (!err && x->in_flight)
-        err = finish(x);
+        finish(x);
     return err && err != DP_EAGAIN ? leave(x, err) : err;
 }
 
@@ -492,7 +486,9 @@ int dp_exchange_complete(struct dp_exchange *x, const bool *users)
         err = dp_compressed_arrive(x->compressed, true, NULL);
     for (int32_t i = 0; i < x->block_requests && x->in_flight && !err; i++)
         err = dp_comm_wait(x->comm, &x->requests[i], x->peers[i]);
-    return !err && x->in_flight ? finish(x) : err;
+    if (!err && x->in_flight)
+        finish(x);
+    return err;
 }
 
 void dp_exchange_note_used(struct dp_exchange *x)

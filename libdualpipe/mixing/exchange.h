@@ -33,7 +33,6 @@ struct dp_exchange_group {
                                 * none, or a pair. Rounds may share one */
     int32_t peers_max;         /* most links to this worker in a round */
     enum dp_mixer_compression compression; /* of all exchanges that are begun after it is set */
-    double fraction;
     int32_t staleness;         /* above 0: likewise */
     bool survives;             /* comm is this group's own, and closed with it */
     const struct dp_comm *all; /* survives: of all workers, to hear of their deaths */

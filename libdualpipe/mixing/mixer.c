@@ -103,9 +103,7 @@ static int check_config(const struct dp_mixer_config *c)
     if (!err)
         err = check_tensors(c);
     if (!err)
-        err = dp_mixer_check_algorithm(c);
-    if (!err)
-        err = dp_mixer_check_wire(c);
+        err = dp_mixer_check_method(c);
     return err ? err : check_optimizer(c);
 }
 
@@ -137,7 +135,6 @@ uint64_t dp_mixer_hash_options(const struct dp_mixer_config *c)
     hash = dp_hash_bytes(hash, &c->outer_rate, sizeof(c->outer_rate));
     hash = dp_hash_bytes(hash, &c->outer_momentum, sizeof(c->outer_momentum));
     hash = dp_hash_bytes(hash, &c->compression, sizeof(c->compression));
-    hash = dp_hash_bytes(hash, &c->fraction, sizeof(c->fraction));
     hash = dp_hash_bytes(hash, &c->staleness, sizeof(c->staleness));
     hash = dp_hash_bytes(hash, &c->factor, sizeof(c->factor));
     hash = dp_hash_bytes(hash, &scaled, sizeof(scaled));
@@ -266,7 +263,7 @@ static int set_up(struct dp_mixer *m)
         m->death->given = c->graph;
     }
     if (c->factor == 0)
-        c->factor = c->compression ? dp_mixer_wire_factor(c) : 1;
+        c->factor = 1;
     if (c->bucket_bytes == 0)
         c->bucket_bytes = 25.0 * 1024 * 1024;
     find_leaders(m);

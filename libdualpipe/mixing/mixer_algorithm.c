@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { STALENESS_MAX = 1024 };
+
 static const char *const names[DP_MIXER_ALGORITHMS] = {"d-psgd", "local-sgd"};
 
 const char *dp_mixer_algorithm_name(enum dp_mixer_algorithm algorithm)
@@ -46,7 +48,11 @@ static int check_types(const struct dp_mixer_config *c)
         const struct dp_parameter *p = &c->parameters[i];
         if (p->flags & DP_PARAMETER_FROZEN)
             continue;
-        if (p->value->dtype.bits < 32 || !p->grad || !dp_tensor_same_dtype(p->value, p->grad))
+        if (c->compression && p->value->dtype.bits < 32)
+            return dp_fail(DP_EUNSUPPORTED,
+                           "compression int8 of parameter '%s', expected float32 or float64", p->name);
+        if (c->algorithm && (p->value->dtype.bits < 32 || !p->grad ||
+                             !dp_tensor_same_dtype(p->value, p->grad)))
             return dp_fail(DP_EUNSUPPORTED,
                            "%s with parameter '%s', expected a value and a gradient of "
                            "float32 or float64, both the same",
@@ -55,18 +61,56 @@ static int check_types(const struct dp_mixer_config *c)
     return 0;
 }
 
-int dp_mixer_check_algorithm(const struct dp_mixer_config *c)
+/* What differences are defined for. */
+static int check_differences(const struct dp_mixer_config *c, const char *what)
+{
+    if (c->algorithm != DP_MIXER_DPSGD)
+        return dp_fail(DP_EINVAL, "%s with %s, expected d-psgd", what, names[c->algorithm]);
+    if (c->graph->push_sum)
+        return dp_fail(DP_EINVAL, "%s over mixing graph %s, expected one without push-sum", what,
+                       c->graph->name);
+    if (c->compat)
+        return dp_fail(DP_EINVAL, "%s with compat, expected one of the two", what);
+    return 0;
+}
+
+static int check_staleness(const struct dp_mixer_config *c)
+{
+    int32_t round, i, j;
+
+    if (c->staleness < 0 || c->staleness > STALENESS_MAX)
+        return dp_fail(DP_EINVAL, "staleness: %d rounds, expected 0 to %d", c->staleness,
+                       STALENESS_MAX);
+    int err = c->staleness ? check_differences(c, "staleness") : 0;
+    if (err || !c->staleness)
+        return err;
+    if (c->compression)
+        return dp_fail(DP_EINVAL, "staleness with compression int8, expected one of the two");
+    if (dp_graph_is_symmetric(c->graph, &round, &i, &j))
+        return 0;
+    return dp_fail(DP_EINVAL,
+                   "staleness over mixing graph %s, in which workers %d and %d give each other "
+                   "%g and %g in round %d, expected the same",
+                   c->graph->name, i, j, dp_graph_weight(c->graph, round, j, i),
+                   dp_graph_weight(c->graph, round, i, j), round);
+}
+
+int dp_mixer_check_method(const struct dp_mixer_config *c)
 {
     if (!dp_mixer_algorithm_name(c->algorithm))
         return dp_fail(DP_EINVAL, "algorithm of mixing: %d, expected 0 to %d", (int)c->algorithm,
                        DP_MIXER_ALGORITHMS - 1);
+    if ((unsigned)c->compression > DP_COMPRESSION_INT8)
+        return dp_fail(DP_EINVAL, "compression: %d, expected 0 or 1", (int)c->compression);
     int err = check_local(c);
-    if (err || c->algorithm == DP_MIXER_DPSGD)
-        return err;
-    if (c->compat || c->graph->push_sum)
-        return dp_fail(DP_EINVAL, "%s %s, expected d-psgd", names[c->algorithm],
-                       c->compat ? "with compat" : "over a graph of push-sum");
-    return check_types(c);
+    if (!err && c->algorithm && (c->compat || c->graph->push_sum))
+        err = dp_fail(DP_EINVAL, "%s %s, expected d-psgd", names[c->algorithm],
+                      c->compat ? "with compat" : "over a graph of push-sum");
+    if (!err)
+        err = check_staleness(c);
+    if (!err && c->compression)
+        err = check_differences(c, "compression int8");
+    return err ? err : check_types(c);
 }
 
 /* ---- what comes, of any algorithm ---------------------------------------------------------------- */

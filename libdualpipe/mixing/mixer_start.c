@@ -227,7 +227,6 @@ int dp_mixer_make_group(struct dp_mixer *m)
     int err = dp_exchange_group_init(&m->shared, c->comm, c->graph, c->survive);
 
     m->shared.compression = c->compression;
-    m->shared.fraction = c->fraction;
     m->shared.staleness = c->staleness;
     return err;
 }

@@ -5,8 +5,7 @@
  *      mixer.c           new and free, and what a program asks
  *      mixer_start.c     buckets from the trace, and their blocks
  *      mixer_update.c    forward, ready, step
- *      mixer_algorithm.c what a bucket takes of what came; local SGD
- *      mixer_wire.c      whether what is sent may be compressed, or late
+ *      mixer_algorithm.c what a bucket takes of what came; local SGD; what goes together
  *      mixer_average.c   the average of all workers
  *      mixer_checkpoint.c  the state, and going on from it
  *      mixer_survive.c   going on without workers that have died
@@ -119,12 +118,8 @@ int dp_mixer_make_exchanges(struct dp_mixer *m);
 void dp_mixer_stop(struct dp_mixer *m);
 /* The first update, with the gradients of iteration 0. */
 int dp_mixer_first_update(struct dp_mixer *m);
-/* As the mixer's header says. The graph is sound. */
-int dp_mixer_check_algorithm(const struct dp_mixer_config *config);
-/* What of its options cannot be: mixer_wire.c. The graph is sound. */
-int dp_mixer_check_wire(const struct dp_mixer_config *config);
-/* The factor of mixing where blocks are compressed and the config has none. */
-double dp_mixer_wire_factor(const struct dp_mixer_config *config);
+/* Algorithm, compression and staleness, as the mixer's header says. The graph is sound. */
+int dp_mixer_check_method(const struct dp_mixer_config *config);
 /* Local SGD: a bucket's blocks, as they are before the first update. */
 int dp_mixer_make_memory(struct dp_mixer *m, struct dp_mixer_bucket *b);
 /* Local SGD: an update; *send: an exchange begins with it, in *round. */

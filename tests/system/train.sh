@@ -150,8 +150,7 @@ refuses_to_mix_that_way()
         '--mix-staleness 1|expected --mix with a graph' \
         '--mix ring --mix-staleness 1 --mix-compress int8|expected one of the two' \
         '--mix directed-exp --mix-staleness 1|without push-sum' \
-        '--mix ring --mix-compress topk|--mix-compress' \
-        '--mix ring --mix-compress topk=2|above 0, up to 1' \
+        '--mix ring --mix-compress topk=0.1|expected one of none, int8' \
         '--mix directed-exp --mix-compress int8|without push-sum' \
         '--mix ring --mix-compress int8 --mix-algorithm local-sgd|expected --mix-algorithm d-psgd' \
         '--mix ring --width 63|--width 63: expected a multiple' \
@@ -491,7 +490,7 @@ it replicas_mix alternating-exp-ring --schedule none -D 4 --mix-local 2
 it replicas_mix torus -P 2 -D 2 --mix-algorithm local-sgd
 it replicas_mix complete --schedule none -D 4 --mix-algorithm local-sgd --local-steps 4 --outer-momentum 0.3
 it replicas_mix ring --schedule none -D 4 --mix-compress int8
-it replicas_mix one-peer-exp -P 2 -D 2 --mix-compress topk=0.05 --transport tcp
+it replicas_mix one-peer-exp -P 2 -D 2 --mix-compress int8 --transport tcp
 it replicas_mix ring --schedule none -D 4 --mix-staleness 2
 it refuses_to_mix_that_way
 it refuses_to_survive_that_way

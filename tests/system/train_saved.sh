@@ -423,7 +423,7 @@ it mixing_goes_on 2 -s none -D 2 --mix directed-exp
 it mixing_goes_on 4 -P 2 -s 1f1b -D 2 --mix complete --mix-algorithm local-sgd --local-steps 3 --outer-momentum 0.3
 it mixing_goes_on 3 -s none -D 2 --mix ring --mix-algorithm local-sgd --transport tcp
 it mixing_goes_on 3 -s none -D 2 --mix ring --mix-compress int8 --mix-factor 0.5
-it mixing_goes_on 2 -s none -D 4 --mix one-peer-exp --mix-compress topk=0.1
+it mixing_goes_on 2 -s none -D 4 --mix one-peer-exp --mix-compress int8
 it mixing_goes_on 5 -P 2 -D 2 --mix ring
 it mixing_keeps_its_layout
 it layouts_are_kept_unless_told_otherwise

@@ -63,7 +63,6 @@ struct dp_mixer_config config_of_worker(struct worker *w, const struct job *job)
         .factor = job->factor,
         .separate = true,
         .compression = job->compression,
-        .fraction = job->fraction,
         .staleness = job->staleness,
     };
 }

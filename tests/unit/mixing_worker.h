@@ -17,7 +17,7 @@ enum { RANKS = 4, PARAMETERS = 2, ELEMENTS = 320, TOTAL = PARAMETERS * ELEMENTS 
 struct job {
     const char *graph;
     enum dp_mixer_compression compression;
-    double fraction, factor;
+    double factor;
     int steps, staleness;
     bool float32;
 };

@@ -34,8 +34,7 @@ static int open_case(struct worker *w, struct dp_comm *comm, const struct alloc_
     int err = dp_graph_new(
         &(struct dp_graph_spec){.name = c->graph, .workers = dp_comm_size(comm), .local = 1}, &w->graph);
     struct dp_mixer_config config = config_of_worker(
-        w, &(struct job){.compression = c->compression, .staleness = c->staleness,
-                         .fraction = c->compression == DP_COMPRESSION_TOPK ? 0.1 : 0});
+        w, &(struct job){.compression = c->compression, .staleness = c->staleness});
     config.algorithm = c->algorithm;
     config.local_steps = local ? 2 : 0;
     config.outer_rate = local ? 1 : 0;
@@ -72,7 +71,6 @@ static void iterations_allocate_nothing(void **state)
         {.graph = "directed-exp"},
         {.graph = "complete", .algorithm = DP_MIXER_LOCAL_SGD},
         {.graph = "one-peer-exp", .compression = DP_COMPRESSION_INT8},
-        {.graph = "complete", .compression = DP_COMPRESSION_TOPK},
         {.graph = "ring", .staleness = 2},
     };
 
@@ -117,7 +115,7 @@ static void a_mixer_that_gets_no_memory_says_so(void **state)
     (void)state;
     every_failure_is_reported(&(struct alloc_case){.graph = "complete", .views = true});
     every_failure_is_reported(&(struct alloc_case){.graph = "torus", .algorithm = DP_MIXER_LOCAL_SGD});
-    every_failure_is_reported(&(struct alloc_case){.graph = "complete", .compression = DP_COMPRESSION_TOPK});
+    every_failure_is_reported(&(struct alloc_case){.graph = "complete", .compression = DP_COMPRESSION_INT8});
     every_failure_is_reported(&(struct alloc_case){.graph = "complete", .staleness = 1});
 }
 

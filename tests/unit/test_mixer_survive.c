@@ -187,11 +187,6 @@ static int note_partners(void *user, const struct dp_mixer_average_info *info)
     return 0;
 }
 
-static double fraction_of(const struct job *job)
-{
-    return job->compression == DP_COMPRESSION_TOPK ? 0.4 : 0;
-}
-
 static struct dp_mixer_config config_of(struct worker *w, const struct job *job)
 {
     const bool local = job->algorithm == DP_MIXER_LOCAL_SGD;
@@ -206,9 +201,8 @@ static struct dp_mixer_config config_of(struct worker *w, const struct job *job)
         .bucket_bytes = 1,
         .separate = true,
         /* So that no number of rounds reaches consensus. */
-        .factor = job->compression == DP_COMPRESSION_TOPK ? 0.3 : 0.6,
+        .factor = 0.6,
         .compression = job->compression,
-        .fraction = fraction_of(job),
         .staleness = job->staleness,
         .pre_average = sends_differences(job) ? note_partners : NULL,
         .user = w,
@@ -463,8 +457,8 @@ static void run_on_with(const struct comm_kind *kind, struct job *job,
     int failed = kind->run(kind, job->workers, LONG_NS, rank, job, &killed);
 
     if (strcmp(kind->name, "mpi") && (failed != expected || killed != expected))
-        fail_msg("%s, %s, %s, staleness %d, ranks %d and %d at messages %d and %d: %d of %d failed, "
-                 "%d were killed", kind->name, job->graph, dp_mixer_compression_name(job->compression),
+        fail_msg("%s, %s, compression %d, staleness %d, ranks %d and %d at messages %d and %d: %d of %d failed, "
+                 "%d were killed", kind->name, job->graph, job->compression,
                  job->staleness, job->dead[0], job->dead[1], job->at[0], job->at[1], failed,
                  job->workers, killed);
 }
@@ -512,9 +506,7 @@ static void set_wire(struct job *job, int which)
 {
     const bool compressed = which % 4 < 2;
 
-    job->compression = !compressed  ? DP_COMPRESSION_NONE
-                       : which % 4 ? DP_COMPRESSION_TOPK
-                                   : DP_COMPRESSION_INT8;
+    job->compression = compressed ? DP_COMPRESSION_INT8 : DP_COMPRESSION_NONE;
     job->staleness = compressed ? 0 : which % 4 == 2 ? 1 : 3;
 }
 
@@ -903,8 +895,6 @@ static void new_workers_catch_up_from_a_neighbour(void **state)
          .count = 2},
         {.job = {.graph = "one-peer-exp", .workers = 4, .dead = {0}, .at = {9, -1},
                  .compression = DP_COMPRESSION_INT8}, .count = 1},
-        {.job = {.graph = "ring", .workers = 2, .at = {-1, -1},
-                 .compression = DP_COMPRESSION_TOPK}, .count = 1},
         {.job = {.graph = "complete", .workers = 3, .dead = {2}, .at = {12, -1}, .staleness = 2},
          .count = 2},
     };

@@ -30,8 +30,7 @@ static int compare_with_whole(struct dp_comm *comm, void *arg)
     for (int i = 0; i < TOTAL; i++)
         farthest = fmax(farthest, fabs(get_value(&w[0], i) - get_value(&w[1], i)));
     if (!(farthest < 1e-9)) {
-        printf("%s, %s: %g from where whole blocks lead\n", job->graph,
-               dp_mixer_compression_name(job->compression), farthest);
+        printf("%s: %g from where whole blocks lead\n", job->graph, farthest);
         CHECK(!"the same point");
     }
     close_worker(&w[0]);
@@ -44,18 +43,14 @@ static void compressed_differences_lead_where_whole_blocks_lead(void **state)
 {
     (void)state;
     static const char *const graphs[] = {"ring", "one-peer-exp", "torus", "complete", "star"};
-    struct job int8 = {.compression = DP_COMPRESSION_INT8, .factor = 1, .steps = 300};
-    struct job topk = {
-        .compression = DP_COMPRESSION_TOPK, .fraction = 0.25, .factor = 0.5, .steps = 700};
+    struct job job = {.compression = DP_COMPRESSION_INT8, .factor = 1, .steps = 300};
 
     for (size_t i = 0; i < sizeof(graphs) / sizeof(graphs[0]); i++) {
-        int8.graph = topk.graph = graphs[i];
-        assert_int_equal(comm_on_threads(RANKS, SECONDS(20), compare_with_whole, &int8), 0);
-        assert_int_equal(comm_on_threads(RANKS, SECONDS(20), compare_with_whole, &topk), 0);
+        job.graph = graphs[i];
+        assert_int_equal(comm_on_threads(RANKS, SECONDS(20), compare_with_whole, &job), 0);
     }
-    int8.graph = topk.graph = "ring";
-    on_all_kinds(RANKS, SECONDS(20), compare_with_whole, &int8);
-    on_all_kinds(RANKS, SECONDS(20), compare_with_whole, &topk);
+    job.graph = "ring";
+    on_all_kinds(RANKS, SECONDS(20), compare_with_whole, &job);
 }
 
 /* ---- the mean ---------------------------------------------------------------------------------- */
@@ -88,19 +83,16 @@ static void the_mean_of_all_workers_stays(void **state)
 {
     (void)state;
     static const char *const graphs[] = {"ring", "complete", "torus"};
-    struct job job = {.steps = 400};
+    struct job job = {.compression = DP_COMPRESSION_INT8, .steps = 400};
 
-    for (int kind = DP_COMPRESSION_INT8; kind < DP_COMPRESSIONS; kind++)
-        for (size_t i = 0; i < sizeof(graphs) / sizeof(graphs[0]); i++) {
-            job.graph = graphs[i];
-            job.compression = (enum dp_mixer_compression)kind;
-            job.fraction = kind == DP_COMPRESSION_TOPK ? 0.25 : 0;
-            job.float32 = i % 2;
-            if (i)
-                assert_int_equal(comm_on_threads(RANKS, SECONDS(20), keep_the_mean, &job), 0);
-            else
-                on_all_kinds(RANKS, SECONDS(20), keep_the_mean, &job);
-        }
+    for (size_t i = 0; i < sizeof(graphs) / sizeof(graphs[0]); i++) {
+        job.graph = graphs[i];
+        job.float32 = i % 2;
+        if (i)
+            assert_int_equal(comm_on_threads(RANKS, SECONDS(20), keep_the_mean, &job), 0);
+        else
+            on_all_kinds(RANKS, SECONDS(20), keep_the_mean, &job);
+    }
 }
 
 /* ---- bytes ------------------------------------------------------------------------------------- */
@@ -120,8 +112,6 @@ static int count_bytes(struct dp_comm *comm, void *arg)
         (void)dp_mixer_bucket(w->mixer, b, &numbers, &elements);
         if (job->compression == DP_COMPRESSION_INT8)
             message += elements + 4 * ((elements + 255) / 256);
-        else if (job->compression == DP_COMPRESSION_TOPK)
-            message += (4 + (job->float32 ? 4 : 8)) * (int64_t)ceil(job->fraction * (double)elements);
         else
             message += elements * (job->float32 ? 4 : 8);
     }
@@ -140,9 +130,6 @@ static void compressed_blocks_take_the_bytes_that_they_should(void **state)
         struct job job = {.graph = "ring", .steps = 9, .float32 = float32};
         on_all_kinds(RANKS, SECONDS(20), count_bytes, &job);
         job.compression = DP_COMPRESSION_INT8;
-        on_all_kinds(RANKS, SECONDS(20), count_bytes, &job);
-        job.compression = DP_COMPRESSION_TOPK;
-        job.fraction = 0.0625;
         on_all_kinds(RANKS, SECONDS(20), count_bytes, &job);
     }
 }
@@ -171,39 +158,13 @@ static int go_on_elsewhere(struct dp_comm *comm, void *arg)
 static void what_workers_know_of_each_other_is_part_of_the_state(void **state)
 {
     (void)state;
-    for (int kind = DP_COMPRESSION_INT8; kind < DP_COMPRESSIONS; kind++) {
-        struct job job = {.graph = "ring",
-                          .compression = (enum dp_mixer_compression)kind,
-                          .fraction = kind == DP_COMPRESSION_TOPK ? 0.1 : 0,
-                          .steps = 7};
-        on_all_kinds(RANKS, SECONDS(20), go_on_elsewhere, &job);
-        job.graph = "torus";
-        assert_int_equal(comm_on_threads(RANKS, SECONDS(20), go_on_elsewhere, &job), 0);
-    }
+    struct job job = {.graph = "ring", .compression = DP_COMPRESSION_INT8, .steps = 7};
+    on_all_kinds(RANKS, SECONDS(20), go_on_elsewhere, &job);
+    job.graph = "torus";
+    assert_int_equal(comm_on_threads(RANKS, SECONDS(20), go_on_elsewhere, &job), 0);
 }
 
 /* ---- the codec --------------------------------------------------------------------------------- */
-
-static void a_codec_keeps_the_largest_and_feeds_the_rest_back(void **state)
-{
-    (void)state;
-    const float x[6] = {1, -5, 0.5f, 5, -2, 3};
-    float reference[6] = {0}, sum[6] = {0};
-    struct dp_codec c;
-    char message[64];
-
-    assert_int_equal(dp_codec_init(&c, DP_COMPRESSION_TOPK, 0.34, (DLDataType){kDLFloat, 32, 1}, 6), 0);
-    assert_int_equal(c.kept, 3);
-    for (int turn = 0; turn < 2; turn++) {
-        dp_codec_write(&c, x, reference, message);
-        assert_int_equal(dp_codec_add(&c, message, sum), 0);
-        assert_memory_equal(sum, reference, sizeof(sum));
-    }
-    assert_memory_equal(sum, x, sizeof(sum));
-    *(uint32_t *)(void *)message = 6;
-    assert_int_equal(dp_codec_add(&c, message, sum), DP_EMISMATCH);
-    dp_codec_fini(&c);
-}
 
 static void int8_is_off_by_half_a_step_at_most_and_nan_spreads(void **state)
 {
@@ -211,11 +172,10 @@ static void int8_is_off_by_half_a_step_at_most_and_nan_spreads(void **state)
     enum { COUNT = 700 };
     static double x[COUNT], reference[COUNT];
     static char message[2048];
-    struct dp_codec c;
+    const struct dp_codec c = dp_codec_of((DLDataType){kDLFloat, 64, 1}, COUNT);
 
     for (int i = 0; i < COUNT; i++)
         x[i] = sin(i) * (i < 256 ? 1e-3 : 10);
-    assert_int_equal(dp_codec_init(&c, DP_COMPRESSION_INT8, 0, (DLDataType){kDLFloat, 64, 1}, COUNT), 0);
     assert_int_equal(c.bytes, COUNT + 3 * 4);
     dp_codec_write(&c, x, reference, message);
     for (int i = 0; i < COUNT; i++)
@@ -228,7 +188,6 @@ static void int8_is_off_by_half_a_step_at_most_and_nan_spreads(void **state)
     dp_codec_write(&c, x, reference, message);
     for (int i = 0; i < COUNT; i++)
         assert_true(isnan(reference[i]) == (i / 256 == 1));
-    dp_codec_fini(&c);
 }
 
 /* ---- what is wrong ----------------------------------------------------------------------------- */
@@ -236,30 +195,11 @@ static void int8_is_off_by_half_a_step_at_most_and_nan_spreads(void **state)
 static const struct wrong {
     const char *graph, *sentence;
     int compression;
-    double fraction;
     enum dp_mixer_algorithm algorithm;
     bool compat, mismatch;
     int bits;
 } wrongs[] = {
-    {.graph = "ring", .sentence = "compression: 3, expected 0 to 2", .compression = DP_COMPRESSIONS},
-    {.graph = "ring",
-     .sentence = "compression topk with a fraction of 0, expected above 0, up to 1",
-     .compression = DP_COMPRESSION_TOPK},
-    {.graph = "ring",
-     .sentence = "fraction of 1.5",
-     .compression = DP_COMPRESSION_TOPK,
-     .fraction = 1.5},
-    {.graph = "ring",
-     .sentence = "fraction of nan",
-     .compression = DP_COMPRESSION_TOPK,
-     .fraction = NAN},
-    {.graph = "ring",
-     .sentence = "compression int8 with a fraction of 0.5, expected 0",
-     .compression = DP_COMPRESSION_INT8,
-     .fraction = 0.5},
-    {.graph = "ring",
-     .sentence = "compression none with a fraction of 0.5, expected 0",
-     .fraction = 0.5},
+    {.graph = "ring", .sentence = "compression: 2, expected 0 or 1", .compression = 2},
     {.graph = "ring",
      .sentence = "compression int8 with local-sgd, expected d-psgd",
      .compression = DP_COMPRESSION_INT8,
@@ -289,7 +229,6 @@ static int refuse(struct dp_comm *comm, void *arg)
                         &w->graph));
     struct dp_mixer_config config = config_of_worker(w, &(struct job){0});
     config.compression = (enum dp_mixer_compression)wrong->compression;
-    config.fraction = wrong->fraction;
     config.algorithm = wrong->algorithm;
     config.local_steps = config.outer_rate = wrong->algorithm == DP_MIXER_LOCAL_SGD;
     config.compat = wrong->compat;
@@ -310,7 +249,6 @@ static void what_cannot_be_compressed_is_refused(void **state)
     for (size_t i = 0; i < sizeof(wrongs) / sizeof(wrongs[0]); i++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse, (void *)&wrongs[i]))
             fail_msg("case %zu", i);
-    assert_null(dp_mixer_compression_name(DP_COMPRESSIONS));
 }
 
 int main(void)
@@ -320,7 +258,6 @@ int main(void)
         cmocka_unit_test(the_mean_of_all_workers_stays),
         cmocka_unit_test(compressed_blocks_take_the_bytes_that_they_should),
         cmocka_unit_test(what_workers_know_of_each_other_is_part_of_the_state),
-        cmocka_unit_test(a_codec_keeps_the_largest_and_feeds_the_rest_back),
         cmocka_unit_test(int8_is_off_by_half_a_step_at_most_and_nan_spreads),
         cmocka_unit_test(what_cannot_be_compressed_is_refused),
     };

@@ -341,8 +341,7 @@ static int make_mixer(struct data_parallel *d, const struct data_parallel_config
         .outer_rate = config->method.outer_rate,
         .outer_momentum = config->method.outer_momentum,
         .factor = config->method.factor,
-        .compression = config->method.compression.kind,
-        .fraction = config->method.compression.fraction,
+        .compression = config->method.compression,
         .staleness = config->method.staleness,
         .survive = config->survive,
     };

@@ -35,10 +35,7 @@ struct mixing_method {
     int32_t local_steps;
     double outer_rate, outer_momentum;
     double factor;
-    struct mixing_compression {
-        enum dp_mixer_compression kind;
-        double fraction;
-    } compression;
+    enum dp_mixer_compression compression;
     int32_t staleness;
 };
 

@@ -225,8 +225,8 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
         put_line("replicas  %d, which mix their weights by %s in %d round%s (%s%s%s)\n",
                  (int)s->replicas, s->graph->name, s->graph->period,
                  s->graph->period > 1 ? "s" : "", s->mix_algorithm,
-                 s->method.compression.kind ? ", sent as " : "",
-                 s->method.compression.kind ? s->mix_compress : "");
+                 s->method.compression ? ", sent as " : "",
+                 s->method.compression ? s->mix_compress : "");
     else if (s->replicas > 1)
         put_line("replicas  %d, whose gradients are summed%s\n", (int)s->replicas,
                  s->kind == DATA_PARALLEL_SHARD ? "; each has a share of the optimizer's state"

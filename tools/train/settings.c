@@ -28,6 +28,7 @@ static const char *const executions[] = {"list", "messages", NULL};
 static const char gpt[] = "gpt";
 static const char *const models[] = {gpt, "mlp-bn", NULL};
 static const char *const algorithms[] = {"d-psgd", "local-sgd", NULL};
+static const char *const compressions[] = {"none", "int8", NULL};
 static const char *const transports[] = {"auto", "shm", "tcp", "mpi", "nccl", NULL};
 
 #define AT(member) .offset = offsetof(struct settings, member)
@@ -134,11 +135,10 @@ static const struct arg replica_args[] = {
     {"mix-algorithm", 0, NULL, "how weights are updated and averaged, with a graph", ARG_CHOICE,
      AT(mix_algorithm), "d-psgd", .choices = algorithms},
     {"mix-factor", 0, "A",
-     "how far weights go to the average (default 1; of topk its share)", ARG_REAL,
+     "how far weights go to the average (default 1)", ARG_REAL,
      AT(mix_factor), .min = 1e-6, .max = 1},
-    {"mix-compress", 0, "HOW",
-     "d-psgd: send int8, or topk=SHARE of the values; what is left out is sent later", ARG_STRING,
-     AT(mix_compress), .fallback = "none"},
+    {"mix-compress", 0, NULL, "d-psgd: what values are sent as; what is rounded off is sent later",
+     ARG_CHOICE, AT(mix_compress), "none", .choices = compressions},
     {"mix-staleness", 0, "N",
      "d-psgd: rounds in a row that may be left out where a replica is late (default 0: wait)",
      ARG_INT, AT(mix_staleness), .min = 0, .max = 1024},

@@ -28,7 +28,7 @@ static bool mixes_on_device(const struct settings *s)
 {
     const struct mixing_method *m = &s->method;
 
-    return m->algorithm == DP_MIXER_DPSGD && !m->compression.kind && !m->staleness &&
+    return m->algorithm == DP_MIXER_DPSGD && !m->compression && !m->staleness &&
            !s->graph->push_sum && !s->save && !s->resume;
 }
 

@@ -14,29 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "none", "int8" or "topk=SHARE". */
-static bool read_compression(const char *text, struct mixing_compression *out)
-{
-    static const char topk[] = "topk=";
-    const size_t len = strlen(topk);
-    char *end = NULL;
-
-    *out = (struct mixing_compression){0};
-    if (!strcmp(text, "none"))
-        return true;
-    if (!strcmp(text, "int8")) {
-        out->kind = DP_COMPRESSION_INT8;
-        return true;
-    }
-    if (!strncmp(text, topk, len))
-        *out = (struct mixing_compression){DP_COMPRESSION_TOPK, strtod(text + len, &end)};
-    if (end && end > text + len && !*end && out->fraction > 0 && out->fraction <= 1)
-        return true;
-    command_misused("--mix-compress %s: expected none, int8, or topk=SHARE with a share above 0, up to "
-                    "1, as in topk=0.01", text);
-    return false;
-}
-
 static bool names_a_graph(const char *name)
 {
     for (int i = 0; dp_graph_name(i); i++)
@@ -148,7 +125,7 @@ static bool take_graph(struct settings *s, int *status)
 static bool check_method(const struct settings *s)
 {
     const bool local = s->method.algorithm == DP_MIXER_LOCAL_SGD;
-    const char *sent = s->method.compression.kind ? "--mix-compress"
+    const char *sent = s->method.compression ? "--mix-compress"
                        : s->mix_staleness  ? "--mix-staleness"
                                            : NULL;
 
@@ -164,7 +141,7 @@ static bool check_method(const struct settings *s)
         command_misused("%s: expected --mix-algorithm d-psgd, not %s", sent, s->mix_algorithm);
     else if (sent && s->graph->push_sum)
         command_misused("%s: expected a graph without push-sum, not %s", sent, s->graph->name);
-    else if (s->method.compression.kind && s->mix_staleness)
+    else if (s->method.compression && s->mix_staleness)
         command_misused("--mix-compress and --mix-staleness: expected one of the two");
     else if (s->method.algorithm && !s->graph)
         command_misused("--mix-algorithm %s: expected --mix with a graph; replicas that sum their "
@@ -240,7 +217,9 @@ static bool take_method(struct settings *s)
 {
     while (strcmp(s->mix_algorithm, dp_mixer_algorithm_name(s->method.algorithm)))
         s->method.algorithm++;
-    if (!read_compression(s->mix_compress, &s->method.compression) || !check_method(s))
+    if (strcmp(s->mix_compress, "none"))
+        s->method.compression = DP_COMPRESSION_INT8;
+    if (!check_method(s))
         return false;
     s->method.factor = s->mix_factor;
     s->method.staleness = (int32_t)s->mix_staleness;

@@ -78,26 +78,15 @@ enum dp_mixer_algorithm { DP_MIXER_DPSGD, DP_MIXER_LOCAL_SGD, DP_MIXER_ALGORITHM
 /* "d-psgd", "local-sgd"; NULL for anything else. */
 DP_PUBLIC const char *dp_mixer_algorithm_name(enum dp_mixer_algorithm algorithm);
 
-/* What workers send each other of a block, with DPSGD. Both send differences to what the receivers know
- * already, and what was rounded off or left out is part of the next difference (CHOCO-SGD): the mean
- * of all workers stays as it is to rounding, and with a constant rate they end where they would end
- * without.
- *
- *  INT8   an int8 of each element, and a float32 scale of each 256
- *  TOPK   those that differ most, with their numbers: 8 bytes of each float32
+/* What workers send each other of a block, with DPSGD. INT8 sends the difference to what the receivers
+ * know already, an int8 of each element and a float32 scale of each 256, and what was rounded off is
+ * part of the next difference (CHOCO-SGD): the mean of all workers stays as it is to rounding, and with
+ * a constant rate they end where they would end without.
  *
  * For each round of the graph's period blocks are kept of what others know of this worker, and of what
  * it knows of each of its neighbors. A group of more than two is messages between each two of its
  * members. */
-enum dp_mixer_compression {
-    DP_COMPRESSION_NONE,
-    DP_COMPRESSION_INT8,
-    DP_COMPRESSION_TOPK,
-    DP_COMPRESSIONS
-};
-
-/* "none", "int8", "topk"; NULL for anything else. */
-DP_PUBLIC const char *dp_mixer_compression_name(enum dp_mixer_compression compression);
+enum dp_mixer_compression { DP_COMPRESSION_NONE, DP_COMPRESSION_INT8 };
 
 enum dp_mixer_clip {
     DP_CLIP_BUCKET, /* each bucket by the 2-norm of its own gradients, when it is complete */
@@ -118,7 +107,7 @@ struct dp_mixer_config {
     bool separate;       /* values stay where they are; otherwise they become views of blocks, and
                           * DLTensor.data of the values changes once, when buckets are made, and
                           * back when the mixer is freed */
-    double factor;       /* a, above 0, up to 1; 0: 1, or what the compression says */
+    double factor;       /* a, above 0, up to 1; 0: 1 */
     double clip_norm;    /* 0: gradients are not clipped */
     enum dp_mixer_clip clip;
     const struct dp_loss_scale *loss_scale; /* gradients are of a loss multiplied with it; copied */
@@ -131,11 +120,8 @@ struct dp_mixer_config {
     /* LOCAL_SGD keeps state beside the values, in their type: values must be float32 or float64 and
      * gradients of the same type (else DP_EUNSUPPORTED); neither a graph of push-sum nor compat. */
     enum dp_mixer_algorithm algorithm;
-    /* Other than NONE: DPSGD, float32 or float64 (else DP_EUNSUPPORTED), neither push-sum nor compat.
-     * A factor of 0 means 1 of INT8, and of TOPK its fraction, with which it converges by all built-in
-     * graphs; the square root of it is quicker by pairs and diverges by large groups. */
+    /* INT8: DPSGD, float32 or float64 (else DP_EUNSUPPORTED), neither push-sum nor compat. */
     enum dp_mixer_compression compression;
-    double fraction;                   /* TOPK: of a bucket's elements, above 0, up to 1. Others: 0 */
     /* Above 0: where the exchange of a bucket is not over when its next update begins, the update
      * mixes nothing and the next round is left out, by both sides of each pair; for so many rounds in
      * a row, then it is waited for. A worker is never further ahead of a neighbor. What was late is
