@@ -37,10 +37,8 @@ int run_checkpoint_show(int argc, char **argv);
 int run_checkpoint_verify(int argc, char **argv);
 
 int run_mix_check(int argc, char **argv);
-int run_mix_compare(int argc, char **argv);
 int run_mix_show(int argc, char **argv);
 int run_mix_simulate(int argc, char **argv);
-int run_mix_svg(int argc, char **argv);
 
 int run_schedule_check(int argc, char **argv);
 int run_schedule_compare(int argc, char **argv);

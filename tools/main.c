@@ -17,7 +17,7 @@ static const struct command commands[] = {
     {"train", "train a small GPT on text, its layers spread over processes", run_train},
     {"plan", "find the fastest schedule and stages for a model, within a budget of memory", run_plan},
     {"checkpoint", "verify, show and export what a training run has saved", run_checkpoint},
-    {"mix", "show, check, compare, simulate and draw mixing graphs", run_mix},
+    {"mix", "show, check and simulate mixing graphs", run_mix},
     {"run", "run a job with NCCL's net and tuner plugins of this program", run_run},
     {"tune", "which algorithm and protocol NCCL should use, and why", run_tune},
     {"bench", "measure this machine and this library", run_bench},

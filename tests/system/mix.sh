@@ -32,15 +32,6 @@ names_the_broken_rule()
     refuses 2 "takes 0.9" mix simulate --file "$work/matrix"
 }
 
-compares_all_kinds()
-{
-    run mix compare -N 8 --local 2 --steps 50 || return
-    says "one-peer-exp" "alternating-exp-ring" "directed-exp" || return
-    run mix compare --steps 20 --staleness 1 && says "rounds over push-sum" "one-peer-exp" || return
-    run mix compare -N 6 --steps 20 && says "not possible: one-peer-exp: 6 workers" || return
-    run mix compare ring torus -N 12 --steps 20 --format json && says '"kind": "torus"'
-}
-
 simulates_without_an_option()
 {
     for kind in ring one-peer-exp directed-exp star; do
@@ -58,15 +49,6 @@ simulates_what_is_asked()
     run mix simulate ring -N 8 --compute 10 --sigma 0 --steps 20 && says "10 ms   1.000"
 }
 
-draws()
-{
-    command -v xmllint >/dev/null || skip "xmllint is not installed"
-    run mix svg alternating-exp-ring -N 16 --local 4 -o "$work/a.svg" && xmllint --noout "$work/a.svg" || return
-    run mix svg directed-exp -N 12 -o "$work/b.svg" && xmllint --noout "$work/b.svg" || return
-    run mix simulate ring -N 8 --steps 30 --format svg -o "$work/c.svg" && xmllint --noout "$work/c.svg" || return
-    refuses 2 "too much for a picture" mix svg ring -N 1024
-}
-
 for kind in complete ring one-peer-exp torus star random-matching hypercube directed-exp; do
     it round_trips $kind -N 8
 done
@@ -75,14 +57,11 @@ it round_trips hierarchical -N 12 --local 3
 it round_trips random-matching -N 7 --rounds 5 --seed 9
 it colours_edges
 it names_the_broken_rule
-it compares_all_kinds
 it simulates_without_an_option
 it simulates_what_is_asked
-it draws
 it refuses 2 "which graph?" mix check
 it refuses 2 "did you mean ring?" mix show rign
-it refuses 2 "did you mean ring?" mix compare torus rign
-it refuses 2 "8 workers die, expected 0 to 7" mix compare --deaths 8
+it refuses 2 "8 workers die, expected 0 to 7" mix simulate ring --deaths 8
 it refuses 2 "expected a power of two" mix show one-peer-exp -N 6
 it refuses 2 "expected one of the two" mix show ring --file x
 it refuses 2 "--file" mix show --file "$work/none"

@@ -16,6 +16,36 @@ struct check_args {
     const char *format;
 };
 
+/* What a round costs a worker. */
+struct traffic {
+    double sent;      /* blocks that the average worker sends in a round */
+    int32_t partners; /* most others of a round */
+};
+
+/* A sum over k is counted as a ring's: 2 (k - 1) / k blocks of each worker. */
+static struct traffic traffic_of(const struct dp_graph *g)
+{
+    struct traffic out = {0};
+    double sent = 0;
+
+    for (size_t i = 0; i < g->group_count; i++) {
+        const int32_t count = g->groups[i].count;
+        sent += count == 2 ? 2 : 2.0 * (count - 1);
+        out.partners = count - 1 > out.partners ? count - 1 : out.partners;
+    }
+    for (int32_t t = 0; t < g->period; t++)
+        for (int32_t w = 0; w < g->workers; w++) {
+            size_t count, others = 0;
+            const struct dp_mix_link *links = dp_graph_links(g, t, w, &count);
+            for (size_t k = 0; k < count; k++)
+                others += links[k].from != w;
+            sent += (double)others;
+            out.partners = (int32_t)others > out.partners ? (int32_t)others : out.partners;
+        }
+    out.sent = sent / g->workers / g->period;
+    return out;
+}
+
 static void print_json(json_t *j)
 {
     json_dumpf(j, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
@@ -25,7 +55,7 @@ static void print_json(json_t *j)
 
 static int print_proof(const struct dp_graph *g, bool json)
 {
-    const struct mix_traffic traffic = mix_traffic(g);
+    const struct traffic traffic = traffic_of(g);
     double sigma;
     int err = dp_graph_contraction(g, 0, g->period, &sigma);
 

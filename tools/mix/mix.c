@@ -17,9 +17,7 @@ static const struct command commands[] = {
     {"show", "write it out, round by round", run_mix_show},
     {"check", "prove that it preserves the mean and reaches all workers, or say where it does not",
      run_mix_check},
-    {"compare", "set all kinds side by side", run_mix_compare},
     {"simulate", "train on paper: time per step, consensus, loss", run_mix_simulate},
-    {"svg", "draw its rounds", run_mix_svg},
     {0},
 };
 
@@ -31,9 +29,7 @@ static const struct command_set set = {
     .commands = commands,
     .examples = "  dualpipe mix show one-peer-exp -N 8\n"
                 "  dualpipe mix check --file edges.txt\n"
-                "  dualpipe mix compare -N 64 --local 8\n"
-                "  dualpipe mix simulate one-peer-exp -N 4096\n"
-                "  dualpipe mix svg alternating-exp-ring -N 16 --local 4 -o graph.svg\n",
+                "  dualpipe mix simulate one-peer-exp -N 4096\n",
 };
 
 int run_mix(int argc, char **argv)
@@ -157,30 +153,4 @@ int mix_run(const struct usage *usage, int argc, char **argv, void *values, bool
     status = act(values, g);
     dp_graph_free(g);
     return status;
-}
-
-/* ---- traffic ----------------------------------------------------------------------------------- */
-
-/* A sum over k is counted as a ring's: 2 (k - 1) / k blocks of each worker. */
-struct mix_traffic mix_traffic(const struct dp_graph *g)
-{
-    struct mix_traffic out = {0};
-    double sent = 0;
-
-    for (size_t i = 0; i < g->group_count; i++) {
-        const int32_t count = g->groups[i].count;
-        sent += count == 2 ? 2 : 2.0 * (count - 1);
-        out.partners = count - 1 > out.partners ? count - 1 : out.partners;
-    }
-    for (int32_t t = 0; t < g->period; t++)
-        for (int32_t w = 0; w < g->workers; w++) {
-            size_t count, others = 0;
-            const struct dp_mix_link *links = dp_graph_links(g, t, w, &count);
-            for (size_t k = 0; k < count; k++)
-                others += links[k].from != w;
-            sent += (double)others;
-            out.partners = (int32_t)others > out.partners ? (int32_t)others : out.partners;
-        }
-    out.sent = sent / g->workers / g->period;
-    return out;
 }

@@ -30,11 +30,4 @@ int mix_build(const struct mix_args *a, const char *name, struct dp_graph **out)
 int mix_run(const struct usage *usage, int argc, char **argv, void *values, bool check,
             int (*act)(const void *values, const struct dp_graph *g));
 
-/* What a round costs a worker. */
-struct mix_traffic {
-    double sent;       /* blocks that the average worker sends in a round */
-    int32_t partners;  /* most others of a round */
-};
-struct mix_traffic mix_traffic(const struct dp_graph *g);
-
 #endif

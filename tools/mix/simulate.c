@@ -5,8 +5,7 @@
 #include "command.h"
 #include "commands.h"
 #include "draw/draw.h"
-#include "mix/curve.h"
-#include "mix/scenario.h"
+#include "mix/mix.h"
 #include "output.h"
 
 #include <jansson.h>
@@ -16,8 +15,10 @@
 
 struct simulate_args {
     struct mix_args common;
-    struct scenario_args scenario;
-    const char *format, *output;
+    int64_t steps, deaths, staleness;
+    double compute_ns, sigma, latency_ns, bandwidth, bytes, slow_links, slow_factor, rate, factor;
+    bool in_turn;
+    const char *problem, *format, *output;
 };
 
 enum { TIME_LEN = 24, LINES = 10 };
@@ -114,17 +115,36 @@ static int report(const struct simulate_args *a, const struct dp_graph *g,
         return status;
     if (!strcmp(a->format, "json"))
         print_json(out.file, g, runs, cost_ns);
-    else if (!strcmp(a->format, "svg"))
-        mix_draw_curves(out.file, g, runs);
     else
         print_text(out.file, g, runs, cost_ns);
     return output_close(&out, 0);
 }
 
+static struct dp_mixing_scenario scenario_of(const struct simulate_args *a)
+{
+    return (struct dp_mixing_scenario){
+        .steps = a->steps,
+        .compute_ns = a->compute_ns,
+        .sigma = a->sigma,
+        .latency_ns = a->latency_ns,
+        .bytes_per_ns = a->bandwidth,
+        .message_bytes = a->bytes,
+        .slow_links = a->slow_links,
+        .slow_factor = a->slow_factor,
+        .deaths = (int32_t)a->deaths,
+        .in_turn = a->in_turn,
+        .staleness = (int32_t)a->staleness,
+        .problem = strcmp(a->problem, "logistic") ? DP_MIXING_QUADRATIC : DP_MIXING_LOGISTIC,
+        .rate = a->rate,
+        .factor = a->factor,
+        .seed = (uint64_t)a->common.seed,
+    };
+}
+
 static int simulate(const void *values, const struct dp_graph *g)
 {
     const struct simulate_args *a = values;
-    struct dp_mixing_scenario s = scenario_of(&a->common, &a->scenario);
+    struct dp_mixing_scenario s = scenario_of(a);
     struct dp_mixing_run runs[2];
     double begin = now_ns();
     int err = dp_mixing_simulate(g, &s, &runs[0]);
@@ -144,20 +164,49 @@ static int simulate(const void *values, const struct dp_graph *g)
     return status;
 }
 
-static const char *const formats[] = {"text", "json", "svg", NULL};
-static const struct arg args[] = {
-    {"format", 'f', NULL, "what to write", ARG_CHOICE,
-     .offset = offsetof(struct simulate_args, format), .fallback = "text", .choices = formats},
-    {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING,
-     .offset = offsetof(struct simulate_args, output), .written = true},
+#define AT(member) .offset = offsetof(struct simulate_args, member)
+
+static const char *const problems[] = {"quadratic", "logistic", NULL};
+static const struct arg run_args[] = {
+    {"steps", 0, "N", "of the run", ARG_INT, AT(steps), .fallback = "200", .min = 1, .max = 1e9},
+    {"compute", 0, "TIME", "of a step, on average", ARG_TIME, AT(compute_ns), .fallback = "100ms"},
+    {"sigma", 0, "S", "stragglers: deviation of the logarithm of a step's time", ARG_REAL, AT(sigma),
+     .fallback = "0.2", .max = 10},
+    {"bytes", 0, "SIZE", "of the parameters", ARG_BYTES, AT(bytes), .fallback = "0"},
+    {"latency", 0, "TIME", "of a message", ARG_TIME, AT(latency_ns), .fallback = "0"},
+    {"bandwidth", 0, "RATE", "of a link, as in 25GB/s; 0 is without limit", ARG_RATE, AT(bandwidth),
+     .fallback = "0"},
+    {"slow-links", 0, "SHARE", "share of the links that are slower", ARG_REAL, AT(slow_links),
+     .fallback = "0", .max = 1},
+    {"slow-factor", 0, "F", "by how much they are", ARG_REAL, AT(slow_factor), .fallback = "10",
+     .max = 1e6},
+    {"deaths", 0, "N", "workers that die, spread over the run", ARG_INT, AT(deaths), .min = 0,
+     .max = DP_GRAPH_MAX_WORKERS},
+    {"in-turn", 0, NULL, "wait for an exchange at once, not in the next step", ARG_FLAG, AT(in_turn)},
+    {"staleness", 0, "N", "rounds in a row that may be left out while an exchange is late", ARG_INT,
+     AT(staleness), .min = 0, .max = 1024},
+    {"problem", 0, NULL, "what is learnt", ARG_CHOICE, AT(problem), .fallback = "quadratic",
+     .choices = problems},
+    {"rate", 0, "R", "learning rate", ARG_REAL, AT(rate), .fallback = "0.05", .max = 100},
+    {"factor", 0, "A", "of mixing, up to 1", ARG_REAL, AT(factor), .fallback = "1", .max = 1},
+};
+
+static const char *const formats[] = {"text", "json", NULL};
+static const struct arg output_args[] = {
+    {"format", 'f', NULL, "what to write", ARG_CHOICE, AT(format), .fallback = "text",
+     .choices = formats},
+    {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING, AT(output),
+     .written = true},
 };
 
 int run_mix_simulate(int argc, char **argv)
 {
-    struct arg scenario[SCENARIO_ARGS];
     const struct arg_group groups[] = {
-        mix_graph_group, mix_file_group, {"the run", scenario, SCENARIO_ARGS},
-        {"output", args, sizeof(args) / sizeof(args[0])}, {0},
+        mix_graph_group,
+        mix_file_group,
+        {"the run", run_args, sizeof(run_args) / sizeof(run_args[0])},
+        {"output", output_args, sizeof(output_args) / sizeof(output_args[0])},
+        {0},
     };
     const struct usage usage = {
         .command = "dualpipe mix simulate",
@@ -170,11 +219,9 @@ int run_mix_simulate(int argc, char **argv)
         .groups = groups,
         .examples = "  dualpipe mix simulate one-peer-exp -N 4096\n"
                     "  dualpipe mix simulate ring -N 64 --bytes 1GB --bandwidth 10GB/s --sigma 0.1\n"
-                    "  dualpipe mix simulate torus -N 256 --problem logistic --deaths 20 --format json\n"
-                    "  dualpipe mix simulate one-peer-exp -N 64 --format svg -o curves.svg\n",
+                    "  dualpipe mix simulate torus -N 64 --problem logistic --deaths 8 --format json\n",
     };
     struct simulate_args a = {0};
 
-    scenario_options(offsetof(struct simulate_args, scenario), scenario);
     return mix_run(&usage, argc, argv, &a, true, simulate);
 }

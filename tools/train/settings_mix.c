@@ -32,7 +32,7 @@ static int no_such_way(const char *mix, int error)
         names[count] = dp_graph_name((int)count - 2);
     const char *near = dp_nearest(mix, names, count);
     return command_misused("--mix %s: %s; expected all-reduce, reduce-scatter, a graph that "
-                           "'dualpipe mix compare' lists, or a file with one%s%s%s",
+                           "'dualpipe mix show --help' lists, or a file with one%s%s%s",
                            mix, input_error(error), near ? "; did you mean " : "", near ? near : "",
                            near ? "?" : "");
 }
