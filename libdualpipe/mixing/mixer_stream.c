@@ -19,6 +19,7 @@
 #include "mixing/exchange.h"
 #include "mixing/hash.h"
 #include "mixing/in_stream.h"
+#include "mixing/neighbors.h"
 
 #include <dualpipe/nccl.h>
 #include <dualpipe/replicas.h>
@@ -49,7 +50,8 @@ struct dp_mixer_stream {
     char *arrivals;                  /* [sources_max][bytes] */
     struct exchange exchanges[SETS]; /* of even and of odd rounds */
     struct dp_stream_message *messages;
-    struct neighbor *neighbors;      /* room for those of a round */
+    struct dp_neighbor *neighbors;   /* [neighbors_max] room for those of a round */
+    int32_t neighbors_max;
     int64_t round;                   /* of the exchange in flight, or of the next one */
     bool in_flight;
     struct dp_parameter *as_sums;    /* [count] values in the place of gradients */
@@ -58,66 +60,22 @@ struct dp_mixer_stream {
     bool has_backup;
 };
 
-/* ---- neighbors ------------------------------------------------------------------------------- */
-
-struct neighbor {
-    int32_t rank;
-    double weight; /* of what it sends */
-};
-
-/* Of worker `self` in round t: those that it gets values from, in the order that they are added in, or
- * those that it sends its own to. out: NULL, or room for all. */
-static int32_t list_neighbors(const struct dp_graph *g, int64_t t, int32_t self, bool sends,
-                              struct neighbor *out)
-{
-    const struct dp_mix_group *group = dp_graph_group(g, t, self);
-    const struct dp_mix_round *r = &g->rounds[t % g->period];
-    int32_t count = 0;
-
-    for (int32_t i = 0; group && i < group->count; i++) {
-        const struct neighbor n = {g->members[group->first + (size_t)i],
-                                   dp_exchange_share(g, t, self)};
-        if (n.rank != self && out)
-            out[count] = n;
-        count += n.rank != self;
-    }
-    for (size_t i = r->first_link; !group && i < r->first_link + r->link_count; i++) {
-        const struct dp_mix_link *l = &g->links[i];
-        if (l->from == l->to || (sends ? l->from : l->to) != self)
-            continue;
-        if (out)
-            out[count] = (struct neighbor){sends ? l->to : l->from, l->weight};
-        count++;
-    }
-    return count;
-}
-
-static int32_t most_neighbors(const struct dp_graph *g, int32_t self, bool sends)
-{
-    int32_t most = 0;
-
-    for (int32_t t = 0; t < g->period; t++) {
-        const int32_t count = list_neighbors(g, t, self, sends, NULL);
-        most = count > most ? count : most;
-    }
-    return most;
-}
-
 int dp_mixer_nccl_peers(const struct dp_graph *g, int rank, struct dp_nccl_peer *out)
 {
     const unsigned mixes = 1U << DP_CHANNEL_REDUCE;
-    struct neighbor *all = calloc((size_t)g->workers + 1, sizeof(*all));
+    struct dp_neighbor *all = calloc((size_t)g->workers + 1, sizeof(*all));
     int count = all ? dp_replicas_nccl_peers(rank, g->workers, out) : DP_ENOMEM;
 
     for (int32_t t = 0; t < 2 * g->period && count >= 0; t++) {
         const bool sends = t % 2;
-        const int32_t len = list_neighbors(g, t / 2, rank, sends, all);
+        const int32_t len = sends ? dp_neighbors_to(g, t / 2, rank, all)
+                                  : dp_neighbors_from(g, t / 2, rank, all);
         for (int32_t i = 0; i < len; i++) {
             int at = 0;
-            while (at < count && out[at].rank != all[i].rank)
+            while (at < count && out[at].rank != all[i].worker)
                 at++;
             if (at == count)
-                out[count++] = (struct dp_nccl_peer){.rank = all[i].rank};
+                out[count++] = (struct dp_nccl_peer){.rank = all[i].worker};
             out[at].sends |= sends ? mixes : 0;
             out[at].receives |= sends ? 0 : mixes;
         }
@@ -165,29 +123,29 @@ static int add_message(struct dp_mixer_stream *m, const struct run *run, int32_t
     return err;
 }
 
-static int send_run(struct dp_mixer_stream *m, const struct run *run, struct neighbor *all)
+static int send_run(struct dp_mixer_stream *m, const struct run *run)
 {
     const struct dp_graph *g = m->config.graph;
-    int32_t count = list_neighbors(g, m->round, m->self, false, all);
+    const struct dp_neighbor *all = m->neighbors;
+    int32_t count = dp_neighbors_from(g, m->round, m->self, m->neighbors);
     int err = 0;
 
     for (int32_t i = 0; i < count && !err; i++)
-        err = add_message(m, run, all[i].rank, m->arrivals + (size_t)i * m->bytes + run->at, false);
-    count = list_neighbors(g, m->round, m->self, true, all);
+        err = add_message(m, run, all[i].worker, m->arrivals + (size_t)i * m->bytes + run->at, false);
+    count = dp_neighbors_to(g, m->round, m->self, m->neighbors);
     for (int32_t i = 0; i < count && !err; i++)
-        err = add_message(m, run, all[i].rank, run->values, true);
+        err = add_message(m, run, all[i].worker, run->values, true);
     return err;
 }
 
 static int send_all(struct dp_mixer_stream *m)
 {
-    struct neighbor *all = m->neighbors;
     int err = dp_comm_begin(m->config.comm);
 
     if (err)
         return err;
     for (int32_t i = 0; i < m->run_count && !err; i++)
-        err = send_run(m, &m->runs[i], all);
+        err = send_run(m, &m->runs[i]);
     int committed = dp_comm_commit(m->config.comm);
     return err ? err : committed;
 }
@@ -225,15 +183,15 @@ static double kept(const struct dp_mixer_stream *m)
     return (1 - a) + a * dp_exchange_self(m->config.graph, m->round, m->self);
 }
 
-static int mix_run(struct dp_mixer_stream *m, const struct run *run, const struct neighbor *all,
-                   int32_t count, struct dp_device_stream *stream)
+static int mix_run(struct dp_mixer_stream *m, const struct run *run, int32_t count,
+                   struct dp_device_stream *stream)
 {
     char *sum = m->arrivals + run->at;
     int err = 0;
 
     for (int32_t i = 0; i < count && !err; i++) {
         char *came = sum + (size_t)i * m->bytes;
-        err = dp_device_mix(stream, run->type, came, all[i].weight, came, 0, run->elements);
+        err = dp_device_mix(stream, run->type, came, m->neighbors[i].weight, came, 0, run->elements);
         if (!err && i)
             err = dp_device_add(stream, run->type, sum, run->type, came, run->elements);
     }
@@ -244,14 +202,12 @@ static int mix_run(struct dp_mixer_stream *m, const struct run *run, const struc
 
 int dp_mixer_stream_mix(struct dp_mixer_stream *m, struct dp_device_stream *stream)
 {
-    struct neighbor *all = m->neighbors;
-
     if (!m->in_flight)
         return 0;
     int err = await(m, stream);
-    const int32_t count = list_neighbors(m->config.graph, m->round, m->self, false, all);
+    const int32_t count = dp_neighbors_from(m->config.graph, m->round, m->self, m->neighbors);
     for (int32_t i = 0; i < m->run_count && count && !err; i++)
-        err = mix_run(m, &m->runs[i], all, count, stream);
+        err = mix_run(m, &m->runs[i], count, stream);
     m->in_flight = false;
     m->round++;
     return err ? leave(m, err) : 0;
@@ -398,12 +354,12 @@ static int no_memory(const struct dp_mixer_stream *m)
 
 static int make_lists(struct dp_mixer_stream *m)
 {
-    const struct dp_graph *g = m->config.graph;
-    const size_t count = (size_t)m->config.count, workers = (size_t)g->workers;
+    const size_t count = (size_t)m->config.count;
 
     m->runs = calloc(count + 1, sizeof(*m->runs));
     m->as_sums = calloc(count + 1, sizeof(*m->as_sums));
-    m->neighbors = calloc(workers + 1, sizeof(*m->neighbors));
+    m->neighbors_max = dp_neighbors_max(m->config.graph, m->self);
+    m->neighbors = calloc((size_t)m->neighbors_max + 1, sizeof(*m->neighbors));
     if (!m->runs || !m->as_sums || !m->neighbors)
         return no_memory(m);
     list_runs(m);
@@ -412,8 +368,7 @@ static int make_lists(struct dp_mixer_stream *m)
         m->as_sums[i].grad = dp_stream_takes(&m->as_sums[i]) ? m->as_sums[i].value : NULL;
         m->as_sums[i].flags = m->as_sums[i].grad ? 0 : DP_PARAMETER_FROZEN;
     }
-    const size_t each = (size_t)m->run_count * (size_t)(most_neighbors(g, m->self, false) +
-                                                        most_neighbors(g, m->self, true));
+    const size_t each = 2 * (size_t)m->run_count * (size_t)m->neighbors_max;
     m->messages = calloc(SETS * each + 1, sizeof(*m->messages));
     if (!m->messages)
         return no_memory(m);
@@ -424,7 +379,7 @@ static int make_lists(struct dp_mixer_stream *m)
 
 static int make_arrivals(struct dp_mixer_stream *m)
 {
-    const size_t bytes = (size_t)most_neighbors(m->config.graph, m->self, false) * m->bytes;
+    const size_t bytes = (size_t)m->neighbors_max * m->bytes;
 
     return dp_stream_arrivals_new(m->config.comm, m->config.device, bytes, &m->arrivals);
 }

@@ -56,8 +56,9 @@ int32_t dp_neighbors_max(const struct dp_graph *g, int32_t worker)
         const struct dp_mix_group *group = dp_graph_group(g, t, worker);
         int32_t from = 0, to = 0;
         for (size_t i = r->first_link; i < r->first_link + r->link_count; i++) {
-            from += g->links[i].to == worker;
-            to += g->links[i].from == worker;
+            const struct dp_mix_link *l = &g->links[i];
+            from += l->to == worker && l->from != worker;
+            to += l->from == worker && l->to != worker;
         }
         from = group ? group->count - 1 : from > to ? from : to;
         most = from > most ? from : most;
