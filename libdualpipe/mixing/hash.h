@@ -5,9 +5,13 @@
 #ifndef DP_MIXING_HASH_H
 #define DP_MIXING_HASH_H
 
+#include <dualpipe/comm.h>
 #include <dualpipe/parameter.h>
 
 /* Names, types, sizes and flags of a sound list. */
 uint64_t dp_hash_parameters(const struct dp_parameter *parameters, int32_t count);
+/* Collective: is the list the same on all ranks? DP_EMISMATCH on every one, with the first parameter
+ * that is not; errors of comm.h. */
+int dp_agree_on_parameters(struct dp_comm *comm, const struct dp_parameter *parameters, int32_t count);
 
 #endif

@@ -164,8 +164,7 @@ static int broadcast(struct dp_comm *comm, DLTensor *t)
 
 static int begin_equal(const struct dp_mixer_config *c)
 {
-    int err =
-        dp_comm_agree(c->comm, "list of parameters", dp_hash_parameters(c->parameters, c->count));
+    int err = dp_agree_on_parameters(c->comm, c->parameters, c->count);
 
     if (!err)
         err = agree_on_graph(c);

@@ -554,8 +554,7 @@ static int set_up(struct dp_replicas *r, const struct dp_parameter *parameters, 
         end_for_all(r->comm, err);
         return err;
     }
-    return dp_comm_agree(r->comm, "list of parameters to be summed",
-                         dp_hash_parameters(parameters, count));
+    return dp_agree_on_parameters(r->comm, parameters, count);
 }
 
 int dp_replicas_new(const struct dp_parameter *parameters, int32_t count, struct dp_comm *comm,

@@ -479,8 +479,7 @@ static int set_up(struct dp_replicas_stream *r, const struct dp_parameter *list,
         dp_comm_abort(r->comm, err, dp_last_error());
         return err;
     }
-    return dp_comm_agree(r->comm, "list of parameters to be summed",
-                         dp_hash_parameters(list, count));
+    return dp_agree_on_parameters(r->comm, list, count);
 }
 
 int dp_replicas_stream_new(const struct dp_parameter *parameters, int32_t count,

@@ -214,7 +214,12 @@ static int differ(struct dp_comm *comm, void *arg)
     model_init(&m, 0);
     CHECK(dp_replicas_new(m.parameters, PARAMETERS - (dp_comm_rank(comm) == 1), comm, &r) ==
           DP_EMISMATCH);
-    CHECK_SAYS("list of parameters to be summed");
+    CHECK_SAYS("number of parameters: all ranks must agree; rank 0 has");
+    if (dp_comm_rank(comm) == 1)
+        m.parameters[1].name = "another";
+    CHECK(dp_replicas_new(m.parameters, PARAMETERS, comm, &r) == DP_EMISMATCH);
+    CHECK_SAYS("parameter 1: all ranks must agree; rank 0 has '");
+    CHECK_SAYS("but rank 1 has 'another' of ");
     model_fini(&m);
     return 0;
 }

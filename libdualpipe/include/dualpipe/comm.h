@@ -173,8 +173,8 @@ DP_PUBLIC int dp_process_from_env(struct dp_process *out);
  * Source: Decent-DP's set-up of a process. */
 DP_PUBLIC int dp_process_keep_own_gpu(const struct dp_process *process, bool *has_gpu);
 
-/* Join the group. Collective over all its processes. Errors: DP_EINVAL for a config that is not sound, or
- * one that leaves rank and size, or the address, to a launcher or an option that is not there;
+/* Join the group. Collective over all its processes. Errors: DP_EINVAL for a config that is not sound,
+ * or one that leaves rank and size, or the address, to a launcher or an option that is not there;
  * DP_ETIMEDOUT naming the ranks that did not come, DP_ECOMM (address in use, refused), DP_EMISMATCH
  * (another size, version or secret; the stranger is dropped and the rest goes on). */
 DP_PUBLIC int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out);
