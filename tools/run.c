@@ -25,24 +25,33 @@ static void print_quoted(const char *value)
     putchar('\'');
 }
 
+/* What the user has set already is the user's wish. */
+static bool stays(const struct run_setting *one)
+{
+    const char *set = getenv(one->name);
+    const bool kept = set && !one->adds && strcmp(set, one->value);
+
+    if (kept)
+        fprintf(stderr, "dualpipe: %s=%s stays, it was set before\n", one->name, set);
+    return kept;
+}
+
 static void print_settings(const struct run_settings *s)
 {
     for (size_t i = 0; i < s->count; i++) {
+        if (stays(&s->list[i]))
+            continue;
         printf("export %s=", s->list[i].name);
         print_quoted(s->list[i].value);
         putchar('\n');
     }
 }
 
-/* What the user has set already is the user's wish. */
 static int apply(const struct run_settings *s)
 {
     for (size_t i = 0; i < s->count; i++) {
         const struct run_setting *one = &s->list[i];
-        const char *set = getenv(one->name);
-        if (set && !one->adds && strcmp(set, one->value))
-            fprintf(stderr, "dualpipe: %s=%s stays, it was set before\n", one->name, set);
-        else if (setenv(one->name, one->value, 1))
+        if (!stays(one) && setenv(one->name, one->value, 1))
             return command_broke("cannot set %s: %s", one->name, strerror(errno));
     }
     return 0;
@@ -108,7 +117,7 @@ static int run(const struct run_values *v, const struct operands *operands)
     if (v->exec && v->report)
         return command_misused(
             "--exec and --report: expected one of the two, as nothing is left to report");
-    status = run_settings_choose(v, &s);
+    status = run_settings_choose(v, operands->count ? operands->items[0] : NULL, &s);
     if (!status && v->only_prints) {
         run_say(&s, "CPUs", "%s",
                 v->no_bind ? "not bound: --no-bind"

@@ -100,6 +100,37 @@ keeps_what_is_set()
     ! grep -q "^NCCL_NET=" "$work/out" || wrong "asks for the net of a plugin that is not loaded"
 }
 
+# What a shell would set is what a command finds.
+prints_what_a_command_finds()
+{
+    NCCL_NET=Socket DUALPIPE_PLACEMENT=/some/file run run --print || return
+    tells "NCCL_NET=Socket stays, it was set before" "placement   /some/file, as it was set before" || return
+    ! grep -q 'NCCL_NET=' "$work/out" || wrong "$(cat "$work/out")"
+}
+
+checks_the_report_before_the_job()
+{
+    refuses 1 "$work/none/report: No such file" run --report "$work/none/report" -- touch "$work/it" || return
+    [ ! -e "$work/it" ] || wrong 'the job began'
+}
+
+preloads_nothing_before_a_sanitizer()
+{
+    case $DP_CC in
+    *-fsanitize*) return ;; # nothing is preloaded
+    esac
+    echo 'int main(void) { return 0; }' >"$work/sane.c"
+    # shellcheck disable=SC2086 # words
+    ${DP_CC%% *} -fsanitize=address -o "$work/sane" "$work/sane.c" 2>/dev/null && "$work/sane" ||
+        skip 'no AddressSanitizer here'
+    grep -q 'libasan\.so' "$work/sane" || skip 'AddressSanitizer is not a shared library here'
+    run run -- "$work/sane" || return
+    tells 'preload     not added: the command is built with a sanitizer' || return
+    PATH=$work:$PATH run run -- sane || return
+    LD_PRELOAD=$(${DP_CC%% *} -print-file-name=libasan.so) run run --print || return
+    grep -q "^export LD_PRELOAD='/.*libasan.so:/.*preload.so'" "$work/out" || wrong "$(cat "$work/out")"
+}
+
 passes_arguments_and_the_status_on()
 {
     run run -- sh -c 'echo "$1|$2"; exit 7' sh 'a b' --print >/dev/null
@@ -334,8 +365,7 @@ names_ranks_that_are_missing()
     RANK=0 WORLD_SIZE=3 run run --report "$work/alone.json" -- true || return
     tells "1 of 3 ranks" "within 5 s of ranks 1, 2" || return
     refuses 2 "--exec and --report" run --exec --report "$work/alone.json" -- true || return
-    run run --report "$work/no/such/folder" -- true || return
-    tells "cannot write $work/no/such/folder"
+    refuses 1 "$work/no/such/folder: No such file" run --report "$work/no/such/folder" -- true
 }
 
 # A process that has ended before anybody looks is not counted: again, then.
@@ -457,6 +487,9 @@ it works_out_links
 it finds_the_placement_from_anywhere
 it refuses_a_placement_that_is_none
 it keeps_what_is_set
+it prints_what_a_command_finds
+it checks_the_report_before_the_job
+it preloads_nothing_before_a_sanitizer
 it passes_arguments_and_the_status_on
 it prints_what_a_shell_takes
 it refuses_a_table_with_a_mistake

@@ -51,7 +51,7 @@ struct run_settings {
 };
 
 /* Zeroed memory first. 0, or an EXIT_ value after one line. */
-int run_settings_choose(const struct run_values *v, struct run_settings *s);
+int run_settings_choose(const struct run_values *v, const char *command, struct run_settings *s);
 void run_settings_fini(struct run_settings *s);
 
 /* What there is to say of a part: used, or not and why. */

@@ -11,10 +11,14 @@
 #include <dualpipe/assignment.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static void add(struct run_settings *s, const char *name, const char *value)
 {
@@ -118,9 +122,47 @@ static const bool can_preload = false;
 static const bool can_preload = true;
 #endif
 
+/* As execvp finds it. */
+static bool find_program(const char *command, char *path, size_t room)
+{
+    const char *dir = getenv("PATH");
+
+    if (strchr(command, '/'))
+        return snprintf(path, room, "%s", command) < (int)room;
+    for (; dir && *dir; dir += strcspn(dir, ":"), dir += *dir == ':')
+        if (snprintf(path, room, "%.*s/%s", (int)strcspn(dir, ":"), dir, command) < (int)room &&
+            !access(path, X_OK))
+            return true;
+    return false;
+}
+
+/* The program's file names the library of a sanitizer among those that it needs. A command that starts
+ * others, as a shell does, is not looked into. */
+static bool needs_sanitizer(const char *command)
+{
+    static const char *const names[] = {"libasan.so", "libtsan.so"};
+    char path[4096];
+    struct stat there;
+    const bool there_is = command && find_program(command, path, sizeof(path));
+    const int fd = there_is ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
+    const bool regular = fd >= 0 && !fstat(fd, &there) && S_ISREG(there.st_mode) && there.st_size > 4;
+    const size_t len = regular ? (size_t)there.st_size : 0;
+    char *file = regular ? mmap(NULL, len, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    bool found = false;
+
+    if (fd >= 0)
+        close(fd);
+    if (file == MAP_FAILED)
+        return false;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !memcmp(file, "\177ELF", 4); i++)
+        found = found || memmem(file, len, names[i], strlen(names[i]));
+    munmap(file, len);
+    return found;
+}
+
 /* Behind those that are preloaded already, whose functions stay the first. Not there: not built as
  * a shared library, which is no reason not to run. */
-static int add_preload(const struct run_values *v, struct run_settings *s)
+static int add_preload(const struct run_values *v, const char *command, struct run_settings *s)
 {
     const char *set = getenv("LD_PRELOAD");
     char path[PLUGIN_PATH_LEN];
@@ -128,7 +170,11 @@ static int add_preload(const struct run_values *v, struct run_settings *s)
                       : !can_preload                        ? "it is built with a sanitizer"
                       : !plugin_path(PRELOAD_LIBRARY, path) ? "it is not installed"
                       : set && strstr(set, PRELOAD_LIBRARY) ? "it is in LD_PRELOAD already"
-                                                            : NULL;
+                      : set && strstr(set, "san.so")        ? NULL
+                      : needs_sanitizer(command)
+                          ? "the command is built with a sanitizer, which must be loaded first; it goes "
+                            "behind one in LD_PRELOAD: LD_PRELOAD=$(gcc -print-file-name=libasan.so)"
+                          : NULL;
 
     if (why) {
         run_say(s, "preload", "not added: %s", why);
@@ -265,7 +311,18 @@ static int add_profiler(const struct run_values *v, struct run_settings *s)
     return 0;
 }
 
-int run_settings_choose(const struct run_values *v, struct run_settings *s)
+/* It is written when the job is over. */
+static int check_report(const char *path)
+{
+    char *absolute = NULL;
+    size_t len;
+    const int status = make_file(path, &absolute, &len);
+
+    free(absolute);
+    return status;
+}
+
+int run_settings_choose(const struct run_values *v, const char *command, struct run_settings *s)
 {
     if (!plugin_path(NET_PLUGIN, s->plugin))
         return missing(s->plugin);
@@ -274,8 +331,12 @@ int run_settings_choose(const struct run_values *v, struct run_settings *s)
     if (!status)
         status = add_profiler(v, s);
     if (!status)
-        status = add_preload(v, s);
-    if (!v->placement)
+        status = add_preload(v, command, s);
+    if (!status && v->report)
+        status = check_report(v->report);
+    if (!v->placement && getenv("DUALPIPE_PLACEMENT"))
+        run_say(s, "placement", "%s, as it was set before", getenv("DUALPIPE_PLACEMENT"));
+    else if (!v->placement)
         run_say(s, "placement", "not used: no --placement");
     else if (!status)
         status = add_placement(v->placement, s);
