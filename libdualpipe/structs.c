@@ -63,7 +63,6 @@ static const struct {
     KNOWN(dp_comm_store),
     KNOWN(dp_controller_config),
     KNOWN(dp_copy_engine_config),
-    KNOWN(dp_copy_route),
     KNOWN(dp_copy_spec),
     KNOWN(dp_copy_stats),
     KNOWN(dp_cost),

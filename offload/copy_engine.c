@@ -8,8 +8,7 @@
  * takes up, low         .                the most urgent stream after every chunk down, ...
  *
  * Where nothing is paced all chunks are queued at once, and no call is needed for the copy to
- * go on. A paced copy, or one over another device, is queued as far as may be whenever the engine is
- * asked anything.
+ * go on. A paced copy is queued as far as may be whenever the engine is asked anything.
  */
 #include "offload/state.h"
 
@@ -20,15 +19,8 @@
 #include <string.h>
 #include <time.h>
 
-enum { STAGES = 2, MOST_CHUNKS = 32, PRIORITIES = DP_PRIORITY_HIGH - DP_PRIORITY_LOW + 1 };
+enum { MOST_CHUNKS = 32, PRIORITIES = DP_PRIORITY_HIGH - DP_PRIORITY_LOW + 1 };
 static const size_t default_chunk = (size_t)4 << 20;
-
-/* Room for a chunk on the device over which copies go, and the events of its two hops: `first` is where
- * the chunk is in it, `second` where it has left it. Each is of the device whose stream records it. */
-struct stage {
-    char *at;
-    struct dp_device_event *first, *second;
-};
 
 /* A stream, and what is checked in it, one chunk after the other. */
 struct queue {
@@ -36,8 +28,6 @@ struct queue {
     struct dp_offload_copy *first, **last; /* that wait to be queued, in order */
     char *compare;                         /* check: a chunk of what is on the device */
     struct dpo_meter meter;
-    struct dp_device_stream *via; /* of the other device; NULL: copies go directly */
-    struct stage stages[STAGES];  /* chunk i goes through stage i % STAGES */
 };
 
 struct dp_offload_copy {
@@ -46,8 +36,6 @@ struct dp_offload_copy {
     struct dp_copy_spec spec;
     struct queue *queue;
     size_t chunk, queued;
-    size_t staged, landed; /* over another device: bytes whose first hop is queued, whose second is
-                            * done */
     struct dp_device_event *done;
     bool is_queued, detached;
     /* In the order of the queue's stream: */
@@ -135,10 +123,10 @@ static int end_queueing(struct dp_offload_copy *copy)
 }
 
 /* 0: the pace allows the next chunk now. */
-static int ask_pace(const struct dp_offload_copy *copy, size_t at)
+static int ask_pace(const struct dp_offload_copy *copy)
 {
     const struct dp_copy_engine_config *c = &copy->engine->config;
-    size_t left = copy->spec.bytes - at;
+    size_t left = copy->spec.bytes - copy->queued;
 
     if (!c->pace || copy->spec.priority == DP_PRIORITY_HIGH || !copy->spec.src)
         return 0;
@@ -147,144 +135,13 @@ static int ask_pace(const struct dp_offload_copy *copy, size_t at)
                : DP_EAGAIN;
 }
 
-/* ---- over another device ---------------------------------------------------------------------- */
-
-/* No stream can wait for an event of another device's, so each hop is queued when the host finds that
- * what it waits for is done:
- *
- *      up      host --(via's stream)--> stage --(queue's stream)--> device
- *      down    device --(queue's stream)--> stage --(via's stream)--> host
- *
- * A copy up counts as queued when all of its second hops are, one down when all of it has landed.
- */
-static bool goes_over(const struct dp_offload_copy *copy)
-{
-    return copy->queue->via && copy->spec.src && copy->spec.bytes;
-}
-
-static struct stage *stage_of(const struct dp_offload_copy *copy, size_t at)
-{
-    return &copy->queue->stages[at / copy->chunk % STAGES];
-}
-
-static size_t len_at(const struct dp_offload_copy *copy, size_t at)
-{
-    size_t left = copy->spec.bytes - at;
-
-    return left < copy->chunk ? left : copy->chunk;
-}
-
-static int hop(struct dp_device_stream *stream, char *dst, const char *src, size_t len,
-               struct dp_device_event *done)
-{
-    int err = dp_device_copy(stream, dst, src, len);
-
-    return err ? err : dp_device_event_record(done, stream);
-}
-
-/* What the copy waits for, where the first hop is in another device's stream. */
-static int wait_for_after(const struct dp_offload_copy *copy)
-{
-    int err = 0;
-
-    for (int32_t i = 0; i < copy->spec.after_count && !err; i++)
-        err = dp_device_event_test(copy->spec.after[i]);
-    return err;
-}
-
-/* Into the next stage, when what was in it has left it. DP_EAGAIN: not yet. */
-static int first_hop(struct dp_offload_copy *copy)
-{
-    const bool up = copy->spec.direction == DP_COPY_UP;
-    const char *src = (const char *)copy->spec.src + copy->staged;
-    struct stage *stage = stage_of(copy, copy->staged);
-    int err = dp_device_event_test(stage->second);
-
-    if (!err)
-        err = ask_pace(copy, copy->staged);
-    if (!err && !copy->staged)
-        err = up ? wait_for_after(copy) : 0;
-    if (!err && !copy->staged)
-        err = begin_queueing(copy);
-    if (!err)
-        err = hop(up ? copy->queue->via : copy->queue->stream, stage->at, src,
-                  len_at(copy, copy->staged), stage->first);
-    if (!err)
-        copy->staged += len_at(copy, copy->staged);
-    return err;
-}
-
-static int second_hop(struct dp_offload_copy *copy)
-{
-    const bool up = copy->spec.direction == DP_COPY_UP;
-    char *dst = (char *)copy->spec.dst + copy->queued;
-    const size_t len = len_at(copy, copy->queued);
-    struct stage *stage = stage_of(copy, copy->queued);
-    int err = copy->queued < copy->staged ? dp_device_event_test(stage->first) : DP_EAGAIN;
-
-    if (!err)
-        err = hop(up ? copy->queue->stream : copy->queue->via, dst, stage->at, len, stage->second);
-    if (!err && up && copy->engine->config.check)
-        err = check_chunk(copy, dst, len);
-    if (!err)
-        copy->queued += len;
-    return err;
-}
-
-/* Down: a chunk is on the host. */
-static int land(struct dp_offload_copy *copy)
-{
-    const char *src = (const char *)copy->spec.src + copy->landed;
-    const size_t len = len_at(copy, copy->landed);
-    int err = copy->landed < copy->queued ? dp_device_event_test(stage_of(copy, copy->landed)->second)
-                                          : DP_EAGAIN;
-
-    if (!err && copy->engine->config.check)
-        err = check_chunk(copy, src, len);
-    if (!err)
-        copy->landed += len;
-    return err;
-}
-
-/* A step that cannot be taken now is no error where another one can. */
-static int advance(int (*step)(struct dp_offload_copy *copy), struct dp_offload_copy *copy, bool *moved)
-{
-    int err = step(copy);
-
-    *moved |= !err;
-    return err == DP_EAGAIN ? 0 : err;
-}
-
-static int queue_over(struct dp_offload_copy *copy)
-{
-    const bool down = copy->spec.direction == DP_COPY_DOWN;
-    const size_t bytes = copy->spec.bytes;
-    int err = 0;
-
-    while ((down ? copy->landed : copy->queued) < bytes && !err) {
-        bool moved = false;
-        if (down && copy->landed < bytes)
-            err = advance(land, copy, &moved);
-        if (!err && copy->queued < bytes)
-            err = advance(second_hop, copy, &moved);
-        if (!err && copy->staged < bytes && copy->staged < copy->queued + STAGES * copy->chunk &&
-            (!down || copy->staged < copy->landed + STAGES * copy->chunk))
-            err = advance(first_hop, copy, &moved);
-        if (!err && !moved)
-            return DP_EAGAIN;
-    }
-    return err ? err : end_queueing(copy);
-}
-
 /* As far as the pace allows. DP_EAGAIN: not to its end. */
 static int queue_copy(struct dp_offload_copy *copy)
 {
     int err = 0;
 
-    if (goes_over(copy))
-        return queue_over(copy);
     while (copy->queued < copy->spec.bytes && !err) {
-        err = ask_pace(copy, copy->queued);
+        err = ask_pace(copy);
         if (!err && !copy->queued)
             err = begin_queueing(copy);
         if (!err)
@@ -358,7 +215,7 @@ static size_t chunk_of(const struct dp_copy_engine *engine, const struct dp_copy
     size_t chunk = engine->config.chunk_bytes,
            least = (spec->bytes + MOST_CHUNKS - 1) / MOST_CHUNKS;
 
-    if (engine->config.check || engine->config.via || least < chunk)
+    if (engine->config.check || least < chunk)
         return chunk;
     return (least + 255) / 256 * 256;
 }
@@ -375,7 +232,7 @@ static struct dp_offload_copy *take(struct dp_copy_engine *engine, const struct 
     copy->spec = *spec;
     copy->queue = &engine->queues[spec->direction][spec->priority - DP_PRIORITY_LOW];
     copy->chunk = chunk_of(engine, spec);
-    copy->queued = copy->checked = copy->staged = copy->landed = 0;
+    copy->queued = copy->checked = 0;
     copy->is_queued = false;
     atomic_store(&copy->wrong, false);
     return copy;
@@ -541,32 +398,12 @@ static int take_pinned(struct dp_copy_engine *engine, char **out)
     return err;
 }
 
-/* The first hop of a way up is the other device's, of a way down the device's own. */
-static int new_stage(struct dp_copy_engine *engine, struct stage *stage, int direction)
-{
-    const struct dp_copy_engine_config *c = &engine->config;
-    void *at = NULL;
-    int err = dp_device_alloc(c->via, DP_MEMORY_DEVICE, c->chunk_bytes, &at);
-
-    stage->at = at;
-    if (!err)
-        err = dp_device_event_new(direction == DP_COPY_UP ? c->via : c->device, &stage->first);
-    if (!err)
-        err = dp_device_event_new(direction == DP_COPY_UP ? c->device : c->via, &stage->second);
-    return err;
-}
-
 static int new_queue(struct dp_copy_engine *engine, int direction, int level)
 {
     struct queue *queue = &engine->queues[direction][level];
     const enum dp_device_priority priority = (enum dp_device_priority)(level + DP_PRIORITY_LOW);
-    const bool over = engine->config.via && priority < DP_PRIORITY_HIGH;
     int err = dp_device_stream_new(engine->config.device, priority, &queue->stream);
 
-    if (!err && over)
-        err = dp_device_stream_new(engine->config.via, priority, &queue->via);
-    for (int i = 0; i < STAGES && over && !err; i++)
-        err = new_stage(engine, &queue->stages[i], direction);
     return err || !engine->config.check ? err : take_pinned(engine, &queue->compare);
 }
 
@@ -591,8 +428,6 @@ static int build(struct dp_copy_engine *engine)
 {
     int err = new_copies(engine);
 
-    if (!err && engine->config.via)
-        err = dp_device_reach(engine->config.device, engine->config.via);
     for (int d = 0; d < DP_COPY_DIRECTIONS; d++)
         for (int level = 0; level < PRIORITIES && !err; level++)
             err = new_queue(engine, d, level);
@@ -633,12 +468,6 @@ void dp_copy_engine_free(struct dp_copy_engine *engine)
         for (int level = 0; level < PRIORITIES; level++) {
             struct queue *queue = &engine->queues[d][level];
             dp_device_stream_free(queue->stream);
-            dp_device_stream_free(queue->via);
-            for (int i = 0; i < STAGES && engine->config.via; i++) {
-                dp_device_event_free(queue->stages[i].first);
-                dp_device_event_free(queue->stages[i].second);
-                dp_device_free(engine->config.via, DP_MEMORY_DEVICE, queue->stages[i].at);
-            }
             dp_device_free(engine->config.device, DP_MEMORY_PINNED, queue->compare);
         }
     for (int32_t i = 0; engine->copies && i < engine->config.copies; i++)

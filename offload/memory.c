@@ -272,7 +272,6 @@ static int init_copies(struct dp_offload *o)
         .chunk_bytes = o->config.check ? 64 << 10 : 0,
         .check = o->config.check,
         .measure = o->config.measure,
-        .via = o->config.via,
         .pace = o->config.pace,
         .pace_user = o->config.pace_user,
     };

@@ -390,7 +390,6 @@ static const struct dp_device_ops cuda_ops = {
     .capture_end = dp_cuda_capture_end,
     .graph_launch = dp_cuda_graph_launch,
     .graph_free = dp_cuda_graph_free,
-    .reach = dp_cuda_reach,
     .close = cuda_close,
 };
 

@@ -2,7 +2,7 @@
  *
  * cuda_device.h - what a CUDA device consists of, for the files that implement its operations: cuda.c
  * (memory, streams, events), cuda_module.c (kernels), cuda_sum.c (sums by kernels of the library's own),
- * cuda_graph.c (graphs), cuda_peer.c (memory of other devices).
+ * cuda_graph.c (graphs).
  */
 #ifndef DP_DEVICE_CUDA_DEVICE_H
 #define DP_DEVICE_CUDA_DEVICE_H
@@ -68,6 +68,5 @@ int dp_cuda_capture_begin(struct dp_device_stream *stream);
 int dp_cuda_capture_end(struct dp_device_stream *stream, struct dp_device_graph **out);
 int dp_cuda_graph_launch(struct dp_device_graph *graph, struct dp_device_stream *stream);
 void dp_cuda_graph_free(struct dp_device_graph *graph);
-int dp_cuda_reach(struct dp_device *dev, struct dp_device *other);
 
 #endif

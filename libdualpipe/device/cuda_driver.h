@@ -41,11 +41,8 @@
     X(cuStreamQuery)                                                                               \
     X(cuStreamWaitEvent)
 
-/* Those that an old driver, or a stand-in for one, may lack: for kernels, graphs, peers and
- * times. */
+/* Those that an old driver, or a stand-in for one, may lack: for kernels, graphs and times. */
 #define DP_CUDA_OPTIONAL_FUNCTIONS(X)                                                              \
-    X(cuCtxEnablePeerAccess)                                                                       \
-    X(cuDeviceCanAccessPeer)                                                                       \
     X(cuEventElapsedTime)                                                                          \
     X(cuFuncSetAttribute)                                                                          \
     X(cuGraphDestroy)                                                                              \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device_kernels.c - what not every device has: kernels, graphs, peers; and being the current
+ * device_kernels.c - what not every device has: kernels, graphs; and being the current
  * device of a thread.
  */
 #include "device/device_ops.h"
@@ -85,17 +85,6 @@ void dp_device_graph_free(struct dp_device_graph *graph)
 {
     if (graph)
         graph->dev->ops->graph_free(graph);
-}
-
-/* ---- peers ----------------------------------------------------------------------------------- */
-
-int dp_device_reach(struct dp_device *dev, struct dp_device *other)
-{
-    if (!dev || !other || strcmp(dev->ops->name, other->ops->name))
-        return dp_fail(DP_EINVAL, "reaching the memory of a device: expected two of one kind, not "
-                                  "%s and %s",
-                       dev ? dev->ops->name : "none", other ? other->ops->name : "none");
-    return dev->ops->reach ? dev->ops->reach(dev, other) : 0;
 }
 
 /* ---- the current device ---------------------------------------------------------------------- */

@@ -70,9 +70,6 @@ struct dp_device_ops {
     int (*graph_launch)(struct dp_device_graph *graph, struct dp_device_stream *stream);
     void (*graph_free)(struct dp_device_graph *graph);
 
-    /* The memory of another device of this table. NULL: it is reached already. */
-    int (*reach)(struct dp_device *dev, struct dp_device *other);
-
     /* Its own threads to these CPUs: 0 or an errno. NULL where there are none. */
     int (*bind)(struct dp_device *dev, const cpu_set_t *cpus);
 

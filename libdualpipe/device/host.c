@@ -230,13 +230,6 @@ static void host_close(struct dp_device *dev)
     free(host);
 }
 
-/* As over NVLink: no link to the host has to do with it. */
-static int host_reach(struct dp_device *dev, struct dp_device *other)
-{
-    ((struct host *)dev)->peer = other;
-    return 0;
-}
-
 static int host_bind(struct dp_device *dev, const cpu_set_t *cpus)
 {
     const struct host *host = (const struct host *)dev;
@@ -266,7 +259,6 @@ static const struct dp_device_ops host_ops = {
     .event_wait = host_event_wait,
     .event_elapsed = host_event_elapsed,
     .stream_wait = host_stream_wait,
-    .reach = host_reach,
     .bind = host_bind,
     .close = host_close,
 };

@@ -83,8 +83,7 @@ struct host {
     bool closing;
     struct stream_list ready[PRIORITIES];
     struct dp_host_link link;
-    bool linked;                  /* copies have directions, */
-    struct dp_device *peer;       /* but not those from and to this device's memory; NULL: none */
+    bool linked;                  /* copies have directions */
     int64_t free_ns[DIRECTIONS];  /* when the link is free again */
     struct host_stream *late;     /* by finish_ns */
     struct host_stream *streams;

@@ -32,8 +32,6 @@ enum direction host_link_direction(struct host *host, const void *dst, const voi
     bool to = host->linked && dp_device_owns(&host->base, dst);
     bool from = host->linked && dp_device_owns(&host->base, src);
 
-    if (to != from && host->peer && dp_device_owns(host->peer, to ? src : dst))
-        return LOCAL;
     return to == from ? LOCAL : to ? UP : DOWN;
 }
 

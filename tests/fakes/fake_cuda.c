@@ -122,26 +122,6 @@ EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out)
     return fake_end(CUDA_SUCCESS);
 }
 
-/* Device 0 reaches device 1, and not the other way round. */
-EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer)
-{
-    BEGIN(false)
-    *out = device == 0 && peer == 1;
-    return fake_end(CUDA_SUCCESS);
-}
-
-EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
-{
-    static CUcontext reached;
-
-    (void)flags;
-    BEGIN(true)
-    if (reached == peer)
-        return fake_end(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
-    reached = peer;
-    return fake_end(CUDA_SUCCESS);
-}
-
 EXPORT CUresult cuCtxGetCurrent(CUcontext *out)
 {
     BEGIN(false)

@@ -39,27 +39,6 @@ refuses_a_model_that_needs_no_copies()
     refuses 2 "4 slots for 4 shards: expected fewer" bench offload -n 4 -k 4
 }
 
-# The link of the first of four GPUs carries 1 GB/s, those of the others 4.
-copies_over_the_link_that_the_topology_names()
-{
-    run topo json --synthetic 'numa:1 root:4 gpu:1 pcie=5x16 nvlink=mesh:4x25' || return
-    gpu=$(sed -n 's/^{"id": \([0-9]*\), "kind": "gpu".*"gpu0".*/\1/p' "$work/out")
-    sed -e '/"kind": "pci"/s/"bytes_per_ns": [0-9.]*/"bytes_per_ns": 4/' \
-        -e "/\"kind\": \"pci\".*\"b\": $gpu,/s/: 4,/: 1,/" "$work/out" >"$work/machine.json"
-    # shellcheck disable=SC2086 # words
-    run bench offload --via auto --topology "$work/machine.json" $brief || return
-    says 'copies, directly' 'copies over the other device' 'over host:2' || return
-    grep -q 'copies of gpu0 go over gpu[123]: 2.0 GB/s instead of 1.0' "$work/err" || wrong "$(cat "$work/err")" ||
-        return
-    # shellcheck disable=SC2086 # words
-    run bench offload --via auto --topology "$work/machine.json" --gpu gpu1 $brief || return
-    grep -q 'copies of gpu1 go directly' "$work/err" || wrong "$(cat "$work/err")" || return
-    ! grep -q 'other device' "$work/out" || wrong "$(cat "$work/out")" || return
-    refuses 2 '--via host: expected auto with --device host' bench offload --via host || return
-    refuses 1 'gpu0: the topology does not say how fast its link to the host is' bench offload --via auto \
-        --topology 'numa:1 root:2 gpu:1 pcie=unknown'
-}
-
 refuses_more_sockets_than_a_connection_has()
 {
     refuses 2 "--sockets 17: expected a whole number from 0 to 16" bench wire --sockets 17
@@ -147,7 +126,6 @@ it measures "critical step CPU shm" step -P 2 -M 4 --cost f=1,i=1,w=1 --transpor
 it measures "critical step CPU waited that" step dualpipe -P 2 -M 4 --cost f=1,i=1,w=1 --latency 1ms --slack 1
 it measures "critical step CPU tcp" step 1f1b -P 2 -M 2 --cost f=1,b=2 --transport tcp
 it measures "async critical step CPU" step --schedule async -P 2 -M 2 --cost f=1,b=2 --execution messages
-it copies_over_the_link_that_the_topology_names
 it measures "compute-bound balanced copy-bound overlap" offload -n 4 --shard-bytes 64K --link 20M
 it measures "all-reduce limit GB/s shm" comm --most 64
 it measures "all-reduce GB/s tcp" comm --most 8 --transport tcp --ranks 3

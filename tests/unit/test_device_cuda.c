@@ -186,24 +186,6 @@ static void copies_from_nowhere_are_refused(void **state)
     dp_device_close(dev);
 }
 
-static void a_device_reaches_another_one_if_cuda_says_that_it_can(void **state)
-{
-    (void)state;
-    struct dp_device *dev = open_device(), *other = NULL;
-
-    assert_int_equal(dp_device_cuda_open(1, &other), 0);
-    fake->fail_call("cuCtxEnablePeerAccess", 1, CUDA_ERROR_TOO_MANY_PEERS);
-    assert_int_equal(dp_device_reach(dev, other), DP_EIO);
-    expect_sentence("cuda:0: reaching the memory of cuda:1");
-    assert_int_equal(dp_device_reach(dev, other), 0);
-    assert_int_equal(dp_device_reach(dev, other), 0); /* it does already */
-    assert_int_equal(dp_device_reach(dev, dev), 0);
-    assert_int_equal(dp_device_reach(other, dev), DP_EUNSUPPORTED);
-    expect_sentence("cuda:1 does not reach the memory of cuda:0");
-    dp_device_close(other);
-    dp_device_close(dev);
-}
-
 static void what_a_driver_lacks_is_said(void **state)
 {
     (void)state;
@@ -409,7 +391,6 @@ int main(void)
         cmocka_unit_test_setup(memory_runs_out_where_the_device_ends, reset),
         cmocka_unit_test_setup(a_failure_of_the_device_shows_in_the_event_and_stays, reset),
         cmocka_unit_test_setup(copies_from_nowhere_are_refused, reset),
-        cmocka_unit_test_setup(a_device_reaches_another_one_if_cuda_says_that_it_can, reset),
         cmocka_unit_test_setup(what_a_driver_lacks_is_said, reset),
         cmocka_unit_test_setup(whichever_call_of_the_driver_fails_is_reported_and_leaks_nothing,
                                reset),

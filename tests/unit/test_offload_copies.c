@@ -21,7 +21,7 @@
 enum { CHUNK = 1024, SLOT = 20 * CHUNK };
 static const int64_t timeout_ns = 60 * DP_NS_PER_S;
 
-static struct dp_device *dev, *via; /* via NULL: copies go directly */
+static struct dp_device *dev;
 
 /* ---- an engine, memory on both sides --------------------------------------------------------- */
 
@@ -56,7 +56,6 @@ static void begin(struct rig *rig, bool check, bool paced)
                                                  .chunk_bytes = CHUNK,
                                                  .check = check,
                                                  .measure = true,
-                                                 .via = via,
                                                  .pace = paced ? pace : NULL,
                                                  .pace_user = rig};
 
@@ -291,103 +290,6 @@ static int run_suite(const char *title, struct dp_device *device)
     return failed;
 }
 
-/* ---- over another device ---------------------------------------------------------------------- */
-
-static _Atomic int copies_over;
-static const struct dp_device_ops *plain;
-
-static int counting_copy(struct dp_device_stream *stream, void *dst, const void *src, size_t bytes)
-{
-    copies_over++;
-    return plain->copy(stream, dst, src, bytes);
-}
-
-static void copies_that_are_not_urgent_go_over_the_other_device(void **state)
-{
-    (void)state;
-    enum { CHUNKS = SLOT / CHUNK };
-    struct dp_device_ops counting = *via->ops;
-    struct dp_device_usage usage;
-    struct rig rig;
-
-    plain = via->ops;
-    counting.copy = counting_copy;
-    via->ops = &counting;
-    begin(&rig, false, false);
-    dp_device_usage(via, &usage);
-    assert_int_equal(usage.bytes, 8 * CHUNK); /* two places for each of two directions and priorities */
-    copies_over = 0;
-    assert_int_equal(dp_copy_wait(start(&rig, up(&rig, 0, SLOT), DP_PRIORITY_HIGH), timeout_ns), 0);
-    assert_int_equal(copies_over, 0);
-    assert_int_equal(dp_copy_wait(start(&rig, up(&rig, 0, SLOT), DP_PRIORITY_LOW), timeout_ns), 0);
-    assert_int_equal(copies_over, CHUNKS);
-    assert_int_equal(dp_copy_wait(start(&rig, down(&rig, 0, SLOT), DP_PRIORITY_NORMAL), timeout_ns), 0);
-    assert_int_equal(copies_over, 2 * CHUNKS);
-    assert_memory_equal(rig.target, rig.source, SLOT);
-    end(&rig);
-    dp_device_usage(via, &usage);
-    assert_int_equal(usage.bytes, 0);
-    via->ops = plain;
-}
-
-/* What the first hop reads must be there: the source of a way up is written by a call in a stream. */
-static char written_late;
-static char *late_source;
-
-static void write_late(void *user)
-{
-    memset(late_source, written_late, SLOT);
-    (void)user;
-}
-
-static void the_first_hop_waits_for_what_the_copy_waits_for(void **state)
-{
-    (void)state;
-    struct dp_device_stream *writer;
-    struct dp_device_event *written;
-    struct rig rig;
-
-    begin(&rig, false, false);
-    late_source = rig.source;
-    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_LOW, &writer), 0);
-    assert_int_equal(dp_device_event_new(dev, &written), 0);
-    for (written_late = 1; written_late < 40; written_late++) {
-        struct dp_copy_spec spec = up(&rig, 0, SLOT);
-        assert_int_equal(dp_device_call(writer, write_late, NULL), 0);
-        assert_int_equal(dp_device_event_record(written, writer), 0);
-        spec.after[0] = written;
-        spec.after_count = 1;
-        assert_int_equal(dp_copy_wait(start(&rig, spec, DP_PRIORITY_NORMAL), timeout_ns), 0);
-        assert_int_equal(dp_copy_wait(start(&rig, down(&rig, 0, SLOT), DP_PRIORITY_LOW), timeout_ns), 0);
-        for (int i = 0; i < SLOT; i++)
-            assert_int_equal(rig.target[i], written_late);
-    }
-    dp_device_event_free(written);
-    dp_device_stream_free(writer);
-    end(&rig);
-}
-
-static int run_over(const char *title, struct dp_device *device, struct dp_device *other)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies_of_every_size_come_and_go),
-        cmocka_unit_test(an_urgent_copy_is_done_before_a_long_one_that_waits),
-        cmocka_unit_test(what_is_behind_a_paced_copy_waits_and_other_directions_do_not),
-        cmocka_unit_test(a_poisoned_slot_is_full_of_NaNs),
-        cmocka_unit_test(what_cannot_be_copied_is_refused),
-        cmocka_unit_test(copies_that_are_not_urgent_go_over_the_other_device),
-        cmocka_unit_test(the_first_hop_waits_for_what_the_copy_waits_for),
-    };
-
-    dev = device;
-    via = other;
-    int failed = cmocka_run_group_tests_name(title, tests, NULL, NULL);
-    dp_device_close(device);
-    dp_device_close(other);
-    via = NULL;
-    return failed;
-}
-
 /* ---- what only some show --------------------------------------------------------------------- */
 
 /* On a device that does no work before it is waited for: a wait includes the copy's own chunks, and
@@ -485,11 +387,6 @@ int main(void)
               run_suite("host, 2 workers, copies at random times", device);
     failed += fake_device_open(&device) ||
               run_suite("a device that does nothing before it is asked", device);
-    struct dp_device *other;
-    failed += dp_device_host_open_link(2, &late, &device) || dp_device_host_open(2, &other) ||
-              run_over("host, over another one", device, other);
-    failed += dp_device_host_open(0, &device) || dp_device_host_open_link(2, &late, &other) ||
-              run_over("host without workers, over one with late copies", device, other);
 #ifdef WITH_CUDA
     failed += run_on_cuda();
 #endif

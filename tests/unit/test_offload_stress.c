@@ -53,17 +53,6 @@ static int any_stream(struct dp_device *dev, enum dp_device_priority priority,
     return sound->stream_new(dev, any_priority(&random), out);
 }
 
-/* Over which copies of one seed in three go. */
-static struct dp_device *open_other(uint64_t seed)
-{
-    const struct dp_host_link late = {0, 0, 20 * DP_NS_PER_US, seed};
-    struct dp_device *dev = NULL;
-
-    if (seed % 3 == 0)
-        assert_int_equal(dp_device_host_open_link(2, &late, &dev), 0);
-    return dev;
-}
-
 static struct dp_device *open_device(uint64_t seed, struct dp_device_ops *ops)
 {
     uint64_t random = seed;
@@ -198,12 +187,11 @@ static void *memory(struct dp_device *dev, enum dp_memory where)
     return p;
 }
 
-static void stress_init(struct stress *s, struct dp_device *dev, struct dp_device *via, uint64_t seed)
+static void stress_init(struct stress *s, struct dp_device *dev, uint64_t seed)
 {
     const struct dp_copy_engine_config config = {.device = dev,
                                                  .chunk_bytes = CHUNK,
                                                  .check = seed % 2,
-                                                 .via = via,
                                                  .pace = pace,
                                                  .pace_user = &s->paced};
 
@@ -247,15 +235,13 @@ static int update(void *user, int32_t shard, const struct dp_parameter *paramete
     return 0;
 }
 
-static struct dp_offload_config any_config(struct run *run, struct dp_device *dev, struct dp_device *via,
-                                           uint64_t *random)
+static struct dp_offload_config any_config(struct run *run, struct dp_device *dev, uint64_t *random)
 {
     const int32_t slots = 1 + below(random, 4), mode = below(random, 3);
 
     run->microbatches = 1 + below(random, 5);
     run->update = below(random, 3) > 0;
     return (struct dp_offload_config){.device = dev,
-                                      .via = via,
                                       .layers = run->streamed.layers,
                                       .layer_count = OM_LAYERS,
                                       .input = &run->streamed.input,
@@ -324,15 +310,15 @@ static void one_seed(uint64_t seed)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct dp_device_ops ops;
-    struct dp_device *dev = open_device(seed, &ops), *via = open_other(seed);
+    struct dp_device *dev = open_device(seed, &ops);
     struct stress stress;
     uint64_t random = seed * 31;
     pthread_t thread;
 
     om_model_init(&run->streamed, false, false, false);
     om_model_init(&run->resident, false, false, false);
-    const struct dp_offload_config config = any_config(run, dev, via, &random);
-    stress_init(&stress, dev, via, seed);
+    const struct dp_offload_config config = any_config(run, dev, &random);
+    stress_init(&stress, dev, seed);
     assert_int_equal(dp_offload_open(&config, &run->o), 0);
     assert_int_equal(pthread_create(&thread, NULL, copy_until_over, &stress), 0);
     for (uint64_t step = 0; step < STEPS; step++)
@@ -347,7 +333,6 @@ static void one_seed(uint64_t seed)
     dp_offload_close(run->o);
     stress_fini(&stress);
     close_device(dev);
-    dp_device_close(via);
     om_model_fini(&run->streamed);
     om_model_fini(&run->resident);
     free(run);

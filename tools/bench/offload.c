@@ -5,7 +5,6 @@
  * copy engine is without such a link, beside memory's own limit.
  */
 #include "bench/bench.h"
-#include "bench/offload_via.h"
 #include "bench/rig.h"
 #include "command.h"
 #include "commands.h"
@@ -21,7 +20,6 @@ struct values {
     struct bench_options common;
     int64_t shards, slots, workers;
     double shard_bytes, link_bytes;
-    struct bench_via via;
 };
 
 /* Compute over copies. */
@@ -408,24 +406,10 @@ static const struct arg args[] = {
      .offset = offsetof(struct values, link_bytes), .fallback = "250M", .min = 1e6, .max = 1e12},
 };
 
-static const struct arg via_args[] = {
-    {"via", 0, "auto|DEVICE",
-     "measure copies over another device, too, and nothing else; auto: the one that the topology names, "
-     "if any",
-     ARG_STRING, .offset = offsetof(struct values, via.via)},
-    {"device", 0, "host|cuda:N", "whose copies these are; host: links as the topology has them",
-     ARG_STRING, .offset = offsetof(struct values, via.device), .fallback = "host"},
-    {"topology", 't', "FILE|STR", "of topo json, or a description (default: this machine)", ARG_STRING,
-     .offset = offsetof(struct values, via.topology), .or_file = true},
-    {"gpu", 0, "NAME", "of the device in the topology (default: that of its number)", ARG_STRING,
-     .offset = offsetof(struct values, via.gpu)},
-};
-
 int run_bench_offload(int argc, char **argv)
 {
     const struct arg_group groups[] = {
         {"what", args, sizeof(args) / sizeof(args[0])},
-        {"copies over another device", via_args, sizeof(via_args) / sizeof(via_args[0])},
         bench_group,
         {0},
     };
@@ -439,8 +423,7 @@ int run_bench_offload(int argc, char **argv)
                  "without such a link, beside memcpy.",
         .groups = groups,
         .examples = "  dualpipe bench offload\n"
-                    "  dualpipe bench offload -n 12 --shard-bytes 16M --link 2G --json\n"
-                    "  dualpipe bench offload --via auto --device cuda:0\n",
+                    "  dualpipe bench offload -n 12 --shard-bytes 16M --link 2G --json\n",
     };
     struct operands operands;
     struct values v;
@@ -448,8 +431,6 @@ int run_bench_offload(int argc, char **argv)
 
     if (!args_parse(&usage, argc, argv, &v, &operands, &status))
         return status;
-    if (v.via.via)
-        return bench_offload_via(&v.via, &v.common);
     if (v.slots >= v.shards)
         return command_misused("%lld slots for %lld shards: expected fewer, or nothing is copied",
                                (long long)v.slots, (long long)v.shards);

@@ -111,12 +111,6 @@ DP_PUBLIC void dp_device_usage(struct dp_device *dev, struct dp_device_usage *ou
  * from now on that since this call. SIZE_MAX: what the device has. */
 DP_PUBLIC void dp_device_limit(struct dp_device *dev, size_t bytes);
 
-/* Let kernels and copies of dev reach the memory of another CUDA device directly, over NVLink or PCIe;
- * without it copies between two devices pass through the host. For both directions call it twice. Of a
- * host device with a link: copies between the two are not on it (one other device; the last one said).
- * DP_EUNSUPPORTED: these two do not reach each other. DP_EINVAL: one is of the host, the other not. */
-DP_PUBLIC int dp_device_reach(struct dp_device *dev, struct dp_device *other);
-
 /* ---- streams --------------------------------------------------------------------------------- */
 
 enum dp_device_priority {

@@ -14,7 +14,6 @@
 #include <dualpipe/random.h>
 #include <dualpipe/schedule.h>
 #include <dualpipe/stage.h>
-#include <dualpipe/topology.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -105,11 +104,6 @@ struct dp_copy_engine_config {
     bool check;         /* for tests: after every copy, bring what is on the device to the host once
                          * more and compare (DP_EIO); sources may be NULL (see below) */
     bool measure;       /* for busy_ns of the stats */
-    /* NULL, or another device of the same kind, whose link to the host is so much wider that copies go
-     * over it (dp_copy_route): chunk by chunk through two places there for each direction and priority,
-     * which take 8 chunks of its memory. It must stay. Urgent copies go directly. As in a paced engine a
-     * copy goes on in calls of the engine's only. Errors of dp_device_reach. */
-    struct dp_device *via;
     /* NULL, or asked before every chunk of a copy that is not urgent, in a call of the engine's:
      * true to let it pass now; otherwise it is asked again in the next call. So other traffic on
      * the same switch can go first (dp_pacer_pass). The copies behind it in the same direction of the
@@ -161,18 +155,6 @@ struct dp_copy_stats {                                              /* by direct
     int64_t busy_ns[DP_COPY_DIRECTIONS]; /* at work; copies of different priority count each */
 };
 DP_PUBLIC void dp_copy_engine_stats(const struct dp_copy_engine *engine, struct dp_copy_stats *out);
-
-/* Whether copies between a GPU and the memory of a NUMA node (both nodes of t, on one host) go faster
- * over another GPU: over NVLink to it, and over its own link to the host, half of which it is taken to
- * need itself. That pays where it is a quarter wider than the direct route, and shares no link with
- * itself; where a rate is not known it does not. */
-struct dp_copy_route {
-    int32_t via;                                   /* the other GPU; -1: directly */
-    double direct_bytes_per_ns, bytes_per_ns; /* of the direct route, and of this one; 0: not known */
-};
-/* DP_EINVAL for nodes of other kinds; DP_ENOMEM. Any thread. */
-DP_PUBLIC int dp_copy_route_choose(const struct dp_topology *t, int32_t gpu, int32_t numa,
-                                   struct dp_copy_route *out);
 
 /* ---- copies beside a network ------------------------------------------------------------------ */
 
@@ -468,8 +450,6 @@ struct dp_offload_config {
     /* NULL, or for all copies but urgent ones, as in struct dp_copy_engine_config: dp_pacer_pass. */
     bool (*pace)(void *user, enum dp_copy_direction direction, size_t bytes);
     void *pace_user;
-    struct dp_device *via; /* NULL, or over which other device copies go that are not urgent, as in
-                            * struct dp_copy_engine_config */
     uint64_t seed;
     int64_t timeout_ns;   /* longest wait for the device; 0: 60 s */
     const struct dp_pinned_config *pinned;  /* NULL: near the device. Threads that copy and update run
