@@ -38,7 +38,7 @@ static CUdeviceptr address(const void *ptr)
 }
 
 /* The driver's own waits know no deadline. So: ask often while it may be a matter of microseconds, then
- * after sleeps of 1/256 of the time so far: what is late by less than that nobody notices. */
+ * after sleeps of 1/256 of the time so far, as the wait ends late by one of them. */
 static int poll_until(int (*test)(void *arg), void *arg, int64_t timeout_ns)
 {
     const int64_t spin_ns = 50 * DP_NS_PER_US, start = dp_now_ns();

@@ -20,7 +20,8 @@ struct search {
     void *user;
 };
 
-static const DLDataType float32 = {kDLFloat, 32, 1}, float64 = {kDLFloat, 64, 1}, int64 = {kDLInt, 64, 1};
+static const DLDataType float32 = {kDLFloat, 32, 1}, float64 = {kDLFloat, 64, 1};
+static const DLDataType int64 = {kDLInt, 64, 1};
 
 static void want(const struct search *s, const char *prefix, const char *name, const char *suffix,
                  DLTensor like)

@@ -49,7 +49,8 @@
  * Groups. Parts made by dp_comm_split can neither send nor take part in collectives, for which there
  * are no channels: split the host's communicator, and open one of these over each part.
  *
- * The library is looked for at run time (library.h): DUALPIPE_NCCL_LIBRARY, or libnccl.so.2 and libnccl.so.
+ * The library is looked for at run time (library.h): DUALPIPE_NCCL_LIBRARY, or libnccl.so.2 and
+ * libnccl.so.
  * NCCL 2.27 or newer. Written for releases up to 2.32; tested with 2.28.9 (with 2.30.7 where tests
  * are run with --full), with the real library on a simulated CUDA, steps of pipelines among what it
  * ran; and with 2.28.9 between two processes that share an H100 (tests/gpu/report-h100.md).

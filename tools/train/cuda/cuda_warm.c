@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cuda_warm.c - every stage computes once, on zeros, before a step does. The first launch of a kernel
- * may load it, and loading may wait until the device is idle; a kernel of NCCL's that waits for a message
- * keeps the device busy until another rank, which may be loading just as this one, has sent it.
+ * may load it, and loading may wait until the device is idle; a kernel of NCCL's that waits for a
+ * message keeps the device busy until another rank, which may be loading just as this one, has sent it.
  *
  * Source: CUDA C++ Programming Guide, "Lazy Loading", issues with concurrent execution.
  */
