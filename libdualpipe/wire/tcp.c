@@ -32,7 +32,7 @@ static void look_for_life(struct dp_tcp_wire *w)
         if (!w->base.connected)
             dp_tcp_socket_keep_alive(dp_tcp_fd(&w->sockets[i]), w->timeout_ns);
         dp_tcp_socket_look(dp_tcp_fd(&w->sockets[i]), &life);
-        if (life.silent_ns <= w->timeout_ns)
+        if (!life.is_unanswered || life.silent_ns <= w->timeout_ns)
             continue;
         dp_tcp_describe(w, i, 0, why, sizeof(why));
         dp_wire_fail(&w->base, DP_ECOMM, "%s", why);

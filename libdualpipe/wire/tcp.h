@@ -57,8 +57,8 @@ int dp_wire_tcp_count(const struct dp_wire *wire);
 /* Give up after this long without a sign of life from the peer's host. A peer that is stopped, or does
  * not read what was sent, has one that is alive. */
 void dp_wire_tcp_set_timeout(struct dp_wire *wire, int64_t ns);
-/* The two ends, bytes that the peer's host has not acknowledged, and retransmissions. true: the network
- * is slow to take them, or does not. */
+/* The two ends, bytes that the peer's host has not acknowledged, and retransmissions. true: the peer's
+ * host does not answer what is sent again and again. */
 bool dp_wire_tcp_tell(const struct dp_wire *wire, char *text, size_t room);
 
 #endif

@@ -97,9 +97,9 @@ void dp_tcp_socket_look(int fd, struct dp_tcp_life *out)
 
     getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len);
     ioctl(fd, SIOCOUTQ, &unacked);
-    const bool owes = info.tcpi_state == TCP_ESTABLISHED &&
-                      (info.tcpi_probes > 1 || info.tcpi_retransmits > 1);
-    *out = (struct dp_tcp_life){.silent_ns = owes ? info.tcpi_last_ack_recv * DP_NS_PER_MS : 0,
+    *out = (struct dp_tcp_life){.is_unanswered = info.tcpi_state == TCP_ESTABLISHED &&
+                                                 (info.tcpi_probes > 1 || info.tcpi_retransmits > 1),
+                                .silent_ns = info.tcpi_last_ack_recv * DP_NS_PER_MS,
                                 .unacked_bytes = (unsigned)unacked,
                                 .retransmissions = info.tcpi_total_retrans};
 }
@@ -120,18 +120,20 @@ bool dp_wire_tcp_tell(const struct dp_wire *wire, char *text, size_t room)
     const struct dp_tcp_wire *w = (const struct dp_tcp_wire *)wire;
     char here[DP_SOCKADDR_TEXT], there[DP_SOCKADDR_TEXT];
     unsigned unacked_bytes = 0, retransmissions = 0;
+    bool is_unanswered = false;
     struct dp_tcp_life life;
 
     for (int i = 0; i < w->count; i++) {
         dp_tcp_socket_look(dp_tcp_fd(&w->sockets[i]), &life);
         unacked_bytes += life.unacked_bytes;
         retransmissions += life.retransmissions;
+        is_unanswered |= life.is_unanswered;
     }
     name_end(dp_tcp_fd(w->sockets), getsockname, here);
     name_end(dp_tcp_fd(w->sockets), getpeername, there);
     dp_snprintf(text, room, "%s to %s, %u bytes not acknowledged, %u retransmissions", here, there,
                 unacked_bytes, retransmissions);
-    return unacked_bytes && retransmissions;
+    return is_unanswered;
 }
 
 void dp_tcp_describe(const struct dp_tcp_wire *w, int index, int error, char *text, size_t room)

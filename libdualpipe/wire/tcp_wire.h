@@ -111,7 +111,8 @@ void dp_tcp_socket_keep_alive(int fd, int64_t timeout_ns);
 
 /* What the system knows of a socket, by TCP_INFO. */
 struct dp_tcp_life {
-    int64_t silent_ns; /* since the peer's host has said anything; 0: it owes no answer */
+    bool is_unanswered; /* what was sent, or asked, again and again */
+    int64_t silent_ns;  /* since the peer's host has said anything */
     unsigned unacked_bytes, retransmissions;
 };
 void dp_tcp_socket_look(int fd, struct dp_tcp_life *out);
