@@ -16,6 +16,7 @@
 #include "checkpoint/find.h"
 
 #include "train/late.h"
+#include "train/saved_busy.h"
 #include "train/saved_mixing.h"
 #include "train/saved_tensor.h"
 
@@ -31,9 +32,6 @@
 #include <unistd.h>
 
 enum { NAME_LEN = 48, LATE_NAME = 128 };
-
-/* While a rank writes or reads the others wait, as long as a slow disk may take. */
-static const int64_t busy_ns = INT64_C(1800) * 1000000000;
 
 /* ---- what there is to write ------------------------------------------------------------------ */
 
@@ -261,6 +259,7 @@ static int write_own(struct trainer *t, const char *folder, int attempt,
     const bool mixes = t->config.kind == DATA_PARALLEL_MIX;
     char name[NAME_LEN], path[CHECKPOINT_PATH];
     struct list l = {0};
+    struct saved_busy busy;
     int err = mixes ? 0 : list_state(t, false, &l);
     if (!err && t->config.late)
         err = list_late(t, false, &l);
@@ -269,9 +268,11 @@ static int write_own(struct trainer *t, const char *folder, int attempt,
 
     file_name(name, rank_of(t), attempt);
     *wrote = !err && (count > 0 || rank_of(t) == 0);
+    saved_busy_begin(&busy, t->comm);
     if (*wrote)
         err = join(path, folder, name) ? dp_checkpoint_write(path, tensors, count, NULL)
                                        : DP_EINVAL;
+    saved_busy_end(&busy);
     list_free(&l);
     return err;
 }
@@ -322,6 +323,7 @@ static int write_all(struct trainer *t, const char *folder, int attempt, int *wr
                      const char *text)
 {
     struct saved_mixing mixing = {0};
+    struct saved_busy busy;
     int mine = 0, err = 0;
 
     if (t->config.kind == DATA_PARALLEL_MIX)
@@ -332,24 +334,30 @@ static int write_all(struct trainer *t, const char *folder, int attempt, int *wr
     wrote[0] = mine;
     if (!err && t->comm)
         err = dp_comm_allgather(t->comm, &mine, wrote, sizeof(mine));
-    return err || rank_of(t) ? err : write_index(folder, attempt, wrote, t->ranks, text);
+    if (err || rank_of(t))
+        return err;
+    saved_busy_begin(&busy, t->comm);
+    err = write_index(folder, attempt, wrote, t->ranks, text);
+    saved_busy_end(&busy);
+    return err;
 }
 
 int saved_write(struct trainer *t, const char *dir, uint64_t step, const char *text)
 {
     char folder[CHECKPOINT_PATH];
     int *wrote = calloc((size_t)t->ranks, sizeof(*wrote)), attempt = 0, err = 0;
+    struct saved_busy busy;
 
     if (!wrote || !checkpoint_folder(dir, step, folder)) {
         free(wrote);
         return DP_ENOMEM;
     }
     err = data_parallel_await(&t->replicas);
-    if (t->comm)
-        dp_comm_busy(t->comm, busy_ns);
     if (!err && rank_of(t) == 0) {
+        saved_busy_begin(&busy, t->comm);
         make_folder(dir, folder);
         attempt = next_attempt(folder);
+        saved_busy_end(&busy);
     }
     if (!err && t->comm)
         err = dp_comm_broadcast(t->comm, &attempt, sizeof(attempt), 0);
@@ -357,8 +365,6 @@ int saved_write(struct trainer *t, const char *dir, uint64_t step, const char *t
         err = write_all(t, folder, attempt, wrote, text);
     if (!err && t->comm)
         err = dp_comm_barrier(t->comm); /* when it returns, the checkpoint is there */
-    if (t->comm)
-        dp_comm_busy(t->comm, 0);
     free(wrote);
     return err;
 }
@@ -379,13 +385,13 @@ static int put_on_device(struct trainer *t)
 int saved_read(struct trainer *t, const char *path, uint64_t step)
 {
     struct dp_checkpoint *c;
+    struct saved_busy busy;
     struct list l = {0};
     int err = dp_checkpoint_open(path, &c);
 
     if (err)
         return err;
-    if (t->comm)
-        dp_comm_busy(t->comm, busy_ns);
+    saved_busy_begin(&busy, t->comm);
     if (t->config.kind == DATA_PARALLEL_MIX)
         err = saved_mixing_read(t, c);
     else
@@ -397,8 +403,7 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
         err = saved_tensor_read(c, &l.tensors[i]);
     if (!err)
         err = put_on_device(t);
-    if (t->comm)
-        dp_comm_busy(t->comm, 0);
+    saved_busy_end(&busy);
     list_free(&l);
     dp_checkpoint_close(c);
     if (!err && t->config.late)
