@@ -278,14 +278,25 @@ static void fork_child(const struct death *d)
 }
 
 /* One rank is killed; the others are in the middle of something with it or with each other. */
+/* Of a rank, which is a process. */
+static char logged[2000];
+
+static void keep_errors(void *user, enum dp_log_level level, const char *line)
+{
+    (void)user;
+    if (level == DP_LOG_ERROR)
+        snprintf(logged + strlen(logged), sizeof(logged) - strlen(logged), "%s\n", line);
+}
+
 static int die(struct dp_comm *comm, void *arg)
 {
     const struct death *d = arg;
     const int culprit = d->culprit;
     struct dp_abort why;
-    char buf[100];
-    int err = dp_comm_barrier(comm);
+    char buf[100], sentence[80];
 
+    dp_log_set(keep_errors, NULL, DP_LOG_DEFAULT);
+    int err = dp_comm_barrier(comm);
     if (dp_comm_rank(comm) == culprit && d->has_child)
         fork_child(d);
     if (dp_comm_rank(comm) == culprit)
@@ -299,6 +310,10 @@ static int die(struct dp_comm *comm, void *arg)
     CHECK(dp_comm_aborted(comm, &why));
     CHECK(why.rank == culprit && why.error == DP_ECOMM);
     CHECK(strstr(why.text, "has ended"));
+    CHECK(dp_comm_barrier(comm) == DP_EABORTED);
+    snprintf(sentence, sizeof(sentence), "the run was ended by rank %d (DP_ECOMM)", culprit);
+    const char *said = strstr(logged, sentence); /* on every rank, once */
+    CHECK(said && strstr(said, why.text) && !strstr(said + 1, sentence));
     CHECK(dp_comm_reset(comm) == DP_ECOMM);
     CHECK(dp_comm_aborted(comm, NULL));
     return 0;
