@@ -51,8 +51,9 @@ void sim_dmabuf_forget(const char *start, size_t bytes);
 
 /* ---- sim_stream.c: each stream a thread that does one thing after the other ------------------ */
 
-/* Do run(arg) after what was given before. arg is a copy of bytes bytes, gone afterwards. */
-void sim_stream_give(struct sim_stream *stream, void (*run)(void *arg), const void *arg,
+/* Do run(arg) after what was given before. arg is a copy of bytes bytes, gone afterwards. Like all
+ * that sim_blas.c calls it is seen outside of libsimcuda. */
+SIM_EXPORT void sim_stream_give(struct sim_stream *stream, void (*run)(void *arg), const void *arg,
                      size_t bytes);
 void sim_stream_drain(struct sim_stream *stream);
 void sim_stream_drain_all(void);
@@ -71,10 +72,10 @@ void sim_graph_add(struct sim_graph *graph, void (*run)(void *arg), const void *
 /* In functions of the driver: the host asks or waits for work that was queued, or allocates or frees
  * memory, which waits on a GPU; and it queues work. */
 void sim_waited(void);
-void sim_queued(void);
+SIM_EXPORT void sim_queued(void);
 
 /* At the start of a function that tests let fail: 0, or what it is to return. */
-int sim_begin(const char *name);
+SIM_EXPORT int sim_begin(const char *name);
 #define SIM_BEGIN()                                                                                \
     do {                                                                                           \
         const int fault = sim_begin(__func__);                                                     \

@@ -2,7 +2,8 @@
  *
  * The model of `dualpipe train` by the kernels of tools/train/cuda, against the CPU: outputs, losses,
  * gradients, norms and updates, in float32 and bfloat16, of odd sizes. On the simulated CUDA the
- * kernels' own source runs on the CPU; with DP_TEST_GPU set they run on that GPU.
+ * kernels' own source runs on the CPU, beside a stand-in for cuBLASLt (simcuda/sim_blas.c); with
+ * DP_TEST_GPU set they run on that GPU, and products are cuBLASLt's.
  */
 #include "cmocka_all.h"
 #include "use_sim_cuda.h"
@@ -180,7 +181,22 @@ static void compare_updates(struct pass *cuda, struct pass *cpu)
     dp_optimizer_free(optimizer);
 }
 
-static void compare_all(const struct gpt_config *c, bool bf16)
+/* Products by the kernel of our own, as where there is no cuBLASLt; or by cuBLASLt where it can. */
+enum products { OWN, CUBLASLT };
+
+static void choose_products(struct cuda_rank *r, enum products by)
+{
+    if (by == CUBLASLT && gpu && !r->blas)
+        skip_because("no cuBLASLt here");
+    if (by == CUBLASLT) {
+        assert_non_null(r->blas);
+        return;
+    }
+    blas_close(r->blas);
+    r->blas = NULL;
+}
+
+static void compare_all(const struct gpt_config *c, bool bf16, enum products by)
 {
     struct gpt_config config = *c;
     const size_t rows = rows_of(c);
@@ -197,6 +213,7 @@ static void compare_all(const struct gpt_config *c, bool bf16)
     assert_int_equal(gpt_stage_new(c, 0, 1, &cpu.stage), 0);
     go(&cpu, c, tokens, labels);
     assert_int_equal(cuda_rank_new(&how, &cuda.rank), 0);
+    choose_products(cuda.rank, by);
     cuda.compute = config.compute = &cuda.rank->compute;
     assert_int_equal(cuda_rank_add_stage(cuda.rank, &config, 0, 1, &cuda.stage), 0);
     assert_int_equal(cuda_rank_begin(cuda.rank, tokens, rows, labels, rows, &there[0], &there[1]), 0);
@@ -212,26 +229,26 @@ static void compare_all(const struct gpt_config *c, bool bf16)
     free(tokens);
 }
 
+/* The last one is there for the kernels of attention, and takes longest. */
+static void compare_shapes(bool bf16, enum products by)
+{
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) - (by == CUBLASLT); i++)
+        compare_all(&shapes[i], bf16, by);
+}
+
 static void the_model_is_that_of_the_cpu_in_float32(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
-        compare_all(&shapes[i], false);
+    compare_shapes(false, OWN);
 }
 
 static void the_model_is_nearly_that_of_the_cpu_in_bfloat16(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
-        compare_all(&shapes[i], true);
+    compare_shapes(true, OWN);
 }
 
-/* ---- a step that waits for nothing ----------------------------------------------------------- */
-
-enum { MICROBATCHES = 4, STEPS = 3 };
-
-static const struct gpt_config stepped = {.layers = 2, .width = 8, .heads = 2, .context = 4,
-                                          .batch = 2, .seed = 4};
+/* ---- cuBLASLt -------------------------------------------------------------------------------- */
 
 static void *simulated(const char *name)
 {
@@ -241,6 +258,115 @@ static void *simulated(const char *name)
     assert_non_null(function);
     return function;
 }
+
+/* How many products the stand-in has been given. */
+static int products_of_cublaslt(void)
+{
+    int (*calls)(const char *name);
+
+    *(void **)&calls = simulated("sim_calls");
+    return calls("cublasLtMatmul");
+}
+
+/* Of one shape every size is odd: the stand-in has no algorithm for it. */
+static void it_is_so_with_cublaslt_in_both_types(void **state)
+{
+    (void)state;
+    const int before = gpu ? 0 : products_of_cublaslt();
+
+    compare_shapes(false, CUBLASLT);
+    compare_shapes(true, CUBLASLT);
+    if (!gpu)
+        assert_true(products_of_cublaslt() > before + 50);
+}
+
+/* A product of ones: c = k + 2, the 2 being the bias. */
+struct wanted {
+    int m, n, k;
+    size_t a, b, c, bias; /* how many floats behind a multiple of 256 bytes it begins */
+    int expected;
+};
+
+enum { BUFFER_FLOATS = 4096 };
+
+static int multiply(struct blas *blas, const struct wanted *w, float *const buffers[4], void *stream)
+{
+    return blas_product(blas, &(struct product_args){
+        .m = w->m, .n = w->n, .k = w->k, .a_row = w->k, .a_column = 1, .b_row = w->n, .b_column = 1,
+        .a = buffers[0] + w->a, .b = buffers[1] + w->b, .c = buffers[2] + w->c,
+        .bias = buffers[3] + w->bias}, stream);
+}
+
+static void see_product(struct dp_device_stream *stream, struct dp_device_event *event,
+                        struct blas *blas, const struct wanted *w, float *const buffers[4])
+{
+    assert_int_equal(multiply(blas, w, buffers, dp_device_stream_native(stream)), w->expected);
+    assert_int_equal(dp_device_event_record(event, stream), 0);
+    assert_int_equal(dp_device_event_wait(event, INT64_C(60000000000)), 0);
+    for (int i = 0; i < w->m * w->n && !w->expected; i++)
+        assert_true(buffers[2][w->c + (size_t)i] == (float)w->k + 2);
+}
+
+/* On the simulated CUDA the device's memory is the host's. */
+static void cublaslt_is_told_how_operands_lie_and_what_it_cannot_do_is_refused(void **state)
+{
+    static const struct wanted rows[] = {
+        {4, 6, 8, 0, 0, 0, 0, 0}, {4, 6, 8, 1, 0, 0, 0, 0}, {4, 6, 8, 0, 1, 0, 0, 0},
+        {4, 6, 8, 0, 0, 1, 0, 0}, {4, 6, 8, 2, 5, 33, 4, 0}, {2, 2, 2, 64, 32, 16, 8, 0},
+        {4, 6, 8, 0, 0, 0, 1, DP_EUNSUPPORTED}, {4, 6, 8, 0, 0, 0, 2, DP_EUNSUPPORTED},
+        {4, 5, 8, 0, 0, 0, 0, DP_EUNSUPPORTED}, {4, 6, 7, 0, 0, 0, 0, DP_EUNSUPPORTED},
+    };
+    struct dp_device_stream *streams[3];
+    struct dp_device_event *event;
+    struct dp_device *dev;
+    struct blas *blas;
+    float *buffers[4];
+
+    (void)state;
+    if (gpu)
+        skip_because("what cuBLASLt has no algorithm for is known of the stand-in only");
+    assert_int_equal(dp_device_cuda_open(0, &dev), 0);
+    assert_int_equal(blas_open(dev, false, &blas), 0);
+    assert_int_equal(dp_device_event_new(dev, &event), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &streams[i]), 0);
+    for (int i = 0; i < 4; i++) {
+        void *memory;
+        assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, BUFFER_FLOATS * sizeof(float),
+                                         &memory), 0);
+        buffers[i] = memory;
+        for (int k = 0; k < BUFFER_FLOATS; k++)
+            buffers[i][k] = i == 3 ? 2 : 1;
+    }
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        see_product(streams[0], event, blas, &rows[i], buffers);
+
+    /* Of so many shapes no more are planned, and those that are go on. */
+    struct wanted shape = {1, 2, 2, 0, 0, 0, 0, 0};
+    while (!multiply(blas, &shape, buffers, dp_device_stream_native(streams[0])) && shape.m < 1000)
+        shape.m++;
+    assert_in_range(shape.m, 32, 128);
+    shape.expected = DP_EUNSUPPORTED;
+    see_product(streams[0], event, blas, &shape, buffers);
+    see_product(streams[1], event, blas, &rows[0], buffers);
+    shape = rows[0]; /* there is workspace for two streams */
+    shape.expected = DP_EUNSUPPORTED;
+    see_product(streams[2], event, blas, &shape, buffers);
+    blas_close(blas);
+    dp_device_event_free(event);
+    for (int i = 0; i < 4; i++)
+        dp_device_free(dev, DP_MEMORY_DEVICE, buffers[i]);
+    for (int i = 0; i < 3; i++)
+        dp_device_stream_free(streams[i]);
+    dp_device_close(dev);
+}
+
+/* ---- a step that waits for nothing ----------------------------------------------------------- */
+
+enum { MICROBATCHES = 4, STEPS = 3 };
+
+static const struct gpt_config stepped = {.layers = 2, .width = 8, .heads = 2, .context = 4,
+                                          .batch = 2, .seed = 4};
 
 static struct engine *make_engine(struct dp_schedule *schedules[2], bool graphs)
 {
@@ -461,11 +587,24 @@ static void a_pair_s_backward_does_not_wait_for_its_forward(void **state)
     cuda_rank_free(r);
 }
 
-int main(void)
+/* Once it is loaded, blas.c finds it by its name, before any other of that name. NULL, or what failed. */
+static const char *load_stand_in(void)
+{
+    const char *build = getenv("DP_TOP_BUILDDIR");
+    char file[1024];
+
+    simulated("sim_calls"); /* which it calls */
+    snprintf(file, sizeof(file), "%s/tests/simcuda/.libs/libcublasLt.so.13", build ? build : ".");
+    return dlopen(file, RTLD_NOW) ? NULL : dlerror();
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_model_is_that_of_the_cpu_in_float32),
         cmocka_unit_test(the_model_is_nearly_that_of_the_cpu_in_bfloat16),
+        cmocka_unit_test(it_is_so_with_cublaslt_in_both_types),
+        cmocka_unit_test(cublaslt_is_told_how_operands_lie_and_what_it_cannot_do_is_refused),
         cmocka_unit_test(a_step_waits_for_nothing_before_all_of_it_is_queued),
         cmocka_unit_test(a_pair_s_backward_does_not_wait_for_its_forward),
     };
@@ -480,5 +619,10 @@ int main(void)
         printf("DP_TEST_GPU is set, but configure found no nvcc\n");
         return 77;
     }
+    if (!gpu && (why = load_stand_in())) {
+        printf("%s\n", why);
+        return 1;
+    }
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL); /* "a_*": these tests only */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

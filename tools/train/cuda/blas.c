@@ -225,10 +225,10 @@ static void *workspace_of(struct blas *b, void *stream)
 static int queue(struct blas *b, const struct product_args *p, void *stream)
 {
     const float one = 1, beta = p->accumulate ? 1 : 0;
-    struct plan *plan = plan_of(b, p);
+    struct plan *plan = (uintptr_t)p->bias % BIAS_ALIGNMENT ? NULL : plan_of(b, p);
     void *workspace = workspace_of(b, stream);
 
-    if (!plan || plan->is_missing || !workspace || (uintptr_t)p->bias % BIAS_ALIGNMENT)
+    if (!plan || plan->is_missing || !workspace)
         return DP_EUNSUPPORTED;
     if (p->bias &&
         b->MatmulDescSetAttribute(plan->desc, DESC_BIAS, &p->bias, sizeof(p->bias)))
