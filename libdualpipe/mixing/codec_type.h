@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec_type.h - the loops of codec.c for one type; codec.c includes it with these defined:
+ * codec_type.h - the loops of compressed.c for one type; compressed.c includes it with these defined:
  *
  *      REAL     float or double      NAME(x)      x with a suffix of the type
  *      ABS      of that type

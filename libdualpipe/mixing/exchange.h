@@ -24,6 +24,7 @@
 
 #include "mixing/compressed.h"
 #include "mixing/stale.h"
+#include <dualpipe/mixer.h>
 
 /* What all exchanges of a mixer share. */
 struct dp_exchange_group {

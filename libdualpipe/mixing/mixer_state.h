@@ -116,8 +116,6 @@ int dp_mixer_make_group(struct dp_mixer *m);
 /* The exchanges of all buckets, on blocks that they have. Collective with compression. */
 int dp_mixer_make_exchanges(struct dp_mixer *m);
 void dp_mixer_stop(struct dp_mixer *m);
-/* The first update, with the gradients of iteration 0. */
-int dp_mixer_first_update(struct dp_mixer *m);
 /* Algorithm, compression and staleness, as the mixer's header says. The graph is sound. */
 int dp_mixer_check_method(const struct dp_mixer_config *config);
 /* Local SGD: a bucket's blocks, as they are before the first update. */
