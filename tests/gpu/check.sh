@@ -19,8 +19,11 @@ mkdir -p "$out"
 out=$(cd "$out" && pwd)
 report=$out/report.txt
 python=${PYTHON:-python3}
+case $python in */*) PATH=${python%/*}:$PATH ;; esac # libraries are looked for beside python3, too
 began=$(date +%s)
-total=300
+slow=1 # by how much limits grow: a dry run shares its cores with others
+[ -z "$dry" ] || slow=$(awk -v cores="$(nproc)" '{ print 1 + int($1 / cores) }' /proc/loadavg)
+total=$((300 * slow))
 failed=0
 : >"$report"
 
@@ -46,7 +49,7 @@ is_wanted()
 # `tells` finds in the output, which stays in part.log for the caller.
 part()
 {
-    limit=$1 name=$2
+    limit=$(($1 * slow)) name=$2
     shift 2
     : >"$out/part.log"
     is_wanted "$name" || return 0
@@ -96,28 +99,22 @@ dualpipe=$pack/dualpipe
 chmod +x "$pack"/* 2>/dev/null || true
 path=$pack${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 for d in /usr/local/nvidia/lib64 /usr/local/nvidia/lib; do [ ! -e "$d/libcuda.so.1" ] || path=$path:$d; done
-bare=$path
-export NCCL_SOCKET_IFNAME=lo DP_TOP_SRCDIR="$pack" DP_TOP_BUILDDIR="$pack" DUALPIPE_NCCL_LIBRARY=libnccl.so.2
+export NCCL_SOCKET_IFNAME=lo DP_TOP_SRCDIR="$pack" DP_TOP_BUILDDIR="$pack"
 if [ "$dry" ]; then
     say 'dry run on the simulated CUDA: no line of this report is of a GPU'
     export DUALPIPE_DEVICE_CUDA_LIBRARY="$pack/tests/simcuda/.libs/libsimcuda.so"
+    path=$pack/tests/simcuda/.libs:$path
     printf simulated >"$out/kernels"
     kernels="--kernels $out/kernels"
-    size='--layers 2 --width 16 --heads 2 --context 16 --batch 8 -M 4'
-    stage='--layers 1 --width 16 --context 16 --batch 2'
-    steps=4 from=2 tokens=128 copies=1048576 bench=4s
+    size='--layers 1 --width 8 --heads 2 --context 8 --batch 4 -M 2'
+    stage='-M 2 --layers 1 --width 8 --context 4 --batch 1'
+    steps=4 from=2 tokens=32 copies=1048576 bench=2s kernel_tests='a_*'
 else
     say "$(nvidia-smi --query-gpu=name,driver_version,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,memory.total --format=csv,noheader)"
     kernels=
     size='--layers 8 --width 1024 --heads 16 --context 1024 --batch 32 -M 4'
-    stage='--layers 2'
-    steps=16 from=6 tokens=32768 copies=1073741824 bench=15s
-    site=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-    for lib in libcublasLt.so.1[23] libnccl.so.2 libcudart.so.1[23]; do
-        file=$(find "$site/nvidia" /usr/local/cuda*/ -name "$lib" 2>/dev/null | head -n 1)
-        say "$lib: ${file:-not found}"
-        [ -z "$file" ] || path=$path:$(dirname "$file")
-    done
+    stage='-M 8 --layers 2'
+    steps=16 from=6 tokens=32768 copies=1073741824 bench=15s kernel_tests='*'
     export DP_TEST_GPU=cuda
 fi
 export LD_LIBRARY_PATH="$path"
@@ -127,15 +124,16 @@ say "$(nproc) processors, $(cat /sys/devices/system/node/online 2>/dev/null) nod
 [ "$dry" ] || (timeout 100 "$python" -c 'import torch; torch.ones(1).cuda()' >/dev/null 2>&1 &)
 
 # ---- is the device one? ----------------------------------------------------------------------
-part 10 start "$dualpipe" --version
+part 20 start "$dualpipe" info
+lines '^  lib'
 # The simulated CUDA does copies of pageable memory at once, whatever their stream waits for.
 if [ "$dry" ]; then say 'device: left out'; else part 60 device "$pack/test_device"; fi
 part 30 graphs "$pack/test_device_graphs"
 part 20 copies "$pack/gpu-copies" cuda "$copies"
 
 # ---- are the kernels right? ------------------------------------------------------------------
-part 40 'kernels, own product' env LD_LIBRARY_PATH="$bare" "$pack/test_train_cuda"
-part 40 'kernels, cuBLASLt' "$pack/test_train_cuda"
+# With our own product and with cuBLASLt; all sizes of the simulated CUDA are a unit test's.
+part 60 kernels "$pack/test_train_cuda" "$kernel_tests"
 
 # ---- how fast are they beside PyTorch? -------------------------------------------------------
 # The rate of the steps behind `from`, of the rates since the start that every step prints.
@@ -159,14 +157,14 @@ done
 # ---- what does the runtime add? --------------------------------------------------------------
 for how in '' --no-graphs; do
     # shellcheck disable=SC2086 # words
-    part 30 "step DualPipeV over the critical path${how:+, $how}" "$dualpipe" bench step dualpipev -P 1 -M 8 --samples 3 \
+    part 30 "step DualPipeV over the critical path${how:+, $how}" "$dualpipe" bench step dualpipev -P 1 --samples 3 \
         --limit $bench --device cuda $kernels $stage $how
     lines 'path|ratio|over|step'
 done
 
 # ---- ranks that share the card: equal losses by the host and by NCCL ---------------------------
 small='--fixed-order --steps 6 --layers 4 --width 128 --heads 4 --context 128 --batch 16 -M 4'
-[ -z "$dry" ] || small='--fixed-order --steps 2 --layers 4 --width 8 --heads 2 --context 8 --batch 8 -M 4'
+[ -z "$dry" ] || small='--fixed-order --steps 2 --layers 4 --width 8 --heads 2 --context 4 --batch 4 -M 4'
 losses()
 {
     grep -o '"loss":[^,}]*' "$out/part.log" | tr '\n' ' '
@@ -203,7 +201,7 @@ lines 'right'
 say "        $(grep -o 'via NET/[A-Za-z]*' "$out/part.log" | sort | uniq -c | tr -s ' \n' ' ')"
 
 # ---- where the time goes ---------------------------------------------------------------------
-part 60 'kernels under memcheck' env LD_LIBRARY_PATH="$bare" compute-sanitizer --error-exitcode 9 "$pack/test_train_cuda"
+part 90 'kernels under memcheck' compute-sanitizer --error-exitcode 9 "$pack/test_train_cuda"
 # One layer and one micro-batch: all kernels of a step behind the first ones of the start, the longest first.
 # shellcheck disable=SC2086 # words
 part 40 'ncu of a step' ncu --csv --clock-control none --metrics gpu__time_duration.sum --launch-skip 20 \

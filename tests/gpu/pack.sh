@@ -10,7 +10,7 @@ top=$(cd "$(dirname "$0")/../.." && pwd)
 programs='tools/dualpipe tests/gpu/gpu-copies tests/unit/test_device tests/unit/test_device_graphs
     tests/unit/test_train_cuda'
 libraries='libdualpipe/libdualpipe.so.0 nccl-plugin/libnccl-net-dualpipe.so offload/libdualpipe-preload.so
-    tests/simcuda/libsimcuda.so'
+    tests/simcuda/libsimcuda.so tests/simcuda/libcublasLt.so.13'
 
 mkdir -p "$dest/tests/simcuda/.libs"
 for f in $programs $libraries; do
@@ -22,7 +22,7 @@ for f in $programs $libraries; do
     }
     cp -L "$real" "$dest/"
 done
-mv "$dest/libsimcuda.so" "$dest/tests/simcuda/.libs/" # where tests look for it
+mv "$dest/libsimcuda.so" "$dest/libcublasLt.so.13" "$dest/tests/simcuda/.libs/" # where tests look for them
 cp "$top/LICENSE" "$top/tests/gpu/check.sh" "$top/tests/gpu/gpu_torch.py" "$top/tests/bench/train_torch.py" "$dest/"
 for f in "$dest"/*; do ldd "$f" 2>/dev/null || true; done |
     awk '$3 ~ /^\// && $1 !~ /^(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|libdualpipe)\.so/ { print $3 }' |

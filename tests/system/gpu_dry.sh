@@ -1,0 +1,73 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# gpu_dry.sh - the check for a machine with a GPU (tests/gpu): its pack is made and its script runs to the
+# end on the simulated CUDA, with small sizes, so that it does not fail first where a GPU is paid for.
+# shellcheck disable=SC2154 # what cases.sh sets
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+
+case " $DP_CC " in
+*-fsanitize=*)
+    echo 'a pack is of a build without sanitizers'
+    exit 77
+    ;;
+esac
+if [ ! -e "$DP_TOP_BUILDDIR/tests/simcuda/.libs/libsimcuda.so" ] ||
+    [ ! -e "$DP_TOP_BUILDDIR/tests/unit/test_train_cuda" ]; then
+    echo 'no simulated CUDA in this build'
+    exit 77
+fi
+unset DP_TEST_GPU OUT PYTHON
+
+packs()
+{
+    sh "$DP_TOP_SRCDIR/tests/gpu/pack.sh" "$DP_TOP_BUILDDIR" "$work/pack" >"$work/out" 2>"$work/err" ||
+        wrong "$(cat "$work/err")" || return
+    says "$work/pack: " 'MB, for machines with GLIBC_'
+}
+
+# Lines of the report begin with the seconds.
+reports()
+{
+    grep -qE -e "^ *([0-9]+s  )?$1" "$work/report/report.txt" ||
+        wrong "no line '$1' in: $(cat "$work/report/report.txt")"
+}
+
+checks()
+{
+    status=0
+    OUT=$work/report sh "$work/pack/check.sh" --dry-run "$work/pack" >"$work/out" 2>&1 || status=$?
+    [ "$status" = 0 ] || wrong "exits with $status: $(cat "$work/out")" || return
+    while read -r line; do
+        reports "$line" || return
+    done <<EXPECTED
+dry run on the simulated CUDA: no line of this report is of a GPU
+start: ok, .*
+libcuda +.*/libsimcuda.so$
+libcublasLt +13.0.0, .*/pack/tests/simcuda/.libs/libcublasLt.so.13
+device: left out
+graphs: ok, .* PASSED [0-9]+ test
+copies: ok, .*GB/s
+kernels: ok, .* PASSED [0-9]+ test
+speed bf16: ok, .*loss:[0-9.]+
+speed f32: ok, .*loss:[0-9.]+
+steps 2 to 4: [0-9]+ tokens/s
+step DualPipeV over the critical path: ok
+step DualPipeV over the critical path, --no-graphs: ok
+ranks by the host: ok, .*loss:[0-9.]+
+end: 0 failed
+EXPECTED
+}
+
+says_what_failed()
+{
+    printf '#!/bin/sh\necho "no such device" && exit 3\n' >"$work/pack/gpu-copies"
+    OUT=$work/report sh "$work/pack/check.sh" --dry-run "$work/pack" copies >"$work/out" 2>&1 &&
+        wrong 'ends with 0' && return 1
+    reports 'copies: FAILED \(3\), [0-9]+ s: no such device' && reports 'end: 1 failed'
+}
+
+it packs
+it checks
+it says_what_failed
+finish
