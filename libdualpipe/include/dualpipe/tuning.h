@@ -188,7 +188,7 @@ struct dp_tuning_crossing {
     int64_t bytes;
     int algorithm, protocol;
 };
-enum { DP_TUNING_CROSSINGS_MAX = DP_TUNING_ALGORITHMS * DP_TUNING_PROTOCOLS };
+enum { DP_TUNING_CROSSINGS_MAX = +DP_TUNING_ALGORITHMS * +DP_TUNING_PROTOCOLS };
 /* The first is at 0. costs as in a question, for all algorithms and protocols: only cells that may be
  * chosen take part. Returns their number; 0 without a model. */
 DP_PUBLIC int dp_tuner_crossings(const struct dp_tuner *tuner, int function, const float *costs,
