@@ -88,6 +88,15 @@ AC_DEFUN([DP_LIBRARIES], [
         [DP_MISSING([jansson >= 2.12], [libjansson-dev])])
     AC_CHECK_TYPE([DLDevice], [], [DP_MISSING([dlpack/dlpack.h of DLPack >= 0.5], [libdlpack-dev])],
         [[#include <dlpack/dlpack.h>]])
+    # The public headers include it: programs must find it where this did.
+    DLPACK_CFLAGS=
+    dp_cppflags=$CPPFLAGS CPPFLAGS=
+    AC_PREPROC_IFELSE([AC_LANG_SOURCE([[#include <dlpack/dlpack.h>]])], [],
+        [for dp_word in $dp_cppflags $CFLAGS; do
+            AS_CASE([$dp_word], [-I?*], [DLPACK_CFLAGS="$DLPACK_CFLAGS $dp_word"])
+        done])
+    CPPFLAGS=$dp_cppflags
+    AC_SUBST([DLPACK_CFLAGS])
     AC_SEARCH_LIBS([dlopen], [dl])
     AC_SEARCH_LIBS([shm_open], [rt])
     AC_SEARCH_LIBS([pthread_create], [pthread])

@@ -376,6 +376,19 @@ names_the_limit_of_open_files()
     refuses 1 'Too many open files (this process may have ' train $small -P 4 "$@"
 }
 
+# OpenBLAS tries for ever where it gets no buffer.
+names_the_limit_of_memory()
+{
+    case $DP_CC in *-fsanitize*) skip 'a sanitizer needs more address space' ;; esac
+    printf '#!/bin/sh\nulimit -v 180000 && exec %s "$@"\n' "$dualpipe" >limited
+    chmod +x limited
+    dualpipe=./limited
+    run --version || return
+    # shellcheck disable=SC2086 # words
+    refuses 1 "MiB of address space for its buffer: Cannot allocate memory; see 'ulimit -v'" \
+        train $small "$@"
+}
+
 notices_that_output_is_lost()
 {
     [ -c /dev/full ] || skip 'this system has no /dev/full'
@@ -505,6 +518,8 @@ for files in 8 9 10 11 12 14 16 18 19 20 21 22; do
 done
 it names_the_limit_of_open_files 10 --transport tcp
 it names_the_limit_of_open_files 18 --transport tcp
+it names_the_limit_of_memory
+it names_the_limit_of_memory --schedule none
 it notices_that_output_is_lost
 it notices_that_output_is_lost --schedule none
 finish

@@ -4,7 +4,7 @@
 # deb.sh TARBALL VERSION [VARIABLE=VALUE...] - build the tarball of `make dist` for /usr and make a
 # Debian package of it, here; variables are for configure. What the package depends on is asked of
 # dpkg-shlibdeps; libraries that are loaded at run time (CUDA, NCCL, libibverbs, MPI by mpi.so) are not
-# among it.
+# among it, but for OpenBLAS, without which `dualpipe train` does nothing. The headers include DLPack's.
 set -eu
 
 tarball=$1 version=$2
@@ -53,6 +53,8 @@ depends=$(cd "$work" &&
     die "dpkg-shlibdeps failed"
 depends=$(printf '%s\n' "$depends" | sed -n 's/^shlibs:Depends=//p')
 [ "$depends" ] || die "nothing that the programs depend on was found"
+depends="$depends, libdlpack-dev"
+! grep -q 'libopenblas\.so' "$root/usr/bin/dualpipe" || depends="$depends, libopenblas0"
 
 mkdir -p "$root/DEBIAN" "$root/usr/share/doc/dualpipe"
 cp "$work/sources/LICENSE" "$root/usr/share/doc/dualpipe/copyright"
@@ -69,7 +71,7 @@ Section: science
 Priority: optional
 Installed-Size: $(du -sk "$root" | cut -f 1)
 Depends: $depends
-Suggests: libibverbs1, ibverbs-providers, libopenmpi3, libdlpack-dev
+Suggests: libibverbs1, ibverbs-providers, libopenmpi3
 Description: pipeline-parallel and decentralized training, and plugins for NCCL
  The command dualpipe, the library with its headers, the net, tuner and
  profiler plugins for NCCL, and a library to preload that places pinned memory.

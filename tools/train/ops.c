@@ -4,14 +4,15 @@
  */
 #include "train/ops.h"
 
-#include <cblas.h>
+#include "train/blas_kernels.h"
+
 #include <string.h>
 #include <tgmath.h>
 
 #ifdef GPT_DOUBLE
-#define gemm cblas_dgemm
+#define gemm blas_get()->dgemm
 #else
-#define gemm cblas_sgemm
+#define gemm blas_get()->sgemm
 #endif
 
 /* ---- rows ----------------------------------------------------------------------------------- */

@@ -571,7 +571,6 @@ int run_plan(int argc, char **argv)
     struct operands files;
     int status;
 
-    blas_begin(argc, argv);
     for (int i = 0; settings_usage.groups[i].title; i++)
         groups[1 + i] = settings_usage.groups[i];
     usage.command = "dualpipe plan";
@@ -595,7 +594,10 @@ int run_plan(int argc, char **argv)
             args->s.ranks = 4;
         if (!args->s.batch)
             args->s.batch = 16;
-        status = check(&args->s) && has_text(&args->s, &files) ? plan(args, &files) : EXIT_USAGE;
+        const char *why;
+        status = !check(&args->s) || !has_text(&args->s, &files) ? EXIT_USAGE
+                 : blas_begin(&why)                              ? plan(args, &files)
+                                                                 : command_broke("%s", why);
     }
     free(args);
     return status;

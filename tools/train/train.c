@@ -150,9 +150,9 @@ int run_train(int argc, char **argv)
 {
     struct dp_comm_config started = {0};
     struct run run = {0};
+    const char *why;
     int status;
 
-    blas_begin(argc, argv);
     int err = dp_comm_config_from_env(&started);
     if (err && err != DP_ENOENT)
         return command_failed(err);
@@ -160,7 +160,9 @@ int run_train(int argc, char **argv)
         return status;
     const struct settings *s = &run.settings;
     status = EXIT_USAGE;
-    if (s->prompt) {
+    if (!blas_begin(&why)) {
+        status = command_broke("%s", why);
+    } else if (s->prompt) {
         status = run_prompt(s);
     } else if (open_data(s, &run.data)) {
         status = run_all(&run, &started);
