@@ -6,6 +6,7 @@
 #include "terminal.h"
 
 #include <dualpipe/options.h>
+#include <dualpipe/topology.h>
 
 #include <errno.h>
 #include <getopt.h>
@@ -291,11 +292,14 @@ static void print_arg(const struct arg *a)
 
 static void print_help(const struct usage *u)
 {
+    fold_at(HELP_COLUMNS);
     printf("usage: %s%s%s [OPTION...]\n\n", u->command, u->operands ? " " : "",
            u->operands ? u->operands : "");
     fold_paragraph(stdout, u->about);
-    if (u->operand_choices)
-        printf("\n  %-29s%s\n", u->operands, u->operand_choices);
+    if (u->operand_choices) {
+        printf("\n  %-29s", u->operands);
+        fold_line(stdout, u->operand_choices, 31, 31);
+    }
     for (const struct arg_group *g = u->groups; g->title; g++) {
         printf("\n%s:\n", g->title);
         for (size_t i = 0; i < g->count; i++)
@@ -504,14 +508,26 @@ static bool is_path(const char *value)
 }
 
 /* before: "--format=", which a shell that does not split there wants again. */
+void args_offer(const char *before, const char *word, const char *what)
+{
+    char whole[256];
+
+    snprintf(whole, sizeof(whole), "%s%s", before, word);
+    command_offer(whole, what);
+}
+
+void args_offer_presets(const char *before)
+{
+    for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++)
+        args_offer(before, p->name, p->about);
+}
+
 static void offer_value(const struct arg *a, const char *before)
 {
-    char word[256];
-
-    for (size_t i = 0; a->type == ARG_CHOICE && a->choices[i]; i++) {
-        snprintf(word, sizeof(word), "%s%s", before, a->choices[i]);
-        command_offer(word, NULL);
-    }
+    for (size_t i = 0; a->type == ARG_CHOICE && a->choices[i]; i++)
+        args_offer(before, a->choices[i], NULL);
+    if (a->offer)
+        a->offer(before);
     if (is_path(a->value))
         command_offer(COMMAND_FILE, NULL);
 }

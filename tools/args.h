@@ -62,6 +62,9 @@ struct arg {
     char old_letter;      /* the same; 0: none */
     /* ARG_PARSE: store what text says into *member; false with what was expected in why. */
     bool (*parse)(const char *text, void *member, char *why, size_t why_len);
+    /* For completion, of a value that is no choice: call args_offer with before for each likely
+     * one. */
+    void (*offer)(const char *before);
 };
 
 /* Options under a heading; a group may serve several commands. */
@@ -93,6 +96,10 @@ struct operands {
  * read, or written twice, is such a mistake. */
 bool args_parse(const struct usage *usage, int argc, char **argv, void *values,
                 struct operands *operands, int *status);
+
+void args_offer(const char *before, const char *word, const char *what);
+/* The usual machines of --synthetic. */
+void args_offer_presets(const char *before);
 
 /* The number with a unit that ARG_TIME, ARG_BYTES and ARG_RATE take, for parsers of lists of
  * them. false if the text is none. */

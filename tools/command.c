@@ -137,6 +137,8 @@ void command_offer(const char *word, const char *what)
 
 static int offer_commands(const struct command_set *set, int argc, char **argv)
 {
+    if (argc > 2 && !strcmp(argv[1], "help"))
+        return offer_commands(set, argc - 1, argv + 1);
     for (const struct command *c = set->commands; c->name; c++) {
         if (argc > 2 && !strcmp(argv[1], c->name))
             return c->run(argc - 1, argv + 1);
@@ -150,6 +152,7 @@ static int offer_commands(const struct command_set *set, int argc, char **argv)
 
 static void print_set(const struct command_set *set, FILE *to)
 {
+    fold_at(HELP_COLUMNS);
     fprintf(to, "usage: %s COMMAND [OPTION...]\n\n", set->name);
     fold_paragraph(to, set->about);
     fprintf(to, "\ncommands:\n");
@@ -176,10 +179,21 @@ static int no_such_command(const struct command_set *set, const char *name)
                            set->name);
 }
 
+/* "help schedule show" is "schedule show --help". */
+static void turn_help(int argc, char **argv)
+{
+    static char option[] = "--help";
+
+    memmove(argv + 1, argv + 2, (size_t)(argc - 2) * sizeof(*argv));
+    argv[argc - 1] = option;
+}
+
 int command_dispatch(const struct command_set *set, int argc, char **argv)
 {
     if (command_completes)
         return offer_commands(set, argc, argv);
+    if (argc > 2 && !strcmp(argv[1], "help"))
+        turn_help(argc, argv);
     if (argc < 2)
         return command_misused("'%s' needs a command; '%s --help' lists them", set->name,
                                set->name);

@@ -146,7 +146,7 @@ static const struct arg args[] = {
     {"topology", 't', "FILE", "of topo json, to work the links out from", ARG_STRING,
      AT(source.topology), .min = 0},
     {"synthetic", 's', "STR", "the same from a description in a few words", ARG_STRING,
-     AT(source.synthetic), .min = 0},
+     AT(source.synthetic), .min = 0, .offer = args_offer_presets},
     {"sysfs", 0, "DIR", "the same from a machine whose /sys was captured below DIR", ARG_STRING,
      AT(source.sysfs), .min = 0},
     {"placement", 0, "FILE", "of topo place: which rank is where, which NICs, rates for the tuner",

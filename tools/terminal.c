@@ -28,23 +28,31 @@ bool terminal_colour(FILE *to)
 
 /* ---- folding -------------------------------------------------------------------------------- */
 
+static int other_columns = INT_MAX;
+
+void fold_at(int columns)
+{
+    other_columns = columns;
+}
+
 int fold_columns(FILE *to, int indent)
 {
     const int columns = terminal_columns(to);
 
     if (!columns)
-        return INT_MAX;
+        return other_columns;
     return columns < indent + 20 ? indent + 20 : columns;
 }
 
-/* Where a line of at most `room` characters ends: before a space, or in a word that is longer. */
+/* Where a line of at most `room` characters ends: before a space or behind a |, or in a word that
+ * is longer. */
 static size_t line_length(const char *text, size_t room)
 {
     size_t len = strlen(text), end = room;
 
     if (len <= room)
         return len;
-    while (end > 0 && text[end] != ' ')
+    while (end > 0 && text[end] != ' ' && text[end - 1] != '|')
         end--;
     while (end > 0 && text[end - 1] == ' ')
         end--;
@@ -69,7 +77,7 @@ void fold_paragraph(FILE *to, const char *text)
 {
     char joined[4096];
 
-    if (fold_columns(to, 0) == INT_MAX) {
+    if (!terminal_columns(to)) {
         fprintf(to, "%s\n", text);
         return;
     }

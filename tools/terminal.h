@@ -18,11 +18,15 @@ bool terminal_colour(FILE *to);
  * word behind them; INT_MAX where nothing limits it. */
 int fold_columns(FILE *to, int indent);
 
+/* From now on what is no terminal limits lines, too. */
+enum { HELP_COLUMNS = 100 };
+void fold_at(int columns);
+
 /* Print a line and its end. `used` columns of its first line are taken already; the lines below begin
  * with `indent` spaces. */
 void fold_line(FILE *to, const char *text, int used, int indent);
 
-/* Print text with the breaks of its author as it is where nothing limits a line, otherwise as one
+/* Print text with the breaks of its author as it is where there is no terminal, otherwise as one
  * paragraph that is folded anew. */
 void fold_paragraph(FILE *to, const char *text);
 

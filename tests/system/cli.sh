@@ -31,6 +31,12 @@ helps_with_every_command()
     while read -r command; do
         # shellcheck disable=SC2086 # words
         run $command --help && says "usage: dualpipe $command" "examples:" || return
+        awk 'length($0) > 100' "$work/out" >"$work/wide"
+        [ ! -s "$work/wide" ] || wrong "wider than 100: $(head -n 1 "$work/wide")" || return
+        cp "$work/out" "$work/expected"
+        # shellcheck disable=SC2086 # words
+        run help $command || return
+        cmp -s "$work/out" "$work/expected" || wrong "'help $command' says something else" || return
     done <"$work/commands"
 }
 
@@ -135,16 +141,22 @@ folds_a_matrix_to_columns()
 }
 
 # No line of a --help is wider than COLUMNS, but for what is to be copied; and no word is lost.
+# A long list of choices is broken behind a |.
+words_of_help()
+{
+    sed -e ':a' -e '/|$/{N; s/| *\n *\([^ ]\)/|\1/; ta' -e '}' "$work/out" | tr -s ' \n' '\n\n'
+}
+
 folds_help_to_columns()
 {
     for command in '' schedule 'topo place' 'mix simulate'; do
         # shellcheck disable=SC2086 # words
         run $command --help || return
-        tr -s ' \n' '\n\n' <"$work/out" >"$work/words"
+        words_of_help >"$work/words"
         for columns in 40 70; do
             # shellcheck disable=SC2086 # words
             run_in $columns $command --help || return
-            tr -s ' \n' '\n\n' <"$work/out" | cmp -s - "$work/words" ||
+            words_of_help | cmp -s - "$work/words" ||
                 wrong "$command --help has other words at COLUMNS=$columns" || return
             sed -e '/^usage/d; /^ *-/d; /|/d; /^examples/,$d' "$work/out" >"$work/text"
             awk -v most=$columns 'length($0) > most' "$work/text" >"$work/wide"
@@ -283,7 +295,7 @@ options_of()
     grep -E "^$1( |\$)" "$work/commands" | while read -r command; do
         # shellcheck disable=SC2086 # words
         run $command --help || return
-        sed -n 's/^ *\(-[A-Za-z], \)\{0,1\}--\([a-z0-9-]*\).*/\2/p' "$work/out"
+        sed -n 's/^  \(-[A-Za-z],\|   \) --\([a-z0-9-]*\).*/\2/p' "$work/out"
     done | sort -u | grep -vx help
 }
 
@@ -369,6 +381,10 @@ offers_what_the_tables_have()
     run --complete schedule show '' && says dualpipev zbv || return
     run --complete schedule export --format= && says --format=pytorch-csv || return
     run --complete train --resume '' && says :file || return
+    run --complete doctor --only '' && says plugin rdma || return
+    run --complete doctor --only= && says --only=limits || return
+    run --complete topo show --synthetic '' && says "dgx-h100$(printf '\t')2 sockets" || return
+    run --complete help schedule '' && says simulate || return
     run --complete run -- python --data '' && says :file || return
     run --complete run -- python - && says :file || return
     run --complete no such command && [ ! -s "$work/out" ] || wrong "$(cat "$work/out")" || return

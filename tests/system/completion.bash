@@ -40,7 +40,7 @@ mapfile -t commands
 for command in "${commands[@]}"; do
     read -r -a words <<<"$command"
     options=$("$program" "${words[@]}" --help |
-        sed -n 's/^ *\(-[A-Za-z], \)\{0,1\}\(--[a-z0-9-]*\).*/\2/p' | sorted)
+        sed -n 's/^  \(-[A-Za-z],\|   \) \(--[a-z0-9-]*\).*/\2/p' | sorted)
     expect "$options" "${words[@]}" --
     inner=$(printf '%s\n' "${commands[@]}" | sed -n "s/^$command \(.*\)/\1/p" | sorted)
     [ -z "${inner// /}" ] || expect "$inner" "${words[@]}" ""

@@ -196,6 +196,12 @@ struct doctor_options {
     bool json;
 };
 
+static void offer_checks(const char *before)
+{
+    for (size_t i = 0; i < CHECKS; i++)
+        args_offer(before, checks[i].name, NULL);
+}
+
 static const struct arg args[] = {
     {"pid", 'p', "N", "look at a running process, not at what would be started from here", ARG_INT,
      .offset = offsetof(struct doctor_options, pid), .min = 1, .max = 1 << 22},
@@ -203,7 +209,7 @@ static const struct arg args[] = {
      "look at the files of another machine, /sys, /proc and others, captured below DIR", ARG_STRING,
      .offset = offsetof(struct doctor_options, root), .fallback = "", .old_name = "root"},
     {"only", 0, "CHECK", "report this check only; may be given again", ARG_LIST,
-     .offset = offsetof(struct doctor_options, only)},
+     .offset = offsetof(struct doctor_options, only), .offer = offer_checks},
     {"json", 0, NULL, "print JSON", ARG_FLAG, .offset = offsetof(struct doctor_options, json)},
 };
 static const struct arg_group groups[] = {{"options", args, 4}, {0}};

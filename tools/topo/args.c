@@ -23,7 +23,7 @@ static const struct arg source_args[] = {
     {"sysfs", 0, "DIR", "a machine whose /sys (and /proc) was captured below DIR", ARG_STRING,
      AT(sysfs)},
     {"synthetic", 's', "STR", "a description such as 'dgx-h100 host:4' or 'numa:2 gpu:4'",
-     ARG_STRING, AT(synthetic)},
+     ARG_STRING, AT(synthetic), .offer = args_offer_presets},
     {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING, AT(output),
      .written = true},
 };

@@ -455,7 +455,7 @@ static const struct arg place_args[] = {
     {"topology", 't', "FILE", "of topo json, or of NCCL or hwloc", ARG_STRING, AT(source.topology),
      .min = 0},
     {"synthetic", 's', "STR", "a description in a few words, as in 'dgx-h100 host:4'", ARG_STRING,
-     AT(source.synthetic), .min = 0},
+     AT(source.synthetic), .min = 0, .offer = args_offer_presets},
     {"sysfs", 0, "DIR", "a machine whose /sys (and /proc) was captured below DIR", ARG_STRING,
      AT(source.sysfs), .min = 0},
     {"placement", 0, "FILE", "of topo place: its links and its workers", ARG_STRING, AT(placement),
