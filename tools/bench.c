@@ -8,18 +8,9 @@
 
 static const struct command commands[] = {
     {"comm", "all-reduces between processes, from 8 bytes to 256 MiB", run_bench_comm},
-    {"copy", "how fast the host copies, beside libc", run_bench_copy},
-    {"schedule", "how fast schedules are built, proven and simulated", run_bench_schedule},
-    {"executor", "what an op costs beside its compute", run_bench_executor},
     {"step", "a real step of a process a rank, against its critical path", run_bench_step},
-    {"mixing", "an iteration of decentralized training, beside an all-reduce", run_bench_mixing},
     {"net", "net plugins for NCCL, beside each other and what the machine could do", run_bench_net},
     {"offload", "a model that is streamed through the device: does it overlap?", run_bench_offload},
-    {"optimizer", "a step of AdamW, alone and with mixing", run_bench_optimizer},
-    {"segments", "overlapped pairs of stages of segments, against the shortest order",
-     run_bench_segments},
-    {"topology", "machines of many GPUs: shown, built and read", run_bench_topology},
-    {"tuner", "an answer of the tuner of NCCL, against a scan of all rules", run_bench_tuner},
     {"wire", "messages between two processes: latency and bandwidth", run_bench_wire},
     {0},
 };
@@ -30,8 +21,7 @@ static const struct command_set set = {
              "only if little else runs meanwhile; a figure is their median, the quartiles that\n"
              "half of them lie between, and the best of them.",
     .commands = commands,
-    .examples = "  dualpipe bench schedule\n"
-                "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5\n"
+    .examples = "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5\n"
                 "  dualpipe bench wire --transport tcp --json\n",
 };
 

@@ -19,17 +19,9 @@ int run_train(int argc, char **argv);
 int run_tune(int argc, char **argv);
 
 int run_bench_comm(int argc, char **argv);
-int run_bench_copy(int argc, char **argv);
-int run_bench_executor(int argc, char **argv);
-int run_bench_mixing(int argc, char **argv);
 int run_bench_net(int argc, char **argv);
 int run_bench_offload(int argc, char **argv);
-int run_bench_optimizer(int argc, char **argv);
-int run_bench_schedule(int argc, char **argv);
-int run_bench_segments(int argc, char **argv);
 int run_bench_step(int argc, char **argv);
-int run_bench_topology(int argc, char **argv);
-int run_bench_tuner(int argc, char **argv);
 int run_bench_wire(int argc, char **argv);
 
 int run_checkpoint_export(int argc, char **argv);

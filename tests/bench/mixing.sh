@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # mixing.sh [BUILD [PARAMETERS [TURNS]]] - an iteration of decentralized training in two processes:
-# `dualpipe bench mixing` beside decent-dp and torch's DistributedDataParallel on gloo, by turns; the
+# `dp-bench mixing` beside decent-dp and torch's DistributedDataParallel on gloo, by turns; the
 # median of the turns of each. $PYTHON must have torch; decent-dp is left out if it is not there:
 #
 #     python3 -m venv peers && peers/bin/pip install torch numpy decent-dp
@@ -24,7 +24,7 @@ python=${PYTHON:-python3}
 # Lines "WHAT MS".
 turn()
 {
-    "$build/tools/dualpipe" bench mixing -N $ranks --parameters "$parameters" --transport shm --samples 3 \
+    "$build/tests/bench/dp-bench" mixing -N $ranks --parameters "$parameters" --transport shm --samples 3 \
         --limit 60s --json 2>/dev/null | "$python" -c '
 import json, sys
 names = {"iteration of the mixer": "mixer", "all-reduce of gradients, then update": "all-reduce"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # mixing_torch.py RANKS PARAMETERS - iterations of decentralized training without a model, as those of
-# `dualpipe bench mixing`: 64 tensors of float32 whose gradients cost no more than a copy, AdamW, one
+# `dp-bench mixing`: 64 tensors of float32 whose gradients cost no more than a copy, AdamW, one
 # thread a process, gloo. For mixing.sh: "WHAT MS" a line, medians of 5 turns.
 #
 #   decent-dp   DecentralizedDataParallel, one peer exponential; left out where it is not installed

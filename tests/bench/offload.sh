@@ -4,7 +4,7 @@
 # offload.sh [BUILD [PARAMETERS [LAYERS WIDTH ROWS SLICES MICROBATCHES [TURNS]]]] - what lives on the host
 # beside its peers, by turns, two threads each; the medians of the turns:
 #
-#   AdamW over PARAMETERS, `dualpipe bench optimizer`, its share of memory's limit, and torch's fused one
+#   AdamW over PARAMETERS, `dp-bench optimizer`, its share of memory's limit, and torch's fused one
 #   a step of LAYERS linear layers in SLICES shards, and of fairscale's OffloadModel on the CPU
 #
 # $PYTHON must have torch and fairscale:
@@ -26,7 +26,7 @@ trap 'rm -rf "$work"' EXIT
 # Lines "WHAT NUMBER".
 turn()
 {
-    "$build/tools/dualpipe" bench optimizer --elements "$parameters" --threads 2 --samples 3 --limit 15s \
+    "$build/tests/bench/dp-bench" optimizer --elements "$parameters" --threads 2 --samples 3 --limit 15s \
         --json 2>/dev/null | "$python" -c '
 import json, sys
 names = {"AdamW": "adamw", "limit over AdamW": "limit"}

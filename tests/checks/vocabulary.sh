@@ -37,7 +37,7 @@ parcels?                        message in flight
 words_read|words_write          text_read, text_write
 usual\.[ch]|usual_[a-z_]+       defaults, assumed rates
 eldest                          oldest
-lanes?                          queue, row, channel            ^(tools/(draw|bench/(copy|net))|libdualpipe/(wire/|comm/[^cr]|comm/comm)|tests/(stream|shuffled)_comm)
+lanes?                          queue, row, channel            ^(tools/(draw|bench/net)|tests/bench/dp_bench/copy|libdualpipe/(wire/|comm/[^cr]|comm/comm)|tests/(stream|shuffled)_comm)
 heed|heeds|heeded|heeding       handle, honour
 form\.[ch]                      format
 he|him|his|himself              it

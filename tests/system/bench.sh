@@ -1,11 +1,23 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench.sh - `dualpipe bench`: every command measures something and says so. Whether the figures are
-# any good is not asked here.
+# bench.sh - `dualpipe bench` and dp-bench: every command measures something and says so. Whether the
+# figures are any good is not asked here.
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
 brief="--samples 1 --limit 200ms"
+developers=$DP_TOP_BUILDDIR/tests/bench/dp-bench
+[ ! -x "$DP_TOP_BUILDDIR/tests/bench/.libs/dp-bench" ] || developers=$DP_TOP_BUILDDIR/tests/bench/.libs/dp-bench
+DUALPIPE=$dualpipe
+export DUALPIPE
+
+bench()
+{
+    case $1 in
+    comm | net | offload | step | wire) run bench "$@" ;;
+    *) dualpipe=$developers && run "$@" ;;
+    esac
+}
 
 # measures WORDS ARGUMENT... - prints a table that has these words, and JSON that has figures.
 measures()
@@ -13,12 +25,12 @@ measures()
     words=$1
     shift
     # shellcheck disable=SC2086 # words
-    run bench "$@" $brief || return
+    bench "$@" $brief || return
     # shellcheck disable=SC2086 # words
     says median best target load $words || return
     command -v jq >/dev/null || return 0
     # shellcheck disable=SC2086 # words
-    run bench "$@" $brief --json || return
+    bench "$@" $brief --json || return
     jq -es 'length > 0 and all(.[]; .figures | length > 0 and all(.[]; .median > 0 or .what == "  CPU of all ranks"))' \
         "$work/out" >/dev/null || wrong "no figures: $(cat "$work/out")" || return
     jq -es 'all(.[].figures[]; .quartiles[0] <= .median and .median <= .quartiles[1])' \
@@ -27,11 +39,26 @@ measures()
 
 refuses_what_no_schedule_can_be()
 {
-    refuses 2 "expected an even number" bench schedule dualpipe -P 3 -M 8 || return
     refuses 2 "expected at least" bench step dualpipe -P 2 -M 2 || return
     refuses 2 "async and --schedule 1f1b: expected one of them" bench step async -s 1f1b || return
     refuses 2 "--schedule asynch: expected one of" bench step --schedule asynch || return
     refuses 2 "--execution messages: expected --schedule async, not dualpipe" bench step --execution messages
+}
+
+# Its table is its own.
+measures_copies()
+{
+    bench copy --largest 4KiB --samples 1 --limit 1ms &&
+        says "4 KiB" "1 thread" "2 threads, a copy each" ">= 0.97" &&
+        bench copy --largest 4KiB --samples 1 --limit 1ms --json &&
+        says '"what": "4 KiB, 1 thread: ours over libc"' '"at_least": 0.97'
+}
+
+refuses_what_nothing_can_be_measured_of()
+{
+    dualpipe=$developers
+    refuses 2 "expected an even number" schedule dualpipe -P 3 -M 8 || return
+    refuses 2 "--smallest is more than --largest, expected at most as much" copy --smallest 2MiB --largest 1MiB
 }
 
 refuses_a_model_that_needs_no_copies()
@@ -129,6 +156,8 @@ it measures "async critical step CPU" step --schedule async -P 2 -M 2 --cost f=1
 it measures "compute-bound balanced copy-bound overlap" offload -n 4 --shard-bytes 64K --link 20M
 it measures "all-reduce limit GB/s shm" comm --most 64
 it measures "all-reduce GB/s tcp" comm --most 8 --transport tcp --ranks 3
+it measures_copies
+it measures "iteration all-reduce sweep" mixing -N 2 --parameters 4096
 it measures "256 GPUs 1024 hosts JSON" topology
 it measures "AdamW sweep ms" optimizer --elements 65536 --threads 2
 it measures "answer scan ns" tuner --rules 100
@@ -143,6 +172,7 @@ fi
 it refuses_what_no_gpu_does
 it stands_beside_peers_that_work
 it refuses_what_no_schedule_can_be
+it refuses_what_nothing_can_be_measured_of
 it refuses_a_model_that_needs_no_copies
 it refuses_more_sockets_than_a_connection_has
 finish

@@ -391,15 +391,6 @@ offers_what_the_tables_have()
     run --complete train - && says "--data$(printf '\t')text to learn from"
 }
 
-# Figures of a busy machine are no test; that there are some is one.
-measures_copies()
-{
-    run bench copy --largest 4KiB --samples 1 --limit 1ms &&
-        says "4 KiB" "1 thread" "2 threads, a copy each" ">= 0.97" &&
-        run bench copy --largest 4KiB --samples 1 --limit 1ms --json &&
-        says '"what": "4 KiB, 1 thread: ours over libc"' '"at_least": 0.97'
-}
-
 it says_its_version
 it helps_with_every_command
 it gives_examples_that_parse
@@ -420,7 +411,6 @@ it finds_libraries_where_packages_put_them
 it lists_options_with_value_and_origin
 it says_which_option_is_wrong
 it says_without_being_asked_which_option_is_wrong
-it measures_copies
 it helps_with_the_scripts
 it knows_the_names_of_tests
 it refuses_to_build_no_shared_objects

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * topology.c - `dualpipe bench topology`: how long a machine of 256 GPUs takes from the shell,
+ * topology.c - `dp-bench topology`: how long a machine of 256 GPUs takes from the shell,
  * and how long 1024 hosts take to build and to read. Beside lstopo: tests/bench/topology.sh.
  */
 #include "bench/bench.h"
 #include "command.h"
-#include "commands.h"
+#include "tests/bench/dp_bench/dp_bench.h"
 
 #include <dualpipe/topology.h>
 
@@ -51,13 +51,14 @@ static int run_program(const char *const *argv)
 
 static int run_ours(void *user)
 {
-    static const char *const argv[] = {"/proc/self/exe", "topo", "show", "--synthetic", MACHINE,
-                                       NULL};
+    const char *const given = getenv("DUALPIPE"), *const program = given ? given : "dualpipe";
+    const char *const argv[] = {program, "topo", "show", "--synthetic", MACHINE, NULL};
 
     (void)user;
     int err = run_program(argv);
     if (err)
-        command_broke("dualpipe topo show --synthetic '%s' failed", MACHINE);
+        command_broke("%s topo show --synthetic '%s' failed; DUALPIPE=FILE says where it is",
+                      program, MACHINE);
     return err;
 }
 
@@ -155,12 +156,12 @@ int run_bench_topology(int argc, char **argv)
 {
     const struct arg_group groups[] = {bench_group, {0}};
     const struct usage usage = {
-        .command = "dualpipe bench topology",
+        .command = "dp-bench topology",
         .about = "Time dualpipe topo show of a machine of 256 GPUs, process and all; and build 1024\n"
                  "hosts of 8 GPUs, and read them from JSON.",
         .groups = groups,
-        .examples = "  dualpipe bench topology\n"
-                    "  dualpipe bench topology --json\n",
+        .examples = "  dp-bench topology\n"
+                    "  dp-bench topology --json\n",
     };
     struct operands operands;
     struct bench_options options;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tuner.c - `dualpipe bench tuner`: how long an answer takes, against looking at one rule after the
+ * tuner.c - `dp-bench tuner`: how long an answer takes, against looking at one rule after the
  * other as NCCL's example tuner does.
  */
 #include "bench/bench.h"
 #include "command.h"
-#include "commands.h"
+#include "tests/bench/dp_bench/dp_bench.h"
 
 #include <dualpipe/random.h>
 #include <dualpipe/tuning.h>
@@ -161,12 +161,12 @@ int run_bench_tuner(int argc, char **argv)
         {"what", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
     };
     const struct usage usage = {
-        .command = "dualpipe bench tuner",
+        .command = "dp-bench tuner",
         .about = "Time an answer of the tuner of NCCL, at random sizes, against looking at one rule\n"
                  "after the other.",
         .groups = groups,
-        .examples = "  dualpipe bench tuner\n"
-                    "  dualpipe bench tuner --rules 100 --json\n",
+        .examples = "  dp-bench tuner\n"
+                    "  dp-bench tuner --rules 100 --json\n",
     };
     struct operands operands;
     struct values v;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * segments.c - `dualpipe bench segments`: overlapped pairs of stages that are lists of segments, whose
+ * segments.c - `dp-bench segments`: overlapped pairs of stages that are lists of segments, whose
  * segments sleep, against the shortest order that there is.
  */
 #include "bench/bench.h"
 #include "bench/rig.h"
 #include "command.h"
-#include "commands.h"
+#include "tests/bench/dp_bench/dp_bench.h"
 
 #include <dualpipe/segments.h>
 
@@ -145,13 +145,13 @@ int run_bench_segments(int argc, char **argv)
         {"which segments", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
     };
     const struct usage usage = {
-        .command = "dualpipe bench segments",
+        .command = "dp-bench segments",
         .about = "Overlapped pairs of a forward and a backward that are lists of segments, of compute\n"
                  "and of communication in turn, which sleep: how long a pair takes on two threads,\n"
                  "over the shortest order of its segments, and over all of them one by one.",
         .groups = groups,
-        .examples = "  dualpipe bench segments\n"
-                    "  dualpipe bench segments --unit 200us\n",
+        .examples = "  dp-bench segments\n"
+                    "  dp-bench segments --unit 200us\n",
     };
     struct values v = {0};
     struct operands operands;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mixing.c - `dualpipe bench mixing`: an iteration of decentralized training without a model, a
+ * mixing.c - `dp-bench mixing`: an iteration of decentralized training without a model, a
  * process a worker, beside the same with an all-reduce of gradients, and beside its two limits.
  *
  *      mixing       gradients become ready one after the other; mix, update, exchange
@@ -11,8 +11,8 @@
  */
 #include "bench/bench.h"
 #include "command.h"
-#include "commands.h"
 #include "launch.h"
+#include "tests/bench/dp_bench/dp_bench.h"
 
 #include <dualpipe/memory.h>
 #include <dualpipe/mixer.h>
@@ -340,15 +340,15 @@ int run_bench_mixing(int argc, char **argv)
         {"which iteration", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
     };
     const struct usage usage = {
-        .command = "dualpipe bench mixing",
+        .command = "dp-bench mixing",
         .operands = "[KIND]",
         .max_operands = 1,
         .about = "An iteration of decentralized training without a model, a process a worker: mixing\n"
                  "by a graph (one-peer-exp), beside an all-reduce of gradients over the same\n"
                  "processes, the fused update alone, the same in separate sweeps, and a swap alone.",
         .groups = groups,
-        .examples = "  dualpipe bench mixing\n"
-                    "  dualpipe bench mixing ring -N 4 --parameters 1000000 --transport tcp\n",
+        .examples = "  dp-bench mixing\n"
+                    "  dp-bench mixing ring -N 4 --parameters 1000000 --transport tcp\n",
     };
     static struct job job; /* copied into each worker's process */
     struct values v = {0};

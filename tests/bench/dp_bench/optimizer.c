@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * optimizer.c - `dualpipe bench optimizer`: a step of AdamW over float32 parameters, alone and with
+ * optimizer.c - `dp-bench optimizer`: a step of AdamW over float32 parameters, alone and with
  * mixing in the same sweep, against the limit of memory and against separate sweeps, in turns over the
  * same arrays.
  */
 #include "bench/bench.h"
 #include "command.h"
-#include "commands.h"
+#include "tests/bench/dp_bench/dp_bench.h"
 
 #include <dualpipe/optimizer.h>
 
@@ -315,12 +315,12 @@ int run_bench_optimizer(int argc, char **argv)
         {"what", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
     };
     const struct usage usage = {
-        .command = "dualpipe bench optimizer",
+        .command = "dp-bench optimizer",
         .about = "A step of AdamW, alone and with mixing in the same sweep, against the limit of\n"
                  "memory and against separate sweeps.",
         .groups = groups,
-        .examples = "  dualpipe bench optimizer\n"
-                    "  dualpipe bench optimizer --threads 2 --json\n",
+        .examples = "  dp-bench optimizer\n"
+                    "  dp-bench optimizer --threads 2 --json\n",
     };
     struct operands operands;
     struct values v;

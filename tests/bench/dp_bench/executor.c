@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * executor.c - `dualpipe bench executor`: what an op costs beside its compute, with callbacks that
+ * executor.c - `dp-bench executor`: what an op costs beside its compute, with callbacks that
  * do nothing.
  */
 #include "bench/bench.h"
 #include "bench/rig.h"
 #include "command.h"
-#include "commands.h"
+#include "tests/bench/dp_bench/dp_bench.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -161,13 +161,13 @@ int run_bench_executor(int argc, char **argv)
         {"what", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
     };
     const struct usage usage = {
-        .command = "dualpipe bench executor",
+        .command = "dp-bench executor",
         .about = "Time steps whose callbacks do nothing, and divide by the ops of a rank:\n"
                  "computes, messages, commits, frees. With several ranks that includes waiting\n"
                  "for the other.",
         .groups = groups,
-        .examples = "  dualpipe bench executor\n"
-                    "  dualpipe bench executor -M 1000 --json\n",
+        .examples = "  dp-bench executor\n"
+                    "  dp-bench executor -M 1000 --json\n",
     };
     struct operands operands;
     struct values v;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * schedule.c - `dualpipe bench schedule`: how fast schedules are built, proven and simulated, and
+ * schedule.c - `dp-bench schedule`: how fast schedules are built, proven and simulated, and
  * how much memory that takes.
  */
 #include "bench/bench.h"
 #include "command.h"
-#include "commands.h"
 #include "schedule_args.h"
+#include "tests/bench/dp_bench/dp_bench.h"
 
 #include <dualpipe/schedule.h>
 
@@ -207,7 +207,7 @@ int run_bench_schedule(int argc, char **argv)
         {"which schedule", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
     };
     const struct usage usage = {
-        .command = "dualpipe bench schedule",
+        .command = "dp-bench schedule",
         .operands = "[KIND]",
         .operand_choices = schedule_kinds(),
         .max_operands = 1,
@@ -215,8 +215,8 @@ int run_bench_schedule(int argc, char **argv)
                  "own whose memory is measured, and how fast a rank builds its own list. The\n"
                  "default is DualPipe.",
         .groups = groups,
-        .examples = "  dualpipe bench schedule\n"
-                    "  dualpipe bench schedule 1f1b -P 64 -M 512 --json\n",
+        .examples = "  dp-bench schedule\n"
+                    "  dp-bench schedule 1f1b -P 64 -M 512 --json\n",
     };
     enum dp_schedule_kind kind = DP_SCHEDULE_DUALPIPE;
     struct operands operands;

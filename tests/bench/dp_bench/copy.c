@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * copy.c - `dualpipe bench copy`: the host device's copies against libc's memcpy, with the same
+ * copy.c - `dp-bench copy`: the host device's copies against libc's memcpy, with the same
  * buffers, in turns of about a millisecond.
  */
 #include "bench/bench.h"
 #include "command.h"
-#include "commands.h"
+#include "tests/bench/dp_bench/dp_bench.h"
 
 #include <dualpipe/device.h>
 
@@ -340,11 +340,11 @@ int run_bench_copy(int argc, char **argv)
         {"what", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
     };
     const struct usage usage = {
-        .command = "dualpipe bench copy",
+        .command = "dp-bench copy",
         .about = "Copy on the host with one and two threads, against libc's memcpy in turns.",
         .groups = groups,
-        .examples = "  dualpipe bench copy\n"
-                    "  dualpipe bench copy --smallest 16MiB --json\n",
+        .examples = "  dp-bench copy\n"
+                    "  dp-bench copy --smallest 16MiB --json\n",
     };
     struct operands operands;
     struct values v;
