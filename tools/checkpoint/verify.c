@@ -62,9 +62,9 @@ int run_checkpoint_verify(int argc, char **argv)
         .min_operands = 1,
         .max_operands = 1,
         .about = "Read a checkpoint, compare the checksum of every tensor, and look whether every\n"
-                 "file, tensor and piece of the optimizer's state is there that 'dualpipe train\n"
-                 "--resume' reads. Each fault is named with the file and the tensor. Exit status\n"
-                 "1: there is one.",
+                 "file, tensor and piece of the optimizer's state is there that\n"
+                 "'dualpipe train --resume' reads. Each fault is named with the file and the\n"
+                 "tensor. Exit status 1: there is one.",
         .groups = groups,
         .examples = "  dualpipe checkpoint verify saved\n"
                     "  dualpipe checkpoint verify saved/step-000500\n"
