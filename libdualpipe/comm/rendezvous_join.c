@@ -193,34 +193,47 @@ static void progress_pending(struct acceptor *r, struct pending *c, int64_t now_
     }
 }
 
-/* A member that is dropped comes again. */
-static struct pending *drop_oldest(struct acceptor *r)
+/* Of those that may be strangers: a member that is dropped before its welcome comes again, and after it
+ * would take the group for ended. */
+static struct pending *find_oldest(struct acceptor *r)
 {
     struct pending *oldest = NULL;
 
     for (int i = 0; i < PENDING_MAX; i++) {
         struct pending *c = &r->pending[i];
-        if (c->stage != FREE && (!oldest || c->until_ns < oldest->until_ns))
+        if (c->stage != FREE && c->stage != WELCOMED &&
+            (!oldest || c->until_ns < oldest->until_ns))
             oldest = c;
     }
-    if (oldest)
-        drop(oldest);
     return oldest;
 }
 
-/* A free slot, or the slot of the oldest connection if it has had its minimum time. */
+/* The oldest leaves if it has had its minimum time, in which a member says what it has to. NULL: none. */
+static struct pending *drop_oldest(struct acceptor *r, int64_t now_ns)
+{
+    struct pending *oldest = find_oldest(r);
+
+    if (!oldest || now_ns < oldest->until_ns - HANDSHAKE_TIMEOUT_NS + DP_ACCEPTOR_EVICT_NS)
+        return NULL;
+    drop(oldest);
+    return oldest;
+}
+
 static struct pending *find_slot(struct acceptor *r, int64_t now_ns)
 {
-    int64_t oldest_ns = INT64_MAX;
-
-    for (int i = 0; i < PENDING_MAX; i++) {
+    for (int i = 0; i < PENDING_MAX; i++)
         if (r->pending[i].stage == FREE)
             return &r->pending[i];
-        if (r->pending[i].until_ns < oldest_ns)
-            oldest_ns = r->pending[i].until_ns;
-    }
-    return now_ns < oldest_ns - HANDSHAKE_TIMEOUT_NS + DP_ACCEPTOR_EVICT_NS ? NULL
-                                                                           : drop_oldest(r);
+    return drop_oldest(r, now_ns);
+}
+
+/* There may be a file again once a stranger has left. */
+static int handle_shortage(struct acceptor *r, int64_t now_ns)
+{
+    if (!find_oldest(r))
+        return DP_EIO;
+    drop_oldest(r, now_ns);
+    return 0;
 }
 
 /* 0, or DP_EIO: a connection waits, and this process may open no file for it, though no stranger holds
@@ -234,7 +247,7 @@ static int accept_connections(struct acceptor *r, int64_t now_ns)
         struct dp_wire *wire;
         const int err = dp_wire_tcp.accept(r->listener, &label, &wire);
         if (err)
-            return err == DP_EIO && !drop_oldest(r) ? err : 0;
+            return err == DP_EIO ? handle_shortage(r, now_ns) : 0;
         *c = (struct pending){
             .stage = HELLO_EXPECTED, .wire = wire, .until_ns = now_ns + HANDSHAKE_TIMEOUT_NS};
         dp_wire_irecv(wire, &c->in, sizeof(c->in), &c->receive);
