@@ -208,7 +208,8 @@ static struct pending *find_oldest(struct acceptor *r)
     return oldest;
 }
 
-/* The oldest leaves if it has had its minimum time, in which a member says what it has to. NULL: none. */
+/* The oldest leaves if it has had its minimum time, in which a member says what it has to. NULL: none
+ * does. */
 static struct pending *drop_oldest(struct acceptor *r, int64_t now_ns)
 {
     struct pending *oldest = find_oldest(r);

@@ -325,9 +325,9 @@ static int make_pipeline(struct step_cuda *s, const struct step_cuda_config *c)
                                                            .loss = &loss_ops,
                                                            .loss_user = s},
                               &s->pipeline);
-    if (!err && s->nccl)
-        err = cuda_rank_warm(s->cuda, s->borders, &s->labels);
-    return err ? err : cuda_rank_use_stream(s->cuda, dp_pipeline_stream(s->pipeline));
+    if (!err)
+        err = cuda_rank_use_stream(s->cuda, dp_pipeline_stream(s->pipeline));
+    return err || !s->nccl ? err : cuda_rank_warm(s->cuda, s->borders, &s->labels);
 }
 
 /* A stream's part of the batch, as views. */

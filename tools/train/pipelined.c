@@ -525,8 +525,8 @@ static int follow_pipeline(struct pipelined *p, bool nccl)
         for (size_t k = 0; k < e->stages[i]->params.tensors_len; k++)
             if (!dp_pipeline_owns(p->pipeline, i, (int32_t)k))
                 cuda_rank_disown(p->cuda, i, k);
-    const int err = nccl ? cuda_rank_warm(p->cuda, p->borders, &p->labels) : 0;
-    return err ? err : cuda_rank_use_stream(p->cuda, e->stream);
+    const int err = cuda_rank_use_stream(p->cuda, e->stream);
+    return err || !nccl ? err : cuda_rank_warm(p->cuda, p->borders, &p->labels);
 }
 
 static int make_pipeline(struct pipelined *p, const struct pipelined_config *config)

@@ -106,7 +106,8 @@ void cuda_rank_free(struct cuda_rank *r);
 int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, int stage, int stages,
                         struct gpt_stage **out);
 /* cuda_warm.c: let all stages compute once, on zeros, and wait: needed where a step has NCCL's kernels
- * on the device. Gradients are zero afterwards; borders and labels are those of the pipeline. */
+ * on the device, and after cuda_rank_use_stream, as cuBLASLt has a workspace for that stream and the
+ * second one. Gradients are zero afterwards; borders and labels are those of the pipeline. */
 int cuda_rank_warm(struct cuda_rank *r, const struct dp_border *borders,
                    const struct dp_border *labels);
 /* A tensor of a slot is a copy of a tied one: another rank or slot updates it, and has its state. */
