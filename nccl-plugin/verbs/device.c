@@ -323,11 +323,12 @@ void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *o
         snprintf(why + at, why_len - at, "; more than %d ports are not used", DPN_MAX_PORTS);
 }
 
-/* Room for all entries of all ports: with too little the kernel gives none. */
+/* Room for all entries of all ports: with too little the kernel gives none. libibverbs passes the
+ * size of the room in 16 bits, and refuses more. */
 void dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *options,
                    struct dpn_gids *out)
 {
-    enum { ENTRIES = 256 * DPN_HCA_PORTS };
+    enum { ENTRIES = UINT16_MAX / sizeof(struct ibv_gid_entry) };
     struct ibv_gid_entry *table = calloc(ENTRIES, sizeof(*table));
     const ssize_t count =
         table ? dpn_ibv.query_gid_table(port->hca->context, table, ENTRIES, 0, sizeof(*table)) : 0;

@@ -76,6 +76,8 @@ static void devices_ports_and_tables_are_those_of_the_configuration(void **state
     assert_int_equal(port.active_width, 2);
     assert_int_equal(port.active_speed, 32);
     assert_int_equal(ibv_query_port(a.context, 2, &port), EINVAL);
+    assert_int_equal(ibv_query_gid_table(a.context, all, 2048, 0), -EINVAL);
+    assert_int_equal(ibv_query_gid_table(a.context, all, 3, 0), -EINVAL);
     assert_int_equal(ibv_query_gid_table(a.context, all, 32, 0), 4);
     assert_int_equal(all[2].gid_type, IBV_GID_TYPE_ROCE_V1);
     assert_int_equal(all[3].gid_type, IBV_GID_TYPE_ROCE_V2);

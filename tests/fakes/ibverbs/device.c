@@ -200,15 +200,24 @@ EXPORT int _ibv_query_gid_ex(struct ibv_context *c, uint32_t port, uint32_t inde
     return 0;
 }
 
+/* The size of the room is passed to the kernel in 16 bits. */
 EXPORT ssize_t _ibv_query_gid_table(struct ibv_context *c, struct ibv_gid_entry *out, size_t room,
                                     uint32_t flags, size_t len)
 {
     const struct fv_device *d = fv_context(c)->device;
+    struct ibv_gid_entry entry;
     size_t count = 0;
 
+    if (room * len > UINT16_MAX)
+        return -EINVAL;
     for (unsigned port = 1; port <= (unsigned)d->port_count; port++)
-        for (unsigned i = 0; i < FV_GIDS && count < room; i++)
-            count += !_ibv_query_gid_ex(c, port, i, &out[count], flags, len);
+        for (unsigned i = 0; i < FV_GIDS; i++) {
+            if (_ibv_query_gid_ex(c, port, i, &entry, flags, len))
+                continue;
+            if (count == room)
+                return -EINVAL;
+            out[count++] = entry;
+        }
     return (ssize_t)count;
 }
 
