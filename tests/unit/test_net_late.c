@@ -28,7 +28,8 @@ static _Atomic int64_t ahead_ns;
 static bool is_host_silent;
 
 int __real_clock_gettime(clockid_t id, struct timespec *out);
-int __wrap_clock_gettime(clockid_t id, struct timespec *out);
+/* Visible, as libraries of sanitizers call these, too. */
+__attribute__((visibility("default"))) int __wrap_clock_gettime(clockid_t id, struct timespec *out);
 int __wrap_clock_gettime(clockid_t id, struct timespec *out)
 {
     const int err = __real_clock_gettime(id, out);
@@ -40,7 +41,8 @@ int __wrap_clock_gettime(clockid_t id, struct timespec *out)
 }
 
 int __real_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
-int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
+__attribute__((visibility("default"))) int __wrap_getsockopt(int fd, int level, int name, void *value,
+                                                             socklen_t *len);
 int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 {
     const int err = __real_getsockopt(fd, level, name, value, len);
