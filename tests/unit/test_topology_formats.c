@@ -49,8 +49,8 @@ static void nccl_is_given_what_is_known(void **state)
     char *xml = topology_written(t, DP_TOPOLOGY_NCCL_XML);
     static const char *const parts[] = {
         "<cpu numaid=\"0\" affinity=\"000000ff,ffffffff,ffffffff\" arch=\"arm64\" vendor=\"ARM\">",
-        "<pci busid=\"0000:01:00.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"0x2330\" "
-        "link_speed=\"32.0 GT/s PCIe\" link_width=\"16\">",
+        ("<pci busid=\"0000:01:00.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"0x2330\" "
+         "link_speed=\"32.0 GT/s PCIe\" link_width=\"16\">"),
         "<gpu dev=\"0\" sm=\"90\">\n<c2c bw=\"450000\" count=\"1\"/>",
         "<net name=\"a&quot;&lt;&amp;&gt;b0\" speed=\"400000\" port=\"1\"",
     };
