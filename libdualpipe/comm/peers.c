@@ -17,9 +17,10 @@
 /* How often connections are looked for while a receive waits for one, or for any peer's message. */
 static const int64_t WAITED_FOR_NS = 20 * DP_NS_PER_US;
 
-/* A rank that computes may have connected and not said so yet; one that is dropped tries again. */
 /* How long a peer may wait for this rank to have files again. */
 static const int64_t REFUSED_NS = DP_NS_PER_S;
+
+/* A rank that computes may have connected and not said so yet; one that is dropped tries again. */
 static const int64_t HANDSHAKE_NS = 30 * DP_NS_PER_S;
 
 /* The label of a wire, which its connecting side sends. */

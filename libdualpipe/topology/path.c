@@ -408,7 +408,8 @@ struct choice {
     int wireless;
 };
 
-/* By wire; wider; of equally wide ones on one rail; then nearer; then the one whose turn it is. */
+/* A wired route is better than a wireless one, then the wider one, then one that stays on its rail, then
+ * the nearer one, then the one that has been taken less often. */
 static bool is_better(const struct choice *a, const struct choice *b)
 {
     if (b->out && a->wireless != b->wireless)
