@@ -479,13 +479,13 @@ static inline int wait_for(struct dp_comm *comm, struct dp_request *req, int pee
     watch(comm, req);
     err = test(comm->world, req);
     if (err == DP_EAGAIN) {
-        atomic_store_explicit(&comm->world->is_waiting, true, memory_order_relaxed);
+        atomic_fetch_add_explicit(&comm->world->waits, 1, memory_order_relaxed);
         err = wait_long(&(struct wait){.comm = comm,
                                        .world = comm->world,
                                        .req = req,
                                        .peer = peer < 0 ? -1 : dp_comm_world_rank(comm, peer),
                                        .group = group});
-        atomic_store_explicit(&comm->world->is_waiting, false, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&comm->world->waits, 1, memory_order_relaxed);
     }
     return explain(comm, err);
 }

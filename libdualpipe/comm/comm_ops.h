@@ -128,7 +128,7 @@ struct dp_comm {
     unsigned in_place;        /* all-reduces that were carried out so; tests read it */
     int silent;               /* the rank that a wait was given up for last, +1; 0: none */
     int64_t wait_began_ns;    /* of the wait whose peer is handed to progress */
-    _Atomic bool is_waiting;  /* some thread is in a wait: see wire_comm.c, leave_at_exit */
+    _Atomic int waits;        /* threads that are in a wait: see wire_comm.c, leave_at_exit */
     int (*poll)(void *user);  /* see dp_comm_set_poll */
     void *poll_user;
     _Atomic uint64_t *doing; /* see dp_comm_note; where it is kept. NULL: nowhere */

@@ -873,7 +873,7 @@ static void leave_at_exit(int status, void *unused)
     if (pthread_mutex_trylock(&open_lock))
         return;
     for (struct wire_comm *c = open_comms; c && !status; c = c->next_open)
-        if (c->forks == dp_forks_passed && !c->has_left && !atomic_load(&c->base.is_waiting))
+        if (c->forks == dp_forks_passed && !c->has_left && !atomic_load(&c->base.waits))
             leave(c);
     pthread_mutex_unlock(&open_lock);
 }

@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # symbols.sh - libdualpipe.so exports the functions that its headers mark DP_PUBLIC, and nothing
-# else.
+# else, and stays loaded.
 . "$DP_TOP_SRCDIR/tests/checks/cases.sh"
 cd "$DP_TOP_SRCDIR"
 
 library=$DP_TOP_BUILDDIR/libdualpipe/.libs/libdualpipe.so
-command -v nm >/dev/null || {
-    echo "skipped: no nm here"
-    exit 77
-}
+for tool in nm readelf; do
+    command -v $tool >/dev/null || {
+        echo "skipped: no $tool here"
+        exit 77
+    }
+done
 [ -e "$library" ] || {
     echo "skipped: no shared library was built"
     exit 77
@@ -39,5 +41,7 @@ exported >"$work/exported"
 case_is 'exported but not DP_PUBLIC in a header' "$(comm -13 "$work/declared" "$work/exported")"
 case_is 'DP_PUBLIC in a header but not exported' "$(comm -23 "$work/declared" "$work/exported")"
 case_is 'DP_PUBLIC more than once' "$(uniq -d "$work/declared")"
+case_is 'can be unloaded, though the end of the process calls it' \
+    "$(readelf -d "$library" | grep -q NODELETE || echo 'no NODELETE')"
 case_is 'without the prefix dp_' "$(grep -v '^dp_' "$work/declared" || :)"
 cases_end
