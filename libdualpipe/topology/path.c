@@ -408,8 +408,8 @@ struct choice {
     int wireless;
 };
 
-/* A wired route is better than a wireless one, then the wider one, then one that stays on its rail, then
- * the nearer one, then the one that has been taken less often. */
+/* A route over cables is better than one over Wi-Fi, then the wider one, then one that stays on its
+ * rail, then the nearer one, then the one that has been taken less often. */
 static bool is_better(const struct choice *a, const struct choice *b)
 {
     if (b->out && a->wireless != b->wireless)
