@@ -179,15 +179,20 @@ static void transfer_all(void)
     transfer(4, STAT_SMALL);
 }
 
-/* Its child opens a connection of its own, and counts on a page of its own. */
+/* Its child may not listen in its parent's context; in its own it opens a connection, and counts on a
+ * page of its own. */
 static void fork_another(void)
 {
+    static char handle[NCCL_NET_HANDLE_MAXSIZE];
+    void *inherited;
     pid_t child = fork();
 
     must(child >= 0, "fork");
     if (child)
         return;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    must(net->listen(ctx, 0, handle, &inherited), "the parent's context is refused");
+    must(!net->init(&ctx, note_lost_qps), "init after a fork");
     open_pair();
     transfer(1, STAT_SMALL);
     for (;;)
