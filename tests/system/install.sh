@@ -69,6 +69,11 @@ command=$(find "$root" -path '*/bin/dualpipe')
 for plugin in net tuner; do
     [ -f "$libdir/libnccl-$plugin-dualpipe.so" ] || fail "no libnccl-$plugin-dualpipe.so for NCCL"
 done
+for name in dp_comm_split dp_pipeline_config dp_execution; do
+    page=$(cat "$(home $name.3)/$name.3")
+    [ -f "$(home $name.3)/../${page#.so }" ] && grep -q "^\.Nm $name " "$(home $name.3)/../${page#.so }" ||
+        fail "the manual page of $name leads to '$page'"
+done
 [ -h "$libdir/libdualpipe.so" ] || fail "no link libdualpipe.so for the linker"
 
 # The example of the README, as its reader would build and run it.

@@ -116,6 +116,15 @@ function emit_arguments(list,    i, c, depth, argument)
         emit(".Fa \"" argument "\"")
 }
 
+# The page is found by the names of its functions and types; some are both.
+function add_name(name)
+{
+    sub(/.* /, "", name)
+    if (!(name in named))
+        names[++name_count] = name
+    named[name] = 1
+}
+
 function emit_function(declaration,    name, type)
 {
     gsub(/[ \n]+/, " ", declaration)
@@ -132,16 +141,18 @@ function emit_function(declaration,    name, type)
     sub(/\)$/, "", declaration)
     emit_arguments(declaration)
     emit(".Fc\n.Xc")
-    names[++name_count] = name
+    add_name(name)
 }
 
 # What a declaration of another kind is about: struct dp_abort, DP_ANY_SOURCE, dp_log_fn.
 function subject_of(declaration)
 {
-    if (match(declaration, /^(struct|enum|union) dpo?_[a-z0-9_]+/))
-        return "Vt " substr(declaration, RSTART, RLENGTH)
-    if (declaration ~ /^typedef/ && match(declaration, /dpo?_[a-z0-9_]+_fn/))
-        return "Vt " substr(declaration, RSTART, RLENGTH)
+    if (match(declaration, /^(struct|enum|union) dpo?_[a-z0-9_]+/) ||
+        (declaration ~ /^typedef/ && match(declaration, /dpo?_[a-z0-9_]+_fn/))) {
+        declaration = substr(declaration, RSTART, RLENGTH)
+        add_name(declaration)
+        return "Vt " declaration
+    }
     if (match(declaration, /DPO?_[A-Z0-9_]+/))
         return "Dv " substr(declaration, RSTART, RLENGTH)
     fail("a declaration of an unknown kind: " declaration)
