@@ -1,12 +1,16 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rule.c - the columns of a table: which text each takes, and as which it is written.
+ */
 #include "tuning/rule.h"
 
-#include "base/array.h"
-#include "base/fail.h"
 #include "base/number.h"
+#include "base/text.h"
 
 #include <dualpipe/options.h>
 
+#include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +18,12 @@
 #include <strings.h>
 
 enum { MAX_CHANNELS = 64 };
+
+static const char *const functions[] = {"broadcast",     "reduce",    "allgather",
+                                        "reducescatter", "allreduce", NULL};
+static const char *const algorithms[] = {"tree", "ring",      "collnet_direct", "collnet_chain",
+                                         "nvls", "nvls_tree", "pat",            NULL};
+static const char *const protocols[] = {"ll", "ll128", "simple", NULL};
 
 const char *const dp_tuning_columns[DP_COLUMNS + 1] = {
     "collective", "min_bytes",  "max_bytes",   "algorithm", "protocol",   "channels", "nodes", "ranks",
@@ -31,53 +41,50 @@ const struct dp_tuning_rule dp_tuning_rule_open = {
     .protocol = DP_TUNING_DEFAULT,
 };
 
-static bool is_open(const char *text)
+static const char *name_of(const char *const *names, int count, int value)
 {
-    return !*text || !strcmp(text, "-1") || !strcasecmp(text, "any") ||
-           !strcasecmp(text, "default") || !strcmp(text, "*");
+    if (value == DP_TUNING_DEFAULT)
+        return "default";
+    return value >= 0 && value < count ? names[value] : "unknown";
 }
 
-static bool refuse(char *why, enum dp_tuning_column column, const char *text, const char *expected)
+const char *dp_tuning_function_name(int function)
 {
-    snprintf(why, DP_RULE_WHY, "%s: '%.40s', expected %s", dp_tuning_columns[column], text, expected);
+    return name_of(functions, DP_TUNING_FUNCTIONS, function);
+}
+
+const char *dp_tuning_algorithm_name(int algorithm)
+{
+    return name_of(algorithms, DP_TUNING_ALGORITHMS, algorithm);
+}
+
+const char *dp_tuning_protocol_name(int protocol)
+{
+    return name_of(protocols, DP_TUNING_PROTOCOLS, protocol);
+}
+
+/* ---- kinds of columns ------------------------------------------------------------------------ */
+
+enum { EXPECTED_LEN = 192 };
+
+struct column {
+    const struct kind *kind;
+    size_t offset, size; /* of the member of a rule */
+    const char *open;    /* how an open column is written; NULL: it cannot be open */
+    const char *const *names;
+};
+
+/* parse gets no text that leaves a column open; false with what was expected. */
+struct kind {
+    bool (*parse)(const struct column *c, const char *text, void *member, char expected[EXPECTED_LEN]);
+    void (*write)(const struct column *c, const void *member, struct dp_text *out);
+};
+
+static bool expect(char *expected, const char *what)
+{
+    snprintf(expected, EXPECTED_LEN, "%s", what);
     return false;
 }
-
-/* ---- names ---------------------------------------------------------------------------------- */
-
-static bool set_name(const char *const *names, enum dp_tuning_column column, const char *text,
-                     int *out, char *why)
-{
-    char expected[160] = "one of";
-    size_t count = 0, used;
-
-    for (; names[count]; count++)
-        if (!strcasecmp(text, names[count])) {
-            *out = (int)count;
-            return true;
-        }
-    for (size_t i = 0; i < count; i++) {
-        used = strlen(expected);
-        snprintf(expected + used, sizeof(expected) - used, "%s %s", i ? "," : "", names[i]);
-    }
-    const char *near = dp_nearest(text, names, count);
-    used = strlen(expected);
-    if (near)
-        snprintf(expected + used, sizeof(expected) - used, "; did you mean %s?", near);
-    return refuse(why, column, text, expected);
-}
-
-static bool set_choice(const char *const *names, enum dp_tuning_column column, const char *text,
-                       int *out, char *why)
-{
-    if (is_open(text)) {
-        *out = DP_TUNING_DEFAULT;
-        return true;
-    }
-    return set_name(names, column, text, out, why);
-}
-
-/* ---- numbers -------------------------------------------------------------------------------- */
 
 /* Digits, then a unit of a size if units are wanted. Returns what stands behind, NULL: no number. */
 static const char *parse_count(const char *text, bool units, int64_t *out)
@@ -105,170 +112,212 @@ static const char *parse_count(const char *text, bool units, int64_t *out)
     return end;
 }
 
-static bool set_bytes(enum dp_tuning_column column, const char *text, int64_t open, int64_t *out,
-                      char *why)
+static bool parse_name(const struct column *c, const char *text, void *member, char *expected)
+{
+    size_t count = 0, used = (size_t)snprintf(expected, EXPECTED_LEN, "one of");
+
+    for (; c->names[count]; count++) {
+        if (!strcasecmp(text, c->names[count])) {
+            *(int *)member = (int)count;
+            return true;
+        }
+        used += (size_t)snprintf(expected + used, EXPECTED_LEN - used, "%s %s", count ? "," : "",
+                                 c->names[count]);
+    }
+    const char *near = dp_nearest(text, c->names, count);
+    if (near)
+        snprintf(expected + used, EXPECTED_LEN - used, "; did you mean %s?", near);
+    return false;
+}
+
+static void write_name(const struct column *c, const void *member, struct dp_text *out)
+{
+    dp_text_adds(out, c->names[*(const int *)member]);
+}
+
+static bool parse_registered(const struct column *c, const char *text, void *member, char *expected)
+{
+    static const char *const words[] = {"0", "1", "no", "yes", "false", "true"};
+
+    (void)c;
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        if (!strcasecmp(text, words[i])) {
+            *(int *)member = i % 2 ? DP_TUNING_REGISTERED : DP_TUNING_UNREGISTERED;
+            return true;
+        }
+    return expect(expected, "yes, no or any");
+}
+
+static bool parse_bytes(const struct column *c, const char *text, void *member, char *expected)
 {
     int64_t value;
-    const char *end;
+    const char *end = parse_count(text, true, &value);
 
-    if (is_open(text)) {
-        *out = open;
-        return true;
-    }
-    end = parse_count(text, true, &value);
+    (void)c;
     if (!end || *end)
-        return refuse(why, column, text, "a size such as 65536 or 64KiB, or any");
-    *out = value;
+        return expect(expected, "a size such as 65536 or 64KiB, or any");
+    *(int64_t *)member = value;
     return true;
 }
 
-static bool set_range(enum dp_tuning_column column, const char *text, struct dp_tuning_range *out,
-                      char *why)
+static void write_bytes(const struct column *c, const void *member, struct dp_text *out)
+{
+    (void)c;
+    dp_text_addf(out, "%" PRId64, *(const int64_t *)member);
+}
+
+static bool parse_range(const struct column *c, const char *text, void *member, char *expected)
 {
     struct dp_tuning_range r;
-    const char *end;
+    const char *end = parse_count(text, false, &r.least);
 
-    if (is_open(text)) {
-        *out = (struct dp_tuning_range){0, INT64_MAX};
-        return true;
-    }
-    end = parse_count(text, false, &r.least);
+    (void)c;
     r.most = r.least;
     if (end && *end == '-')
         end = parse_count(end + 1, false, &r.most);
     if (!end || *end || r.least < 1 || r.least > r.most)
-        return refuse(why, column, text, "a number, a range such as 2-16, or any");
-    *out = r;
+        return expect(expected, "a number, a range such as 2-16, or any");
+    *(struct dp_tuning_range *)member = r;
     return true;
 }
 
-static bool set_channels(const char *text, int *out, char *why)
+static void write_range(const struct column *c, const void *member, struct dp_text *out)
+{
+    const struct dp_tuning_range *r = member;
+
+    (void)c;
+    dp_text_addf(out, r->least == r->most ? "%" PRId64 : "%" PRId64 "-%" PRId64, r->least, r->most);
+}
+
+static bool parse_channels(const struct column *c, const char *text, void *member, char *expected)
 {
     int64_t value = 0;
-    const char *end = is_open(text) ? "" : parse_count(text, false, &value);
+    const char *end = parse_count(text, false, &value);
 
+    (void)c;
     if (!end || *end || value > MAX_CHANNELS)
-        return refuse(why, DP_COLUMN_CHANNELS, text, "a number from 1 to 64, or any");
-    *out = (int)value;
+        return expect(expected, "a number from 1 to 64, or any");
+    *(int *)member = (int)value;
     return true;
 }
 
-static bool set_time(enum dp_tuning_column column, const char *text, double *out, char *why)
+static void write_channels(const struct column *c, const void *member, struct dp_text *out)
+{
+    (void)c;
+    dp_text_addf(out, "%d", *(const int *)member);
+}
+
+static bool parse_time(const struct column *c, const char *text, void *member, char *expected)
 {
     char *end;
-    double value = is_open(text) ? 0 : dp_strtod(text, &end);
+    const double value = dp_strtod(text, &end);
 
-    if (!is_open(text) && (end == text || *end || !isfinite(value) || value < 0))
-        return refuse(why, column, text, "a time in us");
-    *out = value;
+    (void)c;
+    if (end == text || *end || !isfinite(value) || value < 0)
+        return expect(expected, "a time in us");
+    *(double *)member = value;
     return true;
 }
 
-static bool set_registered(const char *text, enum dp_tuning_registered *out, char *why)
+/* With as few digits as give it back. */
+static void write_time(const struct column *c, const void *member, struct dp_text *out)
 {
-    static const char *const words[] = {"0", "1", "no", "yes", "false", "true"};
+    const double us = *(const double *)member;
+    char text[32];
+    int digits = 4;
 
-    if (is_open(text)) {
-        *out = DP_TUNING_EITHER;
-        return true;
-    }
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
-        if (!strcasecmp(text, words[i])) {
-            *out = i % 2 ? DP_TUNING_REGISTERED : DP_TUNING_UNREGISTERED;
-            return true;
-        }
-    return refuse(why, DP_COLUMN_REGISTERED, text, "yes, no or any");
+    (void)c;
+    do
+        dp_snprintf(text, sizeof(text), "%.*g", digits, us);
+    while (dp_strtod(text, NULL) != us && digits++ < 17);
+    dp_text_adds(out, text);
 }
 
-/* ---- a rule --------------------------------------------------------------------------------- */
+/* ---- the columns ------------------------------------------------------------------------------ */
+
+static const struct kind name = {parse_name, write_name};
+static const struct kind bytes = {parse_bytes, write_bytes};
+static const struct kind range = {parse_range, write_range};
+static const struct kind channels = {parse_channels, write_channels};
+static const struct kind registered = {parse_registered, write_name};
+static const struct kind time_us = {parse_time, write_time};
+static const char *const registered_names[] = {"no", "yes"};
+
+#define AT(member) offsetof(struct dp_tuning_rule, member), sizeof(dp_tuning_rule_open.member)
+static const struct column columns[DP_COLUMNS] = {
+    [DP_COLUMN_COLLECTIVE] = {&name, AT(function), NULL, functions},
+    [DP_COLUMN_MIN_BYTES] = {&bytes, AT(bytes.least), "0", NULL},
+    [DP_COLUMN_MAX_BYTES] = {&bytes, AT(bytes.most), "any", NULL},
+    [DP_COLUMN_ALGORITHM] = {&name, AT(algorithm), "default", algorithms},
+    [DP_COLUMN_PROTOCOL] = {&name, AT(protocol), "default", protocols},
+    [DP_COLUMN_CHANNELS] = {&channels, AT(channels), "any", NULL},
+    [DP_COLUMN_NODES] = {&range, AT(nodes), "any", NULL},
+    [DP_COLUMN_RANKS] = {&range, AT(ranks), "any", NULL},
+    [DP_COLUMN_PIPE_OPS] = {&range, AT(pipe_ops), "any", NULL},
+    [DP_COLUMN_REGISTERED] = {&registered, AT(registered), "any", registered_names},
+    [DP_COLUMN_CHUNK_BYTES] = {&bytes, AT(chunk_bytes), "any", NULL},
+    [DP_COLUMN_TIME_US] = {&time_us, AT(time_us), "any", NULL},
+    [DP_COLUMN_DEFAULT_US] = {&time_us, AT(default_us), "any", NULL},
+};
+
+static bool is_open(const char *text)
+{
+    return !*text || !strcmp(text, "-1") || !strcasecmp(text, "any") ||
+           !strcasecmp(text, "default") || !strcmp(text, "*");
+}
 
 bool dp_tuning_rule_set(struct dp_tuning_rule *r, enum dp_tuning_column column, const char *text,
                         char why[DP_RULE_WHY])
 {
-    switch (column) {
-    case DP_COLUMN_COLLECTIVE:
-        return set_name(dp_tuning_functions, column, text, &r->function, why);
-    case DP_COLUMN_MIN_BYTES:
-        return set_bytes(column, text, 0, &r->bytes.least, why);
-    case DP_COLUMN_MAX_BYTES:
-        return set_bytes(column, text, INT64_MAX, &r->bytes.most, why);
-    case DP_COLUMN_ALGORITHM:
-        return set_choice(dp_tuning_algorithms, column, text, &r->algorithm, why);
-    case DP_COLUMN_PROTOCOL:
-        return set_choice(dp_tuning_protocols, column, text, &r->protocol, why);
-    case DP_COLUMN_CHANNELS:
-        return set_channels(text, &r->channels, why);
-    case DP_COLUMN_NODES:
-        return set_range(column, text, &r->nodes, why);
-    case DP_COLUMN_RANKS:
-        return set_range(column, text, &r->ranks, why);
-    case DP_COLUMN_PIPE_OPS:
-        return set_range(column, text, &r->pipe_ops, why);
-    case DP_COLUMN_REGISTERED:
-        return set_registered(text, &r->registered, why);
-    case DP_COLUMN_CHUNK_BYTES:
-        return set_bytes(column, text, 0, &r->chunk_bytes, why);
-    case DP_COLUMN_TIME_US:
-        return set_time(column, text, &r->time_us, why);
-    case DP_COLUMN_DEFAULT_US:
-        return set_time(column, text, &r->default_us, why);
-    case DP_COLUMNS:
-        break;
+    const struct column *c = &columns[column];
+    char *member = (char *)r + c->offset, expected[EXPECTED_LEN];
+
+    if (c->open && is_open(text))
+        memcpy(member, (const char *)&dp_tuning_rule_open + c->offset, c->size);
+    else if (!c->kind->parse(c, text, member, expected)) {
+        snprintf(why, DP_RULE_WHY, "%s: '%.40s', expected %s", dp_tuning_columns[column], text,
+                 expected);
+        return false;
     }
-    return false;
+    return true;
 }
 
-static bool is_for_any(const struct dp_tuning_range *range)
+void dp_tuning_rule_write(const struct dp_tuning_rule *r, enum dp_tuning_column column,
+                          struct dp_text *out)
 {
-    return !range->least && range->most == INT64_MAX;
+    const struct column *c = &columns[column];
+    const char *member = (const char *)r + c->offset;
+
+    if (c->open && !memcmp(member, (const char *)&dp_tuning_rule_open + c->offset, c->size))
+        dp_text_adds(out, c->open);
+    else
+        c->kind->write(c, member, out);
 }
 
-bool dp_tuning_rule_check(const struct dp_tuning_rule *r, char why[DP_RULE_WHY])
-{
-    const char *problem = NULL;
+/* ---- a rule --------------------------------------------------------------------------------- */
 
+static bool is_for_any(const struct dp_tuning_range *r)
+{
+    return !r->least && r->most == INT64_MAX;
+}
+
+const char *dp_tuning_rule_check(const struct dp_tuning_rule *r)
+{
     if (r->function == DP_TUNING_FUNCTIONS)
-        problem = "the rule has no collective";
-    else if (r->bytes.least > r->bytes.most)
-        problem = "min_bytes is more than max_bytes, expected at most as much";
-    else if ((r->algorithm == DP_TUNING_DEFAULT) != (r->protocol == DP_TUNING_DEFAULT))
-        problem = "one of algorithm and protocol, expected both or neither";
-    else if (r->algorithm == DP_TUNING_DEFAULT && r->channels)
-        problem = "channels without an algorithm: how many NCCL has depends on it";
-    else if (r->chunk_bytes && r->algorithm == DP_TUNING_DEFAULT)
-        problem = "chunk_bytes without an algorithm and a protocol";
-    else if (r->chunk_bytes && r->registered != DP_TUNING_EITHER)
-        problem = "chunk_bytes for registered or other buffers only: NCCL does not say which they are "
-                  "when it asks for a chunk";
-    else if (r->chunk_bytes && !is_for_any(&r->pipe_ops))
-        problem = "chunk_bytes for some pipe_ops only: NCCL does not say how many there are when it "
-                  "asks for a chunk";
-    if (problem)
-        snprintf(why, DP_RULE_WHY, "%s", problem);
-    return !problem;
-}
-
-/* ---- a table in the making ----------------------------------------------------------------------- */
-
-static int grow(struct dp_tuning_draft *draft)
-{
-    struct dp_tuning_rule *rules =
-        dp_array_grow(draft->rules, &draft->capacity, draft->count + 1, sizeof(*rules));
-
-    if (!rules)
-        return dp_fail(DP_ENOMEM, "%s: no memory for %zu rules", draft->name, draft->count + 1);
-    draft->rules = rules;
-    return 0;
-}
-
-int dp_tuning_draft_add(struct dp_tuning_draft *draft, const struct dp_tuning_rule *rule)
-{
-    char why[DP_RULE_WHY];
-
-    if (!dp_tuning_rule_check(rule, why))
-        return dp_fail(DP_EINVAL, "%s:%d: %s", draft->name, rule->line, why);
-    int err = grow(draft);
-    if (!err)
-        draft->rules[draft->count++] = *rule;
-    return err;
+        return "the rule has no collective";
+    if (r->bytes.least > r->bytes.most)
+        return "min_bytes is more than max_bytes, expected at most as much";
+    if ((r->algorithm == DP_TUNING_DEFAULT) != (r->protocol == DP_TUNING_DEFAULT))
+        return "one of algorithm and protocol, expected both or neither";
+    if (r->algorithm == DP_TUNING_DEFAULT && r->channels)
+        return "channels without an algorithm: how many NCCL has depends on it";
+    if (r->chunk_bytes && r->algorithm == DP_TUNING_DEFAULT)
+        return "chunk_bytes without an algorithm and a protocol";
+    if (r->chunk_bytes && r->registered != DP_TUNING_EITHER)
+        return "chunk_bytes for registered or other buffers only: NCCL does not say which they are "
+               "when it asks for a chunk";
+    if (r->chunk_bytes && !is_for_any(&r->pipe_ops))
+        return "chunk_bytes for some pipe_ops only: NCCL does not say how many there are when it "
+               "asks for a chunk";
+    return NULL;
 }

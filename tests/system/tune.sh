@@ -173,14 +173,23 @@ makes_a_table()
         says "tree/ll128" "table.csv:26" "151" "286" "leaves it to NCCL"
 }
 
-makes_the_same_table_as_json()
+converts_a_table_of_an_older_release()
 {
-    fit -o "$work/table.csv" && fit -o "$work/table.json" --format json || return
-    for form in csv json; do
-        run tune explain -n 16 -N 2 --table "$work/table.$form" --format json || return
-        grep -v because "$work/out" >"$work/$form"
-    done
-    cmp "$work/csv" "$work/json"
+    refuses 2 "old.json: JSON, expected lines of text: \`dualpipe tune fit --convert $tables/old.json\` writes them" \
+        tune explain -n 8 --table "$tables/old.json" || return
+    run tune fit --convert "$tables/old.json" || return
+    cmp "$work/out" - <<EOF
+collective,min_bytes,max_bytes,ranks,nodes,registered,pipe_ops,algorithm,protocol,channels,chunk_bytes,time_us,default_us
+allreduce,0,65536,2-8,any,any,any,ring,ll128,any,32768,any,any
+allreduce,0,any,any,any,yes,any,ring,simple,any,any,12.5,15
+EOF
+}
+
+# refuses_old TEXT OLD - the command refuses to convert OLD, and says TEXT.
+refuses_old()
+{
+    printf '%s\n' "$2" >"$work/old.json"
+    refuses 2 "$1" tune fit --convert "$work/old.json"
 }
 
 wants_more_for_a_change()
@@ -272,7 +281,21 @@ it shows_what_the_rule_says_was_measured_beside_the_model
 it takes_nvls_where_the_topology_has_it
 it explains_in_json
 it makes_a_table
-it makes_the_same_table_as_json
+it converts_a_table_of_an_older_release
+it refuses_old 'old.json:1: ' '{"dualpipe_tuning": 01}'
+it refuses_old 'old.json:2: duplicate object key' '{"rules": [],
+ "rules": []}'
+it refuses_old 'old.json: expected a table of the tuner as JSON' '{"rules": []}'
+it refuses_old 'old.json: expected a table of the tuner as JSON' '[{"dualpipe_tuning": 1, "rules": []}]'
+it refuses_old 'old.json, as lines of text: no rules' '{"dualpipe_tuning": 1, "rules": []}'
+it refuses_old 'rules[0].ranks: expected a string' '{"dualpipe_tuning": 1, "rules": [{"ranks": [1, 2]}]}'
+it refuses_old 'rules[1].ranks: expected a string' \
+    '{"dualpipe_tuning": 1, "rules": [{"collective": "reduce"}, {"ranks": "2,3"}]}'
+it refuses_old "old.json, as lines of text:3: algorithm: 'rng'" '{"dualpipe_tuning": 1, "rules": [
+    {"collective": "reduce"}, {"collective": "reduce", "algorithm": "rng"}]}'
+it refuses_old "'protocl' is no column; did you mean protocol?" \
+    '{"dualpipe_tuning": 1, "rules": [{"collective": "reduce", "protocl": "ll"}]}'
+it refuses_old 'old.json, as lines of text' '{"dualpipe_tuning": 1, "rules": [3]}'
 it wants_more_for_a_change
 it draws_before_and_after
 it keeps_what_a_full_disk_leaves

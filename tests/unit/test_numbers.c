@@ -207,19 +207,17 @@ static void tables(void **state)
 
     (void)state;
     NEEDS_COMMA();
-    for (int format = DP_TUNING_CSV; format <= DP_TUNING_JSON; format++) {
-        struct dp_tuning_table *t, *back;
-        char *text;
-        size_t len;
-        assert_int_equal(dp_tuning_table_read(table, sizeof(table) - 1, "made", &t), 0);
-        assert_int_equal(dp_tuning_table_write(t, (enum dp_tuning_format)format, &text, &len), 0);
-        assert_non_null(strstr(text, "12.75"));
-        assert_int_equal(dp_tuning_table_read(text, len, "made", &back), 0);
-        assert_true(back->rules[0].time_us == 12.75);
-        free(text);
-        dp_tuning_table_free(back);
-        dp_tuning_table_free(t);
-    }
+    struct dp_tuning_table *t, *back;
+    char *text;
+    size_t len;
+    assert_int_equal(dp_tuning_table_read(table, sizeof(table) - 1, "made", &t), 0);
+    assert_int_equal(dp_tuning_table_write(t, &text, &len), 0);
+    assert_non_null(strstr(text, "12.75"));
+    assert_int_equal(dp_tuning_table_read(text, len, "made", &back), 0);
+    assert_true(back->rules[0].time_us == 12.75);
+    free(text);
+    dp_tuning_table_free(back);
+    dp_tuning_table_free(t);
 }
 
 static void links(void **state)

@@ -98,26 +98,7 @@ static void what_is_wrong_is_named_with_its_line(void **state)
         refuse(line, tab + 1);
     }
     fclose(file);
-    assert_true(count >= 40);
-}
-
-static void json_and_csv_are_read_alike(void **state)
-{
-    (void)state;
-    struct dp_tuning_table *table = load("named.json");
-    const struct dp_tuning_rule *r = table->rules;
-
-    assert_int_equal(table->count, 2);
-    assert_int_equal(r[0].bytes.most, 65536);
-    assert_int_equal(r[0].ranks.least, 2);
-    assert_int_equal(r[0].protocol, DP_TUNING_LL128);
-    assert_int_equal(r[0].registered, DP_TUNING_EITHER);
-    assert_int_equal(r[0].line, 4);
-    assert_int_equal(r[1].line, 6);
-    assert_int_equal(r[1].ranks.most, INT64_MAX);
-    assert_int_equal(r[1].registered, DP_TUNING_REGISTERED);
-    assert_true(r[1].time_us == 12.5 && r[1].default_us == 15);
-    dp_tuning_table_free(table);
+    assert_true(count >= 23);
 }
 
 static void assert_same_rules(const struct dp_tuning_table *a, const struct dp_tuning_table *b)
@@ -142,14 +123,13 @@ static void assert_same_rules(const struct dp_tuning_table *a, const struct dp_t
 static void what_is_written_is_read_back(void **state)
 {
     (void)state;
-    static const char *const files[] = {"example.csv", "named.csv", "named.json"};
+    static const char *const files[] = {"example.csv", "named.csv", "real.csv"};
 
-    for (int i = 0; i < 6; i++) {
-        struct dp_tuning_table *table = load(files[i / 2]), *back;
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        struct dp_tuning_table *table = load(files[i]), *back;
         char *text;
         size_t len;
-        const enum dp_tuning_format format = i % 2 ? DP_TUNING_JSON : DP_TUNING_CSV;
-        assert_int_equal(dp_tuning_table_write(table, format, &text, &len), 0);
+        assert_int_equal(dp_tuning_table_write(table, &text, &len), 0);
         assert_int_equal(strlen(text), len);
         assert_int_equal(dp_tuning_table_read(text, len, "back", &back), 0);
         assert_same_rules(table, back);
@@ -202,7 +182,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_file_of_nccls_example_tuner_is_read_as_it_is),
         cmocka_unit_test(columns_may_have_names_and_any_order),
-        cmocka_unit_test(json_and_csv_are_read_alike),
         cmocka_unit_test(what_is_written_is_read_back),
         cmocka_unit_test(what_is_wrong_is_named_with_its_line),
         cmocka_unit_test(a_line_of_any_length_is_refused_or_read),

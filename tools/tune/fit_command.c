@@ -16,7 +16,7 @@
 struct values {
     int64_t ranks, nodes;
     double gain;
-    const char *collective, *format, *output, *svg;
+    const char *collective, *convert, *output, *svg;
 };
 
 /* The sizes of one collective in one communicator: sizes[first .. end). */
@@ -84,17 +84,16 @@ static int draw(const struct tune_fit *fit, const char *path)
 
 /* ---- the table and what it is worth ---------------------------------------------------------- */
 
-static int write_table(const struct tune_fit *fit, const struct values *v)
+static int write_table(const struct dp_tuning_table *table, const char *path)
 {
     struct output out;
     char *text;
     size_t len;
-    int err = dp_tuning_table_write(
-        fit->table, strcmp(v->format, "json") ? DP_TUNING_CSV : DP_TUNING_JSON, &text, &len);
+    int err = dp_tuning_table_write(table, &text, &len);
 
     if (err)
         return command_failed(err);
-    int status = output_open(v->output, &out);
+    int status = output_open(path, &out);
     if (!status)
         status = output_close(&out, fwrite(text, 1, len, out.file) == len ? 0 : DP_EIO);
     free(text);
@@ -123,7 +122,7 @@ static void say_gain(const struct tune_fit *fit, const struct place *at)
 static int report(const struct tune_fit *fit, const struct values *v)
 {
     struct place at = {0, 0};
-    int status = write_table(fit, v);
+    int status = write_table(fit->table, v->output);
 
     if (v->svg) {
         int drawn = draw(fit, v->svg);
@@ -139,7 +138,6 @@ static int report(const struct tune_fit *fit, const struct values *v)
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
-static const char *const formats[] = {"csv", "json", NULL};
 static const char *const collectives[] = {"broadcast",     "reduce",    "allgather",
                                           "reducescatter", "allreduce", NULL};
 
@@ -154,12 +152,12 @@ static const struct arg read_args[] = {
 static const struct arg write_args[] = {
     {"gain", 0, "PERCENT", "change NCCL's choice only for so much less time", ARG_REAL, AT(gain),
      .fallback = "3", .min = 0, .max = 99},
-    {"format", 'f', NULL, "of the table", ARG_CHOICE, AT(format), .fallback = "csv",
-     .choices = formats},
     {"output", 'o', "FILE", "write the table there", ARG_STRING, AT(output),
      .written = true},
     {"svg", 0, "FILE", "draw the times before and after", ARG_STRING, AT(svg),
      .written = true},
+    {"convert", 0, "FILE", "instead of fitting: a table as JSON, of an older release, as text",
+     ARG_STRING, AT(convert)},
 };
 
 static int fit_all(const struct values *v, const struct operands *operands)
@@ -184,6 +182,17 @@ static int fit_all(const struct values *v, const struct operands *operands)
     return status;
 }
 
+static int convert(const struct values *v)
+{
+    struct dp_tuning_table *table = NULL;
+    int status = tune_convert(v->convert, &table);
+
+    if (!status)
+        status = write_table(table, v->output);
+    dp_tuning_table_free(table);
+    return status;
+}
+
 int run_tune_fit(int argc, char **argv)
 {
     const struct arg_group groups[] = {
@@ -193,8 +202,7 @@ int run_tune_fit(int argc, char **argv)
     };
     const struct usage usage = {
         .command = "dualpipe tune fit",
-        .operands = "RESULTS...",
-        .min_operands = 1,
+        .operands = "[RESULTS...]",
         .operand_files = true,
         .about = "Turn outputs of NCCL's tests, text or JSON (-J), into a table for the tuner. One\n"
                  "run must be NCCL's own choice; the others were made to take another one, with\n"
@@ -202,7 +210,7 @@ int run_tune_fit(int argc, char **argv)
                  "say it: ring/ll128=FILE, or ring/ll128/8=FILE with 8 channels.",
         .groups = groups,
         .examples = "  dualpipe tune fit own.txt ring/ll128=b.txt tree/ll=c.txt -o cluster.csv\n"
-                    "  dualpipe tune fit own.json ring.json tree.json --svg gain.svg -f json\n"
+                    "  dualpipe tune fit own.json ring.json tree.json --svg gain.svg\n"
                     "  dualpipe tune fit --collective allgather -n 16 -N 2 own.txt ring/ll=b.txt\n",
     };
     struct operands operands;
@@ -211,5 +219,8 @@ int run_tune_fit(int argc, char **argv)
 
     if (!args_parse(&usage, argc, argv, &v, &operands, &status))
         return status;
-    return fit_all(&v, &operands);
+    if (!v.convert == !operands.count)
+        return command_misused("'dualpipe tune fit' needs RESULTS..., or --convert FILE alone; "
+                               "'dualpipe tune fit --help' explains");
+    return v.convert ? convert(&v) : fit_all(&v, &operands);
 }

@@ -76,26 +76,22 @@ struct dp_tuning_table {
     struct dp_tuning_rule *rules;
 };
 
-/* Read a table from a text (which needs no NUL), or from a file. JSON, if it begins with a bracket:
- * {"dualpipe_tuning": 1, "rules": [{"collective": "allreduce", "ranks": "2-16", ...}]}, with the
- * names below. Else CSV, a rule a line, "#" begins a comment. A line of names says which columns
- * there are, and in which order:
+/* Read a table from a text (which needs no NUL), or from a file: a rule a line, values between
+ * commas, "#" begins a comment. A line of names says which columns there are, and in which order:
  *
  *      collective,min_bytes,max_bytes,algorithm,protocol,channels,nodes,ranks,pipe_ops,registered,
  *      chunk_bytes,time_us,default_us
  *
  * Without it they are these, from eight to ten of them: files of NCCL's example tuner are read as
  * they are. Sizes may end in KiB, MiB or GiB; nodes, ranks and pipe_ops are a number or a range as
- * in 2-16; "any", -1 or nothing leaves a column open. DP_EINVAL with "NAME:LINE: what was wrong",
- * DP_ENOENT, DP_EIO, DP_ENOMEM. */
+ * in 2-16; "any", -1 or nothing leaves a column open. JSON, which a table once could be, is
+ * refused. DP_EINVAL with "NAME:LINE: what was wrong", DP_ENOENT, DP_EIO, DP_ENOMEM. */
 DP_PUBLIC int dp_tuning_table_read(const char *text, size_t len, const char *name,
                                    struct dp_tuning_table **out);
 DP_PUBLIC int dp_tuning_table_load(const char *path, struct dp_tuning_table **out);
 
 /* Text that can be read again, malloc'ed and NUL-terminated. DP_ENOMEM. */
-enum dp_tuning_format { DP_TUNING_CSV, DP_TUNING_JSON };
-DP_PUBLIC int dp_tuning_table_write(const struct dp_tuning_table *table,
-                                    enum dp_tuning_format format, char **out, size_t *len);
+DP_PUBLIC int dp_tuning_table_write(const struct dp_tuning_table *table, char **out, size_t *len);
 
 DP_PUBLIC void dp_tuning_table_free(struct dp_tuning_table *table);
 
