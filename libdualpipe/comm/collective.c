@@ -20,7 +20,7 @@ static int leave(struct dp_comm *comm, int err)
     const bool survives = comm->world->survival && err == DP_ECOMM;
 
     if (err != DP_EABORTED && err != DP_ETIMEDOUT && !survives)
-        dp_comm_abort(comm, err, dp_last_error());
+        dp_comm_fail(comm, err);
     return err;
 }
 

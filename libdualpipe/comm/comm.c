@@ -678,6 +678,13 @@ int dp_comm_abort(struct dp_comm *comm, int error, const char *text)
     return comm->ops->abort(comm->world, &why);
 }
 
+void dp_comm_fail(struct dp_comm *comm, int error)
+{
+    if (comm->world->survival && dp_survival_is_own_fault(error))
+        dp_survival_end(comm->world->survival, error, dp_last_error());
+    dp_comm_abort(comm, error, dp_last_error());
+}
+
 bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why)
 {
     if (!comm)

@@ -28,6 +28,9 @@ int dp_comm_progress_all(struct dp_comm *world);
  * life, and declared dead for all if it gives none within half a second, or half of the deadline if that
  * is less. For callers all of whose ranks let the progress thread work while they compute. */
 int dp_comm_settle_silence(struct dp_comm *comm);
+/* This rank's part has failed, as dp_last_error() says: abort. In a group that survives, a rank
+ * that has no files or memory leaves it instead, and the others see that as its end. */
+void dp_comm_fail(struct dp_comm *comm, int error);
 /* Call the caller's poll function, if there is one: its error aborts the group. */
 int dp_comm_poll(struct dp_comm *comm);
 /* The caller works on the transfers again; the progress thread stops. */

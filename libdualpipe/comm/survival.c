@@ -274,17 +274,13 @@ int dp_survival_revoke(struct dp_survival *s, struct dp_comm *comm, const struct
     return comm->is_revoked ? 0 : spread_revocation(s, &m);
 }
 
-/* Without memory for it the group ends. */
 static void take_revocation(struct dp_survival *s, int from, const struct dp_survival_revoke *m)
 {
     if (s->excluded_by >= 0 || has(s->dead, from) || m->by < 0 || m->by >= s->world->size ||
         m->why.error >= 0 || is_known(s, m))
         return;
-    if (!spread_revocation(s, m))
-        return;
-    struct dp_abort why = {.rank = s->world->rank, .error = DP_ENOMEM};
-    snprintf(why.text, sizeof(why.text), "%s", dp_last_error());
-    s->world->ops->abort(s->world, &why);
+    if (spread_revocation(s, m))
+        dp_survival_end(s, DP_ENOMEM, dp_last_error());
 }
 
 /* ---- ranks that are busy --------------------------------------------------------------------- */

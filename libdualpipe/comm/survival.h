@@ -194,6 +194,11 @@ void dp_survival_tell_busy(struct dp_survival *s, int64_t ns);
 void dp_survival_tell_doing(struct dp_survival *s, uint64_t doing);
 /* DP_ECOMM, saying how the rank died. */
 int dp_survival_fail(const struct dp_survival *s, int rank);
+/* An error that a rank without files or memory meets, which is no fault of a peer. */
+static inline bool dp_survival_is_own_fault(int error)
+{
+    return error == DP_EIO || error == DP_ENOMEM;
+}
 /* This rank has no files or no memory for its part in the group: its communicator ends, and the others
  * see that as its end. */
 void dp_survival_end(struct dp_survival *s, int error, const char *text);

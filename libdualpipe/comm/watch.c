@@ -192,7 +192,7 @@ static void poll_wire(struct dp_watch *w, struct dp_watch_wire *v)
     }
     if (v->receive.status == DP_EAGAIN && (v->wire->connected || !v->wire->is_refused))
         return;
-    if (v->wire->error == DP_EIO || v->wire->error == DP_ENOMEM) {
+    if (dp_survival_is_own_fault(v->wire->error)) {
         end_own_part(w, v->wire->error, v->wire->why);
         return;
     }

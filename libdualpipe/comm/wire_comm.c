@@ -16,6 +16,7 @@
 #include "base/fail.h"
 #include "base/number.h"
 #include "comm/progress_thread.h"
+#include "comm/comm_core.h"
 #include "comm/cpu_pause.h"
 #include "comm/engine.h"
 #include "comm/watch.h"
@@ -186,11 +187,6 @@ static int abort_self(struct wire_comm *c, int error, const char *text)
     return dp_fail(error, "%s", why.text);
 }
 
-static bool is_own_fault(int error)
-{
-    return error == DP_EIO || error == DP_ENOMEM;
-}
-
 /* ---- rendezvous ------------------------------------------------------------------------------ */
 
 /* The wires first: what a rank has sent before it left counts. */
@@ -259,6 +255,14 @@ static struct request *begin(struct dp_request *req, int peer, uint64_t tag, boo
     return r;
 }
 
+/* A request that was not begun: for want of files or memory this rank leaves a group that survives.
+ */
+static int check_begun(struct wire_comm *c, int err)
+{
+    return c->base.survival && dp_survival_is_own_fault(err) ? abort_self(c, err, dp_last_error())
+                                                             : err;
+}
+
 static int wire_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag,
                            const void *buf, size_t len, struct dp_request *req)
 {
@@ -266,7 +270,8 @@ static int wire_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t
     struct request *r = begin(req, peer, tag, true);
     int err = check_abort(c);
 
-    return err ? err : dp_peers_isend(&c->peers, peer, channel, tag, buf, len, &r->part);
+    return err ? err
+               : check_begun(c, dp_peers_isend(&c->peers, peer, channel, tag, buf, len, &r->part));
 }
 
 static int wire_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t tag, void *buf,
@@ -280,9 +285,7 @@ static int wire_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t
         err = dp_peers_irecv(&c->peers, peer, channel, buf, len, &r->part);
     if (!err && comm->survival && !dp_peers_wire_of(&r->part, false))
         err = dp_watch_peer(&c->watch, peer); /* no wire of the peer tells of its end */
-    if (err)
-        check_abort(c);
-    return err;
+    return check_begun(c, err);
 }
 
 static int wire_comm_irecv_any(struct dp_comm *comm, int peer, int channel, void *buf, size_t room,
@@ -295,8 +298,8 @@ static int wire_comm_irecv_any(struct dp_comm *comm, int peer, int channel, void
     r->any_tag = true;
     if (err)
         return err;
-    return peer < 0 ? dp_peers_irecv_any(&c->peers, channel, buf, room, &r->part)
-                    : dp_peers_irecv(&c->peers, peer, channel, buf, room, &r->part);
+    return check_begun(c, peer < 0 ? dp_peers_irecv_any(&c->peers, channel, buf, room, &r->part)
+                                   : dp_peers_irecv(&c->peers, peer, channel, buf, room, &r->part));
 }
 
 static void wire_comm_received(struct dp_comm *comm, const struct dp_request *req,
@@ -343,7 +346,7 @@ static int find_reason(struct wire_comm *c, const struct request *r, const struc
 {
     const int peer = r->part.link ? r->part.link->peer : r->peer;
 
-    if (wire && is_own_fault(wire->error))
+    if (wire && dp_survival_is_own_fault(wire->error))
         return abort_self(c, wire->error, wire->why);
     if (c->base.survival)
         return fail_request(c, peer, r->part.link);
@@ -753,7 +756,7 @@ static void wire_comm_bury(struct dp_comm *comm, int peer)
     struct wire_comm *c = of(comm);
 
     if (dp_peers_bury(&c->peers, peer))
-        dp_comm_abort(comm, DP_ENOMEM, dp_last_error());
+        dp_comm_fail(comm, DP_ENOMEM);
 }
 
 static void wire_comm_note_abort(struct dp_comm *comm, const struct dp_abort *why)

@@ -2,6 +2,7 @@
 #include "mixing/exchange.h"
 
 #include "base/fail.h"
+#include "comm/comm_core.h"
 #include "mixing/combine.h"
 
 #include <stdlib.h>
@@ -308,7 +309,7 @@ static int leave(struct dp_exchange *x, int err)
         return err;
     x->in_flight = false;
     if (err != DP_EABORTED && err != DP_ETIMEDOUT)
-        dp_comm_abort(x->shared->comm, err, dp_last_error());
+        dp_comm_fail(x->shared->comm, err);
     return err;
 }
 

@@ -2,6 +2,7 @@
 #include "mixing/hash.h"
 
 #include "base/fail.h"
+#include "comm/comm_core.h"
 #include "base/hash.h"
 
 #include <stdio.h>
@@ -69,7 +70,7 @@ int dp_agree_on_parameters(struct dp_comm *comm, const struct dp_parameter *para
 
     if (!all) {
         const int err = dp_fail(DP_ENOMEM, "no memory to ask %d ranks", dp_comm_size(comm));
-        dp_comm_abort(comm, err, dp_last_error());
+        dp_comm_fail(comm, err);
         return err;
     }
     int err = find_other(comm, dp_hash_parameters(parameters, count), all, &rank);

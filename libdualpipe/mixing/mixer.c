@@ -3,6 +3,7 @@
 #include "mixing/mixer_state.h"
 
 #include "base/fail.h"
+#include "comm/comm_core.h"
 #include "base/hash.h"
 #include "base/tensor.h"
 
@@ -148,7 +149,7 @@ static int agree_on_graph(const struct dp_mixer_config *c)
     int err = dp_graph_write(c->graph, DP_GRAPH_FORMAT_TEXT, &text, &len);
 
     if (err)
-        return dp_comm_abort(c->comm, err, dp_last_error()), err;
+        return dp_comm_fail(c->comm, err), err;
     uint64_t hash = dp_hash_bytes(DP_HASH_BEGIN, text, len);
     free(text);
     const uint64_t options = dp_mixer_hash_options(c);
@@ -317,7 +318,7 @@ int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out)
 
     if (err) {
         if (config->comm)
-            dp_comm_abort(config->comm, err, dp_last_error());
+            dp_comm_fail(config->comm, err);
         return err;
     }
     err = m->death ? meet_alive(m) : meet(m);

@@ -338,7 +338,7 @@ int dp_mixer_survive(struct dp_mixer *m)
         err = take_turn(m, &again);
     if (err) {
         if (err != DP_EABORTED)
-            dp_comm_abort(m->config.comm, err, dp_last_error());
+            dp_comm_fail(m->config.comm, err);
         return err;
     }
     const int now = dp_comm_size(m->config.comm);

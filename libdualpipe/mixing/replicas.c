@@ -16,6 +16,7 @@
 #include <dualpipe/replicas.h>
 
 #include "base/fail.h"
+#include "comm/comm_core.h"
 #include "base/tensor.h"
 #include "mixing/combine.h"
 #include "mixing/hash.h"
@@ -275,10 +276,10 @@ static int start_piece(struct dp_replicas *r, struct flight *f)
  * a sum. */
 static void end_for_all(struct dp_comm *comm, int err)
 {
-    if (dp_comm_survives(comm) && !dp_comm_revoke(comm, err, dp_last_error()))
-        return;
-    if (err != DP_ETIMEDOUT) /* a wait that ends so has told */
-        dp_comm_abort(comm, err, dp_last_error());
+    const int failed = dp_comm_survives(comm) ? dp_comm_revoke(comm, err, dp_last_error()) : err;
+
+    if (failed && failed != DP_ETIMEDOUT) /* a wait that ends so has told */
+        dp_comm_fail(comm, failed);
 }
 
 static int leave(struct dp_replicas *r, int err)

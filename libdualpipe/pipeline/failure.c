@@ -2,6 +2,7 @@
 #include "pipeline/failure.h"
 
 #include "base/fail.h"
+#include "comm/comm_core.h"
 
 #include <dualpipe/stage.h>
 
@@ -14,9 +15,9 @@ void dp_failure_tell(struct dp_comm *comm, int error)
     if (!comm || error == DP_EABORTED)
         return;
     snprintf(text, sizeof(text), "%s", dp_last_error());
-    /* Without memory for a revocation the group ends. */
-    if (!dp_comm_survives(comm) || dp_comm_revoke(comm, error, text))
-        dp_comm_abort(comm, error, text);
+    const int failed = dp_comm_survives(comm) ? dp_comm_revoke(comm, error, text) : error;
+    if (failed)
+        dp_comm_fail(comm, failed);
     dp_fail_quietly(error, "%s", text);
 }
 

@@ -380,8 +380,9 @@ static void start_pipelines(struct run *r, const struct layout *l, const char *m
 {
     char options[256];
 
-    snprintf(options, sizeof(options), "--schedule dualpipe --survive --steps 200 --eval-every 3 --json "
-             "%s %s", l->options, more);
+    snprintf(options, sizeof(options), "%s --survive --steps 200 --eval-every 3 --json %s %s",
+             strstr(l->options, "--mix") ? "--schedule none" : "--schedule dualpipe", l->options,
+             more);
     start(r, options, NULL, NULL);
     wait_for_steps(r);
     if (children_of(r->pid, ranks) == l->ranks)
@@ -429,6 +430,55 @@ static void a_pipeline_goes_on_without_a_rank_that_is_killed(void **state)
         kill_one_of_a_pipeline(&layouts[k], sequential[k].out_text, transports[i % 2],
                                (full ? i / (2 * LAYOUTS) % 4 : 3 * i % 4) % layouts[k].ranks,
                                full ? i * 937 / 2 : 0);
+    }
+}
+
+/* Rank 1 may open no file, or have no more memory, from then on; it needs them once rank 0 is
+ * killed. */
+static void a_rank_without_files_or_memory_ends_alone(void **state)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    const bool has_allocator = false; /* that returns NULL */
+#else
+    const bool has_allocator = true;
+#endif
+    static const char pipeline[] = "-P 4", mixing[] = "-D 4 --mix ring";
+    static const struct {
+        const char *how, *transport, *why;
+        __rlimit_resource_t what;
+    } cases[] = {
+        {pipeline, "shm", "Too many open files", RLIMIT_NOFILE},
+        {pipeline, "tcp", "Too many open files", RLIMIT_NOFILE},
+        {mixing, "shm", "Too many open files", RLIMIT_NOFILE},
+        {mixing, "tcp", "Too many open files", RLIMIT_NOFILE},
+        {pipeline, "shm", "Cannot allocate memory", RLIMIT_AS},
+        {mixing, "shm", "Cannot allocate memory", RLIMIT_AS},
+    };
+    static struct run sequential;
+    struct run r;
+
+    (void)state;
+    run_sequential(&sequential, "");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct layout l = {.options = cases[i].how, .ranks = 4};
+        char more[64];
+        pid_t ranks[MAX_RANKS];
+        if (cases[i].what == RLIMIT_AS && !has_allocator)
+            continue;
+        snprintf(more, sizeof(more), "--transport %s", cases[i].transport);
+        start_pipelines(&r, &l, more, ranks);
+        assert_int_equal(prlimit(ranks[1], cases[i].what, &(struct rlimit){3, 3}, NULL), 0);
+        kill(ranks[0], SIGKILL);
+        finish(&r);
+        if (r.status)
+            fail_msg("%s %s: status %d: %s", cases[i].how, more, r.status, r.err_text);
+        assert_says(r.err_text, "rank 1 failed: ");
+        assert_says(r.err_text, cases[i].why);
+        assert_says(r.err_text, "the others go on");
+        assert_null(strstr(r.err_text, "all ranks have ended"));
+        assert_says(r.out_text, "\"step\":200,");
+        if (cases[i].how == pipeline)
+            assert_same_steps(r.out_text, sequential.out_text);
     }
 }
 
@@ -972,6 +1022,7 @@ int main(void)
         cmocka_unit_test(replicas_that_mix_go_on_without_one_that_is_killed),
         cmocka_unit_test(replicas_that_are_killed_are_started_again),
         cmocka_unit_test(a_pipeline_goes_on_without_a_rank_that_is_killed),
+        cmocka_unit_test(a_rank_without_files_or_memory_ends_alone),
         cmocka_unit_test(a_pipeline_goes_on_without_a_rank_that_is_stopped),
         cmocka_unit_test(a_pipeline_waits_for_a_rank_that_is_stopped_for_a_while),
         cmocka_unit_test(a_pipeline_ends_where_both_holders_of_a_stage_are_lost),

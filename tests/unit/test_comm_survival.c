@@ -7,7 +7,8 @@
 #include "comm_cases.h"
 
 #include "base/clock.h"
-#include "comm/comm_ops.h"
+#include "base/fail.h"
+#include "comm/comm_core.h"
 #include "comm/survival.h"
 #include "comm/threads.h"
 
@@ -854,6 +855,16 @@ static int receive_without_files(struct dp_comm *comm)
     return 0;
 }
 
+static int fail_for_memory(struct dp_comm *comm)
+{
+    struct dp_abort why;
+
+    dp_comm_fail(comm, dp_fail(DP_ENOMEM, "no memory for a test"));
+    CHECK(dp_comm_barrier(comm) == DP_EABORTED && dp_comm_aborted(comm, &why));
+    CHECK(why.rank == 0 && why.error == DP_ENOMEM && !strcmp(why.text, "no memory for a test"));
+    return 0;
+}
+
 static int lack_files(struct dp_comm *comm, void *arg)
 {
     const int64_t until_ns = dp_now_ns() + LONG_NS;
@@ -863,7 +874,7 @@ static int lack_files(struct dp_comm *comm, void *arg)
     BEGIN(comm);
     CHECK(!gather_at(comm, 0));
     if (!dp_comm_rank(comm))
-        return is_thread(comm) ? 0 : receive_without_files(comm);
+        return is_thread(comm) ? fail_for_memory(comm) : receive_without_files(comm);
     while (dp_comm_is_alive(comm, 0) && dp_now_ns() < until_ns) /* none connects to it meanwhile */
         CHECK(!dp_comm_progress(comm));
     CHECK(!go_on(comm, &survivors));

@@ -41,19 +41,19 @@ static int run(struct job *j)
     return err;
 }
 
-/* `before` was the library's last sentence when the job began: if there is no later one, it was the
- * job itself that failed. */
-static void explain(const struct job *j, int err, const char *before, struct dp_abort *why)
+/* If the library has said nothing since `before`, it was the job itself that failed. A rank of a
+ * job that survives does not abort the others for want of files or memory: it leaves them. */
+static void explain(const struct job *j, int err, struct dp_abort *why)
 {
     const char *text = dp_last_error();
 
-    if (!strcmp(text, before))
+    if (!strcmp(text, j->before))
         text = err == DP_ENOMEM  ? "out of memory"
                : err == DP_EIO   ? "its output could not be written"
                                  : dp_strerror(err);
-    *why = (struct dp_abort){.rank = j->comm ? dp_comm_rank(j->comm) : 0, .error = err};
+    *why = (struct dp_abort){.rank = j->how ? j->how->rank : 0, .error = err};
     snprintf(why->text, sizeof(why->text), "%s", text);
-    if (j->comm) {
+    if (j->comm && !job_leaves(j->s, err)) {
         dp_comm_abort(j->comm, err, why->text);
         dp_comm_aborted(j->comm, why); /* another rank may have been the first */
         if (why->rank < 0) /* one that is not of this group */
@@ -65,17 +65,15 @@ int job_run(const struct settings *s, const struct data *data, struct dp_comm *c
             const struct dp_comm_config *how, struct dp_abort *why)
 {
     struct job *j = calloc(1, sizeof(*j));
-    char before[1024];
-
     if (!j) {
         *why = (struct dp_abort){.error = DP_ENOMEM, .text = "out of memory"};
         return DP_ENOMEM;
     }
     *j = (struct job){.given = s, .s = s, .text = data, .comm = comm, .all = comm, .how = how};
-    snprintf(before, sizeof(before), "%s", dp_last_error());
+    job_note_sentence(j);
     int err = comm && job_is_survivor(j) ? job_run_survivor(&j) : run(j);
     if (err)
-        explain(j, err, before, why);
+        explain(j, err, why);
     job_free(j);
     return err;
 }

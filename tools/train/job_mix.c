@@ -68,6 +68,8 @@ int job_survive_mixing(struct job *j, int err, uint64_t *step)
     while (job_mixers_survive(j) && may_be_death(err)) {
         err = trainer_survive(&j->trainer, step);
         if (!err)
+            job_note_sentence(j);
+        if (!err)
             err = admit(j);
     }
     if (!err && *step > last)

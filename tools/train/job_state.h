@@ -11,6 +11,8 @@
 #include "train/trainer.h"
 #include "train/watcher.h"
 
+#include <stdio.h>
+
 struct job {
     const struct settings *s;
     const struct data *text;
@@ -37,6 +39,7 @@ struct job {
     uint64_t trained_before;         /* by the pipelines before this one */
     uint64_t repeated;               /* the last step that failed without a death, counted from 1 */
     struct step_result result;       /* of the last step that was trained */
+    char before[1024];               /* the library's last sentence when it began, or went on */
 };
 
 /* This pipeline has taken the last step, and knows its times. */
@@ -65,6 +68,11 @@ static inline bool job_is_first(const struct job *j)
 static inline bool job_joins(const struct job *j)
 {
     return j->how && j->how->size == 0;
+}
+
+static inline void job_note_sentence(struct job *j)
+{
+    snprintf(j->before, sizeof(j->before), "%s", dp_last_error());
 }
 
 /* ---- job_parts.c ----------------------------------------------------------------------------- */

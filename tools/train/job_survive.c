@@ -210,6 +210,7 @@ static int survive_as_pipeline(struct job **at, int err)
     if (err)
         return err == DP_ESTATE ? before : err;
     next->begun = true;
+    job_note_sentence(next);
     say_how_it_goes_on(old, next);
     job_free(old);
     *at = next;

@@ -421,12 +421,8 @@ int saved_move(struct dp_comm *comm, struct trainer *from, struct trainer *to)
 
     if (!err && to)
         err = list_state(to, true, &wants);
-    if (err) { /* of this rank alone: the others would wait for its messages */
-        dp_comm_abort(comm, err, "no memory to list the state of a rank that is to be moved");
-        dp_comm_progress(comm); /* the reason becomes dp_last_error() here, too */
-    } else {
+    if (!err)
         err = dp_pipeline_move_state(comm, has.tensors, has.count, wants.tensors, wants.count);
-    }
     list_free(&has);
     list_free(&wants);
     return err;

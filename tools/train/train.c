@@ -62,7 +62,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
         tell_why(err, config->rank, why);
     else
         err = job_run(&run->settings, &run->data, comm, config, why);
-    if (err && !dp_comm_is_alive(comm, dp_comm_rank(comm)))
+    if (job_leaves(&run->settings, err) || (err && !dp_comm_is_alive(comm, dp_comm_rank(comm))))
         launch_excluded(config->rank);
     dp_comm_close(comm);
     return err;

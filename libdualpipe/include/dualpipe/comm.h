@@ -380,6 +380,9 @@ DP_PUBLIC int dp_comm_reset(struct dp_comm *comm);
  * others take nothing of what it sends. Only where a rank was stopped within a copy between the
  * memories of two processes of one host is this not certain; DUALPIPE_WIRE_CMA=0 excludes that.
  *
+ * A rank that has no files or no memory for its part (DP_EIO, DP_ENOMEM) has left: dp_comm_aborted
+ * names it there, and to the others it is dead.
+ *
  * No rank is the centre: each is watched by at least two others (as far as there are any), and the
  * group outlives rank 0. There is no majority either: where a network parts the ranks in two, both
  * parts go on by themselves, and never exchange a message again.
