@@ -150,7 +150,7 @@ static bool read_all(struct child *child, int64_t until_ns, char output[PEER_OUT
     output[0] = 0;
     for (;;) {
         struct pollfd fd = {.fd = child->fd, .events = POLLIN};
-        const int64_t left_ns = until_ns - bench_now_ns();
+        const int64_t left_ns = until_ns - now_ns();
         if (left_ns <= 0 || poll(&fd, 1, (int)(left_ns / 1000000) + 1) <= 0)
             return false;
         if (len > PEER_OUTPUT_MAX / 2) {
@@ -213,7 +213,7 @@ static int await_server(struct child *server, int port, int64_t until_ns, char *
             server->pid = 0;
             return fail(why, why_len, "its server has ended at once");
         }
-        if (bench_now_ns() > until_ns)
+        if (now_ns() > until_ns)
             return fail(why, why_len, "its server does not listen on port %d", port);
         backoff();
     }
@@ -242,7 +242,7 @@ static void see_off(struct child *child)
     if (!child->pid)
         return;
     close_fd(&child->input);
-    read_all(child, bench_now_ns() + GOODBYE_NS, output);
+    read_all(child, now_ns() + GOODBYE_NS, output);
 }
 
 static int start_both(struct peer_process *p, struct peer_load load, int64_t until_ns, char *why,
@@ -267,7 +267,7 @@ static int start_both(struct peer_process *p, struct peer_load load, int64_t unt
 int peer_process_run(const struct peer_command *c, struct peer_load load,
                      char output[PEER_OUTPUT_MAX], char *why, size_t why_len)
 {
-    const int64_t until_ns = bench_now_ns() + DEADLINE_NS;
+    const int64_t until_ns = now_ns() + DEADLINE_NS;
     struct peer_process p = {.command = c};
     int err = start_both(&p, load, until_ns, why, why_len);
 
@@ -292,7 +292,7 @@ int peer_process_open(const struct peer_command *c, struct peer_process **out, c
     if (!p)
         return fail(why, why_len, "no memory");
     p->command = c;
-    int err = start_both(p, (struct peer_load){0}, bench_now_ns() + DEADLINE_NS, why, why_len);
+    int err = start_both(p, (struct peer_load){0}, now_ns() + DEADLINE_NS, why, why_len);
     if (err)
         peer_process_close(p);
     else
@@ -363,9 +363,9 @@ int64_t peer_process_cpu_ns(const struct peer_process *p)
 /* A program that has answered may still free memory, which would take time from the next one. */
 static void await_rest(const struct peer_process *p)
 {
-    const int64_t until_ns = bench_now_ns() + GOODBYE_NS;
+    const int64_t until_ns = now_ns() + GOODBYE_NS;
 
-    for (int quiet = 0; quiet < RESTED && bench_now_ns() < until_ns; backoff())
+    for (int quiet = 0; quiet < RESTED && now_ns() < until_ns; backoff())
         quiet = look_at(p).running ? 0 : quiet + 1;
 }
 
@@ -400,7 +400,7 @@ static bool read_line(struct child *child, int64_t until_ns, char line[PEER_OUTP
 
     line[0] = 0;
     while (len < PEER_OUTPUT_MAX - 1) {
-        const int64_t left_ns = until_ns - bench_now_ns();
+        const int64_t left_ns = until_ns - now_ns();
         if (left_ns <= 0 || poll(&fd, 1, (int)(left_ns / 1000000) + 1) <= 0)
             return false;
         if (read(child->fd, line + len, 1) != 1)
@@ -417,7 +417,7 @@ int peer_process_order(struct peer_process *p, const char *order, struct peer_lo
                        bool (*is_answer)(void *user, const char *line), void *user, char *why,
                        size_t why_len)
 {
-    const int64_t until_ns = bench_now_ns() + DEADLINE_NS;
+    const int64_t until_ns = now_ns() + DEADLINE_NS;
     char line[PEER_OUTPUT_MAX], last[128] = "nothing";
 
     signal(SIGPIPE, SIG_IGN);

@@ -18,6 +18,7 @@
 #define DP_TOOLS_BENCH_BENCH_H
 
 #include "args.h"
+#include "clock.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -87,8 +88,6 @@ void bench_size_text(size_t bytes, char *text, size_t len);
 
 /* Figure `at` of a case as a JSON object, for commands that have more to say of it; the caller's. */
 struct json_t *bench_json_figure(const struct bench_case *c, int at);
-
-int64_t bench_now_ns(void);
 
 /* CPU time that the sampled work used in processes that are still running: what those have told,
  * in ns. (This process and its children that have ended are counted anyway.) */

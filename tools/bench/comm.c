@@ -108,12 +108,12 @@ static int do_together(struct job *j, const struct order *o, int64_t *ns)
 
     if (!err)
         err = dp_comm_barrier(j->comm);
-    const int64_t began = bench_now_ns();
+    const int64_t began = now_ns();
     if (!err)
         err = repeat(j, o);
     if (!err)
         err = dp_comm_barrier(j->comm);
-    *ns = bench_now_ns() - began;
+    *ns = now_ns() - began;
     used = bench_self_ns() - cpu;
     if (!err)
         err = dp_comm_allgather(j->comm, &used, all, sizeof(used));

@@ -30,14 +30,6 @@ const struct arg_group bench_group = {"measuring", args, sizeof(args) / sizeof(a
 
 /* ---- time and load -------------------------------------------------------------------------- */
 
-int64_t bench_now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
 static int64_t usage_ns(int who)
 {
     struct rusage u;
@@ -84,12 +76,12 @@ static int64_t busy_ns(void)
 static int take_sample(struct bench_case *c)
 {
     struct bench_sample *s = &c->samples[c->count];
-    int64_t busy = busy_ns(), own = own_ns(), began = bench_now_ns();
+    int64_t busy = busy_ns(), own = own_ns(), began = now_ns();
 
     int err = c->sample(c->user, s->figures);
     if (err)
         return err;
-    double wall = (double)(bench_now_ns() - began);
+    double wall = (double)(now_ns() - began);
     double others = (double)(busy_ns() - busy) - (double)(own_ns() - own);
     s->background = others > 0 && wall > 0 ? others / wall : 0;
     c->count++;
@@ -209,7 +201,7 @@ static void keep_quiet(struct bench_case *c, int wanted)
 
 int bench_run(struct bench_case *cases, int count, const struct bench_options *o)
 {
-    int64_t end = bench_now_ns() + (int64_t)o->limit_ns;
+    int64_t end = now_ns() + (int64_t)o->limit_ns;
     bool wanting = true;
 
     for (int round = 0; wanting && round < BENCH_SAMPLES_MAX; round++) {
@@ -222,7 +214,7 @@ int bench_run(struct bench_case *cases, int count, const struct bench_options *o
                 return err;
             wanting = true;
         }
-        if (bench_now_ns() > end)
+        if (now_ns() > end)
             break;
     }
     for (int i = 0; i < count; i++)

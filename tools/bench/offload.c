@@ -59,7 +59,7 @@ static int forward(void *user, const struct dp_offload_call *call, const DLTenso
     const struct model *m = user;
 
     (void)call;
-    rig_wait_until(bench_now_ns() + m->visit_ns);
+    rig_wait_until(now_ns() + m->visit_ns);
     *(float *)out[0].data = *(const float *)in[0].data;
     return 0;
 }
@@ -70,7 +70,7 @@ static int backward(void *user, const struct dp_offload_call *call, const DLTens
     const struct model *m = user;
 
     (void)call;
-    rig_wait_until(bench_now_ns() + m->visit_ns);
+    rig_wait_until(now_ns() + m->visit_ns);
     *(float *)gin[0].data = *(const float *)gout[0].data;
     return 0;
 }
@@ -184,7 +184,7 @@ struct copies {
 static int copy_both_ways(void *user, int times, int64_t *ns)
 {
     const struct copies *c = user;
-    int64_t began = bench_now_ns();
+    int64_t began = now_ns();
     int err = 0;
 
     for (int i = 0; i < times && !err; i++) {
@@ -198,7 +198,7 @@ static int copy_both_ways(void *user, int times, int64_t *ns)
         if (!err)
             err = dp_copy_engine_drain(c->engine, deadline_ns);
     }
-    *ns = bench_now_ns() - began;
+    *ns = now_ns() - began;
     return err;
 }
 
@@ -226,7 +226,7 @@ static int64_t copy_by_memcpy(const struct copies *c)
     pthread_t threads[64];
     struct share shares[64];
     bool started[64] = {false};
-    int64_t began = bench_now_ns();
+    int64_t began = now_ns();
 
     for (int i = 0; i < c->workers; i++) {
         shares[i] = (struct share){c, i, c->times};
@@ -238,7 +238,7 @@ static int64_t copy_by_memcpy(const struct copies *c)
     for (int i = 0; i < c->workers; i++)
         if (started[i])
             pthread_join(threads[i], NULL);
-    return bench_now_ns() - began;
+    return now_ns() - began;
 }
 
 enum { COPIED, BY_MEMCPY, COPY_RATIO, COPY_FIGURES };
@@ -314,13 +314,13 @@ static int step(struct model *m)
 static int time_steps(struct model *m, double *step_ns)
 {
     int err = step(m);
-    int64_t began = bench_now_ns();
+    int64_t began = now_ns();
 
     for (int i = 0; i < STEPS && !err; i++)
         err = step(m);
     if (!err)
         err = dp_offload_finish(m->o);
-    *step_ns = (double)(bench_now_ns() - began) / STEPS;
+    *step_ns = (double)(now_ns() - began) / STEPS;
     return err;
 }
 

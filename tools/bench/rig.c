@@ -18,12 +18,12 @@ void rig_wait_until(int64_t deadline_ns)
 {
     int64_t wake = deadline_ns - SPIN_NS;
 
-    if (wake > bench_now_ns()) {
+    if (wake > now_ns()) {
         struct timespec until = {wake / 1000000000, wake % 1000000000};
         while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
             ;
     }
-    while (bench_now_ns() < deadline_ns)
+    while (now_ns() < deadline_ns)
         ;
 }
 
@@ -31,9 +31,9 @@ static void timed_wait(struct rig *rig, enum rig_op op)
 {
     if (rig->waits_ns[op] <= 0)
         return;
-    int64_t began = bench_now_ns();
+    int64_t began = now_ns();
     rig_wait_until(began + (int64_t)rig->waits_ns[op]);
-    rig->clocks[op].total_ns += (double)(bench_now_ns() - began);
+    rig->clocks[op].total_ns += (double)(now_ns() - began);
     rig->clocks[op].count++;
 }
 

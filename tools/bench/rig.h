@@ -45,7 +45,7 @@ int rig_step(struct rig *rig);
 void rig_set_waits(struct rig *rig, const struct dp_cost *cost);
 void rig_close(struct rig *rig);
 
-/* Sleep and spin until bench_now_ns() is deadline_ns. */
+/* Sleep and spin until now_ns() is deadline_ns. */
 void rig_wait_until(int64_t deadline_ns);
 
 #endif

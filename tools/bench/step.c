@@ -87,10 +87,10 @@ static int time_step(struct job *j, double *ns)
 
     if (err)
         return err;
-    mine.began_ns = bench_now_ns();
+    mine.began_ns = now_ns();
     if ((err = j->cuda ? step_cuda_run(j->cuda) : rig_step(&j->rig)))
         return err;
-    mine.ended_ns = bench_now_ns();
+    mine.ended_ns = now_ns();
     if ((err = dp_comm_allgather(j->comm, &mine, j->stays, sizeof(mine))))
         return err;
     for (int rank = 0; rank < dp_comm_size(j->comm); rank++) {
@@ -131,10 +131,10 @@ static int time_way(struct job *j, double *ns)
         return 0;
     void *message = calloc(1, len);
     int err = message ? go_and_come(j, message, len) : DP_ENOMEM;
-    const int64_t began_ns = bench_now_ns();
+    const int64_t began_ns = now_ns();
     if (!err)
         err = go_and_come(j, message, len);
-    *ns = (double)(bench_now_ns() - began_ns) / (2 * TURNS);
+    *ns = (double)(now_ns() - began_ns) / (2 * TURNS);
     free(message);
     return err;
 }
@@ -243,7 +243,7 @@ static int sample(void *user, double *figures)
     struct job *j = s->job;
     double simulated, with_way = 0, cpu = 0;
 
-    int64_t began = bench_now_ns();
+    int64_t began = now_ns();
     int err = order_steps(j, (struct order){s->which, j->steps[s->which]});
     if (!err)
         err = simulate_ns(j, s->which, j->v->latency_ns, &simulated);
@@ -251,7 +251,7 @@ static int sample(void *user, double *figures)
         err = simulate_ns(j, s->which, j->told[0].way_ns, &with_way);
     if (err)
         return err;
-    double wall = (double)(bench_now_ns() - began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
+    double wall = (double)(now_ns() - began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
     for (int rank = 0; rank < dp_comm_size(j->comm); rank++)
         cpu += (double)j->told[rank].cpu_ns;
     bench_add_own((int64_t)cpu - j->told[0].cpu_ns);

@@ -9,6 +9,7 @@
  */
 #include "bench/step_cuda.h"
 
+#include "clock.h"
 #include "command.h"
 #include "train/cuda/cuda_graphs.h"
 #include "train/cuda/cuda_links.h"
@@ -19,8 +20,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-static const int64_t deadline_ns = INT64_C(60000000000);
 
 struct span {
     struct dp_device_event *begin, *end; /* NULL: no compute */
@@ -167,7 +166,7 @@ static const struct dp_loss_ops loss_ops = {loss, loss_backward};
 static int read_times(struct step_cuda *s)
 {
     double ns = 0;
-    int err = s->at ? dp_device_event_wait(s->at->end, deadline_ns) : 0;
+    int err = s->at ? dp_device_event_wait(s->at->end, device_patience_ns) : 0;
 
     for (size_t i = 0; i < dp_schedule_count(s->schedule, s->rank) && !err; i++) {
         struct span *span = &s->spans[i];

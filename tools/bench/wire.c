@@ -48,10 +48,10 @@ static int do_together(struct wire_job *j, struct word word, int64_t *ns, int64_
 
     if (!err)
         err = dp_comm_barrier(j->comm);
-    int64_t began = bench_now_ns(), cpu = bench_self_ns();
+    int64_t began = now_ns(), cpu = bench_self_ns();
     if (!err)
         err = m->run(j, m->size, word.times);
-    *ns = bench_now_ns() - began;
+    *ns = now_ns() - began;
     *cpu_ns = bench_self_ns() - cpu;
     const int64_t used = bench_self_ns() - all_cpu;
     if (!err)

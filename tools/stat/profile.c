@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "config.h"
 
+#include "clock.h"
 #include "stat/profile.h"
 
 #include "stat/pages.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 const struct stat_mapped_kind stat_profile_kind = {DPN_PROFILE_SUFFIX, DPN_PROFILE_MAGIC,
                                                    DPN_PROFILE_VERSION,
@@ -46,14 +46,6 @@ static int find_comm(const struct stat_profile *p, unsigned place)
 }
 
 /* ---- flows ----------------------------------------------------------------------------------- */
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
 
 static int compare(const void *a, const void *b)
 {

@@ -1,24 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/offload_cost.h"
 
+#include "clock.h"
 #include "train/plan_measure.h"
 
 #include <dualpipe/device.h>
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { COPY_BYTES = 4 << 20, COPIES = 3 };
-static const int64_t deadline_ns = INT64_C(60) * 1000000000;
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
@@ -36,7 +27,7 @@ static int copy(struct link *l, bool up)
 
     if (!err)
         err = dp_device_event_record(l->done, l->stream);
-    return err ? err : dp_device_event_wait(l->done, deadline_ns);
+    return err ? err : dp_device_event_wait(l->done, device_patience_ns);
 }
 
 /* Of the fastest copy. */

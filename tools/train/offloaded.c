@@ -8,6 +8,7 @@
  */
 #include "train/offloaded.h"
 
+#include "clock.h"
 #include "train/bfloat16.h"
 #include "train/offload_cost.h"
 #include "train/streamed.h"
@@ -17,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* The stage of one block, and what dp_offload is told of it. */
 struct layer {
@@ -50,14 +50,6 @@ struct offloaded {
     struct dp_offload_times busy; /* in training steps, */
     int64_t steps_ns;             /* which took so long */
 };
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* ---- layers ---------------------------------------------------------------------------------- */
 

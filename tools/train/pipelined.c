@@ -5,6 +5,7 @@
  * stream their parameters (streamed.h).
  */
 #include "train/cuda/cuda_graphs.h"
+#include "clock.h"
 #include "train/cuda/cuda_links.h"
 #include "train/cuda/cuda_rank.h"
 #include "train/engine.h"
@@ -17,7 +18,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct pipelined {
     struct engine base;
@@ -115,14 +115,6 @@ static int run(struct engine *e, const struct dp_schedule *s, const struct batch
     dp_microbatches_free(tokens);
     dp_microbatches_free(labels);
     return err;
-}
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 static int train(struct engine *e, const struct batch *batch, double *losses)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/plan_measure.h"
 
+#include "clock.h"
 #include "train/gpt.h"
 
 #include <dualpipe/optimizer.h>
@@ -8,7 +9,6 @@
 #include <dualpipe/random.h>
 
 #include <stdlib.h>
-#include <time.h>
 
 /* Runs of a measurement: as many as fit the time, within bounds. */
 enum { FEWEST_RUNS = 3, MOST_RUNS = 15 };
@@ -34,14 +34,6 @@ struct measured {
     struct dp_border label_border;
     DLTensor labels;
 };
-
-static double now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
 
 static size_t bytes_of(const struct dp_tensor_spec *spec)
 {

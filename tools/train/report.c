@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/report.h"
 
+#include "clock.h"
 #include "train/lines.h"
 
 #include <jansson.h>
@@ -10,19 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { LINES = 10 }; /* elsewhere than on a terminal */
 static const int64_t refresh_ns = 100000000; /* on a terminal */
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* Tokens, which are bytes, or samples learned from per second since time `ns`, when `step` steps
  * were done. */

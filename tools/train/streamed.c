@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/streamed.h"
 
+#include "clock.h"
+
 #include <dualpipe/schedule.h>
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { WINDOWS = 2 };
-static const int64_t deadline_ns = INT64_C(60) * 1000000000;
 
 struct meter {
     int64_t begun_ns;
@@ -59,14 +59,6 @@ struct streamed {
     int failed;
 };
 
-static int64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static void begin_meter(void *user)
 {
     ((struct meter *)user)->begun_ns = now_ns();
@@ -89,7 +81,7 @@ static void wait_for(struct streamed *st, struct dp_device_event *event)
 {
     int64_t begun_ns = now_ns();
 
-    note(st, dp_device_event_wait(event, deadline_ns));
+    note(st, dp_device_event_wait(event, device_patience_ns));
     st->wait_ns += now_ns() - begun_ns;
 }
 

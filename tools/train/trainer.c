@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/trainer.h"
 
+#include "clock.h"
 #include "train/late.h"
 #include "train/survivors.h"
 
@@ -8,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { HELD_OUT_BATCHES = 4 };
 
@@ -202,14 +202,6 @@ static int sum_tied(struct trainer *t)
 /* ---- how fast the ranks were ----------------------------------------------------------------- */
 
 enum { PACE_VALUES = 2 }; /* at the end of t->sums, where each rank has its own */
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* Without a pipeline all of a step is compute. */
 static void put_pace(struct trainer *t, int64_t train_ns)

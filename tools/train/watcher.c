@@ -1,21 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/watcher.h"
 
+#include "clock.h"
 #include "digest.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <time.h>
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 static int own_rank(const struct dp_comm *comm)
 {

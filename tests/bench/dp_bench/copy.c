@@ -72,13 +72,13 @@ static void meet(struct job *job, int *meetings)
 
 static int64_t time_libc(const struct copier *copier, const struct job *job)
 {
-    int64_t began = bench_now_ns();
+    int64_t began = now_ns();
 
     for (int i = 0; i < job->copies; i++) {
         memcpy(copier->dst, copier->src, job->bytes);
         atomic_signal_fence(memory_order_seq_cst); /* or all but the last copy could be left out */
     }
-    return bench_now_ns() - began;
+    return now_ns() - began;
 }
 
 static int copy_ours(const struct copier *copier, const struct job *job)
@@ -94,12 +94,12 @@ static int copy_ours(const struct copier *copier, const struct job *job)
 
 static int64_t time_ours(const struct copier *copier, struct job *job)
 {
-    int64_t began = bench_now_ns();
+    int64_t began = now_ns();
     int err = copy_ours(copier, job);
 
     if (err)
         job->err = err;
-    return bench_now_ns() - began;
+    return now_ns() - began;
 }
 
 /* Ours, libc's, libc's, ours, ... */

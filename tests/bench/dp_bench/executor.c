@@ -45,10 +45,10 @@ static int run_rank(struct job *job, int rank)
     if (err)
         return err;
     err = rig_step(&rig);
-    int64_t began = bench_now_ns();
+    int64_t began = now_ns();
     for (int i = 0; i < job->steps && !err; i++)
         err = rig_step(&rig);
-    job->step_ns[rank] = (double)(bench_now_ns() - began) / job->steps;
+    job->step_ns[rank] = (double)(now_ns() - began) / job->steps;
     rig_close(&rig);
     return err;
 }

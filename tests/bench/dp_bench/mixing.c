@@ -198,12 +198,12 @@ static int time_case(struct job *j, enum what what, double *ns, int64_t *cpu_ns)
     int64_t begin, self = -bench_self_ns();
     int err = dp_comm_barrier(j->comm);
 
-    begin = bench_now_ns();
+    begin = now_ns();
     for (int i = 0; i < TIMES && !err; i++)
         err = run_case(j, what);
     if (!err)
         err = dp_comm_barrier(j->comm);
-    *ns = (double)(bench_now_ns() - begin) / TIMES;
+    *ns = (double)(now_ns() - begin) / TIMES;
     *cpu_ns = self + bench_self_ns();
     return err;
 }

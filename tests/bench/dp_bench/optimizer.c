@@ -151,12 +151,12 @@ static int step(struct rig *r, const struct dp_optimizer_mix *mixing)
 
 static double ms_since(int64_t began)
 {
-    return (double)(bench_now_ns() - began) / 1e6;
+    return (double)(now_ns() - began) / 1e6;
 }
 
 static double time_way(struct rig *r, void (*way)(struct rig *rig, size_t first, size_t end))
 {
-    int64_t began = bench_now_ns();
+    int64_t began = now_ns();
 
     run(r, way);
     return ms_since(began);
@@ -166,7 +166,7 @@ static int take_turns(struct rig *r, double *figures)
 {
     void *const buffers[] = {r->c};
     const struct dp_optimizer_mix mixing = {keep, take, put, buffers};
-    int64_t began = bench_now_ns();
+    int64_t began = now_ns();
     int err = step(r, NULL);
 
     if (err)
@@ -174,14 +174,14 @@ static int take_turns(struct rig *r, double *figures)
     run(r, NULL);
     figures[UPDATE] = ms_since(began);
     figures[UPDATE_LIMIT] = time_way(r, limit_update);
-    began = bench_now_ns();
+    began = now_ns();
     err = step(r, &mixing);
     if (err)
         return err;
     run(r, NULL);
     figures[MIXED] = ms_since(began);
     figures[MIXED_LIMIT] = time_way(r, limit_mixed);
-    began = bench_now_ns();
+    began = now_ns();
     run(r, mix);
     err = step(r, NULL);
     if (err)
@@ -198,11 +198,11 @@ static int take_turns(struct rig *r, double *figures)
 static int sample(void *user, double *figures)
 {
     struct rig *r = user;
-    int64_t began = bench_now_ns();
+    int64_t began = now_ns();
     double turn[FIGURES];
     int err;
 
-    for (int turns = 0; turns < 5 || bench_now_ns() < began + INT64_C(100000000); turns++) {
+    for (int turns = 0; turns < 5 || now_ns() < began + INT64_C(100000000); turns++) {
         err = take_turns(r, turn);
         if (err)
             return command_failed(err);

@@ -36,18 +36,18 @@ static int build_all(const struct dp_schedule_spec *spec, struct whole *w)
     const struct dp_cost cost = {.f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6};
     struct dp_simulation sim;
     struct dp_schedule *s;
-    int64_t at[4] = {bench_now_ns()};
+    int64_t at[4] = {now_ns()};
     int err = dp_schedule_new(spec, &s);
 
     if (err)
         return err;
-    at[1] = bench_now_ns();
+    at[1] = now_ns();
     if ((err = dp_schedule_check(s, NULL, NULL)))
         goto free_schedule;
-    at[2] = bench_now_ns();
+    at[2] = now_ns();
     if ((err = dp_schedule_simulate(s, &cost, 0, &sim)))
         goto free_schedule;
-    at[3] = bench_now_ns();
+    at[3] = now_ns();
     dp_simulation_fini(&sim);
     w->build_s = (double)(at[1] - at[0]) / 1e9;
     w->check_s = (double)(at[2] - at[1]) / 1e9;
@@ -98,7 +98,7 @@ enum { TOTAL, PEAK, BUILD, CHECK, SIMULATE, WHOLE_FIGURES };
 /* The mean of as many children as make a sample long enough; of their memory, the most. */
 static int sample_whole(void *user, double *figures)
 {
-    int64_t end = bench_now_ns() + SAMPLE_NS;
+    int64_t end = now_ns() + SAMPLE_NS;
     struct whole w, sum = {0};
     double peak_mb;
     int count = 0;
@@ -114,7 +114,7 @@ static int sample_whole(void *user, double *figures)
         sum.simulate_s += w.simulate_s;
         figures[PEAK] = peak_mb > figures[PEAK] ? peak_mb : figures[PEAK];
         count++;
-    } while (bench_now_ns() < end);
+    } while (now_ns() < end);
     figures[TOTAL] = sum.total_s / count;
     figures[BUILD] = sum.build_s / count;
     figures[CHECK] = sum.check_s / count;
@@ -134,7 +134,7 @@ struct one_rank {
 static int sample_one_rank(void *user, double *figures)
 {
     const struct one_rank *r = user;
-    int64_t began = bench_now_ns(), now;
+    int64_t began = now_ns(), now;
     size_t count;
     int built = 0;
 
@@ -145,7 +145,7 @@ static int sample_one_rank(void *user, double *figures)
             return err;
         }
         built++;
-    } while ((now = bench_now_ns()) < began + SAMPLE_NS);
+    } while ((now = now_ns()) < began + SAMPLE_NS);
     figures[0] = (double)(now - began) / 1e3 / built;
     return 0;
 }

@@ -49,7 +49,7 @@ struct sleeper {
 
 static int sleep_on(struct sleeper *s)
 {
-    rig_wait_until(bench_now_ns() + (int64_t)(s->unit_ns * s->units[s->next]));
+    rig_wait_until(now_ns() + (int64_t)(s->unit_ns * s->units[s->next]));
     s->next = (s->next + 1) % SEGMENTS;
     return 0;
 }
@@ -94,12 +94,12 @@ static int sample(void *user, double *figures)
     const struct dp_pair pair = {.forward = {.user = &stage, .out = &out},
                                  .backward = {.user = &stage, .gin = &gin}};
     const int times = 1 + (int)(SAMPLE_MS * 1000000LL / s->best_ns);
-    const int64_t began_ns = bench_now_ns();
+    const int64_t began_ns = now_ns();
     int err = 0;
 
     for (int i = 0; i < times && !err; i++)
         err = dp_segment_stage_ops()->fwd_bwd(&pair);
-    const double pair_ns = (double)(bench_now_ns() - began_ns) / times;
+    const double pair_ns = (double)(now_ns() - began_ns) / times;
     figures[OVER_BEST] = pair_ns / (double)s->best_ns;
     figures[PAIR] = pair_ns / 1e6;
     figures[IN_TURN] = pair_ns / (double)s->in_turn_ns;

@@ -91,13 +91,13 @@ static int read_cluster(void *user)
 /* ms of one, over a sample of several. */
 static int time_one(int (*run)(void *user), void *user, double *figures)
 {
-    int64_t began = bench_now_ns(), now;
+    int64_t began = now_ns(), now;
     int count = 0, err;
 
     do {
         err = run(user);
         count++;
-        now = bench_now_ns();
+        now = now_ns();
     } while (!err && now < began + SAMPLE_NS);
     figures[0] = (double)(now - began) / 1e6 / count;
     return err;

@@ -106,12 +106,12 @@ static int scan(const struct rig *rig, int64_t bytes)
 /* ns of one, over half a sample. */
 static double time_one(struct rig *rig, int (*way)(const struct rig *, int64_t))
 {
-    int64_t began = bench_now_ns(), now, asked = 0;
+    int64_t began = now_ns(), now, asked = 0;
 
     do {
         for (int i = 0; i < 64; i++)
             rig->found += way(rig, rig->bytes[asked++ % QUESTIONS]);
-        now = bench_now_ns();
+        now = now_ns();
     } while (now < began + SAMPLE_NS / 2);
     return (double)(now - began) / (double)asked;
 }

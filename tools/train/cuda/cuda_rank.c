@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/cuda/cuda_rank.h"
 
+#include "clock.h"
 #include "train/cuda/cuda_graphs.h"
 #include "train/cuda/kernels.h"
 
@@ -10,7 +11,6 @@
 #include <string.h>
 
 enum { MOST_BLOCKS = 4096, SQUARE_BLOCKS = 256, SUM_THREADS = 256, ALIGNMENT = 256 };
-static const int64_t deadline_ns = INT64_C(60000000000); /* of work outside of steps */
 
 /* ---- work in a stream of its own ------------------------------------------------------------ */
 
@@ -21,7 +21,7 @@ int cuda_rank_wait(struct cuda_rank *r)
     r->err = 0;
     if (!err)
         err = dp_device_event_record(r->event, r->stream);
-    return err ? err : dp_device_event_wait(r->event, deadline_ns);
+    return err ? err : dp_device_event_wait(r->event, device_patience_ns);
 }
 
 int cuda_rank_copy(struct cuda_rank *r, void *to, const void *from, size_t bytes)
