@@ -166,7 +166,7 @@ static const struct dp_loss_ops loss_ops = {loss, loss_backward};
 static int read_times(struct step_cuda *s)
 {
     double ns = 0;
-    int err = s->at ? dp_device_event_wait(s->at->end, device_patience_ns) : 0;
+    int err = s->at ? dp_device_event_wait(s->at->end, device_timeout_ns) : 0;
 
     for (size_t i = 0; i < dp_schedule_count(s->schedule, s->rank) && !err; i++) {
         struct span *span = &s->spans[i];

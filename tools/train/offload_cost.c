@@ -27,7 +27,7 @@ static int copy(struct link *l, bool up)
 
     if (!err)
         err = dp_device_event_record(l->done, l->stream);
-    return err ? err : dp_device_event_wait(l->done, device_patience_ns);
+    return err ? err : dp_device_event_wait(l->done, device_timeout_ns);
 }
 
 /* Of the fastest copy. */

@@ -81,7 +81,7 @@ static void wait_for(struct streamed *st, struct dp_device_event *event)
 {
     int64_t begun_ns = now_ns();
 
-    note(st, dp_device_event_wait(event, device_patience_ns));
+    note(st, dp_device_event_wait(event, device_timeout_ns));
     st->wait_ns += now_ns() - begun_ns;
 }
 

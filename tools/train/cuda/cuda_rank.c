@@ -21,7 +21,7 @@ int cuda_rank_wait(struct cuda_rank *r)
     r->err = 0;
     if (!err)
         err = dp_device_event_record(r->event, r->stream);
-    return err ? err : dp_device_event_wait(r->event, device_patience_ns);
+    return err ? err : dp_device_event_wait(r->event, device_timeout_ns);
 }
 
 int cuda_rank_copy(struct cuda_rank *r, void *to, const void *from, size_t bytes)
