@@ -2,6 +2,7 @@
 #include "base/launchers.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 
 /* The innermost first. */
 static const struct dp_launcher launchers[] = {
@@ -53,4 +54,21 @@ const struct dp_launcher *dp_launcher_find(const char *(*get)(const char *name))
         if (get(launchers[i].rank) && (!launchers[i].step || get(launchers[i].step)))
             return &launchers[i];
     return NULL;
+}
+
+int dp_launcher_gpu(int local_rank, const char *list)
+{
+    if (!list)
+        return local_rank;
+    for (int i = 0;; i++) {
+        char *end;
+        const long number = strtol(list, &end, 10);
+        if (end == list || (*end && *end != ',') || number < 0 || number > 1 << 16)
+            return -1;
+        if (i == local_rank || (!i && !*end))
+            return (int)number;
+        if (!*end)
+            return -1;
+        list = end + 1;
+    }
 }

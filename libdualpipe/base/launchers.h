@@ -19,4 +19,9 @@ struct dp_launcher {
  * a variable, NULL if unset; a test has its own. */
 const struct dp_launcher *dp_launcher_find(const char *(*get)(const char *name));
 
+/* The number in the machine of the GPU that this rank of the host drives, as torchrun's and srun's
+ * jobs choose it: that at its place in CUDA_VISIBLE_DEVICES, or the only one there, as some launchers
+ * set it for each rank. list: that variable, or NULL; -1: it does not tell by number. */
+int dp_launcher_gpu(int local_rank, const char *list);
+
 #endif

@@ -156,7 +156,8 @@ int dp_process_read(get_fn *get, struct dp_process *out)
 {
     const struct dp_launcher *l = dp_launcher_find(get);
 
-    *out = (struct dp_process){.rank = -1, .size = -1, .local_rank = -1, .local_size = -1};
+    *out = (struct dp_process){.rank = -1, .size = -1, .local_rank = -1, .local_size = -1,
+                                .gpu = -1};
     if (!l)
         return 0;
     out->launcher = l->name;
@@ -165,6 +166,8 @@ int dp_process_read(get_fn *get, struct dp_process *out)
         err = read_if_there(get, l->size, &out->size);
     if (!err)
         err = read_if_there(get, l->local_rank, &out->local_rank);
+    if (!err && out->local_rank >= 0)
+        out->gpu = dp_launcher_gpu(out->local_rank, get("CUDA_VISIBLE_DEVICES"));
     return err ? err : read_if_there(get, l->local_size, &out->local_size);
 }
 

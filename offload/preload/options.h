@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * options.h - DUALPIPE_PRELOAD_*: what the preload library does. Read at the first call of CUDA
- * that it sees; a process without one never reads them.
+ * that it sees, and where a rank begins with BIND; another process never reads them.
  */
 #ifndef DPO_PRELOAD_OPTIONS_H
 #define DPO_PRELOAD_OPTIONS_H
@@ -12,6 +12,7 @@ struct dpo_preload_options {
     bool pinned;           /* place pinned memory */
     bool check;            /* count where its pages are */
     int64_t node;          /* instead of the nearest; -1: the nearest */
+    bool bind;             /* ranks, as they begin */
     bool stage;            /* copies of pageable memory */
     int64_t stage_min;     /* bytes of the smallest one */
     int64_t stage_threads; /* that copy, the caller among them; 0: by the processors */

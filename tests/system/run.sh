@@ -208,6 +208,58 @@ binds_a_rank_if_it_knows_its_gpu()
     tells "LOCAL_RANK=x: expected a number"
 }
 
+# Two GPUs on two NUMA nodes of a CPU each; a launcher that starts two ranks on this host.
+make_launcher()
+{
+    for i in 0 1; do
+        gpu=$work/gpus/sys/bus/pci/devices/0000:0$i:00.0
+        mkdir -p "$gpu" "$work/gpus/sys/devices/system/node/node$i" || return
+        echo 0x030200 >"$gpu/class"
+        echo 0x10de >"$gpu/vendor"
+        echo $i >"$gpu/numa_node"
+        echo $i >"$work/gpus/sys/devices/system/node/node$i/cpulist"
+    done
+    # shellcheck disable=SC2016 # for the shell that it starts
+    echo 'for i in 0 1; do
+        env "$1=$i" "$2=2" "$3=$i" $4 sed -n "s/^Cpus_allowed_list:\t*//p" /proc/self/status
+    done' >"$work/launcher"
+}
+
+# ranks_have CPUS VARIABLES... - the ranks that a launcher below starts with these variables may use these.
+ranks_have()
+{
+    expected=$1
+    shift
+    # shellcheck disable=SC2086 # words
+    DUALPIPE_PRELOAD_ROOT=$work/gpus DUALPIPE_LOG_LEVEL=error run run $options -- sh "$work/launcher" "$@" ||
+        return
+    [ "$(paste -s -d ' ' "$work/out")" = "$expected" ] || wrong "$options, $*: $(cat "$work/out")"
+}
+
+binds_the_ranks_of_a_launcher_below_it()
+{
+    case $DP_CC in
+    *-fsanitize*) skip 'nothing is preloaded' ;;
+    esac
+    all=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)
+    [ "$(nproc)" = "$(getconf _NPROCESSORS_ONLN)" ] && [ "$all" = "0-$(($(nproc) - 1))" ] && [ "$(nproc)" -gt 1 ] ||
+        skip "this test may use the CPUs $all, expected all and two or more"
+    make_launcher || return
+    options=
+    ranks_have '0 1' RANK WORLD_SIZE LOCAL_RANK || return
+    tells "not bound: no launcher" "those of one below are bound as they begin" || return
+    ranks_have '0 1' OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK || return
+    ranks_have '0 1' SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_STEP_ID=0 || return
+    ranks_have '1 0' RANK WORLD_SIZE LOCAL_RANK CUDA_VISIBLE_DEVICES=1,0 || return
+    ranks_have '1 1' RANK WORLD_SIZE LOCAL_RANK CUDA_VISIBLE_DEVICES=1 || return
+    ranks_have "$all $all" RANK WORLD_SIZE LOCAL_RANK CUDA_VISIBLE_DEVICES=GPU-1,GPU-2 || return
+    ranks_have "$all $all" NO WORLD_SIZE LOCAL_RANK || return
+    ranks_have '1 1' RANK WORLD_SIZE LOCAL_RANK 'taskset -c 1' || return
+    for options in --no-bind --no-preload "--placement $DP_TEST_DATA/fuzz/placement/two.json"; do
+        ranks_have "$all $all" RANK WORLD_SIZE LOCAL_RANK || return
+    done
+}
+
 stays_the_parent_unless_told_otherwise()
 {
     # shellcheck disable=SC2016 # for the shell that it starts
@@ -496,6 +548,7 @@ it refuses_a_table_with_a_mistake
 it says_why_a_command_cannot_run
 it says_what_is_used_and_what_is_not
 it binds_a_rank_if_it_knows_its_gpu
+it binds_the_ranks_of_a_launcher_below_it
 it stays_the_parent_unless_told_otherwise
 it ends_by_the_same_signal
 it passes_signals_on

@@ -138,18 +138,24 @@ static void a_process_knows_its_place_on_its_host(void **state)
         const char *const variables[5];
         struct dp_process process;
     } cases[] = {
-        {{"HOME=x", NULL}, {NULL, -1, -1, -1, -1}},
+        {{"HOME=x", NULL}, {NULL, -1, -1, -1, -1, -1}},
         {{"RANK=9", "WORLD_SIZE=16", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=8", NULL},
-         {"torchrun", 9, 16, 1, 8}},
-        {{"RANK=9", "WORLD_SIZE=16", NULL}, {"torchrun", 9, 16, -1, -1}},
+         {"torchrun", 9, 16, 1, 8, 1}},
+        {{"RANK=9", "WORLD_SIZE=16", NULL}, {"torchrun", 9, 16, -1, -1, -1}},
         {{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_RANK=1",
           "OMPI_COMM_WORLD_LOCAL_SIZE=2", NULL},
-         {"OpenMPI", 3, 4, 1, 2}},
+         {"OpenMPI", 3, 4, 1, 2, 1}},
         {{"PMI_RANK=3", "PMI_SIZE=4", "MPI_LOCALRANKID=0", "MPI_LOCALNRANKS=1", NULL},
-         {"PMI", 3, 4, 0, 1}},
+         {"PMI", 3, 4, 0, 1, 0}},
         {{"SLURM_PROCID=5", "SLURM_STEP_ID=0", "SLURM_NTASKS=8", "SLURM_LOCALID=1", NULL},
-         {"Slurm", 5, 8, 1, -1}},
-        {{"SLURM_PROCID=0", "SLURM_NTASKS=8", NULL}, {NULL, -1, -1, -1, -1}},
+         {"Slurm", 5, 8, 1, -1, 1}},
+        {{"RANK=9", "LOCAL_RANK=1", "CUDA_VISIBLE_DEVICES=4,6", NULL}, {"torchrun", 9, -1, 1, -1, 6}},
+        {{"RANK=9", "LOCAL_RANK=1", "CUDA_VISIBLE_DEVICES=4", NULL}, {"torchrun", 9, -1, 1, -1, 4}},
+        {{"RANK=9", "LOCAL_RANK=2", "CUDA_VISIBLE_DEVICES=4,6", NULL}, {"torchrun", 9, -1, 2, -1, -1}},
+        {{"RANK=9", "LOCAL_RANK=1", "CUDA_VISIBLE_DEVICES=4,GPU-1", NULL},
+         {"torchrun", 9, -1, 1, -1, -1}},
+        {{"RANK=9", "LOCAL_RANK=0", "CUDA_VISIBLE_DEVICES=", NULL}, {"torchrun", 9, -1, 0, -1, -1}},
+        {{"SLURM_PROCID=0", "SLURM_NTASKS=8", NULL}, {NULL, -1, -1, -1, -1, -1}},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -164,6 +170,7 @@ static void a_process_knows_its_place_on_its_host(void **state)
         assert_int_equal(got.size, want->size);
         assert_int_equal(got.local_rank, want->local_rank);
         assert_int_equal(got.local_size, want->local_size);
+        assert_int_equal(got.gpu, want->gpu);
     }
     struct dp_process got;
     variables = (const char *const[]){"RANK=1", "LOCAL_RANK=-1", NULL};
@@ -190,7 +197,8 @@ static void a_process_keeps_its_own_gpu(void **state)
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const struct dp_process process = {"torchrun", cases[i].local_rank, cases[i].local_size,
-                                           cases[i].local_rank, cases[i].local_size};
+                                           cases[i].local_rank, cases[i].local_size,
+                                           -1};
         setenv("CUDA_VISIBLE_DEVICES", cases[i].list, 1);
         has_gpu = false;
         const int err = dp_process_keep_own_gpu(&process, &has_gpu);

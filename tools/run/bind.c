@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bind.c - a rank next to its GPU. A rank has one GPU: that with its number among the ranks of this
- * host, as torchrun's and srun's jobs choose it, counted in those that CUDA_VISIBLE_DEVICES lists.
+ * bind.c - a rank next to its GPU. Ranks of a launcher that is started here are bound as they begin, by
+ * the preload library (offload/preload/bind.c).
  */
 #include "config.h"
 
@@ -31,27 +31,6 @@ static bool is_bound(int *count)
         return true;
     *count = CPU_COUNT(&allowed);
     return *count < sysconf(_SC_NPROCESSORS_ONLN);
-}
-
-/* The number of the rank's GPU in the machine. -1: CUDA_VISIBLE_DEVICES does not tell by number. */
-static int find_gpu(int local_rank)
-{
-    const char *list = getenv("CUDA_VISIBLE_DEVICES");
-
-    if (!list)
-        return local_rank;
-    for (int i = 0;; i++) {
-        char *end;
-        const long number = strtol(list, &end, 10);
-        if (end == list || (*end && *end != ',') || number < 0 || number > 1 << 16)
-            return -1;
-        /* One for each rank, as some launchers set it. */
-        if (i == local_rank || (!i && !*end))
-            return (int)number;
-        if (!*end)
-            return -1;
-        list = end + 1;
-    }
 }
 
 static int32_t gpu_node(const struct dp_topology *t, int number)
@@ -99,18 +78,17 @@ static void bind_by_placement(const char *path, int rank, struct run_settings *s
     dp_assignment_free(assignment);
 }
 
-static void bind_by_launcher(int local_rank, struct run_settings *s)
+static void bind_by_launcher(const struct dp_process *process, struct run_settings *s)
 {
-    const int number = find_gpu(local_rank);
     struct dp_topology *t;
 
-    if (number < 0)
+    if (process->gpu < 0)
         run_say(s, part, "not bound: CUDA_VISIBLE_DEVICES=%s names no GPU %d by its number",
-                getenv("CUDA_VISIBLE_DEVICES"), local_rank);
+                getenv("CUDA_VISIBLE_DEVICES"), process->local_rank);
     else if (dp_topology_read_sysfs("/", &t))
         run_say(s, part, "not bound: %s", dp_last_error());
     else {
-        bind_to_gpu(t, number, s);
+        bind_to_gpu(t, process->gpu, s);
         dp_topology_free(t);
     }
 }
@@ -123,12 +101,13 @@ void run_bind(const struct run_values *v, const struct dp_process *process, stru
     if (v->no_bind)
         run_say(s, part, "not bound: --no-bind");
     else if (process->local_rank < 0)
-        run_say(s, part, "not bound: no launcher tells which of the host's ranks this is");
+        run_say(s, part, "not bound: no launcher tells which of the host's ranks this is%s",
+                s->preload ? "; those of one below are bound as they begin" : "");
     else if (is_bound(&count))
         run_say(s, part, "%d, as they were given before", count);
     else if (v->placement)
         bind_by_placement(v->placement, process->rank, s);
     else
-        bind_by_launcher(process->local_rank, s);
+        bind_by_launcher(process, s);
     command_mute(false);
 }

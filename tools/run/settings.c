@@ -187,6 +187,8 @@ static int add_preload(const struct run_values *v, const char *command, struct r
     snprintf(s->preload, len, "%s%s%s", set ? set : "", set && *set ? ":" : "", path);
     add(s, "LD_PRELOAD", s->preload);
     s->list[s->count - 1].adds = true;
+    if (!v->no_bind)
+        add(s, "DUALPIPE_PRELOAD_BIND", "1");
     if (!v->exec && (!v->quiet || v->report) && !getenv("DUALPIPE_PRELOAD_STAT"))
         add(s, "DUALPIPE_PRELOAD_STAT", "1"); /* for the report */
     if (getenv("DUALPIPE_NET_STAT_DIR") && !getenv("DUALPIPE_PRELOAD_STAT_DIR"))

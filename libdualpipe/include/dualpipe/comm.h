@@ -161,6 +161,7 @@ struct dp_process {
         *launcher; /* "torchrun", "OpenMPI", "PMI", "Slurm", ...; NULL: none, and all below is -1 */
     int rank, size;
     int local_rank, local_size; /* among those of this host; -1: not told */
+    int gpu; /* its number in the machine, by local_rank and CUDA_VISIBLE_DEVICES; -1: not told */
 };
 /* From the environment. DP_EINVAL naming the variable that is no such number. Any thread. */
 DP_PUBLIC int dp_process_from_env(struct dp_process *out);
