@@ -14,12 +14,17 @@ int dp_stream_messages_await(const struct dp_stream_messages *m, int32_t first, 
     return err;
 }
 
-int dp_stream_messages_wait(const struct dp_stream_messages *m, struct dp_comm *comm)
+int dp_stream_messages_end(struct dp_stream_messages *m, struct dp_comm *comm, bool wait)
 {
     int err = 0;
 
-    for (int32_t i = 0; i < m->count && !err; i++)
-        err = dp_comm_wait(comm, &m->list[i].request, m->list[i].peer);
+    while (m->done < m->count && !err) {
+        struct dp_stream_message *at = &m->list[m->done];
+        err = wait ? dp_comm_wait(comm, &at->request, at->peer) : dp_comm_test(comm, &at->request);
+        m->done += !err;
+    }
+    if (!err)
+        m->count = m->done = 0;
     return err;
 }
 

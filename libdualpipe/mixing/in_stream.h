@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * in_stream.h - what sums (replicas_stream.c) and mixing (mixer_stream.c) in the order of a stream have
- * in common: messages that a stream waits for, memory that they arrive in, and what is checked before.
+ * in_stream.h - what sums (replicas.c) and mixing (mixer_stream.c) in the order of a stream have
+ * in common: messages that a stream waits for, memory that they arrive in, and what is checked
+ * before.
  */
 #ifndef DP_MIXING_IN_STREAM_H
 #define DP_MIXING_IN_STREAM_H
@@ -15,13 +16,13 @@ struct dp_stream_messages {
         struct dp_request request;
         int peer;
     } *list;
-    int32_t count;
+    int32_t count, done; /* the first `done` of them have come */
 };
 /* The stream waits for messages first .. count - 1. */
 int dp_stream_messages_await(const struct dp_stream_messages *m, int32_t first, struct dp_comm *comm,
                              struct dp_device_stream *stream);
-/* The host waits for all. */
-int dp_stream_messages_wait(const struct dp_stream_messages *m, struct dp_comm *comm);
+/* The list is empty once all have come. DP_EAGAIN: not yet, and the host is not to wait. */
+int dp_stream_messages_end(struct dp_stream_messages *m, struct dp_comm *comm, bool wait);
 
 /* Of the device, and known to the communicator. No bytes: NULL. */
 int dp_stream_arrivals_new(struct dp_comm *comm, struct dp_device *dev, size_t bytes, char **out);

@@ -55,7 +55,7 @@ struct dp_mixer_stream {
     int64_t round;                   /* of the exchange in flight, or of the next one */
     bool in_flight;
     struct dp_parameter *as_sums;    /* [count] values in the place of gradients */
-    struct dp_replicas_stream *sums;
+    struct dp_replicas *sums;
     char *backup;                    /* [bytes] of an average that is to be reverted */
     bool has_backup;
 };
@@ -89,7 +89,8 @@ int dp_mixer_nccl_peers(const struct dp_graph *g, int rank, struct dp_nccl_peer 
 static int leave(struct dp_mixer_stream *m, int err)
 {
     m->in_flight = false;
-    m->exchanges[0].messages.count = m->exchanges[1].messages.count = 0;
+    for (int i = 0; i < SETS; i++)
+        m->exchanges[i].messages.count = m->exchanges[i].messages.done = 0;
     return dp_stream_leave(m->config.comm, err);
 }
 
@@ -100,11 +101,7 @@ static struct exchange *exchange_at_hand(struct dp_mixer_stream *m)
 
 static int wait_for(struct dp_mixer_stream *m, struct exchange *x)
 {
-    int err = dp_stream_messages_wait(&x->messages, m->config.comm);
-
-    if (!err)
-        x->messages.count = 0;
-    return err;
+    return dp_stream_messages_end(&x->messages, m->config.comm, true);
 }
 
 static int add_message(struct dp_mixer_stream *m, const struct run *run, int32_t peer, char *at,
@@ -263,8 +260,8 @@ static int average(struct dp_mixer_stream *m, struct dp_device_stream *stream, b
         err = dp_device_mix(stream, m->runs[i].type, m->runs[i].values, share, m->runs[i].values, 0,
                             m->runs[i].elements);
     if (!err)
-        err = dp_replicas_stream_sum(m->sums, stream);
-    return err ? err : dp_replicas_stream_wait(m->sums);
+        err = dp_replicas_sum(m->sums, stream);
+    return err ? err : dp_replicas_wait(m->sums);
 }
 
 int dp_mixer_stream_average(struct dp_mixer_stream *m, struct dp_device_stream *stream, bool revert)
@@ -412,8 +409,9 @@ static int set_up(struct dp_mixer_stream *m)
     if (err)
         return dp_comm_abort(m->config.comm, err, dp_last_error()), err;
     err = agree(m);
-    return err ? err : dp_replicas_stream_new(m->as_sums, m->config.count, m->config.comm,
-                                              m->config.device, &m->sums);
+    return err ? err
+               : dp_replicas_new(m->as_sums, m->config.count, m->config.comm, m->config.device,
+                                 &m->sums);
 }
 
 int dp_mixer_stream_new(const struct dp_mixer_stream_config *config, struct dp_mixer_stream **out)
@@ -444,7 +442,7 @@ void dp_mixer_stream_free(struct dp_mixer_stream *m)
         return;
     for (int i = 0; i < SETS && !err; i++)
         err = wait_for(m, &m->exchanges[i]);
-    dp_replicas_stream_free(m->sums);
+    dp_replicas_free(m->sums);
     dp_stream_arrivals_free(m->config.comm, m->config.device, m->arrivals);
     dp_device_free(m->config.device, DP_MEMORY_DEVICE, m->backup);
     free(m->messages);

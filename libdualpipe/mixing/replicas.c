@@ -3,24 +3,31 @@
  * replicas.c - gradients summed over replicas, piece by piece; two pieces are in flight, so that
  * one is added up while the other moves.
  *
- *      step (rank r of 4)   with     a piece of four parts
- *      0                    r ^ 1    | mine or theirs |               |    swap halves, add
- *      1                    r ^ 2    | m t |                               swap quarters, add
- *                                    one part is the sum of all: the shard
- *      2                    r ^ 2    | . . |                               swap quarters
- *      3                    r ^ 1    | . . . . |                           swap halves
+ *      step (rank r of 4)   with     a piece
+ *      0                    r ^ 1    |  mine  | theirs |    send a half, receive the other, add
+ *      1                    r ^ 2    | m |  t |             the same with a half of that
+ *                                    one range is the sum of all: the shard
+ *      2                    r ^ 2    | . | .  |             receive what the other one has summed
+ *      3                    r ^ 1    |   .    |   .    |
  *
- * The pieces of a pair take their steps in turn, a0 b0 a1 b1 ..., so that every replica posts its
- * swaps in the same order whatever arrives first.
+ * The first half of the steps scatters sums, the second half gathers them. The pieces of a pair
+ * take their steps in turn, a0 b0 a1 b1 ..., so that every replica posts its messages in the same
+ * order whatever arrives first.
+ *
+ * Which ranges move in a step is the same wherever the memory is. A host packs each piece into a
+ * block, swaps parts of blocks and adds them up as they come. A device leaves pieces where they
+ * are, and all steps are queued at once: the links wait for the stream, messages, the stream waits
+ * for the links, the device adds.
  */
 #include <dualpipe/replicas.h>
 
 #include "base/fail.h"
 #include "comm/comm_core.h"
 #include "base/tensor.h"
+#include "device/device_ops.h"
 #include "mixing/combine.h"
 #include "mixing/hash.h"
-#include "mixing/shard.h"
+#include "mixing/in_stream.h"
 #include <dualpipe/memory.h>
 
 #include <stdio.h>
@@ -28,65 +35,93 @@
 #include <string.h>
 
 enum {
-    PIECE_ELEMENTS = 256 << 10,
-    PART_ALIGN = 16,
+    HOST_PIECE_ELEMENTS = 256 << 10,
+    DEVICE_PIECE_BYTES = 16 << 20,
+    PART_ALIGN = 16, /* elements of the part of a host's block */
     WINDOW = 2,
     ELEMENT_MAX = 8,
     BLOCK_ALIGN = 256
 };
 
-/* A parameter in the row of all of its types. */
+/* A parameter in the row of all of its types; on a device, of those that follow each other in
+ * memory, too. */
 struct span {
     const struct dp_parameter *parameter;
     size_t first, elements;
 };
 
+enum phase { SCATTERS, GATHERS, PHASES };
+/* A set of phases. */
+enum operation { IDLE = 0, SCATTER = 1 << SCATTERS, GATHER = 1 << GATHERS, SUM = SCATTER | GATHER };
+
 /* A run of a row. */
 struct piece {
     DLDataType grad, value;
-    int32_t first_span;           /* the one that holds its first element */
-    size_t first, elements, part; /* part: elements of each replica's, padded */
+    int32_t first_span; /* the one that holds its first element */
+    size_t first, elements;
+    size_t summed; /* elements that are summed: on the host with padding */
+    struct dp_stream_messages messages[PHASES]; /* device: of what is in flight */
 };
 
-enum operation { IDLE, SUM, SCATTER, GATHER };
+/* Elements first .. first + count - 1 of a piece. */
+struct range {
+    size_t first, count;
+};
+
+/* One message each way. Scattering, what is taken is added to the own elements. */
+struct move {
+    int peer;
+    struct range give, take;
+};
 
 /* A piece in flight. */
 struct flight {
-    const struct piece *piece; /* NULL: none */
+    struct piece *piece; /* NULL: none */
     int step;
-    size_t first, parts; /* in parts: what of `work` this replica holds the newest of */
-    int peer;
-    char *work, *arrived;
+    char *work;    /* the piece's elements */
+    char *arrived; /* what is to be added to them */
+    int peer;      /* host: that the request is of */
     struct dp_request request;
+};
+
+struct shard_tensor {
+    char name[160];
+    int64_t shape[1];
+    DLTensor value, grad;
 };
 
 struct dp_replicas {
     struct dp_comm *comm;
-    int rank, size, levels; /* levels: log2(size), 0: not a power of two */
-    int32_t span_count, piece_count;
+    struct dp_device *device; /* NULL: the host */
+    int rank, size, levels;   /* levels: log2(size), 0: not a power of two */
+    int32_t span_count, piece_count, shard_count;
     struct dp_parameter *parameters;
     struct span *spans;
     struct piece *pieces;
-    struct dp_shard shard;
-    void *memory;
+    struct dp_stream_message *messages;
+    struct dp_parameter *shard;
+    struct shard_tensor *shard_tensors;
+    void *memory; /* of flights */
     bool memory_is_shared;
 
-    enum operation operation;
+    enum operation operation; /* whose steps are not over, or not queued yet */
+    unsigned in_flight;       /* phases */
+    struct dp_device_stream *stream;
     int32_t next; /* the first piece that is not in flight yet */
     int turn;     /* of flights: whose step ends next */
     struct flight flights[WINDOW];
 };
 
-/* ---- pieces and memory ----------------------------------------------------------------------- */
+/* ---- what a step moves ----------------------------------------------------------------------- */
 
 static DLDataType type_of(const struct dp_replicas *r, const struct piece *p)
 {
     return r->operation == GATHER ? p->value : p->grad;
 }
 
-static char *memory_of(const struct dp_replicas *r, const struct dp_parameter *p)
+static size_t bytes_of(const struct dp_replicas *r, const struct piece *p, size_t elements)
 {
-    return dp_tensor_address(r->operation == GATHER ? p->value : p->grad);
+    return elements * (type_of(r, p).bits / 8);
 }
 
 static size_t least(size_t a, size_t b)
@@ -94,186 +129,311 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+/* How often a range is halved until each replica has a part; 0: their number is no power of two. */
+static int levels_of(int replicas)
+{
+    int levels = 0;
+
+    while (1 << levels < replicas)
+        levels++;
+    return 1 << levels == replicas ? levels : 0;
+}
+
+/* What this rank holds the newest of after `steps` halvings; and what its partner of the last one
+ * holds then. Partners hold the same range before, so that both cut it in the same place. */
+static struct range range_after(const struct dp_replicas *r, const struct piece *p, int steps,
+                                struct range *partners)
+{
+    struct range own = {0, p->summed};
+
+    for (int k = 0; k < steps; k++) {
+        const size_t lower = (own.count + 1) / 2;
+        const struct range halves[2] = {{own.first, lower}, {own.first + lower, own.count - lower}};
+        const int upper = r->rank >> k & 1;
+        own = halves[upper];
+        *partners = halves[!upper];
+    }
+    return own;
+}
+
+/* Of a number of replicas that is no power of two: the part of a piece that rank `index` sums. */
+static struct range part_of(const struct dp_replicas *r, const struct piece *p, int index)
+{
+    const size_t each = (p->summed + (size_t)r->size - 1) / (size_t)r->size;
+    const size_t first = least(each * (size_t)index, p->summed);
+
+    return (struct range){first, least(p->summed - first, each)};
+}
+
+/* What this rank holds the sum of between the phases. */
+static struct range own_range(const struct dp_replicas *r, const struct piece *p)
+{
+    struct range partners;
+
+    return r->levels ? range_after(r, p, r->levels, &partners) : part_of(r, p, r->rank);
+}
+
+/* Other numbers of replicas than powers of two are left to the communicator on the host, which
+ * takes one step for an operation. */
+static bool is_collective(const struct dp_replicas *r)
+{
+    return !r->device && !r->levels;
+}
+
+static int steps_of_phase(const struct dp_replicas *r)
+{
+    return r->levels ? r->levels : 1;
+}
+
+static int first_step(const struct dp_replicas *r)
+{
+    return r->operation == GATHER ? steps_of_phase(r) : 0;
+}
+
+static int end_of_steps(const struct dp_replicas *r)
+{
+    const int phases = r->operation == SUM && !is_collective(r) ? 2 : 1;
+
+    return first_step(r) + phases * steps_of_phase(r);
+}
+
+static enum phase phase_of(const struct dp_replicas *r, const struct flight *f)
+{
+    return f->step < steps_of_phase(r) ? SCATTERS : GATHERS;
+}
+
+/* With several moves in a step, the k-th rank after this one is met by all as their k-th before. */
+static int moves_of_step(const struct dp_replicas *r)
+{
+    return r->levels ? 1 : r->size - 1;
+}
+
+static struct move move_at(const struct dp_replicas *r, const struct flight *f, int k)
+{
+    const bool scatters = phase_of(r, f) == SCATTERS;
+    const int level = scatters ? f->step : 2 * r->levels - 1 - f->step;
+    const int peer = r->levels ? r->rank ^ 1 << level : (r->rank + k + 1) % r->size;
+    struct range theirs = {0}, own;
+
+    if (r->levels) {
+        own = range_after(r, f->piece, level + 1, &theirs);
+    } else {
+        own = part_of(r, f->piece, r->rank);
+        theirs = part_of(r, f->piece, peer);
+    }
+    return scatters ? (struct move){peer, theirs, own} : (struct move){peer, own, theirs};
+}
+
+static char *element_at(const struct dp_replicas *r, const struct flight *f, size_t element)
+{
+    return f->work + bytes_of(r, f->piece, element);
+}
+
+/* Where what the k-th move takes arrives before it is added. */
+static char *arrival_at(const struct dp_replicas *r, const struct flight *f, int k)
+{
+    return f->arrived + (size_t)k * bytes_of(r, f->piece, part_of(r, f->piece, 0).count);
+}
+
+static char *place_of(const struct dp_replicas *r, const struct flight *f, const struct move *m,
+                      int k)
+{
+    return phase_of(r, f) == SCATTERS ? arrival_at(r, f, k) : element_at(r, f, m->take.first);
+}
+
+/* ---- on the host ----------------------------------------------------------------------------- */
+
 enum direction { LOAD, STORE };
 
-/* Elements first .. first + count - 1 of a piece, between the tensors and its block. */
-static void copy_elements(const struct dp_replicas *r, const struct flight *f, size_t first,
-                          size_t count, enum direction direction)
+/* A range of a piece, without its padding, between the tensors and the block. */
+static void copy_elements(const struct dp_replicas *r, const struct flight *f, struct range range,
+                          enum direction direction)
 {
     const struct piece *p = f->piece;
-    const size_t size = type_of(r, p).bits / 8;
-    const size_t end = least(first + count, p->elements);
+    const size_t size = bytes_of(r, p, 1);
+    const size_t end = least(range.first + range.count, p->elements);
     const struct span *s = &r->spans[p->first_span];
 
-    while (first < end) {
+    for (size_t first = range.first, n; first < end; first += n) {
         const size_t at = p->first + first;
         for (; at >= s->first + s->elements; s++)
             ;
-        const size_t n = least(end - first, s->first + s->elements - at);
-        char *tensor = memory_of(r, s->parameter) + (at - s->first) * size;
-        char *block = f->work + first * size;
+        n = least(end - first, s->first + s->elements - at);
+        const struct dp_parameter *from = s->parameter;
+        char *tensor = dp_tensor_address(r->operation == GATHER ? from->value : from->grad) +
+                       (at - s->first) * size;
+        char *block = element_at(r, f, first);
         memcpy(direction == LOAD ? block : tensor, direction == LOAD ? tensor : block, n * size);
-        first += n;
     }
 }
 
-/* The part of a piece that this replica's shard holds. */
-static size_t own_part(const struct dp_replicas *r)
+/* Padding is zero, so that adding it up costs no more than other values do. */
+static void load(const struct dp_replicas *r, struct flight *f)
 {
-    size_t part = 0;
+    const struct piece *p = f->piece;
 
-    if (!r->levels)
-        return (size_t)r->rank;
-    for (int k = 0; k < r->levels; k++)
-        part = 2 * part + (size_t)(r->rank >> k & 1);
-    return part;
-}
-
-/* ---- steps of a piece ------------------------------------------------------------------------ */
-
-/* The steps of halving, and all of them. */
-static int halvings(const struct dp_replicas *r)
-{
-    return r->operation == GATHER ? 0 : r->levels ? r->levels : 1;
-}
-
-static int step_count(const struct dp_replicas *r)
-{
-    if (!r->levels)
-        return 1;
-    return r->operation == SUM ? 2 * r->levels : r->levels;
-}
-
-static bool is_halving(const struct dp_replicas *r, const struct flight *f)
-{
-    return f->step < halvings(r);
-}
-
-/* Which bit of the rank tells the partners of a step apart. */
-static int bit_of(const struct dp_replicas *r, const struct flight *f)
-{
-    return is_halving(r, f) ? f->step : r->levels - 1 - (f->step - halvings(r));
-}
-
-static size_t bytes_of_parts(const struct dp_replicas *r, const struct flight *f, size_t parts)
-{
-    return parts * f->piece->part * (type_of(r, f->piece).bits / 8);
+    if (r->operation == GATHER) {
+        copy_elements(r, f, own_range(r, p), LOAD);
+        return;
+    }
+    copy_elements(r, f, (struct range){0, p->elements}, LOAD);
+    memset(element_at(r, f, p->elements), 0, bytes_of(r, p, p->summed - p->elements));
 }
 
 static int start_collective(struct dp_replicas *r, struct flight *f)
 {
-    const struct piece *p = f->piece;
-    const DLDataType type = type_of(r, p);
-    char *mine = f->work + bytes_of_parts(r, f, (size_t)r->rank);
+    const struct range own = own_range(r, f->piece);
+    const DLDataType type = type_of(r, f->piece);
+    char *mine = element_at(r, f, own.first);
 
     f->peer = -1;
     if (r->operation == SUM)
-        return dp_comm_iallreduce(r->comm, f->work, f->work, p->part * (size_t)r->size, type,
-                                  DP_REDUCE_SUM, &f->request);
+        return dp_comm_iallreduce(r->comm, f->work, f->work, f->piece->summed, type, DP_REDUCE_SUM,
+                                  &f->request);
     if (r->operation == SCATTER)
-        return dp_comm_ireduce_scatter(r->comm, f->work, mine, p->part, type, DP_REDUCE_SUM,
+        return dp_comm_ireduce_scatter(r->comm, f->work, mine, own.count, type, DP_REDUCE_SUM,
                                        &f->request);
-    return dp_comm_iallgather(r->comm, mine, f->work, bytes_of_parts(r, f, 1), &f->request);
+    return dp_comm_iallgather(r->comm, mine, f->work, bytes_of(r, f->piece, own.count),
+                              &f->request);
 }
 
-/* Halving: one half of what is held goes to the partner, for the same half of theirs. Doubling: all
- * of it, for the half beside it. */
 static int start_swap(struct dp_replicas *r, struct flight *f)
 {
-    const int bit = bit_of(r, f);
-    const bool upper = r->rank >> bit & 1;
+    const struct move m = move_at(r, f, 0);
     const uint64_t tag = (uint64_t)(f->piece - r->pieces) << 8 | (uint64_t)f->step;
-    const size_t half = is_halving(r, f) ? f->parts / 2 : f->parts;
-    size_t give = f->first;
-    char *to = f->arrived;
 
-    f->peer = r->rank ^ 1 << bit;
-    if (is_halving(r, f))
-        give += upper ? 0 : half;
-    else
-        to = f->work + bytes_of_parts(r, f, upper ? f->first - half : f->first + half);
-    return dp_comm_iswap(r->comm, f->peer, DP_CHANNEL_REDUCE, tag,
-                         f->work + bytes_of_parts(r, f, give), to, bytes_of_parts(r, f, half),
-                         &f->request);
+    f->peer = m.peer;
+    return dp_comm_iswap(r->comm, m.peer, DP_CHANNEL_REDUCE, tag, element_at(r, f, m.give.first),
+                         place_of(r, f, &m, 0), bytes_of(r, f->piece, m.give.count), &f->request);
+}
+
+static int end_request(struct dp_replicas *r, struct flight *f, bool wait)
+{
+    return wait ? dp_comm_wait(r->comm, &f->request, f->peer) : dp_comm_test(r->comm, &f->request);
+}
+
+/* ---- in the order of a stream ---------------------------------------------------------------- */
+
+static char *address_of(const struct dp_replicas *r, const struct piece *p)
+{
+    const struct span *s = &r->spans[p->first_span];
+    const DLTensor *t = r->operation == GATHER ? s->parameter->value : s->parameter->grad;
+
+    return dp_tensor_address(t) + bytes_of(r, p, p->first - s->first);
+}
+
+static int post_move(struct dp_replicas *r, struct flight *f, int k)
+{
+    const struct move m = move_at(r, f, k);
+    const uint64_t tag = (uint64_t)(f->piece - r->pieces);
+    struct dp_stream_messages *all = &f->piece->messages[phase_of(r, f)];
+    struct dp_stream_message *receive = &all->list[all->count], *send = receive + 1;
+
+    receive->peer = send->peer = m.peer;
+    int err = dp_comm_irecv(r->comm, m.peer, DP_CHANNEL_REDUCE, tag, place_of(r, f, &m, k),
+                            bytes_of(r, f->piece, m.take.count), &receive->request);
+    all->count += !err;
+    if (!err)
+        err = dp_comm_isend(r->comm, m.peer, DP_CHANNEL_REDUCE, tag, element_at(r, f, m.give.first),
+                            bytes_of(r, f->piece, m.give.count), &send->request);
+    all->count += !err;
+    return err;
+}
+
+/* Behind all that the stream has been given. */
+static int queue_moves(struct dp_replicas *r, struct flight *f)
+{
+    int err = dp_comm_after(r->comm, r->stream);
+
+    if (!err)
+        err = dp_comm_begin(r->comm);
+    if (err)
+        return err;
+    for (int k = 0; k < moves_of_step(r) && !err; k++)
+        err = post_move(r, f, k);
+    const int committed = dp_comm_commit(r->comm);
+    return err ? err : committed;
+}
+
+/* The stream waits for the messages of the step. */
+static int await_moves(struct dp_replicas *r, struct flight *f)
+{
+    const struct dp_stream_messages *all = &f->piece->messages[phase_of(r, f)];
+
+    return dp_stream_messages_await(all, all->count - 2 * moves_of_step(r), r->comm, r->stream);
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+static int start_step(struct dp_replicas *r, struct flight *f)
+{
+    if (r->device)
+        return queue_moves(r, f);
+    return r->levels ? start_swap(r, f) : start_collective(r, f);
 }
 
 /* a + b is the same for both partners. */
-static void end_halving(struct dp_replicas *r, struct flight *f)
+static int add(struct dp_replicas *r, const struct piece *p, char *to, const char *from,
+               size_t count)
 {
-    const size_t half = f->parts / 2;
-
-    f->first += r->rank >> bit_of(r, f) & 1 ? half : 0;
-    f->parts = half;
-    char *mine = f->work + bytes_of_parts(r, f, f->first);
-    const void *in[2] = {mine, f->arrived};
-    dp_combine(type_of(r, f->piece), half * f->piece->part, mine, in, (double[]){1, 1}, 2);
+    if (r->device)
+        return count ? dp_device_add(r->stream, p->grad, to, p->grad, from, count) : 0;
+    dp_combine(p->grad, count, to, (const void *const[]){to, from}, (double[]){1, 1}, 2);
+    return 0;
 }
 
-static void end_doubling(struct dp_replicas *r, struct flight *f)
+/* In the order of ranks rank + 1, rank + 2, ..., rank, which is that of a ring. */
+static int add_arrivals(struct dp_replicas *r, struct flight *f)
 {
-    if (r->rank >> bit_of(r, f) & 1)
-        f->first -= f->parts;
-    f->parts *= 2;
+    const struct range own = move_at(r, f, 0).take;
+    char *sum = arrival_at(r, f, 0);
+    int err = 0;
+
+    for (int k = 1; k < moves_of_step(r) && !err; k++)
+        err = add(r, f->piece, sum, arrival_at(r, f, k), own.count);
+    return err ? err : add(r, f->piece, element_at(r, f, own.first), sum, own.count);
 }
 
 static void end_piece(struct dp_replicas *r, struct flight *f)
 {
-    const size_t part = f->piece->part;
+    const struct range all = {0, f->piece->elements};
 
-    if (r->operation == SCATTER)
-        copy_elements(r, f, own_part(r) * part, part, STORE);
-    else
-        copy_elements(r, f, 0, f->piece->elements, STORE);
+    if (!r->device)
+        copy_elements(r, f, r->operation == SCATTER ? own_range(r, f->piece) : all, STORE);
     f->piece = NULL;
 }
 
-static int start_step(struct dp_replicas *r, struct flight *f)
+/* What the current step brought, and the next one. DP_EAGAIN while it is not over, unless `wait`.
+ */
+static int end_step(struct dp_replicas *r, struct flight *f, bool wait)
 {
-    return r->levels ? start_swap(r, f) : start_collective(r, f);
-}
+    int err = r->device ? await_moves(r, f) : end_request(r, f, wait);
 
-/* The request of a step is over: what it brought, and the next one. */
-static int end_step(struct dp_replicas *r, struct flight *f)
-{
-    if (r->levels && is_halving(r, f))
-        end_halving(r, f);
-    else if (r->levels)
-        end_doubling(r, f);
-    if (++f->step < step_count(r))
+    if (!err && phase_of(r, f) == SCATTERS && !is_collective(r))
+        err = add_arrivals(r, f);
+    if (err)
+        return err;
+    if (++f->step < end_of_steps(r))
         return start_step(r, f);
     end_piece(r, f);
     return 0;
 }
 
-/* Padding is zero, so that adding it up costs no more than other values do. */
-static void load_all(struct dp_replicas *r, struct flight *f)
-{
-    const size_t bytes = f->piece->elements * (type_of(r, f->piece).bits / 8);
-
-    copy_elements(r, f, 0, f->piece->elements, LOAD);
-    memset(f->work + bytes, 0, bytes_of_parts(r, f, (size_t)r->size) - bytes);
-}
-
 static int start_piece(struct dp_replicas *r, struct flight *f)
 {
-    const bool gather = r->operation == GATHER;
-    const size_t all = (size_t)r->size;
-
     f->piece = &r->pieces[r->next++];
-    f->step = 0;
-    f->first = gather ? own_part(r) : 0;
-    f->parts = gather ? 1 : all;
-    if (gather)
-        copy_elements(r, f, own_part(r) * f->piece->part, f->piece->part, LOAD);
+    f->step = first_step(r);
+    if (r->device)
+        f->work = address_of(r, f->piece);
     else
-        load_all(r, f);
+        load(r, f);
     return start_step(r, f);
 }
 
 /* ---- an operation ---------------------------------------------------------------------------- */
 
-/* The group, in one that survives its ranks the communicator, is of no use once a replica fell out of
- * a sum. */
+/* The group, in one that survives its ranks the communicator, is of no use once a replica fell out
+ * of a sum. */
 static void end_for_all(struct dp_comm *comm, int err)
 {
     const int failed = dp_comm_survives(comm) ? dp_comm_revoke(comm, err, dp_last_error()) : err;
@@ -285,6 +445,7 @@ static void end_for_all(struct dp_comm *comm, int err)
 static int leave(struct dp_replicas *r, int err)
 {
     r->operation = IDLE;
+    r->in_flight = 0;
     for (int i = 0; i < WINDOW; i++)
         r->flights[i].piece = NULL;
     if (err != DP_EABORTED)
@@ -302,18 +463,13 @@ static int start_pieces(struct dp_replicas *r)
     return err;
 }
 
-/* Finish the current step of the piece in turn. When both pieces have finished it, start the next step
- * of both. */
+/* Finish the current step of the piece in turn. When both pieces have finished it, start the next
+ * step of both. */
 static int take_turn(struct dp_replicas *r, bool wait)
 {
     struct flight *f = &r->flights[r->turn];
-    int err = 0;
+    int err = f->piece ? end_step(r, f, wait) : 0;
 
-    if (f->piece)
-        err =
-            wait ? dp_comm_wait(r->comm, &f->request, f->peer) : dp_comm_test(r->comm, &f->request);
-    if (!err && f->piece)
-        err = end_step(r, f);
     if (err)
         return err;
     r->turn = (r->turn + 1) % WINDOW;
@@ -324,42 +480,68 @@ static int take_turn(struct dp_replicas *r, bool wait)
     return start_pieces(r);
 }
 
-static int go_on(struct dp_replicas *r, bool wait)
+static int take_turns(struct dp_replicas *r, bool wait)
 {
     int err = 0;
 
     while (r->operation != IDLE && !err)
         err = take_turn(r, wait);
-    return err && err != DP_EAGAIN ? leave(r, err) : err;
+    return err;
 }
 
-static int start(struct dp_replicas *r, enum operation operation)
+static int start(struct dp_replicas *r, enum operation operation, struct dp_device_stream *stream)
 {
-    if (r->operation != IDLE)
-        return dp_fail(DP_ESTATE,
-                       "a sum over replicas starts while one is in flight, expected to wait for "
-                       "it first");
+    if (!r->device != !stream)
+        return dp_fail(DP_EINVAL, "a sum over replicas %s, expected %s",
+                       stream ? "of the host in the order of a stream"
+                              : "of a device without a stream",
+                       stream ? "none" : "one");
+    if (r->device ? r->in_flight & operation : r->in_flight)
+        return dp_fail(DP_ESTATE, "a sum over replicas starts while one is in flight, expected "
+                                  "dp_replicas_wait first");
     if (r->size == 1 || !r->piece_count)
         return 0;
     r->operation = operation;
+    r->in_flight |= operation;
+    r->stream = stream;
     r->next = 0;
+    for (int32_t i = 0; i < PHASES * r->piece_count && r->device; i++)
+        if (operation & 1 << i % PHASES)
+            r->pieces[i / PHASES].messages[i % PHASES].count =
+                r->pieces[i / PHASES].messages[i % PHASES].done = 0;
     int err = start_pieces(r);
+    if (!err && r->device)
+        err = take_turns(r, true);
     return err ? leave(r, err) : 0;
 }
 
-int dp_replicas_sum(struct dp_replicas *r)
+int dp_replicas_sum(struct dp_replicas *r, struct dp_device_stream *stream)
 {
-    return start(r, SUM);
+    return start(r, SUM, stream);
 }
 
-int dp_replicas_scatter(struct dp_replicas *r)
+int dp_replicas_scatter(struct dp_replicas *r, struct dp_device_stream *stream)
 {
-    return start(r, SCATTER);
+    return start(r, SCATTER, stream);
 }
 
-int dp_replicas_gather(struct dp_replicas *r)
+int dp_replicas_gather(struct dp_replicas *r, struct dp_device_stream *stream)
 {
-    return start(r, GATHER);
+    return start(r, GATHER, stream);
+}
+
+/* A device's steps have been queued; its messages are what is left. */
+static int go_on(struct dp_replicas *r, bool wait)
+{
+    int err = take_turns(r, wait);
+
+    for (int32_t i = 0; i < PHASES * r->piece_count && r->in_flight && !err; i++)
+        if (r->in_flight & 1U << i % PHASES)
+            err =
+                dp_stream_messages_end(&r->pieces[i / PHASES].messages[i % PHASES], r->comm, wait);
+    if (!err)
+        r->in_flight = 0;
+    return err && err != DP_EAGAIN ? leave(r, err) : err;
 }
 
 int dp_replicas_test(struct dp_replicas *r)
@@ -379,6 +561,20 @@ static bool same_types(const struct dp_parameter *a, const struct dp_parameter *
     return dp_tensor_same_dtype(a->grad, b->grad) && dp_tensor_same_dtype(a->value, b->value);
 }
 
+static bool is_behind(const DLTensor *a, const DLTensor *b)
+{
+    return dp_tensor_address(b) ==
+           dp_tensor_address(a) + (size_t)dp_tensor_numel(a) * dp_tensor_element_bytes(a);
+}
+
+/* On a device pieces stay where they are. */
+static bool ends_row(const struct dp_replicas *r, const struct span *last,
+                     const struct dp_parameter *p)
+{
+    return r->device && !(is_behind(last->parameter->grad, p->grad) &&
+                          is_behind(last->parameter->value, p->value));
+}
+
 /* Parameters of the same types follow each other, in the order of the list; not those `taken`. */
 static void sort_spans(struct dp_replicas *r, bool *taken, int32_t count)
 {
@@ -389,6 +585,8 @@ static void sort_spans(struct dp_replicas *r, bool *taken, int32_t count)
             if (taken[k] || !same_types(p, &r->parameters[i]))
                 continue;
             const size_t elements = (size_t)dp_parameter_elements(p);
+            if (elements && at && ends_row(r, &r->spans[r->span_count - 1], p))
+                at = 0;
             if (elements)
                 r->spans[r->span_count++] = (struct span){p, at, elements};
             at += elements;
@@ -411,35 +609,39 @@ static int list_spans(struct dp_replicas *r, int32_t count)
     return 0;
 }
 
-/* Elements of a part such that all of a full piece's are about PIECE_ELEMENTS. */
-static size_t part_of(size_t elements, size_t size)
+/* On the host `elements` with padding, so that each replica has a part of the same length. */
+static size_t summed_of(const struct dp_replicas *r, size_t elements)
 {
-    return (elements + size * PART_ALIGN - 1) / (size * PART_ALIGN) * PART_ALIGN;
+    const size_t unit = (size_t)r->size * PART_ALIGN;
+
+    return r->device ? elements : (elements + unit - 1) / unit * unit;
 }
 
-static size_t piece_room(const struct dp_replicas *r)
+static size_t host_piece_bytes(const struct dp_replicas *r)
 {
-    return part_of(PIECE_ELEMENTS, (size_t)r->size) * (size_t)r->size;
+    return summed_of(r, HOST_PIECE_ELEMENTS) * ELEMENT_MAX;
 }
 
 /* The pieces of one row, which begins at spans[first] and ends before spans[end]. */
 static void cut_row(struct dp_replicas *r, int32_t first, int32_t end)
 {
     const struct span *last = &r->spans[end - 1];
-    const size_t elements = last->first + last->elements, room = piece_room(r);
-    const struct dp_parameter *p = r->spans[first].parameter;
+    const DLDataType grad = last->parameter->grad->dtype, value = last->parameter->value->dtype;
+    const size_t elements = last->first + last->elements;
+    const size_t most =
+        r->device ? DEVICE_PIECE_BYTES / (grad.bits / 8) : summed_of(r, HOST_PIECE_ELEMENTS);
 
-    for (size_t at = 0; at < elements; at += room) {
-        const size_t n = least(room, elements - at);
+    for (size_t at = 0; at < elements; at += most) {
+        const size_t n = least(most, elements - at);
         for (; at >= r->spans[first].first + r->spans[first].elements; first++)
             ;
         if (r->pieces)
-            r->pieces[r->piece_count] = (struct piece){.grad = p->grad->dtype,
-                                                       .value = p->value->dtype,
+            r->pieces[r->piece_count] = (struct piece){.grad = grad,
+                                                       .value = value,
                                                        .first_span = first,
                                                        .first = at,
                                                        .elements = n,
-                                                       .part = part_of(n, (size_t)r->size)};
+                                                       .summed = summed_of(r, n)};
         r->piece_count++;
     }
 }
@@ -457,38 +659,59 @@ static void cut(struct dp_replicas *r)
         }
 }
 
+/* ---- the shard ------------------------------------------------------------------------------- */
+
+static DLTensor part_of_tensor(const DLTensor *t, size_t first, int64_t *shape)
+{
+    return (DLTensor){.data = dp_tensor_address(t) + first * dp_tensor_element_bytes(t),
+                      .device = t->device,
+                      .ndim = 1,
+                      .dtype = t->dtype,
+                      .shape = shape};
+}
+
+static void add_to_shard(struct dp_replicas *r, const struct dp_parameter *p, size_t first,
+                         size_t count)
+{
+    struct shard_tensor *t = &r->shard_tensors[r->shard_count];
+
+    snprintf(t->name, sizeof(t->name), "%.100s[%zu:%zu]", p->name, first, first + count);
+    t->shape[0] = (int64_t)count;
+    t->value = part_of_tensor(p->value, first, t->shape);
+    t->grad = part_of_tensor(p->grad, first, t->shape);
+    r->shard[r->shard_count++] = (struct dp_parameter){
+        .name = t->name, .flags = p->flags, .value = &t->value, .grad = &t->grad};
+}
+
 static void list_shard(struct dp_replicas *r)
 {
     for (int32_t i = 0; i < r->piece_count; i++) {
         const struct piece *p = &r->pieces[i];
+        const struct range own = own_range(r, p);
         const struct span *s = &r->spans[p->first_span];
-        size_t first = p->first + least(own_part(r) * p->part, p->elements);
-        const size_t end = p->first + least((own_part(r) + 1) * p->part, p->elements);
-        while (first < end) {
+        const size_t end = p->first + least(own.first + own.count, p->elements);
+        for (size_t first = p->first + own.first, n; first < end; first += n) {
             for (; first >= s->first + s->elements; s++)
                 ;
-            const size_t n = least(end, s->first + s->elements) - first;
-            dp_shard_add(&r->shard, s->parameter, first - s->first, n);
-            first += n;
+            n = least(end, s->first + s->elements) - first;
+            add_to_shard(r, s->parameter, first - s->first, n);
         }
     }
 }
 
 const struct dp_parameter *dp_replicas_shard(const struct dp_replicas *r, int32_t *count)
 {
-    *count = r->shard.count;
-    return r->shard.list;
+    *count = r->shard_count;
+    return r->shard;
 }
 
 /* ---- new and free ---------------------------------------------------------------------------- */
 
-static int make_memory(struct dp_replicas *r)
+static int make_blocks(struct dp_replicas *r)
 {
-    const size_t piece = piece_room(r) * ELEMENT_MAX, bytes = 2 * WINDOW * piece;
+    const size_t piece = host_piece_bytes(r), bytes = 2 * WINDOW * piece;
     const size_t shared = dp_comm_shared_bytes(r->comm);
 
-    if (!r->piece_count || r->size == 1)
-        return 0;
     r->memory_is_shared = shared && bytes >= shared && !dp_shared_alloc(bytes, -1, &r->memory);
     if (!r->memory_is_shared)
         r->memory = aligned_alloc(BLOCK_ALIGN, bytes);
@@ -501,9 +724,42 @@ static int make_memory(struct dp_replicas *r)
     return 0;
 }
 
+/* Half of the largest piece arrives, or a part of it from every other rank. */
+static int make_arrivals(struct dp_replicas *r)
+{
+    size_t most = 0;
+    char *arrivals;
+
+    for (int32_t i = 0; i < r->piece_count; i++) {
+        const struct piece *p = &r->pieces[i];
+        const size_t elements =
+            r->levels ? (p->elements + 1) / 2 : part_of(r, p, 0).count * (size_t)(r->size - 1);
+        const size_t bytes = elements * (p->grad.bits / 8);
+        most = bytes > most ? bytes : most;
+    }
+    most = (most + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
+    int err = dp_stream_arrivals_new(r->comm, r->device, WINDOW * most, &arrivals);
+    r->memory = arrivals;
+    for (int i = 0; i < WINDOW && !err; i++)
+        r->flights[i].arrived = arrivals + (size_t)i * most;
+    return err;
+}
+
 static int no_memory(int32_t count)
 {
     return dp_fail(DP_ENOMEM, "no memory to sum the gradients of %d parameters", count);
+}
+
+/* A phase of a piece has a message each way for each move. */
+static int make_messages(struct dp_replicas *r)
+{
+    const size_t each = 2 * (size_t)(moves_of_step(r) * steps_of_phase(r));
+    const size_t lists = PHASES * (size_t)r->piece_count;
+
+    r->messages = calloc(lists * each + 1, sizeof(*r->messages));
+    for (size_t i = 0; i < lists && r->messages; i++)
+        r->pieces[i / PHASES].messages[i % PHASES].list = r->messages + i * each;
+    return r->messages ? 0 : DP_ENOMEM;
 }
 
 /* The shard has at most a piece of every parameter for every piece, and each may begin in the
@@ -523,34 +779,55 @@ static int make_lists(struct dp_replicas *r, const struct dp_parameter *paramete
     cut(r);
     const size_t most = room + (size_t)r->piece_count;
     r->pieces = calloc((size_t)r->piece_count + 1, sizeof(*r->pieces));
-    if (!r->pieces || dp_shard_init(&r->shard, most))
+    r->shard = calloc(most, sizeof(*r->shard));
+    r->shard_tensors = calloc(most, sizeof(*r->shard_tensors));
+    if (!r->pieces || !r->shard || !r->shard_tensors)
         return no_memory(count);
     cut(r);
     list_shard(r);
+    return r->device && make_messages(r) ? no_memory(count) : 0;
+}
+
+static int check_on_device(const struct dp_parameter *p, const struct dp_device *device,
+                           struct dp_device_stream *stream)
+{
+    if (!dp_stream_is_on(device, p->grad))
+        return dp_fail(
+            DP_EUNSUPPORTED,
+            "the gradient of parameter '%s' is not in the memory of the device that sums", p->name);
+    if (dp_device_add(stream, p->grad->dtype, NULL, p->grad->dtype, NULL, 0))
+        return dp_fail(
+            DP_EUNSUPPORTED,
+            "parameter '%s': the device has no sum of gradients of %d bits, expected one "
+            "of CUDA whose driver loads kernels",
+            p->name, p->grad->dtype.bits);
     return 0;
 }
 
-static int check(const struct dp_parameter *parameters, int32_t count)
+static int check(const struct dp_replicas *r, const struct dp_parameter *parameters, int32_t count)
 {
     int err = dp_parameters_check(parameters, count);
 
+    if (!err && r->device)
+        return dp_stream_check(r->comm, r->device, "sums of gradients", parameters, count,
+                               check_on_device);
     for (int32_t i = 0; i < count && !err; i++)
         if (!dp_tensor_on_host(parameters[i].value))
             err = dp_fail(DP_EUNSUPPORTED,
-                          "parameter '%s' is in the memory of a device, expected the "
-                          "host's",
+                          "parameter '%s' is in the memory of a device, expected the host's, or "
+                          "sums on that device",
                           parameters[i].name);
     return err;
 }
 
 static int set_up(struct dp_replicas *r, const struct dp_parameter *parameters, int32_t count)
 {
-    int err = check(parameters, count);
+    int err = check(r, parameters, count);
 
     if (!err)
         err = make_lists(r, parameters, count);
-    if (!err)
-        err = make_memory(r);
+    if (!err && r->size > 1 && r->piece_count)
+        err = r->device ? make_arrivals(r) : make_blocks(r);
     if (err) {
         end_for_all(r->comm, err);
         return err;
@@ -559,7 +836,7 @@ static int set_up(struct dp_replicas *r, const struct dp_parameter *parameters, 
 }
 
 int dp_replicas_new(const struct dp_parameter *parameters, int32_t count, struct dp_comm *comm,
-                    struct dp_replicas **out)
+                    struct dp_device *device, struct dp_replicas **out)
 {
     if (!comm)
         return dp_fail(DP_ESTATE, "no communicator, expected an open one");
@@ -567,9 +844,10 @@ int dp_replicas_new(const struct dp_parameter *parameters, int32_t count, struct
     if (!r)
         return dp_fail(DP_ENOMEM, "no memory for replicas");
     r->comm = comm;
+    r->device = device;
     r->rank = dp_comm_rank(comm);
     r->size = dp_comm_size(comm);
-    r->levels = dp_shard_levels(r->size);
+    r->levels = levels_of(r->size);
     int err = set_up(r, parameters, count);
     if (err) {
         dp_replicas_free(r);
@@ -584,13 +862,34 @@ void dp_replicas_free(struct dp_replicas *r)
     if (!r)
         return;
     dp_replicas_wait(r);
-    if (r->memory_is_shared)
+    if (r->device)
+        dp_stream_arrivals_free(r->comm, r->device, r->memory);
+    else if (r->memory_is_shared)
         dp_shared_free(r->memory);
     else
         free(r->memory);
-    dp_shard_fini(&r->shard);
+    free(r->shard);
+    free(r->shard_tensors);
+    free(r->messages);
     free(r->pieces);
     free(r->spans);
     free(r->parameters);
     free(r);
+}
+
+int dp_replicas_nccl_peers(int rank, int size, struct dp_nccl_peer *out)
+{
+    const unsigned sums = 1U << DP_CHANNEL_REDUCE;
+    int count = 0;
+
+    if (!out || size < 1 || rank < 0 || rank >= size)
+        return dp_fail(DP_EINVAL, "peers of replica %d of %d: expected one of them, and a place",
+                       rank, size);
+    for (int peer = 0; peer < size; peer++) {
+        const int apart = peer ^ rank;
+        const bool is_partner = !levels_of(size) || !(apart & (apart - 1));
+        if (peer != rank && is_partner)
+            out[count++] = (struct dp_nccl_peer){peer, sums, sums};
+    }
+    return count;
 }

@@ -175,8 +175,8 @@ static int sum_on_host(struct dp_comm *comm, struct model *m, char *expected)
         list[t].value = &grads[t];
         list[t].grad = t == FROZEN ? NULL : &grads[t];
     }
-    CHECK(!dp_replicas_new(list, TENSORS, comm, &sums));
-    CHECK(!dp_replicas_sum(sums) && !dp_replicas_wait(sums));
+    CHECK(!dp_replicas_new(list, TENSORS, comm, NULL, &sums));
+    CHECK(!dp_replicas_sum(sums, NULL) && !dp_replicas_wait(sums));
     dp_replicas_free(sums);
     return 0;
 }
@@ -197,23 +197,22 @@ static int check_sums(struct dp_comm *comm, const struct model *m, const char *e
 
 /* The gradients are copied up in the stream that the sum is behind, and the sums down behind it. Values
  * are the gradients' memory here, so that what is scattered and then gathered is the sum. */
-static int sum_once(struct dp_comm *comm, struct model *m, struct dp_replicas_stream *sums,
-                    bool in_shards, const char *expected)
+static int sum_once(struct dp_comm *comm, struct model *m, struct dp_replicas *sums, bool in_shards,
+                    const char *expected)
 {
     put_gradients(m, dp_comm_rank(comm));
     nccl_ranks_count_waits();
     CHECK(!dp_device_copy(m->stream, m->memory, m->host, TENSORS * ROOM));
     if (in_shards)
-        CHECK(!dp_replicas_stream_scatter(sums, m->stream) &&
-              !dp_replicas_stream_gather(sums, m->stream));
+        CHECK(!dp_replicas_scatter(sums, m->stream) && !dp_replicas_gather(sums, m->stream));
     else
-        CHECK(!dp_replicas_stream_sum(sums, m->stream));
+        CHECK(!dp_replicas_sum(sums, m->stream));
     CHECK(!dp_device_copy(m->stream, m->host, m->memory, TENSORS * ROOM));
     CHECK(nccl_ranks_waits() == 0);
-    CHECK(dp_replicas_stream_sum(sums, m->stream) == DP_ESTATE);
-    CHECK(dp_replicas_stream_scatter(sums, m->stream) == DP_ESTATE);
-    CHECK(dp_replicas_stream_gather(sums, m->stream) == DP_ESTATE);
-    CHECK(!dp_replicas_stream_wait(sums) && !dp_replicas_stream_wait(sums));
+    CHECK(dp_replicas_sum(sums, m->stream) == DP_ESTATE);
+    CHECK(dp_replicas_scatter(sums, m->stream) == DP_ESTATE);
+    CHECK(dp_replicas_gather(sums, m->stream) == DP_ESTATE);
+    CHECK(!dp_replicas_wait(sums) && !dp_replicas_wait(sums));
     CHECK(!finish(m));
     return check_sums(comm, m, expected);
 }
@@ -229,19 +228,19 @@ static bool is_in(const struct model *m, int t, const struct dp_parameter *piece
 
 /* A gather may still be in flight when the next sum is scattered; of a shard's elements all are sums,
  * and each element is in one shard. */
-static int scatter_once(struct dp_comm *comm, struct model *m, struct dp_replicas_stream *sums,
+static int scatter_once(struct dp_comm *comm, struct model *m, struct dp_replicas *sums,
                         const char *expected)
 {
     int32_t count;
-    const struct dp_parameter *shard = dp_replicas_stream_shard(sums, &count);
+    const struct dp_parameter *shard = dp_replicas_shard(sums, &count);
     int64_t first, all[MOST_RANKS], mine = 0, whole = 0;
 
-    CHECK(!dp_replicas_stream_gather(sums, m->stream));
+    CHECK(!dp_replicas_gather(sums, m->stream));
     put_gradients(m, dp_comm_rank(comm));
     CHECK(!dp_device_copy(m->stream, m->memory, m->host, TENSORS * ROOM));
-    CHECK(!dp_replicas_stream_scatter(sums, m->stream));
+    CHECK(!dp_replicas_scatter(sums, m->stream));
     CHECK(!dp_device_copy(m->stream, m->host, m->memory, TENSORS * ROOM));
-    CHECK(!dp_replicas_stream_wait(sums) && !finish(m));
+    CHECK(!dp_replicas_wait(sums) && !finish(m));
     for (int32_t k = 0; k < count; k++) {
         int t = 0;
         while (t < TENSORS && !is_in(m, t, &shard[k], &first))
@@ -263,13 +262,14 @@ static int scatter_once(struct dp_comm *comm, struct model *m, struct dp_replica
     return 0;
 }
 
-static int refuse(struct dp_comm *comm, struct model *m)
+static int refuse(struct dp_comm *comm, struct dp_replicas *sums, struct model *m)
 {
     struct dp_nccl_peer peers[MOST_RANKS];
-    struct dp_replicas_stream *none = NULL;
+    struct dp_replicas *none = NULL;
 
-    CHECK(dp_replicas_stream_new(m->parameters, TENSORS, NULL, m->dev, &none) == DP_ESTATE);
-    CHECK(dp_replicas_stream_new(m->parameters, TENSORS, comm, NULL, &none) == DP_ESTATE);
+    CHECK(dp_replicas_new(m->parameters, TENSORS, NULL, m->dev, &none) == DP_ESTATE);
+    CHECK(dp_replicas_sum(sums, NULL) == DP_EINVAL);
+    CHECK_SAYS("of a device without a stream, expected one");
     CHECK(dp_replicas_nccl_peers(2, 2, peers) == DP_EINVAL);
     CHECK(dp_replicas_nccl_peers(1, 4, peers) == 2 && peers[0].rank == 0 && peers[1].rank == 3);
     CHECK(dp_replicas_nccl_peers(1, 3, peers) == 2 && peers[0].rank == 0 && peers[1].rank == 2);
@@ -280,7 +280,7 @@ static int refuse(struct dp_comm *comm, struct model *m)
 struct sums_rig {
     struct model m;
     struct dp_comm *comm;
-    struct dp_replicas_stream *sums;
+    struct dp_replicas *sums;
 };
 
 static int rig_open(struct sums_rig *g, struct dp_comm *comm)
@@ -292,13 +292,13 @@ static int rig_open(struct sums_rig *g, struct dp_comm *comm)
     config.device = g->m.dev;
     config.peer_count = dp_replicas_nccl_peers(dp_comm_rank(comm), dp_comm_size(comm), peers);
     CHECK(!dp_comm_nccl_open(comm, &config, &g->comm));
-    CHECK(!dp_replicas_stream_new(g->m.parameters, TENSORS, g->comm, g->m.dev, &g->sums));
+    CHECK(!dp_replicas_new(g->m.parameters, TENSORS, g->comm, g->m.dev, &g->sums));
     return 0;
 }
 
 static void rig_close(struct sums_rig *g)
 {
-    dp_replicas_stream_free(g->sums);
+    dp_replicas_free(g->sums);
     dp_comm_close(g->comm);
     model_fini(&g->m);
 }
@@ -309,7 +309,7 @@ static int sum(struct dp_comm *comm, void *arg)
     struct sums_rig g;
 
     (void)arg;
-    if (rig_open(&g, comm) || sum_on_host(comm, &g.m, expected) || refuse(g.comm, &g.m))
+    if (rig_open(&g, comm) || sum_on_host(comm, &g.m, expected) || refuse(g.comm, g.sums, &g.m))
         return -1;
     for (int k = 0; k < 4; k++)
         if (sum_once(g.comm, &g.m, g.sums, k % 2, expected))
@@ -332,15 +332,15 @@ struct fall {
 /* Whole, or the second half of it; all do the first half of that. */
 static int queue(struct sums_rig *g, enum what of)
 {
-    return of == OF_A_SUM ? dp_replicas_stream_sum(g->sums, g->m.stream)
-                          : dp_replicas_stream_gather(g->sums, g->m.stream);
+    return of == OF_A_SUM ? dp_replicas_sum(g->sums, g->m.stream)
+                          : dp_replicas_gather(g->sums, g->m.stream);
 }
 
 static int prepare(struct sums_rig *g, enum what of)
 {
-    int err = of == OF_A_GATHER ? dp_replicas_stream_scatter(g->sums, g->m.stream) : 0;
+    int err = of == OF_A_GATHER ? dp_replicas_scatter(g->sums, g->m.stream) : 0;
 
-    return err ? err : dp_replicas_stream_wait(g->sums);
+    return err ? err : dp_replicas_wait(g->sums);
 }
 
 /* The stream ends, too: nothing of what was queued is in it any more. */
@@ -348,12 +348,12 @@ static int survive(struct dp_comm *comm, struct sums_rig *g, const struct fall *
 {
     CHECK(!queue(g, fall->of));
     CHECK(!nccl_ranks_have_queued(comm, fall->how));
-    const int err = dp_replicas_stream_wait(g->sums);
+    const int err = dp_replicas_wait(g->sums);
     CHECK(!nccl_ranks_check_end(comm, fall->how, err));
     CHECK(!finish(&g->m));
     CHECK(queue(g, fall->of) == DP_EABORTED);
-    CHECK(dp_replicas_stream_scatter(g->sums, g->m.stream) == DP_EABORTED);
-    CHECK(!dp_replicas_stream_wait(g->sums) && !finish(&g->m));
+    CHECK(dp_replicas_scatter(g->sums, g->m.stream) == DP_EABORTED);
+    CHECK(!dp_replicas_wait(g->sums) && !finish(&g->m));
     nccl_ranks_have_ended();
     return 0;
 }
@@ -375,21 +375,23 @@ static int go_on_without_one(struct dp_comm *comm, void *arg)
 
 static int refuse_host(struct dp_comm *comm, void *arg)
 {
-    struct dp_replicas_stream *none;
+    struct dp_replicas *none;
     struct dp_device *none_adds;
     struct model m;
 
     (void)arg;
     CHECK(!model_init(&m));
-    CHECK(dp_replicas_stream_new(m.parameters, TENSORS, comm, m.dev, &none) == DP_EUNSUPPORTED);
+    CHECK(dp_replicas_new(m.parameters, TENSORS, comm, NULL, &none) == DP_EUNSUPPORTED);
+    CHECK_SAYS("expected the host's, or sums on that device");
+    CHECK(dp_replicas_new(m.parameters, TENSORS, comm, m.dev, &none) == DP_EUNSUPPORTED);
     CHECK_SAYS("expected one of NCCL");
     CHECK(!dp_device_open("host:0", &none_adds));
     for (int t = 0; t < TENSORS; t++)
         m.grads[t].device = m.values[t].device = dp_device_dl(none_adds);
-    CHECK(dp_replicas_stream_new(m.parameters, TENSORS, comm, none_adds, &none) == DP_EUNSUPPORTED);
+    CHECK(dp_replicas_new(m.parameters, TENSORS, comm, none_adds, &none) == DP_EUNSUPPORTED);
     CHECK_SAYS("'p0': the device has no sum of gradients of 32 bits");
     dp_device_close(none_adds);
-    CHECK(dp_replicas_stream_new(m.parameters, TENSORS, comm, m.dev, &none) == DP_EUNSUPPORTED);
+    CHECK(dp_replicas_new(m.parameters, TENSORS, comm, m.dev, &none) == DP_EUNSUPPORTED);
     CHECK_SAYS("'p0' is not in the memory of the device");
     model_fini(&m);
     return 0;

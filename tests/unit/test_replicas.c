@@ -139,10 +139,10 @@ static int sum(struct dp_comm *comm, void *arg)
     (void)arg;
 
     model_init(&m, dp_comm_rank(comm));
-    CHECK(!dp_replicas_new(m.parameters, PARAMETERS, comm, &r));
-    CHECK(!dp_replicas_sum(r));
+    CHECK(!dp_replicas_new(m.parameters, PARAMETERS, comm, NULL, &r));
+    CHECK(!dp_replicas_sum(r, NULL));
     if (dp_comm_size(comm) > 1)
-        CHECK(dp_replicas_sum(r) == DP_ESTATE);
+        CHECK(dp_replicas_sum(r, NULL) == DP_ESTATE);
     CHECK(!dp_replicas_wait(r));
     CHECK(!dp_replicas_test(r));
     for (int p = 0; p < PARAMETERS; p++)
@@ -171,10 +171,10 @@ static int shard(struct dp_comm *comm, void *arg)
     (void)arg;
 
     model_init(&m, dp_comm_rank(comm));
-    CHECK(!dp_replicas_new(m.parameters, PARAMETERS, comm, &r));
+    CHECK(!dp_replicas_new(m.parameters, PARAMETERS, comm, NULL, &r));
     const struct dp_parameter *parts = dp_replicas_shard(r, &count);
     CHECK(!dp_parameters_check(parts, count));
-    CHECK(!dp_replicas_scatter(r));
+    CHECK(!dp_replicas_scatter(r, NULL));
     CHECK(!dp_replicas_wait(r));
     for (int32_t k = 0; k < count; k++) {
         CHECK((parts[k].flags == DP_PARAMETER_NO_DECAY) == !strncmp(parts[k].name, "p1[", 3));
@@ -182,7 +182,7 @@ static int shard(struct dp_comm *comm, void *arg)
             set(parts[k].value, i, get(parts[k].grad, i));
         elements += parts[k].value->shape[0];
     }
-    CHECK(!dp_replicas_gather(r));
+    CHECK(!dp_replicas_gather(r, NULL));
     CHECK(!dp_replicas_wait(r));
     for (int p = 0; p < PARAMETERS; p++)
         for (int64_t i = 0; i < sizes[p]; i++)
@@ -212,12 +212,12 @@ static int differ(struct dp_comm *comm, void *arg)
     (void)arg;
 
     model_init(&m, 0);
-    CHECK(dp_replicas_new(m.parameters, PARAMETERS - (dp_comm_rank(comm) == 1), comm, &r) ==
+    CHECK(dp_replicas_new(m.parameters, PARAMETERS - (dp_comm_rank(comm) == 1), comm, NULL, &r) ==
           DP_EMISMATCH);
     CHECK_SAYS("number of parameters: all ranks must agree; rank 0 has");
     if (dp_comm_rank(comm) == 1)
         m.parameters[1].name = "another";
-    CHECK(dp_replicas_new(m.parameters, PARAMETERS, comm, &r) == DP_EMISMATCH);
+    CHECK(dp_replicas_new(m.parameters, PARAMETERS, comm, NULL, &r) == DP_EMISMATCH);
     CHECK_SAYS("parameter 1: all ranks must agree; rank 0 has '");
     CHECK_SAYS("but rank 1 has 'another' of ");
     model_fini(&m);
@@ -235,7 +235,7 @@ static void without_a_communicator_there_are_no_replicas(void **state)
     (void)state;
     struct dp_replicas *r;
 
-    assert_int_equal(dp_replicas_new(NULL, 0, NULL, &r), DP_ESTATE);
+    assert_int_equal(dp_replicas_new(NULL, 0, NULL, NULL, &r), DP_ESTATE);
     dp_replicas_free(NULL);
 }
 

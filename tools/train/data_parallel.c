@@ -58,43 +58,40 @@ int data_parallel_begin(struct data_parallel *d)
     return !err && d->kind == DATA_PARALLEL_MIX ? put_weights(d) : err;
 }
 
+int data_parallel_queue(struct data_parallel *d, int slot, struct dp_device_stream *stream)
+{
+    struct dp_replicas *sums = d->slots[slot].sums;
+
+    return d->kind == DATA_PARALLEL_SHARD ? dp_replicas_scatter(sums, stream)
+                                          : dp_replicas_sum(sums, stream);
+}
+
 int data_parallel_sum(struct data_parallel *d, int slot)
 {
-    struct dp_replicas *copies = d->slots[slot].copies;
     int err = fetch_gradients(d, slot);
 
-    if (err || !copies)
-        return err;
-    return d->kind == DATA_PARALLEL_SHARD ? dp_replicas_scatter(copies) : dp_replicas_sum(copies);
+    return err || !d->slots[slot].sums ? err : data_parallel_queue(d, slot, NULL);
 }
 
 int data_parallel_test(struct data_parallel *d, int slot)
 {
-    int err = d->slots[slot].copies ? dp_replicas_test(d->slots[slot].copies) : 0;
+    int err = d->slots[slot].sums ? dp_replicas_test(d->slots[slot].sums) : 0;
 
     return err ? err : put_sums(d, slot);
 }
 
-int data_parallel_queue(struct data_parallel *d, int slot, struct dp_device_stream *stream)
-{
-    struct dp_replicas_stream *sums = d->slots[slot].queued;
-
-    return d->kind == DATA_PARALLEL_SHARD ? dp_replicas_stream_scatter(sums, stream)
-                                          : dp_replicas_stream_sum(sums, stream);
-}
-
 static int wait_for_queued(struct data_parallel_slot *s)
 {
-    int err = dp_replicas_stream_wait(s->queued);
+    int err = dp_replicas_wait(s->sums);
 
     return err || !s->mixed ? err : dp_mixer_stream_wait(s->mixed);
 }
 
 int data_parallel_wait(struct data_parallel *d, int slot)
 {
-    if (d->slots[slot].queued)
+    if (d->slots[slot].nccl)
         return wait_for_queued(&d->slots[slot]);
-    int err = d->slots[slot].copies ? dp_replicas_wait(d->slots[slot].copies) : 0;
+    int err = d->slots[slot].sums ? dp_replicas_wait(d->slots[slot].sums) : 0;
 
     return err ? err : put_sums(d, slot);
 }
@@ -103,8 +100,7 @@ const struct dp_parameter *data_parallel_summed(const struct data_parallel *d, i
                                                 int32_t *count)
 {
     if (d->kind == DATA_PARALLEL_SHARD)
-        return d->slots[slot].queued ? dp_replicas_stream_shard(d->slots[slot].queued, count)
-                                     : dp_replicas_shard(d->slots[slot].copies, count);
+        return dp_replicas_shard(d->slots[slot].sums, count);
     *count = tensor_count_of(d, slot);
     return stage_of(d, slot)->parameters;
 }
@@ -127,7 +123,7 @@ static int update_shard(struct data_parallel *d, int slot, const struct dp_mixer
 
     if (!err) /* what is not in the shard, too */
         err = dp_gradients_zero(stage_of(d, slot)->parameters, tensor_count_of(d, slot));
-    return err ? err : dp_replicas_gather(s->copies);
+    return err ? err : dp_replicas_gather(s->sums, NULL);
 }
 
 int data_parallel_update(struct data_parallel *d, int slot, const struct dp_mixer_update *update)
@@ -141,8 +137,7 @@ static int gather_shard(struct data_parallel *d, int slot)
 {
     struct data_parallel_slot *s = &d->slots[slot];
 
-    return s->queued ? dp_replicas_stream_gather(s->queued, d->engine->stream)
-                     : dp_replicas_wait(s->copies);
+    return s->nccl ? dp_replicas_gather(s->sums, d->engine->stream) : dp_replicas_wait(s->sums);
 }
 
 /* All replicas have the same slots, so that any order will do. */
@@ -180,7 +175,7 @@ int data_parallel_await(struct data_parallel *d)
     int err = 0;
 
     for (int i = 0; i < d->count && !err; i++)
-        if (d->slots[d->order[i]].queued)
+        if (d->slots[d->order[i]].nccl)
             err = wait_for_queued(&d->slots[d->order[i]]);
     return err;
 }
@@ -356,7 +351,7 @@ static int make_optimizer(struct data_parallel *d, const struct data_parallel_co
                           int slot)
 {
     int32_t count;
-    const struct dp_parameter *shard = dp_replicas_shard(d->slots[slot].copies, &count);
+    const struct dp_parameter *shard = dp_replicas_shard(d->slots[slot].sums, &count);
 
     return dp_optimizer_new(&config->optimizer, shard, count, &d->slots[slot].optimizer);
 }
@@ -364,7 +359,7 @@ static int make_optimizer(struct data_parallel *d, const struct data_parallel_co
 static int make_shard(struct data_parallel *d, int slot)
 {
     int32_t count;
-    const struct dp_parameter *shard = dp_replicas_stream_shard(d->slots[slot].queued, &count);
+    const struct dp_parameter *shard = dp_replicas_shard(d->slots[slot].sums, &count);
 
     return d->engine->ops->shard(d->engine, slot, shard, count);
 }
@@ -409,8 +404,8 @@ static int make_queued(struct data_parallel *d, const struct data_parallel_confi
     int err = open_nccl(d, s->same, NULL, &s->nccl);
 
     if (!err)
-        err = dp_replicas_stream_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot), s->nccl,
-                                     d->engine->sums_on, &s->queued);
+        err = dp_replicas_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot), s->nccl,
+                              d->engine->sums_on, &s->sums);
     if (err || d->kind == DATA_PARALLEL_SUM)
         return err;
     return d->kind == DATA_PARALLEL_MIX ? make_mixed(d, config, slot) : make_shard(d, slot);
@@ -420,9 +415,10 @@ static int make_slot(struct data_parallel *d, const struct data_parallel_config 
 {
     if (d->engine->sums_on)
         return make_queued(d, config, slot);
-    int err = config->survive ? 0
-                              : dp_replicas_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot),
-                                                d->slots[slot].same, &d->slots[slot].copies);
+    int err = config->survive
+                  ? 0
+                  : dp_replicas_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot),
+                                    d->slots[slot].same, NULL, &d->slots[slot].sums);
 
     if (err || d->kind == DATA_PARALLEL_SUM)
         return err;
@@ -455,9 +451,8 @@ void data_parallel_fini(struct data_parallel *d)
         struct data_parallel_slot *s = &d->slots[i];
         dp_mixer_stream_free(s->mixed);
         dp_comm_close(s->mix_nccl);
-        dp_replicas_stream_free(s->queued);
+        dp_replicas_free(s->sums);
         dp_comm_close(s->nccl);
-        dp_replicas_free(s->copies);
         dp_mixer_free(s->mixer);
         dp_optimizer_free(s->optimizer);
         dp_comm_close(s->same);

@@ -53,8 +53,8 @@ struct data_parallel_config {
 /* Of the stage in one slot. */
 struct data_parallel_slot {
     struct dp_comm *same, *data;
-    struct dp_replicas *copies;     /* mirrors, and replicas that do not mix; NULL: neither */
-    struct dp_replicas_stream *queued; /* the same with engine.sums_on, over `nccl` */
+    struct dp_replicas *sums; /* mirrors, and replicas that do not mix; NULL: neither. With
+                               * engine.sums_on over `nccl` */
     struct dp_comm *nccl;
     struct dp_mixer_stream *mixed;  /* mix, with engine.sums_on, over `mix_nccl` */
     struct dp_comm *mix_nccl;
