@@ -325,16 +325,21 @@ void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *o
 
 /* Room for all entries of all ports: with too little the kernel gives none. libibverbs passes the
  * size of the room in 16 bits, and refuses more. */
-void dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *options,
+int dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *options,
                    struct dpn_gids *out)
 {
     enum { ENTRIES = UINT16_MAX / sizeof(struct ibv_gid_entry) };
     struct ibv_gid_entry *table = calloc(ENTRIES, sizeof(*table));
     const ssize_t count =
-        table ? dpn_ibv.query_gid_table(port->hca->context, table, ENTRIES, 0, sizeof(*table)) : 0;
+        table ? dpn_ibv.query_gid_table(port->hca->context, table, ENTRIES, 0, sizeof(*table))
+              : -ENOMEM;
 
     dpn_gids_choose(table, (int)count, port->number, options, out);
     free(table);
+    if (count >= 0 || !port->is_ethernet)
+        return 0;
+    return dp_fail_quietly(DP_EIO, "the GIDs of %s cannot be read: %s", port->name,
+                           strerror((int)-count));
 }
 
 void dpn_port_query(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu, uint8_t *grh)

@@ -62,8 +62,9 @@ struct dpn_ports {
 void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *out, char *why,
                     size_t why_len);
 
-/* The GIDs of a port as they are now. */
-void dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *options,
+/* The GIDs of a port as they are now. DP_EIO, and none, if its table cannot be read; not of InfiniBand,
+ * where the LID is enough. */
+int dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *options,
                    struct dpn_gids *out);
 
 /* Its LID, MTU and whether it needs a global route header, as they are now: a subnet manager or an

@@ -51,9 +51,11 @@ static int connect_with_itself(struct dpn_rail *rail, struct ibv_qp *qp)
                             .peer_number = qp->qp_num,
                             .is_loop = true};
     struct dpn_gids gids;
+    int err = dpn_port_gids(rail->port, &dpn_verbs_state.options, &gids);
 
+    if (err)
+        return err;
     dpn_port_query(rail->port, &path.peer_lid, &path.mtu, &path.needs_grh);
-    dpn_port_gids(rail->port, &dpn_verbs_state.options, &gids);
     dpn_gids_match(&gids, &gids, &dpn_verbs_state.options, &path.gid, &path.peer_gid);
     return dpn_ibv_qp_connect(qp, &path);
 }

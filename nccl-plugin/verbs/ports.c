@@ -64,8 +64,7 @@ void dpn_verbs_describe_ports(const struct dpn_verbs *v, struct dpn_port_info *p
         ports[i].is_ethernet = port->is_ethernet;
         ports[i].any_order = can_any_order(port);
         ports[i].speed_mbps = (uint32_t)port->speed_mbps;
-        dpn_port_gids(port, &dpn_verbs_state.options, &gids);
-        if (gids.count)
+        if (!dpn_port_gids(port, &dpn_verbs_state.options, &gids) && gids.count)
             ports[i].gid = gids.list[0];
     }
 }

@@ -164,10 +164,10 @@ static void run_making(struct dpn_job *base)
     struct dpn_qp *qp = job->of.qp;
     int err = make_qp(job->v, qp, &job->ours);
 
-    if (!err) {
+    if (!err)
+        err = dpn_port_gids(dpn_qp_port(job->v, qp), &dpn_verbs_state.options, &job->gids);
+    if (!err)
         describe_ece(qp, &job->ours);
-        dpn_port_gids(dpn_qp_port(job->v, qp), &dpn_verbs_state.options, &job->gids);
-    }
     finish_making(job, err);
 }
 
@@ -185,7 +185,9 @@ static int choose_gids(const struct dpn_verbs *v, struct dpn_qp *qp,
     struct dpn_gids ours;
 
     qp->gid = qp->peer_gid = (struct dpn_gid){.index = 0};
-    dpn_port_gids(port, &dpn_verbs_state.options, &ours);
+    int err = dpn_port_gids(port, &dpn_verbs_state.options, &ours);
+    if (err)
+        return err;
     if (dpn_gids_match(&ours, theirs, &dpn_verbs_state.options, &qp->gid, &qp->peer_gid) ||
         !port->is_ethernet)
         return 0;

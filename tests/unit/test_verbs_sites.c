@@ -188,6 +188,52 @@ static void a_long_table_of_gids_is_read_whole(void **state)
     with_devices("device fake0\nport 1\ngid 3 10.0.0.1\n", find_behind_300);
 }
 
+static int readable; /* times */
+
+static ssize_t table_for_a_while(struct ibv_context *context, struct ibv_gid_entry *out, size_t room,
+                                 uint32_t flags, size_t len)
+{
+    return readable-- > 0 ? real_table(context, out, room, flags, len) : -EACCES;
+}
+
+/* At each of the places in turn where a connection reads it, until it is read everywhere. */
+static void connect_without_gids(void **state)
+{
+    char handle[NCCL_NET_HANDLE_MAXSIZE];
+    bool connects = false;
+    int times = 0;
+
+    (void)state;
+    for (; !connects; times++) {
+        const int64_t began_ns = dp_now_ns();
+        struct pair p = {.net = NULL};
+        int err = 0;
+        said[0] = '\0';
+        assert_int_equal(dpn_net_init(NULL, &p.net), 0);
+        assert_int_equal(dpn_net_listen(p.net, 0, handle, &p.listener), 0);
+        real_table = times ? real_table : dpn_ibv.query_gid_table;
+        dpn_ibv.query_gid_table = table_for_a_while;
+        readable = times;
+        while ((!err || err == DP_EAGAIN) && !connects) {
+            must_be_in_time(began_ns);
+            err = p.sender ? 0 : dpn_net_connect(p.net, 0, handle, &p.sender);
+            if ((!err || err == DP_EAGAIN) && !p.receiver)
+                err = dpn_net_accept(p.listener, &p.receiver);
+            connects = p.sender && p.receiver;
+        }
+        if (!connects)
+            must_be_said("the GIDs of fake0 cannot be read: Permission denied");
+        dpn_net_finalize(p.net);
+    }
+    assert_true(times > 2);
+}
+
+static void a_table_of_gids_that_cannot_be_read_is_said_to_be_so(void **state)
+{
+    (void)state;
+    with_devices("device fake0\nport 1\ngid 3 10.0.0.1\n", connect_without_gids);
+}
+
 /* ---- InfiniBand ------------------------------------------------------------------------------ */
 
 static struct ibv_ah_attr address_of(struct dpn_comm *comm)
@@ -316,6 +362,7 @@ int main(void)
         cmocka_unit_test(iwarp_devices_are_no_rdma_devices),
         cmocka_unit_test(gids_of_another_namespace_are_better_than_none),
         cmocka_unit_test(a_long_table_of_gids_is_read_whole),
+        cmocka_unit_test(a_table_of_gids_that_cannot_be_read_is_said_to_be_so),
         cmocka_unit_test(global_headers_are_sent_where_they_are_needed),
         cmocka_unit_test(a_forked_child_leaves_what_is_its_parents),
     };
