@@ -138,16 +138,6 @@ int dp_json_take_word(const struct dp_json *at, const char *key, const char *con
     return in.value ? expected_word(&in, words) : 0;
 }
 
-void dp_json_add_number(struct dp_text *t, double number)
-{
-    char digits[40];
-
-    dp_snprintf(digits, sizeof(digits), "%.15g", number);
-    if (dp_strtod(digits, NULL) != number)
-        dp_snprintf(digits, sizeof(digits), "%.17g", number);
-    dp_text_adds(t, digits);
-}
-
 int dp_json_load(const char *text, size_t len, json_t **out)
 {
     json_error_t error;

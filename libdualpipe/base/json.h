@@ -44,8 +44,6 @@ int dp_json_take_string(const struct dp_json *at, const char *key, const char **
 int dp_json_take_word(const struct dp_json *at, const char *key, const char *const *words,
                       int *out);
 
-/* Append a number with as few digits as give it back. */
-void dp_json_add_number(struct dp_text *t, double number);
 /* Append s as a JSON string, quotes included. Expects UTF-8. */
 void dp_json_add_string(struct dp_text *t, const char *s);
 

@@ -60,6 +60,16 @@ void dp_text_addf(struct dp_text *t, const char *fmt, ...)
     t->len += (size_t)len;
 }
 
+void dp_text_add_number(struct dp_text *t, double number)
+{
+    char digits[40];
+
+    dp_snprintf(digits, sizeof(digits), "%.15g", number);
+    if (dp_strtod(digits, NULL) != number)
+        dp_snprintf(digits, sizeof(digits), "%.17g", number);
+    dp_text_adds(t, digits);
+}
+
 int dp_text_take(struct dp_text *t, char **out, size_t *len)
 {
     if (!reserve(t, 0)) {

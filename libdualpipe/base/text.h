@@ -21,6 +21,8 @@ struct dp_text {
 void dp_text_add(struct dp_text *t, const char *s, size_t len);
 void dp_text_adds(struct dp_text *t, const char *s);
 void dp_text_addf(struct dp_text *t, const char *fmt, ...) DP_PRINTF(2, 3);
+/* With as few digits as give it back, and a point in every locale. */
+void dp_text_add_number(struct dp_text *t, double number);
 /* Hand the malloc'ed string to *out (never NULL on success) and its length, if wanted, to *len; t is
  * empty again. DP_ENOMEM if any addition failed. */
 int dp_text_take(struct dp_text *t, char **out, size_t *len);

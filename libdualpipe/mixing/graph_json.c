@@ -25,14 +25,14 @@ static void write_group(const struct dp_graph *g, const struct dp_mix_group *gro
     for (int32_t i = 0; i < group->count; i++)
         dp_text_addf(t, "%s%d", i ? ", " : "", g->members[group->first + (size_t)i]);
     dp_text_adds(t, "], \"weight\": ");
-    dp_json_add_number(t, group->self);
+    dp_text_add_number(t, group->self);
     dp_text_adds(t, "}");
 }
 
 static void write_link(const struct dp_mix_link *l, struct dp_text *t)
 {
     dp_text_addf(t, "{\"from\": %d, \"to\": %d, \"weight\": ", l->from, l->to);
-    dp_json_add_number(t, l->weight);
+    dp_text_add_number(t, l->weight);
     dp_text_adds(t, "}");
 }
 

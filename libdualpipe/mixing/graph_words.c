@@ -31,14 +31,14 @@ static void write_group(const struct dp_graph *g, const struct dp_mix_group *gro
     dp_text_adds(t, "}");
     if (group->self != 1.0 / group->count) {
         dp_text_adds(t, "*");
-        dp_json_add_number(t, group->self);
+        dp_text_add_number(t, group->self);
     }
 }
 
 static void write_link(const struct dp_mix_link *l, struct dp_text *t)
 {
     dp_text_addf(t, " %d>%d*", l->from, l->to);
-    dp_json_add_number(t, l->weight);
+    dp_text_add_number(t, l->weight);
 }
 
 void dp_graph_write_words(const struct dp_graph *g, struct dp_text *t)

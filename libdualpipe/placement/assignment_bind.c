@@ -1,18 +1,79 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * assignment_bind.c - what the environment says: the file of the placement, and whether to bind.
+ */
 #include "config.h"
 
 #include "placement/assignment_bind.h"
 
 #include "base/bind.h"
 #include "base/fail.h"
+#include "base/text.h"
 #include "placement/assignment_options.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { HOST_LEN = 256 };
+
+/* ---- the file ------------------------------------------------------------------------------- */
+
+static const struct dp_option table[] = {
+    {"", DP_OPTION_STRING, NULL,
+     "the file of `dualpipe topo place -f assignment`, the same on every rank",
+     offsetof(struct dp_assignment_options, file), .choices = NULL},
+    {"BIND", DP_OPTION_BOOL, "1",
+     "keep a rank to the CPUs and the memory of the NUMA node that the placement says",
+     offsetof(struct dp_assignment_options, binds), .choices = NULL},
+    {"NUMBERED", DP_OPTION_BOOL, "0",
+     "ranks are numbered as the placement has them, as `dualpipe run --placement` does under torchrun; "
+     "otherwise by the order in which they came",
+     offsetof(struct dp_assignment_options, numbered), .choices = NULL},
+};
+const struct dp_option_area dp_assignment_option_area = {"PLACEMENT", table,
+                                                    sizeof(table) / sizeof(table[0])};
+
+/* A placement of 4096 GPUs has 30 MiB. */
+enum { MAX_FILE = 1 << 30 };
+
+int dp_assignment_load(const char *path, struct dp_assignment **out)
+{
+    struct dp_text text = {0};
+    int err = dp_text_add_file(&text, path, MAX_FILE, "a placement");
+
+    if (!err)
+        err = dp_assignment_read(text.data ? text.data : "", text.len, path, out);
+    dp_text_fini(&text);
+    return err;
+}
+
+static void number(struct dp_assignment *s)
+{
+    for (int32_t w = 0; w < s->worker_count; w++)
+        s->workers[w].process = w;
+}
+
+int dp_assignment_from_env(struct dp_assignment **out)
+{
+    struct dp_assignment_options options;
+    struct dp_assignment *assignment = NULL;
+    int err = dp_options_read(&dp_assignment_option_area, &options);
+
+    if (!err && options.file && *options.file) {
+        if (access(options.file, R_OK))
+            return dp_fail(errno == ENOENT ? DP_ENOENT : DP_EIO, "DUALPIPE_PLACEMENT=%s: %s",
+                           options.file, strerror(errno));
+        err = dp_assignment_load(options.file, &assignment);
+    }
+    if (!err && assignment && options.numbered)
+        number(assignment);
+    if (!err)
+        *out = assignment;
+    return err;
+}
 
 /* ---- the site ------------------------------------------------------------------------------- */
 

@@ -40,7 +40,7 @@ static void add_size(const struct writer *w, const char *key, uint64_t value)
 static void add_number(const struct writer *w, const char *key, double value)
 {
     dp_text_addf(w->out, ", \"%s\": ", key);
-    dp_json_add_number(w->out, value);
+    dp_text_add_number(w->out, value);
 }
 
 static void add_flag(const struct writer *w, const char *key, bool is_set)

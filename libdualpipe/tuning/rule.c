@@ -219,18 +219,10 @@ static bool parse_time(const struct column *c, const char *text, void *member, c
     return true;
 }
 
-/* With as few digits as give it back. */
 static void write_time(const struct column *c, const void *member, struct dp_text *out)
 {
-    const double us = *(const double *)member;
-    char text[32];
-    int digits = 4;
-
     (void)c;
-    do
-        dp_snprintf(text, sizeof(text), "%.*g", digits, us);
-    while (dp_strtod(text, NULL) != us && digits++ < 17);
-    dp_text_adds(out, text);
+    dp_text_add_number(out, *(const double *)member);
 }
 
 /* ---- the columns ------------------------------------------------------------------------------ */

@@ -5,9 +5,9 @@
  */
 #include "base/array.h"
 #include "base/fail.h"
+#include "base/lines.h"
 #include "base/number.h"
 #include "base/text.h"
-#include "base/utf8.h"
 #include "tuning/rule.h"
 
 #include <dualpipe/options.h>
@@ -17,7 +17,7 @@
 #include <strings.h>
 
 /* A table is read whenever a communicator is made; this is a hundred thousand rules. */
-enum { MAX_FILE = 8 << 20, LINE_MAX_LEN = 1023, LEAST_FIELDS = 8, MOST_FIELDS = 10 };
+enum { MAX_FILE = 8 << 20, LEAST_FIELDS = 8, MOST_FIELDS = 10 };
 
 /* What a reader fills. */
 struct draft {
@@ -32,22 +32,6 @@ struct layout {
     bool is_named;
 };
 
-static bool is_blank(char c)
-{
-    return c == ' ' || c == '\t' || c == '\r';
-}
-
-/* The text of [from, end) without the blanks around it. */
-static char *trim(char *from, char *end)
-{
-    while (from < end && is_blank(*from))
-        from++;
-    while (end > from && is_blank(end[-1]))
-        end--;
-    *end = '\0';
-    return from;
-}
-
 /* Cut at commas; one more than fits is counted, but not kept. */
 static size_t split(char *line, char *fields[DP_COLUMNS])
 {
@@ -55,7 +39,7 @@ static size_t split(char *line, char *fields[DP_COLUMNS])
 
     for (char *at = line, *comma; at; at = comma ? comma + 1 : NULL) {
         comma = strchr(at, ',');
-        char *field = trim(at, comma ? comma : at + strlen(at));
+        char *field = dp_trim(at, comma ? comma : at + strlen(at));
         if (count < DP_COLUMNS)
             fields[count] = field;
         count++;
@@ -154,10 +138,6 @@ static int read_line(struct draft *draft, int line, char *text, struct layout *l
 {
     char *fields[DP_COLUMNS];
 
-    text[strcspn(text, "#")] = '\0';
-    text = trim(text, text + strlen(text));
-    if (!*text)
-        return 0;
     size_t count = split(text, fields);
     if (count > DP_COLUMNS)
         return dp_fail(DP_EINVAL, "%s:%d: %zu fields, expected at most %d", draft->name, line, count,
@@ -167,26 +147,19 @@ static int read_line(struct draft *draft, int line, char *text, struct layout *l
     return read_rule(draft, line, fields, count, layout);
 }
 
-static int read_lines(const char *text, size_t len, struct draft *draft)
+static int read_lines(struct dp_lines *lines, struct draft *draft)
 {
     struct layout layout = {.count = DP_COLUMNS};
-    const char *end = text + len;
-    char copy[LINE_MAX_LEN + 1];
-    int err = 0;
+    char *line;
+    int err;
 
     for (int i = 0; i < DP_COLUMNS; i++)
         layout.columns[i] = (enum dp_tuning_column)i;
-    for (int line = 1; text < end && !err; line++) {
-        const char *stop = memchr(text, '\n', (size_t)(end - text));
-        size_t n = (size_t)((stop ? stop : end) - text);
-        if (n > LINE_MAX_LEN || memchr(text, '\0', n))
-            return fail_at(draft, line, n > LINE_MAX_LEN ? "a line of more than 1023 characters"
-                                                         : "a NUL, expected text");
-        memcpy(copy, text, n);
-        copy[n] = '\0';
-        err = read_line(draft, line, copy, &layout);
-        text = stop ? stop + 1 : end;
-    }
+    do {
+        err = dp_lines_next(lines, &line);
+        if (!err && line)
+            err = read_line(draft, lines->number, line, &layout);
+    } while (!err && line);
     return err;
 }
 
@@ -205,30 +178,18 @@ static int make_table(struct draft *draft, struct dp_tuning_table **out)
     return 0;
 }
 
-/* No line of text begins with a bracket. */
-static bool is_json(const char *text, size_t len)
-{
-    size_t i = 0;
-
-    while (i < len && strchr(" \t\r\n", text[i]) && text[i])
-        i++;
-    return i < len && (text[i] == '{' || text[i] == '[');
-}
-
 /* Words are the same in any letters, by the C locale: in a Turkish one a RING is no ring. */
 int dp_tuning_table_read(const char *text, size_t len, const char *name,
                          struct dp_tuning_table **out)
 {
     struct draft draft = {.name = name};
-    int err = dp_utf8_begin(&text, &len, name);
+    struct dp_lines lines;
+    int err = dp_lines_begin(&lines, text, len, name, "dualpipe tune fit --convert");
 
-    if (!err && is_json(text, len))
-        err = dp_fail(DP_EINVAL, "%s: JSON, expected lines of text: `dualpipe tune fit --convert %s` "
-                                 "writes them", name, name);
     if (err)
         return err;
     locale_t before = dp_point_begin();
-    err = read_lines(text, len, &draft);
+    err = read_lines(&lines, &draft);
     dp_point_end(before);
     if (!err && !draft.count)
         err = dp_fail(DP_EINVAL, "%s: no rules, expected at least one", name);

@@ -105,10 +105,10 @@ for node in 0 1; do
 done
 
 # Two ranks of a launcher whose GPUs are on two nodes of this host.
-"$DP_TOP_BUILDDIR/tools/dualpipe" topo place 1f1b -P 2 --synthetic 'numa:2 gpu:1' -f json |
-    sed "s/\"host\": \"node\"/\"host\": \"$(uname -n)\"/" >/run/place.json
+"$DP_TOP_BUILDDIR/tools/dualpipe" topo place 1f1b -P 2 --synthetic 'numa:2 gpu:1' -f assignment |
+    sed "s/ host=node / host=$(uname -n) /" >/run/place.txt
 for rank in 0 1; do
-    bound=$(RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank "$DP_TOP_BUILDDIR/tools/dualpipe" run --placement /run/place.json \
+    bound=$(RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank "$DP_TOP_BUILDDIR/tools/dualpipe" run --placement /run/place.txt \
         --no-preload -- grep Cpus_allowed_list /proc/self/status 2>&1) || bound="$bound status $?"
     case_is "rank $rank of dualpipe run is bound to the processors of its node" "$(
         echo "$bound" | grep -q "^Cpus_allowed_list:.$rank\$" || echo "$bound"

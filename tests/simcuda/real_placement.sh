@@ -102,8 +102,8 @@ case_is 'a job on two hosts is observed' "$(run_ranks first)"
 case_is 'rank 0 says what another order would save' \
     "$(logged '^dualpipe: the slowest link of what NCCL sent: ' && logged '^dualpipe: another order: [0-9]+ % less')"
 case_is 'what was seen is placed' "$("$dualpipe" topo place --traffic "$work/first.traffic" --synthetic "$cluster" \
-    -f json -o "$work/place.json" 2>&1)"
-case_is 'it runs again where it was placed' "$(run_ranks second --placement "$work/place.json")"
+    -f assignment -o "$work/place.txt" 2>&1)"
+case_is 'it runs again where it was placed' "$(run_ranks second --placement "$work/place.txt")"
 case_is 'ranks are numbered by the placement, and no other order is better' \
     "$(logged '^dualpipe: ranks  *by the placement: rank 0 is here, where [0-3] was'
         logged '^dualpipe: no other order of the ranks is better')"
@@ -114,9 +114,8 @@ of()
     awk '/^rank .* distant messages/ && $8 > most { most = $8 } END { printf "%.0f\n", most / 1000 }' "$work/$1".[0-3]
 }
 
-predicted=$(python3 -c 'import json, sys
-p = json.load(open(sys.argv[1]))["links"]
-print(round(100 * (1 - max(l["after_ns"] for l in p) / max(l["before_ns"] for l in p))))' "$work/place.json")
+predicted=$(sed -n 's/.*busy for \(.*\) ns in a step, as the ranks came for \(.*\) ns.$/\1 \2/p' "$work/place.txt" |
+    awk '{ printf "%.0f\n", 100 * (1 - $1 / $2) }')
 carried=$(awk '{ sent[NR] = $1 } END { printf "%.0f\n", 100 * (1 - sent[2] / sent[1]) }' \
     "$work/first.sent" "$work/second.sent")
 echo "the slowest link: $predicted % less is predicted; it carried $carried % less; the job took" \

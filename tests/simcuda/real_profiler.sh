@@ -103,11 +103,11 @@ case_is 'the report says who sent most to whom' "$(
     logged '^dualpipe: NCCL sent .* between 3 ranks, most from rank [0-2] to [0-2], '
     logged '^dualpipe: the slowest link of what NCCL sent: '
 )"
-case_is 'what was seen is placed' "$("$dualpipe" topo place --traffic "$work/seen" --synthetic gpu:4 -f json \
-    -o "$work/place.json" 2>&1)"
+case_is 'what was seen is placed' "$("$dualpipe" topo place --traffic "$work/seen" --synthetic gpu:4 -f assignment \
+    -o "$work/place.txt" 2>&1)"
 if [ -n "${DP_TEST_FULL:-}" ]; then
     case_is 'it runs again where it was placed' "$(run_job --traffic "$work/seen" --synthetic gpu:4 --no-tuner \
-        --placement "$work/place.json" -- $job --ranks 3 --bytes 65536 "$libnccl" $libnvml send-recv all-reduce)"
+        --placement "$work/place.txt" -- $job --ranks 3 --bytes 65536 "$libnccl" $libnvml send-recv all-reduce)"
     case_is 'the plugin takes the placement, and there is no better order' "$(
         logged '^dualpipe: placement   .*: 3 workers'
         logged '^dualpipe: no other order of the ranks is better'

@@ -76,16 +76,18 @@ works_out_links()
 finds_the_placement_from_anywhere()
 {
     cd "$DP_TEST_DATA/fuzz/placement" || return
-    run run --placement two.json -- sh -c 'cd / && head -c 25 "$DUALPIPE_PLACEMENT"' || return
-    says '{"dualpipe_placement": 1,' || return
-    tells "placement   two.json: 2 workers (1 x 2)"
+    run run --placement two.txt -- sh -c 'cd / && head -c 25 "$DUALPIPE_PLACEMENT"' || return
+    says 'dualpipe assignment 1' || return
+    tells "placement   two.txt: 2 workers (1 x 2)"
 }
 
 refuses_a_placement_that_is_none()
 {
-    echo '{"dualpipe_placement": 3}' >"$work/three.json"
-    refuses 2 "three.json:1: dualpipe_placement: expected 1" run --placement "$work/three.json" -- true ||
-        return
+    echo 'dualpipe assignment 3' >"$work/three.txt"
+    refuses 2 "three.txt:1: 'dualpipe assignment 3', expected 'dualpipe assignment 1'" \
+        run --placement "$work/three.txt" -- true || return
+    refuses 2 "placement-old.json: JSON, expected lines of text: \`dualpipe topo place --convert " \
+        run --placement "$DP_TEST_DATA/cli/topo/placement-old.json" -- true || return
     refuses 2 "none.json: No such file" run --placement "$work/none.json" -- true || return
     refuses 2 "Is a directory" run --placement "$work" -- true
 }
@@ -448,11 +450,11 @@ suggests_which_ranks_to_swap()
         "less over the slowest link" "less; dualpipe topo place --traffic $work/traffic" || return
     grep -qE 'swap ranks (3|12) and [0-9]+|swap ranks [0-9]+ and (3|12)' "$work/err" ||
         wrong "$(cat "$work/err")" || return
-    "$dualpipe" topo place --traffic "$work/lines" --synthetic 'dgx-h100 host:2' -f json \
-        -o "$work/place.json" || return
+    "$dualpipe" topo place --traffic "$work/lines" --synthetic 'dgx-h100 host:2' -f assignment \
+        -o "$work/place.txt" || return
     # shellcheck disable=SC2016
     run run --traffic "$work/traffic" --synthetic 'dgx-h100 host:2' --no-tuner \
-        --placement "$work/place.json" -- sh -c 'cat "$1" >>"$DUALPIPE_PROFILER_TRAFFIC"' sh "$work/lines" ||
+        --placement "$work/place.txt" -- sh -c 'cat "$1" >>"$DUALPIPE_PROFILER_TRAFFIC"' sh "$work/lines" ||
         return
     tells "no other order of the ranks is better" || return
     run run --traffic "$work/traffic" --no-tuner -- true || return
@@ -473,29 +475,29 @@ number()
 
 numbers_the_ranks_of_torchrun_by_the_placement()
 {
-    sed 's/"came_as": 0/"came_as": 9/; s/"came_as": 1/"came_as": 0/; s/"came_as": 9/"came_as": 1/' \
-        "$DP_TEST_DATA/fuzz/placement/two.json" >"$work/swapped.json"
+    sed 's/came_as=0/came_as=9/; s/came_as=1/came_as=0/; s/came_as=9/came_as=1/' \
+        "$DP_TEST_DATA/fuzz/placement/two.txt" >"$work/swapped.txt"
     export TORCHELASTIC_USE_AGENT_STORE=True
-    number --placement "$work/swapped.json" -- || return
+    number --placement "$work/swapped.txt" -- || return
     [ "$(cat "$work/out")" = '1 0 1
 0 0 1' ] || wrong "ranks $(cat "$work/out")" || return
     tells "ranks       by the placement: rank 0 is here, where 1 was" || return
     # shellcheck disable=SC2016
-    RANK=0 WORLD_SIZE=2 run run --placement "$work/swapped.json" -- env "$dualpipe" run \
-        --placement "$work/swapped.json" -- sh -c 'echo "now $RANK"' || return
+    RANK=0 WORLD_SIZE=2 run run --placement "$work/swapped.txt" -- env "$dualpipe" run \
+        --placement "$work/swapped.txt" -- sh -c 'echo "now $RANK"' || return
     says "now 1" || return
-    number --placement "$work/swapped.json" --exec -- || return
+    number --placement "$work/swapped.txt" --exec -- || return
     [ "$(head -n 1 "$work/out")" = '1 0 1' ] || wrong "--exec: $(cat "$work/out")" || return
-    number --placement "$work/swapped.json" --no-reorder -- || return
+    number --placement "$work/swapped.txt" --no-reorder -- || return
     [ "$(cat "$work/out")" = '0 0 no
 1 0 no' ] || wrong "--no-reorder: $(cat "$work/out")" || return
     tells "ranks       as they came: --no-reorder" || return
     unset TORCHELASTIC_USE_AGENT_STORE
-    number --placement "$work/swapped.json" -- || return
+    number --placement "$work/swapped.txt" -- || return
     tells "rank 0 would go to node0, and the others look for it at MASTER_ADDR" || return
-    number --placement "$DP_TEST_DATA/fuzz/placement/two.json" -- || return
+    number --placement "$DP_TEST_DATA/fuzz/placement/two.txt" -- || return
     tells "as they came, which is the order of the placement" || return
-    number --placement "$DP_TEST_DATA/fuzz/placement/four.json" -- || return
+    number --placement "$DP_TEST_DATA/fuzz/placement/four.txt" -- || return
     tells "as they came: 2 processes, and the placement is for 4"
 }
 
@@ -503,10 +505,10 @@ leaves_ranks_to_mpi_and_slurm()
 {
     # shellcheck disable=SC2016
     OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 run run \
-        --placement "$work/swapped.json" -- sh -c 'echo $OMPI_COMM_WORLD_RANK ${RANK-none}' || return
+        --placement "$work/swapped.txt" -- sh -c 'echo $OMPI_COMM_WORLD_RANK ${RANK-none}' || return
     says "0 none" || return
     tells "ranks       as OpenMPI numbers them: only torchrun's can be changed" || return
-    SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 run run --placement "$work/swapped.json" -- true || return
+    SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 run run --placement "$work/swapped.txt" -- true || return
     tells "ranks       as Slurm numbers them"
 }
 

@@ -70,12 +70,12 @@ takes_the_flags_of_topo()
 
 reads_a_placement()
 {
-    run topo place 1f1b -P 4 --synthetic 'host:2 numa:1 gpu:2 nic:1 net=100Gb/s' --format json \
-        -o "$work/place.json" || return
-    run tune explain --placement "$work/place.json" || return
+    run topo place 1f1b -P 4 --synthetic 'host:2 numa:1 gpu:2 nic:1 net=100Gb/s' -f assignment \
+        -o "$work/place.txt" || return
+    run tune explain --placement "$work/place.txt" || return
     says "4 ranks on 2 nodes" "inter=12.5" || return
-    run tune explain --placement "$work/place.json" --links inter=25 && says "inter=25" || return
-    refuses 2 "--topology and --placement: expected one" tune explain --placement "$work/place.json" \
+    run tune explain --placement "$work/place.txt" --links inter=25 && says "inter=25" || return
+    refuses 2 "--topology and --placement: expected one" tune explain --placement "$work/place.txt" \
         --topology dgx-h100
 }
 
@@ -96,9 +96,9 @@ answers_by_the_placement_as_the_plugin_would()
 {
     export DUALPIPE_TUNER_LINKS=placement
     refuses 2 "DUALPIPE_PLACEMENT names no file" tune explain -n 8 || return
-    run topo place 1f1b -P 4 --synthetic 'host:2 numa:1 gpu:2 nic:1 net=100Gb/s' --format json \
-        -o "$work/place.json" || return
-    export DUALPIPE_PLACEMENT="$work/place.json"
+    run topo place 1f1b -P 4 --synthetic 'host:2 numa:1 gpu:2 nic:1 net=100Gb/s' -f assignment \
+        -o "$work/place.txt" || return
+    export DUALPIPE_PLACEMENT="$work/place.txt"
     run tune explain && says "4 ranks on 2 nodes" "inter=12.5"
 }
 

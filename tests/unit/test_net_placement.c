@@ -17,20 +17,18 @@
 
 /* Two workers on hosts a and b; the NICs of a are 2 and 3, those of b 12 and 13. */
 #define NIC(id, host, rdma, pci) \
-    "{\"id\": " #id ", \"kind\": \"nic\", \"host\": \"" host "\", \"pci\": \"" pci "\", \"ports\": " \
-    "[{\"number\": 1, \"rdma\": \"" rdma "\", \"net\": \"\"}]}"
+    "node id=" #id " kind=nic host=" host " pci=" pci "\nport number=1 rdma=" rdma "\n"
 #define FLOW(kind, from, to, nic_from, nic_to, more) \
-    "{\"kind\": \"" kind "\", \"from\": " #from ", \"to\": " #to ", \"bytes\": 8, \"nic_from\": " \
-    #nic_from ", \"nic_to\": " #nic_to more "}"
+    "flow kind=" kind " from=" #from " to=" #to " bytes=8 nic_from=" #nic_from " nic_to=" #nic_to more "\n"
 #define FILE_OF(host) \
-    "{\"dualpipe_placement\": 1, \"ranks\": 2, \"replicas\": 1, \"nodes\": [" \
-    "{\"id\": 1, \"kind\": \"gpu\", \"host\": \"" host "\"}, {\"id\": 11, \"kind\": \"gpu\", \"host\": " \
-    "\"b.org\"}, " NIC(2, "a", "mlx5_0", "0000:01:00.0") ", " NIC(3, "a", "mlx5_1", "0000:02:00.0") ", " \
-    NIC(12, "b", "", "0000:01:00.0") ", " NIC(13, "b", "", "0000:02:00.0") "], \"workers\": [" \
-    "{\"replica\": 0, \"rank\": 0, \"gpu\": 1, \"came_as\": 1, \"nics\": [2, 3], \"qps\": [1, 4]}, " \
-    "{\"replica\": 0, \"rank\": 1, \"gpu\": 11, \"came_as\": 0}], \"flows\": [" \
-    FLOW("activation", 0, 1, 3, 13, ", \"traffic_class\": 104") ", " FLOW("gradient", 0, 1, 3, 13, "") ", " \
-    FLOW("mirror", 0, 1, 2, 12, "") ", " FLOW("activation", 1, 0, 12, 2, "") "]}"
+    "dualpipe assignment 1\nplacement ranks=2 replicas=1\nnode id=1 kind=gpu host=" host "\n" \
+    NIC(2, "a", "mlx5_0", "0000:01:00.0") NIC(3, "a", "mlx5_1", "0000:02:00.0") \
+    "node id=11 kind=gpu host=b.org\n" \
+    NIC(12, "b", "", "0000:01:00.0") NIC(13, "b", "", "0000:02:00.0") \
+    "worker replica=0 rank=0 gpu=1 came_as=1 nics=2,3 qps=1,4\n" \
+    "worker replica=0 rank=1 gpu=11 came_as=0\n" \
+    FLOW("activation", 0, 1, 3, 13, " traffic_class=104") FLOW("gradient", 0, 1, 3, 13, "") \
+    FLOW("mirror", 0, 1, 2, 12, "") FLOW("activation", 1, 0, 12, 2, "") "end\n"
 
 /* ---- worker numbers ------------------------------------------------------------------------- */
 
@@ -67,7 +65,7 @@ static void a_process_is_found_by_its_rank_and_host(void **state)
     };
     struct dp_assignment *s;
 
-    assert_int_equal(dp_assignment_read(FILE_OF("a"), strlen(FILE_OF("a")), "two.json", &s), 0);
+    assert_int_equal(dp_assignment_read(FILE_OF("a"), strlen(FILE_OF("a")), "two", &s), 0);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char why[256] = "";
         name_set = cases[i].name;
@@ -96,7 +94,7 @@ static void several_gpus_a_process_follow_from_the_size_of_the_job(void **state)
     struct dp_assignment *s;
 
     (void)state;
-    assert_int_equal(dp_assignment_read(FILE_OF("a"), strlen(FILE_OF("a")), "two.json", &s), 0);
+    assert_int_equal(dp_assignment_read(FILE_OF("a"), strlen(FILE_OF("a")), "two", &s), 0);
     value_set = "1";
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char why[256] = "";
@@ -202,7 +200,7 @@ static void a_wrong_file_is_reported_and_ignored(void **state)
     struct dpn_flow f;
 
     open_file();
-    write_file("{\"dualpipe_placement\": 1, ");
+    write_file("dualpipe assignment 1\n");
     lines = 0;
     dpn_placement_open();
     assert_int_equal(lines, 1);

@@ -179,7 +179,7 @@ static void placements(void **state)
     const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 2};
     struct dp_topology *t = topology_made("gpu:2 nic:1 nvlink=pair:1x26.5");
     struct dp_schedule *schedule;
-    struct dp_placement *p, *back;
+    struct dp_placement *p;
     struct dp_assignment *assignment;
     char *text;
     size_t len;
@@ -188,13 +188,10 @@ static void placements(void **state)
     assert_int_equal(dp_placement_new(&(struct dp_placement_spec){
         .topology = t, .schedule = schedule, .activation_bytes = 1e6 + 0.5}, &p), 0);
     assert_int_equal(dp_placement_write(p, t, &text, &len), 0);
-    assert_int_equal(dp_placement_read(text, len, t, &back), 0);
     assert_int_equal(dp_assignment_read(text, len, "made", &assignment), 0);
-    assert_true(back->after_ns == p->after_ns && back->flows[0].bytes == 2e6 + 1);
     assert_true(assignment->intra_gbs == 26.5 && assignment->flows[0].bytes == 2e6 + 1);
     dp_assignment_free(assignment);
     free(text);
-    dp_placement_free(back);
     dp_placement_free(p);
     dp_schedule_free(schedule);
     dp_topology_free(t);

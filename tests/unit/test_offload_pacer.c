@@ -243,16 +243,12 @@ static void what_cannot_be_is_refused(void **state)
 /* ---- a placement ----------------------------------------------------------------------------- */
 
 static const char placement[] =
-    "{\"dualpipe_placement\": 1, \"source\": \"s\", \"ranks\": 1, \"replicas\": 1, \"exact\": true,"
-    "\"before_ns\": 1, \"after_ns\": 1, \"nodes\": ["
-    "{\"id\": 1, \"kind\": \"numa\", \"label\": \"numa0\", \"host\": \"a\", \"os_index\": 0},"
-    "{\"id\": 3, \"kind\": \"gpu\", \"label\": \"gpu0\", \"host\": \"a\", \"pci\": \"0000:03:00.0\"},"
-    "{\"id\": 4, \"kind\": \"nic\", \"label\": \"nic0\", \"host\": \"a\", \"pci\": \"0000:04:00.0\","
-    " \"ports\": [{\"number\": 1, \"rdma\": \"mlx5_1\", \"net\": \"\"}]},"
-    "{\"id\": 5, \"kind\": \"nic\", \"label\": \"nic1\", \"host\": \"a\", \"pci\": \"0000:09:00.0\","
-    " \"ports\": [{\"number\": 1, \"rdma\": \"mlx5_10\", \"net\": \"\"}]}],"
-    "\"workers\": [{\"replica\": 0, \"rank\": 0, \"gpu\": 3, \"came_as\": 0, \"memory\": 1,"
-    " \"nics\": [4, 5], \"qps\": [1, 1], \"copy\": [3, 1]}], \"flows\": [], \"links\": []}";
+    "dualpipe assignment 1\nplacement ranks=1 replicas=1\n"
+    "node id=1 kind=numa label=numa0 host=a os_index=0\n"
+    "node id=3 kind=gpu label=gpu0 host=a pci=0000:03:00.0\n"
+    "node id=4 kind=nic label=nic0 host=a pci=0000:04:00.0\nport number=1 rdma=mlx5_1\n"
+    "node id=5 kind=nic label=nic1 host=a pci=0000:09:00.0\nport number=1 rdma=mlx5_10\n"
+    "worker replica=0 rank=0 gpu=3 came_as=0 memory=1 nics=4,5 qps=1,1\nend\n";
 
 /* The GPU and the first NIC are behind one switch, the other one has a root port of its own. */
 static void make_sysfs(const char *root)

@@ -387,102 +387,6 @@ static void an_offload_uses_the_memory_next_to_the_gpu(void **state)
     unmake(&f);
 }
 
-/* ---- files ---------------------------------------------------------------------------------- */
-
-static void a_file_gives_back_what_was_written(void **state)
-{
-    (void)state;
-    struct fixture f = make("dgx-h100 host:2", DP_SCHEDULE_DUALPIPE, 4, 4);
-    struct dp_placement *p, *q;
-    char *a, *b;
-    size_t len;
-
-    f.spec.offload_bytes = 1e9;
-    f.spec.effort = 100;
-    p = place(&f.spec);
-    assert_int_equal(dp_placement_write(p, f.t, &a, &len), 0);
-    if (dp_placement_read(a, len, f.t, &q))
-        fail_msg("%s", dp_last_error());
-    assert_int_equal(dp_placement_write(q, f.t, &b, NULL), 0);
-    assert_string_equal(a, b);
-    assert_int_equal(q->links[0].link, p->links[0].link);
-    free(a);
-    free(b);
-    dp_placement_free(p);
-    dp_placement_free(q);
-    unmake(&f);
-}
-
-/* The same GPUs in a topology where they have other numbers. */
-static void a_file_finds_nodes_by_their_names(void **state)
-{
-    (void)state;
-    struct fixture f = make("host:2 numa:1 root:1 gpu:2 nic:1 net=100Gb/s", DP_SCHEDULE_1F1B, 4, 1);
-    struct dp_topology *other;
-    struct dp_placement *p = place(&f.spec), *q;
-    char label[2][DP_TOPO_LABEL_LEN], *text;
-    size_t len;
-
-    assert_int_equal(dp_topology_new_synthetic(
-                         "host:2 numa:2 root:1 gpu:2 nic:1 net=100Gb/s", &other), 0);
-    assert_int_equal(dp_placement_write(p, f.t, &text, &len), 0);
-    if (dp_placement_read(text, len, other, &q))
-        fail_msg("%s", dp_last_error());
-    for (int w = 0; w < 4; w++)
-        assert_string_equal(dp_topology_label(f.t, p->workers[w].gpu, label[0]),
-                            dp_topology_label(other, q->workers[w].gpu, label[1]));
-    free(text);
-    dp_placement_free(p);
-    dp_placement_free(q);
-    dp_topology_free(other);
-    unmake(&f);
-}
-
-static void a_file_that_is_wrong_is_refused_with_the_place(void **state)
-{
-    (void)state;
-#define HEAD "{\"dualpipe_placement\": 1, \"ranks\": 1, \"replicas\": 1, "
-#define NODE(id, kind, label)                                                                      \
-    "\"nodes\": [{\"id\": " #id ", \"kind\": \"" kind "\", \"label\": \"" label "\"}], "
-#define WORKER(gpu)                                                                                \
-    "\"workers\": [{\"replica\": 0, \"rank\": 0, \"came_as\": 0, \"gpu\": " #gpu "}], "
-#define FLOW "{\"kind\": \"mirror\", \"from\": 0, \"to\": 0"
-#define LISTS "\"flows\": [], \"links\": []}"
-    static const struct {
-        const char *text, *sentence;
-    } wrong[] = {
-        {"{}", "dualpipe_placement"},
-        {"{\"dualpipe_placement\": 2}", "dualpipe_placement"},
-        {HEAD "\"nodes\": []}", "workers"},
-        {HEAD "\"nodes\": [], \"workers\": [], " LISTS, "workers"},
-        {HEAD "\"nodes\": [{\"id\": 0, \"kind\": \"gpu\"}], " WORKER(0) LISTS, "label"},
-        {HEAD NODE(0, "gpu", "gpu9") WORKER(0) LISTS, "gpu9"},
-        {HEAD NODE(0, "gpu", "numa0") WORKER(0) LISTS, "kind 'gpu', expected numa"},
-        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"exact\": 1}", "exact: expected true or false"},
-        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"before_ns\": -1}", "before_ns: expected a number"},
-        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"flows\": [" FLOW ", \"class\": \"x\"}]}",
-         "flows[0].class: 'x', expected the class"},
-        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"flows\": [" FLOW "}]}", "flows[0].class: ''"},
-        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"links\": [{\"from\": 0, \"to\": 1}]}",
-         "links[0].from, to: expected ids"},
-        {HEAD NODE(0, "gpu", "gpu0") WORKER(0) "\"links\": [{\"from\": 0, \"to\": 0}]}",
-         "links[0]: expected two nodes that a link"},
-        {HEAD "\"nodes\": [], \"workers\": [{\"replica\": 0, \"rank\": 0, \"came_as\": 0, \"gpu\": 5}], "
-         LISTS, "workers[0].gpu"},
-        {HEAD NODE(5, "numa", "numa0") WORKER(5) LISTS, "the id of a GPU"},
-        {HEAD "\"nodes\": [", "placement:1: nodes"},
-    };
-    struct fixture f = make("numa:1 gpu:1", DP_SCHEDULE_1F1B, 1, 1);
-    struct dp_placement *p;
-
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
-        assert_int_equal(dp_placement_read(wrong[i].text, strlen(wrong[i].text), f.t, &p), DP_EINVAL);
-        if (!strstr(dp_last_error(), wrong[i].sentence))
-            fail_msg("'%s' does not say '%s'", dp_last_error(), wrong[i].sentence);
-    }
-    unmake(&f);
-}
-
 /* ---- errors --------------------------------------------------------------------------------- */
 
 static void expect_refusal(const struct dp_placement_spec *spec, const char *sentence)
@@ -554,9 +458,6 @@ int main(void)
         cmocka_unit_test(the_same_spec_gives_the_same_placement),
         cmocka_unit_test(flows_share_the_nics_of_a_host),
         cmocka_unit_test(an_offload_uses_the_memory_next_to_the_gpu),
-        cmocka_unit_test(a_file_gives_back_what_was_written),
-        cmocka_unit_test(a_file_finds_nodes_by_their_names),
-        cmocka_unit_test(a_file_that_is_wrong_is_refused_with_the_place),
         cmocka_unit_test(a_spec_that_is_wrong_is_refused_by_name),
         cmocka_unit_test(gpus_without_a_route_between_them_are_named),
     };

@@ -328,10 +328,8 @@ static void a_placement_gives_links_only_if_it_is_asked_for_them(void **state)
     char path[SCRATCH_LEN], wrong[SCRATCH_LEN];
 
     unsetenv("DUALPIPE_TUNER_TABLE");
-    write_placement(path, "{\"dualpipe_placement\": 1, \"ranks\": 1, \"replicas\": 1, \"rates\": "
-                          "{\"intra_gbs\": 450, \"inter_gbs\": 50}, \"nodes\": [{\"id\": 1, \"kind\": "
-                          "\"gpu\"}], \"workers\": [{\"replica\": 0, \"rank\": 0, \"gpu\": 1, "
-                          "\"came_as\": 0}]}");
+    write_placement(path, "dualpipe assignment 1\nplacement ranks=1 replicas=1 intra_gbs=450 inter_gbs=50\n"
+                          "node id=1 kind=gpu\nworker replica=0 rank=0 gpu=1 came_as=0\nend\n");
     expect_said(5, "so NCCL chooses by itself");
     struct tuner_caller unasked = open_tuner(5, 8, 1);
     assert_left_alone(&unasked, all_reduce(1 << 20));
@@ -343,7 +341,7 @@ static void a_placement_gives_links_only_if_it_is_asked_for_them(void **state)
     expect_said(5, "a model of links intra=100");
     setenv("DUALPIPE_TUNER_LINKS", "placement", 1);
     write_placement(wrong, "{}");
-    expect_said(5, "no \"dualpipe_placement\": 1");
+    expect_said(5, ": JSON, expected lines of text: `dualpipe topo place --convert ");
     unsetenv("DUALPIPE_PLACEMENT");
     expect_said(5, "DUALPIPE_TUNER_LINKS=placement: DUALPIPE_PLACEMENT names no file");
     unsetenv("DUALPIPE_TUNER_LINKS");

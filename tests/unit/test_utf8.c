@@ -112,7 +112,8 @@ static const struct {
     {read_topology, "{\"NAME\": 1}", false},
     {read_topology, "<system version=\"1\"><cpu numaid=\"0\" NAME=\"0\"></cpu></system>", false},
     {read_table, "# NAME\nallreduce,0,1024,ring,ll,1,-1,-1,-1,-1\n", true},
-    {read_assignment, "{\"version\": 1, \"NAME\": 1}", false},
+    {read_assignment, "dualpipe assignment 1 # NAME\nplacement ranks=1 replicas=1\nnode id=1 kind=gpu label=NAME\n"
+                      "worker replica=0 rank=0 gpu=1 came_as=0\nend\n", true},
 };
 
 static int read_with(size_t f, const char *before, const char *name)

@@ -650,12 +650,10 @@ static void place_on_fake1(char path[SCRATCH_LEN])
     assert_non_null(file);
     gethostname(host, sizeof(host) - 1);
     fprintf(file,
-            "{\"dualpipe_placement\": 1, \"ranks\": 1, \"replicas\": 1, \"nodes\": [{\"id\": 1, "
-            "\"kind\": \"gpu\", \"host\": \"%s\"}, {\"id\": 2, \"kind\": \"nic\", \"ports\": "
-            "[{\"number\": 1, \"rdma\": \"fake1\"}]}], \"workers\": [{\"replica\": 0, \"rank\": 0, "
-            "\"gpu\": 1, \"came_as\": 0, \"nics\": [2], \"qps\": [2]}], \"flows\": [{\"kind\": "
-            "\"activation\", \"from\": 0, \"to\": 0, \"nic_from\": 2, \"nic_to\": 2, "
-            "\"traffic_class\": 104}]}", host);
+            "dualpipe assignment 1\nplacement ranks=1 replicas=1\nnode id=1 kind=gpu host=%s\n"
+            "node id=2 kind=nic\nport number=1 rdma=fake1\n"
+            "worker replica=0 rank=0 gpu=1 came_as=0 nics=2 qps=2\n"
+            "flow kind=activation from=0 to=0 nic_from=2 nic_to=2 traffic_class=104\nend\n", host);
     fclose(file);
     setenv("DUALPIPE_PLACEMENT", path, 1);
     setenv("RANK", "0", 1);

@@ -13,7 +13,7 @@
 #include <string.h>
 
 static const char variable[] = "DUALPIPE_PLACEMENT";
-static const char remake[] = "dualpipe topo place ... --format json -o FILE, on the cluster as it is; "
+static const char remake[] = "dualpipe topo place ... -f assignment -o FILE, on the cluster as it is; "
                              "the same file on all hosts";
 
 static void add(struct doctor *d, enum doctor_severity severity, const char *what,

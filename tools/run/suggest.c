@@ -34,25 +34,36 @@ static struct dp_traffic_matrix *read_traffic(const char *path, size_t from)
     return m;
 }
 
+/* The GPUs of its workers; false: it is of other ranks, or of another cluster. */
+static bool list_placed(const struct dp_assignment *p, bool keeps_ranks, const struct dp_topology *t,
+                        int ranks, int32_t *gpus)
+{
+    bool is_listed = p->worker_count == ranks;
+
+    for (int w = 0; w < ranks && is_listed; w++) {
+        int32_t *gpu = &gpus[keeps_ranks ? p->workers[w].process : w];
+        const char *label = dp_assignment_text(p, p->nodes[p->workers[w].gpu].label);
+        is_listed = !dp_topology_find(t, label, gpu) && t->nodes[*gpu].kind == DP_TOPO_GPU;
+    }
+    return is_listed;
+}
+
 /* Where the ranks were: by the placement, or the first GPUs. */
 static bool list_gpus(const struct run_settings *s, const struct dp_topology *t, int ranks,
                       int32_t *gpus)
 {
-    struct dp_placement *p = NULL;
-    size_t len;
-    char *text = s->placement ? input_read(s->placement, TRAFFIC_BYTES_MAX, &len) : NULL;
-    bool is_placed =
-        text && !dp_placement_read(text, len, t, &p) && p->ranks * p->replicas == ranks;
-    int32_t gpu = -1;
+    struct dp_assignment *p = NULL;
+    const bool is_placed = s->placement && !dp_assignment_load(s->placement, &p) &&
+                           list_placed(p, s->keeps_ranks, t, ranks, gpus);
+    int32_t gpu = is_placed ? 0 : -1;
 
-    for (int i = 0; i < ranks; i++) {
-        gpu = is_placed ? p->workers[i].gpu : dp_topology_next(t, DP_TOPO_GPU, -1, gpu + 1);
-        gpus[is_placed && s->keeps_ranks ? p->workers[i].came_as : i] = gpu;
+    dp_assignment_free(p);
+    for (int i = 0; i < ranks && !is_placed; i++) {
+        gpu = dp_topology_next(t, DP_TOPO_GPU, -1, gpu + 1);
+        gpus[i] = gpu;
         if (gpu < 0)
             break;
     }
-    dp_placement_free(p);
-    free(text);
     return gpu >= 0;
 }
 
@@ -143,7 +154,7 @@ static void say_gain(const struct dp_placement_spec *spec, const struct dp_place
                 swap.b, percent_less(swap.slowest_ns, p->before_ns));
     if (order >= 1)
         fprintf(stderr,
-                "dualpipe: another order: %d %% less; dualpipe topo place --traffic %s -f json -o "
+                "dualpipe: another order: %d %% less; dualpipe topo place --traffic %s -f assignment -o "
                 "FILE, then run --placement FILE\n",
                 order, path);
     else

@@ -116,13 +116,13 @@ int topo_run(const struct usage *usage, int argc, char **argv, void *values, top
 {
     const struct topo_args *a = values; /* every values struct begins with one */
     struct operands operands;
-    struct dp_topology *t;
+    struct dp_topology *t = NULL;
     struct output out;
     int status;
 
     if (!args_parse(usage, argc, argv, values, &operands, &status))
         return status;
-    status = topo_load(a, &t);
+    status = a->convert ? 0 : topo_load(a, &t);
     if (status)
         return status;
     status = output_open(a->output, &out);

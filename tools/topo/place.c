@@ -300,6 +300,8 @@ static int place(const void *values, const struct operands *operands, const stru
     struct place_args a = *(const struct place_args *)values;
     struct dp_schedule *s;
 
+    if (a.topo.convert)
+        return topo_convert(a.topo.convert, to);
     if (a.traffic)
         return operands->count ? misuse_kind() : place_measured(&a, t, to);
     a.schedule.outline = true;
@@ -377,13 +379,15 @@ static const struct arg traffic_rows[] = {
     {"traffic-class", 0, "KIND=N,...", "of RDMA, for flows of a kind between hosts: activation=104",
      ARG_PARSE, AT(traffic_class), .parse = parse_classes},
 };
-static const char *const formats[] = {"text", "json", NULL};
+static const char *const formats[] = {"text", "assignment", NULL};
 static const struct arg search_rows[] = {
     {"effort", 0, "N", "swaps that the search tries; 0: by the number of workers", ARG_INT,
      AT(effort), .fallback = "0", .max = 1e9},
     {"seed", 0, "N", "of the search", ARG_INT, AT(seed), .fallback = "0", .max = 1e15},
-    {"format", 'f', NULL, "what to write; json is what others read", ARG_CHOICE, AT(topo.format),
+    {"format", 'f', NULL, "what to write; assignment is what others read", ARG_CHOICE, AT(topo.format),
      .fallback = "text", .choices = formats},
+    {"convert", 0, "FILE", "instead: a placement as JSON, of an older release, as assignment",
+     ARG_STRING, AT(topo.convert)},
     {"lines", 0, "N", "of each list, as text", ARG_INT, AT(lines), .fallback = "16", .min = 1,
      .max = 1e9},
 };
@@ -407,7 +411,7 @@ int run_topo_place(int argc, char **argv)
         .groups = groups,
         .examples = "  dualpipe topo place dualpipe -P 8 -M 20\n"
                     "  dualpipe topo place 1f1b -P 8 -D 4 --parameter-bytes 2GB \\\n"
-                    "      --synthetic 'dgx-h100 host:4' -f json -o placement.json\n"
+                    "      --synthetic 'dgx-h100 host:4' -f assignment -o placement.txt\n"
                     "  dualpipe topo place dualpipe -P 4 -D 2 --offload-bytes 4GB \\\n"
                     "      --synthetic hgx-a100\n"
                     "  dualpipe topo place --traffic traffic.json --synthetic 'dgx-h100 host:2'\n",

@@ -17,6 +17,7 @@
 struct topo_args {
     struct arg_list inputs;
     const char *sysfs, *synthetic, *output, *format;
+    const char *convert; /* of place: this file, and no topology is needed */
     bool hwloc;
 };
 
@@ -36,6 +37,10 @@ char *topo_read_file(const char *path, size_t *len);
 typedef int (*topo_write_fn)(const void *values, const struct operands *operands,
                              const struct dp_topology *t, FILE *to);
 int topo_run(const struct usage *usage, int argc, char **argv, void *values, topo_write_fn write);
+
+/* A placement of an older release, as lines of text. 0, or a negative errno once the sentence has been
+ * printed. */
+int topo_convert(const char *path, FILE *to);
 
 /* The host that --host names, or that a node of that name is in; NULL: the first. Else DP_EINVAL, and
  * the sentence has been printed. */

@@ -9,7 +9,7 @@
  *
  *      struct dp_assignment *assignment;
  *      int map[P];
- *      dp_assignment_load("placement.json", &assignment);
+ *      dp_assignment_load("placement.txt", &assignment);
  *      dp_assignment_map(assignment, 0, map);
  *      dp_schedule_new(&(struct dp_schedule_spec){..., .rank_map = map}, &schedule);
  *      dp_assignment_bind(assignment, dp_assignment_find(assignment, dp_comm_rank(comm)));
@@ -38,7 +38,7 @@ enum dp_flow_kind {
 /* "activation", "gradient", "mirror", "mixing", "offload". */
 DP_PUBLIC const char *dp_flow_kind_name(enum dp_flow_kind kind);
 
-enum { DP_PLACEMENT_NICS_MAX = 16, DP_ASSIGNED_COPY_MAX = 16 };
+enum { DP_PLACEMENT_NICS_MAX = 16 };
 
 /* Texts are offsets, for dp_assignment_text; 0 is "". */
 struct dp_assigned_port {
@@ -60,10 +60,9 @@ struct dp_assigned_worker {
     int32_t process;
     int32_t gpu;           /* this and the following count in nodes */
     int32_t memory;        /* NUMA node of its pinned buffers; -1: none is known */
-    int32_t nic_count, qps_count, copy_count;
+    int32_t nic_count, qps_count;
     int32_t nics[DP_PLACEMENT_NICS_MAX]; /* the one to use first first */
     int32_t qps[DP_PLACEMENT_NICS_MAX];  /* queue pairs of a connection over it */
-    int32_t copy[DP_ASSIGNED_COPY_MAX];      /* the route of a copy, from the GPU to that memory */
 };
 
 struct dp_assigned_flow {
@@ -93,8 +92,9 @@ static inline const char *dp_assignment_text(const struct dp_assignment *s, uint
     return s->text + text;
 }
 
-/* Read a file that dp_placement_write has made; `name` is for messages. DP_EINVAL with "NAME:LINE:"
- * or the place in it, and what was expected there; DP_ENOENT, DP_EIO, DP_ENOMEM. The caller frees. */
+/* Read a file that dp_placement_write has made; `name` is for messages. DP_EINVAL with "NAME:LINE:" and
+ * what was expected there, also for JSON, which older releases wrote; DP_ENOENT, DP_EIO, DP_ENOMEM. The
+ * caller frees. */
 DP_PUBLIC int dp_assignment_read(const char *text, size_t len, const char *name,
                                  struct dp_assignment **out);
 DP_PUBLIC int dp_assignment_load(const char *path, struct dp_assignment **out);

@@ -15,9 +15,9 @@
  * time.
  *
  * Workers are numbered replica * P + pipeline rank. GPUs are nodes of the topology. A placement is
- * plain data, holds no pointer to the topology or the schedule, and round-trips through a JSON file
- * (placement/README.md documents it). assignment.h reads what one process needs of that file,
- * without the topology: so do the runtime, the net plugin and the tuner.
+ * plain data, and holds no pointer to the topology or the schedule. What processes need of it is written
+ * as lines of text (placement/README.md documents them), which assignment.h reads without the topology:
+ * so do the runtime, the net plugin and the tuner.
  *
  * Source of the problem: process mapping, e.g. Hoefler and Snir, "Generic topology mapping
  * strategies for large-scale parallel architectures", ICS 2011. It is NP-hard; see effort.
@@ -143,15 +143,10 @@ DP_PUBLIC int dp_placement_weigh(const struct dp_placement_spec *spec, const int
 
 /* ---- the file ------------------------------------------------------------------------------- */
 
-/* As JSON, names of nodes instead of numbers, so that it can be read without the topology. *text is
+/* For dp_assignment_read, with names of nodes, so that it can be read without the topology. *text is
  * malloc'ed, the caller frees it; len may be NULL. DP_ENOMEM. */
 DP_PUBLIC int dp_placement_write(const struct dp_placement *p, const struct dp_topology *t,
                                  char **text, size_t *len);
-/* Read it back, as dp_assignment_read does; names are looked up in t. DP_EINVAL with the place and
- * what was expected there, also for a name that t does not have, or has for another kind of node;
- * DP_ENOMEM. The caller frees. */
-DP_PUBLIC int dp_placement_read(const char *text, size_t len, const struct dp_topology *t,
-                                struct dp_placement **out);
 
 #ifdef __cplusplus
 }
