@@ -40,24 +40,6 @@ helps_with_every_command()
     done <"$work/commands"
 }
 
-# The examples of --help must at least parse: run them with --help behind.
-gives_examples_that_parse()
-{
-    all_commands >"$work/commands" || return
-    while read -r command; do
-        # shellcheck disable=SC2086 # words
-        run $command --help || return
-        sed -n '/^examples:/,$p' "$work/out" | sed -e ':a' -e '/\\$/N; s/\\\n//; ta' |
-            sed -n 's/^  \([A-Z_]*=[a-z]* \)*dualpipe \([^|>]*\).*/\2/p' >"$work/examples"
-        [ -s "$work/examples" ] || wrong "no example for $command" || return
-        while read -r example; do
-            # What stands behind -- is another command.
-            # shellcheck disable=SC2086 # words
-            run ${example%% -- *} --help || return
-        done <"$work/examples"
-    done <"$work/commands"
-}
-
 # tests/data/cli/mistakes: STATUS, the arguments, what must be said; tabs between.
 meets_a_mistake()
 {
@@ -390,7 +372,6 @@ offers_what_the_tables_have()
 
 it says_its_version
 it helps_with_every_command
-it gives_examples_that_parse
 tab=$(printf '\t')
 while IFS=$tab read -r code arguments text; do
     case $code in '#'* | '') continue ;; esac

@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# readme.sh - the README and the pages of the command are true: the commands of their ```console blocks
+# readme.sh - the README and the pages with ```console are true: the commands of their ```console blocks
 # print what they say, where ... stands for anything; links lead to files and headings; the picture is
 # what the command draws.
 set -eu
 
-pages='README.md tools/README.md tools/train/README.md'
+pages='README.md libdualpipe/mixing/README.md tools/README.md tools/train/README.md'
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 PATH=$DP_TOP_BUILDDIR/tools:$PATH
