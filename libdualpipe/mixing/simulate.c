@@ -22,11 +22,246 @@
 #include "base/fail.h"
 #include "mixing/graph.h"
 #include "mixing/neighbors.h"
-#include "mixing/simulate.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum {
+    DATA = 16,        /* data of a worker, of the logistic problem */
+    QUANTILES = 1024, /* of a step's time */
+    TAIL = 8,
+    LANES = 4 /* values are padded to a multiple */
+};
+
+struct simulation {
+    const struct dp_graph *g;
+    struct dp_mixing_scenario s;
+    int32_t n, d, alive;
+    double sigma_shift, quantiles[QUANTILES];
+    uint64_t time_key;         /* of this step's computing times */
+    bool *dead;                /* [n] */
+    double *ends, *next;       /* [n] T of the step before, and of this one */
+    double *x, *mixed;         /* [n * d] */
+    double *mass, *mixed_mass; /* [n] push-sum */
+    double *kept;              /* [n] and what of its own a worker does not give to the dead */
+    double *curve;             /* [d] curvature */
+    double *target;            /* [n * d] minima, or [n * DATA * d] features */
+    signed char *label;        /* [n * DATA] */
+    double *before, *grads;    /* [d] sums, to watch the mean */
+    bool watch;
+    double waited, computed;
+    /* With staleness, of each worker: the round of its exchange under way, when that is over, and
+     * what is then added. */
+    int64_t *round, passed; /* [n] -1: none */
+    double *due, *late;     /* [n], [n * d] */
+    struct dp_neighbor *neighbors;
+};
+
+/* ---- random numbers: a hash of what they are for --------------------------------------------- */
+
+/* What a number is for. */
+enum { OF_TIME, OF_LINK, OF_TARGET, OF_LABEL };
+
+static uint64_t scramble(uint64_t z) /* splitmix64, Steele et al., 2014 */
+{
+    z += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+/* Inside (0, 1). */
+static double inside(uint64_t hash)
+{
+    return ((double)(int64_t)(hash >> 12) + 0.5) * 0x1p-52;
+}
+
+static double uniform(uint64_t seed, uint64_t what, uint64_t index)
+{
+    return inside(scramble(scramble(seed ^ what << 48) + index));
+}
+
+static double tail(double q)
+{
+    static const double c[] = {-7.784894002430293e-03, -3.223964580411365e-01,
+                               -2.400758277161838e+00, -2.549732539343734e+00,
+                               4.374664141464968e+00,  2.938163982698783e+00};
+    static const double e[] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00,
+                               3.754408661907416e+00};
+
+    return (((((c[0] * q + c[1]) * q + c[2]) * q + c[3]) * q + c[4]) * q + c[5]) /
+           ((((e[0] * q + e[1]) * q + e[2]) * q + e[3]) * q + 1);
+}
+
+/* The inverse of the normal distribution: Acklam's approximation, relative error 1.2e-9. */
+static double inverse_normal(double p)
+{
+    static const double a[] = {-3.969683028665376e+01, 2.209460984245205e+02,
+                               -2.759285104469687e+02, 1.383577518672690e+02,
+                               -3.066479806614716e+01, 2.506628277459239e+00};
+    static const double b[] = {-5.447609879822406e+01, 1.615858368580409e+02,
+                               -1.556989798598866e+02, 6.680131188771972e+01,
+                               -1.328068155288572e+01};
+
+    if (p < 0.02425)
+        return tail(sqrt(-2 * log(p)));
+    if (p > 1 - 0.02425)
+        return -tail(sqrt(-2 * log(1 - p)));
+    const double q = p - 0.5, r = q * q;
+    return (((((a[0] * r + a[1]) * r + a[2]) * r + a[3]) * r + a[4]) * r + a[5]) * q /
+           (((((b[0] * r + b[1]) * r + b[2]) * r + b[3]) * r + b[4]) * r + 1);
+}
+
+/* ---- time ------------------------------------------------------------------------------------ */
+
+/* Of a step's computing time. */
+static double time_quantile(const struct simulation *v, double p)
+{
+    return v->s.compute_ns * exp(v->s.sigma * inverse_normal(p) - v->sigma_shift);
+}
+
+/* That of worker i in this step. Between the tails by the table: it is off by less than 1e-3 of
+ * sigma. */
+static double compute_time(const struct simulation *v, int32_t i)
+{
+    const double p = inside(scramble(v->time_key + (uint64_t)i)), at = p * QUANTILES;
+    const int32_t k = (int32_t)at;
+
+    if (k < TAIL || k >= QUANTILES - TAIL)
+        return time_quantile(v, p);
+    return v->quantiles[k] + (at - k) * (v->quantiles[k + 1] - v->quantiles[k]);
+}
+
+/* A factor, of the link between two workers. */
+static double link_slowness(const struct simulation *v, int32_t i, int32_t j)
+{
+    const uint64_t low = (uint64_t)(i < j ? i : j), high = (uint64_t)(i < j ? j : i);
+
+    if (v->s.slow_links == 0 || uniform(v->s.seed, OF_LINK, low << 24 | high) >= v->s.slow_links)
+        return 1;
+    return v->s.slow_factor;
+}
+
+static double transfer_ns(const struct simulation *v, double bytes)
+{
+    return v->s.bytes_per_ns > 0 ? bytes / v->s.bytes_per_ns : 0;
+}
+
+/* As slow as the slowest link of a ring through the members in their order. */
+static double group_cost(const struct simulation *v, const int32_t *members, int32_t count)
+{
+    double slow = 1;
+    int32_t steps = 0;
+
+    if (count < 2)
+        return 0;
+    for (int32_t k = 0; v->s.slow_links > 0 && k < count; k++)
+        slow = fmax(slow, link_slowness(v, members[k], members[(k + 1) % count]));
+    if (count == 2)
+        return slow * (v->s.latency_ns + transfer_ns(v, v->s.message_bytes));
+    for (int32_t reached = 1; reached < count; reached *= 2)
+        steps += 2;
+    return slow *
+           (steps * v->s.latency_ns + 2 * (count - 1) * transfer_ns(v, v->s.message_bytes / count));
+}
+
+/* ---- what workers learn ---------------------------------------------------------------------- */
+
+/* What a gradient is a factor times: for the quadratic the distance, for the logistic the features
+ * of the datum of this step. */
+static double logistic_factor(const struct simulation *v, int32_t i, int64_t datum, const double *x)
+{
+    const double *a = v->target + ((size_t)i * DATA + (size_t)datum) * (size_t)v->d;
+    const double label = v->label[i * DATA + datum];
+    double dot = 0;
+
+    for (int32_t k = 0; k < v->d; k++)
+        dot += a[k] * x[k];
+    return -label / (1 + exp(label * dot));
+}
+
+/* out -= rate * gradient of worker i at x, which is its value divided by its mass. */
+static void descend(struct simulation *v, int64_t t, int32_t i, const double *x, double *out)
+{
+    const double rate = v->s.rate;
+
+    if (v->s.problem == DP_MIXING_LOGISTIC) {
+        const double *a = v->target + ((size_t)i * DATA + (size_t)(t % DATA)) * (size_t)v->d;
+        const double factor = logistic_factor(v, i, t % DATA, x);
+        for (int32_t k = 0; k < v->d; k++)
+            out[k] -= rate * factor * a[k];
+        for (int32_t k = 0; v->watch && k < v->d; k++)
+            v->grads[k] += factor * a[k];
+        return;
+    }
+    const double *target = v->target + (size_t)i * (size_t)v->d;
+    for (int32_t k = 0; k < v->d; k++)
+        out[k] -= rate * v->curve[k] * (x[k] - target[k]);
+    for (int32_t k = 0; v->watch && k < v->d; k++)
+        v->grads[k] += v->curve[k] * (x[k] - target[k]);
+}
+
+/* Loss of x for one worker's data. */
+static double loss_of(const struct simulation *v, int32_t i, const double *x)
+{
+    double sum = 0;
+
+    if (v->s.problem == DP_MIXING_LOGISTIC) {
+        for (int64_t datum = 0; datum < DATA; datum++) {
+            const double *a = v->target + ((size_t)i * DATA + (size_t)datum) * (size_t)v->d;
+            double dot = 0;
+            for (int32_t k = 0; k < v->d; k++)
+                dot += a[k] * x[k];
+            sum += log1p(exp(-v->label[i * DATA + datum] * dot)) / DATA;
+        }
+        return sum;
+    }
+    for (int32_t k = 0; k < v->d; k++) {
+        const double away = x[k] - v->target[(size_t)i * (size_t)v->d + (size_t)k];
+        sum += 0.5 * v->curve[k] * away * away;
+    }
+    return sum;
+}
+
+static double draw(const struct simulation *v, uint64_t index)
+{
+    return inverse_normal(uniform(v->s.seed, OF_TARGET, index));
+}
+
+static void make_quadratic(struct simulation *v)
+{
+    const int32_t d = v->s.dimensions;
+
+    for (int32_t k = 0; k < d; k++)
+        v->curve[k] = 0.25 + 0.75 * (k + 1) / d;
+    for (int32_t i = 0; i < v->n; i++)
+        for (int32_t k = 0; k < d; k++)
+            v->target[(size_t)i * (size_t)v->d + (size_t)k] =
+                1 + draw(v, (uint64_t)i * (uint64_t)d + (uint64_t)k);
+}
+
+/* Nine in ten data of a worker are of one class. */
+static void make_logistic(struct simulation *v)
+{
+    for (int32_t i = 0; i < v->n; i++)
+        for (int32_t datum = 0; datum < DATA; datum++) {
+            const size_t number = (size_t)i * DATA + (size_t)datum;
+            const bool usual = uniform(v->s.seed, OF_LABEL, number) < 0.9;
+            v->label[number] = usual == (i % 2 == 0) ? 1 : -1;
+            for (int32_t k = 0; k < v->s.dimensions; k++)
+                v->target[number * (size_t)v->d + (size_t)k] =
+                    0.5 * v->label[number] + draw(v, number * 64 + (uint64_t)k);
+        }
+}
+
+static void make_problem(struct simulation *v)
+{
+    if (v->s.problem == DP_MIXING_LOGISTIC)
+        make_logistic(v);
+    else
+        make_quadratic(v);
+}
 
 /* ---- a round ----------------------------------------------------------------------------------- */
 
@@ -60,7 +295,7 @@ static double arrival_of(const struct simulation *v, const int32_t *living, int3
 
     for (int32_t k = 0; k < count; k++)
         last = fmax(last, v->ends[living[k]] + (v->s.in_turn ? computed[k] : 0));
-    return count > 1 ? last + dp_simulation_group_cost(v, living, count) : 0;
+    return count > 1 ? last + group_cost(v, living, count) : 0;
 }
 
 static void mix_group(struct simulation *v, int64_t t, const struct dp_mix_group *group,
@@ -86,7 +321,7 @@ static void mix_group(struct simulation *v, int64_t t, const struct dp_mix_group
         }
     }
     for (int32_t k = 0; k < count; k++)
-        dp_simulation_descend(v, t, living[k], v->x + (size_t)living[k] * (size_t)v->d,
+        descend(v, t, living[k], v->x + (size_t)living[k] * (size_t)v->d,
                 v->mixed + (size_t)living[k] * (size_t)v->d);
 }
 
@@ -114,7 +349,7 @@ static void do_groups(struct simulation *v, int64_t t, const struct dp_mix_round
     for (size_t i = r->first_group; i < r->first_group + r->group_count; i++) {
         const int32_t count = find_living(v, &v->g->groups[i], living);
         for (int32_t k = 0; k < count; k++)
-            computed[k] = dp_simulation_compute_time(v, living[k]);
+            computed[k] = compute_time(v, living[k]);
         const double arrival = arrival_of(v, living, count, computed);
         for (int32_t k = 0; k < count; k++)
             end_step(v, living[k], computed[k], arrival);
@@ -143,7 +378,7 @@ static void do_links_of(struct simulation *v, int64_t t, int32_t i, const double
         others++;
         mass += a * l->weight * v->mass[l->from];
         last = fmax(last, v->ends[l->from] + (v->s.in_turn ? computed[l->from] : 0));
-        slow = fmax(slow, dp_simulation_slowness(v, i, l->from));
+        slow = fmax(slow, link_slowness(v, i, l->from));
         for (int32_t c = 0; c < v->d; c++)
             out[c] += a * l->weight * x[c];
     }
@@ -155,10 +390,9 @@ static void do_links_of(struct simulation *v, int64_t t, int32_t i, const double
     v->mixed_mass[i] = mass + (1 - a + a * self) * v->mass[i];
     for (int32_t c = 0; c < v->d; c++)
         z[c] = own[c] / v->mass[i];
-    dp_simulation_descend(v, t, i, z, out);
+    descend(v, t, i, z, out);
     const double cost =
-        slow * (v->s.latency_ns +
-                dp_simulation_transfer_ns(v, v->s.message_bytes * (double)others));
+        slow * (v->s.latency_ns + transfer_ns(v, v->s.message_bytes * (double)others));
     end_step(v, i, computed[i], others ? last + cost : 0);
 }
 
@@ -180,7 +414,7 @@ static void do_links(struct simulation *v, int64_t t, double *computed)
     if (v->alive < v->n)
         find_kept(v, t);
     for (int32_t i = 0; i < v->n; i++)
-        computed[i] = v->dead[i] ? 0 : dp_simulation_compute_time(v, i);
+        computed[i] = v->dead[i] ? 0 : compute_time(v, i);
     for (int32_t i = 0; i < v->n; i++)
         if (!v->dead[i])
             do_links_of(v, t, i, computed);
@@ -199,14 +433,14 @@ static void do_all_reduce(struct simulation *v, int64_t t, int32_t *living, doub
         if (!v->dead[i])
             living[count++] = i;
     for (int32_t k = 0; k < count; k++) {
-        computed[k] = dp_simulation_compute_time(v, living[k]);
+        computed[k] = compute_time(v, living[k]);
         last = fmax(last, v->ends[living[k]] + computed[k]);
     }
-    last += dp_simulation_group_cost(v, living, count);
+    last += group_cost(v, living, count);
     double delta[64] = {0};
     for (int32_t k = 0; k < count; k++) {
         end_step(v, living[k], computed[k], last);
-        dp_simulation_descend(v, t, living[k], v->x + (size_t)living[k] * (size_t)v->d, delta);
+        descend(v, t, living[k], v->x + (size_t)living[k] * (size_t)v->d, delta);
     }
     for (int32_t k = 0; k < count; k++)
         for (int32_t c = 0; c < v->d; c++)
@@ -219,7 +453,7 @@ static void do_all_reduce(struct simulation *v, int64_t t, int32_t *living, doub
 /* The end of worker i's step t: it adds what came, if that is there or may not be later. */
 static void end_stale(struct simulation *v, int64_t t, int32_t i)
 {
-    const double computed = dp_simulation_compute_time(v, i), own = v->ends[i] + computed;
+    const double computed = compute_time(v, i), own = v->ends[i] + computed;
     const bool pending = v->round[i] >= 0, must = t - v->round[i] > v->s.staleness;
     const double *x = v->x + (size_t)i * (size_t)v->d;
     double *out = v->mixed + (size_t)i * (size_t)v->d, *late = v->late + (size_t)i * (size_t)v->d;
@@ -230,7 +464,7 @@ static void end_stale(struct simulation *v, int64_t t, int32_t i)
         out[c] = x[c] + (takes ? v->s.factor * late[c] : 0);
     for (int32_t c = 0; takes && c < v->d; c++)
         late[c] = 0;
-    dp_simulation_descend(v, t, i, x, out);
+    descend(v, t, i, x, out);
     if (takes)
         v->round[i] = -1;
     v->passed += v->round[i] >= 0;
@@ -253,13 +487,12 @@ static void start_stale(struct simulation *v, int64_t t, int32_t i)
         last = fmax(last, v->next[j]);
         if (v->round[j] >= 0 && v->round[j] < t) /* it leaves the round out */
             continue;
-        slow = fmax(slow, dp_simulation_slowness(v, i, j));
+        slow = fmax(slow, link_slowness(v, i, j));
         others++;
         for (int32_t c = 0; c < v->d; c++)
             late[c] += v->neighbors[k].weight * (x[c] - own[c]);
     }
-    v->due[i] = last + slow * (v->s.latency_ns +
-                               dp_simulation_transfer_ns(v, v->s.message_bytes * others));
+    v->due[i] = last + slow * (v->s.latency_ns + transfer_ns(v, v->s.message_bytes * others));
 }
 
 static void do_stale(struct simulation *v, int64_t t)
@@ -317,8 +550,7 @@ static void step(struct simulation *v, int64_t t, int32_t *living, double *compu
 {
     const struct dp_mix_round *r = &v->g->rounds[t % v->g->period];
 
-    v->time_key = dp_simulation_scramble(
-        dp_simulation_scramble(v->s.seed ^ (uint64_t)OF_TIME << 48) + (uint64_t)t);
+    v->time_key = scramble(scramble(v->s.seed ^ (uint64_t)OF_TIME << 48) + (uint64_t)t);
 
     if (v->s.all_reduce)
         do_all_reduce(v, t, living, computed);
@@ -337,7 +569,7 @@ static void kill_workers(struct simulation *v, int64_t t)
     const int64_t due = v->s.deaths * (t + 1) / v->s.steps;
 
     while (v->n - v->alive < due && v->alive > 1) {
-        uint64_t at = dp_simulation_scramble(v->s.seed ^ (uint64_t)v->alive << 32) % (uint64_t)v->n;
+        uint64_t at = scramble(v->s.seed ^ (uint64_t)v->alive << 32) % (uint64_t)v->n;
         while (v->dead[at])
             at = (at + 1) % (uint64_t)v->n;
         v->dead[at] = true;
@@ -361,7 +593,7 @@ static struct dp_mixing_sample take_sample(struct simulation *v, int64_t t)
             out.consensus += away * away;
         }
         out.time_ns += v->dead[i] ? 0 : v->ends[i] / v->alive;
-        out.loss += dp_simulation_loss(v, i, mean) / v->n;
+        out.loss += loss_of(v, i, mean) / v->n;
     }
     out.consensus = sqrt(out.consensus / v->alive);
     return out;
@@ -507,10 +739,10 @@ static bool allocate(struct simulation *v)
 static void set_up(struct simulation *v)
 {
     for (int k = TAIL; k < QUANTILES; k++)
-        v->quantiles[k] = dp_simulation_quantile(v, (double)k / QUANTILES);
+        v->quantiles[k] = time_quantile(v, (double)k / QUANTILES);
     for (int32_t i = 0; i < v->n; i++)
         v->mass[i] = 1;
-    dp_simulation_make_problem(v);
+    make_problem(v);
 }
 
 int dp_mixing_simulate(const struct dp_graph *g, const struct dp_mixing_scenario *scenario,
