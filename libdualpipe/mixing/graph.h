@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * graph.h - what the files of the graphs share: the table of built-in graphs, and the written forms.
+ * graph.h - what the files of the graphs share: the table of built-in graphs, the written forms,
+ * and what becomes of a graph when workers go or come.
  */
 #ifndef DP_MIXING_GRAPH_H
 #define DP_MIXING_GRAPH_H
@@ -24,27 +25,29 @@ int dp_graph_read_json(const char *text, size_t len, struct dp_graph **out);
 void dp_graph_write_words(const struct dp_graph *g, struct dp_text *t);
 void dp_graph_write_json(const struct dp_graph *g, struct dp_text *t);
 
-/* Lines of numbers: a matrix or an edge list. */
-struct dp_number_table {
-    double *items; /* row after row */
-    int *columns;  /* [rows] */
-    int *lines;    /* [rows]: where in the file */
-    int rows;
-    size_t count, capacity;
-    int row_capacity;
-};
-int dp_number_table_read(const char *text, size_t len, struct dp_number_table *out);
-void dp_number_table_fini(struct dp_number_table *t);
-bool dp_number_table_is_square(const struct dp_number_table *t);
-
-int dp_graph_of_matrix(const struct dp_number_table *t, enum dp_graph_weights weights,
-                       struct dp_graph **out);
-int dp_graph_of_edges(const struct dp_number_table *t, enum dp_graph_weights weights, int workers,
-                      struct dp_graph **out);
-
 /* Colour the edges of a simple graph: ends[2 * i], ends[2 * i + 1] are the ends of edge i, colors[i]
  * receives 0 .. *used - 1, where *used is at most the largest degree + 1. Edges that share an end have
  * different colours. DP_ENOMEM. */
 int dp_color_edges(int workers, size_t edges, const int32_t *ends, int32_t *colors, int32_t *used);
+
+/* The graph of the workers that are left: alive[workers], whose numbers become 0, 1 ... in their
+ * order, each on a node of its own. Of the same kind where that exists for so few (ring of 8 with 6
+ * left); otherwise each lost worker is taken out of every round: what it took from one goes to
+ * those that it gave to, in the same shares, so that rows and columns still sum to one. A pair
+ * without its partner keeps its value; rounds that never bring two parts together get one more that
+ * does. A graph of push-sum in several rounds becomes directed-exp. The result has passed
+ * dp_graph_check. DP_EINVAL if none is alive; DP_ENOMEM. Any thread. */
+int dp_graph_without(const struct dp_graph *g, const bool *alive, struct dp_graph **out);
+/* A graph for another number of workers, each on a node of its own: of the same kind where that
+ * exists; otherwise directed-exp for push-sum, torus for one round, hypercube for several. Errors
+ * as above. */
+int dp_graph_of_size(const struct dp_graph *g, int workers, struct dp_graph **out);
+
+/* Same workers, local, push_sum and rounds; names may differ. */
+bool dp_graph_equal(const struct dp_graph *a, const struct dp_graph *b);
+
+/* out = W x of round t, or its transpose, a number a worker: x[workers], out[workers], not the same
+ * memory. */
+void dp_graph_mix(const struct dp_graph *g, int64_t t, bool back, const double *x, double *out);
 
 #endif

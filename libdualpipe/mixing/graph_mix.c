@@ -91,7 +91,7 @@ static void mix_links(const struct dp_graph *g, const struct dp_mix_round *r, bo
     }
 }
 
-static void mix(const struct dp_graph *g, int64_t t, bool back, const double *x, double *out)
+void dp_graph_mix(const struct dp_graph *g, int64_t t, bool back, const double *x, double *out)
 {
     const struct dp_mix_round *r = &g->rounds[round_of(g, t)];
 
@@ -99,16 +99,6 @@ static void mix(const struct dp_graph *g, int64_t t, bool back, const double *x,
         mix_groups(g, r, x, out);
     else
         mix_links(g, r, back, x, out);
-}
-
-void dp_graph_mix(const struct dp_graph *g, int64_t t, const double *x, double *out)
-{
-    mix(g, t, false, x, out);
-}
-
-void dp_graph_mix_back(const struct dp_graph *g, int64_t t, const double *x, double *out)
-{
-    mix(g, t, true, x, out);
 }
 
 /* ---- contraction ----------------------------------------------------------------------------- */
@@ -142,11 +132,11 @@ static void sweep(const struct dp_graph *g, int64_t first, int32_t count, double
 
     remove_mean(*x, g->workers);
     for (int32_t k = 0; k < count; k++, swapped = *x, *x = *y, *y = swapped)
-        mix(g, first + k, false, *x, *y);
+        dp_graph_mix(g, first + k, false, *x, *y);
     if (!g->push_sum)
         remove_mean(*x, g->workers); /* it has none but what rounding put there */
     for (int32_t k = count; k-- > 0; swapped = *x, *x = *y, *y = swapped)
-        mix(g, first + k, true, *x, *y);
+        dp_graph_mix(g, first + k, true, *x, *y);
     remove_mean(*x, g->workers);
 }
 

@@ -15,6 +15,7 @@
  */
 #include "base/fail.h"
 #include "base/tensor.h"
+#include "mixing/graph.h"
 #include "mixing/hash.h"
 #include "mixing/mixer_state.h"
 

@@ -15,6 +15,7 @@
  */
 #include "base/fail.h"
 #include "comm/comm_core.h"
+#include "mixing/graph.h"
 #include "mixing/mixer_state.h"
 
 #include <stdlib.h>

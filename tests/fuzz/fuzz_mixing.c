@@ -5,6 +5,7 @@
  * can lose a worker.
  */
 #include "fuzz.h"
+#include "mixing/graph.h"
 
 #include <dualpipe/mixing.h>
 

@@ -94,7 +94,7 @@ static void a_group_of_one_is_legal(void **state)
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         struct dp_graph *g = build(names[i], 1);
         double x = 3, out = 0;
-        dp_graph_mix(g, 0, &x, &out);
+        dp_graph_mix(g, 0, false, &x, &out);
         assert_true(out == 3);
         dp_graph_free(g);
     }
@@ -227,8 +227,8 @@ static void rounds_preserve_the_mean_exactly(void **state)
             sum += x[w] = 720720.0 * (w * w % 13);
         for (int32_t t = 0; t < g->period; t++) {
             double mixed = 0, dot = 0, dot_back = 0;
-            dp_graph_mix(g, t, x, out);
-            dp_graph_mix_back(g, t, out, back);
+            dp_graph_mix(g, t, false, x, out);
+            dp_graph_mix(g, t, true, out, back);
             for (int w = 0; w < 16; w++) {
                 double row = 0;
                 mixed += out[w];

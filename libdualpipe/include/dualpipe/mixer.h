@@ -215,8 +215,11 @@ DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
  *    staleness an exchange is one between two workers: what a third one gave is dropped.
  *  - With compression all know rank 0's values of each other from then on, as after the start: the next
  *    differences are to those, and have what was not sent before.
- *  - The graph becomes that of dp_graph_without, and dp_mixer_comm a communicator of the living, whose
- *    ranks are the workers' new numbers.
+ *  - The graph (dp_mixer_graph) becomes one of the living, each on a node of its own: of the same kind
+ *    where that exists for so few; directed-exp for push-sum in several rounds; otherwise each lost
+ *    worker is taken out of every round, and what it took from one goes to those that it gave to, in
+ *    the same shares. dp_mixer_comm becomes a communicator of the living, whose ranks are the workers'
+ *    new numbers.
  *  - All go on with the iteration of the one that has come furthest, also where that leaves one out,
  *    and with its learning rate and round. Gradients become zero: what was computed of the iteration
  *    that was cut off is dropped. Before the buckets were made, all begin again with iteration 0.
@@ -226,13 +229,15 @@ DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
  * One line says so, at the level DP_LOG_WARN, on the first of them. DP_ESTATE without config.survive;
  * DP_EABORTED where this worker was declared dead itself, or the group was aborted; DP_ENOMEM. */
 DP_PUBLIC int dp_mixer_survive(struct dp_mixer *mixer);
-/* Admit `count` new workers, or such as come back, between two iterations: collective over the workers,
- * with a config as for dp_comm_grow; the new ones call dp_comm_join with it and then dp_mixer_join. What
- * came is mixed, without an update. Each new worker gets values, buffers, the optimizers' state and the
- * iteration of a neighbour, and has the ranks after them. The graph is the config's where there are as
- * many workers again, otherwise that of dp_graph_of_size. What is not of the optimizers begins again as
- * in dp_mixer_survive. When to do so the workers must know: an iteration whose number all know, or what
- * one of them tells the others. One line says so.
+/* Admit `count` new workers, or such as come back, between two iterations: collective over the
+ * workers, with a config as for dp_comm_grow; the new ones call dp_comm_join with it and then
+ * dp_mixer_join. What came is mixed, without an update. Each new worker gets values, buffers, the
+ * optimizers' state and the iteration of a neighbour, and has the ranks after them. The graph is
+ * the config's where there are as many workers again, otherwise one of the same kind for as many as
+ * there are, each on a node of its own; where that does not exist, directed-exp for push-sum, torus
+ * for one round, hypercube for several. What is not of the optimizers begins again as in
+ * dp_mixer_survive. When to do so the workers must know: an iteration whose number all know, or
+ * what one of them tells the others. One line says so.
  *
  * DP_ESTATE between a forward and its step; errors of dp_comm_grow: the workers are then as they were.
  * After DP_ECOMM or DP_ETIMEDOUT call dp_mixer_survive. */

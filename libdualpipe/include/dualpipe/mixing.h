@@ -158,22 +158,6 @@ DP_PUBLIC int dp_graph_write(const struct dp_graph *g, enum dp_graph_format form
 DP_PUBLIC int dp_graph_read(const char *text, size_t len, enum dp_graph_format format,
                             enum dp_graph_weights weights, int workers, struct dp_graph **out);
 
-/* The graph of the workers that are left: alive[workers], whose numbers become 0, 1 ... in their
- * order, each on a node of its own. Of the same kind where that exists for so few (ring of 8 with 6
- * left); otherwise each lost worker is taken out of every round: what it took from one goes to those
- * that it gave to, in the same shares, so that rows and columns still sum to one. A pair without its
- * partner keeps its value; rounds that never bring two parts together get one more that does. A
- * graph of push-sum in several rounds becomes directed-exp. The result has passed dp_graph_check.
- * DP_EINVAL if none is alive; DP_ENOMEM. Any thread. */
-DP_PUBLIC int dp_graph_without(const struct dp_graph *g, const bool *alive, struct dp_graph **out);
-/* A graph for another number of workers, each on a node of its own: of the same kind where that
- * exists; otherwise directed-exp for push-sum, torus for one round, hypercube for several. Errors as
- * above. */
-DP_PUBLIC int dp_graph_of_size(const struct dp_graph *g, int workers, struct dp_graph **out);
-
-/* Same workers, local, push_sum and rounds; names may differ. */
-DP_PUBLIC bool dp_graph_equal(const struct dp_graph *a, const struct dp_graph *b);
-
 /* ---- the checker ------------------------------------------------------------------------------ */
 
 enum dp_graph_rule {
@@ -211,11 +195,6 @@ DP_PUBLIC const struct dp_mix_link *dp_graph_links(const struct dp_graph *g, int
                                                    int32_t worker, size_t *count);
 /* W[to][from] of round t. */
 DP_PUBLIC double dp_graph_weight(const struct dp_graph *g, int64_t t, int32_t to, int32_t from);
-
-/* out = W x of round t, a number a worker: x[workers], out[workers], not the same memory. */
-DP_PUBLIC void dp_graph_mix(const struct dp_graph *g, int64_t t, const double *x, double *out);
-/* out = transpose(W) x. */
-DP_PUBLIC void dp_graph_mix_back(const struct dp_graph *g, int64_t t, const double *x, double *out);
 
 /* How much the distance to the mean shrinks at least: the spectral norm of
  * W[first + count - 1] ... W[first] (I - 11'/n), by Lanczos's method, to about 1e-9. 0: exact
