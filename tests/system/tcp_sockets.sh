@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# tcp_sockets.sh [SECONDS] - several sockets of a tcp wire between two network namespaces whose link
-# allows each flow so much and no more, as networks of clouds do: four must carry more than one. And over
-# the bare link, that both work. Namespaces, a veth pair and htb by the sender's port; as root only.
+# tcp_sockets.sh [SECONDS] - the plugin's tcp between two network namespaces: over the bare link; with a peer
+# that is stopped, a host that falls silent, and a link that loses long packets without a word; and over one
+# that allows each flow so much and no more, as networks of clouds do: there four sockets must carry more than
+# one. Namespaces, a veth pair and htb by the sender's port; as root only.
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
 plugin=$DP_TOP_BUILDDIR/nccl-plugin/.libs/libnccl-net-dualpipe.so
@@ -101,6 +102,79 @@ carries_messages_over_the_bare_link()
     done
 }
 
+# Bytes that this host has sent.
+carried()
+{
+    awk '$1 == "near0:" { print $10 }' /proc/net/dev
+}
+
+# Both sides, which go on for many seconds; it returns when messages flow. The communicator by which they
+# meet is more patient than the plugin. What they say is short, so that none of it is cut off.
+begin_messages()
+{
+    before=$(carried) tries=0
+    cd "$(dirname "$plugin")" || return
+    DUALPIPE_NET_TIMEOUT=2 DUALPIPE_COMM_TIMEOUT_MS=8000 DUALPIPE_WIRE_TCP_SOCKETS=1 DUALPIPE_NET_WIRE=tcp \
+        WORLD_SIZE=2 MASTER_ADDR=10.99.0.1 MASTER_PORT=$((20000 + $$ % 20000))
+    export DUALPIPE_NET_TIMEOUT DUALPIPE_COMM_TIMEOUT_MS DUALPIPE_WIRE_TCP_SOCKETS DUALPIPE_NET_WIRE \
+        WORLD_SIZE MASTER_ADDR MASTER_PORT
+    set -- bench net --plugin "./${plugin##*/}" --sizes 512KiB --connections 1 --samples "$1" --limit 60s --json
+    RANK=1 nsenter -t $far -n "$dualpipe" "$@" --device far0 >"$work/far" 2>&1 &
+    side=$!
+    RANK=0 "$dualpipe" "$@" --device near0 >"$work/near" 2>&1 &
+    own=$!
+    until [ "$(carried)" -gt $((before + 20000000)) ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] && [ -d /proc/$own ] || wrong "no messages: $(cat "$work/near" "$work/far")" || return
+        sleep 0.1
+    done
+}
+
+# Both have ended, and one at least with the connection, what it has not got through, and how often it tried.
+fail_with_the_connection()
+{
+    ! wait $own && ! wait $side || wrong "one has not failed: $(cat "$work/near" "$work/far")" || return
+    end='10\.99\.0\.[12]:[0-9]+'
+    grep -qE "no sign of life for [0-9]+ s \($end to $end, [0-9]+ bytes not acknowledged, [0-9]+ retransmissions\)" \
+        "$work/near" "$work/far" || wrong "$(cat "$work/near" "$work/far")"
+}
+
+fails_where_long_packets_are_lost()
+{
+    # One packet at a time: the pair passes what it has put together, however long it is.
+    ip link set near0 gso_max_segs 1 2>"$work/why" || skip "this ip or kernel sets no gso_max_segs: $(cat "$work/why")"
+    begin_messages 256 || return
+    on_far ip link set far0 mtu 1000
+    fail_with_the_connection
+    result=$?
+    on_far ip link set far0 mtu 1500
+    ip link set near0 gso_max_segs 65535
+    return $result
+}
+
+fails_where_the_host_is_silent()
+{
+    begin_messages 256 || return
+    on_far ip link set far0 down
+    fail_with_the_connection
+    result=$?
+    on_far ip link set far0 up
+    return $result
+}
+
+# For longer than a silent host would be.
+waits_for_a_peer_that_is_stopped()
+{
+    begin_messages 32 || return
+    kill -s STOP $side
+    end=$(($(date +%s) + 5))
+    until [ "$(date +%s)" -ge $end ]; do sleep 0.1; done
+    [ -d /proc/$own ] || wrong "rank 0 has ended: $(cat "$work/near")" || return
+    kill -s CONT $side
+    wait $own || wrong "$(cat "$work/near" "$work/far")" || return
+    wait $side || wrong "$(cat "$work/far")"
+}
+
 # A busy machine carries less than the link lets through, and never more; so one of several tries will do.
 carries_more_over_four_sockets_where_each_flow_is_limited()
 {
@@ -116,5 +190,8 @@ carries_more_over_four_sockets_where_each_flow_is_limited()
 }
 
 it carries_messages_over_the_bare_link
+it waits_for_a_peer_that_is_stopped
+it fails_where_long_packets_are_lost
+it fails_where_the_host_is_silent
 it carries_more_over_four_sockets_where_each_flow_is_limited
 finish
