@@ -6,6 +6,7 @@
 
 #include "base/array.h"
 #include "base/hash.h"
+#include "base/utf8.h"
 
 #include "topology/build.h"
 
@@ -97,10 +98,15 @@ uint32_t dp_topo_add_text(struct dp_topo_builder *b, const char *s)
 
     if (len <= 1 || b->failed || !make_room(b, len) || !rehash(b))
         return 0;
-    uint32_t *slot = slot_of(b, s);
+    char *copy = memcpy(b->t.text + b->t.text_len, s, len);
+    for (size_t i = 0, n; i < len; i += n)
+        if (!(n = dp_utf8_len(copy + i, len - i))) {
+            copy[i] = '?'; /* a name of the system may be any bytes, which no format takes */
+            n = 1;
+        }
+    uint32_t *slot = slot_of(b, copy);
     if (!*slot) {
         *slot = (uint32_t)b->t.text_len;
-        memcpy(b->t.text + b->t.text_len, s, len);
         b->t.text_len += len;
         b->text_count++;
     }

@@ -16,6 +16,7 @@
  * bits, the highest first; rates of nets are in Mb/s, of C2C in MB/s.
  */
 #include "base/fail.h"
+#include "base/utf8.h"
 #include "topology/build.h"
 #include "topology/format.h"
 
@@ -32,17 +33,23 @@ struct writer {
 
 /* ---- attributes ----------------------------------------------------------------------------- */
 
-/* KEY="VALUE", escaped. */
+/* KEY="VALUE", escaped; a question mark is for what XML does not take. */
 static void add_attribute(struct dp_text *out, const char *key, const char *value)
 {
+    static const char specials[] = "&<>\"";
+    static const char *const names[] = {"&amp;", "&lt;", "&gt;", "&quot;"};
+
     dp_text_addf(out, " %s=\"", key);
-    for (; *value; value++) {
-        static const char *const names[] = {"&amp;", "&lt;", "&gt;", "&quot;"};
-        const char *special = strchr("&<>\"", *value);
+    for (size_t n; *value; value += n ? n : 1) {
+        const char *special = strchr(specials, *value);
+        n = dp_utf8_len(value, strlen(value));
         if (special)
-            dp_text_adds(out, names[special - "&<>\""]);
-        else if ((unsigned char)*value >= ' ')
-            dp_text_add(out, value, 1);
+            dp_text_adds(out, names[special - specials]);
+        else if (!n || (unsigned char)*value < ' ' || !strncmp(value, "\xef\xbf\xbe", 3) ||
+                 !strncmp(value, "\xef\xbf\xbf", 3))
+            dp_text_adds(out, "?");
+        else
+            dp_text_add(out, value, n);
     }
     dp_text_adds(out, "\"");
 }

@@ -98,6 +98,32 @@ refuses_what_is_not_utf8()
     refuses 2 "$work/mine: line 2, column 6: byte 0xe9, expected UTF-8" tune fit "$work/mine"
 }
 
+# tests/data/cli/hostile: whatever a user, a file or the system calls something, pictures and XML of it
+# can be read, and so can the JSON that hands it on.
+is_xml()
+{
+    xmllint --noout "$1" 2>"$work/lint" || wrong "$1: $(head -n 3 "$work/lint")"
+}
+
+writes_xml_whatever_the_name()
+{
+    command -v xmllint >/dev/null || skip 'xmllint is not installed'
+    # shellcheck disable=SC2059 # it is one
+    name=$(printf "$1")
+    run schedule show dualpipe -P 2 -M 4 -f svg --arrows --title "$name" -o "$work/a.svg" &&
+        run topo svg --synthetic gpu:2 --title "$name" -o "$work/b.svg" || return
+    root=$work/machine
+    mkdir -p "$root/proc/sys/kernel" "$root/sys/devices/system/node/node0" &&
+        echo 0-1 >"$root/sys/devices/system/node/node0/cpulist" &&
+        printf '%s\n' "$name" >"$root/proc/sys/kernel/hostname" || return
+    printf 'model name\t: %s\n' "$name" >"$root/proc/cpuinfo"
+    for output in svg nccl-xml json; do
+        run topo $output --sysfs "$root" -o "$work/machine.$output" || return
+    done
+    run topo svg -t "$work/machine.json" -o "$work/c.svg" || return
+    for file in a.svg b.svg c.svg machine.svg machine.nccl-xml; do is_xml "$work/$file" || return; done
+}
+
 # run_in COLUMNS ARGUMENT...
 run_in()
 {
@@ -381,6 +407,10 @@ it fails_where_output_cannot_be_written
 it never_writes_over_its_input
 it reads_a_byte_order_mark
 it refuses_what_is_not_utf8
+while IFS= read -r name; do
+    case $name in '#'*) continue ;; esac
+    it writes_xml_whatever_the_name "$name"
+done <"$data/hostile"
 it folds_help_to_columns
 it folds_a_matrix_to_columns
 it tells_about_the_machine

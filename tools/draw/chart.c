@@ -13,6 +13,8 @@
 
 #include "draw/parts.h"
 
+#include "text.h"
+
 #include <math.h>
 
 enum {
@@ -76,9 +78,9 @@ static double x_of(const struct chart_panel *p, int place)
 static void put_axes(FILE *to, const struct chart_panel *p, struct scale scale)
 {
     fprintf(to, "<text class=\"p\" x=\"%d\" y=\"18\">", LEFT);
-    draw_escaped(to, p->title);
+    text_put_xml(to, p->title, -1);
     fprintf(to, "</text><text class=\"y\" x=\"%d\" y=\"18\">", PANEL_WIDTH - RIGHT);
-    draw_escaped(to, p->unit ? p->unit : "");
+    text_put_xml(to, p->unit ? p->unit : "", -1);
     fputs("</text>\n", to);
     for (int decade = scale.lowest; decade <= scale.highest; decade++) {
         const double y = y_of(scale, pow(10, decade));
@@ -88,7 +90,7 @@ static void put_axes(FILE *to, const struct chart_panel *p, struct scale scale)
     for (int i = 0; i < p->count; i += 1 + (p->count - 1) / LABELS_MAX) {
         fprintf(to, "<text class=\"x\" x=\"%.1f\" y=\"%d\">", x_of(p, i),
                 PANEL_HEIGHT - BELOW + 18);
-        draw_escaped(to, p->labels[i]);
+        text_put_xml(to, p->labels[i], -1);
         fputs("</text>\n", to);
     }
 }
@@ -137,7 +139,7 @@ static void put_legend(FILE *to, const struct chart *c)
         const int y = TITLE + LEGEND_LINE * s + 10;
         fprintf(to, "<path class=\"l c%d%s\" d=\"M%d %dh28\"/><text x=\"%d\" y=\"%d\">",
                 s % COLOURS, dash(c, s), MARGIN, y, MARGIN + 36, y + 4);
-        draw_escaped(to, c->series[s].name);
+        text_put_xml(to, c->series[s].name, -1);
         fputs("</text>\n", to);
     }
 }
@@ -151,10 +153,10 @@ int draw_chart(FILE *to, const struct chart *c)
     fprintf(to, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
                 "viewBox=\"0 0 %d %d\" font-family=\"Helvetica,Arial,sans-serif\">\n<title>",
             width, height, width, height);
-    draw_escaped(to, c->title);
+    text_put_xml(to, c->title, -1);
     fprintf(to, "</title>\n%s<path class=\"bg\" d=\"M0 0h%dv%dH0z\"/>\n<text class=\"t\" x=\"%d\" "
                 "y=\"26\">", style, width, height, MARGIN);
-    draw_escaped(to, c->title);
+    text_put_xml(to, c->title, -1);
     fputs("</text>\n", to);
     put_legend(to, c);
     for (int i = 0; i < c->panel_count; i++)

@@ -9,6 +9,8 @@
 #include "draw/parts.h"
 #include "draw/svg.h"
 
+#include "text.h"
+
 #include <dualpipe/dualpipe.h>
 
 #include <inttypes.h>
@@ -16,15 +18,17 @@
 
 static const char mark[] = "@STEP@";
 
-/* A JSON string that may stand in a script. */
+/* A JSON string that may stand in a script; U+FFFD is for what is no character. */
 static void put_string(FILE *to, const char *text)
 {
     putc('"', to);
-    for (; *text; text++)
-        if (*text == '"' || *text == '\\' || *text == '<' || (unsigned char)*text < ' ')
-            fprintf(to, "\\u%04x", (unsigned char)*text);
+    for (int n; *text; text += n ? n : 1) {
+        n = text_character(text);
+        if (!n || *text == '"' || *text == '\\' || *text == '<')
+            fprintf(to, "\\u%04x", n ? (unsigned)*text : 0xfffdU);
         else
-            putc(*text, to);
+            fwrite(text, 1, (size_t)n, to);
+    }
     putc('"', to);
 }
 

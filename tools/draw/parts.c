@@ -127,25 +127,6 @@ void draw_sum(const struct dp_timeline *t, char *out, size_t len)
              all > 0 ? 100 * (1 - busy / all) : 0);
 }
 
-void draw_escaped(FILE *to, const char *text)
-{
-    for (; *text; text++)
-        switch (*text) {
-        case '&':
-            fputs("&amp;", to);
-            break;
-        case '<':
-            fputs("&lt;", to);
-            break;
-        case '>':
-            fputs("&gt;", to);
-            break;
-        default:
-            if ((unsigned char)*text >= ' ')
-                putc(*text, to);
-        }
-}
-
 /* ---- errors --------------------------------------------------------------------------------- */
 
 bool draw_is_empty(const struct dp_timeline *t)

@@ -32,9 +32,6 @@ void draw_title(const struct dp_schedule *s, char *out, size_t len);
 /* "66 ms, bubble 9.1 %": what the picture adds up to. */
 void draw_sum(const struct dp_timeline *t, char *out, size_t len);
 
-/* Text for an SVG. */
-void draw_escaped(FILE *to, const char *text);
-
 /* true if there is nothing to draw, which has been said. */
 bool draw_is_empty(const struct dp_timeline *t);
 /* The last call of a drawing: what to return after err, or if `to` has failed. */

@@ -18,6 +18,7 @@
 #include "draw/svg.h"
 
 #include "command.h"
+#include "text.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -75,13 +76,13 @@ static void put_head(const struct svg *v)
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
             "viewBox=\"0 0 %d %d\" font-family=\"Helvetica,Arial,sans-serif\">\n<title>",
             width, height, width, height);
-    svg_escaped(v, v->o->title ? v->o->title : title);
+    text_put_xml(v->to, v->o->title ? v->o->title : title, -1);
     fprintf(v->to, "</title>\n%s", style);
     fprintf(v->to, "<path class=\"bg\" d=\"M0 0h%dv%dH0z\"/>\n", width, height);
     fprintf(v->to, "<text class=\"t\" x=\"%d\" y=\"30\">", v->left);
-    svg_escaped(v, v->o->title ? v->o->title : title);
+    text_put_xml(v->to, v->o->title ? v->o->title : title, -1);
     fprintf(v->to, "<tspan class=\"s\" font-weight=\"normal\" dx=\"14\">");
-    svg_escaped(v, sum);
+    text_put_xml(v->to, sum, -1);
     fprintf(v->to, "</tspan></text>\n");
 }
 

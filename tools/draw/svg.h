@@ -49,7 +49,6 @@ void svg_px(const struct svg *v, double px);
 void svg_box(const struct svg *v, double x, double y, double width, double height);
 /* The box of a span, `height` high from `y`. */
 void svg_span_box(const struct svg *v, const struct dp_span *span, double y, double height);
-void svg_escaped(const struct svg *v, const char *text);
 /* "f0" .. "r1": the class of a look. */
 const char *svg_class(struct draw_look look);
 

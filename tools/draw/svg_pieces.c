@@ -23,11 +23,6 @@ void svg_px(const struct svg *v, double px)
         fprintf(v->to, "%.1f", tenths / 10);
 }
 
-void svg_escaped(const struct svg *v, const char *text)
-{
-    draw_escaped(v->to, text);
-}
-
 void svg_box(const struct svg *v, double x, double y, double width, double height)
 {
     putc('M', v->to);

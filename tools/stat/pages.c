@@ -6,6 +6,8 @@
 #include "command.h"
 #include "stat/mapped.h"
 
+#include "text.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -65,33 +67,6 @@ void stat_counts_add(const struct stat_counts *from, struct stat_counts *to)
         to->times[i] += from->times[i];
 }
 
-/* The bytes of the UTF-8 character at c, 0: there is none; table 3-7 of the Unicode standard. */
-static int character_len(const char *c)
-{
-    static const struct {
-        unsigned char from, to, second_from, second_to;
-        int len;
-    } forms[] = {
-        {0x20, 0x7e, 0, 0, 1},       {0xc2, 0xc2, 0xa0, 0xbf, 2}, {0xc3, 0xdf, 0x80, 0xbf, 2},
-        {0xe0, 0xe0, 0xa0, 0xbf, 3}, {0xe1, 0xec, 0x80, 0xbf, 3}, {0xed, 0xed, 0x80, 0x9f, 3},
-        {0xee, 0xef, 0x80, 0xbf, 3}, {0xf0, 0xf0, 0x90, 0xbf, 4}, {0xf1, 0xf3, 0x80, 0xbf, 4},
-        {0xf4, 0xf4, 0x80, 0x8f, 4},
-    };
-    const unsigned char *u = (const unsigned char *)c;
-    size_t f = 0;
-
-    while (f < sizeof(forms) / sizeof(forms[0]) && (u[0] < forms[f].from || u[0] > forms[f].to))
-        f++;
-    if (f == sizeof(forms) / sizeof(forms[0]))
-        return 0;
-    if (forms[f].len > 1 && (u[1] < forms[f].second_from || u[1] > forms[f].second_to))
-        return 0;
-    for (int i = 2; i < forms[f].len; i++)
-        if (u[i] < 0x80 || u[i] > 0xbf)
-            return 0;
-    return forms[f].len;
-}
-
 /* A text out of another process's memory: ended, UTF-8, as JSON and Prometheus want it, and without
  * what a terminal would obey. */
 void stat_text(const char *from, char *to, size_t len)
@@ -99,7 +74,7 @@ void stat_text(const char *from, char *to, size_t len)
     memcpy(to, from, len);
     to[len - 1] = '\0';
     for (int n; *to; to += n) {
-        n = character_len(to);
+        n = text_character(to);
         if (!n) {
             *to = '?';
             n = 1;

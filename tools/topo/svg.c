@@ -9,6 +9,7 @@
 
 #include "command.h"
 #include "commands.h"
+#include "text.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -151,7 +152,7 @@ static void put_box(const struct topo_svg *v, int32_t node)
     const struct topo_box *b = &v->boxes[node];
 
     fprintf(v->to, "<g><title>");
-    topo_svg_escaped(v->to, dp_topology_text(v->t, n->model), -1);
+    text_put_xml(v->to, dp_topology_text(v->t, n->model), -1);
     fprintf(v->to, "</title><rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
             "rx=\"%d\"/>\n", dp_topo_kind_name(n->kind), b->x, b->y, b->width, b->height,
             n->kind == DP_TOPO_ROOT ? 10 : 5);
@@ -203,7 +204,7 @@ static void put_host(const struct topo_svg *v, const struct topo_hosts *alike, i
         else
             fputs(dp_topology_label(v->t, host, label), f);
         fclose(f);
-        topo_svg_escaped(v->to, heading, 100);
+        text_put_xml(v->to, heading, 100);
     }
     free(heading);
     fputs("</text>\n", v->to);
@@ -298,7 +299,7 @@ static void put_picture(const struct topo_svg *v, const struct topo_hosts *alike
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 "
             "%.0f %.0f\" font-family=\"Helvetica,Arial,sans-serif\">\n<title>", v->width, v->height,
             v->width, v->height);
-    topo_svg_escaped(v->to, v->title, -1);
+    text_put_xml(v->to, v->title, -1);
     fprintf(v->to, "</title>\n%s<path class=\"bg\" d=\"M0 0h%.0fv%.0fH0z\"/>\n", style, v->width,
             v->height);
     topo_svg_text(v, "t", 24, 34, v->title, -1);

@@ -45,7 +45,7 @@ void topo_svg_lay_out(struct topo_svg *v);
 
 /* ---- pieces (svg_links.c) ------------------------------------------------------------------- */
 
-void topo_svg_escaped(FILE *to, const char *s, int most); /* at most so many bytes; -1: all */
+/* At most so many characters; -1: all. */
 void topo_svg_text(const struct topo_svg *v, const char *class_, double x, double y, const char *s,
                    int most);
 double topo_svg_width(const struct dp_topo_link *l); /* px of its line */

@@ -4,29 +4,19 @@
  */
 #include "topo/svg.h"
 
+#include "text.h"
+
 #include <math.h>
 #include <string.h>
 
 /* ---- text ----------------------------------------------------------------------------------- */
-
-void topo_svg_escaped(FILE *to, const char *s, int most)
-{
-    for (; *s && most; s++, most--) {
-        const char *special = strchr("&<>", *s);
-        static const char *const names[] = {"&amp;", "&lt;", "&gt;"};
-        if (special)
-            fputs(names[special - "&<>"], to);
-        else if ((unsigned char)*s >= ' ')
-            putc(*s, to);
-    }
-}
 
 void topo_svg_text(const struct topo_svg *v, const char *class_, double x, double y, const char *s,
                      int most)
 {
     fprintf(v->to, "<text%s%s%s x=\"%.1f\" y=\"%.1f\">", *class_ ? " class=\"" : "", class_,
             *class_ ? "\"" : "", x, y);
-    topo_svg_escaped(v->to, s, most);
+    text_put_xml(v->to, s, most);
     fputs("</text>\n", v->to);
 }
 
@@ -129,9 +119,9 @@ static void put_link(const struct topo_svg *v, int32_t link, bool on_way)
     fprintf(v->to, " stroke-width=\"%.1f\" d=\"", topo_svg_width(l) + (on_way ? 2.5 : 0));
     put_line(v->to, l, &v->boxes[l->a], lower_box(v, l));
     fputs("\"><title>", v->to);
-    topo_svg_escaped(v->to, topo_link(l, word), -1);
+    text_put_xml(v->to, topo_link(l, word), -1);
     fputs(", ", v->to);
-    topo_svg_escaped(v->to, topo_rate(l, rate), -1);
+    text_put_xml(v->to, topo_rate(l, rate), -1);
     fputs("</title></path>\n", v->to);
 }
 
