@@ -3,7 +3,7 @@
  * pacer.h - copies between host and device that give way to a network on the same switch: while it is
  * idle they go as fast as they can; while it is at work they go at what it leaves, in chunks.
  *
- *      network bytes   ____/~~~~~~~~\______      read once a window (network_pages.h)
+ *      network bytes   ____/~~~~~~~~\______      read once a window (below)
  *      copies          |||| |   |   |  ||||      a chunk passes when the one before has had its time
  *
  * Stands on base alone; the copy engine has it as dp_pacer (offload.h), the preload library as it is.

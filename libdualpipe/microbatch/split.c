@@ -4,7 +4,6 @@
  * of micro-batches, make the views.
  */
 #include "microbatch/arena.h"
-#include "microbatch/block_mask.h"
 #include "microbatch/tensor.h"
 #include "microbatch/tree.h"
 
@@ -12,6 +11,100 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <dualpipe/microbatch.h>
+
+/* ---- block masks --------------------------------------------------------------------------------- */
+
+enum { TABLES = 4 };
+
+static const DLTensor *table_of(const struct dp_block_mask *mask, int i)
+{
+    const DLTensor *const tables[TABLES] = {mask->kv_num_blocks, mask->kv_indices,
+                                            mask->full_kv_num_blocks, mask->full_kv_indices};
+    return tables[i];
+}
+
+/* What is wrong with the mask, or NULL. */
+static const char *block_mask_fault(const struct dp_block_mask *mask)
+{
+    if (!mask)
+        return "is NULL, expected a struct dp_block_mask";
+    if (!mask->kv_num_blocks || !mask->kv_indices)
+        return "has no kv_num_blocks or no kv_indices";
+    if (!mask->full_kv_num_blocks != !mask->full_kv_indices)
+        return "has one of full_kv_num_blocks and full_kv_indices, expected both or none";
+    for (int i = 0; i < TABLES; i++) {
+        const DLTensor *t = table_of(mask, i);
+        if (!t)
+            continue;
+        if (dp_tensor_fault(t))
+            return dp_tensor_fault(t);
+        if (!t->ndim || !dp_tensor_element_bytes(t))
+            return "has a table without dimensions, or of elements that are not whole bytes";
+        if (t->shape[0] != mask->kv_num_blocks->shape[0])
+            return "has tables of different numbers of samples";
+    }
+    return NULL;
+}
+
+/* Samples that it is of; 1: it may be of any number, which share it. */
+static int64_t block_mask_samples(const struct dp_block_mask *mask)
+{
+    return mask->kv_num_blocks->shape[0];
+}
+
+/* Whether a copy of a window of it (pack) would have to read memory that the CPU does not reach. */
+static bool block_mask_is_out_of_reach(const struct dp_block_mask *mask)
+{
+    bool out = false;
+
+    for (int i = 0; i < TABLES && !out; i++) {
+        const DLTensor *t = table_of(mask, i);
+        out = t && !dp_tensor_on_host(t) && !dp_tensor_compact(t);
+    }
+    return out;
+}
+
+static bool window_of(struct dp_arena *arena, const DLTensor *t, int64_t begin, int64_t size,
+                      bool pack, const DLTensor **out)
+{
+    if (!t)
+        return true;
+    DLTensor *view = dp_arena_array(arena, 1, sizeof(*view));
+    int64_t *dims = dp_arena_array(arena, 2 * (size_t)t->ndim, sizeof(*dims));
+    if (!view || !dims)
+        return false;
+    dp_tensor_view(t, 0, begin, size, dims, view);
+    *out = view;
+    if (!pack || dp_tensor_compact(view))
+        return true;
+    DLTensor *copy = dp_tensor_new(arena, view->dtype, view->ndim, view->shape);
+    if (copy)
+        dp_tensor_copy_elements(copy, view);
+    *out = copy;
+    return copy != NULL;
+}
+
+/* Samples begin .. begin + size - 1 of a mask without fault: views, or compact copies where `pack`
+ * is set and a view would not be compact. NULL: no memory. */
+static const struct dp_block_mask *block_mask_window(struct dp_arena *arena,
+                                                 const struct dp_block_mask *mask, int64_t begin,
+                                                 int64_t size, bool pack)
+{
+    struct dp_block_mask *window = dp_arena_array(arena, 1, sizeof(*window));
+
+    if (!window)
+        return NULL;
+    *window = *mask;
+    window->first_sample = mask->first_sample + begin;
+    bool made =
+        window_of(arena, mask->kv_num_blocks, begin, size, pack, &window->kv_num_blocks) &&
+        window_of(arena, mask->kv_indices, begin, size, pack, &window->kv_indices) &&
+        window_of(arena, mask->full_kv_num_blocks, begin, size, pack,
+                  &window->full_kv_num_blocks) &&
+        window_of(arena, mask->full_kv_indices, begin, size, pack, &window->full_kv_indices);
+    return made ? window : NULL;
+}
 
 /* A leaf of args or kwargs, and what is to happen to it. */
 struct leaf {
@@ -82,7 +175,7 @@ static int resolve_cut(const struct side *s, int32_t at, int dim)
 static int resolve_block_mask(const struct side *s, int32_t at, const struct dp_tree *spec)
 {
     const struct dp_block_mask *mask = s->leaves[at].value->block_mask;
-    const char *fault = dp_block_mask_fault(mask);
+    const char *fault = block_mask_fault(mask);
 
     if (spec->kind == DP_TREE_REPLICATE)
         return 0;
@@ -96,10 +189,10 @@ static int resolve_block_mask(const struct side *s, int32_t at, const struct dp_
                           spec->dim);
     if (fault)
         return dp_fail_at(s->tree, s->name, at, DP_EINVAL, "the mask of attention %s", fault);
-    if (s->options->contiguous && dp_block_mask_is_out_of_reach(mask))
+    if (s->options->contiguous && block_mask_is_out_of_reach(mask))
         return dp_fail_at(s->tree, s->name, at, DP_EUNSUPPORTED,
                           "packing a mask of attention, expected memory that the CPU reaches");
-    s->leaves[at].cut = dp_block_mask_samples(mask) != 1 && !s->options->mask;
+    s->leaves[at].cut = block_mask_samples(mask) != 1 && !s->options->mask;
     return 0;
 }
 
@@ -232,7 +325,7 @@ static int side_init(struct side *s, const struct dp_tree *specs)
 /* Of a leaf that is cut. */
 static int64_t rows_of(const struct leaf *l)
 {
-    return l->value->kind == DP_TREE_BLOCK_MASK ? dp_block_mask_samples(l->value->block_mask)
+    return l->value->kind == DP_TREE_BLOCK_MASK ? block_mask_samples(l->value->block_mask)
                                                 : l->value->tensor->shape[l->dim];
 }
 
@@ -347,7 +440,7 @@ static int piece_block_mask(struct dp_arena *arena, const struct side *s, int32_
     int64_t begin, size;
 
     dp_cut_window(s->options->rule, rows_of(l), count, mb, &begin, &size);
-    out->block_mask = dp_block_mask_window(arena, l->value->block_mask, begin, size,
+    out->block_mask = block_mask_window(arena, l->value->block_mask, begin, size,
                                            s->options->contiguous);
     return out->block_mask
                ? 0

@@ -2,15 +2,61 @@
 #include "nccl-plugin/net/net.h"
 
 #include "base/fail.h"
+#include "base/options.h"
 #include "nccl-plugin/net/comm.h"
-#include "nccl-plugin/net/ll128.h"
 #include "nccl-plugin/nccl_log.h"
 #include "nccl-plugin/net/placement.h"
 #include "nccl-plugin/verbs/verbs.h"
 #include "wire/sockets.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+#include <dualpipe/dualpipe.h>
+
+/* ---- LL128 --------------------------------------------------------------------------------------- */
+
+/* Whether a list like "LL,Simple" or "^LL" lets NCCL use LL128. */
+static bool admits_ll128(const char *list)
+{
+    bool is_named = false;
+
+    for (const char *at = list + (*list == '^'); *at; at += *at == ',') {
+        size_t len = strcspn(at, ",");
+        is_named |= len == 5 && !strncasecmp(at, "LL128", 5);
+        at += len;
+    }
+    return is_named != (*list == '^');
+}
+
+/* As NCCL reads numbers. */
+static bool is_told_not_to(void)
+{
+    const char *value = dp_foreign_variable("NCCL_NET_OPTIONAL_RECV_COMPLETION");
+
+    return value && *value && strtol(value, NULL, 0) == 0;
+}
+
+/* Rule it out if NCCL does not name the receives that its kernels watch, by NCCL_PROTO, which it
+ * reads later; warn if NCCL_PROTO is set already and admits it. names_watched: this version of the
+ * plugin's interface is of a NCCL that does, unless it is told not to. */
+static void ll128_decide(bool names_watched)
+{
+    static const char why[] = "this NCCL does not say which receives need the order of stores that "
+                              "LL128 relies on";
+    const char *asked = dp_foreign_variable("NCCL_PROTO");
+
+    if (names_watched && !is_told_not_to())
+        return;
+    if (!asked) {
+        setenv("NCCL_PROTO", "^LL128", 1);
+        dp_log(DP_LOG_INFO, "NCCL_PROTO=^LL128 from now on: %s", why);
+    } else if (admits_ll128(asked)) {
+        dp_log(DP_LOG_WARN, "NCCL_PROTO=%s admits LL128, but %s: data may arrive wrong", asked,
+               why);
+    }
+}
 
 /* What the first init of the process found; it stays, as NCCL keeps pointers into it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -64,7 +110,7 @@ static int look_around(bool names_watched)
     dpn_devices_find("", &dpn_options, &devices);
     plain_devices = devices.count;
     if (devices.count && !keeps_order())
-        dpn_ll128_decide(names_watched);
+        ll128_decide(names_watched);
     dp_sockets_stay(); /* known to fork first, so that its lock is taken last */
     if (!is_known)
         pthread_atfork(before_fork, after_fork, after_fork_in_child);

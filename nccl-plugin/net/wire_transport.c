@@ -8,13 +8,33 @@
  *
  * The receiver takes nothing off the wire as long as it has no open receive.
  */
+#include "config.h" /* the name of libdualpipe.so: another one may have another interface */
+
 #include "nccl-plugin/net/wire_transport.h"
 
 #include "base/fail.h"
-#include "nccl-plugin/net/shared.h"
+#include "base/shared.h"
 #include "wire/tcp.h"
 
+#include <dlfcn.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+
+/* From now on memory that the program shares by libdualpipe.so (dualpipe/memory.h) is known here, too, if
+ * that is loaded: into whatever name space, as languages other than C do. It stays loaded with that. */
+static void shared_look(void)
+{
+    static atomic_bool is_found;
+
+    if (atomic_load(&is_found))
+        return;
+    void *library = dlopen(LIBDUALPIPE_SONAME, RTLD_LAZY | RTLD_NOLOAD);
+    dp_shared_find_fn *find =
+        library ? (dp_shared_find_fn *)dlsym(library, "dp_shared_find") : NULL;
+    if (find)
+        dp_shared_ask(find);
+    atomic_store(&is_found, find != NULL);
+}
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
@@ -241,7 +261,7 @@ static int reg(struct dpn_comm *comm, const struct dpn_region *region, struct dp
         return dp_fail(DP_EUNSUPPORTED,
                        "registering %zu bytes of %s: %s carries host memory only", region->size,
                        region->fd >= 0 ? "a dma-buf" : "GPU memory", comm->wire->ops->name);
-    dpn_shared_look();
+    shared_look();
     *out = calloc(1, sizeof(**out));
     return *out ? 0 : dp_fail(DP_ENOMEM, "no memory for a registration");
 }

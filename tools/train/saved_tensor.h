@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * saved_tensor.h - a tensor of a training job's state in a checkpoint, which has it whole or in pieces
- * (checkpoint/piece.h), possibly others than are wanted. What reads it and what only looks for it are
+ * (saved_tensor.c), possibly others than are wanted. What reads it and what only looks for it are
  * one.
  */
 #ifndef DP_TRAIN_SAVED_TENSOR_H
