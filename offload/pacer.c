@@ -17,9 +17,9 @@
 
 /* ---- pages of the net plugin --------------------------------------------------------------------- */
 
-/* How many bytes the net plugin has moved over a network, in all processes of this user on this machine: read
- * out of the pages that it counts in (nccl-plugin/net/stat_page.h), without a system call but once a
- * second. */
+/* How many bytes the net plugin has moved over a network, in all processes of this user on this
+ * machine: read out of the pages that it counts in (nccl-plugin/net/stat_page.h), without a system
+ * call but once a second. */
 struct dpo_network_pages;
 
 enum { PAGES = 64, DEVICES = 32 };

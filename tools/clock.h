@@ -8,7 +8,8 @@
 #include <stdint.h>
 #include <time.h>
 
-/* For work that a device does by itself: far more than any takes, also when it is simulated on a busy CPU. */
+/* For work that a device does by itself: far more than any takes, also when it is simulated on a
+ * busy CPU. */
 static const int64_t device_timeout_ns = INT64_C(600000000000);
 
 static inline int64_t now_ns(void)

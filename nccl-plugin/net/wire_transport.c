@@ -20,8 +20,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* From now on memory that the program shares by libdualpipe.so (dualpipe/memory.h) is known here, too, if
- * that is loaded: into whatever name space, as languages other than C do. It stays loaded with that. */
+/* From now on memory that the program shares by libdualpipe.so (dualpipe/memory.h) is known here,
+ * too, if that is loaded: into whatever name space, as languages other than C do. It stays loaded
+ * with that. */
 static void shared_look(void)
 {
     static atomic_bool is_found;

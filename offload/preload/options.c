@@ -12,8 +12,8 @@ static const struct dp_option table[] = {
     {"NODE", DP_OPTION_INT, "-1", "place pinned memory on this NUMA node; -1: the nearest",
      offsetof(struct dpo_preload_options, node), .min = -1, .max = DPO_NODES_MAX - 1},
     {"BIND", DP_OPTION_BOOL, "0",
-     "a process that a launcher has started begins on the CPUs and the memory next to its GPU, if "
-     "nobody else has bound it",
+     "a process that a launcher has started begins on the CPUs and the memory next to its GPU, unless "
+     "it is bound already",
      offsetof(struct dpo_preload_options, bind), .choices = NULL},
     /* Off until it has been measured on a GPU: a job must not be slower, or other, for being
      * observed. */

@@ -10,8 +10,8 @@
 
 /* ---- pieces -------------------------------------------------------------------------------------- */
 
-/* The name of a tensor that is a piece of one: "NAME[first:end]/mean" has the elements first .. end - 1 of
- * "NAME/mean", in the order of memory. "NAME/mean" is a piece as long as the whole. */
+/* The name of a tensor that is a piece of one: "NAME[first:end]/mean" has the elements first ..
+ * end - 1 of "NAME/mean", in the order of memory. "NAME/mean" is a piece as long as the whole. */
 struct piece {
     const char *suffix; /* "/mean", or "" */
     int name_len;       /* of NAME */
