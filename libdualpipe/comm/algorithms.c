@@ -6,7 +6,7 @@
  * Scratch memory: DP_STEP_WINDOW slots that messages are received into before they are added, then
  * what the algorithm keeps besides.
  */
-#include "comm/algorithms.h"
+#include "comm/engine.h"
 
 #include <string.h>
 

@@ -3,9 +3,8 @@
  * collectives.c - the collectives that are requests: arguments are checked here and handed to the
  * engine.
  */
-#include "comm/algorithms.h"
 #include "comm/comm_core.h"
-#include "comm/in_place.h"
+#include "comm/engine.h"
 
 #include "base/fail.h"
 

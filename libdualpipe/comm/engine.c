@@ -1,8 +1,10 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * engine.c - the steps of collectives, posted and finished in order.
+ */
 #include "comm/engine.h"
 
 #include "base/fail.h"
-#include "comm/algorithms.h"
 #include "comm/survival.h"
 
 #include <dualpipe/memory.h>

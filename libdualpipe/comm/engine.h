@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * engine.h - carries out collectives. A collective is a list of steps, worked out one by one from
- * its parameters (algorithms.c); a step sends one message, receives one, and then perhaps reduces.
+ * its parameters (algorithms.c, in_place.c); a step sends one message, receives one, and then
+ * perhaps reduces.
  * The engine keeps a few steps in flight and finishes them in order:
  *
- *      receives posted    | 0 1 2 3 4 5 .          up to WINDOW ahead of the first unfinished step
- *      sends posted       | 0 1 2 3 . .            each once the steps that it depends on are
- * finished finished           | 0 1 . .                sent, received, reduced
+ *      receives posted  | 0 1 2 3 4 5 .   up to WINDOW ahead of the first unfinished step
+ *      sends posted     | 0 1 2 3 . .     each once the steps that it depends on are finished
+ *      finished         | 0 1 . .         sent, received, reduced
  *
  * Collectives of one communicator run one after the other in the order of their calls, so that the
  * messages of two never mix. Swaps concern two ranks only and run at once.
@@ -17,7 +18,25 @@
 #define DP_COMM_ENGINE_H
 
 #include "comm/comm_ops.h"
-#include "comm/reduce.h"
+
+/* ---- sums (reduce.c) ------------------------------------------------------------------------- */
+
+/* Of one type and one operation. `wide` is an array of the type that sums are kept in: float for
+ * the 16-bit types, otherwise the type itself. Buffers do not overlap unless a comment says so. */
+struct dp_reducer {
+    size_t bytes, wide_bytes; /* of an element */
+    void (*widen)(void *wide, const void *from, size_t count);
+    /* wide = wide op from. */
+    void (*add)(void *wide, const void *from, size_t count);
+    /* out = a op b, all wide; out may be a or b. The order counts for NaNs and for -0 only. */
+    void (*combine)(void *out, const void *a, const void *b, size_t count);
+    void (*round)(void *out, const void *wide, size_t count);
+};
+
+/* NULL: there is none for this type. */
+const struct dp_reducer *dp_reducer_find(DLDataType type, enum dp_reduction op);
+
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 enum { DP_STEP_WINDOW = 4 };
 
@@ -78,6 +97,29 @@ struct dp_algorithm {
     /* It ends in the middle; NULL: nothing to do. */
     void (*drop)(const struct dp_collective_args *args);
 };
+
+/* ---- algorithms (algorithms.c, in_place.c) --------------------------------------------------- */
+
+/* What suits these arguments; size is at least 2. */
+const struct dp_algorithm *dp_choose_allreduce(const struct dp_collective_args *args);
+const struct dp_algorithm *dp_choose_allgather(const struct dp_collective_args *args);
+const struct dp_algorithm *dp_choose_broadcast(const struct dp_collective_args *args);
+/* in[size * count] to out[count]. */
+extern const struct dp_algorithm dp_reduce_scatter_direct;
+extern const struct dp_algorithm dp_swap_once;
+/* in_place.c. Whether the ranks should ask each other: the same on all of them. */
+bool dp_in_place_is_worth(const struct dp_collective_args *args);
+extern const struct dp_algorithm dp_in_place_allreduce;
+
+/* Where block `index` of count elements begins; the first ones are longer by one. */
+static inline size_t dp_block_at(size_t count, int size, int index)
+{
+    const size_t each = count / (size_t)size, longer = count % (size_t)size, i = (size_t)index;
+
+    return each * i + (i < longer ? i : longer);
+}
+
+/* ---- the engine ------------------------------------------------------------------------------ */
 
 struct dp_engine;
 

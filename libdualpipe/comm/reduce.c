@@ -1,5 +1,9 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/reduce.h"
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * reduce.c - element-wise sum, minimum and maximum. 16-bit values are widened to float32, reduced
+ * as such and rounded once, at the end; the others are reduced as they are.
+ */
+#include "comm/engine.h"
 
 #include "base/fp16.h"
 
