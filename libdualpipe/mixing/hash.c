@@ -85,3 +85,17 @@ int dp_agree_on_parameters(struct dp_comm *comm, const struct dp_parameter *para
     free(all);
     return err;
 }
+
+int dp_agree_on_graph(struct dp_comm *comm, const struct dp_graph *g, const char *what,
+                      uint64_t options)
+{
+    char *text;
+    size_t len;
+    int err = dp_graph_write(g, DP_GRAPH_FORMAT_TEXT, &text, &len);
+
+    if (err)
+        return dp_comm_abort(comm, err, dp_last_error()), err;
+    const uint64_t hash = dp_hash_bytes(DP_HASH_BEGIN, text, len);
+    free(text);
+    return dp_comm_agree(comm, what, dp_hash_bytes(hash, &options, sizeof(options)));
+}

@@ -142,21 +142,6 @@ uint64_t dp_mixer_hash_options(const struct dp_mixer_config *c)
     return hash_buffers(hash, c);
 }
 
-static int agree_on_graph(const struct dp_mixer_config *c)
-{
-    char *text;
-    size_t len;
-    int err = dp_graph_write(c->graph, DP_GRAPH_FORMAT_TEXT, &text, &len);
-
-    if (err)
-        return dp_comm_fail(c->comm, err), err;
-    uint64_t hash = dp_hash_bytes(DP_HASH_BEGIN, text, len);
-    free(text);
-    const uint64_t options = dp_mixer_hash_options(c);
-    hash = dp_hash_bytes(hash, &options, sizeof(options));
-    return dp_comm_agree(c->comm, "mixing graph and its options", hash);
-}
-
 static int broadcast(struct dp_comm *comm, DLTensor *t)
 {
     return dp_comm_broadcast(comm, dp_tensor_address(t),
@@ -168,7 +153,8 @@ static int begin_equal(const struct dp_mixer_config *c)
     int err = dp_agree_on_parameters(c->comm, c->parameters, c->count);
 
     if (!err)
-        err = agree_on_graph(c);
+        err = dp_agree_on_graph(c->comm, c->graph, "mixing graph and its options",
+                                dp_mixer_hash_options(c));
     for (int32_t i = 0; i < c->count && !err; i++)
         if (c->start_frozen || !(c->parameters[i].flags & DP_PARAMETER_FROZEN))
             err = broadcast(c->comm, c->parameters[i].value);

@@ -98,59 +98,52 @@ static int average_buffers(struct dp_mixer *m)
 
 enum direction { BACK_UP, RESTORE };
 
-static void copy_values(struct dp_mixer *m, enum direction direction)
-{
-    struct piece p;
-    char *at = m->backup;
+/* What can be given back: values, and where a worker may die, buffers, too. */
+enum kind { VALUES, BUFFERS };
 
-    for (int32_t i = 0; value_at(m, i, &p); i++) {
+static char **backup_of(struct dp_mixer *m, enum kind kind)
+{
+    return kind == VALUES ? &m->backup : &m->death->buffers;
+}
+
+static bool piece_at(const struct dp_mixer *m, enum kind kind, int32_t i, struct piece *out)
+{
+    if (kind == VALUES)
+        return value_at(m, i, out);
+    if (i >= m->config.buffer_count)
+        return false;
+    *out = piece_of(m->config.buffers[i]);
+    return true;
+}
+
+static void copy_pieces(struct dp_mixer *m, enum kind kind, enum direction direction)
+{
+    char *at = *backup_of(m, kind);
+    struct piece p;
+
+    for (int32_t i = 0; at && piece_at(m, kind, i, &p); i++) {
         memcpy(direction == BACK_UP ? at : p.at, direction == BACK_UP ? p.at : at, bytes_of(&p));
         at += bytes_of(&p);
     }
 }
 
-static int back_up(struct dp_mixer *m)
+/* Room for all, also where buckets are without some. */
+static int back_up(struct dp_mixer *m, enum kind kind)
 {
-    struct piece p;
+    const int32_t count = kind == VALUES ? m->config.count : m->config.buffer_count;
+    char **backup = backup_of(m, kind);
     size_t bytes = 0;
 
-    for (int32_t i = 0; !m->backup && i < m->config.count; i++) {
-        p = piece_of(m->parameters[i].value);
+    for (int32_t i = 0; !*backup && i < count; i++) {
+        const struct piece p =
+            piece_of(kind == VALUES ? m->parameters[i].value : m->config.buffers[i]);
         bytes += bytes_of(&p);
     }
-    if (!m->backup)
-        m->backup = malloc(bytes + 1);
-    if (!m->backup)
+    if (!*backup)
+        *backup = malloc(bytes + 1);
+    if (!*backup)
         return dp_fail(DP_ENOMEM, "no memory for a backup of %zu bytes", bytes);
-    copy_values(m, BACK_UP);
-    return 0;
-}
-
-/* Where a worker may die, buffers can be given back, too. */
-static void copy_buffers(struct dp_mixer *m, enum direction direction)
-{
-    char *at = m->death->buffers;
-
-    for (int32_t i = 0; at && i < m->config.buffer_count; i++) {
-        struct piece p = piece_of(m->config.buffers[i]);
-        memcpy(direction == BACK_UP ? at : p.at, direction == BACK_UP ? p.at : at, bytes_of(&p));
-        at += bytes_of(&p);
-    }
-}
-
-static int back_up_buffers(struct dp_mixer *m)
-{
-    size_t bytes = 0;
-
-    for (int32_t i = 0; i < m->config.buffer_count; i++) {
-        struct piece p = piece_of(m->config.buffers[i]);
-        bytes += bytes_of(&p);
-    }
-    if (!m->death->buffers && m->config.average_buffers)
-        m->death->buffers = malloc(bytes + 1);
-    if (!m->death->buffers && m->config.average_buffers)
-        return dp_fail(DP_ENOMEM, "no memory for a backup of %zu bytes", bytes);
-    copy_buffers(m, BACK_UP);
+    copy_pieces(m, kind, BACK_UP);
     return 0;
 }
 
@@ -195,10 +188,10 @@ static void add_late(struct dp_mixer *m)
 
 static int prepare(struct dp_mixer *m, const struct dp_mixer_average *what)
 {
-    int err = what->revert || what->distance || m->death ? back_up(m) : 0;
+    int err = what->revert || what->distance || m->death ? back_up(m, VALUES) : 0;
 
-    if (!err && m->death)
-        err = back_up_buffers(m);
+    if (!err && m->death && m->config.average_buffers)
+        err = back_up(m, BUFFERS);
     if (!err && m->death) {
         m->death->average = AVERAGE_BEGUN;
         m->death->reverts = what->revert;
@@ -223,9 +216,9 @@ void dp_mixer_end_average(struct dp_mixer *m, bool revert)
 
 void dp_mixer_undo_average(struct dp_mixer *m)
 {
-    copy_values(m, RESTORE);
+    copy_pieces(m, VALUES, RESTORE);
     if (m->death && m->death->average == AVERAGE_BEGUN)
-        copy_buffers(m, RESTORE);
+        copy_pieces(m, BUFFERS, RESTORE);
     dp_mixer_spread_tied(m);
     m->has_backup = false;
 }

@@ -384,18 +384,11 @@ static int make_arrivals(struct dp_mixer_stream *m)
 static int agree(const struct dp_mixer_stream *m)
 {
     const struct dp_mixer_stream_config *c = &m->config;
-    uint64_t hash = dp_hash_bytes(DP_HASH_BEGIN, &c->factor, sizeof(c->factor));
-    char *text;
-    size_t len;
     int err = dp_agree_on_parameters(c->comm, c->parameters, c->count);
 
-    if (!err && (err = dp_graph_write(c->graph, DP_GRAPH_FORMAT_TEXT, &text, &len)))
-        dp_comm_abort(c->comm, err, dp_last_error());
-    if (err)
-        return err;
-    hash = dp_hash_bytes(hash, text, len);
-    free(text);
-    return dp_comm_agree(c->comm, "mixing graph and its factor", hash);
+    return err ? err
+               : dp_agree_on_graph(c->comm, c->graph, "mixing graph and its factor",
+                                   dp_hash_bytes(DP_HASH_BEGIN, &c->factor, sizeof(c->factor)));
 }
 
 static int set_up(struct dp_mixer_stream *m)
