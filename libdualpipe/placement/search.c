@@ -1,5 +1,20 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * search.c - what an order costs, and orders that people would choose. A host takes a block of
+ * neighbouring pipeline ranks, and as many replicas of it as still fit:
+ *
+ *      8 GPUs a host:     blocks of 8: one replica's ranks 0-7
+ *                         blocks of 4: ranks 0-3 of two replicas
+ *                         blocks of 1: one rank of 8 replicas
+ *
+ * and either in the order of the ranks or folded, 0, P-1, 1, P-2, ..., so that mirrors meet.
+ */
 #include "placement/search.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
 
 int dp_search_weigh(const struct dp_search *s, const int32_t *gpus, double scale_ns,
                     struct dp_weight *weight)
@@ -15,4 +30,88 @@ int dp_search_weigh(const struct dp_search *s, const int32_t *gpus, double scale
     }
     *weight = (struct dp_weight){dp_loads_max(s->loads), s->loads->norm};
     return 0;
+}
+
+/* ---- default orders --------------------------------------------------------------------------- */
+
+static int compare_nodes(const void *a, const void *b)
+{
+    return *(const int32_t *)a < *(const int32_t *)b ? -1 : 1;
+}
+
+static int32_t largest_host(const struct dp_topology *t, const int32_t *sorted, int32_t count)
+{
+    int32_t largest = 1, run = 1;
+
+    for (int32_t i = 1; i < count; i++) {
+        run = t->nodes[sorted[i]].host == t->nodes[sorted[i - 1]].host ? run + 1 : 1;
+        largest = run > largest ? run : largest;
+    }
+    return largest;
+}
+
+static int32_t rank_at(int32_t place, int32_t ranks, bool folded)
+{
+    if (!folded)
+        return place;
+    return place % 2 ? ranks - 1 - place / 2 : place / 2;
+}
+
+/* Blocks of `block` ranks, `beside` replicas of a block next to each other. */
+static void fill(const struct dp_search *s, const int32_t *sorted, int32_t block, int32_t beside,
+                 bool folded, int32_t *gpus)
+{
+    const int32_t ranks = dp_traffic_ranks(s->spec), replicas = s->traffic->workers / ranks;
+    int32_t next = 0;
+
+    for (int32_t d0 = 0; d0 < replicas; d0 += beside)
+        for (int32_t p0 = 0; p0 < ranks; p0 += block)
+            for (int32_t d = d0; d < d0 + beside && d < replicas; d++)
+                for (int32_t p = p0; p < p0 + block && p < ranks; p++)
+                    gpus[d * ranks + rank_at(p, ranks, folded)] = sorted[next++];
+}
+
+static int try_order(const struct dp_search *s, const int32_t *order, double scale_ns,
+                     struct dp_weight *best, int32_t *gpus)
+{
+    struct dp_weight weight;
+    int err = dp_search_weigh(s, order, scale_ns, &weight);
+
+    if (!err && dp_weight_is_less(weight, *best)) {
+        *best = weight;
+        memcpy(gpus, order, (size_t)s->traffic->workers * sizeof(*gpus));
+    }
+    return err;
+}
+
+static int try_all(const struct dp_search *s, const int32_t *sorted, int32_t *order, int32_t *gpus)
+{
+    const int32_t host = largest_host(s->spec->topology, sorted, s->traffic->workers);
+    struct dp_weight best;
+    int err = dp_search_weigh(s, gpus, 1, &best);
+    const double scale_ns = best.slowest_ns;
+
+    if (!err)
+        err = dp_search_weigh(s, gpus, scale_ns, &best);
+    for (int32_t block = 1; !err && block < 2 * host; block *= 2)
+        for (int folded = 0; !err && folded < 2; folded++) {
+            const int32_t fits = block < host ? block : host;
+            fill(s, sorted, fits, host / fits, folded, order);
+            err = try_order(s, order, scale_ns, &best, gpus);
+        }
+    return err;
+}
+
+int dp_search_default(const struct dp_search *s, int32_t *gpus)
+{
+    const size_t workers = (size_t)s->traffic->workers;
+    int32_t *sorted = malloc(2 * workers * sizeof(*sorted));
+
+    if (!sorted)
+        return dp_fail(DP_ENOMEM, "no memory for an order of %zu workers", workers);
+    memcpy(sorted, s->came, workers * sizeof(*sorted));
+    qsort(sorted, workers, sizeof(*sorted), compare_nodes);
+    int err = try_all(s, sorted, sorted + workers, gpus);
+    free(sorted);
+    return err;
 }

@@ -38,7 +38,7 @@ int dp_search_weigh(const struct dp_search *s, const int32_t *gpus, double scale
 /* search_exact.c: all orders, but for those that cannot become the best. Improves gpus, if that can be
  * done. */
 int dp_search_exactly(const struct dp_search *s, int32_t *gpus);
-/* search_default.c: the best of some orders that people would choose, if better than gpus. */
+/* search.c: the best of some orders that people would choose, if better than gpus. */
 int dp_search_default(const struct dp_search *s, int32_t *gpus);
 /* search_swaps.c: exchange workers as long as that helps. */
 int dp_search_swaps(const struct dp_search *s, int32_t *gpus);

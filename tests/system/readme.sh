@@ -6,7 +6,7 @@
 # what the command draws.
 set -eu
 
-pages='README.md libdualpipe/mixing/README.md tools/README.md tools/train/README.md'
+pages='README.md libdualpipe/mixing/README.md libdualpipe/placement/README.md tools/README.md tools/train/README.md'
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 PATH=$DP_TOP_BUILDDIR/tools:$PATH

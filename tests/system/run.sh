@@ -257,7 +257,7 @@ binds_the_ranks_of_a_launcher_below_it()
     ranks_have "$all $all" RANK WORLD_SIZE LOCAL_RANK CUDA_VISIBLE_DEVICES=GPU-1,GPU-2 || return
     ranks_have "$all $all" NO WORLD_SIZE LOCAL_RANK || return
     ranks_have '1 1' RANK WORLD_SIZE LOCAL_RANK 'taskset -c 1' || return
-    for options in --no-bind --no-preload "--placement $DP_TEST_DATA/fuzz/placement/two.json"; do
+    for options in --no-bind --no-preload "--placement $DP_TEST_DATA/fuzz/placement/two.txt"; do
         ranks_have "$all $all" RANK WORLD_SIZE LOCAL_RANK || return
     done
 }

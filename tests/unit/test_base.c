@@ -4,7 +4,6 @@
 #include "base/array.h"
 #include "base/fail.h"
 #include "base/hmac.h"
-#include "base/json_scan.h"
 #include "base/nearest.h"
 #include "base/options.h"
 #include "base/text.h"
@@ -68,77 +67,6 @@ static void the_nearest_name_is_offered_only_if_near(void **state)
     assert_string_equal(dp_nearest("dualpip", names, 3), "dualpipe");
     assert_string_equal(dp_nearest("gpip", names, 3), "gpipe");
     assert_null(dp_nearest("interleaved", names, 3));
-}
-
-/* The last token, after so many good ones. */
-static enum dp_scan_type last_token(const char *text, struct dp_json_scan *j, int *count)
-{
-    enum dp_scan_type type;
-
-    *j = dp_json_scan_begin(text, strlen(text));
-    for (*count = 0; (type = dp_json_scan_next(j)) > DP_SCAN_END; ++*count)
-        ;
-    return type;
-}
-
-static void json_is_read_token_by_token(void **state)
-{
-    (void)state;
-    static const enum dp_scan_type expected[] = {
-        DP_SCAN_OBJECT, DP_SCAN_KEY,    DP_SCAN_LIST,     DP_SCAN_NUMBER, DP_SCAN_WORD,
-        DP_SCAN_STRING, DP_SCAN_OBJECT, DP_SCAN_OBJECT_END, DP_SCAN_LIST_END, DP_SCAN_KEY,
-        DP_SCAN_LIST,   DP_SCAN_LIST_END, DP_SCAN_OBJECT_END, DP_SCAN_END};
-    const char *text = "{\"a\": [-1.5e+3, null,\n \"\\u00e9\\u20AC\\n\", {}],\r\n\t\"b\" : [ ] } ";
-    struct dp_json_scan j = dp_json_scan_begin(text, strlen(text));
-
-    for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); i++) {
-        assert_int_equal(dp_json_scan_next(&j), expected[i]);
-        if (i == 1)
-            assert_string_equal(j.text, "a");
-        if (i == 3)
-            assert_string_equal(j.text, "-1.5e+3");
-        if (i == 5)
-            assert_string_equal(j.text, "\xc3\xa9\xe2\x82\xac\n");
-        if (i == 5)
-            assert_int_equal(j.line, 2);
-    }
-}
-
-static void json_that_is_none_ends_with_a_reason(void **state)
-{
-    (void)state;
-    static const char *const texts[] = {
-        "", "{", "[", "[1,", "[1,]", "{\"a\"", "{\"a\":}", "{\"a\":1,}", "[1 2]", "tru", "+1", "1.",
-        ".5", "1e", "1e+", "-", "00", "\"\\ud8\"", "\"\\u0000\"", "[}", "{]", "1 1", "]"};
-    struct dp_json_scan j;
-    int count;
-
-    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-        if (last_token(texts[i], &j, &count) != DP_SCAN_BAD)
-            fail_msg("'%s' is read", texts[i]);
-        assert_non_null(j.why);
-    }
-    assert_int_equal(last_token("[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", &j, &count), DP_SCAN_BAD);
-    assert_int_equal(count, DP_SCAN_DEPTH);
-    assert_string_equal(j.why, "more than 32 levels");
-}
-
-static void a_string_of_json_has_a_limit(void **state)
-{
-    (void)state;
-    char text[DP_SCAN_TEXT + 3];
-    struct dp_json_scan j;
-    int count;
-
-    memset(text, 'x', sizeof(text));
-    text[0] = text[DP_SCAN_TEXT] = '"';
-    text[DP_SCAN_TEXT + 1] = '\0';
-    assert_int_equal(last_token(text, &j, &count), DP_SCAN_END);
-    assert_int_equal(strlen(j.text), DP_SCAN_TEXT - 1);
-    text[DP_SCAN_TEXT] = 'x';
-    text[DP_SCAN_TEXT + 1] = '"';
-    text[DP_SCAN_TEXT + 2] = '\0';
-    assert_int_equal(last_token(text, &j, &count), DP_SCAN_BAD);
 }
 
 struct opts {
@@ -422,9 +350,6 @@ int main(void)
         cmocka_unit_test(a_text_grows_over_any_number_of_additions),
         cmocka_unit_test(an_array_grows_and_keeps_its_elements),
         cmocka_unit_test(the_nearest_name_is_offered_only_if_near),
-        cmocka_unit_test(json_is_read_token_by_token),
-        cmocka_unit_test(json_that_is_none_ends_with_a_reason),
-        cmocka_unit_test(a_string_of_json_has_a_limit),
         cmocka_unit_test(options_have_defaults_and_take_the_environment),
         cmocka_unit_test(a_program_with_more_rights_takes_no_code_from_the_environment),
         cmocka_unit_test(an_option_is_still_read_by_its_old_name),
