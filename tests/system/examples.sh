@@ -36,10 +36,11 @@ examples_of_manual()
 # a command does. What is indented in a list is text.
 examples_of_page()
 {
-    awk '
-        function begins() {
-            return $0 ~ /^ *([A-Z_]+=[^ ]* )*(dualpipe [a-z]|(sh|export|mpirun|torchrun|python|make|cd|for) )/
+    awk -v commands="$("$dualpipe" --help | commands | paste -sd'|' -)" '
+        BEGIN {
+            command = "^ *([A-Z_]+=[^ ]* )*((sh|export|mpirun|torchrun|python|make|cd|for)|dualpipe (" commands "))( |$)"
         }
+        function begins() { return $0 ~ command }
         /^ *```/ { fence = fence ? "" : $0; first = 1; inside = 0; before = ""; print ""; next }
         fence {
             if (first)
