@@ -191,12 +191,50 @@ static void other_step(struct job_rank *r)
     dp_pipeline_seek(r->pipe, 5);
 }
 
-static void ranks_that_stand_at_different_steps_notice(void **state)
+static void accumulates(struct job_rank *r)
+{
+    r->step.accumulate = true;
+}
+
+static void gives_extents(struct job_rank *r)
+{
+    static const int64_t none[4][DP_MAX_EXTENTS];
+
+    r->step.extents = none;
+}
+
+static struct dp_schedule *another;
+
+static void have_another_schedule(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->also = (const struct dp_schedule *const *)&another;
+    config->also_count = 1;
+}
+
+static void rank_1_takes_it(struct job_rank *r)
+{
+    if (r->rank == 1)
+        r->step.schedule = another;
+}
+
+/* Every rank says the sentence. */
+static const struct wrong different_steps[] = {
+    {"S8 step", 1, NULL, other_step, DP_EMISMATCH, "rank 1 has 5, rank 0 has 0", DP_EMISMATCH},
+    {"accumulate", 1, NULL, accumulates, DP_EMISMATCH,
+     "accumulate of the step: rank 1 and rank 0 differ", DP_EMISMATCH},
+    {"extents", 1, NULL, gives_extents, DP_EMISMATCH,
+     "extents of the step: rank 1 has others than rank 0", DP_EMISMATCH},
+    {"schedule", EVERYWHERE, have_another_schedule, rank_1_takes_it, DP_EMISMATCH,
+     "schedule of the step: rank 1 has number 1, rank 0 has 0", DP_EMISMATCH},
+};
+
+static void ranks_that_do_different_steps_notice(void **state)
 {
     (void)state;
-    static const struct wrong wrong = {"S8 step",    1, NULL, other_step, DP_EMISMATCH,
-                                       "rank 1 has 5, rank 0 has 0", DP_EMISMATCH};
-    expect_wrong(&wrong, training);
+    assert_int_equal(dp_schedule_new(&training, &another), 0);
+    expect_all_wrong(different_steps, COUNT(different_steps), training);
+    dp_schedule_free(another);
 }
 
 /* ---- steps that do not belong together --------------------------------------------------- */
@@ -280,7 +318,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bad_argument_of_a_step_is_named_on_all_ranks),
-        cmocka_unit_test(ranks_that_stand_at_different_steps_notice),
+        cmocka_unit_test(ranks_that_do_different_steps_notice),
         cmocka_unit_test(ranks_that_take_pipelines_in_another_order_notice),
         cmocka_unit_test(unchecked_steps_notice_a_message_of_another_step),
     };
