@@ -3,6 +3,7 @@
 #include "pipeline/setup.h"
 
 #include "base/fail.h"
+#include "base/text.h"
 #include "pipeline/border.h"
 #include "schedule/build.h"
 
@@ -262,17 +263,135 @@ static int describe_mismatch(const struct report *reports, int field, int refere
     int (*fail)(int, const char *, ...) = me == rank ? dp_fail : dp_fail_quietly;
     char has[32], wants[32];
 
-    if (fields[field].telling == NOTHING)
-        return fail(DP_EMISMATCH, "%s: rank %d has others than rank %d", fields[field].name, rank,
-                    reference);
     tell(&reports[rank], field, has, sizeof(has));
     tell(&reports[reference], field, wants, sizeof(wants));
     return fail(DP_EMISMATCH, "%s: rank %d has %s, rank %d has %s", fields[field].name, rank, has,
                 reference, wants);
 }
 
-static int compare_field(const struct report *reports, const struct dp_comm *comm, int field)
+/* ---- what differs where a digest does ----------------------------------------------------------- */
+
+/* A line for each part of what these fields stand for: its name, a tab, its value. */
+static void add_spec(struct dp_text *t, const struct dp_tensor_spec *spec)
 {
+    char dtype[32], shape[160];
+
+    dp_dtype_name(spec->dtype, dtype, sizeof(dtype));
+    dp_shape_text(spec->shape, spec->ndim, shape, sizeof(shape));
+    dp_text_addf(t, "\t%s%s%s", dtype, shape, spec->no_grad ? ", no_grad" : "");
+    for (int i = 0; i < spec->ndim; i++)
+        if (spec->extent[i])
+            dp_text_addf(t, ", dimension %d follows extent %d", i, spec->extent[i]);
+    dp_text_adds(t, "\n");
+}
+
+static void add_borders(struct dp_text *t, const struct dp_pipeline_config *config)
+{
+    for (int i = 0; i <= config->schedule->stages; i++) {
+        const struct dp_border *border = &config->borders[i];
+        /* Ranks without an end of the model need not declare it. */
+        if (!border->count)
+            continue;
+        dp_text_addf(t, "tensors of border %d\t%d\n", i, border->count);
+        for (int k = 0; k < border->count; k++) {
+            dp_text_addf(t, "border %d, tensor %d", i, k);
+            add_spec(t, &border->tensors[k]);
+        }
+    }
+    for (int e = 0; e < DP_MAX_EXTENTS; e++)
+        dp_text_addf(t, "max_extents[%d]\t%lld\n", e, (long long)config->max_extents[e]);
+    for (int k = 0; k < config->schedule->skip_count; k++) {
+        dp_text_addf(t, "skip %d", k);
+        add_spec(t, &config->skips[k]);
+    }
+}
+
+static void add_ops(struct dp_text *t, const struct dp_schedule *s)
+{
+    char op[DP_OP_TEXT_LEN];
+
+    for (int r = 0; r < s->ranks; r++)
+        for (size_t i = s->first[r]; i < s->first[r + 1]; i++)
+            dp_text_addf(t, "schedule, op %zu of rank %d\t%s%s\n", i - s->first[r], r,
+                         dp_op_text(s->ops[i], op), s->ops[i].overlap ? ", overlapped" : "");
+}
+
+static void add_field(struct dp_text *t, const struct dp_pipeline_config *config, int field)
+{
+    const struct dp_schedule *s = config->schedule;
+
+    if (field == FIELD_OPS)
+        add_ops(t, s);
+    else if (field == FIELD_LOSS_SCALE)
+        dp_text_addf(t, "loss_scale\t%g\n", config->loss_scale);
+    else if (field == FIELD_RANK_MAP)
+        for (int r = 0; r < s->ranks; r++)
+            dp_text_addf(t, "rank map, rank %d\t%d\n", r, s->group_rank[r]);
+    else
+        add_borders(t, config);
+}
+
+/* Collective, where all know that what rank b describes is not what rank a does: the first line of both
+ * that has one name and two values, in `found`; empty if there is none. mine: of these two ranks. */
+static int find_difference(struct dp_comm *comm, int a, int b, const struct dp_text *mine, char *found,
+                           size_t len)
+{
+    const int ranks[] = {a, b};
+    char *texts[2] = {NULL, NULL};
+    int err = 0;
+
+    *found = '\0';
+    for (int i = 0; i < 2 && !err; i++) {
+        uint64_t bytes = mine->failed ? 0 : mine->len;
+        err = dp_comm_broadcast(comm, &bytes, sizeof(bytes), ranks[i]);
+        if (!err && !(texts[i] = calloc(bytes + 1, 1)))
+            dp_failure_tell(comm, err = dp_fail(DP_ENOMEM, "no memory for the config of a rank"));
+        if (!err && bytes && dp_comm_rank(comm) == ranks[i])
+            memcpy(texts[i], mine->data, bytes);
+        if (!err && bytes)
+            err = dp_comm_broadcast(comm, texts[i], bytes, ranks[i]);
+    }
+    const char *x = texts[0], *y = texts[1];
+    while (!err && *x && *y) {
+        const size_t x_len = strcspn(x, "\n"), y_len = strcspn(y, "\n"), name = strcspn(x, "\t");
+        if (name != strcspn(y, "\t") || strncmp(x, y, name) != 0)
+            break;
+        if (x_len != y_len || strncmp(x, y, x_len) != 0) {
+            snprintf(found, len, "%.*s: rank %d has %.*s, rank %d has %.*s", (int)name, x, b,
+                     (int)(y_len - name - 1), y + name + 1, a, (int)(x_len - name - 1), x + name + 1);
+            break;
+        }
+        x += x_len + 1;
+        y += y_len + 1;
+    }
+    free(texts[0]);
+    free(texts[1]);
+    return err;
+}
+
+static int describe_difference(const struct dp_pipeline_config *config, int field, int reference,
+                               int rank)
+{
+    const int me = dp_comm_rank(config->comm);
+    struct dp_text mine = {0};
+    char found[400];
+
+    if (me == rank || me == reference)
+        add_field(&mine, config, field);
+    int err = find_difference(config->comm, reference, rank, &mine, found, sizeof(found));
+    dp_text_fini(&mine);
+    if (err)
+        return err;
+    if (!*found)
+        snprintf(found, sizeof(found), "%s: rank %d has others than rank %d", fields[field].name, rank,
+                 reference);
+    return (me == rank ? dp_fail : dp_fail_quietly)(DP_EMISMATCH, "%s", found);
+}
+
+static int compare_field(const struct report *reports, const struct dp_pipeline_config *config,
+                         int field)
+{
+    const struct dp_comm *comm = config->comm;
     int reference = -1;
 
     for (int r = 0; r < dp_comm_size(comm); r++) {
@@ -281,7 +400,9 @@ static int compare_field(const struct report *reports, const struct dp_comm *com
         if (reference < 0)
             reference = r;
         if (reports[r].fields[field] != reports[reference].fields[field])
-            return describe_mismatch(reports, field, reference, r, dp_comm_rank(comm));
+            return fields[field].telling == NOTHING
+                       ? describe_difference(config, field, reference, r)
+                       : describe_mismatch(reports, field, reference, r, dp_comm_rank(comm));
     }
     return 0;
 }
@@ -310,7 +431,7 @@ static int compare_reports(const struct dp_pipeline_config *config, const struct
     int err = find_failure(reports, dp_comm_size(config->comm));
 
     for (int field = 0; field < FIELDS && !err; field++)
-        err = compare_field(reports, config->comm, field);
+        err = compare_field(reports, config, field);
     if (!err)
         err = compare_mirrors(reports, config->schedule, dp_comm_rank(config->comm));
     return err;
@@ -382,7 +503,8 @@ int dp_step_agree(struct dp_comm *comm, const uint64_t mine[DP_AGREED], uint64_t
                 fail(DP_EMISMATCH, "schedule of the step: rank %d has number %llu, rank 0 has %llu",
                      r, (unsigned long long)its[2] >> 1, (unsigned long long)all[2] >> 1);
         else if (its[2] != all[2])
-            err = fail(DP_EMISMATCH, "accumulate of the step: rank %d and rank 0 differ", r);
+            err = fail(DP_EMISMATCH, "accumulate of the step: rank %d has %d, rank 0 has %d", r,
+                       (int)(its[2] & 1), (int)(all[2] & 1));
         else if (its[3] != all[3])
             err = fail(DP_EMISMATCH, "extents of the step: rank %d has others than rank 0", r);
         if (err)

@@ -428,17 +428,17 @@ static const struct wrong disagreements[] = {
     {"S8 M", 1, other_microbatches, NULL, DP_EMISMATCH, "micro-batches: rank 1 has 6, rank 0 has 4",
      DP_EMISMATCH},
     {"S8 kind", 1, other_kind, NULL, DP_EMISMATCH, "schedule kind: rank 1 has dualpipev, rank 0 has dualpipe", DP_EMISMATCH},
-    {"ops", 1, other_op, NULL, DP_EMISMATCH, "schedule ops: rank 1 has others than rank 0", DP_EMISMATCH},
-    {"shapes", 1, other_shape, NULL, DP_EMISMATCH, "border shapes: rank 1", DP_EMISMATCH},
-    {"dtypes", 1, other_dtype, NULL, DP_EMISMATCH, "border dtypes: rank 1", DP_EMISMATCH},
-    {"no_grad", 1, other_no_grad, NULL, DP_EMISMATCH, "no_grad flags: rank 1", DP_EMISMATCH},
+    {"ops", 1, other_op, NULL, DP_EMISMATCH, "schedule, op ", DP_EMISMATCH},
+    {"shapes", 1, other_shape, NULL, DP_EMISMATCH, "border 1, tensor 0: rank 1 has float32[4, ", DP_EMISMATCH},
+    {"dtypes", 1, other_dtype, NULL, DP_EMISMATCH, "border 1, tensor 0: rank 1 has bfloat16", DP_EMISMATCH},
+    {"no_grad", 1, other_no_grad, NULL, DP_EMISMATCH, ", no_grad, rank 0 has ", DP_EMISMATCH},
     {"fixed_order", 1, other_order, NULL, DP_EMISMATCH, "fixed_order: rank 1 has 0, rank 0 has 1",
      DP_EMISMATCH},
     {"seed", 1, other_seed, NULL, DP_EMISMATCH, "seed: rank 1 has 8, rank 0 has 7", DP_EMISMATCH},
     {"unchecked", 1, other_checks, NULL, DP_EMISMATCH, "unchecked: rank 1", DP_EMISMATCH},
     {"copies", 1, other_copies, NULL, DP_EMISMATCH, "unsummed_copies: rank 1 has 1, rank 0 has 0",
      DP_EMISMATCH},
-    {"scale", 1, other_scale, NULL, DP_EMISMATCH, "loss_scale: rank 1", DP_EMISMATCH},
+    {"scale", 1, other_scale, NULL, DP_EMISMATCH, "loss_scale: rank 1 has 0.5, rank 0 has 0", DP_EMISMATCH},
 };
 
 static const struct wrong inference_disagreements[] = {

@@ -222,7 +222,7 @@ static void rank_1_takes_it(struct job_rank *r)
 static const struct wrong different_steps[] = {
     {"S8 step", 1, NULL, other_step, DP_EMISMATCH, "rank 1 has 5, rank 0 has 0", DP_EMISMATCH},
     {"accumulate", 1, NULL, accumulates, DP_EMISMATCH,
-     "accumulate of the step: rank 1 and rank 0 differ", DP_EMISMATCH},
+     "accumulate of the step: rank 1 has 1, rank 0 has 0", DP_EMISMATCH},
     {"extents", 1, NULL, gives_extents, DP_EMISMATCH,
      "extents of the step: rank 1 has others than rank 0", DP_EMISMATCH},
     {"schedule", EVERYWHERE, have_another_schedule, rank_1_takes_it, DP_EMISMATCH,
