@@ -36,7 +36,7 @@ static const struct dp_option table[] = {
 const struct dp_option_area dp_assignment_option_area = {"PLACEMENT", table,
                                                     sizeof(table) / sizeof(table[0])};
 
-/* A placement of 4096 GPUs has 30 MiB. */
+/* A placement of 4096 workers has 3.2 MB. */
 enum { MAX_FILE = 1 << 30 };
 
 int dp_assignment_load(const char *path, struct dp_assignment **out)
