@@ -3,6 +3,7 @@
 #include "base/text.h"
 
 #include "base/fail.h"
+#include "base/hash.h"
 #include "base/number.h"
 
 #include <stdio.h>
@@ -68,6 +69,12 @@ void dp_text_add_number(struct dp_text *t, double number)
     if (dp_strtod(digits, NULL) != number)
         dp_snprintf(digits, sizeof(digits), "%.17g", number);
     dp_text_adds(t, digits);
+}
+
+int dp_text_hash(const struct dp_text *t, uint64_t *hash)
+{
+    *hash = dp_hash_bytes(DP_HASH_BEGIN, t->data, t->len);
+    return t->failed ? dp_fail(DP_ENOMEM, "no memory for a text") : 0;
 }
 
 int dp_text_take(struct dp_text *t, char **out, size_t *len)

@@ -29,6 +29,8 @@ int dp_text_take(struct dp_text *t, char **out, size_t *len);
 /* Add all of a file, at most `most` bytes of it; expected: what it should be, for the sentence that
  * says that it is longer. DP_ENOENT, DP_EIO, DP_EINVAL, DP_ENOMEM. */
 int dp_text_add_file(struct dp_text *t, const char *path, size_t most, const char *expected);
+/* A number for what has been added. DP_ENOMEM if any addition failed. */
+int dp_text_hash(const struct dp_text *t, uint64_t *hash);
 void dp_text_fini(struct dp_text *t);
 
 #endif

@@ -5,8 +5,8 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/text.h"
 #include "comm/comm_core.h"
+#include "comm/lines.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -95,31 +95,113 @@ static int report_differing(const struct dp_comm *comm, const char *what, const 
             dp_text_addf(&t, "%srank %d has %" PRIu64, differing > 1 ? ", " : "", i, values[i]);
     if (differing > NAMED_AT_MOST)
         dp_text_addf(&t, " and %d more", differing - NAMED_AT_MOST);
-    int err = 0;
-    if (differing)
-        err = dp_fail(DP_EMISMATCH, "%s: all ranks must agree; rank 0 has %" PRIu64 ", but %s",
-                      what, values[0], t.data ? t.data : "others differ");
+    const int err = dp_fail(DP_EMISMATCH, "%s: all ranks must agree; rank 0 has %" PRIu64 ", but %s",
+                            what, values[0], t.data ? t.data : "others differ");
     dp_text_fini(&t);
     return err;
 }
 
-int dp_comm_agree(struct dp_comm *comm, const char *what, uint64_t value)
+static int hand_out(struct dp_comm *comm, int from, const struct dp_text *mine, char **text)
+{
+    uint64_t bytes = comm->rank == from ? mine->len : 0;
+
+    if (comm->rank == from && mine->failed)
+        return leave(comm, dp_fail(DP_ENOMEM, "no memory to say what differs"));
+    int err = dp_comm_broadcast(comm, &bytes, sizeof(bytes), from);
+    if (err)
+        return err;
+    *text = calloc(bytes + 1, 1);
+    if (!*text)
+        return leave(comm, dp_fail(DP_ENOMEM, "no memory for %" PRIu64 " bytes of rank %d",
+                                   bytes, from));
+    if (comm->rank == from && bytes)
+        memcpy(*text, mine->data, bytes);
+    return bytes ? dp_comm_broadcast(comm, *text, bytes, from) : 0;
+}
+
+/* Long values are told from shortly before where they differ. */
+static int name_line(const struct dp_comm *comm, const char *what, int a, char *of_a, int b, char *of_b)
+{
+    enum { BEFORE = 40, SHOWN = 200 };
+    size_t same = 0, line, from;
+
+    while (of_a[same] && of_a[same] == of_b[same])
+        same++;
+    for (line = same; line && of_a[line - 1] != '\n'; line--)
+        ;
+    const size_t name = strcspn(of_a + line, "\t\n");
+    const bool named = same > line + name;
+    from = named ? line + name + 1 : line;
+    for (int i = 0; i < 2 && !named; i++) { /* the names are a part of what differs */
+        char *const rest = (i ? of_b : of_a) + line, *const tab = strchr(rest, '\t');
+        if (tab)
+            *tab = ' ';
+    }
+    const char *const dots = same > from + BEFORE ? "..." : "";
+    from = *dots ? same - BEFORE : from;
+    const int la = (int)strcspn(of_a + from, "\n"), lb = (int)strcspn(of_b + from, "\n");
+    return (comm->rank == b ? dp_fail : dp_fail_quietly)(
+        DP_EMISMATCH, "%.*s: rank %d has %s%.*s, rank %d has %s%.*s",
+        named ? (int)name : (int)strlen(what), named ? of_a + line : what, b, lb ? dots : "nothing",
+        lb < SHOWN ? lb : SHOWN, of_b + from, a, la ? dots : "nothing", la < SHOWN ? la : SHOWN,
+        of_a + from);
+}
+
+int dp_comm_name_difference(struct dp_comm *comm, const char *what, int a, const struct dp_text *of_a,
+                            int b, const struct dp_text *of_b)
+{
+    char *texts[2] = {NULL, NULL};
+    int err = hand_out(comm, a, of_a, &texts[0]);
+
+    if (!err)
+        err = hand_out(comm, b, of_b, &texts[1]);
+    /* A rank that knows may end at once, and with it the group: not before all have come as far. */
+    if (!err)
+        err = dp_comm_barrier(comm);
+    if (!err)
+        err = name_line(comm, what, a, texts[0], b, texts[1]);
+    free(texts[0]);
+    free(texts[1]);
+    return err;
+}
+
+/* lines: what the value stands for, NULL: itself. */
+static int agree(struct dp_comm *comm, const char *what, uint64_t value, const struct dp_text *lines)
 {
     enum { ON_STACK = 512 };
     uint64_t few[ON_STACK], *values = few;
+    int other = 1;
 
-    if (!comm || !what)
-        return dp_fail(DP_EINVAL, "agreement without a %s", comm ? "name" : "comm");
     if (comm->size > ON_STACK) {
         values = malloc((size_t)comm->size * sizeof(*values));
         if (!values)
             return leave(comm, dp_fail(DP_ENOMEM, "no memory to ask %d ranks", comm->size));
     }
     int err = dp_comm_allgather(comm, &value, values, sizeof(value));
-    if (!err)
-        err = report_differing(comm, what, values);
+    while (!err && other < comm->size && values[other] == values[0])
+        other++;
+    if (!err && other < comm->size)
+        err = lines ? dp_comm_name_difference(comm, what, 0, lines, other, lines)
+                    : report_differing(comm, what, values);
     if (values != few)
         free(values);
+    return err;
+}
+
+int dp_comm_agree(struct dp_comm *comm, const char *what, uint64_t value)
+{
+    if (!comm || !what)
+        return dp_fail(DP_EINVAL, "agreement without a %s", comm ? "name" : "comm");
+    return agree(comm, what, value, NULL);
+}
+
+int dp_comm_agree_on_lines(struct dp_comm *comm, const char *what, struct dp_text *lines)
+{
+    uint64_t hash;
+    int err = dp_text_hash(lines, &hash);
+
+    err = err ? leave(comm, err) : agree(comm, what, hash, lines);
+    dp_text_fini(lines);
     return err;
 }
 

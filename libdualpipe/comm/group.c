@@ -5,9 +5,9 @@
  */
 #include "comm/comm_core.h"
 #include "comm/engine.h"
+#include "comm/lines.h"
 
 #include "base/fail.h"
-#include "base/hash.h"
 #include "comm/survival.h"
 
 #include <stdlib.h>
@@ -118,15 +118,15 @@ int dp_comm_split(struct dp_comm *comm, int color, int key, struct dp_comm **out
 
 /* ---- grid ------------------------------------------------------------------------------------ */
 
-static uint64_t hash_axes(const struct dp_comm_axis *axes, const int *sizes, int count)
+static int agree_on_axes(struct dp_comm *comm, const struct dp_comm_axis *axes, const int *sizes,
+                         int count)
 {
-    uint64_t hash = DP_HASH_BEGIN;
+    struct dp_text lines = {0};
 
-    for (int i = 0; i < count; i++) {
-        hash = dp_hash_text(hash, axes[i].name);
-        hash = dp_hash_number(hash, sizes[i]);
-    }
-    return hash;
+    dp_text_addf(&lines, "axes of the grid\t%d\n", count);
+    for (int i = 0; i < count; i++)
+        dp_text_addf(&lines, "axis %d of the grid\t%s of %d ranks\n", i, axes[i].name, sizes[i]);
+    return dp_comm_agree_on_lines(comm, "axes of the grid", &lines);
 }
 
 static int check_axis(const struct dp_comm_axis *axes, int i)
@@ -190,7 +190,7 @@ int dp_comm_grid(struct dp_comm *comm, const struct dp_comm_axis *axes, int coun
         return dp_fail(DP_EINVAL, "grid of %d axes: expected a comm and 1 to %d axes", count, MOST);
     int err = find_sizes(comm, axes, count, sizes);
     if (!err)
-        err = dp_comm_agree(comm, "axes of the grid", hash_axes(axes, sizes, count));
+        err = agree_on_axes(comm, axes, sizes, count);
     while (!err && made < count) {
         err = split_along(comm, sizes, count, made, &out[made]);
         made += !err;

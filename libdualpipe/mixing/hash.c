@@ -1,101 +1,60 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "mixing/hash.h"
 
-#include "base/fail.h"
-#include "comm/comm_core.h"
-#include "base/hash.h"
+#include "base/tensor.h"
+#include "comm/lines.h"
 
-#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-uint64_t dp_hash_parameters(const struct dp_parameter *parameters, int32_t count)
+void dp_add_elements(struct dp_text *lines, const DLTensor *tensor)
 {
-    uint64_t hash = DP_HASH_BEGIN;
+    int64_t elements = dp_tensor_numel(tensor);
+    char text[DP_TENSOR_TEXT];
+    DLTensor flat = *tensor;
 
+    flat.ndim = 1;
+    flat.shape = &elements;
+    dp_text_adds(lines, dp_tensor_text(&flat, text));
+}
+
+void dp_add_parameters(struct dp_text *lines, const struct dp_parameter *parameters, int32_t count)
+{
+    dp_text_addf(lines, "number of parameters\t%d\n", count);
     for (int32_t i = 0; i < count; i++) {
         const struct dp_parameter *p = &parameters[i];
-        hash = dp_hash_text(hash, p->name);
-        hash = dp_hash_bytes(hash, &p->value->dtype, sizeof(p->value->dtype));
-        hash = dp_hash_number(hash, dp_parameter_elements(p));
-        hash = dp_hash_number(hash, (int64_t)p->flags);
+        dp_text_addf(lines, "parameter %d\t'%s', ", i, p->name);
+        dp_add_elements(lines, p->value);
+        dp_text_addf(lines, "%s%s\n", p->flags & DP_PARAMETER_FROZEN ? ", frozen" : "",
+                     p->flags & DP_PARAMETER_NO_DECAY ? ", without decay" : "");
     }
-    return hash;
-}
-
-struct described {
-    char text[160];
-};
-
-static struct described describe(const struct dp_parameter *p)
-{
-    static const char *const codes[] = {"int", "uint", "float", "handle", "bfloat"};
-    struct described d;
-    const DLDataType t = p->value->dtype;
-
-    snprintf(d.text, sizeof(d.text), "'%.100s' of %lld elements, %s%d%s", p->name,
-             (long long)dp_parameter_elements(p), t.code < 5 ? codes[t.code] : "type", t.bits,
-             p->flags & DP_PARAMETER_FROZEN     ? ", frozen"
-             : p->flags & DP_PARAMETER_NO_DECAY ? ", without decay"
-                                                : "");
-    return d;
-}
-
-/* *rank: the first that has another number than rank 0; 0: none. */
-static int find_other(struct dp_comm *comm, uint64_t number, uint64_t *all, int *rank)
-{
-    int err = dp_comm_allgather(comm, &number, all, sizeof(number));
-
-    *rank = 0;
-    for (int i = dp_comm_size(comm) - 1; i > 0 && !err; i--)
-        *rank = all[i] != all[0] ? i : *rank;
-    return err;
-}
-
-static int name_difference(struct dp_comm *comm, const struct dp_parameter *p, int32_t number, int rank)
-{
-    struct described *all = calloc((size_t)dp_comm_size(comm), sizeof(*all)), mine = describe(p);
-    int err = all ? dp_comm_allgather(comm, &mine, all, sizeof(mine)) : DP_ENOMEM;
-
-    if (!err)
-        err = dp_fail(DP_EMISMATCH, "parameter %d: all ranks must agree; rank 0 has %s, but rank %d "
-                      "has %s", number, all[0].text, rank, all[rank].text);
-    free(all);
-    return err;
 }
 
 int dp_agree_on_parameters(struct dp_comm *comm, const struct dp_parameter *parameters, int32_t count)
 {
-    uint64_t *all = calloc((size_t)dp_comm_size(comm), sizeof(*all));
-    int rank = 0;
+    struct dp_text lines = {0};
 
-    if (!all) {
-        const int err = dp_fail(DP_ENOMEM, "no memory to ask %d ranks", dp_comm_size(comm));
-        dp_comm_fail(comm, err);
-        return err;
-    }
-    int err = find_other(comm, dp_hash_parameters(parameters, count), all, &rank);
-    const bool differs = rank;
-    if (!err && differs)
-        err = dp_comm_agree(comm, "number of parameters", (uint64_t)count);
-    for (int32_t i = 0; i < count && differs && !err; i++) {
-        err = find_other(comm, dp_hash_parameters(&parameters[i], 1), all, &rank);
-        if (!err && rank)
-            err = name_difference(comm, &parameters[i], i, rank);
-    }
-    free(all);
-    return err;
+    dp_add_parameters(&lines, parameters, count);
+    return dp_comm_agree_on_lines(comm, "parameters", &lines);
 }
 
-int dp_agree_on_graph(struct dp_comm *comm, const struct dp_graph *g, const char *what,
-                      uint64_t options)
+int dp_agree_on_graph(struct dp_comm *comm, const struct dp_graph *g, struct dp_text *options)
 {
     char *text;
-    size_t len;
-    int err = dp_graph_write(g, DP_GRAPH_FORMAT_TEXT, &text, &len);
+    int err = dp_graph_write(g, DP_GRAPH_FORMAT_TEXT, &text, NULL);
 
-    if (err)
+    if (err) {
+        dp_text_fini(options);
         return dp_comm_abort(comm, err, dp_last_error()), err;
-    const uint64_t hash = dp_hash_bytes(DP_HASH_BEGIN, text, len);
+    }
+    const char *at = text;
+    for (int i = 1; *at; i++) {
+        const size_t len = strcspn(at, "\n");
+        dp_text_addf(options, "mixing graph, line %d\t", i);
+        dp_text_add(options, at, len);
+        dp_text_adds(options, "\n");
+        at += len + (at[len] != '\0');
+    }
     free(text);
-    return dp_comm_agree(comm, what, dp_hash_bytes(hash, &options, sizeof(options)));
+    return dp_comm_agree_on_lines(comm, "mixing graph and its options", options);
 }

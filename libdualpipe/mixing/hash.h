@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hash.h - a number for what all ranks must have in common (dp_comm_agree).
+ * hash.h - what all ranks must have in common, as lines that are compared (dp_comm_agree_on_lines).
  */
 #ifndef DP_MIXING_HASH_H
 #define DP_MIXING_HASH_H
@@ -9,13 +9,16 @@
 #include <dualpipe/mixing.h>
 #include <dualpipe/parameter.h>
 
+struct dp_text;
+
+/* Type and number of elements, "float32[6]". */
+void dp_add_elements(struct dp_text *lines, const DLTensor *tensor);
 /* Names, types, sizes and flags of a sound list. */
-uint64_t dp_hash_parameters(const struct dp_parameter *parameters, int32_t count);
+void dp_add_parameters(struct dp_text *lines, const struct dp_parameter *parameters, int32_t count);
 /* Collective: is the list the same on all ranks? DP_EMISMATCH on every one, with the first parameter
  * that is not; errors of comm.h. */
 int dp_agree_on_parameters(struct dp_comm *comm, const struct dp_parameter *parameters, int32_t count);
-/* The same of a graph, and of a number for all that belongs to it; `what` names both. */
-int dp_agree_on_graph(struct dp_comm *comm, const struct dp_graph *g, const char *what,
-                      uint64_t options);
+/* The same of a graph, after lines for all that belongs to it, which are freed. */
+int dp_agree_on_graph(struct dp_comm *comm, const struct dp_graph *g, struct dp_text *options);
 
 #endif

@@ -4,8 +4,8 @@
 
 #include "base/fail.h"
 #include "comm/comm_core.h"
-#include "base/hash.h"
 #include "base/tensor.h"
+#include "base/text.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -110,36 +110,37 @@ static int check_config(const struct dp_mixer_config *c)
 
 /* ---- what all ranks must have in common -------------------------------------------------------- */
 
-/* All ranks send the same ones. */
-static uint64_t hash_buffers(uint64_t hash, const struct dp_mixer_config *c)
+void dp_mixer_add_options(const struct dp_mixer_config *c, struct dp_text *lines)
 {
-    const bool when[] = {c->start_buffers, c->start_frozen, c->average_buffers};
+    const struct { const char *name; double value;
+    } options[] = {
+        {"compat", c->compat},
+        {"survive", c->survive},
+        {"bucket_bytes", (double)c->bucket_bytes},
+        {"algorithm (0: d-psgd, 1: local-sgd)", c->algorithm},
+        {"local_steps", c->local_steps},
+        {"outer_rate", c->outer_rate},
+        {"outer_momentum", c->outer_momentum},
+        {"compression (0: none, 1: int8)", c->compression},
+        {"staleness", c->staleness},
+        {"factor", c->factor},
+        {"loss_scale (0: none, 1: given)", c->loss_scale != NULL},
+        {"start_buffers", c->start_buffers},
+        {"start_frozen", c->start_frozen},
+        {"average_buffers", c->average_buffers},
+        {"number of buffers", c->buffer_count},
+    };
 
-    hash = dp_hash_bytes(hash, when, sizeof(when));
-    for (int32_t i = 0; i < c->buffer_count; i++) {
-        hash = dp_hash_bytes(hash, &c->buffers[i]->dtype, sizeof(c->buffers[i]->dtype));
-        hash = dp_hash_number(hash, dp_tensor_numel(c->buffers[i]));
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        dp_text_addf(lines, "%s\t", options[i].name);
+        dp_text_add_number(lines, options[i].value);
+        dp_text_adds(lines, "\n");
     }
-    return hash;
-}
-
-uint64_t dp_mixer_hash_options(const struct dp_mixer_config *c)
-{
-    const bool scaled = c->loss_scale != NULL;
-    uint64_t hash = DP_HASH_BEGIN;
-
-    hash = dp_hash_bytes(hash, &c->compat, sizeof(c->compat));
-    hash = dp_hash_bytes(hash, &c->survive, sizeof(c->survive));
-    hash = dp_hash_bytes(hash, &c->bucket_bytes, sizeof(c->bucket_bytes));
-    hash = dp_hash_bytes(hash, &c->algorithm, sizeof(c->algorithm));
-    hash = dp_hash_bytes(hash, &c->local_steps, sizeof(c->local_steps));
-    hash = dp_hash_bytes(hash, &c->outer_rate, sizeof(c->outer_rate));
-    hash = dp_hash_bytes(hash, &c->outer_momentum, sizeof(c->outer_momentum));
-    hash = dp_hash_bytes(hash, &c->compression, sizeof(c->compression));
-    hash = dp_hash_bytes(hash, &c->staleness, sizeof(c->staleness));
-    hash = dp_hash_bytes(hash, &c->factor, sizeof(c->factor));
-    hash = dp_hash_bytes(hash, &scaled, sizeof(scaled));
-    return hash_buffers(hash, c);
+    for (int32_t i = 0; i < c->buffer_count; i++) {
+        dp_text_addf(lines, "buffer %d\t", i);
+        dp_add_elements(lines, c->buffers[i]);
+        dp_text_adds(lines, "\n");
+    }
 }
 
 static int broadcast(struct dp_comm *comm, DLTensor *t)
@@ -150,11 +151,13 @@ static int broadcast(struct dp_comm *comm, DLTensor *t)
 
 static int begin_equal(const struct dp_mixer_config *c)
 {
+    struct dp_text options = {0};
     int err = dp_agree_on_parameters(c->comm, c->parameters, c->count);
 
-    if (!err)
-        err = dp_agree_on_graph(c->comm, c->graph, "mixing graph and its options",
-                                dp_mixer_hash_options(c));
+    if (!err) {
+        dp_mixer_add_options(c, &options);
+        err = dp_agree_on_graph(c->comm, c->graph, &options);
+    }
     for (int32_t i = 0; i < c->count && !err; i++)
         if (c->start_frozen || !(c->parameters[i].flags & DP_PARAMETER_FROZEN))
             err = broadcast(c->comm, c->parameters[i].value);

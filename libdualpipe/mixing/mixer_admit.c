@@ -15,6 +15,7 @@
  */
 #include "base/fail.h"
 #include "base/tensor.h"
+#include "base/text.h"
 #include "mixing/graph.h"
 #include "mixing/hash.h"
 #include "mixing/mixer_state.h"
@@ -75,6 +76,21 @@ static int share_state(struct dp_mixer *m, int before)
     return err;
 }
 
+/* What a new one must have in common with the workers. */
+static int hash_own(const struct dp_mixer *m, struct welcome *w)
+{
+    struct dp_text list = {0}, options = {0};
+
+    dp_add_parameters(&list, m->parameters, m->config.count);
+    dp_mixer_add_options(&m->config, &options);
+    int err = dp_text_hash(&list, &w->list);
+    if (!err)
+        err = dp_text_hash(&options, &w->options);
+    dp_text_fini(&list);
+    dp_text_fini(&options);
+    return err;
+}
+
 /* ---- telling ----------------------------------------------------------------------------------- */
 
 static int tell(struct dp_mixer *m, struct dp_comm *comm)
@@ -83,11 +99,11 @@ static int tell(struct dp_mixer *m, struct dp_comm *comm)
     int32_t count;
     char *text = NULL;
     size_t len = 0;
-    struct welcome w = {.list = dp_hash_parameters(m->parameters, m->config.count),
-                        .options = dp_mixer_hash_options(&m->config),
-                        .workers = dp_comm_size(m->config.comm)};
+    struct welcome w = {.workers = dp_comm_size(m->config.comm)};
     int err = dp_mixer_state(m, &tensors, &count);
 
+    if (!err)
+        err = hash_own(m, &w);
     if (!err)
         err = dp_graph_write(m->death->given, DP_GRAPH_FORMAT_TEXT, &text, &len);
     if (err)
@@ -217,10 +233,15 @@ int dp_mixer_admit(struct dp_mixer *m, int count, const struct dp_comm_config *c
 
 static int compare(const struct dp_mixer *m, const struct welcome *w)
 {
-    if (dp_hash_parameters(m->parameters, m->config.count) != w->list)
+    struct welcome own;
+    int err = hash_own(m, &own);
+
+    if (err)
+        return err;
+    if (own.list != w->list)
         return dp_fail(DP_EMISMATCH, "a list of %d parameters that is not that of the workers",
                        m->config.count);
-    if (dp_mixer_hash_options(&m->config) != w->options)
+    if (own.options != w->options)
         return dp_fail(DP_EMISMATCH, "bucket size, algorithm or its numbers are not those of the "
                        "workers");
     return 0;

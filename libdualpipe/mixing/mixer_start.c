@@ -4,8 +4,8 @@
  * blocks, give each bucket its optimizer.
  */
 #include "base/fail.h"
-#include "base/hash.h"
 #include "base/tensor.h"
+#include "comm/lines.h"
 #include "mixing/mixer_state.h"
 #include <dualpipe/memory.h>
 
@@ -24,11 +24,12 @@ static size_t round_up(size_t bytes)
 /* The trace is already one of leaders. */
 static int agree_on_trace(const struct dp_mixer *m)
 {
-    uint64_t hash = dp_hash_number(DP_HASH_BEGIN, m->traced);
+    struct dp_text lines = {0};
 
     for (int32_t i = 0; i < m->traced; i++)
-        hash = dp_hash_number(hash, m->trace[i]);
-    return dp_comm_agree(m->config.comm, "order in which gradients became complete", hash);
+        dp_text_addf(&lines, "gradient %d to become complete\t'%s' (parameter %d)\n", i,
+                     m->parameters[m->trace[i]].name, m->trace[i]);
+    return dp_comm_agree_on_lines(m->config.comm, "order in which gradients became complete", &lines);
 }
 
 static int cut(struct dp_mixer *m)

@@ -98,8 +98,9 @@ struct dp_mixer_death {
 
 /* A mixer that no other worker knows of: nothing is agreed on, and there are no exchanges. */
 int dp_mixer_new_alone(const struct dp_mixer_config *config, struct dp_mixer **out);
+struct dp_text;
 /* What all workers must have in common beside parameters and graph. */
-uint64_t dp_mixer_hash_options(const struct dp_mixer_config *c);
+void dp_mixer_add_options(const struct dp_mixer_config *c, struct dp_text *lines);
 /* As dp_mixer_resume, without asking the others. */
 int dp_mixer_take_numbers(struct dp_mixer *m, const int64_t *numbers, int64_t count);
 /* Go on over comm by graph g (NULL: the given one), both the mixer's from here on, also on an error;

@@ -13,8 +13,8 @@
 #include <dualpipe/mixer.h>
 
 #include "base/fail.h"
-#include "base/hash.h"
 #include "base/tensor.h"
+#include "base/text.h"
 #include "device/device_ops.h"
 #include "mixing/exchange.h"
 #include "mixing/hash.h"
@@ -384,11 +384,15 @@ static int make_arrivals(struct dp_mixer_stream *m)
 static int agree(const struct dp_mixer_stream *m)
 {
     const struct dp_mixer_stream_config *c = &m->config;
+    struct dp_text factor = {0};
     int err = dp_agree_on_parameters(c->comm, c->parameters, c->count);
 
-    return err ? err
-               : dp_agree_on_graph(c->comm, c->graph, "mixing graph and its factor",
-                                   dp_hash_bytes(DP_HASH_BEGIN, &c->factor, sizeof(c->factor)));
+    if (err)
+        return err;
+    dp_text_adds(&factor, "factor\t");
+    dp_text_add_number(&factor, c->factor);
+    dp_text_adds(&factor, "\n");
+    return dp_agree_on_graph(c->comm, c->graph, &factor);
 }
 
 static int set_up(struct dp_mixer_stream *m)

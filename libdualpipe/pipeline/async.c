@@ -6,23 +6,11 @@
 #include <dualpipe/async.h>
 
 #include "base/fail.h"
+#include "comm/lines.h"
 #include "pipeline/failure.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* What must be the same on all ranks, a number each. */
-enum field {
-    FIELD_CHUNKS,
-    FIELD_RECOMPUTE,
-    FIELD_OUTPUTS,
-    FIELD_LAYERS,
-    FIELD_BALANCE,
-    FIELD_SKIPS,
-    FIELDS
-};
-static const char *const field_names[FIELDS] = {"chunks", "checkpoint", "return_outputs", "layers",
-                                                "balance", "skips"};
 
 static int ranks_of(const struct dp_async_spec *spec)
 {
@@ -140,74 +128,29 @@ static int build_own_layers(const struct dp_async_spec *spec, const struct dp_as
 
 /* ---- together -------------------------------------------------------------------------------- */
 
-static uint64_t mix(uint64_t h, uint32_t number)
+static void add_numbers(struct dp_text *lines, const char *what, const int32_t *numbers, int32_t count)
 {
-    h = (h ^ number) * UINT64_C(0x9E3779B97F4A7C15);
-    return h ^ h >> 29;
-}
-
-static uint64_t digest(const int32_t *numbers, int32_t count)
-{
-    uint64_t h = (uint64_t)count;
-
+    dp_text_addf(lines, "number of %s\t%d\n", what, count);
     for (int32_t i = 0; i < count; i++)
-        h = mix(h, (uint32_t)(numbers ? numbers[i] : i));
-    return h;
-}
-
-static uint64_t mix_text(uint64_t h, const char *text)
-{
-    for (; text && *text; text++)
-        h = mix(h, (unsigned char)*text);
-    return mix(h, 0);
-}
-
-static uint64_t digest_skips(const struct dp_skip *skips, int32_t count)
-{
-    uint64_t h = (uint64_t)count;
-
-    for (int32_t i = 0; i < count; i++) {
-        h = mix_text(mix_text(h, skips[i].name), skips[i].space);
-        h = mix(mix(h, (uint32_t)skips[i].from), (uint32_t)skips[i].to);
-    }
-    return h;
-}
-
-static int compare(const uint64_t *all, int ranks)
-{
-    for (int field = 0; field < FIELDS; field++)
-        for (int rank = 1; rank < ranks; rank++) {
-            const uint64_t a = all[field], b = all[rank * FIELDS + field];
-            if (a != b && field == FIELD_CHUNKS)
-                return dp_fail(DP_EMISMATCH, "chunks: rank 0 has %d, rank %d has %d", (int)a, rank,
-                               (int)b);
-            if (a != b)
-                return dp_fail(DP_EMISMATCH, "%s: rank %d has others than rank 0",
-                               field_names[field], rank);
-        }
-    return 0;
+        dp_text_addf(lines, "%s[%d]\t%d\n", what, i, numbers ? numbers[i] : i);
 }
 
 static int agree(const struct dp_async_spec *spec, enum dp_recompute mode)
 {
-    const int ranks = ranks_of(spec);
-    const uint64_t mine[FIELDS] = {(uint64_t)spec->chunks, mode, spec->return_outputs,
-                                   digest(spec->layers, spec->layer_count),
-                                   digest(spec->balance, spec->stages),
-                                   digest_skips(spec->skips, spec->skip_count)};
-    uint64_t *all;
+    struct dp_text lines = {0};
 
     if (!spec->comm)
         return 0;
-    all = calloc((size_t)ranks, sizeof(mine));
-    int err = dp_comm_share_error(
-        spec->comm, all ? 0 : dp_fail(DP_ENOMEM, "no memory for what %d ranks say", ranks));
-    if (!err)
-        err = dp_comm_allgather(spec->comm, mine, all, sizeof(mine));
-    if (!err)
-        err = compare(all, ranks);
-    free(all);
-    return err;
+    dp_text_addf(&lines, "chunks\t%d\ncheckpoint\t%s\nreturn_outputs\t%d\n", spec->chunks,
+                 dp_recompute_name(mode), spec->return_outputs);
+    add_numbers(&lines, "layers", spec->layers, spec->layer_count);
+    add_numbers(&lines, "balance", spec->balance, spec->stages);
+    dp_text_addf(&lines, "number of skips\t%d\n", spec->skip_count);
+    for (int32_t i = 0; i < spec->skip_count; i++)
+        dp_text_addf(&lines, "skips[%d]\t'%s' of namespace '%s', from %d to %d\n", i,
+                     spec->skips[i].name, spec->skips[i].space, spec->skips[i].from,
+                     spec->skips[i].to);
+    return dp_comm_agree_on_lines(spec->comm, "layers, balance and skips", &lines);
 }
 
 int dp_async_new(const struct dp_async_spec *spec, struct dp_async **out)

@@ -309,7 +309,8 @@ static int start_step(struct dp_pipeline *pipe, struct dp_step *step)
     const uint64_t mine[DP_AGREED] = {
         pipe->step, pipe->digest, (uint64_t)program << 1 | step->accumulate, digest_extents(pipe)};
     if (!alone && !pipe->config.unchecked)
-        err = dp_step_agree(pipe->config.comm, mine, pipe->agreement);
+        err = dp_step_agree(pipe->config.comm, mine, pipe->extents,
+                            pipe->config.schedule->microbatches, pipe->agreement);
     if (err)
         return err == DP_EMISMATCH ? err : dp_step_abort(pipe, err);
     err = begin_step(pipe, step);

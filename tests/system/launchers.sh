@@ -150,6 +150,26 @@ pmix_variables()
     two_ranks
 }
 
+# ranks_that_differ_say SENTENCE TEXT0 OPTIONS0 TEXT1 OPTIONS1 - both ranks end, and say why.
+ranks_that_differ_say()
+{
+    sentence=$1 options0=$3 options1=$5
+    rm -rf side0 side1 && mkdir side0 side1 && cp "$2" side0/text && cp "$4" side1/text || return
+    # shellcheck disable=SC2317 # called by two_ranks
+    rank()
+    {
+        options=$options0
+        [ "$1" = 0 ] || options=$options1
+        # shellcheck disable=SC2086 # words
+        (cd "side$1" && RANK=$1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((port + 40)) \
+            timeout 120 "$dualpipe" $job -P 2 -s 1f1b -M 4 $options)
+    }
+    ! (two_ranks >said) || wrong "ranks that differ go on" || return
+    for side in zero one; do
+        grep -qF -e "$sentence" $side.err || wrong "$side: no '$sentence' in: $(cat $side.err)" || return
+    done
+}
+
 # The same by torchrun, which pip installs; it starts no Python of the job's.
 torchrun_over_two_hosts()
 {
@@ -184,4 +204,10 @@ it torchrun_over_two_hosts
 it slurm_variables
 it slurm_batch_script
 it pmix_variables
+sed 's/the/THE/' text >another
+it ranks_that_differ_say \
+    'bytes of --data are those of rank 0 (1: yes, 0: no): all ranks must agree; rank 0 has 1, but rank 1 has 0' \
+    text '' another ''
+it ranks_that_differ_say '--blocks, number 0: all ranks must agree; rank 0 has 2, but rank 1 has 3' \
+    text '--layers 4 --blocks 2,2' text '--layers 4 --blocks 3,1'
 finish

@@ -418,12 +418,12 @@ static int run_differing(struct dp_comm *comm, void *arg)
         void (*change)(struct dp_async_spec *spec);
         const char *sentence;
     } wrong[] = {
-        {other_chunks, "chunks: rank 0 has 4, rank 1 has 7"},
-        {other_mode, "checkpoint: rank 1 has others than rank 0"},
-        {with_outputs, "return_outputs: rank 1 has others than rank 0"},
-        {other_balance, "balance: rank 1 has others than rank 0"},
-        {other_layers, "layers: rank 1 has others than rank 0"},
-        {other_skips, "skips: rank 1 has others than rank 0"},
+        {other_chunks, "chunks: rank 1 has 7, rank 0 has 4"},
+        {other_mode, "checkpoint: rank 1 has always, rank 0 has except_last"},
+        {with_outputs, "return_outputs: rank 1 has 1, rank 0 has 0"},
+        {other_balance, "balance[0]: rank 1 has 1, rank 0 has 2"},
+        {other_layers, "layers[2]: rank 1 has 3, rank 0 has 2"},
+        {other_skips, "number of skips: rank 1 has 1, rank 0 has 0"},
     };
 
     (void)arg;

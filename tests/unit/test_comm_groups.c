@@ -114,6 +114,12 @@ static int make_grid(struct dp_comm *comm, void *arg)
     CHECK_SAYS("axis data is there twice");
     CHECK(dp_comm_grid(comm, few, 2, out) == DP_EINVAL);
     CHECK_SAYS("grid of 4 ranks: the communicator has 6");
+    const struct dp_comm_axis turned[] = {{"data", rank == 4 ? 3 : 2}, {"pipe", 0}};
+    CHECK(dp_comm_grid(comm, turned, 2, out) == DP_EMISMATCH);
+    CHECK_SAYS("axis 0 of the grid: rank 4 has data of 3 ranks, rank 0 has data of 2 ranks");
+    const struct dp_comm_axis more[] = {{"data", 0}, {"pipe", 1}};
+    CHECK(dp_comm_grid(comm, more, rank == 5 ? 1 : 2, out) == DP_EMISMATCH);
+    CHECK_SAYS("axes of the grid: rank 5 has 1, rank 0 has 2");
     return 0;
 }
 

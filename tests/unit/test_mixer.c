@@ -872,6 +872,18 @@ static void the_hook_gets_the_round_that_is_mixed(void **state)
 
 /* ---- what is wrong ---------------------------------------------------------------------------- */
 
+/* Of the cases from 13 on. */
+static const char *const differing[] = {
+    "parameter 0: rank 1 has 'q', float64[",
+    "compat: rank 1 has 1, rank 0 has 0",
+    "number of parameters: rank 1 has ",
+    "parameter 4: rank 1 has 'p4', float64[",
+    "mixing graph, line 1: rank 1 has mixing ring workers=",
+    "factor: rank 1 has 0.5, rank 0 has 1",
+    "loss_scale (0: none, 1: given): rank 1 has 1, rank 0 has 0",
+    "number of buffers: rank 1 has 1, rank 0 has 0",
+};
+
 static int refuse_configs(struct dp_comm *comm, void *arg)
 {
     static _Thread_local struct worker w;
@@ -927,6 +939,8 @@ static int refuse_configs(struct dp_comm *comm, void *arg)
     }
     int err = dp_mixer_new(&config, &w.mixer);
     CHECK(err == right || (which < 13 && which > 0 && err == DP_EABORTED));
+    if (which >= 13)
+        CHECK_SAYS(differing[which - 13]);
     dp_graph_free(small);
     dp_graph_free(other);
     dp_graph_free(w.graph);
@@ -1020,6 +1034,10 @@ static int make_mistake(struct dp_comm *comm, void *arg)
     for (int t = 0; t < 8 && !err; t++)
         err = backward(&w, 1, false) ? DP_EABORTED : dp_mixer_forward(w.mixer, true);
     CHECK(err == right || (mistake > FEWER && !mine && err == DP_EABORTED));
+    if (mistake == OTHER_ORDER)
+        CHECK_SAYS("gradient 0 to become complete: rank 1 has 'p0' (parameter 0), rank 0 has 'p");
+    if (mistake == FEWER)
+        CHECK_SAYS("order in which gradients became complete: rank 1 has nothing, rank 0 has gradient ");
     finish(&w);
     return 0;
 }

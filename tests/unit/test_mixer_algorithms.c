@@ -263,7 +263,9 @@ static const struct wrong {
     {.job = {DP_MIXER_LOCAL_SGD, "ring", .local_steps = 2, .outer_rate = 1},
      .sentence = "parameter 'p0', expected a value and",
      .bits = 16},
-    {.job = {DP_MIXER_LOCAL_SGD, "ring", .local_steps = 2, .outer_rate = 1}, .mismatch = true},
+    {.job = {DP_MIXER_LOCAL_SGD, "ring", .local_steps = 2, .outer_rate = 1},
+     .sentence = "local_steps: rank 1 has 3, rank 0 has 2",
+     .mismatch = true},
 };
 
 static int refuse(struct dp_comm *comm, void *arg)

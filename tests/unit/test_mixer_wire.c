@@ -215,7 +215,10 @@ static const struct wrong {
      .sentence = "compression int8 of parameter 'p0', expected float32 or float64",
      .compression = DP_COMPRESSION_INT8,
      .bits = 16},
-    {.graph = "ring", .compression = DP_COMPRESSION_INT8, .mismatch = true},
+    {.graph = "ring",
+     .sentence = "compression (0: none, 1: int8): rank 1 has 0, rank 0 has 1",
+     .compression = DP_COMPRESSION_INT8,
+     .mismatch = true},
 };
 
 static int refuse(struct dp_comm *comm, void *arg)

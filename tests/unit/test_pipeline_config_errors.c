@@ -300,8 +300,8 @@ static const struct wrong wrong_configs[] = {
     {"C1 gradient elsewhere", 0, grad_elsewhere, NULL, DP_EINVAL, "its gradient is on device 2:1", DP_EABORTED},
     {"gradient of integers", 0, grad_of_integers, NULL, DP_EINVAL, "its gradient is int32", DP_EABORTED},
     {"gradient strided", 0, grad_strided, NULL, DP_EINVAL, "expected the shape and strides", DP_EABORTED},
-    {"mirrors differ", 0, grads_fewer, NULL, DP_EMISMATCH, "parameters of stage 0",
-     DP_EMISMATCH},
+    {"mirrors differ", 0, grads_fewer, NULL, DP_EMISMATCH,
+     "number of parameters of stage 0: rank 1 has 2, rank 0 has 1", DP_EMISMATCH},
     {"C2 rank map", EVERYWHERE, map_twice, NULL, DP_EINVAL, "group rank", 0},
     {"C2 rank map outside", EVERYWHERE, map_outside, NULL, DP_EINVAL, "group rank 7", 0},
     {"schedule with a hole", 0, op_missing, NULL, DP_EINVAL, "schedule breaks", DP_EABORTED},
@@ -386,6 +386,36 @@ static void other_no_grad(int rank, struct dp_pipeline_config *config)
     copy_borders(config)[1].tensors[2].no_grad = true;
 }
 
+static void other_input(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    copy_borders(config)[0].tensors[0].dtype.lanes = 2;
+}
+
+static void other_extents(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->max_extents[1] = 3;
+}
+
+static void more_schedules(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->also = (const struct dp_schedule *const *)&others[0];
+    config->also_count = 1;
+}
+
+static void other_name(int rank, struct dp_pipeline_config *config)
+{
+    static _Thread_local struct dp_parameter parameters[2];
+
+    (void)rank;
+    struct dp_stage *stage = copy_stages(config);
+    memcpy(parameters, stage->parameters, sizeof(parameters));
+    parameters[1].name = "another";
+    stage->parameters = parameters;
+}
+
 static void other_copies(int rank, struct dp_pipeline_config *config)
 {
     (void)rank;
@@ -432,6 +462,13 @@ static const struct wrong disagreements[] = {
     {"shapes", 1, other_shape, NULL, DP_EMISMATCH, "border 1, tensor 0: rank 1 has float32[4, ", DP_EMISMATCH},
     {"dtypes", 1, other_dtype, NULL, DP_EMISMATCH, "border 1, tensor 0: rank 1 has bfloat16", DP_EMISMATCH},
     {"no_grad", 1, other_no_grad, NULL, DP_EMISMATCH, ", no_grad, rank 0 has ", DP_EMISMATCH},
+    {"input", 1, other_input, NULL, DP_EMISMATCH, "border 0, tensor 0: rank 1 has ", DP_EMISMATCH},
+    {"max_extents", 1, other_extents, NULL, DP_EMISMATCH, "max_extents[1]: rank 1 has 3, rank 0 has 0",
+     DP_EMISMATCH},
+    {"more schedules", 1, more_schedules, NULL, DP_EMISMATCH,
+     "number of schedules: rank 1 has 2, rank 0 has 1", DP_EMISMATCH},
+    {"name in a mirror", 1, other_name, NULL, DP_EMISMATCH,
+     "parameter 1 of stage 1: rank 1 has 'another', float32[", DP_EMISMATCH},
     {"fixed_order", 1, other_order, NULL, DP_EMISMATCH, "fixed_order: rank 1 has 0, rank 0 has 1",
      DP_EMISMATCH},
     {"seed", 1, other_seed, NULL, DP_EMISMATCH, "seed: rank 1 has 8, rank 0 has 7", DP_EMISMATCH},

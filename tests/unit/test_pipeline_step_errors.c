@@ -203,6 +203,19 @@ static void gives_extents(struct job_rank *r)
     r->step.extents = none;
 }
 
+static void have_an_extent(int rank, struct dp_pipeline_config *config)
+{
+    (void)rank;
+    config->max_extents[1] = 3;
+}
+
+static void give_other_extents(struct job_rank *r)
+{
+    static const int64_t extents[2][4][DP_MAX_EXTENTS] = {{[2][1] = 3}, {[2][1] = 2}};
+
+    r->step.extents = extents[r->rank];
+}
+
 static struct dp_schedule *another;
 
 static void have_another_schedule(int rank, struct dp_pipeline_config *config)
@@ -224,7 +237,9 @@ static const struct wrong different_steps[] = {
     {"accumulate", 1, NULL, accumulates, DP_EMISMATCH,
      "accumulate of the step: rank 1 has 1, rank 0 has 0", DP_EMISMATCH},
     {"extents", 1, NULL, gives_extents, DP_EMISMATCH,
-     "extents of the step: rank 1 has others than rank 0", DP_EMISMATCH},
+     "extents of the step: rank 1 has some, rank 0 has NULL", DP_EMISMATCH},
+    {"values of extents", EVERYWHERE, have_an_extent, give_other_extents, DP_EMISMATCH,
+     "extents[2][1] of the step: rank 1 has 2, rank 0 has 3", DP_EMISMATCH},
     {"schedule", EVERYWHERE, have_another_schedule, rank_1_takes_it, DP_EMISMATCH,
      "schedule of the step: rank 1 has number 1, rank 0 has 0", DP_EMISMATCH},
 };

@@ -207,6 +207,7 @@ static void shards_are_the_whole_model(void **state)
 
 static int differ(struct dp_comm *comm, void *arg)
 {
+    char name[600] = "";
     struct dp_replicas *r;
     struct model m;
     (void)arg;
@@ -214,12 +215,20 @@ static int differ(struct dp_comm *comm, void *arg)
     model_init(&m, 0);
     CHECK(dp_replicas_new(m.parameters, PARAMETERS - (dp_comm_rank(comm) == 1), comm, NULL, &r) ==
           DP_EMISMATCH);
-    CHECK_SAYS("number of parameters: all ranks must agree; rank 0 has");
-    if (dp_comm_rank(comm) == 1)
-        m.parameters[1].name = "another";
+    CHECK_SAYS("number of parameters: rank 1 has 5, rank 0 has 6");
+    /* Long names are told from shortly before where they differ. */
+    memset(name, 'n', sizeof(name) - 1);
+    name[sizeof(name) - 2] = dp_comm_rank(comm) == 1 ? '1' : '0';
+    m.parameters[1].name = name;
     CHECK(dp_replicas_new(m.parameters, PARAMETERS, comm, NULL, &r) == DP_EMISMATCH);
-    CHECK_SAYS("parameter 1: all ranks must agree; rank 0 has '");
-    CHECK_SAYS("but rank 1 has 'another' of ");
+    CHECK_SAYS("parameter 1: rank 1 has ...nnn");
+    CHECK_SAYS("nnn1', float64[");
+    CHECK_SAYS(", rank 0 has ...nnn");
+    CHECK_SAYS("nnn0', float64[");
+    m.parameters[1].name = dp_comm_rank(comm) == 1 ? "another" : "a\tname\nof lines";
+    CHECK(dp_replicas_new(m.parameters, PARAMETERS, comm, NULL, &r) == DP_EMISMATCH);
+    CHECK_SAYS("parameter 1: rank 1 has 'another', float64[");
+    CHECK_SAYS(", rank 0 has 'a\tname");
     model_fini(&m);
     return 0;
 }

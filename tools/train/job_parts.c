@@ -7,6 +7,7 @@
 #include "train/late.h"
 #include "train/offloaded.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,7 +42,7 @@ int job_compare(const struct job *j, struct dp_comm *comm)
         {"--steps", s->steps},
         {"--warmup", s->warmup},
         {"--seed", s->seed},
-        {"--blocks", block_list_digest(&s->blocks)},
+        {"length of --blocks", s->blocks.count},
         {"--eval-every", s->eval_every},
         {"--sample", s->sample},
         {"--temperature", (int64_t)(s->temperature * 1e12)},
@@ -56,13 +57,24 @@ int job_compare(const struct job *j, struct dp_comm *comm)
         {"--save-every", s->save_every},
         {"--resume", (int64_t)s->from.step},
         {"length of --data", (int64_t)j->text->len},
-        {"bytes of --data", (int64_t)j->text->digest},
     };
+    uint64_t first = j->text->digest;
+    char what[32];
     int err = 0;
 
-    for (size_t i = 0; comm && !err && i < sizeof(values) / sizeof(values[0]); i++)
+    if (!comm)
+        return 0;
+    for (size_t i = 0; !err && i < sizeof(values) / sizeof(values[0]); i++)
         err = dp_comm_agree(comm, values[i].what, (uint64_t)values[i].value);
-    return err;
+    for (int i = 0; !err && i < s->blocks.count; i++) {
+        snprintf(what, sizeof(what), "--blocks, number %d", i);
+        err = dp_comm_agree(comm, what, (uint64_t)s->blocks.items[i]);
+    }
+    if (!err)
+        err = dp_comm_broadcast(comm, &first, sizeof(first), 0);
+    return err ? err
+               : dp_comm_agree(comm, "bytes of --data are those of rank 0 (1: yes, 0: no)",
+                               j->text->digest == first);
 }
 
 static int make_groups(struct job *j)
