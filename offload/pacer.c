@@ -20,8 +20,6 @@
 /* How many bytes the net plugin has moved over a network, in all processes of this user on this
  * machine: read out of the pages that it counts in (nccl-plugin/net/stat_page.h), without a system
  * call but once a second. */
-struct dpo_network_pages;
-
 enum { PAGES = 64, DEVICES = 32 };
 
 /* A process. Its file may be gone by now: what is mapped stays. */
@@ -225,6 +223,8 @@ static void network_pages_free(struct dpo_network_pages *p)
         munmap((void *)(uintptr_t)p->pages[i].at, sizeof(*p->pages[i].at));
     free(p);
 }
+
+/* ---- the pace -------------------------------------------------------------------------------- */
 
 struct dpo_pacer {
     double switch_bytes_per_s, least_bytes_per_s;

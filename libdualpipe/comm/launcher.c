@@ -157,7 +157,7 @@ int dp_process_read(get_fn *get, struct dp_process *out)
     const struct dp_launcher *l = dp_launcher_find(get);
 
     *out = (struct dp_process){.rank = -1, .size = -1, .local_rank = -1, .local_size = -1,
-                                .gpu = -1};
+                               .gpu = -1};
     if (!l)
         return 0;
     out->launcher = l->name;

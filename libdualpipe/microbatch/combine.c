@@ -1,18 +1,20 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * combine.c - the predefined reducers (sum, mean, weighted mean), and how the leaves of
+ * micro-batches become one: folded, or side by side.
+ */
 #include "microbatch/combine.h"
 
+#include "base/fail.h"
 #include "base/fp16.h"
 #include "microbatch/tensor.h"
 #include "microbatch/tree.h"
-
-#include "base/fail.h"
 #include "microbatch/walk.h"
+
+#include <dualpipe/microbatch.h>
 
 #include <math.h>
 #include <string.h>
-#include <dualpipe/microbatch.h>
-
-/* ---- reducers ------------------------------------------------------------------------------------ */
 
 /* ---- kernels: a row of `n` elements of `parts` numbers each --------------------------------- */
 

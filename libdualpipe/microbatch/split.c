@@ -9,11 +9,15 @@
 
 #include "base/fail.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <dualpipe/microbatch.h>
 
-/* ---- block masks --------------------------------------------------------------------------------- */
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- masks of attention, by blocks ----------------------------------------------------------- */
+
+/* As leaves of an argument tree: the tables are cut, and the function of a mask goes on counting
+ * samples as in the whole batch. */
 
 enum { TABLES = 4 };
 

@@ -40,14 +40,10 @@ int dp_agree_on_parameters(struct dp_comm *comm, const struct dp_parameter *para
 
 int dp_agree_on_graph(struct dp_comm *comm, const struct dp_graph *g, struct dp_text *options)
 {
-    char *text;
-    int err = dp_graph_write(g, DP_GRAPH_FORMAT_TEXT, &text, NULL);
+    char *text = NULL;
 
-    if (err) {
-        dp_text_fini(options);
-        return dp_comm_abort(comm, err, dp_last_error()), err;
-    }
-    const char *at = text;
+    options->failed |= dp_graph_write(g, DP_GRAPH_FORMAT_TEXT, &text, NULL) != 0;
+    const char *at = text ? text : "";
     for (int i = 1; *at; i++) {
         const size_t len = strcspn(at, "\n");
         dp_text_addf(options, "mixing graph, line %d\t", i);

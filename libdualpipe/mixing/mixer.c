@@ -3,9 +3,9 @@
 #include "mixing/mixer_state.h"
 
 #include "base/fail.h"
-#include "comm/comm_core.h"
 #include "base/tensor.h"
 #include "base/text.h"
+#include "comm/comm_core.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -112,7 +112,9 @@ static int check_config(const struct dp_mixer_config *c)
 
 void dp_mixer_add_options(const struct dp_mixer_config *c, struct dp_text *lines)
 {
-    const struct { const char *name; double value;
+    const struct {
+        const char *name;
+        double value;
     } options[] = {
         {"compat", c->compat},
         {"survive", c->survive},

@@ -22,8 +22,8 @@
 #include <dualpipe/replicas.h>
 
 #include "base/fail.h"
-#include "comm/comm_core.h"
 #include "base/tensor.h"
+#include "comm/comm_core.h"
 #include "device/device_ops.h"
 #include "mixing/combine.h"
 #include "mixing/hash.h"

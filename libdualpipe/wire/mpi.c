@@ -34,12 +34,14 @@ struct dp_mpi_group {
     struct mpi_wire *closed; /* wires that MPI may still read a piece of */
 };
 
+struct head {
+    uint64_t message_len, tag, len;
+};
 struct piece {
-    uint64_t message_len, tag;
-    uint64_t len;
+    struct head head;
     char bytes[PIECE_BYTES];
 };
-enum { HEAD_BYTES = offsetof(struct piece, bytes) };
+enum { HEAD_BYTES = sizeof(struct head) };
 
 struct mpi_wire {
     struct dp_wire base;
@@ -49,7 +51,7 @@ struct mpi_wire {
     unsigned sent, freed, received; /* pieces */
     MPI_Request sends[BUFFERS], receives[BUFFERS], goodbye;
     struct piece out[BUFFERS], in[BUFFERS];
-    struct piece last; /* the goodbye, which needs no room among the others */
+    struct head last; /* the goodbye, which needs no room among the others */
 };
 
 static struct mpi_wire *of(struct dp_wire *wire)
@@ -100,9 +102,7 @@ static bool send_piece(struct mpi_wire *w, uint64_t message_len, uint64_t tag, c
     const unsigned slot = w->sent % BUFFERS;
     struct piece *piece = &w->out[slot];
 
-    piece->message_len = message_len;
-    piece->tag = tag;
-    piece->len = len;
+    piece->head = (struct head){message_len, tag, len};
     if (len)
         memcpy(piece->bytes, bytes, len);
     if (!check(w, MPI_Issend(piece, (int)(HEAD_BYTES + len), MPI_BYTE, w->peer, w->tag,
@@ -137,25 +137,25 @@ static void take_piece(struct mpi_wire *w, const struct piece *piece)
     struct dp_wire_request *req = w->base.receives.head;
 
     w->base.connected = true;
-    if (piece->message_len == GOODBYE) {
+    if (piece->head.message_len == GOODBYE) {
         dp_wire_fail(&w->base, DP_ECOMM, "the wire was closed");
         return;
     }
     if (w->base.skip) {
-        w->base.skip = piece->len < w->base.skip ? w->base.skip - piece->len : 0;
+        w->base.skip = piece->head.len < w->base.skip ? w->base.skip - piece->head.len : 0;
         return;
     }
-    req->tag = piece->tag;
-    if (piece->message_len > req->len) {
-        w->base.skip = piece->message_len - piece->len;
-        req->moved = piece->message_len;
+    req->tag = piece->head.tag;
+    if (piece->head.message_len > req->len) {
+        w->base.skip = piece->head.message_len - piece->head.len;
+        req->moved = piece->head.message_len;
         dp_wire_finish_head(&w->base.receives, DP_EMISMATCH);
         return;
     }
-    if (piece->len)
-        memcpy(req->buf + req->moved, piece->bytes, piece->len);
-    req->moved += piece->len;
-    if (req->moved == piece->message_len)
+    if (piece->head.len)
+        memcpy(req->buf + req->moved, piece->bytes, piece->head.len);
+    req->moved += piece->head.len;
+    if (req->moved == piece->head.message_len)
         dp_wire_finish_head(&w->base.receives, 0);
 }
 
@@ -187,7 +187,7 @@ static bool mpi_has_message(struct dp_wire *wire)
 
     return !wire->error && !wire->receives.head && !wire->skip &&
            is_done(w, &w->receives[w->received % BUFFERS]) &&
-           w->in[w->received % BUFFERS].message_len != GOODBYE;
+           w->in[w->received % BUFFERS].head.message_len != GOODBYE;
 }
 
 /* MPI has no file descriptor to poll: a sleeping rank must wake up after a time limit. */

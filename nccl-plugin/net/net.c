@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * net.c - contexts, the devices that they are offered, and what all of a process share.
+ */
 #include "nccl-plugin/net/net.h"
 
 #include "base/fail.h"
@@ -9,13 +12,14 @@
 #include "nccl-plugin/verbs/verbs.h"
 #include "wire/sockets.h"
 
+#include <dualpipe/dualpipe.h>
+
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <dualpipe/dualpipe.h>
 
-/* ---- LL128 --------------------------------------------------------------------------------------- */
+/* ---- whether NCCL may use LL128 -------------------------------------------------------------- */
 
 /* Whether a list like "LL,Simple" or "^LL" lets NCCL use LL128. */
 static bool admits_ll128(const char *list)
@@ -57,6 +61,8 @@ static void ll128_decide(bool names_watched)
                why);
     }
 }
+
+/* ---- the process ----------------------------------------------------------------------------- */
 
 /* What the first init of the process found; it stays, as NCCL keeps pointers into it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

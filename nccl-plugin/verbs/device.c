@@ -326,7 +326,7 @@ void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *o
 /* Room for all entries of all ports: with too little the kernel gives none. libibverbs passes the
  * size of the room in 16 bits, and refuses more. */
 int dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *options,
-                   struct dpn_gids *out)
+                  struct dpn_gids *out)
 {
     enum { ENTRIES = UINT16_MAX / sizeof(struct ibv_gid_entry) };
     struct ibv_gid_entry *table = calloc(ENTRIES, sizeof(*table));

@@ -65,7 +65,7 @@ void dpn_ports_find(const struct dpn_verbs_options *options, struct dpn_ports *o
 /* The GIDs of a port as they are now. DP_EIO, and none, if its table cannot be read; not of InfiniBand,
  * where the LID is enough. */
 int dpn_port_gids(const struct dpn_port *port, const struct dpn_verbs_options *options,
-                   struct dpn_gids *out);
+                  struct dpn_gids *out);
 
 /* Its LID, MTU and whether it needs a global route header, as they are now: a subnet manager or an
  * administrator may change them. */

@@ -226,6 +226,17 @@ static bool is_in(const struct model *m, int t, const struct dp_parameter *piece
            *first + piece->grad->shape[0] <= sizes[t];
 }
 
+/* Asked again and again instead of waited for. */
+static int test_until_over(struct dp_replicas *sums)
+{
+    const int64_t until_ns = dp_now_ns() + 60 * DP_NS_PER_S;
+    int err;
+
+    while ((err = dp_replicas_test(sums)) == DP_EAGAIN && dp_now_ns() < until_ns)
+        ;
+    return err;
+}
+
 /* A gather may still be in flight when the next sum is scattered; of a shard's elements all are sums,
  * and each element is in one shard. */
 static int scatter_once(struct dp_comm *comm, struct model *m, struct dp_replicas *sums,
@@ -240,7 +251,7 @@ static int scatter_once(struct dp_comm *comm, struct model *m, struct dp_replica
     CHECK(!dp_device_copy(m->stream, m->memory, m->host, TENSORS * ROOM));
     CHECK(!dp_replicas_scatter(sums, m->stream));
     CHECK(!dp_device_copy(m->stream, m->host, m->memory, TENSORS * ROOM));
-    CHECK(!dp_replicas_wait(sums) && !finish(m));
+    CHECK(!test_until_over(sums) && !finish(m));
     for (int32_t k = 0; k < count; k++) {
         int t = 0;
         while (t < TENSORS && !is_in(m, t, &shard[k], &first))

@@ -17,7 +17,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* ---- names --------------------------------------------------------------------------------------- */
+/* ---- what NCCL reads ------------------------------------------------------------------------- */
 
 /* The variables that some release of NCCL reads, 2.13 to 2.30: from NVIDIA's documentation, and from
  * what its libraries look up. */

@@ -20,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- mixing -------------------------------------------------------------------------------------- */
+/* ---- which replicas mix: pairs, or a mixing graph whose rounds are averaged -------------------- */
 
 /* For dp_placement_spec. Free pairs. */
 struct place_mixing {

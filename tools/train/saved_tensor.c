@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- pieces -------------------------------------------------------------------------------------- */
+/* ---- pieces ---------------------------------------------------------------------------------- */
 
 /* The name of a tensor that is a piece of one: "NAME[first:end]/mean" has the elements first ..
  * end - 1 of "NAME/mean", in the order of memory. "NAME/mean" is a piece as long as the whole. */
@@ -48,6 +48,8 @@ static bool piece_same(const char *a, const struct piece *p, const char *b, cons
     return p->name_len == q->name_len && !strncmp(a, b, (size_t)p->name_len) &&
            !strcmp(p->suffix, q->suffix);
 }
+
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 const char saved_late_name[] = "late/step";
 
