@@ -210,4 +210,6 @@ it ranks_that_differ_say \
     text '' another ''
 it ranks_that_differ_say '--blocks, number 0: all ranks must agree; rank 0 has 2, but rank 1 has 3' \
     text '--layers 4 --blocks 2,2' text '--layers 4 --blocks 3,1'
+it ranks_that_differ_say '--lr * 1e12: all ranks must agree; rank 0 has 1000000000, but rank 1 has 2000000000' \
+    text '--lr 0.001' text '--lr 0.002'
 finish
