@@ -95,6 +95,7 @@ static const struct {
     KNOWN(dp_mixer_counts),
     KNOWN(dp_mixer_stream_config),
     KNOWN(dp_mixer_update),
+    KNOWN(dp_mixer_update_info),
     KNOWN(dp_mixing_run),
     KNOWN(dp_mixing_sample),
     KNOWN(dp_mixing_scenario),

@@ -13,10 +13,17 @@
 
 /* ---- what cannot be ---------------------------------------------------------------------------- */
 
+static int check_factor(double factor)
+{
+    return factor > 0 && factor <= 1
+               ? 0
+               : dp_fail(DP_EINVAL, "factor of mixing: %g, expected above 0, up to 1", factor);
+}
+
 static int check_numbers(const struct dp_mixer_config *c)
 {
-    if (!(c->factor >= 0 && c->factor <= 1))
-        return dp_fail(DP_EINVAL, "factor of mixing: %g, expected above 0, up to 1", c->factor);
+    if (c->factor != 0 && check_factor(c->factor))
+        return DP_EINVAL;
     if (!(c->clip_norm >= 0) || isinf(c->clip_norm))
         return dp_fail(DP_EINVAL, "clip norm: %g, expected 0 or more", c->clip_norm);
     if (!(c->bucket_bytes >= 0))
@@ -105,7 +112,7 @@ static int check_config(const struct dp_mixer_config *c)
         err = check_tensors(c);
     if (!err)
         err = dp_mixer_check_method(c);
-    return err ? err : check_optimizer(c);
+    return err || c->update ? err : check_optimizer(c);
 }
 
 /* ---- what all ranks must have in common -------------------------------------------------------- */
@@ -233,8 +240,9 @@ static int copy_groups(struct dp_optimizer_config *o, int32_t count)
 static int set_up(struct dp_mixer *m)
 {
     struct dp_mixer_config *c = &m->config;
+    if (c->update)
+        c->optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD); /* of nothing */
     int err = copy_groups(&c->optimizer, c->count);
-
     if (!err)
         err = allocate(m);
     if (err)
@@ -347,6 +355,15 @@ void dp_mixer_free(struct dp_mixer *m)
         free(m->death);
     }
     free(m);
+}
+
+int dp_mixer_set_factor(struct dp_mixer *m, double factor)
+{
+    int err = check_factor(factor);
+
+    if (!err)
+        m->config.factor = factor;
+    return dp_mixer_leave(m, err);
 }
 
 /* ---- questions --------------------------------------------------------------------------------- */

@@ -120,7 +120,7 @@ struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, struct dp_mixer_buc
     struct dp_exchange *x = &b->exchange;
     const struct dp_graph *g = m->config.graph;
     const int32_t self = dp_comm_rank(m->config.comm);
-    const double a = m->config.factor;
+    const double a = b->factor;
     const int64_t round = m->config.compat ? m->iterations : x->round;
 
     if (!b->pending || dp_exchange_is_alone(g, x->round, self))
@@ -157,6 +157,63 @@ int dp_mixer_call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b)
                                        .received = b->beside[b->exchange.now],
                                        .count = b->count,
                                    });
+}
+
+/* ---- an update of the caller's ------------------------------------------------------------------ */
+
+static void mix_values(struct dp_mixer_bucket *b, const struct dp_optimizer_mix *mix)
+{
+    for (int32_t i = 0; mix && i < b->count; i++) {
+        const DLTensor *t = b->parameters[i].value;
+        const void *in[] = {dp_tensor_address(t), mix->buffers[i]};
+        dp_combine(t->dtype, (size_t)dp_tensor_numel(t), dp_tensor_address(t), in,
+                   (double[]){mix->keep, mix->take}, 2);
+    }
+}
+
+static void put_values(struct dp_mixer_bucket *b, const struct dp_optimizer_mix *mix)
+{
+    for (int32_t i = 0; mix && i < b->count; i++) {
+        const DLTensor *t = b->parameters[i].value;
+        const void *in[] = {dp_tensor_address(t)};
+        dp_combine(t->dtype, (size_t)dp_tensor_numel(t), mix->buffers[i], in, &mix->put, 1);
+    }
+}
+
+static int scale_gradients(struct dp_mixer_bucket *b, const struct dp_optimizer_step *step)
+{
+    int err = 0;
+
+    for (int32_t i = 0; step->scale != 1 && !step->skip && i < b->count && !err; i++)
+        if (step->present[i])
+            err = dp_gradients_scale(&b->parameters[i], 1, step->scale);
+    return err;
+}
+
+/* What the optimizer does in one sweep. */
+static int call_update(struct dp_mixer *m, struct dp_mixer_bucket *b,
+                       const struct dp_optimizer_step *step)
+{
+    struct dp_mixer_update_info info = {.bucket = (int32_t)(b - m->buckets),
+                                        .count = b->count,
+                                        .parameters = b->numbers,
+                                        .present = step->present,
+                                        .rate = step->rate,
+                                        .skip = step->skip};
+
+    mix_values(b, step->mix);
+    int err = scale_gradients(b, step);
+    if (!err)
+        err = m->config.update(m->config.user, &info);
+    if (!err)
+        put_values(b, step->mix);
+    m->overflow = m->overflow || (info.skip && !step->skip);
+    return err;
+}
+
+int dp_mixer_apply(struct dp_mixer *m, struct dp_mixer_bucket *b, struct dp_optimizer_step *step)
+{
+    return m->config.update ? call_update(m, b, step) : dp_optimizer_step(b->optimizer, step);
 }
 
 /* ---- local SGD --------------------------------------------------------------------------------- */
@@ -241,7 +298,7 @@ int dp_mixer_settle(struct dp_mixer *m)
 }
 
 int dp_mixer_update_locally(struct dp_mixer *m, struct dp_mixer_bucket *b,
-                            const struct dp_optimizer_step *step, int64_t *round, bool *send)
+                            struct dp_optimizer_step *step, int64_t *round, bool *send)
 {
     *round = b->updates / m->config.local_steps;
     *send = (b->updates + 1) % m->config.local_steps == 0;
@@ -249,7 +306,7 @@ int dp_mixer_update_locally(struct dp_mixer *m, struct dp_mixer_bucket *b,
     int err = b->pending ? settle(m, b) : 0;
 
     if (!err)
-        err = dp_optimizer_step(b->optimizer, step);
+        err = dp_mixer_apply(m, b, step);
     for (int32_t i = 0; i < b->count && *send && !err; i++) {
         const struct piece p = piece_of(m, b, i);
         dp_combine(p.type, p.elements, p.received, (const void *const[]){p.value}, &share, 1);
@@ -281,9 +338,11 @@ int dp_mixer_use(struct dp_mixer *m, struct dp_mixer_bucket *b)
     const struct dp_mixer_weights w = dp_mixer_weights(m, b);
     const struct dp_optimizer_mix mix = {
         .keep = w.keep, .take = w.take, .buffers = b->beside[b->exchange.now]};
-    if (!err)
-        err = dp_optimizer_step(b->optimizer,
-                                &(struct dp_optimizer_step){.scale = 1, .skip = true, .mix = &mix});
+    struct dp_optimizer_step step = {.scale = 1, .skip = true, .mix = &mix};
+    if (!err && m->config.update)
+        mix_values(b, &mix);
+    else if (!err)
+        err = dp_optimizer_step(b->optimizer, &step);
     if (!err)
         dp_mixer_note_used(b);
     return err;

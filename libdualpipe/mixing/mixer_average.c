@@ -181,7 +181,7 @@ static void add_late(struct dp_mixer *m)
             const struct piece p = piece_of(b->parameters[k].value);
             dp_combine(p.type, p.elements, p.at,
                        (const void *const[]){p.at, b->beside[b->exchange.now][k]},
-                       (const double[]){1, m->config.factor}, 2);
+                       (const double[]){1, b->factor}, 2);
         }
     }
 }

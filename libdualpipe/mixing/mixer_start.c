@@ -94,7 +94,8 @@ static int make_optimizer(struct dp_mixer *m, struct dp_mixer_bucket *b)
         group_of[i] = config.group_of[b->numbers[i]];
     if (config.groups)
         config.group_of = group_of;
-    int err = dp_optimizer_new(&config, b->parameters, b->count, &b->optimizer);
+    /* One without parameters has no state, and nothing to do. */
+    int err = dp_optimizer_new(&config, b->parameters, m->config.update ? 0 : b->count, &b->optimizer);
     free(group_of);
     return err;
 }
@@ -136,6 +137,7 @@ static int describe(struct dp_mixer *m, int32_t number)
     b->numbers = m->cut.order + cut->first;
     b->count = cut->count;
     b->elements = (size_t)cut->block_elements;
+    b->factor = m->config.factor;
     b->type = m->parameters[b->numbers[0]].value->dtype;
     b->parameters = calloc((size_t)b->count, sizeof(*b->parameters));
     b->present = calloc((size_t)b->count, sizeof(*b->present));

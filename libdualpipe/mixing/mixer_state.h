@@ -31,6 +31,7 @@ struct dp_mixer_bucket {
     char *view;                      /* the block that the values are views of, or NULL */
     struct dp_exchange exchange;
     bool pending;                    /* an exchange was started and not used yet */
+    double factor;                   /* of mixing, that held when it was started */
     int64_t used;                    /* exchanges that are over, counted since the workers are these */
     int64_t updates;
     void *blocks[2];                 /* of `exchange` */
@@ -117,13 +118,15 @@ int dp_mixer_make_group(struct dp_mixer *m);
 /* The exchanges of all buckets, on blocks that they have. Collective with compression. */
 int dp_mixer_make_exchanges(struct dp_mixer *m);
 void dp_mixer_stop(struct dp_mixer *m);
+/* An update, mixing included, by the bucket's optimizer or the caller's. */
+int dp_mixer_apply(struct dp_mixer *m, struct dp_mixer_bucket *b, struct dp_optimizer_step *step);
 /* Algorithm, compression and staleness, as the mixer's header says. The graph is sound. */
 int dp_mixer_check_method(const struct dp_mixer_config *config);
 /* Local SGD: a bucket's blocks, as they are before the first update. */
 int dp_mixer_make_memory(struct dp_mixer *m, struct dp_mixer_bucket *b);
 /* Local SGD: an update; *send: an exchange begins with it, in *round. */
 int dp_mixer_update_locally(struct dp_mixer *m, struct dp_mixer_bucket *b,
-                            const struct dp_optimizer_step *step, int64_t *round, bool *send);
+                            struct dp_optimizer_step *step, int64_t *round, bool *send);
 /* Local SGD: mix what came into all buckets; nothing to do with D-PSGD. */
 int dp_mixer_settle(struct dp_mixer *m);
 /* Mix what came into one bucket, without an update. */

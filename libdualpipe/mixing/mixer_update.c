@@ -84,7 +84,7 @@ static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next,
 
     step->rate /= mass;
     step->mix = &mix;
-    int err = dp_optimizer_step(b->optimizer, step);
+    int err = dp_mixer_apply(m, b, step);
     if (uses && !err)
         dp_mixer_note_used(b);
     return err;
@@ -120,7 +120,7 @@ static int mix_and_update(struct dp_mixer *m, struct dp_mixer_bucket *b,
 
     if (!err && late) {
         *send = false;
-        return dp_optimizer_step(b->optimizer, step);
+        return dp_mixer_apply(m, b, step);
     }
     if (!err)
         err = dp_mixer_call_hook(m, b);
@@ -147,6 +147,7 @@ static int process(struct dp_mixer *m, struct dp_mixer_bucket *b, double scale, 
     if (!send)
         return 0;
     b->pending = true;
+    b->factor = m->config.factor;
     return dp_exchange_start(&b->exchange, round, tag_of(m, b));
 }
 
@@ -238,7 +239,8 @@ static int process_together(struct dp_mixer *m)
             err = process(m, &m->buckets[m->next], overflow ? 1 : scale_of(m, squares), overflow);
     }
     if (!err && scaled)
-        dp_loss_scale_update(&m->loss_scale, overflow);
+        dp_loss_scale_update(&m->loss_scale, overflow || m->overflow);
+    m->overflow = false;
     return err;
 }
 

@@ -87,6 +87,8 @@ struct flight {
 struct shard_tensor {
     char name[160];
     int64_t shape[1];
+    const DLTensor *whole; /* gradient that this is a part of, from element `first` on */
+    size_t first;
     DLTensor value, grad;
 };
 
@@ -432,6 +434,31 @@ static int start_piece(struct dp_replicas *r, struct flight *f)
 
 /* ---- an operation ---------------------------------------------------------------------------- */
 
+static bool is_behind(const DLTensor *a, const DLTensor *b)
+{
+    return dp_tensor_address(b) ==
+           dp_tensor_address(a) + (size_t)dp_tensor_numel(a) * dp_tensor_element_bytes(a);
+}
+
+/* Gradients may have moved since the last sum, on a device those of a row together; the shard is where
+ * they are. */
+static int follow_gradients(struct dp_replicas *r)
+{
+    for (int32_t i = 1; i < r->span_count && r->device; i++) {
+        const struct dp_parameter *p = r->spans[i].parameter, *before = r->spans[i - 1].parameter;
+        if (r->spans[i].first && !is_behind(before->grad, p->grad))
+            return dp_fail(DP_EUNSUPPORTED,
+                           "the gradient of parameter '%s' has moved away from that of '%s', with "
+                           "which the device sums it, expected them to move together",
+                           p->name, before->name);
+    }
+    for (int32_t i = 0; i < r->shard_count; i++) {
+        struct shard_tensor *t = &r->shard_tensors[i];
+        t->grad.data = dp_tensor_address(t->whole) + t->first * dp_tensor_element_bytes(t->whole);
+    }
+    return 0;
+}
+
 /* The group, in one that survives its ranks the communicator, is of no use once a replica fell out
  * of a sum. */
 static void end_for_all(struct dp_comm *comm, int err)
@@ -499,6 +526,9 @@ static int start(struct dp_replicas *r, enum operation operation, struct dp_devi
     if (r->device ? r->in_flight & operation : r->in_flight)
         return dp_fail(DP_ESTATE, "a sum over replicas starts while one is in flight, expected "
                                   "dp_replicas_wait first");
+    int err = operation == GATHER ? 0 : follow_gradients(r);
+    if (err)
+        return leave(r, err);
     if (r->size == 1 || !r->piece_count)
         return 0;
     r->operation = operation;
@@ -509,7 +539,7 @@ static int start(struct dp_replicas *r, enum operation operation, struct dp_devi
         if (operation & 1 << i % PHASES)
             r->pieces[i / PHASES].messages[i % PHASES].count =
                 r->pieces[i / PHASES].messages[i % PHASES].done = 0;
-    int err = start_pieces(r);
+    err = start_pieces(r);
     if (!err && r->device)
         err = take_turns(r, true);
     return err ? leave(r, err) : 0;
@@ -559,12 +589,6 @@ int dp_replicas_wait(struct dp_replicas *r)
 static bool same_types(const struct dp_parameter *a, const struct dp_parameter *b)
 {
     return dp_tensor_same_dtype(a->grad, b->grad) && dp_tensor_same_dtype(a->value, b->value);
-}
-
-static bool is_behind(const DLTensor *a, const DLTensor *b)
-{
-    return dp_tensor_address(b) ==
-           dp_tensor_address(a) + (size_t)dp_tensor_numel(a) * dp_tensor_element_bytes(a);
 }
 
 /* On a device pieces stay where they are. */
@@ -679,6 +703,8 @@ static void add_to_shard(struct dp_replicas *r, const struct dp_parameter *p, si
     t->shape[0] = (int64_t)count;
     t->value = part_of_tensor(p->value, first, t->shape);
     t->grad = part_of_tensor(p->grad, first, t->shape);
+    t->whole = p->grad;
+    t->first = first;
     r->shard[r->shard_count++] = (struct dp_parameter){
         .name = t->name, .flags = p->flags, .value = &t->value, .grad = &t->grad};
 }

@@ -27,6 +27,7 @@ struct group {
 struct member {
     struct dp_update_range range;
     struct group *group;
+    const DLTensor *grad; /* which may move between steps */
     int32_t index;  /* in the caller's list */
     int64_t *step;  /* taken so far */
     size_t before;  /* elements of the members before it */
@@ -216,8 +217,8 @@ static void add_member(struct dp_optimizer *o, const struct dp_parameter *p, int
         .range = {.count = (size_t)dp_parameter_elements(p),
                   .value_type = p->value->dtype,
                   .grad_type = p->grad->dtype,
-                  .value = dp_tensor_address(p->value),
-                  .grad = dp_tensor_address(p->grad)},
+                  .value = dp_tensor_address(p->value)},
+        .grad = p->grad,
         .group = &o->groups[dp_optimizer_group_of(&o->config, p, index)],
         .index = index,
         .step = &o->steps[o->member_count],
@@ -338,8 +339,11 @@ int dp_optimizer_begin(struct dp_optimizer *o, const struct dp_optimizer_step *s
         o->mix = *step->mix;
         o->step.mix = &o->mix;
     }
-    for (int32_t i = 0; i < o->member_count; i++)
-        o->members[i].step[0] += !skips(step, &o->members[i]);
+    for (int32_t i = 0; i < o->member_count; i++) {
+        struct member *m = &o->members[i];
+        m->range.grad = dp_tensor_address(m->grad);
+        m->step[0] += !skips(step, m);
+    }
     return 0;
 }
 

@@ -327,6 +327,9 @@ static int sum(struct dp_comm *comm, void *arg)
             return -1;
     if (scatter_once(g.comm, &g.m, g.sums, expected))
         return -1;
+    g.m.grads[1].data = g.m.memory + place_of(2);
+    CHECK(dp_replicas_wait(g.sums) == 0 && dp_replicas_sum(g.sums, g.m.stream) == DP_EUNSUPPORTED);
+    CHECK_SAYS("gradient of parameter 'p1' has moved away from that of 'p0'");
     rig_close(&g);
     return 0;
 }

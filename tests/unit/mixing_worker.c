@@ -71,7 +71,7 @@ int open_worker(struct worker *w, struct dp_comm *comm, const struct job *job)
 {
     describe_worker(w, comm, job->float32 ? 32 : 64);
     int err = dp_graph_new(
-        &(struct dp_graph_spec){.name = job->graph, .workers = RANKS, .local = 1}, &w->graph);
+        &(struct dp_graph_spec){.name = job->graph, .workers = dp_comm_size(comm), .local = 1}, &w->graph);
     const struct dp_mixer_config config = config_of_worker(w, job);
     return err ? err : dp_mixer_new(&config, &w->mixer);
 }

@@ -558,6 +558,245 @@ static void compat_is_decent_dps_order(void **state)
         on_all_kinds(RANKS, SECONDS(20), follow_decent_dp, (void *)(uintptr_t)&cases[i]);
 }
 
+/* ---- an update of the caller's ------------------------------------------------------------------- */
+
+/* Each parameter is a bucket. */
+struct caller {
+    struct worker *w;
+    int32_t next;  /* bucket */
+    int skips_at;  /* call in which gradients are not used; -1: none */
+    int calls;
+    double moved[TOTAL]; /* where gradients are in every second iteration */
+};
+
+/* SGD at a rate of 0.1, in the optimizer's order of roundings. */
+static int update_by_hand(void *user, struct dp_mixer_update_info *info)
+{
+    struct caller *c = user;
+    const DLTensor *grad = &c->w->grads[*info->parameters];
+    double *x = c->w->values[*info->parameters].data, *g = grad->data;
+
+    if (info->bucket != c->next || info->count != 1 || !info->present[0] || info->rate != 0.1)
+        return DP_EMISMATCH;
+    c->next = (c->next + 1) % PARAMETERS;
+    info->skip = info->skip || c->calls == c->skips_at;
+    c->calls++;
+    for (int i = 0; i < ELEMENTS && !info->skip; i++)
+        x[i] = fma(-0.1, g[i], x[i]);
+    memset(g, 0, ELEMENTS * sizeof(*g));
+    return 0;
+}
+
+static void move_gradients(struct caller *c, bool away)
+{
+    double *from = away ? c->w->gradient : c->moved, *to = away ? c->moved : c->w->gradient;
+
+    memcpy(to, from, sizeof(c->moved));
+    for (int i = 0; i < TOTAL; i++)
+        from[i] = NAN;
+    for (int p = 0; p < PARAMETERS; p++)
+        c->w->grads[p].data = to + p * ELEMENTS;
+}
+
+static int open_caller(struct caller *c, struct worker *w, struct dp_comm *comm,
+                       void (*change)(struct dp_mixer_config *config), bool by_hand)
+{
+    static const char ring[] = "mixing ring workers=4\nround 0: {0 1} {2 3}\nround 1: {0 3} {1 2}\n";
+
+    *c = (struct caller){.w = w, .skips_at = -1};
+    describe_worker(w, comm, 64);
+    int err = dp_graph_read(ring, strlen(ring), DP_GRAPH_FORMAT_GUESS, 0, 0, &w->graph);
+    struct dp_mixer_config config = config_of_worker(w, &(struct job){0});
+    for (int i = 0; i < TOTAL; i++)
+        w->memory[i] = start_value(0, i);
+    if (by_hand)
+        config.update = update_by_hand;
+    config.user = c;
+    if (change)
+        change(&config);
+    return err ? err : dp_mixer_new(&config, &w->mixer);
+}
+
+/* The second worker's gradients move, and what has been left behind is no number. */
+static int update_in_both_ways(struct dp_comm *comm, void *arg)
+{
+    void (*const *change)(struct dp_mixer_config *config) = arg;
+    static _Thread_local struct worker w[2];
+    static _Thread_local struct caller c[2];
+    const struct dp_named_tensor *state;
+    int32_t count;
+
+    for (int k = 0; k < 2; k++) {
+        CHECK(!open_caller(&c[k], &w[k], comm, *change, k));
+        for (int t = 0; t < ITERATIONS; t++) {
+            CHECK(!iterate_worker(&w[k], 1));
+            if (k && t)
+                move_gradients(&c[k], t % 2);
+        }
+        CHECK(!dp_mixer_average(w[k].mixer, &(struct dp_mixer_average){.revert = true}));
+        CHECK(!dp_mixer_revert(w[k].mixer) && !iterate_worker(&w[k], 1));
+    }
+    CHECK(c[1].calls == PARAMETERS * (ITERATIONS + 1));
+    CHECK(!dp_mixer_state(w[1].mixer, &state, &count));
+    for (int32_t i = 0; i < count; i++)
+        CHECK(!strncmp(state[i].name, "mixer/", 6)); /* the caller's own is the caller's */
+    CHECK(!same_bits(w));
+    close_worker(&w[0]);
+    close_worker(&w[1]);
+    return 0;
+}
+
+static void set_views_and_clip(struct dp_mixer_config *config)
+{
+    config->separate = false;
+    config->clip_norm = 0x1p-3;
+    config->clip = DP_CLIP_GLOBAL;
+}
+
+static void an_update_of_the_callers_is_in_the_optimizers_place(void **state)
+{
+    (void)state;
+    void (*const changes[])(struct dp_mixer_config *config) = {NULL, set_compat, set_views, set_local_sgd};
+
+    for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++)
+        on_all_kinds(RANKS, SECONDS(20), update_in_both_ways, (void *)(uintptr_t)&changes[i]);
+}
+
+/* The caller's gradients are clipped as the optimizer's are; their last bits are rounded once more. */
+static int clip_for_the_caller(struct dp_comm *comm, void *arg)
+{
+    static _Thread_local struct worker w[2];
+    static _Thread_local struct caller c[2];
+
+    (void)arg;
+    for (int k = 0; k < 2; k++) {
+        CHECK(!open_caller(&c[k], &w[k], comm, set_views_and_clip, k));
+        for (int t = 0; t < ITERATIONS; t++)
+            CHECK(!iterate_worker(&w[k], 1));
+    }
+    for (int i = 0; i < TOTAL; i++)
+        CHECK(fabs(get_value(&w[0], i) - get_value(&w[1], i)) < 1e-14);
+    close_worker(&w[0]);
+    close_worker(&w[1]);
+    return 0;
+}
+
+static void the_callers_gradients_are_clipped(void **state)
+{
+    (void)state;
+    on_all_kinds(RANKS, SECONDS(20), clip_for_the_caller, NULL);
+}
+
+static void set_loss_scale(struct dp_mixer_config *config)
+{
+    static struct dp_loss_scale scale;
+
+    scale = dp_loss_scale_defaults();
+    config->loss_scale = &scale;
+}
+
+static void set_loss_scale_and_compat(struct dp_mixer_config *config)
+{
+    set_loss_scale(config);
+    config->compat = true;
+}
+
+static int skip_one(struct dp_comm *comm, void *arg)
+{
+    void (*const *change)(struct dp_mixer_config *config) = arg;
+    static _Thread_local struct worker w;
+    static _Thread_local struct caller c;
+
+    CHECK(!open_caller(&c, &w, comm, *change, true));
+    c.skips_at = PARAMETERS; /* of the first bucket in iteration 1 */
+    for (int t = 0; t < ITERATIONS; t++) {
+        CHECK(!iterate_worker(&w, 1));
+        CHECK(dp_mixer_loss_scale(w.mixer) == (t ? 32768 : 65536));
+    }
+    close_worker(&w);
+    return 0;
+}
+
+static void an_update_that_is_skipped_lowers_the_loss_scale(void **state)
+{
+    (void)state;
+    void (*const changes[])(struct dp_mixer_config *config) = {set_loss_scale, set_loss_scale_and_compat};
+
+    for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++)
+        assert_int_equal(comm_on_threads(RANKS, SECONDS(20), skip_one, (void *)(uintptr_t)&changes[i]), 0);
+}
+
+/* ---- the factor --------------------------------------------------------------------------------- */
+
+static void set_half(struct dp_mixer_config *config)
+{
+    config->factor = 0.5;
+}
+
+static int change_factor(struct dp_comm *comm, void *arg)
+{
+    static _Thread_local struct worker w[2];
+
+    (void)arg;
+    for (int k = 0; k < 2; k++) {
+        CHECK(!open_by_text(&w[k], comm, pairs, k ? set_half : NULL));
+        for (int t = 0; t < ITERATIONS; t++) {
+            CHECK(!t || !k || !dp_mixer_set_factor(w[k].mixer, 1));
+            CHECK(!iterate_worker(&w[k], 1));
+            CHECK(t || !k || !dp_mixer_set_factor(w[k].mixer, 0.25)); /* no exchange begins with it */
+        }
+    }
+    CHECK(!same_bits(w));
+    close_worker(&w[0]);
+    close_worker(&w[1]);
+    return 0;
+}
+
+static int refuse_factor(struct dp_comm *comm, void *arg)
+{
+    static _Thread_local struct worker w;
+
+    (void)arg;
+    CHECK(!open_worker(&w, comm, &(struct job){.graph = "complete"}));
+    CHECK(dp_mixer_set_factor(w.mixer, 0) == DP_EINVAL);
+    CHECK_SAYS("factor of mixing: 0, expected above 0, up to 1");
+    close_worker(&w);
+    return 0;
+}
+
+static void set_staleness(struct dp_mixer_config *config)
+{
+    config->staleness = 2;
+}
+
+/* An exchange has the same factor on both sides, also where one uses it later. */
+static int change_factor_while_late(struct dp_comm *comm, void *arg)
+{
+    static _Thread_local struct worker w;
+    double before, after;
+
+    (void)arg;
+    CHECK(!open_by_text(&w, comm, pairs, set_staleness));
+    set_starts(&w);
+    CHECK(!sum_over_workers(&w, 5, &before));
+    for (int t = 0; t < 4 * ITERATIONS; t++) {
+        CHECK(!dp_mixer_set_factor(w.mixer, 1.0 / (1 + t % 3)));
+        CHECK(!iterate_worker(&w, 0));
+    }
+    CHECK(!dp_mixer_average(w.mixer, NULL) && !sum_over_workers(&w, 5, &after));
+    CHECK(fabs(before - after) < 1e-13);
+    close_worker(&w);
+    return 0;
+}
+
+static void a_factor_holds_for_exchanges_that_begin_with_it(void **state)
+{
+    (void)state;
+    on_all_kinds(RANKS, SECONDS(20), change_factor, NULL);
+    assert_int_equal(comm_on_threads(1, SECONDS(20), refuse_factor, NULL), 0);
+    on_all_kinds(RANKS, SECONDS(20), change_factor_while_late, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -568,6 +807,10 @@ int main(void)
         cmocka_unit_test(an_average_is_of_what_push_sum_keeps),
         cmocka_unit_test(buffers_of_real_numbers_are_averaged),
         cmocka_unit_test(compat_is_decent_dps_order),
+        cmocka_unit_test(an_update_of_the_callers_is_in_the_optimizers_place),
+        cmocka_unit_test(the_callers_gradients_are_clipped),
+        cmocka_unit_test(an_update_that_is_skipped_lowers_the_loss_scale),
+        cmocka_unit_test(a_factor_holds_for_exchanges_that_begin_with_it),
     };
 
     log_nothing();

@@ -277,6 +277,22 @@ static void every_instruction_set_gives_the_same_bits(void **state)
 
 /* ---- masters, mixing, state ------------------------------------------------------------------ */
 
+static void a_gradient_may_move_between_steps(void **state)
+{
+    (void)state;
+    struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_SGD);
+    float elsewhere[2] = {0, 1};
+    static struct vector v;
+
+    vector_init(&v, 1, float32, float32);
+    struct dp_optimizer *o = must_make(&c, &v);
+    v.grad_tensor.data = elsewhere;
+    v.grad_tensor.byte_offset = sizeof(float);
+    assert_int_equal(dp_optimizer_step(o, &(struct dp_optimizer_step){.rate = 0.5, .scale = 1}), 0);
+    assert_true(get(float32, v.value, 0) == -0.5);
+    dp_optimizer_free(o);
+}
+
 static void sixteen_bit_parameters_do_not_lose_small_updates(void **state)
 {
     (void)state;
@@ -680,6 +696,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_optimizer_is_its_formula_to_the_last_bit),
         cmocka_unit_test(every_instruction_set_gives_the_same_bits),
+        cmocka_unit_test(a_gradient_may_move_between_steps),
         cmocka_unit_test(sixteen_bit_parameters_do_not_lose_small_updates),
         cmocka_unit_test(mixing_in_the_sweep_is_mixing_before_it),
         cmocka_unit_test(mixing_of_16_bits_goes_through_the_master),

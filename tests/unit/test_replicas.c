@@ -197,6 +197,51 @@ static int shard(struct dp_comm *comm, void *arg)
     return 0;
 }
 
+/* Gradients are elsewhere in each step, and what they leave behind is not touched. */
+static int move(struct dp_comm *comm, void *arg)
+{
+    struct dp_replicas *r;
+    struct model m;
+    int32_t count;
+    void *old[PARAMETERS];
+    (void)arg;
+
+    model_init(&m, dp_comm_rank(comm));
+    CHECK(!dp_replicas_new(m.parameters, PARAMETERS, comm, NULL, &r));
+    const struct dp_parameter *parts = dp_replicas_shard(r, &count);
+    for (int p = 0; p < PARAMETERS; p++) {
+        old[p] = m.grads[p].data;
+        m.grads[p].data = calloc((size_t)sizes[p] + 2, 8);
+        m.grads[p].byte_offset = 8;
+        memcpy((char *)m.grads[p].data + 8, old[p], (size_t)sizes[p] * (size_t)bits[p] / 8);
+    }
+    CHECK(!dp_replicas_scatter(r, NULL) && !dp_replicas_wait(r));
+    for (int32_t k = 0; k < count; k++) {
+        const int p = parts[k].name[1] - '0';
+        int64_t first = strtoll(parts[k].name + 3, NULL, 10);
+        for (int64_t i = 0; i < parts[k].grad->shape[0]; i++)
+            CHECK(is_sum(p, first + i, dp_comm_size(comm), get(parts[k].grad, i)));
+    }
+    for (int p = 0; p < PARAMETERS; p++) {
+        m.grads[p].byte_offset = 0;
+        for (int64_t i = 0; i < sizes[p]; i++)
+            CHECK(get(&(DLTensor){.data = old[p], .dtype = m.grads[p].dtype}, i) ==
+                  rounded(p, gradient(dp_comm_rank(comm), p, i)));
+        free(old[p]);
+    }
+    dp_replicas_free(r);
+    model_fini(&m);
+    return 0;
+}
+
+static void gradients_may_move_between_steps(void **state)
+{
+    (void)state;
+    on_all_kinds(2, SECONDS(30), move, NULL);
+    for (int size = 1; size <= 3; size++)
+        assert_int_equal(comm_on_threads(size, SECONDS(30), move, NULL), 0);
+}
+
 static void shards_are_the_whole_model(void **state)
 {
     (void)state;
@@ -253,6 +298,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_are_summed_in_pairs),
         cmocka_unit_test(shards_are_the_whole_model),
+        cmocka_unit_test(gradients_may_move_between_steps),
         cmocka_unit_test(lists_that_differ_are_an_error_on_all_replicas),
         cmocka_unit_test(without_a_communicator_there_are_no_replicas),
     };

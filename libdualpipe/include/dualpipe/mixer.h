@@ -26,7 +26,8 @@
  * push-sum; enum dp_mixer_algorithm names others.
  *
  * Values and gradients are read and written in place by dp_mixer_forward, _ready, _step and _average,
- * and by nothing else: between these calls they are the caller's.
+ * and by nothing else: between these calls they are the caller's. A gradient may move, as parameter.h
+ * says, until it is ready.
  *
  * Errors. What goes wrong in an exchange aborts the communicator, and every rank gets DP_EABORTED
  * (comm.h); a mixer can then only be freed. One that survives goes on after a death, see there. All
@@ -61,6 +62,17 @@ struct dp_mixer_average_info {
     void *const *received;            /* [count] beside each parameter: what is going to be added; of
                                        * compressed differences, before the factor */
     int32_t count;
+};
+
+/* What an update of the caller's is told about a bucket. */
+struct dp_mixer_update_info {
+    int32_t bucket;
+    int32_t count;
+    const int32_t *parameters; /* [count] numbers in the config's list */
+    const bool *present;       /* [count] whether a gradient came; the others are not to be used */
+    double rate; /* what the mixer's optimizer would take; with push-sum by the weight of the values */
+    bool skip;   /* in: gradients are not to be used (an overflow, dp_mixer_update); out: they were not
+                  * used, which lowers the loss scale, if the config has one */
 };
 
 /* x: values, g: the gradient at x, A(x, g): the optimizer's step, W: what a round of the graph does,
@@ -98,6 +110,12 @@ struct dp_mixer_config {
     const struct dp_parameter *parameters; /* copied; what it points to must stay. Members of a tied */
     int32_t count;                         /* group are one parameter: gradients are added */
     struct dp_optimizer_config optimizer;  /* its groups, if any, are by this list */
+    /* NULL, or A in the place of `optimizer`: called for each bucket in its turn, with its values mixed
+     * and its gradients clipped and without the loss scale. It updates the values in place, and leaves
+     * the gradients as the next iteration is to find them (zero, where they are added up). Its state is
+     * the caller's: neither in dp_mixer_state nor sent by dp_mixer_admit. Not 0: the error that the call
+     * ends with. */
+    int (*update)(void *user, struct dp_mixer_update_info *info);
     const struct dp_rate *schedule; /* of the learning rate, a step an update; copied. NULL: rate */
     double rate;
     const struct dp_graph *graph; /* as many workers as comm has ranks; must stay */
@@ -144,7 +162,7 @@ struct dp_mixer_config {
 
     /* NULL, or called before each bucket is mixed; not 0: the error that the call ends with. */
     int (*pre_average)(void *user, const struct dp_mixer_average_info *info);
-    void *user;
+    void *user; /* of this and of update */
 };
 
 /* Collective: the ranks agree that graph, list, buffers and the options of mixing are the same, and the
@@ -180,6 +198,10 @@ struct dp_mixer_update {
 /* The update of iteration 0, which is part of the first forward of iteration 1, uses what holds
  * then. DP_EINVAL for a rate or scale that is not finite. */
 DP_PUBLIC int dp_mixer_set_update(struct dp_mixer *mixer, const struct dp_mixer_update *update);
+/* Another factor, as config.factor, for the exchanges that begin from now on: on all workers before the
+ * same iteration. Not part of the state: a mixer is resumed with the one that held, then given the next.
+ * DP_EINVAL for one that is not above 0 and up to 1. */
+DP_PUBLIC int dp_mixer_set_factor(struct dp_mixer *mixer, double factor);
 /* Gradients of the iterations from now on are added up by the caller and not used, until it is set to
  * false before the forward of the last one. */
 DP_PUBLIC int dp_mixer_accumulate(struct dp_mixer *mixer, bool on);

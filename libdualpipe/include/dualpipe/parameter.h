@@ -31,7 +31,9 @@ struct dp_parameter {
     uint32_t flags;   /* of enum dp_parameter_flag */
     DLTensor *value;  /* float32, float64, bfloat16 or float16 */
     DLTensor *grad;   /* NULL if frozen; shape, strides and device of value, one of its four types
-                       * but not always the same one (float32 beside bfloat16) */
+                       * but not always the same one (float32 beside bfloat16). Optimizers, mixers and
+                       * sums over replicas look at data and byte_offset in each step anew, so that a
+                       * gradient may move in between. */
 };
 
 /* Whether the list is sound: names that are there and distinct, known flags, values of the four

@@ -74,7 +74,8 @@ DP_PUBLIC void dp_replicas_free(struct dp_replicas *replicas);
  * NULL, gradients may neither be read nor written until it is over. On a device it is queued behind
  * what `stream` has been given, and what that is given from now on is behind the sum. DP_EINVAL for
  * a stream where there is no device or none where there is one, DP_ESTATE while an operation is in
- * flight; errors of comm.h. */
+ * flight, DP_EUNSUPPORTED where gradients that a device sums as one (see above) have moved away from
+ * each other; errors of comm.h. */
 DP_PUBLIC int dp_replicas_sum(struct dp_replicas *replicas, struct dp_device_stream *stream);
 /* The same, but only the elements of this replica's shard are the sum; what the others are is not
  * defined. */
