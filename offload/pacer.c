@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- pages of the net plugin --------------------------------------------------------------------- */
 
@@ -97,12 +98,14 @@ static uint64_t sum_of(const struct dpo_network_pages *p, const struct dpn_stat_
 
 static bool is_page(int fd)
 {
-    struct dpn_stat_head head;
+    static const struct dp_page_kind kind = {DPN_STAT_KIND};
+    struct dp_page_head head;
     struct stat st;
 
     return !fstat(fd, &st) && st.st_uid == geteuid() &&
-           (size_t)st.st_size >= sizeof(struct dpn_stat_page) && dpn_stat_read_head(fd, &head) &&
-           head.version == DPN_STAT_VERSION;
+           (size_t)st.st_size >= kind.bytes &&
+           pread(fd, &head, sizeof(head), 0) == sizeof(head) &&
+           !memcmp(head.magic, kind.magic, sizeof(head.magic)) && head.version == kind.version;
 }
 
 /* The file of this process must stay open: closing it would take away the plugin's lock on it. */
@@ -145,7 +148,7 @@ static void see_file(struct dpo_network_pages *p, int dir, const char *name)
 
     if (page)
         page->listed = true;
-    else if (p->page_count < PAGES && dpn_stat_is_name(name) &&
+    else if (p->page_count < PAGES && dp_page_is_name(name, DPN_STAT_SUFFIX) &&
              strlen(name) < sizeof(page->name))
         open_page(p, dir, name);
 }
@@ -209,7 +212,7 @@ static int network_pages_new(const char *directory, const char *const *devices, 
     if (directory)
         snprintf(p->directory, sizeof(p->directory), "%s", directory);
     else
-        snprintf(p->directory, sizeof(p->directory), DPN_STAT_DIRECTORY "%ld", (long)geteuid());
+        snprintf(p->directory, sizeof(p->directory), DP_PAGE_DIRECTORY "%ld", (long)geteuid());
     for (; p->device_count < count && p->device_count < DEVICES; p->device_count++)
         snprintf(p->devices[p->device_count], DPN_STAT_NAME_LEN, "%s", devices[p->device_count]);
     *out = p;

@@ -114,11 +114,12 @@ static int look(const struct values *v, struct seen *last)
 
     if (!status)
         status = stat_jobs_read(v->directory, &seen.jobs);
-    if (!status) {
-        stat_map(&seen.preload, &stat_preload_kind, v->directory, NULL);
-        stat_map(&seen.profiles, &stat_profile_kind, v->directory, NULL);
+    if (!status)
+        status = stat_map_all(&seen.preload, &stat_preload_kind, v->directory);
+    if (!status)
+        status = stat_map_all(&seen.profiles, &stat_profile_kind, v->directory);
+    if (!status)
         status = show(v, &seen, last);
-    }
     seen_fini(last);
     *last = seen;
     return status;
@@ -133,7 +134,7 @@ static int look_on(const struct values *v)
         status = look(v, &last);
     while (v->follow && !status && wait_for_next(v->interval_ns))
         status = look(v, &last);
-    if (!status && (last.list.refused || last.jobs.refused))
+    if (!status && last.list.refused + last.jobs.refused + last.preload.refused + last.profiles.refused)
         status = EXIT_FAILED;
     seen_fini(&last);
     return status;
@@ -159,7 +160,7 @@ static const struct arg args[] = {
     {"prometheus", 0, "FILE", "write Prometheus' text format; '-': to standard output", ARG_STRING,
      .offset = offsetof(struct values, prometheus), .written = true},
     {"dir", 0, "DIR", "where the counters are (default DUALPIPE_NET_STAT_DIR, or "
-     DPN_STAT_DIRECTORY "UID)", ARG_STRING, .offset = offsetof(struct values, directory)},
+     DP_PAGE_DIRECTORY "UID)", ARG_STRING, .offset = offsetof(struct values, directory)},
 };
 static const struct arg_group groups[] = {{"options", args, sizeof(args) / sizeof(args[0])}, {0}};
 static const struct usage usage = {

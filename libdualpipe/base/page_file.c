@@ -3,6 +3,7 @@
 
 #include "base/page_file.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 
 #include <dirent.h>
@@ -44,12 +45,10 @@ static int open_directory(const struct dp_page_kind *kind, const char *name)
 /* The writer of a page holds a lock on it. */
 static bool is_left(const struct dp_page_kind *kind, int fd)
 {
-    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     char magic[8];
 
     return pread(fd, magic, sizeof(magic), 0) == sizeof(magic) &&
-           !memcmp(magic, kind->magic, sizeof(magic)) && !fcntl(fd, F_GETLK, &all) &&
-           all.l_type == F_UNLCK;
+           !memcmp(magic, kind->magic, sizeof(magic)) && !dp_page_is_live(fd);
 }
 
 static void sweep_entry(const struct dp_page_kind *kind, int dir, const char *name)
@@ -63,13 +62,6 @@ static void sweep_entry(const struct dp_page_kind *kind, int dir, const char *na
     close(fd);
 }
 
-static bool has_suffix(const char *name, const char *suffix)
-{
-    const size_t len = strlen(name), end = strlen(suffix);
-
-    return len > end && !strcmp(name + len - end, suffix);
-}
-
 /* Processes that were killed leave their pages behind. Those that carry our own number are left
  * alone: one may be ours, of a copy of this library. */
 static void sweep(const struct dp_page_kind *kind, int dir)
@@ -80,7 +72,7 @@ static void sweep(const struct dp_page_kind *kind, int dir)
 
     snprintf(own, sizeof(own), "%ld-", (long)getpid());
     for (struct dirent *e; list && (e = readdir(list));)
-        if (has_suffix(e->d_name, kind->suffix) && strncmp(e->d_name, own, strlen(own)) != 0)
+        if (dp_page_is_name(e->d_name, kind->suffix) && strncmp(e->d_name, own, strlen(own)) != 0)
             sweep_entry(kind, dir, e->d_name);
     if (list)
         closedir(list);
@@ -100,6 +92,35 @@ static int map_file(int fd, size_t bytes, void **out)
     return *out == MAP_FAILED ? errno : 0;
 }
 
+/* The command line of this process, without what a terminal would obey. */
+static void read_command(char *out, size_t len)
+{
+    FILE *f = fopen("/proc/self/cmdline", "re");
+    size_t got = f ? fread(out, 1, len - 1, f) : 0;
+
+    if (f)
+        fclose(f);
+    for (size_t i = 0; i < got; i++)
+        if ((unsigned char)out[i] < ' ' || out[i] == 127)
+            out[i] = ' ';
+    while (got && out[got - 1] == ' ')
+        got--;
+    out[got] = '\0';
+}
+
+static void fill_head(const struct dp_page_kind *kind, struct dp_page_head *head)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    memcpy(head->magic, kind->magic, sizeof(head->magic));
+    head->version = kind->version;
+    head->bytes = kind->bytes;
+    head->pid = getpid();
+    head->opened_ns = now.tv_sec * DP_NS_PER_S + now.tv_nsec;
+    read_command(head->command, sizeof(head->command));
+}
+
 /* Map a new file, fill it, and only then let it be called like a page. It stays open, and its lock
  * with it. */
 static int make_file(const struct dp_page_kind *kind, int dir, const char *name, void **out)
@@ -113,7 +134,9 @@ static int make_file(const struct dp_page_kind *kind, int dir, const char *name,
         return errno;
     int err = map_file(fd, kind->bytes, &at);
     if (!err) {
-        kind->fill(at);
+        fill_head(kind, at);
+        if (kind->fill)
+            kind->fill(at);
         err = renameat(dir, early, dir, name) ? errno : 0;
     }
     if (!err) {
@@ -129,11 +152,15 @@ static int make_file(const struct dp_page_kind *kind, int dir, const char *name,
 
 void *dp_page_new(const char *directory, const struct dp_page_kind *kind, char *path, size_t len)
 {
-    char name[64];
+    char name[64], usual[64];
     uint32_t salt = 0;
     void *page = NULL;
-    int dir = open_directory(kind, directory);
 
+    if (!directory || !*directory) {
+        snprintf(usual, sizeof(usual), DP_PAGE_DIRECTORY "%ld", (long)geteuid());
+        directory = usual;
+    }
+    const int dir = open_directory(kind, directory);
     if (dir < 0)
         return NULL;
     sweep(kind, dir);
@@ -147,19 +174,4 @@ void *dp_page_new(const char *directory, const struct dp_page_kind *kind, char *
         snprintf(path, len, "%s/%s", directory, name);
     close(dir);
     return page;
-}
-
-void dp_page_command(char *out, size_t len)
-{
-    FILE *f = fopen("/proc/self/cmdline", "re");
-    size_t got = f ? fread(out, 1, len - 1, f) : 0;
-
-    if (f)
-        fclose(f);
-    for (size_t i = 0; i < got; i++)
-        if ((unsigned char)out[i] < ' ' || out[i] == 127)
-            out[i] = ' ';
-    while (got && out[got - 1] == ' ')
-        got--;
-    out[got] = '\0';
 }

@@ -51,13 +51,7 @@ static void list_devices(struct dpn_stat_page *p)
 
 static void fill_page(void *at)
 {
-    struct dpn_stat_page *p = at;
-
-    p->head = (struct dpn_stat_head){DPN_STAT_MAGIC, DPN_STAT_VERSION, sizeof(*p)};
-    p->pid = getpid();
-    p->opened_ns = real_ns();
-    dp_page_command(p->command, sizeof(p->command));
-    list_devices(p);
+    list_devices(at);
 }
 
 /* ---- fork, and the end of the process -------------------------------------------------------- */
@@ -96,8 +90,8 @@ __attribute__((destructor)) static void remove_page(void)
 
 static void ensure_page(void)
 {
+    static const struct dp_page_kind kind = {DPN_STAT_KIND, .fill = fill_page};
     static bool is_watching;
-    char directory[64];
 
     if (page || was_tried)
         return;
@@ -105,11 +99,7 @@ static void ensure_page(void)
     if (!is_watching)
         pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     is_watching = true;
-    snprintf(directory, sizeof(directory), DPN_STAT_DIRECTORY "%ld", (long)geteuid());
-    page = dp_page_new(dpn_options.stat_dir ? dpn_options.stat_dir : directory,
-                       &(struct dp_page_kind){"DUALPIPE_NET_STAT", DPN_STAT_SUFFIX, DPN_STAT_MAGIC,
-                                              sizeof(*page), fill_page},
-                       path, sizeof(path));
+    page = dp_page_new(dpn_options.stat_dir, &kind, path, sizeof(path));
 }
 
 static struct dpn_stat_connection *find_place(void)
@@ -118,20 +108,6 @@ static struct dpn_stat_connection *find_place(void)
         if (!atomic_load_explicit(&page->connections[i].in_use, memory_order_relaxed))
             return &page->connections[i]; /* a low one: a reader looks at the first ones only */
     return NULL;
-}
-
-/* Around what a reader must not see half done. */
-static void begin_change(void)
-{
-    dpn_stat_add(&page->changes, 1);
-    dpn_stat_fence();
-}
-
-static void end_change(void)
-{
-    atomic_store_explicit(&page->changes,
-                          atomic_load_explicit(&page->changes, memory_order_relaxed) + 1,
-                          memory_order_release);
 }
 
 static void fill_connection(struct dpn_stat_connection *c, int dev, bool is_sender,
@@ -156,7 +132,7 @@ static void take_place(struct dpn_stat *stat, int dev, bool is_sender, const cha
         c = calloc(1, sizeof(*c));
     if (!c)
         return;
-    begin_change();
+    dp_page_begin_change(&page->head);
     if ((uint32_t)dev >= page->device_count)
         list_devices(page);
     fill_connection(c, dev, is_sender, transport, peer);
@@ -165,7 +141,7 @@ static void take_place(struct dpn_stat *stat, int dev, bool is_sender, const cha
         page->connection_count = (uint32_t)(c - page->connections) + 1;
     dpn_stat_add(&page->opened, 1);
     dpn_stat_add(&page->left_out, stat->is_private);
-    end_change();
+    dp_page_end_change(&page->head);
     stat->on = c;
     stat->generation = generation;
 }
@@ -201,12 +177,12 @@ void dpn_stat_close(struct dpn_stat *stat)
     /* A child that was forked may close what it inherited. */
     const bool is_here = page && stat->generation == generation;
     if (is_here) {
-        begin_change();
+        dp_page_begin_change(&page->head);
         move_to_device(c);
         atomic_store_explicit(&c->in_use, 0, memory_order_relaxed);
         if (stat->is_private)
             dpn_stat_add(&page->left_out, (uint64_t)-1);
-        end_change();
+        dp_page_end_change(&page->head);
     }
     pthread_mutex_unlock(&lock);
     if (stat->is_private)

@@ -3,35 +3,30 @@
  * stat_page.h - the counters of one process, in a file of shared memory that its user may read
  * while they grow: net/stat.c writes it, `dualpipe stat` reads it.
  *
- *      <directory>/<pid>-<random>.stat      mode 0600, in a directory of mode 0700
- *
- *      head | devices[32], what closed connections have counted | connections[1024]
+ *      head (base/page_file.h) | devices[32], what closed connections have counted | connections[1024]
  *
  * A counter has one writer at a time, which loads, adds and stores, all relaxed: no reader can make
  * it wait. When a connection ends, its counters move to its device; `changes` is odd meanwhile, so
- * that a reader that adds up both can tell. A writer that lives holds a write lock on the file
- * (fcntl), which ends with its process whatever happens, in whatever name space of processes the
- * reader is.
+ * that a reader that adds up both can tell.
  *
  * Every change of the layout is a new version.
  */
 #ifndef DPN_NET_STAT_PAGE_H
 #define DPN_NET_STAT_PAGE_H
 
-#include <fcntl.h>
+#include "base/page_file.h"
+
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
-#include <unistd.h>
 
-#define DPN_STAT_MAGIC  "dpnstat" /* with its NUL */
 #define DPN_STAT_SUFFIX ".stat"
-#define DPN_STAT_DIRECTORY "/dev/shm/dualpipe-" /* and the number of the user */
+#define DPN_STAT_KIND                                                                              \
+    .option = "DUALPIPE_NET_STAT", .suffix = DPN_STAT_SUFFIX, .magic = "dpnstat",                  \
+    .version = DPN_STAT_VERSION, .bytes = sizeof(struct dpn_stat_page), .name = "counters"
 
 enum {
-    DPN_STAT_VERSION = 2,
+    DPN_STAT_VERSION = 3,
     DPN_STAT_DEVICES = 32,
     DPN_STAT_CONNECTIONS = 1024,
     DPN_STAT_SIZES = 32, /* sizes[k]: messages whose size in bytes has k binary digits */
@@ -86,18 +81,8 @@ struct dpn_stat_connection {
     struct dpn_stat_counters counters;
 };
 
-/* The same in every version. */
-struct dpn_stat_head {
-    char magic[8];
-    uint32_t version, bytes; /* of all */
-};
-
 struct dpn_stat_page {
-    struct dpn_stat_head head;
-    int64_t pid;             /* as its process sees it */
-    int64_t opened_ns;       /* CLOCK_REALTIME */
-    char command[DPN_STAT_NAME_LEN];
-    dpn_stat_counter changes;
+    struct dp_page_head head;
     uint32_t device_count, connection_count; /* of the arrays below, that have ever been in use */
     dpn_stat_counter opened;   /* connections, ever */
     dpn_stat_counter left_out; /* connections that are open and for which there was no place */
@@ -108,49 +93,11 @@ struct dpn_stat_page {
 
 _Static_assert(sizeof(dpn_stat_counter) == 8, "a counter is its number");
 /* All in whole lines of 64 bytes, so that no two connections write to the same one. */
-_Static_assert(sizeof(struct dpn_stat_counters) == 704, "layout of version 2");
-_Static_assert(sizeof(struct dpn_stat_device) == 128 + 2 * 704, "layout of version 2");
-_Static_assert(offsetof(struct dpn_stat_connection, counters) == 128, "layout of version 2");
-_Static_assert(offsetof(struct dpn_stat_page, devices) == 192, "layout of version 2");
-_Static_assert(sizeof(struct dpn_stat_page) == 192 + 32 * 1536 + 1024 * 832, "layout of version 2");
-
-/* Whether the process lives that writes to this file. Not for that process itself: a process that
- * closes a file loses its own lock on it. */
-static inline bool dpn_stat_is_live(int fd)
-{
-    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-
-    return fcntl(fd, F_GETLK, &all) || all.l_type != F_UNLCK;
-}
-
-/* Whether a file is called like a page. */
-static inline bool dpn_stat_is_name(const char *name)
-{
-    const size_t len = strlen(name), end = strlen(DPN_STAT_SUFFIX);
-
-    return len > end && !strcmp(name + len - end, DPN_STAT_SUFFIX);
-}
-
-/* false: the file is no page at all. */
-static inline bool dpn_stat_read_head(int fd, struct dpn_stat_head *head)
-{
-    return pread(fd, head, sizeof(*head), 0) == sizeof(*head) &&
-           !memcmp(head->magic, DPN_STAT_MAGIC, sizeof(head->magic));
-}
-
-/* What stands before is seen, by other processes too, before what comes after. GCC's thread
- * sanitizer warns that it does not know fences; it sees one process only. */
-static inline void dpn_stat_fence(void)
-{
-#if defined(__SANITIZE_THREAD__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wtsan"
-    atomic_thread_fence(memory_order_seq_cst);
-#pragma GCC diagnostic pop
-#else
-    atomic_thread_fence(memory_order_seq_cst);
-#endif
-}
+_Static_assert(sizeof(struct dpn_stat_counters) == 704, "layout of version 3");
+_Static_assert(sizeof(struct dpn_stat_device) == 128 + 2 * 704, "layout of version 3");
+_Static_assert(offsetof(struct dpn_stat_connection, counters) == 128, "layout of version 3");
+_Static_assert(offsetof(struct dpn_stat_page, devices) == 192, "layout of version 3");
+_Static_assert(sizeof(struct dpn_stat_page) == 192 + 32 * 1536 + 1024 * 832, "layout of version 3");
 
 /* For one writer at a time. */
 static inline void dpn_stat_add(dpn_stat_counter *counter, uint64_t n)

@@ -24,17 +24,6 @@ static char path[4096]; /* of the page's file; "": there is none */
 
 /* ---- the page -------------------------------------------------------------------------------- */
 
-static void fill_page(void *at)
-{
-    struct dpn_profile_page *p = at;
-
-    memcpy(p->magic, DPN_PROFILE_MAGIC, sizeof(p->magic));
-    p->version = DPN_PROFILE_VERSION;
-    p->bytes = sizeof(*p);
-    p->pid = getpid();
-    dp_page_command(p->command, sizeof(p->command));
-}
-
 static void before_fork(void)
 {
     pthread_mutex_lock(&lock);
@@ -67,9 +56,9 @@ __attribute__((destructor)) static void remove_page(void)
 /* Locked. */
 static void ensure_page(void)
 {
+    static const struct dp_page_kind kind = {DPN_PROFILE_KIND};
     static bool is_watching;
     const struct dpn_profiler_options *o = dpn_profiler_options();
-    char directory[64];
 
     if (was_tried)
         return;
@@ -79,12 +68,7 @@ static void ensure_page(void)
     is_watching = true;
     if (!o->stat)
         return;
-    snprintf(directory, sizeof(directory), DPN_PROFILE_DIRECTORY "%ld", (long)geteuid());
-    struct dpn_profile_page *made =
-        dp_page_new(o->stat_dir ? o->stat_dir : directory,
-                    &(struct dp_page_kind){"DUALPIPE_PROFILER_STAT", DPN_PROFILE_SUFFIX,
-                                           DPN_PROFILE_MAGIC, sizeof(*made), fill_page},
-                    path, sizeof(path));
+    struct dpn_profile_page *made = dp_page_new(o->stat_dir, &kind, path, sizeof(path));
     if (made)
         page = made;
 }

@@ -3,26 +3,28 @@
  * page.h - what the profiler plugin counts in one process, in a file of shared memory that its user may
  * read while it grows: profiler/counters.c writes it, `dualpipe stat` reads it.
  *
- *      <directory>/<pid>-<random>.profile      mode 0600, in a directory of mode 0700
+ *      head (base/page_file.h) | communicators[128]: calls of NCCL |
+ *      flows[2048]: what travels over the network
  *
- *      head | communicators[128]: calls of NCCL | flows[2048]: what travels over the network
- *
- * It lies beside the pages of the net plugin (nccl-plugin/net/stat_page.h); a writer that lives holds
- * a write lock on it, as on those. Every change of the layout is a new version.
+ * It lies beside the pages of the net plugin (nccl-plugin/net/stat_page.h). Every change of the
+ * layout is a new version.
  */
 #ifndef DPN_PROFILER_PAGE_H
 #define DPN_PROFILER_PAGE_H
+
+#include "base/page_file.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#define DPN_PROFILE_MAGIC     "dpnprof" /* with its NUL */
-#define DPN_PROFILE_SUFFIX    ".profile"
-#define DPN_PROFILE_DIRECTORY "/dev/shm/dualpipe-" /* and the number of the user */
+#define DPN_PROFILE_KIND                                                                           \
+    .option = "DUALPIPE_PROFILER_STAT", .suffix = ".profile", .magic = "dpnprof",                  \
+    .version = DPN_PROFILE_VERSION, .bytes = sizeof(struct dpn_profile_page),                      \
+    .name = "the profiler plugin"
 
 enum {
-    DPN_PROFILE_VERSION = 1,
+    DPN_PROFILE_VERSION = 2,
     DPN_PROFILE_COMMS = 128,
     DPN_PROFILE_FLOWS = 2048,
     DPN_PROFILE_RAILS = 32,
@@ -113,10 +115,7 @@ struct dpn_profile_flow {
 };
 
 struct dpn_profile_page {
-    char magic[8];
-    uint32_t version, bytes; /* of all */
-    int64_t pid;             /* as its process sees it */
-    char command[DPN_PROFILE_NAME_LEN];
+    struct dp_page_head head;
     dpn_profile_counter lost; /* events of the network for which there was no place */
     _Atomic uint32_t rail_count;
     uint32_t rest;
@@ -125,7 +124,7 @@ struct dpn_profile_page {
     struct dpn_profile_flow flows[DPN_PROFILE_FLOWS];
 };
 
-_Static_assert(sizeof(struct dpn_profile_flow) == 144, "layout of version 1");
+_Static_assert(sizeof(struct dpn_profile_flow) == 144, "layout of version 2");
 
 /* comm: of comms; DPN_PROFILE_COMMS: one of another process, whose messages this one carries (PXN). */
 static inline uint64_t dpn_profile_key(unsigned comm, int peer, bool is_send, unsigned channel)

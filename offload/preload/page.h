@@ -2,24 +2,20 @@
  *
  * page.h - the counters of the preload library in one process, in a file of shared memory that its
  * user may read while they grow: preload/state.c writes it, `dualpipe stat` and `dualpipe run` read
- * it.
- *
- *      <directory>/<pid>-<random>.preload      mode 0600, in a directory of mode 0700
- *
- * It lies beside the pages of the net plugin (nccl-plugin/net/stat_page.h); a writer that lives
- * holds a write lock on it, as on those. Every change of the layout is a new version.
+ * it. It lies beside the pages of the net plugin (nccl-plugin/net/stat_page.h). Every change of the
+ * layout is a new version.
  */
 #ifndef DPO_PRELOAD_PAGE_H
 #define DPO_PRELOAD_PAGE_H
 
+#include "base/page_file.h"
+
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define DPO_PAGE_MAGIC     "dpoload" /* with its NUL */
-#define DPO_PAGE_SUFFIX    ".preload"
-#define DPO_PAGE_DIRECTORY "/dev/shm/dualpipe-" /* and the number of the user */
-
-enum { DPO_PAGE_VERSION = 1, DPO_PAGE_COMMAND_LEN = 64 };
+#define DPO_PAGE_KIND                                                                              \
+    .option = "DUALPIPE_PRELOAD_STAT", .suffix = ".preload", .magic = "dpoload",                   \
+    .version = 2, .bytes = sizeof(struct dpo_page), .name = "the preload library"
 
 enum dpo_counter {
     DPO_PINNED_CALLS, /* allocations and registrations that succeeded */
@@ -73,10 +69,7 @@ static inline const char *dpo_counter_name(enum dpo_counter counter)
 }
 
 struct dpo_page {
-    char magic[8];
-    uint32_t version, bytes; /* of all */
-    int64_t pid;             /* as its process sees it */
-    char command[DPO_PAGE_COMMAND_LEN];
+    struct dp_page_head head;
     _Atomic uint64_t counters[DPO_COUNTERS];
 };
 

@@ -27,17 +27,6 @@ static struct dpo_preload_options options;
 static atomic_bool is_on;
 static char page_path[4096];
 
-static void fill_page(void *at)
-{
-    struct dpo_page *p = at;
-
-    memcpy(p->magic, DPO_PAGE_MAGIC, sizeof(p->magic));
-    p->version = DPO_PAGE_VERSION;
-    p->bytes = sizeof(*p);
-    p->pid = getpid();
-    dp_page_command(p->command, sizeof(p->command));
-}
-
 /* The page stays the parent's: what a child counts is its own, and nothing looks there. */
 static void leave_page(void)
 {
@@ -49,13 +38,9 @@ static void leave_page(void)
 
 static void make_page(void)
 {
-    static const struct dp_page_kind kind = {"DUALPIPE_PRELOAD_STAT", DPO_PAGE_SUFFIX,
-                                             DPO_PAGE_MAGIC, sizeof(struct dpo_page), fill_page};
-    char usual[64];
+    static const struct dp_page_kind kind = {DPO_PAGE_KIND};
+    void *made = dp_page_new(options.stat_dir, &kind, page_path, sizeof(page_path));
 
-    snprintf(usual, sizeof(usual), DPO_PAGE_DIRECTORY "%ld", (long)geteuid());
-    void *made = dp_page_new(options.stat_dir && *options.stat_dir ? options.stat_dir : usual,
-                             &kind, page_path, sizeof(page_path));
     if (!made)
         return;
     page = made;

@@ -69,7 +69,7 @@ private()
         while IFS=: read -r file include; do
             header=${include#*\"}
             header=${header%\"*}
-            case $header in nccl-plugin/net/caller.h | nccl-plugin/net/stat_page.h | nccl-plugin/profiler/page.h | offload/preload/page.h | \
+            case $header in nccl-plugin/net/caller.h | nccl-plugin/net/stat_page.h | nccl-plugin/profiler/page.h | offload/preload/page.h | base/page_file.h | \
                 config.h) continue ;; esac
             [ -f "tools/$header" ] || echo "$file: \"$header\""
         done

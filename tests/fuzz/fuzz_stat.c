@@ -23,13 +23,8 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-static const struct stat_mapped_kind kinds[] = {
-    {DPN_STAT_SUFFIX, DPN_STAT_MAGIC, DPN_STAT_VERSION, sizeof(struct dpn_stat_page), "net"},
-    {DPO_PAGE_SUFFIX, DPO_PAGE_MAGIC, DPO_PAGE_VERSION, sizeof(struct dpo_page), "preload"},
-    {DPN_PROFILE_SUFFIX, DPN_PROFILE_MAGIC, DPN_PROFILE_VERSION, sizeof(struct dpn_profile_page),
-     "profile"},
-    {TRAIN_PAGE_SUFFIX, TRAIN_PAGE_MAGIC, TRAIN_PAGE_VERSION, sizeof(struct train_page), "train"},
-};
+static const struct dp_page_kind kinds[] = {
+    {DPN_STAT_KIND}, {DPO_PAGE_KIND}, {DPN_PROFILE_KIND}, {TRAIN_PAGE_KIND}};
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), PLACE = 3, VALUE = 8 };
 
 static char folder[SCRATCH_LEN];
@@ -40,7 +35,7 @@ static pid_t holder;
 
 static void clear(int kind)
 {
-    struct stat_mapped_head head = {
+    struct dp_page_head head = {
         .version = kinds[kind].version, .bytes = kinds[kind].bytes, .pid = 1};
 
     memcpy(head.magic, kinds[kind].magic, sizeof(head.magic));
@@ -111,8 +106,8 @@ static void show(FILE *nowhere)
 
     must(!stat_read(folder, &list) && !stat_jobs_read(folder, &jobs));
     must(list.count + list.refused == 1 && jobs.count + jobs.refused == 1);
-    stat_map(&preload, &stat_preload_kind, folder, NULL);
-    stat_map(&profiles, &stat_profile_kind, folder, NULL);
+    must(!stat_map_all(&preload, &stat_preload_kind, folder));
+    must(!stat_map_all(&profiles, &stat_profile_kind, folder));
     stat_print_table(&list, &before, true);
     stat_print_preload(&preload);
     stat_profile_print(&profiles);
@@ -137,7 +132,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         memcpy(pages[kind] + place % (kinds[kind].bytes - VALUE), data + at + PLACE, VALUE);
     }
     /* A reader waits while the writer is between two changes, which is an odd number. */
-    pages[0][offsetof(struct dpn_stat_page, changes)] &= 0xfe;
+    pages[0][offsetof(struct dp_page_head, changes)] &= 0xfe;
     FILE *nowhere = fopen("/dev/null", "w");
     must(nowhere);
     show(nowhere);

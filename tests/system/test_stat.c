@@ -294,8 +294,8 @@ static void a_page_of_another_version_is_refused(void **state)
     const uint32_t version = DPN_STAT_VERSION + 6;
     char path[512];
     assert_true(find_page(path, sizeof(path)));
-    overwrite(path, offsetof(struct dpn_stat_head, version), &version, sizeof(version));
-    refuse("has layout 8, expected 2: another version of dualpipe writes it");
+    overwrite(path, offsetof(struct dp_page_head, version), &version, sizeof(version));
+    refuse("has layout 9, expected 3: another version of dualpipe writes it");
     stat_stop(&w);
 }
 
@@ -308,7 +308,7 @@ static void a_command_that_is_no_utf8_is_shown_as_far_as_it_is(void **state)
     struct stat_worker w = stat_start("auto", stat_pages);
     char path[512];
     assert_true(find_page(path, sizeof(path)));
-    overwrite(path, offsetof(struct dpn_stat_page, command), typed, sizeof(typed));
+    overwrite(path, offsetof(struct dp_page_head, command), typed, sizeof(typed));
     json_t *all = stat_run_json();
     assert_int_equal(stat_process_count(all), 1);
     assert_string_equal(json_string_value(json_object_get(stat_process_at(all, 0), "command")), shown);
@@ -327,7 +327,7 @@ static void a_damaged_page_is_refused(void **state)
     assert_true(find_page(path, sizeof(path)));
     overwrite(path, offsetof(struct dpn_stat_page, connections[0].device), &wild, sizeof(wild));
     refuse("is damaged: it counts for a device that it does not have");
-    overwrite(path, offsetof(struct dpn_stat_head, bytes), &wild, sizeof(wild));
+    overwrite(path, offsetof(struct dp_page_head, bytes), &wild, sizeof(wild));
     refuse("is damaged: it has ");
     stat_stop(&w);
 }

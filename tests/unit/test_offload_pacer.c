@@ -38,7 +38,8 @@ static void begin_process(struct process *p, long pid)
     assert_int_equal(ftruncate(p->fd, sizeof(*p->page)), 0);
     p->page = mmap(NULL, sizeof(*p->page), PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
     assert_true(p->page != MAP_FAILED);
-    p->page->head = (struct dpn_stat_head){DPN_STAT_MAGIC, DPN_STAT_VERSION, sizeof(*p->page)};
+    p->page->head = (struct dp_page_head){
+        .magic = "dpnstat", .version = DPN_STAT_VERSION, .bytes = sizeof(*p->page)};
     p->page->device_count = 2;
     strcpy(p->page->devices[0].name, "mlx5_1+mlx5_2");
     strcpy(p->page->devices[1].name, "mlx5_10");
@@ -222,7 +223,7 @@ static void the_plugin_of_the_same_process_keeps_its_lock(void **state)
     dpo_pacer_free(p);
     pid_t child = fork();
     if (!child)
-        _exit(!dpn_stat_is_live(own.fd));
+        _exit(!dp_page_is_live(own.fd));
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);

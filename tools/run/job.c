@@ -147,7 +147,7 @@ static void drop_pending(const sigset_t *signals)
         continue;
 }
 
-static void await(pid_t child, const sigset_t *signals, struct stat_held *held,
+static void await(pid_t child, const sigset_t *signals, struct stat_mapped *net,
                   struct stat_mapped *preload, struct run_outcome *out)
 {
     const struct timespec look = {.tv_nsec = LOOK_MS * 1000000l};
@@ -157,8 +157,8 @@ static void await(pid_t child, const sigset_t *signals, struct stat_held *held,
         const int got = sigtimedwait(signals, &info, &look);
         if (got > 0 && got != SIGCHLD)
             pass_on(child, &info);
-        stat_hold(held, is_of_the_job);
-        stat_pairs_look(&out->pairs, held);
+        stat_map(net, &stat_net_kind, getenv("DUALPIPE_NET_STAT_DIR"), is_of_the_job);
+        stat_pairs_look(&out->pairs, net);
         stat_map(preload, &stat_preload_kind, getenv("DUALPIPE_PRELOAD_STAT_DIR"), is_of_the_job);
         if (has_ended(child, out))
             break;
@@ -169,8 +169,7 @@ static void await(pid_t child, const sigset_t *signals, struct stat_held *held,
 int run_job(char **command, void (*has_begun)(void *user), void *user, struct run_outcome *out)
 {
     const int64_t began_ns = clock_ns(CLOCK_MONOTONIC);
-    struct stat_held held = {0};
-    struct stat_mapped preload = {0};
+    struct stat_mapped net = {0}, preload = {0};
     struct inherited before;
     sigset_t signals;
     pid_t child = -1;
@@ -186,11 +185,11 @@ int run_job(char **command, void (*has_begun)(void *user), void *user, struct ru
     const int status = spawn(command, &before, &child);
     if (!status) {
         has_begun(user);
-        await(child, &signals, &held, &preload, out);
+        await(child, &signals, &net, &preload, out);
     }
     out->seconds = (double)(clock_ns(CLOCK_MONOTONIC) - began_ns) / 1e9;
-    out->processes = stat_held_sum(&held, &out->sent);
-    stat_held_fini(&held);
+    out->processes = stat_pages_sum(&net, &out->sent);
+    stat_mapped_fini(&net);
     stat_pairs_sum(&out->pairs);
     out->preload_processes = preload.count;
     stat_preload_sum(&preload, out->preload);

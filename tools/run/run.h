@@ -7,7 +7,7 @@
 #define DP_TOOLS_RUN_RUN_H
 
 #include "plugin_path.h"
-#include "stat/held.h"
+#include "stat/pages.h"
 #include "stat/pairs.h"
 #include "stat/preload.h"
 #include "tune/tune.h"

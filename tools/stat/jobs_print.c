@@ -90,7 +90,7 @@ static void print_rank(const struct stat_jobs *jobs, const struct train_page *p)
 
     if (p->now.ended_ns)
         snprintf(ago, sizeof(ago), "%.1f s", ago_s > 0 ? ago_s : 0);
-    printf("%4d %8" PRId64 " %7" PRIu64 " %8s %7s  %-26s %9s %9s  %s\n", p->rank, p->pid,
+    printf("%4d %8" PRId64 " %7" PRIu64 " %8s %7s  %-26s %9s %9s  %s\n", p->rank, p->head.pid,
            p->now.step, ago, share_text(bubble_of(&p->now.pace), bubble, sizeof(bubble)),
            wait_text(jobs, p, wait, sizeof(wait)),
            stat_bytes_text((double)p->live.sent_bytes, sent, sizeof(sent)),
@@ -144,8 +144,8 @@ static json_t *json_rank(const struct stat_jobs *jobs, const struct stat_rank *r
     char doing[80];
     json_t *slow = json_array();
     json_t *o = json_pack("{s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s}", "rank", p->rank,
-                          "pipeline_rank", p->pipeline_rank, "pid", (json_int_t)p->pid, "opened_ns",
-                          (json_int_t)p->opened_ns, "step", (json_int_t)p->now.step, "sent_bytes",
+                          "pipeline_rank", p->pipeline_rank, "pid", (json_int_t)p->head.pid, "opened_ns",
+                          (json_int_t)p->head.opened_ns, "step", (json_int_t)p->now.step, "sent_bytes",
                           (json_int_t)p->live.sent_bytes, "received_bytes",
                           (json_int_t)p->live.received_bytes, "doing",
                           dp_pipeline_doing_text(p->live.doing, doing, sizeof(doing)));
@@ -256,7 +256,7 @@ void stat_jobs_prometheus(FILE *to, const struct stat_jobs *jobs)
                 fprintf(to,
                         "dualpipe_train_%s{job=\"%016" PRIx64 "\",rank=\"%d\",pid=\"%" PRId64
                         "\"} %.17g\n",
-                        figures[f].name, p->job, p->rank, p->pid, value);
+                        figures[f].name, p->job, p->rank, p->head.pid, value);
         }
     }
 }

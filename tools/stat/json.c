@@ -68,10 +68,10 @@ static json_t *json_process(const struct stat_process *p)
 
 static json_t *json_preload(const struct dpo_page *page)
 {
-    char command[DPO_PAGE_COMMAND_LEN];
+    char command[sizeof(page->head.command)];
 
-    stat_text(page->command, command, sizeof(command));
-    json_t *j = json_pack("{sI, ss}", "pid", (json_int_t)page->pid, "command", command);
+    stat_text(page->head.command, command, sizeof(command));
+    json_t *j = json_pack("{sI, ss}", "pid", (json_int_t)page->head.pid, "command", command);
     for (int c = 0; c < DPO_COUNTERS; c++)
         json_object_set_new(
             j, dpo_counter_name((enum dpo_counter)c),

@@ -1,54 +1,97 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mapped.c - the one reader of the directory of pages: whose a page is, whether its writer lives, and
+ * whether it has the layout that this command knows.
+ */
 #include "config.h"
 
 #include "stat/mapped.h"
 
 #include "command.h"
-#include "stat/pages.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-int stat_check_page(const struct stat_mapped_kind *kind, const char *directory, const char *file,
-                    int fd)
+struct look {
+    struct stat_mapped *m;
+    const struct dp_page_kind *kind;
+    const char *directory;
+    int fd; /* of the directory */
+};
+
+/* 0; -1: its process has ended; or why it cannot be read. */
+static int check(const struct look *l, const char *file, int fd, char *why, size_t len)
 {
-    struct stat_mapped_head head;
-    const size_t len = offsetof(struct stat_mapped_head, pid);
+    struct dp_page_head head;
+    const ssize_t want = offsetof(struct dp_page_head, pid); /* the same in every version */
     struct stat st;
 
     if (fstat(fd, &st))
-        return command_broke("cannot read %s/%s: %s", directory, file, strerror(errno));
-    if (st.st_uid != geteuid())
-        return command_broke("%s/%s belongs to user %u: it is not read", directory, file,
-                             (unsigned)st.st_uid);
-    if (pread(fd, &head, len, 0) != (ssize_t)len ||
-        memcmp(head.magic, kind->magic, sizeof(head.magic)) != 0)
-        return command_broke("%s/%s is no page of %s", directory, file, kind->name);
-    if (!dpn_stat_is_live(fd))
+        snprintf(why, len, "cannot read %s/%s: %s", l->directory, file, strerror(errno));
+    else if (st.st_uid != geteuid())
+        snprintf(why, len, "%s/%s belongs to user %u: it is not read", l->directory, file,
+                 (unsigned)st.st_uid);
+    else if (pread(fd, &head, (size_t)want, 0) != want ||
+             memcmp(head.magic, l->kind->magic, sizeof(head.magic)) != 0)
+        snprintf(why, len, "%s/%s is no page of %s", l->directory, file, l->kind->name);
+    else if (!dp_page_is_live(fd))
         return -1;
-    if (head.version != kind->version)
-        return command_broke(
-            "%s/%s has layout %u, expected %u: another version of dualpipe writes it", directory,
-            file, head.version, kind->version);
-    if (head.bytes != kind->bytes || st.st_size != (off_t)head.bytes)
-        return command_broke("%s/%s is damaged: it has %lld bytes, expected %u", directory, file,
-                             (long long)st.st_size, kind->bytes);
-    return 0;
+    else if (head.version != l->kind->version)
+        snprintf(why, len,
+                 "%s/%s has layout %u, expected %u: another version of dualpipe writes it",
+                 l->directory, file, head.version, l->kind->version);
+    else if (head.bytes != l->kind->bytes || st.st_size != (off_t)head.bytes)
+        snprintf(why, len, "%s/%s is damaged: it has %lld bytes, expected %u", l->directory, file,
+                 (long long)st.st_size, l->kind->bytes);
+    else
+        return 0;
+    return 1;
 }
 
-static bool is_page_name(const struct stat_mapped_kind *kind, const char *name)
+static void unmap(const struct dp_page_head *head, size_t bytes)
 {
-    const size_t len = strlen(name), end = strlen(kind->suffix);
+    munmap((void *)(uintptr_t)head, bytes);
+}
 
-    return len > end && len < sizeof(((struct stat_mapped_page *)0)->file) &&
-           !strcmp(name + len - end, kind->suffix);
+/* false: there is no memory. */
+static bool add(struct stat_mapped *m, const char *file, const struct dp_page_head *head)
+{
+    struct stat_mapped_page *more = realloc(m->pages, ((size_t)m->count + 1) * sizeof(*more));
+
+    if (!more)
+        return false;
+    m->pages = more;
+    more[m->count].head = head;
+    snprintf(more[m->count++].file, sizeof(more->file), "%s", file);
+    return true;
+}
+
+/* As check. */
+static int map(const struct look *l, const char *file, int fd, bool (*wants)(int64_t pid), char *why,
+               size_t len)
+{
+    const int state = fd < 0 ? 1 : check(l, file, fd, why, len);
+
+    if (fd < 0)
+        snprintf(why, len, "cannot read %s/%s: %s", l->directory, file, strerror(errno));
+    if (state)
+        return state;
+    const struct dp_page_head *head = mmap(NULL, l->kind->bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (head == MAP_FAILED) {
+        snprintf(why, len, "cannot read %s/%s: %s", l->directory, file, strerror(errno));
+        return 1;
+    }
+    const bool is_wanted = !wants || wants(head->pid), is_kept = is_wanted && add(l->m, file, head);
+    if (!is_kept)
+        unmap(head, l->kind->bytes);
+    if (is_wanted && !is_kept)
+        snprintf(why, len, "no memory for %d processes", l->m->count + 1);
+    return is_wanted && !is_kept;
 }
 
 static bool is_mapped(const struct stat_mapped *m, const char *file)
@@ -59,74 +102,91 @@ static bool is_mapped(const struct stat_mapped *m, const char *file)
     return false;
 }
 
-static const struct stat_mapped_head *map(const struct stat_mapped_kind *kind, int fd)
+static bool is_new_page(const struct look *l, const char *file)
 {
-    struct stat st;
-
-    if (fstat(fd, &st) || st.st_uid != geteuid() || st.st_size != kind->bytes ||
-        !dpn_stat_is_live(fd))
-        return NULL;
-    const void *page = mmap(NULL, kind->bytes, PROT_READ, MAP_SHARED, fd, 0);
-    return page == MAP_FAILED ? NULL : page;
+    return dp_page_is_name(file, l->kind->suffix) &&
+           strlen(file) < sizeof(((struct stat_mapped_page *)0)->file) && !is_mapped(l->m, file);
 }
 
-static void unmap(const struct stat_mapped_kind *kind, const void *page)
+static void map_file(const struct look *l, const char *file, bool (*wants)(int64_t pid), bool is_strict)
 {
-    munmap((void *)(uintptr_t)page, kind->bytes);
-}
+    char why[4608];
+    const int fd = openat(l->fd, file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 
-static bool is_known(const struct stat_mapped_kind *kind, const struct stat_mapped_head *head)
-{
-    return !memcmp(head->magic, kind->magic, sizeof(head->magic)) &&
-           head->version == kind->version && head->bytes == kind->bytes;
-}
-
-static void add(struct stat_mapped *m, const char *file, const void *page)
-{
-    struct stat_mapped_page *more = realloc(m->pages, ((size_t)m->count + 1) * sizeof(*more));
-
-    if (!more) {
-        unmap(m->kind, page);
-        return;
+    if (fd < 0 && errno == ENOENT)
+        return; /* it has just ended */
+    const int state = map(l, file, fd, wants, why, sizeof(why));
+    if (is_strict && state < 0)
+        unlinkat(l->fd, file, 0);
+    if (is_strict && state > 0) {
+        command_broke("%s", why);
+        l->m->refused++;
     }
-    m->pages = more;
-    more[m->count].page = page;
-    snprintf(more[m->count++].file, sizeof(more->file), "%s", file);
-}
-
-static void map_file(struct stat_mapped *m, int dir, const char *file, bool (*wants)(int64_t pid))
-{
-    const int fd = openat(dir, file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    const struct stat_mapped_head *page = fd < 0 ? NULL : map(m->kind, fd);
-
-    if (page && is_known(m->kind, page) && (!wants || wants(page->pid)))
-        add(m, file, page);
-    else if (page)
-        unmap(m->kind, page);
     if (fd >= 0)
         close(fd);
 }
 
-void stat_map(struct stat_mapped *m, const struct stat_mapped_kind *kind, const char *directory,
+static const char *name_of(const char *directory, char *usual, size_t len)
+{
+    if (directory && *directory)
+        return directory;
+    snprintf(usual, len, DP_PAGE_DIRECTORY "%ld", (long)geteuid());
+    return usual;
+}
+
+static void map_directory(struct look *l, DIR *list, bool (*wants)(int64_t pid), bool is_strict)
+{
+    l->fd = dirfd(list);
+    l->m->bytes = l->kind->bytes;
+    snprintf(l->m->directory, sizeof(l->m->directory), "%s", l->directory);
+    for (struct dirent *e; (e = readdir(list));)
+        if (is_new_page(l, e->d_name))
+            map_file(l, e->d_name, wants, is_strict);
+}
+
+void stat_map(struct stat_mapped *m, const struct dp_page_kind *kind, const char *directory,
               bool (*wants)(int64_t pid))
 {
     char usual[64];
+    struct look l = {m, kind, name_of(directory, usual, sizeof(usual)), -1};
+    DIR *list = opendir(l.directory);
 
-    m->kind = kind;
-    snprintf(usual, sizeof(usual), DPN_STAT_DIRECTORY "%ld", (long)geteuid());
-    DIR *list = opendir(directory && *directory ? directory : usual);
+    if (list) {
+        map_directory(&l, list, wants, false);
+        closedir(list);
+    }
+}
+
+int stat_map_all(struct stat_mapped *m, const struct dp_page_kind *kind, const char *directory)
+{
+    char usual[64];
+    struct look l = {m, kind, name_of(directory, usual, sizeof(usual)), -1};
+    struct stat st;
+    int fd = open(l.directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), status = 0;
+    DIR *list = fd < 0 ? NULL : fdopendir(fd);
+
+    if (fd < 0 && errno == ENOENT && l.directory == usual)
+        return 0;
     if (!list)
-        return;
-    for (struct dirent *e; (e = readdir(list));)
-        if (is_page_name(kind, e->d_name) && !is_mapped(m, e->d_name))
-            map_file(m, dirfd(list), e->d_name, wants);
-    closedir(list);
+        status = command_misused("cannot open the directory %s: %s", l.directory, strerror(errno));
+    else if (fstat(fd, &st))
+        status = command_broke("cannot read %s: %s", l.directory, strerror(errno));
+    else if (st.st_uid != geteuid())
+        status = command_broke("%s belongs to user %u: only your own processes are shown",
+                               l.directory, (unsigned)st.st_uid);
+    else
+        map_directory(&l, list, NULL, true);
+    if (list)
+        closedir(list);
+    else if (fd >= 0)
+        close(fd);
+    return status;
 }
 
 void stat_mapped_fini(struct stat_mapped *m)
 {
     for (int i = 0; i < m->count; i++)
-        unmap(m->kind, m->pages[i].page);
+        unmap(m->pages[i].head, m->bytes);
     free(m->pages);
     *m = (struct stat_mapped){0};
 }

@@ -4,17 +4,11 @@
 #include "stat/pages.h"
 
 #include "command.h"
-#include "stat/mapped.h"
-
 #include "text.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <time.h>
 
 enum { TRIES_AT_ONCE = 50, TRIES = 3000 };
@@ -128,21 +122,15 @@ static bool read_once(const struct dpn_stat_page *page, struct stat_process *p)
     return good;
 }
 
-static bool is_steady(const struct dpn_stat_page *page, uint64_t since)
-{
-    dpn_stat_fence();
-    return since % 2 == 0 && since == atomic_load_explicit(&page->changes, memory_order_relaxed);
-}
-
 /* While connections come and go, again. */
 const char *stat_page_read(const struct dpn_stat_page *page, struct stat_process *p)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
 
     for (int i = 0; i < TRIES; i++) {
-        const uint64_t since = atomic_load_explicit(&page->changes, memory_order_acquire);
+        const uint64_t since = dp_page_changes(&page->head);
         const bool good = read_once(page, p);
-        if (is_steady(page, since))
+        if (dp_page_is_steady(&page->head, since))
             return good ? NULL : "is damaged: it counts for a device that it does not have";
         if (i >= TRIES_AT_ONCE)
             nanosleep(&pause, NULL);
@@ -168,24 +156,13 @@ static int take(const char *directory, const char *file, const struct dpn_stat_p
     if (flaw)
         return command_broke("%s/%s %s", directory, file, flaw);
     snprintf(p->file, sizeof(p->file), "%s", file);
-    p->pid = page->pid;
-    p->opened_ns = page->opened_ns;
-    stat_text(page->command, p->command, sizeof(p->command));
+    p->pid = page->head.pid;
+    p->opened_ns = page->head.opened_ns;
+    stat_text(page->head.command, p->command, sizeof(p->command));
     clock_gettime(CLOCK_REALTIME, &now);
     p->read_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
     qsort(p->connections, (size_t)p->connection_count, sizeof(*p->connections), by_number);
     return 0;
-}
-
-static int read_mapped(const char *directory, const char *file, int fd, struct stat_process *p)
-{
-    struct dpn_stat_page *page = mmap(NULL, sizeof(*page), PROT_READ, MAP_SHARED, fd, 0);
-
-    if (page == MAP_FAILED)
-        return command_broke("cannot read %s/%s: %s", directory, file, strerror(errno));
-    int status = take(directory, file, page, p);
-    munmap(page, sizeof(*page));
-    return status;
 }
 
 struct stat_process *stat_process_new(void)
@@ -218,43 +195,20 @@ static int add(struct stat_list *list, struct stat_process *p)
     return 0;
 }
 
-static const struct stat_mapped_kind counter_pages = {DPN_STAT_SUFFIX, DPN_STAT_MAGIC,
-                                                      DPN_STAT_VERSION,
-                                                      sizeof(struct dpn_stat_page), "counters"};
+const struct dp_page_kind stat_net_kind = {DPN_STAT_KIND};
 
-/* A page of a live process joins the list. */
-static int read_file(const char *directory, const char *file, int fd, struct stat_list *list)
+/* A page joins the list, unless it is damaged. */
+static void read_page(const struct stat_mapped *m, int i, struct stat_list *list)
 {
-    int status = stat_check_page(&counter_pages, directory, file, fd);
-
-    if (status)
-        return status;
     struct stat_process *p = stat_process_new();
-    if (!p)
-        return command_broke("no memory for a process");
-    status = read_mapped(directory, file, fd, p);
+    int status = p ? take(m->directory, m->pages[i].file, (const void *)m->pages[i].head, p)
+                   : command_broke("no memory for a process");
+
     if (!status)
         status = add(list, p);
-    if (status)
+    if (status && p)
         stat_process_free(p);
-    return status;
-}
-
-/* ---- the directory --------------------------------------------------------------------------- */
-
-static void read_entry(const char *directory, int dir, const char *name, struct stat_list *list)
-{
-    int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-
-    if (fd < 0 && errno == ENOENT)
-        return; /* it has just ended */
-    int status = fd < 0 ? command_broke("cannot read %s/%s: %s", directory, name, strerror(errno))
-                        : read_file(directory, name, fd, list);
-    if (status < 0)
-        unlinkat(dir, name, 0);
     list->refused += status > 0;
-    if (fd >= 0)
-        close(fd);
 }
 
 static int by_pid(const void *a, const void *b)
@@ -265,48 +219,17 @@ static int by_pid(const void *a, const void *b)
     return (x->pid > y->pid) - (x->pid < y->pid);
 }
 
-static int read_directory(const char *directory, int dir, struct stat_list *out)
-{
-    struct stat st;
-    DIR *list;
-
-    if (fstat(dir, &st))
-        return command_broke("cannot read %s: %s", directory, strerror(errno));
-    if (st.st_uid != geteuid())
-        return command_broke("%s belongs to user %u: only your own processes are shown", directory,
-                             (unsigned)st.st_uid);
-    int copy = dup(dir);
-    list = copy < 0 ? NULL : fdopendir(copy);
-    if (!list) {
-        if (copy >= 0)
-            close(copy);
-        return command_broke("cannot read %s: %s", directory, strerror(errno));
-    }
-    for (struct dirent *e; (e = readdir(list));)
-        if (dpn_stat_is_name(e->d_name))
-            read_entry(directory, dir, e->d_name, out);
-    closedir(list);
-    if (out->count)
-        qsort(out->processes, (size_t)out->count, sizeof(*out->processes), by_pid);
-    return 0;
-}
-
 int stat_read(const char *directory, struct stat_list *out)
 {
-    char usual[64];
+    struct stat_mapped m = {0};
+    const int status = stat_map_all(&m, &stat_net_kind, directory);
 
-    *out = (struct stat_list){0};
-    snprintf(usual, sizeof(usual), DPN_STAT_DIRECTORY "%ld", (long)geteuid());
-    const char *name = directory ? directory : usual;
-    int dir = open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (dir < 0 && errno == ENOENT && !directory)
-        return 0;
-    if (dir < 0)
-        return command_misused("cannot open the directory %s: %s", name, strerror(errno));
-    int status = read_directory(name, dir, out);
-    close(dir);
-    if (status)
-        stat_list_fini(out);
+    *out = (struct stat_list){.refused = m.refused};
+    for (int i = 0; i < m.count; i++)
+        read_page(&m, i, out);
+    stat_mapped_fini(&m);
+    if (out->count)
+        qsort(out->processes, (size_t)out->count, sizeof(*out->processes), by_pid);
     return status;
 }
 
@@ -316,4 +239,40 @@ void stat_list_fini(struct stat_list *list)
         stat_process_free(list->processes[i]);
     free(list->processes);
     *list = (struct stat_list){0};
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+/* NULL: there is no place for one more. */
+static struct stat_device *find_device(struct stat_sum *sum, const struct stat_device *like)
+{
+    for (int i = 0; i < sum->device_count; i++)
+        if (!strcmp(sum->devices[i].name, like->name))
+            return &sum->devices[i];
+    if (sum->device_count == DPN_STAT_DEVICES)
+        return NULL;
+    struct stat_device *d = &sum->devices[sum->device_count++];
+    *d = (struct stat_device){.speed_mbps = like->speed_mbps};
+    snprintf(d->name, sizeof(d->name), "%s", like->name);
+    return d;
+}
+
+int stat_pages_sum(const struct stat_mapped *m, struct stat_sum *out)
+{
+    struct stat_process *p = stat_process_new();
+    int count = 0;
+
+    for (int i = 0; p && i < m->count; i++) {
+        if (stat_page_read((const void *)m->pages[i].head, p))
+            continue;
+        count++;
+        for (int d = 0; d < p->device_count; d++) {
+            struct stat_device *to = find_device(out, &p->devices[d]);
+            for (int way = 0; to && way < DPN_STAT_WAYS; way++)
+                stat_counts_add(&p->devices[d].ways[way], &to->ways[way]);
+        }
+    }
+    if (p)
+        stat_process_free(p);
+    return count;
 }

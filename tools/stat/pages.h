@@ -7,6 +7,7 @@
 #define DP_TOOLS_STAT_PAGES_H
 
 #include "nccl-plugin/net/stat_page.h"
+#include "stat/mapped.h"
 
 /* One moment of a set of counters. */
 struct stat_counts {
@@ -63,10 +64,17 @@ void stat_counts_add(const struct stat_counts *from, struct stat_counts *to);
  * NULL, or why there is nothing to be had. */
 const char *stat_page_read(const struct dpn_stat_page *page, struct stat_process *p);
 
-/* All that live, by pid; pages of processes that have ended are removed. `directory` NULL: where
- * they are as a rule, and that there is none is an empty list. 0, or an EXIT_ value after one line.
- */
+/* All that live, by pid, as stat_map_all. */
 int stat_read(const char *directory, struct stat_list *out);
 void stat_list_fini(struct stat_list *list);
+
+/* The same of pages that are mapped while a job runs: add what all devices of all pages have counted, by
+ * name; `out` is zeroed or has such devices. Returns the number of pages that could be read. */
+struct stat_sum {
+    int device_count;
+    struct stat_device devices[DPN_STAT_DEVICES];
+};
+int stat_pages_sum(const struct stat_mapped *m, struct stat_sum *out);
+extern const struct dp_page_kind stat_net_kind;
 
 #endif

@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct stat_seen {
-    int page; /* of the held ones */
+    int page; /* of those mapped */
     uint32_t number;
     struct stat_pair pair;
 };
@@ -64,12 +64,12 @@ static void see(struct stat_pairs *p, int page, const struct stat_process *proce
                     (double)c->counted.counts[DPN_STAT_MESSAGES];
 }
 
-void stat_pairs_look(struct stat_pairs *p, const struct stat_held *held)
+void stat_pairs_look(struct stat_pairs *p, const struct stat_mapped *m)
 {
-    struct stat_process *process = held->count ? stat_process_new() : NULL;
+    struct stat_process *process = m->count ? stat_process_new() : NULL;
 
-    for (int i = 0; process && i < held->count; i++)
-        if (!stat_page_read(held->pages[i].page, process))
+    for (int i = 0; process && i < m->count; i++)
+        if (!stat_page_read((const void *)m->pages[i].head, process))
             for (int c = 0; c < process->connection_count; c++)
                 see(p, i, process, &process->connections[c]);
     if (process)

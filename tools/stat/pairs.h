@@ -6,7 +6,7 @@
 #ifndef DP_TOOLS_STAT_PAIRS_H
 #define DP_TOOLS_STAT_PAIRS_H
 
-#include "stat/held.h"
+#include "stat/pages.h"
 
 struct stat_pair {
     char device[DPN_STAT_DEVICE_LEN], transport[16], peer[DPN_STAT_NAME_LEN];
@@ -22,7 +22,7 @@ struct stat_pairs {
 };
 
 /* Look at the connections that are open now. */
-void stat_pairs_look(struct stat_pairs *p, const struct stat_held *held);
+void stat_pairs_look(struct stat_pairs *p, const struct stat_mapped *m);
 /* By device, transport and peer, the address without its port. */
 void stat_pairs_sum(struct stat_pairs *p);
 void stat_pairs_fini(struct stat_pairs *p);

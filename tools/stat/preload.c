@@ -7,12 +7,11 @@
 
 /* ---- pages ----------------------------------------------------------------------------------- */
 
-const struct stat_mapped_kind stat_preload_kind = {DPO_PAGE_SUFFIX, DPO_PAGE_MAGIC, DPO_PAGE_VERSION,
-                                                   sizeof(struct dpo_page), "the preload library"};
+const struct dp_page_kind stat_preload_kind = {DPO_PAGE_KIND};
 
 const struct dpo_page *stat_preload_at(const struct stat_mapped *p, int i)
 {
-    return p->pages[i].page;
+    return (const void *)p->pages[i].head;
 }
 
 uint64_t stat_preload_count(const struct dpo_page *page, enum dpo_counter counter)

@@ -10,7 +10,7 @@
 
 #include <stdio.h>
 
-extern const struct stat_mapped_kind stat_preload_kind;
+extern const struct dp_page_kind stat_preload_kind;
 
 /* A page of the list. */
 const struct dpo_page *stat_preload_at(const struct stat_mapped *p, int i);

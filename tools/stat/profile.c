@@ -9,10 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct stat_mapped_kind stat_profile_kind = {DPN_PROFILE_SUFFIX, DPN_PROFILE_MAGIC,
-                                                   DPN_PROFILE_VERSION,
-                                                   sizeof(struct dpn_profile_page),
-                                                   "the profiler plugin"};
+const struct dp_page_kind stat_profile_kind = {DPN_PROFILE_KIND};
 
 static uint64_t get(const dpn_profile_counter *counter)
 {
@@ -122,8 +119,8 @@ static void merge_all(struct stat_profile *p)
 
 void stat_profile_read(const struct dpn_profile_page *page, struct stat_profile *out)
 {
-    out->pid = page->pid;
-    stat_text(page->command, out->command, sizeof(out->command));
+    out->pid = page->head.pid;
+    stat_text(page->head.command, out->command, sizeof(out->command));
     out->lost = get(&page->lost);
     out->comm_count = out->flow_count = 0;
     for (int i = 0; i < DPN_PROFILE_COMMS; i++)

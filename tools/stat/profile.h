@@ -12,7 +12,7 @@
 #include <jansson.h>
 #include <stdio.h>
 
-extern const struct stat_mapped_kind stat_profile_kind;
+extern const struct dp_page_kind stat_profile_kind;
 
 enum { STAT_PROFILE_UNKNOWN = -1 };
 

@@ -96,7 +96,7 @@ void stat_profile_print(const struct stat_mapped *profiles)
     struct stat_profile *p = profiles->count ? malloc(sizeof(*p)) : NULL;
 
     for (int i = 0; p && i < profiles->count; i++) {
-        stat_profile_read(profiles->pages[i].page, p);
+        stat_profile_read((const void *)profiles->pages[i].head, p);
         print_profile(p);
     }
     if (p)
@@ -166,7 +166,7 @@ json_t *stat_profile_json(const struct stat_mapped *profiles)
     json_t *all = p ? json_array() : NULL;
 
     for (int i = 0; all && i < profiles->count; i++) {
-        stat_profile_read(profiles->pages[i].page, p);
+        stat_profile_read((const void *)profiles->pages[i].head, p);
         if (json_array_append_new(all, json_profile(p))) {
             json_decref(all);
             all = NULL;
@@ -235,7 +235,7 @@ static void put_waiting(FILE *to, const struct stat_mapped_page *page, const str
 static void put_all(FILE *to, const struct stat_mapped *profiles, struct stat_profile *p, put_fn *put)
 {
     for (int i = 0; i < profiles->count; i++) {
-        stat_profile_read(profiles->pages[i].page, p);
+        stat_profile_read((const void *)profiles->pages[i].head, p);
         for (int f = 0; f < p->flow_count; f++)
             put(to, &profiles->pages[i], p, &p->flows[f]);
     }

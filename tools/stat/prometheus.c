@@ -143,7 +143,7 @@ static void put_preload(FILE *to, const struct stat_mapped *preload, enum dpo_co
         const struct stat_mapped_page *p = &preload->pages[i];
         const struct dpo_page *page = stat_preload_at(preload, i);
         fprintf(to, "dualpipe_preload_%s_total{pid=\"%lld\",process=\"", name,
-                (long long)page->pid);
+                (long long)page->head.pid);
         put_escaped(to, p->file, strcspn(p->file, "."));
         fprintf(to, "\"} %llu\n", (unsigned long long)stat_preload_count(page, counter));
     }

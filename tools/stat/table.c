@@ -175,12 +175,12 @@ void stat_print_preload(const struct stat_mapped *preload)
 
     for (int i = 0; i < preload->count; i++) {
         const struct dpo_page *page = stat_preload_at(preload, i);
-        const struct stat_mapped one = {preload->kind, 1, &preload->pages[i]};
+        const struct stat_mapped one = {.count = 1, .pages = &preload->pages[i]};
         uint64_t counts[DPO_COUNTERS] = {0};
-        char command[DPO_PAGE_COMMAND_LEN];
+        char command[sizeof(page->head.command)];
         stat_preload_sum(&one, counts);
-        stat_text(page->command, command, sizeof(command));
-        printf("\nprocess %lld: %s\n  preload: %s\n", (long long)page->pid, command,
+        stat_text(page->head.command, command, sizeof(command));
+        printf("\nprocess %lld: %s\n  preload: %s\n", (long long)page->head.pid, command,
                stat_preload_text(counts, text, sizeof(text)));
     }
 }

@@ -4,23 +4,23 @@
  * memory beside those of the net plugin (nccl-plugin/net/stat_page.h): tools/train/page.c writes
  * it, `dualpipe stat` reads it.
  *
- *      <directory>/<pid>-<random>.train     mode 0600, in a directory of mode 0700
- *
- * What changes from step to step is written between two increments of `changes`, which is odd
- * meanwhile; `live` changes at any time. A writer that lives holds a write lock on the file. Every
- * change of the layout is a new version.
+ * What changes from step to step is written as one change of the head's; `live` changes at any time.
+ * Every change of the layout is a new version.
  */
 #ifndef DP_TOOLS_STAT_TRAIN_PAGE_H
 #define DP_TOOLS_STAT_TRAIN_PAGE_H
+
+#include "base/page_file.h"
 
 #include <dualpipe/trace.h>
 
 #include <stdint.h>
 
-#define TRAIN_PAGE_MAGIC  "dptrain" /* with its NUL */
-#define TRAIN_PAGE_SUFFIX ".train"
+#define TRAIN_PAGE_KIND                                                                            \
+    .option = "--stat-dir", .suffix = ".train", .magic = "dptrain", .version = 2,                  \
+    .bytes = sizeof(struct train_page), .name = "a training job"
 
-enum { TRAIN_PAGE_VERSION = 1, TRAIN_PAGE_SLOW = 4, TRAIN_PAGE_TEXT = 160, TRAIN_PAGE_NAME = 64 };
+enum { TRAIN_PAGE_SLOW = 4, TRAIN_PAGE_TEXT = 160, TRAIN_PAGE_NAME = 64 };
 
 /* After a step. Numbers that are not known are NAN. */
 struct train_page_step {
@@ -35,14 +35,11 @@ struct train_page_step {
 };
 
 struct train_page {
-    char magic[8];
-    uint32_t version, bytes;
-    int64_t pid, opened_ns; /* CLOCK_REALTIME */
-    uint64_t job;           /* the same in all processes of a job */
+    struct dp_page_head head;
+    uint64_t job; /* the same in all processes of a job */
     int32_t rank, processes, ranks, replicas, microbatches, pipeline_rank;
     int64_t steps; /* to be done */
     char schedule[TRAIN_PAGE_NAME];
-    uint64_t changes;
     struct train_page_step now;
     struct dp_live live;
 };

@@ -3,8 +3,6 @@
 
 #include "train/page.h"
 
-#include "stat/pages.h"
-
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -13,13 +11,9 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
-static bool is_page(const char *name)
-{
-    const size_t len = strlen(name), end = strlen(TRAIN_PAGE_SUFFIX);
-
-    return len > end && !strcmp(name + len - end, TRAIN_PAGE_SUFFIX);
-}
+static const struct dp_page_kind kind = {TRAIN_PAGE_KIND};
 
 /* Processes that were killed leave theirs behind. */
 static void sweep(const char *directory)
@@ -27,12 +21,12 @@ static void sweep(const char *directory)
     DIR *list = opendir(directory);
 
     for (struct dirent *e; list && (e = readdir(list));) {
-        const int fd = is_page(e->d_name)
+        const int fd = dp_page_is_name(e->d_name, kind.suffix)
                            ? openat(dirfd(list), e->d_name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC)
                            : -1;
         if (fd < 0)
             continue;
-        if (!dpn_stat_is_live(fd))
+        if (!dp_page_is_live(fd))
             unlinkat(dirfd(list), e->d_name, 0);
         close(fd);
     }
@@ -68,11 +62,11 @@ static int make_file(struct page *p, const struct train_page *what)
         struct train_page *page = at;
         *page = *what;
         clock_gettime(CLOCK_REALTIME, &now);
-        memcpy(page->magic, TRAIN_PAGE_MAGIC, sizeof(page->magic));
-        page->version = TRAIN_PAGE_VERSION;
-        page->bytes = sizeof(*page);
-        page->pid = getpid();
-        page->opened_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+        memcpy(page->head.magic, kind.magic, sizeof(page->head.magic));
+        page->head.version = kind.version;
+        page->head.bytes = kind.bytes;
+        page->head.pid = getpid();
+        page->head.opened_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
     }
     if (!err && (at == MAP_FAILED || rename(early, p->path)))
         err = errno;
@@ -93,13 +87,13 @@ void page_open(struct page *p, const char *directory, const struct train_page *w
     uint32_t salt = 0;
 
     *p = (struct page){0};
-    snprintf(usual, sizeof(usual), DPN_STAT_DIRECTORY "%ld", (long)geteuid());
+    snprintf(usual, sizeof(usual), DP_PAGE_DIRECTORY "%ld", (long)geteuid());
     const char *name = directory ? directory : usual;
     int err = make_directory(name);
     if (getrandom(&salt, sizeof(salt), 0) < 0)
         salt = 0; /* the number of the process will do */
-    if (snprintf(p->path, sizeof(p->path), "%s/%ld-%08x" TRAIN_PAGE_SUFFIX, name, (long)getpid(),
-                 salt) >= (int)sizeof(p->path) - 8)
+    if (snprintf(p->path, sizeof(p->path), "%s/%ld-%08x%s", name, (long)getpid(), salt,
+                 kind.suffix) >= (int)sizeof(p->path) - 8)
         err = ENAMETOOLONG;
     if (!err) {
         sweep(name);
@@ -117,11 +111,9 @@ void page_step(struct page *p, const struct train_page_step *now)
 {
     if (!p->at)
         return;
-    const uint64_t changes = p->at->changes;
-    __atomic_store_n(&p->at->changes, changes + 1, __ATOMIC_RELAXED);
-    dpn_stat_fence();
+    dp_page_begin_change(&p->at->head);
     p->at->now = *now;
-    __atomic_store_n(&p->at->changes, changes + 2, __ATOMIC_RELEASE);
+    dp_page_end_change(&p->at->head);
 }
 
 void page_close(struct page *p)
