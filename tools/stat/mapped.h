@@ -19,13 +19,13 @@ struct stat_mapped {
     } *pages;
 };
 
-/* Map the pages of processes that live, are not mapped yet and that `wants` wants. `directory` NULL or "":
- * where they are as a rule. Says nothing of pages that cannot be read. */
+/* Map the pages of processes that live, are not mapped yet and that `wants` wants. `directory` NULL or
+ * "": where they are as a rule. Says nothing of pages that cannot be read. */
 void stat_map(struct stat_mapped *m, const struct dp_page_kind *kind, const char *directory,
               bool (*wants)(int64_t pid));
 
-/* Map all, and say and count what cannot be read; pages of processes that have ended are removed. Where
- * the usual directory does not exist the list is empty. 0, or an EXIT_ value after one line. */
+/* Map all, and say and count what cannot be read; pages of processes that have ended are removed.
+ * Where the usual directory does not exist the list is empty. 0, or an EXIT_ value after one line. */
 int stat_map_all(struct stat_mapped *m, const struct dp_page_kind *kind, const char *directory);
 
 void stat_mapped_fini(struct stat_mapped *m);
