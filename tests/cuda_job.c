@@ -189,7 +189,9 @@ static int cuda_fwd_bwd(const struct dp_pair *pair)
     return err ? err : dp_pair_take_loss(pair);
 }
 
-const struct dp_stage_ops cuda_job_ops = {cuda_forward, cuda_backward, cuda_weight, cuda_fwd_bwd, NULL};
+const struct dp_stage_ops cuda_job_ops = {
+    .forward = cuda_forward, .backward = cuda_backward, .weight = cuda_weight,
+    .fwd_bwd = cuda_fwd_bwd};
 
 /* The values are wanted on the host: wait for the stream. */
 static int await(CUstream stream)

@@ -297,9 +297,11 @@ static int model_fwd_bwd(const struct dp_pair *pair)
     return dp_pair_take_loss(pair);
 }
 
-const struct dp_stage_ops model_ops = {model_forward, model_backward, model_weight, model_fwd_bwd,
-                                      NULL};
-const struct dp_stage_ops model_ops_no_hook = {model_forward, model_backward, model_weight, NULL, NULL};
+const struct dp_stage_ops model_ops = {
+    .forward = model_forward, .backward = model_backward, .weight = model_weight,
+    .fwd_bwd = model_fwd_bwd};
+const struct dp_stage_ops model_ops_no_hook = {
+    .forward = model_forward, .backward = model_backward, .weight = model_weight};
 
 void model_stage_init(struct model_stage *stage, const struct model *m, int index)
 {

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-static _Thread_local char last_error[1024];
+static _Thread_local char last_error[DP_FAIL_TEXT];
 
 static dp_log_fn log_fn;
 static void *log_user;
@@ -76,7 +76,7 @@ static void emit(enum dp_log_level level, const char *line)
 
 void dp_log(enum dp_log_level level, const char *fmt, ...)
 {
-    char line[1024];
+    char line[DP_FAIL_TEXT];
     va_list args;
 
     if ((int)level > current_level())
@@ -148,6 +148,8 @@ const char *dp_strerror(int err)
         return "DP_EAGAIN";
     case DP_EINVAL:
         return "DP_EINVAL";
+    case DP_EINTERRUPTED:
+        return "DP_EINTERRUPTED";
     case DP_ENOMEM:
         return "DP_ENOMEM";
     case DP_ENODEV:

@@ -12,6 +12,9 @@
 
 #include <dualpipe/dualpipe.h>
 
+/* Room for a sentence: that of another rank (comm.h), with what is said around it. */
+enum { DP_FAIL_TEXT = DP_ABORT_TEXT + 512 };
+
 /* Log the sentence at level error, keep it for dp_last_error(), return err. */
 int dp_fail(int err, const char *fmt, ...) DP_PRINTF(2, 3);
 

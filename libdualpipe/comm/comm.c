@@ -33,7 +33,7 @@ static int rank_in(const struct dp_comm *comm, int world_rank)
 static int look_for_revocation(struct dp_comm *comm, int err)
 {
     struct dp_comm *world = comm->world;
-    char first[512];
+    char first[DP_ABORT_TEXT];
 
     snprintf(first, sizeof(first), "%s", dp_last_error());
     if (comm->is_revoked || world->ops->progress(world, -1) || comm->is_revoked)
@@ -309,7 +309,7 @@ static int give_up(struct dp_comm *world, struct dp_request *req, int peer, int6
 /* The caller wants the wait to end. */
 static int interrupt(struct dp_comm *world, int error)
 {
-    struct dp_abort why = {.rank = world->rank, .error = error < 0 ? error : DP_EABORTED};
+    struct dp_abort why = {.rank = world->rank, .error = error < 0 ? error : DP_EINTERRUPTED};
 
     dp_snprintf(why.text, sizeof(why.text), "interrupted");
     world->ops->abort(world, &why);

@@ -240,7 +240,7 @@ static int answer(struct dp_controller *c)
 /* Whether ranks still agree on what comes next is not known after any failure. */
 static int end_group(struct dp_controller *c, int err)
 {
-    char first[512];
+    char first[DP_ABORT_TEXT];
 
     if (!err || err == DP_EABORTED)
         return err;

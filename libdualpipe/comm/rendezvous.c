@@ -27,7 +27,8 @@ void dp_rendezvous_tell(struct dp_rendezvous_peer *p, const struct dp_rendezvous
         if (p->sends[i].status == DP_EAGAIN)
             continue;
         p->out[i] = *m;
-        dp_wire_isend(p->wire, m->kind, &p->out[i], sizeof(*m), &p->sends[i]);
+        dp_wire_isend(p->wire, m->kind, &p->out[i], dp_rendezvous_message_bytes(m),
+                      &p->sends[i]);
         return;
     }
 }
@@ -358,7 +359,7 @@ static bool handle(struct dp_rendezvous *rv, int rank, const struct dp_rendezvou
 
     if (rv->rank && (p->receive.tag & UINT32_MAX) == DP_RENDEZVOUS_TABLE)
         return handle_table(rv, p);
-    if (p->receive.moved != sizeof(*m) || m->kind != p->receive.tag)
+    if (!dp_rendezvous_is_message(m, p->receive.moved) || m->kind != p->receive.tag)
         return false;
     return rv->rank ? handle_at_member(rv, m) : handle_at_root(rv, rank, m);
 }
@@ -419,7 +420,7 @@ int dp_poll_call(const struct dp_poll *poll)
 {
     const int err = poll->fn ? poll->fn(poll->user) : 0;
 
-    return err ? dp_fail(err < 0 ? err : DP_EABORTED,
+    return err ? dp_fail(err < 0 ? err : DP_EINTERRUPTED,
                          "a wait was interrupted by the caller's poll function")
                : 0;
 }
@@ -469,7 +470,7 @@ bool dp_rendezvous_tell_doing(struct dp_rendezvous *rv, uint64_t doing)
         if (!is_here(p) || p->doing.status == DP_EAGAIN)
             continue;
         p->out_doing = m;
-        dp_wire_isend(p->wire, m.kind, &p->out_doing, sizeof(m), &p->doing);
+        dp_wire_isend(p->wire, m.kind, &p->out_doing, dp_rendezvous_message_bytes(&m), &p->doing);
     }
     pthread_mutex_unlock(&rv->lock);
     return all;

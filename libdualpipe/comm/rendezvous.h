@@ -35,6 +35,7 @@
 #include "wire/wire.h"
 
 #include <pthread.h>
+#include <string.h>
 
 /* What each rank lets all others know. */
 struct dp_endpoint {
@@ -73,17 +74,27 @@ struct dp_rendezvous_message {
     int32_t
         value; /* HELLO: size. WAITING: peer. ABORT, VERDICT, FAILED, REFUSAL: error. BUSY: ms */
     union {
-        struct {
-            uint64_t doing; /* ABORT, VERDICT, DOING */
-            char text[224];
-        };
+        uint64_t doing; /* ABORT, VERDICT, DOING */
         struct dp_endpoint endpoint;
         struct {
             uint8_t nonce[DP_NONCE_BYTES], proof[DP_PROOF_BYTES];
         } auth;
         int64_t waited_ns; /* WAITING */
     };
+    char text[DP_ABORT_TEXT]; /* sent up to its end */
 };
+
+static inline size_t dp_rendezvous_message_bytes(const struct dp_rendezvous_message *m)
+{
+    return offsetof(struct dp_rendezvous_message, text) + strlen(m->text) + 1;
+}
+
+/* Whether the bytes that have been received are a message, whose text ends. */
+static inline bool dp_rendezvous_is_message(const struct dp_rendezvous_message *m, size_t bytes)
+{
+    return bytes > offsetof(struct dp_rendezvous_message, text) && bytes <= sizeof(*m) &&
+           ((const char *)m)[bytes - 1] == '\0';
+}
 
 enum { DP_RENDEZVOUS_OUTBOX = 8 };
 

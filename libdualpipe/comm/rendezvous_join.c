@@ -61,7 +61,7 @@ static void answer(struct pending *c, enum dp_rendezvous_kind kind, enum stage n
 {
     c->out.kind = kind;
     c->stage = next;
-    dp_wire_isend(c->wire, kind, &c->out, sizeof(c->out), &c->send);
+    dp_wire_isend(c->wire, kind, &c->out, dp_rendezvous_message_bytes(&c->out), &c->send);
     if (next == PROOF_EXPECTED)
         dp_wire_irecv(c->wire, &c->in, sizeof(c->in), &c->receive);
 }
@@ -150,7 +150,8 @@ static void handle_message(struct acceptor *r, struct pending *c)
     const uint32_t expected =
         c->stage == HELLO_EXPECTED ? DP_RENDEZVOUS_HELLO : DP_RENDEZVOUS_PROOF;
 
-    if (c->receive.status || c->receive.moved != sizeof(c->in) || c->in.kind != expected)
+    if (c->receive.status || !dp_rendezvous_is_message(&c->in, c->receive.moved) ||
+        c->in.kind != expected)
         drop(c);
     else if (c->stage == HELLO_EXPECTED)
         handle_hello(r, c);
@@ -269,7 +270,8 @@ static int fail_join(struct acceptor *r, int error, const char *text)
         struct dp_rendezvous_peer *p = &r->rv->peers[i];
         if (p->wire) {
             p->out[0] = m;
-            dp_wire_isend(p->wire, m.kind, &p->out[0], sizeof(m), &p->sends[0]);
+            dp_wire_isend(p->wire, m.kind, &p->out[0], dp_rendezvous_message_bytes(&m),
+                          &p->sends[0]);
         }
     }
     return dp_fail(error, "%s", text);
@@ -413,21 +415,20 @@ static int exchange(struct attempt *v, enum dp_rendezvous_kind kind,
     v->out.kind = kind;
     v->out.rank = v->config->rank;
     v->out.value = v->config->size;
-    dp_wire_isend(v->wire, kind, &v->out, sizeof(v->out), &send);
+    dp_wire_isend(v->wire, kind, &v->out, dp_rendezvous_message_bytes(&v->out), &send);
     dp_wire_irecv(v->wire, &v->in, sizeof(v->in), &receive);
     int err = wait_for(v, &send);
     if (!err)
         err = wait_for(v, &receive);
     if (err)
         return err;
-    v->in.text[sizeof(v->in.text) - 1] = '\0';
-    if (receive.moved == sizeof(v->in) && v->in.kind == DP_RENDEZVOUS_REFUSAL &&
-        v->config->rank < 0)
+    const bool is_message = dp_rendezvous_is_message(&v->in, receive.moved);
+    if (is_message && v->in.kind == DP_RENDEZVOUS_REFUSAL && v->config->rank < 0)
         return dp_fail(DP_EMISMATCH, "rank 0 at %s refused this process: %s", v->where, v->in.text);
-    if (receive.moved == sizeof(v->in) && v->in.kind == DP_RENDEZVOUS_REFUSAL)
+    if (is_message && v->in.kind == DP_RENDEZVOUS_REFUSAL)
         return dp_fail(DP_EMISMATCH, "rank 0 at %s refused rank %d: %s", v->where, v->config->rank,
                        v->in.text);
-    if (receive.moved != sizeof(v->in) || v->in.kind != expected)
+    if (!is_message || v->in.kind != expected)
         return dp_fail_quietly(DP_ECOMM, "rank 0 sent an unexpected message");
     return 0;
 }

@@ -142,6 +142,18 @@ static CUresult create_stream(const struct dp_cuda_driver *cu, enum dp_device_pr
                                           priority == DP_PRIORITY_HIGH ? greatest : least);
 }
 
+static int wrap_stream(struct dp_device *dev, void *native, struct dp_device_stream **out)
+{
+    struct cuda_stream *stream = calloc(1, sizeof(*stream));
+
+    if (!stream)
+        return dp_fail(DP_ENOMEM, "cuda: no memory for a stream");
+    *stream = (struct cuda_stream){.base = {dev}, .stream = native ? native : CU_STREAM_LEGACY,
+                                   .is_wrapped = true};
+    *out = &stream->base;
+    return 0;
+}
+
 static int cuda_stream_new(struct dp_device *dev, enum dp_device_priority priority,
                            struct dp_device_stream **out)
 {
@@ -175,7 +187,7 @@ static void cuda_stream_free(struct dp_device_stream *stream)
 {
     struct cuda *cuda = stream ? cuda_of_stream(stream) : NULL;
 
-    if (cuda && !dp_cuda_enter(cuda)) {
+    if (cuda && !((struct cuda_stream *)stream)->is_wrapped && !dp_cuda_enter(cuda)) {
         if (poll_until(test_stream, stream, longest_drain_ns))
             dp_log(DP_LOG_WARN, "cuda:%d: a stream is freed with work unfinished after 10 s",
                    cuda->cu.ordinal);
@@ -368,6 +380,7 @@ static const struct dp_device_ops cuda_ops = {
     .register_memory = cuda_register,
     .unregister_memory = cuda_unregister,
     .stream_new = cuda_stream_new,
+    .stream_wrap = wrap_stream,
     .stream_free = cuda_stream_free,
     .stream_native = cuda_stream_native,
     .copy = cuda_copy,

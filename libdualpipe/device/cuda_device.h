@@ -25,6 +25,7 @@ struct cuda {
 struct cuda_stream {
     struct dp_device_stream base;
     CUstream stream;
+    bool is_wrapped; /* the caller's */
 };
 
 static inline struct cuda *dp_cuda_of(struct dp_device *dev)

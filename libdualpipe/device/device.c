@@ -131,6 +131,12 @@ int dp_device_stream_new(struct dp_device *dev, enum dp_device_priority priority
     return dev->ops->stream_new(dev, priority, out);
 }
 
+int dp_device_stream_wrap(struct dp_device *dev, void *native, struct dp_device_stream **out)
+{
+    return dev->ops->stream_wrap ? dev->ops->stream_wrap(dev, native, out)
+                                 : dev->ops->stream_new(dev, DP_PRIORITY_NORMAL, out);
+}
+
 void dp_device_stream_free(struct dp_device_stream *stream)
 {
     if (stream)

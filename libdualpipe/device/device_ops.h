@@ -33,6 +33,8 @@ struct dp_device_ops {
 
     int (*stream_new)(struct dp_device *dev, enum dp_device_priority priority,
                       struct dp_device_stream **out);
+    /* NULL: as stream_new. */
+    int (*stream_wrap)(struct dp_device *dev, void *native, struct dp_device_stream **out);
     void (*stream_free)(struct dp_device_stream *stream);
     void *(*stream_native)(struct dp_device_stream *stream);
 

@@ -31,6 +31,7 @@ enum field {
     FIELD_TIED_COPIES,
     FIELD_OWN_GRADIENTS,
     FIELD_UNCHECKED,
+    FIELD_OPAQUE_ENDS,
     FIELD_EXECUTION,
     FIELD_SEED,
     FIELD_LOSS_SCALE,
@@ -65,6 +66,7 @@ static const struct {
     [FIELD_TIED_COPIES] = {"tied_copies", NUMBER},
     [FIELD_OWN_GRADIENTS] = {"own_gradients", NUMBER},
     [FIELD_UNCHECKED] = {"unchecked", NUMBER},
+    [FIELD_OPAQUE_ENDS] = {"opaque_ends", NUMBER},
     [FIELD_EXECUTION] = {"execution (0: list, 1: messages)", NUMBER},
     [FIELD_SEED] = {"seed", NUMBER},
     [FIELD_LOSS_SCALE] = {"loss_scale", LINES},
@@ -76,7 +78,6 @@ static const struct {
 /* One rank's part of the exchange. */
 struct report {
     int32_t err;
-    char text[196];
     uint64_t fields[FIELDS];
     uint64_t parameters[DP_MAX_SLOTS]; /* of each slot: names and layouts of its parameters */
 };
@@ -243,6 +244,7 @@ static int fill_report(struct report *report, const struct dp_pipeline_config *c
     f[FIELD_TIED_COPIES] = config->tied_copies;
     f[FIELD_OWN_GRADIENTS] = config->own_gradients;
     f[FIELD_UNCHECKED] = config->unchecked;
+    f[FIELD_OPAQUE_ENDS] = config->opaque_ends;
     f[FIELD_EXECUTION] = config->execution;
     f[FIELD_SEED] = config->seed;
     if (dp_config_last_slot(s, me) >= 0)
@@ -264,13 +266,23 @@ static int fill_report(struct report *report, const struct dp_pipeline_config *c
 
 /* ---- comparisons ---------------------------------------------------------------------------- */
 
-static int find_failure(const struct report *reports, int size)
+/* The first rank that could not set up its pipeline tells the others why. It has logged it itself. */
+static int tell_failure(const struct report *reports, struct dp_comm *comm)
 {
-    for (int r = 0; r < size; r++)
-        if (reports[r].err) /* which has been logged there */
-            return dp_fail_quietly(DP_EABORTED, "rank %d could not set up its pipeline (%s): %s", r,
-                                   dp_strerror(reports[r].err), reports[r].text);
-    return 0;
+    char text[DP_ABORT_TEXT];
+    int r = 0;
+
+    while (r < dp_comm_size(comm) && !reports[r].err)
+        r++;
+    if (r == dp_comm_size(comm))
+        return 0;
+    snprintf(text, sizeof(text), "%s", dp_last_error());
+    const int err = dp_comm_broadcast(comm, text, sizeof(text), r);
+    const int own = reports[dp_comm_rank(comm)].err;
+    if (own || err)
+        return own ? own : err;
+    return dp_fail_quietly(DP_EABORTED, "rank %d could not set up its pipeline (%s): %s", r,
+                           dp_strerror(reports[r].err), text);
 }
 
 static void tell(const struct report *report, int field, char *text, size_t len)
@@ -367,7 +379,7 @@ static int compare_mirrors(const struct report *reports, const struct dp_pipelin
 
 static int compare_reports(const struct dp_pipeline_config *config, const struct report *reports)
 {
-    int err = find_failure(reports, dp_comm_size(config->comm));
+    int err = 0;
 
     for (int field = 0; field < FIELDS && !err; field++)
         err = compare_field(reports, config, field);
@@ -387,7 +399,7 @@ static void digest_report(const struct report *report, uint64_t *digest)
  * with it the group: so none does before all have come as far. What the barrier returns is no news. */
 static int differ(struct dp_comm *comm, int err)
 {
-    char text[512];
+    char text[DP_ABORT_TEXT];
 
     snprintf(text, sizeof(text), "%s", dp_last_error());
     dp_comm_barrier(comm);
@@ -409,13 +421,13 @@ int dp_config_agree(const struct dp_pipeline_config *config, int err, uint64_t *
     }
     if (!err)
         mine.err = err = fill_report(&mine, config);
-    if (err)
-        snprintf(mine.text, sizeof(mine.text), "%s", dp_last_error());
-    else
+    if (!err)
         digest_report(&mine, digest);
     int failed = dp_comm_allgather(comm, &mine, reports, sizeof(mine));
     const bool has_all = !failed;
-    if (has_all && !err)
+    if (has_all)
+        failed = tell_failure(reports, comm);
+    if (has_all && !failed)
         failed = compare_reports(config, reports);
     free(reports);
     if (err)
@@ -438,11 +450,40 @@ static int describe_extents(struct dp_comm *comm, int rank, const int64_t (*exte
     return err;
 }
 
-int dp_step_agree(struct dp_comm *comm, const uint64_t mine[DP_AGREED],
-                  const int64_t (*extents)[DP_MAX_EXTENTS], int microbatches, uint64_t *all)
+/* Evaluation wins: a rank that trains takes the program of those that do not. */
+static void settle_programs(const struct dp_program *programs, uint64_t *all, int size)
 {
+    uint64_t *const end = all + DP_AGREED * size, *wins = all;
+
+    while (wins < end && !programs[wins[4]].schedule->forward_only)
+        wins += DP_AGREED;
+    for (uint64_t *its = all; wins < end && its < end; its += DP_AGREED) {
+        const struct dp_schedule *a = programs[its[4]].schedule, *b = programs[wins[4]].schedule;
+        if (a->forward_only || a->microbatches != b->microbatches)
+            continue;
+        its[4] = wins[4];
+    }
+    for (uint64_t *its = all; its < end; its += DP_AGREED)
+        its[2] &= !programs[its[4]].schedule->forward_only; /* nothing is accumulated there */
+}
+
+static bool are_of_one_pipeline(const uint64_t *all, int size)
+{
+    for (int r = 1; r < size; r++)
+        if (all[DP_AGREED * r + 1] != all[1])
+            return false;
+    return true;
+}
+
+int dp_step_agree(struct dp_comm *comm, const uint64_t mine[DP_AGREED],
+                  const int64_t (*extents)[DP_MAX_EXTENTS], const struct dp_program *programs,
+                  uint64_t *all, int *program)
+{
+    const int32_t microbatches = programs[*program].schedule->microbatches;
     int err = dp_comm_allgather(comm, mine, all, DP_AGREED * sizeof(*mine));
 
+    if (!err && are_of_one_pipeline(all, dp_comm_size(comm)))
+        settle_programs(programs, all, dp_comm_size(comm));
     for (int r = 1; r < dp_comm_size(comm) && !err; r++) {
         int (*fail)(int, const char *, ...) = dp_comm_rank(comm) == r ? dp_fail : dp_fail_quietly;
         const uint64_t *its = all + DP_AGREED * r;
@@ -453,17 +494,19 @@ int dp_step_agree(struct dp_comm *comm, const uint64_t mine[DP_AGREED],
                        "number of the step: rank %d has %llu, rank 0 has %llu "
                        "(dp_pipeline_seek says which comes next)",
                        r, (unsigned long long)its[0], (unsigned long long)all[0]);
-        else if (its[2] >> 1 != all[2] >> 1)
+        else if (its[4] != all[4])
             err =
                 fail(DP_EMISMATCH, "schedule of the step: rank %d has number %llu, rank 0 has %llu",
-                     r, (unsigned long long)its[2] >> 1, (unsigned long long)all[2] >> 1);
+                     r, (unsigned long long)its[4], (unsigned long long)all[4]);
         else if (its[2] != all[2])
             err = fail(DP_EMISMATCH, "accumulate of the step: rank %d has %d, rank 0 has %d", r,
-                       (int)(its[2] & 1), (int)(all[2] & 1));
+                       (int)its[2], (int)all[2]);
         else if (its[3] != all[3])
             err = describe_extents(comm, r, extents, microbatches);
         if (err)
             return differ(comm, err);
     }
+    if (!err)
+        *program = (int)all[DP_AGREED * dp_comm_rank(comm) + 4];
     return err;
 }

@@ -454,6 +454,7 @@ static int carry_out(struct dp_pipeline *pipe, struct dp_batch_step *batch,
     err = call(pipe, &batch->held->step);
     batch->step.loss_values = batch->held->step.loss_values;
     batch->step.callback_error = batch->held->step.callback_error;
+    batch->step.forward_only = batch->held->step.forward_only;
     return err;
 }
 
@@ -479,7 +480,7 @@ int dp_pipeline_forward_batch(struct dp_pipeline *pipe, struct dp_batch_step *ba
     err = carry_out(pipe, batch, dp_pipeline_forward);
     if (!err && (err = merge(batch)))
         err = dp_step_abort(pipe, err);
-    if (err)
+    if (err || !pipe->now.args)
         drop(batch);
     return err;
 }

@@ -239,6 +239,8 @@ static bool is_needed(const struct dp_pipeline_config *config, int border)
 
     if (config->borders[border].count)
         return true;
+    if (config->opaque_ends && (border == 0 || border == s->stages))
+        return false;
     return border == 0 ? dp_config_first_slot(s, rank) >= 0
                        : border < s->stages || dp_config_last_slot(s, rank) >= 0;
 }
@@ -274,6 +276,21 @@ static int check_border_extents(const struct dp_pipeline_config *config, int bor
     return err;
 }
 
+/* Nothing of the caller's passes through the pipeline. */
+static int check_opaque_ends(const struct dp_pipeline_config *config)
+{
+    const int ends[] = {0, config->schedule->stages};
+
+    for (int i = 0; i < 2; i++)
+        if (config->borders[ends[i]].count)
+            return dp_fail(DP_EINVAL, "opaque_ends: border %d has %d tensors, expected none", ends[i],
+                           config->borders[ends[i]].count);
+    if (config->labels || config->loss)
+        return dp_fail(DP_EINVAL, "opaque_ends: %s given, expected NULL",
+                       config->labels ? "labels" : "loss");
+    return 0;
+}
+
 static int check_borders(const struct dp_pipeline_config *config)
 {
     const struct dp_schedule *s = config->schedule;
@@ -281,6 +298,8 @@ static int check_borders(const struct dp_pipeline_config *config)
 
     if (!config->borders)
         return dp_fail(DP_ESTATE, "borders: not declared, expected %d", s->stages + 1);
+    if (config->opaque_ends)
+        err = check_opaque_ends(config);
     for (int i = 0; i <= s->stages && !err; i++)
         if (is_needed(config, i))
             err = dp_border_check(&config->borders[i], i);
@@ -318,7 +337,7 @@ static int check_loss(const struct dp_pipeline_config *config)
     if (!isfinite(config->loss_scale))
         return dp_fail(DP_EINVAL, "loss_scale: %g, expected a finite number", config->loss_scale);
     if (dp_config_last_slot(s, rank) < 0 ||
-        ((s->forward_only || config->own_gradients) && !config->loss))
+        ((s->forward_only || config->own_gradients || config->opaque_ends) && !config->loss))
         return 0;
     if (!config->loss)
         return dp_fail(DP_EINVAL, "loss: NULL, expected one: rank %d holds the last stage, and the "

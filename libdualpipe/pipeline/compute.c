@@ -142,6 +142,14 @@ static int check_tensors(struct dp_pipeline *pipe, const struct frame *f, const 
     return 0;
 }
 
+void dp_compute_give_back(const struct dp_pipeline *pipe, int slot, void *data)
+{
+    const struct dp_stage *stage = &pipe->stages[slot];
+
+    if (data && stage->ops->given_back)
+        stage->ops->given_back(stage->user, data);
+}
+
 /* Where the stage has put its own buffer into a tensor it was to fill: a border of one tensor is
  * sent from there, in all other cases it is copied. */
 static int take_own_buffers(struct dp_pipeline *pipe, const struct frame *f, int border,
@@ -149,16 +157,19 @@ static int take_own_buffers(struct dp_pipeline *pipe, const struct frame *f, int
 {
     int count = pipe->borders[border].count, err = 0;
 
-    for (int k = 0; k < count && !err; k++) {
+    for (int k = 0; k < count; k++) {
         void *data = tensors[k].data;
         if (data == f->made[k] || !data || !f->made[k])
             continue;
         tensors[k].data = f->made[k];
-        if (own && count == 1 && !pipe->staged)
+        if (own && count == 1 && !pipe->staged) {
             *own = data;
-        else
+            continue;
+        }
+        if (!err)
             err = dp_compute_copy(pipe, f->made[k], data,
                                   dp_spec_bytes(&pipe->borders[border].tensors[k]));
+        dp_compute_give_back(pipe, f->op->slot, data);
     }
     return err;
 }
@@ -491,7 +502,9 @@ static int start_from_given(struct dp_pipeline *pipe, struct frame *f)
 
 static int start_last(struct dp_pipeline *pipe, struct frame *f)
 {
-    return pipe->ends.output_grads.given ? start_from_given(pipe, f) : start_from_loss(pipe, f);
+    if (pipe->ends.output_grads.given)
+        return start_from_given(pipe, f);
+    return pipe->config.loss ? start_from_loss(pipe, f) : 0; /* of opaque ends the stage knows both */
 }
 
 /* With the gradient of the loss, unless a pair takes that itself. */
@@ -585,7 +598,7 @@ static int make_backward_loss(struct dp_pipeline *pipe, struct frame *b, struct 
 static int call_pair(struct dp_pipeline *pipe, struct frame *f, struct frame *b)
 {
     struct dp_pair_loss f_loss, b_loss;
-    bool f_last = takes_loss(pipe, f), b_last = dp_slot_is_last(b->slot);
+    bool f_last = takes_loss(pipe, f), b_last = takes_loss(pipe, b);
     int err = f_last ? make_forward_loss(pipe, f, &f_loss) : 0;
 
     if (!err && b_last)

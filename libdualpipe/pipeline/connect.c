@@ -109,7 +109,7 @@ static int exchange(struct dp_pipeline *pipe, struct links *l)
 /* The requests are about to be freed: none may be left in flight. After an abort none is. */
 static int give_up(struct dp_pipeline *pipe, int err)
 {
-    char first[512];
+    char first[DP_ABORT_TEXT];
 
     snprintf(first, sizeof(first), "%s", dp_last_error());
     dp_failure_tell(pipe->config.comm, err);

@@ -10,7 +10,7 @@
 
 void dp_failure_tell(struct dp_comm *comm, int error)
 {
-    char text[512];
+    char text[DP_ABORT_TEXT];
 
     if (!comm || error == DP_EABORTED)
         return;
@@ -23,16 +23,12 @@ void dp_failure_tell(struct dp_comm *comm, int error)
 
 static _Thread_local struct {
     int err;
-    char text[120];
+    char text[DP_ABORT_TEXT];
 } reason;
 
-int dp_callback_error(int err, const char *format, ...)
+int dp_callback_error_text(int err, const char *text)
 {
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(reason.text, sizeof(reason.text), format, args);
-    va_end(args);
+    snprintf(reason.text, sizeof(reason.text), "%s", text ? text : "");
     reason.err = err;
     return err;
 }

@@ -95,10 +95,13 @@ static int start_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     const void *from = own && *own ? *own : pipe->wire + m->offset;
     int err = order_after(pipe, pipe->staged ? pipe->outgoing : pipe->compute);
 
-    if (own)
-        *own = NULL;
     if (err)
         return err;
+    if (own && *own) {
+        state_of(pipe, m->request)->given = *own;
+        state_of(pipe, m->request)->given_slot = op->slot;
+        *own = NULL;
+    }
     const size_t len = dp_messages_len(pipe, op);
     if (pipe->live)
         show_bytes(&pipe->live->sent_bytes, len);
@@ -280,6 +283,15 @@ int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *reques
     return err;
 }
 
+/* The wire, or the stream behind the message, does not read the stage's buffer any more. */
+static void give_back(struct dp_pipeline *pipe, struct dp_message_state *state)
+{
+    void *data = state->given;
+
+    state->given = NULL;
+    dp_compute_give_back(pipe, state->given_slot, data);
+}
+
 static int wait_for_one(struct dp_pipeline *pipe, const struct dp_plan_wait *wait)
 {
     struct dp_message_state *state = state_of(pipe, wait->request);
@@ -291,6 +303,8 @@ static int wait_for_one(struct dp_pipeline *pipe, const struct dp_plan_wait *wai
         err = dp_messages_wait_request(pipe, &state->request, wait->peer);
     if (!err && pipe->staged && wait->received)
         err = copy_in(pipe, wait);
+    if (!err && state->given)
+        give_back(pipe, state);
     return err;
 }
 
@@ -311,16 +325,20 @@ int dp_messages_finish(struct dp_pipeline *pipe)
 
     for (size_t i = first; i < pipe->plan.wait_count && !err; i++) {
         const struct dp_plan_wait *wait = &pipe->plan.waits[i];
-        err = pipe->ordered ? dp_messages_wait_request(
-                                  pipe, &state_of(pipe, wait->request)->request, wait->peer)
+        struct dp_message_state *state = state_of(pipe, wait->request);
+        err = pipe->ordered ? dp_messages_wait_request(pipe, &state->request, wait->peer)
                             : wait_for_one(pipe, wait);
+        if (!err && state->given)
+            give_back(pipe, state);
     }
     return err;
 }
 
 void dp_messages_forget(struct dp_pipeline *pipe)
 {
-    for (uint32_t i = 0; i < pipe->plan.requests; i++)
+    for (uint32_t i = 0; i < pipe->plan.requests; i++) {
         pipe->messages[i].unsent = false;
+        give_back(pipe, &pipe->messages[i]);
+    }
     pipe->now.first_unsent = pipe->now.last_unsent = NULL;
 }

@@ -296,8 +296,16 @@ static int take_buffers(struct dp_pipeline *pipe)
 
 static int open_streams(struct dp_pipeline *pipe)
 {
-    int err = dp_device_stream_new(pipe->device, DP_PRIORITY_NORMAL, &pipe->compute);
+    struct dp_device_stream *given = pipe->config.stream;
+    int err = 0;
 
+    if (given && pipe->out_of_reach && given->dev != pipe->device)
+        return dp_fail(DP_EINVAL, "stream: of another device, expected one of the pipeline's");
+    pipe->owns_compute = !given || !pipe->out_of_reach;
+    if (pipe->owns_compute)
+        err = dp_device_stream_new(pipe->device, DP_PRIORITY_NORMAL, &pipe->compute);
+    else
+        pipe->compute = given;
     if (!err)
         err = dp_device_stream_new(pipe->device, DP_PRIORITY_NORMAL, &pipe->outgoing);
     if (!err)
@@ -452,7 +460,8 @@ static void free_device_parts(struct dp_pipeline *pipe)
 {
     dp_device_stream_free(pipe->summing);
     dp_device_stream_free(pipe->outgoing);
-    dp_device_stream_free(pipe->compute);
+    if (pipe->owns_compute)
+        dp_device_stream_free(pipe->compute);
     dp_evictions_fini(pipe);
     dp_accumulator_fini(&pipe->accumulator, pipe->device);
     dp_tied_free(pipe);

@@ -107,6 +107,14 @@ struct dp_plan {
     uint8_t sets[DP_MAX_SLOTS]; /* of gradients, of each slot */
 };
 
+/* A schedule that steps may take, and its plan for this rank. */
+struct dp_driven; /* driven.c */
+struct dp_program {
+    const struct dp_schedule *schedule;
+    struct dp_plan plan;
+    struct dp_driven *driven; /* NULL unless messages drive the rank */
+};
+
 /* An entry that calls the stage. */
 static inline bool dp_plan_is_compute(const struct dp_plan_op *op)
 {

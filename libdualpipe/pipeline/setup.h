@@ -5,6 +5,7 @@
 #ifndef DP_PIPELINE_SETUP_H
 #define DP_PIPELINE_SETUP_H
 
+#include "pipeline/plan.h"
 #include <dualpipe/pipeline.h>
 
 /* The pipeline rank of this rank, whose comm and schedule have been checked. */
@@ -24,11 +25,13 @@ int dp_config_check(const struct dp_pipeline_config *config, const struct dp_dev
 int dp_config_agree(const struct dp_pipeline_config *config, int err, uint64_t *digest);
 
 /* Collective, before every step: all ranks do the same. mine: number of the step, digest of the
- * pipeline, how the step is done (program << 1 | accumulate), digest of its extents[microbatches], which
- * may be NULL; all[DP_AGREED * size] is scratch. DP_EMISMATCH. */
-enum { DP_AGREED = 4 };
+ * pipeline, accumulate, digest of its extents[microbatches], which may be NULL, the number of its
+ * program; all[DP_AGREED * size] is scratch. Where some ranks choose a forward-only program and others
+ * one with backwards of the same micro-batches, *program becomes the former on all. DP_EMISMATCH. */
+enum { DP_AGREED = 5 };
 int dp_step_agree(struct dp_comm *comm, const uint64_t mine[DP_AGREED],
-                  const int64_t (*extents)[DP_MAX_EXTENTS], int microbatches, uint64_t *all);
+                  const int64_t (*extents)[DP_MAX_EXTENTS], const struct dp_program *programs,
+                  uint64_t *all, int *program);
 
 /* The same name, shapes and types; only the memory may differ. DP_EMISMATCH. */
 int dp_config_same_parameter(const struct dp_parameter *has, const struct dp_parameter *wants);

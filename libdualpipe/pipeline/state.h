@@ -37,6 +37,8 @@ struct dp_message_state {
     struct dp_device_event *copied; /* staged: the copy to or from the wire's memory */
     bool unsent;                    /* staged: still waits for that copy ... */
     const struct dp_plan_op *next_unsent; /* ... before this one */
+    void *given; /* the buffer of the stage in given_slot that is sent; NULL: the pipeline's own is */
+    int given_slot;
 };
 
 /* Where micro-batches begin and end: filled only where this rank holds such a stage. */
@@ -53,14 +55,6 @@ struct dp_step_state {
     int64_t waited_ns, longest_wait_ns; /* of the entry at hand */
     int32_t waited_for;                 /* the peer of the longest */
     const struct dp_plan_op *first_unsent, *last_unsent; /* staged: sends that wait for a copy */
-};
-
-/* A schedule that steps may take, and its plan for this rank. */
-struct dp_driven; /* driven.c */
-struct dp_program {
-    const struct dp_schedule *schedule;
-    struct dp_plan plan;
-    struct dp_driven *driven; /* NULL unless messages drive the rank */
 };
 
 /* Where a message arrives that may be any. */
@@ -112,7 +106,7 @@ struct dp_pipeline {
 
     struct dp_device *device;
     DLDevice dl; /* the device's */
-    bool owns_device;
+    bool owns_device, owns_compute;
     struct dp_live *live; /* of the step at hand; NULL: none looks on */
     bool out_of_reach; /* the CPU and wires do not reach the device's memory: sums go through pinned
                         * memory, */

@@ -77,6 +77,11 @@ static int check_unused(const struct dp_pipeline *pipe, const void *given, const
     return dp_fail(DP_EINVAL, "%s: given, expected NULL on rank %d: %s", what, pipe->rank, why);
 }
 
+static const char *why_none(const struct dp_pipeline *pipe, const char *other)
+{
+    return pipe->config.opaque_ends ? "the pipeline has opaque ends" : other;
+}
+
 /* The micro-batches that enter or end in a slot of this rank. */
 static int take(struct dp_pipeline *pipe, struct dp_batch *batch, const struct dp_microbatches *mbs,
                 const struct dp_border *declared, int slot, const char *what)
@@ -106,12 +111,13 @@ static int check_loader(const struct dp_pipeline *pipe, const struct dp_loader *
 static int take_inputs(struct dp_pipeline *pipe, const struct dp_step *step)
 {
     int err = check_loader(pipe, step->input_loader, step->inputs, "input",
-                           pipe->ends.first_slot >= 0, "it holds no first stage");
+                           pipe->ends.first_slot >= 0 && !pipe->config.opaque_ends,
+                           why_none(pipe, "it holds no first stage"));
 
     if (err || step->input_loader)
         return err;
-    if (pipe->ends.first_slot < 0)
-        return check_unused(pipe, step->inputs, "inputs", "it holds no first stage");
+    if (pipe->ends.first_slot < 0 || pipe->config.opaque_ends)
+        return check_unused(pipe, step->inputs, "inputs", why_none(pipe, "it holds no first stage"));
     if (!step->inputs)
         return dp_fail(DP_EINVAL, "inputs: NULL, expected %d micro-batches of %d tensors",
                        pipe->ends.inputs.count, pipe->borders[0].count);
@@ -155,8 +161,8 @@ static int take_outputs(struct dp_pipeline *pipe, const struct dp_step *step)
     const struct dp_schedule *s = pipe->config.schedule;
 
     pipe->ends.outputs.given = pipe->ends.output_grads.given = false;
-    if (pipe->ends.last_slot < 0)
-        return check_unused(pipe, step->outputs, "outputs", "it holds no last stage");
+    if (pipe->ends.last_slot < 0 || pipe->config.opaque_ends)
+        return check_unused(pipe, step->outputs, "outputs", why_none(pipe, "it holds no last stage"));
     if (!step->outputs)
         return 0;
     return take(pipe, &pipe->ends.outputs, step->outputs, &pipe->declared[s->stages],
@@ -192,18 +198,23 @@ static int take_args(struct dp_pipeline *pipe, struct dp_step *step)
 
 /* ---- begin and end --------------------------------------------------------------------------- */
 
+static void take_program(struct dp_pipeline *pipe, int index)
+{
+    const struct dp_program *program = &pipe->programs[index];
+
+    pipe->config.schedule = program->schedule;
+    pipe->plan = program->plan;
+    pipe->driven = program->driven;
+}
+
 /* The program of the step's schedule becomes the pipeline's. */
 static int choose_program(struct dp_pipeline *pipe, const struct dp_step *step, int *index)
 {
-    for (*index = 0; *index < pipe->program_count; ++*index) {
-        const struct dp_program *program = &pipe->programs[*index];
-        if (step->schedule && step->schedule != program->schedule)
-            continue;
-        pipe->config.schedule = program->schedule;
-        pipe->plan = program->plan;
-        pipe->driven = program->driven;
-        return 0;
-    }
+    for (*index = 0; *index < pipe->program_count; ++*index)
+        if (!step->schedule || step->schedule == pipe->programs[*index].schedule) {
+            take_program(pipe, *index);
+            return 0;
+        }
     return dp_fail(DP_EINVAL, "schedule of the step: expected one that the pipeline was made with");
 }
 
@@ -233,7 +244,10 @@ static void drop_handles(struct dp_pipeline *pipe)
     for (int slot = 0; slot < pipe->slots; slot++)
         for (int32_t mb = 0; mb < mb_count; mb++) {
             const size_t i = (size_t)slot * (size_t)mb_count + (size_t)mb;
-            pipe->own[2 * i] = pipe->own[2 * i + 1] = NULL;
+            for (size_t k = 2 * i; k < 2 * i + 2; k++) {
+                dp_compute_give_back(pipe, slot, pipe->own[k]);
+                pipe->own[k] = NULL;
+            }
             dp_compute_drop_handle(pipe, slot, mb);
         }
 }
@@ -272,7 +286,7 @@ int dp_step_abort(struct dp_pipeline *pipe, int err)
 {
     struct dp_comm *comm = pipe->config.comm;
     struct dp_abort why;
-    char first[512], doing[80];
+    char first[DP_ABORT_TEXT], doing[80];
 
     dp_failure_tell(comm, err);
     if (comm)
@@ -300,19 +314,23 @@ int dp_step_abort(struct dp_pipeline *pipe, int err)
 static int start_step(struct dp_pipeline *pipe, struct dp_step *step)
 {
     bool alone = !pipe->config.comm || dp_comm_size(pipe->config.comm) == 1;
-    int program, err = choose_program(pipe, step, &program);
+    int chosen, err = choose_program(pipe, step, &chosen);
+    int program = chosen;
 
     if (!err)
         err = take_args(pipe, step);
     if (err)
         return dp_step_abort(pipe, err);
     const uint64_t mine[DP_AGREED] = {
-        pipe->step, pipe->digest, (uint64_t)program << 1 | step->accumulate, digest_extents(pipe)};
+        pipe->step, pipe->digest, step->accumulate, digest_extents(pipe), (uint64_t)chosen};
     if (!alone && !pipe->config.unchecked)
-        err = dp_step_agree(pipe->config.comm, mine, pipe->extents,
-                            pipe->config.schedule->microbatches, pipe->agreement);
+        err = dp_step_agree(pipe->config.comm, mine, pipe->extents, pipe->programs, pipe->agreement,
+                            &program);
     if (err)
         return err == DP_EMISMATCH ? err : dp_step_abort(pipe, err);
+    if (program != chosen)
+        take_program(pipe, program);
+    step->forward_only = pipe->config.schedule->forward_only;
     err = begin_step(pipe, step);
     return err ? dp_step_abort(pipe, err) : 0;
 }
@@ -385,6 +403,8 @@ int dp_pipeline_forward(struct dp_pipeline *pipe, struct dp_step *step)
     if (err)
         return dp_step_abort(pipe, err);
     step->loss_values = pipe->now.loss_values;
+    if (step->forward_only)
+        return finish_step(pipe, 0);
     if (pipe->config.comm)
         dp_comm_progress_start(pipe->config.comm);
     return 0;
@@ -394,8 +414,9 @@ static int take_output_grads(struct dp_pipeline *pipe, const struct dp_step *ste
 {
     const struct dp_schedule *s = pipe->config.schedule;
 
-    if (pipe->ends.last_slot < 0)
-        return check_unused(pipe, step->output_grads, "output_grads", "it holds no last stage");
+    if (pipe->ends.last_slot < 0 || pipe->config.opaque_ends)
+        return check_unused(pipe, step->output_grads, "output_grads",
+                            why_none(pipe, "it holds no last stage"));
     if (!step->output_grads)
         return pipe->config.loss ? 0
                                  : dp_fail(DP_EINVAL,

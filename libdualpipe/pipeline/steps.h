@@ -16,7 +16,8 @@ int dp_messages_send(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 int dp_messages_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* The sends still open at the end of a step. */
 int dp_messages_finish(struct dp_pipeline *pipe);
-/* After a failure: sends that wait for a copy are not sent any more. */
+/* After a failure, when no request is open: sends that wait for a copy are not sent any more, and
+ * buffers of stages are theirs again. */
 void dp_messages_forget(struct dp_pipeline *pipe);
 /* Bytes of a message: fewer than planned where extents are smaller. */
 size_t dp_messages_len(const struct dp_pipeline *pipe, const struct dp_plan_op *op);
@@ -41,9 +42,10 @@ void dp_compute_begin(struct dp_pipeline *pipe);
 int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* A handle that a stage has left is its own again. */
 void dp_compute_drop_handle(struct dp_pipeline *pipe, int slot, int32_t mb);
+/* A buffer of the stage in that slot, or NULL, is its own again. */
+void dp_compute_give_back(const struct dp_pipeline *pipe, int slot, void *data);
 /* streams.c: where stages run in the calling thread and not in the stream: wait for what the stream
- * was given,
- * which they are about to use. */
+ * was given, which they are about to use. */
 int dp_compute_sync(struct dp_pipeline *pipe);
 /* dp_device_event_wait with the step's deadline, and the caller's poll function (dp_comm_set_poll).
  */

@@ -105,7 +105,7 @@ static int loss_backward(void *user, const struct dp_stage_call *call, const DLT
     return 0;
 }
 
-static const struct dp_stage_ops ops = {forward, backward, weight, NULL, NULL};
+static const struct dp_stage_ops ops = {.forward = forward, .backward = backward, .weight = weight};
 static const struct dp_loss_ops loss_ops = {loss, loss_backward};
 static const DLDataType float32 = {kDLFloat, 32, 1};
 

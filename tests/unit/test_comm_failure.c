@@ -20,6 +20,16 @@ static const int64_t LONG_NS = 20 * DP_NS_PER_S, SHORT_NS = DP_NS_PER_S;
 
 /* ---- failure ------------------------------------------------------------------------------- */
 
+/* A traceback, as long as a record may have. */
+static const char *long_text(void)
+{
+    static _Thread_local char text[DP_ABORT_TEXT];
+
+    memset(text, 'x', sizeof(text) - 1);
+    memcpy(text, "forward of stage 3 returned 7", 29);
+    return text;
+}
+
 /* One rank fails, the others are in the middle of something. */
 static int abort_from(struct dp_comm *comm, void *arg)
 {
@@ -28,16 +38,16 @@ static int abort_from(struct dp_comm *comm, void *arg)
     char buf[100];
 
     if (dp_comm_rank(comm) == culprit) {
-        CHECK(!dp_comm_abort(comm, DP_ECALLBACK, "forward of stage 3 returned 7"));
+        CHECK(!dp_comm_abort(comm, DP_ECALLBACK, long_text()));
         CHECK(!dp_comm_abort(comm, DP_EINVAL, "a second thought"));
     } else {
         CHECK(blocking_receive(comm, peer, 0, 1, buf, sizeof(buf)) == DP_EABORTED);
-        CHECK_SAYS("forward of stage 3 returned 7");
+        CHECK_SAYS(long_text());
     }
     CHECK(dp_comm_barrier(comm) == DP_EABORTED);
     CHECK(dp_comm_aborted(comm, &why));
     CHECK(why.rank == culprit && why.error == DP_ECALLBACK);
-    CHECK(!strcmp(why.text, "forward of stage 3 returned 7"));
+    CHECK(!strcmp(why.text, long_text()));
     return 0;
 }
 
@@ -46,6 +56,38 @@ static void an_abort_of_any_rank_reaches_all(void **state)
     (void)state;
     for (int culprit = 0; culprit < 4; culprit++)
         on_all_kinds(4, LONG_NS, abort_from, &culprit);
+}
+
+/* A user stops one rank: its poll function says so, with the error or with any number above 0. */
+static int press_interrupt(void *user)
+{
+    return *(const int *)user;
+}
+
+static int interrupt_one(struct dp_comm *comm, void *arg)
+{
+    int answer = *(const int *)arg;
+    const bool stops = dp_comm_rank(comm) == 1;
+    struct dp_abort why;
+    char buf[8];
+
+    if (stops)
+        dp_comm_set_poll(comm, press_interrupt, &answer);
+    CHECK(blocking_receive(comm, (dp_comm_rank(comm) + 1) % dp_comm_size(comm), 0, 1, buf,
+                           sizeof(buf)) == (stops ? DP_EINTERRUPTED : DP_EABORTED));
+    dp_comm_set_poll(comm, NULL, NULL);
+    CHECK(dp_comm_aborted(comm, &why) && why.rank == 1 && why.error == DP_EINTERRUPTED);
+    CHECK(!strcmp(dp_strerror(why.error), "DP_EINTERRUPTED"));
+    return 0;
+}
+
+static void an_interrupt_of_one_rank_ends_all(void **state)
+{
+    int answers[] = {DP_EINTERRUPTED, 1};
+
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        on_all_kinds(3, LONG_NS, interrupt_one, &answers[i]);
 }
 
 /* Every rank waits for the next one, but one makes no call at all until the others have given up.
@@ -650,6 +692,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_abort_of_any_rank_reaches_all),
+        cmocka_unit_test(an_interrupt_of_one_rank_ends_all),
         cmocka_unit_test(a_silent_rank_is_found_and_named),
         cmocka_unit_test(a_rank_that_has_just_begun_to_wait_is_not_taken_for_the_culprit),
         cmocka_unit_test(a_wait_behind_another_collective_names_who_is_missing),

@@ -326,7 +326,7 @@ static int come_without_root(const struct rank *r)
 
 static int stop_soon(void *user)
 {
-    return ++*(int *)user < 3 ? 0 : -4;
+    return ++*(int *)user < 3 ? 0 : DP_EINTERRUPTED;
 }
 
 /* As rank 0 for the others, as rank 1 for rank 0; with a store for what it says. */
@@ -337,7 +337,7 @@ static int open_and_stop(const struct rank *r)
     int calls = 0;
 
     EXPECT(try_open(r, (struct dp_comm_config){.poll = stop_soon, .poll_user = &calls,
-                                               .store = store}, &comm) == -4);
+                                               .store = store}, &comm) == DP_EINTERRUPTED);
     EXPECT(calls == 3 && strstr(dp_last_error(), "interrupted"));
     return 0;
 }

@@ -139,6 +139,35 @@ static void memory_runs_out_where_the_device_ends(void **state)
     dp_device_close(dev);
 }
 
+static void a_wrapped_stream_is_the_callers(void **state)
+{
+    (void)state;
+    struct dp_device *dev = open_device();
+    struct dp_device_stream *own, *wrapped;
+    struct dp_device_event *event;
+    void *there;
+
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 100, &there), 0);
+    assert_int_equal(dp_device_event_new(dev, &event), 0);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &own), 0);
+    assert_int_equal(dp_device_stream_wrap(dev, dp_device_stream_native(own), &wrapped), 0);
+    assert_ptr_equal(dp_device_stream_native(wrapped), dp_device_stream_native(own));
+    fake->hold(true);
+    assert_int_equal(dp_device_zero(wrapped, there, 100), 0);
+    dp_device_stream_free(wrapped); /* does not wait for what was given */
+    assert_int_equal(dp_device_event_record(event, own), 0);
+    assert_int_equal(dp_device_event_test(event), DP_EAGAIN);
+    fake->hold(false);
+    assert_int_equal(dp_device_event_wait(event, 20 * DP_NS_PER_S), 0);
+    assert_int_equal(dp_device_stream_wrap(dev, NULL, &wrapped), 0);
+    assert_ptr_equal(dp_device_stream_native(wrapped), CU_STREAM_LEGACY);
+    dp_device_stream_free(wrapped);
+    dp_device_event_free(event);
+    dp_device_stream_free(own);
+    dp_device_free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_close(dev);
+}
+
 static void a_failure_of_the_device_shows_in_the_event_and_stays(void **state)
 {
     (void)state;
@@ -389,6 +418,7 @@ int main(void)
         cmocka_unit_test_setup(tensors_carry_the_ordinal, reset),
         cmocka_unit_test_setup(errors_are_ours_and_sentences_the_drivers, reset),
         cmocka_unit_test_setup(memory_runs_out_where_the_device_ends, reset),
+        cmocka_unit_test_setup(a_wrapped_stream_is_the_callers, reset),
         cmocka_unit_test_setup(a_failure_of_the_device_shows_in_the_event_and_stays, reset),
         cmocka_unit_test_setup(copies_from_nowhere_are_refused, reset),
         cmocka_unit_test_setup(what_a_driver_lacks_is_said, reset),

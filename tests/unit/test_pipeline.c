@@ -266,7 +266,8 @@ static int run_recomputing(struct dp_comm *comm, void *arg)
 static void recomputed_forwards_change_no_number(void **state)
 {
     (void)state;
-    static const struct dp_stage_ops ops = {watch_forward, watch_backward, watch_weight, NULL, NULL};
+    static const struct dp_stage_ops ops = {
+        .forward = watch_forward, .backward = watch_backward, .weight = watch_weight};
 
     for (int i = 0; i < SOME; i++)
         for (int share = 1; share <= 2; share++) {

@@ -106,8 +106,10 @@ static int loss_backward(void *user, const struct dp_stage_call *call, const DLT
     return 0;
 }
 
-static const struct dp_stage_ops timed_ops = {forward, backward, weight, forward_backward, NULL};
-static const struct dp_stage_ops unpaired_ops = {forward, backward, weight, NULL, NULL};
+static const struct dp_stage_ops timed_ops = {
+    .forward = forward, .backward = backward, .weight = weight, .fwd_bwd = forward_backward};
+static const struct dp_stage_ops unpaired_ops = {
+    .forward = forward, .backward = backward, .weight = weight};
 static const struct dp_loss_ops loss_ops = {loss, loss_backward};
 
 /* ---- a step ---------------------------------------------------------------------------------- */

@@ -65,6 +65,83 @@ static void a_device_that_is_late_at_random_changes_no_number(void **state)
     }
 }
 
+/* ---- the caller's stream ---------------------------------------------------------------------- */
+
+static _Thread_local struct dp_device_stream *callers;
+
+static void compute_in_the_callers(void *user, int rank, struct dp_pipeline_config *config)
+{
+    cuda_job_edit(user, rank, config);
+    config->stream = callers;
+}
+
+static int train_in_the_callers(struct dp_comm *comm, void *arg)
+{
+    struct dp_device *dev;
+    struct dp_device_stream *native;
+    struct job_rank r;
+    int count;
+
+    CHECK(!dp_device_cuda_count(&count));
+    CHECK(!dp_device_cuda_open(dp_comm_rank(comm) % count, &dev)); /* as cuda_job_open */
+    CHECK(!dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &native));
+    CHECK(!dp_device_stream_wrap(dev, dp_device_stream_native(native), &callers));
+    cuda_job_use_device(dev);
+    CHECK(!cuda_job_open(&r, arg, comm));
+    CHECK(dp_pipeline_stream(r.pipe) == callers);
+    for (int i = 0; i < STEPS; i++)
+        CHECK(!cuda_job_step(&r));
+    cuda_job_close(&r);
+    cuda_job_use_device(NULL);
+    dp_device_stream_free(callers);
+    dp_device_stream_free(native); /* which is still there */
+    dp_device_close(dev);
+    return 0;
+}
+
+static void stages_compute_in_a_stream_of_the_callers(void **state)
+{
+    (void)state;
+    for (int i = 0; i < SHAPES; i++) {
+        struct dp_schedule *s = case_schedule(shapes[i]);
+        struct job job = job_make(s);
+
+        fake->shake((uint64_t)i, 80);
+        job.ops = &cuda_job_ops;
+        job.edit = compute_in_the_callers;
+        case_run(&job, deadline_ns, train_in_the_callers, STEPS - 1);
+        dp_schedule_free(s);
+    }
+}
+
+static void a_stream_of_another_device_is_refused(void **state)
+{
+    (void)state;
+    const struct dp_border borders[2] = {{0}};
+    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
+        .kind = DP_SCHEDULE_1F1B, .ranks = 1, .microbatches = 1, .forward_only = true});
+    const struct dp_stage stage = {.ops = &cuda_job_ops};
+    struct dp_pipeline_config config = {.schedule = s, .stages = &stage, .borders = borders,
+                                        .opaque_ends = true};
+    struct dp_device *devices[2];
+    struct dp_pipeline *pipe;
+
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(dp_device_cuda_open(0, &devices[i]), 0);
+    assert_int_equal(dp_device_stream_new(devices[1], DP_PRIORITY_NORMAL, &config.stream), 0);
+    config.device = devices[0];
+    assert_int_equal(dp_pipeline_new(&config, &pipe), DP_EINVAL);
+    assert_string_equal(dp_last_error(), "stream: of another device, expected one of the pipeline's");
+    config.device = NULL; /* the host has no use for one */
+    assert_int_equal(dp_pipeline_new(&config, &pipe), 0);
+    assert_true(dp_pipeline_stream(pipe) != config.stream);
+    dp_pipeline_free(pipe);
+    dp_device_stream_free(config.stream);
+    for (int i = 0; i < 2; i++)
+        dp_device_close(devices[i]);
+    dp_schedule_free(s);
+}
+
 /* ---- failures -------------------------------------------------------------------------------- */
 
 static int fail_then_train(struct dp_comm *comm, void *arg)
@@ -172,6 +249,8 @@ int main(void)
                                   cuda_case_clean_up),
         cmocka_unit_test_teardown(a_device_that_is_late_at_random_changes_no_number,
                                   cuda_case_clean_up),
+        cmocka_unit_test_teardown(stages_compute_in_a_stream_of_the_callers, cuda_case_clean_up),
+        cmocka_unit_test_teardown(a_stream_of_another_device_is_refused, cuda_case_clean_up),
         cmocka_unit_test_teardown(a_step_that_failed_leaves_nothing_behind, cuda_case_clean_up),
         cmocka_unit_test_teardown(a_device_that_breaks_ends_the_step_on_every_rank,
                                   cuda_case_clean_up),

@@ -134,7 +134,7 @@ static int look_backward(void *user, const struct dp_stage_call *call, const DLT
     return call->gout == gout ? s->before(s->before_user, call, "backward") : -1;
 }
 
-static const struct dp_stage_ops looking_ops = {look_forward, look_backward, NULL, NULL, NULL};
+static const struct dp_stage_ops looking_ops = {.forward = look_forward, .backward = look_backward};
 
 /* ---- output gradients and handles ------------------------------------------------------------- */
 
@@ -197,7 +197,8 @@ static int gout_weight(void *user, const struct dp_stage_call *call)
     return err ? err : poison(call);
 }
 
-static const struct dp_stage_ops gout_ops = {gout_forward, gout_backward, gout_weight, NULL, NULL};
+static const struct dp_stage_ops gout_ops = {
+    .forward = gout_forward, .backward = gout_backward, .weight = gout_weight};
 
 static int run_gout(struct dp_comm *comm, void *arg)
 {
@@ -326,7 +327,8 @@ static void set_save_of(void *user, int rank, struct dp_pipeline_config *config)
 static void save_areas_have_lifetimes_and_sizes_of_their_own(void **state)
 {
     (void)state;
-    static const struct dp_stage_ops ops = {save_forward, save_backward, save_weight, NULL, NULL};
+    static const struct dp_stage_ops ops = {
+        .forward = save_forward, .backward = save_backward, .weight = save_weight};
 
     for (int i = 0; i < SOME; i++) {
         struct dp_schedule *s = case_schedule(some[i]);
@@ -392,8 +394,8 @@ static int count_loss_backward(void *user, const struct dp_stage_call *call, con
 
 static int run_counting(struct dp_comm *comm, void *arg)
 {
-    static const struct dp_stage_ops ops = {count_forward, count_backward, count_weight, NULL,
-                                            NULL};
+    static const struct dp_stage_ops ops = {
+        .forward = count_forward, .backward = count_backward, .weight = count_weight};
     static const struct dp_loss_ops loss = {count_loss, count_loss_backward};
     const struct dp_schedule *s = arg;
     double sums[2][DOUBLES] = {{0}}, losses[8];

@@ -62,7 +62,7 @@ static int update(void *user, const void *arg, size_t len, struct dp_reply *repl
     return err;
 }
 
-static const struct dp_stage_ops ops = {forward, backward, NULL, NULL, NULL};
+static const struct dp_stage_ops ops = {.forward = forward, .backward = backward};
 static const DLDataType float32 = {kDLFloat, 32, 1};
 
 static int open_part(struct dp_comm *comm, const struct dp_schedule *s, struct part *p,

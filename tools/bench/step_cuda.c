@@ -136,7 +136,8 @@ static int fwd_bwd(const struct dp_pair *pair)
     return end(f->steps, run_pair(f->steps, &own));
 }
 
-static const struct dp_stage_ops stage_ops = {forward, backward, weight, fwd_bwd, NULL};
+static const struct dp_stage_ops stage_ops = {
+    .forward = forward, .backward = backward, .weight = weight, .fwd_bwd = fwd_bwd};
 
 /* A loss is part of its forward, */
 static int loss(void *user, const struct dp_stage_call *call, const DLTensor *out,

@@ -256,7 +256,8 @@ int gpt_backward(void *user, const struct dp_stage_call *call, const DLTensor *g
     return err || mode != DP_BACKWARD_FULL ? err : gpt_weight(user, call);
 }
 
-const struct dp_stage_ops gpt_stage_ops = {gpt_forward, gpt_backward, gpt_weight, NULL, NULL};
+const struct dp_stage_ops gpt_stage_ops = {
+    .forward = gpt_forward, .backward = gpt_backward, .weight = gpt_weight};
 
 /* ---- the loss ------------------------------------------------------------------------------ */
 

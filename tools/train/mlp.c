@@ -255,7 +255,7 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
     return mode == DP_BACKWARD_FULL ? weight(user, call) : 0;
 }
 
-static const struct dp_stage_ops ops = {forward, backward, weight, NULL, NULL};
+static const struct dp_stage_ops ops = {.forward = forward, .backward = backward, .weight = weight};
 
 /* ---- running statistics --------------------------------------------------------------------- */
 

@@ -68,7 +68,7 @@ struct dp_abort {
     int rank;       /* the culprit's rank in the comm; -1: unknown */
     int error;      /* its negative errno */
     uint64_t doing; /* what it did last, see dp_comm_note; 0: not known */
-    char text[224]; /* its sentence */
+    char text[DP_ABORT_TEXT]; /* its sentence */
 };
 
 struct dp_comm;
@@ -281,8 +281,9 @@ DP_PUBLIC void dp_comm_progress_start(struct dp_comm *comm);
  * longer, and it takes up to 0.1 s where a connection to a neighbor is not made yet. */
 DP_PUBLIC int dp_comm_busy(struct dp_comm *comm, int64_t ns);
 /* Call poll(user) in every wait, about once a millisecond, or never (NULL). Another result than 0,
- * a negative errno, aborts the group with it and ends the wait: an interpreter's interrupt. A reset
- * that it ends leaves the group aborted, a close goes on without waiting. */
+ * a negative errno, aborts the group with it and ends the wait: DP_EINTERRUPTED where a user stops the
+ * program, as an interpreter's interrupt does; a number above 0 counts as that. A reset that it ends
+ * leaves the group aborted, a close goes on without waiting. */
 DP_PUBLIC void dp_comm_set_poll(struct dp_comm *comm, int (*poll)(void *user), void *user);
 
 /* ---- order with a device's streams (device.h), where caps.stream_ordered ------------------------ */

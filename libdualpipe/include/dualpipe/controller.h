@@ -74,7 +74,7 @@ struct dp_answer {
     int error;        /* 0, or a negative errno; DP_EAGAIN: this rank was not called */
     const void *data; /* [len], until the controller's next call */
     size_t len;
-    char text[256];   /* of an error: its sentence; "" otherwise */
+    char text[DP_ABORT_TEXT]; /* of an error: its sentence; "" otherwise */
 };
 
 /* On rank 0: call the function of that name, with arg[len], on ranks 1 .. size - 1 at once, and with

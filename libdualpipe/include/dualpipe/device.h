@@ -121,6 +121,11 @@ enum dp_device_priority {
 
 DP_PUBLIC int dp_device_stream_new(struct dp_device *dev, enum dp_device_priority priority,
                                    struct dp_device_stream **out);
+/* A stream of the caller's, as dp_device_stream_native has it: CUDA's default stream for NULL. It is
+ * neither finished nor freed with the wrapper, and must outlive it. The host has no such thing: it
+ * ignores `native`, and the stream is as of dp_device_stream_new. */
+DP_PUBLIC int dp_device_stream_wrap(struct dp_device *dev, void *native,
+                                    struct dp_device_stream **out);
 /* Work in flight is finished first; a device that hangs is given 10 s. stream may be NULL. */
 DP_PUBLIC void dp_device_stream_free(struct dp_device_stream *stream);
 /* What the device's own interface calls the stream, to queue other work in it: a CUstream; NULL

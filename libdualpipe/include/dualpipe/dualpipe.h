@@ -56,8 +56,11 @@ enum dp_error {
     DP_ETIMEDOUT = -ETIMEDOUT,    /* a deadline passed */
     DP_EIO = -EIO,                /* the system failed a read, a write, a map; or a device failed */
     DP_ECALLBACK = -EREMOTEIO,    /* a callback of the user's failed */
+    DP_EINTERRUPTED = -EINTR,     /* the user stopped it: dp_comm_set_poll */
     DP_EABORTED = -ECANCELED,     /* another rank failed; dp_comm_aborted() says which and why */
 };
+
+#define DP_ABORT_TEXT 4096 /* room for the sentence, or a traceback, that all ranks read of a failure */
 
 /* The name of an error of the list above, "DP_EINVAL"; strerror's text for any other number. Never
  * NULL; any thread. */

@@ -137,8 +137,15 @@ struct dp_pipeline_config {
     bool own_gradients;                 /* training needs no loss: each step is taken in two calls,
                                          * with gradients of the outputs that the caller has made */
     bool unchecked;                     /* leave out the agreement check of every step */
+    bool opaque_ends;                   /* the caller has batches, labels and losses itself: the borders
+                                         * 0 and S are empty, loss and labels NULL, and a step is given
+                                         * neither inputs nor outputs. A last stage begins its backward
+                                         * with what its forward has kept. The same on every rank */
     enum dp_execution execution;
     struct dp_recorder *recorder;       /* NULL: none */
+    struct dp_device_stream *stream;    /* of the device, for dp_stage_call.stream: what is queued there
+                                         * before a step is done before it. It must outlive the pipeline.
+                                         * NULL: one of its own; the host has no use for one */
 };
 
 /* fixed_order: weight gradients are added up in an order that depends neither on the schedule nor
@@ -195,7 +202,9 @@ struct dp_loader {
  * order; opaque leaves reach the first stage in dp_stage_call.args. All of it must stay until the
  * step has returned. */
 struct dp_step {
-    const struct dp_schedule *schedule; /* NULL: the config's; else that, or one of `also` */
+    const struct dp_schedule *schedule; /* NULL: the config's; else that, or one of `also`. Where ranks
+                                         * choose one with backwards and a forward-only one of as many
+                                         * micro-batches, all carry out the latter: see forward_only */
     bool accumulate;                    /* the next step adds to the same gradients: leave sums of
                                          * blocks, the mirror's sum and rounding to it. Until a step
                                          * without it, gradients are not what they will be. */
@@ -227,6 +236,8 @@ struct dp_step {
     int (*queued)(void *user);
     void *queued_user;
     int32_t callback_error;        /* out: what the callback that failed on this rank returned */
+    bool forward_only;             /* out: the step had no backward, as its schedule has none or, of the
+                                    * same micro-batches, that which another rank has chosen */
 };
 
 /* Carry out one step. Gradients have been added to the stages' grads when it returns, and the whole of
@@ -254,7 +265,8 @@ DP_PUBLIC const char *dp_pipeline_doing_text(uint64_t doing, char *text, size_t 
  * forwards, then, with the caller's gradients of the outputs, all backwards. The same step argument
  * in both; inputs and outputs must stay until the second has returned. For schedules that have
  * every forward of a rank before its first backward (GPipe, and with them recomputation);
- * DP_EUNSUPPORTED elsewhere. Between the two nothing else may use the pipeline: DP_ESTATE. */
+ * DP_EUNSUPPORTED elsewhere. Between the two nothing else may use the pipeline: DP_ESTATE. A step that
+ * turns out to be forward_only ends with the first. */
 DP_PUBLIC int dp_pipeline_forward(struct dp_pipeline *pipe, struct dp_step *step);
 DP_PUBLIC int dp_pipeline_backward(struct dp_pipeline *pipe, struct dp_step *step);
 

@@ -33,6 +33,8 @@
 #include <dualpipe/random.h>
 #include <dlpack/dlpack.h>
 
+#include <stdio.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -162,9 +164,9 @@ struct dp_pair {
  * of the first stage, gins and gouts of tensors that are no_grad. A backward that finds that an
  * input has no gradient after all sets that gin's data to NULL: the stage before gets zeros.
  * A stage may hand over a buffer of its own, compact and on the pipeline's device, by setting the
- * data of an output or gin to it; it must stay as it is until the step has ended. Where the border has
- * one tensor it is sent from there, elsewhere it is copied. Any other change to a tensor's description
- * is an error, DP_EMISMATCH. */
+ * data of an output or gin to it; it must stay as it is until given_back, or the end of the step. Where
+ * the border has one tensor it is sent from there, elsewhere it is copied. Any other change to a
+ * tensor's description is an error, DP_EMISMATCH. */
 struct dp_stage_ops {
     int (*forward)(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out);
     int (*backward)(void *user, const struct dp_stage_call *call, const DLTensor *gout,
@@ -177,6 +179,10 @@ struct dp_stage_ops {
     int (*fwd_bwd)(const struct dp_pair *pair);
     /* Optional: a step has failed or ended while *call->handle of a micro-batch was not NULL. */
     void (*drop)(void *user, void *handle);
+    /* Optional: what the pipeline queues from now on in dp_stage_call.stream (host: nothing) does not
+     * read a buffer any more that the stage has handed over: it has been copied, its message has been
+     * sent, or the step has failed. Once for each that a callback which returned 0 has left. */
+    void (*given_back)(void *user, void *data);
 };
 
 /* Bytes of the save areas of one micro-batch. */
@@ -232,9 +238,20 @@ static inline int dp_pair_start_from_loss(const struct dp_pair *pair)
              : 0;
 }
 
-/* In a callback: say in a sentence why it fails, as in `return dp_callback_error(-EIO, "...")`.
- * Every rank gets to read it. Returns err. */
-DP_PUBLIC int dp_callback_error(int err, const char *format, ...) DP_PRINTF(2, 3);
+/* In a callback: say why it fails, in a sentence or a traceback, as in
+ * `return dp_callback_error(-EIO, "...")`. Every rank gets to read it, up to DP_ABORT_TEXT bytes with
+ * what is said around it. Returns err. */
+DP_PUBLIC int dp_callback_error_text(int err, const char *text);
+static inline int DP_PRINTF(2, 3) dp_callback_error(int err, const char *format, ...)
+{
+    char text[DP_ABORT_TEXT];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return dp_callback_error_text(err, text);
+}
 
 #ifdef __cplusplus
 }

@@ -56,5 +56,5 @@ static int fwd_bwd(const struct dp_pair *pair)
     return err ? err : joined;
 }
 
-const struct dp_stage_ops cuda_stage_ops = {cuda_forward, cuda_backward, cuda_weight, fwd_bwd,
-                                            NULL};
+const struct dp_stage_ops cuda_stage_ops = {
+    .forward = cuda_forward, .backward = cuda_backward, .weight = cuda_weight, .fwd_bwd = fwd_bwd};
