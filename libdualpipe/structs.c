@@ -93,7 +93,6 @@ static const struct {
     KNOWN(dp_mixer_average_info),
     KNOWN(dp_mixer_config),
     KNOWN(dp_mixer_counts),
-    KNOWN(dp_mixer_stream_config),
     KNOWN(dp_mixer_update),
     KNOWN(dp_mixer_update_info),
     KNOWN(dp_mixing_run),

@@ -78,10 +78,3 @@ int dp_stream_check(struct dp_comm *comm, struct dp_device *dev, const char *wha
                       what, dp_comm_name(comm));
     return err;
 }
-
-int dp_stream_leave(struct dp_comm *comm, int err)
-{
-    if (err != DP_EABORTED && err != DP_ETIMEDOUT)
-        dp_comm_abort(comm, err, dp_last_error());
-    return err;
-}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * in_stream.h - what sums (replicas.c) and mixing (mixer_stream.c) in the order of a stream have
+ * in_stream.h - what sums (replicas.c) and mixing (mixer_device.c) in the order of a stream have
  * in common: messages that a stream waits for, memory that they arrive in, and what is checked
  * before.
  */
@@ -36,8 +36,5 @@ int dp_stream_check(struct dp_comm *comm, struct dp_device *dev, const char *wha
                     const struct dp_parameter *list, int32_t count,
                     int (*check)(const struct dp_parameter *p, const struct dp_device *dev,
                                  struct dp_device_stream *stream));
-
-/* After an error: the group is of no use once a rank fell out. Returns the error. */
-int dp_stream_leave(struct dp_comm *comm, int err);
 
 #endif

@@ -66,6 +66,8 @@ static int check_tensors(const struct dp_mixer_config *c)
 {
     int err = dp_parameters_check(c->parameters, c->count);
 
+    if (!err && c->device)
+        return dp_mixer_device_check(c);
     for (int32_t i = 0; i < c->count && !err; i++)
         if (!dp_tensor_on_host(c->parameters[i].value))
             err = dp_fail(DP_EUNSUPPORTED, "parameter '%s' is in the memory of a device, expected the "
@@ -112,7 +114,7 @@ static int check_config(const struct dp_mixer_config *c)
         err = check_tensors(c);
     if (!err)
         err = dp_mixer_check_method(c);
-    return err || c->update ? err : check_optimizer(c);
+    return err || c->update || c->device ? err : check_optimizer(c);
 }
 
 /* ---- what all ranks must have in common -------------------------------------------------------- */
@@ -167,7 +169,7 @@ static int begin_equal(const struct dp_mixer_config *c)
         dp_mixer_add_options(c, &options);
         err = dp_agree_on_graph(c->comm, c->graph, &options);
     }
-    for (int32_t i = 0; i < c->count && !err; i++)
+    for (int32_t i = 0; i < c->count && !c->device && !err; i++)
         if (c->start_frozen || !(c->parameters[i].flags & DP_PARAMETER_FROZEN))
             err = broadcast(c->comm, c->parameters[i].value);
     for (int32_t i = 0; c->start_buffers && i < c->buffer_count && !err; i++)
@@ -183,7 +185,7 @@ static int32_t find_leader(const struct dp_mixer *m, int32_t i)
 
     if (p[i].flags & DP_PARAMETER_FROZEN)
         return -1;
-    for (int32_t k = 0; p[i].tied && k < i; k++)
+    for (int32_t k = 0; p[i].tied && !m->config.device && k < i; k++)
         if (m->leader[k] == k && p[k].tied && !strcmp(p[k].tied, p[i].tied))
             return k;
     return i;
@@ -240,7 +242,7 @@ static int copy_groups(struct dp_optimizer_config *o, int32_t count)
 static int set_up(struct dp_mixer *m)
 {
     struct dp_mixer_config *c = &m->config;
-    if (c->update)
+    if (dp_mixer_is_bare(m))
         c->optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD); /* of nothing */
     int err = copy_groups(&c->optimizer, c->count);
     if (!err)
@@ -292,6 +294,8 @@ static int meet(struct dp_mixer *m)
 {
     int err = begin_equal(&m->config);
 
+    if (m->config.device)
+        return err ? err : dp_mixer_start_on_device(m);
     dp_exchange_group_fini(&m->shared);
     return err ? err : dp_mixer_make_group(m);
 }

@@ -223,6 +223,17 @@ void dp_mixer_undo_average(struct dp_mixer *m)
     m->has_backup = false;
 }
 
+static int average_on_device(struct dp_mixer *m, const struct dp_mixer_average *what)
+{
+    if (what->distance)
+        return dp_fail(DP_EUNSUPPORTED, "the distance to an average on a device, expected one without");
+    int err = dp_mixer_device_wait(m->on_device);
+    if (!err)
+        err = dp_mixer_device_average(m->on_device, what->revert);
+    m->has_backup = !err && what->revert;
+    return err;
+}
+
 /* Where a worker may die, all have their averages before one goes on. */
 static int average(struct dp_mixer *m, struct dp_mixer_average *what)
 {
@@ -249,8 +260,10 @@ static int average(struct dp_mixer *m, struct dp_mixer_average *what)
 int dp_mixer_average(struct dp_mixer *m, struct dp_mixer_average *what)
 {
     struct dp_mixer_average none = {0};
-    int err = average(m, what ? what : &none);
 
+    if (m->on_device)
+        return dp_mixer_leave(m, average_on_device(m, what ? what : &none));
+    int err = average(m, what ? what : &none);
     if (err)
         return dp_mixer_leave(m, err);
     dp_mixer_end_average(m, what && what->revert);
@@ -262,6 +275,9 @@ int dp_mixer_revert(struct dp_mixer *m)
     if (!m->has_backup)
         return dp_mixer_leave(m, dp_fail(DP_ESTATE, "no average to revert, expected one that keeps "
                                          "what there was"));
+    m->has_backup = false;
+    if (m->on_device)
+        return dp_mixer_leave(m, dp_mixer_device_revert(m->on_device));
     dp_mixer_undo_average(m);
     m->averaged = false;
     return 0;

@@ -95,7 +95,8 @@ static int make_optimizer(struct dp_mixer *m, struct dp_mixer_bucket *b)
     if (config.groups)
         config.group_of = group_of;
     /* One without parameters has no state, and nothing to do. */
-    int err = dp_optimizer_new(&config, b->parameters, m->config.update ? 0 : b->count, &b->optimizer);
+    int err = dp_optimizer_new(&config, b->parameters, dp_mixer_is_bare(m) ? 0 : b->count,
+                               &b->optimizer);
     free(group_of);
     return err;
 }
@@ -172,7 +173,7 @@ static int make_memory(struct dp_mixer *m)
     return 0;
 }
 
-static int make_buckets(struct dp_mixer *m)
+static int describe_buckets(struct dp_mixer *m)
 {
     int err = 0;
 
@@ -182,6 +183,13 @@ static int make_buckets(struct dp_mixer *m)
     m->bucket_count = m->cut.count;
     for (int32_t i = 0; i < m->bucket_count && !err; i++)
         err = describe(m, i);
+    return err;
+}
+
+static int make_buckets(struct dp_mixer *m)
+{
+    int err = describe_buckets(m);
+
     if (!err)
         err = make_memory(m);
     char *memory = m->memory;
@@ -262,6 +270,33 @@ int dp_mixer_start(struct dp_mixer *m)
     return err ? err : dp_mixer_make_buckets(m);
 }
 
+static void merge_buckets(struct dp_buckets *cut)
+{
+    for (int32_t i = 0; i < cut->item_count; i++)
+        cut->bucket_of[cut->order[i]] = 0;
+    cut->count = cut->item_count > 0;
+    if (cut->count)
+        cut->cuts[0].count = cut->item_count;
+}
+
+int dp_mixer_start_on_device(struct dp_mixer *m)
+{
+    for (int32_t i = 0; i < m->config.count; i++)
+        if (m->leader[i] == i)
+            m->trace[m->traced++] = i;
+    int err = cut(m);
+    if (!err) {
+        merge_buckets(&m->cut);
+        err = describe_buckets(m);
+    }
+    if (!err && m->bucket_count)
+        err = make_optimizer(m, m->buckets);
+    m->started = true;
+    if (!err)
+        err = dp_mixer_device_new(&m->config, &m->on_device);
+    return dp_mixer_leave(m, err);
+}
+
 /* ---- the end ----------------------------------------------------------------------------------- */
 
 static void give_values_back(struct dp_mixer *m)
@@ -281,8 +316,9 @@ void dp_mixer_stop(struct dp_mixer *m)
 {
     int err = 0;
 
-    for (int32_t i = 0; i < m->bucket_count && !err; i++)
+    for (int32_t i = 0; i < m->bucket_count && !m->config.device && !err; i++)
         err = dp_mixer_wait(&m->buckets[i]);
+    dp_mixer_device_free(m->on_device);
     dp_exchange_group_fini(&m->shared); /* what is still in flight is dropped before its memory */
     if (m->parameters && m->original)
         give_values_back(m);

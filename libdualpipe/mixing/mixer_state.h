@@ -7,6 +7,7 @@
  *      mixer_update.c    forward, ready, step
  *      mixer_algorithm.c what a bucket takes of what came; local SGD; what goes together
  *      mixer_average.c   the average of all workers
+ *      mixer_device.c    exchanges of values on a device, in the order of a stream
  *      mixer_checkpoint.c  the state, and going on from it
  *      mixer_survive.c   going on without workers that have died
  *      mixer_admit.c     new ones
@@ -17,6 +18,7 @@
 #include "base/fail.h"
 #include "mixing/bucket.h"
 #include "mixing/exchange.h"
+#include "mixing/mixer_device.h"
 #include <dualpipe/mixer.h>
 
 struct dp_mixer_bucket {
@@ -50,6 +52,7 @@ struct dp_mixer {
     struct dp_rate schedule;
     struct dp_loss_scale loss_scale;
     struct dp_exchange_group shared;
+    struct dp_mixer_device *on_device; /* NULL: the host. Otherwise its one bucket has no exchange */
 
     /* Gradients of an iteration. A tied group is its first member. */
     int32_t *leader;       /* [count] of its tied group, itself otherwise; -1: frozen */
@@ -111,6 +114,8 @@ int dp_mixer_adopt(struct dp_mixer *m, struct dp_comm *comm, struct dp_graph *g)
  * *again: one has died, which ends it with 0. */
 int dp_mixer_conclude(struct dp_comm *comm, int err, bool *again);
 int dp_mixer_start(struct dp_mixer *m);
+/* On a device, at once. Collective. */
+int dp_mixer_start_on_device(struct dp_mixer *m);
 /* The same without asking the others whether they have the same trace. */
 int dp_mixer_make_buckets(struct dp_mixer *m);
 /* What all exchanges share. Collective. */
@@ -147,6 +152,12 @@ void dp_mixer_end_average(struct dp_mixer *m, bool revert);
 void dp_mixer_state_free(struct dp_mixer_state *state);
 /* Tensors at the end of the state that are of this worker's place in the graph. */
 int32_t dp_mixer_known_count(const struct dp_mixer *m);
+/* Updates are the caller's. */
+static inline bool dp_mixer_is_bare(const struct dp_mixer *m)
+{
+    return m->config.update || m->config.device;
+}
+
 /* What came is mixed by the next forward, not by the next update. */
 static inline bool dp_mixer_is_local(const struct dp_mixer *m)
 {

@@ -111,13 +111,24 @@ static int await_or_pass(struct dp_mixer *m, struct dp_mixer_bucket *b, bool *la
     return *late ? 0 : err;
 }
 
+/* It is sent by dp_mixer_step, behind an update that the caller queues meanwhile. */
+static int mix_on_device(struct dp_mixer *m, struct dp_mixer_bucket *b, struct dp_optimizer_step *step)
+{
+    int err = dp_mixer_device_mix(m->on_device, b->factor);
+
+    return err || !m->config.update ? err : dp_mixer_apply(m, b, step);
+}
+
 /* Mix, update and write what goes next; or leave the mixing for later, with nothing to *send. */
 static int mix_and_update(struct dp_mixer *m, struct dp_mixer_bucket *b,
                           struct dp_optimizer_step *step, int64_t next, bool *send)
 {
     bool late;
+    if (m->on_device) {
+        *send = false;
+        return mix_on_device(m, b, step);
+    }
     int err = await_or_pass(m, b, &late);
-
     if (!err && late) {
         *send = false;
         return dp_mixer_apply(m, b, step);
@@ -288,7 +299,10 @@ static int finish_updates(struct dp_mixer *m)
     int err = process_buckets(m, true);
 
     dp_mixer_spread_tied(m);
-    return err;
+    if (err || !m->on_device || !m->bucket_count)
+        return err;
+    m->buckets->factor = m->config.factor;
+    return dp_mixer_device_send(m->on_device);
 }
 
 static int settle(struct dp_mixer *m)
@@ -315,6 +329,8 @@ int dp_mixer_forward(struct dp_mixer *m, bool training)
         if (!err)
             err = dp_mixer_leave(m, finish_updates(m));
     }
+    if (m->on_device)
+        err = dp_mixer_leave(m, dp_mixer_device_wait(m->on_device));
     if (!err && dp_mixer_is_local(m))
         err = dp_mixer_leave(m, settle(m));
     if (err)

@@ -123,6 +123,7 @@ struct rig {
     char *host;           /* pinned */
     struct tensors p;
     struct dp_comm *comm;
+    bool by_mixer; /* the mixer calls the update */
 };
 
 static int rig_open(struct rig *g, struct dp_comm *comm)
@@ -177,48 +178,62 @@ static bool holds(struct rig *g, const char *expected, bool to_the_bit)
 }
 
 /* SGD with a rate that makes no rounding. */
-static int step_once(struct dp_comm *comm, struct rig *g, struct dp_mixer_stream *mixer, int step)
+static int update(void *user, struct dp_mixer_update_info *info)
 {
-    fill(g->host, dp_comm_rank(comm), step, -rate);
-    nccl_ranks_count_waits();
-    CHECK(!dp_device_copy(g->stream, g->grads, g->host, BYTES));
-    CHECK(!dp_mixer_stream_mix(mixer, g->stream));
+    struct rig *g = user;
+    struct dp_comm *comm = g->comm;
+
+    CHECK(!info || (info->bucket == 0 && info->count == TENSORS && info->rate == rate &&
+                    info->present[0] && info->present[1] && info->present[2] && !info->skip));
     for (int t = 0; t < TENSORS; t++)
         CHECK(!dp_device_add(g->stream, type_of(t), g->values + places[t], type_of(t),
                              g->grads + places[t], (size_t)sizes[t]));
-    CHECK(!dp_mixer_stream_send(mixer, g->stream));
+    return 0;
+}
+
+static int step_once(struct dp_comm *comm, struct rig *g, struct dp_mixer *mixer, int step)
+{
+    CHECK(!dp_mixer_forward(mixer, true));
+    fill(g->host, dp_comm_rank(comm), step, -rate);
+    nccl_ranks_count_waits();
+    CHECK(!dp_device_copy(g->stream, g->grads, g->host, BYTES));
+    for (int t = 0; t < TENSORS; t++)
+        CHECK(!dp_mixer_ready(mixer, t));
+    if (!g->by_mixer && update(g, NULL))
+        return -1;
+    CHECK(!dp_mixer_step(mixer));
     CHECK(nccl_ranks_waits() == 0);
-    CHECK(dp_mixer_stream_send(mixer, g->stream) == DP_ESTATE);
     return 0;
 }
 
 static int mix_on_device(struct dp_comm *comm, struct rig *g, const struct dp_graph *graph,
                          const struct expected *expected, bool to_the_bit)
 {
-    const struct dp_mixer_stream_config config = {.parameters = g->p.list, .count = TENSORS,
-                                                  .graph = graph, .comm = g->comm,
-                                                  .device = g->dev, .factor = factor};
-    struct dp_mixer_stream *mixer;
+    const struct dp_mixer_config config = {.parameters = g->p.list, .count = TENSORS, .graph = graph,
+                                           .comm = g->comm, .device = g->dev, .stream = g->stream,
+                                           .factor = factor, .update = g->by_mixer ? update : NULL,
+                                           .rate = rate, .user = g};
+    struct dp_mixer_average what = {.revert = true};
+    struct dp_mixer *mixer;
 
-    CHECK(!dp_mixer_stream_new(&config, &mixer));
-    CHECK(dp_mixer_stream_revert(mixer, g->stream) == DP_ESTATE);
+    CHECK(!dp_mixer_new(&config, &mixer));
     fill(g->host, 0, -1, 1);
     CHECK(!dp_device_copy(g->stream, g->values, g->host, BYTES) && !finish(g));
     for (int step = 0; step < STEPS; step++) {
         if (step_once(comm, g, mixer, step))
             return -1;
-        /* A dp_mixer keeps the first update back until there are buckets. */
+        /* A dp_mixer of the host keeps the first update back until there are buckets. */
         CHECK(step ? holds(g, expected->values[step], to_the_bit) : !finish(g));
-        CHECK(!dp_mixer_stream_wait(mixer) && !dp_mixer_stream_wait(mixer));
+        CHECK(!dp_mixer_forward(mixer, false) && dp_mixer_iterations(mixer) == step + 1);
         if (step != AVERAGED)
             continue;
-        CHECK(!dp_mixer_stream_average(mixer, g->stream, true));
+        CHECK(!dp_mixer_average(mixer, &what));
         CHECK(holds(g, expected->average, false));
-        CHECK(!dp_mixer_stream_revert(mixer, g->stream));
+        CHECK(!dp_mixer_revert(mixer));
         CHECK(holds(g, expected->values[step], to_the_bit));
     }
-    CHECK(!dp_mixer_stream_average(mixer, g->stream, false));
-    dp_mixer_stream_free(mixer);
+    CHECK(!dp_mixer_average(mixer, NULL));
+    dp_mixer_free(mixer);
     return 0;
 }
 
@@ -228,36 +243,65 @@ static int open_graph(struct dp_comm *comm, const char *name, struct dp_graph **
     return 0;
 }
 
+/* Each is asked for alone, where nothing else is wrong. */
+static int refuse_method(struct dp_comm *comm, struct dp_mixer_config config)
+{
+    const struct dp_loss_scale scale = dp_loss_scale_defaults();
+    const struct {
+        const char *says;
+        struct dp_mixer_config with;
+    } cases[] = {
+        {"with compat", {.compat = true}},
+        {"with another algorithm than d-psgd", {.algorithm = DP_MIXER_LOCAL_SGD}},
+        {"with compression", {.compression = DP_COMPRESSION_INT8}},
+        {"with staleness", {.staleness = 1}},
+        {"with clipping", {.clip_norm = 1}},
+        {"with a loss scale", {.loss_scale = &scale}},
+    };
+    struct dp_mixer *none = NULL;
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct dp_mixer_config c = config;
+        c.compat = cases[i].with.compat;
+        c.algorithm = cases[i].with.algorithm;
+        c.compression = cases[i].with.compression;
+        c.staleness = cases[i].with.staleness;
+        c.clip_norm = cases[i].with.clip_norm;
+        c.loss_scale = cases[i].with.loss_scale;
+        CHECK(dp_mixer_new(&c, &none) == DP_EUNSUPPORTED);
+        CHECK_SAYS(cases[i].says);
+    }
+    config.stream = NULL;
+    CHECK(dp_mixer_new(&config, &none) == DP_ESTATE);
+    CHECK_SAYS("without a stream");
+    return 0;
+}
+
 static int refuse(struct dp_comm *comm, struct rig *g)
 {
-    struct dp_mixer_stream_config config = {.parameters = g->p.list, .count = TENSORS, .comm = comm,
-                                            .device = g->dev};
-    struct dp_mixer_stream *none = NULL;
-    struct dp_graph *graph, *pair;
+    struct dp_mixer_config config = {.parameters = g->p.list, .count = TENSORS, .comm = comm,
+                                     .device = g->dev, .stream = g->stream};
+    struct dp_mixer *none = NULL;
+    struct dp_graph *sums, *one;
 
-    if (open_graph(comm, "directed-exp", &graph))
+    CHECK(!dp_graph_new(&(struct dp_graph_spec){.name = "directed-exp", .workers = 1}, &sums));
+    CHECK(!dp_graph_new(&(struct dp_graph_spec){.name = "complete", .workers = 1, .local = 1}, &one));
+    config.graph = sums;
+    CHECK(dp_mixer_new(&config, &none) == DP_EUNSUPPORTED);
+    CHECK_SAYS("with push-sum, expected it without");
+    config.graph = one;
+    if (refuse_method(comm, config))
         return -1;
-    CHECK(dp_mixer_stream_new(&config, &none) == DP_ESTATE);
-    CHECK_SAYS("without a graph");
-    config.graph = graph;
-    CHECK(dp_mixer_stream_new(&config, &none) == DP_EUNSUPPORTED);
-    CHECK_SAYS("expected one without push-sum");
-    CHECK(!dp_graph_new(&(struct dp_graph_spec){.name = "complete", .workers = 1, .local = 1}, &pair));
-    config.graph = pair;
-    CHECK(dp_mixer_stream_new(&config, &none) == DP_EUNSUPPORTED);
+    CHECK(dp_mixer_new(&config, &none) == DP_EUNSUPPORTED);
     CHECK_SAYS("expected one of NCCL");
-    config.factor = 2;
-    CHECK(dp_mixer_stream_new(&config, &none) == DP_EINVAL);
-    CHECK_SAYS("factor of mixing: 2");
-    config.factor = 1;
     g->p.values[0].dtype.bits = g->p.grads[0].dtype.bits = 16;
-    CHECK(dp_mixer_stream_new(&config, &none) == DP_EUNSUPPORTED);
+    CHECK(dp_mixer_new(&config, &none) == DP_EUNSUPPORTED);
     CHECK_SAYS("'p0': the device mixes no values of 16 bits");
     g->p.values[0].device.device_type = g->p.grads[0].device.device_type = kDLCPU;
-    CHECK(dp_mixer_stream_new(&config, &none) == DP_EUNSUPPORTED);
+    CHECK(dp_mixer_new(&config, &none) == DP_EUNSUPPORTED);
     CHECK_SAYS("'p0' is not in the memory of the device");
-    dp_graph_free(pair);
-    dp_graph_free(graph);
+    dp_graph_free(one);
+    dp_graph_free(sums);
     return 0;
 }
 
@@ -280,6 +324,7 @@ static int mix_all(struct dp_comm *comm, void *arg)
     CHECK(!dp_comm_nccl_open(comm, &nccl, &g.comm));
     for (size_t i = 0; i < sizeof(graphs) / sizeof(graphs[0]); i++) {
         const bool pairs = strcmp(graphs[i], "complete");
+        g.by_mixer = i % 2;
         if (open_graph(comm, graphs[i], &graph) || mix_on_host(comm, graph, &expected) ||
             mix_on_device(comm, &g, graph, &expected, pairs))
             return -1;
@@ -308,52 +353,54 @@ struct fall {
 };
 
 static int open_mixer(struct dp_comm *comm, struct rig *g, const struct dp_graph *graph,
-                      struct dp_mixer_stream **out)
+                      struct dp_mixer **out)
 {
     struct dp_nccl_peer peers[WORKERS];
     struct dp_nccl_config nccl = {.device = g->dev, .peers = peers};
-    struct dp_mixer_stream_config config = {.parameters = g->p.list, .count = TENSORS,
-                                            .graph = graph, .device = g->dev};
+    struct dp_mixer_config config = {.parameters = g->p.list, .count = TENSORS, .graph = graph,
+                                     .device = g->dev, .stream = g->stream};
 
     nccl.peer_count = dp_mixer_nccl_peers(graph, dp_comm_rank(comm), peers);
     CHECK(nccl.peer_count > 0 && !dp_comm_nccl_open(comm, &nccl, &g->comm));
     config.comm = g->comm;
-    CHECK(!dp_mixer_stream_new(&config, out));
+    CHECK(!dp_mixer_new(&config, out));
     return 0;
 }
 
+static int iterate(struct dp_mixer *mixer)
+{
+    int err = dp_mixer_forward(mixer, true);
+
+    for (int t = 0; t < TENSORS && !err; t++)
+        err = dp_mixer_ready(mixer, t);
+    return err ? err : dp_mixer_step(mixer);
+}
+
 /* A worker that is no neighbor of the culprit in a round gets what it waits for, once or twice. */
-static int mix_until_it_ends(struct rig *g, struct dp_mixer_stream *mixer)
+static int iterate_until_it_ends(struct dp_mixer *mixer)
 {
     int err = 0;
 
-    while (!err) {
-        err = dp_mixer_stream_mix(mixer, g->stream);
-        if (!err)
-            err = dp_mixer_stream_wait(mixer);
-        if (!err)
-            err = dp_mixer_stream_send(mixer, g->stream);
-    }
+    while (!err)
+        err = iterate(mixer);
     return err;
 }
 
 /* The stream ends, too: nothing of the exchange is in it any more. */
-static int survive(struct dp_comm *comm, struct rig *g, struct dp_mixer_stream *mixer,
-                   const struct fall *fall)
+static int survive(struct dp_comm *comm, struct rig *g, struct dp_mixer *mixer, const struct fall *fall)
 {
-    CHECK(!dp_mixer_stream_send(mixer, g->stream) && !dp_mixer_stream_mix(mixer, g->stream));
+    CHECK(!iterate(mixer) && !dp_mixer_forward(mixer, true));
+    for (int t = 0; t < TENSORS; t++)
+        CHECK(!dp_mixer_ready(mixer, t));
     CHECK(!nccl_ranks_have_queued(comm, fall->how));
-    int err = dp_mixer_stream_wait(mixer);
+    int err = dp_mixer_forward(mixer, true);
     CHECK(err || strcmp(fall->graph, "complete"));
     if (!err)
-        err = dp_mixer_stream_send(mixer, g->stream);
-    if (!err)
-        err = mix_until_it_ends(g, mixer);
+        err = iterate_until_it_ends(mixer);
     CHECK(!nccl_ranks_check_end(comm, fall->how, err));
     CHECK(!finish(g));
-    CHECK(!dp_mixer_stream_mix(mixer, g->stream) && !dp_mixer_stream_wait(mixer));
-    CHECK(dp_mixer_stream_send(mixer, g->stream) == DP_EABORTED);
-    CHECK(dp_mixer_stream_average(mixer, g->stream, false) == DP_EABORTED);
+    CHECK(iterate(mixer) == DP_EABORTED);
+    CHECK(dp_mixer_average(mixer, NULL) == DP_EABORTED);
     CHECK(!finish(g));
     nccl_ranks_have_ended();
     return 0;
@@ -362,7 +409,7 @@ static int survive(struct dp_comm *comm, struct rig *g, struct dp_mixer_stream *
 static int mix_without_one(struct dp_comm *comm, void *arg)
 {
     const struct fall *fall = arg;
-    struct dp_mixer_stream *mixer;
+    struct dp_mixer *mixer;
     struct dp_graph *graph;
     struct rig g = {0};
 
@@ -374,7 +421,7 @@ static int mix_without_one(struct dp_comm *comm, void *arg)
                         : survive(g.comm, &g, mixer, fall);
     if (err)
         return err;
-    dp_mixer_stream_free(mixer);
+    dp_mixer_free(mixer);
     dp_graph_free(graph);
     rig_close(&g);
     return 0;

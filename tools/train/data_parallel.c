@@ -80,17 +80,10 @@ int data_parallel_test(struct data_parallel *d, int slot)
     return err ? err : put_sums(d, slot);
 }
 
-static int wait_for_queued(struct data_parallel_slot *s)
-{
-    int err = dp_replicas_wait(s->sums);
-
-    return err || !s->mixed ? err : dp_mixer_stream_wait(s->mixed);
-}
-
 int data_parallel_wait(struct data_parallel *d, int slot)
 {
     if (d->slots[slot].nccl)
-        return wait_for_queued(&d->slots[slot]);
+        return dp_replicas_wait(d->slots[slot].sums);
     int err = d->slots[slot].sums ? dp_replicas_wait(d->slots[slot].sums) : 0;
 
     return err ? err : put_sums(d, slot);
@@ -105,14 +98,22 @@ const struct dp_parameter *data_parallel_summed(const struct data_parallel *d, i
     return stage_of(d, slot)->parameters;
 }
 
-static int update_mixer(struct data_parallel *d, int slot, const struct dp_mixer_update *update)
+static int make_ready(struct data_parallel *d, int slot)
 {
-    struct dp_mixer *mixer = d->slots[slot].mixer;
-    int err = dp_mixer_set_update(mixer, update);
+    int err = 0;
 
     for (int32_t k = tensor_count_of(d, slot) - 1; k >= 0 && !err; k--)
-        err = dp_mixer_ready(mixer, k);
-    return err ? err : dp_mixer_step(mixer);
+        err = dp_mixer_ready(d->slots[slot].mixer, k);
+    return err;
+}
+
+static int update_mixer(struct data_parallel *d, int slot, const struct dp_mixer_update *update)
+{
+    int err = dp_mixer_set_update(d->slots[slot].mixer, update);
+
+    if (!err)
+        err = make_ready(d, slot);
+    return err ? err : dp_mixer_step(d->slots[slot].mixer);
 }
 
 static int update_shard(struct data_parallel *d, int slot, const struct dp_mixer_update *update)
@@ -146,8 +147,8 @@ int data_parallel_mix(struct data_parallel *d)
     int err = 0;
 
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
-        if (d->slots[i].mixed)
-            err = dp_mixer_stream_mix(d->slots[i].mixed, d->engine->stream);
+        if (d->slots[i].mix_nccl)
+            err = make_ready(d, i);
     return err;
 }
 
@@ -156,8 +157,8 @@ static int send_mixed(struct data_parallel *d)
     int err = 0;
 
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
-        if (d->slots[i].mixed)
-            err = dp_mixer_stream_send(d->slots[i].mixed, d->engine->stream);
+        if (d->slots[i].mix_nccl)
+            err = dp_mixer_step(d->slots[i].mixer);
     return err;
 }
 
@@ -176,7 +177,7 @@ int data_parallel_await(struct data_parallel *d)
 
     for (int i = 0; i < d->count && !err; i++)
         if (d->slots[d->order[i]].nccl)
-            err = wait_for_queued(&d->slots[d->order[i]]);
+            err = dp_replicas_wait(d->slots[d->order[i]].sums);
     return err;
 }
 
@@ -189,8 +190,6 @@ int data_parallel_average(struct data_parallel *d, bool revert)
     int err = data_parallel_await(d);
 
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++) {
-        if (d->slots[i].mixed)
-            err = dp_mixer_stream_average(d->slots[i].mixed, d->engine->stream, revert);
         if (!d->slots[i].mixer)
             continue;
         err = dp_mixer_forward(d->slots[i].mixer, false);
@@ -205,9 +204,7 @@ int data_parallel_revert(struct data_parallel *d)
     int err = 0;
 
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
-        if (d->slots[i].mixed)
-            err = dp_mixer_stream_revert(d->slots[i].mixed, d->engine->stream);
-        else if (d->slots[i].mixer)
+        if (d->slots[i].mixer)
             err = dp_mixer_revert(d->slots[i].mixer);
     return err ? err : put_weights(d);
 }
@@ -318,10 +315,29 @@ static int make_buffers(struct data_parallel *d, int slot, int32_t *count)
     return 0;
 }
 
+/* A communicator by NCCL of those in `host`, for sums, or for mixing by a graph. */
+static int open_nccl(const struct data_parallel *d, struct dp_comm *host,
+                     const struct dp_graph *graph, struct dp_comm **out)
+{
+    const int rank = dp_comm_rank(host), size = dp_comm_size(host);
+    struct dp_nccl_peer *peers = calloc((size_t)size, sizeof(*peers));
+    struct dp_nccl_config nccl = {.device = d->engine->sums_on, .peers = peers};
+
+    if (!peers)
+        return DP_ENOMEM;
+    nccl.peer_count = graph ? dp_mixer_nccl_peers(graph, rank, peers)
+                            : dp_replicas_nccl_peers(rank, size, peers);
+    int err = nccl.peer_count < 0 ? nccl.peer_count : dp_comm_nccl_open(host, &nccl, out);
+    free(peers);
+    return err;
+}
+
 static int make_mixer(struct data_parallel *d, const struct data_parallel_config *config, int slot)
 {
-    int32_t buffers;
-    int err = make_buffers(d, slot, &buffers);
+    struct dp_device *device = d->engine->sums_on;
+    int32_t buffers = 0;
+    int err = device ? open_nccl(d, d->slots[slot].data, config->graph, &d->slots[slot].mix_nccl)
+                     : make_buffers(d, slot, &buffers);
     const struct dp_mixer_config mixer = {
         .parameters = stage_of(d, slot)->parameters,
         .count = tensor_count_of(d, slot),
@@ -329,7 +345,11 @@ static int make_mixer(struct data_parallel *d, const struct data_parallel_config
         .buffer_count = buffers,
         .optimizer = config->optimizer,
         .graph = config->graph,
-        .comm = config->survive ? config->all : d->slots[slot].data,
+        .comm = device            ? d->slots[slot].mix_nccl
+                : config->survive ? config->all
+                                  : d->slots[slot].data,
+        .device = device,
+        .stream = device ? d->engine->stream : NULL,
         .separate = true, /* the model knows its weights by their place */
         .algorithm = config->method.algorithm,
         .local_steps = config->method.local_steps,
@@ -364,39 +384,6 @@ static int make_shard(struct data_parallel *d, int slot)
     return d->engine->ops->shard(d->engine, slot, shard, count);
 }
 
-/* A communicator by NCCL of those in `host`, for sums, or for mixing by a graph. */
-static int open_nccl(const struct data_parallel *d, struct dp_comm *host,
-                     const struct dp_graph *graph, struct dp_comm **out)
-{
-    const int rank = dp_comm_rank(host), size = dp_comm_size(host);
-    struct dp_nccl_peer *peers = calloc((size_t)size, sizeof(*peers));
-    struct dp_nccl_config nccl = {.device = d->engine->sums_on, .peers = peers};
-
-    if (!peers)
-        return DP_ENOMEM;
-    nccl.peer_count = graph ? dp_mixer_nccl_peers(graph, rank, peers)
-                            : dp_replicas_nccl_peers(rank, size, peers);
-    int err = nccl.peer_count < 0 ? nccl.peer_count : dp_comm_nccl_open(host, &nccl, out);
-    free(peers);
-    return err;
-}
-
-static int make_mixed(struct data_parallel *d, const struct data_parallel_config *config, int slot)
-{
-    struct data_parallel_slot *s = &d->slots[slot];
-    int err = open_nccl(d, s->data, config->graph, &s->mix_nccl);
-
-    return err ? err
-               : dp_mixer_stream_new(
-                     &(struct dp_mixer_stream_config){.parameters = stage_of(d, slot)->parameters,
-                                                      .count = tensor_count_of(d, slot),
-                                                      .graph = config->graph,
-                                                      .comm = s->mix_nccl,
-                                                      .device = d->engine->sums_on,
-                                                      .factor = config->method.factor},
-                     &s->mixed);
-}
-
 /* Sums on the device, of those that have the stage. */
 static int make_queued(struct data_parallel *d, const struct data_parallel_config *config, int slot)
 {
@@ -408,7 +395,7 @@ static int make_queued(struct data_parallel *d, const struct data_parallel_confi
                               d->engine->sums_on, &s->sums);
     if (err || d->kind == DATA_PARALLEL_SUM)
         return err;
-    return d->kind == DATA_PARALLEL_MIX ? make_mixed(d, config, slot) : make_shard(d, slot);
+    return d->kind == DATA_PARALLEL_MIX ? make_mixer(d, config, slot) : make_shard(d, slot);
 }
 
 static int make_slot(struct data_parallel *d, const struct data_parallel_config *config, int slot)
@@ -449,11 +436,10 @@ void data_parallel_fini(struct data_parallel *d)
 {
     for (int i = 0; i < DP_MAX_SLOTS; i++) {
         struct data_parallel_slot *s = &d->slots[i];
-        dp_mixer_stream_free(s->mixed);
+        dp_mixer_free(s->mixer);
         dp_comm_close(s->mix_nccl);
         dp_replicas_free(s->sums);
         dp_comm_close(s->nccl);
-        dp_mixer_free(s->mixer);
         dp_optimizer_free(s->optimizer);
         dp_comm_close(s->same);
         dp_comm_close(s->data);

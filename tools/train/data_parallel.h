@@ -56,7 +56,6 @@ struct data_parallel_slot {
     struct dp_replicas *sums; /* mirrors, and replicas that do not mix; NULL: neither. With
                                * engine.sums_on over `nccl` */
     struct dp_comm *nccl;
-    struct dp_mixer_stream *mixed;  /* mix, with engine.sums_on, over `mix_nccl` */
     struct dp_comm *mix_nccl;
     struct dp_mixer *mixer;         /* mix */
     struct statistics_tensor *statistics; /* mix: what a replica that joins gets beside weights */

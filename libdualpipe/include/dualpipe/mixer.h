@@ -29,6 +29,25 @@
  * and by nothing else: between these calls they are the caller's. A gradient may move, as parameter.h
  * says, until it is ready.
  *
+ * On a device (config.device) values and gradients are in the memory of a GPU, over an NCCL communicator
+ * (nccl.h; dp_mixer_nccl_peers names its peers), and all is queued in config.stream, behind what it has
+ * been given, while the host waits for nothing:
+ *
+ *      dp_mixer_forward           waits for the messages of two iterations before, not for the stream
+ *      forward, backward in `stream`
+ *      dp_mixer_ready, the last   x = W x, of the exchange before; none at first; then config.update
+ *      an optimizer in `stream`   without config.update
+ *      dp_mixer_step              sends x of round 0, 1, ...
+ *
+ * All values are one bucket from the beginning on, and iteration 0 is like any other. They are sent from
+ * where they are, to be read and not written from dp_mixer_step to the next mix or average, and must be
+ * equal on all workers at the start. Where a round is one of links or pairs the bits are those of the
+ * host; in groups of more, which are messages between each two members, values are added up in another
+ * order. Gradients are not read, and those of tied parameters not added up. There is D-PSGD in float32
+ * and float64, and no state for checkpoints; the config says what else there is not. Memory on the
+ * device: the values of each neighbor of a round, once more for an average that is reverted, and up to
+ * 32 MiB.
+ *
  * Errors. What goes wrong in an exchange aborts the communicator, and every rank gets DP_EABORTED
  * (comm.h); a mixer can then only be freed. One that survives goes on after a death, see there. All
  * functions that say so are collective. A mixer and its communicator belong to one thread at a time.
@@ -121,6 +140,12 @@ struct dp_mixer_config {
     const struct dp_graph *graph; /* as many workers as comm has ranks; must stay */
     struct dp_comm *comm;         /* must stay */
 
+    /* NULL: the host's memory. Otherwise that of all values, which are float32 or float64, and the stream
+     * that all is queued in; both must stay. Of the members from here on a device takes factor and update,
+     * and no graph of push-sum (DP_EUNSUPPORTED); it has no optimizer. */
+    struct dp_device *device;
+    struct dp_device_stream *stream;
+
     double bucket_bytes; /* 0: 25 MiB */
     bool separate;       /* values stay where they are; otherwise they become views of blocks, and
                           * DLTensor.data of the values changes once, when buckets are made, and
@@ -169,9 +194,10 @@ struct dp_mixer_config {
  * values of rank 0 are broadcast.
  * With `survive` those that live go on without one that dies meanwhile, as after dp_mixer_survive: look
  * at dp_mixer_comm and dp_mixer_graph. DP_EINVAL where the group does not survive.
- * DP_ESTATE without a communicator; DP_EINVAL for a config, list or graph that is not sound, or a graph
+ * DP_ESTATE without a communicator, or on a device without a stream; DP_EINVAL for a config, list or graph that is not sound, or a graph
  * of another size; DP_EMISMATCH on every rank if ranks differ; DP_EUNSUPPORTED for memory that the host
- * does not reach; DP_ENOMEM; errors of comm.h. */
+ * does not reach, and for a device whose communicator is not ordered by streams; DP_ENOMEM; errors of
+ * comm.h. */
 DP_PUBLIC int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out);
 /* Exchanges in flight are waited for, if the communicator still works. May be NULL. */
 DP_PUBLIC void dp_mixer_free(struct dp_mixer *mixer);
@@ -208,12 +234,12 @@ DP_PUBLIC int dp_mixer_accumulate(struct dp_mixer *mixer, bool on);
 
 struct dp_mixer_average {
     bool revert;      /* keep what there was, for dp_mixer_revert; exchanges in flight stay valid */
-    bool distance;    /* compute the next member */
+    bool distance;    /* compute the next member; not on a device (DP_EUNSUPPORTED) */
     double l2;        /* out: of this worker's values to the average, over all parameters */
 };
 /* Collective: all workers' values become their average, with push-sum that by their weights, which is
  * what mixing keeps; and their buffers, if the config says so. what may be NULL: for good, exchanges in
- * flight are dropped. */
+ * flight are dropped. On a device the host waits until it is there. */
 DP_PUBLIC int dp_mixer_average(struct dp_mixer *mixer, struct dp_mixer_average *what);
 /* Values become what they were before the last average with `revert`. DP_ESTATE without one. */
 DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
@@ -298,7 +324,8 @@ DP_PUBLIC int32_t dp_mixer_bucket(const struct dp_mixer *mixer, int32_t bucket,
 /* The state, to be written to a checkpoint (checkpoint.h), of every rank its own. It is complete with
  * the values of the parameters: what is in flight is waited for and saved, and goes on to be mixed
  * when it is due. "mixer/numbers" comes first. Names and tensors last until the next call. DP_ESTATE
- * between a forward and its step, and while accumulating, DP_ENOMEM, errors of comm.h. */
+ * between a forward and its step, and while accumulating, DP_EUNSUPPORTED on a device, DP_ENOMEM, errors
+ * of comm.h. */
 DP_PUBLIC int dp_mixer_state(struct dp_mixer *mixer, const struct dp_named_tensor **tensors,
                              int32_t *count);
 /* In a new mixer of the same config: go on from a state. numbers[count]: its "mixer/numbers". After that
@@ -306,61 +333,6 @@ DP_PUBLIC int dp_mixer_state(struct dp_mixer *mixer, const struct dp_named_tenso
  * run goes on with the same bits. Collective. DP_ESTATE in a mixer that has begun, DP_EMISMATCH for
  * numbers of another one. */
 DP_PUBLIC int dp_mixer_resume(struct dp_mixer *mixer, const int64_t *numbers, int64_t count);
-
-/* ---- on a device, in the order of a stream -----------------------------------------------------
- *
- *      dp_comm_nccl_open(host, &nccl, &comm);        peers: dp_mixer_nccl_peers
- *      dp_mixer_stream_new(&config, &mixer);         values are equal on all workers
- *      for (...) {
- *          forward, backward in `stream`
- *          the host waits for the step's numbers, then dp_mixer_stream_wait(mixer)
- *          dp_mixer_stream_mix(mixer, stream);       x = W x, of the exchange before; none at first
- *          optimizer in `stream`
- *          dp_mixer_stream_send(mixer, stream);      round 0, 1, ...
- *      }
- *
- * DPSGD of values in the memory of a GPU, over an NCCL communicator (nccl.h): x(t + 1) = A(W x(t), g),
- * with the same rounds and weights as a dp_mixer. Values are sent from where they are and mixed by the
- * device, an exchange has the whole next step to arrive, and the host waits for nothing. Where a round
- * is one of links or pairs the bits are those of a dp_mixer with that update; in groups of more, which
- * are messages between each two members, values are added up in another order.
- *
- * What there is not: push-sum, the other algorithms, compression, staleness, survival, a state for
- * checkpoints. Memory on the device: the values of each neighbor of a round, once more for an average
- * that is reverted, and up to 32 MiB. All calls of one mixer name the same stream. */
-struct dp_mixer_stream;
-
-struct dp_mixer_stream_config {
-    const struct dp_parameter *parameters; /* list and what it points to must stay; float32 or float64 */
-    int32_t count;
-    const struct dp_graph *graph; /* as many workers as comm has ranks; must stay */
-    struct dp_comm *comm;         /* by NCCL; must stay */
-    struct dp_device *device;     /* that all values are in the memory of; must stay */
-    double factor;                /* a, above 0, up to 1; 0: 1 */
-};
-
-/* Collective: all workers agree on graph, list and factor. Frozen parameters are left alone.
- * DP_ESTATE without a communicator, device or graph; DP_EINVAL for a list, size or factor that is not
- * sound; DP_EMISMATCH on every rank if workers differ; DP_EUNSUPPORTED for push-sum, other types, other
- * memory, and a communicator that is not ordered by streams; DP_ENOMEM; errors of comm.h. */
-DP_PUBLIC int dp_mixer_stream_new(const struct dp_mixer_stream_config *config,
-                                  struct dp_mixer_stream **out);
-/* What is in flight is waited for, if the communicator still works. May be NULL. */
-DP_PUBLIC void dp_mixer_stream_free(struct dp_mixer_stream *mixer);
-/* Queue the exchange of the values of the next round, behind what `stream` has been given. They may be
- * read, not written, until dp_mixer_stream_mix or _average. DP_ESTATE while one is in flight. */
-DP_PUBLIC int dp_mixer_stream_send(struct dp_mixer_stream *mixer, struct dp_device_stream *stream);
-/* Queue the mixing of what came. Nothing to do where no exchange is in flight. */
-DP_PUBLIC int dp_mixer_stream_mix(struct dp_mixer_stream *mixer, struct dp_device_stream *stream);
-/* Until all messages have come that the stream was made to wait for, with the deadline of comm; an
- * abort, or a worker that has died, ends it. Nothing is waited for if the stream has ended. */
-DP_PUBLIC int dp_mixer_stream_wait(struct dp_mixer_stream *mixer);
-/* Collective: values become the average of all workers'; the host waits until it is there. For good, an
- * exchange in flight is dropped; or until dp_mixer_stream_revert (DP_ESTATE without an average), which
- * is queued, and an exchange in flight stays valid. */
-DP_PUBLIC int dp_mixer_stream_average(struct dp_mixer_stream *mixer, struct dp_device_stream *stream,
-                                      bool revert);
-DP_PUBLIC int dp_mixer_stream_revert(struct dp_mixer_stream *mixer, struct dp_device_stream *stream);
 
 /* Which workers number `rank` exchanges messages with, for dp_nccl_config: out has room for
  * workers - 1. How many; DP_EINVAL, DP_ENOMEM. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mixer_stream.c - values on a device mixed by a graph, in the order of a stream.
+ * mixer_device.c - values on a device mixed by a graph, in the order of a stream.
  *
  *      stream   | mix: x = W x | update | send | the next step's work          | mix ...
  *      links                            | x to the neighbors, theirs to `arrivals` |
@@ -10,18 +10,15 @@
  * Groups of more than two, which the host sums by an all-reduce, are messages between each two of their
  * members here.
  */
-#include <dualpipe/mixer.h>
+#include "mixing/mixer_device.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"
-#include "base/text.h"
 #include "device/device_ops.h"
 #include "mixing/exchange.h"
-#include "mixing/hash.h"
 #include "mixing/in_stream.h"
 #include "mixing/neighbors.h"
 
-#include <dualpipe/nccl.h>
 #include <dualpipe/replicas.h>
 
 #include <stdlib.h>
@@ -41,8 +38,8 @@ struct exchange {
     bool awaited; /* the stream waits for them */
 };
 
-struct dp_mixer_stream {
-    struct dp_mixer_stream_config config;
+struct dp_mixer_device {
+    const struct dp_mixer_config *config;
     int32_t self;
     struct run *runs;
     int32_t run_count;
@@ -57,62 +54,38 @@ struct dp_mixer_stream {
     struct dp_parameter *as_sums;    /* [count] values in the place of gradients */
     struct dp_replicas *sums;
     char *backup;                    /* [bytes] of an average that is to be reverted */
-    bool has_backup;
 };
-
-int dp_mixer_nccl_peers(const struct dp_graph *g, int rank, struct dp_nccl_peer *out)
-{
-    const unsigned mixes = 1U << DP_CHANNEL_REDUCE;
-    struct dp_neighbor *all = calloc((size_t)g->workers + 1, sizeof(*all));
-    int count = all ? dp_replicas_nccl_peers(rank, g->workers, out) : DP_ENOMEM;
-
-    for (int32_t t = 0; t < 2 * g->period && count >= 0; t++) {
-        const bool sends = t % 2;
-        const int32_t len = sends ? dp_neighbors_to(g, t / 2, rank, all)
-                                  : dp_neighbors_from(g, t / 2, rank, all);
-        for (int32_t i = 0; i < len; i++) {
-            int at = 0;
-            while (at < count && out[at].rank != all[i].worker)
-                at++;
-            if (at == count)
-                out[count++] = (struct dp_nccl_peer){.rank = all[i].worker};
-            out[at].sends |= sends ? mixes : 0;
-            out[at].receives |= sends ? 0 : mixes;
-        }
-    }
-    free(all);
-    return count == DP_ENOMEM ? dp_fail(count, "no memory for neighbors") : count;
-}
 
 /* ---- an exchange ----------------------------------------------------------------------------- */
 
-static int leave(struct dp_mixer_stream *m, int err)
+/* Nothing that is in flight will come. */
+static int leave(struct dp_mixer_device *m, int err)
 {
     m->in_flight = false;
     for (int i = 0; i < SETS; i++)
         m->exchanges[i].messages.count = m->exchanges[i].messages.done = 0;
-    return dp_stream_leave(m->config.comm, err);
+    return err;
 }
 
-static struct exchange *exchange_at_hand(struct dp_mixer_stream *m)
+static struct exchange *exchange_at_hand(struct dp_mixer_device *m)
 {
     return &m->exchanges[m->round % SETS];
 }
 
-static int wait_for(struct dp_mixer_stream *m, struct exchange *x)
+static int wait_for(struct dp_mixer_device *m, struct exchange *x)
 {
-    return dp_stream_messages_end(&x->messages, m->config.comm, true);
+    return dp_stream_messages_end(&x->messages, m->config->comm, true);
 }
 
-static int add_message(struct dp_mixer_stream *m, const struct run *run, int32_t peer, char *at,
+static int add_message(struct dp_mixer_device *m, const struct run *run, int32_t peer, char *at,
                        bool sends)
 {
     struct dp_stream_messages *all = &exchange_at_hand(m)->messages;
     struct dp_stream_message *message = &all->list[all->count];
     const uint64_t tag = (uint64_t)(run - m->runs);
-    int err = sends ? dp_comm_isend(m->config.comm, peer, DP_CHANNEL_REDUCE, tag, at, run->bytes,
+    int err = sends ? dp_comm_isend(m->config->comm, peer, DP_CHANNEL_REDUCE, tag, at, run->bytes,
                                     &message->request)
-                    : dp_comm_irecv(m->config.comm, peer, DP_CHANNEL_REDUCE, tag, at, run->bytes,
+                    : dp_comm_irecv(m->config->comm, peer, DP_CHANNEL_REDUCE, tag, at, run->bytes,
                                     &message->request);
 
     message->peer = peer;
@@ -120,9 +93,9 @@ static int add_message(struct dp_mixer_stream *m, const struct run *run, int32_t
     return err;
 }
 
-static int send_run(struct dp_mixer_stream *m, const struct run *run)
+static int send_run(struct dp_mixer_device *m, const struct run *run)
 {
-    const struct dp_graph *g = m->config.graph;
+    const struct dp_graph *g = m->config->graph;
     const struct dp_neighbor *all = m->neighbors;
     int32_t count = dp_neighbors_from(g, m->round, m->self, m->neighbors);
     int err = 0;
@@ -135,54 +108,50 @@ static int send_run(struct dp_mixer_stream *m, const struct run *run)
     return err;
 }
 
-static int send_all(struct dp_mixer_stream *m)
+static int send_all(struct dp_mixer_device *m)
 {
-    int err = dp_comm_begin(m->config.comm);
+    int err = dp_comm_begin(m->config->comm);
 
     if (err)
         return err;
     for (int32_t i = 0; i < m->run_count && !err; i++)
         err = send_run(m, &m->runs[i]);
-    int committed = dp_comm_commit(m->config.comm);
+    int committed = dp_comm_commit(m->config->comm);
     return err ? err : committed;
 }
 
-int dp_mixer_stream_send(struct dp_mixer_stream *m, struct dp_device_stream *stream)
+int dp_mixer_device_send(struct dp_mixer_device *m)
 {
     struct exchange *x = exchange_at_hand(m);
-
-    if (m->in_flight)
-        return dp_fail(DP_ESTATE, "values are sent while an exchange is in flight, expected "
-                                  "dp_mixer_stream_mix first");
     int err = wait_for(m, x); /* of the exchange before the last: the stream is behind it */
     x->awaited = false;
     if (!err)
-        err = dp_comm_after(m->config.comm, stream);
+        err = dp_comm_after(m->config->comm, m->config->stream);
     if (!err)
         err = send_all(m);
     m->in_flight = true;
     return err ? leave(m, err) : 0;
 }
 
-static int await(struct dp_mixer_stream *m, struct dp_device_stream *stream)
+static int await(struct dp_mixer_device *m)
 {
     struct exchange *x = exchange_at_hand(m);
-    int err = x->awaited ? 0 : dp_stream_messages_await(&x->messages, 0, m->config.comm, stream);
+    int err = x->awaited ? 0
+                         : dp_stream_messages_await(&x->messages, 0, m->config->comm,
+                                                    m->config->stream);
 
     x->awaited = !err;
     return err;
 }
 
-static double kept(const struct dp_mixer_stream *m)
+static double kept(const struct dp_mixer_device *m, double a)
 {
-    const double a = m->config.factor;
-
-    return (1 - a) + a * dp_exchange_self(m->config.graph, m->round, m->self);
+    return (1 - a) + a * dp_exchange_self(m->config->graph, m->round, m->self);
 }
 
-static int mix_run(struct dp_mixer_stream *m, const struct run *run, int32_t count,
-                   struct dp_device_stream *stream)
+static int mix_run(struct dp_mixer_device *m, const struct run *run, int32_t count, double factor)
 {
+    struct dp_device_stream *stream = m->config->stream;
     char *sum = m->arrivals + run->at;
     int err = 0;
 
@@ -193,24 +162,24 @@ static int mix_run(struct dp_mixer_stream *m, const struct run *run, int32_t cou
             err = dp_device_add(stream, run->type, sum, run->type, came, run->elements);
     }
     return err ? err
-               : dp_device_mix(stream, run->type, run->values, kept(m), sum, m->config.factor,
+               : dp_device_mix(stream, run->type, run->values, kept(m, factor), sum, factor,
                                run->elements);
 }
 
-int dp_mixer_stream_mix(struct dp_mixer_stream *m, struct dp_device_stream *stream)
+int dp_mixer_device_mix(struct dp_mixer_device *m, double factor)
 {
     if (!m->in_flight)
         return 0;
-    int err = await(m, stream);
-    const int32_t count = dp_neighbors_from(m->config.graph, m->round, m->self, m->neighbors);
+    int err = await(m);
+    const int32_t count = dp_neighbors_from(m->config->graph, m->round, m->self, m->neighbors);
     for (int32_t i = 0; i < m->run_count && count && !err; i++)
-        err = mix_run(m, &m->runs[i], count, stream);
+        err = mix_run(m, &m->runs[i], count, factor);
     m->in_flight = false;
     m->round++;
     return err ? leave(m, err) : 0;
 }
 
-int dp_mixer_stream_wait(struct dp_mixer_stream *m)
+int dp_mixer_device_wait(struct dp_mixer_device *m)
 {
     int err = 0;
 
@@ -222,51 +191,49 @@ int dp_mixer_stream_wait(struct dp_mixer_stream *m)
 
 /* ---- the average ----------------------------------------------------------------------------- */
 
-static int copy_values(struct dp_mixer_stream *m, struct dp_device_stream *stream, bool back)
+static int copy_values(struct dp_mixer_device *m, bool back)
 {
     int err = 0;
 
     for (int32_t i = 0; i < m->run_count && !err; i++) {
         const struct run *r = &m->runs[i];
         char *kept = m->backup + r->at;
-        err = dp_device_copy(stream, back ? r->values : kept, back ? kept : r->values, r->bytes);
+        err = dp_device_copy(m->config->stream, back ? r->values : kept, back ? kept : r->values,
+                             r->bytes);
     }
     return err;
 }
 
-static int keep_values(struct dp_mixer_stream *m, struct dp_device_stream *stream)
+static int keep_values(struct dp_mixer_device *m)
 {
     void *memory = m->backup;
     int err = memory || !m->bytes
                   ? 0
-                  : dp_device_alloc(m->config.device, DP_MEMORY_DEVICE, m->bytes, &memory);
+                  : dp_device_alloc(m->config->device, DP_MEMORY_DEVICE, m->bytes, &memory);
 
     m->backup = memory;
-    if (!err)
-        err = copy_values(m, stream, false);
-    m->has_backup = !err;
-    return err;
+    return err ? err : copy_values(m, false);
 }
 
 /* What is being sent must not change meanwhile. */
-static int average(struct dp_mixer_stream *m, struct dp_device_stream *stream, bool revert)
+static int average(struct dp_mixer_device *m, bool revert)
 {
-    const double share = 1.0 / m->config.graph->workers;
-    int err = m->in_flight ? await(m, stream) : 0;
+    const double share = 1.0 / m->config->graph->workers;
+    int err = m->in_flight ? await(m) : 0;
 
     if (!err && revert)
-        err = keep_values(m, stream);
+        err = keep_values(m);
     for (int32_t i = 0; i < m->run_count && !err; i++)
-        err = dp_device_mix(stream, m->runs[i].type, m->runs[i].values, share, m->runs[i].values, 0,
-                            m->runs[i].elements);
+        err = dp_device_mix(m->config->stream, m->runs[i].type, m->runs[i].values, share,
+                            m->runs[i].values, 0, m->runs[i].elements);
     if (!err)
-        err = dp_replicas_sum(m->sums, stream);
+        err = dp_replicas_sum(m->sums, m->config->stream);
     return err ? err : dp_replicas_wait(m->sums);
 }
 
-int dp_mixer_stream_average(struct dp_mixer_stream *m, struct dp_device_stream *stream, bool revert)
+int dp_mixer_device_average(struct dp_mixer_device *m, bool revert)
 {
-    int err = average(m, stream, revert);
+    int err = average(m, revert);
 
     if (!err && !revert && m->in_flight) {
         m->in_flight = false;
@@ -275,12 +242,9 @@ int dp_mixer_stream_average(struct dp_mixer_stream *m, struct dp_device_stream *
     return err ? leave(m, err) : 0;
 }
 
-int dp_mixer_stream_revert(struct dp_mixer_stream *m, struct dp_device_stream *stream)
+int dp_mixer_device_revert(struct dp_mixer_device *m)
 {
-    if (!m->has_backup)
-        return dp_fail(DP_ESTATE, "nothing to revert, expected an average before");
-    m->has_backup = false;
-    return copy_values(m, stream, true);
+    return copy_values(m, true);
 }
 
 /* ---- new and free ---------------------------------------------------------------------------- */
@@ -290,13 +254,13 @@ static size_t bytes_of(const DLTensor *t)
     return (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t);
 }
 
-static void list_runs(struct dp_mixer_stream *m)
+static void list_runs(struct dp_mixer_device *m)
 {
     struct run *last = NULL;
 
-    for (int32_t i = 0; i < m->config.count; i++) {
-        const DLTensor *t = m->config.parameters[i].value;
-        if (!dp_stream_takes(&m->config.parameters[i]))
+    for (int32_t i = 0; i < m->config->count; i++) {
+        const DLTensor *t = m->config->parameters[i].value;
+        if (!dp_stream_takes(&m->config->parameters[i]))
             continue;
         const bool goes_on = last && last->values + last->bytes == dp_tensor_address(t) &&
                              last->type.code == t->dtype.code && last->type.bits == t->dtype.bits;
@@ -327,41 +291,58 @@ static int check_value(const struct dp_parameter *p, const struct dp_device *dev
     return 0;
 }
 
-static int check(const struct dp_mixer_stream *m)
+/* What there is on the host only. */
+static int check_method(const struct dp_mixer_config *c)
 {
-    const struct dp_mixer_stream_config *c = &m->config;
-    int err = dp_parameters_check(c->parameters, c->count);
+    const struct {
+        const char *name;
+        bool set;
+    } none[] = {
+        {"push-sum", c->graph->push_sum},
+        {"compat", c->compat},
+        {"survive", c->survive},
+        {"another algorithm than d-psgd", c->algorithm},
+        {"compression", c->compression},
+        {"staleness", c->staleness},
+        {"clipping", c->clip_norm > 0},
+        {"a loss scale", c->loss_scale},
+        {"buffers", c->buffer_count},
+        {"a pre_average hook", c->pre_average},
+    };
 
-    if (!err && c->graph->push_sum)
-        err = dp_fail(DP_EUNSUPPORTED, "graph '%s' on a device: expected one without push-sum",
-                      c->graph->name);
-    if (!err && c->graph->workers != dp_comm_size(c->comm))
-        err = dp_fail(DP_EINVAL, "a graph of %d workers, expected %d, as the communicator has",
-                      c->graph->workers, dp_comm_size(c->comm));
-    if (!err && !(c->factor > 0 && c->factor <= 1))
-        err = dp_fail(DP_EINVAL, "factor of mixing: %g, expected above 0, up to 1", c->factor);
+    for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
+        if (none[i].set)
+            return dp_fail(DP_EUNSUPPORTED, "mixing on a device with %s, expected it without",
+                           none[i].name);
+    return c->stream ? 0 : dp_fail(DP_ESTATE, "mixing on a device without a stream, expected one");
+}
+
+int dp_mixer_device_check(const struct dp_mixer_config *c)
+{
+    int err = check_method(c);
+
     return err ? err
                : dp_stream_check(c->comm, c->device, "mixing", c->parameters, c->count, check_value);
 }
 
-static int no_memory(const struct dp_mixer_stream *m)
+static int no_memory(const struct dp_mixer_device *m)
 {
-    return dp_fail(DP_ENOMEM, "no memory to mix %d parameters", m->config.count);
+    return dp_fail(DP_ENOMEM, "no memory to mix %d parameters", m->config->count);
 }
 
-static int make_lists(struct dp_mixer_stream *m)
+static int make_lists(struct dp_mixer_device *m)
 {
-    const size_t count = (size_t)m->config.count;
+    const size_t count = (size_t)m->config->count;
 
     m->runs = calloc(count + 1, sizeof(*m->runs));
     m->as_sums = calloc(count + 1, sizeof(*m->as_sums));
-    m->neighbors_max = dp_neighbors_max(m->config.graph, m->self);
+    m->neighbors_max = dp_neighbors_max(m->config->graph, m->self);
     m->neighbors = calloc((size_t)m->neighbors_max + 1, sizeof(*m->neighbors));
     if (!m->runs || !m->as_sums || !m->neighbors)
         return no_memory(m);
     list_runs(m);
     for (size_t i = 0; i < count; i++) {
-        m->as_sums[i] = m->config.parameters[i];
+        m->as_sums[i] = m->config->parameters[i];
         m->as_sums[i].grad = dp_stream_takes(&m->as_sums[i]) ? m->as_sums[i].value : NULL;
         m->as_sums[i].flags = m->as_sums[i].grad ? 0 : DP_PARAMETER_FROZEN;
     }
@@ -374,64 +355,29 @@ static int make_lists(struct dp_mixer_stream *m)
     return 0;
 }
 
-static int make_arrivals(struct dp_mixer_stream *m)
+static int make_arrivals(struct dp_mixer_device *m)
 {
     const size_t bytes = (size_t)m->neighbors_max * m->bytes;
 
-    return dp_stream_arrivals_new(m->config.comm, m->config.device, bytes, &m->arrivals);
+    return dp_stream_arrivals_new(m->config->comm, m->config->device, bytes, &m->arrivals);
 }
 
-static int agree(const struct dp_mixer_stream *m)
+int dp_mixer_device_new(const struct dp_mixer_config *config, struct dp_mixer_device **out)
 {
-    const struct dp_mixer_stream_config *c = &m->config;
-    struct dp_text factor = {0};
-    int err = dp_agree_on_parameters(c->comm, c->parameters, c->count);
+    struct dp_mixer_device *m = *out = calloc(1, sizeof(*m));
 
-    if (err)
-        return err;
-    dp_text_adds(&factor, "factor\t");
-    dp_text_add_number(&factor, c->factor);
-    dp_text_adds(&factor, "\n");
-    return dp_agree_on_graph(c->comm, c->graph, &factor);
-}
-
-static int set_up(struct dp_mixer_stream *m)
-{
-    int err = check(m);
-
-    if (!err)
-        err = make_lists(m);
-    if (!err)
-        err = make_arrivals(m);
-    if (err)
-        return dp_comm_abort(m->config.comm, err, dp_last_error()), err;
-    err = agree(m);
-    return err ? err
-               : dp_replicas_new(m->as_sums, m->config.count, m->config.comm, m->config.device,
-                                 &m->sums);
-}
-
-int dp_mixer_stream_new(const struct dp_mixer_stream_config *config, struct dp_mixer_stream **out)
-{
-    if (!config->comm || !config->device || !config->graph)
-        return dp_fail(DP_ESTATE, "mixing on a device without a %s, expected one",
-                       !config->comm ? "communicator" : !config->device ? "device" : "graph");
-    struct dp_mixer_stream *m = calloc(1, sizeof(*m));
     if (!m)
         return dp_fail(DP_ENOMEM, "no memory to mix");
-    m->config = *config;
-    m->config.factor = config->factor == 0 ? 1 : config->factor;
+    m->config = config;
     m->self = dp_comm_rank(config->comm);
-    int err = set_up(m);
-    if (err) {
-        dp_mixer_stream_free(m);
-        return err;
-    }
-    *out = m;
-    return 0;
+    int err = make_lists(m);
+    if (!err)
+        err = make_arrivals(m);
+    return err ? err
+               : dp_replicas_new(m->as_sums, config->count, config->comm, config->device, &m->sums);
 }
 
-void dp_mixer_stream_free(struct dp_mixer_stream *m)
+void dp_mixer_device_free(struct dp_mixer_device *m)
 {
     int err = 0;
 
@@ -440,8 +386,8 @@ void dp_mixer_stream_free(struct dp_mixer_stream *m)
     for (int i = 0; i < SETS && !err; i++)
         err = wait_for(m, &m->exchanges[i]);
     dp_replicas_free(m->sums);
-    dp_stream_arrivals_free(m->config.comm, m->config.device, m->arrivals);
-    dp_device_free(m->config.device, DP_MEMORY_DEVICE, m->backup);
+    dp_stream_arrivals_free(m->config->comm, m->config->device, m->arrivals);
+    dp_device_free(m->config->device, DP_MEMORY_DEVICE, m->backup);
     free(m->messages);
     free(m->neighbors);
     free(m->as_sums);
