@@ -242,7 +242,8 @@ static inline int dp_pair_start_from_loss(const struct dp_pair *pair)
  * `return dp_callback_error(-EIO, "...")`. Every rank gets to read it, up to DP_ABORT_TEXT bytes with
  * what is said around it. Returns err. */
 DP_PUBLIC int dp_callback_error_text(int err, const char *text);
-static inline int DP_PRINTF(2, 3) dp_callback_error(int err, const char *format, ...)
+static inline int dp_callback_error(int err, const char *format, ...) DP_PRINTF(2, 3);
+static inline int dp_callback_error(int err, const char *format, ...)
 {
     char text[DP_ABORT_TEXT];
     va_list args;
