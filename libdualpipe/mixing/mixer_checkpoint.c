@@ -189,8 +189,8 @@ static void name_tensors(struct dp_mixer *m)
 
 int dp_mixer_state(struct dp_mixer *m, const struct dp_named_tensor **tensors, int32_t *count)
 {
-    int err = m->on_device ? dp_fail(DP_EUNSUPPORTED, "the state of a mixer on a device, expected one of "
-                                                      "the host")
+    int err = m->on_device ? dp_fail(DP_EUNSUPPORTED, "the state of a mixer on a device, expected one "
+                                                      "of the host")
               : m->open ? dp_fail(DP_ESTATE, "the state of a mixer between a forward and its step")
               : m->any_given ? dp_fail(DP_ESTATE, "the state of a mixer that accumulates gradients")
                              : 0;

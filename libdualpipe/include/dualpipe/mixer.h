@@ -140,9 +140,9 @@ struct dp_mixer_config {
     const struct dp_graph *graph; /* as many workers as comm has ranks; must stay */
     struct dp_comm *comm;         /* must stay */
 
-    /* NULL: the host's memory. Otherwise that of all values, which are float32 or float64, and the stream
-     * that all is queued in; both must stay. Of the members from here on a device takes factor and update,
-     * and no graph of push-sum (DP_EUNSUPPORTED); it has no optimizer. */
+    /* NULL: the host's memory. Otherwise that of all values, which are float32 or float64, and the
+     * stream that all is queued in; both must stay. A device has no optimizer, takes no graph of
+     * push-sum, and of the members below only factor (else DP_EUNSUPPORTED). */
     struct dp_device *device;
     struct dp_device_stream *stream;
 
@@ -194,10 +194,10 @@ struct dp_mixer_config {
  * values of rank 0 are broadcast.
  * With `survive` those that live go on without one that dies meanwhile, as after dp_mixer_survive: look
  * at dp_mixer_comm and dp_mixer_graph. DP_EINVAL where the group does not survive.
- * DP_ESTATE without a communicator, or on a device without a stream; DP_EINVAL for a config, list or graph that is not sound, or a graph
- * of another size; DP_EMISMATCH on every rank if ranks differ; DP_EUNSUPPORTED for memory that the host
- * does not reach, and for a device whose communicator is not ordered by streams; DP_ENOMEM; errors of
- * comm.h. */
+ * DP_ESTATE without a communicator, or on a device without a stream; DP_EINVAL for a config, list or
+ * graph that is not sound, or a graph of another size; DP_EMISMATCH on every rank if ranks differ;
+ * DP_EUNSUPPORTED for memory that the host does not reach, and for a device whose communicator is not
+ * ordered by streams; DP_ENOMEM; errors of comm.h. */
 DP_PUBLIC int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out);
 /* Exchanges in flight are waited for, if the communicator still works. May be NULL. */
 DP_PUBLIC void dp_mixer_free(struct dp_mixer *mixer);
