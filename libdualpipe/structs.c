@@ -6,12 +6,11 @@
 #include "base/fail.h"
 
 #include <dualpipe/assignment.h>
-#include <dualpipe/async.h>
+#include <dualpipe/asyncpipe.h>
 #include <dualpipe/batch_norm.h>
 #include <dualpipe/batch_step.h>
 #include <dualpipe/checkpoint.h>
 #include <dualpipe/comm.h>
-#include <dualpipe/controller.h>
 #include <dualpipe/device.h>
 #include <dualpipe/memory.h>
 #include <dualpipe/microbatch.h>
@@ -26,7 +25,6 @@
 #include <dualpipe/pipeline.h>
 #include <dualpipe/placement.h>
 #include <dualpipe/random.h>
-#include <dualpipe/remote.h>
 #include <dualpipe/schedule.h>
 #include <dualpipe/segments.h>
 #include <dualpipe/stage.h>

@@ -163,7 +163,7 @@ static int make_plan(struct dp_pipeline *pipe, struct dp_program *program)
     int err = dp_plan_init(&program->plan, &source);
 
     if (!err && source.driven)
-        err = dp_driven_init(pipe, program);
+        err = dp_execute_messages.init(pipe, program);
     if (!err)
         note_most(&pipe->most, &program->plan);
     return err;
@@ -255,7 +255,7 @@ static int take_main_memory(struct dp_pipeline *pipe)
 
 static int take_landings(struct dp_pipeline *pipe)
 {
-    pipe->landing_bytes = dp_driven_landing_bytes(pipe);
+    pipe->landing_bytes = dp_execute_messages.landing_bytes(pipe);
     int err = take_memory(pipe, pipe->staged ? DP_MEMORY_PINNED : pipe->memory_kind,
                           DP_LANDINGS * pipe->landing_bytes, &pipe->landing_memory);
 
@@ -421,7 +421,7 @@ int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline 
 static void count_memory(struct dp_pipeline *pipe)
 {
     pipe->taken_bytes = pipe->most.bytes * (pipe->staged ? 2 : 1) + label_bytes(pipe) +
-                        reduce_bytes(pipe) + DP_LANDINGS * dp_driven_landing_bytes(pipe);
+                        reduce_bytes(pipe) + DP_LANDINGS * dp_execute_messages.landing_bytes(pipe);
     pipe->accumulator.bytes = dp_accumulator_bytes(pipe->stages, pipe->most.sets, pipe->slots);
 }
 
@@ -487,7 +487,7 @@ void dp_pipeline_free(struct dp_pipeline *pipe)
     if (pipe->device)
         free_device_parts(pipe);
     for (int i = 0; i < pipe->program_count && pipe->programs; i++) {
-        dp_driven_fini(&pipe->programs[i]);
+        dp_execute_messages.fini(&pipe->programs[i]);
         dp_plan_fini(&pipe->programs[i].plan);
     }
     free(pipe->programs);

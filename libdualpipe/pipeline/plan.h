@@ -108,7 +108,7 @@ struct dp_plan {
 };
 
 /* A schedule that steps may take, and its plan for this rank. */
-struct dp_driven; /* driven.c */
+struct dp_driven; /* asyncpipe/driven.c */
 struct dp_program {
     const struct dp_schedule *schedule;
     struct dp_plan plan;

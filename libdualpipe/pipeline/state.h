@@ -7,7 +7,7 @@
  *      copies.c     copies of a stage start equal
  *      step.c       a step's arguments, its begin and its end
  *      failure.c    the other ranks are told of a failure
- *      run.c        the loop over the plan; driven.c: the loop over the messages that come
+ *      run.c        the loop over the plan; asyncpipe/driven.c: that over the messages that come
  *      compute.c    entries that call the stage or the loss
  *      streams.c    order between streams, stages and the host
  *      messages.c   entries that send and receive, and all waiting

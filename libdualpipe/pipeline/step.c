@@ -369,7 +369,7 @@ static int carry_out(struct dp_pipeline *pipe, bool forwards, bool backwards)
     const struct dp_plan *plan = &pipe->plan;
 
     if (pipe->driven)
-        return dp_driven_run(pipe, forwards, backwards);
+        return dp_execute_messages.run(pipe, forwards, backwards);
     return dp_pipeline_run(pipe, forwards ? 0 : plan->first_backward,
                            backwards ? plan->count : plan->first_backward);
 }

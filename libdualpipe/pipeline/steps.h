@@ -127,14 +127,18 @@ int dp_pipeline_begin_entry(struct dp_pipeline *pipe, const struct dp_plan_op *o
 /* One entry that is no message, whose inputs are there. */
 int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 
-/* ---- driven.c ------------------------------------------------------------------------------- */
+/* ---- execution by messages -------------------------------------------------------------------- */
 
-/* Tables of a plan that messages drive, for its program. DP_ENOMEM. */
-int dp_driven_init(struct dp_pipeline *pipe, struct dp_program *program);
-void dp_driven_fini(struct dp_program *program);
-/* Memory for messages that arrive. */
-size_t dp_driven_landing_bytes(const struct dp_pipeline *pipe);
-/* Carry out the forwards of the step at hand, its backwards, or both. */
-int dp_driven_run(struct dp_pipeline *pipe, bool forwards, bool backwards);
+/* What the layer above, asyncpipe/driven.c, does for a pipeline whose config says so. */
+struct dp_execution_ops {
+    /* Tables of a plan that messages drive, for its program. DP_ENOMEM. */
+    int (*init)(struct dp_pipeline *pipe, struct dp_program *program);
+    void (*fini)(struct dp_program *program);
+    /* Memory for messages that arrive. */
+    size_t (*landing_bytes)(const struct dp_pipeline *pipe);
+    /* Carry out the forwards of the step at hand, its backwards, or both. */
+    int (*run)(struct dp_pipeline *pipe, bool forwards, bool backwards);
+};
+extern const struct dp_execution_ops dp_execute_messages;
 
 #endif

@@ -10,16 +10,17 @@ layers='
 base        0  dualpipe library memory options parameter random
 schedule    1  schedule partition
 checkpoint  1  checkpoint
-microbatch  1  microbatch
+microbatch  1  microbatch batch_norm
 optimizer   1  optimizer
 topology    1  topology
 placement   2  assignment placement
 tuning      2  tuning
 device      2  device
 wire        2
-comm        3  comm controller nccl
-pipeline    4  stage pipeline trace remote values async segments
+comm        3  comm nccl
+pipeline    4  stage pipeline batch_step trace segments
 mixing      4  mixer mixing replicas
+asyncpipe   5  asyncpipe
 offload     5  offload
 '
 
@@ -38,7 +39,7 @@ upward()
             }
         }
         function layer_of(path,    part) {
-            if (path ~ /(^|\/)dualpipe\/[a-z0-9]+\.h$/) {
+            if (path ~ /(^|\/)dualpipe\/[a-z0-9_]+\.h$/) {
                 sub(/.*\//, "", path)
                 sub(/\.h$/, "", path)
                 return path in owner ? owner[path] : "a header without a layer"

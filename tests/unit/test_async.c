@@ -8,7 +8,7 @@
 #include "comm_group.h"
 #include "quiet.h"
 
-#include <dualpipe/async.h>
+#include <dualpipe/asyncpipe.h>
 #include <dualpipe/batch_step.h>
 
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 #include "comm_group.h"
 #include "quiet.h"
 
-#include <dualpipe/controller.h>
+#include <dualpipe/asyncpipe.h>
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 #include "comm_group.h"
 #include "quiet.h"
 
-#include <dualpipe/remote.h>
+#include <dualpipe/asyncpipe.h>
 
 #include <stdlib.h>
 

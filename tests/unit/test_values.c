@@ -14,7 +14,7 @@
 #include "quiet.h"
 
 #include <dualpipe/pipeline.h>
-#include <dualpipe/values.h>
+#include <dualpipe/asyncpipe.h>
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * controller.c - a call and its answer are two messages each way: one of known length that says how
  * long the second is. They have a communicator of their own, so they meet no other message.
  */
-#include <dualpipe/controller.h>
+#include <dualpipe/asyncpipe.h>
 
 #include "base/array.h"
 #include "base/clock.h"

@@ -147,7 +147,7 @@ static const struct driven_mb no_entries = {
     .backward_needs = 1,
 };
 
-int dp_driven_init(struct dp_pipeline *pipe, struct dp_program *program)
+static int init(struct dp_pipeline *pipe, struct dp_program *program)
 {
     const struct dp_plan *plan = &program->plan;
     const size_t n = (size_t)pipe->slots * (size_t)program->schedule->mb_per_stream;
@@ -176,7 +176,7 @@ int dp_driven_init(struct dp_pipeline *pipe, struct dp_program *program)
     return 0;
 }
 
-void dp_driven_fini(struct dp_program *program)
+static void fini(struct dp_program *program)
 {
     if (program->driven) {
         free(program->driven->skips);
@@ -186,7 +186,7 @@ void dp_driven_fini(struct dp_program *program)
     program->driven = NULL;
 }
 
-size_t dp_driven_landing_bytes(const struct dp_pipeline *pipe)
+static size_t landing_bytes(const struct dp_pipeline *pipe)
 {
     size_t most = 0;
 
@@ -632,7 +632,7 @@ static int start_backward(struct dp_pipeline *pipe)
     return run_backwards(pipe, pipe->ends.last_slot, --pipe->driven->starts_left);
 }
 
-int dp_driven_run(struct dp_pipeline *pipe, bool forwards, bool backwards)
+static int run_step(struct dp_pipeline *pipe, bool forwards, bool backwards)
 {
     struct dp_driven *d = pipe->driven;
     int err = forwards ? begin(pipe) : 0;
@@ -646,3 +646,5 @@ int dp_driven_run(struct dp_pipeline *pipe, bool forwards, bool backwards)
     }
     return err;
 }
+
+const struct dp_execution_ops dp_execute_messages = {init, fini, landing_bytes, run_step};

@@ -4,7 +4,7 @@
  *
  *      int32 count (-1: one that is no list) | struct wire_tensor, its elements | ...
  */
-#include <dualpipe/remote.h>
+#include <dualpipe/asyncpipe.h>
 
 #include "base/fail.h"
 #include "microbatch/tensor.h"

@@ -3,7 +3,7 @@
  * async.c - AsyncPipe out of a list of layers. Each thing that a rank does by itself is followed by an
  * exchange of errors, so that all ranks go on, or none does.
  */
-#include <dualpipe/async.h>
+#include <dualpipe/asyncpipe.h>
 
 #include "base/fail.h"
 #include "comm/lines.h"

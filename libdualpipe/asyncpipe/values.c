@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <dualpipe/values.h>
+#include <dualpipe/asyncpipe.h>
 
 #include "base/fail.h"
 #include "base/tensor.h"
