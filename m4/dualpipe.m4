@@ -282,6 +282,26 @@ AC_DEFUN([DP_BASH_COMPLETION], [
     AC_SUBST([bashcompletiondir], [$with_bash_completion_dir])
 ])
 
+# The PyTorch package (make wheel) needs a Python with headers, setuptools and cffi, not torch.
+AC_DEFUN([DP_PYTHON], [
+    AC_ARG_WITH([python], [AS_HELP_STRING([--without-python], [no 'make wheel'])], [], [with_python=yes])
+    DP_YES_OR_NO([--with-python], [$with_python])
+    AC_ARG_VAR([PYTHON], [the Python that builds the wheel of the PyTorch package])
+    AS_IF([test "x$with_python" = xno], [PYTHON_WHY='--without-python'], [
+        AC_PATH_PROGS([PYTHON], [python3 python], [python3])
+        PYTHON_WHY=$("$PYTHON" -c '
+import sys, os, sysconfig
+try:
+    assert sys.version_info >= (3, 9), "Python 3.9 or later is needed"
+    import setuptools, cffi, pip, wheel
+    assert os.path.exists(sysconfig.get_path("include") + "/Python.h"), "no Python.h (python3-dev)"
+except Exception as error:
+    print(error)' 2>&1 | tail -n 1)
+    ])
+    AS_IF([test -z "$PYTHON_WHY"], [DP_NOTE([python], [on], [$PYTHON: make wheel])],
+        [DP_NOTE([python], [off], [$PYTHON_WHY])])
+])
+
 AC_DEFUN([DP_SUMMARY], [
     AS_ECHO(["
 $PACKAGE_STRING is configured:

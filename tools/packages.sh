@@ -23,18 +23,20 @@ names()
     debian:build) echo autoconf automake gcc libc6-dev libdlpack-dev libexpat1-dev libhwloc-dev \
         libibverbs-dev libjansson-dev libopenblas-dev libopenmpi-dev libtool liburing-dev make \
         pkg-config ;;
-    debian:test) echo g++ jq libcmocka-dev libxml2-utils mandoc openmpi-bin shellcheck ;;
+    debian:test) echo g++ jq libcmocka-dev libxml2-utils mandoc openmpi-bin patchelf python3-dev \
+        python3-venv shellcheck ;;
     debian:guests) echo busybox-static ibverbs-providers ibverbs-utils iproute2 kmod perftest \
         qemu-system-x86 xz-utils ;;
     rhel:build) echo autoconf automake gcc glibc-devel dlpack-devel expat-devel hwloc-devel \
         rdma-core-devel jansson-devel openblas-devel openmpi-devel libtool liburing-devel make \
         pkgconf-pkg-config ;;
-    rhel:test) echo gcc-c++ jq libcmocka-devel libxml2 mandoc openmpi ShellCheck hwloc ;;
+    rhel:test) echo gcc-c++ jq libcmocka-devel libxml2 mandoc openmpi patchelf python3-devel ShellCheck \
+        hwloc ;;
     sles:build) echo autoconf automake gcc glibc-devel dlpack-devel libexpat-devel hwloc-devel \
         rdma-core-devel libjansson-devel openblas-devel openmpi4-devel libtool liburing-devel make \
         pkg-config ;;
-    sles:test) echo gcc-c++ jq libcmocka-devel libxml2-tools mandoc openmpi4 ShellCheck \
-        hwloc ;;
+    sles:test) echo gcc-c++ jq libcmocka-devel libxml2-tools mandoc openmpi4 patchelf python3-devel \
+        ShellCheck hwloc ;;
     *) die "expected 'build', 'test' or 'guests', not '$2', and for 'guests' Debian or Ubuntu" ;;
     esac
 }

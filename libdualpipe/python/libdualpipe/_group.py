@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communicators of torch's process groups: a group's ranks find each other by its own store."""
+import os
+import secrets
+import threading
+from datetime import timedelta
+from typing import Any, Dict, Optional
+
+import torch
+import torch.distributed as dist
+
+from . import _native
+from ._native import EAGAIN, check, failure, ffi, keep_from_handler, lib, new_object, owned
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)  # of gloo and of this module, where a group tells none
+
+
+class _Store:
+    """A group's store with the names of one communicator."""
+    def __init__(self, store: Any, prefix: str) -> None:
+        self.store, self.prefix = store, prefix
+
+    def set(self, key: str, value: bytes) -> None:
+        self.store.set(f"{self.prefix}/{key}", value.hex())
+
+    def get(self, key: str) -> Optional[bytes]:
+        key = f"{self.prefix}/{key}"
+        return bytes.fromhex(self.store.get(key).decode()) if self.store.check([key]) else None
+
+
+@ffi.def_extern(error=lib.DP_EIO, onerror=keep_from_handler)  # type: ignore[misc]
+def dpy_store_put(user: Any, key: Any, value: Any, count: int) -> int:
+    ffi.from_handle(user).set(ffi.string(key).decode(), bytes(ffi.buffer(value, count)))
+    return 0
+
+
+@ffi.def_extern(error=lib.DP_EIO, onerror=keep_from_handler)  # type: ignore[misc]
+def dpy_store_get(user: Any, key: Any, value: Any, count: Any) -> int:
+    got = ffi.from_handle(user).get(ffi.string(key).decode())
+    if got is None:
+        return EAGAIN
+    if len(got) > count[0]:
+        return lib.DP_EINVAL
+    ffi.memmove(value, got, len(got))
+    count[0] = len(got)
+    return 0
+
+
+class Comm:
+    """The communicator of a process group. One thread at a time may use it."""
+    def __init__(self, group: Any) -> None:
+        self.rank, self.size, self.name = group.rank(), group.size(), group.group_name
+        self.process, self.lock = os.getpid(), threading.RLock()
+        count = _opened[self.name] = _opened.get(self.name, 0) + 1
+        store = _Store(dist.distributed_c10d._world.pg_map[group][1], f"dualpipe/{count}")
+        handle, prefix = ffi.new_handle(store), ffi.new("char[]", b"dualpipe")
+        secret = ffi.new("char[]", self._secret(store).encode())
+        table = ffi.new(
+            "struct dp_comm_store *",
+            {"user": handle, "put": lib.dpy_store_put, "get": lib.dpy_store_get, "prefix": prefix})
+        config = ffi.new(
+            "struct dp_comm_config *", {
+                "rank": self.rank, "size": self.size, "store": table, "secret": secret,
+                "poll": lib.dpy_poll, "timeout_ns": int(_timeout_of(group).total_seconds() * 1e9)
+            })
+        self.pointer = new_object(lib.dp_comm_open, "struct dp_comm", config)
+        lib.dp_comm_set_poll(self.pointer, lib.dpy_poll, ffi.NULL)
+        self.close = owned(self, lib.dp_comm_close, self.pointer)
+
+    def _secret(self, store: _Store) -> str:
+        """Rank 0's, so that processes of other jobs cannot join."""
+        if self.rank == 0:
+            store.set("secret", secrets.token_bytes(16))
+        while True:  # the store has the group's timeout, and raises at its end
+            store.store.wait([f"{store.prefix}/secret"])
+            got = store.get("secret")
+            if got is not None:
+                return got.hex()
+
+    def check(self, err: int) -> int:
+        return check(err, self.pointer)
+
+    def reset_if_aborted(self) -> None:
+        """Begin anew after a failure. Collective, as every rank has heard of it from its last
+        call."""
+        if lib.dp_comm_aborted(self.pointer, ffi.NULL):
+            self.reset()
+
+    def reset(self) -> None:
+        self.check(lib.dp_comm_reset(self.pointer))
+
+    def abort(self, error: BaseException) -> None:
+        """End what the other ranks are doing: this rank cannot take part in it."""
+        if not lib.dp_comm_aborted(self.pointer, ffi.NULL):
+            lib.dp_comm_abort(self.pointer, _native.ECALLBACK, _native.said(error))
+
+    def failure(self, err: int) -> BaseException:
+        return failure(err, self.pointer)
+
+
+_comms: Dict[Any, Comm] = {}
+_opened: Dict[str, int] = {}  # of a group's name, so that each has a key of its own
+
+
+def _timeout_of(group: Any) -> timedelta:
+    """DUALPIPE_COMM_TIMEOUT_MS, or the group's own."""
+    told = os.environ.get("DUALPIPE_COMM_TIMEOUT_MS")
+    if told:
+        return timedelta(milliseconds=int(told))
+    for device in ("cpu", "cuda"):
+        try:
+            return group._get_backend(torch.device(device)).options._timeout
+        except (AttributeError, RuntimeError):
+            continue
+    return DEFAULT_TIMEOUT
+
+
+def comm_of(group: Any = None) -> Comm:
+    """The communicator of a process group, the default one if it is None. It is opened when it is
+    first asked for, by all ranks of the group together, and closed when the group has been
+    destroyed, or at exit.
+
+    Raises RuntimeError in a forked child, and DualpipeError where a rank does not come."""
+    group = group or dist.distributed_c10d._get_default_group()
+    known = dist.distributed_c10d._world.pg_map
+    for other in [other for other in _comms if other not in known]:
+        _comms.pop(other).close()
+    comm = _comms.get(group)
+    if comm is None:
+        comm = _comms[group] = Comm(group)
+    if comm.process != os.getpid():
+        raise RuntimeError(
+            "a communicator belongs to the process that opened it, not to a forked child")
+    return comm
+
+
+def reset(group: Any = None) -> None:
+    """Make a group usable after a failure on any of its ranks. Collective. Steps do so by
+    themselves where this rank has heard of the failure, which the exception of its last step
+    says."""
+    comm_of(group).reset()

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library: its functions, its errors as exceptions, and objects that are freed in the right
+order.
+
+Every call releases the interpreter's lock for as long as it lasts (cffi does so), and callbacks
+take it again. An exception of a callback cannot pass through C: it is kept for the thread, the
+callback returns an error number, and `check`, where the call comes back, raises the kept exception
+itself.
+"""
+import os
+import re
+import threading
+import weakref
+from typing import Any, Callable, Optional
+
+from ._dp import ffi, lib
+
+EAGAIN, EINTR, ECALLBACK = lib.DP_EAGAIN, -4, lib.DP_ECALLBACK
+
+
+def version() -> str:
+    """The version of the library that is loaded, "0.1.0"."""
+    return text_of(lib.dp_version())
+
+
+def text_of(pointer: Any) -> str:
+    return "" if pointer == ffi.NULL else ffi.string(pointer).decode(errors="replace")
+
+
+# ---- errors ----
+
+DOING = re.compile(
+    r"(?P<op>.+?) of micro-batch (?P<mb>\d+) in stage (?P<stage>\d+)(?:, step (?P<step>\d+))?")
+
+
+class DualpipeError(RuntimeError):
+    """A call of the library failed, or another rank did.
+
+    errno        negative, as in dualpipe.h; name: "DP_EABORTED"
+    text         the sentence that says what was wrong and what was expected
+    rank         the rank that failed, of the process group; None where it is not known
+    op, micro_batch, stage, step    what that rank was doing: "forward", 3, 1, 7; None outside of
+                                    a step
+    """
+    def __init__(self, errno: int, text: str, rank: Optional[int] = None, doing: str = "") -> None:
+        self.errno, self.text, self.rank = errno, text, rank
+        self.name = text_of(lib.dp_strerror(errno))
+        found = DOING.search(doing) or DOING.search(text)
+        number = (lambda name: int(found[name]) if found and found[name] else None)
+        self.op = found["op"] if found else None
+        self.micro_batch, self.stage, self.step = number("mb"), number("stage"), number("step")
+        super().__init__(f"{self.name}: {text}")
+
+    def __reduce__(self) -> Any:
+        return (_unpickled, (self.__class__, self.__dict__, self.args))
+
+
+def _unpickled(cls: Any, members: Any, args: Any) -> Any:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(members)
+    error.args = args
+    return error
+
+
+class _Kept(threading.local):
+    """The exception of a callback of this thread, on its way past the library."""
+
+    error: Optional[BaseException] = None
+
+
+_kept = _Kept()
+
+
+def keep(error: BaseException) -> None:
+    """Note what `check` is going to raise. The first one counts: what follows is its
+    consequence."""
+    if _kept.error is None:
+        _kept.error = error
+
+
+def keep_from_handler(_type: Any, error: BaseException, _traceback: Any) -> None:
+    """For cffi's onerror."""
+    keep(error)
+
+
+def failure(err: int, comm: Any = None) -> BaseException:
+    """What has to be raised for a negative result."""
+    text = text_of(lib.dp_last_error())
+    error, _kept.error = _kept.error, None
+    if error is not None:
+        return error
+    rank, doing = None, ""
+    if comm:
+        why = ffi.new("struct dp_abort *")
+        if lib.dp_comm_aborted(comm, why):
+            rank = why.rank if why.rank >= 0 else None
+            room = ffi.new("char[256]")
+            doing = text_of(lib.dp_pipeline_doing_text(why.doing, room, 256))
+    return DualpipeError(err, text, rank, doing)
+
+
+def check(err: int, comm: Any = None) -> int:
+    """Return `err`, or raise what it stands for. comm: the communicator, if it can say which rank
+    failed."""
+    if err < 0:
+        raise failure(err, comm)
+    return err
+
+
+def said(error: BaseException) -> bytes:
+    """An exception as the one line that other ranks get to read."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).encode()[:4000]
+
+
+def callback_failed(error: BaseException) -> int:
+    """Keep the exception of a callback and tell the library its text."""
+    keep(error)
+    return lib.dp_callback_error(ECALLBACK, b"%s", ffi.new("char[]", said(error)))
+
+
+# ---- objects ----
+
+
+def owned(owner: Any, free: Callable[..., None], pointer: Any, *needs: Any) -> Callable[[], None]:
+    """Free `pointer` when `owner` is collected, or at exit, in this process only. `needs` is kept
+    until then: objects in the memory of which it works. They must not refer to `owner`, or it is
+    never collected. Returns the function that frees now; it may be called again."""
+    return weakref.finalize(owner, _free, free, pointer, os.getpid(), needs)
+
+
+def _free(free: Callable[..., None], pointer: Any, process: int, _needs: Any) -> None:
+    if os.getpid() == process:
+        free(pointer)
+    _kept.error = None
+
+
+def new_object(function: Any, kind: str, *args: Any, comm: Any = None) -> Any:
+    """*out of a function that makes an object, kind "struct dp_comm"."""
+    out = ffi.new(kind + " **")
+    check(function(*args, out), comm)
+    return out[0]
+
+
+@ffi.def_extern(error=EINTR, onerror=keep_from_handler)  # type: ignore[misc]
+def dpy_poll(_user: Any) -> int:
+    """Called in waits: that Python code runs is enough for a signal's handler to be called, and
+    what it raises ends the wait."""
+    return 0
+
+
+def _check_structs() -> None:
+    """Compiled against the headers of another release, nothing would be where it is looked for."""
+    for name in ffi.list_types()[1]:
+        if not name.startswith("dp_"):
+            continue
+        try:
+            size = ffi.sizeof("struct " + name)
+        except ffi.error:  # has no members here
+            continue
+        if lib.dp_check_struct(name.encode(), size):
+            raise ImportError("libdualpipe: " + text_of(lib.dp_last_error()))
+
+
+_check_structs()

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pipeline of modules: one rank's share of a schedule, step by step."""
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import torch
+
+from ._group import Comm
+from ._native import check, ffi, lib, new_object, owned
+from ._stage import LOSS, OPS, OPS_WITH_PAIRS, Batch, Stage
+from ._tensor import border, describe, spec
+
+# The library moves tensors between stages. What the model begins with and ends in stays with
+# Python, which has it as it is: the first and the last border have a tensor that nobody looks at.
+UNUSED_INPUT, UNUSED_OUTPUT = spec((1, ), torch.float32, True), spec((1, ), torch.float32)
+
+
+def parse(function: Any, kind: str, name: str) -> int:
+    """A name of the library's as its number."""
+    out = ffi.new(f"enum {kind} *")
+    check(function(name.encode(), out))
+    return out[0]
+
+
+class Schedule:
+    """Who does what, in which order; kind as `dualpipe schedule` names it: "dualpipe", "1f1b",
+    "zbv" ..."""
+    def __init__(self,
+                 kind: str,
+                 ranks: int,
+                 microbatches: int,
+                 *,
+                 forward_only: bool = False,
+                 virtual_stages: int = 0,
+                 slack: int = 0,
+                 recompute: str = "never",
+                 rank_map: Optional[Sequence[int]] = None,
+                 outline: bool = False) -> None:
+        wanted = ffi.new(
+            "struct dp_schedule_spec *", {
+                "kind": parse(lib.dp_schedule_kind_parse, "dp_schedule_kind", kind), "ranks": ranks,
+                "microbatches": microbatches, "forward_only": forward_only,
+                "virtual_stages": virtual_stages, "slack": slack, "recompute": parse(
+                    lib.dp_recompute_parse, "dp_recompute", recompute)
+            })
+        mapped = ffi.new("int[]", list(rank_map)) if rank_map else ffi.NULL
+        wanted.rank_map = mapped
+        make = lib.dp_schedule_new_outline if outline else lib.dp_schedule_new
+        self._take(new_object(make, "struct dp_schedule", wanted))
+
+    def _take(self, pointer: Any) -> None:
+        self.pointer = pointer
+        self.close = owned(self, lib.dp_schedule_free, pointer)
+
+    @property
+    def stages(self) -> int:
+        return self.pointer.stages
+
+    def slots(self, rank: int) -> List[Any]:
+        """struct dp_slot of a pipeline rank."""
+        s = self.pointer
+        return [s.slots[i] for i in range(s.first_slot[rank], s.first_slot[rank + 1])]
+
+
+class Pipeline:
+    """This rank's stages of a pipeline over a communicator.
+
+    comm          of all its ranks; made together by all of them
+    schedule      a Schedule
+    modules       this rank's, in the order of its slots
+    borders       [stages - 1]: for each border between two stages a list of its tensors' specs
+    rank          this rank's number in the pipeline
+    split         as of Stage
+    pairs         overlapped pairs are one call of the modules' type
+    own_gradients each step is taken in two calls, with gradients of the outputs that are given
+
+    Raises DualpipeError on all ranks if they disagree on schedule or borders.
+    """
+    def __init__(self,
+                 comm: Comm,
+                 schedule: Schedule,
+                 modules: Sequence[Any],
+                 borders: Sequence[Sequence[Dict[str, Any]]],
+                 *,
+                 rank: Optional[int] = None,
+                 split: Optional[str] = "store",
+                 pairs: bool = False,
+                 own_gradients: bool = False) -> None:
+        slots = schedule.slots(comm.rank if rank is None else rank)
+        if len(slots) != len(modules):
+            raise ValueError(f"{len(modules)} modules on rank {comm.rank}, expected {len(slots)}")
+        all_borders = [[UNUSED_INPUT], *borders, [UNUSED_OUTPUT]]
+        self.comm, self.schedule = comm, schedule
+        self.stages = [
+            Stage(module, slot, len(all_borders[slot.stage]), split)
+            for module, slot in zip(modules, slots)
+        ]
+        self.count = schedule.pointer.mb_per_stream
+        self._is_held = False  # between forward and backward
+        self._make(all_borders, pairs, own_gradients)
+
+    def _make(self, borders: Sequence[Sequence[Dict[str, Any]]], pairs: bool,
+              own_gradients: bool) -> None:
+        stages = ffi.new("struct dp_stage[]", max(len(self.stages), 1))
+        for place, stage in zip(stages, self.stages):
+            place.ops, place.user = OPS_WITH_PAIRS if pairs else OPS, stage.handle
+            place.no_split = stage.split is None
+        declared = ffi.new("struct dp_border[]", [border(specs) for specs in borders])
+        config = ffi.new(
+            "struct dp_pipeline_config *", {
+                "schedule": self.schedule.pointer, "comm": self.comm.pointer, "stages": stages,
+                "borders": declared, "loss": LOSS, "own_gradients": own_gradients
+            })
+        kept: List[Any] = [stages, declared, config, self.stages, self.schedule, self.comm]
+        self.pointer = new_object(lib.dp_pipeline_new,
+                                  "struct dp_pipeline",
+                                  config,
+                                  comm=self.comm.pointer)
+        self._step = ffi.new("struct dp_step *")
+        if any(stage.first for stage in self.stages):
+            self._step.inputs = _unused_batch(self.count, kept)
+        if own_gradients and any(stage.last for stage in self.stages):
+            self._output_grads = _unused_batch(self.count, kept)
+        self._kept = kept
+        self.close = owned(self, lib.dp_pipeline_free, self.pointer, kept)
+
+    def step(self, batch: Batch) -> Batch:
+        """Take a step: all forwards, and the backwards unless the schedule is forward-only.
+        Gradients are added to those of the parameters. Returns the batch with what ended on this
+        rank: losses, outputs."""
+        self._begin(batch)
+        try:
+            self._call(lib.dp_pipeline_step)
+        finally:
+            self.clear()
+        return batch
+
+    def forward(self, batch: Batch) -> Batch:
+        """All forwards of a step with own_gradients."""
+        self._begin(batch)
+        self._step.output_grads = ffi.NULL
+        self._is_held = True
+        try:
+            self._call(lib.dp_pipeline_forward)
+        except BaseException:
+            self.clear()
+            raise
+        return batch
+
+    def backward(self, out_grads: Optional[Sequence[Any]] = None) -> None:
+        """All backwards of that step. out_grads: of each micro-batch, where the model ends."""
+        if out_grads is not None:
+            self._step.output_grads = self._output_grads
+            for stage in self.stages:
+                stage.batch.out_grads = out_grads
+        try:
+            self._call(lib.dp_pipeline_backward)
+        finally:
+            self.clear()
+
+    def _begin(self, batch: Batch) -> None:
+        self.comm.reset_if_aborted()
+        for stage in self.stages:
+            stage.batch = batch
+
+    def _call(self, function: Callable[[Any, Any], int]) -> None:
+        with self.comm.lock:
+            self.comm.check(function(self.pointer, self._step))
+
+    def clear(self) -> None:
+        self._is_held = False
+        for stage in self.stages:
+            stage.clear()
+
+
+def _unused_batch(count: int, kept: List[Any]) -> Any:
+    """struct dp_microbatches * of one tensor each."""
+    tensor = describe(torch.zeros(1, device="cpu"), kept)
+    leaf = ffi.new("struct dp_tree *", {"kind": lib.DP_TREE_TENSOR, "tensor": tensor})
+    args = ffi.new("struct dp_tree[]",
+                   [{"kind": lib.DP_TREE_TUPLE, "count": 1, "items": leaf}] * count)
+    batch = ffi.new("struct dp_microbatches *", {"count": count, "args": args})
+    kept += [leaf, args, batch]
+    return batch

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors across the border, without a copy: torch's as DLPack's descriptions and back."""
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from ._native import ffi
+
+KINDS = {
+    torch.float32: (2, 32), torch.float64: (2, 64), torch.float16: (2, 16), torch.bfloat16: (4, 16),
+    torch.int64: (0, 64), torch.int32: (0, 32), torch.int16: (0, 16), torch.int8: (0, 8),
+    torch.uint8: (1, 8), torch.bool: (6, 8), torch.complex64: (5, 64), torch.complex128: (5, 128)
+}
+DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
+CPU, CUDA = 1, 2  # DLDeviceType
+
+
+def kind_of(dtype: torch.dtype) -> Dict[str, int]:
+    """A DLDataType."""
+    if dtype not in KINDS:
+        raise TypeError(f"a tensor of {dtype}: expected one of {', '.join(map(str, KINDS))}")
+    code, bits = KINDS[dtype]
+    return {"code": code, "bits": bits, "lanes": 1}
+
+
+def address(pointer: Any) -> int:
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+def describe(tensor: torch.Tensor, kept: List[Any]) -> Any:
+    """A DLTensor * of a tensor's memory. It and what it points to last as long as `kept`."""
+    shape, strides = ffi.new("int64_t[]",
+                             list(tensor.shape)), ffi.new("int64_t[]", list(tensor.stride()))
+    device = {"device_type": CUDA, "device_id": tensor.device.index or 0
+              } if tensor.is_cuda else {"device_type": CPU}
+    described = ffi.new(
+        "DLTensor *", {
+            "data": ffi.cast("void *", tensor.data_ptr()), "device": device, "ndim": tensor.dim(),
+            "dtype": kind_of(tensor.dtype), "shape": shape, "strides": strides
+        })
+    kept += [shape, strides, described, tensor]
+    return described
+
+
+def describe_all(tensors: Sequence[torch.Tensor], kept: List[Any]) -> Any:
+    """DLTensor *[]."""
+    array = ffi.new("DLTensor *[]", [describe(tensor, kept) for tensor in tensors] or [ffi.NULL])
+    kept.append(array)
+    return array
+
+
+def spec(shape: Sequence[int], dtype: torch.dtype, no_grad: bool = False) -> Dict[str, Any]:
+    """A struct dp_tensor_spec."""
+    return {"dtype": kind_of(dtype), "ndim": len(shape), "shape": list(shape), "no_grad": no_grad}
+
+
+def border(specs: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
+    """A struct dp_border."""
+    return {"count": len(specs), "tensors": list(specs)}
+
+
+def shape_of(described: Any) -> Tuple[int, ...]:
+    return tuple(described.shape[i] for i in range(described.ndim))
+
+
+class _OnDevice:
+    """Memory of CUDA as torch takes it in; the words of two bytes are seen as int16 and renamed
+    later."""
+    def __init__(self, pointer: int, shape: Tuple[int, ...], size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (pointer, False), "shape": shape, "typestr": f"<i{size}", "version": 2
+        }
+
+
+class Views:
+    """Tensors over the library's own memory, made once for each place. They are valid as long as
+    what owns that memory; a tensor that shares the memory of one of them must not outlive it
+    either."""
+    def __init__(self) -> None:
+        self._made: Dict[Any, torch.Tensor] = {}
+        self._places: Dict[int, torch.Tensor] = {}
+
+    def of(self, described: Any) -> Optional[torch.Tensor]:
+        """A new tensor object, without history; None where the library has none (data NULL)."""
+        pointer = address(described.data)
+        if not pointer:
+            return None
+        kind, shape = (described.dtype.code, described.dtype.bits), shape_of(described)
+        key = (pointer, kind, shape)
+        view = self._made.get(key)
+        if view is None:
+            view = self._made[key] = self._new(described, pointer, kind, shape)
+            self._places[pointer] = view
+        return view.detach()
+
+    def _new(self, described: Any, pointer: int, kind: Tuple[int, int],
+             shape: Tuple[int, ...]) -> torch.Tensor:
+        size, dtype = kind[1] // 8, DTYPES[kind]
+        elements = 1
+        for extent in shape:
+            elements *= extent
+        if elements == 0:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        pointer += described.byte_offset
+        if described.device.device_type == CUDA:
+            memory: Any = _OnDevice(pointer, (elements, ), size)
+            words = torch.as_tensor(memory, device=torch.device("cuda", described.device.device_id))
+            flat = words.view(dtype)
+        else:
+            flat = torch.frombuffer(ffi.buffer(ffi.cast("void *", pointer), elements * size),
+                                    dtype=dtype)
+        strides = None if described.strides == ffi.NULL else [
+            described.strides[i] for i in range(len(shape))
+        ]
+        return flat.view(shape) if strides is None else flat.as_strided(shape, strides)
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in memory of the library."""
+        return tensor.untyped_storage().data_ptr() in self._places

@@ -1,0 +1,36 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# venv.sh DIR - make a virtual environment with PyTorch and what else the tests of the Python package
+# use, unless it is there. Says why not and returns 0 where it cannot be had: tests that want it then
+# skip. pip's PyTorch for Linux comes with CUDA, and does not load without it: 2.8 GB to load and 5.3 GB
+# to keep, in some two minutes.
+set -eu
+
+dir=${1:?venv.sh DIR}
+# The peers' classes, which ours are compared with, ask for more than these tests use.
+tools='torch numpy pytest cffi setuptools wheel'
+peers='dualpipe fairscale decent-dp loguru'
+
+[ ! -e "$dir/complete" ] || exit 0
+mkdir -p "${dir%/*}"
+log=$dir.log
+pip()
+{
+    timeout 900 "$dir/bin/python" -m pip --disable-pip-version-check --timeout 30 --retries 2 "$@" \
+        >>"$log" 2>&1
+}
+
+: >"$log"
+rm -rf "$dir"
+# shellcheck disable=SC2086 # words
+if ! python3 -m venv "$dir" >>"$log" 2>&1 || ! pip install --no-cache-dir $tools; then
+    echo "no PyTorch: $(tail -n 1 "$log")"
+    rm -rf "$dir"
+    exit 0
+fi
+for peer in $peers; do
+    pip install --no-cache-dir --no-deps "$peer" ||
+        echo "no $peer to compare with: $(tail -n 1 "$log")"
+done
+touch "$dir/complete"

@@ -1,0 +1,22 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# python.sh - the wheel of the PyTorch package is built and installed, and does what tests/python asks
+# of it.
+. "$DP_TOP_SRCDIR/tests/system/cases.sh"
+
+python=${DP_TEST_CACHE:-}/venv/bin/python
+if [ ! -e "${python%/bin/python}/complete" ]; then
+    echo 'no PyTorch in a virtual environment: sh tests/run.sh without --no-install makes one'
+    exit 77
+fi
+unset MAKEFLAGS MFLAGS MAKELEVEL LD_LIBRARY_PATH
+make -s -C "$DP_TOP_BUILDDIR" wheel PYTHON="$python" >"$work/log" 2>&1 || {
+    cat "$work/log"
+    exit 1
+}
+"$python" -m pip -q --disable-pip-version-check install --no-deps --no-index \
+    --target "$work/packages" "$DP_TOP_BUILDDIR"/wheel/*.whl
+cd "$work" || exit 1
+PYTHONPATH=$work/packages PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -p no:cacheprovider \
+    --rootdir "$work" "$DP_TOP_SRCDIR/tests/python"
