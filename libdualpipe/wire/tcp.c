@@ -44,6 +44,7 @@ void dp_wire_tcp_set_timeout(struct dp_wire *wire, int64_t ns)
     struct dp_tcp_wire *w = dp_tcp_of(wire);
 
     w->timeout_ns = ns;
+    dp_tcp_socket_ends(dp_tcp_fd(w->sockets), w->ends);
     for (int i = 0; i < w->count; i++)
         dp_tcp_socket_keep_alive(dp_tcp_fd(&w->sockets[i]), ns);
 }

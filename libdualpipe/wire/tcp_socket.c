@@ -6,6 +6,7 @@
 #include "wire/tcp_wire.h"
 
 #include "base/clock.h"
+#include "base/fail.h"
 #include "base/number.h"
 
 #include <linux/sockios.h>
@@ -115,10 +116,19 @@ static void name_end(int fd, int (*name)(int, struct sockaddr *, socklen_t *),
         dp_sockaddr_text(&end, text);
 }
 
+void dp_tcp_socket_ends(int fd, char text[DP_TCP_ENDS])
+{
+    char here[DP_SOCKADDR_TEXT], there[DP_SOCKADDR_TEXT];
+
+    name_end(fd, getsockname, here);
+    name_end(fd, getpeername, there);
+    snprintf(text, DP_TCP_ENDS, "%s to %s", here, there);
+}
+
 bool dp_wire_tcp_tell(const struct dp_wire *wire, char *text, size_t room)
 {
     const struct dp_tcp_wire *w = (const struct dp_tcp_wire *)wire;
-    char here[DP_SOCKADDR_TEXT], there[DP_SOCKADDR_TEXT];
+    char ends[DP_TCP_ENDS];
     unsigned unacked_bytes = 0, retransmissions = 0;
     bool is_unanswered = false;
     struct dp_tcp_life life;
@@ -129,10 +139,10 @@ bool dp_wire_tcp_tell(const struct dp_wire *wire, char *text, size_t room)
         retransmissions += life.retransmissions;
         is_unanswered |= life.is_unanswered;
     }
-    name_end(dp_tcp_fd(w->sockets), getsockname, here);
-    name_end(dp_tcp_fd(w->sockets), getpeername, there);
-    dp_snprintf(text, room, "%s to %s, %u bytes not acknowledged, %u retransmissions", here, there,
-                unacked_bytes, retransmissions);
+    if (!*w->ends)
+        dp_tcp_socket_ends(dp_tcp_fd(w->sockets), ends);
+    dp_snprintf(text, room, "%s, %u bytes not acknowledged, %u retransmissions",
+                *w->ends ? w->ends : ends, unacked_bytes, retransmissions);
     return is_unanswered;
 }
 
@@ -148,10 +158,13 @@ void dp_tcp_describe(const struct dp_tcp_wire *w, int index, int error, char *te
     if (is_network)
         dp_wire_tcp_tell(&w->base, facts, sizeof(facts));
     dp_snprintf(text, room, "%s%s%s%s%s", which,
-                !error           ? silence
-                : error == EPIPE ? "the connection was closed"
-                                 : strerror(error),
+                !error || error == ETIMEDOUT ? silence
+                : error == EPIPE             ? "the connection was closed"
+                                             : strerror(error),
                 *facts ? " (" : "", facts, *facts ? ")" : "");
+    /* What fails at the peer in consequence may come back over another connection, and be found first. */
+    if (is_network)
+        dp_log(DP_LOG_WARN, "tcp: %s", text);
 }
 
 /* ---- out ---------------------------------------------------------------------------------- */

@@ -20,6 +20,7 @@ enum {
     DP_TCP_READ_AHEAD = 8192, /* it is copied twice; a page and its header fit */
     DP_TCP_TOGETHER = 4096,   /* a part so short goes out as one piece of memory with its header */
     DP_TCP_PIECE = 64 << 10,
+    DP_TCP_ENDS = 2 * DP_SOCKADDR_TEXT + 8,
     DP_TCP_LONG = 2 * DP_TCP_PIECE /* from here on a message goes over all sockets */
 };
 
@@ -69,6 +70,7 @@ struct dp_tcp_wire {
     int epoll_fd;       /* of several sockets; -1 */
     int broken;         /* the socket that takes nothing any more, and why: an errno; 0: none */
     int send_error;
+    char ends[DP_TCP_ENDS]; /* "HERE to THERE", while the system still knows; "" until a timeout is set */
     char together[sizeof(struct dp_tcp_frame) + DP_TCP_TOGETHER];
 
     uint64_t done;               /* the number of base.sends.head */
@@ -105,6 +107,9 @@ static inline struct dp_tcp_wire *dp_tcp_of(struct dp_wire *wire)
 
 /* By where it leads to; buffer_kib is the option. */
 void dp_tcp_socket_tune(int fd, int64_t buffer_kib, bool is_one_of_several);
+
+/* "HERE to THERE" of a socket. */
+void dp_tcp_socket_ends(int fd, char text[DP_TCP_ENDS]);
 
 /* Let the system ask an idle peer's host for a sign of life, and give up after timeout_ns without. */
 void dp_tcp_socket_keep_alive(int fd, int64_t timeout_ns);

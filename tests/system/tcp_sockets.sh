@@ -108,7 +108,7 @@ carried()
     awk '$1 == "near0:" { print $10 }' /proc/net/dev
 }
 
-# Both sides, which go on for many seconds; it returns when messages flow. The communicator by which they
+# begin_messages SAMPLES SIZE - both sides, which go on for many seconds; it returns when messages flow. The communicator by which they
 # meet is more patient than the plugin. What they say is short, so that none of it is cut off.
 begin_messages()
 {
@@ -118,7 +118,7 @@ begin_messages()
         WORLD_SIZE=2 MASTER_ADDR=10.99.0.1 MASTER_PORT=$((20000 + $$ % 20000))
     export DUALPIPE_NET_TIMEOUT DUALPIPE_COMM_TIMEOUT_MS DUALPIPE_WIRE_TCP_SOCKETS DUALPIPE_NET_WIRE \
         WORLD_SIZE MASTER_ADDR MASTER_PORT
-    set -- bench net --plugin "./${plugin##*/}" --sizes 512KiB --connections 1 --samples "$1" --limit 60s --json
+    set -- bench net --plugin "./${plugin##*/}" --sizes "$2" --connections 1 --samples "$1" --limit 60s --json
     RANK=1 nsenter -t $far -n "$dualpipe" "$@" --device far0 >"$work/far" 2>&1 &
     side=$!
     RANK=0 "$dualpipe" "$@" --device near0 >"$work/near" 2>&1 &
@@ -131,13 +131,14 @@ begin_messages()
 }
 
 # fail_with_the_connection BREAK MEND - both end, and one at least with the connection, what it has not got
-# through, and how often it tried. A rank tests its messages in turn, and may find first that the other has
-# given up on another connection: which it is, is chance, so there are several tries.
+# through, and how often it tried. Messages are longer than what the system takes ahead, so that the sender
+# still looks after its connection when it breaks. A rank tests its messages in turn, and may find first that
+# the other has given up on another connection: which it is, is chance, so there are several tries.
 fail_with_the_connection()
 {
     end='10\.99\.0\.[12]:[0-9]+'
     for try in 1 2 3 4 5; do
-        begin_messages 256 || return
+        begin_messages 256 64MiB || return
         "$1"
         ended=0
         wait $own && ended=1
@@ -189,7 +190,7 @@ fails_where_the_host_is_silent()
 # For longer than a silent host would be.
 waits_for_a_peer_that_is_stopped()
 {
-    begin_messages 32 || return
+    begin_messages 32 512KiB || return
     kill -s STOP $side
     end=$(($(date +%s) + 5))
     until [ "$(date +%s)" -ge $end ]; do sleep 0.1; done
