@@ -2,7 +2,7 @@
  *
  * add.c - sums of gradients. Those of 16 bits are added in float32 and rounded to the nearest.
  */
-#include "offload/state.h"
+#include "offload/layout.h"
 
 #include "optimizer/update.h"
 

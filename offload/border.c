@@ -2,7 +2,7 @@
  *
  * border.c - the tensors between layers: how they lie in one piece of memory.
  */
-#include "offload/state.h"
+#include "offload/layout.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"
@@ -54,17 +54,15 @@ size_t dpo_border_init(struct dpo_border *border, const struct dp_border *spec, 
     return border->bytes;
 }
 
-void dpo_border_tensors(const struct dp_offload *o, const struct dpo_border *border, char *base,
-                        int64_t first, int64_t rows, struct dpo_tensors *out)
+void dpo_border_tensors(DLDevice device, const struct dpo_border *border, char *base, int64_t first,
+                        int64_t rows, struct dpo_tensors *out)
 {
     for (int32_t k = 0; k < border->spec->count; k++) {
         const struct dp_tensor_spec *spec = &border->spec->tensors[k];
         for (int32_t d = 0; d < spec->ndim; d++)
             out->shape[k][d] = d ? spec->shape[d] : rows;
-        out->t[k] = (DLTensor){.device = dp_device_dl(o->dev),
-                               .ndim = spec->ndim,
-                               .dtype = spec->dtype,
-                               .shape = out->shape[k]};
+        out->t[k] = (DLTensor){
+            .device = device, .ndim = spec->ndim, .dtype = spec->dtype, .shape = out->shape[k]};
         if (base)
             out->t[k].data = base + border->offset[k] + (size_t)first * border->row_bytes[k];
     }

@@ -10,7 +10,7 @@
  * Where nothing is paced all chunks are queued at once, and no call is needed for the copy to
  * go on. A paced copy is queued as far as may be whenever the engine is asked anything.
  */
-#include "offload/state.h"
+#include "offload/streams.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
@@ -92,6 +92,21 @@ static int queue_chunk(struct dp_offload_copy *copy)
 }
 
 /* ---- a copy ---------------------------------------------------------------------------------- */
+
+void dpo_stamp_begin(void *user)
+{
+    struct dpo_meter *meter = user;
+
+    meter->begun_ns = dp_now_ns();
+}
+
+/* The reader comes after an event of the stream; atomic for readers without one. */
+void dpo_stamp_end(void *user)
+{
+    struct dpo_meter *meter = user;
+
+    atomic_fetch_add_explicit(&meter->busy_ns, dp_now_ns() - meter->begun_ns, memory_order_relaxed);
+}
 
 static int stamp(struct dp_offload_copy *copy, void (*fn)(void *user))
 {

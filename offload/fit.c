@@ -3,7 +3,7 @@
  * fit.c - how to cut a model, and how much of it to keep on the device, so that a given amount of
  * its memory is enough. Every candidate is laid out as dp_offload_open would do it.
  */
-#include "offload/state.h"
+#include "offload/layout.h"
 
 #include "base/fail.h"
 
@@ -36,12 +36,12 @@ static int64_t copy_ns(size_t bytes, double bytes_per_s)
     return (int64_t)((double)bytes / bytes_per_s * 1e9);
 }
 
-static struct dp_offload_shard_cost cost_of(const struct dp_offload *o, int32_t s,
+static struct dp_offload_shard_cost cost_of(const struct dpo_layout *layout, int32_t s,
                                             const struct dp_offload_cost *cost)
 {
-    const struct dpo_shard *shard = &o->shards[s];
-    const struct dpo_border *in = s ? &o->layers[shard->first - 1].whole : &o->input;
-    size_t boundary = o->config.boundaries_down ? in->bytes : 0;
+    const struct dpo_shard *shard = &layout->shards[s];
+    const struct dpo_border *in = s ? &layout->layers[shard->first - 1].whole : &layout->input;
+    size_t boundary = layout->config.boundaries_down ? in->bytes : 0;
     struct dp_offload_shard_cost c = {
         .up_ns = copy_ns(shard->value_bytes, cost->up_bytes_per_s),
         .down_ns = copy_ns(shard->grad_bytes, cost->down_bytes_per_s),
@@ -53,29 +53,27 @@ static struct dp_offload_shard_cost cost_of(const struct dp_offload *o, int32_t 
         c.forward_ns += cost->forward_ns[l];
         c.backward_ns += cost->backward_ns[l];
     }
-    if (o->config.checkpoint)
+    if (layout->config.checkpoint)
         c.backward_ns += c.forward_ns;
     if (shard->kept)
         c.up_ns = c.down_ns = 0;
     return c;
 }
 
-static int predict(const struct search *search, const struct dp_offload *o,
+static int predict(const struct search *search, const struct dpo_layout *layout,
                    const struct dp_offload_config *config, double *out)
 {
-    struct dp_offload_shard_cost *costs = calloc((size_t)o->shard_count, sizeof(*costs));
-    const struct dp_offload_plan plan = {.shards = o->shard_count,
-                                         .slots = config->slots,
-                                         .distance = config->distance,
-                                         .forward_only = config->forward_only,
-                                         .drop_at_once = config->drop_at_once,
-                                         .kept = o->shard_count - o->streamed};
+    struct dp_offload_shard_cost *costs = calloc((size_t)layout->shard_count, sizeof(*costs));
+    struct dp_offload_plan plan = dpo_layout_plan(layout, config->forward_only);
     int64_t ns = 0;
 
+    plan.slots = config->slots;
+    plan.distance = config->distance;
     if (!costs)
-        return dp_fail(DP_ENOMEM, "offload: no memory for the costs of %d shards", o->shard_count);
-    for (int32_t s = 0; s < o->shard_count; s++)
-        costs[s] = cost_of(o, s, search->cost);
+        return dp_fail(DP_ENOMEM, "offload: no memory for the costs of %d shards",
+                       layout->shard_count);
+    for (int32_t s = 0; s < layout->shard_count; s++)
+        costs[s] = cost_of(layout, s, search->cost);
     int err = dp_offload_predict(&plan, costs, &ns);
     free(costs);
     *out = (double)ns;
@@ -97,13 +95,14 @@ static void take_better(struct candidate *best, const struct dp_offload_config *
 /* As many slots as there is room for. A step loads every shard in its forward, since it was changed
  * since, and in its backward those that are not there any more. */
 static void fill_room(struct search *search, struct dp_offload_config config,
-                      const struct dp_offload *o, int32_t room)
+                      const struct dpo_layout *layout, int32_t room)
 {
     if (!search->given->slots)
         config.slots = room;
     if (config.distance >= config.slots)
         config.distance = config.slots - 1;
-    take_better(&search->best, &config, (2.0 * o->streamed - config.slots) / o->shard_count, true);
+    take_better(&search->best, &config,
+                (2.0 * layout->streamed - config.slots) / layout->shard_count, true);
 }
 
 static int32_t more_slots(int32_t slots, int32_t room)
@@ -113,7 +112,7 @@ static int32_t more_slots(int32_t slots, int32_t room)
     return slots < room && next > room ? room : next;
 }
 
-static int try_distances(struct search *search, const struct dp_offload *o,
+static int try_distances(struct search *search, const struct dpo_layout *layout,
                          struct dp_offload_config *config)
 {
     const int32_t last = config->slots - 1, distances[] = {last < 1 ? last : 1, 2, last};
@@ -125,38 +124,39 @@ static int try_distances(struct search *search, const struct dp_offload *o,
             config->distance = distances[i];
         if (config->distance > last || (i && config->distance <= distances[i - 1]))
             continue;
-        err = predict(search, o, config, &ns);
+        err = predict(search, layout, config, &ns);
         if (!err)
             take_better(&search->best, config, ns, false);
     }
     return err;
 }
 
-static int try_slots(struct search *search, const struct dp_offload *o,
+static int try_slots(struct search *search, const struct dpo_layout *layout,
                      struct dp_offload_config config, int32_t room)
 {
     int err = 0;
 
     if (search->given->slots)
-        return try_distances(search, o, &config);
+        return try_distances(search, layout, &config);
     for (int32_t k = config.slots; k <= room && !err; k = more_slots(k, room)) {
         config.slots = k;
-        err = try_distances(search, o, &config);
+        err = try_distances(search, layout, &config);
     }
     return err;
 }
 
-/* o is config, laid out with the fewest slots, or with fewer where there are not as many shards. */
-static int consider(struct search *search, const struct dp_offload *o,
+/* layout is config, laid out with the fewest slots, or with fewer where there are not as many shards. */
+static int consider(struct search *search, const struct dpo_layout *layout,
                     struct dp_offload_config config)
 {
-    const struct dp_offload_memory *m = &o->counts;
-    const int32_t shards = o->streamed > 1 ? o->streamed : 1;
-    size_t slot = m->slots_bytes / (size_t)o->config.slots, rest = m->device_bytes - m->slots_bytes;
+    const struct dp_offload_memory *m = &layout->counts;
+    const int32_t shards = layout->streamed > 1 ? layout->streamed : 1;
+    size_t slot = m->slots_bytes / (size_t)layout->config.slots,
+           rest = m->device_bytes - m->slots_bytes;
     struct candidate *best = &search->best;
 
-    config.slots = o->config.slots;
-    config.distance = o->config.distance;
+    config.slots = layout->config.slots;
+    config.distance = layout->config.distance;
 
     if (!best->least || m->device_bytes < best->least)
         best->least = m->device_bytes;
@@ -165,8 +165,8 @@ static int consider(struct search *search, const struct dp_offload *o,
     size_t room = slot ? (search->device_bytes - rest) / slot : (size_t)shards;
     int32_t most = room < (size_t)shards ? (int32_t)room : shards;
     if (search->cost)
-        return try_slots(search, o, config, most);
-    fill_room(search, config, o, most);
+        return try_slots(search, layout, config, most);
+    fill_room(search, config, layout, most);
     return 0;
 }
 
@@ -187,7 +187,7 @@ static int try_mode(struct search *search, const struct mode *mode, int32_t dist
     for (int32_t n = 1 + distance; n <= given->layer_count && !err;
          n = after(n, given->layer_count)) {
         struct dp_offload_config config = *given;
-        struct dp_offload *o;
+        struct dpo_layout layout;
         config.slices = n;
         if (!given->slots) {
             config.slots = 1 + distance;
@@ -195,11 +195,11 @@ static int try_mode(struct search *search, const struct mode *mode, int32_t dist
         }
         config.checkpoint = mode->checkpoint;
         config.boundaries_down = mode->boundaries_down;
-        err = dpo_count(&config, &o);
+        err = dpo_layout_init(&layout, &config);
         if (err)
             break;
-        err = consider(search, o, config);
-        dp_offload_close(o);
+        err = consider(search, &layout, config);
+        dpo_layout_fini(&layout);
     }
     return err;
 }

@@ -10,7 +10,7 @@
  * Backward the same in reverse. A tensor that the node takes and that is passed on has two gradients:
  * the node's is written first, and that from behind is added to it.
  */
-#include "offload/state.h"
+#include "offload/layout.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"

@@ -10,7 +10,7 @@
  *      host     values, gradients      float32
  *      up       values                 16 bits, the float32 ones rounded
  */
-#include "offload/state.h"
+#include "offload/layout.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"
@@ -51,10 +51,10 @@ static bool tied(const struct dp_parameter *a, const struct dp_parameter *b)
 }
 
 /* The parameters before it are all set. */
-static void find_owner(struct dp_offload *o, struct dpo_parameter *p)
+static void find_owner(struct dpo_layout *layout, struct dpo_parameter *p)
 {
     p->owner = p;
-    for (struct dpo_parameter *q = o->parameters; q < p; q++)
+    for (struct dpo_parameter *q = layout->parameters; q < p; q++)
         if (q->owner == q && tied(q->given, p->given)) {
             p->owner = q;
             break;
@@ -81,7 +81,7 @@ static size_t take_bytes(size_t *bytes, size_t more)
     return at;
 }
 
-static int take_parameter(struct dp_offload *o, struct dpo_parameter *p, int32_t layer)
+static int take_parameter(struct dpo_layout *layout, struct dpo_parameter *p, int32_t layer)
 {
     const struct dp_parameter *given = p->given;
 
@@ -97,26 +97,26 @@ static int take_parameter(struct dp_offload *o, struct dpo_parameter *p, int32_t
                        "bfloat16 or float16",
                        layer, given->name ? given->name : "");
     p->count = (size_t)dp_tensor_numel(given->value);
-    p->value_type = dpo_value_type(&o->config, given);
-    p->grad_type = dpo_grad_type(&o->config, given);
+    p->value_type = dpo_value_type(&layout->config, given);
+    p->grad_type = dpo_grad_type(&layout->config, given);
     p->value_bytes = p->count * (p->value_type.bits / 8u);
     if (!frozen(p))
         p->grad_bytes = p->count * (p->grad_type.bits / 8u);
     p->grad = SIZE_MAX;
-    find_owner(o, p);
+    find_owner(layout, p);
     if (p->owner->value_bytes != p->value_bytes || p->owner->grad_bytes != p->grad_bytes)
         return dp_fail(DP_EINVAL,
                        "offload: layer %d, parameter '%s': tied to '%s', which has "
                        "another size",
                        layer, given->name, p->owner->given->name);
-    struct dpo_shard *shard = &o->shards[p->shard];
+    struct dpo_shard *shard = &layout->shards[p->shard];
     if (p->alias)
         return 0;
-    o->copies_tied = o->copies_tied || p->owner != p;
+    layout->copies_tied = layout->copies_tied || p->owner != p;
     p->value = take_bytes(&shard->value_bytes, p->value_bytes);
     p->host_value_at = take_bytes(&shard->host_value_bytes,
                                   p->count * dp_tensor_element_bytes(given->value));
-    if (!frozen(p) && !o->config.forward_only) {
+    if (!frozen(p) && !layout->config.forward_only) {
         p->grad = take_bytes(&shard->grad_bytes, p->grad_bytes);
         p->host_grad_at =
             take_bytes(&shard->host_grad_bytes, p->count * dp_tensor_element_bytes(grad));
@@ -126,18 +126,18 @@ static int take_parameter(struct dp_offload *o, struct dpo_parameter *p, int32_t
     return 0;
 }
 
-static int32_t shard_of(const struct dp_offload *o, int32_t layer)
+static int32_t shard_of(const struct dpo_layout *layout, int32_t layer)
 {
     int32_t shard = 0;
 
-    while (layer >= o->shards[shard].end)
+    while (layer >= layout->shards[shard].end)
         shard++;
     return shard;
 }
 
-static int take_layer(struct dp_offload *o, int32_t index, struct dpo_parameter *p)
+static int take_layer(struct dpo_layout *layout, int32_t index, struct dpo_parameter *p)
 {
-    struct dpo_layer *layer = &o->layers[index];
+    struct dpo_layer *layer = &layout->layers[index];
     const struct dp_offload_layer *given = layer->given;
     int err = 0;
 
@@ -148,26 +148,26 @@ static int take_layer(struct dp_offload *o, int32_t index, struct dpo_parameter 
         return dp_fail(DP_ENOMEM, "offload: no memory for layer %d", index);
     for (int32_t k = 0; k < given->parameter_count && !err; k++) {
         p[k].given = &given->parameters[k];
-        p[k].shard = shard_of(o, index);
-        err = take_parameter(o, &p[k], index);
+        p[k].shard = shard_of(layout, index);
+        err = take_parameter(layout, &p[k], index);
     }
     return err;
 }
 
-int dpo_parameters_init(struct dp_offload *o)
+int dpo_parameters_init(struct dpo_layout *layout)
 {
     int32_t at = 0;
     int err = 0;
 
-    for (int32_t l = 0; l < o->config.layer_count; l++)
-        o->parameter_count += o->config.layers[l].parameter_count;
-    o->parameters = calloc((size_t)o->parameter_count + 1, sizeof(*o->parameters));
-    o->list = calloc((size_t)o->parameter_count + 1, sizeof(*o->list));
-    if (!o->parameters || !o->list)
-        return dp_fail(DP_ENOMEM, "offload: no memory for %d parameters", o->parameter_count);
-    for (int32_t l = 0; l < o->config.layer_count && !err; l++) {
-        err = take_layer(o, l, o->parameters + at);
-        at += o->config.layers[l].parameter_count;
+    for (int32_t l = 0; l < layout->config.layer_count; l++)
+        layout->parameter_count += layout->config.layers[l].parameter_count;
+    layout->parameters = calloc((size_t)layout->parameter_count + 1, sizeof(*layout->parameters));
+    layout->list = calloc((size_t)layout->parameter_count + 1, sizeof(*layout->list));
+    if (!layout->parameters || !layout->list)
+        return dp_fail(DP_ENOMEM, "offload: no memory for %d parameters", layout->parameter_count);
+    for (int32_t l = 0; l < layout->config.layer_count && !err; l++) {
+        err = take_layer(layout, l, layout->parameters + at);
+        at += layout->config.layers[l].parameter_count;
     }
     return err;
 }
@@ -184,9 +184,9 @@ static DLTensor moved(const DLTensor *like, char *to)
     return t;
 }
 
-static void fill_one(struct dp_offload *o, struct dpo_parameter *p)
+static void fill_one(struct dpo_layout *layout, struct dpo_parameter *p)
 {
-    struct dpo_shard *shard = &o->shards[p->shard];
+    struct dpo_shard *shard = &layout->shards[p->shard];
     const struct dp_parameter *given = p->given;
 
     if (p->alias)
@@ -203,53 +203,53 @@ static void fill_one(struct dp_offload *o, struct dpo_parameter *p)
     listed.value = &p->host_value;
     listed.grad = p->grad != SIZE_MAX ? &p->host_grad : NULL;
     if (!shard->list)
-        shard->list = &o->list[o->list_count];
+        shard->list = &layout->list[layout->list_count];
     shard->list_count++;
-    o->list[o->list_count++] = listed;
+    layout->list[layout->list_count++] = listed;
 }
 
-int dpo_parameters_fill(struct dp_offload *o)
+int dpo_parameters_fill(struct dpo_layout *layout)
 {
-    for (int32_t i = 0; i < o->parameter_count; i++)
-        fill_one(o, &o->parameters[i]);
-    for (int32_t s = 0; s < o->shard_count; s++)
-        dpo_parameters_renew(o, s);
+    for (int32_t i = 0; i < layout->parameter_count; i++)
+        fill_one(layout, &layout->parameters[i]);
+    for (int32_t s = 0; s < layout->shard_count; s++)
+        dpo_parameters_renew(layout, s);
     return 0;
 }
 
-static void renew(struct dp_offload *o, struct dpo_parameter *p)
+static void renew(struct dpo_layout *layout, struct dpo_parameter *p)
 {
     size_t bytes = dp_tensor_element_bytes(&p->host_value);
-    char *up = o->shards[p->shard].up + p->value;
+    char *up = layout->shards[p->shard].up + p->value;
 
     if (p->owner != p)
         memcpy(p->host_value.data, p->owner->host_value.data, p->count * bytes);
     if (p->value_type.bits != p->host_value.dtype.bits)
         dp_real_store(p->value_type, p->count, up, p->host_value.data, false);
-    else if (o->images)
+    else if (layout->images)
         memcpy(up, p->host_value.data, p->value_bytes);
 }
 
-void dpo_parameters_renew(struct dp_offload *o, int32_t shard)
+void dpo_parameters_renew(struct dpo_layout *layout, int32_t shard)
 {
-    for (int32_t i = 0; i < o->parameter_count; i++)
-        if (o->parameters[i].shard == shard && !o->parameters[i].alias)
-            renew(o, &o->parameters[i]);
+    for (int32_t i = 0; i < layout->parameter_count; i++)
+        if (layout->parameters[i].shard == shard && !layout->parameters[i].alias)
+            renew(layout, &layout->parameters[i]);
 }
 
-void dpo_parameters_renew_owned(struct dp_offload *o, int32_t shard)
+void dpo_parameters_renew_owned(struct dpo_layout *layout, int32_t shard)
 {
-    for (int32_t i = 0; i < o->parameter_count; i++)
-        if (o->parameters[i].owner->shard == shard && !o->parameters[i].alias)
-            renew(o, &o->parameters[i]);
+    for (int32_t i = 0; i < layout->parameter_count; i++)
+        if (layout->parameters[i].owner->shard == shard && !layout->parameters[i].alias)
+            renew(layout, &layout->parameters[i]);
 }
 
-void dpo_parameters_fini(struct dp_offload *o)
+void dpo_parameters_fini(struct dpo_layout *layout)
 {
-    for (int32_t l = 0; o->layers && l < o->config.layer_count; l++) {
-        free(o->layers[l].values);
-        free(o->layers[l].grads);
+    for (int32_t l = 0; layout->layers && l < layout->config.layer_count; l++) {
+        free(layout->layers[l].values);
+        free(layout->layers[l].grads);
     }
-    free(o->parameters);
-    free(o->list);
+    free(layout->parameters);
+    free(layout->list);
 }

@@ -7,7 +7,7 @@
  *
  * Shards that stay on the device are the last: their visits are the turn, F3 F4 B4 B3 behind F2.
  */
-#include "offload/state.h"
+#include "offload/layout.h"
 
 #include "base/fail.h"
 

@@ -7,7 +7,7 @@
  *      compute         |   F0   |   F1   |      F2 | B2 |     the slot is free and the link is
  *      down                                        | grads 2
  */
-#include "offload/state.h"
+#include "offload/layout.h"
 
 #include "base/fail.h"
 

@@ -16,14 +16,14 @@
 
 int dpo_shard_load(struct dp_offload *o, int32_t index, int32_t slot_index)
 {
-    struct dpo_shard *shard = &o->shards[index];
-    struct dpo_slot *slot = &o->slots[slot_index];
+    struct dpo_shard *shard = &o->layout.shards[index];
+    struct dpo_slot *slot = &o->memory.slots[slot_index];
     const struct dp_copy_spec spec = {
         .direction = DP_COPY_UP,
         .dst = slot->values,
         .src = shard->up,
         .bytes = shard->value_bytes,
-        .after = {slot->used, shard->updated, o->shards[shard->wait_for].updated},
+        .after = {slot->used, shard->updated, o->layout.shards[shard->wait_for].updated},
         .after_count = 3,
         .record = slot->loaded,
     };
@@ -31,7 +31,7 @@ int dpo_shard_load(struct dp_offload *o, int32_t index, int32_t slot_index)
     shard->slot = slot_index;
     o->counts.loads++;
     o->counts.loaded_bytes += shard->value_bytes;
-    return dp_copy_begin(o->copies, &spec, NULL);
+    return dp_copy_begin(o->streams.copies, &spec, NULL);
 }
 
 static int poison(struct dp_offload *o, const struct dpo_slot *slot, char *at, size_t bytes)
@@ -45,30 +45,30 @@ static int poison(struct dp_offload *o, const struct dpo_slot *slot, char *at, s
         .record = slot->loaded,
     };
 
-    return dp_copy_begin(o->copies, &spec, NULL);
+    return dp_copy_begin(o->streams.copies, &spec, NULL);
 }
 
 /* Nothing is copied back: the host has the values. Gradients that are on their way down are still
  * wanted. */
 int dpo_shard_drop(struct dp_offload *o, int32_t index, int32_t slot_index)
 {
-    const struct dpo_slot *slot = &o->slots[slot_index];
+    const struct dpo_slot *slot = &o->memory.slots[slot_index];
 
-    o->shards[index].slot = -1;
-    if (!o->config.check)
+    o->layout.shards[index].slot = -1;
+    if (!o->layout.config.check)
         return 0;
-    int err = dpo_wait_queued(o, slot->emptied);
+    int err = dpo_wait_queued(&o->streams, slot->emptied);
     if (!err)
-        err = poison(o, slot, slot->values, o->slot_values);
-    return err ? err : poison(o, slot, slot->grads, o->slot_grads);
+        err = poison(o, slot, slot->values, o->layout.slot_values);
+    return err ? err : poison(o, slot, slot->grads, o->layout.slot_grads);
 }
 
 /* ---- gradients, to the host ------------------------------------------------------------------ */
 
 void dpo_shard_add(const struct dp_offload *o, int32_t index, char *to, const char *from)
 {
-    for (int32_t i = 0; i < o->parameter_count; i++) {
-        const struct dpo_parameter *p = &o->parameters[i];
+    for (int32_t i = 0; i < o->layout.parameter_count; i++) {
+        const struct dpo_parameter *p = &o->layout.parameters[i];
         if (p->shard == index && !p->alias && p->grad != SIZE_MAX)
             dpo_add(p->grad_type, p->count, to + p->grad, from + p->grad);
     }
@@ -77,10 +77,10 @@ void dpo_shard_add(const struct dp_offload *o, int32_t index, char *to, const ch
 /* What has arrived in a place of its own, to where gradients live. */
 static void take_arrived(const struct dp_offload *o, int32_t index)
 {
-    const struct dpo_shard *shard = &o->shards[index];
+    const struct dpo_shard *shard = &o->layout.shards[index];
 
-    for (int32_t i = 0; i < o->parameter_count; i++) {
-        const struct dpo_parameter *p = &o->parameters[i];
+    for (int32_t i = 0; i < o->layout.parameter_count; i++) {
+        const struct dpo_parameter *p = &o->layout.parameters[i];
         if (p->shard != index || p->alias || p->grad == SIZE_MAX)
             continue;
         void *to = dp_tensor_address(&p->host_grad);
@@ -100,8 +100,8 @@ static void take_arrived(const struct dp_offload *o, int32_t index)
 /* Copies in later shards, whose gradients have come before: add them to the owner's. */
 static void add_copies(struct dp_offload *o, int32_t index)
 {
-    for (int32_t i = 0; i < o->parameter_count; i++) {
-        struct dpo_parameter *p = &o->parameters[i];
+    for (int32_t i = 0; i < o->layout.parameter_count; i++) {
+        struct dpo_parameter *p = &o->layout.parameters[i];
         if (p->owner->shard == index && p->shard != index && !p->alias && p->grad != SIZE_MAX)
             dpo_add(p->host_grad.dtype, p->count, dp_tensor_address(&p->owner->host_grad),
                     dp_tensor_address(&p->host_grad));
@@ -114,26 +114,27 @@ static void update_shard(void *user)
     struct dpo_task *task = user;
     struct dp_offload *o = task->o;
     struct dpo_shard *shard = task->shard;
-    dpo_thread_bind(o);
-    int none = 0, err = o->config.update(o->config.update_user, (int32_t)(shard - o->shards),
-                                         shard->list, shard->list_count);
+    dpo_thread_bind(&o->streams);
+    int none = 0, err = o->layout.config.update(o->layout.config.update_user,
+                                                (int32_t)(shard - o->layout.shards), shard->list,
+                                                shard->list_count);
 
     if (err)
-        atomic_compare_exchange_strong(&o->failed, &none, err);
+        atomic_compare_exchange_strong(&o->updates.failed, &none, err);
 }
 
 int dpo_shard_update(struct dp_offload *o)
 {
     int err = 0;
 
-    for (int32_t s = o->shard_count - 1; s >= 0 && o->due && !err; s--) {
-        err = dpo_meter_begin(o, DPO_UPDATE);
+    for (int32_t s = o->layout.shard_count - 1; s >= 0 && o->updates.due && !err; s--) {
+        err = dpo_meter_begin(&o->streams, DPO_UPDATE);
         if (!err)
-            err = dp_device_call(o->update, update_shard, &o->tasks[s]);
+            err = dp_device_call(o->streams.update, update_shard, &o->updates.tasks[s]);
         if (!err)
-            err = dpo_meter_end(o, DPO_UPDATE);
+            err = dpo_meter_end(&o->streams, DPO_UPDATE);
     }
-    o->due = false;
+    o->updates.due = false;
     return err;
 }
 
@@ -144,32 +145,32 @@ static void finish_shard(void *user)
     struct dpo_task *task = user;
     struct dp_offload *o = task->o;
     struct dpo_shard *shard = task->shard;
-    int32_t index = (int32_t)(shard - o->shards);
+    int32_t index = (int32_t)(shard - o->layout.shards);
 
-    dpo_thread_bind(o);
+    dpo_thread_bind(&o->streams);
     if (shard->arrived)
         take_arrived(o, index);
     add_copies(o, index);
-    if (o->config.update && !o->config.delay)
+    if (o->layout.config.update && !o->layout.config.delay)
         update_shard(task);
-    dpo_parameters_renew_owned(o, index);
+    dpo_parameters_renew_owned(&o->layout, index);
 }
 
 static void renew_shard(void *user)
 {
     struct dpo_task *task = user;
 
-    dpo_parameters_renew(task->o, (int32_t)(task->shard - task->o->shards));
+    dpo_parameters_renew(&task->o->layout, (int32_t)(task->shard - task->o->layout.shards));
 }
 
 int dpo_shard_renew(struct dp_offload *o)
 {
     int err = 0;
 
-    for (int32_t s = 0; s < o->shard_count && !err; s++) {
-        err = dp_device_call(o->update, renew_shard, &o->tasks[s]);
+    for (int32_t s = 0; s < o->layout.shard_count && !err; s++) {
+        err = dp_device_call(o->streams.update, renew_shard, &o->updates.tasks[s]);
         if (!err)
-            err = dp_device_event_record(o->shards[s].updated, o->update);
+            err = dp_device_event_record(o->layout.shards[s].updated, o->streams.update);
     }
     return err;
 }
@@ -191,24 +192,24 @@ static int copy_down(struct dp_offload *o, struct dpo_shard *shard, const struct
 
     shard->arrived = staging ? staging->at : NULL;
     shard->accumulates = o->grad_step->accumulate;
-    return dp_copy_begin(o->copies, &spec, NULL);
+    return dp_copy_begin(o->streams.copies, &spec, NULL);
 }
 
 static int launch(struct dp_offload *o, const struct dpo_pending *p)
 {
-    struct dpo_slot *slot = &o->slots[p->slot];
-    int err = dpo_stream_wait(o, o->update, slot->emptied);
+    struct dpo_slot *slot = &o->memory.slots[p->slot];
+    int err = dpo_stream_wait(&o->streams, o->streams.update, slot->emptied);
 
     if (!err)
-        err = dpo_meter_begin(o, DPO_UPDATE);
+        err = dpo_meter_begin(&o->streams, DPO_UPDATE);
     if (!err)
-        err = dp_device_call(o->update, finish_shard, &o->tasks[p->shard]);
+        err = dp_device_call(o->streams.update, finish_shard, &o->updates.tasks[p->shard]);
     if (!err)
-        err = dpo_meter_end(o, DPO_UPDATE);
+        err = dpo_meter_end(&o->streams, DPO_UPDATE);
     if (!err)
-        err = dp_device_event_record(o->shards[p->shard].updated, o->update);
+        err = dp_device_event_record(o->layout.shards[p->shard].updated, o->streams.update);
     if (!err && p->staging)
-        err = dp_device_event_record(p->staging->done, o->update);
+        err = dp_device_event_record(p->staging->done, o->streams.update);
     return err;
 }
 
@@ -216,16 +217,16 @@ int dpo_shard_launch(struct dp_offload *o, int32_t left)
 {
     int err = 0;
 
-    while (o->pending_first < o->pending_count && !err) {
-        const struct dpo_pending *p = &o->pending[o->pending_first];
-        if (o->pending_count - o->pending_first <= left &&
-            !dpo_copy_is_queued(o->copies, o->slots[p->slot].emptied))
+    while (o->updates.pending_first < o->updates.pending_count && !err) {
+        const struct dpo_pending *p = &o->updates.pending[o->updates.pending_first];
+        if (o->updates.pending_count - o->updates.pending_first <= left &&
+            !dpo_copy_is_queued(o->streams.copies, o->memory.slots[p->slot].emptied))
             return 0;
         err = launch(o, p);
-        o->pending_first++;
+        o->updates.pending_first++;
     }
-    if (o->pending_first == o->pending_count)
-        o->pending_first = o->pending_count = 0;
+    if (o->updates.pending_first == o->updates.pending_count)
+        o->updates.pending_first = o->updates.pending_count = 0;
     return err;
 }
 
@@ -233,47 +234,48 @@ static void take_kept(void *user)
 {
     struct dpo_task *task = user;
 
-    take_arrived(task->o, (int32_t)(task->shard - task->o->shards));
+    take_arrived(task->o, (int32_t)(task->shard - task->o->layout.shards));
     task->shard->arrived = NULL;
 }
 
 /* Those of a shard that stays on the device: nothing is copied down, and its update may begin. */
 static int grads_stay(struct dp_offload *o, struct dpo_shard *shard)
 {
-    struct dpo_task *task = &o->tasks[shard - o->shards];
-    int err = dp_device_stream_wait(o->update, o->slots[shard->slot].used);
+    struct dpo_task *task = &o->updates.tasks[shard - o->layout.shards];
+    int err = dp_device_stream_wait(o->streams.update, o->memory.slots[shard->slot].used);
 
-    shard->arrived = o->kept_grads;
+    shard->arrived = o->memory.kept_grads;
     shard->accumulates = o->grad_step->accumulate;
     if (!err)
-        err = dpo_meter_begin(o, DPO_UPDATE);
+        err = dpo_meter_begin(&o->streams, DPO_UPDATE);
     if (!err)
-        err = dp_device_call(o->update, take_kept, task);
+        err = dp_device_call(o->streams.update, take_kept, task);
     if (!err)
-        err = dp_device_event_record(o->kept_taken, o->update);
+        err = dp_device_event_record(o->memory.kept_taken, o->streams.update);
     if (!err)
-        err = dp_device_call(o->update, finish_shard, task);
+        err = dp_device_call(o->streams.update, finish_shard, task);
     if (!err)
-        err = dpo_meter_end(o, DPO_UPDATE);
-    return err ? err : dp_device_event_record(shard->updated, o->update);
+        err = dpo_meter_end(&o->streams, DPO_UPDATE);
+    return err ? err : dp_device_event_record(shard->updated, o->streams.update);
 }
 
 /* Before a place is filled again the update that empties it must have been launched. */
 int dpo_shard_grads_down(struct dp_offload *o, int32_t index)
 {
-    struct dpo_shard *shard = &o->shards[index];
-    struct dpo_slot *slot = &o->slots[shard->slot];
+    struct dpo_shard *shard = &o->layout.shards[index];
+    struct dpo_slot *slot = &o->memory.slots[shard->slot];
     if (shard->kept)
         return grads_stay(o, shard);
     int err = dpo_shard_launch(o, 1);
-    const bool apart = o->grad_step->accumulate || o->widens || o->config.delay;
-    struct dpo_staging *staging = apart ? &o->staging[o->staged++ % 2] : NULL;
+    const bool apart = o->grad_step->accumulate || o->layout.widens || o->layout.config.delay;
+    struct dpo_staging *staging = apart ? &o->memory.staging[o->memory.staged++ % 2] : NULL;
 
     if (!err)
         err = copy_down(o, shard, slot, staging);
-    o->pending[o->pending_count++] = (struct dpo_pending){index, shard->slot, staging};
+    o->updates.pending[o->updates.pending_count++] =
+        (struct dpo_pending){index, shard->slot, staging};
     o->counts.down_bytes += shard->grad_bytes;
-    return err ? err : dpo_shard_launch(o, o->shard_count);
+    return err ? err : dpo_shard_launch(o, o->layout.shard_count);
 }
 
 /* ---- what crosses from shard to shard -------------------------------------------------------- */
@@ -281,37 +283,37 @@ int dpo_shard_grads_down(struct dp_offload *o, int32_t index)
 /* The layer whose output is the input of shard 1 or more, or behind the last one. */
 static const struct dpo_layer *layer_before(const struct dp_offload *o, int32_t shard)
 {
-    return &o->layers[o->shards[shard - 1].end - 1];
+    return &o->layout.layers[o->layout.shards[shard - 1].end - 1];
 }
 
 static const struct dpo_border *boundary(const struct dp_offload *o, int32_t shard)
 {
-    return shard ? &layer_before(o, shard)->whole : &o->input;
+    return shard ? &layer_before(o, shard)->whole : &o->layout.input;
 }
 
 /* Without a ring every boundary has its place on the device for good. */
 static char *fixed_place(struct dp_offload *o, int32_t shard)
 {
-    return o->activations + (shard ? layer_before(o, shard)->whole_at : o->input_at);
+    return o->memory.activations + (shard ? layer_before(o, shard)->whole_at : o->layout.input_at);
 }
 
 static char *on_host(const struct dp_offload *o, int32_t shard)
 {
-    return o->boundaries + (size_t)shard * o->boundary_stride;
+    return o->memory.boundaries + (size_t)shard * o->layout.boundary_stride;
 }
 
 int dpo_boundary_write(struct dp_offload *o, int32_t shard, char **out)
 {
-    struct dpo_ring *ring = o->rings ? &o->ring[shard % o->rings] : NULL;
+    struct dpo_ring *ring = o->layout.rings ? &o->memory.ring[shard % o->layout.rings] : NULL;
 
-    if (!ring || shard == o->shard_count) {
+    if (!ring || shard == o->layout.shard_count) {
         *out = fixed_place(o, shard);
         return 0;
     }
     /* Its old contents are read by compute, in order, and by the copy down. */
-    int err = ring->holds < 0
-                  ? 0
-                  : dpo_stream_wait(o, o->compute, o->shards[ring->holds].boundary_down);
+    int err = ring->holds < 0 ? 0
+                              : dpo_stream_wait(&o->streams, o->streams.compute,
+                                                o->layout.shards[ring->holds].boundary_down);
     ring->holds = shard;
     *out = ring->at;
     return err;
@@ -319,21 +321,21 @@ int dpo_boundary_write(struct dp_offload *o, int32_t shard, char **out)
 
 int dpo_boundary_written(struct dp_offload *o, int32_t shard)
 {
-    struct dpo_ring *ring = o->rings ? &o->ring[shard % o->rings] : NULL;
+    struct dpo_ring *ring = o->layout.rings ? &o->memory.ring[shard % o->layout.rings] : NULL;
 
-    if (!ring || shard == o->shard_count)
+    if (!ring || shard == o->layout.shard_count)
         return 0;
-    int err = dp_device_event_record(ring->filled, o->compute);
+    int err = dp_device_event_record(ring->filled, o->streams.compute);
     if (err || !o->step->training)
         return err;
-    return dp_copy_begin(o->copies,
+    return dp_copy_begin(o->streams.copies,
                          &(struct dp_copy_spec){.direction = DP_COPY_DOWN,
                                                 .dst = on_host(o, shard),
                                                 .src = ring->at,
                                                 .bytes = boundary(o, shard)->bytes,
                                                 .after = {ring->filled},
                                                 .after_count = 1,
-                                                .record = o->shards[shard].boundary_down},
+                                                .record = o->layout.shards[shard].boundary_down},
                          NULL);
 }
 
@@ -341,7 +343,7 @@ int dpo_boundary_written(struct dp_offload *o, int32_t shard)
  * backward has done with. */
 int dpo_boundary_fetch(struct dp_offload *o, int32_t shard)
 {
-    struct dpo_ring *ring = o->rings ? &o->ring[shard % o->rings] : NULL;
+    struct dpo_ring *ring = o->layout.rings ? &o->memory.ring[shard % o->layout.rings] : NULL;
 
     if (!ring || ring->holds == shard)
         return 0;
@@ -351,23 +353,23 @@ int dpo_boundary_fetch(struct dp_offload *o, int32_t shard)
         .dst = ring->at,
         .src = on_host(o, shard),
         .bytes = boundary(o, shard)->bytes,
-        .after = {ring->used, o->shards[shard].boundary_down},
+        .after = {ring->used, o->layout.shards[shard].boundary_down},
         .after_count = 2,
         .record = ring->filled,
     };
-    int err = dpo_wait_queued(o, o->shards[shard].boundary_down);
+    int err = dpo_wait_queued(&o->streams, o->layout.shards[shard].boundary_down);
     if (!err && ring->holds >= 0) {
-        spec.after[spec.after_count++] = o->shards[ring->holds].boundary_down;
-        err = dpo_wait_queued(o, o->shards[ring->holds].boundary_down);
+        spec.after[spec.after_count++] = o->layout.shards[ring->holds].boundary_down;
+        err = dpo_wait_queued(&o->streams, o->layout.shards[ring->holds].boundary_down);
     }
     ring->holds = shard;
-    return err ? err : dp_copy_begin(o->copies, &spec, NULL);
+    return err ? err : dp_copy_begin(o->streams.copies, &spec, NULL);
 }
 
 int dpo_boundary_read(struct dp_offload *o, int32_t shard, char **out)
 {
-    struct dpo_ring *ring = o->rings ? &o->ring[shard % o->rings] : NULL;
+    struct dpo_ring *ring = o->layout.rings ? &o->memory.ring[shard % o->layout.rings] : NULL;
 
     *out = ring ? ring->at : fixed_place(o, shard);
-    return ring ? dpo_stream_wait(o, o->compute, ring->filled) : 0;
+    return ring ? dpo_stream_wait(&o->streams, o->streams.compute, ring->filled) : 0;
 }

@@ -31,18 +31,18 @@ struct frame {
 /* Where the layers of the shard find their parameters now, and where they add gradients. */
 static void point_at(struct dp_offload *o, int32_t index, char *grads)
 {
-    const struct dpo_shard *shard = &o->shards[index];
-    const struct dpo_slot *slot = &o->slots[shard->slot];
+    const struct dpo_shard *shard = &o->layout.shards[index];
+    const struct dpo_slot *slot = &o->memory.slots[shard->slot];
 
     for (int32_t l = shard->first; l < shard->end; l++)
-        for (int32_t k = 0; k < o->layers[l].given->parameter_count; k++) {
-            const struct dpo_parameter *p = &o->layers[l].parameters[k];
-            DLTensor *value = &o->layers[l].values[k], *grad = &o->layers[l].grads[k];
+        for (int32_t k = 0; k < o->layout.layers[l].given->parameter_count; k++) {
+            const struct dpo_parameter *p = &o->layout.layers[l].parameters[k];
+            DLTensor *value = &o->layout.layers[l].values[k], *grad = &o->layout.layers[l].grads[k];
             *value = *p->given->value;
             *grad = p->given->grad ? *p->given->grad : *p->given->value;
             value->dtype = p->value_type;
             grad->dtype = p->grad_type;
-            value->device = grad->device = dp_device_dl(o->dev);
+            value->device = grad->device = dp_device_dl(o->streams.dev);
             value->byte_offset = grad->byte_offset = 0;
             value->strides = grad->strides = NULL;
             value->data = slot->values + p->value;
@@ -52,13 +52,13 @@ static void point_at(struct dp_offload *o, int32_t index, char *grads)
 
 static void point_at_slot(struct dp_offload *o, int32_t index)
 {
-    point_at(o, index, o->slots[o->shards[index].slot].grads);
+    point_at(o, index, o->memory.slots[o->layout.shards[index].slot].grads);
 }
 
 /* Callbacks of the host's compute when they are called; those of a GPU queue work in the stream. */
 static int settle(struct dp_offload *o)
 {
-    return o->host ? dpo_wait(o, o->compute) : 0;
+    return o->streams.host ? dpo_wait(&o->streams, o->streams.compute) : 0;
 }
 
 /* ---- where things are ------------------------------------------------------------------------ */
@@ -72,7 +72,7 @@ struct place {
 static struct place input_of_shard(const struct dp_offload *o, int32_t shard, char *at)
 {
     const struct dpo_border *border =
-        shard ? &o->layers[o->shards[shard].first - 1].whole : &o->input;
+        shard ? &o->layout.layers[o->layout.shards[shard].first - 1].whole : &o->layout.input;
 
     return (struct place){border, at, true};
 }
@@ -80,28 +80,28 @@ static struct place input_of_shard(const struct dp_offload *o, int32_t shard, ch
 /* The output of a layer inside a shard, or, when it is computed again, of any. */
 static struct place inner_output(const struct dp_offload *o, int32_t l)
 {
-    const struct dpo_layer *layer = &o->layers[l];
+    const struct dpo_layer *layer = &o->layout.layers[l];
 
-    if (o->config.checkpoint)
-        return (struct place){&layer->piece, o->activations + layer->piece_at, false};
-    return (struct place){&layer->whole, o->activations + layer->whole_at, true};
+    if (o->layout.config.checkpoint)
+        return (struct place){&layer->piece, o->memory.activations + layer->piece_at, false};
+    return (struct place){&layer->whole, o->memory.activations + layer->whole_at, true};
 }
 
 static void view(const struct frame *f, struct place place, struct dpo_tensors *out)
 {
-    dpo_border_tensors(f->o, place.border, place.at, place.whole ? f->first : 0, f->o->rows[f->mb],
-                       out);
+    dpo_border_tensors(dp_device_dl(f->o->streams.dev), place.border, place.at,
+                       place.whole ? f->first : 0, f->o->layout.rows[f->mb], out);
 }
 
 static void *save_of(const struct frame *f)
 {
-    const struct dpo_layer *layer = &f->o->layers[f->l];
+    const struct dpo_layer *layer = &f->o->layout.layers[f->l];
     size_t each = (layer->given->save_bytes + 255) / 256 * 256;
 
     if (!layer->given->save_bytes)
         return NULL;
-    return f->o->activations + layer->save_at +
-           (f->o->config.checkpoint ? 0 : each * (size_t)f->mb);
+    return f->o->memory.activations + layer->save_at +
+           (f->o->layout.config.checkpoint ? 0 : each * (size_t)f->mb);
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */
@@ -114,17 +114,17 @@ static struct dp_offload_call call_of(struct frame *f)
         .layer = f->l,
         .mb = f->mb,
         .first_row = f->first,
-        .rows = o->rows[f->mb],
+        .rows = o->layout.rows[f->mb],
         .step = o->number,
         .training = o->step ? o->step->training : true,
         .again = f->again,
-        .random = dp_random_key(o->config.seed, o->number, (uint32_t)f->l, (uint32_t)f->mb),
-        .values = o->layers[f->l].values,
-        .grads = o->layers[f->l].grads,
+        .random = dp_random_key(o->layout.config.seed, o->number, (uint32_t)f->l, (uint32_t)f->mb),
+        .values = o->layout.layers[f->l].values,
+        .grads = o->layout.layers[f->l].grads,
         .in = f->in.t,
         .save = save_of(f),
-        .stream = dp_device_stream_native(o->compute),
-        .queue = o->compute,
+        .stream = dp_device_stream_native(o->streams.compute),
+        .queue = o->streams.compute,
     };
 }
 
@@ -136,7 +136,7 @@ static int failed_call(const struct frame *f, const char *what, int err)
 
 static int forward_layer(struct frame *f, struct place from, struct place to)
 {
-    const struct dp_offload_layer *layer = f->o->layers[f->l].given;
+    const struct dp_offload_layer *layer = f->o->layout.layers[f->l].given;
     struct dpo_tensors out;
 
     view(f, from, &f->in);
@@ -149,8 +149,8 @@ static int forward_layer(struct frame *f, struct place from, struct place to)
 /* The compute of a host goes on at once, and so must find zeros. */
 static int zero(const struct dp_offload *o, void *at, size_t bytes)
 {
-    if (!o->host)
-        return dp_device_zero(o->compute, at, bytes);
+    if (!o->streams.host)
+        return dp_device_zero(o->streams.compute, at, bytes);
     memset(at, 0, bytes);
     return 0;
 }
@@ -171,13 +171,13 @@ static int zero_missing(const struct frame *f, const struct dpo_border *border,
     for (int32_t k = 0; k < border->spec->count && !err; k++)
         if (wanted->t[k].data && !made->t[k].data)
             err = zero(f->o, wanted->t[k].data,
-                       border->row_bytes[k] * (size_t)f->o->rows[f->mb]);
+                       border->row_bytes[k] * (size_t)f->o->layout.rows[f->mb]);
     return err;
 }
 
 static int backward_layer(struct frame *f, struct place in, struct place from, struct place to)
 {
-    const struct dp_offload_layer *layer = f->o->layers[f->l].given;
+    const struct dp_offload_layer *layer = f->o->layout.layers[f->l].given;
     struct dpo_tensors gout, gin, wanted;
 
     view(f, in, &f->in);
@@ -198,7 +198,7 @@ static int backward_layer(struct frame *f, struct place in, struct place from, s
 /* `end`: where the output of the last layer goes. */
 static int forward_piece(struct frame *f, int32_t index, struct place from, struct place end)
 {
-    const struct dpo_shard *shard = &f->o->shards[index];
+    const struct dpo_shard *shard = &f->o->layout.shards[index];
     int err = 0;
 
     for (f->l = shard->first; f->l < shard->end && !err; f->l++) {
@@ -211,15 +211,16 @@ static int forward_piece(struct frame *f, int32_t index, struct place from, stru
 
 static struct place gradient_of(const struct dp_offload *o, int32_t l)
 {
-    const struct dpo_layer *layer = &o->layers[l];
+    const struct dpo_layer *layer = &o->layout.layers[l];
 
-    return (struct place){&layer->piece, o->activations + o->piece_gradient[l % 2], false};
+    return (struct place){&layer->piece, o->memory.activations + o->layout.piece_gradient[l % 2],
+                          false};
 }
 
 static int backward_piece(struct frame *f, int32_t index, struct place input, struct place gout,
                           struct place gin)
 {
-    const struct dpo_shard *shard = &f->o->shards[index];
+    const struct dpo_shard *shard = &f->o->layout.shards[index];
     int err = 0;
 
     for (f->l = shard->end - 1; f->l >= shard->first && !err; f->l--) {
@@ -237,8 +238,8 @@ static int backward_piece(struct frame *f, int32_t index, struct place input, st
 /* The buffer of the block that is number `held` of those that are not added up yet. */
 static char *sum_of(const struct dp_offload *o, int32_t index, int32_t held)
 {
-    return held ? o->sums + (size_t)(held - 1) * o->sum_bytes
-                : o->slots[o->shards[index].slot].grads;
+    return held ? o->memory.sums + (size_t)(held - 1) * o->layout.sum_bytes
+                : o->memory.slots[o->layout.shards[index].slot].grads;
 }
 
 static int32_t bits_of(int32_t n)
@@ -251,7 +252,7 @@ static void begin_block(struct dp_offload *o, int32_t index, int32_t block)
     char *sum = sum_of(o, index, bits_of(block));
 
     if (block)
-        memset(sum, 0, o->shards[index].grad_bytes);
+        memset(sum, 0, o->layout.shards[index].grad_bytes);
     point_at(o, index, sum);
 }
 
@@ -264,7 +265,7 @@ static void end_block(struct dp_offload *o, int32_t index, int32_t block)
 /* Block b begins at micro-batch b * M / order_blocks, rounded down (pipeline.h). */
 static int32_t block_end(const struct dp_offload *o, int32_t block)
 {
-    return (int32_t)((int64_t)(block + 1) * o->microbatches / o->config.order_blocks);
+    return (int32_t)((int64_t)(block + 1) * o->layout.microbatches / o->layout.config.order_blocks);
 }
 
 /* ---- visits ---------------------------------------------------------------------------------- */
@@ -273,15 +274,18 @@ static int32_t block_end(const struct dp_offload *o, int32_t block)
 static int wait_for_values(struct dp_offload *o, const struct dpo_shard *shard)
 {
     if (!shard->kept)
-        return dpo_stream_wait(o, o->compute, o->slots[shard->slot].loaded);
-    int err = dp_device_stream_wait(o->compute, shard->updated);
-    return err ? err : dp_device_stream_wait(o->compute, o->shards[shard->wait_for].updated);
+        return dpo_stream_wait(&o->streams, o->streams.compute,
+                               o->memory.slots[shard->slot].loaded);
+    int err = dp_device_stream_wait(o->streams.compute, shard->updated);
+    return err ? err
+               : dp_device_stream_wait(o->streams.compute,
+                                       o->layout.shards[shard->wait_for].updated);
 }
 
 int dpo_visit_forward(struct dp_offload *o, int32_t index)
 {
-    struct dpo_shard *shard = &o->shards[index];
-    struct dpo_slot *slot = &o->slots[shard->slot];
+    struct dpo_shard *shard = &o->layout.shards[index];
+    struct dpo_slot *slot = &o->memory.slots[shard->slot];
     struct frame f = {.o = o};
     char *in, *out;
     int err = wait_for_values(o, shard);
@@ -293,59 +297,62 @@ int dpo_visit_forward(struct dp_offload *o, int32_t index)
     if (!err)
         err = settle(o);
     if (!err)
-        err = dpo_meter_begin(o, DPO_COMPUTE);
+        err = dpo_meter_begin(&o->streams, DPO_COMPUTE);
     if (err)
         return err;
     point_at_slot(o, index);
     struct place from = input_of_shard(o, index, in);
-    struct place to = {&o->layers[shard->end - 1].whole, out, true};
-    for (; f.mb < o->microbatches && !err; f.mb++) {
+    struct place to = {&o->layout.layers[shard->end - 1].whole, out, true};
+    for (; f.mb < o->layout.microbatches && !err; f.mb++) {
         err = forward_piece(&f, index, from, to);
         if (!err)
-            err = dp_copy_engine_progress(o->copies);
-        f.first += o->rows[f.mb];
+            err = dp_copy_engine_progress(o->streams.copies);
+        f.first += o->layout.rows[f.mb];
     }
     if (!err)
-        err = dpo_meter_end(o, DPO_COMPUTE);
+        err = dpo_meter_end(&o->streams, DPO_COMPUTE);
     if (!err)
-        err = dp_device_event_record(slot->used, o->compute);
+        err = dp_device_event_record(slot->used, o->streams.compute);
     return err ? err : dpo_boundary_written(o, index + 1);
 }
 
 /* The shard, its input and the empty gradients are there. */
 static int begin_backward(struct dp_offload *o, int32_t index, char **in)
 {
-    struct dpo_shard *shard = &o->shards[index];
-    struct dpo_slot *slot = &o->slots[shard->slot];
+    struct dpo_shard *shard = &o->layout.shards[index];
+    struct dpo_slot *slot = &o->memory.slots[shard->slot];
     int err = wait_for_values(o, shard);
 
-    for (int32_t s = index; s >= 0 && s >= index - o->config.distance && !err; s--)
+    for (int32_t s = index; s >= 0 && s >= index - o->layout.config.distance && !err; s--)
         err = dpo_boundary_fetch(o, s);
     if (!err)
         err = dpo_boundary_read(o, index, in);
     if (!err)
-        err = dpo_stream_wait(o, o->compute, shard->kept ? o->kept_taken : slot->emptied);
+        err = dpo_stream_wait(&o->streams, o->streams.compute,
+                              shard->kept ? o->memory.kept_taken : slot->emptied);
     if (!err)
-        err = dp_device_zero(o->compute, slot->grads, shard->grad_bytes);
+        err = dp_device_zero(o->streams.compute, slot->grads, shard->grad_bytes);
     if (!err)
         err = settle(o);
-    return err ? err : dpo_meter_begin(o, DPO_COMPUTE);
+    return err ? err : dpo_meter_begin(&o->streams, DPO_COMPUTE);
 }
 
 static int end_backward(struct dp_offload *o, int32_t index)
 {
-    int err = dpo_meter_end(o, DPO_COMPUTE);
+    int err = dpo_meter_end(&o->streams, DPO_COMPUTE);
 
     if (!err)
-        err = dp_device_event_record(o->slots[o->shards[index].slot].used, o->compute);
-    if (!err && o->rings)
-        err = dp_device_event_record(o->ring[index % o->rings].used, o->compute);
+        err = dp_device_event_record(o->memory.slots[o->layout.shards[index].slot].used,
+                                     o->streams.compute);
+    if (!err && o->layout.rings)
+        err = dp_device_event_record(o->memory.ring[index % o->layout.rings].used,
+                                     o->streams.compute);
     return err ? err : dpo_shard_grads_down(o, index);
 }
 
 int dpo_visit_backward(struct dp_offload *o, int32_t index)
 {
-    struct dpo_shard *shard = &o->shards[index];
+    struct dpo_shard *shard = &o->layout.shards[index];
     struct frame f = {.o = o, .again = true};
     char *in;
     int err = begin_backward(o, index, &in);
@@ -353,19 +360,20 @@ int dpo_visit_backward(struct dp_offload *o, int32_t index)
     if (err)
         return err;
     struct place from = input_of_shard(o, index, in);
-    struct place gout = {&o->layers[shard->end - 1].whole, o->gradients[o->gradient_now], true};
+    struct place gout = {&o->layout.layers[shard->end - 1].whole,
+                         o->memory.gradients[o->gradient_now], true};
     o->gradient_now = !o->gradient_now;
-    struct place gin = {from.border, o->gradients[o->gradient_now], true};
-    for (int32_t block = 0; block < o->config.order_blocks && !err; block++) {
+    struct place gin = {from.border, o->memory.gradients[o->gradient_now], true};
+    for (int32_t block = 0; block < o->layout.config.order_blocks && !err; block++) {
         begin_block(o, index, block);
         for (; f.mb < block_end(o, block) && !err; f.mb++) {
-            if (o->config.checkpoint)
+            if (o->layout.config.checkpoint)
                 err = forward_piece(&f, index, from, inner_output(o, shard->end - 1));
             if (!err)
                 err = backward_piece(&f, index, from, gout, gin);
             if (!err)
-                err = dp_copy_engine_progress(o->copies);
-            f.first += o->rows[f.mb];
+                err = dp_copy_engine_progress(o->streams.copies);
+            f.first += o->layout.rows[f.mb];
         }
         end_block(o, index, block);
     }
