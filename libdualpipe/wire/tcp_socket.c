@@ -162,7 +162,7 @@ void dp_tcp_describe(const struct dp_tcp_wire *w, int index, int error, char *te
                 : error == EPIPE             ? "the connection was closed"
                                              : strerror(error),
                 *facts ? " (" : "", facts, *facts ? ")" : "");
-    /* What fails at the peer in consequence may come back over another connection, and be found first. */
+    /* What the peer does in consequence may come back over another connection, and be found first. */
     if (is_network)
         dp_log(DP_LOG_WARN, "tcp: %s", text);
 }

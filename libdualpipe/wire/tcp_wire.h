@@ -70,7 +70,7 @@ struct dp_tcp_wire {
     int epoll_fd;       /* of several sockets; -1 */
     int broken;         /* the socket that takes nothing any more, and why: an errno; 0: none */
     int send_error;
-    char ends[DP_TCP_ENDS]; /* "HERE to THERE", while the system still knows; "" until a timeout is set */
+    char ends[DP_TCP_ENDS]; /* "HERE to THERE", asked while the system still knows; "": not yet */
     char together[sizeof(struct dp_tcp_frame) + DP_TCP_TOGETHER];
 
     uint64_t done;               /* the number of base.sends.head */
