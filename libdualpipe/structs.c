@@ -16,6 +16,7 @@
 #include <dualpipe/microbatch.h>
 #include <dualpipe/mixer.h>
 #include <dualpipe/mixing.h>
+#include <dualpipe/model.h>
 #include <dualpipe/nccl.h>
 #include <dualpipe/offload.h>
 #include <dualpipe/optimizer.h>
@@ -30,6 +31,7 @@
 #include <dualpipe/stage.h>
 #include <dualpipe/topology.h>
 #include <dualpipe/trace.h>
+#include <dualpipe/trainer.h>
 #include <dualpipe/tuning.h>
 
 #include <string.h>
@@ -49,6 +51,7 @@ static const struct {
     KNOWN(dp_assignment),
     KNOWN(dp_async),
     KNOWN(dp_async_spec),
+    KNOWN(dp_batch),
     KNOWN(dp_batch_norm_config),
     KNOWN(dp_batch_step),
     KNOWN(dp_block_mask),
@@ -74,8 +77,12 @@ static const struct {
     KNOWN(dp_graph_spec),
     KNOWN(dp_host_link),
     KNOWN(dp_invocation),
+    KNOWN(dp_layer),
+    KNOWN(dp_layer_call),
     KNOWN(dp_layer_group),
+    KNOWN(dp_layer_ops),
     KNOWN(dp_layer_size),
+    KNOWN(dp_layer_skip),
     KNOWN(dp_live),
     KNOWN(dp_loader),
     KNOWN(dp_location),
@@ -96,6 +103,7 @@ static const struct {
     KNOWN(dp_mixing_run),
     KNOWN(dp_mixing_sample),
     KNOWN(dp_mixing_scenario),
+    KNOWN(dp_model),
     KNOWN(dp_named_tensor),
     KNOWN(dp_nccl_config),
     KNOWN(dp_nccl_peer),
@@ -127,6 +135,7 @@ static const struct {
     KNOWN(dp_pair),
     KNOWN(dp_pair_loss),
     KNOWN(dp_parameter),
+    KNOWN(dp_parameter_spec),
     KNOWN(dp_partition),
     KNOWN(dp_partition_spec),
     KNOWN(dp_pinned_config),
@@ -181,6 +190,8 @@ static const struct {
     KNOWN(dp_topology_preset),
     KNOWN(dp_trace_report),
     KNOWN(dp_traffic_matrix),
+    KNOWN(dp_trainer_config),
+    KNOWN(dp_trainer_result),
     KNOWN(dp_tree),
     KNOWN(dp_tuner_config),
     KNOWN(dp_tuning_answer),

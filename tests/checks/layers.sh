@@ -22,6 +22,7 @@ pipeline    4  stage pipeline batch_step trace segments
 mixing      4  mixer mixing replicas
 asyncpipe   5  asyncpipe
 offload     5  offload
+trainer     6  model trainer
 '
 
 # Lines "FILE:#include ..." that break the rule. What no layer owns is the system's.

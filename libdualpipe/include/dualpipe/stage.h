@@ -253,6 +253,9 @@ static inline int dp_callback_error(int err, const char *format, ...)
     va_end(args);
     return dp_callback_error_text(err, text);
 }
+/* For callbacks that call others: why one has returned err, in the words that it gave dp_callback_error;
+ * "": in none. They are then forgotten, and last until the thread's next dp_callback_error. */
+DP_PUBLIC const char *dp_callback_reason(int err);
 
 #ifdef __cplusplus
 }

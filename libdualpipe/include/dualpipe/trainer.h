@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * trainer.h - train a model (model.h) over P stages x D replicas: a step from a batch to better
+ * parameters, evaluation, checkpoints, and going on from one under any layout.
+ *
+ *      struct dp_trainer_config config = {.schedule.kind = DP_SCHEDULE_DUALPIPE, .microbatches = 8,
+ *                                         .rows = 64, .optimizer = dp_optimizer_defaults(...), ...};
+ *      err = dp_trainer_new(&config, &model, comm, &trainer);
+ *      while (!err && dp_trainer_next_step(trainer) < steps)
+ *          err = dp_trainer_step(trainer, &batch, &result);
+ *      if (!err)
+ *          err = dp_trainer_finish(trainer);
+ *      dp_trainer_free(trainer);
+ *
+ * Ranks of comm are a grid: replica after replica, and in each the P ranks of a pipeline. All functions
+ * that say "collective" are called by every rank of comm in the same order.
+ *
+ * Errors. What fails on one rank reaches every rank: the comm is aborted, and dp_last_error() names the
+ * rank, and of a layer's callback the layer, the micro-batch and its sentence. A trainer is then only
+ * good for dp_trainer_free. Threads: one at a time, that of the comm.
+ */
+#ifndef DUALPIPE_TRAINER_H
+#define DUALPIPE_TRAINER_H
+
+#include <dualpipe/mixer.h>
+#include <dualpipe/model.h>
+#include <dualpipe/optimizer.h>
+#include <dualpipe/pipeline.h>
+#include <dualpipe/schedule.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How layers are cut into stages. */
+enum dp_balance {
+    DP_BALANCE_COST, /* by dp_layer.cost: the largest stage, of a rank with two the largest sum, is as
+                      * small as can be */
+    DP_BALANCE_GIVEN /* layers_of_stage */
+};
+
+/* What replicas do with each other. */
+enum dp_sums {
+    DP_SUMS_ALL,    /* gradients are summed, all replicas update all parameters */
+    DP_SUMS_SHARDS, /* the same, but each updates a part, with 1 / D of the optimizer's state */
+    DP_SUMS_MIXING  /* each trains by its own gradients, and parameters are mixed by a graph (mixer.h) */
+};
+
+/* Zeroed memory plus rows, an optimizer and a rate is a pipeline over all ranks, or, with one rank, no
+ * pipeline. All of it is copied; graph.user and what `about` points to must stay until dp_trainer_new
+ * has returned. */
+struct dp_trainer_config {
+    /* ranks: P, 0: what replicas leave of comm; kind DP_SCHEDULE_USER: 1F1B, and of one rank GPipe.
+     * microbatches, forward_only, mirror_reduce, reduce_all and skips are the trainer's. */
+    struct dp_schedule_spec schedule;
+    int32_t replicas;               /* D; 0: 1 */
+    int32_t microbatches;           /* M of a step, of all replicas together; 0: the fewest that the
+                                     * schedule takes, times D */
+    int64_t rows;                   /* of a whole step, of all replicas: the most there are */
+    enum dp_balance balance;
+    const int32_t *layers_of_stage; /* [stages] */
+    enum dp_sums sums;
+    struct {
+        struct dp_graph_spec graph; /* name NULL: "ring" */
+        enum dp_mixer_algorithm algorithm;
+        enum dp_mixer_compression compression;
+        int32_t staleness, local_steps;
+        double factor, outer_rate, outer_momentum;
+    } mixing;
+    struct dp_optimizer_config optimizer; /* its groups and memory are not used */
+    struct dp_rate rate;
+    double clip;                    /* largest norm of the whole gradient; 0: none */
+    bool fixed_order;               /* losses and parameters are the same to the last bit under every
+                                     * schedule, P and D with the same microbatches and order_blocks */
+    int32_t order_blocks;           /* of fixed_order (pipeline.h), of all replicas: a power of two; 0:
+                                     * the fewest that this layout takes, at least 2 */
+    uint64_t seed;
+    struct {
+        const char *folder;         /* NULL: nothing is saved */
+        uint64_t every;             /* after so many steps, and by dp_trainer_finish; 0: only there */
+        int32_t keep;               /* the newest so many stay; 0: all */
+        bool resume;                /* dp_trainer_new goes on from the newest in the folder, if any */
+        const char *about;          /* a JSON object that its index has beside "step"; NULL: {} */
+    } checkpoint;
+};
+
+/* The data of a step, or of an evaluation: rows of all replicas, the same on every rank where a pipeline
+ * begins (inputs) or ends (labels); other ranks need not have it. A tuple or list of tensors, one for
+ * each of the border, with the rows as dimension 0; or loaders, called for the micro-batches that begin
+ * or end on this rank, by their place in the batch of all replicas. Rows are cut into micro-batches by
+ * the rule of dp_split_sizes; there is at least one for each. All of it stays until the call has
+ * returned. */
+struct dp_batch {
+    int64_t rows;                        /* the same on every rank; 0: config.rows */
+    const struct dp_tree *inputs, *labels;
+    const struct dp_loader *input_loader, *label_loader;
+};
+
+/* What a step was like: the same on every rank. */
+struct dp_trainer_result {
+    double loss;      /* mean over the rows, before the update */
+    double norm;      /* of the whole gradient before clipping; of replicas that mix the largest */
+    double rate;
+    bool skipped;     /* the gradient was not finite: it was not used */
+    uint64_t step;    /* its number, from 0 */
+};
+
+struct dp_trainer;
+
+/* Collective. DP_EINVAL for a config or model that is not sound, naming the member, the layer or the
+ * parameter; DP_EMISMATCH on every rank where ranks differ; DP_ENOMEM; errors of the layers below. With
+ * comm NULL this process is alone. The layers of the model and comm must stay. */
+DP_PUBLIC int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model *model,
+                             struct dp_comm *comm, struct dp_trainer **out);
+DP_PUBLIC void dp_trainer_free(struct dp_trainer *trainer); /* may be NULL; not collective */
+
+/* One step, and where one is due a checkpoint. Collective. result may be NULL. */
+DP_PUBLIC int dp_trainer_step(struct dp_trainer *trainer, const struct dp_batch *batch,
+                              struct dp_trainer_result *result);
+/* The loss of a batch without training; of replicas that mix that of their average. Collective. */
+DP_PUBLIC int dp_trainer_evaluate(struct dp_trainer *trainer, const struct dp_batch *batch,
+                                  double *loss);
+/* The number of the next step: it counts those that were trained, those before a resume included. */
+DP_PUBLIC uint64_t dp_trainer_next_step(const struct dp_trainer *trainer);
+
+/* Write folder/step-N, unless there is one of this step already; its older neighbours beyond keep are
+ * removed when it is whole. Collective. folder NULL: the config's. */
+DP_PUBLIC int dp_trainer_save(struct dp_trainer *trainer, const char *folder);
+/* Go on from a checkpoint: of a folder the newest, of step-N or of an index.json that one. It may have
+ * been saved under another layout, unless replicas mix. Collective. folder NULL: the config's.
+ * DP_ENOENT: there is none; DP_EMISMATCH: another model's. */
+DP_PUBLIC int dp_trainer_resume(struct dp_trainer *trainer, const char *folder);
+
+/* The training is over: replicas that mix become their average, and a checkpoint is written where the
+ * config has a folder. Collective. */
+DP_PUBLIC int dp_trainer_finish(struct dp_trainer *trainer);
+
+/* The parameters of the whole model on one rank, in the order of layers, shared and tied ones once:
+ * *out[*count], freed by dp_trainer_gathered_free; on other ranks NULL and 0. Collective. */
+DP_PUBLIC int dp_trainer_gather(struct dp_trainer *trainer, int rank, struct dp_named_tensor **out,
+                                int32_t *count);
+DP_PUBLIC void dp_trainer_gathered_free(struct dp_named_tensor *tensors); /* may be NULL */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * engine.h - what carries out the forwards and backwards of a step, as the trainer sees it: the
+ * parameters that this rank holds, and a few operations. model_engine.c is that of a model (model.h).
+ */
+#ifndef DP_TRAINER_ENGINE_H
+#define DP_TRAINER_ENGINE_H
+
+#include <dualpipe/comm.h>
+#include <dualpipe/optimizer.h>
+#include <dualpipe/schedule.h>
+#include <dualpipe/trace.h>
+#include <dualpipe/trainer.h>
+
+struct dp_batch_norm;
+
+/* Which of the replicas of the model this is. A replica takes M / count of a step's micro-batches,
+ * one after the other in the order of replicas. Zeroed: there is one. */
+struct replica {
+    int index, count;
+    bool apart; /* gradients are of the replica's own loss, not of its share in that of all */
+};
+
+/* A batch normalisation of the model: its running statistics are "NAME running_mean" and so on. */
+struct engine_norm {
+    const char *name;
+    int32_t layer, index; /* in the model, and in its layer */
+    int32_t channels;
+    struct dp_batch_norm *norm; /* NULL: it is on other ranks */
+};
+
+/* The stage in a slot. */
+struct engine_part {
+    const struct dp_parameter *parameters; /* [count] in the order of layers */
+    int32_t count;
+    const int32_t *layers;   /* [count]: norms of gradients are added up layer by layer */
+    int32_t stage;
+    bool second_copy;        /* another rank's stage is the first one (DualPipe) */
+};
+
+struct engine;
+
+/* All return 0 or a negative errno. */
+struct engine_ops {
+    /* Forward and backward of this replica's micro-batches: gradients of the mean loss are added to
+     * those of the parts here, which must be zero. losses[M]: of the micro-batches whose loss is taken
+     * on this rank; the others stay as they are. */
+    int (*train)(struct engine *e, const struct dp_batch *batch, double *losses);
+    /* The same without backward and dropout. */
+    int (*evaluate)(struct engine *e, const struct dp_batch *batch, double *losses);
+    /* Tied parameters: gradients are summed at the owner and zero at the copies; the owner's values
+     * go to all copies; whether this rank updates a parameter of a slot. */
+    int (*sum_tied)(struct engine *e);
+    int (*broadcast_tied)(struct engine *e);
+    bool (*owns)(const struct engine *e, int slot, int parameter);
+    /* The number of the next training step, which keys random numbers. */
+    void (*seek)(struct engine *e, uint64_t step);
+    void (*free)(struct engine *e);
+};
+
+/* What every engine begins with. */
+struct engine {
+    const struct engine_ops *ops;
+    int microbatches;       /* M of a step, of all replicas */
+    struct replica replica; /* count is 1 or more */
+    int part_count;
+    struct engine_part parts[DP_MAX_SLOTS];
+    int32_t layers;         /* of the model */
+    struct engine_norm *norms; /* [norm_count] of the model, the same list on every rank */
+    int32_t norm_count;
+    bool tied;
+    struct dp_comm *comm;               /* of this replica's ranks; NULL: alone */
+    const struct dp_schedule *schedule;
+    struct dp_recorder *recorder;
+    bool reduces;                       /* train sums gradients over all that hold a stage */
+};
+
+/* The pipeline rank of this process, which a placement may have mapped. */
+static inline int engine_rank(const struct engine *e)
+{
+    int rank = 0;
+
+    while (e->comm && e->schedule->group_rank[rank] != dp_comm_rank(e->comm))
+        rank++;
+    return rank;
+}
+
+/* Micro-batches of one replica in a step, and the place of its first one in the batch of all. */
+static inline int engine_own_microbatches(const struct engine *e)
+{
+    return e->microbatches / e->replica.count;
+}
+
+static inline int engine_first_mb(const struct engine *e)
+{
+    return e->replica.index * engine_own_microbatches(e);
+}
+
+#endif

@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * new.c - make a trainer: check what is asked for, the same on all ranks; the grid of ranks, the
+ * schedule and the cut of the model that follow; then the parts.
+ */
+#include "trainer/model_engine.h"
+#include "trainer/trainer_state.h"
+
+#include "base/fail.h"
+#include "base/hash.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_BLOCKS = 64, DEFAULT_BLOCKS = 4 };
+
+/* ---- what is asked for ----------------------------------------------------------------------- */
+
+static int check_config(const struct dp_trainer_config *c)
+{
+    if (c->schedule.partition || c->schedule.skips || c->schedule.microbatches ||
+        c->schedule.reduce_all || c->schedule.forward_only || c->schedule.return_outputs ||
+        c->schedule.mirror_reduce)
+        return dp_fail(DP_EINVAL,
+                       "schedule: microbatches, skips, partition, reduces, forward_only or "
+                       "return_outputs are set, which are the trainer's to set");
+    if (c->schedule.kind == DP_SCHEDULE_ASYNC)
+        return dp_fail(DP_EUNSUPPORTED, "schedule: async, expected another kind");
+    if (c->replicas < 0 || c->schedule.ranks < 0)
+        return dp_fail(DP_EINVAL, "ranks: %d and replicas: %d, expected 0 or more",
+                       c->schedule.ranks, c->replicas);
+    if (c->microbatches < 0 || c->rows < 1)
+        return dp_fail(DP_EINVAL,
+                       "microbatches: %d and rows: %lld, expected 0 or more, and 1 or more",
+                       c->microbatches, (long long)c->rows);
+    if (c->sums > DP_SUMS_MIXING || c->balance > DP_BALANCE_GIVEN)
+        return dp_fail(DP_EINVAL, "sums: %d and balance: %d, expected one of their enums", c->sums,
+                       c->balance);
+    if (!(c->clip >= 0))
+        return dp_fail(DP_EINVAL, "clip: %g, expected 0 or more", c->clip);
+    if (c->order_blocks < 0 || c->order_blocks & (c->order_blocks - 1) ||
+        c->order_blocks > MAX_BLOCKS)
+        return dp_fail(DP_EINVAL, "order_blocks: %d, expected a power of two to %d, or 0",
+                       c->order_blocks, MAX_BLOCKS);
+    if (c->checkpoint.keep < 0)
+        return dp_fail(DP_EINVAL, "checkpoint.keep: %d, expected 0 or more", c->checkpoint.keep);
+    if (c->checkpoint.resume && !c->checkpoint.folder)
+        return dp_fail(DP_EINVAL, "checkpoint.resume: set, expected a checkpoint.folder");
+    if (c->optimizer.groups || c->optimizer.memory)
+        return dp_fail(DP_EINVAL, "optimizer: groups or memory are set, expected neither");
+    return dp_rate_check(&c->rate);
+}
+
+static int take_copies(struct dp_trainer *t, const struct dp_trainer_config *config)
+{
+    t->config = *config;
+    t->folder = config->checkpoint.folder ? strdup(config->checkpoint.folder) : NULL;
+    t->about = config->checkpoint.about ? strdup(config->checkpoint.about) : NULL;
+    t->config.checkpoint.folder = t->folder;
+    t->config.checkpoint.about = t->about;
+    if ((config->checkpoint.folder && !t->folder) || (config->checkpoint.about && !t->about))
+        return dp_fail(DP_ENOMEM, "no memory for the name of a folder");
+    return 0;
+}
+
+/* P, D and M, as far as they were left open. */
+static int take_shape(struct dp_trainer *t)
+{
+    struct dp_trainer_config *c = &t->config;
+
+    c->replicas = c->replicas ? c->replicas : 1;
+    if (t->ranks % c->replicas)
+        return dp_fail(DP_EINVAL, "replicas: %d, expected a divisor of the %d ranks", c->replicas,
+                       t->ranks);
+    if (!c->schedule.ranks)
+        c->schedule.ranks = t->ranks / c->replicas;
+    if (c->schedule.ranks * c->replicas != t->ranks)
+        return dp_fail(DP_EINVAL,
+                       "ranks: %d of each of %d replicas, expected together the %d ranks of "
+                       "comm",
+                       c->schedule.ranks, c->replicas, t->ranks);
+    if (c->schedule.kind == DP_SCHEDULE_USER || c->schedule.ranks == 1)
+        c->schedule.kind = c->schedule.ranks == 1 ? DP_SCHEDULE_GPIPE : DP_SCHEDULE_1F1B;
+    if (!c->microbatches)
+        c->microbatches = 2 * c->schedule.ranks * c->replicas;
+    if (c->microbatches % c->replicas || c->microbatches > c->rows)
+        return dp_fail(DP_EINVAL,
+                       "microbatches: %d, expected a multiple of %d replicas, and %lld rows "
+                       "or less",
+                       c->microbatches, c->replicas, (long long)c->rows);
+    c->schedule.microbatches = c->microbatches / c->replicas;
+    return 0;
+}
+
+static uint64_t config_digest(const struct dp_trainer_config *c)
+{
+    const int64_t numbers[] = {c->schedule.kind,
+                               c->schedule.ranks,
+                               c->schedule.slack,
+                               c->schedule.virtual_stages,
+                               c->schedule.recompute,
+                               c->schedule.no_overlap,
+                               c->replicas,
+                               c->microbatches,
+                               c->rows,
+                               c->sums,
+                               c->mixing.algorithm,
+                               c->mixing.compression,
+                               c->mixing.staleness,
+                               c->mixing.local_steps,
+                               c->optimizer.kind,
+                               c->fixed_order,
+                               c->order_blocks,
+                               (int64_t)c->seed,
+                               c->rate.kind,
+                               c->rate.period,
+                               c->rate.warmup,
+                               c->rate.hold,
+                               c->checkpoint.folder != NULL,
+                               (int64_t)c->checkpoint.every,
+                               c->checkpoint.resume};
+    const double reals[] = {c->clip,
+                            c->rate.peak,
+                            c->rate.last,
+                            c->rate.factor,
+                            c->rate.warmup_factor,
+                            c->optimizer.beta1,
+                            c->optimizer.beta2,
+                            c->optimizer.epsilon,
+                            c->optimizer.momentum,
+                            c->optimizer.weight_decay,
+                            c->mixing.factor,
+                            c->mixing.outer_rate,
+                            c->mixing.outer_momentum};
+
+    return dp_hash_bytes(dp_hash_bytes(DP_HASH_BEGIN, numbers, sizeof(numbers)), reals,
+                         sizeof(reals));
+}
+
+/* ---- schedule and cut ------------------------------------------------------------------------ */
+
+static int stage_of(const struct dp_trainer *t, int32_t layer)
+{
+    int stage = 0;
+
+    while (t->first_layer[stage + 1] <= layer)
+        stage++;
+    return stage;
+}
+
+/* Those that go from stage to stage. */
+static int list_skips(const struct dp_trainer *t, struct dp_skip **out, int *count)
+{
+    const struct dp_model *m = &t->model.model;
+    struct dp_skip *list = calloc((size_t)m->skip_count + 1, sizeof(*list));
+
+    if (!list)
+        return dp_fail(DP_ENOMEM, "no memory for %d skips", m->skip_count);
+    *count = 0;
+    for (int32_t i = 0; i < m->skip_count; i++) {
+        const int from = stage_of(t, m->skips[i].from), to = stage_of(t, m->skips[i].to);
+        if (from == to)
+            continue;
+        struct dp_skip *s = &list[(*count)++];
+        snprintf(s->name, sizeof(s->name), "%s", m->skips[i].name);
+        s->from = from;
+        s->to = to;
+    }
+    *out = list;
+    return 0;
+}
+
+/* The model is cut by an outline; the lists follow from the cut. */
+static int make_schedules(struct dp_trainer *t)
+{
+    struct dp_schedule_spec spec = t->config.schedule;
+    struct dp_schedule *outline = NULL;
+    struct dp_skip *skips = NULL;
+    int err = dp_schedule_new_outline(&spec, &outline);
+
+    if (!err)
+        err = model_cut(&t->model, &t->config, outline, &t->first_layer);
+    if (!err)
+        err = list_skips(t, &skips, &spec.skip_count);
+    if (!err) {
+        const bool shards = t->config.sums == DP_SUMS_SHARDS && outline->streams > 1;
+        t->sums.none = t->config.replicas == 1 && !shards;
+        spec.skips = spec.skip_count ? skips : NULL;
+        spec.mirror_reduce = true;
+        spec.reduce_all = !t->sums.none;
+        err = dp_schedule_new(&spec, &t->training);
+    }
+    if (!err)
+        err = dp_schedule_new_forward(t->training, &t->forward);
+    dp_schedule_free(outline);
+    free(skips);
+    return err;
+}
+
+/* Every stream of every replica whose gradients are summed holds whole blocks of the fixed order. */
+static int take_order(const struct dp_trainer *t, int32_t *own_blocks)
+{
+    const bool mixes = !t->sums.none && t->config.sums == DP_SUMS_MIXING;
+    const int32_t replicas = mixes ? 1 : t->config.replicas,
+                  least = t->training->streams * replicas;
+    int32_t blocks = t->config.order_blocks;
+
+    *own_blocks = 0;
+    if (!t->config.fixed_order)
+        return 0;
+    if (replicas & (replicas - 1))
+        return dp_fail(DP_EINVAL, "replicas: %d, expected a power of two with fixed_order",
+                       replicas);
+    if (!blocks)
+        blocks = least > DEFAULT_BLOCKS ? least : DEFAULT_BLOCKS;
+    if (blocks < least || blocks > MAX_BLOCKS)
+        return dp_fail(DP_EINVAL,
+                       "order_blocks: %d, expected %d, one for each stream of each replica, to "
+                       "%d",
+                       blocks, least, MAX_BLOCKS);
+    *own_blocks = blocks / replicas;
+    return 0;
+}
+
+static int make_graph(struct dp_trainer *t)
+{
+    struct dp_graph_spec spec = t->config.mixing.graph;
+
+    if (t->sums.none || t->config.sums != DP_SUMS_MIXING)
+        return 0;
+    spec.name = spec.name ? spec.name : "ring";
+    spec.workers = t->config.replicas;
+    return dp_graph_new(&spec, &t->graph);
+}
+
+/* ---- the parts ------------------------------------------------------------------------------- */
+
+static int make_groups(struct dp_trainer *t)
+{
+    const struct dp_comm_axis axes[] = {{"data", t->config.replicas},
+                                        {"pipe", t->config.schedule.ranks}};
+    struct dp_comm *groups[2];
+
+    if (t->config.replicas == 1)
+        return 0;
+    int err = dp_comm_grid(t->comm, axes, 2, groups);
+    if (err)
+        return err;
+    t->data = groups[0];
+    t->pipe = groups[1];
+    return 0;
+}
+
+static int make_engine(struct dp_trainer *t, int32_t own_blocks)
+{
+    const struct replica replica = {.index = t->data ? dp_comm_rank(t->data) : 0,
+                                    .count = t->config.replicas,
+                                    .apart = t->graph};
+
+    return model_engine_new(
+        &(struct model_engine_config){.how = &t->config,
+                                      .model = &t->model,
+                                      .training = t->training,
+                                      .forward = t->forward,
+                                      .first_layer = t->first_layer,
+                                      .comm = t->pipe ? t->pipe : t->comm,
+                                      .all = t->comm,
+                                      .replica = replica,
+                                      .microbatches = t->config.microbatches,
+                                      .order_blocks = own_blocks,
+                                      .reduce = t->sums.none ? NULL : &trainer_reduce_ops,
+                                      .reduce_user = t},
+        &t->engine);
+}
+
+static int make_parts(struct dp_trainer *t, int32_t own_blocks)
+{
+    int err = make_groups(t);
+
+    if (!err)
+        err = make_engine(t, own_blocks);
+    if (!err)
+        err = sums_init(&t->sums,
+                        &(struct sums_config){.none = t->sums.none,
+                                              .kind = t->config.sums,
+                                              .all = t->comm,
+                                              .data = t->data,
+                                              .graph = t->graph,
+                                              .how = &t->config},
+                        t->engine);
+    if (!err) {
+        err = trainer_make_room(t);
+        if (!err)
+            err = trainer_make_optimizers(t);
+        err = dp_comm_share_error(t->comm, err);
+    }
+    return err;
+}
+
+/* What each rank finds out by itself. */
+static int prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
+                   const struct dp_model *model, int32_t *own_blocks)
+{
+    int err = check_config(config);
+
+    if (!err)
+        err = take_copies(t, config);
+    if (!err)
+        err = take_shape(t);
+    if (!err)
+        err = model_take(&t->model, model);
+    if (!err)
+        err = make_schedules(t);
+    if (!err)
+        err = take_order(t, own_blocks);
+    return err ? err : make_graph(t);
+}
+
+static int compare(struct dp_trainer *t)
+{
+    if (!t->comm)
+        return 0;
+    int err = dp_comm_agree(t->comm, "digest of the trainer's config", config_digest(&t->config));
+
+    return err ? err : dp_comm_agree(t->comm, "digest of the model", model_digest(&t->model));
+}
+
+int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model *model,
+                   struct dp_comm *comm, struct dp_trainer **out)
+{
+    struct dp_trainer *t = calloc(1, sizeof(*t));
+    int32_t own_blocks = 0;
+    int err = t ? 0 : dp_fail(DP_ENOMEM, "no memory for a trainer");
+
+    if (t) {
+        t->comm = comm;
+        t->ranks = comm ? dp_comm_size(comm) : 1;
+        err = prepare(t, config, model, &own_blocks);
+    }
+    err = dp_comm_share_error(comm, err);
+    if (!err)
+        err = compare(t);
+    if (!err)
+        err = make_parts(t, own_blocks);
+    if (!err && config->checkpoint.resume)
+        err = trainer_resume(t, NULL, true);
+    if (err)
+        dp_trainer_free(t);
+    else
+        *out = t;
+    return err;
+}
+
+void dp_trainer_free(struct dp_trainer *t)
+{
+    if (!t)
+        return;
+    sums_fini(&t->sums);
+    for (int i = 0; i < DP_MAX_SLOTS; i++)
+        dp_optimizer_free(t->optimizers[i]);
+    if (t->engine)
+        t->engine->ops->free(t->engine);
+    free(t->norm_values);
+    free(t->in_layer);
+    free(t->squares);
+    free(t->all_values);
+    free(t->values);
+    dp_graph_free(t->graph);
+    dp_schedule_free(t->forward);
+    dp_schedule_free(t->training);
+    free(t->first_layer);
+    model_fini(&t->model);
+    dp_comm_close(t->pipe);
+    dp_comm_close(t->data);
+    free(t->folder);
+    free(t->about);
+    free(t);
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trainer/norms.h"
+
+#include <dualpipe/batch_norm.h>
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- as tensors ------------------------------------------------------------------------------ */
+
+static void make_tensor(struct norm_tensor *t, const char *name, const char *what, DLDataType type,
+                        void *data, int64_t count)
+{
+    snprintf(t->name, sizeof(t->name), "%s %s", name, what);
+    t->shape = count;
+    t->tensor = (DLTensor){
+        .data = data, .device = {kDLCPU, 0}, .ndim = count > 0, .dtype = type, .shape = &t->shape};
+}
+
+void norm_tensors(const struct engine_norm *n, struct norm_tensor *out)
+{
+    static const DLDataType float32 = {kDLFloat, 32, 1}, int64 = {kDLInt, 64, 1};
+    struct dp_batch_norm *bn = n->norm;
+
+    make_tensor(out++, n->name, "running_mean", float32, dp_batch_norm_running_mean(bn),
+                n->channels);
+    make_tensor(out++, n->name, "running_variance", float32, dp_batch_norm_running_variance(bn),
+                n->channels);
+    make_tensor(out, n->name, "commits", int64, dp_batch_norm_commits(bn), 0);
+}
+
+/* ---- the end of a step ----------------------------------------------------------------------- */
+
+static size_t export_len(const struct engine_norm *n)
+{
+    return 1 + 2 * (size_t)n->channels;
+}
+
+size_t norms_room(const struct engine *e)
+{
+    size_t most = 0;
+
+    for (int32_t i = 0; i < e->norm_count; i++)
+        most = export_len(&e->norms[i]) > most ? export_len(&e->norms[i]) : most;
+    return most * (size_t)e->microbatches;
+}
+
+/* A micro-batch went through a layer on one rank: elsewhere its values are zero, so that a sum, in
+ * whatever order, changes none of them. */
+static int add_over_ranks(double *values, size_t len, struct dp_comm *comm)
+{
+    const DLDataType type = {kDLFloat, 64, 1};
+    struct dp_request req;
+
+    if (!comm)
+        return 0;
+    int err = dp_comm_iallreduce(comm, values, values, len, type, DP_REDUCE_SUM, &req);
+    return err ? err : dp_comm_wait(comm, &req, -1);
+}
+
+/* Both copies of a stage (DualPipe) note micro-batches of their own stream. */
+static int commit(const struct engine *e, const struct engine_norm *n, struct dp_comm *comm,
+                  double *values)
+{
+    const size_t len = export_len(n), all = len * (size_t)e->microbatches;
+
+    memset(values, 0, all * sizeof(*values));
+    for (int mb = 0; mb < e->microbatches && n->norm; mb++)
+        dp_batch_norm_export_of(n->norm, mb, values + (size_t)mb * len);
+    int err = add_over_ranks(values, all, comm);
+    if (!err && n->norm)
+        dp_batch_norm_commit(n->norm, values, e->microbatches);
+    return err;
+}
+
+int norms_commit(struct engine *e, struct dp_comm *all, bool used, double *values)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < e->norm_count && !err; i++) {
+        if (used)
+            err = commit(e, &e->norms[i], all, values);
+        else if (e->norms[i].norm)
+            dp_batch_norm_forget(e->norms[i].norm);
+    }
+    return err;
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trainer/pieces.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+/* The name of a tensor that is a piece of one: "NAME[first:end]/mean" has the elements first ..
+ * end - 1 of "NAME/mean", in the order of memory. "NAME/mean" is a piece as long as the whole. */
+struct piece {
+    const char *suffix; /* "/mean", or "" */
+    int name_len;       /* of NAME */
+    int64_t first, end;
+};
+
+/* The product of extents. */
+static int64_t piece_elements(int32_t ndim, const int64_t *shape)
+{
+    int64_t n = 1;
+
+    for (int32_t i = 0; i < ndim; i++)
+        n *= shape[i];
+    return n;
+}
+
+/* elements: of the tensor that has this name. */
+static struct piece piece_of(const char *name, int64_t elements)
+{
+    const char *bracket = strchr(name, '['), *slash = strrchr(name, '/');
+    struct piece p = {slash ? slash : "", (int)strlen(name), 0, elements};
+
+    if (slash)
+        p.name_len = (int)(slash - name);
+    if (bracket && bracket - name < p.name_len &&
+        sscanf(bracket, "[%" SCNd64 ":%" SCNd64 "]", &p.first, &p.end) == 2)
+        p.name_len = (int)(bracket - name);
+    return p;
+}
+
+/* Two pieces of one tensor. */
+static bool piece_same(const char *a, const struct piece *p, const char *b, const struct piece *q)
+{
+    return p->name_len == q->name_len && !strncmp(a, b, (size_t)p->name_len) &&
+           !strcmp(p->suffix, q->suffix);
+}
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
+/* Elements first .. end - 1 of NAME from a tensor of the file, into those of `out`. */
+static int copy_part(const struct dp_checkpoint *c, const struct dp_checkpoint_tensor *from,
+                     const struct piece *has, const DLTensor *out, const struct piece *wants,
+                     int64_t first, int64_t end)
+{
+    const size_t size = out->dtype.bits / 8u;
+    DLTensor whole = {.device = {kDLCPU, 0},
+                      .ndim = from->ndim,
+                      .dtype = from->dtype,
+                      .shape = (int64_t *)from->shape,
+                      .data = malloc(from->bytes + 1)};
+    int err = whole.data ? dp_checkpoint_read(c, from->name, &whole) : DP_ENOMEM;
+
+    if (!err)
+        memcpy((char *)out->data + (size_t)(first - wants->first) * size,
+               (char *)whole.data + (size_t)(first - has->first) * size,
+               (size_t)(end - first) * size);
+    free(whole.data);
+    return err;
+}
+
+static bool same_type(DLDataType a, DLDataType b)
+{
+    return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
+/* Pieces do not overlap, so what is missing is what their lengths leave. A count of steps, which
+ * has no dimensions, is the same in every piece. Without memory nothing is read. */
+static int take_pieces(const struct dp_checkpoint *c, const struct dp_named_tensor *wanted,
+                       int64_t *missing)
+{
+    const DLTensor *out = &wanted->tensor;
+    const struct piece wants = piece_of(wanted->name, piece_elements(out->ndim, out->shape));
+    int err = 0;
+
+    *missing = wants.end - wants.first;
+    for (int32_t i = 0; i < dp_checkpoint_count(c) && !err && *missing > 0; i++) {
+        const struct dp_checkpoint_tensor *t = dp_checkpoint_at(c, i);
+        const struct piece has = piece_of(t->name, piece_elements(t->ndim, t->shape));
+        if (!piece_same(wanted->name, &wants, t->name, &has) || !same_type(t->dtype, out->dtype))
+            continue;
+        if (out->ndim == 0) {
+            *missing = 0;
+            return out->data ? dp_checkpoint_read(c, t->name, out) : 0;
+        }
+        const int64_t first = wants.first > has.first ? wants.first : has.first;
+        const int64_t end = wants.end < has.end ? wants.end : has.end;
+        if (first < end && out->data)
+            err = copy_part(c, t, &has, out, &wants, first, end);
+        *missing -= first < end ? end - first : 0;
+    }
+    return err;
+}
+
+int pieces_read(const struct dp_checkpoint *c, const struct dp_named_tensor *wanted)
+{
+    const bool whole = dp_checkpoint_find(c, wanted->name);
+    int64_t missing = 0;
+    int err = whole ? 0 : take_pieces(c, wanted, &missing);
+
+    if (!err && (whole || missing)) /* which says what is */
+        err = dp_checkpoint_read(c, wanted->name, &wanted->tensor);
+    return err;
+}

@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * saved.c - which rank writes what, so that it is found again whichever rank held it:
+ *
+ *      one model, or gradients summed    the first copy of a stage: values, running statistics and
+ *                                        optimizer state
+ *      shards                            values the same; each rank the state of its shard, whose
+ *                                        tensors are pieces, "NAME[first:end]/mean"
+ *      replicas that mix                 saved.h
+ *
+ * A reader wants whole tensors or other pieces, and puts them together of what there is (pieces.h).
+ */
+#include "trainer/saved.h"
+
+#include "base/fail.h"
+#include "base/json.h"
+#include "trainer/busy.h"
+#include "trainer/pieces.h"
+
+#include <dualpipe/pipeline.h>
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what there is to write ------------------------------------------------------------------ */
+
+struct list {
+    struct dp_named_tensor *tensors;
+    int32_t count;
+    struct norm_tensor *norms; /* what some of tensors refer to */
+    int32_t norm_count;
+};
+
+static void list_free(struct list *l)
+{
+    free(l->tensors);
+    free(l->norms);
+}
+
+static struct dp_optimizer *optimizer_of(const struct dp_trainer *t, int slot)
+{
+    return t->optimizers[slot] ? t->optimizers[slot] : t->sums.slots[slot].optimizer;
+}
+
+static size_t room_of(const struct dp_trainer *t)
+{
+    size_t room = 1 + (size_t)t->engine->norm_count * NORM_TENSORS;
+
+    for (int i = 0; i < t->engine->part_count; i++) {
+        struct dp_optimizer *o = optimizer_of(t, i);
+        room += (size_t)t->engine->parts[i].count + (o ? (size_t)dp_optimizer_state_count(o) : 0);
+    }
+    return room;
+}
+
+static void add_tensor(struct list *l, const char *name, const DLTensor *tensor)
+{
+    l->tensors[l->count++] = (struct dp_named_tensor){name, *tensor};
+}
+
+/* Copies of tied parameters are read, not written. */
+static void add_values(struct list *l, const struct engine_part *part, bool copies)
+{
+    for (int32_t i = 0; i < part->count; i++) {
+        const struct dp_parameter *p = &part->parameters[i];
+        if (copies || !model_is_copy(p->name, p->tied))
+            add_tensor(l, saved_name(p), p->value);
+    }
+}
+
+static void add_norm(struct list *l, const struct engine_norm *norm)
+{
+    struct norm_tensor *own = &l->norms[l->norm_count];
+
+    norm_tensors(norm, own);
+    for (int32_t k = 0; k < NORM_TENSORS; k++)
+        add_tensor(l, own[k].name, &own[k].tensor);
+    l->norm_count += NORM_TENSORS;
+}
+
+static void add_state(struct list *l, struct dp_optimizer *o)
+{
+    const struct dp_named_tensor *state = o ? dp_optimizer_state(o) : NULL;
+
+    for (int32_t i = 0; o && i < dp_optimizer_state_count(o); i++)
+        add_tensor(l, state[i].name, &state[i].tensor);
+}
+
+/* What of a slot this rank is the first to hold. all: to be read. */
+static bool is_first(const struct dp_trainer *t, int slot, bool all)
+{
+    return all || (t->engine->replica.index == 0 && !t->engine->parts[slot].second_copy);
+}
+
+static int slot_of(const struct dp_trainer *t, const struct engine_norm *norm)
+{
+    int slot = 0;
+
+    while (t->first_layer[t->engine->parts[slot].stage] > norm->layer ||
+           t->first_layer[t->engine->parts[slot].stage + 1] <= norm->layer)
+        slot++;
+    return slot;
+}
+
+static int list_state(const struct dp_trainer *t, bool all, struct list *l)
+{
+    const struct engine *e = t->engine;
+    const bool shards = !t->sums.none && t->sums.kind == DP_SUMS_SHARDS;
+
+    *l = (struct list){0};
+    l->tensors = calloc(room_of(t), sizeof(*l->tensors));
+    l->norms = calloc((size_t)e->norm_count * NORM_TENSORS + 1, sizeof(*l->norms));
+    if (!l->tensors || !l->norms)
+        return dp_fail(DP_ENOMEM, "no memory for a list of %zu tensors", room_of(t));
+    for (int i = 0; i < e->part_count; i++) {
+        const bool first = is_first(t, i, all);
+        if (first)
+            add_values(l, &e->parts[i], all);
+        if (first || shards)
+            add_state(l, optimizer_of(t, i));
+    }
+    for (int32_t i = 0; i < e->norm_count; i++)
+        if (e->norms[i].norm && is_first(t, slot_of(t, &e->norms[i]), all))
+            add_norm(l, &e->norms[i]);
+    return 0;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static bool join(char out[static SAVED_PATH], const char *folder, const char *name)
+{
+    return snprintf(out, SAVED_PATH, "%s/%s", folder, name) < SAVED_PATH;
+}
+
+static int write_own(struct dp_trainer *t, const char *folder, int attempt, int *wrote)
+{
+    char name[64], path[SAVED_PATH];
+    struct saved_mixing mixing = {0};
+    struct list l = {0};
+    struct busy busy;
+    int err = trainer_mixes(t) ? saved_mixing_list(t, &mixing) : list_state(t, false, &l);
+    const struct dp_named_tensor *tensors = trainer_mixes(t) ? mixing.tensors : l.tensors;
+    const int32_t count = trainer_mixes(t) ? mixing.count : l.count;
+
+    folder_file(name, sizeof(name), trainer_rank(t), attempt);
+    *wrote = !err && (count > 0 || trainer_rank(t) == 0);
+    busy_begin(&busy, t->comm);
+    if (*wrote)
+        err = join(path, folder, name)
+                  ? dp_checkpoint_write(path, tensors, count, NULL)
+                  : dp_fail(DP_EINVAL, "%.100s...: the path is too long", folder);
+    busy_end(&busy);
+    list_free(&l);
+    saved_mixing_fini(&mixing);
+    return err;
+}
+
+/* {"step": 20, ...} with what the program says. NULL: no memory; *err DP_EINVAL: that is no object. */
+static char *index_text(const struct dp_trainer *t, int *err)
+{
+    const char *about = t->config.checkpoint.about;
+    json_t *root = about ? json_loads(about, 0, NULL) : json_object();
+    char *text = NULL;
+
+    if (root && json_is_object(root) &&
+        !json_object_set_new(root, "step", json_integer((json_int_t)t->next)))
+        text = json_dumps(root, JSON_COMPACT);
+    if (!text)
+        *err = json_is_object(root)
+                   ? dp_fail(DP_ENOMEM, "no memory for the text of an index")
+                   : dp_fail(DP_EINVAL, "checkpoint.about: expected a JSON object");
+    json_decref(root);
+    return text;
+}
+
+static int write_index(struct dp_trainer *t, const char *folder, int attempt, const int *wrote)
+{
+    char(*names)[64] = calloc((size_t)t->ranks, sizeof(*names)), path[SAVED_PATH];
+    const char **files = calloc((size_t)t->ranks, sizeof(*files));
+    int err = names && files ? 0 : dp_fail(DP_ENOMEM, "no memory for %d names", t->ranks);
+    char *text = err ? NULL : index_text(t, &err);
+    int32_t count = 0;
+
+    for (int rank = 0; rank < t->ranks && !err; rank++)
+        if (wrote[rank]) {
+            folder_file(names[rank], sizeof(names[rank]), rank, attempt);
+            files[count++] = names[rank];
+        }
+    if (!err)
+        err = join(path, folder, "index.json") ? dp_checkpoint_write_index(path, files, count, text)
+                                               : DP_EINVAL;
+    if (!err)
+        folder_clean(folder, attempt, wrote, t->ranks);
+    free(text);
+    free(names);
+    free(files);
+    return err;
+}
+
+/* On rank 0, for all. */
+static int begin_folder(struct dp_trainer *t, const char *dir, char folder[static SAVED_PATH],
+                        int *attempt)
+{
+    struct busy busy;
+    int err = folder_of_step(dir, t->next, folder);
+
+    if (err || trainer_rank(t))
+        return err;
+    busy_begin(&busy, t->comm);
+    err = folder_make(dir, folder);
+    if (!err)
+        *attempt = folder_next_attempt(folder);
+    busy_end(&busy);
+    return err;
+}
+
+static int end_folder(struct dp_trainer *t, const char *dir, const char *folder, int attempt,
+                      const int *wrote)
+{
+    struct busy busy;
+    int err;
+
+    if (trainer_rank(t))
+        return 0;
+    busy_begin(&busy, t->comm);
+    err = write_index(t, folder, attempt, wrote);
+    if (!err && t->config.checkpoint.keep)
+        folder_keep(dir, t->next, t->config.checkpoint.keep);
+    busy_end(&busy);
+    return err;
+}
+
+static int save(struct dp_trainer *t, const char *dir, int *wrote)
+{
+    char folder[SAVED_PATH];
+    int attempt = 0, mine = 0;
+    int err = dp_comm_share_error(t->comm, begin_folder(t, dir, folder, &attempt));
+
+    if (!err && t->comm)
+        err = dp_comm_broadcast(t->comm, &attempt, sizeof(attempt), 0);
+    if (!err)
+        err = dp_comm_share_error(t->comm, write_own(t, folder, attempt, &mine));
+    wrote[0] = mine;
+    if (!err && t->comm)
+        err = dp_comm_allgather(t->comm, &mine, wrote, sizeof(mine));
+    return err ? err : dp_comm_share_error(t->comm, end_folder(t, dir, folder, attempt, wrote));
+}
+
+int dp_trainer_save(struct dp_trainer *t, const char *dir)
+{
+    int *wrote = calloc((size_t)t->ranks, sizeof(*wrote));
+    int err = wrote ? 0 : dp_fail(DP_ENOMEM, "no memory for the files of %d ranks", t->ranks);
+
+    dir = dir ? dir : t->config.checkpoint.folder;
+    if (!err && !dir)
+        err = dp_fail(DP_EINVAL, "folder: NULL, expected one here or in the config");
+    err = dp_comm_share_error(t->comm, err);
+    if (!err)
+        err = save(t, dir, wrote);
+    if (!err)
+        t->saved_step = t->next;
+    free(wrote);
+    return err;
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static int step_of(const struct dp_checkpoint *c, const char *path, uint64_t *step)
+{
+    json_t *root = json_loads(dp_checkpoint_json(c), 0, NULL);
+    const json_t *value = json_object_get(root, "step");
+    int err = 0;
+
+    if (json_is_integer(value) && json_integer_value(value) >= 0)
+        *step = (uint64_t)json_integer_value(value);
+    else
+        err = dp_fail(DP_EINVAL, "%s: no \"step\" there, expected a checkpoint of a trainer", path);
+    json_decref(root);
+    return err;
+}
+
+static int read_state(struct dp_trainer *t, const struct dp_checkpoint *c)
+{
+    struct list l = {0};
+    int err = 0;
+
+    if (trainer_mixes(t))
+        return saved_mixing_read(t, c);
+    err = list_state(t, true, &l);
+    for (int32_t i = 0; i < l.count && !err; i++)
+        err = pieces_read(c, &l.tensors[i]);
+    list_free(&l);
+    return err;
+}
+
+static int read_all(struct dp_trainer *t, const char *path, uint64_t *step)
+{
+    struct dp_checkpoint *c;
+    struct busy busy;
+    int err;
+
+    busy_begin(&busy, t->comm);
+    err = dp_checkpoint_open(path, &c);
+    if (!err) {
+        err = step_of(c, path, step);
+        if (!err)
+            err = read_state(t, c);
+        dp_checkpoint_close(c);
+    }
+    busy_end(&busy);
+    return err;
+}
+
+/* Rank 0 says which: the newest may be another one a moment later. optional: an empty path for none. */
+static int find(struct dp_trainer *t, const char *dir, bool optional, char path[static SAVED_PATH])
+{
+    int err = dir ? 0 : dp_fail(DP_EINVAL, "folder: NULL, expected one here or in the config");
+
+    memset(path, 0, SAVED_PATH);
+    if (!err && !trainer_rank(t))
+        err = folder_find(dir, path);
+    if (err == DP_ENOENT && optional)
+        err = *path = 0;
+    err = dp_comm_share_error(t->comm, err);
+    return err || !t->comm ? err : dp_comm_broadcast(t->comm, path, SAVED_PATH, 0);
+}
+
+int trainer_resume(struct dp_trainer *t, const char *dir, bool optional)
+{
+    char path[SAVED_PATH];
+    uint64_t step = 0;
+    int err = find(t, dir ? dir : t->config.checkpoint.folder, optional, path);
+
+    if (!err && *path)
+        err = dp_comm_share_error(t->comm, read_all(t, path, &step));
+    if (err || !*path)
+        return err;
+    trainer_seek(t, step);
+    t->saved_step = t->folder && (!dir || !strcmp(dir, t->folder)) ? step : 0;
+    return 0;
+}
+
+int dp_trainer_resume(struct dp_trainer *t, const char *dir)
+{
+    return trainer_resume(t, dir, false);
+}
+
+/* ---- all of it on one rank ------------------------------------------------------------------- */
+
+void dp_trainer_gathered_free(struct dp_named_tensor *tensors)
+{
+    if (tensors)
+        free(tensors[0].tensor.data);
+    free(tensors);
+}
+
+/* Tensors of all parameters but the copies of tied ones, in memory of their own, that of the first. */
+static int make_gathered(const struct dp_trainer *t, struct dp_named_tensor **out, int32_t *count)
+{
+    const struct model_info *m = &t->model;
+    const int32_t all = m->first[m->model.layer_count];
+    struct dp_named_tensor *list = calloc((size_t)all + 1, sizeof(*list));
+    size_t bytes = 1;
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < all; i++)
+        bytes += (m->parameters[i].bytes + 7) / 8 * 8;
+    char *at = malloc(bytes);
+    if (!list || !at) {
+        free(list);
+        free(at);
+        return dp_fail(DP_ENOMEM, "no memory for all %zu bytes of the model", bytes);
+    }
+    list[0].tensor.data = at;
+    for (int32_t i = 0; i < all; i++) {
+        const struct model_parameter *p = &m->parameters[i];
+        if (model_is_copy(p->name, p->tied))
+            continue;
+        list[n++] = (struct dp_named_tensor){p->name,
+                                             {.data = at,
+                                              .device = {kDLCPU, 0},
+                                              .ndim = p->spec->ndim,
+                                              .dtype = p->spec->dtype,
+                                              .shape = (int64_t *)p->spec->shape}};
+        at += (p->bytes + 7) / 8 * 8;
+    }
+    *out = list;
+    *count = n;
+    return 0;
+}
+
+/* What this rank is the first to hold. */
+static int list_values(const struct dp_trainer *t, struct list *l)
+{
+    size_t room = 1;
+
+    for (int i = 0; i < t->engine->part_count; i++)
+        room += (size_t)t->engine->parts[i].count;
+    l->tensors = calloc(room, sizeof(*l->tensors));
+    if (!l->tensors)
+        return dp_fail(DP_ENOMEM, "no memory for a list of %zu tensors", room);
+    for (int i = 0; i < t->engine->part_count; i++)
+        if (is_first(t, i, false))
+            add_values(l, &t->engine->parts[i], false);
+    return 0;
+}
+
+static int move(struct dp_trainer *t, const struct list *has, struct dp_named_tensor *wants,
+                int32_t count)
+{
+    if (t->comm)
+        return dp_pipeline_move_state(t->comm, has->tensors, has->count, wants, count);
+    for (int32_t i = 0; i < has->count; i++)
+        for (int32_t k = 0; k < count; k++)
+            if (!strcmp(has->tensors[i].name, wants[k].name))
+                dp_tensor_copy(&wants[k].tensor, &has->tensors[i].tensor);
+    return 0;
+}
+
+int dp_trainer_gather(struct dp_trainer *t, int rank, struct dp_named_tensor **out, int32_t *count)
+{
+    struct dp_named_tensor *wants = NULL;
+    struct list has = {0};
+    int32_t wanted = 0;
+    int err = list_values(t, &has);
+
+    if (!err && (rank < 0 || rank >= t->ranks))
+        err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, t->ranks - 1);
+    if (!err && trainer_rank(t) == rank)
+        err = make_gathered(t, &wants, &wanted);
+    err = dp_comm_share_error(t->comm, err);
+    if (!err)
+        err = move(t, &has, wants, wanted);
+    list_free(&has);
+    if (err) {
+        dp_trainer_gathered_free(wants);
+        return trainer_fail(t, err);
+    }
+    *out = wants;
+    *count = wanted;
+    return 0;
+}

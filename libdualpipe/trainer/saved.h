@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * saved.h - parts of saved.c: where checkpoints lie below a folder, and the state of replicas that mix.
+ *
+ *      DIR/step-000500/rank-0.0.safetensors    what one rank held
+ *      DIR/step-000500/rank-1.0.safetensors
+ *      DIR/step-000500/index.json              makes the files one checkpoint; without it is none
+ */
+#ifndef DP_TRAINER_SAVED_H
+#define DP_TRAINER_SAVED_H
+
+#include "trainer/trainer_state.h"
+
+#include <dualpipe/checkpoint.h>
+
+enum { SAVED_PATH = 4096, SAVED_NAME = 256 };
+
+/* ---- folder.c -------------------------------------------------------------------------------- */
+
+/* The folder of a step. DP_EINVAL: its path is too long. */
+int folder_of_step(const char *dir, uint64_t step, char out[static SAVED_PATH]);
+/* What to open for `path`: a file as it is; a folder's own index.json; otherwise that of the highest
+ * step below the folder. DP_ENOENT. */
+int folder_find(const char *path, char out[static SAVED_PATH]);
+/* Make both; the names are on the disk when it returns. DP_EIO. */
+int folder_make(const char *dir, const char *folder);
+/* The number for the files of one more checkpoint in a folder. */
+int folder_next_attempt(const char *folder);
+void folder_file(char *out, size_t room, int rank, int attempt);
+/* Remove files of the folder that its index does not name: of other attempts and of ranks that wrote
+ * none. */
+void folder_clean(const char *folder, int attempt, const int *wrote, int ranks);
+/* Remove whole checkpoints of the steps before `step` but the newest keep - 1 of them. */
+void folder_keep(const char *dir, uint64_t step, int32_t keep);
+
+/* ---- saved_mixing.c -------------------------------------------------------------------------- */
+
+/* What a rank writes of replicas that mix: its own values as "replica R/NAME", the state of its mixers
+ * as "replica R stage S/..."; the first of all also the average of all replicas, as NAME. */
+struct saved_mixing {
+    struct dp_named_tensor *tensors;
+    char (*names)[SAVED_NAME];
+    int32_t count;
+    void *average[DP_MAX_SLOTS];
+};
+/* Collective; exchanges in flight stay valid. */
+int saved_mixing_list(struct dp_trainer *t, struct saved_mixing *out);
+void saved_mixing_fini(struct saved_mixing *m);
+int saved_mixing_read(struct dp_trainer *t, const struct dp_checkpoint *c);
+
+/* The name of a parameter in a checkpoint, where a tied one is once. */
+static inline const char *saved_name(const struct dp_parameter *p)
+{
+    return p->tied ? p->tied : p->name;
+}
+
+#endif

@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trainer/stage.h"
+
+#include "base/fail.h"
+
+#include <dualpipe/batch_norm.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGNMENT = 256 };
+static const size_t NOT_KEPT = SIZE_MAX;
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* ---- a call ---------------------------------------------------------------------------------- */
+
+enum phase { FORWARD, BACKWARD, WEIGHT };
+
+/* The tensors at one border of a layer, for a micro-batch. */
+struct tensors {
+    int64_t shapes[DP_MAX_TENSORS][DP_MAX_DIMS];
+    DLTensor list[DP_MAX_TENSORS];
+};
+
+struct dp_layer_skips {
+    const struct stage *stage;
+    const struct dp_stage_call *call;
+    enum phase phase;
+    int32_t layer;                    /* in the model */
+    const char *wrong;                /* a skip that the layer does not have */
+    struct tensors values, gradients; /* of the last that were asked for, by place in stage.skips */
+};
+
+/* What all layers of a stage are told in one call. */
+struct run {
+    struct stage *stage;
+    const struct dp_stage_call *call;
+    int64_t rows; /* of this micro-batch */
+    enum phase phase;
+};
+
+/* By the first dimension of the tensors that follows the rows. */
+static int64_t rows_of(const struct dp_border *b, const DLTensor *tensors, int64_t most)
+{
+    for (int k = 0; k < b->count; k++)
+        for (int i = 0; i < b->tensors[k].ndim; i++)
+            if (b->tensors[k].extent[i])
+                return tensors[k].shape[i] * most / b->tensors[k].shape[i];
+    return most;
+}
+
+static int64_t shape_of(const struct dp_tensor_spec *spec, int dim, const struct run *run)
+{
+    return spec->extent[dim] ? spec->shape[dim] / run->stage->rows * run->rows : spec->shape[dim];
+}
+
+static DLTensor tensor_at(const struct run *run, const struct dp_tensor_spec *spec, void *data,
+                          int64_t *shape)
+{
+    for (int i = 0; i < spec->ndim; i++)
+        shape[i] = shape_of(spec, i, run);
+    return (DLTensor){.data = data,
+                      .device = {kDLCPU, 0},
+                      .ndim = spec->ndim,
+                      .dtype = spec->dtype,
+                      .shape = shape};
+}
+
+/* One after the other from `memory` on; gradients: those that are none have no data. */
+static void lay_out(const struct run *run, const struct dp_border *b, char *memory, bool gradients,
+                    struct tensors *out)
+{
+    for (int k = 0; k < b->count; k++) {
+        const struct dp_tensor_spec *spec = &b->tensors[k];
+        out->list[k] =
+            tensor_at(run, spec, gradients && spec->no_grad ? NULL : memory, out->shapes[k]);
+        memory += aligned(model_spec_bytes(spec));
+    }
+}
+
+static size_t border_bytes(const struct dp_border *b)
+{
+    size_t bytes = 0;
+
+    for (int k = 0; k < b->count; k++)
+        bytes += aligned(model_spec_bytes(&b->tensors[k]));
+    return bytes;
+}
+
+static void *offset(void *base, size_t at, bool wanted)
+{
+    return base && wanted ? (char *)base + at : NULL;
+}
+
+static size_t save_of(const struct stage *s, size_t fixed, size_t row)
+{
+    return fixed + row * (size_t)s->rows;
+}
+
+/* What layer number i of the stage is told; grads is room for those of its parameters. */
+static struct dp_layer_call call_of(const struct run *run, int32_t i, const DLTensor *in,
+                                    DLTensor *grads, struct dp_layer_skips *skips)
+{
+    const struct stage *s = run->stage;
+    const struct stage_layer *l = &s->layers[i];
+    const struct dp_layer *layer = l->layer;
+    const struct dp_stage_call *call = run->call;
+
+    *skips = (struct dp_layer_skips){
+        .stage = s, .call = call, .phase = run->phase, .layer = s->first_layer + i};
+    for (int32_t k = 0; k < layer->parameter_count; k++) {
+        grads[k] = s->grads[l->first + k];
+        grads[k].data = NULL;
+        if (run->phase != FORWARD && call->grads && call->grads[l->first + k])
+            grads[k] = *call->grads[l->first + k];
+    }
+    return (struct dp_layer_call){
+        .layer = s->first_layer + i,
+        .mb = call->mb,
+        .mb_global = call->mb_global,
+        .step = call->step,
+        .training = call->training,
+        .again = call->recomputing,
+        .values = s->values + l->first,
+        .grads = grads,
+        .in = in,
+        .save = offset(call->save, l->at.whole, layer->save.whole || layer->save_row.whole),
+        .save_input =
+            offset(call->save_input, l->at.input, layer->save.input || layer->save_row.input),
+        .save_weight =
+            offset(call->save_weight, l->at.weight, layer->save.weight || layer->save_row.weight),
+        .scratch = s->scratch,
+        .stream = call->stream,
+        .random = dp_random_key(s->seed, call->step, (uint32_t)(s->first_layer + i),
+                                (uint32_t)call->mb_global),
+        .norms = l->norms,
+        .skips = skips,
+    };
+}
+
+/* The callback of layer number i has returned err: what is to be said of it. */
+static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_skips *skips,
+                       int err)
+{
+    const struct dp_layer *layer = run->stage->layers[i].layer;
+    const bool named = layer->name && *layer->name;
+    char why[DP_ABORT_TEXT];
+
+    if (!err && !skips->wrong)
+        return 0;
+    snprintf(why, sizeof(why), "%s", err ? dp_callback_reason(err) : "");
+    if (!err)
+        return dp_callback_error(DP_EINVAL, "layer %d: skip '%s' does not %s there", skips->layer,
+                                 skips->wrong,
+                                 run->phase == FORWARD ? "begin or end" : "have a gradient");
+    return dp_callback_error(err, "layer %d%s%s%s%s%s", run->stage->first_layer + i,
+                             named ? " (" : "", named ? layer->name : "", named ? ")" : "",
+                             *why ? ": " : "", why);
+}
+
+/* ---- inputs between layers ------------------------------------------------------------------- */
+
+/* Where the input of layer number i > 0 is written by the forward of the one before. */
+static char *input_memory(const struct run *run, int32_t i)
+{
+    const struct stage *s = run->stage;
+
+    return s->layers[i].input_at == NOT_KEPT ? s->between[i % 2]
+                                             : (char *)run->call->save + s->layers[i].input_at;
+}
+
+/* The input that layer number i may read in its backward and weight; NULL: none. */
+static const DLTensor *kept_input(const struct run *run, int32_t i, struct tensors *room)
+{
+    const struct stage_layer *l = &run->stage->layers[i];
+
+    if (i == 0)
+        return run->call->in;
+    if (l->input_at == NOT_KEPT)
+        return NULL;
+    lay_out(run, &l->in, input_memory(run, i), false, room);
+    return room->list;
+}
+
+/* ---- the callbacks of a stage ---------------------------------------------------------------- */
+
+static int check_written(const struct run *run, int32_t i, const struct dp_border *b,
+                         const DLTensor *was, const DLTensor *is, const char *what)
+{
+    for (int k = 0; k < b->count; k++)
+        if (was[k].data != is[k].data)
+            return dp_callback_error(DP_EMISMATCH,
+                                     "layer %d: %s %d is in memory of the layer's own, expected it "
+                                     "where the call has it",
+                                     run->stage->first_layer + i, what, k);
+    return 0;
+}
+
+static int forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
+{
+    struct stage *s = user;
+    const struct run run = {s, call, rows_of(&s->layers[0].in, in, s->rows), FORWARD};
+    DLTensor grads[DP_LAYER_PARAMETERS], before[DP_MAX_TENSORS];
+    struct tensors between[2];
+    struct dp_layer_skips skips;
+    int err = 0;
+
+    for (int32_t i = 0; i < s->layer_count && !err; i++) {
+        const struct stage_layer *l = &s->layers[i];
+        const bool last = i == s->layer_count - 1;
+        struct tensors *t = &between[i % 2];
+        if (!last)
+            lay_out(&run, &l->out, input_memory(&run, i + 1), false, t);
+        DLTensor *to = last ? out : t->list;
+        memcpy(before, to, (size_t)l->out.count * sizeof(*to));
+        const struct dp_layer_call c = call_of(&run, i, in, grads, &skips);
+        err = end_of_call(&run, i, &skips, l->layer->ops->forward(l->layer->user, &c, in, to));
+        if (!err && !last)
+            err = check_written(&run, i, &l->out, before, to, "output");
+        in = to;
+    }
+    return err;
+}
+
+static int backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
+                    DLTensor *gin, enum dp_backward_mode mode)
+{
+    struct stage *s = user;
+    const struct run run = {s, call, rows_of(&s->layers[0].in, call->in, s->rows), BACKWARD};
+    DLTensor grads[DP_LAYER_PARAMETERS], before[DP_MAX_TENSORS];
+    struct tensors between[2], input;
+    struct dp_layer_skips skips;
+    int err = 0;
+
+    for (int32_t i = s->layer_count - 1; i >= 0 && !err; i--) {
+        const struct stage_layer *l = &s->layers[i];
+        struct tensors *t = &between[i % 2];
+        if (i)
+            lay_out(&run, &l->in, s->between[i % 2], true, t);
+        DLTensor *to = i ? t->list : gin;
+        if (i)
+            memcpy(before, to, (size_t)l->in.count * sizeof(*to));
+        const struct dp_layer_call c = call_of(&run, i, kept_input(&run, i, &input), grads, &skips);
+        err = end_of_call(&run, i, &skips,
+                          l->layer->ops->backward(l->layer->user, &c, gout, to, mode));
+        if (!err && i)
+            err = check_written(&run, i, &l->in, before, to, "gin");
+        gout = to;
+    }
+    return err;
+}
+
+/* From the last layer to the first, as backward does it where it is not split. */
+static int weight(void *user, const struct dp_stage_call *call)
+{
+    struct stage *s = user;
+    const struct run run = {s, call, rows_of(&s->layers[0].in, call->in, s->rows), WEIGHT};
+    DLTensor grads[DP_LAYER_PARAMETERS];
+    struct dp_layer_skips skips;
+    struct tensors input;
+    int err = 0;
+
+    for (int32_t i = s->layer_count - 1; i >= 0 && !err; i--) {
+        const struct stage_layer *l = &s->layers[i];
+        const struct dp_layer_call c = call_of(&run, i, kept_input(&run, i, &input), grads, &skips);
+        err = end_of_call(&run, i, &skips, l->layer->ops->weight(l->layer->user, &c));
+    }
+    return err;
+}
+
+static const struct dp_stage_ops ops = {.forward = forward, .backward = backward, .weight = weight};
+
+struct dp_stage stage_view(struct stage *s)
+{
+    return (struct dp_stage){
+        .ops = &ops,
+        .user = s,
+        .save_bytes = s->save.whole,
+        .save_input_bytes = s->save.input,
+        .save_weight_bytes = s->save.weight,
+        .no_split = s->no_split,
+        .parameter_count = s->parameter_count,
+        .parameters = s->parameters,
+    };
+}
+
+/* ---- skips ----------------------------------------------------------------------------------- */
+
+static DLTensor *local(struct dp_layer_skips *s, int32_t i, bool gradient)
+{
+    const struct stage_skip *skip = &s->stage->skips[i];
+    struct stage *stage = (struct stage *)s->stage;
+    const struct run run = {stage, s->call, rows_of(&stage->layers[0].in, s->call->in, stage->rows),
+                            s->phase};
+    struct tensors *t = gradient ? &s->gradients : &s->values;
+    struct dp_tensor_spec spec;
+    const int place = i % DP_MAX_TENSORS;
+
+    model_spec(&skip->skip->tensor, stage->rows, &spec);
+    t->list[place] = tensor_at(
+        &run, &spec, (char *)s->call->save + (gradient ? skip->gradient_at : skip->value_at),
+        t->shapes[place]);
+    return &t->list[place];
+}
+
+struct wish {
+    bool begins, gradient, phases[WEIGHT + 1];
+    DLTensor *(*across)(const struct dp_stage_call *call, const char *space, const char *name);
+};
+
+static DLTensor *ask(const struct dp_layer_call *call, const char *name, const struct wish *wish)
+{
+    struct dp_layer_skips *s = call->skips;
+    const struct model_info *m = s->stage->model;
+
+    for (int32_t i = 0; i < m->model.skip_count; i++) {
+        const struct dp_layer_skip *skip = &m->skips[i];
+        if (strcmp(skip->name, name) || !wish->phases[s->phase] ||
+            (wish->begins ? skip->from : skip->to) != s->layer ||
+            (wish->gradient && skip->tensor.no_grad))
+            continue;
+        for (int32_t k = 0; k < s->stage->skip_count; k++)
+            if (s->stage->skips[k].skip == skip)
+                return local(s, k, wish->gradient);
+        return wish->across(s->call, NULL, name);
+    }
+    s->wrong = name;
+    return NULL;
+}
+
+static DLTensor *pop(const struct dp_stage_call *call, const char *space, const char *name)
+{
+    return (DLTensor *)dp_skip_pop(call, space, name);
+}
+
+static DLTensor *stash_gradient(const struct dp_stage_call *call, const char *space,
+                                const char *name)
+{
+    return (DLTensor *)dp_skip_stash_gradient(call, space, name);
+}
+
+DLTensor *dp_layer_stash(const struct dp_layer_call *call, const char *name)
+{
+    static const struct wish wish = {true, false, {[FORWARD] = true}, dp_skip_stash};
+
+    return ask(call, name, &wish);
+}
+
+const DLTensor *dp_layer_pop(const struct dp_layer_call *call, const char *name)
+{
+    static const struct wish wish = {false, false, {true, true, true}, pop};
+
+    return ask(call, name, &wish);
+}
+
+const DLTensor *dp_layer_stash_gradient(const struct dp_layer_call *call, const char *name)
+{
+    static const struct wish wish = {
+        true, true, {[BACKWARD] = true, [WEIGHT] = true}, stash_gradient};
+
+    return ask(call, name, &wish);
+}
+
+DLTensor *dp_layer_pop_gradient(const struct dp_layer_call *call, const char *name)
+{
+    static const struct wish wish = {false, true, {[BACKWARD] = true}, dp_skip_pop_gradient};
+
+    return ask(call, name, &wish);
+}
+
+/* ---- making one ------------------------------------------------------------------------------ */
+
+static int make_norms(struct stage_layer *l, int32_t microbatches)
+{
+    int err = 0;
+
+    l->norms = calloc((size_t)l->layer->norm_count + 1, sizeof(struct dp_batch_norm *));
+    if (!l->norms)
+        return dp_fail(DP_ENOMEM, "no memory for %d norms", l->layer->norm_count);
+    for (int32_t k = 0; k < l->layer->norm_count && !err; k++) {
+        struct dp_batch_norm_config config = l->layer->norms[k];
+        config.microbatches = microbatches;
+        err = dp_batch_norm_new(&config, &l->norms[k]);
+    }
+    return err;
+}
+
+/* Its borders, its place in the save areas, and what it adds to the stage's. */
+static void place_layer(struct stage *s, int32_t i)
+{
+    const struct dp_model *m = &s->model->model;
+    const int32_t place = s->first_layer + i;
+    struct stage_layer *l = &s->layers[i];
+
+    l->layer = m->layers[place];
+    model_border(place ? m->layers[place - 1]->out : m->input, s->rows, &l->in);
+    model_border(l->layer->out, s->rows, &l->out);
+    l->at = s->save;
+    s->save.whole += aligned(save_of(s, l->layer->save.whole, l->layer->save_row.whole));
+    s->save.input += aligned(save_of(s, l->layer->save.input, l->layer->save_row.input));
+    s->save.weight += aligned(save_of(s, l->layer->save.weight, l->layer->save_row.weight));
+    l->input_at = NOT_KEPT;
+    if (i && !l->layer->drops_input) {
+        l->input_at = s->save.whole;
+        s->save.whole += border_bytes(&l->in);
+    }
+    l->first = s->model->first[place] - s->model->first[s->first_layer];
+    s->no_split = s->no_split || !l->layer->ops->weight;
+}
+
+static int place_skips(struct stage *s)
+{
+    const struct dp_model *m = &s->model->model;
+    const int32_t end = s->first_layer + s->layer_count;
+
+    s->skips = calloc((size_t)m->skip_count + 1, sizeof(*s->skips));
+    if (!s->skips)
+        return dp_fail(DP_ENOMEM, "no memory for %d skips", m->skip_count);
+    for (int32_t i = 0; i < m->skip_count; i++) {
+        const struct dp_layer_skip *skip = &s->model->skips[i];
+        struct dp_tensor_spec spec;
+        if (skip->from < s->first_layer || skip->to >= end)
+            continue;
+        model_spec(&skip->tensor, s->rows, &spec);
+        const size_t bytes = aligned(model_spec_bytes(&spec));
+        s->skips[s->skip_count++] = (struct stage_skip){skip, s->save.whole, s->save.whole + bytes};
+        s->save.whole += 2 * bytes;
+    }
+    return 0;
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Values, then gradients, each without gaps; then what calls need. */
+static int make_memory(struct stage *s)
+{
+    const int32_t first = s->model->first[s->first_layer];
+    size_t values = 0, between = 0, scratch = 0;
+
+    for (int32_t k = 0; k < s->parameter_count; k++)
+        values += (s->model->parameters[first + k].bytes + 7) / 8 * 8;
+    for (int32_t i = 0; i < s->layer_count; i++) {
+        const struct dp_layer *l = s->layers[i].layer;
+        scratch = larger(scratch, save_of(s, l->scratch_bytes, l->scratch_row_bytes));
+        if (i)
+            between = larger(between, border_bytes(&s->layers[i].in));
+    }
+    values = aligned(values);
+    scratch = aligned(scratch);
+    s->memory_bytes = 2 * values + 2 * between + scratch;
+    s->memory = aligned_alloc(ALIGNMENT, s->memory_bytes + ALIGNMENT);
+    if (!s->memory)
+        return dp_fail(DP_ENOMEM, "no memory for the %zu bytes of stage %d", s->memory_bytes,
+                       s->stage);
+    memset(s->memory, 0, s->memory_bytes);
+    char *at = s->memory;
+    for (int32_t k = 0; k < s->parameter_count; k++) {
+        s->values[k].data = at;
+        s->grads[k].data = at + values;
+        at += (s->model->parameters[first + k].bytes + 7) / 8 * 8;
+    }
+    at = (char *)s->memory + 2 * values;
+    s->between[0] = at;
+    s->between[1] = at + between;
+    s->scratch = scratch ? at + 2 * between : NULL;
+    return 0;
+}
+
+static void describe(struct stage *s, int32_t k)
+{
+    const struct model_parameter *p = &s->model->parameters[s->model->first[s->first_layer] + k];
+
+    s->values[k] = (DLTensor){.device = {kDLCPU, 0},
+                              .ndim = p->spec->ndim,
+                              .dtype = p->spec->dtype,
+                              .shape = (int64_t *)p->spec->shape};
+    s->grads[k] = s->values[k];
+    s->parameters[k] = (struct dp_parameter){
+        .name = p->name,
+        .tied = p->tied,
+        .flags = p->spec->flags,
+        .value = &s->values[k],
+        .grad = p->spec->flags & DP_PARAMETER_FROZEN ? NULL : &s->grads[k],
+    };
+}
+
+static int make_parameters(struct stage *s)
+{
+    const struct model_info *m = s->model;
+    const int32_t first = m->first[s->first_layer];
+    const size_t count = (size_t)s->parameter_count + 1;
+    int err = 0;
+
+    s->values = calloc(count, sizeof(*s->values));
+    s->grads = calloc(count, sizeof(*s->grads));
+    s->parameters = calloc(count, sizeof(*s->parameters));
+    s->layer_of = calloc(count, sizeof(*s->layer_of));
+    if (!s->values || !s->grads || !s->parameters || !s->layer_of)
+        return dp_fail(DP_ENOMEM, "no memory for a list of %d parameters", s->parameter_count);
+    for (int32_t k = 0, l = s->first_layer; k < s->parameter_count; k++) {
+        while (m->first[l + 1] <= first + k)
+            l++;
+        s->layer_of[k] = l;
+        describe(s, k);
+    }
+    err = make_memory(s);
+    for (int32_t k = 0; k < s->parameter_count && !err; k++)
+        err = model_fill(m, first + k, s->seed, &s->values[k]);
+    return err;
+}
+
+static int build(struct stage *s, int32_t microbatches)
+{
+    int err = 0;
+
+    s->layers = calloc((size_t)s->layer_count, sizeof(*s->layers));
+    if (!s->layers)
+        return dp_fail(DP_ENOMEM, "no memory for a stage of %d layers", s->layer_count);
+    for (int32_t i = 0; i < s->layer_count && !err; i++) {
+        place_layer(s, i);
+        err = make_norms(&s->layers[i], microbatches);
+    }
+    if (!err)
+        err = place_skips(s);
+    return err ? err : make_parameters(s);
+}
+
+int stage_new(const struct stage_config *config, struct stage **out)
+{
+    struct stage *s = calloc(1, sizeof(*s));
+
+    if (!s)
+        return dp_fail(DP_ENOMEM, "no memory for a stage");
+    *s = (struct stage){.model = config->model,
+                        .stage = config->stage,
+                        .first_layer = config->first_layer,
+                        .layer_count = config->end_layer - config->first_layer,
+                        .rows = config->rows,
+                        .seed = config->seed};
+    s->parameter_count = s->model->first[config->end_layer] - s->model->first[config->first_layer];
+    const int err = build(s, config->microbatches);
+    if (err)
+        stage_free(s);
+    else
+        *out = s;
+    return err;
+}
+
+void stage_free(struct stage *s)
+{
+    if (!s)
+        return;
+    for (int32_t i = 0; i < s->layer_count && s->layers; i++) {
+        for (int32_t k = 0; s->layers[i].norms && k < s->layers[i].layer->norm_count; k++)
+            dp_batch_norm_free(s->layers[i].norms[k]);
+        free(s->layers[i].norms);
+    }
+    free(s->layers);
+    free(s->skips);
+    free(s->values);
+    free(s->grads);
+    free(s->parameters);
+    free(s->layer_of);
+    free(s->memory);
+    free(s);
+}

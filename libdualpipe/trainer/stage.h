@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * stage.h - a stage of a pipeline as a run of layers: their parameters in one block of memory, and the
+ * callbacks of a stage, which call those of its layers one after the other.
+ *
+ *      forward    in -> [layer a] -> between -> [layer a + 1] -> between -> ... -> out
+ *
+ * What is between two layers is in one of two buffers of the stage, or, where the layer behind it needs
+ * its input later, in the save area of the micro-batch.
+ */
+#ifndef DP_TRAINER_STAGE_H
+#define DP_TRAINER_STAGE_H
+
+#include "trainer/model.h"
+
+struct dp_batch_norm;
+
+struct stage_layer {
+    const struct dp_layer *layer;
+    struct dp_border in, out;          /* of a micro-batch of the most rows */
+    struct dp_save_bytes at;           /* where its save areas begin in those of the stage */
+    size_t input_at;                   /* where its input is kept, in `whole`; NOT_KEPT: it is not */
+    int32_t first;                     /* parameter of the stage's list */
+    struct dp_batch_norm **norms;      /* [norm_count] */
+};
+
+/* A skip that begins and ends in the stage: value and gradient in the save area `whole`. */
+struct stage_skip {
+    const struct dp_layer_skip *skip;
+    size_t value_at, gradient_at;
+};
+
+struct stage {
+    const struct model_info *model;
+    int32_t stage, first_layer, layer_count;
+    int64_t rows;                      /* the most of a micro-batch */
+    uint64_t seed;
+    struct stage_layer *layers;        /* [layer_count] */
+    struct stage_skip *skips;          /* [skip_count] */
+    int32_t skip_count;
+    int32_t parameter_count;
+    struct dp_parameter *parameters;   /* [parameter_count] */
+    int32_t *layer_of;                 /* [parameter_count] place in the model */
+    DLTensor *values, *grads;          /* [parameter_count] */
+    void *memory, *between[2], *scratch;
+    size_t memory_bytes;
+    struct dp_save_bytes save;
+    bool no_split;
+};
+
+struct stage_config {
+    const struct model_info *model;
+    int32_t stage, first_layer, end_layer;
+    int64_t rows;
+    int32_t microbatches;              /* of a step of all replicas, for norms */
+    uint64_t seed;
+};
+
+/* Parameters begin from the seed, gradients zero. DP_ENOMEM; errors of a fill. */
+int stage_new(const struct stage_config *config, struct stage **out);
+void stage_free(struct stage *stage);
+/* As the pipeline takes it; the stage must stay. */
+struct dp_stage stage_view(struct stage *stage);
+
+#endif

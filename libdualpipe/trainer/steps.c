@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * steps.c - one rank's share of a step, from a batch to better parameters.
+ */
+#include "trainer/model_engine.h"
+#include "trainer/trainer_state.h"
+
+#include "base/fail.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what all ranks must know ---------------------------------------------------------------- */
+
+/* Add up values[count] over the ranks, in rank order; they stay in all_values. */
+static int add_over_ranks(struct dp_trainer *t, double *values, size_t count)
+{
+    if (!t->comm)
+        return 0;
+    int err = dp_comm_allgather(t->comm, values, t->all_values, count * sizeof(double));
+    if (err)
+        return err;
+    memset(values, 0, count * sizeof(double));
+    for (int rank = 0; rank < t->ranks; rank++)
+        for (size_t i = 0; i < count; i++)
+            values[i] += t->all_values[(size_t)rank * count + i];
+    return 0;
+}
+
+/* The last of values, which is not a sum. */
+static int compare_rows(const struct dp_trainer *t, int64_t rows, size_t count)
+{
+    for (int rank = 0; rank < t->ranks && t->comm; rank++) {
+        const int64_t other = (int64_t)t->all_values[(size_t)rank * count + count - 1];
+        if (other != rows)
+            return dp_fail(DP_EMISMATCH,
+                           "rows: %lld on rank %d and %lld on rank %d, expected the same",
+                           (long long)other, rank, (long long)rows, trainer_rank(t));
+    }
+    return 0;
+}
+
+/* By rows: a mean over those of all micro-batches. */
+static double mean_loss(const struct dp_trainer *t, int64_t rows)
+{
+    const int32_t m = t->engine->microbatches;
+    double sum = 0;
+
+    for (int32_t mb = 0; mb < m; mb++)
+        sum += rows % m ? t->values[mb] * (double)model_engine_rows(rows, m, mb) : t->values[mb];
+    return sum / (double)(rows % m ? rows : m);
+}
+
+/* ---- norms of gradients ---------------------------------------------------------------------- */
+
+/* The sums of squares of a replica, by layer. */
+static double *squares_of(const struct dp_trainer *t, size_t replica)
+{
+    return t->values + (size_t)t->engine->microbatches + replica * (size_t)t->engine->layers;
+}
+
+static size_t own_column(const struct dp_trainer *t)
+{
+    return t->columns > 1 ? (size_t)t->engine->replica.index : 0;
+}
+
+/* The layer of a parameter, or of a piece of it: its name begins with that. */
+static int32_t layer_of(const struct engine_part *part, const char *name, int32_t at)
+{
+    const size_t len = strcspn(name, "[");
+
+    if (at < part->count && part->parameters[at].name == name)
+        return part->layers[at];
+    for (int32_t i = 0; i < part->count; i++)
+        if (!strncmp(part->parameters[i].name, name, len) && !part->parameters[i].name[len])
+            return part->layers[i];
+    return 0;
+}
+
+/* Add the squares of a slot's gradients to those of their layers; *sum is that of all of them. counted:
+ * they are part of the model's norm. */
+static int add_squares(struct dp_trainer *t, int slot, bool counted, double *sum)
+{
+    const struct engine_part *part = &t->engine->parts[slot];
+    double *layers = squares_of(t, own_column(t));
+    int32_t count;
+    const struct dp_parameter *list = sums_summed(&t->sums, slot, &count);
+    int err = dp_gradient_squares(list, count, t->squares);
+
+    if (err)
+        return err;
+    *sum = dp_gradient_sum(list, count, NULL, t->squares);
+    for (int32_t first = 0, end; first < count && counted; first = end) {
+        const int32_t layer = layer_of(part, list[first].name, first);
+        for (end = first; end < count && layer_of(part, list[end].name, end) == layer;)
+            end++;
+        for (int32_t i = 0; i < count; i++)
+            t->in_layer[i] = i >= first && i < end;
+        layers[layer] += dp_gradient_sum(list, count, t->in_layer, t->squares);
+    }
+    return 0;
+}
+
+/* The whole gradient counts each parameter once, although DualPipe holds it twice and so do replicas
+ * whose gradients are summed, and is added up layer by layer, so that its norm is the same under every
+ * schedule. */
+static bool counts(const struct dp_trainer *t, int slot)
+{
+    const struct engine *e = t->engine;
+
+    if (!t->sums.none && t->sums.kind == DP_SUMS_SHARDS)
+        return true; /* each rank has another part */
+    return !e->parts[slot].second_copy && (t->columns > 1 || e->replica.index == 0);
+}
+
+/* Those that mix and do not clip need not know any norm but their own. */
+static bool updates_at_once(const struct dp_trainer *t)
+{
+    return trainer_mixes(t) && t->config.clip == 0;
+}
+
+/* A slot's gradients are summed over all that hold its stage. */
+static int end_of_sum(struct dp_trainer *t, int slot)
+{
+    const bool counted = counts(t, slot), at_once = updates_at_once(t);
+    double sum = 0;
+    int err = counted || at_once ? add_squares(t, slot, counted, &sum) : 0;
+
+    if (err || !at_once)
+        return err;
+    return sums_update(&t->sums, slot, &(struct dp_mixer_update){t->rate, 1, !isfinite(sum)});
+}
+
+/* Gradients of tied parameters are what they will be after sum_tied. */
+static int end_of_step_sum(struct dp_trainer *t, int slot)
+{
+    return t->engine->tied ? 0 : end_of_sum(t, slot);
+}
+
+static int reduce_launch(void *user, int slot)
+{
+    return sums_launch(&((struct dp_trainer *)user)->sums, slot);
+}
+
+static int reduce_test(void *user, int slot)
+{
+    int err = sums_test(&((struct dp_trainer *)user)->sums, slot);
+
+    return err ? err : end_of_step_sum(user, slot);
+}
+
+static int reduce_wait(void *user, int slot)
+{
+    int err = sums_wait(&((struct dp_trainer *)user)->sums, slot);
+
+    return err ? err : end_of_step_sum(user, slot);
+}
+
+const struct dp_reduce_ops trainer_reduce_ops = {reduce_launch, reduce_test, reduce_wait, NULL};
+
+/* What the engine has not summed with others. */
+static int end_of_sums(struct dp_trainer *t)
+{
+    int err = t->engine->tied ? t->engine->ops->sum_tied(t->engine) : 0;
+
+    for (int i = 0; i < t->engine->part_count && !err; i++)
+        if (t->engine->tied || !t->engine->reduces)
+            err = end_of_sum(t, i);
+    return err;
+}
+
+static double norm_of(const struct dp_trainer *t, size_t replica)
+{
+    double sum = 0;
+
+    for (int32_t l = 0; l < t->engine->layers; l++)
+        sum += squares_of(t, replica)[l];
+    return sqrt(sum);
+}
+
+static double largest_norm(const struct dp_trainer *t)
+{
+    double norm = norm_of(t, 0);
+
+    for (size_t i = 1; i < t->columns && isfinite(norm); i++) {
+        double other = norm_of(t, i);
+        norm = norm >= other ? norm : other; /* a NaN stays */
+    }
+    return norm;
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+static int update_slot(struct dp_trainer *t, int slot, const struct dp_mixer_update *update)
+{
+    const struct engine_part *part = &t->engine->parts[slot];
+    const struct dp_optimizer_step step = {
+        .rate = update->rate, .scale = update->scale, .zero_grads = true};
+
+    if (!t->sums.none && t->sums.kind != DP_SUMS_ALL)
+        return sums_update(&t->sums, slot, update);
+    if (update->skip)
+        return dp_gradients_zero(part->parameters, part->count);
+    return t->optimizers[slot] ? dp_optimizer_step(t->optimizers[slot], &step) : 0;
+}
+
+/* All ranks know all norms, so all of them leave out the same steps. */
+static int update(struct dp_trainer *t, bool skipped)
+{
+    const double scale = dp_clip_factor(norm_of(t, own_column(t)), t->config.clip, 0);
+    const struct dp_mixer_update how = {t->rate, skipped ? 1 : scale, skipped};
+    int err = 0;
+
+    for (int i = 0; i < t->engine->part_count && !updates_at_once(t) && !err; i++)
+        err = update_slot(t, i, &how);
+    if (!err)
+        err = sums_settle(&t->sums);
+    return err || !t->engine->tied ? err : t->engine->ops->broadcast_tied(t->engine);
+}
+
+static int check_batch(const struct dp_trainer *t, const struct dp_batch *batch, int64_t *rows)
+{
+    if (!batch)
+        return dp_fail(DP_EINVAL, "batch: NULL");
+    *rows = batch->rows ? batch->rows : t->config.rows;
+    if (*rows < t->engine->microbatches || *rows > t->config.rows)
+        return dp_fail(DP_EINVAL,
+                       "rows of a batch: %lld, expected %d, one for each micro-batch, to the "
+                       "config's %lld",
+                       (long long)*rows, t->engine->microbatches, (long long)t->config.rows);
+    return 0;
+}
+
+static int learn(struct dp_trainer *t, const struct dp_batch *batch,
+                 struct dp_trainer_result *result)
+{
+    int64_t rows = 0;
+    int err = check_batch(t, batch, &rows);
+
+    memset(t->values, 0, t->sums_len * sizeof(double));
+    t->rate = dp_rate_at(&t->config.rate, (int64_t)t->next);
+    if (!err)
+        err = sums_begin(&t->sums);
+    if (!err && t->engine->tied &&
+        trainer_mixes(t)) /* the first update comes with the second step */
+        err = t->engine->ops->broadcast_tied(t->engine);
+    if (!err)
+        err = t->engine->ops->train(t->engine, batch, t->values);
+    if (!err)
+        err = end_of_sums(t);
+    t->values[t->sums_len - 1] = (double)rows;
+    if (!err)
+        err = add_over_ranks(t, t->values, t->sums_len);
+    if (!err)
+        err = compare_rows(t, rows, t->sums_len);
+    if (err)
+        return err;
+    const double norm = largest_norm(t);
+    *result = (struct dp_trainer_result){.loss = mean_loss(t, rows),
+                                         .norm = norm,
+                                         .rate = t->rate,
+                                         .skipped = !isfinite(norm),
+                                         .step = t->next};
+    return norms_commit(t->engine, t->comm, !result->skipped, t->norm_values);
+}
+
+static bool is_due(const struct dp_trainer *t)
+{
+    return t->config.checkpoint.folder && t->config.checkpoint.every &&
+           t->next % t->config.checkpoint.every == 0;
+}
+
+int dp_trainer_step(struct dp_trainer *t, const struct dp_batch *batch,
+                    struct dp_trainer_result *result)
+{
+    struct dp_trainer_result own;
+    int err = learn(t, batch, &own);
+
+    if (!err)
+        err = update(t, own.skipped);
+    if (err)
+        return trainer_fail(t, err);
+    t->next++;
+    if (is_due(t))
+        err = dp_trainer_save(t, NULL);
+    if (!err && result)
+        *result = own;
+    return err;
+}
+
+static int evaluate(struct dp_trainer *t, const struct dp_batch *batch, double *loss)
+{
+    const size_t m = (size_t)t->engine->microbatches;
+    int64_t rows = 0;
+    int err = check_batch(t, batch, &rows);
+
+    memset(t->values, 0, t->sums_len * sizeof(double));
+    if (!err)
+        err = t->engine->ops->evaluate(t->engine, batch, t->values);
+    t->values[m] = (double)rows;
+    if (!err)
+        err = add_over_ranks(t, t->values, m + 1);
+    if (!err)
+        err = compare_rows(t, rows, m + 1);
+    if (!err)
+        *loss = mean_loss(t, rows);
+    return err;
+}
+
+int dp_trainer_evaluate(struct dp_trainer *t, const struct dp_batch *batch, double *loss)
+{
+    int err = sums_average(&t->sums, true);
+
+    if (!err)
+        err = evaluate(t, batch, loss);
+    if (!err)
+        err = sums_revert(&t->sums);
+    return trainer_fail(t, err);
+}
+
+uint64_t dp_trainer_next_step(const struct dp_trainer *t)
+{
+    return t->next;
+}
+
+int dp_trainer_finish(struct dp_trainer *t)
+{
+    int err = 0;
+
+    if (t->config.checkpoint.folder && t->saved_step != t->next)
+        err = dp_trainer_save(t, NULL);
+    if (!err)
+        err = sums_average(&t->sums, false);
+    return trainer_fail(t, err);
+}
+
+/* ---- making one ------------------------------------------------------------------------------ */
+
+/* Of tied parameters only the owner's is updated. */
+static int make_optimizer(struct dp_trainer *t, int slot)
+{
+    const struct engine_part *part = &t->engine->parts[slot];
+    struct dp_parameter *owned = calloc((size_t)part->count + 1, sizeof(*owned));
+    int32_t count = 0;
+    int err = 0;
+
+    if (!owned)
+        return dp_fail(DP_ENOMEM, "no memory for a list of %d parameters", part->count);
+    for (int32_t i = 0; i < part->count; i++)
+        if (!t->engine->tied || t->engine->ops->owns(t->engine, slot, i))
+            owned[count++] = part->parameters[i];
+    if (count)
+        err = dp_optimizer_new(&t->config.optimizer, owned, count, &t->optimizers[slot]);
+    free(owned);
+    return err;
+}
+
+int trainer_make_optimizers(struct dp_trainer *t)
+{
+    int err = 0;
+
+    for (int i = 0; i < t->engine->part_count && !err; i++)
+        if (t->sums.none || t->sums.kind == DP_SUMS_ALL)
+            err = make_optimizer(t, i);
+    return err;
+}
+
+int trainer_make_room(struct dp_trainer *t)
+{
+    const struct engine *e = t->engine;
+
+    t->columns = trainer_mixes(t) ? (size_t)e->replica.count : 1;
+    t->sums_len = (size_t)e->microbatches + t->columns * (size_t)e->layers + 1;
+    for (int i = 0; i < e->part_count; i++) {
+        int32_t count;
+        sums_summed(&t->sums, i, &count);
+        t->squares_room = count > t->squares_room ? count : t->squares_room;
+    }
+    t->values = calloc(t->sums_len, sizeof(double));
+    t->all_values = calloc(t->sums_len * (size_t)t->ranks, sizeof(double));
+    t->squares = calloc((size_t)t->squares_room + 1, sizeof(*t->squares));
+    t->in_layer = calloc((size_t)t->squares_room + 1, sizeof(*t->in_layer));
+    t->norm_values = calloc(norms_room(e) + 1, sizeof(*t->norm_values));
+    if (!t->values || !t->all_values || !t->squares || !t->in_layer || !t->norm_values)
+        return dp_fail(DP_ENOMEM, "no memory for what %d ranks tell each other", t->ranks);
+    return 0;
+}

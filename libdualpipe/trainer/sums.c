@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trainer/sums.h"
+
+#include "base/fail.h"
+#include "trainer/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct engine_part *part_of(const struct sums *d, int slot)
+{
+    return &d->engine->parts[slot];
+}
+
+/* ---- a step --------------------------------------------------------------------------------- */
+
+int sums_begin(struct sums *d)
+{
+    int err = 0;
+
+    for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
+        if (d->slots[i].mixer)
+            err = dp_mixer_forward(d->slots[i].mixer, true);
+    return err;
+}
+
+/* Tied parameters are summed over stages once each stage has the whole sum. */
+int sums_launch(struct sums *d, int slot)
+{
+    struct dp_replicas *sums = d->slots[slot].sums;
+    const bool whole = d->kind != DP_SUMS_SHARDS || d->engine->tied;
+
+    return whole ? dp_replicas_sum(sums, NULL) : dp_replicas_scatter(sums, NULL);
+}
+
+int sums_test(struct sums *d, int slot)
+{
+    return dp_replicas_test(d->slots[slot].sums);
+}
+
+int sums_wait(struct sums *d, int slot)
+{
+    return dp_replicas_wait(d->slots[slot].sums);
+}
+
+const struct dp_parameter *sums_summed(const struct sums *d, int slot, int32_t *count)
+{
+    if (!d->none && d->kind == DP_SUMS_SHARDS)
+        return dp_replicas_shard(d->slots[slot].sums, count);
+    *count = part_of(d, slot)->count;
+    return part_of(d, slot)->parameters;
+}
+
+static int update_mixer(struct sums *d, int slot, const struct dp_mixer_update *update)
+{
+    const struct engine_part *part = part_of(d, slot);
+    struct dp_mixer *mixer = d->slots[slot].mixer;
+    int err = dp_mixer_set_update(mixer, update);
+
+    for (int32_t k = part->count - 1; k >= 0 && !err; k--)
+        if (!(part->parameters[k].flags & DP_PARAMETER_FROZEN))
+            err = dp_mixer_ready(mixer, k);
+    return err ? err : dp_mixer_step(mixer);
+}
+
+static int update_shard(struct sums *d, int slot, const struct dp_mixer_update *update)
+{
+    struct sums_slot *s = &d->slots[slot];
+    const struct dp_optimizer_step step = {.rate = update->rate, .scale = update->scale};
+    int err = update->skip ? 0 : dp_optimizer_step(s->optimizer, &step);
+
+    if (!err) /* what is not in the shard, too */
+        err = dp_gradients_zero(part_of(d, slot)->parameters, part_of(d, slot)->count);
+    return err ? err : dp_replicas_gather(s->sums, NULL);
+}
+
+int sums_update(struct sums *d, int slot, const struct dp_mixer_update *update)
+{
+    return d->kind == DP_SUMS_MIXING ? update_mixer(d, slot, update)
+                                     : update_shard(d, slot, update);
+}
+
+/* In the order that both ranks of a pair of mirrors have. */
+int sums_settle(struct sums *d)
+{
+    int err = 0;
+
+    for (int i = 0; i < d->count && d->kind == DP_SUMS_SHARDS && !err; i++)
+        err = dp_replicas_wait(d->slots[d->order[i]].sums);
+    return err;
+}
+
+/* ---- one model ------------------------------------------------------------------------------ */
+
+/* The forward makes up for the update of the first step, if it is still to come. */
+int sums_average(struct sums *d, bool revert)
+{
+    struct dp_mixer_average what = {.revert = revert};
+    int err = 0;
+
+    for (int i = 0; i < DP_MAX_SLOTS && !err; i++) {
+        if (!d->slots[i].mixer)
+            continue;
+        err = dp_mixer_forward(d->slots[i].mixer, false);
+        if (!err)
+            err = dp_mixer_average(d->slots[i].mixer, &what);
+    }
+    return err;
+}
+
+int sums_revert(struct sums *d)
+{
+    int err = 0;
+
+    for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
+        if (d->slots[i].mixer)
+            err = dp_mixer_revert(d->slots[i].mixer);
+    return err;
+}
+
+/* ---- ranks that hold the same stage ---------------------------------------------------------- */
+
+/* A slot and its mirror, named by the one on the lower rank. */
+struct pair {
+    int rank, slot;
+};
+
+static struct pair pair_of(const struct dp_schedule *s, int rank, int slot)
+{
+    const struct dp_slot *at = dp_schedule_slot(s, rank, slot);
+
+    if (at->mirror >= 0 && at->mirror < rank)
+        return (struct pair){at->mirror, at->mirror_slot};
+    return (struct pair){rank, slot};
+}
+
+/* The slot of this rank in round `round` of groups, in which each pair's lower rank has that slot;
+ * -1: none. */
+static int slot_in_round(const struct engine *e, int round)
+{
+    for (int i = 0; i < e->part_count; i++)
+        if (pair_of(e->schedule, engine_rank(e), i).slot == round)
+            return i;
+    return -1;
+}
+
+/* Ranks are in the order of replicas, and within one in that of the streams: the order in which the
+ * pipeline adds blocks of micro-batches. Those that mix sum with their mirror only. */
+static int make_copies_comm(struct sums *d, const struct sums_config *config, int round)
+{
+    const struct engine *e = d->engine;
+    const int slot = slot_in_round(e, round);
+    int color = 0, key = e->replica.index;
+    struct dp_comm *comm;
+
+    if (slot >= 0) {
+        color = pair_of(e->schedule, engine_rank(e), slot).rank;
+        key = key * e->schedule->streams +
+              dp_schedule_slot(e->schedule, engine_rank(e), slot)->stream;
+    }
+    if (d->kind == DP_SUMS_MIXING)
+        color += e->replica.index * e->schedule->ranks;
+    int err = dp_comm_split(config->all, slot < 0 ? -1 : color, key, &comm);
+    if (!err && slot >= 0) {
+        d->slots[slot].same = comm;
+        d->order[d->count++] = slot;
+    }
+    return err;
+}
+
+static int make_comms(struct sums *d, const struct sums_config *config)
+{
+    int err = 0;
+
+    for (int i = 0; i < d->engine->schedule->max_slots && !err; i++)
+        err = make_copies_comm(d, config, i);
+    for (int i = 0; i < d->engine->part_count && d->kind == DP_SUMS_MIXING && !err; i++)
+        err = dp_comm_split(config->data, 0, d->engine->replica.index, &d->slots[i].data);
+    return err;
+}
+
+/* ---- making one ----------------------------------------------------------------------------- */
+
+static int make_mixer(struct sums *d, const struct sums_config *config, int slot)
+{
+    const struct dp_trainer_config *how = config->how;
+
+    return dp_mixer_new(
+        &(struct dp_mixer_config){
+            .parameters = part_of(d, slot)->parameters,
+            .count = part_of(d, slot)->count,
+            .optimizer = how->optimizer,
+            .graph = config->graph,
+            .comm = d->slots[slot].data,
+            .separate = true, /* layers know their parameters by their place */
+            .algorithm = how->mixing.algorithm,
+            .local_steps = how->mixing.local_steps,
+            .outer_rate = how->mixing.outer_rate,
+            .outer_momentum = how->mixing.outer_momentum,
+            .factor = how->mixing.factor,
+            .compression = how->mixing.compression,
+            .staleness = how->mixing.staleness,
+        },
+        &d->slots[slot].mixer);
+}
+
+/* The parameter of which this is a piece, "NAME[first:end]". */
+static const struct dp_parameter *whole_of(const struct engine_part *part, const char *piece)
+{
+    const size_t len = strcspn(piece, "[");
+    int32_t i = 0;
+
+    while (strncmp(part->parameters[i].name, piece, len) || part->parameters[i].name[len])
+        i++;
+    return &part->parameters[i];
+}
+
+/* Of this rank's shard, but for copies of tied parameters. */
+static int make_optimizer(struct sums *d, const struct sums_config *config, int slot)
+{
+    struct sums_slot *s = &d->slots[slot];
+    int32_t count, own = 0;
+    const struct dp_parameter *shard = dp_replicas_shard(s->sums, &count);
+    struct dp_parameter *list = calloc((size_t)count + 1, sizeof(*list));
+
+    if (!list)
+        return dp_fail(DP_ENOMEM, "no memory for a shard of %d pieces", count);
+    for (int32_t i = 0; i < count; i++) {
+        const struct dp_parameter *whole = whole_of(part_of(d, slot), shard[i].name);
+        if (!model_is_copy(whole->name, whole->tied))
+            list[own++] = shard[i];
+    }
+    const int err = dp_optimizer_new(&config->how->optimizer, list, own, &s->optimizer);
+    free(list);
+    return err;
+}
+
+static int make_slot(struct sums *d, const struct sums_config *config, int slot)
+{
+    struct sums_slot *s = &d->slots[slot];
+    int err = dp_replicas_new(part_of(d, slot)->parameters, part_of(d, slot)->count, s->same, NULL,
+                              &s->sums);
+
+    if (err || d->kind == DP_SUMS_ALL)
+        return err;
+    return d->kind == DP_SUMS_MIXING ? make_mixer(d, config, slot)
+                                     : make_optimizer(d, config, slot);
+}
+
+int sums_init(struct sums *d, const struct sums_config *config, struct engine *e)
+{
+    int err = 0;
+
+    *d = (struct sums){.none = config->none, .kind = config->kind, .engine = e};
+    if (d->none)
+        return 0;
+    err = make_comms(d, config);
+    for (int i = 0; i < d->count && !err; i++)
+        err = make_slot(d, config, d->order[i]);
+    if (err)
+        sums_fini(d);
+    return err;
+}
+
+void sums_fini(struct sums *d)
+{
+    for (int i = 0; i < DP_MAX_SLOTS; i++) {
+        struct sums_slot *s = &d->slots[i];
+        dp_replicas_free(s->sums);
+        dp_mixer_free(s->mixer);
+        dp_optimizer_free(s->optimizer);
+        dp_comm_close(s->same);
+        dp_comm_close(s->data);
+    }
+    *d = (struct sums){0};
+}

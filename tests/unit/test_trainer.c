@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The trainer: three models learn the same, to the last bit, under every schedule, over P stages x D
+ * replicas, whether gradients are summed whole or in shards; what one layout has saved another goes on
+ * from; and what fails on one rank, or in one layer, every rank gets to know.
+ */
+#include "cmocka_all.h"
+
+#include "comm_group.h"
+#include "failing_memory.h"
+#include "scratch.h"
+#include "trainer_models.h"
+
+#include <dualpipe/trainer.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { STEPS = 4, ROWS = 24, LESS_ROWS = 19, MICROBATCHES = 8, MAX_VALUES = 600 };
+static const int64_t timeout_ns = INT64_C(60000000000);
+
+/* ---- a run ----------------------------------------------------------------------------------- */
+
+/* What it came to: that of rank 0. */
+struct curve {
+    double losses[STEPS], norms[STEPS], held_out;
+    int32_t tensors;
+    float values[MAX_VALUES];
+};
+
+struct layout {
+    enum dp_schedule_kind kind;
+    int ranks, replicas;
+    enum dp_sums sums;
+    enum dp_recompute recompute;
+};
+
+struct job {
+    enum model_kind model;
+    struct layout layout;
+    int microbatches;          /* 0: MICROBATCHES */
+    const char *folder;        /* of checkpoints; NULL: none */
+    uint64_t stop;             /* a step before which it stops; 0: none */
+    int fail_layer, fail_mb;   /* a layer that fails */
+    struct curve *curve;
+};
+
+static void make_batch(uint64_t step, float x[ROWS][MODEL_WIDTH], float y[ROWS][MODEL_WIDTH],
+                       uint8_t classes[ROWS])
+{
+    for (int r = 0; r < ROWS; r++) {
+        for (int i = 0; i < MODEL_WIDTH; i++) {
+            x[r][i] = sinf((float)(7 * r + 3 * i + 1) * (float)(step + 1));
+            y[r][(i + 1) % MODEL_WIDTH] = x[r][i];
+        }
+        classes[r] = (uint8_t)((unsigned)r * (unsigned)(step + 3) % MODEL_WIDTH);
+    }
+}
+
+/* Every third batch has fewer rows, which do not divide. */
+static int with_batch(struct dp_trainer *t, const struct job *job, uint64_t step,
+                      struct dp_trainer_result *result, double *held_out)
+{
+    static const DLDataType f32 = {kDLFloat, 32, 1}, u8 = {kDLUInt, 8, 1};
+    float x[ROWS][MODEL_WIDTH], y[ROWS][MODEL_WIDTH];
+    uint8_t classes[ROWS];
+    int64_t shape[] = {step % 3 == 1 ? LESS_ROWS : ROWS, MODEL_WIDTH};
+    const DLDevice cpu = {kDLCPU, 0};
+    const DLTensor in = {x, cpu, 2, f32, shape, NULL, 0}, wanted = {y, cpu, 2, f32, shape, NULL, 0},
+                   labels = {classes, cpu, 1, u8, shape, NULL, 0};
+    const struct dp_tree inputs = dp_tuple(1, (struct dp_tree[]){dp_tensor(&in)});
+    const struct dp_tree out =
+        dp_tuple(1, (struct dp_tree[]){dp_tensor(job->model == MODEL_TIED ? &labels : &wanted)});
+    const struct dp_batch batch = {.rows = shape[0], .inputs = &inputs, .labels = &out};
+
+    make_batch(step, x, y, classes);
+    return held_out ? dp_trainer_evaluate(t, &batch, held_out) : dp_trainer_step(t, &batch, result);
+}
+
+static struct dp_trainer_config config_of(const struct job *job)
+{
+    return (struct dp_trainer_config){
+        .schedule = {.kind = job->layout.kind, .recompute = job->layout.recompute},
+        .replicas = job->layout.replicas,
+        .microbatches = job->microbatches ? job->microbatches : MICROBATCHES,
+        .rows = ROWS,
+        .sums = job->layout.sums,
+        .mixing.graph.name = "complete",
+        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW),
+        .rate = {.peak = 0.02},
+        .clip = job->layout.sums == DP_SUMS_MIXING ? 0.5 : 0,
+        .fixed_order = true,
+        .seed = 5,
+        .checkpoint = {.folder = job->folder, .every = 1, .keep = 2, .resume = job->folder},
+    };
+}
+
+static int take_values(struct dp_trainer *t, struct curve *curve, bool mine)
+{
+    struct dp_named_tensor *all;
+    int32_t count;
+    size_t at = 0;
+    int err = dp_trainer_gather(t, 0, &all, &count);
+
+    for (int32_t i = 0; !err && i < count && mine; i++) {
+        size_t n = 1;
+        for (int k = 0; k < all[i].tensor.ndim; k++)
+            n *= (size_t)all[i].tensor.shape[k];
+        memcpy(curve->values + at, all[i].tensor.data, n * sizeof(float));
+        at += n;
+    }
+    if (!err && mine)
+        curve->tensors = count;
+    if (!err)
+        dp_trainer_gathered_free(all);
+    return err;
+}
+
+static int learn(struct dp_comm *comm, const struct job *job)
+{
+    const bool mine = !comm || dp_comm_rank(comm) == 0;
+    const struct dp_trainer_config config = config_of(job);
+    struct dp_trainer_result r;
+    struct dp_trainer *t;
+    struct test_model m;
+    double held_out = 0;
+
+    test_model_init(&m, job->model);
+    if (job->fail_mb)
+        m.users[job->fail_layer].fail_mb = job->fail_mb;
+    int err = dp_trainer_new(&config, &m.model, comm, &t);
+    if (err)
+        return err;
+    while (!err && dp_trainer_next_step(t) < (job->stop ? job->stop : STEPS)) {
+        const uint64_t step = dp_trainer_next_step(t);
+        err = with_batch(t, job, step, &r, NULL);
+        if (!err && mine) {
+            job->curve->losses[step] = r.loss;
+            job->curve->norms[step] = r.norm;
+        }
+    }
+    if (!err && !job->stop)
+        err = with_batch(t, job, STEPS, NULL, &held_out);
+    if (!err && !job->stop)
+        err = dp_trainer_finish(t);
+    if (!err)
+        err = take_values(t, job->curve, mine);
+    if (mine)
+        job->curve->held_out = held_out;
+    dp_trainer_free(t);
+    return err;
+}
+
+static int rank_learns(struct dp_comm *comm, void *arg)
+{
+    CHECK(!learn(comm, arg));
+    return 0;
+}
+
+static struct curve run(struct job job)
+{
+    struct curve curve = {.tensors = 0};
+    const int size = job.layout.ranks * job.layout.replicas;
+
+    job.curve = &curve;
+    if (size == 1)
+        assert_int_equal(learn(NULL, &job), 0);
+    else if (comm_on_threads(size, timeout_ns, rank_learns, &job))
+        fail_msg("model %d, %s, P = %d, D = %d, sums %d", job.model,
+                 dp_schedule_kind_name(job.layout.kind), job.layout.ranks, job.layout.replicas,
+                 job.layout.sums);
+    return curve;
+}
+
+/* The norm of a gradient in shards is added up in another order. */
+static void assert_same(const struct curve *a, const struct curve *b)
+{
+    for (int i = 0; i < STEPS; i++) {
+        assert_memory_equal(&a->losses[i], &b->losses[i], sizeof(double));
+        if (fabs(a->norms[i] - b->norms[i]) > 1e-14 * a->norms[i])
+            fail_msg("step %d: norm %.17g and %.17g", i, a->norms[i], b->norms[i]);
+    }
+    assert_memory_equal(&a->held_out, &b->held_out, sizeof(double));
+    assert_int_equal(a->tensors, b->tensors);
+    assert_memory_equal(a->values, b->values, sizeof(a->values));
+}
+
+static const struct layout one = {.ranks = 1, .replicas = 1};
+static const struct layout layouts[] = {
+    {DP_SCHEDULE_1F1B, 2, 1, DP_SUMS_ALL, 0},
+    {DP_SCHEDULE_GPIPE, 4, 1, DP_SUMS_ALL, DP_RECOMPUTE_ALWAYS},
+    {DP_SCHEDULE_ZB1P, 4, 1, DP_SUMS_ALL, 0},
+    {DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_ALL, 0},
+    {DP_SCHEDULE_DUALPIPE, 4, 1, DP_SUMS_SHARDS, 0},
+    {DP_SCHEDULE_DUALPIPEV, 2, 1, DP_SUMS_ALL, 0},
+    {DP_SCHEDULE_INTERLEAVED, 2, 1, DP_SUMS_ALL, 0},
+    {DP_SCHEDULE_ZBV, 2, 1, DP_SUMS_ALL, 0},
+    {DP_SCHEDULE_GPIPE, 1, 4, DP_SUMS_ALL, 0},
+    {DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_SHARDS, 0},
+    {DP_SCHEDULE_1F1B, 2, 2, DP_SUMS_SHARDS, 0},
+    {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_ALL, 0},
+    {DP_SCHEDULE_DUALPIPEV, 2, 2, DP_SUMS_SHARDS, 0},
+};
+enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
+
+static void every_layout_learns_the_same(void **state)
+{
+    (void)state;
+    for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
+        const struct curve expected = run((struct job){.model = model, .layout = one});
+        assert_true(expected.losses[STEPS - 1] < expected.losses[0] || model == MODEL_TIED);
+        assert_true(expected.tensors > 0 && expected.held_out > 0);
+        for (int i = 0; i < LAYOUTS; i++) {
+            printf("model %d, layout %d\n", model, i);
+            const struct curve curve = run((struct job){.model = model, .layout = layouts[i]});
+            assert_same(&expected, &curve);
+        }
+    }
+}
+
+/* Half as many micro-batches, of other sizes: the same means, but for rounding. */
+static void uneven_micro_batches_count_by_their_rows(void **state)
+{
+    (void)state;
+    const struct curve a = run((struct job){.layout = one});
+    const struct curve b = run((struct job){.layout = one, .microbatches = 4});
+
+    for (int i = 0; i < STEPS; i++)
+        assert_float_equal(a.losses[i], b.losses[i], 1e-4);
+    assert_float_equal(a.held_out, b.held_out, 1e-4);
+}
+
+/* Replicas that mix are not one model, but a stage of theirs is the same however it is cut. */
+static void replicas_that_mix_learn_the_same_in_every_pipeline(void **state)
+{
+    (void)state;
+    static const struct layout mixing[] = {{DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_MIXING, 0},
+                                           {DP_SCHEDULE_1F1B, 2, 2, DP_SUMS_MIXING, 0},
+                                           {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0},
+                                           {DP_SCHEDULE_DUALPIPEV, 2, 2, DP_SUMS_MIXING, 0}};
+
+    for (enum model_kind model = 0; model < MODEL_TIED; model++) {
+        const struct curve expected = run((struct job){.model = model, .layout = mixing[0]});
+        for (int i = 1; i < 4; i++) {
+            const struct curve curve = run((struct job){.model = model, .layout = mixing[i]});
+            assert_same(&expected, &curve);
+        }
+    }
+}
+
+/* ---- saved state ----------------------------------------------------------------------------- */
+
+static void remove_folder(const char *folder)
+{
+    char command[SCRATCH_LEN + 16];
+
+    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+    assert_int_equal(system(command), 0);
+}
+
+static void make_folder(char path[SCRATCH_LEN])
+{
+    assert_true(scratch_directory(path, "trainer"));
+}
+
+static bool is_there(const char *folder, const char *step)
+{
+    char path[SCRATCH_LEN + 32];
+
+    snprintf(path, sizeof(path), "%s/%s/index.json", folder, step);
+    return !access(path, F_OK);
+}
+
+static void what_one_layout_saves_another_goes_on_from(void **state)
+{
+    (void)state;
+    for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
+        const struct curve expected = run((struct job){.model = model, .layout = one});
+        for (int i = 0; i < LAYOUTS; i++) {
+            char folder[SCRATCH_LEN];
+            make_folder(folder);
+            struct curve before = run(
+                (struct job){.model = model, .layout = layouts[i], .folder = folder, .stop = 2});
+            const struct curve after =
+                run((struct job){.model = model, .layout = layouts[(i + 5) % LAYOUTS],
+                                 .folder = folder});
+            memcpy(before.losses + 2, after.losses + 2, 2 * sizeof(double));
+            memcpy(before.norms + 2, after.norms + 2, 2 * sizeof(double));
+            before.held_out = after.held_out;
+            memcpy(before.values, after.values, sizeof(before.values));
+            assert_same(&expected, &before);
+            assert_true(!is_there(folder, "step-000002") && is_there(folder, "step-000003") &&
+                        is_there(folder, "step-000004"));
+            remove_folder(folder);
+        }
+    }
+}
+
+static void replicas_that_mix_go_on_as_they_were(void **state)
+{
+    (void)state;
+    const struct layout mixing = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0};
+    const struct curve expected = run((struct job){.model = MODEL_SKIPS, .layout = mixing});
+    char folder[SCRATCH_LEN];
+
+    make_folder(folder);
+    run((struct job){.model = MODEL_SKIPS, .layout = mixing, .folder = folder, .stop = 2});
+    const struct curve after = run((struct job){.model = MODEL_SKIPS, .layout = mixing, .folder = folder});
+    assert_memory_equal(expected.losses + 2, after.losses + 2, 2 * sizeof(double));
+    assert_memory_equal(expected.values, after.values, sizeof(after.values));
+    remove_folder(folder);
+}
+
+static int rank_finds_another_model(struct dp_comm *comm, void *arg)
+{
+    struct job job = *(const struct job *)arg;
+
+    job.model = MODEL_TIED;
+    const int err = learn(comm, &job);
+    CHECK(err == DP_ENOENT || err == DP_EMISMATCH);
+    CHECK_SAYS("rank ");
+    return 0;
+}
+
+static void a_checkpoint_of_another_model_is_refused_on_every_rank(void **state)
+{
+    (void)state;
+    char folder[SCRATCH_LEN];
+    struct curve curve;
+    struct job job = {.layout = layouts[3], .folder = folder, .curve = &curve};
+
+    make_folder(folder);
+    run((struct job){.layout = one, .folder = folder, .stop = 1});
+    assert_int_equal(comm_on_threads(2, timeout_ns, rank_finds_another_model, &job), 0);
+    remove_folder(folder);
+}
+
+/* ---- what fails ------------------------------------------------------------------------------ */
+
+static int rank_hears_of_it(struct dp_comm *comm, void *arg)
+{
+    CHECK(learn(comm, arg));
+    CHECK_SAYS("micro-batch 5");
+    CHECK_SAYS("layer 6: it was to fail at micro-batch 5");
+    if (dp_comm_size(comm) > 1)
+        CHECK_SAYS("rank ");
+    return 0;
+}
+
+static void a_failed_layer_is_named_on_every_rank(void **state)
+{
+    (void)state;
+    for (int i = 0; i < LAYOUTS; i++) {
+        struct curve curve;
+        struct job job = {.layout = layouts[i], .fail_layer = 6, .fail_mb = 6, .curve = &curve};
+        if (comm_on_threads(job.layout.ranks * job.layout.replicas, timeout_ns, rank_hears_of_it,
+                            &job))
+            fail_msg("layout %d", i);
+    }
+}
+
+static int learn_alone(void)
+{
+    struct curve curve;
+    struct job job = {.model = MODEL_SKIPS, .layout = one, .curve = &curve};
+
+    return learn(NULL, &job);
+}
+
+static void every_allocation_that_fails_is_reported(void **state)
+{
+    (void)state;
+    expect_every_failure_reported(learn_alone, 40);
+}
+
+/* Each is refused with a sentence that names what is wrong. */
+static void what_cannot_be_is_refused_by_name(void **state)
+{
+    (void)state;
+    struct dp_layer bad = {0};
+    struct dp_trainer *t = NULL;
+    struct test_model m;
+    struct dp_trainer_config c;
+    const struct dp_trainer_config good = config_of(&(struct job){.layout = one});
+
+#define REFUSED(change, sentence)                                                                  \
+    do {                                                                                           \
+        test_model_init(&m, MODEL_TIED);                                                           \
+        c = good;                                                                                  \
+        change;                                                                                    \
+        assert_true(dp_trainer_new(&c, &m.model, NULL, &t) < 0);                                   \
+        if (!strstr(dp_last_error(), sentence))                                                    \
+            fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);                         \
+    } while (0)
+    REFUSED(c.rows = 0, "rows: 0");
+    REFUSED(c.rows = 7, "microbatches: 8");
+    REFUSED(c.replicas = 2, "replicas: 2");
+    REFUSED(c.clip = NAN, "clip");
+    REFUSED(c.order_blocks = 3, "order_blocks: 3");
+    REFUSED(c.checkpoint.resume = true, "checkpoint.resume");
+    REFUSED(c.rate.kind = DP_RATE_STEP, "period");
+    REFUSED(c.schedule.skip_count = 1; c.schedule.microbatches = 2, "schedule: microbatches");
+    REFUSED(c.balance = DP_BALANCE_GIVEN, "layers_of_stage: NULL");
+    REFUSED(m.model.layer_count = 0, "layers: 0");
+    REFUSED(m.model.loss = NULL, "loss");
+    REFUSED(m.list[4] = &bad, "layer 4: no forward");
+    REFUSED(m.model.input = NULL, "input: NULL");
+    REFUSED(m.parameters[2][1].dtype.bits = 16, "layer 2, parameter 'b'");
+    REFUSED(m.parameters[7][0].tied = "nothing", "tied to 'nothing'");
+    REFUSED(m.parameters[7][0].shape[0] = 3, "'layer 7 w': of another type");
+    REFUSED(m.layers[3].name = "table", "a parameter 'table w' already");
+    REFUSED(m.skips[0] = ((struct dp_layer_skip){"s", 3, 3, m.labels.tensors[0]}); m.model.skip_count = 1,
+            "skip 's': from layer 3 to 3");
+    test_model_init(&m, MODEL_SKIPS);
+    m.users[4].pop = "far";
+    assert_int_equal(dp_trainer_new(&good, &m.model, NULL, &t), 0);
+    assert_true(with_batch(t, &(struct job){.model = MODEL_SKIPS}, 0, NULL, NULL) < 0);
+    assert_non_null(strstr(dp_last_error(), "layer 4: skip 'far'"));
+    dp_trainer_free(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_layout_learns_the_same),
+        cmocka_unit_test(uneven_micro_batches_count_by_their_rows),
+        cmocka_unit_test(replicas_that_mix_learn_the_same_in_every_pipeline),
+        cmocka_unit_test(what_one_layout_saves_another_goes_on_from),
+        cmocka_unit_test(replicas_that_mix_go_on_as_they_were),
+        cmocka_unit_test(a_checkpoint_of_another_model_is_refused_on_every_rank),
+        cmocka_unit_test(a_failed_layer_is_named_on_every_rank),
+        cmocka_unit_test(every_allocation_that_fails_is_reported),
+        cmocka_unit_test(what_cannot_be_is_refused_by_name),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

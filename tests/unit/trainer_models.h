@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * trainer_models.h - three small models for tests of the trainer, of layers
+ *
+ *      h = norm(x W + b);  y = x + relu(h) + what a skip brings
+ *
+ * where norm, the skips and the last layer's relu may be left out.
+ */
+#ifndef DP_TESTS_TRAINER_MODELS_H
+#define DP_TESTS_TRAINER_MODELS_H
+
+#include <dualpipe/batch_norm.h>
+#include <dualpipe/model.h>
+
+enum { MODEL_WIDTH = 6, MODEL_LAYERS = 8 };
+
+enum model_kind {
+    MODEL_MLP,   /* eight layers, one of which does not split its backward */
+    MODEL_SKIPS, /* skips within a stage and between stages; a layer that is used twice */
+    MODEL_TIED,  /* batch normalisation; the last layer's W is the first one's; cross-entropy */
+    MODEL_KINDS
+};
+
+struct test_layer {
+    bool norm, plain; /* plain: y = x W + b */
+    const char *stash, *pop;
+    int fail_mb; /* forward fails at this micro-batch, counted from 1; 0: never */
+};
+
+struct test_model {
+    struct dp_model model;
+    struct dp_layer layers[MODEL_LAYERS];
+    struct test_layer users[MODEL_LAYERS];
+    struct dp_parameter_spec parameters[MODEL_LAYERS][4];
+    const struct dp_layer *list[MODEL_LAYERS];
+    struct dp_layer_skip skips[2];
+    struct dp_border rows, labels;
+    struct dp_batch_norm_config norm;
+};
+
+/* What it refers to is in *m, which must stay where it is. */
+void test_model_init(struct test_model *m, enum model_kind kind);
+
+#endif
