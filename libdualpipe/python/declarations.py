@@ -30,6 +30,8 @@ extern "Python" int dpy_loss(void *, const struct dp_stage_call *, const DLTenso
                              const DLTensor *, double *, int32_t, int32_t *);
 extern "Python" int dpy_loss_backward(void *, const struct dp_stage_call *, const DLTensor *,
                                       const DLTensor *, double, DLTensor *);
+extern "Python" int dpy_update(void *, struct dp_mixer_update_info *);
+extern "Python" int dpy_pre_average(void *, const struct dp_mixer_average_info *);
 extern "Python" int dpy_layer_forward(void *, const struct dp_offload_call *, const DLTensor *,
                                       DLTensor *);
 extern "Python" int dpy_layer_backward(void *, const struct dp_offload_call *, const DLTensor *,
@@ -61,7 +63,8 @@ def own_lines(text: str) -> str:
 
 
 def without_bodies(text: str) -> str:
-    """Inline functions as prototypes."""
+    """Inline functions as one prototype each; those with "..." are for C alone."""
+    text = re.sub(r"static inline [^;{]*;", "", text)
     done = []
     while True:
         head = re.search(r"static inline ([^;{]*)\{", text)
@@ -71,7 +74,7 @@ def without_bodies(text: str) -> str:
         while depth:
             depth += {"{": 1, "}": -1}.get(text[end], 0)
             end += 1
-        done += [text[:head.start()], head.group(1), ";"]
+        done += [text[:head.start()], "" if "..." in head.group(1) else head.group(1) + ";"]
         text = text[end:]
 
 

@@ -55,7 +55,8 @@ def test_the_module_says_what_it_found():
 
 
 def test_the_package_needs_no_torch_to_be_imported():
-    code = "import sys; sys.modules['torch'] = None; import libdualpipe; print(libdualpipe.version())"
+    code = ("import sys; sys.modules['torch'] = None; import libdualpipe; "
+            "print(libdualpipe.version())")
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == libdualpipe.__version__
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 
 from ._dp import ffi, lib
 
-EAGAIN, EINTR, ECALLBACK = lib.DP_EAGAIN, -4, lib.DP_ECALLBACK
+EAGAIN, EINTR, ECALLBACK = lib.DP_EAGAIN, lib.DP_EINTERRUPTED, lib.DP_ECALLBACK
 
 
 def version() -> str:
@@ -115,7 +115,19 @@ def said(error: BaseException) -> bytes:
 def callback_failed(error: BaseException) -> int:
     """Keep the exception of a callback and tell the library its text."""
     keep(error)
-    return lib.dp_callback_error(ECALLBACK, b"%s", ffi.new("char[]", said(error)))
+    return lib.dp_callback_error_text(ECALLBACK, said(error))
+
+
+def callback(function: Callable[..., Any]) -> Callable[..., int]:
+    """A function as one that the library calls: its exceptions end the call that it is part of."""
+    def guarded(*args: Any) -> int:
+        try:
+            function(*args)
+            return 0
+        except BaseException as error:  # an interrupt ends the step on all ranks, too
+            return callback_failed(error)
+
+    return guarded
 
 
 # ---- objects ----

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from ._native import callback_failed, ffi, lib
+from ._native import callback, ffi, lib
 from ._tensor import CUDA, DTYPES, Views, shape_of
 
 Tensors = Tuple[Optional[torch.Tensor], ...]
@@ -302,37 +302,26 @@ def overlapped(module_type: type) -> Any:
 # ---- called by the library ----
 
 
-def _callback(function: Callable[..., Any]) -> Callable[..., int]:
-    def guarded(*args: Any) -> int:
-        try:
-            function(*args)
-            return 0
-        except BaseException as error:  # an interrupt ends the step on all ranks, too
-            return callback_failed(error)
-
-    return guarded
-
-
 @ffi.def_extern(name="dpy_forward", error=lib.DP_ECALLBACK)  # type: ignore[misc]
-@_callback
+@callback
 def _forward(user: Any, call: Any, given: Any, wanted: Any) -> None:
     ffi.from_handle(user).forward(call, given, wanted)
 
 
 @ffi.def_extern(name="dpy_backward", error=lib.DP_ECALLBACK)  # type: ignore[misc]
-@_callback
+@callback
 def _backward(user: Any, call: Any, gout: Any, gin: Any, mode: int) -> None:
     ffi.from_handle(user).backward(call, gout, gin, mode)
 
 
 @ffi.def_extern(name="dpy_weight", error=lib.DP_ECALLBACK)  # type: ignore[misc]
-@_callback
+@callback
 def _weight(user: Any, call: Any) -> None:
     ffi.from_handle(user).weight(call)
 
 
 @ffi.def_extern(name="dpy_pair", error=lib.DP_ECALLBACK)  # type: ignore[misc]
-@_callback
+@callback
 def _pair(pair: Any) -> None:
     forward_and_backward(pair, ffi.from_handle(pair.forward.user),
                          ffi.from_handle(pair.backward.user))
