@@ -13,7 +13,7 @@
 #include <dualpipe/offload.h>
 
 #include "base/fail.h"
-#include "pipeline/accumulator.h"
+#include "pipeline/reduce.h"
 #include "pipeline/plan.h"
 #include "schedule/build.h"
 

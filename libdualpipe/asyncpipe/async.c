@@ -7,7 +7,7 @@
 
 #include "base/fail.h"
 #include "comm/lines.h"
-#include "pipeline/failure.h"
+#include "pipeline/setup.h"
 
 #include <stdlib.h>
 #include <string.h>

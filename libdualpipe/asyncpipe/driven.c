@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Execution by messages: a rank takes whatever message comes, from any rank, and does the work that
- * the message makes possible.
+ * driven.c - execution by messages: a rank takes whatever message comes, from any rank, and does the
+ * work that the message makes possible.
  *
- *      activation of (slot, mb)   F of slot, and of the slots after it on this rank; then its
- * message gradient of (slot, mb)     B of slot, and of the slots before it on this rank; then its
- * message
+ *      activation of (slot, mb)   F of slot, and of the slots after it on this rank; then its message
+ *      gradient of (slot, mb)     B of slot, and of the slots before it on this rank; then its message
  *
  *      value of a skip         F of the slot where it ends, if its activation has come; its gradient
  *                              likewise B of the slot where it begins

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * values.c - trees of the tensors that stages hand each other, and values that are no tensors.
+ */
 #include <dualpipe/asyncpipe.h>
 
 #include "base/fail.h"

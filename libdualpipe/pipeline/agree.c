@@ -1,10 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "pipeline/failure.h"
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * agree.c - do all ranks agree, on the config of a pipeline and before each step? And how the others
+ * learn that one has failed.
+ */
 #include "pipeline/setup.h"
 
 #include "base/fail.h"
 #include "base/hash.h"
 #include "base/tensor.h"
+#include "comm/comm_core.h"
 #include "comm/lines.h"
 #include "pipeline/border.h"
 #include "schedule/build.h"
@@ -12,6 +16,43 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- failures -------------------------------------------------------------------------------- */
+
+void dp_failure_tell(struct dp_comm *comm, int error)
+{
+    char text[DP_ABORT_TEXT];
+
+    if (!comm || error == DP_EABORTED)
+        return;
+    snprintf(text, sizeof(text), "%s", dp_last_error());
+    const int failed = dp_comm_survives(comm) ? dp_comm_revoke(comm, error, text) : error;
+    if (failed)
+        dp_comm_fail(comm, failed);
+    dp_fail_quietly(error, "%s", text);
+}
+
+static _Thread_local struct {
+    int err;
+    char text[DP_ABORT_TEXT];
+} reason;
+
+int dp_callback_error_text(int err, const char *text)
+{
+    snprintf(reason.text, sizeof(reason.text), "%s", text ? text : "");
+    reason.err = err;
+    return err;
+}
+
+const char *dp_callback_reason(int err)
+{
+    bool given = reason.err == err;
+
+    reason.err = 0;
+    return given ? reason.text : "";
+}
+
+/* ---- what is agreed on ------------------------------------------------------------------------ */
 
 /* What must be the same everywhere, a number each. */
 enum field {

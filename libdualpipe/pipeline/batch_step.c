@@ -8,7 +8,7 @@
 #include "base/tensor.h"
 #include "microbatch/tensor.h"
 #include "microbatch/tree.h"
-#include "pipeline/extents.h"
+#include "pipeline/border.h"
 #include "pipeline/steps.h"
 
 #include <stdlib.h>

@@ -1,11 +1,13 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check.c - is a config valid? All that needs no other rank.
+ */
 #include "pipeline/setup.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "pipeline/border.h"
-#include "pipeline/extents.h"
-#include "pipeline/order.h"
+#include "pipeline/lifetimes.h"
 #include "schedule/build.h"
 
 #include <math.h>

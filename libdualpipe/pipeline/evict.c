@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * evict.c - save areas that wait on the host: copied down after the forward, up before the backward.
+ */
 #include "pipeline/evict.h"
 
 #include "base/clock.h"

@@ -12,7 +12,7 @@
 
 #include "base/fail.h"
 #include "base/tensor.h"
-#include "pipeline/failure.h"
+#include "pipeline/setup.h"
 
 #include <stdlib.h>
 #include <string.h>

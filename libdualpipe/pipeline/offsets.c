@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * offsets.c - first fit in order of time, into gaps between what lives at the same time.
+ */
 #include "pipeline/offsets.h"
 
 #include "base/array.h"

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pipeline.c - new and free: what a pipeline keeps of its config, a plan for each schedule, and memory.
+ */
 #include <dualpipe/pipeline.h>
 
 #include "base/clock.h"

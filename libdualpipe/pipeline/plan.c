@@ -1,9 +1,12 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.c - from a rank's list and the lifetimes of its buffers to the entries of the plan.
+ */
 #include "pipeline/plan.h"
 
 #include "base/array.h"
 #include "base/fail.h"
-#include "pipeline/accumulator.h"
+#include "pipeline/reduce.h"
 #include "schedule/build.h"
 #include <dualpipe/comm.h>
 

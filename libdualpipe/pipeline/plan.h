@@ -4,8 +4,9 @@
  * other. Plain data; every buffer, save area and request already has its place.
  *
  *      schedule   RECV_F(1)  COMMIT  F(0)         SEND_F(0)  RECV_F(2)  COMMIT  F(1) ...
- *      plan       RECV 1, RECV 2,    FORWARD 0,   SEND 0,                       FORWARD 1 waits for
- * 1 (as early as their memory is free)
+ *      plan       RECV 1, RECV 2,    FORWARD 0,   SEND 0,                       FORWARD 1
+ *                 (as early as their                                            (waits for RECV 1)
+ *                  memory is free)
  *
  * A receive is posted as soon as the memory it was given is free, in the schedule's order on each
  * directed link and channel. A send is posted where the schedule posts it. Entries wait for the

@@ -25,4 +25,22 @@ bool dp_recorder_enabled(const struct dp_recorder *rec);
 /* NULL: none; rec may be NULL. */
 struct dp_live *dp_recorder_live(const struct dp_recorder *rec);
 
+/* What a recorder holds, for the files that read it. */
+struct dp_recorded_step {
+    uint64_t step;
+    int64_t begin_ns, end_ns;
+    size_t count; /* records of the step; those beyond the capacity are lost */
+};
+
+struct dp_recorder {
+    size_t capacity; /* records of a step */
+    int step_count;
+    int current;     /* being recorded, -1: none */
+    int last;        /* the newest whole step, -1: none */
+    bool on;
+    struct dp_live *live; /* NULL: none looks on */
+    struct dp_recorded_step *steps; /* [step_count] */
+    struct dp_record *records;      /* [step_count * capacity] */
+};
+
 #endif

@@ -1,24 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
+ * reduce.c - where the gradients of a rank are added up, and how.
+ *
  * Gradients of a slot summed with its mirror's on another rank, in pieces of bounded size, two of
  * them under way.
  *
- *      piece      0            1            2
- *      messages   [0 both ways][1 both ways][2 ...
- *      sums                    [0 +=]       [1 +=]
+ *       piece      0            1            2
+ *       messages   [0 both ways][1 both ways][2 ...
+ *       sums                    [0 +=]       [1 +=]
  *
  * Both ranks compute own + other, which is the same to the last bit.
  *
  * On a stream-ordered communicator a launch hands all of this to a stream, and a REDUCE_WAIT makes
- * the compute stream wait for that one. There the device itself adds, if it can. Where the caller has
- * handed in operations of its own (dp_reduce_ops), these are called instead, once the gradients are
- * there, or, if it can queue, with a stream that they are complete in.
+ * the compute stream wait for that one. There the device itself adds, if it can. Where the caller
+ * has handed in operations of its own (dp_reduce_ops), these are called instead, once the gradients
+ * are there, or, if it can queue, with a stream that they are complete in.
+ *
+ * Within a rank, those of one set are added to another's, and float32 sums become gradients of two
+ * bytes. A device whose memory the CPU does not reach adds them itself, or, if it cannot, they pass
+ * through pinned memory, piece by piece.
  */
 #include "pipeline/steps.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/fp16.h"
+#include "base/tensor.h"
 #include "device/device_ops.h"
+#include "pipeline/reduce.h"
+#include "pipeline/offsets.h"
+
 #include <dualpipe/comm.h>
 
 #include <stdlib.h>
@@ -351,4 +362,249 @@ int dp_reduce_finish(struct dp_pipeline *pipe)
             err = dp_messages_wait_request(pipe, &piece_at(pipe, sum, k)->send, peer);
     }
     return err;
+}
+
+/* ---- sums within a rank ---------------------------------------------------------------------- */
+
+enum { PIECE_ELEMENTS = 32 << 10 };
+
+/* ---- arithmetic ----------------------------------------------------------------------------- */
+
+/* In blocks of a length that compilers turn into vector instructions by themselves. */
+enum { BLOCK = 16 };
+
+static void add_floats(float *restrict to, const float *restrict from, size_t n)
+{
+    size_t i = 0;
+
+    for (; i + BLOCK <= n; i += BLOCK)
+        for (int k = 0; k < BLOCK; k++)
+            to[i + (size_t)k] += from[i + (size_t)k];
+    for (; i < n; i++)
+        to[i] += from[i];
+}
+
+static void add_doubles(double *restrict to, const double *restrict from, size_t n)
+{
+    size_t i = 0;
+
+    for (; i + BLOCK <= n; i += BLOCK)
+        for (int k = 0; k < BLOCK; k++)
+            to[i + (size_t)k] += from[i + (size_t)k];
+    for (; i < n; i++)
+        to[i] += from[i];
+}
+
+void dp_sum_add(int bits, void *to, const void *from, size_t n)
+{
+    if (bits == 32)
+        add_floats(to, from, n);
+    else
+        add_doubles(to, from, n);
+}
+
+static void add_to_bfloat16(uint16_t *to, const float *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = dp_bfloat16_store(dp_bfloat16_load(to[i]) + from[i]);
+}
+
+static void add_to_float16(uint16_t *to, const float *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = dp_float16_store(dp_float16_load(to[i]) + from[i]);
+}
+
+static void add(const DLTensor *to, void *sum, const void *from, size_t n)
+{
+    if (!dp_gradient_is_narrow(to))
+        dp_sum_add(to->dtype.bits, sum, from, n);
+    else if (to->dtype.code == kDLBfloat)
+        add_to_bfloat16(sum, from, n);
+    else
+        add_to_float16(sum, from, n);
+}
+
+/* ---- pieces --------------------------------------------------------------------------------- */
+
+/* Elements first .. first + n - 1, through the host. */
+static int add_piece_on_host(struct dp_pipeline *pipe, const DLTensor *to, const DLTensor *from,
+                             size_t first, size_t n)
+{
+    size_t to_bytes = dp_tensor_element_bytes(to), from_bytes = dp_tensor_element_bytes(from);
+    char *sum = pipe->reduce_memory, *other = sum + PIECE_ELEMENTS * sizeof(double);
+    char *there = dp_tensor_address(to) + first * to_bytes;
+
+    int err = dp_compute_copy(pipe, sum, there, n * to_bytes);
+    if (!err)
+        err = dp_compute_copy(pipe, other, dp_tensor_address(from) + first * from_bytes,
+                              n * from_bytes);
+    if (err)
+        return err;
+    add(to, sum, other, n);
+    return dp_compute_copy(pipe, there, sum, n * to_bytes);
+}
+
+size_t dp_sum_memory_bytes(const struct dp_pipeline *pipe)
+{
+    return pipe->out_of_reach ? 2 * PIECE_ELEMENTS * sizeof(double) : 0;
+}
+
+static int add_tensor(struct dp_pipeline *pipe, const DLTensor *to, const DLTensor *from)
+{
+    size_t count = (size_t)dp_tensor_numel(to);
+    int err = 0;
+
+    if (!pipe->out_of_reach) {
+        add(to, dp_tensor_address(to), dp_tensor_address(from), count);
+        return 0;
+    }
+    if (pipe->native_stream) {
+        err = dp_device_add(pipe->compute, to->dtype, dp_tensor_address(to), from->dtype,
+                            dp_tensor_address(from), count);
+        if (err != DP_EUNSUPPORTED)
+            return err;
+        err = 0;
+    }
+    for (size_t first = 0; first < count && !err; first += PIECE_ELEMENTS) {
+        size_t left = count - first;
+        err =
+            add_piece_on_host(pipe, to, from, first, left < PIECE_ELEMENTS ? left : PIECE_ELEMENTS);
+    }
+    return err;
+}
+
+static int clear(struct dp_pipeline *pipe, const DLTensor *t)
+{
+    return dp_device_zero(pipe->compute, dp_tensor_address(t),
+                                   (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t));
+}
+
+static const DLTensor *target(const struct dp_pipeline *pipe, const struct dp_plan_op *op,
+                              int32_t k)
+{
+    const DLTensor *grad = pipe->stages[op->slot].parameters[k].grad;
+
+    if (op->kind == DP_PLAN_ROUND)
+        return grad && dp_gradient_is_narrow(grad) ? grad : NULL;
+    return dp_accumulator_set(&pipe->accumulator, op->slot, op->set)[k];
+}
+
+int dp_sum_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    DLTensor **from = dp_accumulator_set(&pipe->accumulator, op->slot, op->from);
+    int err = 0;
+
+    for (int32_t k = 0; k < pipe->stages[op->slot].parameter_count && !err; k++) {
+        const DLTensor *to = target(pipe, op, k);
+        if (!to)
+            continue;
+        err = add_tensor(pipe, to, from[k]);
+        if (!err && op->kind == DP_PLAN_ADD)
+            err = clear(pipe, from[k]);
+    }
+    return err ? err : dp_compute_sync(pipe);
+}
+
+/* ---- sets of gradients ----------------------------------------------------------------------- */
+
+bool dp_gradient_is_narrow(const DLTensor *grad)
+{
+    return grad->dtype.bits == 16;
+}
+
+/* What a set's copy of a gradient looks like. */
+static DLTensor wide_tensor(const DLTensor *grad, char *memory)
+{
+    DLTensor t = *grad;
+
+    t.data = memory;
+    t.byte_offset = 0;
+    if (dp_gradient_is_narrow(grad))
+        t.dtype = (DLDataType){kDLFloat, 32, 1};
+    return t;
+}
+
+static size_t wide_bytes(const DLTensor *grad)
+{
+    DLTensor t = wide_tensor(grad, NULL);
+    return dp_offset_align((size_t)dp_tensor_numel(&t) * dp_tensor_element_bytes(&t));
+}
+
+static bool is_callers(const DLTensor *grad, int set)
+{
+    return !set && !dp_gradient_is_narrow(grad);
+}
+
+/* Count tensors and bytes; once there is memory, fill it in too. */
+static size_t lay_out(struct dp_accumulator *a, const struct dp_stage *stages, const uint8_t *sets,
+                      int slots)
+{
+    size_t count = 0, offset = 0;
+
+    for (int slot = 0; slot < slots; slot++) {
+        const struct dp_stage *stage = &stages[slot];
+        a->parameters[slot] = stage->parameter_count;
+        if (a->list)
+            a->grads[slot] = a->list + count;
+        for (int set = 0; set < sets[slot]; set++)
+            for (int32_t k = 0; k < stage->parameter_count; k++, count++) {
+                const DLTensor *grad = stage->parameters[k].grad;
+                bool callers = grad && is_callers(grad, set);
+                if (a->list && grad) {
+                    a->tensors[count] = callers ? *grad : wide_tensor(grad, a->memory + offset);
+                    a->list[count] = &a->tensors[count];
+                }
+                offset += grad && !callers ? wide_bytes(grad) : 0;
+            }
+    }
+    a->bytes = offset;
+    return count;
+}
+
+size_t dp_accumulator_bytes(const struct dp_stage *stages, const uint8_t *sets, int slots)
+{
+    struct dp_accumulator a = {0};
+
+    lay_out(&a, stages, sets, slots);
+    return a.bytes;
+}
+
+int dp_accumulator_init(struct dp_accumulator *accumulator, struct dp_device *device,
+                        const struct dp_stage *stages, const uint8_t *sets, int slots)
+{
+    size_t count = lay_out(accumulator, stages, sets, slots);
+    void *memory = NULL;
+
+    if (!count)
+        return 0;
+    if (accumulator->bytes) {
+        int err = dp_device_alloc(device, accumulator->kind, accumulator->bytes, &memory);
+        if (err)
+            return err;
+    }
+    accumulator->memory = memory;
+    accumulator->tensors = calloc(count, sizeof(*accumulator->tensors));
+    accumulator->list = calloc(count, sizeof(*accumulator->list));
+    if (!accumulator->list || !accumulator->tensors)
+        return dp_fail(DP_ENOMEM, "no memory for %zu gradients", count);
+    lay_out(accumulator, stages, sets, slots);
+    return 0;
+}
+
+void dp_accumulator_bind(struct dp_accumulator *accumulator, int slot, const struct dp_stage *stage)
+{
+    for (int32_t k = 0; k < stage->parameter_count && accumulator->grads[slot]; k++) {
+        const DLTensor *grad = stage->parameters[k].grad;
+        if (grad && is_callers(grad, 0))
+            *accumulator->grads[slot][k] = *grad;
+    }
+}
+
+void dp_accumulator_fini(struct dp_accumulator *accumulator, struct dp_device *device)
+{
+    dp_device_free(device, accumulator->kind, accumulator->memory);
+    free(accumulator->tensors);
+    free(accumulator->list);
+    *accumulator = (struct dp_accumulator){0};
 }

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * run.c - the entries of a plan, one after the other.
+ */
 #include "pipeline/steps.h"
 
 #include "base/clock.h"

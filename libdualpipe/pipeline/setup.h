@@ -6,6 +6,7 @@
 #define DP_PIPELINE_SETUP_H
 
 #include "pipeline/plan.h"
+#include <dualpipe/comm.h>
 #include <dualpipe/pipeline.h>
 
 /* The pipeline rank of this rank, whose comm and schedule have been checked. */
@@ -39,5 +40,12 @@ int dp_config_same_parameter(const struct dp_parameter *has, const struct dp_par
 /* The slot with a first (or last) stage of its stream on a rank, -1: none. */
 int dp_config_first_slot(const struct dp_schedule *s, int rank);
 int dp_config_last_slot(const struct dp_schedule *s, int rank);
+
+/* ---- failures -----------------------------------------------------------------------------------
+ * A rank that cannot go on tells the others, and why. */
+
+/* The step of all ranks ends with `error`, described by dp_last_error, which stays. In a group that
+ * survives only the communicator is revoked, otherwise the group is aborted. comm may be NULL. */
+void dp_failure_tell(struct dp_comm *comm, int error);
 
 #endif

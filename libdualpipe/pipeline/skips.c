@@ -9,7 +9,7 @@
 #include "pipeline/skips.h"
 
 #include "base/fail.h"
-#include "pipeline/extents.h"
+#include "pipeline/border.h"
 #include "pipeline/steps.h"
 
 #include <stdio.h>

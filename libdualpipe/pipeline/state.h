@@ -3,26 +3,23 @@
  * state.h - what a pipeline consists of, for the files that carry out its steps.
  *
  *      pipeline.c   new and free
- *      check.c      is a config valid?          agree.c   do all ranks agree on it?
- *      copies.c     copies of a stage start equal
+ *      check.c      is a config valid?
+ *      agree.c      do all ranks agree on it? The others are told of a failure
+ *      connect.c    links are made, copies of a stage start equal
  *      step.c       a step's arguments, its begin and its end
- *      failure.c    the other ranks are told of a failure
  *      run.c        the loop over the plan; asyncpipe/driven.c: that over the messages that come
- *      compute.c    entries that call the stage or the loss
- *      streams.c    order between streams, stages and the host
- *      messages.c   entries that send and receive, and all waiting
- *      reduce.c     gradients summed with the mirror's
+ *      compute.c    entries that call the stage or the loss; micro-batches of a loader
+ *      messages.c   entries that send and receive, and all waiting, also of streams for each other
+ *      reduce.c     gradients: sets of them, summed on this rank and with the mirror's
  *      skips.c      tensors of skip connections
  *      evict.c      save areas that wait on the host
- *      sum.c        gradients of this rank added up; accumulator.c: where they are kept
- *      batch.c      the caller's micro-batches; load.c: those of a loader, one at a time
+ *      border.c     the caller's micro-batches, and the bytes of a border
  *      recorder.c   start and end of every entry
  */
 #ifndef DP_PIPELINE_STATE_H
 #define DP_PIPELINE_STATE_H
 
-#include "pipeline/batch.h"
-#include "pipeline/accumulator.h"
+#include "pipeline/border.h"
 #include "pipeline/evict.h"
 #include "pipeline/plan.h"
 #include "pipeline/reduce.h"

@@ -1,9 +1,11 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * step.c - a step from its arguments to its end, or to the failure that every rank is told of.
+ */
 #include <dualpipe/pipeline.h>
 
 #include "base/fail.h"
-#include "pipeline/extents.h"
-#include "pipeline/failure.h"
+#include "pipeline/border.h"
 #include "pipeline/recorder.h"
 #include "pipeline/setup.h"
 #include "pipeline/steps.h"

@@ -44,7 +44,7 @@ int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 void dp_compute_drop_handle(struct dp_pipeline *pipe, int slot, int32_t mb);
 /* A buffer of the stage in that slot, or NULL, is its own again. */
 void dp_compute_give_back(const struct dp_pipeline *pipe, int slot, void *data);
-/* streams.c: where stages run in the calling thread and not in the stream: wait for what the stream
+/* messages.c: where stages run in the calling thread and not in the stream: wait for what the stream
  * was given, which they are about to use. */
 int dp_compute_sync(struct dp_pipeline *pipe);
 /* dp_device_event_wait with the step's deadline, and the caller's poll function (dp_comm_set_poll).
@@ -59,7 +59,7 @@ int dp_compute_copy(struct dp_pipeline *pipe, void *dst, const void *src, size_t
 /* Give the borders of an entry's stage the extents of its micro-batch. */
 void dp_compute_set_extents(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 
-/* ---- load.c --------------------------------------------------------------------------------- */
+/* ---- compute.c: loaders -------------------------------------------------------------------------- */
 
 /* Around an entry of a stage, where the step has a loader: take what its forward needs, give back
  * what nothing reads any more. */
@@ -73,7 +73,7 @@ void dp_load_drop(struct dp_pipeline *pipe);
 /* Collective: make the links of the schedule, so that no step allocates. */
 int dp_links_make(struct dp_pipeline *pipe);
 
-/* ---- copies.c ------------------------------------------------------------------------------- */
+/* ---- connect.c: copies ----------------------------------------------------------------------- */
 
 /* Collective: copies of a stage on other ranks get the parameters of the one of stream 0. */
 int dp_copies_make_equal(struct dp_pipeline *pipe);
@@ -101,7 +101,7 @@ int dp_reduce_progress(struct dp_pipeline *pipe);
 /* The caller's operations queue sums in a stream. */
 bool dp_reduce_is_queued(const struct dp_pipeline *pipe);
 
-/* ---- sum.c ---------------------------------------------------------------------------------- */
+/* ---- reduce.c: on this rank ------------------------------------------------------------------ */
 
 /* Of pinned memory that a staged pipeline needs. */
 size_t dp_sum_memory_bytes(const struct dp_pipeline *pipe);

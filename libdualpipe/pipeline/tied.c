@@ -15,14 +15,13 @@
  * device to device in the order of streams, and the device adds, all of it is queued in the compute
  * stream, and the host waits at the end.
  */
-#include "pipeline/failure.h"
 #include "pipeline/setup.h"
 #include "pipeline/steps.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "device/device_ops.h"
-#include "pipeline/accumulator.h"
+#include "pipeline/reduce.h"
 #include "schedule/build.h"
 
 #include <stdio.h>
