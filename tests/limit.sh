@@ -22,5 +22,8 @@ took_ms=$(($(date +%s%3N) - began_ms))
 case $status in
 124 | 137) echo "killed: took longer than $limit_s s" ;;
 esac
-echo "took: $took_ms ms"
+read -r stat </proc/$$/stat
+# shellcheck disable=SC2086 # words: what the test and all that it waited for have used, in ticks
+set -- ${stat##*) }
+echo "took: $took_ms ms, of processors $(((${14} + ${15}) * 1000 / $(getconf CLK_TCK))) ms"
 exit "$status"

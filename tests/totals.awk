@@ -22,7 +22,7 @@ FNR == 1 && !in_log { end_program(); begin_program(FILENAME) }
 
 !/^skipped: / { tail[tail_count++] = $0 }
 
-/^took: [0-9]+ ms$/ { took_ms = $2; next }
+/^took: [0-9]+ ms, of processors [0-9]+ ms$/ { took_ms = $2; cpu_ms = $6; next }
 /^(SKIP|PASS|FAIL|XFAIL|XPASS|ERROR) .*\(exit status: [0-9]+\)$/ { next }
 
 /^\[ RUN +\] / { running = $0; sub(/^\[ RUN +\] /, "", running); last = ""; next }
@@ -47,7 +47,7 @@ END {
         printf "\nSkipped:\n%s", skips
     if (failures != "")
         printf "\nFailed:\n%s", failures
-    print_slowest(5)
+    print_slowest(12)
     print ""
     print passed_all + 0 " passed, " failed_all + 0 " failed, " skipped_all + 0 " skipped"
     exit failed_all > 0
@@ -62,7 +62,7 @@ function begin_program(file)
     sub(/^\.\//, "", program)
     result = last = running = ""
     passed = failed = skipped = said_failed = said_skipped = 0
-    tail_count = took_ms = 0
+    tail_count = took_ms = cpu_ms = 0
 }
 
 function skip(why)
@@ -102,6 +102,8 @@ function end_program(    i)
     failed_all += failed
     skipped_all += skipped
     times[program] = took_ms
+    cpu[program] = cpu_ms
+    cpu_all += cpu_ms
     program = ""
 }
 
@@ -113,7 +115,7 @@ function add_tail(lines,    i)
 
 function print_slowest(count,    program, slowest)
 {
-    print "\nSlowest:"
+    printf "\nSlowest, and of processors (all: %.0f s):\n", cpu_all / 1000
     while (count-- > 0) {
         slowest = ""
         for (program in times)
@@ -121,7 +123,7 @@ function print_slowest(count,    program, slowest)
                 slowest = program
         if (slowest == "")
             return
-        printf "  %7.1f s  %s\n", times[slowest] / 1000, slowest
+        printf "  %7.1f s  %7.1f s  %s\n", times[slowest] / 1000, cpu[slowest] / 1000, slowest
         delete times[slowest]
     }
 }
