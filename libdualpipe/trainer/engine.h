@@ -6,11 +6,15 @@
 #ifndef DP_TRAINER_ENGINE_H
 #define DP_TRAINER_ENGINE_H
 
+#include "base/fail.h"
+
 #include <dualpipe/comm.h>
 #include <dualpipe/optimizer.h>
 #include <dualpipe/schedule.h>
 #include <dualpipe/trace.h>
 #include <dualpipe/trainer.h>
+
+#include <stdio.h>
 
 struct dp_batch_norm;
 
@@ -83,6 +87,18 @@ static inline int engine_rank(const struct engine *e)
     while (e->comm && e->schedule->group_rank[rank] != dp_comm_rank(e->comm))
         rank++;
     return rank;
+}
+
+/* An error of this rank alone, in the middle of what all do: all ranks of comm end. Returns err. */
+static inline int engine_fail(struct dp_comm *comm, int err)
+{
+    char text[DP_ABORT_TEXT];
+
+    if (!err || err == DP_EABORTED || !comm)
+        return err;
+    snprintf(text, sizeof(text), "%s", dp_last_error());
+    dp_comm_abort(comm, err, text);
+    return dp_fail_quietly(err, "%s", text);
 }
 
 /* Micro-batches of one replica in a step, and the place of its first one in the batch of all. */

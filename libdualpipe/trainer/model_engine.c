@@ -375,7 +375,11 @@ static int build(struct model_engine *e, const struct model_engine_config *confi
     if (!err)
         err = dp_recorder_new(dp_schedule_count(s, engine_rank(&e->base)), 2, &e->base.recorder);
     err = dp_comm_share_error(config->all, err);
-    return err ? err : make_pipeline(e, config);
+    if (err)
+        return err;
+    /* A pipeline tells its own ranks at most, not those of other replicas. */
+    err = engine_fail(config->all, make_pipeline(e, config));
+    return dp_comm_share_error(config->all, err);
 }
 
 int model_engine_new(const struct model_engine_config *config, struct engine **out)

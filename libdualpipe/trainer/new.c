@@ -274,28 +274,33 @@ static int make_engine(struct dp_trainer *t, int32_t own_blocks)
         &t->engine);
 }
 
+/* What fails on one rank in the middle of these ends all, which may be waiting for it. */
+static int make_sums(struct dp_trainer *t)
+{
+    const struct sums_config config = {.none = t->sums.none,
+                                       .kind = t->config.sums,
+                                       .all = t->comm,
+                                       .data = t->data,
+                                       .graph = t->graph,
+                                       .how = &t->config};
+
+    return trainer_fail(t, sums_init(&t->sums, &config, t->engine));
+}
+
 static int make_parts(struct dp_trainer *t, int32_t own_blocks)
 {
-    int err = make_groups(t);
+    int err = trainer_fail(t, make_groups(t));
 
     if (!err)
         err = make_engine(t, own_blocks);
     if (!err)
-        err = sums_init(&t->sums,
-                        &(struct sums_config){.none = t->sums.none,
-                                              .kind = t->config.sums,
-                                              .all = t->comm,
-                                              .data = t->data,
-                                              .graph = t->graph,
-                                              .how = &t->config},
-                        t->engine);
-    if (!err) {
-        err = trainer_make_room(t);
-        if (!err)
-            err = trainer_make_optimizers(t);
-        err = dp_comm_share_error(t->comm, err);
-    }
-    return err;
+        err = make_sums(t);
+    if (err)
+        return err;
+    err = trainer_make_room(t);
+    if (!err)
+        err = trainer_make_optimizers(t);
+    return dp_comm_share_error(t->comm, err);
 }
 
 /* What each rank finds out by itself. */

@@ -6,13 +6,10 @@
 #ifndef DP_TRAINER_STATE_H
 #define DP_TRAINER_STATE_H
 
-#include "base/fail.h"
 #include "trainer/engine.h"
 #include "trainer/model.h"
 #include "trainer/norms.h"
 #include "trainer/sums.h"
-
-#include <stdio.h>
 
 struct dp_trainer {
     struct dp_trainer_config config;
@@ -61,16 +58,9 @@ static inline bool trainer_mixes(const struct dp_trainer *t)
     return !t->sums.none && t->sums.kind == DP_SUMS_MIXING;
 }
 
-/* An error of this rank alone: all ranks end. Returns err. */
 static inline int trainer_fail(struct dp_trainer *t, int err)
 {
-    char text[512];
-
-    if (!err || err == DP_EABORTED || !t->comm)
-        return err;
-    snprintf(text, sizeof(text), "%s", dp_last_error());
-    dp_comm_abort(t->comm, err, text);
-    return dp_fail_quietly(err, "%s", text);
+    return engine_fail(t->comm, err);
 }
 
 /* From now on `step` is the next one. */

@@ -375,6 +375,42 @@ static void every_allocation_that_fails_is_reported(void **state)
     expect_every_failure_reported(learn_alone, 40);
 }
 
+struct poor {
+    struct job job;
+    int failing; /* allocation of rank 1 */
+    bool failed; /* there were so many */
+};
+
+static int rank_is_poor(struct dp_comm *comm, void *arg)
+{
+    struct poor *poor = arg;
+    const bool own = dp_comm_rank(comm) == 1;
+
+    until_no_memory = own ? poor->failing : -1;
+    const int err = learn(comm, &poor->job);
+    if (own)
+        poor->failed = until_no_memory < 0;
+    until_no_memory = -1;
+    CHECK(err != DP_ETIMEDOUT && err != DP_ECOMM);
+    CHECK(!own || !poor->failed || err);
+    return 0;
+}
+
+/* Wherever one rank has no memory, none waits for it. */
+static void a_rank_without_memory_ends_the_step_on_all(void **state)
+{
+    (void)state;
+    struct curve curve;
+    struct poor poor = {.job = {.model = MODEL_TIED, .layout = {DP_SCHEDULE_DUALPIPE, 2, 2, 0, 0}}};
+
+    poor.job.curve = &curve;
+    do {
+        assert_int_equal(comm_on_threads(4, timeout_ns, rank_is_poor, &poor), 0);
+        poor.failing += 1 + poor.failing / 8;
+    } while (poor.failed);
+    assert_true(poor.failing > 100);
+}
+
 /* Each is refused with a sentence that names what is wrong. */
 static void what_cannot_be_is_refused_by_name(void **state)
 {
@@ -432,6 +468,7 @@ int main(void)
         cmocka_unit_test(a_checkpoint_of_another_model_is_refused_on_every_rank),
         cmocka_unit_test(a_failed_layer_is_named_on_every_rank),
         cmocka_unit_test(every_allocation_that_fails_is_reported),
+        cmocka_unit_test(a_rank_without_memory_ends_the_step_on_all),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
