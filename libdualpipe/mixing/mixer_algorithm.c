@@ -120,7 +120,7 @@ struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, struct dp_mixer_buc
     struct dp_exchange *x = &b->exchange;
     const struct dp_graph *g = m->config.graph;
     const int32_t self = dp_comm_rank(m->config.comm);
-    const double a = b->factor;
+    const double a = m->config.compat ? m->config.factor : b->factor;
     const int64_t round = m->config.compat ? m->iterations : x->round;
 
     if (!b->pending || dp_exchange_is_alone(g, x->round, self))

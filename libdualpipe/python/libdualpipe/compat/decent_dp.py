@@ -1,0 +1,534 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decent-DP: the same class, topologies and optimizers, by their own names.
+
+    from libdualpipe.compat.decent_dp import DecentralizedDataParallel
+
+Each rank trains its own copy of the model and averages it with a few others, while the next
+iteration computes. Parameters stay where they are, in the layout that they have, on the host.
+
+Source: decent-dp 0.2.3.
+"""
+import math
+import os
+import weakref
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR)
+
+from .._group import comm_of
+from .._native import callback, ffi, lib, new_object, owned, text_of
+from .._tensor import Views, describe, describe_all
+
+OPTIM_FN_TYPE = Callable[[List[Tuple[str, Tensor]]], Optimizer]
+LR_SCHEDULER_FN_TYPE = Callable[[Optimizer], LRScheduler]
+NamedTensors = List[Tuple[str, Tensor]]
+
+# ---- topologies ----
+
+
+@dataclass
+class Edge:
+    """Ranks that average with each other in a round; each keeps `weight` of its own value."""
+
+    ranks: List[int]
+    weight: float
+    group: Optional[dist.ProcessGroup] = None
+
+
+class Topology:
+    """A list of rounds, each of which has every rank in one edge. A subclass gives _get_topo_edges,
+    and may look at _world_size, _local_world_size and _n_nodes.
+
+    Raises AssertionError for a number of ranks that is no multiple of local_world_size, ValueError
+    for edges that are not sound."""
+    def __init__(self, local_world_size: int) -> None:
+        assert dist.is_available() and dist.is_initialized(), \
+            "Distributed environment is not initialized"
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._local_world_size = local_world_size
+        assert self._world_size % local_world_size == 0, \
+            f"{self._world_size} ranks, expected a multiple of {local_world_size}"
+        self._n_nodes = self._world_size // local_world_size
+        rounds = self._get_topo_edges()
+        for edges in rounds:
+            for edge in edges:
+                edge.ranks.sort()
+            ranks = sorted(rank for edge in edges for rank in edge.ranks)
+            if ranks != list(range(self._world_size)):
+                raise ValueError(f"a round of the ranks {ranks}, expected each of "
+                                 f"{self._world_size} once")
+        self._rounds = rounds
+        self._edges = [next(edge for edge in edges if self._rank in edge.ranks) for edges in rounds]
+
+    def _get_topo_edges(self) -> List[List[Edge]]:
+        raise NotImplementedError()
+
+    def get_edge(self, step: int) -> Edge:
+        """This rank's edge in an iteration."""
+        return self._edges[step % len(self._edges)]
+
+    def graph(self) -> Any:
+        """A struct dp_graph *, which the caller frees."""
+        builder = new_object(lib.dp_graph_builder_new, "struct dp_graph_builder", b"python",
+                             self._world_size, self._local_world_size)
+        for edges in self._rounds:
+            lib.dp_graph_add_round(builder)
+            for edge in edges:
+                lib.dp_graph_add_group(builder, edge.ranks, len(edge.ranks), edge.weight)
+        return new_object(lib.dp_graph_builder_end, "struct dp_graph", builder)
+
+
+class TopologyReg:
+    """Topologies by name."""
+
+    registry: Dict[str, Type[Topology]] = {}
+
+    @classmethod
+    def register(cls, name: str) -> Callable[[Type[Topology]], Type[Topology]]:
+        """A decorator that registers a subclass of Topology. Raises ValueError for a name that is
+        taken and for another type."""
+        def add(topology: Type[Topology]) -> Type[Topology]:
+            if name in cls.registry:
+                raise ValueError(f"Topology {name} already registered")
+            if not issubclass(topology, Topology):
+                raise ValueError(f"Topology {name} must extend class Topology")
+            cls.registry[name] = topology
+            return topology
+
+        return add
+
+
+class _Named(Topology):
+    """One that the library has."""
+
+    name = ""
+
+    def _get_topo_edges(self) -> List[List[Edge]]:
+        name = ffi.new("char[]", self.name.encode())
+        spec = ffi.new("struct dp_graph_spec *",
+                       {"name": name, "workers": self._world_size, "local": self._local_world_size})
+        out = ffi.new("struct dp_graph **")
+        if lib.dp_graph_new(spec, out) < 0:
+            raise ValueError(text_of(lib.dp_last_error()))
+        graph = ffi.gc(out[0], lib.dp_graph_free)
+        return [[self._edge(graph, group) for group in self._groups(graph, number)]
+                for number in range(graph.period)]
+
+    @staticmethod
+    def _groups(graph: Any, number: int) -> List[Any]:
+        first = graph.rounds[number].first_group
+        return [graph.groups[first + i] for i in range(graph.rounds[number].group_count)]
+
+    @staticmethod
+    def _edge(graph: Any, group: Any) -> Edge:
+        return Edge([graph.members[group.first + i] for i in range(group.count)], group.self)
+
+
+for _name in ("complete", "ring", "one-peer-exp", "alternating-exp-ring"):
+    TopologyReg.register(_name)(type("_Topology", (_Named, ), {"name": _name}))
+
+# ---- the class ----
+
+
+class DecentralizedDataParallel(Module):
+    """A model whose copies on all ranks are averaged over a topology during the backward.
+
+    model                    moved nowhere; parameters become those of rank 0
+    optim_fn                 [(name, parameter)] -> optimizer, called for each bucket
+    lr_scheduler_fn          optimizer -> scheduler, which steps with each update
+    topology                 a name of TopologyReg.registry
+    scaler                   a GradScaler of the losses
+    grad_clip_norm           limits the norm of each bucket's gradients; 0: none
+    param_as_bucket_view     accepted; parameters stay where they are either way, with the same bits
+    sync_buffer_in_global_avg  average buffers of float16, float32 and float64, too
+    bucket_size_in_mb        of 2^20 bytes
+    _local_world_size        ranks of a node; None: LOCAL_WORLD_SIZE, or 1
+
+    Raises AssertionError without a process group, KeyError for a topology that is not registered,
+    ValueError for one that does not fit the number of ranks, DualpipeError where ranks differ.
+    """
+
+    FLOAT_DTYPES = [torch.float16, torch.float32, torch.float64]
+
+    def __init__(self,
+                 model: Module,
+                 optim_fn: OPTIM_FN_TYPE,
+                 lr_scheduler_fn: Optional[LR_SCHEDULER_FN_TYPE] = None,
+                 topology: str = "complete",
+                 scaler: Optional[Any] = None,
+                 grad_clip_norm: float = 0.0,
+                 param_as_bucket_view: bool = True,
+                 sync_buffer_in_global_avg: bool = False,
+                 bucket_size_in_mb: float = 25,
+                 _local_world_size: Optional[int] = None) -> None:
+        super().__init__()
+        assert dist.is_available() and dist.is_initialized(), \
+            "Distributed environment is not initialized"
+        if _local_world_size is None:
+            _local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self._model = model
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._params: List[Tensor] = [p for _, p in named]
+        self._topo = TopologyReg.registry[topology](_local_world_size)
+        self._updates = _Updates(named, self._topo, optim_fn, lr_scheduler_fn, scaler,
+                                 grad_clip_norm)
+        self._comm = comm_of()
+        self._is_grad_accum_enable = False
+        self._has_backup = False
+        self._backward_is_begun = False
+        buffers = [b for b in model.buffers() if b.dtype in self.FLOAT_DTYPES]
+        self._open(named, buffers if sync_buffer_in_global_avg else [], bucket_size_in_mb)
+        this = weakref.ref(self)
+        for number, (_, parameter) in enumerate(named):
+            parameter.register_post_accumulate_grad_hook(_hook(this, number))
+
+    def _open(self, named: NamedTensors, buffers: List[Tensor], bucket_size: float) -> None:
+        kept: List[Any] = [self._updates, self._comm]
+        parameters = ffi.new("struct dp_parameter[]", max(len(named), 1))
+        for place, (name, parameter) in zip(parameters, named):
+            text = ffi.new("char[]", name.encode())
+            place.name, place.value = text, describe(parameter.data, kept)
+            # Where the gradient is, is said when it is ready: the update that reads it is ours.
+            place.grad = describe(parameter.data, kept)
+            kept.append(text)
+        graph = ffi.gc(self._topo.graph(), lib.dp_graph_free)
+        config = ffi.new(
+            "struct dp_mixer_config *", {
+                "parameters": parameters, "count": len(named), "graph": graph,
+                "comm": self._comm.pointer, "bucket_bytes": bucket_size * 2**20, "separate": True,
+                "compat": True, "update": lib.dpy_update, "pre_average": lib.dpy_pre_average,
+                "user": self._updates.handle, "rate": 1.0,
+                "buffers": describe_all(buffers, kept) if buffers else ffi.NULL,
+                "buffer_count": len(buffers), "average_buffers": bool(buffers)
+            })
+        config.optimizer = lib.dp_optimizer_defaults(lib.DP_OPTIMIZER_SGD)
+        kept += [parameters, graph, config]
+        self._comm.reset_if_aborted()
+        self._mixer = new_object(lib.dp_mixer_new,
+                                 "struct dp_mixer",
+                                 config,
+                                 comm=self._comm.pointer)
+        self._parameters_of_mixer, self._updates.mixer = parameters, self._mixer
+        self._close = owned(self, lib.dp_mixer_free, self._mixer, kept)
+
+    # -- an iteration
+
+    def _ready(self, number: int) -> None:
+        """The gradient of a parameter is complete."""
+        if self._is_grad_accum_enable:
+            return
+        if not self._backward_is_begun:
+            self._backward_is_begun = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
+        with torch.no_grad():
+            self._comm.check(lib.dp_mixer_ready(self._mixer, number))
+
+    def _backward_is_over(self) -> None:
+        self._backward_is_begun = False
+        with torch.no_grad():
+            self._comm.check(lib.dp_mixer_step(self._mixer))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output. The first call after the first backward makes the buckets and updates
+        them with its gradients, all ranks together."""
+        self._backward_is_begun = False
+        with torch.no_grad():
+            self._comm.check(lib.dp_mixer_forward(self._mixer, self._model.training))
+        return self._model(*args, **kwargs)
+
+    def set_accumulate_grad(self, enable: bool = True) -> None:
+        """Gradients of the backwards from now on are added up and not used yet. Switch it off
+        before the forward of the last one."""
+        self._is_grad_accum_enable = enable
+        self._comm.check(lib.dp_mixer_accumulate(self._mixer, enable))
+
+    def set_adaptive_factor(self, factor: float) -> None:
+        """From the next mix on parameters become (1 - factor) of themselves and factor of their
+        average; above 0, up to 1. The same on all ranks."""
+        self._comm.check(lib.dp_mixer_set_factor(self._mixer, factor))
+
+    def get_lr(self) -> float:
+        """The learning rate of the first bucket; 0 before there is one. Raises AssertionError
+        without a scheduler."""
+        return self._updates.rate()
+
+    # -- the average of all
+
+    @torch.no_grad()
+    def global_avg(self, will_revert: bool = True, return_d2c: bool = False) -> Optional[float]:
+        """Parameters become the average of all ranks', which take part together; with will_revert
+        until revert_global_avg. Returns the distance of this rank's to it if return_d2c is set."""
+        what = ffi.new("struct dp_mixer_average *", {"revert": will_revert, "distance": return_d2c})
+        self._comm.check(lib.dp_mixer_average(self._mixer, what))
+        self._has_backup = will_revert
+        return what.l2 if return_d2c else None
+
+    @torch.no_grad()
+    def revert_global_avg(self) -> None:
+        """Parameters become what they were before global_avg. Raises RuntimeError without one."""
+        if not self._has_backup:
+            raise RuntimeError("No backup found for reverting global average")
+        self._has_backup = False
+        self._comm.check(lib.dp_mixer_revert(self._mixer))
+
+    # -- the model's
+
+    def train(self, mode: bool = True) -> "DecentralizedDataParallel":
+        """Set the model's mode."""
+        self._model.train(mode)
+        return self
+
+    def eval(self) -> "DecentralizedDataParallel":
+        """Set the model's mode."""
+        self._model.eval()
+        return self
+
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
+        """The model's."""
+        yield from self._model.parameters(recurse)
+
+    @property
+    def _optims(self) -> List[Optimizer]:
+        return [self._updates.optimizers[i] for i in sorted(self._updates.optimizers)]
+
+    @property
+    def _lr_schedulers(self) -> List[Optional[LRScheduler]]:
+        return [self._updates.schedulers[i] for i in sorted(self._updates.schedulers)]
+
+
+def _hook(this: Any, number: int) -> Callable[[Tensor], None]:
+    """Of a parameter. It does not keep the wrapper, whose model it is part of."""
+    def ready(_parameter: Tensor) -> None:
+        wrapper = this()
+        if wrapper is not None:
+            wrapper._ready(number)
+
+    return ready
+
+
+class _Updates:
+    """The optimizers and schedulers of the buckets: what the mixer calls."""
+    def __init__(self, named: NamedTensors, topology: Topology, optim_fn: OPTIM_FN_TYPE,
+                 scheduler_fn: Optional[LR_SCHEDULER_FN_TYPE], scaler: Any, clip: float) -> None:
+        self.named, self.topology, self.optim_fn = named, topology, optim_fn
+        self.scheduler_fn, self.scaler, self.clip = scheduler_fn, scaler, clip
+        self.optimizers: Dict[int, Optimizer] = {}
+        self.schedulers: Dict[int, Optional[LRScheduler]] = {}
+        self.mixer: Any = None
+        self.handle = ffi.new_handle(self)
+
+    def rate(self) -> float:
+        if not self.optimizers:
+            return 0.0
+        scheduler = self.schedulers[0]
+        assert scheduler is not None, "No learning rate scheduler is defined"
+        return scheduler.get_last_lr()[0]
+
+    def _open(self, info: Any) -> Optimizer:
+        bucket = [self.named[info.parameters[i]] for i in range(info.count)]
+        optimizer = self.optimizers[info.bucket] = self.optim_fn(bucket)
+        self.schedulers[info.bucket] = self.scheduler_fn(optimizer) if self.scheduler_fn else None
+        return optimizer
+
+    def update(self, info: Any) -> None:
+        """Carry the update of a bucket out."""
+        optimizer = self.optimizers.get(info.bucket) or self._open(info)
+        if not info.skip:
+            self._step(optimizer, [self.named[info.parameters[i]][1] for i in range(info.count)],
+                       info.bucket + 1 == lib.dp_mixer_bucket_count(self.mixer))
+        optimizer.zero_grad()
+        scheduler = self.schedulers[info.bucket]
+        if scheduler is not None:
+            scheduler.step()
+
+    def _step(self, optimizer: Optimizer, parameters: List[Tensor], is_last: bool) -> None:
+        scaler = self.scaler
+        if scaler is not None and self.clip > 0:
+            scaler.unscale_(optimizer)
+        if self.clip > 0:
+            torch.nn.utils.clip_grad_norm_(parameters, self.clip)
+        if scaler is None:
+            optimizer.step()
+            return
+        scaler.step(optimizer)
+        if is_last:
+            scaler.update()
+
+    def pre_average(self, info: Any) -> None:
+        """An optimizer may look at what is going to be mixed."""
+        optimizer = self.optimizers.get(info.bucket)
+        if not hasattr(optimizer, "pre_average_hook"):
+            return
+        for i in range(info.count):
+            parameter = self.named[info.parameters[i]][1]
+            kept: List[Any] = []
+            received = describe(parameter.data, kept)
+            received.data = info.received[i]
+            setattr(parameter, "comm_buffer", Views().of(received))
+        edge = self.topology.get_edge(info.round)
+        getattr(optimizer, "pre_average_hook")(edge, edge.weight)
+
+
+@ffi.def_extern(name="dpy_update", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@callback
+def _update(user: Any, info: Any) -> None:
+    ffi.from_handle(user).update(info)
+
+
+@ffi.def_extern(name="dpy_pre_average", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@callback
+def _pre_average(user: Any, info: Any) -> None:
+    ffi.from_handle(user).pre_average(info)
+
+
+# ---- optimizers and a schedule ----
+
+
+class AccumAdam(Optimizer):
+    """Adam whose moments move once in accum_iter steps, by the mean of their gradients; every step
+    updates, with its own gradient added for the time being."""
+
+    decoupled = False  # weight decay apart from the gradient
+
+    def __init__(self,
+                 params: Any,
+                 lr: float = 1e-3,
+                 betas: Tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8,
+                 weight_decay: float = 0,
+                 accum_iter: int = 4) -> None:
+        super().__init__(
+            params, {
+                "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                "accum_iter": accum_iter
+            })
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """One update; parameters without a gradient are left out."""
+        assert closure is None
+        for group in self.param_groups:
+            found = [p for p in group["params"] if p.grad is not None]
+            if found:
+                self._update(group, found)
+
+    def _update(self, group: Dict[str, Any], found: List[Tensor]) -> None:
+        for p in found:
+            if not self.state[p]:
+                self.state[p]["step"] = torch.tensor(0, dtype=torch.int64)
+                for name in ("exp_avg", "exp_avg_sq", "accum_grad"):
+                    self.state[p][name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        first, second, mean, steps = ([self.state[p][name] for p in found]
+                                      for name in ("exp_avg", "exp_avg_sq", "accum_grad", "step"))
+        grads, (beta1, beta2) = [p.grad for p in found], group["betas"]
+        lr, decay, period = group["lr"], group["weight_decay"], group["accum_iter"]
+        torch._foreach_add_(steps, 1)
+        if decay != 0 and self.decoupled:
+            torch._foreach_mul_(found, 1 - lr * decay)
+        elif decay != 0:
+            torch._foreach_add_(grads, found, alpha=decay)
+        torch._foreach_add_(mean, grads, alpha=1.0 / period)
+        step = steps[0].item()
+        epoch = (step + period - 1) // period
+        numerator = torch._foreach_add(first, grads, alpha=1 - beta1)
+        denominator = torch._foreach_addcmul(second, grads, grads, value=1 - beta2)
+        torch._foreach_sqrt_(denominator)
+        torch._foreach_div_(denominator, math.sqrt(1 - beta2**epoch))
+        torch._foreach_add_(denominator, group["eps"])
+        torch._foreach_addcdiv_(found, numerator, denominator, value=-(lr / (1 - beta1**epoch)))
+        if step % period == 0:
+            torch._foreach_add_(first, mean, alpha=1 - beta1)
+            torch._foreach_mul_(first, beta1)
+            torch._foreach_addcmul_(second, mean, mean, value=1 - beta2)
+            torch._foreach_mul_(second, beta2)
+            torch._foreach_zero_(mean)
+
+
+class AccumAdamW(AccumAdam):
+    """AccumAdam with weight decay apart from the gradient."""
+
+    decoupled = True
+
+
+def _groups(params: NamedTensors, weight_decay: float) -> List[Dict[str, Any]]:
+    """As Decent-DP groups them: biases and batch norms decay, all others do not."""
+    decays = [("bn" in name) or ("bias" in name) for name, _ in params]
+    return [{
+        "params": [p for (_, p), chosen in zip(params, decays)
+                   if chosen == wanted], "weight_decay": weight_decay if wanted else 0.0
+    } for wanted in (False, True)]
+
+
+def optim_fn_adam(params: NamedTensors,
+                  lr: float = 1e-3,
+                  beta1: float = 0.9,
+                  beta2: float = 0.999,
+                  weight_decay: float = 1.0 / 32768,
+                  eps: float = 1e-8) -> Optimizer:
+    """Adam of a bucket."""
+    return torch.optim.Adam(_groups(params, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps)
+
+
+def optim_fn_adamw(params: NamedTensors,
+                   lr: float = 1e-3,
+                   beta1: float = 0.9,
+                   beta2: float = 0.999,
+                   weight_decay: float = 0.1,
+                   eps: float = 1e-8) -> Optimizer:
+    """AdamW of a bucket."""
+    return torch.optim.AdamW(_groups(params, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps)
+
+
+def optim_fn_accum_adam(params: NamedTensors,
+                        lr: float = 1e-3,
+                        beta1: float = 0.9,
+                        beta2: float = 0.999,
+                        eps: float = 1e-8,
+                        weight_decay: float = 1.0 / 32768,
+                        accum_iter: int = 4) -> Optimizer:
+    """AccumAdam of a bucket."""
+    return AccumAdam(_groups(params, weight_decay), lr, (beta1, beta2), eps, accum_iter=accum_iter)
+
+
+def optim_fn_accum_adamw(params: NamedTensors,
+                         lr: float = 1e-3,
+                         beta1: float = 0.9,
+                         beta2: float = 0.999,
+                         eps: float = 1e-8,
+                         weight_decay: float = 0.1,
+                         accum_iter: int = 4) -> Optimizer:
+    """AccumAdamW of a bucket."""
+    return AccumAdamW(_groups(params, weight_decay), lr, (beta1, beta2), eps, accum_iter=accum_iter)
+
+
+def lr_scheduler_fn_cosine_with_warmup(optimizer: Optimizer,
+                                       t_max: int,
+                                       t_warmup: int,
+                                       cosine_eta_min: float = 1e-6,
+                                       warmup_decay: float = 0.01) -> LRScheduler:
+    """A rate that rises for t_warmup steps and then falls for t_max along a cosine."""
+    fall = CosineAnnealingLR(optimizer, T_max=t_max, eta_min=cosine_eta_min)
+    rise = LinearLR(optimizer, start_factor=warmup_decay, total_iters=t_warmup)
+    return SequentialLR(optimizer, schedulers=[rise, fall], milestones=[t_warmup])
+
+
+def initialize_dist() -> Tuple[int, int]:
+    """Make the process group by torchrun's variables: nccl where CUDA_VISIBLE_DEVICES lists a GPU
+    for each process of the host, of which this one keeps its own; otherwise gloo. Returns rank and
+    number of ranks. Raises ValueError for another number of GPUs."""
+    local, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if gpus:
+        listed = gpus.split(",")
+        if len(listed) != count:
+            raise ValueError(
+                f"CUDA_VISIBLE_DEVICES lists {len(listed)}, LOCAL_WORLD_SIZE is {count}")
+        os.environ["CUDA_VISIBLE_DEVICES"] = listed[local]
+    dist.init_process_group(backend="nccl" if gpus else "gloo")
+    return dist.get_rank(), dist.get_world_size()

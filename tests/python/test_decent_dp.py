@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decentralized data parallel against Decent-DP itself, step by step."""
+import copy
+import gc
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import libdualpipe
+from libdualpipe.compat import decent_dp
+
+
+class Net(nn.Module):
+    """A convolution, batch norm, a layer that is left out in training."""
+    def __init__(self, layout):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 6, 3, padding=1).to(memory_format=layout)
+        self.bn = nn.BatchNorm2d(6)
+        self.line, self.unused = nn.Linear(6 * 16, 5), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.line(F.relu(self.bn(self.conv(x))).flatten(1))
+
+
+def sgd(params):
+    return torch.optim.SGD([p for _, p in params], lr=0.05, momentum=0.9)
+
+
+def warm(optimizer):
+    return decent_dp.lr_scheduler_fn_cosine_with_warmup(optimizer, 30, 5)
+
+
+OPTIMIZERS = {
+    name: partial(getattr(decent_dp, "optim_fn_" + name), lr=1e-2)
+    for name in ("adam", "adamw", "accum_adam", "accum_adamw")
+}
+OPTIMIZERS["sgd"] = sgd
+
+
+def equals_decent_dp(rank, size, topology, optimizer, options):
+    from loguru import logger
+    logger.remove()
+    from decent_dp.ddp import DecentralizedDataParallel as Peer
+    if optimizer.startswith("accum"):
+        from decent_dp import optim
+        theirs = partial(getattr(optim, "optim_fn_" + optimizer), lr=1e-2)
+    else:
+        theirs = OPTIMIZERS[optimizer]
+    torch.manual_seed(3 + rank)
+    base = Net(torch.contiguous_format).double()
+    scaler = options.pop("scaler", False)
+    accumulate = options.pop("accumulate", 1)
+
+    def scaled():
+        return {"scaler": torch.amp.GradScaler("cpu", init_scale=2.0**10)} if scaler else {}
+
+    pairs = [(Peer(copy.deepcopy(base),
+                   theirs,
+                   warm,
+                   topology=topology,
+                   sync_buffer_in_global_avg=True,
+                   **options,
+                   **scaled())),
+             (decent_dp.DecentralizedDataParallel(copy.deepcopy(base),
+                                                  OPTIMIZERS[optimizer],
+                                                  warm,
+                                                  topology=topology,
+                                                  sync_buffer_in_global_avg=True,
+                                                  **options,
+                                                  **scaled()))]
+
+    def same(step):
+        for a, b in zip(pairs[0]._model.parameters(), pairs[1]._model.parameters()):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9,
+                                       msg=lambda text: f"iteration {step}: {text}")
+        for a, b in zip(pairs[0]._model.buffers(), pairs[1]._model.buffers()):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9,
+                                       msg=lambda text: f"iteration {step}: {text}")
+
+    torch.manual_seed(100 + rank)
+    for step in range(24):
+        if step == 12:
+            for model in pairs:
+                model.set_adaptive_factor(0.5)
+        for part in range(accumulate):
+            x, y = torch.randn(8, 2, 4, 4).double(), torch.randint(0, 5, (8, ))
+            for model in pairs:
+                model.set_accumulate_grad(part + 1 < accumulate)
+                loss = F.cross_entropy(model(x), y)
+                used = model._scaler if model is pairs[0] else model._updates.scaler
+                (used.scale(loss) if scaler else loss).backward()
+        same(step)
+        assert pairs[0].get_lr() == pairs[1].get_lr()
+        if step == 7:
+            for model in pairs:
+                model.eval()
+                assert model(x).shape == (8, 5)
+                model.train()
+        if step == 15:
+            distance = [model.global_avg(return_d2c=True) for model in pairs]
+            assert distance[0] == pytest.approx(distance[1], rel=1e-4)
+            same(step)
+            for model in pairs:
+                model.revert_global_avg()
+            same(step)
+        if step == 18:
+            for model in pairs:
+                model.global_avg(will_revert=False)
+            same(step)
+
+
+@pytest.mark.parametrize("topology, optimizer, options", [
+    ("ring", "sgd", {"bucket_size_in_mb": 1}),
+    ("complete", "adam", {"bucket_size_in_mb": 0.001}),
+    ("one-peer-exp", "adamw", {"bucket_size_in_mb": 0.001, "grad_clip_norm": 0.1}),
+    ("alternating-exp-ring", "accum_adam", {"_local_world_size": 2, "param_as_bucket_view": False}),
+    ("ring", "accum_adamw", {"bucket_size_in_mb": 0.001, "accumulate": 3}),
+    ("complete", "sgd", {"scaler": True, "grad_clip_norm": 0.5}),
+])
+def test_values_are_those_of_decent_dp(ranks, topology, optimizer, options):
+    pytest.importorskip("decent_dp", reason="pip's decent-dp is not installed")
+    pytest.importorskip("loguru", reason="pip's loguru, which decent-dp uses, is not installed")
+    ranks(4, equals_decent_dp, topology, optimizer, options)
+
+
+def keeps_layouts(rank, size):
+    model = Net(torch.channels_last)
+    wrapped = decent_dp.DecentralizedDataParallel(model, sgd, topology="ring")
+    places = [p.data_ptr() for p in model.parameters()]
+    for _ in range(4):
+        F.cross_entropy(wrapped(torch.randn(8, 2, 4, 4)), torch.randint(0, 5, (8, ))).backward()
+    assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    assert [p.data_ptr() for p in model.parameters()] == places
+    assert len(list(wrapped.parameters())) == len(places)
+    del wrapped
+    gc.collect()
+    F.cross_entropy(model(torch.randn(8, 2, 4, 4)), torch.randint(0, 5, (8, ))).backward()
+
+
+def test_parameters_stay_and_outlive_the_wrapper(ranks):
+    ranks(4, keeps_layouts)
+
+
+def arguments(rank, size):
+    model = nn.Linear(2, 2)
+    with pytest.raises(KeyError):
+        decent_dp.DecentralizedDataParallel(model, sgd, topology="no-such")
+    with pytest.raises(ValueError):
+        decent_dp.DecentralizedDataParallel(model,
+                                            sgd,
+                                            topology="alternating-exp-ring",
+                                            _local_world_size=4)
+    with pytest.raises(AssertionError, match="multiple of 3"):
+        decent_dp.DecentralizedDataParallel(model, sgd, _local_world_size=3)
+    wrapped = decent_dp.DecentralizedDataParallel(model, sgd)
+    with pytest.raises(RuntimeError):
+        wrapped.revert_global_avg()
+    assert wrapped.get_lr() == 0
+    wrapped(torch.ones(1, 2)).sum().backward()
+    wrapped(torch.ones(1, 2))
+    with pytest.raises(AssertionError, match="No learning rate scheduler"):
+        wrapped.get_lr()
+
+
+def test_wrong_arguments_are_refused_as_by_decent_dp(ranks):
+    ranks(4, arguments)
+
+
+def own_topology(rank, size):
+    seen = []
+
+    class Hooked(torch.optim.SGD):
+        def pre_average_hook(self, edge, weight):
+            seen.append(
+                (edge.ranks, weight, [p.comm_buffer.shape for p in self.param_groups[0]["params"]]))
+
+    if "pairs" not in decent_dp.TopologyReg.registry:
+
+        @decent_dp.TopologyReg.register("pairs")
+        class Pairs(decent_dp.Topology):
+            def _get_topo_edges(self):
+                return [[decent_dp.Edge([1, 0], 0.25),
+                         decent_dp.Edge([2, 3], 0.25)],
+                        [decent_dp.Edge([0, 3], 0.5),
+                         decent_dp.Edge([1, 2], 0.5)]]
+
+    with pytest.raises(ValueError, match="already registered"):
+        decent_dp.TopologyReg.register("pairs")(decent_dp.Topology)
+    with pytest.raises(ValueError, match="must extend"):
+        decent_dp.TopologyReg.register("other")(int)
+    wrapped = decent_dp.DecentralizedDataParallel(nn.Linear(2, 2),
+                                                  lambda ps: Hooked([p for _, p in ps], lr=0.1),
+                                                  topology="pairs")
+    for _ in range(5):
+        wrapped(torch.ones(1, 2)).sum().backward()
+    assert len(seen) >= 3 and all(rank in ranks for ranks, _, _ in seen)
+    assert {weight for _, weight, _ in seen} == {0.25, 0.5}
+
+
+def test_a_topology_and_an_optimizer_of_the_users(ranks):
+    ranks(4, own_topology)
+
+
+def an_optimizer_fails(rank, size):
+    class Broken(torch.optim.SGD):
+        calls = 0
+
+        def step(self, closure=None):
+            Broken.calls += 1
+            if rank == 2 and Broken.calls == 3:
+                raise ZeroDivisionError("of the optimizer")
+            return super().step(closure)
+
+    wrapped = decent_dp.DecentralizedDataParallel(nn.Linear(2, 2),
+                                                  lambda ps: Broken([p for _, p in ps], lr=0.1))
+    with pytest.raises(ZeroDivisionError if rank == 2 else libdualpipe.DualpipeError) as caught:
+        for _ in range(6):
+            wrapped(torch.ones(1, 2)).sum().backward()
+    assert rank == 2 or caught.value.rank == 2
+
+
+def test_an_optimizer_that_fails_is_named_on_all_ranks(ranks):
+    ranks(4, an_optimizer_fails)
