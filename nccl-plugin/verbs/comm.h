@@ -26,9 +26,10 @@
  *
  * A file calls only those in lines above its own:
  *
- *      fail, worker, ibv_qp, cts         errors, calls that may block
- *      control, qp, flush                messages beside the queue pairs; one queue pair; loopback
- *      rails, inline, cts_write
+ *      worker, ibv_qp, cts, qp           calls that may block; one queue pair
+ *      fail                              errors
+ *      control, flush                    messages beside the queue pairs; loopback
+ *      rails, cts_write
  *      eager_send, eager_recv
  *      send, recv
  *      completion                        what a device has done, for the file that asked for it
@@ -193,7 +194,7 @@ static inline struct dpn_work dpn_work_unpack(uint64_t id)
 /* What a worker does for a queue pair, and how that ended. */
 struct dpn_qp_job {
     struct dpn_job base;
-    struct dpn_verbs *v; /* of which it reads what no longer changes */
+    struct dpn_queues *queues; /* of which it reads what no longer changes */
     union {
         struct dpn_qp *qp;
         struct dpn_rail *rail; /* its loopback queue pair */
@@ -417,10 +418,8 @@ struct dpn_channel {
     char why[224];
 };
 
-struct dpn_verbs {
-    struct dpn_comm *comm;
-    bool is_sender;
-    enum dpn_step step;
+/* Which ports this side offers. */
+struct dpn_choice {
     struct dpn_device const *device; /* NCCL's device, or own_device */
     struct dpn_device own_device;    /* as the placement wants it */
     int placed_ports;                /* the first ports of own_device, which the placement names */
@@ -428,31 +427,29 @@ struct dpn_verbs {
     /* the device's ports, then those that may replace them */
     struct dpn_port *ports[DPN_MAX_RAILS];
     int port_count;
-    int error;
-    int64_t failed_ns; /* when that was */
-    bool has_told;     /* and the peer knows */
-    char why[512];
-    char reason[384]; /* why the last queue pair failed */
+};
 
-    int rail_count, qp_count, qps_per_rail;
-    struct dpn_rail rails[DPN_MAX_RAILS];
-    struct dpn_qp qps[DPN_MAX_QPS];
+/* The queue pairs of a connection, and what they share. */
+struct dpn_queues {
+    bool is_sender;
     bool any_order; /* messages of a queue pair may arrive out of order */
+    bool is_degraded; /* some queue pairs are not up */
+    uint8_t traffic_class, service_level;
     uint16_t up;    /* bit mask of queue pairs in state UP */
     /* sender: bit mask of queue pairs that the placement names; 0: no preference */
     uint16_t preferred;
-    bool is_degraded; /* some queue pairs are not up */
-    int64_t down_ns;  /* for how long no queue pair has been up */
+    int rail_count, qp_count, qps_per_rail;
     int failures;     /* failed queue pairs since a message completed, while requests were open */
     uint32_t max_message;
-    uint8_t traffic_class, service_level;
     struct dpn_block *block;
+    struct dpn_rail rails[DPN_MAX_RAILS];
+    struct dpn_qp qps[DPN_MAX_QPS];
+    int64_t down_ns;  /* for how long no queue pair has been up */
+    char reason[384]; /* why the last queue pair failed */
+};
 
-    uint32_t free;        /* receiver: bit mask of free receives */
-    uint32_t eager_bytes; /* largest eager message; 0: none are sent */
-    bool may_eager; /* sender: the receiver's memory takes eager messages, see DPN_CTS_NO_EAGER */
-    uint32_t eager_taken; /* eager messages that were copied */
-    /* sender */
+struct dpn_sender {
+    bool may_eager; /* the receiver's memory takes eager messages, see DPN_CTS_NO_EAGER */
     uint32_t eager_sent;
     struct dpn_eager_send eager_sends[DPN_EAGER_SLOTS]; /* indexed by number */
     struct dpn_send sends[DPN_SENDS];    /* pages of entries that were never used take no memory */
@@ -466,7 +463,10 @@ struct dpn_verbs {
     unsigned waiting; /* stripes that are not completely posted */
     unsigned next_qp;
     struct dpn_closed_receiver reports[DPN_MAX_QPS];
-    /* receiver */
+};
+
+struct dpn_receiver {
+    uint32_t free; /* bit mask of free receives */
     struct dpn_recv recvs[NCCL_NET_MAX_REQUESTS];
     uint32_t cts_made, cts_sent;
     /* entries from here on were never written; before it some may be written again */
@@ -492,17 +492,37 @@ struct dpn_verbs {
     uint32_t flushes_free;
     struct dpn_flush flushes[NCCL_NET_MAX_REQUESTS];
     bool has_lost_loop; /* a loopback queue pair failed and will be opened again */
+};
 
-    unsigned idle;  /* consecutive polls that found nothing */
-    unsigned polls; /* other polls; these check deadlines and control messages at intervals, too */
-    int64_t polled_ns, peer_gone_ns;
+/* The control messages of a connection. */
+struct dpn_control {
     struct dp_wire_request incoming;
     union dpn_control_body received;
     bool is_receiving;    /* a receive for `incoming` is posted */
     bool has_peer_failed; /* the peer sent FAILED */
-    struct dpn_stall stall;
     struct dpn_control_message *unacked; /* oldest first */
     struct dpn_channel channel;
+};
+
+/* A part for each owner: memory of its own would cost a load on the way to it. */
+struct dpn_verbs {
+    struct dpn_comm *comm;
+    enum dpn_step step;
+    int error;
+    bool has_told;        /* the peer knows */
+    uint32_t eager_bytes; /* largest eager message; 0: none are sent */
+    uint32_t eager_taken; /* eager messages that were copied */
+    unsigned idle;        /* consecutive polls that found nothing */
+    unsigned polls; /* other polls; these check deadlines and control messages at intervals, too */
+    struct dpn_queues queues;
+    struct dpn_receiver recv;
+    struct dpn_sender send;
+    struct dpn_control control;
+    struct dpn_choice choice;
+    struct dpn_stall stall;
+    int64_t polled_ns, peer_gone_ns;
+    int64_t failed_ns; /* when `error` was */
+    char why[512];
     bool is_watched; /* is in the watchdog's list; protected by the watchdog's lock */
     struct dpn_verbs *next_watched;
 };
@@ -511,26 +531,31 @@ struct dpn_verbs {
  * into the connection ends it then: dpn_verbs_has_ended. */
 void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...) DP_PRINTF(3, 4);
 
+/* A queue pair has failed: log it, and stop it. */
+void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
+                 const char *hint);
+void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp);
+
 /* verbs/rails.c. Set up what queue pairs need, once rails, the number of queue pairs per rail and
  * the size of eager messages are agreed. */
-int dpn_verbs_open_rails(struct dpn_verbs *v);
-void dpn_verbs_close_rails(struct dpn_verbs *v);
+int dpn_rails_open(struct dpn_queues *q, uint32_t eager_bytes);
+void dpn_rails_close(struct dpn_queues *q);
 
 /* verbs/ports.c. Collect the device's ports and, if the sender has to match the receiver's subnet,
  * others that may replace them. */
-void dpn_verbs_gather_ports(struct dpn_verbs *v);
-void dpn_verbs_describe_ports(const struct dpn_verbs *v, struct dpn_port_info *ports);
+void dpn_choice_gather(struct dpn_choice *c, bool is_sender);
+void dpn_choice_describe(const struct dpn_choice *c, struct dpn_port_info *ports);
 /* The largest work request that all ports carry, in bytes. */
-uint32_t dpn_verbs_max_message(const struct dpn_verbs *v);
+uint32_t dpn_choice_max_message(const struct dpn_choice *c);
 /* Pair ports of the same link layer; ports of the side that has fewer are used several times, in
  * turn. */
-void dpn_verbs_pair_ports(const struct dpn_verbs *v, const struct dpn_hello *hello,
-                          const struct dpn_port_info *own, struct dpn_plan *plan);
+void dpn_choice_pair(const struct dpn_choice *c, const struct dpn_hello *hello,
+                     const struct dpn_port_info *own, struct dpn_plan *plan);
 
 /* verbs/control.c: the control messages. */
 void dpn_control_send(struct dpn_verbs *v, enum dpn_control_kind kind,
                       const union dpn_control_body *body);
-/* Receive the next message into v->received. false: there is none. */
+/* Receive the next message into v->control.received. false: there is none. */
 bool dpn_control_receive(struct dpn_verbs *v, enum dpn_control_kind *kind);
 /* Whether a control message of this side is still being sent. */
 bool dpn_control_is_sending(struct dpn_verbs *v);
@@ -562,33 +587,33 @@ int dpn_verbs_handshake(struct dpn_verbs *v);
 void dpn_verbs_release_acceptor(const struct dpn_verbs *v);
 
 /* verbs/qp.c: one queue pair. */
-static inline const struct dpn_port *dpn_qp_port(const struct dpn_verbs *v,
+static inline const struct dpn_port *dpn_qp_port(const struct dpn_queues *q,
                                                  const struct dpn_qp *qp)
 {
-    return v->rails[qp->rail].port;
+    return q->rails[qp->rail].port;
 }
-void dpn_qp_set_state(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_qp_state state);
-void dpn_qp_is_up(struct dpn_verbs *v, struct dpn_qp *qp);
+void dpn_qp_set_state(struct dpn_queues *q, struct dpn_qp *qp, enum dpn_qp_state state);
+void dpn_qp_is_up(struct dpn_queues *q, struct dpn_qp *qp);
 /* Each begins what a worker does: the sender makes it and then connects it with the receiver's,
  * which is made and connected at once. The job has the result. */
-void dpn_qp_make(struct dpn_verbs *v, struct dpn_qp *qp, uint16_t epoch);
-void dpn_qp_answer(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_open_qp *open);
-void dpn_qp_connect(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_opened_qp *opened);
+void dpn_qp_make(struct dpn_queues *q, struct dpn_qp *qp, uint16_t epoch);
+void dpn_qp_answer(struct dpn_queues *q, struct dpn_qp *qp, const struct dpn_open_qp *open);
+void dpn_qp_connect(struct dpn_queues *q, struct dpn_qp *qp, const struct dpn_opened_qp *opened);
 /* state: DPN_QP_DESTROYING or DPN_QP_ABANDONING. */
-void dpn_qp_destroy(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_qp_state state);
-int dpn_qp_post_recvs(struct dpn_verbs *v, struct dpn_qp *qp, unsigned count);
+void dpn_qp_destroy(struct dpn_queues *q, struct dpn_qp *qp, enum dpn_qp_state state);
+int dpn_qp_post_recvs(struct dpn_queues *q, struct dpn_qp *qp, unsigned count);
 /* Write nothing, with an immediate for the receiver: an acknowledged write proves that the path
  * works; two connected queue pairs do not. */
-int dpn_qp_probe(struct dpn_verbs *v, struct dpn_qp *qp);
-/* The same without an immediate: an unreachable peer does not acknowledge it. */
-void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp);
-/* A queue pair has failed: log it, and stop it. */
-void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
+int dpn_qp_probe(struct dpn_queues *q, struct dpn_qp *qp);
+/* The same without an immediate: an unreachable peer does not acknowledge it. An errno. */
+int dpn_qp_write_heartbeat(struct dpn_queues *q, struct dpn_qp *qp);
+/* Log that it has failed, and stop it. false: it was not connected. */
+bool dpn_qp_stop(struct dpn_queues *q, struct dpn_qp *qp, const char *what, const char *status,
                  const char *hint);
 /* The connection has ended: destroy queue pairs. Returns whether all are destroyed. */
-bool dpn_qps_end(struct dpn_verbs *v);
+bool dpn_qps_end(struct dpn_queues *q);
 /* The same, waiting for it. false: a worker is still busy at until_ns. */
-bool dpn_qps_close(struct dpn_verbs *v, int64_t until_ns);
+bool dpn_qps_close(struct dpn_queues *q, int64_t until_ns);
 
 /* verbs/qps.c: what both sides tell each other about them. */
 void dpn_qp_open(struct dpn_verbs *v, struct dpn_qp *qp);
@@ -604,15 +629,18 @@ static inline bool dpn_qp_is_connected(const struct dpn_qp *qp)
 {
     return qp->state == DPN_QP_OPENING || qp->state == DPN_QP_PROBING || qp->state == DPN_QP_UP;
 }
-static inline unsigned dpn_qp_index(const struct dpn_verbs *v, const struct dpn_qp *qp)
+static inline unsigned dpn_qp_index(const struct dpn_queues *q, const struct dpn_qp *qp)
 {
-    return (unsigned)(qp - v->qps);
+    return (unsigned)(qp - q->qps);
 }
 
 /* verbs/placement.c. Before a side describes its ports: choose those that the placement names for a
- * flow between two workers. The sender prefers the queue pairs of these, once there are some. */
-void dpn_verbs_place(struct dpn_verbs *v, int32_t from, int32_t to, enum dpn_traffic traffic);
-void dpn_verbs_prefer_placed(struct dpn_verbs *v, const struct dpn_plan *plan);
+ * flow between two workers. The device that counts its bytes, dev otherwise. The sender prefers the
+ * queue pairs of these, once there are some. */
+int dpn_choice_place(struct dpn_choice *c, bool is_sender, int32_t from, int32_t to,
+                     enum dpn_traffic traffic, int dev);
+void dpn_choice_prefer(const struct dpn_choice *c, const struct dpn_plan *plan,
+                       struct dpn_queues *q);
 
 /* verbs/progress.c */
 void dpn_verbs_progress(struct dpn_verbs *v);
@@ -660,10 +688,11 @@ void dpn_eager_take(struct dpn_verbs *v, uint16_t low, uint32_t bytes);
 bool dpn_eager_take_inline(struct dpn_verbs *v);
 static inline bool dpn_eager_poll(struct dpn_verbs *v)
 {
-    if (v->is_sender || !v->eager_bytes)
+    if (v->queues.is_sender || !v->eager_bytes)
         return false;
-    const struct dpn_inline_message *next = &v->block->inlines[v->eager_seen % DPN_EAGER_SLOTS];
-    return __atomic_load_n(&next->head.number, __ATOMIC_RELAXED) == v->eager_seen &&
+    const struct dpn_inline_message *next =
+        &v->queues.block->inlines[v->recv.eager_seen % DPN_EAGER_SLOTS];
+    return __atomic_load_n(&next->head.number, __ATOMIC_RELAXED) == v->recv.eager_seen &&
            dpn_eager_take_inline(v);
 }
 void dpn_eager_match_recv(struct dpn_verbs *v, struct dpn_recv *recv);
@@ -676,7 +705,7 @@ void dpn_eager_report(const struct dpn_verbs *v, struct dpn_closed_receiver *rep
 /* verbs/recv.c. Errors of the connection are the caller's business. */
 int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
                     struct dpn_request **out);
-void dpn_verbs_take_imm(struct dpn_verbs *v, const struct dpn_qp *qp, uint32_t imm, uint32_t bytes);
+void dpn_verbs_take_imm(struct dpn_verbs *v, unsigned qp, uint32_t imm, uint32_t bytes);
 void dpn_verbs_report(const struct dpn_verbs *v, struct dpn_closed_receiver *report);
 
 /* verbs/cts_write.c. Make CTS entries for a receive that is posted, or delay that. */
@@ -690,9 +719,9 @@ void dpn_cts_release(struct dpn_verbs *v);
 void dpn_cts_release_late(struct dpn_verbs *v);
 static inline void dpn_cts_release_if_idle(struct dpn_verbs *v, bool found)
 {
-    if (found || !v->delayed)
-        v->delayed_polls = 0;
-    else if (v->delayed_polls++ % 4 == 0) /* reading the clock costs as much as a poll */
+    if (found || !v->recv.delayed)
+        v->recv.delayed_polls = 0;
+    else if (v->recv.delayed_polls++ % 4 == 0) /* reading the clock costs as much as a poll */
         dpn_cts_release_late(v);
 }
 
@@ -735,9 +764,9 @@ void dpn_watchdog_remove(struct dpn_verbs *v);
 int dpn_verbs_reg(struct dpn_comm *comm, const struct dpn_region *region, struct dpn_memory **out);
 void dpn_verbs_dereg(struct dpn_comm *comm, struct dpn_memory *base);
 
-/* verbs/inline.c. Fill in what is the same for all inline messages of a queue pair, once it is
- * connected. */
-void dpn_inline_prepare(struct dpn_verbs *v, struct dpn_qp *qp);
+/* Inline messages, verbs/eager_send.c. Fill in what is the same for all inline messages of a queue
+ * pair, once it is connected. */
+void dpn_inline_prepare(struct dpn_queues *q, struct dpn_qp *qp);
 /* Post an inline message. Returns whether that succeeded. */
 bool dpn_inline_post(struct dpn_verbs *v, struct dpn_send *send);
 
@@ -758,10 +787,10 @@ static inline struct dpn_verbs_request dpn_verbs_new_request(struct dpn_verbs *v
 /* Whether any request is open. */
 static inline bool dpn_verbs_is_busy(const struct dpn_verbs *v)
 {
-    bool any = v->free != UINT32_MAX;
+    bool any = v->recv.free != UINT32_MAX;
 
     for (int w = 0; w < DPN_SENDS / 64; w++)
-        any |= v->sends_used[w] != 0;
+        any |= v->send.sends_used[w] != 0;
     return any;
 }
 
@@ -769,7 +798,7 @@ static inline bool dpn_verbs_is_busy(const struct dpn_verbs *v)
 static inline unsigned dpn_verbs_next_send(const struct dpn_verbs *v, unsigned i)
 {
     for (unsigned w = i / 64, at = i % 64; w < DPN_SENDS / 64; w++, at = 0) {
-        const uint64_t rest = v->sends_used[w] >> at << at;
+        const uint64_t rest = v->send.sends_used[w] >> at << at;
         if (rest)
             return w * 64 + (unsigned)__builtin_ctzll(rest);
     }

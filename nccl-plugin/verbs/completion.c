@@ -46,22 +46,23 @@ static void take_failure(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_work_k
     dpn_qp_fail(v, qp, names[kind], status, hint_of(wc->status));
 }
 
-static void take_recv(struct dpn_verbs *v, struct dpn_qp *qp, const struct ibv_wc *wc)
+static void take_recv(struct dpn_verbs *v, struct dpn_qp *qp, unsigned index,
+                      const struct ibv_wc *wc)
 {
     const uint32_t imm = be32toh(wc->imm_data);
 
     if (imm == DPN_GENERATIONS) {
-        dpn_qp_is_up(v, qp);
+        dpn_qp_is_up(&v->queues, qp);
     } else {
         qp->failures = 0; /* the next failure is logged as a warning again */
         if ((imm & DPN_EAGER_IMM) == DPN_EAGER_IMM)
             dpn_eager_take(v, (uint16_t)(imm >> 16), wc->byte_len);
         else
-            dpn_verbs_take_imm(v, qp, imm, wc->byte_len);
+            dpn_verbs_take_imm(v, index, imm, wc->byte_len);
     }
     qp->recvs_owed++;
     if (qp->recvs_owed >= BATCH && dpn_qp_is_connected(qp) && !v->error &&
-        dpn_qp_post_recvs(v, qp, qp->recvs_owed))
+        dpn_qp_post_recvs(&v->queues, qp, qp->recvs_owed))
         dpn_qp_fail(v, qp, "receive", dp_last_error(), "");
 }
 
@@ -74,10 +75,10 @@ static void take_success(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_work
         break;
     case DPN_WORK_PROBE:
         if (qp->state == DPN_QP_PROBING)
-            dpn_qp_is_up(v, qp);
+            dpn_qp_is_up(&v->queues, qp);
         break;
     case DPN_WORK_RECV:
-        take_recv(v, qp, wc);
+        take_recv(v, qp, work.qp, wc);
         break;
     case DPN_WORK_CTS:
         dpn_cts_write_done(v, qp, work);
@@ -108,10 +109,10 @@ static void handle(struct dpn_verbs *v, const struct ibv_wc *wc)
 
     if (work.kind == DPN_WORK_FLUSH || work.kind == DPN_WORK_COPY) {
         if (dpn_loop_take(v, work, wc) && work.kind == DPN_WORK_COPY)
-            dpn_eager_copied(v, &v->recvs[work.slot], work.stripe, work.requests);
+            dpn_eager_copied(v, &v->recv.recvs[work.slot], work.stripe, work.requests);
         return;
     }
-    struct dpn_qp *qp = &v->qps[work.qp];
+    struct dpn_qp *qp = &v->queues.qps[work.qp];
     if (qp->epoch != work.epoch || !qp->ibv)
         return;
     count(qp, work);
@@ -126,17 +127,17 @@ bool dpn_verbs_poll_queues(struct dpn_verbs *v)
     struct ibv_wc wcs[BATCH];
     bool found = false;
 
-    for (int r = 0; r < v->rail_count; r++) {
+    for (int r = 0; r < v->queues.rail_count; r++) {
         int n = BATCH;
         while (n == BATCH && !v->error) {
-            n = ibv_poll_cq(v->rails[r].cq, BATCH, wcs);
+            n = ibv_poll_cq(v->queues.rails[r].cq, BATCH, wcs);
             for (int i = 0; i < n && !v->error; i++)
                 handle(v, &wcs[i]);
             found |= n > 0;
         }
         if (n < 0)
             dpn_verbs_fail(v, DP_EIO, "%s: the completion queue cannot be read",
-                           v->rails[r].port->name);
+                           v->queues.rails[r].port->name);
     }
     return found;
 }

@@ -48,13 +48,13 @@ static bool is_numbered(enum dpn_control_kind kind)
 
 static bool is_acked(const struct dpn_verbs *v, const struct dpn_control_message *message)
 {
-    return !is_numbered(message->kind) || (int32_t)(v->channel.acked - message->number) > 0;
+    return !is_numbered(message->kind) || (int32_t)(v->control.channel.acked - message->number) > 0;
 }
 
 /* A message that the wire is still sending is kept. */
 static void free_acked(struct dpn_verbs *v)
 {
-    for (struct dpn_control_message **at = &v->unacked; *at;) {
+    for (struct dpn_control_message **at = &v->control.unacked; *at;) {
         struct dpn_control_message *message = *at;
         if (message->req.status == DP_EAGAIN || !is_acked(v, message)) {
             at = &message->next;
@@ -67,7 +67,8 @@ static void free_acked(struct dpn_verbs *v)
 
 static void post(struct dpn_verbs *v, struct dpn_control_message *message)
 {
-    dp_wire_isend(v->comm->wire, tag_of(message->kind, message->number, v->channel.received),
+    dp_wire_isend(v->comm->wire,
+                  tag_of(message->kind, message->number, v->control.channel.received),
                   &message->body, dpn_control_len(message->kind), &message->req);
 }
 
@@ -82,12 +83,12 @@ void dpn_control_send(struct dpn_verbs *v, enum dpn_control_kind kind,
     }
     memcpy(&message->body, body, dpn_control_len(kind));
     message->kind = kind;
-    message->number = is_numbered(kind) ? v->channel.sent++ : v->channel.sent;
-    struct dpn_control_message **end = &v->unacked;
+    message->number = is_numbered(kind) ? v->control.channel.sent++ : v->control.channel.sent;
+    struct dpn_control_message **end = &v->control.unacked;
     while (*end)
         end = &(*end)->next;
     *end = message;
-    if (v->channel.is_resumed)
+    if (v->control.channel.is_resumed)
         post(v, message);
 }
 
@@ -95,7 +96,8 @@ bool dpn_control_is_sending(struct dpn_verbs *v)
 {
     bool any = false;
 
-    for (const struct dpn_control_message *message = v->unacked; message; message = message->next)
+    for (const struct dpn_control_message *message = v->control.unacked; message;
+         message = message->next)
         any |= message->req.status == DP_EAGAIN;
     return any;
 }
@@ -104,7 +106,8 @@ bool dpn_control_has_unacked_closed(const struct dpn_verbs *v)
 {
     bool any = false;
 
-    for (const struct dpn_control_message *message = v->unacked; message; message = message->next)
+    for (const struct dpn_control_message *message = v->control.unacked; message;
+         message = message->next)
         any |= !is_acked(v, message) &&
                (message->kind == DPN_CLOSED_SENDER || message->kind == DPN_CLOSED_RECEIVER);
     return any;
@@ -113,9 +116,9 @@ bool dpn_control_has_unacked_closed(const struct dpn_verbs *v)
 /* The wire is closed, or sends none of these messages any more. */
 void dpn_control_free_all(struct dpn_verbs *v)
 {
-    while (v->unacked) {
-        struct dpn_control_message *message = v->unacked;
-        v->unacked = message->next;
+    while (v->control.unacked) {
+        struct dpn_control_message *message = v->control.unacked;
+        v->control.unacked = message->next;
         free(message);
     }
 }
@@ -124,9 +127,10 @@ void dpn_control_free_all(struct dpn_verbs *v)
 
 static void send_resume(struct dpn_verbs *v)
 {
-    v->channel.resume = (struct dpn_resume){.received = v->channel.received};
-    dp_wire_isend(v->comm->wire, tag_of(DPN_RESUME, 0, v->channel.received), &v->channel.resume,
-                  sizeof(v->channel.resume), &v->channel.resume_req);
+    v->control.channel.resume = (struct dpn_resume){.received = v->control.channel.received};
+    dp_wire_isend(v->comm->wire, tag_of(DPN_RESUME, 0, v->control.channel.received),
+                  &v->control.channel.resume, sizeof(v->control.channel.resume),
+                  &v->control.channel.resume_req);
 }
 
 /* Messages sent over the previous wire do not arrive any more. The sender, which connected, sends
@@ -134,35 +138,35 @@ static void send_resume(struct dpn_verbs *v)
  * bytes would turn that into a reset, after which the sender would try again. */
 void dpn_control_resume(struct dpn_verbs *v)
 {
-    for (struct dpn_control_message *message = v->unacked; message; message = message->next)
+    for (struct dpn_control_message *message = v->control.unacked; message; message = message->next)
         message->req.status = 0;
-    if (!v->is_sender)
+    if (!v->queues.is_sender)
         send_resume(v);
 }
 
 static void confirm(struct dpn_verbs *v, uint32_t received)
 {
-    if ((int32_t)(received - v->channel.acked) < 0)
+    if ((int32_t)(received - v->control.channel.acked) < 0)
         return;
-    if ((int32_t)(v->channel.sent - received) < 0) {
+    if ((int32_t)(v->control.channel.sent - received) < 0) {
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer has received %u control messages of %u", received,
-                       v->channel.sent);
+                       v->control.channel.sent);
         return;
     }
-    v->channel.acked = received;
+    v->control.channel.acked = received;
     free_acked(v);
 }
 
 void dpn_control_take_resume(struct dpn_verbs *v, const struct dpn_resume *resume)
 {
-    if (v->channel.is_resumed) {
+    if (v->control.channel.is_resumed) {
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer resumes what was not interrupted");
         return;
     }
-    if (v->is_sender)
+    if (v->queues.is_sender)
         send_resume(v);
     confirm(v, resume->received);
-    for (struct dpn_control_message *message = v->unacked; message && !v->error;
+    for (struct dpn_control_message *message = v->control.unacked; message && !v->error;
          message = message->next)
         post(v, message);
 }
@@ -173,7 +177,8 @@ void dpn_control_send_failed(struct dpn_verbs *v)
 {
     union dpn_control_body body;
 
-    if (v->step != DPN_STEP_READY || v->has_peer_failed || !v->comm->wire || v->comm->wire->error)
+    if (v->step != DPN_STEP_READY || v->control.has_peer_failed || !v->comm->wire ||
+        v->comm->wire->error)
         return;
     memset(&body, 0, sizeof(body));
     snprintf(body.failed.reason, sizeof(body.failed.reason), "%.255s", v->why);
@@ -182,51 +187,54 @@ void dpn_control_send_failed(struct dpn_verbs *v)
 
 static void post_receive(struct dpn_verbs *v)
 {
-    dp_wire_irecv(v->comm->wire, &v->received, sizeof(v->received), &v->incoming);
-    v->is_receiving = true;
+    dp_wire_irecv(v->comm->wire, &v->control.received, sizeof(v->control.received),
+                  &v->control.incoming);
+    v->control.is_receiving = true;
 }
 
 /* Whether a message was not received before, over another wire, judged by its number. */
 static bool is_new(struct dpn_verbs *v, enum dpn_control_kind kind, uint64_t tag)
 {
-    const uint32_t number = widen(tag >> (KIND_BITS + COUNT_BITS), v->channel.received);
+    const uint32_t number = widen(tag >> (KIND_BITS + COUNT_BITS), v->control.channel.received);
 
-    confirm(v, widen(tag >> KIND_BITS, v->channel.acked));
+    confirm(v, widen(tag >> KIND_BITS, v->control.channel.acked));
     if (!is_numbered(kind))
         return true;
-    if ((int32_t)(number - v->channel.received) > 0)
+    if ((int32_t)(number - v->control.channel.received) > 0)
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer sent message %u after message %u", number,
-                       v->channel.received - 1);
-    if (v->error || number != v->channel.received)
+                       v->control.channel.received - 1);
+    if (v->error || number != v->control.channel.received)
         return false;
-    v->channel.received++;
+    v->control.channel.received++;
     return true;
 }
 
 bool dpn_control_receive(struct dpn_verbs *v, enum dpn_control_kind *kind)
 {
     for (;;) {
-        if (!v->is_receiving)
+        if (!v->control.is_receiving)
             post_receive(v);
-        if (v->error || v->incoming.status)
+        if (v->error || v->control.incoming.status)
             return false;
-        v->is_receiving = false;
-        *kind = (enum dpn_control_kind)(v->incoming.tag & ((1u << KIND_BITS) - 1));
-        if (dpn_control_check(*kind, v->is_sender, &v->received, v->incoming.moved)) {
+        v->control.is_receiving = false;
+        *kind = (enum dpn_control_kind)(v->control.incoming.tag & ((1u << KIND_BITS) - 1));
+        if (dpn_control_check(*kind, v->queues.is_sender, &v->control.received,
+                              v->control.incoming.moved)) {
             dpn_verbs_fail(v, DP_EMISMATCH, "the peer sent %s", dp_last_error());
             return false;
         }
-        if (is_new(v, *kind, v->incoming.tag))
+        if (is_new(v, *kind, v->control.incoming.tag))
             return true;
     }
 }
 
 bool dpn_control_tells_the_end(struct dpn_verbs *v)
 {
-    if (!v->is_receiving || v->step != DPN_STEP_READY || !v->comm->wire)
+    if (!v->control.is_receiving || v->step != DPN_STEP_READY || !v->comm->wire)
         return false;
     v->comm->wire->ops->progress(v->comm->wire);
-    return !v->incoming.status && (v->incoming.tag & ((1u << KIND_BITS) - 1)) == DPN_FAILED;
+    return !v->control.incoming.status &&
+           (v->control.incoming.tag & ((1u << KIND_BITS) - 1)) == DPN_FAILED;
 }
 
 /* Closing a socket with unread data resets the connection, which the peer would take for a network
@@ -236,11 +244,11 @@ void dpn_control_drain(struct dpn_verbs *v)
     enum { MESSAGES = 1000 };
 
     for (int i = 0; i < MESSAGES; i++) {
-        if (!v->is_receiving)
+        if (!v->control.is_receiving)
             post_receive(v);
         v->comm->wire->ops->progress(v->comm->wire);
-        if (v->incoming.status)
+        if (v->control.incoming.status)
             return;
-        v->is_receiving = false;
+        v->control.is_receiving = false;
     }
 }

@@ -31,34 +31,34 @@ enum {
  * repeated entry has the same bytes. */
 void dpn_cts_rewind(struct dpn_verbs *v, unsigned qp, uint32_t cts_read)
 {
-    const uint32_t claimed = v->cts_made - cts_read,
+    const uint32_t claimed = v->recv.cts_made - cts_read,
                    unread = claimed < DPN_CTS_ENTRIES ? claimed : DPN_CTS_ENTRIES;
-    uint32_t first = v->cts_sent;
+    uint32_t first = v->recv.cts_sent;
 
     if (claimed > INT32_MAX) {
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer has read %u CTS entries of %u", cts_read,
-                       v->cts_made);
+                       v->recv.cts_made);
         return;
     }
-    for (uint32_t n = v->cts_made - unread; n != v->cts_made; n++) {
-        if (v->cts_qps[n % DPN_CTS_ENTRIES] != qp)
+    for (uint32_t n = v->recv.cts_made - unread; n != v->recv.cts_made; n++) {
+        if (v->recv.cts_qps[n % DPN_CTS_ENTRIES] != qp)
             continue;
-        v->cts_qps[n % DPN_CTS_ENTRIES] = DPN_MAX_QPS;
+        v->recv.cts_qps[n % DPN_CTS_ENTRIES] = DPN_MAX_QPS;
         if ((int32_t)(first - n) > 0)
             first = n;
     }
-    v->cts_sent = first;
-    v->rewrites_out -= v->qps[qp].rewrites_out;
-    v->qps[qp].rewrites_out = 0;
+    v->recv.cts_sent = first;
+    v->recv.rewrites_out -= v->queues.qps[qp].rewrites_out;
+    v->queues.qps[qp].rewrites_out = 0;
 }
 
 /* A repeated entry may have been read before. Its write must complete before its place in the ring
  * is reused, as the entry that reuses it may go over another queue pair. */
 static void note_rewrite(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    if (!v->rewrites_out || (int32_t)(v->rewritten - v->cts_sent) > 0)
-        v->rewritten = v->cts_sent;
-    v->rewrites_out++;
+    if (!v->recv.rewrites_out || (int32_t)(v->recv.rewritten - v->recv.cts_sent) > 0)
+        v->recv.rewritten = v->recv.cts_sent;
+    v->recv.rewrites_out++;
     qp->rewrites_out++;
 }
 
@@ -67,20 +67,20 @@ void dpn_cts_write_done(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_work 
     if (!work.stripe || !qp->rewrites_out)
         return;
     qp->rewrites_out--;
-    v->rewrites_out--;
+    v->recv.rewrites_out--;
 }
 
 /* Write CTS entries [cts_sent, cts_sent + count), which are contiguous, at once. */
 static bool write_cts(struct dpn_verbs *v, struct dpn_qp *qp, uint32_t count)
 {
-    const bool is_again = v->cts_sent != v->cts_new;
-    const uint32_t at = v->cts_sent % DPN_CTS_ENTRIES;
+    const bool is_again = v->recv.cts_sent != v->recv.cts_new;
+    const uint32_t at = v->recv.cts_sent % DPN_CTS_ENTRIES;
     const size_t len = count * sizeof(struct dpn_cts_entry);
-    struct ibv_sge sge = {(uintptr_t)&v->block->cts[at], (uint32_t)len,
-                          v->rails[qp->rail].block_mr->lkey};
+    struct ibv_sge sge = {(uintptr_t)&v->queues.block->cts[at], (uint32_t)len,
+                          v->queues.rails[qp->rail].block_mr->lkey};
     const bool is_signaled = ++qp->unsignaled >= SIGNAL_EVERY || is_again;
     const struct dpn_work work = {is_signaled ? DPN_WORK_CTS : DPN_WORK_UNSIGNALED,
-                                  dpn_qp_index(v, qp),
+                                  dpn_qp_index(&v->queues, qp),
                                   qp->epoch,
                                   0,
                                   is_again,
@@ -99,7 +99,7 @@ static bool write_cts(struct dpn_verbs *v, struct dpn_qp *qp, uint32_t count)
     }
     int error = ibv_post_send(qp->ibv, &wr, &bad);
     if (!error) {
-        memset(&v->cts_qps[at], (int)dpn_qp_index(v, qp), count);
+        memset(&v->recv.cts_qps[at], (int)dpn_qp_index(&v->queues, qp), count);
         if (is_again)
             note_rewrite(v, qp);
         return true;
@@ -113,11 +113,12 @@ static bool write_cts(struct dpn_verbs *v, struct dpn_qp *qp, uint32_t count)
  * queue pair. */
 static uint32_t count_together(const struct dpn_verbs *v)
 {
-    const uint32_t end = v->cts_sent == v->cts_new ? v->cts_made : v->cts_new;
-    const uint32_t rest = end - v->cts_sent, at = v->cts_sent % DPN_CTS_ENTRIES;
+    const uint32_t end = v->recv.cts_sent == v->recv.cts_new ? v->recv.cts_made : v->recv.cts_new;
+    const uint32_t rest = end - v->recv.cts_sent, at = v->recv.cts_sent % DPN_CTS_ENTRIES;
     uint32_t count = 0;
 
-    while (count < rest && at + count < DPN_CTS_ENTRIES && v->cts_qps[at + count] == DPN_MAX_QPS)
+    while (count < rest && at + count < DPN_CTS_ENTRIES &&
+           v->recv.cts_qps[at + count] == DPN_MAX_QPS)
         count++;
     return count;
 }
@@ -125,17 +126,18 @@ static uint32_t count_together(const struct dpn_verbs *v)
 /* All go over the first queue pair that is up, so that they mostly arrive in order. */
 void dpn_cts_push(struct dpn_verbs *v)
 {
-    while (v->cts_sent != v->cts_made && v->up) {
-        struct dpn_qp *qp = &v->qps[__builtin_ctz(v->up)];
+    while (v->recv.cts_sent != v->recv.cts_made && v->queues.up) {
+        struct dpn_qp *qp = &v->queues.qps[__builtin_ctz(v->queues.up)];
         const uint32_t count = count_together(v);
-        const bool is_new = v->cts_sent == v->cts_new;
-        if (is_new && v->rewrites_out && v->cts_sent + count - v->rewritten > DPN_CTS_ENTRIES)
+        const bool is_new = v->recv.cts_sent == v->recv.cts_new;
+        if (is_new && v->recv.rewrites_out &&
+            v->recv.cts_sent + count - v->recv.rewritten > DPN_CTS_ENTRIES)
             return;
         if (count && (qp->requests_out == DPN_SEND_QUEUE || !write_cts(v, qp, count)))
             return;
-        v->cts_sent += count ? count : 1;
+        v->recv.cts_sent += count ? count : 1;
         if (is_new)
-            v->cts_new = v->cts_sent;
+            v->recv.cts_new = v->recv.cts_sent;
     }
 }
 
@@ -144,14 +146,14 @@ void dpn_cts_push(struct dpn_verbs *v)
 /* The entry also reports all messages copied so far. */
 static void add_entry(struct dpn_verbs *v, struct dpn_cts_entry entry)
 {
-    const uint32_t at = v->cts_made % DPN_CTS_ENTRIES;
+    const uint32_t at = v->recv.cts_made % DPN_CTS_ENTRIES;
 
     entry.taken = (uint16_t)v->eager_taken;
-    entry.number = v->cts_made++;
-    v->block->cts[at] = entry;
-    dpn_cts_entry_seal(&v->block->cts[at]);
-    v->cts_qps[at] = DPN_MAX_QPS;
-    v->credited = v->eager_taken;
+    entry.number = v->recv.cts_made++;
+    v->queues.block->cts[at] = entry;
+    dpn_cts_entry_seal(&v->queues.block->cts[at]);
+    v->recv.cts_qps[at] = DPN_MAX_QPS;
+    v->recv.credited = v->eager_taken;
 }
 
 /* Mostly all receives of a connection use memory of one kind. */
@@ -176,26 +178,28 @@ static void make_entry(struct dpn_verbs *v, const struct dpn_recv *recv, unsigne
         .generation = (uint16_t)recv->generation,
     };
 
-    for (int r = 0; r < v->rail_count; r++)
+    for (int r = 0; r < v->queues.rail_count; r++)
         entry.keys[r] = memory ? memory->mrs[r]->rkey : 0;
     add_entry(v, entry);
 }
 
 static void make_credit(struct dpn_verbs *v)
 {
-    add_entry(v, (struct dpn_cts_entry){.address = v->eager_waits, .bytes = v->eager_seen});
-    v->is_credit_due = false;
-    v->credit_every = CREDIT_EVERY;
+    add_entry(v,
+              (struct dpn_cts_entry){.address = v->recv.eager_waits, .bytes = v->recv.eager_seen});
+    v->recv.is_credit_due = false;
+    v->recv.credit_every = CREDIT_EVERY;
 }
 
 /* ---- delayed entries ------------------------------------------------------------------------- */
 
 static struct dpn_recv *oldest_delayed(struct dpn_verbs *v)
 {
-    struct dpn_recv *found = &v->recvs[__builtin_ctz(v->delayed)];
+    struct dpn_recv *found = &v->recv.recvs[__builtin_ctz(v->recv.delayed)];
 
-    for (uint32_t delayed = v->delayed & (v->delayed - 1); delayed; delayed &= delayed - 1) {
-        struct dpn_recv *recv = &v->recvs[__builtin_ctz(delayed)];
+    for (uint32_t delayed = v->recv.delayed & (v->recv.delayed - 1); delayed;
+         delayed &= delayed - 1) {
+        struct dpn_recv *recv = &v->recv.recvs[__builtin_ctz(delayed)];
         if ((int32_t)(recv->order - found->order) < 0)
             found = recv;
     }
@@ -204,26 +208,26 @@ static struct dpn_recv *oldest_delayed(struct dpn_verbs *v)
 
 void dpn_cts_release(struct dpn_verbs *v)
 {
-    if (v->is_credit_due)
+    if (v->recv.is_credit_due)
         make_credit(v);
-    while (v->delayed) {
+    while (v->recv.delayed) {
         struct dpn_recv *recv = oldest_delayed(v);
-        v->delayed &= ~(1u << recv->base.index);
-        recv->cts = v->cts_made;
+        v->recv.delayed &= ~(1u << recv->base.index);
+        recv->cts = v->recv.cts_made;
         recv->uses_without_cts = 0;
         for (unsigned sub = 0; sub < recv->count; sub++)
             make_entry(v, recv, sub);
     }
-    v->delayed_polls = 0;
+    v->recv.delayed_polls = 0;
 }
 
 void dpn_cts_release_late(struct dpn_verbs *v)
 {
     const int64_t now_ns = dp_now_ns();
 
-    if (v->delayed_polls == 1)
-        v->delayed_ns = now_ns;
-    else if (now_ns - v->delayed_ns >= DPN_DELAY_NS)
+    if (v->recv.delayed_polls == 1)
+        v->recv.delayed_ns = now_ns;
+    else if (now_ns - v->recv.delayed_ns >= DPN_DELAY_NS)
         dpn_cts_release(v);
 }
 
@@ -237,10 +241,10 @@ void dpn_verbs_note_size(struct dpn_verbs *v, size_t room, size_t size)
 {
     if (is_short(v, room))
         return;
-    if (!is_short(v, size) || room != v->short_buffer)
-        v->shorts = 0;
-    v->short_buffer = room;
-    v->shorts += is_short(v, size) && v->shorts < SHORT_ENOUGH;
+    if (!is_short(v, size) || room != v->recv.short_buffer)
+        v->recv.shorts = 0;
+    v->recv.short_buffer = room;
+    v->recv.shorts += is_short(v, size) && v->recv.shorts < SHORT_ENOUGH;
 }
 
 /* Host memory only: for other memory the device would have to write a copy, which costs as much. */
@@ -250,7 +254,7 @@ static bool expects_short(const struct dpn_verbs *v, const struct dpn_piece *pie
 
     return v->eager_bytes && (!memory || memory->type == NCCL_PTR_HOST) &&
            (is_short(v, piece->size) ||
-            (piece->size == v->short_buffer && v->shorts == SHORT_ENOUGH));
+            (piece->size == v->recv.short_buffer && v->recv.shorts == SHORT_ENOUGH));
 }
 
 static bool may_delay(const struct dpn_verbs *v, int n, const struct dpn_piece *pieces)
@@ -265,6 +269,6 @@ void dpn_cts_make(struct dpn_verbs *v, int n, const struct dpn_piece *pieces)
 {
     if (!may_delay(v, n, pieces))
         dpn_cts_release(v);
-    else if (v->eager_taken - v->credited >= v->credit_every)
+    else if (v->eager_taken - v->recv.credited >= v->recv.credit_every)
         make_credit(v);
 }

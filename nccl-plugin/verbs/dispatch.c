@@ -7,7 +7,7 @@
 
 static void take_refusal(struct dpn_verbs *v, const struct dpn_refused *r)
 {
-    const struct dpn_recv *recv = &v->recvs[r->slot];
+    const struct dpn_recv *recv = &v->recv.recvs[r->slot];
     const struct dpn_recv_buffer *buffer =
         r->sub < recv->count && recv->generation == r->generation ? &recv->buffers[r->sub] : NULL;
 
@@ -18,15 +18,15 @@ static void take_refusal(struct dpn_verbs *v, const struct dpn_refused *r)
 
 static void take_failed(struct dpn_verbs *v, const struct dpn_failed *f)
 {
-    v->has_peer_failed = true;
+    v->control.has_peer_failed = true;
     dpn_verbs_fail(v, DP_ECOMM, "the peer has ended the connection: %s", f->reason);
 }
 
 static bool is_our_qp(struct dpn_verbs *v, unsigned qp)
 {
-    if ((int)qp < v->qp_count)
+    if ((int)qp < v->queues.qp_count)
         return true;
-    dpn_verbs_fail(v, DP_EMISMATCH, "the peer names queue pair %u of %d", qp, v->qp_count);
+    dpn_verbs_fail(v, DP_EMISMATCH, "the peer names queue pair %u of %d", qp, v->queues.qp_count);
     return false;
 }
 
@@ -60,7 +60,7 @@ static void handle(struct dpn_verbs *v, enum dpn_control_kind kind, const union 
     case DPN_CLOSED_RECEIVER:
         if (!is_our_qp(v, t->closed_receiver.index))
             break;
-        v->reports[t->closed_receiver.index] = t->closed_receiver;
+        v->send.reports[t->closed_receiver.index] = t->closed_receiver;
         dpn_qp_take_closed(v, t->closed_receiver.index, t->closed_receiver.epoch);
         send_ack(v);
         break;
@@ -100,5 +100,5 @@ void dpn_control_poll(struct dpn_verbs *v)
     v->comm->wire->ops->progress(v->comm->wire);
     for (int i = 0; i < MESSAGES && v->step != DPN_STEP_NO_QPS && dpn_control_receive(v, &kind);
          i++)
-        handle(v, kind, &v->received);
+        handle(v, kind, &v->control.received);
 }

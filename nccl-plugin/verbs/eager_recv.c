@@ -36,21 +36,21 @@ static uint64_t bit_of(uint32_t number)
 
 static const struct dpn_inline_message *inline_of(const struct dpn_verbs *v, uint32_t number)
 {
-    return &v->block->inlines[number % DPN_EAGER_SLOTS];
+    return &v->queues.block->inlines[number % DPN_EAGER_SLOTS];
 }
 
 static const struct dpn_eager_head *head_of(const struct dpn_verbs *v, uint32_t number)
 {
-    if (!(v->eager_large & bit_of(number)))
+    if (!(v->recv.eager_large & bit_of(number)))
         return &inline_of(v, number)->head;
-    return (const struct dpn_eager_head *)(uintptr_t)dpn_eager_slot((uintptr_t)v->block,
+    return (const struct dpn_eager_head *)(uintptr_t)dpn_eager_slot((uintptr_t)v->queues.block,
                                                                     v->eager_bytes, number);
 }
 
 static const void *data_of(const struct dpn_verbs *v, uint32_t number)
 {
-    return v->eager_large & bit_of(number) ? (const void *)(head_of(v, number) + 1)
-                                           : inline_of(v, number)->data;
+    return v->recv.eager_large & bit_of(number) ? (const void *)(head_of(v, number) + 1)
+                                                : inline_of(v, number)->data;
 }
 
 void dpn_eager_copied(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint32_t number)
@@ -59,12 +59,12 @@ void dpn_eager_copied(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, 
 
     recv->buffers[sub].done = true;
     recv->base.left--;
-    v->failures = 0;
-    if (v->eager_large & bit)
-        v->credit_every = DPN_LARGE_SLOTS / 2;
-    v->eager_busy &= ~bit;
-    v->eager_large &= ~bit;
-    while (v->eager_taken != v->eager_seen && !(v->eager_busy & bit_of(v->eager_taken)))
+    v->queues.failures = 0;
+    if (v->recv.eager_large & bit)
+        v->recv.credit_every = DPN_LARGE_SLOTS / 2;
+    v->recv.eager_busy &= ~bit;
+    v->recv.eager_large &= ~bit;
+    while (v->eager_taken != v->recv.eager_seen && !(v->recv.eager_busy & bit_of(v->eager_taken)))
         v->eager_taken++;
 }
 
@@ -86,11 +86,11 @@ static void note_delayed(struct dpn_verbs *v, const struct dpn_recv *recv)
 {
     const uint32_t bit = 1u << recv->base.index;
 
-    if (!(v->delayed & bit))
+    if (!(v->recv.delayed & bit))
         return;
-    v->is_credit_due = true;
+    v->recv.is_credit_due = true;
     if (!has_open_buffer(recv))
-        v->delayed &= ~bit;
+        v->recv.delayed &= ~bit;
 }
 
 static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint32_t number)
@@ -107,7 +107,7 @@ static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint3
                        size, buffer->size, buffer->tag);
         return;
     }
-    v->eager_waits &= ~bit_of(number);
+    v->recv.eager_waits &= ~bit_of(number);
     dpn_verbs_note_size(v, buffer->size, size);
     buffer->size = size;
     buffer->is_copied = true;
@@ -128,19 +128,20 @@ static bool is_for(const struct dpn_verbs *v, const struct dpn_recv *recv, unsig
                    const struct dpn_eager_head *head)
 {
     return recv->buffers[sub].tag == head->tag && is_open(&recv->buffers[sub]) &&
-           (v->delayed >> recv->base.index & 1 || (int32_t)(recv->cts + sub - head->cts) >= 0);
+           (v->recv.delayed >> recv->base.index & 1 || (int32_t)(recv->cts + sub - head->cts) >= 0);
 }
 
 /* Fast path: most messages arrive in the order of the receives. Returns the receive of the oldest
  * open buffer if the message is for it, otherwise NULL. */
 static struct dpn_recv *first_for(struct dpn_verbs *v, const struct dpn_eager_head *head)
 {
-    while (v->buffers_closed != v->buffers_made) {
-        const uint8_t index = v->buffer_recvs[v->buffers_closed % DPN_PLACES];
-        struct dpn_recv *recv = &v->recvs[index];
-        if (recv->order == v->buffers_closed && !(v->free >> index & 1) && has_open_buffer(recv))
+    while (v->recv.buffers_closed != v->recv.buffers_made) {
+        const uint8_t index = v->recv.buffer_recvs[v->recv.buffers_closed % DPN_PLACES];
+        struct dpn_recv *recv = &v->recv.recvs[index];
+        if (recv->order == v->recv.buffers_closed && !(v->recv.free >> index & 1) &&
+            has_open_buffer(recv))
             return recv->count == 1 && is_for(v, recv, 0, head) ? recv : NULL;
-        v->buffers_closed++;
+        v->recv.buffers_closed++;
     }
     return NULL;
 }
@@ -156,8 +157,8 @@ static void match_message(struct dpn_verbs *v, uint32_t number)
         copy(v, found, 0, number);
         return;
     }
-    for (uint32_t used = ~v->free; used; used &= used - 1) {
-        struct dpn_recv *recv = &v->recvs[__builtin_ctz(used)];
+    for (uint32_t used = ~v->recv.free; used; used &= used - 1) {
+        struct dpn_recv *recv = &v->recv.recvs[__builtin_ctz(used)];
         if (!recv->base.left)
             continue;
         for (unsigned sub = 0; sub < recv->count; sub++)
@@ -172,9 +173,9 @@ static void match_message(struct dpn_verbs *v, uint32_t number)
 
 void dpn_eager_match_recv(struct dpn_verbs *v, struct dpn_recv *recv)
 {
-    for (unsigned sub = 0; sub < recv->count && v->eager_waits; sub++)
-        for (uint32_t n = v->eager_taken; n != v->eager_seen && !v->error; n++)
-            if (v->eager_waits & bit_of(n) && head_of(v, n)->tag == recv->buffers[sub].tag) {
+    for (unsigned sub = 0; sub < recv->count && v->recv.eager_waits; sub++)
+        for (uint32_t n = v->eager_taken; n != v->recv.eager_seen && !v->error; n++)
+            if (v->recv.eager_waits & bit_of(n) && head_of(v, n)->tag == recv->buffers[sub].tag) {
                 copy(v, recv, sub, n);
                 break;
             }
@@ -186,7 +187,7 @@ static bool makes_sense(const struct dpn_verbs *v, uint32_t number, uint32_t byt
 
     return bytes >= sizeof(*head) && head->number == number &&
            head->size == bytes - sizeof(*head) && head->size <= v->eager_bytes &&
-           (int32_t)(v->cts_made - head->cts) >= 0;
+           (int32_t)(v->recv.cts_made - head->cts) >= 0;
 }
 
 /* Bit mask of the messages that share a slot of the ring with this one. */
@@ -200,45 +201,46 @@ _Static_assert(DPN_LARGE_SLOTS == 16 && DPN_EAGER_SLOTS == 64, "as the bits abov
  * unless a later message has arrived there. */
 static bool is_duplicate(const struct dpn_verbs *v, uint16_t low)
 {
-    const uint16_t behind = (uint16_t)((uint16_t)v->eager_seen - low);
-    const uint32_t number = v->eager_seen - behind, ahead = v->eager_seen + (uint16_t)-behind;
+    const uint16_t behind = (uint16_t)((uint16_t)v->recv.eager_seen - low);
+    const uint32_t number = v->recv.eager_seen - behind,
+                   ahead = v->recv.eager_seen + (uint16_t)-behind;
 
     if (behind && behind <= DPN_EAGER_SLOTS)
         return number - v->eager_taken < DPN_EAGER_SLOTS ||
-               !(v->eager_busy & v->eager_large & same_ring_slot(number));
-    return ahead - v->eager_taken < DPN_EAGER_SLOTS && v->eager_arrived & bit_of(ahead);
+               !(v->recv.eager_busy & v->recv.eager_large & same_ring_slot(number));
+    return ahead - v->eager_taken < DPN_EAGER_SLOTS && v->recv.eager_arrived & bit_of(ahead);
 }
 
 /* Whether the next message in the order of sending has arrived. */
 static bool has_next_arrived(struct dpn_verbs *v)
 {
-    const uint32_t next = v->eager_seen;
+    const uint32_t next = v->recv.eager_seen;
     const struct dpn_inline_message *message = inline_of(v, next);
     const uint64_t bit = bit_of(next);
 
-    if (v->eager_arrived & bit) {
-        v->eager_arrived &= ~bit;
+    if (v->recv.eager_arrived & bit) {
+        v->recv.eager_arrived &= ~bit;
         return true;
     }
     if (next - v->eager_taken >= DPN_EAGER_SLOTS || !dpn_inline_has_arrived(message, next))
         return false;
     if (!makes_sense(v, next, message->head.size + (uint32_t)sizeof(message->head)))
         dpn_verbs_fail(v, DP_EMISMATCH, "what arrived is no eager message (%u)", next);
-    v->eager_busy |= bit;
+    v->recv.eager_busy |= bit;
     return !v->error;
 }
 
 /* Process messages in the order of sending, whatever the order of arrival. */
 static bool take_all(struct dpn_verbs *v)
 {
-    const uint32_t seen = v->eager_seen;
+    const uint32_t seen = v->recv.eager_seen;
 
     while (!v->error && has_next_arrived(v)) {
-        const uint32_t next = v->eager_seen++;
-        v->eager_waits |= bit_of(next);
+        const uint32_t next = v->recv.eager_seen++;
+        v->recv.eager_waits |= bit_of(next);
         match_message(v, next);
     }
-    return v->eager_seen != seen;
+    return v->recv.eager_seen != seen;
 }
 
 bool dpn_eager_take_inline(struct dpn_verbs *v)
@@ -253,34 +255,34 @@ void dpn_eager_take(struct dpn_verbs *v, uint16_t low, uint32_t bytes)
 
     if (v->eager_bytes && is_duplicate(v, low))
         return;
-    const bool may_be = !v->is_sender && v->eager_bytes &&
-                        number - v->eager_taken < DPN_LARGE_SLOTS && !(v->eager_busy & bit) &&
-                        (int32_t)(number - v->eager_seen) >= 0;
-    v->eager_large |= may_be ? bit : 0;
+    const bool may_be = !v->queues.is_sender && v->eager_bytes &&
+                        number - v->eager_taken < DPN_LARGE_SLOTS && !(v->recv.eager_busy & bit) &&
+                        (int32_t)(number - v->recv.eager_seen) >= 0;
+    v->recv.eager_large |= may_be ? bit : 0;
     if (!may_be || !makes_sense(v, number, bytes)) {
         dpn_verbs_fail(v, DP_EMISMATCH, "what arrived is no eager message (%u, %u bytes)", low,
                        bytes);
         return;
     }
-    v->eager_busy |= bit;
-    v->eager_arrived |= bit;
+    v->recv.eager_busy |= bit;
+    v->recv.eager_arrived |= bit;
     take_all(v);
 }
 
 bool dpn_eager_has_unclaimed(const struct dpn_verbs *v)
 {
-    for (uint32_t used = ~v->free; used; used &= used - 1)
-        if (has_open_buffer(&v->recvs[__builtin_ctz(used)]))
+    for (uint32_t used = ~v->recv.free; used; used &= used - 1)
+        if (has_open_buffer(&v->recv.recvs[__builtin_ctz(used)]))
             return false;
-    return v->eager_busy;
+    return v->recv.eager_busy;
 }
 
 void dpn_eager_report(const struct dpn_verbs *v, struct dpn_closed_receiver *report)
 {
     report->eager_taken = v->eager_taken;
-    report->eager_seen = v->eager_seen;
-    report->eager_arrived = v->eager_arrived;
-    for (uint32_t n = v->eager_seen; n != v->eager_taken + DPN_EAGER_SLOTS; n++)
+    report->eager_seen = v->recv.eager_seen;
+    report->eager_arrived = v->recv.eager_arrived;
+    for (uint32_t n = v->recv.eager_seen; n != v->eager_taken + DPN_EAGER_SLOTS; n++)
         if (dpn_inline_has_arrived(inline_of(v, n), n))
             report->eager_arrived |= bit_of(n);
 }

@@ -5,6 +5,44 @@
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"
 
+#include <string.h>
+
+/* ---- inline messages, whose work request is ready but for the slot --------------------------- */
+
+bool dpn_inline_post(struct dpn_verbs *v, struct dpn_send *send)
+{
+    struct dpn_stripe *s = &send->stripes[0];
+    struct dpn_qp *qp = &v->queues.qps[s->qp];
+    const unsigned slot = send->number % DPN_EAGER_SLOTS;
+    struct ibv_send_wr *bad;
+
+    if (qp->requests_out == DPN_SEND_QUEUE)
+        return false;
+    qp->inline_wr.wr_id =
+        qp->inline_work | dpn_work_pack((struct dpn_work){.slot = send->base.index});
+    qp->inline_wr.wr.rdma.remote_addr = qp->peer_block + offsetof(struct dpn_block, inlines) +
+                                        slot * sizeof(struct dpn_inline_message);
+    qp->inline_sge.addr = (uintptr_t)&v->queues.block->inlines[slot];
+    qp->inline_sge.length = send->inline_len;
+    qp->inline_wr.send_flags =
+        IBV_SEND_SIGNALED | (send->inline_len <= qp->inline_bytes ? IBV_SEND_INLINE : 0u);
+    int error = ibv_post_send(qp->ibv, &qp->inline_wr, &bad);
+    s->epoch = qp->epoch;
+    qp->requests_out++;
+    if (error) {
+        dpn_qp_fail(v, qp, "send", strerror(error), ": the send queue takes no more");
+        return false;
+    }
+    qp->sends_out++;
+    s->chains++;
+    s->state = DPN_STRIPE_SENT;
+    s->sent = s->len;
+    v->send.eager_sends[slot].qp = s->qp;
+    return true;
+}
+
+/* ---- all eager messages ---------------------------------------------------------------------- */
+
 /* Inline messages are copied and polled for by the CPU, so their memory is the host's. */
 static bool is_inline(size_t size, const struct dpn_verbs_memory *memory)
 {
@@ -15,36 +53,37 @@ bool dpn_eager_may(const struct dpn_verbs *v, const struct dpn_piece *piece)
 {
     const bool fits_inline = is_inline(piece->size, (const struct dpn_verbs_memory *)piece->memory);
 
-    return v->may_eager && v->eager_bytes && piece->size <= v->eager_bytes &&
-           v->eager_sent - v->eager_taken < (fits_inline ? DPN_EAGER_SLOTS : DPN_LARGE_SLOTS);
+    return v->send.may_eager && v->eager_bytes && piece->size <= v->eager_bytes &&
+           v->send.eager_sent - v->eager_taken < (fits_inline ? DPN_EAGER_SLOTS : DPN_LARGE_SLOTS);
 }
 
 /* CTS entries of an incomplete group are not cleared to send yet, so they count as unread. */
 void dpn_eager_begin(struct dpn_verbs *v, struct dpn_send *send)
 {
-    const uint32_t number = v->eager_sent++;
-    const struct dpn_eager_head head = {.number = number, .size = (uint32_t)send->size,
+    const uint32_t number = v->send.eager_sent++;
+    const struct dpn_eager_head head = {.number = number,
+                                        .size = (uint32_t)send->size,
                                         .tag = send->tag,
-                                        .cts = v->cts_read - v->cts_of_group};
+                                        .cts = v->send.cts_read - v->send.cts_of_group};
 
     send->is_eager = true;
     send->is_inline = is_inline(send->size, send->memory);
     dpn_stat_count(&v->comm->stat, DPN_STAT_EAGER, 1);
     send->number = number;
-    v->eager_sends[number % DPN_EAGER_SLOTS] = (struct dpn_eager_send){
+    v->send.eager_sends[number % DPN_EAGER_SLOTS] = (struct dpn_eager_send){
         .number = number, .waits = true, .tag = send->tag, .size = (uint32_t)send->size};
     if (send->is_inline)
         send->inline_len =
-            dpn_inline_make(&v->block->inlines[number % DPN_EAGER_SLOTS], &head, send->data);
+            dpn_inline_make(&v->queues.block->inlines[number % DPN_EAGER_SLOTS], &head, send->data);
     else
-        v->block->heads[number % DPN_LARGE_SLOTS] = head;
+        v->queues.block->heads[number % DPN_LARGE_SLOTS] = head;
 }
 
 /* The oldest message with this tag that waits for its CTS entry. */
 static struct dpn_eager_send *find_waiting(struct dpn_verbs *v, int tag)
 {
-    for (uint32_t n = v->eager_taken; n != v->eager_sent; n++) {
-        struct dpn_eager_send *e = &v->eager_sends[n % DPN_EAGER_SLOTS];
+    for (uint32_t n = v->eager_taken; n != v->send.eager_sent; n++) {
+        struct dpn_eager_send *e = &v->send.eager_sends[n % DPN_EAGER_SLOTS];
         if (e->waits && e->tag == tag)
             return e;
     }
@@ -54,16 +93,18 @@ static struct dpn_eager_send *find_waiting(struct dpn_verbs *v, int tag)
 void dpn_verbs_refuse(struct dpn_verbs *v, size_t size, struct dpn_place place)
 {
     const union dpn_control_body body = {
-        .refused = {.generation = v->targets[place.slot][place.sub].generation,
-                    .slot = (uint8_t)place.slot, .sub = (uint8_t)place.sub, .size = size}};
+        .refused = {.generation = v->send.targets[place.slot][place.sub].generation,
+                    .slot = (uint8_t)place.slot,
+                    .sub = (uint8_t)place.sub,
+                    .size = size}};
 
-    dpn_cts_list_take(&v->cts_list, place);
+    dpn_cts_list_take(&v->send.cts_list, place);
     dpn_control_send(v, DPN_REFUSED, &body);
 }
 
 static void take_buffer(struct dpn_verbs *v, struct dpn_eager_send *e, struct dpn_place place)
 {
-    const size_t room = dpn_cts_list_room(&v->cts_list, place);
+    const size_t room = dpn_cts_list_room(&v->send.cts_list, place);
 
     e->waits = false;
     if (e->size > room) {
@@ -72,18 +113,18 @@ static void take_buffer(struct dpn_verbs *v, struct dpn_eager_send *e, struct dp
                        e->size, e->tag, room);
         return;
     }
-    dpn_cts_list_take(&v->cts_list, place);
+    dpn_cts_list_take(&v->send.cts_list, place);
 }
 
 void dpn_eager_match_cts(struct dpn_verbs *v, unsigned slot, unsigned count)
 {
     for (unsigned sub = 0; sub < count && !v->error; sub++) {
         const struct dpn_place place = {slot, sub};
-        const bool is_taken = v->taken_of_group >> sub & 1;
+        const bool is_taken = v->send.taken_of_group >> sub & 1;
         struct dpn_eager_send *e =
-            is_taken ? NULL : find_waiting(v, v->arriving.buffers[sub].tag);
+            is_taken ? NULL : find_waiting(v, v->send.arriving.buffers[sub].tag);
         if (is_taken)
-            dpn_cts_list_take(&v->cts_list, place);
+            dpn_cts_list_take(&v->send.cts_list, place);
         else if (e)
             take_buffer(v, e, place);
     }
@@ -91,7 +132,7 @@ void dpn_eager_match_cts(struct dpn_verbs *v, unsigned slot, unsigned count)
 
 void dpn_eager_take_credit(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
 {
-    const uint32_t known = v->eager_taken, sent = v->eager_sent - known,
+    const uint32_t known = v->eager_taken, sent = v->send.eager_sent - known,
                    seen = entry->bytes - known;
 
     if (seen > sent) {
@@ -101,7 +142,7 @@ void dpn_eager_take_credit(struct dpn_verbs *v, const struct dpn_cts_entry *entr
     }
     for (uint32_t n = known; n != entry->bytes; n++)
         if (!(entry->address >> n % DPN_EAGER_SLOTS & 1))
-            v->eager_sends[n % DPN_EAGER_SLOTS].waits = false;
+            v->send.eager_sends[n % DPN_EAGER_SLOTS].waits = false;
     dpn_eager_credit(v, entry->taken);
 }
 
@@ -110,7 +151,7 @@ void dpn_eager_credit(struct dpn_verbs *v, uint16_t taken)
 {
     const uint32_t more = (uint16_t)(taken - (uint16_t)v->eager_taken);
 
-    if (more > v->eager_sent - v->eager_taken)
+    if (more > v->send.eager_sent - v->eager_taken)
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer has copied more eager messages than were sent");
     else
         v->eager_taken += more;
@@ -119,7 +160,7 @@ void dpn_eager_credit(struct dpn_verbs *v, uint16_t taken)
 /* The slot may already be in use for a later message. */
 void dpn_eager_done(struct dpn_verbs *v, const struct dpn_send *send)
 {
-    struct dpn_eager_send *e = &v->eager_sends[send->number % DPN_EAGER_SLOTS];
+    struct dpn_eager_send *e = &v->send.eager_sends[send->number % DPN_EAGER_SLOTS];
 
     if (e->number == send->number)
         e->is_done = true;
@@ -136,8 +177,8 @@ bool dpn_eager_has_arrived(const struct dpn_closed_receiver *report, uint32_t nu
 bool dpn_eager_is_lost(const struct dpn_verbs *v, unsigned qp,
                        const struct dpn_closed_receiver *report)
 {
-    for (uint32_t n = v->eager_taken; n != v->eager_sent; n++) {
-        const struct dpn_eager_send *e = &v->eager_sends[n % DPN_EAGER_SLOTS];
+    for (uint32_t n = v->eager_taken; n != v->send.eager_sent; n++) {
+        const struct dpn_eager_send *e = &v->send.eager_sends[n % DPN_EAGER_SLOTS];
         if (e->is_done && e->qp == qp && !dpn_eager_has_arrived(report, n))
             return true;
     }

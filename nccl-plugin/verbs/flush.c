@@ -120,7 +120,7 @@ static void begin_job(struct dpn_verbs *v, struct dpn_rail *rail, enum dpn_loop_
     loop->state = state;
     loop->next = loop->qp;
     loop->qp = NULL;
-    loop->job.v = v;
+    loop->job.queues = &v->queues;
     loop->job.of.rail = rail;
     loop->job.has_destroyed = false;
     dpn_job_begin(&loop->job.base, run);
@@ -168,7 +168,7 @@ static void fail_loop(struct dpn_verbs *v, struct dpn_rail *rail, const char *wh
 
     snprintf(loop->why, sizeof(loop->why), "%s: %s", what, status);
     loop->retry_ns = dp_now_ns() + (wait_ns < LAST_RETRY_NS ? wait_ns : LAST_RETRY_NS);
-    v->has_lost_loop = true;
+    v->recv.has_lost_loop = true;
     dp_log(loop->failures++ ? DP_LOG_INFO : DP_LOG_WARN, "%s: %s%s", rail->port->name, loop->why,
            is_dead(rail) ? "" : "; trying again");
     if (loop->qp)
@@ -195,7 +195,7 @@ static void finish_closing(struct dpn_verbs *v, struct dpn_rail *rail)
 static void post(struct dpn_verbs *v, unsigned r, struct dpn_work work, struct ibv_send_wr *wr,
                  const char *what)
 {
-    struct dpn_rail *rail = &v->rails[r];
+    struct dpn_rail *rail = &v->queues.rails[r];
     struct ibv_send_wr *bad;
 
     work.qp = r;
@@ -213,7 +213,8 @@ static void post(struct dpn_verbs *v, unsigned r, struct dpn_work work, struct i
 /* The data that is read is ignored; only its arrival matters. */
 static struct ibv_sge to_scratch(const struct dpn_verbs *v, unsigned r)
 {
-    return (struct ibv_sge){(uintptr_t)v->block->scratch, 1, v->rails[r].block_mr->lkey};
+    return (struct ibv_sge){(uintptr_t)v->queues.block->scratch, 1,
+                            v->queues.rails[r].block_mr->lkey};
 }
 
 /* ---- flushes --------------------------------------------------------------------------------- */
@@ -231,7 +232,7 @@ static void read_back(struct dpn_verbs *v, unsigned r, const struct dpn_flush *f
 
 static void finish_read(struct dpn_verbs *v, unsigned r, struct dpn_flush *flush)
 {
-    struct dpn_loop *loop = &v->rails[r].loop;
+    struct dpn_loop *loop = &v->queues.rails[r].loop;
 
     if ((int32_t)(flush->written[r] - loop->flushed) > 0)
         loop->flushed = flush->written[r];
@@ -258,8 +259,8 @@ static void begin(struct dpn_verbs *v, struct dpn_flush *flush, const struct dpn
     flush->at = piece->data;
     flush->memory = memory_of(piece);
     flush->base.left = flush->rails = 0;
-    for (int r = 0; r < v->rail_count; r++) {
-        const struct dpn_loop *loop = &v->rails[r].loop;
+    for (int r = 0; r < v->queues.rail_count; r++) {
+        const struct dpn_loop *loop = &v->queues.rails[r].loop;
         if (!loop->is_wanted || loop->written == loop->flushed)
             continue;
         flush->written[r] = loop->written;
@@ -277,14 +278,14 @@ int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *piece
 
     if (v->error)
         return dp_fail(v->error, "flush: %s", v->why);
-    if (!piece || !v->flushes_free)
+    if (!piece || !v->recv.flushes_free)
         return piece ? dp_fail(DP_EINVAL, "more than %d flushes at once", NCCL_NET_MAX_REQUESTS)
                      : 0;
-    struct dpn_flush *flush = &v->flushes[__builtin_ctz(v->flushes_free)];
+    struct dpn_flush *flush = &v->recv.flushes[__builtin_ctz(v->recv.flushes_free)];
     begin(v, flush, piece);
     if (!flush->base.left)
         return 0; /* nothing to flush */
-    v->flushes_free &= ~(1u << flush->base.index);
+    v->recv.flushes_free &= ~(1u << flush->base.index);
     *out = &flush->base.base;
     return 0;
 }
@@ -296,8 +297,8 @@ static int choose_rail(const struct dpn_verbs *v)
 {
     int found = -1;
 
-    for (int r = v->rail_count - 1; r >= 0; r--)
-        if (v->rails[r].loop.qp || (!is_dead(&v->rails[r]) && found < 0))
+    for (int r = v->queues.rail_count - 1; r >= 0; r--)
+        if (v->queues.rails[r].loop.qp || (!is_dead(&v->queues.rails[r]) && found < 0))
             found = r;
     return found;
 }
@@ -319,7 +320,7 @@ static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub)
     const uintptr_t to = (uintptr_t)buffer->data;
     const uint32_t rkey = memory->mrs[r]->rkey;
     struct ibv_sge from = {(uintptr_t)buffer->from, (uint32_t)buffer->size,
-                           v->rails[r].block_mr->lkey};
+                           v->queues.rails[r].block_mr->lkey};
     struct ibv_sge back = to_scratch(v, (unsigned)r);
     struct ibv_send_wr read = {
         .opcode = IBV_WR_RDMA_READ, .sg_list = &back, .wr.rdma = {to + buffer->size - 1, rkey}};
@@ -352,7 +353,7 @@ static bool is_being_copied(const struct dpn_recv_buffer *buffer, unsigned r)
 /* Completions of an earlier queue pair are ignored. */
 bool dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc)
 {
-    struct dpn_rail *rail = &v->rails[work.qp];
+    struct dpn_rail *rail = &v->queues.rails[work.qp];
 
     if (!rail->loop.qp || rail->loop.epoch != work.epoch)
         return false;
@@ -364,7 +365,7 @@ bool dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_w
     rail->loop.failures = 0;
     rail->loop.asked_ns = 0;
     if (work.kind == DPN_WORK_FLUSH)
-        finish_read(v, work.qp, &v->flushes[work.slot]);
+        finish_read(v, work.qp, &v->recv.flushes[work.slot]);
     return true;
 }
 
@@ -372,16 +373,16 @@ bool dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_w
 
 static bool is_flushing(const struct dpn_verbs *v, unsigned r)
 {
-    for (uint32_t used = ~v->flushes_free; used; used &= used - 1)
-        if (v->flushes[__builtin_ctz(used)].rails >> r & 1)
+    for (uint32_t used = ~v->recv.flushes_free; used; used &= used - 1)
+        if (v->recv.flushes[__builtin_ctz(used)].rails >> r & 1)
             return true;
     return false;
 }
 
 static void flush_again(struct dpn_verbs *v, unsigned r)
 {
-    for (uint32_t used = ~v->flushes_free; used; used &= used - 1) {
-        const struct dpn_flush *flush = &v->flushes[__builtin_ctz(used)];
+    for (uint32_t used = ~v->recv.flushes_free; used; used &= used - 1) {
+        const struct dpn_flush *flush = &v->recv.flushes[__builtin_ctz(used)];
         if (flush->rails >> r & 1)
             read_back(v, r, flush);
     }
@@ -389,8 +390,8 @@ static void flush_again(struct dpn_verbs *v, unsigned r)
 
 static void copy_again(struct dpn_verbs *v, unsigned r)
 {
-    for (uint32_t used = ~v->free; used && !v->error; used &= used - 1) {
-        struct dpn_recv *recv = &v->recvs[__builtin_ctz(used)];
+    for (uint32_t used = ~v->recv.free; used && !v->error; used &= used - 1) {
+        struct dpn_recv *recv = &v->recv.recvs[__builtin_ctz(used)];
         for (unsigned sub = 0; sub < recv->count && !v->error; sub++)
             if (is_being_copied(&recv->buffers[sub], r))
                 copy(v, recv, sub);
@@ -402,7 +403,7 @@ static void check_timeouts(struct dpn_verbs *v, struct dpn_rail *rail, int64_t n
 {
     struct dpn_loop *loop = &rail->loop;
 
-    if (!is_flushing(v, (unsigned)(rail - v->rails)))
+    if (!is_flushing(v, (unsigned)(rail - v->queues.rails)))
         loop->asked_ns = 0;
     else if (is_dead(rail))
         dpn_verbs_fail(v, DP_EIO,
@@ -429,8 +430,8 @@ static void finish_opening(struct dpn_verbs *v, struct dpn_rail *rail)
     }
     use(loop, loop->next);
     loop->next = NULL;
-    flush_again(v, (unsigned)(rail - v->rails));
-    copy_again(v, (unsigned)(rail - v->rails));
+    flush_again(v, (unsigned)(rail - v->queues.rails));
+    copy_again(v, (unsigned)(rail - v->queues.rails));
 }
 
 static void finish_job(struct dpn_verbs *v, struct dpn_rail *rail)
@@ -456,19 +457,19 @@ static void poll_one(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
             begin_job(v, rail, DPN_LOOP_CLOSING, run_closing);
         return;
     }
-    copy_again(v, (unsigned)(rail - v->rails)); /* over another rail, if there is one */
+    copy_again(v, (unsigned)(rail - v->queues.rails)); /* over another rail, if there is one */
     if (!is_dead(rail) && now_ns >= rail->loop.retry_ns)
         begin_job(v, rail, DPN_LOOP_OPENING, run_opening);
 }
 
 void dpn_loops_poll(struct dpn_verbs *v, int64_t now_ns)
 {
-    v->has_lost_loop = false;
-    for (int r = 0; r < v->rail_count && !v->error; r++) {
-        struct dpn_rail *rail = &v->rails[r];
+    v->recv.has_lost_loop = false;
+    for (int r = 0; r < v->queues.rail_count && !v->error; r++) {
+        struct dpn_rail *rail = &v->queues.rails[r];
         if (!rail->loop.is_wanted)
             continue;
         poll_one(v, rail, now_ns);
-        v->has_lost_loop |= !rail->loop.qp && (!is_dead(rail) || rail->loop.state);
+        v->recv.has_lost_loop |= !rail->loop.qp && (!is_dead(rail) || rail->loop.state);
     }
 }

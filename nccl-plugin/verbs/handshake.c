@@ -37,17 +37,18 @@ static void choose_class(struct dpn_verbs *v)
                                    : traffic == DPN_TRAFFIC_GRADIENT ? &dpn_options.gradient
                                                                      : &none;
 
-    const int64_t wanted = kind->traffic_class < 0 && v->placed_class ? v->placed_class
-                                                                       : kind->traffic_class;
-    v->traffic_class = (uint8_t)dpn_traffic_choose(wanted, o->traffic_class, given, 255);
-    v->service_level = (uint8_t)dpn_traffic_choose(kind->service_level, o->service_level, given,
-                                                   15);
+    const int64_t wanted = kind->traffic_class < 0 && v->choice.placed_class
+                               ? v->choice.placed_class
+                               : kind->traffic_class;
+    v->queues.traffic_class = (uint8_t)dpn_traffic_choose(wanted, o->traffic_class, given, 255);
+    v->queues.service_level =
+        (uint8_t)dpn_traffic_choose(kind->service_level, o->service_level, given, 15);
 }
 
 static int wanted_qps(const struct dpn_verbs *v)
 {
     const int ours = dpn_verbs_state.options.qps;
-    const int wanted = v->placed_qps > ours ? v->placed_qps : ours;
+    const int wanted = v->choice.placed_qps > ours ? v->choice.placed_qps : ours;
 
     return wanted < DPN_MAX_QPS ? wanted : DPN_MAX_QPS;
 }
@@ -61,23 +62,29 @@ static bool open_acceptor(struct dpn_verbs *v, struct dp_wire_address *acceptor,
     if (dpn_net_device(v->comm->dev, &device))
         return false;
     dpn_watchdog_handle_forks();
-    v->channel.has_acceptor = !dpn_acceptor_use(device->interface.address, acceptor, label);
-    if (v->channel.has_acceptor)
-        dp_wire_tcp_hide(v->comm->wire, v->is_sender, acceptor);
+    v->control.channel.has_acceptor = !dpn_acceptor_use(device->interface.address, acceptor, label);
+    if (v->control.channel.has_acceptor)
+        dp_wire_tcp_hide(v->comm->wire, v->queues.is_sender, acceptor);
     else
         dp_log(DP_LOG_INFO, "%s: %s",
-               v->is_sender ? "the peer cannot ask whether this process is there"
-                            : "a control connection that is lost cannot be made again",
+               v->queues.is_sender ? "the peer cannot ask whether this process is there"
+                                   : "a control connection that is lost cannot be made again",
                dp_last_error());
-    return v->channel.has_acceptor;
+    return v->control.channel.has_acceptor;
 }
 
 void dpn_verbs_release_acceptor(const struct dpn_verbs *v)
 {
     const struct dpn_device *device;
 
-    if (v->channel.has_acceptor && !dpn_net_device(v->comm->dev, &device))
+    if (v->control.channel.has_acceptor && !dpn_net_device(v->comm->dev, &device))
         dpn_acceptor_release(device->interface.address);
+}
+
+static void place(struct dpn_verbs *v, int32_t from, int32_t to, enum dpn_traffic traffic)
+{
+    v->comm->counted_dev =
+        dpn_choice_place(&v->choice, v->queues.is_sender, from, to, traffic, v->comm->dev);
 }
 
 static void send_hello(struct dpn_verbs *v)
@@ -87,19 +94,23 @@ static void send_hello(struct dpn_verbs *v)
     union dpn_control_body body;
 
     memset(&body, 0, sizeof(body));
-    dpn_verbs_place(v, worker, v->comm->peer_worker, traffic_of(v));
+    place(v, worker, v->comm->peer_worker, traffic_of(v));
     choose_class(v);
     body.hello = (struct dpn_hello){
-        .version = DPN_CONTROL_VERSION, .port_count = (uint8_t)v->device->rail_count,
-        .qps = (uint8_t)wanted_qps(v), .traffic_class = v->traffic_class,
-        .service_level = v->service_level, .max_message = dpn_verbs_max_message(v),
-        .other_count = (uint8_t)(v->port_count - v->device->rail_count),
+        .version = DPN_CONTROL_VERSION,
+        .port_count = (uint8_t)v->choice.device->rail_count,
+        .qps = (uint8_t)wanted_qps(v),
+        .traffic_class = v->queues.traffic_class,
+        .service_level = v->queues.service_level,
+        .max_message = dpn_choice_max_message(&v->choice),
+        .other_count = (uint8_t)(v->choice.port_count - v->choice.device->rail_count),
         .eager_bytes = (uint32_t)dpn_options.eager_bytes,
         .subnet_bits = (uint8_t)dpn_verbs_state.options.subnet_bits,
-        .worker = worker, .traffic = traffic_of(v),
+        .worker = worker,
+        .traffic = traffic_of(v),
     };
     body.hello.has_acceptor = open_acceptor(v, &body.hello.acceptor, &label);
-    dpn_verbs_describe_ports(v, body.hello.ports);
+    dpn_choice_describe(&v->choice, body.hello.ports);
     dpn_control_send(v, DPN_HELLO, &body);
 }
 
@@ -119,17 +130,17 @@ static void set_rail(struct dpn_verbs *v, int r, struct dpn_port *port,
                "%s is connected to the peer's %s, which may be of another rail "
                "(NCCL_IB_WARN_RAIL_LOCAL)",
                port->name, peer->name);
-    v->rails[r].port = port;
-    snprintf(v->rails[r].peer, sizeof(v->rails[r].peer), "%s", peer->name);
-    v->rails[r].speed_mbps = (int)peer->speed_mbps < port->speed_mbps ? (int)peer->speed_mbps
-                                                                      : port->speed_mbps;
+    v->queues.rails[r].port = port;
+    snprintf(v->queues.rails[r].peer, sizeof(v->queues.rails[r].peer), "%s", peer->name);
+    v->queues.rails[r].speed_mbps =
+        (int)peer->speed_mbps < port->speed_mbps ? (int)peer->speed_mbps : port->speed_mbps;
 }
 
 static uint32_t choose_eager(const struct dpn_verbs *v, const struct dpn_hello *hello)
 {
     const uint32_t ours = (uint32_t)dpn_options.eager_bytes;
 
-    if (!dpn_port_takes_eager(v->rails[0].port))
+    if (!dpn_port_takes_eager(v->queues.rails[0].port))
         return 0;
     return hello->eager_bytes < ours ? hello->eager_bytes : ours;
 }
@@ -140,8 +151,8 @@ static bool may_be_eager_at_once(const struct dpn_verbs *v)
 {
     bool reaches_gpus = false;
 
-    for (int r = 0; r < v->rail_count; r++)
-        reaches_gpus |= dpn_port_reaches_gpus(v->rails[r].port);
+    for (int r = 0; r < v->queues.rail_count; r++)
+        reaches_gpus |= dpn_port_reaches_gpus(v->queues.rails[r].port);
     return !reaches_gpus || dpn_options.eager_gpu;
 }
 
@@ -149,34 +160,34 @@ static int answer_hello(struct dpn_verbs *v, const struct dpn_hello *hello, stru
 {
     struct dpn_port_info ports[DPN_MAX_RAILS];
 
-    dpn_verbs_place(v, hello->worker, dpn_placement_worker(), (enum dpn_traffic)hello->traffic);
+    place(v, hello->worker, dpn_placement_worker(), (enum dpn_traffic)hello->traffic);
     memset(ports, 0, sizeof(ports));
-    dpn_verbs_describe_ports(v, ports);
-    dpn_verbs_pair_ports(v, hello, ports, plan);
+    dpn_choice_describe(&v->choice, ports);
+    dpn_choice_pair(&v->choice, hello, ports, plan);
     if (!plan->rails)
         return dp_fail_quietly(DP_EUNSUPPORTED,
                                "%s is of InfiniBand and %s of Ethernet, or the "
                                "reverse",
-                               v->device->rails[0]->name, hello->ports[0].name);
+                               v->choice.device->rails[0]->name, hello->ports[0].name);
     plan->qps_per_rail = qps_per_rail(hello, plan->rails);
-    plan->max_message = dpn_verbs_max_message(v);
+    plan->max_message = dpn_choice_max_message(&v->choice);
     if (hello->max_message < plan->max_message)
         plan->max_message = hello->max_message;
-    v->rail_count = plan->rails;
-    v->qps_per_rail = plan->qps_per_rail;
-    v->any_order = plan->max_message >= DPN_MAX_BYTES;
-    v->traffic_class = hello->traffic_class;
-    v->service_level = hello->service_level;
+    v->queues.rail_count = plan->rails;
+    v->queues.qps_per_rail = plan->qps_per_rail;
+    v->queues.any_order = plan->max_message >= DPN_MAX_BYTES;
+    v->queues.traffic_class = hello->traffic_class;
+    v->queues.service_level = hello->service_level;
     for (int r = 0; r < plan->rails; r++) {
         const int own = plan->rail[r].receiver, s = plan->rail[r].sender;
         plan->ports[r] = ports[own];
-        v->any_order &= ports[own].any_order && hello->ports[s].any_order;
-        set_rail(v, r, v->ports[own], &hello->ports[s]);
+        v->queues.any_order &= ports[own].any_order && hello->ports[s].any_order;
+        set_rail(v, r, v->choice.ports[own], &hello->ports[s]);
     }
-    plan->any_order = v->any_order;
+    plan->any_order = v->queues.any_order;
     v->eager_bytes = plan->eager_bytes = choose_eager(v, hello);
     plan->may_eager = may_be_eager_at_once(v);
-    return dpn_verbs_open_rails(v);
+    return dpn_rails_open(&v->queues, v->eager_bytes);
 }
 
 /* The receiver's last message, after which this side sends nothing over the wire. */
@@ -185,7 +196,7 @@ static void decline(struct dpn_verbs *v, const char *reason)
     union dpn_control_body body;
 
     memset(&body, 0, sizeof(body));
-    snprintf(v->reason, sizeof(v->reason), "%s", reason);
+    snprintf(v->queues.reason, sizeof(v->queues.reason), "%s", reason);
     snprintf(body.plan.reason, sizeof(body.plan.reason), "%.127s", reason);
     dpn_control_send(v, DPN_PLAN, &body);
     v->step = DPN_STEP_DECLINED;
@@ -201,17 +212,17 @@ static int take_hello(struct dpn_verbs *v)
     if (kind != DPN_HELLO)
         return dp_fail(DP_EMISMATCH, "the peer does not begin with hello");
     memset(&body, 0, sizeof(body));
-    if (answer_hello(v, &v->received.hello, &body.plan)) {
+    if (answer_hello(v, &v->control.received.hello, &body.plan)) {
         decline(v, dp_last_error());
         return DP_EAGAIN;
     }
     body.plan.agreed = 1;
-    v->channel.acceptor = v->received.hello.acceptor;
-    dp_wire_tcp_hide(v->comm->wire, true, &v->channel.acceptor);
-    v->channel.peer_has_acceptor = v->received.hello.has_acceptor;
+    v->control.channel.acceptor = v->control.received.hello.acceptor;
+    dp_wire_tcp_hide(v->comm->wire, true, &v->control.channel.acceptor);
+    v->control.channel.peer_has_acceptor = v->control.received.hello.has_acceptor;
     if (open_acceptor(v, &body.plan.acceptor,
                       &body.plan.label)) /* otherwise losing the wire ends the connection */
-        v->channel.label = body.plan.label;
+        v->control.channel.label = body.plan.label;
     dpn_control_send(v, DPN_PLAN, &body);
     v->step = DPN_STEP_QPS;
     return DP_EAGAIN;
@@ -219,7 +230,7 @@ static int take_hello(struct dpn_verbs *v)
 
 static int take_plan(struct dpn_verbs *v)
 {
-    const struct dpn_plan *plan = &v->received.plan;
+    const struct dpn_plan *plan = &v->control.received.plan;
     enum dpn_control_kind kind;
 
     if (!dpn_control_receive(v, &kind))
@@ -227,30 +238,30 @@ static int take_plan(struct dpn_verbs *v)
     if (kind != DPN_PLAN)
         return dp_fail(DP_EMISMATCH, "the peer does not answer with a plan");
     if (!plan->agreed) {
-        snprintf(v->reason, sizeof(v->reason), "%s", plan->reason);
+        snprintf(v->queues.reason, sizeof(v->queues.reason), "%s", plan->reason);
         v->step = DPN_STEP_DECLINED;
         return DP_EAGAIN;
     }
-    v->rail_count = plan->rails;
-    v->qps_per_rail = plan->qps_per_rail;
-    v->max_message = plan->max_message;
-    v->any_order = plan->any_order;
+    v->queues.rail_count = plan->rails;
+    v->queues.qps_per_rail = plan->qps_per_rail;
+    v->queues.max_message = plan->max_message;
+    v->queues.any_order = plan->any_order;
     v->eager_bytes = plan->eager_bytes;
-    v->may_eager = plan->may_eager;
-    v->channel.acceptor = plan->acceptor;
-    dp_wire_tcp_hide(v->comm->wire, false, &v->channel.acceptor);
-    v->channel.label = plan->label;
-    v->channel.peer_has_acceptor = plan->label;
+    v->send.may_eager = plan->may_eager;
+    v->control.channel.acceptor = plan->acceptor;
+    dp_wire_tcp_hide(v->comm->wire, false, &v->control.channel.acceptor);
+    v->control.channel.label = plan->label;
+    v->control.channel.peer_has_acceptor = plan->label;
     for (int r = 0; r < plan->rails; r++) {
-        if (plan->rail[r].sender >= v->port_count)
+        if (plan->rail[r].sender >= v->choice.port_count)
             return dp_fail(DP_EMISMATCH, "the peer's plan names port %u of %d",
-                           plan->rail[r].sender, v->port_count);
-        set_rail(v, r, v->ports[plan->rail[r].sender], &plan->ports[r]);
+                           plan->rail[r].sender, v->choice.port_count);
+        set_rail(v, r, v->choice.ports[plan->rail[r].sender], &plan->ports[r]);
     }
-    int err = dpn_verbs_open_rails(v);
-    dpn_verbs_prefer_placed(v, plan);
-    for (int i = 0; i < v->qp_count && !err; i++)
-        dpn_qp_open(v, &v->qps[i]);
+    int err = dpn_rails_open(&v->queues, v->eager_bytes);
+    dpn_choice_prefer(&v->choice, plan, &v->queues);
+    for (int i = 0; i < v->queues.qp_count && !err; i++)
+        dpn_qp_open(v, &v->queues.qps[i]);
     v->step = DPN_STEP_QPS;
     return err ? err : DP_EAGAIN;
 }
@@ -263,10 +274,10 @@ enum { ATTEMPTS = 5 }; /* to bring up the first queue pair, about 2 s */
  */
 static bool are_all_tried(const struct dpn_verbs *v)
 {
-    const int enough = v->up ? 1 : ATTEMPTS;
+    const int enough = v->queues.up ? 1 : ATTEMPTS;
 
-    for (int i = 0; i < v->qp_count; i++)
-        if (v->qps[i].state != DPN_QP_UP && v->qps[i].failures < enough)
+    for (int i = 0; i < v->queues.qp_count; i++)
+        if (v->queues.qps[i].state != DPN_QP_UP && v->queues.qps[i].failures < enough)
             return false;
     return true;
 }
@@ -275,9 +286,9 @@ static int wait_for_qps(struct dpn_verbs *v)
 {
     union dpn_control_body body = {.ready = {.qps = 0}};
 
-    if (!v->is_sender || !are_all_tried(v))
+    if (!v->queues.is_sender || !are_all_tried(v))
         return DP_EAGAIN;
-    body.ready.qps = (uint32_t)__builtin_popcount(v->up);
+    body.ready.qps = (uint32_t)__builtin_popcount(v->queues.up);
     dpn_control_send(v, DPN_READY, &body);
     v->step = body.ready.qps ? DPN_STEP_READY : DPN_STEP_NO_QPS;
     return DP_EAGAIN;
@@ -288,8 +299,9 @@ static int agree_to_decline(struct dpn_verbs *v)
 {
     enum dpn_control_kind kind;
 
-    if (!v->is_sender) {
-        decline(v, v->reason[0] ? v->reason : "no queue pair came up; see the sender's log");
+    if (!v->queues.is_sender) {
+        decline(v, v->queues.reason[0] ? v->queues.reason
+                                       : "no queue pair came up; see the sender's log");
         return DP_EAGAIN;
     }
     while (v->step == DPN_STEP_NO_QPS && dpn_control_receive(v, &kind))
@@ -302,12 +314,12 @@ int dpn_verbs_handshake(struct dpn_verbs *v)
 {
     switch (v->step) {
     case DPN_STEP_BEGIN:
-        if (v->is_sender)
+        if (v->queues.is_sender)
             send_hello(v);
         v->step = DPN_STEP_PLAN;
         return DP_EAGAIN;
     case DPN_STEP_PLAN:
-        return v->is_sender ? take_plan(v) : take_hello(v);
+        return v->queues.is_sender ? take_plan(v) : take_hello(v);
     case DPN_STEP_QPS:
         return wait_for_qps(v);
     case DPN_STEP_NO_QPS:
@@ -315,7 +327,7 @@ int dpn_verbs_handshake(struct dpn_verbs *v)
     case DPN_STEP_DECLINED:
         return dpn_control_is_sending(v)
                    ? DP_EAGAIN
-                   : dp_fail_quietly(DP_EUNSUPPORTED, "no RDMA to the peer: %s", v->reason);
+                   : dp_fail_quietly(DP_EUNSUPPORTED, "no RDMA to the peer: %s", v->queues.reason);
     case DPN_STEP_READY:
         return 0;
     }

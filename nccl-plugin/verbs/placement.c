@@ -39,16 +39,16 @@ static bool has_capabilities_of(const struct dpn_port *port, const struct dpn_de
 }
 
 /* All of the flow's ports, or none: otherwise the two sides would pair different ports. */
-static bool take_ports(const struct dpn_verbs *v, const struct dpn_flow *flow,
+static bool take_ports(const struct dpn_choice *c, bool is_sender, const struct dpn_flow *flow,
                        struct dpn_device *out)
 {
     for (int i = 0; i < flow->count; i++) {
-        struct dpn_port *port = find_port(v->is_sender ? flow->nics[i].from : flow->nics[i].to);
-        if (!port || !has_capabilities_of(port, v->device)) {
+        struct dpn_port *port = find_port(is_sender ? flow->nics[i].from : flow->nics[i].to);
+        if (!port || !has_capabilities_of(port, c->device)) {
             dp_log(DP_LOG_WARN,
                    "the placement wants NIC %d of %d of a flow that this host does not "
                    "offer, or not for such memory; going on over %s",
-                   i + 1, flow->count, v->device->name);
+                   i + 1, flow->count, c->device->name);
             return false;
         }
         out->rails[out->rail_count++] = port;
@@ -69,34 +69,35 @@ static int find_device(const struct dpn_port *port, int otherwise)
     return otherwise;
 }
 
-void dpn_verbs_place(struct dpn_verbs *v, int32_t from, int32_t to, enum dpn_traffic traffic)
+int dpn_choice_place(struct dpn_choice *c, bool is_sender, int32_t from, int32_t to,
+                     enum dpn_traffic traffic, int dev)
 {
-    struct dpn_device placed = *v->device;
+    struct dpn_device placed = *c->device;
     struct dpn_flow flow;
 
     dpn_placement_flow(from, to, traffic, &flow);
     placed.rail_count = 0;
-    if (!flow.count || !take_ports(v, &flow, &placed))
-        return;
-    v->placed_ports = placed.rail_count;
-    v->placed_qps = flow.qps;
-    v->placed_class = flow.traffic_class;
-    for (int i = 0; i < v->device->rail_count && placed.rail_count < DPN_MAX_RAILS; i++)
-        if (!has_port(&placed, v->device->rails[i]))
-            placed.rails[placed.rail_count++] = v->device->rails[i];
-    v->own_device = placed;
-    v->device = &v->own_device;
-    dpn_verbs_gather_ports(v);
-    if (v->placed_ports == 1)
-        v->comm->counted_dev = find_device(placed.rails[0], v->comm->dev);
+    if (!flow.count || !take_ports(c, is_sender, &flow, &placed))
+        return dev;
+    c->placed_ports = placed.rail_count;
+    c->placed_qps = flow.qps;
+    c->placed_class = flow.traffic_class;
+    for (int i = 0; i < c->device->rail_count && placed.rail_count < DPN_MAX_RAILS; i++)
+        if (!has_port(&placed, c->device->rails[i]))
+            placed.rails[placed.rail_count++] = c->device->rails[i];
+    c->own_device = placed;
+    c->device = &c->own_device;
+    dpn_choice_gather(c, is_sender);
     dp_log(DP_LOG_INFO, "worker %d to %d goes over %s and %d more by the placement", from, to,
-           placed.rails[0]->name, v->placed_ports - 1);
+           placed.rails[0]->name, c->placed_ports - 1);
+    return c->placed_ports == 1 ? find_device(placed.rails[0], dev) : dev;
 }
 
-void dpn_verbs_prefer_placed(struct dpn_verbs *v, const struct dpn_plan *plan)
+void dpn_choice_prefer(const struct dpn_choice *c, const struct dpn_plan *plan,
+                       struct dpn_queues *q)
 {
-    v->preferred = 0;
-    for (int i = 0; i < v->qp_count; i++)
-        if (plan->rail[v->qps[i].rail].sender < v->placed_ports)
-            v->preferred |= (uint16_t)(1u << i);
+    q->preferred = 0;
+    for (int i = 0; i < q->qp_count; i++)
+        if (plan->rail[q->qps[i].rail].sender < c->placed_ports)
+            q->preferred |= (uint16_t)(1u << i);
 }

@@ -13,20 +13,20 @@
 #include <stdio.h>
 #include <string.h>
 
-void dpn_verbs_gather_ports(struct dpn_verbs *v)
+void dpn_choice_gather(struct dpn_choice *c, bool is_sender)
 {
     struct dpn_ports *all = &dpn_verbs_state.ports;
 
-    for (v->port_count = 0; v->port_count < v->device->rail_count; v->port_count++)
-        v->ports[v->port_count] = v->device->rails[v->port_count];
-    if (!v->is_sender || !dpn_verbs_state.options.subnet_bits)
+    for (c->port_count = 0; c->port_count < c->device->rail_count; c->port_count++)
+        c->ports[c->port_count] = c->device->rails[c->port_count];
+    if (!is_sender || !dpn_verbs_state.options.subnet_bits)
         return;
-    for (int i = 0; i < all->count && v->port_count < DPN_MAX_RAILS; i++) {
+    for (int i = 0; i < all->count && c->port_count < DPN_MAX_RAILS; i++) {
         bool is_there = false;
-        for (int k = 0; k < v->port_count && !is_there; k++)
-            is_there = v->ports[k] == &all->list[i];
+        for (int k = 0; k < c->port_count && !is_there; k++)
+            is_there = c->ports[k] == &all->list[i];
         if (!is_there)
-            v->ports[v->port_count++] = &all->list[i];
+            c->ports[c->port_count++] = &all->list[i];
     }
 }
 
@@ -54,12 +54,12 @@ static bool can_any_order(const struct dpn_port *port)
     return qp;
 }
 
-void dpn_verbs_describe_ports(const struct dpn_verbs *v, struct dpn_port_info *ports)
+void dpn_choice_describe(const struct dpn_choice *c, struct dpn_port_info *ports)
 {
     struct dpn_gids gids;
 
-    for (int i = 0; i < v->port_count; i++) {
-        const struct dpn_port *port = v->ports[i];
+    for (int i = 0; i < c->port_count; i++) {
+        const struct dpn_port *port = c->ports[i];
         snprintf(ports[i].name, sizeof(ports[i].name), "%.31s", port->name);
         ports[i].is_ethernet = port->is_ethernet;
         ports[i].any_order = can_any_order(port);
@@ -69,13 +69,13 @@ void dpn_verbs_describe_ports(const struct dpn_verbs *v, struct dpn_port_info *p
     }
 }
 
-uint32_t dpn_verbs_max_message(const struct dpn_verbs *v)
+uint32_t dpn_choice_max_message(const struct dpn_choice *c)
 {
     uint32_t most = UINT32_MAX;
 
-    for (int i = 0; i < v->port_count; i++)
-        if (v->ports[i]->max_message < most)
-            most = v->ports[i]->max_message;
+    for (int i = 0; i < c->port_count; i++)
+        if (c->ports[i]->max_message < most)
+            most = c->ports[i]->max_message;
     return most;
 }
 
@@ -92,14 +92,14 @@ static int find_near(const struct dpn_hello *hello, int i, const struct dpn_gid 
     return i;
 }
 
-void dpn_verbs_pair_ports(const struct dpn_verbs *v, const struct dpn_hello *hello,
-                          const struct dpn_port_info *own, struct dpn_plan *plan)
+void dpn_choice_pair(const struct dpn_choice *c, const struct dpn_hello *hello,
+                     const struct dpn_port_info *own, struct dpn_plan *plan)
 {
-    const int ours = v->device->rail_count, theirs = hello->port_count;
+    const int ours = c->device->rail_count, theirs = hello->port_count;
 
     for (int i = 0; i < (ours > theirs ? ours : theirs); i++) {
         const int r = i % ours, s = find_near(hello, i % theirs, &own[r].gid);
-        if (hello->ports[s].is_ethernet != v->device->rails[r]->is_ethernet)
+        if (hello->ports[s].is_ethernet != c->device->rails[r]->is_ethernet)
             continue;
         plan->rail[plan->rails].sender = (uint8_t)s;
         plan->rail[plan->rails].receiver = (uint8_t)r;

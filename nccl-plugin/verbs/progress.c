@@ -12,8 +12,8 @@ enum { INLINE_POLLS = 16, IDLE_POLLS = 64, BUSY_POLLS = 1024 };
 
 static void poll_rest(struct dpn_verbs *v, int64_t now_ns)
 {
-    for (int r = 0; r < v->rail_count; r++)
-        dpn_hca_read_events(v->rails[r].port->hca, now_ns);
+    for (int r = 0; r < v->queues.rail_count; r++)
+        dpn_hca_read_events(v->queues.rails[r].port->hca, now_ns);
     dpn_control_poll(v);
     if (!v->error)
         dpn_channel_poll(v, now_ns);
@@ -28,9 +28,9 @@ static void poll_rest(struct dpn_verbs *v, int64_t now_ns)
 
 static void push(struct dpn_verbs *v)
 {
-    if (v->waiting)
+    if (v->send.waiting)
         dpn_verbs_push(v);
-    if (v->cts_sent != v->cts_made)
+    if (v->recv.cts_sent != v->recv.cts_made)
         dpn_cts_push(v);
 }
 
@@ -38,18 +38,18 @@ static void push(struct dpn_verbs *v)
  * polled for at intervals. */
 static bool find(struct dpn_verbs *v)
 {
-    if (v->unpolled++ < INLINE_POLLS && dpn_eager_poll(v))
+    if (v->recv.unpolled++ < INLINE_POLLS && dpn_eager_poll(v))
         return true;
-    v->unpolled = 0;
+    v->recv.unpolled = 0;
     return dpn_verbs_poll_queues(v);
 }
 
 static bool end_qps(struct dpn_verbs *v)
 {
-    bool have_ended = dpn_qps_end(v);
+    bool have_ended = dpn_qps_end(&v->queues);
 
-    for (int r = 0; r < v->rail_count; r++)
-        have_ended &= dpn_loop_end(v, &v->rails[r]);
+    for (int r = 0; r < v->queues.rail_count; r++)
+        have_ended &= dpn_loop_end(v, &v->queues.rails[r]);
     return have_ended;
 }
 
@@ -68,7 +68,8 @@ void dpn_verbs_progress(struct dpn_verbs *v)
     v->idle = found ? 0 : v->idle + 1;
     v->stall.has_moved |= found;
     dpn_cts_release_if_idle(v, found);
-    const bool is_degraded = v->is_degraded || v->has_lost_loop || v->channel.is_lost;
+    const bool is_degraded =
+        v->queues.is_degraded || v->recv.has_lost_loop || v->control.channel.is_lost;
     if (is_degraded || v->idle % IDLE_POLLS == IDLE_POLLS - 1 || ++v->polls % BUSY_POLLS == 0) {
         const int64_t now_ns = dp_now_ns();
         if (now_ns - v->polled_ns >= (is_degraded ? DEGRADED_EVERY_NS : REST_EVERY_NS))

@@ -14,30 +14,28 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { FAILURES_PER_QP = 20 }; /* consecutive, without a completed message */
-
-void dpn_qp_set_state(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_qp_state state)
+void dpn_qp_set_state(struct dpn_queues *q, struct dpn_qp *qp, enum dpn_qp_state state)
 {
-    const uint16_t bit = (uint16_t)(1u << dpn_qp_index(v, qp));
+    const uint16_t bit = (uint16_t)(1u << dpn_qp_index(q, qp));
 
     qp->state = state;
     qp->since_ns = dp_now_ns();
-    v->up = state == DPN_QP_UP ? v->up | bit : v->up & (uint16_t)~bit;
-    v->is_degraded = __builtin_popcount(v->up) < v->qp_count;
+    q->up = state == DPN_QP_UP ? q->up | bit : q->up & (uint16_t)~bit;
+    q->is_degraded = __builtin_popcount(q->up) < q->qp_count;
 }
 
 /* A probe may be polled after its queue pair has failed. Setting it UP again would post work to a
  * queue pair that is about to be destroyed, and that work would never be repeated. */
-void dpn_qp_is_up(struct dpn_verbs *v, struct dpn_qp *qp)
+void dpn_qp_is_up(struct dpn_queues *q, struct dpn_qp *qp)
 {
     char ours[DPN_GID_TEXT], theirs[DPN_GID_TEXT];
 
     if (qp->state != DPN_QP_OPENING && qp->state != DPN_QP_PROBING)
         return;
-    dpn_qp_set_state(v, qp, DPN_QP_UP);
+    dpn_qp_set_state(q, qp, DPN_QP_UP);
     if (qp->has_been_up)
-        dp_log(DP_LOG_INFO, "%s -> %s is in use again: %s -> %s", dpn_qp_port(v, qp)->name,
-               v->rails[qp->rail].peer, dpn_gid_text(&qp->gid, ours),
+        dp_log(DP_LOG_INFO, "%s -> %s is in use again: %s -> %s", dpn_qp_port(q, qp)->name,
+               q->rails[qp->rail].peer, dpn_gid_text(&qp->gid, ours),
                dpn_gid_text(&qp->peer_gid, theirs));
     qp->has_been_up = true;
 }
@@ -55,38 +53,40 @@ static void begin_epoch(struct dpn_qp *qp, uint16_t epoch)
 /* ---- calls to the device --------------------------------------------------------------------- */
 
 /* A worker does this in the meantime. */
-static void begin(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_qp_state state,
+static void begin(struct dpn_queues *q, struct dpn_qp *qp, enum dpn_qp_state state,
                   void (*run)(struct dpn_job *job))
 {
-    dpn_qp_set_state(v, qp, state);
-    qp->job.v = v;
+    dpn_qp_set_state(q, qp, state);
+    qp->job.queues = q;
     qp->job.of.qp = qp;
     qp->job.err = 0;
     qp->job.has_destroyed = false;
     dpn_job_begin(&qp->job.base, run);
 }
 
-static bool uses_inline_data(const struct dpn_verbs *v)
+static bool uses_inline_data(const struct dpn_queues *q)
 {
-    return v->is_sender || dpn_verbs_state.options.inlines_cts;
+    return q->is_sender || dpn_verbs_state.options.inlines_cts;
 }
 
-static int make_qp(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_qp_info *ours)
+static int make_qp(struct dpn_queues *q, struct dpn_qp *qp, struct dpn_qp_info *ours)
 {
-    const struct dpn_rail *rail = &v->rails[qp->rail];
-    const unsigned recvs = v->is_sender ? 1 : DPN_RECV_QUEUE;
+    const struct dpn_rail *rail = &q->rails[qp->rail];
+    const unsigned recvs = q->is_sender ? 1 : DPN_RECV_QUEUE;
 
-    qp->inline_bytes = uses_inline_data(v) ? DPN_INLINE_BYTES : 0;
+    qp->inline_bytes = uses_inline_data(q) ? DPN_INLINE_BYTES : 0;
     int err = dpn_ibv_qp_new(rail->port, &dpn_verbs_state.options, rail->cq, DPN_SEND_QUEUE, recvs,
-                         v->any_order, &qp->inline_bytes, &qp->ibv);
+                             q->any_order, &qp->inline_bytes, &qp->ibv);
     if (!err)
         err = dp_random_bytes(&qp->psn, sizeof(qp->psn));
     if (err)
         return err;
     qp->psn &= 0xffffff;
     *ours = (struct dpn_qp_info){
-        .number = qp->ibv->qp_num, .psn = qp->psn, .key = rail->block_mr->rkey,
-        .address = (uintptr_t)v->block,
+        .number = qp->ibv->qp_num,
+        .psn = qp->psn,
+        .key = rail->block_mr->rkey,
+        .address = (uintptr_t)q->block,
     };
     dpn_port_query(rail->port, &ours->lid, &ours->mtu, &ours->needs_grh);
     qp->mtu = ours->mtu;
@@ -112,16 +112,16 @@ static void describe_ece(struct dpn_qp *qp, struct dpn_qp_info *ours)
 }
 
 /* A receiver sends only CTS entries and acknowledgements. */
-static uint8_t class_of(const struct dpn_verbs *v)
+static uint8_t class_of(const struct dpn_queues *q)
 {
     const int wanted = dpn_verbs_state.options.cts_class;
 
-    return v->is_sender || wanted == DPN_AUTO ? v->traffic_class : (uint8_t)wanted;
+    return q->is_sender || wanted == DPN_AUTO ? q->traffic_class : (uint8_t)wanted;
 }
 
-static int connect_qp(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_qp_info *peer)
+static int connect_qp(struct dpn_queues *q, struct dpn_qp *qp, const struct dpn_qp_info *peer)
 {
-    const struct dpn_port *port = dpn_qp_port(v, qp);
+    const struct dpn_port *port = dpn_qp_port(q, qp);
     const struct ibv_ece ece = {peer->ece_vendor, peer->ece_options, peer->ece_mask};
 
     qp->uses_ece = peer->has_ece && supports_ece(qp);
@@ -129,14 +129,34 @@ static int connect_qp(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_q
     qp->peer_key = peer->key;
     qp->peer_number = peer->number;
     return dpn_ibv_qp_connect(qp->ibv, &(struct dpn_path){
-        .port = port, .options = &dpn_verbs_state.options, .peer_number = peer->number,
-        .psn = qp->psn, .peer_psn = peer->psn, .peer_lid = peer->lid,
-        .mtu = peer->mtu < qp->mtu ? peer->mtu : qp->mtu,
-        .gid = qp->gid, .peer_gid = qp->peer_gid,
-        .needs_grh = qp->job.ours.needs_grh | peer->needs_grh,
-        .traffic_class = class_of(v), .service_level = v->service_level,
-        .ece = qp->uses_ece ? &ece : NULL,
-    });
+                                           .port = port,
+                                           .options = &dpn_verbs_state.options,
+                                           .peer_number = peer->number,
+                                           .psn = qp->psn,
+                                           .peer_psn = peer->psn,
+                                           .peer_lid = peer->lid,
+                                           .mtu = peer->mtu < qp->mtu ? peer->mtu : qp->mtu,
+                                           .gid = qp->gid,
+                                           .peer_gid = qp->peer_gid,
+                                           .needs_grh = qp->job.ours.needs_grh | peer->needs_grh,
+                                           .traffic_class = class_of(q),
+                                           .service_level = q->service_level,
+                                           .ece = qp->uses_ece ? &ece : NULL,
+                                       });
+}
+
+void dpn_inline_prepare(struct dpn_queues *q, struct dpn_qp *qp)
+{
+    const struct dpn_work work = {DPN_WORK_DATA, dpn_qp_index(q, qp), qp->epoch, 0, 0, 1};
+
+    qp->inline_work = dpn_work_pack(work);
+    qp->inline_sge = (struct ibv_sge){.lkey = q->rails[qp->rail].block_mr->lkey};
+    qp->inline_wr = (struct ibv_send_wr){
+        .sg_list = &qp->inline_sge,
+        .num_sge = 1,
+        .opcode = IBV_WR_RDMA_WRITE,
+        .wr.rdma.rkey = qp->peer_key,
+    };
 }
 
 /* What a job returns, with the error text of its thread. */
@@ -162,26 +182,25 @@ static void run_making(struct dpn_job *base)
 {
     struct dpn_qp_job *job = (struct dpn_qp_job *)base;
     struct dpn_qp *qp = job->of.qp;
-    int err = make_qp(job->v, qp, &job->ours);
+    int err = make_qp(job->queues, qp, &job->ours);
 
     if (!err)
-        err = dpn_port_gids(dpn_qp_port(job->v, qp), &dpn_verbs_state.options, &job->gids);
+        err = dpn_port_gids(dpn_qp_port(job->queues, qp), &dpn_verbs_state.options, &job->gids);
     if (!err)
         describe_ece(qp, &job->ours);
     finish_making(job, err);
 }
 
-void dpn_qp_make(struct dpn_verbs *v, struct dpn_qp *qp, uint16_t epoch)
+void dpn_qp_make(struct dpn_queues *q, struct dpn_qp *qp, uint16_t epoch)
 {
     begin_epoch(qp, epoch);
-    begin(v, qp, DPN_QP_MAKING, run_making);
+    begin(q, qp, DPN_QP_MAKING, run_making);
 }
 
 /* InfiniBand needs no matching GIDs: the LID is enough. */
-static int choose_gids(const struct dpn_verbs *v, struct dpn_qp *qp,
-                       const struct dpn_gids *theirs)
+static int choose_gids(const struct dpn_queues *q, struct dpn_qp *qp, const struct dpn_gids *theirs)
 {
-    const struct dpn_port *port = dpn_qp_port(v, qp);
+    const struct dpn_port *port = dpn_qp_port(q, qp);
     struct dpn_gids ours;
 
     qp->gid = qp->peer_gid = (struct dpn_gid){.index = 0};
@@ -198,36 +217,36 @@ static int choose_gids(const struct dpn_verbs *v, struct dpn_qp *qp,
                            ours.count, port->name, theirs->count);
 }
 
-int dpn_qp_post_recvs(struct dpn_verbs *v, struct dpn_qp *qp, unsigned count)
+int dpn_qp_post_recvs(struct dpn_queues *q, struct dpn_qp *qp, unsigned count)
 {
     struct ibv_recv_wr *bad, wr = {
-        .wr_id = dpn_work_pack((struct dpn_work){DPN_WORK_RECV, dpn_qp_index(v, qp),
-                                                 qp->epoch, 0, 0, 0}),
-    };
+                                 .wr_id = dpn_work_pack((struct dpn_work){
+                                     DPN_WORK_RECV, dpn_qp_index(q, qp), qp->epoch, 0, 0, 0}),
+                             };
 
     for (qp->recvs_owed = count; qp->recvs_owed; qp->recvs_owed--) {
         int error = ibv_post_recv(qp->ibv, &wr, &bad);
         if (error)
-            return dp_fail_quietly(DP_EIO, "%s takes no receive: %s",
-                                   v->rails[qp->rail].port->name, strerror(error));
+            return dp_fail_quietly(DP_EIO, "%s takes no receive: %s", q->rails[qp->rail].port->name,
+                                   strerror(error));
         qp->recvs_out++;
     }
     return 0;
 }
 
-static int answer_open(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_qp_job *job)
+static int answer_open(struct dpn_queues *q, struct dpn_qp *qp, struct dpn_qp_job *job)
 {
-    if (dpn_port_is_down(dpn_qp_port(v, qp)))
-        return dp_fail_quietly(DP_EIO, "%s is down", dpn_qp_port(v, qp)->name);
-    int err = make_qp(v, qp, &job->ours);
+    if (dpn_port_is_down(dpn_qp_port(q, qp)))
+        return dp_fail_quietly(DP_EIO, "%s is down", dpn_qp_port(q, qp)->name);
+    int err = make_qp(q, qp, &job->ours);
     if (!err)
-        err = choose_gids(v, qp, &job->gids);
+        err = choose_gids(q, qp, &job->gids);
     if (!err)
-        err = connect_qp(v, qp, &job->theirs);
+        err = connect_qp(q, qp, &job->theirs);
     if (!err && qp->uses_ece)
         describe_ece(qp, &job->ours);
     if (!err)
-        err = dpn_qp_post_recvs(v, qp, DPN_RECV_QUEUE);
+        err = dpn_qp_post_recvs(q, qp, DPN_RECV_QUEUE);
     return err;
 }
 
@@ -235,30 +254,30 @@ static void run_answering(struct dpn_job *base)
 {
     struct dpn_qp_job *job = (struct dpn_qp_job *)base;
 
-    finish_making(job, answer_open(job->v, job->of.qp, job));
+    finish_making(job, answer_open(job->queues, job->of.qp, job));
 }
 
-void dpn_qp_answer(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_open_qp *open)
+void dpn_qp_answer(struct dpn_queues *q, struct dpn_qp *qp, const struct dpn_open_qp *open)
 {
     begin_epoch(qp, open->epoch);
     qp->job.theirs = open->qp;
     qp->job.gids = open->gids;
-    begin(v, qp, DPN_QP_MAKING, run_answering);
+    begin(q, qp, DPN_QP_MAKING, run_answering);
 }
 
 static void run_connecting(struct dpn_job *base)
 {
     struct dpn_qp_job *job = (struct dpn_qp_job *)base;
 
-    set_result(job, connect_qp(job->v, job->of.qp, &job->theirs));
+    set_result(job, connect_qp(job->queues, job->of.qp, &job->theirs));
 }
 
-void dpn_qp_connect(struct dpn_verbs *v, struct dpn_qp *qp, const struct dpn_opened_qp *opened)
+void dpn_qp_connect(struct dpn_queues *q, struct dpn_qp *qp, const struct dpn_opened_qp *opened)
 {
     qp->gid = opened->sender;
     qp->peer_gid = opened->receiver;
     qp->job.theirs = opened->qp;
-    begin(v, qp, DPN_QP_CONNECTING, run_connecting);
+    begin(q, qp, DPN_QP_CONNECTING, run_connecting);
 }
 
 static void run_stopping(struct dpn_job *base)
@@ -275,63 +294,61 @@ static void run_destroying(struct dpn_job *base)
     job->has_destroyed = !job->err;
 }
 
-void dpn_qp_destroy(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_qp_state state)
+void dpn_qp_destroy(struct dpn_queues *q, struct dpn_qp *qp, enum dpn_qp_state state)
 {
-    begin(v, qp, state, run_destroying);
+    begin(q, qp, state, run_destroying);
 }
 
 /* ---- failing --------------------------------------------------------------------------------- */
 
 /* One log line with all facts that are needed to find the cause. */
-static void log_end(struct dpn_verbs *v, const struct dpn_qp *qp, const char *what,
-                     const char *status, const char *hint)
+static void log_end(struct dpn_queues *q, const struct dpn_qp *qp, const char *what,
+                    const char *status, const char *hint)
 {
-    const struct dpn_port *port = dpn_qp_port(v, qp);
+    const struct dpn_port *port = dpn_qp_port(q, qp);
     char ours[DPN_GID_TEXT], theirs[DPN_GID_TEXT];
-    const int left = __builtin_popcount(v->up);
+    const int left = __builtin_popcount(q->up);
 
-    snprintf(v->reason, sizeof(v->reason), "%s port %d -> %s, GID %s -> %s: %s: %s%s",
-             port->hca->name, port->number, v->rails[qp->rail].peer,
-             dpn_gid_text(&qp->gid, ours), dpn_gid_text(&qp->peer_gid, theirs), what, status,
-             hint);
-    dp_log(qp->failures > 1 ? DP_LOG_INFO : DP_LOG_WARN, "%s; queue pair 0x%x -> 0x%x, "
-           "%d of %d queue pairs are left", v->reason, qp->ibv->qp_num, qp->peer_number, left,
-           v->qp_count);
+    snprintf(q->reason, sizeof(q->reason), "%s port %d -> %s, GID %s -> %s: %s: %s%s",
+             port->hca->name, port->number, q->rails[qp->rail].peer, dpn_gid_text(&qp->gid, ours),
+             dpn_gid_text(&qp->peer_gid, theirs), what, status, hint);
+    dp_log(qp->failures > 1 ? DP_LOG_INFO : DP_LOG_WARN,
+           "%s; queue pair 0x%x -> 0x%x, "
+           "%d of %d queue pairs are left",
+           q->reason, qp->ibv->qp_num, qp->peer_number, left, q->qp_count);
 }
 
-void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
+bool dpn_qp_stop(struct dpn_queues *q, struct dpn_qp *qp, const char *what, const char *status,
                  const char *hint)
 {
     if (qp->state == DPN_QP_MAKING || qp->state == DPN_QP_CONNECTING)
         qp->is_given_up = true;
     if (!dpn_qp_is_connected(qp))
-        return;
+        return false;
     if (qp->uses_ece && qp->state != DPN_QP_UP)
         qp->is_without_ece = true;
     qp->failures++;
-    if (qp->state == DPN_QP_UP) {            /* failed attempts to open do not count */
-        v->failures += dpn_verbs_is_busy(v); /* a link may flap while no request is open */
-        dpn_stat_count(&v->comm->stat, DPN_STAT_FAILOVERS, 1);
-    }
-    dpn_qp_set_state(v, qp, DPN_QP_STOPPING);
-    log_end(v, qp, what, status, hint);
-    begin(v, qp, DPN_QP_STOPPING, run_stopping);
-    if (v->failures > FAILURES_PER_QP * v->qp_count)
-        dpn_verbs_fail(v, DP_ECOMM, "%d failures in a row, the last one: %s", v->failures,
-                       v->reason);
+    dpn_qp_set_state(q, qp, DPN_QP_STOPPING);
+    log_end(q, qp, what, status, hint);
+    begin(q, qp, DPN_QP_STOPPING, run_stopping);
+    return true;
 }
 
 /* ---- writing nothing ------------------------------------------------------------------------- */
 
 /* Returns an errno. */
-static int write_nothing(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_work_kind kind,
+static int write_nothing(struct dpn_queues *q, struct dpn_qp *qp, enum dpn_work_kind kind,
                          enum ibv_wr_opcode opcode)
 {
-    struct ibv_send_wr *bad, wr = {
-        .wr_id = dpn_work_pack((struct dpn_work){kind, dpn_qp_index(v, qp), qp->epoch, 0, 0, 1}),
-        .opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .imm_data = htobe32(DPN_GENERATIONS),
-        .wr.rdma = {qp->peer_block, qp->peer_key},
-    };
+    struct ibv_send_wr *bad,
+        wr = {
+            .wr_id =
+                dpn_work_pack((struct dpn_work){kind, dpn_qp_index(q, qp), qp->epoch, 0, 0, 1}),
+            .opcode = opcode,
+            .send_flags = IBV_SEND_SIGNALED,
+            .imm_data = htobe32(DPN_GENERATIONS),
+            .wr.rdma = {qp->peer_block, qp->peer_key},
+        };
 
     qp->sends_out++;
     qp->requests_out++;
@@ -341,45 +358,44 @@ static int write_nothing(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_work_k
 }
 
 /* An acknowledged write proves that the path works; two connected queue pairs do not. */
-int dpn_qp_probe(struct dpn_verbs *v, struct dpn_qp *qp)
+int dpn_qp_probe(struct dpn_queues *q, struct dpn_qp *qp)
 {
-    int error = write_nothing(v, qp, DPN_WORK_PROBE, IBV_WR_RDMA_WRITE_WITH_IMM);
+    int error = write_nothing(q, qp, DPN_WORK_PROBE, IBV_WR_RDMA_WRITE_WITH_IMM);
 
-    return error ? dp_fail_quietly(DP_EIO, "%s: cannot probe: %s", dpn_qp_port(v, qp)->name,
-                                   strerror(error)) : 0;
+    return error ? dp_fail_quietly(DP_EIO, "%s: cannot probe: %s", dpn_qp_port(q, qp)->name,
+                                   strerror(error))
+                 : 0;
 }
 
-void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp)
+int dpn_qp_write_heartbeat(struct dpn_queues *q, struct dpn_qp *qp)
 {
-    int error = qp->requests_out < DPN_SEND_QUEUE
-                    ? write_nothing(v, qp, DPN_WORK_HEARTBEAT, IBV_WR_RDMA_WRITE) : 0;
-
-    if (error)
-        dpn_qp_fail(v, qp, "heartbeat", strerror(error), ": the send queue takes no more");
+    return qp->requests_out < DPN_SEND_QUEUE
+               ? write_nothing(q, qp, DPN_WORK_HEARTBEAT, IBV_WR_RDMA_WRITE)
+               : 0;
 }
 
 /* ---- the end of the connection --------------------------------------------------------------- */
 
 /* One that cannot be destroyed is leaked. */
-static bool end_one(struct dpn_verbs *v, struct dpn_qp *qp)
+static bool end_one(struct dpn_queues *q, struct dpn_qp *qp)
 {
     if (dpn_job_is_running(&qp->job.base))
         return false;
     if (qp->job.has_destroyed || qp->state == DPN_QP_ENDING)
         qp->ibv = NULL;
     if (qp->ibv)
-        begin(v, qp, DPN_QP_ENDING, run_destroying);
+        begin(q, qp, DPN_QP_ENDING, run_destroying);
     else
-        dpn_qp_set_state(v, qp, DPN_QP_DOWN);
+        dpn_qp_set_state(q, qp, DPN_QP_DOWN);
     return !qp->ibv;
 }
 
-bool dpn_qps_end(struct dpn_verbs *v)
+bool dpn_qps_end(struct dpn_queues *q)
 {
     bool have_ended = true;
 
-    for (int i = 0; i < v->qp_count; i++)
-        have_ended &= end_one(v, &v->qps[i]);
+    for (int i = 0; i < q->qp_count; i++)
+        have_ended &= end_one(q, &q->qps[i]);
     return have_ended;
 }
 
@@ -393,11 +409,11 @@ static bool close_one(struct dpn_qp *qp, int64_t until_ns)
     return true;
 }
 
-bool dpn_qps_close(struct dpn_verbs *v, int64_t until_ns)
+bool dpn_qps_close(struct dpn_queues *q, int64_t until_ns)
 {
     bool have_ended = true;
 
-    for (int i = 0; i < v->qp_count; i++)
-        have_ended &= close_one(&v->qps[i], until_ns);
+    for (int i = 0; i < q->qp_count; i++)
+        have_ended &= close_one(&q->qps[i], until_ns);
     return have_ended;
 }

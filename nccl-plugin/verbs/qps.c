@@ -48,25 +48,25 @@ static void schedule_retry(struct dpn_qp *qp)
 /* There is no queue pair; the sender tries again. */
 static void abandon(struct dpn_verbs *v, struct dpn_qp *qp, const char *reason)
 {
-    dpn_qp_set_state(v, qp, DPN_QP_DOWN);
+    dpn_qp_set_state(&v->queues, qp, DPN_QP_DOWN);
     qp->is_closed_here = false;
     if (!qp->failures++)
-        dp_log(DP_LOG_WARN, "%s -> %s: cannot connect: %s", dpn_qp_port(v, qp)->name,
-               v->rails[qp->rail].peer, reason);
-    if (!v->is_sender)
+        dp_log(DP_LOG_WARN, "%s -> %s: cannot connect: %s", dpn_qp_port(&v->queues, qp)->name,
+               v->queues.rails[qp->rail].peer, reason);
+    if (!v->queues.is_sender)
         return;
-    snprintf(v->reason, sizeof(v->reason), "%s", reason);
+    snprintf(v->queues.reason, sizeof(v->queues.reason), "%s", reason);
     schedule_retry(qp);
 }
 
 void dpn_qp_open(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    dpn_qp_make(v, qp, (uint16_t)(qp->epoch + 1));
+    dpn_qp_make(&v->queues, qp, (uint16_t)(qp->epoch + 1));
 }
 
 static void send_open(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    union dpn_control_body body = {.open = {.index = (uint8_t)dpn_qp_index(v, qp)}};
+    union dpn_control_body body = {.open = {.index = (uint8_t)dpn_qp_index(&v->queues, qp)}};
 
     if (qp->job.err) {
         abandon(v, qp, qp->job.why);
@@ -75,25 +75,25 @@ static void send_open(struct dpn_verbs *v, struct dpn_qp *qp)
     body.open.epoch = qp->epoch;
     body.open.qp = qp->job.ours;
     body.open.gids = qp->job.gids;
-    dpn_qp_set_state(v, qp, DPN_QP_OPENING);
+    dpn_qp_set_state(&v->queues, qp, DPN_QP_OPENING);
     dpn_control_send(v, DPN_OPEN, &body);
 }
 
 void dpn_qp_take_open(struct dpn_verbs *v, const struct dpn_open_qp *open)
 {
-    struct dpn_qp *qp = &v->qps[open->index];
+    struct dpn_qp *qp = &v->queues.qps[open->index];
 
     if (qp->state != DPN_QP_DOWN) {
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer opens queue pair %u, which is in use",
                        open->index);
         return;
     }
-    dpn_qp_answer(v, qp, open);
+    dpn_qp_answer(&v->queues, qp, open);
 }
 
 static void send_opened(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    union dpn_control_body body = {.opened = {.index = (uint8_t)dpn_qp_index(v, qp)}};
+    union dpn_control_body body = {.opened = {.index = (uint8_t)dpn_qp_index(&v->queues, qp)}};
 
     body.opened.epoch = qp->epoch;
     body.opened.is_open = !qp->job.err;
@@ -101,7 +101,7 @@ static void send_opened(struct dpn_verbs *v, struct dpn_qp *qp)
         body.opened.qp = qp->job.ours;
         body.opened.sender = qp->peer_gid;
         body.opened.receiver = qp->gid;
-        dpn_qp_set_state(v, qp, DPN_QP_OPENING);
+        dpn_qp_set_state(&v->queues, qp, DPN_QP_OPENING);
     } else {
         snprintf(body.opened.reason, sizeof(body.opened.reason), "%.*s", DPN_CONTROL_REASON - 1,
                  qp->job.why);
@@ -112,43 +112,43 @@ static void send_opened(struct dpn_verbs *v, struct dpn_qp *qp)
 
 void dpn_qp_take_opened(struct dpn_verbs *v, const struct dpn_opened_qp *opened)
 {
-    struct dpn_qp *qp = &v->qps[opened->index];
+    struct dpn_qp *qp = &v->queues.qps[opened->index];
 
     if (qp->state != DPN_QP_OPENING || qp->epoch != opened->epoch)
         return;
     if (!opened->is_open) {
         snprintf(qp->job.why, sizeof(qp->job.why), "%s", opened->reason);
-        dpn_qp_destroy(v, qp, DPN_QP_ABANDONING);
+        dpn_qp_destroy(&v->queues, qp, DPN_QP_ABANDONING);
         return;
     }
-    dpn_qp_connect(v, qp, opened);
+    dpn_qp_connect(&v->queues, qp, opened);
 }
 
 static void send_probe(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    dpn_qp_set_state(v, qp, DPN_QP_OPENING);
-    dpn_inline_prepare(v, qp);
+    dpn_qp_set_state(&v->queues, qp, DPN_QP_OPENING);
+    dpn_inline_prepare(&v->queues, qp);
     if (qp->is_given_up)
         dpn_qp_fail(v, qp, "the peer closed the queue pair", "see its log", "");
     else if (qp->job.err)
         dpn_qp_fail(v, qp, "connecting", qp->job.why, "");
-    else if (dpn_qp_probe(v, qp))
+    else if (dpn_qp_probe(&v->queues, qp))
         dpn_qp_fail(v, qp, "connecting", dp_last_error(), "");
     else
-        dpn_qp_set_state(v, qp, DPN_QP_PROBING);
+        dpn_qp_set_state(&v->queues, qp, DPN_QP_PROBING);
 }
 
 /* ---- closing --------------------------------------------------------------------------------- */
 
 static void send_closed(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    const uint8_t index = (uint8_t)dpn_qp_index(v, qp);
+    const uint8_t index = (uint8_t)dpn_qp_index(&v->queues, qp);
     union dpn_control_body body;
 
     qp->is_closed_here = true;
     memset(&body, 0, sizeof(body));
-    if (v->is_sender) {
-        body.closed_sender = (struct dpn_closed_sender){index, 0, qp->epoch, v->cts_read};
+    if (v->queues.is_sender) {
+        body.closed_sender = (struct dpn_closed_sender){index, 0, qp->epoch, v->send.cts_read};
         dpn_control_send(v, DPN_CLOSED_SENDER, &body);
     } else {
         body.closed_receiver.index = index;
@@ -161,16 +161,17 @@ static void send_closed(struct dpn_verbs *v, struct dpn_qp *qp)
 /* Both queue pairs are destroyed: nothing of this epoch can arrive any more. */
 static void resend_if_closed(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    if (!qp->is_closed_here || !qp->is_closed_there || !v->is_sender)
+    if (!qp->is_closed_here || !qp->is_closed_there || !v->queues.is_sender)
         return;
     qp->is_closed_there = false;
-    dpn_verbs_resend(v, dpn_qp_index(v, qp), &v->reports[dpn_qp_index(v, qp)]);
+    dpn_verbs_resend(v, dpn_qp_index(&v->queues, qp),
+                     &v->send.reports[dpn_qp_index(&v->queues, qp)]);
     schedule_retry(qp);
 }
 
 void dpn_qp_take_closed(struct dpn_verbs *v, unsigned index, unsigned epoch)
 {
-    struct dpn_qp *qp = &v->qps[index];
+    struct dpn_qp *qp = &v->queues.qps[index];
 
     if (qp->epoch != epoch)
         return;
@@ -183,7 +184,7 @@ void dpn_qp_take_closed(struct dpn_verbs *v, unsigned index, unsigned epoch)
 
 static bool is_drained(const struct dpn_verbs *v, const struct dpn_qp *qp)
 {
-    return v->is_sender ? !qp->sends_out : !qp->recvs_out;
+    return v->queues.is_sender ? !qp->sends_out : !qp->recvs_out;
 }
 
 /* If the peer were told that the queue pair is closed, the rest would be sent over others, while a
@@ -194,7 +195,7 @@ static void fail_undestroyed(struct dpn_verbs *v, const struct dpn_qp *qp, int e
         v, DP_EIO,
         "%s: queue pair 0x%x, which had failed, could not be destroyed (%s), so it may still "
         "write or read; it had failed because: %s",
-        dpn_qp_port(v, qp)->name, qp->ibv->qp_num, strerror(error), v->reason);
+        dpn_qp_port(&v->queues, qp)->name, qp->ibv->qp_num, strerror(error), v->queues.reason);
 }
 
 /* Work that a failing device does not flush in time counts as not done. It may be done twice, with
@@ -202,23 +203,23 @@ static void fail_undestroyed(struct dpn_verbs *v, const struct dpn_qp *qp, int e
 static void continue_draining(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
 {
     const bool may_wait = now_ns - qp->since_ns < DRAIN_NS &&
-                            !atomic_load(&dpn_qp_port(v, qp)->hca->is_dead);
+                          !atomic_load(&dpn_qp_port(&v->queues, qp)->hca->is_dead);
 
     if (!is_drained(v, qp) && (may_wait || qp->drain_polls++ < DRAIN_POLLS))
         return;
     dpn_verbs_poll(v);
     if (!v->error)
-        dpn_qp_destroy(v, qp, DPN_QP_DESTROYING);
+        dpn_qp_destroy(&v->queues, qp, DPN_QP_DESTROYING);
 }
 
 static void finish_closing(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    if (qp->job.err && !atomic_load(&dpn_qp_port(v, qp)->hca->is_dead)) {
+    if (qp->job.err && !atomic_load(&dpn_qp_port(&v->queues, qp)->hca->is_dead)) {
         fail_undestroyed(v, qp, qp->job.err);
         return;
     }
     qp->ibv = NULL;
-    dpn_qp_set_state(v, qp, DPN_QP_DOWN);
+    dpn_qp_set_state(&v->queues, qp, DPN_QP_DOWN);
     send_closed(v, qp);
     resend_if_closed(v, qp);
 }
@@ -234,9 +235,9 @@ static void finish_abandoning(struct dpn_verbs *v, struct dpn_qp *qp)
 
 static bool has_other_rail(const struct dpn_verbs *v, const struct dpn_qp *qp)
 {
-    for (int i = 0; i < v->qp_count; i++)
-        if (v->up >> i & 1 && v->qps[i].rail != qp->rail &&
-            !dpn_port_is_down(dpn_qp_port(v, &v->qps[i])))
+    for (int i = 0; i < v->queues.qp_count; i++)
+        if (v->queues.up >> i & 1 && v->queues.qps[i].rail != qp->rail &&
+            !dpn_port_is_down(dpn_qp_port(&v->queues, &v->queues.qps[i])))
             return true;
     return false;
 }
@@ -245,7 +246,7 @@ static bool has_other_rail(const struct dpn_verbs *v, const struct dpn_qp *qp)
  * retransmitted packets. */
 static void check_port(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    const struct dpn_port *port = dpn_qp_port(v, qp);
+    const struct dpn_port *port = dpn_qp_port(&v->queues, qp);
 
     if (!dpn_port_is_down(port) || !dpn_verbs_state.options.handles_events)
         return;
@@ -272,13 +273,13 @@ static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
         return;
     switch (qp->state) {
     case DPN_QP_MAKING:
-        v->is_sender ? send_open(v, qp) : send_opened(v, qp);
+        v->queues.is_sender ? send_open(v, qp) : send_opened(v, qp);
         break;
     case DPN_QP_CONNECTING:
         send_probe(v, qp);
         break;
     case DPN_QP_STOPPING:
-        dpn_qp_set_state(v, qp, DPN_QP_DRAINING);
+        dpn_qp_set_state(&v->queues, qp, DPN_QP_DRAINING);
         continue_draining(v, qp, now_ns);
         break;
     case DPN_QP_DRAINING:
@@ -291,8 +292,8 @@ static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
         finish_abandoning(v, qp);
         break;
     case DPN_QP_DOWN:
-        if (v->is_sender && qp->retry_ns && now_ns >= qp->retry_ns && !v->channel.is_lost &&
-            !dpn_port_is_down(dpn_qp_port(v, qp)))
+        if (v->queues.is_sender && qp->retry_ns && now_ns >= qp->retry_ns &&
+            !v->control.channel.is_lost && !dpn_port_is_down(dpn_qp_port(&v->queues, qp)))
             dpn_qp_open(v, qp);
         break;
     case DPN_QP_UP:
@@ -309,8 +310,8 @@ static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
 /* A device that has failed stays failed in this process. */
 static bool are_devices_dead(const struct dpn_verbs *v)
 {
-    for (int r = 0; r < v->rail_count; r++)
-        if (!atomic_load(&v->rails[r].port->hca->is_dead))
+    for (int r = 0; r < v->queues.rail_count; r++)
+        if (!atomic_load(&v->queues.rails[r].port->hca->is_dead))
             return false;
     return true;
 }
@@ -319,14 +320,14 @@ static bool are_devices_dead(const struct dpn_verbs *v)
  * not gone, as long as there is a wire to it. */
 static bool waits_for_peer(const struct dpn_verbs *v)
 {
-    bool waits = !v->is_sender;
+    bool waits = !v->queues.is_sender;
 
-    for (int i = 0; i < v->qp_count; i++) {
-        const struct dpn_qp *qp = &v->qps[i];
+    for (int i = 0; i < v->queues.qp_count; i++) {
+        const struct dpn_qp *qp = &v->queues.qps[i];
         waits |= qp->state == DPN_QP_OPENING ||
                  (qp->state == DPN_QP_DOWN && qp->is_closed_here && !qp->retry_ns);
     }
-    return waits && !v->channel.is_lost;
+    return waits && !v->control.channel.is_lost;
 }
 
 /* Only time with polls counts: NCCL may not have called for an hour. */
@@ -334,30 +335,30 @@ static void check_timeouts(struct dpn_verbs *v, int64_t now_ns)
 {
     const int64_t step_ns = now_ns - v->polled_ns;
 
-    if (v->up || waits_for_peer(v))
-        v->down_ns = 0;
+    if (v->queues.up || waits_for_peer(v))
+        v->queues.down_ns = 0;
     else
-        v->down_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
+        v->queues.down_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
     if (are_devices_dead(v))
-        dpn_verbs_fail(v, DP_EIO, "all its devices have failed: %s", v->reason);
-    else if (v->down_ns > dpn_options.timeout_s * DP_NS_PER_S)
+        dpn_verbs_fail(v, DP_EIO, "all its devices have failed: %s", v->queues.reason);
+    else if (v->queues.down_ns > dpn_options.timeout_s * DP_NS_PER_S)
         dpn_verbs_fail(v, DP_ETIMEDOUT, "no queue pair for %lld s (DUALPIPE_NET_TIMEOUT): %s",
-                       (long long)dpn_options.timeout_s, v->reason);
+                       (long long)dpn_options.timeout_s, v->queues.reason);
 }
 
 bool dpn_qps_are_changing(const struct dpn_verbs *v)
 {
-    bool any = v->has_lost_loop;
+    bool any = v->recv.has_lost_loop;
 
-    for (int i = 0; i < v->qp_count; i++)
-        any |= v->qps[i].state != DPN_QP_DOWN && v->qps[i].state != DPN_QP_UP;
+    for (int i = 0; i < v->queues.qp_count; i++)
+        any |= v->queues.qps[i].state != DPN_QP_DOWN && v->queues.qps[i].state != DPN_QP_UP;
     return any;
 }
 
 void dpn_qps_poll(struct dpn_verbs *v, int64_t now_ns)
 {
-    for (int i = 0; i < v->qp_count && !v->error; i++)
-        poll_one(v, &v->qps[i], now_ns);
+    for (int i = 0; i < v->queues.qp_count && !v->error; i++)
+        poll_one(v, &v->queues.qps[i], now_ns);
     if (!v->error)
         check_timeouts(v, now_ns);
 }

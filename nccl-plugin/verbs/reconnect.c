@@ -50,29 +50,30 @@ static void end_without_peer(struct dpn_verbs *v, int64_t now_ns)
 
     if (!v->peer_gone_ns)
         v->peer_gone_ns = now_ns;
-    if (now_ns - v->peer_gone_ns > GRACE_NS && (v->is_sender || !dpn_eager_has_unclaimed(v)))
+    if (now_ns - v->peer_gone_ns > GRACE_NS && (v->queues.is_sender || !dpn_eager_has_unclaimed(v)))
         dpn_verbs_fail(v, wire->error, "the peer is gone: %s%s", wire->why,
-                       v->channel.is_final ? ", and its acceptor no longer listens" : "");
+                       v->control.channel.is_final ? ", and its acceptor no longer listens" : "");
 }
 
 /* Only time with polls counts. */
 static void check_timeouts(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dpn_channel *ch = &v->channel;
+    struct dpn_channel *ch = &v->control.channel;
     const int64_t step_ns = now_ns - v->polled_ns;
-    const int64_t unreachable_ns = v->down_ns < ch->lost_ns ? v->down_ns : ch->lost_ns;
+    const int64_t unreachable_ns =
+        v->queues.down_ns < ch->lost_ns ? v->queues.down_ns : ch->lost_ns;
 
     ch->lost_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
-    if (!v->up && unreachable_ns > timeout_ns() / 8)
+    if (!v->queues.up && unreachable_ns > timeout_ns() / 8)
         dpn_verbs_fail(v, DP_ECOMM,
                        "the peer is gone: no queue pair reaches it (%s), nor does the control "
                        "connection: %s",
-                       v->reason, ch->why);
+                       v->queues.reason, ch->why);
     else if (dpn_control_has_unacked_closed(v) && ch->lost_ns > timeout_ns())
         dpn_verbs_fail(v, DP_ETIMEDOUT,
                        "a queue pair failed (%s), and the control connection that both sides "
                        "need for that has been down for %lld s (DUALPIPE_NET_TIMEOUT): %s",
-                       v->reason, (long long)dpn_options.timeout_s, ch->why);
+                       v->queues.reason, (long long)dpn_options.timeout_s, ch->why);
 }
 
 /* ---- reconnecting ---------------------------------------------------------------------------- */
@@ -82,13 +83,13 @@ static void use_wire(struct dpn_verbs *v, struct dp_wire *wire)
     dp_wire_close(v->comm->wire);
     v->comm->wire = wire;
     dp_wire_tcp_set_timeout(wire, timeout_ns() / 2);
-    v->channel.is_resumed = v->is_receiving = false;
+    v->control.channel.is_resumed = v->control.is_receiving = false;
     dpn_control_resume(v);
 }
 
 static void begin_attempt(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dpn_channel *ch = &v->channel;
+    struct dpn_channel *ch = &v->control.channel;
     const int shift = ch->attempts < 7 ? ch->attempts : 7;
     const int64_t wait_ns = FIRST_ATTEMPT_NS << shift;
 
@@ -97,7 +98,7 @@ static void begin_attempt(struct dpn_verbs *v, int64_t now_ns)
     ch->attempts++;
     ch->attempt_ns = now_ns + (wait_ns < LAST_ATTEMPT_NS ? wait_ns : LAST_ATTEMPT_NS);
     ch->attempt_until_ns = now_ns + ATTEMPT_NS;
-    if (dp_wire_tcp.connect(&ch->acceptor, v->is_sender ? ch->label : 0, &ch->attempt))
+    if (dp_wire_tcp.connect(&ch->acceptor, v->queues.is_sender ? ch->label : 0, &ch->attempt))
         ch->attempt = NULL;
 }
 
@@ -111,21 +112,21 @@ static void end_attempt(struct dpn_channel *ch)
  * alive. */
 static void take_answer(struct dpn_verbs *v)
 {
-    struct dp_wire *attempt = v->channel.attempt;
+    struct dp_wire *attempt = v->control.channel.attempt;
 
-    v->channel.refusals = 0;
-    v->channel.is_final = false;
-    if (!v->is_sender) {
-        end_attempt(&v->channel);
+    v->control.channel.refusals = 0;
+    v->control.channel.is_final = false;
+    if (!v->queues.is_sender) {
+        end_attempt(&v->control.channel);
         return;
     }
-    v->channel.attempt = NULL;
+    v->control.channel.attempt = NULL;
     use_wire(v, attempt);
 }
 
 static void continue_attempt(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dpn_channel *ch = &v->channel;
+    struct dpn_channel *ch = &v->control.channel;
 
     if (!ch->attempt)
         begin_attempt(v, now_ns);
@@ -144,7 +145,7 @@ static void continue_attempt(struct dpn_verbs *v, int64_t now_ns)
 
 static void mark_lost(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dpn_channel *ch = &v->channel;
+    struct dpn_channel *ch = &v->control.channel;
     const struct dp_wire *wire = v->comm->wire;
 
     ch->is_resumed = false;
@@ -163,7 +164,7 @@ static void mark_lost(struct dpn_verbs *v, int64_t now_ns)
 
 void dpn_channel_resumed(struct dpn_verbs *v)
 {
-    struct dpn_channel *ch = &v->channel;
+    struct dpn_channel *ch = &v->control.channel;
 
     ch->is_resumed = true;
     if (ch->is_lost)
@@ -177,14 +178,14 @@ void dpn_channel_resumed(struct dpn_verbs *v)
 
 static void send_heartbeats(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dpn_channel *ch = &v->channel;
+    struct dpn_channel *ch = &v->control.channel;
 
     if (ch->heartbeat_ns && now_ns - ch->heartbeat_ns < timeout_ns() / 8)
         return;
     ch->heartbeat_ns = now_ns;
-    for (int i = 0; i < v->qp_count && !v->error; i++)
-        if (v->up >> i & 1)
-            dpn_qp_heartbeat(v, &v->qps[i]);
+    for (int i = 0; i < v->queues.qp_count && !v->error; i++)
+        if (v->queues.up >> i & 1)
+            dpn_qp_heartbeat(v, &v->queues.qps[i]);
 }
 
 /* The peer closed the wire in an orderly way. On the receiver a wire that is not resumed yet may be
@@ -192,7 +193,7 @@ static void send_heartbeats(struct dpn_verbs *v, int64_t now_ns)
  * know the connection. */
 static bool is_orderly_close(const struct dpn_verbs *v, const struct dp_wire *wire)
 {
-    return wire->is_closed && (v->channel.is_resumed || v->is_sender);
+    return wire->is_closed && (v->control.channel.is_resumed || v->queues.is_sender);
 }
 
 /* ---- polling --------------------------------------------------------------------------------- */
@@ -202,30 +203,30 @@ static void poll_lost(struct dpn_verbs *v, int64_t now_ns)
     check_timeouts(v, now_ns);
     if (!v->error)
         send_heartbeats(v, now_ns);
-    if (!v->error && v->channel.peer_has_acceptor && v->comm->wire->error)
+    if (!v->error && v->control.channel.peer_has_acceptor && v->comm->wire->error)
         continue_attempt(v, now_ns);
 }
 
 void dpn_channel_poll(struct dpn_verbs *v, int64_t now_ns)
 {
-    struct dp_wire *accepted = atomic_exchange(&v->channel.accepted, NULL);
+    struct dp_wire *accepted = atomic_exchange(&v->control.channel.accepted, NULL);
 
     if (accepted) {
         mark_lost(v, now_ns); /* the sender noticed the loss first */
         use_wire(v, accepted);
     }
     const struct dp_wire *wire = v->comm->wire;
-    const bool may_return = v->channel.label && v->step == DPN_STEP_READY;
-    if (wire->error && (!may_return || is_orderly_close(v, wire) || v->channel.is_final))
+    const bool may_return = v->control.channel.label && v->step == DPN_STEP_READY;
+    if (wire->error && (!may_return || is_orderly_close(v, wire) || v->control.channel.is_final))
         end_without_peer(v, now_ns);
     else if (wire->error)
         mark_lost(v, now_ns);
-    if (v->channel.is_lost && !v->error)
+    if (v->control.channel.is_lost && !v->error)
         poll_lost(v, now_ns);
 }
 
 void dpn_channel_close(struct dpn_verbs *v)
 {
-    end_attempt(&v->channel);
-    dp_wire_close(atomic_exchange(&v->channel.accepted, NULL));
+    end_attempt(&v->control.channel);
+    dp_wire_close(atomic_exchange(&v->control.channel.accepted, NULL));
 }

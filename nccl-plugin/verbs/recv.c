@@ -13,7 +13,8 @@
 static void finish_buffer(struct dpn_verbs *v, struct dpn_recv *recv, struct dpn_imm imm)
 {
     struct dpn_recv_buffer *buffer = &recv->buffers[imm.sub];
-    const struct dpn_record *record = &v->block->records[imm.slot * DPN_MAX_RECEIVES + imm.sub];
+    const struct dpn_record *record =
+        &v->queues.block->records[imm.slot * DPN_MAX_RECEIVES + imm.sub];
 
     if (imm.has_record && record->generation != imm.generation) {
         dpn_verbs_fail(v, DP_EMISMATCH, "a message arrived without its length");
@@ -24,7 +25,7 @@ static void finish_buffer(struct dpn_verbs *v, struct dpn_recv *recv, struct dpn
     buffer->size = size;
     buffer->done = true;
     recv->base.left--;
-    v->failures = 0;
+    v->queues.failures = 0;
 }
 
 /* A duplicate of a stripe that has arrived, which a reliable connection must not deliver. It writes
@@ -32,44 +33,44 @@ static void finish_buffer(struct dpn_verbs *v, struct dpn_recv *recv, struct dpn
  * the memory may have been reused. */
 static bool is_duplicate(const struct dpn_verbs *v, struct dpn_imm imm)
 {
-    const struct dpn_recv *recv = &v->recvs[imm.slot];
+    const struct dpn_recv *recv = &v->recv.recvs[imm.slot];
     const struct dpn_recv_buffer *buffer = &recv->buffers[imm.sub];
 
     return recv->generation == imm.generation && imm.sub < recv->count && buffer->done &&
-           !buffer->is_copied && !(v->free >> imm.slot & 1);
+           !buffer->is_copied && !(v->recv.free >> imm.slot & 1);
 }
 
-static void refuse_imm(struct dpn_verbs *v, const struct dpn_qp *qp, struct dpn_imm imm,
-                       uint32_t raw)
+static void refuse_imm(struct dpn_verbs *v, unsigned qp, struct dpn_imm imm, uint32_t raw)
 {
-    const struct dpn_recv *recv = &v->recvs[imm.slot];
+    const struct dpn_recv *recv = &v->recv.recvs[imm.slot];
+    const struct dpn_port *port = v->queues.rails[v->queues.qps[qp].rail].port;
 
     if (v->error)
         return;
-    dpn_verbs_fail(v, DP_EMISMATCH,
-                   "what arrived by %s belongs to no receive (0x%08x): it is for use "
-                   "%u of receive %u, which is in use %u%s; stripe %u of %u, queue pair %u, epoch %u",
-                   v->rails[qp->rail].port->name, raw, imm.generation, imm.slot, recv->generation,
-                   recv->buffers[imm.sub].done || recv->buffers[imm.sub].is_copied ? ", and done"
-                                                                                   : "",
-                   imm.stripe, imm.count, qp->ibv ? qp->ibv->qp_num : 0, qp->epoch);
-    dpn_port_log_counters(v->rails[qp->rail].port);
+    dpn_verbs_fail(
+        v, DP_EMISMATCH,
+        "what arrived by %s belongs to no receive (0x%08x): it is for use "
+        "%u of receive %u, which is in use %u%s; stripe %u of %u, queue pair %u, epoch %u",
+        port->name, raw, imm.generation, imm.slot, recv->generation,
+        recv->buffers[imm.sub].done || recv->buffers[imm.sub].is_copied ? ", and done" : "",
+        imm.stripe, imm.count, v->queues.qps[qp].ibv ? v->queues.qps[qp].ibv->qp_num : 0,
+        v->queues.qps[qp].epoch);
+    dpn_port_log_counters(port);
 }
 
 /* Data for a GPU has to be flushed. */
-static void note_written(struct dpn_verbs *v, const struct dpn_qp *qp,
-                         const struct dpn_recv_buffer *buffer)
+static void note_written(struct dpn_verbs *v, unsigned qp, const struct dpn_recv_buffer *buffer)
 {
     const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)buffer->memory;
 
     if (memory && memory->type == NCCL_PTR_CUDA)
-        v->rails[qp->rail].loop.written++;
+        v->queues.rails[v->queues.qps[qp].rail].loop.written++;
 }
 
-void dpn_verbs_take_imm(struct dpn_verbs *v, const struct dpn_qp *qp, uint32_t raw, uint32_t bytes)
+void dpn_verbs_take_imm(struct dpn_verbs *v, unsigned qp, uint32_t raw, uint32_t bytes)
 {
     const struct dpn_imm imm = dpn_imm_unpack(raw);
-    struct dpn_recv *recv = &v->recvs[imm.slot];
+    struct dpn_recv *recv = &v->recv.recvs[imm.slot];
     struct dpn_recv_buffer *buffer = &recv->buffers[imm.sub];
     const uint16_t bit = (uint16_t)(1u << imm.stripe), all = (uint16_t)((1u << imm.count) - 1);
 
@@ -92,10 +93,10 @@ void dpn_verbs_report(const struct dpn_verbs *v, struct dpn_closed_receiver *rep
 {
     dpn_eager_report(v, report);
     for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
-        const struct dpn_recv *recv = &v->recvs[i];
+        const struct dpn_recv *recv = &v->recv.recvs[i];
         struct dpn_arrived *a = &report->arrived[i];
         a->generation = (uint16_t)recv->generation;
-        a->is_open = !(v->free >> i & 1) && recv->base.left;
+        a->is_open = !(v->recv.free >> i & 1) && recv->base.left;
         a->count = (uint8_t)recv->count;
         for (unsigned sub = 0; sub < recv->count; sub++)
             a->stripes[sub] = recv->buffers[sub].done ? UINT16_MAX : recv->buffers[sub].stripes;
@@ -122,20 +123,20 @@ int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces
 
     if (err)
         return err;
-    if (v->error || !v->free)
+    if (v->error || !v->recv.free)
         return 0;
-    struct dpn_recv *recv = &v->recvs[__builtin_ctz(v->free)];
-    v->free &= ~(1u << recv->base.index);
+    struct dpn_recv *recv = &v->recv.recvs[__builtin_ctz(v->recv.free)];
+    v->recv.free &= ~(1u << recv->base.index);
     recv->generation = (recv->generation + 1) % DPN_GENERATIONS;
     recv->count = recv->base.left = (unsigned)n;
-    recv->order = v->buffers_made;
-    v->buffer_recvs[recv->order % DPN_PLACES] = (uint8_t)recv->base.index;
-    v->buffers_made += (uint32_t)n;
+    recv->order = v->recv.buffers_made;
+    v->recv.buffer_recvs[recv->order % DPN_PLACES] = (uint8_t)recv->base.index;
+    v->recv.buffers_made += (uint32_t)n;
     for (int i = 0; i < n; i++)
         recv->buffers[i] = (struct dpn_recv_buffer){.size = pieces[i].size, .tag = pieces[i].tag,
                                            .data = pieces[i].data,
                                            .memory = pieces[i].memory};
-    v->delayed |= 1u << recv->base.index;
+    v->recv.delayed |= 1u << recv->base.index;
     /* the sender compares generations: is_later in send.c */
     if (++recv->uses_without_cts > DPN_GENERATIONS / 4)
         dpn_cts_release(v);

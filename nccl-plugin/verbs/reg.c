@@ -23,8 +23,8 @@ static bool is_supported(const struct dpn_verbs *v, const struct dpn_region *reg
         wanted = NCCL_PTR_DMABUF | NCCL_PTR_CUDA;
     else if (region->type != NCCL_PTR_HOST)
         wanted = NCCL_PTR_CUDA;
-    for (int r = 0; r < v->rail_count; r++)
-        if (!(v->rails[r].port->hca->pointers & wanted))
+    for (int r = 0; r < v->queues.rail_count; r++)
+        if (!(v->queues.rails[r].port->hca->pointers & wanted))
             return false;
     return true;
 }
@@ -37,16 +37,16 @@ int dpn_verbs_reg(struct dpn_comm *comm, const struct dpn_region *region, struct
     if (!is_supported(v, region))
         return dp_fail(DP_EUNSUPPORTED, "registering %zu bytes of %s: %s does not reach it",
                        region->size, region->fd >= 0 ? "a dma-buf" : "GPU memory",
-                       v->rails[0].port->name);
+                       v->queues.rails[0].port->name);
     struct dpn_verbs_memory *memory = calloc(1, sizeof(*memory));
     if (!memory)
         return dp_fail(DP_ENOMEM, "no memory for a registration");
     memory->from = (uintptr_t)region->data;
     memory->to = memory->from + region->size;
     memory->type = region->type;
-    for (; memory->rail_count < v->rail_count && !err; memory->rail_count += !err) {
+    for (; memory->rail_count < v->queues.rail_count && !err; memory->rail_count += !err) {
         const int r = memory->rail_count;
-        memory->hcas[r] = v->rails[r].port->hca;
+        memory->hcas[r] = v->queues.rails[r].port->hca;
         err = dpn_mr_get(memory->hcas[r], region, &memory->mrs[r]);
     }
     if (err) {
@@ -68,8 +68,8 @@ static bool recv_uses(const struct dpn_recv *recv, const struct dpn_memory *memo
 
 static bool flush_uses(const struct dpn_verbs *v, const struct dpn_memory *memory)
 {
-    for (uint32_t used = ~v->flushes_free; used; used &= used - 1) {
-        const struct dpn_flush *flush = &v->flushes[__builtin_ctz(used)];
+    for (uint32_t used = ~v->recv.flushes_free; used; used &= used - 1) {
+        const struct dpn_flush *flush = &v->recv.flushes[__builtin_ctz(used)];
         if (flush->base.left && &flush->memory->base == memory)
             return true;
     }
@@ -79,10 +79,10 @@ static bool flush_uses(const struct dpn_verbs *v, const struct dpn_memory *memor
 static bool is_in_flight(const struct dpn_verbs *v, const struct dpn_memory *memory)
 {
     for (unsigned i = dpn_verbs_next_send(v, 0); i < DPN_SENDS; i = dpn_verbs_next_send(v, i + 1))
-        if (v->sends[i].base.left && &v->sends[i].memory->base == memory)
+        if (v->send.sends[i].base.left && &v->send.sends[i].memory->base == memory)
             return true;
-    for (uint32_t used = ~v->free; used; used &= used - 1)
-        if (recv_uses(&v->recvs[__builtin_ctz(used)], memory))
+    for (uint32_t used = ~v->recv.free; used; used &= used - 1)
+        if (recv_uses(&v->recv.recvs[__builtin_ctz(used)], memory))
             return true;
     return flush_uses(v, memory);
 }

@@ -13,13 +13,13 @@
 
 static bool is_next(const struct dpn_verbs *v, const struct dpn_cts_entry *entry)
 {
-    const struct dpn_cts *group = &v->arriving;
+    const struct dpn_cts *group = &v->send.arriving;
 
     if (!entry->count)
-        return !v->cts_of_group;
+        return !v->send.cts_of_group;
     return entry->slot < NCCL_NET_MAX_REQUESTS && entry->count <= DPN_MAX_RECEIVES &&
            entry->sub < entry->count && entry->generation < DPN_GENERATIONS &&
-           entry->bytes <= DPN_MAX_BYTES && entry->sub == v->cts_of_group &&
+           entry->bytes <= DPN_MAX_BYTES && entry->sub == v->send.cts_of_group &&
            (entry->sub == 0 || (entry->slot == group->slot && entry->count == group->count));
 }
 
@@ -29,13 +29,13 @@ static bool is_next(const struct dpn_verbs *v, const struct dpn_cts_entry *entry
 static void forget_targets(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
 {
     for (unsigned sub = entry->count; sub < DPN_MAX_RECEIVES; sub++)
-        v->targets[entry->slot][sub] = (struct dpn_target){.generation = entry->generation};
+        v->send.targets[entry->slot][sub] = (struct dpn_target){.generation = entry->generation};
 }
 
 /* The CTS entries of a group follow each other; the last one clears the group. */
 static void take_entry(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
 {
-    struct dpn_target *target = &v->targets[entry->slot][entry->sub];
+    struct dpn_target *target = &v->send.targets[entry->slot][entry->sub];
 
     if (!entry->count) {
         dpn_eager_take_credit(v, entry);
@@ -43,19 +43,19 @@ static void take_entry(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
     }
     if (!entry->sub)
         forget_targets(v, entry);
-    v->taken_of_group &= entry->sub ? ~0u : 0;
-    v->taken_of_group |= (unsigned)((entry->flags & DPN_CTS_TAKEN) != 0) << entry->sub;
-    v->may_eager = !(entry->flags & DPN_CTS_NO_EAGER);
-    v->arriving.slot = entry->slot;
-    v->arriving.count = entry->count;
-    v->arriving.buffers[entry->sub].bytes = entry->bytes;
-    v->arriving.buffers[entry->sub].tag = entry->tag;
-    v->cts_of_group = (entry->sub + 1u) % entry->count;
+    v->send.taken_of_group &= entry->sub ? ~0u : 0;
+    v->send.taken_of_group |= (unsigned)((entry->flags & DPN_CTS_TAKEN) != 0) << entry->sub;
+    v->send.may_eager = !(entry->flags & DPN_CTS_NO_EAGER);
+    v->send.arriving.slot = entry->slot;
+    v->send.arriving.count = entry->count;
+    v->send.arriving.buffers[entry->sub].bytes = entry->bytes;
+    v->send.arriving.buffers[entry->sub].tag = entry->tag;
+    v->send.cts_of_group = (entry->sub + 1u) % entry->count;
     *target = (struct dpn_target){.address = entry->address, .generation = entry->generation};
     memcpy(target->keys, entry->keys, sizeof(target->keys));
-    if (v->cts_of_group)
+    if (v->send.cts_of_group)
         return;
-    if (dpn_cts_list_add(&v->cts_list, &v->arriving, dpn_cts_len(entry->count)))
+    if (dpn_cts_list_add(&v->send.cts_list, &v->send.arriving, dpn_cts_len(entry->count)))
         dpn_verbs_fail(v, DP_EMISMATCH, "the peer clears receive %u twice", entry->slot);
     else
         dpn_eager_match_cts(v, entry->slot, entry->count);
@@ -68,13 +68,14 @@ void dpn_verbs_read_cts(struct dpn_verbs *v)
     struct dpn_cts_entry entry;
 
     while (!v->error &&
-           dpn_cts_entry_read(&v->block->cts[v->cts_read % DPN_CTS_ENTRIES], v->cts_read, &entry)) {
+           dpn_cts_entry_read(&v->queues.block->cts[v->send.cts_read % DPN_CTS_ENTRIES],
+                              v->send.cts_read, &entry)) {
         if (!is_next(v, &entry)) {
             dpn_verbs_fail(v, DP_EMISMATCH, "what the peer wrote is no receive");
             return;
         }
         take_entry(v, &entry);
-        v->cts_read++;
+        v->send.cts_read++;
     }
 }
 
@@ -83,9 +84,9 @@ void dpn_verbs_read_cts(struct dpn_verbs *v)
 /* Queue pairs that are up: those that the placement names, otherwise all. */
 static unsigned usable_qps(const struct dpn_verbs *v)
 {
-    const unsigned preferred = v->up & v->preferred;
+    const unsigned preferred = v->queues.up & v->queues.preferred;
 
-    return preferred ? preferred : v->up;
+    return preferred ? preferred : v->queues.up;
 }
 
 /* One queue pair of each rail in turn, or all of them. */
@@ -96,20 +97,20 @@ static unsigned choose_qps(struct dpn_verbs *v, size_t size, uint8_t qps[DPN_MAX
     const size_t stripe = (size_t)dpn_options.stripe_bytes; /* each additional stripe has a cost */
     const size_t most = size < 2 * stripe ? 1 : size / stripe;
 
-    if (v->qp_count == 1) {
+    if (v->queues.qp_count == 1) {
         qps[0] = 0;
-        return v->up;
+        return v->queues.up;
     }
-    for (int i = 0; i < v->qp_count && (!count || count < most); i++) {
-        const unsigned qp = (v->next_qp + (unsigned)i) % (unsigned)v->qp_count;
-        const unsigned rail = 1u << v->qps[qp].rail;
+    for (int i = 0; i < v->queues.qp_count && (!count || count < most); i++) {
+        const unsigned qp = (v->send.next_qp + (unsigned)i) % (unsigned)v->queues.qp_count;
+        const unsigned rail = 1u << v->queues.qps[qp].rail;
         if (!(usable >> qp & 1) || (rails & rail && !dpn_verbs_state.options.split))
             continue;
         rails |= rail;
         qps[count++] = (uint8_t)qp;
     }
     if (count)
-        v->next_qp = qps[0] + 1u;
+        v->send.next_qp = qps[0] + 1u;
     return count;
 }
 
@@ -126,9 +127,9 @@ static void cut(struct dpn_verbs *v, struct dpn_send *send, const uint8_t *qps)
         return;
     }
     for (unsigned k = 0; k < send->count; k++)
-        speed += (uint64_t)v->rails[v->qps[qps[k]].rail].speed_mbps;
+        speed += (uint64_t)v->queues.rails[v->queues.qps[qps[k]].rail].speed_mbps;
     for (unsigned k = 0; k < send->count; k++) {
-        before += (uint64_t)v->rails[v->qps[qps[k]].rail].speed_mbps;
+        before += (uint64_t)v->queues.rails[v->queues.qps[qps[k]].rail].speed_mbps;
         uint64_t end = send->size * before / speed / DPN_STRIPE_UNIT * DPN_STRIPE_UNIT;
         if (k + 1 == send->count)
             end = send->size;
@@ -178,8 +179,8 @@ static void add_data(struct dpn_verbs *v, const struct dpn_send *send, unsigned 
                      struct chain *c)
 {
     const struct dpn_stripe *s = &send->stripes[k];
-    const struct dpn_qp *qp = &v->qps[s->qp];
-    const struct dpn_target *to = &v->targets[send->place.slot][send->place.sub];
+    const struct dpn_qp *qp = &v->queues.qps[s->qp];
+    const struct dpn_target *to = &v->send.targets[send->place.slot][send->place.sub];
     const uint32_t at = s->offset + s->sent;
     struct ibv_send_wr *wr = add(c, send->data + at, len,
                                  len ? send->memory->mrs[qp->rail]->lkey : 0, to->address + at);
@@ -192,12 +193,12 @@ static void add_data(struct dpn_verbs *v, const struct dpn_send *send, unsigned 
 /* An eager message, after its header. */
 static void add_eager(struct dpn_verbs *v, const struct dpn_send *send, struct chain *c)
 {
-    const struct dpn_qp *qp = &v->qps[send->stripes[0].qp];
+    const struct dpn_qp *qp = &v->queues.qps[send->stripes[0].qp];
     struct ibv_send_wr *wr = &c->wrs[c->count++];
 
-    c->sges[0] = (struct ibv_sge){(uintptr_t)&v->block->heads[send->number % DPN_LARGE_SLOTS],
-                                  sizeof(struct dpn_eager_head),
-                                  v->rails[qp->rail].block_mr->lkey};
+    c->sges[0] =
+        (struct ibv_sge){(uintptr_t)&v->queues.block->heads[send->number % DPN_LARGE_SLOTS],
+                         sizeof(struct dpn_eager_head), v->queues.rails[qp->rail].block_mr->lkey};
     c->sges[1] = (struct ibv_sge){(uintptr_t)send->data, (uint32_t)send->size,
                                   send->size ? send->memory->mrs[qp->rail]->lkey : 0};
     *wr = (struct ibv_send_wr){.sg_list = c->sges, .num_sge = 1 + (send->size > 0),
@@ -216,10 +217,10 @@ static void add_record(struct dpn_verbs *v, const struct dpn_send *send, unsigne
                        struct chain *c)
 {
     const unsigned at = send->place.slot * DPN_MAX_RECEIVES + send->place.sub;
-    const struct dpn_qp *qp = &v->qps[send->stripes[k].qp];
-    struct dpn_record *record = &v->block->records[at];
+    const struct dpn_qp *qp = &v->queues.qps[send->stripes[k].qp];
+    struct dpn_record *record = &v->queues.block->records[at];
     struct ibv_send_wr *wr =
-        add(c, record, sizeof(*record), v->rails[qp->rail].block_mr->lkey,
+        add(c, record, sizeof(*record), v->queues.rails[qp->rail].block_mr->lkey,
             qp->peer_block + offsetof(struct dpn_block, records) + at * sizeof(*record));
 
     *record = (struct dpn_record){send->generation, (uint32_t)send->size};
@@ -232,7 +233,7 @@ static void finish_chain(const struct dpn_verbs *v, const struct dpn_send *send,
                          bool is_last, struct chain *c)
 {
     const struct dpn_stripe *s = &send->stripes[k];
-    const struct dpn_work work = {DPN_WORK_UNSIGNALED, s->qp, v->qps[s->qp].epoch,
+    const struct dpn_work work = {DPN_WORK_UNSIGNALED, s->qp, v->queues.qps[s->qp].epoch,
                                   send->base.index,    k,     c->count};
     struct ibv_send_wr *last = &c->wrs[c->count - 1];
 
@@ -269,16 +270,16 @@ static void note_qp(struct dpn_verbs *v, const struct dpn_send *send, unsigned k
     const uint8_t qp = send->stripes[k].qp;
 
     if (send->is_eager)
-        v->eager_sends[send->number % DPN_EAGER_SLOTS].qp = qp;
+        v->send.eager_sends[send->number % DPN_EAGER_SLOTS].qp = qp;
     else
-        v->targets[send->place.slot][send->place.sub].qps[k] = qp;
+        v->send.targets[send->place.slot][send->place.sub].qps[k] = qp;
 }
 
 /* Post as much of a stripe as the send queue takes. Returns whether all of it is posted. */
 static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
 {
     struct dpn_stripe *s = &send->stripes[k];
-    struct dpn_qp *qp = &v->qps[s->qp];
+    struct dpn_qp *qp = &v->queues.qps[s->qp];
 
     if (send->is_inline)
         return dpn_inline_post(v, send);
@@ -287,7 +288,7 @@ static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
         struct chain c;
         c.count = 0;
         const uint32_t rest = s->len - s->sent;
-        const uint32_t len = rest < v->max_message ? rest : v->max_message;
+        const uint32_t len = rest < v->queues.max_message ? rest : v->queues.max_message;
         if (send->is_eager)
             add_eager(v, send, &c);
         else
@@ -313,7 +314,7 @@ static bool find_qp(struct dpn_verbs *v, struct dpn_stripe *s)
     uint8_t qps[DPN_MAX_QPS];
 
     if (s->qp < DPN_MAX_QPS)
-        return v->up >> s->qp & 1;
+        return v->queues.up >> s->qp & 1;
     if (!choose_qps(v, 1, qps))
         return false;
     s->qp = qps[0];
@@ -325,16 +326,16 @@ static void push_one(struct dpn_verbs *v, struct dpn_send *send)
     for (unsigned k = 0; k < send->count; k++) {
         struct dpn_stripe *s = &send->stripes[k];
         if (s->state == DPN_STRIPE_WAITING && find_qp(v, s) && send_stripe(v, send, k))
-            v->waiting--;
+            v->send.waiting--;
     }
 }
 
 void dpn_verbs_push(struct dpn_verbs *v)
 {
-    for (unsigned i = dpn_verbs_next_send(v, 0); v->waiting && i < DPN_SENDS;
+    for (unsigned i = dpn_verbs_next_send(v, 0); v->send.waiting && i < DPN_SENDS;
          i = dpn_verbs_next_send(v, i + 1))
-        if (v->sends[i].base.left)
-            push_one(v, &v->sends[i]);
+        if (v->send.sends[i].base.left)
+            push_one(v, &v->send.sends[i]);
 }
 
 /* ---- completions ----------------------------------------------------------------------------- */
@@ -343,7 +344,7 @@ void dpn_verbs_push(struct dpn_verbs *v)
  * target belongs to a later message. */
 static void finish_stripe(struct dpn_verbs *v, struct dpn_send *send, struct dpn_stripe *s)
 {
-    struct dpn_target *target = &v->targets[send->place.slot][send->place.sub];
+    struct dpn_target *target = &v->send.targets[send->place.slot][send->place.sub];
 
     s->state = DPN_STRIPE_DONE;
     if (--send->base.left)
@@ -352,15 +353,15 @@ static void finish_stripe(struct dpn_verbs *v, struct dpn_send *send, struct dpn
         dpn_eager_done(v, send);
     else if (target->generation == send->generation)
         target->is_done = true;
-    v->failures = 0;
+    v->queues.failures = 0;
 }
 
 void dpn_verbs_sent(struct dpn_verbs *v, struct dpn_work work)
 {
-    struct dpn_send *send = &v->sends[work.slot];
+    struct dpn_send *send = &v->send.sends[work.slot];
     struct dpn_stripe *s = &send->stripes[work.stripe];
 
-    v->qps[work.qp].failures = 0;
+    v->queues.qps[work.qp].failures = 0;
     if (s->state == DPN_STRIPE_SENT && !--s->chains)
         finish_stripe(v, send, s);
     else if (s->state == DPN_STRIPE_WAITING)
@@ -403,8 +404,8 @@ static void resend_one(struct dpn_verbs *v, unsigned qp, struct dpn_send *send,
                                                       send->generation, k);
         if (has && s->state == DPN_STRIPE_DONE)
             continue;
-        v->waiting -= has && was_waiting;
-        v->waiting += !has && !was_waiting;
+        v->send.waiting -= has && was_waiting;
+        v->send.waiting += !has && !was_waiting;
         dpn_stat_count(&v->comm->stat, DPN_STAT_RETRIES, !has && s->sent);
         send->base.left += !has && s->state == DPN_STRIPE_DONE;
         s->state = DPN_STRIPE_WAITING;
@@ -420,7 +421,7 @@ static void resend_one(struct dpn_verbs *v, unsigned qp, struct dpn_send *send,
 static bool is_lost(const struct dpn_verbs *v, unsigned qp, unsigned slot, unsigned sub,
                     const struct dpn_closed_receiver *report)
 {
-    const struct dpn_target *t = &v->targets[slot][sub];
+    const struct dpn_target *t = &v->send.targets[slot][sub];
 
     for (unsigned k = 0; t->is_done && k < t->count; k++)
         if (t->qps[k] == qp && !has_arrived(report, slot, sub, t->generation, k))
@@ -440,7 +441,7 @@ static bool is_any_lost(const struct dpn_verbs *v, unsigned qp,
 
 bool dpn_verbs_has_lost(const struct dpn_verbs *v, const struct dpn_closed_receiver *report)
 {
-    for (unsigned qp = 0; qp < (unsigned)v->qp_count; qp++)
+    for (unsigned qp = 0; qp < (unsigned)v->queues.qp_count; qp++)
         if (is_any_lost(v, qp, report))
             return true;
     return false;
@@ -450,11 +451,11 @@ void dpn_verbs_resend(struct dpn_verbs *v, unsigned qp, const struct dpn_closed_
 {
     if (is_any_lost(v, qp, report)) {
         dpn_verbs_fail(v, DP_ECOMM, "the peer's device lost a message that it had acknowledged: %s",
-                       v->reason);
+                       v->queues.reason);
         return;
     }
     for (unsigned i = dpn_verbs_next_send(v, 0); i < DPN_SENDS; i = dpn_verbs_next_send(v, i + 1))
-        resend_one(v, qp, &v->sends[i], report);
+        resend_one(v, qp, &v->send.sends[i], report);
     dpn_verbs_push(v);
 }
 
@@ -463,9 +464,9 @@ void dpn_verbs_resend(struct dpn_verbs *v, unsigned qp, const struct dpn_closed_
 static bool needs_record(const struct dpn_verbs *v, const struct dpn_send *send)
 {
     for (unsigned k = 0; k < send->count; k++) {
-        const struct dpn_rail *rail = &v->rails[v->qps[send->stripes[k].qp].rail];
-        if (send->stripes[k].len > v->max_message ||
-            (rail->adaptive && !v->any_order &&
+        const struct dpn_rail *rail = &v->queues.rails[v->queues.qps[send->stripes[k].qp].rail];
+        if (send->stripes[k].len > v->queues.max_message ||
+            (rail->adaptive && !v->queues.any_order &&
              send->size > (size_t)dpn_verbs_state.options.adaptive_bytes))
             return true;
     }
@@ -474,7 +475,7 @@ static bool needs_record(const struct dpn_verbs *v, const struct dpn_send *send)
 
 static int refuse(struct dpn_verbs *v, const struct dpn_piece *piece, struct dpn_place place)
 {
-    const size_t room = dpn_cts_list_room(&v->cts_list, place);
+    const size_t room = dpn_cts_list_room(&v->send.cts_list, place);
 
     dpn_verbs_refuse(v, piece->size, place);
     return dp_fail(DP_EMISMATCH, "send of %zu bytes (tag %d): the peer's receive has %zu",
@@ -484,14 +485,14 @@ static int refuse(struct dpn_verbs *v, const struct dpn_piece *piece, struct dpn
 /* Direct a message to the buffer that was cleared. */
 static void set_target(struct dpn_verbs *v, struct dpn_send *send, struct dpn_place place)
 {
-    struct dpn_target *target = &v->targets[place.slot][place.sub];
+    struct dpn_target *target = &v->send.targets[place.slot][place.sub];
 
     send->is_eager = send->is_inline = false;
     send->place = place;
     send->generation = target->generation;
     send->has_record = needs_record(v, send);
     target->count = (uint8_t)send->count;
-    dpn_cts_list_take(&v->cts_list, place);
+    dpn_cts_list_take(&v->send.cts_list, place);
 }
 
 /* DPN_SENDS: all are in use. */
@@ -499,18 +500,19 @@ static unsigned find_free_send(const struct dpn_verbs *v)
 {
     unsigned w = 0;
 
-    while (w < DPN_SENDS / 64 && !~v->sends_used[w])
+    while (w < DPN_SENDS / 64 && !~v->send.sends_used[w])
         w++;
-    return w < DPN_SENDS / 64 ? w * 64 + (unsigned)__builtin_ctzll(~v->sends_used[w]) : DPN_SENDS;
+    return w < DPN_SENDS / 64 ? w * 64 + (unsigned)__builtin_ctzll(~v->send.sends_used[w])
+                              : DPN_SENDS;
 }
 
 static struct dpn_send *new_send(struct dpn_verbs *v, const struct dpn_piece *piece, unsigned count,
                                  const uint8_t *qps)
 {
     const unsigned index = find_free_send(v);
-    struct dpn_send *send = &v->sends[index];
+    struct dpn_send *send = &v->send.sends[index];
 
-    v->sends_used[index / 64] |= UINT64_C(1) << index % 64;
+    v->send.sends_used[index / 64] |= UINT64_C(1) << index % 64;
     send->base = dpn_verbs_new_request(v, DPN_SEND, index);
     send->data = piece->data;
     send->size = piece->size;
@@ -519,7 +521,7 @@ static struct dpn_send *new_send(struct dpn_verbs *v, const struct dpn_piece *pi
     send->has_record = false;
     send->count = send->base.left = count;
     cut(v, send, qps);
-    v->waiting += count;
+    v->send.waiting += count;
     return send;
 }
 
@@ -535,10 +537,11 @@ int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct
     dpn_verbs_read_cts(v);
     if (v->error || find_free_send(v) == DPN_SENDS)
         return 0;
-    const bool is_cleared = v->cts_list.live && dpn_cts_list_find(&v->cts_list, piece->tag, &place);
+    const bool is_cleared =
+        v->send.cts_list.live && dpn_cts_list_find(&v->send.cts_list, piece->tag, &place);
     if (!is_cleared && !dpn_eager_may(v, piece))
         return 0;
-    if (is_cleared && piece->size > dpn_cts_list_room(&v->cts_list, place))
+    if (is_cleared && piece->size > dpn_cts_list_room(&v->send.cts_list, place))
         return refuse(v, piece, place);
     const unsigned count = choose_qps(v, is_cleared ? piece->size : 1, qps);
     if (!count)
@@ -549,7 +552,7 @@ int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct
     else
         dpn_eager_begin(v, send);
     if (send->is_inline)
-        v->waiting -= dpn_inline_post(v, send);
+        v->send.waiting -= dpn_inline_post(v, send);
     else
         push_one(v, send);
     *out = &send->base.base;

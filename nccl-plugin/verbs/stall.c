@@ -18,10 +18,10 @@ static int64_t timeout_ns(void)
 static bool is_open(const struct dpn_verbs *v)
 {
     for (unsigned i = dpn_verbs_next_send(v, 0); i < DPN_SENDS; i = dpn_verbs_next_send(v, i + 1))
-        if (v->sends[i].base.left)
+        if (v->send.sends[i].base.left)
             return true;
-    for (uint32_t used = ~v->free; used; used &= used - 1)
-        if (v->recvs[__builtin_ctz(used)].base.left)
+    for (uint32_t used = ~v->recv.free; used; used &= used - 1)
+        if (v->recv.recvs[__builtin_ctz(used)].base.left)
             return true;
     return false;
 }
@@ -31,11 +31,11 @@ static void send_report(struct dpn_verbs *v)
     union dpn_control_body body;
 
     memset(&body, 0, sizeof(body));
-    body.stalled.cts_made = v->cts_made;
+    body.stalled.cts_made = v->recv.cts_made;
     body.stalled.moves = v->stall.moves;
     dpn_verbs_report(v, &body.stalled.has);
     v->stall.reported_ns = v->stall.stalled_ns;
-    v->stall.number = v->channel.sent;
+    v->stall.number = v->control.channel.sent;
     dpn_control_send(v, DPN_STALLED, &body);
 }
 
@@ -44,7 +44,7 @@ static void send_report(struct dpn_verbs *v)
 static void report_to_sender(struct dpn_verbs *v)
 {
     const struct dpn_stall *s = &v->stall;
-    const bool was_acked = !s->reported_ns || (int32_t)(v->channel.acked - s->number) > 0;
+    const bool was_acked = !s->reported_ns || (int32_t)(v->control.channel.acked - s->number) > 0;
 
     if (was_acked && s->stalled_ns - s->reported_ns >= timeout_ns() / REPORTS)
         send_report(v);
@@ -69,12 +69,12 @@ void dpn_stall_poll(struct dpn_verbs *v, int64_t now_ns)
         return;
     }
     s->stalled_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
-    if (!v->is_sender && v->cts_sent == v->cts_made)
+    if (!v->queues.is_sender && v->recv.cts_sent == v->recv.cts_made)
         report_to_sender(v);
     else if (s->stalled_ns > timeout_ns())
         dpn_verbs_fail(v, DP_ETIMEDOUT, "%s for %lld s (DUALPIPE_NET_TIMEOUT)",
-                       v->is_sender ? "no part of any send has completed"
-                                    : "clear-to-send entries could not be written",
+                       v->queues.is_sender ? "no part of any send has completed"
+                                           : "clear-to-send entries could not be written",
                        (long long)dpn_options.timeout_s);
 }
 
@@ -87,12 +87,13 @@ void dpn_stall_take(struct dpn_verbs *v, const struct dpn_stalled *report)
     dpn_verbs_read_cts(v);
     if (v->error)
         return;
-    const bool lacks_cts = (int32_t)(report->cts_made - v->cts_read) > 0;
+    const bool lacks_cts = (int32_t)(report->cts_made - v->send.cts_read) > 0;
     const bool has_lost = dpn_verbs_has_lost(v, &report->has);
-    const bool is_same = s->reports && s->peer_moves == report->moves && s->cts_read == v->cts_read;
+    const bool is_same =
+        s->reports && s->peer_moves == report->moves && s->cts_read == v->send.cts_read;
 
     s->peer_moves = report->moves;
-    s->cts_read = v->cts_read;
+    s->cts_read = v->send.cts_read;
     s->reports = !lacks_cts && !has_lost ? 0 : is_same ? s->reports + 1 : 1;
     if (s->reports < REPORTS)
         return;

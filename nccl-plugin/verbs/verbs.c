@@ -30,18 +30,18 @@ static void init_counters(struct dpn_verbs *v)
 {
     const uint32_t n = dpn_verbs_state.first_count;
 
-    v->channel.sent = v->channel.acked = v->channel.received = n;
-    v->cts_read = v->cts_made = v->cts_new = v->cts_sent = n;
-    v->eager_sent = v->eager_seen = v->eager_taken = v->credited = n;
-    v->buffers_made = v->buffers_closed = n;
-    v->credit_every = DPN_EAGER_SLOTS / 2;
+    v->control.channel.sent = v->control.channel.acked = v->control.channel.received = n;
+    v->send.cts_read = v->recv.cts_made = v->recv.cts_new = v->recv.cts_sent = n;
+    v->send.eager_sent = v->recv.eager_seen = v->eager_taken = v->recv.credited = n;
+    v->recv.buffers_made = v->recv.buffers_closed = n;
+    v->recv.credit_every = DPN_EAGER_SLOTS / 2;
     for (int i = 0; i < DPN_MAX_QPS; i++)
-        v->qps[i].epoch = (uint16_t)n;
+        v->queues.qps[i].epoch = (uint16_t)n;
     for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++)
-        v->recvs[i].generation = n % DPN_GENERATIONS;
+        v->recv.recvs[i].generation = n % DPN_GENERATIONS;
     for (int r = 0; r < DPN_MAX_RAILS; r++) {
-        v->rails[r].loop.epoch = (uint16_t)n;
-        v->rails[r].loop.written = v->rails[r].loop.flushed = n;
+        v->queues.rails[r].loop.epoch = (uint16_t)n;
+        v->queues.rails[r].loop.written = v->queues.rails[r].loop.flushed = n;
     }
 }
 
@@ -52,18 +52,18 @@ static int new_state(struct dpn_comm *comm)
     if (!v)
         return dp_fail(DP_ENOMEM, "no memory for a connection");
     v->comm = comm;
-    v->is_sender = comm->is_sender;
-    v->free = v->flushes_free = UINT32_MAX;
-    v->channel.is_resumed = true;
+    v->queues.is_sender = comm->is_sender;
+    v->recv.free = v->recv.flushes_free = UINT32_MAX;
+    v->control.channel.is_resumed = true;
     init_counters(v);
     for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
-        v->recvs[i].base = dpn_verbs_new_request(v, DPN_RECV, i);
-        v->flushes[i].base = dpn_verbs_new_request(v, DPN_FLUSH, i);
+        v->recv.recvs[i].base = dpn_verbs_new_request(v, DPN_RECV, i);
+        v->recv.flushes[i].base = dpn_verbs_new_request(v, DPN_FLUSH, i);
     }
     comm->state = v;
-    int err = dpn_net_device(comm->dev, &v->device);
+    int err = dpn_net_device(comm->dev, &v->choice.device);
     if (!err)
-        dpn_verbs_gather_ports(v);
+        dpn_choice_gather(&v->choice, v->queues.is_sender);
     return err;
 }
 
@@ -94,18 +94,18 @@ static int open_verbs(struct dpn_comm *comm)
 static bool close_qps(struct dpn_verbs *v)
 {
     const int64_t until_ns = dp_now_ns() + timeout_ns();
-    bool have_ended = dpn_qps_close(v, until_ns);
+    bool have_ended = dpn_qps_close(&v->queues, until_ns);
 
-    for (int r = 0; r < v->rail_count; r++)
-        have_ended &= dpn_loop_close(&v->rails[r], until_ns);
+    for (int r = 0; r < v->queues.rail_count; r++)
+        have_ended &= dpn_loop_close(&v->queues.rails[r], until_ns);
     return have_ended;
 }
 
 static void free_state(struct dpn_verbs *v)
 {
-    dpn_verbs_close_rails(v);
+    dpn_rails_close(&v->queues);
     dpn_control_free_all(v);
-    free(v->block);
+    free(v->queues.block);
     free(v);
 }
 
@@ -130,9 +130,10 @@ static void close_verbs(struct dpn_comm *comm)
     if (has_ended)
         free_state(v);
     else
-        dp_log(DP_LOG_WARN, "%s has not answered for %lld s (DUALPIPE_NET_TIMEOUT); what a "
-               "connection over it has in memory is kept", v->device->name,
-               (long long)dpn_options.timeout_s);
+        dp_log(DP_LOG_WARN,
+               "%s has not answered for %lld s (DUALPIPE_NET_TIMEOUT); what a "
+               "connection over it has in memory is kept",
+               v->choice.device->name, (long long)dpn_options.timeout_s);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -181,8 +182,8 @@ static bool is_free(const struct dpn_verbs_request *req)
     const struct dpn_verbs *v = req->verbs;
 
     if (req->kind == DPN_SEND)
-        return !(v->sends_used[req->index / 64] >> req->index % 64 & 1);
-    return (req->kind == DPN_FLUSH ? v->flushes_free : v->free) >> req->index & 1;
+        return !(v->send.sends_used[req->index / 64] >> req->index % 64 & 1);
+    return (req->kind == DPN_FLUSH ? v->recv.flushes_free : v->recv.free) >> req->index & 1;
 }
 
 static void finish(struct dpn_verbs_request *req, int *sizes)
@@ -190,17 +191,17 @@ static void finish(struct dpn_verbs_request *req, int *sizes)
     struct dpn_verbs *v = req->verbs;
     switch (req->kind) {
     case DPN_SEND:
-        v->sends_used[req->index / 64] &= ~(UINT64_C(1) << req->index % 64);
+        v->send.sends_used[req->index / 64] &= ~(UINT64_C(1) << req->index % 64);
         if (sizes)
-            sizes[0] = (int)v->sends[req->index].size;
+            sizes[0] = (int)v->send.sends[req->index].size;
         break;
     case DPN_RECV:
-        v->free |= 1u << req->index;
-        for (unsigned i = 0; sizes && i < v->recvs[req->index].count; i++)
-            sizes[i] = (int)v->recvs[req->index].buffers[i].size;
+        v->recv.free |= 1u << req->index;
+        for (unsigned i = 0; sizes && i < v->recv.recvs[req->index].count; i++)
+            sizes[i] = (int)v->recv.recvs[req->index].buffers[i].size;
         break;
     case DPN_FLUSH:
-        v->flushes_free |= 1u << req->index;
+        v->recv.flushes_free |= 1u << req->index;
         break;
     }
 }

@@ -45,8 +45,8 @@ static int64_t check(struct dpn_verbs *v)
 static void hand_over(struct dp_wire *wire, uint64_t label)
 {
     for (struct dpn_verbs *v = label ? watched : NULL; v && wire; v = v->next_watched)
-        if (!v->is_sender && v->channel.label == label)
-            wire = atomic_exchange(&v->channel.accepted, wire);
+        if (!v->queues.is_sender && v->control.channel.label == label)
+            wire = atomic_exchange(&v->control.channel.accepted, wire);
     dp_wire_close(wire);
 }
 

@@ -140,9 +140,9 @@ static uint64_t progress_of(const struct both *b, int side)
     if (!v)
         return sum;
     sum = sum * 31 + v->step;
-    sum = sum * 31 + v->channel.sent - v->channel.received;
-    for (int i = 0; i < v->qp_count; i++)
-        sum = sum * 31 + v->qps[i].state;
+    sum = sum * 31 + v->control.channel.sent - v->control.channel.received;
+    for (int i = 0; i < v->queues.qp_count; i++)
+        sum = sum * 31 + v->queues.qps[i].state;
     return sum;
 }
 
@@ -152,9 +152,9 @@ static bool is_device_busy(const struct both *b, int side)
     const struct dpn_verbs *v = verbs_of(b, side);
     bool busy = false;
 
-    for (int i = 0; v && i < v->qp_count; i++)
-        busy |= v->qps[i].state != DPN_QP_DOWN && v->qps[i].state != DPN_QP_OPENING &&
-                v->qps[i].state != DPN_QP_UP;
+    for (int i = 0; v && i < v->queues.qp_count; i++)
+        busy |= v->queues.qps[i].state != DPN_QP_DOWN && v->queues.qps[i].state != DPN_QP_OPENING &&
+                v->queues.qps[i].state != DPN_QP_UP;
     return busy;
 }
 

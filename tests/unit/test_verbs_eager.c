@@ -185,7 +185,7 @@ static void use_the_ring(size_t len, size_t slots)
             must_have(i * len, i * len + (size_t)round, len);
         }
     }
-    assert_true(sender_of(&b)->eager_sent > 9 * (slots - 1));
+    assert_true(sender_of(&b)->send.eager_sent > 9 * (slots - 1));
     pair_end(&b.pair);
 }
 
@@ -210,7 +210,7 @@ static void messages_of_all_lengths_share_the_ring(void **state)
         pair_finish(send, recv ? recv : receive(&b, at, 2000, 7));
         must_have(at, at, len);
     }
-    assert_true(sender_of(&b)->eager_sent > 500);
+    assert_true(sender_of(&b)->send.eager_sent > 500);
     pair_end(&b.pair);
 }
 
@@ -293,7 +293,7 @@ static void a_receiver_in_gpu_memory_has_messages_wait(void **state)
 static uint32_t cts_sent(const struct both *b)
 {
     pthread_mutex_lock(&b->pair.receiver->lock);
-    const uint32_t sent = receiver_of(b)->cts_sent;
+    const uint32_t sent = receiver_of(b)->recv.cts_sent;
     pthread_mutex_unlock(&b->pair.receiver->lock);
     return sent;
 }
@@ -302,7 +302,7 @@ static uint32_t cts_sent(const struct both *b)
 static int delayed_receives(const struct both *b)
 {
     pthread_mutex_lock(&b->pair.receiver->lock);
-    const int delayed = __builtin_popcount(receiver_of(b)->delayed);
+    const int delayed = __builtin_popcount(receiver_of(b)->recv.delayed);
     pthread_mutex_unlock(&b->pair.receiver->lock);
     return delayed;
 }
@@ -479,8 +479,8 @@ static void a_failed_queue_pair_loses_and_duplicates_none(void **state)
             pair_finish(sends[k], recvs[k]);
         must_have(0, i * 1000, 300);
     }
-    assert_int_equal(receiver_of(&b)->eager_busy, 0);
-    assert_int_equal(receiver_of(&b)->eager_seen, sender_of(&b)->eager_sent);
+    assert_int_equal(receiver_of(&b)->recv.eager_busy, 0);
+    assert_int_equal(receiver_of(&b)->recv.eager_seen, sender_of(&b)->send.eager_sent);
     pair_end(&b.pair);
 }
 
@@ -545,10 +545,10 @@ static void an_outdated_report_of_entries_read_is_accepted(void **state)
     struct pair p = pair_connect(0);
     struct dpn_verbs *v = p.receiver->state;
     pthread_mutex_lock(&p.receiver->lock);
-    v->cts_made = v->cts_new = v->cts_sent = made;
+    v->recv.cts_made = v->recv.cts_new = v->recv.cts_sent = made;
     dpn_cts_rewind(v, 0, made - DPN_CTS_ENTRIES - 1);
     const int old = v->error;
-    const uint32_t sent = v->cts_sent;
+    const uint32_t sent = v->recv.cts_sent;
     dpn_cts_rewind(v, 0, made + 1);
     const int future = v->error;
     pthread_mutex_unlock(&p.receiver->lock);

@@ -50,7 +50,7 @@ struct loop {
 static struct loop loop_of(struct pair *p, int rail)
 {
     pthread_mutex_lock(&p->receiver->lock);
-    const struct dpn_loop *l = &((struct dpn_verbs *)p->receiver->state)->rails[rail].loop;
+    const struct dpn_loop *l = &((struct dpn_verbs *)p->receiver->state)->queues.rails[rail].loop;
     const struct loop loop = {l->written, l->flushed, l->epoch, l->qp};
     pthread_mutex_unlock(&p->receiver->lock);
     return loop;
@@ -135,7 +135,7 @@ static void set_dead(struct pair *p, int rail, bool dead)
 {
     const struct dpn_verbs *v = p->receiver->state;
 
-    atomic_store(&v->rails[rail].port->hca->is_dead, dead);
+    atomic_store(&v->queues.rails[rail].port->hca->is_dead, dead);
 }
 
 static void a_dead_device_is_not_asked_to_flush(void **state)

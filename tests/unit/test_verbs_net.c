@@ -40,9 +40,9 @@ static void fused_devices_use_all_rails_and_are_forgotten(void **state)
     assert_int_equal(device->speed_mbps, 200000);
     struct pair p = pair_connect(dev);
     const struct dpn_verbs *v = p.sender->state;
-    assert_int_equal(v->rail_count, 2);
+    assert_int_equal(v->queues.rail_count, 2);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
-    assert_int_equal(v->sends[0].count, 2); /* a stripe each */
+    assert_int_equal(v->send.sends[0].count, 2); /* a stripe each */
     pair_end(&p);
     dpn_net_finalize(net);
     assert_int_equal(dpn_net_init(NULL, &net), 0); /* by an NCCL that has kept the plugin loaded */
@@ -160,8 +160,7 @@ static void what_comes_again_too_late_ends_the_connection(void **state)
         target = pair_transfer(&p, NCCL_PTR_HOST, -1);
     struct dpn_verbs *v = p.receiver->state;
     pthread_mutex_lock(&p.receiver->lock);
-    dpn_verbs_take_imm(v, &v->qps[0], dpn_imm_pack((struct dpn_imm){.count = 1, .generation = 3}),
-                       PAIR_BYTES);
+    dpn_verbs_take_imm(v, 0, dpn_imm_pack((struct dpn_imm){.count = 1, .generation = 3}), PAIR_BYTES);
     pthread_mutex_unlock(&p.receiver->lock);
     const size_t len = 1;
     const int64_t began_ns = dp_now_ns();
@@ -275,7 +274,7 @@ static void a_connection_that_is_never_idle_is_looked_after(void **state)
         ;
     for (int i = 0; i < 2048; i++) {
         v->idle = 0;
-        v->is_degraded = false;
+        v->queues.is_degraded = false;
         dpn_verbs_progress(v);
     }
     assert_true(v->polled_ns > before_ns);
@@ -308,7 +307,7 @@ static void only_a_loop_may_be_read_over(void **state)
     struct pair p = pair_connect(0);
     assert_int_equal(made_of(p.sender).attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE);
     assert_int_equal(made_of(p.receiver).attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE);
-    struct ibv_qp *loop = ((struct dpn_verbs *)p.receiver->state)->rails[0].loop.qp;
+    struct ibv_qp *loop = ((struct dpn_verbs *)p.receiver->state)->queues.rails[0].loop.qp;
     assert_int_equal(ibv_query_qp(loop, &attr, 0, &init), 0);
     assert_int_equal(attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
     pair_end(&p);
@@ -337,8 +336,8 @@ static void clear_to_send_is_inline_unless_told_otherwise(void **state)
     (void)state;
     dpn_verbs_state.options.inlines_cts = false;
     struct pair p = pair_connect(0);
-    assert_int_equal(((struct dpn_verbs *)p.receiver->state)->qps[0].inline_bytes, 0);
-    assert_true(((struct dpn_verbs *)p.sender->state)->qps[0].inline_bytes > 0);
+    assert_int_equal(((struct dpn_verbs *)p.receiver->state)->queues.qps[0].inline_bytes, 0);
+    assert_true(((struct dpn_verbs *)p.sender->state)->queues.qps[0].inline_bytes > 0);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);
     dpn_verbs_state.options.inlines_cts = true;
@@ -386,11 +385,11 @@ static void messages_overtake_each_other_if_both_sides_can(void **state)
         made_so = 0;
         struct pair p = pair_connect(0);
         const struct dpn_verbs *sender = p.sender->state, *receiver = p.receiver->state;
-        assert_int_equal(sender->any_order, cases[i].any_order);
-        assert_int_equal(receiver->any_order, cases[i].any_order);
+        assert_int_equal(sender->queues.any_order, cases[i].any_order);
+        assert_int_equal(receiver->queues.any_order, cases[i].any_order);
         assert_int_equal(made_so, cases[i].any_order ? 4 : 0); /* each side tries, and makes, one */
         pair_transfer(&p, NCCL_PTR_HOST, -1);
-        assert_int_equal(sender->sends[0].has_record, !cases[i].any_order);
+        assert_int_equal(sender->send.sends[0].has_record, !cases[i].any_order);
         pair_transfer(&p, NCCL_PTR_HOST, 0);
         pair_end(&p);
     }
@@ -426,19 +425,19 @@ static void a_port_of_the_subnet_of_the_peer_stands_in(void **state)
     (void)state;
     struct pair p = pair_connect_between(0, 1);
     const struct dpn_verbs *v = p.sender->state;
-    assert_string_equal(v->rails[0].port->name, "fake0");
+    assert_string_equal(v->queues.rails[0].port->name, "fake0");
     pair_end(&p);
     dpn_verbs_state.options.subnet_bits = 32;
     p = pair_connect_between(0, 1);
     v = p.sender->state;
-    assert_int_equal(v->rail_count, 1);
-    assert_string_equal(v->rails[0].port->name, "fake1");
+    assert_int_equal(v->queues.rail_count, 1);
+    assert_string_equal(v->queues.rails[0].port->name, "fake1");
     pair_transfer(&p, NCCL_PTR_HOST, 0);
     pair_end(&p);
     dpn_verbs_state.options.subnet_bits = 24; /* its own port is near as well */
     p = pair_connect_between(0, 1);
     v = p.sender->state;
-    assert_string_equal(v->rails[0].port->name, "fake0");
+    assert_string_equal(v->queues.rails[0].port->name, "fake0");
     pair_end(&p);
     dpn_verbs_state.options.subnet_bits = 0;
 }
@@ -680,10 +679,10 @@ static unsigned completed_on(struct dpn_comm *comm, int rail)
         pthread_mutex_lock(&comm->lock);
         struct dpn_verbs *v = comm->state;
         dpn_verbs_progress_all(v);
-        is_open = !v->is_degraded;
+        is_open = !v->queues.is_degraded;
         completed = 0;
-        for (int i = 0; i < v->qp_count; i++)
-            completed += v->qps[i].rail == rail ? v->qps[i].completed : 0;
+        for (int i = 0; i < v->queues.qp_count; i++)
+            completed += v->queues.qps[i].rail == rail ? v->queues.qps[i].completed : 0;
         pthread_mutex_unlock(&comm->lock);
     }
     return completed;
@@ -697,10 +696,10 @@ static void a_placed_flow_goes_over_the_rail_of_the_placement(void **state)
     place_on_fake1(path);
     struct pair p = pair_connect(0);
     const struct dpn_verbs *v = p.sender->state;
-    assert_string_equal(v->rails[0].port->name, "fake1");
-    assert_string_equal(v->rails[0].peer, "fake1");
-    assert_int_equal(v->qps_per_rail, 2);
-    assert_int_equal(v->traffic_class, 104);
+    assert_string_equal(v->queues.rails[0].port->name, "fake1");
+    assert_string_equal(v->queues.rails[0].peer, "fake1");
+    assert_int_equal(v->queues.qps_per_rail, 2);
+    assert_int_equal(v->queues.traffic_class, 104);
     const unsigned spare = completed_on(p.sender, 1);
     for (int i = 0; i < 3; i++)
         pair_transfer(&p, NCCL_PTR_HOST, -1);
@@ -721,10 +720,10 @@ static void a_placed_flow_goes_on_over_the_other_device(void **state)
     place_on_fake1(path);
     struct pair p = pair_connect(0);
     struct dpn_verbs *v = p.sender->state;
-    assert_int_equal(v->rail_count, 2);
-    assert_string_equal(v->rails[1].port->name, "fake0");
-    for (int i = 0; i < v->qp_count; i++)
-        if (v->qps[i].rail == 0 && pair_qps_up(p.sender) >> i & 1)
+    assert_int_equal(v->queues.rail_count, 2);
+    assert_string_equal(v->queues.rails[1].port->name, "fake0");
+    for (int i = 0; i < v->queues.qp_count; i++)
+        if (v->queues.qps[i].rail == 0 && pair_qps_up(p.sender) >> i & 1)
             pair_transfer(&p, NCCL_PTR_HOST, i);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);

@@ -20,7 +20,7 @@ static bool is_lost(struct dpn_comm *comm)
 {
     pthread_mutex_lock(&comm->lock);
     const struct dpn_verbs *v = comm->state;
-    const bool lost = v->channel.is_lost;
+    const bool lost = v->control.channel.is_lost;
     pthread_mutex_unlock(&comm->lock);
     return lost;
 }
@@ -40,7 +40,7 @@ static void transfer_until_back(struct pair *p)
 static int64_t lost_ns(struct dpn_comm *comm)
 {
     pthread_mutex_lock(&comm->lock);
-    const int64_t ns = ((const struct dpn_verbs *)comm->state)->channel.since_ns;
+    const int64_t ns = ((const struct dpn_verbs *)comm->state)->control.channel.since_ns;
     pthread_mutex_unlock(&comm->lock);
     return ns;
 }
@@ -96,7 +96,7 @@ static struct body counters_of(struct dpn_comm *comm)
 {
     pthread_mutex_lock(&comm->lock);
     const struct dpn_verbs *v = comm->state;
-    const struct body body = {v->channel.sent, v->channel.received};
+    const struct body body = {v->control.channel.sent, v->control.channel.received};
     pthread_mutex_unlock(&comm->lock);
     return body;
 }
@@ -193,7 +193,7 @@ static void a_peer_that_has_closed_is_found_at_once(void **state)
 static int lock_out(struct dpn_comm *comm)
 {
     struct dpn_verbs *v = comm->state;
-    struct dp_tcp_address *acceptor = (struct dp_tcp_address *)(void *)&v->channel.acceptor;
+    struct dp_tcp_address *acceptor = (struct dp_tcp_address *)(void *)&v->control.channel.acceptor;
     union dp_sockaddr place = {.v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
     socklen_t len = sizeof(place.v4);
     const int fd = socket(AF_INET, SOCK_STREAM, 0);

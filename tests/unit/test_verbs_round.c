@@ -132,16 +132,16 @@ static unsigned take_group(struct pair *p)
     pair_finish(first, recv);
     pair_finish(second, NULL);
     const struct dpn_verbs *v = p->sender->state;
-    assert_true(v->targets[0][1].is_done);
-    return v->targets[0][1].qps[0];
+    assert_true(v->send.targets[0][1].is_done);
+    return v->send.targets[0][1].qps[0];
 }
 
 static unsigned take_one(struct pair *p)
 {
     transfer(p, LONG, 1, false);
     const struct dpn_verbs *v = p->sender->state;
-    assert_true(v->targets[0][0].is_done);
-    return v->targets[0][0].qps[0];
+    assert_true(v->send.targets[0][0].is_done);
+    return v->send.targets[0][0].qps[0];
 }
 
 /* Without a message. */
@@ -199,8 +199,8 @@ static void let_it_try_again(struct dpn_comm *comm, unsigned qp)
     struct dpn_verbs *v = comm->state;
 
     pthread_mutex_lock(&comm->lock);
-    if (v->qps[qp].retry_ns)
-        v->qps[qp].retry_ns = 1;
+    if (v->queues.qps[qp].retry_ns)
+        v->queues.qps[qp].retry_ns = 1;
     pthread_mutex_unlock(&comm->lock);
 }
 

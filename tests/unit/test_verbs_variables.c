@@ -167,11 +167,11 @@ static void queue_pairs_are_made_as_they_say(void **state)
 static const struct dpn_send *most_cut(const struct pair *p)
 {
     const struct dpn_verbs *v = p->sender->state;
-    const struct dpn_send *most = &v->sends[0];
+    const struct dpn_send *most = &v->send.sends[0];
 
     for (int i = 1; i < NCCL_NET_MAX_REQUESTS; i++)
-        if (v->sends[i].count > most->count)
-            most = &v->sends[i];
+        if (v->send.sends[i].count > most->count)
+            most = &v->send.sends[i];
     assert_int_equal(most->size, PAIR_BYTES);
     return most;
 }
@@ -198,8 +198,8 @@ static void asking_for_more_queue_pairs_than_there_can_be_gives_all(void **state
     set("NCCL_IB_QPS_PER_CONNECTION", "100");
     struct pair p = pair_connect(0);
     const struct dpn_verbs *v = p.sender->state;
-    assert_int_equal(v->qp_count, DPN_MAX_QPS / v->rail_count * v->rail_count);
-    pair_transfer_until(&p, (1u << v->qp_count) - 1);
+    assert_int_equal(v->queues.qp_count, DPN_MAX_QPS / v->queues.rail_count * v->queues.rail_count);
+    pair_transfer_until(&p, (1u << v->queues.qp_count) - 1);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);
     unset("NCCL_IB_QPS_PER_CONNECTION");
@@ -216,7 +216,7 @@ static unsigned count_work_requests(struct pair *p)
     assert_true(fake_verbs.hold_qp(pair_qp(p->sender, 0), true));
     struct dpn_request *send = pair_send(p, source, pair_from, PAIR_BYTES);
     pthread_mutex_lock(&p->sender->lock);
-    const unsigned count = v->qps[0].requests_out;
+    const unsigned count = v->queues.qps[0].requests_out;
     pthread_mutex_unlock(&p->sender->lock);
     assert_true(fake_verbs.hold_qp(pair_qp(p->sender, 0), false));
     pair_finish(send, recv);
