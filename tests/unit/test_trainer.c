@@ -44,6 +44,9 @@ struct job {
     const char *folder;        /* of checkpoints; NULL: none */
     uint64_t stop;             /* a step before which it stops; 0: none */
     int fail_layer, fail_mb;   /* a layer that fails */
+    bool loads;                /* batches come from loaders */
+    bool freezes;              /* the first layer's w is frozen */
+    const int32_t *balance;    /* layers of each stage; NULL: by cost */
     struct curve *curve;
 };
 
@@ -57,6 +60,39 @@ static void make_batch(uint64_t step, float x[ROWS][MODEL_WIDTH], float y[ROWS][
         }
         classes[r] = (uint8_t)((unsigned)r * (unsigned)(step + 3) % MODEL_WIDTH);
     }
+}
+
+/* Hands over rows of a tensor, by the place of the micro-batch in the batch of all replicas. */
+struct loader {
+    const DLTensor *all;
+    int64_t dims[MICROBATCHES][4];
+    DLTensor rows[MICROBATCHES];
+    struct dp_tree leaves[MICROBATCHES], args[MICROBATCHES];
+    int held;
+};
+
+static int load(void *user, int32_t mb, const struct dp_tree **args, const struct dp_tree **kwargs)
+{
+    struct loader *l = user;
+    int64_t begin, size;
+
+    (void)kwargs;
+    if (dp_split_window(l->all->shape[0], MICROBATCHES, mb, &begin, &size) ||
+        dp_tensor_window(l->all, 0, begin, size, l->dims[mb], &l->rows[mb]))
+        return DP_EINVAL;
+    l->leaves[mb] = dp_tensor(&l->rows[mb]);
+    l->args[mb] = dp_tuple(1, &l->leaves[mb]);
+    *args = &l->args[mb];
+    l->held++;
+    return 0;
+}
+
+static void release(void *user, int32_t mb)
+{
+    struct loader *l = user;
+
+    (void)mb;
+    l->held--;
 }
 
 /* Every third batch has fewer rows, which do not divide. */
@@ -73,10 +109,18 @@ static int with_batch(struct dp_trainer *t, const struct job *job, uint64_t step
     const struct dp_tree inputs = dp_tuple(1, (struct dp_tree[]){dp_tensor(&in)});
     const struct dp_tree out =
         dp_tuple(1, (struct dp_tree[]){dp_tensor(job->model == MODEL_TIED ? &labels : &wanted)});
-    const struct dp_batch batch = {.rows = shape[0], .inputs = &inputs, .labels = &out};
+    struct loader loaders[2] = {{.all = &in}, {.all = out.items[0].tensor}};
+    const struct dp_loader load_in = {load, release, &loaders[0]}, load_out = {load, release, &loaders[1]};
+    const struct dp_batch batch = {.rows = shape[0],
+                                   .inputs = job->loads ? NULL : &inputs,
+                                   .labels = job->loads ? NULL : &out,
+                                   .input_loader = job->loads ? &load_in : NULL,
+                                   .label_loader = job->loads ? &load_out : NULL};
 
     make_batch(step, x, y, classes);
-    return held_out ? dp_trainer_evaluate(t, &batch, held_out) : dp_trainer_step(t, &batch, result);
+    const int err =
+        held_out ? dp_trainer_evaluate(t, &batch, held_out) : dp_trainer_step(t, &batch, result);
+    return err || (!loaders[0].held && !loaders[1].held) ? err : DP_ESTATE;
 }
 
 static struct dp_trainer_config config_of(const struct job *job)
@@ -86,6 +130,8 @@ static struct dp_trainer_config config_of(const struct job *job)
         .replicas = job->layout.replicas,
         .microbatches = job->microbatches ? job->microbatches : MICROBATCHES,
         .rows = ROWS,
+        .balance = job->balance ? DP_BALANCE_GIVEN : DP_BALANCE_COST,
+        .layers_of_stage = job->balance,
         .sums = job->layout.sums,
         .mixing.graph.name = "complete",
         .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW),
@@ -128,6 +174,8 @@ static int learn(struct dp_comm *comm, const struct job *job)
     double held_out = 0;
 
     test_model_init(&m, job->model);
+    if (job->freezes)
+        m.parameters[0][0].flags = DP_PARAMETER_FROZEN;
     if (job->fail_mb)
         m.users[job->fail_layer].fail_mb = job->fail_mb;
     int err = dp_trainer_new(&config, &m.model, comm, &t);
@@ -215,6 +263,29 @@ static void every_layout_learns_the_same(void **state)
         for (int i = 0; i < LAYOUTS; i++) {
             printf("model %d, layout %d\n", model, i);
             const struct curve curve = run((struct job){.model = model, .layout = layouts[i]});
+            assert_same(&expected, &curve);
+        }
+    }
+}
+
+/* However the data comes, wherever the model is cut, and with a parameter that stays as it was. */
+static void loaders_cuts_and_frozen_parameters_change_no_number(void **state)
+{
+    (void)state;
+    static const int32_t two[] = {2, 6}, four[] = {1, 4, 2, 1};
+    const struct layout given[] = {{DP_SCHEDULE_1F1B, 2, 1, DP_SUMS_ALL, 0},
+                                   {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_SHARDS, 0},
+                                   {DP_SCHEDULE_DUALPIPEV, 2, 1, DP_SUMS_ALL, 0}};
+
+    for (int freezes = 0; freezes < 2; freezes++) {
+        const struct curve expected =
+            run((struct job){.model = MODEL_SKIPS, .layout = one, .freezes = freezes});
+        for (int i = 0; i < 3; i++) {
+            const struct curve curve = run((struct job){.model = MODEL_SKIPS,
+                                                        .layout = given[i],
+                                                        .loads = true,
+                                                        .freezes = freezes,
+                                                        .balance = i == 2 ? four : two});
             assert_same(&expected, &curve);
         }
     }
@@ -461,6 +532,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_layout_learns_the_same),
+        cmocka_unit_test(loaders_cuts_and_frozen_parameters_change_no_number),
         cmocka_unit_test(uneven_micro_batches_count_by_their_rows),
         cmocka_unit_test(replicas_that_mix_learn_the_same_in_every_pipeline),
         cmocka_unit_test(what_one_layout_saves_another_goes_on_from),

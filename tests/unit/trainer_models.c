@@ -65,7 +65,7 @@ static int weight(void *user, const struct dp_layer_call *c)
     float *dw = c->grads[0].data, *db = c->grads[1].data;
 
     for (int o = 0; o < W; o++)
-        for (int i = -1; i < W; i++) {
+        for (int i = -1; i < (dw ? W : 0); i++) { /* no gradient is wanted of one that is frozen */
             float sum = 0;
             for (int64_t r = 0; r < rows; r++)
                 sum += at.d[r * W + o] * (i < 0 ? 1 : x[r * W + i]);
