@@ -8,14 +8,13 @@
  *                                        tensors are pieces, "NAME[first:end]/mean"
  *      replicas that mix                 saved.h
  *
- * A reader wants whole tensors or other pieces, and puts them together of what there is (pieces.h).
+ * A reader wants whole tensors or other pieces, and puts them together of what there is (checkpoint.h).
  */
 #include "trainer/saved.h"
 
 #include "base/fail.h"
 #include "base/json.h"
 #include "trainer/busy.h"
-#include "trainer/pieces.h"
 
 #include <dualpipe/pipeline.h>
 
@@ -290,7 +289,7 @@ static int read_state(struct dp_trainer *t, const struct dp_checkpoint *c)
         return saved_mixing_read(t, c);
     err = list_state(t, true, &l);
     for (int32_t i = 0; i < l.count && !err; i++)
-        err = pieces_read(c, &l.tensors[i]);
+        err = dp_checkpoint_read_pieces(c, &l.tensors[i]);
     list_free(&l);
     return err;
 }

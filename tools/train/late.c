@@ -125,6 +125,19 @@ int late_catch_up(struct trainer *t)
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
+const char late_name[] = "late/step";
+
+bool late_is_in(const struct dp_checkpoint *c)
+{
+    bool found = dp_checkpoint_find(c, late_name);
+
+    for (int32_t i = 0; i < dp_checkpoint_count(c) && !found; i++) {
+        const char *slash = strrchr(dp_checkpoint_at(c, i)->name, '/');
+        found = slash && !strcmp(slash, "/late");
+    }
+    return found;
+}
+
 const DLTensor *late_gradient(const struct trainer *t, int slot, size_t tensor)
 {
     return t->late.beside ? t->engine->stages[slot]->parameters[tensor].grad

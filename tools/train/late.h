@@ -16,6 +16,8 @@
 
 #include "train/trainer.h"
 
+#include <dualpipe/checkpoint.h>
+
 /* Where t->config.late; otherwise nothing is done. update: of one slot, by the gradients of its stage,
  * which are zero after it. DP_ENOMEM. */
 int late_init(struct trainer *t, int (*update)(struct trainer *t, int slot,
@@ -33,6 +35,8 @@ int late_catch_up(struct trainer *t);
  * latter is made known by late_restore; found: it was there. */
 const DLTensor *late_gradient(const struct trainer *t, int slot, size_t tensor);
 const DLTensor *late_state(struct trainer *t);
+extern const char late_name[]; /* of late_state; and has a checkpoint that, or a gradient? */
+bool late_is_in(const struct dp_checkpoint *c);
 void late_restore(struct trainer *t, bool found);
 
 #endif

@@ -9,7 +9,7 @@
  *      replicas that mix                 saved_mixing.h
  *
  * A reader wants whole tensors or other pieces, and puts them together of what there is
- * (saved_tensor.h).
+ * (dp_checkpoint_read_pieces).
  */
 #include "train/saved.h"
 
@@ -18,7 +18,6 @@
 #include "train/late.h"
 #include "train/saved_busy.h"
 #include "train/saved_mixing.h"
-#include "train/saved_tensor.h"
 
 #include <dualpipe/checkpoint.h>
 
@@ -185,7 +184,7 @@ static int list_late(struct trainer *t, bool all, struct list *l)
         if (all || !t->engine->second_copy[i])
             add_late(l, t, i);
     if (all || rank_of(t) == 0)
-        add_tensor(l, saved_late_name, late_state(t));
+        add_tensor(l, late_name, late_state(t));
     return 0;
 }
 
@@ -396,11 +395,11 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
         err = saved_mixing_read(t, c);
     else
         err = list_state(t, true, &l);
-    const bool late = !err && t->config.late && saved_has_late(c);
+    const bool late = !err && t->config.late && late_is_in(c);
     if (late)
         err = list_late(t, true, &l);
     for (int32_t i = 0; i < l.count && !err; i++)
-        err = saved_tensor_read(c, &l.tensors[i]);
+        err = dp_checkpoint_read_pieces(c, &l.tensors[i]);
     if (!err)
         err = put_on_device(t);
     saved_busy_end(&busy);

@@ -5,7 +5,7 @@
  */
 #include "train/saved_check.h"
 
-#include "train/saved_tensor.h"
+#include "train/late.h"
 #include "train/settings.h"
 #include "train/statistics.h"
 
@@ -30,7 +30,7 @@ static void want(const struct search *s, const char *prefix, const char *name, c
     const struct dp_named_tensor wanted = {whole, like};
 
     snprintf(whole, sizeof(whole), "%s%s%s", prefix, name, suffix);
-    const int64_t missing = saved_tensor_missing(s->c, &wanted);
+    const int64_t missing = dp_checkpoint_missing(s->c, &wanted);
     int64_t elements = 1;
     for (int i = 0; i < like.ndim; i++)
         elements *= like.shape[i];
@@ -72,7 +72,7 @@ static void want_model(const struct search *s, const struct gpt_stage *g, bool l
             want(s, "", gpt_saved_name(g, i), "/late", like(g, i));
     }
     if (late)
-        want(s, "", saved_late_name, "",
+        want(s, "", late_name, "",
              (DLTensor){.ndim = 1, .dtype = float64, .shape = &numbers});
 }
 
@@ -159,7 +159,7 @@ static int want_all(const struct search *s, const struct settings *was)
     int err = gpt_stage_new_bare(&model, 0, 1, &g);
     if (err)
         return err;
-    want_model(s, g, was->late && saved_has_late(s->c));
+    want_model(s, g, was->late && late_is_in(s->c));
     err = want_statistics(s, g);
     gpt_stage_free(g);
     return err;

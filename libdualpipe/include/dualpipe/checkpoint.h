@@ -88,6 +88,15 @@ DP_PUBLIC const char *dp_checkpoint_json(const struct dp_checkpoint *checkpoint)
  * not to be used. */
 DP_PUBLIC int dp_checkpoint_read(const struct dp_checkpoint *checkpoint, const char *name,
                                  const DLTensor *out);
+/* The same of a tensor that is there whole or in pieces: "NAME[first:end]/mean" has the elements first
+ * to end - 1 of "NAME/mean" in the order of memory, as the optimizer of a shard names them (replicas.h).
+ * What is wanted may be such a piece, too, of other elements. */
+DP_PUBLIC int dp_checkpoint_read_pieces(const struct dp_checkpoint *checkpoint,
+                                        const struct dp_named_tensor *wanted);
+/* Whether that would read it, by name, type and shape: how many elements are not there; -1: it is there,
+ * but of another type or shape. */
+DP_PUBLIC int64_t dp_checkpoint_missing(const struct dp_checkpoint *checkpoint,
+                                        const struct dp_named_tensor *wanted);
 /* All of a list, as an optimizer's state (optimizer.h). */
 DP_PUBLIC int dp_checkpoint_read_all(const struct dp_checkpoint *checkpoint,
                                      const struct dp_named_tensor *tensors, int32_t count);

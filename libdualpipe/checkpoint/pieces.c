@@ -1,5 +1,12 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "trainer/pieces.h"
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pieces.c - a tensor that a checkpoint has in pieces, possibly others than are wanted. What reads it
+ * and what only looks for it are one.
+ */
+#include "base/fail.h"
+#include "base/tensor.h"
+
+#include <dualpipe/checkpoint.h>
 
 #include <inttypes.h>
 #include <stdbool.h>
@@ -18,14 +25,10 @@ struct piece {
     int64_t first, end;
 };
 
-/* The product of extents. */
-static int64_t piece_elements(int32_t ndim, const int64_t *shape)
+/* Of a shape. */
+static int64_t elements_of(int32_t ndim, const int64_t *shape)
 {
-    int64_t n = 1;
-
-    for (int32_t i = 0; i < ndim; i++)
-        n *= shape[i];
-    return n;
+    return dp_tensor_numel(&(DLTensor){.ndim = ndim, .shape = (int64_t *)shape});
 }
 
 /* elements: of the tensor that has this name. */
@@ -62,7 +65,8 @@ static int copy_part(const struct dp_checkpoint *c, const struct dp_checkpoint_t
                       .dtype = from->dtype,
                       .shape = (int64_t *)from->shape,
                       .data = malloc(from->bytes + 1)};
-    int err = whole.data ? dp_checkpoint_read(c, from->name, &whole) : DP_ENOMEM;
+    int err = whole.data ? dp_checkpoint_read(c, from->name, &whole)
+                         : dp_fail(DP_ENOMEM, "no memory for the piece '%s'", from->name);
 
     if (!err)
         memcpy((char *)out->data + (size_t)(first - wants->first) * size,
@@ -72,9 +76,9 @@ static int copy_part(const struct dp_checkpoint *c, const struct dp_checkpoint_t
     return err;
 }
 
-static bool same_type(DLDataType a, DLDataType b)
+static bool same_dtype(const struct dp_checkpoint_tensor *t, const DLTensor *out)
 {
-    return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+    return dp_tensor_same_dtype(&(DLTensor){.dtype = t->dtype}, out);
 }
 
 /* Pieces do not overlap, so what is missing is what their lengths leave. A count of steps, which
@@ -83,14 +87,14 @@ static int take_pieces(const struct dp_checkpoint *c, const struct dp_named_tens
                        int64_t *missing)
 {
     const DLTensor *out = &wanted->tensor;
-    const struct piece wants = piece_of(wanted->name, piece_elements(out->ndim, out->shape));
+    const struct piece wants = piece_of(wanted->name, elements_of(out->ndim, out->shape));
     int err = 0;
 
     *missing = wants.end - wants.first;
     for (int32_t i = 0; i < dp_checkpoint_count(c) && !err && *missing > 0; i++) {
         const struct dp_checkpoint_tensor *t = dp_checkpoint_at(c, i);
-        const struct piece has = piece_of(t->name, piece_elements(t->ndim, t->shape));
-        if (!piece_same(wanted->name, &wants, t->name, &has) || !same_type(t->dtype, out->dtype))
+        const struct piece has = piece_of(t->name, elements_of(t->ndim, t->shape));
+        if (!piece_same(wanted->name, &wants, t->name, &has) || !same_dtype(t, out))
             continue;
         if (out->ndim == 0) {
             *missing = 0;
@@ -105,7 +109,7 @@ static int take_pieces(const struct dp_checkpoint *c, const struct dp_named_tens
     return err;
 }
 
-int pieces_read(const struct dp_checkpoint *c, const struct dp_named_tensor *wanted)
+int dp_checkpoint_read_pieces(const struct dp_checkpoint *c, const struct dp_named_tensor *wanted)
 {
     const bool whole = dp_checkpoint_find(c, wanted->name);
     int64_t missing = 0;
@@ -114,4 +118,20 @@ int pieces_read(const struct dp_checkpoint *c, const struct dp_named_tensor *wan
     if (!err && (whole || missing)) /* which says what is */
         err = dp_checkpoint_read(c, wanted->name, &wanted->tensor);
     return err;
+}
+
+int64_t dp_checkpoint_missing(const struct dp_checkpoint *c, const struct dp_named_tensor *wanted)
+{
+    const struct dp_checkpoint_tensor *t = dp_checkpoint_find(c, wanted->name);
+    const DLTensor *out = &wanted->tensor;
+    int64_t missing = 0;
+
+    if (!t) {
+        struct dp_named_tensor none = *wanted;
+        none.tensor.data = NULL;
+        take_pieces(c, &none, &missing);
+        return missing;
+    }
+    const DLTensor there = {.ndim = t->ndim, .shape = (int64_t *)t->shape};
+    return same_dtype(t, out) && dp_tensor_same_shape(&there, out) ? 0 : -1;
 }
