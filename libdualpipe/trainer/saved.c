@@ -14,7 +14,6 @@
 
 #include "base/fail.h"
 #include "base/json.h"
-#include "trainer/busy.h"
 
 #include <dualpipe/pipeline.h>
 
@@ -138,19 +137,19 @@ static int write_own(struct dp_trainer *t, const char *folder, int attempt, int 
     char name[64], path[SAVED_PATH];
     struct saved_mixing mixing = {0};
     struct list l = {0};
-    struct busy busy;
+    struct dp_busy *busy;
     int err = trainer_mixes(t) ? saved_mixing_list(t, &mixing) : list_state(t, false, &l);
     const struct dp_named_tensor *tensors = trainer_mixes(t) ? mixing.tensors : l.tensors;
     const int32_t count = trainer_mixes(t) ? mixing.count : l.count;
 
     folder_file(name, sizeof(name), trainer_rank(t), attempt);
     *wrote = !err && (count > 0 || trainer_rank(t) == 0);
-    busy_begin(&busy, t->comm);
+    busy = dp_comm_busy_begin(t->comm);
     if (*wrote)
         err = join(path, folder, name)
                   ? dp_checkpoint_write(path, tensors, count, NULL)
                   : dp_fail(DP_EINVAL, "%.100s...: the path is too long", folder);
-    busy_end(&busy);
+    dp_comm_busy_end(busy);
     list_free(&l);
     saved_mixing_fini(&mixing);
     return err;
@@ -202,32 +201,32 @@ static int write_index(struct dp_trainer *t, const char *folder, int attempt, co
 static int begin_folder(struct dp_trainer *t, const char *dir, char folder[static SAVED_PATH],
                         int *attempt)
 {
-    struct busy busy;
+    struct dp_busy *busy;
     int err = folder_of_step(dir, t->next, folder);
 
     if (err || trainer_rank(t))
         return err;
-    busy_begin(&busy, t->comm);
+    busy = dp_comm_busy_begin(t->comm);
     err = folder_make(dir, folder);
     if (!err)
         *attempt = folder_next_attempt(folder);
-    busy_end(&busy);
+    dp_comm_busy_end(busy);
     return err;
 }
 
 static int end_folder(struct dp_trainer *t, const char *dir, const char *folder, int attempt,
                       const int *wrote)
 {
-    struct busy busy;
+    struct dp_busy *busy;
     int err;
 
     if (trainer_rank(t))
         return 0;
-    busy_begin(&busy, t->comm);
+    busy = dp_comm_busy_begin(t->comm);
     err = write_index(t, folder, attempt, wrote);
     if (!err && t->config.checkpoint.keep)
         folder_keep(dir, t->next, t->config.checkpoint.keep);
-    busy_end(&busy);
+    dp_comm_busy_end(busy);
     return err;
 }
 
@@ -297,10 +296,10 @@ static int read_state(struct dp_trainer *t, const struct dp_checkpoint *c)
 static int read_all(struct dp_trainer *t, const char *path, uint64_t *step)
 {
     struct dp_checkpoint *c;
-    struct busy busy;
+    struct dp_busy *busy;
     int err;
 
-    busy_begin(&busy, t->comm);
+    busy = dp_comm_busy_begin(t->comm);
     err = dp_checkpoint_open(path, &c);
     if (!err) {
         err = step_of(c, path, step);
@@ -308,7 +307,7 @@ static int read_all(struct dp_trainer *t, const char *path, uint64_t *step)
             err = read_state(t, c);
         dp_checkpoint_close(c);
     }
-    busy_end(&busy);
+    dp_comm_busy_end(busy);
     return err;
 }
 

@@ -11,7 +11,6 @@
 #include "comm/comm_ops.h"
 #include "failing_memory.h"
 #include "train/saved.h"
-#include "train/saved_busy.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -125,20 +124,20 @@ static void what_a_rank_that_saves_announces_is_short_and_is_renewed(void **stat
 {
     const int64_t began_ns = dp_now_ns();
     struct dp_comm *comms[2];
-    struct saved_busy busy;
+    struct dp_busy *busy;
 
     (void)state;
     assert_int_equal(dp_comm_threads_new(2, comms), 0);
-    saved_busy_begin(&busy, comms[0]);
+    busy = dp_comm_busy_begin(comms[0]);
     const int64_t first_ns = comms[1]->ops->busy_until(comms[1]);
     assert_in_range(first_ns - began_ns, 1, 20 * DP_NS_PER_S);
     while (comms[1]->ops->busy_until(comms[1]) == first_ns)
         assert_true(dp_now_ns() < began_ns + timeout_ns);
     assert_true(comms[1]->ops->busy_until(comms[1]) > first_ns);
-    saved_busy_end(&busy);
+    dp_comm_busy_end(busy);
     assert_true(comms[1]->ops->busy_until(comms[1]) <= dp_now_ns());
-    saved_busy_begin(&busy, NULL); /* alone there is no rank to tell */
-    saved_busy_end(&busy);
+    busy = dp_comm_busy_begin(NULL); /* alone there is no rank to tell */
+    dp_comm_busy_end(busy);
     dp_comm_close(comms[0]);
     dp_comm_close(comms[1]);
 }

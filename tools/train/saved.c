@@ -16,7 +16,6 @@
 #include "checkpoint/find.h"
 
 #include "train/late.h"
-#include "train/saved_busy.h"
 #include "train/saved_mixing.h"
 
 #include <dualpipe/checkpoint.h>
@@ -258,7 +257,7 @@ static int write_own(struct trainer *t, const char *folder, int attempt,
     const bool mixes = t->config.kind == DATA_PARALLEL_MIX;
     char name[NAME_LEN], path[CHECKPOINT_PATH];
     struct list l = {0};
-    struct saved_busy busy;
+    struct dp_busy *busy;
     int err = mixes ? 0 : list_state(t, false, &l);
     if (!err && t->config.late)
         err = list_late(t, false, &l);
@@ -267,11 +266,11 @@ static int write_own(struct trainer *t, const char *folder, int attempt,
 
     file_name(name, rank_of(t), attempt);
     *wrote = !err && (count > 0 || rank_of(t) == 0);
-    saved_busy_begin(&busy, t->comm);
+    busy = dp_comm_busy_begin(t->comm);
     if (*wrote)
         err = join(path, folder, name) ? dp_checkpoint_write(path, tensors, count, NULL)
                                        : DP_EINVAL;
-    saved_busy_end(&busy);
+    dp_comm_busy_end(busy);
     list_free(&l);
     return err;
 }
@@ -322,7 +321,7 @@ static int write_all(struct trainer *t, const char *folder, int attempt, int *wr
                      const char *text)
 {
     struct saved_mixing mixing = {0};
-    struct saved_busy busy;
+    struct dp_busy *busy;
     int mine = 0, err = 0;
 
     if (t->config.kind == DATA_PARALLEL_MIX)
@@ -335,9 +334,9 @@ static int write_all(struct trainer *t, const char *folder, int attempt, int *wr
         err = dp_comm_allgather(t->comm, &mine, wrote, sizeof(mine));
     if (err || rank_of(t))
         return err;
-    saved_busy_begin(&busy, t->comm);
+    busy = dp_comm_busy_begin(t->comm);
     err = write_index(folder, attempt, wrote, t->ranks, text);
-    saved_busy_end(&busy);
+    dp_comm_busy_end(busy);
     return err;
 }
 
@@ -345,7 +344,7 @@ int saved_write(struct trainer *t, const char *dir, uint64_t step, const char *t
 {
     char folder[CHECKPOINT_PATH];
     int *wrote = calloc((size_t)t->ranks, sizeof(*wrote)), attempt = 0, err = 0;
-    struct saved_busy busy;
+    struct dp_busy *busy;
 
     if (!wrote || !checkpoint_folder(dir, step, folder)) {
         free(wrote);
@@ -353,10 +352,10 @@ int saved_write(struct trainer *t, const char *dir, uint64_t step, const char *t
     }
     err = data_parallel_await(&t->replicas);
     if (!err && rank_of(t) == 0) {
-        saved_busy_begin(&busy, t->comm);
+        busy = dp_comm_busy_begin(t->comm);
         make_folder(dir, folder);
         attempt = next_attempt(folder);
-        saved_busy_end(&busy);
+        dp_comm_busy_end(busy);
     }
     if (!err && t->comm)
         err = dp_comm_broadcast(t->comm, &attempt, sizeof(attempt), 0);
@@ -384,13 +383,13 @@ static int put_on_device(struct trainer *t)
 int saved_read(struct trainer *t, const char *path, uint64_t step)
 {
     struct dp_checkpoint *c;
-    struct saved_busy busy;
+    struct dp_busy *busy;
     struct list l = {0};
     int err = dp_checkpoint_open(path, &c);
 
     if (err)
         return err;
-    saved_busy_begin(&busy, t->comm);
+    busy = dp_comm_busy_begin(t->comm);
     if (t->config.kind == DATA_PARALLEL_MIX)
         err = saved_mixing_read(t, c);
     else
@@ -402,7 +401,7 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
         err = dp_checkpoint_read_pieces(c, &l.tensors[i]);
     if (!err)
         err = put_on_device(t);
-    saved_busy_end(&busy);
+    dp_comm_busy_end(busy);
     list_free(&l);
     dp_checkpoint_close(c);
     if (!err && t->config.late)

@@ -280,6 +280,13 @@ DP_PUBLIC void dp_comm_progress_start(struct dp_comm *comm);
  * thread; in a group that survives, the one that uses comm. There a rank that dies is waited for no
  * longer, and it takes up to 0.1 s where a connection to a neighbor is not made yet. */
 DP_PUBLIC int dp_comm_busy(struct dp_comm *comm, int64_t ns);
+/* The same for as long as it takes: between the two a thread renews a short announcement, so that a
+ * rank that is stopped meanwhile is not waited for much longer than elsewhere. The caller makes no call
+ * of comm until the end. NULL, which the end takes: comm is NULL, or there is no memory, and nothing is
+ * announced. */
+struct dp_busy;
+DP_PUBLIC struct dp_busy *dp_comm_busy_begin(struct dp_comm *comm);
+DP_PUBLIC void dp_comm_busy_end(struct dp_busy *busy);
 /* Call poll(user) in every wait, about once a millisecond, or never (NULL). Another result than 0,
  * a negative errno, aborts the group with it and ends the wait: DP_EINTERRUPTED where a user stops the
  * program, as an interpreter's interrupt does; a number above 0 counts as that. A reset that it ends

@@ -1,7 +1,13 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "trainer/busy.h"
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * busy.c - a rank that is at work without calls of its comm, as on files: the others wait, as long as a
+ * slow disk may take. What is announced to them is short, and a thread renews it.
+ */
+#include <dualpipe/comm.h>
 
+#include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <time.h>
 
 enum {
@@ -10,14 +16,22 @@ enum {
     WITHOUT_THREAD_S = 1800 /* no thread can be had: as long as a slow disk may take */
 };
 
-static void announce(struct busy *b, int s)
+struct dp_busy {
+    struct dp_comm *comm;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t over;
+    bool runs, is_over;
+};
+
+static void announce(struct dp_busy *b, int s)
 {
     dp_comm_busy(b->comm, s * INT64_C(1000000000));
 }
 
 static void *renew(void *arg)
 {
-    struct busy *b = arg;
+    struct dp_busy *b = arg;
     struct timespec until;
 
     pthread_mutex_lock(&b->lock);
@@ -33,7 +47,7 @@ static void *renew(void *arg)
 }
 
 /* Signals of the process are handled by its own threads. */
-static bool start_thread(struct busy *b)
+static bool start_thread(struct dp_busy *b)
 {
     sigset_t all, before;
 
@@ -44,13 +58,14 @@ static bool start_thread(struct busy *b)
     return started;
 }
 
-void busy_begin(struct busy *b, struct dp_comm *comm)
+struct dp_busy *dp_comm_busy_begin(struct dp_comm *comm)
 {
+    struct dp_busy *b = comm ? calloc(1, sizeof(*b)) : NULL;
     pthread_condattr_t monotonic;
 
-    *b = (struct busy){.comm = comm};
-    if (!comm)
-        return;
+    if (!b)
+        return NULL;
+    b->comm = comm;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&b->lock, NULL);
@@ -60,11 +75,12 @@ void busy_begin(struct busy *b, struct dp_comm *comm)
     b->runs = start_thread(b);
     if (!b->runs)
         announce(b, WITHOUT_THREAD_S);
+    return b;
 }
 
-void busy_end(struct busy *b)
+void dp_comm_busy_end(struct dp_busy *b)
 {
-    if (!b->comm)
+    if (!b)
         return;
     pthread_mutex_lock(&b->lock);
     b->is_over = true;
@@ -75,4 +91,5 @@ void busy_end(struct busy *b)
     announce(b, 0);
     pthread_cond_destroy(&b->over);
     pthread_mutex_destroy(&b->lock);
+    free(b);
 }
