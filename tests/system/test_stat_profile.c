@@ -147,7 +147,7 @@ static int pages(void)
     int count = 0;
 
     for (struct dirent *e; dir && (e = readdir(dir));)
-        count += strstr(e->d_name, DPN_PROFILE_SUFFIX) != NULL;
+        count += strstr(e->d_name, ".profile") != NULL;
     closedir(dir);
     return count;
 }
