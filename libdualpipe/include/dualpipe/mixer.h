@@ -181,8 +181,9 @@ struct dp_mixer_config {
     bool survive;
 
     /* Do as Decent-DP does: the first mix takes the exchange of round 1 with the weights of round 2,
-     * and round 2 is left out (1, 3, 4, 5 ...); another factor holds from the next mix on; an overflow skips the update of its bucket on its rank
-     * only, and loss scales of ranks may differ; buckets are aligned to 32 elements. */
+     * and round 2 is left out (1, 3, 4, 5 ...); another factor holds from the next mix on; an overflow
+     * skips the update of its bucket on its rank only, and loss scales of ranks may differ; buckets are
+     * aligned to 32 elements. */
     bool compat;
 
     /* NULL, or called before each bucket is mixed; not 0: the error that the call ends with. */

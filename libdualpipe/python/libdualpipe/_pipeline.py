@@ -96,6 +96,7 @@ class Pipeline:
         ]
         self.count = schedule.pointer.mb_per_stream
         self._is_held = False  # between forward and backward
+        comm.reset_if_aborted()
         self._make(all_borders, pairs, own_gradients)
 
     def _make(self, borders: Sequence[Sequence[Dict[str, Any]]], pairs: bool,
