@@ -148,6 +148,7 @@ static const struct {
     KNOWN(dp_placement),
     KNOWN(dp_placement_spec),
     KNOWN(dp_process),
+    KNOWN(dp_quick_model),
     KNOWN(dp_random_key),
     KNOWN(dp_rank_pace),
     KNOWN(dp_rank_report),

@@ -86,6 +86,47 @@ typedef void (*dp_log_fn)(void *user, enum dp_log_level level, const char *line)
  * debug, and anything else is warned of, once. Call it before other threads use the library. */
 DP_PUBLIC void dp_log_set(dp_log_fn fn, void *user, enum dp_log_level level);
 
+/* ---- a pipeline in 40 lines ---------------------------------------------------------------------
+ * Equal stages of one float32 tensor, plain gradient descent: tests/system/example_quick.c. What this
+ * leaves out is in pipeline.h, and models of layers in trainer.h.
+ *
+ *      struct dp_quick *quick;
+ *      err = dp_quick_new(&model, &quick);
+ *      for (...)
+ *          err = dp_quick_step(quick, x, labels, 0.01f, &loss);
+ */
+struct dp_quick_model {
+    const char *schedule; /* "dualpipe", "dualpipev", "zb1p", "1f1b", "gpipe": dp_schedule_kind_parse */
+    int32_t microbatches; /* of a step */
+    int32_t values;       /* of a micro-batch: what enters a stage, and what leaves it */
+    int32_t parameters;   /* of a stage, at least 1 */
+    void *user;
+    /* Callbacks return 0 or a negative errno. `start` fills in a stage's parameters, NULL: zeros. */
+    int (*start)(void *user, int stage, float *parameters);
+    int (*forward)(void *user, const float *parameters, const float *x, float *y);
+    /* Write the gradient of x to gx, which is NULL in the first stage; add that of the parameters. */
+    int (*backward)(void *user, const float *parameters, const float *x, const float *gy, float *gx,
+                    float *gradients);
+    /* The loss of a micro-batch and, unless gy is NULL, its gradient. */
+    double (*loss)(void *user, const float *y, const float *label, float *gy);
+    int32_t label_values; /* of a micro-batch's labels */
+};
+
+struct dp_quick;
+
+/* Collective over the processes of a job, as a launcher has started them (dp_comm_open). Errors:
+ * DP_EINVAL, naming the member; those of dp_comm_open, dp_schedule_new and dp_pipeline_new. *model is
+ * copied. */
+DP_PUBLIC int dp_quick_new(const struct dp_quick_model *model, struct dp_quick **out);
+/* Collective: one step on x[microbatches * values] and labels[microbatches * label_values], whole on
+ * every rank; each reads what its stages need. Then parameters -= rate * the gradient of the mean
+ * loss, which *loss is on every rank. Errors of dp_pipeline_step. */
+DP_PUBLIC int dp_quick_step(struct dp_quick *quick, const float *x, const float *labels, float rate,
+                            double *loss);
+/* The parameters of this rank's slot-th stage, whose number goes to *stage; NULL: it has fewer. */
+DP_PUBLIC float *dp_quick_parameters(struct dp_quick *quick, int slot, int *stage);
+DP_PUBLIC void dp_quick_free(struct dp_quick *quick); /* may be NULL */
+
 #ifdef __cplusplus
 }
 #endif
