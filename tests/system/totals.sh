@@ -53,7 +53,7 @@ no device here
 [  PASSED  ] 2 test(s).
 [  SKIPPED ] 2 test(s), listed below:
 [  SKIPPED ] it_needs_a_device
-took: 1500 ms
+took: 1500 ms, of processors 700 ms
 PASS tests/cmocka (exit status: 0)
 END
 program lines PASS <<'END'
@@ -63,14 +63,14 @@ END
 program silent PASS </dev/null
 program absent SKIP <<'END'
 no debugger here
-took: 4 ms
+took: 4 ms, of processors 3 ms
 SKIP tests/absent (exit status: 77)
 END
 expect 0 '  tests/cmocka: it_needs_a_device: no device here' \
     '  tests/cmocka: it_is_shy: it does not say why' \
     '  tests/lines: mandoc is not there' \
     '  tests/absent: no debugger here' \
-    '      1.5 s  tests/cmocka' \
+    '      1.5 s      0.7 s  tests/cmocka' \
     '6 passed, 0 failed, 4 skipped'
 
 program crashed FAIL <<'END'
