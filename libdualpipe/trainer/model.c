@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
+#include "base/number.h"
 
 #include <dualpipe/batch_norm.h>
 #include <dualpipe/partition.h>
@@ -206,7 +207,7 @@ static void name_parameter(struct model_info *m, int32_t layer, int32_t k)
         snprintf(prefix, sizeof(prefix), "%s ", l->name);
     if (uses)
         snprintf(again, sizeof(again), " (use %d)", uses + 1);
-    snprintf(p->name, sizeof(p->name), "%s%.64s%s", prefix, l->parameters[k].name, again);
+    dp_snprintf(p->name, sizeof(p->name), "%s%.64s%s", prefix, l->parameters[k].name, again);
     p->spec = &l->parameters[k];
     p->elements = 1;
     for (int i = 0; i < p->spec->ndim; i++)

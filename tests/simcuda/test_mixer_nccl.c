@@ -39,7 +39,7 @@ struct tensors {
 static void tensors_init(struct tensors *p, DLDevice where, char *values, char *grads)
 {
     for (int t = 0; t < TENSORS; t++) {
-        snprintf(p->names[t], sizeof(p->names[t]), "p%d", t);
+        snprintf(p->names[t], sizeof(p->names[t]), "p%d", t % 1000);
         p->shape[t][0] = sizes[t];
         p->values[t] = (DLTensor){.data = values + places[t],
                                   .device = where,

@@ -236,7 +236,7 @@ static void replicas_that_mix_go_on_without_one_that_is_killed(void **state)
     (void)state;
     struct run r;
     pid_t ranks[MAX_RANKS];
-    char expected[64], options[256];
+    char expected[80], options[256];
 
     for (int rank = 0; rank < 4; rank += 3) {
         snprintf(options, sizeof(options), "--schedule none -D 4 --mix one-peer-exp --survive --json "

@@ -250,13 +250,15 @@ static void an_optimizer_goes_on_from_its_checkpoint(void **state)
     const struct dp_optimizer_step step = {.rate = 0.1, .scale = 1};
     struct dp_optimizer *o[2];
     struct dp_checkpoint *c;
+    DLTensor value[2], grad[2];
 
     memset(values, 0, sizeof(values));
     for (int i = 0; i < 600; i++)
         grads[0][i] = grads[1][i] = (float)(i - 300) / 7;
     for (int i = 0; i < 2; i++) {
-        DLTensor value = tensor(values[i], float32, 1, shape), grad = tensor(grads[i], float32, 1, shape);
-        const struct dp_parameter p = {.name = "w", .value = &value, .grad = &grad};
+        value[i] = tensor(values[i], float32, 1, shape);
+        grad[i] = tensor(grads[i], float32, 1, shape);
+        const struct dp_parameter p = {.name = "w", .value = &value[i], .grad = &grad[i]};
         MUST(dp_optimizer_new(&config, &p, 1, &o[i]));
         if (i == 1)
             continue;

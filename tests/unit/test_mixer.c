@@ -88,7 +88,7 @@ static void describe(struct worker *w, struct dp_comm *comm, const struct job *j
         w->grads[p].data = w->gradient[p];
         if (job->sixteen)
             w->grads[p].dtype = (DLDataType){kDLFloat, 32, 1};
-        snprintf(w->names[p], sizeof(w->names[p]), "p%d", p);
+        snprintf(w->names[p], sizeof(w->names[p]), "p%d", p % 1000);
         w->parameters[p] = (struct dp_parameter){.name = w->names[p], .value = &w->values[p],
                                                  .grad = &w->grads[p]};
         /* Only rank 0's values count. */

@@ -76,7 +76,7 @@ static void model_init(struct model *m, int rank)
         m->shape[p][0] = sizes[p];
         m->values[p] = tensor_new(m->shape[p], bits[p] == 16 ? 32 : bits[p]);
         m->grads[p] = tensor_new(m->shape[p], bits[p]);
-        snprintf(m->names[p], sizeof(m->names[p]), "p%d", p);
+        snprintf(m->names[p], sizeof(m->names[p]), "p%d", p % 1000);
         m->parameters[p] = (struct dp_parameter){.name = m->names[p],
                                                  .value = &m->values[p],
                                                  .grad = p == FROZEN ? NULL : &m->grads[p],

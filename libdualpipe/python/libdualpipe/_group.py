@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communicators of torch's process groups: a group's ranks find each other by its own store."""
 import os
+import re
 import secrets
 import threading
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, Optional
 
 import torch
 import torch.distributed as dist
@@ -51,6 +53,7 @@ class Comm:
     def __init__(self, group: Any) -> None:
         self.rank, self.size, self.name = group.rank(), group.size(), group.group_name
         self.process, self.lock = os.getpid(), threading.RLock()
+        self._calls, self._in_call = 0, False
         count = _opened[self.name] = _opened.get(self.name, 0) + 1
         store = _Store(dist.distributed_c10d._world.pg_map[group][1], f"dualpipe/{count}")
         handle, prefix = ffi.new_handle(store), ffi.new("char[]", b"dualpipe")
@@ -80,11 +83,32 @@ class Comm:
     def check(self, err: int) -> int:
         return check(err, self.pointer)
 
-    def reset_if_aborted(self) -> None:
-        """Begin anew after a failure. Collective, as every rank has heard of it from its last
-        call."""
-        if lib.dp_comm_aborted(self.pointer, ffi.NULL):
-            self.reset()
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around what all ranks do together, such as a step: after a failure it begins anew, and
+        what is wrong on this rank alone ends it on the others, too."""
+        if self._in_call:  # part of another one
+            yield
+            return
+        self._begin_call()
+        self._in_call = True
+        try:
+            yield
+        except BaseException as error:
+            self.abort(error)
+            raise
+        finally:
+            self._in_call = False
+
+    def _begin_call(self) -> None:
+        """A rank may fail before another one has begun the same call: there the communicator stays
+        aborted, and what is asked of it raises. After a failure of an earlier call it begins anew."""
+        self._calls += 1
+        why = ffi.new("struct dp_abort *")
+        if lib.dp_comm_aborted(self.pointer, why):
+            of = re.search(rb"\[call (\d+)\]$", ffi.string(why.text))
+            if not of or int(of[1]) < self._calls:
+                self.reset()
 
     def reset(self) -> None:
         self.check(lib.dp_comm_reset(self.pointer))
@@ -92,7 +116,8 @@ class Comm:
     def abort(self, error: BaseException) -> None:
         """End what the other ranks are doing: this rank cannot take part in it."""
         if not lib.dp_comm_aborted(self.pointer, ffi.NULL):
-            lib.dp_comm_abort(self.pointer, _native.ECALLBACK, _native.said(error))
+            text = _native.said(error) + b" [call %d]" % self._calls
+            lib.dp_comm_abort(self.pointer, _native.ECALLBACK, text)
 
     def failure(self, err: int) -> BaseException:
         return failure(err, self.pointer)

@@ -96,8 +96,8 @@ class Pipeline:
         ]
         self.count = schedule.pointer.mb_per_stream
         self._is_held = False  # between forward and backward
-        comm.reset_if_aborted()
-        self._make(all_borders, pairs, own_gradients)
+        with comm.call():
+            self._make(all_borders, pairs, own_gradients)
 
     def _make(self, borders: Sequence[Sequence[Dict[str, Any]]], pairs: bool,
               own_gradients: bool) -> None:
@@ -128,7 +128,7 @@ class Pipeline:
         """Take a step: all forwards, and the backwards unless the schedule is forward-only.
         Gradients are added to those of the parameters. Returns the batch with what ended on this
         rank: losses, outputs."""
-        self._begin(batch)
+        self._take(batch)
         try:
             self._call(lib.dp_pipeline_step)
         finally:
@@ -137,7 +137,7 @@ class Pipeline:
 
     def forward(self, batch: Batch) -> Batch:
         """All forwards of a step with own_gradients."""
-        self._begin(batch)
+        self._take(batch)
         self._step.output_grads = ffi.NULL
         self._is_held = True
         try:
@@ -158,13 +158,12 @@ class Pipeline:
         finally:
             self.clear()
 
-    def _begin(self, batch: Batch) -> None:
-        self.comm.reset_if_aborted()
+    def _take(self, batch: Batch) -> None:
         for stage in self.stages:
             stage.batch = batch
 
     def _call(self, function: Callable[[Any, Any], int]) -> None:
-        with self.comm.lock:
+        with self.comm.lock, self.comm.call():
             self.comm.check(function(self.pointer, self._step))
 
     def clear(self) -> None:

@@ -33,6 +33,8 @@ struct rig {
     lanes *x, *g, *c, *t; /* parameter, gradient, communication buffer, scratch */
     lanes *m, *v;         /* the optimizer's moments */
     float zero;           /* which the compiler does not know */
+    int64_t shape[1];
+    DLTensor value, grad; /* of x and g; the optimizer looks at them in every step */
     struct dp_optimizer *optimizer;
 };
 
@@ -241,7 +243,6 @@ static lanes *moment(const struct dp_optimizer *o, const char *name)
 static int open_rig(struct rig *r)
 {
     const struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
-    int64_t shape[] = {(int64_t)r->count};
     int err;
 
     r->x = new_array(r->count, 0.5f);
@@ -250,11 +251,11 @@ static int open_rig(struct rig *r)
     r->t = new_array(r->count, 0);
     if (!r->x || !r->g || !r->c || !r->t)
         return command_broke("no memory for %zu parameters", r->count);
-    DLTensor value = {.data = r->x, .device = {kDLCPU, 0}, .ndim = 1, .dtype = {kDLFloat, 32, 1},
-                      .shape = shape};
-    DLTensor grad = value;
-    grad.data = r->g;
-    const struct dp_parameter p = {.name = "w", .value = &value, .grad = &grad};
+    r->shape[0] = (int64_t)r->count;
+    r->value = r->grad = (DLTensor){.data = r->x, .device = {kDLCPU, 0}, .ndim = 1,
+                                    .dtype = {kDLFloat, 32, 1}, .shape = r->shape};
+    r->grad.data = r->g;
+    const struct dp_parameter p = {.name = "w", .value = &r->value, .grad = &r->grad};
     err = dp_optimizer_new(&config, &p, 1, &r->optimizer);
     if (err)
         return command_failed(err);

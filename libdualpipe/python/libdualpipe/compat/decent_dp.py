@@ -209,11 +209,11 @@ class DecentralizedDataParallel(Module):
             })
         config.optimizer = lib.dp_optimizer_defaults(lib.DP_OPTIMIZER_SGD)
         kept += [parameters, graph, config]
-        self._comm.reset_if_aborted()
-        self._mixer = new_object(lib.dp_mixer_new,
-                                 "struct dp_mixer",
-                                 config,
-                                 comm=self._comm.pointer)
+        with self._comm.call():
+            self._mixer = new_object(lib.dp_mixer_new,
+                                     "struct dp_mixer",
+                                     config,
+                                     comm=self._comm.pointer)
         self._parameters_of_mixer, self._updates.mixer = parameters, self._mixer
         self._close = owned(self, lib.dp_mixer_free, self._mixer, kept)
 

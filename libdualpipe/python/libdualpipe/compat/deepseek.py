@@ -8,8 +8,7 @@ own micro-batches, as there; sum them before the update.
 
 Source: deepseek-ai/DualPipe, releases of 2025.
 """
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -124,7 +123,7 @@ class _DualPipe(nn.Module):
         this rank; DualpipeError where another rank has failed. The next step of all ranks begins
         anew.
         """
-        with _told_to_others(self.group):
+        with comm_of(self.group).call():
             assert TENSOR_SHAPES is not None and TENSOR_DTYPE is not None, \
                 ("You need to call set_p2p_tensor_shapes and set_p2p_tensor_dtype "
                  "before doing a step.")
@@ -139,7 +138,7 @@ class _DualPipe(nn.Module):
                 batch.inputs = scatter(inputs, pipeline.count, self.batch_dim)
                 batch.labels = scatter(labels, pipeline.count, self.batch_dim)
                 batch.criterion, batch.keep_outputs = criterion, return_outputs
-        pipeline.step(batch)
+            pipeline.step(batch)
         return self._results(batch)
 
     def _pipeline(self, num_chunks: int, forward_only: bool) -> Pipeline:
@@ -170,19 +169,6 @@ class _DualPipe(nn.Module):
             if len(outputs) == 1:
                 outputs = outputs[0]
         return loss, outputs
-
-
-@contextmanager
-def _told_to_others(group: Any) -> Iterator[None]:
-    """What is wrong before the step begins ends it on the other ranks, too, instead of leaving them
-    waiting."""
-    comm = comm_of(group)
-    comm.reset_if_aborted()
-    try:
-        yield
-    except BaseException as error:
-        comm.abort(error)
-        raise
 
 
 class DualPipe(_DualPipe):
