@@ -44,7 +44,7 @@ static int find_position(struct job *j, const struct job *old)
                                   .result = old->result};
     const int size = dp_comm_size(j->all);
     struct position *all = calloc((size_t)size, sizeof(*all));
-    int err = all ? dp_comm_allgather(j->all, &mine, all, sizeof(mine)) : DP_ENOMEM;
+    int err = all ? dp_comm_allgather(j->all, &mine, all, sizeof(mine)) : survivors_no_memory();
     bool found = false, told = false;
 
     j->reported = old->reported;
@@ -114,7 +114,7 @@ static int lay_out_again(struct job *j, struct job *old, const struct settings *
         return command_broke("%d of the ranks live, expected %d or more", live, replicas),
                DP_ENODEV;
     j->processes = calloc((size_t)live, sizeof(*j->processes));
-    int err = j->processes ? settings_lay_out(given, ranks, &j->laid_out) : DP_ENOMEM;
+    int err = j->processes ? settings_lay_out(given, ranks, &j->laid_out) : survivors_no_memory();
     j->s = &j->laid_out;
     if (!err)
         err = join_pipeline(j);
@@ -167,7 +167,7 @@ static int try_again(struct job *old, struct dp_comm *all, struct job **out)
 
     if (!j) {
         dp_comm_close(all);
-        return DP_ENOMEM;
+        return survivors_no_memory();
     }
     *j = (struct job){.given = old->given,
                       .s = old->given,
@@ -241,7 +241,7 @@ static int make_first(struct job *j)
     for (int i = 0; i < size && j->processes; i++)
         j->processes[i] = i;
     if (!err)
-        err = j->processes ? join_pipeline(j) : DP_ENOMEM;
+        err = j->processes ? join_pipeline(j) : survivors_no_memory();
     if (!err)
         err = begin(j);
     if (survivors_may_be(err))

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/survivors.h"
 
+#include <dualpipe/stage.h>
+
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 enum { OVER = 1, OVER_TAG = 1, POLL_NS = 1000000 };
@@ -13,13 +17,18 @@ bool survivors_may_be(int err)
 
 enum { DONE = 1 };
 
+int survivors_no_memory(void)
+{
+    return dp_callback_error(DP_ENOMEM, "no memory for a list of ranks: %s", strerror(ENOMEM));
+}
+
 /* *done: all live, and on all of them it was true. */
 static int agree(struct dp_comm *comm, bool *done)
 {
     const int size = dp_comm_size(comm);
     uint64_t flags = *done ? DONE : 0;
     bool *alive = calloc((size_t)size, sizeof(*alive));
-    int err = alive ? dp_comm_agree_flags(comm, &flags, alive) : DP_ENOMEM;
+    int err = alive ? dp_comm_agree_flags(comm, &flags, alive) : survivors_no_memory();
 
     *done = flags & DONE;
     for (int rank = 0; rank < size && !err; rank++)

@@ -40,4 +40,7 @@ int survivors_wait(struct dp_comm *all);
  * ranks from `ranks` on. Collective over all. */
 void survivors_dismiss(struct dp_comm *all, int ranks);
 
+/* DP_ENOMEM, with its sentence in place of that of the loss before it. */
+int survivors_no_memory(void);
+
 #endif
