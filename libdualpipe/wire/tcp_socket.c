@@ -158,9 +158,9 @@ void dp_tcp_describe(const struct dp_tcp_wire *w, int index, int error, char *te
     if (is_network)
         dp_wire_tcp_tell(&w->base, facts, sizeof(facts));
     dp_snprintf(text, room, "%s%s%s%s%s", which,
-                !error || error == ETIMEDOUT ? silence
-                : error == EPIPE             ? "the connection was closed"
-                                             : strerror(error),
+                !error || (error == ETIMEDOUT && w->timeout_ns) ? silence
+                : error == EPIPE                                ? "the connection was closed"
+                                                                : strerror(error),
                 *facts ? " (" : "", facts, *facts ? ")" : "");
     /* What the peer does in consequence may come back over another connection, and be found first. */
     if (is_network)
