@@ -13,6 +13,7 @@
 #include "offload/preload/options.h"
 #include "placement/assignment_options.h"
 #include "topology/nvml.h"
+#include "trainer/options.h"
 #include "wire/wire_options.h"
 
 #include <dualpipe/options.h>
@@ -29,6 +30,7 @@ static const struct dp_option_area *const areas[] = {
     &dpn_tuner_option_area,
     &dpo_preload_option_area,
     &dpn_profiler_option_area,
+    &dp_train_option_area,
 };
 
 int dp_options_each(dp_option_fn fn, void *user)

@@ -130,6 +130,7 @@ static const struct {
     KNOWN(dp_optimizer_group),
     KNOWN(dp_optimizer_mix),
     KNOWN(dp_optimizer_step),
+    KNOWN(dp_option),
     KNOWN(dp_option_info),
     KNOWN(dp_pacer_config),
     KNOWN(dp_pair),

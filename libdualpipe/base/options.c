@@ -4,7 +4,10 @@
 #include "base/options.h"
 
 #include "base/fail.h"
+#include "base/number.h"
 
+#include <ctype.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,16 +29,27 @@ const struct dp_option_area dp_log_option_area = {"LOG", log_table, 1};
 
 /* ---- values -------------------------------------------------------------------------------- */
 
+static bool is_within(const struct dp_option *o, double number)
+{
+    return (!o->min && !o->max) || (number >= (double)o->min && number <= (double)o->max);
+}
+
 static bool parse_int(const struct dp_option *o, const char *text, int64_t *value)
 {
     char *end;
 
     errno = 0;
-    long long v = strtoll(text, &end, 0);
-    if (errno || end == text || *end)
-        return false;
-    *value = v;
-    return (!o->min && !o->max) || (v >= o->min && v <= o->max);
+    *value = strtoll(text, &end, 0);
+    return !errno && end != text && !*end && is_within(o, (double)*value);
+}
+
+static bool parse_real(const struct dp_option *o, const char *text, double *value)
+{
+    char *end;
+
+    *value = dp_strtod(text, &end);
+    return end != text && !*end && isfinite(*value) && is_within(o, *value) &&
+           (*value >= 0 || o->min);
 }
 
 static bool parse_bool(const char *text, bool *value)
@@ -50,51 +64,37 @@ static bool parse_bool(const char *text, bool *value)
     return false;
 }
 
-static bool parse_choice(const struct dp_option *o, const char *text, const char **value)
+static int find_choice(const struct dp_option *o, const char *text)
 {
-    for (size_t i = 0; o->choices[i]; i++)
-        if (!strcmp(text, o->choices[i])) {
-            *value = o->choices[i];
-            return true;
-        }
-    return false;
-}
-
-static bool parse_value(const struct dp_option *o, const char *text, void *member)
-{
-    switch (o->type) {
-    case DP_OPTION_INT:
-        return parse_int(o, text, member);
-    case DP_OPTION_BOOL:
-        return parse_bool(text, member);
-    case DP_OPTION_CHOICE:
-        return parse_choice(o, text, member);
-    case DP_OPTION_STRING:
-    case DP_OPTION_SECRET:
-        *(const char **)member = text;
-        return true;
-    }
-    return false;
+    for (int i = 0; o->choices[i]; i++)
+        if (!strcmp(text, o->choices[i]))
+            return i;
+    return -1;
 }
 
 static void say_expected(const struct dp_option *o, char *out, size_t len)
 {
+    const char *number = o->type == DP_OPTION_REAL ? "a number" : "a whole number";
     size_t n;
 
     switch (o->type) {
     case DP_OPTION_INT:
+    case DP_OPTION_INT32:
+    case DP_OPTION_REAL:
         if (o->min || o->max)
-            snprintf(out, len, "a whole number from %lld to %lld", (long long)o->min,
+            snprintf(out, len, "%s from %lld to %lld", number, (long long)o->min,
                      (long long)o->max);
         else
-            snprintf(out, len, "a whole number");
+            snprintf(out, len, "%s%s", number, o->type == DP_OPTION_REAL ? ", 0 or more" : "");
         return;
     case DP_OPTION_BOOL:
         snprintf(out, len, "0, 1, no, yes, off, on, false or true");
         return;
     case DP_OPTION_CHOICE:
-        n = (size_t)snprintf(out, len, "one of ");
-        for (size_t i = 0; o->choices[i] && n < len; i++)
+    case DP_OPTION_ENUM:
+    case DP_OPTION_PARSE:
+        n = (size_t)snprintf(out, len, "%s", o->choices ? "one of " : o->help);
+        for (size_t i = 0; o->choices && o->choices[i] && n < len; i++)
             n += (size_t)snprintf(out + n, len - n, "%s%s", i ? ", " : "", o->choices[i]);
         return;
     case DP_OPTION_STRING:
@@ -104,11 +104,75 @@ static void say_expected(const struct dp_option *o, char *out, size_t len)
     }
 }
 
+static bool set_number(const struct dp_option *o, const char *text, void *member)
+{
+    int64_t whole = 0;
+    double real = 0;
+
+    if (o->type == DP_OPTION_REAL ? !parse_real(o, text, &real) : !parse_int(o, text, &whole))
+        return false;
+    if (o->type == DP_OPTION_REAL)
+        *(double *)member = real;
+    else if (o->type == DP_OPTION_INT)
+        *(int64_t *)member = whole;
+    else
+        *(int32_t *)member = (int32_t)whole;
+    return true;
+}
+
+static bool set_choice(const struct dp_option *o, const char *text, void *member)
+{
+    const int at = find_choice(o, text);
+
+    if (at < 0)
+        return false;
+    if (o->type == DP_OPTION_ENUM)
+        *(int32_t *)member = at;
+    else
+        *(const char **)member = o->choices[at];
+    return true;
+}
+
+static bool set_member(const struct dp_option *o, const char *text, void *values, char *expected,
+                       size_t room)
+{
+    void *member = (char *)values + o->offset;
+
+    switch (o->type) {
+    case DP_OPTION_INT:
+    case DP_OPTION_INT32:
+    case DP_OPTION_REAL:
+        return set_number(o, text, member);
+    case DP_OPTION_BOOL:
+        return parse_bool(text, member);
+    case DP_OPTION_CHOICE:
+    case DP_OPTION_ENUM:
+        return set_choice(o, text, member);
+    case DP_OPTION_STRING:
+    case DP_OPTION_SECRET:
+        *(const char **)member = text;
+        return true;
+    case DP_OPTION_PARSE:
+        return o->parse(text, values, expected, room);
+    }
+    return false;
+}
+
+bool dp_option_set(const struct dp_option *o, const char *text, void *values, char *expected,
+                   size_t room)
+{
+    if (o->type != DP_OPTION_PARSE)
+        say_expected(o, expected, room);
+    return set_member(o, text, values, expected, room);
+}
+
 enum { MAX_NAMES = 192, NAME_LEN = 64 };
 
 static void full_name(const struct dp_option_area *area, const char *option, char out[NAME_LEN])
 {
     snprintf(out, NAME_LEN, "%s%s%s%s", prefix, area->area, *option ? "_" : "", option);
+    for (char *c = out; *c; c++)
+        *c = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
 }
 
 /* The value in the environment, and in *name the variable that has it; NULL if there is none. */
@@ -190,25 +254,26 @@ static int fail_on_strangers(const char *start, const struct names *names)
 
 /* ---- what components call ------------------------------------------------------------------ */
 
-static int read_one(const struct dp_option_area *area, const struct dp_option *o, void *values)
+static int read_one(const struct dp_option_area *area, const struct dp_option *o, bool over,
+                    void *values)
 {
     char name[NAME_LEN], expected[256];
-    void *member = (char *)values + o->offset;
-
     const char *text = look_up(area, o, name);
+
+    if (!text && over)
+        return 0;
     if (!text)
         text = o->fallback;
     if (!text) {
-        *(const char **)member = NULL;
+        *(const char **)((char *)values + o->offset) = NULL;
         return 0;
     }
-    if (parse_value(o, text, member))
+    if (dp_option_set(o, text, values, expected, sizeof(expected)))
         return 0;
-    say_expected(o, expected, sizeof(expected));
     return dp_fail(DP_EINVAL, "%s=%s: expected %s (%s)", name, text, expected, o->help);
 }
 
-int dp_options_read(const struct dp_option_area *area, void *values)
+static int read_all(const struct dp_option_area *area, bool over, void *values)
 {
     struct names names = {.count = 0};
     char start[NAME_LEN];
@@ -217,8 +282,18 @@ int dp_options_read(const struct dp_option_area *area, void *values)
     snprintf(start, sizeof(start), "%s%s_", prefix, area->area);
     int err = fail_on_strangers(start, &names);
     for (size_t i = 0; !err && i < area->count; i++)
-        err = read_one(area, &area->options[i], values);
+        err = read_one(area, &area->options[i], over, values);
     return err;
+}
+
+int dp_options_read(const struct dp_option_area *area, void *values)
+{
+    return read_all(area, false, values);
+}
+
+int dp_options_read_over(const struct dp_option_area *area, void *values)
+{
+    return read_all(area, true, values);
 }
 
 const char *dp_foreign_variable(const char *name)
@@ -239,12 +314,15 @@ static int show_one(const struct dp_option_area *area, const struct dp_option *o
                     void *user)
 {
     char name[NAME_LEN], expected[256], problem[512];
+    struct dp_option alone = *o;
     union {
         int64_t number;
+        double real;
         bool flag;
         const char *text;
     } value;
 
+    alone.offset = 0;
     say_expected(o, expected, sizeof(expected));
     const char *text = look_up(area, o, name);
     const char *shown = text && o->type == DP_OPTION_SECRET ? "(set)" : text;
@@ -252,7 +330,8 @@ static int show_one(const struct dp_option_area *area, const struct dp_option *o
         .name = name, .value = shown ? shown : o->fallback, .fallback = o->fallback, .help = o->help,
         .expected = expected, .from_environment = text,
     };
-    if (text && !parse_value(o, text, &value)) {
+    if (text && !set_member(&alone, text, o->type == DP_OPTION_PARSE ? NULL : (void *)&value, expected,
+                            sizeof(expected))) {
         snprintf(problem, sizeof(problem), "%s=%s: expected %s", name, text, expected);
         info.problem = problem;
     }

@@ -18,28 +18,6 @@
 
 #include <dualpipe/options.h>
 
-enum dp_option_type {
-    DP_OPTION_INT,    /* int64_t, decimal or 0x */
-    DP_OPTION_BOOL,   /* bool: 0 1 no yes off on false true */
-    DP_OPTION_STRING, /* const char *, lives as long as the environment */
-    DP_OPTION_SECRET, /* the same, but the value is never shown */
-    DP_OPTION_CHOICE  /* const char *, one of choices (a NULL-terminated list) */
-};
-
-struct dp_option {
-    const char *name; /* without DUALPIPE_<AREA>_; "": DUALPIPE_<AREA> itself */
-    enum dp_option_type type;
-    const char *fallback; /* the default, as text; NULL: none (strings) */
-    const char *help;     /* one line, with the unit */
-    size_t offset;        /* of the member in the component's struct */
-    int64_t min, max;     /* INT; both 0: any */
-    const char *const *choices;
-    bool is_code;         /* STRING: where code is loaded from; not read, with a warning, in a program
-                           * that has more rights than its caller (setuid) */
-    const char *old_name; /* what the option was called in the release before: still read, with a
-                           * warning, where the new name is not set; NULL: none */
-};
-
 struct dp_option_area {
     const char *area;
     const struct dp_option *options;
@@ -50,6 +28,8 @@ extern const struct dp_option_area dp_log_option_area;
 
 /* Fill the component's struct from the environment and the defaults. DP_EINVAL. */
 int dp_options_read(const struct dp_option_area *area, void *values);
+/* The same, but what is not in the environment stays as it is. */
+int dp_options_read_over(const struct dp_option_area *area, void *values);
 
 /* A variable that belongs to another program (RANK, SLURM_JOB_ID, ...): its value, NULL if it is not
  * set or empty. */

@@ -119,7 +119,8 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                                c->rate.hold,
                                c->checkpoint.folder != NULL,
                                (int64_t)c->checkpoint.every,
-                               c->checkpoint.resume};
+                               c->checkpoint.resume,
+                               c->checkpoint.from != NULL};
     const double reals[] = {c->clip,
                             c->rate.peak,
                             c->rate.last,
@@ -350,6 +351,8 @@ int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model
         err = make_parts(t, own_blocks);
     if (!err && config->checkpoint.resume)
         err = trainer_resume(t, NULL, true);
+    if (!err && config->checkpoint.from && !t->saved_step)
+        err = trainer_resume(t, config->checkpoint.from, false);
     if (err)
         dp_trainer_free(t);
     else

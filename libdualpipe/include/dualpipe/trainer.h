@@ -25,6 +25,7 @@
 #include <dualpipe/mixer.h>
 #include <dualpipe/model.h>
 #include <dualpipe/optimizer.h>
+#include <dualpipe/options.h>
 #include <dualpipe/pipeline.h>
 #include <dualpipe/schedule.h>
 
@@ -80,9 +81,18 @@ struct dp_trainer_config {
         uint64_t every;             /* after so many steps, and by dp_trainer_finish; 0: only there */
         int32_t keep;               /* the newest so many stay; 0: all */
         bool resume;                /* dp_trainer_new goes on from the newest in the folder, if any */
+        const char *from;           /* otherwise from this one, as dp_trainer_resume; NULL: none */
         const char *about;          /* a JSON object that its index has beside "step"; NULL: {} */
     } checkpoint;
 };
+
+/* The options by which members of a config are set, rows of one table that the environment and command
+ * lines read: the variable of "mix-factor" is DUALPIPE_TRAIN_MIX_FACTOR, a command line has
+ * --mix-factor. They are named as those of `dualpipe train`. */
+DP_PUBLIC const struct dp_option *dp_trainer_options(int32_t *count);
+/* Set what the environment says; all else stays as it is. Texts are those of the environment. DP_EINVAL
+ * for an unknown variable of that area or a value that cannot be, with what was expected. */
+DP_PUBLIC int dp_trainer_config_from_env(struct dp_trainer_config *config);
 
 /* The data of a step, or of an evaluation: rows of all replicas, the same on every rank where a pipeline
  * begins (inputs) or ends (labels); other ranks need not have it. A tuple or list of tensors, one for
