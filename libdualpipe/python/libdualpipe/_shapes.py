@@ -12,15 +12,15 @@ from ._tensor import spec
 Shapes = List[Tuple[Tuple[int, ...], torch.dtype]]
 
 
-def _run(module: Any, args: Sequence[Any], kwargs: Dict[str, Any]) -> Shapes:
-    """The outputs' shapes; buffers and random numbers are afterwards what they were."""
+def trial(module: Any, args: Sequence[Any], kwargs: Dict[str, Any]) -> Tuple[torch.Tensor, ...]:
+    """The outputs; buffers and random numbers are afterwards what they were."""
     state, buffers = RandomState(), [(buffer, buffer.clone()) for buffer in module.buffers()]
     with torch.no_grad():
         outs = as_tuple(module(*args, **kwargs))
         for buffer, before in buffers:
             buffer.copy_(before)
     state.set()
-    return [(tuple(out.shape), out.dtype) for out in outs]
+    return outs
 
 
 def borders_of(group: Any, schedule: Schedule, modules: Sequence[Any], args: Sequence[Any],
@@ -42,7 +42,8 @@ def borders_of(group: Any, schedule: Schedule, modules: Sequence[Any], args: Seq
                 torch.zeros(shape, dtype=dtype, device="cpu") for shape, dtype in shapes
             ]
             try:
-                box = [_run(modules[place], given, kwargs if stage == 0 else {})]
+                outs = trial(modules[place], given, kwargs if stage == 0 else {})
+                box = [[(tuple(out.shape), out.dtype) for out in outs]]
             except BaseException as caught:
                 box, error = [f"{type(caught).__name__}: {caught}"], caught
         dist.broadcast_object_list(box, src=dist.get_global_rank(group, rank), group=group)

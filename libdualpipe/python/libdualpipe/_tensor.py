@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors across the border, without a copy: torch's as DLPack's descriptions and back."""
+from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -72,11 +73,16 @@ class _OnDevice:
         }
 
 
+def _keep(_owner: Any, _pointer: Any) -> None:
+    """The destructor of an address that lasts as long as what it belongs to."""
+
+
 class Views:
     """Tensors over the library's own memory, made once for each place. They are valid as long as
     what owns that memory; a tensor that shares the memory of one of them must not outlive it
-    either."""
-    def __init__(self) -> None:
+    either. With an owner they keep that, which may be an object of cffi's gc."""
+    def __init__(self, owner: Any = None) -> None:
+        self._owner = owner
         self._made: Dict[Any, torch.Tensor] = {}
         self._places: Dict[int, torch.Tensor] = {}
 
@@ -103,12 +109,14 @@ class Views:
             return torch.empty(shape, dtype=dtype, device="cpu")
         pointer += described.byte_offset
         if described.device.device_type == CUDA:
-            memory: Any = _OnDevice(pointer, (elements, ), size)
-            words = torch.as_tensor(memory, device=torch.device("cuda", described.device.device_id))
+            words = torch.as_tensor(_OnDevice(pointer, (elements, ), size),
+                                    device=torch.device("cuda", described.device.device_id))
             flat = words.view(dtype)
         else:
-            flat = torch.frombuffer(ffi.buffer(ffi.cast("void *", pointer), elements * size),
-                                    dtype=dtype)
+            memory = ffi.cast("void *", pointer)
+            if self._owner is not None:
+                memory = ffi.gc(memory, partial(_keep, self._owner))
+            flat = torch.frombuffer(ffi.buffer(memory, elements * size), dtype=dtype)
         strides = None if described.strides == ffi.NULL else [
             described.strides[i] for i in range(len(shape))
         ]

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .._group import comm_of
+from .._native import ffi, lib, text_of
+from .._offload import Autocast, Offload
 from .._pipeline import Pipeline, Schedule
 from .._shapes import borders_of
 from .._stage import Batch
@@ -171,3 +173,124 @@ class AsyncPipe(nn.Module):
             raise ValueError("back_helper should only be called on non-final stages")
         assert self._last is not None, "back_helper without a forward before"
         self._last.backward()
+
+
+class ModelShard(nn.Module):
+    """A part of a model that is on the device as a whole. index: which one."""
+    def __init__(self, cpu_model_shard: nn.Module, device: Any, offload_device: Any,
+                 index: int) -> None:
+        super().__init__()
+        self.model_shard, self.index = cpu_model_shard, index
+        self.device, self.offload_device = device, offload_device
+
+    def forward(self, *inputs: Any) -> Any:
+        """The part's output."""
+        # An empty Sequential takes one value: the part of a model that has fewer than slices.
+        return self.model_shard(*inputs)
+
+
+class _Offloaded(torch.autograd.Function):
+    """A whole model. Its gradients begin with an anchor, so that integers may go in."""
+    @staticmethod
+    def forward(ctx: Any, model: "OffloadModel", _anchor: Tensor, *inputs: Tensor) -> Any:
+        ctx.model, ctx.engine, ctx.inputs = model, model._engine_of(inputs), inputs
+        outs = ctx.engine.forward(inputs, True)
+        ctx.step = ctx.engine.steps
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
+        if ctx.model._checkpoint_activation and not torch.autograd._is_checkpoint_valid():
+            raise RuntimeError("Checkpointing is not compatible with .grad(), please use "
+                               ".backward() if possible")
+        if ctx.engine is not ctx.model._engine or ctx.step != ctx.engine.steps:
+            raise RuntimeError("backward() of an output that is not the last one's: a forward of "
+                               "the same OffloadModel came after it")
+        wanted = [
+            torch.empty_like(tensor, memory_format=torch.contiguous_format) if needed else None
+            for tensor, needed in zip(ctx.inputs, ctx.needs_input_grad[2:])
+        ]
+        ctx.engine.backward(grads, wanted)
+        return (None, None, *wanted)
+
+
+class OffloadModel(nn.Module):
+    """A sequence of layers whose parameters are on the host, and pass over the device in slices.
+
+    model                  a Sequential, which is cut into slices of similar size, or a list of
+                           modules, which are the slices
+    device                 where it computes: the host
+    offload_device         where parameters, gradients and the optimizer's state are: the host
+    num_slices             at most
+    checkpoint_activation  keep what crosses between slices alone, and compute the rest again
+    num_microbatches       a batch is cut into, within each slice
+
+    Inputs are any number of tensors, of which all have the batch in dimension 0; what they require
+    they get gradients of. Parameters are where they have been for the optimizer: the same objects,
+    moved into pinned memory by the first forward.
+
+    Raises TypeError for wrong arguments, RuntimeError for micro-batches without checkpoints, as
+    fairscale does; ValueError for num_slices below 1.
+    """
+    def __init__(self,
+                 model: Any,
+                 device: Any,
+                 offload_device: Any = torch.device("cpu"),
+                 num_slices: int = 3,
+                 checkpoint_activation: bool = False,
+                 num_microbatches: int = 1) -> None:
+        super().__init__()
+        for name, given in (("model", model), ("device", device)):
+            if not given:
+                raise TypeError(f"`{name}` argument to `OffloadModel` cannot be None.")
+        if not (isinstance(model, nn.Sequential) or type(model) is list):
+            raise TypeError("`model` argument to `OffloadModel` must be of type `nn.Sequential`.")
+        for where in (device, offload_device):
+            if torch.device(where).type != "cpu":
+                raise TypeError(f"a device of type {torch.device(where).type}, expected cpu")
+        if not checkpoint_activation and num_microbatches > 1:
+            raise RuntimeError(
+                "We currently only support microbatches with activation checkpointing.")
+        self.device, self.offload_device = device, offload_device
+        parts = model if type(model) is list else _slices(model, num_slices)
+        self.model_slices: List[nn.Module] = [
+            ModelShard(part, device, offload_device, place) for place, part in enumerate(parts)
+        ]
+        self._model = nn.Sequential(*self.model_slices)
+        self._checkpoint_activation = checkpoint_activation
+        self._num_microbatches = num_microbatches
+        self._engine: Optional[Offload] = None
+        self._key: Any = None
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**self.__dict__, "_engine": None}
+
+    def _engine_of(self, inputs: Sequence[Tensor]) -> Offload:
+        """The library's model of these shapes, types and frozen parameters."""
+        key = ([(t.shape, t.dtype) for t in inputs], [p.requires_grad for p in self.parameters()],
+               Autocast().state)
+        if self._engine is None or key != self._key:
+            self._key = key
+            self._engine = Offload(self.model_slices, inputs, self._checkpoint_activation,
+                                   self._num_microbatches)
+        return self._engine
+
+    def forward(self, *inputs: Tensor, **_: Any) -> Any:
+        """The output, of which backward() goes through all slices, the last one first. Only that of
+        the last output."""
+        if torch.is_grad_enabled():
+            return _Offloaded.apply(self, self._anchor, *inputs)
+        outs = self._engine_of(inputs).forward(inputs, False)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _slices(model: nn.Sequential, count: int) -> List[nn.Sequential]:
+    """Layers by fairscale's rule: by their number of parameters."""
+    layers = list(model)
+    sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+    first, found = ffi.new("int32_t[]", max(count, 0) + 1), ffi.new("int32_t *")
+    if lib.dp_offload_split(lib.DP_OFFLOAD_SPLIT_COMPAT, sizes, len(sizes), count, first,
+                            found) < 0:
+        raise ValueError(text_of(lib.dp_last_error()))
+    return [nn.Sequential(*layers[first[i]:first[i + 1]]) for i in range(found[0])]
