@@ -128,7 +128,8 @@ static void take_scales(struct model_engine *e, int64_t rows, int32_t first, int
         of = rows_before(rows, b->microbatches, engine_first_mb(b) + engine_own_microbatches(b)) -
              rows_before(rows, b->microbatches, engine_first_mb(b));
     for (int32_t i = 0; i < count; i++)
-        e->scales[i] = (double)model_engine_rows(rows, b->microbatches, first + i) / (double)of;
+        e->scales[i] = b->loss_scale * (double)model_engine_rows(rows, b->microbatches, first + i) /
+                       (double)of;
 }
 
 static int run(struct engine *base, const struct dp_schedule *s, const struct dp_batch *batch,

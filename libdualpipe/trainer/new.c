@@ -4,6 +4,7 @@
  * schedule and the cut of the model that follow; then the parts.
  */
 #include "trainer/model_engine.h"
+#include "trainer/signals.h"
 #include "trainer/trainer_state.h"
 
 #include "base/fail.h"
@@ -16,6 +17,19 @@
 enum { MAX_BLOCKS = 64, DEFAULT_BLOCKS = 4 };
 
 /* ---- what is asked for ----------------------------------------------------------------------- */
+
+static int check_loss_scale(const struct dp_loss_scale *s)
+{
+    const bool sound = s->least > 0 && s->scale >= s->least && s->scale <= s->most &&
+                       s->growth >= 1 && s->backoff > 0 && s->backoff <= 1 && s->interval > 0;
+
+    return sound || s->scale == 0
+               ? 0
+               : dp_fail(DP_EINVAL,
+                         "loss_scale: %g, expected %g to %g, by growth %g, backoff %g and interval %d: "
+                         "1 or more, above 0 to 1, 1 or more",
+                         s->scale, s->least, s->most, s->growth, s->backoff, s->interval);
+}
 
 static int check_config(const struct dp_trainer_config *c)
 {
@@ -49,7 +63,8 @@ static int check_config(const struct dp_trainer_config *c)
         return dp_fail(DP_EINVAL, "checkpoint.resume: set, expected a checkpoint.folder");
     if (c->optimizer.groups || c->optimizer.memory)
         return dp_fail(DP_EINVAL, "optimizer: groups or memory are set, expected neither");
-    return dp_rate_check(&c->rate);
+    const int err = check_loss_scale(&c->loss_scale);
+    return err ? err : dp_rate_check(&c->rate);
 }
 
 static int take_copies(struct dp_trainer *t, const struct dp_trainer_config *config)
@@ -120,8 +135,13 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                                c->checkpoint.folder != NULL,
                                (int64_t)c->checkpoint.every,
                                c->checkpoint.resume,
-                               c->checkpoint.from != NULL};
+                               c->checkpoint.from != NULL,
+                               c->checkpoint.on_signal,
+                               c->loss_scale.interval};
     const double reals[] = {c->clip,
+                            c->loss_scale.scale,
+                            c->loss_scale.growth,
+                            c->loss_scale.backoff,
                             c->rate.peak,
                             c->rate.last,
                             c->rate.factor,
@@ -342,6 +362,9 @@ int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model
     if (t) {
         t->comm = comm;
         t->ranks = comm ? dp_comm_size(comm) : 1;
+        if (config->checkpoint.on_signal)
+            signals_begin();
+        t->watches = config->checkpoint.on_signal;
         err = prepare(t, config, model, &own_blocks);
     }
     err = dp_comm_share_error(comm, err);
@@ -364,6 +387,8 @@ void dp_trainer_free(struct dp_trainer *t)
 {
     if (!t)
         return;
+    if (t->watches)
+        signals_end();
     sums_fini(&t->sums);
     for (int i = 0; i < DP_MAX_SLOTS; i++)
         dp_optimizer_free(t->optimizers[i]);

@@ -65,6 +65,21 @@ static bool parse_optimizer(const char *text, void *values, char *expected, size
     return true;
 }
 
+/* Later ones as dp_loss_scale_defaults has it. */
+static bool parse_loss_scale(const char *text, void *values, char *expected, size_t room)
+{
+    static const struct dp_option scale = {.type = DP_OPTION_REAL, .max = 1 << 24};
+    struct dp_trainer_config *c = values;
+    struct dp_loss_scale s = dp_loss_scale_defaults();
+
+    if (!dp_option_set(&scale, text, &s.scale, expected, room))
+        return false;
+    s.least = s.scale < s.least ? s.scale : s.least;
+    if (c)
+        c->loss_scale = s;
+    return true;
+}
+
 /* The way of summing gradients, or the name of a graph by which replicas mix. */
 static bool parse_mix(const char *text, void *values, char *expected, size_t room)
 {
@@ -150,6 +165,9 @@ static const struct dp_option table[] = {
      .value = "N"},
     {"clip", DP_OPTION_REAL, NULL, "largest norm of the whole gradient; 0: any", AT(clip), 0,
      1000000000, .value = "X"},
+    {"loss-scale", DP_OPTION_PARSE, NULL,
+     "what the loss is multiplied with at first, so that small gradients survive; 0: nothing",
+     .value = "X", .parse = parse_loss_scale},
     {"seed", DP_OPTION_INT, NULL, "of initial weights and of random numbers", AT(seed), 0,
      INT64_MAX, .value = "N"},
     {"save", DP_OPTION_STRING, NULL,
@@ -159,6 +177,8 @@ static const struct dp_option table[] = {
      AT(checkpoint.every), 0, 1000000000, .value = "N"},
     {"save-keep", DP_OPTION_INT32, NULL, "of these the newest N stay; 0: all",
      AT(checkpoint.keep), 0, 1000000, .value = "N"},
+    {"save-on-signal", DP_OPTION_BOOL, NULL, "and when a rank is told to end, by SIGTERM",
+     AT(checkpoint.on_signal)},
     {"resume", DP_OPTION_STRING, NULL, "go on from the newest checkpoint there",
      AT(checkpoint.from), .value = "DIR"},
 };

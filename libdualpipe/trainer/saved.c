@@ -162,8 +162,14 @@ static char *index_text(const struct dp_trainer *t, int *err)
     json_t *root = about ? json_loads(about, 0, NULL) : json_object();
     char *text = NULL;
 
-    if (root && json_is_object(root) &&
-        !json_object_set_new(root, "step", json_integer((json_int_t)t->next)))
+    const struct dp_loss_scale *scale = &t->config.loss_scale;
+    bool good = json_is_object(root) &&
+                !json_object_set_new(root, "step", json_integer((json_int_t)t->next));
+
+    if (good && scale->scale > 0)
+        good = !json_object_set_new(root, "loss_scale", json_real(scale->scale)) &&
+               !json_object_set_new(root, "good_steps", json_integer(scale->good));
+    if (good)
         text = json_dumps(root, JSON_COMPACT);
     if (!text)
         *err = json_is_object(root)
@@ -265,12 +271,25 @@ int dp_trainer_save(struct dp_trainer *t, const char *dir)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static int step_of(const struct dp_checkpoint *c, const char *path, uint64_t *step)
+/* Of a checkpoint without one it stays as the config has it. */
+static void take_loss_scale(struct dp_loss_scale *scale, const json_t *root)
+{
+    const double saved = json_number_value(json_object_get(root, "loss_scale"));
+
+    if (scale->scale == 0 || !(saved >= scale->least && saved <= scale->most))
+        return;
+    scale->scale = saved;
+    scale->good = (int32_t)json_integer_value(json_object_get(root, "good_steps"));
+}
+
+static int numbers_of(struct dp_trainer *t, const struct dp_checkpoint *c, const char *path,
+                      uint64_t *step)
 {
     json_t *root = json_loads(dp_checkpoint_json(c), 0, NULL);
     const json_t *value = json_object_get(root, "step");
     int err = 0;
 
+    take_loss_scale(&t->config.loss_scale, root);
     if (json_is_integer(value) && json_integer_value(value) >= 0)
         *step = (uint64_t)json_integer_value(value);
     else
@@ -302,7 +321,7 @@ static int read_all(struct dp_trainer *t, const char *path, uint64_t *step)
     busy = dp_comm_busy_begin(t->comm);
     err = dp_checkpoint_open(path, &c);
     if (!err) {
-        err = step_of(c, path, step);
+        err = numbers_of(t, c, path, step);
         if (!err)
             err = read_state(t, c);
         dp_checkpoint_close(c);

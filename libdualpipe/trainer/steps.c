@@ -3,6 +3,7 @@
  * steps.c - one rank's share of a step, from a batch to better parameters.
  */
 #include "trainer/model_engine.h"
+#include "trainer/signals.h"
 #include "trainer/trainer_state.h"
 
 #include "base/fail.h"
@@ -115,10 +116,15 @@ static bool counts(const struct dp_trainer *t, int slot)
     return !e->parts[slot].second_copy && (t->columns > 1 || e->replica.index == 0);
 }
 
-/* Those that mix and do not clip need not know any norm but their own. */
+static double loss_scale(const struct dp_trainer *t)
+{
+    return t->config.loss_scale.scale > 0 ? t->config.loss_scale.scale : 1;
+}
+
+/* Those that mix, do not clip and have no loss scale need not know any norm but their own. */
 static bool updates_at_once(const struct dp_trainer *t)
 {
-    return trainer_mixes(t) && t->config.clip == 0;
+    return trainer_mixes(t) && t->config.clip == 0 && !(t->config.loss_scale.scale > 0);
 }
 
 /* A slot's gradients are summed over all that hold its stage. */
@@ -177,7 +183,7 @@ static double norm_of(const struct dp_trainer *t, size_t replica)
 
     for (int32_t l = 0; l < t->engine->layers; l++)
         sum += squares_of(t, replica)[l];
-    return sqrt(sum);
+    return sqrt(sum) / loss_scale(t);
 }
 
 static double largest_norm(const struct dp_trainer *t)
@@ -210,7 +216,7 @@ static int update_slot(struct dp_trainer *t, int slot, const struct dp_mixer_upd
 static int update(struct dp_trainer *t, bool skipped)
 {
     const double scale = dp_clip_factor(norm_of(t, own_column(t)), t->config.clip, 0);
-    const struct dp_mixer_update how = {t->rate, skipped ? 1 : scale, skipped};
+    const struct dp_mixer_update how = {t->rate, skipped ? 1 : scale / loss_scale(t), skipped};
     int err = 0;
 
     for (int i = 0; i < t->engine->part_count && !updates_at_once(t) && !err; i++)
@@ -241,6 +247,7 @@ static int learn(struct dp_trainer *t, const struct dp_batch *batch,
 
     memset(t->values, 0, t->sums_len * sizeof(double));
     t->rate = dp_rate_at(&t->config.rate, (int64_t)t->next);
+    t->engine->loss_scale = loss_scale(t);
     if (!err)
         err = sums_begin(&t->sums);
     if (!err && t->engine->tied &&
@@ -250,6 +257,7 @@ static int learn(struct dp_trainer *t, const struct dp_batch *batch,
         err = t->engine->ops->train(t->engine, batch, t->values);
     if (!err)
         err = end_of_sums(t);
+    t->values[t->sums_len - 2] = t->config.checkpoint.on_signal && signals_raised();
     t->values[t->sums_len - 1] = (double)rows;
     if (!err)
         err = add_over_ranks(t, t->values, t->sums_len);
@@ -261,15 +269,19 @@ static int learn(struct dp_trainer *t, const struct dp_batch *batch,
     *result = (struct dp_trainer_result){.loss = mean_loss(t, rows),
                                          .norm = norm,
                                          .rate = t->rate,
+                                         .loss_scale = loss_scale(t),
                                          .skipped = !isfinite(norm),
+                                         .ending = t->values[t->sums_len - 2] > 0,
                                          .step = t->next};
     return norms_commit(t->engine, t->comm, !result->skipped, t->norm_values);
 }
 
-static bool is_due(const struct dp_trainer *t)
+/* ends: it is the first step in which a rank was told to end. */
+static bool is_due(const struct dp_trainer *t, bool ends)
 {
-    return t->config.checkpoint.folder && t->config.checkpoint.every &&
-           t->next % t->config.checkpoint.every == 0;
+    const uint64_t every = t->config.checkpoint.every;
+
+    return t->config.checkpoint.folder && (ends || (every && t->next % every == 0));
 }
 
 int dp_trainer_step(struct dp_trainer *t, const struct dp_batch *batch,
@@ -283,7 +295,11 @@ int dp_trainer_step(struct dp_trainer *t, const struct dp_batch *batch,
     if (err)
         return trainer_fail(t, err);
     t->next++;
-    if (is_due(t))
+    if (t->config.loss_scale.scale > 0)
+        dp_loss_scale_update(&t->config.loss_scale, own.skipped);
+    const bool ends = own.ending && !t->ending;
+    t->ending = own.ending;
+    if (is_due(t, ends))
         err = dp_trainer_save(t, NULL);
     if (!err && result)
         *result = own;
@@ -372,7 +388,7 @@ int trainer_make_room(struct dp_trainer *t)
     const struct engine *e = t->engine;
 
     t->columns = trainer_mixes(t) ? (size_t)e->replica.count : 1;
-    t->sums_len = (size_t)e->microbatches + t->columns * (size_t)e->layers + 1;
+    t->sums_len = (size_t)e->microbatches + t->columns * (size_t)e->layers + 2;
     for (int i = 0; i < e->part_count; i++) {
         int32_t count;
         sums_summed(&t->sums, i, &count);

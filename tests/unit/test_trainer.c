@@ -15,6 +15,8 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -27,6 +29,8 @@ static const int64_t timeout_ns = INT64_C(60000000000);
 /* What it came to: that of rank 0. */
 struct curve {
     double losses[STEPS], norms[STEPS], held_out;
+    double scales[STEPS];      /* of losses */
+    bool skipped[STEPS], ending[STEPS];
     int32_t tensors;
     float values[MAX_VALUES];
 };
@@ -46,6 +50,9 @@ struct job {
     const char *from;          /* the checkpoint to begin with; NULL: none */
     uint64_t stop;             /* a step before which it stops; 0: none */
     int fail_layer, fail_mb;   /* a layer that fails */
+    struct dp_loss_scale scale;
+    uint64_t told_at;          /* a step, from 1, before which the last rank gets SIGTERM; 0: none */
+    bool rarely;               /* no step is saved but by a signal and at the end */
     bool loads;                /* batches come from loaders */
     bool freezes;              /* the first layer's w is frozen */
     const int32_t *balance;    /* layers of each stage; NULL: by cost */
@@ -141,8 +148,9 @@ static struct dp_trainer_config config_of(const struct job *job)
         .clip = job->layout.sums == DP_SUMS_MIXING ? 0.5 : 0,
         .fixed_order = true,
         .seed = 5,
-        .checkpoint = {.folder = job->folder, .every = 1, .keep = 2, .resume = job->folder,
-                       .from = job->from},
+        .checkpoint = {.folder = job->folder, .every = job->rarely ? 0 : 1, .keep = 2, .resume = job->folder,
+                       .from = job->from, .on_signal = job->told_at},
+        .loss_scale = job->scale,
     };
 }
 
@@ -186,8 +194,13 @@ static int learn(struct dp_comm *comm, const struct job *job)
         return err;
     while (!err && dp_trainer_next_step(t) < (job->stop ? job->stop : STEPS)) {
         const uint64_t step = dp_trainer_next_step(t);
+        if (job->told_at == step + 1 && (!comm || dp_comm_rank(comm) == dp_comm_size(comm) - 1))
+            raise(SIGTERM);
         err = with_batch(t, job, step, &r, NULL);
         if (!err && mine) {
+            job->curve->scales[step] = r.loss_scale;
+            job->curve->skipped[step] = r.skipped;
+            job->curve->ending[step] = r.ending;
             job->curve->losses[step] = r.loss;
             job->curve->norms[step] = r.norm;
         }
@@ -414,6 +427,88 @@ static void a_checkpoint_of_another_model_is_refused_on_every_rank(void **state)
     remove_folder(folder);
 }
 
+/* ---- loss scales and signals ----------------------------------------------------------------- */
+
+/* A power of two changes no bit of what it is taken out of again. */
+static void a_loss_scale_changes_no_number(void **state)
+{
+    (void)state;
+    struct dp_loss_scale scale = dp_loss_scale_defaults();
+
+    scale.interval = 2;
+    for (enum model_kind model = 0; model < MODEL_KINDS; model++)
+        for (int i = -1; i < LAYOUTS; i += 3) {
+            const struct layout *layout = i < 0 ? &one : &layouts[i];
+            const struct curve a = run((struct job){.model = model, .layout = *layout});
+            const struct curve b = run((struct job){.model = model, .layout = *layout, .scale = scale});
+            assert_same(&a, &b);
+            assert_true(a.scales[3] == 1 && b.scales[1] == 65536 && b.scales[3] == 131072);
+        }
+}
+
+/* A step whose gradients are not finite is left out everywhere, and the scale goes on where it was. */
+static void an_overflow_skips_the_step_on_all_ranks(void **state)
+{
+    (void)state;
+    const struct dp_loss_scale scale = {0x1p1000, 2, 0x1p-990, 2, 1, 0x1p1000, 0};
+    const struct layout mixing = {DP_SCHEDULE_1F1B, 2, 2, DP_SUMS_MIXING, 0};
+
+    for (int i = 0; i <= LAYOUTS; i++) {
+        const struct layout *layout = i < LAYOUTS ? &layouts[i] : &mixing;
+        char folder[SCRATCH_LEN];
+        make_folder(folder);
+        const struct curve whole = run((struct job){.layout = *layout, .scale = scale}),
+                           begun = run((struct job){
+                               .layout = *layout, .scale = scale, .folder = folder, .stop = 2}),
+                           ended = run((struct job){.layout = i < LAYOUTS ? layouts[(i + 4) % LAYOUTS]
+                                                                          : mixing,
+                                                    .scale = scale, .folder = folder});
+        assert_true(whole.skipped[0] && !whole.skipped[1] && !whole.skipped[3]);
+        assert_true(whole.scales[0] == 0x1p1000 && whole.scales[2] == 1024 && whole.scales[3] == 2048);
+        assert_true(begun.skipped[0] && ended.scales[2] == 1024 && ended.scales[3] == 2048);
+        assert_memory_equal(&whole.losses[2], &ended.losses[2], 2 * sizeof(double));
+        remove_folder(folder);
+    }
+}
+
+static void a_signal_saves_on_all_ranks(void **state)
+{
+    (void)state;
+    const struct curve expected = run((struct job){.layout = one});
+
+    for (int i = 0; i < LAYOUTS; i += 4) {
+        char folder[SCRATCH_LEN];
+        make_folder(folder);
+        const struct curve begun = run((struct job){.layout = layouts[i], .told_at = 2, .folder = folder,
+                                                    .stop = 3, .rarely = true}),
+                           ended = run((struct job){.layout = one, .from = folder});
+        assert_true(!begun.ending[0] && begun.ending[1] && begun.ending[2]);
+        assert_true(is_there(folder, "step-000002") && !is_there(folder, "step-000003"));
+        assert_memory_equal(&expected.losses[2], &ended.losses[2], 2 * sizeof(double));
+        remove_folder(folder);
+    }
+}
+
+/* What the program itself does at the signal it still does. */
+static atomic_int told;
+
+static void note_that(int signal)
+{
+    (void)signal;
+    told++;
+}
+
+static void the_programs_own_handler_stays(void **state)
+{
+    (void)state;
+    signal(SIGTERM, note_that);
+    const struct curve begun = run((struct job){.layout = one, .told_at = 1, .stop = 1});
+    assert_true(begun.ending[0] && told == 1);
+    raise(SIGTERM);
+    assert_int_equal(told, 2);
+    signal(SIGTERM, SIG_DFL);
+}
+
 /* ---- what fails ------------------------------------------------------------------------------ */
 
 static int rank_hears_of_it(struct dp_comm *comm, void *arg)
@@ -511,6 +606,7 @@ static void what_cannot_be_is_refused_by_name(void **state)
     REFUSED(c.rows = 7, "microbatches: 8");
     REFUSED(c.replicas = 2, "replicas: 2");
     REFUSED(c.clip = NAN, "clip");
+    REFUSED(c.loss_scale.scale = 2, "loss_scale: 2");
     REFUSED(c.order_blocks = 3, "order_blocks: 3");
     REFUSED(c.checkpoint.resume = true, "checkpoint.resume");
     REFUSED(c.rate.kind = DP_RATE_STEP, "period");
@@ -564,10 +660,12 @@ static const struct setting {
     {"lr", "0.5", "0.5x", "a number from 0 to 10"},
     {"warmup", "7", "1.5", "a whole number from 0 to"},
     {"clip", "1.5", "-1", "a number from 0 to"},
+    {"loss-scale", "1024", "1e9", "a number from 0 to 16777216"},
     {"seed", "9000000000000000000", "-1", "a whole number from 0 to"},
     {"save", "there", NULL, NULL},
     {"save-every", "11", "x", "a whole number from 0 to"},
     {"save-keep", "3", "-3", "a whole number from 0 to"},
+    {"save-on-signal", "on", "2", "no, yes"},
     {"resume", "here", NULL, NULL},
 };
 enum { SETTINGS = sizeof(settings) / sizeof(settings[0]) };
@@ -611,7 +709,8 @@ static void the_environment_sets_a_config(void **state)
                 c.seed == 9000000000000000000u);
     assert_string_equal(c.checkpoint.folder, "there");
     assert_string_equal(c.checkpoint.from, "here");
-    assert_true(c.checkpoint.every == 11 && c.checkpoint.keep == 3);
+    assert_true(c.checkpoint.every == 11 && c.checkpoint.keep == 3 && c.checkpoint.on_signal &&
+                c.loss_scale.scale == 1024 && c.loss_scale.interval == 2000);
     for (int i = 0; i < SETTINGS; i++) {
         name_variable(settings[i].name, variable);
         unsetenv(variable);
@@ -652,6 +751,10 @@ int main(void)
         cmocka_unit_test(what_one_layout_saves_another_goes_on_from),
         cmocka_unit_test(replicas_that_mix_go_on_as_they_were),
         cmocka_unit_test(a_checkpoint_of_another_model_is_refused_on_every_rank),
+        cmocka_unit_test(a_loss_scale_changes_no_number),
+        cmocka_unit_test(an_overflow_skips_the_step_on_all_ranks),
+        cmocka_unit_test(a_signal_saves_on_all_ranks),
+        cmocka_unit_test(the_programs_own_handler_stays),
         cmocka_unit_test(a_failed_layer_is_named_on_every_rank),
         cmocka_unit_test(every_allocation_that_fails_is_reported),
         cmocka_unit_test(a_rank_without_memory_ends_the_step_on_all),

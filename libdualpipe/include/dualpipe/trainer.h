@@ -71,6 +71,9 @@ struct dp_trainer_config {
     struct dp_optimizer_config optimizer; /* its groups and memory are not used */
     struct dp_rate rate;
     double clip;                    /* largest norm of the whole gradient; 0: none */
+    struct dp_loss_scale loss_scale; /* gradients are of the loss times this, until they are used; after a
+                                      * step that was skipped and a number of good ones another; scale 0:
+                                      * none. dp_loss_scale_defaults() is the usual one */
     bool fixed_order;               /* losses and parameters are the same to the last bit under every
                                      * schedule, P and D with the same microbatches and order_blocks */
     int32_t order_blocks;           /* of fixed_order (pipeline.h), of all replicas: a power of two; 0:
@@ -82,6 +85,8 @@ struct dp_trainer_config {
         int32_t keep;               /* the newest so many stay; 0: all */
         bool resume;                /* dp_trainer_new goes on from the newest in the folder, if any */
         const char *from;           /* otherwise from this one, as dp_trainer_resume; NULL: none */
+        bool on_signal;             /* SIGTERM does not end the process: the step during which it has come
+                                     * to a rank says so on all, and is saved if there is a folder */
         const char *about;          /* a JSON object that its index has beside "step"; NULL: {} */
     } checkpoint;
 };
@@ -111,7 +116,9 @@ struct dp_trainer_result {
     double loss;      /* mean over the rows, before the update */
     double norm;      /* of the whole gradient before clipping; of replicas that mix the largest */
     double rate;
+    double loss_scale; /* 1: none */
     bool skipped;     /* the gradient was not finite: it was not used */
+    bool ending;      /* a rank was told to end (checkpoint.on_signal), in this step or before */
     uint64_t step;    /* its number, from 0 */
 };
 
