@@ -64,17 +64,15 @@ without()
 verifies_as_it_resumes()
 {
     rm -rf d
-    set_up='--data text'
-    case $1 in *mlp-bn*) set_up= ;; esac
     # shellcheck disable=SC2086 # words
-    run train $set_up --layers 4 --width 8 --heads 2 --context 16 --batch 16 -M 8 --steps 2 --sample 0 $1 --save d || return
+    run train --data text --layers 4 --width 8 --heads 2 --context 16 --batch 16 -M 8 --steps 2 --sample 0 $1 --save d || return
     [ -z "$2" ] || (cd d/step-000002 && without "$2") || return
     [ -z "$2" ] || ! grep -q "\"$2\": " d/step-000002/index.json || wrong 'it is still there' || return
     verified=0 resumed=0
     run checkpoint verify d >/dev/null || verified=$status
     says_of_verify=$(cat "$work/err")
     # shellcheck disable=SC2086 # words
-    run train $set_up --resume d --steps 3 --sample 0 >/dev/null || resumed=$status
+    run train --data text --resume d --steps 3 --sample 0 >/dev/null || resumed=$status
     [ "$((verified > 0))" = "$((resumed > 0))" ] ||
         wrong "verify: $verified, $says_of_verify; resume: $resumed, $(cat "$work/err")" || return
     [ -z "$2" ] || [ "$verified" = 1 ] || wrong 'nothing is missing'
@@ -181,9 +179,6 @@ it verifies_as_it_resumes '-s none -D 2 --mix ring' ''
 it verifies_as_it_resumes '-s none -D 2 --mix ring' 'replica 1/block 2 up'
 it verifies_as_it_resumes '-s 1f1b -P 2 -D 2 --mix ring' 'replica 1 stage 1/head/mean'
 it verifies_as_it_resumes '-s 1f1b -P 2 -D 2 --mix ring' 'replica 0 stage 0/mixer/numbers'
-it verifies_as_it_resumes '--model mlp-bn -P 2' ''
-it verifies_as_it_resumes '--model mlp-bn -P 2' 'block 2 running_mean'
-it verifies_as_it_resumes '--model mlp-bn -s none --delay-update' 'block 2 commits'
 it shows_what_there_is
 it is_plain_safetensors
 it exports_the_same_model '--schedule none'

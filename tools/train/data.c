@@ -15,7 +15,7 @@
 enum { MAX_CHUNKS = 10, HELD_OUT_SHARE = 10 };
 
 /* Random numbers for windows are keyed by a place that no layer has. */
-enum { WHERE_WINDOWS = 0xFFFF, WHERE_FEATURES = 0xFFFE, WHERE_CENTRES = 0xFFFD };
+enum { WHERE_WINDOWS = 0xFFFF };
 
 /* Held-out batches are drawn as if in steps that no training reaches. */
 static const uint64_t held_out_step = UINT32_MAX - 1;
@@ -130,40 +130,13 @@ static const uint8_t *draw_window(const struct data *d, enum data_part part, uin
     return d->bytes + chunk * d->chunk_len + begin + place;
 }
 
-struct data data_generated(int features, int classes, uint64_t seed)
-{
-    return (struct data){.window = (size_t)features + 1, .seed = seed, .classes = classes};
-}
-
-/* out[features]: a centre is the place of its own stream of random numbers. */
-static void draw_sample(const struct data *d, uint64_t step, uint32_t sample, uint8_t *out,
-                        uint8_t *label)
-{
-    const struct dp_random_key windows = dp_random_key(d->seed, step, WHERE_WINDOWS, sample),
-                               noise = dp_random_key(d->seed, step, WHERE_FEATURES, sample);
-    uint32_t random[4];
-    float at, by;
-
-    dp_random_block(windows, 0, random);
-    *label = (uint8_t)(random[0] % (uint32_t)d->classes);
-    const uint32_t centre = 2 * *label + (random[1] & 1);
-    for (size_t i = 0; i + 1 < d->window; i++) {
-        dp_random_normal(dp_random_key(d->seed, 0, WHERE_CENTRES, centre), i, &at, 1);
-        dp_random_normal(noise, i, &by, 1);
-        out[i] = (uint8_t)fminf(fmaxf(128 + 32 * at + 24 * by, 0), 255);
-    }
-}
-
 void data_batch(const struct data *data, enum data_part part, uint64_t number, int sequences,
                 struct batch *batch)
 {
     size_t context = data->window - 1;
     uint64_t step = part == DATA_TRAIN ? number : held_out_step - number;
 
-    for (int i = 0; i < sequences && data->classes; i++)
-        draw_sample(data, step, (uint32_t)i, batch->tokens + (size_t)i * context,
-                    batch->labels + i);
-    for (int i = 0; i < sequences && !data->classes; i++) {
+    for (int i = 0; i < sequences; i++) {
         const uint8_t *window = draw_window(data, part, step, (uint32_t)i);
         memcpy(batch->tokens + (size_t)i * context, window, context);
         memcpy(batch->labels + (size_t)i * context, window + 1, context);
@@ -175,8 +148,6 @@ double data_entropy(const struct data *data)
     size_t counts[GPT_BYTES] = {0};
     double entropy = 0;
 
-    if (data->classes)
-        return log(data->classes);
     for (size_t i = 0; i < data->len; i++)
         counts[data->bytes[i]]++;
     for (int b = 0; b < GPT_BYTES; b++)

@@ -9,9 +9,6 @@
  *
  * A batch is made of windows of context + 1 bytes that lie within one such part, at places drawn
  * from the seed and the step alone.
- *
- * Or samples that are generated, each from its place in the batch, the step and the seed: a class,
- * and features around one of two centres of it, so that no linear model tells the classes apart.
  */
 #ifndef DP_TRAIN_DATA_H
 #define DP_TRAIN_DATA_H
@@ -24,8 +21,7 @@ struct data {
     uint8_t *bytes;
     size_t len, window;          /* window: context + 1 */
     size_t chunks, chunk_len, held_len;
-    uint64_t seed, digest; /* digest: of the bytes, to tell one text from another; generated: 0 */
-    int classes; /* > 0: samples of window - 1 features are generated */
+    uint64_t seed, digest; /* digest: of the bytes, to tell one text from another */
 };
 
 enum data_part { DATA_TRAIN, DATA_HELD_OUT };
@@ -34,15 +30,13 @@ enum data_part { DATA_TRAIN, DATA_HELD_OUT };
  * expected. */
 bool data_open(const char *const *paths, size_t count, int context, uint64_t seed,
                struct data *data);
-/* Samples of `classes` classes, for a model of samples. */
-struct data data_generated(int features, int classes, uint64_t seed);
 void data_close(struct data *data);
 
 /* Fill `sequences` rows of the batch. Batch `number` of a part is always the same. */
 void data_batch(const struct data *data, enum data_part part, uint64_t number, int sequences,
                 struct batch *batch);
 
-/* Nats per byte, or sample, of a guess that knows how frequent each label is, and nothing else. */
+/* Nats per byte of a guess that knows how frequent each label is, and nothing else. */
 double data_entropy(const struct data *data);
 
 #endif

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/data_parallel.h"
 
-#include "train/statistics.h"
-
 #include <dualpipe/nccl.h>
 
 #include <stdlib.h>
@@ -299,22 +297,6 @@ static int make_comms(struct data_parallel *d, const struct data_parallel_config
 
 /* ---- making one ----------------------------------------------------------------------------- */
 
-/* Running statistics: all replicas have the same, so that nothing else is done with them. */
-static int make_buffers(struct data_parallel *d, int slot, int32_t *count)
-{
-    struct data_parallel_slot *s = &d->slots[slot];
-
-    *count = statistics_tensor_count(stage_of(d, slot));
-    s->statistics = calloc((size_t)*count + 1, sizeof(*s->statistics));
-    s->buffers = calloc((size_t)*count + 1, sizeof(DLTensor *));
-    if (!s->statistics || !s->buffers)
-        return DP_ENOMEM;
-    statistics_tensors(stage_of(d, slot), s->statistics);
-    for (int32_t i = 0; i < *count; i++)
-        s->buffers[i] = &s->statistics[i].tensor;
-    return 0;
-}
-
 /* A communicator by NCCL of those in `host`, for sums, or for mixing by a graph. */
 static int open_nccl(const struct data_parallel *d, struct dp_comm *host,
                      const struct dp_graph *graph, struct dp_comm **out)
@@ -335,14 +317,11 @@ static int open_nccl(const struct data_parallel *d, struct dp_comm *host,
 static int make_mixer(struct data_parallel *d, const struct data_parallel_config *config, int slot)
 {
     struct dp_device *device = d->engine->sums_on;
-    int32_t buffers = 0;
     int err = device ? open_nccl(d, d->slots[slot].data, config->graph, &d->slots[slot].mix_nccl)
-                     : make_buffers(d, slot, &buffers);
+                     : 0;
     const struct dp_mixer_config mixer = {
         .parameters = stage_of(d, slot)->parameters,
         .count = tensor_count_of(d, slot),
-        .buffers = d->slots[slot].buffers,
-        .buffer_count = buffers,
         .optimizer = config->optimizer,
         .graph = config->graph,
         .comm = device            ? d->slots[slot].mix_nccl
@@ -443,8 +422,6 @@ void data_parallel_fini(struct data_parallel *d)
         dp_optimizer_free(s->optimizer);
         dp_comm_close(s->same);
         dp_comm_close(s->data);
-        free(s->statistics);
-        free(s->buffers);
     }
     *d = (struct data_parallel){0};
 }

@@ -58,8 +58,6 @@ struct data_parallel_slot {
     struct dp_comm *nccl;
     struct dp_comm *mix_nccl;
     struct dp_mixer *mixer;         /* mix */
-    struct statistics_tensor *statistics; /* mix: what a replica that joins gets beside weights */
-    DLTensor **buffers;                   /* the same */
     struct dp_optimizer *optimizer; /* shard */
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/model.h"
+#include "train/gpt.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -317,11 +317,11 @@ void gpt_borders(const struct gpt_config *c, int stages, struct dp_border *borde
     const struct dp_tensor_spec x = {
         .dtype = bf16 ? (DLDataType){kDLBfloat, 16, 1} : dtype_real,
         .ndim = 3,
-        .shape = {c->batch, config_rows(c), c->width}};
+        .shape = {c->batch, c->context, c->width}};
 
     for (int s = 0; s <= stages; s++)
         borders[s] = (struct dp_border){1, {s == 0 ? tokens : x}};
-    borders[stages].tensors[0].shape[2] = config_classes(c);
+    borders[stages].tensors[0].shape[2] = GPT_BYTES;
 }
 
 /* The blocks of the stages before. A model in one stage has all of them. */
@@ -345,7 +345,7 @@ static struct gpt_stage stage_shape(const struct gpt_config *c, int stage, int s
         .shape =
             {
                 .attention = {c->batch, c->context, c->heads, c->width},
-                .n = c->batch * config_rows(c),
+                .n = c->batch * c->context,
                 .dropout_rate = c->dropout,
                 .compute = c->compute ? *c->compute : compute_cpu,
             },
@@ -356,8 +356,7 @@ static struct gpt_stage stage_shape(const struct gpt_config *c, int stage, int s
     };
     g.first_group = g.has_embedding ? 0 : g.first_block;
     g.end_group = g.has_head ? c->layers + 2 : g.end_block;
-    g.save_bytes = c->model ? c->model->save_count(&g) * sizeof(real)
-                            : stage_save_init(&save, &g, NULL);
+    g.save_bytes = stage_save_init(&save, &g, NULL);
     return g;
 }
 
@@ -540,8 +539,6 @@ static int stage_new(const struct gpt_config *config, int stage, int stages, boo
         take_memory(g, memory, gpt_stage_memory(config, stage, stages));
     else if (!err && !bare)
         err = memory_alloc(g);
-    if (!err && config->model)
-        err = config->model->init(g);
     if (err) {
         gpt_stage_free(g);
         return err;
@@ -574,8 +571,6 @@ void gpt_stage_free(struct gpt_stage *g)
 {
     if (!g)
         return;
-    if (g->config.model)
-        g->config.model->fini(g);
     free(g->grads_list);
     free(g->parameters);
     free(g->tensors);
@@ -588,7 +583,7 @@ void gpt_stage_free(struct gpt_stage *g)
 struct dp_stage gpt_stage_view(struct gpt_stage *g)
 {
     return (struct dp_stage){
-        .ops = model_ops(&g->config),
+        .ops = &gpt_stage_ops,
         .user = g,
         .save_bytes = g->save_bytes,
         .parameter_count = (int32_t)g->params.tensors_len,

@@ -51,11 +51,10 @@ struct gpt_stage {
     DLTensor **grads_list;           /* [params.tensors_len] their gradients */
     const struct gpt_stream_ops *stream; /* NULL: parameters are where weights and grads are */
     void *stream_user;
-    struct dp_batch_norm **norms;    /* [end_block - first_block] of a model that has them */
 };
 
-/* Make stage `stage` of `stages`, initialised from the seed, gradients zero. 0, DP_ENOMEM, or
- * what the model's init says. */
+/* Make stage `stage` of `stages`, initialised from the seed, gradients zero. 0 or
+ * DP_ENOMEM. */
 int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out);
 /* The same in memory of the caller's: gpt_stage_memory bytes. */
 int gpt_stage_new_in(const struct gpt_config *config, int stage, int stages, void *memory,

@@ -16,7 +16,6 @@ int job_compare(const struct job *j, struct dp_comm *comm)
     const struct settings *s = j->s;
     const struct { const char *what; int64_t value;
     } values[] = {
-        {"--model", s->model.model != NULL},
         {"--replicas", s->replicas},
         {"--mix", s->kind},
         {"--mix-algorithm", s->method.algorithm},

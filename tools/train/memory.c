@@ -77,7 +77,7 @@ static double border_bytes(const struct settings *s)
     const struct gpt_config *c = &s->model;
     double width = c->width > GPT_BYTES ? c->width : GPT_BYTES;
 
-    return (double)c->batch * config_rows(c) * width * sizeof(real);
+    return (double)c->batch * c->context * width * sizeof(real);
 }
 
 /* Most micro-batches that a rank has begun and not finished, over all its slots. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/model.h"
+#include "train/params.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -63,15 +63,8 @@ static int head_tensors(const struct gpt_config *c, struct tensor *out)
     return HEAD_TENSORS;
 }
 
-int config_classes(const struct gpt_config *c)
-{
-    return c->model ? c->model->classes : GPT_BYTES;
-}
-
 static int group_tensors(const struct gpt_config *c, int group, struct tensor *out)
 {
-    if (c->model)
-        return c->model->tensors(c, group, out);
     if (group == 0)
         return embedding_tensors(c, out);
     return group <= c->layers ? block_tensors(c, group, out) : head_tensors(c, out);

@@ -19,36 +19,15 @@
 
 enum { GPT_BYTES = 256, GPT_MAX_LAYERS = 1024 };
 
-struct model;
-
-/* Of a model with batch normalisation; all false: as every schedule and number of replicas gives it. */
-struct norm_form {
-    bool compat;      /* dp_batch_norm_config.compat */
-    bool unbiased;    /* dp_batch_norm_config.unbiased */
-    bool per_replica; /* running statistics are of a replica's own micro-batches */
-};
-
 struct gpt_config {
-    const struct model *model; /* NULL: the GPT */
-    struct norm_form norm;
     int layers, width, heads, context;
     int batch;     /* sequences of one micro-batch */
     float dropout; /* share of zeroes, [0, 1) */
     uint64_t seed;
-    int microbatches; /* of a step, of all replicas: whose statistics another model keeps */
     bool tied;        /* the GPT's head is its token embedding */
     const struct compute *compute; /* what computes; NULL: the CPU */
     const int32_t *blocks; /* [stages] of each stage of a pipeline; NULL: the same number for all */
 };
-
-/* Rows of a sequence, each with a label: its tokens; of a model of samples, which are sequences of
- * features, 1. */
-static inline int config_rows(const struct gpt_config *c)
-{
-    return c->model ? 1 : c->context;
-}
-/* Logits of a row. */
-int config_classes(const struct gpt_config *c);
 
 enum embedding_tensor { TABLE, POSITIONS, EMBEDDING_TENSORS };
 enum head_tensor { FINAL_GAIN, FINAL_BIAS, HEAD, HEAD_BIAS, HEAD_TENSORS };

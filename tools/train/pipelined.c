@@ -22,7 +22,6 @@
 struct pipelined {
     struct engine base;
     struct dp_border *borders; /* [stages + 1] */
-    struct dp_border labels;
     struct dp_pipeline *pipeline;
     const struct dp_schedule *forward;
     struct dp_device *dev; /* NULL: none */
@@ -69,7 +68,7 @@ static int place_batch(struct pipelined *p, const struct batch *batch, struct ba
     if (!p->cuda)
         return 0;
     return cuda_rank_begin(p->cuda, batch->tokens, sequences * (size_t)c->context, batch->labels,
-                           sequences * (size_t)config_rows(c), &out->tokens, &out->labels);
+                           sequences * (size_t)c->context, &out->tokens, &out->labels);
 }
 
 /* What the host wants to know of a step. Gradients that are still to be summed with others, and not in
@@ -101,7 +100,7 @@ static int run(struct engine *e, const struct dp_schedule *s, const struct batch
         if (dp_slot_is_first(slot))
             err = split_bytes(e, s, first, there.tokens, e->config.context, &tokens);
         if (dp_slot_is_last(slot) && !err)
-            err = split_bytes(e, s, first, there.labels, config_rows(&e->config), &labels);
+            err = split_bytes(e, s, first, there.labels, e->config.context, &labels);
         if (dp_slot_is_last(slot))
             step.losses = losses + first;
     }
@@ -467,8 +466,6 @@ static int make_borders(struct pipelined *p)
     if (!p->borders)
         return DP_ENOMEM;
     gpt_borders(&p->base.config, stages, p->borders);
-    p->labels = p->borders[0];
-    p->labels.tensors[0].shape[1] = config_rows(&p->base.config);
     return 0;
 }
 
@@ -491,7 +488,7 @@ static struct dp_pipeline_config describe(const struct pipelined *p,
         .pinned_sums = p->streamed,
         .stages = stages,
         .borders = p->borders,
-        .labels = &p->labels,
+        .labels = &p->borders[0],
         .loss = &gpt_loss_ops,
         .loss_user = p->cuda ? &p->cuda->compute : NULL,
         .loss_scale = engine_loss_scale(&p->base),
@@ -518,7 +515,7 @@ static int follow_pipeline(struct pipelined *p, bool nccl)
             if (!dp_pipeline_owns(p->pipeline, i, (int32_t)k))
                 cuda_rank_disown(p->cuda, i, k);
     const int err = cuda_rank_use_stream(p->cuda, e->stream);
-    return err || !nccl ? err : cuda_rank_warm(p->cuda, p->borders, &p->labels);
+    return err || !nccl ? err : cuda_rank_warm(p->cuda, p->borders, &p->borders[0]);
 }
 
 static int make_pipeline(struct pipelined *p, const struct pipelined_config *config)

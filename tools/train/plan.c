@@ -505,10 +505,9 @@ static bool check(const struct settings *s)
                         : s->prompt ? "--prompt"
                         : s->file   ? "--file"
                                     : "--blocks");
-    else if (strcmp(s->model_name, "gpt") || s->replicas > 1 || s->offload.any || s->tied ||
-             settings_on_cuda(s))
-        command_misused("dualpipe plan: expected --model gpt, -D 1 and --device cpu, without "
-                        "--offload and --tie-embeddings");
+    else if (s->replicas > 1 || s->offload.any || s->tied || settings_on_cuda(s))
+        command_misused("dualpipe plan: expected -D 1 and --device cpu, without --offload and "
+                        "--tie-embeddings");
     else if (s->schedule_name && !strcmp(s->schedule_name, "none"))
         command_misused("--schedule none: expected a schedule, there is nothing else to plan");
     else if (s->virtual_stages && s->virtual_stages != 2)

@@ -250,9 +250,8 @@ int plan_file_check(const struct plan_file *plan, const char *path, const struct
     memcpy(words, plan->argv, (1 + (size_t)plan->word_count) * sizeof(*words));
     if (!args_parse(usage, 1 + plan->word_count, words, own, &none, &status))
         status = EXIT_USAGE;
-    else if (values->file || strcmp(values->model_name, "gpt"))
-        status = command_misused("--plan %s with %s: expected one of them", path,
-                                 values->file ? "--file" : "--model mlp-bn");
+    else if (values->file)
+        status = command_misused("--plan %s with --file: expected one of them", path);
     for (int i = 0; i < MEMBERS && !status; i++)
         if ((members[i].type < PARTS || plan_file_offloads(plan)) &&
             !equal(own, values, &members[i]))

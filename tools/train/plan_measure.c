@@ -31,7 +31,6 @@ struct measured {
     struct layer *layers;
     struct dp_border *borders; /* [count + 1] */
     DLTensor *values, *grads;  /* [count + 1] */
-    struct dp_border label_border;
     DLTensor labels;
 };
 
@@ -72,19 +71,17 @@ static int make_borders(struct measured *m)
     int err = 0;
 
     gpt_borders(&m->config, m->count, m->borders);
-    m->label_border = m->borders[0];
-    m->label_border.tensors[0].shape[1] = config_rows(&m->config);
     for (int i = 0; i <= m->count && !err; i++) {
         err = make_tensor(&m->borders[i], &m->values[i]);
         if (!err)
             err = make_tensor(&m->borders[i], &m->grads[i]);
     }
     if (!err)
-        err = make_tensor(&m->label_border, &m->labels);
+        err = make_tensor(&m->borders[0], &m->labels);
     if (err)
         return err;
     draw_bytes(m, 0, &m->borders[0], &m->values[0]);
-    draw_bytes(m, 1, &m->label_border, &m->labels);
+    draw_bytes(m, 1, &m->borders[0], &m->labels);
     return 0;
 }
 

@@ -16,25 +16,13 @@
 enum { LINES = 10 }; /* elsewhere than on a terminal */
 static const int64_t refresh_ns = 100000000; /* on a terminal */
 
-/* Tokens, which are bytes, or samples learned from per second since time `ns`, when `step` steps
- * were done. */
+/* Tokens, which are bytes, learned from per second since time `ns`, when `step` steps were done. */
 static double tokens_per_second(const struct report *r, uint64_t done, int64_t ns, uint64_t step)
 {
     double tokens = (double)(done - step) * (double)r->settings->batch *
-                    (double)config_rows(&r->settings->model);
+                    (double)r->settings->model.context;
 
     return tokens / ((double)(now_ns() - ns) * 1e-9);
-}
-
-/* What the model learns from, and what of it a loss is of. */
-static const char *items(const struct settings *s)
-{
-    return s->model.model ? "samples" : "tokens";
-}
-
-static const char *item(const struct settings *s)
-{
-    return s->model.model ? "sample" : "byte";
 }
 
 /* The steps that a checkpoint had done. */
@@ -62,8 +50,7 @@ static void set_number(json_t *object, const char *key, double value)
 
 static void set_rate(json_t *o, const struct report *r, uint64_t done)
 {
-    set_number(o, r->settings->model.model ? "samples_per_second" : "tokens_per_second",
-               tokens_per_second(r, done, r->start_ns, first_of(r)));
+    set_number(o, "tokens_per_second", tokens_per_second(r, done, r->start_ns, first_of(r)));
 }
 
 static void print_json(json_t *object)
@@ -192,15 +179,6 @@ static void text_model(const struct settings *s, const struct data *data, size_t
 {
     const struct gpt_config *c = &s->model;
 
-    if (c->model) {
-        put_line("model     %d hidden layers of width %d with batch normalisation: %zu "
-                 "parameters\n",
-                 c->layers, c->width, param_count);
-        put_line(
-            "data      generated: samples of %d features in %d classes; a guess costs %.3f nats\n",
-            c->context, data->classes, data_entropy(data));
-        return;
-    }
     put_line("model     %d blocks of width %d, %d heads, context %d: %zu parameters\n", c->layers,
              c->width, c->heads, c->context, param_count);
     put_line("data      %zu bytes, %zu of them held out; a guess by frequency costs %.3f nats a "
@@ -242,7 +220,6 @@ static const char *time_left(const struct report *r, uint64_t done, char *out, s
 
 static void text_progress(struct report *r, const struct progress *p)
 {
-    const char *unit = items(r->settings);
     char left[32], held_out[32] = "", bubble[32] = "", line[256];
 
     if (!isnan(r->held_out))
@@ -250,10 +227,10 @@ static void text_progress(struct report *r, const struct progress *p)
     if (!isnan(r->bubble))
         snprintf(bubble, sizeof(bubble), "  bubble %.0f %%", 100 * r->bubble);
     snprintf(line, sizeof(line),
-             "step %*" PRIu64 "/%" PRId64 "  loss %.3f%s  %.1fk %s/s%s  %s left",
+             "step %*" PRIu64 "/%" PRId64 "  loss %.3f%s  %.1fk tokens/s%s  %s left",
              snprintf(NULL, 0, "%" PRId64, r->settings->steps), p->step, r->settings->steps,
              p->result.loss, held_out,
-             1e-3 * tokens_per_second(r, p->step, r->shown_ns, r->shown_step), unit, bubble,
+             1e-3 * tokens_per_second(r, p->step, r->shown_ns, r->shown_step), bubble,
              time_left(r, p->step, left, sizeof(left)));
     if (r->terminal)
         print_in_place(line);
@@ -304,11 +281,11 @@ static void text_end(const struct report *r, const struct summary *m)
 
     if (r->terminal)
         putchar('\n');
-    put_line("done      %" PRIu64 " steps in %.1f s, %.1fk %s/s\n",
+    put_line("done      %" PRIu64 " steps in %.1f s, %.1fk tokens/s\n",
              (uint64_t)s->steps - first_of(r), (double)(now_ns() - r->start_ns) * 1e-9,
-             tokens_per_second(r, (uint64_t)s->steps, r->start_ns, first_of(r)) * 1e-3, items(s));
-    put_line("loss      %.4f at first, %.4f at last, %.4f held out (nats a %s)\n", m->first_loss,
-             m->last_loss, m->held_out, item(s));
+             tokens_per_second(r, (uint64_t)s->steps, r->start_ns, first_of(r)) * 1e-3);
+    put_line("loss      %.4f at first, %.4f at last, %.4f held out (nats a byte)\n", m->first_loss,
+             m->last_loss, m->held_out);
     if (m->skipped)
         put_line("skipped   %" PRIu64 " steps, whose gradient was not finite\n", m->skipped);
     if (!isnan(m->bubble))

@@ -2,8 +2,7 @@
  *
  * saved.c - which rank writes what:
  *
- *      one model, or gradients summed    the first copy of a stage: values, running statistics and
- *                                        optimizer state
+ *      one model, or gradients summed    the first copy of a stage: values and optimizer state
  *      shards                            values the same; each rank the state of its shard, whose
  *                                        tensors are pieces, "NAME[first:end]/mean"
  *      replicas that mix                 saved_mixing.h
@@ -40,7 +39,6 @@ struct list {
         const struct gpt_stage *stage;
         struct dp_optimizer *optimizer;
     } slots[DP_MAX_SLOTS]; /* whose memory is the host's */
-    struct statistics_tensor *statistics; /* what some of tensors refer to */
     char *names;                          /* of gradients that are due, LATE_NAME each */
     int32_t late_count;
 };
@@ -53,7 +51,6 @@ static int rank_of(const struct trainer *t)
 static void list_free(struct list *l)
 {
     free(l->tensors);
-    free(l->statistics);
     free(l->names);
 }
 
@@ -92,18 +89,7 @@ static int32_t room_of(const struct trainer *t, const struct list *l)
     int32_t room = 2;
 
     for (int i = 0; i < t->engine->stage_count; i++)
-        room += 2 * (int32_t)t->engine->stages[i]->params.tensors_len +
-                statistics_tensor_count(t->engine->stages[i]) +
-                state_count(t, l, i);
-    return room;
-}
-
-static size_t statistics_room(const struct trainer *t)
-{
-    size_t room = 1;
-
-    for (int i = 0; i < t->engine->stage_count; i++)
-        room += (size_t)statistics_tensor_count(t->engine->stages[i]);
+        room += 2 * (int32_t)t->engine->stages[i]->params.tensors_len + state_count(t, l, i);
     return room;
 }
 
@@ -118,18 +104,6 @@ static void add_values(struct list *l, const struct gpt_stage *stage, bool copie
     for (size_t i = 0; i < stage->params.tensors_len; i++)
         if (copies || !tensor_is_copy(&stage->params.tensors[i]))
             add_tensor(l, gpt_saved_name(stage, i), stage->parameters[i].value);
-}
-
-/* Those of the stages before take the first `taken` places. */
-static int32_t add_statistics(struct list *l, const struct gpt_stage *stage, int32_t taken)
-{
-    struct statistics_tensor *own = l->statistics + taken;
-    const int32_t count = statistics_tensor_count(stage);
-
-    statistics_tensors(stage, own);
-    for (int32_t i = 0; i < count; i++)
-        add_tensor(l, own[i].name, &own[i].tensor);
-    return taken + count;
 }
 
 static void add_all(struct list *l, const struct dp_named_tensor *state, int32_t count)
@@ -190,22 +164,18 @@ static int list_late(struct trainer *t, bool all, struct list *l)
 static int list_state(const struct trainer *t, bool all, struct list *l)
 {
     const bool shards = t->config.kind == DATA_PARALLEL_SHARD;
-    int32_t statistics = 0;
 
     *l = (struct list){0};
     int err = find_slots(t, l);
     if (err)
         return err;
     l->tensors = calloc((size_t)room_of(t, l), sizeof(*l->tensors));
-    l->statistics = calloc(statistics_room(t), sizeof(*l->statistics));
-    if (!l->tensors || !l->statistics)
+    if (!l->tensors)
         return DP_ENOMEM;
     for (int i = 0; i < t->engine->stage_count && !err; i++) {
         const bool first = t->engine->replica.index == 0 && !t->engine->second_copy[i];
         if (all || first)
             add_values(l, l->slots[i].stage, all);
-        if (all || first)
-            statistics = add_statistics(l, t->engine->stages[i], statistics);
         if (all || first || shards)
             err = add_state(l, t, i);
     }

@@ -7,7 +7,6 @@
 
 #include "train/late.h"
 #include "train/settings.h"
-#include "train/statistics.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -74,20 +73,6 @@ static void want_model(const struct search *s, const struct gpt_stage *g, bool l
     if (late)
         want(s, "", late_name, "",
              (DLTensor){.ndim = 1, .dtype = float64, .shape = &numbers});
-}
-
-static int want_statistics(const struct search *s, const struct gpt_stage *g)
-{
-    const int32_t count = statistics_tensor_count(g);
-    struct statistics_tensor *list = calloc((size_t)count + 1, sizeof(*list));
-
-    if (!list)
-        return DP_ENOMEM;
-    statistics_tensors(g, list);
-    for (int32_t i = 0; i < count; i++)
-        want(s, "", list[i].name, "", list[i].tensor);
-    free(list);
-    return 0;
 }
 
 /* Of a replica that mixes: its values, and the state of its mixer, whose numbers say the rest. */
@@ -160,7 +145,6 @@ static int want_all(const struct search *s, const struct settings *was)
     if (err)
         return err;
     want_model(s, g, was->late && late_is_in(s->c));
-    err = want_statistics(s, g);
     gpt_stage_free(g);
     return err;
 }

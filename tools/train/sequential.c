@@ -5,7 +5,6 @@
  */
 #include "train/bfloat16.h"
 #include "train/engine.h"
-#include "train/model.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -52,19 +51,18 @@ static void views_init(struct views *v, const struct sequential *s, const struct
                        int mb)
 {
     const struct gpt_config *c = &s->base.config;
-    const int rows = config_rows(c);
     size_t at = (size_t)global_mb(s, mb) * (size_t)c->batch;
     const DLTensor bytes = {NULL, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, v->shape, NULL, 0};
     const DLDataType dtype_real = {kDLFloat, 8 * sizeof(real), 1};
     const DLTensor reals = {NULL, {kDLCPU, 0}, 3, dtype_real, v->shape, NULL, 0};
 
-    memcpy(v->shape, (int64_t[]){c->batch, rows, config_classes(c)}, sizeof(v->shape));
+    memcpy(v->shape, (int64_t[]){c->batch, c->context, GPT_BYTES}, sizeof(v->shape));
     memcpy(v->tokens_shape, (int64_t[]){c->batch, c->context}, sizeof(v->tokens_shape));
     v->tokens = v->labels = bytes;
     v->logits = v->d_logits = reals;
     v->tokens.shape = v->tokens_shape;
     v->tokens.data = batch->tokens + at * (size_t)c->context;
-    v->labels.data = batch->labels + at * (size_t)rows;
+    v->labels.data = batch->labels + at * (size_t)c->context;
     v->logits.data = s->logits;
     v->d_logits.data = s->d_logits;
 }
@@ -104,7 +102,7 @@ static int forward(struct sequential *s, struct views *v, const struct dp_stage_
                    double *values)
 {
     int32_t count;
-    int err = model_ops(&s->base.config)->forward(s->model, call, &v->tokens, &v->logits);
+    int err = gpt_stage_ops.forward(s->model, call, &v->tokens, &v->logits);
 
     return err ? err : gpt_loss_ops.loss(NULL, call, &v->logits, &v->labels, values, 1, &count);
 }
@@ -117,8 +115,7 @@ static int backward(struct sequential *s, struct views *v, const struct dp_stage
     if (!err && s->rounded)
         memset(s->scratch.grads, 0, s->model->params.count * sizeof(real));
     if (!err)
-        err = model_ops(&s->base.config)
-                  ->backward(s->model, call, &v->d_logits, NULL, DP_BACKWARD_FULL);
+        err = gpt_stage_ops.backward(s->model, call, &v->d_logits, NULL, DP_BACKWARD_FULL);
     if (!err && s->rounded)
         bfloat16_add_rounded(s->model->params.count, s->scratch.grads,
                              s->blocks[block_of(s, call->mb)].grads);
@@ -278,7 +275,7 @@ static const struct engine_ops sequential_ops = {
 static int sequential_alloc(struct sequential *s)
 {
     const struct gpt_config *c = &s->base.config;
-    size_t logits = (size_t)c->batch * (size_t)config_rows(c) * (size_t)config_classes(c);
+    size_t logits = (size_t)c->batch * (size_t)c->context * (size_t)GPT_BYTES;
 
     int err = gpt_stage_new(c, 0, 1, &s->model);
     if (err)

@@ -2,8 +2,6 @@
 #include "train/settings.h"
 
 #include "command.h"
-#include "train/mlp_args.h"
-#include "train/model.h"
 
 #include <errno.h>
 #include <libgen.h>
@@ -26,7 +24,7 @@ static const char *const checkpoints[] = {"never", "except_last", "always", NULL
 static const char *const dtypes[] = {"f32", "bf16", NULL};
 static const char *const executions[] = {"list", "messages", NULL};
 static const char gpt[] = "gpt";
-static const char *const models[] = {gpt, "mlp-bn", NULL};
+static const char *const models[] = {gpt, NULL};
 static const char *const algorithms[] = {"d-psgd", "local-sgd", NULL};
 static const char *const compressions[] = {"none", "int8", NULL};
 static const char *const transports[] = {"auto", "shm", "tcp", "mpi", "nccl", NULL};
@@ -38,12 +36,10 @@ static const struct arg what_args[] = {
      "text to learn from (- for standard input); several are put one after the other", ARG_LIST,
      AT(data)},
     {"model", 0, NULL,
-     "mlp-bn: a classifier with batch normalisation, of samples that are generated", ARG_CHOICE,
-     AT(model_name), gpt, .choices = models},
+     "what learns", ARG_CHOICE, AT(model_name), gpt, .choices = models},
     {"steps", 0, "N", "updates of the weights in all", ARG_INT, AT(steps), "300", 1, 1e9},
     {"batch", 0, "N",
-     "sequences, or samples, of a step, over all micro-batches (default 16; mlp-bn: 128)", ARG_INT,
-     AT(batch), .min = 1, .max = 65536},
+     "sequences of a step, over all micro-batches", ARG_INT, AT(batch), "16", 1, 65536},
     {"seed", 0, "N", "of initial weights, batches and dropout", ARG_INT, AT(seed), "1", 0, 9e18},
     {"eval-every", 0, "N", "steps from one held-out loss to the next; 0: at the end only", ARG_INT,
      AT(eval_every), "50", 0, 1e9},
@@ -151,23 +147,14 @@ static const struct arg replica_args[] = {
 };
 
 static const struct arg model_args[] = {
-    {"layers", 'L', "N", "transformer blocks, or hidden layers", ARG_INT, AT(layers), "8", 1,
+    {"layers", 'L', "N", "transformer blocks", ARG_INT, AT(layers), "8", 1,
      GPT_MAX_LAYERS},
     {"width", 0, "N", "of the residual stream", ARG_INT, AT(width), "64", 1, 16384},
     {"heads", 0, "N", "attention heads", ARG_INT, AT(heads), "4", 1, 1024},
-    {"context", 0, "N", "bytes of a sequence, or features of a sample", ARG_INT, AT(context), "64",
+    {"context", 0, "N", "bytes of a sequence", ARG_INT, AT(context), "64",
      1, 16384},
     {"tie-embeddings", 0, NULL, "the head's weights are the table of the embedding", ARG_FLAG,
      AT(tied)},
-    {"batch-norm", 0, NULL,
-     "mlp-bn: running statistics of a step (default corrected), or compat: as fairscale keeps them",
-     ARG_CHOICE, AT(batch_norm), .choices = mlp_norm_forms},
-    {"batch-norm-variance", 0, NULL,
-     "mlp-bn: running variance of N rows by N (default biased) or by N - 1", ARG_CHOICE,
-     AT(batch_norm_variance), .choices = mlp_norm_variances},
-    {"batch-norm-over", 0, NULL,
-     "mlp-bn: running statistics of all replicas (default all), or of each its own", ARG_CHOICE,
-     AT(batch_norm_over), .choices = mlp_norm_scopes},
 };
 
 static const struct arg optimizer_args[] = {
@@ -236,7 +223,7 @@ const struct usage settings_usage = {
     .operands = "[FILE...]",
     .max_operands = 0,
     .operand_files = true,
-    .about = "Train a byte-level GPT on text (or a classifier, --model mlp-bn), its layers spread\n"
+    .about = "Train a byte-level GPT on text, its layers spread\n"
              "over the ranks of a pipeline. The ranks are processes that the command starts and\n"
              "ends itself; under torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) each\n"
              "process is one. Every schedule gives the same losses, to the last bit, as\n"
@@ -246,7 +233,6 @@ const struct usage settings_usage = {
         "  dualpipe train --data /usr/share/common-licenses/GPL-3 --timeline step.svg\n"
         "  dualpipe train --data book.txt --schedule dualpipev -P 2 -M 8 --steps 100\n"
         "  dualpipe train --data *.txt --schedule none --json\n"
-        "  dualpipe train --model mlp-bn -P 2 --steps 100\n"
         "  dualpipe train --data book.txt --file mine.csv --steps 100\n"
         "  dualpipe train --data book.txt --schedule none -D 4 --mix one-peer-exp\n"
         "  dualpipe train --data book.txt --save saved --save-every 100\n"
@@ -264,11 +250,6 @@ static bool is_sequential(const struct settings *s)
     return !strcmp(s->schedule_name, sequential);
 }
 
-static bool has_samples(const struct settings *s)
-{
-    return strcmp(s->model_name, gpt);
-}
-
 static bool take_files(struct settings *s, const struct operands *more)
 {
     for (int i = 0; i < more->count; i++) {
@@ -279,10 +260,6 @@ static bool take_files(struct settings *s, const struct operands *more)
         }
         s->data.items[s->data.count++] = more->items[i];
     }
-    if (has_samples(s))
-        return mlp_args_take(s);
-    if (!s->batch)
-        s->batch = 16;
     if (s->data.count > 0)
         return true;
     command_misused("--data is missing: expected text to learn from, for instance "
@@ -448,9 +425,8 @@ static bool check_blocks(const struct settings *s, int stages)
     }
     if (!s->blocks.count)
         return multiple("--layers", s->layers, stages, "the number of stages");
-    if (is_sequential(s) || has_samples(s) || s->graph)
-        command_misused("--blocks: expected --model gpt, a schedule, and replicas that sum their "
-                        "gradients");
+    if (is_sequential(s) || s->graph)
+        command_misused("--blocks: expected a schedule, and replicas that sum their gradients");
     else if (s->blocks.count != stages)
         command_misused("--blocks: %d numbers, expected %d, one for each stage", s->blocks.count,
                         stages);
@@ -469,7 +445,7 @@ static bool check_model(const struct settings *s)
 {
     int stages = s->training ? s->training->stages : 1;
 
-    return (has_samples(s) || multiple("--width", s->width, s->heads, "the number of --heads")) &&
+    return multiple("--width", s->width, s->heads, "the number of --heads") &&
            multiple("--batch", s->batch, s->microbatches, "the number of micro-batches (-M)") &&
            check_blocks(s, stages);
 }
@@ -623,9 +599,7 @@ static bool check_tied(const struct settings *s)
 {
     if (!s->tied)
         return true;
-    if (has_samples(s))
-        command_misused("--tie-embeddings: expected --model gpt; %s has no embedding", s->model_name);
-    else if (s->offload.any)
+    if (s->offload.any)
         command_misused("--tie-embeddings: expected none with --offload, whose shards are apart");
     else if (s->kind > DATA_PARALLEL_SUM)
         command_misused("--tie-embeddings: expected --mix all-reduce, not %s; the sum over stages "
@@ -660,7 +634,7 @@ static bool check(struct settings *s, const struct operands *files, int world, i
            check_offload(s) && check_outputs(s) &&
            settings_take_device(s) && take_replicas(s, status) &&
            (is_sequential(s) || build_schedules(s, status)) &&
-           check_model(s) && mlp_args_take_norm(s) && check_tied(s) && check_late(s) &&
+           check_model(s) && check_tied(s) && check_late(s) &&
            take_order_blocks(s) && settings_check_save(s);
 }
 
@@ -694,8 +668,6 @@ bool settings_parse(int argc, char **argv, int world, struct settings *s, int *s
 struct gpt_config settings_model(const struct settings *s)
 {
     return (struct gpt_config){
-        .model = has_samples(s) ? &mlp_bn_model : NULL,
-        .norm = s->model.norm,
         .layers = (int)s->layers,
         .width = (int)s->width,
         .heads = (int)s->heads,
@@ -703,7 +675,6 @@ struct gpt_config settings_model(const struct settings *s)
         .batch = (int)(s->batch / s->microbatches),
         .dropout = (float)s->dropout,
         .seed = (uint64_t)s->seed,
-        .microbatches = (int)s->microbatches,
         .tied = s->tied,
         .blocks = s->blocks.count ? s->blocks.items : NULL,
     };

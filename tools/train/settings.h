@@ -22,7 +22,7 @@ struct settings {
     struct arg_list data;
     const char *checkpoint, *execution, *schedule_name, *transport, *placement, *trace, *timeline,
         *mix, *mix_algorithm, *mix_compress, *model_name, *save, *resume, *prompt, *file, *device,
-        *dtype, *kernels, *batch_norm, *batch_norm_variance, *batch_norm_over;
+        *dtype, *kernels;
     int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
         eval_every, save_every, virtual_stages, slack;
     int64_t sample, seed, port, order_blocks, local_steps, mix_local, mix_staleness, restarts,

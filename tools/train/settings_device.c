@@ -70,9 +70,9 @@ bool settings_take_device(struct settings *s)
 {
     if (!settings_on_cuda(s)) {
         if (strcmp(s->dtype, "f32") && (strcmp(s->schedule_name, "none") || s->replicas > 1 ||
-                                        s->tied || strcmp(s->model_name, "gpt")))
-            command_misused("--dtype %s: expected --device cuda, or --schedule none with one replica "
-                            "of --model gpt, without --tie-embeddings", s->dtype);
+                                        s->tied))
+            command_misused("--dtype %s: expected --device cuda, or --schedule none with one replica, "
+                            "without --tie-embeddings", s->dtype);
         else if (s->kernels)
             command_misused("--kernels: expected --device cuda");
         else if (s->no_graphs)
@@ -85,8 +85,6 @@ bool settings_take_device(struct settings *s)
     }
     if (!settings_is_cuda(s->device))
         command_misused("--device %s: expected cpu, cuda or cuda:N", s->device);
-    else if (strcmp(s->model_name, "gpt"))
-        command_misused("--device %s: expected --model gpt", s->device);
     else if (!strcmp(s->schedule_name, "none") || s->offload.any)
         command_misused("--device %s: expected a schedule, for instance --schedule 1f1b -P 1; "
                         "--schedule none is of the CPU", s->device);

@@ -167,7 +167,6 @@ static bool check_pipeline_survival(const struct settings *s)
                            : s->placement                ? "no --placement"
                            : s->offload.any              ? "no --offload"
                            : s->late                     ? "no --delay-update"
-                           : strcmp(s->model_name, "gpt") ? "--model gpt"
                            : settings_on_cuda(s)         ? "--device cpu"
                            : s->restarts                 ? "--spare instead of --restart"
                                                          : NULL;

@@ -64,17 +64,6 @@ static bool check_folder(const struct settings *s)
     return false;
 }
 
-/* What replicas that mix save has no running statistics. */
-static bool check_mixing(const struct settings *s)
-{
-    if (s->kind != DATA_PARALLEL_MIX || !strcmp(s->model_name, "gpt") || (!s->save && !s->resume))
-        return true;
-    command_misused("%s with --mix %s and --model %s: expected --mix all-reduce or reduce-scatter, or "
-                    "--model gpt; the running statistics of replicas that mix are not saved",
-                    s->save ? "--save" : "--resume", s->mix, s->model_name);
-    return false;
-}
-
 /* Of the optimizer's state, with --offload. */
 static bool check_state_folder(const struct settings *s)
 {
@@ -88,7 +77,7 @@ static bool check_state_folder(const struct settings *s)
 
 bool settings_check_save(const struct settings *s)
 {
-    return check_folder(s) && check_state_folder(s) && check_mixing(s);
+    return check_folder(s) && check_state_folder(s);
 }
 
 /* What the numbers of a run depend on; the first few also say which tensors there are. */
@@ -96,8 +85,7 @@ enum { SHAPES = 4 };
 static const char *const kept[] = {
     "layers", "width", "heads",  "context", "model", "batch",   "microbatches", "steps",
     "seed",   "lr",    "warmup", "decay",   "clip",  "dropout", "any-order",    "order-blocks",
-    "tie-embeddings", "delay-update", "batch-norm", "batch-norm-variance", "batch-norm-over",
-    NULL,
+    "tie-embeddings", "delay-update", NULL,
 };
 
 /* What they do not depend on, unless replicas mix their weights. */
@@ -134,11 +122,6 @@ static bool same_model(const struct settings *s, const struct settings *was)
     const int64_t now[SHAPES] = {s->layers, s->width, s->heads, s->context};
     const int64_t then[SHAPES] = {was->layers, was->width, was->heads, was->context};
 
-    if (strcmp(s->model_name, was->model_name)) {
-        command_misused("--model %s: expected %s, as the model in %s is", s->model_name,
-                        was->model_name, s->from.path);
-        return false;
-    }
     for (int i = 0; i < SHAPES; i++)
         if (now[i] != then[i]) {
             command_misused("--%s %d: expected %d, as the model in %s has it", kept[i], (int)now[i],
@@ -428,8 +411,6 @@ bool settings_check_prompt(const struct settings *s, const struct operands *file
 {
     if (!s->resume)
         command_misused("--prompt: expected --resume, the folder with the model that is to write");
-    else if (strcmp(s->model_name, "gpt"))
-        command_misused("--prompt with --model %s: expected --model gpt", s->model_name);
     else if (s->data.count || files->count)
         command_misused("--prompt with --data %s: expected one of them; the model learns nothing",
                         s->data.count ? s->data.items[0] : files->items[0]);

@@ -136,16 +136,6 @@ static int run_prompt(const struct settings *s)
     return EXIT_FAILED; /* a damaged checkpoint is no mistake of the command line */
 }
 
-static bool open_data(const struct settings *s, struct data *data)
-{
-    const struct gpt_config *c = &s->model;
-
-    if (!c->model)
-        return data_open(s->data.items, s->data.count, c->context, c->seed, data);
-    *data = data_generated(c->context, config_classes(c), c->seed);
-    return true;
-}
-
 int run_train(int argc, char **argv)
 {
     struct dp_comm_config started = {0};
@@ -164,7 +154,8 @@ int run_train(int argc, char **argv)
         status = command_broke("%s", why);
     } else if (s->prompt) {
         status = run_prompt(s);
-    } else if (open_data(s, &run.data)) {
+    } else if (data_open(s->data.items, s->data.count, s->model.context, s->model.seed,
+                         &run.data)) {
         status = run_all(&run, &started);
         data_close(&run.data);
     }

@@ -341,7 +341,7 @@ static int learn(struct trainer *t, uint64_t step, struct step_result *result)
         .rate = t->rate,
         .skipped = !isfinite(norm),
     };
-    return statistics_commit(&t->statistics, e, t->comm, !result->skipped);
+    return 0;
 }
 
 void trainer_revoke(struct trainer *t, int err)
@@ -421,7 +421,7 @@ int trainer_survive(struct trainer *t, uint64_t *step)
         return err;
     go_on(t);
     *step = trainer_next(t);
-    return statistics_begin_again(t->engine, t->comm);
+    return 0;
 }
 
 int trainer_admit(struct trainer *t, int count, const struct dp_comm_config *config)
@@ -571,8 +571,6 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
     if (!err && config->survive)
         go_on(t);
     if (!err)
-        err = statistics_init(&t->statistics, engine);
-    if (!err)
         err = make_slots(t);
     if (!err)
         err = late_init(t, update_slot);
@@ -584,7 +582,6 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
 void trainer_fini(struct trainer *t)
 {
     data_parallel_fini(&t->replicas);
-    statistics_fini(&t->statistics);
     late_fini(t);
     for (int i = 0; i < DP_MAX_SLOTS; i++) {
         dp_optimizer_free(t->optimizers[i]);

@@ -9,7 +9,6 @@
 #include "train/data.h"
 #include "train/data_parallel.h"
 #include "train/engine.h"
-#include "train/statistics.h"
 
 #include <dualpipe/offload.h>
 #include <dualpipe/optimizer.h>
@@ -53,7 +52,6 @@ struct trainer {
     int ranks;
     double share; /* of a step's micro-batches that those have */
     struct data_parallel replicas;
-    struct statistics statistics;
     struct late late;
     double rate; /* of this step */
     bool agreed; /* agrees: that what failed last was cut off */

@@ -161,7 +161,7 @@ void watcher_tell(struct watcher *w, const struct progress *p,
     now->loss = p->result.loss;
     now->held_out = isnan(p->held_out) ? now->held_out : p->held_out;
     now->bubble = isnan(p->bubble) ? now->bubble : p->bubble;
-    now->tokens_per_second = (double)s->batch * (double)config_rows(&s->model) * 1e9 /
+    now->tokens_per_second = (double)s->batch * (double)s->model.context * 1e9 /
                              (double)(ended_ns - w->stepped_ns);
     now->slow_count = w->slow_count < TRAIN_PAGE_SLOW ? w->slow_count : TRAIN_PAGE_SLOW;
     for (int i = 0; i < now->slow_count; i++)
