@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * compressed.c - differences, rounded to int8, and what workers know of each other.
+ */
 #include "mixing/compressed.h"
 
 #include "base/fail.h"
@@ -11,22 +14,41 @@
 
 /* ---- int8 -------------------------------------------------------------------------------------- */
 
-#define REAL float
-#define NAME(x) x##_float
-#define ABS fabsf
-#define LARGEST FLT_MAX
-#include "mixing/codec_type.h"
-#undef REAL
-#undef NAME
-#undef ABS
-#undef LARGEST
+/* The loops for one type; scales are floats in both. */
+#define CODEC_LOOPS(REAL, ABS)                                                                     \
+    static void round_piece_##REAL(size_t count, const REAL *restrict x,                           \
+                                   const REAL *restrict reference, float *scale,                   \
+                                   int8_t *restrict out)                                           \
+    {                                                                                              \
+        REAL d[DP_CODEC_SCALED], most = 0, inverse;                                                \
+        bool finite = true;                                                                        \
+                                                                                                   \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            d[i] = x[i] - reference[i];                                                            \
+            const REAL size = ABS(d[i]);                                                           \
+            most = size > most ? size : most;                                                      \
+            finite = finite && size <= FLT_MAX;                                                    \
+        }                                                                                          \
+        *scale = finite ? (float)(most / 127) : NAN;                                               \
+        if (*scale < FLT_MIN)                                                                      \
+            *scale = 0;                                                                            \
+        inverse = finite && *scale > 0 ? 1 / (REAL)*scale : 0;                                     \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            REAL v = finite ? d[i] * inverse : 0;                                                  \
+            v = v > 127 ? 127 : v < -127 ? -127 : v;                                               \
+            out[i] = (int8_t)(v + (v < 0 ? (REAL)-0.5 : (REAL)0.5));                               \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    static void add_piece_##REAL(size_t count, float scale, const int8_t *restrict in,             \
+                                 REAL *restrict sum)                                               \
+    {                                                                                              \
+        for (size_t i = 0; i < count; i++)                                                         \
+            sum[i] += (REAL)scale * (REAL)in[i];                                                   \
+    }
 
-/* Scales are floats in both. */
-#define REAL double
-#define NAME(x) x##_double
-#define ABS fabs
-#define LARGEST FLT_MAX
-#include "mixing/codec_type.h"
+CODEC_LOOPS(float, fabsf)
+CODEC_LOOPS(double, fabs)
 
 static size_t scales_of(const struct dp_codec *c)
 {
@@ -79,22 +101,13 @@ static size_t block_bytes(const struct dp_compressed *x)
     return (x->codec.elements * x->codec.type.bits / 8 + 63) / 64 * 64;
 }
 
-static size_t count_blocks(struct dp_compressed *x)
-{
-    size_t blocks = 0;
-
-    for (int32_t t = 0; t < x->graph->period; t++) {
-        x->rounds[t].count = dp_neighbors_from(x->graph, t, dp_comm_rank(x->comm), x->from);
-        blocks += 1 + (size_t)x->rounds[t].count;
-    }
-    return blocks;
-}
-
 static int allocate_blocks(struct dp_compressed *x)
 {
-    const size_t blocks = count_blocks(x), bytes = block_bytes(x);
-    size_t used = 0;
+    const size_t bytes = block_bytes(x);
+    size_t blocks = 0;
 
+    for (int32_t t = 0; t < x->graph->period; t++)
+        blocks += 1 + (size_t)x->rounds[t].count;
     x->memory = calloc(blocks, bytes ? bytes : 1);
     x->blocks = calloc(blocks, sizeof(*x->blocks));
     if (!x->memory || !x->blocks)
@@ -102,35 +115,32 @@ static int allocate_blocks(struct dp_compressed *x)
                        blocks);
     for (size_t k = 0; k < blocks; k++)
         x->blocks[k] = x->memory + k * bytes;
+    blocks = 0;
     for (int32_t t = 0; t < x->graph->period; t++) {
-        x->rounds[t].mine = x->blocks[used];
-        x->rounds[t].theirs = &x->blocks[used + 1];
-        used += 1 + (size_t)x->rounds[t].count;
+        x->rounds[t].mine = x->blocks[blocks];
+        x->rounds[t].theirs = &x->blocks[blocks + 1];
+        blocks += 1 + (size_t)x->rounds[t].count;
     }
     return 0;
 }
 
-static int allocate(struct dp_compressed *x)
-{
-    const size_t most = (size_t)dp_neighbors_max(x->graph, dp_comm_rank(x->comm)) + 1;
-
-    x->rounds = calloc((size_t)x->graph->period, sizeof(*x->rounds));
-    x->sent = malloc(x->codec.bytes + 1);
-    x->arrived = malloc(most * x->codec.bytes + 1);
-    x->from = calloc(most, sizeof(*x->from));
-    x->to = calloc(most, sizeof(*x->to));
-    x->requests = calloc(2 * most, sizeof(*x->requests));
-    if (x->rounds && x->sent && x->arrived && x->from && x->to && x->requests)
-        return allocate_blocks(x);
-    return dp_fail(DP_ENOMEM, "no memory for compressed blocks of %zu elements", x->codec.elements);
-}
-
-int dp_compressed_init(struct dp_compressed *x, struct dp_comm *comm, const struct dp_graph *graph,
+int dp_compressed_init(struct dp_compressed *x, const struct dp_graph *graph, int32_t worker,
                        DLDataType type, size_t elements)
 {
-    *x = (struct dp_compressed){.comm = comm, .graph = graph, .codec = dp_codec_of(type, elements)};
-    int err = allocate(x);
+    struct dp_neighbor *from =
+        calloc((size_t)dp_neighbors_max(graph, worker) + 1, sizeof(*from));
 
+    *x = (struct dp_compressed){.graph = graph, .codec = dp_codec_of(type, elements)};
+    x->rounds = calloc((size_t)graph->period, sizeof(*x->rounds));
+    x->sent = malloc(x->codec.bytes + 1);
+    int err = x->rounds && x->sent && from
+                  ? 0
+                  : dp_fail(DP_ENOMEM, "no memory for compressed blocks of %zu elements", elements);
+    for (int32_t t = 0; t < graph->period && !err; t++)
+        x->rounds[t].count = dp_neighbors_from(graph, t, worker, from);
+    free(from);
+    if (!err)
+        err = allocate_blocks(x);
     if (err)
         dp_compressed_fini(x);
     return err;
@@ -142,10 +152,6 @@ void dp_compressed_fini(struct dp_compressed *x)
     free(x->memory);
     free(x->blocks);
     free(x->sent);
-    free(x->arrived);
-    free(x->from);
-    free(x->to);
-    free(x->requests);
     *x = (struct dp_compressed){0};
 }
 
@@ -160,68 +166,23 @@ void dp_compressed_begin(struct dp_compressed *x, const void *values)
     }
 }
 
-/* ---- on the way -------------------------------------------------------------------------------- */
+/* ---- a round ----------------------------------------------------------------------------------- */
 
-static int receive(struct dp_compressed *x, int32_t k, uint64_t tag)
+const void *dp_compressed_write(struct dp_compressed *x, int64_t t, const void *block)
 {
-    return dp_comm_irecv(x->comm, x->from[k].worker, DP_CHANNEL_REDUCE, tag,
-                         x->arrived + (size_t)k * x->codec.bytes, x->codec.bytes, &x->requests[k]);
+    dp_codec_write(&x->codec, block, x->rounds[t % x->graph->period].mine, x->sent);
+    return x->sent;
 }
 
-int dp_compressed_start(struct dp_compressed *x, int64_t t, uint64_t tag, const void *block)
+void dp_compressed_finish(struct dp_compressed *x, int64_t t, const struct dp_neighbor *from,
+                          const char *messages, void *out)
 {
-    const int32_t self = dp_comm_rank(x->comm);
-    int err = 0;
-
-    x->round = t;
-    x->begun = x->done = 0;
-    x->from_count = dp_neighbors_from(x->graph, t, self, x->from);
-    x->to_count = dp_neighbors_to(x->graph, t, self, x->to);
-    for (int32_t k = 0; k < x->from_count && !err; k++, x->begun += !err)
-        err = receive(x, k, tag);
-    if (!err && x->to_count)
-        dp_codec_write(&x->codec, block, x->rounds[t % x->graph->period].mine, x->sent);
-    for (int32_t k = 0; k < x->to_count && !err; k++, x->begun += !err)
-        err = dp_comm_isend(x->comm, x->to[k].worker, DP_CHANNEL_REDUCE, tag, x->sent,
-                            x->codec.bytes, &x->requests[x->from_count + k]);
-    return err;
-}
-
-static int next_done(struct dp_compressed *x, bool wait, const struct dp_comm *all)
-{
-    const int32_t k = x->done - x->from_count;
-    const int32_t peer = k < 0 ? x->from[x->done].worker : x->to[k].worker;
-
-    return wait ? dp_neighbor_wait(x->comm, &x->requests[x->done], peer, all)
-                : dp_comm_test(x->comm, &x->requests[x->done]);
-}
-
-int dp_compressed_arrive(struct dp_compressed *x, bool wait, const struct dp_comm *all)
-{
-    int err = 0;
-
-    while (x->done < x->begun && !err) {
-        err = next_done(x, wait, all);
-        x->done += !err;
-    }
-    if (!err && x->begun < x->from_count + x->to_count)
-        err = dp_fail_quietly(DP_ECOMM, "the exchange could not be begun with all neighbors");
-    return err;
-}
-
-void dp_compressed_finish(struct dp_compressed *x, void *out)
-{
-    const struct dp_compressed_round *r = &x->rounds[x->round % x->graph->period];
+    const struct dp_compressed_round *r = &x->rounds[t % x->graph->period];
     const struct dp_codec *c = &x->codec;
 
     memset(out, 0, c->elements * c->type.bits / 8);
     for (int32_t k = 0; k < r->count; k++) {
-        dp_codec_add(c, x->arrived + (size_t)k * c->bytes, r->theirs[k]);
-        dp_add_difference(c->type, c->elements, out, x->from[k].weight, r->theirs[k], r->mine);
+        dp_codec_add(c, messages + (size_t)k * c->bytes, r->theirs[k]);
+        dp_add_difference(c->type, c->elements, out, from[k].weight, r->theirs[k], r->mine);
     }
-}
-
-size_t dp_compressed_bytes(const struct dp_compressed *x, int64_t t)
-{
-    return (size_t)dp_neighbors_to(x->graph, t, dp_comm_rank(x->comm), x->to) * x->codec.bytes;
 }

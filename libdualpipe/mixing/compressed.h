@@ -25,7 +25,7 @@
 #ifndef DP_MIXING_COMPRESSED_H
 #define DP_MIXING_COMPRESSED_H
 
-#include "mixing/neighbors.h"
+#include "mixing/round.h"
 
 enum { DP_CODEC_SCALED = 256 }; /* elements of a scale */
 
@@ -48,33 +48,24 @@ struct dp_compressed_round {
 };
 
 struct dp_compressed {
-    struct dp_comm *comm;
     const struct dp_graph *graph;
     struct dp_codec codec;
     struct dp_compressed_round *rounds; /* [period] */
     char *memory, **blocks;             /* theirs */
-    char *sent, *arrived;               /* [codec.bytes], [neighbors_max * codec.bytes] */
-    struct dp_neighbor *from, *to;      /* [neighbors_max] of the round in flight */
-    struct dp_request *requests;        /* [2 * neighbors_max] receives, then sends */
-    int32_t from_count, to_count;
-    int32_t begun, done;                /* requests: those that were begun, those that are over */
-    int64_t round;
+    char *sent;                         /* [codec.bytes] */
 };
 
-int dp_compressed_init(struct dp_compressed *x, struct dp_comm *comm, const struct dp_graph *graph,
+/* DP_ENOMEM. */
+int dp_compressed_init(struct dp_compressed *x, const struct dp_graph *graph, int32_t worker,
                        DLDataType type, size_t elements);
 void dp_compressed_fini(struct dp_compressed *x);
 /* All workers know these values of all: values[elements], the same on all of them. */
 void dp_compressed_begin(struct dp_compressed *x, const void *values);
-
-/* Send what block[elements] differs by; it may change afterwards. */
-int dp_compressed_start(struct dp_compressed *x, int64_t t, uint64_t tag, const void *block);
-/* 0: all messages of what was started have come and gone; DP_EAGAIN, unless it waits. all: see
- * dp_neighbor_wait. */
-int dp_compressed_arrive(struct dp_compressed *x, bool wait, const struct dp_comm *all);
-/* After that, once: out[elements] is what is to be added. */
-void dp_compressed_finish(struct dp_compressed *x, void *out);
-/* Bytes that this worker sends in round t. */
-size_t dp_compressed_bytes(const struct dp_compressed *x, int64_t t);
+/* What is sent in round t of block[elements]: codec.bytes, until the next one. */
+const void *dp_compressed_write(struct dp_compressed *x, int64_t t, const void *block);
+/* Once, of the messages of the round's neighbors, one behind the other: out[elements] is what is to be
+ * added. */
+void dp_compressed_finish(struct dp_compressed *x, int64_t t, const struct dp_neighbor *from,
+                          const char *messages, void *out);
 
 #endif

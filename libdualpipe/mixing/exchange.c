@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * exchange.c - groups of a graph, and blocks on their way along its rounds.
+ */
 #include "mixing/exchange.h"
 
 #include "base/fail.h"
@@ -7,31 +10,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- what rounds say -------------------------------------------------------------------------- */
-
-bool dp_exchange_is_alone(const struct dp_graph *g, int64_t t, int32_t worker)
-{
-    const struct dp_mix_group *group = dp_graph_group(g, t, worker);
-
-    return group ? group->count == 1 : g->workers == 1;
-}
-
-double dp_exchange_share(const struct dp_graph *g, int64_t t, int32_t worker)
-{
-    const struct dp_mix_group *group = dp_graph_group(g, t, worker);
-
-    if (!group || group->count == 1)
-        return 1;
-    return (1 - group->self) / (group->count - 1);
-}
-
-double dp_exchange_self(const struct dp_graph *g, int64_t t, int32_t worker)
-{
-    const struct dp_mix_group *group = dp_graph_group(g, t, worker);
-
-    return group ? group->self : dp_graph_weight(g, t, worker, worker);
-}
 
 /* ---- what all exchanges share ------------------------------------------------------------------ */
 
@@ -94,7 +72,7 @@ int dp_exchange_group_init(struct dp_exchange_group *s, struct dp_comm *comm,
     for (int64_t t = 0; t < g->period && !err; t++) {
         size_t count;
         dp_graph_links(g, t, dp_comm_rank(comm), &count);
-        s->peers_max = (int32_t)count > s->peers_max ? (int32_t)count : s->peers_max;
+        s->links_max = (int32_t)count > s->links_max ? (int32_t)count : s->links_max;
         if (!sums_groups(g, t))
             continue;
         if (first_alike(g, t) < t)
@@ -118,52 +96,21 @@ void dp_exchange_group_fini(struct dp_exchange_group *s)
 
 /* ---- one of them ------------------------------------------------------------------------------ */
 
-/* Receives and sends of a round at most: of a block, and with push-sum of a weight. */
-static size_t count_requests(const struct dp_exchange_group *s)
+/* How differences go, if they do. */
+static int make_differences(struct dp_exchange *x)
 {
-    const struct dp_graph *g = s->graph;
-    const int32_t worker = dp_comm_rank(s->comm);
-    size_t most = 2;
+    const struct dp_exchange_group *s = x->shared;
 
-    for (int32_t t = 0; t < g->period; t++) {
-        const struct dp_mix_round *r = &g->rounds[t];
-        size_t count;
-        dp_graph_links(g, t, worker, &count);
-        for (size_t i = r->first_link; i < r->first_link + r->link_count; i++)
-            count += g->links[i].from == worker;
-        most = count > most ? count : most;
-    }
-    return (g->push_sum ? 2 * most : most) + s->survives;
-}
-
-static int make_compressed(struct dp_exchange *x)
-{
-    x->compressed = malloc(sizeof(*x->compressed));
-    if (!x->compressed)
-        return dp_fail(DP_ENOMEM, "no memory for a compressed exchange");
-    int err = dp_compressed_init(x->compressed, x->shared->comm, x->shared->graph, x->type,
-                                 x->elements);
-    if (err) {
-        free(x->compressed);
-        x->compressed = NULL;
-    }
-    return err;
-}
-
-static int make_stale(struct dp_exchange *x)
-{
-    x->stale = malloc(sizeof(*x->stale));
-    if (!x->stale)
-        return dp_fail(DP_ENOMEM, "no memory for an exchange");
-    int err = dp_stale_init(x->stale, x->shared->comm, x->shared->graph, x->shared->staleness,
-                            x->type, x->elements);
-    if (err) {
-        free(x->stale);
-        x->stale = NULL;
-    } else if (x->shared->survives) {
-        x->stale->all = x->shared->all;
-    }
-    return err;
+    x->compressed = s->compression ? calloc(1, sizeof(*x->compressed)) : NULL;
+    x->stale = s->staleness ? calloc(1, sizeof(*x->stale)) : NULL;
+    if ((s->compression && !x->compressed) || (s->staleness && !x->stale))
+        return dp_fail(DP_ENOMEM, "no memory for an exchange of differences");
+    if (x->compressed)
+        return dp_compressed_init(x->compressed, s->graph, dp_comm_rank(s->comm), x->type,
+                                  x->elements);
+    return x->stale ? dp_stale_init(x->stale, s->comm, s->survives ? s->all : NULL, s->graph,
+                                    s->staleness, x->type, x->elements)
+                    : 0;
 }
 
 bool dp_exchange_adds(const struct dp_exchange *x)
@@ -176,26 +123,33 @@ int dp_exchange_blocks(const struct dp_exchange_group *g)
     return g->compression ? 1 : 2;
 }
 
+/* Receives and sends of a round at most: of a block, and with push-sum of a weight; a sum, and what
+ * confirms. */
+static int make_messages(struct dp_exchange *x, int32_t neighbors)
+{
+    const size_t count = (size_t)neighbors + 1;
+    const size_t bytes = x->compressed ? count * x->compressed->codec.bytes
+                                       : (size_t)x->shared->links_max * x->bytes;
+
+    x->transfers.list = calloc(4 * count + 2, sizeof(*x->transfers.list));
+    x->neighbors = calloc(count, sizeof(*x->neighbors));
+    x->arrived = malloc(bytes ? bytes : 1);
+    x->arrived_mass = calloc(count, sizeof(*x->arrived_mass));
+    return x->transfers.list && x->neighbors && x->arrived && x->arrived_mass
+               ? 0
+               : dp_fail(DP_ENOMEM, "no memory for an exchange of %zu bytes", x->bytes);
+}
+
 int dp_exchange_init(struct dp_exchange *x, const struct dp_exchange_group *shared, DLDataType type,
                      size_t elements, void *const *blocks)
 {
-    const size_t requests = count_requests(shared), sources = (size_t)shared->peers_max;
-
     *x = (struct dp_exchange){.shared = shared, .type = type, .elements = elements,
                               .bytes = elements * type.bits / 8, .mass = 1, .round = -1};
     x->block[0] = blocks[0];
     x->block[1] = blocks[1];
-    x->requests = calloc(requests, sizeof(*x->requests));
-    x->peers = calloc(requests, sizeof(*x->peers));
-    x->arrived = malloc(sources ? sources * x->bytes : 1);
-    x->arrived_mass = calloc(sources + 1, sizeof(*x->arrived_mass));
-    int err = x->requests && x->peers && x->arrived && x->arrived_mass
-                  ? 0
-                  : dp_fail(DP_ENOMEM, "no memory for an exchange of %zu bytes", x->bytes);
-    if (!err && shared->compression)
-        err = make_compressed(x);
-    if (!err && shared->staleness)
-        err = make_stale(x);
+    int err = make_differences(x);
+    if (!err)
+        err = make_messages(x, dp_neighbors_max(shared->graph, dp_comm_rank(shared->comm)));
     if (err)
         dp_exchange_fini(x);
     return err;
@@ -203,8 +157,8 @@ int dp_exchange_init(struct dp_exchange *x, const struct dp_exchange_group *shar
 
 void dp_exchange_fini(struct dp_exchange *x)
 {
-    free(x->requests);
-    free(x->peers);
+    free(x->transfers.list);
+    free(x->neighbors);
     free(x->arrived);
     free(x->arrived_mass);
     if (x->compressed)
@@ -218,33 +172,21 @@ void dp_exchange_fini(struct dp_exchange *x)
 
 /* ---- starting --------------------------------------------------------------------------------- */
 
-static int send_to(struct dp_exchange *x, int32_t peer, uint64_t tag, const void *from, size_t len)
+/* Of the workers of a large group, or all. */
+static struct dp_comm *comm_of_sums(const struct dp_exchange *x)
 {
-    x->sent_bytes += (int64_t)len;
-    x->peers[x->request_count] = peer;
-    return dp_comm_isend(x->shared->comm, peer, DP_CHANNEL_REDUCE, tag, from, len,
-                         &x->requests[x->request_count++]);
-}
+    struct dp_comm *of_round = x->shared->of_round[x->round % x->shared->graph->period];
 
-static int receive_from(struct dp_exchange *x, int32_t peer, uint64_t tag, void *to, size_t len)
-{
-    x->peers[x->request_count] = peer;
-    return dp_comm_irecv(x->shared->comm, peer, DP_CHANNEL_REDUCE, tag, to, len,
-                         &x->requests[x->request_count++]);
-}
-
-static int start_pair(struct dp_exchange *x, int32_t peer, uint64_t tag)
-{
-    int err = receive_from(x, peer, tag, x->block[1 - x->now], x->bytes);
-
-    return err ? err : send_to(x, peer, tag, x->block[x->now], x->bytes);
+    return of_round ? of_round : x->shared->comm;
 }
 
 static int sum(struct dp_exchange *x, const void *in, void *out, size_t count, DLDataType type)
 {
-    x->peers[x->request_count] = -1;
-    return dp_comm_iallreduce(x->comm, in, out, count, type, DP_REDUCE_SUM,
-                              &x->requests[x->request_count++]);
+    struct dp_transfers *m = &x->transfers;
+
+    m->comm = comm_of_sums(x);
+    return dp_transfers_note(m, dp_comm_iallreduce(m->comm, in, out, count, type, DP_REDUCE_SUM,
+                                                  dp_transfers_next(m, -1)));
 }
 
 /* Collectives of a communicator are carried out one after the other: this one ends once all ranks have
@@ -255,49 +197,45 @@ static int confirm(struct dp_exchange *x)
 
     x->must_confirm = false;
     x->confirmed = 0;
+    x->confirming = 1;
     return sum(x, &x->confirmed, &x->confirmed, 1, int64);
 }
 
-static int start_group(struct dp_exchange *x)
+static int start_sum(struct dp_exchange *x)
 {
-    x->comm = x->shared->of_round[x->round % x->shared->graph->period];
-    x->sent_bytes += 2 * (int64_t)x->bytes * (dp_comm_size(x->comm) - 1) / dp_comm_size(x->comm);
+    const int size = dp_comm_size(comm_of_sums(x));
+
+    x->sent_bytes += 2 * (int64_t)x->bytes * (size - 1) / size;
     int err = sum(x, x->block[x->now], x->block[1 - x->now], x->elements, x->type);
 
-    x->block_requests = x->request_count;
     return !err && x->shared->survives ? confirm(x) : err;
 }
 
-static int receive_links(struct dp_exchange *x, int32_t self, uint64_t tag)
-{
-    size_t count;
-    const struct dp_mix_link *links = dp_graph_links(x->shared->graph, x->round, self, &count);
-    int err = 0;
-
-    for (size_t i = 0; i < count && !err; i++) {
-        if (links[i].from == self)
-            continue;
-        err = receive_from(x, links[i].from, tag, x->arrived + i * x->bytes, x->bytes);
-        if (!err && x->shared->graph->push_sum)
-            err = receive_from(x, links[i].from, tag, &x->arrived_mass[i], sizeof(double));
-    }
-    return err;
-}
-
-static int send_links(struct dp_exchange *x, int32_t self, uint64_t tag)
+/* A block comes from each neighbor and goes to each; that of a pair arrives where it is used. */
+static int start_blocks(struct dp_exchange *x, bool is_pair, uint64_t tag)
 {
     const struct dp_graph *g = x->shared->graph;
-    const struct dp_mix_round *r = &g->rounds[x->round % g->period];
-    int err = 0;
+    const int32_t self = dp_comm_rank(x->shared->comm);
+    const size_t len = x->compressed ? x->compressed->codec.bytes : x->bytes;
+    const void *block = x->block[x->now];
+    struct dp_transfers *m = &x->transfers;
+    int32_t count = dp_neighbors_from(g, x->round, self, x->neighbors);
+    int err = dp_transfers_gather(m, x->neighbors, count, tag,
+                                 is_pair && !x->compressed ? x->block[1 - x->now] : x->arrived, len,
+                                 len);
 
+    if (!err && g->push_sum)
+        err = dp_transfers_gather(m, x->neighbors, count, tag, x->arrived_mass, sizeof(double),
+                                 sizeof(double));
+    count = dp_neighbors_to(g, x->round, self, x->neighbors);
+    if (!err && count && x->compressed)
+        block = dp_compressed_write(x->compressed, x->round, block);
+    if (!err)
+        err = dp_transfers_spread(m, x->neighbors, count, tag, block, len);
     x->sent_mass = x->mass;
-    for (size_t i = r->first_link; i < r->first_link + r->link_count && !err; i++) {
-        if (g->links[i].from != self || g->links[i].to == self)
-            continue;
-        err = send_to(x, g->links[i].to, tag, x->block[x->now], x->bytes);
-        if (!err && g->push_sum)
-            err = send_to(x, g->links[i].to, tag, &x->sent_mass, sizeof(double));
-    }
+    if (!err && g->push_sum)
+        err = dp_transfers_spread(m, x->neighbors, count, tag, &x->sent_mass, sizeof(double));
+    x->sent_bytes += count * (int64_t)(len + (g->push_sum ? sizeof(double) : 0));
     return err;
 }
 
@@ -313,44 +251,26 @@ static int leave(struct dp_exchange *x, int err)
     return err;
 }
 
-/* Messages to more than one neighbor are confirmed by all of the group, or along links by all. */
-static int start_compressed(struct dp_exchange *x, const struct dp_mix_group *group, uint64_t tag)
-{
-    if (group && group->count > 2)
-        x->comm = x->shared->of_round[x->round % x->shared->graph->period];
-    x->must_confirm = x->shared->survives && (!group || group->count > 2);
-    x->sent_bytes += (int64_t)dp_compressed_bytes(x->compressed, x->round);
-    return dp_compressed_start(x->compressed, x->round, tag, x->block[x->now]);
-}
-
 int dp_exchange_start(struct dp_exchange *x, int64_t t, uint64_t tag)
 {
     const struct dp_graph *g = x->shared->graph;
-    const int32_t self = dp_comm_rank(x->shared->comm);
-    const struct dp_mix_group *group = dp_graph_group(g, t, self);
-    const int32_t *members = group ? g->members + group->first : NULL;
+    const struct dp_mix_group *group = dp_graph_group(g, t, dp_comm_rank(x->shared->comm));
+    const bool is_large = group && group->count > 2;
     int err = 0;
 
     x->round = t;
-    x->request_count = x->done = 0;
-    x->comm = x->shared->comm;
-    x->includes_self = group && group->count > 2 && !dp_exchange_adds(x);
-    x->must_confirm = x->shared->survives && !group && !x->stale;
-    if (x->compressed) {
-        err = start_compressed(x, group, tag);
-    } else if (x->stale) {
+    dp_transfers_clear(&x->transfers);
+    x->transfers.comm = x->shared->comm;
+    x->confirming = 0;
+    x->includes_self = is_large && !dp_exchange_adds(x);
+    /* A pair needs no word of it, and others of a group have it where they have the sum. */
+    x->must_confirm = x->shared->survives && !x->stale && !x->includes_self && (!group || is_large);
+    if (x->stale)
         err = dp_stale_start(x->stale, t, tag, x->block[x->now]);
-    } else if (!group) {
-        err = receive_links(x, self, tag);
-        if (!err)
-            err = send_links(x, self, tag);
-    } else if (group->count == 2) {
-        err = start_pair(x, members[members[0] == self], tag);
-    } else if (group->count > 2) {
-        err = start_group(x);
-    }
-    if (!x->includes_self)
-        x->block_requests = x->request_count;
+    else if (x->includes_self)
+        err = start_sum(x);
+    else if (!group || group->count > 1)
+        err = start_blocks(x, group, tag);
     x->in_flight = true;
     return err ? leave(x, err) : 0;
 }
@@ -359,21 +279,20 @@ int dp_exchange_start(struct dp_exchange *x, int64_t t, uint64_t tag)
 
 static void sum_links(struct dp_exchange *x)
 {
+    const struct dp_graph *g = x->shared->graph;
     const int32_t self = dp_comm_rank(x->shared->comm);
-    size_t count;
-    const struct dp_mix_link *links = dp_graph_links(x->shared->graph, x->round, self, &count);
+    const int32_t count = dp_neighbors_from(g, x->round, self, x->neighbors);
     char *to = x->block[1 - x->now];
-    double mass = 0;
+    double mass = dp_round_self(g, x->round, self) * x->mass;
 
     memset(to, 0, x->bytes);
-    for (size_t i = 0; i < count; i++) {
-        const void *in[2] = {to, x->arrived + i * x->bytes};
-        const bool own = links[i].from == self;
-        mass += links[i].weight * (own ? x->mass : x->arrived_mass[i]);
-        if (!own)
-            dp_combine(x->type, x->elements, to, in, (double[]){1, links[i].weight}, 2);
+    for (int32_t k = 0; k < count; k++) {
+        const void *in[2] = {to, x->arrived + (size_t)k * x->bytes};
+        const double weight = x->neighbors[k].weight;
+        mass += weight * x->arrived_mass[k];
+        dp_combine(x->type, x->elements, to, in, (double[]){1, weight}, 2);
     }
-    if (x->shared->graph->push_sum)
+    if (g->push_sum)
         x->mass = mass;
 }
 
@@ -381,7 +300,8 @@ static void sum_links(struct dp_exchange *x)
 static void finish_difference(struct dp_exchange *x)
 {
     if (x->compressed) {
-        dp_compressed_finish(x->compressed, x->block[x->now]);
+        dp_neighbors_from(x->shared->graph, x->round, dp_comm_rank(x->shared->comm), x->neighbors);
+        dp_compressed_finish(x->compressed, x->round, x->neighbors, x->arrived, x->block[x->now]);
         return;
     }
     dp_stale_finish(x->stale, x->block[1 - x->now]);
@@ -419,36 +339,20 @@ int dp_exchange_drain(struct dp_exchange *x)
     return err ? leave(x, err) : 0;
 }
 
-static int next_done(struct dp_exchange *x, bool wait)
-{
-    struct dp_request *request = &x->requests[x->done];
-    const struct dp_comm *all = x->shared->survives ? x->shared->all : NULL;
-
-    return wait ? dp_neighbor_wait(x->comm, request, x->peers[x->done], all)
-                : dp_comm_test(x->comm, request);
-}
-
-/* Of differences, which have requests of their own. */
-static int arrive(struct dp_exchange *x, bool wait)
-{
-    if (x->compressed)
-        return dp_compressed_arrive(x->compressed, wait, x->shared->survives ? x->shared->all : NULL);
-    return x->stale ? dp_stale_arrive(x->stale, wait) : 0;
-}
-
 static int go_on(struct dp_exchange *x, bool wait)
 {
-    int err = x->in_flight ? arrive(x, wait) : 0;
-
-    while (x->in_flight && !err && (x->done < x->request_count || x->must_confirm)) {
-        if (x->done == x->request_count) {
-            err = confirm(x);
-            continue;
-        }
-        err = next_done(x, wait);
-        x->done += !err;
+    if (!x->in_flight)
+        return 0;
+    const struct dp_comm *all = x->shared->survives ? x->shared->all : NULL;
+    int err = x->stale ? dp_stale_arrive(x->stale, wait) : 0;
+    if (!err)
+        err = dp_transfers_end(&x->transfers, wait, all);
+    if (!err && x->must_confirm) {
+        err = confirm(x);
+        if (!err)
+            err = dp_transfers_end(&x->transfers, wait, all);
     }
-    if (!err && x->in_flight)
+    if (!err)
         finish(x);
     return err && err != DP_EAGAIN ? leave(x, err) : err;
 }
@@ -483,11 +387,12 @@ int dp_exchange_complete(struct dp_exchange *x, const bool *users)
 
     if (x->stale)
         return complete_stale(x, users);
-    if (x->compressed && x->in_flight)
-        err = dp_compressed_arrive(x->compressed, true, NULL);
-    for (int32_t i = 0; i < x->block_requests && x->in_flight && !err; i++)
-        err = dp_comm_wait(x->comm, &x->requests[i], x->peers[i]);
-    if (!err && x->in_flight)
+    if (!x->in_flight)
+        return 0;
+    for (int32_t i = x->transfers.done; i < x->transfers.count - x->confirming && !err; i++)
+        err = dp_comm_wait(x->transfers.comm, &x->transfers.list[i].request,
+                           x->transfers.list[i].peer);
+    if (!err)
         finish(x);
     return err;
 }

@@ -32,7 +32,7 @@ struct dp_exchange_group {
     const struct dp_graph *graph;
     struct dp_comm **of_round; /* [period] where blocks are summed over groups; NULL: this worker's is
                                 * none, or a pair. Rounds may share one */
-    int32_t peers_max;         /* most links to this worker in a round */
+    int32_t links_max;         /* most links to this worker in a round */
     enum dp_mixer_compression compression; /* of all exchanges that are begun after it is set */
     int32_t staleness;         /* above 0: likewise */
     bool survives;             /* comm is this group's own, and closed with it */
@@ -50,11 +50,12 @@ struct dp_exchange {
     size_t elements, bytes;
     char *block[2];     /* [bytes]; block[now] is written by the update and sent */
     int now;
-    char *arrived;      /* [peers_max * bytes]: what links bring */
+    struct dp_neighbor *neighbors; /* room for those of a round */
+    char *arrived;      /* what they send along links, or compressed, one behind the other */
     bool in_flight;
     bool must_confirm;  /* all must say that they got everything, which this worker has not yet */
     int64_t confirmed;  /* what they say so with */
-    int32_t block_requests; /* the requests before those that confirm */
+    int32_t confirming; /* messages at the end of the list that do */
     int64_t round;      /* of what is in flight, or was last */
     bool includes_self; /* what came holds this worker's own share */
     struct dp_compressed *compressed; /* NULL: blocks are sent as they are */
@@ -62,10 +63,7 @@ struct dp_exchange {
     int64_t sent_bytes;
     double mass, *arrived_mass; /* push-sum: this worker's weight, and those that came */
     double sent_mass;
-    int32_t request_count, done; /* the first `done` of them are over */
-    struct dp_request *requests;
-    int32_t *peers;     /* -1: of all */
-    struct dp_comm *comm; /* that the requests are of */
+    struct dp_transfers transfers;
 };
 
 /* blocks[2]: memory of `elements` of the type each, zeroed; it belongs to the caller. Where there is
@@ -96,12 +94,5 @@ void dp_exchange_restore(struct dp_exchange *x, int64_t t, double mass, double s
 bool dp_exchange_adds(const struct dp_exchange *x);
 /* Blocks of an exchange. */
 int dp_exchange_blocks(const struct dp_exchange_group *g);
-
-/* What a block is multiplied with before it is sent, and what a worker keeps of its own value beside
- * what came, in round t, push-sum aside. */
-double dp_exchange_share(const struct dp_graph *g, int64_t t, int32_t worker);
-double dp_exchange_self(const struct dp_graph *g, int64_t t, int32_t worker);
-/* The worker has no partner in this round. */
-bool dp_exchange_is_alone(const struct dp_graph *g, int64_t t, int32_t worker);
 
 #endif

@@ -349,7 +349,10 @@ void dp_mixer_free(struct dp_mixer *m)
     free(m->original_offset);
     free(m->squares);
     free(m->flags);
-    free(m->backup);
+    if (m->config.device)
+        dp_device_free(m->config.device, DP_MEMORY_DEVICE, m->backup);
+    else
+        free(m->backup);
     dp_mixer_state_free(m->state);
     if (m->death) {
         dp_graph_free(m->death->graph);

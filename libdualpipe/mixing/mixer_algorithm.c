@@ -123,14 +123,14 @@ struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, struct dp_mixer_buc
     const double a = m->config.compat ? m->config.factor : b->factor;
     const int64_t round = m->config.compat ? m->iterations : x->round;
 
-    if (!b->pending || dp_exchange_is_alone(g, x->round, self))
+    if (!b->pending || dp_round_is_alone(g, x->round, self))
         return (struct dp_mixer_weights){1, 0};
     if (dp_exchange_adds(x))
         return (struct dp_mixer_weights){1, a};
-    double own = dp_exchange_self(g, round, self);
+    double own = dp_round_self(g, round, self);
     if (dp_graph_group(g, x->round, self)) {
-        own -= x->includes_self || m->config.compat ? dp_exchange_share(g, round, self) : 0;
-        own += m->config.compat && !x->includes_self ? dp_exchange_share(g, x->round, self) : 0;
+        own -= x->includes_self || m->config.compat ? dp_round_share(g, round, self) : 0;
+        own += m->config.compat && !x->includes_self ? dp_round_share(g, x->round, self) : 0;
     }
     struct dp_mixer_weights w = {(1 - a) + a * own, a};
     if (g->push_sum) {
@@ -302,7 +302,7 @@ int dp_mixer_update_locally(struct dp_mixer *m, struct dp_mixer_bucket *b,
 {
     *round = b->updates / m->config.local_steps;
     *send = (b->updates + 1) % m->config.local_steps == 0;
-    const double share = dp_exchange_share(m->config.graph, *round, dp_comm_rank(m->config.comm));
+    const double share = dp_round_share(m->config.graph, *round, dp_comm_rank(m->config.comm));
     int err = b->pending ? settle(m, b) : 0;
 
     if (!err)

@@ -4,6 +4,7 @@
  */
 #include "base/fail.h"
 #include "base/tensor.h"
+#include "device/device_ops.h"
 #include "mixing/combine.h"
 #include "mixing/mixer_state.h"
 
@@ -11,27 +12,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A piece of memory whose elements are averaged. */
-struct piece {
-    DLDataType type;
-    size_t elements;
-    void *at;
-};
-
-static size_t bytes_of(const struct piece *p)
+static size_t bytes_of(const struct dp_mixer_piece *p)
 {
     return p->elements * p->type.bits / 8;
 }
 
-static struct piece piece_of(const DLTensor *t)
+static struct dp_mixer_piece piece_of(const DLTensor *t)
 {
-    return (struct piece){t->dtype, (size_t)dp_tensor_numel(t), dp_tensor_address(t)};
+    return (struct dp_mixer_piece){t->dtype, (size_t)dp_tensor_numel(t), dp_tensor_address(t)};
 }
 
 /* The values that an average changes: those of buckets once there are any; before, all that have a
  * gradient. false: there is no number i. */
-static bool value_at(const struct dp_mixer *m, int32_t i, struct piece *out)
+static bool value_at(const struct dp_mixer *m, int32_t i, struct dp_mixer_piece *out)
 {
+    if (m->on_device)
+        return dp_mixer_device_piece(m->on_device, i, out);
     if (i >= (m->started ? m->cut.item_count : m->config.count))
         return false;
     *out = piece_of(m->parameters[m->started ? m->cut.order[i] : i].value);
@@ -53,12 +49,15 @@ static double weight_of(const struct dp_mixer *m, int32_t bucket)
     return b->pending ? b->exchange.sent_mass : b->exchange.mass;
 }
 
-/* Divided first, as the seed does. */
-static int average_piece(struct dp_mixer *m, const struct piece *p, double weight)
+/* Divided first, as the seed does. Those of a device are summed together. */
+static int average_piece(struct dp_mixer *m, const struct dp_mixer_piece *p, double weight)
 {
+    const double share = weight / dp_comm_size(m->config.comm);
     struct dp_request request;
 
-    dp_scale_block(p->type, p->elements, p->at, weight / dp_comm_size(m->config.comm));
+    if (m->on_device)
+        return dp_device_mix(m->config.stream, p->type, p->at, share, p->at, 0, p->elements);
+    dp_scale_block(p->type, p->elements, p->at, share);
     int err = dp_comm_iallreduce(m->config.comm, p->at, p->at, p->elements, p->type, DP_REDUCE_SUM,
                                  &request);
     return err ? err : dp_comm_wait(m->config.comm, &request, -1);
@@ -67,19 +66,20 @@ static int average_piece(struct dp_mixer *m, const struct piece *p, double weigh
 /* Blocks as a whole where values are views of them. */
 static int average_values(struct dp_mixer *m)
 {
-    struct piece p;
-    int err = 0;
+    struct dp_mixer_piece p;
+    const bool in_views = m->started && !m->config.separate && !m->on_device;
+    int err = m->on_device ? dp_mixer_device_hold(m->on_device) : 0;
 
-    for (int32_t i = 0; m->started && !m->config.separate && i < m->bucket_count && !err; i++) {
+    for (int32_t i = 0; in_views && i < m->bucket_count && !err; i++) {
         const struct dp_mixer_bucket *b = &m->buckets[i];
-        err = average_piece(m, &(struct piece){b->type, b->elements, b->view}, weight_of(m, i));
+        err = average_piece(m, &(struct dp_mixer_piece){b->type, b->elements, b->view}, weight_of(m, i));
     }
-    if (m->started && !m->config.separate)
-        return err;
-    for (int32_t i = 0; !err && value_at(m, i, &p); i++)
+    for (int32_t i = 0; !in_views && !err && value_at(m, i, &p); i++)
         err = average_piece(m, &p,
-                            m->started ? weight_of(m, m->cut.bucket_of[m->cut.order[i]]) : 1);
-    return err;
+                            m->started && !m->on_device
+                                ? weight_of(m, m->cut.bucket_of[m->cut.order[i]])
+                                : 1);
+    return err || !m->on_device ? err : dp_mixer_device_sum(m->on_device);
 }
 
 static int average_buffers(struct dp_mixer *m)
@@ -87,7 +87,7 @@ static int average_buffers(struct dp_mixer *m)
     int err = 0;
 
     for (int32_t i = 0; m->config.average_buffers && i < m->config.buffer_count && !err; i++) {
-        struct piece p = piece_of(m->config.buffers[i]);
+        struct dp_mixer_piece p = piece_of(m->config.buffers[i]);
         if (dp_tensor_is_real(m->config.buffers[i]))
             err = average_piece(m, &p, 1);
     }
@@ -106,7 +106,7 @@ static char **backup_of(struct dp_mixer *m, enum kind kind)
     return kind == VALUES ? &m->backup : &m->death->buffers;
 }
 
-static bool piece_at(const struct dp_mixer *m, enum kind kind, int32_t i, struct piece *out)
+static bool piece_at(const struct dp_mixer *m, enum kind kind, int32_t i, struct dp_mixer_piece *out)
 {
     if (kind == VALUES)
         return value_at(m, i, out);
@@ -116,41 +116,62 @@ static bool piece_at(const struct dp_mixer *m, enum kind kind, int32_t i, struct
     return true;
 }
 
-static void copy_pieces(struct dp_mixer *m, enum kind kind, enum direction direction)
+static int copy(const struct dp_mixer *m, char *to, const char *from, size_t bytes)
+{
+    if (m->on_device)
+        return dp_device_copy(m->config.stream, to, from, bytes);
+    memcpy(to, from, bytes);
+    return 0;
+}
+
+static int copy_pieces(struct dp_mixer *m, enum kind kind, enum direction direction)
 {
     char *at = *backup_of(m, kind);
-    struct piece p;
+    struct dp_mixer_piece p;
+    int err = 0;
 
-    for (int32_t i = 0; at && piece_at(m, kind, i, &p); i++) {
-        memcpy(direction == BACK_UP ? at : p.at, direction == BACK_UP ? p.at : at, bytes_of(&p));
+    for (int32_t i = 0; at && !err && piece_at(m, kind, i, &p); i++) {
+        err = copy(m, direction == BACK_UP ? at : p.at, direction == BACK_UP ? p.at : at,
+                   bytes_of(&p));
         at += bytes_of(&p);
     }
+    return err;
 }
 
 /* Room for all, also where buckets are without some. */
-static int back_up(struct dp_mixer *m, enum kind kind)
+static size_t room_for(const struct dp_mixer *m, enum kind kind)
 {
     const int32_t count = kind == VALUES ? m->config.count : m->config.buffer_count;
-    char **backup = backup_of(m, kind);
+    struct dp_mixer_piece p;
     size_t bytes = 0;
 
-    for (int32_t i = 0; !*backup && i < count; i++) {
-        const struct piece p =
-            piece_of(kind == VALUES ? m->parameters[i].value : m->config.buffers[i]);
+    for (int32_t i = 0; m->on_device && value_at(m, i, &p); i++)
+        bytes += bytes_of(&p);
+    for (int32_t i = 0; !m->on_device && i < count; i++) {
+        p = piece_of(kind == VALUES ? m->parameters[i].value : m->config.buffers[i]);
         bytes += bytes_of(&p);
     }
-    if (!*backup)
-        *backup = malloc(bytes + 1);
-    if (!*backup)
-        return dp_fail(DP_ENOMEM, "no memory for a backup of %zu bytes", bytes);
-    copy_pieces(m, kind, BACK_UP);
-    return 0;
+    return bytes;
+}
+
+static int back_up(struct dp_mixer *m, enum kind kind)
+{
+    const size_t bytes = *backup_of(m, kind) ? 0 : room_for(m, kind) + 1;
+    void *memory = *backup_of(m, kind);
+    int err = 0;
+
+    if (bytes && m->on_device)
+        err = dp_device_alloc(m->config.device, DP_MEMORY_DEVICE, bytes, &memory);
+    else if (bytes && !(memory = malloc(bytes)))
+        err = dp_fail(DP_ENOMEM, "no memory for a backup of %zu bytes", bytes);
+    *backup_of(m, kind) = memory;
+    return err ? err : copy_pieces(m, kind, BACK_UP);
 }
 
 static double distance_to_backup(struct dp_mixer *m)
 {
     const char *at = m->backup;
-    struct piece p;
+    struct dp_mixer_piece p;
     double squares = 0;
 
     for (int32_t i = 0; value_at(m, i, &p); i++) {
@@ -164,9 +185,9 @@ static double distance_to_backup(struct dp_mixer *m)
 
 static int wait_for_exchanges(struct dp_mixer *m)
 {
-    int err = dp_mixer_settle(m);
+    int err = m->on_device ? dp_mixer_device_wait(m->on_device) : dp_mixer_settle(m);
 
-    for (int32_t i = 0; i < m->bucket_count && !err; i++)
+    for (int32_t i = 0; i < m->bucket_count && !m->on_device && !err; i++)
         err = dp_mixer_wait(&m->buckets[i]);
     return err;
 }
@@ -178,7 +199,7 @@ static void add_late(struct dp_mixer *m)
     for (int32_t i = 0; i < m->bucket_count && m->config.staleness; i++) {
         const struct dp_mixer_bucket *b = &m->buckets[i];
         for (int32_t k = 0; k < b->count && b->pending; k++) {
-            const struct piece p = piece_of(b->parameters[k].value);
+            const struct dp_mixer_piece p = piece_of(b->parameters[k].value);
             dp_combine(p.type, p.elements, p.at,
                        (const void *const[]){p.at, b->beside[b->exchange.now][k]},
                        (const double[]){1, b->factor}, 2);
@@ -206,6 +227,8 @@ void dp_mixer_end_average(struct dp_mixer *m, bool revert)
         if (m->buckets[i].pending)
             dp_mixer_note_used(&m->buckets[i]);
     }
+    if (m->on_device && !revert)
+        dp_mixer_device_drop(m->on_device);
     m->has_backup = revert;
     m->averaged = true;
     if (m->death) {
@@ -214,30 +237,24 @@ void dp_mixer_end_average(struct dp_mixer *m, bool revert)
     }
 }
 
-void dp_mixer_undo_average(struct dp_mixer *m)
+int dp_mixer_undo_average(struct dp_mixer *m)
 {
-    copy_pieces(m, VALUES, RESTORE);
-    if (m->death && m->death->average == AVERAGE_BEGUN)
-        copy_pieces(m, BUFFERS, RESTORE);
+    int err = copy_pieces(m, VALUES, RESTORE);
+
+    if (!err && m->death && m->death->average == AVERAGE_BEGUN)
+        err = copy_pieces(m, BUFFERS, RESTORE);
     dp_mixer_spread_tied(m);
     m->has_backup = false;
-}
-
-static int average_on_device(struct dp_mixer *m, const struct dp_mixer_average *what)
-{
-    if (what->distance)
-        return dp_fail(DP_EUNSUPPORTED, "the distance to an average on a device, expected one without");
-    int err = dp_mixer_device_wait(m->on_device);
-    if (!err)
-        err = dp_mixer_device_average(m->on_device, what->revert);
-    m->has_backup = !err && what->revert;
     return err;
 }
 
 /* Where a worker may die, all have their averages before one goes on. */
 static int average(struct dp_mixer *m, struct dp_mixer_average *what)
 {
-    int err = wait_for_exchanges(m);
+    int err = m->on_device && what->distance
+                  ? dp_fail(DP_EUNSUPPORTED, "the distance to an average on a device, expected one "
+                                             "without")
+                  : wait_for_exchanges(m);
 
     if (!err)
         err = prepare(m, what);
@@ -261,8 +278,6 @@ int dp_mixer_average(struct dp_mixer *m, struct dp_mixer_average *what)
 {
     struct dp_mixer_average none = {0};
 
-    if (m->on_device)
-        return dp_mixer_leave(m, average_on_device(m, what ? what : &none));
     int err = average(m, what ? what : &none);
     if (err)
         return dp_mixer_leave(m, err);
@@ -275,10 +290,6 @@ int dp_mixer_revert(struct dp_mixer *m)
     if (!m->has_backup)
         return dp_mixer_leave(m, dp_fail(DP_ESTATE, "no average to revert, expected one that keeps "
                                          "what there was"));
-    m->has_backup = false;
-    if (m->on_device)
-        return dp_mixer_leave(m, dp_mixer_device_revert(m->on_device));
-    dp_mixer_undo_average(m);
     m->averaged = false;
-    return 0;
+    return dp_mixer_leave(m, dp_mixer_undo_average(m));
 }

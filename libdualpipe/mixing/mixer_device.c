@@ -16,8 +16,7 @@
 #include "base/tensor.h"
 #include "device/device_ops.h"
 #include "mixing/exchange.h"
-#include "mixing/in_stream.h"
-#include "mixing/neighbors.h"
+#include "mixing/round.h"
 
 #include <dualpipe/replicas.h>
 
@@ -27,14 +26,13 @@ enum { ALIGNMENT = 256, SETS = 2 };
 
 /* Values that follow each other in memory. */
 struct run {
-    char *values;
-    DLDataType type;
-    size_t elements, bytes;
+    struct dp_mixer_piece values;
+    size_t bytes;
     size_t at; /* where it begins in what a neighbor sends */
 };
 
 struct exchange {
-    struct dp_stream_messages messages;
+    struct dp_transfers messages;
     bool awaited; /* the stream waits for them */
 };
 
@@ -46,14 +44,13 @@ struct dp_mixer_device {
     size_t bytes;                    /* of all runs */
     char *arrivals;                  /* [sources_max][bytes] */
     struct exchange exchanges[SETS]; /* of even and of odd rounds */
-    struct dp_stream_message *messages;
+    struct dp_round_transfer *messages;
     struct dp_neighbor *neighbors;   /* [neighbors_max] room for those of a round */
     int32_t neighbors_max;
     int64_t round;                   /* of the exchange in flight, or of the next one */
     bool in_flight;
     struct dp_parameter *as_sums;    /* [count] values in the place of gradients */
     struct dp_replicas *sums;
-    char *backup;                    /* [bytes] of an average that is to be reverted */
 };
 
 /* ---- an exchange ----------------------------------------------------------------------------- */
@@ -63,7 +60,7 @@ static int leave(struct dp_mixer_device *m, int err)
 {
     m->in_flight = false;
     for (int i = 0; i < SETS; i++)
-        m->exchanges[i].messages.count = m->exchanges[i].messages.done = 0;
+        dp_transfers_clear(&m->exchanges[i].messages);
     return err;
 }
 
@@ -72,40 +69,18 @@ static struct exchange *exchange_at_hand(struct dp_mixer_device *m)
     return &m->exchanges[m->round % SETS];
 }
 
-static int wait_for(struct dp_mixer_device *m, struct exchange *x)
-{
-    return dp_stream_messages_end(&x->messages, m->config->comm, true);
-}
-
-static int add_message(struct dp_mixer_device *m, const struct run *run, int32_t peer, char *at,
-                       bool sends)
-{
-    struct dp_stream_messages *all = &exchange_at_hand(m)->messages;
-    struct dp_stream_message *message = &all->list[all->count];
-    const uint64_t tag = (uint64_t)(run - m->runs);
-    int err = sends ? dp_comm_isend(m->config->comm, peer, DP_CHANNEL_REDUCE, tag, at, run->bytes,
-                                    &message->request)
-                    : dp_comm_irecv(m->config->comm, peer, DP_CHANNEL_REDUCE, tag, at, run->bytes,
-                                    &message->request);
-
-    message->peer = peer;
-    all->count += !err;
-    return err;
-}
-
 static int send_run(struct dp_mixer_device *m, const struct run *run)
 {
     const struct dp_graph *g = m->config->graph;
-    const struct dp_neighbor *all = m->neighbors;
+    const uint64_t tag = (uint64_t)(run - m->runs);
+    struct dp_transfers *all = &exchange_at_hand(m)->messages;
     int32_t count = dp_neighbors_from(g, m->round, m->self, m->neighbors);
-    int err = 0;
+    int err = dp_transfers_gather(all, m->neighbors, count, tag, m->arrivals + run->at, m->bytes,
+                                 run->bytes);
 
-    for (int32_t i = 0; i < count && !err; i++)
-        err = add_message(m, run, all[i].worker, m->arrivals + (size_t)i * m->bytes + run->at, false);
     count = dp_neighbors_to(g, m->round, m->self, m->neighbors);
-    for (int32_t i = 0; i < count && !err; i++)
-        err = add_message(m, run, all[i].worker, run->values, true);
-    return err;
+    return err ? err
+               : dp_transfers_spread(all, m->neighbors, count, tag, run->values.at, run->bytes);
 }
 
 static int send_all(struct dp_mixer_device *m)
@@ -123,7 +98,9 @@ static int send_all(struct dp_mixer_device *m)
 int dp_mixer_device_send(struct dp_mixer_device *m)
 {
     struct exchange *x = exchange_at_hand(m);
-    int err = wait_for(m, x); /* of the exchange before the last: the stream is behind it */
+    int err = dp_transfers_end(&x->messages, true, NULL); /* the stream is behind it */
+
+    dp_transfers_clear(&x->messages);
     x->awaited = false;
     if (!err)
         err = dp_comm_after(m->config->comm, m->config->stream);
@@ -136,9 +113,7 @@ int dp_mixer_device_send(struct dp_mixer_device *m)
 static int await(struct dp_mixer_device *m)
 {
     struct exchange *x = exchange_at_hand(m);
-    int err = x->awaited ? 0
-                         : dp_stream_messages_await(&x->messages, 0, m->config->comm,
-                                                    m->config->stream);
+    int err = x->awaited ? 0 : dp_transfers_await(&x->messages, 0, m->config->stream);
 
     x->awaited = !err;
     return err;
@@ -146,24 +121,24 @@ static int await(struct dp_mixer_device *m)
 
 static double kept(const struct dp_mixer_device *m, double a)
 {
-    return (1 - a) + a * dp_exchange_self(m->config->graph, m->round, m->self);
+    return (1 - a) + a * dp_round_self(m->config->graph, m->round, m->self);
 }
 
 static int mix_run(struct dp_mixer_device *m, const struct run *run, int32_t count, double factor)
 {
     struct dp_device_stream *stream = m->config->stream;
+    const struct dp_mixer_piece *v = &run->values;
     char *sum = m->arrivals + run->at;
     int err = 0;
 
     for (int32_t i = 0; i < count && !err; i++) {
         char *came = sum + (size_t)i * m->bytes;
-        err = dp_device_mix(stream, run->type, came, m->neighbors[i].weight, came, 0, run->elements);
+        err = dp_device_mix(stream, v->type, came, m->neighbors[i].weight, came, 0, v->elements);
         if (!err && i)
-            err = dp_device_add(stream, run->type, sum, run->type, came, run->elements);
+            err = dp_device_add(stream, v->type, sum, v->type, came, v->elements);
     }
     return err ? err
-               : dp_device_mix(stream, run->type, run->values, kept(m, factor), sum, factor,
-                               run->elements);
+               : dp_device_mix(stream, v->type, v->at, kept(m, factor), sum, factor, v->elements);
 }
 
 int dp_mixer_device_mix(struct dp_mixer_device *m, double factor)
@@ -174,8 +149,7 @@ int dp_mixer_device_mix(struct dp_mixer_device *m, double factor)
     const int32_t count = dp_neighbors_from(m->config->graph, m->round, m->self, m->neighbors);
     for (int32_t i = 0; i < m->run_count && count && !err; i++)
         err = mix_run(m, &m->runs[i], count, factor);
-    m->in_flight = false;
-    m->round++;
+    dp_mixer_device_drop(m);
     return err ? leave(m, err) : 0;
 }
 
@@ -185,66 +159,40 @@ int dp_mixer_device_wait(struct dp_mixer_device *m)
 
     for (int i = 0; i < SETS && !err; i++)
         if (m->exchanges[i].awaited)
-            err = wait_for(m, &m->exchanges[i]);
+            err = dp_transfers_end(&m->exchanges[i].messages, true, NULL);
     return err ? leave(m, err) : 0;
 }
 
-/* ---- the average ----------------------------------------------------------------------------- */
-
-static int copy_values(struct dp_mixer_device *m, bool back)
+void dp_mixer_device_drop(struct dp_mixer_device *m)
 {
-    int err = 0;
-
-    for (int32_t i = 0; i < m->run_count && !err; i++) {
-        const struct run *r = &m->runs[i];
-        char *kept = m->backup + r->at;
-        err = dp_device_copy(m->config->stream, back ? r->values : kept, back ? kept : r->values,
-                             r->bytes);
-    }
-    return err;
+    m->round += m->in_flight;
+    m->in_flight = false;
 }
 
-static int keep_values(struct dp_mixer_device *m)
-{
-    void *memory = m->backup;
-    int err = memory || !m->bytes
-                  ? 0
-                  : dp_device_alloc(m->config->device, DP_MEMORY_DEVICE, m->bytes, &memory);
+/* ---- all values ------------------------------------------------------------------------------ */
 
-    m->backup = memory;
-    return err ? err : copy_values(m, false);
+bool dp_mixer_device_piece(const struct dp_mixer_device *m, int32_t i, struct dp_mixer_piece *out)
+{
+    if (i >= m->run_count)
+        return false;
+    *out = m->runs[i].values;
+    return true;
 }
 
-/* What is being sent must not change meanwhile. */
-static int average(struct dp_mixer_device *m, bool revert)
+int dp_mixer_device_hold(struct dp_mixer_device *m)
 {
-    const double share = 1.0 / m->config->graph->workers;
     int err = m->in_flight ? await(m) : 0;
 
-    if (!err && revert)
-        err = keep_values(m);
-    for (int32_t i = 0; i < m->run_count && !err; i++)
-        err = dp_device_mix(m->config->stream, m->runs[i].type, m->runs[i].values, share,
-                            m->runs[i].values, 0, m->runs[i].elements);
-    if (!err)
-        err = dp_replicas_sum(m->sums, m->config->stream);
-    return err ? err : dp_replicas_wait(m->sums);
-}
-
-int dp_mixer_device_average(struct dp_mixer_device *m, bool revert)
-{
-    int err = average(m, revert);
-
-    if (!err && !revert && m->in_flight) {
-        m->in_flight = false;
-        m->round++;
-    }
     return err ? leave(m, err) : 0;
 }
 
-int dp_mixer_device_revert(struct dp_mixer_device *m)
+int dp_mixer_device_sum(struct dp_mixer_device *m)
 {
-    return copy_values(m, true);
+    int err = dp_replicas_sum(m->sums, m->config->stream);
+
+    if (!err)
+        err = dp_replicas_wait(m->sums);
+    return err ? leave(m, err) : 0;
 }
 
 /* ---- new and free ---------------------------------------------------------------------------- */
@@ -262,13 +210,14 @@ static void list_runs(struct dp_mixer_device *m)
         const DLTensor *t = m->config->parameters[i].value;
         if (!dp_stream_takes(&m->config->parameters[i]))
             continue;
-        const bool goes_on = last && last->values + last->bytes == dp_tensor_address(t) &&
-                             last->type.code == t->dtype.code && last->type.bits == t->dtype.bits;
+        const bool goes_on = last && last->values.at + last->bytes == dp_tensor_address(t) &&
+                             last->values.type.code == t->dtype.code &&
+                             last->values.type.bits == t->dtype.bits;
         if (!goes_on) {
             last = &m->runs[m->run_count++];
-            *last = (struct run){.values = dp_tensor_address(t), .type = t->dtype};
+            last->values = (struct dp_mixer_piece){t->dtype, 0, dp_tensor_address(t)};
         }
-        last->elements += (size_t)dp_tensor_numel(t);
+        last->values.elements += (size_t)dp_tensor_numel(t);
         last->bytes += bytes_of(t);
     }
     for (int32_t i = 0; i < m->run_count; i++) {
@@ -351,15 +300,9 @@ static int make_lists(struct dp_mixer_device *m)
     if (!m->messages)
         return no_memory(m);
     for (size_t i = 0; i < SETS; i++)
-        m->exchanges[i].messages.list = m->messages + i * each;
+        m->exchanges[i].messages =
+            (struct dp_transfers){.comm = m->config->comm, .list = m->messages + i * each};
     return 0;
-}
-
-static int make_arrivals(struct dp_mixer_device *m)
-{
-    const size_t bytes = (size_t)m->neighbors_max * m->bytes;
-
-    return dp_stream_arrivals_new(m->config->comm, m->config->device, bytes, &m->arrivals);
 }
 
 int dp_mixer_device_new(const struct dp_mixer_config *config, struct dp_mixer_device **out)
@@ -372,7 +315,8 @@ int dp_mixer_device_new(const struct dp_mixer_config *config, struct dp_mixer_de
     m->self = dp_comm_rank(config->comm);
     int err = make_lists(m);
     if (!err)
-        err = make_arrivals(m);
+        err = dp_stream_arrivals_new(config->comm, config->device,
+                                     (size_t)m->neighbors_max * m->bytes, &m->arrivals);
     return err ? err
                : dp_replicas_new(m->as_sums, config->count, config->comm, config->device, &m->sums);
 }
@@ -384,10 +328,9 @@ void dp_mixer_device_free(struct dp_mixer_device *m)
     if (!m)
         return;
     for (int i = 0; i < SETS && !err; i++)
-        err = wait_for(m, &m->exchanges[i]);
+        err = dp_transfers_end(&m->exchanges[i].messages, true, NULL);
     dp_replicas_free(m->sums);
     dp_stream_arrivals_free(m->config->comm, m->config->device, m->arrivals);
-    dp_device_free(m->config->device, DP_MEMORY_DEVICE, m->backup);
     free(m->messages);
     free(m->neighbors);
     free(m->as_sums);

@@ -10,6 +10,13 @@
 
 struct dp_mixer_device;
 
+/* A piece of memory of one element type. */
+struct dp_mixer_piece {
+    DLDataType type;
+    size_t elements;
+    char *at;
+};
+
 /* What it takes beside a sound graph and list. */
 int dp_mixer_device_check(const struct dp_mixer_config *config);
 /* Collective. config must stay; *out is to be freed also after an error. */
@@ -24,8 +31,14 @@ int dp_mixer_device_send(struct dp_mixer_device *m);
 int dp_mixer_device_mix(struct dp_mixer_device *m, double factor);
 /* The host waits until all messages have come that the stream was made to wait for. */
 int dp_mixer_device_wait(struct dp_mixer_device *m);
-/* The average of all workers' values, for which the host waits; values as they were before it. */
-int dp_mixer_device_average(struct dp_mixer_device *m, bool revert);
-int dp_mixer_device_revert(struct dp_mixer_device *m);
+
+/* Values i of those that follow each other in memory; false: there is no number i. */
+bool dp_mixer_device_piece(const struct dp_mixer_device *m, int32_t i, struct dp_mixer_piece *out);
+/* What is being sent may change after what the stream is given from now on. */
+int dp_mixer_device_hold(struct dp_mixer_device *m);
+/* Values become the sum of all workers'; the host waits. */
+int dp_mixer_device_sum(struct dp_mixer_device *m);
+/* What is in flight will not be mixed. */
+void dp_mixer_device_drop(struct dp_mixer_device *m);
 
 #endif

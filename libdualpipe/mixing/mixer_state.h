@@ -147,7 +147,7 @@ void dp_mixer_spread_tied(struct dp_mixer *m);
 /* No gradient of this iteration has come. */
 void dp_mixer_begin_iteration(struct dp_mixer *m);
 /* Values, and buffers, become what they were before the average that was cut off or is reverted. */
-void dp_mixer_undo_average(struct dp_mixer *m);
+int dp_mixer_undo_average(struct dp_mixer *m);
 void dp_mixer_end_average(struct dp_mixer *m, bool revert);
 void dp_mixer_state_free(struct dp_mixer_state *state);
 /* Tensors at the end of the state that are of this worker's place in the graph. */

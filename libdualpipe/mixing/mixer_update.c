@@ -78,7 +78,7 @@ static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next,
     const struct dp_optimizer_mix mix = {
         .keep = w.keep,
         .take = w.take,
-        .put = dp_exchange_adds(x) ? 1 : dp_exchange_share(g, next, self) * mass,
+        .put = dp_exchange_adds(x) ? 1 : dp_round_share(g, next, self) * mass,
         .buffers = b->beside[x->now],
     };
 

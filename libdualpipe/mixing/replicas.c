@@ -27,7 +27,7 @@
 #include "device/device_ops.h"
 #include "mixing/combine.h"
 #include "mixing/hash.h"
-#include "mixing/in_stream.h"
+#include "mixing/round.h"
 #include <dualpipe/memory.h>
 
 #include <stdio.h>
@@ -60,7 +60,7 @@ struct piece {
     int32_t first_span; /* the one that holds its first element */
     size_t first, elements;
     size_t summed; /* elements that are summed: on the host with padding */
-    struct dp_stream_messages messages[PHASES]; /* device: of what is in flight */
+    struct dp_transfers messages[PHASES]; /* device: of what is in flight */
 };
 
 /* Elements first .. first + count - 1 of a piece. */
@@ -100,7 +100,7 @@ struct dp_replicas {
     struct dp_parameter *parameters;
     struct span *spans;
     struct piece *pieces;
-    struct dp_stream_message *messages;
+    struct dp_round_transfer *messages;
     struct dp_parameter *shard;
     struct shard_tensor *shard_tensors;
     void *memory; /* of flights */
@@ -328,18 +328,13 @@ static int post_move(struct dp_replicas *r, struct flight *f, int k)
 {
     const struct move m = move_at(r, f, k);
     const uint64_t tag = (uint64_t)(f->piece - r->pieces);
-    struct dp_stream_messages *all = &f->piece->messages[phase_of(r, f)];
-    struct dp_stream_message *receive = &all->list[all->count], *send = receive + 1;
+    struct dp_transfers *all = &f->piece->messages[phase_of(r, f)];
+    int err = dp_transfers_receive(all, m.peer, tag, place_of(r, f, &m, k),
+                                  bytes_of(r, f->piece, m.take.count));
 
-    receive->peer = send->peer = m.peer;
-    int err = dp_comm_irecv(r->comm, m.peer, DP_CHANNEL_REDUCE, tag, place_of(r, f, &m, k),
-                            bytes_of(r, f->piece, m.take.count), &receive->request);
-    all->count += !err;
-    if (!err)
-        err = dp_comm_isend(r->comm, m.peer, DP_CHANNEL_REDUCE, tag, element_at(r, f, m.give.first),
-                            bytes_of(r, f->piece, m.give.count), &send->request);
-    all->count += !err;
-    return err;
+    return err ? err
+               : dp_transfers_send(all, m.peer, tag, element_at(r, f, m.give.first),
+                                  bytes_of(r, f->piece, m.give.count));
 }
 
 /* Behind all that the stream has been given. */
@@ -360,9 +355,9 @@ static int queue_moves(struct dp_replicas *r, struct flight *f)
 /* The stream waits for the messages of the step. */
 static int await_moves(struct dp_replicas *r, struct flight *f)
 {
-    const struct dp_stream_messages *all = &f->piece->messages[phase_of(r, f)];
+    const struct dp_transfers *all = &f->piece->messages[phase_of(r, f)];
 
-    return dp_stream_messages_await(all, all->count - 2 * moves_of_step(r), r->comm, r->stream);
+    return dp_transfers_await(all, all->count - 2 * moves_of_step(r), r->stream);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
@@ -537,8 +532,7 @@ static int start(struct dp_replicas *r, enum operation operation, struct dp_devi
     r->next = 0;
     for (int32_t i = 0; i < PHASES * r->piece_count && r->device; i++)
         if (operation & 1 << i % PHASES)
-            r->pieces[i / PHASES].messages[i % PHASES].count =
-                r->pieces[i / PHASES].messages[i % PHASES].done = 0;
+            dp_transfers_clear(&r->pieces[i / PHASES].messages[i % PHASES]);
     err = start_pieces(r);
     if (!err && r->device)
         err = take_turns(r, true);
@@ -567,8 +561,7 @@ static int go_on(struct dp_replicas *r, bool wait)
 
     for (int32_t i = 0; i < PHASES * r->piece_count && r->in_flight && !err; i++)
         if (r->in_flight & 1U << i % PHASES)
-            err =
-                dp_stream_messages_end(&r->pieces[i / PHASES].messages[i % PHASES], r->comm, wait);
+            err = dp_transfers_end(&r->pieces[i / PHASES].messages[i % PHASES], wait, NULL);
     if (!err)
         r->in_flight = 0;
     return err && err != DP_EAGAIN ? leave(r, err) : err;
@@ -784,7 +777,8 @@ static int make_messages(struct dp_replicas *r)
 
     r->messages = calloc(lists * each + 1, sizeof(*r->messages));
     for (size_t i = 0; i < lists && r->messages; i++)
-        r->pieces[i / PHASES].messages[i % PHASES].list = r->messages + i * each;
+        r->pieces[i / PHASES].messages[i % PHASES] =
+            (struct dp_transfers){.comm = r->comm, .list = r->messages + i * each};
     return r->messages ? 0 : DP_ENOMEM;
 }
 

@@ -21,7 +21,7 @@
  */
 #include "base/fail.h"
 #include "mixing/graph.h"
-#include "mixing/neighbors.h"
+#include "mixing/round.h"
 
 #include <math.h>
 #include <stdlib.h>

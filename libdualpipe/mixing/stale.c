@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * stale.c - exchanges that need not wait for neighbors that are late.
+ */
 #include "mixing/stale.h"
 
 #include "base/fail.h"
@@ -17,19 +20,22 @@ static bool make_round(const struct dp_stale *s, struct dp_stale_round *r)
     const size_t most = (size_t)dp_neighbors_max(s->graph, dp_comm_rank(s->comm)) + 1;
 
     r->neighbors = calloc(most, sizeof(*r->neighbors));
-    r->requests = calloc(2 * most, sizeof(*r->requests));
+    r->messages = (struct dp_transfers){.comm = s->comm};
+    r->messages.list = calloc(2 * most, sizeof(*r->messages.list));
     r->arrived = malloc(most * s->bytes + 1);
     r->round = -1;
-    return r->neighbors && r->requests && r->arrived;
+    return r->neighbors && r->messages.list && r->arrived;
 }
 
-int dp_stale_init(struct dp_stale *s, struct dp_comm *comm, const struct dp_graph *graph,
-                  int32_t staleness, DLDataType type, size_t elements)
+int dp_stale_init(struct dp_stale *s, struct dp_comm *comm, const struct dp_comm *all,
+                  const struct dp_graph *graph, int32_t staleness, DLDataType type,
+                  size_t elements)
 {
     bool whole;
 
-    *s = (struct dp_stale){.comm = comm, .graph = graph, .staleness = staleness, .type = type,
-                           .elements = elements, .bytes = elements * type.bits / 8, .unused = -1};
+    *s = (struct dp_stale){.comm = comm, .all = all, .graph = graph, .staleness = staleness,
+                           .type = type, .elements = elements,
+                           .bytes = elements * type.bits / 8, .unused = -1};
     s->rounds = calloc((size_t)staleness + 1, sizeof(*s->rounds));
     s->used = malloc((size_t)dp_stale_history(staleness, graph) * sizeof(*s->used));
     whole = s->rounds && s->used;
@@ -48,7 +54,7 @@ void dp_stale_fini(struct dp_stale *s)
 {
     for (int32_t k = 0; s->rounds && k <= s->staleness; k++) {
         free(s->rounds[k].neighbors);
-        free(s->rounds[k].requests);
+        free(s->rounds[k].messages.list);
         free(s->rounds[k].arrived);
     }
     free(s->rounds);
@@ -65,7 +71,7 @@ static int check_tag(struct dp_stale *s, struct dp_stale_round *r, int32_t k)
 {
     struct dp_received got;
 
-    dp_comm_received(s->comm, &r->requests[k], &got);
+    dp_comm_received(s->comm, &r->messages.list[k].request, &got);
     if ((got.tag & ~PASS) == r->tag && got.len == (got.tag & PASS ? 0 : s->bytes))
         return 0;
     if (s->all)
@@ -77,32 +83,27 @@ static int check_tag(struct dp_stale *s, struct dp_stale_round *r, int32_t k)
                    (unsigned long long)r->tag, s->bytes, (long long)r->round);
 }
 
-static int next_done(struct dp_stale *s, struct dp_stale_round *r, bool wait)
-{
-    const int32_t k = r->done;
-    const int32_t worker = r->neighbors[k % r->count].worker;
-    int err = wait ? dp_neighbor_wait(s->comm, &r->requests[k], worker, s->all)
-                   : dp_comm_test(s->comm, &r->requests[k]);
-
-    if (!err && k < r->count)
-        err = check_tag(s, r, k);
-    r->done += !err;
-    return err;
-}
-
-/* A neighbor had died. */
-static int not_begun(void)
-{
-    return dp_fail_quietly(DP_ECOMM, "the exchange could not be begun with all neighbors");
-}
-
 static int finish_round(struct dp_stale *s, struct dp_stale_round *r, bool wait)
 {
     int err = 0;
 
-    while (r->done < r->begun && !err)
-        err = next_done(s, r, wait);
-    return err || r->begun == 2 * r->count ? err : not_begun();
+    while (r->messages.done < r->count && r->messages.done < r->messages.count && !err) {
+        const int32_t k = r->messages.done;
+        err = dp_transfers_end_next(&r->messages, wait, s->all);
+        if (!err && (err = check_tag(s, r, k)))
+            r->messages.done = k;
+    }
+    return err ? err : dp_transfers_end(&r->messages, wait, s->all);
+}
+
+static int receive_any(struct dp_stale *s, struct dp_stale_round *r, int32_t k)
+{
+    const int32_t peer = r->neighbors[k].worker;
+    struct dp_request *request = dp_transfers_next(&r->messages, peer);
+
+    return dp_transfers_note(&r->messages,
+                            dp_comm_irecv_any(s->comm, peer, DP_CHANNEL_REDUCE,
+                                              r->arrived + (size_t)k * s->bytes, s->bytes, request));
 }
 
 /* Where the round that was there before is over by now. */
@@ -113,17 +114,15 @@ static int begin_round(struct dp_stale *s, int64_t t, uint64_t tag, const void *
 
     if (err)
         return err;
+    dp_transfers_clear(&r->messages);
     r->round = t;
     r->tag = tag;
-    r->begun = r->done = 0;
     r->count = dp_neighbors_from(s->graph, t, dp_comm_rank(s->comm), r->neighbors);
-    for (int32_t k = 0; k < r->count && !err; k++, r->begun += !err)
-        err = dp_comm_irecv_any(s->comm, r->neighbors[k].worker, DP_CHANNEL_REDUCE,
-                                r->arrived + (size_t)k * s->bytes, s->bytes, &r->requests[k]);
-    for (int32_t k = 0; k < r->count && !err; k++, r->begun += !err)
-        err = dp_comm_isend(s->comm, r->neighbors[k].worker, DP_CHANNEL_REDUCE,
-                            block ? tag : tag | PASS, block, block ? s->bytes : 0,
-                            &r->requests[r->count + k]);
+    for (int32_t k = 0; k < r->count && !err; k++)
+        err = receive_any(s, r, k);
+    if (!err)
+        err = dp_transfers_spread(&r->messages, r->neighbors, r->count, block ? tag : tag | PASS, block,
+                                 block ? s->bytes : 0);
     s->sent_bytes += block ? (int64_t)s->bytes * r->count : 0;
     return err;
 }
@@ -155,7 +154,7 @@ static void add_neighbor(struct dp_stale *s, struct dp_stale_round *r, int32_t k
 {
     struct dp_received got;
 
-    dp_comm_received(s->comm, &r->requests[k], &got);
+    dp_comm_received(s->comm, &r->messages.list[k].request, &got);
     if (!(got.tag & PASS))
         dp_add_difference(s->type, s->elements, out, r->neighbors[k].weight,
                           r->arrived + (size_t)k * s->bytes, s->block);
@@ -163,7 +162,8 @@ static void add_neighbor(struct dp_stale *s, struct dp_stale_round *r, int32_t k
 
 int dp_stale_arrive(struct dp_stale *s, bool wait)
 {
-    return s->current ? finish_round(s, s->current, wait) : not_begun();
+    return s->current ? finish_round(s, s->current, wait)
+                      : dp_fail_quietly(DP_ECOMM, "the exchange could not be begun");
 }
 
 void dp_stale_finish(struct dp_stale *s, void *out)
@@ -190,9 +190,9 @@ int dp_stale_complete(struct dp_stale *s, int64_t t, const bool *users, void *ou
     s->unused = -1;
     if (r->round != t)
         return 0;
-    for (int32_t k = r->done; k < r->count && !err; k++) {
+    for (int32_t k = r->messages.done; k < r->count && !err; k++) {
         if (users[r->neighbors[k].worker])
-            err = dp_comm_wait(s->comm, &r->requests[k], r->neighbors[k].worker);
+            err = dp_comm_wait(s->comm, &r->messages.list[k].request, r->neighbors[k].worker);
         if (users[r->neighbors[k].worker] && !err)
             err = check_tag(s, r, k);
     }

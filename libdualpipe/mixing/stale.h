@@ -24,8 +24,7 @@
 #ifndef DP_MIXING_STALE_H
 #define DP_MIXING_STALE_H
 
-#include "mixing/neighbors.h"
-#include <dualpipe/comm.h>
+#include "mixing/round.h"
 
 #include <dlpack/dlpack.h>
 
@@ -33,9 +32,9 @@ struct dp_stale_round {
     int64_t round;
     uint64_t tag;
     struct dp_neighbor *neighbors; /* [count] */
-    struct dp_request *requests;   /* [2 * count] receives, then sends */
+    struct dp_transfers messages;   /* [2 * count] receives, then sends */
     char *arrived;                 /* [count * bytes] */
-    int32_t count, begun, done; /* requests: those that were begun, those that are over */
+    int32_t count;
 };
 
 struct dp_stale {
@@ -49,7 +48,7 @@ struct dp_stale {
     const char *block;              /* its block */
     int64_t *used;                  /* [dp_stale_history] round t that was used, at t modulo that */
     int64_t unused;                 /* the last one taken part in, -1: it was used */
-    const struct dp_comm *all;      /* any death among these ends a wait; or NULL */
+    const struct dp_comm *all;
     int64_t passed, longest, in_a_row, sent_bytes;
 };
 
@@ -61,8 +60,10 @@ static inline int64_t dp_stale_history(int32_t staleness, const struct dp_graph 
     return staleness ? 2 * ((int64_t)staleness + 1) + graph->period : 0;
 }
 
-int dp_stale_init(struct dp_stale *s, struct dp_comm *comm, const struct dp_graph *graph,
-                  int32_t staleness, DLDataType type, size_t elements);
+/* all: any death among these ends a wait; or NULL. */
+int dp_stale_init(struct dp_stale *s, struct dp_comm *comm, const struct dp_comm *all,
+                  const struct dp_graph *graph, int32_t staleness, DLDataType type,
+                  size_t elements);
 void dp_stale_fini(struct dp_stale *s);
 
 /* Take part in round t with block[elements], which must stay until it is over. */

@@ -12,7 +12,7 @@
 #include "comm/comm_ops.h"
 #include "comm/threads.h"
 #include "mixing/mixer_state.h"
-#include "mixing/neighbors.h"
+#include "mixing/round.h"
 
 #include <math.h>
 #include <signal.h>
@@ -150,8 +150,8 @@ static uint32_t find_blocks(const struct dp_stale *s, const struct dp_stale_roun
 
     for (int32_t k = 0; k < r->count; k++) {
         struct dp_received got = {0};
-        if (!dp_comm_test(s->comm, &r->requests[k]))
-            dp_comm_received(s->comm, &r->requests[k], &got);
+        if (!dp_comm_test(s->comm, &r->messages.list[k].request))
+            dp_comm_received(s->comm, &r->messages.list[k].request, &got);
         set |= got.len ? 1u << k : 0;
     }
     return set;
