@@ -60,8 +60,9 @@ AC_DEFUN([DP_SANITIZER_FLAGS], [
         [AC_MSG_RESULT([no])
          AC_MSG_ERROR([--enable-sanitizers=$1: $CC cannot link with it; install the compiler's sanitizer runtime (Debian, Ubuntu: comes with gcc; for clang libclang-rt-dev)])])
     CFLAGS=$dp_saved_cflags
-    dnl More takes the compiler twice as long, for code whose checks take most of the time anyway.
-    AS_IF([test "x$dp_user_cflags" = x], [CFLAGS="-g -O1"])
+    dnl More takes the compiler two to three times as long, for code whose checks take most of the time
+    dnl anyway. Reports name functions and lines, which -g1 has.
+    AS_IF([test "x$dp_user_cflags" = x], [CFLAGS="-g1 -O1"])
     DP_NOTE([sanitizers], [on], [$1])
 ])
 

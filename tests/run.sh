@@ -111,7 +111,8 @@ build-tsan:)
 *) only="check_PROGRAMS=$chosen" ;;
 esac
 
-$make -j "$(nproc)" check TESTS= ${only:+"$only"} </dev/null >$build/build.log 2>&1 || {
+# The product is built by now. Its tests are compiled quickly, which takes half of the time.
+$make -j "$(nproc)" check TESTS= "CFLAGS=${CFLAGS:--g1 -O1}" ${only:+"$only"} </dev/null >$build/build.log 2>&1 || {
     tail -n 25 $build/build.log >&2
     die "the tests do not build; the whole output is in $build/build.log"
 }
