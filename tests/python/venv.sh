@@ -8,8 +8,8 @@
 set -eu
 
 dir=${1:?venv.sh DIR}
-# The peers' classes, which ours are compared with, ask for more than these tests use. Few of 7,000 files are
-# imported, so each is compiled then, not by pip.
+# The peers' classes, which ours are compared with, ask for more than these tests use. Few of 7,000 files
+# are imported, so each is compiled then, not by pip.
 tools='torch numpy pytest cffi setuptools wheel'
 peers='dualpipe fairscale decent-dp loguru'
 
