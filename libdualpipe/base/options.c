@@ -52,6 +52,26 @@ static bool parse_real(const struct dp_option *o, const char *text, double *valu
            (*value >= 0 || o->min);
 }
 
+static bool parse_bytes(const struct dp_option *o, const char *text, size_t *value)
+{
+    static const struct {
+        const char *name;
+        double bytes;
+    } units[] = {{"", 1},      {"B", 1},      {"kB", 1e3},     {"KB", 1e3},     {"MB", 1e6},
+                 {"GB", 1e9},  {"K", 0x1p10}, {"M", 0x1p20},   {"G", 0x1p30},   {"KiB", 0x1p10},
+                 {"MiB", 0x1p20}, {"GiB", 0x1p30}};
+    char *end;
+    const double number = dp_strtod(text, &end);
+
+    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]) && end != text; i++)
+        if (!strcmp(end, units[i].name) && number >= 0 && number * units[i].bytes < 0x1p63 &&
+            is_within(o, number * units[i].bytes)) {
+            *value = (size_t)(number * units[i].bytes);
+            return true;
+        }
+    return false;
+}
+
 static bool parse_bool(const char *text, bool *value)
 {
     static const char *const words[] = {"0", "1", "no", "yes", "off", "on", "false", "true"};
@@ -86,6 +106,9 @@ static void say_expected(const struct dp_option *o, char *out, size_t len)
                      (long long)o->max);
         else
             snprintf(out, len, "%s%s", number, o->type == DP_OPTION_REAL ? ", 0 or more" : "");
+        return;
+    case DP_OPTION_BYTES:
+        snprintf(out, len, "a size such as 4096, 64KiB or 1.5MB");
         return;
     case DP_OPTION_BOOL:
         snprintf(out, len, "0, 1, no, yes, off, on, false or true");
@@ -143,6 +166,8 @@ static bool set_member(const struct dp_option *o, const char *text, void *values
     case DP_OPTION_INT32:
     case DP_OPTION_REAL:
         return set_number(o, text, member);
+    case DP_OPTION_BYTES:
+        return parse_bytes(o, text, member);
     case DP_OPTION_BOOL:
         return parse_bool(text, member);
     case DP_OPTION_CHOICE:

@@ -14,6 +14,7 @@ struct model_engine {
     struct engine base;
     const struct model_info *model;
     struct stage *stages[DP_MAX_SLOTS];
+    struct streamed *streamed; /* NULL: layers compute where their parameters live */
     struct dp_border *borders; /* [stages + 1] */
     struct dp_border labels;
     struct dp_tensor_spec *skips; /* of the schedule */
@@ -141,6 +142,8 @@ static int run(struct engine *base, const struct dp_schedule *s, const struct dp
     struct part *in = calloc(2, sizeof(*in)), *labels = in + 1;
     int err = in ? 0 : dp_fail(DP_ENOMEM, "no memory for a step");
 
+    if (e->streamed)
+        streamed_begin(e->streamed);
     if (!err && take_rows(e, rows))
         step.extents = (const int64_t(*)[DP_MAX_EXTENTS])e->extents;
     for (int i = 0; i < base->part_count && !err; i++) {
@@ -212,6 +215,7 @@ static void engine_free(struct engine *base)
 
     dp_pipeline_free(e->pipeline);
     dp_recorder_free(base->recorder);
+    streamed_free(e->streamed);
     for (int i = 0; i < DP_MAX_SLOTS; i++)
         stage_free(e->stages[i]);
     for (int32_t i = 0; i < base->norm_count; i++)
@@ -255,6 +259,23 @@ static int make_stages(struct model_engine *e, const struct model_engine_config 
                                                 .second_copy = slot->stream > 0};
         e->base.part_count++;
     }
+    return err;
+}
+
+/* All stages of this rank pass through the same windows. */
+static int make_streamed(struct model_engine *e, const struct model_engine_config *config)
+{
+    size_t most = 0;
+
+    for (int i = 0; i < e->base.part_count; i++) {
+        const size_t bytes = stage_largest_bytes(e->stages[i]);
+        most = bytes > most ? bytes : most;
+    }
+    const int err = config->how->offload.parameters
+                        ? streamed_new(most, config->how->offload.device_bytes, &e->streamed)
+                        : 0;
+    for (int i = 0; i < e->base.part_count; i++)
+        e->stages[i]->streamed = e->streamed;
     return err;
 }
 
@@ -355,6 +376,7 @@ static int make_pipeline(struct model_engine *e, const struct model_engine_confi
                                                         .seed = config->how->seed,
                                                         .fixed_order = config->order_blocks,
                                                         .order_blocks = config->order_blocks,
+                                                        .pinned_sums = e->streamed,
                                                         .first_mb = engine_first_mb(&e->base),
                                                         .tied_copies = /* each has a shard */
                                                         config->how->sums == DP_SUMS_SHARDS,
@@ -369,6 +391,8 @@ static int build(struct model_engine *e, const struct model_engine_config *confi
     const struct dp_schedule *s = config->training;
     int err = make_stages(e, config);
 
+    if (!err)
+        err = make_streamed(e, config);
     if (!err)
         err = make_norms(e);
     if (!err)

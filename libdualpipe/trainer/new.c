@@ -26,8 +26,8 @@ static int check_loss_scale(const struct dp_loss_scale *s)
     return sound || s->scale == 0
                ? 0
                : dp_fail(DP_EINVAL,
-                         "loss_scale: %g, expected %g to %g, by growth %g, backoff %g and interval %d: "
-                         "1 or more, above 0 to 1, 1 or more",
+                         "loss_scale: %g, expected %g to %g, by growth %g, backoff %g and "
+                         "interval %d: 1 or more, above 0 to 1, 1 or more",
                          s->scale, s->least, s->most, s->growth, s->backoff, s->interval);
 }
 
@@ -57,6 +57,9 @@ static int check_config(const struct dp_trainer_config *c)
         c->order_blocks > MAX_BLOCKS)
         return dp_fail(DP_EINVAL, "order_blocks: %d, expected a power of two to %d, or 0",
                        c->order_blocks, MAX_BLOCKS);
+    if (c->offload.device_bytes && !c->offload.parameters)
+        return dp_fail(DP_EINVAL, "offload.device_bytes: %zu, expected offload.parameters, too",
+                       c->offload.device_bytes);
     if (c->checkpoint.keep < 0)
         return dp_fail(DP_EINVAL, "checkpoint.keep: %d, expected 0 or more", c->checkpoint.keep);
     if (c->checkpoint.resume && !c->checkpoint.folder)
@@ -137,7 +140,9 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                                c->checkpoint.resume,
                                c->checkpoint.from != NULL,
                                c->checkpoint.on_signal,
-                               c->loss_scale.interval};
+                               c->loss_scale.interval,
+                               c->offload.parameters,
+                               (int64_t)c->offload.device_bytes};
     const double reals[] = {c->clip,
                             c->loss_scale.scale,
                             c->loss_scale.growth,

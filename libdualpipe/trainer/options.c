@@ -16,6 +16,7 @@ enum { MOST_GRAPHS = 62 };
 
 static const char *const schedules[] = {"none",      "gpipe",       "1f1b", "zb1p", "dualpipe",
                                         "dualpipev", "interleaved", "zbv",  NULL};
+static const char *const offloads[] = {"params", NULL};
 static const char *const optimizers[] = {"sgd", "adam", "adamw", "accum-adam", "accum-adamw", NULL};
 
 static int find(const char *const *names, const char *text, char *expected, size_t room)
@@ -48,6 +49,17 @@ static bool parse_schedule(const char *text, void *values, char *expected, size_
         dp_schedule_kind_parse(text, &c->schedule.kind);
     else
         c->schedule.ranks = 1;
+    return true;
+}
+
+static bool parse_offload(const char *text, void *values, char *expected, size_t room)
+{
+    struct dp_trainer_config *c = values;
+
+    if (find(offloads, text, expected, room) < 0)
+        return false;
+    if (c)
+        c->offload.parameters = true;
     return true;
 }
 
@@ -131,6 +143,12 @@ static const struct dp_option table[] = {
     {"checkpoint", DP_OPTION_ENUM, NULL,
      "micro-batches whose forward is recomputed, to save memory", AT(schedule.recompute),
      .choices = recomputes},
+    {"offload", DP_OPTION_PARSE, NULL,
+     "what may live on the host: params (with the optimizer's state)", .choices = offloads,
+     .parse = parse_offload},
+    {"device-memory", DP_OPTION_BYTES, NULL,
+     "how much of the model may be on the device, with --offload", AT(offload.device_bytes),
+     .value = "SIZE"},
     {"mix", DP_OPTION_PARSE, NULL,
      "all-reduce: sum the replicas' gradients; reduce-scatter: the same, each with a share of "
      "the optimizer's state; or average their weights by a graph of 'dualpipe mix'",

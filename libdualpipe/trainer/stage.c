@@ -149,10 +149,11 @@ static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_s
 {
     const struct dp_layer *layer = run->stage->layers[i].layer;
     const bool named = layer->name && *layer->name;
+    struct streamed *st = run->stage->streamed;
     char why[DP_ABORT_TEXT];
 
     if (!err && !skips->wrong)
-        return 0;
+        return st && layer->parameter_count ? streamed_leave(st, layer->parameter_count) : 0;
     snprintf(why, sizeof(why), "%s", err ? dp_callback_reason(err) : "");
     if (!err)
         return dp_callback_error(DP_EINVAL, "layer %d: skip '%s' does not %s there", skips->layer,
@@ -161,6 +162,25 @@ static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_s
     return dp_callback_error(err, "layer %d%s%s%s%s%s", run->stage->first_layer + i,
                              named ? " (" : "", named ? layer->name : "", named ? ")" : "",
                              *why ? ": " : "", why);
+}
+
+/* Layer number i of the stage is called with c, and `next` will be. */
+static int begin_call(const struct run *run, int32_t i, int32_t next, struct dp_layer_call *c)
+{
+    const struct stage *s = run->stage;
+    const struct stage_layer *l = &s->layers[i], *after = &s->layers[next];
+    const bool follows = next >= 0 && next < s->layer_count;
+
+    if (!s->streamed || !l->layer->parameter_count)
+        return 0;
+    return streamed_enter(s->streamed, c, l->layer->parameter_count,
+                          follows ? s->values + after->first : NULL,
+                          follows ? after->layer->parameter_count : 0);
+}
+
+static int end_of_run(const struct stage *s, int err)
+{
+    return err || !s->streamed ? err : streamed_finish(s->streamed);
 }
 
 /* ---- inputs between layers ------------------------------------------------------------------- */
@@ -218,13 +238,15 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
             lay_out(&run, &l->out, input_memory(&run, i + 1), false, t);
         DLTensor *to = last ? out : t->list;
         memcpy(before, to, (size_t)l->out.count * sizeof(*to));
-        const struct dp_layer_call c = call_of(&run, i, in, grads, &skips);
-        err = end_of_call(&run, i, &skips, l->layer->ops->forward(l->layer->user, &c, in, to));
+        struct dp_layer_call c = call_of(&run, i, in, grads, &skips);
+        err = begin_call(&run, i, i + 1, &c);
+        if (!err)
+            err = end_of_call(&run, i, &skips, l->layer->ops->forward(l->layer->user, &c, in, to));
         if (!err && !last)
             err = check_written(&run, i, &l->out, before, to, "output");
         in = to;
     }
-    return err;
+    return end_of_run(s, err);
 }
 
 static int backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
@@ -245,14 +267,16 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
         DLTensor *to = i ? t->list : gin;
         if (i)
             memcpy(before, to, (size_t)l->in.count * sizeof(*to));
-        const struct dp_layer_call c = call_of(&run, i, kept_input(&run, i, &input), grads, &skips);
-        err = end_of_call(&run, i, &skips,
-                          l->layer->ops->backward(l->layer->user, &c, gout, to, mode));
+        struct dp_layer_call c = call_of(&run, i, kept_input(&run, i, &input), grads, &skips);
+        err = begin_call(&run, i, i - 1, &c);
+        if (!err)
+            err = end_of_call(&run, i, &skips,
+                              l->layer->ops->backward(l->layer->user, &c, gout, to, mode));
         if (!err && i)
             err = check_written(&run, i, &l->in, before, to, "gin");
         gout = to;
     }
-    return err;
+    return end_of_run(s, err);
 }
 
 /* From the last layer to the first, as backward does it where it is not split. */
@@ -267,10 +291,12 @@ static int weight(void *user, const struct dp_stage_call *call)
 
     for (int32_t i = s->layer_count - 1; i >= 0 && !err; i--) {
         const struct stage_layer *l = &s->layers[i];
-        const struct dp_layer_call c = call_of(&run, i, kept_input(&run, i, &input), grads, &skips);
-        err = end_of_call(&run, i, &skips, l->layer->ops->weight(l->layer->user, &c));
+        struct dp_layer_call c = call_of(&run, i, kept_input(&run, i, &input), grads, &skips);
+        err = begin_call(&run, i, i - 1, &c);
+        if (!err)
+            err = end_of_call(&run, i, &skips, l->layer->ops->weight(l->layer->user, &c));
     }
-    return err;
+    return end_of_run(s, err);
 }
 
 static const struct dp_stage_ops ops = {.forward = forward, .backward = backward, .weight = weight};
@@ -287,6 +313,18 @@ struct dp_stage stage_view(struct stage *s)
         .parameter_count = s->parameter_count,
         .parameters = s->parameters,
     };
+}
+
+size_t stage_largest_bytes(const struct stage *s)
+{
+    size_t most = 0;
+
+    for (int32_t i = 0; i < s->layer_count; i++) {
+        const struct stage_layer *l = &s->layers[i];
+        const size_t bytes = streamed_bytes(s->values + l->first, l->layer->parameter_count);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
 }
 
 /* ---- skips ----------------------------------------------------------------------------------- */

@@ -12,6 +12,7 @@
 #define DP_TRAINER_STAGE_H
 
 #include "trainer/model.h"
+#include "trainer/streamed.h"
 
 struct dp_batch_norm;
 
@@ -46,6 +47,7 @@ struct stage {
     size_t memory_bytes;
     struct dp_save_bytes save;
     bool no_split;
+    struct streamed *streamed;         /* NULL: layers compute where their parameters live */
 };
 
 struct stage_config {
@@ -61,5 +63,7 @@ int stage_new(const struct stage_config *config, struct stage **out);
 void stage_free(struct stage *stage);
 /* As the pipeline takes it; the stage must stay. */
 struct dp_stage stage_view(struct stage *stage);
+/* The values of its largest layer, on their way through the device. */
+size_t stage_largest_bytes(const struct stage *stage);
 
 #endif

@@ -27,8 +27,8 @@ struct dp_trainer {
     uint64_t next;  /* step */
     double rate;    /* of this step */
     /* What ranks tell each other after a step: the losses of all micro-batches, then the sum of squared
-     * gradients of each layer; of each replica, where these mix; then whether it was told to end, and the
-     * rows. A rank leaves zero what it does not know. */
+     * gradients of each layer; of each replica, where these mix; then whether it was told to end, and
+     * the rows. A rank leaves zero what it does not know. */
     size_t sums_len, columns; /* columns: 1, or the replicas that mix */
     double *values, *all_values; /* [sums_len], [ranks][sums_len] */
     double *squares;  /* of the gradients of one stage, by parameter */

@@ -51,6 +51,8 @@ struct job {
     uint64_t stop;             /* a step before which it stops; 0: none */
     int fail_layer, fail_mb;   /* a layer that fails */
     struct dp_loss_scale scale;
+    bool offloads;             /* parameters live on the host */
+    size_t budget;             /* on the device */
     uint64_t told_at;          /* a step, from 1, before which the last rank gets SIGTERM; 0: none */
     bool rarely;               /* no step is saved but by a signal and at the end */
     bool loads;                /* batches come from loaders */
@@ -151,6 +153,7 @@ static struct dp_trainer_config config_of(const struct job *job)
         .checkpoint = {.folder = job->folder, .every = job->rarely ? 0 : 1, .keep = 2, .resume = job->folder,
                        .from = job->from, .on_signal = job->told_at},
         .loss_scale = job->scale,
+        .offload = {.parameters = job->offloads, .device_bytes = job->budget},
     };
 }
 
@@ -182,9 +185,12 @@ static int learn(struct dp_comm *comm, const struct job *job)
     struct dp_trainer_result r;
     struct dp_trainer *t;
     struct test_model m;
+    struct test_range seen = {0};
     double held_out = 0;
 
     test_model_init(&m, job->model);
+    for (int i = 0; i < MODEL_LAYERS; i++)
+        m.users[i].seen = job->budget ? &seen : NULL;
     if (job->freezes)
         m.parameters[0][0].flags = DP_PARAMETER_FROZEN;
     if (job->fail_mb)
@@ -211,6 +217,9 @@ static int learn(struct dp_comm *comm, const struct job *job)
         err = dp_trainer_finish(t);
     if (!err)
         err = take_values(t, job->curve, mine);
+    if (!err && (size_t)(seen.high - seen.low) > job->budget)
+        err = dp_callback_error(DP_ESTATE, "parameters are spread over %zu bytes, expected %zu",
+                                (size_t)(seen.high - seen.low), job->budget);
     if (mine)
         job->curve->held_out = held_out;
     dp_trainer_free(t);
@@ -427,6 +436,48 @@ static void a_checkpoint_of_another_model_is_refused_on_every_rank(void **state)
     remove_folder(folder);
 }
 
+/* ---- offload --------------------------------------------------------------------------------- */
+
+/* The device holds a part of the model alone, under every schedule and way of summing. */
+static void a_model_larger_than_the_device_learns_the_same(void **state)
+{
+    (void)state;
+    static const size_t windows[MODEL_KINDS] = {512, 512, 1024};
+    static const struct layout mixing = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0};
+
+    for (enum model_kind model = 0; model < MODEL_KINDS; model++)
+        for (int i = -1 - (model < MODEL_TIED); i < LAYOUTS; i++) {
+            const struct layout *layout = i < -1 ? &mixing : i < 0 ? &one : &layouts[i];
+            printf("model %d, layout %d\n", model, i);
+            const struct curve expected = run((struct job){.model = model, .layout = *layout});
+            for (size_t count = 4; count < 7; count += 2) {
+                const struct curve curve = run((struct job){.model = model, .layout = *layout,
+                                                            .offloads = true,
+                                                            .budget = count * windows[model]});
+                assert_same(&expected, &curve);
+            }
+        }
+}
+
+/* What was saved with it is read without it, and the other way round. */
+static void a_checkpoint_does_not_know_of_offload(void **state)
+{
+    (void)state;
+    const struct curve expected = run((struct job){.model = MODEL_TIED, .layout = one});
+
+    for (int i = 0; i < 2; i++) {
+        char folder[SCRATCH_LEN];
+        make_folder(folder);
+        run((struct job){.model = MODEL_TIED, .layout = layouts[3], .folder = folder, .stop = 2,
+                         .offloads = i});
+        const struct curve after = run((struct job){.model = MODEL_TIED, .layout = layouts[8],
+                                                    .folder = folder, .offloads = !i});
+        assert_memory_equal(&expected.losses[2], &after.losses[2], 2 * sizeof(double));
+        assert_memory_equal(expected.values, after.values, sizeof(after.values));
+        remove_folder(folder);
+    }
+}
+
 /* ---- loss scales and signals ----------------------------------------------------------------- */
 
 /* A power of two changes no bit of what it is taken out of again. */
@@ -536,7 +587,7 @@ static void a_failed_layer_is_named_on_every_rank(void **state)
 static int learn_alone(void)
 {
     struct curve curve;
-    struct job job = {.model = MODEL_SKIPS, .layout = one, .curve = &curve};
+    struct job job = {.model = MODEL_SKIPS, .layout = one, .curve = &curve, .offloads = true};
 
     return learn(NULL, &job);
 }
@@ -606,6 +657,9 @@ static void what_cannot_be_is_refused_by_name(void **state)
     REFUSED(c.rows = 7, "microbatches: 8");
     REFUSED(c.replicas = 2, "replicas: 2");
     REFUSED(c.clip = NAN, "clip");
+    REFUSED(c.offload.parameters = true; c.offload.device_bytes = 100,
+            "offload.device_bytes: 100, expected 4096 or more");
+    REFUSED(c.offload.device_bytes = 4096, "offload.device_bytes: 4096, expected offload.parameters");
     REFUSED(c.loss_scale.scale = 2, "loss_scale: 2");
     REFUSED(c.order_blocks = 3, "order_blocks: 3");
     REFUSED(c.checkpoint.resume = true, "checkpoint.resume");
@@ -646,6 +700,8 @@ static const struct setting {
     {"fixed-order", "yes", "maybe", "no, yes"},
     {"order-blocks", "4", "1", "from 2 to 64"},
     {"checkpoint", "except_last", "some", "one of never, except_last, always"},
+    {"offload", "params", "activation", "one of params"},
+    {"device-memory", "1.5KiB", "1Q", "a size such as"},
     {"mix", "one-peer-exp", "all-reduced", "did you mean all-reduce?"},
     {"mix-local", "2", "x", "from 1 to 1024"},
     {"mix-algorithm", "local-sgd", "sgd", "one of d-psgd, local-sgd"},
@@ -710,6 +766,7 @@ static void the_environment_sets_a_config(void **state)
     assert_string_equal(c.checkpoint.folder, "there");
     assert_string_equal(c.checkpoint.from, "here");
     assert_true(c.checkpoint.every == 11 && c.checkpoint.keep == 3 && c.checkpoint.on_signal &&
+                c.offload.parameters && c.offload.device_bytes == 1536 &&
                 c.loss_scale.scale == 1024 && c.loss_scale.interval == 2000);
     for (int i = 0; i < SETTINGS; i++) {
         name_variable(settings[i].name, variable);
@@ -751,6 +808,8 @@ int main(void)
         cmocka_unit_test(what_one_layout_saves_another_goes_on_from),
         cmocka_unit_test(replicas_that_mix_go_on_as_they_were),
         cmocka_unit_test(a_checkpoint_of_another_model_is_refused_on_every_rank),
+        cmocka_unit_test(a_model_larger_than_the_device_learns_the_same),
+        cmocka_unit_test(a_checkpoint_does_not_know_of_offload),
         cmocka_unit_test(a_loss_scale_changes_no_number),
         cmocka_unit_test(an_overflow_skips_the_step_on_all_ranks),
         cmocka_unit_test(a_signal_saves_on_all_ranks),

@@ -17,6 +17,17 @@ static struct areas areas_of(const struct dp_layer_call *c, int64_t rows)
     return (struct areas){whole, whole + rows * W, whole + 2 * rows * W, c->save_input, c->save_weight};
 }
 
+static void see(struct test_range *seen, const DLTensor *tensor)
+{
+    const char *at = tensor->data;
+
+    if (!seen || !at)
+        return;
+    seen->low = seen->low && seen->low < at ? seen->low : at;
+    at += 256; /* what the smallest takes */
+    seen->high = seen->high > at ? seen->high : at;
+}
+
 static int forward(void *user, const struct dp_layer_call *c, const DLTensor *in, DLTensor *out)
 {
     const struct test_layer *l = user;
@@ -26,6 +37,7 @@ static int forward(void *user, const struct dp_layer_call *c, const DLTensor *in
     float *y = out->data;
     int err = 0;
 
+    see(l->seen, &c->values[0]);
     if (l->fail_mb == c->mb_global + 1)
         return dp_callback_error(DP_EIO, "it was to fail at micro-batch %d", c->mb_global);
     for (int64_t r = 0; r < rows; r++)
@@ -64,6 +76,8 @@ static int weight(void *user, const struct dp_layer_call *c)
     const struct areas at = areas_of(c, rows);
     float *dw = c->grads[0].data, *db = c->grads[1].data;
 
+    see(l->seen, &c->grads[0]);
+    see(l->seen, &c->grads[1]);
     for (int o = 0; o < W; o++)
         for (int i = -1; i < (dw ? W : 0); i++) { /* no gradient is wanted of one that is frozen */
             float sum = 0;

@@ -21,9 +21,15 @@ enum model_kind {
     MODEL_KINDS
 };
 
+/* Where values and gradients were. */
+struct test_range {
+    const char *low, *high;
+};
+
 struct test_layer {
     bool norm, plain; /* plain: y = x W + b */
     const char *stash, *pop;
+    struct test_range *seen; /* of all calls; NULL: not wanted */
     int fail_mb; /* forward fails at this micro-batch, counted from 1; 0: never */
 };
 

@@ -18,6 +18,7 @@ enum dp_option_type {
     DP_OPTION_INT,    /* int64_t, decimal or 0x */
     DP_OPTION_INT32,  /* int32_t */
     DP_OPTION_REAL,   /* double */
+    DP_OPTION_BYTES,  /* size_t, "4096", "64K" or "64KiB", "1.5MB" */
     DP_OPTION_BOOL,   /* bool: 0 1 no yes off on false true; of a command line a flag */
     DP_OPTION_STRING, /* const char *, lives as long as the text */
     DP_OPTION_SECRET, /* the same, but the value is never shown */

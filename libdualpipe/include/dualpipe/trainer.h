@@ -71,22 +71,27 @@ struct dp_trainer_config {
     struct dp_optimizer_config optimizer; /* its groups and memory are not used */
     struct dp_rate rate;
     double clip;                    /* largest norm of the whole gradient; 0: none */
-    struct dp_loss_scale loss_scale; /* gradients are of the loss times this, until they are used; after a
-                                      * step that was skipped and a number of good ones another; scale 0:
-                                      * none. dp_loss_scale_defaults() is the usual one */
+    struct dp_loss_scale loss_scale; /* gradients are of the loss times this, until they are used; after
+                                      * a step that was skipped and a number of good ones another; scale
+                                      * 0: none. dp_loss_scale_defaults() is the usual one */
     bool fixed_order;               /* losses and parameters are the same to the last bit under every
                                      * schedule, P and D with the same microbatches and order_blocks */
     int32_t order_blocks;           /* of fixed_order (pipeline.h), of all replicas: a power of two; 0:
                                      * the fewest that this layout takes, at least 2 */
     uint64_t seed;
     struct {
+        bool parameters;            /* values, gradients and the optimizer's state live on the host; of
+                                     * layers at work they are on the device, too */
+        size_t device_bytes;        /* of each rank, for those; 0: as few as will do */
+    } offload;
+    struct {
         const char *folder;         /* NULL: nothing is saved */
         uint64_t every;             /* after so many steps, and by dp_trainer_finish; 0: only there */
         int32_t keep;               /* the newest so many stay; 0: all */
         bool resume;                /* dp_trainer_new goes on from the newest in the folder, if any */
         const char *from;           /* otherwise from this one, as dp_trainer_resume; NULL: none */
-        bool on_signal;             /* SIGTERM does not end the process: the step during which it has come
-                                     * to a rank says so on all, and is saved if there is a folder */
+        bool on_signal;             /* SIGTERM does not end the process: the step during which it has
+                                     * come to a rank says so on all, and is saved where a folder is */
         const char *about;          /* a JSON object that its index has beside "step"; NULL: {} */
     } checkpoint;
 };

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * streamed.h - the parameters of a rank live on the host, and pass over the device layer by layer while
+ * its stages compute.
+ *
+ *      device   [values of a layer] [of another] ...   [gradients of a layer] [of another]
+ *
+ * All windows are as large as the largest layer needs. While a layer computes, the values of the one
+ * that follows in its stage are on their way. A layer's gradients come up before it adds to them and go
+ * down after, so that they are added up in the order in which they are on the device; the next ones come
+ * while the last ones go. When a stage's callback returns, its gradients are on the host.
+ */
+#ifndef DP_TRAINER_STREAMED_H
+#define DP_TRAINER_STREAMED_H
+
+#include <dualpipe/model.h>
+
+struct streamed;
+
+/* For layers whose values take largest_bytes at most (streamed_bytes), as many values as the budget
+ * holds; 0: as few as will do. DP_ENOMEM, also where those are more than the budget. */
+int streamed_new(size_t largest_bytes, size_t budget_bytes, struct streamed **out);
+void streamed_free(struct streamed *st);
+/* In a window: the values of a layer whose parameters are these. */
+size_t streamed_bytes(const DLTensor *values, int32_t count);
+
+/* Values on the host may be others than those in windows: before a step. */
+void streamed_begin(struct streamed *st);
+/* Before and after a layer's callback: its values and gradients in windows in place of those on the
+ * host, and gradients back. A list of values is known by its place; next: that of the layer that
+ * follows, of next_count; NULL: none. */
+int streamed_enter(struct streamed *st, struct dp_layer_call *call, int32_t count,
+                   const DLTensor *next, int32_t next_count);
+int streamed_leave(struct streamed *st, int32_t count);
+/* At the end of a stage's callback. */
+int streamed_finish(struct streamed *st);
+
+#endif
