@@ -30,6 +30,16 @@ extern "Python" int dpy_loss(void *, const struct dp_stage_call *, const DLTenso
                              const DLTensor *, double *, int32_t, int32_t *);
 extern "Python" int dpy_loss_backward(void *, const struct dp_stage_call *, const DLTensor *,
                                       const DLTensor *, double, DLTensor *);
+extern "Python" int dpy_model_fill(void *, int32_t, uint64_t, DLTensor *);
+extern "Python" int dpy_model_forward(void *, const struct dp_layer_call *, const DLTensor *,
+                                      DLTensor *);
+extern "Python" int dpy_model_backward(void *, const struct dp_layer_call *, const DLTensor *,
+                                       DLTensor *, enum dp_backward_mode);
+extern "Python" int dpy_model_weight(void *, const struct dp_layer_call *);
+extern "Python" int dpy_model_loss(void *, const struct dp_stage_call *, const DLTensor *,
+                                   const DLTensor *, double *, int32_t, int32_t *);
+extern "Python" int dpy_model_loss_backward(void *, const struct dp_stage_call *, const DLTensor *,
+                                            const DLTensor *, double, DLTensor *);
 extern "Python" int dpy_update(void *, struct dp_mixer_update_info *);
 extern "Python" int dpy_pre_average(void *, const struct dp_mixer_average_info *);
 extern "Python" int dpy_layer_forward(void *, const struct dp_offload_call *, const DLTensor *,

@@ -63,7 +63,7 @@ class BuildExtension(build_ext):
 setup(
     version=version(),
     package_dir={"": str(PACKAGE.relative_to(HERE))},
-    packages=["libdualpipe", "libdualpipe.compat"],
+    packages=["libdualpipe", "libdualpipe.compat", "libdualpipe.torch"],
     package_data={"libdualpipe": ["py.typed", "libdualpipe.so.*"]},
     ext_modules=[
         Extension("libdualpipe._dp", [],

@@ -126,6 +126,7 @@ static struct dp_layer_call call_of(const struct run *run, int32_t i, const DLTe
         .step = call->step,
         .training = call->training,
         .again = call->recomputing,
+        .discarded = call->discarded,
         .values = s->values + l->first,
         .grads = grads,
         .in = in,
@@ -209,11 +210,12 @@ static const DLTensor *kept_input(const struct run *run, int32_t i, struct tenso
 
 /* ---- the callbacks of a stage ---------------------------------------------------------------- */
 
+/* may_move: what comes next does not look for it where it was. */
 static int check_written(const struct run *run, int32_t i, const struct dp_border *b,
-                         const DLTensor *was, const DLTensor *is, const char *what)
+                         const DLTensor *was, const DLTensor *is, bool may_move, const char *what)
 {
     for (int k = 0; k < b->count; k++)
-        if (was[k].data != is[k].data)
+        if (was[k].data != is[k].data && !may_move)
             return dp_callback_error(DP_EMISMATCH,
                                      "layer %d: %s %d is in memory of the layer's own, expected it "
                                      "where the call has it",
@@ -243,7 +245,8 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
         if (!err)
             err = end_of_call(&run, i, &skips, l->layer->ops->forward(l->layer->user, &c, in, to));
         if (!err && !last)
-            err = check_written(&run, i, &l->out, before, to, "output");
+            err = check_written(&run, i, &l->out, before, to,
+                                s->layers[i + 1].layer->drops_input, "output");
         in = to;
     }
     return end_of_run(s, err);
@@ -273,7 +276,7 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
             err = end_of_call(&run, i, &skips,
                               l->layer->ops->backward(l->layer->user, &c, gout, to, mode));
         if (!err && i)
-            err = check_written(&run, i, &l->in, before, to, "gin");
+            err = check_written(&run, i, &l->in, before, to, false, "gin");
         gout = to;
     }
     return end_of_run(s, err);

@@ -35,6 +35,7 @@ struct dp_layer_call {
     uint64_t step;
     bool training;            /* a backward follows; false in an evaluation (no dropout) */
     bool again;               /* forward, for the second time, for what it saves: outputs are unused */
+    bool discarded;           /* forward: what it saves is thrown away, and it is called again later */
     const DLTensor *values;   /* [parameter_count] the layer's parameters */
     DLTensor *grads;          /* [parameter_count] where backward and weight add their gradients; data is
                                * NULL for a frozen parameter, and of all in a forward */
@@ -53,7 +54,9 @@ struct dp_layer_call {
 
 /* The callbacks, with the layer's user. They return 0 or a negative errno, which ends the step on every
  * rank; the sentence names rank, layer and micro-batch, and ends with what dp_callback_error was told.
- * Outputs and gins must be written in full. Where there is no gradient, data is NULL. */
+ * Outputs and gins must be written in full. Where there is no gradient, data is NULL. In a
+ * step that trains, a forward may hand over an output of its own by setting data, compact and as it is
+ * until its backward begins, where all layers behind it drop their inputs. */
 struct dp_layer_ops {
     int (*forward)(void *user, const struct dp_layer_call *call, const DLTensor *in, DLTensor *out);
     /* DP_BACKWARD_FULL: gin, and what weight does; DP_BACKWARD_INPUT: gin alone. */

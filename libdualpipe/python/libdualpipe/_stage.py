@@ -252,6 +252,13 @@ class Stage:
                 roots = [roots[0].view_as(roots[0])]
             self.later[call.mb] = [lambda: self.run(roots, grads)]
             return
+        if not self.parameters:
+            self.later[call.mb] = []
+            self.run(roots, grads)
+            self.put_input_grads(live, gin)
+            return
+        # torch detaches them in place, which views do not allow.
+        roots = [root.clone() if root._is_view() else root for root in roots]
         leaves = [arg for arg in live.args if arg is not None and arg.requires_grad]
         begin = [
             torch.ones_like(root) if grad is None else grad for root, grad in zip(roots, grads)

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules as layers of a model of the library (dualpipe/model.h): a forward and a backward of each
+are torch's, and its parameters lie where the library has them."""
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from .._native import callback, ffi, lib
+from .._stage import Live, RandomState, Stage, as_tuple
+from .._tensor import DTYPES, Views, address, kind_of, shape_of, spec
+
+LONGEST_NAME = 64  # of a parameter
+
+
+class _Ends:
+    """The slot that Stage asks for: what is before and behind is the library's."""
+    def __init__(self, first: bool) -> None:
+        self.prev, self.next = (-1 if first else 0), 0
+
+
+class Place(Stage):
+    """A module at a place of the list."""
+    def __init__(self, model: "Model", index: int, module: Any, split: Optional[str]) -> None:
+        super().__init__(module, _Ends(index == 0), 0, split)
+        self.model, self.index = model, index
+        self.is_random = self.takes_tuple = self.gives_tuple = self.keeps_grads = False
+        self.handed: Dict[int, Sequence[torch.Tensor]] = {}  # by micro-batch, until its backward
+
+    def bind(self, call: Any, with_gradients: bool) -> None:
+        """The module's parameters are where this call has them."""
+        model = self.model
+        for i, parameter in enumerate(model.parameters_of[self.module]):
+            value, grad = call.values[i], call.grads[i]
+            if parameter.data_ptr() != address(value.data):
+                parameter.data = model.views.of(value)
+                model.bound[parameter] = None
+            if with_gradients and parameter.requires_grad and (
+                    parameter.grad is None or parameter.grad.data_ptr() != address(grad.data)):
+                parameter.grad = model.views.of(grad)
+
+    def clear(self) -> None:
+        super().clear()
+        self.handed.clear()
+
+    # -- forward
+
+    def forward(self, call: Any, given: Any, wanted: Any) -> None:
+        trains = bool(call.training and not call.discarded)
+        self.bind(call, False)
+        args = self.inputs(call, given)
+        before = self.own_numbers(call)
+        with torch.set_grad_enabled(trains):
+            outs = as_tuple(self.module(args if self.takes_tuple else args[0]))
+        if before is not None:
+            before.set()
+        if trains:
+            self.live[call.mb] = Live(args, outs)
+        self.put_outputs(call, wanted, args, outs, trains)
+
+    def inputs(self, call: Any, given: Any) -> Tuple[Any, ...]:
+        found = self.model.inputs_of(self.index, call.mb, given)
+        if call.training and not call.discarded and self.index:
+            for tensor in found:
+                if tensor.is_floating_point() or tensor.is_complex():
+                    tensor.requires_grad_()
+        return found
+
+    def own_numbers(self, call: Any) -> Optional[RandomState]:
+        """Random numbers of this step, layer and micro-batch, whichever rank computes them. Returns
+        the generators' state before."""
+        if not self.is_random or not call.training:
+            return None
+        before = RandomState()
+        torch.manual_seed((call.random.key ^ call.random.stream) & (2**63 - 1))
+        return before
+
+    def put_outputs(self, call: Any, wanted: Any, args: Sequence[Any], outs: Sequence[Any],
+                    trains: bool) -> None:
+        """A backward will read them, so that they are not put where the library would write what
+        comes next; else they are copied there."""
+        used = {arg.untyped_storage().data_ptr() for arg in args}
+        handed = []
+        for i, out in enumerate(outs):
+            tensor, place = out.detach(), wanted[i]
+            self.compare(tensor, place, f"output {i}")
+            if trains:
+                tensor = tensor.contiguous()
+                if tensor.untyped_storage().data_ptr() in used or self.model.views.has(tensor):
+                    tensor = tensor.clone()
+                place.data = ffi.cast("void *", tensor.data_ptr())
+                handed.append(tensor)
+            else:
+                self.model.view(place).copy_(tensor)
+        if trains:
+            self.handed[call.mb] = handed
+            self.model.passed = (self.index + 1, call.mb, handed)
+
+    def compare(self, tensor: torch.Tensor, place: Any, what: str) -> None:
+        shape, dtype = shape_of(place), DTYPES[place.dtype.code, place.dtype.bits]
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise ValueError(f"{what} of layer {self.index} ({type(self.module).__name__}) is "
+                             f"{tuple(tensor.shape)} of {tensor.dtype}, expected {shape} of {dtype}")
+
+    # -- backward: Stage's, with gradients where this call has them
+
+    def backward(self, call: Any, gout: Any, gin: Any, mode: int) -> None:
+        self.bind(call, True)
+        self.handed.pop(call.mb)
+        self.keeps_grads = mode == lib.DP_BACKWARD_INPUT  # the library's last as long as this call
+        super().backward(call, gout, gin, mode)
+
+    def roots(self, call: Any, gout: Any) -> Any:
+        live = self.live.pop(call.mb)
+        pairs = [(out, self.model.view(gout[i])) for i, out in enumerate(live.outs)
+                 if out.requires_grad and gout[i].data != ffi.NULL]
+        return live, [out for out, _ in pairs], [
+            grad.clone() if self.keeps_grads else grad for _, grad in pairs
+        ]
+
+    def put(self, wanted: Any, tensors: Sequence[Optional[torch.Tensor]], what: str) -> None:
+        """Gradients of the inputs."""
+        for i, tensor in enumerate(tensors):
+            if wanted[i].data == ffi.NULL:
+                continue
+            view = self.model.view(wanted[i])
+            if tensor is None:
+                view.zero_()
+            else:
+                view.copy_(tensor)
+
+    def weight(self, call: Any) -> None:
+        self.bind(call, True)
+        super().weight(call)
+
+
+class Loss:
+    """The loss of micro-batches, with its graph from forward to backward."""
+    def __init__(self, model: "Model", function: Callable[..., torch.Tensor], labels: Any) -> None:
+        self.model, self.function = model, function
+        self.label_count = 0 if labels is None else len(as_tuple(labels))
+        self.labels_are_tuple = not isinstance(labels, torch.Tensor)
+        self.live: Dict[int, Tuple[Tuple[Any, ...], torch.Tensor]] = {}
+
+    def take(self, call: Any, out: Any, labels: Any) -> Tuple[Tuple[Any, ...], torch.Tensor]:
+        outs = tuple(
+            tensor.detach()
+            for tensor in self.model.inputs_of(len(self.model.places), call.mb, out))
+        for tensor in outs:
+            if call.training and tensor.is_floating_point():
+                tensor.requires_grad_()
+        args: List[Any] = [outs if self.model.places[-1].gives_tuple else outs[0]]
+        if self.label_count:
+            told = tuple(self.model.view(labels[i]) for i in range(self.label_count))
+            args.append(told if self.labels_are_tuple else told[0])
+        with torch.set_grad_enabled(bool(call.training)):
+            loss = self.function(*args)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise ValueError(f"the loss is {loss!r}, expected a tensor of one value")
+        return outs, loss
+
+    def forward(self, call: Any, out: Any, labels: Any) -> float:
+        outs, loss = self.take(call, out, labels)
+        if call.training:
+            self.live[call.mb_global] = outs, loss
+        return float(loss.detach())
+
+    def backward(self, call: Any, scale: float, gout: Any) -> None:
+        outs, loss = self.live.pop(call.mb_global)
+        loss.backward(torch.full_like(loss, scale))
+        for i, tensor in enumerate(outs):
+            if gout[i].data != ffi.NULL:
+                view = self.model.view(gout[i])
+                view.zero_() if tensor.grad is None else view.copy_(tensor.grad)
+
+
+class Model:
+    """What the library's callbacks work on. It must not refer to the trainer.
+
+    layers      name and module, each called with what the one before returns
+    example     the inputs of the first: a tensor or a tuple of them, rows in dimension 0
+    """
+    def __init__(self, layers: Sequence[Tuple[str, Any]], loss: Callable[..., torch.Tensor],
+                 example: Any, labels: Any, split: Optional[str]) -> None:
+        self.views = Views()
+        self.bound: Dict[torch.nn.Parameter, None] = {}  # those that lie in the library's memory
+        self.passed: Tuple[int, int, Sequence[torch.Tensor]] = (-1, -1, ())
+        self.kept: List[Any] = []  # what the library has pointers to
+        self.names = [name for name, _ in layers]
+        self.parameters_of: Dict[Any, List[torch.nn.Parameter]] = {}
+        self.first_names: Dict[torch.nn.Parameter, str] = {}
+        self.also_named: Dict[str, str] = {}  # names of shared and tied ones, and the first of each
+        self.places = [Place(self, i, layer, split) for i, (_, layer) in enumerate(layers)]
+        self.loss = Loss(self, loss, labels)
+        self.pointer = self._describe(example, labels, split)
+
+    def clear(self) -> None:
+        """Forget what is left of a step."""
+        for place in self.places:
+            place.clear()
+        self.loss.live.clear()
+        self.passed = (-1, -1, ())
+
+    def release(self) -> None:
+        """The parameters move to memory of their own."""
+        self.clear()
+        for parameter in self.bound:
+            parameter.data = parameter.data.clone()
+            parameter.grad = None
+        self.bound.clear()
+        self.views = Views()
+
+    def view(self, described: Any) -> Any:
+        """A tensor that is not remembered: what passes by need not be the library's."""
+        kind = described.dtype.code, described.dtype.bits
+        return self.views._new(described, address(described.data), kind,
+                               shape_of(described)).detach()
+
+    def inputs_of(self, index: int, mb: int, given: Any) -> Tuple[Any, ...]:
+        """What the layer before has handed over, where that is what is given."""
+        to, of, tensors = self.passed
+        self.passed = (-1, -1, ())
+        if (to, of) == (index, mb) and all(
+                address(given[i].data) == tensor.data_ptr() for i, tensor in enumerate(tensors)):
+            return tuple(tensors)
+        return tuple(self.view(given[i]) for i in range(self.widths[index]))
+
+    # -- the description
+
+    def _describe(self, example: Any, labels: Any, split: Optional[str]) -> Any:
+        self.widths = [len(as_tuple(example))]
+        given: Any = (_rows(example, 2), _rows(example, 3))
+        borders = [self._border([_of_row(tensor) for tensor in as_tuple(example)])]
+        for place in self.places:
+            place.takes_tuple = not isinstance(given[0], torch.Tensor)
+            given = self._probe(place, given)
+            place.gives_tuple = not isinstance(given[0], torch.Tensor)
+            two, three = as_tuple(given[0]), as_tuple(given[1])
+            self.widths.append(len(two))
+            borders.append(
+                self._border([self._output(place, i, *pair) for i, pair in enumerate(zip(two, three))]))
+        ops = self._new("struct dp_layer_ops *", {
+            "forward": lib.dpy_model_forward, "backward": lib.dpy_model_backward,
+            "weight": lib.dpy_model_weight if split else ffi.NULL})
+        made: Dict[Any, Any] = {}
+        for place, border in zip(self.places, borders[1:]):
+            self._layer(place, ops, border, made)
+        return self._new("struct dp_model *", {
+            "layers": self._new("const struct dp_layer *[]", [made[p.module] for p in self.places]),
+            "layer_count": len(self.places), "input": borders[0],
+            "labels": ffi.NULL if labels is None else self._border(
+                [_of_row(tensor) for tensor in as_tuple(labels)]),
+            "loss": self._new("struct dp_loss_ops *", {
+                "loss": lib.dpy_model_loss, "loss_backward": lib.dpy_model_loss_backward}),
+            "loss_user": self._handle(self.loss)})
+
+    def _new(self, kind: str, value: Any) -> Any:
+        self.kept.append(ffi.new(kind, value))
+        return self.kept[-1]
+
+    def _handle(self, target: Any) -> Any:
+        self.kept.append(ffi.new_handle(target))
+        return self.kept[-1]
+
+    def _border(self, specs: List[Dict[str, Any]]) -> Any:
+        return self._new("struct dp_border *", {"count": len(specs), "tensors": specs})
+
+    def _probe(self, place: Place, given: Any) -> Any:
+        """Run it with two and with three rows; buffers and random numbers are afterwards what they
+        were."""
+        module = place.module
+        for part in module.modules():
+            if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
+                raise ValueError(
+                    f"layer {place.index} has a {type(part).__name__} with running statistics, "
+                    "which each rank would keep for itself: expected track_running_stats=False")
+        state, buffers = RandomState(), [(buffer, buffer.clone()) for buffer in module.buffers()]
+        with torch.no_grad():
+            outs = tuple(module(some) for some in given)
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        place.is_random = not torch.equal(torch.get_rng_state(), state.cpu)
+        state.set()
+        return outs
+
+    def _output(self, place: Place, i: int, two: torch.Tensor,
+                three: torch.Tensor) -> Dict[str, Any]:
+        """One row of it: dimensions that follow the rows are those that grow with them."""
+        grows = [a != b for a, b in zip(two.shape, three.shape)]
+        shape = [a // 2 if grow else a for a, grow in zip(two.shape, grows)]
+        if [a * 3 if grow else a for a, grow in zip(shape, grows)] != list(three.shape):
+            raise ValueError(
+                f"output {i} of layer {place.index} is {tuple(two.shape)} of two rows and "
+                f"{tuple(three.shape)} of three, expected dimensions that stay or grow with the rows")
+        return _spec(shape, grows, two.dtype)
+
+    def _layer(self, place: Place, ops: Any, border: Any, made: Dict[Any, Any]) -> None:
+        module, prefix = place.module, self.names[place.index]
+        listed = [(f"{prefix}.{name}", parameter) for name, parameter in module.named_parameters()]
+        for name, parameter in listed:
+            if len(name) > LONGEST_NAME:
+                raise ValueError(f"parameter {name}: expected a name of {LONGEST_NAME} characters "
+                                 "or less")
+            self.also_named[name] = self.first_names.get(parameter, name)
+        if module in made:
+            return
+        self.parameters_of[module] = [parameter for _, parameter in listed]
+        specs = self._new("struct dp_parameter_spec[]",
+                          [self._parameter(name, parameter) for name, parameter in listed])
+        for name, parameter in listed:
+            self.first_names.setdefault(parameter, name)
+        made[module] = self._new("struct dp_layer *", {
+            "ops": ops, "user": self._handle((self, module)), "name": self._text(""),
+            "parameters": specs, "parameter_count": len(listed), "out": border,
+            "drops_input": True})
+
+    def _parameter(self, name: str, parameter: torch.nn.Parameter) -> Dict[str, Any]:
+        tied = self.first_names.get(parameter)
+        return {"name": self._text(name), "tied": self._text(tied) if tied else ffi.NULL,
+                "flags": 0 if parameter.requires_grad else lib.DP_PARAMETER_FROZEN,
+                "dtype": kind_of(parameter.dtype), "ndim": parameter.dim(),
+                "shape": list(parameter.shape), "fill": lib.dpy_model_fill}
+
+    def _text(self, text: str) -> Any:
+        return self._new("char[]", text.encode())
+
+
+def _spec(shape: Sequence[int], grows: Sequence[bool], dtype: torch.dtype) -> Dict[str, Any]:
+    return {**spec(shape, dtype, not (dtype.is_floating_point or dtype.is_complex)),
+            "extent": [int(grow) for grow in grows]}
+
+
+def _of_row(tensor: torch.Tensor) -> Dict[str, Any]:
+    """One row of a batch."""
+    return _spec([1, *tensor.shape[1:]], [True] + [False] * (tensor.dim() - 1), tensor.dtype)
+
+
+def _rows(example: Any, count: int) -> Any:
+    """So many times the first row of an example."""
+    if not isinstance(example, torch.Tensor):
+        return tuple(_rows(tensor, count) for tensor in example)
+    return example[:1].detach().expand(count, *example.shape[1:]).clone()
+
+
+# ---- called by the library ----
+
+
+@ffi.def_extern(name="dpy_model_fill", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@callback
+def _fill(user: Any, index: int, _seed: int, value: Any) -> None:
+    model, module = ffi.from_handle(user)
+    model.view(value).copy_(model.parameters_of[module][index].detach())
+
+
+def _place(user: Any, call: Any) -> Place:
+    place: Place = ffi.from_handle(user)[0].places[call.layer]
+    return place
+
+
+@ffi.def_extern(name="dpy_model_forward", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@callback
+def _forward(user: Any, call: Any, given: Any, wanted: Any) -> None:
+    _place(user, call).forward(call, given, wanted)
+
+
+@ffi.def_extern(name="dpy_model_backward", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@callback
+def _backward(user: Any, call: Any, gout: Any, gin: Any, mode: int) -> None:
+    _place(user, call).backward(call, gout, gin, mode)
+
+
+@ffi.def_extern(name="dpy_model_weight", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@callback
+def _weight(user: Any, call: Any) -> None:
+    _place(user, call).weight(call)
+
+
+@ffi.def_extern(name="dpy_model_loss", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@callback
+def _loss(user: Any, call: Any, out: Any, labels: Any, values: Any, _most: int, count: Any) -> None:
+    values[0], count[0] = ffi.from_handle(user).forward(call, out, labels), 1
+
+
+@ffi.def_extern(name="dpy_model_loss_backward", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@callback
+def _loss_backward(user: Any, call: Any, _out: Any, _labels: Any, scale: float, gout: Any) -> None:
+    ffi.from_handle(user).backward(call, scale, gout)

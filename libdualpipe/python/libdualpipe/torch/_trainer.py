@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train a list of modules over P stages x D replicas (dualpipe/trainer.h)."""
+import json
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Tuple, Union
+
+import torch
+import torch.distributed as dist
+
+from .._group import Comm, comm_of
+from .._native import check, ffi, lib, new_object, owned, text_of
+from .._stage import as_tuple
+from .._tensor import Views, describe
+from ._model import Model
+
+SUMS = {"all": lib.DP_SUMS_ALL, "shards": lib.DP_SUMS_SHARDS, "mixing": lib.DP_SUMS_MIXING}
+RATES = {"constant": lib.DP_RATE_CONSTANT, "cosine": lib.DP_RATE_COSINE,
+         "linear": lib.DP_RATE_LINEAR, "step": lib.DP_RATE_STEP}
+ALGORITHMS = {text_of(lib.dp_mixer_algorithm_name(i)): i for i in range(lib.DP_MIXER_ALGORITHMS)}
+COMPRESSIONS = {"none": lib.DP_COMPRESSION_NONE, "int8": lib.DP_COMPRESSION_INT8}
+
+
+class Result(NamedTuple):
+    """What a step was like, the same on every rank.
+
+    loss      mean over the rows, before the update
+    norm      of the whole gradient before clipping
+    rate      the learning rate
+    skipped   the gradient was not finite: it was not used
+    step      its number, from 0
+    """
+    loss: float
+    norm: float
+    rate: float
+    skipped: bool
+    step: int
+
+
+class _Memory:
+    """The library's trainer: it is freed when the last tensor over its memory has gone."""
+    def __init__(self, pointer: Any, *needs: Any) -> None:
+        self.pointer = pointer
+        owned(self, lib.dp_trainer_free, pointer, *needs)
+
+
+class Trainer:
+    """A model, its optimizer and its checkpoints. Collective over the group, as are all methods.
+
+    layers        an nn.Sequential or a list of modules; each is called with what the one before
+                  returns, a tensor or a tuple. All ranks have all of them; a rank trains those of
+                  its stages. While the trainer lives their parameters lie in its memory, and
+                  `load_state_dict` and other changes in place have an effect; then they are as
+                  they were trained. Parameters are float32 or float64, on the host.
+    loss          loss(outputs, labels), or loss(outputs) without labels: a tensor of one value, the
+                  mean over the rows
+    example       (inputs, labels), each a tensor or tuple of tensors with rows as dimension 0, of any
+                  number of rows, or (inputs, None): what a batch looks like
+    rows          of a step, all replicas together: the most there are
+    rate          the learning rate, or members of struct dp_rate: {"kind": "cosine", "peak": ...}
+    optimizer     "sgd", "adam", "adamw", "accum-adam", "accum-adamw"; optimizer_options: members of
+                  struct dp_optimizer_config, as weight_decay, beta1, momentum
+    schedule      "1f1b" and others as `dualpipe schedule` has them; None: 1F1B
+    replicas      D; the ranks are replica after replica, each of P
+    microbatches  of a step, all replicas together; 0: the fewest that the schedule takes
+    split         how a backward leaves its weight part for later, where a schedule has one: "graph"
+                  (torch's graph is cut at the parameters), "store" (WeightGradStore), None: it does
+                  not
+    layers_of_stage  how many layers each stage has; None: by their numbers of parameters
+    sums          what replicas do: "all" (gradients are summed), "shards" (each updates a part),
+                  "mixing" (parameters are mixed by a graph); mixing: members of its struct,
+                  {"graph": "ring", "algorithm": "d-psgd", "compression": "int8", ...}
+    fixed_order   results are the same to the last bit under every layout
+    folder        for checkpoints, written after each `every` steps, of which `keep` stay; resume: go
+                  on from the newest, if there is one; about: what its index says beside the step
+
+    Random numbers (dropout) are those of seed, step, layer and micro-batch under every layout.
+
+    Raises ValueError and DualpipeError for arguments that are not sound. An exception of a layer or
+    the loss keeps its type on its rank, the others raise DualpipeError; then only a new trainer
+    helps.
+
+    Source: dualpipe/trainer.h.
+    """
+    def __init__(self,
+                 layers: Union[torch.nn.Sequential, Sequence[torch.nn.Module]],
+                 loss: Callable[..., torch.Tensor],
+                 example: Tuple[Any, Any],
+                 rows: int,
+                 rate: Union[float, Mapping[str, Any]],
+                 *,
+                 optimizer: str = "adamw",
+                 optimizer_options: Optional[Mapping[str, Any]] = None,
+                 schedule: Optional[str] = None,
+                 replicas: int = 1,
+                 microbatches: int = 0,
+                 virtual_stages: int = 0,
+                 slack: int = 0,
+                 recompute: str = "never",
+                 split: Optional[str] = "graph",
+                 layers_of_stage: Optional[Sequence[int]] = None,
+                 sums: str = "all",
+                 mixing: Optional[Mapping[str, Any]] = None,
+                 clip: float = 0.0,
+                 fixed_order: bool = False,
+                 order_blocks: int = 0,
+                 seed: int = 0,
+                 folder: Optional[str] = None,
+                 every: int = 0,
+                 keep: int = 0,
+                 resume: bool = False,
+                 about: Optional[Mapping[str, Any]] = None,
+                 group: Any = None) -> None:
+        self._comm: Optional[Comm] = comm_of(group) if group or dist.is_initialized() else None
+        self._failed: Optional[BaseException] = None
+        kept: List[Any] = []
+        with self._call():
+            self._model = Model(_named(layers), loss, *example, split)
+            config = ffi.new("struct dp_trainer_config *", {
+                "replicas": replicas, "microbatches": microbatches, "rows": rows, "clip": clip,
+                "fixed_order": fixed_order, "order_blocks": order_blocks, "seed": seed,
+                "sums": _number("sums", sums, SUMS), "schedule": {
+                    "kind": lib.DP_SCHEDULE_USER if schedule is None else _parsed(
+                        lib.dp_schedule_kind_parse, "dp_schedule_kind", schedule),
+                    "virtual_stages": virtual_stages, "slack": slack, "recompute": _parsed(
+                        lib.dp_recompute_parse, "dp_recompute", recompute)},
+                "optimizer": _optimizer(optimizer, optimizer_options or {}),
+                "rate": _rate(rate),
+                "checkpoint": {"folder": _text(folder, kept), "every": every, "keep": keep,
+                               "resume": resume,
+                               "about": _text(json.dumps(about) if about else None, kept)}})
+            if layers_of_stage is not None:
+                kept.append(ffi.new("int32_t[]", list(layers_of_stage)))
+                config.balance, config.layers_of_stage = lib.DP_BALANCE_GIVEN, kept[-1]
+            _mix(config.mixing, mixing or {}, kept)
+            comm = self._comm
+            pointer = new_object(lib.dp_trainer_new, "struct dp_trainer", config,
+                                 self._model.pointer, comm.pointer if comm else ffi.NULL,
+                                 comm=comm and comm.pointer)
+        self._memory: Optional[_Memory] = _Memory(pointer, self._model.kept, comm)
+        self._model.views = Views(self._memory)
+        self._release = owned(self, Model.release, self._model)
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Around what all ranks do together."""
+        if self._failed is not None:
+            raise RuntimeError("this trainer has failed, expected a new one") from self._failed
+        if self._comm is None:
+            yield
+            return
+        with self._comm.lock, self._comm.call():
+            yield
+
+    def _run(self, function: Any, *args: Any) -> None:
+        if self._memory is None:
+            raise RuntimeError("this trainer is closed")
+        with self._call():
+            try:
+                check(function(self._memory.pointer, *args), self._comm and self._comm.pointer)
+            except BaseException as error:
+                self._failed = error
+                raise
+            finally:
+                self._model.clear()
+
+    def _batch(self, inputs: Any, labels: Any, rows: Optional[int], kept: List[Any]) -> Any:
+        given = [tensor for one in (inputs, labels) if one is not None for tensor in as_tuple(one)]
+        count = rows or (given[0].shape[0] if given else 0)
+        batch = ffi.new("struct dp_batch *", {"rows": count})
+        for name, tensors in (("inputs", inputs), ("labels", labels)):
+            if tensors is not None:
+                setattr(batch, name, _tree(as_tuple(tensors), kept))
+        kept.append(batch)
+        return batch
+
+    def step(self, inputs: Any = None, labels: Any = None, rows: Optional[int] = None) -> Result:
+        """Train on a batch of all replicas' rows: inputs where a pipeline begins, labels where it
+        ends, the same on each such rank; others may leave them out, and say the number of rows where
+        it is not the trainer's."""
+        kept: List[Any] = []
+        result = ffi.new("struct dp_trainer_result *")
+        self._run(lib.dp_trainer_step, self._batch(inputs, labels, rows, kept), result)
+        return Result(result.loss, result.norm, result.rate, bool(result.skipped), result.step)
+
+    def evaluate(self, inputs: Any = None, labels: Any = None, rows: Optional[int] = None) -> float:
+        """The loss of a batch without training, with all modules in eval mode."""
+        kept: List[Any] = []
+        loss = ffi.new("double *")
+        trains = [part for place in self._model.places for part in place.module.modules()
+                  if part.training]
+        for part in trains:
+            part.training = False
+        try:
+            self._run(lib.dp_trainer_evaluate, self._batch(inputs, labels, rows, kept), loss)
+        finally:
+            for part in trains:
+                part.training = True
+        return float(loss[0])
+
+    @property
+    def next_step(self) -> int:
+        """The number of the next step; it counts those before a resume, too."""
+        if self._memory is None:
+            raise RuntimeError("this trainer is closed")
+        return int(lib.dp_trainer_next_step(self._memory.pointer))
+
+    def save(self, folder: Optional[str] = None) -> None:
+        """Write a checkpoint to folder/step-N; None: to the trainer's folder."""
+        kept: List[Any] = []
+        self._run(lib.dp_trainer_save, _text(folder, kept))
+
+    def resume(self, folder: Optional[str] = None) -> None:
+        """Go on from a checkpoint, of a folder the newest, whatever layout has written it."""
+        kept: List[Any] = []
+        self._run(lib.dp_trainer_resume, _text(folder, kept))
+
+    def finish(self) -> None:
+        """The training is over: replicas that mix become their average, and the last checkpoint is
+        written."""
+        self._run(lib.dp_trainer_finish)
+
+    def gather(self, rank: int = 0) -> Optional[Dict[str, torch.Tensor]]:
+        """On that rank the parameters of the whole model, by the names that they have in
+        `nn.Sequential(*layers).state_dict()`; None on the others."""
+        out, count = ffi.new("struct dp_named_tensor **"), ffi.new("int32_t *")
+        self._run(lib.dp_trainer_gather, rank, out, count)
+        if (self._comm.rank if self._comm else 0) != rank:
+            return None
+        views = Views()
+        try:
+            found = {text_of(out[0][i].name): views.of(out[0][i].tensor).clone()
+                     for i in range(count[0])}
+        finally:
+            lib.dp_trainer_gathered_free(out[0])
+        return {name: found[first] for name, first in self._model.also_named.items()}
+
+    def close(self) -> None:
+        """Free the library's memory; the parameters move to memory of their own."""
+        self._release()
+        self._memory = None
+
+
+def _named(layers: Any) -> List[Tuple[str, Any]]:
+    if isinstance(layers, torch.nn.Sequential):
+        return list(layers._modules.items())
+    return [(str(i), layer) for i, layer in enumerate(layers)]
+
+
+def _number(what: str, name: str, numbers: Mapping[str, int]) -> int:
+    if name not in numbers:
+        raise ValueError(f"{what}: {name!r}, expected one of {', '.join(numbers)}")
+    return numbers[name]
+
+
+def _parsed(function: Any, kind: str, name: str) -> int:
+    out = ffi.new(f"enum {kind} *")
+    check(function(name.encode(), out))
+    return int(out[0])
+
+
+def _text(text: Optional[str], kept: List[Any]) -> Any:
+    if text is None:
+        return ffi.NULL
+    kept.append(ffi.new("char[]", str(text).encode()))
+    return kept[-1]
+
+
+def _set(struct: Any, members: Mapping[str, Any], what: str) -> None:
+    for name, value in members.items():
+        if not hasattr(struct, name):
+            raise TypeError(f"{what}: no member {name!r}, expected some of {', '.join(dir(struct))}")
+        setattr(struct, name, value)
+
+
+def _optimizer(name: str, options: Mapping[str, Any]) -> Any:
+    config = ffi.new("struct dp_optimizer_config *",
+                     lib.dp_optimizer_defaults(
+                         _parsed(lib.dp_optimizer_kind_find, "dp_optimizer_kind", name)))
+    _set(config, options, "optimizer_options")
+    return config[0]
+
+
+def _rate(rate: Union[float, Mapping[str, Any]]) -> Any:
+    struct = ffi.new("struct dp_rate *")
+    members = dict(rate) if isinstance(rate, Mapping) else {"peak": rate}
+    members["kind"] = _number("rate", members.get("kind", "constant"), RATES)
+    _set(struct, members, "rate")
+    return struct[0]
+
+
+def _mix(struct: Any, members: Mapping[str, Any], kept: List[Any]) -> None:
+    numbers = dict(members)
+    struct.graph.name = _text(numbers.pop("graph", None), kept)
+    for name, table in (("algorithm", ALGORITHMS), ("compression", COMPRESSIONS)):
+        if name in numbers:
+            numbers[name] = _number(f"mixing {name}", numbers[name], table)
+    _set(struct, numbers, "mixing")
+
+
+def _tree(tensors: Sequence[torch.Tensor], kept: List[Any]) -> Any:
+    leaves = ffi.new("struct dp_tree[]", [
+        {"kind": lib.DP_TREE_TENSOR, "tensor": describe(tensor.detach(), kept)}
+        for tensor in tensors])
+    tree = ffi.new("struct dp_tree *",
+                   {"kind": lib.DP_TREE_TUPLE, "count": len(tensors), "items": leaves})
+    kept += [leaves, tree]
+    return tree
