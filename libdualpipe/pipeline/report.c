@@ -91,21 +91,21 @@ static size_t cost_place(const struct dp_schedule *s, const struct dp_span *span
     return second ? at - 1 : at;
 }
 
-static int simulate(const struct dp_timeline *t, const struct dp_schedule *s, int64_t *makespan_ns)
+static int simulate(const struct dp_timeline *t, const struct dp_schedule *s, unsigned flags,
+                    struct dp_simulation *sim)
 {
-    int64_t *op_ns = calloc(s->first[s->ranks] + 1, sizeof(*op_ns));
-    struct dp_cost cost = {.op_ns = op_ns};
-    struct dp_simulation sim;
+    int64_t *op_ns;
+    struct dp_cost cost = {.f_ns = 0};
 
-    if (!op_ns)
+    if (t->ranks != s->ranks)
+        return dp_fail(DP_EINVAL, "a timeline of %d ranks, expected the schedule's %d", t->ranks,
+                       s->ranks);
+    if (!(op_ns = calloc(s->first[s->ranks] + 1, sizeof(*op_ns))))
         return dp_fail(DP_ENOMEM, "no memory for the durations of %zu ops", s->first[s->ranks]);
     for (size_t i = 0; i < t->count; i++)
         op_ns[cost_place(s, &t->spans[i])] += t->spans[i].end_ns - t->spans[i].start_ns;
-    int err = dp_schedule_simulate(s, &cost, 0, &sim);
-    if (!err) {
-        *makespan_ns = sim.makespan_ns;
-        dp_simulation_fini(&sim);
-    }
+    cost.op_ns = op_ns;
+    int err = dp_schedule_simulate(s, &cost, flags, sim);
     free(op_ns);
     return err;
 }
@@ -115,11 +115,13 @@ int dp_trace_report(const struct dp_timeline *t, const struct dp_schedule *s,
 {
     size_t ranks = (size_t)t->ranks;
     struct dp_trace_report report = {.rank_count = t->ranks, .makespan_ns = t->makespan_ns};
-    int err;
+    struct dp_simulation sim;
+    int err = simulate(t, s, 0, &sim);
 
-    if (t->ranks != s->ranks)
-        return dp_fail(DP_EINVAL, "a timeline of %d ranks, expected the schedule's %d", t->ranks,
-                       s->ranks);
+    if (err)
+        return err;
+    report.simulated_ns = sim.makespan_ns;
+    dp_simulation_fini(&sim);
     report.ranks = calloc(ranks, sizeof(*report.ranks));
     report.waited_for = calloc(ranks, sizeof(*report.waited_for));
     report.waited_for_ns = calloc(ranks, sizeof(*report.waited_for_ns));
@@ -127,8 +129,6 @@ int dp_trace_report(const struct dp_timeline *t, const struct dp_schedule *s,
         err = dp_fail(DP_ENOMEM, "no memory for a report of %d ranks", t->ranks);
     else
         err = sum_ranks(t, s, &report);
-    if (!err)
-        err = simulate(t, s, &report.simulated_ns);
     if (err)
         dp_trace_report_fini(&report);
     else
@@ -142,6 +142,96 @@ void dp_trace_report_fini(struct dp_trace_report *report)
     free(report->waited_for);
     free(report->waited_for_ns);
     *report = (struct dp_trace_report){0};
+}
+
+/* ---- ops that were late ---------------------------------------------------------------------- */
+
+/* The span of `rank` that put out what `span` waited for, NULL: it is not among them. */
+static const struct dp_span *find_sender(const struct dp_timeline *t, const struct dp_schedule *s,
+                                         const struct dp_span *span, int rank)
+{
+    const struct dp_slot *slot = dp_schedule_slot(s, span->rank, (int)span->op.slot);
+    const bool forward = span->op.kind == DP_OP_F;
+    const int from = forward ? slot->prev_slot : slot->next_slot;
+
+    for (size_t i = 0; i < t->count; i++) {
+        const struct dp_span *sent = &t->spans[i];
+        const struct dp_op op = !forward && sent->pair.kind != DP_OP_NONE ? sent->pair : sent->op;
+        if (sent->rank == rank && op.mb == span->op.mb && (int)op.slot == from &&
+            (op.kind == DP_OP_F) == forward && op.kind != DP_OP_W)
+            return sent;
+    }
+    return NULL;
+}
+
+/* late_ns[count]: when each span began, after what it does on paper. */
+static void compare_starts(const struct dp_timeline *t, const struct dp_schedule *s,
+                           const struct dp_timeline *paper, int64_t *starts_ns, int64_t *late_ns)
+{
+    for (size_t i = 0; i < paper->count; i++)
+        starts_ns[cost_place(s, &paper->spans[i])] = paper->spans[i].start_ns;
+    for (size_t i = 0; i < t->count; i++) {
+        const struct dp_span *span = &t->spans[i];
+        const bool second = i && cost_place(s, span) == cost_place(s, span - 1);
+        late_ns[i] = second ? late_ns[i - 1] : span->start_ns - starts_ns[cost_place(s, span)];
+    }
+}
+
+/* Keep the latest, in order. */
+static int keep(struct dp_late *out, int room, int count, struct dp_late late)
+{
+    int at = count < room ? count++ : room;
+
+    while (at > 0 && out[at - 1].late_ns < late.late_ns) {
+        if (at < room)
+            out[at] = out[at - 1];
+        at--;
+    }
+    if (at < room)
+        out[at] = late;
+    return count;
+}
+
+static int list_late(const struct dp_timeline *t, const struct dp_schedule *s,
+                     const int64_t *late_ns, struct dp_late *out, int room)
+{
+    int count = 0;
+
+    for (size_t i = 0; i < t->count; i++) {
+        const struct dp_span *span = &t->spans[i];
+        const bool is_first = !i || span[-1].rank != span->rank;
+        const struct dp_span *sent =
+            span->waited_for < 0 ? NULL : find_sender(t, s, span, span->waited_for);
+        int64_t before_ns = is_first ? 0 : late_ns[i - 1];
+        if (sent && late_ns[sent - t->spans] > before_ns)
+            before_ns = late_ns[sent - t->spans];
+        if (late_ns[i] > before_ns)
+            count = keep(out, room, count, (struct dp_late){*span, late_ns[i] - before_ns,
+                                                            sent ? span->waited_for : -1});
+    }
+    return count;
+}
+
+int dp_trace_late(const struct dp_timeline *t, const struct dp_schedule *s, struct dp_late *out,
+                  int room, int *count)
+{
+    struct dp_simulation sim;
+    int err = simulate(t, s, DP_SIMULATE_TIMELINE, &sim);
+
+    *count = 0;
+    if (err)
+        return err;
+    int64_t *starts_ns = calloc(s->first[s->ranks] + t->count + 1, sizeof(*starts_ns));
+    if (starts_ns) {
+        int64_t *late_ns = starts_ns + s->first[s->ranks] + 1;
+        compare_starts(t, s, &sim.timeline, starts_ns, late_ns);
+        *count = list_late(t, s, late_ns, out, room);
+    } else {
+        err = dp_fail(DP_ENOMEM, "no memory for the starts of %zu ops", s->first[s->ranks]);
+    }
+    free(starts_ns);
+    dp_simulation_fini(&sim);
+    return err;
 }
 
 /* ---- for people ----------------------------------------------------------------------------- */

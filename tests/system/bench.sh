@@ -42,7 +42,21 @@ refuses_what_no_schedule_can_be()
     refuses 2 "expected at least" bench step dualpipe -P 2 -M 2 || return
     refuses 2 "async and --schedule 1f1b: expected one of them" bench step async -s 1f1b || return
     refuses 2 "--schedule asynch: expected one of" bench step --schedule asynch || return
-    refuses 2 "--execution messages: expected --schedule async, not dualpipe" bench step --execution messages
+    refuses 2 "--execution messages: expected --schedule async, not dualpipe" bench step --execution messages ||
+        return
+    refuses 2 "--compute spin with -P 256: expected a core for each rank" bench step -P 256 -M 512 --compute spin ||
+        return
+    refuses 2 "--late: expected no --json" bench step --late 1 --json || return
+    refuses 2 "--late: expected no kind async" bench step async --late 1
+}
+
+explains_a_step_whose_ops_compute()
+{
+    [ "$(nproc)" -ge 2 ] || skip "fewer than 2 cores" || return
+    # shellcheck disable=SC2086 # words
+    bench step 1f1b -P 2 -M 4 --cost f=1,b=1 --compute spin --late 3 $brief || return
+    says "late in the last step" "because of" || return
+    [ "$(grep -cE '^[FB]0\.[0-3] +[01] +[0-9.]+  ' "$work/out")" -le 3 ] || wrong "more than 3 ops: $(cat "$work/out")"
 }
 
 # Its table is its own.
@@ -156,6 +170,7 @@ it measures "async critical step CPU" step --schedule async -P 2 -M 2 --cost f=1
 it measures "compute-bound balanced copy-bound overlap" offload -n 4 --shard-bytes 64K --link 20M
 it measures "all-reduce limit GB/s shm" comm --most 64
 it measures "all-reduce GB/s tcp" comm --most 8 --transport tcp --ranks 3
+it explains_a_step_whose_ops_compute
 it measures_copies
 it measures "iteration all-reduce sweep" mixing -N 2 --parameters 4096
 it measures "256 GPUs 1024 hosts JSON" topology

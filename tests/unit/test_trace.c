@@ -486,6 +486,54 @@ static void a_report_names_the_rank_that_was_waited_for(void **state)
                                  "6.000 ms, so 1.333 times that"));
     free(text);
     dp_trace_report_fini(&report);
+    struct dp_late late[4];
+    int count;
+    assert_int_equal(dp_trace_late(&t, s, late, 4, &count), 0);
+    assert_int_equal(count, 2); /* both by 1 ms, as what came before the backward was late already */
+    for (int i = 0; i < count; i++) {
+        assert_int_equal(late[i].late_ns, 1000000);
+        assert_int_equal(late[i].because, !late[i].span.rank);
+    }
+    spans[3].start_ns += 500000; /* and now it begins late by itself; what waits for it is so no more */
+    spans[3].end_ns += 500000;
+    assert_int_equal(dp_trace_late(&t, s, late, 1, &count), 0);
+    assert_int_equal(count, 1);
+    assert_int_equal(late[0].late_ns, 1000000);
+    assert_int_equal(dp_trace_late(&t, s, late, 4, &count), 0);
+    assert_int_equal(count, 3);
+    assert_int_equal(late[1].late_ns, 500000);
+    assert_int_equal(late[2].late_ns, 500000);
+    for (int i = 1; i < count; i++)
+        assert_int_equal(late[i].because, late[i].span.waited_ns ? !late[i].span.rank : -1);
+    t.ranks = 3;
+    assert_int_equal(dp_trace_late(&t, s, late, 4, &count), DP_EINVAL);
+    dp_schedule_free(s);
+}
+
+static void an_op_is_late_by_what_no_other_op_was_late_by(void **state)
+{
+    (void)state;
+    const struct dp_cost cost = {.f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6, .fb_ns = 3e6};
+    const struct dp_cost slow = {
+        .f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6, .fb_ns = 3e6, .link_latency_ns = 1000};
+    struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE);
+    struct dp_simulation sim;
+    struct dp_late late[8];
+    int count;
+
+    assert_int_equal(dp_schedule_simulate(s, &cost, DP_SIMULATE_TIMELINE, &sim), 0);
+    assert_int_equal(dp_trace_late(&sim.timeline, s, late, 8, &count), 0);
+    assert_int_equal(count, 0);
+    dp_simulation_fini(&sim);
+    assert_int_equal(dp_schedule_simulate(s, &slow, DP_SIMULATE_TIMELINE, &sim), 0);
+    assert_int_equal(dp_trace_late(&sim.timeline, s, late, 8, &count), 0);
+    assert_int_equal(count, 8);
+    for (int i = 0; i < count; i++) {
+        assert_int_equal(late[i].late_ns, 1000); /* of one message each */
+        assert_int_equal(late[i].because, late[i].span.waited_for);
+        assert_true(late[i].because >= 0);
+    }
+    dp_simulation_fini(&sim);
     dp_schedule_free(s);
 }
 
@@ -501,6 +549,7 @@ int main(void)
         cmocka_unit_test(a_simulated_step_opens_in_perfetto_too),
         cmocka_unit_test(a_report_of_a_simulated_step_repeats_the_simulation),
         cmocka_unit_test(a_report_names_the_rank_that_was_waited_for),
+        cmocka_unit_test(an_op_is_late_by_what_no_other_op_was_late_by),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

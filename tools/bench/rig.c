@@ -32,7 +32,11 @@ static void timed_wait(struct rig *rig, enum rig_op op)
     if (rig->waits_ns[op] <= 0)
         return;
     int64_t began = now_ns();
-    rig_wait_until(began + (int64_t)rig->waits_ns[op]);
+    const int64_t until = began + (int64_t)rig->waits_ns[op];
+    if (!rig->spins)
+        rig_wait_until(until);
+    while (now_ns() < until)
+        ;
     rig->clocks[op].total_ns += (double)(now_ns() - began);
     rig->clocks[op].count++;
 }
@@ -164,7 +168,7 @@ int rig_open(const struct rig_config *c, struct rig *rig)
 {
     struct dp_stage stages[DP_MAX_SLOTS] = {0};
 
-    *rig = (struct rig){.rank = pipeline_rank(c)};
+    *rig = (struct rig){.rank = pipeline_rank(c), .spins = c->spins};
     rig_set_waits(rig, c->cost);
     int err = alloc_data(rig, c);
     for (int slot = 0; slot < dp_schedule_slot_count(c->schedule, rig->rank); slot++)
@@ -173,7 +177,8 @@ int rig_open(const struct rig_config *c, struct rig *rig)
         err = dp_pipeline_new(
             &(struct dp_pipeline_config){.schedule = c->schedule, .comm = c->comm,
                                          .stages = stages, .borders = rig->borders,
-                                         .loss = &loss_ops, .execution = c->execution},
+                                         .loss = &loss_ops, .execution = c->execution,
+                                         .recorder = c->recorder},
             &rig->pipeline);
     if (err)
         rig_close(rig);

@@ -4,7 +4,7 @@
  * time at all), so that what is left is the cost of the pipeline itself.
  *
  * A timed wait is a sleep to a little before its end and a spin from there: sleep alone wakes up too
- * late, and spinning alone is impossible with more ranks than cores.
+ * late, and spinning alone, as ops that compute do, wants a core for each rank.
  */
 #ifndef DP_TOOLS_BENCH_RIG_H
 #define DP_TOOLS_BENCH_RIG_H
@@ -18,6 +18,8 @@ struct rig_config {
     const struct dp_cost *cost;         /* how long ops wait; NULL: not at all */
     size_t message_bytes;               /* of one micro-batch, at every border */
     enum dp_execution execution;
+    bool spins;                         /* ops keep their core busy instead of sleeping */
+    struct dp_recorder *recorder;       /* NULL: none */
 };
 
 /* How long ops of a kind really took. */
@@ -35,7 +37,7 @@ struct rig {
     float *batch;
     struct dp_microbatches *inputs;
     int rank; /* pipeline rank */
-    bool has_first;
+    bool has_first, spins;
 };
 
 /* Collective over the comm. Errors are those of dp_pipeline_new, and DP_ENOMEM. */

@@ -17,19 +17,23 @@
 #include "launch.h"
 #include "schedule_args.h"
 
+#include <dualpipe/trace.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { CASES_MAX = 2, SAMPLE_MS = 250, STOP = -1, CPU_PERCENT_MAX = 40, FIRST_STEPS = 4, TURNS = 8 };
+enum { CASES_MAX = 3, SAMPLE_MS = 250, STOP = -1, CPU_PERCENT_MAX = 40, FIRST_STEPS = 4, TURNS = 8,
+       LATE_MAX = 100 };
 
 struct values {
     struct bench_options common;
     int64_t ranks, microbatches, slack;
     struct op_times times; /* all 0: not given */
     double message_bytes, latency_ns;
-    const char *transport, *execution, *schedule;
+    int64_t late;
+    const char *transport, *execution, *schedule, *compute;
     const char *device, *dtype, *kernels;
     int64_t layers, width, context, batch;
     bool no_graphs;
@@ -63,6 +67,7 @@ struct job {
     /* In each rank's process: */
     struct dp_comm *comm;
     struct rig rig;
+    struct dp_recorder *recorder; /* NULL: late ops are not asked for */
     struct step_cuda *cuda; /* NULL: ops wait */
     int64_t *ops_ns;        /* [ranks][most ops of a rank], that of this rank apart */
     int64_t *own_ns, *packed_ns; /* [most ops], [all ops] */
@@ -71,6 +76,11 @@ struct job {
     struct stay *stays; /* [ranks] */
     double step_ns;    /* mean, of the last sample */
 };
+
+static bool spins(const struct values *v)
+{
+    return !v->image && !strcmp(v->compute, "spin");
+}
 
 static bool by_nccl(const struct values *v)
 {
@@ -280,6 +290,44 @@ static int warm_up(struct job *j)
     return err;
 }
 
+/* ---- what was late --------------------------------------------------------------------------- */
+
+static void print_late(const struct job *j, const struct dp_timeline *t, const struct dp_late *late,
+                       int count)
+{
+    char op[DP_OP_TEXT_LEN], because[32];
+
+    printf("\nlate in the last step, of %.4g ms from its first op to its last one\n%-9s %4s  %9s  %s\n",
+           (double)t->makespan_ns / 1e6, "op", "rank", "late by us", "because of");
+    for (int i = 0; i < count; i++) {
+        snprintf(because, sizeof(because), late[i].because < 0 ? "its own rank" : "a message of rank %d",
+                 (int)late[i].because);
+        printf("%-9s %4d  %9.1f   %s\n", dp_op_text(late[i].span.op, op),
+               (int)j->schedule->group_rank[late[i].span.rank], (double)late[i].late_ns / 1e3, because);
+    }
+}
+
+/* On every rank, after the samples. */
+static int show_late(struct job *j)
+{
+    struct dp_late late[LATE_MAX];
+    struct dp_timeline t;
+    int count;
+
+    if (!j->recorder)
+        return 0;
+    int err = dp_recorder_gather(j->recorder, j->schedule, j->comm, &t);
+    if (err || dp_comm_rank(j->comm))
+        return err;
+    err = dp_trace_late(&t, j->schedule, late, (int)j->v->late, &count);
+    if (!err)
+        print_late(j, &t, late, count);
+    dp_timeline_fini(&t);
+    return err;
+}
+
+/* ---- the report, on rank 0 --------------------------------------------------------------------- */
+
 static void describe_case(struct bench_case *c, const struct dp_cost *cost, struct sampler *s,
                           double target)
 {
@@ -299,7 +347,8 @@ static void describe_case(struct bench_case *c, const struct dp_cost *cost, stru
                              .figure_count = figures, .figures = {
         [RATIO] = {.what = names[s->which], .unit = "", .target = target},
         [STEP] = {.what = "  step", .unit = "ms"},
-        [CPU] = {.what = "  CPU of all ranks", .unit = "%", .target = CPU_PERCENT_MAX},
+        [CPU] = {.what = "  CPU of all ranks", .unit = "%",
+                 .target = spins(v) ? 0 : CPU_PERCENT_MAX},
     }};
     if (v->image) {
         c->figures[OPS] = (struct bench_figure){.what = "  ops of all ranks", .unit = "ms"};
@@ -313,7 +362,9 @@ static void describe_case(struct bench_case *c, const struct dp_cost *cost, stru
 static int lead(struct job *j)
 {
     static struct bench_case cases[CASES_MAX];
-    static const double targets[CASES_MAX] = {1.02, 1.035}, on_cuda = 1.03;
+    static const double sleeping[CASES_MAX] = {1.02, 1.035}, spinning[CASES_MAX] = {1.001, 1.005, 1.02},
+                        on_cuda = 1.03;
+    const double *targets = spins(j->v) ? spinning : sleeping;
     struct sampler samplers[CASES_MAX];
     struct order stop = {STOP, 0};
     char title[160];
@@ -334,7 +385,8 @@ static int lead(struct job *j)
              j->cuda ? ", " : "", by_nccl(j->v) ? "nccl" : dp_comm_name(j->comm),
              j->v->latency_ns / 1e3);
     bench_report(title, cases, j->case_count, &j->v->common);
-    return dp_comm_broadcast(j->comm, &stop, sizeof(stop), 0);
+    err = dp_comm_broadcast(j->comm, &stop, sizeof(stop), 0);
+    return err ? err : show_late(j);
 }
 
 static int follow(struct job *j)
@@ -347,7 +399,7 @@ static int follow(struct job *j)
         if (!err && order.which != STOP)
             err = take_steps(j, order);
     }
-    return err;
+    return err ? err : show_late(j);
 }
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
@@ -363,14 +415,22 @@ static struct step_cuda_config config_on_cuda(const struct job *j)
                                      .context = (int)v->context, .batch = (int)v->batch};
 }
 
+static size_t most_ops(const struct dp_schedule *s)
+{
+    size_t most = 0;
+
+    for (int rank = 0; rank < s->ranks; rank++)
+        if (dp_schedule_count(s, rank) > most)
+            most = dp_schedule_count(s, rank);
+    return most;
+}
+
 static int open_on_cuda(struct job *j)
 {
     const struct dp_schedule *s = j->schedule;
     const struct step_cuda_config config = config_on_cuda(j);
 
-    for (int rank = 0; rank < s->ranks; rank++)
-        if (dp_schedule_count(s, rank) > j->most_ops)
-            j->most_ops = dp_schedule_count(s, rank);
+    j->most_ops = most_ops(s);
     j->own_ns = calloc(j->most_ops, sizeof(*j->own_ns));
     j->ops_ns = calloc(j->most_ops * (size_t)s->ranks, sizeof(*j->ops_ns));
     j->packed_ns = calloc(s->first[s->ranks], sizeof(*j->packed_ns));
@@ -391,10 +451,13 @@ static int open_rank(struct job *j, const struct dp_comm_config *config)
         return command_broke("no memory for %d ranks", config->size), DP_ENOMEM;
     if (j->v->image)
         return open_on_cuda(j);
+    if (j->v->late && (err = dp_recorder_new(most_ops(j->schedule), 1, &j->recorder)))
+        return err;
     return rig_open(&(struct rig_config){
         .schedule = j->schedule, .comm = j->comm,
         .message_bytes = (size_t)j->v->message_bytes,
-        .execution = strcmp(j->v->execution, "list") ? DP_EXECUTE_MESSAGES : DP_EXECUTE_LIST},
+        .execution = strcmp(j->v->execution, "list") ? DP_EXECUTE_MESSAGES : DP_EXECUTE_LIST,
+        .spins = spins(j->v), .recorder = j->recorder},
         &j->rig);
 }
 
@@ -413,6 +476,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
             dp_comm_abort(j->comm, err, why->text);
     }
     rig_close(&j->rig);
+    dp_recorder_free(j->recorder);
     step_cuda_close(j->cuda);
     dp_comm_close(j->comm);
     free(j->packed_ns);
@@ -430,6 +494,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
 static const char *const transports[] = {"auto", "shm", "tcp", "nccl", NULL};
 static const char *const dtypes[] = {"f32", "bf16", NULL};
 static const char *const executions[] = {"list", "messages", NULL};
+static const char *const computes[] = {"sleep", "spin", NULL};
 static const char *const schedules[] = {"gpipe", "1f1b", "zb1p", "dualpipe", "dualpipev",
                                         "interleaved", "zbv", "async", NULL};
 static const struct arg args[] = {
@@ -438,8 +503,12 @@ static const struct arg args[] = {
      .min = 1, .max = 256},
     {"microbatches", 'M', "N", "micro-batches of a step", ARG_INT, AT(microbatches),
      .fallback = "20", .min = 1, .max = 100000},
-    {"cost", 0, "OP=TIME,..", "how long ops wait, instead of 5 ms and 1 ms in turn", ARG_PARSE,
+    {"cost", 0, "OP=TIME,..", "how long ops take, instead of 5 ms and 1 ms in turn", ARG_PARSE,
      AT(times), .parse = schedule_parse_times},
+    {"compute", 0, NULL, "what ops do meanwhile; spin: keep a core busy, with a core for each rank",
+     ARG_CHOICE, AT(compute), .fallback = "sleep", .choices = computes},
+    {"late", 0, "N", "list the N ops of the last step that were late the most, and why", ARG_INT,
+     AT(late), .fallback = "0", .max = LATE_MAX},
     {"message-bytes", 0, "SIZE", "of one message", ARG_BYTES, AT(message_bytes),
      .fallback = "64KiB", .min = 4, .max = 1 << 26},
     {"execution", 0, NULL, "what decides which op comes next; messages: with the kind async",
@@ -474,6 +543,7 @@ static const struct arg cuda_args[] = {
 /* Which waits, and how many steps of each make a sample long enough to tell the load. */
 static int choose_costs(struct job *j)
 {
+    static const double sleeping_ns[] = {5e6, 1e6, 0}, spinning_ns[] = {10e6, 1e6, 0.1e6, 0};
     const struct op_times *t = &j->v->times;
     double ns;
 
@@ -481,12 +551,12 @@ static int choose_costs(struct job *j)
         j->case_count = 1;
         return 0;
     }
-    if (t->f + t->i + t->w + t->b + t->fb > 0) {
+    if (t->f + t->i + t->w + t->b + t->fb > 0)
         j->costs[j->case_count++] = schedule_times_cost(t);
-    } else {
-        j->costs[j->case_count++] = (struct dp_cost){.f_ns = 5e6, .i_ns = 5e6, .w_ns = 5e6};
-        j->costs[j->case_count++] = (struct dp_cost){.f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6};
-    }
+    else
+        for (const double *op_ns = spins(j->v) ? spinning_ns : sleeping_ns; *op_ns; op_ns++)
+            j->costs[j->case_count++] =
+                (struct dp_cost){.f_ns = *op_ns, .i_ns = *op_ns, .w_ns = *op_ns};
     for (int i = 0; i < j->case_count; i++) {
         struct dp_simulation sim;
         j->costs[i].link_latency_ns = j->v->latency_ns;
@@ -544,6 +614,14 @@ static int take_kind(const struct values *v, struct operands *operands, enum dp_
 
 static int check_execution(const struct values *v, enum dp_schedule_kind kind)
 {
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+
+    if (!strcmp(v->compute, "spin") && v->ranks > cores)
+        return command_misused("--compute spin with -P %d: expected a core for each rank, and there "
+                               "are %ld", (int)v->ranks, cores);
+    if (v->late && (v->common.json || kind == DP_SCHEDULE_ASYNC))
+        return command_misused("--late: expected no %s", v->common.json ? "--json" : "kind async, whose "
+                               "ops have no order on paper");
     return kind == DP_SCHEDULE_ASYNC || !strcmp(v->execution, "list")
                ? 0
                : command_misused("--execution messages: expected --schedule async, not %s",
@@ -566,9 +644,10 @@ static int check_device(struct values *v, void **read)
                                    "GPU");
         return 0;
     }
-    if (told || v->latency_ns > 0)
+    if (told || v->latency_ns > 0 || v->late || strcmp(v->compute, "sleep"))
         return command_misused("--device %s: expected no --%s; ops take what their kernels take",
-                               v->device, told ? "cost" : "latency");
+                               v->device, told ? "cost" : v->latency_ns > 0 ? "latency" :
+                               v->late ? "late" : "compute");
     if (strcmp(v->execution, "list"))
         return command_misused("--device %s: expected --execution list, in whose order ops are "
                                "measured", v->device);
@@ -591,7 +670,8 @@ int run_bench_step(int argc, char **argv)
         .about = "Carry out real steps, a process a rank, whose ops sleep as long as they are\n"
                  "told to, and set them beside the critical path of the same step on paper with\n"
                  "the times that the ops really took. The default is DualPipe. With more than\n"
-                 "40 % of all cores in use, ranks stand in each other's way.\n"
+                 "40 % of all cores in use, ranks stand in each other's way. With --compute spin\n"
+                 "they compute, 10, 1 and 0.1 ms in turn, as long as they are told to.\n"
                  "With --latency the step is also set beside the one on paper with the time that\n"
                  "a message took between two ranks, measured after the steps of each sample.\n"
                  "With --device cuda ops are the stages of 'dualpipe train' on GPUs, and the\n"
@@ -601,6 +681,7 @@ int run_bench_step(int argc, char **argv)
         .examples = "  dualpipe bench step\n"
                     "  dualpipe bench step --schedule async -P 4 -M 8 --execution messages\n"
                     "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5 --transport tcp\n"
+                    "  dualpipe bench step 1f1b -P 2 --compute spin --late 10\n"
                     "  dualpipe bench step --device cuda --transport nccl -P 4 -M 16 --layers 4\n",
     };
     enum dp_schedule_kind kind = DP_SCHEDULE_DUALPIPE;

@@ -51,6 +51,16 @@ struct dp_trace_report {
 DP_PUBLIC int dp_trace_report(const struct dp_timeline *t, const struct dp_schedule *s,
                               struct dp_trace_report *out);
 DP_PUBLIC void dp_trace_report_fini(struct dp_trace_report *report);
+/* An op that began later than on paper, where each op takes the time that it took and a message none. */
+struct dp_late {
+    struct dp_span span;
+    int64_t late_ns; /* beyond what the rank's op before it, or that which sent its message, was late */
+    int32_t because; /* the pipeline rank whose message it waited for; -1: this rank itself */
+};
+/* The ops that were late the most, at most `room`, the latest first; *count says how many. What a step
+ * takes longer than on paper is the sum of these along its critical path. DP_EINVAL, DP_ENOMEM. */
+DP_PUBLIC int dp_trace_late(const struct dp_timeline *t, const struct dp_schedule *s,
+                            struct dp_late *out, int room, int *count);
 /* A table for people. *text is malloc'ed, NUL-terminated. */
 DP_PUBLIC int dp_trace_report_text(const struct dp_trace_report *report, char **text, size_t *len);
 
