@@ -96,9 +96,11 @@ def declarations(includes: List[Path], source: str) -> str:
 
 def write_source(path: Path, includes: List[Path], temporary: str) -> None:
     """Write the C source of the extension module libdualpipe._dp."""
-    source = "".join(f"#include <dualpipe/{name}>\n" for name in header_names(includes))
+    source = "#include <stdlib.h>\n"
+    source += "".join(f"#include <dualpipe/{name}>\n" for name in header_names(includes))
     ffi = FFI()
     ffi.cdef(declarations(includes, source))
     ffi.cdef(CALLBACKS)
+    ffi.cdef("void free(void *);")
     ffi.set_source("libdualpipe._dp", source)
     ffi.emit_c_code(str(path))

@@ -34,7 +34,9 @@ class Schedule:
                  slack: int = 0,
                  recompute: str = "never",
                  rank_map: Optional[Sequence[int]] = None,
-                 outline: bool = False) -> None:
+                 outline: bool = False,
+                 partition: Any = ffi.NULL,
+                 skips: Sequence[Any] = ()) -> None:
         wanted = ffi.new(
             "struct dp_schedule_spec *", {
                 "kind": parse(lib.dp_schedule_kind_parse, "dp_schedule_kind", kind), "ranks": ranks,
@@ -43,13 +45,35 @@ class Schedule:
                     lib.dp_recompute_parse, "dp_recompute", recompute)
             })
         mapped = ffi.new("int[]", list(rank_map)) if rank_map else ffi.NULL
-        wanted.rank_map = mapped
+        between = ffi.new("struct dp_skip[]", list(skips))
+        wanted.rank_map, wanted.partition = mapped, partition
+        wanted.skips, wanted.skip_count = between, len(skips)
         make = lib.dp_schedule_new_outline if outline else lib.dp_schedule_new
         self._take(new_object(make, "struct dp_schedule", wanted))
 
-    def _take(self, pointer: Any) -> None:
+    def _take(self, pointer: Any) -> "Schedule":
         self.pointer = pointer
         self.close = owned(self, lib.dp_schedule_free, pointer)
+        return self
+
+    @classmethod
+    def from_csv(cls, text: str) -> "Schedule":
+        """One that is listed as torch.distributed.pipelining does, a row of computes a rank."""
+        listed = text.encode()
+        return cls.__new__(cls)._take(
+            new_object(lib.dp_schedule_read, "struct dp_schedule", listed, len(listed),
+                       lib.DP_FORMAT_PYTORCH))
+
+    def to_csv(self) -> str:
+        """The same the other way round."""
+        out = ffi.new("char **")
+        check(lib.dp_schedule_write(self.pointer, lib.DP_FORMAT_PYTORCH, out, ffi.NULL))
+        return ffi.string(ffi.gc(out[0], lib.free)).decode()
+
+    def forward(self) -> "Schedule":
+        """Its forwards alone."""
+        return self.__class__.__new__(self.__class__)._take(
+            new_object(lib.dp_schedule_new_forward, "struct dp_schedule", self.pointer))
 
     @property
     def stages(self) -> int:
@@ -72,6 +96,8 @@ class Pipeline:
     split         as of Stage
     pairs         overlapped pairs are one call of the modules' type
     own_gradients each step is taken in two calls, with gradients of the outputs that are given
+    skips         specs of the schedule's skips
+    rows          of the largest micro-batch, where they differ
 
     Raises DualpipeError on all ranks if they disagree on schedule or borders.
     """
@@ -84,7 +110,9 @@ class Pipeline:
                  rank: Optional[int] = None,
                  split: Optional[str] = "store",
                  pairs: bool = False,
-                 own_gradients: bool = False) -> None:
+                 own_gradients: bool = False,
+                 skips: Sequence[Dict[str, Any]] = (),
+                 rows: int = 0) -> None:
         slots = schedule.slots(comm.rank if rank is None else rank)
         if len(slots) != len(modules):
             raise ValueError(f"{len(modules)} modules on rank {comm.rank}, expected {len(slots)}")
@@ -95,23 +123,26 @@ class Pipeline:
             for module, slot in zip(modules, slots)
         ]
         self.count = schedule.pointer.mb_per_stream
-        self._is_held = False  # between forward and backward
+        self.is_held = False  # between forward and backward
         with comm.call():
-            self._make(all_borders, pairs, own_gradients)
+            self._make(all_borders, pairs, own_gradients, skips, rows)
 
     def _make(self, borders: Sequence[Sequence[Dict[str, Any]]], pairs: bool,
-              own_gradients: bool) -> None:
+              own_gradients: bool, skips: Sequence[Dict[str, Any]], rows: int) -> None:
         stages = ffi.new("struct dp_stage[]", max(len(self.stages), 1))
         for place, stage in zip(stages, self.stages):
             place.ops, place.user = OPS_WITH_PAIRS if pairs else OPS, stage.handle
             place.no_split = stage.split is None
         declared = ffi.new("struct dp_border[]", [border(specs) for specs in borders])
+        specs_of_skips = ffi.new("struct dp_tensor_spec[]", list(skips))
         config = ffi.new(
             "struct dp_pipeline_config *", {
                 "schedule": self.schedule.pointer, "comm": self.comm.pointer, "stages": stages,
-                "borders": declared, "loss": LOSS, "own_gradients": own_gradients
+                "borders": declared, "loss": LOSS, "own_gradients": own_gradients,
+                "skips": specs_of_skips, "max_extents": [rows]
             })
-        kept: List[Any] = [stages, declared, config, self.stages, self.schedule, self.comm]
+        kept: List[Any] = [stages, declared, specs_of_skips, config]
+        kept += [self.stages, self.schedule, self.comm]
         self.pointer = new_object(lib.dp_pipeline_new,
                                   "struct dp_pipeline",
                                   config,
@@ -139,7 +170,7 @@ class Pipeline:
         """All forwards of a step with own_gradients."""
         self._take(batch)
         self._step.output_grads = ffi.NULL
-        self._is_held = True
+        self.is_held = True
         try:
             self._call(lib.dp_pipeline_forward)
         except BaseException:
@@ -158,16 +189,26 @@ class Pipeline:
         finally:
             self.clear()
 
+    def drop(self, error: BaseException) -> None:
+        """End a step on all ranks that has had no backward."""
+        self.comm.abort(error)
+        self._step.output_grads = self._output_grads
+        lib.dp_pipeline_backward(self.pointer, self._step)
+        self.clear()
+
     def _take(self, batch: Batch) -> None:
         for stage in self.stages:
             stage.batch = batch
+        if batch.rows:
+            self._extents = ffi.new("int64_t[][4]", [[rows] for rows in batch.rows])
+            self._step.extents = self._extents
 
     def _call(self, function: Callable[[Any, Any], int]) -> None:
         with self.comm.lock, self.comm.call():
             self.comm.check(function(self.pointer, self._step))
 
     def clear(self) -> None:
-        self._is_held = False
+        self.is_held = False
         for stage in self.stages:
             stage.clear()
 

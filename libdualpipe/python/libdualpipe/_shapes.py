@@ -5,8 +5,10 @@ from typing import Any, Dict, List, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
+from ._native import DualpipeError, lib
 from ._pipeline import Schedule
-from ._stage import RandomState, as_tuple
+from ._skips import TrialTracker, tracking
+from ._stage import RandomState, again, as_tuple
 from ._tensor import spec
 
 Shapes = List[Tuple[Tuple[int, ...], torch.dtype]]
@@ -15,7 +17,7 @@ Shapes = List[Tuple[Tuple[int, ...], torch.dtype]]
 def trial(module: Any, args: Sequence[Any], kwargs: Dict[str, Any]) -> Tuple[torch.Tensor, ...]:
     """The outputs; buffers and random numbers are afterwards what they were."""
     state, buffers = RandomState(), [(buffer, buffer.clone()) for buffer in module.buffers()]
-    with torch.no_grad():
+    with torch.no_grad(), again(True, True):
         outs = as_tuple(module(*args, **kwargs))
         for buffer, before in buffers:
             buffer.copy_(before)
@@ -23,11 +25,31 @@ def trial(module: Any, args: Sequence[Any], kwargs: Dict[str, Any]) -> Tuple[tor
     return outs
 
 
-def borders_of(group: Any, schedule: Schedule, modules: Sequence[Any], args: Sequence[Any],
-               kwargs: Dict[str, Any]) -> List[List[Dict[str, Any]]]:
-    """[stages - 1] of Pipeline. Collective over the group. args, kwargs: of a micro-batch, where
-    the model begins. Raises on all ranks what a stage raises on one, elsewhere as RuntimeError."""
-    me, shapes, found = dist.get_rank(group), [], []  # type: Tuple[int, Shapes, List[Any]]
+def _shapes_of(module: Any, args: Sequence[Any], kwargs: Dict[str, Any],
+               skips: Dict[int, Any]) -> Shapes:
+    """Of a stage's outputs; those of what it stashes for other stages are added to skips."""
+    with tracking(TrialTracker(getattr(module, "crossing", {}), skips)):
+        outs = trial(module, args, kwargs)
+    return [(tuple(out.shape), out.dtype) for out in outs]
+
+
+def _spec_of(sizes: Sequence[Any]) -> Dict[str, Any]:
+    """Of a tensor, from its shape and type in each of the trials: dimensions that differ follow the
+    rows of a micro-batch."""
+    (shape, dtype), (other, _) = sizes[0], sizes[-1]
+    return spec(shape, dtype, not dtype.is_floating_point, [a != b for a, b in zip(shape, other)])
+
+
+def borders_of(group: Any, schedule: Schedule, modules: Sequence[Any], trials: Sequence[Any],
+               kwargs: Dict[str, Any]) -> Tuple[List[List[Dict[str, Any]]], Dict[int, Any]]:
+    """[stages - 1] of Pipeline, and the specs of skips by their number. Collective over the group.
+    trials, kwargs: arguments of a micro-batch, where the model begins; of the largest one and, if
+    they are of two sizes, of the smallest one. Raises on all ranks what a stage raises on one,
+    elsewhere as DualpipeError."""
+    me = dist.get_rank(group)
+    shapes: List[Shapes] = [[] for _ in trials]
+    skips: List[Dict[int, Any]] = [{} for _ in trials]
+    found = []
     owners = {
         slot.stage: (rank, place)
         for rank in range(dist.get_world_size(group))
@@ -38,19 +60,26 @@ def borders_of(group: Any, schedule: Schedule, modules: Sequence[Any], args: Seq
         box: List[Any] = [None]
         error = None
         if rank == me:
-            given = args if stage == 0 else [
-                torch.zeros(shape, dtype=dtype, device="cpu") for shape, dtype in shapes
-            ]
+            given = trials if stage == 0 else [[
+                torch.zeros(shape, dtype=dtype, device="cpu") for shape, dtype in some
+            ] for some in shapes]
             try:
-                outs = trial(modules[place], given, kwargs if stage == 0 else {})
-                box = [[(tuple(out.shape), out.dtype) for out in outs]]
+                shapes = [
+                    _shapes_of(modules[place], args, kwargs if stage == 0 else {}, known)
+                    for args, known in zip(given, skips)
+                ]
+                box = [(shapes, skips)]
             except BaseException as caught:
                 box, error = [f"{type(caught).__name__}: {caught}"], caught
         dist.broadcast_object_list(box, src=dist.get_global_rank(group, rank), group=group)
         if error is not None:
             raise error
         if isinstance(box[0], str):
-            raise RuntimeError(f"rank {rank}, stage {stage}: {box[0]}")
-        shapes = box[0]
-        found.append([spec(shape, dtype, not dtype.is_floating_point) for shape, dtype in shapes])
-    return found
+            raise DualpipeError(
+                lib.DP_EABORTED,
+                f"rank {rank}: forward of micro-batch 0 in stage {stage}: {box[0]}", rank)
+        shapes, skips = box[0]
+        found.append([_spec_of(sizes) for sizes in zip(*shapes)])
+    # A skip that was nothing in the trial stays nothing.
+    nothing = ((1, ), torch.int8)
+    return found, {n: _spec_of([known[n] or nothing for known in skips]) for n in skips[0]}

@@ -2,11 +2,14 @@
 """Stages of a pipeline: modules whose backward is torch's autograd, called by the library op by
 op."""
 import queue
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+import threading
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
 from ._native import callback, ffi, lib
+from ._skips import CallTracker, tracking
 from ._tensor import CUDA, DTYPES, Views, shape_of
 
 Tensors = Tuple[Optional[torch.Tensor], ...]
@@ -74,6 +77,7 @@ class Batch:
         self.out_grads: Optional[Sequence[Tensors]] = None
         self.grad_scale = 1.0  # what the backward of a loss begins with
         self.keep_outputs = False
+        self.rows: Sequence[int] = ()  # of each micro-batch, where they differ
         self.losses: Dict[int, torch.Tensor] = {}  # results, by micro-batch
         self.outputs: Dict[int, Any] = {}
 
@@ -91,10 +95,39 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda)
 
 
+class _Again(threading.local):
+    """Whether the forward of this thread is one that is carried out twice."""
+
+    checkpointing = recomputing = False
+
+
+_again = _Again()
+
+
+def is_checkpointing() -> bool:
+    """Whether a forward is under way whose results are thrown away, to be computed again."""
+    return _again.checkpointing
+
+
+def is_recomputing() -> bool:
+    """Whether a forward is under way for another time, so that what else it does has been done."""
+    return _again.recomputing
+
+
+@contextmanager
+def again(checkpointing: bool, recomputing: bool) -> Iterator[None]:
+    before = _again.checkpointing, _again.recomputing
+    _again.checkpointing, _again.recomputing = checkpointing, recomputing
+    try:
+        yield
+    finally:
+        _again.checkpointing, _again.recomputing = before
+
+
 class Live:
     """A micro-batch between its forward and its backward."""
-    def __init__(self, args: Tensors, outs: Tensors) -> None:
-        self.args, self.outs = args, outs
+    def __init__(self, args: Tensors, outs: Tensors, skips: Optional[CallTracker] = None) -> None:
+        self.args, self.outs, self.skips = args, outs, skips
 
 
 class Stage:
@@ -110,6 +143,8 @@ class Stage:
         self.random: Dict[int, RandomState] = {}
         self.handed_over: List[torch.Tensor] = []  # must stay as they are until the step has ended
         self.parameters = [p for p in module.parameters() if p.requires_grad]
+        # Skips that begin or end in other stages, of a module that has any.
+        self.crossing: Optional[Dict[Any, int]] = getattr(module, "crossing", None)
         self.device = next((p.device for p in module.parameters()), torch.device("cpu"))
         self.handle = ffi.new_handle(self)
 
@@ -131,7 +166,10 @@ class Stage:
         elif call.recomputing:
             before = RandomState()
             self.random.pop(call.mb).set()
-        with torch.set_grad_enabled(bool(call.training and not call.discarded)):
+        skips = None if self.crossing is None else CallTracker(self.crossing, call, self.views)
+        with torch.set_grad_enabled(bool(call.training and not call.discarded)), \
+                again(bool(call.discarded), bool(call.recomputing)), \
+                tracking(skips) if skips else nullcontext():
             outs = as_tuple(self.module(*args, **self.kwargs_of(call)))
             if self.last and not call.recomputing:
                 self.ended(call, outs, None)
@@ -140,7 +178,7 @@ class Stage:
         elif not self.last:
             self.put(wanted, outs, "output")
         if call.training and not call.discarded:
-            self.live[call.mb] = Live(args, outs)
+            self.live[call.mb] = Live(args, outs, skips)
 
     def inputs(self, call: Any, given: Any) -> Tensors:
         if self.first:
@@ -211,6 +249,8 @@ class Stage:
             if is_split:
                 self.later[call.mb] = WeightGradStore.take()
             self.put_input_grads(live, gin)
+            if live.skips:
+                live.skips.put_gradients(call)
         if self.last and self.batch.out_grads is None:
             roots[0].detach_()
 
@@ -226,6 +266,8 @@ class Stage:
             [self.here(self.views.of(gout[i])) for i in range(len(live.outs))]
         pairs = [(out, grad) for out, grad in zip(live.outs, given)
                  if out is not None and grad is not None and out.requires_grad]
+        if live.skips:
+            pairs += live.skips.gradients(call)
         return live, [out for out, _ in pairs], [grad for _, grad in pairs]
 
     def run(self, roots: List[torch.Tensor], grads: List[Optional[torch.Tensor]]) -> None:

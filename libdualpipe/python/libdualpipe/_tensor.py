@@ -50,9 +50,15 @@ def describe_all(tensors: Sequence[torch.Tensor], kept: List[Any]) -> Any:
     return array
 
 
-def spec(shape: Sequence[int], dtype: torch.dtype, no_grad: bool = False) -> Dict[str, Any]:
-    """A struct dp_tensor_spec."""
-    return {"dtype": kind_of(dtype), "ndim": len(shape), "shape": list(shape), "no_grad": no_grad}
+def spec(shape: Sequence[int],
+         dtype: torch.dtype,
+         no_grad: bool = False,
+         follows: Sequence[bool] = ()) -> Dict[str, Any]:
+    """A struct dp_tensor_spec. follows: the dimensions that follow the rows of a micro-batch."""
+    return {
+        "dtype": kind_of(dtype), "ndim": len(shape), "shape": list(shape), "no_grad": no_grad,
+        "extent": [int(does) for does in follows]
+    }
 
 
 def border(specs: Sequence[Dict[str, Any]]) -> Dict[str, Any]:

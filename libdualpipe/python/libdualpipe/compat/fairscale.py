@@ -1,62 +1,155 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fairscale's AsyncPipe: a sequence of layers over several ranks, driven by messages.
+"""fairscale's AsyncPipe, a sequence of layers over several ranks, and its OffloadModel.
 
-    from libdualpipe.compat.fairscale import AsyncPipe
+    from libdualpipe.compat.fairscale import AsyncPipe, OffloadModel
 
-On the final stage the output is the model's, and its backward() is that of all ranks; the others
-call `back_helper(output)`. Not here yet: layers with skip connections, a layer used several times,
-and deferred batch norm, which are refused.
+On the final stage the output is the model's, and its backward() is that of all ranks. A layer with
+skips (`skippable`) sends them straight to the one that pops them.
 
-Source: fairscale.nn.pipe.AsyncPipe, 0.4.
+Source: fairscale.nn.pipe.AsyncPipe and fairscale.experimental.nn.offload, 0.4.
 """
+import threading
 import warnings
 from collections import OrderedDict
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .._batch_norm import DeferredBatchNorm
 from .._group import comm_of
-from .._native import ffi, lib, text_of
+from .._native import check, ffi, lib, new_object, text_of
 from .._offload import Autocast, Offload
 from .._pipeline import Pipeline, Schedule
 from .._shapes import borders_of
-from .._stage import Batch
+from .._skips import Namespace, Skippable, pop, skippable, stash, verify_skippables
+from .._stage import Batch, is_checkpointing, is_recomputing
+
+__all__ = [
+    "AsyncPipe", "DeferredBatchNorm", "LazyModule", "Namespace", "OffloadModel",
+    "is_checkpointing", "is_recomputing", "pop", "skippable", "stash", "verify_skippables"
+]
 
 Tensors = Union[Tensor, Tuple[Tensor, ...]]
 MODES = ("always", "except_last", "never")
 
 
-class _Outputs(torch.autograd.Function):
-    """The outputs of all micro-batches as the model's, whose gradient begins the backward of
-    all."""
+class LazyModule:
+    """A layer that is made where it lives: LazyModule(function)."""
+    def __init__(self, function: Callable[[], nn.Module]) -> None:
+        self.function = function
+
+    def __call__(self) -> nn.Module:
+        return self.function()
+
+
+class _Group:
+    """Consecutive layers of this rank: a member of AsyncPipe.partitions."""
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __len__(self) -> int:
+        return len(self.module)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        yield from self.module
+
+
+class _Part:
+    """A group as a stage of the pipeline. crossing: numbers of the skips between stages.
+    takes_tuple, gives_tuple: whether its input, its last output is a tuple, also of one."""
+    def __init__(self, module: nn.Module, crossing: Dict[Any, int]) -> None:
+        self.module, self.crossing = module, crossing
+        self.takes_tuple = self.gives_tuple = False
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.module.parameters()
+
+    def buffers(self) -> Iterator[Tensor]:
+        return self.module.buffers()
+
+    def __call__(self, *args: Tensor) -> Any:
+        out = self.module(args if self.takes_tuple or len(args) > 1 else args[0])
+        assert type(out) is not list, "Only Tensor or Tuple of Tensor output is supported"
+        self.gives_tuple = isinstance(out, tuple)
+        for place, tensor in enumerate(out if self.gives_tuple else (out, )):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"expected Tensor as element {place} of the output, "
+                                f"but got {type(tensor).__name__}")
+        return out
+
+
+class _MiniBatch:
+    """One between its forward and its backward. given: the model's input."""
+    def __init__(self, pipeline: Pipeline, batch: Batch, given: Sequence[Tensor]) -> None:
+        self.pipeline, self.batch, self.given = pipeline, batch, given
+        self.grads: List[Any] = [()] * pipeline.count  # of the outputs, by micro-batch
+
+    def backward(self, is_last: bool) -> List[Optional[Tensor]]:
+        """The backward of this rank. Returns the gradients of the input, where that came in."""
+        self.pipeline.backward(self.grads if is_last else None)
+        found: List[Optional[Tensor]] = []
+        for tensor, parts in zip(self.given, zip(*self.batch.inputs)):
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parts]
+            is_wanted = tensor.requires_grad and any(p.grad is not None for p in parts)
+            found.append(torch.cat(grads) if is_wanted else None)
+        return found
+
+
+class _Begin(torch.autograd.Function):
+    """Where the graph of the outputs begins, and the backward of all ranks."""
     @staticmethod
-    def forward(ctx: Any, pipeline: Pipeline, _seed: Tensor, *outs: Tensor) -> Tensor:
-        ctx.pipeline, ctx.rows = pipeline, [out.shape[0] for out in outs]
-        return torch.cat(outs)
+    def forward(ctx: Any, mini_batch: _MiniBatch, _anchor: Tensor, *_given: Tensor) -> Tensor:
+        ctx.mini_batch = mini_batch
+        return torch.zeros(())
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.pipeline.backward([(part, ) for part in grads[0].split(ctx.rows)])
-        return (None, None) + (None, ) * len(ctx.rows)
+    def backward(ctx: Any, _grad: Tensor) -> Any:
+        return (None, None, *ctx.mini_batch.backward(True))
+
+
+class Recompute(_Begin):
+    """The same, where micro-batches are computed again."""
+
+
+class _Ended(torch.autograd.Function):
+    """The outputs of a micro-batch."""
+    @staticmethod
+    def forward(ctx: Any, mini_batch: _MiniBatch, mb: int, _token: Tensor, *outs: Tensor) -> Any:
+        ctx.mini_batch, ctx.mb = mini_batch, mb
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[out for out in outs if not out.is_floating_point()])
+        return tuple(out.view_as(out) for out in outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
+        ctx.mini_batch.grads[ctx.mb] = grads
+        return (None, None, torch.zeros(()), *[None] * len(grads))
+
+
+class Checkpoint(_Ended):
+    """The same of one that is computed again."""
 
 
 class AsyncPipe(nn.Module):
     """The layers of this rank, and the whole as a function.
 
-    module      a Sequential, or a list of layers or of functions that make one
-    balance     layers of each rank
+    module      a Sequential, or a list of layers or of functions that make one. A layer may stand
+                in several places: it is one, on the rank of the first, which all others send to
+    balance     layers of each rank, each counted once
     group       the ranks, the default group if None; ranks beyond the balance hold nothing
+    worker_map, input_device    accepted; there are no names of workers, and it is the host
     chunks      micro-batches
     checkpoint  which of them are computed again before their backward: "always", "except_last" or
                 "never"
+    deferred_batch_norm    running statistics of batch norms are those of the whole batch
 
     Raises ValueError, IndexError and TypeError for wrong arguments, as fairscale does.
     """
     def __init__(self,
                  module: Union[nn.Sequential, Sequence[Any]],
-                 balance: Sequence[int],
+                 balance: Iterable[int],
                  *,
                  group: Optional[dist.ProcessGroup] = None,
                  worker_map: Optional[Dict[int, str]] = None,
@@ -69,110 +162,217 @@ class AsyncPipe(nn.Module):
             raise ValueError("number of chunks must be positive integer")
         if checkpoint not in MODES:
             raise ValueError("checkpoint is not one of 'always', 'except_last', or 'never'")
-        if deferred_batch_norm:
-            raise NotImplementedError("deferred batch norm, expected deferred_batch_norm=False")
         self.balance, self.chunks, self.checkpoint = list(balance), chunks, checkpoint
-        self._check_balance(module)
+        self.worker_map, self.input_device = worker_map, input_device
+        named: List[Any] = list(module._modules.items() if isinstance(module, nn.Sequential) else
+                                ((str(place), layer) for place, layer in enumerate(module)))
+        self._check_balance([layer for _, layer in named])
         self.group = group or dist.distributed_c10d._get_default_group()
-        size, rank = self.group.size(), self.group.rank()
-        if size < len(self.balance):
+        size, rank, stages = self.group.size(), self.group.rank(), len(self.balance)
+        if size < stages:
             raise IndexError("too few ranks to hold given partitions "
-                             f"(ranks: {size}, partitions: {len(self.balance)})")
-        self.final_stage, self._is_unused = rank == len(self.balance) - 1, rank >= len(self.balance)
-        if size > len(self.balance):
-            warnings.warn("More ranks than partitions, some ranks unused")
-            used = [dist.get_global_rank(self.group, r) for r in range(len(self.balance))]
-            self.group = dist.new_group(used)
-        self.partition = self._own_layers(module, rank)
-        self.partitions = [] if self._is_unused else [self.partition]
-        self._pipelines: Dict[Any, Pipeline] = {}
-        self._last: Optional[Pipeline] = None
+                             f"(ranks: {size}, partitions: {stages})")
+        self._is_unused = rank >= stages
+        self._ranks = self.group
+        if size > stages:
+            if self._is_unused:
+                warnings.warn("More ranks than partitions, some ranks unused")
+            used = [dist.get_global_rank(self.group, r) for r in range(stages)]
+            self._ranks = dist.new_group(used) if used else None
+        self.pipeline: Optional[Dict[Any, Pipeline]] = None if self._is_unused else {}
+        self.lock = threading.Lock()
+        self._cut(named)
+        # With a layer in several places the model may end on any rank.
+        end = self._cuts.invocation_count - 1
+        self.final_stage = end >= 0 and self._cuts.invocations[end].at.stage == rank
+        self.partitions = [] if self._is_unused else self._own_groups(module, named, rank)
+        for place, part in enumerate(self.partitions):
+            if deferred_batch_norm:
+                part.module = DeferredBatchNorm.convert_deferred_batch_norm(part.module, chunks)
+            self.add_module(str(place), part.module)
+        self.partition = self.partitions[0].module if self.partitions else None
+        self._held: Optional[_MiniBatch] = None
 
-    def _check_balance(self, module: Any) -> None:
-        if not all(callable(layer) for layer in module):
-            raise TypeError("module must be a Sequential, or a list of layers")
-        if len(set(map(id, module))) != len(module):
+    def _check_balance(self, layers: List[Any]) -> None:
+        total, distinct = sum(self.balance), len(set(map(id, layers)))
+        if distinct != len(layers) and distinct != total:
             raise ValueError("module with duplicate children is not supported")
-        total = sum(self.balance)
-        if len(module) != total:
+        if distinct != total:
             raise ValueError("module and sum of balance have different length "
-                             f"(module: {len(module)}, sum of balance: {total})")
+                             f"(module: {len(layers)}, sum of balance: {total})")
         if any(count <= 0 for count in self.balance):
             raise ValueError("all balance numbers must be positive integer "
                              f"(balance: {self.balance})")
+        for layer in layers:
+            if not callable(layer):
+                raise TypeError(f"layer must be nn.Module or callable, is {type(layer)}")
 
-    def _own_layers(self, module: Any, rank: int) -> nn.Sequential:
-        if isinstance(module, nn.Sequential):
-            named = list(module.named_children())
-        else:
-            named = [(str(place), layer) for place, layer in enumerate(module)]
-        first = sum(self.balance[:rank])
-        own = [] if self._is_unused else named[first:first + self.balance[rank]]
-        return nn.Sequential(
-            OrderedDict(
-                (name, layer if isinstance(layer, nn.Module) else layer()) for name, layer in own))
+    def _cut(self, named: List[Any]) -> None:
+        """Make the partition, and the skips between its stages."""
+        first = {id(layer): place for place, (_, layer) in reversed(list(enumerate(named)))}
+        layers = ffi.new("int32_t[]", [first[id(layer)] for _, layer in named])
+        balance = ffi.new("int32_t[]", self.balance)
+        spec = ffi.new("struct dp_partition_spec *",
+                       {"layers": layers, "layer_count": len(named), "balance": balance,
+                        "stages": len(self.balance)})
+        self._cuts = ffi.gc(new_object(lib.dp_partition_new, "struct dp_partition", spec),
+                            lib.dp_partition_free)
+        skippables = [(place, layer) for place, (_, layer) in enumerate(named)
+                      if isinstance(layer, Skippable) and first[id(layer)] == place]
+        self._crossing: Dict[Any, int] = {}
+        self._skips: List[Any] = []
+        if not skippables:
+            return
+        verify_skippables(nn.Sequential(*[layer for _, layer in skippables]))
+        begins = {key: place for place, layer in skippables for key in layer.stashable()}
+        ends = {key: place for place, layer in skippables for key in layer.poppable()}
+        keys = list(begins)
+        declared = ffi.new("struct dp_skip[]", [{
+            "name": b"%d" % number, "from": begins[key], "to": ends[key]
+        } for number, key in enumerate(keys)])
+        between, count = ffi.new("struct dp_skip[]", len(keys)), ffi.new("int *")
+        check(lib.dp_skips_of_layers(self._cuts, declared, len(keys), between, count))
+        self._skips = list(between[0:count[0]])
+        self._crossing = {keys[n]: n for n in map(_number, self._skips)}
+        self._kept = between
+
+    def _own_groups(self, module: Any, named: List[Any], rank: int) -> List[_Group]:
+        """Those of this rank, with their layers made."""
+        found, cuts = [], self._cuts
+        for group in cuts.groups[0:cuts.group_count]:
+            if group.at.stage != rank:
+                continue
+            layers = OrderedDict()
+            for place in cuts.positions[group.first:group.first + group.count]:
+                name, layer = named[place]
+                layers[name] = layer if isinstance(layer, nn.Module) else layer()
+                if isinstance(layers[name], Skippable) and not isinstance(module, nn.Sequential):
+                    raise ValueError("Can't use Skippable layers with multi-process pipe and lazy "
+                                     "construction")
+            found.append(_Group(nn.Sequential(layers)))
+        return found
 
     def __len__(self) -> int:
-        return len(self.partition)
+        return sum(map(len, self.partitions))
 
     def __getitem__(self, index: int) -> nn.Module:
-        return self.partition[index]
+        return list(self)[index]
 
     def __iter__(self) -> Iterator[nn.Module]:
-        yield from self.partition
+        for part in self.partitions:
+            yield from part
 
-    def forward(self, input: Tensors) -> Tensors:  # fairscale's name
-        """The output on the final stage, the input elsewhere. Every rank gives an input with as
-        many rows; that of the first one is used. Raises TypeError for what is no tensor."""
-        given = input if isinstance(input, tuple) else (input, )
-        for tensor in given:
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"expected Tensor, but got {type(tensor).__name__}")
-        if self._is_unused:
+    def forward(self, input: Tensors, *, event: Any = None) -> Tensors:  # fairscale's name
+        """The output on the final stage, whose backward() is that of all ranks. The others return
+        their input, in training after the backward. Every rank gives an input with as many rows;
+        that of the first one is used. Raises TypeError for what is no tensor."""
+        _check_tensors(input)
+        if self.pipeline is None:
             return input
-        chunks: List[Tuple[Tensor, ...]] = list(zip(*(t.chunk(self.chunks) for t in given)))
+        given = input if isinstance(input, tuple) else (input, )
+        with self.lock:
+            return self._forward(given, isinstance(input, tuple), input)
+
+    def _forward(self, given: Tuple[Tensor, ...], is_tuple: bool, input: Tensors) -> Tensors:
+        cut = [tensor.detach().chunk(self.chunks) for tensor in given]
+        if len(set(map(len, cut))) != 1:
+            raise ValueError(f"tensors of {[len(tensor) for tensor in given]} rows make "
+                             f"{list(map(len, cut))} micro-batches, expected as many of each")
         is_training = torch.is_grad_enabled() and self.training
-        pipeline, batch = self._pipeline(chunks, is_training), Batch()
-        batch.inputs, batch.keep_outputs = chunks, True
+        batch = Batch()
+        batch.inputs, batch.keep_outputs = list(zip(*cut)), True
+        pipeline = self._pipeline_of(batch, is_tuple, is_training)
+        held, self._held = self._held, None
+        if held is not None and held.pipeline.is_held:  # the other ranks still wait for it
+            held.pipeline.drop(RuntimeError("a forward in training without a backward"))
+        for module in self.modules() if is_training else ():
+            if isinstance(module, DeferredBatchNorm):
+                module.begin(pipeline.count)
         if not is_training:
             pipeline.step(batch)
-            return self._merged(batch) if self.final_stage else input
+            return self._merged(pipeline, batch) if self.final_stage else input
+        for part in batch.inputs:
+            for tensor, whole in zip(part, given):
+                tensor.requires_grad_(whole.requires_grad)
         outputs = pipeline.forward(batch).outputs
-        self._last = pipeline
-        if not self.final_stage:
-            return input
-        seed = torch.zeros((), requires_grad=True)
-        return _Outputs.apply(pipeline, seed, *[outputs[i].detach() for i in sorted(outputs)])
+        mini_batch = _MiniBatch(pipeline, batch, given)
+        if self.final_stage:
+            self._held = mini_batch
+            return self._merged(pipeline, batch, self._graph(mini_batch, outputs))
+        for tensor, grad in zip(given, mini_batch.backward(False)):
+            if grad is not None:
+                tensor.backward(grad)
+        return input
+
+    def _graph(self, mini_batch: _MiniBatch, outputs: Dict[int, Any]) -> Dict[int, Any]:
+        """Outputs of micro-batches with the graph that leads to the backward of all ranks."""
+        count = len(outputs)
+        again = {"always": count, "except_last": count - 1, "never": 0}[self.checkpoint]
+        begin = Recompute if again else _Begin
+        token = begin.apply(mini_batch, torch.zeros((), requires_grad=True), *mini_batch.given)
+        made = {}
+        for mb in sorted(outputs):
+            outs = outputs[mb] if isinstance(outputs[mb], tuple) else (outputs[mb], )
+            ended = Checkpoint if mb < again else _Ended
+            made[mb] = ended.apply(mini_batch, mb, token, *[out.detach() for out in outs])
+        return made
 
     @staticmethod
-    def _merged(batch: Batch) -> Tensor:
-        return torch.cat([batch.outputs[i] for i in sorted(batch.outputs)])
+    def _merged(pipeline: Pipeline, batch: Batch, outputs: Any = None) -> Tensors:
+        found = batch.outputs if outputs is None else outputs
+        parts = [found[mb] for mb in sorted(found)]
+        merged = tuple(torch.cat(some) for some in
+                       zip(*[part if isinstance(part, tuple) else (part, ) for part in parts]))
+        return merged if pipeline.stages[-1].module.gives_tuple else merged[0]
 
-    def _pipeline(self, chunks: List[Tuple[Tensor, ...]], is_training: bool) -> Pipeline:
-        key = (len(chunks), tuple(t.shape for t in chunks[0]), is_training)
-        if key not in self._pipelines:
+    def _pipeline_of(self, batch: Batch, is_tuple: bool, is_training: bool) -> Pipeline:
+        """The pipeline of these shapes, made when it is first needed."""
+        assert self.pipeline is not None
+        rows = [part[0].shape[0] for part in batch.inputs]
+        if len(set(rows)) > 1:
+            batch.rows = rows
+        ends = [batch.inputs[0], batch.inputs[-1]] if batch.rows else [batch.inputs[0]]
+        key = (tuple(rows), tuple((t.shape, t.dtype) for t in batch.inputs[0]), is_tuple,
+               is_training)
+        if key not in self.pipeline:
             schedule = Schedule("async",
                                 len(self.balance),
-                                len(chunks),
+                                len(rows),
                                 forward_only=not is_training,
-                                recompute=self.checkpoint if is_training else "never")
-            borders = borders_of(self.group, schedule, [self.partition], chunks[0], {})
-            self._pipelines[key] = Pipeline(comm_of(self.group),
-                                            schedule, [self.partition],
-                                            borders,
-                                            split=None,
-                                            own_gradients=is_training)
-        return self._pipelines[key]
+                                recompute=self.checkpoint if is_training else "never",
+                                partition=self._cuts,
+                                skips=self._skips)
+            slots = schedule.slots(self._ranks.rank())
+            parts = [_Part(self.partitions[s.location].module, self._crossing) for s in slots]
+            for part, slot in zip(parts, slots):
+                part.takes_tuple = is_tuple and slot.prev < 0
+            borders, skips = borders_of(self._ranks, schedule, parts, ends, {})
+            self.pipeline[key] = Pipeline(comm_of(self._ranks),
+                                          schedule,
+                                          parts,
+                                          borders,
+                                          split=None,
+                                          own_gradients=is_training,
+                                          skips=[skips[_number(skip)] for skip in self._skips],
+                                          rows=rows[0])
+        return self.pipeline[key]
 
     def back_helper(self, output: Tensors) -> None:
-        """The backward of a rank that is not the final stage, together with backward() there.
-        Raises ValueError on the final stage."""
-        if self._is_unused:
-            return
+        """Nothing: forward() has waited for the backward. Raises ValueError on the final stage."""
         if self.final_stage:
             raise ValueError("back_helper should only be called on non-final stages")
-        assert self._last is not None, "back_helper without a forward before"
-        self._last.backward()
+
+
+def _check_tensors(input: Any) -> None:
+    if isinstance(input, tuple):
+        for each in input:
+            _check_tensors(each)
+    elif not isinstance(input, Tensor):
+        raise TypeError(f"expected Tensor, but got {type(input).__name__}")
+
+
+def _number(skip: Any) -> int:
+    return int(ffi.string(skip.name))
 
 
 class ModelShard(nn.Module):

@@ -76,7 +76,7 @@ class _Schedule:
             if indices != [stage.stage_index for stage in self._stages]:
                 raise ValueError(f"stages {[stage.stage_index for stage in self._stages]} on rank "
                                  f"{self._group.rank()}, expected {indices}")
-            borders = borders_of(self._group, schedule, modules, args, kwargs)
+            borders, _ = borders_of(self._group, schedule, modules, [args], kwargs)
             self._pipelines[trains] = Pipeline(comm_of(self._group),
                                                schedule,
                                                modules,
