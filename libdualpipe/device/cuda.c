@@ -354,6 +354,7 @@ static void cuda_close(struct dp_device *dev)
     struct cuda *cuda = dp_cuda_of(dev);
 
     dp_cuda_module_free(cuda->sums);
+    dp_cuda_module_free(cuda->updates);
     if (cuda->context)
         dp_cuda_check(&cuda->cu, cuda->cu.cuDevicePrimaryCtxRelease(cuda->device),
                       "releasing its context");
@@ -399,6 +400,7 @@ static const struct dp_device_ops cuda_ops = {
     .launch = dp_cuda_launch,
     .add = dp_cuda_add,
     .mix = dp_cuda_mix,
+    .own_kernel = dp_cuda_own_kernel,
     .capture_begin = dp_cuda_capture_begin,
     .capture_end = dp_cuda_capture_end,
     .graph_launch = dp_cuda_graph_launch,

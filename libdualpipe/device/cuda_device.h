@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cuda_device.h - what a CUDA device consists of, for the files that implement its operations: cuda.c
- * (memory, streams, events), cuda_module.c (kernels), cuda_sum.c (sums by kernels of the library's own),
- * cuda_graph.c (graphs).
+ * (memory, streams, events), cuda_module.c (kernels), cuda_sum.c and cuda_update.c (sums and updates by
+ * kernels of the library's own), cuda_graph.c (graphs).
  */
 #ifndef DP_DEVICE_CUDA_DEVICE_H
 #define DP_DEVICE_CUDA_DEVICE_H
@@ -20,6 +20,7 @@ struct cuda {
     struct dp_device_module *sums; /* of dp_cuda_add; NULL: not loaded yet, or there are none */
     void *sum_kernels[DP_CUDA_SUMS];
     bool sums_tried; /* with base.lock */
+    struct dp_device_module *updates; /* of dp_cuda_own_kernel; NULL: not loaded yet */
 };
 
 struct cuda_stream {
@@ -55,6 +56,7 @@ static inline CUresult dp_cuda_leave(struct cuda *cuda, CUresult result)
 
 /* The kernels of dp_cuda_add and dp_cuda_mix: PTX. */
 extern const char dp_cuda_sum_ptx[];
+extern const char dp_cuda_update_ptx[]; /* of dp_cuda_own_kernel */
 
 /* As the members of dp_device_ops of these names. */
 int dp_cuda_module_new(struct dp_device *dev, const void *image, struct dp_device_module **out);
@@ -65,6 +67,7 @@ int dp_cuda_add(struct dp_device_stream *stream, DLDataType type, void *to, DLDa
                 const void *from, size_t count);
 int dp_cuda_mix(struct dp_device_stream *stream, DLDataType type, void *to, double keep,
                 const void *from, double take, size_t count);
+int dp_cuda_own_kernel(struct dp_device *dev, const char *name, void **out);
 int dp_cuda_capture_begin(struct dp_device_stream *stream);
 int dp_cuda_capture_end(struct dp_device_stream *stream, struct dp_device_graph **out);
 int dp_cuda_graph_launch(struct dp_device_graph *graph, struct dp_device_stream *stream);

@@ -57,6 +57,14 @@ int dp_device_mix(struct dp_device_stream *stream, DLDataType type, void *to, do
     return ops->mix(stream, type, to, keep, from, take, count);
 }
 
+int dp_device_own_kernel(struct dp_device *dev, const char *name, void **out)
+{
+    if (!dev->ops->own_kernel)
+        return dp_fail(DP_EUNSUPPORTED, "%s: this device has no kernels of the library's, expected cuda",
+                       dev->ops->name);
+    return dev->ops->own_kernel(dev, name, out);
+}
+
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
 int dp_device_capture_begin(struct dp_device_stream *stream)

@@ -66,6 +66,9 @@ struct dp_device_ops {
     int (*mix)(struct dp_device_stream *stream, DLDataType type, void *to, double keep,
                const void *from, double take, size_t count);
 
+    /* NULL: there are none. */
+    int (*own_kernel)(struct dp_device *dev, const char *name, void **out);
+
     /* All NULL where there are no graphs. */
     int (*capture_begin)(struct dp_device_stream *stream);
     int (*capture_end)(struct dp_device_stream *stream, struct dp_device_graph **out);
@@ -124,6 +127,9 @@ int dp_device_add(struct dp_device_stream *stream, DLDataType type, void *to, DL
  * DP_EUNSUPPORTED as above. */
 int dp_device_mix(struct dp_device_stream *stream, DLDataType type, void *to, double keep,
                   const void *from, double take, size_t count);
+
+/* A kernel of the library's own (cuda_update.c). DP_EUNSUPPORTED: the device has none. */
+int dp_device_own_kernel(struct dp_device *dev, const char *name, void **out);
 
 /* Set all of the part that every device begins with; numa_node is -1. */
 void dp_device_init(struct dp_device *dev, const struct dp_device_ops *ops, DLDevice dl,

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/tensor.h"
+#include "device/device_ops.h"
 #include "optimizer/settings.h"
 #include "optimizer/update.h"
 
@@ -19,7 +20,7 @@ struct group {
     struct dp_optimizer_group set;
     char *block;
     size_t bytes;
-    void *map;
+    void *map; /* of a device: its memory */
     size_t map_bytes;
 };
 
@@ -30,6 +31,7 @@ struct member {
     const DLTensor *grad; /* which may move between steps */
     int32_t index;  /* in the caller's list */
     int64_t *step;  /* taken so far */
+    void *kernel;   /* of a device */
     size_t before;  /* elements of the members before it */
 };
 
@@ -103,6 +105,15 @@ static int take_block(struct dp_optimizer *o, struct group *g, size_t bytes)
     return 0;
 }
 
+static int alloc_block(struct group *g, size_t bytes, struct dp_device_stream *stream)
+{
+    const int err = dp_device_alloc(stream->dev, DP_MEMORY_DEVICE, bytes, &g->map);
+
+    g->block = g->map;
+    g->bytes = bytes;
+    return err ? err : dp_device_zero(stream, g->block, bytes);
+}
+
 /* Zeroed memory, in huge pages if it fills some: the sweep walks through several arrays at once, and
  * with small pages most of its time may go into finding them. */
 static int map_block(struct group *g, size_t bytes)
@@ -136,7 +147,9 @@ static int lay_out_group(struct dp_optimizer *o, struct group *g,
             if (o->members[i].group == g)
                 lay_out(o, &o->members[i], &parameters[o->members[i].index], &used);
         if (pass == 0 && used)
-            err = o->config.memory ? take_block(o, g, used) : map_block(g, used);
+            err = o->config.stream   ? alloc_block(g, used, o->config.stream)
+                  : o->config.memory ? take_block(o, g, used)
+                                     : map_block(g, used);
     }
     return err;
 }
@@ -166,7 +179,8 @@ static void add_state(struct dp_optimizer *o, const char *name, DLTensor like, v
     like.data = data;
     like.byte_offset = 0;
     like.dtype = type;
-    like.device = (DLDevice){kDLCPU, 0};
+    if (!like.ndim || !o->config.stream)
+        like.device = (DLDevice){kDLCPU, 0};
     o->state[o->state_count++] = (struct dp_named_tensor){name, like};
 }
 
@@ -201,9 +215,32 @@ static size_t names_bytes(const struct dp_optimizer *o, const struct dp_paramete
 
 /* ---- new and free ---------------------------------------------------------------------------- */
 
-static int check_on_host(const struct dp_parameter *p)
+static bool is_on(DLDevice dl, const DLTensor *t)
 {
-    if (p->flags & DP_PARAMETER_FROZEN || (dp_tensor_on_host(p->value) && dp_tensor_on_host(p->grad)))
+    return t->device.device_type == dl.device_type && t->device.device_id == dl.device_id;
+}
+
+static int check_on_device(const struct dp_optimizer *o, const struct dp_parameter *p)
+{
+    const DLDevice dl = o->config.stream->dev->dl;
+    void *kernel;
+
+    if (o->config.memory)
+        return dp_fail(DP_EUNSUPPORTED, "memory: with a stream, expected none");
+    if (!is_on(dl, p->value) || !is_on(dl, p->grad) ||
+        !dp_tensor_same_dtype(p->value, p->grad))
+        return dp_fail(DP_EUNSUPPORTED, "parameter '%s': expected a value and a gradient of one type in "
+                       "the memory of device %d:%d", p->name, (int)dl.device_type, dl.device_id);
+    return dp_update_find(o->config.stream, &o->config, p->value->dtype, &kernel);
+}
+
+static int check_place(const struct dp_optimizer *o, const struct dp_parameter *p)
+{
+    if (p->flags & DP_PARAMETER_FROZEN)
+        return 0;
+    if (o->config.stream)
+        return check_on_device(o, p);
+    if (dp_tensor_on_host(p->value) && dp_tensor_on_host(p->grad))
         return 0;
     return dp_fail(DP_EUNSUPPORTED, "parameter '%s' lies on device %d:%d, expected host memory",
                    p->name, (int)p->value->device.device_type, p->value->device.device_id);
@@ -241,12 +278,28 @@ static int allocate(struct dp_optimizer *o, int32_t count)
     return 0;
 }
 
+/* Each is launched once, for nothing: the first launch may load it (nccl.h). */
+static int find_kernels(struct dp_optimizer *o)
+{
+    static const struct dp_numbers none;
+    int err = 0;
+
+    for (int32_t i = 0; i < o->member_count && !err; i++) {
+        struct member *m = &o->members[i];
+        err = dp_update_find(o->config.stream, &o->config, m->range.value_type, &m->kernel);
+        if (!err)
+            err = dp_update_queue(o->config.stream, m->kernel, &o->config, &none,
+                                  &(struct dp_optimizer_step){0}, &(struct dp_update_range){0});
+    }
+    return err;
+}
+
 static int build(struct dp_optimizer *o, const struct dp_parameter *parameters, int32_t count)
 {
     int err = allocate(o, count);
 
     for (int32_t i = 0; i < count && !err; i++)
-        err = check_on_host(&parameters[i]);
+        err = check_place(o, &parameters[i]);
     for (int32_t i = 0; i < o->group_count && !err; i++)
         o->groups[i].set = dp_optimizer_group_at(&o->config, i);
     for (int32_t i = 0; i < count && !err; i++)
@@ -260,7 +313,7 @@ static int build(struct dp_optimizer *o, const struct dp_parameter *parameters, 
     if (!o->names)
         return dp_fail(DP_ENOMEM, "no memory for the names of %d parameters' state", count);
     list_state(o, parameters);
-    return 0;
+    return o->config.stream ? find_kernels(o) : 0;
 }
 
 int dp_optimizer_new(const struct dp_optimizer_config *config,
@@ -296,7 +349,9 @@ void dp_optimizer_free(struct dp_optimizer *o)
     if (!o)
         return;
     for (int32_t i = 0; i < o->group_count && o->groups; i++)
-        if (o->groups[i].map)
+        if (o->config.stream)
+            dp_device_free(o->config.stream->dev, DP_MEMORY_DEVICE, o->groups[i].map);
+        else if (o->groups[i].map)
             munmap(o->groups[i].map, o->groups[i].map_bytes);
     free(o->groups);
     free(o->members);
@@ -328,10 +383,12 @@ static bool skips(const struct dp_optimizer_step *step, const struct member *m)
     return step->skip || (step->present && !step->present[m->index]);
 }
 
-int dp_optimizer_begin(struct dp_optimizer *o, const struct dp_optimizer_step *step)
+static int begin(struct dp_optimizer *o, const struct dp_optimizer_step *step)
 {
     int err = check_step(step);
 
+    if (!err && step->mix && o->config.stream)
+        err = dp_fail(DP_EUNSUPPORTED, "mix: set on a device, expected none");
     if (err)
         return err;
     o->step = *step;
@@ -345,6 +402,13 @@ int dp_optimizer_begin(struct dp_optimizer *o, const struct dp_optimizer_step *s
         m->step[0] += !skips(step, m);
     }
     return 0;
+}
+
+int dp_optimizer_begin(struct dp_optimizer *o, const struct dp_optimizer_step *step)
+{
+    if (o->config.stream)
+        return dp_fail(DP_EUNSUPPORTED, "parts of an update on a device: expected dp_optimizer_step");
+    return begin(o, step);
 }
 
 /* Elements first .. end - 1 of the whole list, as far as they are of this member. */
@@ -373,6 +437,15 @@ static void run_member(struct dp_optimizer *o, const struct member *m, size_t fi
     dp_update_range(&o->config, &numbers, &step, &r);
 }
 
+static int queue_member(struct dp_optimizer *o, const struct member *m)
+{
+    const struct dp_numbers numbers = dp_numbers_of(&o->config, &m->group->set, &o->step, *m->step);
+    struct dp_optimizer_step step = o->step;
+
+    step.skip = skips(&o->step, m);
+    return dp_update_queue(o->config.stream, m->kernel, &o->config, &numbers, &step, &m->range);
+}
+
 void dp_optimizer_run(struct dp_optimizer *o, int32_t part, int32_t parts)
 {
     /* In blocks, so that threads rarely meet in one cache line. */
@@ -389,9 +462,11 @@ void dp_optimizer_run(struct dp_optimizer *o, int32_t part, int32_t parts)
 
 int dp_optimizer_step(struct dp_optimizer *o, const struct dp_optimizer_step *step)
 {
-    int err = dp_optimizer_begin(o, step);
+    int err = begin(o, step);
 
-    if (!err)
+    for (int32_t i = 0; i < o->member_count && o->config.stream && !err; i++)
+        err = queue_member(o, &o->members[i]);
+    if (!err && !o->config.stream)
         dp_optimizer_run(o, 0, 1);
     return err;
 }

@@ -35,6 +35,14 @@ struct dp_update_range {
 void dp_update_range(const struct dp_optimizer_config *config, const struct dp_numbers *numbers,
                      const struct dp_optimizer_step *step, const struct dp_update_range *range);
 
+/* The same in the memory of a device, queued in a stream, without master, mixing and accumulation; the
+ * kernel by dp_update_find: DP_EUNSUPPORTED naming kind and type. */
+int dp_update_find(struct dp_device_stream *stream, const struct dp_optimizer_config *config,
+                   DLDataType type, void **kernel);
+int dp_update_queue(struct dp_device_stream *stream, void *kernel,
+                    const struct dp_optimizer_config *config, const struct dp_numbers *numbers,
+                    const struct dp_optimizer_step *step, const struct dp_update_range *range);
+
 /* ---- parts that others use ------------------------------------------------------------------ */
 
 /* Elements of a block: five arrays of float64 and a few buffers fit a first cache of 32 KiB. */

@@ -11,11 +11,11 @@ base        0  dualpipe library memory options parameter random
 schedule    1  schedule partition
 checkpoint  1  checkpoint
 microbatch  1  microbatch batch_norm
-optimizer   1  optimizer
 topology    1  topology
 placement   2  assignment placement
 tuning      2  tuning
 device      2  device
+optimizer   3  optimizer
 wire        2
 comm        3  comm nccl
 pipeline    4  stage pipeline batch_step trace segments

@@ -286,7 +286,7 @@ static void sums_of_the_device_are_those_of_the_host_to_the_last_bit(void **stat
 }
 
 /* A GPU's driver does the same. */
-static void the_kernels_of_sums_compile_for_every_gpu(void **state)
+static void the_kernels_of_sums_and_updates_compile_for_every_gpu(void **state)
 {
     static const char *const ptxas[] = {"ptxas", "/usr/local/cuda/bin/ptxas"};
     static const char *const gpus[] = {"sm_80", "sm_90", "sm_100"};
@@ -300,16 +300,16 @@ static void the_kernels_of_sums_compile_for_every_gpu(void **state)
     }
     if (!use)
         skip_because("no ptxas");
-    FILE *f = scratch_file(file, "sum") ? fopen(file, "w") : NULL;
-    assert_non_null(f);
-    assert_true(fputs(dp_cuda_sum_ptx, f) >= 0);
-    assert_int_equal(fclose(f), 0);
-    for (int i = 0; i < 3; i++) {
-        snprintf(command, sizeof(command), "%s -arch=%s -o /dev/null %s", use, gpus[i], file);
+    for (int i = 0; i < 6; i++) {
+        FILE *f = scratch_file(file, "sum") ? fopen(file, "w") : NULL;
+        assert_non_null(f);
+        assert_true(fputs(i % 2 ? dp_cuda_sum_ptx : dp_cuda_update_ptx, f) >= 0);
+        assert_int_equal(fclose(f), 0);
+        snprintf(command, sizeof(command), "%s -arch=%s -o /dev/null %s", use, gpus[i / 2], file);
         if (system(command))
-            fail_msg("%s refuses the kernels for %s", use, gpus[i]);
+            fail_msg("%s refuses the kernels for %s", use, gpus[i / 2]);
+        unlink(file);
     }
-    unlink(file);
 }
 
 /* ---- other devices --------------------------------------------------------------------------- */
@@ -332,7 +332,7 @@ int main(void)
         cmocka_unit_test(the_host_has_no_graphs_and_adds_nothing_up),
         cmocka_unit_test(timed_events_tell_how_long_the_work_between_them_took),
         cmocka_unit_test(sums_of_the_device_are_those_of_the_host_to_the_last_bit),
-        cmocka_unit_test(the_kernels_of_sums_compile_for_every_gpu),
+        cmocka_unit_test(the_kernels_of_sums_and_updates_compile_for_every_gpu),
         cmocka_unit_test(devices_are_counted),
     };
     const char *why = use_sim_cuda();

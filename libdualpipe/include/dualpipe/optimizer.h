@@ -25,7 +25,8 @@
  * threads, and however parameters are cut into lists.
  *
  * Memory. The state of a group of parameters is one block, allocated by dp_optimizer_new; a step
- * allocates nothing. Parameters and gradients must lie in host memory.
+ * allocates nothing. Parameters and gradients lie in host memory, or all in that of a device, with the
+ * state: then updates are queued in a stream (dp_optimizer_config.stream), and have the same bits.
  *
  * Sources: Kingma and Ba, "Adam", 2015; Loshchilov and Hutter, "Decoupled weight decay
  * regularization", 2019; Decent-DP (decent_dp.optim) for the accumulating variants and the warm-up
@@ -34,6 +35,7 @@
 #ifndef DUALPIPE_OPTIMIZER_H
 #define DUALPIPE_OPTIMIZER_H
 
+#include <dualpipe/device.h>
 #include <dualpipe/parameter.h>
 
 #ifdef __cplusplus
@@ -101,6 +103,12 @@ struct dp_optimizer_config {
      * bits) rounded up to 256 bytes. 256-byte aligned; the CPU must reach it. */
     void *memory;
     size_t memory_bytes;
+
+    /* NULL: the host's memory. Otherwise all is in that of its device, and a step is queued in it;
+     * it must stay. SGD, Adam and AdamW of float32 and float64 with gradients of the same type,
+     * without `memory`, mixing and dp_optimizer_begin (else DP_EUNSUPPORTED); what state tensors
+     * hold is what the stream has reached, but for "NAME/step", which is in host memory. */
+    struct dp_device_stream *stream;
 };
 
 /* SGD: no momentum, no decay. Adam and AdamW: betas 0.9 and 0.999, epsilon 1e-8, decay 1/32768 and
@@ -198,6 +206,15 @@ DP_PUBLIC double dp_rate_at(const struct dp_rate *rate, int64_t step);
  * must be sound. DP_EUNSUPPORTED for memory that the host does not reach. */
 DP_PUBLIC int dp_gradient_squares(const struct dp_parameter *parameters, int32_t count,
                                   double *squares);
+
+/* The same of gradients in the memory of a device, behind what `stream` has been given: to
+ * squares[count], in that memory, as `room` is, of so many bytes. Added up in another order than on
+ * the host, which depends on the number of elements alone, too. DP_EUNSUPPORTED: a device without such
+ * kernels. */
+DP_PUBLIC size_t dp_gradient_squares_room(int32_t count);
+DP_PUBLIC int dp_gradient_squares_queue(struct dp_device_stream *stream,
+                                        const struct dp_parameter *parameters, int32_t count,
+                                        void *room, double *squares);
 
 /* Their sum with every parameter of the model counted once: of a tied group only the first in the
  * list; and only those with counted[i], if there is such a list: exactly one of the ranks that hold a
