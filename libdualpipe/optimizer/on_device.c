@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * on_device.c - updates and squares in the memory of a device, in the order of a stream, by the kernels
- * of device/cuda_update.c.
+ * on_device.c - updates and squares in the memory of a device, in the order of a stream, by the
+ * kernels of device/cuda_update.c.
  */
 #include "optimizer/update.h"
 
@@ -48,9 +48,10 @@ int dp_update_find(struct dp_device_stream *stream, const struct dp_optimizer_co
     char name[32];
 
     if (config->kind > DP_OPTIMIZER_ADAMW || type.code != kDLFloat || type.bits < 32)
-        return dp_fail(DP_EUNSUPPORTED,
-                       "%s of %d bits on a device: expected sgd, adam or adamw, of float32 or float64",
-                       dp_optimizer_kind_name(config->kind), type.bits);
+        return dp_fail(
+            DP_EUNSUPPORTED,
+            "%s of %d bits on a device: expected sgd, adam or adamw, of float32 or float64",
+            dp_optimizer_kind_name(config->kind), type.bits);
     snprintf(name, sizeof(name), "dp_%s_f%d",
              config->kind != DP_OPTIMIZER_SGD ? "adam"
              : config->momentum > 0           ? "momentum"
@@ -74,7 +75,8 @@ int dp_update_queue(struct dp_device_stream *stream, void *kernel,
                                      .decay = n->decay,
                                      .keep = n->keep,
                                      .rate = n->rate,
-                                     .beta1 = config->kind == DP_OPTIMIZER_SGD ? n->momentum : n->beta1,
+                                     .beta1 =
+                                         config->kind == DP_OPTIMIZER_SGD ? n->momentum : n->beta1,
                                      .beta2 = n->beta2,
                                      .bias1 = n->bias1,
                                      .bias2 = n->bias2,
@@ -95,8 +97,9 @@ size_t dp_gradient_squares_room(int32_t count)
     return (ROOM + (size_t)count * THREADS) * sizeof(double);
 }
 
-int dp_gradient_squares_queue(struct dp_device_stream *stream, const struct dp_parameter *parameters,
-                              int32_t count, void *room, double *squares)
+int dp_gradient_squares_queue(struct dp_device_stream *stream,
+                              const struct dp_parameter *parameters, int32_t count, void *room,
+                              double *squares)
 {
     double *const parts = room, *const rows = parts + ROOM;
     void *kernels[2], *sums;
@@ -111,7 +114,8 @@ int dp_gradient_squares_queue(struct dp_device_stream *stream, const struct dp_p
         struct sum_args args = {g ? (uintptr_t)dp_tensor_address(g) : 0, (uintptr_t)parts,
                                 g ? (uint64_t)dp_tensor_numel(g) : 0};
         const uint64_t blocks = blocks_of(args.count, EACH * (uint64_t)THREADS, MOST_BLOCKS);
-        err = launch(stream, kernels[g && g->dtype.bits == 64], blocks, THREADS, &args, sizeof(args));
+        err =
+            launch(stream, kernels[g && g->dtype.bits == 64], blocks, THREADS, &args, sizeof(args));
         args = (struct sum_args){(uintptr_t)parts, (uintptr_t)(rows + (size_t)i * THREADS),
                                  blocks * THREADS};
         if (!err)

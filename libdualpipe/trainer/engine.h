@@ -78,6 +78,9 @@ struct engine {
     const struct dp_schedule *schedule;
     struct dp_recorder *recorder;
     bool reduces;                       /* train sums gradients over all that hold a stage */
+    int (*queued)(void *user);          /* when all of a training step is queued; NULL: nothing. 0 or an
+                                         * error, which ends the step */
+    void *queued_user;
 };
 
 /* The pipeline rank of this process, which a placement may have mapped. */

@@ -41,10 +41,18 @@ static int mismatch(const char *what, const DLTensor *out, const DLTensor *label
                              labels ? dp_tensor_text(labels, b) : "that are not there");
 }
 
+static int on_device(const char *what)
+{
+    return dp_callback_error(
+        DP_EUNSUPPORTED, "%s of a device's memory: expected a loss with kernels of its own", what);
+}
+
 /* ---- squares --------------------------------------------------------------------------------- */
 
 static int check_squares(const DLTensor *out, const DLTensor *labels)
 {
+    if (!dp_tensor_on_host(out))
+        return on_device("squares");
     if (!labels || !is_real(out) || !is_real(labels) || !dp_tensor_same_shape(out, labels) ||
         !dp_tensor_compact(labels))
         return mismatch("squares", out, labels);
@@ -109,6 +117,8 @@ static bool is_label(const DLTensor *t)
 /* *classes of each of the labels, which are those of the other dimensions. */
 static int check_entropy(const DLTensor *out, const DLTensor *labels, int64_t *classes)
 {
+    if (!dp_tensor_on_host(out))
+        return on_device("cross-entropy");
     if (!labels || !is_real(out) || out->ndim < 1 || !is_label(labels) ||
         !dp_tensor_compact(labels) ||
         dp_tensor_numel(labels) * out->shape[out->ndim - 1] != dp_tensor_numel(out))

@@ -2,6 +2,8 @@
 #include "trainer/model_engine.h"
 
 #include "base/fail.h"
+#include "trainer/batch.h"
+#include "trainer/links.h"
 #include "trainer/stage.h"
 
 #include <dualpipe/batch_norm.h>
@@ -23,85 +25,14 @@ struct model_engine {
     int64_t rows;                       /* of a whole step */
     int64_t (*extents)[DP_MAX_EXTENTS]; /* [own micro-batches] */
     double *scales;                     /* the same, of those that end here */
+    struct place *place;
+    struct batch_part *inputs,
+        *labels_part; /* what begins and ends here; NULL: the model has no labels */
+    double *losses,
+        *read_losses;      /* [mb_per_stream] in the place's memory, and where they are read */
+    struct dp_comm *links; /* what the pipeline's messages go by; NULL: base.comm */
+    bool trains;           /* the step at hand */
 };
-
-/* ---- a batch --------------------------------------------------------------------------------- */
-
-int64_t model_engine_rows(int64_t rows, int32_t microbatches, int32_t mb)
-{
-    return rows / microbatches + (mb < rows % microbatches);
-}
-
-/* Rows of all micro-batches before this one. */
-static int64_t rows_before(int64_t rows, int32_t microbatches, int32_t mb)
-{
-    const int64_t more = rows % microbatches;
-
-    return rows / microbatches * mb + (mb < more ? mb : more);
-}
-
-/* The micro-batches of one stream that begin or end here. */
-struct part {
-    struct dp_microbatches *cut;
-    struct dp_tree leaves[DP_MAX_TENSORS];
-    DLTensor tensors[DP_MAX_TENSORS];
-    int64_t dims[DP_MAX_TENSORS][2 * DP_TREE_MAX_NDIM];
-    struct dp_loader shifted;
-    const struct dp_loader *loader; /* of all replicas */
-    int32_t first;
-};
-
-static int load(void *user, int32_t mb, const struct dp_tree **args, const struct dp_tree **kwargs)
-{
-    const struct part *p = user;
-
-    return p->loader->load(p->loader->user, p->first + mb, args, kwargs);
-}
-
-static void release(void *user, int32_t mb)
-{
-    const struct part *p = user;
-
-    if (p->loader->release)
-        p->loader->release(p->loader->user, p->first + mb);
-}
-
-/* Micro-batches first .. first + count - 1 of a tree of all rows. */
-static int cut(const struct model_engine *e, const struct dp_tree *tree, int64_t rows,
-               int32_t count, const char *what, struct part *p)
-{
-    const int32_t m = e->base.microbatches;
-    const int64_t begin = rows_before(rows, m, p->first);
-    const int64_t size = rows_before(rows, m, p->first + count) - begin;
-    int err = 0;
-
-    if ((tree->kind != DP_TREE_TUPLE && tree->kind != DP_TREE_LIST) || tree->count < 1 ||
-        tree->count > DP_MAX_TENSORS)
-        return dp_fail(DP_EINVAL, "%s: expected a tuple or list of 1 to %d tensors", what,
-                       DP_MAX_TENSORS);
-    for (int32_t k = 0; k < tree->count && !err; k++) {
-        const DLTensor *t = tree->items[k].kind == DP_TREE_TENSOR ? tree->items[k].tensor : NULL;
-        if (!t || t->ndim < 1 || t->shape[0] != rows)
-            return dp_fail(DP_EINVAL, "%s, tensor %d: expected one of %lld rows", what, k,
-                           (long long)rows);
-        err = dp_tensor_window(t, 0, begin, size, p->dims[k], &p->tensors[k]);
-        p->leaves[k] = dp_tensor(&p->tensors[k]);
-    }
-    const struct dp_tree args = dp_tuple(tree->count, p->leaves);
-    return err ? err : dp_split(&args, NULL, &(struct dp_split_options){.count = count}, &p->cut);
-}
-
-static int take(const struct model_engine *e, const struct dp_tree *tree,
-                const struct dp_loader *loader, int64_t rows, int32_t count, const char *what,
-                struct part *p)
-{
-    if (loader) {
-        p->loader = loader;
-        p->shifted = (struct dp_loader){load, release, p};
-        return 0;
-    }
-    return tree ? cut(e, tree, rows, count, what, p) : 0; /* the pipeline says that it is missing */
-}
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
@@ -112,25 +43,83 @@ static bool take_rows(struct model_engine *e, int64_t rows)
     bool uneven = false;
 
     for (int32_t i = 0; i < own; i++) {
-        const int64_t of_mb = model_engine_rows(rows, m, engine_first_mb(&e->base) + i);
+        const int64_t of_mb = batch_rows(rows, m, engine_first_mb(&e->base) + i);
         e->extents[i][0] = of_mb;
         uneven = uneven || of_mb != e->stages[0]->rows;
     }
     return uneven;
 }
 
-/* The upstream gradient of each micro-batch of a stream, so that the whole is the mean over rows. */
+/* The upstream gradient of each micro-batch of a stream, so that the whole is the mean over rows.
+ */
 static void take_scales(struct model_engine *e, int64_t rows, int32_t first, int32_t count)
 {
     const struct engine *b = &e->base;
     int64_t of = rows;
 
     if (b->replica.apart)
-        of = rows_before(rows, b->microbatches, engine_first_mb(b) + engine_own_microbatches(b)) -
-             rows_before(rows, b->microbatches, engine_first_mb(b));
+        of = batch_rows_before(rows, b->microbatches,
+                               engine_first_mb(b) + engine_own_microbatches(b)) -
+             batch_rows_before(rows, b->microbatches, engine_first_mb(b));
     for (int32_t i = 0; i < count; i++)
-        e->scales[i] = b->loss_scale * (double)model_engine_rows(rows, b->microbatches, first + i) /
-                       (double)of;
+        e->scales[i] =
+            b->loss_scale * (double)batch_rows(rows, b->microbatches, first + i) / (double)of;
+}
+
+/* The loss writes to the place's memory, in the order of the stream. */
+static int take_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                     const DLTensor *labels, double *values, int32_t max, int32_t *count)
+{
+    const struct model_engine *e = user;
+    const struct dp_model *m = &e->model->model;
+
+    *values = 0;
+    return m->loss->loss(m->loss_user, call, out, labels, e->losses + call->mb, max, count);
+}
+
+static int start_from_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                           const DLTensor *labels, double scale, DLTensor *gout)
+{
+    const struct dp_model *m = &((const struct model_engine *)user)->model->model;
+
+    return m->loss->loss_backward(m->loss_user, call, out, labels, scale, gout);
+}
+
+static const struct dp_loss_ops loss_ops = {take_loss, start_from_loss};
+
+/* What the host wants to know of a step. */
+static int queue_numbers(void *user)
+{
+    struct model_engine *e = user;
+    const int err = place_copy(e->place, e->read_losses, e->losses,
+                               (size_t)e->base.schedule->mb_per_stream * sizeof(*e->losses));
+
+    return err || !e->trains || !e->base.queued ? err : e->base.queued(e->base.queued_user);
+}
+
+static int begin_parts(struct model_engine *e, const struct dp_schedule *s,
+                       const struct dp_batch *batch, int64_t rows, double *losses,
+                       struct dp_step *step)
+{
+    int err = 0;
+
+    for (int i = 0; i < e->base.part_count && !err; i++) {
+        const struct dp_slot *slot = dp_schedule_slot(s, engine_rank(&e->base), i);
+        const int32_t count = s->mb_per_stream,
+                      first = engine_first_mb(&e->base) + slot->stream * count;
+        if (dp_slot_is_first(slot))
+            err =
+                batch_part_begin(e->inputs, batch->inputs, batch->input_loader, rows, first, count);
+        if (!dp_slot_is_last(slot) || err)
+            continue;
+        if (e->labels_part)
+            err = batch_part_begin(e->labels_part, batch->labels, batch->label_loader, rows, first,
+                                   count);
+        take_scales(e, rows, first, count);
+        step->losses = losses + first;
+        step->loss_scales = s->forward_only ? NULL : e->scales;
+    }
+    return err;
 }
 
 static int run(struct engine *base, const struct dp_schedule *s, const struct dp_batch *batch,
@@ -138,42 +127,26 @@ static int run(struct engine *base, const struct dp_schedule *s, const struct dp
 {
     struct model_engine *e = (struct model_engine *)base;
     const int64_t rows = batch->rows ? batch->rows : e->rows;
-    struct dp_step step = {.schedule = s};
-    struct part *in = calloc(2, sizeof(*in)), *labels = in + 1;
-    int err = in ? 0 : dp_fail(DP_ENOMEM, "no memory for a step");
+    struct dp_step step = {.schedule = s, .queued = queue_numbers, .queued_user = e};
 
+    e->trains = !s->forward_only;
     if (e->streamed)
         streamed_begin(e->streamed);
-    if (!err && take_rows(e, rows))
+    if (take_rows(e, rows))
         step.extents = (const int64_t(*)[DP_MAX_EXTENTS])e->extents;
-    for (int i = 0; i < base->part_count && !err; i++) {
-        const struct dp_slot *slot = dp_schedule_slot(s, engine_rank(base), i);
-        const int32_t count = s->mb_per_stream,
-                      first = engine_first_mb(base) + slot->stream * count;
-        if (dp_slot_is_first(slot)) {
-            in->first = first;
-            err = take(e, batch->inputs, batch->input_loader, rows, count, "inputs", in);
-        }
-        if (dp_slot_is_last(slot) && !err) {
-            labels->first = first;
-            err = take(e, batch->labels, batch->label_loader, rows, count, "labels", labels);
-            take_scales(e, rows, first, count);
-            step.losses = losses + first;
-            step.loss_scales = s->forward_only ? NULL : e->scales;
-        }
-    }
+    int err = begin_parts(e, s, batch, rows, losses, &step);
     if (!err) {
-        step.inputs = in->cut;
-        step.input_loader = in->loader ? &in->shifted : NULL;
-        step.labels = e->model->model.labels ? labels->cut : NULL;
-        step.label_loader = e->model->model.labels && labels->loader ? &labels->shifted : NULL;
+        step.inputs = batch_part_cut(e->inputs);
+        step.input_loader = batch_part_loader(e->inputs);
+        step.labels = e->labels_part ? batch_part_cut(e->labels_part) : NULL;
+        step.label_loader = e->labels_part ? batch_part_loader(e->labels_part) : NULL;
         err = dp_pipeline_step(e->pipeline, &step);
     }
-    if (in) {
-        dp_microbatches_free(in->cut);
-        dp_microbatches_free(labels->cut);
-    }
-    free(in);
+    if (!err && step.losses)
+        memcpy(step.losses, e->read_losses, (size_t)s->mb_per_stream * sizeof(*step.losses));
+    batch_part_end(e->inputs);
+    if (e->labels_part)
+        batch_part_end(e->labels_part);
     return err;
 }
 
@@ -214,8 +187,13 @@ static void engine_free(struct engine *base)
     struct model_engine *e = (struct model_engine *)base;
 
     dp_pipeline_free(e->pipeline);
+    dp_comm_close(e->links);
     dp_recorder_free(base->recorder);
     streamed_free(e->streamed);
+    batch_part_free(e->inputs);
+    batch_part_free(e->labels_part);
+    place_release(e->place, DP_MEMORY_DEVICE, e->losses);
+    place_release(e->place, DP_MEMORY_PINNED, e->read_losses);
     for (int i = 0; i < DP_MAX_SLOTS; i++)
         stage_free(e->stages[i]);
     for (int32_t i = 0; i < base->norm_count; i++)
@@ -240,15 +218,16 @@ static int make_stages(struct model_engine *e, const struct model_engine_config 
 
     for (int i = 0; i < dp_schedule_slot_count(s, engine_rank(&e->base)) && !err; i++) {
         const struct dp_slot *slot = dp_schedule_slot(s, engine_rank(&e->base), i);
-        err = stage_new(&(struct stage_config){.model = config->model,
-                                               .stage = slot->stage,
-                                               .first_layer = config->first_layer[slot->stage],
-                                               .end_layer = config->first_layer[slot->stage + 1],
-                                               .rows = model_engine_rows(config->how->rows,
-                                                                         config->microbatches, 0),
-                                               .microbatches = config->microbatches,
-                                               .seed = config->how->seed},
-                        &e->stages[i]);
+        err = stage_new(
+            &(struct stage_config){.model = config->model,
+                                   .stage = slot->stage,
+                                   .first_layer = config->first_layer[slot->stage],
+                                   .end_layer = config->first_layer[slot->stage + 1],
+                                   .rows = batch_rows(config->how->rows, config->microbatches, 0),
+                                   .microbatches = config->microbatches,
+                                   .seed = config->how->seed,
+                                   .place = config->place},
+            &e->stages[i]);
         if (err)
             break;
         const struct stage *stage = e->stages[i];
@@ -354,7 +333,36 @@ static int make_borders(struct model_engine *e, const struct model_engine_config
     return 0;
 }
 
-static int make_pipeline(struct model_engine *e, const struct model_engine_config *config)
+static int make_part(struct model_engine *e, const struct dp_border *border, const char *what,
+                     struct batch_part **out)
+{
+    return batch_part_new(&(struct batch_part_config){.place = e->place,
+                                                      .border = border,
+                                                      .microbatches = e->base.microbatches,
+                                                      .most = e->base.schedule->mb_per_stream,
+                                                      .what = what},
+                          out);
+}
+
+static int make_numbers(struct model_engine *e)
+{
+    const size_t bytes = (size_t)e->base.schedule->mb_per_stream * sizeof(double);
+    void *memory[2] = {0};
+    int err = make_part(e, &e->borders[0], "inputs", &e->inputs);
+
+    if (!err && e->model->model.labels)
+        err = make_part(e, &e->labels, "labels", &e->labels_part);
+    if (!err)
+        err = place_alloc(e->place, DP_MEMORY_DEVICE, bytes, &memory[0]);
+    if (!err)
+        err = place_alloc(e->place, DP_MEMORY_PINNED, bytes, &memory[1]);
+    e->losses = memory[0];
+    e->read_losses = memory[1];
+    return err ? err : place_wait(e->place);
+}
+
+static int make_pipeline(struct model_engine *e, const struct model_engine_config *config,
+                         struct dp_comm *comm, const struct dp_reduce_ops *reduce)
 {
     struct dp_stage stages[DP_MAX_SLOTS];
     const struct dp_model *m = &config->model->model;
@@ -364,14 +372,16 @@ static int make_pipeline(struct model_engine *e, const struct model_engine_confi
     return dp_pipeline_new(&(struct dp_pipeline_config){.schedule = config->training,
                                                         .also = &e->forward,
                                                         .also_count = 1,
-                                                        .comm = config->comm,
+                                                        .comm = comm,
+                                                        .device = place_device(e->place),
+                                                        .stream = place_stream(e->place),
                                                         .stages = stages,
                                                         .borders = e->borders,
                                                         .skips = e->skips,
                                                         .labels = m->labels ? &e->labels : NULL,
                                                         .max_extents = {e->stages[0]->rows},
-                                                        .loss = m->loss,
-                                                        .loss_user = m->loss_user,
+                                                        .loss = &loss_ops,
+                                                        .loss_user = e,
                                                         .copy_strided = true,
                                                         .seed = config->how->seed,
                                                         .fixed_order = config->order_blocks,
@@ -380,10 +390,109 @@ static int make_pipeline(struct model_engine *e, const struct model_engine_confi
                                                         .first_mb = engine_first_mb(&e->base),
                                                         .tied_copies = /* each has a shard */
                                                         config->how->sums == DP_SUMS_SHARDS,
-                                                        .reduce = config->reduce,
+                                                        .reduce = reduce,
                                                         .reduce_user = config->reduce_user,
                                                         .recorder = e->base.recorder},
                            &e->pipeline);
+}
+
+static int open_links(struct model_engine *e, const struct model_engine_config *config)
+{
+    const struct dp_schedule *const schedules[] = {config->training, config->forward};
+
+    return links_of_pipeline(config->comm, place_device(e->place), schedules, engine_rank(&e->base),
+                             e->base.tied, &e->links);
+}
+
+/* ---- every kernel once ----------------------------------------------------------------------- */
+
+/* The first launch of a kernel may load it, and loading may wait until the device is idle; a kernel
+ * of NCCL's that waits for a message keeps it busy until another rank, which may be loading just as
+ * this one, has sent it. So the first step is taken on zeros, by a pipeline whose messages go by
+ * the host; nothing of it stays. Source: CUDA C++ Programming Guide, "Lazy Loading", issues with
+ * concurrent execution. */
+
+static int no_sum(void *user, int slot)
+{
+    (void)user, (void)slot;
+    return 0;
+}
+
+/* Zeros of a whole step, as one tensor for each of the border. */
+struct zeros {
+    void *memory[DP_MAX_TENSORS];
+    int64_t shapes[DP_MAX_TENSORS][DP_MAX_DIMS];
+    DLTensor tensors[DP_MAX_TENSORS];
+    struct dp_tree leaves[DP_MAX_TENSORS], tree;
+};
+
+static int make_zeros(const struct dp_border *of_row, int64_t rows, struct zeros *z)
+{
+    for (int k = 0; of_row && k < of_row->count; k++) {
+        struct dp_tensor_spec spec;
+        model_spec(&of_row->tensors[k], rows, &spec);
+        memcpy(z->shapes[k], spec.shape, sizeof(z->shapes[k]));
+        z->memory[k] = calloc(1, model_spec_bytes(&spec));
+        if (!z->memory[k])
+            return dp_fail(DP_ENOMEM, "no memory for a batch of zeros");
+        z->tensors[k] = (DLTensor){.data = z->memory[k],
+                                   .device = {kDLCPU, 0},
+                                   .ndim = spec.ndim,
+                                   .dtype = spec.dtype,
+                                   .shape = z->shapes[k]};
+        z->leaves[k] = dp_tensor(&z->tensors[k]);
+    }
+    z->tree = dp_tuple(of_row ? of_row->count : 0, z->leaves);
+    return 0;
+}
+
+static int forget(struct model_engine *e)
+{
+    int err = 0;
+
+    for (int i = 0; i < e->base.part_count && !err; i++)
+        err = place_zero_gradients(e->place, e->base.parts[i].parameters, e->base.parts[i].count);
+    for (int32_t i = 0; i < e->base.norm_count; i++)
+        if (e->base.norms[i].norm)
+            dp_batch_norm_forget(e->base.norms[i].norm);
+    dp_pipeline_free(e->pipeline);
+    e->pipeline = NULL;
+    return err;
+}
+
+static int step_on_zeros(struct model_engine *e, const struct model_engine_config *config,
+                         struct zeros z[2])
+{
+    const struct dp_model *m = &e->model->model;
+    double *losses = calloc((size_t)e->base.microbatches, sizeof(*losses));
+    const struct dp_batch batch = {.inputs = &z[0].tree, .labels = &z[1].tree};
+    int err = losses ? 0 : dp_fail(DP_ENOMEM, "no memory for losses");
+
+    if (!err)
+        err = make_zeros(m->input, config->how->rows, &z[0]);
+    if (!err)
+        err = make_zeros(m->labels, config->how->rows, &z[1]);
+    if (!err)
+        err = run(&e->base, e->base.schedule, &batch, losses);
+    free(losses);
+    return err;
+}
+
+static int warm(struct model_engine *e, const struct model_engine_config *config)
+{
+    static const struct dp_reduce_ops sums = {no_sum, no_sum, no_sum, NULL};
+    struct zeros *z = calloc(2, sizeof(*z));
+    int err = z ? 0 : dp_fail(DP_ENOMEM, "no memory for a step on zeros");
+
+    if (!err)
+        err = make_pipeline(e, config, config->comm, config->reduce ? &sums : NULL);
+    if (!err)
+        err = step_on_zeros(e, config, z);
+    const int forgotten = forget(e);
+    for (int i = 0; i < 2 * DP_MAX_TENSORS && z; i++)
+        free(z[i / DP_MAX_TENSORS].memory[i % DP_MAX_TENSORS]);
+    free(z);
+    return err ? err : forgotten;
 }
 
 static int build(struct model_engine *e, const struct model_engine_config *config)
@@ -398,12 +507,20 @@ static int build(struct model_engine *e, const struct model_engine_config *confi
     if (!err)
         err = make_borders(e, config);
     if (!err)
+        err = make_numbers(e);
+    if (!err)
         err = dp_recorder_new(dp_schedule_count(s, engine_rank(&e->base)), 2, &e->base.recorder);
     err = dp_comm_share_error(config->all, err);
     if (err)
         return err;
     /* A pipeline tells its own ranks at most, not those of other replicas. */
-    err = engine_fail(config->all, make_pipeline(e, config));
+    if (config->how->nccl && config->all)
+        err = engine_fail(config->all, warm(e, config));
+    if (!err && config->how->nccl && config->comm)
+        err = engine_fail(config->all, open_links(e, config));
+    if (!err)
+        err = engine_fail(config->all, make_pipeline(e, config, e->links ? e->links : config->comm,
+                                                     config->reduce));
     return dp_comm_share_error(config->all, err);
 }
 
@@ -415,6 +532,7 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
     if (!e)
         return dp_comm_share_error(config->all, dp_fail(DP_ENOMEM, "no memory for an engine"));
     e->model = m;
+    e->place = config->place;
     e->forward = config->forward;
     e->rows = config->how->rows;
     e->base = (struct engine){.ops = &model_ops,

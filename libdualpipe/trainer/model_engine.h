@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * model_engine.h - the engine of a model: its layers as stages of a pipeline, which may have one rank.
+ * model_engine.h - the engine of a model: its layers as stages of a pipeline, which may have one
+ * rank.
  */
 #ifndef DP_TRAINER_MODEL_ENGINE_H
 #define DP_TRAINER_MODEL_ENGINE_H
 
 #include "trainer/engine.h"
 #include "trainer/model.h"
+#include "trainer/place.h"
 
 struct model_engine_config {
     const struct dp_trainer_config *how;
     const struct model_info *model;
     const struct dp_schedule *training, *forward;
-    const int32_t *first_layer;    /* [stages + 1] */
-    struct dp_comm *comm;          /* of this replica; NULL: one rank */
-    struct dp_comm *all;           /* of all, for errors; NULL: this process is alone */
+    const int32_t *first_layer; /* [stages + 1] */
+    struct dp_comm *comm;       /* of this replica; NULL: one rank */
+    struct dp_comm *all;        /* of all, for errors; NULL: this process is alone */
     struct replica replica;
-    int32_t microbatches;          /* of all replicas */
-    int32_t order_blocks;          /* of this one; 0: any order */
+    struct place *place;
+    int32_t microbatches;               /* of all replicas */
+    int32_t order_blocks;               /* of this one; 0: any order */
     const struct dp_reduce_ops *reduce; /* NULL: the pipeline sums mirrors itself */
     void *reduce_user;
 };
 
 /* What is given must stay. Errors of dp_pipeline_new, on every rank. */
 int model_engine_new(const struct model_engine_config *config, struct engine **out);
-
-/* Rows of a micro-batch of the batch of all replicas. */
-int64_t model_engine_rows(int64_t rows, int32_t microbatches, int32_t mb);
 
 #endif

@@ -64,8 +64,10 @@ static int check_config(const struct dp_trainer_config *c)
         return dp_fail(DP_EINVAL, "checkpoint.keep: %d, expected 0 or more", c->checkpoint.keep);
     if (c->checkpoint.resume && !c->checkpoint.folder)
         return dp_fail(DP_EINVAL, "checkpoint.resume: set, expected a checkpoint.folder");
-    if (c->optimizer.groups || c->optimizer.memory)
-        return dp_fail(DP_EINVAL, "optimizer: groups or memory are set, expected neither");
+    if (c->optimizer.groups || c->optimizer.memory || c->optimizer.stream)
+        return dp_fail(DP_EINVAL, "optimizer: groups, memory or a stream are set, expected none");
+    if (c->nccl && (!c->device || dp_device_host_accessible(c->device)))
+        return dp_fail(DP_EINVAL, "nccl: set, expected a device of CUDA");
     const int err = check_loss_scale(&c->loss_scale);
     return err ? err : dp_rate_check(&c->rate);
 }
@@ -140,6 +142,8 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                                c->checkpoint.resume,
                                c->checkpoint.from != NULL,
                                c->checkpoint.on_signal,
+                               c->device && !dp_device_host_accessible(c->device),
+                               c->nccl,
                                c->loss_scale.interval,
                                c->offload.parameters,
                                (int64_t)c->offload.device_bytes};
@@ -224,7 +228,8 @@ static int make_schedules(struct dp_trainer *t)
     return err;
 }
 
-/* Every stream of every replica whose gradients are summed holds whole blocks of the fixed order. */
+/* Every stream of every replica whose gradients are summed holds whole blocks of the fixed order.
+ */
 static int take_order(const struct dp_trainer *t, int32_t *own_blocks)
 {
     const bool mixes = !t->sums.none && t->config.sums == DP_SUMS_MIXING;
@@ -293,6 +298,7 @@ static int make_engine(struct dp_trainer *t, int32_t own_blocks)
                                       .comm = t->pipe ? t->pipe : t->comm,
                                       .all = t->comm,
                                       .replica = replica,
+                                      .place = t->place,
                                       .microbatches = t->config.microbatches,
                                       .order_blocks = own_blocks,
                                       .reduce = t->sums.none ? NULL : &trainer_reduce_ops,
@@ -308,6 +314,7 @@ static int make_sums(struct dp_trainer *t)
                                        .all = t->comm,
                                        .data = t->data,
                                        .graph = t->graph,
+                                       .place = t->place,
                                        .how = &t->config};
 
     return trainer_fail(t, sums_init(&t->sums, &config, t->engine));
@@ -329,6 +336,25 @@ static int make_parts(struct dp_trainer *t, int32_t own_blocks)
     return dp_comm_share_error(t->comm, err);
 }
 
+static int make_place(struct dp_trainer *t)
+{
+    const struct dp_trainer_config *c = &t->config;
+    const int err = place_new(c->device, c->stream, &t->place);
+
+    if (err || !place_device(t->place))
+        return err;
+    t->config.optimizer.stream = place_stream(t->place);
+    if (!t->sums.none && !c->nccl)
+        return dp_fail(DP_EUNSUPPORTED, "replicas or shards on a device: expected nccl");
+    if (c->offload.parameters)
+        return dp_fail(DP_EUNSUPPORTED, "offload.parameters: on a device of CUDA, expected none");
+    if (trainer_mixes(t) && c->checkpoint.folder)
+        return dp_fail(DP_EUNSUPPORTED,
+                       "checkpoint.folder: of replicas that mix on a device, expected "
+                       "none");
+    return 0;
+}
+
 /* What each rank finds out by itself. */
 static int prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
                    const struct dp_model *model, int32_t *own_blocks)
@@ -345,7 +371,9 @@ static int prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
         err = make_schedules(t);
     if (!err)
         err = take_order(t, own_blocks);
-    return err ? err : make_graph(t);
+    if (!err)
+        err = make_graph(t);
+    return err ? err : make_place(t);
 }
 
 static int compare(struct dp_trainer *t)
@@ -401,7 +429,7 @@ void dp_trainer_free(struct dp_trainer *t)
         t->engine->ops->free(t->engine);
     free(t->norm_values);
     free(t->in_layer);
-    free(t->squares);
+    squares_free(t->squares);
     free(t->all_values);
     free(t->values);
     dp_graph_free(t->graph);
@@ -411,6 +439,7 @@ void dp_trainer_free(struct dp_trainer *t)
     model_fini(&t->model);
     dp_comm_close(t->pipe);
     dp_comm_close(t->data);
+    place_free(t->place);
     free(t->folder);
     free(t->about);
     free(t);

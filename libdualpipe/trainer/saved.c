@@ -8,7 +8,8 @@
  *                                        tensors are pieces, "NAME[first:end]/mean"
  *      replicas that mix                 saved.h
  *
- * A reader wants whole tensors or other pieces, and puts them together of what there is (checkpoint.h).
+ * A reader wants whole tensors or other pieces, and puts them together of what there is
+ * (checkpoint.h).
  */
 #include "trainer/saved.h"
 
@@ -136,9 +137,13 @@ static int write_own(struct dp_trainer *t, const char *folder, int attempt, int 
 {
     char name[64], path[SAVED_PATH];
     struct saved_mixing mixing = {0};
+    struct place_copies copies = {0};
     struct list l = {0};
     struct dp_busy *busy;
     int err = trainer_mixes(t) ? saved_mixing_list(t, &mixing) : list_state(t, false, &l);
+
+    if (!err)
+        err = place_bring(t->place, l.tensors, l.count, true, &copies);
     const struct dp_named_tensor *tensors = trainer_mixes(t) ? mixing.tensors : l.tensors;
     const int32_t count = trainer_mixes(t) ? mixing.count : l.count;
 
@@ -150,12 +155,14 @@ static int write_own(struct dp_trainer *t, const char *folder, int attempt, int 
                   ? dp_checkpoint_write(path, tensors, count, NULL)
                   : dp_fail(DP_EINVAL, "%.100s...: the path is too long", folder);
     dp_comm_busy_end(busy);
+    place_copies_free(t->place, &copies);
     list_free(&l);
     saved_mixing_fini(&mixing);
     return err;
 }
 
-/* {"step": 20, ...} with what the program says. NULL: no memory; *err DP_EINVAL: that is no object. */
+/* {"step": 20, ...} with what the program says. NULL: no memory; *err DP_EINVAL: that is no object.
+ */
 static char *index_text(const struct dp_trainer *t, int *err)
 {
     const char *about = t->config.checkpoint.about;
@@ -300,14 +307,20 @@ static int numbers_of(struct dp_trainer *t, const struct dp_checkpoint *c, const
 
 static int read_state(struct dp_trainer *t, const struct dp_checkpoint *c)
 {
+    struct place_copies copies = {0};
     struct list l = {0};
     int err = 0;
 
     if (trainer_mixes(t))
         return saved_mixing_read(t, c);
     err = list_state(t, true, &l);
+    if (!err)
+        err = place_bring(t->place, l.tensors, l.count, false, &copies);
     for (int32_t i = 0; i < l.count && !err; i++)
         err = dp_checkpoint_read_pieces(c, &l.tensors[i]);
+    if (!err)
+        err = place_put_back(t->place, l.tensors, &copies);
+    place_copies_free(t->place, &copies);
     list_free(&l);
     return err;
 }
@@ -330,7 +343,8 @@ static int read_all(struct dp_trainer *t, const char *path, uint64_t *step)
     return err;
 }
 
-/* Rank 0 says which: the newest may be another one a moment later. optional: an empty path for none. */
+/* Rank 0 says which: the newest may be another one a moment later. optional: an empty path for
+ * none. */
 static int find(struct dp_trainer *t, const char *dir, bool optional, char path[static SAVED_PATH])
 {
     int err = dir ? 0 : dp_fail(DP_EINVAL, "folder: NULL, expected one here or in the config");
@@ -373,7 +387,8 @@ void dp_trainer_gathered_free(struct dp_named_tensor *tensors)
     free(tensors);
 }
 
-/* Tensors of all parameters but the copies of tied ones, in memory of their own, that of the first. */
+/* Tensors of all parameters but the copies of tied ones, in memory of their own, that of the first.
+ */
 static int make_gathered(const struct dp_trainer *t, struct dp_named_tensor **out, int32_t *count)
 {
     const struct model_info *m = &t->model;
@@ -439,10 +454,13 @@ static int move(struct dp_trainer *t, const struct list *has, struct dp_named_te
 int dp_trainer_gather(struct dp_trainer *t, int rank, struct dp_named_tensor **out, int32_t *count)
 {
     struct dp_named_tensor *wants = NULL;
+    struct place_copies copies = {0};
     struct list has = {0};
     int32_t wanted = 0;
     int err = list_values(t, &has);
 
+    if (!err)
+        err = place_bring(t->place, has.tensors, has.count, true, &copies);
     if (!err && (rank < 0 || rank >= t->ranks))
         err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, t->ranks - 1);
     if (!err && trainer_rank(t) == rank)
@@ -450,6 +468,7 @@ int dp_trainer_gather(struct dp_trainer *t, int rank, struct dp_named_tensor **o
     err = dp_comm_share_error(t->comm, err);
     if (!err)
         err = move(t, &has, wants, wanted);
+    place_copies_free(t->place, &copies);
     list_free(&has);
     if (err) {
         dp_trainer_gathered_free(wants);

@@ -115,6 +115,8 @@ int saved_mixing_list(struct dp_trainer *t, struct saved_mixing *out)
     int err;
 
     *out = (struct saved_mixing){0};
+    if (place_device(t->place))
+        return dp_fail(DP_EUNSUPPORTED, "a checkpoint of replicas that mix on a device");
     err = copy_average(t, out);
     for (int i = 0; i < t->engine->part_count && !err; i++) {
         err = dp_mixer_state(t->sums.slots[i].mixer, &states[i].tensors, &states[i].count);

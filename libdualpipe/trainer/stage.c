@@ -65,7 +65,7 @@ static DLTensor tensor_at(const struct run *run, const struct dp_tensor_spec *sp
     for (int i = 0; i < spec->ndim; i++)
         shape[i] = shape_of(spec, i, run);
     return (DLTensor){.data = data,
-                      .device = {kDLCPU, 0},
+                      .device = place_dl(run->stage->place),
                       .ndim = spec->ndim,
                       .dtype = spec->dtype,
                       .shape = shape};
@@ -480,33 +480,30 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Values, then gradients, each without gaps; then what calls need. */
+/* Values, then gradients; then what calls need. */
 static int make_memory(struct stage *s)
 {
     const int32_t first = s->model->first[s->first_layer];
     size_t values = 0, between = 0, scratch = 0;
 
     for (int32_t k = 0; k < s->parameter_count; k++)
-        values += (s->model->parameters[first + k].bytes + 7) / 8 * 8;
+        values += aligned(s->model->parameters[first + k].bytes);
     for (int32_t i = 0; i < s->layer_count; i++) {
         const struct dp_layer *l = s->layers[i].layer;
         scratch = larger(scratch, save_of(s, l->scratch_bytes, l->scratch_row_bytes));
         if (i)
             between = larger(between, border_bytes(&s->layers[i].in));
     }
-    values = aligned(values);
     scratch = aligned(scratch);
-    s->memory_bytes = 2 * values + 2 * between + scratch;
-    s->memory = aligned_alloc(ALIGNMENT, s->memory_bytes + ALIGNMENT);
-    if (!s->memory)
-        return dp_fail(DP_ENOMEM, "no memory for the %zu bytes of stage %d", s->memory_bytes,
-                       s->stage);
-    memset(s->memory, 0, s->memory_bytes);
+    const int err =
+        place_alloc(s->place, DP_MEMORY_DEVICE, 2 * values + 2 * between + scratch, &s->memory);
+    if (err)
+        return err;
     char *at = s->memory;
     for (int32_t k = 0; k < s->parameter_count; k++) {
         s->values[k].data = at;
         s->grads[k].data = at + values;
-        at += (s->model->parameters[first + k].bytes + 7) / 8 * 8;
+        at += aligned(s->model->parameters[first + k].bytes);
     }
     at = (char *)s->memory + 2 * values;
     s->between[0] = at;
@@ -519,7 +516,7 @@ static void describe(struct stage *s, int32_t k)
 {
     const struct model_parameter *p = &s->model->parameters[s->model->first[s->first_layer] + k];
 
-    s->values[k] = (DLTensor){.device = {kDLCPU, 0},
+    s->values[k] = (DLTensor){.device = place_dl(s->place),
                               .ndim = p->spec->ndim,
                               .dtype = p->spec->dtype,
                               .shape = (int64_t *)p->spec->shape};
@@ -533,12 +530,38 @@ static void describe(struct stage *s, int32_t k)
     };
 }
 
+/* Initial values are made in the host's memory, one after the other. */
+static int fill(struct stage *s)
+{
+    const int32_t first = s->model->first[s->first_layer];
+    size_t most = 1;
+    int err = 0;
+
+    for (int32_t k = 0; k < s->parameter_count; k++)
+        most = larger(most, s->model->parameters[first + k].bytes);
+    char *memory = malloc(most);
+    if (!memory)
+        return dp_fail(DP_ENOMEM, "no memory for the %zu bytes of a parameter", most);
+    for (int32_t k = 0; k < s->parameter_count && !err; k++) {
+        DLTensor value = s->values[k];
+        value.data = memory;
+        value.device = (DLDevice){kDLCPU, 0};
+        err = model_fill(s->model, first + k, s->seed, &value);
+        if (!err)
+            err = place_copy(s->place, s->values[k].data, memory,
+                             s->model->parameters[first + k].bytes);
+        const int waited = place_wait(s->place);
+        err = err ? err : waited;
+    }
+    free(memory);
+    return err;
+}
+
 static int make_parameters(struct stage *s)
 {
     const struct model_info *m = s->model;
     const int32_t first = m->first[s->first_layer];
     const size_t count = (size_t)s->parameter_count + 1;
-    int err = 0;
 
     s->values = calloc(count, sizeof(*s->values));
     s->grads = calloc(count, sizeof(*s->grads));
@@ -552,10 +575,8 @@ static int make_parameters(struct stage *s)
         s->layer_of[k] = l;
         describe(s, k);
     }
-    err = make_memory(s);
-    for (int32_t k = 0; k < s->parameter_count && !err; k++)
-        err = model_fill(m, first + k, s->seed, &s->values[k]);
-    return err;
+    const int err = make_memory(s);
+    return err ? err : fill(s);
 }
 
 static int build(struct stage *s, int32_t microbatches)
@@ -585,7 +606,8 @@ int stage_new(const struct stage_config *config, struct stage **out)
                         .first_layer = config->first_layer,
                         .layer_count = config->end_layer - config->first_layer,
                         .rows = config->rows,
-                        .seed = config->seed};
+                        .seed = config->seed,
+                        .place = config->place};
     s->parameter_count = s->model->first[config->end_layer] - s->model->first[config->first_layer];
     const int err = build(s, config->microbatches);
     if (err)
@@ -610,6 +632,6 @@ void stage_free(struct stage *s)
     free(s->grads);
     free(s->parameters);
     free(s->layer_of);
-    free(s->memory);
+    place_release(s->place, DP_MEMORY_DEVICE, s->memory);
     free(s);
 }

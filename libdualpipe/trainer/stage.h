@@ -12,6 +12,7 @@
 #define DP_TRAINER_STAGE_H
 
 #include "trainer/model.h"
+#include "trainer/place.h"
 #include "trainer/streamed.h"
 
 struct dp_batch_norm;
@@ -36,6 +37,7 @@ struct stage {
     int32_t stage, first_layer, layer_count;
     int64_t rows;                      /* the most of a micro-batch */
     uint64_t seed;
+    struct place *place;               /* where its memory is */
     struct stage_layer *layers;        /* [layer_count] */
     struct stage_skip *skips;          /* [skip_count] */
     int32_t skip_count;
@@ -44,7 +46,6 @@ struct stage {
     int32_t *layer_of;                 /* [parameter_count] place in the model */
     DLTensor *values, *grads;          /* [parameter_count] */
     void *memory, *between[2], *scratch;
-    size_t memory_bytes;
     struct dp_save_bytes save;
     bool no_split;
     struct streamed *streamed;         /* NULL: layers compute where their parameters live */
@@ -56,6 +57,7 @@ struct stage_config {
     int64_t rows;
     int32_t microbatches;              /* of a step of all replicas, for norms */
     uint64_t seed;
+    struct place *place;               /* it stays */
 };
 
 /* Parameters begin from the seed, gradients zero. DP_ENOMEM; errors of a fill. */

@@ -2,7 +2,7 @@
  *
  * steps.c - one rank's share of a step, from a batch to better parameters.
  */
-#include "trainer/model_engine.h"
+#include "trainer/batch.h"
 #include "trainer/signals.h"
 #include "trainer/trainer_state.h"
 
@@ -50,7 +50,7 @@ static double mean_loss(const struct dp_trainer *t, int64_t rows)
     double sum = 0;
 
     for (int32_t mb = 0; mb < m; mb++)
-        sum += rows % m ? t->values[mb] * (double)model_engine_rows(rows, m, mb) : t->values[mb];
+        sum += rows % m ? t->values[mb] * (double)batch_rows(rows, m, mb) : t->values[mb];
     return sum / (double)(rows % m ? rows : m);
 }
 
@@ -80,33 +80,34 @@ static int32_t layer_of(const struct engine_part *part, const char *name, int32_
     return 0;
 }
 
-/* Add the squares of a slot's gradients to those of their layers; *sum is that of all of them. counted:
- * they are part of the model's norm. */
+/* Add the squares of a slot's gradients to those of their layers; *sum is that of all of them.
+ * counted: they are part of the model's norm. */
 static int add_squares(struct dp_trainer *t, int slot, bool counted, double *sum)
 {
     const struct engine_part *part = &t->engine->parts[slot];
     double *layers = squares_of(t, own_column(t));
     int32_t count;
+    const double *squares;
     const struct dp_parameter *list = sums_summed(&t->sums, slot, &count);
-    int err = dp_gradient_squares(list, count, t->squares);
+    int err = squares_take(t->squares, slot, list, count, &squares);
 
     if (err)
         return err;
-    *sum = dp_gradient_sum(list, count, NULL, t->squares);
+    *sum = dp_gradient_sum(list, count, NULL, squares);
     for (int32_t first = 0, end; first < count && counted; first = end) {
         const int32_t layer = layer_of(part, list[first].name, first);
         for (end = first; end < count && layer_of(part, list[end].name, end) == layer;)
             end++;
         for (int32_t i = 0; i < count; i++)
             t->in_layer[i] = i >= first && i < end;
-        layers[layer] += dp_gradient_sum(list, count, t->in_layer, t->squares);
+        layers[layer] += dp_gradient_sum(list, count, t->in_layer, squares);
     }
     return 0;
 }
 
-/* The whole gradient counts each parameter once, although DualPipe holds it twice and so do replicas
- * whose gradients are summed, and is added up layer by layer, so that its norm is the same under every
- * schedule. */
+/* The whole gradient counts each parameter once, although DualPipe holds it twice and so do
+ * replicas whose gradients are summed, and is added up layer by layer, so that its norm is the same
+ * under every schedule. */
 static bool counts(const struct dp_trainer *t, int slot)
 {
     const struct engine *e = t->engine;
@@ -164,7 +165,28 @@ static int reduce_wait(void *user, int slot)
     return err ? err : end_of_step_sum(user, slot);
 }
 
-const struct dp_reduce_ops trainer_reduce_ops = {reduce_launch, reduce_test, reduce_wait, NULL};
+static int reduce_queue(void *user, int slot, struct dp_device_stream *stream)
+{
+    return sums_queue(&((struct dp_trainer *)user)->sums, slot, stream);
+}
+
+const struct dp_reduce_ops trainer_reduce_ops = {reduce_launch, reduce_test, reduce_wait,
+                                                 reduce_queue};
+
+/* A step is queued on a device: what its gradients come to will be known when it ends. */
+static int queue_squares(void *user)
+{
+    struct dp_trainer *t = user;
+    int err = 0;
+
+    for (int i = 0; i < t->engine->part_count && !t->engine->tied && !err; i++) {
+        int32_t count;
+        const struct dp_parameter *list = sums_summed(&t->sums, i, &count);
+        if (counts(t, i) || updates_at_once(t))
+            err = squares_queue(t->squares, i, list, count);
+    }
+    return err;
+}
 
 /* What the engine has not summed with others. */
 static int end_of_sums(struct dp_trainer *t)
@@ -208,7 +230,7 @@ static int update_slot(struct dp_trainer *t, int slot, const struct dp_mixer_upd
     if (!t->sums.none && t->sums.kind != DP_SUMS_ALL)
         return sums_update(&t->sums, slot, update);
     if (update->skip)
-        return dp_gradients_zero(part->parameters, part->count);
+        return place_zero_gradients(t->place, part->parameters, part->count);
     return t->optimizers[slot] ? dp_optimizer_step(t->optimizers[slot], &step) : 0;
 }
 
@@ -385,21 +407,23 @@ int trainer_make_optimizers(struct dp_trainer *t)
 
 int trainer_make_room(struct dp_trainer *t)
 {
-    const struct engine *e = t->engine;
+    struct engine *e = t->engine;
+    int32_t most = 0;
 
     t->columns = trainer_mixes(t) ? (size_t)e->replica.count : 1;
     t->sums_len = (size_t)e->microbatches + t->columns * (size_t)e->layers + 2;
     for (int i = 0; i < e->part_count; i++) {
         int32_t count;
         sums_summed(&t->sums, i, &count);
-        t->squares_room = count > t->squares_room ? count : t->squares_room;
+        most = count > most ? count : most;
     }
     t->values = calloc(t->sums_len, sizeof(double));
     t->all_values = calloc(t->sums_len * (size_t)t->ranks, sizeof(double));
-    t->squares = calloc((size_t)t->squares_room + 1, sizeof(*t->squares));
-    t->in_layer = calloc((size_t)t->squares_room + 1, sizeof(*t->in_layer));
+    t->in_layer = calloc((size_t)most + 1, sizeof(*t->in_layer));
     t->norm_values = calloc(norms_room(e) + 1, sizeof(*t->norm_values));
-    if (!t->values || !t->all_values || !t->squares || !t->in_layer || !t->norm_values)
+    if (!t->values || !t->all_values || !t->in_layer || !t->norm_values)
         return dp_fail(DP_ENOMEM, "no memory for what %d ranks tell each other", t->ranks);
-    return 0;
+    e->queued = queue_squares;
+    e->queued_user = t;
+    return squares_new(t->place, most, e->part_count, &t->squares);
 }

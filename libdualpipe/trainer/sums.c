@@ -2,6 +2,7 @@
 #include "trainer/sums.h"
 
 #include "base/fail.h"
+#include "trainer/links.h"
 #include "trainer/model.h"
 
 #include <stdlib.h>
@@ -14,23 +15,32 @@ static const struct engine_part *part_of(const struct sums *d, int slot)
 
 /* ---- a step --------------------------------------------------------------------------------- */
 
+/* Sums of whole gradients do not begin while values are gathered. */
 int sums_begin(struct sums *d)
 {
     int err = 0;
 
-    for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
+    for (int i = 0; i < DP_MAX_SLOTS && !err; i++) {
         if (d->slots[i].mixer)
             err = dp_mixer_forward(d->slots[i].mixer, true);
+        if (!err && d->slots[i].sums && d->engine->tied)
+            err = dp_replicas_wait(d->slots[i].sums);
+    }
     return err;
 }
 
 /* Tied parameters are summed over stages once each stage has the whole sum. */
-int sums_launch(struct sums *d, int slot)
+int sums_queue(struct sums *d, int slot, struct dp_device_stream *stream)
 {
     struct dp_replicas *sums = d->slots[slot].sums;
     const bool whole = d->kind != DP_SUMS_SHARDS || d->engine->tied;
 
-    return whole ? dp_replicas_sum(sums, NULL) : dp_replicas_scatter(sums, NULL);
+    return whole ? dp_replicas_sum(sums, stream) : dp_replicas_scatter(sums, stream);
+}
+
+int sums_launch(struct sums *d, int slot)
+{
+    return sums_queue(d, slot, NULL);
 }
 
 int sums_test(struct sums *d, int slot)
@@ -51,6 +61,15 @@ const struct dp_parameter *sums_summed(const struct sums *d, int slot, int32_t *
     return part_of(d, slot)->parameters;
 }
 
+static int step_of(struct dp_optimizer *optimizer, const struct dp_mixer_update *update)
+{
+    return dp_optimizer_step(optimizer, &(struct dp_optimizer_step){.rate = update->rate,
+                                                                    .scale = update->scale,
+                                                                    .skip = update->skip,
+                                                                    .zero_grads = true});
+}
+
+/* On a device the values are mixed, updated here, and sent. */
 static int update_mixer(struct sums *d, int slot, const struct dp_mixer_update *update)
 {
     const struct engine_part *part = part_of(d, slot);
@@ -60,18 +79,18 @@ static int update_mixer(struct sums *d, int slot, const struct dp_mixer_update *
     for (int32_t k = part->count - 1; k >= 0 && !err; k--)
         if (!(part->parameters[k].flags & DP_PARAMETER_FROZEN))
             err = dp_mixer_ready(mixer, k);
+    if (!err && d->slots[slot].optimizer)
+        err = step_of(d->slots[slot].optimizer, update);
     return err ? err : dp_mixer_step(mixer);
 }
 
 static int update_shard(struct sums *d, int slot, const struct dp_mixer_update *update)
 {
-    struct sums_slot *s = &d->slots[slot];
-    const struct dp_optimizer_step step = {.rate = update->rate, .scale = update->scale};
-    int err = update->skip ? 0 : dp_optimizer_step(s->optimizer, &step);
+    const struct engine_part *part = part_of(d, slot);
+    const int err = step_of(d->slots[slot].optimizer, update);
 
-    if (!err) /* what is not in the shard, too */
-        err = dp_gradients_zero(part_of(d, slot)->parameters, part_of(d, slot)->count);
-    return err ? err : dp_replicas_gather(s->sums, NULL);
+    /* what is not in the shard, too */
+    return err ? err : place_zero_gradients(d->place, part->parameters, part->count);
 }
 
 int sums_update(struct sums *d, int slot, const struct dp_mixer_update *update)
@@ -80,12 +99,16 @@ int sums_update(struct sums *d, int slot, const struct dp_mixer_update *update)
                                      : update_shard(d, slot, update);
 }
 
-/* In the order that both ranks of a pair of mirrors have. */
+/* In the order that both ranks of a pair of mirrors have. On a device the stream waits, not the
+ * host. */
 int sums_settle(struct sums *d)
 {
+    struct dp_device_stream *stream = place_stream(d->place);
     int err = 0;
 
     for (int i = 0; i < d->count && d->kind == DP_SUMS_SHARDS && !err; i++)
+        err = dp_replicas_gather(d->slots[d->order[i]].sums, stream);
+    for (int i = 0; i < d->count && d->kind == DP_SUMS_SHARDS && !stream && !err; i++)
         err = dp_replicas_wait(d->slots[d->order[i]].sums);
     return err;
 }
@@ -184,24 +207,30 @@ static int make_comms(struct sums *d, const struct sums_config *config)
 static int make_mixer(struct sums *d, const struct sums_config *config, int slot)
 {
     const struct dp_trainer_config *how = config->how;
+    struct sums_slot *s = &d->slots[slot];
+    struct dp_device *device = place_device(d->place);
+    const int err = device ? links_of_replicas(s->data, device, config->graph, &s->data_links) : 0;
 
-    return dp_mixer_new(
-        &(struct dp_mixer_config){
-            .parameters = part_of(d, slot)->parameters,
-            .count = part_of(d, slot)->count,
-            .optimizer = how->optimizer,
-            .graph = config->graph,
-            .comm = d->slots[slot].data,
-            .separate = true, /* layers know their parameters by their place */
-            .algorithm = how->mixing.algorithm,
-            .local_steps = how->mixing.local_steps,
-            .outer_rate = how->mixing.outer_rate,
-            .outer_momentum = how->mixing.outer_momentum,
-            .factor = how->mixing.factor,
-            .compression = how->mixing.compression,
-            .staleness = how->mixing.staleness,
-        },
-        &d->slots[slot].mixer);
+    return err ? err
+               : dp_mixer_new(
+                     &(struct dp_mixer_config){
+                         .parameters = part_of(d, slot)->parameters,
+                         .count = part_of(d, slot)->count,
+                         .optimizer = how->optimizer,
+                         .graph = config->graph,
+                         .comm = device ? s->data_links : s->data,
+                         .device = device,
+                         .stream = place_stream(d->place),
+                         .separate = true, /* layers know their parameters by their place */
+                         .algorithm = how->mixing.algorithm,
+                         .local_steps = how->mixing.local_steps,
+                         .outer_rate = how->mixing.outer_rate,
+                         .outer_momentum = how->mixing.outer_momentum,
+                         .factor = how->mixing.factor,
+                         .compression = how->mixing.compression,
+                         .staleness = how->mixing.staleness,
+                     },
+                     &s->mixer);
 }
 
 /* The parameter of which this is a piece, "NAME[first:end]". */
@@ -215,12 +244,12 @@ static const struct dp_parameter *whole_of(const struct engine_part *part, const
     return &part->parameters[i];
 }
 
-/* Of this rank's shard, but for copies of tied parameters. */
+/* Of this rank's shard, or all of a stage that mixes, but for copies of tied parameters. */
 static int make_optimizer(struct sums *d, const struct sums_config *config, int slot)
 {
     struct sums_slot *s = &d->slots[slot];
     int32_t count, own = 0;
-    const struct dp_parameter *shard = dp_replicas_shard(s->sums, &count);
+    const struct dp_parameter *shard = sums_summed(d, slot, &count);
     struct dp_parameter *list = calloc((size_t)count + 1, sizeof(*list));
 
     if (!list)
@@ -238,20 +267,25 @@ static int make_optimizer(struct sums *d, const struct sums_config *config, int 
 static int make_slot(struct sums *d, const struct sums_config *config, int slot)
 {
     struct sums_slot *s = &d->slots[slot];
-    int err = dp_replicas_new(part_of(d, slot)->parameters, part_of(d, slot)->count, s->same, NULL,
-                              &s->sums);
+    struct dp_device *device = place_device(d->place);
+    int err = device ? links_of_replicas(s->same, device, NULL, &s->same_links) : 0;
 
-    if (err || d->kind == DP_SUMS_ALL)
-        return err;
-    return d->kind == DP_SUMS_MIXING ? make_mixer(d, config, slot)
-                                     : make_optimizer(d, config, slot);
+    if (!err)
+        err = dp_replicas_new(part_of(d, slot)->parameters, part_of(d, slot)->count,
+                              device ? s->same_links : s->same, device, &s->sums);
+    if (!err && d->kind == DP_SUMS_MIXING)
+        err = make_mixer(d, config, slot);
+    if (!err && (d->kind == DP_SUMS_SHARDS || (d->kind == DP_SUMS_MIXING && device)))
+        err = make_optimizer(d, config, slot);
+    return err;
 }
 
 int sums_init(struct sums *d, const struct sums_config *config, struct engine *e)
 {
     int err = 0;
 
-    *d = (struct sums){.none = config->none, .kind = config->kind, .engine = e};
+    *d = (struct sums){
+        .none = config->none, .kind = config->kind, .engine = e, .place = config->place};
     if (d->none)
         return 0;
     err = make_comms(d, config);
@@ -269,6 +303,8 @@ void sums_fini(struct sums *d)
         dp_replicas_free(s->sums);
         dp_mixer_free(s->mixer);
         dp_optimizer_free(s->optimizer);
+        dp_comm_close(s->same_links);
+        dp_comm_close(s->data_links);
         dp_comm_close(s->same);
         dp_comm_close(s->data);
     }

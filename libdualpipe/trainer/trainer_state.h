@@ -9,6 +9,8 @@
 #include "trainer/engine.h"
 #include "trainer/model.h"
 #include "trainer/norms.h"
+#include "trainer/place.h"
+#include "trainer/squares.h"
 #include "trainer/sums.h"
 
 struct dp_trainer {
@@ -17,6 +19,7 @@ struct dp_trainer {
     struct model_info model;
     struct dp_comm *comm; /* of all ranks; NULL: alone */
     struct dp_comm *pipe, *data;
+    struct place *place;
     struct dp_schedule *training, *forward;
     struct dp_graph *graph;
     int32_t *first_layer;
@@ -31,9 +34,8 @@ struct dp_trainer {
      * the rows. A rank leaves zero what it does not know. */
     size_t sums_len, columns; /* columns: 1, or the replicas that mix */
     double *values, *all_values; /* [sums_len], [ranks][sums_len] */
-    double *squares;  /* of the gradients of one stage, by parameter */
-    bool *in_layer;   /* of those, the ones of one layer */
-    int32_t squares_room;
+    struct squares *squares; /* of the gradients of stages, by parameter */
+    bool *in_layer;          /* of those of one stage, the ones of one layer */
     double *norm_values; /* norms_room */
     bool watches;   /* for signals */
     bool ending;    /* a rank was told to end */

@@ -10,6 +10,7 @@
 #include "failing_memory.h"
 #include "scratch.h"
 #include "trainer_models.h"
+#include "use_sim_cuda.h"
 
 #include <dualpipe/trainer.h>
 
@@ -58,6 +59,7 @@ struct job {
     bool loads;                /* batches come from loaders */
     bool freezes;              /* the first layer's w is frozen */
     const int32_t *balance;    /* layers of each stage; NULL: by cost */
+    const char *device;        /* where it trains; NULL: the host */
     struct curve *curve;
 };
 
@@ -178,17 +180,20 @@ static int take_values(struct dp_trainer *t, struct curve *curve, bool mine)
     return err;
 }
 
-static int learn(struct dp_comm *comm, const struct job *job)
+static int learn_on(struct dp_device *device, struct dp_comm *comm, const struct job *job)
 {
     const bool mine = !comm || dp_comm_rank(comm) == 0;
-    const struct dp_trainer_config config = config_of(job);
+    struct dp_trainer_config config = config_of(job);
     struct dp_trainer_result r;
     struct dp_trainer *t;
     struct test_model m;
     struct test_range seen = {0};
     double held_out = 0;
 
+    config.device = device;
     test_model_init(&m, job->model);
+    if (device && !dp_device_host_accessible(device))
+        test_model_use_device(&m, device);
     for (int i = 0; i < MODEL_LAYERS; i++)
         m.users[i].seen = job->budget ? &seen : NULL;
     if (job->freezes)
@@ -223,6 +228,17 @@ static int learn(struct dp_comm *comm, const struct job *job)
     if (mine)
         job->curve->held_out = held_out;
     dp_trainer_free(t);
+    return err;
+}
+
+static int learn(struct dp_comm *comm, const struct job *job)
+{
+    struct dp_device *device = NULL;
+    int err = job->device ? dp_device_open(job->device, &device) : 0;
+
+    if (!err)
+        err = learn_on(device, comm, job);
+    dp_device_close(device);
     return err;
 }
 
@@ -291,6 +307,39 @@ static void every_layout_learns_the_same(void **state)
             assert_same(&expected, &curve);
         }
     }
+}
+
+/* ---- on devices ------------------------------------------------------------------------------- */
+
+static const char *no_cuda; /* why there is no simulated CUDA */
+
+static const char *const devices[] = {"host:2", "cuda"};
+
+/* Without NCCL: pipelines whose messages go by the host. */
+static bool on_cuda(const struct layout *l)
+{
+    return !no_cuda && l->replicas == 1 && l->sums == DP_SUMS_ALL;
+}
+
+/* Norms are added up in another order. */
+static void a_device_learns_what_the_host_learns(void **state)
+{
+    (void)state;
+    for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
+        const struct curve expected = run((struct job){.model = model, .layout = one});
+        for (int i = -1; i < LAYOUTS; i++)
+            for (int d = 0; d < 2; d++) {
+                const struct layout layout = i < 0 ? one : layouts[i];
+                if (d == 1 && !on_cuda(&layout))
+                    continue;
+                printf("model %d, layout %d, %s\n", model, i, devices[d]);
+                const struct curve curve = run((struct job){
+                    .model = model, .layout = layout, .device = devices[d], .loads = i % 2});
+                assert_same(&expected, &curve);
+            }
+    }
+    if (no_cuda)
+        skip_because(no_cuda);
 }
 
 /* However the data comes, wherever the model is cut, and with a parameter that stays as it was. */
@@ -369,27 +418,55 @@ static bool is_there(const char *folder, const char *step)
     return !access(path, F_OK);
 }
 
+/* Two steps of the one, and what is left by the other. */
+static void go_on(const struct curve *expected, struct job first, struct job then)
+{
+    char folder[SCRATCH_LEN];
+
+    make_folder(folder);
+    first.folder = then.folder = folder;
+    first.stop = 2;
+    struct curve before = run(first);
+    const struct curve after = run(then);
+    memcpy(before.losses + 2, after.losses + 2, 2 * sizeof(double));
+    memcpy(before.norms + 2, after.norms + 2, 2 * sizeof(double));
+    before.held_out = after.held_out;
+    memcpy(before.values, after.values, sizeof(before.values));
+    assert_same(expected, &before);
+    assert_true(!is_there(folder, "step-000002") && is_there(folder, "step-000003") &&
+                is_there(folder, "step-000004"));
+    remove_folder(folder);
+}
+
 static void what_one_layout_saves_another_goes_on_from(void **state)
 {
     (void)state;
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
         const struct curve expected = run((struct job){.model = model, .layout = one});
-        for (int i = 0; i < LAYOUTS; i++) {
-            char folder[SCRATCH_LEN];
-            make_folder(folder);
-            struct curve before = run(
-                (struct job){.model = model, .layout = layouts[i], .folder = folder, .stop = 2});
-            const struct curve after =
-                run((struct job){.model = model, .layout = layouts[(i + 5) % LAYOUTS],
-                                 .folder = folder});
-            memcpy(before.losses + 2, after.losses + 2, 2 * sizeof(double));
-            memcpy(before.norms + 2, after.norms + 2, 2 * sizeof(double));
-            before.held_out = after.held_out;
-            memcpy(before.values, after.values, sizeof(before.values));
-            assert_same(&expected, &before);
-            assert_true(!is_there(folder, "step-000002") && is_there(folder, "step-000003") &&
-                        is_there(folder, "step-000004"));
-            remove_folder(folder);
+        for (int i = 0; i < LAYOUTS; i++)
+            go_on(&expected, (struct job){.model = model, .layout = layouts[i]},
+                  (struct job){.model = model, .layout = layouts[(i + 5) % LAYOUTS]});
+    }
+}
+
+static void what_a_device_saves_another_goes_on_from(void **state)
+{
+    static const struct {
+        int layouts[2];
+        const char *devices[2];
+    } rows[] = {{{3, 11}, {"cuda", NULL}}, {{12, 3}, {NULL, "cuda"}}, {{0, 5}, {"cuda", "cuda"}}};
+
+    (void)state;
+    if (no_cuda)
+        skip_because(no_cuda);
+    for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
+        const struct curve expected = run((struct job){.model = model, .layout = one});
+        for (int i = 0; i < 3; i++) {
+            struct job jobs[2];
+            for (int k = 0; k < 2; k++)
+                jobs[k] = (struct job){.model = model, .layout = layouts[rows[i].layouts[k]],
+                                       .device = rows[i].devices[k]};
+            go_on(&expected, jobs[0], jobs[1]);
         }
     }
 }
@@ -575,9 +652,12 @@ static int rank_hears_of_it(struct dp_comm *comm, void *arg)
 static void a_failed_layer_is_named_on_every_rank(void **state)
 {
     (void)state;
-    for (int i = 0; i < LAYOUTS; i++) {
+    for (int i = 0; i < 2 * LAYOUTS; i++) {
         struct curve curve;
-        struct job job = {.layout = layouts[i], .fail_layer = 6, .fail_mb = 6, .curve = &curve};
+        struct job job = {.layout = layouts[i % LAYOUTS], .fail_layer = 6, .fail_mb = 6,
+                          .curve = &curve, .device = i < LAYOUTS ? NULL : "cuda"};
+        if (job.device && !on_cuda(&job.layout))
+            continue;
         if (comm_on_threads(job.layout.ranks * job.layout.replicas, timeout_ns, rank_hears_of_it,
                             &job))
             fail_msg("layout %d", i);
@@ -644,6 +724,10 @@ static void what_cannot_be_is_refused_by_name(void **state)
     struct dp_trainer_config c;
     const struct dp_trainer_config good = config_of(&(struct job){.layout = one});
 
+    struct dp_device *dev = NULL;
+    if (!no_cuda)
+        assert_int_equal(dp_device_open("cuda", &dev), 0);
+
 #define REFUSED(change, sentence)                                                                  \
     do {                                                                                           \
         test_model_init(&m, MODEL_TIED);                                                           \
@@ -655,6 +739,22 @@ static void what_cannot_be_is_refused_by_name(void **state)
     } while (0)
     REFUSED(c.rows = 0, "rows: 0");
     REFUSED(c.rows = 7, "microbatches: 8");
+    REFUSED(c.nccl = true, "nccl: set, expected a device of CUDA");
+    if (dev) {
+        REFUSED(c.device = dev; c.offload.parameters = true, "offload.parameters: on a device of CUDA");
+        REFUSED(c.device = dev; c.optimizer.kind = DP_OPTIMIZER_ACCUM_ADAM,
+                "accum-adam of 32 bits on a device");
+        c = good;
+        c.device = dev;
+        test_model_init(&m, MODEL_TIED); /* with losses for the host's memory */
+        test_model_use_device(&m, dev);
+        m.model.loss = dp_loss_cross_entropy();
+        assert_int_equal(dp_trainer_new(&c, &m.model, NULL, &t), 0);
+        assert_true(with_batch(t, &(struct job){.model = MODEL_TIED}, 0, NULL, NULL) < 0);
+        assert_non_null(strstr(dp_last_error(), "expected a loss with kernels of its own"));
+        dp_trainer_free(t);
+        dp_device_close(dev);
+    }
     REFUSED(c.replicas = 2, "replicas: 2");
     REFUSED(c.clip = NAN, "clip");
     REFUSED(c.offload.parameters = true; c.offload.device_bytes = 100,
@@ -798,14 +898,17 @@ static void a_setting_that_cannot_be_is_refused_by_name(void **state)
 
 int main(void)
 {
+    no_cuda = use_sim_cuda();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_environment_sets_a_config),
         cmocka_unit_test(a_setting_that_cannot_be_is_refused_by_name),
         cmocka_unit_test(every_layout_learns_the_same),
+        cmocka_unit_test(a_device_learns_what_the_host_learns),
         cmocka_unit_test(loaders_cuts_and_frozen_parameters_change_no_number),
         cmocka_unit_test(uneven_micro_batches_count_by_their_rows),
         cmocka_unit_test(replicas_that_mix_learn_the_same_in_every_pipeline),
         cmocka_unit_test(what_one_layout_saves_another_goes_on_from),
+        cmocka_unit_test(what_a_device_saves_another_goes_on_from),
         cmocka_unit_test(replicas_that_mix_go_on_as_they_were),
         cmocka_unit_test(a_checkpoint_of_another_model_is_refused_on_every_rank),
         cmocka_unit_test(a_model_larger_than_the_device_learns_the_same),

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trainer_models.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define W MODEL_WIDTH
@@ -28,98 +29,261 @@ static void see(struct test_range *seen, const DLTensor *tensor)
     seen->high = seen->high > at ? seen->high : at;
 }
 
-static int forward(void *user, const struct dp_layer_call *c, const DLTensor *in, DLTensor *out)
-{
-    const struct test_layer *l = user;
-    const float *x = in->data, *w = c->values[0].data, *b = c->values[1].data;
-    const int64_t rows = in->shape[0];
-    const struct areas at = areas_of(c, rows);
-    float *y = out->data;
-    int err = 0;
+/* What is computed in one call: on the host at once, on a device in the order of its stream, when the call
+ * and its tensors are gone. */
+struct work {
+    void (*run)(struct work *w);
+    const struct test_layer *layer;
+    struct dp_batch_norm *norm;
+    enum dp_batch_norm_mode norm_mode;
+    int mb, err;
+    int64_t rows;
+    struct areas at;
+    const float *x, *values[4], *dy, *popped, *more;
+    float *y, *stash, *grads[4], *dx, *d_popped;
+    bool weighs; /* backward: what weight does, too */
+};
 
+static void carry_out(void *work)
+{
+    struct work *w = work;
+
+    w->run(w);
+    free(w);
+}
+
+static int start(const struct dp_layer_call *c, const struct work *w)
+{
+    struct dp_device_stream *stream;
+    struct work *own;
+
+    if (!w->layer->device) {
+        struct work now = *w;
+        now.run(&now);
+        return now.err;
+    }
+    int err = dp_device_stream_wrap(w->layer->device, c->stream, &stream);
+    if (err)
+        return err;
+    own = malloc(sizeof(*own));
+    if (own)
+        *own = *w;
+    err = own ? dp_device_call(stream, carry_out, own) : DP_ENOMEM;
+    if (err)
+        free(own);
+    dp_device_stream_free(stream);
+    return err;
+}
+
+static struct work work_of(void (*run)(struct work *w), const struct test_layer *l,
+                           const struct dp_layer_call *c, int64_t rows)
+{
+    struct work w = {.run = run, .layer = l, .rows = rows, .mb = c->mb_global, .at = areas_of(c, rows)};
+
+    if (l->norm)
+        w.norm = c->norms[0];
+    w.norm_mode = !c->training ? DP_BATCH_NORM_EVALUATE
+                  : c->again   ? DP_BATCH_NORM_RECOMPUTE
+                               : DP_BATCH_NORM_TRAIN;
     see(l->seen, &c->values[0]);
-    if (l->fail_mb == c->mb_global + 1)
-        return dp_callback_error(DP_EIO, "it was to fail at micro-batch %d", c->mb_global);
-    for (int64_t r = 0; r < rows; r++)
+    see(l->seen, &c->grads[0]);
+    see(l->seen, &c->grads[1]);
+    for (int i = 0; i < (l->norm ? 4 : 2); i++) {
+        w.values[i] = c->values[i].data;
+        w.grads[i] = c->grads[i].data;
+    }
+    return w;
+}
+
+static void run_forward(struct work *w)
+{
+    const struct test_layer *l = w->layer;
+    float *y = w->y;
+
+    for (int64_t r = 0; r < w->rows; r++)
         for (int o = 0; o < W; o++) {
-            float sum = b[o];
+            float sum = w->values[1][o];
             for (int i = 0; i < W; i++)
-                sum += x[r * W + i] * w[i * W + o];
+                sum += w->x[r * W + i] * w->values[0][i * W + o];
             y[r * W + o] = sum;
         }
     if (l->norm)
-        err = dp_batch_norm_forward(c->norms[0],
-                                    !c->training ? DP_BATCH_NORM_EVALUATE
-                                    : c->again   ? DP_BATCH_NORM_RECOMPUTE
-                                                 : DP_BATCH_NORM_TRAIN,
-                                    c->mb_global, rows, y, c->values[2].data, c->values[3].data, y,
-                                    at.xhat, at.rstd);
-    for (int64_t i = 0; i < rows * W && !l->plain && !err; i++) {
-        at.mask[i] = y[i] > 0;
-        y[i] = x[i] + (y[i] > 0 ? y[i] : 0);
+        w->err = dp_batch_norm_forward(w->norm, w->norm_mode, w->mb, w->rows, y, w->values[2],
+                                       w->values[3], y, w->at.xhat, w->at.rstd);
+    for (int64_t i = 0; i < w->rows * W && !l->plain && !w->err; i++) {
+        w->at.mask[i] = y[i] > 0;
+        y[i] = w->x[i] + (y[i] > 0 ? y[i] : 0);
     }
-    if (l->pop && !err) {
+    for (int64_t i = 0; w->popped && !w->err && i < w->rows * W; i++)
+        y[i] += w->popped[i];
+    if (w->stash && !w->err)
+        memcpy(w->stash, y, (size_t)(w->rows * W) * sizeof(float));
+}
+
+static int forward(void *user, const struct dp_layer_call *c, const DLTensor *in, DLTensor *out)
+{
+    const struct test_layer *l = user;
+    struct work w = work_of(run_forward, l, c, in->shape[0]);
+
+    if (l->fail_mb == c->mb_global + 1)
+        return dp_callback_error(DP_EIO, "it was to fail at micro-batch %d", c->mb_global);
+    w.x = in->data;
+    w.y = out->data;
+    if (l->pop) {
         const DLTensor *more = dp_layer_pop(c, l->pop);
-        for (int64_t i = 0; more && i < rows * W; i++)
-            y[i] += ((const float *)more->data)[i];
+        w.popped = more ? more->data : NULL;
     }
-    if (l->stash && !err)
-        memcpy(dp_layer_stash(c, l->stash)->data, y, (size_t)(rows * W) * sizeof(float));
-    return err;
+    if (l->stash)
+        w.stash = dp_layer_stash(c, l->stash)->data;
+    return start(c, &w);
+}
+
+static void run_weight(struct work *w)
+{
+    float *dw = w->grads[0], *db = w->grads[1];
+
+    for (int o = 0; o < W; o++)
+        for (int i = -1; i < (dw ? W : 0); i++) { /* no gradient is wanted of one that is frozen */
+            float sum = 0;
+            for (int64_t r = 0; r < w->rows; r++)
+                sum += w->at.d[r * W + o] * (i < 0 ? 1 : w->x[r * W + i]);
+            *(i < 0 ? &db[o] : &dw[i * W + o]) += sum;
+        }
+    if (w->norm)
+        dp_batch_norm_weight(w->norm, w->rows, w->at.d_norm, w->at.xhat, w->grads[2], w->grads[3]);
 }
 
 static int weight(void *user, const struct dp_layer_call *c)
 {
-    const struct test_layer *l = user;
-    const float *x = c->in->data;
-    const int64_t rows = c->in->shape[0];
-    const struct areas at = areas_of(c, rows);
-    float *dw = c->grads[0].data, *db = c->grads[1].data;
+    struct work w = work_of(run_weight, user, c, c->in->shape[0]);
 
-    see(l->seen, &c->grads[0]);
-    see(l->seen, &c->grads[1]);
-    for (int o = 0; o < W; o++)
-        for (int i = -1; i < (dw ? W : 0); i++) { /* no gradient is wanted of one that is frozen */
-            float sum = 0;
-            for (int64_t r = 0; r < rows; r++)
-                sum += at.d[r * W + o] * (i < 0 ? 1 : x[r * W + i]);
-            *(i < 0 ? &db[o] : &dw[i * W + o]) += sum;
+    w.x = c->in->data;
+    return start(c, &w);
+}
+
+static void run_backward(struct work *w)
+{
+    const bool plain = w->layer->plain;
+    float dy[64 * W];
+
+    for (int64_t i = 0; i < w->rows * W; i++) {
+        dy[i] = w->dy[i] + (w->more ? w->more[i] : 0);
+        w->at.d[i] = plain ? dy[i] : dy[i] * w->at.mask[i];
+    }
+    if (w->d_popped)
+        memcpy(w->d_popped, dy, (size_t)(w->rows * W) * sizeof(float));
+    if (w->norm) {
+        memcpy(w->at.d_norm, w->at.d, (size_t)(w->rows * W) * sizeof(float));
+        dp_batch_norm_backward(w->norm, w->rows, w->at.d_norm, w->values[2], w->at.xhat, w->at.rstd,
+                               w->at.d);
+    }
+    for (int64_t r = 0; w->dx && r < w->rows; r++)
+        for (int i = 0; i < W; i++) {
+            float sum = plain ? 0 : dy[r * W + i];
+            for (int o = 0; o < W; o++)
+                sum += w->at.d[r * W + o] * w->values[0][i * W + o];
+            w->dx[r * W + i] = sum;
         }
-    if (l->norm)
-        dp_batch_norm_weight(c->norms[0], rows, at.d_norm, at.xhat, c->grads[2].data,
-                             c->grads[3].data);
-    return 0;
+    if (w->weighs)
+        run_weight(w);
 }
 
 static int backward(void *user, const struct dp_layer_call *c, const DLTensor *gout, DLTensor *gin,
                     enum dp_backward_mode mode)
 {
     const struct test_layer *l = user;
-    const int64_t rows = gout->shape[0];
-    const struct areas at = areas_of(c, rows);
-    const float *more = l->stash ? dp_layer_stash_gradient(c, l->stash)->data : NULL;
-    const float *w = c->values[0].data;
-    float *dx = gin->data, dy[64 * W];
+    struct work w = work_of(run_backward, l, c, gout->shape[0]);
 
-    for (int64_t i = 0; i < rows * W; i++) {
-        dy[i] = ((const float *)gout->data)[i] + (more ? more[i] : 0);
-        at.d[i] = l->plain ? dy[i] : dy[i] * at.mask[i];
-    }
+    w.x = c->in->data;
+    w.dy = gout->data;
+    w.dx = gin->data;
+    w.weighs = mode == DP_BACKWARD_FULL;
+    if (l->stash)
+        w.more = dp_layer_stash_gradient(c, l->stash)->data;
     if (l->pop)
-        memcpy(dp_layer_pop_gradient(c, l->pop)->data, dy, (size_t)(rows * W) * sizeof(float));
-    if (l->norm) {
-        memcpy(at.d_norm, at.d, (size_t)(rows * W) * sizeof(float));
-        dp_batch_norm_backward(c->norms[0], rows, at.d_norm, c->values[2].data, at.xhat, at.rstd, at.d);
-    }
-    for (int64_t r = 0; dx && r < rows; r++)
-        for (int i = 0; i < W; i++) {
-            float sum = l->plain ? 0 : dy[r * W + i];
-            for (int o = 0; o < W; o++)
-                sum += at.d[r * W + o] * w[i * W + o];
-            dx[r * W + i] = sum;
-        }
-    return mode == DP_BACKWARD_FULL ? weight(user, c) : 0;
+        w.d_popped = dp_layer_pop_gradient(c, l->pop)->data;
+    return start(c, &w);
 }
+
+/* ---- the losses of model.h, whose tensors are in a device's memory that the host reaches ------------- */
+
+struct loss_work {
+    const struct dp_loss_ops *ops;
+    struct dp_stage_call call;
+    DLTensor out, labels, gout;
+    int64_t shapes[2][2];
+    double *values, scale; /* values NULL: the gradient */
+};
+
+static void run_loss(void *work)
+{
+    struct loss_work *w = work;
+    int32_t count;
+
+    if (w->values)
+        w->ops->loss(NULL, &w->call, &w->out, &w->labels, w->values, 1, &count);
+    else
+        w->ops->loss_backward(NULL, &w->call, &w->out, &w->labels, w->scale, &w->gout);
+    free(w);
+}
+
+static DLTensor reached(const DLTensor *t, int64_t *shape)
+{
+    DLTensor out = *t;
+
+    memcpy(shape, t->shape, (size_t)t->ndim * sizeof(*shape));
+    out.shape = shape;
+    out.device = (DLDevice){kDLCPU, 0};
+    return out;
+}
+
+static int queue_loss(const struct test_model *m, const struct dp_stage_call *call,
+                      const DLTensor *out, const DLTensor *labels, double *values, double scale,
+                      const DLTensor *gout)
+{
+    struct dp_device_stream *stream;
+    struct loss_work *w = malloc(sizeof(*w));
+    int err = w ? dp_device_stream_wrap(m->users[0].device, call->stream, &stream) : DP_ENOMEM;
+
+    if (err)
+        return err;
+    *w = (struct loss_work){.ops = m->loss, .call = *call, .values = values, .scale = scale};
+    w->out = reached(out, w->shapes[0]);
+    w->labels = reached(labels, w->shapes[1]);
+    w->gout = w->out;
+    if (gout)
+        w->gout.data = gout->data;
+    err = dp_device_call(stream, run_loss, w);
+    dp_device_stream_free(stream);
+    return err;
+}
+
+static int device_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                       const DLTensor *labels, double *values, int32_t max, int32_t *count)
+{
+    (void)max;
+    *count = 1;
+    return queue_loss(user, call, out, labels, values, 0, NULL);
+}
+
+static int device_loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                                const DLTensor *labels, double scale, DLTensor *gout)
+{
+    return queue_loss(user, call, out, labels, NULL, scale, gout);
+}
+
+void test_model_use_device(struct test_model *m, struct dp_device *device)
+{
+    static const struct dp_loss_ops ops = {device_loss, device_loss_backward};
+
+    for (int i = 0; i < MODEL_LAYERS; i++)
+        m->users[i].device = device;
+    m->loss = m->model.loss;
+    m->model.loss = &ops;
+    m->model.loss_user = m;
+}
+
+/* ---- models ---------------------------------------------------------------------------------- */
 
 static const struct dp_layer_ops ops = {forward, backward, weight};
 static const struct dp_layer_ops whole_ops = {forward, backward, NULL};

@@ -10,6 +10,7 @@
 #define DP_TESTS_TRAINER_MODELS_H
 
 #include <dualpipe/batch_norm.h>
+#include <dualpipe/device.h>
 #include <dualpipe/model.h>
 
 enum { MODEL_WIDTH = 6, MODEL_LAYERS = 8 };
@@ -30,6 +31,7 @@ struct test_layer {
     bool norm, plain; /* plain: y = x W + b */
     const char *stash, *pop;
     struct test_range *seen; /* of all calls; NULL: not wanted */
+    struct dp_device *device; /* whose memory the tensors are in; NULL: the host */
     int fail_mb; /* forward fails at this micro-batch, counted from 1; 0: never */
 };
 
@@ -42,9 +44,12 @@ struct test_model {
     struct dp_layer_skip skips[2];
     struct dp_border rows, labels;
     struct dp_batch_norm_config norm;
+    const struct dp_loss_ops *loss; /* on a device: that of the host, which it carries out */
 };
 
 /* What it refers to is in *m, which must stay where it is. */
 void test_model_init(struct test_model *m, enum model_kind kind);
+/* Its layers and loss compute in the device's streams: a simulated one, whose memory the host reaches. */
+void test_model_use_device(struct test_model *m, struct dp_device *device);
 
 #endif

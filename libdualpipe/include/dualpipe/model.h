@@ -9,8 +9,16 @@
  * layers, cut by the trainer; the tensors between layers of one stage, and everything that has to
  * last from the forward to the backward, are the library's.
  *
- * Tensors are DLPack's DLTensor, contiguous (strides NULL) and 256-byte aligned; the model's inputs and
- * labels are the caller's own.
+ * Tensors are DLPack's DLTensor, contiguous (strides NULL) and 256-byte aligned, in the memory of the
+ * trainer's device (dp_trainer_config.device); the model's inputs and labels are the caller's own, or,
+ * where those are in other memory, copies of them.
+ *
+ * On a device of CUDA a callback queues its work in call->stream and returns: the work begins behind
+ * that of every call before it, nothing on the host waits for it, and the memory that the call points
+ * to (not the call and its DLTensors) stays until it is done. A loss is queued, too, and writes its
+ * value to `values`, which is in the device's memory; *count is written at once. A program keeps its
+ * kernels (dp_device_kernel_find) with the layer's user. dp_batch_norm_forward and its like compute in
+ * the host's memory.
  */
 #ifndef DUALPIPE_MODEL_H
 #define DUALPIPE_MODEL_H
@@ -45,7 +53,7 @@ struct dp_layer_call {
     void *save_input;         /* from forward to backward */
     void *save_weight;        /* from backward to the weight part */
     void *scratch;            /* during this call, contents undefined */
-    void *stream;             /* CUDA: queue the work there; host: NULL */
+    void *stream;             /* CUDA: the CUstream to queue the work in; host: NULL */
     struct dp_random_key random; /* of (seed, step, layer, mb_global), the same in each call. For several
                                   * streams: dp_random_key(random.key, step, place, mb_global) */
     struct dp_batch_norm *const *norms; /* [norm_count] */
@@ -134,7 +142,8 @@ static inline struct dp_border dp_rows(DLDataType dtype, int64_t width)
 /* Losses that many models have. Squares: half the sum of squares of out - label, a mean over rows; both
  * of one tensor of float32 or float64 and of the same shape. Cross-entropy: of logits [..., classes] in
  * float32 or float64 and labels [...] that are classes, in uint8, int32 or int64; a mean over labels, in
- * nats. DP_EMISMATCH for other tensors, DP_EINVAL for a label that is no class. */
+ * nats. DP_EMISMATCH for other tensors, DP_EINVAL for a label that is no class, DP_EUNSUPPORTED on a
+ * device of CUDA. */
 DP_PUBLIC const struct dp_loss_ops *dp_loss_squares(void);
 DP_PUBLIC const struct dp_loss_ops *dp_loss_cross_entropy(void);
 

@@ -79,6 +79,16 @@ struct dp_trainer_config {
     int32_t order_blocks;           /* of fixed_order (pipeline.h), of all replicas: a power of two; 0:
                                      * the fewest that this layout takes, at least 2 */
     uint64_t seed;
+    /* Where stages compute; NULL: on the host. On one of CUDA parameters, gradients, the optimizer's
+     * state and all that layers are given (model.h) are in its memory, updates and norms are computed
+     * there, and the host waits for the end of a step only. Batches may be in the host's memory. The
+     * device stays open. stream: of it, in which all is queued; NULL: one of the trainer's. */
+    struct dp_device *device;
+    struct dp_device_stream *stream;
+    bool nccl; /* messages, sums and mixing go from GPU to GPU by NCCL (nccl.h), and every kernel is
+                * launched by a step on zeros before. Without it a pipeline's messages go by the host's
+                * memory, and a device has neither replicas nor shards: DP_EUNSUPPORTED, as are
+                * offload, accumulating optimizers, and checkpoints of replicas that mix there */
     struct {
         bool parameters;            /* values, gradients and the optimizer's state live on the host; of
                                      * layers at work they are on the device, too */

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trainer/place.h"
+
+#include "base/fail.h"
+#include "base/tensor.h"
+
+#include <stdlib.h>
+
+enum { ALIGNMENT = 256 };
+static const int64_t timeout_ns = INT64_C(600000000000);
+
+struct place {
+    struct dp_device *dev;
+    struct dp_device_stream *stream;
+    struct dp_device_event *event;
+    bool owns_dev, owns_stream, apart; /* apart: the host does not reach its memory */
+};
+
+int place_new(struct dp_device *dev, struct dp_device_stream *stream, struct place **out)
+{
+    struct place *p = calloc(1, sizeof(*p));
+    int err = p ? 0 : dp_fail(DP_ENOMEM, "no memory for a place to train");
+
+    if (err)
+        return err;
+    *p = (struct place){.dev = dev, .stream = stream, .owns_dev = !dev, .owns_stream = !stream};
+    if (!dev)
+        err = dp_device_host_open(0, &p->dev);
+    if (!err)
+        p->apart = !dp_device_host_accessible(p->dev);
+    if (!err && !stream)
+        err = dp_device_stream_new(p->dev, DP_PRIORITY_NORMAL, &p->stream);
+    if (!err)
+        err = dp_device_event_new(p->dev, &p->event);
+    if (err)
+        place_free(p);
+    else
+        *out = p;
+    return err;
+}
+
+void place_free(struct place *p)
+{
+    if (!p)
+        return;
+    dp_device_event_free(p->event);
+    if (p->owns_stream)
+        dp_device_stream_free(p->stream);
+    if (p->owns_dev)
+        dp_device_close(p->dev);
+    free(p);
+}
+
+struct dp_device *place_device(const struct place *p)
+{
+    return p->apart ? p->dev : NULL;
+}
+
+struct dp_device_stream *place_stream(const struct place *p)
+{
+    return p->apart ? p->stream : NULL;
+}
+
+DLDevice place_dl(const struct place *p)
+{
+    return dp_device_dl(p->dev);
+}
+
+bool place_has(const struct place *p, const DLTensor *t)
+{
+    const DLDevice dl = dp_device_dl(p->dev);
+
+    return t->device.device_type == dl.device_type && t->device.device_id == dl.device_id;
+}
+
+int place_alloc(struct place *p, enum dp_memory where, size_t bytes, void **out)
+{
+    void *memory;
+    int err = dp_device_alloc(p->dev, where, bytes, &memory);
+
+    if (err)
+        return err;
+    *out = memory;
+    return dp_device_zero(p->stream, memory, bytes);
+}
+
+void place_release(struct place *p, enum dp_memory where, void *memory)
+{
+    dp_device_free(p->dev, where, memory);
+}
+
+int place_copy(struct place *p, void *to, const void *from, size_t bytes)
+{
+    return dp_device_copy(p->stream, to, from, bytes);
+}
+
+static size_t bytes_of(const DLTensor *t)
+{
+    return (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t);
+}
+
+int place_zero_gradients(struct place *p, const struct dp_parameter *list, int32_t count)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < count && !err; i++)
+        if (!(list[i].flags & DP_PARAMETER_FROZEN))
+            err =
+                dp_device_zero(p->stream, dp_tensor_address(list[i].grad), bytes_of(list[i].grad));
+    return err;
+}
+
+int place_wait(struct place *p)
+{
+    const int err = dp_device_event_record(p->event, p->stream);
+
+    return err ? err : dp_device_event_wait(p->event, timeout_ns);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static bool is_apart(const struct place *p, const struct dp_named_tensor *t)
+{
+    return p->apart && place_has(p, &t->tensor);
+}
+
+int place_bring(struct place *p, struct dp_named_tensor *list, int32_t count, bool read,
+                struct place_copies *out)
+{
+    void *memory = NULL;
+    size_t bytes = 0;
+    int err = 0;
+
+    *out = (struct place_copies){.count = count};
+    for (int32_t i = 0; i < count; i++)
+        bytes += is_apart(p, &list[i]) ? aligned(bytes_of(&list[i].tensor)) : 0;
+    if (!bytes)
+        return 0;
+    out->there = calloc((size_t)count, sizeof(*out->there));
+    if (!out->there)
+        return dp_fail(DP_ENOMEM, "no memory for copies of %d tensors", count);
+    err = dp_device_alloc(p->dev, DP_MEMORY_PINNED, bytes, &memory);
+    char *at = out->memory = err ? NULL : memory;
+    for (int32_t i = 0; i < count && !err; i++) {
+        DLTensor *t = &list[i].tensor;
+        if (!is_apart(p, &list[i]))
+            continue;
+        out->there[i] = dp_tensor_address(t);
+        if (read)
+            err = place_copy(p, at, out->there[i], bytes_of(t));
+        t->data = at;
+        t->byte_offset = 0;
+        t->device = (DLDevice){kDLCPU, 0};
+        at += aligned(bytes_of(t));
+    }
+    const int waited = place_wait(p); /* also after an error: what is queued writes to memory */
+    return err ? err : waited;
+}
+
+int place_put_back(struct place *p, const struct dp_named_tensor *list,
+                   const struct place_copies *copies)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < copies->count && copies->memory && !err; i++)
+        if (copies->there[i])
+            err = place_copy(p, copies->there[i], list[i].tensor.data, bytes_of(&list[i].tensor));
+    const int waited = copies->memory ? place_wait(p) : 0;
+    return err ? err : waited;
+}
+
+void place_copies_free(struct place *p, struct place_copies *copies)
+{
+    if (copies->memory)
+        place_release(p, DP_MEMORY_PINNED, copies->memory);
+    free(copies->there);
+    *copies = (struct place_copies){0};
+}
