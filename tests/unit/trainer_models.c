@@ -62,6 +62,8 @@ static int start(const struct dp_layer_call *c, const struct work *w)
         now.run(&now);
         return now.err;
     }
+    if (w->layer->waits && w->layer->waits())
+        return dp_callback_error(DP_ESTATE, "the host has waited, before all was queued");
     int err = dp_device_stream_wrap(w->layer->device, c->stream, &stream);
     if (err)
         return err;
