@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * net.h - the net plugin without NCCL's versions: connections in one direction between two ranks,
- * over libdualpipe's wires. Errors are ours (dualpipe.h); net_v6.c ... net_v12.c translate.
+ * over libdualpipe's wires. Errors are ours (dualpipe.h); versions.c translates.
  *
  *      receiver                                  sender
  *      listen -> handle   -- by NCCL's means -->  connect, connect ... -> comm

@@ -3,7 +3,7 @@
  * tuner.h - what all versions of the tuner share: a communicator's tuner, and a question of NCCL's
  * put to it.
  *
- *      NCCL                  tuner_v1.c ... tuner_v6.c        tuner.c            dualpipe/tuning.h
+ *      NCCL                  versions.c                       tuner.c            dualpipe/tuning.h
  *      ncclTunerPlugin_vN -> arguments of that version -> what NCCL allows -> rules, table
  *
  * All ranks of a communicator must give the same answer, or they hang. So an answer depends on what

@@ -8,7 +8,7 @@
 #include "scratch.h"
 #include "verbs_pair.h"
 
-#include "nccl-plugin/net/calls.h"
+#include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/net/placement.h"
 #include "nccl-plugin/verbs/load.h"
 #include "nccl-plugin/verbs/mlx5.h"
@@ -546,13 +546,16 @@ static void both_ways_of_a_device_may_be_offered(void **state)
     dpn_ibv.query_device = ibv_query_device;
 }
 
+extern const struct ncclNet_v9 ncclNetPlugin_v9;
+extern const struct ncclNet_v12 ncclNetPlugin_v12;
+
 static int force_flush_of(int dev)
 {
     struct ncclNetProperties_v12 props;
     struct ncclNetProperties_v9 older;
 
-    assert_int_equal(dpn_properties_v12(dev, &props), ncclSuccess);
-    assert_int_equal(dpn_properties_v9(dev, &older), ncclSuccess);
+    assert_int_equal(ncclNetPlugin_v12.getProperties(dev, &props), ncclSuccess);
+    assert_int_equal(ncclNetPlugin_v9.getProperties(dev, &older), ncclSuccess);
     assert_int_equal(older.forceFlush, props.forceFlush);
     return props.forceFlush;
 }
