@@ -49,7 +49,7 @@ class Pool:
     def __init__(self, size, folder):
         # Ranks are forked from a process that has imported torch and begun no thread.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "libdualpipe"])
+        context.set_forkserver_preload(["torch.distributed.pipelining", "libdualpipe"])
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()

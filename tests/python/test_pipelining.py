@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedules of torch.distributed.pipelining against torch's own."""
+"""The schedules of torch.distributed.pipelining against torch's own, in the ways that torch's tests
+of several processes use them."""
 import copy
+import inspect
 
 import models
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import microbatch
 from torch.distributed.pipelining import schedules as torchs
 
+import libdualpipe
 from libdualpipe.compat import pipelining
+from libdualpipe.compat.pipelining import PipelineStage
 
 COUNT, WIDTH = 8, 8
 INDICES = {"GPipe": lambda rank, size: [rank], "1F1B": lambda rank, size: [rank],
-           "InterleavedZeroBubble": lambda rank, size: [rank],
+           "InterleavedZeroBubble": lambda rank, size: [rank, rank + size],
+           "LoopedBFS": lambda rank, size: [rank, rank + size],
            "Interleaved1F1B": lambda rank, size: [rank, rank + size],
            "ZBVZeroBubble": lambda rank, size: [rank, 2 * size - 1 - rank],
            "DualPipeV": lambda rank, size: [rank, 2 * size - 1 - rank]}
-MANY = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+MANY = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 
 class Layer(torch.nn.Module):
@@ -53,7 +59,7 @@ def equals_torchs(rank, size, name):
     losses, out, evaluated = run(pipelining, name, ours, indices, size, *ends)
     their_losses, their_out, _ = run(torchs, name, theirs, indices, size, *ends)
     for a, b in zip(models.grads(*ours), models.grads(*theirs)):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+        assert torch.equal(a, b)
     assert (out is None) == (not ends[1]) and len(losses) == (COUNT if ends[1] else 0)
     if ends[1]:
         assert all(torch.equal(a, b) for a, b in zip(losses, their_losses))
@@ -73,3 +79,250 @@ def stages_are_elsewhere(rank, size):
 
 def test_stages_in_another_order_are_refused(ranks):
     ranks(4, stages_are_elsewhere)
+
+
+# ---- orders of one's own, and files ----
+
+CPU = torch.device("cpu")
+BATCH = (torch.linspace(-1, 1, 2 * COUNT * WIDTH).view(-1, WIDTH),
+         torch.linspace(1, 0, 2 * COUNT * WIDTH).view(-1, WIDTH))
+
+
+def plain(total):
+    """All layers, after a step of the whole model, and its losses."""
+    torch.manual_seed(7)
+    layers = [Layer() for _ in range(total)]
+    x, target = BATCH
+    losses, out = models.plain(layers, x, target, COUNT, F.mse_loss, 1 / COUNT)
+    return layers, losses, out
+
+
+def fresh(layers, indices):
+    made = [copy.deepcopy(layers[i]) for i in indices]
+    for layer in made:
+        layer.zero_grad()
+    return made, [PipelineStage(layer, i, len(layers), CPU) for layer, i in zip(made, indices)]
+
+
+def step(schedule, stages, **more):
+    """(losses, output) of a step on BATCH."""
+    x, target = BATCH
+    losses = []
+    first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
+    out = schedule.step(*((x, ) if first else ()),
+                        **({"target": target, "losses": losses} if last else {}), **more)
+    return losses, out
+
+
+def equals_plain(layers, made, indices, losses, results, out):
+    for i, layer in zip(indices, made):
+        for a, b in zip(models.grads(layer), models.grads(layers[i])):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    if results:
+        torch.testing.assert_close(torch.stack(results).detach(), losses)
+        torch.testing.assert_close(torch.cat([out]).detach(), BATCH_OUT[0])
+
+
+BATCH_OUT = []
+
+
+def own_orders(rank, size, folder):
+    layers, losses, out = plain(2 * size)
+    BATCH_OUT[:] = [out]
+    indices = [rank, 2 * size - 1 - rank]
+
+    class VShaped(pipelining.PipelineScheduleMulti):
+        """As the schedules in torch's tests: a list of its own, stages in a V."""
+        def __init__(self, stages, n_microbatches, loss_fn):
+            super().__init__(stages, n_microbatches, loss_fn)
+            action, order = torchs._Action.from_str, {}
+            for r in range(size):
+                one = [r, 2 * size - 1 - r]
+                order[r] = [action(f"{s}F{m}") for m in range(COUNT) for s in one]
+                order[r] += [None] + [action(f"{s}B{m}") for m in range(COUNT) for s in one[::-1]]
+            self.pipeline_order = order
+            self._validate_and_set_stage_mapping(order)
+
+    made, stages = fresh(layers, indices[::-1])  # in any order
+    own = VShaped(stages, COUNT, F.mse_loss)
+    for _ in range(2):
+        [layer.zero_grad() for layer in made]
+        results, got = step(own, stages)
+        equals_plain(layers, made, indices[::-1], losses, results, got)
+    for name, these in (("ZBVZeroBubble", indices), ("Interleaved1F1B", [rank, rank + size]),
+                        ("InterleavedZeroBubble", [rank, rank + size])):
+        made, stages = fresh(layers, these)
+        torchs_own = getattr(torchs, "Schedule" + name)(stages, COUNT, F.mse_loss)
+        for kind in ("compute_only", "compute_comms"):
+            path = f"{folder}/{name}-{kind}-{rank}.csv"
+            torchs_own._dump_csv(path, kind)
+            made, stages = fresh(layers, these)
+            runtime = pipelining._PipelineScheduleRuntime(stages, COUNT, F.mse_loss)
+            runtime._load_csv(path, kind)
+            results, got = step(runtime, stages)
+            equals_plain(layers, made, these, losses, results, got)
+    with open(f"{folder}/wrong{rank}.csv", "w") as file:
+        file.write("\n".join(["0F0,0F1"] * size))
+    with pytest.raises(AssertionError):
+        runtime._load_csv(f"{folder}/wrong{rank}.csv")
+
+
+def test_orders_of_ones_own_and_of_files(ranks, tmp_path):
+    ranks(2, own_orders, str(tmp_path))
+
+
+# ---- arguments, results, errors ----
+
+
+class Named(torch.nn.Module):
+    """Of keywords, with two outputs and a parameter that is not used."""
+    def __init__(self):
+        super().__init__()
+        self.layer, self.unused = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(1, 1)
+
+    def forward(self, x, y=None):
+        x = self.layer(x)
+        return x if y is None else x + y
+
+
+class Split(torch.nn.Module):
+    wrong = None
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        if self.wrong and torch.is_grad_enabled():
+            raise self.wrong
+        return self.layer(x), x.sum(1)
+
+
+def loss_of_two(out, target, factor=1.0):
+    return (F.mse_loss(out[0], target) + out[1].square().mean()) * factor
+
+
+def arguments(rank, size):
+    x, target = BATCH
+    torch.manual_seed(3)
+    layers = [Named(), Split()]
+    whole = copy.deepcopy(layers)
+    stage = PipelineStage(layers[rank], rank, size, CPU)
+    schedule = pipelining.Schedule1F1B(stage, COUNT, loss_of_two)
+    for a, y, t in zip(x.chunk(COUNT), (2 * x).chunk(COUNT), target.chunk(COUNT)):
+        (loss_of_two(whole[1](whole[0](a, y=y)), t) / COUNT).backward()
+    given = {"y": 2 * x} if rank == 0 else {"target": target, "losses": (losses := [])}
+    out = schedule.step(*([x] if rank == 0 else []), **given)
+    for a, b in zip(models.grads(layers[rank]), models.grads(whole[rank])):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b)
+    if rank == 1:
+        assert len(losses) == COUNT and out[0].shape == x.shape and out[1].shape == (2 * COUNT, )
+    before = copy.deepcopy(models.grads(layers[rank]))
+    evaluated = schedule.eval(*([x] if rank == 0 else []), **given)
+    for a, b in zip(models.grads(layers[rank]), before):
+        assert a is b or torch.equal(a, b)
+    if rank == 1:
+        assert torch.equal(evaluated[0], out[0]) and len(losses) == COUNT
+    forward_only = pipelining._ScheduleForwardOnly(stage, COUNT)
+    kept = forward_only.step(*([x] if rank == 0 else []), **({"y": 2 * x} if rank == 0 else {}))
+    assert rank == 0 or torch.equal(kept[1], out[1])
+    with pytest.raises(RuntimeError, match="does not support loss"):
+        forward_only.step(losses=[])
+    if "arg_mbs" in inspect.signature(torchs.Schedule1F1B.step).parameters:
+        again = schedule.step(return_outputs=False, loss_kwargs={"factor": 2.0}, **(
+            {"arg_mbs": [(a, ) for a in x.chunk(COUNT)],
+             "kwarg_mbs": [{"y": y} for y in (2 * x).chunk(COUNT)]} if rank == 0 else
+            {"target_mbs": list(target.chunk(COUNT)), "losses": (twice := [])}))
+        assert again is None
+        if rank == 1:
+            torch.testing.assert_close(torch.stack(twice), 2 * torch.stack(losses))
+        with torch.no_grad(), pytest.raises(RuntimeError, match="Please call eval"):
+            schedule.step()
+    for wrong in (ZeroDivisionError("of this rank"), KeyboardInterrupt()):
+        layers[1].wrong = wrong
+        with pytest.raises(type(wrong) if rank == 1 else libdualpipe.DualpipeError) as caught:
+            schedule.step(*([x] if rank == 0 else []), **given)
+        assert rank == 1 or (caught.value.rank, caught.value.op) == (1, "forward")
+    layers[1].wrong = None
+    with pytest.raises(TypeError if rank == 1 else libdualpipe.DualpipeError, match="target"):
+        schedule.step(*([x] if rank == 0 else []), **(given if rank == 0 else {}))
+    schedule.step(*([x] if rank == 0 else []), **given)
+
+
+def test_arguments_results_and_errors(ranks):
+    ranks(2, arguments)
+
+
+class Traced(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        x = self.first(x)
+        pipelining.pipe_split()
+        return self.second(x)
+
+
+def torchs_own_steps(rank, size):
+    """Stages that torch traced, and custom functions."""
+    x, target = BATCH
+    torch.manual_seed(1)
+    module = Traced()
+    whole = copy.deepcopy(module)
+    pipe = pipelining.pipeline(module, (x.chunk(COUNT)[0], ))
+    stage = pipe.build_stage(rank, CPU)
+    schedule = pipelining.ScheduleGPipe(stage, COUNT, F.mse_loss)
+    _, out = step(schedule, [stage])
+    F.mse_loss(whole.second(whole.first(x)), target).backward()
+    for name, p in pipe.get_stage_module(rank).named_parameters():
+        torch.testing.assert_close(p.grad, whole.get_parameter(name).grad)
+    layers, losses, wanted = plain(2 * size)
+    BATCH_OUT[:] = [wanted]
+    indices = [rank, 2 * size - 1 - rank]
+    made, stages = fresh(layers, indices)
+    schedule = pipelining.get_schedule_class("zbvzerobubble")(stages, COUNT, F.mse_loss)
+    assert type(schedule) is pipelining.ScheduleZBVZeroBubble
+    seen = []
+    if hasattr(schedule, "register_custom_function"):
+        schedule.register_custom_function(torchs._ComputationType.RESHARD,
+                                          lambda action, ctx: seen.append(action))
+    results, out = step(schedule, stages)
+    equals_plain(layers, made, indices, losses, results, out)
+    dist.barrier()
+
+
+def test_what_the_library_does_not_run_torch_does(ranks):
+    ranks(2, torchs_own_steps)
+
+
+def test_the_other_names_are_torchs():
+    for name in ("_CustomReducer", "_Replicate", "sum_reducer", "split_args_kwargs_into_chunks",
+                 "merge_chunks", "TensorChunkSpec"):
+        assert getattr(pipelining, name) is getattr(microbatch, name)
+    assert pipelining._Action is torchs._Action
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        pipelining.nothing
+    with pytest.raises(ValueError):
+        pipelining.get_schedule_class("nothing")
+
+
+def without_torchs(rank, size):
+    """A torch that lacks a class: the library's list."""
+    saved, torchs.ScheduleDualPipeV = torchs.ScheduleDualPipeV, None
+    try:
+        ours = pipelining._own("ScheduleDualPipeV", "dualpipev")
+    finally:
+        torchs.ScheduleDualPipeV = saved
+    layers, losses, out = plain(2 * size)
+    BATCH_OUT[:] = [out]
+    indices = [rank, 2 * size - 1 - rank]
+    made, stages = fresh(layers, indices)
+    results, out = step(ours(stages, COUNT, F.mse_loss), stages)
+    equals_plain(layers, made, indices, losses, results, out)
+
+
+def test_a_class_that_torch_lacks_is_ours(ranks):
+    ranks(2, without_torchs)

@@ -75,7 +75,6 @@ class Batch:
         self.criterion: Optional[Callable[..., torch.Tensor]] = None  # criterion(*outputs, *labels)
         # Gradients of the outputs, which the backward begins with instead of a loss.
         self.out_grads: Optional[Sequence[Tensors]] = None
-        self.grad_scale = 1.0  # what the backward of a loss begins with
         self.keep_outputs = False
         self.rows: Sequence[int] = ()  # of each micro-batch, where they differ
         self.losses: Dict[int, torch.Tensor] = {}  # results, by micro-batch
@@ -259,9 +258,7 @@ class Stage:
         """Where a backward begins."""
         live, batch = self.live.pop(call.mb), self.batch
         if self.last and batch.out_grads is None:
-            loss = batch.losses[call.mb]
-            scale = batch.grad_scale
-            return live, [loss], [None if scale == 1 else torch.full_like(loss, scale)]
+            return live, [batch.losses[call.mb]], [None]
         given = batch.out_grads[call.mb] if self.last and batch.out_grads is not None else \
             [self.here(self.views.of(gout[i])) for i in range(len(live.outs))]
         pairs = [(out, grad) for out, grad in zip(live.outs, given)

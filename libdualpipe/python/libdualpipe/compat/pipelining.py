@@ -2,18 +2,23 @@
 """torch.distributed.pipelining: its schedule classes by their names, over torch's own
 PipelineStage.
 
-    from libdualpipe.compat.pipelining import Schedule1F1B
+    from libdualpipe.compat.pipelining import PipelineStage, Schedule1F1B
 
-Not here yet: lists from a CSV (_PipelineScheduleRuntime), and stages of FSDP or DDP.
+A class is torch's with steps that the library takes: orders, arguments, checks, how batches are cut
+and merged, and scaled gradients are torch's, also those of a subclass with an order of its own or
+of _PipelineScheduleRuntime with a CSV file. What is not here is torch's own. So are steps of stages
+that torch has traced, that have a weight part of their own (dw_builder), or that FSDP or DDP has
+wrapped, and steps of a schedule with custom functions.
 
 Source: torch.distributed.pipelining.schedules, 2.6 to 2.15.
 """
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
-import torch
 import torch.distributed as dist
-from torch.distributed.pipelining.microbatch import (TensorChunkSpec, merge_chunks,
-                                                     split_args_kwargs_into_chunks)
+from torch import nn
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage, microbatch, schedules
+from torch.nn.parallel import DistributedDataParallel
 
 from .._group import comm_of
 from .._pipeline import Pipeline, Schedule
@@ -21,140 +26,160 @@ from .._shapes import borders_of
 from .._stage import Batch
 
 __all__ = [
-    "ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble",
-    "ScheduleZBVZeroBubble", "ScheduleDualPipeV", "TensorChunkSpec", "merge_chunks",
-    "split_args_kwargs_into_chunks"
+    "PipelineScheduleMulti", "PipelineScheduleSingle", "PipelineStage", "Schedule1F1B",
+    "ScheduleDualPipeV", "ScheduleGPipe", "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble", "ScheduleLoopedBFS", "ScheduleZBVZeroBubble",
+    "TensorChunkSpec", "get_schedule_class", "merge_chunks", "split_args_kwargs_into_chunks"
 ]
 
+COMPUTES = ("FORWARD", "FULL_BACKWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "OVERLAP_F_B")
+ARGUMENTS = ("arg_mbs", "kwarg_mbs", "target_mbs", "losses", "return_outputs", "loss_kwargs")
 
-class _Schedule:
-    """The stages of this rank under a schedule.
 
-    stage             a PipelineStage, or a list of them in the order of their indices
-    n_microbatches    of a step
-    loss_fn           loss = loss_fn(output, target)
-    args_chunk_spec, kwargs_chunk_spec, output_merge_spec  as split_args_kwargs_into_chunks and
-                      merge_chunks take them
-    scale_grads       gradients are those of the mean of the micro-batches' losses
-    """
+def __getattr__(name: str) -> Any:
+    for module in (schedules, microbatch, pipelining):
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    kind = ""
 
-    def __init__(self,
-                 stage: Any,
-                 n_microbatches: int,
-                 loss_fn: Optional[Callable[..., torch.Tensor]] = None,
-                 args_chunk_spec: Optional[Tuple[Any, ...]] = None,
-                 kwargs_chunk_spec: Optional[Dict[str, Any]] = None,
-                 output_merge_spec: Union[Dict[str, Any], Tuple[Any, ...], None] = None,
-                 scale_grads: bool = True) -> None:
-        stages = list(stage) if isinstance(stage, (list, tuple)) else [stage]
-        self._stages, self._loss_fn = stages, loss_fn
-        self._n_microbatches, self.scale_grads = n_microbatches, scale_grads
-        self._args_spec, self._kwargs_spec = args_chunk_spec, kwargs_chunk_spec
-        self._output_spec, self._has_backward = output_merge_spec, loss_fn is not None
-        self._group = stages[0].group or dist.distributed_c10d._get_default_group()
-        self._check(stages)
-        self._pipelines: Dict[bool, Pipeline] = {}
+def _is_plain(stage: Any) -> bool:
+    """Whether a module is all that a stage is."""
+    return (isinstance(stage, PipelineStage) and getattr(stage, "dw_builder", None) is None
+            and not isinstance(stage.submod, DistributedDataParallel)
+            and not type(stage.submod).__name__.startswith("FSDP"))
 
-    def _check(self, stages: Sequence[Any]) -> None:
-        size, count = self._group.size(), len(stages)
-        if stages[0].num_stages != size * count:
-            raise ValueError(f"{stages[0].num_stages} stages on {size} ranks with {count} each, "
-                             f"expected {size * count}")
 
-    def _pipeline(self, args: Sequence[Any], kwargs: Dict[str, Any], trains: bool) -> Pipeline:
-        if trains not in self._pipelines:
-            modules = [stage.submod for stage in self._stages]
-            virtual = len(modules) if self.kind == "interleaved" else 0
-            schedule = Schedule(self.kind,
-                                self._group.size(),
-                                self._n_microbatches,
-                                forward_only=not trains,
-                                virtual_stages=virtual)
-            indices = [slot.stage for slot in schedule.slots(self._group.rank())]
-            if indices != [stage.stage_index for stage in self._stages]:
-                raise ValueError(f"stages {[stage.stage_index for stage in self._stages]} on rank "
-                                 f"{self._group.rank()}, expected {indices}")
-            borders, _ = borders_of(self._group, schedule, modules, [args], kwargs)
-            self._pipelines[trains] = Pipeline(comm_of(self._group),
-                                               schedule,
-                                               modules,
-                                               borders,
-                                               split="graph")
-        return self._pipelines[trains]
+class _Runs:
+    """Before a class of torch's: its steps are the library's. An exception of a stage or of the
+    loss keeps its type on its rank; DualpipeError elsewhere."""
 
-    def step(self,
-             *args: Any,
-             target: Any = None,
-             losses: Optional[List[torch.Tensor]] = None,
-             return_outputs: bool = True,
-             **kwargs: Any) -> Any:
-        """Take a step. args, kwargs: the whole batch, on the first stage's rank. target, losses: on
-        the last one's; losses receives those of the micro-batches. Returns the outputs there,
-        unless return_outputs is off; None elsewhere. Without a loss_fn, or without gradients, it is
-        an evaluation."""
-        count = self._n_microbatches
-        batch = Batch()
-        parts: Tuple[Any, Any] = ([()] * count, [{}] * count)
-        if args or kwargs:
-            parts = split_args_kwargs_into_chunks(args, kwargs, count, self._args_spec,
-                                                  self._kwargs_spec)
-        trains = self._has_backward and torch.is_grad_enabled()
-        pipeline = self._pipeline(parts[0][0], parts[1][0], trains)
-        batch.inputs, batch.kwargs = parts
-        if target is not None:
-            batch.labels = [(part, ) for part in torch.tensor_split(target, count)]
-            batch.criterion = self._loss_fn
-        batch.grad_scale = 1.0 / count if self.scale_grads else 1.0
+    kind = ""  # of the library's, where torch has no list of operations
+    _pipelines: Dict[bool, Pipeline]
+
+    def _step_microbatches(self: Any, *args: Any, **kwargs: Any) -> None:
+        stages = self._stages if hasattr(self, "_stages") else [self._stage]
+        if getattr(self, "_comp_type_to_function_map", None) or not all(map(_is_plain, stages)):
+            super()._step_microbatches(*args, **kwargs)  # type: ignore[misc]
+            return
+        given = {**dict(zip(ARGUMENTS, args)), **kwargs}
+        if self.kind == "forward" and (given["target_mbs"], given["losses"]) != (None, None):
+            raise RuntimeError("Forward-only schedule does not support loss computation")
+        group = stages[0].group or dist.distributed_c10d._get_default_group()
+        with comm_of(group).call():
+            self._take(group, stages, **given)
+
+    def _take(self: Any,
+              group: Any,
+              stages: Sequence[Any],
+              arg_mbs: Optional[List[Any]] = None,
+              kwarg_mbs: Optional[List[Any]] = None,
+              target_mbs: Optional[List[Any]] = None,
+              losses: Optional[List[Any]] = None,
+              return_outputs: bool = True,
+              loss_kwargs: Optional[Dict[str, Any]] = None) -> None:
+        trains = self._has_backward and self.kind != "forward"
+        batch, last = Batch(), next((stage for stage in stages if stage.is_last), None)
+        batch.inputs, batch.kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         batch.keep_outputs = return_outputs
+        pipeline = self._pipeline_of(group, stages, batch, trains)
+        if last is not None and self._loss_fn is not None:
+            if target_mbs is not None:
+                batch.labels = [(target, ) for target in target_mbs]
+                batch.criterion = self._criterion(loss_kwargs)
+            elif trains:
+                raise TypeError("target is None, expected that of the batch")
         pipeline.step(batch)
-        if losses is not None:
-            losses[:] = [batch.losses[i] for i in sorted(batch.losses)]
-        outputs = [batch.outputs[i] for i in sorted(batch.outputs)]
-        return merge_chunks(outputs, self._output_spec) if outputs else None
+        if last is not None:
+            last.output_chunks = [batch.outputs[mb] for mb in sorted(batch.outputs)]
+            self._internal_losses = [batch.losses[mb] for mb in sorted(batch.losses)]
+            self._update_losses(stages, losses)
+        for stage in stages if trains and self.scale_grads else ():
+            stage.scale_grads(self._n_microbatches)
 
-    def eval(self,
-             *args: Any,
-             target: Any = None,
-             losses: Optional[List[torch.Tensor]] = None,
-             **kwargs: Any) -> Any:
-        """The forwards of a step alone."""
-        with torch.no_grad():
-            return self.step(*args, target=target, losses=losses, **kwargs)
+    def _criterion(self: Any, loss_kwargs: Optional[Dict[str, Any]]) -> Callable[..., Any]:
+        """Of the stage's outputs and a target."""
+        more = (loss_kwargs, ) if loss_kwargs else ()
+
+        def loss_of(*both: Any) -> Any:
+            output = both[0] if len(both) == 2 else both[:-1]
+            return self._compute_loss(output, both[-1], *more)
+
+        return loss_of
+
+    def _pipeline_of(self: Any, group: Any, stages: Sequence[Any], batch: Batch,
+                     trains: bool) -> Pipeline:
+        """The pipeline, made by the first step of its kind."""
+        pipelines = self.__dict__.setdefault("_pipelines", {})
+        order = getattr(self, "pipeline_order_with_comms", None) or self.pipeline_order \
+            if not self.kind else None
+        if pipelines.get("order") is not order:  # another list has been loaded
+            pipelines.clear()
+            pipelines["order"] = order
+        if trains not in pipelines:
+            if self.kind:
+                kind = "gpipe" if self.kind == "forward" else self.kind
+                schedule = Schedule(kind, group.size(), self._n_microbatches,
+                                    forward_only=not trains)
+            else:
+                schedule = Schedule.from_csv("\n".join(map(_row, order.values())))
+                schedule = schedule if trains else schedule.forward()
+            by_index = {stage.stage_index: stage.submod for stage in stages}
+            indices = [slot.stage for slot in schedule.slots(group.rank())]
+            if sorted(indices) != sorted(by_index):
+                raise ValueError(f"stages {sorted(by_index)} on rank {group.rank()}, "
+                                 f"expected {sorted(indices)}")
+            modules: List[nn.Module] = [by_index[index] for index in indices]
+            borders, _ = borders_of(group, schedule, modules, [batch.inputs[0]], batch.kwargs[0])
+            pipelines[trains] = Pipeline(comm_of(group), schedule, modules, borders, split="graph")
+        return pipelines[trains]
 
 
-class ScheduleGPipe(_Schedule):
-    """All forwards, then all backwards."""
-
-    kind = "gpipe"
-
-
-class Schedule1F1B(_Schedule):
-    """One forward and one backward in turns."""
-
-    kind = "1f1b"
+def _row(actions: Sequence[Any]) -> str:
+    """A rank's computes as torch writes them."""
+    return ",".join(
+        str(action) for action in actions
+        if action is not None and action.computation_type.name in COMPUTES)
 
 
-class ScheduleInterleaved1F1B(_Schedule):
-    """1F1B over several stages of each rank: r, r + P ..."""
+def _own(name: str, kind: str = "") -> Any:
+    """Torch's class of that name over the library; where torch has none, the library's kind."""
+    base = getattr(schedules, name, None)
+    if base is not None:
+        single = issubclass(base, schedules.PipelineScheduleSingle)
+        members = {"kind": kind} if single else {}
+        members.update(__doc__=base.__doc__, __module__=__name__)
+        return type(name, (_Runs, base), members)
 
-    kind = "interleaved"
+    def __init__(self: Any, stages: List[Any], n_microbatches: int, *args: Any, **kw: Any) -> None:
+        schedules.PipelineScheduleMulti.__init__(self, stages, n_microbatches, *args, **kw)
+        rows = Schedule(kind, self.pp_group_size, n_microbatches).to_csv().splitlines()
+        self.pipeline_order = {
+            rank: [schedules._Action.from_str(cell) for cell in row.split(",")]
+            for rank, row in enumerate(rows)
+        }
+        self._validate_and_set_stage_mapping(self.pipeline_order)
+
+    return type(name, (_Runs, schedules.PipelineScheduleMulti), {"__init__": __init__})
 
 
-class ScheduleInterleavedZeroBubble(_Schedule):
-    """Weight gradients fill what would be idle. One stage of each rank."""
+PipelineScheduleSingle = schedules.PipelineScheduleSingle
+PipelineScheduleMulti = _own("PipelineScheduleMulti")
+_PipelineScheduleRuntime = _own("_PipelineScheduleRuntime")
+_ScheduleForwardOnly = _own("_ScheduleForwardOnly", "forward")
+ScheduleGPipe = _own("ScheduleGPipe", "gpipe")
+Schedule1F1B = _own("Schedule1F1B", "1f1b")
+ScheduleLoopedBFS = _own("ScheduleLoopedBFS")
+ScheduleInterleaved1F1B = _own("ScheduleInterleaved1F1B", "interleaved")
+ScheduleInterleavedZeroBubble = _own("ScheduleInterleavedZeroBubble", "zb1p")
+ScheduleZBVZeroBubble = _own("ScheduleZBVZeroBubble", "zbv")
+ScheduleDualPipeV = _own("ScheduleDualPipeV", "dualpipev")
 
-    kind = "zb1p"
+TensorChunkSpec = microbatch.TensorChunkSpec
+merge_chunks = microbatch.merge_chunks
+split_args_kwargs_into_chunks = microbatch.split_args_kwargs_into_chunks
 
 
-class ScheduleZBVZeroBubble(_Schedule):
-    """The same over stages r and 2P - 1 - r."""
-
-    kind = "zbv"
-
-
-class ScheduleDualPipeV(_Schedule):
-    """DualPipeV over stages r and 2P - 1 - r."""
-
-    kind = "dualpipev"
+def get_schedule_class(schedule_name: str) -> Any:
+    """The class of that name, in any case. Raises ValueError for another one."""
+    return globals()[schedules.get_schedule_class(schedule_name).__name__]
