@@ -101,7 +101,10 @@ static inline int engine_fail(struct dp_comm *comm, int err)
     if (!err || err == DP_EABORTED || !comm)
         return err;
     snprintf(text, sizeof(text), "%s", dp_last_error());
-    dp_comm_abort(comm, err, text);
+    if (dp_comm_survives(comm))
+        dp_comm_revoke(comm, err, text);
+    else
+        dp_comm_abort(comm, err, text);
     return dp_fail_quietly(err, "%s", text);
 }
 

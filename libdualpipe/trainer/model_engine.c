@@ -128,6 +128,8 @@ static int run(struct engine *base, const struct dp_schedule *s, const struct dp
     struct model_engine *e = (struct model_engine *)base;
     const int64_t rows = batch->rows ? batch->rows : e->rows;
     struct dp_step step = {.schedule = s, .queued = queue_numbers, .queued_user = e};
+    if (!e->pipeline)
+        return 0;
 
     e->trains = !s->forward_only;
     if (e->streamed)
@@ -164,12 +166,16 @@ static int evaluate(struct engine *e, const struct dp_batch *batch, double *loss
 
 static int sum_tied(struct engine *e)
 {
-    return dp_pipeline_sum_tied(((struct model_engine *)e)->pipeline);
+    struct dp_pipeline *pipeline = ((struct model_engine *)e)->pipeline;
+
+    return pipeline ? dp_pipeline_sum_tied(pipeline) : 0;
 }
 
 static int broadcast_tied(struct engine *e)
 {
-    return dp_pipeline_broadcast_tied(((struct model_engine *)e)->pipeline);
+    struct dp_pipeline *pipeline = ((struct model_engine *)e)->pipeline;
+
+    return pipeline ? dp_pipeline_broadcast_tied(pipeline) : 0;
 }
 
 static bool owns(const struct engine *e, int slot, int parameter)
@@ -179,7 +185,10 @@ static bool owns(const struct engine *e, int slot, int parameter)
 
 static void seek(struct engine *e, uint64_t step)
 {
-    dp_pipeline_seek(((struct model_engine *)e)->pipeline, step);
+    struct dp_pipeline *pipeline = ((struct model_engine *)e)->pipeline;
+
+    if (pipeline)
+        dp_pipeline_seek(pipeline, step);
 }
 
 static void engine_free(struct engine *base)
@@ -388,8 +397,10 @@ static int make_pipeline(struct model_engine *e, const struct model_engine_confi
                                                         .order_blocks = config->order_blocks,
                                                         .pinned_sums = e->streamed,
                                                         .first_mb = engine_first_mb(&e->base),
-                                                        .tied_copies = /* each has a shard */
-                                                        config->how->sums == DP_SUMS_SHARDS,
+                                                        .tied_copies = /* each has a shard, or may be
+                                                                        * the last one */
+                                                        config->how->sums == DP_SUMS_SHARDS ||
+                                                        config->how->survive,
                                                         .reduce = reduce,
                                                         .reduce_user = config->reduce_user,
                                                         .recorder = e->base.recorder},
@@ -498,15 +509,15 @@ static int warm(struct model_engine *e, const struct model_engine_config *config
 static int build(struct model_engine *e, const struct model_engine_config *config)
 {
     const struct dp_schedule *s = config->training;
-    int err = make_stages(e, config);
+    int err = config->spare ? 0 : make_stages(e, config);
 
     if (!err)
         err = make_streamed(e, config);
     if (!err)
         err = make_norms(e);
-    if (!err)
+    if (!err && !config->spare)
         err = make_borders(e, config);
-    if (!err)
+    if (!err && !config->spare)
         err = make_numbers(e);
     if (!err)
         err = dp_recorder_new(dp_schedule_count(s, engine_rank(&e->base)), 2, &e->base.recorder);
@@ -518,7 +529,7 @@ static int build(struct model_engine *e, const struct model_engine_config *confi
         err = engine_fail(config->all, warm(e, config));
     if (!err && config->how->nccl && config->comm)
         err = engine_fail(config->all, open_links(e, config));
-    if (!err)
+    if (!err && !config->spare)
         err = engine_fail(config->all, make_pipeline(e, config, e->links ? e->links : config->comm,
                                                      config->reduce));
     return dp_comm_share_error(config->all, err);
@@ -539,7 +550,7 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
                               .microbatches = config->microbatches,
                               .replica = config->replica,
                               .layers = m->model.layer_count,
-                              .comm = config->comm,
+                              .comm = config->spare ? NULL : config->comm,
                               .schedule = config->training,
                               .reduces = config->reduce};
     for (int32_t i = 0; i < m->first[m->model.layer_count]; i++)

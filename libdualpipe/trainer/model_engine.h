@@ -16,6 +16,7 @@ struct model_engine_config {
     const struct dp_schedule *training, *forward;
     const int32_t *first_layer; /* [stages + 1] */
     struct dp_comm *comm;       /* of this replica; NULL: one rank */
+    bool spare;                 /* this rank has no stages, and nothing to do in a step */
     struct dp_comm *all;        /* of all, for errors; NULL: this process is alone */
     struct replica replica;
     struct place *place;

@@ -3,6 +3,7 @@
  * new.c - make a trainer: check what is asked for, the same on all ranks; the grid of ranks, the
  * schedule and the cut of the model that follow; then the parts.
  */
+#include "trainer/agree.h"
 #include "trainer/model_engine.h"
 #include "trainer/signals.h"
 #include "trainer/trainer_state.h"
@@ -60,6 +61,8 @@ static int check_config(const struct dp_trainer_config *c)
     if (c->offload.device_bytes && !c->offload.parameters)
         return dp_fail(DP_EINVAL, "offload.device_bytes: %zu, expected offload.parameters, too",
                        c->offload.device_bytes);
+    if (c->survive && c->sums != DP_SUMS_ALL)
+        return dp_fail(DP_EUNSUPPORTED, "survive: with shards or mixing, expected DP_SUMS_ALL");
     if (c->checkpoint.keep < 0)
         return dp_fail(DP_EINVAL, "checkpoint.keep: %d, expected 0 or more", c->checkpoint.keep);
     if (c->checkpoint.resume && !c->checkpoint.folder)
@@ -110,6 +113,12 @@ static int take_shape(struct dp_trainer *t)
                        "or less",
                        c->microbatches, c->replicas, (long long)c->rows);
     c->schedule.microbatches = c->microbatches / c->replicas;
+    t->given.kind = c->schedule.kind;
+    t->given.ranks = c->schedule.ranks;
+    t->given.replicas = c->replicas;
+    if (c->survive && c->replicas == 1 && c->schedule.kind != DP_SCHEDULE_DUALPIPE)
+        return dp_fail(DP_EINVAL, "survive: with one replica, expected 2 or more, or the schedule "
+                                  "dualpipe, whose mirrors hold the stages of a rank that dies");
     return 0;
 }
 
@@ -141,6 +150,7 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                                (int64_t)c->checkpoint.every,
                                c->checkpoint.resume,
                                c->checkpoint.from != NULL,
+                               c->survive,
                                c->checkpoint.on_signal,
                                c->device && !dp_device_host_accessible(c->device),
                                c->nccl,
@@ -230,14 +240,14 @@ static int make_schedules(struct dp_trainer *t)
 
 /* Every stream of every replica whose gradients are summed holds whole blocks of the fixed order.
  */
-static int take_order(const struct dp_trainer *t, int32_t *own_blocks)
+static int take_order(struct dp_trainer *t)
 {
     const bool mixes = !t->sums.none && t->config.sums == DP_SUMS_MIXING;
     const int32_t replicas = mixes ? 1 : t->config.replicas,
                   least = t->training->streams * replicas;
     int32_t blocks = t->config.order_blocks;
 
-    *own_blocks = 0;
+    t->own_blocks = 0;
     if (!t->config.fixed_order)
         return 0;
     if (replicas & (replicas - 1))
@@ -250,7 +260,8 @@ static int take_order(const struct dp_trainer *t, int32_t *own_blocks)
                        "order_blocks: %d, expected %d, one for each stream of each replica, to "
                        "%d",
                        blocks, least, MAX_BLOCKS);
-    *own_blocks = blocks / replicas;
+    t->config.order_blocks = blocks; /* another layout keeps to it */
+    t->own_blocks = blocks / replicas;
     return 0;
 }
 
@@ -265,17 +276,40 @@ static int make_graph(struct dp_trainer *t)
     return dp_graph_new(&spec, &t->graph);
 }
 
+int trainer_lay_out(struct dp_trainer *t)
+{
+    int err = make_schedules(t);
+
+    if (!err)
+        err = take_order(t);
+    return err ? err : make_graph(t);
+}
+
 /* ---- the parts ------------------------------------------------------------------------------- */
+
+static struct dp_comm *team_of(const struct dp_trainer *t)
+{
+    return t->team ? t->team : t->comm;
+}
+
+/* It has no place in the layout, and waits for one. */
+static bool is_spare(const struct dp_trainer *t)
+{
+    return trainer_rank(t) >= t->config.schedule.ranks * t->config.replicas;
+}
 
 static int make_groups(struct dp_trainer *t)
 {
     const struct dp_comm_axis axes[] = {{"data", t->config.replicas},
                                         {"pipe", t->config.schedule.ranks}};
     struct dp_comm *groups[2];
+    int err = 0;
 
-    if (t->config.replicas == 1)
-        return 0;
-    int err = dp_comm_grid(t->comm, axes, 2, groups);
+    if (t->ranks > t->config.schedule.ranks * t->config.replicas)
+        err = dp_comm_split(t->comm, is_spare(t) ? -1 : 0, 0, &t->team);
+    if (err || t->config.replicas == 1 || is_spare(t))
+        return err;
+    err = dp_comm_grid(team_of(t), axes, 2, groups);
     if (err)
         return err;
     t->data = groups[0];
@@ -283,7 +317,7 @@ static int make_groups(struct dp_trainer *t)
     return 0;
 }
 
-static int make_engine(struct dp_trainer *t, int32_t own_blocks)
+static int make_engine(struct dp_trainer *t)
 {
     const struct replica replica = {.index = t->data ? dp_comm_rank(t->data) : 0,
                                     .count = t->config.replicas,
@@ -295,12 +329,13 @@ static int make_engine(struct dp_trainer *t, int32_t own_blocks)
                                       .training = t->training,
                                       .forward = t->forward,
                                       .first_layer = t->first_layer,
-                                      .comm = t->pipe ? t->pipe : t->comm,
+                                      .comm = t->pipe ? t->pipe : team_of(t),
+                                      .spare = is_spare(t),
                                       .all = t->comm,
                                       .replica = replica,
                                       .place = t->place,
                                       .microbatches = t->config.microbatches,
-                                      .order_blocks = own_blocks,
+                                      .order_blocks = t->own_blocks,
                                       .reduce = t->sums.none ? NULL : &trainer_reduce_ops,
                                       .reduce_user = t},
         &t->engine);
@@ -309,9 +344,9 @@ static int make_engine(struct dp_trainer *t, int32_t own_blocks)
 /* What fails on one rank in the middle of these ends all, which may be waiting for it. */
 static int make_sums(struct dp_trainer *t)
 {
-    const struct sums_config config = {.none = t->sums.none,
+    const struct sums_config config = {.none = t->sums.none || is_spare(t),
                                        .kind = t->config.sums,
-                                       .all = t->comm,
+                                       .all = team_of(t),
                                        .data = t->data,
                                        .graph = t->graph,
                                        .place = t->place,
@@ -320,12 +355,12 @@ static int make_sums(struct dp_trainer *t)
     return trainer_fail(t, sums_init(&t->sums, &config, t->engine));
 }
 
-static int make_parts(struct dp_trainer *t, int32_t own_blocks)
+int trainer_make_parts(struct dp_trainer *t)
 {
     int err = trainer_fail(t, make_groups(t));
 
     if (!err)
-        err = make_engine(t, own_blocks);
+        err = make_engine(t);
     if (!err)
         err = make_sums(t);
     if (err)
@@ -348,6 +383,8 @@ static int make_place(struct dp_trainer *t)
         return dp_fail(DP_EUNSUPPORTED, "replicas or shards on a device: expected nccl");
     if (c->offload.parameters)
         return dp_fail(DP_EUNSUPPORTED, "offload.parameters: on a device of CUDA, expected none");
+    if (c->survive)
+        return dp_fail(DP_EUNSUPPORTED, "survive: on a device of CUDA, expected none");
     if (trainer_mixes(t) && c->checkpoint.folder)
         return dp_fail(DP_EUNSUPPORTED,
                        "checkpoint.folder: of replicas that mix on a device, expected "
@@ -357,7 +394,7 @@ static int make_place(struct dp_trainer *t)
 
 /* What each rank finds out by itself. */
 static int prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
-                   const struct dp_model *model, int32_t *own_blocks)
+                   const struct dp_model *model)
 {
     int err = check_config(config);
 
@@ -368,12 +405,19 @@ static int prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
     if (!err)
         err = model_take(&t->model, model);
     if (!err)
-        err = make_schedules(t);
-    if (!err)
-        err = take_order(t, own_blocks);
-    if (!err)
-        err = make_graph(t);
+        err = trainer_lay_out(t);
     return err ? err : make_place(t);
+}
+
+/* Ranks are known by their numbers here, however many die. */
+static int begin_to_survive(struct dp_trainer *t)
+{
+    t->names = calloc((size_t)t->ranks, sizeof(*t->names));
+    if (!t->names)
+        return dp_fail(DP_ENOMEM, "no memory for a list of %d ranks", t->ranks);
+    for (int i = 0; i < t->ranks; i++)
+        t->names[i] = i;
+    return dp_comm_survives(t->comm) ? 0 : dp_comm_survive(t->comm);
 }
 
 static int compare(struct dp_trainer *t)
@@ -389,7 +433,6 @@ int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model
                    struct dp_comm *comm, struct dp_trainer **out)
 {
     struct dp_trainer *t = calloc(1, sizeof(*t));
-    int32_t own_blocks = 0;
     int err = t ? 0 : dp_fail(DP_ENOMEM, "no memory for a trainer");
 
     if (t) {
@@ -398,17 +441,21 @@ int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model
         if (config->checkpoint.on_signal)
             signals_begin();
         t->watches = config->checkpoint.on_signal;
-        err = prepare(t, config, model, &own_blocks);
+        err = prepare(t, config, model);
     }
     err = dp_comm_share_error(comm, err);
     if (!err)
         err = compare(t);
     if (!err)
-        err = make_parts(t, own_blocks);
+        err = config->survive ? begin_to_survive(t) : 0;
+    if (!err)
+        err = trainer_make_parts(t);
     if (!err && config->checkpoint.resume)
         err = trainer_resume(t, NULL, true);
     if (!err && config->checkpoint.from && !t->saved_step)
         err = trainer_resume(t, config->checkpoint.from, false);
+    if (config->survive && t && t->names) /* none begins where another has not come so far */
+        err = agree_begun(t->comm, err);
     if (err)
         dp_trainer_free(t);
     else
@@ -416,12 +463,8 @@ int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model
     return err;
 }
 
-void dp_trainer_free(struct dp_trainer *t)
+void trainer_free_parts(struct dp_trainer *t)
 {
-    if (!t)
-        return;
-    if (t->watches)
-        signals_end();
     sums_fini(&t->sums);
     for (int i = 0; i < DP_MAX_SLOTS; i++)
         dp_optimizer_free(t->optimizers[i]);
@@ -436,10 +479,39 @@ void dp_trainer_free(struct dp_trainer *t)
     dp_schedule_free(t->forward);
     dp_schedule_free(t->training);
     free(t->first_layer);
-    model_fini(&t->model);
+    free(t->names);
     dp_comm_close(t->pipe);
     dp_comm_close(t->data);
+    dp_comm_close(t->team);
+}
+
+/* What they are another trainer frees. */
+void trainer_clear_parts(struct dp_trainer *t)
+{
+    t->sums = (struct sums){0};
+    memset(t->optimizers, 0, sizeof(t->optimizers));
+    t->engine = NULL;
+    t->norm_values = t->all_values = t->values = NULL;
+    t->in_layer = NULL;
+    t->squares = NULL;
+    t->graph = NULL;
+    t->forward = t->training = NULL;
+    t->first_layer = t->names = NULL;
+    t->pipe = t->data = t->team = NULL;
+}
+
+void dp_trainer_free(struct dp_trainer *t)
+{
+    if (!t)
+        return;
+    if (t->watches)
+        signals_end();
+    trainer_free_parts(t);
     place_free(t->place);
+    if (t->owns_comm)
+        dp_comm_close(t->comm);
+    model_fini(&t->model);
+    free(t->lost);
     free(t->folder);
     free(t->about);
     free(t);

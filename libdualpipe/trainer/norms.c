@@ -38,11 +38,11 @@ static size_t export_len(const struct engine_norm *n)
 
 size_t norms_room(const struct engine *e)
 {
-    size_t most = 0;
+    size_t len = 0;
 
     for (int32_t i = 0; i < e->norm_count; i++)
-        most = export_len(&e->norms[i]) > most ? export_len(&e->norms[i]) : most;
-    return most * (size_t)e->microbatches;
+        len += export_len(&e->norms[i]);
+    return len * (size_t)e->microbatches;
 }
 
 /* A micro-batch went through a layer on one rank: elsewhere its values are zero, so that a sum, in
@@ -59,29 +59,26 @@ static int add_over_ranks(double *values, size_t len, struct dp_comm *comm)
 }
 
 /* Both copies of a stage (DualPipe) note micro-batches of their own stream. */
-static int commit(const struct engine *e, const struct engine_norm *n, struct dp_comm *comm,
-                  double *values)
+int norms_sum(const struct engine *e, struct dp_comm *comm, double *values)
 {
-    const size_t len = export_len(n), all = len * (size_t)e->microbatches;
+    double *at = values;
 
-    memset(values, 0, all * sizeof(*values));
-    for (int mb = 0; mb < e->microbatches && n->norm; mb++)
-        dp_batch_norm_export_of(n->norm, mb, values + (size_t)mb * len);
-    int err = add_over_ranks(values, all, comm);
-    if (!err && n->norm)
-        dp_batch_norm_commit(n->norm, values, e->microbatches);
-    return err;
+    memset(values, 0, norms_room(e) * sizeof(*values));
+    for (int32_t i = 0; i < e->norm_count; i++)
+        for (int mb = 0; mb < e->microbatches; mb++, at += export_len(&e->norms[i]))
+            if (e->norms[i].norm)
+                dp_batch_norm_export_of(e->norms[i].norm, mb, at);
+    return e->norm_count ? add_over_ranks(values, norms_room(e), comm) : 0;
 }
 
-int norms_commit(struct engine *e, struct dp_comm *all, bool used, double *values)
+void norms_commit(const struct engine *e, bool used, const double *values)
 {
-    int err = 0;
-
-    for (int32_t i = 0; i < e->norm_count && !err; i++) {
-        if (used)
-            err = commit(e, &e->norms[i], all, values);
-        else if (e->norms[i].norm)
-            dp_batch_norm_forget(e->norms[i].norm);
+    for (int32_t i = 0; i < e->norm_count; i++) {
+        struct dp_batch_norm *norm = e->norms[i].norm;
+        if (norm && used)
+            dp_batch_norm_commit(norm, values, e->microbatches);
+        else if (norm)
+            dp_batch_norm_forget(norm);
+        values += export_len(&e->norms[i]) * (size_t)e->microbatches;
     }
-    return err;
 }

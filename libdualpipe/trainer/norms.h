@@ -12,9 +12,11 @@
 
 #include "trainer/engine.h"
 
-/* After a step, on every rank of `all`; NULL: alone. used: the step has changed the parameters;
- * otherwise what was noted in it is forgotten. values: norms_room doubles. 0, or errors of comm. */
-int norms_commit(struct engine *e, struct dp_comm *all, bool used, double *values);
+/* After a step, on every rank of `all`, NULL: alone: put together what ranks have noted, in values of
+ * norms_room doubles. 0, or errors of comm. */
+int norms_sum(const struct engine *e, struct dp_comm *all, double *values);
+/* used: the step changes the parameters; otherwise what was noted in it is forgotten. */
+void norms_commit(const struct engine *e, bool used, const double *values);
 size_t norms_room(const struct engine *e);
 
 /* The running statistics as tensors that a checkpoint has: "NAME running_mean", "NAME running_variance",

@@ -149,6 +149,9 @@ static const struct dp_option table[] = {
     {"device-memory", DP_OPTION_BYTES, NULL,
      "how much of the model may be on the device, with --offload", AT(offload.device_bytes),
      .value = "SIZE"},
+    {"survive", DP_OPTION_BOOL, NULL,
+     "go on without ranks that are killed: of replicas that sum, or of --schedule dualpipe",
+     AT(survive)},
     {"mix", DP_OPTION_PARSE, NULL,
      "all-reduce: sum the replicas' gradients; reduce-scatter: the same, each with a share of "
      "the optimizer's state; or average their weights by a graph of 'dualpipe mix'",

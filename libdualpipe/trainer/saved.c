@@ -25,14 +25,7 @@
 
 /* ---- what there is to write ------------------------------------------------------------------ */
 
-struct list {
-    struct dp_named_tensor *tensors;
-    int32_t count;
-    struct norm_tensor *norms; /* what some of tensors refer to */
-    int32_t norm_count;
-};
-
-static void list_free(struct list *l)
+void saved_list_fini(struct saved_list *l)
 {
     free(l->tensors);
     free(l->norms);
@@ -54,13 +47,13 @@ static size_t room_of(const struct dp_trainer *t)
     return room;
 }
 
-static void add_tensor(struct list *l, const char *name, const DLTensor *tensor)
+static void add_tensor(struct saved_list *l, const char *name, const DLTensor *tensor)
 {
     l->tensors[l->count++] = (struct dp_named_tensor){name, *tensor};
 }
 
 /* Copies of tied parameters are read, not written. */
-static void add_values(struct list *l, const struct engine_part *part, bool copies)
+static void add_values(struct saved_list *l, const struct engine_part *part, bool copies)
 {
     for (int32_t i = 0; i < part->count; i++) {
         const struct dp_parameter *p = &part->parameters[i];
@@ -69,7 +62,7 @@ static void add_values(struct list *l, const struct engine_part *part, bool copi
     }
 }
 
-static void add_norm(struct list *l, const struct engine_norm *norm)
+static void add_norm(struct saved_list *l, const struct engine_norm *norm)
 {
     struct norm_tensor *own = &l->norms[l->norm_count];
 
@@ -79,7 +72,7 @@ static void add_norm(struct list *l, const struct engine_norm *norm)
     l->norm_count += NORM_TENSORS;
 }
 
-static void add_state(struct list *l, struct dp_optimizer *o)
+static void add_state(struct saved_list *l, struct dp_optimizer *o)
 {
     const struct dp_named_tensor *state = o ? dp_optimizer_state(o) : NULL;
 
@@ -87,10 +80,10 @@ static void add_state(struct list *l, struct dp_optimizer *o)
         add_tensor(l, state[i].name, &state[i].tensor);
 }
 
-/* What of a slot this rank is the first to hold. all: to be read. */
-static bool is_first(const struct dp_trainer *t, int slot, bool all)
+static bool is_listed(const struct dp_trainer *t, int slot, enum saved_which which)
 {
-    return all || (t->engine->replica.index == 0 && !t->engine->parts[slot].second_copy);
+    return which != SAVED_FIRST ||
+           (t->engine->replica.index == 0 && !t->engine->parts[slot].second_copy);
 }
 
 static int slot_of(const struct dp_trainer *t, const struct engine_norm *norm)
@@ -103,25 +96,25 @@ static int slot_of(const struct dp_trainer *t, const struct engine_norm *norm)
     return slot;
 }
 
-static int list_state(const struct dp_trainer *t, bool all, struct list *l)
+int saved_list_new(const struct dp_trainer *t, enum saved_which which, struct saved_list *l)
 {
     const struct engine *e = t->engine;
     const bool shards = !t->sums.none && t->sums.kind == DP_SUMS_SHARDS;
 
-    *l = (struct list){0};
+    *l = (struct saved_list){0};
     l->tensors = calloc(room_of(t), sizeof(*l->tensors));
     l->norms = calloc((size_t)e->norm_count * NORM_TENSORS + 1, sizeof(*l->norms));
     if (!l->tensors || !l->norms)
         return dp_fail(DP_ENOMEM, "no memory for a list of %zu tensors", room_of(t));
     for (int i = 0; i < e->part_count; i++) {
-        const bool first = is_first(t, i, all);
-        if (first)
-            add_values(l, &e->parts[i], all);
-        if (first || shards)
+        const bool listed = is_listed(t, i, which);
+        if (listed)
+            add_values(l, &e->parts[i], which == SAVED_WANTED);
+        if (listed || shards)
             add_state(l, optimizer_of(t, i));
     }
     for (int32_t i = 0; i < e->norm_count; i++)
-        if (e->norms[i].norm && is_first(t, slot_of(t, &e->norms[i]), all))
+        if (e->norms[i].norm && is_listed(t, slot_of(t, &e->norms[i]), which))
             add_norm(l, &e->norms[i]);
     return 0;
 }
@@ -138,9 +131,9 @@ static int write_own(struct dp_trainer *t, const char *folder, int attempt, int 
     char name[64], path[SAVED_PATH];
     struct saved_mixing mixing = {0};
     struct place_copies copies = {0};
-    struct list l = {0};
+    struct saved_list l = {0};
     struct dp_busy *busy;
-    int err = trainer_mixes(t) ? saved_mixing_list(t, &mixing) : list_state(t, false, &l);
+    int err = trainer_mixes(t) ? saved_mixing_list(t, &mixing) : saved_list_new(t, SAVED_FIRST, &l);
 
     if (!err)
         err = place_bring(t->place, l.tensors, l.count, true, &copies);
@@ -156,7 +149,7 @@ static int write_own(struct dp_trainer *t, const char *folder, int attempt, int 
                   : dp_fail(DP_EINVAL, "%.100s...: the path is too long", folder);
     dp_comm_busy_end(busy);
     place_copies_free(t->place, &copies);
-    list_free(&l);
+    saved_list_fini(&l);
     saved_mixing_fini(&mixing);
     return err;
 }
@@ -259,8 +252,9 @@ static int save(struct dp_trainer *t, const char *dir, int *wrote)
     return err ? err : dp_comm_share_error(t->comm, end_folder(t, dir, folder, attempt, wrote));
 }
 
-int dp_trainer_save(struct dp_trainer *t, const char *dir)
+int trainer_save(struct dp_trainer *t, void *arg)
 {
+    const char *dir = arg;
     int *wrote = calloc((size_t)t->ranks, sizeof(*wrote));
     int err = wrote ? 0 : dp_fail(DP_ENOMEM, "no memory for the files of %d ranks", t->ranks);
 
@@ -308,12 +302,12 @@ static int numbers_of(struct dp_trainer *t, const struct dp_checkpoint *c, const
 static int read_state(struct dp_trainer *t, const struct dp_checkpoint *c)
 {
     struct place_copies copies = {0};
-    struct list l = {0};
+    struct saved_list l = {0};
     int err = 0;
 
     if (trainer_mixes(t))
         return saved_mixing_read(t, c);
-    err = list_state(t, true, &l);
+    err = saved_list_new(t, SAVED_WANTED, &l);
     if (!err)
         err = place_bring(t->place, l.tensors, l.count, false, &copies);
     for (int32_t i = 0; i < l.count && !err; i++)
@@ -321,7 +315,7 @@ static int read_state(struct dp_trainer *t, const struct dp_checkpoint *c)
     if (!err)
         err = place_put_back(t->place, l.tensors, &copies);
     place_copies_free(t->place, &copies);
-    list_free(&l);
+    saved_list_fini(&l);
     return err;
 }
 
@@ -424,7 +418,7 @@ static int make_gathered(const struct dp_trainer *t, struct dp_named_tensor **ou
 }
 
 /* What this rank is the first to hold. */
-static int list_values(const struct dp_trainer *t, struct list *l)
+static int list_values(const struct dp_trainer *t, struct saved_list *l)
 {
     size_t room = 1;
 
@@ -434,12 +428,12 @@ static int list_values(const struct dp_trainer *t, struct list *l)
     if (!l->tensors)
         return dp_fail(DP_ENOMEM, "no memory for a list of %zu tensors", room);
     for (int i = 0; i < t->engine->part_count; i++)
-        if (is_first(t, i, false))
+        if (is_listed(t, i, SAVED_FIRST))
             add_values(l, &t->engine->parts[i], false);
     return 0;
 }
 
-static int move(struct dp_trainer *t, const struct list *has, struct dp_named_tensor *wants,
+static int move(struct dp_trainer *t, const struct saved_list *has, struct dp_named_tensor *wants,
                 int32_t count)
 {
     if (t->comm)
@@ -451,30 +445,26 @@ static int move(struct dp_trainer *t, const struct list *has, struct dp_named_te
     return 0;
 }
 
-int dp_trainer_gather(struct dp_trainer *t, int rank, struct dp_named_tensor **out, int32_t *count)
+int trainer_gather(struct dp_trainer *t, void *arg)
 {
-    struct dp_named_tensor *wants = NULL;
+    struct trainer_gathered *g = arg;
     struct place_copies copies = {0};
-    struct list has = {0};
-    int32_t wanted = 0;
+    struct saved_list has = {0};
     int err = list_values(t, &has);
 
+    *g = (struct trainer_gathered){.rank = g->rank};
     if (!err)
         err = place_bring(t->place, has.tensors, has.count, true, &copies);
-    if (!err && (rank < 0 || rank >= t->ranks))
-        err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, t->ranks - 1);
-    if (!err && trainer_rank(t) == rank)
-        err = make_gathered(t, &wants, &wanted);
+    if (!err && (g->rank < 0 || g->rank >= t->ranks))
+        err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", g->rank, t->ranks - 1);
+    if (!err && trainer_rank(t) == g->rank)
+        err = make_gathered(t, &g->tensors, &g->count);
     err = dp_comm_share_error(t->comm, err);
     if (!err)
-        err = move(t, &has, wants, wanted);
+        err = move(t, &has, g->tensors, g->count);
     place_copies_free(t->place, &copies);
-    list_free(&has);
-    if (err) {
-        dp_trainer_gathered_free(wants);
-        return trainer_fail(t, err);
-    }
-    *out = wants;
-    *count = wanted;
-    return 0;
+    saved_list_fini(&has);
+    if (err)
+        dp_trainer_gathered_free(g->tensors);
+    return err;
 }

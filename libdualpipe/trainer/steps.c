@@ -235,12 +235,13 @@ static int update_slot(struct dp_trainer *t, int slot, const struct dp_mixer_upd
 }
 
 /* All ranks know all norms, so all of them leave out the same steps. */
-static int update(struct dp_trainer *t, bool skipped)
+int trainer_update(struct dp_trainer *t, bool skipped)
 {
     const double scale = dp_clip_factor(norm_of(t, own_column(t)), t->config.clip, 0);
     const struct dp_mixer_update how = {t->rate, skipped ? 1 : scale / loss_scale(t), skipped};
     int err = 0;
 
+    norms_commit(t->engine, !skipped, t->norm_values);
     for (int i = 0; i < t->engine->part_count && !updates_at_once(t) && !err; i++)
         err = update_slot(t, i, &how);
     if (!err)
@@ -261,9 +262,10 @@ static int check_batch(const struct dp_trainer *t, const struct dp_batch *batch,
     return 0;
 }
 
-static int learn(struct dp_trainer *t, const struct dp_batch *batch,
-                 struct dp_trainer_result *result)
+int trainer_learn(struct dp_trainer *t, void *arg)
 {
+    struct trainer_step *step = arg;
+    const struct dp_batch *batch = step->batch;
     int64_t rows = 0;
     int err = check_batch(t, batch, &rows);
 
@@ -288,44 +290,14 @@ static int learn(struct dp_trainer *t, const struct dp_batch *batch,
     if (err)
         return err;
     const double norm = largest_norm(t);
-    *result = (struct dp_trainer_result){.loss = mean_loss(t, rows),
-                                         .norm = norm,
-                                         .rate = t->rate,
-                                         .loss_scale = loss_scale(t),
-                                         .skipped = !isfinite(norm),
-                                         .ending = t->values[t->sums_len - 2] > 0,
-                                         .step = t->next};
-    return norms_commit(t->engine, t->comm, !result->skipped, t->norm_values);
-}
-
-/* ends: it is the first step in which a rank was told to end. */
-static bool is_due(const struct dp_trainer *t, bool ends)
-{
-    const uint64_t every = t->config.checkpoint.every;
-
-    return t->config.checkpoint.folder && (ends || (every && t->next % every == 0));
-}
-
-int dp_trainer_step(struct dp_trainer *t, const struct dp_batch *batch,
-                    struct dp_trainer_result *result)
-{
-    struct dp_trainer_result own;
-    int err = learn(t, batch, &own);
-
-    if (!err)
-        err = update(t, own.skipped);
-    if (err)
-        return trainer_fail(t, err);
-    t->next++;
-    if (t->config.loss_scale.scale > 0)
-        dp_loss_scale_update(&t->config.loss_scale, own.skipped);
-    const bool ends = own.ending && !t->ending;
-    t->ending = own.ending;
-    if (is_due(t, ends))
-        err = dp_trainer_save(t, NULL);
-    if (!err && result)
-        *result = own;
-    return err;
+    step->result = (struct dp_trainer_result){.loss = mean_loss(t, rows),
+                                              .norm = norm,
+                                              .rate = t->rate,
+                                              .loss_scale = loss_scale(t),
+                                              .skipped = !isfinite(norm),
+                                              .ending = t->values[t->sums_len - 2] > 0,
+                                              .step = t->next};
+    return norms_sum(t->engine, t->comm, t->norm_values);
 }
 
 static int evaluate(struct dp_trainer *t, const struct dp_batch *batch, double *loss)
@@ -347,31 +319,14 @@ static int evaluate(struct dp_trainer *t, const struct dp_batch *batch, double *
     return err;
 }
 
-int dp_trainer_evaluate(struct dp_trainer *t, const struct dp_batch *batch, double *loss)
+int trainer_evaluate(struct dp_trainer *t, void *arg)
 {
+    struct trainer_step *step = arg;
     int err = sums_average(&t->sums, true);
 
     if (!err)
-        err = evaluate(t, batch, loss);
-    if (!err)
-        err = sums_revert(&t->sums);
-    return trainer_fail(t, err);
-}
-
-uint64_t dp_trainer_next_step(const struct dp_trainer *t)
-{
-    return t->next;
-}
-
-int dp_trainer_finish(struct dp_trainer *t)
-{
-    int err = 0;
-
-    if (t->config.checkpoint.folder && t->saved_step != t->next)
-        err = dp_trainer_save(t, NULL);
-    if (!err)
-        err = sums_average(&t->sums, false);
-    return trainer_fail(t, err);
+        err = evaluate(t, step->batch, &step->result.loss);
+    return err ? err : sums_revert(&t->sums);
 }
 
 /* ---- making one ------------------------------------------------------------------------------ */

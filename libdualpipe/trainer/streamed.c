@@ -60,8 +60,8 @@ size_t streamed_bytes(const DLTensor *values, int32_t count)
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 /* Tensors of the host to a window, or back; those without data have their place. */
-static int copy(struct dp_device_stream *stream, struct window *w, const DLTensor *host, int32_t count,
-                bool up)
+static int copy(struct dp_device_stream *stream, struct window *w, const DLTensor *host,
+                int32_t count, bool up)
 {
     char *at = w->at;
     int err = 0;
@@ -201,12 +201,14 @@ int streamed_new(size_t bytes, size_t budget, struct streamed **out)
 
     if (budget && budget < least)
         return dp_fail(DP_ENOMEM,
-                       "offload.device_bytes: %zu, expected %zu or more: %d times the values of the "
-                       "largest layer", budget, least, GRADS + LEAST_VALUES);
+                       "offload.device_bytes: %zu, expected %zu or more: %d times the values of "
+                       "the largest layer", budget, least, GRADS + LEAST_VALUES);
     st = calloc(1, sizeof(*st));
     if (!st)
         return dp_fail(DP_ENOMEM, "no memory for streamed layers");
-    st->value_count = fit > MOST_VALUES ? MOST_VALUES : budget ? (int32_t)fit - GRADS : LEAST_VALUES;
+    st->value_count = fit > MOST_VALUES ? MOST_VALUES
+                      : budget          ? (int32_t)fit - GRADS
+                                        : LEAST_VALUES;
     st->values = calloc((size_t)st->value_count, sizeof(*st->values));
     const int err = st->values ? make(st, bytes)
                                : dp_fail(DP_ENOMEM, "no memory for %d windows", st->value_count);

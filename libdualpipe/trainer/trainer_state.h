@@ -13,11 +13,15 @@
 #include "trainer/squares.h"
 #include "trainer/sums.h"
 
+#include <dualpipe/checkpoint.h>
+
 struct dp_trainer {
     struct dp_trainer_config config;
     char *folder, *about; /* copies that config has */
     struct model_info model;
-    struct dp_comm *comm; /* of all ranks; NULL: alone */
+    struct dp_comm *comm; /* of all ranks that live; NULL: alone */
+    bool owns_comm;
+    struct dp_comm *team; /* of those with a place in the layout, where some have none */
     struct dp_comm *pipe, *data;
     struct place *place;
     struct dp_schedule *training, *forward;
@@ -27,6 +31,14 @@ struct dp_trainer {
     struct sums sums;
     struct dp_optimizer *optimizers[DP_MAX_SLOTS]; /* NULL: shards and mixers have their own */
     int ranks;
+    int32_t own_blocks; /* of the fixed order, of this replica */
+    struct {            /* the layout at first */
+        enum dp_schedule_kind kind;
+        int ranks, replicas;
+    } given;
+    int32_t *names, *lost, lost_count; /* [ranks] numbers at first, of those that live; of the others */
+    bool failed;       /* the last agreement said so */
+    uint64_t repeated; /* the last step that was repeated, counted from 1 */
     uint64_t next;  /* step */
     double rate;    /* of this step */
     /* What ranks tell each other after a step: the losses of all micro-batches, then the sum of squared
@@ -47,6 +59,45 @@ extern const struct dp_reduce_ops trainer_reduce_ops;
 /* steps.c: what is left to make when the engine and sums are there. */
 int trainer_make_room(struct dp_trainer *t);
 int trainer_make_optimizers(struct dp_trainer *t);
+
+/* new.c: what follows from the config's P and D; the parts, collective; what these are forgotten by. */
+int trainer_lay_out(struct dp_trainer *t);
+int trainer_make_parts(struct dp_trainer *t);
+void trainer_free_parts(struct dp_trainer *t);
+void trainer_clear_parts(struct dp_trainer *t);
+
+/* steps.c: of a step what comes before parameters change, and its end; an evaluation, as loss. */
+struct trainer_step {
+    const struct dp_batch *batch;
+    struct dp_trainer_result result;
+};
+int trainer_learn(struct dp_trainer *t, void *step);
+int trainer_update(struct dp_trainer *t, bool skipped);
+int trainer_evaluate(struct dp_trainer *t, void *step);
+
+/* saved.c: dp_trainer_save, folder NULL: the config's; dp_trainer_gather. */
+struct trainer_gathered {
+    int rank;
+    struct dp_named_tensor *tensors;
+    int32_t count;
+};
+int trainer_save(struct dp_trainer *t, void *folder);
+int trainer_gather(struct dp_trainer *t, void *gathered);
+
+/* saved.c: tensors by the names that a checkpoint has. */
+enum saved_which {
+    SAVED_FIRST,  /* which this rank is the first of all to hold */
+    SAVED_HELD,   /* all that it holds */
+    SAVED_WANTED  /* and copies of tied parameters */
+};
+struct saved_list {
+    struct dp_named_tensor *tensors;
+    int32_t count;
+    struct norm_tensor *norms; /* what some of tensors refer to */
+    int32_t norm_count;
+};
+int saved_list_new(const struct dp_trainer *t, enum saved_which which, struct saved_list *out);
+void saved_list_fini(struct saved_list *l);
 
 /* saved.c: dp_trainer_resume; optional: where there is no checkpoint nothing changes. */
 int trainer_resume(struct dp_trainer *t, const char *folder, bool optional);

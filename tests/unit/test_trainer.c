@@ -760,6 +760,8 @@ static void what_cannot_be_is_refused_by_name(void **state)
     REFUSED(c.offload.parameters = true; c.offload.device_bytes = 100,
             "offload.device_bytes: 100, expected 4096 or more");
     REFUSED(c.offload.device_bytes = 4096, "offload.device_bytes: 4096, expected offload.parameters");
+    REFUSED(c.survive = true; c.sums = DP_SUMS_SHARDS, "survive: with shards");
+    REFUSED(c.survive = true, "survive: with one replica");
     REFUSED(c.loss_scale.scale = 2, "loss_scale: 2");
     REFUSED(c.order_blocks = 3, "order_blocks: 3");
     REFUSED(c.checkpoint.resume = true, "checkpoint.resume");
@@ -802,6 +804,7 @@ static const struct setting {
     {"checkpoint", "except_last", "some", "one of never, except_last, always"},
     {"offload", "params", "activation", "one of params"},
     {"device-memory", "1.5KiB", "1Q", "a size such as"},
+    {"survive", "true", "maybe", "false or true"},
     {"mix", "one-peer-exp", "all-reduced", "did you mean all-reduce?"},
     {"mix-local", "2", "x", "from 1 to 1024"},
     {"mix-algorithm", "local-sgd", "sgd", "one of d-psgd, local-sgd"},
@@ -866,7 +869,7 @@ static void the_environment_sets_a_config(void **state)
     assert_string_equal(c.checkpoint.folder, "there");
     assert_string_equal(c.checkpoint.from, "here");
     assert_true(c.checkpoint.every == 11 && c.checkpoint.keep == 3 && c.checkpoint.on_signal &&
-                c.offload.parameters && c.offload.device_bytes == 1536 &&
+                c.survive && c.offload.parameters && c.offload.device_bytes == 1536 &&
                 c.loss_scale.scale == 1024 && c.loss_scale.interval == 2000);
     for (int i = 0; i < SETTINGS; i++) {
         name_variable(settings[i].name, variable);

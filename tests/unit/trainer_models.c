@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trainer_models.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,6 +78,12 @@ static int start(const struct dp_layer_call *c, const struct work *w)
     return err;
 }
 
+static void die(struct test_kill *kill, const struct dp_layer_call *c)
+{
+    if (kill && kill->step == c->step && kill->calls && !--kill->calls)
+        raise(SIGKILL);
+}
+
 static struct work work_of(void (*run)(struct work *w), const struct test_layer *l,
                            const struct dp_layer_call *c, int64_t rows)
 {
@@ -87,6 +94,7 @@ static struct work work_of(void (*run)(struct work *w), const struct test_layer 
     w.norm_mode = !c->training ? DP_BATCH_NORM_EVALUATE
                   : c->again   ? DP_BATCH_NORM_RECOMPUTE
                                : DP_BATCH_NORM_TRAIN;
+    die(l->kill, c);
     see(l->seen, &c->values[0]);
     see(l->seen, &c->grads[0]);
     see(l->seen, &c->grads[1]);

@@ -27,9 +27,16 @@ struct test_range {
     const char *low, *high;
 };
 
+/* The process is killed in a call of that step. */
+struct test_kill {
+    uint64_t step;
+    int calls; /* which of them, from 1; 0: none */
+};
+
 struct test_layer {
     bool norm, plain; /* plain: y = x W + b */
     const char *stash, *pop;
+    struct test_kill *kill;  /* of all layers of a rank; NULL: none */
     struct test_range *seen; /* of all calls; NULL: not wanted */
     struct dp_device *device; /* whose memory the tensors are in; NULL: the host */
     int (*waits)(void);       /* how often the host has waited in this step, expected 0; NULL: not asked */

@@ -88,7 +88,9 @@ struct dp_trainer_config {
     bool nccl; /* messages, sums and mixing go from GPU to GPU by NCCL (nccl.h), and every kernel is
                 * launched by a step on zeros before. Without it a pipeline's messages go by the host's
                 * memory, and a device has neither replicas nor shards: DP_EUNSUPPORTED, as are
-                * offload, accumulating optimizers, and checkpoints of replicas that mix there */
+                * offload, survive, accumulating optimizers, and checkpoints of replicas that mix
+                * there */
+    bool survive;                   /* ranks that die are gone on without, see dp_trainer_lost */
     struct {
         bool parameters;            /* values, gradients and the optimizer's state live on the host; of
                                      * layers at work they are on the device, too */
@@ -134,6 +136,7 @@ struct dp_trainer_result {
     double loss_scale; /* 1: none */
     bool skipped;     /* the gradient was not finite: it was not used */
     bool ending;      /* a rank was told to end (checkpoint.on_signal), in this step or before */
+    int32_t lost;     /* ranks that died in this step, which was repeated without them */
     uint64_t step;    /* its number, from 0 */
 };
 
@@ -163,12 +166,25 @@ DP_PUBLIC int dp_trainer_save(struct dp_trainer *trainer, const char *folder);
  * DP_ENOENT: there is none; DP_EMISMATCH: another model's. */
 DP_PUBLIC int dp_trainer_resume(struct dp_trainer *trainer, const char *folder);
 
+/* Which ranks died so far, by their numbers in the comm of dp_trainer_new: a list that lasts until the
+ * next call; returns how many.
+ *
+ * With config.survive a rank that dies in a step, or in another call that all ranks make, ends it on no
+ * other: what cannot be done without it is repeated among those that live, as many replicas as they
+ * make; where that is less than one replica, in a smaller pipeline. Ranks that are left over are spare,
+ * and go on to make the same calls. The state of a stage goes on from any rank that held it: another
+ * replica's, or DualPipe's mirror. Losses are what they would have been. Every rank gives the batch,
+ * since any may have the first stage or the last next time. A rank whose callback has failed has to
+ * leave, and is one that died to the others. DP_ENOENT: a stage is lost; a checkpoint may have it. */
+DP_PUBLIC int dp_trainer_lost(const struct dp_trainer *trainer, const int32_t **ranks);
+
 /* The training is over: replicas that mix become their average, and a checkpoint is written where the
  * config has a folder. Collective. */
 DP_PUBLIC int dp_trainer_finish(struct dp_trainer *trainer);
 
-/* The parameters of the whole model on one rank, in the order of layers, shared and tied ones once:
- * *out[*count], freed by dp_trainer_gathered_free; on other ranks NULL and 0. Collective. */
+/* The parameters of the whole model on one rank of those that live, in the order of layers, shared and
+ * tied ones once: *out[*count], freed by dp_trainer_gathered_free; on other ranks NULL and 0.
+ * Collective. */
 DP_PUBLIC int dp_trainer_gather(struct dp_trainer *trainer, int rank, struct dp_named_tensor **out,
                                 int32_t *count);
 DP_PUBLIC void dp_trainer_gathered_free(struct dp_named_tensor *tensors); /* may be NULL */

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * survive.c - the calls that all ranks make, and how these go on without ranks that die: every stage is
+ * held by several ranks, and what one that lives has of it moves to the layout of those that live.
+ *
+ *      comm        0  1  2  3      P = 2, D = 2
+ *      2 dies:     0  1  .  2      P = 2, D = 1, and one rank that is spare
+ *
+ * All that live agree at the end of every step, before parameters change: either all change them or none
+ * does. So after a death all copies of a stage are of the same step, and what was cut off is repeated.
+ */
+#include "trainer/agree.h"
+#include "trainer/trainer_state.h"
+
+#include "base/fail.h"
+
+#include <dualpipe/pipeline.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* After a part that all ranks carry out. */
+static int agree(struct dp_trainer *t, int err)
+{
+    struct dp_comm *groups[3 + DP_MAX_SLOTS] = {t->team, t->pipe, t->data};
+
+    if (!t->config.survive || t->failed)
+        return err;
+    for (int i = 0; i < DP_MAX_SLOTS; i++)
+        groups[3 + i] = t->sums.slots[i].same;
+    err = agree_all(t->comm, groups, 3 + DP_MAX_SLOTS, err);
+    t->failed = err;
+    return err;
+}
+
+/* ---- the next layout ------------------------------------------------------------------------- */
+
+static bool can_be(const struct dp_trainer *t, int ranks, int replicas)
+{
+    const int own = t->config.microbatches / replicas;
+
+    return t->config.microbatches % replicas == 0 &&
+           !(t->config.fixed_order && replicas & (replicas - 1)) &&
+           (ranks == 1 || t->given.kind != DP_SCHEDULE_DUALPIPE || ranks % 2 == 0) &&
+           (ranks == 1 || t->given.kind != DP_SCHEDULE_INTERLEAVED || own % ranks == 0);
+}
+
+/* As many replicas as there can be; where there is not even one, one of fewer ranks. */
+static void choose_layout(struct dp_trainer *t)
+{
+    struct dp_trainer_config *c = &t->config;
+
+    c->schedule.ranks = t->given.ranks;
+    c->replicas = t->given.replicas;
+    while (c->replicas > 1 && (c->schedule.ranks * c->replicas > t->ranks ||
+                               !can_be(t, c->schedule.ranks, c->replicas)))
+        c->replicas--;
+    while (c->schedule.ranks > t->ranks || !can_be(t, c->schedule.ranks, c->replicas))
+        c->schedule.ranks--;
+    c->schedule.kind = c->schedule.ranks == 1 ? DP_SCHEDULE_GPIPE : t->given.kind;
+    c->schedule.microbatches = c->microbatches / c->replicas;
+    if (c->schedule.ranks != t->given.ranks)
+        c->balance = DP_BALANCE_COST;
+}
+
+/* Numbers of the ranks when the training began. */
+static int exchange_names(struct dp_trainer *t, const struct dp_trainer *old)
+{
+    const int32_t mine = old->names[dp_comm_rank(old->comm)];
+
+    t->names = calloc((size_t)t->ranks, sizeof(*t->names));
+    return t->names ? dp_comm_allgather(t->comm, &mine, t->names, sizeof(mine))
+                    : dp_fail(DP_ENOMEM, "no memory for a list of %d ranks", t->ranks);
+}
+
+static int move_state(struct dp_trainer *t, const struct dp_trainer *old)
+{
+    struct saved_list has = {0}, wants = {0};
+    int err = saved_list_new(old, SAVED_HELD, &has);
+
+    if (!err)
+        err = saved_list_new(t, SAVED_WANTED, &wants);
+    if (!err)
+        err = dp_pipeline_move_state(t->comm, has.tensors, has.count, wants.tensors, wants.count);
+    saved_list_fini(&has);
+    saved_list_fini(&wants);
+    if (!err)
+        trainer_seek(t, t->next);
+    return err;
+}
+
+/* The parts of this rank among those that live, in comm. */
+static int build_again(struct dp_trainer *t, const struct dp_trainer *old, struct dp_comm *comm)
+{
+    trainer_clear_parts(t);
+    t->comm = comm;
+    t->ranks = dp_comm_size(comm);
+    t->failed = false;
+    choose_layout(t);
+    int err = trainer_lay_out(t);
+    if (!err)
+        err = trainer_make_parts(t);
+    if (!err)
+        err = exchange_names(t, old);
+    return err ? err : move_state(t, old);
+}
+
+/* ---- after a death --------------------------------------------------------------------------- */
+
+static int note_losses(struct dp_trainer *t, const struct dp_trainer *old)
+{
+    int32_t *lost = realloc(t->lost, (size_t)(t->lost_count + old->ranks) * sizeof(*lost));
+
+    if (!lost)
+        return dp_fail(DP_ENOMEM, "no memory for a list of lost ranks");
+    t->lost = lost;
+    for (int i = 0; i < old->ranks; i++) {
+        int k = 0;
+        while (k < t->ranks && t->names[k] != old->names[i])
+            k++;
+        if (k == t->ranks)
+            lost[t->lost_count++] = old->names[i];
+    }
+    if (dp_comm_rank(t->comm) == 0)
+        dp_log(DP_LOG_WARN,
+               "training goes on without %d of %d ranks, from step %llu, with P = %d and D = %d",
+               t->lost_count, t->lost_count + t->ranks, (unsigned long long)t->next + 1,
+               t->config.schedule.ranks, t->config.replicas);
+    return 0;
+}
+
+static void drop(struct dp_trainer *parts, struct dp_comm *kept)
+{
+    trainer_free_parts(parts);
+    if (parts->owns_comm && parts->comm != kept)
+        dp_comm_close(parts->comm);
+}
+
+/* Among the ranks that live; again and again while more die. Where none has died a step failed for a
+ * while of silence, which may be over: it is repeated once. */
+static int go_on(struct dp_trainer *t, int err)
+{
+    struct dp_trainer old = *t;
+    const int before = err;
+    struct dp_comm *comm, *from = t->comm;
+
+    while (may_be_death(err)) {
+        err = dp_comm_shrink(from, &comm);
+        if (from != old.comm)
+            drop(t, NULL);
+        if (err) {
+            *t = old;
+            return err;
+        }
+        t->owns_comm = true;
+        from = comm;
+        err = agree(t, build_again(t, &old, comm));
+    }
+    const bool vain = !err && t->ranks == old.ranks && t->repeated == t->next + 1;
+    t->repeated = t->next + 1;
+    if (!err)
+        err = vain ? before : note_losses(t, &old);
+    drop(&old, NULL);
+    return err;
+}
+
+/* If err may be due to a death: 0, and what was cut off can be repeated. */
+static int survive(struct dp_trainer *t, int err)
+{
+    if (!t->config.survive || !may_be_death(err))
+        return err;
+    agree(t, err); /* where others are already, after the next part */
+    return go_on(t, err);
+}
+
+/* Until all that live have got through. */
+static int carry_out(struct dp_trainer *t, int (*part)(struct dp_trainer *t, void *arg), void *arg)
+{
+    int err = agree(t, part(t, arg));
+
+    while (t->config.survive && may_be_death(err)) {
+        const int survived = survive(t, err);
+        if (survived)
+            return survived;
+        err = agree(t, part(t, arg));
+    }
+    return err;
+}
+
+int dp_trainer_lost(const struct dp_trainer *t, const int32_t **ranks)
+{
+    *ranks = t->lost;
+    return t->lost_count;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+/* ends: it is the first step in which a rank was told to end. */
+static bool is_due(const struct dp_trainer *t, bool ends)
+{
+    const uint64_t every = t->config.checkpoint.every;
+
+    return t->config.checkpoint.folder && (ends || (every && t->next % every == 0));
+}
+
+int dp_trainer_step(struct dp_trainer *t, const struct dp_batch *batch,
+                    struct dp_trainer_result *result)
+{
+    struct trainer_step step = {.batch = batch};
+    const int32_t lost = t->lost_count;
+    int err = carry_out(t, trainer_learn, &step);
+
+    if (err)
+        return trainer_fail(t, err);
+    t->next++;
+    err = survive(t, trainer_update(t, step.result.skipped)); /* values are there, but for copies */
+    if (err)
+        return trainer_fail(t, err);
+    if (t->config.loss_scale.scale > 0)
+        dp_loss_scale_update(&t->config.loss_scale, step.result.skipped);
+    const bool ends = step.result.ending && !t->ending;
+    t->ending = step.result.ending;
+    if (is_due(t, ends))
+        err = dp_trainer_save(t, NULL);
+    step.result.lost = t->lost_count - lost;
+    if (!err && result)
+        *result = step.result;
+    return err;
+}
+
+int dp_trainer_evaluate(struct dp_trainer *t, const struct dp_batch *batch, double *loss)
+{
+    struct trainer_step step = {.batch = batch};
+    const int err = carry_out(t, trainer_evaluate, &step);
+
+    if (!err)
+        *loss = step.result.loss;
+    return trainer_fail(t, err);
+}
+
+uint64_t dp_trainer_next_step(const struct dp_trainer *t)
+{
+    return t->next;
+}
+
+int dp_trainer_save(struct dp_trainer *t, const char *folder)
+{
+    return carry_out(t, trainer_save, (void *)folder);
+}
+
+int dp_trainer_finish(struct dp_trainer *t)
+{
+    int err = 0;
+
+    if (t->config.checkpoint.folder && t->saved_step != t->next)
+        err = dp_trainer_save(t, NULL);
+    if (!err)
+        err = sums_average(&t->sums, false);
+    return trainer_fail(t, err);
+}
+
+int dp_trainer_gather(struct dp_trainer *t, int rank, struct dp_named_tensor **out, int32_t *count)
+{
+    struct trainer_gathered g = {.rank = rank};
+    const int err = carry_out(t, trainer_gather, &g);
+
+    if (err)
+        return trainer_fail(t, err);
+    *out = g.tensors;
+    *count = g.count;
+    return 0;
+}

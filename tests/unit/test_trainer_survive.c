@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A trainer that survives: processes are killed before a step, in a forward, in a backward and in an
+ * evaluation, and those that live end with the numbers of a run in which none was.
+ */
+#include "cmocka_all.h"
+
+#include "comm_group.h"
+#include "trainer_models.h"
+
+#include <dualpipe/trainer.h>
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { STEPS = 4, ROWS = 16, MICROBATCHES = 8, MAX_RANKS = 6, MAX_VALUES = 600, VICTIMS = 2 };
+static const int64_t timeout_ns = INT64_C(20000000000);
+
+/* What a rank has seen. */
+struct seen {
+    double losses[STEPS], held_out;
+    int32_t lost[STEPS + 1], lost_ranks[VICTIMS];
+    float values[MAX_VALUES]; /* of the one to which they were gathered */
+    bool gathered;
+};
+
+struct death {
+    int rank;
+    uint64_t step; /* from 1; STEPS + 1: the evaluation; 0: none dies */
+    int calls;     /* the call of a layer in it, from 1; 0: before the step */
+};
+
+struct layout {
+    enum dp_schedule_kind kind;
+    int ranks, replicas;
+};
+
+struct job {
+    enum model_kind model;
+    struct layout layout;
+    struct death deaths[VICTIMS];
+    bool offloads;
+    const char *sentence; /* it cannot go on, and says so; NULL: it can */
+    struct seen *seen;    /* [MAX_RANKS] in memory of all processes */
+};
+
+static int take_step(struct dp_trainer *t, enum model_kind model, uint64_t step,
+                     struct dp_trainer_result *result, double *held_out)
+{
+    static const DLDataType f32 = {kDLFloat, 32, 1}, u8 = {kDLUInt, 8, 1};
+    float x[ROWS][MODEL_WIDTH], y[ROWS][MODEL_WIDTH];
+    uint8_t classes[ROWS];
+    int64_t shape[] = {ROWS, MODEL_WIDTH};
+    const DLDevice cpu = {kDLCPU, 0};
+    const DLTensor in = {x, cpu, 2, f32, shape, NULL, 0}, wanted = {y, cpu, 2, f32, shape, NULL, 0},
+                   labels = {classes, cpu, 1, u8, shape, NULL, 0};
+    const struct dp_tree inputs = dp_tuple(1, (struct dp_tree[]){dp_tensor(&in)});
+    const struct dp_tree out =
+        dp_tuple(1, (struct dp_tree[]){dp_tensor(model == MODEL_TIED ? &labels : &wanted)});
+    const struct dp_batch batch = {.inputs = &inputs, .labels = &out};
+
+    for (int r = 0; r < ROWS; r++) {
+        for (int i = 0; i < MODEL_WIDTH; i++) {
+            x[r][i] = sinf((float)(7 * r + 3 * i + 1) * (float)(step + 1));
+            y[r][(i + 1) % MODEL_WIDTH] = x[r][i];
+        }
+        classes[r] = (uint8_t)((unsigned)r * (unsigned)(step + 3) % MODEL_WIDTH);
+    }
+    return held_out ? dp_trainer_evaluate(t, &batch, held_out)
+                    : dp_trainer_step(t, &batch, result);
+}
+
+static int gather(struct dp_trainer *t, struct seen *seen)
+{
+    struct dp_named_tensor *all;
+    int32_t count;
+    size_t at = 0;
+    int err = dp_trainer_gather(t, 0, &all, &count);
+
+    for (int32_t i = 0; !err && i < count; i++) {
+        size_t n = 1;
+        for (int k = 0; k < all[i].tensor.ndim; k++)
+            n *= (size_t)all[i].tensor.shape[k];
+        memcpy(seen->values + at, all[i].tensor.data, n * sizeof(float));
+        at += n;
+    }
+    seen->gathered = at;
+    if (!err)
+        dp_trainer_gathered_free(all);
+    return err;
+}
+
+static int learn(struct dp_trainer *t, const struct job *job, int rank, struct seen *seen)
+{
+    const struct death *own = NULL;
+    struct dp_trainer_result r;
+    const int32_t *lost;
+    int err = 0;
+
+    for (int i = 0; i < VICTIMS; i++)
+        if (job->deaths[i].step && job->deaths[i].rank == rank)
+            own = &job->deaths[i];
+    while (!err && dp_trainer_next_step(t) <= STEPS) {
+        const uint64_t step = dp_trainer_next_step(t);
+        if (own && !own->calls && own->step == step + 1)
+            raise(SIGKILL);
+        if (step == STEPS)
+            break;
+        err = take_step(t, job->model, step, &r, NULL);
+        if (err)
+            break;
+        seen->losses[step] = r.loss;
+        seen->lost[step] = r.lost;
+    }
+    if (!err)
+        err = take_step(t, job->model, STEPS, NULL, &seen->held_out);
+    if (!err)
+        err = dp_trainer_finish(t);
+    seen->lost[STEPS] = dp_trainer_lost(t, &lost);
+    for (int i = 0; i < seen->lost[STEPS] && i < VICTIMS; i++)
+        seen->lost_ranks[i] = lost[i];
+    return err ? err : gather(t, seen);
+}
+
+static int rank_learns(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+    const int rank = dp_comm_rank(comm);
+    const struct dp_trainer_config config = {
+        .schedule.kind = job->layout.kind,
+        .replicas = job->layout.replicas,
+        .microbatches = MICROBATCHES,
+        .rows = ROWS,
+        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW),
+        .rate = {.peak = 0.02},
+        .clip = 0.5,
+        .fixed_order = true,
+        .order_blocks = 8,
+        .seed = 5,
+        .survive = dp_comm_size(comm) > 1,
+        .offload.parameters = job->offloads,
+    };
+    struct dp_trainer *t;
+    struct test_model m;
+    struct test_kill kill = {0};
+
+    test_model_init(&m, job->model);
+    for (int i = 0; i < VICTIMS; i++)
+        if (job->deaths[i].step && job->deaths[i].rank == rank)
+            kill = (struct test_kill){job->deaths[i].step - 1, job->deaths[i].calls};
+    for (int l = 0; l < MODEL_LAYERS; l++)
+        m.users[l].kill = &kill;
+    CHECK(!dp_trainer_new(&config, &m.model, comm, &t));
+    const int err = learn(t, job, rank, &job->seen[rank]);
+    dp_trainer_free(t);
+    if (job->sentence) {
+        CHECK(err);
+        CHECK_SAYS(job->sentence);
+        return 0;
+    }
+    CHECK(!err);
+    return 0;
+}
+
+static const struct comm_kind *shm(void)
+{
+    const struct comm_kind *kind = comm_kinds;
+
+    while (kind->name && strcmp(kind->name, "shm"))
+        kind++;
+    return kind;
+}
+
+static struct seen *seen;
+
+static int make_memory(void **state)
+{
+    (void)state;
+    seen = mmap(NULL, MAX_RANKS * sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                -1, 0);
+    return seen == MAP_FAILED ? -1 : 0;
+}
+
+static void run(struct job job, int expected_deaths)
+{
+    const int size = job.layout.ranks * job.layout.replicas;
+    int killed;
+
+    memset(seen, 0, MAX_RANKS * sizeof(*seen));
+    job.seen = seen;
+    const int failed = shm()->run(shm(), size, timeout_ns, rank_learns, &job, &killed);
+    if (failed != expected_deaths || killed != expected_deaths)
+        fail_msg("%d of %d ranks failed, of which %d were killed, expected %d", failed, size, killed,
+                 expected_deaths);
+}
+
+static void assert_same(const struct seen *expected, const struct job *job, int deaths)
+{
+    const int size = job->layout.ranks * job->layout.replicas;
+    bool gathered = false;
+
+    for (int rank = 0; rank < size; rank++) {
+        bool died = false;
+        for (int i = 0; i < VICTIMS; i++)
+            died = died || (job->deaths[i].step && job->deaths[i].rank == rank);
+        if (died)
+            continue;
+        assert_memory_equal(expected->losses, seen[rank].losses, sizeof(expected->losses));
+        assert_memory_equal(&expected->held_out, &seen[rank].held_out, sizeof(double));
+        assert_int_equal(seen[rank].lost[STEPS], deaths);
+        assert_int_equal(seen[rank].lost_ranks[0], job->deaths[0].rank);
+        if (deaths > 1)
+            assert_int_equal(seen[rank].lost_ranks[1], job->deaths[1].rank);
+        if (seen[rank].gathered)
+            assert_memory_equal(expected->values, seen[rank].values, sizeof(expected->values));
+        gathered = gathered || seen[rank].gathered;
+    }
+    assert_true(gathered);
+}
+
+static const struct layout one = {DP_SCHEDULE_GPIPE, 1, 1};
+static const struct layout layouts[] = {
+    {DP_SCHEDULE_DUALPIPE, 2, 1}, {DP_SCHEDULE_DUALPIPE, 4, 1}, {DP_SCHEDULE_1F1B, 2, 2},
+    {DP_SCHEDULE_GPIPE, 1, 2},    {DP_SCHEDULE_DUALPIPE, 2, 2}, {DP_SCHEDULE_ZBV, 2, 2},
+};
+enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
+
+/* Each of several ranks, at each of several moments. */
+static void those_that_live_learn_what_all_would_have(void **state)
+{
+    (void)state;
+    static const struct death when[] = {
+        {.step = 1},          {.step = 1, .calls = 1}, {.step = 2, .calls = 8}, {.step = 3, .calls = 3},
+        {.step = 4, .calls = 20}, {.step = STEPS + 1},     {.step = STEPS + 1, .calls = 2},
+    };
+    enum { WHEN = sizeof(when) / sizeof(when[0]) };
+
+    struct seen expected[MODEL_KINDS];
+
+    for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
+        run((struct job){.model = model, .layout = one}, 0);
+        expected[model] = seen[0];
+    }
+    for (int i = 0; i < LAYOUTS; i++)
+        for (int k = 0; k < WHEN; k++) {
+            const enum model_kind model = (enum model_kind)((i + k) % MODEL_KINDS);
+            struct job job = {.model = model, .layout = layouts[i], .deaths = {when[k]},
+                              .offloads = k == 2};
+            const int size = job.layout.ranks * job.layout.replicas;
+            job.deaths[0].rank = (i + k / 2) % size;
+            printf("model %d, layout %d, death %d of rank %d\n", model, i, k, job.deaths[0].rank);
+            run(job, 1);
+            assert_same(&expected[model], &job, 1);
+        }
+}
+
+/* One after the other, or at once, down to one rank. */
+static void several_may_die(void **state)
+{
+    (void)state;
+    static const struct {
+        struct layout layout;
+        struct death deaths[VICTIMS];
+    } rows[] = {
+        {{DP_SCHEDULE_GPIPE, 1, 4}, {{0, 2, 3}, {3, 3, 0}}},
+        {{DP_SCHEDULE_DUALPIPE, 4, 1}, {{1, 2, 5}, {2, 4, 2}}},
+        {{DP_SCHEDULE_1F1B, 2, 2}, {{0, 1, 1}, {3, 1, 4}}},
+        {{DP_SCHEDULE_ZBV, 2, 2}, {{0, 3, 0}, {3, 3, 2}}},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct job job = {.model = MODEL_TIED, .layout = rows[i].layout};
+        memcpy(job.deaths, rows[i].deaths, sizeof(job.deaths));
+        printf("row %zu\n", i);
+        run((struct job){.model = job.model, .layout = one}, 0);
+        const struct seen expected = seen[0];
+        run(job, 2);
+        assert_same(&expected, &job, 2);
+    }
+}
+
+/* Both holders of a stage. */
+static void a_stage_that_is_lost_ends_all(void **state)
+{
+    (void)state;
+    run((struct job){.model = MODEL_MLP,
+                     .layout = {DP_SCHEDULE_1F1B, 2, 2},
+                     .deaths = {{1, 2, 0}, {3, 2, 0}},
+                     .sentence = "no rank has"},
+        2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(those_that_live_learn_what_all_would_have),
+        cmocka_unit_test(several_may_die),
+        cmocka_unit_test(a_stage_that_is_lost_ends_all),
+    };
+    return cmocka_run_group_tests(tests, make_memory, NULL);
+}
