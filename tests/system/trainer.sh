@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # trainer.sh - the example of the trainer, as a program of a user's: the same losses under every layout, and
-# across a resume under another one.
+# across a resume under another one; and the one with CUDA kernels, which run on the CPU here.
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
 top=$(cd "$DP_TOP_SRCDIR" && pwd)
 lib=$(cd "$DP_TOP_BUILDDIR/libdualpipe/.libs" && pwd)
+sim=$(cd "$DP_TOP_BUILDDIR" && pwd)/tests/simcuda/.libs/libsimcuda.so
 cd "$work" || exit 1
 unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK SLURM_PROCID \
     SLURM_NTASKS SLURM_JOB_ID DUALPIPE_COMM_ADDRESS
@@ -16,7 +17,9 @@ $DP_CC ${DP_SAN_FLAGS:-} -Wall -Wextra -Werror "$top/tests/system/example_traine
 LD_LIBRARY_PATH=$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH
 
-# example RANKS OUTPUT ARGUMENT... - by the variables that a launcher sets. A port may be taken: then another.
+# example RANKS OUTPUT ARGUMENT... - $program by the variables that a launcher sets. A port may be taken: then
+# another.
+program=./example
 example()
 {
     ranks=$1 output=$2
@@ -27,10 +30,10 @@ example()
         MASTER_PORT=$((20000 + ($$ * 7 + try * 1009) % 10000))
         rank=1 others=
         while [ $rank -lt "$ranks" ]; do
-            RANK=$rank ./example "$@" >other 2>&1 &
+            RANK=$rank $program "$@" >other 2>&1 &
             others="$others $!" rank=$((rank + 1))
         done
-        RANK=0 ./example "$@" >"$output" 2>errors && break
+        RANK=0 $program "$@" >"$output" 2>errors && break
         for other in $others; do
             kill "$other" 2>/dev/null
             wait "$other"
@@ -69,4 +72,43 @@ it learns_the_same 4 2
 it learns_the_same 2 2
 it goes_on 4 2 2 1
 it goes_on 1 1 4 1
+
+# ---- with CUDA kernels -----------------------------------------------------------------------------------
+
+is_compiled_by_nvcc()
+{
+    nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+    [ -x "$nvcc" ] || skip 'no nvcc'
+    "$nvcc" -std=c++20 "$top/tests/system/example_trainer.cu" -I"$top/libdualpipe/include" -c -o example_cuda.o
+}
+
+can_run()
+{
+    [ -e "$sim" ] || skip 'no simulated CUDA in this build'
+    case ${DP_SAN_FLAGS:-} in *thread*) skip 'the thread sanitizer does not know the stacks of simulated threads' ;; esac
+    [ -x on_cpu ] || skip 'no compiler of C++20'
+    DUALPIPE_DEVICE_CUDA_LIBRARY=$sim
+    export DUALPIPE_DEVICE_CUDA_LIBRARY
+}
+
+# Pipelines, whose messages go by the host's memory.
+learns_the_same_on_cuda() # RANKS
+{
+    can_run && program=./on_cpu && example "$1" losses 1 20 && cmp expected losses
+}
+
+goes_on_where_the_other_was() # PROGRAM RANKS, of what PROGRAM RANKS has saved
+{
+    can_run && program=$3 && example "$4" first 1 15 "moved${1#./}" && program=$1 && example "$2" second 1 20 "moved${1#./}" &&
+        cat first second | cmp expected -
+}
+
+# shellcheck disable=SC2086 # words
+${DP_CXX:-c++} ${DP_SAN_FLAGS:-} -std=c++20 -ffp-contract=off -include "$top/tests/system/cuda_on_cpu.h" -x c++ \
+    "$top/tests/system/example_trainer.cu" -I"$top/libdualpipe/include" -L"$lib" -ldualpipe -o on_cpu 2>compiler || :
+it is_compiled_by_nvcc
+it learns_the_same_on_cuda 1
+it learns_the_same_on_cuda 2
+it goes_on_where_the_other_was ./on_cpu 2 ./example 1
+it goes_on_where_the_other_was ./example 2 ./on_cpu 1
 finish
