@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
 
-#include "base/number.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <stdatomic.h>

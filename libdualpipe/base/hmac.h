@@ -8,6 +8,8 @@
 #ifndef DP_BASE_HMAC_H
 #define DP_BASE_HMAC_H
 
+#include <dualpipe/dualpipe.h>
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -32,5 +34,27 @@ void dp_hmac_end(struct dp_hmac *hmac, uint8_t out[DP_HMAC_BYTES]);
 int dp_random_bytes(void *bytes, size_t len);
 /* In a time that does not depend on what differs. */
 bool dp_hmac_is_equal(const uint8_t a[DP_HMAC_BYTES], const uint8_t b[DP_HMAC_BYTES]);
+
+/* ---- secret ---------------------------------------------------------------------------------- */
+
+/* How two processes show each other that they know the same secret, without telling it:
+ * each answers the other's random number with an HMAC-SHA256 over both. */
+
+enum { DP_PROOF_BYTES = DP_HMAC_BYTES };
+
+/* What a proof is about. A proof holds for one side of one handshake of one rank only. */
+struct dp_handshake {
+    uint8_t member_nonce[DP_NONCE_BYTES], root_nonce[DP_NONCE_BYTES];
+    int32_t rank, size;
+};
+
+enum dp_prover { DP_PROVER_MEMBER = 1, DP_PROVER_ROOT };
+
+/* secret may be NULL: then every process can prove it. */
+void dp_secret_prove(const char *secret, enum dp_prover prover,
+                     const struct dp_handshake *handshake, uint8_t proof[DP_PROOF_BYTES]);
+/* In a time that does not depend on what is wrong. */
+bool dp_secret_is_proof(const char *secret, enum dp_prover prover,
+                        const struct dp_handshake *handshake, const uint8_t proof[DP_PROOF_BYTES]);
 
 #endif

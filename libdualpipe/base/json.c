@@ -2,7 +2,7 @@
 #include "base/json.h"
 
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #include "base/options.h"
 
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 
 #include <ctype.h>
 #include <math.h>

@@ -1,14 +1,21 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "base/array.h"
-#include "base/text.h"
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * text.c - strings that grow, UTF-8, numbers and lines of files, reports, the nearest of some words.
+ */
+#include "config.h" /* strtod_l */
 
+#include "base/array.h"
 #include "base/fail.h"
 #include "base/hash.h"
-#include "base/number.h"
+#include "base/text.h"
+#include <dualpipe/options.h>
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Room for `more` bytes and a NUL behind the text. */
 static bool reserve(struct dp_text *t, size_t more)
@@ -122,4 +129,226 @@ void dp_text_fini(struct dp_text *t)
 {
     free(t->data);
     *t = (struct dp_text){0};
+}
+
+/* ---- utf8 ------------------------------------------------------------------------------------ */
+
+static const char byte_order_mark[] = "\xef\xbb\xbf";
+
+/* Table 3-7 of the Unicode standard: the first byte, the range of the second, the length. */
+static const struct form {
+    unsigned char from, to, second_from, second_to;
+    size_t len;
+} forms[] = {
+    {0x00, 0x7f, 0, 0, 1},       {0xc2, 0xdf, 0x80, 0xbf, 2}, {0xe0, 0xe0, 0xa0, 0xbf, 3},
+    {0xe1, 0xec, 0x80, 0xbf, 3}, {0xed, 0xed, 0x80, 0x9f, 3}, {0xee, 0xef, 0x80, 0xbf, 3},
+    {0xf0, 0xf0, 0x90, 0xbf, 4}, {0xf1, 0xf3, 0x80, 0xbf, 4}, {0xf4, 0xf4, 0x80, 0x8f, 4},
+};
+enum { FORMS = sizeof(forms) / sizeof(forms[0]) };
+
+size_t dp_utf8_len(const char *s, size_t left)
+{
+    const unsigned char *u = (const unsigned char *)s;
+    size_t f = 0;
+
+    while (left && f < FORMS && (u[0] < forms[f].from || u[0] > forms[f].to))
+        f++;
+    if (!left || f == FORMS || forms[f].len > left)
+        return 0;
+    if (forms[f].len > 1 && (u[1] < forms[f].second_from || u[1] > forms[f].second_to))
+        return 0;
+    for (size_t i = 2; i < forms[f].len; i++)
+        if (u[i] < 0x80 || u[i] > 0xbf)
+            return 0;
+    return forms[f].len;
+}
+
+int dp_utf8_begin(const char **text, size_t *len, const char *name)
+{
+    const char *s = *text, *end = s + *len;
+    int line = 1, column = 1;
+
+    if (*len >= 3 && !memcmp(s, byte_order_mark, 3))
+        s += 3;
+    const char *begin = s;
+    for (size_t n; s < end; s += n) {
+        n = dp_utf8_len(s, (size_t)(end - s));
+        if (!n)
+            return dp_fail(DP_EINVAL, "%s%sline %d, column %d: byte 0x%02x, expected UTF-8",
+                           name ? name : "", name ? ": " : "", line, column, (unsigned char)*s);
+        column = *s == '\n' ? 1 : column + 1;
+        line += *s == '\n';
+    }
+    *text = begin;
+    *len = (size_t)(end - begin);
+    return 0;
+}
+
+int dp_check_utf8(const char *text, size_t len, const char *name)
+{
+    return dp_utf8_begin(&text, &len, name);
+}
+
+/* ---- number ---------------------------------------------------------------------------------- */
+
+/* glibc has this one in itself: it costs no memory, and cannot fail. */
+static locale_t with_point(void)
+{
+    return newlocale(LC_ALL_MASK, "C", (locale_t)0);
+}
+
+double dp_strtod(const char *text, char **end)
+{
+    return strtod_l(text, end, with_point());
+}
+
+locale_t dp_point_begin(void)
+{
+    return uselocale(with_point());
+}
+
+void dp_point_end(locale_t before)
+{
+    uselocale(before);
+}
+
+int dp_vsnprintf(char *out, size_t room, const char *fmt, va_list args)
+{
+    locale_t before = dp_point_begin();
+    int len = vsnprintf(out, room, fmt, args);
+
+    dp_point_end(before);
+    return len;
+}
+
+int dp_snprintf(char *out, size_t room, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    int len = dp_vsnprintf(out, room, fmt, args);
+    va_end(args);
+    return len;
+}
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r';
+}
+
+char *dp_trim(char *from, char *end)
+{
+    while (from < end && is_blank(*from))
+        from++;
+    while (end > from && is_blank(end[-1]))
+        end--;
+    *end = '\0';
+    return from;
+}
+
+/* No line of text begins with a bracket. */
+static bool is_json(const char *text, const char *end)
+{
+    while (text < end && (is_blank(*text) || *text == '\n'))
+        text++;
+    return text < end && (*text == '{' || *text == '[');
+}
+
+int dp_lines_begin(struct dp_lines *l, const char *text, size_t len, const char *name,
+                   const char *converter)
+{
+    int err = dp_utf8_begin(&text, &len, name);
+
+    l->name = name;
+    l->at = text;
+    l->end = text + len;
+    l->number = 0;
+    if (!err && is_json(text, l->end))
+        err = dp_fail(DP_EINVAL, "%s: JSON, expected lines of text: `%s %s` writes them", name,
+                      converter, name);
+    return err;
+}
+
+int dp_lines_next(struct dp_lines *l, char **line)
+{
+    for (*line = NULL; l->at < l->end && (!*line || !**line);) {
+        const char *stop = memchr(l->at, '\n', (size_t)(l->end - l->at));
+        const size_t len = (size_t)((stop ? stop : l->end) - l->at);
+        l->number++;
+        if (len > DP_LINE_MAX_LEN || memchr(l->at, '\0', len))
+            return dp_fail(DP_EINVAL, "%s:%d: %s", l->name, l->number,
+                           len > DP_LINE_MAX_LEN ? "a line of more than 4095 characters"
+                                                 : "a NUL, expected text");
+        memcpy(l->text, l->at, len);
+        l->text[len] = '\0';
+        *line = dp_trim(l->text, l->text + strcspn(l->text, "#"));
+        l->at = stop ? stop + 1 : l->end;
+    }
+    if (*line && !**line)
+        *line = NULL;
+    return 0;
+}
+
+/* ---- append ---------------------------------------------------------------------------------- */
+
+void dp_append(const char *option, const char *path, const char *text, size_t len)
+{
+    const bool is_stderr = !strcmp(path, "-");
+    const int fd =
+        is_stderr ? STDERR_FILENO : open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    const ssize_t n = fd < 0 ? -1 : write(fd, text, len);
+
+    if (n < 0)
+        dp_log(DP_LOG_WARN, "%s=%s: not written: %s", option, path, dp_errno_text(errno));
+    else if (n != (ssize_t)len)
+        dp_log(DP_LOG_WARN, "%s=%s: only %zd of %zu bytes are written", option, path, n, len);
+    if (fd >= 0 && !is_stderr)
+        close(fd);
+}
+
+/* ---- nearest --------------------------------------------------------------------------------- */
+
+enum { LONGEST = 63 };
+
+static unsigned min3(unsigned a, unsigned b, unsigned c)
+{
+    unsigned m = a < b ? a : b;
+    return m < c ? m : c;
+}
+
+/* Levenshtein's distance, one row at a time; longer names are compared by their beginnings. */
+static unsigned edit_distance(const char *a, const char *b)
+{
+    unsigned row[LONGEST + 1];
+    size_t na = strnlen(a, LONGEST), nb = strnlen(b, LONGEST);
+
+    for (size_t j = 0; j <= nb; j++)
+        row[j] = (unsigned)j;
+    for (size_t i = 1; i <= na; i++) {
+        unsigned diagonal = row[0];
+        row[0] = (unsigned)i;
+        for (size_t j = 1; j <= nb; j++) {
+            unsigned above = row[j];
+            row[j] = min3(above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1]));
+            diagonal = above;
+        }
+    }
+    return row[nb];
+}
+
+const char *dp_nearest(const char *name, const char *const *names, size_t count)
+{
+    unsigned limit = (unsigned)strlen(name) / 3, best = (limit < 2 ? 2 : limit) + 1;
+    const char *found = NULL;
+
+    for (size_t i = 0; i < count; i++) {
+        unsigned distance = edit_distance(name, names[i]);
+        if (distance < best) {
+            best = distance;
+            found = names[i];
+        }
+    }
+    return found;
 }

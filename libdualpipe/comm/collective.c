@@ -5,6 +5,7 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/tensor.h"
 #include "comm/comm_core.h"
 #include "comm/lines.h"
 
@@ -304,4 +305,37 @@ int dp_comm_clock_offset(struct dp_comm *comm, int rounds, int64_t *offset_ns, i
     if (!comm->rank)
         *offset_ns = *error_ns = 0;
     return 0;
+}
+
+/* ---- parameters -------------------------------------------------------------------------------- */
+
+void dp_add_elements(struct dp_text *lines, const DLTensor *tensor)
+{
+    int64_t elements = dp_tensor_numel(tensor);
+    char text[DP_TENSOR_TEXT];
+    DLTensor flat = *tensor;
+
+    flat.ndim = 1;
+    flat.shape = &elements;
+    dp_text_adds(lines, dp_tensor_text(&flat, text));
+}
+
+void dp_add_parameters(struct dp_text *lines, const struct dp_parameter *parameters, int32_t count)
+{
+    dp_text_addf(lines, "number of parameters\t%d\n", count);
+    for (int32_t i = 0; i < count; i++) {
+        const struct dp_parameter *p = &parameters[i];
+        dp_text_addf(lines, "parameter %d\t'%s', ", i, p->name);
+        dp_add_elements(lines, p->value);
+        dp_text_addf(lines, "%s%s\n", p->flags & DP_PARAMETER_FROZEN ? ", frozen" : "",
+                     p->flags & DP_PARAMETER_NO_DECAY ? ", without decay" : "");
+    }
+}
+
+int dp_agree_on_parameters(struct dp_comm *comm, const struct dp_parameter *parameters, int32_t count)
+{
+    struct dp_text lines = {0};
+
+    dp_add_parameters(&lines, parameters, count);
+    return dp_comm_agree_on_lines(comm, "parameters", &lines);
 }

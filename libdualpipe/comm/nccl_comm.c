@@ -10,7 +10,7 @@
 #include "base/array.h"
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "comm/comm_ops.h"
 
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "comm/backoff.h"
 #include "comm/wire_comm.h"
 #include "wire/net.h"

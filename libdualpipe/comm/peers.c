@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "wire/acceptor.h"
 #include "wire/tcp.h"
 

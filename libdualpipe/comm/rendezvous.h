@@ -29,8 +29,8 @@
 #ifndef DP_COMM_RENDEZVOUS_H
 #define DP_COMM_RENDEZVOUS_H
 
+#include "base/hmac.h"
 #include "comm/abort_record.h"
-#include "comm/secret.h"
 #include "wire/net.h"
 #include "wire/wire.h"
 

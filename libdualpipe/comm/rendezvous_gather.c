@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/number.h"
 #include "base/text.h"
 
 #include <stdio.h>

@@ -9,7 +9,6 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/number.h"
 #include "base/text.h"
 #include "comm/backoff.h"
 #include "comm/rendezvous.h"

@@ -5,7 +5,7 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "comm/comm_core.h"
 #include "comm/engine.h"
 #include "comm/survival.h"

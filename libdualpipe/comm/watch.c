@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "comm/backoff.h"
 #include "wire/tcp.h"
 

@@ -2,7 +2,7 @@
  *
  * compressed.c - differences, rounded to int8, and what workers know of each other.
  */
-#include "mixing/compressed.h"
+#include "mixing/exchange.h"
 
 #include "base/fail.h"
 #include "mixing/combine.h"

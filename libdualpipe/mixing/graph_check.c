@@ -4,11 +4,13 @@
  * it breaks, and where.
  */
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "mixing/graph.h"
+#include <dualpipe/random.h>
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Weights of files have been rounded: each may be off by half a unit of the 12th digit. */
 #define NEAR_ONE 1e-9
@@ -233,5 +235,267 @@ int dp_graph_check(const struct dp_graph *g, struct dp_graph_finding *finding)
     }
     free(c.seen);
     free(c.rows);
+    return err;
+}
+
+/* ---- graph mix ------------------------------------------------------------------------------- */
+
+/* What a round does to a number a worker, and how fast rounds bring workers together. */
+
+static int32_t round_of(const struct dp_graph *g, int64_t t)
+{
+    return (int32_t)(t % g->period);
+}
+
+static int64_t place_of(const struct dp_graph *g, int64_t t, int32_t worker)
+{
+    return g->place[(size_t)round_of(g, t) * (size_t)g->workers + (size_t)worker];
+}
+
+const struct dp_mix_group *dp_graph_group(const struct dp_graph *g, int64_t t, int32_t worker)
+{
+    int64_t place = place_of(g, t, worker);
+
+    return g->rounds[round_of(g, t)].group_count && place >= 0 ? &g->groups[place] : NULL;
+}
+
+const struct dp_mix_link *dp_graph_links(const struct dp_graph *g, int64_t t, int32_t worker,
+                                         size_t *count)
+{
+    const struct dp_mix_round *r = &g->rounds[round_of(g, t)];
+    int64_t place = place_of(g, t, worker);
+
+    *count = 0;
+    if (r->group_count || place < 0)
+        return NULL;
+    const struct dp_mix_link *first = &g->links[place], *end = g->links + r->first_link + r->link_count;
+    while (first + *count < end && first[*count].to == worker)
+        ++*count;
+    return first;
+}
+
+/* What a member of the group takes of each other member. */
+static double share_of(const struct dp_mix_group *group)
+{
+    return group->count > 1 ? (1 - group->self) / (group->count - 1) : 0;
+}
+
+double dp_graph_weight(const struct dp_graph *g, int64_t t, int32_t to, int32_t from)
+{
+    const struct dp_mix_group *group = dp_graph_group(g, t, to);
+    size_t count;
+
+    if (group && group == dp_graph_group(g, t, from))
+        return to == from ? group->self : share_of(group);
+    const struct dp_mix_link *links = dp_graph_links(g, t, to, &count);
+    for (size_t i = 0; i < count; i++)
+        if (links[i].from == from)
+            return links[i].weight;
+    return 0;
+}
+
+/* A group's matrix is symmetric: it serves both ways. */
+static void mix_groups(const struct dp_graph *g, const struct dp_mix_round *r, const double *x,
+                       double *out)
+{
+    for (size_t i = r->first_group; i < r->first_group + r->group_count; i++) {
+        const struct dp_mix_group *group = &g->groups[i];
+        const int32_t *members = g->members + group->first;
+        double sum = 0, share = share_of(group);
+        for (int32_t k = 0; k < group->count; k++)
+            sum += x[members[k]];
+        for (int32_t k = 0; k < group->count; k++)
+            out[members[k]] = (group->self - share) * x[members[k]] + share * sum;
+    }
+}
+
+static void mix_links(const struct dp_graph *g, const struct dp_mix_round *r, bool back,
+                      const double *x, double *out)
+{
+    for (int32_t w = 0; w < g->workers; w++)
+        out[w] = 0;
+    for (size_t i = r->first_link; i < r->first_link + r->link_count; i++) {
+        const struct dp_mix_link *l = &g->links[i];
+        if (back)
+            out[l->from] += l->weight * x[l->to];
+        else
+            out[l->to] += l->weight * x[l->from];
+    }
+}
+
+void dp_graph_mix(const struct dp_graph *g, int64_t t, bool back, const double *x, double *out)
+{
+    const struct dp_mix_round *r = &g->rounds[round_of(g, t)];
+
+    if (r->group_count)
+        mix_groups(g, r, x, out);
+    else
+        mix_links(g, r, back, x, out);
+}
+
+/* ---- contraction ----------------------------------------------------------------------------- */
+
+enum { SWEEPS_MAX = 20000 };
+#define SWEEP_WORK 4e9 /* worker-rounds: some seconds */
+
+static double norm_of(const double *x, int32_t n)
+{
+    double sum = 0;
+
+    for (int32_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    return sqrt(sum);
+}
+
+static void remove_mean(double *x, int32_t n)
+{
+    double sum = 0;
+
+    for (int32_t i = 0; i < n; i++)
+        sum += x[i];
+    for (int32_t i = 0; i < n; i++)
+        x[i] -= sum / n;
+}
+
+/* *x becomes A'A x for A = W[last] ... W[first] (I - 11'/n), by way of *y. */
+static void sweep(const struct dp_graph *g, int64_t first, int32_t count, double **x, double **y)
+{
+    double *swapped;
+
+    remove_mean(*x, g->workers);
+    for (int32_t k = 0; k < count; k++, swapped = *x, *x = *y, *y = swapped)
+        dp_graph_mix(g, first + k, false, *x, *y);
+    if (!g->push_sum)
+        remove_mean(*x, g->workers); /* it has none but what rounding put there */
+    for (int32_t k = count; k-- > 0; swapped = *x, *x = *y, *y = swapped)
+        dp_graph_mix(g, first + k, true, *x, *y);
+    remove_mean(*x, g->workers);
+}
+
+static void scale_to_one(double *x, int32_t n)
+{
+    double norm = norm_of(x, n);
+
+    for (int32_t i = 0; i < n && norm > 0; i++)
+        x[i] /= norm;
+}
+
+static void fill_randomly(double *x, int32_t n)
+{
+    uint32_t block[4];
+
+    for (int32_t i = 0; i < n; i++) {
+        dp_random_block((struct dp_random_key){12345, 0}, (uint64_t)i, block);
+        x[i] = (double)block[0] * 0x1p-32 - 0.5;
+    }
+    remove_mean(x, n);
+    scale_to_one(x, n);
+}
+
+/* What the steps of Lanczos (Golub and Van Loan, Matrix Computations) make of A'A: a matrix with these
+ * numbers in its diagonal and beside it, whose largest eigenvalue soon is that of A'A. */
+struct tridiagonal {
+    int count;
+    double diagonal[SWEEPS_MAX], beside[SWEEPS_MAX];
+};
+
+/* Sturm: are all eigenvalues below x? */
+static bool all_below(const struct tridiagonal *t, double x)
+{
+    double pivot = 1;
+
+    for (int i = 0; i < t->count; i++) {
+        const double off = i ? t->beside[i - 1] : 0;
+        pivot = t->diagonal[i] - x - off * off / pivot;
+        if (pivot >= 0)
+            return false;
+    }
+    return true;
+}
+
+/* Between the largest number in the diagonal, and the largest sum of a row. */
+static double largest_eigenvalue(const struct tridiagonal *t)
+{
+    double low = 0, high = 0;
+
+    for (int i = 0; i < t->count; i++) {
+        const double others = t->beside[i] + (i ? t->beside[i - 1] : 0);
+        low = fmax(low, t->diagonal[i]);
+        high = fmax(high, t->diagonal[i] + others);
+    }
+    for (int i = 0; i < 100 && high - low > 1e-17 * high; i++) {
+        const double middle = low + (high - low) / 2;
+        if (all_below(t, middle))
+            high = middle;
+        else
+            low = middle;
+    }
+    return high;
+}
+
+/* A step: x, the vector before and the next one, which is beside what becomes the last number. */
+struct lanczos {
+    double *x, *before, *next, *spare;
+};
+
+static void take_step(const struct dp_graph *g, int64_t first, int32_t count, struct lanczos *l,
+                      struct tridiagonal *t)
+{
+    const int32_t n = g->workers;
+    const double back = t->count ? t->beside[t->count - 1] : 0;
+    double along = 0, *swapped = l->before;
+
+    memcpy(l->next, l->x, (size_t)n * sizeof(*l->next));
+    sweep(g, first, count, &l->next, &l->spare);
+    for (int32_t i = 0; i < n; i++)
+        along += l->x[i] * l->next[i];
+    for (int32_t i = 0; i < n; i++)
+        l->next[i] -= along * l->x[i] + back * l->before[i];
+    t->diagonal[t->count] = along;
+    t->beside[t->count++] = norm_of(l->next, n);
+    scale_to_one(l->next, n);
+    l->before = l->x;
+    l->x = l->next;
+    l->next = swapped;
+}
+
+/* The largest eigenvalue is looked for after 1, 2, 3 ... steps and later ones a tenth apart, until it
+ * stays twice. */
+static double find_largest(const struct dp_graph *g, int64_t first, int32_t count, struct lanczos *l,
+                           struct tridiagonal *t)
+{
+    const double work = 2.0 * g->workers * (count ? count : 1);
+    double largest = 0, before = -1;
+    int stays = 0, look = 1;
+
+    for (int i = 1; i <= SWEEPS_MAX && (i - 1) * work < SWEEP_WORK && stays < 2; i++) {
+        take_step(g, first, count, l, t);
+        const bool over = !(t->beside[i - 1] > 1e-15);
+        if (i < look && i < SWEEPS_MAX && !over)
+            continue;
+        largest = largest_eigenvalue(t);
+        stays = over ? 2 : fabs(largest - before) <= 1e-14 * largest ? stays + 1 : 0;
+        before = largest;
+        look = i + 1 + i / 10;
+    }
+    return largest;
+}
+
+int dp_graph_contraction(const struct dp_graph *g, int64_t first, int32_t count, double *out)
+{
+    const size_t n = (size_t)g->workers;
+    double *memory = calloc(4 * n, sizeof(*memory));
+    struct tridiagonal *t = calloc(1, sizeof(*t));
+    struct lanczos l = {memory, memory + n, memory + 2 * n, memory + 3 * n};
+
+    if (memory && t) {
+        fill_randomly(l.x, g->workers);
+        const double sigma = sqrt(find_largest(g, first, count, &l, t));
+        *out = sigma < 1e-12 ? 0 : sigma;
+    }
+    const int err =
+        memory && t ? 0 : dp_fail(DP_ENOMEM, "no memory for %d workers", g->workers);
+    free(memory);
+    free(t);
     return err;
 }

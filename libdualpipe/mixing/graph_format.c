@@ -5,8 +5,7 @@
  */
 #include "base/array.h"
 #include "base/fail.h"
-#include "base/number.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "mixing/graph.h"
 
 #include <math.h>

@@ -11,7 +11,7 @@
  */
 #include "base/fail.h"
 #include "base/json.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "mixing/graph.h"
 
 #include <stdlib.h>

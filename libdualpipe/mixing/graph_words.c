@@ -14,7 +14,7 @@
 #include "base/array.h"
 #include "base/fail.h"
 #include "base/json.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "mixing/graph.h"
 
 #include <stdlib.h>

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "mixing/hash.h"
 #include "mixing/mixer_state.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "base/text.h"
 #include "comm/comm_core.h"
+#include "comm/lines.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -154,6 +154,24 @@ void dp_mixer_add_options(const struct dp_mixer_config *c, struct dp_text *lines
     }
 }
 
+/* After lines for all that belongs to it, which are freed. */
+static int agree_on_graph(struct dp_comm *comm, const struct dp_graph *g, struct dp_text *options)
+{
+    char *text = NULL;
+
+    options->failed |= dp_graph_write(g, DP_GRAPH_FORMAT_TEXT, &text, NULL) != 0;
+    const char *at = text ? text : "";
+    for (int i = 1; *at; i++) {
+        const size_t len = strcspn(at, "\n");
+        dp_text_addf(options, "mixing graph, line %d\t", i);
+        dp_text_add(options, at, len);
+        dp_text_adds(options, "\n");
+        at += len + (at[len] != '\0');
+    }
+    free(text);
+    return dp_comm_agree_on_lines(comm, "mixing graph and its options", options);
+}
+
 static int broadcast(struct dp_comm *comm, DLTensor *t)
 {
     return dp_comm_broadcast(comm, dp_tensor_address(t),
@@ -167,7 +185,7 @@ static int begin_equal(const struct dp_mixer_config *c)
 
     if (!err) {
         dp_mixer_add_options(c, &options);
-        err = dp_agree_on_graph(c->comm, c->graph, &options);
+        err = agree_on_graph(c->comm, c->graph, &options);
     }
     for (int32_t i = 0; i < c->count && !c->device && !err; i++)
         if (c->start_frozen || !(c->parameters[i].flags & DP_PARAMETER_FROZEN))

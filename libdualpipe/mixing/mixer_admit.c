@@ -16,8 +16,8 @@
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "base/text.h"
+#include "comm/lines.h"
 #include "mixing/graph.h"
-#include "mixing/hash.h"
 #include "mixing/mixer_state.h"
 
 #include <stdlib.h>

@@ -10,7 +10,7 @@
  * Groups of more than two, which the host sums by an all-reduce, are messages between each two of their
  * members here.
  */
-#include "mixing/mixer_device.h"
+#include "mixing/mixer_state.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"

@@ -24,9 +24,9 @@
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "comm/comm_core.h"
+#include "comm/lines.h"
 #include "device/device_ops.h"
 #include "mixing/combine.h"
-#include "mixing/hash.h"
 #include "mixing/round.h"
 #include <dualpipe/memory.h>
 

@@ -2,7 +2,7 @@
  *
  * stale.c - exchanges that need not wait for neighbors that are late.
  */
-#include "mixing/stale.h"
+#include "mixing/exchange.h"
 
 #include "base/fail.h"
 #include "mixing/combine.h"

@@ -2,7 +2,7 @@
 #include "optimizer/settings.h"
 
 #include "base/fail.h"
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <math.h>
 #include <string.h>

@@ -6,8 +6,6 @@
  */
 #include "base/array.h"
 #include "base/fail.h"
-#include "base/lines.h"
-#include "base/number.h"
 #include "base/text.h"
 
 #include <dualpipe/assignment.h>

@@ -14,7 +14,7 @@
 #include "base/array.h"
 #include "base/fail.h"
 #include "base/json.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include <dualpipe/placement.h>
 
 #include <stdlib.h>

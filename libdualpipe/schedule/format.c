@@ -5,7 +5,7 @@
 #include "schedule/format.h"
 
 #include "base/fail.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "schedule/build.h"
 
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * kinds.c - the kinds of schedules: their names, and the table of builders.
  */
 #include "base/fail.h"
-#include "base/nearest.h"
+#include "base/text.h"
 #include "schedule/build.h"
 
 #include <string.h>

@@ -6,7 +6,7 @@
 
 #include "base/array.h"
 #include "base/hash.h"
-#include "base/utf8.h"
+#include "base/text.h"
 
 #include "topology/build.h"
 

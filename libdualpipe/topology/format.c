@@ -7,7 +7,7 @@
 #include "topology/format.h"
 
 #include "base/fail.h"
-#include "base/utf8.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,7 +7,7 @@
 #include "config.h"
 
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "topology/format.h"
 #include "topology/nvml.h"
 #include "topology/pci_tree.h"

@@ -3,7 +3,6 @@
  * names.c - what nodes are called, and which node a name means.
  */
 #include "base/fail.h"
-#include "base/nearest.h"
 #include "base/text.h"
 #include "topology/names.h"
 

@@ -9,7 +9,7 @@
 
 #include "base/array.h"
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "topology/format.h"
 #include "topology/pci_tree.h"
 

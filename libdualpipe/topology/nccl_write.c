@@ -16,7 +16,7 @@
  * bits, the highest first; rates of nets are in Mb/s, of C2C in MB/s.
  */
 #include "base/fail.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "topology/build.h"
 #include "topology/format.h"
 

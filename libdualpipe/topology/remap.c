@@ -4,7 +4,7 @@
  * addresses, in the tree that they really hang in and that the guest is not shown.
  */
 #include "base/fail.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "topology/copy.h"
 
 #include <stdio.h>

@@ -5,8 +5,7 @@
 #include "topology/synthetic.h"
 
 #include "base/fail.h"
-#include "base/nearest.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "topology/names.h"
 
 #include <math.h>

@@ -8,7 +8,7 @@
  */
 #include "config.h" /* asprintf */
 
-#include "base/number.h"
+#include "base/text.h"
 #include "topology/sysfs.h"
 
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * sysfs_ports.c - the ports of a NIC: those of its RDMA device, each with the interface that its GIDs
  * belong to; else its interfaces. Virtio and the like put a directory of theirs in between.
  */
-#include "base/number.h"
+#include "base/text.h"
 #include "topology/sysfs.h"
 
 #include <arpa/inet.h>

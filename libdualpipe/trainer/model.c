@@ -6,7 +6,7 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
-#include "base/number.h"
+#include "base/text.h"
 
 #include <dualpipe/batch_norm.h>
 #include <dualpipe/partition.h>

@@ -3,7 +3,7 @@
  * links.c - "intra=450,inter=50,inter_us=3" and back.
  */
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 
 #include <dualpipe/options.h>
 #include <dualpipe/tuning.h>

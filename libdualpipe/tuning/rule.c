@@ -4,7 +4,6 @@
  */
 #include "tuning/rule.h"
 
-#include "base/number.h"
 #include "base/text.h"
 
 #include <dualpipe/options.h>

@@ -5,8 +5,6 @@
  */
 #include "base/array.h"
 #include "base/fail.h"
-#include "base/lines.h"
-#include "base/number.h"
 #include "base/text.h"
 #include "tuning/rule.h"
 

@@ -3,8 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/nearest.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "wire/sockets.h"
 #include <dualpipe/random.h>
 

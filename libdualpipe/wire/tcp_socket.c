@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 
 #include <linux/sockios.h>
 #include <netinet/tcp.h>

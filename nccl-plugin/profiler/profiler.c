@@ -3,7 +3,6 @@
 
 #include "nccl-plugin/profiler/profiler.h"
 
-#include "base/append.h"
 #include "base/fail.h"
 #include "base/text.h"
 #include "nccl-plugin/profiler/counters.h"

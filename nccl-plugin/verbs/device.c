@@ -2,7 +2,7 @@
 #include "nccl-plugin/verbs/device.h"
 
 #include "base/fail.h"
-#include "base/number.h"
+#include "base/text.h"
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/net/pci.h"
 #include "nccl-plugin/verbs/load.h"

@@ -5,10 +5,9 @@
 
 #include "offload/preload/real.h"
 
-#include "base/append.h"
 #include "base/launchers.h"
-#include "base/number.h"
 #include "base/page_file.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <pthread.h>

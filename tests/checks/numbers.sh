@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # numbers.sh - what lives in other people's processes reads and writes numbers with a point, whatever
-# their locale: by base/number.h and what is built on it (dp_text_addf, dp_fail, dp_log).
+# their locale: by base/text.h and what is built on it (dp_text_addf, dp_fail, dp_log).
 . "$DP_TOP_SRCDIR/tests/checks/cases.sh"
 cd "$DP_TOP_SRCDIR"
 
 # Statements are looked at as a whole: a format may be several lines below its function.
 find_in_code()
 {
-    find libdualpipe nccl-plugin offload -name '*.[ch]' ! -path libdualpipe/base/number.c -exec awk '
+    find libdualpipe nccl-plugin offload -name '*.[ch]' ! -path libdualpipe/base/text.c -exec awk '
         FNR == 1 { statement = "" }
         { statement = statement " " $0 }
         /[;}{] *$/ { print FILENAME ":" FNR ":" statement; statement = "" }' {} + |

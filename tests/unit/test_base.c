@@ -4,7 +4,6 @@
 #include "base/array.h"
 #include "base/fail.h"
 #include "base/hmac.h"
-#include "base/nearest.h"
 #include "base/options.h"
 #include "base/text.h"
 #include <dualpipe/random.h>

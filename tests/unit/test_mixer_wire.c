@@ -7,7 +7,7 @@
 #include "quiet.h"
 
 #include "comm_cases.h"
-#include "mixing/compressed.h"
+#include "mixing/exchange.h"
 #include "mixing_worker.h"
 
 #include <math.h>

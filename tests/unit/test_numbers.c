@@ -10,7 +10,7 @@
 #include "topology_case.h"
 #include "tree.h"
 
-#include "base/number.h"
+#include "base/text.h"
 
 #include <dualpipe/placement.h>
 #include <dualpipe/tuning.h>

@@ -7,7 +7,7 @@
 
 #include "cmocka_all.h"
 
-#include "base/utf8.h"
+#include "base/text.h"
 
 #include <dualpipe/dualpipe.h>
 #include <dualpipe/schedule.h>
