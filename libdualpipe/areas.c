@@ -11,10 +11,10 @@
 #include "nccl-plugin/profiler/options.h"
 #include "nccl-plugin/tuner/options.h"
 #include "offload/preload/options.h"
-#include "placement/assignment_options.h"
+#include "placement/assignment_bind.h"
 #include "topology/nvml.h"
 #include "trainer/options.h"
-#include "wire/wire_options.h"
+#include "wire/wire.h"
 
 #include <dualpipe/options.h>
 

@@ -16,7 +16,6 @@
 #include "base/bind.h"
 #include "base/fail.h"
 #include "base/tensor.h"
-#include "optimizer/settings.h"
 #include "offload/file_io.h"
 #include "optimizer/update.h"
 #include <dualpipe/memory.h>

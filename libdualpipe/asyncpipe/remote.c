@@ -7,7 +7,6 @@
 #include <dualpipe/asyncpipe.h>
 
 #include "base/fail.h"
-#include "microbatch/tensor.h"
 #include "microbatch/tree.h"
 #include "pipeline/state.h"
 

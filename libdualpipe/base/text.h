@@ -71,7 +71,7 @@ void dp_point_end(locale_t before);
 
 /* Files of text, a row a line, as plugins in other people's processes read them: "#" begins a
  * comment, blanks around a line and empty lines count for nothing.
- * 
+ *
  *      struct dp_lines l;
  *      char *line;
  *      int err = dp_lines_begin(&l, text, len, name, "dualpipe tune fit --convert");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "checkpoint/header.h"
+#include "checkpoint/state.h"
 
 #include "base/fail.h"
 #include "base/json.h"

@@ -7,7 +7,6 @@
 #include "base/fail.h"
 #include "base/json.h"
 #include "base/tensor.h"
-#include "checkpoint/atomic_file.h"
 #include "checkpoint/crc32c.h"
 
 #include <fcntl.h>

@@ -7,7 +7,6 @@
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "checkpoint/crc32c.h"
-#include "checkpoint/strided.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "checkpoint/strided.h"
+#include "checkpoint/state.h"
 
 #include <string.h>
 

@@ -3,10 +3,8 @@
 
 #include "base/fail.h"
 #include "base/tensor.h"
-#include "checkpoint/atomic_file.h"
 #include "checkpoint/crc32c.h"
-#include "checkpoint/header.h"
-#include "checkpoint/strided.h"
+#include "checkpoint/state.h"
 
 #include <stdlib.h>
 #include <string.h>

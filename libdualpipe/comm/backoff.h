@@ -20,4 +20,17 @@ static inline void dp_backoff(unsigned *us)
     nanosleep(&(struct timespec){.tv_nsec = *us * 1000L}, NULL);
 }
 
+/* ---- cpu pause ------------------------------------------------------------------------------- */
+
+/* Tell the core that this is a loop that waits for another core's store. */
+
+static inline void dp_cpu_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory");
+#endif
+}
+
 #endif

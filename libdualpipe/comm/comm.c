@@ -6,8 +6,8 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "comm/backoff.h"
 #include "comm/comm_core.h"
-#include "comm/cpu_pause.h"
 #include "comm/engine.h"
 #include "comm/survival.h"
 

@@ -6,6 +6,7 @@
 #define DP_COMM_COMM_CORE_H
 
 #include "comm/comm_ops.h"
+#include <dualpipe/comm.h>
 
 struct dp_engine;
 
@@ -43,5 +44,13 @@ static inline void dp_comm_progress_stop(struct dp_comm *comm)
     world->progress_runs = false;
     world->ops->progress_stop(world);
 }
+
+/* ---- threads --------------------------------------------------------------------------------- */
+
+/* What tests ask of the communicator of threads. */
+
+/* For the others of a group that survives, this rank has died. Nothing but dp_comm_close comes
+ * next. */
+void dp_comm_threads_die(struct dp_comm *comm);
 
 #endif

@@ -5,7 +5,7 @@
  */
 #include "base/fail.h"
 #include "comm/comm_core.h"
-#include "comm/wire_comm.h"
+#include "comm/peers.h"
 
 #include <stdlib.h>
 

@@ -4,7 +4,7 @@
  * the host of rank 0, and a port, but that one is torchrun's own: ours is the next. The others give
  * the job, from which all its processes derive the same port.
  */
-#include "comm/launcher.h"
+#include "comm/settings.h"
 
 #include "base/fail.h"
 #include "base/hash.h"

@@ -5,7 +5,7 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
-#include "comm/wire_comm.h"
+#include "comm/peers.h"
 #include "wire/tcp.h"
 
 #include <string.h>

@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "comm/backoff.h"
-#include "comm/cpu_pause.h"
 #include "device/device_ops.h"
 
 #include <stdio.h>

@@ -7,7 +7,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "comm/backoff.h"
-#include "comm/wire_comm.h"
+#include "comm/peers.h"
 #include "wire/net.h"
 #include "wire/tcp.h"
 

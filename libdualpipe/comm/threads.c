@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * threads.c - ranks that are threads of one process: a fifo for each sender, receiver and channel
- * (fifo_table.h), and for each rank an event counter that wakes it (thread_event.h).
+ * (fifo.h), and for each rank an event counter that wakes it (thread_event.h).
  */
 #include "base/clock.h"
 #include "base/fail.h"
 #include "comm/abort_record.h"
 #include "comm/comm_core.h"
-#include "comm/fifo_table.h"
+#include "comm/fifo.h"
 #include "comm/settings.h"
 #include "comm/survival.h"
 #include "comm/thread_event.h"
-#include "comm/threads.h"
 
 #include <inttypes.h>
 #include <pthread.h>

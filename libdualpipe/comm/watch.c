@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/watch.h"
+#include "comm/peers.h"
 
 #include "base/clock.h"
 #include "base/fail.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "microbatch/arena.h"
+#include "microbatch/tree.h"
 
 #include <stdint.h>
 #include <stdlib.h>

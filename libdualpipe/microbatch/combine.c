@@ -3,13 +3,10 @@
  * combine.c - the predefined reducers (sum, mean, weighted mean), and how the leaves of
  * micro-batches become one: folded, or side by side.
  */
-#include "microbatch/combine.h"
 
 #include "base/fail.h"
 #include "base/fp16.h"
-#include "microbatch/tensor.h"
 #include "microbatch/tree.h"
-#include "microbatch/walk.h"
 
 #include <dualpipe/microbatch.h>
 

@@ -2,7 +2,6 @@
  *
  * given.c - micro-batches that were made elsewhere, in the form that a split has.
  */
-#include "microbatch/arena.h"
 #include "microbatch/tree.h"
 
 #include "base/fail.h"

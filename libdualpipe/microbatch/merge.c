@@ -3,7 +3,6 @@
  * merge.c - from the results of micro-batches to one: gather the leaves of all, combine them leaf
  * by leaf as the spec says (combine.c), and give what comes out the spec's tree.
  */
-#include "microbatch/combine.h"
 #include "microbatch/tree.h"
 
 #include "base/fail.h"

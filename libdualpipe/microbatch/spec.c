@@ -6,7 +6,6 @@
  *      leaf   NUMBER | * | - | sum | mean | stack | stack(NUMBER)
  *      name   letters, digits and _, or anything in double quotes, where \ keeps the next character
  */
-#include "microbatch/tensor.h"
 #include "microbatch/tree.h"
 
 #include "base/array.h"

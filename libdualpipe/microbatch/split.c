@@ -3,8 +3,6 @@
  * split.c - from whole arguments to micro-batches: pair every leaf with its spec, find the number
  * of micro-batches, make the views.
  */
-#include "microbatch/arena.h"
-#include "microbatch/tensor.h"
 #include "microbatch/tree.h"
 
 #include "base/fail.h"

@@ -30,22 +30,22 @@
 
 /* A bucket's block on its way as compressed differences. A block is sent as what it
  * differs from a reference by, rounded:
- * 
+ *
  *      | float32 scale of each 256 elements | int8 of each element |
  *      scale = largest magnitude / 127; an element is its int8 times the scale
- * 
+ *
  * The reference then becomes what a receiver knows, so that what rounding left out is part of the next
  * difference (error feedback). A difference that is not finite stays one: it makes its 256 elements NaN.
  * For each round of the graph a worker keeps
- * 
+ *
  *      mine       what its neighbors of that round know of its values: the sum of all differences that
  *                 it sent in this round of all periods, as they were rounded
  *      theirs     what it knows of each of them
- * 
+ *
  * What is to be added to the values is the sum of W_ij (theirs of j - mine), so that over all workers
  * nothing is added or taken away, however coarse the differences are: both sides have the same bits of
  * what is known of a worker, and of a pair one adds what the other subtracts.
- * 
+ *
  * Sources: Koloskova, Stich and Jaggi, "Decentralized stochastic optimization and gossip algorithms
  * with compressed communication" (CHOCO-SGD), 2019; Dettmers, "8-bit approximations for parallelism in
  * deep learning", 2016, for a scale of each block. */
@@ -94,7 +94,7 @@ void dp_compressed_finish(struct dp_compressed *x, int64_t t, const struct dp_ne
 /* ---- stale ----------------------------------------------------------------------------------- */
 
 /* A bucket's block on its way in a mixer that need not wait for neighbors that are late.
- * 
+ *
  * In every round a worker tells each neighbor at once whether it takes part: its block says that it
  * does, a message without content that it does not. It does unless its last exchange is still under
  * way.
@@ -102,14 +102,14 @@ void dp_compressed_finish(struct dp_compressed *x, int64_t t, const struct dp_ne
  * message is there; so either both add W_ij times the difference of the two blocks or neither does,
  * and the mean of all workers stays. A block that comes from a neighbor in a round that this worker
  * leaves out is received and dropped.
- * 
+ *
  *      worker 0        | round 0: block      | round 1: pass     | round 2: block
  *      worker 1                     | round 0: block  | round 1: block ...
  *                                     ^ here both have what round 0 exchanged; nothing in round 1
- * 
+ *
  * Messages of a round must be there before the round that is `staleness` + 1 later is begun: no worker
  * is further ahead of a neighbor. The one that is behind all others has nothing to wait for.
- * 
+ *
  * Where workers may die, an exchange is one of two workers each: what one of them has used the other one
  * completes, whatever becomes of its exchanges with others. So each remembers the rounds that it has
  * used for as long as a neighbor may still be in one of them. */

@@ -1,17 +1,330 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * graph.c - find a graph's name, build it, check it; and equality.
+ * graph.c - the built-in graphs; find a graph's name, build it, check it; and equality.
  */
 #include "mixing/graph.h"
 
-#include "base/array.h"
 #include "base/fail.h"
 #include "base/options.h"
 #include "base/text.h"
+#include <dualpipe/random.h>
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- the built-in graphs ----------------------------------------------------------------------- */
+
+/* A function each. n workers, L of them on a node, Q = n / L nodes. */
+
+static bool is_power_of_two(int n)
+{
+    return n > 0 && !(n & (n - 1));
+}
+
+static int ceil_log2(int n)
+{
+    int bits = 0;
+
+    while (1 << bits < n)
+        bits++;
+    return bits;
+}
+
+static void add_pair(struct dp_graph_builder *b, int32_t one, int32_t other)
+{
+    dp_graph_add_group(b, (int32_t[]){one, other}, 2, -1);
+}
+
+static void add_alone(struct dp_graph_builder *b, int32_t rank)
+{
+    dp_graph_add_group(b, &rank, 1, 1);
+}
+
+/* Ranks first, first + step, ...; `count` of them. */
+static int add_sequence(struct dp_graph_builder *b, int32_t first, int32_t step, int32_t count)
+{
+    int32_t *ranks = malloc((size_t)count * sizeof(*ranks));
+
+    if (!ranks)
+        return dp_fail(DP_ENOMEM, "no memory for a group of %d workers", count);
+    for (int32_t i = 0; i < count; i++)
+        ranks[i] = first + i * step;
+    dp_graph_add_group(b, ranks, count, -1);
+    free(ranks);
+    return 0;
+}
+
+/* ---- groups and pairs ------------------------------------------------------------------------ */
+
+static int build_complete(const struct dp_graph_spec *spec, struct dp_graph_builder *b)
+{
+    dp_graph_add_round(b);
+    return add_sequence(b, 0, 1, spec->workers);
+}
+
+static int build_ring(const struct dp_graph_spec *spec, struct dp_graph_builder *b)
+{
+    const int n = spec->workers;
+
+    if (n % 2)
+        return dp_fail(DP_EINVAL, "ring: %d workers, expected an even number", n);
+    for (int t = 0; t < 2; t++) {
+        dp_graph_add_round(b);
+        for (int i = 0; i < n; i += 2)
+            add_pair(b, i, t ? (i + n - 1) % n : i + 1);
+    }
+    return 0;
+}
+
+static int build_one_peer_exp(const struct dp_graph_spec *spec, struct dp_graph_builder *b)
+{
+    const int n = spec->workers;
+
+    if (!is_power_of_two(n))
+        return dp_fail(DP_EINVAL, "one-peer-exp: %d workers, expected a power of two (hypercube takes "
+                       "any number)", n);
+    dp_graph_add_round(b);
+    if (n == 1)
+        add_alone(b, 0);
+    for (int bit = 1; bit < n; bit *= 2) {
+        if (bit > 1)
+            dp_graph_add_round(b);
+        for (int j = 0; j < n; j++)
+            if (!(j & bit))
+                add_pair(b, j, j ^ bit);
+    }
+    return 0;
+}
+
+/* Both nodes by themselves, or their union. */
+static int add_nodes(struct dp_graph_builder *b, int local, int one, int other, bool together)
+{
+    int32_t *ranks = malloc(2 * (size_t)local * sizeof(*ranks));
+
+    if (!ranks)
+        return dp_fail(DP_ENOMEM, "no memory for a group of %d workers", 2 * local);
+    for (int i = 0; i < local; i++) {
+        ranks[i] = one * local + i;
+        ranks[local + i] = other * local + i;
+    }
+    if (together) {
+        dp_graph_add_group(b, ranks, 2 * local, -1);
+    } else {
+        dp_graph_add_group(b, ranks, local, -1);
+        dp_graph_add_group(b, ranks + local, local, -1);
+    }
+    free(ranks);
+    return 0;
+}
+
+/* Pairs of nodes along one bit of the node number: in rounds 2k and 2k + 1 a pair averages by node
+ * and then together, or the other way round, in turns from pair to pair. */
+static int build_alternating(const struct dp_graph_spec *spec, struct dp_graph_builder *b)
+{
+    const int local = spec->local, nodes = spec->workers / local;
+    int turn = 0, err = 0;
+
+    if (!is_power_of_two(nodes) || nodes < 2)
+        return dp_fail(DP_EINVAL, "alternating-exp-ring: %d nodes of %d workers, expected a power of "
+                       "two, at least 2 nodes", nodes, local);
+    for (int bit = 1; bit < nodes; bit *= 2) {
+        const int first_turn = turn;
+        for (int half = 0; half < 2; half++) {
+            turn = first_turn;
+            dp_graph_add_round(b);
+            for (int q = 0; q < nodes && !err; q++)
+                if (!(q & bit))
+                    err = add_nodes(b, local, q, q ^ bit, (turn++ + half) % 2);
+        }
+    }
+    return err;
+}
+
+/* A round a prime factor p of `count`: groups of p along one digit of the mixed-radix number of a
+ * position; positions are `stride` ranks apart. Exact consensus of the positions after all rounds. */
+static int add_digits(struct dp_graph_builder *b, int count, int stride)
+{
+    int err = 0;
+
+    for (int digit = 1, rest = count; rest > 1 && !err;) {
+        int p = 2;
+        while (rest % p && p * p <= rest)
+            p++;
+        p = rest % p ? rest : p;
+        dp_graph_add_round(b);
+        for (int i = 0; i < count; i++)
+            for (int k = 0; i / digit % p == 0 && k < stride && !err; k++)
+                err = add_sequence(b, i * stride + k, digit * stride, p);
+        digit *= p;
+        rest /= p;
+    }
+    return err;
+}
+
+static int build_hypercube(const struct dp_graph_spec *spec, struct dp_graph_builder *b)
+{
+    if (spec->workers > 1)
+        return add_digits(b, spec->workers, 1);
+    dp_graph_add_round(b);
+    add_alone(b, 0);
+    return 0;
+}
+
+static int build_hierarchical(const struct dp_graph_spec *spec, struct dp_graph_builder *b)
+{
+    const int local = spec->local, nodes = spec->workers / local;
+    int err = 0;
+
+    dp_graph_add_round(b);
+    for (int q = 0; q < nodes && !err; q++)
+        err = add_sequence(b, q * local, 1, local);
+    return err ? err : add_digits(b, nodes, local);
+}
+
+/* ---- random matching ------------------------------------------------------------------------- */
+
+static uint32_t draw(struct dp_random_key key, uint64_t *at, uint32_t below)
+{
+    uint32_t block[4];
+
+    dp_random_block(key, (*at)++, block);
+    return (uint32_t)((uint64_t)block[0] * below >> 32);
+}
+
+static void shuffle(int32_t *ranks, int n, struct dp_random_key key, uint64_t *at)
+{
+    for (int i = n - 1; i > 0; i--) {
+        int j = (int)draw(key, at, (uint32_t)i + 1);
+        int32_t swapped = ranks[i];
+        ranks[i] = ranks[j];
+        ranks[j] = swapped;
+    }
+}
+
+/* A walk round the ring in a random order has neighbours 2i, 2i + 1 in even and 2i + 1, 2i + 2 in odd
+ * rounds. So two rounds of one order reach all workers (one worker stays alone where n is odd, another
+ * one each time), and the graph is connected whatever the seed. */
+static int build_random_matching(const struct dp_graph_spec *spec, struct dp_graph_builder *b)
+{
+    const int n = spec->workers, usual = 2 * ceil_log2(n);
+    const int rounds = spec->rounds ? spec->rounds : usual > 4 ? usual : 4;
+    const struct dp_random_key key = dp_random_key(spec->seed, 0, 0, 0);
+    int32_t *ranks = malloc((size_t)n * sizeof(*ranks));
+    uint64_t at = 0;
+
+    if (!ranks)
+        return dp_fail(DP_ENOMEM, "no memory for %d workers", n);
+    for (int i = 0; i < n; i++)
+        ranks[i] = i;
+    for (int t = 0; t < rounds; t++) {
+        if (t != 1)
+            shuffle(ranks, n, key, &at);
+        dp_graph_add_round(b);
+        int first = t == 1;
+        for (int i = first; i + 1 < n; i += 2)
+            add_pair(b, ranks[i], ranks[i + 1]);
+        if (n % 2)
+            add_alone(b, first ? ranks[0] : ranks[n - 1]);
+        else if (first && n > 2)
+            add_pair(b, ranks[n - 1], ranks[0]);
+        else if (first)
+            add_pair(b, ranks[0], ranks[1]);
+    }
+    free(ranks);
+    return 0;
+}
+
+/* ---- links ----------------------------------------------------------------------------------- */
+
+/* The most square grid of n: rows <= columns. */
+static int grid_rows(int n)
+{
+    int rows = 1;
+
+    for (int r = 2; r * r <= n; r++)
+        if (n % r == 0)
+            rows = r;
+    return rows;
+}
+
+/* Row-major; the neighbours to the left and right, above and below, each once, and equal shares. All
+ * workers have as many neighbours. */
+static int build_torus(const struct dp_graph_spec *spec, struct dp_graph_builder *b)
+{
+    const int n = spec->workers, rows = grid_rows(n), columns = n / rows;
+
+    dp_graph_add_round(b);
+    for (int i = 0; i < n; i++) {
+        const int r = i / columns, c = i % columns;
+        const int32_t around[] = {
+            i, r * columns + (c + 1) % columns, r * columns + (c + columns - 1) % columns,
+            (r + 1) % rows * columns + c, (r + rows - 1) % rows * columns + c,
+        };
+        int count = 0;
+        int32_t distinct[5];
+        for (int k = 0; k < 5; k++) {
+            bool known = false;
+            for (int m = 0; m < count; m++)
+                known = known || distinct[m] == around[k];
+            if (!known)
+                distinct[count++] = around[k];
+        }
+        for (int k = 0; k < count; k++)
+            dp_graph_add_link(b, distinct[k], i, 1.0 / count);
+    }
+    return 0;
+}
+
+/* Worker 0 and all others, with Metropolis weights. */
+static int build_star(const struct dp_graph_spec *spec, struct dp_graph_builder *b)
+{
+    const int n = spec->workers;
+    const double share = 1.0 / n;
+
+    dp_graph_add_round(b);
+    dp_graph_add_link(b, 0, 0, n == 1 ? 1 : share);
+    for (int i = 1; i < n; i++) {
+        dp_graph_add_link(b, 0, i, share);
+        dp_graph_add_link(b, i, 0, share);
+        dp_graph_add_link(b, i, i, 1 - share);
+    }
+    return 0;
+}
+
+/* Each worker keeps half and sends half to the one 2^k further on. */
+static int build_directed_exp(const struct dp_graph_spec *spec, struct dp_graph_builder *b)
+{
+    const int n = spec->workers;
+
+    dp_graph_set_push_sum(b);
+    for (int hop = 1; hop == 1 || hop < n; hop *= 2) {
+        dp_graph_add_round(b);
+        for (int i = 0; i < n; i++) {
+            dp_graph_add_link(b, i, i, n == 1 ? 1 : 0.5);
+            if (n > 1)
+                dp_graph_add_link(b, i, (i + hop) % n, 0.5);
+        }
+    }
+    return 0;
+}
+
+/* Workers are 1 at least here, and local divides them. */
+static const struct {
+    const char *name;
+    int (*build)(const struct dp_graph_spec *spec, struct dp_graph_builder *b);
+} builtins[] = {
+    {"complete", build_complete},
+    {"ring", build_ring},
+    {"one-peer-exp", build_one_peer_exp},
+    {"alternating-exp-ring", build_alternating},
+    {"torus", build_torus},
+    {"star", build_star},
+    {"hierarchical", build_hierarchical},
+    {"random-matching", build_random_matching},
+    {"hypercube", build_hypercube},
+    {"directed-exp", build_directed_exp},
+};
 
 /* ---- names ---------------------------------------------------------------------------------- */
 
@@ -20,27 +333,16 @@ struct registered {
     struct dp_graph_kind kind;
 };
 
-enum { REGISTERED_MAX = 256 };
+enum { REGISTERED_MAX = 256, BUILTINS = sizeof(builtins) / sizeof(builtins[0]) };
 static struct registered registered[REGISTERED_MAX];
 static int registered_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static int count_builtins(void)
-{
-    int count = 0;
-
-    while (dp_graph_builtins[count].name)
-        count++;
-    return count;
-}
-
 static const char *name_of(int i)
 {
-    const int builtins = count_builtins();
-
-    if (i < 0 || i >= builtins + registered_count)
+    if (i < 0 || i >= BUILTINS + registered_count)
         return NULL;
-    return i < builtins ? dp_graph_builtins[i].name : registered[i - builtins].name;
+    return i < BUILTINS ? builtins[i].name : registered[i - BUILTINS].name;
 }
 
 /* The number of a name, -1 if there is none. */
@@ -137,13 +439,11 @@ static int unknown_name(const char *name)
 
 static int find_kind(const char *name, int *builtin, struct dp_graph_kind *kind)
 {
-    const int builtins = count_builtins();
-
     pthread_mutex_lock(&lock);
     int i = find_name(name);
-    *builtin = i < builtins ? i : -1;
-    if (i >= builtins)
-        *kind = registered[i - builtins].kind;
+    *builtin = i < BUILTINS ? i : -1;
+    if (i >= BUILTINS)
+        *kind = registered[i - BUILTINS].kind;
     pthread_mutex_unlock(&lock);
     return i < 0 ? unknown_name(name) : 0;
 }
@@ -157,7 +457,7 @@ static int build(const struct dp_graph_spec *spec, int builtin, const struct dp_
 
     if (err)
         return err;
-    err = builtin >= 0 ? dp_graph_builtins[builtin].build(spec, b) : kind->build(spec, b, kind->user);
+    err = builtin >= 0 ? builtins[builtin].build(spec, b) : kind->build(spec, b, kind->user);
     if (!err)
         return dp_graph_builder_end(b, out);
     if (!dp_graph_builder_end(b, &unused))
@@ -225,275 +525,4 @@ bool dp_graph_equal(const struct dp_graph *a, const struct dp_graph *b)
             a->rounds[t].link_count != b->rounds[t].link_count)
             return false;
     return same_groups(a, b) && same_links(a, b);
-}
-
-/* ---- graph builder --------------------------------------------------------------------------- */
-
-/* Put a graph together, round by round. Nothing is checked here but what the data
- * could not hold; whether the graph is a good one, graph_check.c says. */
-
-struct dp_graph_builder {
-    struct dp_graph *g;
-    int err; /* the first one */
-    size_t round_capacity, group_capacity, member_capacity, link_capacity;
-};
-
-/* Room for `more` items of `size` bytes behind `count`. */
-static void *grow(struct dp_graph_builder *b, void *items, size_t size, size_t count, size_t more,
-                  size_t *capacity)
-{
-    void *larger = dp_array_grow(items, capacity, count + more, size);
-
-    if (!larger)
-        b->err = dp_fail(DP_ENOMEM, "no memory for a mixing graph of %d workers", b->g->workers);
-    return larger ? larger : items;
-}
-
-/* It is a word of the text format. */
-static bool is_word(const char *name)
-{
-    const char *at = name;
-
-    while (*at && (unsigned char)*at > ' ' && *at != 127 && *at != '#')
-        at++;
-    return *name && !*at;
-}
-
-int dp_graph_builder_new(const char *name, int workers, int local, struct dp_graph_builder **out)
-{
-    if (!name)
-        name = "user";
-    if (!is_word(name) || strlen(name) >= DP_GRAPH_NAME_LEN)
-        return dp_fail(DP_EINVAL,
-                       "name of a mixing graph: '%s', expected 1 to %d letters, no blank and no #",
-                       name, DP_GRAPH_NAME_LEN - 1);
-    if (workers < 1 || workers > DP_GRAPH_MAX_WORKERS)
-        return dp_fail(DP_EINVAL, "workers: %d, expected 1 to %d", workers, DP_GRAPH_MAX_WORKERS);
-    if (local < 1 || workers % local)
-        return dp_fail(DP_EINVAL, "workers of a node: %d, expected a divisor of %d workers", local,
-                       workers);
-    struct dp_graph_builder *b = calloc(1, sizeof(*b));
-    struct dp_graph *g = calloc(1, sizeof(*g));
-    if (!b || !g) {
-        free(b);
-        free(g);
-        return dp_fail(DP_ENOMEM, "no memory for a mixing graph");
-    }
-    strcpy(g->name, name);
-    g->workers = workers;
-    g->local = local;
-    b->g = g;
-    *out = b;
-    return 0;
-}
-
-void dp_graph_add_round(struct dp_graph_builder *b)
-{
-    struct dp_graph *g = b->g;
-
-    if (b->err)
-        return;
-    g->rounds = grow(b, g->rounds, sizeof(*g->rounds), (size_t)g->period, 1, &b->round_capacity);
-    if (!b->err)
-        g->rounds[g->period++] = (struct dp_mix_round){.first_group = g->group_count,
-                                                       .first_link = g->link_count};
-}
-
-/* The round that something is added to; NULL after an error, which may be that there is none. */
-static struct dp_mix_round *last_round(struct dp_graph_builder *b)
-{
-    if (!b->err && !b->g->period)
-        b->err = dp_fail(DP_EINVAL, "a group or a link before the first round");
-    return b->err ? NULL : &b->g->rounds[b->g->period - 1];
-}
-
-static bool is_worker(struct dp_graph_builder *b, int32_t rank)
-{
-    if (rank >= 0 && rank < b->g->workers)
-        return true;
-    b->err = dp_fail(DP_EINVAL, "round %d: worker %d, expected 0 to %d", b->g->period - 1, rank,
-                     b->g->workers - 1);
-    return false;
-}
-
-static int by_rank(const void *a, const void *b)
-{
-    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    return (x > y) - (x < y);
-}
-
-void dp_graph_add_group(struct dp_graph_builder *b, const int32_t *ranks, int32_t count,
-                        double self)
-{
-    struct dp_mix_round *round = last_round(b);
-    struct dp_graph *g = b->g;
-
-    if (!round)
-        return;
-    if (round->link_count || count < 1) {
-        b->err = dp_fail(DP_EINVAL, "round %d: a group of %d, expected at least one worker, in a "
-                         "round without links", g->period - 1, count);
-        return;
-    }
-    for (int32_t i = 0; i < count; i++)
-        if (!is_worker(b, ranks[i]))
-            return;
-    g->groups = grow(b, g->groups, sizeof(*g->groups), g->group_count, 1, &b->group_capacity);
-    g->members = grow(b, g->members, sizeof(*g->members), g->member_count, (size_t)count,
-                      &b->member_capacity);
-    if (b->err)
-        return;
-    int32_t *members = g->members + g->member_count;
-    memcpy(members, ranks, (size_t)count * sizeof(*members));
-    qsort(members, (size_t)count, sizeof(*members), by_rank);
-    g->groups[g->group_count++] =
-        (struct dp_mix_group){g->member_count, count, self < 0 ? 1.0 / count : self};
-    g->member_count += (size_t)count;
-    round->group_count++;
-}
-
-void dp_graph_add_link(struct dp_graph_builder *b, int32_t from, int32_t to, double weight)
-{
-    struct dp_mix_round *round = last_round(b);
-    struct dp_graph *g = b->g;
-
-    if (!round || !is_worker(b, from) || !is_worker(b, to))
-        return;
-    if (round->group_count) {
-        b->err = dp_fail(DP_EINVAL, "round %d: a link, expected groups only, like those before",
-                         g->period - 1);
-        return;
-    }
-    g->links = grow(b, g->links, sizeof(*g->links), g->link_count, 1, &b->link_capacity);
-    if (b->err)
-        return;
-    g->links[g->link_count++] = (struct dp_mix_link){to, from, weight};
-    round->link_count++;
-}
-
-void dp_graph_set_push_sum(struct dp_graph_builder *b)
-{
-    b->g->push_sum = true;
-}
-
-void dp_graph_add_rest_alone(struct dp_graph_builder *b)
-{
-    const struct dp_mix_round *round = last_round(b);
-    bool *named = round ? calloc((size_t)b->g->workers, sizeof(*named)) : NULL;
-
-    if (!named) {
-        if (round)
-            b->err = dp_fail(DP_ENOMEM, "no memory for a mixing graph");
-        return;
-    }
-    size_t first = round->group_count ? b->g->groups[round->first_group].first : b->g->member_count;
-    for (size_t i = first; i < b->g->member_count; i++)
-        named[b->g->members[i]] = true;
-    for (int32_t rank = 0; rank < b->g->workers; rank++)
-        if (!named[rank])
-            dp_graph_add_group(b, &rank, 1, 1);
-    free(named);
-}
-
-/* ---- the end -------------------------------------------------------------------------------- */
-
-static int by_ends(const void *a, const void *b)
-{
-    const struct dp_mix_link *x = a, *y = b;
-
-    if (x->to != y->to)
-        return (x->to > y->to) - (x->to < y->to);
-    return (x->from > y->from) - (x->from < y->from);
-}
-
-static void place_groups(struct dp_graph *g, const struct dp_mix_round *r, int64_t *place)
-{
-    for (size_t i = r->first_group; i < r->first_group + r->group_count; i++)
-        for (int32_t k = 0; k < g->groups[i].count; k++)
-            place[g->members[g->groups[i].first + (size_t)k]] = (int64_t)i;
-}
-
-static void place_links(struct dp_graph *g, const struct dp_mix_round *r, int64_t *place)
-{
-    qsort(g->links + r->first_link, r->link_count, sizeof(*g->links), by_ends);
-    for (size_t i = r->first_link + r->link_count; i-- > r->first_link;)
-        place[g->links[i].to] = (int64_t)i;
-}
-
-static int place_workers(struct dp_graph *g)
-{
-    const size_t workers = (size_t)g->workers, count = (size_t)g->period * workers;
-
-    g->place = malloc((count ? count : 1) * sizeof(*g->place));
-    if (!g->place)
-        return dp_fail(DP_ENOMEM, "no memory for a mixing graph of %d workers", g->workers);
-    for (size_t i = 0; i < count; i++)
-        g->place[i] = -1;
-    for (int32_t t = 0; t < g->period; t++)
-        if (g->rounds[t].group_count)
-            place_groups(g, &g->rounds[t], g->place + (size_t)t * workers);
-        else if (g->rounds[t].link_count)
-            place_links(g, &g->rounds[t], g->place + (size_t)t * workers);
-    return 0;
-}
-
-/* A group as links from each member to each. */
-static void add_as_links(struct dp_graph_builder *b, const struct dp_graph *g,
-                         const struct dp_mix_group *group)
-{
-    const int32_t *members = g->members + group->first, count = group->count;
-
-    for (int32_t i = 0; i < count; i++)
-        for (int32_t k = 0; k < count; k++)
-            dp_graph_add_link(b, members[i], members[k],
-                              i == k ? group->self : (1 - group->self) / (count - 1));
-}
-
-/* The same graph without groups: weights of push-sum travel along links. Frees g. */
-static int end_with_links(struct dp_graph *g, struct dp_graph **out)
-{
-    struct dp_graph_builder *b;
-    int err = dp_graph_builder_new(g->name, g->workers, g->local, &b);
-
-    if (!err)
-        dp_graph_set_push_sum(b);
-    for (int32_t t = 0; t < g->period && !err; t++) {
-        const struct dp_mix_round *r = &g->rounds[t];
-        dp_graph_add_round(b);
-        for (size_t i = r->first_group; i < r->first_group + r->group_count; i++)
-            add_as_links(b, g, &g->groups[i]);
-        for (size_t i = r->first_link; i < r->first_link + r->link_count; i++)
-            dp_graph_add_link(b, g->links[i].from, g->links[i].to, g->links[i].weight);
-    }
-    dp_graph_free(g);
-    return err ? err : dp_graph_builder_end(b, out);
-}
-
-int dp_graph_builder_end(struct dp_graph_builder *b, struct dp_graph **out)
-{
-    struct dp_graph *g = b->g;
-    int err = b->err;
-
-    free(b);
-    if (!err && g->push_sum && g->group_count)
-        return end_with_links(g, out);
-    if (!err)
-        err = place_workers(g);
-    if (err)
-        dp_graph_free(g);
-    else
-        *out = g;
-    return err;
-}
-
-void dp_graph_free(struct dp_graph *g)
-{
-    if (!g)
-        return;
-    free(g->rounds);
-    free(g->groups);
-    free(g->members);
-    free(g->links);
-    free(g->place);
-    free(g);
 }

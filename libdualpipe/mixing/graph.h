@@ -1,20 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * graph.h - what the files of the graphs share: the table of built-in graphs, the written forms,
- * and what becomes of a graph when workers go or come.
+ * graph.h - what the files of the graphs share: the written forms, and what becomes of a graph when
+ * workers go or come.
  */
 #ifndef DP_MIXING_GRAPH_H
 #define DP_MIXING_GRAPH_H
 
 #include "base/text.h"
 #include <dualpipe/mixing.h>
-
-/* A built-in graph. Its build function has been given workers >= 1 and a local that divides it. */
-struct dp_graph_builtin {
-    const char *name;
-    int (*build)(const struct dp_graph_spec *spec, struct dp_graph_builder *b);
-};
-extern const struct dp_graph_builtin dp_graph_builtins[]; /* ends with a name of NULL */
 
 /* Groups of one for all workers that the last round has not named yet. */
 void dp_graph_add_rest_alone(struct dp_graph_builder *b);

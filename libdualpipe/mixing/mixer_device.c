@@ -337,3 +337,29 @@ void dp_mixer_device_free(struct dp_mixer_device *m)
     free(m->runs);
     free(m);
 }
+
+/* ---- links of a communicator -------------------------------------------------------------------- */
+
+int dp_mixer_nccl_peers(const struct dp_graph *g, int rank, struct dp_nccl_peer *out)
+{
+    const unsigned mixes = 1U << DP_CHANNEL_REDUCE;
+    struct dp_neighbor *all = calloc((size_t)g->workers + 1, sizeof(*all));
+    int count = all ? dp_replicas_nccl_peers(rank, g->workers, out) : DP_ENOMEM;
+
+    for (int32_t t = 0; t < 2 * g->period && count >= 0; t++) {
+        const bool sends = t % 2;
+        const int32_t len = sends ? dp_neighbors_to(g, t / 2, rank, all)
+                                  : dp_neighbors_from(g, t / 2, rank, all);
+        for (int32_t i = 0; i < len; i++) {
+            int at = 0;
+            while (at < count && out[at].rank != all[i].worker)
+                at++;
+            if (at == count)
+                out[count++] = (struct dp_nccl_peer){.rank = all[i].worker};
+            out[at].sends |= sends ? mixes : 0;
+            out[at].receives |= sends ? 0 : mixes;
+        }
+    }
+    free(all);
+    return count == DP_ENOMEM ? dp_fail(count, "no memory for neighbors") : count;
+}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "optimizer/settings.h"
+#include "optimizer/update.h"
 
 #include "base/fail.h"
 #include "base/text.h"

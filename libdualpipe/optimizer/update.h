@@ -9,7 +9,6 @@
 #define DP_OPTIMIZER_UPDATE_H
 
 #include "optimizer/kernels.h"
-
 #include <dualpipe/optimizer.h>
 
 /* The numbers of step t (from 1) for parameters of a group. */
@@ -53,5 +52,21 @@ void dp_real_load(DLDataType type, size_t count, const void *from, void *x, bool
 void dp_real_store(DLDataType type, size_t count, void *to, const void *x, bool as_double);
 /* Bytes of an element. */
 size_t dp_real_bytes(DLDataType type);
+
+/* ---- settings -------------------------------------------------------------------------------- */
+
+/* What a dp_optimizer_config says, checked and resolved to groups. */
+
+/* DP_EINVAL with the member that is wrong. */
+int dp_optimizer_config_check(const struct dp_optimizer_config *config,
+                              const struct dp_parameter *parameters, int32_t count);
+
+/* The caller's groups, or two: without decay and with. */
+int32_t dp_optimizer_group_count(const struct dp_optimizer_config *config);
+struct dp_optimizer_group dp_optimizer_group_at(const struct dp_optimizer_config *config,
+                                                int32_t group);
+/* Of parameter `index` of the list. */
+int32_t dp_optimizer_group_of(const struct dp_optimizer_config *config,
+                              const struct dp_parameter *parameter, int32_t index);
 
 #endif

@@ -6,7 +6,6 @@
 
 #include "base/fail.h"
 #include "base/tensor.h"
-#include "microbatch/tensor.h"
 #include "microbatch/tree.h"
 #include "pipeline/border.h"
 #include "pipeline/steps.h"

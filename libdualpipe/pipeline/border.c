@@ -7,7 +7,7 @@
 
 #include "base/fail.h"
 #include "base/tensor.h"
-#include "microbatch/walk.h"
+#include "microbatch/tree.h"
 #include "pipeline/offsets.h"
 
 #include <stdio.h>

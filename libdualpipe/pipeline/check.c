@@ -7,7 +7,7 @@
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "pipeline/border.h"
-#include "pipeline/lifetimes.h"
+#include "pipeline/plan.h"
 #include "schedule/build.h"
 
 #include <math.h>

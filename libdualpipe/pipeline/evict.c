@@ -2,7 +2,7 @@
  *
  * evict.c - save areas that wait on the host: copied down after the forward, up before the backward.
  */
-#include "pipeline/evict.h"
+#include "pipeline/state.h"
 
 #include "base/clock.h"
 #include "base/fail.h"

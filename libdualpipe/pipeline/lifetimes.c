@@ -3,7 +3,7 @@
  * lifetimes.c - from which op of a rank's list to which each buffer lives; and in fixed order, when each
  * weight part has its turn.
  */
-#include "pipeline/lifetimes.h"
+#include "pipeline/plan.h"
 
 #include "base/fail.h"
 

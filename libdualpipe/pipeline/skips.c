@@ -6,7 +6,7 @@
  *      | tensor ...              | present: uint64 |
  *                                ^ aligned
  */
-#include "pipeline/skips.h"
+#include "pipeline/state.h"
 
 #include "base/fail.h"
 #include "pipeline/border.h"

@@ -9,7 +9,6 @@
 #include "base/bind.h"
 #include "base/fail.h"
 #include "base/text.h"
-#include "placement/assignment_options.h"
 
 #include <errno.h>
 #include <stdio.h>

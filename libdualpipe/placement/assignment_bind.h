@@ -5,6 +5,7 @@
 #ifndef DP_PLACEMENT_ASSIGNMENT_BIND_H
 #define DP_PLACEMENT_ASSIGNMENT_BIND_H
 
+#include "base/options.h"
 #include <dualpipe/assignment.h>
 
 #include <sched.h>
@@ -18,5 +19,17 @@ struct dp_assigned_site {
  * the sentence that says why there is no such site here. */
 int dp_assignment_site(const struct dp_assignment *s, int32_t worker, const char *root, const char *host,
                   const cpu_set_t *allowed, struct dp_assigned_site *out);
+
+/* ---- assignment options ---------------------------------------------------------------------- */
+
+/* DUALPIPE_PLACEMENT, and DUALPIPE_PLACEMENT_*. */
+
+struct dp_assignment_options {
+    const char *file; /* NULL or empty: none */
+    bool binds;
+    bool numbered; /* process r is worker r, whatever the file has */
+};
+
+extern const struct dp_option_area dp_assignment_option_area;
 
 #endif

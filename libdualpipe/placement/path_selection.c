@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "placement/path_selection.h"
+#include "placement/search.h"
 
 #include "base/fail.h"
 

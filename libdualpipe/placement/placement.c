@@ -4,7 +4,7 @@
  * what that makes of every link.
  */
 #include "base/fail.h"
-#include "placement/path_selection.h"
+#include "placement/search.h"
 
 #include <stdlib.h>
 #include <string.h>

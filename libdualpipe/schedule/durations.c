@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "schedule/durations.h"
+#include "schedule/links.h"
 
 #include "base/fail.h"
 #include "schedule/build.h"

@@ -13,7 +13,6 @@
 #include "base/fail.h"
 #include "schedule/build.h"
 #include "schedule/check.h"
-#include "schedule/durations.h"
 #include "schedule/links.h"
 
 #include <math.h>

@@ -15,6 +15,7 @@
 #ifndef DP_TOPOLOGY_BUILD_H
 #define DP_TOPOLOGY_BUILD_H
 
+#include "base/text.h"
 #include <dualpipe/topology.h>
 
 /* NUMA nodes of a host: as many as Linux has at most; each is joined to each. */
@@ -95,5 +96,70 @@ double dp_topo_port_rate(const struct dp_topo_port *p);
 double dp_topo_assumed_nvlink_rate(int sm);
 /* Of one xGMI link of a GPU of this architecture, "gfx942"; 0: not known. */
 double dp_topo_assumed_xgmi_rate(const char *gcn);
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+/* The words of a topology's forms. */
+
+/* In the order of their enums, NULL-terminated. */
+extern const char *const dp_topo_kind_names[DP_TOPO_KINDS + 1];
+extern const char *const dp_topo_link_kind_names[DP_TOPO_LINK_KINDS + 1];
+extern const char *const dp_topo_fabric_names[];    /* "ethernet", "infiniband" */
+extern const char *const dp_topo_gid_type_names[];  /* "ib", "rocev1", "rocev2" */
+extern const char *const dp_topo_note_kind_names[]; /* "missing", "assumed" */
+
+/* The place of name[len] in names (NULL-terminated), -1: it is none. */
+int dp_topo_name_index(const char *name, size_t len, const char *const *names);
+
+/* Wi-Fi, by its class or its interface's name: of use only where there is nothing else. */
+bool dp_topo_is_wireless(const struct dp_topology *t, const struct dp_topo_port *p);
+
+/* ---- copy ------------------------------------------------------------------------------------ */
+
+/* A part of a topology into a builder: what taking out, merging and remapping have in common. */
+
+/* What place[i] says of node i of t on entry; else the node of the builder that stands for it. */
+enum { DP_TOPO_LEAVE = -1, DP_TOPO_COPY = -2 };
+
+/* Add the nodes of t that are to be copied, with the links, ports and notes among all that are not left
+ * out; a node without its parent is left out, too. What belongs to no host of t stands in `home`, a
+ * node of the builder by then; -1: in none. place[i] becomes the node's number in the builder, -1 for
+ * those left out. A port whose rail is left out has none. */
+void dp_topo_copy(struct dp_topo_builder *b, const struct dp_topology *t, int32_t home,
+                  int32_t *place);
+
+/* ---- format ---------------------------------------------------------------------------------- */
+
+/* The formats of a topology, one writer and one reader a file. */
+
+enum { DP_TOPO_JSON_VERSION = 1 };
+
+void dp_topo_write_json(const struct dp_topology *t, struct dp_text *out);
+int dp_topo_read_json(const char *text, size_t len, struct dp_topology **out);
+
+/* NCCL's files: of one host. DP_EINVAL. */
+int dp_topo_write_nccl(const struct dp_topology *t, struct dp_text *out);
+/* DP_EUNSUPPORTED in a build without expat. */
+int dp_topo_read_nccl(const char *text, size_t len, struct dp_topology **out);
+
+/* What `nvidia-smi topo -m` prints. */
+int dp_topo_read_smi(const char *text, size_t len, struct dp_topology **out);
+
+/* hwloc's files: of one host. xml NULL: this machine. DP_EUNSUPPORTED in a build without hwloc. */
+int dp_topo_read_hwloc(const char *xml, size_t len, struct dp_topology **out);
+
+/* ---- path ------------------------------------------------------------------------------------ */
+
+/* Routes by the thousand: the ways out of a node's host, which are most of what a route between
+ * hosts costs, are found once for each node and kept. */
+
+struct dp_topo_exits;
+
+/* NULL: no memory. t outlives it. */
+struct dp_topo_exits *dp_topo_exits_new(const struct dp_topology *t);
+void dp_topo_exits_free(struct dp_topo_exits *kept);
+/* dp_topology_path, with the same answers; not for two threads at once. kept may be NULL. */
+int dp_topo_path_by(const struct dp_topology *t, struct dp_topo_exits *kept, int32_t a, int32_t b,
+                    struct dp_topo_path *path);
 
 #endif

@@ -4,7 +4,7 @@
  */
 #include "config.h" /* memmem */
 
-#include "topology/format.h"
+#include "topology/build.h"
 
 #include "base/fail.h"
 #include "base/text.h"

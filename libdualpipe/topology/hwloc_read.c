@@ -8,7 +8,7 @@
 
 #include "base/fail.h"
 #include "base/text.h"
-#include "topology/format.h"
+#include "topology/build.h"
 #include "topology/nvml.h"
 #include "topology/pci_tree.h"
 

@@ -6,8 +6,6 @@
 #include "base/fail.h"
 #include "base/json.h"
 #include "topology/build.h"
-#include "topology/format.h"
-#include "topology/names.h"
 
 #include <stdio.h>
 #include <stdlib.h>

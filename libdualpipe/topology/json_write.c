@@ -4,8 +4,7 @@
  * README.md): no, none, 0, not known.
  */
 #include "base/json.h"
-#include "topology/format.h"
-#include "topology/names.h"
+#include "topology/build.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -5,8 +5,7 @@
  */
 #include "base/array.h"
 #include "base/fail.h"
-#include "topology/copy.h"
-#include "topology/names.h"
+#include "topology/build.h"
 
 #include <stdio.h>
 #include <stdlib.h>

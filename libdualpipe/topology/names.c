@@ -4,7 +4,7 @@
  */
 #include "base/fail.h"
 #include "base/text.h"
-#include "topology/names.h"
+#include "topology/build.h"
 
 #include <stdio.h>
 #include <stdlib.h>

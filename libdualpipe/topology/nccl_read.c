@@ -10,7 +10,7 @@
 #include "base/array.h"
 #include "base/fail.h"
 #include "base/text.h"
-#include "topology/format.h"
+#include "topology/build.h"
 #include "topology/pci_tree.h"
 
 #include <stdlib.h>

@@ -18,7 +18,6 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "topology/build.h"
-#include "topology/format.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -5,7 +5,6 @@
  */
 #include "base/fail.h"
 #include "topology/build.h"
-#include "topology/names.h"
 
 #include <dualpipe/topology.h>
 

@@ -3,11 +3,9 @@
  * path.c - the route between two nodes. On a host in two searches: how wide can it be, and which of the
  * routes as wide as that is the nearest. Between hosts over the best pair of NICs.
  */
-#include "topology/path.h"
 
 #include "base/fail.h"
 #include "topology/build.h"
-#include "topology/names.h"
 
 #include <dualpipe/topology.h>
 

@@ -5,7 +5,7 @@
  */
 #include "base/fail.h"
 #include "base/text.h"
-#include "topology/copy.h"
+#include "topology/build.h"
 
 #include <stdio.h>
 #include <stdlib.h>

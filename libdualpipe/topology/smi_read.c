@@ -19,8 +19,6 @@
 
 #include "base/fail.h"
 #include "topology/build.h"
-#include "topology/format.h"
-#include "topology/names.h"
 
 #include <ctype.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
 
 #include "base/fail.h"
 #include "base/text.h"
-#include "topology/names.h"
+#include "topology/build.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tuning/intervals.h"
+#include "tuning/model.h"
 
 #include "base/fail.h"
 

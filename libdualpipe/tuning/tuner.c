@@ -4,7 +4,6 @@
  * communicator is made.
  */
 #include "base/fail.h"
-#include "tuning/intervals.h"
 #include "tuning/model.h"
 
 #include <stdlib.h>

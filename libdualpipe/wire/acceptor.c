@@ -3,7 +3,6 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "wire/fds.h"
 #include "wire/net.h"
 #include "wire/sockets.h"
 

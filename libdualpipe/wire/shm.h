@@ -6,14 +6,129 @@
 #ifndef DP_WIRE_SHM_H
 #define DP_WIRE_SHM_H
 
-#include "wire/cma.h"
 #include "wire/acceptor.h"
+#include "wire/cma.h"
 #include "wire/net.h"
-#include "wire/shm_mappings.h"
-#include "wire/shm_path.h"
 #include "wire/wire.h"
+#include <dualpipe/dualpipe.h>
 
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <sys/socket.h>
+
+/* ---- shm mappings ---------------------------------------------------------------------------- */
+
+/* The mapping cache of a shared memory wire: memory of dp_shared_alloc (memory.h)
+ * of one side that the other side has mapped too.
+ *
+ *      owner                                                    peer
+ *      announces a piece: an announcement, with its file  ->    maps it
+ *      refers to it: announcement number and offset       ->    finds it
+ *
+ * Announcements travel over the wire's socket, among the bytes that wake the peer; references are
+ * in the segment. A piece is announced when a message in it is sent or received for the first time.
+ * Each side has DP_SHM_MAPPINGS slots at the peer and manages them itself: a further piece takes
+ * the slot that was referred to longest ago. */
+
+enum { DP_SHM_MAPPINGS = 16 };
+
+/* An address in an announced piece. Zeroed memory: none. */
+struct dp_shm_location {
+    uint64_t offset;
+    uint32_t announcement; /* number of the announcement, from 1 */
+    uint32_t slot;
+};
+
+struct dp_shm_announcement {
+    uint8_t kind; /* not 0, which only wakes */
+    uint8_t slot;
+    uint32_t number;
+    uint64_t bytes; /* of the file passed with it */
+};
+
+struct dp_shm_mappings {
+    struct dp_shm_announced {
+        uint64_t id; /* of struct dp_shared_place */
+        uint32_t announcement;
+        uint64_t used; /* value of uses at the last reference */
+        bool is_lent;  /* keeps its slot */
+    } mine[DP_SHM_MAPPINGS];
+    struct dp_shm_map {
+        char *at; /* NULL: nothing */
+        size_t bytes;
+        uint32_t announcement;
+    } theirs[DP_SHM_MAPPINGS];
+    uint32_t announcements; /* sent */
+    uint64_t uses;
+    unsigned received; /* announcements of the peer */
+
+    struct dp_shm_announcement coming;
+    size_t got;    /* bytes of it */
+    int passed_fd; /* passed with it; -1: none */
+};
+
+void dp_shm_mappings_init(struct dp_shm_mappings *maps);
+/* Unmap everything of the peer. Zeroed memory is fine. */
+void dp_shm_mappings_fini(struct dp_shm_mappings *maps);
+
+/* Announce the piece that holds buf[len], if it is not yet. false if buf is not in shared memory or
+ * it cannot be announced. */
+bool dp_shm_mappings_name(struct dp_shm_mappings *maps, int socket, const void *buf, size_t len,
+                          struct dp_shm_location *out);
+
+/* Take what was read from the socket into bytes and passed_fd. */
+void dp_shm_mappings_receive(struct dp_shm_mappings *maps, const char *bytes, size_t len);
+
+/* The len bytes that the peer refers to, mapped here; NULL if they are not. Valid until the next
+ * dp_shm_mappings_receive. */
+char *dp_shm_mappings_find(const struct dp_shm_mappings *maps, const struct dp_shm_location *place,
+                           size_t len);
+
+/* ---- shm path -------------------------------------------------------------------------------- */
+
+/* Path selection for large messages between memory that the two processes do not
+ * share: through the ring, or by cross-memory attach. Which is faster differs several times over
+ * between machines, sizes, and the cores that the two processes run on: the ring wants cores that
+ * share a cache. So the receiver measures every message, and publishes which path the next one of
+ * that size shall take.
+ *
+ *      a path is tried    |||                 |                    |         a share of the time
+ *      the best one          |||||||||||||||||  |||||||||||||||||||  ||||    all other messages
+ *
+ * A try is a few long messages, or many short ones. Its cost decides how often there is one: all
+ * tries together take 1/64 of the time. */
+
+enum dp_shm_path {
+    DP_SHM_CMA,
+    DP_SHM_RING,
+    DP_SHM_RING_NT, /* the same, copied out with non-temporal stores; for the largest */
+    DP_SHM_PATHS
+};
+
+/* Sizes are told apart by powers of 4, from DP_SHM_LARGE on; the last class has all that is larger.
+ */
+enum { DP_SHM_CLASSES = 6 };
+unsigned dp_shm_class(size_t len);
+
+/* One for each direction. Zeroed memory knows nothing, and begins with DP_SHM_CMA. */
+struct dp_shm_paths {
+    struct dp_shm_costs {
+        int64_t cost[DP_SHM_PATHS]; /* ns for a MiB; 0: not measured yet */
+        int64_t owed_ns;            /* time that the best path serves before the next try */
+        int64_t left_bytes;         /* of this try */
+        int tried;                  /* last */
+        bool is_known;              /* all have been tried once */
+        int wanted;                 /* for the next message */
+    } classes[DP_SHM_CLASSES];
+};
+
+/* A message of len has come by `path` within ns. Returns the path for the next one of that class.
+ */
+enum dp_shm_path dp_shm_paths_learn(struct dp_shm_paths *paths, size_t len, enum dp_shm_path path,
+                                    int64_t ns);
+
+/* ---- shm ------------------------------------------------------------------------------------- */
 
 enum {
     DP_SHM_SLOTS = 64, /* a power of 2 */

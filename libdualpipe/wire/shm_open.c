@@ -16,7 +16,7 @@
 #include "base/options.h"
 #include "base/shared.h"
 #include "wire/sockets.h"
-#include "wire/wire_options.h"
+#include "wire/wire.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -8,6 +8,10 @@
 #ifndef DP_WIRE_SOCKETS_H
 #define DP_WIRE_SOCKETS_H
 
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
 /* From now on a forked child gets an unconnected socket in place of each of these descriptors: its
  * inherited wires fail when it uses them, and closing them affects no other process. May be called
  * any number of times, from any thread. Children of vfork, posix_spawn and clone are not covered:
@@ -26,5 +30,20 @@ int dp_socket_epoll(void);
 
 /* Any file; -1 is fine. */
 void dp_fd_close(int fd);
+
+/* ---- fds ------------------------------------------------------------------------------------- */
+
+/* Bytes on a unix socket, and a file that goes along with them. */
+
+/* Whether the kernel accepts files that are sent to this unix socket, or to the connections of a
+ * listening one that it does not have yet. Kernels before 6.16 always do. */
+void dp_fds_allow(int socket, bool allow);
+
+/* As send and recv, without ever waiting: what they return, and errno. fd: goes along with the first
+ * byte, -1 none; it stays the caller's. */
+ssize_t dp_fds_send(int socket, const void *bytes, size_t len, int fd);
+/* *fd: -1, or a file that came before and is closed if another one comes. Behind the bytes with which a
+ * file came no others follow in the same call. */
+ssize_t dp_fds_receive(int socket, void *bytes, size_t len, int *fd);
 
 #endif

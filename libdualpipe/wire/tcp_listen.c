@@ -7,7 +7,7 @@
 #include "base/fail.h"
 #include "wire/acceptor.h"
 #include "wire/sockets.h"
-#include "wire/wire_options.h"
+#include "wire/wire.h"
 
 #include <errno.h>
 #include <fcntl.h>

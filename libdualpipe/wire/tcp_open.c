@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "wire/sockets.h"
-#include "wire/wire_options.h"
+#include "wire/wire.h"
 
 #include <stdio.h>
 #include <stdlib.h>

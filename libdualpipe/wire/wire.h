@@ -26,9 +26,10 @@
 #ifndef DP_WIRE_WIRE_H
 #define DP_WIRE_WIRE_H
 
+#include "base/options.h"
 #include "wire/sockets.h"
-
 #include <dualpipe/dualpipe.h>
+
 #include <poll.h>
 
 #define DP_WIRE_MAX_BYTES ((size_t)1 << 48)
@@ -214,5 +215,18 @@ static inline void dp_wire_finish_head(struct dp_wire_queue *queue, int status)
 void dp_wire_fail_sends(struct dp_wire *wire, const char *reason);
 /* Set error and why unless they are set; finish all requests. */
 void dp_wire_fail(struct dp_wire *wire, int error, const char *fmt, ...) DP_PRINTF(3, 4);
+
+/* ---- wire options ---------------------------------------------------------------------------- */
+
+/* DUALPIPE_WIRE_*: options of all wires. Read whenever a wire is created. */
+
+struct dp_wire_options {
+    bool cma;
+    bool measure;
+    int64_t tcp_buffer_kib; /* 0: the kernel's choice; -1: ours */
+    int64_t tcp_sockets;    /* 0: by route */
+};
+
+extern const struct dp_option_area dp_wire_option_area;
 
 #endif

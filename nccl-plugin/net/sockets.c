@@ -3,7 +3,7 @@
 
 #include "base/fail.h"
 #include "wire/tcp.h"
-#include "wire/wire_options.h"
+#include "wire/wire.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

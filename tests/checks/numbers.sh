@@ -9,7 +9,7 @@ cd "$DP_TOP_SRCDIR"
 # Statements are looked at as a whole: a format may be several lines below its function.
 find_in_code()
 {
-    find libdualpipe nccl-plugin offload -name '*.[ch]' ! -path libdualpipe/base/text.c -exec awk '
+    find libdualpipe nccl-plugin offload -name '*.[ch]' ! -path libdualpipe/base/number.c -exec awk '
         FNR == 1 { statement = "" }
         { statement = statement " " $0 }
         /[;}{] *$/ { print FILENAME ":" FNR ":" statement; statement = "" }' {} + |

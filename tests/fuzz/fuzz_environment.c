@@ -8,10 +8,10 @@
 #include "fuzz.h"
 
 #include "base/bind.h"
-#include "comm/launcher.h"
+#include "comm/settings.h"
 #include "wire/fault.h"
 #include "wire/net.h"
-#include "wire/wire_options.h"
+#include "wire/wire.h"
 
 #include <string.h>
 

@@ -16,7 +16,6 @@
 
 #include "base/text.h"
 #include "base/fp16.h"
-#include "microbatch/tensor.h"
 #include "microbatch/tree.h"
 
 #include <jansson.h>

@@ -7,7 +7,7 @@
 #include "comm_cases.h"
 
 #include "base/clock.h"
-#include "comm/threads.h"
+#include "comm/comm_core.h"
 
 #include <signal.h>
 #include <stdatomic.h>

@@ -4,7 +4,7 @@
  */
 #include "cmocka_all.h"
 
-#include "comm/launcher.h"
+#include "comm/settings.h"
 
 #include <stdlib.h>
 #include <string.h>

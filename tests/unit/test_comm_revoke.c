@@ -7,8 +7,8 @@
 #include "comm_cases.h"
 
 #include "base/clock.h"
+#include "comm/comm_core.h"
 #include "comm/comm_ops.h"
-#include "comm/threads.h"
 
 #include <signal.h>
 #include <stdlib.h>

@@ -10,7 +10,6 @@
 #include "base/fail.h"
 #include "comm/comm_core.h"
 #include "comm/survival.h"
-#include "comm/threads.h"
 
 #include <poll.h>
 #include <signal.h>

@@ -5,7 +5,6 @@
  */
 #include "cmocka_all.h"
 
-#include "microbatch/tensor.h"
 #include "microbatch/tree.h"
 
 #include <stdio.h>

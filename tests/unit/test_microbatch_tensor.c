@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
 
-#include "microbatch/tensor.h"
+#include "microbatch/tree.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,8 +9,8 @@
 #include "comm_cases.h"
 
 #include "base/clock.h"
+#include "comm/comm_core.h"
 #include "comm/comm_ops.h"
-#include "comm/threads.h"
 #include "mixing/mixer_state.h"
 #include "mixing/round.h"
 

@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "comm/comm_ops.h"
-#include "comm/wire_comm.h"
+#include "comm/peers.h"
 #include "comm_group.h"
 #include "jobs.h"
 #include "open_files.h"

@@ -6,7 +6,7 @@
 #include "topology_case.h"
 
 #include "base/fail.h"
-#include "topology/path.h"
+#include "topology/build.h"
 
 #include <dualpipe/topology.h>
 

@@ -8,8 +8,8 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "wire/acceptor.h"
-#include "wire/fds.h"
 #include "wire/shm.h"
+#include "wire/sockets.h"
 #include "wire/tcp.h"
 #include "wire_dial.h"
 

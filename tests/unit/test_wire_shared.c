@@ -9,7 +9,7 @@
 #include "unit/shm_pair.h"
 
 #include "base/shared.h"
-#include "wire/fds.h"
+#include "wire/sockets.h"
 
 #include <fcntl.h>
 #include <signal.h>
