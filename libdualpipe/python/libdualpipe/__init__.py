@@ -8,9 +8,15 @@ An existing program changes an import and keeps the rest:
     libdualpipe.compat.fairscale   AsyncPipe, OffloadModel
     libdualpipe.compat.decent_dp   DecentralizedDataParallel
 
+This library's own:
+
+    libdualpipe.torch              Trainer, checkpoint: a list of modules over P stages x D replicas
+    libdualpipe.schedule           schedules as data: checked, simulated, drawn
+    libdualpipe.topology, .placement, .tuning    machines, who works where, collectives of NCCL
+
 Ranks are those of a torch.distributed process group. An exception of a stage keeps its type and
 traceback on its rank; the other ranks get a DualpipeError that names it. `python -m libdualpipe`
-says what was found. torch is imported when one of these modules is, not by this one.
+says what was found. torch is imported when .compat or .torch is.
 """
 from ._native import DualpipeError, version
 

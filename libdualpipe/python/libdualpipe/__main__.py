@@ -8,7 +8,7 @@ from . import _dp, version
 from ._native import ffi, lib, text_of
 
 
-@ffi.def_extern()  # type: ignore[misc]
+@ffi.def_extern()
 def dpy_log(_user: object, _level: int, _line: object) -> None:
     """What is missing is said below, once."""
 

@@ -30,13 +30,13 @@ class _Store:
         return bytes.fromhex(self.store.get(key).decode()) if self.store.check([key]) else None
 
 
-@ffi.def_extern(error=lib.DP_EIO, onerror=keep_from_handler)  # type: ignore[misc]
+@ffi.def_extern(error=lib.DP_EIO, onerror=keep_from_handler)
 def dpy_store_put(user: Any, key: Any, value: Any, count: int) -> int:
     ffi.from_handle(user).set(ffi.string(key).decode(), bytes(ffi.buffer(value, count)))
     return 0
 
 
-@ffi.def_extern(error=lib.DP_EIO, onerror=keep_from_handler)  # type: ignore[misc]
+@ffi.def_extern(error=lib.DP_EIO, onerror=keep_from_handler)
 def dpy_store_get(user: Any, key: Any, value: Any, count: Any) -> int:
     got = ffi.from_handle(user).get(ffi.string(key).decode())
     if got is None:

@@ -11,9 +11,10 @@ import os
 import re
 import threading
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
-from ._dp import ffi, lib
+from ._dp import ffi as ffi
+from ._dp import lib as lib
 
 EAGAIN, EINTR, ECALLBACK = lib.DP_EAGAIN, lib.DP_EINTERRUPTED, lib.DP_ECALLBACK
 
@@ -153,7 +154,47 @@ def new_object(function: Any, kind: str, *args: Any, comm: Any = None) -> Any:
     return out[0]
 
 
-@ffi.def_extern(error=EINTR, onerror=keep_from_handler)  # type: ignore[misc]
+# ---- texts, names and numbers ----
+
+
+def made_text(function: Any, *args: Any) -> str:
+    """*text of a function whose last arguments are a text that is made and its length."""
+    out, length = ffi.new("char **"), ffi.new("size_t *")
+    check(function(*args, out, length))
+    try:
+        return ffi.buffer(out[0], length[0])[:].decode()
+    finally:
+        lib.free(out[0])
+
+
+def parse(function: Any, kind: str, name: str) -> int:
+    """A name of the library's as its number."""
+    out = ffi.new(f"enum {kind} *")
+    check(function(name.encode(), out))
+    return int(out[0])
+
+
+def number_of(what: str, name: str, numbers: Mapping[str, int]) -> int:
+    """One of a table of names. Raises ValueError with all of them."""
+    if name not in numbers:
+        raise ValueError(f"{what}: {name!r}, expected one of {', '.join(numbers)}")
+    return numbers[name]
+
+
+def names_of(function: Any, count: int) -> Dict[str, int]:
+    """Such a table, of a function that has the name of each number."""
+    return {text_of(function(i)): i for i in range(count)}
+
+
+def set_members(struct: Any, members: Mapping[str, Any], what: str) -> None:
+    """Members of a struct by name. Raises TypeError for one that it has not."""
+    for name, value in members.items():
+        if name not in dir(struct):
+            raise TypeError(f"{what}: no member {name!r}, expected some of {', '.join(dir(struct))}")
+        setattr(struct, name, value)
+
+
+@ffi.def_extern(error=EINTR, onerror=keep_from_handler)
 def dpy_poll(_user: Any) -> int:
     """Called in waits: that Python code runs is enough for a signal's handler to be called, and
     what it raises ends the wait."""

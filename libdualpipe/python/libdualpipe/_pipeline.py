@@ -5,84 +5,14 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import torch
 
 from ._group import Comm
-from ._native import check, ffi, lib, new_object, owned
+from ._native import ffi, lib, new_object, owned
 from ._stage import LOSS, OPS, OPS_WITH_PAIRS, Batch, Stage
 from ._tensor import border, describe, spec
+from .schedule import Schedule as Schedule
 
 # The library moves tensors between stages. What the model begins with and ends in stays with
 # Python, which has it as it is: the first and the last border have a tensor that nobody looks at.
 UNUSED_INPUT, UNUSED_OUTPUT = spec((1, ), torch.float32, True), spec((1, ), torch.float32)
-
-
-def parse(function: Any, kind: str, name: str) -> int:
-    """A name of the library's as its number."""
-    out = ffi.new(f"enum {kind} *")
-    check(function(name.encode(), out))
-    return out[0]
-
-
-class Schedule:
-    """Who does what, in which order; kind as `dualpipe schedule` names it: "dualpipe", "1f1b",
-    "zbv" ..."""
-    def __init__(self,
-                 kind: str,
-                 ranks: int,
-                 microbatches: int,
-                 *,
-                 forward_only: bool = False,
-                 virtual_stages: int = 0,
-                 slack: int = 0,
-                 recompute: str = "never",
-                 rank_map: Optional[Sequence[int]] = None,
-                 outline: bool = False,
-                 partition: Any = ffi.NULL,
-                 skips: Sequence[Any] = ()) -> None:
-        wanted = ffi.new(
-            "struct dp_schedule_spec *", {
-                "kind": parse(lib.dp_schedule_kind_parse, "dp_schedule_kind", kind), "ranks": ranks,
-                "microbatches": microbatches, "forward_only": forward_only,
-                "virtual_stages": virtual_stages, "slack": slack, "recompute": parse(
-                    lib.dp_recompute_parse, "dp_recompute", recompute)
-            })
-        mapped = ffi.new("int[]", list(rank_map)) if rank_map else ffi.NULL
-        between = ffi.new("struct dp_skip[]", list(skips))
-        wanted.rank_map, wanted.partition = mapped, partition
-        wanted.skips, wanted.skip_count = between, len(skips)
-        make = lib.dp_schedule_new_outline if outline else lib.dp_schedule_new
-        self._take(new_object(make, "struct dp_schedule", wanted))
-
-    def _take(self, pointer: Any) -> "Schedule":
-        self.pointer = pointer
-        self.close = owned(self, lib.dp_schedule_free, pointer)
-        return self
-
-    @classmethod
-    def from_csv(cls, text: str) -> "Schedule":
-        """One that is listed as torch.distributed.pipelining does, a row of computes a rank."""
-        listed = text.encode()
-        return cls.__new__(cls)._take(
-            new_object(lib.dp_schedule_read, "struct dp_schedule", listed, len(listed),
-                       lib.DP_FORMAT_PYTORCH))
-
-    def to_csv(self) -> str:
-        """The same the other way round."""
-        out = ffi.new("char **")
-        check(lib.dp_schedule_write(self.pointer, lib.DP_FORMAT_PYTORCH, out, ffi.NULL))
-        return ffi.string(ffi.gc(out[0], lib.free)).decode()
-
-    def forward(self) -> "Schedule":
-        """Its forwards alone."""
-        return self.__class__.__new__(self.__class__)._take(
-            new_object(lib.dp_schedule_new_forward, "struct dp_schedule", self.pointer))
-
-    @property
-    def stages(self) -> int:
-        return self.pointer.stages
-
-    def slots(self, rank: int) -> List[Any]:
-        """struct dp_slot of a pipeline rank."""
-        s = self.pointer
-        return [s.slots[i] for i in range(s.first_slot[rank], s.first_slot[rank + 1])]
 
 
 class Pipeline:

@@ -348,25 +348,25 @@ def overlapped(module_type: type) -> Any:
 # ---- called by the library ----
 
 
-@ffi.def_extern(name="dpy_forward", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_forward", error=lib.DP_ECALLBACK)
 @callback
 def _forward(user: Any, call: Any, given: Any, wanted: Any) -> None:
     ffi.from_handle(user).forward(call, given, wanted)
 
 
-@ffi.def_extern(name="dpy_backward", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_backward", error=lib.DP_ECALLBACK)
 @callback
 def _backward(user: Any, call: Any, gout: Any, gin: Any, mode: int) -> None:
     ffi.from_handle(user).backward(call, gout, gin, mode)
 
 
-@ffi.def_extern(name="dpy_weight", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_weight", error=lib.DP_ECALLBACK)
 @callback
 def _weight(user: Any, call: Any) -> None:
     ffi.from_handle(user).weight(call)
 
 
-@ffi.def_extern(name="dpy_pair", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_pair", error=lib.DP_ECALLBACK)
 @callback
 def _pair(pair: Any) -> None:
     forward_and_backward(pair, ffi.from_handle(pair.forward.user),
@@ -374,14 +374,14 @@ def _pair(pair: Any) -> None:
 
 
 # Losses are taken in forwards, where the outputs are Python's own tensors: the library sees zeros.
-@ffi.def_extern(error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(error=lib.DP_ECALLBACK)
 def dpy_loss(_user: Any, _call: Any, _out: Any, _labels: Any, values: Any, _most: int,
              count: Any) -> int:
     values[0], count[0] = 0.0, 1
     return 0
 
 
-@ffi.def_extern(error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(error=lib.DP_ECALLBACK)
 def dpy_loss_backward(_user: Any, _call: Any, _out: Any, _labels: Any, _scale: float,
                       _gout: Any) -> int:
     return 0

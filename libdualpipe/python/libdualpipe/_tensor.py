@@ -92,7 +92,7 @@ class Views:
         self._made: Dict[Any, torch.Tensor] = {}
         self._places: Dict[int, torch.Tensor] = {}
 
-    def of(self, described: Any) -> Optional[torch.Tensor]:
+    def of(self, described: Any) -> Any:
         """A new tensor object, without history; None where the library has none (data NULL)."""
         pointer = address(described.data)
         if not pointer:

@@ -375,13 +375,13 @@ class _Updates:
         getattr(optimizer, "pre_average_hook")(edge, edge.weight)
 
 
-@ffi.def_extern(name="dpy_update", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_update", error=lib.DP_ECALLBACK)
 @callback
 def _update(user: Any, info: Any) -> None:
     ffi.from_handle(user).update(info)
 
 
-@ffi.def_extern(name="dpy_pre_average", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_pre_average", error=lib.DP_ECALLBACK)
 @callback
 def _pre_average(user: Any, info: Any) -> None:
     ffi.from_handle(user).pre_average(info)

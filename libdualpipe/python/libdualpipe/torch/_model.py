@@ -112,7 +112,7 @@ class Place(Stage):
     def roots(self, call: Any, gout: Any) -> Any:
         live = self.live.pop(call.mb)
         pairs = [(out, self.model.view(gout[i])) for i, out in enumerate(live.outs)
-                 if out.requires_grad and gout[i].data != ffi.NULL]
+                 if out is not None and out.requires_grad and gout[i].data != ffi.NULL]
         return live, [out for out, _ in pairs], [
             grad.clone() if self.keeps_grads else grad for _, grad in pairs
         ]
@@ -344,7 +344,7 @@ def _rows(example: Any, count: int) -> Any:
 # ---- called by the library ----
 
 
-@ffi.def_extern(name="dpy_model_fill", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_model_fill", error=lib.DP_ECALLBACK)
 @callback
 def _fill(user: Any, index: int, _seed: int, value: Any) -> None:
     model, module = ffi.from_handle(user)
@@ -356,31 +356,31 @@ def _place(user: Any, call: Any) -> Place:
     return place
 
 
-@ffi.def_extern(name="dpy_model_forward", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_model_forward", error=lib.DP_ECALLBACK)
 @callback
 def _forward(user: Any, call: Any, given: Any, wanted: Any) -> None:
     _place(user, call).forward(call, given, wanted)
 
 
-@ffi.def_extern(name="dpy_model_backward", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_model_backward", error=lib.DP_ECALLBACK)
 @callback
 def _backward(user: Any, call: Any, gout: Any, gin: Any, mode: int) -> None:
     _place(user, call).backward(call, gout, gin, mode)
 
 
-@ffi.def_extern(name="dpy_model_weight", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_model_weight", error=lib.DP_ECALLBACK)
 @callback
 def _weight(user: Any, call: Any) -> None:
     _place(user, call).weight(call)
 
 
-@ffi.def_extern(name="dpy_model_loss", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_model_loss", error=lib.DP_ECALLBACK)
 @callback
 def _loss(user: Any, call: Any, out: Any, labels: Any, values: Any, _most: int, count: Any) -> None:
     values[0], count[0] = ffi.from_handle(user).forward(call, out, labels), 1
 
 
-@ffi.def_extern(name="dpy_model_loss_backward", error=lib.DP_ECALLBACK)  # type: ignore[misc]
+@ffi.def_extern(name="dpy_model_loss_backward", error=lib.DP_ECALLBACK)
 @callback
 def _loss_backward(user: Any, call: Any, _out: Any, _labels: Any, scale: float, gout: Any) -> None:
     ffi.from_handle(user).backward(call, scale, gout)

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from .._group import Comm, comm_of
-from .._native import check, ffi, lib, new_object, owned, text_of
+from .._native import (check, ffi, lib, names_of, new_object, number_of, owned, parse, set_members,
+                       text_of)
 from .._stage import as_tuple
 from .._tensor import Views, describe
 from ._model import Model
@@ -17,7 +18,7 @@ from ._model import Model
 SUMS = {"all": lib.DP_SUMS_ALL, "shards": lib.DP_SUMS_SHARDS, "mixing": lib.DP_SUMS_MIXING}
 RATES = {"constant": lib.DP_RATE_CONSTANT, "cosine": lib.DP_RATE_COSINE,
          "linear": lib.DP_RATE_LINEAR, "step": lib.DP_RATE_STEP}
-ALGORITHMS = {text_of(lib.dp_mixer_algorithm_name(i)): i for i in range(lib.DP_MIXER_ALGORITHMS)}
+ALGORITHMS = names_of(lib.dp_mixer_algorithm_name, lib.DP_MIXER_ALGORITHMS)
 COMPRESSIONS = {"none": lib.DP_COMPRESSION_NONE, "int8": lib.DP_COMPRESSION_INT8}
 
 
@@ -119,10 +120,10 @@ class Trainer:
             config = ffi.new("struct dp_trainer_config *", {
                 "replicas": replicas, "microbatches": microbatches, "rows": rows, "clip": clip,
                 "fixed_order": fixed_order, "order_blocks": order_blocks, "seed": seed,
-                "sums": _number("sums", sums, SUMS), "schedule": {
-                    "kind": lib.DP_SCHEDULE_USER if schedule is None else _parsed(
+                "sums": number_of("sums", sums, SUMS), "schedule": {
+                    "kind": lib.DP_SCHEDULE_USER if schedule is None else parse(
                         lib.dp_schedule_kind_parse, "dp_schedule_kind", schedule),
-                    "virtual_stages": virtual_stages, "slack": slack, "recompute": _parsed(
+                    "virtual_stages": virtual_stages, "slack": slack, "recompute": parse(
                         lib.dp_recompute_parse, "dp_recompute", recompute)},
                 "optimizer": _optimizer(optimizer, optimizer_options or {}),
                 "rate": _rate(rate),
@@ -247,18 +248,6 @@ def _named(layers: Any) -> List[Tuple[str, Any]]:
     return [(str(i), layer) for i, layer in enumerate(layers)]
 
 
-def _number(what: str, name: str, numbers: Mapping[str, int]) -> int:
-    if name not in numbers:
-        raise ValueError(f"{what}: {name!r}, expected one of {', '.join(numbers)}")
-    return numbers[name]
-
-
-def _parsed(function: Any, kind: str, name: str) -> int:
-    out = ffi.new(f"enum {kind} *")
-    check(function(name.encode(), out))
-    return int(out[0])
-
-
 def _text(text: Optional[str], kept: List[Any]) -> Any:
     if text is None:
         return ffi.NULL
@@ -266,26 +255,19 @@ def _text(text: Optional[str], kept: List[Any]) -> Any:
     return kept[-1]
 
 
-def _set(struct: Any, members: Mapping[str, Any], what: str) -> None:
-    for name, value in members.items():
-        if not hasattr(struct, name):
-            raise TypeError(f"{what}: no member {name!r}, expected some of {', '.join(dir(struct))}")
-        setattr(struct, name, value)
-
-
 def _optimizer(name: str, options: Mapping[str, Any]) -> Any:
     config = ffi.new("struct dp_optimizer_config *",
                      lib.dp_optimizer_defaults(
-                         _parsed(lib.dp_optimizer_kind_find, "dp_optimizer_kind", name)))
-    _set(config, options, "optimizer_options")
+                         parse(lib.dp_optimizer_kind_find, "dp_optimizer_kind", name)))
+    set_members(config, options, "optimizer_options")
     return config[0]
 
 
 def _rate(rate: Union[float, Mapping[str, Any]]) -> Any:
     struct = ffi.new("struct dp_rate *")
-    members = dict(rate) if isinstance(rate, Mapping) else {"peak": rate}
-    members["kind"] = _number("rate", members.get("kind", "constant"), RATES)
-    _set(struct, members, "rate")
+    members: Dict[str, Any] = dict(rate) if isinstance(rate, Mapping) else {"peak": rate}
+    members["kind"] = number_of("rate", members.get("kind", "constant"), RATES)
+    set_members(struct, members, "rate")
     return struct[0]
 
 
@@ -294,8 +276,8 @@ def _mix(struct: Any, members: Mapping[str, Any], kept: List[Any]) -> None:
     struct.graph.name = _text(numbers.pop("graph", None), kept)
     for name, table in (("algorithm", ALGORITHMS), ("compression", COMPRESSIONS)):
         if name in numbers:
-            numbers[name] = _number(f"mixing {name}", numbers[name], table)
-    _set(struct, numbers, "mixing")
+            numbers[name] = number_of(f"mixing {name}", numbers[name], table)
+    set_members(struct, numbers, "mixing")
 
 
 def _tree(tensors: Sequence[torch.Tensor], kept: List[Any]) -> Any:
