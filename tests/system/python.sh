@@ -17,6 +17,16 @@ make -s -C "$DP_TOP_BUILDDIR" wheel PYTHON="$python" >"$work/log" 2>&1 || {
 }
 "$python" -m pip -q --disable-pip-version-check install --no-deps --no-index \
     --target "$work/packages" "$DP_TOP_BUILDDIR"/wheel/*.whl
+# The sdist, which configures and builds the library, takes minutes.
+if [ -n "${DP_TEST_FULL:-}" ]; then
+    make -s -C "$DP_TOP_BUILDDIR" wheel-sdist >"$work/log" 2>&1 &&
+        "$python" -m pip -q --disable-pip-version-check install --no-build-isolation --no-deps \
+            --target "$work/sdist" "$DP_TOP_BUILDDIR"/libdualpipe-*.tar.gz >>"$work/log" 2>&1 &&
+        (cd / && PYTHONPATH=$work/sdist "$python" -m libdualpipe) || {
+        tail -n 40 "$work/log"
+        exit 1
+    }
+fi
 cd "$work" || exit 1
 PYTHONPATH=$work/packages PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -p no:cacheprovider \
     --rootdir "$work" "$DP_TOP_SRCDIR/tests/python"

@@ -12,7 +12,7 @@ from ._native import callback, ffi, lib
 from ._skips import CallTracker, tracking
 from ._tensor import CUDA, DTYPES, Views, shape_of
 
-Tensors = Tuple[Optional[torch.Tensor], ...]
+Tensors = Tuple[Any, ...]  # None for one that is not there
 
 
 class WeightGradStore:
