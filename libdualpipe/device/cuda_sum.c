@@ -134,13 +134,12 @@ static bool has_sums(struct cuda *cuda)
     return has;
 }
 
+/* Of a count of 0, too: the first launch of a kernel may load it (nccl.h). */
 static int launch(struct dp_device_stream *stream, int kernel, const struct sum_args *args)
 {
     struct cuda *cuda = dp_cuda_of(stream->dev);
-    const uint64_t blocks = (args->count + THREADS - 1) / THREADS;
+    const uint64_t blocks = args->count ? (args->count + THREADS - 1) / THREADS : 1;
 
-    if (!args->count)
-        return 0;
     return dp_cuda_launch(stream->dev,
                           &(struct dp_device_launch){
                               .kernel = cuda->sum_kernels[kernel],

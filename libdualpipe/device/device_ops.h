@@ -118,7 +118,7 @@ struct dp_device_graph {
 /* to[i] += from[i] in the stream's order, both in device memory: float32, float64, bfloat16 or
  * float16 to the same, or float32 to bfloat16 or float16; 16 bits are added in float32 and rounded
  * once. DP_EUNSUPPORTED, quietly: the device has nothing to do it with; a count of 0 asks only
- * that. */
+ * that, and loads the kernel. */
 int dp_device_add(struct dp_device_stream *stream, DLDataType type, void *to, DLDataType from_type,
                   const void *from, size_t count);
 

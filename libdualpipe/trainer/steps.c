@@ -380,5 +380,9 @@ int trainer_make_room(struct dp_trainer *t)
         return dp_fail(DP_ENOMEM, "no memory for what %d ranks tell each other", t->ranks);
     e->queued = queue_squares;
     e->queued_user = t;
-    return squares_new(t->place, most, e->part_count, &t->squares);
+    int err = squares_new(t->place, most, e->part_count, &t->squares);
+    if (!err)
+        err = queue_squares(t); /* on a device this loads the kernels, before NCCL's keep it busy */
+    const int waited = place_wait(t->place);
+    return err ? err : waited;
 }
