@@ -53,6 +53,7 @@ def equals_decent_dp(rank, size, topology, optimizer, options):
     base = Net(torch.contiguous_format).double()
     scaler = options.pop("scaler", False)
     accumulate = options.pop("accumulate", 1)
+    overflows = options.pop("overflows", -1)
 
     def scaled():
         return {"scaler": torch.amp.GradScaler("cpu", init_scale=2.0**10)} if scaler else {}
@@ -90,6 +91,8 @@ def equals_decent_dp(rank, size, topology, optimizer, options):
             for model in pairs:
                 model.set_accumulate_grad(part + 1 < accumulate)
                 loss = F.cross_entropy(model(x), y)
+                if step == overflows and rank == 1:
+                    loss = loss * float("inf")
                 used = model._scaler if model is pairs[0] else model._updates.scaler
                 (used.scale(loss) if scaler else loss).backward()
         same(step)
@@ -119,6 +122,7 @@ def equals_decent_dp(rank, size, topology, optimizer, options):
     ("alternating-exp-ring", "accum_adam", {"_local_world_size": 2, "param_as_bucket_view": False}),
     ("ring", "accum_adamw", {"bucket_size_in_mb": 0.001, "accumulate": 3}),
     ("complete", "sgd", {"scaler": True, "grad_clip_norm": 0.5}),
+    ("ring", "adam", {"scaler": True, "bucket_size_in_mb": 0.001, "overflows": 5}),
 ])
 def test_values_are_those_of_decent_dp(ranks, topology, optimizer, options):
     pytest.importorskip("decent_dp", reason="pip's decent-dp is not installed")
@@ -148,6 +152,8 @@ def arguments(rank, size):
     model = nn.Linear(2, 2)
     with pytest.raises(KeyError):
         decent_dp.DecentralizedDataParallel(model, sgd, topology="no-such")
+    assert decent_dp.TopologyReg.registry["ring"] is decent_dp.RingTopology
+    assert decent_dp.OnePeerExpTopology(1).get_edge(1).ranks == [rank & 1, rank & 1 | 2]
     with pytest.raises(ValueError):
         decent_dp.DecentralizedDataParallel(model,
                                             sgd,

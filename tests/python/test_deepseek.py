@@ -105,6 +105,18 @@ def test_a_step_equals_a_plain_run(ranks, kind, stage, count, dtype, mapping):
     ranks(4, equals_a_plain_run, kind, stage, count, dtype, mapping)
 
 
+def has_places(rank, size):
+    pipe = DualPipe([models.Stage(WIDTH), models.Stage(WIDTH)], rank_mapping=[2, 0, 3, 1])
+    place = [2, 0, 3, 1][rank]
+    assert (pipe.rank, pipe.first_rank, pipe.last_rank) == (place, 1, 2)
+    assert (pipe.prev_rank, pipe.next_rank) == [(None, 3), (1, 0), (3, 2), (0, None)][place]
+    assert (pipe.is_in_second_half, pipe.is_middle_rank) == (place > 1, place in (1, 2))
+
+
+def test_places_in_the_pipeline_are_members(ranks):
+    ranks(4, has_places)
+
+
 def equals_the_peer(rank, size):
     peer = pytest.importorskip("dualpipe", reason="pip has no dualpipe")
     import dualpipe.comm

@@ -130,8 +130,33 @@ class _Named(Topology):
         return Edge([graph.members[group.first + i] for i in range(group.count)], group.self)
 
 
-for _name in ("complete", "ring", "one-peer-exp", "alternating-exp-ring"):
-    TopologyReg.register(_name)(type("_Topology", (_Named, ), {"name": _name}))
+@TopologyReg.register("complete")
+class CompleteTopology(_Named):
+    """All ranks average in each round."""
+
+    name = "complete"
+
+
+@TopologyReg.register("ring")
+class RingTopology(_Named):
+    """Pairs of neighbours, to the one side and to the other in turns. Of an even number."""
+
+    name = "ring"
+
+
+@TopologyReg.register("one-peer-exp")
+class OnePeerExpTopology(_Named):
+    """Pairs at a distance of 1, 2, 4 ... Of a power of two."""
+
+    name = "one-peer-exp"
+
+
+@TopologyReg.register("alternating-exp-ring")
+class AlternatingExpRingTopology(_Named):
+    """The same of whole nodes, in turns with averages within each. Of a power of two of nodes."""
+
+    name = "alternating-exp-ring"
+
 
 # ---- the class ----
 

@@ -90,6 +90,13 @@ class _DualPipe(nn.Module):
         self.rank_mapping = rank_mapping
         self.rank = rank_mapping[self.group.rank()] if rank_mapping else self.group.rank()
         self.is_first_rank, self.is_last_rank = self.rank == 0, self.rank == self.num_ranks - 1
+        # Ranks in the group, by their place in the pipeline; None beyond its ends.
+        group_rank = {place: r for r, place in enumerate(rank_mapping or range(self.num_ranks))}
+        self.first_rank, self.last_rank = group_rank[0], group_rank[self.num_ranks - 1]
+        self.prev_rank, self.next_rank = (group_rank.get(self.rank + by) for by in (-1, 1))
+        half = self.num_ranks // 2
+        self.is_in_second_half = self.rank >= half
+        self.is_middle_rank = self.rank in (half - 1, half)
         self._pipelines: Dict[Any, Pipeline] = {}
 
     @property

@@ -8,6 +8,7 @@ skips (`skippable`) sends them straight to the one that pops them.
 
 Source: fairscale.nn.pipe.AsyncPipe and fairscale.experimental.nn.offload, 0.4.
 """
+import sys
 import threading
 import warnings
 from collections import OrderedDict
@@ -167,7 +168,7 @@ class AsyncPipe(nn.Module):
         named: List[Any] = list(module._modules.items() if isinstance(module, nn.Sequential) else
                                 ((str(place), layer) for place, layer in enumerate(module)))
         self._check_balance([layer for _, layer in named])
-        self.group = group or dist.distributed_c10d._get_default_group()
+        self.group = group or _pipeline_group()
         size, rank, stages = self.group.size(), self.group.rank(), len(self.balance)
         if size < stages:
             raise IndexError("too few ranks to hold given partitions "
@@ -361,6 +362,13 @@ class AsyncPipe(nn.Module):
         """Nothing: forward() has waited for the backward. Raises ValueError on the final stage."""
         if self.final_stage:
             raise ValueError("back_helper should only be called on non-final stages")
+
+
+def _pipeline_group() -> Any:
+    """The one that a program has made by fairscale's initialize_model_parallel, or the default."""
+    module = sys.modules.get("fairscale.nn.model_parallel.initialize")
+    made = getattr(module, "_PIPELINE_PARALLEL_GROUP", None)
+    return made or dist.distributed_c10d._get_default_group()
 
 
 def _check_tensors(input: Any) -> None:

@@ -57,6 +57,14 @@ class _Runs:
     kind = ""  # of the library's, where torch has no list of operations
     _pipelines: Dict[bool, Pipeline]
 
+    def eval(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """The forwards of a step alone."""
+        had_backward, self._has_backward = self._has_backward, False
+        try:
+            return self.step(*args, **kwargs)
+        finally:
+            self._has_backward = had_backward
+
     def _step_microbatches(self: Any, *args: Any, **kwargs: Any) -> None:
         stages = self._stages if hasattr(self, "_stages") else [self._stage]
         if getattr(self, "_comp_type_to_function_map", None) or not all(map(_is_plain, stages)):
