@@ -68,6 +68,7 @@ SIM_EXPORT int cuCtxPopCurrent_v2(void **out)
 SIM_EXPORT int cuMemAlloc_v2(uintptr_t *out, size_t bytes)
 {
     void *ptr;
+    SIM_BEGIN();
     int err = cudaMalloc(&ptr, bytes);
 
     sim_waited();
@@ -84,6 +85,7 @@ SIM_EXPORT int cuMemFree_v2(uintptr_t ptr)
 
 SIM_EXPORT int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 {
+    SIM_BEGIN();
     sim_waited();
     return cudaHostAlloc(out, bytes, flags);
 }

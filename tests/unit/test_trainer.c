@@ -15,6 +15,7 @@
 #include <dualpipe/trainer.h>
 
 #include <ctype.h>
+#include <dlfcn.h>
 #include <math.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -678,6 +679,59 @@ static void every_allocation_that_fails_is_reported(void **state)
     expect_every_failure_reported(learn_alone, 40);
 }
 
+static void *simulated(const char *name)
+{
+    void *library = dlopen(getenv("DUALPIPE_DEVICE_CUDA_LIBRARY"), RTLD_NOW);
+    void *function = library ? dlsym(library, name) : NULL;
+
+    assert_non_null(function);
+    return function;
+}
+
+/* Alone, with checkpoints. */
+static int learn_on_cuda(void)
+{
+    struct curve curve;
+    char folder[SCRATCH_LEN];
+    struct job job = {.model = MODEL_TIED, .layout = one, .curve = &curve, .device = "cuda",
+                      .folder = folder, .stop = 1};
+
+    make_folder(folder);
+    int err = learn(NULL, &job);
+    job.stop = 2; /* resumes */
+    if (!err)
+        err = learn(NULL, &job);
+    remove_folder(folder);
+    return err;
+}
+
+static void every_call_of_the_driver_that_fails_is_reported(void **state)
+{
+    static const char *const names[] = {"cuMemAlloc_v2", "cuMemHostAlloc",   "cuEventCreate", "cuEventRecord",
+                                        "cuMemcpyAsync", "cuLaunchHostFunc", "cuLaunchKernel"};
+    enum { NO_MEMORY = 2 };
+    void (*break_call)(const char *name, int call, int status);
+    int (*calls)(const char *name);
+
+    (void)state;
+    if (no_cuda)
+        skip_because(no_cuda);
+    *(void **)&break_call = simulated("sim_fail");
+    *(void **)&calls = simulated("sim_calls");
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        int n = 1;
+        for (bool failed = true; failed; n += 1 + n / 4) {
+            break_call(names[i], n, NO_MEMORY);
+            const int err = learn_on_cuda();
+            failed = calls(names[i]) >= n;
+            if (failed != (err != 0))
+                fail_msg("call %d of %s failed: %d, but the trainer says %d", n, names[i], failed, err);
+        }
+        assert_true(n > 4);
+        break_call(names[i], 0, 0);
+    }
+}
+
 struct poor {
     struct job job;
     int failing; /* allocation of rank 1 */
@@ -922,6 +976,7 @@ int main(void)
         cmocka_unit_test(the_programs_own_handler_stays),
         cmocka_unit_test(a_failed_layer_is_named_on_every_rank),
         cmocka_unit_test(every_allocation_that_fails_is_reported),
+        cmocka_unit_test(every_call_of_the_driver_that_fails_is_reported),
         cmocka_unit_test(a_rank_without_memory_ends_the_step_on_all),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
     };
