@@ -69,6 +69,8 @@ static int check_config(const struct dp_trainer_config *c)
         return dp_fail(DP_EINVAL, "checkpoint.resume: set, expected a checkpoint.folder");
     if (c->optimizer.groups || c->optimizer.memory || c->optimizer.stream)
         return dp_fail(DP_EINVAL, "optimizer: groups, memory or a stream are set, expected none");
+    if (c->stream && !c->device)
+        return dp_fail(DP_EINVAL, "stream: set, expected a device, too");
     if (c->nccl && (!c->device || dp_device_host_accessible(c->device)))
         return dp_fail(DP_EINVAL, "nccl: set, expected a device of CUDA");
     const int err = check_loss_scale(&c->loss_scale);

@@ -24,6 +24,7 @@ struct layout {
     enum dp_schedule_kind kind;
     int ranks, replicas;
     enum dp_sums sums;
+    bool fails; /* a layer, in the second step */
 };
 
 struct curve {
@@ -103,6 +104,7 @@ static int learn(const struct layout *l, struct dp_comm *comm, struct dp_device 
         m.users[i].waits = device && l->sums == DP_SUMS_ALL ? nccl_ranks_waits : NULL;
     for (uint64_t step = 0; step < STEPS && !err; step++) {
         nccl_ranks_count_waits();
+        m.users[6].fail_mb = l->fails && step == 1 ? 4 : 0;
         err = with_batch(t, l->model, step, &r, NULL);
         curve->losses[step] = r.loss;
         curve->norms[step] = r.norm;
@@ -137,6 +139,31 @@ static int learn_twice(struct dp_comm *comm, void *arg)
     return 0;
 }
 
+static int learn_in_vain(struct dp_comm *comm, void *arg)
+{
+    static struct curve gpu;
+    struct dp_device *device;
+
+    CHECK(!dp_device_cuda_open(0, &device));
+    CHECK(learn(arg, comm, device, &gpu));
+    CHECK_SAYS("layer 6: it was to fail at micro-batch 3");
+    CHECK(gpu.losses[0] > 0);
+    dp_device_close(device);
+    return 0;
+}
+
+/* Others have queued what waits for it by then. */
+static void a_failed_layer_is_named_on_every_rank(void **state)
+{
+    struct layout l = {MODEL_MLP, DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_ALL, true};
+    int killed;
+
+    (void)state;
+    if (why_not)
+        skip_because(why_not);
+    assert_int_equal(nccl_ranks_run_hosts(2, learn_in_vain, &l, &killed), 0);
+}
+
 static void learn_on_gpus(const struct layout *layouts, int count)
 {
     int killed;
@@ -156,9 +183,9 @@ static void learn_on_gpus(const struct layout *layouts, int count)
 static void pipelines_learn_what_the_host_learns(void **state)
 {
     static const struct layout layouts[] = {
-        {MODEL_SKIPS, DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_ALL},
-        {MODEL_TIED, DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_SHARDS},
-        {MODEL_TIED, DP_SCHEDULE_ZBV, 2, 1, DP_SUMS_ALL},
+        {MODEL_SKIPS, DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_ALL, false},
+        {MODEL_TIED, DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_SHARDS, false},
+        {MODEL_TIED, DP_SCHEDULE_ZBV, 2, 1, DP_SUMS_ALL, false},
     };
 
     (void)state;
@@ -168,10 +195,10 @@ static void pipelines_learn_what_the_host_learns(void **state)
 static void replicas_learn_what_the_host_learns(void **state)
 {
     static const struct layout layouts[] = {
-        {MODEL_TIED, DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_ALL},
-        {MODEL_SKIPS, DP_SCHEDULE_1F1B, 2, 2, DP_SUMS_SHARDS},
-        {MODEL_MLP, DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_SHARDS},
-        {MODEL_TIED, DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_ALL},
+        {MODEL_TIED, DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_ALL, false},
+        {MODEL_SKIPS, DP_SCHEDULE_1F1B, 2, 2, DP_SUMS_SHARDS, false},
+        {MODEL_MLP, DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_SHARDS, false},
+        {MODEL_TIED, DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_ALL, false},
     };
 
     (void)state;
@@ -181,8 +208,8 @@ static void replicas_learn_what_the_host_learns(void **state)
 static void replicas_that_mix_learn_what_the_host_learns(void **state)
 {
     static const struct layout layouts[] = {
-        {MODEL_SKIPS, DP_SCHEDULE_1F1B, 1, 2, DP_SUMS_MIXING},
-        {MODEL_MLP, DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING},
+        {MODEL_SKIPS, DP_SCHEDULE_1F1B, 1, 2, DP_SUMS_MIXING, false},
+        {MODEL_MLP, DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, false},
     };
 
     (void)state;
@@ -195,6 +222,7 @@ int main(void)
         cmocka_unit_test(pipelines_learn_what_the_host_learns),
         cmocka_unit_test(replicas_learn_what_the_host_learns),
         cmocka_unit_test(replicas_that_mix_learn_what_the_host_learns),
+        cmocka_unit_test(a_failed_layer_is_named_on_every_rank),
     };
 
     why_not = nccl_ranks_init();

@@ -793,6 +793,7 @@ static void what_cannot_be_is_refused_by_name(void **state)
     } while (0)
     REFUSED(c.rows = 0, "rows: 0");
     REFUSED(c.rows = 7, "microbatches: 8");
+    REFUSED(c.stream = (void *)&c, "stream: set, expected a device");
     REFUSED(c.nccl = true, "nccl: set, expected a device of CUDA");
     if (dev) {
         REFUSED(c.device = dev; c.offload.parameters = true, "offload.parameters: on a device of CUDA");
