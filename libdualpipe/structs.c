@@ -194,6 +194,8 @@ static const struct {
     KNOWN(dp_trace_report),
     KNOWN(dp_traffic_matrix),
     KNOWN(dp_trainer_config),
+    KNOWN(dp_trainer_machine),
+    KNOWN(dp_trainer_plan),
     KNOWN(dp_trainer_result),
     KNOWN(dp_tree),
     KNOWN(dp_tuner_config),

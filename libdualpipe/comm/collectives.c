@@ -46,9 +46,11 @@ static int start(struct dp_comm *comm, const struct dp_algorithm *algorithm,
     struct dp_engine *engine;
     int err = dp_comm_enter(comm, &engine);
 
-    if (err)
-        return err;
-    return dp_engine_start(engine, comm, comm->size > 1 ? algorithm : &alone, args, req);
+    if (!err)
+        err = dp_engine_start(engine, comm, comm->size > 1 ? algorithm : &alone, args, req);
+    if (err == DP_ENOMEM) /* others are in it, and would wait */
+        dp_comm_fail(comm, err);
+    return err;
 }
 
 static struct dp_collective_args make_args(struct dp_comm *comm, const void *in, void *out,

@@ -75,6 +75,7 @@ struct engine {
     int32_t norm_count;
     bool tied;
     struct dp_comm *comm;               /* of this replica's ranks; NULL: alone */
+    int rank;                           /* without comm: the pipeline's */
     const struct dp_schedule *schedule;
     struct dp_recorder *recorder;
     bool reduces;                       /* train sums gradients over all that hold a stage */
@@ -86,7 +87,7 @@ struct engine {
 /* The pipeline rank of this process, which a placement may have mapped. */
 static inline int engine_rank(const struct engine *e)
 {
-    int rank = 0;
+    int rank = e->comm ? 0 : e->rank;
 
     while (e->comm && e->schedule->group_rank[rank] != dp_comm_rank(e->comm))
         rank++;

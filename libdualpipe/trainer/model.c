@@ -309,6 +309,7 @@ int model_take(struct model_info *m, const struct dp_model *model)
 
 void model_fini(struct model_info *m)
 {
+    free(m->costs);
     free(m->layers);
     free(m->skips);
     free(m->first);
@@ -436,7 +437,9 @@ static int cut_by_cost(const struct model_info *m, const struct dp_schedule *s, 
     if (!costs)
         return dp_fail(DP_ENOMEM, "no memory for the costs of %d layers", layers);
     for (int32_t l = 0; l < layers; l++) {
-        costs[l] = m->layers[l]->cost;
+        costs[l] = m->costs ? m->costs[l] : m->layers[l]->cost;
+        if (m->costs)
+            continue;
         for (int32_t i = m->first[l]; i < m->first[l + 1] && m->layers[l]->cost <= 0; i++)
             costs[l] += (double)m->parameters[i].elements;
         costs[l] += m->layers[l]->cost > 0 ? 0 : 1;

@@ -28,6 +28,7 @@ struct model_info {
     struct dp_layer_skip *skips;
     int32_t *first;                     /* [layer_count + 1] of the parameters of each layer */
     struct model_parameter *parameters; /* [first[layer_count]] */
+    double *costs; /* [layer_count] that were measured; NULL: by what layers say, or their size */
 };
 
 /* A member of a tied group other than the first: it is neither updated nor saved by itself. */

@@ -228,7 +228,8 @@ static int make_stages(struct model_engine *e, const struct model_engine_config 
     for (int i = 0; i < dp_schedule_slot_count(s, engine_rank(&e->base)) && !err; i++) {
         const struct dp_slot *slot = dp_schedule_slot(s, engine_rank(&e->base), i);
         err = stage_new(
-            &(struct stage_config){.model = config->model,
+            &(struct stage_config){.bare = config->bare,
+                                   .model = config->model,
                                    .stage = slot->stage,
                                    .first_layer = config->first_layer[slot->stage],
                                    .end_layer = config->first_layer[slot->stage + 1],
@@ -370,41 +371,49 @@ static int make_numbers(struct model_engine *e)
     return err ? err : place_wait(e->place);
 }
 
+static struct dp_pipeline_config pipeline_of(struct model_engine *e,
+                                             const struct model_engine_config *config,
+                                             struct dp_stage stages[static DP_MAX_SLOTS])
+{
+    const struct dp_trainer_config *how = config->how;
+
+    for (int i = 0; i < e->base.part_count; i++)
+        stages[i] = stage_view(e->stages[i]);
+    return (struct dp_pipeline_config){
+        .schedule = config->training,
+        .also = &e->forward,
+        .also_count = 1,
+        .device = place_device(e->place),
+        .stream = place_stream(e->place),
+        .stages = stages,
+        .borders = e->borders,
+        .skips = e->skips,
+        .labels = config->model->model.labels ? &e->labels : NULL,
+        .max_extents = {e->stages[0]->rows},
+        .loss = &loss_ops,
+        .loss_user = e,
+        .copy_strided = true,
+        .seed = how->seed,
+        .fixed_order = config->order_blocks,
+        .order_blocks = config->order_blocks,
+        .pinned_sums = e->streamed,
+        .first_mb = engine_first_mb(&e->base),
+        /* Each has a shard, or may be the last one. */
+        .tied_copies = how->sums == DP_SUMS_SHARDS || how->survive,
+        .reduce_user = config->reduce_user,
+        .recorder = e->base.recorder,
+    };
+}
+
 static int make_pipeline(struct model_engine *e, const struct model_engine_config *config,
                          struct dp_comm *comm, const struct dp_reduce_ops *reduce)
 {
     struct dp_stage stages[DP_MAX_SLOTS];
-    const struct dp_model *m = &config->model->model;
+    struct dp_pipeline_config of = pipeline_of(e, config, stages);
 
-    for (int i = 0; i < e->base.part_count; i++)
-        stages[i] = stage_view(e->stages[i]);
-    return dp_pipeline_new(&(struct dp_pipeline_config){.schedule = config->training,
-                                                        .also = &e->forward,
-                                                        .also_count = 1,
-                                                        .comm = comm,
-                                                        .device = place_device(e->place),
-                                                        .stream = place_stream(e->place),
-                                                        .stages = stages,
-                                                        .borders = e->borders,
-                                                        .skips = e->skips,
-                                                        .labels = m->labels ? &e->labels : NULL,
-                                                        .max_extents = {e->stages[0]->rows},
-                                                        .loss = &loss_ops,
-                                                        .loss_user = e,
-                                                        .copy_strided = true,
-                                                        .seed = config->how->seed,
-                                                        .fixed_order = config->order_blocks,
-                                                        .order_blocks = config->order_blocks,
-                                                        .pinned_sums = e->streamed,
-                                                        .first_mb = engine_first_mb(&e->base),
-                                                        .tied_copies = /* each has a shard, or may be
-                                                                        * the last one */
-                                                        config->how->sums == DP_SUMS_SHARDS ||
-                                                        config->how->survive,
-                                                        .reduce = reduce,
-                                                        .reduce_user = config->reduce_user,
-                                                        .recorder = e->base.recorder},
-                           &e->pipeline);
+    of.comm = comm;
+    of.reduce = reduce;
+    return dp_pipeline_new(&of, &e->pipeline);
 }
 
 static int open_links(struct model_engine *e, const struct model_engine_config *config)
@@ -489,6 +498,13 @@ static int step_on_zeros(struct model_engine *e, const struct model_engine_confi
     return err;
 }
 
+static void free_zeros(struct zeros z[2])
+{
+    for (int i = 0; i < 2 * DP_MAX_TENSORS; i++)
+        free(z[i / DP_MAX_TENSORS].memory[i % DP_MAX_TENSORS]);
+    memset(z, 0, 2 * sizeof(*z));
+}
+
 static int warm(struct model_engine *e, const struct model_engine_config *config)
 {
     static const struct dp_reduce_ops sums = {no_sum, no_sum, no_sum, NULL};
@@ -500,8 +516,8 @@ static int warm(struct model_engine *e, const struct model_engine_config *config
     if (!err)
         err = step_on_zeros(e, config, z);
     const int forgotten = forget(e);
-    for (int i = 0; i < 2 * DP_MAX_TENSORS && z; i++)
-        free(z[i / DP_MAX_TENSORS].memory[i % DP_MAX_TENSORS]);
+    if (z)
+        free_zeros(z);
     free(z);
     return err ? err : forgotten;
 }
@@ -529,7 +545,7 @@ static int build(struct model_engine *e, const struct model_engine_config *confi
         err = engine_fail(config->all, warm(e, config));
     if (!err && config->how->nccl && config->comm)
         err = engine_fail(config->all, open_links(e, config));
-    if (!err && !config->spare)
+    if (!err && !config->spare && !config->bare)
         err = engine_fail(config->all, make_pipeline(e, config, e->links ? e->links : config->comm,
                                                      config->reduce));
     return dp_comm_share_error(config->all, err);
@@ -551,6 +567,7 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
                               .replica = config->replica,
                               .layers = m->model.layer_count,
                               .comm = config->spare ? NULL : config->comm,
+                              .rank = config->rank,
                               .schedule = config->training,
                               .reduces = config->reduce};
     for (int32_t i = 0; i < m->first[m->model.layer_count]; i++)
@@ -560,5 +577,46 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
         engine_free(&e->base);
     else
         *out = &e->base;
+    return err;
+}
+
+int model_engine_memory(struct engine *base, const struct model_engine_config *config,
+                        size_t *bytes, size_t *values)
+{
+    struct model_engine *e = (struct model_engine *)base;
+    struct dp_stage stages[DP_MAX_SLOTS];
+    struct dp_pipeline_config of = pipeline_of(e, config, stages);
+    struct dp_pipeline_memory memory;
+
+    of.reduce = config->reduce;
+    of.recorder = NULL;
+    const int err = dp_pipeline_measure(&of, config->rank, &memory);
+    if (err)
+        return err;
+    *bytes = memory.total_bytes;
+    *values = 0;
+    for (int i = 0; i < base->part_count; i++) {
+        *bytes += e->stages[i]->memory_bytes;
+        *values += e->stages[i]->values_bytes;
+    }
+    return 0;
+}
+
+int model_engine_measure(struct engine *base, const struct model_engine_config *config, int steps,
+                         struct stage_times *times)
+{
+    struct model_engine *e = (struct model_engine *)base;
+    struct zeros *z = calloc(2, sizeof(*z));
+    int err = z ? 0 : dp_fail(DP_ENOMEM, "no memory for a step on zeros");
+
+    e->stages[0]->times = times;
+    base->loss_scale = 1;
+    for (int i = 0; i < steps && !err; i++) {
+        err = step_on_zeros(e, config, z);
+        for (int32_t k = 0; k < base->norm_count; k++)
+            dp_batch_norm_forget(base->norms[k].norm);
+        free_zeros(z);
+    }
+    free(z);
     return err;
 }

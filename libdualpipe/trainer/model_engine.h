@@ -24,9 +24,20 @@ struct model_engine_config {
     int32_t order_blocks;               /* of this one; 0: any order */
     const struct dp_reduce_ops *reduce; /* NULL: the pipeline sums mirrors itself */
     void *reduce_user;
+    bool bare; /* to see what a rank of the pipeline takes: comm is NULL, and there is no pipeline */
+    int rank;
 };
 
 /* What is given must stay. Errors of dp_pipeline_new, on every rank. */
 int model_engine_new(const struct model_engine_config *config, struct engine **out);
+
+/* Of a bare one: bytes of all that it would hold, and of them the values. */
+int model_engine_memory(struct engine *e, const struct model_engine_config *config, size_t *bytes,
+                        size_t *values);
+/* Of one that has all layers, in the host's memory: so many steps on zeros, which leave nothing but
+ * their times[layers]. */
+struct stage_times;
+int model_engine_measure(struct engine *e, const struct model_engine_config *config, int steps,
+                         struct stage_times *times);
 
 #endif

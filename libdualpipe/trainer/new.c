@@ -4,6 +4,7 @@
  * schedule and the cut of the model that follow; then the parts.
  */
 #include "trainer/agree.h"
+#include "trainer/measure.h"
 #include "trainer/model_engine.h"
 #include "trainer/signals.h"
 #include "trainer/trainer_state.h"
@@ -49,7 +50,7 @@ static int check_config(const struct dp_trainer_config *c)
         return dp_fail(DP_EINVAL,
                        "microbatches: %d and rows: %lld, expected 0 or more, and 1 or more",
                        c->microbatches, (long long)c->rows);
-    if (c->sums > DP_SUMS_MIXING || c->balance > DP_BALANCE_GIVEN)
+    if (c->sums > DP_SUMS_MIXING || c->balance > DP_BALANCE_MEASURED)
         return dp_fail(DP_EINVAL, "sums: %d and balance: %d, expected one of their enums", c->sums,
                        c->balance);
     if (!(c->clip >= 0))
@@ -90,7 +91,7 @@ static int take_copies(struct dp_trainer *t, const struct dp_trainer_config *con
 }
 
 /* P, D and M, as far as they were left open. */
-static int take_shape(struct dp_trainer *t)
+int trainer_take_shape(struct dp_trainer *t)
 {
     struct dp_trainer_config *c = &t->config;
 
@@ -403,12 +404,40 @@ static int prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
     if (!err)
         err = take_copies(t, config);
     if (!err)
-        err = take_shape(t);
+        err = trainer_take_shape(t);
     if (!err)
         err = model_take(&t->model, model);
+    return err;
+}
+
+/* The same times on all ranks, those that rank 0 has measured. */
+static int measure_costs(struct dp_trainer *t)
+{
+    const size_t count = (size_t)t->model.model.layer_count;
+    double *costs = calloc(count, sizeof(*costs));
+    int err = costs ? 0 : dp_fail(DP_ENOMEM, "no memory for the costs of layers");
+    struct dp_busy *busy = dp_comm_busy_begin(t->comm);
+
+    if (!err && trainer_rank(t) == 0)
+        err = measure_costs_of(&t->config, &t->model, costs);
+    dp_comm_busy_end(busy);
+    err = dp_comm_share_error(t->comm, err);
+    if (!err && t->comm)
+        err = dp_comm_broadcast(t->comm, costs, count * sizeof(*costs), 0);
+    t->model.costs = costs;
+    return err;
+}
+
+static int lay_out(struct dp_trainer *t)
+{
+    int err = t->config.balance == DP_BALANCE_MEASURED ? measure_costs(t) : 0;
+
+    if (err)
+        return err;
+    err = trainer_lay_out(t);
     if (!err)
-        err = trainer_lay_out(t);
-    return err ? err : make_place(t);
+        err = make_place(t);
+    return dp_comm_share_error(t->comm, err);
 }
 
 /* Ranks are known by their numbers here, however many die. */
@@ -446,6 +475,8 @@ int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model
         err = prepare(t, config, model);
     }
     err = dp_comm_share_error(comm, err);
+    if (!err)
+        err = lay_out(t);
     if (!err)
         err = compare(t);
     if (!err)

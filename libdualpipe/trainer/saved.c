@@ -133,7 +133,8 @@ static int write_own(struct dp_trainer *t, const char *folder, int attempt, int 
     struct place_copies copies = {0};
     struct saved_list l = {0};
     struct dp_busy *busy;
-    int err = trainer_mixes(t) ? saved_mixing_list(t, &mixing) : saved_list_new(t, SAVED_FIRST, &l);
+    int err = trainer_mixes(t) ? saved_mixing_list(&t->sums, &mixing)
+                               : saved_list_new(t, SAVED_FIRST, &l);
 
     if (!err)
         err = place_bring(t->place, l.tensors, l.count, true, &copies);
@@ -306,7 +307,7 @@ static int read_state(struct dp_trainer *t, const struct dp_checkpoint *c)
     int err = 0;
 
     if (trainer_mixes(t))
-        return saved_mixing_read(t, c);
+        return saved_mixing_read(&t->sums, c);
     err = saved_list_new(t, SAVED_WANTED, &l);
     if (!err)
         err = place_bring(t->place, l.tensors, l.count, false, &copies);

@@ -44,9 +44,9 @@ struct saved_mixing {
     void *average[DP_MAX_SLOTS];
 };
 /* Collective; exchanges in flight stay valid. */
-int saved_mixing_list(struct dp_trainer *t, struct saved_mixing *out);
+int saved_mixing_list(struct sums *d, struct saved_mixing *out);
 void saved_mixing_fini(struct saved_mixing *m);
-int saved_mixing_read(struct dp_trainer *t, const struct dp_checkpoint *c);
+int saved_mixing_read(struct sums *d, const struct dp_checkpoint *c);
 
 /* The name of a parameter in a checkpoint, where a tied one is once. */
 static inline const char *saved_name(const struct dp_parameter *p)

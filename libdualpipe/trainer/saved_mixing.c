@@ -9,26 +9,26 @@
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-static const char *value_name(const struct dp_trainer *t, const char *name,
+static const char *value_name(const struct sums *d, const char *name,
                               char out[static SAVED_NAME])
 {
-    snprintf(out, SAVED_NAME, "replica %d/%s", t->engine->replica.index, name);
+    snprintf(out, SAVED_NAME, "replica %d/%s", d->engine->replica.index, name);
     return out;
 }
 
-static const char *state_name(const struct dp_trainer *t, int slot, const char *name,
+static const char *state_name(const struct sums *d, int slot, const char *name,
                               char out[static SAVED_NAME])
 {
-    snprintf(out, SAVED_NAME, "replica %d stage %d/%s", t->engine->replica.index,
-             t->engine->parts[slot].stage, name);
+    snprintf(out, SAVED_NAME, "replica %d stage %d/%s", d->engine->replica.index,
+             d->engine->parts[slot].stage, name);
     return out;
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static bool is_first_of_all(const struct dp_trainer *t, int slot)
+static bool is_first_of_all(const struct sums *d, int slot)
 {
-    return t->engine->replica.index == 0 && !t->engine->parts[slot].second_copy;
+    return d->engine->replica.index == 0 && !d->engine->parts[slot].second_copy;
 }
 
 static size_t bytes_of(const struct dp_parameter *p)
@@ -54,23 +54,23 @@ static int copy_values(const struct engine_part *part, void **out)
 }
 
 /* The values become the average, are copied, and are what they were again. */
-static int copy_average(struct dp_trainer *t, struct saved_mixing *m)
+static int copy_average(struct sums *d, struct saved_mixing *m)
 {
-    int err = sums_average(&t->sums, true);
+    int err = sums_average(d, true);
 
-    for (int i = 0; i < t->engine->part_count && !err; i++)
-        if (is_first_of_all(t, i))
-            err = copy_values(&t->engine->parts[i], &m->average[i]);
-    const int reverted = sums_revert(&t->sums);
+    for (int i = 0; i < d->engine->part_count && !err; i++)
+        if (is_first_of_all(d, i))
+            err = copy_values(&d->engine->parts[i], &m->average[i]);
+    const int reverted = sums_revert(d);
     return err ? err : reverted;
 }
 
-static int make_room(const struct dp_trainer *t, struct saved_mixing *m, int32_t states)
+static int make_room(const struct sums *d, struct saved_mixing *m, int32_t states)
 {
     size_t room = (size_t)states + 1;
 
-    for (int i = 0; i < t->engine->part_count; i++)
-        room += 2 * (size_t)t->engine->parts[i].count;
+    for (int i = 0; i < d->engine->part_count; i++)
+        room += 2 * (size_t)d->engine->parts[i].count;
     m->tensors = calloc(room, sizeof(*m->tensors));
     m->names = calloc(room, sizeof(*m->names));
     return m->tensors && m->names ? 0 : dp_fail(DP_ENOMEM, "no memory for %zu names", room);
@@ -83,15 +83,15 @@ static void add_tensor(struct saved_mixing *m, const DLTensor *tensor)
     m->count++;
 }
 
-static void add_values(struct saved_mixing *m, const struct dp_trainer *t, int slot)
+static void add_values(struct saved_mixing *m, const struct sums *d, int slot)
 {
-    const struct engine_part *part = &t->engine->parts[slot];
+    const struct engine_part *part = &d->engine->parts[slot];
     char *averaged = m->average[slot];
 
     for (int32_t i = 0; i < part->count; i++) {
         const struct dp_parameter *p = &part->parameters[i];
         DLTensor average = *p->value;
-        value_name(t, p->name, m->names[m->count]);
+        value_name(d, p->name, m->names[m->count]);
         add_tensor(m, p->value);
         if (!m->average[slot])
             continue;
@@ -108,28 +108,28 @@ struct mixer_state {
     int32_t count;
 };
 
-int saved_mixing_list(struct dp_trainer *t, struct saved_mixing *out)
+int saved_mixing_list(struct sums *d, struct saved_mixing *out)
 {
     struct mixer_state states[DP_MAX_SLOTS] = {0};
     int32_t sum = 0;
     int err;
 
     *out = (struct saved_mixing){0};
-    if (place_device(t->place))
+    if (place_device(d->place))
         return dp_fail(DP_EUNSUPPORTED, "a checkpoint of replicas that mix on a device");
-    err = copy_average(t, out);
-    for (int i = 0; i < t->engine->part_count && !err; i++) {
-        err = dp_mixer_state(t->sums.slots[i].mixer, &states[i].tensors, &states[i].count);
+    err = copy_average(d, out);
+    for (int i = 0; i < d->engine->part_count && !err; i++) {
+        err = dp_mixer_state(d->slots[i].mixer, &states[i].tensors, &states[i].count);
         sum += states[i].count;
     }
     if (!err)
-        err = make_room(t, out, sum);
-    for (int i = 0; i < t->engine->part_count && !err; i++) {
-        if (t->engine->parts[i].second_copy)
+        err = make_room(d, out, sum);
+    for (int i = 0; i < d->engine->part_count && !err; i++) {
+        if (d->engine->parts[i].second_copy)
             continue;
-        add_values(out, t, i);
+        add_values(out, d, i);
         for (int32_t k = 0; k < states[i].count; k++) {
-            state_name(t, i, states[i].tensors[k].name, out->names[out->count]);
+            state_name(d, i, states[i].tensors[k].name, out->names[out->count]);
             add_tensor(out, &states[i].tensors[k].tensor);
         }
     }
@@ -147,24 +147,24 @@ void saved_mixing_fini(struct saved_mixing *m)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static int read_values(struct dp_trainer *t, int slot, const struct dp_checkpoint *c)
+static int read_values(struct sums *d, int slot, const struct dp_checkpoint *c)
 {
-    const struct engine_part *part = &t->engine->parts[slot];
+    const struct engine_part *part = &d->engine->parts[slot];
     char name[SAVED_NAME];
     int err = 0;
 
     for (int32_t i = 0; i < part->count && !err; i++)
-        err = dp_checkpoint_read(c, value_name(t, part->parameters[i].name, name),
+        err = dp_checkpoint_read(c, value_name(d, part->parameters[i].name, name),
                                  part->parameters[i].value);
     return err;
 }
 
 /* The numbers say which tensors there are. */
-static int resume_mixer(struct dp_trainer *t, int slot, const struct dp_checkpoint *c)
+static int resume_mixer(struct sums *d, int slot, const struct dp_checkpoint *c)
 {
     char name[SAVED_NAME];
     const struct dp_checkpoint_tensor *at =
-        dp_checkpoint_find(c, state_name(t, slot, "mixer/numbers", name));
+        dp_checkpoint_find(c, state_name(d, slot, "mixer/numbers", name));
     int64_t length = at && at->ndim == 1 ? at->shape[0] : 0;
     int64_t *numbers = calloc((size_t)length + 1, sizeof(*numbers));
     const DLTensor out = {.data = numbers,
@@ -176,33 +176,33 @@ static int resume_mixer(struct dp_trainer *t, int slot, const struct dp_checkpoi
                       : dp_fail(DP_ENOMEM, "no memory for the numbers of a mixer");
 
     if (!err)
-        err = dp_mixer_resume(t->sums.slots[slot].mixer, numbers, length);
+        err = dp_mixer_resume(d->slots[slot].mixer, numbers, length);
     free(numbers);
     return err;
 }
 
-static int read_state(struct dp_trainer *t, int slot, const struct dp_checkpoint *c)
+static int read_state(struct sums *d, int slot, const struct dp_checkpoint *c)
 {
     const struct dp_named_tensor *tensors;
     char name[SAVED_NAME];
     int32_t count = 0;
-    int err = dp_mixer_state(t->sums.slots[slot].mixer, &tensors, &count);
+    int err = dp_mixer_state(d->slots[slot].mixer, &tensors, &count);
 
     for (int32_t i = 0; i < count && !err; i++)
-        err = dp_checkpoint_read(c, state_name(t, slot, tensors[i].name, name), &tensors[i].tensor);
+        err = dp_checkpoint_read(c, state_name(d, slot, tensors[i].name, name), &tensors[i].tensor);
     return err;
 }
 
-int saved_mixing_read(struct dp_trainer *t, const struct dp_checkpoint *c)
+int saved_mixing_read(struct sums *d, const struct dp_checkpoint *c)
 {
     int err = 0;
 
-    for (int i = 0; i < t->engine->part_count && !err; i++) {
-        err = resume_mixer(t, i, c);
+    for (int i = 0; i < d->engine->part_count && !err; i++) {
+        err = resume_mixer(d, i, c);
         if (!err)
-            err = read_values(t, i, c);
+            err = read_values(d, i, c);
         if (!err)
-            err = read_state(t, i, c);
+            err = read_state(d, i, c);
     }
     return err;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trainer/stage.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 
 #include <dualpipe/batch_norm.h>
@@ -19,7 +20,7 @@ static size_t aligned(size_t bytes)
 
 /* ---- a call ---------------------------------------------------------------------------------- */
 
-enum phase { FORWARD, BACKWARD, WEIGHT };
+enum phase { FORWARD = STAGE_FORWARD, BACKWARD = STAGE_BACKWARD, WEIGHT = STAGE_WEIGHT };
 
 /* The tensors at one border of a layer, for a micro-batch. */
 struct tensors {
@@ -42,6 +43,7 @@ struct run {
     const struct dp_stage_call *call;
     int64_t rows; /* of this micro-batch */
     enum phase phase;
+    int64_t begun_ns; /* the layer's call, if it is measured */
 };
 
 /* By the first dimension of the tensors that follows the rows. */
@@ -144,6 +146,14 @@ static struct dp_layer_call call_of(const struct run *run, int32_t i, const DLTe
     };
 }
 
+static void note_time(const struct run *run, int32_t i)
+{
+    int64_t *least = &run->stage->times[i].ns[run->phase];
+    const int64_t ns = dp_now_ns() - run->begun_ns;
+
+    *least = *least && *least < ns ? *least : ns;
+}
+
 /* The callback of layer number i has returned err: what is to be said of it. */
 static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_skips *skips,
                        int err)
@@ -153,6 +163,8 @@ static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_s
     struct streamed *st = run->stage->streamed;
     char why[DP_ABORT_TEXT];
 
+    if (run->stage->times)
+        note_time(run, i);
     if (!err && !skips->wrong)
         return st && layer->parameter_count ? streamed_leave(st, layer->parameter_count) : 0;
     snprintf(why, sizeof(why), "%s", err ? dp_callback_reason(err) : "");
@@ -166,12 +178,13 @@ static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_s
 }
 
 /* Layer number i of the stage is called with c, and `next` will be. */
-static int begin_call(const struct run *run, int32_t i, int32_t next, struct dp_layer_call *c)
+static int begin_call(struct run *run, int32_t i, int32_t next, struct dp_layer_call *c)
 {
     const struct stage *s = run->stage;
     const struct stage_layer *l = &s->layers[i], *after = &s->layers[next];
     const bool follows = next >= 0 && next < s->layer_count;
 
+    run->begun_ns = s->times ? dp_now_ns() : 0;
     if (!s->streamed || !l->layer->parameter_count)
         return 0;
     return streamed_enter(s->streamed, c, l->layer->parameter_count,
@@ -226,7 +239,7 @@ static int check_written(const struct run *run, int32_t i, const struct dp_borde
 static int forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
 {
     struct stage *s = user;
-    const struct run run = {s, call, rows_of(&s->layers[0].in, in, s->rows), FORWARD};
+    struct run run = {s, call, rows_of(&s->layers[0].in, in, s->rows), FORWARD, 0};
     DLTensor grads[DP_LAYER_PARAMETERS], before[DP_MAX_TENSORS];
     struct tensors between[2];
     struct dp_layer_skips skips;
@@ -256,7 +269,7 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
                     DLTensor *gin, enum dp_backward_mode mode)
 {
     struct stage *s = user;
-    const struct run run = {s, call, rows_of(&s->layers[0].in, call->in, s->rows), BACKWARD};
+    struct run run = {s, call, rows_of(&s->layers[0].in, call->in, s->rows), BACKWARD, 0};
     DLTensor grads[DP_LAYER_PARAMETERS], before[DP_MAX_TENSORS];
     struct tensors between[2], input;
     struct dp_layer_skips skips;
@@ -286,7 +299,7 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
 static int weight(void *user, const struct dp_stage_call *call)
 {
     struct stage *s = user;
-    const struct run run = {s, call, rows_of(&s->layers[0].in, call->in, s->rows), WEIGHT};
+    struct run run = {s, call, rows_of(&s->layers[0].in, call->in, s->rows), WEIGHT, 0};
     DLTensor grads[DP_LAYER_PARAMETERS];
     struct dp_layer_skips skips;
     struct tensors input;
@@ -337,7 +350,7 @@ static DLTensor *local(struct dp_layer_skips *s, int32_t i, bool gradient)
     const struct stage_skip *skip = &s->stage->skips[i];
     struct stage *stage = (struct stage *)s->stage;
     const struct run run = {stage, s->call, rows_of(&stage->layers[0].in, s->call->in, stage->rows),
-                            s->phase};
+                            s->phase, 0};
     struct tensors *t = gradient ? &s->gradients : &s->values;
     struct dp_tensor_spec spec;
     const int place = i % DP_MAX_TENSORS;
@@ -495,8 +508,11 @@ static int make_memory(struct stage *s)
             between = larger(between, border_bytes(&s->layers[i].in));
     }
     scratch = aligned(scratch);
-    const int err =
-        place_alloc(s->place, DP_MEMORY_DEVICE, 2 * values + 2 * between + scratch, &s->memory);
+    s->values_bytes = values;
+    s->memory_bytes = 2 * values + 2 * between + scratch;
+    if (s->bare)
+        return 0;
+    const int err = place_alloc(s->place, DP_MEMORY_DEVICE, s->memory_bytes, &s->memory);
     if (err)
         return err;
     char *at = s->memory;
@@ -576,7 +592,7 @@ static int make_parameters(struct stage *s)
         describe(s, k);
     }
     const int err = make_memory(s);
-    return err ? err : fill(s);
+    return err || s->bare ? err : fill(s);
 }
 
 static int build(struct stage *s, int32_t microbatches)
@@ -607,7 +623,8 @@ int stage_new(const struct stage_config *config, struct stage **out)
                         .layer_count = config->end_layer - config->first_layer,
                         .rows = config->rows,
                         .seed = config->seed,
-                        .place = config->place};
+                        .place = config->place,
+                        .bare = config->bare};
     s->parameter_count = s->model->first[config->end_layer] - s->model->first[config->first_layer];
     const int err = build(s, config->microbatches);
     if (err)

@@ -32,6 +32,13 @@ struct stage_skip {
     size_t value_at, gradient_at;
 };
 
+/* The least that a call of a layer took on the host: forward, backward, and weight where the backward is
+ * split. */
+enum { STAGE_FORWARD, STAGE_BACKWARD, STAGE_WEIGHT, STAGE_CALLS };
+struct stage_times {
+    int64_t ns[STAGE_CALLS];
+};
+
 struct stage {
     const struct model_info *model;
     int32_t stage, first_layer, layer_count;
@@ -48,10 +55,14 @@ struct stage {
     void *memory, *between[2], *scratch;
     struct dp_save_bytes save;
     bool no_split;
+    bool bare;
+    size_t memory_bytes, values_bytes; /* of all, of the values */
+    struct stage_times *times;         /* [layer_count] NULL: not measured */
     struct streamed *streamed;         /* NULL: layers compute where their parameters live */
 };
 
 struct stage_config {
+    bool bare;                         /* no memory, no values: to see what it takes */
     const struct model_info *model;
     int32_t stage, first_layer, end_layer;
     int64_t rows;

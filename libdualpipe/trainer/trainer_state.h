@@ -60,7 +60,9 @@ extern const struct dp_reduce_ops trainer_reduce_ops;
 int trainer_make_room(struct dp_trainer *t);
 int trainer_make_optimizers(struct dp_trainer *t);
 
-/* new.c: what follows from the config's P and D; the parts, collective; what these are forgotten by. */
+/* new.c: P, D and M as far as the config leaves them open; what follows from them; the parts,
+ * collective; what these are forgotten by. */
+int trainer_take_shape(struct dp_trainer *t);
 int trainer_lay_out(struct dp_trainer *t);
 int trainer_make_parts(struct dp_trainer *t);
 void trainer_free_parts(struct dp_trainer *t);

@@ -60,6 +60,7 @@ struct job {
     bool loads;                /* batches come from loaders */
     bool freezes;              /* the first layer's w is frozen */
     const int32_t *balance;    /* layers of each stage; NULL: by cost */
+    bool measured;             /* by what layers take */
     const char *device;        /* where it trains; NULL: the host */
     struct curve *curve;
 };
@@ -144,7 +145,9 @@ static struct dp_trainer_config config_of(const struct job *job)
         .replicas = job->layout.replicas,
         .microbatches = job->microbatches ? job->microbatches : MICROBATCHES,
         .rows = ROWS,
-        .balance = job->balance ? DP_BALANCE_GIVEN : DP_BALANCE_COST,
+        .balance = job->measured  ? DP_BALANCE_MEASURED
+                   : job->balance ? DP_BALANCE_GIVEN
+                                  : DP_BALANCE_COST,
         .layers_of_stage = job->balance,
         .sums = job->layout.sums,
         .mixing.graph.name = "complete",
@@ -512,6 +515,77 @@ static void a_checkpoint_of_another_model_is_refused_on_every_rank(void **state)
     run((struct job){.layout = one, .folder = folder, .stop = 1});
     assert_int_equal(comm_on_threads(2, timeout_ns, rank_finds_another_model, &job), 0);
     remove_folder(folder);
+}
+
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+/* Wherever the clock cuts the model, and whatever steps on zeros have left. */
+static void a_cut_by_measured_time_changes_no_number(void **state)
+{
+    (void)state;
+    for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
+        const struct curve expected = run((struct job){.model = model, .layout = one});
+        for (int i = 0; i < LAYOUTS; i += 3) {
+            const struct curve curve =
+                run((struct job){.model = model, .layout = layouts[i], .measured = true});
+            assert_same(&expected, &curve);
+        }
+    }
+}
+
+enum { MOST_PLANS = 64 };
+
+static int32_t plan(struct dp_trainer_config config, enum model_kind model, int ranks, size_t budget,
+                    struct dp_trainer_plan out[MOST_PLANS])
+{
+    const struct dp_trainer_machine machine = {.ranks = ranks, .budget_bytes = budget, .latency_ns = 100};
+    struct test_model m;
+    int32_t count = 0;
+
+    test_model_init(&m, model);
+    assert_int_equal(dp_trainer_plan(&config, &m.model, &machine, out, MOST_PLANS, &count), 0);
+    for (int32_t i = 0; i < count; i++) {
+        const bool fits = !budget || out[i].bytes <= budget,
+                   fitted = !i || !budget || out[i - 1].bytes <= budget;
+        assert_int_equal(out[i].ranks * out[i].replicas, ranks);
+        assert_true(out[i].step_ns > 0 && out[i].bytes > 0 && (!fits || fitted));
+        if (i && fits == fitted)
+            assert_true(out[i].step_ns >= out[i - 1].step_ns);
+    }
+    return count;
+}
+
+static void layouts_are_ranked_by_their_predicted_step(void **state)
+{
+    (void)state;
+    struct dp_trainer_plan all[MOST_PLANS], some[MOST_PLANS];
+    struct dp_trainer_config config = config_of(&(struct job){.layout = one});
+
+    config.schedule = (struct dp_schedule_spec){0};
+    config.replicas = 0;
+    for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
+        const int32_t count = plan(config, model, 2, 0, all);
+        size_t least = SIZE_MAX, most = 0;
+        assert_true(count > 12); /* seven schedules with P = 2, one with D = 2, three ways each */
+        for (int32_t i = 0; i < count; i++) {
+            least = all[i].bytes < least ? all[i].bytes : least;
+            most = all[i].bytes > most ? all[i].bytes : most;
+            /* Each is a layout that trains. */
+            const struct layout layout = {all[i].kind, all[i].ranks, all[i].replicas, DP_SUMS_ALL,
+                                          all[i].recompute};
+            if (i % 5 == 0)
+                assert_true(run((struct job){.model = model, .layout = layout, .stop = 1}).losses[0] > 0);
+        }
+        assert_true(least < most);
+        assert_int_equal(plan(config, model, 2, least, some), count);
+        assert_true(some[0].bytes == least && some[count - 1].bytes > least);
+    }
+    config.schedule.kind = DP_SCHEDULE_DUALPIPE;
+    assert_int_equal(plan(config, MODEL_SKIPS, 2, 0, all), DP_RECOMPUTES);
+    assert_true(all[0].kind == DP_SCHEDULE_DUALPIPE && all[0].ranks == 2);
+    config.replicas = 2;
+    assert_int_equal(plan(config, MODEL_SKIPS, 4, 0, all), DP_RECOMPUTES);
+    assert_true(all[0].replicas == 2 && all[0].microbatches == MICROBATCHES);
 }
 
 /* ---- offload --------------------------------------------------------------------------------- */
@@ -969,6 +1043,8 @@ int main(void)
         cmocka_unit_test(what_a_device_saves_another_goes_on_from),
         cmocka_unit_test(replicas_that_mix_go_on_as_they_were),
         cmocka_unit_test(a_checkpoint_of_another_model_is_refused_on_every_rank),
+        cmocka_unit_test(a_cut_by_measured_time_changes_no_number),
+        cmocka_unit_test(layouts_are_ranked_by_their_predicted_step),
         cmocka_unit_test(a_model_larger_than_the_device_learns_the_same),
         cmocka_unit_test(a_checkpoint_does_not_know_of_offload),
         cmocka_unit_test(a_loss_scale_changes_no_number),

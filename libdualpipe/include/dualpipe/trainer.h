@@ -37,7 +37,9 @@ extern "C" {
 enum dp_balance {
     DP_BALANCE_COST, /* by dp_layer.cost: the largest stage, of a rank with two the largest sum, is as
                       * small as can be */
-    DP_BALANCE_GIVEN /* layers_of_stage */
+    DP_BALANCE_GIVEN, /* layers_of_stage */
+    DP_BALANCE_MEASURED /* by what rank 0 measures that layers take, with all of them in its memory and
+                         * zeros as inputs and labels; on the host */
 };
 
 /* What replicas do with each other. */
@@ -139,6 +141,38 @@ struct dp_trainer_result {
     int32_t lost;     /* ranks that died in this step, which was repeated without them */
     uint64_t step;    /* its number, from 0 */
 };
+
+/* ---- a layout before it runs ------------------------------------------------------------------- */
+
+/* What trains, and how its ranks are connected. */
+struct dp_trainer_machine {
+    int ranks;
+    size_t budget_bytes; /* of each rank; 0: none */
+    double latency_ns;   /* of a message */
+    double bytes_per_ns; /* between any two ranks; 0: without limit */
+};
+
+/* A layout, and what is predicted of it. */
+struct dp_trainer_plan {
+    enum dp_schedule_kind kind;
+    int32_t ranks, replicas, microbatches;
+    enum dp_recompute recompute;
+    int64_t step_ns; /* of the pipeline, with the sums of gradients, without the update */
+    double bubble;   /* share of it in which ranks wait, of all together */
+    size_t bytes;    /* of the rank that takes the most: parameters, gradients, the optimizer's state,
+                      * activations, save areas */
+};
+
+/* Predict what layouts of machine->ranks take: of the config's schedule and replicas, or, where these
+ * are zero, of all that there can be, with each way to recompute. microbatches and rows must be given.
+ * Layers are measured here, on the host, as DP_BALANCE_MEASURED does it. out[room]: those within the
+ * budget first, the fastest first. Not collective. DP_EINVAL: there is none; DP_ENOMEM; errors of
+ * callbacks. */
+DP_PUBLIC int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_model *model,
+                              const struct dp_trainer_machine *machine, struct dp_trainer_plan *out,
+                              int32_t room, int32_t *count);
+
+/* ---- training ---------------------------------------------------------------------------------- */
 
 struct dp_trainer;
 

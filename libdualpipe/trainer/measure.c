@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trainer/measure.h"
+
+#include "base/fail.h"
+#include "trainer/model_engine.h"
+#include "trainer/place.h"
+
+#include <stdlib.h>
+
+enum { STEPS = 3 }; /* the first one is slower */
+
+static int take_steps(const struct model_engine_config *config, struct stage_times *times)
+{
+    struct engine *e;
+    int err = model_engine_new(config, &e);
+
+    if (err)
+        return err;
+    err = model_engine_measure(e, config, STEPS, times);
+    e->ops->free(e);
+    return err;
+}
+
+/* One stage with all layers, by a schedule that splits backwards. */
+int measure_layers(const struct dp_trainer_config *config, const struct model_info *m, int64_t rows,
+                   struct stage_times *times)
+{
+    const struct dp_trainer_config how = {.rows = rows, .seed = config->seed};
+    const struct dp_schedule_spec spec = {
+        .kind = DP_SCHEDULE_ZB1P, .ranks = 1, .microbatches = 1};
+    const int32_t first_layer[] = {0, m->model.layer_count};
+    struct model_engine_config of = {.how = &how,
+                                     .model = m,
+                                     .first_layer = first_layer,
+                                     .replica = {.count = 1},
+                                     .microbatches = 1};
+    struct dp_schedule *training = NULL, *forward = NULL;
+    int err = dp_schedule_new(&spec, &training);
+
+    if (!err)
+        err = dp_schedule_new_forward(training, &forward);
+    if (!err)
+        err = place_new(NULL, NULL, &of.place);
+    of.training = training;
+    of.forward = forward;
+    if (!err)
+        err = take_steps(&of, times);
+    place_free(of.place);
+    dp_schedule_free(forward);
+    dp_schedule_free(training);
+    return err;
+}
+
+int measure_costs_of(const struct dp_trainer_config *config, const struct model_info *m,
+                     double *costs)
+{
+    const int64_t rows = (config->rows + config->microbatches - 1) / config->microbatches;
+    struct stage_times *times = calloc((size_t)m->model.layer_count, sizeof(*times));
+    int err = times ? 0 : dp_fail(DP_ENOMEM, "no memory for the times of layers");
+
+    if (!err)
+        err = measure_layers(config, m, rows, times);
+    for (int32_t i = 0; i < m->model.layer_count && !err; i++)
+        for (int k = 0; k < STAGE_CALLS; k++)
+            costs[i] += (double)times[i].ns[k];
+    free(times);
+    return err;
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * measure.h - what the layers of a model take on this machine.
+ */
+#ifndef DP_TRAINER_MEASURE_H
+#define DP_TRAINER_MEASURE_H
+
+#include "trainer/model.h"
+#include "trainer/stage.h"
+
+/* times[layers], of one micro-batch of so many rows, on the host. The whole model is in memory
+ * meanwhile. DP_ENOMEM; errors of callbacks. */
+int measure_layers(const struct dp_trainer_config *config, const struct model_info *m, int64_t rows,
+                   struct stage_times *times);
+/* The same as costs[layers], of a micro-batch of the config, whose shape is complete. */
+int measure_costs_of(const struct dp_trainer_config *config, const struct model_info *m,
+                     double *costs);
+
+#endif
