@@ -54,6 +54,7 @@ class Comm:
         self.rank, self.size, self.name = group.rank(), group.size(), group.group_name
         self.process, self.lock = os.getpid(), threading.RLock()
         self._calls, self._in_call = 0, False
+        self.resets = 0  # the same on all ranks
         count = _opened[self.name] = _opened.get(self.name, 0) + 1
         store = _Store(dist.distributed_c10d._world.pg_map[group][1], f"dualpipe/{count}")
         handle, prefix = ffi.new_handle(store), ffi.new("char[]", b"dualpipe")
@@ -112,6 +113,7 @@ class Comm:
 
     def reset(self) -> None:
         self.check(lib.dp_comm_reset(self.pointer))
+        self.resets += 1
 
     def abort(self, error: BaseException) -> None:
         """End what the other ranks are doing: this rank cannot take part in it."""

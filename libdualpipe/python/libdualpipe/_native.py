@@ -41,7 +41,7 @@ class DualpipeError(RuntimeError):
     text         the sentence that says what was wrong and what was expected
     rank         the rank that failed, of the process group; None where it is not known
     op, micro_batch, stage, step    what that rank was doing: "forward", 3, 1, 7; None outside of
-                                    a step
+                                    a step. Steps are counted from the last failure on
     """
     def __init__(self, errno: int, text: str, rank: Optional[int] = None, doing: str = "") -> None:
         self.errno, self.text, self.rank = errno, text, rank

@@ -54,6 +54,7 @@ class Pipeline:
         ]
         self.count = schedule.pointer.mb_per_stream
         self.is_held = False  # between forward and backward
+        self._resets = comm.resets
         with comm.call():
             self._make(all_borders, pairs, own_gradients, skips, rows)
 
@@ -135,6 +136,10 @@ class Pipeline:
 
     def _call(self, function: Callable[[Any, Any], int]) -> None:
         with self.comm.lock, self.comm.call():
+            if self._resets != self.comm.resets:
+                # Some ranks may have finished the step in which another one failed.
+                self._resets = self.comm.resets
+                lib.dp_pipeline_seek(self.pointer, 0)
             self.comm.check(function(self.pointer, self._step))
 
     def clear(self) -> None:

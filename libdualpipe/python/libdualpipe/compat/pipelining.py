@@ -119,13 +119,14 @@ class _Runs:
                      trains: bool) -> Pipeline:
         """The pipeline, made by the first step of its kind."""
         pipelines = self.__dict__.setdefault("_pipelines", {})
-        order = getattr(self, "pipeline_order_with_comms", None) or self.pipeline_order \
-            if not self.kind else None
+        order = None
+        if not self.kind:
+            order = getattr(self, "pipeline_order_with_comms", None) or self.pipeline_order
         if pipelines.get("order") is not order:  # another list has been loaded
             pipelines.clear()
             pipelines["order"] = order
         if trains not in pipelines:
-            if self.kind:
+            if order is None:
                 kind = "gpipe" if self.kind == "forward" else self.kind
                 schedule = Schedule(kind, group.size(), self._n_microbatches,
                                     forward_only=not trains)
