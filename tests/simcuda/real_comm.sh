@@ -24,4 +24,5 @@ case_is "the communicator over $other" "$(wrong tests/simcuda/test_comm_nccl)"
 case_is "pipelines over $other" "$(wrong tests/simcuda/test_pipeline_nccl)"
 case_is "sums of replicas over $other" "$(wrong tests/simcuda/test_replicas_nccl)"
 case_is "mixing over $other" "$(wrong tests/simcuda/test_mixer_nccl)"
+case_is "the trainer over $other" "$(wrong tests/simcuda/test_trainer_nccl)"
 cases_end

@@ -138,6 +138,7 @@ int main(int argc, char **argv)
     }
     const dp_model model = {.layers = list, .layer_count = LAYERS, .input = &rows, .labels = &rows, .loss = &losses};
 
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* a queue for each of NCCL's streams (nccl.h) */
     const dp_comm_config by_launcher = {}; /* its variables say who we are */
     dp_comm *comm;
     dp_device *gpu;

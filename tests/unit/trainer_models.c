@@ -255,8 +255,10 @@ static int queue_loss(const struct test_model *m, const struct dp_stage_call *ca
     struct loss_work *w = malloc(sizeof(*w));
     int err = w ? dp_device_stream_wrap(m->users[0].device, call->stream, &stream) : DP_ENOMEM;
 
-    if (err)
+    if (err) {
+        free(w);
         return err;
+    }
     *w = (struct loss_work){.ops = m->loss, .call = *call, .values = values, .scale = scale};
     w->out = reached(out, w->shapes[0]);
     w->labels = reached(labels, w->shapes[1]);
@@ -264,6 +266,8 @@ static int queue_loss(const struct test_model *m, const struct dp_stage_call *ca
     if (gout)
         w->gout.data = gout->data;
     err = dp_device_call(stream, run_loss, w);
+    if (err)
+        free(w);
     dp_device_stream_free(stream);
     return err;
 }
