@@ -8,7 +8,7 @@
 #include "trainer/model.h"
 #include "trainer/stage.h"
 
-/* times[layers], of one micro-batch of so many rows, on the host. The whole model is in memory
+/* times[layers], of one micro-batch of so many rows, where the config trains. The whole model is in memory
  * meanwhile. DP_ENOMEM; errors of callbacks. */
 int measure_layers(const struct dp_trainer_config *config, const struct model_info *m, int64_t rows,
                    struct stage_times *times);

@@ -146,12 +146,15 @@ static struct dp_layer_call call_of(const struct run *run, int32_t i, const DLTe
     };
 }
 
-static void note_time(const struct run *run, int32_t i)
+/* Until what the layer has queued is done. */
+static int note_time(const struct run *run, int32_t i)
 {
     int64_t *least = &run->stage->times[i].ns[run->phase];
+    const int err = place_wait(run->stage->place);
     const int64_t ns = dp_now_ns() - run->begun_ns;
 
     *least = *least && *least < ns ? *least : ns;
+    return err;
 }
 
 /* The callback of layer number i has returned err: what is to be said of it. */
@@ -163,8 +166,8 @@ static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_s
     struct streamed *st = run->stage->streamed;
     char why[DP_ABORT_TEXT];
 
-    if (run->stage->times)
-        note_time(run, i);
+    if (run->stage->times && !err)
+        err = note_time(run, i);
     if (!err && !skips->wrong)
         return st && layer->parameter_count ? streamed_leave(st, layer->parameter_count) : 0;
     snprintf(why, sizeof(why), "%s", err ? dp_callback_reason(err) : "");

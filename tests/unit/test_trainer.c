@@ -527,7 +527,8 @@ static void a_cut_by_measured_time_changes_no_number(void **state)
         const struct curve expected = run((struct job){.model = model, .layout = one});
         for (int i = 0; i < LAYOUTS; i += 3) {
             const struct curve curve =
-                run((struct job){.model = model, .layout = layouts[i], .measured = true});
+                run((struct job){.model = model, .layout = layouts[i], .measured = true,
+                                 .device = on_cuda(&layouts[i]) ? "cuda" : NULL});
             assert_same(&expected, &curve);
         }
     }

@@ -39,7 +39,7 @@ enum dp_balance {
                       * small as can be */
     DP_BALANCE_GIVEN, /* layers_of_stage */
     DP_BALANCE_MEASURED /* by what rank 0 measures that layers take, with all of them in its memory and
-                         * zeros as inputs and labels; on the host */
+                         * zeros as inputs and labels; where it trains */
 };
 
 /* What replicas do with each other. */
@@ -165,7 +165,7 @@ struct dp_trainer_plan {
 
 /* Predict what layouts of machine->ranks take: of the config's schedule and replicas, or, where these
  * are zero, of all that there can be, with each way to recompute. microbatches and rows must be given.
- * Layers are measured here, on the host, as DP_BALANCE_MEASURED does it. out[room]: those within the
+ * Layers are measured here, on the config's device, as DP_BALANCE_MEASURED does it. out[room]: those within the
  * budget first, the fastest first. Not collective. DP_EINVAL: there is none; DP_ENOMEM; errors of
  * callbacks. */
 DP_PUBLIC int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_model *model,
