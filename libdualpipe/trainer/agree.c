@@ -11,7 +11,7 @@ bool may_be_death(int err)
     return err == DP_ECOMM || err == DP_ETIMEDOUT || err == DP_EABORTED;
 }
 
-static void revoke(struct dp_comm *comm, struct dp_comm *const *groups, int count, int err)
+void agree_revoke(struct dp_comm *comm, struct dp_comm *const *groups, int count, int err)
 {
     char text[DP_ABORT_TEXT];
 
@@ -46,7 +46,7 @@ int agree_all(struct dp_comm *comm, struct dp_comm *const *groups, int count, in
     if (err && !may_be_death(err))
         return err;
     if (err)
-        revoke(comm, groups, count, err);
+        agree_revoke(comm, groups, count, err);
     const int agreed = agree(comm, &done, &whole);
     if (agreed || err)
         return agreed ? agreed : err;
@@ -65,7 +65,7 @@ int agree_begun(struct dp_comm *comm, int err)
     if (err && !may_be_death(err))
         return err;
     if (err)
-        revoke(comm, NULL, 0, err);
+        agree_revoke(comm, NULL, 0, err);
     const int agreed = agree(comm, &done, &whole);
     if (agreed || err)
         return agreed ? agreed : err;

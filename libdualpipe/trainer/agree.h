@@ -13,9 +13,13 @@
 /* What a call that failed may have met is the death of a rank. */
 bool may_be_death(int err);
 
+/* A part has failed here for good: no rank waits for this one in comm or in groups[count], each of which
+ * may be NULL. */
+void agree_revoke(struct dp_comm *comm, struct dp_comm *const *groups, int count, int err);
+
 /* Collective over the ranks of comm that live: err is what the part returned here. 0 on all of them: it
- * was 0 on all, and all live. A rank whose part has failed revokes comm and groups[count], each of which
- * may be NULL, so that the others come here too. DP_ECOMM on all that live where one is dead or its part
+ * was 0 on all, and all live. A rank whose part has failed revokes comm and the groups, so that the
+ * others come here too. DP_ECOMM on all that live where one is dead or its part
  * has failed, unless their own had failed already; an err that is no death is returned at once. */
 int agree_all(struct dp_comm *comm, struct dp_comm *const *groups, int count, int err);
 /* The same, but 0 also where one has died: all that live have got through, and may go on without it. */

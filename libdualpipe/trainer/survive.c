@@ -19,17 +19,39 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { GROUPS = 3 + DP_MAX_SLOTS };
+
+static void list_groups(const struct dp_trainer *t, struct dp_comm *groups[static GROUPS])
+{
+    groups[0] = t->team;
+    groups[1] = t->pipe;
+    groups[2] = t->data;
+    for (int i = 0; i < DP_MAX_SLOTS; i++)
+        groups[3 + i] = t->sums.slots[i].same;
+}
+
 /* After a part that all ranks carry out. */
 static int agree(struct dp_trainer *t, int err)
 {
-    struct dp_comm *groups[3 + DP_MAX_SLOTS] = {t->team, t->pipe, t->data};
+    struct dp_comm *groups[GROUPS];
 
     if (!t->config.survive || t->failed)
         return err;
-    for (int i = 0; i < DP_MAX_SLOTS; i++)
-        groups[3 + i] = t->sums.slots[i].same;
-    err = agree_all(t->comm, groups, 3 + DP_MAX_SLOTS, err);
+    list_groups(t, groups);
+    err = agree_all(t->comm, groups, GROUPS, err);
     t->failed = err;
+    return err;
+}
+
+/* What has failed here for good ends all ranks, or, of ranks that survive, this one. */
+static int end(struct dp_trainer *t, int err)
+{
+    struct dp_comm *groups[GROUPS];
+
+    if (!err || !t->config.survive)
+        return trainer_fail(t, err);
+    list_groups(t, groups);
+    agree_revoke(t->comm, groups, GROUPS, err);
     return err;
 }
 
@@ -211,11 +233,11 @@ int dp_trainer_step(struct dp_trainer *t, const struct dp_batch *batch,
     int err = carry_out(t, trainer_learn, &step);
 
     if (err)
-        return trainer_fail(t, err);
+        return end(t, err);
     t->next++;
     err = survive(t, trainer_update(t, step.result.skipped)); /* values are there, but for copies */
     if (err)
-        return trainer_fail(t, err);
+        return end(t, err);
     if (t->config.loss_scale.scale > 0)
         dp_loss_scale_update(&t->config.loss_scale, step.result.skipped);
     const bool ends = step.result.ending && !t->ending;
@@ -235,7 +257,7 @@ int dp_trainer_evaluate(struct dp_trainer *t, const struct dp_batch *batch, doub
 
     if (!err)
         *loss = step.result.loss;
-    return trainer_fail(t, err);
+    return end(t, err);
 }
 
 uint64_t dp_trainer_next_step(const struct dp_trainer *t)
@@ -256,7 +278,7 @@ int dp_trainer_finish(struct dp_trainer *t)
         err = dp_trainer_save(t, NULL);
     if (!err)
         err = sums_average(&t->sums, false);
-    return trainer_fail(t, err);
+    return end(t, err);
 }
 
 int dp_trainer_gather(struct dp_trainer *t, int rank, struct dp_named_tensor **out, int32_t *count)
@@ -265,7 +287,7 @@ int dp_trainer_gather(struct dp_trainer *t, int rank, struct dp_named_tensor **o
     const int err = carry_out(t, trainer_gather, &g);
 
     if (err)
-        return trainer_fail(t, err);
+        return end(t, err);
     *out = g.tensors;
     *count = g.count;
     return 0;

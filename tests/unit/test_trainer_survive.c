@@ -31,6 +31,7 @@ struct death {
     int rank;
     uint64_t step; /* from 1; STEPS + 1: the evaluation; 0: none dies */
     int calls;     /* the call of a layer in it, from 1; 0: before the step */
+    bool fails;    /* it is not killed: its layers fail at micro-batch 0, and it leaves */
 };
 
 struct layout {
@@ -101,7 +102,7 @@ static int learn(struct dp_trainer *t, const struct job *job, int rank, struct s
     int err = 0;
 
     for (int i = 0; i < VICTIMS; i++)
-        if (job->deaths[i].step && job->deaths[i].rank == rank)
+        if (job->deaths[i].step && job->deaths[i].rank == rank && !job->deaths[i].fails)
             own = &job->deaths[i];
     while (!err && dp_trainer_next_step(t) <= STEPS) {
         const uint64_t step = dp_trainer_next_step(t);
@@ -146,19 +147,24 @@ static int rank_learns(struct dp_comm *comm, void *arg)
     struct dp_trainer *t;
     struct test_model m;
     struct test_kill kill = {0};
+    bool fails = false;
 
     test_model_init(&m, job->model);
     for (int i = 0; i < VICTIMS; i++)
-        if (job->deaths[i].step && job->deaths[i].rank == rank)
+        if (job->deaths[i].step && job->deaths[i].rank == rank) {
             kill = (struct test_kill){job->deaths[i].step - 1, job->deaths[i].calls};
-    for (int l = 0; l < MODEL_LAYERS; l++)
+            fails = job->deaths[i].fails;
+        }
+    for (int l = 0; l < MODEL_LAYERS; l++) {
         m.users[l].kill = &kill;
+        m.users[l].fail_mb = fails ? 1 : 0;
+    }
     CHECK(!dp_trainer_new(&config, &m.model, comm, &t));
     const int err = learn(t, job, rank, &job->seen[rank]);
     dp_trainer_free(t);
-    if (job->sentence) {
+    if (job->sentence || fails) {
         CHECK(err);
-        CHECK_SAYS(job->sentence);
+        CHECK_SAYS(fails ? "it was to fail at micro-batch 0" : job->sentence);
         return 0;
     }
     CHECK(!err);
@@ -265,10 +271,10 @@ static void several_may_die(void **state)
         struct layout layout;
         struct death deaths[VICTIMS];
     } rows[] = {
-        {{DP_SCHEDULE_GPIPE, 1, 4}, {{0, 2, 3}, {3, 3, 0}}},
-        {{DP_SCHEDULE_DUALPIPE, 4, 1}, {{1, 2, 5}, {2, 4, 2}}},
-        {{DP_SCHEDULE_1F1B, 2, 2}, {{0, 1, 1}, {3, 1, 4}}},
-        {{DP_SCHEDULE_ZBV, 2, 2}, {{0, 3, 0}, {3, 3, 2}}},
+        {{DP_SCHEDULE_GPIPE, 1, 4}, {{0, 2, 3, false}, {3, 3, 0, false}}},
+        {{DP_SCHEDULE_DUALPIPE, 4, 1}, {{1, 2, 5, false}, {2, 4, 2, false}}},
+        {{DP_SCHEDULE_1F1B, 2, 2}, {{0, 1, 1, false}, {3, 1, 4, false}}},
+        {{DP_SCHEDULE_ZBV, 2, 2}, {{0, 3, 0, false}, {3, 3, 2, false}}},
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -282,13 +288,29 @@ static void several_may_die(void **state)
     }
 }
 
+/* It has said why where it happened, and to the others it is dead. */
+static void a_rank_whose_layer_fails_leaves(void **state)
+{
+    (void)state;
+    run((struct job){.model = MODEL_SKIPS, .layout = one}, 0);
+    const struct seen expected = seen[0];
+
+    for (int i = 0; i < LAYOUTS; i++) {
+        const struct job job = {.model = MODEL_SKIPS,
+                                .layout = layouts[i],
+                                .deaths = {{.rank = 0, .step = 1, .fails = true}}};
+        run(job, 0);
+        assert_same(&expected, &job, 1);
+    }
+}
+
 /* Both holders of a stage. */
 static void a_stage_that_is_lost_ends_all(void **state)
 {
     (void)state;
     run((struct job){.model = MODEL_MLP,
                      .layout = {DP_SCHEDULE_1F1B, 2, 2},
-                     .deaths = {{1, 2, 0}, {3, 2, 0}},
+                     .deaths = {{1, 2, 0, false}, {3, 2, 0, false}},
                      .sentence = "no rank has"},
         2);
 }
@@ -298,6 +320,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(those_that_live_learn_what_all_would_have),
         cmocka_unit_test(several_may_die),
+        cmocka_unit_test(a_rank_whose_layer_fails_leaves),
         cmocka_unit_test(a_stage_that_is_lost_ends_all),
     };
     return cmocka_run_group_tests(tests, make_memory, NULL);
