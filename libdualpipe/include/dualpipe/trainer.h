@@ -166,8 +166,8 @@ struct dp_trainer_plan {
 /* Predict what layouts of machine->ranks take: of the config's schedule and replicas, or, where these
  * are zero, of all that there can be, with each way to recompute. microbatches and rows must be given.
  * Layers are measured here, on the config's device, as DP_BALANCE_MEASURED does it. out[room]: those
- * within the budget first, the fastest first. Not collective. DP_EINVAL: there is none; DP_ENOMEM; errors
- * of callbacks. */
+ * within the budget first, the fastest first. Not collective. DP_EINVAL: there is none; DP_ENOMEM;
+ * errors of callbacks. */
 DP_PUBLIC int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_model *model,
                               const struct dp_trainer_machine *machine, struct dp_trainer_plan *out,
                               int32_t room, int32_t *count);
