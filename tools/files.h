@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 /* A file named on the command line. option: "--output", or "" for an operand. */
 struct file_use {
@@ -18,5 +19,42 @@ struct file_use {
  * input or standard output; devices and pipes may be named as often as one likes. false after one
  * line on standard error. */
 bool files_are_apart(const struct file_use *uses, size_t count);
+
+/* ---- input ----------------------------------------------------------------------------------- */
+
+/* All of a file, of one that does not say how long it is, too: those of proc and sys,
+ * pipes, standard input. */
+
+/* What is written by hand or by a program has less; a device may have no end. */
+#define INPUT_MOST ((size_t)256 << 20)
+
+/* malloc'ed, with a NUL behind its *len bytes, without the byte order mark of UTF-8; path "-": standard
+ * input. NULL with errno, quietly; EFBIG: it has more than `most` bytes. */
+char *input_read(const char *path, size_t most, size_t *len);
+/* As strerror, for what input_read with INPUT_MOST leaves in errno. */
+const char *input_error(int error);
+
+/* ---- output ---------------------------------------------------------------------------------- */
+
+/* Where a command's result goes: standard output, or a file that appears only once it is
+ * complete. */
+
+/* Zeroed memory is a valid closed output. */
+struct output {
+    FILE *file;       /* write here */
+    const char *path; /* NULL: standard output */
+    char *target;     /* path without symbolic links: they stay what they are */
+    char *temporary;  /* target's neighbour, until output_close */
+};
+
+/* path may be NULL or "-" for standard output. 0, else EXIT_FAILED; the sentence has been printed. */
+int output_open(const char *path, struct output *out);
+
+/* Nothing is written after all: whether it could be was the question. */
+void output_drop(struct output *out);
+
+/* Finish: err is 0 or what writing has returned (DP_EIO, DP_ENOMEM, ...). The file takes its place
+ * if all went well, else it is removed and the reason printed. Returns an EXIT_ value. */
+int output_close(struct output *out, int err);
 
 #endif

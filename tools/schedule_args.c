@@ -2,7 +2,6 @@
 #include "schedule_args.h"
 
 #include "command.h"
-#include "schedule_file.h"
 
 #include <dualpipe/options.h>
 

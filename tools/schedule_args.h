@@ -7,7 +7,6 @@
 #define DP_TOOLS_SCHEDULE_ARGS_H
 
 #include "args.h"
-
 #include <dualpipe/schedule.h>
 
 enum { NUMBERS_MAX = 1024, SKIPS_MAX = 64 };
@@ -83,5 +82,13 @@ int schedule_operand(const struct operands *operands, enum dp_schedule_kind *kin
 
 /* The costs that were asked for. They point into a. 0, else EXIT_USAGE. */
 int schedule_cost(const struct schedule_args *a, const struct dp_schedule *s, struct dp_cost *cost);
+
+/* ---- schedule file --------------------------------------------------------------------------- */
+
+/* A schedule from a file, whatever its format. */
+
+/* Read text, JSON, CSV or PyTorch's CSV; "-" is standard input. It has not been checked. 0, else an
+ * EXIT_ value after one line. The caller frees. */
+int schedule_file_read(const char *path, struct dp_schedule **out);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "schedule_file.h"
+#include "schedule_args.h"
 
 #include "command.h"
-#include "input.h"
+#include "files.h"
 
 #include <errno.h>
 #include <stdlib.h>

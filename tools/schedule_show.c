@@ -6,7 +6,7 @@
 #include "command.h"
 #include "commands.h"
 #include "draw/draw.h"
-#include "output.h"
+#include "files.h"
 #include "schedule_args.h"
 #include "terminal.h"
 

@@ -8,7 +8,7 @@
 #include "args.h"
 #include "command.h"
 #include "commands.h"
-#include "output.h"
+#include "files.h"
 #include "stat/jobs.h"
 #include "stat/stat.h"
 

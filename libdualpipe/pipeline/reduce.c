@@ -373,27 +373,19 @@ enum { PIECE_ELEMENTS = 32 << 10 };
 /* In blocks of a length that compilers turn into vector instructions by themselves. */
 enum { BLOCK = 16 };
 
-static void add_floats(float *restrict to, const float *restrict from, size_t n)
-{
-    size_t i = 0;
-
-    for (; i + BLOCK <= n; i += BLOCK)
-        for (int k = 0; k < BLOCK; k++)
-            to[i + (size_t)k] += from[i + (size_t)k];
-    for (; i < n; i++)
-        to[i] += from[i];
-}
-
-static void add_doubles(double *restrict to, const double *restrict from, size_t n)
-{
-    size_t i = 0;
-
-    for (; i + BLOCK <= n; i += BLOCK)
-        for (int k = 0; k < BLOCK; k++)
-            to[i + (size_t)k] += from[i + (size_t)k];
-    for (; i < n; i++)
-        to[i] += from[i];
-}
+#define ADD_LOOP(REAL)                                                                             \
+    static void add_##REAL##s(REAL *restrict to, const REAL *restrict from, size_t n)              \
+    {                                                                                              \
+        size_t i = 0;                                                                              \
+                                                                                                   \
+        for (; i + BLOCK <= n; i += BLOCK)                                                         \
+            for (int k = 0; k < BLOCK; k++)                                                        \
+                to[i + (size_t)k] += from[i + (size_t)k];                                          \
+        for (; i < n; i++)                                                                         \
+            to[i] += from[i];                                                                      \
+    }
+ADD_LOOP(float)
+ADD_LOOP(double)
 
 void dp_sum_add(int bits, void *to, const void *from, size_t n)
 {

@@ -7,7 +7,7 @@
 #include "bench/net.h"
 #include "command.h"
 #include "commands.h"
-#include "output.h"
+#include "files.h"
 #include "plugin_path.h"
 
 #include <ctype.h>

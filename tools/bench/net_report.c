@@ -5,7 +5,7 @@
 #include "bench/net.h"
 #include "command.h"
 #include "draw/chart.h"
-#include "output.h"
+#include "files.h"
 
 #include <jansson.h>
 

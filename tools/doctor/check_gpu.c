@@ -5,7 +5,6 @@
  */
 #include "config.h"
 
-#include "doctor/devices.h"
 #include "doctor/doctor.h"
 #include "doctor/library.h"
 

@@ -5,8 +5,8 @@
  */
 #include "config.h"
 
-#include "doctor/devices.h"
 #include "doctor/doctor.h"
+#include "doctor/library.h"
 
 #include <stdint.h>
 #include <stdlib.h>

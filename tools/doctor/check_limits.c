@@ -5,7 +5,7 @@
 #include "config.h"
 
 #include "doctor/doctor.h"
-#include "doctor/devices.h"
+#include "doctor/library.h"
 
 #include <stdio.h>
 #include <stdlib.h>

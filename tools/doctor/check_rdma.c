@@ -6,8 +6,8 @@
  */
 #include "config.h"
 
-#include "doctor/devices.h"
 #include "doctor/doctor.h"
+#include "doctor/library.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "config.h"
 
-#include "doctor/devices.h"
+#include "doctor/library.h"
 
 #include <stdio.h>
 #include <stdlib.h>

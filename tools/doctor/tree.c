@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "config.h"
 
-#include "doctor/tree.h"
-#include "input.h"
+#include "doctor/doctor.h"
+#include "files.h"
 
 #include <errno.h>
 #include <fcntl.h>

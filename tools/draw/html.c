@@ -5,7 +5,6 @@
  *      spans: [[rank, start_ns, ns, "F3&b1", waited_ns, waited_for, [[look, stage, mb, stream], ...]]
  *      sets:  [[[ns, 1 or -1], ...] by rank] a set of activations begins or ends to live
  */
-#include "draw/page.h"
 #include "draw/parts.h"
 #include "draw/svg.h"
 
@@ -15,6 +14,9 @@
 
 #include <inttypes.h>
 #include <string.h>
+
+/* page.html as strings, a line each, behind them NULL; make writes page.c. */
+extern const char *const draw_page[];
 
 static const char mark[] = "@STEP@";
 

@@ -6,7 +6,7 @@
 
 #include "command.h"
 #include "commands.h"
-#include "input.h"
+#include "files.h"
 
 #include <errno.h>
 #include <stdio.h>

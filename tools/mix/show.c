@@ -4,8 +4,8 @@
  */
 #include "command.h"
 #include "commands.h"
+#include "files.h"
 #include "mix/mix.h"
-#include "output.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,8 +5,8 @@
 #include "command.h"
 #include "commands.h"
 #include "draw/draw.h"
+#include "files.h"
 #include "mix/mix.h"
-#include "output.h"
 
 #include <jansson.h>
 

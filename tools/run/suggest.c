@@ -8,7 +8,7 @@
 #include "run/run.h"
 
 #include "command.h"
-#include "input.h"
+#include "files.h"
 
 #include <dualpipe/placement.h>
 

@@ -3,8 +3,7 @@
  * args.c - where a topology comes from.
  */
 #include "command.h"
-#include "input.h"
-#include "output.h"
+#include "files.h"
 #include "topo/topo.h"
 
 #include <errno.h>

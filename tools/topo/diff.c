@@ -5,7 +5,7 @@
  */
 #include "command.h"
 #include "commands.h"
-#include "output.h"
+#include "files.h"
 #include "topo/topo.h"
 
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #include "command.h"
 #include "commands.h"
 #include "draw/parts.h"
-#include "input.h"
+#include "files.h"
 #include "mix/mix.h"
 #include "schedule_args.h"
 #include "topo/topo.h"

@@ -6,7 +6,7 @@
  */
 #include "command.h"
 #include "commands.h"
-#include "output.h"
+#include "files.h"
 #include "train/blas_kernels.h"
 #include "train/data.h"
 #include "train/engine.h"

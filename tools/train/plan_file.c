@@ -3,7 +3,7 @@
 
 #include "command.h"
 #include "digest.h"
-#include "input.h"
+#include "files.h"
 #include "train/settings.h"
 
 #include <jansson.h>

@@ -3,7 +3,7 @@
  * settings_device.c - what --device cuda goes with.
  */
 #include "command.h"
-#include "input.h"
+#include "files.h"
 #include "train/cuda/image.h"
 #include "train/cuda/kernels.h"
 #include "train/settings.h"

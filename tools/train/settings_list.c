@@ -6,7 +6,7 @@
 #include "train/settings.h"
 
 #include "command.h"
-#include "schedule_file.h"
+#include "schedule_args.h"
 
 #include <stdio.h>
 #include <string.h>

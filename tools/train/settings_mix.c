@@ -5,7 +5,7 @@
 #include "train/settings.h"
 
 #include "command.h"
-#include "input.h"
+#include "files.h"
 
 #include <dualpipe/comm.h>
 #include <dualpipe/options.h>

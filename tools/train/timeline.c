@@ -3,7 +3,7 @@
 
 #include "command.h"
 #include "draw/draw.h"
-#include "output.h"
+#include "files.h"
 
 #include <math.h>
 #include <stdlib.h>

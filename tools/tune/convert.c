@@ -6,7 +6,7 @@
 #include "tune/fit.h"
 
 #include "command.h"
-#include "input.h"
+#include "files.h"
 
 #include <jansson.h>
 

@@ -2,7 +2,7 @@
  *
  * environment.c - what the tuner plugin would be told by DUALPIPE_TUNER_* and DUALPIPE_PLACEMENT.
  */
-#include "tune/environment.h"
+#include "tune/tune.h"
 
 #include "command.h"
 

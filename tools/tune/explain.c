@@ -9,8 +9,6 @@
 #include "command.h"
 #include "commands.h"
 #include "topo/topo.h"
-#include "tune/environment.h"
-#include "tune/rules.h"
 #include "tune/tune.h"
 
 #include <jansson.h>

@@ -5,7 +5,7 @@
 #include "command.h"
 #include "commands.h"
 #include "draw/chart.h"
-#include "output.h"
+#include "files.h"
 #include "topo/topo.h"
 #include "tune/fit.h"
 

@@ -2,7 +2,7 @@
 #include "tune/results.h"
 
 #include "command.h"
-#include "input.h"
+#include "files.h"
 
 #include <dualpipe/options.h>
 

@@ -2,7 +2,7 @@
  *
  * rules.c - whether a table has anything to say about a job of this size.
  */
-#include "tune/rules.h"
+#include "tune/tune.h"
 
 #include <inttypes.h>
 #include <stdbool.h>
