@@ -263,3 +263,26 @@ def test_labels_may_be_none_and_a_batch_wrong():
     assert trainer.step(batch(0)[0]).loss < first.loss
     with pytest.raises(libdualpipe.DualpipeError, match="rows of a batch: 17"):
         trainer.step(torch.ones(17, WIDTH, dtype=torch.float64))
+
+
+def test_objects_may_die_in_any_order():
+    for order in range(4):
+        layers = [linear(), nn.Tanh()]
+        trainer = Trainer(layers, F.mse_loss, batch(0), ROWS, 0.1)
+        trainer.step(*batch(0))
+        view, value = layers[0].weight.detach(), layers[0].weight.detach().clone()
+        if order == 1:
+            trainer.itself = trainer  # for the collector
+        elif order == 2:
+            del layers
+        elif order == 3:
+            trainer.close()
+            trainer.close()
+            with pytest.raises(RuntimeError, match="closed"):
+                trainer.step(*batch(0))
+        del trainer
+        gc.collect()
+        assert torch.equal(view, value)
+        if order != 2:
+            assert torch.equal(layers[0].weight, value) and layers[0].weight.grad is None
+            assert layers[0].weight.data_ptr() != view.data_ptr()

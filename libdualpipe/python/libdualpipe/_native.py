@@ -190,7 +190,8 @@ def set_members(struct: Any, members: Mapping[str, Any], what: str) -> None:
     """Members of a struct by name. Raises TypeError for one that it has not."""
     for name, value in members.items():
         if name not in dir(struct):
-            raise TypeError(f"{what}: no member {name!r}, expected some of {', '.join(dir(struct))}")
+            raise TypeError(
+                f"{what}: no member {name!r}, expected some of {', '.join(dir(struct))}")
         setattr(struct, name, value)
 
 

@@ -32,8 +32,8 @@ class Op(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What `check` has found: a rule ("deadlock"), a rank (None: no one), the place in its list, and
-    the sentence."""
+    """What `check` has found: a rule ("deadlock"), a rank (None: no one), the place in its list,
+    and the sentence."""
     rule: str
     rank: Optional[int]
     place: int
@@ -61,7 +61,7 @@ class RankReport(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """A step on paper. critical: the path of ops and messages that the makespan is the length of."""
+    """A step on paper. critical: the path of ops and messages whose length the makespan is."""
     makespan_ns: int
     bubble_ratio: float
     ranks: List[RankReport]
@@ -118,15 +118,6 @@ class Schedule:
         return cls.__new__(cls)._take(
             new_object(lib.dp_schedule_read, "struct dp_schedule", data, len(data),
                        number_of("format", format, FORMATS)))
-
-    @classmethod
-    def from_csv(cls, text: str) -> "Schedule":
-        """As torch.distributed.pipelining lists it, a row of computes a rank."""
-        return cls.read(text, "pytorch")
-
-    def to_csv(self) -> str:
-        """The same the other way round."""
-        return self.write("pytorch")
 
     def forward(self) -> "Schedule":
         """Its forwards alone: the evaluation that goes with it."""
@@ -199,8 +190,9 @@ class Schedule:
 
     def simulate(self, batches: bool = False, **costs: float) -> Simulation:
         """Start and end of every op. costs: members of struct dp_cost, f_ns, i_ns, w_ns of a stage,
-        link_latency_ns ...; without any, 1000 each for F, I and W. batches: a rank waits at a COMMIT
-        for all that it receives. Raises DualpipeError for costs that are no numbers or negative."""
+        link_latency_ns ...; without any, 1000 each for F, I and W. batches: a rank waits at a
+        COMMIT for all that it receives. Raises DualpipeError for costs that are no numbers or
+        negative."""
         cost, out = ffi.new("struct dp_cost *"), ffi.new("struct dp_simulation *")
         set_members(cost, costs or COSTS, "costs")
         flags = lib.DP_SIMULATE_TIMELINE | lib.DP_SIMULATE_CRITICAL | \

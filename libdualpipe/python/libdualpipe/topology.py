@@ -53,8 +53,8 @@ class Topology:
 
     @classmethod
     def of_description(cls, text: str) -> "Topology":
-        """Of a few words: "host:4 gpu:8 nic:8 ...", or one of presets(). Raises DualpipeError, which
-        names the word."""
+        """Of a few words: "host:4 gpu:8 nic:8 ...", or one of presets(). Raises DualpipeError,
+        which names the word."""
         return cls(new_object(lib.dp_topology_new_synthetic, "struct dp_topology", text.encode()))
 
     @classmethod

@@ -112,7 +112,7 @@ class Tuner:
                                  number_of("protocol", protocol, PROTOCOLS), bytes))
 
     def crossings(self, function: str) -> List[Crossing]:
-        """Which is the fastest from which size on, of all that the model knows; none without one."""
+        """Which is the fastest from which size on, of all that the model knows; [] without one."""
         costs = ffi.new("float[]", len(ALGORITHMS) * len(PROTOCOLS))
         out = ffi.new("struct dp_tuning_crossing[]", lib.DP_TUNING_CROSSINGS_MAX)
         count = lib.dp_tuner_crossings(self.pointer, number_of("function", function, FUNCTIONS),

@@ -131,7 +131,7 @@ class _Runs:
                 schedule = Schedule(kind, group.size(), self._n_microbatches,
                                     forward_only=not trains)
             else:
-                schedule = Schedule.from_csv("\n".join(map(_row, order.values())))
+                schedule = Schedule.read("\n".join(map(_row, order.values())), "pytorch")
                 schedule = schedule if trains else schedule.forward()
             by_index = {stage.stage_index: stage.submod for stage in stages}
             indices = [slot.stage for slot in schedule.slots(group.rank())]
@@ -162,7 +162,7 @@ def _own(name: str, kind: str = "") -> Any:
 
     def __init__(self: Any, stages: List[Any], n_microbatches: int, *args: Any, **kw: Any) -> None:
         schedules.PipelineScheduleMulti.__init__(self, stages, n_microbatches, *args, **kw)
-        rows = Schedule(kind, self.pp_group_size, n_microbatches).to_csv().splitlines()
+        rows = Schedule(kind, self.pp_group_size, n_microbatches).write("pytorch").splitlines()
         self.pipeline_order = {
             rank: [schedules._Action.from_str(cell) for cell in row.split(",")]
             for rank, row in enumerate(rows)

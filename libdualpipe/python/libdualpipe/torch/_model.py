@@ -99,7 +99,8 @@ class Place(Stage):
         shape, dtype = shape_of(place), DTYPES[place.dtype.code, place.dtype.bits]
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             raise ValueError(f"{what} of layer {self.index} ({type(self.module).__name__}) is "
-                             f"{tuple(tensor.shape)} of {tensor.dtype}, expected {shape} of {dtype}")
+                             f"{tuple(tensor.shape)} of {tensor.dtype}, "
+                             f"expected {shape} of {dtype}")
 
     # -- backward: Stage's, with gradients where this call has them
 
@@ -237,7 +238,8 @@ class Model:
             two, three = as_tuple(given[0]), as_tuple(given[1])
             self.widths.append(len(two))
             borders.append(
-                self._border([self._output(place, i, *pair) for i, pair in enumerate(zip(two, three))]))
+                self._border(
+                    [self._output(place, i, *pair) for i, pair in enumerate(zip(two, three))]))
         ops = self._new("struct dp_layer_ops *", {
             "forward": lib.dpy_model_forward, "backward": lib.dpy_model_backward,
             "weight": lib.dpy_model_weight if split else ffi.NULL})
@@ -290,7 +292,8 @@ class Model:
         if [a * 3 if grow else a for a, grow in zip(shape, grows)] != list(three.shape):
             raise ValueError(
                 f"output {i} of layer {place.index} is {tuple(two.shape)} of two rows and "
-                f"{tuple(three.shape)} of three, expected dimensions that stay or grow with the rows")
+                f"{tuple(three.shape)} of three, expected dimensions that stay, or grow with the "
+                "rows")
         return _spec(shape, grows, two.dtype)
 
     def _layer(self, place: Place, ops: Any, border: Any, made: Dict[Any, Any]) -> None:
@@ -300,6 +303,8 @@ class Model:
             if len(name) > LONGEST_NAME:
                 raise ValueError(f"parameter {name}: expected a name of {LONGEST_NAME} characters "
                                  "or less")
+            if parameter.device.type != "cpu":
+                raise ValueError(f"parameter {name} is on {parameter.device}, expected the host")
             self.also_named[name] = self.first_names.get(parameter, name)
         if module in made:
             return

@@ -55,8 +55,8 @@ class Trainer:
                   they were trained. Parameters are float32 or float64, on the host.
     loss          loss(outputs, labels), or loss(outputs) without labels: a tensor of one value, the
                   mean over the rows
-    example       (inputs, labels), each a tensor or tuple of tensors with rows as dimension 0, of any
-                  number of rows, or (inputs, None): what a batch looks like
+    example       (inputs, labels), each a tensor or tuple of tensors with rows as dimension 0, of
+                  any number of rows, or (inputs, None): what a batch looks like
     rows          of a step, all replicas together: the most there are
     rate          the learning rate, or members of struct dp_rate: {"kind": "cosine", "peak": ...}
     optimizer     "sgd", "adam", "adamw", "accum-adam", "accum-adamw"; optimizer_options: members of
@@ -72,8 +72,8 @@ class Trainer:
                   "mixing" (parameters are mixed by a graph); mixing: members of its struct,
                   {"graph": "ring", "algorithm": "d-psgd", "compression": "int8", ...}
     fixed_order   results are the same to the last bit under every layout
-    folder        for checkpoints, written after each `every` steps, of which `keep` stay; resume: go
-                  on from the newest, if there is one; about: what its index says beside the step
+    folder        for checkpoints, written after each `every` steps, of which `keep` stay; resume:
+                  go on from the newest, if there is one; about: what its index says beside the step
 
     Random numbers (dropout) are those of seed, step, layer and micro-batch under every layout.
 
@@ -177,8 +177,8 @@ class Trainer:
 
     def step(self, inputs: Any = None, labels: Any = None, rows: Optional[int] = None) -> Result:
         """Train on a batch of all replicas' rows: inputs where a pipeline begins, labels where it
-        ends, the same on each such rank; others may leave them out, and say the number of rows where
-        it is not the trainer's."""
+        ends, the same on each such rank; others may leave them out, and say the number of rows
+        where it is not the trainer's."""
         kept: List[Any] = []
         result = ffi.new("struct dp_trainer_result *")
         self._run(lib.dp_trainer_step, self._batch(inputs, labels, rows, kept), result)

@@ -40,8 +40,8 @@ class Checkpoint:
             tensor = lib.dp_checkpoint_at(self._pointer, i)
             kind = tensor.dtype.code, tensor.dtype.bits
             if kind not in DTYPES:
-                raise TypeError(f"{self.path}: {text_of(tensor.name)} is of type code {kind[0]} with "
-                                f"{kind[1]} bits, which torch has not")
+                raise TypeError(f"{self.path}: {text_of(tensor.name)} is of type code {kind[0]} "
+                                f"with {kind[1]} bits, which torch has not")
             self._found[text_of(tensor.name)] = (tuple(
                 tensor.shape[k] for k in range(tensor.ndim)), DTYPES[kind])
 
@@ -60,12 +60,14 @@ class Checkpoint:
             raise KeyError(f"{self.path}: no tensor {name!r}")
         kept: List[Any] = []
         text = ffi.new("char[]", name.encode())
-        wanted = ffi.new("struct dp_named_tensor *", {"name": text, "tensor": describe(out, kept)[0]})
+        wanted = ffi.new("struct dp_named_tensor *",
+                         {"name": text, "tensor": describe(out, kept)[0]})
         check(lib.dp_checkpoint_read_pieces(self._pointer, wanted))
         return out
 
     def state_of(self, name: str) -> List[str]:
-        """Which states the optimizer has of a parameter: "mean" ..., also where they are in pieces."""
+        """Which states the optimizer has of a parameter: "mean" ..., also where they are in
+        pieces."""
         found = re.compile(re.escape(name) + r"(?:\[\d+:\d+\])?/([a-z]+)$")
         return sorted({match[1] for match in map(found.match, self._found) if match})
 
@@ -111,9 +113,10 @@ def _parameters(module: Any) -> Iterable[Tuple[str, torch.Tensor]]:
 
 
 def load_training(path: Any, module: Any, optimizer: Any = None) -> Dict[str, Any]:
-    """Read parameters, buffers that are there, and the optimizer's state into a module and an optimizer
-    of torch over its parameters, whichever layout has written them. Names are those of the module;
-    that of a Trainer's layers is nn.Sequential(*layers). Returns what is said beside: {"step": 500}.
+    """Read parameters, buffers that are there, and the optimizer's state into a module and an
+    optimizer of torch over its parameters, whichever layout has written them. Names are those of
+    the module; that of a Trainer's layers is nn.Sequential(*layers). Returns what is said beside:
+    {"step": 500}.
 
     Raises DualpipeError for a parameter that is not there, or is of another shape."""
     found = Checkpoint(path)
