@@ -169,25 +169,9 @@ def asyncpipe(rank, ranks, size, _name):
     return {name: step(pipe, name == "ours" or ranks > 1) for name, pipe in pipes.items()}, count
 
 
-def offload(rank, ranks, size, _name):
-    from fairscale.experimental.nn.offload import OffloadModel as Peer
-
-    from libdualpipe.compat.fairscale import OffloadModel
-    rows, width, count = SIZES[size]
-    layers = nn.Sequential(*(Stage(width) for _ in range(6)))
-    host = torch.device("cpu")
-    x, y = torch.randn(rows, width), torch.randn(rows, width)
-
-    def step(model):
-        return lambda: F.mse_loss(model(x), y).backward()
-
-    return {"peer": step(Peer(copy.deepcopy(layers), host, host, num_slices=3)),
-            "ours": step(OffloadModel(layers, host, host, num_slices=3))}, count
-
-
-CASES = {"DeepSeek DualPipe": (deepseek, ""), **{f"torch {name}": (torchs, name) for name in TORCHS},
-         "Decent-DP ring": (decent, ""), "DDP, ours mixes on a ring": (decent, "DDP"),
-         "fairscale AsyncPipe": (asyncpipe, ""), "fairscale OffloadModel": (offload, "")}
+CASES = {"DeepSeek DualPipe": (deepseek, ""),
+         **{f"torch {name}": (torchs, name) for name in TORCHS}, "Decent-DP ring": (decent, ""),
+         "DDP, ours mixes on a ring": (decent, "DDP"), "fairscale AsyncPipe": (asyncpipe, "")}
 
 
 def run(rank, ranks, words, store, port):

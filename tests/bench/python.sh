@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # python.sh [BUILD [RANKS...]] - steps of the Python package's classes beside those that they stand for, by
-# turns in the same processes: DeepSeek's DualPipe, torch's schedules, fairscale's AsyncPipe and
-# OffloadModel, Decent-DP and DDP, with small, medium and large layers. With more ranks than processors
+# turns in the same processes: DeepSeek's DualPipe, torch's schedules, fairscale's AsyncPipe,
+# Decent-DP and DDP, with small, medium and large layers; fairscale's OffloadModel does not run without CUDA. With more ranks than processors
 # the time of all ranks' processors is what counts. Wants the virtual environment of tests/run.sh.
 # $CASES: only those whose names have one of its words.
 set -eu

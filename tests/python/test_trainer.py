@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libdualpipe.torch.Trainer against a plain loop of torch, and against itself under other layouts."""
+"""libdualpipe.torch.Trainer against a plain loop of torch, and itself under other layouts."""
 import copy
 import gc
 import os
@@ -100,7 +100,8 @@ def equals_plain(rank, size, name):
     close([trainer.step(*batch(step, rows_of(step))) for step in range(STEPS)], expected)
     evaluated = trainer.evaluate(*batch(9))
     x, y = batch(9)
-    assert abs(evaluated - float(F.mse_loss(expected_model(x), y).detach())) < 1e-9 and layers.training
+    assert abs(evaluated - float(F.mse_loss(expected_model(x), y).detach())) < 1e-9
+    assert layers.training
     found = trainer.gather(size - 1)
     assert (found is None) == (rank != size - 1)
     if found:
@@ -185,7 +186,8 @@ def test_replicas_that_mix_become_one(ranks):
 class Wrong(nn.Module):
     def __init__(self, where):
         super().__init__()
-        self.where, self.steps, self.weight = where, 0, nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
+        self.where = where
+        self.weight = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
 
     def forward(self, x):
         if x.requires_grad and self.where == "forward":
