@@ -2,10 +2,14 @@
 """Decentralized data parallel against Decent-DP itself, step by step."""
 import copy
 import gc
+import os
+import signal
+import threading
 from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -230,3 +234,44 @@ def an_optimizer_fails(rank, size):
 
 def test_an_optimizer_that_fails_is_named_on_all_ranks(ranks):
     ranks(4, an_optimizer_fails)
+
+
+def is_interrupted(rank, size):
+    """Rank 1 gets the signal while it waits for rank 0, whose optimizer waits for the end of the
+    iteration."""
+    store = dist.distributed_c10d._get_default_store()
+
+    class Slow(torch.optim.SGD):
+        calls = 0
+
+        def step(self, closure=None):
+            Slow.calls += 1
+            if rank == 0 and Slow.calls == 3:
+                store.set("mix/begun", "yes")
+                store.wait(["mix/done"])
+            return super().step(closure)
+
+    wrapped = decent_dp.DecentralizedDataParallel(nn.Linear(2, 2),
+                                                  lambda ps: Slow([p for _, p in ps], lr=0.1))
+
+    def send():
+        store.wait(["mix/begun"])
+        os.kill(os.getpid(), signal.SIGINT)
+
+    if rank == 1:
+        sender = threading.Thread(target=send)
+        sender.start()
+    with pytest.raises(KeyboardInterrupt if rank == 1 else libdualpipe.DualpipeError) as caught:
+        for _ in range(9):
+            wrapped(torch.ones(1, 2)).sum().backward()
+    if rank == 1:
+        sender.join()
+        store.set("mix/done", "yes")
+    assert rank == 1 or caught.value.rank == 1
+    again = decent_dp.DecentralizedDataParallel(nn.Linear(2, 2), sgd)
+    for _ in range(3):
+        again(torch.ones(1, 2)).sum().backward()
+
+
+def test_an_interrupt_reaches_all_ranks_and_a_new_wrapper_goes_on(ranks):
+    ranks(2, is_interrupted)
