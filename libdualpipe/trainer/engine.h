@@ -67,6 +67,7 @@ struct engine {
     const struct engine_ops *ops;
     int microbatches;       /* M of a step, of all replicas */
     double loss_scale;      /* of gradients, in the next step */
+    size_t stage_bytes, pipeline_bytes;
     struct replica replica; /* count is 1 or more */
     int part_count;
     struct engine_part parts[DP_MAX_SLOTS];

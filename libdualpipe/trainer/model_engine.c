@@ -246,6 +246,7 @@ static int make_stages(struct model_engine *e, const struct model_engine_config 
                                                 .layers = stage->layer_of,
                                                 .stage = slot->stage,
                                                 .second_copy = slot->stream > 0};
+        e->base.stage_bytes += stage->memory_bytes;
         e->base.part_count++;
     }
     return err;
@@ -400,6 +401,7 @@ static struct dp_pipeline_config pipeline_of(struct model_engine *e,
         .first_mb = engine_first_mb(&e->base),
         /* Each has a shard, or may be the last one. */
         .tied_copies = how->sums == DP_SUMS_SHARDS || how->survive,
+        .execution = how->execution,
         .reduce_user = config->reduce_user,
         .recorder = e->base.recorder,
     };
@@ -410,10 +412,16 @@ static int make_pipeline(struct model_engine *e, const struct model_engine_confi
 {
     struct dp_stage stages[DP_MAX_SLOTS];
     struct dp_pipeline_config of = pipeline_of(e, config, stages);
+    struct dp_pipeline_memory memory;
 
     of.comm = comm;
     of.reduce = reduce;
-    return dp_pipeline_new(&of, &e->pipeline);
+    int err = dp_pipeline_new(&of, &e->pipeline);
+    if (err)
+        return err;
+    dp_pipeline_memory(e->pipeline, &memory);
+    e->base.pipeline_bytes = memory.total_bytes;
+    return 0;
 }
 
 static int open_links(struct model_engine *e, const struct model_engine_config *config)
@@ -577,6 +585,43 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
         engine_free(&e->base);
     else
         *out = &e->base;
+    return err;
+}
+
+/* Of parameters without values, of which an optimizer reads none; it only asks that there are some. Tied
+ * ones have a state where they are owned (dp_pipeline_owns). */
+static int measure_state(const struct dp_optimizer_config *how, const struct stage *s,
+                         bool second_copy, size_t *bytes)
+{
+    static float none[64];
+    struct dp_parameter *owned = calloc((size_t)s->parameter_count + 1, sizeof(*owned));
+    struct dp_optimizer *optimizer;
+    int32_t count = 0;
+    int err = owned ? 0 : dp_fail(DP_ENOMEM, "no memory for %d parameters", s->parameter_count);
+
+    for (int32_t i = 0; i < s->parameter_count && !err; i++) {
+        const struct dp_parameter *p = &s->parameters[i];
+        s->values[i].data = s->grads[i].data = none;
+        if (!p->tied || (!second_copy && !model_is_copy(p->name, p->tied)))
+            owned[count++] = *p;
+    }
+    if (!err && count)
+        err = dp_optimizer_new(how, owned, count, &optimizer);
+    if (!err && count) {
+        *bytes += dp_optimizer_state_bytes(optimizer);
+        dp_optimizer_free(optimizer);
+    }
+    free(owned);
+    return err;
+}
+
+int model_engine_state(struct engine *base, const struct dp_optimizer_config *how, size_t *bytes)
+{
+    struct model_engine *e = (struct model_engine *)base;
+    int err = 0;
+
+    for (int i = 0; i < base->part_count && !err; i++)
+        err = measure_state(how, e->stages[i], base->parts[i].second_copy, bytes);
     return err;
 }
 

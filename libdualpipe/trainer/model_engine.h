@@ -34,6 +34,8 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
 /* Of a bare one: bytes of all that it would hold, and of them the values. */
 int model_engine_memory(struct engine *e, const struct model_engine_config *config, size_t *bytes,
                         size_t *values);
+/* The same: add what the optimizer's state would take. */
+int model_engine_state(struct engine *e, const struct dp_optimizer_config *how, size_t *bytes);
 /* Of one that has all layers, in the host's memory: so many steps on zeros, which leave nothing but
  * their times[layers]. */
 struct stage_times;

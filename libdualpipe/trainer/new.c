@@ -41,6 +41,13 @@ static int check_config(const struct dp_trainer_config *c)
         return dp_fail(DP_EINVAL,
                        "schedule: microbatches, skips, partition, reduces, forward_only or "
                        "return_outputs are set, which are the trainer's to set");
+    if (c->list && (c->list->forward_only || c->schedule.ranks || c->schedule.kind))
+        return dp_fail(DP_EINVAL, "list: without backward, or beside a schedule; expected one for "
+                                  "training alone");
+    if (c->survive && (c->list || c->delay_update))
+        return dp_fail(DP_EINVAL, "survive: with list or delay_update, expected neither");
+    if (c->delay_update && c->sums != DP_SUMS_ALL)
+        return dp_fail(DP_EINVAL, "delay_update: set, expected DP_SUMS_ALL with it");
     if (c->schedule.kind == DP_SCHEDULE_ASYNC)
         return dp_fail(DP_EUNSUPPORTED, "schedule: async, expected another kind");
     if (c->replicas < 0 || c->schedule.ranks < 0)
@@ -96,6 +103,8 @@ int trainer_take_shape(struct dp_trainer *t)
     struct dp_trainer_config *c = &t->config;
 
     c->replicas = c->replicas ? c->replicas : 1;
+    if (c->list)
+        c->schedule.ranks = c->list->ranks;
     if (t->ranks % c->replicas)
         return dp_fail(DP_EINVAL, "replicas: %d, expected a divisor of the %d ranks", c->replicas,
                        t->ranks);
@@ -106,8 +115,14 @@ int trainer_take_shape(struct dp_trainer *t)
                        "ranks: %d of each of %d replicas, expected together the %d ranks of "
                        "comm",
                        c->schedule.ranks, c->replicas, t->ranks);
-    if (c->schedule.kind == DP_SCHEDULE_USER || c->schedule.ranks == 1)
-        c->schedule.kind = c->schedule.ranks == 1 ? DP_SCHEDULE_GPIPE : DP_SCHEDULE_1F1B;
+    if (!c->list && (c->schedule.kind == DP_SCHEDULE_USER || c->schedule.ranks == 1))
+        c->schedule.kind = DP_SCHEDULE_1F1B; /* of one rank: a micro-batch after the other */
+    if (c->list && !c->microbatches)
+        c->microbatches = c->list->microbatches * c->replicas;
+    if (c->list && c->microbatches != c->list->microbatches * c->replicas)
+        return dp_fail(DP_EINVAL,
+                       "microbatches: %d, expected %d of the list on each of %d replicas",
+                       c->microbatches, c->list->microbatches, c->replicas);
     if (!c->microbatches)
         c->microbatches = 2 * c->schedule.ranks * c->replicas;
     if (c->microbatches % c->replicas || c->microbatches > c->rows)
@@ -143,6 +158,8 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                                c->mixing.local_steps,
                                c->optimizer.kind,
                                c->fixed_order,
+                               c->delay_update,
+                               c->execution,
                                c->order_blocks,
                                (int64_t)c->seed,
                                c->rate.kind,
@@ -214,9 +231,39 @@ static int list_skips(const struct dp_trainer *t, struct dp_skip **out, int *cou
     return 0;
 }
 
+/* What messages drive is of one kind. */
+static int make_forward(struct dp_trainer *t)
+{
+    const struct dp_schedule *list = t->training;
+    const struct dp_schedule_spec spec = {.kind = list->kind,
+                                          .ranks = list->ranks,
+                                          .microbatches = list->microbatches,
+                                          .rank_map = list->group_rank,
+                                          .forward_only = true};
+
+    return t->config.execution == DP_EXECUTE_MESSAGES ? dp_schedule_new(&spec, &t->forward)
+                                                      : dp_schedule_new_forward(list, &t->forward);
+}
+
+static int take_list(struct dp_trainer *t)
+{
+    const struct dp_schedule *list = t->config.list;
+    int err = 0;
+
+    if (t->model.model.skip_count)
+        err = dp_fail(DP_EUNSUPPORTED, "list: made without skips, expected a model without them");
+    if (!err)
+        err = model_cut(&t->model, &t->config, list, &t->first_layer);
+    t->training = list;
+    t->sums.none = t->config.replicas == 1 && t->config.sums != DP_SUMS_SHARDS;
+    return err ? err : make_forward(t);
+}
+
 /* The model is cut by an outline; the lists follow from the cut. */
 static int make_schedules(struct dp_trainer *t)
 {
+    if (t->config.list)
+        return take_list(t);
     struct dp_schedule_spec spec = t->config.schedule;
     struct dp_schedule *outline = NULL;
     struct dp_skip *skips = NULL;
@@ -232,10 +279,11 @@ static int make_schedules(struct dp_trainer *t)
         spec.skips = spec.skip_count ? skips : NULL;
         spec.mirror_reduce = true;
         spec.reduce_all = !t->sums.none;
-        err = dp_schedule_new(&spec, &t->training);
+        err = dp_schedule_new(&spec, &t->made);
+        t->training = t->made;
     }
     if (!err)
-        err = dp_schedule_new_forward(t->training, &t->forward);
+        err = make_forward(t);
     dp_schedule_free(outline);
     free(skips);
     return err;
@@ -274,9 +322,17 @@ static int make_graph(struct dp_trainer *t)
 
     if (t->sums.none || t->config.sums != DP_SUMS_MIXING)
         return 0;
+    t->graph = t->config.mixing.made;
+    if (t->graph && t->graph->workers != t->config.replicas)
+        return dp_fail(DP_EINVAL, "mixing.made: a graph of %d workers, expected %d, the replicas",
+                       t->graph->workers, t->config.replicas);
+    if (t->graph)
+        return 0;
     spec.name = spec.name ? spec.name : "ring";
     spec.workers = t->config.replicas;
-    return dp_graph_new(&spec, &t->graph);
+    int err = dp_graph_new(&spec, &t->made_graph);
+    t->graph = t->made_graph;
+    return err;
 }
 
 int trainer_lay_out(struct dp_trainer *t)
@@ -320,28 +376,35 @@ static int make_groups(struct dp_trainer *t)
     return 0;
 }
 
-static int make_engine(struct dp_trainer *t)
+static bool has_reduces(const struct dp_schedule *s)
+{
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        if (s->ops[i].kind == DP_OP_REDUCE)
+            return true;
+    return false;
+}
+
+static struct model_engine_config describe(struct dp_trainer *t)
 {
     const struct replica replica = {.index = t->data ? dp_comm_rank(t->data) : 0,
                                     .count = t->config.replicas,
                                     .apart = t->graph};
 
-    return model_engine_new(
-        &(struct model_engine_config){.how = &t->config,
-                                      .model = &t->model,
-                                      .training = t->training,
-                                      .forward = t->forward,
-                                      .first_layer = t->first_layer,
-                                      .comm = t->pipe ? t->pipe : team_of(t),
-                                      .spare = is_spare(t),
-                                      .all = t->comm,
-                                      .replica = replica,
-                                      .place = t->place,
-                                      .microbatches = t->config.microbatches,
-                                      .order_blocks = t->own_blocks,
-                                      .reduce = t->sums.none ? NULL : &trainer_reduce_ops,
-                                      .reduce_user = t},
-        &t->engine);
+    return (struct model_engine_config){
+        .how = &t->config,
+        .model = &t->model,
+        .training = t->training,
+        .forward = t->forward,
+        .first_layer = t->first_layer,
+        .comm = t->pipe ? t->pipe : team_of(t),
+        .spare = is_spare(t),
+        .all = t->comm,
+        .replica = replica,
+        .place = t->place,
+        .microbatches = t->config.microbatches,
+        .order_blocks = t->own_blocks,
+        .reduce = t->sums.none || !has_reduces(t->training) ? NULL : &trainer_reduce_ops,
+        .reduce_user = t};
 }
 
 /* What fails on one rank in the middle of these ends all, which may be waiting for it. */
@@ -362,8 +425,9 @@ int trainer_make_parts(struct dp_trainer *t)
 {
     int err = trainer_fail(t, make_groups(t));
 
+    const struct model_engine_config config = describe(t);
     if (!err)
-        err = make_engine(t);
+        err = model_engine_new(&config, &t->engine);
     if (!err)
         err = make_sums(t);
     if (err)
@@ -371,6 +435,8 @@ int trainer_make_parts(struct dp_trainer *t)
     err = trainer_make_room(t);
     if (!err)
         err = trainer_make_optimizers(t);
+    if (!err && t->config.delay_update)
+        err = late_new(t->engine, &t->late);
     return dp_comm_share_error(t->comm, err);
 }
 
@@ -384,6 +450,8 @@ static int make_place(struct dp_trainer *t)
     t->config.optimizer.stream = place_stream(t->place);
     if (!t->sums.none && !c->nccl)
         return dp_fail(DP_EUNSUPPORTED, "replicas or shards on a device: expected nccl");
+    if (c->delay_update)
+        return dp_fail(DP_EUNSUPPORTED, "delay_update: on a device of CUDA, expected none");
     if (c->offload.parameters)
         return dp_fail(DP_EUNSUPPORTED, "offload.parameters: on a device of CUDA, expected none");
     if (c->survive)
@@ -496,6 +564,35 @@ int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model
     return err;
 }
 
+int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
+                       int rank, size_t *bytes)
+{
+    struct dp_trainer *t = calloc(1, sizeof(*t));
+    size_t all = 0, values;
+
+    if (!t)
+        return dp_fail(DP_ENOMEM, "no memory for a trainer");
+    t->ranks = (config->list ? config->list->ranks : config->schedule.ranks) *
+               (config->replicas ? config->replicas : 1);
+    int err = prepare(t, config, model);
+    if (!err)
+        err = lay_out(t);
+    if (!err) {
+        struct model_engine_config described = describe(t);
+        described.bare = true;
+        described.rank = rank;
+        err = model_engine_new(&described, &t->engine);
+        if (!err)
+            err = model_engine_memory(t->engine, &described, &all, &values);
+    }
+    if (!err)
+        err = model_engine_state(t->engine, &t->config.optimizer, &all);
+    if (!err)
+        *bytes = all;
+    dp_trainer_free(t);
+    return err;
+}
+
 void trainer_free_parts(struct dp_trainer *t)
 {
     sums_fini(&t->sums);
@@ -503,14 +600,16 @@ void trainer_free_parts(struct dp_trainer *t)
         dp_optimizer_free(t->optimizers[i]);
     if (t->engine)
         t->engine->ops->free(t->engine);
+    late_free(t->late);
+    free(t->paces);
     free(t->norm_values);
     free(t->in_layer);
     squares_free(t->squares);
     free(t->all_values);
     free(t->values);
-    dp_graph_free(t->graph);
+    dp_graph_free(t->made_graph);
     dp_schedule_free(t->forward);
-    dp_schedule_free(t->training);
+    dp_schedule_free(t->made);
     free(t->first_layer);
     free(t->names);
     dp_comm_close(t->pipe);
@@ -527,8 +626,10 @@ void trainer_clear_parts(struct dp_trainer *t)
     t->norm_values = t->all_values = t->values = NULL;
     t->in_layer = NULL;
     t->squares = NULL;
-    t->graph = NULL;
-    t->forward = t->training = NULL;
+    t->graph = t->made_graph = NULL;
+    t->training = t->made = t->forward = NULL;
+    t->late = NULL;
+    t->paces = NULL;
     t->first_layer = t->names = NULL;
     t->pipe = t->data = t->team = NULL;
 }

@@ -29,6 +29,7 @@ void saved_list_fini(struct saved_list *l)
 {
     free(l->tensors);
     free(l->norms);
+    free(l->names);
 }
 
 static struct dp_optimizer *optimizer_of(const struct dp_trainer *t, int slot)
@@ -38,11 +39,11 @@ static struct dp_optimizer *optimizer_of(const struct dp_trainer *t, int slot)
 
 static size_t room_of(const struct dp_trainer *t)
 {
-    size_t room = 1 + (size_t)t->engine->norm_count * NORM_TENSORS;
+    size_t room = 2 + (size_t)t->engine->norm_count * NORM_TENSORS;
 
     for (int i = 0; i < t->engine->part_count; i++) {
         struct dp_optimizer *o = optimizer_of(t, i);
-        room += (size_t)t->engine->parts[i].count + (o ? (size_t)dp_optimizer_state_count(o) : 0);
+        room += 2 * (size_t)t->engine->parts[i].count + (o ? (size_t)dp_optimizer_state_count(o) : 0);
     }
     return room;
 }
@@ -96,6 +97,31 @@ static int slot_of(const struct dp_trainer *t, const struct engine_norm *norm)
     return slot;
 }
 
+/* Gradients whose update is still to come. */
+static int list_late(const struct dp_trainer *t, enum saved_which which,
+                     struct saved_list *l)
+{
+    size_t count = 0;
+
+    for (int i = 0; i < t->engine->part_count; i++)
+        count += (size_t)t->engine->parts[i].count;
+    l->names = calloc(count + 1, sizeof(*l->names));
+    if (!l->names)
+        return dp_fail(DP_ENOMEM, "no memory for a list of %zu gradients", count);
+    count = 0;
+    for (int i = 0; i < t->engine->part_count; i++)
+        for (int32_t k = 0; k < t->engine->parts[i].count && is_listed(t, i, which); k++) {
+            const struct dp_parameter *p = &t->engine->parts[i].parameters[k];
+            if (!p->grad || (t->engine->tied && !t->engine->ops->owns(t->engine, i, k)))
+                continue; /* those of copies stay zero */
+            snprintf(l->names[count], sizeof(l->names[count]), "%s%s", saved_name(p), late_suffix);
+            add_tensor(l, l->names[count++], &t->late->kept[i][k]);
+        }
+    if (which != SAVED_FIRST || trainer_rank(t) == 0)
+        add_tensor(l, late_name, late_state(t->late));
+    return 0;
+}
+
 int saved_list_new(const struct dp_trainer *t, enum saved_which which, struct saved_list *l)
 {
     const struct engine *e = t->engine;
@@ -136,6 +162,8 @@ static int write_own(struct dp_trainer *t, const char *folder, int attempt, int 
     int err = trainer_mixes(t) ? saved_mixing_list(&t->sums, &mixing)
                                : saved_list_new(t, SAVED_FIRST, &l);
 
+    if (!err && t->late)
+        err = list_late(t, SAVED_FIRST, &l);
     if (!err)
         err = place_bring(t->place, l.tensors, l.count, true, &copies);
     const struct dp_named_tensor *tensors = trainer_mixes(t) ? mixing.tensors : l.tensors;
@@ -308,13 +336,18 @@ static int read_state(struct dp_trainer *t, const struct dp_checkpoint *c)
 
     if (trainer_mixes(t))
         return saved_mixing_read(&t->sums, c);
+    const bool late = t->late && late_is_in(c);
     err = saved_list_new(t, SAVED_WANTED, &l);
+    if (!err && late)
+        err = list_late(t, SAVED_WANTED, &l);
     if (!err)
         err = place_bring(t->place, l.tensors, l.count, false, &copies);
     for (int32_t i = 0; i < l.count && !err; i++)
         err = dp_checkpoint_read_pieces(c, &l.tensors[i]);
     if (!err)
         err = place_put_back(t->place, l.tensors, &copies);
+    if (!err && t->late && !late)
+        late_set(t->late, NULL);
     place_copies_free(t->place, &copies);
     saved_list_fini(&l);
     return err;
@@ -360,7 +393,11 @@ int trainer_resume(struct dp_trainer *t, const char *dir, bool optional)
     int err = find(t, dir ? dir : t->config.checkpoint.folder, optional, path);
 
     if (!err && *path)
-        err = dp_comm_share_error(t->comm, read_all(t, path, &step));
+        err = read_all(t, path, &step);
+    if (*path && trainer_mixes(t)) /* others may be in the middle of what mixers do together */
+        err = trainer_fail(t, err);
+    if (*path)
+        err = dp_comm_share_error(t->comm, err);
     if (err || !*path)
         return err;
     trainer_seek(t, step);

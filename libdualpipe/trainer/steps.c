@@ -191,8 +191,15 @@ static int queue_squares(void *user)
 /* What the engine has not summed with others. */
 static int end_of_sums(struct dp_trainer *t)
 {
-    int err = t->engine->tied ? t->engine->ops->sum_tied(t->engine) : 0;
+    int err = 0;
 
+    for (int i = 0; i < t->sums.count && !t->engine->reduces && !err; i++) {
+        err = sums_launch(&t->sums, t->sums.order[i]);
+        if (!err)
+            err = sums_wait(&t->sums, t->sums.order[i]);
+    }
+    if (!err && t->engine->tied)
+        err = t->engine->ops->sum_tied(t->engine);
     for (int i = 0; i < t->engine->part_count && !err; i++)
         if (t->engine->tied || !t->engine->reduces)
             err = end_of_sum(t, i);
@@ -234,6 +241,26 @@ static int update_slot(struct dp_trainer *t, int slot, const struct dp_mixer_upd
     return t->optimizers[slot] ? dp_optimizer_step(t->optimizers[slot], &step) : 0;
 }
 
+static int update_slots(struct dp_trainer *t, const struct dp_mixer_update *how)
+{
+    int err = 0;
+
+    for (int i = 0; i < t->engine->part_count && !err; i++)
+        err = update_slot(t, i, how);
+    return err;
+}
+
+/* With the gradients that were kept, which leaves zeros, as they are before the first. */
+static int update_late(struct dp_trainer *t, const struct dp_mixer_update *next)
+{
+    const struct dp_mixer_update due = late_due(t->late);
+    const bool is_due = late_is_due(t->late);
+
+    late_swap(t->late, t->engine);
+    late_set(t->late, next);
+    return is_due ? update_slots(t, &due) : 0;
+}
+
 /* All ranks know all norms, so all of them leave out the same steps. */
 int trainer_update(struct dp_trainer *t, bool skipped)
 {
@@ -242,8 +269,10 @@ int trainer_update(struct dp_trainer *t, bool skipped)
     int err = 0;
 
     norms_commit(t->engine, !skipped, t->norm_values);
-    for (int i = 0; i < t->engine->part_count && !updates_at_once(t) && !err; i++)
-        err = update_slot(t, i, &how);
+    if (t->late)
+        err = update_late(t, &how);
+    else if (!updates_at_once(t))
+        err = update_slots(t, &how);
     if (!err)
         err = sums_settle(&t->sums);
     return err || !t->engine->tied ? err : t->engine->ops->broadcast_tied(t->engine);
@@ -260,6 +289,37 @@ static int check_batch(const struct dp_trainer *t, const struct dp_batch *batch,
                        "config's %lld",
                        (long long)*rows, t->engine->microbatches, (long long)t->config.rows);
     return 0;
+}
+
+enum { OF_EACH = 4 }; /* at the end of values: compute_ns, step_ns, told to end, rows */
+
+/* How fast this rank was. */
+static int put_pace(struct dp_trainer *t)
+{
+    const struct engine *e = t->engine;
+    struct dp_rank_pace pace;
+    int err = 0;
+
+    if (!e->part_count) /* a spare rank */
+        return 0;
+    err = dp_recorder_pace(e->recorder, e->schedule, engine_rank(e), &pace);
+    if (err)
+        return err;
+    if (place_device(t->place)) /* where ops are only queued */
+        pace.compute_ns = pace.step_ns;
+    t->values[t->sums_len - OF_EACH] = pace.compute_ns;
+    t->values[t->sums_len - OF_EACH + 1] = pace.step_ns;
+    return 0;
+}
+
+static void take_paces(struct dp_trainer *t)
+{
+    for (int rank = 0; rank < t->ranks; rank++) {
+        const double *all = t->comm ? t->all_values + (size_t)rank * t->sums_len : t->values;
+        t->paces[rank] = (struct dp_rank_pace){.compute_ns = all[t->sums_len - OF_EACH],
+                                               .step_ns = all[t->sums_len - OF_EACH + 1],
+                                               .waited_for = -1};
+    }
 }
 
 int trainer_learn(struct dp_trainer *t, void *arg)
@@ -284,11 +344,14 @@ int trainer_learn(struct dp_trainer *t, void *arg)
     t->values[t->sums_len - 2] = t->config.checkpoint.on_signal && signals_raised();
     t->values[t->sums_len - 1] = (double)rows;
     if (!err)
+        err = put_pace(t);
+    if (!err)
         err = add_over_ranks(t, t->values, t->sums_len);
     if (!err)
         err = compare_rows(t, rows, t->sums_len);
     if (err)
         return err;
+    take_paces(t);
     const double norm = largest_norm(t);
     step->result = (struct dp_trainer_result){.loss = mean_loss(t, rows),
                                               .norm = norm,
@@ -329,6 +392,35 @@ int trainer_evaluate(struct dp_trainer *t, void *arg)
     return err ? err : sums_revert(&t->sums);
 }
 
+int trainer_catch_up(struct dp_trainer *t)
+{
+    int err = t->late ? update_late(t, NULL) : 0;
+
+    return err || !t->late || !t->engine->tied ? err : t->engine->ops->broadcast_tied(t->engine);
+}
+
+void dp_trainer_set_rate(struct dp_trainer *t, double rate)
+{
+    t->config.rate = (struct dp_rate){.peak = rate};
+}
+
+void dp_trainer_parts(const struct dp_trainer *t, struct dp_trainer_parts *out)
+{
+    const struct engine *e = t->engine;
+
+    *out = (struct dp_trainer_parts){.schedule = e->schedule,
+                                     .recorder = e->recorder,
+                                     .pipe = e->comm,
+                                     .replica = e->replica.index,
+                                     .rank = engine_rank(e),
+                                     .paces = t->paces,
+                                     .queued = place_device(t->place),
+                                     .bytes = e->stage_bytes + e->pipeline_bytes};
+    for (int i = 0; i < DP_MAX_SLOTS; i++)
+        if (t->optimizers[i])
+            out->bytes += dp_optimizer_state_bytes(t->optimizers[i]);
+}
+
 /* ---- making one ------------------------------------------------------------------------------ */
 
 /* Of tied parameters only the owner's is updated. */
@@ -366,7 +458,7 @@ int trainer_make_room(struct dp_trainer *t)
     int32_t most = 0;
 
     t->columns = trainer_mixes(t) ? (size_t)e->replica.count : 1;
-    t->sums_len = (size_t)e->microbatches + t->columns * (size_t)e->layers + 2;
+    t->sums_len = (size_t)e->microbatches + t->columns * (size_t)e->layers + OF_EACH;
     for (int i = 0; i < e->part_count; i++) {
         int32_t count;
         sums_summed(&t->sums, i, &count);
@@ -376,7 +468,8 @@ int trainer_make_room(struct dp_trainer *t)
     t->all_values = calloc(t->sums_len * (size_t)t->ranks, sizeof(double));
     t->in_layer = calloc((size_t)most + 1, sizeof(*t->in_layer));
     t->norm_values = calloc(norms_room(e) + 1, sizeof(*t->norm_values));
-    if (!t->values || !t->all_values || !t->in_layer || !t->norm_values)
+    t->paces = calloc((size_t)t->ranks, sizeof(*t->paces));
+    if (!t->values || !t->all_values || !t->in_layer || !t->norm_values || !t->paces)
         return dp_fail(DP_ENOMEM, "no memory for what %d ranks tell each other", t->ranks);
     e->queued = queue_squares;
     e->queued_user = t;

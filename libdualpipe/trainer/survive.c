@@ -278,6 +278,8 @@ int dp_trainer_finish(struct dp_trainer *t)
         err = dp_trainer_save(t, NULL);
     if (!err)
         err = sums_average(&t->sums, false);
+    if (!err)
+        err = trainer_catch_up(t);
     return end(t, err);
 }
 

@@ -7,6 +7,7 @@
 #define DP_TRAINER_STATE_H
 
 #include "trainer/engine.h"
+#include "trainer/late.h"
 #include "trainer/model.h"
 #include "trainer/norms.h"
 #include "trainer/place.h"
@@ -24,8 +25,10 @@ struct dp_trainer {
     struct dp_comm *team; /* of those with a place in the layout, where some have none */
     struct dp_comm *pipe, *data;
     struct place *place;
-    struct dp_schedule *training, *forward;
-    struct dp_graph *graph;
+    const struct dp_schedule *training;
+    struct dp_schedule *made, *forward; /* made: training, unless it was given */
+    const struct dp_graph *graph;
+    struct dp_graph *made_graph;
     int32_t *first_layer;
     struct engine *engine;
     struct sums sums;
@@ -42,13 +45,15 @@ struct dp_trainer {
     uint64_t next;  /* step */
     double rate;    /* of this step */
     /* What ranks tell each other after a step: the losses of all micro-batches, then the sum of squared
-     * gradients of each layer; of each replica, where these mix; then whether it was told to end, and
-     * the rows. A rank leaves zero what it does not know. */
+     * gradients of each layer; of each replica, where these mix; then how fast it was, whether it was
+     * told to end, and the rows. A rank leaves zero what it does not know. */
     size_t sums_len, columns; /* columns: 1, or the replicas that mix */
     double *values, *all_values; /* [sums_len], [ranks][sums_len] */
     struct squares *squares; /* of the gradients of stages, by parameter */
     bool *in_layer;          /* of those of one stage, the ones of one layer */
     double *norm_values; /* norms_room */
+    struct dp_rank_pace *paces; /* [ranks] of the last step */
+    struct late *late;   /* NULL: updates are not late */
     bool watches;   /* for signals */
     bool ending;    /* a rank was told to end */
     uint64_t saved_step; /* of the last checkpoint of this trainer, counted from 1; 0: none */
@@ -76,6 +81,8 @@ struct trainer_step {
 int trainer_learn(struct dp_trainer *t, void *step);
 int trainer_update(struct dp_trainer *t, bool skipped);
 int trainer_evaluate(struct dp_trainer *t, void *step);
+/* What delay_update has left. */
+int trainer_catch_up(struct dp_trainer *t);
 
 /* saved.c: dp_trainer_save, folder NULL: the config's; dp_trainer_gather. */
 struct trainer_gathered {
@@ -97,6 +104,7 @@ struct saved_list {
     int32_t count;
     struct norm_tensor *norms; /* what some of tensors refer to */
     int32_t norm_count;
+    char (*names)[256];        /* the same */
 };
 int saved_list_new(const struct dp_trainer *t, enum saved_which which, struct saved_list *out);
 void saved_list_fini(struct saved_list *l);

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The model of `dualpipe train` learns exactly the same, to the last bit, under every schedule,
- * with every number of ranks and over every communicator as in the plain loop of sequential.c:
- * losses, gradient norms, held-out losses and, in the end, all weights. Replicas of a pipeline that
+ * The model of `dualpipe train` learns exactly the same, to the last bit, by the library's trainer under
+ * every schedule, with every number of ranks and over every communicator as in a plain loop: losses, gradient norms, held-out losses and, in the end, all weights. Replicas of a pipeline that
  * mix their weights keep the mean of each.
  */
 #include "cmocka_all.h"
 
 #include "comm_group.h"
+#include "train/gpt_layers.h"
 #include "train/offloaded.h"
 #include "train/trainer.h"
+
+#include <dualpipe/trainer.h>
 
 #include <math.h>
 #include <stdlib.h>
@@ -71,7 +73,7 @@ static int learn(struct engine *e, bool first, struct curve *curve)
         }
     }
     if (!err)
-        err = trainer_evaluate(&t, &held_out);
+        err = trainer_held_out(&t, &held_out);
     if (!err)
         err = e->ops->gather(e, first ? curve->weights : NULL);
     if (!err && first) {
@@ -101,27 +103,85 @@ struct setup {
     struct curve *curve;
 };
 
-/* One rank. */
+/* As an array of the model's parameters in one stage, in which a tied one is twice. */
+static int take_weights(struct dp_comm *comm, struct dp_trainer *t, struct curve *curve)
+{
+    struct dp_named_tensor *tensors;
+    struct gpt_stage *whole;
+    int32_t count;
+
+    CHECK(!dp_trainer_gather(t, 0, &tensors, &count));
+    if (!tensors)
+        return 0;
+    CHECK(!gpt_stage_new_bare(&config, 0, 1, &whole));
+    CHECK((size_t)count == whole->params.tensors_len);
+    for (int32_t i = 0; i < count; i++) {
+        const struct tensor *at = &whole->params.tensors[i];
+        CHECK(!strcmp(tensors[i].name, whole->tensors[i].name));
+        memcpy(curve->weights + at->offset, tensors[i].tensor.data,
+               tensor_count(at) * sizeof(real));
+    }
+    curve->weights_len = whole->params.count;
+    gpt_stage_free(whole);
+    dp_trainer_gathered_free(tensors);
+    return 0;
+}
+
+static int take_steps(struct dp_comm *comm, struct dp_trainer *t, struct curve *curve)
+{
+    uint8_t tokens[SEQUENCES * 6], labels[SEQUENCES * 6];
+    int64_t shape[] = {SEQUENCES, config.context};
+    struct batch batch = {tokens, labels};
+    const DLTensor views[] = {{tokens, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, shape, NULL, 0},
+                              {labels, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, shape, NULL, 0}};
+    const struct dp_tree in = dp_tuple(1, (struct dp_tree[]){dp_tensor(&views[0])}),
+                         out = dp_tuple(1, (struct dp_tree[]){dp_tensor(&views[1])});
+    const struct dp_batch all = {.inputs = &in, .labels = &out};
+    struct data data = make_data();
+    struct dp_trainer_result r;
+    double loss, sum = 0;
+
+    CHECK(config.context == 6);
+    for (uint64_t step = 0; step < STEPS; step++) {
+        data_batch(&data, DATA_TRAIN, step, SEQUENCES, &batch);
+        dp_trainer_set_rate(t, trainer_rate(step, STEPS, training.warmup, training.rate));
+        CHECK(!dp_trainer_step(t, &all, &r));
+        curve->losses[step] = r.loss;
+        curve->norms[step] = r.norm;
+    }
+    for (uint64_t i = 0; i < HELD_OUT_BATCHES; i++) {
+        data_batch(&data, DATA_HELD_OUT, i, SEQUENCES, &batch);
+        CHECK(!dp_trainer_evaluate(t, &all, &loss));
+        sum += loss;
+    }
+    curve->held_out = sum / HELD_OUT_BATCHES;
+    free(data.bytes);
+    return 0;
+}
+
+/* One rank of the library's trainer; curves are the same on all. */
 static int learn_pipelined(struct dp_comm *comm, void *arg)
 {
     const struct setup *s = arg;
-    struct dp_schedule_spec spec = {.kind = s->kind, .ranks = s->ranks,
-                                    .microbatches = MICROBATCHES, .mirror_reduce = true};
-    struct pipelined_config c = {.model = config, .comm = comm, .any_order = s->any_order};
-    struct dp_schedule *both[2];
-    struct engine *e;
+    struct dp_trainer_config how = {.schedule.kind = s->kind,
+                                    .microbatches = MICROBATCHES,
+                                    .rows = SEQUENCES,
+                                    .optimizer = trainer_optimizer(training.decay),
+                                    .clip = training.clip,
+                                    .fixed_order = !s->any_order,
+                                    .order_blocks = 2,
+                                    .seed = config.seed};
+    struct curve *curve = dp_comm_rank(comm) ? curve_new() : s->curve;
+    struct gpt_layers *layers;
+    struct dp_trainer *t;
 
-    CHECK(!dp_schedule_new(&spec, &both[0]));
-    spec.forward_only = true;
-    spec.mirror_reduce = false;
-    CHECK(!dp_schedule_new(&spec, &both[1]));
-    c.training = both[0];
-    c.forward = both[1];
-    CHECK(!pipelined_new(&c, &e));
-    CHECK(!learn(e, dp_comm_rank(comm) == 0, s->curve));
-    e->ops->free(e);
-    dp_schedule_free(both[0]);
-    dp_schedule_free(both[1]);
+    CHECK(!gpt_layers_new(&config, &layers));
+    CHECK(!dp_trainer_new(&how, gpt_layers_model(layers), comm, &t));
+    CHECK(!take_steps(comm, t, curve) && !take_weights(comm, t, curve));
+    dp_trainer_free(t);
+    gpt_layers_free(layers);
+    if (dp_comm_rank(comm))
+        curve_free(curve);
     return 0;
 }
 
@@ -332,7 +392,7 @@ static int mix_in_pipelines(struct dp_comm *comm, void *arg)
                                                     .training = both[0],
                                                     .forward = both[1],
                                                     .comm = groups[1],
-                                                    .reduce = &trainer_reduce_ops,
+                                                    .reduce = &train_reduce_ops,
                                                     .reduce_user = &t,
                                                     .replica = replica},
                          &e));

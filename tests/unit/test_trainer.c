@@ -58,6 +58,8 @@ struct job {
     bool rarely;               /* no step is saved but by a signal and at the end */
     bool loads;                /* batches come from loaders */
     bool freezes;              /* the first layer's w is frozen */
+    bool late;                 /* updates are */
+    bool lists, unreduced;     /* the schedule is made before; without REDUCEs */
     const int32_t *balance;    /* layers of each stage; NULL: by cost */
     bool measured;             /* by what layers take */
     const char *device;        /* where it trains; NULL: the host */
@@ -158,6 +160,7 @@ static struct dp_trainer_config config_of(const struct job *job)
         .checkpoint = {.folder = job->folder, .every = job->rarely ? 0 : 1, .keep = 2, .resume = job->folder,
                        .from = job->from, .on_signal = job->told_at},
         .loss_scale = job->scale,
+        .delay_update = job->late,
         .offload = {.parameters = job->offloads, .device_bytes = job->budget},
     };
 }
@@ -183,10 +186,41 @@ static int take_values(struct dp_trainer *t, struct curve *curve, bool mine)
     return err;
 }
 
+/* The schedule of the config as a list. */
+static int make_list(const struct job *job, struct dp_trainer_config *config,
+                     struct dp_schedule **list)
+{
+    struct dp_schedule_spec spec = config->schedule;
+
+    spec.ranks = job->layout.ranks;
+    spec.microbatches = config->microbatches / config->replicas;
+    spec.mirror_reduce = spec.reduce_all = !job->unreduced;
+    config->schedule = (struct dp_schedule_spec){0};
+    const int err = dp_schedule_new(&spec, list);
+    config->list = err ? NULL : *list;
+    return err;
+}
+
+/* What is measured before is what there is. */
+static int check_bytes(struct dp_comm *comm, const struct dp_trainer *t,
+                       struct dp_trainer_config config, const struct dp_model *model, int ranks)
+{
+    struct dp_trainer_parts parts;
+    size_t bytes;
+
+    config.schedule.ranks = config.list ? 0 : ranks;
+    dp_trainer_parts(t, &parts);
+    CHECK(!dp_trainer_measure(&config, model, parts.rank, &bytes));
+    CHECK(bytes == parts.bytes && parts.schedule && parts.recorder);
+    CHECK(parts.paces[comm ? dp_comm_rank(comm) : 0].step_ns > 0);
+    return 0;
+}
+
 static int learn_on(struct dp_device *device, struct dp_comm *comm, const struct job *job)
 {
     const bool mine = !comm || dp_comm_rank(comm) == 0;
     struct dp_trainer_config config = config_of(job);
+    struct dp_schedule *list = NULL;
     struct dp_trainer_result r;
     struct dp_trainer *t;
     struct test_model m;
@@ -203,7 +237,9 @@ static int learn_on(struct dp_device *device, struct dp_comm *comm, const struct
         m.parameters[0][0].flags = DP_PARAMETER_FROZEN;
     if (job->fail_mb)
         m.users[job->fail_layer].fail_mb = job->fail_mb;
-    int err = dp_trainer_new(&config, &m.model, comm, &t);
+    int err = job->lists ? make_list(job, &config, &list) : 0;
+    if (!err)
+        err = dp_trainer_new(&config, &m.model, comm, &t);
     if (err)
         return err;
     while (!err && dp_trainer_next_step(t) < (job->stop ? job->stop : STEPS)) {
@@ -219,6 +255,8 @@ static int learn_on(struct dp_device *device, struct dp_comm *comm, const struct
             job->curve->norms[step] = r.norm;
         }
     }
+    if (!err && (job->late || job->lists) && job->layout.sums == DP_SUMS_ALL)
+        err = check_bytes(comm, t, config, &m.model, job->layout.ranks) ? DP_ESTATE : 0;
     if (!err && !job->stop)
         err = with_batch(t, job, STEPS, NULL, &held_out);
     if (!err && !job->stop)
@@ -231,6 +269,7 @@ static int learn_on(struct dp_device *device, struct dp_comm *comm, const struct
     if (mine)
         job->curve->held_out = held_out;
     dp_trainer_free(t);
+    dp_schedule_free(list);
     return err;
 }
 
@@ -277,6 +316,19 @@ static void assert_same(const struct curve *a, const struct curve *b)
     assert_memory_equal(&a->held_out, &b->held_out, sizeof(double));
     assert_int_equal(a->tensors, b->tensors);
     assert_memory_equal(a->values, b->values, sizeof(a->values));
+}
+
+static void remove_folder(const char *folder)
+{
+    char command[SCRATCH_LEN + 16];
+
+    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+    assert_int_equal(system(command), 0);
+}
+
+static void make_folder(char path[SCRATCH_LEN])
+{
+    assert_true(scratch_directory(path, "trainer"));
 }
 
 static const struct layout one = {.ranks = 1, .replicas = 1};
@@ -368,6 +420,53 @@ static void loaders_cuts_and_frozen_parameters_change_no_number(void **state)
     }
 }
 
+static void a_schedule_that_is_made_before_changes_no_number(void **state)
+{
+    (void)state;
+    const struct curve expected = run((struct job){.model = MODEL_TIED, .layout = one});
+
+    for (int i = 0; i < LAYOUTS; i++)
+        for (int unreduced = 0; unreduced < 1 + (layouts[i].kind == DP_SCHEDULE_1F1B); unreduced++) {
+            const struct layout *l = &layouts[i];
+            if (l->replicas == 1 && l->sums == DP_SUMS_ALL && l->kind != DP_SCHEDULE_1F1B)
+                continue; /* whose REDUCEs are the pipeline's own */
+            printf("layout %d%s\n", i, unreduced ? ", without REDUCEs" : "");
+            const struct curve curve =
+                run((struct job){.model = MODEL_TIED,
+                                 .layout = *l,
+                                 .lists = true,
+                                 .unreduced = unreduced || (l->replicas == 1 && !l->sums)});
+            assert_same(&expected, &curve);
+        }
+}
+
+/* The first step's gradient is used in the second, so that two steps have the same values. */
+static void late_updates_are_the_same_in_every_layout(void **state)
+{
+    (void)state;
+    for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
+        const struct curve expected = run((struct job){.model = model, .layout = one, .late = true});
+        const struct curve at_once = run((struct job){.model = model, .layout = one});
+        assert_true(expected.losses[0] == at_once.losses[0] &&
+                    expected.losses[1] != at_once.losses[1]);
+        for (int i = 0; i < LAYOUTS; i++) {
+            if (layouts[i].sums != DP_SUMS_ALL)
+                continue;
+            printf("model %d, layout %d\n", model, i);
+            char folder[SCRATCH_LEN];
+            make_folder(folder);
+            struct job job = {.model = model, .layout = layouts[i], .late = true, .folder = folder,
+                              .stop = 2};
+            run(job);
+            job.stop = 0;
+            const struct curve curve = run(job);
+            assert_memory_equal(curve.losses + 2, expected.losses + 2, 2 * sizeof(double));
+            assert_memory_equal(curve.values, expected.values, sizeof(curve.values));
+            remove_folder(folder);
+        }
+    }
+}
+
 /* Half as many micro-batches, of other sizes: the same means, but for rounding. */
 static void uneven_micro_batches_count_by_their_rows(void **state)
 {
@@ -399,19 +498,6 @@ static void replicas_that_mix_learn_the_same_in_every_pipeline(void **state)
 }
 
 /* ---- saved state ----------------------------------------------------------------------------- */
-
-static void remove_folder(const char *folder)
-{
-    char command[SCRATCH_LEN + 16];
-
-    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
-    assert_int_equal(system(command), 0);
-}
-
-static void make_folder(char path[SCRATCH_LEN])
-{
-    assert_true(scratch_directory(path, "trainer"));
-}
 
 static bool is_there(const char *folder, const char *step)
 {
@@ -922,6 +1008,8 @@ int main(void)
         cmocka_unit_test(every_layout_learns_the_same),
         cmocka_unit_test(a_device_learns_what_the_host_learns),
         cmocka_unit_test(loaders_cuts_and_frozen_parameters_change_no_number),
+        cmocka_unit_test(a_schedule_that_is_made_before_changes_no_number),
+        cmocka_unit_test(late_updates_are_the_same_in_every_layout),
         cmocka_unit_test(uneven_micro_batches_count_by_their_rows),
         cmocka_unit_test(replicas_that_mix_learn_the_same_in_every_pipeline),
         cmocka_unit_test(what_one_layout_saves_another_goes_on_from),

@@ -1,6 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/block.h"
 
+size_t block_scratch_init(struct block_shape *shape, void *base)
+{
+    const struct compute *c = &shape->compute;
+    real *branch, *scores;
+    const struct part parts[] = {
+        {&branch, (size_t)shape->n * (size_t)shape->attention.width, PART_ACTIVATIONS},
+        {&scores, c->ops->attention_scratch(&shape->attention), PART_BYTES},
+    };
+    const size_t bytes = parts_place(c, parts, sizeof(parts) / sizeof(parts[0]), base);
+
+    shape->branch = branch;
+    shape->scores = scores;
+    return bytes;
+}
+
 size_t block_save_init(struct block_save *save, const struct block_shape *shape, void *base)
 {
     size_t n = (size_t)shape->n, nc = n * (size_t)shape->attention.width;

@@ -43,6 +43,10 @@ struct block_shape {
     struct compute compute;
 };
 
+/* Where in `base` the scratch memory of a call is; returns its bytes. base may be NULL, to learn
+ * those. */
+size_t block_scratch_init(struct block_shape *shape, void *base);
+
 /* Lay the save area out from base on; returns its bytes. base may be NULL, to learn those only. */
 size_t block_save_init(struct block_save *save, const struct block_shape *shape, void *base);
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "train/ends.h"
 #include "train/gpt.h"
 
 #include <stdio.h>
@@ -8,34 +9,40 @@
 /* ---- the save area ------------------------------------------------------------------------- */
 
 struct stage_save {
-    real *d_embedding;                            /* first stage */
-    real *blocks;                                 /* of each block, one after the other */
-    real *norm, *xhat, *rstd, *d_norm, *d_logits; /* last stage */
+    real *d_embedding; /* first stage */
+    real *blocks;      /* of each block, one after the other */
+    struct head_save head; /* last stage */
 };
 
 static size_t stage_save_init(struct stage_save *save, const struct gpt_stage *g, void *base)
 {
     struct block_save block;
-    size_t n = (size_t)g->shape.n, nc = n * (size_t)g->config.width;
-    size_t head = g->has_head ? 1 : 0, blocks = (size_t)(g->end_block - g->first_block);
+    real *head;
     const struct part parts[] = {
-        {&save->d_embedding, g->has_embedding ? nc : 0, PART_ACTIVATIONS},
-        {&save->blocks, blocks * block_save_init(&block, &g->shape, NULL), PART_BYTES},
-        {&save->norm, head * nc, PART_ACTIVATIONS}, {&save->xhat, head * nc, PART_ACTIVATIONS},
-        {&save->rstd, head * n, PART_REALS}, {&save->d_norm, head * nc, PART_ACTIVATIONS},
-        {&save->d_logits, head * n * GPT_BYTES, PART_ACTIVATIONS},
+        {&save->d_embedding,
+         g->has_embedding ? (size_t)g->shape.n * (size_t)g->config.width : 0, PART_ACTIVATIONS},
+        {&save->blocks,
+         (size_t)(g->end_block - g->first_block) * block_save_init(&block, &g->shape, NULL),
+         PART_BYTES},
+        {&head, g->has_head ? head_save_init(&save->head, &g->shape, NULL) : 0, PART_BYTES},
     };
+    const size_t bytes =
+        parts_place(&g->shape.compute, parts, sizeof(parts) / sizeof(parts[0]), base);
 
-    return parts_place(&g->shape.compute, parts, sizeof(parts) / sizeof(parts[0]), base);
+    head_save_init(&save->head, &g->shape, head);
+    return bytes;
 }
 
 /* ---- forward, backward, weight ------------------------------------------------------------- */
 
-/* The key of one of the two dropouts of a group. */
+struct dp_random_key gpt_dropout_key(uint64_t seed, uint64_t step, int group, int which, int mb)
+{
+    return dp_random_key(seed, step, (uint32_t)(2 * group + which), (uint32_t)mb);
+}
+
 static struct dp_random_key dropout_key(const struct dp_stage_call *call, int group, int which)
 {
-    return dp_random_key(call->random.key, call->step, (uint32_t)(2 * group + which),
-                         (uint32_t)call->mb_global);
+    return gpt_dropout_key(call->random.key, call->step, group, which, call->mb_global);
 }
 
 /* What the callbacks need of one block of one micro-batch. */
@@ -108,51 +115,6 @@ static void group_values(const struct gpt_stage *g, int group, real *out[])
         out[i] = values + (out[i] - out[0]);
 }
 
-static void embedding_forward(const struct gpt_stage *g, const struct dp_stage_call *call,
-                              float dropout_rate, const uint8_t *tokens, void *x)
-{
-    const struct compute *c = &g->shape.compute;
-    int n = g->shape.n, width = g->config.width;
-    real *w[EMBEDDING_TENSORS];
-
-    group_values(g, 0, w);
-    c->ops->embed_forward(c, n, g->config.context, width, tokens, w[TABLE], w[POSITIONS], x);
-    c->ops->dropout(c, dropout_key(call, 0, 0), dropout_rate, (size_t)n * (size_t)width, x);
-}
-
-static void head_forward(const struct gpt_stage *g, const struct stage_save *save, const void *x,
-                         void *logits)
-{
-    const struct compute *c = &g->shape.compute;
-    int n = g->shape.n, width = g->config.width;
-    real *w[HEAD_TENSORS];
-
-    group_values(g, g->config.layers + 1, w);
-    c->ops->norm_forward(c, n, width, x, w[FINAL_GAIN], w[FINAL_BIAS], save->norm, save->xhat,
-                         save->rstd);
-    if (g->config.tied)
-        c->ops->table_forward(c, n, width, GPT_BYTES, save->norm, w[HEAD], w[HEAD_BIAS], logits);
-    else
-        c->ops->linear_forward(c, n, width, GPT_BYTES, save->norm, w[HEAD], w[HEAD_BIAS], logits);
-}
-
-static void head_backward(const struct gpt_stage *g, const struct stage_save *save,
-                          const void *d_logits, void *dx)
-{
-    const struct compute *c = &g->shape.compute;
-    int n = g->shape.n, width = g->config.width;
-    real *w[HEAD_TENSORS];
-
-    group_values(g, g->config.layers + 1, w);
-    c->ops->copy(c, (size_t)n * GPT_BYTES, d_logits, save->d_logits);
-    if (g->config.tied)
-        c->ops->table_backward(c, n, width, GPT_BYTES, d_logits, w[HEAD], save->d_norm);
-    else
-        c->ops->linear_backward(c, n, width, GPT_BYTES, d_logits, w[HEAD], save->d_norm);
-    c->ops->zero(c, (size_t)n * (size_t)width, dx);
-    c->ops->norm_backward(c, n, width, save->d_norm, w[FINAL_GAIN], save->xhat, save->rstd, dx);
-}
-
 /* What is computed in a callback is queued in its stream. */
 static const struct gpt_stage *begin(void *user, const struct dp_stage_call *call)
 {
@@ -173,9 +135,11 @@ int gpt_forward(void *user, const struct dp_stage_call *call, const DLTensor *in
     if (!call->training)
         shape.dropout_rate = 0;
     stage_save_init(&save, g, call->save);
-    if (g->has_embedding)
-        embedding_forward(g, call, shape.dropout_rate, gpt_data(in), x);
-    else
+    real *w[MAX_TENSORS];
+    if (g->has_embedding) {
+        group_values(g, 0, w);
+        embedding_forward(&shape, w, dropout_key(call, 0, 0), gpt_data(in), x);
+    } else
         c->ops->copy(c, (size_t)g->shape.n * (size_t)g->config.width, gpt_data(in), x);
     for (int group = g->first_block; group < g->end_block; group++) {
         struct block_call b;
@@ -183,8 +147,10 @@ int gpt_forward(void *user, const struct dp_stage_call *call, const DLTensor *in
         group_values(g, group, b.tensors);
         block_forward(&shape, b.tensors, &b.save, b.keys, x);
     }
-    if (g->has_head)
-        head_forward(g, &save, x, gpt_data(out));
+    if (g->has_head) {
+        group_values(g, g->config.layers + 1, w);
+        head_forward(&shape, g->config.tied, w, &save.head, x, gpt_data(out));
+    }
     const int err = stream_finish(g);
 
     return err ? err : c->ops->error(c);
@@ -194,20 +160,13 @@ int gpt_weight(void *user, const struct dp_stage_call *call)
 {
     const struct gpt_stage *g = begin(user, call);
     const struct compute *c = &g->shape.compute;
-    int n = g->shape.n, width = g->config.width;
     real *dw[MAX_TENSORS];
     struct stage_save save;
 
     stage_save_init(&save, g, call->save);
     if (g->has_head) {
         gpt_grads_group(g, g->config.layers + 1, call, dw);
-        c->ops->norm_weight(c, n, width, save.d_norm, save.xhat, dw[FINAL_GAIN], dw[FINAL_BIAS]);
-        if (g->config.tied)
-            c->ops->table_weight(c, n, width, GPT_BYTES, save.norm, save.d_logits, dw[HEAD],
-                                 dw[HEAD_BIAS]);
-        else
-            c->ops->linear_weight(c, n, width, GPT_BYTES, save.norm, save.d_logits, dw[HEAD],
-                                  dw[HEAD_BIAS]);
+        head_weight(&g->shape, g->config.tied, &save.head, dw);
         grads_done(g);
     }
     for (int group = g->first_block; group < g->end_block; group++) {
@@ -219,8 +178,7 @@ int gpt_weight(void *user, const struct dp_stage_call *call)
     }
     if (g->has_embedding) {
         gpt_grads_group(g, 0, call, dw);
-        c->ops->embed_weight(c, n, g->config.context, width, gpt_data(call->in), save.d_embedding,
-                             dw[TABLE], dw[POSITIONS]);
+        embedding_weight(&g->shape, gpt_data(call->in), save.d_embedding, dw);
         grads_done(g);
     }
     const int err = stream_finish(g);
@@ -238,9 +196,11 @@ int gpt_backward(void *user, const struct dp_stage_call *call, const DLTensor *g
 
     stage_save_init(&save, g, call->save);
     void *dx = g->has_embedding ? save.d_embedding : gpt_data(gin);
-    if (g->has_head)
-        head_backward(g, &save, gpt_data(gout), dx);
-    else
+    real *w[MAX_TENSORS];
+    if (g->has_head) {
+        group_values(g, g->config.layers + 1, w);
+        head_backward(&g->shape, g->config.tied, w, &save.head, gpt_data(gout), dx);
+    } else
         c->ops->copy(c, nc, gpt_data(gout), dx);
     for (int group = g->end_block - 1; group >= g->first_block; group--) {
         struct block_call b;
@@ -249,7 +209,7 @@ int gpt_backward(void *user, const struct dp_stage_call *call, const DLTensor *g
         block_backward(&g->shape, b.tensors, &b.save, b.keys, dx);
     }
     if (g->has_embedding)
-        c->ops->dropout(c, dropout_key(call, 0, 0), g->shape.dropout_rate, nc, dx);
+        embedding_backward(&g->shape, dropout_key(call, 0, 0), dx);
     int err = stream_finish(g);
     if (!err && mode != DP_BACKWARD_FULL)
         err = c->ops->error(c);
@@ -324,8 +284,7 @@ void gpt_borders(const struct gpt_config *c, int stages, struct dp_border *borde
     borders[stages].tensors[0].shape[2] = GPT_BYTES;
 }
 
-/* The blocks of the stages before. A model in one stage has all of them. */
-static int blocks_before(const struct gpt_config *c, int stage, int stages)
+int gpt_blocks_before(const struct gpt_config *c, int stage, int stages)
 {
     int before = 0;
 
@@ -336,21 +295,23 @@ static int blocks_before(const struct gpt_config *c, int stage, int stages)
     return before;
 }
 
+struct block_shape gpt_shape(const struct gpt_config *c)
+{
+    return (struct block_shape){.attention = {c->batch, c->context, c->heads, c->width},
+                                .n = c->batch * c->context,
+                                .dropout_rate = c->dropout,
+                                .compute = c->compute ? *c->compute : compute_cpu};
+}
+
 /* Everything but the memory. */
 static struct gpt_stage stage_shape(const struct gpt_config *c, int stage, int stages)
 {
     struct stage_save save;
     struct gpt_stage g = {
         .config = *c,
-        .shape =
-            {
-                .attention = {c->batch, c->context, c->heads, c->width},
-                .n = c->batch * c->context,
-                .dropout_rate = c->dropout,
-                .compute = c->compute ? *c->compute : compute_cpu,
-            },
-        .first_block = 1 + blocks_before(c, stage, stages),
-        .end_block = 1 + blocks_before(c, stage + 1, stages),
+        .shape = gpt_shape(c),
+        .first_block = 1 + gpt_blocks_before(c, stage, stages),
+        .end_block = 1 + gpt_blocks_before(c, stage + 1, stages),
         .has_embedding = stage == 0,
         .has_head = stage == stages - 1,
     };
@@ -363,19 +324,17 @@ static struct gpt_stage stage_shape(const struct gpt_config *c, int stage, int s
 /* Scratch of a stage: residual, branch, that of attention. Returns its bytes. */
 static size_t scratch_init(struct gpt_stage *g, void *base)
 {
-    const size_t nc = (size_t)g->shape.n * (size_t)g->config.width;
-    const struct compute *c = &g->shape.compute;
-    real *residual, *branch, *scores;
+    struct block_shape shape = g->shape;
+    real *residual, *rest;
     const struct part parts[] = {
-        {&residual, nc, PART_ACTIVATIONS},
-        {&branch, nc, PART_ACTIVATIONS},
-        {&scores, c->ops->attention_scratch(&g->shape.attention), PART_BYTES},
+        {&residual, (size_t)g->shape.n * (size_t)g->config.width, PART_ACTIVATIONS},
+        {&rest, block_scratch_init(&shape, NULL), PART_BYTES},
     };
-    const size_t bytes = parts_place(c, parts, sizeof(parts) / sizeof(parts[0]), base);
+    const size_t bytes =
+        parts_place(&shape.compute, parts, sizeof(parts) / sizeof(parts[0]), base);
 
     g->residual = residual;
-    g->shape.branch = branch;
-    g->shape.scores = scores;
+    block_scratch_init(&g->shape, rest);
     return bytes;
 }
 

@@ -53,6 +53,13 @@ struct gpt_stage {
     void *stream_user;
 };
 
+/* What is the same in all its stages, without scratch memory. */
+struct block_shape gpt_shape(const struct gpt_config *config);
+/* The blocks of the stages before. A model in one stage has all of them. */
+int gpt_blocks_before(const struct gpt_config *config, int stage, int stages);
+/* The key of one of the two dropouts of a group. */
+struct dp_random_key gpt_dropout_key(uint64_t seed, uint64_t step, int group, int which, int mb);
+
 /* Make stage `stage` of `stages`, initialised from the seed, gradients zero. 0 or
  * DP_ENOMEM. */
 int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out);

@@ -19,10 +19,10 @@ static int run(struct job *j)
     int err = job_joins(j) ? 0 : job_agree(j);
     if (!err)
         err = job_make_parts(j);
-    if (!err && j->s->from.step)
+    if (!err && j->s->from.step && !j->host)
         err = saved_read(&j->trainer, j->s->from.path, j->s->from.step);
     if (!err)
-        err = watcher_init(&j->watcher, j->s, j->engine, j->comm, j->how);
+        err = watcher_init(&j->watcher, j->s, &j->parts, j->comm, j->how);
     if (!err)
         report_begin(&j->report, j->s, j->text, job_is_first(j));
     uint64_t step = j->s->from.step;

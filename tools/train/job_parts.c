@@ -126,7 +126,7 @@ static const struct dp_reduce_ops *reduce_of(const struct settings *s)
 {
     if (!settings_reduce_early(s))
         return NULL;
-    return settings_sums_on_device(s) ? &trainer_queued_reduce_ops : &trainer_reduce_ops;
+    return settings_sums_on_device(s) ? &trainer_queued_reduce_ops : &train_reduce_ops;
 }
 
 static int make_engine(struct job *j)
@@ -207,20 +207,56 @@ static int make_trainer(struct job *j)
                         j->text, j->engine);
 }
 
+/* Without a schedule there is a pipeline of one rank, of which nothing is told. */
+static int make_on_host(struct job *j)
+{
+    int err = host_new(j->s, j->text, j->comm, &j->host);
+
+    if (err)
+        return err;
+    dp_trainer_parts(host_trainer(j->host), &j->parts);
+    j->replica = (struct replica){.index = j->parts.replica, .count = (int)j->s->replicas};
+    if (!j->s->training) {
+        j->parts.schedule = NULL;
+        j->parts.recorder = NULL;
+    }
+    return 0;
+}
+
+static void take_parts(struct job *j)
+{
+    const struct engine *e = j->engine;
+
+    j->parts = (struct dp_trainer_parts){.schedule = e->schedule,
+                                         .recorder = e->recorder,
+                                         .pipe = e->comm,
+                                         .replica = e->replica.index,
+                                         .rank = engine_rank(e),
+                                         .paces = j->trainer.paces,
+                                         .queued = engine_is_queued(e)};
+}
+
 int job_make_parts(struct job *j)
 {
+    if (host_takes(j->s))
+        return make_on_host(j);
     int err = make_groups(j);
 
     if (!err)
         err = choose_device(j);
     if (!err)
         err = make_engine(j);
-    return err ? err : make_trainer(j);
+    if (!err)
+        err = make_trainer(j);
+    if (!err)
+        take_parts(j);
+    return err;
 }
 
 void job_free(struct job *j)
 {
     watcher_fini(&j->watcher);
+    host_free(j->host);
     trainer_fini(&j->trainer);
     if (j->engine)
         j->engine->ops->free(j->engine);

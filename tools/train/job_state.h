@@ -7,6 +7,7 @@
 #define DP_TRAIN_JOB_STATE_H
 
 #include "train/cuda/cuda_links.h"
+#include "train/host.h"
 #include "train/report.h"
 #include "train/trainer.h"
 #include "train/watcher.h"
@@ -22,8 +23,10 @@ struct job {
     struct dp_comm *pipe; /* the ranks of this replica; NULL: one rank */
     struct replica replica;
     enum data_parallel_kind kind;
+    struct host *host;     /* NULL: the engine and the trainer here take the steps */
     struct engine *engine;
     struct trainer trainer;
+    struct dp_trainer_parts parts; /* schedule and recorder NULL: no pipeline */
     struct report report;
     struct watcher watcher;
     char device[CUDA_DEVICE_NAME]; /* of this rank, on CUDA */
@@ -45,7 +48,7 @@ struct job {
 /* This pipeline has taken the last step, and knows its times. */
 static inline bool job_has_times(const struct job *j)
 {
-    return j->engine->recorder && j->trained > j->trained_before;
+    return j->parts.recorder && j->trained > j->trained_before;
 }
 
 /* Is this rank's pipeline one that survives? Otherwise replicas that mix may. */

@@ -21,21 +21,22 @@ enum { MEASURE_EVERY = 10 }; /* steps; collecting a step's times costs far less 
 static int look(struct job *j, struct progress *p)
 {
     uint64_t every = (uint64_t)j->s->eval_every, steps = (uint64_t)j->s->steps;
-    const bool links = watcher_paces(&j->watcher, j->trainer.paces);
+    const bool links = watcher_paces(&j->watcher, j->parts.paces);
     const bool due = j->replica.index == 0 &&
                      (p->step % MEASURE_EVERY == 0 || report_due(j->s, p->step));
     struct step_times times = {.bubble = NAN};
     int err = 0;
 
     if (job_has_times(j) && (links || due))
-        err = timeline_measure(j->engine, j->watcher.watch, &times);
+        err = timeline_measure(&j->parts, j->watcher.watch, &times);
     if (due)
         p->bubble = times.bubble;
     if (err)
         return err;
 
     if (p->step == steps || (every && p->step % every == 0))
-        err = trainer_evaluate(&j->trainer, &p->held_out);
+        err = j->host ? host_evaluate(j->host, &p->held_out)
+                      : trainer_held_out(&j->trainer, &p->held_out);
     return err;
 }
 
@@ -53,12 +54,19 @@ static void tell_slow(void *user, const struct dp_slow *slow, bool begun)
         report_slow(at->report, at->step, slow, begun);
 }
 
-static int save(struct job *j, uint64_t step)
+static int write_state(struct job *j, uint64_t step)
 {
     char *text = settings_text(j->given, step, j->text->digest);
     int err = text ? saved_write(&j->trainer, j->s->save, step, text) : DP_ENOMEM;
 
     free(text);
+    return err;
+}
+
+static int save(struct job *j, uint64_t step)
+{
+    int err = j->host ? dp_trainer_save(host_trainer(j->host), j->s->save) : write_state(j, step);
+
     if (!err && job_is_first(j))
         report_saved(&j->report, step);
     return err;
@@ -71,7 +79,7 @@ static int learn(struct job *j, uint64_t step)
     if (job_is_survivor(j) && j->trained > step)
         return 0;
     struct step_result result; /* of a step that is cut off it is not used */
-    int err = trainer_step(&j->trainer, step, &result);
+    int err = j->host ? host_step(j->host, step, &result) : trainer_step(&j->trainer, step, &result);
     if (err)
         return err;
     j->trained = step + 1;
@@ -124,9 +132,9 @@ int job_train(struct job *j, uint64_t step, struct summary *summary)
 static double held_bytes(const struct job *j)
 {
     const struct engine *e = j->engine;
-    size_t bytes = e->pipeline_bytes;
+    size_t bytes = j->host ? j->parts.bytes : e->pipeline_bytes;
 
-    for (int i = 0; i < e->stage_count; i++) {
+    for (int i = 0; !j->host && i < e->stage_count; i++) {
         bytes += gpt_stage_bytes(e->stages[i]);
         if (j->trainer.optimizers[i])
             bytes += dp_optimizer_state_bytes(j->trainer.optimizers[i]);
@@ -136,7 +144,8 @@ static double held_bytes(const struct job *j)
 
 static int measure_memory(struct job *j, struct summary *summary)
 {
-    const int ranks = j->comm ? dp_comm_size(j->trainer.comm) : 1;
+    struct dp_comm *comm = j->trainer.comm ? j->trainer.comm : j->comm;
+    const int ranks = comm ? dp_comm_size(comm) : 1;
     struct memory_use *all = calloc((size_t)ranks, sizeof(*all));
 
     summary->memory = all;
@@ -145,7 +154,7 @@ static int measure_memory(struct job *j, struct summary *summary)
         return DP_ENOMEM;
     all[0] = (struct memory_use){memory_peak(""), held_bytes(j)};
     struct memory_use mine = all[0];
-    int err = j->comm ? dp_comm_allgather(j->trainer.comm, &mine, all, sizeof(mine)) : 0;
+    int err = comm ? dp_comm_allgather(comm, &mine, all, sizeof(mine)) : 0;
     for (int rank = 0; !err && rank < ranks; rank++)
         if (all[rank].peak_bytes > summary->memory_bytes) {
             summary->memory_bytes = all[rank].peak_bytes;
@@ -159,6 +168,8 @@ static int measure_offload(struct job *j, struct summary *summary)
 {
     struct offloaded_figures mine, *all;
 
+    if (j->host)
+        return 0;
     summary->offloaded = offloaded_figures(j->engine, &summary->offload) ||
                          pipelined_figures(j->engine, &summary->offload);
     if (!summary->offloaded || !j->comm)
@@ -179,7 +190,8 @@ static int measure_offload(struct job *j, struct summary *summary)
 static int measure_step(struct job *j, struct summary *summary)
 {
     struct step_times times = {.bubble = NAN, .step_ms = NAN, .simulated_ms = NAN};
-    int err = job_has_times(j) ? timeline_write(j->engine, j->s, &times) : 0;
+    const struct timeline_files files = {j->s->trace, j->s->timeline, j->s->page};
+    int err = job_has_times(j) ? timeline_write(&j->parts, &files, &times) : 0;
 
     summary->bubble = times.bubble;
     summary->step_ms = times.step_ms;
@@ -193,15 +205,18 @@ static int measure_step(struct job *j, struct summary *summary)
 /* What one replica tells for all: one that lives. */
 static int describe(struct job *j, struct summary *summary, uint8_t *text)
 {
+    const struct sample_spec spec = {.count = summary->sample_len,
+                                     .temperature = j->s->temperature};
+    int err = 0;
+
+    if (j->host && spec.count)
+        err = host_sample(j->host, &spec, text);
+    if (err)
+        return err;
     if (job_mixers_survive(j) ? !job_is_first(j) : j->replica.index > 0)
         return 0;
-    int err = measure_step(j, summary);
-    if (err || !summary->sample_len)
-        return err;
-    return sample_text(j->engine,
-                       &(struct sample_spec){.count = summary->sample_len,
-                                             .temperature = j->s->temperature},
-                       text);
+    err = measure_step(j, summary);
+    return err || !spec.count || j->host ? err : sample_text(j->engine, &spec, text);
 }
 
 int job_finish(struct job *j, struct summary *summary)
@@ -210,7 +225,9 @@ int job_finish(struct job *j, struct summary *summary)
     uint8_t *text = malloc(len + 1);
 
     summary->sample_len = len;
-    int err = text ? trainer_finish(&j->trainer) : DP_ENOMEM;
+    int err = !text     ? DP_ENOMEM
+              : j->host ? dp_trainer_finish(host_trainer(j->host))
+                        : trainer_finish(&j->trainer);
     if (!err)
         err = measure_memory(j, summary);
     if (!err)

@@ -215,7 +215,7 @@ static int survive_as_pipeline(struct job **at, int err)
     job_free(old);
     *at = next;
     return next->engine
-               ? watcher_init(&next->watcher, next->s, next->engine, next->comm, next->how)
+               ? watcher_init(&next->watcher, next->s, &next->parts, next->comm, next->how)
                : 0;
 }
 
@@ -258,7 +258,7 @@ int job_run_survivor(struct job **at)
 
     int err = make_first(first);
     if (!err && first->engine)
-        err = watcher_init(&first->watcher, first->s, first->engine, first->comm, first->how);
+        err = watcher_init(&first->watcher, first->s, &first->parts, first->comm, first->how);
     else if (survivors_may_be(err))
         err = survive_as_pipeline(at, err);
     if (!err)

@@ -125,11 +125,11 @@ int late_catch_up(struct trainer *t)
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
-const char late_name[] = "late/step";
+const char late_update_name[] = "late/step";
 
-bool late_is_in(const struct dp_checkpoint *c)
+bool late_update_is_in(const struct dp_checkpoint *c)
 {
-    bool found = dp_checkpoint_find(c, late_name);
+    bool found = dp_checkpoint_find(c, late_update_name);
 
     for (int32_t i = 0; i < dp_checkpoint_count(c) && !found; i++) {
         const char *slash = strrchr(dp_checkpoint_at(c, i)->name, '/');
@@ -144,7 +144,7 @@ const DLTensor *late_gradient(const struct trainer *t, int slot, size_t tensor)
                           : &t->late.kept[slot][tensor];
 }
 
-const DLTensor *late_state(struct trainer *t)
+const DLTensor *late_update_state(struct trainer *t)
 {
     t->late.tensor = (DLTensor){.data = t->late.state,
                                 .device = {kDLCPU, 0},

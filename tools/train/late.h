@@ -34,9 +34,9 @@ int late_catch_up(struct trainer *t);
 /* For checkpoints: the gradient of a tensor that is due, and how it will be used. What was read of the
  * latter is made known by late_restore; found: it was there. */
 const DLTensor *late_gradient(const struct trainer *t, int slot, size_t tensor);
-const DLTensor *late_state(struct trainer *t);
-extern const char late_name[]; /* of late_state; and has a checkpoint that, or a gradient? */
-bool late_is_in(const struct dp_checkpoint *c);
+const DLTensor *late_update_state(struct trainer *t);
+extern const char late_update_name[]; /* of late_update_state; has a checkpoint that, or a gradient? */
+bool late_update_is_in(const struct dp_checkpoint *c);
 void late_restore(struct trainer *t, bool found);
 
 #endif

@@ -63,7 +63,7 @@ static int head_tensors(const struct gpt_config *c, struct tensor *out)
     return HEAD_TENSORS;
 }
 
-static int group_tensors(const struct gpt_config *c, int group, struct tensor *out)
+int params_of_group(const struct gpt_config *c, int group, struct tensor *out)
 {
     if (group == 0)
         return embedding_tensors(c, out);
@@ -76,7 +76,7 @@ static void walk(struct params *p, const struct gpt_config *c, int first, int en
     p->tensors_len = p->count = 0;
     for (int group = first; group < end; group++) {
         struct tensor list[MAX_TENSORS];
-        int n = group_tensors(c, group, list);
+        int n = params_of_group(c, group, list);
         for (int i = 0; i < n; i++) {
             list[i].offset = p->count;
             p->count += tensor_count(&list[i]);
@@ -118,10 +118,11 @@ void params_fini(struct params *p)
     free(p->tensors);
 }
 
-static void tensor_draw(const struct tensor *t, uint32_t where, uint64_t seed, real *w)
+void params_draw_tensor(const struct tensor *t, int index, uint64_t seed, real *w)
 {
-    size_t count = tensor_count(t);
-    struct dp_random_key key = dp_random_key(seed, init_step, where, 0);
+    const int where = tensor_is_copy(t) ? TABLE : t->group * MAX_TENSORS + index;
+    const struct dp_random_key key = dp_random_key(seed, init_step, (uint32_t)where, 0);
+    const size_t count = tensor_count(t);
     float normal[256];
 
     for (size_t at = 0; at < count; at += 256) {
@@ -139,8 +140,7 @@ void params_draw(const struct params *p, uint64_t seed, real *w)
     for (size_t i = 0; i < p->tensors_len; i++) {
         const struct tensor *t = p->tensors + i;
         index = i > 0 && t[-1].group == t->group ? index + 1 : 0;
-        const int where = tensor_is_copy(t) ? TABLE : t->group * MAX_TENSORS + index;
-        tensor_draw(t, (uint32_t)where, seed, w + t->offset);
+        params_draw_tensor(t, index, seed, w + t->offset);
     }
 }
 

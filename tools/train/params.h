@@ -59,6 +59,9 @@ static inline bool tensor_is_copy(const struct tensor *t)
     return t->tied && t->group > 0;
 }
 
+/* The tensors of one group, out[MAX_TENSORS], without offsets; returns their number. */
+int params_of_group(const struct gpt_config *config, int group, struct tensor *out);
+
 /* List the tensors of groups first .. end - 1. 0 or DP_ENOMEM. */
 int params_init(struct params *p, const struct gpt_config *config, int first, int end);
 void params_fini(struct params *p);
@@ -67,7 +70,9 @@ size_t params_count(const struct gpt_config *config, int first, int end);
 /* Of the whole model, tied ones once. */
 size_t params_count_model(const struct gpt_config *config);
 
-/* w[p->count]: the initial values. */
+/* The initial values of a tensor, which is the one of this index in its group. */
+void params_draw_tensor(const struct tensor *t, int index, uint64_t seed, real *w);
+/* w[p->count]: of all. */
 void params_draw(const struct params *p, uint64_t seed, real *w);
 
 /* Where the tensors of a group begin in base, an array of parameters or of their gradients. */

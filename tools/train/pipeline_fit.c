@@ -36,10 +36,10 @@ static size_t bytes_beside(const struct pipeline_fit *fit, int rank,
 
     for (int i = 0; i < dp_schedule_slot_count(fit->training, rank); i++)
         bytes += fit->params ? size_at(fit, rank, i).scratch_bytes +
-                                   streamed_keep(stages[i], fit->device_share).bytes
+                                   param_stream_keep(stages[i], fit->device_share).bytes
                              : gpt_stage_memory(fit->model, stage_at(fit, rank, i),
                                                 fit->training->stages);
-    return bytes + (fit->params ? streamed_bytes(fit->model) : 0);
+    return bytes + (fit->params ? param_stream_bytes(fit->model) : 0);
 }
 
 static struct dp_cost cost_of(const struct pipeline_fit *fit)

@@ -122,7 +122,7 @@ static int train(struct engine *e, const struct batch *batch, double *losses)
     int64_t begun_ns = now_ns();
 
     if (p->streamed)
-        streamed_begin(p->streamed, true);
+        param_stream_begin(p->streamed, true);
     int err = run(e, e->schedule, batch, losses);
     p->steps_ns += now_ns() - begun_ns;
     return err;
@@ -133,7 +133,7 @@ static int evaluate(struct engine *e, const struct batch *batch, double *losses)
     struct pipelined *p = (struct pipelined *)e;
 
     if (p->streamed)
-        streamed_begin(p->streamed, false);
+        param_stream_begin(p->streamed, false);
     return run(e, p->forward, batch, losses);
 }
 
@@ -246,7 +246,7 @@ static void pipelined_free(struct engine *e)
     dp_comm_close(p->nccl);
     dp_recorder_free(e->recorder);
     free(p->borders);
-    streamed_free(p->streamed);
+    param_stream_free(p->streamed);
     for (int i = 0; i < e->stage_count; i++)
         gpt_stage_free(e->stages[i]);
     for (int i = 0; i < DP_MAX_SLOTS && p->dev; i++)
@@ -366,12 +366,12 @@ static int make_streamed(struct pipelined *p, int stage, int i)
 
     if (err)
         return err;
-    const struct streamed_kept kept = streamed_keep(e->stages[i], p->device_share);
+    const struct streamed_kept kept = param_stream_keep(e->stages[i], p->device_share);
     err = dp_device_alloc(p->dev, DP_MEMORY_DEVICE, kept.bytes + size.scratch_bytes, &p->memory[i]);
     if (err)
         return err;
     gpt_stage_move_scratch(e->stages[i], (char *)p->memory[i] + kept.bytes);
-    streamed_add(p->streamed, i, e->stages[i], &kept, p->memory[i]);
+    param_stream_add(p->streamed, i, e->stages[i], &kept, p->memory[i]);
     e->kept[i] = (struct engine_kept){kept.tensors, p->memory[i], kept.state_bytes};
     return 0;
 }
@@ -455,7 +455,7 @@ static int open_device(struct pipelined *p, const struct pipelined_config *confi
     if (p->state_bytes > config->device_bytes)
         p->state_bytes = config->device_bytes;
     dp_device_limit(p->dev, config->device_bytes - p->state_bytes);
-    return fit.params ? streamed_new(p->dev, &p->base.config, &p->streamed) : 0;
+    return fit.params ? param_stream_new(p->dev, &p->base.config, &p->streamed) : 0;
 }
 
 static int make_borders(struct pipelined *p)
@@ -565,7 +565,7 @@ bool pipelined_figures(const struct engine *engine, struct offloaded_figures *ou
 {
     const struct pipelined *p = (const struct pipelined *)engine;
     struct dp_pipeline_copies copies;
-    struct streamed_times times = {0};
+    struct param_stream_times times = {0};
     struct dp_device_usage usage;
 
     if ((engine->ops != &pipelined_ops && engine->ops != &cuda_ops) || !p->dev)
@@ -573,7 +573,7 @@ bool pipelined_figures(const struct engine *engine, struct offloaded_figures *ou
     dp_device_usage(p->dev, &usage);
     dp_pipeline_copies(p->pipeline, &copies);
     if (p->streamed)
-        streamed_times(p->streamed, &times);
+        param_stream_times(p->streamed, &times);
     *out = (struct offloaded_figures){
         .sets = p->choice.sets,
         .evicted = p->choice.evicted,

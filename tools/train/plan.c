@@ -10,6 +10,7 @@
 #include "train/blas_kernels.h"
 #include "train/data.h"
 #include "train/engine.h"
+#include "train/host.h"
 #include "train/pipeline_fit.h"
 #include "train/plan_measure.h"
 #include "train/settings.h"
@@ -206,7 +207,7 @@ static int measure_bytes(const struct settings *s, struct choice *c)
         .model = s->model,
         .training = s->training,
         .forward = s->forward,
-        .reduce = settings_reduce_early(s) ? &trainer_reduce_ops : NULL,
+        .reduce = settings_reduce_early(s) ? &train_reduce_ops : NULL,
         .any_order = s->any_order,
         .order_blocks = s->own_blocks,
         .by_messages = !strcmp(s->execution, "messages"),
@@ -217,7 +218,8 @@ static int measure_bytes(const struct settings *s, struct choice *c)
     if (!c->rank_bytes)
         return DP_ENOMEM;
     for (int rank = 0; rank < s->ranks && !err; rank++) {
-        err = pipelined_measure(&config, rank, &c->rank_bytes[rank]);
+        err = host_takes(s) ? host_measure(s, rank, &c->rank_bytes[rank])
+                            : pipelined_measure(&config, rank, &c->rank_bytes[rank]);
         if (c->rank_bytes[rank] > c->most_bytes)
             c->most_bytes = c->rank_bytes[rank];
     }

@@ -125,6 +125,24 @@ int sample_text(struct engine *e, const struct sample_spec *spec, uint8_t *text)
     return err;
 }
 
+int sample_tensors(const struct gpt_config *config, const struct dp_named_tensor *tensors,
+                   int32_t count, const struct sample_spec *spec, uint8_t *text)
+{
+    struct writer w;
+    int err = writer_init(&w, config);
+
+    if (err)
+        return err;
+    for (size_t i = 0; i < w.model->params.tensors_len; i++)
+        for (int32_t k = 0; k < count; k++)
+            if (!strcmp(tensors[k].name, gpt_saved_name(w.model, i)))
+                memcpy(gpt_data(&w.model->tensors[i].value), gpt_data(&tensors[k].tensor),
+                       tensor_count(&w.model->params.tensors[i]) * sizeof(real));
+    err = write_text(&w, spec, text);
+    writer_fini(&w);
+    return err;
+}
+
 static int read_weights(struct writer *w, const char *path)
 {
     struct dp_checkpoint *c;

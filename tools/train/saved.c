@@ -62,7 +62,7 @@ static struct dp_optimizer *optimizer_of(const struct trainer *t, int slot)
 
 static int find_slots(const struct trainer *t, struct list *l)
 {
-    const struct dp_optimizer_config config = trainer_optimizer(t);
+    const struct dp_optimizer_config config = trainer_optimizer(t->config.decay);
     struct engine *e = t->engine;
     int err = 0;
 
@@ -157,7 +157,7 @@ static int list_late(struct trainer *t, bool all, struct list *l)
         if (all || !t->engine->second_copy[i])
             add_late(l, t, i);
     if (all || rank_of(t) == 0)
-        add_tensor(l, late_name, late_state(t));
+        add_tensor(l, late_update_name, late_update_state(t));
     return 0;
 }
 
@@ -364,7 +364,7 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
         err = saved_mixing_read(t, c);
     else
         err = list_state(t, true, &l);
-    const bool late = !err && t->config.late && late_is_in(c);
+    const bool late = !err && t->config.late && late_update_is_in(c);
     if (late)
         err = list_late(t, true, &l);
     for (int32_t i = 0; i < l.count && !err; i++)

@@ -71,7 +71,7 @@ static void want_model(const struct search *s, const struct gpt_stage *g, bool l
             want(s, "", gpt_saved_name(g, i), "/late", like(g, i));
     }
     if (late)
-        want(s, "", late_name, "",
+        want(s, "", late_update_name, "",
              (DLTensor){.ndim = 1, .dtype = float64, .shape = &numbers});
 }
 
@@ -144,7 +144,7 @@ static int want_all(const struct search *s, const struct settings *was)
     int err = gpt_stage_new_bare(&model, 0, 1, &g);
     if (err)
         return err;
-    want_model(s, g, was->late && late_is_in(s->c));
+    want_model(s, g, was->late && late_update_is_in(s->c));
     gpt_stage_free(g);
     return err;
 }

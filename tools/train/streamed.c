@@ -243,7 +243,7 @@ size_t streamed_state_bytes(const struct gpt_stage *stage, size_t first)
     return bytes;
 }
 
-struct streamed_kept streamed_keep(const struct gpt_stage *stage, double share)
+struct streamed_kept param_stream_keep(const struct gpt_stage *stage, double share)
 {
     struct streamed_kept k = {.first_group = stage->end_group};
     double left = share * (double)stage->params.count;
@@ -286,7 +286,7 @@ static size_t window_reals(const struct gpt_config *c)
     return (most + 15) / 16 * 16;
 }
 
-size_t streamed_bytes(const struct gpt_config *config)
+size_t param_stream_bytes(const struct gpt_config *config)
 {
     return 2 * WINDOWS * window_reals(config) * sizeof(real);
 }
@@ -294,7 +294,7 @@ size_t streamed_bytes(const struct gpt_config *config)
 static int make(struct streamed *st, const struct gpt_config *config)
 {
     void *memory = NULL;
-    int err = dp_device_alloc(st->dev, DP_MEMORY_DEVICE, streamed_bytes(config), &memory);
+    int err = dp_device_alloc(st->dev, DP_MEMORY_DEVICE, param_stream_bytes(config), &memory);
 
     st->memory = memory;
     if (!err)
@@ -310,7 +310,7 @@ static int make(struct streamed *st, const struct gpt_config *config)
     return err;
 }
 
-int streamed_new(struct dp_device *dev, const struct gpt_config *config, struct streamed **out)
+int param_stream_new(struct dp_device *dev, const struct gpt_config *config, struct streamed **out)
 {
     struct streamed *st = calloc(1, sizeof(*st));
 
@@ -319,13 +319,13 @@ int streamed_new(struct dp_device *dev, const struct gpt_config *config, struct 
     st->dev = dev;
     int err = make(st, config);
     if (err)
-        streamed_free(st);
+        param_stream_free(st);
     else
         *out = st;
     return err;
 }
 
-void streamed_add(struct streamed *st, int slot, struct gpt_stage *stage,
+void param_stream_add(struct streamed *st, int slot, struct gpt_stage *stage,
                   const struct streamed_kept *kept, void *memory)
 {
     struct slot *s = &st->slots[slot];
@@ -347,7 +347,7 @@ void streamed_add(struct streamed *st, int slot, struct gpt_stage *stage,
         move_tensor(s, &stage->tensors[i], &p->tensors[i]);
 }
 
-void streamed_begin(struct streamed *st, bool training)
+void param_stream_begin(struct streamed *st, bool training)
 {
     struct trace *t = &st->traces[training];
 
@@ -357,7 +357,7 @@ void streamed_begin(struct streamed *st, bool training)
     t->at = 0;
 }
 
-void streamed_free(struct streamed *st)
+void param_stream_free(struct streamed *st)
 {
     if (!st)
         return;
@@ -373,9 +373,9 @@ void streamed_free(struct streamed *st)
     free(st);
 }
 
-void streamed_times(const struct streamed *st, struct streamed_times *out)
+void param_stream_times(const struct streamed *st, struct param_stream_times *out)
 {
-    *out = (struct streamed_times){
+    *out = (struct param_stream_times){
         .up_ns = atomic_load_explicit(&st->meters[0].busy_ns, memory_order_relaxed),
         .down_ns = atomic_load_explicit(&st->meters[1].busy_ns, memory_order_relaxed),
         .wait_ns = st->wait_ns,

@@ -30,28 +30,28 @@ struct streamed_kept {
     size_t state_bytes, bytes; /* of the state; of all, a multiple of 256 */
 };
 /* Of a bare stage, too. */
-struct streamed_kept streamed_keep(const struct gpt_stage *stage, double share);
+struct streamed_kept param_stream_keep(const struct gpt_stage *stage, double share);
 /* The state of AdamW for the tensors from `first` on: two arrays a tensor, as struct dp_optimizer_config
  * lays them out. */
 size_t streamed_state_bytes(const struct gpt_stage *stage, size_t first);
 
 /* What it takes on the device, for any number of stages of this model, without what stays. */
-size_t streamed_bytes(const struct gpt_config *config);
+size_t param_stream_bytes(const struct gpt_config *config);
 
 /* For stages of a rank, one step after the other in one thread. DP_ENOMEM. */
-int streamed_new(struct dp_device *dev, const struct gpt_config *config, struct streamed **out);
+int param_stream_new(struct dp_device *dev, const struct gpt_config *config, struct streamed **out);
 /* stage is that of a slot: has weights and grads on the host, and gets a stream. It must stay. What is
  * kept moves to `memory`, on the device, and its places in weights and grads are not used any more. */
-void streamed_add(struct streamed *st, int slot, struct gpt_stage *stage,
+void param_stream_add(struct streamed *st, int slot, struct gpt_stage *stage,
                   const struct streamed_kept *kept, void *memory);
 /* Before a step: the values on the host may be others than in the last one. */
-void streamed_begin(struct streamed *st, bool training);
-void streamed_free(struct streamed *st);
+void param_stream_begin(struct streamed *st, bool training);
+void param_stream_free(struct streamed *st);
 
 /* How long copies were at work since it was made, and the thread that computes waited for them. */
-struct streamed_times {
+struct param_stream_times {
     int64_t down_ns, up_ns, wait_ns;
 };
-void streamed_times(const struct streamed *st, struct streamed_times *out);
+void param_stream_times(const struct streamed *st, struct param_stream_times *out);
 
 #endif

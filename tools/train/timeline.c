@@ -8,15 +8,16 @@
 #include <math.h>
 #include <stdlib.h>
 
-static int measure(const struct engine *e, const struct dp_timeline *t, struct step_times *times)
+static int measure(const struct dp_trainer_parts *p, const struct dp_timeline *t,
+                   struct step_times *times)
 {
     struct dp_trace_report report;
 
-    int err = dp_trace_report(t, e->schedule, &report);
+    int err = dp_trace_report(t, p->schedule, &report);
     if (err)
         return err;
     times->step_ms = (double)report.makespan_ns * 1e-6;
-    if (!engine_is_queued(e)) {
+    if (!p->queued) {
         times->bubble = report.bubble_ratio;
         times->simulated_ms = (double)report.simulated_ns * 1e-6;
     }
@@ -50,8 +51,8 @@ static int write_page(FILE *f, const struct dp_timeline *t, const struct dp_sche
 typedef int (*write_fn)(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s);
 
 /* The sentence has been printed if it fails. */
-static bool write_file(const char *path, write_fn write, const struct engine *e,
-                      const struct dp_timeline *t)
+static bool write_file(const char *path, write_fn write, const struct dp_trainer_parts *p,
+                       const struct dp_timeline *t)
 {
     struct output out;
 
@@ -59,37 +60,39 @@ static bool write_file(const char *path, write_fn write, const struct engine *e,
         return true;
     if (output_open(path, &out) != EXIT_OK)
         return false;
-    return output_close(&out, write(out.file, t, e->schedule)) == EXIT_OK;
+    return output_close(&out, write(out.file, t, p->schedule)) == EXIT_OK;
 }
 
-static int collect(struct engine *e, const struct settings *s, struct dp_watch *watch,
-                   struct step_times *times)
+static int collect(const struct dp_trainer_parts *p, const struct timeline_files *files,
+                   struct dp_watch *watch, struct step_times *times)
 {
     struct dp_timeline t;
-    bool first = !e->comm || dp_comm_rank(e->comm) == 0;
+    bool first = !p->pipe || dp_comm_rank(p->pipe) == 0;
 
     *times = (struct step_times){.bubble = NAN, .step_ms = NAN, .simulated_ms = NAN};
-    int err = dp_recorder_gather(e->recorder, e->schedule, e->comm, &t);
+    int err = dp_recorder_gather(p->recorder, p->schedule, p->pipe, &t);
     if (err || !first)
         return err;
-    err = measure(e, &t, times);
+    err = measure(p, &t, times);
     if (!err && watch)
         err = dp_watch_links(watch, &t);
-    if (!err && s) {
-        times->untraced = !write_file(s->trace, write_trace, e, &t);
-        times->undrawn = !write_file(s->timeline, write_drawing, e, &t);
-        times->unpaged = !write_file(s->page, write_page, e, &t);
+    if (!err && files) {
+        times->untraced = !write_file(files->trace, write_trace, p, &t);
+        times->undrawn = !write_file(files->timeline, write_drawing, p, &t);
+        times->unpaged = !write_file(files->page, write_page, p, &t);
     }
     dp_timeline_fini(&t);
     return err;
 }
 
-int timeline_write(struct engine *e, const struct settings *s, struct step_times *times)
+int timeline_write(const struct dp_trainer_parts *p, const struct timeline_files *files,
+                   struct step_times *times)
 {
-    return collect(e, s, NULL, times);
+    return collect(p, files, NULL, times);
 }
 
-int timeline_measure(struct engine *e, struct dp_watch *watch, struct step_times *times)
+int timeline_measure(const struct dp_trainer_parts *p, struct dp_watch *watch,
+                     struct step_times *times)
 {
-    return collect(e, NULL, watch, times);
+    return collect(p, NULL, watch, times);
 }

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HELD_OUT_BATCHES = 4 };
-
 /* ---- what all ranks must know ---------------------------------------------------------------- */
 
 /* Add up values[count] over the ranks, in rank order. */
@@ -147,7 +145,7 @@ static int reduce_wait(void *user, int slot)
     return err ? err : end_of_step_sum(user, slot);
 }
 
-const struct dp_reduce_ops trainer_reduce_ops = {reduce_launch, reduce_test, reduce_wait, NULL};
+const struct dp_reduce_ops train_reduce_ops = {reduce_launch, reduce_test, reduce_wait, NULL};
 
 static int reduce_queue(void *user, int slot, struct dp_device_stream *stream)
 {
@@ -245,12 +243,12 @@ static double largest_norm(const struct trainer *t)
     return norm;
 }
 
-struct dp_optimizer_config trainer_optimizer(const struct trainer *t)
+struct dp_optimizer_config trainer_optimizer(double decay)
 {
     struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
 
     config.beta2 = 0.95;
-    config.weight_decay = t->config.decay;
+    config.weight_decay = decay;
     return config;
 }
 
@@ -261,7 +259,7 @@ static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update
         .rate = update->rate, .scale = update->scale, .zero_grads = !t->late.beside};
 
     if (trainer_on_device(t)) {
-        const struct dp_optimizer_config config = trainer_optimizer(t);
+        const struct dp_optimizer_config config = trainer_optimizer(t->config.decay);
         return t->engine->ops->update(t->engine, slot, &config, update->rate, update->scale,
                                       update->skip);
     }
@@ -395,7 +393,7 @@ static int evaluate(struct trainer *t, double *held_out)
     return 0;
 }
 
-int trainer_evaluate(struct trainer *t, double *held_out)
+int trainer_held_out(struct trainer *t, double *held_out)
 {
     int err = data_parallel_average(&t->replicas, true);
 
@@ -466,7 +464,7 @@ static int make_squares(struct trainer *t, int slot)
 /* An optimizer of parameters in the host's memory; of none there is none. */
 static int make_on_host(struct trainer *t, int slot, const struct dp_parameter *owned, int32_t count)
 {
-    const struct dp_optimizer_config config = trainer_optimizer(t);
+    const struct dp_optimizer_config config = trainer_optimizer(t->config.decay);
 
     if (!count)
         return 0;
@@ -484,7 +482,7 @@ static int make_on_device(struct trainer *t, int slot, int32_t *on_host)
     const struct gpt_stage *stage = t->engine->stages[slot];
     const struct engine_kept *kept = &t->engine->kept[slot];
     const size_t first = stage->params.tensors_len - kept->count;
-    struct dp_optimizer_config config = trainer_optimizer(t);
+    struct dp_optimizer_config config = trainer_optimizer(t->config.decay);
 
     if (!kept->count)
         return 0;
@@ -566,7 +564,8 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
                                                                 .method = config->method,
                                                                 .survive = config->survive,
                                                                 .joins = config->joins,
-                                                                .optimizer = trainer_optimizer(t)},
+                                                                .optimizer = trainer_optimizer(
+                                                                    t->config.decay)},
                                  engine);
     if (!err && config->survive)
         go_on(t);

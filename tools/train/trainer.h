@@ -86,15 +86,18 @@ void trainer_fini(struct trainer *t);
 
 /* For the pipeline of an engine whose trainer, the user, has a data_parallel_kind: sums are under
  * way while the step goes on, and where replicas mix without clipping, updates too. */
-extern const struct dp_reduce_ops trainer_reduce_ops;
+extern const struct dp_reduce_ops train_reduce_ops;
 /* The same for an engine on CUDA with NCCL: sums, and what follows them, are queued on the device. */
 extern const struct dp_reduce_ops trainer_queued_reduce_ops;
 
 /* Norms are taken and weights updated on a device, not by shards or mixers of the host. */
 bool trainer_on_device(const struct trainer *t);
 
+/* Held-out losses are of so many batches. */
+enum { HELD_OUT_BATCHES = 4 };
+
 /* AdamW, as every engine has it. */
-struct dp_optimizer_config trainer_optimizer(const struct trainer *t);
+struct dp_optimizer_config trainer_optimizer(double decay);
 
 /* Learning rate: up to `peak` over the first `warmup` steps, then along half a cosine down to a
  * tenth of it at the last. */
@@ -108,7 +111,7 @@ void trainer_revoke(struct trainer *t, int err);
 int trainer_agree(struct trainer *t, int err);
 /* Mean loss over some held-out batches, always the same ones; of replicas that mix that of the
  * average of their weights. */
-int trainer_evaluate(struct trainer *t, double *held_out);
+int trainer_held_out(struct trainer *t, double *held_out);
 /* survive: after DP_ECOMM or DP_ETIMEDOUT of any of these, on all that live: *step is the one to go on
  * with. Errors of dp_mixer_survive. */
 int trainer_survive(struct trainer *t, uint64_t *step);

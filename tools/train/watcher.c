@@ -45,7 +45,7 @@ static void open_page(struct watcher *w, struct dp_comm *comm, uint64_t job)
         .ranks = (int32_t)s->ranks,
         .replicas = (int32_t)s->replicas,
         .microbatches = (int32_t)s->microbatches,
-        .pipeline_rank = engine_rank(w->engine),
+        .pipeline_rank = w->parts->rank,
         .steps = s->steps,
         .now = w->now,
     };
@@ -54,17 +54,17 @@ static void open_page(struct watcher *w, struct dp_comm *comm, uint64_t job)
         return;
     snprintf(what.schedule, sizeof(what.schedule), "%s", s->schedule_name);
     page_open(&w->page, s->stat_dir ? s->stat_dir : getenv("DUALPIPE_NET_STAT_DIR"), &what);
-    if (w->page.at && w->engine->recorder)
-        dp_recorder_show(w->engine->recorder, &w->page.at->live);
+    if (w->page.at && w->parts->recorder)
+        dp_recorder_show(w->parts->recorder, &w->page.at->live);
 }
 
-int watcher_init(struct watcher *w, const struct settings *s, struct engine *e,
+int watcher_init(struct watcher *w, const struct settings *s, const struct dp_trainer_parts *parts,
                  struct dp_comm *comm, const struct dp_comm_config *how)
 {
     const int processes = settings_processes(s);
     uint64_t job = s->survive && how ? job_of(how) : 0;
 
-    *w = (struct watcher){.settings = s, .engine = e, .stepped_ns = now_ns()};
+    *w = (struct watcher){.settings = s, .parts = parts, .stepped_ns = now_ns()};
     w->now = (struct train_page_step){.step = s->from.step,
                                       .loss = NAN,
                                       .held_out = NAN,
@@ -75,7 +75,7 @@ int watcher_init(struct watcher *w, const struct settings *s, struct engine *e,
     if (!err && !s->survive)
         err = agree_on_job(comm, &job);
     if (!err && comm && !s->survive)
-        err = dp_watch_new(e->schedule, processes, &w->watch);
+        err = dp_watch_new(parts->schedule, processes, &w->watch);
     if (!err)
         open_page(w, comm, job);
     return err;
@@ -83,8 +83,8 @@ int watcher_init(struct watcher *w, const struct settings *s, struct engine *e,
 
 void watcher_fini(struct watcher *w)
 {
-    if (w->engine && w->engine->recorder)
-        dp_recorder_show(w->engine->recorder, NULL);
+    if (w->parts && w->parts->recorder)
+        dp_recorder_show(w->parts->recorder, NULL);
     page_close(&w->page);
     dp_watch_free(w->watch);
     free(w->paces);
@@ -95,7 +95,7 @@ void watcher_fini(struct watcher *w)
 static const struct dp_rank_pace *pace_of(const struct watcher *w, const struct dp_rank_pace *paces,
                                           int i)
 {
-    const struct dp_schedule *s = w->engine->schedule;
+    const struct dp_schedule *s = w->parts->schedule;
 
     return s ? &paces[i / s->ranks * s->ranks + s->group_rank[i % s->ranks]] : &paces[i];
 }
@@ -138,11 +138,11 @@ static void list_slow(struct watcher *w,
 
 static void take_pace(struct watcher *w)
 {
-    const struct engine *e = w->engine;
+    const struct dp_trainer_parts *p = w->parts;
 
     w->now.pace = (struct dp_rank_pace){.waited_for = -1};
-    if (e->recorder && !engine_is_queued(e))
-        (void)dp_recorder_pace(e->recorder, e->schedule, engine_rank(e), &w->now.pace);
+    if (p->recorder && !p->queued)
+        (void)dp_recorder_pace(p->recorder, p->schedule, p->rank, &w->now.pace);
 }
 
 void watcher_tell(struct watcher *w, const struct progress *p,

@@ -15,7 +15,7 @@ enum { WATCHER_SLOW = 8 };
 /* Zeroed memory watches nothing. */
 struct watcher {
     const struct settings *settings;
-    struct engine *engine;
+    const struct dp_trainer_parts *parts;
     struct dp_watch *watch;     /* NULL: a rank alone, or replicas that survive each other */
     struct dp_rank_pace *paces; /* [processes] by replica and pipeline rank */
     struct page page;
@@ -25,9 +25,9 @@ struct watcher {
     int64_t stepped_ns; /* the last step ended */
 };
 
-/* comm: of all processes, opened as `how` says; NULL: alone. Collective. The engine and the
+/* comm: of all processes, opened as `how` says; NULL: alone. Collective. The parts and the
  * settings must stay. */
-int watcher_init(struct watcher *w, const struct settings *s, struct engine *e,
+int watcher_init(struct watcher *w, const struct settings *s, const struct dp_trainer_parts *parts,
                  struct dp_comm *comm, const struct dp_comm_config *how);
 void watcher_fini(struct watcher *w);
 

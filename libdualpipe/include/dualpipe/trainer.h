@@ -28,6 +28,7 @@
 #include <dualpipe/options.h>
 #include <dualpipe/pipeline.h>
 #include <dualpipe/schedule.h>
+#include <dualpipe/trace.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -56,6 +57,10 @@ struct dp_trainer_config {
     /* ranks: P, 0: what replicas leave of comm; kind DP_SCHEDULE_USER: 1F1B, and of one rank GPipe.
      * microbatches, forward_only, mirror_reduce, reduce_all and skips are the trainer's. */
     struct dp_schedule_spec schedule;
+    const struct dp_schedule *list; /* a training schedule that is made, instead: P and M / D follow from
+                                     * it. It must stay. Without REDUCEs gradients are summed with other
+                                     * replicas after a step instead of during it */
+    enum dp_execution execution;    /* pipeline.h; what messages drive is a list without REDUCEs */
     int32_t replicas;               /* D; 0: 1 */
     int32_t microbatches;           /* M of a step, of all replicas together; 0: the fewest that the
                                      * schedule takes, times D */
@@ -65,6 +70,7 @@ struct dp_trainer_config {
     enum dp_sums sums;
     struct {
         struct dp_graph_spec graph; /* name NULL: "ring" */
+        const struct dp_graph *made; /* instead; it must stay */
         enum dp_mixer_algorithm algorithm;
         enum dp_mixer_compression compression;
         int32_t staleness, local_steps;
@@ -73,6 +79,8 @@ struct dp_trainer_config {
     struct dp_optimizer_config optimizer; /* its groups and memory are not used */
     struct dp_rate rate;
     double clip;                    /* largest norm of the whole gradient; 0: none */
+    bool delay_update;              /* the gradients of a step are used in the next one, so that no step
+                                     * waits for its own update; with DP_SUMS_ALL */
     struct dp_loss_scale loss_scale; /* gradients are of the loss times this, until they are used; after
                                       * a step that was skipped and a number of good ones another; scale
                                       * 0: none. dp_loss_scale_defaults() is the usual one */
@@ -192,6 +200,28 @@ DP_PUBLIC int dp_trainer_evaluate(struct dp_trainer *trainer, const struct dp_ba
 /* The number of the next step: it counts those that were trained, those before a resume included. */
 DP_PUBLIC uint64_t dp_trainer_next_step(const struct dp_trainer *trainer);
 
+/* From now on steps have this rate, the same on every rank, instead of the config's: for schedules of a
+ * program's own. */
+DP_PUBLIC void dp_trainer_set_rate(struct dp_trainer *trainer, double rate);
+
+/* What a rank's steps are carried out by, for what watches and measures them (trace.h). */
+struct dp_trainer_parts {
+    const struct dp_schedule *schedule; /* of training */
+    struct dp_recorder *recorder;       /* of the last training step */
+    struct dp_comm *pipe;               /* the ranks of this replica; NULL: there is one */
+    int replica, rank;                  /* which one, and the pipeline rank in it */
+    const struct dp_rank_pace *paces;   /* [ranks of comm] of the last step: compute_ns and step_ns */
+    bool queued;  /* on a device: the recorder knows when work was queued, not when it was done */
+    size_t bytes; /* of parameters, gradients, save areas, messages and the optimizer's state */
+};
+/* Valid until dp_trainer_free. */
+DP_PUBLIC void dp_trainer_parts(const struct dp_trainer *trainer, struct dp_trainer_parts *out);
+/* The same bytes, exactly, of a pipeline rank of a trainer that is not made: config.list, or
+ * schedule.ranks, says how many there are. Replicas do not mix and have no shards. Errors of
+ * dp_trainer_new and dp_pipeline_measure. */
+DP_PUBLIC int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
+                                 int rank, size_t *bytes);
+
 /* Write folder/step-N, unless there is one of this step already; its older neighbours beyond keep are
  * removed when it is whole. Collective. folder NULL: the config's. */
 DP_PUBLIC int dp_trainer_save(struct dp_trainer *trainer, const char *folder);
@@ -212,8 +242,8 @@ DP_PUBLIC int dp_trainer_resume(struct dp_trainer *trainer, const char *folder);
  * leave, and is one that died to the others. DP_ENOENT: a stage is lost; a checkpoint may have it. */
 DP_PUBLIC int dp_trainer_lost(const struct dp_trainer *trainer, const int32_t **ranks);
 
-/* The training is over: replicas that mix become their average, and a checkpoint is written where the
- * config has a folder. Collective. */
+/* The training is over: a checkpoint is written where the config has a folder, replicas that mix become
+ * their average, and what delay_update has left is done. Collective. */
 DP_PUBLIC int dp_trainer_finish(struct dp_trainer *trainer);
 
 /* The parameters of the whole model on one rank of those that live, in the order of layers, shared and

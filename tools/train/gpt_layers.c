@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/gpt_layers.h"
+
+#include "train/ends.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A group of parameters (params.h) and what computes with them; its place in the list is its number. */
+struct gpt_layer {
+    struct dp_layer layer;
+    const struct gpt_layers *gpt;
+    char name[24];
+    struct tensor tensors[MAX_TENSORS];
+    struct dp_parameter_spec parameters[MAX_TENSORS];
+};
+
+struct gpt_layers {
+    struct gpt_config config;
+    struct block_shape shape; /* but scratch and stream */
+    struct dp_border tokens, x, logits;
+    struct dp_model model;
+    const struct dp_layer **list; /* [config.layers + 2] */
+    struct gpt_layer *layers;
+};
+
+/* ---- a call ---------------------------------------------------------------------------------- */
+
+/* What the functions of block.h and ends.h are told. */
+struct part_call {
+    struct block_shape shape;
+    real *w[MAX_TENSORS], *dw[MAX_TENSORS];
+    struct dp_random_key keys[2];
+    bool tied;
+};
+
+static struct part_call part_of(const struct gpt_layer *l, const struct dp_layer_call *call)
+{
+    struct part_call p = {.shape = l->gpt->shape, .tied = l->gpt->config.tied};
+
+    p.shape.compute.stream = call->stream;
+    p.shape.dropout_rate = call->training ? p.shape.dropout_rate : 0;
+    block_scratch_init(&p.shape, call->scratch);
+    for (int i = 0; i < l->layer.parameter_count; i++) {
+        p.w[i] = gpt_data(&call->values[i]);
+        p.dw[i] = call->grads[i].data ? gpt_data(&call->grads[i]) : NULL;
+    }
+    for (int which = 0; which < 2; which++)
+        p.keys[which] = gpt_dropout_key(call->random.key, call->step, call->layer, which,
+                                        call->mb_global);
+    return p;
+}
+
+static size_t numbers_of(const struct part_call *p)
+{
+    return (size_t)p->shape.n * (size_t)p->shape.attention.width;
+}
+
+static int end_of(const struct part_call *p)
+{
+    return p->shape.compute.ops->error(&p->shape.compute);
+}
+
+/* ---- the embedding --------------------------------------------------------------------------- */
+
+static int embedding_forward_call(void *user, const struct dp_layer_call *call, const DLTensor *in,
+                                  DLTensor *out)
+{
+    const struct part_call p = part_of(user, call);
+
+    embedding_forward(&p.shape, p.w, p.keys[0], gpt_data(in), gpt_data(out));
+    return end_of(&p);
+}
+
+static int embedding_weight_call(void *user, const struct dp_layer_call *call)
+{
+    const struct part_call p = part_of(user, call);
+
+    embedding_weight(&p.shape, gpt_data(call->in), call->save, p.dw);
+    return end_of(&p);
+}
+
+static int embedding_backward_call(void *user, const struct dp_layer_call *call,
+                                   const DLTensor *gout, DLTensor *gin, enum dp_backward_mode mode)
+{
+    const struct part_call p = part_of(user, call);
+    const struct compute *c = &p.shape.compute;
+
+    (void)gin; /* tokens have no gradient */
+    c->ops->copy(c, numbers_of(&p), gpt_data(gout), call->save);
+    embedding_backward(&p.shape, p.keys[0], call->save);
+    return mode == DP_BACKWARD_FULL ? embedding_weight_call(user, call) : end_of(&p);
+}
+
+/* ---- a block --------------------------------------------------------------------------------- */
+
+static int block_forward_call(void *user, const struct dp_layer_call *call, const DLTensor *in,
+                              DLTensor *out)
+{
+    const struct part_call p = part_of(user, call);
+    const struct compute *c = &p.shape.compute;
+    struct block_save save;
+
+    block_save_init(&save, &p.shape, call->save);
+    c->ops->copy(c, numbers_of(&p), gpt_data(in), gpt_data(out));
+    block_forward(&p.shape, p.w, &save, p.keys, gpt_data(out));
+    return end_of(&p);
+}
+
+static int block_weight_call(void *user, const struct dp_layer_call *call)
+{
+    const struct part_call p = part_of(user, call);
+    struct block_save save;
+
+    block_save_init(&save, &p.shape, call->save);
+    block_weight(&p.shape, &save, p.dw);
+    return end_of(&p);
+}
+
+static int block_backward_call(void *user, const struct dp_layer_call *call, const DLTensor *gout,
+                               DLTensor *gin, enum dp_backward_mode mode)
+{
+    const struct part_call p = part_of(user, call);
+    const struct compute *c = &p.shape.compute;
+    struct block_save save;
+
+    block_save_init(&save, &p.shape, call->save);
+    c->ops->copy(c, numbers_of(&p), gpt_data(gout), gpt_data(gin));
+    block_backward(&p.shape, p.w, &save, p.keys, gpt_data(gin));
+    return mode == DP_BACKWARD_FULL ? block_weight_call(user, call) : end_of(&p);
+}
+
+/* ---- the head -------------------------------------------------------------------------------- */
+
+static int head_forward_call(void *user, const struct dp_layer_call *call, const DLTensor *in,
+                             DLTensor *out)
+{
+    const struct part_call p = part_of(user, call);
+    struct head_save save;
+
+    head_save_init(&save, &p.shape, call->save);
+    head_forward(&p.shape, p.tied, p.w, &save, gpt_data(in), gpt_data(out));
+    return end_of(&p);
+}
+
+static int head_weight_call(void *user, const struct dp_layer_call *call)
+{
+    const struct part_call p = part_of(user, call);
+    struct head_save save;
+
+    head_save_init(&save, &p.shape, call->save);
+    head_weight(&p.shape, p.tied, &save, p.dw);
+    return end_of(&p);
+}
+
+static int head_backward_call(void *user, const struct dp_layer_call *call, const DLTensor *gout,
+                              DLTensor *gin, enum dp_backward_mode mode)
+{
+    const struct part_call p = part_of(user, call);
+    struct head_save save;
+
+    head_save_init(&save, &p.shape, call->save);
+    head_backward(&p.shape, p.tied, p.w, &save, gpt_data(gout), gpt_data(gin));
+    return mode == DP_BACKWARD_FULL ? head_weight_call(user, call) : end_of(&p);
+}
+
+/* ---- making them ----------------------------------------------------------------------------- */
+
+static const struct dp_layer_ops embedding_ops = {embedding_forward_call, embedding_backward_call,
+                                                  embedding_weight_call};
+static const struct dp_layer_ops block_ops = {block_forward_call, block_backward_call,
+                                              block_weight_call};
+static const struct dp_layer_ops head_ops = {head_forward_call, head_backward_call,
+                                             head_weight_call};
+
+static int fill(void *user, int32_t index, uint64_t seed, DLTensor *value)
+{
+    const struct gpt_layer *l = user;
+
+    params_draw_tensor(&l->tensors[index], index, seed, gpt_data(value));
+    return 0;
+}
+
+/* Of one sequence; micro-batches have so many rows. */
+static struct dp_border border_of(const struct dp_border *of_batch)
+{
+    struct dp_border b = *of_batch;
+
+    b.tensors[0].shape[0] = b.tensors[0].extent[0] = 1;
+    return b;
+}
+
+static void describe_parameters(struct gpt_layer *l, int group)
+{
+    l->layer.parameter_count = params_of_group(&l->gpt->config, group, l->tensors);
+    l->layer.parameters = l->parameters;
+    for (int i = 0; i < l->layer.parameter_count; i++) {
+        const struct tensor *t = &l->tensors[i];
+        l->parameters[i] = (struct dp_parameter_spec){
+            .name = t->name,
+            .tied = tensor_is_copy(t) ? gpt_tied_name : NULL,
+            .flags = t->rows == 1 ? DP_PARAMETER_NO_DECAY : 0,
+            .dtype = {kDLFloat, 8 * sizeof(real), 1},
+            .ndim = 2,
+            .shape = {t->rows, t->cols},
+            .fill = fill,
+        };
+    }
+}
+
+static void describe(struct gpt_layers *g, int group)
+{
+    const struct block_shape *shape = &g->shape;
+    const bool first = group == 0, last = group == g->config.layers + 1;
+    struct gpt_layer *l = &g->layers[group];
+    struct block_shape measured = *shape;
+    struct block_save block;
+    struct head_save head;
+
+    if (!first && !last)
+        snprintf(l->name, sizeof(l->name), "block %d", group);
+    l->gpt = g;
+    l->layer = (struct dp_layer){
+        .ops = first ? &embedding_ops : last ? &head_ops : &block_ops,
+        .user = l,
+        .name = l->name,
+        .out = last ? &g->logits : &g->x,
+        .save.whole = first  ? (size_t)shape->n * (size_t)g->config.width * shape->compute.size
+                      : last ? head_save_init(&head, shape, NULL)
+                             : block_save_init(&block, shape, NULL),
+        .scratch_bytes = first || last ? 0 : block_scratch_init(&measured, NULL),
+        .drops_input = !first,
+    };
+    describe_parameters(l, group);
+    g->list[group] = &l->layer;
+}
+
+int gpt_layers_new(const struct gpt_config *config, struct gpt_layers **out)
+{
+    const size_t count = (size_t)config->layers + 2;
+    struct gpt_layers *g = calloc(1, sizeof(*g));
+    struct dp_border borders[2];
+
+    if (!g)
+        return DP_ENOMEM;
+    g->config = *config;
+    g->shape = gpt_shape(config);
+    g->list = calloc(count, sizeof(struct dp_layer *));
+    g->layers = calloc(count, sizeof(*g->layers));
+    if (!g->list || !g->layers) {
+        gpt_layers_free(g);
+        return DP_ENOMEM;
+    }
+    gpt_borders(config, 1, borders);
+    g->tokens = border_of(&borders[0]);
+    g->logits = g->x = border_of(&borders[1]);
+    g->x.tensors[0].shape[2] = config->width;
+    for (size_t i = 0; i < count; i++)
+        describe(g, (int)i);
+    g->model = (struct dp_model){.layers = g->list,
+                                 .layer_count = (int32_t)count,
+                                 .input = &g->tokens,
+                                 .labels = &g->tokens,
+                                 .loss = &gpt_loss_ops,
+                                 .loss_user = (void *)config->compute};
+    *out = g;
+    return 0;
+}
+
+void gpt_layers_free(struct gpt_layers *g)
+{
+    if (!g)
+        return;
+    free(g->list);
+    free(g->layers);
+    free(g);
+}
+
+const struct dp_model *gpt_layers_model(const struct gpt_layers *g)
+{
+    return &g->model;
+}
+
+void gpt_layers_cut(const struct gpt_config *config, int stages, int32_t *layers_of_stage)
+{
+    for (int s = 0; s < stages; s++)
+        layers_of_stage[s] = (s == 0) + (s == stages - 1) + gpt_blocks_before(config, s + 1, stages) -
+                             gpt_blocks_before(config, s, stages);
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gpt_layers.h - the GPT as a list of layers, as the library's trainer takes it (dualpipe/model.h): the
+ * embedding, the blocks, the head. Parameters, their initial values, their names in checkpoints and the
+ * arithmetic are those of gpt.h.
+ */
+#ifndef DP_TRAIN_GPT_LAYERS_H
+#define DP_TRAIN_GPT_LAYERS_H
+
+#include "train/gpt.h"
+
+#include <dualpipe/model.h>
+
+struct gpt_layers;
+
+/* Micro-batches are of config->batch sequences. 0 or DP_ENOMEM. */
+int gpt_layers_new(const struct gpt_config *config, struct gpt_layers **out);
+void gpt_layers_free(struct gpt_layers *g); /* may be NULL */
+/* Valid as long as g. */
+const struct dp_model *gpt_layers_model(const struct gpt_layers *g);
+/* How many of its layers each of `stages` stages has, as config->blocks says. */
+void gpt_layers_cut(const struct gpt_config *config, int stages, int32_t *layers_of_stage);
+
+#endif

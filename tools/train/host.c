@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/host.h"
+
+#include "train/gpt_layers.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct host {
+    const struct settings *settings;
+    const struct data *data;
+    struct dp_comm *comm;
+    struct gpt_layers *layers;
+    struct dp_trainer *trainer;
+    struct batch batch;
+};
+
+bool host_takes(const struct settings *s)
+{
+    return !settings_on_cuda(s) && !s->offload.any && !s->survive && !strcmp(s->dtype, "f32");
+}
+
+/* ---- what the options mean ------------------------------------------------------------------- */
+
+static enum dp_sums sums_of(enum data_parallel_kind kind)
+{
+    return kind == DATA_PARALLEL_MIX     ? DP_SUMS_MIXING
+           : kind == DATA_PARALLEL_SHARD ? DP_SUMS_SHARDS
+                                         : DP_SUMS_ALL;
+}
+
+struct dp_trainer_config host_config(const struct settings *s, int32_t *layers_of_stage)
+{
+    const struct mixing_method *m = &s->method;
+
+    gpt_layers_cut(&s->model, s->training ? s->training->stages : 1, layers_of_stage);
+    return (struct dp_trainer_config){
+        .list = s->training,
+        .execution = strcmp(s->execution, "messages") ? DP_EXECUTE_LIST : DP_EXECUTE_MESSAGES,
+        .replicas = (int32_t)s->replicas,
+        .microbatches = (int32_t)s->microbatches,
+        .rows = s->batch,
+        .balance = DP_BALANCE_GIVEN,
+        .layers_of_stage = layers_of_stage,
+        .sums = sums_of(s->kind),
+        .mixing = {.made = s->kind == DATA_PARALLEL_MIX ? s->graph : NULL,
+                   .algorithm = m->algorithm,
+                   .compression = m->compression,
+                   .staleness = m->staleness,
+                   .local_steps = m->local_steps,
+                   .factor = m->factor,
+                   .outer_rate = m->outer_rate,
+                   .outer_momentum = m->outer_momentum},
+        .optimizer = trainer_optimizer(s->decay),
+        .clip = s->clip,
+        .delay_update = s->late,
+        .fixed_order = !s->any_order || !s->training,
+        .order_blocks = (int32_t)s->order_blocks,
+        .seed = s->model.seed,
+    };
+}
+
+int host_measure(const struct settings *s, int rank, size_t *bytes)
+{
+    int32_t *cut = calloc((size_t)s->training->stages, sizeof(*cut));
+    struct gpt_layers *layers = NULL;
+    int err = cut ? gpt_layers_new(&s->model, &layers) : DP_ENOMEM;
+
+    if (!err) {
+        const struct dp_trainer_config config = host_config(s, cut);
+        err = dp_trainer_measure(&config, gpt_layers_model(layers), rank, bytes);
+    }
+    gpt_layers_free(layers);
+    free(cut);
+    return err;
+}
+
+static int make_trainer(struct host *h)
+{
+    const struct settings *s = h->settings;
+    const int stages = s->training ? s->training->stages : 1;
+    int32_t *cut = calloc((size_t)stages, sizeof(*cut));
+    char *about = settings_text(s, 0, h->data->digest);
+    int err = cut && about ? 0 : DP_ENOMEM;
+
+    if (!err) {
+        struct dp_trainer_config config = host_config(s, cut);
+        config.checkpoint.about = about;
+        config.checkpoint.from = s->from.step ? s->from.path : NULL;
+        err = dp_trainer_new(&config, gpt_layers_model(h->layers), h->comm, &h->trainer);
+    }
+    free(about);
+    free(cut);
+    return err;
+}
+
+int host_new(const struct settings *s, const struct data *data, struct dp_comm *comm,
+             struct host **out)
+{
+    const size_t bytes = (size_t)s->batch * (size_t)s->context;
+    struct host *h = calloc(1, sizeof(*h));
+    int err = h ? gpt_layers_new(&s->model, &h->layers) : DP_ENOMEM;
+
+    if (!h)
+        return err;
+    h->settings = s;
+    h->data = data;
+    h->comm = comm;
+    h->batch = (struct batch){malloc(bytes), malloc(bytes)};
+    if (!h->batch.tokens || !h->batch.labels)
+        err = DP_ENOMEM;
+    err = dp_comm_share_error(comm, err);
+    if (!err)
+        err = make_trainer(h);
+    if (err)
+        host_free(h);
+    else
+        *out = h;
+    return err;
+}
+
+void host_free(struct host *h)
+{
+    if (!h)
+        return;
+    dp_trainer_free(h->trainer);
+    gpt_layers_free(h->layers);
+    free(h->batch.tokens);
+    free(h->batch.labels);
+    free(h);
+}
+
+struct dp_trainer *host_trainer(const struct host *h)
+{
+    return h->trainer;
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+/* A batch as the trainer takes it. */
+struct views {
+    int64_t shape[2];
+    DLTensor tensors[2];
+    struct dp_tree leaves[2], trees[2];
+};
+
+static struct dp_batch view(const struct host *h, struct views *v)
+{
+    uint8_t *const bytes[] = {h->batch.tokens, h->batch.labels};
+
+    v->shape[0] = h->settings->batch;
+    v->shape[1] = h->settings->context;
+    for (int i = 0; i < 2; i++) {
+        v->tensors[i] = (DLTensor){bytes[i], {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, v->shape, NULL, 0};
+        v->leaves[i] = dp_tensor(&v->tensors[i]);
+        v->trees[i] = dp_tuple(1, &v->leaves[i]);
+    }
+    return (struct dp_batch){.inputs = &v->trees[0], .labels = &v->trees[1]};
+}
+
+int host_step(struct host *h, uint64_t step, struct step_result *result)
+{
+    const struct settings *s = h->settings;
+    struct dp_trainer_result r;
+    struct views v;
+    const struct dp_batch batch = view(h, &v);
+
+    data_batch(h->data, DATA_TRAIN, step, (int)s->batch, &h->batch);
+    dp_trainer_set_rate(h->trainer, trainer_rate(step, (uint64_t)s->steps, (uint64_t)s->warmup,
+                                                 s->rate));
+    const int err = dp_trainer_step(h->trainer, &batch, &r);
+    if (!err)
+        *result = (struct step_result){r.loss, r.norm, r.rate, r.skipped};
+    return err;
+}
+
+int host_evaluate(struct host *h, double *held_out)
+{
+    double sum = 0, loss;
+    struct views v;
+    const struct dp_batch batch = view(h, &v);
+    int err = 0;
+
+    for (uint64_t i = 0; i < HELD_OUT_BATCHES && !err; i++) {
+        data_batch(h->data, DATA_HELD_OUT, i, (int)h->settings->batch, &h->batch);
+        err = dp_trainer_evaluate(h->trainer, &batch, &loss);
+        sum += err ? 0 : loss;
+    }
+    if (!err)
+        *held_out = sum / HELD_OUT_BATCHES;
+    return err;
+}
+
+int host_sample(struct host *h, const struct sample_spec *spec, uint8_t *text)
+{
+    struct dp_named_tensor *tensors;
+    int32_t count;
+    int err = dp_trainer_gather(h->trainer, 0, &tensors, &count);
+
+    if (err || !tensors)
+        return err;
+    err = sample_tensors(&h->settings->model, tensors, count, spec, text);
+    dp_trainer_gathered_free(tensors);
+    return err;
+}

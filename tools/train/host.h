@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * host.h - a job on the host, whose steps are those of the library's trainer (dualpipe/trainer.h): what
+ * the options mean to it, and the text as its batches. Collective: every rank calls the same functions.
+ */
+#ifndef DP_TRAIN_HOST_H
+#define DP_TRAIN_HOST_H
+
+#include "train/data.h"
+#include "train/sample.h"
+#include "train/settings.h"
+#include "train/trainer.h"
+
+#include <dualpipe/trainer.h>
+
+/* The others: on a device, with what is offloaded or survives, with weights of 16 bits. */
+bool host_takes(const struct settings *s);
+
+/* What the options mean to the library's trainer. layers_of_stage: room for [stages]. */
+struct dp_trainer_config host_config(const struct settings *s, int32_t *layers_of_stage);
+
+/* What a pipeline rank of a job would hold, before it is started: dp_trainer_measure. */
+int host_measure(const struct settings *s, int rank, size_t *bytes);
+
+struct host;
+/* The settings and data must stay; comm is of all ranks, NULL: alone. Errors of dp_trainer_new. */
+int host_new(const struct settings *s, const struct data *data, struct dp_comm *comm,
+             struct host **out);
+void host_free(struct host *h); /* may be NULL */
+struct dp_trainer *host_trainer(const struct host *h);
+
+/* As trainer_step and trainer_held_out. */
+int host_step(struct host *h, uint64_t step, struct step_result *result);
+int host_evaluate(struct host *h, double *held_out);
+/* Text of the model as it is now; on rank 0, elsewhere text stays as it is. */
+int host_sample(struct host *h, const struct sample_spec *spec, uint8_t *text);
+
+#endif
