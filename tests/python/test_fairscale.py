@@ -224,6 +224,38 @@ def tuples_and_uneven_batches(rank, size):
             torch.testing.assert_close(out, expected)
 
 
+class Fork(nn.Module):
+    def forward(self, x):
+        return x * 2, torch.tensor([False])
+
+
+class Join(nn.Module):
+    def forward(self, both):
+        assert both[1].dtype == torch.bool
+        return both[0] * 2
+
+
+def bools_cross(rank, size):
+    x = torch.rand(1, requires_grad=True)
+    pipe = AsyncPipe(nn.Sequential(Fork(), Join()), [1, 1], chunks=1, checkpoint="always")
+    out = pipe(x)
+    if pipe.final_stage:
+        out.backward()
+    else:
+        pipe.back_helper(out)
+        assert x.grad == 4
+    a, b = (torch.rand(10, 1, requires_grad=True) for _ in range(2))
+    first, second, _ = AsyncPipe(nn.Sequential(Two()), [1], chunks=2, group=alone[0])((a, b)) \
+        if rank == 0 else (a, b, None)
+    (first + second).mean().backward()
+    assert a.grad is not None and b.grad is not None
+
+
+def test_a_bool_crosses_and_a_pair_has_gradients(ranks):
+    ranks(2, a_group_each)
+    ranks(2, bools_cross)
+
+
 class Pair(nn.Module):
     def forward(self, x):
         return x, x * 3
