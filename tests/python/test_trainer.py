@@ -192,6 +192,8 @@ class Wrong(nn.Module):
     def forward(self, x):
         if x.requires_grad and self.where == "forward":
             raise KeyError("of ours")
+        if x.requires_grad and self.where == "interrupt":
+            raise KeyboardInterrupt("of ours")
         y = x * self.weight
         if y.requires_grad and self.where == "backward":
             y.register_hook(self.hook)
@@ -215,7 +217,8 @@ def fails(rank, size, where):
             raise ArithmeticError("of ours")
     trainer = Trainer(layers, loss, batch(0), ROWS, 0.1, schedule="1f1b",
                       layers_of_stage=[1, 1, 1, 1])
-    own = {"forward": KeyError, "backward": ZeroDivisionError, "loss": ArithmeticError}[where]
+    own = {"forward": KeyError, "backward": ZeroDivisionError, "loss": ArithmeticError,
+           "interrupt": KeyboardInterrupt}[where]
     error = None
     try:
         trainer.step(*batch(0))
@@ -231,7 +234,7 @@ def fails(rank, size, where):
     again.step(*batch(0))
 
 
-@pytest.mark.parametrize("where", ["forward", "backward", "loss"])
+@pytest.mark.parametrize("where", ["forward", "backward", "loss", "interrupt"])
 def test_an_exception_stays_itself_and_reaches_all(ranks, where):
     ranks(4, fails, where)
 
