@@ -5,6 +5,7 @@
  */
 #include "cmocka_all.h"
 
+#include "gpt_sequential.h"
 #include "train/engine.h"
 
 #include <math.h>

@@ -6,6 +6,7 @@
 #include "cmocka_all.h"
 #include "scratch.h"
 
+#include "gpt_sequential.h"
 #include "train/trainer.h"
 
 #include <math.h>

@@ -6,6 +6,7 @@
  */
 #include "cmocka_all.h"
 
+#include "gpt_sequential.h"
 #include "comm_group.h"
 #include "train/gpt_layers.h"
 #include "train/offloaded.h"
@@ -85,13 +86,13 @@ static int learn(struct engine *e, bool first, struct curve *curve)
     return err;
 }
 
-static void learn_sequentially(struct curve *curve, int order_blocks)
+static void learn_sequentially(struct curve *curve, int order_blocks, bool bf16)
 {
     struct engine *e;
 
     assert_int_equal(
         sequential_new(
-            &(struct sequential_config){config, MICROBATCHES, order_blocks, {0}, false}, &e), 0);
+            &(struct sequential_config){config, MICROBATCHES, order_blocks, {0}, bf16}, &e), 0);
     assert_int_equal(learn(e, true, curve), 0);
     e->ops->free(e);
 }
@@ -218,7 +219,7 @@ static void every_schedule_learns_what_the_plain_loop_learns(void **state)
     };
     struct curve *expected = curve_new(), *curve = curve_new();
 
-    learn_sequentially(expected, 2);
+    learn_sequentially(expected, 2, false);
     for (const struct comm_kind *comm = comm_kinds; comm->name; comm++)
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
             printf("%s, %s, P = %d\n", comm->name, dp_schedule_kind_name(cases[i].kind),
@@ -231,7 +232,7 @@ static void every_schedule_learns_what_the_plain_loop_learns(void **state)
 }
 
 /* false: no cut of the model fits. Otherwise how it was cut. */
-static bool learn_offloaded(size_t device_bytes, int order_blocks, struct curve *curve,
+static bool learn_offloaded(size_t device_bytes, int order_blocks, bool bf16, struct curve *curve,
                             struct offloaded_figures *figures)
 {
     struct engine *e;
@@ -239,7 +240,8 @@ static bool learn_offloaded(size_t device_bytes, int order_blocks, struct curve 
                                                        .microbatches = MICROBATCHES,
                                                        .order_blocks = order_blocks,
                                                        .device_bytes = device_bytes,
-                                                       .activations = true},
+                                                       .activations = true,
+                                                       .bf16 = bf16},
                             &e);
 
     memset(curve, 0, sizeof(*curve));
@@ -259,11 +261,13 @@ static void a_model_that_does_not_fit_learns_the_same(void **state)
     (void)state;
     struct curve *expected = curve_new(), *curve = curve_new();
 
-    for (int order_blocks = 1; order_blocks <= 8; order_blocks *= 8) {
+    for (int k = 0; k < 4; k++) {
+        const int order_blocks = k % 2 ? 8 : 1;
+        const bool bf16 = k > 1;
         struct offloaded_figures f = {0};
         int cuts = 0;
-        learn_sequentially(expected, order_blocks);
-        for (size_t bytes = 2 << 20; learn_offloaded(bytes, order_blocks, curve, &f);
+        learn_sequentially(expected, order_blocks, bf16);
+        for (size_t bytes = 2 << 20; learn_offloaded(bytes, order_blocks, bf16, curve, &f);
              bytes = f.device_bytes - 1, cuts++)
             assert_same(expected, curve);
         assert_true(cuts > 2 && f.recomputes && f.boundaries_down && f.slots < f.shards);
@@ -277,7 +281,7 @@ static void gradients_in_any_order_learn_nearly_the_same(void **state)
     (void)state;
     struct curve *expected = curve_new(), *curve = curve_new();
 
-    learn_sequentially(expected, 2);
+    learn_sequentially(expected, 2, false);
     run(&comm_kinds[0], DP_SCHEDULE_DUALPIPEV, 2, true, curve);
     for (int i = 0; i < STEPS; i++)
         assert_float_equal(curve->losses[i], expected->losses[i], 1e-4);
@@ -290,7 +294,7 @@ static void learning_lowers_the_loss(void **state)
     (void)state;
     struct curve *curve = curve_new();
 
-    learn_sequentially(curve, 2);
+    learn_sequentially(curve, 2, false);
     assert_true(curve->losses[STEPS - 1] < curve->losses[0]);
     curve_free(curve);
 }

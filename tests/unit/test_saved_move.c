@@ -6,6 +6,7 @@
  */
 #include "cmocka_all.h"
 
+#include "gpt_sequential.h"
 #include "comm_group.h"
 #include "base/clock.h"
 #include "comm/comm_ops.h"

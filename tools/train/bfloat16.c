@@ -29,20 +29,8 @@ void bfloat16_load(size_t count, const uint16_t *from, real *to)
         to[i] = (real)load(from[i]);
 }
 
-void bfloat16_round(size_t count, const real *from, real *to)
-{
-    for (size_t i = 0; i < count; i++)
-        to[i] = (real)load(store((float)from[i]));
-}
-
 void bfloat16_add(size_t count, const real *x, uint16_t *sum)
 {
     for (size_t i = 0; i < count; i++)
         sum[i] = store(load(sum[i]) + (float)x[i]);
-}
-
-void bfloat16_add_rounded(size_t count, const real *x, real *sum)
-{
-    for (size_t i = 0; i < count; i++)
-        sum[i] = (real)load(store((float)(sum[i] + x[i])));
 }

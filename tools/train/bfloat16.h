@@ -12,10 +12,7 @@
 #include <stdint.h>
 
 void bfloat16_load(size_t count, const uint16_t *from, real *to);
-/* To the nearest, and of two to the even one, as the library rounds. */
-void bfloat16_round(size_t count, const real *from, real *to);
-/* sum += x, rounded; sum is in 16 bits, or has reals that are. */
+/* sum += x, rounded to the nearest, and of two to the even one, as the library rounds. */
 void bfloat16_add(size_t count, const real *x, uint16_t *sum);
-void bfloat16_add_rounded(size_t count, const real *x, real *sum);
 
 #endif

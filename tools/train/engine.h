@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * engine.h - how a step is carried out: through the pipeline (pipelined.c), or, to compare with, by
- * a plain loop over the micro-batches (sequential.c). Both give the same numbers to the last bit.
+ * engine.h - how a step is carried out: through the pipeline (pipelined.c), or by a model that passes
+ * over the device (offloaded.c). Both give the same numbers to the last bit.
  */
 #ifndef DP_TRAIN_ENGINE_H
 #define DP_TRAIN_ENGINE_H
@@ -139,16 +139,6 @@ static inline double engine_loss_scale(const struct engine *e)
 {
     return 1.0 / (e->replica.apart ? engine_own_microbatches(e) : e->microbatches);
 }
-
-/* The whole model on this rank. 0 or DP_ENOMEM. */
-struct sequential_config {
-    struct gpt_config model;
-    int microbatches; /* M of a step, of all replicas */
-    int order_blocks; /* of fixed order, in which gradients are added up; of this replica */
-    struct replica replica;
-    bool bf16; /* of weights and gradients, as bfloat16.h says */
-};
-int sequential_new(const struct sequential_config *config, struct engine **out);
 
 /* This rank's part of a pipeline. Both schedules, which differ in forward_only, and comm must stay.
  * comm may be NULL for a schedule of one rank. Errors of dp_pipeline_new. */

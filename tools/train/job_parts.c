@@ -129,41 +129,54 @@ static const struct dp_reduce_ops *reduce_of(const struct settings *s)
     return settings_sums_on_device(s) ? &trainer_queued_reduce_ops : &train_reduce_ops;
 }
 
+/* What survives without a schedule is a pipeline of one rank. */
+static int make_lists(struct job *j)
+{
+    struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B,
+                                    .ranks = 1,
+                                    .microbatches = (int)(j->s->microbatches / j->s->replicas)};
+    int err = j->s->training ? 0 : dp_schedule_new(&spec, &j->alone[0]);
+
+    spec.forward_only = true;
+    return err || j->s->training ? err : dp_schedule_new(&spec, &j->alone[1]);
+}
+
+/* All of a model whose weights have 16 bits may be on the device. */
+static const size_t any_memory = (size_t)1 << 46;
+
 static int make_engine(struct job *j)
 {
     const struct settings *s = j->s;
+    const bool bf16 = !strcmp(s->dtype, "bf16");
+    int err;
 
-    if (s->offload.any && !s->training)
+    if (!s->training && (s->offload.any || bf16))
         return offloaded_new(
             &(struct offloaded_config){
                 .model = s->model,
                 .microbatches = (int)s->microbatches,
                 .order_blocks = (int)s->order_blocks,
-                .device_bytes = (size_t)s->device_memory,
+                .device_bytes = s->offload.any ? (size_t)s->device_memory : any_memory,
                 .activations = s->offload.activations,
                 .buffers = s->buffers,
                 .device_share = s->device_share,
                 .update = s->late ? late_carry_out : NULL,
                 .update_user = &j->trainer,
-                .bf16 = !strcmp(s->dtype, "bf16"),
+                .bf16 = bf16,
             },
             &j->engine);
-    if (!s->training)
-        return sequential_new(&(struct sequential_config){.model = s->model,
-                                                          .microbatches = (int)s->microbatches,
-                                                          .order_blocks = s->own_blocks,
-                                                          .replica = j->replica,
-                                                          .bf16 = !strcmp(s->dtype, "bf16")},
-                              &j->engine);
+    err = make_lists(j);
+    if (err)
+        return err;
     return pipelined_new(
         &(struct pipelined_config){
             .model = s->model,
-            .training = s->training,
-            .forward = s->forward,
-            .comm = pipe_of(j),
-            .reduce = reduce_of(s),
+            .training = s->training ? s->training : j->alone[0],
+            .forward = s->training ? s->forward : j->alone[1],
+            .comm = s->training ? pipe_of(j) : NULL,
+            .reduce = s->training ? reduce_of(s) : NULL,
             .reduce_user = &j->trainer,
-            .any_order = s->any_order,
+            .any_order = s->any_order && s->training,
             .order_blocks = s->own_blocks,
             .replica = j->replica,
             .tied_copies = job_is_survivor(j),
@@ -175,7 +188,7 @@ static int make_engine(struct job *j)
             .graphs = !s->no_graphs,
             .nccl = settings_by_nccl(s),
             .image = s->image,
-            .bf16 = !strcmp(s->dtype, "bf16"),
+            .bf16 = bf16,
         },
         &j->engine);
 }
@@ -227,8 +240,8 @@ static void take_parts(struct job *j)
 {
     const struct engine *e = j->engine;
 
-    j->parts = (struct dp_trainer_parts){.schedule = e->schedule,
-                                         .recorder = e->recorder,
+    j->parts = (struct dp_trainer_parts){.schedule = j->s->training,
+                                         .recorder = j->s->training ? e->recorder : NULL,
                                          .pipe = e->comm,
                                          .replica = e->replica.index,
                                          .rank = engine_rank(e),
@@ -260,6 +273,8 @@ void job_free(struct job *j)
     trainer_fini(&j->trainer);
     if (j->engine)
         j->engine->ops->free(j->engine);
+    dp_schedule_free(j->alone[0]);
+    dp_schedule_free(j->alone[1]);
     dp_comm_close(j->pipe);
     dp_comm_close(j->data);
     dp_comm_close(j->team);

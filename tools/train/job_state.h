@@ -25,6 +25,7 @@ struct job {
     enum data_parallel_kind kind;
     struct host *host;     /* NULL: the engine and the trainer here take the steps */
     struct engine *engine;
+    struct dp_schedule *alone[2]; /* its lists, where the settings have none: training, forward */
     struct trainer trainer;
     struct dp_trainer_parts parts; /* schedule and recorder NULL: no pipeline */
     struct report report;

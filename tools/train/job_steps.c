@@ -168,7 +168,7 @@ static int measure_offload(struct job *j, struct summary *summary)
 {
     struct offloaded_figures mine, *all;
 
-    if (j->host)
+    if (!j->s->offload.any)
         return 0;
     summary->offloaded = offloaded_figures(j->engine, &summary->offload) ||
                          pipelined_figures(j->engine, &summary->offload);

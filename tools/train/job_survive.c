@@ -115,6 +115,8 @@ static int lay_out_again(struct job *j, struct job *old, const struct settings *
                DP_ENODEV;
     j->processes = calloc((size_t)live, sizeof(*j->processes));
     int err = j->processes ? settings_lay_out(given, ranks, &j->laid_out) : survivors_no_memory();
+    if (j->processes && err == DP_ENOMEM) /* this rank's own: it leaves */
+        err = survivors_no_memory();
     j->s = &j->laid_out;
     if (!err)
         err = join_pipeline(j);

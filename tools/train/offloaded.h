@@ -2,7 +2,7 @@
  *
  * offloaded.h - an engine for a model that does not fit the device: one rank, whose parameters,
  * gradients and optimizer state live on the host and pass over the device block by block
- * (offload.h). The numbers are those of sequential.c, to the last bit.
+ * (offload.h). The numbers are those of a plain loop, to the last bit.
  *
  * The device is that of the host, with two threads that copy; DUALPIPE_DEVICE_LINK_MBS gives the
  * link to its memory a speed.

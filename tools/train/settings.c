@@ -397,7 +397,7 @@ void settings_free_layout(struct settings *s)
 
 int settings_lay_out(const struct settings *s, int ranks, struct settings *out)
 {
-    int status;
+    int status = EXIT_USAGE;
 
     *out = *s;
     out->ranks = out->blocks.count = ranks;
@@ -410,7 +410,7 @@ int settings_lay_out(const struct settings *s, int ranks, struct settings *out)
     if (build_schedules(out, &status))
         return 0;
     settings_free_layout(out);
-    return DP_EINVAL;
+    return status == EXIT_USAGE ? DP_EINVAL : DP_ENOMEM;
 }
 
 static bool check_blocks(const struct settings *s, int stages)

@@ -1,13 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sequential.c - the baseline: one micro-batch after the other through the whole model. This is
+ * gpt_sequential.c - the baseline: one micro-batch after the other through the whole model. This is
  * what every pipelined run must be equal to, so it shares nothing with the pipeline but the model.
  */
-#include "train/bfloat16.h"
-#include "train/engine.h"
+#include "gpt_sequential.h"
+
+#include "base/fp16.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+static void bfloat16_round(size_t count, const real *from, real *to)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = (real)dp_bfloat16_load(dp_bfloat16_store((float)from[i]));
+}
+
+static void bfloat16_add_rounded(size_t count, const real *x, real *sum)
+{
+    for (size_t i = 0; i < count; i++)
+        sum[i] = (real)dp_bfloat16_load(dp_bfloat16_store((float)(sum[i] + x[i])));
+}
 
 /* The gradients of one block; those of the first are the model's own. */
 struct block_grads {
