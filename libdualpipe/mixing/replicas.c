@@ -85,7 +85,7 @@ struct flight {
 };
 
 struct shard_tensor {
-    char name[160];
+    char name[224];
     int64_t shape[1];
     const DLTensor *whole; /* gradient that this is a part of, from element `first` on */
     size_t first;
@@ -692,7 +692,7 @@ static void add_to_shard(struct dp_replicas *r, const struct dp_parameter *p, si
 {
     struct shard_tensor *t = &r->shard_tensors[r->shard_count];
 
-    snprintf(t->name, sizeof(t->name), "%.100s[%zu:%zu]", p->name, first, first + count);
+    snprintf(t->name, sizeof(t->name), "%.159s[%zu:%zu]", p->name, first, first + count);
     t->shape[0] = (int64_t)count;
     t->value = part_of_tensor(p->value, first, t->shape);
     t->grad = part_of_tensor(p->grad, first, t->shape);

@@ -177,7 +177,7 @@ static void add_state(struct dp_optimizer *o, const char *name, DLTensor like, v
     like.data = data;
     like.byte_offset = 0;
     like.dtype = type;
-    if (!like.ndim || !o->config.stream)
+    if (!o->config.stream)
         like.device = (DLDevice){kDLCPU, 0};
     o->state[o->state_count++] = (struct dp_named_tensor){name, like};
 }
@@ -193,7 +193,8 @@ static void list_state(struct dp_optimizer *o, const struct dp_parameter *parame
         const struct member *m = &o->members[i];
         const struct dp_parameter *p = &parameters[m->index];
         DLDataType real = p->value->dtype.bits == 64 ? p->value->dtype : single;
-        add_state(o, name_of(o, &used, p->name, "step"), (DLTensor){.ndim = 0}, m->step, whole);
+        add_state(o, name_of(o, &used, p->name, "step"), (DLTensor){.device = {kDLCPU, 0}}, m->step,
+                  whole);
         for (int k = 0; k < states; k++)
             add_state(o, name_of(o, &used, p->name, names[k]), *p->value, m->range.state[k], real);
         if (has_master(p))

@@ -51,6 +51,13 @@ int measure_layers(const struct dp_trainer_config *config, const struct model_in
     return err;
 }
 
+void costs_of_times(const struct stage_times *times, int32_t count, double *costs)
+{
+    for (int32_t i = 0; i < count; i++)
+        for (int k = 0; k < STAGE_CALLS; k++)
+            costs[i] += (double)times[i].ns[k];
+}
+
 int measure_costs_of(const struct dp_trainer_config *config, const struct model_info *m,
                      double *costs)
 {
@@ -60,9 +67,8 @@ int measure_costs_of(const struct dp_trainer_config *config, const struct model_
 
     if (!err)
         err = measure_layers(config, m, rows, times);
-    for (int32_t i = 0; i < m->model.layer_count && !err; i++)
-        for (int k = 0; k < STAGE_CALLS; k++)
-            costs[i] += (double)times[i].ns[k];
+    if (!err)
+        costs_of_times(times, m->model.layer_count, costs);
     free(times);
     return err;
 }

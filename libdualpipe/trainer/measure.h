@@ -12,6 +12,8 @@
  * memory meanwhile. DP_ENOMEM; errors of callbacks. */
 int measure_layers(const struct dp_trainer_config *config, const struct model_info *m, int64_t rows,
                    struct stage_times *times);
+/* Add to costs[count] what a layer takes in all. */
+void costs_of_times(const struct stage_times *times, int32_t count, double *costs);
 /* The same as costs[layers], of a micro-batch of the config, whose shape is complete. */
 int measure_costs_of(const struct dp_trainer_config *config, const struct model_info *m,
                      double *costs);

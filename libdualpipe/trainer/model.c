@@ -83,6 +83,9 @@ static int check_parameter(const struct dp_parameter_spec *p, int32_t layer, int
 {
     if (!p->name || !*p->name)
         return dp_fail(DP_EINVAL, "layer %d, parameter %d: no name", layer, k);
+    if (strchr(p->name, '['))
+        return dp_fail(DP_EINVAL, "layer %d, parameter '%s': expected a name without [", layer,
+                       p->name);
     if (p->dtype.code != kDLFloat || (p->dtype.bits != 32 && p->dtype.bits != 64) ||
         p->dtype.lanes != 1)
         return dp_fail(DP_EINVAL,
@@ -122,6 +125,8 @@ static int check_layer(const struct dp_layer *l, int32_t layer)
     if (l->norm_count < 0 || (l->norm_count && !l->norms))
         return dp_fail(DP_EINVAL, "layer %d: %d norms, expected a list of 0 or more", layer,
                        l->norm_count);
+    if (l->name && strchr(l->name, '['))
+        return dp_fail(DP_EINVAL, "layer %d: '%s', expected a name without [", layer, l->name);
     if (!(l->cost >= 0) || !isfinite(l->cost))
         return dp_fail(DP_EINVAL, "layer %d: cost %g, expected 0 or more", layer, l->cost);
     if (l->name && strlen(l->name) >= DP_LAYER_NAME)

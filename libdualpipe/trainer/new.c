@@ -69,6 +69,8 @@ static int check_config(const struct dp_trainer_config *c)
     if (c->offload.device_bytes && !c->offload.parameters)
         return dp_fail(DP_EINVAL, "offload.device_bytes: %zu, expected offload.parameters, too",
                        c->offload.device_bytes);
+    if (c->survive && c->schedule.rank_map)
+        return dp_fail(DP_EUNSUPPORTED, "survive: with schedule.rank_map, expected the order of ranks");
     if (c->survive && c->sums != DP_SUMS_ALL)
         return dp_fail(DP_EUNSUPPORTED, "survive: with shards or mixing, expected DP_SUMS_ALL");
     if (c->checkpoint.keep < 0)
@@ -152,6 +154,7 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                                c->microbatches,
                                c->rows,
                                c->sums,
+                               c->balance,
                                c->mixing.algorithm,
                                c->mixing.compression,
                                c->mixing.staleness,
@@ -181,6 +184,8 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                             c->loss_scale.scale,
                             c->loss_scale.growth,
                             c->loss_scale.backoff,
+                            c->loss_scale.least,
+                            c->loss_scale.most,
                             c->rate.peak,
                             c->rate.last,
                             c->rate.factor,
@@ -245,6 +250,20 @@ static int make_forward(struct dp_trainer *t)
                                                       : dp_schedule_new_forward(list, &t->forward);
 }
 
+static bool has_reduces(const struct dp_schedule *s)
+{
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        if (s->ops[i].kind == DP_OP_REDUCE)
+            return true;
+    return false;
+}
+
+/* Whether ranks of the layout have gradients to sum with others', or values to mix. */
+static bool is_summed(const struct dp_trainer *t, const struct dp_schedule *s)
+{
+    return t->config.replicas > 1 || (t->config.sums == DP_SUMS_SHARDS && s->streams > 1);
+}
+
 static int take_list(struct dp_trainer *t)
 {
     const struct dp_schedule *list = t->config.list;
@@ -252,10 +271,13 @@ static int take_list(struct dp_trainer *t)
 
     if (t->model.model.skip_count)
         err = dp_fail(DP_EUNSUPPORTED, "list: made without skips, expected a model without them");
+    if (!err && is_summed(t, list) && list->streams > 1 && !has_reduces(list))
+        err = dp_fail(DP_EUNSUPPORTED, "list: %s without REDUCEs, expected dp_schedule_add_all_reduces, "
+                      "as replicas or shards sum what mirrors have", dp_schedule_kind_name(list->kind));
     if (!err)
         err = model_cut(&t->model, &t->config, list, &t->first_layer);
     t->training = list;
-    t->sums.none = t->config.replicas == 1 && t->config.sums != DP_SUMS_SHARDS;
+    t->sums.none = !is_summed(t, list);
     return err ? err : make_forward(t);
 }
 
@@ -274,8 +296,7 @@ static int make_schedules(struct dp_trainer *t)
     if (!err)
         err = list_skips(t, &skips, &spec.skip_count);
     if (!err) {
-        const bool shards = t->config.sums == DP_SUMS_SHARDS && outline->streams > 1;
-        t->sums.none = t->config.replicas == 1 && !shards;
+        t->sums.none = !is_summed(t, outline);
         spec.skips = spec.skip_count ? skips : NULL;
         spec.mirror_reduce = true;
         spec.reduce_all = !t->sums.none;
@@ -374,14 +395,6 @@ static int make_groups(struct dp_trainer *t)
     t->data = groups[0];
     t->pipe = groups[1];
     return 0;
-}
-
-static bool has_reduces(const struct dp_schedule *s)
-{
-    for (size_t i = 0; i < s->first[s->ranks]; i++)
-        if (s->ops[i].kind == DP_OP_REDUCE)
-            return true;
-    return false;
 }
 
 static struct model_engine_config describe(struct dp_trainer *t)
@@ -496,6 +509,20 @@ static int measure_costs(struct dp_trainer *t)
     return err;
 }
 
+/* What was given is the caller's, and is read again once a rank has died. */
+static int keep_cut(struct dp_trainer *t)
+{
+    const size_t bytes = (size_t)t->training->stages * sizeof(*t->cut);
+
+    if (t->config.balance != DP_BALANCE_GIVEN)
+        return 0;
+    if (!(t->cut = malloc(bytes)))
+        return dp_fail(DP_ENOMEM, "no memory for the cut of %d stages", t->training->stages);
+    memcpy(t->cut, t->config.layers_of_stage, bytes);
+    t->config.layers_of_stage = t->cut;
+    return 0;
+}
+
 static int lay_out(struct dp_trainer *t)
 {
     int err = t->config.balance == DP_BALANCE_MEASURED ? measure_costs(t) : 0;
@@ -503,6 +530,8 @@ static int lay_out(struct dp_trainer *t)
     if (err)
         return err;
     err = trainer_lay_out(t);
+    if (!err)
+        err = keep_cut(t);
     if (!err)
         err = make_place(t);
     return dp_comm_share_error(t->comm, err);
@@ -544,9 +573,9 @@ int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model
     }
     err = dp_comm_share_error(comm, err);
     if (!err)
-        err = lay_out(t);
-    if (!err)
         err = compare(t);
+    if (!err)
+        err = lay_out(t);
     if (!err)
         err = config->survive ? begin_to_survive(t) : 0;
     if (!err)
@@ -575,6 +604,8 @@ int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_m
     t->ranks = (config->list ? config->list->ranks : config->schedule.ranks) *
                (config->replicas ? config->replicas : 1);
     int err = prepare(t, config, model);
+    if (!err && (rank < 0 || rank >= t->config.schedule.ranks))
+        err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, t->config.schedule.ranks - 1);
     if (!err)
         err = lay_out(t);
     if (!err) {
@@ -646,6 +677,7 @@ void dp_trainer_free(struct dp_trainer *t)
         dp_comm_close(t->comm);
     model_fini(&t->model);
     free(t->lost);
+    free(t->cut);
     free(t->folder);
     free(t->about);
     free(t);

@@ -63,7 +63,7 @@ static bool parse_offload(const char *text, void *values, char *expected, size_t
     return true;
 }
 
-/* All of it is that kind's, but for a decay that was given before. */
+/* All of it is that kind's, but for a decay that was set before. */
 static bool parse_optimizer(const char *text, void *values, char *expected, size_t room)
 {
     struct dp_trainer_config *c = values;
@@ -72,8 +72,12 @@ static bool parse_optimizer(const char *text, void *values, char *expected, size
 
     if (at < 0 || !c)
         return at >= 0;
+    const double decay = c->optimizer.weight_decay;
+    const bool was_set = decay != 0 && decay != dp_optimizer_defaults(c->optimizer.kind).weight_decay;
     dp_optimizer_kind_find(text, &kind);
     c->optimizer = dp_optimizer_defaults(kind);
+    if (was_set)
+        c->optimizer.weight_decay = decay;
     return true;
 }
 

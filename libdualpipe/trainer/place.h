@@ -23,7 +23,7 @@ struct dp_device_stream *place_stream(const struct place *p);
 
 DLDevice place_dl(const struct place *p);
 bool place_has(const struct place *p, const DLTensor *t);
-/* Zeroed once what is queued is done. */
+/* Zeroed, on a device once what is queued is done. */
 int place_alloc(struct place *p, enum dp_memory where, size_t bytes, void **out);
 void place_release(struct place *p, enum dp_memory where, void *memory);
 /* Queued. What is not memory of the device has to be pinned, or the call waits. */

@@ -265,9 +265,12 @@ static int try_all(const struct dp_trainer_config *config, const struct model_in
                    struct plans *plans)
 {
     struct dp_trainer_config c = *config;
+    const bool alone = machine->ranks == (c.replicas ? c.replicas : 1); /* P = 1 has no schedule */
     struct dp_trainer_plan plan;
     int err = 0;
 
+    if (c.balance == DP_BALANCE_GIVEN && !(config->schedule.kind && config->replicas))
+        c.balance = DP_BALANCE_COST; /* layouts differ in their stages */
     for (c.replicas = 1; c.replicas <= machine->ranks; c.replicas++)
         for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_ASYNC; kind++)
             for (int mode = 0; mode < DP_RECOMPUTES && !err; mode++) {
@@ -276,13 +279,25 @@ static int try_all(const struct dp_trainer_config *config, const struct model_in
                 c.schedule.recompute = (enum dp_recompute)mode;
                 if ((config->replicas && config->replicas != c.replicas) ||
                     machine->ranks % c.replicas || !can_be(&c, m->model.layer_count) ||
-                    (config->schedule.kind && kind != (int)config->schedule.kind))
+                    (config->schedule.ranks && config->schedule.ranks != c.schedule.ranks) ||
+                    (config->schedule.kind && !alone && kind != (int)config->schedule.kind))
                     continue;
                 err = predict(&c, m, times, machine, &plan);
                 if (!err)
                     add_plan(plans, &plan, machine->budget_bytes);
+                else if (err == DP_EINVAL || err == DP_EUNSUPPORTED)
+                    err = 0; /* there is no such layout */
             }
     return err;
+}
+
+static int cost_layers(struct model_info *m, const struct stage_times *times)
+{
+    m->costs = calloc((size_t)m->model.layer_count, sizeof(*m->costs));
+    if (!m->costs)
+        return dp_fail(DP_ENOMEM, "no memory for the costs of layers");
+    costs_of_times(times, m->model.layer_count, m->costs);
+    return 0;
 }
 
 int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_model *model,
@@ -307,6 +322,8 @@ int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_mode
     if (!err)
         err = measure_layers(
             config, &m, (config->rows + config->microbatches - 1) / config->microbatches, times);
+    if (!err && config->balance == DP_BALANCE_MEASURED)
+        err = cost_layers(&m, times);
     if (!err)
         err = try_all(config, &m, times, machine, &plans);
     if (!err && !plans.count)

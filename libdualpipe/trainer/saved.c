@@ -293,7 +293,7 @@ int trainer_save(struct dp_trainer *t, void *arg)
     err = dp_comm_share_error(t->comm, err);
     if (!err)
         err = save(t, dir, wrote);
-    if (!err)
+    if (!err && t->folder && !strcmp(dir, t->folder))
         t->saved_step = t->next;
     free(wrote);
     return err;
@@ -392,13 +392,13 @@ int trainer_resume(struct dp_trainer *t, const char *dir, bool optional)
     uint64_t step = 0;
     int err = find(t, dir ? dir : t->config.checkpoint.folder, optional, path);
 
-    if (!err && *path)
-        err = read_all(t, path, &step);
-    if (*path && trainer_mixes(t)) /* others may be in the middle of what mixers do together */
-        err = trainer_fail(t, err);
-    if (*path)
-        err = dp_comm_share_error(t->comm, err);
     if (err || !*path)
+        return err;
+    err = read_all(t, path, &step);
+    if (trainer_mixes(t)) /* others may be in the middle of what mixers do together */
+        err = trainer_fail(t, err);
+    err = dp_comm_share_error(t->comm, err);
+    if (err)
         return err;
     trainer_seek(t, step);
     t->saved_step = t->folder && (!dir || !strcmp(dir, t->folder)) ? step : 0;
@@ -490,6 +490,7 @@ int trainer_gather(struct dp_trainer *t, void *arg)
     struct saved_list has = {0};
     int err = list_values(t, &has);
 
+    dp_trainer_gathered_free(g->tensors); /* of a try that a death has ended */
     *g = (struct trainer_gathered){.rank = g->rank};
     if (!err)
         err = place_bring(t->place, has.tensors, has.count, true, &copies);
@@ -502,7 +503,9 @@ int trainer_gather(struct dp_trainer *t, void *arg)
         err = move(t, &has, g->tensors, g->count);
     place_copies_free(t->place, &copies);
     saved_list_fini(&has);
-    if (err)
+    if (err) {
         dp_trainer_gathered_free(g->tensors);
+        g->tensors = NULL;
+    }
     return err;
 }

@@ -177,9 +177,10 @@ const struct dp_reduce_ops trainer_reduce_ops = {reduce_launch, reduce_test, red
 static int queue_squares(void *user)
 {
     struct dp_trainer *t = user;
+    const bool are_whole = !t->engine->tied && (t->engine->reduces || t->sums.none);
     int err = 0;
 
-    for (int i = 0; i < t->engine->part_count && !t->engine->tied && !err; i++) {
+    for (int i = 0; i < t->engine->part_count && are_whole && !err; i++) {
         int32_t count;
         const struct dp_parameter *list = sums_summed(&t->sums, i, &count);
         if (counts(t, i) || updates_at_once(t))
@@ -419,6 +420,9 @@ void dp_trainer_parts(const struct dp_trainer *t, struct dp_trainer_parts *out)
     for (int i = 0; i < DP_MAX_SLOTS; i++)
         if (t->optimizers[i])
             out->bytes += dp_optimizer_state_bytes(t->optimizers[i]);
+    for (int i = 0; i < DP_MAX_SLOTS; i++)
+        if (t->sums.slots[i].optimizer)
+            out->bytes += dp_optimizer_state_bytes(t->sums.slots[i].optimizer);
 }
 
 /* ---- making one ------------------------------------------------------------------------------ */

@@ -207,7 +207,7 @@ int streamed_new(size_t bytes, size_t budget, struct streamed **out)
     if (!st)
         return dp_fail(DP_ENOMEM, "no memory for streamed layers");
     st->value_count = fit > MOST_VALUES ? MOST_VALUES
-                      : budget          ? (int32_t)fit - GRADS
+                      : fit             ? (int32_t)fit - GRADS
                                         : LEAST_VALUES;
     st->values = calloc((size_t)st->value_count, sizeof(*st->values));
     const int err = st->values ? make(st, bytes)

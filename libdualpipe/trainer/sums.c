@@ -40,7 +40,7 @@ int sums_queue(struct sums *d, int slot, struct dp_device_stream *stream)
 
 int sums_launch(struct sums *d, int slot)
 {
-    return sums_queue(d, slot, NULL);
+    return sums_queue(d, slot, place_stream(d->place));
 }
 
 int sums_test(struct sums *d, int slot)

@@ -63,7 +63,8 @@ static bool can_be(const struct dp_trainer *t, int ranks, int replicas)
 
     return t->config.microbatches % replicas == 0 &&
            !(t->config.fixed_order && replicas & (replicas - 1)) &&
-           (ranks == 1 || t->given.kind != DP_SCHEDULE_DUALPIPE || ranks % 2 == 0) &&
+           (ranks == 1 || t->given.kind != DP_SCHEDULE_DUALPIPE ||
+            (ranks % 2 == 0 && own % 2 == 0)) &&
            (ranks == 1 || t->given.kind != DP_SCHEDULE_INTERLEAVED || own % ranks == 0);
 }
 

@@ -29,7 +29,7 @@ struct dp_trainer {
     struct dp_schedule *made, *forward; /* made: training, unless it was given */
     const struct dp_graph *graph;
     struct dp_graph *made_graph;
-    int32_t *first_layer;
+    int32_t *first_layer, *cut; /* cut: config.layers_of_stage, for the layouts of those that survive */
     struct engine *engine;
     struct sums sums;
     struct dp_optimizer *optimizers[DP_MAX_SLOTS]; /* NULL: shards and mixers have their own */

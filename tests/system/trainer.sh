@@ -12,7 +12,7 @@ cd "$work" || exit 1
 unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK SLURM_PROCID \
     SLURM_NTASKS SLURM_JOB_ID DUALPIPE_COMM_ADDRESS
 # shellcheck disable=SC2086 # words
-$DP_CC ${DP_SAN_FLAGS:-} -Wall -Wextra -Werror "$top/tests/system/example_trainer.c" -I"$top/libdualpipe/include" -L"$lib" -ldualpipe \
+$DP_CC -Wall -Wextra -Werror "$top/tests/system/example_trainer.c" -I"$top/libdualpipe/include" -L"$lib" -ldualpipe \
     -lm -o example || exit 1
 LD_LIBRARY_PATH=$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH
@@ -85,7 +85,7 @@ is_compiled_by_nvcc()
 can_run()
 {
     [ -e "$sim" ] || skip 'no simulated CUDA in this build'
-    case ${DP_SAN_FLAGS:-} in *thread*) skip 'the thread sanitizer does not know the stacks of simulated threads' ;; esac
+    case $DP_CC in *-fsanitize=thread*) skip 'the thread sanitizer does not know the stacks of simulated threads' ;; esac
     [ -x on_cpu ] || skip 'no compiler of C++20'
     DUALPIPE_DEVICE_CUDA_LIBRARY=$sim
     export DUALPIPE_DEVICE_CUDA_LIBRARY
@@ -104,8 +104,9 @@ goes_on_where_the_other_was() # PROGRAM RANKS, of what PROGRAM RANKS has saved
 }
 
 # shellcheck disable=SC2086 # words
-${DP_CXX:-c++} ${DP_SAN_FLAGS:-} -std=c++20 -ffp-contract=off -include "$top/tests/system/cuda_on_cpu.h" -x c++ \
-    "$top/tests/system/example_trainer.cu" -I"$top/libdualpipe/include" -L"$lib" -ldualpipe -o on_cpu 2>compiler || :
+$DP_CC -std=c++20 -ffp-contract=off -include "$top/tests/system/cuda_on_cpu.h" -x c++ \
+    "$top/tests/system/example_trainer.cu" -I"$top/libdualpipe/include" -L"$lib" -ldualpipe -lstdc++ -lm \
+    -o on_cpu 2>compiler || :
 it is_compiled_by_nvcc
 it learns_the_same_on_cuda 1
 it learns_the_same_on_cuda 2

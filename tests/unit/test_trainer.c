@@ -602,6 +602,42 @@ static void a_checkpoint_of_another_model_is_refused_on_every_rank(void **state)
     remove_folder(folder);
 }
 
+static int rank_is_refused(struct dp_comm *comm, void *arg)
+{
+    CHECK(learn(comm, arg) == DP_EUNSUPPORTED);
+    CHECK_SAYS("dualpipe without REDUCEs, expected dp_schedule_add_all_reduces");
+    return 0;
+}
+
+static void mirrors_need_reduces_where_replicas_sum(void **state)
+{
+    (void)state;
+    struct curve curve;
+    struct job job = {.layout = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_ALL, 0}, .lists = true,
+                      .unreduced = true, .curve = &curve};
+
+    assert_int_equal(comm_on_threads(4, timeout_ns, rank_is_refused, &job), 0);
+}
+
+static int rank_finds_nothing(struct dp_comm *comm, void *arg)
+{
+    CHECK(learn(comm, arg) == DP_ENOENT);
+    CHECK(!dp_comm_barrier(comm)); /* and goes on as it likes */
+    return 0;
+}
+
+static void a_folder_without_a_checkpoint_leaves_no_rank_waiting(void **state)
+{
+    (void)state;
+    char folder[SCRATCH_LEN];
+    struct curve curve;
+    struct job job = {.model = MODEL_TIED, .layout = layouts[3], .from = folder, .curve = &curve};
+
+    make_folder(folder);
+    assert_int_equal(comm_on_threads(2, timeout_ns, rank_finds_nothing, &job), 0);
+    remove_folder(folder);
+}
+
 /* ---- plans ----------------------------------------------------------------------------------- */
 
 /* Wherever the clock cuts the model, and whatever steps on zeros have left. */
@@ -672,6 +708,23 @@ static void layouts_are_ranked_by_their_predicted_step(void **state)
     config.replicas = 2;
     assert_int_equal(plan(config, MODEL_SKIPS, 4, 0, all), DP_RECOMPUTES);
     assert_true(all[0].replicas == 2 && all[0].microbatches == MICROBATCHES);
+
+    /* What one layout cannot be, another can. */
+    config.schedule.kind = DP_SCHEDULE_USER;
+    config.replicas = 0;
+    config.survive = true;
+    assert_true(plan(config, MODEL_SKIPS, 2, 0, all) > 0);
+    config.survive = false;
+    config.balance = DP_BALANCE_GIVEN;
+    config.layers_of_stage = (const int32_t[]){MODEL_LAYERS / 2, MODEL_LAYERS - MODEL_LAYERS / 2};
+    assert_true(plan(config, MODEL_SKIPS, 4, 0, all) > 0);
+    config.balance = DP_BALANCE_MEASURED;
+    assert_true(plan(config, MODEL_SKIPS, 2, 0, all) > 0);
+    config.schedule.kind = DP_SCHEDULE_1F1B;
+    assert_int_equal(plan(config, MODEL_SKIPS, 1, 0, all), DP_RECOMPUTES);
+    config.schedule.ranks = 2;
+    assert_true(plan(config, MODEL_SKIPS, 4, 0, all) > 0);
+    assert_true(all[0].ranks == 2 && all[0].replicas == 2);
 }
 
 /* ---- offload --------------------------------------------------------------------------------- */
@@ -988,11 +1041,19 @@ static void what_cannot_be_is_refused_by_name(void **state)
     REFUSED(m.list[4] = &bad, "layer 4: no forward");
     REFUSED(m.model.input = NULL, "input: NULL");
     REFUSED(m.parameters[2][1].dtype.bits = 16, "layer 2, parameter 'b'");
+    REFUSED(m.parameters[2][1].name = "b[0]", "'b[0]': expected a name without [");
+    REFUSED(c.survive = true; c.schedule.rank_map = (const int[]){0}, "survive: with schedule.rank_map");
     REFUSED(m.parameters[7][0].tied = "nothing", "tied to 'nothing'");
     REFUSED(m.parameters[7][0].shape[0] = 3, "'layer 7 w': of another type");
     REFUSED(m.layers[3].name = "table", "a parameter 'table w' already");
     REFUSED(m.skips[0] = ((struct dp_layer_skip){"s", 3, 3, m.labels.tensors[0]}); m.model.skip_count = 1,
             "skip 's': from layer 3 to 3");
+    c = good;
+    c.schedule.ranks = 1;
+    test_model_init(&m, MODEL_TIED);
+    size_t bytes;
+    assert_int_equal(dp_trainer_measure(&c, &m.model, 1, &bytes), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "rank: 1, expected 0 to 0"));
     test_model_init(&m, MODEL_SKIPS);
     m.users[4].pop = "far";
     assert_int_equal(dp_trainer_new(&good, &m.model, NULL, &t), 0);
@@ -1016,6 +1077,8 @@ int main(void)
         cmocka_unit_test(what_a_device_saves_another_goes_on_from),
         cmocka_unit_test(replicas_that_mix_go_on_as_they_were),
         cmocka_unit_test(a_checkpoint_of_another_model_is_refused_on_every_rank),
+        cmocka_unit_test(mirrors_need_reduces_where_replicas_sum),
+        cmocka_unit_test(a_folder_without_a_checkpoint_leaves_no_rank_waiting),
         cmocka_unit_test(a_cut_by_measured_time_changes_no_number),
         cmocka_unit_test(layouts_are_ranked_by_their_predicted_step),
         cmocka_unit_test(a_model_larger_than_the_device_learns_the_same),

@@ -76,7 +76,7 @@ struct dp_layer_ops {
 
 /* What a parameter is before there is one. */
 struct dp_parameter_spec {
-    const char *name;    /* within its layer */
+    const char *name;    /* within its layer; without [, which begins the range of a part of it */
     const char *tied;    /* whole name of a parameter of an earlier layer that this one is; else NULL */
     uint32_t flags;      /* of enum dp_parameter_flag */
     DLDataType dtype;    /* float32 or float64 */

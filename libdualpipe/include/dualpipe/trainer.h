@@ -59,7 +59,7 @@ struct dp_trainer_config {
     struct dp_schedule_spec schedule;
     const struct dp_schedule *list; /* a training schedule that is made, instead: P and M / D follow from
                                      * it. It must stay. Without REDUCEs gradients are summed with other
-                                     * replicas after a step instead of during it */
+                                     * replicas after a step instead of during it; DualPipe needs them */
     enum dp_execution execution;    /* pipeline.h; what messages drive is a list without REDUCEs */
     int32_t replicas;               /* D; 0: 1 */
     int32_t microbatches;           /* M of a step, of all replicas together; 0: the fewest that the
@@ -186,7 +186,7 @@ struct dp_trainer;
 
 /* Collective. DP_EINVAL for a config or model that is not sound, naming the member, the layer or the
  * parameter; DP_EMISMATCH on every rank where ranks differ; DP_ENOMEM; errors of the layers below. With
- * comm NULL this process is alone. The layers of the model and comm must stay. */
+ * comm NULL this process is alone. What the model points to and comm must stay. */
 DP_PUBLIC int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model *model,
                              struct dp_comm *comm, struct dp_trainer **out);
 DP_PUBLIC void dp_trainer_free(struct dp_trainer *trainer); /* may be NULL; not collective */
@@ -214,7 +214,7 @@ struct dp_trainer_parts {
     bool queued;  /* on a device: the recorder knows when work was queued, not when it was done */
     size_t bytes; /* of parameters, gradients, save areas, messages and the optimizer's state */
 };
-/* Valid until dp_trainer_free. */
+/* Valid until dp_trainer_free, or a call in which ranks died. */
 DP_PUBLIC void dp_trainer_parts(const struct dp_trainer *trainer, struct dp_trainer_parts *out);
 /* The same bytes, exactly, of a pipeline rank of a trainer that is not made: config.list, or
  * schedule.ranks, says how many there are. Replicas do not mix and have no shards. Errors of
@@ -222,7 +222,7 @@ DP_PUBLIC void dp_trainer_parts(const struct dp_trainer *trainer, struct dp_trai
 DP_PUBLIC int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
                                  int rank, size_t *bytes);
 
-/* Write folder/step-N, unless there is one of this step already; its older neighbours beyond keep are
+/* Write folder/step-N, in place of one of this step; its older neighbours beyond keep are
  * removed when it is whole. Collective. folder NULL: the config's. */
 DP_PUBLIC int dp_trainer_save(struct dp_trainer *trainer, const char *folder);
 /* Go on from a checkpoint: of a folder the newest, of step-N or of an index.json that one. It may have
@@ -233,9 +233,9 @@ DP_PUBLIC int dp_trainer_resume(struct dp_trainer *trainer, const char *folder);
 /* Which ranks died so far, by their numbers in the comm of dp_trainer_new: a list that lasts until the
  * next call; returns how many.
  *
- * With config.survive a rank that dies in a step, or in another call that all ranks make, ends it on no
- * other: what cannot be done without it is repeated among those that live, as many replicas as they
- * make; where that is less than one replica, in a smaller pipeline. Ranks that are left over are spare,
+ * With config.survive a rank that dies in a step, or in another call that all ranks make but a resume,
+ * ends it on no other: what cannot be done without it is repeated among those that live, as many
+ * replicas as they make; where that is less than one, in a smaller pipeline. Ranks left over are spare,
  * and go on to make the same calls. The state of a stage goes on from any rank that held it: another
  * replica's, or DualPipe's mirror. Losses are what they would have been. Every rank gives the batch,
  * since any may have the first stage or the last next time. A rank whose callback has failed has to
