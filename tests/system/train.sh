@@ -398,6 +398,40 @@ notices_that_output_is_lost()
         [ "$(wc -l <"$work/err")" = 1 ] || wrong "$(cat "$work/err")"
 }
 
+# Replicas have a script of their own, so that none takes too long.
+if [ "${0##*/}" = train_replicas.sh ]; then
+    it replicas_print_the_numbers_of_one --schedule none -D 2
+    it replicas_print_the_numbers_of_one --schedule none -D 4 --transport tcp
+    it replicas_print_the_numbers_of_one -P 2 -D 2
+    it replicas_print_the_numbers_of_one -P 4 -D 2 --transport tcp
+    it replicas_print_the_numbers_of_one -P 2 -D 4
+    it replicas_print_the_numbers_of_one -P 4 -D 2 -s dualpipev
+    it replicas_print_the_numbers_of_one -P 2 -D 2 -s zb1p
+    it replicas_print_the_numbers_of_one -P 2 -D 2 -s async --execution messages
+    it optimizers_with_a_share_learn_the_same -P 1 -s gpipe
+    it optimizers_with_a_share_learn_the_same --schedule none -D 4
+    it optimizers_with_a_share_learn_the_same -P 2
+    it optimizers_with_a_share_learn_the_same -P 2 -D 2 --transport tcp
+    it optimizers_with_a_share_learn_the_same -P 4 -D 2
+    it optimizers_with_a_share_learn_the_same -P 2 -D 4 -s 1f1b
+    it mixing_without_clipping_begins_early ring -P 2 -D 2 --batch 16 -M 16
+    printf '0 1\n1 2\n' >path.txt
+    it pipelines_mix_like_whole_replicas 2 ring -P 2
+    it pipelines_mix_like_whole_replicas 2 one-peer-exp -P 4
+    it pipelines_mix_like_whole_replicas 4 one-peer-exp -P 2
+    it replicas_mix one-peer-exp --schedule none -D 4
+    it replicas_mix path.txt --schedule none -D 3 -M 12 --batch 24 --transport tcp
+    it replicas_mix ring -P 2 -D 2
+    it replicas_mix one-peer-exp -P 2 -D 4 --schedule 1f1b
+    it replicas_mix complete --schedule none -D 1
+    it replicas_mix alternating-exp-ring --schedule none -D 4 --mix-local 2
+    it replicas_mix torus -P 2 -D 2 --mix-algorithm local-sgd
+    it replicas_mix complete --schedule none -D 4 --mix-algorithm local-sgd --local-steps 4 --outer-momentum 0.3
+    it replicas_mix ring --schedule none -D 4 --mix-compress int8
+    it replicas_mix one-peer-exp -P 2 -D 2 --mix-compress int8 --transport tcp
+    it replicas_mix ring --schedule none -D 4 --mix-staleness 2
+    finish
+fi
 while IFS='|' read -r options says; do
     case $options in '#'*) continue ;; esac
     it refuses_bad_input "$says" "$options"
@@ -475,36 +509,6 @@ for schedule in '-P 4' '-P 2 -s dualpipev' '-P 4 -s 1f1b --transport tcp' '-P 2 
     # shellcheck disable=SC2086 # words
     it tied_prints_the_numbers_of_the_plain_loop $schedule
 done
-it replicas_print_the_numbers_of_one --schedule none -D 2
-it replicas_print_the_numbers_of_one --schedule none -D 4 --transport tcp
-it replicas_print_the_numbers_of_one -P 2 -D 2
-it replicas_print_the_numbers_of_one -P 4 -D 2 --transport tcp
-it replicas_print_the_numbers_of_one -P 2 -D 4
-it replicas_print_the_numbers_of_one -P 4 -D 2 -s dualpipev
-it replicas_print_the_numbers_of_one -P 2 -D 2 -s zb1p
-it replicas_print_the_numbers_of_one -P 2 -D 2 -s async --execution messages
-it optimizers_with_a_share_learn_the_same -P 1 -s gpipe
-it optimizers_with_a_share_learn_the_same --schedule none -D 4
-it optimizers_with_a_share_learn_the_same -P 2
-it optimizers_with_a_share_learn_the_same -P 2 -D 2 --transport tcp
-it optimizers_with_a_share_learn_the_same -P 4 -D 2
-it optimizers_with_a_share_learn_the_same -P 2 -D 4 -s 1f1b
-it mixing_without_clipping_begins_early ring -P 2 -D 2 --batch 16 -M 16
-printf '0 1\n1 2\n' >path.txt
-it pipelines_mix_like_whole_replicas 2 ring -P 2
-it pipelines_mix_like_whole_replicas 2 one-peer-exp -P 4
-it pipelines_mix_like_whole_replicas 4 one-peer-exp -P 2
-it replicas_mix one-peer-exp --schedule none -D 4
-it replicas_mix path.txt --schedule none -D 3 -M 12 --batch 24 --transport tcp
-it replicas_mix ring -P 2 -D 2
-it replicas_mix one-peer-exp -P 2 -D 4 --schedule 1f1b
-it replicas_mix complete --schedule none -D 1
-it replicas_mix alternating-exp-ring --schedule none -D 4 --mix-local 2
-it replicas_mix torus -P 2 -D 2 --mix-algorithm local-sgd
-it replicas_mix complete --schedule none -D 4 --mix-algorithm local-sgd --local-steps 4 --outer-momentum 0.3
-it replicas_mix ring --schedule none -D 4 --mix-compress int8
-it replicas_mix one-peer-exp -P 2 -D 2 --mix-compress int8 --transport tcp
-it replicas_mix ring --schedule none -D 4 --mix-staleness 2
 it refuses_to_mix_that_way
 it refuses_to_survive_that_way
 it learns
