@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DualPipe and DualPipeV against a plain run, and against DeepSeek's own class where pip has it."""
 import copy
+import gc
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import libdualpipe
+from libdualpipe._group import comm_of
 from libdualpipe.compat import deepseek
 from libdualpipe.compat.deepseek import DualPipe, DualPipeV
 
@@ -103,6 +105,45 @@ def equals_a_plain_run(rank, size, kind, stage, count, dtype, mapping):
 ])
 def test_a_step_equals_a_plain_run(ranks, kind, stage, count, dtype, mapping):
     ranks(4, equals_a_plain_run, kind, stage, count, dtype, mapping)
+
+
+def outlives_its_group(rank, size):
+    """What works over a group that is destroyed keeps its communicator."""
+    group = dist.new_group(list(range(size)))
+    x, target = data(8)
+    pipe = DualPipeV(parts(DualPipeV, rank, full_model(DualPipeV, size)), process_group=group)
+    args = (x, target) if rank == 0 else (None, None)
+    pipe.step(args[0], num_chunks=8, criterion=models.criterion, labels=(args[1], ))
+    close = next(iter(pipe._pipelines.values())).comm.close
+    dist.destroy_process_group(group)
+    comm_of()
+    assert close.alive
+    del pipe
+    gc.collect()
+    assert not close.alive
+    dist.barrier()
+
+
+def test_a_pipeline_outlives_its_group(ranks):
+    ranks(4, outlives_its_group)
+
+
+def sends_and_receives(rank, size):
+    deepseek.set_p2p_tensor_shapes([(2, 3), (4, )])
+    deepseek.set_p2p_tensor_dtype(torch.float64)
+    ops, group = [], dist.group.WORLD
+    if rank == 0:
+        deepseek.append_isend(ops, [torch.ones(2, 3).double(), None, torch.ones(4).double()], 1,
+                              group)
+    else:
+        got = deepseek.append_irecv(ops, 0, group)
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert rank == 0 or [(t.sum().item(), t.requires_grad) for t in got] == [(6, True), (4, True)]
+
+
+def test_tensors_between_stages_can_be_sent_by_hand(ranks):
+    ranks(2, sends_and_receives)
 
 
 def has_places(rank, size):

@@ -144,14 +144,14 @@ def _timeout_of(group: Any) -> timedelta:
 
 def comm_of(group: Any = None) -> Comm:
     """The communicator of a process group, the default one if it is None. It is opened when it is
-    first asked for, by all ranks of the group together, and closed when the group has been
-    destroyed, or at exit.
+    first asked for, by all ranks of the group together, and closed at exit, or when the group has
+    been destroyed and the last object that works over it is gone.
 
     Raises RuntimeError in a forked child, and DualpipeError where a rank does not come."""
     group = group or dist.distributed_c10d._get_default_group()
     known = dist.distributed_c10d._world.pg_map
     for other in [other for other in _comms if other not in known]:
-        _comms.pop(other).close()
+        del _comms[other]  # pipelines and mixers may still work over it
     comm = _comms.get(group)
     if comm is None:
         comm = _comms[group] = Comm(group)

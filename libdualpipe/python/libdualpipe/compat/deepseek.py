@@ -21,7 +21,8 @@ from .._tensor import spec
 
 __all__ = [
     "DualPipe", "DualPipeV", "WeightGradStore", "run_backward", "scatter", "gather",
-    "set_p2p_tensor_shapes", "set_p2p_tensor_dtype"
+    "set_p2p_tensor_shapes", "set_p2p_tensor_dtype", "build_from_tensor_shapes", "append_irecv",
+    "append_isend"
 ]
 
 TENSOR_SHAPES: Optional[List[Tuple[int, ...]]] = None
@@ -38,6 +39,30 @@ def set_p2p_tensor_dtype(dtype: torch.dtype) -> None:
     """Their type."""
     global TENSOR_DTYPE
     TENSOR_DTYPE = dtype
+
+
+def build_from_tensor_shapes() -> List[torch.Tensor]:
+    """Tensors to receive into, of those shapes: on the GPU if there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [
+        torch.empty(shape, dtype=TENSOR_DTYPE, device=device, requires_grad=True)
+        for shape in TENSOR_SHAPES or ()
+    ]
+
+
+def append_irecv(ops: List[dist.P2POp], src: int, group: dist.ProcessGroup) -> List[torch.Tensor]:
+    """Add the receives of such tensors from a rank of the group. Returns the tensors."""
+    tensors = build_from_tensor_shapes()
+    rank = dist.get_global_rank(group, src)
+    ops += [dist.P2POp(dist.irecv, tensor, rank) for tensor in tensors]
+    return tensors
+
+
+def append_isend(ops: List[dist.P2POp], tensors: Sequence[Optional[torch.Tensor]], dst: int,
+                 group: dist.ProcessGroup) -> None:
+    """Add the sends of tensors to a rank of the group. A None is left out."""
+    rank = dist.get_global_rank(group, dst)
+    ops += [dist.P2POp(dist.isend, tensor, rank) for tensor in tensors if tensor is not None]
 
 
 def chunk_tensor(x: Optional[torch.Tensor], chunks: int,
@@ -84,6 +109,7 @@ class _DualPipe(nn.Module):
         self.module = nn.ModuleList(modules)
         self.overlapped_forward_backward = type(modules[0]) is type(modules[1]) and \
             overlapped(type(modules[0])) is not None
+        self.overlaped_forward_backward = self.overlapped_forward_backward  # as in 1.0.0
         self.batch_dim = batch_dim
         self.group = process_group or dist.distributed_c10d._get_default_group()
         self.num_ranks = self.group.size()
