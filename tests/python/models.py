@@ -58,6 +58,7 @@ class PairedStage(Stage):
     def overlapped_forward_backward(cls, module0, inputs0, criterion0, labels0, module1, loss1,
                                     outputs1, grads1):
         PairedStage.pairs += 1
+        assert type(outputs1) is type(grads1) is tuple  # as the engine of autograd wants them
         outputs = module0(*inputs0)
         loss = None if criterion0 is None else criterion0(outputs, *labels0)
         if loss1 is not None:

@@ -54,6 +54,22 @@ def test_steps_are_those_of_the_whole_model(slices, checkpoint, microbatches):
         assert torch.allclose(ours(x), whole(x), atol=1e-5) and not ours(x).requires_grad
 
 
+class Turned(nn.Linear):
+    """To complex numbers."""
+    def forward(self, x):
+        return torch.polar(torch.ones(()), super().forward(x.abs()))
+
+
+def test_complex_tensors_between_slices_have_gradients():
+    torch.manual_seed(2)
+    whole = nn.Sequential(*[Turned(4, 4) for _ in range(3)])
+    ours = OffloadModel(copy.deepcopy(list(whole)), CPU)
+    found = [m(torch.linspace(0, 1, 8).view(2, 4)) for m in (whole, ours)]
+    for out in found:
+        out.real.sum().backward()
+    equal(whole, ours)
+
+
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_random_numbers_are_the_same_when_a_slice_is_computed_again(checkpoint):
     found = []

@@ -71,6 +71,94 @@ def test_a_step_equals_torchs(ranks, name):
     ranks(4, equals_torchs, name)
 
 
+class Keyed(Layer):
+    """Of a keyword in every stage."""
+    def forward(self, x, *, factor):
+        return super().forward(x) * factor
+
+
+class InTuple(Layer):
+    def forward(self, x):
+        return (super().forward(x[0] if isinstance(x, tuple) else x), )
+
+
+class Complex(torch.nn.Module):
+    """Of complex numbers, so that these have gradients at the borders."""
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(WIDTH, WIDTH, dtype=torch.complex64)
+
+    def forward(self, x):
+        return self.line(x.to(torch.complex64))
+
+
+CASES = {
+    "keywords": (Keyed, F.mse_loss, {"factor": torch.linspace(1, 2, 2 * COUNT)[:, None]}),
+    "a tuple of one": (InTuple, lambda out, target: F.mse_loss(out[0], target), {}),
+    "a loss that is a view": (Layer, lambda out, target: F.mse_loss(out, target).view(()), {}),
+}
+
+
+def equals_torchs_in(rank, size, name, case):
+    layer, loss_of, given = CASES[case]
+    indices = INDICES[name](rank, size)
+    torch.manual_seed(7 + rank)
+    layers = [layer() for _ in indices]
+    found = []
+    for module in (pipelining, torchs):
+        made = copy.deepcopy(layers)
+        stages = [PipelineStage(one, i, size * len(indices), CPU)
+                  for one, i in zip(made, indices)]
+        cls = getattr(module, "Schedule" + name)
+        losses, out = step(cls(stages if name in MANY else stages[0], COUNT, loss_of), stages,
+                           **given)
+        found.append((models.grads(*made), losses, out))
+    (grads, losses, out), (their_grads, their_losses, their_out) = found
+    assert type(out) is type(their_out) and len(losses) == len(their_losses)
+    assert all(torch.equal(a, b) for a, b in zip(grads + losses, their_grads + their_losses))
+    for a, b in zip(*([some] if isinstance(some, torch.Tensor) else some or []
+                      for some in (out, their_out))):
+        assert torch.equal(a, b) and a.requires_grad == b.requires_grad
+
+
+@pytest.mark.parametrize("name, case", [
+    (name, case) for name in ("1F1B", "ZBVZeroBubble") for case in CASES
+    if (name, case) != ("ZBVZeroBubble", "a loss that is a view")  # which torch refuses
+])
+def test_a_step_equals_torchs_with(ranks, name, case):
+    ranks(4, equals_torchs_in, name, case)
+
+
+def has_complex_borders(rank, size):
+    """What torch does not send over gloo."""
+    torch.manual_seed(7)
+    layers = [Complex() for _ in range(size)]
+    ours = PipelineStage(copy.deepcopy(layers[rank]), rank, size, CPU)
+
+    def loss_of(out, target):
+        return F.mse_loss(out.abs(), target)
+
+    losses, _ = models.plain(layers, *BATCH, COUNT, loss_of, 1 / COUNT)
+    found, _ = step(pipelining.Schedule1F1B(ours, COUNT, loss_of), [ours])
+    for a, b in zip(models.grads(ours.submod), models.grads(layers[rank])):
+        torch.testing.assert_close(a, b)
+    assert rank < size - 1 or torch.allclose(torch.stack(found), losses)
+
+
+def test_complex_tensors_at_borders_have_gradients(ranks):
+    ranks(2, has_complex_borders)
+
+
+def test_bases_are_torchs():
+    """Which of the classes are kinds of which."""
+    names = [name for name in dir(pipelining) if "Schedule" in name and name[0] != "_"
+             and isinstance(getattr(torchs, name, None), type)] + ["_PipelineScheduleRuntime"]
+    for one in names:
+        for other in names:
+            assert issubclass(getattr(pipelining, one), getattr(pipelining, other)) == issubclass(
+                getattr(torchs, one), getattr(torchs, other)), (one, other)
+
+
 def stages_are_elsewhere(rank, size):
     stage = PipelineStage(Layer(), size - 1 - rank, size, torch.device("cpu"))
     with pytest.raises(ValueError, match=rf"stages \[{size - 1 - rank}\] on rank {rank}, expected"):

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from ._native import callback, check, ffi, lib, new_object
 from ._shapes import trial
 from ._stage import RandomState, as_tuple
-from ._tensor import Views, border, describe, describe_all, spec
+from ._tensor import Views, border, describe, describe_all, has_gradient, spec
 
 
 class Shard:
@@ -32,7 +32,7 @@ class Shard:
         ]
         args = [self.views.of(given[i]) for i in range(self.inputs)]
         for tensor in args:
-            tensor.requires_grad_(bool(call.training and tensor.is_floating_point()))
+            tensor.requires_grad_(bool(call.training and has_gradient(tensor.dtype)))
         before = RandomState()
         if call.again:
             self.random.pop(call.mb).set()
@@ -230,7 +230,7 @@ def _given(tensors: Sequence[Optional[Tensor]], kept: List[Any]) -> Any:
 
 def _border_of(tensors: Sequence[Tensor], kept: List[Any]) -> Any:
     made = ffi.new("struct dp_border *",
-                   border([spec(t.shape, t.dtype, not t.is_floating_point()) for t in tensors]))
+                   border([spec(t.shape, t.dtype, not has_gradient(t.dtype)) for t in tensors]))
     kept.append(made)
     return made
 

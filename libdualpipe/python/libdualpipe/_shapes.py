@@ -9,7 +9,7 @@ from ._native import DualpipeError, lib
 from ._pipeline import Schedule
 from ._skips import TrialTracker, tracking
 from ._stage import RandomState, again, as_tuple
-from ._tensor import spec
+from ._tensor import has_gradient, spec
 
 Shapes = List[Tuple[Tuple[int, ...], torch.dtype]]
 
@@ -37,15 +37,15 @@ def _spec_of(sizes: Sequence[Any]) -> Dict[str, Any]:
     """Of a tensor, from its shape and type in each of the trials: dimensions that differ follow the
     rows of a micro-batch."""
     (shape, dtype), (other, _) = sizes[0], sizes[-1]
-    return spec(shape, dtype, not dtype.is_floating_point, [a != b for a, b in zip(shape, other)])
+    return spec(shape, dtype, not has_gradient(dtype), [a != b for a, b in zip(shape, other)])
 
 
 def borders_of(group: Any, schedule: Schedule, modules: Sequence[Any], trials: Sequence[Any],
                kwargs: Dict[str, Any]) -> Tuple[List[List[Dict[str, Any]]], Dict[int, Any]]:
     """[stages - 1] of Pipeline, and the specs of skips by their number. Collective over the group.
-    trials, kwargs: arguments of a micro-batch, where the model begins; of the largest one and, if
-    they are of two sizes, of the smallest one. Raises on all ranks what a stage raises on one,
-    elsewhere as DualpipeError."""
+    trials: arguments of a micro-batch, where the model begins; of the largest one and, if they are
+    of two sizes, of the smallest one. kwargs: those of this rank's stages, by name. Raises on all
+    ranks what a stage raises on one, elsewhere as DualpipeError."""
     me = dist.get_rank(group)
     shapes: List[Shapes] = [[] for _ in trials]
     skips: List[Dict[int, Any]] = [{} for _ in trials]
@@ -65,7 +65,7 @@ def borders_of(group: Any, schedule: Schedule, modules: Sequence[Any], trials: S
             ] for some in shapes]
             try:
                 shapes = [
-                    _shapes_of(modules[place], args, kwargs if stage == 0 else {}, known)
+                    _shapes_of(modules[place], args, kwargs, known)
                     for args, known in zip(given, skips)
                 ]
                 box = [(shapes, skips)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ._native import failure, ffi, lib
-from ._tensor import DTYPES, Views, shape_of
+from ._tensor import DTYPES, Views, has_gradient, shape_of
 
 Key = Tuple[Any, str]  # namespace, name
 
@@ -91,7 +91,7 @@ class CallTracker(Tracker):
         value = self.views.of(_found(lib.dp_skip_pop, self.call, self.crossing[key]))
         if value is None:
             return None
-        if torch.is_grad_enabled() and value.is_floating_point():
+        if torch.is_grad_enabled() and has_gradient(value.dtype):
             self.popped[self.crossing[key]] = value.requires_grad_()
         return value.clone()  # it lasts longer than the library's, and may be changed in place
 

@@ -10,7 +10,7 @@ import torch
 
 from ._native import callback, ffi, lib
 from ._skips import CallTracker, tracking
-from ._tensor import CUDA, DTYPES, Views, shape_of
+from ._tensor import CUDA, DTYPES, Views, has_gradient, shape_of
 
 Tensors = Tuple[Any, ...]  # None for one that is not there
 
@@ -76,6 +76,7 @@ class Batch:
         # Gradients of the outputs, which the backward begins with instead of a loss.
         self.out_grads: Optional[Sequence[Tensors]] = None
         self.keep_outputs = False
+        self.whole = False  # criterion and outputs get what the module returns as it is
         self.rows: Sequence[int] = ()  # of each micro-batch, where they differ
         self.losses: Dict[int, torch.Tensor] = {}  # results, by micro-batch
         self.outputs: Dict[int, Any] = {}
@@ -169,9 +170,10 @@ class Stage:
         with torch.set_grad_enabled(bool(call.training and not call.discarded)), \
                 again(bool(call.discarded), bool(call.recomputing)), \
                 tracking(skips) if skips else nullcontext():
-            outs = as_tuple(self.module(*args, **self.kwargs_of(call)))
+            out = self.module(*args, **self.kwargs_of(call))
+            outs = as_tuple(out)
             if self.last and not call.recomputing:
-                self.ended(call, outs, None)
+                self.ended(call, out, None)
         if before is not None:
             before.set()
         elif not self.last:
@@ -185,7 +187,7 @@ class Stage:
         found = [self.here(self.views.of(given[i])) for i in range(self.input_count)]
         if call.training and not call.discarded:
             for tensor in found:
-                if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()):
+                if tensor is not None and has_gradient(tensor.dtype):
                     tensor.requires_grad_()
         return tuple(found)
 
@@ -196,9 +198,10 @@ class Stage:
     def kwargs_of(self, call: Any) -> Dict[str, Any]:
         return self.batch.kwargs[call.mb] if self.batch.kwargs else {}
 
-    def ended(self, call: Any, outs: Tensors, loss: Optional[torch.Tensor]) -> None:
-        """The model's outputs of a micro-batch are there."""
+    def ended(self, call: Any, out: Any, loss: Optional[torch.Tensor]) -> None:
+        """The model's output of a micro-batch is there."""
         batch = self.batch
+        outs = (out, ) if batch.whole else as_tuple(out)
         if loss is None and batch.criterion is not None:
             loss = batch.criterion(*outs, *(batch.labels[call.mb] if batch.labels else ()))
         if loss is not None:
@@ -251,7 +254,7 @@ class Stage:
             if live.skips:
                 live.skips.put_gradients(call)
         if self.last and self.batch.out_grads is None:
-            roots[0].detach_()
+            self.batch.losses[call.mb] = roots[0].detach()  # it may be a view
 
     def roots(self, call: Any,
               gout: Any) -> Tuple[Live, List[torch.Tensor], List[Optional[torch.Tensor]]]:
@@ -285,10 +288,6 @@ class Stage:
         from torch.distributed.pipelining._backward import (stage_backward_input,
                                                             stage_backward_weight)
         if self.first:
-            roots = list(roots)
-            if self.last:
-                # The loss itself is detached before the weight part.
-                roots = [roots[0].view_as(roots[0])]
             self.later[call.mb] = [lambda: self.run(roots, grads)]
             return
         if not self.parameters:
@@ -324,8 +323,8 @@ def forward_and_backward(pair: Any, ahead: Stage, behind: Stage) -> None:
         outs, loss = overlapped(type(ahead.module))(ahead.module, list(args), criterion, labels,
                                                     behind.module,
                                                     roots[0] if behind.last else None,
-                                                    [] if behind.last else roots,
-                                                    [] if behind.last else grads)
+                                                    () if behind.last else tuple(roots),
+                                                    () if behind.last else tuple(grads))
     outs = as_tuple(outs)
     if ahead.last:
         ahead.ended(call, outs, loss)

@@ -24,6 +24,11 @@ def kind_of(dtype: torch.dtype) -> Dict[str, int]:
     return {"code": code, "bits": bits, "lanes": 1}
 
 
+def has_gradient(dtype: torch.dtype) -> bool:
+    """Whether tensors of that type may have one."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def address(pointer: Any) -> int:
     return int(ffi.cast("uintptr_t", pointer))
 

@@ -26,6 +26,7 @@ from .._pipeline import Pipeline, Schedule
 from .._shapes import borders_of
 from .._skips import Namespace, Skippable, pop, skippable, stash, verify_skippables
 from .._stage import Batch, is_checkpointing, is_recomputing
+from .._tensor import has_gradient
 
 __all__ = [
     "AsyncPipe", "DeferredBatchNorm", "LazyModule", "Namespace", "OffloadModel",
@@ -120,7 +121,7 @@ class _Ended(torch.autograd.Function):
     def forward(ctx: Any, mini_batch: _MiniBatch, mb: int, _token: Tensor, *outs: Tensor) -> Any:
         ctx.mini_batch, ctx.mb = mini_batch, mb
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[out for out in outs if not out.is_floating_point()])
+        ctx.mark_non_differentiable(*[out for out in outs if not has_gradient(out.dtype)])
         return tuple(out.view_as(out) for out in outs)
 
     @staticmethod

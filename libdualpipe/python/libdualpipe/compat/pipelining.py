@@ -7,18 +7,20 @@ PipelineStage.
 A class is torch's with steps that the library takes: orders, arguments, checks, how batches are cut
 and merged, and scaled gradients are torch's, also those of a subclass with an order of its own or
 of _PipelineScheduleRuntime with a CSV file. What is not here is torch's own. So are steps of stages
-that torch has traced, that have a weight part of their own (dw_builder), or that FSDP or DDP has
-wrapped, and steps of a schedule with custom functions.
+that torch has traced, that have a weight part of their own (dw_builder) or a context around
+their forwards, or that FSDP or DDP has wrapped, and steps of a schedule with custom functions.
 
 Source: torch.distributed.pipelining.schedules, 2.6 to 2.15.
 """
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage, microbatch, schedules
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from .._group import comm_of
 from .._pipeline import Pipeline, Schedule
@@ -46,6 +48,7 @@ def __getattr__(name: str) -> Any:
 def _is_plain(stage: Any) -> bool:
     """Whether a module is all that a stage is."""
     return (isinstance(stage, PipelineStage) and getattr(stage, "dw_builder", None) is None
+            and not getattr(stage, "_forward_contexts", None)
             and not isinstance(stage.submod, DistributedDataParallel)
             and not type(stage.submod).__name__.startswith("FSDP"))
 
@@ -89,7 +92,7 @@ class _Runs:
         trains = self._has_backward and self.kind != "forward"
         batch, last = Batch(), next((stage for stage in stages if stage.is_last), None)
         batch.inputs, batch.kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-        batch.keep_outputs = return_outputs
+        batch.keep_outputs, batch.whole = return_outputs, True
         pipeline = self._pipeline_of(group, stages, batch, trains)
         if last is not None and self._loss_fn is not None:
             if target_mbs is not None:
@@ -99,21 +102,20 @@ class _Runs:
                 raise TypeError("target is None, expected that of the batch")
         pipeline.step(batch)
         if last is not None:
-            last.output_chunks = [batch.outputs[mb] for mb in sorted(batch.outputs)]
+            chunks = [batch.outputs[mb] for mb in sorted(batch.outputs)]
+            # As torch, which lets go of the graph where it has sent a gradient on.
+            last.output_chunks = tree_map_only(torch.Tensor, torch.Tensor.detach, chunks) \
+                if trains and not last.is_first else chunks
             self._internal_losses = [batch.losses[mb] for mb in sorted(batch.losses)]
             self._update_losses(stages, losses)
         for stage in stages if trains and self.scale_grads else ():
             stage.scale_grads(self._n_microbatches)
 
     def _criterion(self: Any, loss_kwargs: Optional[Dict[str, Any]]) -> Callable[..., Any]:
-        """Of the stage's outputs and a target."""
+        """Of the stage's output and a target."""
         more = (loss_kwargs, ) if loss_kwargs else ()
 
-        def loss_of(*both: Any) -> Any:
-            output = both[0] if len(both) == 2 else both[:-1]
-            return self._compute_loss(output, both[-1], *more)
-
-        return loss_of
+        return lambda output, target: self._compute_loss(output, target, *more)
 
     def _pipeline_of(self: Any, group: Any, stages: Sequence[Any], batch: Batch,
                      trains: bool) -> Pipeline:
@@ -183,6 +185,13 @@ ScheduleInterleaved1F1B = _own("ScheduleInterleaved1F1B", "interleaved")
 ScheduleInterleavedZeroBubble = _own("ScheduleInterleavedZeroBubble", "zb1p")
 ScheduleZBVZeroBubble = _own("ScheduleZBVZeroBubble", "zbv")
 ScheduleDualPipeV = _own("ScheduleDualPipeV", "dualpipev")
+
+# Each is over torch's, so that the bases have to be told.
+for _base in (PipelineScheduleMulti, _PipelineScheduleRuntime):
+    for _made in (_PipelineScheduleRuntime, ScheduleLoopedBFS, ScheduleInterleaved1F1B,
+                  ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble, ScheduleDualPipeV):
+        if issubclass(_made, _base.__bases__[1]):
+            _base.register(_made)
 
 TensorChunkSpec = microbatch.TensorChunkSpec
 merge_chunks = microbatch.merge_chunks

@@ -7,7 +7,7 @@ import torch
 
 from .._native import callback, ffi, lib
 from .._stage import Live, RandomState, Stage, as_tuple
-from .._tensor import DTYPES, Views, address, kind_of, shape_of, spec
+from .._tensor import DTYPES, Views, address, has_gradient, kind_of, shape_of, spec
 
 LONGEST_NAME = 64  # of a parameter
 
@@ -61,7 +61,7 @@ class Place(Stage):
         found = self.model.inputs_of(self.index, call.mb, given)
         if call.training and not call.discarded and self.index:
             for tensor in found:
-                if tensor.is_floating_point() or tensor.is_complex():
+                if has_gradient(tensor.dtype):
                     tensor.requires_grad_()
         return found
 
@@ -147,7 +147,7 @@ class Loss:
             tensor.detach()
             for tensor in self.model.inputs_of(len(self.model.places), call.mb, out))
         for tensor in outs:
-            if call.training and tensor.is_floating_point():
+            if call.training and has_gradient(tensor.dtype):
                 tensor.requires_grad_()
         args: List[Any] = [outs if self.model.places[-1].gives_tuple else outs[0]]
         if self.label_count:
@@ -330,7 +330,7 @@ class Model:
 
 
 def _spec(shape: Sequence[int], grows: Sequence[bool], dtype: torch.dtype) -> Dict[str, Any]:
-    return {**spec(shape, dtype, not (dtype.is_floating_point or dtype.is_complex)),
+    return {**spec(shape, dtype, not has_gradient(dtype)),
             "extent": [int(grow) for grow in grows]}
 
 
