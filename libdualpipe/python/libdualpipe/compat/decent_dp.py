@@ -251,20 +251,19 @@ class DecentralizedDataParallel(Module):
         if not self._backward_is_begun:
             self._backward_is_begun = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
-        with torch.no_grad():
-            self._comm.check(lib.dp_mixer_ready(self._mixer, number))
+        err = lib.dp_mixer_ready(self._mixer, number)
+        if err < 0:
+            raise self._comm.failure(err)
 
     def _backward_is_over(self) -> None:
         self._backward_is_begun = False
-        with torch.no_grad():
-            self._comm.check(lib.dp_mixer_step(self._mixer))
+        self._comm.check(lib.dp_mixer_step(self._mixer))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output. The first call after the first backward makes the buckets and updates
         them with its gradients, all ranks together."""
         self._backward_is_begun = False
-        with torch.no_grad():
-            self._comm.check(lib.dp_mixer_forward(self._mixer, self._model.training))
+        self._comm.check(lib.dp_mixer_forward(self._mixer, self._model.training))
         return self._model(*args, **kwargs)
 
     def set_accumulate_grad(self, enable: bool = True) -> None:
@@ -361,6 +360,7 @@ class _Updates:
         self.schedulers[info.bucket] = self.scheduler_fn(optimizer) if self.scheduler_fn else None
         return optimizer
 
+    @torch.no_grad()
     def update(self, info: Any) -> None:
         """Carry the update of a bucket out."""
         optimizer = self.optimizers.get(info.bucket) or self._open(info)
@@ -385,6 +385,7 @@ class _Updates:
         if is_last:
             scaler.update()
 
+    @torch.no_grad()
     def pre_average(self, info: Any) -> None:
         """An optimizer may look at what is going to be mixed."""
         optimizer = self.optimizers.get(info.bucket)
