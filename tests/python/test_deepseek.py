@@ -107,6 +107,19 @@ def test_a_step_equals_a_plain_run(ranks, kind, stage, count, dtype, mapping):
     ranks(4, equals_a_plain_run, kind, stage, count, dtype, mapping)
 
 
+def keeps_few_pipelines(rank, size):
+    pipe = DualPipeV(parts(DualPipeV, rank, full_model(DualPipeV, size)))
+    for count in (4, 5, 6, 7, 8, 4, 9, 10, 11, 12, 5):
+        x, target = data(count)
+        x, target = (x, target) if rank == 0 else (None, None)
+        pipe.step(x, num_chunks=count, criterion=models.criterion, labels=(target, ))
+    assert [key[0] for key in pipe._pipelines] == [7, 8, 4, 9, 10, 11, 12, 5]
+
+
+def test_pipelines_of_the_last_shapes_are_kept(ranks):
+    ranks(2, keeps_few_pipelines)
+
+
 def outlives_its_group(rank, size):
     """What works over a group that is destroyed keeps its communicator."""
     group = dist.new_group(list(range(size)))

@@ -343,6 +343,22 @@ def test_arguments_results_and_errors(ranks):
     ranks(2, arguments)
 
 
+def first_step_fails(rank, size):
+    """Before this rank tries its stage out, while the others wait for that."""
+    stage = PipelineStage(Layer(), rank, size, CPU)
+    schedule = pipelining.ScheduleGPipe(stage, COUNT, F.mse_loss)
+    given = {} if rank == 0 else {"target": BATCH[1]}
+    wrong = {"losses": 3} if rank == 0 else {}
+    with pytest.raises(TypeError if rank == 0 else libdualpipe.DualpipeError, match="losses"):
+        schedule.step(*([BATCH[0]] if rank == 0 else []), **given, **wrong)
+    out = schedule.step(*([BATCH[0]] if rank == 0 else []), **given)
+    assert rank == 0 or out.shape == BATCH[0].shape
+
+
+def test_an_error_before_the_first_trial_ends_it_on_all_ranks(ranks):
+    ranks(2, first_step_fails)
+
+
 class Traced(torch.nn.Module):
     def __init__(self):
         super().__init__()

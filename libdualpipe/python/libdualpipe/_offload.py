@@ -20,7 +20,8 @@ class Shard:
     def __init__(self, module: torch.nn.Module, inputs: int, cast: "Autocast") -> None:
         self.module, self.inputs, self.cast = module, inputs, cast
         self.named = [(name, p) for name, p in module.named_parameters() if p.numel()]
-        self.views, self.values = Views(), []  # type: Views, List[Optional[Tensor]]
+        self.views, self.values = Views(), []  # type: Views, List[Tensor]
+        self.places: Dict[int, int] = {}  # of their memory
         self.live: Dict[int, Tuple[List[Tensor], List[Tensor], Tuple[Any, ...]]] = {}
         self.random: Dict[int, RandomState] = {}
         self.handle = ffi.new_handle(self)
@@ -28,7 +29,8 @@ class Shard:
     def forward(self, call: Any, given: Any, wanted: Any) -> None:
         self._take(call)
         leaves = [
-            view.requires_grad_(p.requires_grad) for view, (_, p) in zip(self._here(), self.named)
+            value.detach().requires_grad_(p.requires_grad)
+            for value, (_, p) in zip(self.values, self.named)
         ]
         args = [self.views.of(given[i]) for i in range(self.inputs)]
         for tensor in args:
@@ -70,27 +72,25 @@ class Shard:
                 place.zero_() if grad is None else place.copy_(grad)
 
     def _take(self, call: Any) -> None:
-        self.values = [self.views.of(call.values[i]) for i in range(len(self.named))]
-
-    def _here(self) -> List[Tensor]:
-        return [value.detach() for value in self.values if value is not None]
+        found = [self.views.of(call.values[i]) for i in range(len(self.named))]
+        self.values = [value for value in found if value is not None]
+        self.places = {
+            value.untyped_storage().data_ptr(): i for i, value in enumerate(self.values)
+        }
 
     # Autograd keeps parameters, which will be elsewhere when the backward comes: we keep which.
 
     def _pack(self, tensor: Tensor) -> Any:
         if not tensor.numel():
             return tensor
-        where = tensor.untyped_storage().data_ptr()
-        for i, value in enumerate(self._here()):
-            if where == value.untyped_storage().data_ptr():
-                return i, tensor.shape, tensor.stride(), tensor.storage_offset()
-        return tensor
+        i = self.places.get(tensor.untyped_storage().data_ptr())
+        return tensor if i is None else (i, tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def _unpack(self, packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
         i, shape, strides, offset = packed
-        return self._here()[i].as_strided(shape, strides, offset)
+        return self.values[i].as_strided(shape, strides, offset)
 
 
 class Autocast:

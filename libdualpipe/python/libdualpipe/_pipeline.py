@@ -148,6 +148,19 @@ class Pipeline:
             stage.clear()
 
 
+MOST_SHAPES = 8
+
+
+def of_shape(pipelines: Dict[Any, Pipeline], key: Any, make: Callable[[], Pipeline]) -> Pipeline:
+    """The pipeline of a key, made when it is first needed. Those of the last MOST_SHAPES keys are
+    kept; the others end when nothing uses them."""
+    pipeline = pipelines.pop(key, None) or make()
+    pipelines[key] = pipeline
+    if len(pipelines) > MOST_SHAPES:
+        del pipelines[next(iter(pipelines))]
+    return pipeline
+
+
 def _unused_batch(count: int, kept: List[Any]) -> Any:
     """struct dp_microbatches * of one tensor each."""
     tensor = describe(torch.zeros(1, device="cpu"), kept)

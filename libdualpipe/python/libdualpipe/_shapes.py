@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What crosses the borders between stages, found by running each stage once."""
-from typing import Any, Dict, List, Sequence, Tuple
+import pickle
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
-import torch.distributed as dist
 
-from ._native import DualpipeError, lib
+from ._group import Comm, comm_of
+from ._native import DualpipeError, ffi, lib
 from ._pipeline import Schedule
 from ._skips import TrialTracker, tracking
 from ._stage import RandomState, again, as_tuple
@@ -40,26 +41,42 @@ def _spec_of(sizes: Sequence[Any]) -> Dict[str, Any]:
     return spec(shape, dtype, not has_gradient(dtype), [a != b for a, b in zip(shape, other)])
 
 
+def _broadcast(comm: Comm, value: Any, root: int) -> Any:
+    """A rank's value, on all of them. It ends where a rank fails, unlike torch's."""
+    text = pickle.dumps(value) if comm.rank == root else b""
+    count = ffi.new("uint64_t *", len(text))
+    comm.check(lib.dp_comm_broadcast(comm.pointer, count, ffi.sizeof("uint64_t"), root))
+    room = ffi.new("char[]", count[0])
+    ffi.memmove(room, text, len(text))
+    comm.check(lib.dp_comm_broadcast(comm.pointer, room, count[0], root))
+    return pickle.loads(ffi.buffer(room))
+
+
 def borders_of(group: Any, schedule: Schedule, modules: Sequence[Any], trials: Sequence[Any],
                kwargs: Dict[str, Any]) -> Tuple[List[List[Dict[str, Any]]], Dict[int, Any]]:
     """[stages - 1] of Pipeline, and the specs of skips by their number. Collective over the group.
     trials: arguments of a micro-batch, where the model begins; of the largest one and, if they are
     of two sizes, of the smallest one. kwargs: those of this rank's stages, by name. Raises on all
     ranks what a stage raises on one, elsewhere as DualpipeError."""
-    me = dist.get_rank(group)
+    comm = comm_of(group)
+    with comm.call():
+        return _borders_of(comm, schedule, modules, trials, kwargs)
+
+
+def _borders_of(comm: Comm, schedule: Schedule, modules: Sequence[Any], trials: Sequence[Any],
+                kwargs: Dict[str, Any]) -> Tuple[List[List[Dict[str, Any]]], Dict[int, Any]]:
     shapes: List[Shapes] = [[] for _ in trials]
     skips: List[Dict[int, Any]] = [{} for _ in trials]
     found = []
     owners = {
         slot.stage: (rank, place)
-        for rank in range(dist.get_world_size(group))
+        for rank in range(comm.size)
         for place, slot in enumerate(schedule.slots(rank))
     }
     for stage in range(schedule.stages - 1):
         rank, place = owners[stage]
-        box: List[Any] = [None]
-        error = None
-        if rank == me:
+        box, error = None, None  # type: Any, Optional[BaseException]
+        if rank == comm.rank:
             given = trials if stage == 0 else [[
                 torch.zeros(shape, dtype=dtype, device="cpu") for shape, dtype in some
             ] for some in shapes]
@@ -68,17 +85,17 @@ def borders_of(group: Any, schedule: Schedule, modules: Sequence[Any], trials: S
                     _shapes_of(modules[place], args, kwargs, known)
                     for args, known in zip(given, skips)
                 ]
-                box = [(shapes, skips)]
+                box = (shapes, skips)
             except BaseException as caught:
-                box, error = [f"{type(caught).__name__}: {caught}"], caught
-        dist.broadcast_object_list(box, src=dist.get_global_rank(group, rank), group=group)
+                box, error = f"{type(caught).__name__}: {caught}", caught
+        box = _broadcast(comm, box, rank)
         if error is not None:
             raise error
-        if isinstance(box[0], str):
+        if isinstance(box, str):
             raise DualpipeError(
                 lib.DP_EABORTED,
-                f"rank {rank}: forward of micro-batch 0 in stage {stage}: {box[0]}", rank)
-        shapes, skips = box[0]
+                f"rank {rank}: forward of micro-batch 0 in stage {stage}: {box}", rank)
+        shapes, skips = box
         found.append([_spec_of(sizes) for sizes in zip(*shapes)])
     # A skip that was nothing in the trial stays nothing.
     nothing = ((1, ), torch.int8)

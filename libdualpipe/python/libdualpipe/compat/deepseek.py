@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .._group import comm_of
-from .._pipeline import Pipeline, Schedule
+from .._pipeline import Pipeline, Schedule, of_shape
 from .._stage import Batch, WeightGradStore, overlapped, run_backward
 from .._tensor import spec
 
@@ -175,23 +175,24 @@ class _DualPipe(nn.Module):
         return self._results(batch)
 
     def _pipeline(self, num_chunks: int, forward_only: bool) -> Pipeline:
-        """The pipeline of this number of micro-batches and these shapes, made when it is first
-        needed."""
+        """The pipeline of this number of micro-batches and these shapes."""
         shapes = [tuple(shape) for shape in TENSOR_SHAPES or ()]
         key = (num_chunks, forward_only, tuple(shapes), TENSOR_DTYPE)
-        if key not in self._pipelines:
+
+        def make() -> Pipeline:
             between = [spec(shape, TENSOR_DTYPE) for shape in shapes]
             schedule = Schedule(self.kind,
                                 self.num_ranks,
                                 num_chunks,
                                 forward_only=forward_only,
                                 rank_map=self.rank_mapping)
-            self._pipelines[key] = Pipeline(comm_of(self.group),
-                                            schedule,
-                                            list(self.module), [between] * (schedule.stages - 1),
-                                            rank=self.rank,
-                                            pairs=self.overlapped_forward_backward)
-        return self._pipelines[key]
+            return Pipeline(comm_of(self.group),
+                            schedule,
+                            list(self.module), [between] * (schedule.stages - 1),
+                            rank=self.rank,
+                            pairs=self.overlapped_forward_backward)
+
+        return of_shape(self._pipelines, key, make)
 
     def _results(self, batch: Batch) -> Tuple[Any, Any]:
         loss = outputs = None

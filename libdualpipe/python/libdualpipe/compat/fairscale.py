@@ -22,7 +22,7 @@ from .._batch_norm import DeferredBatchNorm
 from .._group import comm_of
 from .._native import check, ffi, lib, new_object, text_of
 from .._offload import Autocast, Offload
-from .._pipeline import Pipeline, Schedule
+from .._pipeline import Pipeline, Schedule, of_shape
 from .._shapes import borders_of
 from .._skips import Namespace, Skippable, pop, skippable, stash, verify_skippables
 from .._stage import Batch, is_checkpointing, is_recomputing
@@ -328,7 +328,7 @@ class AsyncPipe(nn.Module):
         return merged if pipeline.stages[-1].module.gives_tuple else merged[0]
 
     def _pipeline_of(self, batch: Batch, is_tuple: bool, is_training: bool) -> Pipeline:
-        """The pipeline of these shapes, made when it is first needed."""
+        """The pipeline of these shapes."""
         assert self.pipeline is not None
         rows = [part[0].shape[0] for part in batch.inputs]
         if len(set(rows)) > 1:
@@ -336,7 +336,8 @@ class AsyncPipe(nn.Module):
         ends = [batch.inputs[0], batch.inputs[-1]] if batch.rows else [batch.inputs[0]]
         key = (tuple(rows), tuple((t.shape, t.dtype) for t in batch.inputs[0]), is_tuple,
                is_training)
-        if key not in self.pipeline:
+
+        def make() -> Pipeline:
             schedule = Schedule("async",
                                 len(self.balance),
                                 len(rows),
@@ -349,15 +350,16 @@ class AsyncPipe(nn.Module):
             for part, slot in zip(parts, slots):
                 part.takes_tuple = is_tuple and slot.prev < 0
             borders, skips = borders_of(self._ranks, schedule, parts, ends, {})
-            self.pipeline[key] = Pipeline(comm_of(self._ranks),
-                                          schedule,
-                                          parts,
-                                          borders,
-                                          split=None,
-                                          own_gradients=is_training,
-                                          skips=[skips[_number(skip)] for skip in self._skips],
-                                          rows=rows[0])
-        return self.pipeline[key]
+            return Pipeline(comm_of(self._ranks),
+                            schedule,
+                            parts,
+                            borders,
+                            split=None,
+                            own_gradients=is_training,
+                            skips=[skips[_number(skip)] for skip in self._skips],
+                            rows=rows[0])
+
+        return of_shape(self.pipeline, key, make)
 
     def back_helper(self, output: Tensors) -> None:
         """Nothing: forward() has waited for the backward. Raises ValueError on the final stage."""
