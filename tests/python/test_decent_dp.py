@@ -152,6 +152,34 @@ def test_parameters_stay_and_outlive_the_wrapper(ranks):
     ranks(4, keeps_layouts)
 
 
+def follows_memory(rank, size):
+    found = []
+    for moves in (False, True):
+        torch.manual_seed(4)
+        model = Net(torch.contiguous_format if moves else torch.channels_last)
+        wrapped = decent_dp.DecentralizedDataParallel(model, sgd, topology="ring")
+        if moves:
+            wrapped.to(memory_format=torch.channels_last)
+        torch.manual_seed(40 + rank)
+        for step in range(6):
+            if moves and step in (2, 4):
+                for p in model.parameters():
+                    p.data = p.data.clone()
+            F.cross_entropy(wrapped(torch.randn(8, 2, 4, 4)), torch.randint(0, 5, (8, ))).backward()
+        if moves:
+            model.line.weight.data = model.line.weight.data.clone()
+        wrapped.global_avg(will_revert=False)
+        found.append([p.detach().clone() for p in wrapped.parameters()])
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b)
+    with pytest.raises(RuntimeError, match="parameter 'conv.weight' has become .*float64"):
+        wrapped.double()(torch.randn(8, 2, 4, 4).double())
+
+
+def test_parameters_in_other_memory_are_mixed_there(ranks):
+    ranks(2, follows_memory)
+
+
 def arguments(rank, size):
     model = nn.Linear(2, 2)
     with pytest.raises(KeyError):

@@ -4,7 +4,8 @@
     from libdualpipe.compat.decent_dp import DecentralizedDataParallel
 
 Each rank trains its own copy of the model and averages it with a few others, while the next
-iteration computes. Parameters stay where they are, in the layout that they have, on the host.
+iteration computes. Parameters stay where they are, on the host, and may be given other memory
+between iterations; another layout only before the second one.
 
 Source: decent-dp 0.2.3.
 """
@@ -214,7 +215,9 @@ class DecentralizedDataParallel(Module):
             parameter.register_post_accumulate_grad_hook(_hook(this, number))
 
     def _open(self, named: NamedTensors, buffers: List[Tensor], bucket_size: float) -> None:
-        kept: List[Any] = [self._updates, self._comm]
+        self._values = [p.data for _, p in named]  # what the mixer works in
+        self._addresses = [value.data_ptr() for value in self._values]
+        kept: List[Any] = [self._updates, self._comm, self._values]
         parameters = ffi.new("struct dp_parameter[]", max(len(named), 1))
         for place, (name, parameter) in zip(parameters, named):
             text = ffi.new("char[]", name.encode())
@@ -222,6 +225,7 @@ class DecentralizedDataParallel(Module):
             # Where the gradient is, is said when it is ready: the update that reads it is ours.
             place.grad = describe(parameter.data, kept)
             kept.append(text)
+        kept = [each for each in kept if not isinstance(each, Tensor)]  # parameters may move
         graph = ffi.gc(self._topo.graph(), lib.dp_graph_free)
         config = ffi.new(
             "struct dp_mixer_config *", {
@@ -255,6 +259,26 @@ class DecentralizedDataParallel(Module):
         if err < 0:
             raise self._comm.failure(err)
 
+    def _find_moved(self) -> None:
+        """Parameters may have other memory than before. Raises RuntimeError for another type or
+        shape, and once there are buckets for another layout."""
+        for number, p in enumerate(self._params):
+            if p.data_ptr() == self._addresses[number]:
+                continue
+            was = self._values[number]
+            of = (p.dtype, p.device, p.shape, p.stride())
+            strides = was.stride() if self._updates.optimizers else torch.empty_like(p).stride()
+            expected = (was.dtype, was.device, was.shape, strides)
+            if of != expected:
+                raise RuntimeError(f"parameter {self._updates.named[number][0]!r} has become {of}, "
+                                   f"expected {expected}")
+            place = self._parameters_of_mixer[number]
+            for tensor in (place.value, place.grad):
+                tensor.data = ffi.cast("void *", p.data_ptr())
+                for i, stride in enumerate(p.stride()):
+                    tensor.strides[i] = stride
+            self._values[number], self._addresses[number] = p.data, p.data_ptr()
+
     def _backward_is_over(self) -> None:
         self._backward_is_begun = False
         self._comm.check(lib.dp_mixer_step(self._mixer))
@@ -263,6 +287,7 @@ class DecentralizedDataParallel(Module):
         """The model's output. The first call after the first backward makes the buckets and updates
         them with its gradients, all ranks together."""
         self._backward_is_begun = False
+        self._find_moved()
         self._comm.check(lib.dp_mixer_forward(self._mixer, self._model.training))
         return self._model(*args, **kwargs)
 
@@ -288,6 +313,7 @@ class DecentralizedDataParallel(Module):
     def global_avg(self, will_revert: bool = True, return_d2c: bool = False) -> Optional[float]:
         """Parameters become the average of all ranks', which take part together; with will_revert
         until revert_global_avg. Returns the distance of this rank's to it if return_d2c is set."""
+        self._find_moved()
         what = ffi.new("struct dp_mixer_average *", {"revert": will_revert, "distance": return_d2c})
         self._comm.check(lib.dp_mixer_average(self._mixer, what))
         self._has_backup = will_revert
@@ -299,6 +325,7 @@ class DecentralizedDataParallel(Module):
         if not self._has_backup:
             raise RuntimeError("No backup found for reverting global average")
         self._has_backup = False
+        self._find_moved()
         self._comm.check(lib.dp_mixer_revert(self._mixer))
 
     # -- the model's
