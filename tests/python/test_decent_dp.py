@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import libdualpipe
 from libdualpipe.compat import decent_dp
@@ -178,6 +179,40 @@ def follows_memory(rank, size):
 
 def test_parameters_in_other_memory_are_mixed_there(ranks):
     ranks(2, follows_memory)
+
+
+class Again(nn.Module):
+    """Layers of which one is computed again, in a backward within the backward."""
+    def __init__(self, last, reentrant):
+        super().__init__()
+        torch.manual_seed(6)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        self.last, self.reentrant = last, reentrant
+
+    def forward(self, x):
+        for place, layer in enumerate(self.layers):
+            x = checkpoint(layer, x, use_reentrant=True) \
+                if self.reentrant and place in (1, self.last) else layer(x)
+        return x
+
+
+def has_reentrant_checkpoints(rank, size):
+    found = []
+    for reentrant in (False, True):
+        wrapped = decent_dp.DecentralizedDataParallel(Again(2, reentrant), sgd, topology="ring",
+                                                      bucket_size_in_mb=0.00001)
+        torch.manual_seed(60 + rank)
+        for part in range(10):
+            wrapped.set_accumulate_grad(part > 5 and part % 2 == 0)
+            wrapped(torch.randn(4, 3)).square().sum().backward()
+        wrapped.global_avg(will_revert=False)
+        found.append([p.detach().clone() for p in wrapped.parameters()])
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_backward_within_the_backward_does_not_end_the_iteration(ranks):
+    ranks(2, has_reentrant_checkpoints)
 
 
 def arguments(rank, size):

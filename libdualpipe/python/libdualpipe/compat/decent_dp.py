@@ -207,7 +207,7 @@ class DecentralizedDataParallel(Module):
         self._comm = comm_of()
         self._is_grad_accum_enable = False
         self._has_backup = False
-        self._backward_is_begun = False
+        self._count = _Count()
         buffers = [b for b in model.buffers() if b.dtype in self.FLOAT_DTYPES]
         self._open(named, buffers if sync_buffer_in_global_avg else [], bucket_size_in_mb)
         this = weakref.ref(self)
@@ -252,8 +252,9 @@ class DecentralizedDataParallel(Module):
         """The gradient of a parameter is complete."""
         if self._is_grad_accum_enable:
             return
-        if not self._backward_is_begun:
-            self._backward_is_begun = True
+        self._count.came += 1
+        if not self._count.is_begun:
+            self._count.is_begun = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
         err = lib.dp_mixer_ready(self._mixer, number)
         if err < 0:
@@ -280,26 +281,38 @@ class DecentralizedDataParallel(Module):
             self._values[number], self._addresses[number] = p.data, p.data_ptr()
 
     def _backward_is_over(self) -> None:
-        self._backward_is_begun = False
-        self._comm.check(lib.dp_mixer_step(self._mixer))
+        """Or that of a reentrant checkpoint in it, which autograd does not tell apart: an iteration
+        of fewer gradients than the first one had ends with what comes next."""
+        self._count.is_begun = False
+        if 0 < self._count.expected <= self._count.came:
+            self._end_iteration()
+
+    def _end_iteration(self) -> None:
+        came, self._count.came = self._count.came, 0
+        if came:
+            self._count.expected = self._count.expected or came
+            self._comm.check(lib.dp_mixer_step(self._mixer))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output. The first call after the first backward makes the buckets and updates
         them with its gradients, all ranks together."""
-        self._backward_is_begun = False
+        self._count.is_begun = False
         self._find_moved()
+        self._end_iteration()
         self._comm.check(lib.dp_mixer_forward(self._mixer, self._model.training))
         return self._model(*args, **kwargs)
 
     def set_accumulate_grad(self, enable: bool = True) -> None:
         """Gradients of the backwards from now on are added up and not used yet. Switch it off
         before the forward of the last one."""
+        self._end_iteration()
         self._is_grad_accum_enable = enable
         self._comm.check(lib.dp_mixer_accumulate(self._mixer, enable))
 
     def set_adaptive_factor(self, factor: float) -> None:
         """From the next mix on parameters become (1 - factor) of themselves and factor of their
         average; above 0, up to 1. The same on all ranks."""
+        self._end_iteration()
         self._comm.check(lib.dp_mixer_set_factor(self._mixer, factor))
 
     def get_lr(self) -> float:
@@ -314,6 +327,7 @@ class DecentralizedDataParallel(Module):
         """Parameters become the average of all ranks', which take part together; with will_revert
         until revert_global_avg. Returns the distance of this rank's to it if return_d2c is set."""
         self._find_moved()
+        self._end_iteration()
         what = ffi.new("struct dp_mixer_average *", {"revert": will_revert, "distance": return_d2c})
         self._comm.check(lib.dp_mixer_average(self._mixer, what))
         self._has_backup = will_revert
@@ -351,6 +365,13 @@ class DecentralizedDataParallel(Module):
     @property
     def _lr_schedulers(self) -> List[Optional[LRScheduler]]:
         return [self._updates.schedulers[i] for i in sorted(self._updates.schedulers)]
+
+
+class _Count:
+    """Gradients that came in this backward, and as many as came in the first one."""
+    def __init__(self) -> None:
+        self.came = self.expected = 0
+        self.is_begun = False
 
 
 def _hook(this: Any, number: int) -> Callable[[Tensor], None]:
