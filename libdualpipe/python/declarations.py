@@ -25,6 +25,7 @@ extern "Python" int dpy_forward(void *, const struct dp_stage_call *, const DLTe
 extern "Python" int dpy_backward(void *, const struct dp_stage_call *, const DLTensor *, DLTensor *,
                                  enum dp_backward_mode);
 extern "Python" int dpy_weight(void *, const struct dp_stage_call *);
+extern "Python" void dpy_given_back(void *, void *);
 extern "Python" int dpy_pair(const struct dp_pair *);
 extern "Python" int dpy_loss(void *, const struct dp_stage_call *, const DLTensor *,
                              const DLTensor *, double *, int32_t, int32_t *);

@@ -359,6 +359,21 @@ def test_an_error_before_the_first_trial_ends_it_on_all_ranks(ranks):
     ranks(2, first_step_fails)
 
 
+def gives_outputs_back(rank, size):
+    """What has been sent is not kept for the rest of the step."""
+    stage, kept = PipelineStage(Layer(), rank, size, CPU), []
+    schedule = pipelining.Schedule1F1B(stage, COUNT, F.mse_loss)
+    step(schedule, [stage])
+    ours = schedule._pipelines[True].stages[0]
+    stage.submod.register_forward_hook(lambda *_: kept.append(len(ours.handed_over)))
+    step(schedule, [stage])
+    assert len(kept) == COUNT and max(kept) <= COUNT // 2 and not ours.handed_over, kept
+
+
+def test_outputs_are_kept_until_they_are_sent(ranks):
+    ranks(2, gives_outputs_back)
+
+
 class Traced(torch.nn.Module):
     def __init__(self):
         super().__init__()

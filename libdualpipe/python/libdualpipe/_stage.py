@@ -10,7 +10,7 @@ import torch
 
 from ._native import callback, ffi, lib
 from ._skips import CallTracker, tracking
-from ._tensor import CUDA, DTYPES, Views, has_gradient, shape_of
+from ._tensor import CUDA, DTYPES, Views, address, has_gradient, shape_of
 
 Tensors = Tuple[Any, ...]  # None for one that is not there
 
@@ -141,7 +141,8 @@ class Stage:
         self.live: Dict[int, Live] = {}
         self.later: Dict[int, List[Callable[[], Any]]] = {}
         self.random: Dict[int, RandomState] = {}
-        self.handed_over: List[torch.Tensor] = []  # must stay as they are until the step has ended
+        # By their place: they must stay as they are until given back, or the end of the step.
+        self.handed_over: Dict[int, List[torch.Tensor]] = {}
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         # Skips that begin or end in other stages, of a module that has any.
         self.crossing: Optional[Dict[Any, int]] = getattr(module, "crossing", None)
@@ -229,11 +230,18 @@ class Stage:
             is_near = tensor.is_cuda == (place.device.device_type == CUDA)
             if is_near and tensor.is_contiguous() and not self.views.has(tensor):
                 place.data = ffi.cast("void *", tensor.data_ptr())
-                self.handed_over.append(tensor)
+                self.handed_over.setdefault(tensor.data_ptr(), []).append(tensor)
             else:
                 view = self.views.of(place)
                 if view is not None:
                     view.copy_(tensor)
+
+    def take_back(self, place: int) -> None:
+        """One of what lies there is not read any more."""
+        tensors = self.handed_over[place]
+        tensors.pop()
+        if not tensors:
+            del self.handed_over[place]
 
     # -- backward
 
@@ -365,6 +373,11 @@ def _weight(user: Any, call: Any) -> None:
     ffi.from_handle(user).weight(call)
 
 
+@ffi.def_extern()
+def dpy_given_back(user: Any, data: Any) -> None:
+    ffi.from_handle(user).take_back(address(data))
+
+
 @ffi.def_extern(name="dpy_pair", error=lib.DP_ECALLBACK)
 @callback
 def _pair(pair: Any) -> None:
@@ -386,12 +399,9 @@ def dpy_loss_backward(_user: Any, _call: Any, _out: Any, _labels: Any, _scale: f
     return 0
 
 
-OPS = ffi.new("struct dp_stage_ops *",
-              {"forward": lib.dpy_forward, "backward": lib.dpy_backward, "weight": lib.dpy_weight})
-OPS_WITH_PAIRS = ffi.new(
-    "struct dp_stage_ops *", {
-        "forward": lib.dpy_forward, "backward": lib.dpy_backward, "weight": lib.dpy_weight,
-        "fwd_bwd": lib.dpy_pair
-    })
+_OPS = {"forward": lib.dpy_forward, "backward": lib.dpy_backward, "weight": lib.dpy_weight,
+        "given_back": lib.dpy_given_back}
+OPS = ffi.new("struct dp_stage_ops *", _OPS)
+OPS_WITH_PAIRS = ffi.new("struct dp_stage_ops *", {**_OPS, "fwd_bwd": lib.dpy_pair})
 LOSS = ffi.new("struct dp_loss_ops *",
                {"loss": lib.dpy_loss, "loss_backward": lib.dpy_loss_backward})
