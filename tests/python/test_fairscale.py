@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import libdualpipe
+from libdualpipe._group import comm_of
 from libdualpipe.compat.fairscale import (AsyncPipe, DeferredBatchNorm, LazyModule, Namespace,
                                           is_checkpointing, is_recomputing, pop, skippable, stash,
                                           verify_skippables)
@@ -469,6 +470,9 @@ def failures(rank, size):
         with pytest.raises(libdualpipe.DualpipeError, match="without a backward"):
             pipe(x)
         pipe(x)
+    calls = [None] * size
+    dist.all_gather_object(calls, comm_of()._calls)
+    assert len(set(calls)) == 1, calls  # tells failures of a call from older ones
     del pipe, layers
     gc.collect()
     dist.barrier()

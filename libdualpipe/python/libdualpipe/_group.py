@@ -85,13 +85,15 @@ class Comm:
         return check(err, self.pointer)
 
     @contextmanager
-    def call(self) -> Iterator[None]:
+    def call(self, goes_on: bool = False) -> Iterator[None]:
         """Around what all ranks do together, such as a step: after a failure it begins anew, and
-        what is wrong on this rank alone ends it on the others, too."""
+        what is wrong on this rank alone ends it on the others, too. goes_on: the second half of the
+        last one, to which some ranks may not come."""
         if self._in_call:  # part of another one
             yield
             return
-        self._begin_call()
+        if not goes_on:
+            self._begin_call()
         self._in_call = True
         try:
             yield

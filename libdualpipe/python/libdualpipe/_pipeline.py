@@ -116,7 +116,7 @@ class Pipeline:
             for stage in self.stages:
                 stage.batch.out_grads = out_grads
         try:
-            self._call(lib.dp_pipeline_backward)
+            self._call(lib.dp_pipeline_backward, goes_on=True)
         finally:
             self.clear()
 
@@ -134,8 +134,8 @@ class Pipeline:
             self._extents = ffi.new("int64_t[][4]", [[rows] for rows in batch.rows])
             self._step.extents = self._extents
 
-    def _call(self, function: Callable[[Any, Any], int]) -> None:
-        with self.comm.lock, self.comm.call():
+    def _call(self, function: Callable[[Any, Any], int], goes_on: bool = False) -> None:
+        with self.comm.lock, self.comm.call(goes_on):
             if self._resets != self.comm.resets:
                 # Some ranks may have finished the step in which another one failed.
                 self._resets = self.comm.resets
