@@ -240,8 +240,10 @@ static int learn_on(struct dp_device *device, struct dp_comm *comm, const struct
     int err = job->lists ? make_list(job, &config, &list) : 0;
     if (!err)
         err = dp_trainer_new(&config, &m.model, comm, &t);
-    if (err)
+    if (err) {
+        dp_schedule_free(list);
         return err;
+    }
     while (!err && dp_trainer_next_step(t) < (job->stop ? job->stop : STEPS)) {
         const uint64_t step = dp_trainer_next_step(t);
         if (job->told_at == step + 1 && (!comm || dp_comm_rank(comm) == dp_comm_size(comm) - 1))
