@@ -52,17 +52,12 @@ struct dp_offload_graph {
 
 /* ---- calls ------------------------------------------------------------------------------------ */
 
-static size_t bytes_of(const DLTensor *t)
-{
-    return (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t);
-}
-
 /* The host computes in the callback, so it copies and adds there, too. */
 static int copy_tensor(const struct dp_offload_call *call, const DLTensor *to, const DLTensor *from)
 {
     if (call->stream)
-        return dp_device_copy(call->queue, to->data, from->data, bytes_of(from));
-    memcpy(to->data, from->data, bytes_of(from));
+        return dp_device_copy(call->queue, to->data, from->data, dp_tensor_bytes(from));
+    memcpy(to->data, from->data, dp_tensor_bytes(from));
     return 0;
 }
 

@@ -26,11 +26,6 @@ static bool is_list(const struct dp_tree *t)
     return t->kind == DP_TREE_TUPLE || t->kind == DP_TREE_LIST || t->kind == DP_TREE_DICT;
 }
 
-static size_t bytes_of(const DLTensor *t)
-{
-    return (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t);
-}
-
 /* ---- to bytes ---------------------------------------------------------------------------------- */
 
 typedef int put_fn(void *to, const void *bytes, size_t len);
@@ -53,7 +48,7 @@ static int put_tensor(put_fn *put, void *to, const struct dp_tree *leaf)
     for (int i = 0; i < t->ndim; i++)
         head.shape[i] = t->shape[i];
     err = put(to, &head, sizeof(head));
-    return err ? err : put(to, dp_tensor_address(t), bytes_of(t));
+    return err ? err : put(to, dp_tensor_address(t), dp_tensor_bytes(t));
 }
 
 static int put_leaves(put_fn *put, void *to, const struct dp_tree *tree)
@@ -127,13 +122,13 @@ static int take_tensor(struct reader *r, struct dp_arena *arena, struct dp_tree 
     if (err || head.ndim < 0)
         return err;
     DLTensor wanted = {.data = "", .ndim = head.ndim, .dtype = head.dtype, .shape = head.shape};
-    if (head.ndim > DP_MAX_DIMS || dp_tensor_fault(&wanted) || bytes_of(&wanted) > r->left)
+    if (head.ndim > DP_MAX_DIMS || dp_tensor_fault(&wanted) || dp_tensor_bytes(&wanted) > r->left)
         return dp_fail(DP_EMISMATCH, "a remote pipeline: bytes that are no tensor");
     DLTensor *t = dp_tensor_new(arena, head.dtype, head.ndim, head.shape);
     if (!t)
-        return dp_fail(DP_ENOMEM, "no memory for a tensor of %zu bytes", bytes_of(&wanted));
+        return dp_fail(DP_ENOMEM, "no memory for a tensor of %zu bytes", dp_tensor_bytes(&wanted));
     *out = dp_tensor(t);
-    return take(r, t->data, bytes_of(t));
+    return take(r, t->data, dp_tensor_bytes(t));
 }
 
 static int take_tree(const void *data, size_t len, struct dp_tree **out)

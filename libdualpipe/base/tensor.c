@@ -52,6 +52,11 @@ int64_t dp_tensor_numel(const DLTensor *t)
     return n;
 }
 
+size_t dp_tensor_bytes(const DLTensor *t)
+{
+    return (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t);
+}
+
 char *dp_tensor_address(const DLTensor *t)
 {
     return (char *)((uintptr_t)t->data + (uintptr_t)t->byte_offset);

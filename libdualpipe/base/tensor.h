@@ -17,6 +17,7 @@ const char *dp_tensor_fault(const DLTensor *t);
 /* Bytes of an element; 0 if they are not whole. */
 size_t dp_tensor_element_bytes(const DLTensor *t);
 int64_t dp_tensor_numel(const DLTensor *t);
+size_t dp_tensor_bytes(const DLTensor *t); /* of all elements, without gaps */
 char *dp_tensor_address(const DLTensor *t);
 /* Strides in elements, computed if t leaves them out. */
 void dp_tensor_strides(const DLTensor *t, int64_t *strides);

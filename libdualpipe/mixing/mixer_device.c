@@ -197,11 +197,6 @@ int dp_mixer_device_sum(struct dp_mixer_device *m)
 
 /* ---- new and free ---------------------------------------------------------------------------- */
 
-static size_t bytes_of(const DLTensor *t)
-{
-    return (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t);
-}
-
 static void list_runs(struct dp_mixer_device *m)
 {
     struct run *last = NULL;
@@ -218,7 +213,7 @@ static void list_runs(struct dp_mixer_device *m)
             last->values = (struct dp_mixer_piece){t->dtype, 0, dp_tensor_address(t)};
         }
         last->values.elements += (size_t)dp_tensor_numel(t);
-        last->bytes += bytes_of(t);
+        last->bytes += dp_tensor_bytes(t);
     }
     for (int32_t i = 0; i < m->run_count; i++) {
         m->runs[i].at = m->bytes;

@@ -60,14 +60,6 @@ size_t dp_spec_bytes(const struct dp_tensor_spec *spec)
     return bytes;
 }
 
-size_t dp_tensor_bytes(const DLTensor *tensor)
-{
-    size_t bytes = (size_t)tensor->dtype.bits * tensor->dtype.lanes / 8;
-    for (int i = 0; i < tensor->ndim; i++)
-        bytes *= (size_t)tensor->shape[i];
-    return bytes;
-}
-
 int dp_spec_check(const struct dp_tensor_spec *spec, const char *what)
 {
     size_t bytes = (size_t)spec->dtype.bits * spec->dtype.lanes / 8;

@@ -26,7 +26,6 @@ struct dp_border_layout {
 };
 
 size_t dp_spec_bytes(const struct dp_tensor_spec *spec);
-size_t dp_tensor_bytes(const DLTensor *tensor); /* of one that is contiguous */
 
 /* DP_EINVAL, naming `what` and the member that is wrong. */
 int dp_spec_check(const struct dp_tensor_spec *spec, const char *what);

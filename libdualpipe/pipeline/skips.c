@@ -9,6 +9,7 @@
 #include "pipeline/state.h"
 
 #include "base/fail.h"
+#include "base/tensor.h"
 #include "pipeline/border.h"
 #include "pipeline/steps.h"
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trainer/late.h"
 
+#include "base/tensor.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,19 +10,10 @@ enum { DUE, RATE, SCALE, SKIP }; /* of late.state */
 
 const char late_name[] = "late/step", late_suffix[] = "/late";
 
-static size_t bytes_of(const DLTensor *t)
-{
-    size_t bytes = t->dtype.bits / 8u;
-
-    for (int i = 0; i < t->ndim; i++)
-        bytes *= (size_t)t->shape[i];
-    return bytes;
-}
-
 /* Of its place among others. */
 static size_t room_of(const DLTensor *t)
 {
-    return (bytes_of(t) + 7) / 8 * 8;
+    return (dp_tensor_bytes(t) + 7) / 8 * 8;
 }
 
 /* Tensors like the gradients of a part, in memory of their own. */
@@ -88,7 +81,7 @@ void late_swap(struct late *l, const struct engine *e)
             const DLTensor *grad = e->parts[i].parameters[k].grad;
             if (grad)
                 swap((char *)grad->data + grad->byte_offset, l->kept[i][k].data,
-                     bytes_of(grad));
+                     dp_tensor_bytes(grad));
         }
 }
 

@@ -99,11 +99,6 @@ int place_copy(struct place *p, void *to, const void *from, size_t bytes)
     return dp_device_copy(p->stream, to, from, bytes);
 }
 
-static size_t bytes_of(const DLTensor *t)
-{
-    return (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t);
-}
-
 int place_zero_gradients(struct place *p, const struct dp_parameter *list, int32_t count)
 {
     int err = 0;
@@ -111,7 +106,8 @@ int place_zero_gradients(struct place *p, const struct dp_parameter *list, int32
     for (int32_t i = 0; i < count && !err; i++)
         if (!(list[i].flags & DP_PARAMETER_FROZEN))
             err =
-                dp_device_zero(p->stream, dp_tensor_address(list[i].grad), bytes_of(list[i].grad));
+                dp_device_zero(p->stream, dp_tensor_address(list[i].grad),
+                               dp_tensor_bytes(list[i].grad));
     return err;
 }
 
@@ -143,7 +139,7 @@ int place_bring(struct place *p, struct dp_named_tensor *list, int32_t count, bo
 
     *out = (struct place_copies){.count = count};
     for (int32_t i = 0; i < count; i++)
-        bytes += is_apart(p, &list[i]) ? aligned(bytes_of(&list[i].tensor)) : 0;
+        bytes += is_apart(p, &list[i]) ? aligned(dp_tensor_bytes(&list[i].tensor)) : 0;
     if (!bytes)
         return 0;
     out->there = calloc((size_t)count, sizeof(*out->there));
@@ -157,11 +153,11 @@ int place_bring(struct place *p, struct dp_named_tensor *list, int32_t count, bo
             continue;
         out->there[i] = dp_tensor_address(t);
         if (read)
-            err = place_copy(p, at, out->there[i], bytes_of(t));
+            err = place_copy(p, at, out->there[i], dp_tensor_bytes(t));
         t->data = at;
         t->byte_offset = 0;
         t->device = (DLDevice){kDLCPU, 0};
-        at += aligned(bytes_of(t));
+        at += aligned(dp_tensor_bytes(t));
     }
     const int waited = place_wait(p); /* also after an error: what is queued writes to memory */
     return err ? err : waited;
@@ -174,7 +170,7 @@ int place_put_back(struct place *p, const struct dp_named_tensor *list,
 
     for (int32_t i = 0; i < copies->count && copies->memory && !err; i++)
         if (copies->there[i])
-            err = place_copy(p, copies->there[i], list[i].tensor.data, bytes_of(&list[i].tensor));
+            err = place_copy(p, copies->there[i], list[i].tensor.data, dp_tensor_bytes(&list[i].tensor));
     const int waited = copies->memory ? place_wait(p) : 0;
     return err ? err : waited;
 }

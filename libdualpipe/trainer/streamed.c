@@ -2,6 +2,7 @@
 #include "trainer/streamed.h"
 
 #include "base/fail.h"
+#include "base/tensor.h"
 
 #include <dualpipe/device.h>
 
@@ -29,23 +30,9 @@ struct streamed {
     DLTensor host_grads[DP_LAYER_PARAMETERS];
 };
 
-static size_t bytes_of(const DLTensor *t)
-{
-    size_t bytes = t->dtype.bits / 8u;
-
-    for (int i = 0; i < t->ndim; i++)
-        bytes *= (size_t)t->shape[i];
-    return bytes;
-}
-
 static size_t room_of(const DLTensor *t)
 {
-    return (bytes_of(t) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
-static char *data_of(const DLTensor *t)
-{
-    return (char *)t->data + t->byte_offset;
+    return (dp_tensor_bytes(t) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
 size_t streamed_bytes(const DLTensor *values, int32_t count)
@@ -67,9 +54,9 @@ static int copy(struct dp_device_stream *stream, struct window *w, const DLTenso
     int err = 0;
 
     for (int32_t k = 0; k < count && !err; k++) {
-        char *there = host[k].data ? data_of(&host[k]) : NULL;
+        char *there = host[k].data ? dp_tensor_address(&host[k]) : NULL;
         if (there)
-            err = dp_device_copy(stream, up ? at : there, up ? there : at, bytes_of(&host[k]));
+            err = dp_device_copy(stream, up ? at : there, up ? there : at, dp_tensor_bytes(&host[k]));
         at += room_of(&host[k]);
     }
     return err ? err : dp_device_event_record(w->ready, stream);
