@@ -27,7 +27,6 @@
 #include <dualpipe/placement.h>
 #include <dualpipe/random.h>
 #include <dualpipe/schedule.h>
-#include <dualpipe/segments.h>
 #include <dualpipe/stage.h>
 #include <dualpipe/topology.h>
 #include <dualpipe/trace.h>
@@ -164,10 +163,6 @@ static const struct {
     KNOWN(dp_save_bytes),
     KNOWN(dp_schedule),
     KNOWN(dp_schedule_spec),
-    KNOWN(dp_segment),
-    KNOWN(dp_segment_call),
-    KNOWN(dp_segment_place),
-    KNOWN(dp_segmented_stage),
     KNOWN(dp_shared_place),
     KNOWN(dp_simulation),
     KNOWN(dp_skip),

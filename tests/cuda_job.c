@@ -384,11 +384,6 @@ int cuda_job_open(struct job_rank *r, const struct job *job, struct dp_comm *com
     return err;
 }
 
-struct dp_device *cuda_job_device(void)
-{
-    return here.dev;
-}
-
 void cuda_job_use_device(struct dp_device *dev)
 {
     here.given = dev;

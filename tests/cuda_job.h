@@ -23,9 +23,6 @@ void cuda_job_edit(void *user, int rank, struct dp_pipeline_config *config);
 /* The calling thread's jobs are on this device, which stays open; not on one of their own. */
 void cuda_job_use_device(struct dp_device *dev);
 
-/* The calling thread's, while its job is open. */
-struct dp_device *cuda_job_device(void);
-
 /* Like job_rank_open, _step and _close, in the rank's thread. */
 int cuda_job_open(struct job_rank *r, const struct job *job, struct dp_comm *comm);
 int cuda_job_step(struct job_rank *r);

@@ -18,7 +18,7 @@ device      2  device
 optimizer   3  optimizer
 wire        2
 comm        3  comm nccl
-pipeline    4  stage pipeline batch_step trace segments
+pipeline    4  stage pipeline batch_step trace
 mixing      4  mixer mixing replicas
 asyncpipe   5  asyncpipe
 offload     5  offload

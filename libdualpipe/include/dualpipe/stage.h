@@ -20,8 +20,7 @@
  *
  * Input tensors and output gradients may be read until the last of these; outputs are gone once
  * forward has returned (a stage that needs them in its backward copies them into a save area).
- * Callbacks run in the thread that called dp_pipeline_step, one at a time (segments.h has stages in two
- * threads). They return 0 or a
+ * Callbacks run in the thread that called dp_pipeline_step, one at a time. They return 0 or a
  * negative errno; a failure aborts the step on every rank (dp_callback_error).
  */
 #ifndef DUALPIPE_STAGE_H
