@@ -36,15 +36,6 @@ tells_net_figures_in_json()
         wrong "not as promised: $(cat "$work/out")"
 }
 
-draws_net_figures()
-{
-    # shellcheck disable=SC2086 # words
-    run bench net $brief --sizes 8,64KiB --connections 2 --plugin "$plugin" --no-limits --svg "$work/net.svg" || return
-    grep -q '</svg>' "$work/net.svg" && grep -q 'A: dualpipe v12' "$work/net.svg" &&
-        grep -q 'bandwidth, 2 connections' "$work/net.svg" || wrong "no drawing"
-    ! command -v xmllint >/dev/null || xmllint --noout "$work/net.svg"
-}
-
 # The plugin that belongs to the program.
 finds_its_own_net_plugin()
 {
@@ -126,24 +117,12 @@ measures_where_there_is_only_ipv6()
     says "A  dualpipe v12, device lo"
 }
 
-# Not after minutes of measuring.
-says_at_once_that_there_is_no_place_for_the_drawing()
-{
-    refuses 1 "cannot write $work/nowhere/net.svg: No such file" \
-        bench net --plugin "$plugin" --svg "$work/nowhere/net.svg" || return
-    refuses 2 "--svg -: expected a file" bench net --plugin "$plugin" --svg - || return
-    refuses 2 "cannot load the plugin" bench net --plugin "$work/none.so" --svg "$work/early.svg" || return
-    [ ! -e "$work/early.svg" ] || wrong "leaves a drawing of nothing"
-}
-
 it sets_net_plugins_beside_each_other
 it tells_net_figures_in_json
-it draws_net_figures
 it finds_its_own_net_plugin
 it measures_between_processes_that_others_start
 it refuses_ranks_that_are_no_pair
 it refuses_what_is_no_net_plugin
 it refuses_lists_with_holes
 it measures_where_there_is_only_ipv6
-it says_at_once_that_there_is_no_place_for_the_drawing
 finish

@@ -198,34 +198,19 @@ wants_more_for_a_change()
     grep -q "0 of 21 sizes changed" "$work/err" || wrong "$(cat "$work/err")"
 }
 
-draws_before_and_after()
-{
-    fit -o "$work/table.csv" --svg "$work/gain.svg" || return
-    for words in "NCCL's own choice" "with the table" "allreduce, 16 ranks on 2 nodes" \
-        "allgather, 8 ranks on 1 node"; do
-        grep -qF "$words" "$work/gain.svg" || wrong "the drawing lacks '$words'" || return
-    done
-    command -v xmllint >/dev/null || return 0
-    xmllint --noout "$work/gain.svg"
-}
-
 keeps_what_a_full_disk_leaves()
 {
     [ -c /dev/full ] || skip 'this system has no /dev/full'
-    rm -f "$work/gain.svg"
-    fit -o /dev/full --svg "$work/gain.svg" >/dev/null
+    fit -o /dev/full >/dev/null
     [ "$status" = 1 ] || wrong "exits with $status" || return
-    grep -q 'sizes changed' "$work/err" && grep -q '</svg>' "$work/gain.svg" ||
-        wrong 'no summary or no drawing'
+    grep -q 'sizes changed' "$work/err" || wrong 'no summary'
 }
 
 never_writes_over_its_results()
 {
     cp "$tables/results/allreduce-own.txt" "$work/own.txt"
-    refuses 2 "--svg $work/own.txt: is also an input" tune fit "$work/own.txt" --svg "$work/own.txt" ||
-        return
+    refuses 2 "--output $work/own.txt: is also an input" tune fit "$work/own.txt" -o "$work/own.txt" || return
     refuses 2 'is also an input' tune fit "tree/ll=$work/own.txt" -o "$work/own.txt" || return
-    refuses 2 '--svg -: is also what --output writes' tune fit "$work/own.txt" -o - --svg - || return
     cmp "$work/own.txt" "$tables/results/allreduce-own.txt"
 }
 
@@ -297,7 +282,6 @@ it refuses_old "'protocl' is no column; did you mean protocol?" \
     '{"dualpipe_tuning": 1, "rules": [{"collective": "reduce", "protocl": "ll"}]}'
 it refuses_old 'old.json, as lines of text' '{"dualpipe_tuning": 1, "rules": [3]}'
 it wants_more_for_a_change
-it draws_before_and_after
 it keeps_what_a_full_disk_leaves
 it never_writes_over_its_results
 it says_what_was_not_measured

@@ -7,7 +7,6 @@
 #include "bench/net.h"
 #include "command.h"
 #include "commands.h"
-#include "files.h"
 #include "plugin_path.h"
 
 #include <ctype.h>
@@ -141,29 +140,12 @@ static int check_launched(const struct net_values *v, struct dp_comm_config *lau
     return 0;
 }
 
-/* Before minutes of measuring, not after them. */
-static int check_drawing(const struct net_values *v, const struct dp_comm_config *launched)
-{
-    struct output out;
-
-    if (!v->svg || launched->rank)
-        return 0;
-    if (!strcmp(v->svg, "-"))
-        return command_misused("--svg -: expected a file, as the figures go to standard output");
-    int status = output_open(v->svg, &out);
-    if (!status)
-        output_drop(&out);
-    return status;
-}
-
 static int measure(const struct net_values *v)
 {
     struct net_contender list[NET_CONTENDERS_MAX] = {0};
     struct dp_comm_config launched = {0};
     int count = 0, status = check_launched(v, &launched);
 
-    if (!status)
-        status = check_drawing(v, &launched);
     if (!status)
         status = list_plugins(v, list, &count);
     if (!status && !v->no_limits && !launched.size)
@@ -191,8 +173,6 @@ static const struct arg args[] = {
      .offset = offsetof(struct net_values, abi), .fallback = "0", .min = 0, .max = 12},
     {"no-limits", 0, NULL, "leave out what the machine could do", ARG_FLAG,
      .offset = offsetof(struct net_values, no_limits)},
-    {"svg", 0, "FILE", "also draw the figures", ARG_STRING,
-     .offset = offsetof(struct net_values, svg), .written = true},
 };
 
 int run_bench_net(int argc, char **argv)
@@ -210,7 +190,7 @@ int run_bench_net(int argc, char **argv)
                  "one plugin between two machines.",
         .groups = groups,
         .examples = "  dualpipe bench net\n"
-                    "  dualpipe bench net --sizes 8,512KiB --connections 1 --svg net.svg\n"
+                    "  dualpipe bench net --sizes 8,512KiB --connections 1\n"
                     "  dualpipe bench net --plugin libnccl-net-dualpipe.so --plugin other.so --json\n",
     };
     struct operands operands;

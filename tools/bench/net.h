@@ -38,7 +38,7 @@ struct net_values {
     struct bench_options common;
     struct arg_list plugins;
     struct net_list sizes, connections;
-    const char *device, *svg;
+    const char *device;
     int64_t abi; /* 0: the newest */
     bool no_limits;
 };
@@ -141,6 +141,6 @@ struct net_report {
 int net_run(const struct net_values *values, const struct net_contender *contenders, int count,
             const struct dp_comm_config *launched);
 /* What the lead does with its samples. */
-int net_print(const struct net_report *report);
+void net_print(const struct net_report *report);
 
 #endif

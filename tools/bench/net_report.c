@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * net_report.c - the figures of `dualpipe bench net` as a table, as JSON, as a drawing.
+ * net_report.c - the figures of `dualpipe bench net` as a table or as JSON.
  */
 #include "bench/net.h"
-#include "command.h"
-#include "draw/chart.h"
-#include "files.h"
 
 #include <jansson.h>
 
 #include <stdio.h>
-#include <string.h>
 
 enum { FORMAT = 1 }; /* of the JSON; man dualpipe-bench describes it */
 
@@ -153,68 +149,10 @@ static void print_json(const struct net_report *r)
     json_decref(all);
 }
 
-/* ---- a drawing ------------------------------------------------------------------------------- */
-
-/* A panel for every measure and number of connections; sizes across. */
-static void fill_panel(const struct net_report *r, const struct measure *m, int connections,
-                       struct chart_panel *panel)
-{
-    *panel = (struct chart_panel){.series_count = r->contender_count};
-    snprintf(panel->title, sizeof(panel->title), m->is_stream ? "%s, %d connection%s" : "%s",
-             m->what, connections, connections == 1 ? "" : "s");
-    for (int i = 0; i < r->test_count; i++) {
-        const struct net_test *t = &r->tests[i];
-        if (t->is_stream != m->is_stream || t->connections != connections)
-            continue;
-        bench_size_text(t->size, panel->labels[panel->count], sizeof(panel->labels[0]));
-        for (int c = 0; c < r->contender_count; c++) {
-            const struct net_result *one = find(r, t, c);
-            panel->values[c][panel->count] = one ? one->measured->figures[m->at].median : 0;
-            panel->unit = one ? one->measured->figures[m->at].unit : panel->unit;
-        }
-        panel->count++;
-    }
-}
-
-static void name_series(const struct net_report *r, int i, char *name, size_t len)
-{
-    const struct net_contender *c = &r->contenders[i];
-    const char *slash = c->file ? strrchr(c->file, '/') : NULL;
-
-    if (!c->file)
-        snprintf(name, len, "limit: %s", c->label);
-    else
-        snprintf(name, len, "%s: %s v%d, %s%s", c->label, c->facts.plugin, c->facts.version,
-                 c->assignments, slash ? slash + 1 : c->file);
-}
-
-static int draw(const struct net_report *r)
-{
-    static struct chart chart;
-    static const struct net_list one = {1, {1}};
-    struct output out;
-
-    chart = (struct chart){.title = "Net plugins between two processes",
-                           .series_count = r->contender_count};
-    for (int i = 0; i < r->contender_count; i++) {
-        name_series(r, i, chart.series[i].name, sizeof(chart.series[i].name));
-        chart.series[i].is_limit = !r->contenders[i].file;
-    }
-    for (int k = 0; k < MEASURES; k++) {
-        const struct net_list *list = measures[k].is_stream ? &r->values->connections : &one;
-        for (int i = 0; i < list->count; i++)
-            fill_panel(r, &measures[k], (int)list->items[i], &chart.panels[chart.panel_count++]);
-    }
-    if (output_open(r->values->svg, &out))
-        return DP_EIO;
-    return output_close(&out, draw_chart(out.file, &chart)) ? DP_EIO : 0;
-}
-
-int net_print(const struct net_report *r)
+void net_print(const struct net_report *r)
 {
     if (r->values->common.json)
         print_json(r);
     else
         print_table(r);
-    return r->values->svg ? draw(r) : 0;
 }

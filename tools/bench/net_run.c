@@ -244,11 +244,11 @@ static int measure(struct job *j, struct net_side *side, struct bench_case *case
     int err = bench_run(cases, count, &j->values->common);
     if (err)
         return err;
-    err = net_print(&(struct net_report){.values = j->values, .contenders = j->contenders,
-                                         .contender_count = j->contender_count, .tests = j->tests,
-                                         .test_count = j->test_count, .results = results,
-                                         .result_count = count, .host_count = j->host_count});
-    return err ? err : do_order(j, side, &(struct order){.contender = STOP}, NULL);
+    net_print(&(struct net_report){.values = j->values, .contenders = j->contenders,
+                                   .contender_count = j->contender_count, .tests = j->tests,
+                                   .test_count = j->test_count, .results = results,
+                                   .result_count = count, .host_count = j->host_count});
+    return do_order(j, side, &(struct order){.contender = STOP}, NULL);
 }
 
 static int lead(struct job *j, struct net_side *side)

@@ -4,7 +4,6 @@
  */
 #include "command.h"
 #include "commands.h"
-#include "draw/chart.h"
 #include "files.h"
 #include "topo/topo.h"
 #include "tune/fit.h"
@@ -16,7 +15,7 @@
 struct values {
     int64_t ranks, nodes;
     double gain;
-    const char *collective, *convert, *output, *svg;
+    const char *collective, *convert, *output;
 };
 
 /* The sizes of one collective in one communicator: sizes[first .. end). */
@@ -36,50 +35,6 @@ static bool next_place(const struct tune_fit *fit, struct place *at)
 static double default_us(const struct tune_size *size)
 {
     return tune_point_us(&size->points[0]);
-}
-
-/* ---- the drawing ---------------------------------------------------------------------------- */
-
-/* Of more sizes than fit, every second one, or third one, ... */
-static void fill_panel(const struct tune_fit *fit, const struct place *at,
-                       struct chart_panel *panel)
-{
-    const struct tune_point *p = fit->sizes[at->first].points;
-    size_t step = 1 + (at->end - at->first - 1) / CHART_PLACES_MAX;
-
-    *panel = (struct chart_panel){.series_count = 2, .unit = "us"};
-    snprintf(panel->title, sizeof(panel->title), "%s, %lld ranks on %lld node%s",
-             dp_tuning_function_name(p->function), (long long)p->ranks, (long long)p->nodes,
-             p->nodes == 1 ? "" : "s");
-    for (size_t i = at->first; i < at->end; i += step) {
-        char size[TOPO_WORD];
-        topo_size((uint64_t)fit->sizes[i].points->bytes, size);
-        snprintf(panel->labels[panel->count], sizeof(panel->labels[0]), "%.15s", size);
-        panel->values[0][panel->count] = default_us(&fit->sizes[i]);
-        panel->values[1][panel->count++] = tune_point_us(fit->sizes[i].choice);
-    }
-}
-
-static int draw(const struct tune_fit *fit, const char *path)
-{
-    struct chart *chart = calloc(1, sizeof(*chart));
-    struct place at = {0, 0};
-    struct output out;
-    int status;
-
-    if (!chart)
-        return command_broke("no memory for a drawing");
-    chart->title = "Collectives of NCCL before and after";
-    chart->series_count = 2;
-    snprintf(chart->series[0].name, sizeof(chart->series[0].name), "NCCL's own choice");
-    snprintf(chart->series[1].name, sizeof(chart->series[1].name), "with the table");
-    while (chart->panel_count < CHART_PANELS_MAX && next_place(fit, &at))
-        fill_panel(fit, &at, &chart->panels[chart->panel_count++]);
-    status = output_open(path, &out);
-    if (!status)
-        status = output_close(&out, draw_chart(out.file, chart));
-    free(chart);
-    return status;
 }
 
 /* ---- the table and what it is worth ---------------------------------------------------------- */
@@ -118,16 +73,12 @@ static void say_gain(const struct tune_fit *fit, const struct place *at)
     fprintf(stderr, changed ? ", up to %.0f %% less time\n" : "\n", 100 * most);
 }
 
-/* A file that cannot be written costs neither the other one nor the figures. */
+/* A file that cannot be written does not cost the figures. */
 static int report(const struct tune_fit *fit, const struct values *v)
 {
     struct place at = {0, 0};
     int status = write_table(fit->table, v->output);
 
-    if (v->svg) {
-        int drawn = draw(fit, v->svg);
-        status = status ? status : drawn;
-    }
     while (next_place(fit, &at))
         say_gain(fit, &at);
     if (fit->without_default)
@@ -153,8 +104,6 @@ static const struct arg write_args[] = {
     {"gain", 0, "PERCENT", "change NCCL's choice only for so much less time", ARG_REAL, AT(gain),
      .fallback = "3", .min = 0, .max = 99},
     {"output", 'o', "FILE", "write the table there", ARG_STRING, AT(output),
-     .written = true},
-    {"svg", 0, "FILE", "draw the times before and after", ARG_STRING, AT(svg),
      .written = true},
     {"convert", 0, "FILE", "instead of fitting: a table as JSON, of an older release, as text",
      ARG_STRING, AT(convert)},
@@ -210,7 +159,7 @@ int run_tune_fit(int argc, char **argv)
                  "say it: ring/ll128=FILE, or ring/ll128/8=FILE with 8 channels.",
         .groups = groups,
         .examples = "  dualpipe tune fit own.txt ring/ll128=b.txt tree/ll=c.txt -o cluster.csv\n"
-                    "  dualpipe tune fit own.json ring.json tree.json --svg gain.svg\n"
+                    "  dualpipe tune fit own.json ring.json tree.json -o cluster.csv\n"
                     "  dualpipe tune fit --collective allgather -n 16 -N 2 own.txt ring/ll=b.txt\n",
     };
     struct operands operands;
