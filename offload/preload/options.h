@@ -16,7 +16,6 @@ struct dpo_preload_options {
     bool stage;            /* copies of pageable memory */
     int64_t stage_min;     /* bytes of the smallest one */
     int64_t stage_threads; /* that copy, the caller among them; 0: by the processors */
-    bool nccl;             /* count its calls where its profiler does not */
     bool stat;             /* count where others can read it */
     const char *stat_dir;  /* NULL: where the net plugin does as a rule */
     bool pace;             /* copies of pinned memory give way to the network */

@@ -96,7 +96,7 @@ static void *find_in_caller(const char *name, const void *own, const void *calle
     return find_in_file(info.dli_fname, name, own);
 }
 
-/* The files of the libraries of CUDA and NCCL that are loaded. They are opened only after the walk,
+/* The files of the libraries of CUDA that are loaded. They are opened only after the walk,
  * which holds a lock of the loader that dlopen takes in another order. */
 enum { CUDA_FILES = 16, FILE_LEN = 512 };
 struct cuda_files {
@@ -116,8 +116,7 @@ static int add_cuda_file(struct dl_phdr_info *info, size_t size, void *user)
     struct cuda_files *files = user;
 
     (void)size;
-    if ((is_named(info, "libcuda") || is_named(info, "libnccl")) &&
-        files->count < CUDA_FILES && strlen(info->dlpi_name) < FILE_LEN)
+    if (is_named(info, "libcuda") && files->count < CUDA_FILES && strlen(info->dlpi_name) < FILE_LEN)
         strcpy(files->name[files->count++], info->dlpi_name);
     return 0;
 }

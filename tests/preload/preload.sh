@@ -224,48 +224,6 @@ case_is 'the report of dualpipe run has it' \
         grep '^status' "$work/run.err" || :)"
 case_is 'the page goes with its process' "$(ls "$work/pages")"
 
-# ---- NCCL -------------------------------------------------------------------------------------------
-
-nccl=tests/preload/preload-nccl
-for rank in 0 1 2; do
-    with DUALPIPE_PROFILER_TRAFFIC="$work/traffic" $nccl 3 $rank || echo "status $?" >>"$work/wrong"
-done
-touch "$work/wrong"
-# line RANKS RANK SENT FUNCTIONS - nothing if there is such a line.
-line()
-{
-    lacks "$work/traffic" "\"ranks\": $1, \"nodes\": 0, \"rank\": $2, .*\"sent\": \\[$3\\], \"functions\": .*$4"
-}
-case_is 'calls of NCCL are passed on, with their errors' "$(cat "$work/wrong")"
-case_is 'what NCCL sends is counted, call by call, and what fails is not' \
-    "$(line 3 0 '\[1, 1000\]' '"Send": \[1, 1000\]'
-        line 3 1 '\[2, 2000\]' '"AllReduce": \[1, 4096\]'
-        line 3 2 '\[0, 3000\]' '"Broadcast": \[1, 100\]')"
-case_is 'a communicator is the same on all ranks' \
-    "$(sed -n 's/.*"comm": "\([0-9a-f]*\)".*"ranks": 3.*/\1/p' "$work/traffic" | sort -u | tail -n +2)"
-case_is 'a part that was split off has its own name' \
-    "$([ "$(sed -n 's/.*"comm": "\([0-9a-f]*\)".*"ranks": 1.*/\1/p' "$work/traffic" | sort -u | wc -l)" = 2 ] ||
-        cat "$work/traffic")"
-case_is 'communicators of a group, and those of one process, are counted' \
-    "$(line 2 1 '\[0, 50\]' ''
-        line 2 0 '\[1, 7\]' '')"
-case_is 'the traffic can be placed' \
-    "$(tools/dualpipe topo place --traffic "$work/traffic" --synthetic gpu:4 >"$work/out" 2>&1 &&
-        grep -q '^Measured traffic, 3 ranks' "$work/out" || cat "$work/out")"
-rm "$work/traffic"
-for rank in 0 1 2 3; do
-    with DUALPIPE_PROFILER_TRAFFIC="$work/traffic" $nccl 4 $rank messages || echo "status $?" >>"$work/traffic"
-done
-case_is 'blocks to all others, to one and from one are messages' \
-    "$(line 4 0 '\[1, 41\], \[2, 40\], \[3, 40\]' '"Send": \[4, 121\]'
-        line 4 1 '\[0, 40\], \[2, 40\], \[3, 40\]' '"Send": \[3, 120\]'
-        line 4 2 '\[0, 240\], \[1, 241\], \[3, 240\]' '"Send": \[7, 721\]')"
-rm "$work/traffic"
-with DUALPIPE_PRELOAD_NCCL=0 DUALPIPE_PROFILER_TRAFFIC="$work/traffic" $nccl 3 0 || :
-case_is 'counting NCCL can be switched off' "$(cat "$work/traffic" 2>/dev/null || :)"
-with $nccl 3 0 || :
-case_is 'without a file nothing is said' "$(cat "$work/err")"
-
 # ---- programs without CUDA --------------------------------------------------------------------------
 
 # same NAME COMMAND... - prints and returns with the library what it does without.

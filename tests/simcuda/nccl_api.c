@@ -25,16 +25,13 @@ const struct nccl_api *nccl_api_load(const char *libnccl, const char *libnvml)
 
     /* NCCL asks for libnvidia-ml.so.1 by name and gets what is loaded already. */
     void *nvml = dlopen(libnvml, RTLD_NOW | RTLD_GLOBAL);
-    /* As a program that is linked with NCCL: a preloaded library comes first. */
-    const bool is_global = getenv("NCCL_JOB_GLOBAL");
-    void *library =
-        nvml ? dlopen(libnccl, RTLD_NOW | (is_global ? RTLD_GLOBAL : RTLD_LOCAL)) : NULL;
+    void *library = nvml ? dlopen(libnccl, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!library) {
         fprintf(stderr, "%s\n", dlerror());
         return NULL;
     }
 #define FIND(result, name, parameters)                                                             \
-    if (!find(is_global ? RTLD_DEFAULT : library, "nccl" #name, &api.name))                        \
+    if (!find(library, "nccl" #name, &api.name))                        \
         return NULL;
     NCCL_FUNCTIONS(FIND)
 #undef FIND

@@ -61,30 +61,6 @@ case_is 'the traffic can be placed' "$(
         cat "$work/placed"
 )"
 
-# ---- without the profiler: the preload library counts the calls ------------------------------------
-
-preload=$PWD/offload/.libs/libdualpipe-preload.so
-case " $DP_CC " in
-*-fsanitize* | *--coverage*) preload= ;;
-esac
-if [ -e "$preload" ]; then
-    mv "$work/traffic" "$work/traffic.profiler"
-    case_is 'everything is right with the preload library' "$(
-        export NCCL_PROFILER_PLUGIN=none NCCL_JOB_GLOBAL=1 LD_PRELOAD="$preload"
-        job --ranks 3 --bytes 4096 send-recv all-reduce all-gather broadcast two-comms
-    )"
-    # sums FILE - what each rank sent to each, over all communicators; and the collectives.
-    sums()
-    {
-        sed 's/"process": [0-9]*, //; s/"comm": "[0-9a-f]*", "name": "[^"]*", //; s/"nodes": [0-9]*, //' "$1" | sort
-    }
-    case_is 'it counts what the profiler counts' "$(sums "$work/traffic.profiler" >"$work/sums"
-        sums "$work/traffic" | diff "$work/sums" - || :)"
-    mv "$work/traffic.profiler" "$work/traffic"
-else
-    case_skipped 'counting by the preload library: none that can be preloaded'
-fi
-
 # ---- observe, place, run again (tools/README.md) ---------------------------------------------------
 
 unset DUALPIPE_PROFILER_TRAFFIC NCCL_PROFILER_PLUGIN
