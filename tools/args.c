@@ -66,11 +66,6 @@ bool args_parse_bytes(const char *text, double *bytes)
     return parse_number(text, byte_units, bytes);
 }
 
-bool args_parse_rate(const char *text, double *bytes_per_ns)
-{
-    return parse_number(text, rate_units, bytes_per_ns);
-}
-
 /* ---- one value ------------------------------------------------------------------------------ */
 
 static const struct unit *units_of(enum arg_type type)

@@ -105,6 +105,5 @@ void args_offer_presets(const char *before);
  * them. false if the text is none. */
 bool args_parse_time(const char *text, double *ns);
 bool args_parse_bytes(const char *text, double *bytes);
-bool args_parse_rate(const char *text, double *bytes_per_ns);
 
 #endif

@@ -214,17 +214,6 @@ static int finish_file(struct output *out, int err)
     return err;
 }
 
-void output_drop(struct output *out)
-{
-    if (!out->path)
-        return;
-    fclose(out->file);
-    if (out->temporary)
-        unlink(out->temporary);
-    free(out->temporary);
-    free(out->target);
-}
-
 int output_close(struct output *out, int err)
 {
     if (out->path)

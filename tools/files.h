@@ -50,9 +50,6 @@ struct output {
 /* path may be NULL or "-" for standard output. 0, else EXIT_FAILED; the sentence has been printed. */
 int output_open(const char *path, struct output *out);
 
-/* Nothing is written after all: whether it could be was the question. */
-void output_drop(struct output *out);
-
 /* Finish: err is 0 or what writing has returned (DP_EIO, DP_ENOMEM, ...). The file takes its place
  * if all went well, else it is removed and the reason printed. Returns an EXIT_ value. */
 int output_close(struct output *out, int err);
