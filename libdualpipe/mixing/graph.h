@@ -1,27 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * graph.h - what the files of the graphs share: the written forms, and what becomes of a graph when
- * workers go or come.
+ * graph.h - what the files of the graphs share, and what becomes of a graph when workers go or come.
  */
 #ifndef DP_MIXING_GRAPH_H
 #define DP_MIXING_GRAPH_H
 
-#include "base/text.h"
 #include <dualpipe/mixing.h>
 
 /* Groups of one for all workers that the last round has not named yet. */
 void dp_graph_add_rest_alone(struct dp_graph_builder *b);
-
-/* The readers of one form each. */
-int dp_graph_read_words(const char *text, size_t len, struct dp_graph **out);
-int dp_graph_read_json(const char *text, size_t len, struct dp_graph **out);
-void dp_graph_write_words(const struct dp_graph *g, struct dp_text *t);
-void dp_graph_write_json(const struct dp_graph *g, struct dp_text *t);
-
-/* Colour the edges of a simple graph: ends[2 * i], ends[2 * i + 1] are the ends of edge i, colors[i]
- * receives 0 .. *used - 1, where *used is at most the largest degree + 1. Edges that share an end have
- * different colours. DP_ENOMEM. */
-int dp_color_edges(int workers, size_t edges, const int32_t *ends, int32_t *colors, int32_t *used);
 
 /* The graph of the workers that are left: alive[workers], whose numbers become 0, 1 ... in their
  * order, each on a node of its own. Of the same kind where that exists for so few (ring of 8 with 6

@@ -159,7 +159,7 @@ static int agree_on_graph(struct dp_comm *comm, const struct dp_graph *g, struct
 {
     char *text = NULL;
 
-    options->failed |= dp_graph_write(g, DP_GRAPH_FORMAT_TEXT, &text, NULL) != 0;
+    options->failed |= dp_graph_write(g, &text, NULL) != 0;
     const char *at = text ? text : "";
     for (int i = 1; *at; i++) {
         const size_t len = strcspn(at, "\n");

@@ -105,7 +105,7 @@ static int tell(struct dp_mixer *m, struct dp_comm *comm)
     if (!err)
         err = hash_own(m, &w);
     if (!err)
-        err = dp_graph_write(m->death->given, DP_GRAPH_FORMAT_TEXT, &text, &len);
+        err = dp_graph_write(m->death->given, &text, &len);
     if (err)
         return err;
     w.numbers = tensors[0].tensor.shape[0];
@@ -251,8 +251,7 @@ static int make(const struct dp_mixer_config *config, struct told *t, struct dp_
 {
     struct dp_mixer_config full = *config;
     struct dp_graph *given, *g = NULL;
-    int err = dp_graph_read(t->text, (size_t)t->w.text, DP_GRAPH_FORMAT_TEXT, DP_GRAPH_WEIGHTS_GIVEN, 0,
-                            &given);
+    int err = dp_graph_read(t->text, (size_t)t->w.text, &given);
 
     if (err)
         return err;

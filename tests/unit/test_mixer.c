@@ -100,7 +100,7 @@ static void describe(struct worker *w, struct dp_comm *comm, const struct job *j
 static int make_graph(const struct job *job, struct dp_graph **out)
 {
     if (job->file)
-        return dp_graph_read(job->file, strlen(job->file), DP_GRAPH_FORMAT_GUESS, 0, 0, out);
+        return dp_graph_read(job->file, strlen(job->file), out);
     return dp_graph_new(&(struct dp_graph_spec){.name = job->graph ? job->graph : "one-peer-exp",
                                                 .workers = RANKS, .local = 2}, out);
 }

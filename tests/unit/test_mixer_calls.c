@@ -26,7 +26,7 @@ static int open_by_text(struct worker *w, struct dp_comm *comm, const char *text
                         void (*change)(struct dp_mixer_config *config))
 {
     describe_worker(w, comm, 64);
-    int err = dp_graph_read(text, strlen(text), DP_GRAPH_FORMAT_GUESS, 0, 0, &w->graph);
+    int err = dp_graph_read(text, strlen(text), &w->graph);
     struct dp_mixer_config config = config_of_worker(w, &(struct job){0});
 
     for (int i = 0; i < TOTAL; i++)
@@ -241,7 +241,7 @@ static int leave_out_members(struct dp_comm *comm, void *arg)
         one->parameters[0].tied = one->parameters[1].tied = "both";
         for (int i = 0; i < TOTAL; i++)
             one->memory[i] = start_value(0, i % ELEMENTS);
-        CHECK(!dp_graph_read(pairs, strlen(pairs), DP_GRAPH_FORMAT_GUESS, 0, 0, &one->graph));
+        CHECK(!dp_graph_read(pairs, strlen(pairs), &one->graph));
         const struct dp_mixer_config config = config_of_worker(one, &(struct job){0});
         CHECK(!dp_mixer_new(&config, &one->mixer));
         for (int t = 0; t < ITERATIONS; t++)
@@ -513,7 +513,7 @@ static int follow_decent_dp(struct dp_comm *comm, void *arg)
     const int rank = dp_comm_rank(comm);
 
     describe_worker(&w, comm, 64);
-    CHECK(!dp_graph_read(c->graph, strlen(c->graph), DP_GRAPH_FORMAT_GUESS, 0, 0, &w.graph));
+    CHECK(!dp_graph_read(c->graph, strlen(c->graph), &w.graph));
     struct dp_mixer_config config = config_of_worker(&w, &(struct job){.factor = c->factor});
     config.compat = true;
     config.clip_norm = c->clip;
@@ -605,7 +605,7 @@ static int open_caller(struct caller *c, struct worker *w, struct dp_comm *comm,
 
     *c = (struct caller){.w = w, .skips_at = -1};
     describe_worker(w, comm, 64);
-    int err = dp_graph_read(ring, strlen(ring), DP_GRAPH_FORMAT_GUESS, 0, 0, &w->graph);
+    int err = dp_graph_read(ring, strlen(ring), &w->graph);
     struct dp_mixer_config config = config_of_worker(w, &(struct job){0});
     for (int i = 0; i < TOTAL; i++)
         w->memory[i] = start_value(0, i);

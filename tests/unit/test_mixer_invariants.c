@@ -24,7 +24,7 @@ struct step_case {
 static int make_graph(const struct step_case *c, struct dp_graph **out)
 {
     if (c->file)
-        return dp_graph_read(c->file, strlen(c->file), DP_GRAPH_FORMAT_GUESS, 0, 0, out);
+        return dp_graph_read(c->file, strlen(c->file), out);
     return dp_graph_new(
         &(struct dp_graph_spec){
             .name = c->graph, .workers = c->workers, .local = c->local ? c->local : 1},
@@ -193,7 +193,9 @@ static void a_factor_moves_eigenvalues_as_it_should(void **state)
     static const struct step_case cases[] = {
         {.graph = "complete", .workers = 4, .factor = 0.3},
         {.graph = "torus", .workers = 4, .factor = 0.7},
-        {.file = "0.5 0.25 0 0.25\n0.25 0.5 0.25 0\n0 0.25 0.5 0.25\n0.25 0 0.25 0.5\n",
+        {.file = "mixing circle workers=4\n"
+                 "round 0: 0>0*0.5 0>1*0.25 0>3*0.25 1>1*0.5 1>0*0.25 1>2*0.25 2>2*0.5 2>1*0.25 "
+                 "2>3*0.25 3>3*0.5 3>2*0.25 3>0*0.25\n",
          .workers = 4, .factor = 0.45},
     };
 

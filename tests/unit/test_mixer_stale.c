@@ -244,7 +244,7 @@ static int refuse(struct dp_comm *comm, void *arg)
     CHECK(w);
     describe_worker(w, comm, 64);
     if (wrong->file)
-        CHECK(!dp_graph_read(wrong->file, strlen(wrong->file), DP_GRAPH_FORMAT_GUESS, 0, 0, &w->graph));
+        CHECK(!dp_graph_read(wrong->file, strlen(wrong->file), &w->graph));
     else
         CHECK(!dp_graph_new(
             &(struct dp_graph_spec){.name = wrong->graph, .workers = RANKS, .local = 1}, &w->graph));

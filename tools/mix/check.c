@@ -135,8 +135,8 @@ int run_mix_check(int argc, char **argv)
                  "the round and the worker. Exit status 1: it breaks one.",
         .groups = groups,
         .examples = "  dualpipe mix check ring -N 64\n"
-                    "  dualpipe mix check --file matrix.txt\n"
-                    "  dualpipe mix check --file edges.csv --weights metropolis --format json\n",
+                    "  dualpipe mix check --file graph.txt\n"
+                    "  dualpipe mix check torus -N 16 --format json\n",
     };
     struct check_args a = {0};
 

@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 static const struct command commands[] = {
     {"show", "write it out, round by round", run_mix_show},
@@ -25,10 +24,10 @@ static const struct command_set set = {
     .name = "dualpipe mix",
     .about = "Mixing graphs for decentralized training: which workers average their parameters\n"
              "with which others, round by round. KIND is a built-in graph; --file FILE is one of\n"
-             "your own: its text or JSON, a matrix, or a list of edges.",
+             "your own, as the text that show writes.",
     .commands = commands,
     .examples = "  dualpipe mix show one-peer-exp -N 8\n"
-                "  dualpipe mix check --file edges.txt\n"
+                "  dualpipe mix check --file graph.txt\n"
                 "  dualpipe mix simulate one-peer-exp -N 4096\n",
 };
 
@@ -41,8 +40,6 @@ int run_mix(int argc, char **argv)
 
 #define AT(member) .offset = offsetof(struct mix_args, member)
 
-static const char *const formats[] = {"guess", "text", "json", "matrix", "edges", NULL};
-static const char *const weights[] = {"given", "uniform", "metropolis", NULL};
 static const struct arg graph_args[] = {
     {"workers", 'N', "N", "how many there are (default 8)", ARG_INT, AT(workers), .min = 1,
      .max = DP_GRAPH_MAX_WORKERS},
@@ -55,10 +52,6 @@ static const struct arg graph_args[] = {
 };
 static const struct arg file_args[] = {
     {"file", 0, "FILE", "your own graph instead of KIND (- for stdin)", ARG_STRING, AT(file)},
-    {"file-format", 0, NULL, "what is in it", ARG_CHOICE, AT(file_format), .fallback = "guess",
-     .choices = formats},
-    {"weights", 0, NULL, "of a matrix or of edges", ARG_CHOICE, AT(weights), .fallback = "given",
-     .choices = weights},
 };
 
 #define GROUP(title, args) {title, args, sizeof(args) / sizeof(args[0])}
@@ -98,15 +91,6 @@ int mix_build(const struct mix_args *a, const char *name, struct dp_graph **out)
     return err ? command_failed(err) : 0;
 }
 
-static int place_of(const char *const *list, const char *word)
-{
-    int i = 0;
-
-    while (list[i] && strcmp(list[i], word))
-        i++;
-    return i;
-}
-
 static int read_graph(const struct mix_args *a, bool check, struct dp_graph **out)
 {
     size_t len;
@@ -115,8 +99,7 @@ static int read_graph(const struct mix_args *a, bool check, struct dp_graph **ou
     if (!text)
         return command_misused("--file %s: %s", a->file, input_error(errno));
     command_mute(true);
-    int err = dp_graph_read(text, len, (enum dp_graph_format)place_of(formats, a->file_format),
-                            (enum dp_graph_weights)place_of(weights, a->weights), (int)a->workers, out);
+    int err = dp_graph_read(text, len, out);
     free(text);
     if (err || !check)
         return command_read(a->file, err);

@@ -12,7 +12,7 @@
 /* A command's values begin with it; zero them before args_parse. */
 struct mix_args {
     int64_t workers, local, rounds, seed;
-    const char *file, *file_format, *weights;
+    const char *file;
 };
 
 extern const struct arg_group mix_graph_group; /* workers, local, ... */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * show.c - `dualpipe mix show`: a graph in a format that --file reads back.
+ * show.c - `dualpipe mix show`: a graph as the text that --file reads back.
  */
 #include "command.h"
 #include "commands.h"
@@ -8,17 +8,13 @@
 #include "mix/mix.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 struct show_args {
     struct mix_args common;
-    const char *format, *output;
+    const char *output;
 };
 
-static const char *const formats[] = {"text", "json", NULL};
 static const struct arg args[] = {
-    {"format", 'f', NULL, "what to write", ARG_CHOICE, .offset = offsetof(struct show_args, format),
-     .fallback = "text", .choices = formats},
     {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING,
      .offset = offsetof(struct show_args, output), .written = true},
 };
@@ -28,8 +24,7 @@ static int show(const void *values, const struct dp_graph *g)
     const struct show_args *a = values;
     struct output out;
     char *text;
-    int err = dp_graph_write(
-        g, strcmp(a->format, "json") ? DP_GRAPH_FORMAT_TEXT : DP_GRAPH_FORMAT_JSON, &text, NULL);
+    int err = dp_graph_write(g, &text, NULL);
 
     if (err)
         return command_failed(err);
@@ -52,13 +47,12 @@ int run_mix_show(int argc, char **argv)
         .operands = "[KIND]",
         .operand_choices = mix_kinds(),
         .max_operands = 1,
-        .about = "Write a mixing graph round by round, as text or as JSON, which --file reads back.\n"
+        .about = "Write a mixing graph round by round, as the text that --file reads back.\n"
                  "{0 1} is a group whose members become its mean, {0 1}*0.7 one whose members keep\n"
                  "0.7 of their own; 0>1*0.5 says that worker 1 takes half of worker 0's value.",
         .groups = groups,
         .examples = "  dualpipe mix show ring -N 4\n"
-                    "  dualpipe mix show one-peer-exp -N 8 --format json -o graph.json\n"
-                    "  dualpipe mix show --file edges.txt --weights metropolis\n",
+                    "  dualpipe mix show one-peer-exp -N 8 -o graph.txt\n",
     };
     struct show_args a = {0};
 

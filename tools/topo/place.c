@@ -114,7 +114,7 @@ static int read_graph(const char *path, int replicas, struct dp_graph **out)
     if (!text)
         return command_misused("--mixing %s: %s", path, input_error(errno));
     command_mute(true);
-    int err = dp_graph_read(text, len, DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN, 0, out);
+    int err = dp_graph_read(text, len, out);
     free(text);
     if (!err && (*out)->workers != replicas) {
         const int workers = (*out)->workers;

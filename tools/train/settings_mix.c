@@ -37,7 +37,7 @@ static int no_such_way(const char *mix, int error)
                            near ? "?" : "");
 }
 
-static int read_graph(const char *path, int workers, struct dp_graph **out)
+static int read_graph(const char *path, struct dp_graph **out)
 {
     size_t len;
     char *text = input_read(path, INPUT_MOST, &len);
@@ -45,7 +45,7 @@ static int read_graph(const char *path, int workers, struct dp_graph **out)
     if (!text)
         return no_such_way(path, errno);
     command_mute(true);
-    int err = dp_graph_read(text, len, DP_GRAPH_FORMAT_GUESS, DP_GRAPH_WEIGHTS_GIVEN, workers, out);
+    int err = dp_graph_read(text, len, out);
     free(text);
     return command_read(path, err);
 }
@@ -79,7 +79,7 @@ static int make_graph(struct settings *s, struct dp_graph **out)
     if (!names_a_graph(s->mix) && s->mix_local)
         return no_node(s);
     if (!names_a_graph(s->mix))
-        return read_graph(s->mix, (int)s->replicas, out);
+        return read_graph(s->mix, out);
     if ((status = find_local(s, &local)))
         return status;
     command_mute(true);

@@ -126,37 +126,14 @@ DP_PUBLIC void dp_graph_set_push_sum(struct dp_graph_builder *b);
  * round that mixes groups with links; DP_ENOMEM. */
 DP_PUBLIC int dp_graph_builder_end(struct dp_graph_builder *b, struct dp_graph **out);
 
-/* ---- from a user's file ---------------------------------------------------------------------- */
+/* ---- as text --------------------------------------------------------------------------------- */
 
-enum dp_graph_format {
-    DP_GRAPH_FORMAT_GUESS, /* by what stands there, see below */
-    DP_GRAPH_FORMAT_TEXT,  /* "mixing ring workers=4 local=1", then a line a round */
-    DP_GRAPH_FORMAT_JSON,  /* the format of the golden files */
-    DP_GRAPH_FORMAT_MATRIX,
-    DP_GRAPH_FORMAT_EDGES
-};
-
-enum dp_graph_weights {
-    DP_GRAPH_WEIGHTS_GIVEN,      /* those of the file; edges without: as uniform */
-    DP_GRAPH_WEIGHTS_UNIFORM,    /* 1 / (largest degree + 1) on every edge; pairs of a round 1/2 */
-    DP_GRAPH_WEIGHTS_METROPOLIS, /* 1 / (1 + the larger degree of the two) */
-};
-
-/* Write the graph as text or JSON. *out is malloc'ed, NUL-terminated, *len without the NUL; len may
- * be NULL. DP_EINVAL for another format. */
-DP_PUBLIC int dp_graph_write(const struct dp_graph *g, enum dp_graph_format format, char **out,
-                             size_t *len);
-/* Read one. Text and JSON say everything. A matrix is a line a worker with a number a worker, the
- * mixing matrix of a single round; an edge list is a line an edge, "0 3" or "0 3 0.25", undirected,
- * and is coloured into rounds of pairs. Blanks or commas separate, '#' begins a comment. A guess takes
- * a text that begins with '{' for JSON, with "mixing" for text, as many lines as columns for a matrix
- * (but not two or three where `workers` is another number, or all begin with different pairs of
- * workers), anything else for edges. workers: of an
- * edge list, 0: the largest rank + 1. Degrees of Metropolis weights are those of the whole list.
- * DP_EINVAL names line or JSON path, what stood there and what was expected. The result has not been
- * checked. */
-DP_PUBLIC int dp_graph_read(const char *text, size_t len, enum dp_graph_format format,
-                            enum dp_graph_weights weights, int workers, struct dp_graph **out);
+/* Write the graph as text: "mixing ring workers=4 local=1", then a line a round. *out is malloc'ed,
+ * NUL-terminated, *len without the NUL; len may be NULL. DP_ENOMEM. */
+DP_PUBLIC int dp_graph_write(const struct dp_graph *g, char **out, size_t *len);
+/* Read one; '#' begins a comment. DP_EINVAL names the line, what stood there and what was expected. The
+ * result has not been checked. */
+DP_PUBLIC int dp_graph_read(const char *text, size_t len, struct dp_graph **out);
 
 /* ---- the checker ------------------------------------------------------------------------------ */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * graph_words.c - graphs as text, a line a round:
+ * graph_text.c - mixing graphs written and read as text, a line a round:
  *
  *      mixing ring workers=4 local=1
  *      round 0: {0 1} {2 3}
@@ -13,7 +13,6 @@
  */
 #include "base/array.h"
 #include "base/fail.h"
-#include "base/json.h"
 #include "base/text.h"
 #include "mixing/graph.h"
 
@@ -41,19 +40,22 @@ static void write_link(const struct dp_mix_link *l, struct dp_text *t)
     dp_text_add_number(t, l->weight);
 }
 
-void dp_graph_write_words(const struct dp_graph *g, struct dp_text *t)
+int dp_graph_write(const struct dp_graph *g, char **out, size_t *len)
 {
-    dp_text_addf(t, "mixing %s workers=%d local=%d%s\n", g->name, g->workers, g->local,
+    struct dp_text t = {0};
+
+    dp_text_addf(&t, "mixing %s workers=%d local=%d%s\n", g->name, g->workers, g->local,
                  g->push_sum ? " push-sum" : "");
     for (int32_t k = 0; k < g->period; k++) {
         const struct dp_mix_round *r = &g->rounds[k];
-        dp_text_addf(t, "round %d:", k);
+        dp_text_addf(&t, "round %d:", k);
         for (size_t i = 0; i < r->group_count; i++)
-            write_group(g, &g->groups[r->first_group + i], t);
+            write_group(g, &g->groups[r->first_group + i], &t);
         for (size_t i = 0; i < r->link_count; i++)
-            write_link(&g->links[r->first_link + i], t);
-        dp_text_adds(t, "\n");
+            write_link(&g->links[r->first_link + i], &t);
+        dp_text_adds(&t, "\n");
     }
+    return dp_text_take(&t, out, len);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -230,13 +232,12 @@ static int read_header(struct reader *r)
     return err;
 }
 
-int dp_graph_read_words(const char *text, size_t len, struct dp_graph **out)
+static int read_copy(const char *copy, struct dp_graph **out)
 {
-    struct reader r = {.at = text, .line = 1};
+    struct reader r = {.at = copy, .line = 1};
     struct dp_graph *unused;
     int err;
 
-    (void)len; /* it is NUL-terminated */
     skip_empty_lines(&r);
     err = read_header(&r);
     for (skip_empty_lines(&r); !err && *r.at; skip_empty_lines(&r))
@@ -246,5 +247,22 @@ int dp_graph_read_words(const char *text, size_t len, struct dp_graph **out)
         return dp_graph_builder_end(r.b, out);
     if (r.b && !dp_graph_builder_end(r.b, &unused))
         dp_graph_free(unused);
+    return err;
+}
+
+int dp_graph_read(const char *text, size_t len, struct dp_graph **out)
+{
+    int err = dp_utf8_begin(&text, &len, NULL);
+
+    if (err)
+        return err;
+    char *copy = malloc(len + 1);
+    if (!copy)
+        return dp_fail(DP_ENOMEM, "no memory for a mixing graph of %zu bytes", len);
+    memcpy(copy, text, len);
+    copy[len] = '\0';
+    err = strlen(copy) == len ? read_copy(copy, out)
+                              : dp_fail(DP_EINVAL, "a NUL at byte %zu, expected text", strlen(copy));
+    free(copy);
     return err;
 }
