@@ -4,8 +4,10 @@
  *
  *      "tensors"   what the trees refer to, in order: a shape, or an object with "shape", "type"
  *                  ("int32" if left out), "data" (0, 1, 2, ... if left out), "strides", "device"
- *      trees       text as for dp_spec_parse, where in a value a number n is tensor n, * is an
- *                  opaque value, *n (written stack(n)) another one, and - is nothing
+ *      trees       text: in a spec a number is Chunk of that dimension, * is Replicate, - is nothing,
+ *                  sum and mean are reducers, stack(D) is Stack; (a, b) is a tuple, [a, b] a list,
+ *                  {name: a, "other name": b} a dict. In a value a number n is tensor n, * is an
+ *                  opaque value, stack(n) another one, and - is nothing
  *
  * and results printed as text: (int32[2, 1]=[0 1], *, -).
  */
@@ -247,12 +249,97 @@ static inline struct dp_tree case_value_of(struct case_data *d, const struct dp_
     }
 }
 
+/* ---- trees as text --------------------------------------------------------------------------- */
+
+static inline const char *case_skip(const char *at)
+{
+    return at + strspn(at, " \n");
+}
+
+static inline const char *case_word(const char *at, const char *word)
+{
+    const size_t len = strlen(word);
+
+    return strncmp(at, word, len) ? NULL : at + len;
+}
+
+static inline const char *case_parse_leaf(const char *at, struct dp_tree *out)
+{
+    const char *next;
+    char *end;
+    const int number = (int)strtol(at, &end, 10);
+
+    if (end != at) {
+        *out = dp_chunk(number);
+        return end;
+    }
+    if ((next = case_word(at, "stack"))) {
+        *out = dp_stack(*next == '(' ? (int)strtol(next + 1, &end, 10) : 0);
+        return *next == '(' ? end + 1 : next;
+    }
+    *out = *at == '*'   ? dp_replicate()
+           : *at == '-' ? dp_absent()
+                        : dp_reduce(*at == 's' ? dp_reducer_sum() : dp_reducer_mean());
+    if (*at == '*' || *at == '-')
+        return at + 1;
+    if (!(next = case_word(at, "sum")) && !(next = case_word(at, "mean")))
+        fail_msg("'%s', expected a leaf", at);
+    return next;
+}
+
+static inline const char *case_parse_name(struct dp_arena *arena, const char *at, const char **out)
+{
+    const bool quoted = *at == '"';
+    const char *begin = at + quoted;
+    const size_t len = strcspn(begin, quoted ? "\"" : ": ");
+    char *name = dp_arena_array(arena, len + 1, 1);
+
+    memcpy(name, begin, len);
+    name[len] = '\0';
+    *out = name;
+    at = case_skip(begin + len + quoted);
+    assert_int_equal(*at, ':');
+    return case_skip(at + 1);
+}
+
+static inline const char *case_parse_tree(struct dp_arena *arena, const char *at,
+                                          struct dp_tree *out)
+{
+    static const char open[] = "([{", close[] = ")]}";
+    static const enum dp_tree_kind kinds[] = {DP_TREE_TUPLE, DP_TREE_LIST, DP_TREE_DICT};
+    const char *const bracket = *at ? strchr(open, *at) : NULL;
+    int32_t count = 0;
+
+    if (!bracket)
+        return case_parse_leaf(at, out);
+    const enum dp_tree_kind kind = kinds[bracket - open];
+    struct dp_tree *items = dp_arena_array(arena, strlen(at), sizeof(*items));
+    const char **names = dp_arena_array(arena, strlen(at), sizeof(*names));
+    for (at = case_skip(at + 1); *at != close[bracket - open]; count++) {
+        if (kind == DP_TREE_DICT)
+            at = case_parse_name(arena, at, &names[count]);
+        at = case_skip(case_parse_tree(arena, at, &items[count]));
+        at = case_skip(at + (*at == ','));
+    }
+    *out = dp_tree_node(kind, count, items, kind == DP_TREE_DICT ? names : NULL);
+    return at + 1;
+}
+
+/* dp_tree_free frees it. */
+static inline struct dp_tree *case_parse(const char *text)
+{
+    struct dp_arena *arena;
+    struct dp_tree *root = dp_arena_object_new(sizeof(*root), &arena);
+
+    assert_non_null(root);
+    if (*case_skip(case_parse_tree(arena, case_skip(text), root)))
+        fail_msg("'%s' goes on behind a tree", text);
+    return root;
+}
+
 static inline struct dp_tree case_value(struct case_data *d, const char *text)
 {
-    struct dp_tree *parsed;
-
-    if (dp_spec_parse(text, &parsed))
-        fail_msg("%s: %s", text, dp_last_error());
+    struct dp_tree *parsed = case_parse(text);
     struct dp_tree value = case_value_of(d, parsed);
     dp_tree_free(parsed);
     return value;
@@ -261,12 +348,9 @@ static inline struct dp_tree case_value(struct case_data *d, const char *text)
 /* NULL where there is no such key. */
 static inline struct dp_tree *case_spec(const json_t *json, const char *key)
 {
-    struct dp_tree *spec = NULL;
     const char *text = case_string(json, key);
 
-    if (text && dp_spec_parse(text, &spec))
-        fail_msg("%s: %s", text, dp_last_error());
-    return spec;
+    return text ? case_parse(text) : NULL;
 }
 
 static inline void case_print_data(struct dp_text *out, const DLTensor *t, int dim, const char *p)

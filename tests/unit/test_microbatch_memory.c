@@ -79,27 +79,6 @@ static int call_merge_mask(void)
     return call_merge(true);
 }
 
-static int call_parse(void)
-{
-    struct dp_tree *spec;
-    int err = dp_spec_parse("({a: 0, b: [1, 2, 3, 4, 5, 6, 7, 8, 9]}, *)", &spec);
-
-    if (!err)
-        dp_tree_free(spec);
-    return err;
-}
-
-static int call_print(void)
-{
-    struct dp_tree leaf = dp_tensor(&tensor);
-    char *text;
-    int err = dp_tree_print(&leaf, &text);
-
-    if (!err)
-        free(text);
-    return err;
-}
-
 static void splitting_survives_every_failed_allocation(void **state)
 {
     (void)state;
@@ -115,19 +94,11 @@ static void merging_survives_every_failed_allocation(void **state)
     expect_every_failure_reported(call_merge_mask, 7);
 }
 
-static void texts_survive_every_failed_allocation(void **state)
-{
-    (void)state;
-    expect_every_failure_reported(call_parse, 8);
-    expect_every_failure_reported(call_print, 1);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(splitting_survives_every_failed_allocation),
         cmocka_unit_test(merging_survives_every_failed_allocation),
-        cmocka_unit_test(texts_survive_every_failed_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

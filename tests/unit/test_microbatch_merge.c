@@ -240,7 +240,7 @@ static void a_merged_tree_outlives_its_spec(void **state)
     struct dp_tree leaf = scalar(&s, 4), results[] = {dp_dict(1, (const char *[]){"loss"}, &leaf)};
     struct dp_tree *spec, *merged;
 
-    assert_int_equal(dp_spec_parse("{loss: mean}", &spec), 0);
+    spec = case_parse("{loss: mean}");
     assert_int_equal(dp_merge(results, 1, &(struct dp_merge_options){.spec = spec}, &merged), 0);
     dp_tree_free(spec);
     assert_string_equal(merged->names[0], "loss");

@@ -356,60 +356,11 @@ static void damaged_trees_are_refused_or_split_never_more(void **state)
     dp_log_set(NULL, NULL, DP_LOG_WARN);
 }
 
-/* ---- texts ---------------------------------------------------------------------------------- */
-
-static const char *text_once(void)
-{
-    static const char *const words[] = {"(", ")", "[", "]", "{", "}", ",", ":", "*", "-", "0", "-1",
-                                        "sum", "mean", "stack", "a", "b", "\"c d\"", " ", "\\"};
-    char text[256] = "", *first, *second;
-    struct dp_tree *t;
-    int err;
-
-    for (int i = below(24); i >= 0; i--)
-        strcat(text, words[below(sizeof(words) / sizeof(words[0]))]);
-    err = dp_spec_parse(text, &t);
-    if (err)
-        return err == DP_EINVAL ? NULL : "an error of another kind";
-    err = dp_tree_print(t, &first);
-    dp_tree_free(t);
-    if (err)
-        return "cannot be printed";
-    if (dp_spec_parse(first, &t)) {
-        free(first);
-        return "cannot be read again";
-    }
-    err = dp_tree_print(t, &second);
-    bool same = !err && !strcmp(first, second);
-    free(first);
-    free(err ? NULL : second);
-    dp_tree_free(t);
-    return same ? NULL : "printed differently";
-}
-
-static const char *random_text(void)
-{
-    const char *wrong = NULL;
-
-    for (int i = 0; i < 30 && !wrong; i++)
-        wrong = text_once();
-    return wrong;
-}
-
-static void random_texts_are_refused_or_keep_their_meaning(void **state)
-{
-    (void)state;
-    dp_log_set(ignore_line, NULL, DP_LOG_WARN);
-    run_cases(random_text);
-    dp_log_set(NULL, NULL, DP_LOG_WARN);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(merging_undoes_splitting_for_random_trees),
         cmocka_unit_test(damaged_trees_are_refused_or_split_never_more),
-        cmocka_unit_test(random_texts_are_refused_or_keep_their_meaning),
     };
     printf("seeds %llu to %llu\n", (unsigned long long)first_seed(),
            (unsigned long long)first_seed() + CASES - 1);

@@ -259,7 +259,7 @@ DP_PUBLIC int dp_value_put(const DLTensor *to, const void *bytes, size_t len);
 DP_PUBLIC int dp_value_get(const DLTensor *from, const void **bytes, size_t *len);
 
 /* tensors[count] in the tree that `form` describes: each of its leaves stands for the next tensor,
- * but for those that are absent, which stay so. A form may be text: dp_spec_parse("(*, {a: *})").
+ * but for those that are absent, which stay so.
  * nodes[room] takes all nodes but the root, *out; the tree refers to them, to the tensors and to
  * the form's names. Filling the tensors of `out` through it is filling the outputs. DP_EINVAL:
  * another number of leaves than tensors, too few nodes, a form that breaks the rules for trees. */

@@ -15,7 +15,7 @@
  *      dp_microbatches_free(mbs);
  *
  * Who owns what. A tree node owns nothing: a tree that you build refers to your tensors, arrays
- * and names. A result (struct dp_microbatches, or the root that dp_merge and dp_spec_parse hand
+ * and names. A result (struct dp_microbatches, or the root that dp_merge hands
  * out) owns all its nodes, names and views and what had to be copied, and is freed by one call. It
  * refers to the data of the tensors that were cut, to replicated tensors and to opaque values,
  * which must therefore outlive it. Trees, names, specs and the DLTensors that were cut need not.
@@ -223,21 +223,7 @@ DP_PUBLIC struct dp_tree dp_spec_from_dims(int32_t count, const int *dims, struc
 DP_PUBLIC struct dp_tree dp_spec_from_names(int32_t count, const char *const *names,
                                             const int *dims, struct dp_tree *items);
 
-/* A spec as text: a number is Chunk of that dimension, * is Replicate, - is nothing, sum and mean
- * are reducers, stack is stack(0) and stack(D) the same along D; (a, b) is a tuple, [a, b] a list,
- * {name: a, "other name": b} a dict.
- *
- *      (0, {ids: 0, positions: 1, mask: *}, [0, -1])
- *
- * *out is freed by dp_tree_free and does not refer to text. DP_EINVAL with the place and what was
- * expected there. */
-DP_PUBLIC int dp_spec_parse(const char *text, struct dp_tree **out);
-
-/* Any tree as text, malloc'ed: specs as above, values as float32[4, 8], opaque and -. A tree that
- * breaks the rules or the limits is refused with DP_EINVAL. */
-DP_PUBLIC int dp_tree_print(const struct dp_tree *tree, char **out);
-
-/* Free a root that dp_spec_parse or dp_merge handed out, with all it owns. May be NULL. */
+/* Free a root that dp_merge handed out, with all it owns. May be NULL. */
 DP_PUBLIC void dp_tree_free(struct dp_tree *root);
 
 /* ---- split ---------------------------------------------------------------------------------- */
