@@ -267,16 +267,28 @@ static int copy_in(struct dp_pipeline *pipe, const struct dp_plan_wait *wait)
 
 /* ---- waits ---------------------------------------------------------------------------------- */
 
+static int send_first(struct dp_pipeline *pipe)
+{
+    int err = dp_compute_wait(pipe, state_of(pipe, pipe->now.first_unsent->message.request)->copied);
+
+    return err ? err : dp_messages_start_copied(pipe);
+}
+
 static int wait_for_sending(struct dp_pipeline *pipe, struct dp_message_state *state)
 {
     int err = 0;
 
-    while (state->unsent && !err) {
-        struct dp_message_state *first = state_of(pipe, pipe->now.first_unsent->message.request);
-        err = dp_compute_wait(pipe, first->copied);
-        if (!err)
-            err = dp_messages_start_copied(pipe);
-    }
+    while (state->unsent && !err)
+        err = send_first(pipe);
+    return err;
+}
+
+int dp_messages_send_all(struct dp_pipeline *pipe)
+{
+    int err = 0;
+
+    while (pipe->now.first_unsent && !err)
+        err = send_first(pipe);
     return err;
 }
 

@@ -224,7 +224,9 @@ static int go_on_outside(struct dp_pipeline *pipe, bool wait)
 
     if (err == DP_EAGAIN && wait) {
         const int64_t start = dp_now_ns();
-        err = ops->wait(pipe->config.reduce_user, slot);
+        err = dp_messages_send_all(pipe);
+        if (!err)
+            err = ops->wait(pipe->config.reduce_user, slot);
         dp_messages_note_wait(pipe, dp_now_ns() - start, dp_pipeline_slot(pipe, slot)->mirror);
     }
     pipe->reductions.first += !err;

@@ -23,6 +23,8 @@ void dp_messages_forget(struct dp_pipeline *pipe);
 size_t dp_messages_len(const struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* Start the sends whose copies have ended. */
 int dp_messages_start_copied(struct dp_pipeline *pipe);
+/* Before a wait for a peer that does not do that: wait for the copies, too. */
+int dp_messages_send_all(struct dp_pipeline *pipe);
 /* Wait for one request of this rank. peer: pipeline rank. */
 int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *request, int peer);
 /* The channel on which messages of `channel` travel: one for all where they drive the ranks. */

@@ -52,6 +52,8 @@ struct engine_ops {
     int (*train)(struct engine *e, const struct dp_batch *batch, double *losses);
     /* The same without backward and dropout. */
     int (*evaluate)(struct engine *e, const struct dp_batch *batch, double *losses);
+    /* The gradients of a slot are complete: bring them to where its parameters live. */
+    int (*fetch)(struct engine *e, int slot);
     /* Tied parameters: gradients are summed at the owner and zero at the copies; the owner's values
      * go to all copies; whether this rank updates a parameter of a slot. */
     int (*sum_tied)(struct engine *e);

@@ -25,7 +25,7 @@ static int take_steps(const struct model_engine_config *config, struct stage_tim
 int measure_layers(const struct dp_trainer_config *config, const struct model_info *m, int64_t rows,
                    struct stage_times *times)
 {
-    const struct dp_trainer_config how = {.rows = rows, .seed = config->seed};
+    const struct dp_trainer_config how = {.rows = rows, .seed = config->seed, .dtype = config->dtype};
     const struct dp_schedule_spec spec = {
         .kind = DP_SCHEDULE_ZB1P, .ranks = 1, .microbatches = 1};
     const int32_t first_layer[] = {0, m->model.layer_count};

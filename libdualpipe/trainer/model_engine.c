@@ -137,6 +137,11 @@ static int run(struct engine *base, const struct dp_schedule *s, const struct dp
     if (take_rows(e, rows))
         step.extents = (const int64_t(*)[DP_MAX_EXTENTS])e->extents;
     int err = begin_parts(e, s, batch, rows, losses, &step);
+    for (int i = 0; i < base->part_count && !err; i++) {
+        err = stage_put(e->stages[i], false);
+        if (!err)
+            err = stage_round(e->stages[i]);
+    }
     if (!err) {
         step.inputs = batch_part_cut(e->inputs);
         step.input_loader = batch_part_loader(e->inputs);
@@ -164,18 +169,34 @@ static int evaluate(struct engine *e, const struct dp_batch *batch, double *loss
     return run(e, ((struct model_engine *)e)->forward, batch, losses);
 }
 
+/* What the pipeline does with tied parameters it does where they compute. */
+static int with_tied(struct engine *base, bool gradients, int (*act)(struct dp_pipeline *pipeline))
+{
+    struct model_engine *e = (struct model_engine *)base;
+    int err = 0;
+
+    for (int i = 0; i < base->part_count && !err; i++)
+        err = stage_put(e->stages[i], gradients);
+    if (!err && e->pipeline)
+        err = act(e->pipeline);
+    for (int i = 0; i < base->part_count && !err; i++)
+        err = stage_fetch(e->stages[i], gradients);
+    return err;
+}
+
 static int sum_tied(struct engine *e)
 {
-    struct dp_pipeline *pipeline = ((struct model_engine *)e)->pipeline;
-
-    return pipeline ? dp_pipeline_sum_tied(pipeline) : 0;
+    return with_tied(e, true, dp_pipeline_sum_tied);
 }
 
 static int broadcast_tied(struct engine *e)
 {
-    struct dp_pipeline *pipeline = ((struct model_engine *)e)->pipeline;
+    return with_tied(e, false, dp_pipeline_broadcast_tied);
+}
 
-    return pipeline ? dp_pipeline_broadcast_tied(pipeline) : 0;
+static int fetch(struct engine *e, int slot)
+{
+    return stage_fetch(((struct model_engine *)e)->stages[slot], true);
 }
 
 static bool owns(const struct engine *e, int slot, int parameter)
@@ -215,8 +236,8 @@ static void engine_free(struct engine *base)
     free(e);
 }
 
-static const struct engine_ops model_ops = {train, evaluate, sum_tied,   broadcast_tied,
-                                            owns,  seek,     engine_free};
+static const struct engine_ops model_ops = {train, evaluate, fetch, sum_tied,
+                                            broadcast_tied, owns, seek, engine_free};
 
 /* ---- making one ------------------------------------------------------------------------------ */
 
@@ -236,12 +257,14 @@ static int make_stages(struct model_engine *e, const struct model_engine_config 
                                    .rows = batch_rows(config->how->rows, config->microbatches, 0),
                                    .microbatches = config->microbatches,
                                    .seed = config->how->seed,
-                                   .place = config->place},
+                                   .dtype = config->how->dtype,
+                                   .place = config->place,
+                                   .away = config->away},
             &e->stages[i]);
         if (err)
             break;
         const struct stage *stage = e->stages[i];
-        e->base.parts[i] = (struct engine_part){.parameters = stage->parameters,
+        e->base.parts[i] = (struct engine_part){.parameters = stage->homes,
                                                 .count = stage->parameter_count,
                                                 .layers = stage->layer_of,
                                                 .stage = slot->stage,

@@ -20,6 +20,7 @@ struct model_engine_config {
     struct dp_comm *all;        /* of all, for errors; NULL: this process is alone */
     struct replica replica;
     struct place *place;
+    bool away; /* parameters live in the host's memory, whatever the place */
     int32_t microbatches;               /* of all replicas */
     int32_t order_blocks;               /* of this one; 0: any order */
     const struct dp_reduce_ops *reduce; /* NULL: the pipeline sums mirrors itself */

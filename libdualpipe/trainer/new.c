@@ -79,6 +79,9 @@ static int check_config(const struct dp_trainer_config *c)
         return dp_fail(DP_EINVAL, "checkpoint.resume: set, expected a checkpoint.folder");
     if (c->optimizer.groups || c->optimizer.memory || c->optimizer.stream)
         return dp_fail(DP_EINVAL, "optimizer: groups, memory or a stream are set, expected none");
+    if (c->dtype.bits && (c->dtype.bits != 16 || c->dtype.lanes != 1 ||
+                          (c->dtype.code != kDLBfloat && c->dtype.code != kDLFloat)))
+        return dp_fail(DP_EINVAL, "dtype: of %d bits, expected bfloat16 or float16", c->dtype.bits);
     if (c->stream && !c->device)
         return dp_fail(DP_EINVAL, "stream: set, expected a device, too");
     if (c->nccl && (!c->device || dp_device_host_accessible(c->device)))
@@ -177,6 +180,8 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                                c->checkpoint.on_signal,
                                c->device && !dp_device_host_accessible(c->device),
                                c->nccl,
+                               c->dtype.code,
+                               c->dtype.bits,
                                c->loss_scale.interval,
                                c->offload.parameters,
                                (int64_t)c->offload.device_bytes};
@@ -414,9 +419,12 @@ static struct model_engine_config describe(struct dp_trainer *t)
         .all = t->comm,
         .replica = replica,
         .place = t->place,
+        .away = t->home != t->place,
         .microbatches = t->config.microbatches,
         .order_blocks = t->own_blocks,
-        .reduce = t->sums.none || !has_reduces(t->training) ? NULL : &trainer_reduce_ops,
+        .reduce = t->sums.none || !has_reduces(t->training) ? NULL
+                  : t->home == t->place                      ? &trainer_reduce_ops
+                                                             : &trainer_host_reduce_ops,
         .reduce_user = t};
 }
 
@@ -428,7 +436,7 @@ static int make_sums(struct dp_trainer *t)
                                        .all = team_of(t),
                                        .data = t->data,
                                        .graph = t->graph,
-                                       .place = t->place,
+                                       .place = t->home,
                                        .how = &t->config};
 
     return trainer_fail(t, sums_init(&t->sums, &config, t->engine));
@@ -453,27 +461,39 @@ int trainer_make_parts(struct dp_trainer *t)
     return dp_comm_share_error(t->comm, err);
 }
 
+/* What replicas do with each other is done on a device by NCCL, where a mixer of the device can: it does
+ * D-PSGD and no more, and has no state to be saved. Otherwise parameters live on the host. */
+static bool lives_on_host(const struct dp_trainer *t)
+{
+    const struct dp_trainer_config *c = &t->config;
+    const bool plain = c->mixing.algorithm == DP_MIXER_DPSGD && !c->mixing.compression &&
+                       !c->mixing.staleness && !c->checkpoint.folder && !c->checkpoint.from;
+
+    if (t->sums.none)
+        return false;
+    return !c->nccl || (t->graph && (!plain || t->graph->push_sum));
+}
+
 static int make_place(struct dp_trainer *t)
 {
     const struct dp_trainer_config *c = &t->config;
-    const int err = place_new(c->device, c->stream, &t->place);
+    int err = place_new(c->device, c->stream, &t->place);
 
+    t->home = t->place;
     if (err || !place_device(t->place))
         return err;
-    t->config.optimizer.stream = place_stream(t->place);
-    if (!t->sums.none && !c->nccl)
-        return dp_fail(DP_EUNSUPPORTED, "replicas or shards on a device: expected nccl");
     if (c->delay_update)
         return dp_fail(DP_EUNSUPPORTED, "delay_update: on a device of CUDA, expected none");
     if (c->offload.parameters)
         return dp_fail(DP_EUNSUPPORTED, "offload.parameters: on a device of CUDA, expected none");
     if (c->survive)
         return dp_fail(DP_EUNSUPPORTED, "survive: on a device of CUDA, expected none");
-    if (trainer_mixes(t) && c->checkpoint.folder)
-        return dp_fail(DP_EUNSUPPORTED,
-                       "checkpoint.folder: of replicas that mix on a device, expected "
-                       "none");
-    return 0;
+    if (lives_on_host(t)) {
+        t->home = NULL;
+        err = place_new(NULL, NULL, &t->home);
+    }
+    t->config.optimizer.stream = t->home ? place_stream(t->home) : NULL;
+    return err;
 }
 
 /* What each rank finds out by itself. */
@@ -672,6 +692,8 @@ void dp_trainer_free(struct dp_trainer *t)
     if (t->watches)
         signals_end();
     trainer_free_parts(t);
+    if (t->home != t->place)
+        place_free(t->home);
     place_free(t->place);
     if (t->owns_comm)
         dp_comm_close(t->comm);

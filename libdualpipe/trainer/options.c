@@ -17,6 +17,7 @@ enum { MOST_GRAPHS = 62 };
 static const char *const schedules[] = {"none",      "gpipe",       "1f1b", "zb1p", "dualpipe",
                                         "dualpipev", "interleaved", "zbv",  NULL};
 static const char *const offloads[] = {"params", NULL};
+static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
 static const char *const optimizers[] = {"sgd", "adam", "adamw", "accum-adam", "accum-adamw", NULL};
 
 static int find(const char *const *names, const char *text, char *expected, size_t room)
@@ -79,6 +80,17 @@ static bool parse_optimizer(const char *text, void *values, char *expected, size
     if (was_set)
         c->optimizer.weight_decay = decay;
     return true;
+}
+
+static bool parse_dtype(const char *text, void *values, char *expected, size_t room)
+{
+    static const DLDataType types[] = {{0}, {kDLBfloat, 16, 1}, {kDLFloat, 16, 1}};
+    struct dp_trainer_config *c = values;
+    const int at = find(dtypes, text, expected, room);
+
+    if (at >= 0 && c)
+        c->dtype = types[at];
+    return at >= 0;
 }
 
 /* Later ones as dp_loss_scale_defaults has it. */
@@ -193,6 +205,8 @@ static const struct dp_option table[] = {
     {"loss-scale", DP_OPTION_PARSE, NULL,
      "what the loss is multiplied with at first, so that small gradients survive; 0: nothing",
      .value = "X", .parse = parse_loss_scale},
+    {"dtype", DP_OPTION_PARSE, NULL, "what layers are given the weights as, too, rounded",
+     .choices = dtypes, .parse = parse_dtype},
     {"seed", DP_OPTION_INT, NULL, "of initial weights and of random numbers", AT(seed), 0,
      INT64_MAX, .value = "N"},
     {"save", DP_OPTION_STRING, NULL,

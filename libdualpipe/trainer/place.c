@@ -2,7 +2,9 @@
 #include "trainer/place.h"
 
 #include "base/fail.h"
+#include "base/fp16.h"
 #include "base/tensor.h"
+#include "device/device_ops.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -97,6 +99,22 @@ void place_release(struct place *p, enum dp_memory where, void *memory)
 int place_copy(struct place *p, void *to, const void *from, size_t bytes)
 {
     return dp_device_copy(p->stream, to, from, bytes);
+}
+
+int place_round(struct place *p, size_t count, const float *from, DLDataType type, uint16_t *to)
+{
+    const bool brain = type.code == kDLBfloat;
+    int err;
+
+    if (p->apart) {
+        err = dp_device_zero(p->stream, to, count * sizeof(*to));
+        if (!err)
+            err = dp_device_add(p->stream, type, to, (DLDataType){kDLFloat, 32, 1}, from, count);
+        return err != DP_EUNSUPPORTED ? err : dp_fail(err, "the device has no sums to round by");
+    }
+    for (size_t i = 0; i < count; i++)
+        to[i] = brain ? dp_bfloat16_store(from[i]) : dp_float16_store(from[i]);
+    return 0;
 }
 
 int place_zero_gradients(struct place *p, const struct dp_parameter *list, int32_t count)

@@ -28,6 +28,8 @@ int place_alloc(struct place *p, enum dp_memory where, size_t bytes, void **out)
 void place_release(struct place *p, enum dp_memory where, void *memory);
 /* Queued. What is not memory of the device has to be pinned, or the call waits. */
 int place_copy(struct place *p, void *to, const void *from, size_t bytes);
+/* Queued: to[count] become from[count], rounded to a type of 16 bits. */
+int place_round(struct place *p, size_t count, const float *from, DLDataType type, uint16_t *to);
 int place_zero_gradients(struct place *p, const struct dp_parameter *list, int32_t count);
 /* For all that is queued. DP_ETIMEDOUT after ten minutes. */
 int place_wait(struct place *p);

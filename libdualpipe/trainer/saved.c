@@ -165,7 +165,7 @@ static int write_own(struct dp_trainer *t, const char *folder, int attempt, int 
     if (!err && t->late)
         err = list_late(t, SAVED_FIRST, &l);
     if (!err)
-        err = place_bring(t->place, l.tensors, l.count, true, &copies);
+        err = place_bring(t->home, l.tensors, l.count, true, &copies);
     const struct dp_named_tensor *tensors = trainer_mixes(t) ? mixing.tensors : l.tensors;
     const int32_t count = trainer_mixes(t) ? mixing.count : l.count;
 
@@ -177,7 +177,7 @@ static int write_own(struct dp_trainer *t, const char *folder, int attempt, int 
                   ? dp_checkpoint_write(path, tensors, count, NULL)
                   : dp_fail(DP_EINVAL, "%.100s...: the path is too long", folder);
     dp_comm_busy_end(busy);
-    place_copies_free(t->place, &copies);
+    place_copies_free(t->home, &copies);
     saved_list_fini(&l);
     saved_mixing_fini(&mixing);
     return err;
@@ -341,14 +341,14 @@ static int read_state(struct dp_trainer *t, const struct dp_checkpoint *c)
     if (!err && late)
         err = list_late(t, SAVED_WANTED, &l);
     if (!err)
-        err = place_bring(t->place, l.tensors, l.count, false, &copies);
+        err = place_bring(t->home, l.tensors, l.count, false, &copies);
     for (int32_t i = 0; i < l.count && !err; i++)
         err = dp_checkpoint_read_pieces(c, &l.tensors[i]);
     if (!err)
-        err = place_put_back(t->place, l.tensors, &copies);
+        err = place_put_back(t->home, l.tensors, &copies);
     if (!err && t->late && !late)
         late_set(t->late, NULL);
-    place_copies_free(t->place, &copies);
+    place_copies_free(t->home, &copies);
     saved_list_fini(&l);
     return err;
 }
@@ -493,7 +493,7 @@ int trainer_gather(struct dp_trainer *t, void *arg)
     dp_trainer_gathered_free(g->tensors); /* of a try that a death has ended */
     *g = (struct trainer_gathered){.rank = g->rank};
     if (!err)
-        err = place_bring(t->place, has.tensors, has.count, true, &copies);
+        err = place_bring(t->home, has.tensors, has.count, true, &copies);
     if (!err && (g->rank < 0 || g->rank >= t->ranks))
         err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", g->rank, t->ranks - 1);
     if (!err && trainer_rank(t) == g->rank)
@@ -501,7 +501,7 @@ int trainer_gather(struct dp_trainer *t, void *arg)
     err = dp_comm_share_error(t->comm, err);
     if (!err)
         err = move(t, &has, g->tensors, g->count);
-    place_copies_free(t->place, &copies);
+    place_copies_free(t->home, &copies);
     saved_list_fini(&has);
     if (err) {
         dp_trainer_gathered_free(g->tensors);

@@ -131,6 +131,7 @@ static struct dp_layer_call call_of(const struct run *run, int32_t i, const DLTe
         .discarded = call->discarded,
         .values = s->values + l->first,
         .grads = grads,
+        .rounded = s->rounded ? s->rounded + l->first : NULL,
         .in = in,
         .save = offset(call->save, l->at.whole, layer->save.whole || layer->save_row.whole),
         .save_input =
@@ -334,6 +335,14 @@ struct dp_stage stage_view(struct stage *s)
     };
 }
 
+int stage_round(struct stage *s)
+{
+    return s->rounded && s->values_bytes
+               ? place_round(s->place, s->values_bytes / sizeof(float), s->values[0].data,
+                             s->rounded[0].dtype, s->rounded[0].data)
+               : 0;
+}
+
 size_t stage_largest_bytes(const struct stage *s)
 {
     size_t most = 0;
@@ -344,6 +353,29 @@ size_t stage_largest_bytes(const struct stage *s)
         most = bytes > most ? bytes : most;
     }
     return most;
+}
+
+/* Values and gradients are each in one piece of memory, in the same order. */
+int stage_put(struct stage *s, bool gradients)
+{
+    const size_t at = gradients ? s->values_bytes : 0;
+
+    return s->home ? place_copy(s->place, (char *)s->memory + at, (char *)s->home + at, s->values_bytes)
+                   : 0;
+}
+
+int stage_fetch(struct stage *s, bool gradients)
+{
+    const size_t at = gradients ? s->values_bytes : 0;
+    int err = 0;
+
+    if (!s->home)
+        return 0;
+    err = place_copy(s->place, (char *)s->home + at, (char *)s->memory + at, s->values_bytes);
+    if (!err && gradients)
+        err = place_zero_gradients(s->place, s->parameters, s->parameter_count);
+    const int waited = place_wait(s->place);
+    return err ? err : waited;
 }
 
 /* ---- skips ----------------------------------------------------------------------------------- */
@@ -496,7 +528,7 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Values, then gradients; then what calls need. */
+/* Values, then gradients; then values that are rounded, and what calls need. */
 static int make_memory(struct stage *s)
 {
     const int32_t first = s->model->first[s->first_layer];
@@ -512,7 +544,8 @@ static int make_memory(struct stage *s)
     }
     scratch = aligned(scratch);
     s->values_bytes = values;
-    s->memory_bytes = 2 * values + 2 * between + scratch;
+    const size_t rounded = s->rounded ? aligned(values / 2) : 0;
+    s->memory_bytes = 2 * values + rounded + 2 * between + scratch;
     if (s->bare)
         return 0;
     const int err = place_alloc(s->place, DP_MEMORY_DEVICE, s->memory_bytes, &s->memory);
@@ -522,16 +555,18 @@ static int make_memory(struct stage *s)
     for (int32_t k = 0; k < s->parameter_count; k++) {
         s->values[k].data = at;
         s->grads[k].data = at + values;
+        if (s->rounded)
+            s->rounded[k].data = (char *)s->memory + 2 * values + (at - (char *)s->memory) / 2;
         at += aligned(s->model->parameters[first + k].bytes);
     }
-    at = (char *)s->memory + 2 * values;
+    at = (char *)s->memory + 2 * values + rounded;
     s->between[0] = at;
     s->between[1] = at + between;
     s->scratch = scratch ? at + 2 * between : NULL;
     return 0;
 }
 
-static void describe(struct stage *s, int32_t k)
+static int describe(struct stage *s, int32_t k, DLDataType rounded)
 {
     const struct model_parameter *p = &s->model->parameters[s->model->first[s->first_layer] + k];
 
@@ -547,6 +582,14 @@ static void describe(struct stage *s, int32_t k)
         .value = &s->values[k],
         .grad = p->spec->flags & DP_PARAMETER_FROZEN ? NULL : &s->grads[k],
     };
+    if (!s->rounded)
+        return 0;
+    s->rounded[k] = s->values[k];
+    s->rounded[k].dtype = rounded;
+    return s->values[k].dtype.bits == 32
+               ? 0
+               : dp_fail(DP_EUNSUPPORTED, "parameter '%s' of float64, expected float32 with a dtype",
+                         p->name);
 }
 
 /* Initial values are made in the host's memory, one after the other. */
@@ -576,7 +619,35 @@ static int fill(struct stage *s)
     return err;
 }
 
-static int make_parameters(struct stage *s)
+/* The same list, of tensors in the host's memory. */
+static int make_home(struct stage *s)
+{
+    const size_t count = (size_t)s->parameter_count;
+    char *memory = NULL;
+    void *pinned;
+
+    s->homes = calloc(count + 1, sizeof(*s->homes));
+    s->home_tensors = calloc(2 * count + 1, sizeof(*s->home_tensors));
+    if (!s->homes || !s->home_tensors)
+        return dp_fail(DP_ENOMEM, "no memory for a list of %d parameters", s->parameter_count);
+    int err = place_alloc(s->place, DP_MEMORY_PINNED, 2 * s->values_bytes + 1, &pinned);
+    if (!err)
+        s->home = memory = pinned;
+    for (size_t k = 0; k < 2 * count && !err; k++) {
+        DLTensor *t = &s->home_tensors[k];
+        *t = k < count ? s->values[k] : s->grads[k - count];
+        t->data = memory + ((char *)t->data - (char *)s->memory);
+        t->device = (DLDevice){kDLCPU, 0};
+    }
+    for (size_t k = 0; k < count && !err; k++) {
+        s->homes[k] = s->parameters[k];
+        s->homes[k].value = &s->home_tensors[k];
+        s->homes[k].grad = s->parameters[k].grad ? &s->home_tensors[count + k] : NULL;
+    }
+    return err ? err : stage_fetch(s, false);
+}
+
+static int make_parameters(struct stage *s, DLDataType rounded)
 {
     const struct model_info *m = s->model;
     const int32_t first = m->first[s->first_layer];
@@ -586,19 +657,22 @@ static int make_parameters(struct stage *s)
     s->grads = calloc(count, sizeof(*s->grads));
     s->parameters = calloc(count, sizeof(*s->parameters));
     s->layer_of = calloc(count, sizeof(*s->layer_of));
-    if (!s->values || !s->grads || !s->parameters || !s->layer_of)
+    s->rounded = rounded.bits ? calloc(count, sizeof(*s->rounded)) : NULL;
+    if (!s->values || !s->grads || !s->parameters || !s->layer_of || (rounded.bits && !s->rounded))
         return dp_fail(DP_ENOMEM, "no memory for a list of %d parameters", s->parameter_count);
-    for (int32_t k = 0, l = s->first_layer; k < s->parameter_count; k++) {
+    int err = 0;
+    for (int32_t k = 0, l = s->first_layer; k < s->parameter_count && !err; k++) {
         while (m->first[l + 1] <= first + k)
             l++;
         s->layer_of[k] = l;
-        describe(s, k);
+        err = describe(s, k, rounded);
     }
-    const int err = make_memory(s);
+    if (!err)
+        err = make_memory(s);
     return err || s->bare ? err : fill(s);
 }
 
-static int build(struct stage *s, int32_t microbatches)
+static int build(struct stage *s, const struct stage_config *config)
 {
     int err = 0;
 
@@ -607,11 +681,14 @@ static int build(struct stage *s, int32_t microbatches)
         return dp_fail(DP_ENOMEM, "no memory for a stage of %d layers", s->layer_count);
     for (int32_t i = 0; i < s->layer_count && !err; i++) {
         place_layer(s, i);
-        err = make_norms(&s->layers[i], microbatches);
+        err = make_norms(&s->layers[i], config->microbatches);
     }
     if (!err)
         err = place_skips(s);
-    return err ? err : make_parameters(s);
+    if (!err)
+        err = make_parameters(s, config->dtype);
+    s->homes = s->parameters;
+    return err || !config->away || s->bare ? err : make_home(s);
 }
 
 int stage_new(const struct stage_config *config, struct stage **out)
@@ -629,7 +706,7 @@ int stage_new(const struct stage_config *config, struct stage **out)
                         .place = config->place,
                         .bare = config->bare};
     s->parameter_count = s->model->first[config->end_layer] - s->model->first[config->first_layer];
-    const int err = build(s, config->microbatches);
+    const int err = build(s, config);
     if (err)
         stage_free(s);
     else
@@ -650,6 +727,11 @@ void stage_free(struct stage *s)
     free(s->skips);
     free(s->values);
     free(s->grads);
+    free(s->rounded);
+    place_release(s->place, DP_MEMORY_PINNED, s->home);
+    free(s->home_tensors);
+    if (s->homes != s->parameters)
+        free(s->homes);
     free(s->parameters);
     free(s->layer_of);
     place_release(s->place, DP_MEMORY_DEVICE, s->memory);

@@ -50,8 +50,12 @@ struct stage {
     int32_t skip_count;
     int32_t parameter_count;
     struct dp_parameter *parameters;   /* [parameter_count] */
+    struct dp_parameter *homes;        /* the same where they live: those, or in `home` */
+    DLTensor *home_tensors;            /* [2 * parameter_count] values, then gradients */
+    void *home;                        /* pinned, of the host; NULL: they live where they compute */
     int32_t *layer_of;                 /* [parameter_count] place in the model */
     DLTensor *values, *grads;          /* [parameter_count] */
+    DLTensor *rounded;                 /* [parameter_count] copies of the values; NULL: none */
     void *memory, *between[2], *scratch;
     struct dp_save_bytes save;
     bool no_split;
@@ -68,14 +72,23 @@ struct stage_config {
     int64_t rows;
     int32_t microbatches;              /* of a step of all replicas, for norms */
     uint64_t seed;
+    DLDataType dtype;                  /* of rounded values; zeroed: there are none */
     struct place *place;               /* it stays */
+    bool away;                         /* parameters live in the host's memory, whatever the place */
 };
 
-/* Parameters begin from the seed, gradients zero. DP_ENOMEM; errors of a fill. */
+/* Parameters begin from the seed, gradients zero. DP_ENOMEM; DP_EUNSUPPORTED for values that are not
+ * rounded to dtype; errors of a fill. */
 int stage_new(const struct stage_config *config, struct stage **out);
 void stage_free(struct stage *stage);
 /* As the pipeline takes it; the stage must stay. */
 struct dp_stage stage_view(struct stage *stage);
+/* Of parameters that live elsewhere: queue the values or gradients of now to where they compute. */
+int stage_put(struct stage *stage, bool gradients);
+/* And back, waiting; gradients are zero afterwards where they were. */
+int stage_fetch(struct stage *stage, bool gradients);
+/* Queued: the rounded values become those of now. */
+int stage_round(struct stage *stage);
 /* The values of its largest layer, on their way through the device. */
 size_t stage_largest_bytes(const struct stage *stage);
 

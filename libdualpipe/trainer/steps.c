@@ -146,9 +146,16 @@ static int end_of_step_sum(struct dp_trainer *t, int slot)
     return t->engine->tied ? 0 : end_of_sum(t, slot);
 }
 
+static int launch(struct dp_trainer *t, int slot)
+{
+    const int err = t->engine->ops->fetch(t->engine, slot);
+
+    return err ? err : sums_launch(&t->sums, slot);
+}
+
 static int reduce_launch(void *user, int slot)
 {
-    return sums_launch(&((struct dp_trainer *)user)->sums, slot);
+    return launch(user, slot);
 }
 
 static int reduce_test(void *user, int slot)
@@ -172,6 +179,7 @@ static int reduce_queue(void *user, int slot, struct dp_device_stream *stream)
 
 const struct dp_reduce_ops trainer_reduce_ops = {reduce_launch, reduce_test, reduce_wait,
                                                  reduce_queue};
+const struct dp_reduce_ops trainer_host_reduce_ops = {reduce_launch, reduce_test, reduce_wait, NULL};
 
 /* A step is queued on a device: what its gradients come to will be known when it ends. */
 static int queue_squares(void *user)
@@ -195,7 +203,7 @@ static int end_of_sums(struct dp_trainer *t)
     int err = 0;
 
     for (int i = 0; i < t->sums.count && !t->engine->reduces && !err; i++) {
-        err = sums_launch(&t->sums, t->sums.order[i]);
+        err = launch(t, t->sums.order[i]);
         if (!err)
             err = sums_wait(&t->sums, t->sums.order[i]);
     }
@@ -238,7 +246,7 @@ static int update_slot(struct dp_trainer *t, int slot, const struct dp_mixer_upd
     if (!t->sums.none && t->sums.kind != DP_SUMS_ALL)
         return sums_update(&t->sums, slot, update);
     if (update->skip)
-        return place_zero_gradients(t->place, part->parameters, part->count);
+        return place_zero_gradients(t->home, part->parameters, part->count);
     return t->optimizers[slot] ? dp_optimizer_step(t->optimizers[slot], &step) : 0;
 }
 
@@ -477,9 +485,9 @@ int trainer_make_room(struct dp_trainer *t)
         return dp_fail(DP_ENOMEM, "no memory for what %d ranks tell each other", t->ranks);
     e->queued = queue_squares;
     e->queued_user = t;
-    int err = squares_new(t->place, most, e->part_count, &t->squares);
+    int err = squares_new(t->home, most, e->part_count, &t->squares);
     if (!err)
         err = queue_squares(t); /* on a device this loads the kernels, before NCCL's keep it busy */
-    const int waited = place_wait(t->place);
+    const int waited = place_wait(t->home);
     return err ? err : waited;
 }

@@ -24,7 +24,8 @@ struct dp_trainer {
     bool owns_comm;
     struct dp_comm *team; /* of those with a place in the layout, where some have none */
     struct dp_comm *pipe, *data;
-    struct place *place;
+    struct place *place; /* where it computes */
+    struct place *home;  /* where parameters live: the same, or the host */
     const struct dp_schedule *training;
     struct dp_schedule *made, *forward; /* made: training, unless it was given */
     const struct dp_graph *graph;
@@ -59,7 +60,8 @@ struct dp_trainer {
     uint64_t saved_step; /* of the last checkpoint of this trainer, counted from 1; 0: none */
 };
 
-extern const struct dp_reduce_ops trainer_reduce_ops;
+/* Of gradients where they are computed, and of those that are brought to the host. */
+extern const struct dp_reduce_ops trainer_reduce_ops, trainer_host_reduce_ops;
 
 /* steps.c: what is left to make when the engine and sums are there. */
 int trainer_make_room(struct dp_trainer *t);

@@ -56,6 +56,7 @@ struct job {
     size_t budget;             /* on the device */
     uint64_t told_at;          /* a step, from 1, before which the last rank gets SIGTERM; 0: none */
     bool rarely;               /* no step is saved but by a signal and at the end */
+    bool rounds;               /* layers are given rounded values, too */
     bool loads;                /* batches come from loaders */
     bool freezes;              /* the first layer's w is frozen */
     bool late;                 /* updates are */
@@ -160,6 +161,7 @@ static struct dp_trainer_config config_of(const struct job *job)
         .checkpoint = {.folder = job->folder, .every = job->rarely ? 0 : 1, .keep = 2, .resume = job->folder,
                        .from = job->from, .on_signal = job->told_at},
         .loss_scale = job->scale,
+        .dtype = {job->rounds ? kDLBfloat : 0, job->rounds ? 16 : 0, job->rounds},
         .delay_update = job->late,
         .offload = {.parameters = job->offloads, .device_bytes = job->budget},
     };
@@ -232,7 +234,7 @@ static int learn_on(struct dp_device *device, struct dp_comm *comm, const struct
     if (device && !dp_device_host_accessible(device))
         test_model_use_device(&m, device);
     for (int i = 0; i < MODEL_LAYERS; i++)
-        m.users[i].seen = job->budget ? &seen : NULL;
+        m.users[i].seen = job->budget ? &seen : NULL, m.users[i].rounds = job->rounds;
     if (job->freezes)
         m.parameters[0][0].flags = DP_PARAMETER_FROZEN;
     if (job->fail_mb)
@@ -372,13 +374,7 @@ static const char *no_cuda; /* why there is no simulated CUDA */
 
 static const char *const devices[] = {"host:2", "cuda"};
 
-/* Without NCCL: pipelines whose messages go by the host. */
-static bool on_cuda(const struct layout *l)
-{
-    return !no_cuda && l->replicas == 1 && l->sums == DP_SUMS_ALL;
-}
-
-/* Norms are added up in another order. */
+/* Without NCCL: messages and sums go by the host. Norms are added up in another order. */
 static void a_device_learns_what_the_host_learns(void **state)
 {
     (void)state;
@@ -387,7 +383,7 @@ static void a_device_learns_what_the_host_learns(void **state)
         for (int i = -1; i < LAYOUTS; i++)
             for (int d = 0; d < 2; d++) {
                 const struct layout layout = i < 0 ? one : layouts[i];
-                if (d == 1 && !on_cuda(&layout))
+                if (d == 1 && no_cuda)
                     continue;
                 printf("model %d, layout %d, %s\n", model, i, devices[d]);
                 const struct curve curve = run((struct job){
@@ -395,8 +391,30 @@ static void a_device_learns_what_the_host_learns(void **state)
                 assert_same(&expected, &curve);
             }
     }
+    const struct layout mixing = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0};
+    const struct curve mixed = run((struct job){.model = MODEL_SKIPS, .layout = mixing});
+    for (int d = 0; d < (no_cuda ? 1 : 2); d++) {
+        const struct curve curve = run((struct job){.model = MODEL_SKIPS, .layout = mixing,
+                                                    .device = devices[d]});
+        assert_same(&mixed, &curve);
+    }
     if (no_cuda)
         skip_because(no_cuda);
+}
+
+/* Layers say whether they are the values of now. */
+static void rounded_values_follow_the_values(void **state)
+{
+    static const struct layout mirrored = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_SHARDS, 0};
+
+    (void)state;
+    const struct curve expected = run((struct job){.model = MODEL_TIED, .layout = one});
+    for (int i = 0; i < (no_cuda ? 2 : 4); i++) {
+        const struct curve curve = run((struct job){.model = MODEL_TIED, .rounds = true,
+                                                    .layout = i % 2 ? mirrored : one,
+                                                    .device = i < 2 ? NULL : "cuda"});
+        assert_same(&expected, &curve);
+    }
 }
 
 /* However the data comes, wherever the model is cut, and with a parameter that stays as it was. */
@@ -569,15 +587,20 @@ static void replicas_that_mix_go_on_as_they_were(void **state)
     const struct curve expected = run((struct job){.model = MODEL_SKIPS, .layout = mixing});
     char folder[SCRATCH_LEN];
 
-    make_folder(folder);
-    run((struct job){.model = MODEL_SKIPS, .layout = mixing, .folder = folder, .stop = 2});
-    for (int i = 0; i < 2; i++) { /* without a folder of its own, and in the same */
-        const struct curve after = run((struct job){.model = MODEL_SKIPS, .layout = mixing,
-                                                    .folder = i ? folder : NULL, .from = folder});
-        assert_memory_equal(expected.losses + 2, after.losses + 2, 2 * sizeof(double));
-        assert_memory_equal(expected.values, after.values, sizeof(after.values));
+    for (int d = 0; d < (no_cuda ? 1 : 2); d++) {
+        const char *device = d ? "cuda" : NULL;
+        make_folder(folder);
+        run((struct job){.model = MODEL_SKIPS, .layout = mixing, .folder = folder, .stop = 2,
+                         .device = device});
+        for (int i = 0; i < 2; i++) { /* without a folder of its own, and in the same */
+            const struct curve after = run((struct job){.model = MODEL_SKIPS, .layout = mixing,
+                                                        .folder = i ? folder : NULL, .from = folder,
+                                                        .device = device});
+            assert_memory_equal(expected.losses + 2, after.losses + 2, 2 * sizeof(double));
+            assert_memory_equal(expected.values, after.values, sizeof(after.values));
+        }
+        remove_folder(folder);
     }
-    remove_folder(folder);
 }
 
 static int rank_finds_another_model(struct dp_comm *comm, void *arg)
@@ -651,7 +674,7 @@ static void a_cut_by_measured_time_changes_no_number(void **state)
         for (int i = 0; i < LAYOUTS; i += 3) {
             const struct curve curve =
                 run((struct job){.model = model, .layout = layouts[i], .measured = true,
-                                 .device = on_cuda(&layouts[i]) ? "cuda" : NULL});
+                                 .device = no_cuda ? NULL : "cuda"});
             assert_same(&expected, &curve);
         }
     }
@@ -872,7 +895,7 @@ static void a_failed_layer_is_named_on_every_rank(void **state)
         struct curve curve;
         struct job job = {.layout = layouts[i % LAYOUTS], .fail_layer = 6, .fail_mb = 6,
                           .curve = &curve, .device = i < LAYOUTS ? NULL : "cuda"};
-        if (job.device && !on_cuda(&job.layout))
+        if (job.device && no_cuda)
             continue;
         if (comm_on_threads(job.layout.ranks * job.layout.replicas, timeout_ns, rank_hears_of_it,
                             &job))
@@ -1009,6 +1032,7 @@ static void what_cannot_be_is_refused_by_name(void **state)
     REFUSED(c.rows = 0, "rows: 0");
     REFUSED(c.rows = 7, "microbatches: 8");
     REFUSED(c.stream = (void *)&c, "stream: set, expected a device");
+    REFUSED(c.dtype = ((DLDataType){kDLFloat, 32, 1}), "dtype: of 32 bits");
     REFUSED(c.nccl = true, "nccl: set, expected a device of CUDA");
     if (dev) {
         REFUSED(c.device = dev; c.offload.parameters = true, "offload.parameters: on a device of CUDA");
@@ -1070,6 +1094,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_layout_learns_the_same),
         cmocka_unit_test(a_device_learns_what_the_host_learns),
+        cmocka_unit_test(rounded_values_follow_the_values),
         cmocka_unit_test(loaders_cuts_and_frozen_parameters_change_no_number),
         cmocka_unit_test(a_schedule_that_is_made_before_changes_no_number),
         cmocka_unit_test(late_updates_are_the_same_in_every_layout),

@@ -43,6 +43,7 @@ static const struct setting {
     {"warmup", "7", "1.5", "a whole number from 0 to"},
     {"clip", "1.5", "-1", "a number from 0 to"},
     {"loss-scale", "1024", "1e9", "a number from 0 to 16777216"},
+    {"dtype", "bf16", "int8", "one of f32, bf16, f16"},
     {"seed", "9000000000000000000", "-1", "a whole number from 0 to"},
     {"save", "there", NULL, NULL},
     {"save-every", "11", "x", "a whole number from 0 to"},

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trainer_models.h"
 
+#include "base/fp16.h"
+
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,13 +44,22 @@ struct work {
     struct areas at;
     const float *x, *values[4], *dy, *popped, *more;
     float *y, *stash, *grads[4], *dx, *d_popped;
+    const uint16_t *rounded; /* of values[0] */
     bool weighs; /* backward: what weight does, too */
 };
+
+static void check_rounded(const struct work *w)
+{
+    for (int i = 0; w->rounded && i < W * W; i++)
+        if (w->rounded[i] != dp_bfloat16_store(w->values[0][i]) && w->values[0][i] != 0)
+            abort();
+}
 
 static void carry_out(void *work)
 {
     struct work *w = work;
 
+    check_rounded(w);
     w->run(w);
     free(w);
 }
@@ -60,6 +71,7 @@ static int start(const struct dp_layer_call *c, const struct work *w)
 
     if (!w->layer->device) {
         struct work now = *w;
+        check_rounded(&now);
         now.run(&now);
         return now.err;
     }
@@ -94,6 +106,7 @@ static struct work work_of(void (*run)(struct work *w), const struct test_layer 
     w.norm_mode = !c->training ? DP_BATCH_NORM_EVALUATE
                   : c->again   ? DP_BATCH_NORM_RECOMPUTE
                                : DP_BATCH_NORM_TRAIN;
+    w.rounded = l->rounds ? c->rounded[0].data : NULL;
     die(l->kill, c);
     see(l->seen, &c->values[0]);
     see(l->seen, &c->grads[0]);

@@ -38,6 +38,7 @@ struct test_layer {
     const char *stash, *pop;
     struct test_kill *kill;  /* of all layers of a rank; NULL: none */
     struct test_range *seen; /* of all calls; NULL: not wanted */
+    bool rounds;             /* calls have rounded values, or it aborts */
     struct dp_device *device; /* whose memory the tensors are in; NULL: the host */
     int (*waits)(void);       /* how often the host has waited in this step, expected 0; NULL: not asked */
     int fail_mb; /* forward fails at this micro-batch, counted from 1; 0: never */

@@ -47,6 +47,8 @@ struct dp_layer_call {
     const DLTensor *values;   /* [parameter_count] the layer's parameters */
     DLTensor *grads;          /* [parameter_count] where backward and weight add their gradients; data is
                                * NULL for a frozen parameter, and of all in a forward */
+    const DLTensor *rounded;  /* [parameter_count] values of this step, rounded to the config's dtype;
+                               * NULL: it has none */
     const DLTensor *in;       /* the micro-batch's inputs, also in backward and weight, unless the layer
                                * drops them (dp_layer.drops_input) */
     void *save;               /* from forward to the weight part; NULL where no bytes were asked for */

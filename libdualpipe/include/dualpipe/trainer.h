@@ -89,6 +89,9 @@ struct dp_trainer_config {
     int32_t order_blocks;           /* of fixed_order (pipeline.h), of all replicas: a power of two; 0:
                                      * the fewest that this layout takes, at least 2 */
     uint64_t seed;
+    DLDataType dtype;               /* bfloat16 or float16: parameters, all of float32, are rounded to it
+                                     * at the beginning of a step, and layers are given both (model.h);
+                                     * zeroed: no */
     /* Where stages compute; NULL: on the host. On one of CUDA parameters, gradients, the optimizer's
      * state and all that layers are given (model.h) are in its memory, updates and norms are computed
      * there, and the host waits for the end of a step only. Batches may be in the host's memory. The
@@ -96,10 +99,10 @@ struct dp_trainer_config {
     struct dp_device *device;
     struct dp_device_stream *stream;
     bool nccl; /* messages, sums and mixing go from GPU to GPU by NCCL (nccl.h), and every kernel is
-                * launched by a step on zeros before. Without it a pipeline's messages go by the host's
-                * memory, and a device has neither replicas nor shards: DP_EUNSUPPORTED, as are
-                * offload, survive, accumulating optimizers, and checkpoints of replicas that mix
-                * there */
+                * launched by a step on zeros before. Without it that is done in the host's memory, where
+                * the parameters of replicas live then; so do those of replicas that mix in another
+                * way than D-PSGD, by push-sum or with checkpoints. On a device of CUDA offload,
+                * survive, delay_update and accumulating optimizers are DP_EUNSUPPORTED */
     bool survive;                   /* ranks that die are gone on without, see dp_trainer_lost */
     struct {
         bool parameters;            /* values, gradients and the optimizer's state live on the host; of
