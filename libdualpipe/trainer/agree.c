@@ -57,17 +57,3 @@ int agree_all(struct dp_comm *comm, struct dp_comm *const *groups, int count, in
     dp_comm_barrier(comm);
     return 0;
 }
-
-int agree_begun(struct dp_comm *comm, int err)
-{
-    bool done = !err, whole;
-
-    if (err && !may_be_death(err))
-        return err;
-    if (err)
-        agree_revoke(comm, NULL, 0, err);
-    const int agreed = agree(comm, &done, &whole);
-    if (agreed || err)
-        return agreed ? agreed : err;
-    return done ? 0 : dp_fail(DP_ECOMM, "a rank has died before the training began");
-}

@@ -22,7 +22,5 @@ void agree_revoke(struct dp_comm *comm, struct dp_comm *const *groups, int count
  * others come here too. DP_ECOMM on all that live where one is dead or its part
  * has failed, unless their own had failed already; an err that is no death is returned at once. */
 int agree_all(struct dp_comm *comm, struct dp_comm *const *groups, int count, int err);
-/* The same, but 0 also where one has died: all that live have got through, and may go on without it. */
-int agree_begun(struct dp_comm *comm, int err);
 
 #endif

@@ -112,6 +112,13 @@ static inline int engine_fail(struct dp_comm *comm, int err)
     return dp_fail_quietly(err, "%s", text);
 }
 
+/* What a rank did by itself, as a part of what all do: dp_comm_share_error, but of ranks that survive one
+ * that has failed leaves, and the others learn of it as of a death. */
+static inline int engine_share_error(struct dp_comm *comm, int err)
+{
+    return dp_comm_survives(comm) ? engine_fail(comm, err) : dp_comm_share_error(comm, err);
+}
+
 /* Micro-batches of one replica in a step, and the place of its first one in the batch of all. */
 static inline int engine_own_microbatches(const struct engine *e)
 {

@@ -568,7 +568,7 @@ static int build(struct model_engine *e, const struct model_engine_config *confi
         err = make_numbers(e);
     if (!err)
         err = dp_recorder_new(dp_schedule_count(s, engine_rank(&e->base)), 2, &e->base.recorder);
-    err = dp_comm_share_error(config->all, err);
+    err = engine_share_error(config->all, err);
     if (err)
         return err;
     /* A pipeline tells its own ranks at most, not those of other replicas. */
@@ -579,7 +579,7 @@ static int build(struct model_engine *e, const struct model_engine_config *confi
     if (!err && !config->spare && !config->bare)
         err = engine_fail(config->all, make_pipeline(e, config, e->links ? e->links : config->comm,
                                                      config->reduce));
-    return dp_comm_share_error(config->all, err);
+    return engine_share_error(config->all, err);
 }
 
 int model_engine_new(const struct model_engine_config *config, struct engine **out)
@@ -588,7 +588,7 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
     struct model_engine *e = calloc(1, sizeof(*e));
 
     if (!e)
-        return dp_comm_share_error(config->all, dp_fail(DP_ENOMEM, "no memory for an engine"));
+        return engine_share_error(config->all, dp_fail(DP_ENOMEM, "no memory for an engine"));
     e->model = m;
     e->place = config->place;
     e->forward = config->forward;

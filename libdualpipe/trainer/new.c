@@ -3,7 +3,6 @@
  * new.c - make a trainer: check what is asked for, the same on all ranks; the grid of ranks, the
  * schedule and the cut of the model that follow; then the parts.
  */
-#include "trainer/agree.h"
 #include "trainer/measure.h"
 #include "trainer/model_engine.h"
 #include "trainer/signals.h"
@@ -110,12 +109,13 @@ int trainer_take_shape(struct dp_trainer *t)
     c->replicas = c->replicas ? c->replicas : 1;
     if (c->list)
         c->schedule.ranks = c->list->ranks;
-    if (t->ranks % c->replicas)
+    if (!c->schedule.ranks && t->ranks % c->replicas)
         return dp_fail(DP_EINVAL, "replicas: %d, expected a divisor of the %d ranks", c->replicas,
                        t->ranks);
     if (!c->schedule.ranks)
         c->schedule.ranks = t->ranks / c->replicas;
-    if (c->schedule.ranks * c->replicas != t->ranks)
+    const int placed = c->schedule.ranks * c->replicas;
+    if (c->survive ? placed > t->ranks : placed != t->ranks)
         return dp_fail(DP_EINVAL,
                        "ranks: %d of each of %d replicas, expected together the %d ranks of "
                        "comm",
@@ -458,7 +458,7 @@ int trainer_make_parts(struct dp_trainer *t)
         err = trainer_make_optimizers(t);
     if (!err && t->config.delay_update)
         err = late_new(t->engine, &t->late);
-    return dp_comm_share_error(t->comm, err);
+    return engine_share_error(t->comm, err);
 }
 
 /* What replicas do with each other is done on a device by NCCL, where a mixer of the device can: it does
@@ -496,9 +496,18 @@ static int make_place(struct dp_trainer *t)
     return err;
 }
 
+/* Ranks are known by their numbers here, however many die. */
+static int name_ranks(struct dp_trainer *t)
+{
+    t->names = calloc((size_t)t->ranks, sizeof(*t->names));
+    for (int i = 0; i < t->ranks && t->names; i++)
+        t->names[i] = i;
+    return t->names ? 0 : dp_fail(DP_ENOMEM, "no memory for a list of %d ranks", t->ranks);
+}
+
 /* What each rank finds out by itself. */
-static int prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
-                   const struct dp_model *model)
+int trainer_prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
+                    const struct dp_model *model)
 {
     int err = check_config(config);
 
@@ -508,7 +517,7 @@ static int prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
         err = trainer_take_shape(t);
     if (!err)
         err = model_take(&t->model, model);
-    return err;
+    return err || !config->survive ? err : name_ranks(t);
 }
 
 /* The same times on all ranks, those that rank 0 has measured. */
@@ -522,10 +531,13 @@ static int measure_costs(struct dp_trainer *t)
     if (!err && trainer_rank(t) == 0)
         err = measure_costs_of(&t->config, &t->model, costs);
     dp_comm_busy_end(busy);
-    err = dp_comm_share_error(t->comm, err);
+    err = engine_share_error(t->comm, err);
     if (!err && t->comm)
         err = dp_comm_broadcast(t->comm, costs, count * sizeof(*costs), 0);
-    t->model.costs = costs;
+    if (err)
+        free(costs);
+    else
+        t->model.costs = costs;
     return err;
 }
 
@@ -534,7 +546,7 @@ static int keep_cut(struct dp_trainer *t)
 {
     const size_t bytes = (size_t)t->training->stages * sizeof(*t->cut);
 
-    if (t->config.balance != DP_BALANCE_GIVEN)
+    if (t->config.balance != DP_BALANCE_GIVEN || t->cut)
         return 0;
     if (!(t->cut = malloc(bytes)))
         return dp_fail(DP_ENOMEM, "no memory for the cut of %d stages", t->training->stages);
@@ -543,29 +555,18 @@ static int keep_cut(struct dp_trainer *t)
     return 0;
 }
 
-static int lay_out(struct dp_trainer *t)
+int trainer_lay_out_all(struct dp_trainer *t)
 {
-    int err = t->config.balance == DP_BALANCE_MEASURED ? measure_costs(t) : 0;
+    int err = t->config.balance == DP_BALANCE_MEASURED && !t->model.costs ? measure_costs(t) : 0;
 
     if (err)
         return err;
     err = trainer_lay_out(t);
     if (!err)
         err = keep_cut(t);
-    if (!err)
+    if (!err && !t->place)
         err = make_place(t);
-    return dp_comm_share_error(t->comm, err);
-}
-
-/* Ranks are known by their numbers here, however many die. */
-static int begin_to_survive(struct dp_trainer *t)
-{
-    t->names = calloc((size_t)t->ranks, sizeof(*t->names));
-    if (!t->names)
-        return dp_fail(DP_ENOMEM, "no memory for a list of %d ranks", t->ranks);
-    for (int i = 0; i < t->ranks; i++)
-        t->names[i] = i;
-    return dp_comm_survives(t->comm) ? 0 : dp_comm_survive(t->comm);
+    return engine_share_error(t->comm, err);
 }
 
 static int compare(struct dp_trainer *t)
@@ -574,42 +575,26 @@ static int compare(struct dp_trainer *t)
         return 0;
     int err = dp_comm_agree(t->comm, "digest of the trainer's config", config_digest(&t->config));
 
-    return err ? err : dp_comm_agree(t->comm, "digest of the model", model_digest(&t->model));
+    if (!err)
+        err = dp_comm_agree(t->comm, "digest of the model", model_digest(&t->model));
+    return err || !t->config.survive || dp_comm_survives(t->comm) ? err : dp_comm_survive(t->comm);
 }
 
-int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model *model,
-                   struct dp_comm *comm, struct dp_trainer **out)
+int trainer_begin(struct dp_trainer *t)
 {
-    struct dp_trainer *t = calloc(1, sizeof(*t));
-    int err = t ? 0 : dp_fail(DP_ENOMEM, "no memory for a trainer");
+    int err = dp_comm_share_error(t->comm, t->prepared);
 
-    if (t) {
-        t->comm = comm;
-        t->ranks = comm ? dp_comm_size(comm) : 1;
-        if (config->checkpoint.on_signal)
-            signals_begin();
-        t->watches = config->checkpoint.on_signal;
-        err = prepare(t, config, model);
-    }
-    err = dp_comm_share_error(comm, err);
+    t->next = t->saved_step = 0;
     if (!err)
         err = compare(t);
     if (!err)
-        err = lay_out(t);
-    if (!err)
-        err = config->survive ? begin_to_survive(t) : 0;
+        err = trainer_lay_out_all(t);
     if (!err)
         err = trainer_make_parts(t);
-    if (!err && config->checkpoint.resume)
+    if (!err && t->config.checkpoint.resume)
         err = trainer_resume(t, NULL, true);
-    if (!err && config->checkpoint.from && !t->saved_step)
-        err = trainer_resume(t, config->checkpoint.from, false);
-    if (config->survive && t && t->names) /* none begins where another has not come so far */
-        err = agree_begun(t->comm, err);
-    if (err)
-        dp_trainer_free(t);
-    else
-        *out = t;
+    if (!err && t->config.checkpoint.from && !t->saved_step)
+        err = trainer_resume(t, t->config.checkpoint.from, false);
     return err;
 }
 
@@ -623,11 +608,11 @@ int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_m
         return dp_fail(DP_ENOMEM, "no memory for a trainer");
     t->ranks = (config->list ? config->list->ranks : config->schedule.ranks) *
                (config->replicas ? config->replicas : 1);
-    int err = prepare(t, config, model);
+    int err = trainer_prepare(t, config, model);
     if (!err && (rank < 0 || rank >= t->config.schedule.ranks))
         err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, t->config.schedule.ranks - 1);
     if (!err)
-        err = lay_out(t);
+        err = trainer_lay_out_all(t);
     if (!err) {
         struct model_engine_config described = describe(t);
         described.bare = true;

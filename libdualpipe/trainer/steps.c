@@ -417,10 +417,12 @@ void dp_trainer_parts(const struct dp_trainer *t, struct dp_trainer_parts *out)
 {
     const struct engine *e = t->engine;
 
-    *out = (struct dp_trainer_parts){.schedule = e->schedule,
-                                     .recorder = e->recorder,
+    *out = (struct dp_trainer_parts){.schedule = e->part_count ? e->schedule : NULL,
+                                     .recorder = e->part_count ? e->recorder : NULL,
+                                     .comm = t->comm,
                                      .pipe = e->comm,
                                      .replica = e->replica.index,
+                                     .replicas = e->replica.count,
                                      .rank = engine_rank(e),
                                      .paces = t->paces,
                                      .queued = place_device(t->place),

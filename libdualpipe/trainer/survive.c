@@ -10,12 +10,14 @@
  * does. So after a death all copies of a stage are of the same step, and what was cut off is repeated.
  */
 #include "trainer/agree.h"
+#include "trainer/signals.h"
 #include "trainer/trainer_state.h"
 
 #include "base/fail.h"
 
 #include <dualpipe/pipeline.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -120,18 +122,34 @@ static int build_again(struct dp_trainer *t, const struct dp_trainer *old, struc
     t->ranks = dp_comm_size(comm);
     t->failed = false;
     choose_layout(t);
-    int err = trainer_lay_out(t);
-    if (!err)
+    int err = t->begun ? trainer_lay_out_all(t) : trainer_begin(t);
+    if (!err && t->begun)
         err = trainer_make_parts(t);
     if (!err)
         err = exchange_names(t, old);
-    return err ? err : move_state(t, old);
+    return err || !t->begun ? err : move_state(t, old);
 }
 
 /* ---- after a death --------------------------------------------------------------------------- */
 
+/* The last `count` of the lost ranks are those of now. */
+static void say_how_it_goes_on(const struct dp_trainer *t, int32_t count)
+{
+    const struct dp_trainer_config *c = &t->config;
+    char who[256] = "";
+    size_t used = 0;
+
+    for (int32_t i = t->lost_count - count; i < t->lost_count && used < sizeof(who); i++)
+        used += (size_t)snprintf(who + used, sizeof(who) - used, "%s %d",
+                                 used ? "," : " without rank", t->lost[i]);
+    dp_log(DP_LOG_WARN, "training goes on%s from step %llu with P = %d and D = %d, %d spare", who,
+           (unsigned long long)t->next + 1, c->schedule.ranks, c->replicas,
+           t->ranks - c->schedule.ranks * c->replicas);
+}
+
 static int note_losses(struct dp_trainer *t, const struct dp_trainer *old)
 {
+    const int32_t before = t->lost_count;
     int32_t *lost = realloc(t->lost, (size_t)(t->lost_count + old->ranks) * sizeof(*lost));
 
     if (!lost)
@@ -145,10 +163,7 @@ static int note_losses(struct dp_trainer *t, const struct dp_trainer *old)
             lost[t->lost_count++] = old->names[i];
     }
     if (dp_comm_rank(t->comm) == 0)
-        dp_log(DP_LOG_WARN,
-               "training goes on without %d of %d ranks, from step %llu, with P = %d and D = %d",
-               t->lost_count, t->lost_count + t->ranks, (unsigned long long)t->next + 1,
-               t->config.schedule.ranks, t->config.replicas);
+        say_how_it_goes_on(t, t->lost_count - before);
     return 0;
 }
 
@@ -196,6 +211,22 @@ static int survive(struct dp_trainer *t, int err)
     return go_on(t, err);
 }
 
+/* After a death that trainer_begin met 0, once those that live have begun. */
+static int begin(struct dp_trainer *t)
+{
+    int err = trainer_begin(t);
+
+    if (t->config.survive && dp_comm_survives(t->comm)) { /* else a death has ended all */
+        err = agree(t, err);
+        if (may_be_death(err))
+            err = go_on(t, err);
+        if (err)
+            end(t, err);
+    }
+    t->begun = !err;
+    return err;
+}
+
 /* Until all that live have got through. */
 static int carry_out(struct dp_trainer *t, int (*part)(struct dp_trainer *t, void *arg), void *arg)
 {
@@ -210,6 +241,26 @@ static int carry_out(struct dp_trainer *t, int (*part)(struct dp_trainer *t, voi
     return err;
 }
 
+struct user_part {
+    int (*part)(void *user);
+    void *user;
+};
+
+static int carry_out_of_user(struct dp_trainer *t, void *arg)
+{
+    const struct user_part *p = arg;
+
+    (void)t;
+    return p->part(p->user);
+}
+
+int dp_trainer_carry_out(struct dp_trainer *t, int (*part)(void *user), void *user)
+{
+    struct user_part p = {part, user};
+
+    return end(t, carry_out(t, carry_out_of_user, &p));
+}
+
 int dp_trainer_lost(const struct dp_trainer *t, const int32_t **ranks)
 {
     *ranks = t->lost;
@@ -217,6 +268,27 @@ int dp_trainer_lost(const struct dp_trainer *t, const int32_t **ranks)
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */
+
+int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model *model,
+                   struct dp_comm *comm, struct dp_trainer **out)
+{
+    struct dp_trainer *t = calloc(1, sizeof(*t));
+
+    if (!t)
+        return dp_comm_share_error(comm, dp_fail(DP_ENOMEM, "no memory for a trainer"));
+    t->comm = comm;
+    t->ranks = comm ? dp_comm_size(comm) : 1;
+    if (config->checkpoint.on_signal)
+        signals_begin();
+    t->watches = config->checkpoint.on_signal;
+    t->prepared = trainer_prepare(t, config, model);
+    const int err = begin(t);
+    if (err)
+        dp_trainer_free(t);
+    else
+        *out = t;
+    return err;
+}
 
 /* ends: it is the first step in which a rank was told to end. */
 static bool is_due(const struct dp_trainer *t, bool ends)

@@ -40,6 +40,8 @@ struct dp_trainer {
         enum dp_schedule_kind kind;
         int ranks, replicas;
     } given;
+    int prepared; /* what this rank found out by itself, before any other */
+    bool begun;   /* parameters are there, and move to the next layout */
     int32_t *names, *lost, lost_count; /* [ranks] numbers at first, of those that live; of the others */
     bool failed;       /* the last agreement said so */
     uint64_t repeated; /* the last step that was repeated, counted from 1 */
@@ -67,10 +69,15 @@ extern const struct dp_reduce_ops trainer_reduce_ops, trainer_host_reduce_ops;
 int trainer_make_room(struct dp_trainer *t);
 int trainer_make_optimizers(struct dp_trainer *t);
 
-/* new.c: P, D and M as far as the config leaves them open; what follows from them; the parts,
- * collective; what these are forgotten by. */
+/* new.c: what this rank finds out by itself; P, D and M as far as the config leaves them open; what
+ * follows from them, without and with what is measured, collective; the parts, collective; all of it,
+ * with the state to begin with, collective; what these are forgotten by. */
+int trainer_prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
+                    const struct dp_model *model);
 int trainer_take_shape(struct dp_trainer *t);
 int trainer_lay_out(struct dp_trainer *t);
+int trainer_lay_out_all(struct dp_trainer *t);
+int trainer_begin(struct dp_trainer *t);
 int trainer_make_parts(struct dp_trainer *t);
 void trainer_free_parts(struct dp_trainer *t);
 void trainer_clear_parts(struct dp_trainer *t);

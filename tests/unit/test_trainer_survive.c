@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A trainer that survives: processes are killed before a step, in a forward, in a backward and in an
- * evaluation, and those that live end with the numbers of a run in which none was.
+ * A trainer that survives: processes are killed before there is one, before a step, in a forward, in a
+ * backward, in an evaluation and in what the program does itself, and those that live end with the
+ * numbers of a run in which none was.
  */
 #include "cmocka_all.h"
 
@@ -16,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+enum { AT_FIRST = 100, AT_LAST }; /* before the trainer is made; in the program's own part */
 enum { STEPS = 4, ROWS = 16, MICROBATCHES = 8, MAX_RANKS = 6, MAX_VALUES = 600, VICTIMS = 2 };
 static const int64_t timeout_ns = INT64_C(20000000000);
 
@@ -25,19 +27,25 @@ struct seen {
     int32_t lost[STEPS + 1], lost_ranks[VICTIMS];
     float values[MAX_VALUES]; /* of the one to which they were gathered */
     bool gathered;
+    int ranks; /* that the program has counted */
 };
 
 struct death {
     int rank;
-    uint64_t step; /* from 1; STEPS + 1: the evaluation; 0: none dies */
+    uint64_t step; /* from 1; STEPS + 1: the evaluation; AT_FIRST; AT_LAST; 0: none dies */
     int calls;     /* the call of a layer in it, from 1; 0: before the step */
     bool fails;    /* it is not killed: its layers fail at micro-batch 0, and it leaves */
 };
 
 struct layout {
     enum dp_schedule_kind kind;
-    int ranks, replicas;
+    int ranks, replicas, spare;
 };
+
+static int size_of(const struct layout *l)
+{
+    return l->ranks * l->replicas + l->spare;
+}
 
 struct job {
     enum model_kind model;
@@ -94,6 +102,30 @@ static int gather(struct dp_trainer *t, struct seen *seen)
     return err;
 }
 
+/* What a program does itself: all that live add one up. */
+struct own_part {
+    const struct dp_trainer *t;
+    const struct death *own;
+    int ranks;
+};
+
+static int count_ranks(void *user)
+{
+    struct own_part *p = user;
+    struct dp_trainer_parts parts;
+    const int32_t one = 1;
+    int32_t ones[MAX_RANKS] = {0};
+
+    if (p->own && p->own->step == AT_LAST)
+        raise(SIGKILL);
+    dp_trainer_parts(p->t, &parts);
+    p->ranks = 0;
+    const int err = parts.comm ? dp_comm_allgather(parts.comm, &one, ones, sizeof(one)) : 0;
+    for (int i = 0; i < MAX_RANKS; i++)
+        p->ranks += ones[i];
+    return err;
+}
+
 static int learn(struct dp_trainer *t, const struct job *job, int rank, struct seen *seen)
 {
     const struct death *own = NULL;
@@ -118,9 +150,13 @@ static int learn(struct dp_trainer *t, const struct job *job, int rank, struct s
     }
     if (!err)
         err = take_step(t, job->model, STEPS, NULL, &seen->held_out);
+    struct own_part part = {.t = t, .own = own};
+    if (!err)
+        err = dp_trainer_carry_out(t, count_ranks, &part);
     if (!err)
         err = dp_trainer_finish(t);
     seen->lost[STEPS] = dp_trainer_lost(t, &lost);
+    seen->ranks = part.ranks;
     for (int i = 0; i < seen->lost[STEPS] && i < VICTIMS; i++)
         seen->lost_ranks[i] = lost[i];
     return err ? err : gather(t, seen);
@@ -129,9 +165,14 @@ static int learn(struct dp_trainer *t, const struct job *job, int rank, struct s
 static int rank_learns(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
-    const int rank = dp_comm_rank(comm);
+    const int rank = dp_comm_rank(comm), ranks = job->layout.ranks;
+    const bool cut = job->layout.kind == DP_SCHEDULE_1F1B;
+    int32_t *layers = calloc(MODEL_LAYERS, sizeof(*layers)); /* which dp_trainer_new copies */
     const struct dp_trainer_config config = {
         .schedule.kind = job->layout.kind,
+        .schedule.ranks = ranks,
+        .balance = cut ? DP_BALANCE_GIVEN : DP_BALANCE_COST,
+        .layers_of_stage = layers,
         .replicas = job->layout.replicas,
         .microbatches = MICROBATCHES,
         .rows = ROWS,
@@ -159,7 +200,16 @@ static int rank_learns(struct dp_comm *comm, void *arg)
         m.users[l].kill = &kill;
         m.users[l].fail_mb = fails ? 1 : 0;
     }
+    CHECK(layers);
+    for (int s = 0; s < ranks; s++)
+        layers[s] = s ? 1 : MODEL_LAYERS - ranks + 1;
+    if (job->deaths[0].step == AT_FIRST) {
+        CHECK(!dp_comm_survive(comm));
+        if (job->deaths[0].rank == rank)
+            raise(SIGKILL);
+    }
     CHECK(!dp_trainer_new(&config, &m.model, comm, &t));
+    free(layers);
     const int err = learn(t, job, rank, &job->seen[rank]);
     dp_trainer_free(t);
     if (job->sentence || fails) {
@@ -192,7 +242,7 @@ static int make_memory(void **state)
 
 static void run(struct job job, int expected_deaths)
 {
-    const int size = job.layout.ranks * job.layout.replicas;
+    const int size = size_of(&job.layout);
     int killed;
 
     memset(seen, 0, MAX_RANKS * sizeof(*seen));
@@ -205,7 +255,7 @@ static void run(struct job job, int expected_deaths)
 
 static void assert_same(const struct seen *expected, const struct job *job, int deaths)
 {
-    const int size = job->layout.ranks * job->layout.replicas;
+    const int size = size_of(&job->layout);
     bool gathered = false;
 
     for (int rank = 0; rank < size; rank++) {
@@ -217,6 +267,7 @@ static void assert_same(const struct seen *expected, const struct job *job, int 
         assert_memory_equal(expected->losses, seen[rank].losses, sizeof(expected->losses));
         assert_memory_equal(&expected->held_out, &seen[rank].held_out, sizeof(double));
         assert_int_equal(seen[rank].lost[STEPS], deaths);
+        assert_int_equal(seen[rank].ranks, size - deaths);
         assert_int_equal(seen[rank].lost_ranks[0], job->deaths[0].rank);
         if (deaths > 1)
             assert_int_equal(seen[rank].lost_ranks[1], job->deaths[1].rank);
@@ -227,10 +278,11 @@ static void assert_same(const struct seen *expected, const struct job *job, int 
     assert_true(gathered);
 }
 
-static const struct layout one = {DP_SCHEDULE_GPIPE, 1, 1};
+static const struct layout one = {DP_SCHEDULE_GPIPE, 1, 1, 0};
 static const struct layout layouts[] = {
-    {DP_SCHEDULE_DUALPIPE, 2, 1}, {DP_SCHEDULE_DUALPIPE, 4, 1}, {DP_SCHEDULE_1F1B, 2, 2},
-    {DP_SCHEDULE_GPIPE, 1, 2},    {DP_SCHEDULE_DUALPIPE, 2, 2}, {DP_SCHEDULE_ZBV, 2, 2},
+    {DP_SCHEDULE_DUALPIPE, 2, 1, 1}, {DP_SCHEDULE_DUALPIPE, 4, 1, 0},
+    {DP_SCHEDULE_1F1B, 2, 2, 2},     {DP_SCHEDULE_GPIPE, 1, 2, 0},
+    {DP_SCHEDULE_DUALPIPE, 2, 2, 1}, {DP_SCHEDULE_ZBV, 2, 2, 0},
 };
 enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
 
@@ -241,6 +293,7 @@ static void those_that_live_learn_what_all_would_have(void **state)
     static const struct death when[] = {
         {.step = 1},          {.step = 1, .calls = 1}, {.step = 2, .calls = 8}, {.step = 3, .calls = 3},
         {.step = 4, .calls = 20}, {.step = STEPS + 1},     {.step = STEPS + 1, .calls = 2},
+        {.step = AT_FIRST},   {.step = AT_LAST},
     };
     enum { WHEN = sizeof(when) / sizeof(when[0]) };
 
@@ -255,8 +308,8 @@ static void those_that_live_learn_what_all_would_have(void **state)
             const enum model_kind model = (enum model_kind)((i + k) % MODEL_KINDS);
             struct job job = {.model = model, .layout = layouts[i], .deaths = {when[k]},
                               .offloads = k == 2};
-            const int size = job.layout.ranks * job.layout.replicas;
-            job.deaths[0].rank = (i + k / 2) % size;
+            const int placed = size_of(&job.layout) - (when[k].calls ? job.layout.spare : 0);
+            job.deaths[0].rank = (i + k / 2) % placed;
             printf("model %d, layout %d, death %d of rank %d\n", model, i, k, job.deaths[0].rank);
             run(job, 1);
             assert_same(&expected[model], &job, 1);
@@ -271,10 +324,10 @@ static void several_may_die(void **state)
         struct layout layout;
         struct death deaths[VICTIMS];
     } rows[] = {
-        {{DP_SCHEDULE_GPIPE, 1, 4}, {{0, 2, 3, false}, {3, 3, 0, false}}},
-        {{DP_SCHEDULE_DUALPIPE, 4, 1}, {{1, 2, 5, false}, {2, 4, 2, false}}},
-        {{DP_SCHEDULE_1F1B, 2, 2}, {{0, 1, 1, false}, {3, 1, 4, false}}},
-        {{DP_SCHEDULE_ZBV, 2, 2}, {{0, 3, 0, false}, {3, 3, 2, false}}},
+        {{DP_SCHEDULE_GPIPE, 1, 4, 0}, {{0, 2, 3, false}, {3, 3, 0, false}}},
+        {{DP_SCHEDULE_DUALPIPE, 4, 1, 0}, {{1, 2, 5, false}, {2, 4, 2, false}}},
+        {{DP_SCHEDULE_1F1B, 2, 2, 0}, {{0, 1, 1, false}, {3, 1, 4, false}}},
+        {{DP_SCHEDULE_ZBV, 2, 2, 0}, {{0, 3, 0, false}, {3, 3, 2, false}}},
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -309,7 +362,7 @@ static void a_stage_that_is_lost_ends_all(void **state)
 {
     (void)state;
     run((struct job){.model = MODEL_MLP,
-                     .layout = {DP_SCHEDULE_1F1B, 2, 2},
+                     .layout = {DP_SCHEDULE_1F1B, 2, 2, 0},
                      .deaths = {{1, 2, 0, false}, {3, 2, 0, false}},
                      .sentence = "no rank has"},
         2);

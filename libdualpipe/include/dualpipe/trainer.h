@@ -209,10 +209,11 @@ DP_PUBLIC void dp_trainer_set_rate(struct dp_trainer *trainer, double rate);
 
 /* What a rank's steps are carried out by, for what watches and measures them (trace.h). */
 struct dp_trainer_parts {
-    const struct dp_schedule *schedule; /* of training */
-    struct dp_recorder *recorder;       /* of the last training step */
+    const struct dp_schedule *schedule; /* of training; NULL: this rank is spare */
+    struct dp_recorder *recorder;       /* of the last training step; the same */
+    struct dp_comm *comm;               /* the ranks that live; NULL: alone */
     struct dp_comm *pipe;               /* the ranks of this replica; NULL: there is one */
-    int replica, rank;                  /* which one, and the pipeline rank in it */
+    int replica, replicas, rank;        /* which one of how many, and the pipeline rank in it */
     const struct dp_rank_pace *paces;   /* [ranks of comm] of the last step: compute_ns and step_ns */
     bool queued;  /* on a device: the recorder knows when work was queued, not when it was done */
     size_t bytes; /* of parameters, gradients, save areas, messages and the optimizer's state */
@@ -239,11 +240,17 @@ DP_PUBLIC int dp_trainer_resume(struct dp_trainer *trainer, const char *folder);
  * With config.survive a rank that dies in a step, or in another call that all ranks make but a resume,
  * ends it on no other: what cannot be done without it is repeated among those that live, as many
  * replicas as they make; where that is less than one, in a smaller pipeline. Ranks left over are spare,
- * and go on to make the same calls. The state of a stage goes on from any rank that held it: another
- * replica's, or DualPipe's mirror. Losses are what they would have been. Every rank gives the batch,
- * since any may have the first stage or the last next time. A rank whose callback has failed has to
- * leave, and is one that died to the others. DP_ENOENT: a stage is lost; a checkpoint may have it. */
+ * and go on to make the same calls, as do those that comm has beyond schedule.ranks x replicas at
+ * first. The state of a stage goes on from any rank that held it: another replica's, or DualPipe's
+ * mirror. Losses are what they would have been. Every rank gives the batch, since any may have the
+ * first stage or the last next time. A rank whose callback has failed has to leave, and is one that died
+ * to the others. DP_ENOENT: a stage is lost; a checkpoint may have it. Where dp_comm_survive was called
+ * for comm before, a rank may die before dp_trainer_new, too. */
 DP_PUBLIC int dp_trainer_lost(const struct dp_trainer *trainer, const int32_t **ranks);
+/* What a program does among the ranks of dp_trainer_parts between these calls, as one of them: after a
+ * death part(user) is repeated by those that live, with the parts that they have then. It returns 0 or
+ * an error of comm.h; no call of the trainer is in it. Collective. */
+DP_PUBLIC int dp_trainer_carry_out(struct dp_trainer *trainer, int (*part)(void *user), void *user);
 
 /* The training is over: a checkpoint is written where the config has a folder, replicas that mix become
  * their average, and what delay_update has left is done. Collective. */
