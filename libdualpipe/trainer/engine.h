@@ -112,8 +112,8 @@ static inline int engine_fail(struct dp_comm *comm, int err)
     return dp_fail_quietly(err, "%s", text);
 }
 
-/* What a rank did by itself, as a part of what all do: dp_comm_share_error, but of ranks that survive one
- * that has failed leaves, and the others learn of it as of a death. */
+/* What a rank did by itself, as a part of what all do: dp_comm_share_error, but of ranks that survive
+ * one that has failed leaves, and the others learn of it as of a death. */
 static inline int engine_share_error(struct dp_comm *comm, int err)
 {
     return dp_comm_survives(comm) ? engine_fail(comm, err) : dp_comm_share_error(comm, err);

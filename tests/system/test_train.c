@@ -363,15 +363,15 @@ struct layout {
 };
 
 static const struct layout layouts[] = {
-    {"-P 4", 4, "", " with 2 ranks, 1 spare\n"},
-    {"-P 4 --spare 1", 5, "", " with 4 ranks, 0 spare\n"},
-    {"-P 4 --tie-embeddings", 4, "--tie-embeddings", " with 2 ranks, 1 spare\n"},
+    {"-P 4", 4, "", " with P = 2 and D = 1, 1 spare\n"},
+    {"-P 4 --spare 1", 5, "", " with P = 4 and D = 1, 0 spare\n"},
+    {"-P 4 --tie-embeddings", 4, "--tie-embeddings", " with P = 2 and D = 1, 1 spare\n"},
     {"-P 2 -D 2 -M 8 --spare 1 --tie-embeddings", 5, "-M 8 --order-blocks 4 --tie-embeddings",
-     " with 2 replicas of 2 ranks, 0 spare\n"},
+     " with P = 2 and D = 2, 0 spare\n"},
     {"-P 4 -D 2 -M 16 --batch 16", 8, "-M 16 --batch 16 --order-blocks 4",
-     " with 2 replicas of 2 ranks, 3 spare\n"},
-    {"-P 2", 2, "", " with 1 rank, 0 spare\n"},
-    {"-P 2 -D 2 -M 8", 4, "-M 8 --order-blocks 4", " with 2 replicas of 1 rank, 1 spare\n"},
+     " with P = 4 and D = 1, 3 spare\n"},
+    {"-P 2", 2, "", " with P = 1 and D = 1, 0 spare\n"},
+    {"-P 2 -D 2 -M 8", 4, "-M 8 --order-blocks 4", " with P = 2 and D = 1, 1 spare\n"},
 };
 enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
 
@@ -883,7 +883,7 @@ static void a_pipeline_begins_without_a_rank_that_dies_before_the_first_step(voi
         const int first = victim == 0;
         char expected[80];
         run_without(r, victim, "--schedule dualpipe -P 4 --survive --steps 200 --eval-every 3 --json");
-        snprintf(expected, sizeof(expected), "training goes on without rank %d from step 1 with 2 ranks",
+        snprintf(expected, sizeof(expected), "training goes on without rank %d from step 1 with P = 2 and",
                  victim);
         assert_says(r[first].err_text, expected);
         assert_says(r[first].out_text, "\"event\":\"begin\"");

@@ -166,6 +166,7 @@ refuses_to_survive_that_way()
         '--survive --mix reduce-scatter|expected --mix all-reduce' \
         '--survive -P 2 -D 2 --mix complete|expected --mix all-reduce' \
         '--survive --delay-update|expected no --delay-update' \
+        '--survive --checkpoint always --checkpoint-stages 0|expected no --checkpoint-stages' \
         '--survive --restart 1|expected --spare instead of --restart' \
         '--survive --transport mpi|expected --transport auto, shm or tcp' \
         '--spare 1|--spare 1: expected --survive' \

@@ -153,7 +153,6 @@ struct pipelined_config {
     bool any_order;   /* do not add gradients up in the fixed order */
     int order_blocks; /* of fixed order, of this replica; 0: 2 */
     struct replica replica; /* whose schedules have M / count micro-batches */
-    bool tied_copies; /* dp_pipeline_config */
     bool by_messages; /* they decide which op comes next, not the schedule's list */
     /* What of the model may be on a device; 0: all, without one. `offload` says where the rest is;
      * training then gets what has to be evicted or recomputed. */

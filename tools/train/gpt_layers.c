@@ -209,6 +209,9 @@ static void describe_parameters(struct gpt_layer *l, int group)
     }
 }
 
+/* Blocks are spread evenly, whatever the ends take beside them. */
+static const double end_cost = 1e-3;
+
 static void describe(struct gpt_layers *g, int group)
 {
     const struct block_shape *shape = &g->shape;
@@ -225,6 +228,7 @@ static void describe(struct gpt_layers *g, int group)
         .ops = first ? &embedding_ops : last ? &head_ops : &block_ops,
         .user = l,
         .name = l->name,
+        .cost = first || last ? end_cost : 1,
         .out = last ? &g->logits : &g->x,
         .save.whole = first  ? (size_t)shape->n * (size_t)g->config.width * shape->compute.size
                       : last ? head_save_init(&head, shape, NULL)

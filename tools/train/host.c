@@ -17,7 +17,9 @@ struct host {
 
 bool host_takes(const struct settings *s)
 {
-    return !settings_on_cuda(s) && !s->offload.any && !s->survive && !strcmp(s->dtype, "f32");
+    const bool mixers_survive = s->survive && !settings_survives_as_pipeline(s);
+
+    return !settings_on_cuda(s) && !s->offload.any && !mixers_survive && !strcmp(s->dtype, "f32");
 }
 
 /* ---- what the options mean ------------------------------------------------------------------- */
@@ -29,13 +31,26 @@ static enum dp_sums sums_of(enum data_parallel_kind kind)
                                          : DP_SUMS_ALL;
 }
 
+/* What survives is laid out again by its kind. */
+static struct dp_schedule_spec spec_of(const struct settings *s)
+{
+    struct dp_schedule_spec spec = {.kind = s->training->kind,
+                                    .ranks = (int)s->ranks,
+                                    .slack = (int)s->slack};
+
+    dp_recompute_parse(s->checkpoint, &spec.recompute);
+    return spec;
+}
+
 struct dp_trainer_config host_config(const struct settings *s, int32_t *layers_of_stage)
 {
     const struct mixing_method *m = &s->method;
 
     gpt_layers_cut(&s->model, s->training ? s->training->stages : 1, layers_of_stage);
     return (struct dp_trainer_config){
-        .list = s->training,
+        .schedule = s->survive ? spec_of(s) : (struct dp_schedule_spec){0},
+        .list = s->survive ? NULL : s->training,
+        .survive = s->survive,
         .execution = strcmp(s->execution, "messages") ? DP_EXECUTE_LIST : DP_EXECUTE_MESSAGES,
         .replicas = (int32_t)s->replicas,
         .microbatches = (int32_t)s->microbatches,
@@ -109,7 +124,8 @@ int host_new(const struct settings *s, const struct data *data, struct dp_comm *
     h->batch = (struct batch){malloc(bytes), malloc(bytes)};
     if (!h->batch.tokens || !h->batch.labels)
         err = DP_ENOMEM;
-    err = dp_comm_share_error(comm, err);
+    if (!s->survive) /* otherwise this rank leaves, and the others have only to know that it did */
+        err = dp_comm_share_error(comm, err);
     if (!err)
         err = make_trainer(h);
     if (err)

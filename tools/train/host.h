@@ -13,7 +13,7 @@
 
 #include <dualpipe/trainer.h>
 
-/* The others: on a device, with what is offloaded or survives, with weights of 16 bits. */
+/* The others: on a device, with what is offloaded, of 16 bits, with mixing that survives. */
 bool host_takes(const struct settings *s);
 
 /* What the options mean to the library's trainer. layers_of_stage: room for [stages]. */

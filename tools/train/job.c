@@ -22,7 +22,7 @@ static int run(struct job *j)
     if (!err && j->s->from.step && !j->host)
         err = saved_read(&j->trainer, j->s->from.path, j->s->from.step);
     if (!err)
-        err = watcher_init(&j->watcher, j->s, &j->parts, j->comm, j->how);
+        err = job_watch(j);
     if (!err)
         report_begin(&j->report, j->s, j->text, job_is_first(j));
     uint64_t step = j->s->from.step;
@@ -69,9 +69,9 @@ int job_run(const struct settings *s, const struct data *data, struct dp_comm *c
         *why = (struct dp_abort){.error = DP_ENOMEM, .text = "out of memory"};
         return DP_ENOMEM;
     }
-    *j = (struct job){.given = s, .s = s, .text = data, .comm = comm, .all = comm, .how = how};
+    *j = (struct job){.s = s, .text = data, .comm = comm, .how = how};
     job_note_sentence(j);
-    int err = comm && job_is_survivor(j) ? job_run_survivor(&j) : run(j);
+    int err = run(j);
     if (err)
         explain(j, err, why);
     job_free(j);

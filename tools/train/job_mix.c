@@ -83,7 +83,7 @@ int job_agree(const struct job *j)
     bool all_live = true;
     int err = job_compare(j, comm);
 
-    while (job_mixers_survive(j) && (!err || may_be_death(err))) {
+    while (j->s->survive && (!err || may_be_death(err))) {
         const int agreed = find_all_alive(comm, &all_live);
         if (agreed || all_live) {
             err = agreed ? agreed : err;

@@ -179,7 +179,6 @@ static int make_engine(struct job *j)
             .any_order = s->any_order && s->training,
             .order_blocks = s->own_blocks,
             .replica = j->replica,
-            .tied_copies = job_is_survivor(j),
             .by_messages = !strcmp(s->execution, "messages"),
             .device_bytes = (size_t)s->device_memory,
             .offload = s->offload,
@@ -212,7 +211,6 @@ static int make_trainer(struct job *j)
                             .graph = s->graph,
                             .method = s->method,
                             .survive = job_mixers_survive(j),
-                            .agrees = job_is_survivor(j),
                             .joins = job_joins(j),
                             .late = s->late,
                             .state_folder = s->offload.folder[0] ? s->offload.folder : NULL,
@@ -221,29 +219,29 @@ static int make_trainer(struct job *j)
 }
 
 /* Without a schedule there is a pipeline of one rank, of which nothing is told. */
-static int make_on_host(struct job *j)
+static void take_from_host(struct job *j)
 {
-    int err = host_new(j->s, j->text, j->comm, &j->host);
-
-    if (err)
-        return err;
     dp_trainer_parts(host_trainer(j->host), &j->parts);
-    j->replica = (struct replica){.index = j->parts.replica, .count = (int)j->s->replicas};
+    j->replica = (struct replica){.index = j->parts.replica, .count = j->parts.replicas};
     if (!j->s->training) {
         j->parts.schedule = NULL;
         j->parts.recorder = NULL;
     }
-    return 0;
 }
 
-static void take_parts(struct job *j)
+void job_take_parts(struct job *j)
 {
     const struct engine *e = j->engine;
 
+    if (j->host) {
+        take_from_host(j);
+        return;
+    }
     j->parts = (struct dp_trainer_parts){.schedule = j->s->training,
                                          .recorder = j->s->training ? e->recorder : NULL,
                                          .pipe = e->comm,
                                          .replica = e->replica.index,
+                                         .replicas = e->replica.count,
                                          .rank = engine_rank(e),
                                          .paces = j->trainer.paces,
                                          .queued = engine_is_queued(e)};
@@ -251,10 +249,14 @@ static void take_parts(struct job *j)
 
 int job_make_parts(struct job *j)
 {
-    if (host_takes(j->s))
-        return make_on_host(j);
-    int err = make_groups(j);
+    const bool on_host = host_takes(j->s);
+    int err = on_host ? host_new(j->s, j->text, j->comm, &j->host) : make_groups(j);
 
+    if (on_host || err) {
+        if (!err)
+            job_take_parts(j);
+        return err;
+    }
     if (!err)
         err = choose_device(j);
     if (!err)
@@ -262,25 +264,20 @@ int job_make_parts(struct job *j)
     if (!err)
         err = make_trainer(j);
     if (!err)
-        take_parts(j);
+        job_take_parts(j);
     return err;
 }
 
 void job_free(struct job *j)
 {
-    watcher_fini(&j->watcher);
     host_free(j->host);
     trainer_fini(&j->trainer);
     if (j->engine)
         j->engine->ops->free(j->engine);
+    watcher_fini(&j->watcher);
     dp_schedule_free(j->alone[0]);
     dp_schedule_free(j->alone[1]);
     dp_comm_close(j->pipe);
     dp_comm_close(j->data);
-    dp_comm_close(j->team);
-    free(j->processes);
-    settings_free_layout(&j->laid_out);
-    if (j->owns_all)
-        dp_comm_close(j->all);
     free(j);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * job_state.h - what a rank has of its job. job_parts.c makes it, job_steps.c takes the steps;
- * job_mix.c and job_survive.c go on after a death.
+ * job_mix.c goes on after the death of a replica.
  */
 #ifndef DP_TRAIN_JOB_STATE_H
 #define DP_TRAIN_JOB_STATE_H
@@ -17,7 +17,7 @@
 struct job {
     const struct settings *s;
     const struct data *text;
-    struct dp_comm *comm; /* of all ranks of all replicas; NULL: alone */
+    struct dp_comm *comm; /* of all ranks that were started; NULL: alone */
     const struct dp_comm_config *how; /* it was opened */
     struct dp_comm *data; /* the ranks that hold the same stages in the replicas; NULL: one replica */
     struct dp_comm *pipe; /* the ranks of this replica; NULL: one rank */
@@ -31,26 +31,11 @@ struct job {
     struct report report;
     struct watcher watcher;
     char device[CUDA_DEVICE_NAME]; /* of this rank, on CUDA */
-    /* Of a pipeline that survives (survivors.h); comm is `team`, if this rank is in it. */
-    struct dp_comm *all;             /* ranks that live, the spare ones too */
-    bool owns_all;
-    struct dp_comm *team;            /* ranks of all replicas; NULL: this one is spare */
-    int *processes;                  /* [ranks of all] as they were started */
-    bool begun;                      /* all have made their part: there is something to go on from */
-    const struct settings *given;    /* at first */
-    struct settings laid_out;        /* what s is once ranks have died */
-    uint64_t step, trained, reported; /* the step at hand; steps whose weights are there; lines */
-    uint64_t trained_before;         /* by the pipelines before this one */
-    uint64_t repeated;               /* the last step that failed without a death, counted from 1 */
-    struct step_result result;       /* of the last step that was trained */
-    char before[1024];               /* the library's last sentence when it began, or went on */
+    const struct dp_comm *watched; /* the ranks that lived when the watcher began */
+    bool tells;                    /* it was the first rank after the last step */
+    struct progress last;          /* that step; step 0: none */
+    char before[1024];             /* the library's last sentence when it began, or went on */
 };
-
-/* This pipeline has taken the last step, and knows its times. */
-static inline bool job_has_times(const struct job *j)
-{
-    return j->parts.recorder && j->trained > j->trained_before;
-}
 
 /* Is this rank's pipeline one that survives? Otherwise replicas that mix may. */
 static inline bool job_is_survivor(const struct job *j)
@@ -63,9 +48,15 @@ static inline bool job_mixers_survive(const struct job *j)
     return j->s->survive && !job_is_survivor(j);
 }
 
+/* The ranks that live. */
+static inline struct dp_comm *job_comm(const struct job *j)
+{
+    return j->host ? j->parts.comm : j->trainer.comm ? j->trainer.comm : j->comm;
+}
+
 static inline bool job_is_first(const struct job *j)
 {
-    return !j->comm || dp_comm_rank(j->trainer.comm ? j->trainer.comm : j->comm) == 0;
+    return !j->comm || dp_comm_rank(job_comm(j)) == 0;
 }
 
 /* This rank was started again. */
@@ -86,12 +77,14 @@ static inline void job_note_sentence(struct job *j)
 int job_compare(const struct job *j, struct dp_comm *comm);
 /* Groups, device, engine and trainer of this rank. */
 int job_make_parts(struct job *j);
+/* What is there of them now: after a call during which ranks of a pipeline may have died. */
+void job_take_parts(struct job *j);
 void job_free(struct job *j);
 
 /* ---- job_mix.c ------------------------------------------------------------------------------- */
 
-/* job_compare. Replicas that survive compare again among those that live; the mixer then goes on
- * without the others. */
+/* job_compare. Ranks that survive compare again among those that live; the mixer or the trainer then
+ * goes on without the others. */
 int job_agree(const struct job *j);
 /* Replicas that survive, after a death: 0, with the step to go on with; the last one at most, whose
  * held-out loss is wanted. Other jobs, and after other errors: err. */
@@ -103,10 +96,7 @@ int job_survive_mixing(struct job *j, int err, uint64_t *step);
 int job_train(struct job *j, uint64_t step, struct summary *summary);
 /* What is measured and told once, at the end. */
 int job_finish(struct job *j, struct summary *summary);
-
-/* ---- job_survive.c --------------------------------------------------------------------------- */
-
-/* The whole of a job whose pipelines survive; *at becomes this rank's part of the last ones. */
-int job_run_survivor(struct job **at);
+/* Watch the parts that are there now. */
+int job_watch(struct job *j);
 
 #endif

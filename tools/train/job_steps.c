@@ -17,27 +17,67 @@ enum { MEASURE_EVERY = 10 }; /* steps; collecting a step's times costs far less 
 
 /* ---- training ------------------------------------------------------------------------------- */
 
+int job_watch(struct job *j)
+{
+    watcher_fini(&j->watcher);
+    j->watched = j->parts.comm;
+    return job_is_survivor(j) && !j->parts.schedule
+               ? 0 /* it is spare */
+               : watcher_init(&j->watcher, j->s, &j->parts, j->comm, j->how);
+}
+
+/* After a call during which ranks of a pipeline may have died. */
+static int look_around(struct job *j)
+{
+    if (!job_is_survivor(j))
+        return 0;
+    job_take_parts(j);
+    return j->parts.comm == j->watched ? 0 : job_watch(j);
+}
+
+/* What ranks do together beside the steps, part(user). */
+static int carry_out(struct job *j, int (*part)(void *user), void *user)
+{
+    return j->host ? dp_trainer_carry_out(host_trainer(j->host), part, user) : part(user);
+}
+
+struct measuring {
+    struct job *j;
+    bool all;                           /* of all replicas, not of the first alone */
+    const struct timeline_files *files; /* NULL: nothing is written */
+    struct step_times times;            /* NAN where they are not known */
+};
+
+static int measure(void *user)
+{
+    struct measuring *m = user;
+    struct job *j = m->j;
+
+    m->times = (struct step_times){.bubble = NAN, .step_ms = NAN, .simulated_ms = NAN};
+    job_take_parts(j);
+    if (!j->parts.recorder || (!m->all && j->replica.index))
+        return 0;
+    const int err = m->files ? timeline_write(&j->parts, m->files, &m->times)
+                             : timeline_measure(&j->parts, j->watcher.watch, &m->times);
+    /* A pipeline of those that live may have taken no step yet. */
+    return err == DP_ESTATE && job_is_survivor(j) ? 0 : err;
+}
+
 /* After a step: what is worth a look now and then. */
 static int look(struct job *j, struct progress *p)
 {
     uint64_t every = (uint64_t)j->s->eval_every, steps = (uint64_t)j->s->steps;
     const bool links = watcher_paces(&j->watcher, j->parts.paces);
-    const bool due = j->replica.index == 0 &&
-                     (p->step % MEASURE_EVERY == 0 || report_due(j->s, p->step));
-    struct step_times times = {.bubble = NAN};
-    int err = 0;
+    const bool due = p->step % MEASURE_EVERY == 0 || report_due(j->s, p->step);
+    struct measuring m = {.j = j, .all = links, .times.bubble = NAN};
+    int err = links || due ? carry_out(j, measure, &m) : 0;
 
-    if (job_has_times(j) && (links || due))
-        err = timeline_measure(&j->parts, j->watcher.watch, &times);
-    if (due)
-        p->bubble = times.bubble;
-    if (err)
-        return err;
-
-    if (p->step == steps || (every && p->step % every == 0))
+    if (due && j->replica.index == 0)
+        p->bubble = m.times.bubble;
+    if (!err && (p->step == steps || (every && p->step % every == 0)))
         err = j->host ? host_evaluate(j->host, &p->held_out)
                       : trainer_held_out(&j->trainer, &p->held_out);
-    return err;
+    return err ? err : look_around(j);
 }
 
 struct slow_at {
@@ -56,7 +96,7 @@ static void tell_slow(void *user, const struct dp_slow *slow, bool begun)
 
 static int write_state(struct job *j, uint64_t step)
 {
-    char *text = settings_text(j->given, step, j->text->digest);
+    char *text = settings_text(j->s, step, j->text->digest);
     int err = text ? saved_write(&j->trainer, j->s->save, step, text) : DP_ENOMEM;
 
     free(text);
@@ -67,39 +107,36 @@ static int save(struct job *j, uint64_t step)
 {
     int err = j->host ? dp_trainer_save(host_trainer(j->host), j->s->save) : write_state(j, step);
 
+    if (!err)
+        err = look_around(j);
     if (!err && job_is_first(j))
         report_saved(&j->report, step);
     return err;
 }
 
-/* After a death a step may be one whose weights are there already. */
-static int learn(struct job *j, uint64_t step)
+/* The first rank may have died before it told of its last step. */
+static bool is_to_tell(struct job *j)
 {
-    j->step = step;
-    if (job_is_survivor(j) && j->trained > step)
-        return 0;
-    struct step_result result; /* of a step that is cut off it is not used */
-    int err = j->host ? host_step(j->host, step, &result) : trainer_step(&j->trainer, step, &result);
-    if (err)
-        return err;
-    j->trained = step + 1;
-    j->result = result;
-    return 0;
+    const bool first = job_is_first(j);
+
+    if (first && !j->tells && j->last.step)
+        report_progress(&j->report, &j->last);
+    j->tells = first;
+    return first;
 }
 
 static int take_step(struct job *j, uint64_t step, struct summary *summary)
 {
     struct progress p = {.step = step + 1, .held_out = NAN, .bubble = NAN};
-    int err = learn(j, step);
+    int err = j->host ? host_step(j->host, step, &p.result)
+                      : trainer_step(&j->trainer, step, &p.result);
 
-    p.result = j->result;
+    if (!err)
+        err = look_around(j);
     if (!err)
         err = look(j, &p);
     if (err)
         return err;
-    if (job_is_survivor(j) && j->reported > step) /* and has been told */
-        return settings_save_due(j->s, p.step) ? save(j, p.step) : 0;
-    j->reported = p.step;
     if (step == j->s->from.step)
         summary->first_loss = p.result.loss;
     summary->last_loss = p.result.loss;
@@ -107,8 +144,9 @@ static int take_step(struct job *j, uint64_t step, struct summary *summary)
     summary->skipped += p.result.skipped;
     watcher_tell(&j->watcher, &p, tell_slow,
                  &(struct slow_at){&j->report, p.step, job_is_first(j)});
-    if (job_is_first(j))
+    if (is_to_tell(j))
         report_progress(&j->report, &p);
+    j->last = p;
     return settings_save_due(j->s, p.step) ? save(j, p.step) : 0;
 }
 
@@ -142,12 +180,22 @@ static double held_bytes(const struct job *j)
     return (double)bytes;
 }
 
-static int measure_memory(struct job *j, struct summary *summary)
+struct weighing {
+    struct job *j;
+    struct summary *summary;
+};
+
+static int measure_memory(void *user)
 {
-    struct dp_comm *comm = j->trainer.comm ? j->trainer.comm : j->comm;
+    struct job *j = ((struct weighing *)user)->j;
+    struct summary *summary = ((struct weighing *)user)->summary;
+    job_take_parts(j);
+    struct dp_comm *comm = job_comm(j);
     const int ranks = comm ? dp_comm_size(comm) : 1;
     struct memory_use *all = calloc((size_t)ranks, sizeof(*all));
 
+    free(summary->memory);
+    summary->memory_bytes = 0;
     summary->memory = all;
     summary->memory_count = ranks;
     if (!all)
@@ -189,54 +237,64 @@ static int measure_offload(struct job *j, struct summary *summary)
 
 static int measure_step(struct job *j, struct summary *summary)
 {
-    struct step_times times = {.bubble = NAN, .step_ms = NAN, .simulated_ms = NAN};
     const struct timeline_files files = {j->s->trace, j->s->timeline, j->s->page};
-    int err = job_has_times(j) ? timeline_write(&j->parts, &files, &times) : 0;
+    struct measuring m = {.j = j, .files = &files};
+    const int err = carry_out(j, measure, &m);
 
-    summary->bubble = times.bubble;
-    summary->step_ms = times.step_ms;
-    summary->simulated_ms = times.simulated_ms;
-    summary->untraced = times.untraced;
-    summary->undrawn = times.undrawn;
-    summary->unpaged = times.unpaged;
+    summary->bubble = m.times.bubble;
+    summary->step_ms = m.times.step_ms;
+    summary->simulated_ms = m.times.simulated_ms;
+    summary->untraced = m.times.untraced;
+    summary->undrawn = m.times.undrawn;
+    summary->unpaged = m.times.unpaged;
     return err;
 }
 
-/* What one replica tells for all: one that lives. */
+/* Of what replicas mix into one that lives; otherwise of the first. */
+static int sample(struct job *j, size_t count, uint8_t *text)
+{
+    const struct sample_spec spec = {.count = count, .temperature = j->s->temperature};
+    const bool other = job_mixers_survive(j) ? !job_is_first(j) : j->replica.index > 0;
+
+    if (!count || (!j->host && other))
+        return 0;
+    return j->host ? host_sample(j->host, &spec, text) : sample_text(j->engine, &spec, text);
+}
+
 static int describe(struct job *j, struct summary *summary, uint8_t *text)
 {
-    const struct sample_spec spec = {.count = summary->sample_len,
-                                     .temperature = j->s->temperature};
-    int err = 0;
+    int err = sample(j, summary->sample_len, text);
 
-    if (j->host && spec.count)
-        err = host_sample(j->host, &spec, text);
-    if (err)
-        return err;
-    if (job_mixers_survive(j) ? !job_is_first(j) : j->replica.index > 0)
-        return 0;
-    err = measure_step(j, summary);
-    return err || !spec.count || j->host ? err : sample_text(j->engine, &spec, text);
+    if (!err)
+        err = carry_out(j, measure_memory, &(struct weighing){j, summary});
+    if (!err)
+        err = measure_step(j, summary);
+    return err ? err : measure_offload(j, summary);
+}
+
+static int count_lost(const struct job *j)
+{
+    const int32_t *lost;
+
+    return j->host ? dp_trainer_lost(host_trainer(j->host), &lost) : 0;
 }
 
 int job_finish(struct job *j, struct summary *summary)
 {
     size_t len = (size_t)j->s->sample;
     uint8_t *text = malloc(len + 1);
+    int lost = -1;
 
     summary->sample_len = len;
     int err = !text     ? DP_ENOMEM
               : j->host ? dp_trainer_finish(host_trainer(j->host))
                         : trainer_finish(&j->trainer);
-    if (!err)
-        err = measure_memory(j, summary);
-    if (!err)
+    while (!err && lost != count_lost(j)) { /* what the first rank has died with */
+        lost = count_lost(j);
         err = describe(j, summary, text);
-    if (!err)
-        err = measure_offload(j, summary);
-    err = trainer_agree(&j->trainer, err);
+    }
     summary->sample = text;
-    if (!err && job_is_first(j))
+    if (!err && is_to_tell(j))
         report_end(&j->report, summary);
     free(text);
     free(summary->memory);

@@ -379,19 +379,3 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
     t->engine->ops->seek(t->engine, step);
     return err;
 }
-
-/* ---- to another layout ----------------------------------------------------------------------- */
-
-int saved_move(struct dp_comm *comm, struct trainer *from, struct trainer *to)
-{
-    struct list has = {0}, wants = {0};
-    int err = from ? list_state(from, true, &has) : 0;
-
-    if (!err && to)
-        err = list_state(to, true, &wants);
-    if (!err)
-        err = dp_pipeline_move_state(comm, has.tensors, has.count, wants.tensors, wants.count);
-    list_free(&has);
-    list_free(&wants);
-    return err;
-}

@@ -21,9 +21,4 @@ int saved_write(struct trainer *t, const char *dir, uint64_t step, const char *t
  * model, DP_EINVAL for damage. */
 int saved_read(struct trainer *t, const char *path, uint64_t step);
 
-/* Collective over comm: the state of the stages of `to` comes from the ranks whose `from` has them;
- * either may be NULL. Without offloaded parts, on the CPU. Errors of dp_pipeline_move_state. A
- * rank that has no memory for its lists gets DP_ENOMEM, and ends the group on all. */
-int saved_move(struct dp_comm *comm, struct trainer *from, struct trainer *to);
-
 #endif

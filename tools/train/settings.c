@@ -388,31 +388,6 @@ static bool build_schedules(struct settings *s, int *status)
     return !err && check_stages(s, status);
 }
 
-void settings_free_layout(struct settings *s)
-{
-    dp_schedule_free(s->training);
-    dp_schedule_free(s->forward);
-    s->training = s->forward = NULL;
-}
-
-int settings_lay_out(const struct settings *s, int ranks, struct settings *out)
-{
-    int status = EXIT_USAGE;
-
-    *out = *s;
-    out->ranks = out->blocks.count = ranks;
-    out->training = out->forward = NULL;
-    for (int i = 0; i < ranks; i++)
-        out->blocks.items[i] = (int32_t)(s->layers / ranks + (i < s->layers % ranks));
-    out->model.blocks = out->blocks.items;
-    if (ranks == 1) /* which needs no schedule */
-        return 0;
-    if (build_schedules(out, &status))
-        return 0;
-    settings_free_layout(out);
-    return status == EXIT_USAGE ? DP_EINVAL : DP_ENOMEM;
-}
-
 static bool check_blocks(const struct settings *s, int stages)
 {
     int64_t sum = 0;

@@ -114,11 +114,6 @@ int settings_processes(const struct settings *s);
 int settings_started(const struct settings *s);
 /* Which ranks survive: those of a pipeline, not replicas that mix. */
 bool settings_survives_as_pipeline(const struct settings *s);
-/* The same run with another number of ranks, over which blocks are spread evenly; one trains without a
- * schedule. *out refers to *s,
- * and is freed with settings_free_layout. 0 or errors of schedule.h. */
-int settings_lay_out(const struct settings *s, int ranks, struct settings *out);
-void settings_free_layout(struct settings *s);
 /* The schedule says when the sums of data_parallel.h begin. */
 bool settings_reduce_early(const struct settings *s);
 

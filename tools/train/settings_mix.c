@@ -167,6 +167,7 @@ static bool check_pipeline_survival(const struct settings *s)
                            : s->placement                ? "no --placement"
                            : s->offload.any              ? "no --offload"
                            : s->late                     ? "no --delay-update"
+                           : s->checkpoint_stages.any    ? "no --checkpoint-stages"
                            : settings_on_cuda(s)         ? "--device cpu"
                            : s->restarts                 ? "--spare instead of --restart"
                                                          : NULL;

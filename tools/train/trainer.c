@@ -3,7 +3,6 @@
 
 #include "clock.h"
 #include "train/late.h"
-#include "train/survivors.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -342,33 +341,9 @@ static int learn(struct trainer *t, uint64_t step, struct step_result *result)
     return 0;
 }
 
-void trainer_revoke(struct trainer *t, int err)
-{
-    struct dp_comm *groups[2 + DP_MAX_SLOTS] = {t->config.pipe, t->config.data};
-    char text[512];
-
-    snprintf(text, sizeof(text), "%s", dp_last_error());
-    for (int i = 0; i < DP_MAX_SLOTS; i++)
-        groups[2 + i] = t->replicas.slots[i].same;
-    for (int i = 0; i < 2 + DP_MAX_SLOTS; i++)
-        if (groups[i])
-            dp_comm_revoke(groups[i], err, text);
-}
-
-int trainer_agree(struct trainer *t, int err)
-{
-    if (!t->config.agrees || t->agreed)
-        return err;
-    if (survivors_may_be(err))
-        trainer_revoke(t, err);
-    err = survivors_agree(t->comm, err);
-    t->agreed = err != 0;
-    return err;
-}
-
 int trainer_step(struct trainer *t, uint64_t step, struct step_result *result)
 {
-    int err = trainer_agree(t, learn(t, step, result));
+    int err = learn(t, step, result);
 
     return err ? err : update(t, result);
 }

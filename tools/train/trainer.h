@@ -25,7 +25,6 @@ struct trainer_config {
     const struct dp_graph *graph; /* mix weights by it. Must stay */
     struct mixing_method method;  /* how */
     bool survive;                 /* go on without replicas that die */
-    bool agrees; /* a pipeline that survives: weights change on all ranks or on none (survivors.h) */
     bool joins;                   /* this one comes to others, which admit it; all is of dp_comm_join */
     const char *state_folder;     /* of files for the optimizer's state; NULL: it is in memory */
     bool late;                    /* updates are a step late (late.h); one replica, on the CPU */
@@ -54,7 +53,6 @@ struct trainer {
     struct data_parallel replicas;
     struct late late;
     double rate; /* of this step */
-    bool agreed; /* agrees: that what failed last was cut off */
     struct dp_optimizer *optimizers[DP_MAX_SLOTS];
     struct dp_offload_optimizer *in_files[DP_MAX_SLOTS]; /* instead, with config.state_folder */
     struct dp_optimizer *kept[DP_MAX_SLOTS]; /* of tensors that stay on the device; NULL: of none */
@@ -105,10 +103,6 @@ double trainer_rate(uint64_t step, uint64_t steps, uint64_t warmup, double peak)
 
 /* Step number `step`, from 0. 0, or the errors of the engine. */
 int trainer_step(struct trainer *t, uint64_t step, struct step_result *result);
-/* agrees: end all communicators of the replicas' parts on all ranks; that of all ranks stays. */
-void trainer_revoke(struct trainer *t, int err);
-/* agrees: all ranks have come here without an error, survivors_agree; once for what has failed. */
-int trainer_agree(struct trainer *t, int err);
 /* Mean loss over some held-out batches, always the same ones; of replicas that mix that of the
  * average of their weights. */
 int trainer_held_out(struct trainer *t, double *held_out);

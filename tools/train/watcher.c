@@ -38,12 +38,14 @@ static uint64_t job_of(const struct dp_comm_config *how)
 static void open_page(struct watcher *w, struct dp_comm *comm, uint64_t job)
 {
     const struct settings *s = w->settings;
+    const struct dp_trainer_parts *p = w->parts;
+    const int ranks = p->schedule ? p->schedule->ranks : (int)s->ranks;
     struct train_page what = {
         .job = job,
         .rank = own_rank(comm),
-        .processes = settings_processes(s),
-        .ranks = (int32_t)s->ranks,
-        .replicas = (int32_t)s->replicas,
+        .processes = ranks * p->replicas,
+        .ranks = ranks,
+        .replicas = p->replicas,
         .microbatches = (int32_t)s->microbatches,
         .pipeline_rank = w->parts->rank,
         .steps = s->steps,
@@ -83,8 +85,6 @@ int watcher_init(struct watcher *w, const struct settings *s, const struct dp_tr
 
 void watcher_fini(struct watcher *w)
 {
-    if (w->parts && w->parts->recorder)
-        dp_recorder_show(w->parts->recorder, NULL);
     page_close(&w->page);
     dp_watch_free(w->watch);
     free(w->paces);

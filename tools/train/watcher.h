@@ -29,6 +29,7 @@ struct watcher {
  * settings must stay. */
 int watcher_init(struct watcher *w, const struct settings *s, const struct dp_trainer_parts *parts,
                  struct dp_comm *comm, const struct dp_comm_config *how);
+/* After the pipeline of the parts, which shows on the page what it does. */
 void watcher_fini(struct watcher *w);
 
 /* After a step, whose paces are the trainer's, by rank of `comm`. Whether the links want a timeline
