@@ -5,7 +5,6 @@
 #include "files.h"
 #include "terminal.h"
 
-#include <dualpipe/options.h>
 #include <dualpipe/topology.h>
 
 #include <errno.h>
@@ -67,6 +66,32 @@ bool args_parse_bytes(const char *text, double *bytes)
 }
 
 /* ---- one value ------------------------------------------------------------------------------ */
+
+struct arg args_resolve(const struct arg *a)
+{
+    static const enum arg_type types[] = {
+        [DP_OPTION_INT] = ARG_INT,   [DP_OPTION_INT32] = ARG_INT,     [DP_OPTION_REAL] = ARG_REAL,
+        [DP_OPTION_BOOL] = ARG_FLAG, [DP_OPTION_STRING] = ARG_STRING, [DP_OPTION_ENUM] = ARG_CHOICE,
+    };
+    struct arg r = *a;
+    int32_t count = 0;
+    const struct dp_option *o = a->type == ARG_OPTION ? a->options(&count) : NULL;
+
+    while (count && strcmp(o->name, a->name))
+        o++, count--;
+    if (!count)
+        return r;
+    r.type = types[o->type];
+    r.option = o;
+    r.offset += o->offset;
+    r.letter = o->letter;
+    r.value = o->value;
+    r.help = a->help ? a->help : o->help;
+    r.min = (double)o->min;
+    r.max = (double)o->max;
+    r.choices = o->choices;
+    return r;
+}
 
 static const struct unit *units_of(enum arg_type type)
 {
@@ -206,11 +231,24 @@ static bool add_to_list(struct arg_list *list, const char *text, char *why, size
     return true;
 }
 
+static bool set_option(const struct arg *a, const char *text, void *values, char *why,
+                       size_t why_len)
+{
+    const char *name = text ? text : "1"; /* a flag */
+
+    if (a->type == ARG_CHOICE && !set_choice(a, text, &name, why, why_len))
+        return false;
+    values = (char *)values + a->offset - a->option->offset; /* the struct that the table is of */
+    return dp_option_set(a->option, name, values, why, why_len);
+}
+
 static bool set_value(const struct arg *a, const char *text, void *values, char *why,
                       size_t why_len)
 {
     void *member = (char *)values + a->offset;
 
+    if (a->option)
+        return set_option(a, text, values, why, why_len);
     switch (a->type) {
     case ARG_FLAG:
         *(bool *)member = true;
@@ -224,6 +262,8 @@ static bool set_value(const struct arg *a, const char *text, void *values, char 
         return add_to_list(member, text, why, why_len);
     case ARG_PARSE:
         return a->parse(text, member, why, why_len);
+    case ARG_OPTION: /* resolved */
+        return false;
     default:
         return set_number(a, text, member, why, why_len);
     }
@@ -233,6 +273,10 @@ static void set_empty(const struct arg *a, void *values)
 {
     void *member = (char *)values + a->offset;
 
+    if (a->option && (a->type == ARG_CHOICE || a->option->type == DP_OPTION_INT32)) {
+        *(int32_t *)member = 0;
+        return;
+    }
     switch (a->type) {
     case ARG_FLAG:
         *(bool *)member = false;
@@ -254,6 +298,7 @@ static void set_empty(const struct arg *a, void *values)
         *(struct arg_list *)member = (struct arg_list){0};
         return;
     case ARG_PARSE: /* its owner zeroes the values, or gives a fallback */
+    case ARG_OPTION:
         return;
     }
 }
@@ -297,8 +342,10 @@ static void print_help(const struct usage *u)
     }
     for (const struct arg_group *g = u->groups; g->title; g++) {
         printf("\n%s:\n", g->title);
-        for (size_t i = 0; i < g->count; i++)
-            print_arg(&g->args[i]);
+        for (size_t i = 0; i < g->count; i++) {
+            const struct arg a = args_resolve(&g->args[i]);
+            print_arg(&a);
+        }
     }
     putchar('\n');
     print_arg(&help_arg);
@@ -310,7 +357,7 @@ static void print_help(const struct usage *u)
 /* All args of all groups, as a flat list and as getopt wants them. */
 struct parser {
     const struct usage *usage;
-    const struct arg *args[MAX_ARGS];
+    struct arg args[MAX_ARGS];
     size_t count, long_count;
     struct option longs[2 * MAX_ARGS + 1];
     char shorts[4 * MAX_ARGS + 3];
@@ -327,14 +374,17 @@ static void add_letter(struct parser *p, char letter, bool has_value)
         strcat(p->shorts, added);
 }
 
-static void add_arg(struct parser *p, const struct arg *a)
+static void add_arg(struct parser *p, const struct arg *given)
 {
-    const int has_value = a->type != ARG_FLAG, number = (int)p->count;
+    const struct arg *a = &p->args[p->count];
+    const int number = (int)p->count;
+
+    p->args[p->count++] = args_resolve(given);
+    const int has_value = a->type != ARG_FLAG;
 
     p->longs[p->long_count++] = (struct option){a->name, has_value, NULL, HELP_ID + number};
     if (a->old_name)
         p->longs[p->long_count++] = (struct option){a->old_name, has_value, NULL, OLD_ID + number};
-    p->args[p->count++] = a;
     add_letter(p, a->letter, has_value);
     add_letter(p, a->old_letter, has_value);
 }
@@ -351,12 +401,12 @@ static void init_parser(struct parser *p, const struct usage *u)
 static const struct arg *find_arg(const struct parser *p, int id)
 {
     if (id >= OLD_ID)
-        return p->args[id - OLD_ID];
+        return &p->args[id - OLD_ID];
     if (id >= HELP_ID)
-        return p->args[id - HELP_ID];
+        return &p->args[id - HELP_ID];
     for (size_t i = 0; i < p->count; i++)
-        if (p->args[i]->letter == id || p->args[i]->old_letter == id)
-            return p->args[i];
+        if (p->args[i].letter == id || p->args[i].old_letter == id)
+            return &p->args[i];
     return NULL;
 }
 
@@ -373,7 +423,7 @@ static int bad_option(const struct parser *p, const char *word)
         return command_misused("-%c is no option of '%s'; '%s --help' lists them", optopt, command,
                                command);
     for (size_t i = 0; i < p->count; i++)
-        names[i] = p->args[i]->name;
+        names[i] = p->args[i].name;
     snprintf(name, sizeof(name), "%.*s", (int)strcspn(word + 2, "="), word + 2);
     near = dp_nearest(name, names, p->count);
     if (near)
@@ -474,7 +524,7 @@ static int check_files(const struct parser *p, const void *values, const struct 
     for (int i = 0; p->usage->operand_files && i < operands->count; i++)
         add_file(&list, "", file_of_operand(operands->items[i]), false);
     for (size_t i = 1; i < p->count; i++) /* 0 is --help, which has no member */
-        add_files_of_arg(&list, p->args[i], values, options[i]);
+        add_files_of_arg(&list, &p->args[i], values, options[i]);
     return files_are_apart(list.uses, list.count) ? EXIT_OK : EXIT_USAGE;
 }
 
@@ -487,7 +537,7 @@ static const struct arg *option_of(const struct parser *p, const char *word, con
 
     *value = word[len] ? word + len + 1 : NULL;
     for (size_t i = 0; i < p->count; i++) {
-        const struct arg *a = p->args[i];
+        const struct arg *a = &p->args[i];
         if (len > 2 && !strncmp(word, "--", 2) && strlen(a->name) == len - 2 &&
             !strncmp(word + 2, a->name, len - 2))
             return a;
@@ -551,8 +601,8 @@ static void offer_options(const struct parser *p)
     char word[64];
 
     for (size_t i = 0; i < p->count; i++) {
-        snprintf(word, sizeof(word), "--%s", p->args[i]->name);
-        command_offer(word, p->args[i]->help);
+        snprintf(word, sizeof(word), "--%s", p->args[i].name);
+        command_offer(word, p->args[i].help);
     }
 }
 
@@ -590,9 +640,9 @@ static void set_defaults(const struct parser *p, void *values)
     char why[512];
 
     for (size_t i = 1; i < p->count; i++) { /* 0 is --help, which has no member */
-        set_empty(p->args[i], values);
-        if (p->args[i]->fallback)
-            set_value(p->args[i], p->args[i]->fallback, values, why, sizeof(why));
+        set_empty(&p->args[i], values);
+        if (p->args[i].fallback)
+            set_value(&p->args[i], p->args[i].fallback, values, why, sizeof(why));
     }
 }
 

@@ -23,6 +23,8 @@
 #ifndef DP_TOOLS_ARGS_H
 #define DP_TOOLS_ARGS_H
 
+#include <dualpipe/options.h>
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -37,7 +39,8 @@ enum arg_type {
     ARG_STRING, /* const char *, NULL if neither given nor defaulted */
     ARG_CHOICE, /* const char *, one of choices */
     ARG_LIST,   /* struct arg_list: every occurrence adds one */
-    ARG_PARSE   /* whatever parse makes of it */
+    ARG_PARSE,  /* whatever parse makes of it */
+    ARG_OPTION  /* as the row of that name in `options` has it, of the struct at `offset` */
 };
 
 enum { ARG_LIST_MAX = 64 };
@@ -65,7 +68,14 @@ struct arg {
     /* For completion, of a value that is no choice: call args_offer with before for each likely
      * one. */
     void (*offer)(const char *before);
+    /* ARG_OPTION: a table of the library's; what the arg says itself (help, fallback) holds. */
+    const struct dp_option *(*options)(int32_t *count);
+    const struct dp_option *option; /* of args_resolve; NULL: another type */
 };
+
+/* ARG_OPTION becomes what its row is: the type that a command line has for it, with letter, value,
+ * bounds and choices, and the offset of the member, which has the type of the row. Others stay. */
+struct arg args_resolve(const struct arg *a);
 
 /* Options under a heading; a group may serve several commands. */
 struct arg_group {

@@ -89,6 +89,16 @@ static int check_config(const struct dp_trainer_config *c)
     return err ? err : dp_rate_check(&c->rate);
 }
 
+static void take_defaults(struct dp_trainer_config *c)
+{
+    const bool local = c->mixing.algorithm == DP_MIXER_LOCAL_SGD;
+
+    if (local && !c->mixing.local_steps)
+        c->mixing.local_steps = 8;
+    if (local && c->mixing.outer_rate == 0)
+        c->mixing.outer_rate = 1;
+}
+
 static int take_copies(struct dp_trainer *t, const struct dp_trainer_config *config)
 {
     t->config = *config;
@@ -96,6 +106,7 @@ static int take_copies(struct dp_trainer *t, const struct dp_trainer_config *con
     t->about = config->checkpoint.about ? strdup(config->checkpoint.about) : NULL;
     t->config.checkpoint.folder = t->folder;
     t->config.checkpoint.about = t->about;
+    take_defaults(&t->config);
     if ((config->checkpoint.folder && !t->folder) || (config->checkpoint.about && !t->about))
         return dp_fail(DP_ENOMEM, "no memory for the name of a folder");
     return 0;

@@ -404,6 +404,7 @@ static int mix_in_pipelines(struct dp_comm *comm, void *arg)
     how.all = comm;
     how.data = groups[0];
     how.graph = graph;
+    how.how = &(struct dp_trainer_config){0}; /* D-PSGD */
     how.clip = m->clip;
     CHECK(!trainer_init(&t, &how, &text, e));
     CHECK(!keep_means(comm, groups[0], e, &t, m));

@@ -46,6 +46,7 @@ struct layout {
 struct job {
     enum model_kind model;
     struct layout layout;
+    enum dp_mixer_algorithm algorithm;
     int microbatches;          /* 0: MICROBATCHES */
     const char *folder;        /* of checkpoints; NULL: none */
     const char *from;          /* the checkpoint to begin with; NULL: none */
@@ -153,6 +154,7 @@ static struct dp_trainer_config config_of(const struct job *job)
         .layers_of_stage = job->balance,
         .sums = job->layout.sums,
         .mixing.graph.name = "complete",
+        .mixing.algorithm = job->algorithm,
         .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW),
         .rate = {.peak = 0.02},
         .clip = job->layout.sums == DP_SUMS_MIXING ? 0.5 : 0,
@@ -508,13 +510,17 @@ static void replicas_that_mix_learn_the_same_in_every_pipeline(void **state)
                                            {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0},
                                            {DP_SCHEDULE_DUALPIPEV, 2, 2, DP_SUMS_MIXING, 0}};
 
-    for (enum model_kind model = 0; model < MODEL_TIED; model++) {
-        const struct curve expected = run((struct job){.model = model, .layout = mixing[0]});
-        for (int i = 1; i < 4; i++) {
-            const struct curve curve = run((struct job){.model = model, .layout = mixing[i]});
-            assert_same(&expected, &curve);
+    for (enum model_kind model = 0; model < MODEL_TIED; model++)
+        for (int algorithm = 0; algorithm < 2; algorithm++) {
+            struct job job = {.model = model, .layout = mixing[0],
+                              .algorithm = (enum dp_mixer_algorithm)algorithm};
+            const struct curve expected = run(job);
+            for (int i = 1; i < 4; i++) {
+                job.layout = mixing[i];
+                const struct curve curve = run(job);
+                assert_same(&expected, &curve);
+            }
         }
-    }
 }
 
 /* ---- saved state ----------------------------------------------------------------------------- */

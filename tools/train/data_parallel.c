@@ -330,13 +330,13 @@ static int make_mixer(struct data_parallel *d, const struct data_parallel_config
         .device = device,
         .stream = device ? d->engine->stream : NULL,
         .separate = true, /* the model knows its weights by their place */
-        .algorithm = config->method.algorithm,
-        .local_steps = config->method.local_steps,
-        .outer_rate = config->method.outer_rate,
-        .outer_momentum = config->method.outer_momentum,
-        .factor = config->method.factor,
-        .compression = config->method.compression,
-        .staleness = config->method.staleness,
+        .algorithm = config->how->mixing.algorithm,
+        .local_steps = config->how->mixing.local_steps,
+        .outer_rate = config->how->mixing.outer_rate,
+        .outer_momentum = config->how->mixing.outer_momentum,
+        .factor = config->how->mixing.factor,
+        .compression = config->how->mixing.compression,
+        .staleness = config->how->mixing.staleness,
         .survive = config->survive,
     };
 

@@ -21,6 +21,7 @@
 #include <dualpipe/mixer.h>
 #include <dualpipe/optimizer.h>
 #include <dualpipe/replicas.h>
+#include <dualpipe/trainer.h>
 
 enum data_parallel_kind {
     DATA_PARALLEL_NONE,
@@ -29,22 +30,12 @@ enum data_parallel_kind {
     DATA_PARALLEL_MIX
 };
 
-/* Of a mixer; as the members of its config of these names. */
-struct mixing_method {
-    enum dp_mixer_algorithm algorithm;
-    int32_t local_steps;
-    double outer_rate, outer_momentum;
-    double factor;
-    enum dp_mixer_compression compression;
-    int32_t staleness;
-};
-
 struct data_parallel_config {
     enum data_parallel_kind kind; /* NONE: nothing to do, all other members are ignored */
     struct dp_comm *all;          /* all ranks of all replicas */
     struct dp_comm *data;         /* mix: the same rank of all replicas */
     const struct dp_graph *graph; /* mix */
-    struct mixing_method method;  /* mix */
+    const struct dp_trainer_config *how; /* mix: its mixing */
     bool survive;                 /* mix, of one stage: go on without replicas that die */
     bool joins;                   /* the same: come to those that are there, which admit this one */
     struct dp_optimizer_config optimizer;

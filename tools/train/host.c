@@ -17,7 +17,7 @@ struct host {
 
 bool host_takes(const struct settings *s)
 {
-    const bool mixers_survive = s->survive && !settings_survives_as_pipeline(s);
+    const bool mixers_survive = s->how.survive && !settings_survives_as_pipeline(s);
 
     return !settings_on_cuda(s) && !s->offload.any && !mixers_survive && !strcmp(s->dtype, "f32");
 }
@@ -42,37 +42,29 @@ static struct dp_schedule_spec spec_of(const struct settings *s)
     return spec;
 }
 
-struct dp_trainer_config host_config(const struct settings *s, int32_t *layers_of_stage)
+/* What the options mean to the library's trainer. layers_of_stage: room for [stages]. Checkpoints
+ * are saved, and rates set, step by step. */
+static struct dp_trainer_config host_config(const struct settings *s, int32_t *layers_of_stage)
 {
-    const struct mixing_method *m = &s->method;
+    struct dp_trainer_config c = s->how;
 
     gpt_layers_cut(&s->model, s->training ? s->training->stages : 1, layers_of_stage);
-    return (struct dp_trainer_config){
-        .schedule = s->survive ? spec_of(s) : (struct dp_schedule_spec){0},
-        .list = s->survive ? NULL : s->training,
-        .survive = s->survive,
-        .execution = strcmp(s->execution, "messages") ? DP_EXECUTE_LIST : DP_EXECUTE_MESSAGES,
-        .replicas = (int32_t)s->replicas,
-        .microbatches = (int32_t)s->microbatches,
-        .rows = s->batch,
-        .balance = DP_BALANCE_GIVEN,
-        .layers_of_stage = layers_of_stage,
-        .sums = sums_of(s->kind),
-        .mixing = {.made = s->kind == DATA_PARALLEL_MIX ? s->graph : NULL,
-                   .algorithm = m->algorithm,
-                   .compression = m->compression,
-                   .staleness = m->staleness,
-                   .local_steps = m->local_steps,
-                   .factor = m->factor,
-                   .outer_rate = m->outer_rate,
-                   .outer_momentum = m->outer_momentum},
-        .optimizer = trainer_optimizer(s->decay),
-        .clip = s->clip,
-        .delay_update = s->late,
-        .fixed_order = !s->any_order || !s->training,
-        .order_blocks = (int32_t)s->order_blocks,
-        .seed = s->model.seed,
-    };
+    c.schedule = s->how.survive ? spec_of(s) : (struct dp_schedule_spec){0};
+    c.list = s->how.survive ? NULL : s->training;
+    c.execution = strcmp(s->execution, "messages") ? DP_EXECUTE_LIST : DP_EXECUTE_MESSAGES;
+    c.microbatches = (int32_t)s->microbatches;
+    c.rows = s->batch;
+    c.balance = DP_BALANCE_GIVEN;
+    c.layers_of_stage = layers_of_stage;
+    c.sums = sums_of(s->kind);
+    c.mixing.made = s->kind == DATA_PARALLEL_MIX ? s->graph : NULL;
+    c.optimizer = trainer_optimizer(s->how.optimizer.weight_decay);
+    c.rate = (struct dp_rate){0};
+    c.delay_update = s->late;
+    c.fixed_order = !s->any_order || !s->training;
+    c.checkpoint.folder = NULL;
+    c.checkpoint.every = 0;
+    return c;
 }
 
 int host_measure(const struct settings *s, int rank, size_t *bytes)
@@ -124,7 +116,7 @@ int host_new(const struct settings *s, const struct data *data, struct dp_comm *
     h->batch = (struct batch){malloc(bytes), malloc(bytes)};
     if (!h->batch.tokens || !h->batch.labels)
         err = DP_ENOMEM;
-    if (!s->survive) /* otherwise this rank leaves, and the others have only to know that it did */
+    if (!s->how.survive) /* otherwise this rank leaves, and the others learn that it did */
         err = dp_comm_share_error(comm, err);
     if (!err)
         err = make_trainer(h);
@@ -182,8 +174,8 @@ int host_step(struct host *h, uint64_t step, struct step_result *result)
     const struct dp_batch batch = view(h, &v);
 
     data_batch(h->data, DATA_TRAIN, step, (int)s->batch, &h->batch);
-    dp_trainer_set_rate(h->trainer, trainer_rate(step, (uint64_t)s->steps, (uint64_t)s->warmup,
-                                                 s->rate));
+    dp_trainer_set_rate(h->trainer, trainer_rate(step, (uint64_t)s->steps,
+                                                 (uint64_t)s->how.rate.warmup, s->how.rate.peak));
     const int err = dp_trainer_step(h->trainer, &batch, &r);
     if (!err)
         *result = (struct step_result){r.loss, r.norm, r.rate, r.skipped};

@@ -16,9 +16,6 @@
 /* The others: on a device, with what is offloaded, of 16 bits, with mixing that survives. */
 bool host_takes(const struct settings *s);
 
-/* What the options mean to the library's trainer. layers_of_stage: room for [stages]. */
-struct dp_trainer_config host_config(const struct settings *s, int32_t *layers_of_stage);
-
 /* What a pipeline rank of a job would hold, before it is started: dp_trainer_measure. */
 int host_measure(const struct settings *s, int rank, size_t *bytes);
 

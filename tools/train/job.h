@@ -20,7 +20,7 @@ int job_run(const struct settings *s, const struct data *data, struct dp_comm *c
 /* Whether a rank with this error ends alone: it has no files or no memory, and the others survive. */
 static inline bool job_leaves(const struct settings *s, int err)
 {
-    return s->survive && (err == DP_EIO || err == DP_ENOMEM);
+    return s->how.survive && (err == DP_EIO || err == DP_ENOMEM);
 }
 
 #endif

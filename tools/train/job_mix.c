@@ -31,7 +31,7 @@ static bool may_be_death(int err)
 static int count_waiting(struct job *j, int *out)
 {
     struct dp_comm *comm = j->trainer.comm;
-    const int size = dp_comm_size(comm), lost = (int)j->s->replicas - size;
+    const int size = dp_comm_size(comm), lost = (int)j->s->how.replicas - size;
     int32_t count = dp_comm_rank(comm) == 0 ? launch_count_waiting(lost) : 0;
     bool all_live = false;
     int err = dp_comm_broadcast(comm, &count, sizeof(count), 0);
@@ -48,7 +48,7 @@ static int count_waiting(struct job *j, int *out)
 static int admit(struct job *j)
 {
     int count = 0;
-    int err = j->s->restarts && dp_comm_size(j->trainer.comm) < j->s->replicas
+    int err = j->s->restarts && dp_comm_size(j->trainer.comm) < j->s->how.replicas
                   ? count_waiting(j, &count)
                   : 0;
 
@@ -83,7 +83,7 @@ int job_agree(const struct job *j)
     bool all_live = true;
     int err = job_compare(j, comm);
 
-    while (j->s->survive && (!err || may_be_death(err))) {
+    while (j->s->how.survive && (!err || may_be_death(err))) {
         const int agreed = find_all_alive(comm, &all_live);
         if (agreed || all_live) {
             err = agreed ? agreed : err;

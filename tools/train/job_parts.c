@@ -16,17 +16,17 @@ int job_compare(const struct job *j, struct dp_comm *comm)
     const struct settings *s = j->s;
     const struct { const char *what; int64_t value;
     } values[] = {
-        {"--replicas", s->replicas},
+        {"--replicas", s->how.replicas},
         {"--mix", s->kind},
-        {"--mix-algorithm", s->method.algorithm},
-        {"--survive", s->survive},
+        {"--mix-algorithm", s->how.mixing.algorithm},
+        {"--survive", s->how.survive},
         {"--spare", s->spares},
-        {"--local-steps", s->method.local_steps},
-        {"--outer-rate * 1e12", (int64_t)(s->method.outer_rate * 1e12)},
-        {"--outer-momentum * 1e12", (int64_t)(s->method.outer_momentum * 1e12)},
-        {"--mix-factor * 1e12", (int64_t)(s->method.factor * 1e12)},
-        {"--mix-compress", s->method.compression},
-        {"--mix-staleness", s->method.staleness},
+        {"--local-steps", s->how.mixing.local_steps},
+        {"--outer-rate * 1e12", (int64_t)(s->how.mixing.outer_rate * 1e12)},
+        {"--outer-momentum * 1e12", (int64_t)(s->how.mixing.outer_momentum * 1e12)},
+        {"--mix-factor * 1e12", (int64_t)(s->how.mixing.factor * 1e12)},
+        {"--mix-compress", s->how.mixing.compression},
+        {"--mix-staleness", s->how.mixing.staleness},
         {"--device", settings_on_cuda(s)},
         {"--transport nccl", settings_by_nccl(s)},
         {"--dtype", !strcmp(s->dtype, "bf16")},
@@ -39,21 +39,21 @@ int job_compare(const struct job *j, struct dp_comm *comm)
         {"--tie-embeddings", s->tied},
         {"--batch", s->batch},
         {"--steps", s->steps},
-        {"--warmup", s->warmup},
-        {"--seed", s->seed},
+        {"--warmup", s->how.rate.warmup},
+        {"--seed", s->how.seed},
         {"length of --blocks", s->blocks.count},
         {"--eval-every", s->eval_every},
         {"--sample", s->sample},
         {"--temperature * 1e12", (int64_t)(s->temperature * 1e12)},
-        {"--lr * 1e12", (int64_t)(s->rate * 1e12)},
-        {"--decay * 1e12", (int64_t)(s->decay * 1e12)},
-        {"--clip * 1e6", (int64_t)(s->clip * 1e6)},
+        {"--lr * 1e12", (int64_t)(s->how.rate.peak * 1e12)},
+        {"--decay * 1e12", (int64_t)(s->how.optimizer.weight_decay * 1e12)},
+        {"--clip * 1e6", (int64_t)(s->how.clip * 1e6)},
         {"--dropout * 1e12", (int64_t)(s->dropout * 1e12)},
         {"--delay-update", s->late},
         {"--any-order", s->any_order},
-        {"--order-blocks", s->order_blocks},
-        {"--save", s->save != NULL},
-        {"--save-every", s->save_every},
+        {"--order-blocks", s->how.order_blocks},
+        {"--save", s->how.checkpoint.folder != NULL},
+        {"--save-every", s->how.checkpoint.every},
         {"--resume", (int64_t)s->from.step},
         {"length of --data", (int64_t)j->text->len},
     };
@@ -79,16 +79,16 @@ int job_compare(const struct job *j, struct dp_comm *comm)
 static int make_groups(struct job *j)
 {
     const struct settings *s = j->s;
-    const struct dp_comm_axis axes[] = {{"data", (int)s->replicas}, {"pipe", (int)s->ranks}};
+    const struct dp_comm_axis axes[] = {{"data", (int)s->how.replicas}, {"pipe", (int)s->ranks}};
     struct dp_comm *groups[2];
 
     j->kind = s->kind;
-    j->replica = (struct replica){.count = (int)s->replicas, .apart = s->graph};
+    j->replica = (struct replica){.count = (int)s->how.replicas, .apart = s->graph};
     if (job_joins(j))
         j->replica.index = j->how->rank;
     if (job_mixers_survive(j) && !job_joins(j))
         j->replica.index = dp_comm_rank(j->comm);
-    if (s->replicas == 1 || job_mixers_survive(j))
+    if (s->how.replicas == 1 || job_mixers_survive(j))
         return 0;
     int err = dp_comm_grid(j->comm, axes, 2, groups);
     if (err)
@@ -134,7 +134,7 @@ static int make_lists(struct job *j)
 {
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B,
                                     .ranks = 1,
-                                    .microbatches = (int)(j->s->microbatches / j->s->replicas)};
+                                    .microbatches = (int)(j->s->microbatches / j->s->how.replicas)};
     int err = j->s->training ? 0 : dp_schedule_new(&spec, &j->alone[0]);
 
     spec.forward_only = true;
@@ -155,7 +155,7 @@ static int make_engine(struct job *j)
             &(struct offloaded_config){
                 .model = s->model,
                 .microbatches = (int)s->microbatches,
-                .order_blocks = (int)s->order_blocks,
+                .order_blocks = (int)s->how.order_blocks,
                 .device_bytes = s->offload.any ? (size_t)s->device_memory : any_memory,
                 .activations = s->offload.activations,
                 .buffers = s->buffers,
@@ -200,16 +200,16 @@ static int make_trainer(struct job *j)
                         &(struct trainer_config){
                             .sequences = (int)s->batch,
                             .steps = (uint64_t)s->steps,
-                            .warmup = (uint64_t)s->warmup,
-                            .rate = s->rate,
-                            .decay = s->decay,
-                            .clip = s->clip,
+                            .warmup = (uint64_t)s->how.rate.warmup,
+                            .rate = s->how.rate.peak,
+                            .decay = s->how.optimizer.weight_decay,
+                            .clip = s->how.clip,
                             .kind = j->kind,
                             .all = j->comm,
                             .pipe = j->pipe,
                             .data = j->data,
                             .graph = s->graph,
-                            .method = s->method,
+                            .how = &s->how,
                             .survive = job_mixers_survive(j),
                             .joins = job_joins(j),
                             .late = s->late,

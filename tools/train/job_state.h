@@ -45,7 +45,7 @@ static inline bool job_is_survivor(const struct job *j)
 
 static inline bool job_mixers_survive(const struct job *j)
 {
-    return j->s->survive && !job_is_survivor(j);
+    return j->s->how.survive && !job_is_survivor(j);
 }
 
 /* The ranks that live. */

@@ -97,7 +97,7 @@ static void tell_slow(void *user, const struct dp_slow *slow, bool begun)
 static int write_state(struct job *j, uint64_t step)
 {
     char *text = settings_text(j->s, step, j->text->digest);
-    int err = text ? saved_write(&j->trainer, j->s->save, step, text) : DP_ENOMEM;
+    int err = text ? saved_write(&j->trainer, j->s->how.checkpoint.folder, step, text) : DP_ENOMEM;
 
     free(text);
     return err;
@@ -105,7 +105,8 @@ static int write_state(struct job *j, uint64_t step)
 
 static int save(struct job *j, uint64_t step)
 {
-    int err = j->host ? dp_trainer_save(host_trainer(j->host), j->s->save) : write_state(j, step);
+    int err = j->host ? dp_trainer_save(host_trainer(j->host), j->s->how.checkpoint.folder)
+                      : write_state(j, step);
 
     if (!err)
         err = look_around(j);

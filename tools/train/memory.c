@@ -117,7 +117,7 @@ double memory_of_rank(const struct settings *s, int rank)
     /* Weights, gradients, two averages of AdamW; in the fixed order, and where updates are late,
      * another set of gradients; to mix, two blocks for exchanges and what an average replaced, and two
      * that local SGD keeps. */
-    const double mixing = s->graph ? 3 + 2 * (s->method.algorithm == DP_MIXER_LOCAL_SGD) : 0;
+    const double mixing = s->graph ? 3 + 2 * (s->how.mixing.algorithm == DP_MIXER_LOCAL_SGD) : 0;
     const double copies = (s->any_order ? 4 : 5) + s->late + mixing;
     double peak = s->training ? peak_of(s->training, rank) : 1, bytes = process_bytes;
 

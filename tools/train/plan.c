@@ -352,7 +352,7 @@ static int try_microbatches(struct planner *p, int microbatches)
         .context = (int)s->context,
         .batch = (int)(s->batch / microbatches),
         .dropout = (float)s->dropout,
-        .seed = (uint64_t)s->seed,
+        .seed = (uint64_t)s->how.seed,
     };
     int err = plan_measure(&config, p->times);
 
@@ -507,14 +507,14 @@ static bool check(const struct settings *s)
                         : s->prompt ? "--prompt"
                         : s->file   ? "--file"
                                     : "--blocks");
-    else if (s->replicas > 1 || s->offload.any || s->tied || settings_on_cuda(s))
+    else if (s->how.replicas > 1 || s->offload.any || s->tied || settings_on_cuda(s))
         command_misused("dualpipe plan: expected -D 1 and --device cpu, without --offload and "
                         "--tie-embeddings");
     else if (s->schedule_name && !strcmp(s->schedule_name, "none"))
         command_misused("--schedule none: expected a schedule, there is nothing else to plan");
-    else if (s->virtual_stages && s->virtual_stages != 2)
+    else if (s->how.schedule.virtual_stages && s->how.schedule.virtual_stages != 2)
         command_misused("--virtual-stages %d: expected 2; a plan has at most two stages a rank",
-                        (int)s->virtual_stages);
+                        (int)s->how.schedule.virtual_stages);
     else if (s->width % s->heads)
         command_misused("--width %d: expected a multiple of %d, the number of --heads",
                         (int)s->width, (int)s->heads);
@@ -539,7 +539,7 @@ static bool has_text(const struct settings *s, const struct operands *more)
         paths[count++] = more->items[i];
     if (!count)
         return true; /* is said by all that takes a --data */
-    if (!data_open(paths, count, (int)s->context, (uint64_t)s->seed, &data))
+    if (!data_open(paths, count, (int)s->context, (uint64_t)s->how.seed, &data))
         return false;
     data_close(&data);
     return true;

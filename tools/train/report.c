@@ -72,8 +72,9 @@ static void json_begin(const struct settings *s, const struct data *data, size_t
     json_t *o = json_pack(
         "{s:s, s:s, s:I, s:s, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "event",
         "begin", "model", s->model_name, "parameters", (json_int_t)param_count, "schedule",
-        s->schedule_name, "ranks", (json_int_t)s->ranks, "replicas", (json_int_t)s->replicas, "mix",
-        s->mix, "mix_algorithm", s->mix_algorithm, "microbatches",
+        s->schedule_name, "ranks", (json_int_t)s->ranks, "replicas",
+        (json_int_t)s->how.replicas, "mix", s->mix, "mix_algorithm",
+        dp_mixer_algorithm_name(s->how.mixing.algorithm), "microbatches",
         (json_int_t)s->microbatches, "layers", (json_int_t)s->layers,
         "width", (json_int_t)s->width, "context", (json_int_t)s->context, "batch",
         (json_int_t)s->batch, "data_bytes", (json_int_t)data->len, "held_out_bytes",
@@ -191,14 +192,14 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
     put_line("schedule  %s on %d rank%s, %d micro-batches of %d x %d bytes a step\n",
              s->schedule_name, (int)s->ranks, s->ranks > 1 ? "s" : "", (int)s->microbatches,
              s->model.batch, s->model.context);
-    if (s->replicas > 1 && s->graph)
+    if (s->how.replicas > 1 && s->graph)
         put_line("replicas  %d, which mix their weights by %s in %d round%s (%s%s%s)\n",
-                 (int)s->replicas, s->graph->name, s->graph->period,
-                 s->graph->period > 1 ? "s" : "", s->mix_algorithm,
-                 s->method.compression ? ", sent as " : "",
-                 s->method.compression ? s->mix_compress : "");
-    else if (s->replicas > 1)
-        put_line("replicas  %d, whose gradients are summed%s\n", (int)s->replicas,
+                 (int)s->how.replicas, s->graph->name, s->graph->period,
+                 s->graph->period > 1 ? "s" : "", dp_mixer_algorithm_name(s->how.mixing.algorithm),
+                 s->how.mixing.compression ? ", sent as " : "",
+                 s->how.mixing.compression ? settings_compression(s) : "");
+    else if (s->how.replicas > 1)
+        put_line("replicas  %d, whose gradients are summed%s\n", (int)s->how.replicas,
                  s->kind == DATA_PARALLEL_SHARD ? "; each has a share of the optimizer's state"
                                                 : "");
     if (s->assignment)
@@ -297,8 +298,8 @@ static void text_end(const struct report *r, const struct summary *m)
              (int)m->memory_rank);
     if (m->offloaded)
         text_offload(r, &m->offload);
-    if (s->save)
-        put_line("saved     %s/step-%06" PRId64 "\n", s->save, s->steps);
+    if (s->how.checkpoint.folder)
+        put_line("saved     %s/step-%06" PRId64 "\n", s->how.checkpoint.folder, s->steps);
     if (s->timeline && !m->undrawn)
         put_line("timeline  %s\n", s->timeline);
     if (s->trace && !m->untraced)
@@ -366,7 +367,7 @@ void report_saved(struct report *r, uint64_t step)
 {
     char folder[CHECKPOINT_PATH];
 
-    if (r->settings->json && checkpoint_folder(r->settings->save, step, folder))
+    if (r->settings->json && checkpoint_folder(r->settings->how.checkpoint.folder, step, folder))
         print_json(json_pack("{s:s, s:I, s:s}", "event", "save", "step", (json_int_t)step, "path",
                              folder));
 }

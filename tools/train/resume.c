@@ -15,13 +15,25 @@ static const char program_name[] = "dualpipe train";
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static const struct arg *find_arg(const struct arg_group *groups, const char *name)
+static struct arg find_arg(const struct arg_group *groups, const char *name)
 {
     for (const struct arg_group *g = groups; g->title; g++)
         for (size_t i = 0; i < g->count; i++)
             if (!strcmp(g->args[i].name, name))
-                return &g->args[i];
-    return NULL;
+                return args_resolve(&g->args[i]);
+    return (struct arg){0};
+}
+
+static int64_t whole_of(const struct arg *a, const void *member)
+{
+    return a->option && a->option->type == DP_OPTION_INT32 ? *(const int32_t *)member
+                                                           : *(const int64_t *)member;
+}
+
+static const char *text_of(const struct arg *a, const void *member)
+{
+    return a->option && a->option->type == DP_OPTION_ENUM ? a->choices[*(const int32_t *)member]
+                                                          : *(const char *const *)member;
 }
 
 /* A number that may not be 0 is 0 where the option was left out. */
@@ -30,12 +42,12 @@ static bool is_set(const struct arg *a, const void *member)
     if (a->type == ARG_FLAG)
         return *(const bool *)member;
     if (a->type == ARG_INT)
-        return *(const int64_t *)member || a->min <= 0;
+        return whole_of(a, member) || a->min <= 0;
     if (a->type == ARG_REAL)
         return *(const double *)member > 0 || a->min <= 0;
     if (a->type == ARG_PARSE)
         return ((const struct block_list *)member)->count;
-    return *(const char *const *)member;
+    return text_of(a, member);
 }
 
 /* "--blocks=1,3,3,1"; one that is too long is left out. */
@@ -66,11 +78,11 @@ static void add_word(json_t *list, const struct arg *a, const void *values)
     if (a->type == ARG_FLAG)
         snprintf(word, sizeof(word), "--%s", a->name);
     else if (a->type == ARG_INT)
-        snprintf(word, sizeof(word), "--%s=%" PRId64, a->name, *(const int64_t *)member);
+        snprintf(word, sizeof(word), "--%s=%" PRId64, a->name, whole_of(a, member));
     else if (a->type == ARG_REAL)
         snprintf(word, sizeof(word), "--%s=%.17g", a->name, *(const double *)member);
     else
-        snprintf(word, sizeof(word), "--%s=%s", a->name, *(const char *const *)member);
+        snprintf(word, sizeof(word), "--%s=%s", a->name, text_of(a, member));
     json_array_append_new(list, json_string(word));
 }
 
@@ -79,8 +91,10 @@ static json_t *list_words(const struct arg_group *groups, const char *const *nam
 {
     json_t *list = json_array();
 
-    for (; *names; names++)
-        add_word(list, find_arg(groups, *names), values);
+    for (; *names; names++) {
+        const struct arg a = find_arg(groups, *names);
+        add_word(list, &a, values);
+    }
     return list;
 }
 

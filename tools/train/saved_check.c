@@ -99,8 +99,8 @@ static void want_replica(const struct search *s, const struct gpt_stage *g, int 
 static int count_stages(const struct settings *was, int *out)
 {
     struct dp_schedule_spec spec = {.ranks = (int)was->ranks,
-                                    .microbatches = (int)(was->microbatches / was->replicas),
-                                    .virtual_stages = (int)was->virtual_stages};
+                                    .microbatches = (int)(was->microbatches / was->how.replicas),
+                                    .virtual_stages = (int)was->how.schedule.virtual_stages};
     struct dp_schedule *outline;
 
     *out = was->file || !was->schedule_name ? 0 : 1;
@@ -125,7 +125,7 @@ static int want_replicas(const struct search *s, const struct settings *was,
 
     for (int stage = 0; stage < stages && !err; stage++) {
         err = gpt_stage_new_bare(model, stage, stages, &g);
-        for (int r = 0; r < was->replicas && !err; r++)
+        for (int r = 0; r < was->how.replicas && !err; r++)
             want_replica(s, g, r, stage);
         if (!err)
             gpt_stage_free(g);

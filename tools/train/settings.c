@@ -25,11 +25,11 @@ static const char *const dtypes[] = {"f32", "bf16", NULL};
 static const char *const executions[] = {"list", "messages", NULL};
 static const char gpt[] = "gpt";
 static const char *const models[] = {gpt, NULL};
-static const char *const algorithms[] = {"d-psgd", "local-sgd", NULL};
-static const char *const compressions[] = {"none", "int8", NULL};
 static const char *const transports[] = {"auto", "shm", "tcp", "mpi", "nccl", NULL};
 
 #define AT(member) .offset = offsetof(struct settings, member)
+/* A row of the library's, but for what is said here. */
+#define OF_TRAINER .type = ARG_OPTION, AT(how), .options = dp_trainer_options
 
 static const struct arg what_args[] = {
     {"data", 'd', "FILE",
@@ -40,7 +40,7 @@ static const struct arg what_args[] = {
     {"steps", 0, "N", "updates of the weights in all", ARG_INT, AT(steps), "300", 1, 1e9},
     {"batch", 0, "N",
      "sequences of a step, over all micro-batches", ARG_INT, AT(batch), "16", 1, 65536},
-    {"seed", 0, "N", "of initial weights, batches and dropout", ARG_INT, AT(seed), "1", 0, 9e18},
+    {"seed", OF_TRAINER, .fallback = "1", .help = "of initial weights, batches and dropout"},
     {"eval-every", 0, "N", "steps from one held-out loss to the next; 0: at the end only", ARG_INT,
      AT(eval_every), "50", 0, 1e9},
 };
@@ -55,21 +55,16 @@ static const struct arg schedule_args[] = {
      AT(ranks), .min = 1, .max = 1024},
     {"microbatches", 'M', "N", "micro-batches of a step (default 8, or what the list has)", ARG_INT,
      AT(microbatches), .min = 1, .max = 65536},
-    {"virtual-stages", 0, "N", "stages of a rank (interleaved; default 2)", ARG_INT,
-     AT(virtual_stages), .min = 1, .max = DP_MAX_SLOTS},
+    {"virtual-stages", OF_TRAINER},
     {"slack", 0, "0|1",
      "1: one more forward of warm-up at every border, which hides the latency of messages (dualpipe, "
      "dualpipev; up to twice the activations)",
      ARG_INT, AT(slack), "0", 0, 1},
-    {"fixed-order", 0, NULL,
-     "add gradients up in one order under every schedule (the default on the CPU)",
-     ARG_FLAG, AT(fixed_order)},
+    {"fixed-order", OF_TRAINER,
+     .help = "add gradients up in one order under every schedule (the default on the CPU)"},
     {"any-order", 0, NULL, "add gradients up as they come: less memory, other last digits",
      ARG_FLAG, AT(any_order)},
-    {"order-blocks", 0, "N",
-     "blocks of micro-batches that the fixed order sums pairwise: a power of two (default 2, or "
-     "what streams and replicas need)",
-     ARG_INT, AT(order_blocks), .min = 2, .max = MAX_BLOCKS},
+    {"order-blocks", OF_TRAINER},
     {"checkpoint", 0, NULL, "micro-batches whose forward is recomputed, to save memory", ARG_CHOICE,
      AT(checkpoint), "never", .choices = checkpoints},
     {"checkpoint-stages", 0, "LIST", "the stages of which --checkpoint recomputes: 0,2-3 (all)",
@@ -108,42 +103,28 @@ static const struct arg schedule_args[] = {
 };
 
 static const struct arg replica_args[] = {
-    {"replicas", 'D', "N", "copies of the pipeline, each with its share of the micro-batches",
-     ARG_INT, AT(replicas), "1", 1, 1024},
+    {"replicas", OF_TRAINER, .fallback = "1"},
     {"mix", 0, "HOW",
      "all-reduce: sum their gradients; reduce-scatter: the same, each with a share of the "
      "optimizer's "
      "state; or average their weights by a graph of 'dualpipe mix', or by that of a file",
      ARG_STRING, AT(mix), .fallback = "all-reduce", .or_file = true},
-    {"mix-local", 0, "N",
-     "replicas of a node, for alternating-exp-ring and hierarchical (default: what the launcher says, "
-     "or 1)",
-     ARG_INT, AT(mix_local), .min = 1, .max = 1024},
-    {"survive", 0, NULL,
-     "go on without ranks that are killed: replicas, with a graph and --schedule none, or ranks of "
-     "--schedule dualpipe", ARG_FLAG,
-     AT(survive)},
+    {"mix-local", OF_TRAINER},
+    {"survive", OF_TRAINER,
+     .help = "go on without ranks that are killed: replicas, with a graph and --schedule none, or "
+             "ranks of --schedule dualpipe"},
     {"spare", 0, "N",
      "ranks that wait to take the place of one that is killed, with --survive and a pipeline", ARG_INT,
      AT(spares), "0", 0, 1024},
     {"restart", 0, "N", "of those that are killed start the first N again, with --survive", ARG_INT,
      AT(restarts), "0", 0, 1e6},
-    {"mix-algorithm", 0, NULL, "how weights are updated and averaged, with a graph", ARG_CHOICE,
-     AT(mix_algorithm), "d-psgd", .choices = algorithms},
-    {"mix-factor", 0, "A",
-     "how far weights go to the average (default 1)", ARG_REAL,
-     AT(mix_factor), .min = 1e-6, .max = 1},
-    {"mix-compress", 0, NULL, "d-psgd: what values are sent as; what is rounded off is sent later",
-     ARG_CHOICE, AT(mix_compress), "none", .choices = compressions},
-    {"mix-staleness", 0, "N",
-     "d-psgd: rounds in a row that may be left out where a replica is late (default 0: wait)",
-     ARG_INT, AT(mix_staleness), .min = 0, .max = 1024},
-    {"local-steps", 0, "N", "local-sgd: updates from one average to the next (default 8)", ARG_INT,
-     AT(local_steps), .min = 1, .max = 1e6},
-    {"outer-rate", 0, "X", "local-sgd: how far weights go to the average (default 1)", ARG_REAL,
-     AT(outer_rate), .min = 1e-6, .max = 10},
-    {"outer-momentum", 0, "X", "local-sgd: of these steps, below 1", ARG_REAL, AT(outer_momentum),
-     "0", 0, 0.999},
+    {"mix-algorithm", OF_TRAINER, .fallback = "d-psgd"},
+    {"mix-factor", OF_TRAINER},
+    {"mix-compress", OF_TRAINER, .fallback = "none"},
+    {"mix-staleness", OF_TRAINER},
+    {"local-steps", OF_TRAINER},
+    {"outer-rate", OF_TRAINER},
+    {"outer-momentum", OF_TRAINER, .fallback = "0"},
 };
 
 static const struct arg model_args[] = {
@@ -158,11 +139,11 @@ static const struct arg model_args[] = {
 };
 
 static const struct arg optimizer_args[] = {
-    {"lr", 0, "X", "learning rate at its peak", ARG_REAL, AT(rate), "0.006", 0, 10},
-    {"warmup", 0, "N", "steps until the peak; then a cosine down to a tenth", ARG_INT, AT(warmup),
-     "20", 0, 1e9},
-    {"decay", 0, "X", "weight decay of matrices", ARG_REAL, AT(decay), "0.1", 0, 10},
-    {"clip", 0, "X", "largest norm of the whole gradient; 0: any", ARG_REAL, AT(clip), "1", 0, 1e9},
+    {"lr", OF_TRAINER, .fallback = "0.006"},
+    {"warmup", OF_TRAINER, .fallback = "20",
+     .help = "steps until the peak; then a cosine down to a tenth"},
+    {"decay", OF_TRAINER, .fallback = "0.1"},
+    {"clip", OF_TRAINER, .fallback = "1"},
     {"dropout", 0, "X", "share of activations set to zero", ARG_REAL, AT(dropout), "0", 0, 0.99},
 };
 
@@ -181,10 +162,8 @@ static const struct arg device_args[] = {
 };
 
 static const struct arg saved_args[] = {
-    {"save", 0, "DIR", "write the state at the end as a checkpoint below this folder", ARG_STRING,
-     AT(save)},
-    {"save-every", 0, "N", "and after every N steps; 0: at the end only", ARG_INT, AT(save_every),
-     "0", 0, 1e9},
+    {"save", OF_TRAINER},
+    {"save-every", OF_TRAINER, .fallback = "0"},
     {"resume", 0, "DIR",
      "go on from the newest checkpoint there; options left out are as they were", ARG_STRING,
      AT(resume)},
@@ -291,7 +270,7 @@ static int default_ranks(const struct settings *s)
 
 static bool take_ranks(struct settings *s, int world)
 {
-    const int replicas = (int)s->replicas;
+    const int replicas = (int)s->how.replicas;
 
     if (world > s->spares)
         world -= (int)s->spares;
@@ -325,7 +304,7 @@ static bool multiple(const char *name, int64_t number, int64_t unit, const char 
 
 int settings_processes(const struct settings *s)
 {
-    return (int)(s->ranks * s->replicas);
+    return (int)(s->ranks * s->how.replicas);
 }
 
 int settings_started(const struct settings *s)
@@ -364,8 +343,8 @@ static bool build_schedules(struct settings *s, int *status)
     if (s->file)
         return settings_finish_list(s, status) && check_stages(s, status);
     struct dp_schedule_spec spec = {.ranks = (int)s->ranks,
-                                    .microbatches = (int)(s->microbatches / s->replicas),
-                                    .virtual_stages = (int)s->virtual_stages,
+                                    .microbatches = (int)(s->microbatches / s->how.replicas),
+                                    .virtual_stages = (int)s->how.schedule.virtual_stages,
                                     .slack = (int)s->slack};
     int *map = NULL, err = dp_schedule_kind_parse(s->schedule_name, &spec.kind);
 
@@ -429,12 +408,12 @@ static bool check_model(const struct settings *s)
 
 static bool take_replicas(struct settings *s, int *status)
 {
-    if (s->replicas > 1 && s->assignment) {
+    if (s->how.replicas > 1 && s->assignment) {
         command_misused("-D %d: expected -D 1 with a placement, which is of one replica",
-                        (int)s->replicas);
+                        (int)s->how.replicas);
         return false;
     }
-    if (!multiple("-M", s->microbatches, s->replicas, "the number of replicas (-D)") ||
+    if (!multiple("-M", s->microbatches, s->how.replicas, "the number of replicas (-D)") ||
         !settings_take_mix(s, status))
         return false;
     if (settings_processes(s) == 1)
@@ -448,19 +427,19 @@ static bool take_order_blocks(struct settings *s)
 {
     const bool summed = !s->graph && !s->any_order;
     const int64_t streams = s->training ? s->training->streams : 1;
-    const int64_t replicas = summed ? s->replicas : 1, least = streams * replicas;
+    const int64_t replicas = summed ? s->how.replicas : 1, least = streams * replicas;
 
-    if (!s->order_blocks)
-        s->order_blocks = least > 2 ? least : 2;
-    s->own_blocks = (int)(s->order_blocks / replicas);
+    if (!s->how.order_blocks)
+        s->how.order_blocks = least > 2 ? least : 2;
+    s->own_blocks = (int)(s->how.order_blocks / replicas);
     if (replicas & (replicas - 1) || least > MAX_BLOCKS)
         command_misused("-D %d: expected a power of two up to %d, or --any-order: sums over other "
                         "numbers of replicas have no fixed order",
                         (int)replicas, (int)(MAX_BLOCKS / streams));
-    else if (s->order_blocks < least)
+    else if (s->how.order_blocks < least)
         command_misused("--order-blocks %d: expected at least %d, one for each stream (%d) of each "
                         "replica (%d)",
-                        (int)s->order_blocks, (int)least, (int)streams, (int)replicas);
+                        (int)s->how.order_blocks, (int)least, (int)streams, (int)replicas);
     else
         return true;
     return false;
@@ -516,12 +495,12 @@ static bool check_order(const struct settings *s)
                         s->checkpoint);
     else if (s->checkpoint_stages.any && !strcmp(s->checkpoint, "never"))
         command_misused("--checkpoint-stages: expected --checkpoint except_last or always");
-    else if (s->fixed_order && s->any_order)
+    else if (s->how.fixed_order && s->any_order)
         command_misused("--fixed-order and --any-order: expected one of them");
     else if (!strcmp(s->execution, "messages") && strcmp(s->schedule_name, "async"))
         command_misused("--execution messages: expected --schedule async");
-    else if (s->order_blocks & (s->order_blocks - 1))
-        command_misused("--order-blocks %d: expected a power of two", (int)s->order_blocks);
+    else if (s->how.order_blocks & (s->how.order_blocks - 1))
+        command_misused("--order-blocks %d: expected a power of two", (int)s->how.order_blocks);
     else
         return true;
     return false;
@@ -539,7 +518,7 @@ static bool check_offload(const struct settings *s)
         command_misused("--offload with --checkpoint %s: expected --checkpoint never; with --offload "
                         "activations as many are recomputed as the device's memory needs",
                         s->checkpoint);
-    else if (s->offload.any && s->replicas > 1)
+    else if (s->offload.any && s->how.replicas > 1)
         command_misused("--offload: expected -D 1; replicas keep what they hold");
     else if (s->offload.any && !(s->device_memory > 0))
         command_misused("--offload: expected --device-memory, what may be on the device, for "
@@ -559,7 +538,7 @@ static bool check_offload(const struct settings *s)
 
 static bool check_late(const struct settings *s)
 {
-    const char *other = s->replicas > 1     ? "-D 1"
+    const char *other = s->how.replicas > 1     ? "-D 1"
                         : settings_on_cuda(s) ? "--device cpu"
                         : s->tied             ? "no --tie-embeddings"
                                               : NULL;
@@ -649,7 +628,7 @@ struct gpt_config settings_model(const struct settings *s)
         .context = (int)s->context,
         .batch = (int)(s->batch / s->microbatches),
         .dropout = (float)s->dropout,
-        .seed = (uint64_t)s->seed,
+        .seed = (uint64_t)s->how.seed,
         .tied = s->tied,
         .blocks = s->blocks.count ? s->blocks.items : NULL,
     };

@@ -17,25 +17,23 @@
 #include <dualpipe/assignment.h>
 #include <dualpipe/mixing.h>
 #include <dualpipe/schedule.h>
+#include <dualpipe/trainer.h>
 
 struct settings {
     struct arg_list data;
     const char *checkpoint, *execution, *schedule_name, *transport, *placement, *trace, *timeline,
-        *mix, *mix_algorithm, *mix_compress, *model_name, *save, *resume, *prompt, *file, *device,
-        *dtype, *kernels;
-    int64_t ranks, replicas, microbatches, layers, width, heads, context, batch, steps, warmup,
-        eval_every, save_every, virtual_stages, slack;
-    int64_t sample, seed, port, order_blocks, local_steps, mix_local, mix_staleness, restarts,
-        spares;
-    double rate, decay, clip, dropout, device_memory, device_share, outer_rate, outer_momentum,
-        temperature, mix_factor;
+        *mix, *model_name, *resume, *prompt, *file, *device, *dtype, *kernels;
+    struct dp_trainer_config how; /* what OF_TRAINER sets */
+    int64_t ranks, microbatches, layers, width, heads, context, batch, steps, eval_every, slack;
+    int64_t sample, port, restarts, spares;
+    double dropout, device_memory, device_share, temperature;
     struct offload_parts offload;
     struct offload_buffers buffers;
     bool late; /* updates of the weights */
     struct stage_set checkpoint_stages;
     struct block_list blocks;
     const char *plan, *stat_dir, *page;
-    bool fixed_order, any_order, json, survive, tied, no_graphs;
+    bool any_order, json, tied, no_graphs;
 
     /* What follows from these. */
     struct gpt_config model;
@@ -47,7 +45,6 @@ struct settings {
     int own_blocks;         /* of fixed order, on one replica */
     enum data_parallel_kind kind;
     struct dp_graph *graph; /* replicas mix by it; NULL: their gradients are summed */
-    struct mixing_method method;
     struct dp_schedule *training, *forward; /* NULL: sequential */
     struct dp_assignment *assignment; /* NULL: ranks as they come */
 };
@@ -67,6 +64,8 @@ bool settings_complete(struct settings *s, const struct operands *files, int wor
  * the evaluation that goes with it. */
 bool settings_take_list(struct settings *s, int *status);
 bool settings_finish_list(struct settings *s, int *status);
+/* --mix-compress, as it was given. */
+const char *settings_compression(const struct settings *s);
 /* A part of it: what follows from --mix and --mix-algorithm. */
 bool settings_take_mix(struct settings *s, int *status);
 /* The options, for settings_saved.c. */

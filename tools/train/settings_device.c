@@ -26,10 +26,9 @@ bool settings_by_nccl(const struct settings *s)
 /* A mixer of the device does D-PSGD and no more, and has no state to be saved. */
 static bool mixes_on_device(const struct settings *s)
 {
-    const struct mixing_method *m = &s->method;
-
-    return m->algorithm == DP_MIXER_DPSGD && !m->compression && !m->staleness &&
-           !s->graph->push_sum && !s->save && !s->resume;
+    return s->how.mixing.algorithm == DP_MIXER_DPSGD && !s->how.mixing.compression &&
+           !s->how.mixing.staleness && !s->graph->push_sum && !s->how.checkpoint.folder &&
+           !s->resume;
 }
 
 bool settings_sums_on_device(const struct settings *s)
@@ -69,7 +68,7 @@ bool settings_take_image(const char *device, const char *file, const void **imag
 bool settings_take_device(struct settings *s)
 {
     if (!settings_on_cuda(s)) {
-        if (strcmp(s->dtype, "f32") && (strcmp(s->schedule_name, "none") || s->replicas > 1 ||
+        if (strcmp(s->dtype, "f32") && (strcmp(s->schedule_name, "none") || s->how.replicas > 1 ||
                                         s->tied))
             command_misused("--dtype %s: expected --device cuda, or --schedule none with one replica, "
                             "without --tie-embeddings", s->dtype);
@@ -95,7 +94,7 @@ bool settings_take_device(struct settings *s)
                         (int)s->width, (int)s->heads, (int)(s->width / s->heads), ATTENTION_DEPTH,
                         s->device);
     else
-        return s->any_order = !s->fixed_order,
+        return s->any_order = !s->how.fixed_order,
                settings_take_image(s->device, s->kernels, &s->image, &s->kernels_read);
     return false;
 }

@@ -66,7 +66,7 @@ static bool read_list(struct settings *s, int *status)
     *status = EXIT_USAGE;
     s->schedule_name = dp_schedule_kind_name(s->training->kind);
     return check_list(s) && take_number(s, "-P", s->training->ranks, &s->ranks) &&
-           take_number(s, "-M", s->training->microbatches * s->replicas, &s->microbatches);
+           take_number(s, "-M", s->training->microbatches * s->how.replicas, &s->microbatches);
 }
 
 bool settings_take_list(struct settings *s, int *status)
@@ -77,9 +77,9 @@ bool settings_take_list(struct settings *s, int *status)
         s->schedule_name = "dualpipe";
     if (!s->microbatches)
         s->microbatches = 8;
-    if (s->virtual_stages && strcmp(s->schedule_name, "interleaved"))
+    if (s->how.schedule.virtual_stages && strcmp(s->schedule_name, "interleaved"))
         *status = command_misused("--virtual-stages %d: expected --schedule interleaved",
-                                  (int)s->virtual_stages);
+                                  (int)s->how.schedule.virtual_stages);
     else if (s->slack && strncmp(s->schedule_name, "dualpipe", 8))
         *status = command_misused("--slack 1: expected --schedule dualpipe or dualpipev");
     else

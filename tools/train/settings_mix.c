@@ -55,10 +55,10 @@ static int read_graph(const char *path, struct dp_graph **out)
 static int find_local(const struct settings *s, int *local)
 {
     struct dp_process process;
-    int err = s->mix_local ? 0 : dp_process_from_env(&process);
+    int err = s->how.mixing.graph.local ? 0 : dp_process_from_env(&process);
 
-    if (s->mix_local)
-        *local = (int)s->mix_local;
+    if (s->how.mixing.graph.local)
+        *local = (int)s->how.mixing.graph.local;
     else if (!err && process.local_size > 0)
         *local = process.local_size % s->ranks ? 1 : process.local_size / (int)s->ranks;
     else
@@ -69,14 +69,14 @@ static int find_local(const struct settings *s, int *local)
 static int no_node(const struct settings *s)
 {
     return command_misused("--mix-local %d: expected --mix with the name of a graph, not %s",
-                           (int)s->mix_local, s->mix);
+                           (int)s->how.mixing.graph.local, s->mix);
 }
 
 static int make_graph(struct settings *s, struct dp_graph **out)
 {
     int local, status;
 
-    if (!names_a_graph(s->mix) && s->mix_local)
+    if (!names_a_graph(s->mix) && s->how.mixing.graph.local)
         return no_node(s);
     if (!names_a_graph(s->mix))
         return read_graph(s->mix, out);
@@ -84,72 +84,84 @@ static int make_graph(struct settings *s, struct dp_graph **out)
         return status;
     command_mute(true);
     int err = dp_graph_new(&(struct dp_graph_spec){.name = s->mix,
-                                                   .workers = (int)s->replicas,
+                                                   .workers = (int)s->how.replicas,
                                                    .local = local,
-                                                   .seed = (uint64_t)s->seed},
+                                                   .seed = (uint64_t)s->how.seed},
                            out);
     command_mute(false);
     if (err == DP_EINVAL)
-        return command_misused("--mix %s with -D %d: %s", s->mix, (int)s->replicas, dp_last_error());
+        return command_misused("--mix %s with -D %d: %s", s->mix, (int)s->how.replicas,
+                               dp_last_error());
     if (!err && (*out)->local > 1)
-        s->mix_local = (*out)->local; /* a checkpoint goes on with it, whatever the launcher says */
+        /* A checkpoint goes on with it, whatever the launcher says. */
+        s->how.mixing.graph.local = (*out)->local;
     return err ? command_failed(err) : EXIT_OK;
 }
 
 static bool take_graph(struct settings *s, int *status)
 {
     if (!strcmp(s->mix, "all-reduce") || !strcmp(s->mix, "reduce-scatter")) {
-        if (s->mix_local)
+        if (s->how.mixing.graph.local)
             return *status = no_node(s), false;
         const bool shared = !strcmp(s->mix, "reduce-scatter");
         s->kind = shared            ? DATA_PARALLEL_SHARD
-                  : s->replicas > 1 ? DATA_PARALLEL_SUM
+                  : s->how.replicas > 1 ? DATA_PARALLEL_SUM
                                     : DATA_PARALLEL_NONE;
         return true;
     }
-    s->kind = s->replicas > 1 ? DATA_PARALLEL_MIX : DATA_PARALLEL_NONE;
+    s->kind = s->how.replicas > 1 ? DATA_PARALLEL_MIX : DATA_PARALLEL_NONE;
     *status = make_graph(s, &s->graph);
     if (*status)
         return false;
-    if (s->graph->workers != s->replicas)
+    if (s->graph->workers != s->how.replicas)
         *status =
             command_misused("--mix %s: a graph of %d workers, expected %d, the number of replicas "
                             "(-D)",
-                            s->mix, s->graph->workers, (int)s->replicas);
+                            s->mix, s->graph->workers, (int)s->how.replicas);
     else if (dp_graph_check(s->graph, NULL))
         *status = command_failed(DP_EINVAL);
     return !*status;
 }
 
+const char *settings_compression(const struct settings *s)
+{
+    return s->how.mixing.compression ? "int8" : "none";
+}
+
 /* What can be said before any rank has started. */
 static bool check_method(const struct settings *s)
 {
-    const bool local = s->method.algorithm == DP_MIXER_LOCAL_SGD;
-    const char *sent = s->method.compression ? "--mix-compress"
-                       : s->mix_staleness  ? "--mix-staleness"
+    const bool local = s->how.mixing.algorithm == DP_MIXER_LOCAL_SGD;
+    const char *sent = s->how.mixing.compression ? "--mix-compress"
+                       : s->how.mixing.staleness  ? "--mix-staleness"
                                            : NULL;
 
-    if (!local && (s->local_steps || s->outer_rate > 0 || s->outer_momentum > 0))
+    if (!local && (s->how.mixing.local_steps || s->how.mixing.outer_rate > 0 ||
+                   s->how.mixing.outer_momentum > 0))
         command_misused("--local-steps, --outer-rate, --outer-momentum: expected --mix-algorithm "
                         "local-sgd");
+    else if (s->how.mixing.outer_momentum >= 1)
+        command_misused("--outer-momentum %g: expected a number below 1",
+                        s->how.mixing.outer_momentum);
     else if (sent && !s->graph)
         command_misused("%s: expected --mix with a graph; replicas that sum their gradients do not "
                         "mix", sent);
-    else if (!s->graph && s->mix_factor > 0)
+    else if (!s->graph && s->how.mixing.factor > 0)
         command_misused("--mix-factor: expected --mix with a graph");
-    else if (sent && s->method.algorithm)
-        command_misused("%s: expected --mix-algorithm d-psgd, not %s", sent, s->mix_algorithm);
+    else if (sent && s->how.mixing.algorithm)
+        command_misused("%s: expected --mix-algorithm d-psgd, not %s", sent,
+                        dp_mixer_algorithm_name(s->how.mixing.algorithm));
     else if (sent && s->graph->push_sum)
         command_misused("%s: expected a graph without push-sum, not %s", sent, s->graph->name);
-    else if (s->method.compression && s->mix_staleness)
+    else if (s->how.mixing.compression && s->how.mixing.staleness)
         command_misused("--mix-compress and --mix-staleness: expected one of the two");
-    else if (s->method.algorithm && !s->graph)
+    else if (s->how.mixing.algorithm && !s->graph)
         command_misused("--mix-algorithm %s: expected --mix with a graph; replicas that sum their "
                         "gradients do not mix",
-                        s->mix_algorithm);
-    else if (s->method.algorithm && s->graph->push_sum)
+                        dp_mixer_algorithm_name(s->how.mixing.algorithm));
+    else if (s->how.mixing.algorithm && s->graph->push_sum)
         command_misused("--mix-algorithm %s: expected a graph without push-sum, not %s",
-                        s->mix_algorithm, s->graph->name);
+                        dp_mixer_algorithm_name(s->how.mixing.algorithm), s->graph->name);
     else
         return true;
     return false;
@@ -157,7 +169,7 @@ static bool check_method(const struct settings *s)
 
 bool settings_survives_as_pipeline(const struct settings *s)
 {
-    return s->survive && strcmp(s->schedule_name, "none");
+    return s->how.survive && strcmp(s->schedule_name, "none");
 }
 
 /* Only DualPipe holds every stage twice. What a rank has beside its stages would be lost with it. */
@@ -185,13 +197,13 @@ static bool check_pipeline_survival(const struct settings *s)
 /* Of replicas that mix each is one rank: a part of a pipeline would die with it. */
 static bool check_mixing_survival(const struct settings *s)
 {
-    if (!s->graph || s->replicas < 2)
+    if (!s->graph || s->how.replicas < 2)
         command_misused("--survive: expected -D 2 or more and --mix with a graph; replicas that sum "
                         "their gradients need each other");
     else if (s->spares)
         command_misused("--spare %d: expected a pipeline; replicas are started again, --restart",
                         (int)s->spares);
-    else if (s->save)
+    else if (s->how.checkpoint.folder)
         command_misused("--survive: expected no --save; a checkpoint has a state of every replica");
     else
         return true;
@@ -200,11 +212,11 @@ static bool check_mixing_survival(const struct settings *s)
 
 static bool check_survival(const struct settings *s)
 {
-    if (!s->survive && s->restarts)
+    if (!s->how.survive && s->restarts)
         return command_misused("--restart %d: expected --survive", (int)s->restarts), false;
-    if (!s->survive && s->spares)
+    if (!s->how.survive && s->spares)
         return command_misused("--spare %d: expected --survive", (int)s->spares), false;
-    if (!s->survive)
+    if (!s->how.survive)
         return true;
     if (s->transport && !strcmp(s->transport, "mpi"))
         return command_misused("--survive: expected --transport auto, shm or tcp; MPI ends with the "
@@ -215,19 +227,14 @@ static bool check_survival(const struct settings *s)
 
 static bool take_method(struct settings *s)
 {
-    while (strcmp(s->mix_algorithm, dp_mixer_algorithm_name(s->method.algorithm)))
-        s->method.algorithm++;
-    if (strcmp(s->mix_compress, "none"))
-        s->method.compression = DP_COMPRESSION_INT8;
     if (!check_method(s))
         return false;
-    s->method.factor = s->mix_factor;
-    s->method.staleness = (int32_t)s->mix_staleness;
-    if (s->method.algorithm != DP_MIXER_LOCAL_SGD)
+    if (s->how.mixing.algorithm != DP_MIXER_LOCAL_SGD)
         return true;
-    s->method.local_steps = s->local_steps ? (int32_t)s->local_steps : 8;
-    s->method.outer_rate = s->outer_rate > 0 ? s->outer_rate : 1;
-    s->method.outer_momentum = s->outer_momentum;
+    if (!s->how.mixing.local_steps)
+        s->how.mixing.local_steps = 8;
+    if (!(s->how.mixing.outer_rate > 0))
+        s->how.mixing.outer_rate = 1;
     return true;
 }
 

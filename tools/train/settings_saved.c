@@ -39,28 +39,29 @@ static int try_to_write(const char *folder)
  * system that is full, or takes no files) is known before any step is taken. */
 static bool check_folder(const struct settings *s)
 {
+    const char *folder = s->how.checkpoint.folder;
     struct stat there;
     int err = 0;
 
-    if (s->save_every && !s->save) {
+    if (s->how.checkpoint.every && !folder) {
         command_misused("--save-every %d: expected --save, the folder for checkpoints",
-                        (int)s->save_every);
+                        (int)s->how.checkpoint.every);
         return false;
     }
-    if (!s->save)
+    if (!folder)
         return true;
-    const bool exists = !stat(s->save, &there);
+    const bool exists = !stat(folder, &there);
     if (exists && !S_ISDIR(there.st_mode))
         err = ENOTDIR;
-    else if (!exists && mkdir(s->save, 0777))
+    else if (!exists && mkdir(folder, 0777))
         err = errno;
     else
-        err = try_to_write(s->save);
+        err = try_to_write(folder);
     if (!exists)
-        rmdir(s->save);
+        rmdir(folder);
     if (!err)
         return true;
-    command_misused("--save %s: %s; expected a folder that can be written", s->save, strerror(err));
+    command_misused("--save %s: %s; expected a folder that can be written", folder, strerror(err));
     return false;
 }
 
@@ -104,8 +105,10 @@ char *settings_text(const struct settings *s, uint64_t step, uint64_t data)
 
 bool settings_save_due(const struct settings *s, uint64_t step)
 {
-    return s->save &&
-           (step == (uint64_t)s->steps || (s->save_every && step % (uint64_t)s->save_every == 0));
+    const uint64_t every = s->how.checkpoint.every;
+
+    return s->how.checkpoint.folder &&
+           (step == (uint64_t)s->steps || (every && step % every == 0));
 }
 
 static bool is_named(const char *const *names, const char *word)
@@ -150,20 +153,21 @@ static bool same_replicas(const struct settings *s, const struct settings *was)
 {
     const struct { const char *option, *now, *then; } texts[] = {
         {"mix", s->mix, was->mix},
-        {"mix-algorithm", s->mix_algorithm, was->mix_algorithm},
-        {"mix-compress", s->mix_compress, was->mix_compress},
+        {"mix-algorithm", dp_mixer_algorithm_name(s->how.mixing.algorithm),
+         dp_mixer_algorithm_name(was->how.mixing.algorithm)},
+        {"mix-compress", settings_compression(s), settings_compression(was)},
         {"schedule", text_or_none(s->schedule_name), text_or_none(was->schedule_name)},
         {"file", text_or_none(s->file), text_or_none(was->file)},
     };
     const struct { const char *option; double now, then; } numbers[] = {
-        {"replicas", (double)s->replicas, (double)was->replicas},
+        {"replicas", (double)s->how.replicas, (double)was->how.replicas},
         {"ranks", (double)s->ranks, (double)was->ranks},
-        {"mix-local", (double)s->mix_local, (double)was->mix_local},
-        {"local-steps", (double)s->local_steps, (double)was->local_steps},
-        {"outer-rate", s->outer_rate, was->outer_rate},
-        {"outer-momentum", s->outer_momentum, was->outer_momentum},
-        {"mix-factor", s->mix_factor, was->mix_factor},
-        {"mix-staleness", (double)s->mix_staleness, (double)was->mix_staleness},
+        {"mix-local", (double)s->how.mixing.graph.local, (double)was->how.mixing.graph.local},
+        {"local-steps", (double)s->how.mixing.local_steps, (double)was->how.mixing.local_steps},
+        {"outer-rate", s->how.mixing.outer_rate, was->how.mixing.outer_rate},
+        {"outer-momentum", s->how.mixing.outer_momentum, was->how.mixing.outer_momentum},
+        {"mix-factor", s->how.mixing.factor, was->how.mixing.factor},
+        {"mix-staleness", (double)s->how.mixing.staleness, (double)was->how.mixing.staleness},
     };
     const char *why = "replicas that mix their weights go on as they were";
 
@@ -218,7 +222,7 @@ static bool is_overruled(const struct settings *typed, const struct settings *wa
     const bool alone = was->schedule_name && !strcmp(was->schedule_name, "none");
     const bool orders = typed->schedule_name || typed->file;
     const bool counts =
-        typed->ranks || (world && was->ranks * was->replicas + typed->spares != world);
+        typed->ranks || (world && was->ranks * was->how.replicas + typed->spares != world);
 
     if (!sums(was))
         return false;
@@ -374,9 +378,11 @@ struct restored {
 static bool is_restored(const struct restored *r, const char *word, const char *line)
 {
     for (const struct arg_group *g = settings_usage.groups; g->title; g++)
-        for (size_t k = 0; k < g->count; k++)
-            if (resume_is_of(word, g->args[k].name) && mentions(line, &g->args[k]))
-                return !is_typed(&g->args[k], r->argc, r->argv);
+        for (size_t k = 0; k < g->count; k++) {
+            const struct arg a = args_resolve(&g->args[k]);
+            if (resume_is_of(word, a.name) && mentions(line, &a))
+                return !is_typed(&a, r->argc, r->argv);
+        }
     return false;
 }
 
@@ -414,9 +420,9 @@ bool settings_check_prompt(const struct settings *s, const struct operands *file
     else if (s->data.count || files->count)
         command_misused("--prompt with --data %s: expected one of them; the model learns nothing",
                         s->data.count ? s->data.items[0] : files->items[0]);
-    else if (s->save || s->trace || s->timeline || s->page)
+    else if (s->how.checkpoint.folder || s->trace || s->timeline || s->page)
         command_misused("--prompt with %s: expected one of them; no step is taken",
-                        s->save       ? "--save"
+                        s->how.checkpoint.folder       ? "--save"
                         : s->trace    ? "--trace"
                         : s->timeline ? "--timeline"
                                       : "--page");

@@ -57,7 +57,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
         return err;
     }
     run->joined = true;
-    err = run->settings.survive ? dp_comm_survive(comm) : 0;
+    err = run->settings.how.survive ? dp_comm_survive(comm) : 0;
     if (err)
         tell_why(err, config->rank, why);
     else
@@ -106,13 +106,13 @@ static int run_all(struct run *run, struct dp_comm_config *started)
     if (started->size && s->restarts)
         return command_misused("--restart: expected ranks that this command starts; these were started "
                                "from outside");
-    if (s->save && !started->rank && !saved_lock(s->save))
+    if (s->how.checkpoint.folder && !started->rank && !saved_lock(s->how.checkpoint.folder))
         return EXIT_USAGE;
     if (settings_started(s) == 1)
         return run_alone(run);
     if (started->size)
         return run_started(run, started);
-    if (s->survive)
+    if (s->how.survive)
         return launch_survivors(settings_started(s), (int)s->port, settings_transport(s),
                                 (int)s->restarts, run_rank, run);
     return launch_ranks(settings_processes(s), (int)s->port, settings_transport(s), run_rank, run);

@@ -536,7 +536,7 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
                                                                 .all = comm,
                                                                 .data = config->data,
                                                                 .graph = config->graph,
-                                                                .method = config->method,
+                                                                .how = config->how,
                                                                 .survive = config->survive,
                                                                 .joins = config->joins,
                                                                 .optimizer = trainer_optimizer(

@@ -23,7 +23,7 @@ struct trainer_config {
     struct dp_comm *pipe;         /* the ranks of this replica; NULL: there is one */
     struct dp_comm *data;         /* the same rank of all replicas */
     const struct dp_graph *graph; /* mix weights by it. Must stay */
-    struct mixing_method method;  /* how */
+    const struct dp_trainer_config *how; /* by which algorithm. Must stay */
     bool survive;                 /* go on without replicas that die */
     bool joins;                   /* this one comes to others, which admit it; all is of dp_comm_join */
     const char *state_folder;     /* of files for the optimizer's state; NULL: it is in memory */

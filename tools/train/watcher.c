@@ -64,7 +64,7 @@ int watcher_init(struct watcher *w, const struct settings *s, const struct dp_tr
                  struct dp_comm *comm, const struct dp_comm_config *how)
 {
     const int processes = settings_processes(s);
-    uint64_t job = s->survive && how ? job_of(how) : 0;
+    uint64_t job = s->how.survive && how ? job_of(how) : 0;
 
     *w = (struct watcher){.settings = s, .parts = parts, .stepped_ns = now_ns()};
     w->now = (struct train_page_step){.step = s->from.step,
@@ -74,9 +74,9 @@ int watcher_init(struct watcher *w, const struct settings *s, const struct dp_tr
                                       .bubble = NAN};
     w->paces = calloc((size_t)processes, sizeof(*w->paces));
     int err = w->paces ? 0 : DP_ENOMEM;
-    if (!err && !s->survive)
+    if (!err && !s->how.survive)
         err = agree_on_job(comm, &job);
-    if (!err && comm && !s->survive)
+    if (!err && comm && !s->how.survive)
         err = dp_watch_new(parts->schedule, processes, &w->watch);
     if (!err)
         open_page(w, comm, job);

@@ -73,8 +73,8 @@ struct dp_trainer_config {
         const struct dp_graph *made; /* instead; it must stay */
         enum dp_mixer_algorithm algorithm;
         enum dp_mixer_compression compression;
-        int32_t staleness, local_steps;
-        double factor, outer_rate, outer_momentum;
+        int32_t staleness, local_steps; /* of DP_MIXER_LOCAL_SGD; 0: 8 */
+        double factor, outer_rate, outer_momentum; /* outer_rate of the same; 0: 1 */
     } mixing;
     struct dp_optimizer_config optimizer; /* its groups and memory are not used */
     struct dp_rate rate;
