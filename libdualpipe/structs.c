@@ -190,6 +190,7 @@ static const struct {
     KNOWN(dp_traffic_matrix),
     KNOWN(dp_trainer_config),
     KNOWN(dp_trainer_machine),
+    KNOWN(dp_trainer_offload),
     KNOWN(dp_trainer_parts),
     KNOWN(dp_trainer_plan),
     KNOWN(dp_trainer_result),

@@ -40,37 +40,6 @@ struct set {
 
 /* ---- a schedule in which some sets are not kept ----------------------------------------------- */
 
-static bool copy_array(void *to, const void *from, size_t bytes)
-{
-    void *copy = malloc(bytes + 1);
-
-    if (copy)
-        memcpy(copy, from, bytes);
-    memcpy(to, &copy, sizeof(copy));
-    return copy;
-}
-
-static int copy_schedule(const struct dp_schedule *s, struct dp_schedule **out)
-{
-    size_t ranks = (size_t)s->ranks, slots = s->first_slot[ranks], ops = s->first[ranks];
-    struct dp_schedule *copy = malloc(sizeof(*copy));
-
-    if (!copy)
-        return dp_fail(DP_ENOMEM, "no memory for a schedule of %zu ops", ops);
-    *copy = *s;
-    bool all = copy_array(&copy->group_rank, s->group_rank, ranks * sizeof(*s->group_rank));
-    all &= copy_array(&copy->first_slot, s->first_slot, (ranks + 1) * sizeof(*s->first_slot));
-    all &= copy_array(&copy->slots, s->slots, slots * sizeof(*s->slots));
-    all &= copy_array(&copy->first, s->first, (ranks + 1) * sizeof(*s->first));
-    all &= copy_array(&copy->ops, s->ops, ops * sizeof(*s->ops));
-    if (!all) {
-        dp_schedule_free(copy);
-        return dp_fail(DP_ENOMEM, "no memory for a schedule of %zu ops", ops);
-    }
-    *out = copy;
-    return 0;
-}
-
 /* Of the schedule that the pass is at work on. */
 struct pass {
     const struct chooser *c;
@@ -109,13 +78,14 @@ static bool goes_to_host(void *user, int rank, const struct dp_slot *slot, int32
 static int apply(const struct chooser *c, struct dp_schedule **out)
 {
     struct dp_schedule *s = NULL;
-    int err = copy_schedule(c->s, &s);
+    int err = dp_schedule_copy(c->s, &s);
 
     if (err)
         return err;
     struct pass pass = {c, s};
-    err = dp_schedule_add_recomputes(s, goes_again, &pass);
-    if (!err)
+    if (!c->config->keep)
+        err = dp_schedule_add_recomputes(s, goes_again, &pass);
+    if (!err && !c->config->keep)
         err = dp_schedule_add_evictions(s, c->config->lead, goes_to_host, &pass);
     if (err)
         dp_schedule_free(s);
@@ -152,6 +122,9 @@ static int plan_bytes(const struct chooser *c, const struct dp_schedule *s, int 
 static int bytes_of(const struct chooser *c, const struct dp_schedule *s, int rank, size_t *out)
 {
     size_t bytes = 0, other = 0, sums = 0, none;
+
+    if (c->config->measure)
+        return c->config->measure(c->config->measure_user, s, rank, out);
     int err = plan_bytes(c, s, rank, &bytes, &sums);
 
     if (!err && c->config->also)
@@ -233,7 +206,7 @@ static size_t budget_of(const struct chooser *c, int rank)
 
 /* The more go, the less memory it takes, but for holes between buffers; so the answer of the search is
  * tried once more. */
-static int choose_for_rank(struct chooser *c, int rank)
+static int choose_for_rank(struct chooser *c, int rank, bool *fits)
 {
     uint32_t count = (uint32_t)dp_schedule_slot_count(c->s, rank) * (uint32_t)c->s->mb_per_stream;
     uint32_t low = 0, high = c->config->keep ? 0 : count;
@@ -250,7 +223,8 @@ static int choose_for_rank(struct chooser *c, int rank)
     }
     if (!err)
         err = try(c, rank, high);
-    return !err && c->bytes[rank] > budget ? DP_ENOMEM : err;
+    *fits = !err && c->bytes[rank] <= budget;
+    return err;
 }
 
 /* ---- the fastest ------------------------------------------------------------------------------ */
@@ -289,15 +263,15 @@ static int try_shares(struct chooser *c, int rank, struct trial *best)
 {
     int err = 0;
 
-    for (uint8_t again = 0; again <= SHARES && !(err && err != DP_ENOMEM); again++) {
-        struct trial t = {.again = again, .fits = true};
+    for (uint8_t again = 0; again <= SHARES && !err; again++) {
+        struct trial t = {.again = again};
         c->again[rank] = again;
-        err = choose_for_rank(c, rank);
-        if (err == DP_ENOMEM && (!c->least || c->bytes[rank] < c->least))
+        err = choose_for_rank(c, rank, &t.fits);
+        if (!err && !t.fits && (!c->least || c->bytes[rank] < c->least))
             c->least = c->bytes[rank];
-        if (!err)
+        if (!err && t.fits)
             err = predict(c, &t.step_ns);
-        if (err)
+        if (err || !t.fits)
             continue;
         t.chosen = c->chosen[rank];
         t.bytes = c->bytes[rank];
@@ -306,10 +280,10 @@ static int try_shares(struct chooser *c, int rank, struct trial *best)
         if (!t.chosen || !c->config->cost || c->config->keep)
             break;
     }
-    return err == DP_ENOMEM && best->fits ? 0 : err;
+    return err;
 }
 
-static int choose_share(struct chooser *c, int rank)
+static int choose_share(struct chooser *c, int rank, bool *fits)
 {
     uint32_t count = (uint32_t)dp_schedule_slot_count(c->s, rank) * (uint32_t)c->s->mb_per_stream;
     struct trial best = {0};
@@ -321,6 +295,7 @@ static int choose_share(struct chooser *c, int rank)
     c->again[rank] = best.again;
     c->chosen[rank] = best.chosen;
     c->bytes[rank] = best.bytes;
+    *fits = best.fits;
     return err;
 }
 
@@ -337,13 +312,13 @@ static void describe(const struct dp_schedule *s, size_t peak_bytes, int64_t ste
 
 static int check(const struct dp_schedule *s, const struct dp_offload_activations *config)
 {
-    if (!config->borders || !config->stages)
+    if (!config->measure && (!config->borders || !config->stages))
         return dp_fail(DP_EINVAL, "offload: activations of a pipeline without its borders or stages");
     if (config->lead < 0)
         return dp_fail(DP_EINVAL, "offload: a lead of %d computes, expected 0 or more", config->lead);
     if (s->forward_only)
         return dp_fail(DP_EINVAL, "offload: a schedule of forwards only saves nothing");
-    for (size_t i = 0; i < s->first[s->ranks]; i++)
+    for (size_t i = 0; i < s->first[s->ranks] && !config->keep; i++)
         if (s->ops[i].kind == DP_OP_RECOMPUTE || s->ops[i].kind == DP_OP_EVICT)
             return dp_fail(DP_ESTATE, "offload: op %zu is a %s, expected a schedule that keeps all", i,
                            dp_op_kind_name((enum dp_op_kind)s->ops[i].kind));
@@ -373,7 +348,7 @@ static int make_lists(struct chooser *c)
     c->bytes = calloc(ranks, sizeof(*c->bytes));
     if (!c->layouts || !c->place || !c->chosen || !c->again || !c->bytes)
         return dp_fail(DP_ENOMEM, "no memory for a choice of %zu slots", slots);
-    for (int32_t i = 0; i <= c->s->stages; i++)
+    for (int32_t i = 0; i <= c->s->stages && !c->config->measure; i++)
         dp_border_lay_out(&c->config->borders[i], &c->layouts[i]);
     return 0;
 }
@@ -385,13 +360,12 @@ static int choose_shares(struct chooser *c, size_t *peak_bytes)
     int worst = 0, err = 0;
 
     for (int rank = 0; rank < c->s->ranks && !err; rank++) {
-        err = choose_share(c, rank);
-        if (err == DP_ENOMEM && beside_of(c, rank) + c->least > most) {
+        bool fits;
+        err = choose_share(c, rank, &fits);
+        if (!err && !fits && beside_of(c, rank) + c->least > most) {
             most = beside_of(c, rank) + c->least;
             worst = rank;
         }
-        if (err == DP_ENOMEM && c->least)
-            err = 0;
         if (c->bytes[rank] > *peak_bytes)
             *peak_bytes = c->bytes[rank];
     }

@@ -3,7 +3,6 @@
 
 #include "base/bind.h"
 
-#include "base/text.h"
 #include <dualpipe/memory.h>
 
 #include <errno.h>
@@ -37,12 +36,11 @@ bool dp_cpus_parse(const char *list, cpu_set_t *out)
 
 bool dp_node_cpus(const char *root, int node, cpu_set_t *out)
 {
-    struct dp_text path = {0};
-    char line[4096] = "";
+    char path[4096], line[4096] = "";
+    const int len =
+        snprintf(path, sizeof(path), "%s/sys/devices/system/node/node%d/cpulist", root, node);
+    FILE *file = len < (int)sizeof(path) ? fopen(path, "re") : NULL;
 
-    dp_text_addf(&path, "%s/sys/devices/system/node/node%d/cpulist", root, node);
-    FILE *file = path.failed ? NULL : fopen(path.data, "re");
-    dp_text_fini(&path);
     if (!file)
         return false;
     bool is_list = (fgets(line, sizeof(line), file) || !ferror(file)) && dp_cpus_parse(line, out);

@@ -178,6 +178,9 @@ int dp_schedule_new_placed(const struct dp_schedule_spec *spec, int streams,
                            const size_t *first_slot, const struct dp_slot *slots,
                            struct dp_schedule **out);
 
+/* A copy, freed with dp_schedule_free. DP_ENOMEM. */
+int dp_schedule_copy(const struct dp_schedule *s, struct dp_schedule **out);
+
 /* Hand all ranks' ops, and where each rank's begin, to the schedule, which frees those it had. If
  * either could not be allocated, both are freed: DP_ENOMEM. */
 int dp_schedule_take_ops(struct dp_schedule *s, struct dp_op_list *all, size_t *first);

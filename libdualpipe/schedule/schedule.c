@@ -103,6 +103,42 @@ void dp_schedule_free(struct dp_schedule *s)
     free(s);
 }
 
+static bool copy_array(void *to, const void *from, size_t bytes)
+{
+    void *copy = malloc(bytes + 1);
+
+    if (copy)
+        memcpy(copy, from, bytes);
+    memcpy(to, &copy, sizeof(copy));
+    return copy;
+}
+
+int dp_schedule_copy(const struct dp_schedule *s, struct dp_schedule **out)
+{
+    size_t ranks = (size_t)s->ranks, slots = s->first_slot[ranks], ops = s->first[ranks];
+    struct dp_schedule *copy = malloc(sizeof(*copy));
+
+    if (!copy)
+        return dp_fail(DP_ENOMEM, "no memory for a schedule of %zu ops", ops);
+    *copy = *s;
+    bool all = copy_array(&copy->group_rank, s->group_rank, ranks * sizeof(*s->group_rank));
+    all &= copy_array(&copy->first_slot, s->first_slot, (ranks + 1) * sizeof(*s->first_slot));
+    all &= copy_array(&copy->slots, s->slots, slots * sizeof(*s->slots));
+    all &= copy_array(&copy->first, s->first, (ranks + 1) * sizeof(*s->first));
+    all &= copy_array(&copy->ops, s->ops, ops * sizeof(*s->ops));
+    if (s->skips) {
+        const size_t skips = (size_t)s->skip_count, ends = skips * (size_t)s->streams;
+        all &= copy_array(&copy->skips, s->skips, skips * sizeof(*s->skips));
+        all &= copy_array(&copy->skip_ends, s->skip_ends, ends * sizeof(*s->skip_ends));
+    }
+    if (!all) {
+        dp_schedule_free(copy);
+        return dp_fail(DP_ENOMEM, "no memory for a schedule of %zu ops", ops);
+    }
+    *out = copy;
+    return 0;
+}
+
 /* slots: of all ranks. */
 static int allocate(const struct dp_schedule *described, size_t slots, struct dp_schedule **out)
 {

@@ -37,6 +37,7 @@ struct engine_norm {
 struct engine_part {
     const struct dp_parameter *parameters; /* [count] in the order of layers */
     int32_t count;
+    int32_t streamed;        /* the first so many live on the host, and pass over the device */
     const int32_t *layers;   /* [count]: norms of gradients are added up layer by layer */
     int32_t stage;
     bool second_copy;        /* another rank's stage is the first one (DualPipe) */
@@ -86,6 +87,12 @@ struct engine {
                                          * error, which ends the step */
     void *queued_user;
 };
+
+/* Not all of a rank is where it computes. */
+static inline bool trainer_offloads(const struct dp_trainer_config *c)
+{
+    return c->offload.parameters || c->offload.activations || c->offload.optimizer;
+}
 
 /* The pipeline rank of this process, which a placement may have mapped. */
 static inline int engine_rank(const struct engine *e)

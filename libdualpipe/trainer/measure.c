@@ -40,7 +40,7 @@ int measure_layers(const struct dp_trainer_config *config, const struct model_in
     if (!err)
         err = dp_schedule_new_forward(training, &forward);
     if (!err)
-        err = place_new(config->device, config->stream, &of.place);
+        err = place_new(config->device, config->stream, false, &of.place);
     of.training = training;
     of.forward = forward;
     if (!err)

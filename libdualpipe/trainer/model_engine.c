@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trainer/model_engine.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "trainer/batch.h"
 #include "trainer/links.h"
 #include "trainer/stage.h"
 
 #include <dualpipe/batch_norm.h>
+#include <dualpipe/memory.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +27,9 @@ struct model_engine {
     int64_t rows;                       /* of a whole step */
     int64_t (*extents)[DP_MAX_EXTENTS]; /* [own micro-batches] */
     double *scales;                     /* the same, of those that end here */
-    struct place *place;
+    struct place *place; /* of batches and losses */
+    struct place *work;  /* of stages: the same, or a part of the host's memory that is limited */
+    int64_t steps_ns;    /* training steps took */
     struct batch_part *inputs,
         *labels_part; /* what begins and ends here; NULL: the model has no labels */
     double *losses,
@@ -159,8 +163,12 @@ static int run(struct engine *base, const struct dp_schedule *s, const struct dp
 
 static int train(struct engine *e, const struct dp_batch *batch, double *losses)
 {
+    const int64_t begun_ns = dp_now_ns();
+
     dp_recorder_enable(e->recorder, true);
-    return run(e, e->schedule, batch, losses);
+    const int err = run(e, e->schedule, batch, losses);
+    ((struct model_engine *)e)->steps_ns += dp_now_ns() - begun_ns;
+    return err;
 }
 
 static int evaluate(struct engine *e, const struct dp_batch *batch, double *losses)
@@ -226,6 +234,8 @@ static void engine_free(struct engine *base)
     place_release(e->place, DP_MEMORY_PINNED, e->read_losses);
     for (int i = 0; i < DP_MAX_SLOTS; i++)
         stage_free(e->stages[i]);
+    if (e->work != e->place)
+        place_free(e->work);
     for (int32_t i = 0; i < base->norm_count; i++)
         free((char *)base->norms[i].name);
     free(base->norms);
@@ -240,6 +250,22 @@ static const struct engine_ops model_ops = {train, evaluate, fetch, sum_tied,
                                             broadcast_tied, owns, seek, engine_free};
 
 /* ---- making one ------------------------------------------------------------------------------ */
+
+/* On the host what is called the device is memory that is counted, to which threads copy. */
+static int open_work(struct model_engine *e, const struct model_engine_config *config)
+{
+    const struct device_room *room = config->rooms ? &config->rooms[engine_rank(&e->base)] : NULL;
+    int err = 0;
+
+    e->work = e->place;
+    if (config->bare || !trainer_offloads(config->how))
+        return 0;
+    if (!place_device(e->place))
+        err = place_new(NULL, NULL, true, &e->work);
+    if (!err && room)
+        dp_device_limit(place_any_device(e->work), room->limit_bytes);
+    return err;
+}
 
 static int make_stages(struct model_engine *e, const struct model_engine_config *config)
 {
@@ -258,25 +284,27 @@ static int make_stages(struct model_engine *e, const struct model_engine_config 
                                    .microbatches = config->microbatches,
                                    .seed = config->how->seed,
                                    .dtype = config->how->dtype,
-                                   .place = config->place,
-                                   .away = config->away},
+                                   .place = e->work,
+                                   .away = config->away,
+                                   .streams = config->how->offload.parameters,
+                                   .kept_share = config->how->offload.kept_share},
             &e->stages[i]);
         if (err)
             break;
         const struct stage *stage = e->stages[i];
         e->base.parts[i] = (struct engine_part){.parameters = stage->homes,
                                                 .count = stage->parameter_count,
+                                                .streamed = stage->streamed_parameters,
                                                 .layers = stage->layer_of,
                                                 .stage = slot->stage,
                                                 .second_copy = slot->stream > 0};
-        e->base.stage_bytes += stage->memory_bytes;
+        e->base.stage_bytes += stage->memory_bytes + stage->passing_bytes;
         e->base.part_count++;
     }
     return err;
 }
 
-/* All stages of this rank pass through the same windows. */
-static int make_streamed(struct model_engine *e, const struct model_engine_config *config)
+static size_t largest_bytes(const struct model_engine *e)
 {
     size_t most = 0;
 
@@ -284,9 +312,36 @@ static int make_streamed(struct model_engine *e, const struct model_engine_confi
         const size_t bytes = stage_largest_bytes(e->stages[i]);
         most = bytes > most ? bytes : most;
     }
-    const int err = config->how->offload.parameters
-                        ? streamed_new(most, config->how->offload.device_bytes, &e->streamed)
-                        : 0;
+    return most;
+}
+
+/* Threads that copy, to the node of the parameters; where that is not known, or refused, they run on any
+ * CPU. */
+static void bind_threads(const struct model_engine *e)
+{
+    const struct stage *s = e->stages[0];
+    const int node = !s           ? -1
+                     : s->passing    ? dp_memory_numa_node(s->passing, s->passing_bytes)
+                                  : dp_memory_numa_node(s->memory, s->memory_bytes);
+
+    if (node >= 0)
+        (void)dp_device_bind(place_any_device(e->work), node);
+}
+
+/* All stages of this rank pass through the same windows. */
+static int make_streamed(struct model_engine *e, const struct model_engine_config *config)
+{
+    const struct device_room *room = config->rooms ? &config->rooms[engine_rank(&e->base)] : NULL;
+    const size_t largest = largest_bytes(e);
+    int32_t layers = 0;
+    int err = 0;
+
+    for (int i = 0; i < e->base.part_count; i++)
+        layers += e->stages[i]->streamed_layers;
+    if (e->work != e->place)
+        bind_threads(e);
+    if (largest && !config->bare)
+        err = streamed_new(e->work, largest, room ? room->window_bytes : 0, layers, &e->streamed);
     for (int i = 0; i < e->base.part_count; i++)
         e->stages[i]->streamed = e->streamed;
     return err;
@@ -407,7 +462,7 @@ static struct dp_pipeline_config pipeline_of(struct model_engine *e,
         .schedule = config->training,
         .also = &e->forward,
         .also_count = 1,
-        .device = place_device(e->place),
+        .device = e->work != e->place ? place_any_device(e->work) : place_device(e->place),
         .stream = place_stream(e->place),
         .stages = stages,
         .borders = e->borders,
@@ -420,7 +475,7 @@ static struct dp_pipeline_config pipeline_of(struct model_engine *e,
         .seed = how->seed,
         .fixed_order = config->order_blocks,
         .order_blocks = config->order_blocks,
-        .pinned_sums = e->streamed,
+        .pinned_sums = how->offload.parameters && !place_device(e->place),
         .first_mb = engine_first_mb(&e->base),
         /* Each has a shard, or may be the last one. */
         .tied_copies = how->sums == DP_SUMS_SHARDS || how->survive,
@@ -443,7 +498,7 @@ static int make_pipeline(struct model_engine *e, const struct model_engine_confi
     if (err)
         return err;
     dp_pipeline_memory(e->pipeline, &memory);
-    e->base.pipeline_bytes = memory.total_bytes;
+    e->base.pipeline_bytes = memory.total_bytes - memory.evicted_bytes;
     return 0;
 }
 
@@ -556,7 +611,10 @@ static int warm(struct model_engine *e, const struct model_engine_config *config
 static int build(struct model_engine *e, const struct model_engine_config *config)
 {
     const struct dp_schedule *s = config->training;
-    int err = config->spare ? 0 : make_stages(e, config);
+    int err = config->spare ? 0 : open_work(e, config);
+
+    if (!err && !config->spare)
+        err = make_stages(e, config);
 
     if (!err)
         err = make_streamed(e, config);
@@ -590,7 +648,7 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
     if (!e)
         return engine_share_error(config->all, dp_fail(DP_ENOMEM, "no memory for an engine"));
     e->model = m;
-    e->place = config->place;
+    e->place = e->work = config->place;
     e->forward = config->forward;
     e->rows = config->how->rows;
     e->base = (struct engine){.ops = &model_ops,
@@ -614,7 +672,7 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
 /* Of parameters without values, of which an optimizer reads none; it only asks that there are some. Tied
  * ones have a state where they are owned (dp_pipeline_owns). */
 static int measure_state(const struct dp_optimizer_config *how, const struct stage *s,
-                         bool second_copy, size_t *bytes)
+                         bool second_copy, int32_t first, size_t *bytes)
 {
     static float none[64];
     struct dp_parameter *owned = calloc((size_t)s->parameter_count + 1, sizeof(*owned));
@@ -622,7 +680,7 @@ static int measure_state(const struct dp_optimizer_config *how, const struct sta
     int32_t count = 0;
     int err = owned ? 0 : dp_fail(DP_ENOMEM, "no memory for %d parameters", s->parameter_count);
 
-    for (int32_t i = 0; i < s->parameter_count && !err; i++) {
+    for (int32_t i = first; i < s->parameter_count && !err; i++) {
         const struct dp_parameter *p = &s->parameters[i];
         s->values[i].data = s->grads[i].data = none;
         if (!p->tied || (!second_copy && !model_is_copy(p->name, p->tied)))
@@ -638,33 +696,95 @@ static int measure_state(const struct dp_optimizer_config *how, const struct sta
     return err;
 }
 
-int model_engine_state(struct engine *base, const struct dp_optimizer_config *how, size_t *bytes)
+int model_engine_state(struct engine *base, const struct dp_optimizer_config *how, bool all,
+                       size_t *bytes)
 {
     struct model_engine *e = (struct model_engine *)base;
     int err = 0;
 
     for (int i = 0; i < base->part_count && !err; i++)
-        err = measure_state(how, e->stages[i], base->parts[i].second_copy, bytes);
+        err = measure_state(how, e->stages[i], base->parts[i].second_copy,
+                            all ? 0 : base->parts[i].streamed, bytes);
     return err;
+}
+
+size_t model_engine_resident(const struct engine *e)
+{
+    size_t bytes = 0;
+
+    for (int i = 0; i < e->part_count; i++)
+        bytes += ((const struct model_engine *)e)->stages[i]->memory_bytes;
+    return bytes;
+}
+
+size_t model_engine_windows(const struct engine *e)
+{
+    return streamed_least(largest_bytes((const struct model_engine *)e));
+}
+
+void model_engine_offload(const struct engine *base, struct dp_trainer_offload *out)
+{
+    const struct model_engine *e = (const struct model_engine *)base;
+    struct dp_pipeline_copies copies = {0};
+    struct dp_device_usage usage;
+    size_t streamed = 0, all = 0;
+
+    for (int i = 0; i < base->part_count; i++) {
+        streamed += e->stages[i]->passing_bytes / 2;
+        all += e->stages[i]->values_bytes;
+    }
+    dp_device_usage(place_any_device(e->work), &usage);
+    if (e->streamed)
+        streamed_times(e->streamed, &out->up_ns, &out->down_ns, &out->wait_ns);
+    if (e->pipeline)
+        dp_pipeline_copies(e->pipeline, &copies);
+    out->up_ns += copies.up_ns;
+    out->down_ns += copies.down_ns;
+    out->wait_ns += copies.wait_ns;
+    out->steps_ns = e->steps_ns;
+    out->device_bytes = usage.peak_bytes;
+    out->kept = all ? 1 - (double)streamed / (double)all : 0;
+}
+
+static int measure_pipeline(struct model_engine *e, const struct model_engine_config *config,
+                            const struct dp_schedule *training, struct dp_pipeline_memory *out)
+{
+    struct dp_stage stages[DP_MAX_SLOTS];
+    struct dp_pipeline_config of = pipeline_of(e, config, stages);
+
+    of.schedule = training;
+    of.reduce = config->reduce;
+    of.recorder = NULL;
+    return dp_pipeline_measure(&of, config->rank, out);
+}
+
+int model_engine_planned(struct engine *base, const struct model_engine_config *config,
+                         const struct dp_schedule *training, size_t *bytes)
+{
+    struct dp_pipeline_memory m;
+    const int err = measure_pipeline((struct model_engine *)base, config, training, &m);
+
+    if (err)
+        return err;
+    *bytes = m.total_bytes - m.evicted_bytes;
+    if (config->how->offload.parameters) /* sums are where the gradients are */
+        *bytes -= m.fixed_order_bytes;
+    return 0;
 }
 
 int model_engine_memory(struct engine *base, const struct model_engine_config *config,
                         size_t *bytes, size_t *values)
 {
     struct model_engine *e = (struct model_engine *)base;
-    struct dp_stage stages[DP_MAX_SLOTS];
-    struct dp_pipeline_config of = pipeline_of(e, config, stages);
     struct dp_pipeline_memory memory;
+    const int err = measure_pipeline(e, config, config->training, &memory);
 
-    of.reduce = config->reduce;
-    of.recorder = NULL;
-    const int err = dp_pipeline_measure(&of, config->rank, &memory);
     if (err)
         return err;
-    *bytes = memory.total_bytes;
+    *bytes = memory.total_bytes - memory.evicted_bytes;
     *values = 0;
     for (int i = 0; i < base->part_count; i++) {
-        *bytes += e->stages[i]->memory_bytes;
+        *bytes += e->stages[i]->memory_bytes + e->stages[i]->passing_bytes;
         *values += e->stages[i]->values_bytes;
     }
     return 0;

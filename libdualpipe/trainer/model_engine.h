@@ -27,16 +27,35 @@ struct model_engine_config {
     void *reduce_user;
     bool bare; /* to see what a rank of the pipeline takes: comm is NULL, and there is no pipeline */
     int rank;
+    const struct device_room *rooms; /* [ranks] NULL: a device has no limit */
+};
+
+/* What a rank may have on the device. */
+struct device_room {
+    size_t limit_bytes;  /* of it, the optimizer's state aside */
+    size_t window_bytes; /* for layers that pass, at least as much as these need */
 };
 
 /* What is given must stay. Errors of dp_pipeline_new, on every rank. */
 int model_engine_new(const struct model_engine_config *config, struct engine **out);
 
+/* Where its stages are, and how they went: all members but those of a choice. */
+void model_engine_offload(const struct engine *e, struct dp_trainer_offload *out);
+
+/* Of a bare one: what of it is on the device beside the pipeline's memory, without the optimizer's state
+ * and the room for layers that pass; the least that these need. */
+size_t model_engine_resident(const struct engine *e);
+size_t model_engine_windows(const struct engine *e);
+/* The same: the pipeline's memory on the device, if it trains by another list. */
+int model_engine_planned(struct engine *e, const struct model_engine_config *config,
+                         const struct dp_schedule *training, size_t *bytes);
 /* Of a bare one: bytes of all that it would hold, and of them the values. */
 int model_engine_memory(struct engine *e, const struct model_engine_config *config, size_t *bytes,
                         size_t *values);
-/* The same: add what the optimizer's state would take. */
-int model_engine_state(struct engine *e, const struct dp_optimizer_config *how, size_t *bytes);
+/* The same: add what the optimizer's state would take, of all parameters or of those that stay on the
+ * device. */
+int model_engine_state(struct engine *e, const struct dp_optimizer_config *how, bool all,
+                       size_t *bytes);
 /* Of one that has all layers, in the host's memory: so many steps on zeros, which leave nothing but
  * their times[layers]. */
 struct stage_times;

@@ -32,6 +32,31 @@ static int check_loss_scale(const struct dp_loss_scale *s)
                          s->scale, s->least, s->most, s->growth, s->backoff, s->interval);
 }
 
+static int check_offload(const struct dp_trainer_config *c)
+{
+    const bool evicts = c->offload.activations;
+
+    if (c->offload.device_bytes && !trainer_offloads(c))
+        return dp_fail(DP_EINVAL, "offload.device_bytes: %zu, expected offload.parameters, activations "
+                       "or optimizer, too", c->offload.device_bytes);
+    if (evicts && !c->offload.device_bytes)
+        return dp_fail(DP_EINVAL, "offload.activations: without offload.device_bytes, expected how much "
+                       "may be on the device");
+    if (evicts && (c->execution == DP_EXECUTE_MESSAGES || c->schedule.recompute))
+        return dp_fail(DP_EINVAL, "offload.activations: with schedule.recompute or DP_EXECUTE_MESSAGES, "
+                       "expected neither; what is evicted is chosen for one order of ops");
+    if (!(c->offload.kept_share >= 0 && c->offload.kept_share <= 1) ||
+        (c->offload.kept_share > 0 && !c->offload.parameters))
+        return dp_fail(DP_EINVAL, "offload.kept_share: %g, expected 0 to 1, with offload.parameters",
+                       c->offload.kept_share);
+    if (c->offload.folder && (!c->offload.optimizer || c->sums != DP_SUMS_ALL))
+        return dp_fail(DP_EINVAL, "offload.folder: '%s', expected offload.optimizer and DP_SUMS_ALL "
+                       "with it", c->offload.folder);
+    if (c->dtype.bits && c->offload.parameters)
+        return dp_fail(DP_EUNSUPPORTED, "dtype: with offload.parameters, expected none");
+    return 0;
+}
+
 static int check_config(const struct dp_trainer_config *c)
 {
     if (c->schedule.partition || c->schedule.skips || c->schedule.microbatches ||
@@ -65,9 +90,6 @@ static int check_config(const struct dp_trainer_config *c)
         c->order_blocks > MAX_BLOCKS)
         return dp_fail(DP_EINVAL, "order_blocks: %d, expected a power of two to %d, or 0",
                        c->order_blocks, MAX_BLOCKS);
-    if (c->offload.device_bytes && !c->offload.parameters)
-        return dp_fail(DP_EINVAL, "offload.device_bytes: %zu, expected offload.parameters, too",
-                       c->offload.device_bytes);
     if (c->survive && c->schedule.rank_map)
         return dp_fail(DP_EUNSUPPORTED, "survive: with schedule.rank_map, expected the order of ranks");
     if (c->survive && c->sums != DP_SUMS_ALL)
@@ -85,7 +107,9 @@ static int check_config(const struct dp_trainer_config *c)
         return dp_fail(DP_EINVAL, "stream: set, expected a device, too");
     if (c->nccl && (!c->device || dp_device_host_accessible(c->device)))
         return dp_fail(DP_EINVAL, "nccl: set, expected a device of CUDA");
-    const int err = check_loss_scale(&c->loss_scale);
+    int err = check_loss_scale(&c->loss_scale);
+    if (!err)
+        err = check_offload(c);
     return err ? err : dp_rate_check(&c->rate);
 }
 
@@ -107,6 +131,9 @@ static int take_copies(struct dp_trainer *t, const struct dp_trainer_config *con
     t->config.checkpoint.folder = t->folder;
     t->config.checkpoint.about = t->about;
     take_defaults(&t->config);
+    if (config->offload.folder && !(t->state_folder = strdup(config->offload.folder)))
+        return dp_fail(DP_ENOMEM, "no memory for the name of a folder");
+    t->config.offload.folder = t->state_folder;
     if ((config->checkpoint.folder && !t->folder) || (config->checkpoint.about && !t->about))
         return dp_fail(DP_ENOMEM, "no memory for the name of a folder");
     return 0;
@@ -195,6 +222,9 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                                c->dtype.bits,
                                c->loss_scale.interval,
                                c->offload.parameters,
+                               c->offload.activations,
+                               c->offload.optimizer,
+                               c->offload.folder != NULL,
                                (int64_t)c->offload.device_bytes};
     const double reals[] = {c->clip,
                             c->loss_scale.scale,
@@ -211,6 +241,7 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                             c->optimizer.epsilon,
                             c->optimizer.momentum,
                             c->optimizer.weight_decay,
+                            c->offload.kept_share,
                             c->mixing.factor,
                             c->mixing.outer_rate,
                             c->mixing.outer_momentum};
@@ -372,15 +403,6 @@ static int make_graph(struct dp_trainer *t)
     return err;
 }
 
-int trainer_lay_out(struct dp_trainer *t)
-{
-    int err = make_schedules(t);
-
-    if (!err)
-        err = take_order(t);
-    return err ? err : make_graph(t);
-}
-
 /* ---- the parts ------------------------------------------------------------------------------- */
 
 static struct dp_comm *team_of(const struct dp_trainer *t)
@@ -436,7 +458,40 @@ static struct model_engine_config describe(struct dp_trainer *t)
         .reduce = t->sums.none || !has_reduces(t->training) ? NULL
                   : t->home == t->place                      ? &trainer_reduce_ops
                                                              : &trainer_host_reduce_ops,
-        .reduce_user = t};
+        .reduce_user = t,
+        .rooms = t->fit.rooms};
+}
+
+/* Before there is a place to train, or a comm of a replica. */
+static int fit(struct dp_trainer *t)
+{
+    struct model_engine_config config = describe(t);
+    int err;
+
+    if (!t->config.offload.device_bytes)
+        return 0;
+    config.bare = true;
+    config.spare = false;
+    config.comm = config.all = NULL;
+    config.rank = 0;
+    err = place_new(NULL, NULL, false, &config.place);
+    if (!err)
+        err = fit_device(&config, &t->fit);
+    place_free(config.place);
+    if (t->fit.training)
+        t->training = t->fit.training;
+    return err;
+}
+
+int trainer_lay_out(struct dp_trainer *t)
+{
+    int err = make_schedules(t);
+
+    if (!err)
+        err = take_order(t);
+    if (!err)
+        err = make_graph(t);
+    return err ? err : fit(t);
 }
 
 /* What fails on one rank in the middle of these ends all, which may be waiting for it. */
@@ -488,7 +543,7 @@ static bool lives_on_host(const struct dp_trainer *t)
 static int make_place(struct dp_trainer *t)
 {
     const struct dp_trainer_config *c = &t->config;
-    int err = place_new(c->device, c->stream, &t->place);
+    int err = place_new(c->device, c->stream, false, &t->place);
 
     t->home = t->place;
     if (err || !place_device(t->place))
@@ -501,7 +556,7 @@ static int make_place(struct dp_trainer *t)
         return dp_fail(DP_EUNSUPPORTED, "survive: on a device of CUDA, expected none");
     if (lives_on_host(t)) {
         t->home = NULL;
-        err = place_new(NULL, NULL, &t->home);
+        err = place_new(NULL, NULL, false, &t->home);
     }
     t->config.optimizer.stream = t->home ? place_stream(t->home) : NULL;
     return err;
@@ -633,7 +688,7 @@ int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_m
             err = model_engine_memory(t->engine, &described, &all, &values);
     }
     if (!err)
-        err = model_engine_state(t->engine, &t->config.optimizer, &all);
+        err = model_engine_state(t->engine, &t->config.optimizer, true, &all);
     if (!err)
         *bytes = all;
     dp_trainer_free(t);
@@ -645,6 +700,8 @@ void trainer_free_parts(struct dp_trainer *t)
     sums_fini(&t->sums);
     for (int i = 0; i < DP_MAX_SLOTS; i++)
         dp_optimizer_free(t->optimizers[i]);
+    for (int i = 0; i < DP_MAX_SLOTS; i++)
+        dp_offload_optimizer_free(t->in_files[i]);
     if (t->engine)
         t->engine->ops->free(t->engine);
     late_free(t->late);
@@ -658,6 +715,7 @@ void trainer_free_parts(struct dp_trainer *t)
     dp_schedule_free(t->forward);
     dp_schedule_free(t->made);
     free(t->first_layer);
+    fit_fini(&t->fit);
     free(t->names);
     dp_comm_close(t->pipe);
     dp_comm_close(t->data);
@@ -669,6 +727,8 @@ void trainer_clear_parts(struct dp_trainer *t)
 {
     t->sums = (struct sums){0};
     memset(t->optimizers, 0, sizeof(t->optimizers));
+    memset(t->in_files, 0, sizeof(t->in_files));
+    t->fit = (struct fit){0};
     t->engine = NULL;
     t->norm_values = t->all_values = t->values = NULL;
     t->in_layer = NULL;
@@ -697,6 +757,7 @@ void dp_trainer_free(struct dp_trainer *t)
     free(t->lost);
     free(t->cut);
     free(t->folder);
+    free(t->state_folder);
     free(t->about);
     free(t);
 }

@@ -19,7 +19,8 @@ struct place {
     bool owns_dev, owns_stream, apart; /* apart: the host does not reach its memory */
 };
 
-int place_new(struct dp_device *dev, struct dp_device_stream *stream, struct place **out)
+int place_new(struct dp_device *dev, struct dp_device_stream *stream, bool copies,
+              struct place **out)
 {
     struct place *p = calloc(1, sizeof(*p));
     int err = p ? 0 : dp_fail(DP_ENOMEM, "no memory for a place to train");
@@ -28,7 +29,7 @@ int place_new(struct dp_device *dev, struct dp_device_stream *stream, struct pla
         return err;
     *p = (struct place){.dev = dev, .stream = stream, .owns_dev = !dev, .owns_stream = !stream};
     if (!dev)
-        err = dp_device_host_open(0, &p->dev);
+        err = copies ? dp_device_open("host:2", &p->dev) : dp_device_host_open(0, &p->dev);
     if (!err)
         p->apart = !dp_device_host_accessible(p->dev);
     if (!err && !stream)
@@ -57,6 +58,11 @@ void place_free(struct place *p)
 struct dp_device *place_device(const struct place *p)
 {
     return p->apart ? p->dev : NULL;
+}
+
+struct dp_device *place_any_device(const struct place *p)
+{
+    return p->dev;
 }
 
 struct dp_device_stream *place_stream(const struct place *p)

@@ -11,8 +11,10 @@
 
 struct place;
 
-/* dev NULL: the host. stream NULL: one of its own. Both stay. */
-int place_new(struct dp_device *dev, struct dp_device_stream *stream, struct place **out);
+/* dev NULL: the host; with threads to copy beside compute, if `copies`. stream NULL: one of its own.
+ * Both stay. */
+int place_new(struct dp_device *dev, struct dp_device_stream *stream, bool copies,
+              struct place **out);
 /* What is queued is waited for. May be NULL. */
 void place_free(struct place *p);
 
@@ -20,6 +22,9 @@ void place_free(struct place *p);
  */
 struct dp_device *place_device(const struct place *p);
 struct dp_device_stream *place_stream(const struct place *p);
+
+/* The host's, too. */
+struct dp_device *place_any_device(const struct place *p);
 
 DLDevice place_dl(const struct place *p);
 bool place_has(const struct place *p, const DLTensor *t);

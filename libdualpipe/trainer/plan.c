@@ -166,7 +166,7 @@ static int predict_rank(const struct dp_trainer *t, struct place *place, int ran
 static int predict_memory(const struct dp_trainer *t, struct dp_trainer_plan *out)
 {
     struct place *place;
-    int err = place_new(NULL, NULL, &place);
+    int err = place_new(NULL, NULL, false, &place);
 
     if (err)
         return err;

@@ -44,6 +44,8 @@ static size_t room_of(const struct dp_trainer *t)
     for (int i = 0; i < t->engine->part_count; i++) {
         struct dp_optimizer *o = optimizer_of(t, i);
         room += 2 * (size_t)t->engine->parts[i].count + (o ? (size_t)dp_optimizer_state_count(o) : 0);
+        if (t->in_files[i])
+            room += (size_t)dp_offload_optimizer_state_count(t->in_files[i]);
     }
     return room;
 }
@@ -73,12 +75,18 @@ static void add_norm(struct saved_list *l, const struct engine_norm *norm)
     l->norm_count += NORM_TENSORS;
 }
 
-static void add_state(struct saved_list *l, struct dp_optimizer *o)
+static int add_state(struct saved_list *l, const struct dp_trainer *t, int slot)
 {
+    struct dp_optimizer *o = optimizer_of(t, slot);
+    struct dp_offload_optimizer *file = t->in_files[slot];
     const struct dp_named_tensor *state = o ? dp_optimizer_state(o) : NULL;
 
     for (int32_t i = 0; o && i < dp_optimizer_state_count(o); i++)
         add_tensor(l, state[i].name, &state[i].tensor);
+    const int err = file ? dp_offload_optimizer_state(file, &state) : 0;
+    for (int32_t i = 0; file && !err && i < dp_offload_optimizer_state_count(file); i++)
+        add_tensor(l, state[i].name, &state[i].tensor);
+    return err;
 }
 
 static bool is_listed(const struct dp_trainer *t, int slot, enum saved_which which)
@@ -126,23 +134,24 @@ int saved_list_new(const struct dp_trainer *t, enum saved_which which, struct sa
 {
     const struct engine *e = t->engine;
     const bool shards = !t->sums.none && t->sums.kind == DP_SUMS_SHARDS;
+    int err = 0;
 
     *l = (struct saved_list){0};
     l->tensors = calloc(room_of(t), sizeof(*l->tensors));
     l->norms = calloc((size_t)e->norm_count * NORM_TENSORS + 1, sizeof(*l->norms));
     if (!l->tensors || !l->norms)
         return dp_fail(DP_ENOMEM, "no memory for a list of %zu tensors", room_of(t));
-    for (int i = 0; i < e->part_count; i++) {
+    for (int i = 0; i < e->part_count && !err; i++) {
         const bool listed = is_listed(t, i, which);
         if (listed)
             add_values(l, &e->parts[i], which == SAVED_WANTED);
         if (listed || shards)
-            add_state(l, optimizer_of(t, i));
+            err = add_state(l, t, i);
     }
     for (int32_t i = 0; i < e->norm_count; i++)
         if (e->norms[i].norm && is_listed(t, slot_of(t, &e->norms[i]), which))
             add_norm(l, &e->norms[i]);
-    return 0;
+    return err;
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */

@@ -158,6 +158,12 @@ static int note_time(const struct run *run, int32_t i)
     return err;
 }
 
+/* The layer has parameters, and they are not on the device. */
+static bool passes(const struct stage *s, int32_t i)
+{
+    return i >= 0 && i < s->streamed_layers && s->layers[i].layer->parameter_count > 0;
+}
+
 /* The callback of layer number i has returned err: what is to be said of it. */
 static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_skips *skips,
                        int err)
@@ -170,7 +176,7 @@ static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_s
     if (run->stage->times && !err)
         err = note_time(run, i);
     if (!err && !skips->wrong)
-        return st && layer->parameter_count ? streamed_leave(st, layer->parameter_count) : 0;
+        return st && passes(run->stage, i) ? streamed_leave(st, layer->parameter_count) : 0;
     snprintf(why, sizeof(why), "%s", err ? dp_callback_reason(err) : "");
     if (!err)
         return dp_callback_error(DP_EINVAL, "layer %d: skip '%s' does not %s there", skips->layer,
@@ -186,10 +192,10 @@ static int begin_call(struct run *run, int32_t i, int32_t next, struct dp_layer_
 {
     const struct stage *s = run->stage;
     const struct stage_layer *l = &s->layers[i], *after = &s->layers[next];
-    const bool follows = next >= 0 && next < s->layer_count;
+    const bool follows = passes(s, next);
 
     run->begun_ns = s->times ? dp_now_ns() : 0;
-    if (!s->streamed || !l->layer->parameter_count)
+    if (!s->streamed || !passes(s, i))
         return 0;
     return streamed_enter(s->streamed, c, l->layer->parameter_count,
                           follows ? s->values + after->first : NULL,
@@ -347,7 +353,7 @@ size_t stage_largest_bytes(const struct stage *s)
 {
     size_t most = 0;
 
-    for (int32_t i = 0; i < s->layer_count; i++) {
+    for (int32_t i = 0; i < s->streamed_layers; i++) {
         const struct stage_layer *l = &s->layers[i];
         const size_t bytes = streamed_bytes(s->values + l->first, l->layer->parameter_count);
         most = bytes > most ? bytes : most;
@@ -528,14 +534,51 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+static size_t values_of(const struct stage *s, int32_t first, int32_t end)
+{
+    const struct model_parameter *list = &s->model->parameters[s->model->first[s->first_layer]];
+    size_t bytes = 0;
+
+    for (int32_t k = first; k < end; k++)
+        bytes += aligned(list[k].bytes);
+    return bytes;
+}
+
+/* The last layers stay where they are that have no more than the share. */
+static void choose_streamed(struct stage *s, double kept_share)
+{
+    double left = kept_share * (double)values_of(s, 0, s->parameter_count);
+
+    s->streamed_layers = s->layer_count;
+    s->streamed_parameters = s->parameter_count;
+    while (kept_share > 0 && s->streamed_layers > 0) {
+        const int32_t first = s->layers[s->streamed_layers - 1].first;
+        left -= (double)values_of(s, first, s->streamed_parameters);
+        if (left < 0)
+            break;
+        s->streamed_layers--;
+        s->streamed_parameters = first;
+    }
+}
+
+/* Values and gradients of parameters `first` to `end` - 1: `values` bytes of each. */
+static void place_parameters(struct stage *s, int32_t first, int32_t end, char *at, size_t values)
+{
+    for (int32_t k = first; k < end; k++) {
+        s->values[k].data = at;
+        s->grads[k].data = at + values;
+        at += values_of(s, k, k + 1);
+    }
+}
+
 /* Values, then gradients; then values that are rounded, and what calls need. */
 static int make_memory(struct stage *s)
 {
-    const int32_t first = s->model->first[s->first_layer];
-    size_t values = 0, between = 0, scratch = 0;
+    const size_t all = values_of(s, 0, s->parameter_count),
+                 streamed = values_of(s, 0, s->streamed_parameters), values = all - streamed;
+    size_t between = 0, scratch = 0;
+    int err = 0;
 
-    for (int32_t k = 0; k < s->parameter_count; k++)
-        values += aligned(s->model->parameters[first + k].bytes);
     for (int32_t i = 0; i < s->layer_count; i++) {
         const struct dp_layer *l = s->layers[i].layer;
         scratch = larger(scratch, save_of(s, l->scratch_bytes, l->scratch_row_bytes));
@@ -543,23 +586,26 @@ static int make_memory(struct stage *s)
             between = larger(between, border_bytes(&s->layers[i].in));
     }
     scratch = aligned(scratch);
-    s->values_bytes = values;
+    s->values_bytes = all;
     const size_t rounded = s->rounded ? aligned(values / 2) : 0;
     s->memory_bytes = 2 * values + rounded + 2 * between + scratch;
+    s->passing_bytes = 2 * streamed;
     if (s->bare)
         return 0;
-    const int err = place_alloc(s->place, DP_MEMORY_DEVICE, s->memory_bytes, &s->memory);
+    if (streamed)
+        err = place_alloc(s->place, DP_MEMORY_PINNED, s->passing_bytes, &s->passing);
+    if (!err)
+        err = place_alloc(s->place, DP_MEMORY_DEVICE, s->memory_bytes, &s->memory);
+    if (!err)
+        err = place_wait(s->place);
     if (err)
         return err;
-    char *at = s->memory;
-    for (int32_t k = 0; k < s->parameter_count; k++) {
-        s->values[k].data = at;
-        s->grads[k].data = at + values;
-        if (s->rounded)
-            s->rounded[k].data = (char *)s->memory + 2 * values + (at - (char *)s->memory) / 2;
-        at += aligned(s->model->parameters[first + k].bytes);
-    }
-    at = (char *)s->memory + 2 * values + rounded;
+    place_parameters(s, 0, s->streamed_parameters, s->passing, streamed);
+    place_parameters(s, s->streamed_parameters, s->parameter_count, s->memory, values);
+    for (int32_t k = s->streamed_parameters; k < s->parameter_count && s->rounded; k++)
+        s->rounded[k].data =
+            (char *)s->memory + 2 * values + ((char *)s->values[k].data - (char *)s->memory) / 2;
+    char *at = (char *)s->memory + 2 * values + rounded;
     s->between[0] = at;
     s->between[1] = at + between;
     s->scratch = scratch ? at + 2 * between : NULL;
@@ -570,7 +616,8 @@ static int describe(struct stage *s, int32_t k, DLDataType rounded)
 {
     const struct model_parameter *p = &s->model->parameters[s->model->first[s->first_layer] + k];
 
-    s->values[k] = (DLTensor){.device = place_dl(s->place),
+    s->values[k] = (DLTensor){.device = k < s->streamed_parameters ? (DLDevice){kDLCPU, 0}
+                                                                   : place_dl(s->place),
                               .ndim = p->spec->ndim,
                               .dtype = p->spec->dtype,
                               .shape = (int64_t *)p->spec->shape};
@@ -685,6 +732,8 @@ static int build(struct stage *s, const struct stage_config *config)
     }
     if (!err)
         err = place_skips(s);
+    if (!err && config->streams)
+        choose_streamed(s, config->kept_share);
     if (!err)
         err = make_parameters(s, config->dtype);
     s->homes = s->parameters;
@@ -735,5 +784,6 @@ void stage_free(struct stage *s)
     free(s->parameters);
     free(s->layer_of);
     place_release(s->place, DP_MEMORY_DEVICE, s->memory);
+    place_release(s->place, DP_MEMORY_PINNED, s->passing);
     free(s);
 }

@@ -6,7 +6,8 @@
  *      forward    in -> [layer a] -> between -> [layer a + 1] -> between -> ... -> out
  *
  * What is between two layers is in one of two buffers of the stage, or, where the layer behind it needs
- * its input later, in the save area of the micro-batch.
+ * its input later, in the save area of the micro-batch. Parameters that pass through the device
+ * (streamed.h) are in pinned memory, those of the last layers may stay on it.
  */
 #ifndef DP_TRAINER_STAGE_H
 #define DP_TRAINER_STAGE_H
@@ -57,10 +58,14 @@ struct stage {
     DLTensor *values, *grads;          /* [parameter_count] */
     DLTensor *rounded;                 /* [parameter_count] copies of the values; NULL: none */
     void *memory, *between[2], *scratch;
+    void *passing;                     /* pinned, of parameters that pass the device; NULL: none do */
+    int32_t streamed_layers;           /* the first so many */
+    int32_t streamed_parameters;       /* have these */
     struct dp_save_bytes save;
     bool no_split;
     bool bare;
     size_t memory_bytes, values_bytes; /* of all, of the values */
+    size_t passing_bytes;
     struct stage_times *times;         /* [layer_count] NULL: not measured */
     struct streamed *streamed;         /* NULL: layers compute where their parameters live */
 };
@@ -75,6 +80,8 @@ struct stage_config {
     DLDataType dtype;                  /* of rounded values; zeroed: there are none */
     struct place *place;               /* it stays */
     bool away;                         /* parameters live in the host's memory, whatever the place */
+    bool streams;
+    double kept_share;                 /* of values that stay on the device all the same */
 };
 
 /* Parameters begin from the seed, gradients zero. DP_ENOMEM; DP_EUNSUPPORTED for values that are not
@@ -89,7 +96,7 @@ int stage_put(struct stage *stage, bool gradients);
 int stage_fetch(struct stage *stage, bool gradients);
 /* Queued: the rounded values become those of now. */
 int stage_round(struct stage *stage);
-/* The values of its largest layer, on their way through the device. */
+/* The values of the largest layer that passes through the device. */
 size_t stage_largest_bytes(const struct stage *stage);
 
 #endif

@@ -247,7 +247,10 @@ static int update_slot(struct dp_trainer *t, int slot, const struct dp_mixer_upd
         return sums_update(&t->sums, slot, update);
     if (update->skip)
         return place_zero_gradients(t->home, part->parameters, part->count);
-    return t->optimizers[slot] ? dp_optimizer_step(t->optimizers[slot], &step) : 0;
+    int err = t->in_files[slot] ? dp_offload_optimizer_step(t->in_files[slot], &step) : 0;
+    if (!err && t->optimizers[slot])
+        err = dp_optimizer_step(t->optimizers[slot], &step);
+    return err;
 }
 
 static int update_slots(struct dp_trainer *t, const struct dp_mixer_update *how)
@@ -435,23 +438,47 @@ void dp_trainer_parts(const struct dp_trainer *t, struct dp_trainer_parts *out)
             out->bytes += dp_optimizer_state_bytes(t->sums.slots[i].optimizer);
 }
 
+void dp_trainer_offload(const struct dp_trainer *t, struct dp_trainer_offload *out)
+{
+    *out = (struct dp_trainer_offload){.sets = t->fit.choice.sets,
+                                       .evicted = t->fit.choice.evicted,
+                                       .recomputed = t->fit.choice.recomputed,
+                                       .streamed = t->config.offload.parameters};
+    if (t->engine->part_count)
+        model_engine_offload(t->engine, out);
+    if (t->fit.rooms)
+        out->device_bytes += t->config.offload.device_bytes -
+                             t->fit.rooms[engine_rank(t->engine)].limit_bytes;
+}
+
 /* ---- making one ------------------------------------------------------------------------------ */
 
-/* Of tied parameters only the owner's is updated. */
+/* Of tied parameters only the owner's is updated. With offload.folder those that live on the host have
+ * their state in a file. */
 static int make_optimizer(struct dp_trainer *t, int slot)
 {
     const struct engine_part *part = &t->engine->parts[slot];
+    const struct dp_offload_optimizer_config file = {.optimizer = t->config.optimizer,
+                                                     .folder = t->state_folder};
+    const int32_t end = !file.folder                    ? 0
+                        : t->config.offload.parameters ? part->streamed
+                                                       : part->count;
     struct dp_parameter *owned = calloc((size_t)part->count + 1, sizeof(*owned));
-    int32_t count = 0;
+    int32_t count = 0, in_file = 0;
     int err = 0;
 
     if (!owned)
         return dp_fail(DP_ENOMEM, "no memory for a list of %d parameters", part->count);
     for (int32_t i = 0; i < part->count; i++)
-        if (!t->engine->tied || t->engine->ops->owns(t->engine, slot, i))
+        if (!t->engine->tied || t->engine->ops->owns(t->engine, slot, i)) {
             owned[count++] = part->parameters[i];
-    if (count)
-        err = dp_optimizer_new(&t->config.optimizer, owned, count, &t->optimizers[slot]);
+            in_file += i < end;
+        }
+    if (in_file)
+        err = dp_offload_optimizer_new(&file, owned, in_file, &t->in_files[slot]);
+    if (!err && count > in_file)
+        err = dp_optimizer_new(&t->config.optimizer, owned + in_file, count - in_file,
+                               &t->optimizers[slot]);
     free(owned);
     return err;
 }

@@ -1,31 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trainer/streamed.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "base/tensor.h"
 
-#include <dualpipe/device.h>
-
+#include <stdatomic.h>
 #include <stdlib.h>
 
-enum { ALIGNMENT = 256, GRADS = 2, LEAST_VALUES = 2, MOST_VALUES = 4096 };
+enum { ALIGNMENT = 256, GRADS = 2, LEAST_VALUES = 2 };
 static const int64_t timeout_ns = INT64_C(60000000000);
 
 struct window {
     char *at;
     struct dp_device_event *ready; /* the last copy into it or out of it */
+    struct dp_device_event *done;  /* the last compute with it, where that is queued */
     const DLTensor *holds;         /* values: whose; NULL: nothing */
     uint64_t used;                 /* the last time, counted in layers */
 };
 
+/* How long copies of a direction were at work, where a thread of the host's carries them out. */
+struct meter {
+    int64_t begun_ns;
+    _Atomic int64_t busy_ns;
+};
+
 struct streamed {
-    struct dp_device *dev;
+    struct place *place;
     struct dp_device_stream *up, *down;
+    struct meter meters[2]; /* up, down */
+    int64_t wait_ns;
     void *memory;
     struct window *values, grads[GRADS]; /* [value_count] */
     int32_t value_count;
     uint64_t time;
-    struct window *grad; /* of this layer; NULL: it adds to none */
+    struct window *value, *grad; /* of this layer; grad NULL: it adds to none */
     DLTensor list[DP_LAYER_PARAMETERS];       /* its values */
     DLTensor host_grads[DP_LAYER_PARAMETERS];
 };
@@ -44,14 +53,59 @@ size_t streamed_bytes(const DLTensor *values, int32_t count)
     return bytes;
 }
 
+/* ---- what waits for what --------------------------------------------------------------------- */
+
+/* Compute comes after the event: that of the host, which is this thread, or what is queued. */
+static int await(struct streamed *st, struct dp_device_event *event)
+{
+    const int64_t begun_ns = dp_now_ns();
+
+    if (place_stream(st->place))
+        return dp_device_stream_wait(place_stream(st->place), event);
+    const int err = dp_device_event_wait(event, timeout_ns);
+    st->wait_ns += dp_now_ns() - begun_ns;
+    return err;
+}
+
+/* What is queued now has ended with the window. */
+static int note_done(struct streamed *st, struct window *w)
+{
+    struct dp_device_stream *stream = place_stream(st->place);
+
+    return stream ? dp_device_event_record(w->done, stream) : 0;
+}
+
+static void begin_meter(void *user)
+{
+    ((struct meter *)user)->begun_ns = dp_now_ns();
+}
+
+static void end_meter(void *user)
+{
+    struct meter *m = user;
+
+    atomic_fetch_add_explicit(&m->busy_ns, dp_now_ns() - m->begun_ns, memory_order_relaxed);
+}
+
+static int measure(struct streamed *st, bool up, bool begins)
+{
+    if (place_stream(st->place)) /* a call would hold up other streams */
+        return 0;
+    return dp_device_call(up ? st->up : st->down, begins ? begin_meter : end_meter,
+                          &st->meters[up ? 0 : 1]);
+}
+
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 /* Tensors of the host to a window, or back; those without data have their place. */
-static int copy(struct dp_device_stream *stream, struct window *w, const DLTensor *host,
-                int32_t count, bool up)
+static int copy(struct streamed *st, struct window *w, const DLTensor *host, int32_t count, bool up)
 {
+    struct dp_device_stream *stream = up ? st->up : st->down;
     char *at = w->at;
-    int err = 0;
+    int err = dp_device_stream_wait(stream, w->done);
+
+    if (!err)
+        err = measure(st, up, true);
 
     for (int32_t k = 0; k < count && !err; k++) {
         char *there = host[k].data ? dp_tensor_address(&host[k]) : NULL;
@@ -59,6 +113,8 @@ static int copy(struct dp_device_stream *stream, struct window *w, const DLTenso
             err = dp_device_copy(stream, up ? at : there, up ? there : at, dp_tensor_bytes(&host[k]));
         at += room_of(&host[k]);
     }
+    if (!err)
+        err = measure(st, up, false);
     return err ? err : dp_device_event_record(w->ready, stream);
 }
 
@@ -77,11 +133,12 @@ static int load(struct streamed *st, const DLTensor *values, int32_t count, stru
     }
     w->holds = values;
     *out = w;
-    return copy(st->up, w, values, count, true);
+    return copy(st, w, values, count, true);
 }
 
 /* As the tensors, in the window. */
-static void lay_out(const struct window *w, const DLTensor *host, int32_t count, DLTensor *out)
+static void lay_out(const struct streamed *st, const struct window *w, const DLTensor *host,
+                    int32_t count, DLTensor *out)
 {
     char *at = w->at;
 
@@ -89,6 +146,7 @@ static void lay_out(const struct window *w, const DLTensor *host, int32_t count,
         out[k] = host[k];
         out[k].data = host[k].data ? at : NULL;
         out[k].byte_offset = 0;
+        out[k].device = place_dl(st->place);
         at += room_of(&host[k]);
     }
 }
@@ -108,10 +166,10 @@ static int bring_grads(struct streamed *st, struct dp_layer_call *call, int32_t 
         return 0;
     int err = dp_device_stream_wait(st->up, st->grad->ready); /* what it held has gone down */
     if (!err)
-        err = copy(st->up, st->grad, st->host_grads, count, true);
+        err = copy(st, st->grad, st->host_grads, count, true);
     if (!err)
-        err = dp_device_event_wait(st->grad->ready, timeout_ns);
-    lay_out(st->grad, st->host_grads, count, call->grads);
+        err = await(st, st->grad->ready);
+    lay_out(st, st->grad, st->host_grads, count, call->grads);
     return err;
 }
 
@@ -124,20 +182,26 @@ int streamed_enter(struct streamed *st, struct dp_layer_call *call, int32_t coun
     if (err)
         return err;
     w->used = ++st->time;
+    st->value = w;
     if (next && next_count)
         err = load(st, next, next_count, &after);
     if (after)
         after->used = st->time;
     if (!err)
-        err = dp_device_event_wait(w->ready, timeout_ns);
-    lay_out(w, call->values, count, st->list);
+        err = await(st, w->ready);
+    lay_out(st, w, call->values, count, st->list);
     call->values = st->list;
     return err ? err : bring_grads(st, call, count);
 }
 
 int streamed_leave(struct streamed *st, int32_t count)
 {
-    return st->grad ? copy(st->down, st->grad, st->host_grads, count, false) : 0;
+    int err = note_done(st, st->value);
+
+    if (err || !st->grad)
+        return err;
+    err = note_done(st, st->grad);
+    return err ? err : copy(st, st->grad, st->host_grads, count, false);
 }
 
 int streamed_finish(struct streamed *st)
@@ -145,8 +209,15 @@ int streamed_finish(struct streamed *st)
     int err = 0;
 
     for (int i = 0; i < GRADS && !err; i++)
-        err = dp_device_event_wait(st->grads[i].ready, timeout_ns);
+        err = await(st, st->grads[i].ready);
     return err;
+}
+
+void streamed_times(const struct streamed *st, int64_t *up_ns, int64_t *down_ns, int64_t *wait_ns)
+{
+    *up_ns = atomic_load_explicit(&st->meters[0].busy_ns, memory_order_relaxed);
+    *down_ns = atomic_load_explicit(&st->meters[1].busy_ns, memory_order_relaxed);
+    *wait_ns = st->wait_ns;
 }
 
 void streamed_begin(struct streamed *st)
@@ -157,45 +228,47 @@ void streamed_begin(struct streamed *st)
 
 /* ---- making one ------------------------------------------------------------------------------ */
 
+size_t streamed_least(size_t largest_bytes)
+{
+    return (GRADS + LEAST_VALUES) * largest_bytes;
+}
+
 static int make_window(struct streamed *st, int32_t i, size_t bytes)
 {
     struct window *w = i < GRADS ? &st->grads[i] : &st->values[i - GRADS];
+    int err = dp_device_event_new(place_any_device(st->place), &w->ready);
 
     w->at = (char *)st->memory + (size_t)i * bytes;
-    return dp_device_event_new(st->dev, &w->ready);
+    return err ? err : dp_device_event_new(place_any_device(st->place), &w->done);
 }
 
 static int make(struct streamed *st, size_t bytes)
 {
-    int err = dp_device_host_open(2, &st->dev);
+    struct dp_device *dev = place_any_device(st->place);
+    int err = dp_device_alloc(dev, DP_MEMORY_DEVICE, (size_t)(GRADS + st->value_count) * bytes,
+                              &st->memory);
 
     if (!err)
-        err = dp_device_alloc(st->dev, DP_MEMORY_DEVICE, (size_t)(GRADS + st->value_count) * bytes,
-                              &st->memory);
+        err = dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &st->up);
     if (!err)
-        err = dp_device_stream_new(st->dev, DP_PRIORITY_NORMAL, &st->up);
-    if (!err)
-        err = dp_device_stream_new(st->dev, DP_PRIORITY_NORMAL, &st->down);
+        err = dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &st->down);
     for (int32_t i = 0; i < GRADS + st->value_count && !err; i++)
         err = make_window(st, i, bytes);
     return err;
 }
 
-int streamed_new(size_t bytes, size_t budget, struct streamed **out)
+int streamed_new(struct place *place, size_t bytes, size_t budget, int32_t layers,
+                 struct streamed **out)
 {
-    const size_t least = (GRADS + LEAST_VALUES) * bytes, fit = bytes ? budget / bytes : 0;
-    struct streamed *st;
+    const size_t fit = budget / bytes, most = layers > LEAST_VALUES ? (size_t)layers : LEAST_VALUES;
+    struct streamed *st = calloc(1, sizeof(*st));
 
-    if (budget && budget < least)
-        return dp_fail(DP_ENOMEM,
-                       "offload.device_bytes: %zu, expected %zu or more: %d times the values of "
-                       "the largest layer", budget, least, GRADS + LEAST_VALUES);
-    st = calloc(1, sizeof(*st));
     if (!st)
         return dp_fail(DP_ENOMEM, "no memory for streamed layers");
-    st->value_count = fit > MOST_VALUES ? MOST_VALUES
-                      : fit             ? (int32_t)fit - GRADS
-                                        : LEAST_VALUES;
+    st->place = place;
+    st->value_count = fit <= GRADS + LEAST_VALUES ? LEAST_VALUES
+                      : fit - GRADS < most        ? (int32_t)fit - GRADS
+                                                  : (int32_t)most;
     st->values = calloc((size_t)st->value_count, sizeof(*st->values));
     const int err = st->values ? make(st, bytes)
                                : dp_fail(DP_ENOMEM, "no memory for %d windows", st->value_count);
@@ -206,6 +279,12 @@ int streamed_new(size_t bytes, size_t budget, struct streamed **out)
     return err;
 }
 
+static void free_window(struct window *w)
+{
+    dp_device_event_free(w->ready);
+    dp_device_event_free(w->done);
+}
+
 void streamed_free(struct streamed *st)
 {
     if (!st)
@@ -213,12 +292,10 @@ void streamed_free(struct streamed *st)
     dp_device_stream_free(st->up);
     dp_device_stream_free(st->down);
     for (int i = 0; i < GRADS; i++)
-        dp_device_event_free(st->grads[i].ready);
+        free_window(&st->grads[i]);
     for (int32_t i = 0; i < st->value_count && st->values; i++)
-        dp_device_event_free(st->values[i].ready);
-    if (st->dev)
-        dp_device_free(st->dev, DP_MEMORY_DEVICE, st->memory);
-    dp_device_close(st->dev);
+        free_window(&st->values[i]);
+    place_release(st->place, DP_MEMORY_DEVICE, st->memory);
     free(st->values);
     free(st);
 }

@@ -8,18 +8,24 @@
  * All windows are as large as the largest layer needs. While a layer computes, the values of the one
  * that follows in its stage are on their way. A layer's gradients come up before it adds to them and go
  * down after, so that they are added up in the order in which they are on the device; the next ones come
- * while the last ones go. When a stage's callback returns, its gradients are on the host.
+ * while the last ones go. When a stage's callback returns, its gradients are on the host; where compute
+ * is queued, once what is queued then is done.
  */
 #ifndef DP_TRAINER_STREAMED_H
 #define DP_TRAINER_STREAMED_H
+
+#include "trainer/place.h"
 
 #include <dualpipe/model.h>
 
 struct streamed;
 
-/* For layers whose values take largest_bytes at most (streamed_bytes), as many values as the budget
- * holds; 0: as few as will do. DP_ENOMEM, also where those are more than the budget. */
-int streamed_new(size_t largest_bytes, size_t budget_bytes, struct streamed **out);
+/* On the device of a place, for so many layers whose values take largest_bytes at most (streamed_bytes):
+ * as many values at once as the budget holds, and not less than as few as will do. DP_ENOMEM. */
+int streamed_new(struct place *place, size_t largest_bytes, size_t budget_bytes, int32_t layers,
+                 struct streamed **out);
+/* What these take. */
+size_t streamed_least(size_t largest_bytes);
 void streamed_free(struct streamed *st);
 /* In a window: the values of a layer whose parameters are these. */
 size_t streamed_bytes(const DLTensor *values, int32_t count);
@@ -34,5 +40,7 @@ int streamed_enter(struct streamed *st, struct dp_layer_call *call, int32_t coun
 int streamed_leave(struct streamed *st, int32_t count);
 /* At the end of a stage's callback. */
 int streamed_finish(struct streamed *st);
+/* Since it was made: copies at work, and the thread that computes waiting for them. */
+void streamed_times(const struct streamed *st, int64_t *up_ns, int64_t *down_ns, int64_t *wait_ns);
 
 #endif

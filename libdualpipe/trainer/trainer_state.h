@@ -7,6 +7,7 @@
 #define DP_TRAINER_STATE_H
 
 #include "trainer/engine.h"
+#include "trainer/fit.h"
 #include "trainer/late.h"
 #include "trainer/model.h"
 #include "trainer/norms.h"
@@ -18,7 +19,7 @@
 
 struct dp_trainer {
     struct dp_trainer_config config;
-    char *folder, *about; /* copies that config has */
+    char *folder, *about, *state_folder; /* copies that config has */
     struct model_info model;
     struct dp_comm *comm; /* of all ranks that live; NULL: alone */
     bool owns_comm;
@@ -33,7 +34,9 @@ struct dp_trainer {
     int32_t *first_layer, *cut; /* cut: config.layers_of_stage, for the layouts of those that survive */
     struct engine *engine;
     struct sums sums;
-    struct dp_optimizer *optimizers[DP_MAX_SLOTS]; /* NULL: shards and mixers have their own */
+    struct dp_optimizer *optimizers[DP_MAX_SLOTS]; /* NULL: shards and mixers have their own, */
+    struct dp_offload_optimizer *in_files[DP_MAX_SLOTS]; /* or all of it is here */
+    struct fit fit; /* zeroed: all of a rank may be on its device */
     int ranks;
     int32_t own_blocks; /* of the fixed order, of this replica */
     struct {            /* the layout at first */

@@ -53,7 +53,9 @@ struct job {
     uint64_t stop;             /* a step before which it stops; 0: none */
     int fail_layer, fail_mb;   /* a layer that fails */
     struct dp_loss_scale scale;
-    bool offloads;             /* parameters live on the host */
+    bool offloads;             /* parameters live on the host; */
+    bool evicts, moves_state, files; /* so may activations, and the optimizer's state, in a file */
+    double kept_share;
     size_t budget;             /* on the device */
     uint64_t told_at;          /* a step, from 1, before which the last rank gets SIGTERM; 0: none */
     bool rarely;               /* no step is saved but by a signal and at the end */
@@ -165,7 +167,9 @@ static struct dp_trainer_config config_of(const struct job *job)
         .loss_scale = job->scale,
         .dtype = {job->rounds ? kDLBfloat : 0, job->rounds ? 16 : 0, job->rounds},
         .delay_update = job->late,
-        .offload = {.parameters = job->offloads, .device_bytes = job->budget},
+        .offload = {.parameters = job->offloads, .activations = job->evicts,
+                    .optimizer = job->moves_state, .folder = job->files ? "." : NULL,
+                    .kept_share = job->kept_share, .device_bytes = job->budget},
     };
 }
 
@@ -235,8 +239,10 @@ static int learn_on(struct dp_device *device, struct dp_comm *comm, const struct
     test_model_init(&m, job->model);
     if (device && !dp_device_host_accessible(device))
         test_model_use_device(&m, device);
-    for (int i = 0; i < MODEL_LAYERS; i++)
-        m.users[i].seen = job->budget ? &seen : NULL, m.users[i].rounds = job->rounds;
+    for (int i = 0; i < MODEL_LAYERS; i++) {
+        m.users[i].seen = job->budget && job->offloads && job->kept_share == 0 ? &seen : NULL;
+        m.users[i].rounds = job->rounds;
+    }
     if (job->freezes)
         m.parameters[0][0].flags = DP_PARAMETER_FROZEN;
     if (job->fail_mb)
@@ -760,23 +766,55 @@ static void layouts_are_ranked_by_their_predicted_step(void **state)
 
 /* ---- offload --------------------------------------------------------------------------------- */
 
+/* What the sentence says that would do, for a budget of one byte; where nothing is chosen, all of it. */
+static size_t least_bytes(const struct job *wanted)
+{
+    struct job job = *wanted;
+    struct test_model m;
+    size_t bytes = 0;
+
+    job.budget = 1;
+    struct dp_trainer_config config = config_of(&job);
+    config.schedule.ranks = job.layout.ranks;
+    test_model_init(&m, job.model);
+    if (dp_trainer_measure(&config, &m.model, 0, &bytes)) {
+        const char *takes = strstr(dp_last_error(), " takes ");
+        assert_true(takes && sscanf(takes, " takes %zu bytes", &bytes) == 1);
+    }
+    return bytes;
+}
+
 /* The device holds a part of the model alone, under every schedule and way of summing. */
 static void a_model_larger_than_the_device_learns_the_same(void **state)
 {
     (void)state;
-    static const size_t windows[MODEL_KINDS] = {512, 512, 1024};
     static const struct layout mixing = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0};
+    const struct {
+        bool parameters, activations, optimizer, file;
+        double kept;
+    } ways[] = {{true, false, false, false, 0},
+                {true, true, false, false, 0},
+                {false, true, true, false, 0},
+                {true, false, false, false, 0.6},
+                {true, false, true, true, 0.4}};
 
     for (enum model_kind model = 0; model < MODEL_KINDS; model++)
         for (int i = -1 - (model < MODEL_TIED); i < LAYOUTS; i++) {
             const struct layout *layout = i < -1 ? &mixing : i < 0 ? &one : &layouts[i];
-            printf("model %d, layout %d\n", model, i);
             const struct curve expected = run((struct job){.model = model, .layout = *layout});
-            for (size_t count = 4; count < 7; count += 2) {
-                const struct curve curve = run((struct job){.model = model, .layout = *layout,
-                                                            .offloads = true,
-                                                            .budget = count * windows[model]});
-                assert_same(&expected, &curve);
+            for (size_t way = 0; way < sizeof(ways) / sizeof(ways[0]); way++) {
+                struct job job = {.model = model, .layout = *layout, .offloads = ways[way].parameters,
+                                  .evicts = ways[way].activations, .moves_state = ways[way].optimizer,
+                                  .kept_share = ways[way].kept, .files = ways[way].file};
+                if ((job.evicts && (layout->recompute || (model == MODEL_SKIPS && i != -1))) ||
+                    (job.files && layout->sums != DP_SUMS_ALL))
+                    continue;
+                job.budget = least_bytes(&job);
+                printf("model %d, layout %d, way %zu: %zu bytes\n", model, i, way, job.budget);
+                for (int k = 0; k < 2; k++, job.budget *= 2) {
+                    const struct curve curve = run(job);
+                    assert_same(&expected, &curve);
+                }
             }
         }
 }
@@ -912,7 +950,8 @@ static void a_failed_layer_is_named_on_every_rank(void **state)
 static int learn_alone(void)
 {
     struct curve curve;
-    struct job job = {.model = MODEL_SKIPS, .layout = one, .curve = &curve, .offloads = true};
+    struct job job = {.model = MODEL_SKIPS, .layout = one, .curve = &curve, .offloads = true,
+                      .evicts = true, .budget = 1 << 16, .microbatches = 1};
 
     return learn(NULL, &job);
 }
@@ -1057,8 +1096,10 @@ static void what_cannot_be_is_refused_by_name(void **state)
     }
     REFUSED(c.replicas = 2, "replicas: 2");
     REFUSED(c.clip = NAN, "clip");
-    REFUSED(c.offload.parameters = true; c.offload.device_bytes = 100,
-            "offload.device_bytes: 100, expected 4096 or more");
+    REFUSED(c.offload.parameters = true; c.offload.device_bytes = 100, "offload: rank 0 takes ");
+    REFUSED(c.offload.activations = true, "offload.activations: without offload.device_bytes");
+    REFUSED(c.offload.optimizer = true; c.offload.kept_share = 0.5, "offload.kept_share: 0.5");
+    REFUSED(c.offload.folder = ".", "offload.folder: '.'");
     REFUSED(c.offload.device_bytes = 4096, "offload.device_bytes: 4096, expected offload.parameters");
     REFUSED(c.survive = true; c.sums = DP_SUMS_SHARDS, "survive: with shards");
     REFUSED(c.survive = true, "survive: with one replica");

@@ -104,10 +104,21 @@ struct dp_trainer_config {
                 * way than D-PSGD, by push-sum or with checkpoints. On a device of CUDA offload,
                 * survive, delay_update and accumulating optimizers are DP_EUNSUPPORTED */
     bool survive;                   /* ranks that die are gone on without, see dp_trainer_lost */
+    /* What of a rank may live on the host. */
     struct {
-        bool parameters;            /* values, gradients and the optimizer's state live on the host; of
-                                     * layers at work they are on the device, too */
-        size_t device_bytes;        /* of each rank, for those; 0: as few as will do */
+        bool parameters;            /* values, gradients and the optimizer's state; of layers at work
+                                     * values and gradients are on the device, too */
+        bool activations;           /* what forwards save, of as many micro-batches as it takes; or it is
+                                     * computed again. That is of one order of ops: not with
+                                     * DP_EXECUTE_MESSAGES, schedule.recompute or a list that does so */
+        bool optimizer;             /* the optimizer's state */
+        const char *folder;         /* which is in a file there (dp_offload_optimizer); NULL: in memory.
+                                     * With DP_SUMS_ALL */
+        double kept_share;          /* of the parameters of each stage, which stay on the device with the
+                                     * optimizer's state: the last layers that are no more than that */
+        size_t device_bytes;        /* what a rank may have on the device of all that dp_trainer_parts
+                                     * counts; 0, with parameters alone: without limit, and the room for
+                                     * passing layers is as small as will do */
     } offload;
     struct {
         const char *folder;         /* NULL: nothing is saved */
@@ -216,10 +227,22 @@ struct dp_trainer_parts {
     int replica, replicas, rank;        /* which one of how many, and the pipeline rank in it */
     const struct dp_rank_pace *paces;   /* [ranks of comm] of the last step: compute_ns and step_ns */
     bool queued;  /* on a device: the recorder knows when work was queued, not when it was done */
-    size_t bytes; /* of parameters, gradients, save areas, messages and the optimizer's state */
+    size_t bytes; /* of parameters, gradients, save areas, messages and the optimizer's state, but not of
+                   * activations that wait on the host */
 };
 /* Valid until dp_trainer_free, or a call in which ranks died. */
 DP_PUBLIC void dp_trainer_parts(const struct dp_trainer *trainer, struct dp_trainer_parts *out);
+/* Of a trainer with offload: where things are, and how its training steps went. */
+struct dp_trainer_offload {
+    int64_t sets, evicted, recomputed; /* micro-batches of all stages of this replica's ranks: all; those
+                                        * whose saved state waits on the host; is computed again */
+    bool streamed;                     /* parameters live on the host, */
+    double kept;                       /* all but this share of this rank's */
+    size_t device_bytes;               /* the most that this rank had on the device */
+    /* In all training steps: copies at work, this rank waiting for them, the steps themselves. */
+    int64_t up_ns, down_ns, wait_ns, steps_ns;
+};
+DP_PUBLIC void dp_trainer_offload(const struct dp_trainer *trainer, struct dp_trainer_offload *out);
 /* The same bytes, exactly, of a pipeline rank of a trainer that is not made: config.list, or
  * schedule.ranks, says how many there are. Replicas do not mix and have no shards. Errors of
  * dp_trainer_new and dp_pipeline_measure. */

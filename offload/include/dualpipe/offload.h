@@ -249,6 +249,10 @@ struct dp_offload_activations {
     int lead;                        /* of dp_schedule_add_evictions */
     int order_blocks;                /* of the pipeline; 0: any order */
     const struct dp_cost *cost;      /* NULL: rather evict than recompute */
+    /* Not NULL: what a rank has on the device under a schedule, instead of what follows from borders,
+     * stages, sums, also and order_blocks. 0 or an error, which ends the choice. */
+    int (*measure)(void *user, const struct dp_schedule *s, int rank, size_t *bytes);
+    void *measure_user;
 };
 
 struct dp_offload_choice {

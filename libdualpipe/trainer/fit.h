@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fit.h - what of each rank is on a device that has not room for all of it
+ * (dp_trainer_config.offload).
+ */
+#ifndef DP_TRAINER_FIT_H
+#define DP_TRAINER_FIT_H
+
+#include "trainer/model_engine.h"
+
+#include <dualpipe/offload.h>
+
+struct fit {
+    struct dp_schedule *training; /* with EVICTs, FETCHes and RECOMPUTEs; NULL: as it was */
+    struct dp_offload_choice choice;
+    struct device_room *rooms;    /* [ranks] */
+};
+
+/* config: of a bare engine of rank 0. All ranks come to the same. DP_ENOMEM names a rank that takes more
+ * than offload.device_bytes all the same; *out is then empty. */
+int fit_device(const struct model_engine_config *config, struct fit *out);
+void fit_fini(struct fit *f);
+
+#endif
