@@ -37,28 +37,6 @@ static CUdeviceptr address(const void *ptr)
     return (CUdeviceptr)(uintptr_t)ptr;
 }
 
-/* The driver's own waits know no deadline. So: ask often while it may be a matter of microseconds, then
- * after sleeps of 1/256 of the time so far, as the wait ends late by one of them. */
-static int poll_until(int (*test)(void *arg), void *arg, int64_t timeout_ns)
-{
-    const int64_t spin_ns = 50 * DP_NS_PER_US, start = dp_now_ns();
-    const int64_t shortest_ns = 10 * DP_NS_PER_US, longest_ns = 500 * DP_NS_PER_US;
-    int err;
-
-    while ((err = test(arg)) == DP_EAGAIN) {
-        const int64_t waited = dp_now_ns() - start, part_ns = waited / 256;
-        if (waited >= timeout_ns)
-            return DP_ETIMEDOUT;
-        if (waited < spin_ns)
-            continue;
-        nanosleep(&(struct timespec){0, (long)(part_ns < shortest_ns  ? shortest_ns
-                                               : part_ns > longest_ns ? longest_ns
-                                                                      : part_ns)},
-                  NULL);
-    }
-    return err;
-}
-
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* A size that no machine has is an invalid value for some drivers, and on failure a driver may write
@@ -178,23 +156,30 @@ static int cuda_stream_new(struct dp_device *dev, enum dp_device_priority priori
 static int test_stream(void *arg)
 {
     struct dp_device_stream *stream = arg;
-    const struct dp_cuda_driver *cu = &cuda_of_stream(stream)->cu;
+    const CUresult result = cuda_of_stream(stream)->cu.cuStreamQuery(dp_cuda_stream_of(stream));
 
-    return cu->cuStreamQuery(dp_cuda_stream_of(stream)) == CUDA_ERROR_NOT_READY ? DP_EAGAIN : 0;
+    return result == CUDA_SUCCESS ? 0 : result == CUDA_ERROR_NOT_READY ? DP_EAGAIN : DP_EIO;
 }
 
-static void cuda_stream_free(struct dp_device_stream *stream)
+static void cuda_stream_free(struct dp_device_stream *base)
 {
-    struct cuda *cuda = stream ? cuda_of_stream(stream) : NULL;
+    struct cuda_stream *stream = (struct cuda_stream *)base;
+    struct cuda *cuda = base ? cuda_of_stream(base) : NULL;
+    bool idle = false;
 
-    if (cuda && !((struct cuda_stream *)stream)->is_wrapped && !dp_cuda_enter(cuda)) {
-        if (poll_until(test_stream, stream, longest_drain_ns))
+    if (cuda && (stream->caller || !stream->is_wrapped) && !dp_cuda_enter(cuda)) {
+        CUresult result = CUDA_SUCCESS;
+        const int err = dp_cuda_poll(test_stream, base, stream->is_wrapped ? 0 : longest_drain_ns);
+        idle = !err;
+        if (err == DP_ETIMEDOUT && !stream->is_wrapped)
             dp_log(DP_LOG_WARN, "cuda:%d: a stream is freed with work unfinished after 10 s",
                    cuda->cu.ordinal);
-        dp_cuda_check(&cuda->cu,
-                      dp_cuda_leave(cuda, cuda->cu.cuStreamDestroy(dp_cuda_stream_of(stream))),
-                      "freeing a stream");
+        if (!stream->is_wrapped)
+            result = cuda->cu.cuStreamDestroy(stream->stream);
+        dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "freeing a stream");
     }
+    if (cuda)
+        dp_cuda_caller_leave(cuda->calls, stream->caller, stream->is_wrapped, idle);
     free(stream);
 }
 
@@ -229,16 +214,17 @@ static int cuda_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
                          dst);
 }
 
-/* A CUDA host function has the same form. */
-static int cuda_call(struct dp_device_stream *stream, void (*fn)(void *user), void *user)
+static int cuda_call(struct dp_device_stream *base, void (*fn)(void *user), void *user)
 {
-    struct cuda *cuda = cuda_of_stream(stream);
-
+    struct cuda_stream *stream = (struct cuda_stream *)base;
+    struct cuda *cuda = cuda_of_stream(base);
     int err = dp_cuda_enter(cuda);
+
     if (err)
         return err;
-    CUresult result = cuda->cu.cuLaunchHostFunc(dp_cuda_stream_of(stream), fn, user);
-    return dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "queueing a call");
+    err = dp_cuda_calls_add(cuda->calls, &stream->caller, stream->stream, fn, user);
+    dp_cuda_leave(cuda, CUDA_SUCCESS);
+    return err;
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -306,7 +292,7 @@ static int test_event(void *event)
 
 static int cuda_event_wait(struct dp_device_event *event, int64_t timeout_ns)
 {
-    int err = poll_until(test_event, event, timeout_ns);
+    int err = dp_cuda_poll(test_event, event, timeout_ns);
 
     if (err != DP_ETIMEDOUT)
         return err;
@@ -353,6 +339,12 @@ static void cuda_close(struct dp_device *dev)
 {
     struct cuda *cuda = dp_cuda_of(dev);
 
+    if (cuda->calls) {
+        const bool entered = !dp_cuda_enter(cuda);
+        dp_cuda_calls_free(cuda->calls);
+        if (entered)
+            dp_cuda_leave(cuda, CUDA_SUCCESS);
+    }
     dp_cuda_module_free(cuda->sums);
     dp_cuda_module_free(cuda->updates);
     if (cuda->context)
@@ -425,8 +417,14 @@ static int retain_context(struct cuda *cuda)
         return err;
     err = dp_cuda_check(cu, cu->cuDevicePrimaryCtxRetain(&context, cuda->device),
                         "retaining its context");
-    if (!err)
-        cuda->context = context;
+    if (err)
+        return err;
+    cuda->context = context;
+    err = dp_cuda_enter(cuda);
+    if (err)
+        return err;
+    err = dp_cuda_calls_new(cu, &cuda->calls);
+    dp_cuda_leave(cuda, CUDA_SUCCESS);
     return err;
 }
 

@@ -7,6 +7,7 @@
 #ifndef DP_DEVICE_CUDA_DEVICE_H
 #define DP_DEVICE_CUDA_DEVICE_H
 
+#include "device/cuda_call.h"
 #include "device/cuda_driver.h"
 #include "device/device_ops.h"
 
@@ -21,12 +22,14 @@ struct cuda {
     void *sum_kernels[DP_CUDA_SUMS];
     bool sums_tried; /* with base.lock */
     struct dp_device_module *updates; /* of dp_cuda_own_kernel; NULL: not loaded yet */
+    struct dp_cuda_calls *calls;      /* NULL: its context is not retained yet */
 };
 
 struct cuda_stream {
     struct dp_device_stream base;
     CUstream stream;
     bool is_wrapped; /* the caller's */
+    struct dp_cuda_caller *caller; /* makes its calls; NULL: it had none */
 };
 
 static inline struct cuda *dp_cuda_of(struct dp_device *dev)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device/cuda_driver.h"
 
+#include "base/clock.h"
 #include "base/dl.h"
 #include "base/fail.h"
 
@@ -86,4 +87,26 @@ int dp_cuda_check(const struct dp_cuda_driver *cu, CUresult result, const char *
     va_end(args);
     return dp_fail(nearest_error(result), "cuda:%d: %s: %s (%s)", cu->ordinal, what,
                    error_name(cu, result), error_text(cu, result));
+}
+
+/* The driver's own waits know no deadline. So: ask often while it may be a matter of microseconds, then
+ * after sleeps of 1/256 of the time so far, as the wait ends late by one of them. */
+int dp_cuda_poll(int (*test)(void *arg), void *arg, int64_t timeout_ns)
+{
+    const int64_t spin_ns = 50 * DP_NS_PER_US, start = dp_now_ns();
+    const int64_t shortest_ns = 10 * DP_NS_PER_US, longest_ns = 500 * DP_NS_PER_US;
+    int err;
+
+    while ((err = test(arg)) == DP_EAGAIN) {
+        const int64_t waited = dp_now_ns() - start, part_ns = waited / 256;
+        if (waited >= timeout_ns)
+            return DP_ETIMEDOUT;
+        if (waited < spin_ns)
+            continue;
+        nanosleep(&(struct timespec){0, (long)(part_ns < shortest_ns  ? shortest_ns
+                                               : part_ns > longest_ns ? longest_ns
+                                                                      : part_ns)},
+                  NULL);
+    }
+    return err;
 }

@@ -27,7 +27,6 @@
     X(cuGetErrorName)                                                                              \
     X(cuGetErrorString)                                                                            \
     X(cuInit)                                                                                      \
-    X(cuLaunchHostFunc)                                                                            \
     X(cuMemAlloc)                                                                                  \
     X(cuMemFree)                                                                                   \
     X(cuMemFreeHost)                                                                               \
@@ -39,7 +38,9 @@
     X(cuStreamCreateWithPriority)                                                                  \
     X(cuStreamDestroy)                                                                             \
     X(cuStreamQuery)                                                                               \
-    X(cuStreamWaitEvent)
+    X(cuStreamWaitEvent)                                                                           \
+    X(cuStreamWaitValue32)                                                                         \
+    X(cuStreamWriteValue32)
 
 /* Those that an old driver, or a stand-in for one, may lack: for kernels, graphs and times. */
 #define DP_CUDA_OPTIONAL_FUNCTIONS(X)                                                              \
@@ -72,5 +73,8 @@ int dp_cuda_driver_load(const char *library, int ordinal, struct dp_cuda_driver 
  * was about, CUDA's name for the failure and its explanation. */
 int dp_cuda_check(const struct dp_cuda_driver *cu, CUresult result, const char *fmt, ...)
     DP_PRINTF(3, 4);
+
+/* Until test(arg) is not DP_EAGAIN: what it is; or timeout_ns are over: DP_ETIMEDOUT. */
+int dp_cuda_poll(int (*test)(void *arg), void *arg, int64_t timeout_ns);
 
 #endif

@@ -26,7 +26,7 @@ struct CUctx_st {
 };
 
 struct work {
-    enum { WORK_COPY, WORK_ZERO, WORK_HOST, WORK_WAIT } kind;
+    enum { WORK_COPY, WORK_ZERO, WORK_HOST, WORK_WAIT, WORK_WRITE, WORK_AWAIT } kind;
     char *dst;
     const char *src;
     size_t bytes;
@@ -34,7 +34,7 @@ struct work {
     CUhostFn fn;
     void *user;
     CUstream other; /* WORK_WAIT: until its done is count */
-    uint64_t count;
+    uint64_t count; /* the value of WORK_WRITE and WORK_AWAIT, which is at dst */
     struct work *next;
 };
 

@@ -15,16 +15,43 @@ static unsigned shake_us(void)
     return fake.shake_most_us ? (unsigned)(next >> 33) % (fake.shake_most_us + 1) : 0;
 }
 
+static bool has_value(const struct work *w)
+{
+    return (int32_t)(__atomic_load_n((uint32_t *)w->dst, __ATOMIC_ACQUIRE) - (uint32_t)w->count) >= 0;
+}
+
 static bool may_go_on(CUstream s)
 {
     struct work *w = s->first;
 
-    return w && !fake.held && (w->kind != WORK_WAIT || w->other->done >= w->count);
+    if (!w || fake.held)
+        return false;
+    return w->kind == WORK_WAIT    ? w->other->done >= w->count
+           : w->kind == WORK_AWAIT ? s->context->sticky != CUDA_SUCCESS || has_value(w)
+                                   : true;
 }
 
-/* Without the lock. */
+/* Nothing says when a value in memory has changed. */
+static void sleep_until_change(CUstream s)
+{
+    struct timespec soon;
+
+    if (!s->first || s->first->kind != WORK_AWAIT) {
+        pthread_cond_wait(&fake.change, &fake.lock);
+        return;
+    }
+    clock_gettime(CLOCK_REALTIME, &soon);
+    soon.tv_nsec += 50000;
+    soon.tv_sec += soon.tv_nsec / 1000000000;
+    soon.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(&fake.change, &fake.lock, &soon);
+}
+
+/* Without the lock. Host functions are made one at a time, whatever their streams. */
 static void carry_out(const struct work *w)
 {
+    static pthread_mutex_t host_functions = PTHREAD_MUTEX_INITIALIZER;
+
     switch (w->kind) {
     case WORK_COPY:
         memcpy(w->dst, w->src, w->bytes);
@@ -33,9 +60,15 @@ static void carry_out(const struct work *w)
         memset(w->dst, w->value, w->bytes);
         break;
     case WORK_HOST:
+        pthread_mutex_lock(&host_functions);
         w->fn(w->user);
+        pthread_mutex_unlock(&host_functions);
+        break;
+    case WORK_WRITE:
+        __atomic_store_n((uint32_t *)w->dst, (uint32_t)w->count, __ATOMIC_RELEASE);
         break;
     case WORK_WAIT:
+    case WORK_AWAIT:
         break;
     }
 }
@@ -69,7 +102,7 @@ static void *run_stream(void *arg)
         if (may_go_on(s))
             do_first(s);
         else
-            pthread_cond_wait(&fake.change, &fake.lock);
+            sleep_until_change(s);
     }
     pthread_mutex_unlock(&fake.lock);
     return NULL;
@@ -205,6 +238,32 @@ EXPORT CUresult cuLaunchHostFunc(CUstream s, CUhostFn fn, void *user)
     if (!valid_stream(s))
         return fake_end(CUDA_ERROR_INVALID_HANDLE);
     return fake_end(give(s, (struct work){.kind = WORK_HOST, .fn = fn, .user = user}));
+}
+
+static CUresult give_value(CUstream s, int kind, CUdeviceptr at, cuuint32_t value)
+{
+    void *ptr = (void *)(uintptr_t)at;
+
+    if (!valid_stream(s))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!fake_accessible(s->context, ptr, sizeof(value)))
+        return CUDA_ERROR_INVALID_VALUE;
+    return give(s, (struct work){.kind = kind, .dst = fake_reach(ptr), .count = value});
+}
+
+EXPORT CUresult cuStreamWriteValue32_v2(CUstream s, CUdeviceptr at, cuuint32_t value, unsigned flags)
+{
+    (void)flags;
+    BEGIN(true)
+    return fake_end(give_value(s, WORK_WRITE, at, value));
+}
+
+EXPORT CUresult cuStreamWaitValue32_v2(CUstream s, CUdeviceptr at, cuuint32_t value, unsigned flags)
+{
+    BEGIN(true)
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ)
+        return fake_end(CUDA_ERROR_INVALID_VALUE);
+    return fake_end(give_value(s, WORK_AWAIT, at, value));
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 /* A program that knows nothing of the simulation loads NCCL itself, later: by then it is attached. */
 static void attach_nccl(void)
@@ -162,6 +163,46 @@ SIM_EXPORT int cuLaunchHostFunc(struct sim_stream *stream, void (*run)(void *use
     SIM_BEGIN();
     sim_queued();
     return cudaLaunchHostFunc(stream, run, user);
+}
+
+struct value {
+    uint32_t *at, is;
+};
+
+static void write_value(void *arg)
+{
+    const struct value *v = arg;
+
+    __atomic_store_n(v->at, v->is, __ATOMIC_RELEASE);
+}
+
+static void await_value(void *arg)
+{
+    const struct value *v = arg;
+
+    while ((int32_t)(__atomic_load_n(v->at, __ATOMIC_ACQUIRE) - v->is) < 0)
+        nanosleep(&(struct timespec){0, 20000}, NULL);
+}
+
+SIM_EXPORT int cuStreamWriteValue32_v2(struct sim_stream *stream, uintptr_t at, uint32_t value,
+                                       unsigned flags)
+{
+    (void)flags;
+    SIM_BEGIN();
+    sim_queued();
+    sim_stream_give(stream, write_value, &(struct value){(uint32_t *)at, value}, sizeof(struct value));
+    return 0;
+}
+
+/* Only "at least", which is 0. */
+SIM_EXPORT int cuStreamWaitValue32_v2(struct sim_stream *stream, uintptr_t at, uint32_t value,
+                                      unsigned flags)
+{
+    SIM_BEGIN();
+    if (flags)
+        sim_die("a stream waits for a value with the flags 0x%x", flags);
+    sim_stream_give(stream, await_value, &(struct value){(uint32_t *)at, value}, sizeof(struct value));
+    return 0;
 }
 
 SIM_EXPORT int cuEventCreate(struct sim_event **out, unsigned flags)

@@ -311,11 +311,15 @@ struct host_call {
     void *user;
 };
 
+/* One at a time, whatever their streams, as a driver may. */
 static void call_host(void *arg)
 {
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
     struct host_call *call = arg;
 
+    pthread_mutex_lock(&one);
     call->run(call->user);
+    pthread_mutex_unlock(&one);
 }
 
 SIM_EXPORT int cudaLaunchHostFunc(struct sim_stream *stream, void (*run)(void *user), void *user)

@@ -486,6 +486,54 @@ static void a_call_comes_between_what_was_queued_before_and_behind_it(void **sta
     dp_device_free(dev, DP_MEMORY_PINNED, to);
 }
 
+struct gate {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool is_open, was_open; /* was_open: before the one who waited gave up */
+};
+
+static void open_gate(void *user)
+{
+    struct gate *gate = user;
+
+    pthread_mutex_lock(&gate->lock);
+    gate->is_open = true;
+    pthread_cond_signal(&gate->changed);
+    pthread_mutex_unlock(&gate->lock);
+}
+
+static void pass_gate(void *user)
+{
+    struct gate *gate = user;
+    struct timespec until;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += long_enough_ns / DP_NS_PER_S;
+    pthread_mutex_lock(&gate->lock);
+    while (!gate->is_open && !pthread_cond_timedwait(&gate->changed, &gate->lock, &until))
+        ;
+    gate->was_open = gate->is_open;
+    pthread_mutex_unlock(&gate->lock);
+}
+
+/* The stand-ins make host functions of the driver one at a time. */
+static void a_call_holds_back_no_call_of_another_stream(void **state)
+{
+    (void)state;
+    struct gate gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+    if (dp_device_host_accessible(dev))
+        skip(); /* a call takes one of its workers, of which there may be none */
+    struct dp_device_stream *waits = new_stream(), *opens = new_stream();
+    assert_int_equal(dp_device_call(waits, pass_gate, &gate), 0);
+    assert_int_equal(dp_device_call(opens, open_gate, &gate), 0);
+    finish(opens);
+    finish(waits);
+    assert_true(gate.was_open);
+    dp_device_stream_free(waits);
+    dp_device_stream_free(opens);
+}
+
 static void streams_of_every_priority_do_their_work(void **state)
 {
     (void)state;
@@ -596,6 +644,7 @@ static int run_suite(const char *title)
         cmocka_unit_test(any_program_ordered_by_events_is_as_if_done_in_one_row),
         cmocka_unit_test(threads_use_one_device_each_with_its_own_stream),
         cmocka_unit_test(a_call_comes_between_what_was_queued_before_and_behind_it),
+        cmocka_unit_test(a_call_holds_back_no_call_of_another_stream),
         cmocka_unit_test(streams_of_every_priority_do_their_work),
         cmocka_unit_test(memory_that_exists_is_registered_and_copied),
         cmocka_unit_test(device_memory_is_counted_and_limited),

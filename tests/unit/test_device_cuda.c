@@ -295,6 +295,111 @@ static void whichever_call_of_the_driver_fails_is_reported_and_leaks_nothing(voi
     assert_true(errors >= 22); /* every call that makes or starts something */
 }
 
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+enum { CALLS = 100 };
+struct calls {
+    int count, in_order;
+};
+static struct calls made;
+
+static void make_call(void *user)
+{
+    made.in_order += (intptr_t)user == made.count;
+    made.count++;
+}
+
+static void queue_calls(struct dp_device_stream *s)
+{
+    made = (struct calls){0};
+    for (intptr_t i = 0; i < CALLS; i++)
+        assert_int_equal(dp_device_call(s, make_call, (void *)i), 0);
+}
+
+static void any_number_of_calls_is_made_in_order(void **state)
+{
+    (void)state;
+    struct dp_device *dev = open_device();
+    struct dp_device_stream *s;
+
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s), 0);
+        fake->hold(true);
+        queue_calls(s);
+        fake->hold(false);
+        dp_device_stream_free(s); /* waits for them */
+        assert_int_equal(made.count, CALLS);
+        assert_int_equal(made.in_order, CALLS);
+    }
+    dp_device_close(dev);
+}
+
+static void calls_in_a_wrapped_stream_are_made_though_it_is_freed(void **state)
+{
+    (void)state;
+    struct dp_device *dev = open_device();
+    struct dp_device_stream *own, *wrapped;
+
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &own), 0);
+    assert_int_equal(dp_device_stream_wrap(dev, dp_device_stream_native(own), &wrapped), 0);
+    fake->hold(true);
+    queue_calls(wrapped);
+    dp_device_stream_free(wrapped);
+    assert_int_equal(dp_device_call(own, make_call, (void *)CALLS), 0);
+    fake->hold(false);
+    dp_device_stream_free(own);
+    assert_int_equal(made.count, CALLS + 1);
+    assert_int_equal(made.in_order, CALLS + 1);
+    dp_device_close(dev);
+}
+
+/* Whether or not the stream is one that is freed, nothing waits for them. */
+static void calls_behind_a_failure_are_not_made(void **state)
+{
+    (void)state;
+    struct dp_device *dev = open_device();
+    struct dp_device_stream *s, *wrapped;
+    void *there;
+
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s), 0);
+    assert_int_equal(dp_device_stream_wrap(dev, dp_device_stream_native(s), &wrapped), 0);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 8, &there), 0);
+    fake->hold(true);
+    fake->fail_work(1, CUDA_ERROR_LAUNCH_FAILED);
+    assert_int_equal(dp_device_zero(s, there, 8), 0);
+    queue_calls(s);
+    assert_int_equal(dp_device_call(wrapped, make_call, NULL), 0);
+    fake->hold(false);
+    fake->drain();
+    assert_int_equal(dp_device_call(s, make_call, NULL), DP_EIO);
+    dp_device_stream_free(wrapped);
+    dp_device_stream_free(s);
+    fake->reset();
+    dp_device_free(dev, DP_MEMORY_DEVICE, there);
+    dp_device_close(dev);
+    assert_int_equal(made.count, 0);
+}
+
+static void streams_beyond_those_that_may_have_calls_are_refused(void **state)
+{
+    (void)state;
+    enum { STREAMS = 257 };
+    struct dp_device *dev = open_device();
+    struct dp_device_stream *s[STREAMS];
+
+    made = (struct calls){0};
+    for (int i = 0; i < STREAMS; i++) {
+        assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s[i]), 0);
+        assert_int_equal(dp_device_call(s[i], no_work, NULL), i < 256 ? 0 : DP_ENOMEM);
+    }
+    expect_sentence("cuda:0: calls in more than 256 streams at a time");
+    dp_device_stream_free(s[0]);
+    assert_int_equal(dp_device_call(s[256], no_work, NULL), 0);
+    for (int i = 1; i < STREAMS; i++)
+        dp_device_stream_free(s[i]);
+    dp_device_close(dev);
+}
+
 /* ---- contexts and threads -------------------------------------------------------------------- */
 
 typedef CUresult (*get_current_fn)(CUcontext *out);
@@ -424,6 +529,10 @@ int main(void)
         cmocka_unit_test_setup(what_a_driver_lacks_is_said, reset),
         cmocka_unit_test_setup(whichever_call_of_the_driver_fails_is_reported_and_leaks_nothing,
                                reset),
+        cmocka_unit_test_setup(any_number_of_calls_is_made_in_order, reset),
+        cmocka_unit_test_setup(calls_in_a_wrapped_stream_are_made_though_it_is_freed, reset),
+        cmocka_unit_test_setup(calls_behind_a_failure_are_not_made, reset),
+        cmocka_unit_test_setup(streams_beyond_those_that_may_have_calls_are_refused, reset),
         cmocka_unit_test_setup(the_callers_context_is_current_again_after_every_call, reset),
         cmocka_unit_test_setup(any_thread_may_call, reset),
         cmocka_unit_test_setup(a_wait_for_the_device_ends_at_its_deadline, reset),

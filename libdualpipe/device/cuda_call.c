@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda_call.c - a thread for each stream that has calls.
+ *
+ *      stream   ... | reached = n | wait until done >= n | ...
+ *                         |              ^
+ *      thread             +--> fn(user), done = n
+ *
+ * Both numbers lie in pinned memory, and the stream writes and awaits them by itself (the driver's
+ * stream memory operations). The thread polls, as the host does for events.
+ */
+#include "device/cuda_call.h"
+
+#include "base/fail.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TURNS = 256 };
+enum { FIRST_ROOM = 32 }; /* a power of two, as numbers wrap around */
+
+struct turn {
+    _Atomic uint32_t reached; /* written by the stream */
+    _Atomic uint32_t done;    /* written by the thread */
+};
+
+struct call {
+    void (*fn)(void *user); /* NULL: none */
+    void *user;
+};
+
+struct dp_cuda_caller {
+    struct dp_cuda_caller *next;
+    bool in_use; /* by a stream; with the lock of all */
+    struct turn *turn;
+    pthread_t thread;
+    pthread_mutex_t lock; /* of all below */
+    pthread_cond_t changed;
+    struct call *calls; /* [room] call n is calls[n % room] */
+    uint32_t room, given, made;
+    _Atomic uint32_t dropped; /* calls up to that one are not made any more */
+    bool is_over;
+};
+
+struct dp_cuda_calls {
+    const struct dp_cuda_driver *cu;
+    struct turn *turns; /* [TURNS] one for each caller */
+    pthread_mutex_t lock; /* of all below */
+    struct dp_cuda_caller *callers;
+    bool is_lost; /* a stream may still write to its turn */
+};
+
+static bool has_come(uint32_t to, uint32_t n)
+{
+    return (int32_t)(to - n) >= 0;
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* Pairs with the stream's write, which follows all that the stream was given before. */
+static bool is_reached(const struct dp_cuda_caller *c, uint32_t n)
+{
+    return has_come(atomic_load_explicit(&c->turn->reached, memory_order_acquire), n);
+}
+
+static int test_next(void *arg)
+{
+    const struct dp_cuda_caller *c = arg;
+    const uint32_t next = c->made + 1; /* only this thread counts it up */
+
+    return is_reached(c, next) || has_come(atomic_load(&c->dropped), next) ? 0 : DP_EAGAIN;
+}
+
+static void *serve(void *arg)
+{
+    struct dp_cuda_caller *c = arg;
+
+    pthread_mutex_lock(&c->lock);
+    for (;;) {
+        while (c->made == c->given && !c->is_over)
+            pthread_cond_wait(&c->changed, &c->lock);
+        if (c->made == c->given)
+            break;
+        const uint32_t n = c->made + 1;
+        const struct call call = c->calls[n % c->room];
+        pthread_mutex_unlock(&c->lock);
+        dp_cuda_poll(test_next, c, INT64_MAX);
+        if (call.fn && is_reached(c, n))
+            call.fn(call.user);
+        /* What fn wrote is there before the stream goes on. */
+        atomic_store_explicit(&c->turn->done, n, memory_order_release);
+        pthread_mutex_lock(&c->lock);
+        c->made = n;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+/* Signals are for the program's own threads. */
+static int start_thread(struct dp_cuda_caller *c)
+{
+    sigset_t all, before;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&c->thread, NULL, serve, c);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error ? dp_fail(DP_EIO, "cuda: no thread for calls: %s", strerror(error)) : 0;
+}
+
+/* ---- a stream's caller ----------------------------------------------------------------------- */
+
+static void free_memory(struct dp_cuda_caller *c)
+{
+    pthread_cond_destroy(&c->changed);
+    pthread_mutex_destroy(&c->lock);
+    free(c->calls);
+    free(c);
+}
+
+static int new_caller(struct dp_cuda_calls *all, int number, struct dp_cuda_caller **out)
+{
+    if (number == TURNS)
+        return dp_fail(DP_ENOMEM, "cuda:%d: calls in more than %d streams at a time",
+                       all->cu->ordinal, TURNS);
+    struct dp_cuda_caller *c = calloc(1, sizeof(*c));
+    struct call *calls = calloc(FIRST_ROOM, sizeof(*calls));
+    if (!c || !calls) {
+        free(c);
+        free(calls);
+        return dp_fail(DP_ENOMEM, "cuda: no memory for calls in a stream");
+    }
+    c->turn = &all->turns[number];
+    c->calls = calls;
+    c->room = FIRST_ROOM;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->changed, NULL);
+    int err = start_thread(c);
+    if (err)
+        free_memory(c);
+    else
+        *out = c;
+    return err;
+}
+
+static bool is_idle(struct dp_cuda_caller *c)
+{
+    pthread_mutex_lock(&c->lock);
+    const bool idle = c->made == c->given;
+    pthread_mutex_unlock(&c->lock);
+    return idle;
+}
+
+static int take_caller(struct dp_cuda_calls *all, struct dp_cuda_caller **out)
+{
+    struct dp_cuda_caller *c;
+    int number = 0, err = 0;
+
+    pthread_mutex_lock(&all->lock);
+    for (c = all->callers; c && (c->in_use || !is_idle(c)); c = c->next)
+        number++;
+    if (!c && !(err = new_caller(all, number, &c))) {
+        c->next = all->callers;
+        all->callers = c;
+    }
+    if (!err) {
+        c->in_use = true;
+        *out = c;
+    }
+    pthread_mutex_unlock(&all->lock);
+    return err;
+}
+
+static void drop_calls(struct dp_cuda_caller *c, bool is_over)
+{
+    pthread_mutex_lock(&c->lock);
+    atomic_store(&c->dropped, c->given);
+    c->is_over = is_over;
+    pthread_cond_signal(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void dp_cuda_caller_leave(struct dp_cuda_calls *all, struct dp_cuda_caller *c, bool goes_on,
+                          bool idle)
+{
+    if (!c)
+        return;
+    /* A stream that failed may write its number late: no other stream gets that one. */
+    const bool drop = !goes_on && !is_idle(c);
+    if (drop)
+        drop_calls(c, false);
+    pthread_mutex_lock(&all->lock);
+    c->in_use = drop;
+    all->is_lost |= !idle;
+    pthread_mutex_unlock(&all->lock);
+}
+
+/* ---- of a device ----------------------------------------------------------------------------- */
+
+int dp_cuda_calls_new(const struct dp_cuda_driver *cu, struct dp_cuda_calls **out)
+{
+    struct dp_cuda_calls *all = calloc(1, sizeof(*all));
+    void *turns;
+
+    if (!all)
+        return dp_fail(DP_ENOMEM, "cuda: no memory for calls in streams");
+    int err = dp_cuda_check(
+        cu, cu->cuMemHostAlloc(&turns, TURNS * sizeof(*all->turns), CU_MEMHOSTALLOC_PORTABLE),
+        "pinned memory for calls in streams");
+    if (err) {
+        free(all);
+        return err;
+    }
+    all->cu = cu;
+    all->turns = memset(turns, 0, TURNS * sizeof(*all->turns));
+    pthread_mutex_init(&all->lock, NULL);
+    *out = all;
+    return 0;
+}
+
+void dp_cuda_calls_free(struct dp_cuda_calls *all)
+{
+    while (all->callers) {
+        struct dp_cuda_caller *c = all->callers;
+        all->callers = c->next;
+        drop_calls(c, true);
+        pthread_join(c->thread, NULL);
+        free_memory(c);
+    }
+    if (!all->is_lost)
+        dp_cuda_check(all->cu, all->cu->cuMemFreeHost(all->turns), "freeing memory for calls");
+    pthread_mutex_destroy(&all->lock);
+    free(all);
+}
+
+/* ---- a call ---------------------------------------------------------------------------------- */
+
+static int make_room(struct dp_cuda_caller *c)
+{
+    int err = 0;
+
+    pthread_mutex_lock(&c->lock);
+    if (c->given - c->made == c->room) {
+        struct call *more = calloc(2 * (size_t)c->room, sizeof(*more));
+        for (uint32_t n = c->made + 1; more && n != c->given + 1; n++)
+            more[n % (2 * c->room)] = c->calls[n % c->room];
+        if (more) {
+            free(c->calls);
+            c->calls = more;
+            c->room *= 2;
+        } else {
+            err = dp_fail(DP_ENOMEM, "cuda: no memory for %u calls in a stream", 2 * c->room);
+        }
+    }
+    pthread_mutex_unlock(&c->lock);
+    return err;
+}
+
+/* Without the lock: the driver may wait until the stream has room, and that for an earlier call. */
+static CUresult queue_turn(const struct dp_cuda_driver *cu, CUstream stream,
+                           struct dp_cuda_caller *c, struct call call)
+{
+    const uint32_t n = c->given + 1;
+    CUresult result = cu->cuStreamWriteValue32(stream, (CUdeviceptr)(uintptr_t)&c->turn->reached, n,
+                                               CU_STREAM_WRITE_VALUE_DEFAULT);
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = cu->cuStreamWaitValue32(stream, (CUdeviceptr)(uintptr_t)&c->turn->done, n,
+                                     CU_STREAM_WAIT_VALUE_GEQ);
+    pthread_mutex_lock(&c->lock);
+    /* The number is used up: where the stream does not wait, it is that of no call. */
+    c->calls[n % c->room] = result == CUDA_SUCCESS ? call : (struct call){0};
+    c->given = n;
+    pthread_cond_signal(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    return result;
+}
+
+int dp_cuda_calls_add(struct dp_cuda_calls *all, struct dp_cuda_caller **caller, CUstream stream,
+                      void (*fn)(void *user), void *user)
+{
+    int err = *caller ? 0 : take_caller(all, caller);
+
+    if (!err)
+        err = make_room(*caller);
+    if (err)
+        return err;
+    const struct call call = {fn, user};
+    return dp_cuda_check(all->cu, queue_turn(all->cu, stream, *caller, call), "queueing a call");
+}
