@@ -52,6 +52,7 @@ struct request {
     uint64_t tag; /* the wire's becomes that of the message */
     int32_t peer; /* -1: any, until a message has come */
     bool is_send, any_tag;
+    uint16_t epoch; /* of the peers, when it was begun */
 };
 _Static_assert(sizeof(struct request) <= sizeof(struct dp_request), "a request fits");
 
@@ -242,7 +243,8 @@ static void note_waiting(struct wire_comm *c, int peer, int64_t now_ns)
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-static struct request *begin(struct dp_request *req, int peer, uint64_t tag, bool is_send)
+static struct request *begin(const struct wire_comm *c, struct dp_request *req, int peer, uint64_t tag,
+                             bool is_send)
 {
     struct request *r = (struct request *)req;
 
@@ -251,6 +253,7 @@ static struct request *begin(struct dp_request *req, int peer, uint64_t tag, boo
     r->peer = peer;
     r->is_send = is_send;
     r->any_tag = false;
+    r->epoch = (uint16_t)c->peers.epoch;
     return r;
 }
 
@@ -266,7 +269,7 @@ static int wire_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t
                            const void *buf, size_t len, struct dp_request *req)
 {
     struct wire_comm *c = of(comm);
-    struct request *r = begin(req, peer, tag, true);
+    struct request *r = begin(c, req, peer, tag, true);
     int err = check_abort(c);
 
     return err ? err
@@ -277,7 +280,7 @@ static int wire_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t
                            size_t len, struct dp_request *req)
 {
     struct wire_comm *c = of(comm);
-    struct request *r = begin(req, peer, tag, false);
+    struct request *r = begin(c, req, peer, tag, false);
     int err = check_abort(c);
 
     if (!err)
@@ -291,7 +294,7 @@ static int wire_comm_irecv_any(struct dp_comm *comm, int peer, int channel, void
                                struct dp_request *req)
 {
     struct wire_comm *c = of(comm);
-    struct request *r = begin(req, peer, 0, false);
+    struct request *r = begin(c, req, peer, 0, false);
     int err = check_abort(c);
 
     r->any_tag = true;
@@ -349,6 +352,8 @@ static int find_reason(struct wire_comm *c, const struct request *r, const struc
         return abort_self(c, wire->error, wire->why);
     if (c->base.survival)
         return fail_request(c, peer, r->part.link);
+    if (r->epoch != (uint16_t)c->peers.epoch) /* a reset has ended it: the wire is another one */
+        return DP_EABORTED;
     const int64_t now_ns = dp_now_ns();
     struct dp_abort why = {.rank = peer, .error = wire && wire->error ? wire->error : DP_ECOMM};
 
