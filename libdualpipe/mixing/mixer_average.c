@@ -287,7 +287,7 @@ int dp_mixer_average(struct dp_mixer *m, struct dp_mixer_average *what)
 
 int dp_mixer_revert(struct dp_mixer *m)
 {
-    if (!m->has_backup)
+    if (!m->has_backup && !(m->config.compat && m->backup))
         return dp_mixer_leave(m, dp_fail(DP_ESTATE, "no average to revert, expected one that keeps "
                                          "what there was"));
     m->averaged = false;

@@ -6,6 +6,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import threading
 
 import models
 import pytest
@@ -59,6 +60,34 @@ def test_the_package_needs_no_torch_to_be_imported():
             "print(libdualpipe.version())")
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == libdualpipe.__version__
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_what_is_collected_while_another_thread_uses_it_is_freed_afterwards(is_collected):
+    class Owner:
+        pass
+
+    lock, freed, owner = _native.Lock(), [], Owner()
+    taken, go_on = threading.Event(), threading.Event()
+    free = _native.owned(owner, freed.append, "it", lock=lock)
+
+    def use():
+        with lock, lock:
+            taken.set()
+            go_on.wait(LIMIT_S)
+
+    user = threading.Thread(target=use)
+    user.start()
+    taken.wait(LIMIT_S)
+    if is_collected:
+        del owner
+        gc.collect()
+    else:
+        free()
+    assert freed == []
+    go_on.set()
+    user.join()
+    assert freed == ["it"]
 
 
 def groups_are_apart(rank, size):

@@ -38,11 +38,23 @@ def warm(optimizer):
     return decent_dp.lr_scheduler_fn_cosine_with_warmup(optimizer, 30, 5)
 
 
+class Hooked(torch.optim.SGD):
+    """One that looks at what is going to be mixed, and changes it."""
+    def pre_average_hook(self, edge, weight):
+        share = torch.tensor(float(dist.get_rank()))
+        dist.all_reduce(share, group=edge.group)
+        assert weight == edge.weight
+        for p in self.param_groups[0]["params"]:
+            p.add_(p.comm_buffer - p, alpha=0.1)
+            p.comm_buffer.add_(share, alpha=1e-2)
+
+
 OPTIMIZERS = {
     name: partial(getattr(decent_dp, "optim_fn_" + name), lr=1e-2)
     for name in ("adam", "adamw", "accum_adam", "accum_adamw")
 }
 OPTIMIZERS["sgd"] = sgd
+OPTIMIZERS["hooked"] = lambda params: Hooked([p for _, p in params], lr=0.05)
 
 
 def equals_decent_dp(rank, size, topology, optimizer, options):
@@ -111,12 +123,19 @@ def equals_decent_dp(rank, size, topology, optimizer, options):
             distance = [model.global_avg(return_d2c=True) for model in pairs]
             assert distance[0] == pytest.approx(distance[1], rel=1e-4)
             same(step)
-            for model in pairs:
-                model.revert_global_avg()
-            same(step)
+            for again in range(2):
+                for model in pairs:
+                    model.revert_global_avg()
+                    if not again:
+                        model._model.line.bias.data.zero_()
+                same(step)
         if step == 18:
             for model in pairs:
-                model.global_avg(will_revert=False)
+                model.global_avg(will_revert=False, return_d2c=True)
+            same(step)
+        if step == 18 and accumulate > 1:
+            for model in pairs:
+                model.revert_global_avg()
             same(step)
 
 
@@ -126,6 +145,8 @@ def equals_decent_dp(rank, size, topology, optimizer, options):
     ("one-peer-exp", "adamw", {"bucket_size_in_mb": 0.001, "grad_clip_norm": 0.1}),
     ("alternating-exp-ring", "accum_adam", {"_local_world_size": 2, "param_as_bucket_view": False}),
     ("ring", "accum_adamw", {"bucket_size_in_mb": 0.001, "accumulate": 3}),
+    ("ring", "hooked", {"bucket_size_in_mb": 0.001}),
+    ("complete", "hooked", {"param_as_bucket_view": False}),
     ("complete", "sgd", {"scaler": True, "grad_clip_norm": 0.5}),
     ("ring", "adam", {"scaler": True, "bucket_size_in_mb": 0.001, "overflows": 5}),
 ])
@@ -133,6 +154,54 @@ def test_values_are_those_of_decent_dp(ranks, topology, optimizer, options):
     pytest.importorskip("decent_dp", reason="pip's decent-dp is not installed")
     pytest.importorskip("loguru", reason="pip's loguru, which decent-dp uses, is not installed")
     ranks(4, equals_decent_dp, topology, optimizer, options)
+
+
+FUSED = {
+    "adam": (True, lambda ps: torch.optim.Adam(ps, lr=0.01)),
+    "adamw, in groups": (True, lambda ps: torch.optim.AdamW([{"params": [p]} for p in ps], lr=0.01)),
+    "of the user's own kind": (False, lambda ps: type("Own", (torch.optim.Adam, ), {})(ps, lr=0.01)),
+    "foreach": (False, lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=True)),
+    "a tensor as rate": (False, lambda ps: torch.optim.Adam(ps, lr=torch.tensor(0.01))),
+}
+PARAMETERS = {
+    "floats": (True, lambda: torch.ones(3, 4)),
+    "doubles": (True, lambda: torch.ones(3, 4, dtype=torch.float64)),
+    "bfloat16": (False, lambda: torch.ones(3, 4, dtype=torch.bfloat16)),
+    "every other column": (False, lambda: torch.ones(3, 8)[:, ::2]),
+    "channels last": (True, lambda: torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+}
+
+
+@pytest.mark.parametrize("optimizer", FUSED)
+@pytest.mark.parametrize("parameter", PARAMETERS)
+@pytest.mark.parametrize("gradient", ["alike", "transposed", "none at first"])
+def test_adam_of_what_lies_alike_is_fused(optimizer, parameter, gradient):
+    is_alike, make = FUSED[optimizer]
+    lies, tensor_of = PARAMETERS[parameter]
+    found = []
+    for fuses in (False, True):
+        torch.manual_seed(3)
+        p, q = nn.Parameter(tensor_of()), nn.Parameter(tensor_of())
+        made, fused = make([p, q]), []
+        made.register_step_pre_hook(
+            lambda optimizer, *_: fused.append(optimizer.param_groups[0]["fused"]))
+        is_fusible = fuses and decent_dp._is_fusible(made)
+        for step in range(4):
+            for each in (p, q):
+                each.grad = torch.randn_like(each)
+                if gradient == "transposed" and step == 2:
+                    each.grad = each.grad.transpose(0, 1).contiguous().transpose(0, 1)
+            if gradient == "none at first" and step == 0:
+                p.grad = None
+            with decent_dp._fused(made, [p, q] if is_fusible else []):
+                made.step()
+        if fuses:
+            wanted = [True if is_alike and lies else made.defaults["fused"]] * 4
+            if gradient == "transposed":
+                wanted[2] = made.defaults["fused"]
+            assert fused == wanted and made.param_groups[0]["fused"] is made.defaults["fused"]
+        found.append([p.detach().double(), q.detach().double()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-7)
 
 
 def keeps_layouts(rank, size):
@@ -297,6 +366,31 @@ def an_optimizer_fails(rank, size):
 
 def test_an_optimizer_that_fails_is_named_on_all_ranks(ranks):
     ranks(4, an_optimizer_fails)
+
+
+class Fails(nn.Linear):
+    """In one forward of one rank."""
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == dist.get_rank() * 4 == 4:
+            raise ZeroDivisionError("of the model")
+        return super().forward(x)
+
+
+def a_forward_fails(rank, size):
+    wrapped = decent_dp.DecentralizedDataParallel(Fails(2, 2), sgd)
+    with pytest.raises(ZeroDivisionError if rank == 1 else libdualpipe.DualpipeError,
+                       match="of the model") as caught:
+        for _ in range(9):
+            wrapped(torch.ones(1, 2)).sum().backward()
+    assert rank == 1 or caught.value.rank == 1
+    dist.barrier()
+
+
+def test_a_forward_that_fails_is_named_on_all_ranks(ranks):
+    ranks(2, a_forward_fails)
 
 
 def is_interrupted(rank, size):

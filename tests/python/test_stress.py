@@ -2,6 +2,7 @@
 """An exception and a collection of garbage at every callback in turn, and a step that is as it was
 after each. Under AddressSanitizer it shows what is used too long."""
 import gc
+import sys
 
 import pytest
 import torch
@@ -125,3 +126,30 @@ def ranks_fail(rank, size, kind, callbacks):
 @pytest.mark.parametrize("kind, callbacks", [("async", 5), ("dualpipe", 8), ("pipelining", 4)])
 def test_stages_of_a_pipeline(ranks, kind, callbacks):
     ranks(2, ranks_fail, kind, callbacks)
+
+
+def is_interrupted_at_entry(rank, size, name):
+    """As by a signal that came while the library computed: it shows where Python begins again."""
+    module, run = pipe_of(rank, "pipelining")
+    step = step_of(module, run)
+    wanted = step()
+
+    def at_entry(frame, event, _arg):
+        if event == "call" and frame.f_code.co_name == name:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    if rank == 0:
+        sys.setprofile(at_entry)
+    with pytest.raises(KeyboardInterrupt if rank == 0 else libdualpipe.DualpipeError,
+                       match="" if rank == 0 else "KeyboardInterrupt"):
+        step()
+        assert rank == 1  # which had finished, and hears of it in its next step
+        step()
+    for a, b in zip(step(), wanted):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["called", "dpy_given_back"])
+def test_an_interrupt_at_the_entry_of_a_callback_is_not_lost(ranks, name):
+    ranks(2, is_interrupted_at_entry, name)

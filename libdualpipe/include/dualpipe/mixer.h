@@ -242,7 +242,8 @@ struct dp_mixer_average {
  * what mixing keeps; and their buffers, if the config says so. what may be NULL: for good, exchanges in
  * flight are dropped. On a device the host waits until it is there. */
 DP_PUBLIC int dp_mixer_average(struct dp_mixer *mixer, struct dp_mixer_average *what);
-/* Values become what they were before the last average with `revert`. DP_ESTATE without one. */
+/* Values become what they were before the last average with `revert`. DP_ESTATE without one. With compat
+ * that may be asked again, and after one with `distance`. */
 DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
 
 /* ---- workers that die, and new ones --------------------------------------------------------------

@@ -3,7 +3,6 @@
 import os
 import re
 import secrets
-import threading
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Dict, Iterator, Optional
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from . import _native
-from ._native import EAGAIN, check, failure, ffi, keep_from_handler, lib, new_object, owned
+from ._native import EAGAIN, Lock, check, failure, ffi, keep_from_handler, lib, new_object, owned
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)  # of gloo and of this module, where a group tells none
 
@@ -52,7 +51,7 @@ class Comm:
     """The communicator of a process group. One thread at a time may use it."""
     def __init__(self, group: Any) -> None:
         self.rank, self.size, self.name = group.rank(), group.size(), group.group_name
-        self.process, self.lock = os.getpid(), threading.RLock()
+        self.process, self.lock = os.getpid(), Lock()
         self._calls, self._in_call = 0, False
         self.resets = 0  # the same on all ranks
         count = _opened[self.name] = _opened.get(self.name, 0) + 1
@@ -69,7 +68,7 @@ class Comm:
             })
         self.pointer = new_object(lib.dp_comm_open, "struct dp_comm", config)
         lib.dp_comm_set_poll(self.pointer, lib.dpy_poll, ffi.NULL)
-        self.close = owned(self, lib.dp_comm_close, self.pointer)
+        self.close = owned(self, lib.dp_comm_close, self.pointer, lock=self.lock)
 
     def _secret(self, store: _Store) -> str:
         """Rank 0's, so that processes of other jobs cannot join."""
@@ -89,19 +88,20 @@ class Comm:
         """Around what all ranks do together, such as a step: after a failure it begins anew, and
         what is wrong on this rank alone ends it on the others, too. goes_on: the second half of the
         last one, to which some ranks may not come."""
-        if self._in_call:  # part of another one
-            yield
-            return
-        if not goes_on:
-            self._begin_call()
-        self._in_call = True
-        try:
-            yield
-        except BaseException as error:
-            self.abort(error)
-            raise
-        finally:
-            self._in_call = False
+        with self.lock:
+            if self._in_call:  # part of another one
+                yield
+                return
+            if not goes_on:
+                self._begin_call()
+            self._in_call = True
+            try:
+                yield
+            except BaseException as error:
+                self.abort(error)
+                raise
+            finally:
+                self._in_call = False
 
     def _begin_call(self) -> None:
         """A rank may fail before another one has begun the same call: there the communicator stays

@@ -4,14 +4,15 @@ order.
 
 Every call releases the interpreter's lock for as long as it lasts (cffi does so), and callbacks
 take it again. An exception of a callback cannot pass through C: it is kept for the thread, the
-callback returns an error number, and `check`, where the call comes back, raises the kept exception
-itself.
+callback returns an error number if it returns anything, and `check`, where the call comes back,
+raises the kept exception itself.
 """
 import os
 import re
 import threading
 import weakref
-from typing import Any, Callable, Dict, Mapping, Optional
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Mapping, Optional, Tuple
 
 from ._dp import ffi as ffi
 from ._dp import lib as lib
@@ -72,6 +73,11 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
+def forget() -> None:
+    """Nothing is to be raised of a call that is not checked."""
+    _kept.error = None
+
+
 def keep(error: BaseException) -> None:
     """Note what `check` is going to raise. The first one counts: what follows is its
     consequence."""
@@ -79,9 +85,9 @@ def keep(error: BaseException) -> None:
         _kept.error = error
 
 
-def keep_from_handler(_type: Any, error: BaseException, _traceback: Any) -> None:
-    """For cffi's onerror."""
-    keep(error)
+def keep_from_handler(_type: Any, error: BaseException, traceback: Any) -> None:
+    """For cffi's onerror: it sees an interrupt at the entry of a callback, too, where most are."""
+    keep(error.with_traceback(traceback))
 
 
 def failure(err: int, comm: Any = None) -> BaseException:
@@ -103,7 +109,7 @@ def failure(err: int, comm: Any = None) -> BaseException:
 def check(err: int, comm: Any = None) -> int:
     """Return `err`, or raise what it stands for. comm: the communicator, if it can say which rank
     failed."""
-    if err < 0:
+    if err < 0 or _kept.error is not None:
         raise failure(err, comm)
     return err
 
@@ -113,38 +119,75 @@ def said(error: BaseException) -> bytes:
     return " ".join(f"{type(error).__name__}: {error}".split()).encode()[:4000]
 
 
-def callback_failed(error: BaseException) -> int:
-    """Keep the exception of a callback and tell the library its text."""
-    keep(error)
-    return lib.dp_callback_error_text(ECALLBACK, said(error))
+def callback(name: str) -> Callable[[Callable[..., None]], None]:
+    """A decorator of the function that the library calls by that name: its exceptions end the call
+    that it is part of, and the library is told their text."""
+    def failed(_type: Any, error: BaseException, traceback: Any) -> None:
+        keep(error.with_traceback(traceback))
+        lib.dp_callback_error_text(ECALLBACK, said(error))
 
-
-def callback(function: Callable[..., Any]) -> Callable[..., int]:
-    """A function as one that the library calls: its exceptions end the call that it is part of."""
-    def guarded(*args: Any) -> int:
-        try:
+    def add(function: Callable[..., None]) -> None:
+        def called(*args: Any) -> int:
             function(*args)
             return 0
-        except BaseException as error:  # an interrupt ends the step on all ranks, too
-            return callback_failed(error)
 
-    return guarded
+        ffi.def_extern(name=name, error=ECALLBACK, onerror=failed)(called)
+
+    return add
 
 
 # ---- objects ----
 
 
-def owned(owner: Any, free: Callable[..., None], pointer: Any, *needs: Any) -> Callable[[], None]:
+class Lock:
+    """Of what one thread at a time may use: taken by `with`, also again by the thread that has it.
+    What is collected while another thread has it is freed when that one lets go of it: a collection
+    must not wait for a thread that may wait for this one."""
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waiting: Deque[Tuple[Callable[..., None], Any, Any]] = deque()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: Any) -> None:
+        self._lock.release()
+        self._free_waiting()
+
+    def free(self, function: Callable[..., None], pointer: Any, needs: Any) -> None:
+        self._waiting.append((function, pointer, needs))
+        self._free_waiting()
+
+    def _free_waiting(self) -> None:
+        while self._waiting and self._lock.acquire(blocking=False):
+            try:
+                function, pointer, _needs = self._waiting.popleft()
+                function(pointer)
+            except IndexError:  # another thread was faster
+                pass
+            finally:
+                self._lock.release()
+
+
+def owned(owner: Any,
+          free: Callable[..., None],
+          pointer: Any,
+          *needs: Any,
+          lock: Optional[Lock] = None) -> Callable[[], None]:
     """Free `pointer` when `owner` is collected, or at exit, in this process only. `needs` is kept
     until then: objects in the memory of which it works. They must not refer to `owner`, or it is
-    never collected. Returns the function that frees now; it may be called again."""
-    return weakref.finalize(owner, _free, free, pointer, os.getpid(), needs)
+    never collected. lock: of what it uses. Returns the function that frees now; it may be called
+    again."""
+    return weakref.finalize(owner, _free, free, pointer, os.getpid(), needs, lock)
 
 
-def _free(free: Callable[..., None], pointer: Any, process: int, _needs: Any) -> None:
-    if os.getpid() == process:
+def _free(free: Callable[..., None], pointer: Any, process: int, needs: Any,
+          lock: Optional[Lock]) -> None:
+    if os.getpid() == process and lock is not None:
+        lock.free(free, pointer, needs)
+    elif os.getpid() == process:
         free(pointer)
-    _kept.error = None
+    forget()
 
 
 def new_object(function: Any, kind: str, *args: Any, comm: Any = None) -> Any:
@@ -198,8 +241,8 @@ def set_members(struct: Any, members: Mapping[str, Any], what: str) -> None:
 @ffi.def_extern(error=EINTR, onerror=keep_from_handler)
 def dpy_poll(_user: Any) -> int:
     """Called in waits: that Python code runs is enough for a signal's handler to be called, and
-    what it raises ends the wait."""
-    return 0
+    what it raises ends the wait, or has raised in a callback that returns nothing."""
+    return 0 if _kept.error is None else EINTR
 
 
 def _check_structs() -> None:

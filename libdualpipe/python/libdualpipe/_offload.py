@@ -254,14 +254,12 @@ def _parameters(number: int, shard: Shard, kept: List[Any]) -> Any:
     return made
 
 
-@ffi.def_extern(name="dpy_layer_forward", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_layer_forward")
 def _forward(user: Any, call: Any, given: Any, wanted: Any) -> None:
     ffi.from_handle(user).forward(call, given, wanted)
 
 
-@ffi.def_extern(name="dpy_layer_backward", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_layer_backward")
 def _backward(user: Any, call: Any, gout: Any, gin: Any) -> None:
     ffi.from_handle(user).backward(call, gout, gin)
 

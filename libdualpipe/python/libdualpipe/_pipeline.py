@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import torch
 
 from ._group import Comm
-from ._native import ffi, lib, new_object, owned
+from ._native import ffi, forget, lib, new_object, owned
 from ._stage import LOSS, OPS, OPS_WITH_PAIRS, Batch, Stage
 from ._tensor import border, describe, spec
 from .schedule import Schedule as Schedule
@@ -84,7 +84,7 @@ class Pipeline:
         if own_gradients and any(stage.last for stage in self.stages):
             self._output_grads = _unused_batch(self.count, kept)
         self._kept = kept
-        self.close = owned(self, lib.dp_pipeline_free, self.pointer, kept)
+        self.close = owned(self, lib.dp_pipeline_free, self.pointer, kept, lock=self.comm.lock)
 
     def step(self, batch: Batch) -> Batch:
         """Take a step: all forwards, and the backwards unless the schedule is forward-only.
@@ -125,6 +125,7 @@ class Pipeline:
         self.comm.abort(error)
         self._step.output_grads = self._output_grads
         lib.dp_pipeline_backward(self.pointer, self._step)
+        forget()
         self.clear()
 
     def _take(self, batch: Batch) -> None:
@@ -135,7 +136,7 @@ class Pipeline:
             self._step.extents = self._extents
 
     def _call(self, function: Callable[[Any, Any], int], goes_on: bool = False) -> None:
-        with self.comm.lock, self.comm.call(goes_on):
+        with self.comm.call(goes_on):
             if self._resets != self.comm.resets:
                 # Some ranks may have finished the step in which another one failed.
                 self._resets = self.comm.resets

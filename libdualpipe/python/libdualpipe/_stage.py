@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import torch
 
-from ._native import callback, ffi, lib
+from ._native import callback, ffi, keep_from_handler, lib
 from ._skips import CallTracker, tracking
 from ._tensor import CUDA, DTYPES, Views, address, has_gradient, shape_of
 
@@ -355,48 +355,42 @@ def overlapped(module_type: type) -> Any:
 # ---- called by the library ----
 
 
-@ffi.def_extern(name="dpy_forward", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_forward")
 def _forward(user: Any, call: Any, given: Any, wanted: Any) -> None:
     ffi.from_handle(user).forward(call, given, wanted)
 
 
-@ffi.def_extern(name="dpy_backward", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_backward")
 def _backward(user: Any, call: Any, gout: Any, gin: Any, mode: int) -> None:
     ffi.from_handle(user).backward(call, gout, gin, mode)
 
 
-@ffi.def_extern(name="dpy_weight", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_weight")
 def _weight(user: Any, call: Any) -> None:
     ffi.from_handle(user).weight(call)
 
 
-@ffi.def_extern()
+@ffi.def_extern(onerror=keep_from_handler)
 def dpy_given_back(user: Any, data: Any) -> None:
     ffi.from_handle(user).take_back(address(data))
 
 
-@ffi.def_extern(name="dpy_pair", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_pair")
 def _pair(pair: Any) -> None:
     forward_and_backward(pair, ffi.from_handle(pair.forward.user),
                          ffi.from_handle(pair.backward.user))
 
 
 # Losses are taken in forwards, where the outputs are Python's own tensors: the library sees zeros.
-@ffi.def_extern(error=lib.DP_ECALLBACK)
-def dpy_loss(_user: Any, _call: Any, _out: Any, _labels: Any, values: Any, _most: int,
-             count: Any) -> int:
+@callback("dpy_loss")
+def _loss(_user: Any, _call: Any, _out: Any, _labels: Any, values: Any, _most: int,
+          count: Any) -> None:
     values[0], count[0] = 0.0, 1
-    return 0
 
 
-@ffi.def_extern(error=lib.DP_ECALLBACK)
-def dpy_loss_backward(_user: Any, _call: Any, _out: Any, _labels: Any, _scale: float,
-                      _gout: Any) -> int:
-    return 0
+@callback("dpy_loss_backward")
+def _loss_backward(*_: Any) -> None:
+    pass
 
 
 _OPS = {"forward": lib.dpy_forward, "backward": lib.dpy_backward, "weight": lib.dpy_weight,

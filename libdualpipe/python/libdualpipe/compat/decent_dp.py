@@ -12,6 +12,7 @@ Source: decent-dp 0.2.3.
 import math
 import os
 import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type
 
@@ -66,6 +67,7 @@ class Topology:
                                  f"{self._world_size} once")
         self._rounds = rounds
         self._edges = [next(edge for edge in edges if self._rank in edge.ranks) for edges in rounds]
+        self._groups: Dict[Tuple[int, ...], Any] = {}
 
     def _get_topo_edges(self) -> List[List[Edge]]:
         raise NotImplementedError()
@@ -73,6 +75,15 @@ class Topology:
     def get_edge(self, step: int) -> Edge:
         """This rank's edge in an iteration."""
         return self._edges[step % len(self._edges)]
+
+    def with_group(self, edge: Edge) -> Edge:
+        """An edge of this rank with a process group of its ranks, which all of them ask for."""
+        if edge.group is None:
+            ranks = tuple(edge.ranks)
+            if ranks not in self._groups:
+                self._groups[ranks] = dist.new_group(edge.ranks, use_local_synchronization=True)
+            edge.group = self._groups[ranks]
+        return edge
 
     def graph(self) -> Any:
         """A struct dp_graph *, which the caller frees."""
@@ -244,7 +255,8 @@ class DecentralizedDataParallel(Module):
                                      config,
                                      comm=self._comm.pointer)
         self._parameters_of_mixer, self._updates.mixer = parameters, self._mixer
-        self._close = owned(self, lib.dp_mixer_free, self._mixer, kept)
+        self._close = owned(self, lib.dp_mixer_free, self._mixer, kept,
+                            lock=self._comm.lock)
 
     # -- an iteration
 
@@ -256,9 +268,14 @@ class DecentralizedDataParallel(Module):
         if not self._count.is_begun:
             self._count.is_begun = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
-        err = lib.dp_mixer_ready(self._mixer, number)
-        if err < 0:
-            raise self._comm.failure(err)
+        with self._comm.lock:
+            err = lib.dp_mixer_ready(self._mixer, number)
+            if err < 0:
+                raise self._comm.failure(err)
+
+    def _do(self, function: Any, *args: Any) -> None:
+        with self._comm.lock:
+            self._comm.check(function(self._mixer, *args))
 
     def _find_moved(self) -> None:
         """Parameters may have other memory than before. Raises RuntimeError for another type or
@@ -291,7 +308,7 @@ class DecentralizedDataParallel(Module):
         came, self._count.came = self._count.came, 0
         if came:
             self._count.expected = self._count.expected or came
-            self._comm.check(lib.dp_mixer_step(self._mixer))
+            self._do(lib.dp_mixer_step)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output. The first call after the first backward makes the buckets and updates
@@ -299,21 +316,26 @@ class DecentralizedDataParallel(Module):
         self._count.is_begun = False
         self._find_moved()
         self._end_iteration()
-        self._comm.check(lib.dp_mixer_forward(self._mixer, self._model.training))
-        return self._model(*args, **kwargs)
+        self._do(lib.dp_mixer_forward, self._model.training)
+        try:
+            return self._model(*args, **kwargs)
+        except BaseException as error:
+            if self._model.training and torch.is_grad_enabled():  # the other ranks wait for this one
+                self._comm.abort(error)
+            raise
 
     def set_accumulate_grad(self, enable: bool = True) -> None:
         """Gradients of the backwards from now on are added up and not used yet. Switch it off
         before the forward of the last one."""
         self._end_iteration()
         self._is_grad_accum_enable = enable
-        self._comm.check(lib.dp_mixer_accumulate(self._mixer, enable))
+        self._do(lib.dp_mixer_accumulate, enable)
 
     def set_adaptive_factor(self, factor: float) -> None:
         """From the next mix on parameters become (1 - factor) of themselves and factor of their
         average; above 0, up to 1. The same on all ranks."""
         self._end_iteration()
-        self._comm.check(lib.dp_mixer_set_factor(self._mixer, factor))
+        self._do(lib.dp_mixer_set_factor, factor)
 
     def get_lr(self) -> float:
         """The learning rate of the first bucket; 0 before there is one. Raises AssertionError
@@ -329,18 +351,18 @@ class DecentralizedDataParallel(Module):
         self._find_moved()
         self._end_iteration()
         what = ffi.new("struct dp_mixer_average *", {"revert": will_revert, "distance": return_d2c})
-        self._comm.check(lib.dp_mixer_average(self._mixer, what))
-        self._has_backup = will_revert
+        self._do(lib.dp_mixer_average, what)
+        self._has_backup = self._has_backup or will_revert or return_d2c
         return what.l2 if return_d2c else None
 
     @torch.no_grad()
     def revert_global_avg(self) -> None:
-        """Parameters become what they were before global_avg. Raises RuntimeError without one."""
+        """Parameters become what they were before the last global_avg with one of its arguments;
+        again, if they have changed since. Raises RuntimeError without one."""
         if not self._has_backup:
             raise RuntimeError("No backup found for reverting global average")
-        self._has_backup = False
         self._find_moved()
-        self._comm.check(lib.dp_mixer_revert(self._mixer))
+        self._do(lib.dp_mixer_revert)
 
     # -- the model's
 
@@ -391,6 +413,8 @@ class _Updates:
         self.named, self.topology, self.optim_fn = named, topology, optim_fn
         self.scheduler_fn, self.scaler, self.clip = scheduler_fn, scaler, clip
         self.optimizers: Dict[int, Optimizer] = {}
+        self.fusible: Dict[int, bool] = {}
+        self.sent: Dict[int, int] = {}  # the round of the first exchange, which is mixed as the next
         self.schedulers: Dict[int, Optional[LRScheduler]] = {}
         self.mixer: Any = None
         self.handle = ffi.new_handle(self)
@@ -406,6 +430,12 @@ class _Updates:
         bucket = [self.named[info.parameters[i]] for i in range(info.count)]
         optimizer = self.optimizers[info.bucket] = self.optim_fn(bucket)
         self.schedulers[info.bucket] = self.scheduler_fn(optimizer) if self.scheduler_fn else None
+        self.fusible[info.bucket] = _is_fusible(optimizer)
+        if hasattr(optimizer, "pre_average_hook"):  # Decent-DP calls it before the first update, too
+            for _, p in bucket:
+                setattr(p, "comm_buffer", p.detach().clone())
+            self._call_hook(optimizer, 1)
+            self.sent[info.bucket] = 1
         return optimizer
 
     @torch.no_grad()
@@ -414,49 +444,88 @@ class _Updates:
         optimizer = self.optimizers.get(info.bucket) or self._open(info)
         if not info.skip:
             self._step(optimizer, [self.named[info.parameters[i]][1] for i in range(info.count)],
-                       info.bucket + 1 == lib.dp_mixer_bucket_count(self.mixer))
+                       info.bucket)
         optimizer.zero_grad()
         scheduler = self.schedulers[info.bucket]
         if scheduler is not None:
             scheduler.step()
 
-    def _step(self, optimizer: Optimizer, parameters: List[Tensor], is_last: bool) -> None:
+    def _step(self, optimizer: Optimizer, parameters: List[Tensor], bucket: int) -> None:
         scaler = self.scaler
         if scaler is not None and self.clip > 0:
             scaler.unscale_(optimizer)
         if self.clip > 0:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip)
-        if scaler is None:
-            optimizer.step()
-            return
-        scaler.step(optimizer)
-        if is_last:
+        with _fused(optimizer, parameters if self.fusible[bucket] else []):
+            if scaler is None:
+                optimizer.step()
+                return
+            scaler.step(optimizer)
+        if bucket + 1 == lib.dp_mixer_bucket_count(self.mixer):
             scaler.update()
+
+    def _call_hook(self, optimizer: Any, iteration: int) -> None:
+        edge = self.topology.with_group(self.topology.get_edge(iteration))
+        optimizer.pre_average_hook(edge, edge.weight)
 
     @torch.no_grad()
     def pre_average(self, info: Any) -> None:
-        """An optimizer may look at what is going to be mixed."""
+        """An optimizer may look at what is going to be mixed, as Decent-DP has it: the sum of all
+        ranks' shares. Of a pair the library has the other one's alone."""
         optimizer = self.optimizers.get(info.bucket)
         if not hasattr(optimizer, "pre_average_hook"):
             return
+        edge, beside = self.topology.get_edge(self.sent.pop(info.bucket, info.round)), []
+        share = 1 - edge.weight if len(edge.ranks) == 2 else 0.0
         for i in range(info.count):
-            parameter = self.named[info.parameters[i]][1]
+            p: Any = self.named[info.parameters[i]][1]
             kept: List[Any] = []
-            received = describe(parameter.data, kept)
-            received.data = info.received[i]
-            setattr(parameter, "comm_buffer", Views().of(received))
-        edge = self.topology.get_edge(info.round)
-        getattr(optimizer, "pre_average_hook")(edge, edge.weight)
+            described = describe(p.data, kept)
+            described.data = info.received[i]
+            received = Views().of(described)
+            torch.add(received, p, alpha=share, out=p.comm_buffer)
+            beside.append((received, p))
+        self._call_hook(optimizer, info.round)
+        for received, p in beside:
+            torch.sub(p.comm_buffer, p, alpha=share, out=received)
 
 
-@ffi.def_extern(name="dpy_update", error=lib.DP_ECALLBACK)
-@callback
+def _is_fusible(optimizer: Optimizer) -> bool:
+    """Whether it is torch's Adam, of which nothing is asked that torch's fused update of tensors on
+    the host has not: it takes their memory for dense."""
+    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and all(
+        group["fused"] is None and group["foreach"] is None and not group["capturable"]
+        and not group["differentiable"] and not isinstance(group["lr"], Tensor) and all(
+            p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64)
+            and p.stride() == torch.empty_like(p).stride() for p in group["params"])
+        for group in optimizer.param_groups)
+
+
+@contextmanager
+def _fused(optimizer: Optimizer, parameters: List[Any]) -> Iterator[None]:
+    """Where these are those of a fusible one, and gradients and moments lie as they do, its step is
+    the fused one. Its state says nothing of it."""
+    fits = bool(parameters)
+    for p in parameters:
+        state = optimizer.state[p].values() if p in optimizer.state else ()
+        fits = fits and all(
+            x is None or x.layout == torch.strided and (x.dtype, x.stride()) == (p.dtype, p.stride())
+            for x in (p.grad, *(x for x in state if isinstance(x, Tensor) and x.dim())))
+    for group in optimizer.param_groups if fits else ():
+        group["fused"] = True
+    try:
+        yield
+    finally:
+        for group in optimizer.param_groups if fits else ():
+            group["fused"] = None
+
+
+@callback("dpy_update")
 def _update(user: Any, info: Any) -> None:
     ffi.from_handle(user).update(info)
 
 
-@ffi.def_extern(name="dpy_pre_average", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_pre_average")
 def _pre_average(user: Any, info: Any) -> None:
     ffi.from_handle(user).pre_average(info)
 

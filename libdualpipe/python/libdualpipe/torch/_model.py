@@ -349,8 +349,7 @@ def _rows(example: Any, count: int) -> Any:
 # ---- called by the library ----
 
 
-@ffi.def_extern(name="dpy_model_fill", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_model_fill")
 def _fill(user: Any, index: int, _seed: int, value: Any) -> None:
     model, module = ffi.from_handle(user)
     model.view(value).copy_(model.parameters_of[module][index].detach())
@@ -361,31 +360,26 @@ def _place(user: Any, call: Any) -> Place:
     return place
 
 
-@ffi.def_extern(name="dpy_model_forward", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_model_forward")
 def _forward(user: Any, call: Any, given: Any, wanted: Any) -> None:
     _place(user, call).forward(call, given, wanted)
 
 
-@ffi.def_extern(name="dpy_model_backward", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_model_backward")
 def _backward(user: Any, call: Any, gout: Any, gin: Any, mode: int) -> None:
     _place(user, call).backward(call, gout, gin, mode)
 
 
-@ffi.def_extern(name="dpy_model_weight", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_model_weight")
 def _weight(user: Any, call: Any) -> None:
     _place(user, call).weight(call)
 
 
-@ffi.def_extern(name="dpy_model_loss", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_model_loss")
 def _loss(user: Any, call: Any, out: Any, labels: Any, values: Any, _most: int, count: Any) -> None:
     values[0], count[0] = ffi.from_handle(user).forward(call, out, labels), 1
 
 
-@ffi.def_extern(name="dpy_model_loss_backward", error=lib.DP_ECALLBACK)
-@callback
+@callback("dpy_model_loss_backward")
 def _loss_backward(user: Any, call: Any, _out: Any, _labels: Any, scale: float, gout: Any) -> None:
     ffi.from_handle(user).backward(call, scale, gout)

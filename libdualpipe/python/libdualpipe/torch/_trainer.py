@@ -40,9 +40,9 @@ class Result(NamedTuple):
 
 class _Memory:
     """The library's trainer: it is freed when the last tensor over its memory has gone."""
-    def __init__(self, pointer: Any, *needs: Any) -> None:
+    def __init__(self, pointer: Any, kept: Any, comm: Optional[Comm]) -> None:
         self.pointer = pointer
-        owned(self, lib.dp_trainer_free, pointer, *needs)
+        owned(self, lib.dp_trainer_free, pointer, kept, comm, lock=comm and comm.lock)
 
 
 class Trainer:
@@ -150,7 +150,7 @@ class Trainer:
         if self._comm is None:
             yield
             return
-        with self._comm.lock, self._comm.call():
+        with self._comm.call():
             yield
 
     def _run(self, function: Any, *args: Any) -> None:
