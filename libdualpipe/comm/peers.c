@@ -92,14 +92,10 @@ int dp_peers_init(struct dp_peers *peers, struct dp_rendezvous *rendezvous, cons
         .transport = parse_transport(transport),
         .mpi = mpi,
         .rendezvous = rendezvous,
-        .has_fault = settings->fault,
-        .broken_peer = -1,
     };
     if (rendezvous->size > UINT16_MAX)
         return dp_fail(DP_EINVAL, "%d ranks: expected at most %d", rendezvous->size, UINT16_MAX);
     err = dp_host_id("", endpoint->host_id);
-    if (!err && settings->fault)
-        err = dp_wire_fault_parse(settings->fault, &peers->fault);
     if (!err && shm)
         err = listen_shm(peers, !tcp, endpoint);
     if (!err && tcp)
@@ -215,35 +211,12 @@ static inline void note(struct dp_peers *peers, struct dp_link *link, bool in)
     peers->busy[peers->busy_count++] = (struct dp_busy_wire){link, in};
 }
 
-/* Each wire its own faults, the same on every run. Takes the wire. */
-static int add_faults(const struct dp_peers *peers, const struct dp_link *link, bool in,
-                      struct dp_wire **wire)
-{
-    struct dp_wire_fault fault = peers->fault;
+int (*dp_peers_wrap)(const struct dp_peers *peers, const struct dp_link *link,
+                     struct dp_wire **wire);
 
-    if (!peers->has_fault)
-        return 0;
-    fault.seed += ((uint64_t)(peers->rank * peers->size + link->peer) * DP_CHANNELS +
-                   (uint64_t)link->channel) *
-                      2 +
-                  in;
-    int err = dp_wire_fault_wrap(*wire, &fault, wire);
-    if (!err && link->peer == peers->broken_peer)
-        dp_wire_fault_break(*wire, peers->is_broken_silently);
-    return err;
-}
-
-void dp_peers_break(struct dp_peers *peers, int peer, bool silently)
+static int wrap(const struct dp_peers *peers, const struct dp_link *link, struct dp_wire **wire)
 {
-    peers->broken_peer = peer;
-    peers->is_broken_silently = silently;
-    for (int i = 0; i < peers->link_count && peers->has_fault; i++) {
-        const struct dp_link *link = peers->links[i];
-        if (link->peer == peer && link->out)
-            dp_wire_fault_break(link->out, silently);
-        if (link->peer == peer && link->in && link->in != link->out)
-            dp_wire_fault_break(link->in, silently);
-    }
+    return dp_peers_wrap ? dp_peers_wrap(peers, link, wire) : 0;
 }
 
 static bool uses_shm(const struct dp_peers *peers, int peer)
@@ -253,11 +226,10 @@ static bool uses_shm(const struct dp_peers *peers, int peer)
     return dp_wire_shm_reaches(&all[peers->rank].shm, &all[peer].shm);
 }
 
-/* A peer that has accepted this rank's wire before it sends anything answers on it. It does not do so
- * where faults are injected: which of two ranks is first differs from run to run. */
-static struct dp_wire *input_of(const struct dp_peers *peers, const struct dp_link *link)
+/* A peer that has accepted this rank's wire before it sends anything answers on it. */
+static struct dp_wire *input_of(const struct dp_link *link)
 {
-    return link->in || peers->has_fault ? link->in : link->out;
+    return link->in || dp_peers_wrap ? link->in : link->out;
 }
 
 static void begin_in(struct dp_peers *peers, struct dp_link *link)
@@ -281,7 +253,7 @@ static int connect_by_mpi(struct dp_peers *peers, struct dp_link *link)
 
     if (!wire)
         return dp_fail(DP_ENOMEM, "no memory for a wire to rank %d", link->peer);
-    int err = add_faults(peers, link, false, &wire);
+    int err = wrap(peers, link, &wire);
     if (err)
         return err;
     link->out = link->in = wire;
@@ -310,17 +282,17 @@ static int connect_out(struct dp_peers *peers, struct dp_link *link)
 
     if (peers->mpi.ops)
         return connect_by_mpi(peers, link);
-    if (link->in && !link->in->error && !peers->has_fault) {
+    if (link->in && !link->in->error && !dp_peers_wrap) {
         link->out = link->in;
         return 0;
     }
     int err = dp_peers_connect(peers, link->peer, link->channel, &wire);
     if (!err)
-        err = add_faults(peers, link, false, &wire);
+        err = wrap(peers, link, &wire);
     if (err)
         return err;
     link->out = wire;
-    if (input_of(peers, link) == wire)
+    if (input_of(link) == wire)
         wire->expects = link->early.head || peers->channels[link->channel].any.head;
     return 0;
 }
@@ -331,7 +303,6 @@ int dp_peers_begin(struct dp_peers *peers)
     const struct dp_endpoint *all = peers->rendezvous->endpoints;
 
     peers->epoch = peers->rendezvous->epoch;
-    peers->broken_peer = -1;
     for (int i = 0; i < peers->size; i++) {
         if (all[i].transport != all[0].transport)
             return dp_fail(DP_EMISMATCH,
@@ -417,7 +388,7 @@ static void add_in(struct dp_peers *peers, uint64_t label, struct dp_wire *wire)
         dp_wire_close(wire);
         return;
     }
-    if (add_faults(peers, link, true, &wire)) {
+    if (wrap(peers, link, &wire)) {
         refuse(peers, DP_ENOMEM, dp_last_error());
         return;
     }
@@ -515,7 +486,7 @@ static struct dp_link *link_at(const struct dp_peers *peers, int channel, int pe
 
 static void expect_on(struct dp_peers *peers, struct dp_link *link, bool expects)
 {
-    struct dp_wire *wire = input_of(peers, link);
+    struct dp_wire *wire = input_of(link);
 
     if (!wire)
         return;
@@ -527,7 +498,7 @@ static void expect_on(struct dp_peers *peers, struct dp_link *link, bool expects
  * wire that this rank sends on makes it the one to receive from. */
 static bool has_message(struct dp_peers *peers, struct dp_link *link)
 {
-    struct dp_wire *wire = input_of(peers, link);
+    struct dp_wire *wire = input_of(link);
 
     if (!wire || wire->error || wire->receives.head || !wire->ops->has_message(wire))
         return false;

@@ -16,7 +16,6 @@
 #include "comm/rendezvous.h"
 #include "comm/settings.h"
 #include "comm/survival.h"
-#include "wire/fault.h"
 #include "wire/mpi.h"
 
 enum dp_transport { DP_TRANSPORT_AUTO, DP_TRANSPORT_SHM, DP_TRANSPORT_TCP, DP_TRANSPORT_MPI };
@@ -92,10 +91,6 @@ struct dp_peers {
     int future_count;
     struct dp_watcher *watchers;
     bool *buried; /* [size] ranks that are dead in a group that survives; NULL: none */
-    bool has_fault;
-    struct dp_wire_fault fault;
-    int broken_peer; /* the links to it are cut, or silent; -1: none */
-    bool is_broken_silently;
     struct dp_abort refusal; /* error, text: why the last accept could let in no peer; 0: it could */
     int64_t refused_since_ns;
     uint32_t epoch; /* of the rendezvous; wires of an earlier one are not accepted */
@@ -113,9 +108,6 @@ int dp_peers_begin(struct dp_peers *peers);
 void dp_peers_disconnect(struct dp_peers *peers);
 /* Close the wires of these channels. */
 void dp_peers_close_channels(struct dp_peers *peers, int first, int count);
-/* Cut all links to the peer, whose wires must be those of fault.h, or make them silent: until the next
- * dp_peers_begin also those that are made later. */
-void dp_peers_break(struct dp_peers *peers, int peer, bool silently);
 void dp_peers_unlisten(struct dp_peers *peers);
 /* Finish all requests with DP_EABORTED; no wire touches a buffer again. */
 void dp_peers_fail(struct dp_peers *peers);
@@ -241,7 +233,9 @@ int dp_comm_meet(const struct dp_comm_config *config, int first_new, struct dp_c
 int dp_comm_mpi_open(const struct dp_comm_config *config, const struct dp_comm_settings *settings,
                      struct dp_comm **out);
 
-/* For tests, of a communicator that was opened with DUALPIPE_COMM_FAULT: see dp_peers_break. */
-void dp_comm_wire_break(struct dp_comm *comm, int peer, bool silently);
+/* A test's, NULL: none. It takes every wire of a link, and gives another one in its place or an
+ * error; links then have a wire for each direction. */
+extern int (*dp_peers_wrap)(const struct dp_peers *peers, const struct dp_link *link,
+                            struct dp_wire **wire);
 
 #endif

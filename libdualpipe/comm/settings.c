@@ -29,10 +29,6 @@ static const struct dp_option table[] = {
      offsetof(struct dp_comm_settings, interface), .choices = NULL},
     {"SECRET", DP_OPTION_SECRET, NULL, "a text that all ranks must know to take part",
      offsetof(struct dp_comm_settings, secret), .choices = NULL},
-    {"FAULT", DP_OPTION_STRING, NULL,
-     "make messages fail for a test: "
-     "seed=1,delay_us=50,jitter_us=20,cut=9,silent=9,shorten=0.1,flip=0.1",
-     offsetof(struct dp_comm_settings, fault), .choices = NULL},
     {"MODULE_DIR", DP_OPTION_STRING, NULL, "where mpi.so is; without it where it was installed",
      offsetof(struct dp_comm_settings, module_dir), .is_code = true},
 };

@@ -11,7 +11,7 @@
 struct dp_comm_settings {
     int64_t timeout_ms;
     int64_t spin_us; /* -1: by the number of cores */
-    const char *transport, *address, *secret, *interface, *fault, *module_dir;
+    const char *transport, *address, *secret, *interface, *module_dir;
     int64_t port; /* 0: by the launcher's variables */
 };
 

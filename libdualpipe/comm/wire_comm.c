@@ -523,16 +523,6 @@ static void wire_comm_watch(struct dp_comm *comm, const struct dp_request *req)
     }
 }
 
-void dp_comm_wire_break(struct dp_comm *comm, int peer, bool silently)
-{
-    struct dp_comm *world = comm->world;
-
-    if (world->progress_runs)
-        world->ops->progress_stop(world);
-    world->progress_runs = false;
-    dp_peers_break(&of(world)->peers, peer, silently);
-}
-
 /* ---- sleeping ------------------------------------------------------------------------------ */
 
 /* Some wires (MPI's) have nothing to poll for: come back the later the longer it has taken already.

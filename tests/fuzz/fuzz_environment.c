@@ -9,7 +9,6 @@
 
 #include "base/bind.h"
 #include "comm/settings.h"
-#include "wire/fault.h"
 #include "wire/net.h"
 #include "wire/wire.h"
 
@@ -47,7 +46,6 @@ static void set_own(bool is_set)
 static void read_options(struct dp_comm_settings *comm)
 {
     struct dp_wire_options wire;
-    struct dp_wire_fault fault;
 
     set_own(true);
     if (dp_options_read(&dp_comm_option_area, comm))
@@ -55,8 +53,6 @@ static void read_options(struct dp_comm_settings *comm)
     else
         must(comm->timeout_ms > 0 && comm->port >= 0 && comm->port < 65536);
     dp_options_read(&dp_wire_option_area, &wire);
-    if (comm->fault && !dp_wire_fault_parse(comm->fault, &fault))
-        must(fault.shorten >= 0 && fault.shorten <= 1 && fault.delay_ns >= 0);
 }
 
 static void read_launch(const struct dp_comm_settings *settings)

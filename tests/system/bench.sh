@@ -164,7 +164,7 @@ it measures "build check simulate list" schedule -P 8 -M 16
 it measures "build check simulate list" schedule 1f1b -P 4 -M 4
 it measures "us/op messages threads" executor -M 8
 it measures "critical step CPU shm" step -P 2 -M 4 --cost f=1,i=1,w=1 --transport shm
-it measures "critical step CPU waited that" step dualpipe -P 2 -M 4 --cost f=1,i=1,w=1 --latency 1ms --slack 1
+it measures "critical step CPU" step dualpipe -P 2 -M 4 --cost f=1,i=1,w=1 --latency 1ms --slack 1
 it measures "critical step CPU tcp" step 1f1b -P 2 -M 2 --cost f=1,b=2 --transport tcp
 it measures "async critical step CPU" step --schedule async -P 2 -M 2 --cost f=1,b=2 --execution messages
 it measures "compute-bound balanced copy-bound overlap" offload -n 4 --shard-bytes 64K --link 20M

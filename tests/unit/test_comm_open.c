@@ -857,7 +857,6 @@ static int open_from_environment(const struct rank *r)
     setenv("MASTER_PORT", text, 1);
     setenv("DUALPIPE_COMM_TIMEOUT_MS", "7000", 1);
     setenv("DUALPIPE_COMM_SECRET", "s", 1);
-    setenv("DUALPIPE_COMM_FAULT", "delay_us=100,jitter_us=100", 1);
     EXPECT(!dp_comm_open(&(struct dp_comm_config){.size = 0}, &comm));
     EXPECT(dp_comm_rank(comm) == r->rank && dp_comm_size(comm) == 3);
     EXPECT(dp_comm_deadline(comm) == 7 * DP_NS_PER_S);

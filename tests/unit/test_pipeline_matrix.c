@@ -13,8 +13,8 @@
 
 #include "base/clock.h"
 #include "comm/comm_ops.h"
-#include "comm/peers.h"
 #include "comm_group.h"
+#include "fault_wire.h"
 #include "jobs.h"
 #include "open_files.h"
 #include "pipeline_job.h"
@@ -120,7 +120,7 @@ static int begin_fault(int peer)
         break;
     case CUT:
     case SILENT:
-        dp_comm_wire_break(the_comm, peer, cell->fault == SILENT);
+        fault_wires_break(the_comm, peer, cell->fault == SILENT);
         break;
     default:
         return dp_callback_error(FAILURE, "out of %s", "luck");
@@ -453,10 +453,7 @@ static void try_cell(struct row *row, int culprit, int at)
     f.cell->culprit = culprit;
     f.cell->at = at;
     kind_now = row->kind;
-    if (faults[row->fault].takes_links)
-        setenv("DUALPIPE_COMM_FAULT", "seed=1", 1);
-    else
-        unsetenv("DUALPIPE_COMM_FAULT");
+    fault_wires_use(faults[row->fault].takes_links);
     const int files = count_files();
     const int failed = row->kind->run(row->kind, RANKS, LONG_NS, be_in_cell, &f, &killed);
     const char *wrong = find_wrong(f.cell);
@@ -483,7 +480,7 @@ static void count_cells(struct row *row)
     cell_job_init(&f, &result);
     f.cell->fault = row->fault;
     kind_now = row->kind;
-    unsetenv("DUALPIPE_COMM_FAULT");
+    fault_wires_use(false);
     assert_int_equal(row->kind->run(row->kind, RANKS, LONG_NS, count_ops, &f, &killed), 0);
     for (int rank = 0; rank < RANKS; rank++)
         row->count[rank] =

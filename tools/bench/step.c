@@ -24,7 +24,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CASES_MAX = 3, SAMPLE_MS = 250, STOP = -1, CPU_PERCENT_MAX = 40, FIRST_STEPS = 4, TURNS = 8,
+enum { CASES_MAX = 3, SAMPLE_MS = 250, STOP = -1, CPU_PERCENT_MAX = 40, FIRST_STEPS = 4,
        LATE_MAX = 100 };
 
 struct values {
@@ -45,7 +45,6 @@ struct values {
 struct told {
     int64_t cpu_ns;
     struct rig_clock clocks[RIG_OPS];
-    double way_ns; /* rank 0, with a latency: of a message that is waited for */
 };
 
 /* What rank 0 says: which times, how often. */
@@ -113,42 +112,6 @@ static int time_step(struct job *j, double *ns)
     return 0;
 }
 
-/* One message there and one back, in turns. */
-static int go_and_come(struct job *j, void *message, size_t len)
-{
-    const int rank = dp_comm_rank(j->comm);
-    struct dp_request request;
-    int err = 0;
-
-    for (int i = 0; i < 2 * TURNS && !err; i++) {
-        err = i % 2 == rank
-                  ? dp_comm_isend(j->comm, !rank, DP_CHANNEL_CONTROL, 1, message, len, &request)
-                  : dp_comm_irecv(j->comm, !rank, DP_CHANNEL_CONTROL, 1, message, len, &request);
-        if (!err)
-            err = dp_comm_wait(j->comm, &request, !rank);
-    }
-    return err;
-}
-
-/* What a message takes between ranks 0 and 1 that wait for it: the latency that was asked for, both
- * ranks' waking up, and the copies. */
-static int time_way(struct job *j, double *ns)
-{
-    const size_t len = (size_t)j->v->message_bytes;
-
-    *ns = 0;
-    if (j->v->latency_ns <= 0 || dp_comm_rank(j->comm) > 1 || dp_comm_size(j->comm) < 2)
-        return 0;
-    void *message = calloc(1, len);
-    int err = message ? go_and_come(j, message, len) : DP_ENOMEM;
-    const int64_t began_ns = now_ns();
-    if (!err)
-        err = go_and_come(j, message, len);
-    *ns = (double)(now_ns() - began_ns) / (2 * TURNS);
-    free(message);
-    return err;
-}
-
 /* The times of ops on the device, to all. */
 static int share_ops(struct job *j)
 {
@@ -171,8 +134,6 @@ static int take_steps(struct job *j, struct order order)
     }
     if (!err)
         err = share_ops(j);
-    if (!err)
-        err = time_way(j, &mine.way_ns);
     if (err)
         return err;
     j->step_ns = total / order.steps;
@@ -215,7 +176,7 @@ static void pack_ops(struct job *j)
 }
 
 /* How long the step takes on paper, with the times that ops really took. */
-static int simulate_ns(struct job *j, int which, double latency_ns, double *ns)
+static int simulate_ns(struct job *j, int which, double *ns)
 {
     const struct dp_cost *c = &j->costs[which];
     struct dp_cost real = {
@@ -224,7 +185,7 @@ static int simulate_ns(struct job *j, int which, double latency_ns, double *ns)
         .w_ns = mean_ns(j, RIG_W, c->w_ns),
         .b_ns = mean_ns(j, RIG_B, c->b_ns),
         .fb_ns = mean_ns(j, RIG_FB, c->fb_ns),
-        .link_latency_ns = latency_ns,
+        .link_latency_ns = j->v->latency_ns,
         .op_ns = j->packed_ns,
     };
     struct dp_simulation sim;
@@ -239,8 +200,8 @@ static int simulate_ns(struct job *j, int which, double latency_ns, double *ns)
     return 0;
 }
 
-/* OPS on a device only; WAY and WAY_RATIO with a latency only. */
-enum { RATIO, STEP, CPU, FIGURES, OPS = FIGURES, CUDA_FIGURES, WAY = FIGURES, WAY_RATIO, WAY_FIGURES };
+/* OPS on a device only. */
+enum { RATIO, STEP, CPU, FIGURES, OPS = FIGURES, CUDA_FIGURES };
 
 struct sampler {
     struct job *job;
@@ -251,14 +212,12 @@ static int sample(void *user, double *figures)
 {
     const struct sampler *s = user;
     struct job *j = s->job;
-    double simulated, with_way = 0, cpu = 0;
+    double simulated, cpu = 0;
 
     int64_t began = now_ns();
     int err = order_steps(j, (struct order){s->which, j->steps[s->which]});
     if (!err)
-        err = simulate_ns(j, s->which, j->v->latency_ns, &simulated);
-    if (!err && j->v->latency_ns > 0)
-        err = simulate_ns(j, s->which, j->told[0].way_ns, &with_way);
+        err = simulate_ns(j, s->which, &simulated);
     if (err)
         return err;
     double wall = (double)(now_ns() - began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
@@ -268,10 +227,6 @@ static int sample(void *user, double *figures)
     figures[RATIO] = j->step_ns / simulated;
     figures[STEP] = j->step_ns / 1e6;
     figures[CPU] = 100 * cpu / wall;
-    if (j->v->latency_ns > 0) {
-        figures[WAY] = j->told[0].way_ns / 1e6;
-        figures[WAY_RATIO] = j->step_ns / with_way;
-    }
     if (j->cuda)
         figures[OPS] = 0;
     for (size_t i = 0; j->cuda && i < j->schedule->first[j->schedule->ranks]; i++)
@@ -334,7 +289,7 @@ static void describe_case(struct bench_case *c, const struct dp_cost *cost, stru
     static char names[CASES_MAX][96];
     const struct values *v = s->job->v;
     double b = cost->b_ns > 0 ? cost->b_ns : cost->i_ns + cost->w_ns;
-    const int figures = v->image ? CUDA_FIGURES : v->latency_ns > 0 ? WAY_FIGURES : FIGURES;
+    const int figures = v->image ? CUDA_FIGURES : FIGURES;
 
     if (v->image)
         snprintf(names[0], sizeof(names[0]), "layers %d, width %d, %s: over critical path",
@@ -350,13 +305,8 @@ static void describe_case(struct bench_case *c, const struct dp_cost *cost, stru
         [CPU] = {.what = "  CPU of all ranks", .unit = "%",
                  .target = spins(v) ? 0 : CPU_PERCENT_MAX},
     }};
-    if (v->image) {
+    if (v->image)
         c->figures[OPS] = (struct bench_figure){.what = "  ops of all ranks", .unit = "ms"};
-    } else if (v->latency_ns > 0) {
-        c->figures[WAY] = (struct bench_figure){.what = "  message that is waited for", .unit = "ms"};
-        c->figures[WAY_RATIO] =
-            (struct bench_figure){.what = "  over critical path with that", .unit = ""};
-    }
 }
 
 static int lead(struct job *j)
@@ -379,11 +329,10 @@ static int lead(struct job *j)
         err = bench_run(cases, j->case_count, &j->v->common);
     if (err)
         return err;
-    snprintf(title, sizeof(title), "%s%s, %d ranks, %d micro-batches, %s%s%s, latency %g us",
+    snprintf(title, sizeof(title), "%s%s, %d ranks, %d micro-batches, %s%s%s",
              dp_schedule_kind_name(j->schedule->kind), j->schedule->slack ? " with slack" : "",
              j->schedule->ranks, j->schedule->microbatches, j->cuda ? j->v->device : "",
-             j->cuda ? ", " : "", by_nccl(j->v) ? "nccl" : dp_comm_name(j->comm),
-             j->v->latency_ns / 1e3);
+             j->cuda ? ", " : "", by_nccl(j->v) ? "nccl" : dp_comm_name(j->comm));
     bench_report(title, cases, j->case_count, &j->v->common);
     err = dp_comm_broadcast(j->comm, &stop, sizeof(stop), 0);
     return err ? err : show_late(j);
@@ -515,8 +464,7 @@ static const struct arg args[] = {
      ARG_CHOICE, AT(execution), .fallback = "list", .choices = executions},
     {"slack", 0, "0|1", "1: dualpipe and dualpipev with one more forward of warm-up at every border",
      ARG_INT, AT(slack), "0", 0, 1},
-    {"latency", 0, "TIME", "hold every message back so long, on paper and in the step", ARG_TIME,
-     AT(latency_ns), .fallback = "0", .max = 1e9},
+    {"latency", 0, "TIME", "of a link, on paper", ARG_TIME, AT(latency_ns), .fallback = "0", .max = 1e9},
     {"transport", 0, NULL, "how messages travel", ARG_CHOICE, AT(transport), .fallback = "auto",
      .choices = transports},
 };
@@ -570,17 +518,6 @@ static int choose_costs(struct job *j)
     return 0;
 }
 
-/* Messages of the ranks to come are late by the latency: by the wire that tests use. */
-static int set_latency(double latency_ns)
-{
-    char fault[64];
-
-    if (latency_ns <= 0)
-        return 0;
-    snprintf(fault, sizeof(fault), "delay_us=%.0f", latency_ns / 1e3);
-    return setenv("DUALPIPE_COMM_FAULT", fault, 1) ? DP_ENOMEM : 0;
-}
-
 static int measure(const struct values *v, enum dp_schedule_kind kind)
 {
     const struct dp_schedule_spec spec = {
@@ -592,9 +529,7 @@ static int measure(const struct values *v, enum dp_schedule_kind kind)
     job = (struct job){.v = v};
     if ((err = dp_schedule_new(&spec, &job.schedule)))
         return command_failed(err);
-    err = set_latency(v->latency_ns);
-    if (!err)
-        err = choose_costs(&job);
+    err = choose_costs(&job);
     int status = err ? command_failed(err)
                      : launch_ranks(spec.ranks, 0, by_nccl(v) ? "auto" : v->transport, run_rank, &job);
     dp_schedule_free(job.schedule);
@@ -672,8 +607,6 @@ int run_bench_step(int argc, char **argv)
                  "the times that the ops really took. The default is DualPipe. With more than\n"
                  "40 % of all cores in use, ranks stand in each other's way. With --compute spin\n"
                  "they compute, 10, 1 and 0.1 ms in turn, as long as they are told to.\n"
-                 "With --latency the step is also set beside the one on paper with the time that\n"
-                 "a message took between two ranks, measured after the steps of each sample.\n"
                  "With --device cuda ops are the stages of 'dualpipe train' on GPUs, and the\n"
                  "critical path is that of the times which events on the device measure around\n"
                  "each of them. Gradients of mirrors are not summed.",
