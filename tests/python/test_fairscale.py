@@ -2,6 +2,7 @@
 """AsyncPipe against the same layers without it, and what fairscale's own tests ask of it."""
 import copy
 import gc
+import pickle
 from collections import OrderedDict
 
 import pytest
@@ -389,6 +390,16 @@ def test_skips_that_do_not_match_are_named():
     both = skippable(stash=["a"], pop=["a"])(nn.Identity)
     with pytest.raises(TypeError, match="both as stashable and as poppable"):
         verify_skippables(nn.Sequential(both()))
+
+
+def test_a_copy_of_a_namespace_is_the_same_one():
+    one = Namespace()
+    again = pickle.loads(pickle.dumps(one))
+    assert one == copy.copy(one) == copy.deepcopy(one) == again != Namespace()
+    assert len({one, again}) == 1 and sorted([one, Namespace()]) and isinstance(None, Namespace)
+    made = copy.deepcopy(nn.Sequential(Stash().isolate(one), nn.Identity()))
+    made.add_module("2", Pop().isolate(one))
+    verify_skippables(made)
 
 
 def deferred(rank, size, checkpoint):

@@ -7,10 +7,13 @@ stage the tensor is kept here; between stages it is a message of its own, from t
 Source: torchgpipe; fairscale.nn.pipe.skip, 0.4.
 """
 import threading
+from abc import ABCMeta
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import (Any, ClassVar, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple,
                     Type)
+from uuid import UUID, uuid4
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +24,15 @@ from ._tensor import DTYPES, Views, has_gradient, shape_of
 Key = Tuple[Any, str]  # namespace, name
 
 
-class Namespace:
-    """Skips of the same name are apart in different ones. The default one is None."""
-    __slots__ = ()
+@dataclass(frozen=True, order=True)
+class Namespace(metaclass=ABCMeta):
+    """Skips of the same name are apart in different ones. A copy is the same one, and None is the
+    default one."""
+
+    id: UUID = field(default_factory=uuid4)
+
+
+Namespace.register(type(None))
 
 
 # ---- where skips go ----

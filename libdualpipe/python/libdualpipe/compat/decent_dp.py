@@ -67,7 +67,7 @@ class Topology:
                                  f"{self._world_size} once")
         self._rounds = rounds
         self._edges = [next(edge for edge in edges if self._rank in edge.ranks) for edges in rounds]
-        self._groups: Dict[Tuple[int, ...], Any] = {}
+        self._process_groups: Dict[Tuple[int, ...], Any] = {}
 
     def _get_topo_edges(self) -> List[List[Edge]]:
         raise NotImplementedError()
@@ -80,9 +80,9 @@ class Topology:
         """An edge of this rank with a process group of its ranks, which all of them ask for."""
         if edge.group is None:
             ranks = tuple(edge.ranks)
-            if ranks not in self._groups:
-                self._groups[ranks] = dist.new_group(edge.ranks, use_local_synchronization=True)
-            edge.group = self._groups[ranks]
+            if ranks not in self._process_groups:
+                self._process_groups[ranks] = dist.new_group(edge.ranks, use_local_synchronization=True)
+            edge.group = self._process_groups[ranks]
         return edge
 
     def graph(self) -> Any:

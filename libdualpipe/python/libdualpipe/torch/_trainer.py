@@ -42,7 +42,8 @@ class _Memory:
     """The library's trainer: it is freed when the last tensor over its memory has gone."""
     def __init__(self, pointer: Any, kept: Any, comm: Optional[Comm]) -> None:
         self.pointer = pointer
-        owned(self, lib.dp_trainer_free, pointer, kept, comm, lock=comm and comm.lock)
+        owned(self, lib.dp_trainer_free, pointer, kept, comm,
+              lock=comm.lock if comm else None)
 
 
 class Trainer:
