@@ -263,7 +263,7 @@ static int try_shares(struct chooser *c, int rank, struct trial *best)
 {
     int err = 0;
 
-    for (uint8_t again = 0; again <= SHARES && !err; again++) {
+    for (uint8_t again = c->config->recompute ? SHARES : 0; again <= SHARES && !err; again++) {
         struct trial t = {.again = again};
         c->again[rank] = again;
         err = choose_for_rank(c, rank, &t.fits);

@@ -39,7 +39,7 @@ static int describe_rank(struct ranks *r, int rank)
         err = model_engine_state(r->engines[rank], &how->optimizer, false, &r->state[rank]);
     if (!err)
         r->beside[rank] = model_engine_resident(r->engines[rank]) +
-                          model_engine_windows(r->engines[rank]) + r->state[rank];
+                          model_engine_windows(r->engines[rank], r->config->how->dtype) + r->state[rank];
     return err;
 }
 
@@ -76,13 +76,14 @@ static int measure(void *user, const struct dp_schedule *s, int rank, size_t *by
 }
 
 /* What messages drive keeps all, as another order of theirs would take other memory. */
-static int choose_activations(struct ranks *r, struct fit *f)
+static int choose_activations(struct ranks *r, int count, struct fit *f)
 {
     const struct dp_trainer_config *how = r->config->how;
     const struct dp_offload_activations what = {
         .budget_bytes = how->offload.device_bytes,
         .beside_bytes = r->beside,
-        .keep = !how->offload.activations,
+        .keep = !how->offload.activations && count > 1,
+        .recompute = !how->offload.activations,
         .lead = 1,
         .measure = measure,
         .measure_user = r,
@@ -103,7 +104,7 @@ static int measure_rooms(const struct ranks *r, int count, struct fit *f)
         return dp_fail(DP_ENOMEM, "no memory for the rooms of %d ranks", count);
     for (int rank = 0; rank < count; rank++) {
         const size_t taken =
-            r->beside[rank] - model_engine_windows(r->engines[rank]) + planned;
+            r->beside[rank] - model_engine_windows(r->engines[rank], r->config->how->dtype) + planned;
         f->rooms[rank].limit_bytes = all > r->state[rank] ? all - r->state[rank] : 0;
         f->rooms[rank].window_bytes = planned && all > taken ? all - taken : 0;
     }
@@ -118,7 +119,7 @@ int fit_device(const struct model_engine_config *config, struct fit *out)
     int err = describe_ranks(&r, count);
 
     if (!err)
-        err = choose_activations(&r, &f);
+        err = choose_activations(&r, count, &f);
     if (!err)
         err = measure_rooms(&r, count, &f);
     forget_ranks(&r, count);
@@ -133,4 +134,45 @@ void fit_fini(struct fit *f)
     dp_schedule_free(f->training);
     free(f->rooms);
     *f = (struct fit){0};
+}
+
+/* ---- a rank alone ----------------------------------------------------------------------------- */
+
+static void add_stage(struct dp_op_list *ops, enum dp_op_kind kind, int32_t slot, int32_t microbatches)
+{
+    for (int32_t mb = 0; mb < microbatches; mb++)
+        dp_op_list_add(ops, (struct dp_op){.kind = kind, .slot = (uint32_t)slot, .mb = (uint32_t)mb});
+}
+
+int fit_layers_in_turn(int32_t layers, int32_t microbatches, struct dp_schedule **out)
+{
+    const struct dp_schedule_spec spec = {
+        .kind = DP_SCHEDULE_USER, .ranks = 1, .microbatches = microbatches};
+    const int32_t count = layers < DP_MAX_SLOTS ? layers : DP_MAX_SLOTS;
+    const size_t first_slot[] = {0, (size_t)count};
+    struct dp_slot slots[DP_MAX_SLOTS] = {0};
+    struct dp_op_list ops = {0};
+    struct dp_schedule *s;
+
+    for (int32_t i = 0; i < count; i++) {
+        slots[i].stage = slots[i].phase = slots[i].location = i;
+        add_stage(&ops, DP_OP_F, i, microbatches);
+    }
+    for (int32_t i = count - 1; i >= 0; i--)
+        add_stage(&ops, DP_OP_B, i, microbatches);
+    int err = dp_schedule_new_placed(&spec, 1, first_slot, slots, &s);
+    if (err) {
+        dp_op_list_fini(&ops);
+        return dp_fail(err, "no schedule of %d stages on one rank", count);
+    }
+    s->first[1] = ops.count;
+    err = ops.failed ? dp_fail(DP_ENOMEM, "no memory for the ops of %d stages", count)
+                     : dp_schedule_take_ops(s, &ops, s->first);
+    if (err) {
+        dp_op_list_fini(&ops);
+        dp_schedule_free(s);
+    } else {
+        *out = s;
+    }
+    return err;
 }

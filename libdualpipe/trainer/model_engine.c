@@ -137,7 +137,7 @@ static int run(struct engine *base, const struct dp_schedule *s, const struct dp
 
     e->trains = !s->forward_only;
     if (e->streamed)
-        streamed_begin(e->streamed);
+        streamed_begin(e->streamed, e->trains);
     if (take_rows(e, rows))
         step.extents = (const int64_t(*)[DP_MAX_EXTENTS])e->extents;
     int err = begin_parts(e, s, batch, rows, losses, &step);
@@ -333,15 +333,26 @@ static int make_streamed(struct model_engine *e, const struct model_engine_confi
 {
     const struct device_room *room = config->rooms ? &config->rooms[engine_rank(&e->base)] : NULL;
     const size_t largest = largest_bytes(e);
-    int32_t layers = 0;
+    const size_t ops = dp_schedule_count(config->training, engine_rank(&e->base));
+    int32_t layers = 0, most = 0;
     int err = 0;
 
-    for (int i = 0; i < e->base.part_count; i++)
+    for (int i = 0; i < e->base.part_count; i++) {
         layers += e->stages[i]->streamed_layers;
+        most = e->stages[i]->layer_count > most ? e->stages[i]->layer_count : most;
+    }
     if (e->work != e->place)
         bind_threads(e);
     if (largest && !config->bare)
-        err = streamed_new(e->work, largest, room ? room->window_bytes : 0, layers, &e->streamed);
+        err = streamed_new(e->work,
+                           &(struct streamed_config){
+                               .layers = layers,
+                               .largest_bytes = largest,
+                               .rounds = config->how->dtype,
+                               .budget_bytes = room ? room->window_bytes : 0,
+                               .uses = ops * (size_t)most,
+                           },
+                           &e->streamed);
     for (int i = 0; i < e->base.part_count; i++)
         e->stages[i]->streamed = e->streamed;
     return err;
@@ -717,9 +728,9 @@ size_t model_engine_resident(const struct engine *e)
     return bytes;
 }
 
-size_t model_engine_windows(const struct engine *e)
+size_t model_engine_windows(const struct engine *e, DLDataType rounds)
 {
-    return streamed_least(largest_bytes((const struct model_engine *)e));
+    return streamed_least(largest_bytes((const struct model_engine *)e), rounds);
 }
 
 void model_engine_offload(const struct engine *base, struct dp_trainer_offload *out)

@@ -45,7 +45,7 @@ void model_engine_offload(const struct engine *e, struct dp_trainer_offload *out
 /* Of a bare one: what of it is on the device beside the pipeline's memory, without the optimizer's state
  * and the room for layers that pass; the least that these need. */
 size_t model_engine_resident(const struct engine *e);
-size_t model_engine_windows(const struct engine *e);
+size_t model_engine_windows(const struct engine *e, DLDataType rounds);
 /* The same: the pipeline's memory on the device, if it trains by another list. */
 int model_engine_planned(struct engine *e, const struct model_engine_config *config,
                          const struct dp_schedule *training, size_t *bytes);

@@ -52,8 +52,6 @@ static int check_offload(const struct dp_trainer_config *c)
     if (c->offload.folder && (!c->offload.optimizer || c->sums != DP_SUMS_ALL))
         return dp_fail(DP_EINVAL, "offload.folder: '%s', expected offload.optimizer and DP_SUMS_ALL "
                        "with it", c->offload.folder);
-    if (c->dtype.bits && c->offload.parameters)
-        return dp_fail(DP_EUNSUPPORTED, "dtype: with offload.parameters, expected none");
     return 0;
 }
 
@@ -328,11 +326,43 @@ static int take_list(struct dp_trainer *t)
     return err ? err : make_forward(t);
 }
 
+/* Where parameters pass the device of a rank alone, each passes for all micro-batches at once. */
+static bool takes_layers_in_turn(const struct dp_trainer_config *c)
+{
+    return c->schedule.ranks == 1 && c->offload.parameters && c->offload.device_bytes &&
+           c->execution == DP_EXECUTE_LIST && !c->schedule.recompute;
+}
+
+static int take_layers_in_turn(struct dp_trainer *t)
+{
+    struct dp_trainer_config how = t->config;
+    struct dp_skip *skips = NULL;
+    int count = 0;
+    int err = fit_layers_in_turn(t->model.model.layer_count, how.schedule.microbatches, &t->made);
+
+    if (err)
+        return err;
+    t->training = t->made;
+    t->sums.none = !is_summed(t, t->made);
+    how.balance = how.balance == DP_BALANCE_GIVEN ? DP_BALANCE_COST : how.balance; /* of one stage */
+    err = model_cut(&t->model, &how, t->made, &t->first_layer);
+    if (!err)
+        err = list_skips(t, &skips, &count);
+    if (!err && count)
+        err = dp_schedule_add_skips(t->made, skips, count);
+    if (!err && !t->sums.none)
+        err = dp_schedule_add_all_reduces(t->made);
+    free(skips);
+    return err ? err : make_forward(t);
+}
+
 /* The model is cut by an outline; the lists follow from the cut. */
 static int make_schedules(struct dp_trainer *t)
 {
     if (t->config.list)
         return take_list(t);
+    if (takes_layers_in_turn(&t->config))
+        return take_layers_in_turn(t);
     struct dp_schedule_spec spec = t->config.schedule;
     struct dp_schedule *outline = NULL;
     struct dp_skip *skips = NULL;

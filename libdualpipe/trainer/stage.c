@@ -187,19 +187,15 @@ static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_s
                              *why ? ": " : "", why);
 }
 
-/* Layer number i of the stage is called with c, and `next` will be. */
-static int begin_call(struct run *run, int32_t i, int32_t next, struct dp_layer_call *c)
+/* Layer number i of the stage is called with c. */
+static int begin_call(struct run *run, int32_t i, struct dp_layer_call *c)
 {
     const struct stage *s = run->stage;
-    const struct stage_layer *l = &s->layers[i], *after = &s->layers[next];
-    const bool follows = passes(s, next);
 
     run->begun_ns = s->times ? dp_now_ns() : 0;
-    if (!s->streamed || !passes(s, i))
-        return 0;
-    return streamed_enter(s->streamed, c, l->layer->parameter_count,
-                          follows ? s->values + after->first : NULL,
-                          follows ? after->layer->parameter_count : 0);
+    return s->streamed && passes(s, i)
+               ? streamed_enter(s->streamed, c, s->layers[i].layer->parameter_count)
+               : 0;
 }
 
 static int end_of_run(const struct stage *s, int err)
@@ -264,7 +260,7 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
         DLTensor *to = last ? out : t->list;
         memcpy(before, to, (size_t)l->out.count * sizeof(*to));
         struct dp_layer_call c = call_of(&run, i, in, grads, &skips);
-        err = begin_call(&run, i, i + 1, &c);
+        err = begin_call(&run, i, &c);
         if (!err)
             err = end_of_call(&run, i, &skips, l->layer->ops->forward(l->layer->user, &c, in, to));
         if (!err && !last)
@@ -294,7 +290,7 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
         if (i)
             memcpy(before, to, (size_t)l->in.count * sizeof(*to));
         struct dp_layer_call c = call_of(&run, i, kept_input(&run, i, &input), grads, &skips);
-        err = begin_call(&run, i, i - 1, &c);
+        err = begin_call(&run, i, &c);
         if (!err)
             err = end_of_call(&run, i, &skips,
                               l->layer->ops->backward(l->layer->user, &c, gout, to, mode));
@@ -318,7 +314,7 @@ static int weight(void *user, const struct dp_stage_call *call)
     for (int32_t i = s->layer_count - 1; i >= 0 && !err; i--) {
         const struct stage_layer *l = &s->layers[i];
         struct dp_layer_call c = call_of(&run, i, kept_input(&run, i, &input), grads, &skips);
-        err = begin_call(&run, i, i - 1, &c);
+        err = begin_call(&run, i, &c);
         if (!err)
             err = end_of_call(&run, i, &skips, l->layer->ops->weight(l->layer->user, &c));
     }
@@ -343,10 +339,12 @@ struct dp_stage stage_view(struct stage *s)
 
 int stage_round(struct stage *s)
 {
-    return s->rounded && s->values_bytes
-               ? place_round(s->place, s->values_bytes / sizeof(float), s->values[0].data,
-                             s->rounded[0].dtype, s->rounded[0].data)
-               : 0;
+    const int32_t first = s->streamed_parameters;
+    const size_t bytes = s->values_bytes - s->passing_bytes / 2; /* of those that stay */
+
+    return s->rounded && bytes ? place_round(s->place, bytes / sizeof(float), s->values[first].data,
+                                             s->rounded[first].dtype, s->rounded[first].data)
+                               : 0;
 }
 
 size_t stage_largest_bytes(const struct stage *s)

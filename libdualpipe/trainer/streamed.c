@@ -17,6 +17,18 @@ struct window {
     struct dp_device_event *done;  /* the last compute with it, where that is queued */
     const DLTensor *holds;         /* values: whose; NULL: nothing */
     uint64_t used;                 /* the last time, counted in layers */
+    bool is_rounded;               /* the copies behind the values are of these */
+};
+
+/* The layers of a step, without those that follow themselves: the last step says what comes next. */
+struct use {
+    const DLTensor *values;
+    int32_t count;
+};
+
+struct trace {
+    struct use *uses;
+    size_t count, room, at;
 };
 
 /* How long copies of a direction were at work, where a thread of the host's carries them out. */
@@ -30,12 +42,16 @@ struct streamed {
     struct dp_device_stream *up, *down;
     struct meter meters[2]; /* up, down */
     int64_t wait_ns;
+    struct trace traces[2]; /* of evaluations, of training */
+    struct trace *trace;
     void *memory;
+    DLDataType rounds; /* to this type; bits 0: not */
+    size_t bytes;      /* of values in a window */
     struct window *values, grads[GRADS]; /* [value_count] */
     int32_t value_count;
     uint64_t time;
     struct window *value, *grad; /* of this layer; grad NULL: it adds to none */
-    DLTensor list[DP_LAYER_PARAMETERS];       /* its values */
+    DLTensor list[DP_LAYER_PARAMETERS], rounded[DP_LAYER_PARAMETERS]; /* its values */
     DLTensor host_grads[DP_LAYER_PARAMETERS];
 };
 
@@ -132,6 +148,7 @@ static int load(struct streamed *st, const DLTensor *values, int32_t count, stru
             w = &st->values[i];
     }
     w->holds = values;
+    w->is_rounded = false;
     *out = w;
     return copy(st, w, values, count, true);
 }
@@ -173,8 +190,41 @@ static int bring_grads(struct streamed *st, struct dp_layer_call *call, int32_t 
     return err;
 }
 
-int streamed_enter(struct streamed *st, struct dp_layer_call *call, int32_t count,
-                   const DLTensor *next, int32_t next_count)
+/* Add a layer to the trace, if it is another one; the one that came after it the last time. */
+static struct use follow(struct trace *t, struct use use)
+{
+    const bool is_new = !t->at || t->uses[t->at - 1].values != use.values;
+
+    if (is_new && t->at < t->room) {
+        if (t->at < t->count && t->uses[t->at].values != use.values)
+            t->count = t->at; /* another order than the last time */
+        t->uses[t->at++] = use;
+        t->count = t->count < t->at ? t->at : t->count;
+    }
+    return t->at < t->count ? t->uses[t->at] : (struct use){0};
+}
+
+/* Copies for the layer behind its values, once after each load. */
+static int round_values(struct streamed *st, struct window *w, struct dp_layer_call *call, int32_t count)
+{
+    const bool is_done = w->is_rounded;
+
+    if (!st->rounds.bits)
+        return 0;
+    w->is_rounded = true;
+    for (int32_t k = 0; k < count; k++) {
+        st->rounded[k] = st->list[k];
+        st->rounded[k].dtype = st->rounds;
+        st->rounded[k].data = w->at + st->bytes + ((char *)st->list[k].data - w->at) / 2;
+    }
+    call->rounded = st->rounded;
+    return is_done ? 0
+                   : place_round(st->place, streamed_bytes(st->list, count) / sizeof(float),
+                                 (const float *)(void *)w->at, st->rounds,
+                                 (uint16_t *)(void *)(w->at + st->bytes));
+}
+
+int streamed_enter(struct streamed *st, struct dp_layer_call *call, int32_t count)
 {
     struct window *w = NULL, *after = NULL;
     int err = load(st, call->values, count, &w);
@@ -183,14 +233,17 @@ int streamed_enter(struct streamed *st, struct dp_layer_call *call, int32_t coun
         return err;
     w->used = ++st->time;
     st->value = w;
-    if (next && next_count)
-        err = load(st, next, next_count, &after);
+    const struct use next = follow(st->trace, (struct use){call->values, count});
+    if (next.values)
+        err = load(st, next.values, next.count, &after);
     if (after)
         after->used = st->time;
     if (!err)
         err = await(st, w->ready);
     lay_out(st, w, call->values, count, st->list);
     call->values = st->list;
+    if (!err)
+        err = round_values(st, w, call, count);
     return err ? err : bring_grads(st, call, count);
 }
 
@@ -220,17 +273,25 @@ void streamed_times(const struct streamed *st, int64_t *up_ns, int64_t *down_ns,
     *wait_ns = st->wait_ns;
 }
 
-void streamed_begin(struct streamed *st)
+void streamed_begin(struct streamed *st, bool training)
 {
+    st->trace = &st->traces[training];
+    st->trace->at = 0;
     for (int32_t i = 0; i < st->value_count; i++)
         st->values[i].holds = NULL;
 }
 
 /* ---- making one ------------------------------------------------------------------------------ */
 
-size_t streamed_least(size_t largest_bytes)
+/* All of them have room for what is rounded, too. */
+static size_t window_bytes(size_t values, DLDataType rounds)
 {
-    return (GRADS + LEAST_VALUES) * largest_bytes;
+    return rounds.bits ? (3 * values / 2 + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : values;
+}
+
+size_t streamed_least(size_t largest_bytes, DLDataType rounds)
+{
+    return (GRADS + LEAST_VALUES) * window_bytes(largest_bytes, rounds);
 }
 
 static int make_window(struct streamed *st, int32_t i, size_t bytes)
@@ -242,7 +303,7 @@ static int make_window(struct streamed *st, int32_t i, size_t bytes)
     return err ? err : dp_device_event_new(place_any_device(st->place), &w->done);
 }
 
-static int make(struct streamed *st, size_t bytes)
+static int make(struct streamed *st, size_t bytes, size_t uses)
 {
     struct dp_device *dev = place_any_device(st->place);
     int err = dp_device_alloc(dev, DP_MEMORY_DEVICE, (size_t)(GRADS + st->value_count) * bytes,
@@ -254,23 +315,33 @@ static int make(struct streamed *st, size_t bytes)
         err = dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &st->down);
     for (int32_t i = 0; i < GRADS + st->value_count && !err; i++)
         err = make_window(st, i, bytes);
+    for (int i = 0; i < 2 && !err; i++) {
+        struct trace *t = &st->traces[i];
+        t->room = uses;
+        t->uses = calloc(uses + 1, sizeof(*t->uses));
+        err = t->uses ? 0 : dp_fail(DP_ENOMEM, "no memory for the order of %zu layers", uses);
+    }
     return err;
 }
 
-int streamed_new(struct place *place, size_t bytes, size_t budget, int32_t layers,
-                 struct streamed **out)
+int streamed_new(struct place *place, const struct streamed_config *config, struct streamed **out)
 {
-    const size_t fit = budget / bytes, most = layers > LEAST_VALUES ? (size_t)layers : LEAST_VALUES;
+    const size_t bytes = window_bytes(config->largest_bytes, config->rounds);
+    const size_t fit = config->budget_bytes / bytes;
+    const size_t most = config->layers > LEAST_VALUES ? (size_t)config->layers : LEAST_VALUES;
     struct streamed *st = calloc(1, sizeof(*st));
 
     if (!st)
         return dp_fail(DP_ENOMEM, "no memory for streamed layers");
     st->place = place;
+    st->rounds = config->rounds;
+    st->bytes = config->largest_bytes;
+    st->trace = &st->traces[0];
     st->value_count = fit <= GRADS + LEAST_VALUES ? LEAST_VALUES
                       : fit - GRADS < most        ? (int32_t)fit - GRADS
                                                   : (int32_t)most;
     st->values = calloc((size_t)st->value_count, sizeof(*st->values));
-    const int err = st->values ? make(st, bytes)
+    const int err = st->values ? make(st, bytes, config->uses)
                                : dp_fail(DP_ENOMEM, "no memory for %d windows", st->value_count);
     if (err)
         streamed_free(st);
@@ -297,5 +368,7 @@ void streamed_free(struct streamed *st)
         free_window(&st->values[i]);
     place_release(st->place, DP_MEMORY_DEVICE, st->memory);
     free(st->values);
+    free(st->traces[0].uses);
+    free(st->traces[1].uses);
     free(st);
 }

@@ -6,7 +6,7 @@
  *      device   [values of a layer] [of another] ...   [gradients of a layer] [of another]
  *
  * All windows are as large as the largest layer needs. While a layer computes, the values of the one
- * that follows in its stage are on their way. A layer's gradients come up before it adds to them and go
+ * that came next in the last step are on their way. A layer's gradients come up before it adds to them and go
  * down after, so that they are added up in the order in which they are on the device; the next ones come
  * while the last ones go. When a stage's callback returns, its gradients are on the host; where compute
  * is queued, once what is queued then is done.
@@ -20,23 +20,26 @@
 
 struct streamed;
 
-/* On the device of a place, for so many layers whose values take largest_bytes at most (streamed_bytes):
- * as many values at once as the budget holds, and not less than as few as will do. DP_ENOMEM. */
-int streamed_new(struct place *place, size_t largest_bytes, size_t budget_bytes, int32_t layers,
-                 struct streamed **out);
-/* What these take. */
-size_t streamed_least(size_t largest_bytes);
+struct streamed_config {
+    int32_t layers;       /* so many, */
+    size_t largest_bytes; /* whose values take this at most (streamed_bytes) */
+    DLDataType rounds;    /* layers get copies of their values in this type, too; bits 0: they do not */
+    size_t budget_bytes;  /* as many values at once as fit, and not less than as few as will do */
+    size_t uses;          /* layers that are called in a step, at most */
+};
+/* On the device of a place. DP_ENOMEM. */
+int streamed_new(struct place *place, const struct streamed_config *config, struct streamed **out);
+/* What as few as will do take. */
+size_t streamed_least(size_t largest_bytes, DLDataType rounds);
 void streamed_free(struct streamed *st);
 /* In a window: the values of a layer whose parameters are these. */
 size_t streamed_bytes(const DLTensor *values, int32_t count);
 
-/* Values on the host may be others than those in windows: before a step. */
-void streamed_begin(struct streamed *st);
+/* Before a step: values on the host may be others than those in windows. */
+void streamed_begin(struct streamed *st, bool training);
 /* Before and after a layer's callback: its values and gradients in windows in place of those on the
- * host, and gradients back. A list of values is known by its place; next: that of the layer that
- * follows, of next_count; NULL: none. */
-int streamed_enter(struct streamed *st, struct dp_layer_call *call, int32_t count,
-                   const DLTensor *next, int32_t next_count);
+ * host, and gradients back. A list of values is known by its place. */
+int streamed_enter(struct streamed *st, struct dp_layer_call *call, int32_t count);
 int streamed_leave(struct streamed *st, int32_t count);
 /* At the end of a stage's callback. */
 int streamed_finish(struct streamed *st);

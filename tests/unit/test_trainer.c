@@ -792,23 +792,24 @@ static void a_model_larger_than_the_device_learns_the_same(void **state)
     const struct {
         bool parameters, activations, optimizer, file;
         double kept;
-    } ways[] = {{true, false, false, false, 0},
-                {true, true, false, false, 0},
-                {false, true, true, false, 0},
-                {true, false, false, false, 0.6},
-                {true, false, true, true, 0.4}};
+        bool rounds;
+    } ways[] = {{true, false, false, false, 0, false}, {true, true, false, false, 0, false},
+                {false, true, true, false, 0, false}, {true, false, false, false, 0.6, false},
+                {true, false, true, true, 0.4, false}, {true, true, false, false, 0.4, true}};
 
     for (enum model_kind model = 0; model < MODEL_KINDS; model++)
         for (int i = -1 - (model < MODEL_TIED); i < LAYOUTS; i++) {
             const struct layout *layout = i < -1 ? &mixing : i < 0 ? &one : &layouts[i];
-            const struct curve expected = run((struct job){.model = model, .layout = *layout});
             for (size_t way = 0; way < sizeof(ways) / sizeof(ways[0]); way++) {
                 struct job job = {.model = model, .layout = *layout, .offloads = ways[way].parameters,
                                   .evicts = ways[way].activations, .moves_state = ways[way].optimizer,
-                                  .kept_share = ways[way].kept, .files = ways[way].file};
+                                  .kept_share = ways[way].kept, .files = ways[way].file,
+                                  .rounds = ways[way].rounds};
                 if ((job.evicts && (layout->recompute || (model == MODEL_SKIPS && i != -1))) ||
                     (job.files && layout->sums != DP_SUMS_ALL))
                     continue;
+                const struct curve expected =
+                    run((struct job){.model = model, .layout = *layout, .rounds = job.rounds});
                 job.budget = least_bytes(&job);
                 printf("model %d, layout %d, way %zu: %zu bytes\n", model, i, way, job.budget);
                 for (int k = 0; k < 2; k++, job.budget *= 2) {

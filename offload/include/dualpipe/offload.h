@@ -244,6 +244,7 @@ struct dp_offload_activations {
                                       * dp_pipeline_memory has them */
     const size_t *beside_bytes;      /* [ranks] of these, what something else takes; NULL: nothing */
     bool keep;                       /* all: only see whether it fits */
+    bool recompute;                  /* none goes to the host: what is not kept is computed again */
     bool sums;                       /* the sums of fixed order count, too, by stages' parameters */
     const struct dp_schedule *also;  /* another schedule of the pipeline, which has to fit; or NULL */
     int lead;                        /* of dp_schedule_add_evictions */
