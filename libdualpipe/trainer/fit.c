@@ -138,9 +138,10 @@ void fit_fini(struct fit *f)
 
 /* ---- a rank alone ----------------------------------------------------------------------------- */
 
-static void add_stage(struct dp_op_list *ops, enum dp_op_kind kind, int32_t slot, int32_t microbatches)
+static void add_stage(struct dp_op_list *ops, enum dp_op_kind kind, int32_t slot, int32_t first,
+                      int32_t end)
 {
-    for (int32_t mb = 0; mb < microbatches; mb++)
+    for (int32_t mb = first; mb < end; mb++)
         dp_op_list_add(ops, (struct dp_op){.kind = kind, .slot = (uint32_t)slot, .mb = (uint32_t)mb});
 }
 
@@ -154,12 +155,16 @@ int fit_layers_in_turn(int32_t layers, int32_t microbatches, struct dp_schedule 
     struct dp_op_list ops = {0};
     struct dp_schedule *s;
 
-    for (int32_t i = 0; i < count; i++) {
+    for (int32_t i = 0; i < count; i++)
         slots[i].stage = slots[i].phase = slots[i].location = i;
-        add_stage(&ops, DP_OP_F, i, microbatches);
+    for (int32_t i = 0; i < count - 1; i++)
+        add_stage(&ops, DP_OP_F, i, 0, microbatches);
+    for (int32_t mb = 0; mb < microbatches; mb++) {
+        add_stage(&ops, DP_OP_F, count - 1, mb, mb + 1);
+        add_stage(&ops, DP_OP_B, count - 1, mb, mb + 1);
     }
-    for (int32_t i = count - 1; i >= 0; i--)
-        add_stage(&ops, DP_OP_B, i, microbatches);
+    for (int32_t i = count - 2; i >= 0; i--)
+        add_stage(&ops, DP_OP_B, i, 0, microbatches);
     int err = dp_schedule_new_placed(&spec, 1, first_slot, slots, &s);
     if (err) {
         dp_op_list_fini(&ops);

@@ -22,9 +22,10 @@ int fit_device(const struct model_engine_config *config, struct fit *out);
 void fit_fini(struct fit *f);
 
 /* The training schedule of a rank alone whose parameters pass the device: a stage for each layer, or as
- * many as a rank may have, in each of which all micro-batches compute before the next one comes. DP_ENOMEM.
+ * many as a rank may have, in each of which all micro-batches compute before the next one comes.
+ * DP_ENOMEM.
  *
- *      F0.0 F0.1 F0.2  F1.0 F1.1 F1.2  B1.0 B1.1 B1.2  B0.0 B0.1 B0.2
+ *      F0.0 F0.1 F0.2  F1.0 F1.1 F1.2  F2.0 B2.0 F2.1 B2.1 F2.2 B2.2  B1.0 B1.1 B1.2  B0.0 B0.1 B0.2
  */
 int fit_layers_in_turn(int32_t layers, int32_t microbatches, struct dp_schedule **out);
 

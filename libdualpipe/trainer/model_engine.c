@@ -267,6 +267,30 @@ static int open_work(struct model_engine *e, const struct model_engine_config *c
     return err;
 }
 
+/* The last layers stay on the device that have no more than the share: of a stage, or of all of a rank
+ * alone. */
+static int32_t first_kept(const struct model_engine_config *config, int stage)
+{
+    const bool alone = config->training->ranks == 1;
+    const int32_t *first = config->first_layer;
+    const int32_t end = first[alone ? config->training->stages : stage + 1];
+    const struct model_info *m = config->model;
+    const double share = config->how->offload.kept_share;
+    double left = 0;
+    int32_t layer = end;
+
+    for (int32_t k = m->first[first[alone ? 0 : stage]]; k < m->first[end]; k++)
+        left += share * (double)m->parameters[k].bytes;
+    while (share > 0 && layer > first[alone ? 0 : stage]) {
+        for (int32_t k = m->first[layer - 1]; k < m->first[layer]; k++)
+            left -= (double)m->parameters[k].bytes;
+        if (left < 0)
+            break;
+        layer--;
+    }
+    return layer;
+}
+
 static int make_stages(struct model_engine *e, const struct model_engine_config *config)
 {
     const struct dp_schedule *s = config->training;
@@ -287,7 +311,7 @@ static int make_stages(struct model_engine *e, const struct model_engine_config 
                                    .place = e->work,
                                    .away = config->away,
                                    .streams = config->how->offload.parameters,
-                                   .kept_share = config->how->offload.kept_share},
+                                   .first_kept = first_kept(config, slot->stage)},
             &e->stages[i]);
         if (err)
             break;
@@ -341,6 +365,8 @@ static int make_streamed(struct model_engine *e, const struct model_engine_confi
         layers += e->stages[i]->streamed_layers;
         most = e->stages[i]->layer_count > most ? e->stages[i]->layer_count : most;
     }
+    if (config->how->offload.layers && config->how->offload.layers < layers)
+        layers = config->how->offload.layers;
     if (e->work != e->place)
         bind_threads(e);
     if (largest && !config->bare)

@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
+#include "schedule/build.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,6 +46,9 @@ static int check_offload(const struct dp_trainer_config *c)
     if (evicts && (c->execution == DP_EXECUTE_MESSAGES || c->schedule.recompute))
         return dp_fail(DP_EINVAL, "offload.activations: with schedule.recompute or DP_EXECUTE_MESSAGES, "
                        "expected neither; what is evicted is chosen for one order of ops");
+    if (c->offload.layers < 0 || (c->offload.layers && !c->offload.parameters))
+        return dp_fail(DP_EINVAL, "offload.layers: %d, expected 0 or more, with offload.parameters",
+                       c->offload.layers);
     if (!(c->offload.kept_share >= 0 && c->offload.kept_share <= 1) ||
         (c->offload.kept_share > 0 && !c->offload.parameters))
         return dp_fail(DP_EINVAL, "offload.kept_share: %g, expected 0 to 1, with offload.parameters",
@@ -335,17 +339,17 @@ static bool takes_layers_in_turn(const struct dp_trainer_config *c)
 
 static int take_layers_in_turn(struct dp_trainer *t)
 {
-    struct dp_trainer_config how = t->config;
+    struct dp_trainer_config *c = &t->config;
     struct dp_skip *skips = NULL;
     int count = 0;
-    int err = fit_layers_in_turn(t->model.model.layer_count, how.schedule.microbatches, &t->made);
+    int err = fit_layers_in_turn(t->model.model.layer_count, c->schedule.microbatches, &t->made);
 
     if (err)
         return err;
     t->training = t->made;
     t->sums.none = !is_summed(t, t->made);
-    how.balance = how.balance == DP_BALANCE_GIVEN ? DP_BALANCE_COST : how.balance; /* of one stage */
-    err = model_cut(&t->model, &how, t->made, &t->first_layer);
+    c->balance = c->balance == DP_BALANCE_GIVEN ? DP_BALANCE_COST : c->balance; /* of one stage */
+    err = model_cut(&t->model, c, t->made, &t->first_layer);
     if (!err)
         err = list_skips(t, &skips, &count);
     if (!err && count)
@@ -694,21 +698,29 @@ int trainer_begin(struct dp_trainer *t)
     return err;
 }
 
-int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
-                       int rank, size_t *bytes)
+/* What can be said of one before there is any rank of it. */
+static int outline(const struct dp_trainer_config *config, const struct dp_model *model,
+                   struct dp_trainer **out)
 {
-    struct dp_trainer *t = calloc(1, sizeof(*t));
-    size_t all = 0, values;
+    struct dp_trainer *t = *out = calloc(1, sizeof(*t));
 
     if (!t)
         return dp_fail(DP_ENOMEM, "no memory for a trainer");
     t->ranks = (config->list ? config->list->ranks : config->schedule.ranks) *
                (config->replicas ? config->replicas : 1);
-    int err = trainer_prepare(t, config, model);
+    const int err = trainer_prepare(t, config, model);
+    return err ? err : trainer_lay_out_all(t);
+}
+
+int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
+                       int rank, size_t *bytes)
+{
+    struct dp_trainer *t;
+    size_t all = 0, values;
+    int err = outline(config, model, &t);
+
     if (!err && (rank < 0 || rank >= t->config.schedule.ranks))
         err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, t->config.schedule.ranks - 1);
-    if (!err)
-        err = trainer_lay_out_all(t);
     if (!err) {
         struct model_engine_config described = describe(t);
         described.bare = true;
@@ -721,6 +733,18 @@ int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_m
         err = model_engine_state(t->engine, &t->config.optimizer, true, &all);
     if (!err)
         *bytes = all;
+    dp_trainer_free(t);
+    return err;
+}
+
+int dp_trainer_schedule(const struct dp_trainer_config *config, const struct dp_model *model,
+                        struct dp_schedule **out)
+{
+    struct dp_trainer *t;
+    int err = outline(config, model, &t);
+
+    if (!err)
+        err = dp_schedule_copy(t->training, out);
     dp_trainer_free(t);
     return err;
 }

@@ -542,21 +542,15 @@ static size_t values_of(const struct stage *s, int32_t first, int32_t end)
     return bytes;
 }
 
-/* The last layers stay where they are that have no more than the share. */
-static void choose_streamed(struct stage *s, double kept_share)
+/* All layers pass but those from first_kept on, by their place in the model. */
+static void choose_streamed(struct stage *s, int32_t first_kept)
 {
-    double left = kept_share * (double)values_of(s, 0, s->parameter_count);
+    const int32_t before = first_kept - s->first_layer;
 
-    s->streamed_layers = s->layer_count;
-    s->streamed_parameters = s->parameter_count;
-    while (kept_share > 0 && s->streamed_layers > 0) {
-        const int32_t first = s->layers[s->streamed_layers - 1].first;
-        left -= (double)values_of(s, first, s->streamed_parameters);
-        if (left < 0)
-            break;
-        s->streamed_layers--;
-        s->streamed_parameters = first;
-    }
+    s->streamed_layers = before < 0 ? 0 : before < s->layer_count ? before : s->layer_count;
+    s->streamed_parameters = s->streamed_layers < s->layer_count
+                                 ? s->layers[s->streamed_layers].first
+                                 : s->parameter_count;
 }
 
 /* Values and gradients of parameters `first` to `end` - 1: `values` bytes of each. */
@@ -731,7 +725,7 @@ static int build(struct stage *s, const struct stage_config *config)
     if (!err)
         err = place_skips(s);
     if (!err && config->streams)
-        choose_streamed(s, config->kept_share);
+        choose_streamed(s, config->first_kept);
     if (!err)
         err = make_parameters(s, config->dtype);
     s->homes = s->parameters;

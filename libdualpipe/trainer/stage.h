@@ -81,7 +81,7 @@ struct stage_config {
     struct place *place;               /* it stays */
     bool away;                         /* parameters live in the host's memory, whatever the place */
     bool streams;
-    double kept_share;                 /* of values that stay on the device all the same */
+    int32_t first_kept;                /* but for layers from this one on */
 };
 
 /* Parameters begin from the seed, gradients zero. DP_ENOMEM; DP_EUNSUPPORTED for values that are not

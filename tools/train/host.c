@@ -19,7 +19,7 @@ bool host_takes(const struct settings *s)
 {
     const bool mixers_survive = s->how.survive && !settings_survives_as_pipeline(s);
 
-    return !settings_on_cuda(s) && !s->offload.any && !mixers_survive && !strcmp(s->dtype, "f32");
+    return !settings_on_cuda(s) && !mixers_survive && !strcmp(s->dtype, "f32");
 }
 
 /* ---- what the options mean ------------------------------------------------------------------- */
@@ -62,6 +62,13 @@ static struct dp_trainer_config host_config(const struct settings *s, int32_t *l
     c.rate = (struct dp_rate){0};
     c.delay_update = s->late;
     c.fixed_order = !s->any_order || !s->training;
+    c.offload.parameters = s->offload.params;
+    c.offload.activations = s->offload.activations;
+    c.offload.optimizer = s->offload.optimizer;
+    c.offload.folder = s->offload.folder[0] ? s->offload.folder : NULL;
+    c.offload.layers = s->offload.params ? s->buffers.count : 0;
+    c.offload.kept_share = s->device_share;
+    c.offload.device_bytes = (size_t)s->device_memory;
     c.checkpoint.folder = NULL;
     c.checkpoint.every = 0;
     return c;
@@ -76,6 +83,21 @@ int host_measure(const struct settings *s, int rank, size_t *bytes)
     if (!err) {
         const struct dp_trainer_config config = host_config(s, cut);
         err = dp_trainer_measure(&config, gpt_layers_model(layers), rank, bytes);
+    }
+    gpt_layers_free(layers);
+    free(cut);
+    return err;
+}
+
+int host_schedule(const struct settings *s, struct dp_schedule **out)
+{
+    int32_t *cut = calloc((size_t)s->training->stages, sizeof(*cut));
+    struct gpt_layers *layers = NULL;
+    int err = cut ? gpt_layers_new(&s->model, &layers) : DP_ENOMEM;
+
+    if (!err) {
+        const struct dp_trainer_config config = host_config(s, cut);
+        err = dp_trainer_schedule(&config, gpt_layers_model(layers), out);
     }
     gpt_layers_free(layers);
     free(cut);

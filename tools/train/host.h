@@ -13,11 +13,13 @@
 
 #include <dualpipe/trainer.h>
 
-/* The others: on a device, with what is offloaded, of 16 bits, with mixing that survives. */
+/* The others: on a device, of 16 bits, with mixing that survives. */
 bool host_takes(const struct settings *s);
 
 /* What a pipeline rank of a job would hold, before it is started: dp_trainer_measure. */
 int host_measure(const struct settings *s, int rank, size_t *bytes);
+/* And the list that it would carry out, with what is offloaded: dp_trainer_schedule. */
+int host_schedule(const struct settings *s, struct dp_schedule **out);
 
 struct host;
 /* The settings and data must stay; comm is of all ranks, NULL: alone. Errors of dp_trainer_new. */

@@ -5,7 +5,6 @@
 #include "train/job_state.h"
 
 #include "train/memory.h"
-#include "train/offloaded.h"
 #include "train/sample.h"
 #include "train/saved.h"
 #include "train/timeline.h"
@@ -213,22 +212,18 @@ static int measure_memory(void *user)
 }
 
 /* Of the rank that had the most on its device. */
-static int measure_offload(struct job *j, struct summary *summary)
+static int measure_offload(void *user)
 {
-    struct offloaded_figures mine, *all;
+    struct job *j = ((struct weighing *)user)->j;
+    struct summary *summary = ((struct weighing *)user)->summary;
+    const int ranks = job_comm(j) ? dp_comm_size(job_comm(j)) : 1;
+    struct dp_trainer_offload *all = calloc((size_t)ranks, sizeof(*all)), mine;
+    int err = all ? 0 : DP_ENOMEM;
 
-    if (!j->s->offload.any)
-        return 0;
-    summary->offloaded = offloaded_figures(j->engine, &summary->offload) ||
-                         pipelined_figures(j->engine, &summary->offload);
-    if (!summary->offloaded || !j->comm)
-        return 0;
-    const int ranks = dp_comm_size(j->trainer.comm);
-    all = calloc((size_t)ranks, sizeof(*all));
-    if (!all)
-        return DP_ENOMEM;
-    mine = summary->offload;
-    int err = dp_comm_allgather(j->trainer.comm, &mine, all, sizeof(mine));
+    dp_trainer_offload(host_trainer(j->host), &mine);
+    if (!err && job_comm(j))
+        err = dp_comm_allgather(job_comm(j), &mine, all, sizeof(mine));
+    summary->offload = mine;
     for (int rank = 0; rank < ranks && !err; rank++)
         if (all[rank].device_bytes > summary->offload.device_bytes)
             summary->offload = all[rank];
@@ -270,7 +265,9 @@ static int describe(struct job *j, struct summary *summary, uint8_t *text)
         err = carry_out(j, measure_memory, &(struct weighing){j, summary});
     if (!err)
         err = measure_step(j, summary);
-    return err ? err : measure_offload(j, summary);
+    summary->offloaded = j->host && j->s->offload.any;
+    return err || !summary->offloaded ? err
+                                      : carry_out(j, measure_offload, &(struct weighing){j, summary});
 }
 
 static int count_lost(const struct job *j)

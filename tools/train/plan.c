@@ -11,7 +11,6 @@
 #include "train/data.h"
 #include "train/engine.h"
 #include "train/host.h"
-#include "train/pipeline_fit.h"
 #include "train/plan_measure.h"
 #include "train/settings.h"
 #include "train/trainer.h"
@@ -226,24 +225,21 @@ static int measure_bytes(const struct settings *s, struct choice *c)
     return err;
 }
 
-/* Send as few activations to the host, or compute them again, as the budget asks for. false: none need
- * be, or nothing is small enough. */
-static bool offload(struct settings *s)
+/* The list becomes one that sends as few activations to the host, or computes them again, as the budget
+ * asks for. *possible false: none need be. */
+static int offload(struct settings *s, bool *possible)
 {
-    const struct pipeline_fit fit = {
-        .model = &s->model,
-        .training = s->training,
-        .forward = s->forward,
-        .device_bytes = (size_t)s->device_memory,
-        .activations = true,
-        .order_blocks = s->any_order ? 0 : s->own_blocks ? s->own_blocks : 2,
-    };
-    struct dp_offload_choice chosen = {0};
+    struct dp_schedule *list;
+    const int err = host_schedule(s, &list);
 
-    command_mute(true);
-    const int err = pipeline_fit_choose(&fit, &chosen);
-    command_mute(false);
-    return !err && chosen.evicted + chosen.recomputed > 0;
+    if (err)
+        return err;
+    dp_schedule_free(s->training);
+    s->training = list;
+    *possible = false;
+    for (size_t i = 0; i < list->first[list->ranks]; i++)
+        *possible |= list->ops[i].kind == DP_OP_EVICT || list->ops[i].kind == DP_OP_RECOMPUTE;
+    return 0;
 }
 
 /* ---- all of them ----------------------------------------------------------------------------- */
@@ -279,11 +275,17 @@ static int try_choice(struct planner *p, struct choice *c, bool *possible)
         return err;
     if (!complete(p, c, s))
         err = DP_EINVAL;
-    *possible = !err && (!c->offload || offload(s));
-    if (*possible)
-        err = simulate(p, s, c);
-    if (*possible && !err)
+    *possible = !err;
+    command_mute(c->offload);
+    if (!err)
         err = measure_bytes(s, c);
+    if (!err && c->offload)
+        err = offload(s, possible);
+    command_mute(false);
+    if (err == DP_ENOMEM && c->offload) /* nothing is small enough */
+        err = 0, *possible = false;
+    if (*possible && !err)
+        err = simulate(p, s, c);
     settings_fini(s);
     free(s);
     return err;

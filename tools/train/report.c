@@ -119,20 +119,44 @@ static json_t *json_text(const uint8_t *text, size_t len)
     return string;
 }
 
-static json_t *json_offload(const struct offloaded_figures *f)
+/* What was at work in all steps, and how much of what could be done at the same time was: 1, if nothing
+ * waited but for the part that took the most. */
+struct overlap {
+    double done, share; /* share of the time of all steps that could be hidden */
+    const char *limited_by;
+    double limit_share; /* how long that was at work, of the time of all steps */
+};
+
+static struct overlap overlap_of(const struct dp_trainer_offload *f)
 {
-    if (!f->shards)
-        return json_pack("{s:I, s:I, s:I, s:b, s:f, s:I, s:f, s:s, s:f}", "sets",
-                         (json_int_t)f->sets, "evicted", (json_int_t)f->evicted, "recomputed",
-                         (json_int_t)f->recomputed, "params_on_host", f->streamed, "kept_share",
-                         f->kept, "device_bytes", (json_int_t)f->device_bytes, "overlap",
-                         f->overlap, "limited_by", offloaded_limit_name(f->limited_by),
-                         "limit_share", f->limit_share);
-    return json_pack("{s:i, s:i, s:f, s:b, s:b, s:I, s:f, s:s, s:f}", "shards", f->shards, "slots",
-                     f->slots, "kept_share", f->kept, "recomputes", f->recomputes, "boundaries_on_host",
-                     f->boundaries_down, "device_bytes", (json_int_t)f->device_bytes, "overlap",
-                     f->overlap, "limited_by", offloaded_limit_name(f->limited_by), "limit_share",
-                     f->limit_share);
+    static const char *const names[] = {"compute", "copies to the device", "copies from the device"};
+    const double steps = fmax(1, (double)f->steps_ns), took = (double)f->steps_ns;
+    const double busy[] = {took - (double)f->wait_ns, (double)f->up_ns, (double)f->down_ns};
+    struct overlap o = {1, 0, names[0], 0};
+    double sum = 0, most = 0;
+
+    for (int i = 0; i < 3; i++) {
+        sum += busy[i];
+        if (busy[i] >= most)
+            o.limited_by = names[i];
+        most = fmax(most, busy[i]);
+    }
+    if (sum > most)
+        o.done = fmax(0, (sum - fmax(took, most)) / (sum - most));
+    o.share = (sum - most) / steps;
+    o.limit_share = most / steps;
+    return o;
+}
+
+static json_t *json_offload(const struct dp_trainer_offload *f)
+{
+    const struct overlap o = overlap_of(f);
+
+    return json_pack("{s:I, s:I, s:I, s:b, s:f, s:I, s:f, s:s, s:f}", "sets", (json_int_t)f->sets,
+                     "evicted", (json_int_t)f->evicted, "recomputed", (json_int_t)f->recomputed,
+                     "params_on_host", f->streamed, "kept_share", f->kept, "device_bytes",
+                     (json_int_t)f->device_bytes, "overlap", o.done, "limited_by", o.limited_by,
+                     "limit_share", o.limit_share);
 }
 
 /* By rank, what the pipeline, the stages and the optimizer have asked for. */
@@ -249,31 +273,23 @@ static void print_sample(const uint8_t *text, size_t len)
     putchar('\n');
 }
 
-static void text_offload(const struct report *r, const struct offloaded_figures *f)
+static void text_offload(const struct report *r, const struct dp_trainer_offload *f)
 {
     const double mib = 1024.0 * 1024;
+    const struct overlap o = overlap_of(f);
     char overlap[80] = "there is little to hide", kept[80] = "";
 
-    if (f->kept > 0)
+    if (f->kept > 0 && f->streamed)
         snprintf(kept, sizeof(kept), ", %.0f %% of the parameters always", 100 * f->kept);
-    if (!f->shards)
-        put_line("offload   activations of %" PRId64 " micro-batches in stages: %" PRId64
-                 " on the host, %" PRId64 " recomputed%s%s; %.1f of %.1f MiB of a device\n",
-                 f->sets, f->evicted, f->recomputed, f->streamed ? "; parameters in passing" : "",
-                 kept,
-                 (double)f->device_bytes / mib, r->settings->device_memory / mib);
-    else
-        put_line("offload   %d shard%s, %d at a time on the device%s%s%s; %.1f of %.1f MiB of its "
-                 "memory\n",
-                 f->shards, f->shards > 1 ? "s" : "", f->slots, kept,
-                 f->recomputes ? ", recomputed" : "",
-                 f->boundaries_down ? ", boundaries on the host" : "",
-                 (double)f->device_bytes / mib, r->settings->device_memory / mib);
-    if (f->overlap_share > 0.02)
+    put_line("offload   activations of %" PRId64 " micro-batches in stages: %" PRId64
+             " on the host, %" PRId64 " recomputed%s%s; %.1f of %.1f MiB of a device\n",
+             f->sets, f->evicted, f->recomputed, f->streamed ? "; parameters in passing" : "", kept,
+             (double)f->device_bytes / mib, r->settings->device_memory / mib);
+    if (o.share > 0.02)
         snprintf(overlap, sizeof(overlap), "%.0f %% of the %.0f %% of a step that can be hidden",
-                 100 * f->overlap, 100 * f->overlap_share);
-    put_line("overlap   %s; limited by %s, at work for %.0f %% of a step\n", overlap,
-             offloaded_limit_name(f->limited_by), 100 * f->limit_share);
+                 100 * o.done, 100 * o.share);
+    put_line("overlap   %s; limited by %s, at work for %.0f %% of a step\n", overlap, o.limited_by,
+             100 * o.limit_share);
 }
 
 static void text_end(const struct report *r, const struct summary *m)

@@ -6,11 +6,11 @@
 #ifndef DP_TRAIN_REPORT_H
 #define DP_TRAIN_REPORT_H
 
-#include "train/offloaded.h"
 #include "train/settings.h"
 #include "train/trainer.h"
 
 #include <dualpipe/trace.h>
+#include <dualpipe/trainer.h>
 
 /* Numbers that are not known (yet) are NAN. */
 struct progress {
@@ -32,7 +32,7 @@ struct summary {
     struct memory_use *memory;             /* [memory_count] of the ranks that are there at the end */
     int memory_count;
     bool offloaded;
-    struct offloaded_figures offload;
+    struct dp_trainer_offload offload;
     bool untraced, undrawn, unpaged; /* --trace, --timeline, --page could not be written */
     const uint8_t *sample;                 /* [sample_len] */
     size_t sample_len;

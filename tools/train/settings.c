@@ -75,16 +75,15 @@ static const struct arg schedule_args[] = {
     {"device-memory", 0, "SIZE", "how much of the model may be on the device, with --offload",
      ARG_BYTES, AT(device_memory), .min = 1, .max = 1e15},
     {"buffers", 0, "N|auto",
-     "shards on the device at once, with --offload params --schedule none; auto: as many as make a step "
-     "fast, by what compute and copies take here (default: as many as there is room for)",
+     "layers whose parameters are on the device at once, with --offload params --schedule none; auto, "
+     "the default: as many as there is room for",
      ARG_PARSE, AT(buffers), .parse = offload_buffers_parse},
     {"device-share", 0, "X",
      "share of the parameters (in a pipeline, of each stage's) that stays on the device with the "
      "optimizer's state, with --offload params",
      ARG_REAL, AT(device_share), "0", 0, 1},
     {"delay-update", 0, NULL,
-     "use the gradients of a step in the next one; with --offload params --schedule none beside its "
-     "compute",
+     "use the gradients of a step in the next one",
      ARG_FLAG, AT(late)},
     {"blocks", 0, "LIST", "blocks of each stage, as in 1,3,3,1 (default: the same number)",
      ARG_PARSE, AT(blocks), .parse = block_list_parse},
@@ -518,8 +517,8 @@ static bool check_offload(const struct settings *s)
         command_misused("--offload with --checkpoint %s: expected --checkpoint never; with --offload "
                         "activations as many are recomputed as the device's memory needs",
                         s->checkpoint);
-    else if (s->offload.any && s->how.replicas > 1)
-        command_misused("--offload: expected -D 1; replicas keep what they hold");
+    else if (s->offload.folder[0] && s->kind > DATA_PARALLEL_SUM)
+        command_misused("--offload optimizer=%s: expected --mix all-reduce", s->offload.folder);
     else if (s->offload.any && !(s->device_memory > 0))
         command_misused("--offload: expected --device-memory, what may be on the device, for "
                         "instance --device-memory 64M");
@@ -538,29 +537,14 @@ static bool check_offload(const struct settings *s)
 
 static bool check_late(const struct settings *s)
 {
-    const char *other = s->how.replicas > 1     ? "-D 1"
-                        : settings_on_cuda(s) ? "--device cpu"
-                        : s->tied             ? "no --tie-embeddings"
-                                              : NULL;
+    const char *other = s->kind > DATA_PARALLEL_SUM ? "--mix all-reduce"
+                        : settings_on_cuda(s)       ? "--device cpu"
+                                                    : NULL;
 
     if (s->late && other)
-        command_misused("--delay-update: expected %s; the optimizer of one replica on the host is "
-                        "delayed", other);
+        command_misused("--delay-update: expected %s; optimizers on the host are delayed that have all "
+                        "gradients", other);
     return !s->late || !other;
-}
-
-static bool check_tied(const struct settings *s)
-{
-    if (!s->tied)
-        return true;
-    if (s->offload.any)
-        command_misused("--tie-embeddings: expected none with --offload, whose shards are apart");
-    else if (s->kind > DATA_PARALLEL_SUM)
-        command_misused("--tie-embeddings: expected --mix all-reduce, not %s; the sum over stages "
-                        "needs whole gradients", s->mix);
-    else
-        return true;
-    return false;
 }
 
 /* Its stages were measured, and their bytes counted, on the CPU and with all parameters apart. */
@@ -585,10 +569,10 @@ static bool check(struct settings *s, const struct operands *files, int world, i
         return settings_check_prompt(s, files);
     return settings_take_list(s, status) && take_files(s, files) && take_placement(s, status) &&
            check_plan(s) && take_ranks(s, world) && check_order(s) &&
-           check_offload(s) && check_outputs(s) &&
-           settings_take_device(s) && take_replicas(s, status) &&
+           check_outputs(s) &&
+           settings_take_device(s) && take_replicas(s, status) && check_offload(s) &&
            (is_sequential(s) || build_schedules(s, status)) &&
-           check_model(s) && check_tied(s) && check_late(s) &&
+           check_model(s) && check_late(s) &&
            take_order_blocks(s) && settings_check_save(s);
 }
 

@@ -177,7 +177,6 @@ static bool check_pipeline_survival(const struct settings *s)
 {
     const char *expected = s->kind > DATA_PARALLEL_SUM   ? "--mix all-reduce"
                            : s->placement                ? "no --placement"
-                           : s->offload.any              ? "no --offload"
                            : s->late                     ? "no --delay-update"
                            : s->checkpoint_stages.any    ? "no --checkpoint-stages"
                            : settings_on_cuda(s)         ? "--device cpu"
@@ -203,6 +202,9 @@ static bool check_mixing_survival(const struct settings *s)
     else if (s->spares)
         command_misused("--spare %d: expected a pipeline; replicas are started again, --restart",
                         (int)s->spares);
+    else if (s->tied || s->offload.any)
+        command_misused("--survive: expected no %s with replicas that mix",
+                        s->tied ? "--tie-embeddings" : "--offload");
     else if (s->how.checkpoint.folder)
         command_misused("--survive: expected no --save; a checkpoint has a state of every replica");
     else

@@ -114,8 +114,10 @@ struct dp_trainer_config {
         bool optimizer;             /* the optimizer's state */
         const char *folder;         /* which is in a file there (dp_offload_optimizer); NULL: in memory.
                                      * With DP_SUMS_ALL */
-        double kept_share;          /* of the parameters of each stage, which stay on the device with the
-                                     * optimizer's state: the last layers that are no more than that */
+        int32_t layers;             /* whose values are on the device at once, 2 or more; 0: as many as
+                                     * there is room for */
+        double kept_share;          /* of the parameters of each stage, or of a rank alone, which stay on the
+                                     * device with their state: the last layers that are no more than that */
         size_t device_bytes;        /* what a rank may have on the device of all that dp_trainer_parts
                                      * counts; 0, with parameters alone: without limit, and the room for
                                      * passing layers is as small as will do */
@@ -248,6 +250,11 @@ DP_PUBLIC void dp_trainer_offload(const struct dp_trainer *trainer, struct dp_tr
  * dp_trainer_new and dp_pipeline_measure. */
 DP_PUBLIC int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
                                  int rank, size_t *bytes);
+
+/* The list that ranks of such a trainer carry out when they train: the config's, or what is made of its
+ * schedule, with what its offload adds. Freed with dp_schedule_free. The same errors. */
+DP_PUBLIC int dp_trainer_schedule(const struct dp_trainer_config *config, const struct dp_model *model,
+                                  struct dp_schedule **out);
 
 /* Write folder/step-N, in place of one of this step; its older neighbours beyond keep are
  * removed when it is whole. Collective. folder NULL: the config's. */
