@@ -97,8 +97,19 @@ int place_alloc(struct place *p, enum dp_memory where, size_t bytes, void **out)
     return dp_device_zero(p->stream, memory, bytes);
 }
 
+int place_wait(struct place *p)
+{
+    const int err = dp_device_event_record(p->event, p->stream);
+
+    return err ? err : dp_device_event_wait(p->event, timeout_ns);
+}
+
+/* A copy that was queued before something failed may still be under way: freeing memory of the device
+ * waits for it, freeing pinned memory need not. */
 void place_release(struct place *p, enum dp_memory where, void *memory)
 {
+    if (memory && where == DP_MEMORY_PINNED && p->apart)
+        place_wait(p);
     dp_device_free(p->dev, where, memory);
 }
 
@@ -133,13 +144,6 @@ int place_zero_gradients(struct place *p, const struct dp_parameter *list, int32
                 dp_device_zero(p->stream, dp_tensor_address(list[i].grad),
                                dp_tensor_bytes(list[i].grad));
     return err;
-}
-
-int place_wait(struct place *p)
-{
-    const int err = dp_device_event_record(p->event, p->stream);
-
-    return err ? err : dp_device_event_wait(p->event, timeout_ns);
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
