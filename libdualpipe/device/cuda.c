@@ -161,25 +161,20 @@ static int test_stream(void *arg)
     return result == CUDA_SUCCESS ? 0 : result == CUDA_ERROR_NOT_READY ? DP_EAGAIN : DP_EIO;
 }
 
-static void cuda_stream_free(struct dp_device_stream *base)
+static void cuda_stream_free(struct dp_device_stream *stream)
 {
-    struct cuda_stream *stream = (struct cuda_stream *)base;
-    struct cuda *cuda = base ? cuda_of_stream(base) : NULL;
-    bool idle = false;
+    struct cuda *cuda = stream ? cuda_of_stream(stream) : NULL;
 
-    if (cuda && (stream->caller || !stream->is_wrapped) && !dp_cuda_enter(cuda)) {
-        CUresult result = CUDA_SUCCESS;
-        const int err = dp_cuda_poll(test_stream, base, stream->is_wrapped ? 0 : longest_drain_ns);
-        idle = !err;
-        if (err == DP_ETIMEDOUT && !stream->is_wrapped)
+    if (cuda && !((struct cuda_stream *)stream)->is_wrapped && !dp_cuda_enter(cuda)) {
+        const int err = dp_cuda_poll(test_stream, stream, longest_drain_ns);
+        if (err == DP_ETIMEDOUT)
             dp_log(DP_LOG_WARN, "cuda:%d: a stream is freed with work unfinished after 10 s",
                    cuda->cu.ordinal);
-        if (!stream->is_wrapped)
-            result = cuda->cu.cuStreamDestroy(stream->stream);
-        dp_cuda_check(&cuda->cu, dp_cuda_leave(cuda, result), "freeing a stream");
+        dp_cuda_calls_end(cuda->calls, dp_cuda_stream_of(stream), !err);
+        dp_cuda_check(&cuda->cu,
+                      dp_cuda_leave(cuda, cuda->cu.cuStreamDestroy(dp_cuda_stream_of(stream))),
+                      "freeing a stream");
     }
-    if (cuda)
-        dp_cuda_caller_leave(cuda->calls, stream->caller, stream->is_wrapped, idle);
     free(stream);
 }
 
@@ -214,15 +209,14 @@ static int cuda_zero(struct dp_device_stream *stream, void *dst, size_t bytes)
                          dst);
 }
 
-static int cuda_call(struct dp_device_stream *base, void (*fn)(void *user), void *user)
+static int cuda_call(struct dp_device_stream *stream, void (*fn)(void *user), void *user)
 {
-    struct cuda_stream *stream = (struct cuda_stream *)base;
-    struct cuda *cuda = cuda_of_stream(base);
+    struct cuda *cuda = cuda_of_stream(stream);
     int err = dp_cuda_enter(cuda);
 
     if (err)
         return err;
-    err = dp_cuda_calls_add(cuda->calls, &stream->caller, stream->stream, fn, user);
+    err = dp_cuda_calls_add(cuda->calls, dp_cuda_stream_of(stream), fn, user);
     dp_cuda_leave(cuda, CUDA_SUCCESS);
     return err;
 }

@@ -2,15 +2,16 @@
  *
  * cuda_call.c - a thread for each stream that has calls.
  *
- *      stream   ... | reached = n | wait until done >= n | ...
+ *      stream   ... | reached = n | wait until done >= n | passed = n | ...
  *                         |              ^
  *      thread             +--> fn(user), done = n
  *
- * Both numbers lie in pinned memory, and the stream writes and awaits them by itself (the driver's
+ * These numbers lie in pinned memory, and the stream writes and awaits them by itself (the driver's
  * stream memory operations). The thread polls, as the host does for events.
  */
 #include "device/cuda_call.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 
 #include <pthread.h>
@@ -20,11 +21,14 @@
 #include <string.h>
 
 enum { TURNS = 256 };
+/* That a stream has to come behind its last call. */
+static const int64_t LAST_NS = DP_NS_PER_S / 10;
 enum { FIRST_ROOM = 32 }; /* a power of two, as numbers wrap around */
 
 struct turn {
     _Atomic uint32_t reached; /* written by the stream */
     _Atomic uint32_t done;    /* written by the thread */
+    _Atomic uint32_t passed;  /* written by the stream: it looks at done no more */
 };
 
 struct call {
@@ -32,9 +36,10 @@ struct call {
     void *user;
 };
 
-struct dp_cuda_caller {
-    struct dp_cuda_caller *next;
-    bool in_use; /* by a stream; with the lock of all */
+struct caller {
+    struct caller *next;
+    CUstream stream; /* whose calls it makes; with the lock of all */
+    bool is_adding;  /* one is being added to them; the same */
     struct turn *turn;
     pthread_t thread;
     pthread_mutex_t lock; /* of all below */
@@ -49,8 +54,7 @@ struct dp_cuda_calls {
     const struct dp_cuda_driver *cu;
     struct turn *turns; /* [TURNS] one for each caller */
     pthread_mutex_t lock; /* of all below */
-    struct dp_cuda_caller *callers;
-    bool is_lost; /* a stream may still write to its turn */
+    struct caller *callers;
 };
 
 static bool has_come(uint32_t to, uint32_t n)
@@ -61,14 +65,14 @@ static bool has_come(uint32_t to, uint32_t n)
 /* ---- the thread ------------------------------------------------------------------------------ */
 
 /* Pairs with the stream's write, which follows all that the stream was given before. */
-static bool is_reached(const struct dp_cuda_caller *c, uint32_t n)
+static bool is_reached(const struct caller *c, uint32_t n)
 {
     return has_come(atomic_load_explicit(&c->turn->reached, memory_order_acquire), n);
 }
 
 static int test_next(void *arg)
 {
-    const struct dp_cuda_caller *c = arg;
+    const struct caller *c = arg;
     const uint32_t next = c->made + 1; /* only this thread counts it up */
 
     return is_reached(c, next) || has_come(atomic_load(&c->dropped), next) ? 0 : DP_EAGAIN;
@@ -76,7 +80,7 @@ static int test_next(void *arg)
 
 static void *serve(void *arg)
 {
-    struct dp_cuda_caller *c = arg;
+    struct caller *c = arg;
 
     pthread_mutex_lock(&c->lock);
     for (;;) {
@@ -100,7 +104,7 @@ static void *serve(void *arg)
 }
 
 /* Signals are for the program's own threads. */
-static int start_thread(struct dp_cuda_caller *c)
+static int start_thread(struct caller *c)
 {
     sigset_t all, before;
 
@@ -113,7 +117,7 @@ static int start_thread(struct dp_cuda_caller *c)
 
 /* ---- a stream's caller ----------------------------------------------------------------------- */
 
-static void free_memory(struct dp_cuda_caller *c)
+static void free_memory(struct caller *c)
 {
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
@@ -121,12 +125,12 @@ static void free_memory(struct dp_cuda_caller *c)
     free(c);
 }
 
-static int new_caller(struct dp_cuda_calls *all, int number, struct dp_cuda_caller **out)
+static int new_caller(struct dp_cuda_calls *all, int number, struct caller **out)
 {
     if (number == TURNS)
         return dp_fail(DP_ENOMEM, "cuda:%d: calls in more than %d streams at a time",
                        all->cu->ordinal, TURNS);
-    struct dp_cuda_caller *c = calloc(1, sizeof(*c));
+    struct caller *c = calloc(1, sizeof(*c));
     struct call *calls = calloc(FIRST_ROOM, sizeof(*calls));
     if (!c || !calls) {
         free(c);
@@ -146,35 +150,41 @@ static int new_caller(struct dp_cuda_calls *all, int number, struct dp_cuda_call
     return err;
 }
 
-static bool is_idle(struct dp_cuda_caller *c)
+/* Whether its stream has come behind all calls, so that it may make those of another one. */
+static int test_free(void *arg)
 {
-    pthread_mutex_lock(&c->lock);
-    const bool idle = c->made == c->given;
-    pthread_mutex_unlock(&c->lock);
-    return idle;
+    const struct caller *c = arg;
+    const uint32_t passed = atomic_load_explicit(&c->turn->passed, memory_order_acquire);
+
+    return passed == c->given ? 0 : DP_EAGAIN;
 }
 
-static int take_caller(struct dp_cuda_calls *all, struct dp_cuda_caller **out)
+/* The stream's; or one that is free, or a new one. */
+static int take_caller(struct dp_cuda_calls *all, CUstream stream, struct caller **out)
 {
-    struct dp_cuda_caller *c;
+    struct caller *c, *free_one = NULL;
     int number = 0, err = 0;
 
     pthread_mutex_lock(&all->lock);
-    for (c = all->callers; c && (c->in_use || !is_idle(c)); c = c->next)
+    for (c = all->callers; c && c->stream != stream; c = c->next) {
+        free_one = c->is_adding || test_free(c) ? free_one : c;
         number++;
+    }
+    c = c ? c : free_one;
     if (!c && !(err = new_caller(all, number, &c))) {
         c->next = all->callers;
         all->callers = c;
     }
     if (!err) {
-        c->in_use = true;
+        c->stream = stream;
+        c->is_adding = true;
         *out = c;
     }
     pthread_mutex_unlock(&all->lock);
     return err;
 }
 
-static void drop_calls(struct dp_cuda_caller *c, bool is_over)
+static void drop_calls(struct caller *c, bool is_over)
 {
     pthread_mutex_lock(&c->lock);
     atomic_store(&c->dropped, c->given);
@@ -183,18 +193,14 @@ static void drop_calls(struct dp_cuda_caller *c, bool is_over)
     pthread_mutex_unlock(&c->lock);
 }
 
-void dp_cuda_caller_leave(struct dp_cuda_calls *all, struct dp_cuda_caller *c, bool goes_on,
-                          bool idle)
+void dp_cuda_calls_end(struct dp_cuda_calls *all, CUstream stream, bool is_idle)
 {
-    if (!c)
-        return;
-    /* A stream that failed may write its number late: no other stream gets that one. */
-    const bool drop = !goes_on && !is_idle(c);
-    if (drop)
-        drop_calls(c, false);
     pthread_mutex_lock(&all->lock);
-    c->in_use = drop;
-    all->is_lost |= !idle;
+    for (struct caller *c = all->callers; c; c = c->next)
+        if (c->stream == stream && is_idle)
+            atomic_store(&c->turn->passed, c->given); /* also behind a call that could not be queued */
+        else if (c->stream == stream)
+            drop_calls(c, false);
     pthread_mutex_unlock(&all->lock);
 }
 
@@ -223,14 +229,17 @@ int dp_cuda_calls_new(const struct dp_cuda_driver *cu, struct dp_cuda_calls **ou
 
 void dp_cuda_calls_free(struct dp_cuda_calls *all)
 {
+    bool in_use = false; /* a stream may still read and write the numbers */
+
     while (all->callers) {
-        struct dp_cuda_caller *c = all->callers;
+        struct caller *c = all->callers;
         all->callers = c->next;
         drop_calls(c, true);
         pthread_join(c->thread, NULL);
+        in_use |= dp_cuda_poll(test_free, c, LAST_NS) != 0;
         free_memory(c);
     }
-    if (!all->is_lost)
+    if (!in_use)
         dp_cuda_check(all->cu, all->cu->cuMemFreeHost(all->turns), "freeing memory for calls");
     pthread_mutex_destroy(&all->lock);
     free(all);
@@ -238,7 +247,7 @@ void dp_cuda_calls_free(struct dp_cuda_calls *all)
 
 /* ---- a call ---------------------------------------------------------------------------------- */
 
-static int make_room(struct dp_cuda_caller *c)
+static int make_room(struct caller *c)
 {
     int err = 0;
 
@@ -259,36 +268,48 @@ static int make_room(struct dp_cuda_caller *c)
     return err;
 }
 
+static CUdeviceptr address(const void *ptr)
+{
+    return (CUdeviceptr)(uintptr_t)ptr;
+}
+
 /* Without the lock: the driver may wait until the stream has room, and that for an earlier call. */
-static CUresult queue_turn(const struct dp_cuda_driver *cu, CUstream stream,
-                           struct dp_cuda_caller *c, struct call call)
+static CUresult queue_turn(const struct dp_cuda_driver *cu, struct caller *c, struct call call)
 {
     const uint32_t n = c->given + 1;
-    CUresult result = cu->cuStreamWriteValue32(stream, (CUdeviceptr)(uintptr_t)&c->turn->reached, n,
+    CUresult result = cu->cuStreamWriteValue32(c->stream, address(&c->turn->reached), n,
                                                CU_STREAM_WRITE_VALUE_DEFAULT);
 
     if (result != CUDA_SUCCESS)
         return result;
-    result = cu->cuStreamWaitValue32(stream, (CUdeviceptr)(uintptr_t)&c->turn->done, n,
+    result = cu->cuStreamWaitValue32(c->stream, address(&c->turn->done), n,
                                      CU_STREAM_WAIT_VALUE_GEQ);
-    pthread_mutex_lock(&c->lock);
+    const bool waits = result == CUDA_SUCCESS;
     /* The number is used up: where the stream does not wait, it is that of no call. */
-    c->calls[n % c->room] = result == CUDA_SUCCESS ? call : (struct call){0};
+    pthread_mutex_lock(&c->lock);
+    c->calls[n % c->room] = waits ? call : (struct call){0};
     c->given = n;
     pthread_cond_signal(&c->changed);
     pthread_mutex_unlock(&c->lock);
-    return result;
+    return waits ? cu->cuStreamWriteValue32(c->stream, address(&c->turn->passed), n,
+                                            CU_STREAM_WRITE_VALUE_DEFAULT)
+                 : result;
 }
 
-int dp_cuda_calls_add(struct dp_cuda_calls *all, struct dp_cuda_caller **caller, CUstream stream,
-                      void (*fn)(void *user), void *user)
+int dp_cuda_calls_add(struct dp_cuda_calls *all, CUstream stream, void (*fn)(void *user),
+                      void *user)
 {
-    int err = *caller ? 0 : take_caller(all, caller);
+    const struct call call = {fn, user};
+    struct caller *c;
+    int err = take_caller(all, stream, &c);
 
-    if (!err)
-        err = make_room(*caller);
     if (err)
         return err;
-    const struct call call = {fn, user};
-    return dp_cuda_check(all->cu, queue_turn(all->cu, stream, *caller, call), "queueing a call");
+    err = make_room(c);
+    if (!err)
+        err = dp_cuda_check(all->cu, queue_turn(all->cu, c, call), "queueing a call");
+    pthread_mutex_lock(&all->lock);
+    c->is_adding = false;
+    pthread_mutex_unlock(&all->lock);
+    return err;
 }

@@ -11,21 +11,19 @@
 
 #include <stdbool.h>
 
-struct dp_cuda_calls;  /* of a device */
-struct dp_cuda_caller; /* of a stream, from its first call to its end */
+struct dp_cuda_calls; /* of a device */
 
 /* The device's context is current in all of these. Memory for the numbers of all streams is pinned at
  * once, because that may wait for the device. cu stays where it is. */
 int dp_cuda_calls_new(const struct dp_cuda_driver *cu, struct dp_cuda_calls **out);
-/* Calls that no stream has come to are not made any more. */
+/* Calls that no stream has come to are not made any more. Memory that a stream may still use stays until
+ * the context ends. */
 void dp_cuda_calls_free(struct dp_cuda_calls *calls);
-/* *caller is NULL before the stream's first call. One thread at a time calls for a stream. */
-int dp_cuda_calls_add(struct dp_cuda_calls *calls, struct dp_cuda_caller **caller, CUstream stream,
-                      void (*fn)(void *user), void *user);
-/* The stream goes on without its caller, as one that was wrapped does, or is gone: then what it has not
- * come to is not called any more. Where it is not idle, the memory stays until the context ends. caller
- * may be NULL. */
-void dp_cuda_caller_leave(struct dp_cuda_calls *calls, struct dp_cuda_caller *caller, bool goes_on,
-                          bool idle);
+/* One thread at a time calls for a stream. */
+int dp_cuda_calls_add(struct dp_cuda_calls *calls, CUstream stream, void (*fn)(void *user),
+                      void *user);
+/* Before the stream ends. Where it is not idle it failed: what it has not come to is not called any
+ * more. */
+void dp_cuda_calls_end(struct dp_cuda_calls *calls, CUstream stream, bool is_idle);
 
 #endif

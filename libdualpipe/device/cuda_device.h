@@ -29,7 +29,6 @@ struct cuda_stream {
     struct dp_device_stream base;
     CUstream stream;
     bool is_wrapped; /* the caller's */
-    struct dp_cuda_caller *caller; /* makes its calls; NULL: it had none */
 };
 
 static inline struct cuda *dp_cuda_of(struct dp_device *dev)
