@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TURNS = 256 };
+enum { TURNS = 64 };
 /* That a stream has to come behind its last call. */
 static const int64_t LAST_NS = DP_NS_PER_S / 10;
 enum { FIRST_ROOM = 32 }; /* a power of two, as numbers wrap around */
