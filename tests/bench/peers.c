@@ -214,7 +214,7 @@ static void leave_out(struct state *state, const char *name, const char *why)
     command_broke("%s is left out: %s", name, why);
 }
 
-static int find_peers(const char *transport, enum peer_test test, size_t size, int turn_ms,
+int peers_find(const char *transport, enum peer_test test, size_t size, int turn_ms,
                       struct peer_run runs[PEERS_MAX])
 {
     int count = 0;
@@ -233,7 +233,7 @@ static int find_peers(const char *transport, enum peer_test test, size_t size, i
     return count;
 }
 
-static int take_turn(const struct peer_run *r, double *figure)
+int peers_turn(const struct peer_run *r, double *figure)
 {
     char why[256];
     int err = measure(r, figure, why, sizeof(why));
@@ -243,7 +243,7 @@ static int take_turn(const struct peer_run *r, double *figure)
     return err;
 }
 
-static int64_t read_cpu_ns(void)
+int64_t peers_cpu_ns(void)
 {
     int64_t ns = 0;
 
@@ -253,17 +253,10 @@ static int64_t read_cpu_ns(void)
     return ns;
 }
 
-static void end_peers(void)
+void peers_end(void)
 {
     for (int i = 0; i < PEERS; i++) {
         peer_process_close(states[i].alive);
         states[i].alive = NULL;
     }
 }
-
-const struct wire_peer_ops peer_ops = {
-    .find = find_peers,
-    .turn = take_turn,
-    .cpu_ns = read_cpu_ns,
-    .end = end_peers,
-};

@@ -21,8 +21,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STOP = -1 };
-static const int64_t PEERS_NS = INT64_C(300000000000); /* longest for all peers between two of ours */
+enum { STOP = -1, SAMPLE_MS = 150 };
+static const int64_t OTHERS_NS = INT64_C(300000000000); /* longest for all others between two of ours */
 
 /* What rank 1 is to do. */
 struct word {
@@ -35,13 +35,13 @@ struct word {
 /* Once around, so that caches and the ways that messages take are what they are in the middle. */
 static int warm_up(struct wire_job *j, const struct wire_method *m, int times)
 {
-    return m->figure == SHARE ? 0 : m->run(j, m->size, 1 + times / 8);
+    return m->figure == WIRE_SHARE ? 0 : m->run(j, m->size, 1 + times / 8);
 }
 
 /* Both ranks do it; the other one's CPU time is added to our own. */
 static int do_together(struct wire_job *j, struct word word, int64_t *ns, int64_t *cpu_ns)
 {
-    const struct wire_method *m = &wire_methods[word.which];
+    const struct wire_method *m = &j->methods[word.which];
     const int64_t all_cpu = bench_self_ns();
     int64_t all[2];
     int err = warm_up(j, m, word.times);
@@ -61,7 +61,9 @@ static int do_together(struct wire_job *j, struct word word, int64_t *ns, int64_
     return err;
 }
 
-int wire_order(struct wire_job *j, int which, int times, int64_t *ns, int64_t *cpu_ns)
+/* Rank 0: both ranks do a method so often, once they have warmed up. How long that takes, and what
+ * CPU time this one uses. */
+static int order(struct wire_job *j, int which, int times, int64_t *ns, int64_t *cpu_ns)
 {
     struct word word = {which, times};
     int err = dp_comm_broadcast(j->comm, &word, sizeof(word), 0);
@@ -69,11 +71,89 @@ int wire_order(struct wire_job *j, int which, int times, int64_t *ns, int64_t *c
     return err || which == STOP ? err : do_together(j, word, ns, cpu_ns);
 }
 
+/* ---- samples --------------------------------------------------------------------------------- */
+
+static int run_times(void *user, int times, int64_t *ns)
+{
+    const struct wire_runner *r = user;
+    int64_t cpu_ns;
+
+    return order(r->job, r->which, times, ns, &cpu_ns);
+}
+
+static double figure_of(const struct wire_method *m, int times, int64_t ns, int64_t cpu_ns)
+{
+    switch (m->figure) {
+    case WIRE_LATENCY:
+        return (double)ns / 2 / times / 1e3;
+    case WIRE_STREAM:
+        return (double)m->size * times / (double)ns;
+    case WIRE_SHARE:
+        break;
+    }
+    return 100 * (double)cpu_ns / (double)ns;
+}
+
+int wire_take_turn(struct wire_runner *r, double *figure)
+{
+    int err = r->times ? 0 : bench_find_times(run_times, r, r->sample_ms, &r->times);
+    int64_t ns = 1, cpu_ns = 0;
+
+    if (!err)
+        err = order(r->job, r->which, r->times, &ns, &cpu_ns);
+    *figure = figure_of(&r->job->methods[r->which], r->times ? r->times : 1, ns, cpu_ns);
+    return err;
+}
+
+static int sample(void *user, double *figures)
+{
+    return wire_take_turn(user, figures);
+}
+
+struct bench_figure wire_figure(const struct wire_job *j, const struct wire_method *m)
+{
+    static const char *const units[] = {"us", "GB/s", "%"};
+
+    return (struct bench_figure){.what = m->what,
+                                 .unit = units[m->figure],
+                                 .target = strcmp(j->transport, "tcp") ? m->shm : m->tcp,
+                                 .target_is_floor = m->figure == WIRE_STREAM};
+}
+
+void wire_report(const struct wire_job *j, const struct bench_case *cases, int count)
+{
+    char title[64];
+
+    snprintf(title, sizeof(title), "%s: latency one way, streams", dp_comm_name(j->comm));
+    bench_report(title, cases, count, &j->v->common);
+}
+
+static int measure_all(struct wire_job *j)
+{
+    static struct bench_case cases[WIRE_METHODS_MAX];
+    static struct wire_runner runners[WIRE_METHODS_MAX];
+    int count = 0;
+
+    for (int i = 0; i < j->method_count; i++) {
+        const struct wire_method *m = &j->methods[i];
+        if (m->run == wire_stream_shared && strcmp(j->transport, "shm"))
+            continue;
+        runners[count] = (struct wire_runner){.job = j, .which = i, .sample_ms = SAMPLE_MS};
+        cases[count] = (struct bench_case){.sample = sample, .user = &runners[count],
+                                           .figure_count = 1, .figures = {wire_figure(j, m)}};
+        count++;
+    }
+    int err = bench_run(cases, count, &j->v->common);
+    if (!err)
+        wire_report(j, cases, count);
+    return err;
+}
+
 static int lead(struct wire_job *j)
 {
-    int err = wire_compare(j);
+    int err = j->others ? j->others->compare(j) : measure_all(j);
 
-    return err ? err : wire_order(j, STOP, 0, NULL, NULL);
+    return err ? err : order(j, STOP, 0, NULL, NULL);
 }
 
 static int follow(struct wire_job *j)
@@ -124,13 +204,13 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     j->rank = config->rank;
     command_mute(true); /* launch_ranks says what went wrong, once */
     int err = launch_join(config, &j->comm);
-    if (!err && j->peer_ops)
-        dp_comm_set_deadline(j->comm, PEERS_NS);
+    if (!err && j->others)
+        dp_comm_set_deadline(j->comm, OTHERS_NS);
     bench_pin(config->rank);
     if (!err)
         err = take_buffers(j);
-    if (!err)
-        err = wire_limit_meet(j);
+    if (!err && j->others)
+        err = j->others->meet(j);
     if (!err)
         err = config->rank ? follow(j) : lead(j);
     if (err) {
@@ -144,22 +224,12 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-/* Before there are ranks, which would not wait for each other that long. */
-static void find_peers(struct wire_job *j)
-{
-    for (int i = 0; i < wire_method_count; i++) {
-        const struct wire_method *m = &wire_methods[i];
-        const enum peer_test test = m->figure == STREAM ? PEER_STREAM : PEER_LATENCY;
-        if (wire_method_has_peers(m))
-            j->peers[i].count =
-                j->peer_ops->find(j->transport, test, m->size, WIRE_TURN_MS, j->peers[i].runs);
-    }
-}
-
-static int measure(const struct wire_values *v, const struct wire_peer_ops *peers,
+static int measure(const struct wire_values *v, const struct wire_others *others,
                    const char *transport)
 {
-    struct wire_job job = {.v = v, .peer_ops = peers, .transport = transport};
+    struct wire_job job = {.v = v, .others = others, .transport = transport,
+                           .methods = others ? others->methods : wire_methods,
+                           .method_count = others ? others->method_count : wire_method_count};
 
     if (pipe(job.there))
         return command_broke("cannot make a pipe: %s", strerror(errno));
@@ -168,14 +238,11 @@ static int measure(const struct wire_values *v, const struct wire_peer_ops *peer
         close(job.there[1]);
         return command_broke("cannot make a pipe: %s", strerror(errno));
     }
-    int status = wire_limit_open(&job);
-    if (!status && peers)
-        find_peers(&job);
+    int status = others ? others->open(&job) : 0;
     if (!status)
         status = launch_ranks(2, 0, transport, run_rank, &job);
-    if (peers)
-        peers->end();
-    wire_limit_close(&job);
+    if (others)
+        others->close(&job);
     for (int i = 0; i < 2; i++) {
         close(job.there[i]);
         close(job.back[i]);
@@ -183,15 +250,11 @@ static int measure(const struct wire_values *v, const struct wire_peer_ops *peer
     return status;
 }
 
-static const char alone[] =
+static const char about[] =
     "Time messages between two processes, each on a core of its own: one at a time\n"
     "there and back, and streams of large ones; what a rank costs that waits for\n"
     "10 ms; and both again while a thread that computes shares each core. Targets\n"
     "are those of the machine that this library is developed on.";
-static const char with_peers[] =
-    "Time messages between two processes, each on a core of its own, in short turns\n"
-    "with the same messages of other libraries that are installed, and ours over\n"
-    "theirs: each turn of theirs is compared with those of ours before and after it.";
 
 static const char *const transports[] = {"both", "shm", "tcp", NULL};
 static const struct arg args[] = {
@@ -220,19 +283,19 @@ static int choose_sockets(int64_t count)
     return status;
 }
 
-int wire_bench(int argc, char **argv, const struct wire_peer_ops *peers)
+int wire_bench(int argc, char **argv, const struct wire_others *others)
 {
     const struct arg_group groups[] = {
         {"what", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
     };
     const struct usage usage = {
-        .command = peers ? "sh tests/bench/wire.sh" : "dualpipe bench wire",
-        .about = peers ? with_peers : alone,
+        .command = others ? others->command : "dualpipe bench wire",
+        .about = others ? others->about : about,
         .groups = groups,
-        .examples = peers ? "  sh tests/bench/wire.sh --transport shm --samples 15\n"
-                          : "  dualpipe bench wire\n"
-                            "  dualpipe bench wire --transport tcp --samples 9\n"
-                            "  dualpipe bench wire --transport tcp --sockets 4\n",
+        .examples = others ? others->examples
+                           : "  dualpipe bench wire\n"
+                             "  dualpipe bench wire --transport tcp --samples 9\n"
+                             "  dualpipe bench wire --transport tcp --sockets 4\n",
     };
     struct operands operands;
     struct wire_values v;
@@ -243,9 +306,9 @@ int wire_bench(int argc, char **argv, const struct wire_peer_ops *peers)
     if (v.sockets && (status = choose_sockets(v.sockets)))
         return status;
     if (strcmp(v.transport, "both"))
-        return measure(&v, peers, v.transport);
-    status = measure(&v, peers, "shm");
-    return status ? status : measure(&v, peers, "tcp");
+        return measure(&v, others, v.transport);
+    status = measure(&v, others, "shm");
+    return status ? status : measure(&v, others, "tcp");
 }
 
 int run_bench_wire(int argc, char **argv)

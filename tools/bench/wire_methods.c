@@ -40,7 +40,7 @@ static int receive_one(struct wire_job *j, size_t size, struct dp_request *req)
 }
 
 /* One message there, one back. */
-static int ping_pong(struct wire_job *j, size_t size, int times)
+int wire_ping_pong(struct wire_job *j, size_t size, int times)
 {
     struct dp_request in, out;
     int err = 0;
@@ -60,7 +60,7 @@ static int ping_pong(struct wire_job *j, size_t size, int times)
 }
 
 /* Messages one way, WINDOW of them under way; at the end a word back says that all have come. */
-static int stream(struct wire_job *j, size_t size, int times)
+int wire_stream(struct wire_job *j, size_t size, int times)
 {
     int (*start)(struct wire_job *, size_t, struct dp_request *) =
         j->rank ? receive_one : send_one;
@@ -81,13 +81,13 @@ static int stream(struct wire_job *j, size_t size, int times)
 }
 
 /* The same with buffers of dp_shared_alloc. */
-static int stream_shared(struct wire_job *j, size_t size, int times)
+int wire_stream_shared(struct wire_job *j, size_t size, int times)
 {
     struct wire_job shared = *j;
 
     shared.buffer = j->shared_buffer;
     shared.other = j->shared_other;
-    return stream(&shared, size, times);
+    return wire_stream(&shared, size, times);
 }
 
 /* ---- waiting, and company -------------------------------------------------------------------- */
@@ -120,7 +120,7 @@ static void *burn(void *stop)
  * as the communicator would have it. */
 static int in_company(struct wire_job *j, int64_t spin_ns, size_t size, int times)
 {
-    int (*run)(struct wire_job *, size_t, int) = size < 1 << 18 ? ping_pong : stream;
+    int (*run)(struct wire_job *, size_t, int) = size < 1 << 18 ? wire_ping_pong : wire_stream;
     const int64_t default_ns = dp_comm_spin(j->comm);
     atomic_bool stop = false;
     pthread_t hog;
@@ -147,7 +147,7 @@ static int asleep_beside_hogs(struct wire_job *j, size_t size, int times)
     return in_company(j, 0, size, times);
 }
 
-/* ---- peers ----------------------------------------------------------------------------------- */
+/* ---- for comparison ------------------------------------------------------------------------------ */
 
 static int copy(struct wire_job *j, size_t size, int times)
 {
@@ -207,42 +207,27 @@ static int pipe_stream(struct wire_job *j, size_t size, int times)
 }
 
 /* Targets: nine tenths of the best other library's latency, 1.12 to 1.7 times its bandwidth, as
- * measured on two virtual CPUs, and the same as ratios to those of this run. Beside hogs it is what
- * they do without spinning, less a tenth. */
+ * measured on two virtual CPUs. */
 const struct wire_method wire_methods[] = {
-    {"8 B", 8, ping_pong, LATENCY, .shm = {0.225, 0.9}, .tcp = {3.26, 0.95}},
-    {"4 KiB", 4 << 10, ping_pong, LATENCY, .shm = {0}},
-    {"64 KiB", 64 << 10, ping_pong, LATENCY, .shm = {0}},
-    {"512 KiB", 512 << 10, stream, STREAM, .shm = {45, 1.4}, .tcp = {7.95, 1.12}},
-    {"4 MiB", 4 << 20, stream, STREAM, .shm = {26.5, 1.7}},
-    {"64 MiB", WIRE_BIGGEST, stream, STREAM, .shm = {18.2, 1.2}, .tcp = {5.95, 1.7}},
-    {"512 KiB, shared memory", 512 << 10, stream_shared, STREAM, .shm = {0}},
-    {"4 MiB, shared memory", 4 << 20, stream_shared, STREAM, .shm = {26.5, 1.7}},
-    {"64 MiB, shared memory", WIRE_BIGGEST, stream_shared, STREAM, .shm = {24.3, 1.6}},
-    {"  limit: a line of memory", 8, wire_limit_line, LATENCY, .shm = {0}},
-    {"  limit: both sides copy, 512 KiB", 512 << 10, wire_limit_copy, STREAM, .shm = {0}},
-    {"  limit: both sides copy, 4 MiB", 4 << 20, wire_limit_copy, STREAM, .shm = {0}},
-    {"  limit: both sides copy, 64 MiB", WIRE_BIGGEST, wire_limit_copy, STREAM, .shm = {0}},
-    {"waiting, of a core", 8, idle, SHARE, .shm = {.figure = 2}, .tcp = {.figure = 2}},
-    {"8 B, a hog on each core", 8, beside_hogs, LATENCY, .shm = {0}},
-    {"8 B, the same without spinning", 8, asleep_beside_hogs, LATENCY, .shm = {0}},
-    {"512 KiB, a hog on each core", 512 << 10, beside_hogs, STREAM, .shm = {0}},
-    {"512 KiB, the same without spinning", 512 << 10, asleep_beside_hogs, STREAM, .shm = {0}},
-    {"  for comparison: a pipe, 8 B", 8, pipe_ping_pong, LATENCY, .shm = {0}},
-    {"  for comparison: a pipe, 64 KiB", PIPE_CHUNK, pipe_stream, STREAM, .shm = {0}},
-    {"  for comparison: memcpy, 512 KiB", 512 << 10, copy, STREAM, .shm = {0}},
-    {"  for comparison: memcpy, 4 MiB", 4 << 20, copy, STREAM, .shm = {0}},
-    {"  for comparison: memcpy, 64 MiB", WIRE_BIGGEST, copy, STREAM, .shm = {0}},
+    {"8 B", 8, wire_ping_pong, WIRE_LATENCY, 0.225, 3.26},
+    {"4 KiB", 4 << 10, wire_ping_pong, WIRE_LATENCY, 0, 0},
+    {"64 KiB", 64 << 10, wire_ping_pong, WIRE_LATENCY, 0, 0},
+    {"512 KiB", 512 << 10, wire_stream, WIRE_STREAM, 45, 7.95},
+    {"4 MiB", 4 << 20, wire_stream, WIRE_STREAM, 26.5, 0},
+    {"64 MiB", WIRE_BIGGEST, wire_stream, WIRE_STREAM, 18.2, 5.95},
+    {"512 KiB, shared memory", 512 << 10, wire_stream_shared, WIRE_STREAM, 0, 0},
+    {"4 MiB, shared memory", 4 << 20, wire_stream_shared, WIRE_STREAM, 26.5, 0},
+    {"64 MiB, shared memory", WIRE_BIGGEST, wire_stream_shared, WIRE_STREAM, 24.3, 0},
+    {"waiting, of a core", 8, idle, WIRE_SHARE, 2, 2},
+    {"8 B, a hog on each core", 8, beside_hogs, WIRE_LATENCY, 0, 0},
+    {"8 B, the same without spinning", 8, asleep_beside_hogs, WIRE_LATENCY, 0, 0},
+    {"512 KiB, a hog on each core", 512 << 10, beside_hogs, WIRE_STREAM, 0, 0},
+    {"512 KiB, the same without spinning", 512 << 10, asleep_beside_hogs, WIRE_STREAM, 0, 0},
+    {"  for comparison: a pipe, 8 B", 8, pipe_ping_pong, WIRE_LATENCY, 0, 0},
+    {"  for comparison: a pipe, 64 KiB", PIPE_CHUNK, pipe_stream, WIRE_STREAM, 0, 0},
+    {"  for comparison: memcpy, 512 KiB", 512 << 10, copy, WIRE_STREAM, 0, 0},
+    {"  for comparison: memcpy, 4 MiB", 4 << 20, copy, WIRE_STREAM, 0, 0},
+    {"  for comparison: memcpy, 64 MiB", WIRE_BIGGEST, copy, WIRE_STREAM, 0, 0},
 };
 const int wire_method_count = sizeof(wire_methods) / sizeof(wire_methods[0]);
 _Static_assert(sizeof(wire_methods) / sizeof(wire_methods[0]) <= (size_t)WIRE_METHODS_MAX, "room");
-
-bool wire_method_has_peers(const struct wire_method *m)
-{
-    return m->run == ping_pong || m->run == stream;
-}
-
-bool wire_method_shares(const struct wire_method *m)
-{
-    return m->run == stream_shared;
-}

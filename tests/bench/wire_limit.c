@@ -6,7 +6,7 @@
  */
 #include "config.h"
 
-#include "bench/wire.h"
+#include "tests/bench/wire_limit.h"
 
 #include "command.h"
 
@@ -25,21 +25,28 @@ struct wire_line {
     alignas(128) atomic_uint turn;
 };
 
-int wire_limit_open(struct wire_job *j)
-{
-    void *lines = mmap(NULL, 2 * sizeof(*j->lines), PROT_READ | PROT_WRITE,
-                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+static struct wire_line *lines; /* [2] shared by the ranks: there, and back */
+/* In each rank's process: */
+static struct place {
+    int64_t pid;
+    char *buffer, *other; /* in that process */
+} peer;
+static bool may_copy;
 
-    if (lines == MAP_FAILED)
+int wire_limit_open(void)
+{
+    void *at = mmap(NULL, 2 * sizeof(*lines), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                    0);
+
+    if (at == MAP_FAILED)
         return command_broke("no memory for two processes: %s", strerror(errno));
-    j->lines = lines;
+    lines = at;
     return 0;
 }
 
-void wire_limit_close(struct wire_job *j)
+void wire_limit_close(void)
 {
-    if (j->lines)
-        munmap(j->lines, 2 * sizeof(*j->lines));
+    munmap(lines, 2 * sizeof(*lines));
 }
 
 /* ---- a short message --------------------------------------------------------------------------- */
@@ -48,8 +55,7 @@ void wire_limit_close(struct wire_job *j)
  * alone in it is killed by the process that has started it. */
 int wire_limit_line(struct wire_job *j, size_t size, int times)
 {
-    struct wire_line *mine = &j->lines[j->rank],
-                     *theirs = &j->lines[1 - j->rank];
+    struct wire_line *mine = &lines[j->rank], *theirs = &lines[1 - j->rank];
 
     (void)size;
     for (int i = 0; i < times; i++) {
@@ -71,28 +77,33 @@ static bool copy_part(const struct wire_job *j, size_t at, size_t len)
 {
     const bool pushes = j->rank == 0;
     const struct iovec here = {(pushes ? j->buffer : j->other) + at, len};
-    const struct iovec there = {(pushes ? j->peer.other : j->peer.buffer) + at, len};
-    const ssize_t n = pushes ? process_vm_writev((pid_t)j->peer.pid, &here, 1, &there, 1, 0)
-                             : process_vm_readv((pid_t)j->peer.pid, &here, 1, &there, 1, 0);
+    const struct iovec there = {(pushes ? peer.other : peer.buffer) + at, len};
+    const ssize_t n = pushes ? process_vm_writev((pid_t)peer.pid, &here, 1, &there, 1, 0)
+                             : process_vm_readv((pid_t)peer.pid, &here, 1, &there, 1, 0);
 
     return n == (ssize_t)len;
 }
 
 int wire_limit_meet(struct wire_job *j)
 {
-    struct wire_place places[2];
-    const struct wire_place mine = {(int64_t)getpid(), j->buffer, j->other};
+    struct place places[2];
+    const struct place mine = {(int64_t)getpid(), j->buffer, j->other};
     int32_t works[2], mine_works;
     int err = dp_comm_allgather(j->comm, &mine, places, sizeof(mine));
 
     if (err)
         return err;
-    j->peer = places[1 - j->rank];
+    peer = places[1 - j->rank];
     mine_works = copy_part(j, 0, 1);
     err = dp_comm_allgather(j->comm, &mine_works, works, sizeof(mine_works));
     if (!err)
-        j->may_copy_straight = works[0] && works[1];
+        may_copy = works[0] && works[1];
     return err;
+}
+
+bool wire_limit_may_copy(void)
+{
+    return may_copy;
 }
 
 int wire_limit_copy(struct wire_job *j, size_t size, int times)
