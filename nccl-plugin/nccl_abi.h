@@ -2,7 +2,7 @@
  *
  * nccl_abi.h - what NCCL and a net or tuner plugin say to each other, version by version, in our
  * own declarations. Names are NCCL's, so that its documents apply. Every size and offset is
- * asserted in nccl_abi_layout.c against nccl_abi_layout.h.
+ * asserted in tests/conformance/nccl_abi_layout.c.
  *
  *      NCCL      2.13-18  2.19  2.20-23  2.24-25  2.26-27  2.28-30.2  2.30.3-
  *      net       6        7     8        9        10       11         12

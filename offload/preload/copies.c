@@ -55,81 +55,51 @@ static int finish(int status, size_t bytes, int kind)
     return status;
 }
 
-/* The call with its arguments, between two that count how deep it is; `copy` and `real` are there.
- */
-#define PASS_ON(name, absent, type, ...)                                                           \
-    do {                                                                                           \
-        const void *caller = __builtin_return_address(0);                                          \
-        type *real = dpo_real(#name, (void *)name, caller);                                        \
+/* direction: of cudaMemcpyKind. The last are the real call's arguments; it is made between two that count
+ * how deep it is. */
+#define COPIES(name, api, parameters, direction, in_stream, is_waited, ...)                        \
+    EXPORT int name parameters;                                                                    \
+    EXPORT int name parameters                                                                     \
+    {                                                                                              \
+        const void *const caller = __builtin_return_address(0);                                    \
+        const struct dpo_copy copy = {.to = (uintptr_t)to,                                         \
+                                      .from = (uintptr_t)from,                                     \
+                                      .bytes = bytes,                                              \
+                                      .kind = direction,                                           \
+                                      .stream = in_stream,                                         \
+                                      .is_synchronous = is_waited};                                \
+        int(*real) parameters = dpo_real(#name, (void *)name, caller);                             \
         int status = 0;                                                                            \
         if (!real)                                                                                 \
-            return absent;                                                                         \
+            return (api).absent;                                                                   \
         if (!try_stage(&copy, caller)) {                                                           \
             dpo_depth++;                                                                           \
             status = real(__VA_ARGS__);                                                            \
             dpo_depth--;                                                                           \
         }                                                                                          \
         return finish(status, copy.bytes, copy.kind);                                              \
-    } while (0)
-
-/* ---- the runtime's --------------------------------------------------------------------------- */
-
-typedef int runtime_copy(void *to, const void *from, size_t bytes, int kind);
-typedef int runtime_copy_in_stream(void *to, const void *from, size_t bytes, int kind,
-                                   void *stream);
-
-#define RUNTIME_COPY(name, default_stream)                                                         \
-    EXPORT runtime_copy name;                                                                      \
-    EXPORT int name(void *to, const void *from, size_t bytes, int kind)                            \
-    {                                                                                              \
-        const struct dpo_copy copy = {(uintptr_t)to, (uintptr_t)from, bytes,                       \
-                                      kind,          default_stream,  true};                       \
-        PASS_ON(name, dpo_runtime_api.absent, runtime_copy, to, from, bytes, kind);                \
     }
+
+#define RUNTIME_COPY(name, stream)                                                                 \
+    COPIES(name, dpo_runtime_api, (void *to, const void *from, size_t bytes, int kind), kind, stream,  \
+           true, to, from, bytes, kind)
 #define RUNTIME_COPY_IN_STREAM(name, default_stream)                                               \
-    EXPORT runtime_copy_in_stream name;                                                            \
-    EXPORT int name(void *to, const void *from, size_t bytes, int kind, void *stream)              \
-    {                                                                                              \
-        const struct dpo_copy copy = {(uintptr_t)to,                                               \
-                                      (uintptr_t)from,                                             \
-                                      bytes,                                                       \
-                                      kind,                                                        \
-                                      stream ? stream : (default_stream),                          \
-                                      false};                                                      \
-        PASS_ON(name, dpo_runtime_api.absent, runtime_copy_in_stream, to, from, bytes, kind,       \
-                stream);                                                                           \
-    }
+    COPIES(name, dpo_runtime_api,                                                                  \
+           (void *to, const void *from, size_t bytes, int kind, void *stream), kind,               \
+           stream ? stream : (default_stream), false, to, from, bytes, kind, stream)
 
 RUNTIME_COPY(cudaMemcpy, DPO_CUDA_STREAM_LEGACY)
 RUNTIME_COPY(cudaMemcpy_ptds, DPO_CUDA_STREAM_PER_THREAD)
 RUNTIME_COPY_IN_STREAM(cudaMemcpyAsync, DPO_CUDA_STREAM_LEGACY)
 RUNTIME_COPY_IN_STREAM(cudaMemcpyAsync_ptsz, DPO_CUDA_STREAM_PER_THREAD)
 
-/* ---- the driver's ---------------------------------------------------------------------------- */
-
-/* An address of the device is a number of the size of a pointer. */
-#define DRIVER_COPY(name, to_type, from_type, kind, default_stream)                                \
-    EXPORT int name(to_type to, from_type from, size_t bytes);                                     \
-    EXPORT int name(to_type to, from_type from, size_t bytes)                                      \
-    {                                                                                              \
-        typedef int real_copy(to_type, from_type, size_t);                                         \
-        const struct dpo_copy copy = {(uintptr_t)to, (uintptr_t)from, bytes,                       \
-                                      kind,          default_stream,  true};                       \
-        PASS_ON(name, dpo_driver_api.absent, real_copy, to, from, bytes);                          \
-    }
-#define DRIVER_COPY_IN_STREAM(name, to_type, from_type, kind, default_stream)                      \
-    EXPORT int name(to_type to, from_type from, size_t bytes, void *stream);                       \
-    EXPORT int name(to_type to, from_type from, size_t bytes, void *stream)                        \
-    {                                                                                              \
-        typedef int real_copy(to_type, from_type, size_t, void *);                                 \
-        const struct dpo_copy copy = {(uintptr_t)to,                                               \
-                                      (uintptr_t)from,                                             \
-                                      bytes,                                                       \
-                                      kind,                                                        \
-                                      stream ? stream : (default_stream),                          \
-                                      false};                                                      \
-        PASS_ON(name, dpo_driver_api.absent, real_copy, to, from, bytes, stream);                  \
-    }
+/* The driver's: an address of the device is a number of the size of a pointer. */
+#define DRIVER_COPY(name, to_type, from_type, direction, stream)                                   \
+    COPIES(name, dpo_driver_api, (to_type to, from_type from, size_t bytes), direction, stream, true,  \
+           to, from, bytes)
+#define DRIVER_COPY_IN_STREAM(name, to_type, from_type, direction, default_stream)                 \
+    COPIES(name, dpo_driver_api, (to_type to, from_type from, size_t bytes, void *stream), direction,  \
+           stream ? stream : (default_stream), false, to, from, bytes, stream)
 #define DRIVER_COPIES(name, in_stream, to_type, from_type, kind)                                   \
     DRIVER_COPY(name, to_type, from_type, kind, DPO_CUDA_STREAM_LEGACY)                            \
     DRIVER_COPY(name##_ptds, to_type, from_type, kind, DPO_CUDA_STREAM_PER_THREAD)                 \

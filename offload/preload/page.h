@@ -17,53 +17,40 @@
     .option = "DUALPIPE_PRELOAD_STAT", .suffix = ".preload", .magic = "dpoload",                   \
     .version = 2, .bytes = sizeof(struct dpo_page), .name = "the preload library"
 
-enum dpo_counter {
-    DPO_PINNED_CALLS, /* allocations and registrations that succeeded */
-    DPO_PINNED_BYTES,
-    DPO_PAGES, /* of these, counted */
-    DPO_PAGES_ON_NODE,
-    DPO_PAGES_UNKNOWN,
-    DPO_WITHOUT_NODE, /* calls whose device has no NUMA node, or where placing is refused */
-    DPO_COPIES_TO_DEVICE,
-    DPO_COPIES_TO_DEVICE_BYTES,
-    DPO_COPIES_TO_HOST,
-    DPO_COPIES_TO_HOST_BYTES,
-    DPO_COPIES_OTHER, /* within the device, between devices, direction left to CUDA */
-    DPO_COPIES_OTHER_BYTES,
-    DPO_STAGED_TO_DEVICE, /* of these copies, staged */
-    DPO_STAGED_TO_DEVICE_BYTES,
-    DPO_STAGED_TO_HOST,
-    DPO_STAGED_TO_HOST_BYTES,
-    DPO_NOT_STAGED, /* left to CUDA, as no chunk was free, or a step failed */
-    DPO_PACED,      /* copies of pinned memory that gave way to the network */
-    DPO_PACED_BYTES,
-    DPO_COUNTERS
-};
+/* Each as JSON and Prometheus have it. Pinned: allocations and registrations that succeeded; pages of
+ * these, counted; not placed: the device has no NUMA node, or placing is refused; other: within the
+ * device, between devices, direction left to CUDA; not staged: left to CUDA, as no chunk was free, or a
+ * step failed; paced: copies of pinned memory that gave way to the network. */
+#define DPO_COUNTER_LIST(X)                                                                        \
+    X(PINNED_CALLS, pinned_calls)                                                                  \
+    X(PINNED_BYTES, pinned_bytes)                                                                  \
+    X(PAGES, pages)                                                                                \
+    X(PAGES_ON_NODE, pages_on_node)                                                                \
+    X(PAGES_UNKNOWN, pages_unknown)                                                                \
+    X(WITHOUT_NODE, calls_not_placed)                                                              \
+    X(COPIES_TO_DEVICE, copies_to_device)                                                          \
+    X(COPIES_TO_DEVICE_BYTES, copies_to_device_bytes)                                              \
+    X(COPIES_TO_HOST, copies_to_host)                                                              \
+    X(COPIES_TO_HOST_BYTES, copies_to_host_bytes)                                                  \
+    X(COPIES_OTHER, copies_other)                                                                  \
+    X(COPIES_OTHER_BYTES, copies_other_bytes)                                                      \
+    X(STAGED_TO_DEVICE, staged_to_device)                                                          \
+    X(STAGED_TO_DEVICE_BYTES, staged_to_device_bytes)                                              \
+    X(STAGED_TO_HOST, staged_to_host)                                                              \
+    X(STAGED_TO_HOST_BYTES, staged_to_host_bytes)                                                  \
+    X(NOT_STAGED, not_staged)                                                                      \
+    X(PACED, paced)                                                                                \
+    X(PACED_BYTES, paced_bytes)
 
-/* As JSON and Prometheus have them. */
+#define DPO_COUNTER(id, name) DPO_##id,
+enum dpo_counter { DPO_COUNTER_LIST(DPO_COUNTER) DPO_COUNTERS };
+#undef DPO_COUNTER
+
 static inline const char *dpo_counter_name(enum dpo_counter counter)
 {
-    static const char *const names[DPO_COUNTERS] = {
-        [DPO_PINNED_CALLS] = "pinned_calls",
-        [DPO_PINNED_BYTES] = "pinned_bytes",
-        [DPO_PAGES] = "pages",
-        [DPO_PAGES_ON_NODE] = "pages_on_node",
-        [DPO_PAGES_UNKNOWN] = "pages_unknown",
-        [DPO_WITHOUT_NODE] = "calls_not_placed",
-        [DPO_COPIES_TO_DEVICE] = "copies_to_device",
-        [DPO_COPIES_TO_DEVICE_BYTES] = "copies_to_device_bytes",
-        [DPO_COPIES_TO_HOST] = "copies_to_host",
-        [DPO_COPIES_TO_HOST_BYTES] = "copies_to_host_bytes",
-        [DPO_COPIES_OTHER] = "copies_other",
-        [DPO_COPIES_OTHER_BYTES] = "copies_other_bytes",
-        [DPO_STAGED_TO_DEVICE] = "staged_to_device",
-        [DPO_STAGED_TO_DEVICE_BYTES] = "staged_to_device_bytes",
-        [DPO_STAGED_TO_HOST] = "staged_to_host",
-        [DPO_STAGED_TO_HOST_BYTES] = "staged_to_host_bytes",
-        [DPO_NOT_STAGED] = "not_staged",
-        [DPO_PACED] = "paced",
-        [DPO_PACED_BYTES] = "paced_bytes",
-    };
+#define DPO_COUNTER(id, name) #name,
+    static const char *const names[DPO_COUNTERS] = {DPO_COUNTER_LIST(DPO_COUNTER)};
+#undef DPO_COUNTER
 
     return names[counter];
 }

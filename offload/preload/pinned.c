@@ -67,115 +67,38 @@ static void end(const struct placing *p, const void *at, size_t bytes)
     errno = error;
 }
 
-/* `name` has the arguments (void **, size_t, unsigned). */
-static int allocate(const struct dpo_api *api, const char *name, const void *own,
-                    const void *caller, void **out, size_t bytes, unsigned flags)
-{
-    int (*real)(void **, size_t, unsigned) = dpo_real(name, own, caller);
-    struct placing p;
-
-    if (!real)
-        return api->absent;
-    begin(&p, api, caller);
-    const int status = real(out, bytes, flags);
-    end(&p, status || !out ? NULL : *out, bytes);
-    return status;
-}
-
-/* `name` has the arguments (void **, size_t). */
-static int allocate_plain(const struct dpo_api *api, const char *name, const void *own,
-                          const void *caller, void **out, size_t bytes)
-{
-    int (*real)(void **, size_t) = dpo_real(name, own, caller);
-    struct placing p;
-
-    if (!real)
-        return api->absent;
-    begin(&p, api, caller);
-    const int status = real(out, bytes);
-    end(&p, status || !out ? NULL : *out, bytes);
-    return status;
-}
-
-/* `name` has the arguments (void *, size_t, unsigned). */
-static int register_memory(const struct dpo_api *api, const char *name, const void *own,
-                           const void *caller, void *at, size_t bytes, unsigned flags)
-{
-    int (*real)(void *, size_t, unsigned) = dpo_real(name, own, caller);
-    struct placing p;
-
-    if (!real)
-        return api->absent;
-    begin(&p, api, caller);
-    if (p.is_placed && at)
-        dpo_pages_move(at, bytes, p.node);
-    const int status = real(at, bytes, flags);
-    end(&p, status ? NULL : at, bytes);
-    return status;
-}
-
 /* ---- what is interposed ---------------------------------------------------------------------- */
 
-#define CALLER __builtin_return_address(0)
+/* old: memory that the call registers; NULL: it allocates. got: where its memory is if it succeeds. The
+ * last are the real call's arguments. */
+#define PLACES(name, api, parameters, old, got, ...)                                               \
+    EXPORT int name parameters;                                                                    \
+    EXPORT int name parameters                                                                     \
+    {                                                                                              \
+        const void *const caller = __builtin_return_address(0);                                    \
+        int(*real) parameters = dpo_real(#name, (void *)name, caller);                             \
+        void *const before = old;                                                                  \
+        struct placing p;                                                                          \
+        if (!real)                                                                                 \
+            return (api).absent;                                                                   \
+        begin(&p, &(api), caller);                                                                 \
+        if (p.is_placed && before)                                                                 \
+            dpo_pages_move(before, bytes, p.node);                                                 \
+        const int status = real(__VA_ARGS__);                                                      \
+        end(&p, status ? NULL : (got), bytes);                                                     \
+        return status;                                                                             \
+    }
+#define ALLOCATES(name, api, parameters, ...)                                                      \
+    PLACES(name, api, parameters, NULL, out ? *out : NULL, __VA_ARGS__)
+#define REGISTERS(name, api)                                                                       \
+    PLACES(name, api, (void *at, size_t bytes, unsigned flags), at, at, at, bytes, flags)
 
-EXPORT int cudaHostAlloc(void **out, size_t bytes, unsigned flags);
-EXPORT int cudaHostAlloc(void **out, size_t bytes, unsigned flags)
-{
-    return allocate(&dpo_runtime_api, "cudaHostAlloc", cudaHostAlloc, CALLER, out, bytes, flags);
-}
-
-EXPORT int cudaMallocHost(void **out, size_t bytes);
-EXPORT int cudaMallocHost(void **out, size_t bytes)
-{
-    return allocate_plain(&dpo_runtime_api, "cudaMallocHost", cudaMallocHost, CALLER, out, bytes);
-}
-
-EXPORT int cudaHostRegister(void *at, size_t bytes, unsigned flags);
-EXPORT int cudaHostRegister(void *at, size_t bytes, unsigned flags)
-{
-    return register_memory(&dpo_runtime_api, "cudaHostRegister", cudaHostRegister, CALLER, at,
-                           bytes, flags);
-}
-
-EXPORT int cuMemHostAlloc(void **out, size_t bytes, unsigned flags);
-EXPORT int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
-{
-    return allocate(&dpo_driver_api, "cuMemHostAlloc", cuMemHostAlloc, CALLER, out, bytes, flags);
-}
-
-EXPORT int cuMemAllocHost_v2(void **out, size_t bytes);
-EXPORT int cuMemAllocHost_v2(void **out, size_t bytes)
-{
-    return allocate_plain(&dpo_driver_api, "cuMemAllocHost_v2", cuMemAllocHost_v2, CALLER, out,
-                          bytes);
-}
-
-EXPORT int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
-EXPORT int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
-{
-    return register_memory(&dpo_driver_api, "cuMemHostRegister_v2", cuMemHostRegister_v2, CALLER,
-                           at, bytes, flags);
-}
-
+ALLOCATES(cudaHostAlloc, dpo_runtime_api, (void **out, size_t bytes, unsigned flags), out, bytes, flags)
+ALLOCATES(cudaMallocHost, dpo_runtime_api, (void **out, size_t bytes), out, bytes)
+REGISTERS(cudaHostRegister, dpo_runtime_api)
+ALLOCATES(cuMemHostAlloc, dpo_driver_api, (void **out, size_t bytes, unsigned flags), out, bytes, flags)
+ALLOCATES(cuMemAllocHost_v2, dpo_driver_api, (void **out, size_t bytes), out, bytes)
+REGISTERS(cuMemHostRegister_v2, dpo_driver_api)
 /* The functions of before CUDA 3.2 and 4.1, which the driver still has under these names. */
-
-EXPORT int cuMemAllocHost(void **out, unsigned bytes);
-EXPORT int cuMemAllocHost(void **out, unsigned bytes)
-{
-    int (*real)(void **, unsigned) = dpo_real("cuMemAllocHost", cuMemAllocHost, CALLER);
-    struct placing p;
-
-    if (!real)
-        return dpo_driver_api.absent;
-    begin(&p, &dpo_driver_api, CALLER);
-    const int status = real(out, bytes);
-    end(&p, status || !out ? NULL : *out, bytes);
-    return status;
-}
-
-EXPORT int cuMemHostRegister(void *at, size_t bytes, unsigned flags);
-EXPORT int cuMemHostRegister(void *at, size_t bytes, unsigned flags)
-{
-    return register_memory(&dpo_driver_api, "cuMemHostRegister", cuMemHostRegister, CALLER, at,
-                           bytes, flags);
-}
+ALLOCATES(cuMemAllocHost, dpo_driver_api, (void **out, unsigned bytes), out, bytes)
+REGISTERS(cuMemHostRegister, dpo_driver_api)

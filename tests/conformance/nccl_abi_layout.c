@@ -9,4 +9,4 @@
 #define NCCL_MEMBER(type, member, offset, bytes)                                                 \
     _Static_assert(offsetof(struct type, member) == (offset), "where " #type "." #member " is"); \
     _Static_assert(sizeof(((struct type *)0)->member) == (bytes), "the size of " #type "." #member);
-#include "nccl-plugin/nccl_abi_layout.h"
+#include "tests/conformance/nccl_abi_layout.h"
