@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tuner.c - from a question to an answer. Which rule applies at which size is worked out when a
- * communicator is made.
+ * tuner.c - from a question to an answer. Which rules are for a communicator is worked out when it is
+ * made.
  */
 #include "base/fail.h"
 #include "tuning/model.h"
@@ -12,8 +12,6 @@ struct dp_tuner {
     bool trusts_registration;
     struct dp_tuning_rule *rules; /* those for this communicator, in the table's order */
     size_t count;
-    struct dp_intervals by_bytes[DP_TUNING_FUNCTIONS][2]; /* [is registered] */
-    int32_t *rule_of[DP_TUNING_FUNCTIONS][2];             /* a range of those -> rules[] */
     struct dp_tuning_model model;
 };
 
@@ -48,28 +46,6 @@ static int keep_rules(struct dp_tuner *t, const struct dp_tuner_config *config)
     return 0;
 }
 
-/* The ranges of bytes of the rules about a function become intervals. */
-static int sort_rules(struct dp_tuner *t, int function, bool is_registered)
-{
-    struct dp_tuning_range *ranges = malloc((t->count + 1) * sizeof(*ranges));
-    int32_t *rule_of = malloc((t->count + 1) * sizeof(*rule_of));
-    size_t count = 0;
-
-    t->rule_of[function][is_registered] = rule_of;
-    if (!ranges || !rule_of) {
-        free(ranges);
-        return dp_fail(DP_ENOMEM, "no memory to sort %zu rules", t->count);
-    }
-    for (size_t i = 0; i < t->count; i++)
-        if (is_about(&t->rules[i], function, is_registered)) {
-            ranges[count] = t->rules[i].bytes;
-            rule_of[count++] = (int32_t)i;
-        }
-    int err = dp_intervals_init(&t->by_bytes[function][is_registered], ranges, count);
-    free(ranges);
-    return err;
-}
-
 int dp_tuner_new(const struct dp_tuner_config *config, struct dp_tuner **out)
 {
     if (config->ranks < 0 || config->nodes < 0)
@@ -81,8 +57,6 @@ int dp_tuner_new(const struct dp_tuner_config *config, struct dp_tuner **out)
     t->trusts_registration = config->trusts_registration;
     dp_tuning_model_init(&t->model, config->links, config->latencies, config->ranks, config->nodes);
     int err = keep_rules(t, config);
-    for (int i = 0; i < 2 * DP_TUNING_FUNCTIONS && !err; i++)
-        err = sort_rules(t, i / 2, i % 2);
     if (err)
         dp_tuner_free(t);
     else
@@ -94,10 +68,6 @@ void dp_tuner_free(struct dp_tuner *t)
 {
     if (!t)
         return;
-    for (int i = 0; i < 2 * DP_TUNING_FUNCTIONS; i++) {
-        dp_intervals_fini(&t->by_bytes[i / 2][i % 2]);
-        free(t->rule_of[i / 2][i % 2]);
-    }
     free(t->rules);
     free(t);
 }
@@ -111,29 +81,17 @@ struct place {
     bool is_registered;
 };
 
-/* The first rule from `rule` on that is for this place. */
-static const struct dp_tuning_rule *scan_rules(const struct dp_tuner *t, const struct place *at,
-                                               const struct dp_tuning_rule *rule)
+/* The first that is for this place. A communicator has some tens of rules, and NCCL asks once for a
+ * collective, which takes a hundred times as long as a scan of those. */
+static const struct dp_tuning_rule *find_rule(const struct dp_tuner *t, const struct place *at)
 {
-    for (; rule < t->rules + t->count; rule++)
+    for (size_t i = 0; i < t->count; i++) {
+        const struct dp_tuning_rule *rule = &t->rules[i];
         if (is_about(rule, at->function, at->is_registered) && at->bytes >= rule->bytes.least &&
             at->bytes <= rule->bytes.most && admits(&rule->pipe_ops, at->pipe_ops))
             return rule;
+    }
     return NULL;
-}
-
-/* The intervals know the first rule for these bytes. Only where it is for other numbers of pipe_ops,
- * which few tables tell apart, those behind it are looked at one by one. */
-static const struct dp_tuning_rule *find_rule(const struct dp_tuner *t, const struct place *at)
-{
-    if (at->function < 0 || at->function >= DP_TUNING_FUNCTIONS)
-        return NULL;
-    int32_t found = dp_intervals_find(&t->by_bytes[at->function][at->is_registered], at->bytes);
-    if (found < 0)
-        return NULL;
-    const struct dp_tuning_rule *rule =
-        &t->rules[t->rule_of[at->function][at->is_registered][found]];
-    return admits(&rule->pipe_ops, at->pipe_ops) ? rule : scan_rules(t, at, rule + 1);
 }
 
 /* A cell below zero is not there: NCCL has no kernel, no transport or no leave for it. */

@@ -175,7 +175,6 @@ it measures_copies
 it measures "iteration all-reduce sweep" mixing -N 2 --parameters 4096
 it measures "256 GPUs 1024 hosts JSON" topology
 it measures "AdamW sweep ms" optimizer --elements 65536 --threads 2
-it measures "answer scan ns" tuner --rules 100
 it measures "latency GB/s memcpy shm" wire --transport shm
 it measures "latency GB/s memcpy tcp" wire --transport tcp
 it measures_kernels_on_a_gpu 1f1b -P 2 -M 2

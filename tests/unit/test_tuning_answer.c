@@ -227,7 +227,7 @@ static void assert_same(const struct dp_tuning_rule *found, const struct dp_tuni
     assert_int_equal(found ? found->line : -1, expected ? expected->line : -1);
 }
 
-static void intervals_find_what_a_scan_of_all_rules_finds(void **state)
+static void the_first_rule_of_the_table_that_applies_is_found(void **state)
 {
     (void)state;
     struct dp_tuning_rule rules[RULES];
@@ -283,7 +283,7 @@ int main(void)
         cmocka_unit_test(registration_counts_only_if_it_is_trusted),
         cmocka_unit_test(a_cell_that_may_not_be_chosen_is_left_alone),
         cmocka_unit_test(a_chunk_goes_with_its_algorithm),
-        cmocka_unit_test(intervals_find_what_a_scan_of_all_rules_finds),
+        cmocka_unit_test(the_first_rule_of_the_table_that_applies_is_found),
         cmocka_unit_test(a_tuner_without_a_table_leaves_all_to_nccl),
         cmocka_unit_test(negative_numbers_are_refused),
     };

@@ -11,6 +11,5 @@ int run_bench_mixing(int argc, char **argv);
 int run_bench_optimizer(int argc, char **argv);
 int run_bench_schedule(int argc, char **argv);
 int run_bench_topology(int argc, char **argv);
-int run_bench_tuner(int argc, char **argv);
 
 #endif

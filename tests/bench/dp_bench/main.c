@@ -13,7 +13,6 @@ static const struct command commands[] = {
     {"optimizer", "a step of AdamW, alone and with mixing", run_bench_optimizer},
     {"schedule", "how fast schedules are built, proven and simulated", run_bench_schedule},
     {"topology", "machines of many GPUs: shown, built and read", run_bench_topology},
-    {"tuner", "an answer of the tuner of NCCL, against a scan of all rules", run_bench_tuner},
     {0},
 };
 
