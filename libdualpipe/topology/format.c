@@ -125,3 +125,15 @@ int dp_topology_read_hwloc(struct dp_topology **out)
 {
     return dp_topo_read_hwloc(NULL, 0, out);
 }
+
+bool dp_topology_equal(const struct dp_topology *a, const struct dp_topology *b)
+{
+    struct dp_text x = {0}, y = {0};
+
+    dp_topo_write_json(a, &x);
+    dp_topo_write_json(b, &y);
+    const bool is_equal = !x.failed && !y.failed && x.len == y.len && !memcmp(x.data, y.data, x.len);
+    dp_text_fini(&x);
+    dp_text_fini(&y);
+    return is_equal;
+}

@@ -6,6 +6,7 @@
  * as the map of a guest.
  */
 #include "fuzz.h"
+#include "../same_topology.h"
 
 #include <dualpipe/topology.h>
 
@@ -20,7 +21,7 @@ static void write_and_read_back(const struct dp_topology *t)
 
     must(!dp_topology_write(t, DP_TOPOLOGY_JSON, &text, &len));
     must(!dp_topology_read(text, len, DP_TOPOLOGY_JSON, &back));
-    must(dp_topology_equal(t, back));
+    must(is_same_topology(t, back));
     dp_topology_free(back);
     free(text);
 }

@@ -4,6 +4,7 @@
 #include "topology_case.h"
 
 #include "cmocka_all.h"
+#include "same_topology.h"
 #include "tree.h"
 
 #include <stdio.h>
@@ -90,6 +91,7 @@ void topology_survives_json(const struct dp_topology *t)
     struct dp_topology *back = topology_said(text, DP_TOPOLOGY_AUTO);
     char *again = topology_written(back, DP_TOPOLOGY_JSON);
 
+    assert_true(is_same_topology(t, back));
     assert_true(dp_topology_equal(t, back));
     assert_string_equal(text, again);
     free(text);

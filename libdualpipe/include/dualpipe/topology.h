@@ -388,7 +388,7 @@ DP_PUBLIC int dp_topology_take_host(const struct dp_topology *t, int32_t host,
 DP_PUBLIC int dp_topology_remap(const struct dp_topology *t, const char *map,
                                 struct dp_topology **out);
 
-/* The same in every member, texts compared as texts? */
+/* Are they the same, as JSON? false also without memory to tell. */
 DP_PUBLIC bool dp_topology_equal(const struct dp_topology *a, const struct dp_topology *b);
 
 #ifdef __cplusplus
