@@ -7,13 +7,30 @@
 
 #include "nccl-plugin/net/net.h"
 #include "nccl-plugin/net/handle.h"
-#include "nccl-plugin/net/late.h"
 #include "nccl-plugin/net/stat.h"
 #include "nccl-plugin/net/transport.h"
 #include "wire/net.h"
 #include "wire/sockets.h"
 
 #include <pthread.h>
+#include <stdint.h>
+
+/* ---- a peer that is waited for --------------------------------------------------------------- */
+
+/* Zeroed: nothing is waited for. */
+struct dpn_late {
+    int64_t since_ns, said_ns;
+    unsigned polls;
+};
+
+/* A poll was in vain; `what` the peer has not done, as "has not connected". */
+void dpn_late_wait(struct dpn_late *late, const char *peer, const char *what);
+/* The same, where polls are so many that the clock is read for few of them. */
+static inline void dpn_late_test(struct dpn_late *late, const char *peer, const char *what)
+{
+    if (++late->polls % 1024 == 0)
+        dpn_late_wait(late, peer, what);
+}
 
 /* A part of whatever can be left open, in the list of its context. */
 struct dpn_open {

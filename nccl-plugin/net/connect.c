@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "nccl-plugin/net/placement.h"
-#include "nccl-plugin/net/sockets.h"
+#include "nccl-plugin/net/interfaces.h"
 #include "nccl-plugin/verbs/verbs.h"
 #include "wire/tcp.h"
 

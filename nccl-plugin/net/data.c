@@ -118,3 +118,47 @@ int dpn_net_test(struct dpn_request *req, bool *done, int *sizes)
         dpn_slice_waited();
     return err;
 }
+
+/* ---- registration ---------------------------------------------------------------------------- */
+
+int dpn_net_register(struct dpn_comm *comm, const struct dpn_region *region,
+                     struct dpn_memory **out)
+{
+    struct dpn_memory *memory = NULL;
+    int err = dpn_check_process(comm);
+
+    if (!err)
+        err = comm->transport->reg(comm, region, &memory);
+    if (err)
+        return err;
+    pthread_mutex_lock(&comm->lock);
+    memory->next = comm->memories;
+    comm->memories = memory;
+    pthread_mutex_unlock(&comm->lock);
+    *out = memory;
+    return 0;
+}
+
+static bool unlink_memory(struct dpn_comm *comm, const struct dpn_memory *memory)
+{
+    for (struct dpn_memory **at = &comm->memories; *at; at = &(*at)->next)
+        if (*at == memory) {
+            *at = memory->next;
+            return true;
+        }
+    return false;
+}
+
+int dpn_net_deregister(struct dpn_comm *comm, struct dpn_memory *memory)
+{
+    if (!memory || dpn_is_inherited(comm->open.net))
+        return 0;
+    pthread_mutex_lock(&comm->lock);
+    bool is_ours = unlink_memory(comm, memory);
+    pthread_mutex_unlock(&comm->lock);
+    if (is_ours)
+        comm->transport->dereg(comm, memory);
+    return is_ours
+               ? 0
+               : dp_fail(DP_EINVAL, "deregistering what was not registered with this connection");
+}

@@ -4,13 +4,14 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "nccl-plugin/nccl_abi.h"
-#include "nccl-plugin/net/pci.h"
 #include "nccl-plugin/verbs/verbs.h"
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* What NCCL assumes of a device that does not know; virtual ones say -1. */
 enum { UNKNOWN_SPEED_MBPS = 10000 };
@@ -159,4 +160,37 @@ void dpn_devices_find(const char *root, const struct dpn_net_options *options,
     if (why_no_rdma[0])
         dp_log(DP_LOG_INFO, "RDMA: %s", why_no_rdma);
     say(out, why);
+}
+
+/* ---- where on the PCI bus something is ------------------------------------------------------- */
+
+static bool is_pci(const char *dir)
+{
+    char link[PATH_MAX + 16], target[PATH_MAX];
+
+    snprintf(link, sizeof(link), "%s/subsystem", dir);
+    ssize_t n = readlink(link, target, sizeof(target) - 1);
+    if (n <= 0)
+        return false;
+    target[n] = '\0';
+    const char *name = strrchr(target, '/');
+    return name && !strcmp(name, "/pci");
+}
+
+/* The device itself, or the nearest above it on the PCI bus: a virtio device or a sub-function
+ * stands below the function that NCCL knows. */
+char *dpn_pci_path(const char *device)
+{
+    char *dir = realpath(device, NULL);
+
+    while (dir && !is_pci(dir)) {
+        char *slash = strrchr(dir, '/');
+        if (slash && slash != dir) {
+            *slash = '\0';
+            continue;
+        }
+        free(dir);
+        dir = NULL;
+    }
+    return dir;
 }

@@ -48,4 +48,10 @@ static inline bool dpn_device_reaches_gpus(const struct dpn_device *device)
 void dpn_devices_find(const char *root, const struct dpn_net_options *options,
                       struct dpn_devices *out);
 
+/* ---- where on the PCI bus something is ------------------------------------------------------- */
+
+/* device: a link in sysfs, like /sys/class/net/eth0/device. The directory of the device's PCI
+ * function, malloc'ed; NULL if it has none. */
+char *dpn_pci_path(const char *device);
+
 #endif

@@ -7,6 +7,8 @@
 
 #include <dualpipe/dualpipe.h>
 
+#include "wire/wire.h"
+
 enum { DPN_INTERFACE_NAME = 16, DPN_ADDRESS_TEXT = 48 };
 
 struct dpn_interface {
@@ -42,5 +44,14 @@ void dpn_interfaces_unusable(const struct ifaddrs *all, const struct dpn_interfa
 /* Both of what this host has. */
 int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max,
                         char *unusable, size_t unusable_len);
+
+/* ---- how many sockets a connection has ------------------------------------------------------- */
+
+/* NCCL_SOCKET_NTHREADS times NCCL_NSOCKS_PERTHREAD, as far as they are set, and no more than there
+ * may be; 0: no number is asked for. A value that is none is warned of, once. */
+int dpn_sockets_asked_for(void);
+
+/* Have a peer that connects to the address of a listener here told so. */
+int dpn_sockets_tell(struct dp_wire_address *tcp);
 
 #endif

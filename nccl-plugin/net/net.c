@@ -4,6 +4,7 @@
  */
 #include "nccl-plugin/net/net.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "base/options.h"
 #include "nccl-plugin/net/comm.h"
@@ -315,4 +316,21 @@ void dpn_open_remove(struct dpn_open *open)
     if (open->next)
         open->next->link = open->link;
     pthread_mutex_unlock(&open->net->lock);
+}
+
+/* ---- a peer that is waited for --------------------------------------------------------------- */
+
+static const int64_t SAY_EVERY_NS = 60 * DP_NS_PER_S;
+
+void dpn_late_wait(struct dpn_late *late, const char *peer, const char *what)
+{
+    const int64_t now_ns = dp_now_ns();
+
+    if (!late->since_ns)
+        late->since_ns = late->said_ns = now_ns;
+    if (now_ns - late->said_ns < SAY_EVERY_NS)
+        return;
+    late->said_ns = now_ns;
+    dp_log(DP_LOG_WARN, "peer at %s is late by %lld s: it %s; waiting goes on", peer,
+           (long long)((now_ns - late->since_ns) / DP_NS_PER_S), what);
 }

@@ -31,4 +31,16 @@ struct dpn_net_options {
 
 extern const struct dp_option_area dpn_net_option_area;
 
+/* ---- what a connection is for ---------------------------------------------------------------- */
+
+enum dpn_traffic { DPN_TRAFFIC_ANY, DPN_TRAFFIC_PIPELINE, DPN_TRAFFIC_GRADIENT };
+
+/* ops: a bit for each of NCCL's functions, all of them: not said. Pipeline if there are only sends,
+ * receives and what consists of them. */
+enum dpn_traffic dpn_traffic_of(uint32_t ops);
+
+/* What the options of a kind say, else (-1) what the operator asked of NCCL, else (-1) what the
+ * communicator was given; 0 if that is out of 0 to most. */
+int dpn_traffic_choose(int64_t by_kind, int by_operator, int by_communicator, int most);
+
 #endif

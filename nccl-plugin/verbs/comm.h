@@ -45,7 +45,7 @@
 
 #include "nccl-plugin/net/comm.h"
 #include "nccl-plugin/net/cts.h"
-#include "nccl-plugin/net/traffic.h"
+#include "nccl-plugin/net/options.h"
 #include "nccl-plugin/verbs/verbs.h"
 #include "nccl-plugin/verbs/device.h"
 #include "nccl-plugin/verbs/inline.h"

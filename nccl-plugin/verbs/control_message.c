@@ -2,7 +2,7 @@
 #include "nccl-plugin/verbs/control_message.h"
 
 #include "base/fail.h"
-#include "nccl-plugin/net/traffic.h"
+#include "nccl-plugin/net/options.h"
 
 #include <string.h>
 

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nccl-plugin/verbs/device.h"
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "base/text.h"
 #include "nccl-plugin/nccl_abi.h"
-#include "nccl-plugin/net/pci.h"
+#include "nccl-plugin/net/devices.h"
 #include "nccl-plugin/verbs/load.h"
 #include "nccl-plugin/verbs/mlx5.h"
 
+#include <dirent.h>
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -350,4 +352,103 @@ void dpn_port_query(const struct dpn_port *port, uint16_t *lid, uint8_t *mtu, ui
                                                                                 : needs_grh(&attr);
     *lid = attr.lid;
     *mtu = (uint8_t)attr.active_mtu;
+}
+
+/* ---- asynchronous events --------------------------------------------------------------------- */
+
+/* An odd number of changes means down, see port_changes. */
+static void set_port(struct dpn_hca *hca, int port, bool down)
+{
+    if (port < 1 || port > DPN_HCA_PORTS ||
+        atomic_load(&hca->port_changes[port]) % 2 == (unsigned)down)
+        return;
+    atomic_fetch_add(&hca->port_changes[port], 1);
+    dp_log(down ? DP_LOG_WARN : DP_LOG_INFO, "%s port %d is %s", hca->name, port,
+           down ? "down: look at its cable and switch, or at 'ip link' and 'ibstat'" : "up again");
+}
+
+static void take_event(struct dpn_hca *hca, const struct ibv_async_event *event)
+{
+    switch (event->event_type) {
+    case IBV_EVENT_PORT_ERR:
+        set_port(hca, event->element.port_num, true);
+        break;
+    case IBV_EVENT_PORT_ACTIVE:
+        set_port(hca, event->element.port_num, false);
+        break;
+    case IBV_EVENT_DEVICE_FATAL:
+        dp_log(DP_LOG_WARN, "%s has failed: look at the kernel's log", hca->name);
+        atomic_store(&hca->is_dead, true);
+        break;
+    case IBV_EVENT_COMM_EST:
+    case IBV_EVENT_SQ_DRAINED:
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+        break;
+    default: /* events of a queue pair show in its completions as well */
+        dp_log(DP_LOG_INFO, "%s: %s", hca->name, dpn_ibv.event_type_str(event->event_type));
+        break;
+    }
+}
+
+void dpn_hca_read_events(struct dpn_hca *hca, int64_t now_ns)
+{
+    struct ibv_async_event event;
+
+    if (pthread_mutex_trylock(&hca->lock))
+        return;
+    if (now_ns - hca->events_read_ns >= DP_NS_PER_MS) {
+        hca->events_read_ns = now_ns;
+        while (!dpn_ibv.get_async_event(hca->context, &event)) {
+            take_event(hca, &event);
+            dpn_ibv.ack_async_event(&event);
+        }
+    }
+    pthread_mutex_unlock(&hca->lock);
+}
+
+/* ---- what a device has counted by itself ----------------------------------------------------- */
+
+enum { TEXT_LEN = 1024 };
+
+/* 0: there is none, or it does not count. */
+static unsigned long long read_number(int dir, const char *name)
+{
+    char text[32] = "";
+    const int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+    if (fd < 0)
+        return 0;
+    if (read(fd, text, sizeof(text) - 1) < 0)
+        text[0] = '\0';
+    close(fd);
+    return strtoull(text, NULL, 10);
+}
+
+static void add_all(const char *path, char text[TEXT_LEN])
+{
+    DIR *list = opendir(path);
+    size_t len = strlen(text);
+
+    for (struct dirent *e; list && len < TEXT_LEN && (e = readdir(list));) {
+        const unsigned long long n =
+            *e->d_name == '.' ? 0 : read_number(dirfd(list), e->d_name);
+        if (n)
+            len += (size_t)snprintf(text + len, TEXT_LEN - len, "%s%s %llu", len ? ", " : "",
+                                    e->d_name, n);
+    }
+    if (list)
+        closedir(list);
+}
+
+void dpn_port_log_counters(const struct dpn_port *port)
+{
+    static const char *const kinds[] = {"hw_counters", "counters"};
+    char path[PATH_MAX], text[TEXT_LEN] = "";
+
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        snprintf(path, sizeof(path), "%s/ports/%d/%s", port->hca->context->device->ibdev_path,
+                 port->number, kinds[i]);
+        add_all(path, text);
+    }
+    dp_log(DP_LOG_WARN, "counters of %s: %s", port->name, *text ? text : "none");
 }

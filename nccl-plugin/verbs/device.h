@@ -6,13 +6,37 @@
 #ifndef DPN_VERBS_DEVICE_H
 #define DPN_VERBS_DEVICE_H
 
-#include "nccl-plugin/verbs/filter.h"
 #include "nccl-plugin/verbs/gid.h"
-#include "nccl-plugin/verbs/memory.h"
+#include "nccl-plugin/net/transport.h"
 #include "nccl-plugin/verbs/options.h"
 
+#include <infiniband/verbs.h>
 #include <pthread.h>
 #include <stdatomic.h>
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* Addresses [from, to): pages, or bytes of a dma-buf. */
+struct dpn_mr_entry {
+    uintptr_t from, to;
+    bool is_dma_buf;
+    int refs;
+    struct ibv_mr *mr;
+};
+
+/* Sorted by from, to, is_dma_buf. Zeroed memory is an empty cache. */
+struct dpn_mr_cache {
+    int count, room;
+    struct dpn_mr_entry *entries;
+};
+
+struct dpn_hca;
+
+/* May take long: pages are pinned. The device's lock is held for its list only. DP_ENOMEM (mostly
+ * the limit on locked memory), DP_EUNSUPPORTED, DP_EIO. */
+int dpn_mr_get(struct dpn_hca *hca, const struct dpn_region *region, struct ibv_mr **out);
+/* NULL is fine. */
+void dpn_mr_put(struct dpn_hca *hca, struct ibv_mr *mr);
 
 /* As many ports as NCCL's own transport uses. */
 enum { DPN_MAX_PORTS = 32, DPN_HCA_NAME = 64, DPN_PORT_NAME = 80, DPN_HCA_PORTS = 8 };
@@ -79,5 +103,11 @@ static inline bool dpn_port_is_down(const struct dpn_port *port)
     return atomic_load_explicit(&port->hca->is_dead, memory_order_relaxed) ||
            atomic_load_explicit(&port->hca->port_changes[port->number], memory_order_relaxed) % 2;
 }
+
+/* ---- what a device has counted by itself ----------------------------------------------------- */
+
+/* Log those of the port that are not 0, as the kernel lists them. They count since the device was
+ * started, for all that use it. */
+void dpn_port_log_counters(const struct dpn_port *port);
 
 #endif

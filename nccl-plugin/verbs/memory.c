@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "nccl-plugin/verbs/memory.h"
 
 #include "base/fail.h"
 #include "nccl-plugin/nccl_abi.h"

@@ -56,4 +56,14 @@ void dpn_verbs_options_read(struct dpn_verbs_options *out);
 /* "10.0.0.0/8", "fd00::/64". DP_EINVAL. */
 int dpn_range_parse(const char *text, struct dpn_range *out);
 
+/* ---- which ports are used -------------------------------------------------------------------- */
+
+struct dpn_rail_place {
+    int rail, plane; /* -1: not specified */
+};
+
+/* Whether list (NULL: everything) admits a port. place: the rail and plane that the list specifies.
+ */
+bool dpn_verbs_filter(const char *list, const char *device, int port, struct dpn_rail_place *place);
+
 #endif

@@ -4,7 +4,7 @@
  */
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"
-#include "nccl-plugin/verbs/hw_counters.h"
+#include "nccl-plugin/verbs/device.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
  *
  * contexts.c - calls that end a context of CUDA. What staging has made in it goes before.
  */
-#include "offload/preload/nearest.h"
+#include "offload/preload/node.h"
 #include "offload/preload/real.h"
 #include "offload/preload/ring.h"
 #include "offload/preload/state.h"

@@ -6,7 +6,7 @@
  * programs built for per-thread default streams call: the stream 0 is the thread's own there.
  */
 #include "offload/preload/driver.h"
-#include "offload/preload/nearest.h"
+#include "offload/preload/node.h"
 #include "offload/preload/real.h"
 #include "offload/preload/stage.h"
 #include "offload/preload/state.h"
@@ -55,8 +55,8 @@ static int finish(int status, size_t bytes, int kind)
     return status;
 }
 
-/* direction: of cudaMemcpyKind. The last are the real call's arguments; it is made between two that count
- * how deep it is. */
+/* direction: of cudaMemcpyKind. The last are the real call's arguments; it is made between two that
+ * count how deep it is. */
 #define COPIES(name, api, parameters, direction, in_stream, is_waited, ...)                        \
     EXPORT int name parameters;                                                                    \
     EXPORT int name parameters                                                                     \
@@ -81,8 +81,8 @@ static int finish(int status, size_t bytes, int kind)
     }
 
 #define RUNTIME_COPY(name, stream)                                                                 \
-    COPIES(name, dpo_runtime_api, (void *to, const void *from, size_t bytes, int kind), kind, stream,  \
-           true, to, from, bytes, kind)
+    COPIES(name, dpo_runtime_api, (void *to, const void *from, size_t bytes, int kind), kind,      \
+           stream, true, to, from, bytes, kind)
 #define RUNTIME_COPY_IN_STREAM(name, default_stream)                                               \
     COPIES(name, dpo_runtime_api,                                                                  \
            (void *to, const void *from, size_t bytes, int kind, void *stream), kind,               \
@@ -95,11 +95,11 @@ RUNTIME_COPY_IN_STREAM(cudaMemcpyAsync_ptsz, DPO_CUDA_STREAM_PER_THREAD)
 
 /* The driver's: an address of the device is a number of the size of a pointer. */
 #define DRIVER_COPY(name, to_type, from_type, direction, stream)                                   \
-    COPIES(name, dpo_driver_api, (to_type to, from_type from, size_t bytes), direction, stream, true,  \
-           to, from, bytes)
+    COPIES(name, dpo_driver_api, (to_type to, from_type from, size_t bytes), direction, stream,    \
+           true, to, from, bytes)
 #define DRIVER_COPY_IN_STREAM(name, to_type, from_type, direction, default_stream)                 \
-    COPIES(name, dpo_driver_api, (to_type to, from_type from, size_t bytes, void *stream), direction,  \
-           stream ? stream : (default_stream), false, to, from, bytes, stream)
+    COPIES(name, dpo_driver_api, (to_type to, from_type from, size_t bytes, void *stream),        \
+           direction, stream ? stream : (default_stream), false, to, from, bytes, stream)
 #define DRIVER_COPIES(name, in_stream, to_type, from_type, kind)                                   \
     DRIVER_COPY(name, to_type, from_type, kind, DPO_CUDA_STREAM_LEGACY)                            \
     DRIVER_COPY(name##_ptds, to_type, from_type, kind, DPO_CUDA_STREAM_PER_THREAD)                 \

@@ -8,6 +8,7 @@
 #ifndef DPO_PRELOAD_DRIVER_H
 #define DPO_PRELOAD_DRIVER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -46,5 +47,27 @@ struct dpo_driver {
 /* NULL: not loaded, or one of the functions is not there. `caller` as of dpo_real, when it is
  * asked for the first time. Any thread. */
 const struct dpo_driver *dpo_driver(const void *caller);
+
+/* ---- what kind of copy it is ----------------------------------------------------------------- */
+
+enum { DPO_COPY_TO_DEVICE = 1, DPO_COPY_TO_HOST = 2, DPO_COPY_ANY = 4 }; /* cudaMemcpyKind */
+
+struct dpo_copy {
+    uintptr_t to, from;
+    size_t bytes;
+    int kind;
+    void *stream;        /* by name where it is a default stream */
+    bool is_synchronous; /* a call without a stream */
+};
+
+struct dpo_copy_kind {
+    void *context; /* that is current, and the stream's */
+    int direction;
+    bool is_pageable; /* otherwise it is pinned, or registered */
+};
+
+/* false: another kind, or the stream is captured. Asks the driver only. */
+bool dpo_copy_classify(const struct dpo_driver *driver, const struct dpo_copy *copy,
+                       struct dpo_copy_kind *out);
 
 #endif

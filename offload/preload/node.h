@@ -9,6 +9,8 @@
 
 #include "base/bind.h"
 
+#include "offload/preload/options.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -44,5 +46,20 @@ bool dpo_memory_prefer(void *at, size_t bytes, int node);
 void dpo_pages_move(const void *at, size_t bytes, int node);
 /* Count them. */
 void dpo_pages_count(const void *at, size_t bytes, int node, struct dpo_pages *pages);
+
+/* ---- the device of the calling thread -------------------------------------------------------- */
+
+/* How the two interfaces name the device of the calling thread, and what a function of theirs
+ * returns where the program has no CUDA. */
+struct dpo_api {
+    const char *get_device, *get_bus_id;
+    int absent;
+};
+extern const struct dpo_api dpo_runtime_api, dpo_driver_api;
+
+/* DPO_NO_NODE: it has none, or it is not told. `caller` as of dpo_real. Any thread; asks CUDA once
+ * for each device. */
+int dpo_nearest_node(const struct dpo_api *api, const void *caller,
+                     const struct dpo_preload_options *options);
 
 #endif

@@ -7,7 +7,7 @@
 #ifndef DPO_PRELOAD_PACE_H
 #define DPO_PRELOAD_PACE_H
 
-#include "offload/preload/kind.h"
+#include "offload/preload/driver.h"
 #include "offload/preload/options.h"
 
 /* true: done, or queued in its stream, as the real call would have done it. false: as of dpo_stage.

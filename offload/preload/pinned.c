@@ -9,7 +9,6 @@
  * Memory that exists and is registered is moved before the call, as pinned pages cannot be.
  * Declarations are ours: names, arguments and numbers as CUDA's manuals give them.
  */
-#include "offload/preload/nearest.h"
 #include "offload/preload/node.h"
 #include "offload/preload/real.h"
 #include "offload/preload/state.h"
@@ -69,8 +68,8 @@ static void end(const struct placing *p, const void *at, size_t bytes)
 
 /* ---- what is interposed ---------------------------------------------------------------------- */
 
-/* old: memory that the call registers; NULL: it allocates. got: where its memory is if it succeeds. The
- * last are the real call's arguments. */
+/* old: memory that the call registers; NULL: it allocates. got: where its memory is if it succeeds.
+ * The last are the real call's arguments. */
 #define PLACES(name, api, parameters, old, got, ...)                                               \
     EXPORT int name parameters;                                                                    \
     EXPORT int name parameters                                                                     \
@@ -93,10 +92,12 @@ static void end(const struct placing *p, const void *at, size_t bytes)
 #define REGISTERS(name, api)                                                                       \
     PLACES(name, api, (void *at, size_t bytes, unsigned flags), at, at, at, bytes, flags)
 
-ALLOCATES(cudaHostAlloc, dpo_runtime_api, (void **out, size_t bytes, unsigned flags), out, bytes, flags)
+ALLOCATES(cudaHostAlloc, dpo_runtime_api, (void **out, size_t bytes, unsigned flags), out, bytes,
+          flags)
 ALLOCATES(cudaMallocHost, dpo_runtime_api, (void **out, size_t bytes), out, bytes)
 REGISTERS(cudaHostRegister, dpo_runtime_api)
-ALLOCATES(cuMemHostAlloc, dpo_driver_api, (void **out, size_t bytes, unsigned flags), out, bytes, flags)
+ALLOCATES(cuMemHostAlloc, dpo_driver_api, (void **out, size_t bytes, unsigned flags), out, bytes,
+          flags)
 ALLOCATES(cuMemAllocHost_v2, dpo_driver_api, (void **out, size_t bytes), out, bytes)
 REGISTERS(cuMemHostRegister_v2, dpo_driver_api)
 /* The functions of before CUDA 3.2 and 4.1, which the driver still has under these names. */

@@ -2,8 +2,8 @@
 #include "offload/preload/stage.h"
 
 #include "offload/preload/copiers.h"
-#include "offload/preload/kind.h"
-#include "offload/preload/nearest.h"
+#include "offload/preload/driver.h"
+#include "offload/preload/node.h"
 #include "offload/preload/pace.h"
 #include "offload/preload/ring.h"
 #include "offload/preload/state.h"

@@ -16,7 +16,7 @@
 #ifndef DPO_PRELOAD_STAGE_H
 #define DPO_PRELOAD_STAGE_H
 
-#include "offload/preload/kind.h"
+#include "offload/preload/driver.h"
 #include "offload/preload/options.h"
 
 /* true: done, as the real call would have done it, with success. false: the real call is to be

@@ -5,8 +5,8 @@
  */
 #include "cmocka_all.h"
 
-#include "nccl-plugin/net/traffic.h"
-#include "nccl-plugin/verbs/filter.h"
+#include "nccl-plugin/net/options.h"
+#include "nccl-plugin/verbs/options.h"
 #include "nccl-plugin/verbs/gid.h"
 
 #include <arpa/inet.h>

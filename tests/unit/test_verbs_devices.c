@@ -12,7 +12,6 @@
 #include "cmocka_all.h"
 
 #include "nccl-plugin/verbs/device.h"
-#include "nccl-plugin/verbs/hw_counters.h"
 #include "nccl-plugin/verbs/load.h"
 #include "nccl-plugin/verbs/options.h"
 
