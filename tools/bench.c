@@ -9,7 +9,7 @@
 static const struct command commands[] = {
     {"comm", "all-reduces between processes, from 8 bytes to 256 MiB", run_bench_comm},
     {"step", "a real step of a process a rank, against its critical path", run_bench_step},
-    {"net", "net plugins for NCCL, beside each other and what the machine could do", run_bench_net},
+    {"net", "net plugins for NCCL, beside each other", run_bench_net},
     {"offload", "a model that is streamed through the device: does it overlap?", run_bench_offload},
     {"wire", "messages between two processes: latency and bandwidth", run_bench_wire},
     {0},

@@ -102,10 +102,6 @@ int host_stream_reach(struct host_stream *stream, uint64_t count, int64_t deadli
 
 /* Which way a copy goes. */
 enum direction host_link_direction(struct host *host, const void *dst, const void *src);
-/* Give the link the first op of s: when it will be done; 0: it has nothing to do with it. */
-int64_t host_link_finish(const struct host_stream *s, const struct op *op);
-/* The first op of s has been carried out, but the link is not done with it. */
-void host_link_hold(struct host_stream *s);
 
 static inline bool host_stream_reached(const struct host_stream *stream, uint64_t count)
 {

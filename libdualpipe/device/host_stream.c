@@ -34,6 +34,61 @@ static void carry_out(const struct piece *piece)
         dp_copy_piece(piece->dst, piece->src, piece->bytes, piece->whole);
 }
 
+/* ---- the link -------------------------------------------------------------------------------- */
+
+/* Pseudo-random, up to most_delay_ns. */
+static int64_t delay_ns(struct host *host)
+{
+    uint64_t *state = &host->link.delay_seed;
+
+    if (!host->link.most_delay_ns)
+        return 0;
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (int64_t)((*state >> 33) % (uint64_t)(host->link.most_delay_ns + 1));
+}
+
+enum direction host_link_direction(struct host *host, const void *dst, const void *src)
+{
+    bool to = host->linked && dp_device_owns(&host->base, dst);
+    bool from = host->linked && dp_device_owns(&host->base, src);
+
+    return to == from ? LOCAL : to ? UP : DOWN;
+}
+
+static int64_t later(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Give the link the first op of s: when it will be done; 0: it has nothing to do with it. */
+static int64_t give_to_link(const struct host_stream *s, const struct op *op)
+{
+    if (op->kind != OP_COPY || op->direction == LOCAL)
+        return 0;
+    struct host *host = s->host;
+    double rate = op->direction == UP ? host->link.up_bytes_per_s : host->link.down_bytes_per_s;
+    int64_t *free_ns = &host->free_ns[op->direction];
+    int64_t start = later(*free_ns, later(s->free_ns, op->given_ns));
+
+    *free_ns = start + delay_ns(host) + (rate > 0 ? (int64_t)((double)op->bytes / rate * 1e9) : 0);
+    return *free_ns;
+}
+
+/* The first op of s has been carried out, but the link is not done with it. */
+static void hold(struct host_stream *s)
+{
+    struct host_stream **at = &s->host->late;
+
+    while (*at && (*at)->finish_ns <= s->finish_ns)
+        at = &(*at)->next;
+    s->next = *at;
+    *at = s;
+    if (at != &s->host->late)
+        return;
+    pthread_cond_broadcast(&s->host->work); /* all may sleep longer than that */
+    pthread_cond_broadcast(&s->host->progress);
+}
+
 /* ---- lists of streams; from here to the workers the host's lock is held ---------------------- */
 
 static void append(struct stream_list *list, struct host_stream *s)
@@ -163,7 +218,7 @@ static struct piece take_piece(struct host *host, struct stream_list *ready)
     size_t at = s->handed_out, left = op->bytes - at, size = piece_size(host, op->bytes);
 
     if (!at)
-        s->finish_ns = host_link_finish(s, op);
+        s->finish_ns = give_to_link(s, op);
     size = size < left ? size : left;
     s->handed_out += size;
     s->in_flight++;
@@ -197,7 +252,7 @@ static void finish_piece(const struct piece *piece)
     if (--s->in_flight || s->handed_out < piece->whole)
         return;
     if (s->finish_ns)
-        host_link_hold(s);
+        hold(s);
     else
         finish_op(s);
 }

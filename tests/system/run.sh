@@ -426,7 +426,7 @@ names_ranks_that_are_missing()
 counts_what_the_net_plugin_sent()
 {
     for _ in 1 2 3 4 5 6 7 8; do
-        run run --report "$work/sent.json" -- "$dualpipe" bench net --sizes 8 --connections 1 --no-limits \
+        run run --report "$work/sent.json" -- "$dualpipe" bench net --sizes 8 --connections 1 \
             --samples 1 --limit 500ms || return
         grep -qE '"processes": [1-9].*"sent_messages": [1-9]' "$work/sent.json" && break
     done

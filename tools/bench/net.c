@@ -78,7 +78,6 @@ static int read_plugin(const char *text, struct net_contender *c)
 
     for (size_t len; (len = assignment_len(file)) > 0;)
         file += len;
-    c->way = &net_way_plugin;
     c->file = file;
     c->assignments = strndup(text, (size_t)(file - text));
     if (!*file)
@@ -113,17 +112,6 @@ static int list_plugins(const struct net_values *v, struct net_contender *list, 
     return status;
 }
 
-static void add_limits(struct net_contender *list, int *count)
-{
-    static const struct net_way *const ways[] = {&net_way_shm, &net_way_tcp, &net_way_memcpy};
-
-    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
-        struct net_contender *c = &list[(*count)++];
-        c->way = ways[i];
-        snprintf(c->label, sizeof(c->label), "%s", ways[i]->name);
-    }
-}
-
 /* Ranks that a launcher has started must be the two sides of one plugin. */
 static int check_launched(const struct net_values *v, struct dp_comm_config *launched)
 {
@@ -142,14 +130,12 @@ static int check_launched(const struct net_values *v, struct dp_comm_config *lau
 
 static int measure(const struct net_values *v)
 {
-    struct net_contender list[NET_CONTENDERS_MAX] = {0};
+    struct net_contender list[NET_PLUGINS_MAX] = {0};
     struct dp_comm_config launched = {0};
     int count = 0, status = check_launched(v, &launched);
 
     if (!status)
         status = list_plugins(v, list, &count);
-    if (!status && !v->no_limits && !launched.size)
-        add_limits(list, &count);
     if (!status)
         status = net_run(v, list, count, &launched);
     for (int i = 0; i < count; i++)
@@ -171,8 +157,6 @@ static const struct arg args[] = {
      .offset = offsetof(struct net_values, device)},
     {"abi", 0, "N", "use this version of a plugin's table; 0: the newest", ARG_INT,
      .offset = offsetof(struct net_values, abi), .fallback = "0", .min = 0, .max = 12},
-    {"no-limits", 0, NULL, "leave out what the machine could do", ARG_FLAG,
-     .offset = offsetof(struct net_values, no_limits)},
 };
 
 int run_bench_net(int argc, char **argv)
@@ -184,10 +168,9 @@ int run_bench_net(int argc, char **argv)
         .command = "dualpipe bench net",
         .about = "Drive net plugins for NCCL as NCCL does, each between two processes on cores of\n"
                  "their own: latency, bandwidth and message rate, by size and number of\n"
-                 "connections, beside what the machine could do. Without --plugin this program's\n"
-                 "own. NCCL's own Socket and IB nets are no files, so they cannot take part. Started\n"
-                 "twice with RANK=0 and 1, WORLD_SIZE=2, MASTER_ADDR and MASTER_PORT, it measures\n"
-                 "one plugin between two machines.",
+                 "connections. Without --plugin this program's own. NCCL's own Socket and IB nets are\n"
+                 "no files, so they cannot take part. Started twice with RANK=0 and 1, WORLD_SIZE=2,\n"
+                 "MASTER_ADDR and MASTER_PORT, it measures one plugin between two machines.",
         .groups = groups,
         .examples = "  dualpipe bench net\n"
                     "  dualpipe bench net --sizes 8,512KiB --connections 1\n"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * net.h - `dualpipe bench net`: contenders, each a pair of processes, take turns at carrying messages.
- * A contender is a net plugin, driven as NCCL drives it, or a limit: what this machine could do.
+ * A contender is a net plugin, driven as NCCL drives it.
  *
  *      rank 0 leads: it names a contender, a test and a number; that pair carries it out
  *      ranks 0, 1    contender 0, sides 0 and 1
@@ -21,7 +21,6 @@
 
 enum {
     NET_PLUGINS_MAX = 8,
-    NET_CONTENDERS_MAX = NET_PLUGINS_MAX + 3,
     NET_LIST_MAX = 16,
     NET_CONNECTIONS_MAX = 64,
     NET_WINDOW = 8, /* NCCL has at most so many requests of a connection in flight */
@@ -40,7 +39,6 @@ struct net_values {
     struct net_list sizes, connections;
     const char *device;
     int64_t abi; /* 0: the newest */
-    bool no_limits;
 };
 
 /* What a plugin says of itself. */
@@ -51,38 +49,17 @@ struct net_facts {
 
 struct net_side;
 
-/* How a contender carries messages. Both sides call the same; 0, or an error after net_side_fail. */
-struct net_way {
-    const char *name; /* of a limit; NULL: a plugin */
-    int (*open)(struct net_side *side);
-    /* One message there, one back, `times` times. NULL: it cannot. */
-    int (*ping_pong)(struct net_side *side, size_t size, int times);
-    /* `times` messages on each connection from side 0 to side 1, NET_WINDOW of them in flight. */
-    int (*stream)(struct net_side *side, size_t size, int connections, int times);
-    void (*close)(struct net_side *side);
-};
-extern const struct net_way net_way_plugin, net_way_memcpy, net_way_shm, net_way_tcp;
-
 struct net_contender {
-    const struct net_way *way;
-    char label[16];   /* "A", "B", ...; of a limit its name */
-    char *assignments; /* plugins: "NAME=VALUE NAME=VALUE" in front of the file; may be empty */
-    const char *file; /* plugins */
+    char label[2];     /* "A", "B", ... */
+    char *assignments; /* "NAME=VALUE NAME=VALUE" in front of the file; may be empty */
+    const char *file;
     struct net_facts facts;
-};
-
-/* Made by the parent and inherited by all: what the limits need. */
-struct net_shared {
-    struct net_board *board; /* see net_limits.c */
-    char *memory;            /* [2 * room] */
-    int tcp[2];              /* connected to each other */
 };
 
 /* One process of a pair. */
 struct net_side {
     const struct net_values *values;
     const struct net_contender *contender;
-    const struct net_shared *shared;
     struct dp_comm *comm; /* for control */
     int side;             /* 0 sends streams */
     int connections;      /* most */
@@ -91,7 +68,7 @@ struct net_side {
     int64_t idle_since_ns;
     unsigned idle;        /* polls in vain */
     char why[NET_WHY_LEN];
-    void *state; /* the way's own */
+    struct connections *state; /* of the plugin */
 };
 
 /* Say in side->why what went wrong, and return err. */
@@ -106,6 +83,14 @@ static inline void net_side_moved(struct net_side *side)
 }
 /* Where message `at` of a connection lies in a buffer. */
 size_t net_slot(size_t room, size_t size, int connection, int at);
+
+/* What a side does with its plugin; both call the same. 0, or an error after net_side_fail. */
+int net_open(struct net_side *side);
+/* One message there, one back, `times` times. */
+int net_ping_pong(struct net_side *side, size_t size, int times);
+/* `times` messages on each connection from side 0 to side 1, NET_WINDOW of them in flight. */
+int net_stream(struct net_side *side, size_t size, int connections, int times);
+void net_close(struct net_side *side);
 
 /* Load the plugin in a process that ends at once, to see what it is. 0, or an EXIT_ value; one line
  * has been printed that says why it cannot be measured. */

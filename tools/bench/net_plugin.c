@@ -97,7 +97,7 @@ static int connect_all(struct net_side *s, struct connections *l)
     return 0;
 }
 
-static void close_plugin(struct net_side *s)
+void net_close(struct net_side *s)
 {
     struct connections *l = s->state;
 
@@ -120,7 +120,7 @@ static void close_plugin(struct net_side *s)
     s->state = NULL;
 }
 
-static int open_plugin(struct net_side *s)
+int net_open(struct net_side *s)
 {
     struct connections *l = calloc(1, sizeof(*l));
 
@@ -223,7 +223,7 @@ static int move_all(struct net_side *s, struct end *ends, int count, size_t size
 }
 
 /* Everything one way, then a word back: all have come. */
-static int stream(struct net_side *s, size_t size, int connections, int times)
+int net_stream(struct net_side *s, size_t size, int connections, int times)
 {
     struct connections *l = s->state;
     int err = move_all(s, s->side ? l->ins : l->outs, connections, size, times);
@@ -279,7 +279,7 @@ static int top_up(struct net_side *s, struct end *in, size_t size, int times)
 
 /* As NCCL sees to it, receives wait long before the messages to them can have been sent; the next
  * one is begun behind an answer, not before it. */
-static int ping_pong(struct net_side *s, size_t size, int times)
+int net_ping_pong(struct net_side *s, size_t size, int times)
 {
     struct connections *l = s->state;
     struct end *in = &l->ins[0], *out = &l->outs[0];
@@ -298,6 +298,3 @@ static int ping_pong(struct net_side *s, size_t size, int times)
     }
     return err ? err : finish_both(s, in, times, out);
 }
-
-const struct net_way net_way_plugin = {
-    .open = open_plugin, .ping_pong = ping_pong, .stream = stream, .close = close_plugin};

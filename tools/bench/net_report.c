@@ -36,15 +36,11 @@ static void print_contenders(const struct net_report *r)
 {
     for (int i = 0; i < r->contender_count; i++) {
         const struct net_contender *c = &r->contenders[i];
-        if (c->file)
-            printf("%s  %s v%d, device %s (%d Mbit/s): %s%s\n", c->label, c->facts.plugin,
-                   c->facts.version, c->facts.device, c->facts.speed_mbps, c->assignments, c->file);
+        printf("%s  %s v%d, device %s (%d Mbit/s): %s%s\n", c->label, c->facts.plugin,
+               c->facts.version, c->facts.device, c->facts.speed_mbps, c->assignments, c->file);
     }
     if (r->host_count > 1)
         printf("between two machines; load is that of the first\n");
-    else if (!r->contenders[r->contender_count - 1].file)
-        printf("limits, spinning: shm in and out of shared memory, tcp over the loopback,\n"
-               "memcpy one copy cut over both cores\n");
 }
 
 static void print_head(const struct net_report *r, const struct measure *m, const char *unit,
@@ -71,10 +67,6 @@ static bool print_row(const struct net_report *r, const struct measure *m, const
     printf("%36s", size);
     for (int i = 0; i < r->contender_count; i++) {
         const struct net_result *one = find(r, t, i);
-        if (!one) {
-            printf(" %9s", "-");
-            continue;
-        }
         const struct bench_case *c = one->measured;
         printf(" %9.4g", c->figures[m->at].median);
         fewest = c->count < fewest ? c->count : fewest;
@@ -115,8 +107,6 @@ static void print_table(const struct net_report *r)
 
 static json_t *json_contender(const struct net_contender *c)
 {
-    if (!c->file)
-        return json_pack("{ss, ss}", "contender", c->label, "kind", "limit");
     return json_pack("{ss, ss, ss, ss, ss, si, ss, si, si}", "contender", c->label, "kind",
                      "plugin", "file", c->file, "environment", c->assignments, "plugin",
                      c->facts.plugin, "abi", c->facts.version, "device", c->facts.device,

@@ -8,16 +8,11 @@
 #include "command.h"
 #include "launch.h"
 
-#include <arpa/inet.h>
-#include <errno.h>
-#include <netinet/tcp.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 enum {
     STOP = -1,
@@ -36,7 +31,6 @@ struct job {
     const struct net_contender *contenders;
     int contender_count, test_count;
     struct net_test tests[TESTS_MAX];
-    struct net_shared shared;
     size_t room;
     int host_count;
 };
@@ -64,7 +58,7 @@ int net_side_idle(struct net_side *s)
     if (at_ns - s->idle_since_ns < DEADLINE_S * INT64_C(1000000000))
         return 0;
     return net_side_fail(s, DP_ETIMEDOUT, "%s: nothing has moved for %d s",
-                         s->contender->file ? s->contender->file : s->contender->label, DEADLINE_S);
+                         s->contender->file, DEADLINE_S);
 }
 
 static size_t stride_of(size_t size)
@@ -91,14 +85,6 @@ static void list_tests(struct job *j)
         for (int i = 0; i < sizes->count; i++)
             j->tests[j->test_count++] = (struct net_test){true, (size_t)sizes->items[i],
                                                           (int)connections->items[k]};
-}
-
-/* A limit is that of the machine: it has one connection. */
-static bool can(const struct net_contender *c, const struct net_test *t)
-{
-    if (!t->is_stream)
-        return c->way->ping_pong;
-    return !c->way->name || t->connections == 1;
 }
 
 static double largest(const struct net_list *list)
@@ -143,11 +129,10 @@ static void read_host(char *out, size_t len)
 
 static int carry_out(struct job *j, struct net_side *s, const struct order *o, int64_t *ns)
 {
-    const struct net_way *way = s->contender->way;
     const struct net_test *t = &j->tests[o->test];
     int64_t began = now_ns();
-    int err = t->is_stream ? way->stream(s, t->size, t->connections, o->times)
-                           : way->ping_pong(s, t->size, o->times);
+    int err = t->is_stream ? net_stream(s, t->size, t->connections, o->times)
+                           : net_ping_pong(s, t->size, o->times);
 
     *ns = now_ns() - began;
     return err;
@@ -157,7 +142,7 @@ static int carry_out(struct job *j, struct net_side *s, const struct order *o, i
  * side 0 took. */
 static int do_order(struct job *j, struct net_side *s, struct order *o, int64_t *ns)
 {
-    struct answer mine = {0}, all[2 * NET_CONTENDERS_MAX];
+    struct answer mine = {0}, all[2 * NET_PLUGINS_MAX];
     int err = dp_comm_broadcast(s->comm, o, sizeof(*o), 0);
 
     if (err || o->contender == STOP)
@@ -234,8 +219,6 @@ static int measure(struct job *j, struct net_side *side, struct bench_case *case
 
     for (int t = 0; t < j->test_count; t++)
         for (int c = 0; c < j->contender_count; c++) {
-            if (!can(&j->contenders[c], &j->tests[t]))
-                continue;
             samplers[count] = (struct sampler){.job = j, .side = side, .contender = c, .test = t};
             cases[count] = case_of(&samplers[count]);
             results[count] = (struct net_result){&j->tests[t], c, &cases[count]};
@@ -286,7 +269,7 @@ static int open_side(struct job *j, struct net_side *s)
         return net_side_fail(s, DP_ENOMEM, "no memory for two buffers of %zu bytes", j->room);
     memset(s->out, 1, j->room);
     memset(s->in, 2, j->room);
-    return s->contender->way->open ? s->contender->way->open(s) : 0;
+    return net_open(s);
 }
 
 static int run_side(struct job *j, struct net_side *s)
@@ -297,8 +280,7 @@ static int run_side(struct job *j, struct net_side *s)
         err = dp_comm_barrier(s->comm);
     if (!err)
         err = dp_comm_rank(s->comm) ? follow(j, s) : lead(j, s);
-    if (s->contender->way->close)
-        s->contender->way->close(s);
+    net_close(s);
     free(s->out);
     free(s->in);
     return err;
@@ -308,7 +290,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
 {
     struct job *j = user;
     struct net_side s = {.values = j->values, .contender = &j->contenders[config->rank / 2],
-                         .shared = &j->shared, .side = config->rank % 2,
+                         .side = config->rank % 2,
                          .connections = (int)largest(&j->values->connections), .room = j->room};
 
     command_mute(true); /* launch_ranks says what went wrong, once */
@@ -328,68 +310,7 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
     return err;
 }
 
-/* ---- what the ranks inherit ------------------------------------------------------------------ */
-
-static int connect_to(int listener, struct sockaddr_in *at, int tcp[2])
-{
-    socklen_t len = sizeof(*at);
-    int on = 1;
-
-    if (bind(listener, (struct sockaddr *)at, len) || listen(listener, 1) ||
-        getsockname(listener, (struct sockaddr *)at, &len))
-        return -1;
-    tcp[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (tcp[0] < 0 || connect(tcp[0], (struct sockaddr *)at, len))
-        return -1;
-    tcp[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    for (int i = 0; i < 2; i++)
-        if (setsockopt(tcp[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)))
-            return -1;
-    return 0;
-}
-
-static int open_tcp(int tcp[2])
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int err = listener < 0 || connect_to(listener, &at, tcp)
-                  ? command_broke("cannot connect to 127.0.0.1, for the limit of tcp: %s; "
-                                  "--no-limits does without", strerror(errno))
-                  : 0;
-
-    if (listener >= 0)
-        close(listener);
-    return err;
-}
-
-static char *share(size_t bytes)
-{
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-    return at == MAP_FAILED ? NULL : at;
-}
-
-enum { BOARD_BYTES = 4096 };
-
-static int open_shared(struct job *j)
-{
-    j->shared.board = (struct net_board *)(void *)share(BOARD_BYTES);
-    j->shared.memory = share(2 * j->room);
-    if (!j->shared.board || !j->shared.memory)
-        return command_broke("no memory for messages of %zu bytes: %s", j->room, strerror(errno));
-    return j->values->no_limits ? 0 : open_tcp(j->shared.tcp);
-}
-
-static void close_shared(struct job *j)
-{
-    if (j->shared.board)
-        munmap(j->shared.board, BOARD_BYTES);
-    if (j->shared.memory)
-        munmap(j->shared.memory, 2 * j->room);
-    for (int i = 0; i < 2; i++)
-        if (j->shared.tcp[i] >= 0)
-            close(j->shared.tcp[i]);
-}
+/* ---- the pairs -------------------------------------------------------------------------------- */
 
 static int run_launched(struct job *j, const struct dp_comm_config *config)
 {
@@ -405,14 +326,10 @@ int net_run(const struct net_values *values, const struct net_contender *contend
             const struct dp_comm_config *launched)
 {
     struct job job = {.values = values, .contenders = contenders, .contender_count = count,
-                      .shared = {.tcp = {-1, -1}}, .room = room_for(values), .host_count = 1};
+                      .room = room_for(values), .host_count = 1};
 
     list_tests(&job);
     if (launched->size)
         return run_launched(&job, launched);
-    int status = open_shared(&job);
-    if (!status)
-        status = launch_ranks(2 * count, 0, "shm", run_rank, &job);
-    close_shared(&job);
-    return status;
+    return launch_ranks(2 * count, 0, "shm", run_rank, &job);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * offload.c - `dualpipe bench offload`: how well copies of a streamed model overlap with its compute,
- * over a link of a given speed between the two kinds of memory of the host device; and how fast the
- * copy engine is without such a link, beside memory's own limit.
+ * over a link of a given speed between the two kinds of memory of the host device.
  */
 #include "bench/bench.h"
 #include "bench/rig.h"
@@ -11,10 +10,8 @@
 
 #include <dualpipe/offload.h>
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct values {
     struct bench_options common;
@@ -167,135 +164,6 @@ static void close_model(struct model *m)
     free(m->data);
 }
 
-/* ---- copies --------------------------------------------------------------------------------- */
-
-enum { COPY_BYTES = 64 << 20, COPY_MS = 200 };
-static const int64_t deadline_ns = INT64_C(60) * 1000000000;
-
-/* Both directions at once, of a copy engine and of threads that call memcpy. */
-struct copies {
-    struct dp_device *dev;
-    struct dp_pinned *pool;
-    struct dp_copy_engine *engine;
-    void *host[DP_COPY_DIRECTIONS], *device[DP_COPY_DIRECTIONS];
-    int workers, times; /* in a sample */
-};
-
-static int copy_both_ways(void *user, int times, int64_t *ns)
-{
-    const struct copies *c = user;
-    int64_t began = now_ns();
-    int err = 0;
-
-    for (int i = 0; i < times && !err; i++) {
-        const struct dp_copy_spec up = {.direction = DP_COPY_UP, .dst = c->device[0],
-                                        .src = c->host[0], .bytes = COPY_BYTES};
-        const struct dp_copy_spec down = {.direction = DP_COPY_DOWN, .dst = c->host[1],
-                                          .src = c->device[1], .bytes = COPY_BYTES};
-        err = dp_copy_begin(c->engine, &up, NULL);
-        if (!err)
-            err = dp_copy_begin(c->engine, &down, NULL);
-        if (!err)
-            err = dp_copy_engine_drain(c->engine, deadline_ns);
-    }
-    *ns = now_ns() - began;
-    return err;
-}
-
-/* A share of both copies. */
-struct share {
-    const struct copies *c;
-    int index, times;
-};
-
-static void *copy_share(void *arg)
-{
-    const struct share *s = arg;
-    const size_t begin = (size_t)COPY_BYTES * (size_t)s->index / (size_t)s->c->workers;
-    const size_t end = (size_t)COPY_BYTES * (size_t)(s->index + 1) / (size_t)s->c->workers;
-
-    for (int i = 0; i < s->times; i++) {
-        memcpy((char *)s->c->device[0] + begin, (const char *)s->c->host[0] + begin, end - begin);
-        memcpy((char *)s->c->host[1] + begin, (const char *)s->c->device[1] + begin, end - begin);
-    }
-    return NULL;
-}
-
-static int64_t copy_by_memcpy(const struct copies *c)
-{
-    pthread_t threads[64];
-    struct share shares[64];
-    bool started[64] = {false};
-    int64_t began = now_ns();
-
-    for (int i = 0; i < c->workers; i++) {
-        shares[i] = (struct share){c, i, c->times};
-        started[i] = i && !pthread_create(&threads[i], NULL, copy_share, &shares[i]);
-    }
-    for (int i = 0; i < c->workers; i++)
-        if (!started[i])
-            copy_share(&shares[i]);
-    for (int i = 0; i < c->workers; i++)
-        if (started[i])
-            pthread_join(threads[i], NULL);
-    return now_ns() - began;
-}
-
-enum { COPIED, BY_MEMCPY, COPY_RATIO, COPY_FIGURES };
-
-static int sample_copies(void *user, double *figures)
-{
-    struct copies *c = user;
-    const double bytes = 2.0 * COPY_BYTES * c->times;
-    int64_t ns;
-    int err = copy_both_ways(c, c->times, &ns);
-
-    if (err) {
-        command_failed(err);
-        return err;
-    }
-    figures[COPIED] = bytes / (double)ns;
-    figures[BY_MEMCPY] = bytes / (double)copy_by_memcpy(c);
-    figures[COPY_RATIO] = figures[COPIED] / figures[BY_MEMCPY];
-    return 0;
-}
-
-static int open_copies(struct copies *c, int workers)
-{
-    int err = dp_device_host_open(workers, &c->dev);
-
-    c->workers = workers;
-    if (!err)
-        err = dp_pinned_new(c->dev, NULL, &c->pool);
-    for (int d = 0; d < DP_COPY_DIRECTIONS && !err; d++) {
-        err = dp_pinned_take(c->pool, COPY_BYTES, &c->host[d]);
-        if (!err)
-            err = dp_device_alloc(c->dev, DP_MEMORY_DEVICE, COPY_BYTES, &c->device[d]);
-        if (!err)
-            memset(c->device[d], 1, COPY_BYTES);
-    }
-    if (!err)
-        err = dp_copy_engine_new(&(struct dp_copy_engine_config){.device = c->dev}, &c->engine);
-    return err ? err : bench_find_times(copy_both_ways, c, COPY_MS, &c->times);
-}
-
-static void close_copies(struct copies *c)
-{
-    dp_copy_engine_free(c->engine);
-    for (int d = 0; d < DP_COPY_DIRECTIONS && c->dev; d++)
-        dp_device_free(c->dev, DP_MEMORY_DEVICE, c->device[d]);
-    dp_pinned_free(c->pool);
-    dp_device_close(c->dev);
-}
-
-static const struct bench_case copies_case = {
-    .sample = sample_copies,
-    .figure_count = COPY_FIGURES,
-    .figures = {{.what = "copies, both ways at once", .unit = "GB/s"},
-                {.what = "memcpy by as many threads", .unit = "GB/s"},
-                {.what = "copies over memcpy", .unit = "x", .target = 0.97, .target_is_floor = true}},
-};
-
 /* ---- samples -------------------------------------------------------------------------------- */
 
 static int step(struct model *m)
@@ -369,20 +237,15 @@ static int open_job(struct job *job, struct bench_case *c, const struct values *
 static int measure(const struct values *v)
 {
     struct job *jobs = calloc(BOUNDS, sizeof(*jobs));
-    struct bench_case cases[BOUNDS + 1];
-    struct copies copies = {0};
-    int err = jobs ? open_copies(&copies, (int)v->workers) : DP_ENOMEM;
-
-    cases[BOUNDS] = copies_case;
-    cases[BOUNDS].user = &copies;
+    struct bench_case cases[BOUNDS];
+    int err = jobs ? 0 : DP_ENOMEM;
 
     for (int b = 0; b < BOUNDS && !err; b++)
         err = open_job(&jobs[b], &cases[b], v, b);
     if (!err)
-        err = bench_run(cases, BOUNDS + 1, &v->common);
+        err = bench_run(cases, BOUNDS, &v->common);
     if (!err)
-        bench_report("offload, overlap of copies and compute", cases, BOUNDS + 1, &v->common);
-    close_copies(&copies);
+        bench_report("offload, overlap of copies and compute", cases, BOUNDS, &v->common);
     for (int b = 0; b < BOUNDS && jobs; b++) {
         close_model(&jobs[b].overlapped);
         close_model(&jobs[b].serial);
@@ -419,8 +282,7 @@ int run_bench_offload(int argc, char **argv)
                  "speed, and divide the longer one of compute and copies by the time of a step, and\n"
                  "the critical path: the same with the visits beside which no slot is free for a copy.\n"
                  "Forward and backward take equally long, and nothing is updated in between. Beside\n"
-                 "it the same with one slot, where nothing overlaps. And copies of 64 MiB both ways\n"
-                 "without such a link, beside memcpy.",
+                 "it the same with one slot, where nothing overlaps.",
         .groups = groups,
         .examples = "  dualpipe bench offload\n"
                     "  dualpipe bench offload -n 12 --shard-bytes 16M --link 2G --json\n",

@@ -8,8 +8,6 @@
 
 #include "plugin_path.h"
 #include "stat/pages.h"
-#include "stat/pairs.h"
-#include "stat/preload.h"
 #include "tune/tune.h"
 
 #include <dualpipe/comm.h>
@@ -18,6 +16,24 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/* ---- what was sent to each peer -------------------------------------------------------------- */
+
+/* As last seen while connections were open: when one closes, its counters join those of its device. */
+struct stat_pair {
+    char device[DPN_STAT_DEVICE_LEN], transport[16], peer[DPN_STAT_NAME_LEN];
+    double bytes;
+    double ns; /* from isend to done, of all messages, by those that are timed */
+};
+
+/* Zeroed memory is an empty list. */
+struct stat_pairs {
+    int count, pair_count;
+    struct stat_seen *seen; /* [count] connections */
+    struct stat_pair *pairs; /* [pair_count], once the job has ended */
+};
+
+void stat_pairs_fini(struct stat_pairs *p);
 
 /* The command line. */
 struct run_values {

@@ -7,7 +7,10 @@
 #define DP_TOOLS_STAT_PAGES_H
 
 #include "nccl-plugin/net/stat_page.h"
+#include "offload/preload/page.h"
 #include "stat/mapped.h"
+
+#include <stdio.h>
 
 /* One moment of a set of counters. */
 struct stat_counts {
@@ -76,5 +79,18 @@ struct stat_sum {
 };
 int stat_pages_sum(const struct stat_mapped *m, struct stat_sum *out);
 extern const struct dp_page_kind stat_net_kind;
+
+/* ---- the preload library's counters ---------------------------------------------------------- */
+
+extern const struct dp_page_kind stat_preload_kind;
+
+/* A page of the list. */
+const struct dpo_page *stat_preload_at(const struct stat_mapped *p, int i);
+uint64_t stat_preload_count(const struct dpo_page *page, enum dpo_counter counter);
+/* Add those of all pages. */
+void stat_preload_sum(const struct stat_mapped *p, uint64_t counts[DPO_COUNTERS]);
+
+/* One line of words: pinned memory, copies, staging; "" if nothing was counted. */
+const char *stat_preload_text(const uint64_t counts[DPO_COUNTERS], char *text, size_t len);
 
 #endif

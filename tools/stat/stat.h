@@ -6,7 +6,6 @@
 #define DP_TOOLS_STAT_STAT_H
 
 #include "stat/pages.h"
-#include "stat/preload.h"
 #include "stat/profile.h"
 
 #include <jansson.h>

@@ -17,6 +17,60 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <dualpipe/options.h>
+
+/* ---- the plugin's variables ------------------------------------------------------------------ */
+
+/* What is set; NULL: not set, or empty. The strings are the environment's. */
+struct tune_environment {
+    const char *table;      /* DUALPIPE_TUNER_TABLE */
+    const char *links;      /* DUALPIPE_TUNER_LINKS, unless it is "placement" */
+    const char *placement;  /* DUALPIPE_PLACEMENT, if the links are to come from there */
+    const char *registered; /* DUALPIPE_TUNER_REGISTERED */
+};
+
+struct search {
+    struct tune_environment *out;
+    int status;
+};
+
+static void take(void *user, const struct dp_option_info *option)
+{
+    struct search *s = user;
+    const struct {
+        const char *name;
+        const char **to;
+    } wanted[] = {{"DUALPIPE_TUNER_TABLE", &s->out->table},
+                  {"DUALPIPE_TUNER_LINKS", &s->out->links},
+                  {"DUALPIPE_TUNER_REGISTERED", &s->out->registered},
+                  {"DUALPIPE_PLACEMENT", &s->out->placement}};
+
+    if (option->problem && !s->status && !strncmp(option->name, "DUALPIPE_TUNER_", 15))
+        s->status = command_misused("%s", option->problem);
+    for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++)
+        if (!strcmp(option->name, wanted[i].name) && option->from_environment && *option->value)
+            *wanted[i].to = option->value;
+}
+
+/* 0, else an EXIT_ value: a variable that the plugin would refuse, and the sentence has been
+ * printed. */
+static int read_variables(struct tune_environment *out)
+{
+    struct search s = {out, 0};
+
+    *out = (struct tune_environment){0};
+    dp_options_each(take, &s);
+    if (s.status)
+        return s.status;
+    if (!out->links || strcmp(out->links, "placement"))
+        out->placement = NULL;
+    else if (!out->placement)
+        return command_misused("DUALPIPE_TUNER_LINKS=placement: DUALPIPE_PLACEMENT names no file");
+    else
+        out->links = NULL;
+    return 0;
+}
+
 enum { CELLS = DP_TUNING_CROSSINGS_MAX, NVLINK_GBS = 70 /* see struct dp_tuning_links */ };
 
 struct values {
@@ -336,7 +390,7 @@ static int read_environment(struct explained *e, struct values *v)
 {
     struct tune_environment *env = &e->environment;
     const bool has_links = v->links || tune_has_source(&v->source) || v->placement;
-    int status = tune_read_environment(env);
+    int status = read_variables(env);
 
     if (status)
         return status;

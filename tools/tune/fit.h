@@ -31,7 +31,4 @@ void tune_fit_fini(struct tune_fit *fit);
 /* Of the same collective in the same communicator. */
 bool tune_is_same_place(const struct tune_point *a, const struct tune_point *b);
 
-/* A table of an older release, as JSON. 0, else an EXIT_ value; the sentence has been printed. */
-int tune_convert(const char *path, struct dp_tuning_table **out);
-
 #endif

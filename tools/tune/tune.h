@@ -39,23 +39,6 @@ const char *tune_cell_text(int algorithm, int protocol, char out[TUNE_CELL_LEN])
 /* The place of name in dp_tuning_function_name, dp_tuning_algorithm_name, ...; -1: none. */
 int tune_find(const char *(*name_of)(int), int count, const char *name, size_t len);
 
-/* ---- environment ----------------------------------------------------------------------------- */
-
-/* The variables of the tuner plugin, for a command that answers as the plugin
- * would. */
-
-/* What is set; NULL: not set, or empty. The strings are the environment's. */
-struct tune_environment {
-    const char *table;      /* DUALPIPE_TUNER_TABLE */
-    const char *links;      /* DUALPIPE_TUNER_LINKS, unless it is "placement" */
-    const char *placement;  /* DUALPIPE_PLACEMENT, if the links are to come from there */
-    const char *registered; /* DUALPIPE_TUNER_REGISTERED */
-};
-
-/* 0, else an EXIT_ value: a variable that the plugin would refuse, and the sentence has been
- * printed. */
-int tune_read_environment(struct tune_environment *out);
-
 /* ---- rules ----------------------------------------------------------------------------------- */
 
 /* Whether a table has anything to say about a job of this size. */
