@@ -59,7 +59,7 @@ enum dpn_control_kind {
 struct dpn_port_info {
     char name[DPN_CONTROL_NAME];
     uint8_t is_ethernet;
-    uint8_t any_order; /* requests and supports such queue pairs: verbs/mlx5.h */
+    uint8_t any_order; /* requests and supports such queue pairs: verbs/load.h */
     uint8_t zero[2];
     uint32_t speed_mbps;
     struct dpn_gid gid; /* the preferred one; tells the subnet */

@@ -7,7 +7,6 @@
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/net/devices.h"
 #include "nccl-plugin/verbs/load.h"
-#include "nccl-plugin/verbs/mlx5.h"
 
 #include <dirent.h>
 #include <endian.h>

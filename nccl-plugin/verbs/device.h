@@ -53,7 +53,7 @@ struct dpn_hca {
     int pointers;   /* NCCL_PTR_*, the memory that it accesses */
     bool relaxed_ordering;
     bool is_soft;   /* Soft-RoCE */
-    atomic_bool has_data_direct; /* for dma-bufs; see verbs/mlx5.h */
+    atomic_bool has_data_direct; /* for dma-bufs; see verbs/load.h */
     pthread_mutex_t lock; /* protects the members below; held for moments only */
     struct dpn_mr_cache cache;
     int64_t events_read_ns;

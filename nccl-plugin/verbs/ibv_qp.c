@@ -3,7 +3,6 @@
 
 #include "base/fail.h"
 #include "nccl-plugin/verbs/load.h"
-#include "nccl-plugin/verbs/mlx5.h"
 
 #include <errno.h>
 #include <string.h>

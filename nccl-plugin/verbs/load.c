@@ -3,6 +3,11 @@
 
 #include "base/dl.h"
 
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
 struct dpn_ibv dpn_ibv;
 
 #define WANTED(name)   {"ibv_" #name, offsetof(struct dpn_ibv, name), false}
@@ -57,4 +62,59 @@ int dpn_verbs_load(void)
     if (!err)
         prepare_for_fork();
     return err;
+}
+
+/* ---- features of NVIDIA's adapters beyond verbs ---------------------------------------------- */
+
+struct dpn_mlx5 dpn_mlx5;
+
+/* Values of rdma-core's mlx5dv.h. */
+enum { MASK_HAS_FLAGS = 1 << 0, FLAG_ANY_ORDER = 1 << 7, ACCESS_DATA_DIRECT = 1 << 0 };
+
+void dpn_mlx5_load(void)
+{
+    static const char *const files[] = {"libmlx5.so.1", NULL};
+    static const struct dp_dl_symbol mlx5_symbols[] = {
+        {"mlx5dv_create_qp", offsetof(struct dpn_mlx5, create_qp), true},
+        {"mlx5dv_get_data_direct_sysfs_path",
+         offsetof(struct dpn_mlx5, get_data_direct_sysfs_path), true},
+        {"mlx5dv_reg_dmabuf_mr", offsetof(struct dpn_mlx5, reg_dmabuf_mr), true},
+    };
+    static void *handle; /* never closed, like libibverbs */
+
+    if (!handle)
+        dp_dl_open(files, mlx5_symbols, sizeof(mlx5_symbols) / sizeof(mlx5_symbols[0]), &dpn_mlx5,
+                   &handle);
+}
+
+struct ibv_qp *dpn_mlx5_new_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+    struct ibv_qp_init_attr_ex wanted = {
+        .send_cq = attr->send_cq, .recv_cq = attr->recv_cq, .cap = attr->cap,
+        .qp_type = attr->qp_type, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd,
+    };
+    struct dpn_mlx5_qp own = {.mask = MASK_HAS_FLAGS, .flags = FLAG_ANY_ORDER};
+
+    errno = EOPNOTSUPP;
+    struct ibv_qp *qp = dpn_mlx5.create_qp ? dpn_mlx5.create_qp(pd->context, &wanted, &own) : NULL;
+    attr->cap = wanted.cap;
+    return qp;
+}
+
+char *dpn_mlx5_find_direct(struct ibv_context *context)
+{
+    char path[PATH_MAX] = "/sys";
+    const size_t at = strlen(path);
+
+    errno = EOPNOTSUPP;
+    if (!dpn_mlx5.get_data_direct_sysfs_path || !dpn_mlx5.reg_dmabuf_mr)
+        return NULL;
+    errno = dpn_mlx5.get_data_direct_sysfs_path(context, path + at, sizeof(path) - at);
+    return errno ? NULL : strdup(path);
+}
+
+struct ibv_mr *dpn_mlx5_reg_direct(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova,
+                                   int fd, unsigned access)
+{
+    return dpn_mlx5.reg_dmabuf_mr(pd, offset, len, iova, fd, (int)access, ACCESS_DATA_DIRECT);
 }

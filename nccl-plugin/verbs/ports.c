@@ -5,7 +5,6 @@
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"
 #include "nccl-plugin/verbs/load.h"
-#include "nccl-plugin/verbs/mlx5.h"
 #include "nccl-plugin/verbs/ibv_qp.h"
 #include "nccl-plugin/verbs/state.h"
 

@@ -1,14 +1,222 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: sched_getaffinity, pthread_setname_np */
+
 #include "offload/preload/stage.h"
 
-#include "offload/preload/copiers.h"
+#include "base/clock.h"
+#include "base/copy.h"
+#include "offload/pacer.h"
 #include "offload/preload/driver.h"
 #include "offload/preload/node.h"
-#include "offload/preload/pace.h"
+#include "offload/preload/options.h"
 #include "offload/preload/ring.h"
 #include "offload/preload/state.h"
 
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- copies of pinned memory that give way to the network ------------------------------------ */
+
+enum { NICS = 16 };
+static const size_t chunk_bytes = (size_t)4 << 20;
+
+static struct dpo_pacer *pacer; /* NULL: none could be made */
+static const struct dpo_preload_options *asked;
+
+/* The words of a list, in a copy of it that stays. */
+static int split(const char *list, const char *out[NICS])
+{
+    char *rest = list ? strdup(list) : NULL;
+    int count = 0;
+
+    for (char *word; count < NICS && (word = strsep(&rest, ","));)
+        if (*word)
+            out[count++] = word;
+    return count;
+}
+
+static void make_pacer(void)
+{
+    const char *nics[NICS];
+    const struct dpo_pacer_config config = {
+        .directory = asked->stat_dir && *asked->stat_dir ? asked->stat_dir : NULL,
+        .device_count = split(asked->pace_nics, nics),
+        .devices = nics,
+        .switch_bytes_per_s = 1e6 * (double)asked->pace_mbs,
+    };
+
+    if (dpo_pacer_new(&config, &pacer))
+        pacer = NULL; /* said once */
+}
+
+/* In the stream: until the chunk may go, and no longer than it takes at a tenth of the least rate.
+ */
+static void await_turn(void *user)
+{
+    const uintptr_t chunk = (uintptr_t)user; /* bytes, and the direction */
+    const int64_t until_ns = dp_now_ns() + (int64_t)(chunk / 2) * 10;
+    const struct timespec pause = {.tv_nsec = 50 * DP_NS_PER_US};
+
+    while (!dpo_pacer_pass(pacer, (int)(chunk % 2), chunk / 2) && dp_now_ns() < until_ns)
+        nanosleep(&pause, NULL);
+}
+
+/* true: done, or queued in its stream, as the real call would have done it. false: as of dpo_stage.
+ */
+static bool dpo_pace(const struct dpo_preload_options *options, const struct dpo_driver *driver,
+              const struct dpo_copy *copy, int direction)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    bool is_good = copy->bytes >= 2 * chunk_bytes;
+
+    if (!is_good)
+        return false;
+    asked = options; /* the same for all */
+    pthread_once(&once, make_pacer);
+    is_good = pacer != NULL;
+    for (size_t at = 0, len; is_good && at < copy->bytes; at += len) {
+        len = copy->bytes - at < chunk_bytes ? copy->bytes - at : chunk_bytes;
+        void *turn = (void *)(2 * len + (direction == DPO_COPY_TO_HOST));
+        is_good = !driver->launch(copy->stream, await_turn, turn) &&
+                  !driver->copy(copy->to + at, copy->from + at, len, copy->stream);
+    }
+    if (is_good && copy->is_synchronous)
+        is_good = !driver->stream_synchronize(copy->stream);
+    dpo_count(DPO_PACED, is_good);
+    dpo_count(DPO_PACED_BYTES, is_good ? copy->bytes : 0);
+    return is_good;
+}
+
+/* ---- memcpy by several threads --------------------------------------------------------------- */
+
+enum { THREADS_MAX = 16, DEFAULT_THREADS = 4 };
+static const size_t piece_bytes = (size_t)256 << 10;
+
+/* One copy at a time, whose caller holds `in_use`. Its pieces are taken by number. A thread joins
+ * it under the lock while it is open, so it sees the copy; the caller closes it when no piece is
+ * left, and waits for those that have joined, not for those that are still waking up. */
+static pthread_mutex_t in_use = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t begins = PTHREAD_COND_INITIALIZER, ends = PTHREAD_COND_INITIALIZER;
+static unsigned long number; /* of the copy */
+static bool is_open;
+static int started, joined; /* threads that there are, and those at work on this copy */
+static struct {
+    char *to;
+    const char *from;
+    size_t bytes, whole;
+} shared;
+static atomic_size_t next_piece;
+
+static void copy_pieces(void)
+{
+    for (;;) {
+        const size_t at = piece_bytes * atomic_fetch_add(&next_piece, 1);
+        if (at >= shared.bytes)
+            return;
+        const size_t left = shared.bytes - at;
+        dp_copy_piece(shared.to + at, shared.from + at, left < piece_bytes ? left : piece_bytes,
+                      shared.whole);
+    }
+}
+
+static void *serve(void *unused)
+{
+    unsigned long done = 0;
+
+    (void)unused;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!is_open || number == done)
+            pthread_cond_wait(&begins, &lock);
+        done = number;
+        joined++;
+        pthread_mutex_unlock(&lock);
+        copy_pieces();
+        pthread_mutex_lock(&lock);
+        if (!--joined)
+            pthread_cond_signal(&ends);
+    }
+    return NULL;
+}
+
+static int default_threads(void)
+{
+    cpu_set_t allowed;
+    const int cpus = sched_getaffinity(0, sizeof(allowed), &allowed) ? 2 : CPU_COUNT(&allowed);
+
+    return cpus < 2 ? 1 : cpus / 2 < DEFAULT_THREADS ? cpus / 2 : DEFAULT_THREADS;
+}
+
+/* Signals are for the program's own threads. */
+static bool start_one(void)
+{
+    sigset_t all, before;
+    pthread_t thread;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const bool is_started = !pthread_create(&thread, NULL, serve, NULL);
+    if (is_started) {
+        pthread_setname_np(thread, "dualpipe-copy");
+        pthread_detach(thread);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return is_started;
+}
+
+/* By the caller that holds in_use. */
+static void start(int threads)
+{
+    static bool was_tried;
+
+    if (was_tried)
+        return;
+    was_tried = true;
+    if (!threads)
+        threads = default_threads();
+    while (started < threads - 1 && started < THREADS_MAX && start_one())
+        started++;
+}
+
+static void copy_together(char *to, const char *from, size_t bytes, size_t whole)
+{
+    pthread_mutex_lock(&lock);
+    shared.to = to;
+    shared.from = from;
+    shared.bytes = bytes;
+    shared.whole = whole;
+    atomic_store(&next_piece, 0);
+    number++;
+    is_open = true;
+    pthread_cond_broadcast(&begins);
+    pthread_mutex_unlock(&lock);
+    copy_pieces();
+    pthread_mutex_lock(&lock);
+    is_open = false;
+    while (joined)
+        pthread_cond_wait(&ends, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Copy with `threads` of them, the calling one included; 0: half of the processors that it may use,
+ * 1 to 4. `whole` as of dp_copy_piece. If the others are at work for another caller, or cannot be
+ * started, the calling thread copies alone. Any thread; not in a child that was forked. */
+static void dpo_copiers_copy(int threads, void *to, const void *from, size_t bytes, size_t whole)
+{
+    if (threads == 1 || bytes <= piece_bytes || pthread_mutex_trylock(&in_use)) {
+        dp_copy_piece(to, from, bytes, whole);
+        return;
+    }
+    start(threads);
+    copy_together(to, from, bytes, whole);
+    pthread_mutex_unlock(&in_use);
+}
 
 /* A child that was forked has neither CUDA nor the threads that copy. */
 static atomic_bool is_child;

@@ -8,7 +8,6 @@
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/verbs/device.h"
 #include "nccl-plugin/verbs/load.h"
-#include "nccl-plugin/verbs/mlx5.h"
 
 #include <errno.h>
 #include <stdio.h>

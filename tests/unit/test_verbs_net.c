@@ -11,7 +11,6 @@
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/net/placement.h"
 #include "nccl-plugin/verbs/load.h"
-#include "nccl-plugin/verbs/mlx5.h"
 #include "nccl-plugin/verbs/ibv_qp.h"
 #include "nccl-plugin/verbs/state.h"
 
