@@ -12,6 +12,8 @@
 #ifndef DP_BASE_TEXT_H
 #define DP_BASE_TEXT_H
 
+#include "base/utf8.h"
+
 #include <dualpipe/dualpipe.h>
 #include <dualpipe/options.h>
 
@@ -44,9 +46,6 @@ void dp_text_fini(struct dp_text *t);
 
 /* What every reader of a text format does first: skip a byte order mark, and refuse bytes
  * that are not UTF-8. What was read can then be written as JSON. */
-
-/* The bytes of the UTF-8 character at s, of which `left` may be read; 0: there is none. */
-size_t dp_utf8_len(const char *s, size_t left);
 
 /* Move *text and *len behind a byte order mark. DP_EINVAL, with line and column of the first byte that
  * is not UTF-8; name, which may be NULL, begins that sentence. */

@@ -72,6 +72,7 @@ private()
             header=${include#*\"}
             header=${header%\"*}
             case $header in nccl-plugin/net/caller.h | nccl-plugin/net/stat_page.h | nccl-plugin/profiler/page.h | offload/preload/page.h | base/page_file.h | \
+                base/utf8.h | \
                 config.h) continue ;; esac
             [ -f "tools/$header" ] || echo "$file: \"$header\""
         done
