@@ -132,21 +132,3 @@ int64_t dp_parameter_elements(const struct dp_parameter *parameter)
 {
     return dp_tensor_numel(parameter->value);
 }
-
-int64_t dp_parameters_elements(const struct dp_parameter *parameters, int32_t count)
-{
-    int64_t sum = 0;
-
-    for (int32_t i = 0; i < count; i++)
-        sum += dp_parameter_elements(&parameters[i]);
-    return sum;
-}
-
-const struct dp_parameter *dp_parameters_find(const struct dp_parameter *parameters, int32_t count,
-                                              const char *name)
-{
-    for (int32_t i = 0; i < count; i++)
-        if (!strcmp(parameters[i].name, name))
-            return &parameters[i];
-    return NULL;
-}

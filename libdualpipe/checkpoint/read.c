@@ -80,13 +80,13 @@ static int check_target(const struct dp_checkpoint_tensor *t, const DLTensor *ou
     return 0;
 }
 
-static int mismatch(const struct dp_checkpoint_tensor *t, const DLTensor *out, const char *what)
+static int mismatch(const struct dp_checkpoint_tensor *t, const DLTensor *out)
 {
     const DLTensor stored = described(t);
     char is[DP_TENSOR_TEXT], asked[DP_TENSOR_TEXT];
 
-    return dp_fail(DP_EMISMATCH, "checkpoint '%s': tensor '%s' is %s, expected %s%s", t->file, t->name,
-                   dp_tensor_text(&stored, is), what, dp_tensor_text(out, asked));
+    return dp_fail(DP_EMISMATCH, "checkpoint '%s': tensor '%s' is %s, expected %s", t->file, t->name,
+                   dp_tensor_text(&stored, is), dp_tensor_text(out, asked));
 }
 
 /* ---- whole tensors ---------------------------------------------------------------------------- */
@@ -153,18 +153,8 @@ int dp_checkpoint_read(const struct dp_checkpoint *c, const char *name, const DL
         return err;
     const DLTensor stored = described(&e->tensor);
     if (!dp_tensor_same_dtype(&stored, out) || !dp_tensor_same_shape(&stored, out))
-        return mismatch(&e->tensor, out, "");
+        return mismatch(&e->tensor, out);
     return with_room(e, out);
-}
-
-int dp_checkpoint_read_all(const struct dp_checkpoint *c, const struct dp_named_tensor *tensors,
-                           int32_t count)
-{
-    int err = 0;
-
-    for (int32_t i = 0; i < count && !err; i++)
-        err = dp_checkpoint_read(c, tensors[i].name, &tensors[i].tensor);
-    return err;
 }
 
 int dp_checkpoint_verify_tensor(const struct dp_checkpoint *c, const char *name)
@@ -173,104 +163,4 @@ int dp_checkpoint_verify_tensor(const struct dp_checkpoint *c, const char *name)
     int err = must_find(c, name, &e);
 
     return err ? err : with_room(e, NULL);
-}
-
-int dp_checkpoint_verify(const struct dp_checkpoint *c)
-{
-    int err = 0;
-
-    for (int32_t i = 0; i < c->count && !err; i++)
-        if (c->entries[i].tensor.has_checksum)
-            err = with_room(&c->entries[i], NULL);
-    return err;
-}
-
-/* ---- slices ----------------------------------------------------------------------------------- */
-
-static int check_slice(const struct dp_checkpoint_tensor *t, const int64_t *begin,
-                       const DLTensor *out)
-{
-    const DLTensor stored = described(t);
-
-    if (!dp_tensor_same_dtype(&stored, out) || t->ndim != out->ndim)
-        return mismatch(t, out, "a slice as ");
-    for (int32_t i = 0; i < t->ndim; i++)
-        if (begin[i] < 0 || begin[i] > t->shape[i] || out->shape[i] > t->shape[i] - begin[i])
-            return dp_fail(DP_EMISMATCH, "checkpoint '%s': tensor '%s' has %lld in dimension %d, asked "
-                           "for %lld from %lld on", t->file, t->name, (long long)t->shape[i], i,
-                           (long long)out->shape[i], (long long)begin[i]);
-    return 0;
-}
-
-/* Read a run of elements from byte `at` on. */
-static int read_run(const struct dp_checkpoint_entry *e, uint64_t at, size_t count,
-                    struct dp_stream *s, char *room)
-{
-    const size_t most = CHUNK / s->element_bytes;
-    int err = 0;
-
-    while (count && !err) {
-        size_t n = count < most ? count : most;
-        err = dp_checkpoint_pread(e->file, room, n * s->element_bytes, at);
-        if (!err)
-            dp_stream_scatter(s, n, room);
-        at += n * s->element_bytes;
-        count -= n;
-    }
-    return err;
-}
-
-/* The next row of the dimensions before `inner`; false behind the last. */
-static bool next_row(int64_t *index, const int64_t *shape, int inner)
-{
-    for (int i = inner - 1; i >= 0; i--) {
-        if (++index[i] < shape[i])
-            return true;
-        index[i] = 0;
-    }
-    return false;
-}
-
-/* A run in the file is a part of one dimension, `inner`, with all of those behind it. */
-static int read_runs(const struct dp_checkpoint_entry *e, const int64_t *begin, const DLTensor *out,
-                     char *room)
-{
-    const DLTensor stored = described(&e->tensor);
-    struct dp_stream s = dp_stream_of(out);
-    int64_t strides[DP_TENSOR_MAX_NDIM], index[DP_TENSOR_MAX_NDIM] = {0};
-    int inner = out->ndim - 1;
-    int err;
-
-    dp_tensor_strides(&stored, strides);
-    while (inner > 0 && out->shape[inner] == stored.shape[inner])
-        inner--;
-    do {
-        int64_t at = 0, count = 1;
-        for (int i = 0; i < out->ndim; i++) {
-            at += (begin[i] + index[i]) * strides[i];
-            count *= i >= inner ? out->shape[i] : 1;
-        }
-        err = read_run(e, e->begin + (uint64_t)at * s.element_bytes, (size_t)count, &s, room);
-    } while (!err && next_row(index, out->shape, inner));
-    return err;
-}
-
-int dp_checkpoint_read_slice(const struct dp_checkpoint *c, const char *name, const int64_t *begin,
-                             const DLTensor *out)
-{
-    const struct dp_checkpoint_entry *e;
-    int err = must_find(c, name, &e);
-    char *room;
-
-    if (!err)
-        err = check_target(&e->tensor, out);
-    if (!err)
-        err = check_slice(&e->tensor, begin, out);
-    if (err || !dp_tensor_numel(out))
-        return err;
-    room = malloc(CHUNK);
-    err = room ? read_runs(e, begin, out, room)
-               : dp_fail(DP_ENOMEM, "checkpoint '%s': no memory to read it", e->tensor.file);
-    free(room);
-    return err;
 }

@@ -32,6 +32,14 @@ int dp_comm_settle_silence(struct dp_comm *comm);
 /* This rank's part has failed, as dp_last_error() says: abort. In a group that survives, a rank
  * that has no files or memory leaves it instead, and the others see that as its end. */
 void dp_comm_fail(struct dp_comm *comm, int error);
+/* Send len bytes to peer and receive as many from it, both at once: one isend and one irecv on this
+ * channel as one request. mine and theirs must not overlap. */
+int dp_comm_iswap(struct dp_comm *comm, int peer, int channel, uint64_t tag,
+                            const void *mine, void *theirs, size_t len, struct dp_request *req);
+/* What a rank of a group that survives did last (dp_comm_note); 0: not known. Of a rank that died all
+ * that live know the same once they have agreed that it did (dp_comm_agree_alive, dp_comm_shrink); of
+ * one that lives this rank knows what it was told. */
+uint64_t dp_comm_last_note(const struct dp_comm *comm, int rank);
 /* Call the caller's poll function, if there is one: its error aborts the group. */
 int dp_comm_poll(struct dp_comm *comm);
 /* The caller works on the transfers again; the progress thread stops. */

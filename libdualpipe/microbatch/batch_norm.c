@@ -135,7 +135,7 @@ static int64_t add_up(const struct dp_batch_norm *bn, struct moments *total)
     return rows;
 }
 
-size_t dp_batch_norm_export_len(const struct dp_batch_norm *bn)
+static size_t export_len(const struct dp_batch_norm *bn)
 {
     return 1 + 2 * (size_t)bn->config.channels;
 }
@@ -150,19 +150,12 @@ static void export_moments(const struct dp_batch_norm *bn, int64_t rows, const s
     }
 }
 
-void dp_batch_norm_export(const struct dp_batch_norm *bn, double *out)
-{
-    const int64_t rows = add_up(bn, bn->total);
-
-    export_moments(bn, rows, bn->total, out);
-}
-
-void dp_batch_norm_export_of(const struct dp_batch_norm *bn, int32_t mb, double *out)
+void dp_batch_norm_export(const struct dp_batch_norm *bn, int32_t mb, double *out)
 {
     if (bn->rows[mb])
         export_moments(bn, bn->rows[mb], &bn->noted[(size_t)mb * (size_t)bn->config.channels], out);
     else
-        memset(out, 0, dp_batch_norm_export_len(bn) * sizeof(*out));
+        memset(out, 0, export_len(bn) * sizeof(*out));
 }
 
 /* The same of replicas, in their order. */
@@ -172,7 +165,7 @@ static int64_t add_up_replicas(struct dp_batch_norm *bn, const double *all, int3
     double rows = 0;
 
     memset(bn->total, 0, (size_t)channels * sizeof(*bn->total));
-    for (int32_t i = 0; i < count; i++, all += dp_batch_norm_export_len(bn)) {
+    for (int32_t i = 0; i < count; i++, all += export_len(bn)) {
         for (int32_t c = 0; c < channels && all[0] > 0; c++)
             merge(&bn->total[c], rows, &(struct moments){all[1 + 2 * c], all[2 + 2 * c]}, all[0]);
         rows += all[0];

@@ -67,7 +67,7 @@ int norms_sum(const struct engine *e, struct dp_comm *comm, double *values)
     for (int32_t i = 0; i < e->norm_count; i++)
         for (int mb = 0; mb < e->microbatches; mb++, at += export_len(&e->norms[i]))
             if (e->norms[i].norm)
-                dp_batch_norm_export_of(e->norms[i].norm, mb, at);
+                dp_batch_norm_export(e->norms[i].norm, mb, at);
     return e->norm_count ? add_over_ranks(values, norms_room(e), comm) : 0;
 }
 

@@ -16,6 +16,8 @@
 
 #include <dualpipe/offload.h>
 
+#include <string.h>
+
 enum { OM_ROWS = 11, OM_WIDTH = 24, OM_IDS = 3, OM_TABLE = 7, OM_LAYERS = 8, OM_PARAMETERS = 10 };
 
 struct om_data {
@@ -62,5 +64,15 @@ struct om_tensors {
     const DLTensor *gouts[1];
 };
 void om_tensors_init(struct om_tensors *t, struct om_data *d);
+
+/* Of the model's parameters; NULL: there is none of that name. */
+static inline const struct dp_parameter *om_parameter(const struct dp_parameter *parameters,
+                                                      const char *name)
+{
+    for (int i = 0; i < OM_PARAMETERS; i++)
+        if (!strcmp(parameters[i].name, name))
+            return &parameters[i];
+    return NULL;
+}
 
 #endif

@@ -138,7 +138,7 @@ static inline void compare_parameters(const struct run *run, bool grads)
 
     for (int32_t i = 0; i < count; i++) {
         const struct dp_parameter *p =
-            dp_parameters_find(run->resident.parameters, OM_PARAMETERS, list[i].name);
+            om_parameter(run->resident.parameters, list[i].name);
         size_t elements = (size_t)dp_parameter_elements(p);
         compare(run, p->name, list[i].value->data, p->value->data, elements);
         if (grads && list[i].grad)

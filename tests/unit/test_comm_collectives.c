@@ -4,6 +4,7 @@
  * the order that comm.h promises, several in flight, and while the rank computes.
  */
 #include "cmocka_all.h"
+#include "comm/comm_core.h"
 #include "comm_cases.h"
 
 #include "base/clock.h"

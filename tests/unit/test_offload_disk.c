@@ -325,8 +325,8 @@ static void expect_checkpoint(void)
         assert_int_equal(dp_optimizer_step(rig->memory, &some), 0);
     }
     assert_int_equal(dp_offload_optimizer_state(rig->file, &to), 0);
-    assert_int_equal(
-        dp_checkpoint_read_all(c, to, dp_offload_optimizer_state_count(rig->file)), 0);
+    for (int32_t i = 0; i < dp_offload_optimizer_state_count(rig->file); i++)
+        assert_int_equal(dp_checkpoint_read(c, to[i].name, &to[i].tensor), 0);
     for (int p = 0; p < PARAMETERS; p++)
         assert_int_equal(
             dp_checkpoint_read(c, rig->list[1][p].name, rig->list[1][p].value), 0);

@@ -273,7 +273,7 @@ static void expect_parameters(uint64_t seed, const struct run *run)
 
     for (int32_t i = 0; i < count; i++) {
         const struct dp_parameter *p =
-            dp_parameters_find(run->resident.parameters, OM_PARAMETERS, list[i].name);
+            om_parameter(run->resident.parameters, list[i].name);
         size_t bytes = (size_t)dp_parameter_elements(p) * sizeof(float);
         expect_bits(seed, p->name, list[i].value->data, p->value->data, bytes);
         if (!run->update)

@@ -191,7 +191,9 @@ static int shard(struct dp_comm *comm, void *arg)
     CHECK(!dp_comm_allgather(comm, &elements, all, sizeof(elements)));
     for (int k = 0; k < dp_comm_size(comm); k++)
         total += all[k];
-    CHECK(total == dp_parameters_elements(m.parameters, PARAMETERS) - sizes[FROZEN]);
+    for (int p = 0; p < PARAMETERS; p++)
+        total -= p == FROZEN ? 0 : sizes[p];
+    CHECK(!total);
     dp_replicas_free(r);
     model_fini(&m);
     return 0;

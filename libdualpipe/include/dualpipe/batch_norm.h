@@ -71,20 +71,17 @@ DP_PUBLIC void dp_batch_norm_weight(const struct dp_batch_norm *bn, int64_t rows
  * their number, become part of the running ones. None: nothing changes. With compat a commit has
  * been made by the forward, and this does nothing.
  *
- * all[count]: what dp_batch_norm_export gave on each replica, this one included, in the same order
+ * all[count]: what dp_batch_norm_export gave of each micro-batch of each replica, in the same order
  * everywhere (dp_comm_allgather): then all replicas get the same running statistics. NULL: this one
  * alone. */
 DP_PUBLIC void dp_batch_norm_commit(struct dp_batch_norm *bn, const double *all, int32_t count);
 /* Forget what was noted since the last commit: after a step that has failed. */
 DP_PUBLIC void dp_batch_norm_forget(struct dp_batch_norm *bn);
-/* Doubles of one export: the number of rows, then mean and sum of squared deviations of each
- * channel. */
-DP_PUBLIC size_t dp_batch_norm_export_len(const struct dp_batch_norm *bn);
-DP_PUBLIC void dp_batch_norm_export(const struct dp_batch_norm *bn, double *out);
-/* The same of micro-batch mb alone, 0 rows if it was not noted here. A commit of those of all
- * micro-batches, in their order, is to the last bit that of a process that has noted all of them.
+/* out[1 + 2 * channels] of micro-batch mb: the number of rows, 0 if it was not noted here, then mean
+ * and sum of squared deviations of each channel. A commit of those of all micro-batches, in their
+ * order, is to the last bit that of a process that has noted all of them.
  * mb: 0 .. microbatches - 1; not with compat, which keeps sums only. */
-DP_PUBLIC void dp_batch_norm_export_of(const struct dp_batch_norm *bn, int32_t mb, double *out);
+DP_PUBLIC void dp_batch_norm_export(const struct dp_batch_norm *bn, int32_t mb, double *out);
 
 /* [channels] of the running statistics, to be read and saved, or written after loading. */
 DP_PUBLIC float *dp_batch_norm_running_mean(struct dp_batch_norm *bn);

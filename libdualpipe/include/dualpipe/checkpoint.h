@@ -16,7 +16,7 @@
  *
  * Each rank writes what it holds into a file of its own, under new names each time, and then one of
  * them writes an index, which makes them one checkpoint. What is read is found by logical name,
- * whichever file it is in, whole or in slices, so that a run may go on under another layout.
+ * whichever file it is in, whole or in pieces, so that a run may go on under another layout.
  *
  * A file that is being written has ".partial" behind its name; it is synced before it gets the name
  * and its directory after that. So whatever happens, under the name there is either the old file or the
@@ -97,18 +97,8 @@ DP_PUBLIC int dp_checkpoint_read_pieces(const struct dp_checkpoint *checkpoint,
  * but of another type or shape. */
 DP_PUBLIC int64_t dp_checkpoint_missing(const struct dp_checkpoint *checkpoint,
                                         const struct dp_named_tensor *wanted);
-/* All of a list, as an optimizer's state (optimizer.h). */
-DP_PUBLIC int dp_checkpoint_read_all(const struct dp_checkpoint *checkpoint,
-                                     const struct dp_named_tensor *tensors, int32_t count);
-/* Read the elements begin[i] .. begin[i] + out->shape[i] - 1 of each dimension. Reads these only, so
- * there is nothing to compare a checksum with: dp_checkpoint_verify does that for all. */
-DP_PUBLIC int dp_checkpoint_read_slice(const struct dp_checkpoint *checkpoint, const char *name,
-                                       const int64_t *begin, const DLTensor *out);
 /* Read a tensor, and compare its checksum if it has one. */
 DP_PUBLIC int dp_checkpoint_verify_tensor(const struct dp_checkpoint *checkpoint, const char *name);
-/* The same for all that have a checksum, until one is damaged. */
-DP_PUBLIC int dp_checkpoint_verify(const struct dp_checkpoint *checkpoint);
-
 #ifdef __cplusplus
 }
 #endif

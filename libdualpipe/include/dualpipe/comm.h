@@ -255,11 +255,6 @@ DP_PUBLIC int dp_comm_irecv_any(struct dp_comm *comm, int peer, int channel, voi
 DP_PUBLIC void dp_comm_received(const struct dp_comm *comm, const struct dp_request *req,
                                 struct dp_received *out);
 
-/* Send len bytes to peer and receive as many from it, both at once: one isend and one irecv on this
- * channel as one request. mine and theirs must not overlap. */
-DP_PUBLIC int dp_comm_iswap(struct dp_comm *comm, int peer, int channel, uint64_t tag,
-                            const void *mine, void *theirs, size_t len, struct dp_request *req);
-
 /* What is started between begin and commit belongs together and may begin to move only at the
  * commit: on a communicator that hands work to a device, one launch for all of it (NCCL's group).
  * No test or wait between the two: DP_EINVAL. Elsewhere they do nothing else. */
@@ -446,11 +441,6 @@ DP_PUBLIC int dp_comm_agree_alive(struct dp_comm *comm, bool *alive);
 /* The same, and *flags becomes the bitwise and of what it was on all that live, and perhaps on some that
  * have died since: MPIX_Comm_agree. So all know whether a part of their work has got through on all. */
 DP_PUBLIC int dp_comm_agree_flags(struct dp_comm *comm, uint64_t *flags, bool *alive);
-
-/* What a rank of a group that survives did last (dp_comm_note); 0: not known. Of a rank that died all
- * that live know the same once they have agreed that it did (dp_comm_agree_alive, dp_comm_shrink); of
- * one that lives this rank knows what it was told. */
-DP_PUBLIC uint64_t dp_comm_last_note(const struct dp_comm *comm, int rank);
 
 /* The communicator of the ranks that agree_alive finds, in the order of their ranks in comm and
  * counted from 0: MPIX_Comm_shrink. Of the same family, with channels of its own, so that no

@@ -42,13 +42,8 @@ struct dp_parameter {
  * DP_EINVAL with the parameter's name and what is wrong; DP_ENOMEM. An empty list is sound. */
 DP_PUBLIC int dp_parameters_check(const struct dp_parameter *parameters, int32_t count);
 
-/* Elements of one parameter, and of a sound list, frozen ones included. */
+/* Of a sound parameter. */
 DP_PUBLIC int64_t dp_parameter_elements(const struct dp_parameter *parameter);
-DP_PUBLIC int64_t dp_parameters_elements(const struct dp_parameter *parameters, int32_t count);
-
-/* The parameter of that name, or NULL. */
-DP_PUBLIC const struct dp_parameter *dp_parameters_find(const struct dp_parameter *parameters,
-                                                        int32_t count, const char *name);
 
 /* What a checkpoint holds and an optimizer has as its state: memory in use under a name. */
 struct dp_named_tensor {
