@@ -262,7 +262,7 @@ static int open_work(struct model_engine *e, const struct model_engine_config *c
         return 0;
     if (!place_device(e->place))
         err = place_new(NULL, NULL, true, &e->work);
-    if (!err && room)
+    if (!err && room && e->work != e->place)
         dp_device_limit(place_any_device(e->work), room->limit_bytes);
     return err;
 }

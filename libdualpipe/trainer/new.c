@@ -486,7 +486,7 @@ static struct model_engine_config describe(struct dp_trainer *t)
         .all = t->comm,
         .replica = replica,
         .place = t->place,
-        .away = t->home != t->place,
+        .away = t->home != t->place && !t->config.offload.parameters,
         .microbatches = t->config.microbatches,
         .order_blocks = t->own_blocks,
         .reduce = t->sums.none || !has_reduces(t->training) ? NULL
@@ -569,8 +569,8 @@ static bool lives_on_host(const struct dp_trainer *t)
     const bool plain = c->mixing.algorithm == DP_MIXER_DPSGD && !c->mixing.compression &&
                        !c->mixing.staleness && !c->checkpoint.folder && !c->checkpoint.from;
 
-    if (t->sums.none)
-        return false;
+    if (c->offload.parameters || t->sums.none)
+        return c->offload.parameters;
     return !c->nccl || (t->graph && (!plain || t->graph->push_sum));
 }
 
@@ -582,12 +582,14 @@ static int make_place(struct dp_trainer *t)
     t->home = t->place;
     if (err || !place_device(t->place))
         return err;
-    if (c->delay_update)
-        return dp_fail(DP_EUNSUPPORTED, "delay_update: on a device of CUDA, expected none");
-    if (c->offload.parameters)
-        return dp_fail(DP_EUNSUPPORTED, "offload.parameters: on a device of CUDA, expected none");
     if (c->survive)
         return dp_fail(DP_EUNSUPPORTED, "survive: on a device of CUDA, expected none");
+    if (c->offload.kept_share > 0 || (c->offload.optimizer && !c->offload.parameters))
+        return dp_fail(DP_EUNSUPPORTED, "offload: optimizer or kept_share on a device of CUDA, expected "
+                       "parameters, all of them");
+    if (c->delay_update && !lives_on_host(t))
+        return dp_fail(DP_EUNSUPPORTED, "delay_update: on a device of CUDA, expected "
+                       "offload.parameters, or replicas without nccl");
     if (lives_on_host(t)) {
         t->home = NULL;
         err = place_new(NULL, NULL, false, &t->home);

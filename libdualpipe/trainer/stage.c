@@ -104,6 +104,14 @@ static size_t save_of(const struct stage *s, size_t fixed, size_t row)
     return fixed + row * (size_t)s->rows;
 }
 
+/* Of parameters that pass, in the host's memory: not a sum of the pipeline's. */
+static bool is_in_passing(const struct stage *s, const void *data)
+{
+    const char *at = data, *home = s->passing;
+
+    return at && home && at >= home && at < home + s->passing_bytes;
+}
+
 /* What layer number i of the stage is told; grads is room for those of its parameters. */
 static struct dp_layer_call call_of(const struct run *run, int32_t i, const DLTensor *in,
                                     DLTensor *grads, struct dp_layer_skips *skips)
@@ -120,6 +128,8 @@ static struct dp_layer_call call_of(const struct run *run, int32_t i, const DLTe
         grads[k].data = NULL;
         if (run->phase != FORWARD && call->grads && call->grads[l->first + k])
             grads[k] = *call->grads[l->first + k];
+        if (is_in_passing(s, grads[k].data))
+            grads[k].device = (DLDevice){kDLCPU, 0};
     }
     return (struct dp_layer_call){
         .layer = s->first_layer + i,
@@ -373,8 +383,8 @@ int stage_fetch(struct stage *s, bool gradients)
     const size_t at = gradients ? s->values_bytes : 0;
     int err = 0;
 
-    if (!s->home)
-        return 0;
+    if (!s->home) /* what passes comes down by itself */
+        return s->passing ? place_wait(s->place) : 0;
     err = place_copy(s->place, (char *)s->home + at, (char *)s->memory + at, s->values_bytes);
     if (!err && gradients)
         err = place_zero_gradients(s->place, s->parameters, s->parameter_count);
@@ -608,8 +618,7 @@ static int describe(struct stage *s, int32_t k, DLDataType rounded)
 {
     const struct model_parameter *p = &s->model->parameters[s->model->first[s->first_layer] + k];
 
-    s->values[k] = (DLTensor){.device = k < s->streamed_parameters ? (DLDevice){kDLCPU, 0}
-                                                                   : place_dl(s->place),
+    s->values[k] = (DLTensor){.device = place_dl(s->place),
                               .ndim = p->spec->ndim,
                               .dtype = p->spec->dtype,
                               .shape = (int64_t *)p->spec->shape};
@@ -659,7 +668,9 @@ static int fill(struct stage *s)
 }
 
 /* The same list, of tensors in the host's memory. */
-static int make_home(struct stage *s)
+/* In memory of its own, or, of parameters that pass a device, where they are: to the pipeline they are
+ * that device's, which reaches pinned memory. */
+static int make_home(struct stage *s, bool away)
 {
     const size_t count = (size_t)s->parameter_count;
     char *memory = NULL;
@@ -669,13 +680,14 @@ static int make_home(struct stage *s)
     s->home_tensors = calloc(2 * count + 1, sizeof(*s->home_tensors));
     if (!s->homes || !s->home_tensors)
         return dp_fail(DP_ENOMEM, "no memory for a list of %d parameters", s->parameter_count);
-    int err = place_alloc(s->place, DP_MEMORY_PINNED, 2 * s->values_bytes + 1, &pinned);
-    if (!err)
+    int err = away ? place_alloc(s->place, DP_MEMORY_PINNED, 2 * s->values_bytes + 1, &pinned) : 0;
+    if (!err && away)
         s->home = memory = pinned;
     for (size_t k = 0; k < 2 * count && !err; k++) {
         DLTensor *t = &s->home_tensors[k];
         *t = k < count ? s->values[k] : s->grads[k - count];
-        t->data = memory + ((char *)t->data - (char *)s->memory);
+        if (away)
+            t->data = memory + ((char *)t->data - (char *)s->memory);
         t->device = (DLDevice){kDLCPU, 0};
     }
     for (size_t k = 0; k < count && !err; k++) {
@@ -729,7 +741,8 @@ static int build(struct stage *s, const struct stage_config *config)
     if (!err)
         err = make_parameters(s, config->dtype);
     s->homes = s->parameters;
-    return err || !config->away || s->bare ? err : make_home(s);
+        const bool passes_device = config->streams && place_device(s->place);
+    return err || !(config->away || passes_device) || s->bare ? err : make_home(s, config->away);
 }
 
 int stage_new(const struct stage_config *config, struct stage **out)

@@ -176,12 +176,14 @@ static int bring_grads(struct streamed *st, struct dp_layer_call *call, int32_t 
 
     for (int32_t k = 0; k < count; k++) {
         st->host_grads[k] = call->grads[k];
-        any = any || call->grads[k].data;
+        any = any || (call->grads[k].data && call->grads[k].device.device_type == kDLCPU);
     }
     st->grad = any ? &st->grads[st->time % GRADS] : NULL;
     if (!any)
         return 0;
     int err = dp_device_stream_wait(st->up, st->grad->ready); /* what it held has gone down */
+    if (!err)
+        err = note_done(st, st->grad); /* what is queued may add to gradients of the host, too */
     if (!err)
         err = copy(st, st->grad, st->host_grads, count, true);
     if (!err)

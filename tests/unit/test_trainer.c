@@ -240,7 +240,8 @@ static int learn_on(struct dp_device *device, struct dp_comm *comm, const struct
     if (device && !dp_device_host_accessible(device))
         test_model_use_device(&m, device);
     for (int i = 0; i < MODEL_LAYERS; i++) {
-        m.users[i].seen = job->budget && job->offloads && job->kept_share == 0 ? &seen : NULL;
+        m.users[i].seen =
+            !device && job->budget && job->offloads && job->kept_share == 0 ? &seen : NULL;
         m.users[i].rounds = job->rounds;
     }
     if (job->freezes)
@@ -812,7 +813,9 @@ static void a_model_larger_than_the_device_learns_the_same(void **state)
                     run((struct job){.model = model, .layout = *layout, .rounds = job.rounds});
                 job.budget = least_bytes(&job);
                 printf("model %d, layout %d, way %zu: %zu bytes\n", model, i, way, job.budget);
-                for (int k = 0; k < 2; k++, job.budget *= 2) {
+                const bool on_cuda = !no_cuda && job.offloads && job.kept_share == 0 && !job.files;
+                for (int k = 0; k < 2 + on_cuda; k++, job.budget *= k < 2 ? 2 : 1) {
+                    job.device = k == 2 ? "cuda" : NULL;
                     const struct curve curve = run(job);
                     assert_same(&expected, &curve);
                 }
@@ -1081,7 +1084,8 @@ static void what_cannot_be_is_refused_by_name(void **state)
     REFUSED(c.dtype = ((DLDataType){kDLFloat, 32, 1}), "dtype: of 32 bits");
     REFUSED(c.nccl = true, "nccl: set, expected a device of CUDA");
     if (dev) {
-        REFUSED(c.device = dev; c.offload.parameters = true, "offload.parameters: on a device of CUDA");
+        REFUSED(c.device = dev; c.offload.optimizer = true, "offload: optimizer or kept_share on");
+        REFUSED(c.device = dev; c.delay_update = true, "delay_update: on a device of CUDA");
         REFUSED(c.device = dev; c.optimizer.kind = DP_OPTIMIZER_ACCUM_ADAM,
                 "accum-adam of 32 bits on a device");
         c = good;

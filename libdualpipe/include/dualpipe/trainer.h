@@ -101,8 +101,9 @@ struct dp_trainer_config {
     bool nccl; /* messages, sums and mixing go from GPU to GPU by NCCL (nccl.h), and every kernel is
                 * launched by a step on zeros before. Without it that is done in the host's memory, where
                 * the parameters of replicas live then; so do those of replicas that mix in another
-                * way than D-PSGD, by push-sum or with checkpoints. On a device of CUDA offload,
-                * survive, delay_update and accumulating optimizers are DP_EUNSUPPORTED */
+                * way than D-PSGD, by push-sum or with checkpoints. On a device of CUDA survive,
+                * and with the optimizer there delay_update, are DP_EUNSUPPORTED, as are offload of the
+                * optimizer alone or with kept_share, and accumulating optimizers */
     bool survive;                   /* ranks that die are gone on without, see dp_trainer_lost */
     /* What of a rank may live on the host. */
     struct {
