@@ -16,6 +16,8 @@ struct place {
     struct dp_device *dev;
     struct dp_device_stream *stream;
     struct dp_device_event *event;
+    struct dp_device_stream *second; /* of place_fork, with these between the two; NULL: none so far */
+    struct dp_device_event *forked, *joined;
     bool owns_dev, owns_stream, apart; /* apart: the host does not reach its memory */
 };
 
@@ -47,12 +49,47 @@ void place_free(struct place *p)
 {
     if (!p)
         return;
+    dp_device_event_free(p->joined);
+    dp_device_event_free(p->forked);
+    dp_device_stream_free(p->second);
     dp_device_event_free(p->event);
     if (p->owns_stream)
         dp_device_stream_free(p->stream);
     if (p->owns_dev)
         dp_device_close(p->dev);
     free(p);
+}
+
+static int make_second(struct place *p)
+{
+    int err = dp_device_event_new(p->dev, &p->forked);
+
+    if (!err)
+        err = dp_device_event_new(p->dev, &p->joined);
+    return err ? err : dp_device_stream_new(p->dev, DP_PRIORITY_NORMAL, &p->second);
+}
+
+static int follow(struct dp_device_event *event, struct dp_device_stream *first,
+                  struct dp_device_stream *then)
+{
+    const int err = dp_device_event_record(event, first);
+
+    return err ? err : dp_device_stream_wait(then, event);
+}
+
+int place_fork(struct place *p, struct dp_device_stream **second)
+{
+    int err = p->second ? 0 : make_second(p);
+
+    if (!err)
+        err = follow(p->forked, p->stream, p->second);
+    *second = p->second;
+    return err;
+}
+
+int place_join(struct place *p)
+{
+    return follow(p->joined, p->second, p->stream);
 }
 
 struct dp_device *place_device(const struct place *p)

@@ -26,6 +26,11 @@ struct dp_device_stream *place_stream(const struct place *p);
 /* The host's, too. */
 struct dp_device *place_any_device(const struct place *p);
 
+/* Two streams at once: what is queued in *second comes behind all that is queued here; after the
+ * join the stream goes on behind both. */
+int place_fork(struct place *p, struct dp_device_stream **second);
+int place_join(struct place *p);
+
 DLDevice place_dl(const struct place *p);
 bool place_has(const struct place *p, const DLTensor *t);
 /* Zeroed, on a device once what is queued is done. */

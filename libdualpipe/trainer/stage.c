@@ -331,12 +331,58 @@ static int weight(void *user, const struct dp_stage_call *call)
     return end_of_run(s, err);
 }
 
-static const struct dp_stage_ops ops = {.forward = forward, .backward = backward, .weight = weight};
+/* ---- an overlapped pair ---------------------------------------------------------------------- */
+
+/* The forward of one micro-batch in the pipeline's stream, the backward of another in a second one, so
+ * that the device fills what one leaves idle with the other's kernels. Stages have scratch memory of
+ * their own.
+ *
+ *      stream    ...  fork | forward, loss              | join  ...
+ *      second              | loss's gradient, backward  |
+ */
+static int pair_backward(const struct dp_pair *pair, struct dp_device_stream *stream)
+{
+    struct dp_stage_call call = *pair->backward.call;
+    struct dp_pair there = *pair;
+
+    call.stream = dp_device_stream_native(stream);
+    there.backward.call = &call;
+    const int err = dp_pair_start_from_loss(&there);
+    return err ? err
+               : backward(pair->backward.user, &call, pair->backward.gout, pair->backward.gin,
+                          DP_BACKWARD_FULL);
+}
+
+/* The backward is first: its gradients are what another rank waits for. */
+static int fwd_bwd(const struct dp_pair *pair)
+{
+    struct place *place = ((const struct stage *)pair->forward.user)->place;
+    struct dp_device_stream *second;
+    int err = place_fork(place, &second);
+
+    if (err)
+        return err;
+    err = pair_backward(pair, second);
+    if (!err)
+        err = forward(pair->forward.user, pair->forward.call, pair->forward.in, pair->forward.out);
+    if (!err)
+        err = dp_pair_take_loss(pair);
+    const int joined = place_join(place);
+    return err ? err : joined;
+}
+
+static const struct dp_stage_ops ops = {.forward = forward, .backward = backward, .weight = weight},
+                                 pair_ops = {.forward = forward,
+                                             .backward = backward,
+                                             .weight = weight,
+                                             .fwd_bwd = fwd_bwd};
 
 struct dp_stage stage_view(struct stage *s)
 {
+    const bool pairs = s->model->model.concurrent && place_device(s->place) && !s->streamed;
+
     return (struct dp_stage){
-        .ops = &ops,
+        .ops = pairs ? &pair_ops : &ops,
         .user = s,
         .save_bytes = s->save.whole,
         .save_input_bytes = s->save.input,

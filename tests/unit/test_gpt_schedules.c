@@ -176,7 +176,7 @@ static int learn_pipelined(struct dp_comm *comm, void *arg)
     struct gpt_layers *layers;
     struct dp_trainer *t;
 
-    CHECK(!gpt_layers_new(&config, &layers));
+    CHECK(!gpt_layers_new(&config, NULL, false, &layers));
     CHECK(!dp_trainer_new(&how, gpt_layers_model(layers), comm, &t));
     CHECK(!take_steps(comm, t, curve) && !take_weights(comm, t, curve));
     dp_trainer_free(t);

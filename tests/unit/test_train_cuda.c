@@ -8,9 +8,11 @@
 #include "cmocka_all.h"
 #include "use_sim_cuda.h"
 
-#include "train/cuda/cuda_rank.h"
+#include "train/cuda/cuda_graphs.h"
 #include "train/cuda/image.h"
-#include "train/engine.h"
+#include "train/gpt_layers.h"
+
+#include <dualpipe/trainer.h>
 
 #include <dlfcn.h>
 #include <math.h>
@@ -94,7 +96,8 @@ static void go(struct pass *p, const struct gpt_config *c, uint8_t *tokens, uint
         call.stream = dp_device_stream_native(p->rank->stream);
     void *loss_user = p->rank ? (void *)(uintptr_t)p->compute : NULL;
     assert_int_equal(ops->forward(p->stage, &call, &in, &out), 0);
-    assert_int_equal(gpt_loss_ops.loss(loss_user, &call, &out, &label, &p->loss, 1, &count), 0);
+    assert_int_equal(gpt_loss_ops.loss(loss_user, &call, &out, &label,
+                                       p->rank ? p->rank->numbers : &p->loss, 1, &count), 0);
     assert_int_equal(gpt_loss_ops.loss_backward(loss_user, &call, &out, &label, 2.5, &gout), 0);
     assert_int_equal(ops->backward(p->stage, &call, &gout, NULL, DP_BACKWARD_INPUT), 0);
     assert_int_equal(ops->weight(p->stage, &call), 0);
@@ -368,91 +371,115 @@ enum { MICROBATCHES = 4, STEPS = 3 };
 static const struct gpt_config stepped = {.layers = 2, .width = 8, .heads = 2, .context = 4,
                                           .batch = 2, .seed = 4};
 
-static struct engine *make_engine(struct dp_schedule *schedules[2], bool graphs)
-{
-    struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 1,
-                                    .microbatches = MICROBATCHES};
-    struct engine *out = NULL;
-
-    assert_int_equal(dp_schedule_new(&spec, &schedules[0]), 0);
-    spec.forward_only = true;
-    assert_int_equal(dp_schedule_new(&spec, &schedules[1]), 0);
-    const struct pipelined_config config = {.model = stepped, .training = schedules[0],
-                                            .forward = schedules[1], .any_order = true,
-                                            .device = "cuda", .image = "simulated",
-                                            .graphs = graphs};
-    assert_int_equal(pipelined_new(&config, &out), 0);
-    return out;
-}
-
 /* The host queues a whole step, then waits once, for its numbers: while it queues, it neither waits nor
- * asks, so that the device never runs dry. The update is queued behind them, and the next step behind
- * that. */
+ * asks, so that the device never runs dry. */
 struct stepped {
-    double losses[STEPS][MICROBATCHES];
-    real *weights; /* after the last update */
-    size_t bytes;
+    double losses[STEPS];
+    real weights[8192]; /* after the last update */
+    size_t count;
 };
 
-static void keep_weights(struct engine *e, struct stepped *out)
-{
-    const struct gpt_stage *stage = e->stages[0];
+static int (*waits_inside)(void);
+static void (*count_waits)(void);
 
-    out->bytes = stage->params.count * sizeof(real);
-    out->weights = malloc(out->bytes);
-    assert_non_null(out->weights);
-    assert_int_equal(cuda_rank_copy(stage->shape.compute.device, out->weights, stage->weights,
-                                    out->bytes), 0);
+static int queue_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                      const DLTensor *labels, double *values, int32_t max, int32_t *count)
+{
+    if (call->step == 0 && call->mb == 0)
+        count_waits(); /* the first step has waited for the batch's memory */
+    assert_int_equal(waits_inside(), 0);
+    return gpt_loss_ops.loss(user, call, out, labels, values, max, count);
 }
 
-/* Every update has another rate and scale, and the last config other constants as well. */
+static int queue_loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                               const DLTensor *labels, double scale, DLTensor *gout)
+{
+    assert_int_equal(waits_inside(), 0);
+    return gpt_loss_ops.loss_backward(user, call, out, labels, scale, gout);
+}
+
+static void keep_weights(struct dp_trainer *t, struct stepped *out)
+{
+    struct dp_named_tensor *all;
+    int32_t count;
+
+    out->count = 0;
+    assert_int_equal(dp_trainer_gather(t, 0, &all, &count), 0);
+    for (int32_t i = 0; i < count; i++) {
+        const size_t n = (size_t)(all[i].tensor.shape[0] * all[i].tensor.shape[1]);
+        assert_true(out->count + n <= sizeof(out->weights) / sizeof(out->weights[0]));
+        memcpy(out->weights + out->count, all[i].tensor.data, n * sizeof(real));
+        out->count += n;
+    }
+    dp_trainer_gathered_free(all);
+}
+
+static void train_steps(struct cuda_rank *r, const struct dp_model *model, struct stepped *out)
+{
+    static const struct dp_loss_ops counted = {queue_loss, queue_loss_backward};
+    uint8_t bytes[MICROBATCHES * 2 * 4];
+    int64_t shape[] = {MICROBATCHES * 2, 4};
+    const DLTensor tensor = {bytes, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
+    const struct dp_tree tree = dp_tuple(1, (struct dp_tree[]){dp_tensor(&tensor)});
+    const struct dp_batch batch = {.inputs = &tree, .labels = &tree};
+    const struct dp_trainer_config config = {.microbatches = MICROBATCHES,
+                                             .rows = shape[0],
+                                             .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW),
+                                             .rate = {.peak = 0.01},
+                                             .seed = stepped.seed,
+                                             .device = r->dev,
+                                             .stream = r->stream};
+    struct dp_model own = *model;
+    struct dp_trainer_result result;
+    struct dp_trainer *t;
+
+    *(void **)&count_waits = simulated("sim_count_waits");
+    *(void **)&waits_inside = simulated("sim_waits_inside");
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (uint8_t)(i * 9);
+    own.loss = &counted;
+    assert_int_equal(dp_trainer_new(&config, &own, NULL, &t), 0);
+    for (int step = 0; step < STEPS; step++) {
+        dp_trainer_set_rate(t, 0.01 * (step + 1));
+        count_waits();
+        assert_int_equal(dp_trainer_step(t, &batch, &result), 0);
+        out->losses[step] = result.loss;
+    }
+    keep_weights(t, out);
+    dp_trainer_free(t);
+}
+
 static void take_steps(bool graphs, struct stepped *out)
 {
-    struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
-    uint8_t tokens[MICROBATCHES * 2 * 4], labels[MICROBATCHES * 2 * 4];
-    const struct batch batch = {tokens, labels};
-    struct dp_schedule *schedules[2];
-    double squares[64];
-    void (*count)(void);
-    int (*inside)(void);
-    struct engine *e = make_engine(schedules, graphs);
+    const struct cuda_rank_config how = {.device = "cuda", .image = "simulated", .microbatches = 1,
+                                         .model = stepped, .model_microbatches = 1};
+    struct gpt_layers *layers;
+    struct cuda_rank *r;
 
-    *(void **)&count = simulated("sim_count_waits");
-    *(void **)&inside = simulated("sim_waits_inside");
-    for (size_t i = 0; i < sizeof(tokens); i++)
-        tokens[i] = labels[i] = (uint8_t)(i * 9);
-    for (int step = 0; step < STEPS; step++) {
-        count();
-        assert_int_equal(e->ops->train(e, &batch, out->losses[step]), 0);
-        assert_int_equal(inside(), 0);
-        count();
-        assert_int_equal(e->ops->squares(e, 0, squares), 0);
-        assert_true(out->losses[step][0] > 0 && squares[0] > 0);
-        config.weight_decay = step == STEPS - 1 ? 0.3 : 0.1;
-        assert_int_equal(e->ops->update(e, 0, &config, 0.01 * (step + 1), 1.0 / (step + 1), false), 0);
-        assert_int_equal(inside(), 0);
-    }
-    keep_weights(e, out);
-    e->ops->free(e);
-    dp_schedule_free(schedules[1]);
-    dp_schedule_free(schedules[0]);
+    assert_int_equal(cuda_rank_new(&how, &r), 0);
+    if (graphs)
+        assert_int_equal(cuda_graphs_new(64, &r->graphs), 0);
+    assert_int_equal(gpt_layers_new(&stepped, &r->compute, false, &layers), 0);
+    train_steps(r, gpt_layers_model(layers), out);
+    gpt_layers_free(layers);
+    cuda_graphs_free(r->graphs);
+    cuda_rank_free(r);
 }
 
 /* To the last bit. */
 static void assert_as_plain(const struct stepped *plain)
 {
-    struct stepped other;
+    static struct stepped other;
 
     take_steps(true, &other);
     assert_memory_equal(plain->losses, other.losses, sizeof(other.losses));
-    assert_int_equal(plain->bytes, other.bytes);
-    assert_memory_equal(plain->weights, other.weights, other.bytes);
-    free(other.weights);
+    assert_int_equal(plain->count, other.count);
+    assert_memory_equal(plain->weights, other.weights, other.count * sizeof(real));
 }
 
 static void a_step_waits_for_nothing_before_all_of_it_is_queued(void **state)
 {
-    struct stepped plain;
+    static struct stepped plain;
     void (*break_call)(const char *name, int call, int status);
     int (*calls)(const char *name);
 
@@ -465,12 +492,12 @@ static void a_step_waits_for_nothing_before_all_of_it_is_queued(void **state)
     take_steps(false, &plain);
     assert_int_equal(calls("cuGraphLaunch"), 0);
     assert_as_plain(&plain);
-    /* Forwards and backwards, which are at the same places in all steps but the first; squares; the
-     * update. */
-    assert_int_equal(calls("cuGraphLaunch"), (STEPS - 1) * (2 * MICROBATCHES + 2));
+    /* Forward and backward of each layer: all but the first at each place, and of the embedding there are
+     * as many as micro-batches. */
+    const int all = 2 * MICROBATCHES * (stepped.layers + 2);
+    assert_int_equal(calls("cuGraphLaunch"), STEPS * all - 2 * (MICROBATCHES + stepped.layers + 1));
     break_call("cuStreamEndCapture", 1, 900); /* then kernels are launched one by one */
     assert_as_plain(&plain);
-    free(plain.weights);
 }
 
 /* ---- an overlapped pair ---------------------------------------------------------------------- */

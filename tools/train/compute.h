@@ -13,8 +13,15 @@
 #include "train/ops.h"
 
 #include <dlpack/dlpack.h>
+#include <stdbool.h>
 
 struct compute;
+
+/* Of a callback; no padding: keys are compared as bytes. */
+struct compute_key {
+    const void *of, *in, *out, *gout, *gin, *save, *grads; /* of: not NULL */
+    uint64_t kind;
+};
 
 /* Arguments are as those of the functions of the same name in ops.h. Activations and their gradients
  * are void, parameters and their gradients real. */
@@ -56,10 +63,9 @@ struct compute_ops {
                           const uint8_t *tokens, const real *table, const real *positions, void *y);
     void (*embed_weight)(const struct compute *c, int n, int context, int width,
                          const uint8_t *tokens, const void *dy, real *dtable, real *dpositions);
-    /* *value is set at once on the CPU; elsewhere it is set to 0, and value number `mb` stays on the
-     * device until the step has ended. */
+    /* value is in the memory that c computes in. */
     void (*entropy_forward)(const struct compute *c, int n, int classes, const void *logits,
-                            const uint8_t *labels, int mb, double *value);
+                            const uint8_t *labels, double *value);
     void (*entropy_backward)(const struct compute *c, int n, int classes, const void *logits,
                              const uint8_t *labels, double scale, void *dlogits);
     void (*add)(const struct compute *c, size_t count, const void *y, void *x);
@@ -67,6 +73,10 @@ struct compute_ops {
     void (*zero)(const struct compute *c, size_t count, void *x);
     /* The first failure since the last call. */
     int (*error)(const struct compute *c);
+    /* queue(arg), or what it queued when it was called with the same key before, which says where all
+     * is that the work follows from, if nothing else differs (is_static). */
+    int (*carry_out)(const struct compute *c, const struct compute_key *key, bool is_static,
+                     int (*queue)(void *arg), void *arg);
 };
 
 struct compute {
@@ -75,6 +85,8 @@ struct compute {
     void *stream;       /* of the callback that computes */
     void *device;       /* the filling's own; NULL: the CPU */
     DLDevice dl;        /* where its memory is */
+    const DLTensor *values, *rounded; /* [tensors] parameters, and what products read of them instead; */
+    int tensors;                      /* 0: nothing */
 };
 
 extern const struct compute compute_cpu;

@@ -129,9 +129,9 @@ static void embed_weight_cpu(C, int n, int context, int width, const uint8_t *to
 }
 
 static void entropy_forward_cpu(C, int n, int classes, const void *logits, const uint8_t *labels,
-                                int mb, double *value)
+                                double *value)
 {
-    (void)c, (void)mb;
+    (void)c;
     *value = entropy_forward(n, classes, logits, labels);
 }
 
@@ -164,6 +164,13 @@ static int error_cpu(C)
     return 0;
 }
 
+static int carry_out_cpu(C, const struct compute_key *key, bool is_static, int (*queue)(void *arg),
+                         void *arg)
+{
+    (void)c, (void)key, (void)is_static;
+    return queue(arg);
+}
+
 static const struct compute_ops cpu_ops = {
     .linear_forward = linear_forward_cpu,
     .linear_backward = linear_backward_cpu,
@@ -189,10 +196,11 @@ static const struct compute_ops cpu_ops = {
     .copy = copy_cpu,
     .zero = zero_cpu,
     .error = error_cpu,
+    .carry_out = carry_out_cpu,
 };
 
-const struct compute compute_cpu = {&cpu_ops, sizeof(real), sizeof(real),
-                                    NULL,     NULL,         {kDLCPU, 0}};
+const struct compute compute_cpu = {
+    .ops = &cpu_ops, .size = sizeof(real), .align = sizeof(real), .dl = {kDLCPU, 0}};
 
 size_t parts_place(const struct compute *c, const struct part *parts, size_t len, void *base)
 {

@@ -1,47 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/data_parallel.h"
 
-#include <dualpipe/nccl.h>
-
 #include <stdlib.h>
 
 static const struct gpt_stage *stage_of(const struct data_parallel *d, int slot)
 {
-    return engine_shared(d->engine, slot);
+    return d->engine->stages[slot];
 }
 
 static int32_t tensor_count_of(const struct data_parallel *d, int slot)
 {
     return (int32_t)stage_of(d, slot)->params.tensors_len;
-}
-
-/* ---- stages on a device ---------------------------------------------------------------------- */
-
-/* What replicas do with each other is done on the host. Gradients come down for it; what goes up again
- * are the sums, which the device uses, or the weights, which are updated on the host. */
-
-static int fetch_gradients(struct data_parallel *d, int slot)
-{
-    const struct engine_ops *ops = d->engine->ops;
-
-    return d->engine->host[slot] ? ops->fetch(d->engine, slot, d->kind != DATA_PARALLEL_SUM) : 0;
-}
-
-static int put_sums(struct data_parallel *d, int slot)
-{
-    if (!d->engine->host[slot] || d->kind != DATA_PARALLEL_SUM)
-        return 0;
-    return d->engine->ops->put(d->engine, slot, true);
-}
-
-static int put_weights(struct data_parallel *d)
-{
-    int err = 0;
-
-    for (int i = 0; i < d->engine->stage_count && d->kind > DATA_PARALLEL_SUM && !err; i++)
-        if (d->engine->host[i])
-            err = d->engine->ops->put(d->engine, i, false);
-    return err;
 }
 
 /* ---- a step --------------------------------------------------------------------------------- */
@@ -53,38 +22,27 @@ int data_parallel_begin(struct data_parallel *d)
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
         if (d->slots[i].mixer)
             err = dp_mixer_forward(d->slots[i].mixer, true);
-    return !err && d->kind == DATA_PARALLEL_MIX ? put_weights(d) : err;
-}
-
-int data_parallel_queue(struct data_parallel *d, int slot, struct dp_device_stream *stream)
-{
-    struct dp_replicas *sums = d->slots[slot].sums;
-
-    return d->kind == DATA_PARALLEL_SHARD ? dp_replicas_scatter(sums, stream)
-                                          : dp_replicas_sum(sums, stream);
+    return err;
 }
 
 int data_parallel_sum(struct data_parallel *d, int slot)
 {
-    int err = fetch_gradients(d, slot);
+    struct dp_replicas *sums = d->slots[slot].sums;
 
-    return err || !d->slots[slot].sums ? err : data_parallel_queue(d, slot, NULL);
+    if (!sums)
+        return 0;
+    return d->kind == DATA_PARALLEL_SHARD ? dp_replicas_scatter(sums, NULL)
+                                          : dp_replicas_sum(sums, NULL);
 }
 
 int data_parallel_test(struct data_parallel *d, int slot)
 {
-    int err = d->slots[slot].sums ? dp_replicas_test(d->slots[slot].sums) : 0;
-
-    return err ? err : put_sums(d, slot);
+    return d->slots[slot].sums ? dp_replicas_test(d->slots[slot].sums) : 0;
 }
 
 int data_parallel_wait(struct data_parallel *d, int slot)
 {
-    if (d->slots[slot].nccl)
-        return dp_replicas_wait(d->slots[slot].sums);
-    int err = d->slots[slot].sums ? dp_replicas_wait(d->slots[slot].sums) : 0;
-
-    return err ? err : put_sums(d, slot);
+    return d->slots[slot].sums ? dp_replicas_wait(d->slots[slot].sums) : 0;
 }
 
 const struct dp_parameter *data_parallel_summed(const struct data_parallel *d, int slot,
@@ -131,51 +89,12 @@ int data_parallel_update(struct data_parallel *d, int slot, const struct dp_mixe
                                         : update_shard(d, slot, update);
 }
 
-/* In the order that both ranks of a pair of mirrors have: streams would wait for each other, too. */
-static int gather_shard(struct data_parallel *d, int slot)
-{
-    struct data_parallel_slot *s = &d->slots[slot];
-
-    return s->nccl ? dp_replicas_gather(s->sums, d->engine->stream) : dp_replicas_wait(s->sums);
-}
-
-/* All replicas have the same slots, so that any order will do. */
-int data_parallel_mix(struct data_parallel *d)
-{
-    int err = 0;
-
-    for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
-        if (d->slots[i].mix_nccl)
-            err = make_ready(d, i);
-    return err;
-}
-
-static int send_mixed(struct data_parallel *d)
-{
-    int err = 0;
-
-    for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
-        if (d->slots[i].mix_nccl)
-            err = dp_mixer_step(d->slots[i].mixer);
-    return err;
-}
-
 int data_parallel_settle(struct data_parallel *d)
 {
-    int err = send_mixed(d);
-
-    for (int i = 0; i < d->count && d->kind == DATA_PARALLEL_SHARD && !err; i++)
-        err = gather_shard(d, d->order[i]);
-    return !err && d->kind == DATA_PARALLEL_SHARD ? put_weights(d) : err;
-}
-
-int data_parallel_await(struct data_parallel *d)
-{
     int err = 0;
 
-    for (int i = 0; i < d->count && !err; i++)
-        if (d->slots[d->order[i]].nccl)
-            err = dp_replicas_wait(d->slots[d->order[i]].sums);
+    for (int i = 0; i < d->count && d->kind == DATA_PARALLEL_SHARD && !err; i++)
+        err = dp_replicas_wait(d->slots[d->order[i]].sums);
     return err;
 }
 
@@ -185,7 +104,7 @@ int data_parallel_await(struct data_parallel *d)
 int data_parallel_average(struct data_parallel *d, bool revert)
 {
     struct dp_mixer_average what = {.revert = revert};
-    int err = data_parallel_await(d);
+    int err = 0;
 
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++) {
         if (!d->slots[i].mixer)
@@ -194,7 +113,7 @@ int data_parallel_average(struct data_parallel *d, bool revert)
         if (!err)
             err = dp_mixer_average(d->slots[i].mixer, &what);
     }
-    return err ? err : put_weights(d);
+    return err;
 }
 
 int data_parallel_revert(struct data_parallel *d)
@@ -204,7 +123,7 @@ int data_parallel_revert(struct data_parallel *d)
     for (int i = 0; i < DP_MAX_SLOTS && !err; i++)
         if (d->slots[i].mixer)
             err = dp_mixer_revert(d->slots[i].mixer);
-    return err ? err : put_weights(d);
+    return err;
 }
 
 int data_parallel_survive(struct data_parallel *d)
@@ -297,38 +216,14 @@ static int make_comms(struct data_parallel *d, const struct data_parallel_config
 
 /* ---- making one ----------------------------------------------------------------------------- */
 
-/* A communicator by NCCL of those in `host`, for sums, or for mixing by a graph. */
-static int open_nccl(const struct data_parallel *d, struct dp_comm *host,
-                     const struct dp_graph *graph, struct dp_comm **out)
-{
-    const int rank = dp_comm_rank(host), size = dp_comm_size(host);
-    struct dp_nccl_peer *peers = calloc((size_t)size, sizeof(*peers));
-    struct dp_nccl_config nccl = {.device = d->engine->sums_on, .peers = peers};
-
-    if (!peers)
-        return DP_ENOMEM;
-    nccl.peer_count = graph ? dp_mixer_nccl_peers(graph, rank, peers)
-                            : dp_replicas_nccl_peers(rank, size, peers);
-    int err = nccl.peer_count < 0 ? nccl.peer_count : dp_comm_nccl_open(host, &nccl, out);
-    free(peers);
-    return err;
-}
-
 static int make_mixer(struct data_parallel *d, const struct data_parallel_config *config, int slot)
 {
-    struct dp_device *device = d->engine->sums_on;
-    int err = device ? open_nccl(d, d->slots[slot].data, config->graph, &d->slots[slot].mix_nccl)
-                     : 0;
     const struct dp_mixer_config mixer = {
         .parameters = stage_of(d, slot)->parameters,
         .count = tensor_count_of(d, slot),
         .optimizer = config->optimizer,
         .graph = config->graph,
-        .comm = device            ? d->slots[slot].mix_nccl
-                : config->survive ? config->all
-                                  : d->slots[slot].data,
-        .device = device,
-        .stream = device ? d->engine->stream : NULL,
+        .comm = config->survive ? config->all : d->slots[slot].data,
         .separate = true, /* the model knows its weights by their place */
         .algorithm = config->how->mixing.algorithm,
         .local_steps = config->how->mixing.local_steps,
@@ -340,8 +235,6 @@ static int make_mixer(struct data_parallel *d, const struct data_parallel_config
         .survive = config->survive,
     };
 
-    if (err)
-        return err;
     return config->joins ? dp_mixer_join(&mixer, &d->slots[slot].mixer)
                          : dp_mixer_new(&mixer, &d->slots[slot].mixer);
 }
@@ -355,32 +248,8 @@ static int make_optimizer(struct data_parallel *d, const struct data_parallel_co
     return dp_optimizer_new(&config->optimizer, shard, count, &d->slots[slot].optimizer);
 }
 
-static int make_shard(struct data_parallel *d, int slot)
-{
-    int32_t count;
-    const struct dp_parameter *shard = dp_replicas_shard(d->slots[slot].sums, &count);
-
-    return d->engine->ops->shard(d->engine, slot, shard, count);
-}
-
-/* Sums on the device, of those that have the stage. */
-static int make_queued(struct data_parallel *d, const struct data_parallel_config *config, int slot)
-{
-    struct data_parallel_slot *s = &d->slots[slot];
-    int err = open_nccl(d, s->same, NULL, &s->nccl);
-
-    if (!err)
-        err = dp_replicas_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot), s->nccl,
-                              d->engine->sums_on, &s->sums);
-    if (err || d->kind == DATA_PARALLEL_SUM)
-        return err;
-    return d->kind == DATA_PARALLEL_MIX ? make_mixer(d, config, slot) : make_shard(d, slot);
-}
-
 static int make_slot(struct data_parallel *d, const struct data_parallel_config *config, int slot)
 {
-    if (d->engine->sums_on)
-        return make_queued(d, config, slot);
     int err = config->survive
                   ? 0
                   : dp_replicas_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot),
@@ -400,10 +269,7 @@ int data_parallel_init(struct data_parallel *d, const struct data_parallel_confi
     *d = (struct data_parallel){.kind = config->kind, .engine = e};
     if (d->kind == DATA_PARALLEL_NONE)
         return 0;
-    if (e->ops->make_host && !e->sums_on)
-        err = e->ops->make_host(e);
-    if (!err)
-        err = make_comms(d, config);
+    err = make_comms(d, config);
     for (int i = 0; i < d->count && !err; i++)
         err = make_slot(d, config, d->order[i]);
     if (err)
@@ -416,9 +282,7 @@ void data_parallel_fini(struct data_parallel *d)
     for (int i = 0; i < DP_MAX_SLOTS; i++) {
         struct data_parallel_slot *s = &d->slots[i];
         dp_mixer_free(s->mixer);
-        dp_comm_close(s->mix_nccl);
         dp_replicas_free(s->sums);
-        dp_comm_close(s->nccl);
         dp_optimizer_free(s->optimizer);
         dp_comm_close(s->same);
         dp_comm_close(s->data);

@@ -44,10 +44,7 @@ struct data_parallel_config {
 /* Of the stage in one slot. */
 struct data_parallel_slot {
     struct dp_comm *same, *data;
-    struct dp_replicas *sums; /* mirrors, and replicas that do not mix; NULL: neither. With
-                               * engine.sums_on over `nccl` */
-    struct dp_comm *nccl;
-    struct dp_comm *mix_nccl;
+    struct dp_replicas *sums; /* mirrors, and replicas that do not mix; NULL: neither */
     struct dp_mixer *mixer;         /* mix */
     struct dp_optimizer *optimizer; /* shard */
 };
@@ -72,28 +69,16 @@ int data_parallel_begin(struct data_parallel *d);
 int data_parallel_sum(struct data_parallel *d, int slot);
 int data_parallel_test(struct data_parallel *d, int slot);
 int data_parallel_wait(struct data_parallel *d, int slot);
-/* engine.sums_on: queue the sum behind what the stream has been given; data_parallel_wait later. */
-int data_parallel_queue(struct data_parallel *d, int slot, struct dp_device_stream *stream);
 /* The tensors whose gradients are the sum now: those of the stage, or of this rank's shard. */
 const struct dp_parameter *data_parallel_summed(const struct data_parallel *d, int slot,
                                                 int32_t *count);
-/* shard, mix, without engine.sums_on: update the weights of a slot; gradients become zero. What is sent
+/* shard, mix: update the weights of a slot; gradients become zero. What is sent
  * for it is in flight until data_parallel_settle, or the next step. */
 int data_parallel_update(struct data_parallel *d, int slot, const struct dp_mixer_update *update);
-/* mix, with engine.sums_on, before the updates of a step: queue the mixing of weights. Nothing to do
- * otherwise. */
-int data_parallel_mix(struct data_parallel *d);
-/* After them. mix, with engine.sums_on: queue the exchange of weights.
- * shard: the weights of all slots are whole again; with engine.sums_on behind what its stream has been
- * given. */
+/* shard, after them: the weights of all slots are whole again. */
 int data_parallel_settle(struct data_parallel *d);
 
-/* Between steps, before weights are used outside of one: what shards send of them has come. A replica
- * that has died is found here, not by work that waits for its weights. */
-int data_parallel_await(struct data_parallel *d);
-
-/* mix: the weights of all replicas become their average, for good or until data_parallel_revert.
- * data_parallel_await otherwise. */
+/* mix: the weights of all replicas become their average, for good or until data_parallel_revert. */
 int data_parallel_average(struct data_parallel *d, bool revert);
 int data_parallel_revert(struct data_parallel *d);
 

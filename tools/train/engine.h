@@ -51,25 +51,6 @@ struct engine_ops {
     /* The number of the next training step, which keys random numbers; 0 at first. */
     void (*seek)(struct engine *e, uint64_t step);
     void (*free)(struct engine *e);
-    /* Where parameters are not in the host's memory, else NULL: sums of squares of the gradients of a
-     * slot by tensor, and AdamW on it, which leaves its gradients zero; skip: nothing but that. */
-    int (*squares)(struct engine *e, int slot, double *squares);
-    int (*update)(struct engine *e, int slot, const struct dp_optimizer_config *config, double rate,
-                  double scale, bool skip);
-    /* With those: a slot's parameters and optimizer state as they are now, copied to the host's memory,
-     * where they stay until the engine ends; and back from there. */
-    int (*saved)(struct engine *e, int slot, const struct dp_optimizer_config *config,
-                 const struct gpt_stage **values, struct dp_optimizer **state);
-    int (*restore)(struct engine *e, int slot);
-    /* With those: make engine.host, for sums and mixing over replicas, which are the host's. Copy
-     * values or gradients of a slot down to it or up from it, and wait; clear: gradients on the device
-     * become zero. */
-    int (*make_host)(struct engine *e);
-    int (*fetch)(struct engine *e, int slot, bool clear);
-    int (*put)(struct engine *e, int slot, bool grads);
-    /* With those and sums_on, before the first step: squares, update and saved are of these pieces of a
-     * slot's parameters, which must stay. */
-    int (*shard)(struct engine *e, int slot, const struct dp_parameter *shard, int32_t count);
 };
 
 /* The last `count` tensors of a stage stay on the device, with the state of their optimizer. */
@@ -87,8 +68,6 @@ struct engine {
     struct replica replica; /* count is 1 or more */
     int stage_count;
     struct gpt_stage *stages[DP_MAX_SLOTS];
-    struct gpt_stage *host[DP_MAX_SLOTS]; /* their values and gradients in the host's memory, where those
-                                           * are elsewhere and replicas share them; NULL: not so */
     bool second_copy[DP_MAX_SLOTS];     /* another rank's stage is the first one (DualPipe) */
     struct engine_kept kept[DP_MAX_SLOTS]; /* offload of parameters; count 0: none */
     struct dp_comm *comm;               /* of this replica's ranks; NULL: alone */
@@ -96,8 +75,6 @@ struct engine {
     struct dp_recorder *recorder;       /* NULL: sequential */
     size_t pipeline_bytes;              /* that dp_pipeline has taken on the device */
     bool reduces;                       /* train sums gradients over all that hold a stage */
-    struct dp_device *sums_on;          /* on this device, behind its stream, by NCCL; NULL: not so */
-    struct dp_device_stream *stream;    /* with it: of steps and updates */
 };
 
 /* The pipeline rank of this process, which a placement may have mapped; 0 without a schedule. */
@@ -108,18 +85,6 @@ static inline int engine_rank(const struct engine *e)
     while (e->comm && e->schedule && e->schedule->group_rank[rank] != dp_comm_rank(e->comm))
         rank++;
     return rank;
-}
-
-/* A stage whose values and gradients the host, and other replicas, have. */
-static inline struct gpt_stage *engine_shared(const struct engine *e, int slot)
-{
-    return e->host[slot] ? e->host[slot] : e->stages[slot];
-}
-
-/* Ops are only queued: what the recorder has of them on the host says nothing about their compute. */
-static inline bool engine_is_queued(const struct engine *e)
-{
-    return e->config.compute && e->config.compute->dl.device_type == kDLCUDA;
 }
 
 /* Micro-batches of one replica in a step. */
@@ -159,11 +124,6 @@ struct pipelined_config {
     size_t device_bytes;
     struct offload_parts offload;
     double device_share; /* of each stage's parameters that stays there all the same */
-    const char *device; /* NULL: the CPU; "cuda" or "cuda:N", with any_order */
-    bool graphs;        /* with it: callbacks are CUDA graphs */
-    bool nccl;          /* with it: messages go from GPU to GPU by NCCL */
-    const void *image;  /* of its kernels */
-    bool bf16;
 };
 struct offloaded_figures;
 /* false: not a pipeline, or one without a device. */

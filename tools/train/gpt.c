@@ -247,7 +247,7 @@ static int loss(void *user, const struct dp_stage_call *call, const DLTensor *ou
 
     (void)max;
     c.ops->entropy_forward(&c, rows_of(out), classes_of(out), gpt_data(out), gpt_data(label),
-                           call->mb, values);
+                           values);
     *count = 1;
     return c.ops->error(&c);
 }

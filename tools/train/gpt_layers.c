@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/gpt_layers.h"
 
+#include "train/bfloat16.h"
 #include "train/ends.h"
 
 #include <stdio.h>
@@ -10,6 +11,7 @@
 /* A group of parameters (params.h) and what computes with them; its place in the list is its number. */
 struct gpt_layer {
     struct dp_layer layer;
+    const struct dp_layer_ops *ops; /* what its callbacks carry out */
     const struct gpt_layers *gpt;
     char name[24];
     struct tensor tensors[MAX_TENSORS];
@@ -18,6 +20,7 @@ struct gpt_layer {
 
 struct gpt_layers {
     struct gpt_config config;
+    bool widens;              /* on the CPU layers compute in reals with parameters that were rounded */
     struct block_shape shape; /* but scratch and stream */
     struct dp_border tokens, x, logits;
     struct dp_model model;
@@ -35,17 +38,42 @@ struct part_call {
     bool tied;
 };
 
+static size_t count_of(const struct gpt_layer *l)
+{
+    size_t count = 0;
+
+    for (int i = 0; i < l->layer.parameter_count; i++)
+        count += tensor_count(&l->tensors[i]);
+    return count;
+}
+
+static void widen(struct part_call *p, const struct gpt_layer *l, const struct dp_layer_call *call,
+                  real *room)
+{
+    for (int i = 0; i < l->layer.parameter_count; i++) {
+        p->w[i] = room;
+        bfloat16_load(tensor_count(&l->tensors[i]), call->rounded[i].data, room);
+        room += tensor_count(&l->tensors[i]);
+    }
+}
+
 static struct part_call part_of(const struct gpt_layer *l, const struct dp_layer_call *call)
 {
     struct part_call p = {.shape = l->gpt->shape, .tied = l->gpt->config.tied};
+    struct compute *c = &p.shape.compute;
 
-    p.shape.compute.stream = call->stream;
+    c->stream = call->stream;
+    c->values = call->values;
+    c->rounded = call->rounded;
+    c->tensors = call->rounded ? l->layer.parameter_count : 0;
     p.shape.dropout_rate = call->training ? p.shape.dropout_rate : 0;
-    block_scratch_init(&p.shape, call->scratch);
+    const size_t used = block_scratch_init(&p.shape, call->scratch);
     for (int i = 0; i < l->layer.parameter_count; i++) {
         p.w[i] = gpt_data(&call->values[i]);
         p.dw[i] = call->grads[i].data ? gpt_data(&call->grads[i]) : NULL;
     }
+    if (l->gpt->widens)
+        widen(&p, l, call, (void *)((char *)call->scratch + used));
     for (int which = 0; which < 2; which++)
         p.keys[which] = gpt_dropout_key(call->random.key, call->step, call->layer, which,
                                         call->mb_global);
@@ -165,7 +193,64 @@ static int head_backward_call(void *user, const struct dp_layer_call *call, cons
     return mode == DP_BACKWARD_FULL ? head_weight_call(user, call) : end_of(&p);
 }
 
-/* ---- making them ----------------------------------------------------------------------------- */
+/* ---- a callback as it is called -------------------------------------------------------------- */
+
+struct work {
+    struct gpt_layer *layer;
+    const struct dp_layer_call *call;
+    const DLTensor *in, *gout;
+    DLTensor *out, *gin;
+    enum { FORWARD, BACKWARD, BACKWARD_INPUT, WEIGHT } kind;
+};
+
+static int queue(void *arg)
+{
+    const struct work *w = arg;
+    const struct dp_layer_ops *ops = w->layer->ops;
+
+    if (w->kind == FORWARD)
+        return ops->forward(w->layer, w->call, w->in, w->out);
+    if (w->kind == WEIGHT)
+        return ops->weight(w->layer, w->call);
+    return ops->backward(w->layer, w->call, w->gout, w->gin,
+                         w->kind == BACKWARD ? DP_BACKWARD_FULL : DP_BACKWARD_INPUT);
+}
+
+static const void *data_of(const DLTensor *t)
+{
+    return t && t->data ? gpt_data(t) : NULL;
+}
+
+static int run(struct work *w)
+{
+    const struct dp_layer_call *call = w->call;
+    struct compute c = w->layer->gpt->shape.compute;
+    const struct compute_key key = {
+        w->layer,        data_of(w->in ? w->in : call->in), data_of(w->out), data_of(w->gout),
+        data_of(w->gin), call->save,                        data_of(call->grads), (uint64_t)w->kind};
+
+    c.stream = call->stream;
+    return c.ops->carry_out(&c, &key, w->layer->gpt->config.dropout == 0, queue, w);
+}
+
+static int forward(void *user, const struct dp_layer_call *call, const DLTensor *in, DLTensor *out)
+{
+    return run(&(struct work){user, call, in, NULL, out, NULL, FORWARD});
+}
+
+static int backward(void *user, const struct dp_layer_call *call, const DLTensor *gout,
+                    DLTensor *gin, enum dp_backward_mode mode)
+{
+    return run(&(struct work){user, call, NULL, gout, NULL, gin,
+                              mode == DP_BACKWARD_FULL ? BACKWARD : BACKWARD_INPUT});
+}
+
+static int weight(void *user, const struct dp_layer_call *call)
+{
+    return run(&(struct work){user, call, NULL, NULL, NULL, NULL, WEIGHT});
+}
+
+static const struct dp_layer_ops layer_ops = {forward, backward, weight};
 
 static const struct dp_layer_ops embedding_ops = {embedding_forward_call, embedding_backward_call,
                                                   embedding_weight_call};
@@ -173,6 +258,8 @@ static const struct dp_layer_ops block_ops = {block_forward_call, block_backward
                                               block_weight_call};
 static const struct dp_layer_ops head_ops = {head_forward_call, head_backward_call,
                                              head_weight_call};
+
+/* ---- making them ----------------------------------------------------------------------------- */
 
 static int fill(void *user, int32_t index, uint64_t seed, DLTensor *value)
 {
@@ -224,8 +311,9 @@ static void describe(struct gpt_layers *g, int group)
     if (!first && !last)
         snprintf(l->name, sizeof(l->name), "block %d", group);
     l->gpt = g;
+    l->ops = first ? &embedding_ops : last ? &head_ops : &block_ops;
     l->layer = (struct dp_layer){
-        .ops = first ? &embedding_ops : last ? &head_ops : &block_ops,
+        .ops = &layer_ops,
         .user = l,
         .name = l->name,
         .cost = first || last ? end_cost : 1,
@@ -233,14 +321,18 @@ static void describe(struct gpt_layers *g, int group)
         .save.whole = first  ? (size_t)shape->n * (size_t)g->config.width * shape->compute.size
                       : last ? head_save_init(&head, shape, NULL)
                              : block_save_init(&block, shape, NULL),
-        .scratch_bytes = first || last ? 0 : block_scratch_init(&measured, NULL),
+        .scratch_bytes =
+            (first || last) && !g->widens ? 0 : block_scratch_init(&measured, NULL),
         .drops_input = !first,
     };
     describe_parameters(l, group);
+    if (g->widens)
+        l->layer.scratch_bytes += count_of(l) * sizeof(real);
     g->list[group] = &l->layer;
 }
 
-int gpt_layers_new(const struct gpt_config *config, struct gpt_layers **out)
+int gpt_layers_new(const struct gpt_config *config, const struct compute *compute, bool bf16,
+                   struct gpt_layers **out)
 {
     const size_t count = (size_t)config->layers + 2;
     struct gpt_layers *g = calloc(1, sizeof(*g));
@@ -249,14 +341,16 @@ int gpt_layers_new(const struct gpt_config *config, struct gpt_layers **out)
     if (!g)
         return DP_ENOMEM;
     g->config = *config;
-    g->shape = gpt_shape(config);
+    g->config.compute = compute;
+    g->widens = bf16 && !compute;
+    g->shape = gpt_shape(&g->config);
     g->list = calloc(count, sizeof(struct dp_layer *));
     g->layers = calloc(count, sizeof(*g->layers));
     if (!g->list || !g->layers) {
         gpt_layers_free(g);
         return DP_ENOMEM;
     }
-    gpt_borders(config, 1, borders);
+    gpt_borders(&g->config, 1, borders);
     g->tokens = border_of(&borders[0]);
     g->logits = g->x = border_of(&borders[1]);
     g->x.tensors[0].shape[2] = config->width;
@@ -266,8 +360,9 @@ int gpt_layers_new(const struct gpt_config *config, struct gpt_layers **out)
                                  .layer_count = (int32_t)count,
                                  .input = &g->tokens,
                                  .labels = &g->tokens,
+                                 .concurrent = true,
                                  .loss = &gpt_loss_ops,
-                                 .loss_user = (void *)config->compute};
+                                 .loss_user = (void *)compute};
     *out = g;
     return 0;
 }

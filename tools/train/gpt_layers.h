@@ -13,8 +13,10 @@
 
 struct gpt_layers;
 
-/* Micro-batches are of config->batch sequences. 0 or DP_ENOMEM. */
-int gpt_layers_new(const struct gpt_config *config, struct gpt_layers **out);
+/* Micro-batches are of config->batch sequences. compute NULL: the CPU computes, with bf16 in reals, with
+ * parameters that were rounded (dp_trainer_config.dtype). 0 or DP_ENOMEM. */
+int gpt_layers_new(const struct gpt_config *config, const struct compute *compute, bool bf16,
+                   struct gpt_layers **out);
 void gpt_layers_free(struct gpt_layers *g); /* may be NULL */
 /* Valid as long as g. */
 const struct dp_model *gpt_layers_model(const struct gpt_layers *g);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/host.h"
 
+#include "train/cuda/cuda_graphs.h"
+#include "train/cuda/cuda_links.h"
 #include "train/gpt_layers.h"
 
 #include <stdlib.h>
@@ -10,16 +12,22 @@ struct host {
     const struct settings *settings;
     const struct data *data;
     struct dp_comm *comm;
+    struct cuda_rank *cuda; /* what computes; NULL: the CPU */
     struct gpt_layers *layers;
     struct dp_trainer *trainer;
     struct batch batch;
 };
 
+static bool is_bf16(const struct settings *s)
+{
+    return !strcmp(s->dtype, "bf16");
+}
+
 bool host_takes(const struct settings *s)
 {
     const bool mixers_survive = s->how.survive && !settings_survives_as_pipeline(s);
 
-    return !settings_on_cuda(s) && !mixers_survive && !strcmp(s->dtype, "f32");
+    return !mixers_survive && (settings_on_cuda(s) || !is_bf16(s));
 }
 
 /* ---- what the options mean ------------------------------------------------------------------- */
@@ -69,7 +77,10 @@ static struct dp_trainer_config host_config(const struct settings *s, int32_t *l
     c.offload.layers = s->offload.params ? s->buffers.count : 0;
     c.offload.kept_share = s->device_share;
     c.offload.device_bytes = (size_t)s->device_memory;
-    c.checkpoint.folder = NULL;
+    c.dtype = is_bf16(s) ? (DLDataType){kDLBfloat, 16, 1} : (DLDataType){0};
+    c.nccl = settings_by_nccl(s);
+    if (!c.nccl) /* with it this says where replicas mix */
+        c.checkpoint.folder = NULL;
     c.checkpoint.every = 0;
     return c;
 }
@@ -78,7 +89,7 @@ int host_measure(const struct settings *s, int rank, size_t *bytes)
 {
     int32_t *cut = calloc((size_t)s->training->stages, sizeof(*cut));
     struct gpt_layers *layers = NULL;
-    int err = cut ? gpt_layers_new(&s->model, &layers) : DP_ENOMEM;
+    int err = cut ? gpt_layers_new(&s->model, NULL, false, &layers) : DP_ENOMEM;
 
     if (!err) {
         const struct dp_trainer_config config = host_config(s, cut);
@@ -93,7 +104,7 @@ int host_schedule(const struct settings *s, struct dp_schedule **out)
 {
     int32_t *cut = calloc((size_t)s->training->stages, sizeof(*cut));
     struct gpt_layers *layers = NULL;
-    int err = cut ? gpt_layers_new(&s->model, &layers) : DP_ENOMEM;
+    int err = cut ? gpt_layers_new(&s->model, NULL, false, &layers) : DP_ENOMEM;
 
     if (!err) {
         const struct dp_trainer_config config = host_config(s, cut);
@@ -101,6 +112,34 @@ int host_schedule(const struct settings *s, struct dp_schedule **out)
     }
     gpt_layers_free(layers);
     free(cut);
+    return err;
+}
+
+static int open_cuda(struct host *h)
+{
+    const struct settings *s = h->settings;
+    const int rank = h->comm ? dp_comm_rank(h->comm) : 0;
+    char device[CUDA_DEVICE_NAME];
+    bool shared;
+
+    if (!settings_on_cuda(s))
+        return 0;
+    if (settings_by_nccl(s)) /* counting devices begins CUDA */
+        cuda_links_prepare(rank, false);
+    int err = cuda_device_of_rank(s->device, rank, settings_processes(s), device, &shared);
+    if (!err && settings_by_nccl(s))
+        cuda_links_prepare(rank, shared);
+    if (!err)
+        err = cuda_rank_new(&(struct cuda_rank_config){.device = device,
+                                                       .image = s->image,
+                                                       .bf16 = is_bf16(s),
+                                                       .microbatches = 1,
+                                                       .model = s->model,
+                                                       .model_microbatches = 1},
+                            &h->cuda);
+    if (!err && !s->no_graphs)
+        err = cuda_graphs_new(2 * (size_t)(s->model.layers + 2) * (size_t)s->microbatches,
+                              &h->cuda->graphs);
     return err;
 }
 
@@ -114,6 +153,8 @@ static int make_trainer(struct host *h)
 
     if (!err) {
         struct dp_trainer_config config = host_config(s, cut);
+        config.device = h->cuda ? h->cuda->dev : NULL;
+        config.stream = h->cuda ? h->cuda->stream : NULL;
         config.checkpoint.about = about;
         config.checkpoint.from = s->from.step ? s->from.path : NULL;
         err = dp_trainer_new(&config, gpt_layers_model(h->layers), h->comm, &h->trainer);
@@ -128,13 +169,16 @@ int host_new(const struct settings *s, const struct data *data, struct dp_comm *
 {
     const size_t bytes = (size_t)s->batch * (size_t)s->context;
     struct host *h = calloc(1, sizeof(*h));
-    int err = h ? gpt_layers_new(&s->model, &h->layers) : DP_ENOMEM;
 
     if (!h)
-        return err;
+        return DP_ENOMEM;
     h->settings = s;
     h->data = data;
     h->comm = comm;
+    int err = open_cuda(h);
+    if (!err)
+        err = gpt_layers_new(&s->model, h->cuda ? &h->cuda->compute : NULL, is_bf16(s),
+                             &h->layers);
     h->batch = (struct batch){malloc(bytes), malloc(bytes)};
     if (!h->batch.tokens || !h->batch.labels)
         err = DP_ENOMEM;
@@ -155,6 +199,9 @@ void host_free(struct host *h)
         return;
     dp_trainer_free(h->trainer);
     gpt_layers_free(h->layers);
+    if (h->cuda)
+        cuda_graphs_free(h->cuda->graphs);
+    cuda_rank_free(h->cuda);
     free(h->batch.tokens);
     free(h->batch.labels);
     free(h);

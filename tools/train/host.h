@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * host.h - a job on the host, whose steps are those of the library's trainer (dualpipe/trainer.h): what
+ * host.h - a job whose steps are those of the library's trainer (dualpipe/trainer.h): what
  * the options mean to it, and the text as its batches. Collective: every rank calls the same functions.
  */
 #ifndef DP_TRAIN_HOST_H
@@ -13,7 +13,7 @@
 
 #include <dualpipe/trainer.h>
 
-/* The others: on a device, of 16 bits, with mixing that survives. */
+/* The others: of 16 bits on the CPU, with mixing that survives. */
 bool host_takes(const struct settings *s);
 
 /* What a pipeline rank of a job would hold, before it is started: dp_trainer_measure. */

@@ -105,30 +105,6 @@ static struct dp_comm *pipe_of(const struct job *j)
     return j->data ? j->pipe : j->comm;
 }
 
-static int choose_device(struct job *j)
-{
-    const struct settings *s = j->s;
-    const int rank = j->comm ? dp_comm_rank(j->comm) : 0;
-    bool shared;
-
-    if (!settings_on_cuda(s))
-        return 0;
-    if (settings_by_nccl(s)) /* counting devices begins CUDA */
-        cuda_links_prepare(rank, false);
-    int err = cuda_device_of_rank(s->device, rank, settings_processes(s), j->device, &shared);
-    if (!err && settings_by_nccl(s))
-        cuda_links_prepare(rank, shared);
-    return err;
-}
-
-/* Sums of what is on the device are the device's, where it can reach the others. */
-static const struct dp_reduce_ops *reduce_of(const struct settings *s)
-{
-    if (!settings_reduce_early(s))
-        return NULL;
-    return settings_sums_on_device(s) ? &trainer_queued_reduce_ops : &train_reduce_ops;
-}
-
 /* What survives without a schedule is a pipeline of one rank. */
 static int make_lists(struct job *j)
 {
@@ -174,7 +150,7 @@ static int make_engine(struct job *j)
             .training = s->training ? s->training : j->alone[0],
             .forward = s->training ? s->forward : j->alone[1],
             .comm = s->training ? pipe_of(j) : NULL,
-            .reduce = s->training ? reduce_of(s) : NULL,
+            .reduce = s->training && settings_reduce_early(s) ? &train_reduce_ops : NULL,
             .reduce_user = &j->trainer,
             .any_order = s->any_order && s->training,
             .order_blocks = s->own_blocks,
@@ -183,11 +159,6 @@ static int make_engine(struct job *j)
             .device_bytes = (size_t)s->device_memory,
             .offload = s->offload,
             .device_share = s->device_share,
-            .device = settings_on_cuda(s) ? j->device : NULL,
-            .graphs = !s->no_graphs,
-            .nccl = settings_by_nccl(s),
-            .image = s->image,
-            .bf16 = bf16,
         },
         &j->engine);
 }
@@ -243,8 +214,7 @@ void job_take_parts(struct job *j)
                                          .replica = e->replica.index,
                                          .replicas = e->replica.count,
                                          .rank = engine_rank(e),
-                                         .paces = j->trainer.paces,
-                                         .queued = engine_is_queued(e)};
+                                         .paces = j->trainer.paces};
 }
 
 int job_make_parts(struct job *j)
@@ -257,8 +227,6 @@ int job_make_parts(struct job *j)
             job_take_parts(j);
         return err;
     }
-    if (!err)
-        err = choose_device(j);
     if (!err)
         err = make_engine(j);
     if (!err)

@@ -6,7 +6,6 @@
 #ifndef DP_TRAIN_JOB_STATE_H
 #define DP_TRAIN_JOB_STATE_H
 
-#include "train/cuda/cuda_links.h"
 #include "train/host.h"
 #include "train/report.h"
 #include "train/trainer.h"
@@ -30,7 +29,6 @@ struct job {
     struct dp_trainer_parts parts; /* schedule and recorder NULL: no pipeline */
     struct report report;
     struct watcher watcher;
-    char device[CUDA_DEVICE_NAME]; /* of this rank, on CUDA */
     const struct dp_comm *watched; /* the ranks that lived when the watcher began */
     bool tells;                    /* it was the first rank after the last step */
     struct progress last;          /* that step; step 0: none */

@@ -4,10 +4,7 @@
  * together. One pipeline trains and evaluates. With a device, stages have their memory there, or
  * stream their parameters (streamed.h).
  */
-#include "train/cuda/cuda_graphs.h"
 #include "clock.h"
-#include "train/cuda/cuda_links.h"
-#include "train/cuda/cuda_rank.h"
 #include "train/engine.h"
 #include "train/offloaded.h"
 #include "train/pipeline_fit.h"
@@ -31,9 +28,6 @@ struct pipelined {
     struct dp_offload_choice choice;
     size_t state_bytes; /* of the optimizer, counted as if on it */
     int64_t steps_ns;   /* training steps took */
-    struct cuda_rank *cuda; /* NULL: the CPU computes */
-    bool trains;            /* the step at hand */
-    struct dp_comm *nccl;   /* what the pipeline's messages go by; NULL: base.comm */
 };
 
 /* ---- a step -------------------------------------------------------------------------------- */
@@ -51,35 +45,10 @@ static int split_bytes(const struct engine *e, const struct dp_schedule *s, size
     const struct gpt_config *c = &e->config;
     int64_t shape[] = {(int64_t)s->mb_per_stream * c->batch, len};
     bytes += first * (size_t)c->batch * (size_t)len;
-    const DLDevice where = c->compute ? c->compute->dl : compute_cpu.dl;
-    const DLTensor all = {bytes, where, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
+    const DLTensor all = {bytes, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
     struct dp_tree args = dp_tuple(1, (struct dp_tree[]){dp_tensor(&all)});
 
     return dp_split(&args, NULL, &(struct dp_split_options){.count = s->mb_per_stream}, out);
-}
-
-/* The batch where it is computed. */
-static int place_batch(struct pipelined *p, const struct batch *batch, struct batch *out)
-{
-    const struct gpt_config *c = &p->base.config;
-    const size_t sequences = (size_t)p->base.microbatches * (size_t)c->batch;
-
-    *out = *batch;
-    if (!p->cuda)
-        return 0;
-    return cuda_rank_begin(p->cuda, batch->tokens, sequences * (size_t)c->context, batch->labels,
-                           sequences * (size_t)c->context, &out->tokens, &out->labels);
-}
-
-/* What the host wants to know of a step. Gradients that are still to be summed with others, and not in
- * this stream, have no norm yet. */
-static int queue_numbers(void *user)
-{
-    const struct pipelined *p = user;
-    const bool squares = p->trains && (!p->base.reduces || p->base.sums_on) &&
-                         !p->base.config.tied;
-
-    return cuda_rank_queue_numbers(p->cuda, squares);
 }
 
 static int run(struct engine *e, const struct dp_schedule *s, const struct batch *batch,
@@ -87,20 +56,16 @@ static int run(struct engine *e, const struct dp_schedule *s, const struct batch
 {
     struct pipelined *p = (struct pipelined *)e;
     struct dp_microbatches *tokens = NULL, *labels = NULL;
-    struct dp_step step = {.schedule = s,
-                           .queued = p->cuda ? queue_numbers : NULL,
-                           .queued_user = p};
-    struct batch there;
-    p->trains = !s->forward_only;
-    int err = place_batch(p, batch, &there);
+    struct dp_step step = {.schedule = s};
+    int err = 0;
 
     for (int i = 0; i < dp_schedule_slot_count(s, engine_rank(e)) && !err; i++) {
         const struct dp_slot *slot = dp_schedule_slot(s, engine_rank(e), i);
         size_t first = first_mb(e, slot);
         if (dp_slot_is_first(slot))
-            err = split_bytes(e, s, first, there.tokens, e->config.context, &tokens);
+            err = split_bytes(e, s, first, batch->tokens, e->config.context, &tokens);
         if (dp_slot_is_last(slot) && !err)
-            err = split_bytes(e, s, first, there.labels, e->config.context, &labels);
+            err = split_bytes(e, s, first, batch->labels, e->config.context, &labels);
         if (dp_slot_is_last(slot))
             step.losses = losses + first;
     }
@@ -109,8 +74,6 @@ static int run(struct engine *e, const struct dp_schedule *s, const struct batch
     step.labels = labels;
     if (!err)
         err = dp_pipeline_step(p->pipeline, &step);
-    if (!err && p->cuda && step.losses)
-        cuda_rank_losses(p->cuda, step.losses, s->mb_per_stream);
     dp_microbatches_free(tokens);
     dp_microbatches_free(labels);
     return err;
@@ -157,17 +120,11 @@ static struct holder holder_of(const struct dp_schedule *s, int stage)
     return h;
 }
 
-/* A stage's weights to host memory. */
-static int read_weights(struct engine *e, const struct gpt_stage *g, real *out)
+static void read_weights(const struct gpt_stage *g, real *out)
 {
-    struct pipelined *p = (struct pipelined *)e;
-
-    if (p->cuda)
-        return cuda_rank_copy(p->cuda, out, g->weights, g->params.count * sizeof(real));
     for (size_t i = 0; i < g->params.tensors_len; i++)
         memcpy(out + g->params.tensors[i].offset, gpt_data(&g->tensors[i].value),
                tensor_count(&g->params.tensors[i]) * sizeof(real));
-    return 0;
 }
 
 static int send_weights(struct engine *e, const struct gpt_stage *g, int stage)
@@ -175,8 +132,10 @@ static int send_weights(struct engine *e, const struct gpt_stage *g, int stage)
     const size_t bytes = g->params.count * sizeof(real);
     real *weights = malloc(bytes);
     struct dp_request req;
-    int err = weights ? read_weights(e, g, weights) : DP_ENOMEM;
+    int err = weights ? 0 : DP_ENOMEM;
 
+    if (!err)
+        read_weights(g, weights);
     if (!err)
         err = dp_comm_isend(e->comm, 0, DP_CHANNEL_REDUCE, (uint64_t)stage, weights, bytes, &req);
     if (!err)
@@ -204,7 +163,7 @@ static int gather(struct engine *e, real *weights)
         size_t count = gpt_stage_size(&e->config, stage, s->stages).param_count;
         struct holder h = holder_of(s, stage);
         if (weights && h.process == 0)
-            err = read_weights(e, e->stages[h.slot], weights + at);
+            read_weights(e->stages[h.slot], weights + at);
         else if (weights)
             err = receive_weights(e, h.process, stage, weights + at, count);
         else if (h.rank == engine_rank(e))
@@ -241,9 +200,6 @@ static void pipelined_free(struct engine *e)
     struct pipelined *p = (struct pipelined *)e;
 
     dp_pipeline_free(p->pipeline);
-    if (p->cuda)
-        cuda_graphs_free(p->cuda->graphs);
-    dp_comm_close(p->nccl);
     dp_recorder_free(e->recorder);
     free(p->borders);
     param_stream_free(p->streamed);
@@ -252,110 +208,13 @@ static void pipelined_free(struct engine *e)
     for (int i = 0; i < DP_MAX_SLOTS && p->dev; i++)
         dp_device_free(p->dev, DP_MEMORY_DEVICE, p->memory[i]);
     dp_device_close(p->dev);
-    cuda_rank_free(p->cuda);
     free(p);
 }
 
-static int squares(struct engine *e, int slot, double *out)
-{
-    return cuda_rank_squares(((struct pipelined *)e)->cuda, slot, out);
-}
-
-static int update(struct engine *e, int slot, const struct dp_optimizer_config *config, double rate,
-                  double scale, bool skip)
-{
-    return cuda_rank_update(((struct pipelined *)e)->cuda, slot, config, rate, scale, skip);
-}
-
-static int saved(struct engine *e, int slot, const struct dp_optimizer_config *config,
-                 const struct gpt_stage **values, struct dp_optimizer **state)
-{
-    return cuda_rank_saved(((struct pipelined *)e)->cuda, slot, config, values, state);
-}
-
-static int restore(struct engine *e, int slot)
-{
-    return cuda_rank_restore(((struct pipelined *)e)->cuda, slot);
-}
-
-static int make_host(struct engine *e)
-{
-    int err = 0;
-
-    for (int i = 0; i < e->stage_count && !err; i++)
-        err = cuda_rank_host(((struct pipelined *)e)->cuda, i, &e->host[i]);
-    return err;
-}
-
-static int fetch(struct engine *e, int slot, bool clear)
-{
-    return cuda_rank_fetch(((struct pipelined *)e)->cuda, slot, clear);
-}
-
-static int put(struct engine *e, int slot, bool grads)
-{
-    return cuda_rank_put(((struct pipelined *)e)->cuda, slot, grads);
-}
-
-static int shard(struct engine *e, int slot, const struct dp_parameter *pieces, int32_t count)
-{
-    return cuda_rank_shard(((struct pipelined *)e)->cuda, slot, pieces, count);
-}
-
-#define PIPELINED                                                                                  \
-    .name = "pipelined", .train = train, .evaluate = evaluate, .gather = gather,                   \
-    .sum_tied = sum_tied, .broadcast_tied = broadcast_tied, .owns = owns, .seek = seek,            \
-    .free = pipelined_free
-static const struct engine_ops pipelined_ops = {PIPELINED};
-static const struct engine_ops cuda_ops = {PIPELINED,
-                                           .squares = squares,
-                                           .update = update,
-                                           .saved = saved,
-                                           .restore = restore,
-                                           .make_host = make_host,
-                                           .fetch = fetch,
-                                           .put = put,
-                                           .shard = shard};
-
-static int open_nccl(struct pipelined *p, const struct pipelined_config *config)
-{
-    return cuda_links_open(&(struct cuda_links_config){.host = p->base.comm,
-                                                       .device = p->cuda->dev,
-                                                       .schedules = {config->training,
-                                                                     config->forward},
-                                                       .rank = engine_rank(&p->base),
-                                                       .tied = config->model.tied},
-                           &p->nccl);
-}
-
-/* On CUDA: the GPU, whose compute the model is given. */
-static int make_device(struct pipelined *p, const struct pipelined_config *config)
-{
-    struct engine *e = &p->base;
-
-    if (!config->device)
-        return 0;
-    int err = cuda_rank_new(
-        &(struct cuda_rank_config){.device = config->device,
-                                   .image = config->image,
-                                   .bf16 = config->bf16,
-                                   .microbatches = config->training->mb_per_stream,
-                                   .model = config->model,
-                                   .model_microbatches = e->microbatches},
-        &p->cuda);
-    if (err)
-        return err;
-    if (config->graphs)
-        err = cuda_graphs_new((size_t)dp_schedule_slot_count(e->schedule, engine_rank(e)) *
-                                  (size_t)config->training->mb_per_stream,
-                              &p->cuda->graphs);
-    if (err)
-        return err;
-    e->ops = &cuda_ops;
-    e->config.compute = &p->cuda->compute;
-    e->sums_on = config->reduce && config->reduce->queue ? p->cuda->dev : NULL;
-    return config->nccl && e->comm ? open_nccl(p, config) : 0;
-}
+static const struct engine_ops pipelined_ops = {
+    .name = "pipelined", .train = train, .evaluate = evaluate, .gather = gather,
+    .sum_tied = sum_tied, .broadcast_tied = broadcast_tied, .owns = owns, .seek = seek,
+    .free = pipelined_free};
 
 /* Its parameters on the host, but for those that stay; scratch on the device. */
 static int make_streamed(struct pipelined *p, int stage, int i)
@@ -381,8 +240,6 @@ static int make_stage(struct pipelined *p, int stage, int i)
     struct engine *e = &p->base;
     const int stages = e->schedule->stages;
 
-    if (p->cuda)
-        return cuda_rank_add_stage(p->cuda, &e->config, stage, stages, &e->stages[i]);
     if (!p->dev)
         return gpt_stage_new(&e->config, stage, stages, &e->stages[i]);
     if (p->streamed)
@@ -474,23 +331,19 @@ static struct dp_pipeline_config describe(const struct pipelined *p,
                                           const struct pipelined_config *config,
                                           struct dp_stage *stages)
 {
-    for (int i = 0; i < p->base.stage_count; i++) {
+    for (int i = 0; i < p->base.stage_count; i++)
         stages[i] = gpt_stage_view(p->base.stages[i]);
-        if (p->cuda)
-            stages[i].ops = &cuda_stage_ops;
-    }
     return (struct dp_pipeline_config){
         .schedule = config->training,
         .also = &p->forward,
         .also_count = 1,
-        .comm = p->nccl ? p->nccl : p->base.comm,
-        .device = p->cuda ? p->cuda->dev : p->dev,
+        .comm = p->base.comm,
+        .device = p->dev,
         .pinned_sums = p->streamed,
         .stages = stages,
         .borders = p->borders,
         .labels = &p->borders[0],
         .loss = &gpt_loss_ops,
-        .loss_user = p->cuda ? &p->cuda->compute : NULL,
         .loss_scale = engine_loss_scale(&p->base),
         .seed = p->base.config.seed,
         .fixed_order = !config->any_order,
@@ -501,20 +354,6 @@ static struct dp_pipeline_config describe(const struct pipelined *p,
         .reduce_user = config->reduce_user,
         .recorder = p->base.recorder,
     };
-}
-
-/* What is known when there is a pipeline: its stream, and who updates tied parameters. */
-static int follow_pipeline(struct pipelined *p, bool nccl)
-{
-    struct engine *e = &p->base;
-
-    e->stream = dp_pipeline_stream(p->pipeline);
-    for (int i = 0; i < e->stage_count; i++)
-        for (size_t k = 0; k < e->stages[i]->params.tensors_len; k++)
-            if (!dp_pipeline_owns(p->pipeline, i, (int32_t)k))
-                cuda_rank_disown(p->cuda, i, k);
-    const int err = cuda_rank_use_stream(p->cuda, e->stream);
-    return err || !nccl ? err : cuda_rank_warm(p->cuda, p->borders, &p->borders[0]);
 }
 
 static int make_pipeline(struct pipelined *p, const struct pipelined_config *config)
@@ -528,13 +367,13 @@ static int make_pipeline(struct pipelined *p, const struct pipelined_config *con
         return err;
     dp_pipeline_memory(p->pipeline, &memory);
     p->base.pipeline_bytes = memory.total_bytes - memory.evicted_bytes;
-    return p->cuda ? follow_pipeline(p, config->nccl) : 0;
+    return 0;
 }
 
 static int make_all(struct pipelined *p, const struct pipelined_config *config)
 {
     struct engine *e = &p->base;
-    int err = config->device_bytes ? open_device(p, config) : make_device(p, config);
+    int err = config->device_bytes ? open_device(p, config) : 0;
 
     if (!err)
         err = make_stages(p, engine_rank(e), make_stage);
@@ -567,7 +406,7 @@ bool pipelined_figures(const struct engine *engine, struct offloaded_figures *ou
     struct param_stream_times times = {0};
     struct dp_device_usage usage;
 
-    if ((engine->ops != &pipelined_ops && engine->ops != &cuda_ops) || !p->dev)
+    if (engine->ops != &pipelined_ops || !p->dev)
         return false;
     dp_device_usage(p->dev, &usage);
     dp_pipeline_copies(p->pipeline, &copies);

@@ -60,19 +60,12 @@ static struct dp_optimizer *optimizer_of(const struct trainer *t, int slot)
                                                  : t->optimizers[slot];
 }
 
-static int find_slots(const struct trainer *t, struct list *l)
+static void find_slots(const struct trainer *t, struct list *l)
 {
-    const struct dp_optimizer_config config = trainer_optimizer(t->config.decay);
-    struct engine *e = t->engine;
-    int err = 0;
-
-    for (int i = 0; i < e->stage_count && !err; i++) {
-        l->slots[i].stage = engine_shared(e, i);
+    for (int i = 0; i < t->engine->stage_count; i++) {
+        l->slots[i].stage = t->engine->stages[i];
         l->slots[i].optimizer = optimizer_of(t, i);
-        if (trainer_on_device(t))
-            err = e->ops->saved(e, i, &config, &l->slots[i].stage, &l->slots[i].optimizer);
     }
-    return err;
 }
 
 static int32_t state_count(const struct trainer *t, const struct list *l, int slot)
@@ -166,9 +159,9 @@ static int list_state(const struct trainer *t, bool all, struct list *l)
     const bool shards = t->config.kind == DATA_PARALLEL_SHARD;
 
     *l = (struct list){0};
-    int err = find_slots(t, l);
-    if (err)
-        return err;
+    int err = 0;
+
+    find_slots(t, l);
     l->tensors = calloc((size_t)room_of(t, l), sizeof(*l->tensors));
     if (!l->tensors)
         return DP_ENOMEM;
@@ -320,14 +313,13 @@ int saved_write(struct trainer *t, const char *dir, uint64_t step, const char *t
         free(wrote);
         return DP_ENOMEM;
     }
-    err = data_parallel_await(&t->replicas);
-    if (!err && rank_of(t) == 0) {
+    if (rank_of(t) == 0) {
         busy = dp_comm_busy_begin(t->comm);
         make_folder(dir, folder);
         attempt = next_attempt(folder);
         dp_comm_busy_end(busy);
     }
-    if (!err && t->comm)
+    if (t->comm)
         err = dp_comm_broadcast(t->comm, &attempt, sizeof(attempt), 0);
     if (!err)
         err = write_all(t, folder, attempt, wrote, text);
@@ -338,17 +330,6 @@ int saved_write(struct trainer *t, const char *dir, uint64_t step, const char *t
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
-
-/* What was read to the host's memory. */
-static int put_on_device(struct trainer *t)
-{
-    struct engine *e = t->engine;
-    int err = 0;
-
-    for (int i = 0; i < e->stage_count && e->ops->restore && !err; i++)
-        err = trainer_on_device(t) ? e->ops->restore(e, i) : e->ops->put(e, i, false);
-    return err;
-}
 
 int saved_read(struct trainer *t, const char *path, uint64_t step)
 {
@@ -369,8 +350,6 @@ int saved_read(struct trainer *t, const char *path, uint64_t step)
         err = list_late(t, true, &l);
     for (int32_t i = 0; i < l.count && !err; i++)
         err = dp_checkpoint_read_pieces(c, &l.tensors[i]);
-    if (!err)
-        err = put_on_device(t);
     dp_comm_busy_end(busy);
     list_free(&l);
     dp_checkpoint_close(c);

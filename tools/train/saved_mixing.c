@@ -38,7 +38,7 @@ static int copy_average(struct trainer *t, struct saved_mixing *m)
     int err = data_parallel_average(&t->replicas, true);
 
     for (int i = 0; i < t->engine->stage_count && !err; i++) {
-        const struct gpt_stage *stage = engine_shared(t->engine, i);
+        const struct gpt_stage *stage = t->engine->stages[i];
         const size_t bytes = stage->params.count * sizeof(real);
         if (!is_first_of_all(t, i))
             continue;
@@ -72,7 +72,7 @@ static void add_tensor(struct saved_mixing *m, const DLTensor *tensor)
 
 static void add_values(struct saved_mixing *m, const struct trainer *t, int slot)
 {
-    const struct gpt_stage *stage = engine_shared(t->engine, slot);
+    const struct gpt_stage *stage = t->engine->stages[slot];
 
     for (size_t i = 0; i < stage->params.tensors_len; i++) {
         const struct dp_parameter *p = &stage->parameters[i];
@@ -132,7 +132,7 @@ void saved_mixing_fini(struct saved_mixing *m)
 
 static int read_values(struct trainer *t, int slot, const struct dp_checkpoint *c)
 {
-    const struct gpt_stage *stage = engine_shared(t->engine, slot);
+    const struct gpt_stage *stage = t->engine->stages[slot];
     char name[SAVED_MIXING_NAME];
     int err = 0;
 

@@ -90,9 +90,6 @@ bool settings_check_save(const struct settings *s);
 bool settings_on_cuda(const struct settings *s);
 /* Messages of the pipeline go from GPU to GPU. */
 bool settings_by_nccl(const struct settings *s);
-/* With it, what replicas do with each other is done on the device: all but mixing with more than D-PSGD,
- * by push-sum, or with --save or --resume. */
-bool settings_sums_on_device(const struct settings *s);
 /* How ranks find each other, and send what no GPU sends; NULL: auto. */
 const char *settings_transport(const struct settings *s);
 /* "cuda" or "cuda:N". */

@@ -23,19 +23,6 @@ bool settings_by_nccl(const struct settings *s)
     return s->transport && !strcmp(s->transport, "nccl");
 }
 
-/* A mixer of the device does D-PSGD and no more, and has no state to be saved. */
-static bool mixes_on_device(const struct settings *s)
-{
-    return s->how.mixing.algorithm == DP_MIXER_DPSGD && !s->how.mixing.compression &&
-           !s->how.mixing.staleness && !s->graph->push_sum && !s->how.checkpoint.folder &&
-           !s->resume;
-}
-
-bool settings_sums_on_device(const struct settings *s)
-{
-    return settings_by_nccl(s) && (s->kind != DATA_PARALLEL_MIX || mixes_on_device(s));
-}
-
 const char *settings_transport(const struct settings *s)
 {
     return settings_by_nccl(s) ? NULL : s->transport;

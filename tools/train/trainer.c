@@ -58,25 +58,18 @@ static size_t group_of(const struct gpt_stage *stage, const char *name)
     return (size_t)p->tensors[i].group;
 }
 
-bool trainer_on_device(const struct trainer *t)
-{
-    return t->engine->ops->update && (t->config.kind <= DATA_PARALLEL_SUM || t->engine->sums_on);
-}
-
 /* Add the squares of a slot's gradients to those of their groups; *sum is that of all of them.
  * counted: they are part of the model's norm. */
 static int add_squares(struct trainer *t, int slot, bool counted, double *sum)
 {
-    const struct gpt_stage *stage = engine_shared(t->engine, slot);
+    const struct gpt_stage *stage = t->engine->stages[slot];
     int32_t count = (int32_t)stage->params.tensors_len;
     const struct dp_parameter *list = stage->parameters;
     double *groups = squares_of(t, own_column(t));
 
     if (t->config.kind)
         list = data_parallel_summed(&t->replicas, slot, &count);
-    struct engine *e = t->engine;
-    int err = trainer_on_device(t) ? e->ops->squares(e, slot, t->squares)
-                           : dp_gradient_squares(list, count, t->squares);
+    const int err = dp_gradient_squares(list, count, t->squares);
     if (err)
         return err;
     *sum = dp_gradient_sum(list, count, NULL, t->squares);
@@ -103,7 +96,7 @@ static bool counts(const struct trainer *t, int slot)
 /* Those that mix and do not clip need not know any norm but their own. */
 static bool updates_at_once(const struct trainer *t)
 {
-    return t->config.kind == DATA_PARALLEL_MIX && t->config.clip == 0 && !trainer_on_device(t);
+    return t->config.kind == DATA_PARALLEL_MIX && t->config.clip == 0;
 }
 
 /* A slot's gradients are summed over all that hold its stage. */
@@ -146,29 +139,6 @@ static int reduce_wait(void *user, int slot)
 
 const struct dp_reduce_ops train_reduce_ops = {reduce_launch, reduce_test, reduce_wait, NULL};
 
-static int reduce_queue(void *user, int slot, struct dp_device_stream *stream)
-{
-    return data_parallel_queue(&((struct trainer *)user)->replicas, slot, stream);
-}
-
-/* The sums' squares are queued behind them and known when the step has ended. */
-static int wait_for_queued(void *user, int slot)
-{
-    return data_parallel_wait(&((struct trainer *)user)->replicas, slot);
-}
-
-const struct dp_reduce_ops trainer_queued_reduce_ops = {reduce_launch, reduce_test, wait_for_queued,
-                                                        reduce_queue};
-
-static int end_of_queued_sums(struct trainer *t)
-{
-    int err = 0;
-
-    for (int i = 0; i < t->engine->stage_count && !err; i++)
-        err = end_of_step_sum(t, i);
-    return err;
-}
-
 /* Where the engine has not done it already. */
 static int sum_gradients(struct trainer *t)
 {
@@ -206,7 +176,7 @@ static void put_pace(struct trainer *t, int64_t train_ns)
     const struct engine *e = t->engine;
     struct dp_rank_pace pace = {.compute_ns = (double)train_ns, .step_ns = (double)train_ns};
 
-    if (e->recorder && !engine_is_queued(e) &&
+    if (e->recorder &&
         dp_recorder_pace(e->recorder, e->schedule, engine_rank(e), &pace))
         pace = (struct dp_rank_pace){0};
     t->sums[t->sums_len - 2] = pace.compute_ns;
@@ -257,11 +227,6 @@ static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update
     const struct dp_optimizer_step step = {
         .rate = update->rate, .scale = update->scale, .zero_grads = !t->late.beside};
 
-    if (trainer_on_device(t)) {
-        const struct dp_optimizer_config config = trainer_optimizer(t->config.decay);
-        return t->engine->ops->update(t->engine, slot, &config, update->rate, update->scale,
-                                      update->skip);
-    }
     if (t->config.kind > DATA_PARALLEL_SUM)
         return data_parallel_update(&t->replicas, slot, update);
     if (update->skip)
@@ -283,7 +248,6 @@ static int update(struct trainer *t, const struct step_result *r)
 
     if (t->config.late)
         return late_update(t, &how);
-    err = data_parallel_mix(&t->replicas);
     for (int i = 0; i < t->engine->stage_count && !updates_at_once(t) && !err; i++)
         err = update_slot(t, i, &how);
     if (!err && t->engine->config.tied)
@@ -321,8 +285,6 @@ static int learn(struct trainer *t, uint64_t step, struct step_result *result)
     const int64_t train_ns = now_ns() - begun_ns;
     if (!err && !e->reduces)
         err = sum_gradients(t);
-    else if (!err && e->sums_on)
-        err = end_of_queued_sums(t);
     if (!err)
         err = sum_tied(t);
     put_pace(t, train_ns);
@@ -475,7 +437,7 @@ static int make_optimizer(struct trainer *t, int slot)
     struct dp_parameter *owned;
     int32_t count = 0;
 
-    if (t->config.kind > DATA_PARALLEL_SUM || t->engine->ops->update)
+    if (t->config.kind > DATA_PARALLEL_SUM)
         return 0;
     owned = calloc(stage->params.tensors_len + 1, sizeof(*owned));
     if (!owned)

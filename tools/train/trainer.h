@@ -85,11 +85,6 @@ void trainer_fini(struct trainer *t);
 /* For the pipeline of an engine whose trainer, the user, has a data_parallel_kind: sums are under
  * way while the step goes on, and where replicas mix without clipping, updates too. */
 extern const struct dp_reduce_ops train_reduce_ops;
-/* The same for an engine on CUDA with NCCL: sums, and what follows them, are queued on the device. */
-extern const struct dp_reduce_ops trainer_queued_reduce_ops;
-
-/* Norms are taken and weights updated on a device, not by shards or mixers of the host. */
-bool trainer_on_device(const struct trainer *t);
 
 /* Held-out losses are of so many batches. */
 enum { HELD_OUT_BATCHES = 4 };

@@ -123,6 +123,9 @@ struct dp_model {
     const struct dp_border *labels;    /* NULL: none */
     const struct dp_layer_skip *skips; /* [skip_count] */
     int32_t skip_count;
+    bool concurrent;                   /* on a device of CUDA the backward of a layer may be queued in
+                                        * another stream, beside the forward of another one: what both
+                                        * write to is their own. DualPipe's overlapped pairs use it */
     const struct dp_loss_ops *loss;    /* of one value: the mean over the micro-batch's rows */
     void *loss_user;
 };

@@ -3,8 +3,7 @@
  * compute_cuda.c - the table of compute.h on CUDA: each operation is one or two kernels in the
  * callback's stream.
  */
-#include "train/cuda/cuda_rank.h"
-
+#include "train/cuda/cuda_graphs.h"
 #include "train/cuda/kernels.h"
 
 #include <math.h>
@@ -31,6 +30,9 @@ static const void *low(C, const float *w)
 {
     const struct cuda_rank *r = rank_of(c);
 
+    for (int i = 0; i < c->tensors; i++)
+        if (w == c->values[i].data)
+            return c->rounded[i].data;
     for (int i = 0; i < r->slot_count; i++) {
         const struct cuda_slot *s = &r->slots[i];
         if (s->low && w >= s->weights && w < s->weights + s->stage->params.count)
@@ -74,7 +76,7 @@ static void linear_backward_cuda(C, int n, int in, int out, const void *dy, cons
 static void columns(C, int n, int width, const void *dy, const void *xhat, float *sums, float *dgain)
 {
     struct cuda_rank *r = rank_of(c);
-    const bool is_second = c->stream == dp_device_stream_native(r->second);
+    const bool is_second = c->stream != dp_device_stream_native(r->stream);
     const int most = COLUMN_PARTS, rows = n > most * BLOCK_ROWS ? (n + most - 1) / most : BLOCK_ROWS;
     const struct columns_args args = {.n = n, .width = width, .rows = rows,
                                       .part_count = (n + rows - 1) / rows, .dy = dy, .xhat = xhat,
@@ -151,16 +153,15 @@ static void norm_weight_cuda(C, int n, int width, const void *dy, const void *xh
 }
 
 static void entropy_forward_cuda(C, int n, int classes, const void *logits, const uint8_t *labels,
-                                 int mb, double *value)
+                                 double *value)
 {
     struct cuda_rank *r = rank_of(c);
     const struct entropy_args args = {.n = n, .classes = classes, .logits = logits,
                                       .labels = labels, .losses = r->row_losses};
-    const struct sum_args sum = {n, 1.0 / n, r->row_losses, r->numbers + mb};
+    const struct sum_args sum = {n, 1.0 / n, r->row_losses, value};
 
     LAUNCH(entropy_forward, grid_of_rows(n), args);
     LAUNCH(sum, ((struct cuda_grid){1, 1, 1, 256, 256 * sizeof(double)}), sum);
-    *value = 0;
 }
 
 static void entropy_backward_cuda(C, int n, int classes, const void *logits, const uint8_t *labels,
@@ -303,6 +304,12 @@ static int error_cuda(C)
     return err;
 }
 
+static int carry_out_cuda(C, const struct compute_key *key, bool is_static,
+                          int (*queue)(void *arg), void *arg)
+{
+    return cuda_graphs_carry_out(rank_of(c), c->stream, key, is_static, queue, arg);
+}
+
 const struct compute_ops cuda_compute_ops = {
     .linear_forward = linear_forward_cuda,
     .linear_backward = linear_backward_cuda,
@@ -328,4 +335,5 @@ const struct compute_ops cuda_compute_ops = {
     .copy = copy_cuda,
     .zero = zero_cuda,
     .error = error_cuda,
+    .carry_out = carry_out_cuda,
 };

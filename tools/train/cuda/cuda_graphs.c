@@ -15,14 +15,8 @@
 
 enum { KINDS = 4 }; /* forward, two backwards, weight */
 
-/* What the work follows from. No padding: keys are compared as bytes. */
-struct key {
-    const void *stage, *in, *out, *gout, *gin, *save, *grads;
-    uint64_t kind;
-};
-
 struct entry {
-    struct key key; /* stage NULL: free */
+    struct compute_key key; /* of NULL: free */
     struct dp_device_graph *graph; /* NULL: seen once */
 };
 
@@ -61,7 +55,7 @@ void cuda_graphs_free(struct cuda_graphs *g)
     free(g);
 }
 
-static uint64_t hash(const struct key *key)
+static uint64_t hash(const struct compute_key *key)
 {
     uint64_t words[sizeof(*key) / sizeof(uint64_t)], h = 1;
 
@@ -72,11 +66,11 @@ static uint64_t hash(const struct key *key)
 }
 
 /* The entry of a key, or a free one; NULL: half of them are taken. */
-static struct entry *find(struct cuda_graphs *g, const struct key *key)
+static struct entry *find(struct cuda_graphs *g, const struct compute_key *key)
 {
     for (size_t i = (size_t)hash(key);; i++) {
         struct entry *e = &g->entries[i & g->mask];
-        if (!e->key.stage)
+        if (!e->key.of)
             return g->count <= g->mask / 2 ? e : NULL;
         if (!memcmp(&e->key, key, sizeof(*key)))
             return e;
@@ -85,49 +79,15 @@ static struct entry *find(struct cuda_graphs *g, const struct key *key)
 
 /* ---- callbacks ----------------------------------------------------------------------------- */
 
-/* One callback with its arguments. */
-struct work {
-    void *user;
-    const struct dp_stage_call *call;
-    const DLTensor *in, *gout;
-    DLTensor *out, *gin;
-    enum { FORWARD, BACKWARD, BACKWARD_INPUT, WEIGHT } kind;
-};
-
-static int queue(const struct work *w)
-{
-    const enum dp_backward_mode mode = w->kind == BACKWARD ? DP_BACKWARD_FULL : DP_BACKWARD_INPUT;
-
-    if (w->kind == FORWARD)
-        return gpt_forward(w->user, w->call, w->in, w->out);
-    if (w->kind == WEIGHT)
-        return gpt_weight(w->user, w->call);
-    return gpt_backward(w->user, w->call, w->gout, w->gin, mode);
-}
-
-static const void *data_of(const DLTensor *t)
-{
-    return t && t->data ? gpt_data(t) : NULL;
-}
-
-static struct key key_of(const struct work *w)
-{
-    const struct dp_stage_call *c = w->call;
-
-    return (struct key){w->user, data_of(c->in ? c->in : w->in), data_of(w->out), data_of(w->gout),
-                        data_of(w->gin), c->save, c->grads ? data_of(c->grads[0]) : NULL,
-                        (uint64_t)w->kind};
-}
-
 /* What is captured is not done: it is launched afterwards, or queued after all. */
-static int capture(struct dp_device_stream *stream, const struct work *w,
+static int capture(struct dp_device_stream *stream, int (*queue_all)(void *arg), void *arg,
                    struct dp_device_graph **out)
 {
     int err = dp_device_capture_begin(stream);
 
     if (err)
         return err;
-    err = queue(w);
+    err = queue_all(arg);
     int end = dp_device_capture_end(stream, out);
     if (err && !end) {
         dp_device_graph_free(*out);
@@ -143,33 +103,73 @@ static void say_off(struct cuda_graphs *g)
             dp_last_error());
 }
 
-static int give_up(struct cuda_graphs *g, const struct work *w)
+int cuda_graphs_carry_out(struct cuda_rank *r, void *native, const struct compute_key *key,
+                          bool is_static, int (*queue_all)(void *arg), void *arg)
 {
-    say_off(g);
-    return queue(w);
-}
-
-static int run(const struct work *w)
-{
-    const struct gpt_stage *stage = w->user;
-    struct cuda_rank *r = stage->shape.compute.device;
     struct cuda_graphs *g = r->graphs;
-    const bool is_static = g && !g->off && stage->config.dropout == 0;
-    const struct key key = key_of(w);
-    struct entry *e = is_static ? find(g, &key) : NULL;
-    struct dp_device_stream *stream =
-        w->call->stream == dp_device_stream_native(r->second) ? r->second : r->stream;
+    struct entry *e = g && !g->off && is_static ? find(g, key) : NULL;
+    struct dp_device_stream *stream = NULL;
 
     if (!e)
-        return queue(w);
-    if (!e->key.stage) {
-        e->key = key;
+        return queue_all(arg);
+    if (!e->key.of) {
+        e->key = *key;
         g->count++;
-        return queue(w);
+        return queue_all(arg);
     }
-    if (!e->graph && capture(stream, w, &e->graph))
-        return give_up(g, w);
-    return dp_device_graph_launch(e->graph, stream);
+    int err = dp_device_stream_wrap(r->dev, native, &stream);
+    if (!err && !e->graph && capture(stream, queue_all, arg, &e->graph)) {
+        say_off(g);
+        err = queue_all(arg);
+    } else if (!err) {
+        err = dp_device_graph_launch(e->graph, stream);
+    }
+    dp_device_stream_free(stream);
+    return err;
+}
+
+/* One callback with its arguments. */
+struct work {
+    void *user;
+    const struct dp_stage_call *call;
+    const DLTensor *in, *gout;
+    DLTensor *out, *gin;
+    enum { FORWARD, BACKWARD, BACKWARD_INPUT, WEIGHT } kind;
+};
+
+static int queue(void *arg)
+{
+    const struct work *w = arg;
+    const enum dp_backward_mode mode = w->kind == BACKWARD ? DP_BACKWARD_FULL : DP_BACKWARD_INPUT;
+
+    if (w->kind == FORWARD)
+        return gpt_forward(w->user, w->call, w->in, w->out);
+    if (w->kind == WEIGHT)
+        return gpt_weight(w->user, w->call);
+    return gpt_backward(w->user, w->call, w->gout, w->gin, mode);
+}
+
+static const void *data_of(const DLTensor *t)
+{
+    return t && t->data ? gpt_data(t) : NULL;
+}
+
+static struct compute_key key_of(const struct work *w)
+{
+    const struct dp_stage_call *c = w->call;
+
+    return (struct compute_key){
+        w->user, data_of(c->in ? c->in : w->in), data_of(w->out), data_of(w->gout),
+        data_of(w->gin), c->save, c->grads ? data_of(c->grads[0]) : NULL, (uint64_t)w->kind};
+}
+
+static int run(struct work *w)
+{
+    const struct gpt_stage *stage = w->user;
+    const struct compute_key key = key_of(w);
+
+    return cuda_graphs_carry_out(stage->shape.compute.device, w->call->stream, &key,
+                                 stage->config.dropout == 0, queue, w);
 }
 
 /* ---- outside of callbacks ------------------------------------------------------------------ */

@@ -13,6 +13,9 @@ int cuda_graphs_new(size_t callbacks, struct cuda_graphs **out);
 /* None is under way. g may be NULL. */
 void cuda_graphs_free(struct cuda_graphs *g);
 
+/* compute_ops.carry_out, in a stream. */
+int cuda_graphs_carry_out(struct cuda_rank *r, void *native, const struct compute_key *key,
+                          bool is_static, int (*queue)(void *arg), void *arg);
 /* What `queue` queues of a slot in r->stream, the same in every step: kernel by kernel the first time
  * (*seen becomes true), captured into *graph the second, launched from then on. A failure stays in
  * r->err. */

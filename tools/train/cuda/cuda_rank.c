@@ -204,7 +204,7 @@ int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_co
     cuda_graphs_run(r, queue_update, slot, &s->update, &s->update_seen);
     const int err = r->err;
     r->err = 0;
-    return err || !s->is_sharded ? err : dp_device_zero(r->stream, s->grads, bytes);
+    return err;
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -309,48 +309,6 @@ static int make_numbers(struct cuda_rank *r, size_t most_parts)
     return err;
 }
 
-/* Returns how many reals the pieces have. */
-static size_t list_pieces(const struct cuda_slot *s, const struct dp_parameter *pieces,
-                          int32_t count, struct cuda_part *out)
-{
-    size_t at = 0;
-
-    for (int32_t i = 0; i < count; i++) {
-        const float *value = gpt_data(pieces[i].value);
-        out[i] = (struct cuda_part){.name = pieces[i].name,
-                                    .offset = (size_t)(value - s->weights),
-                                    .count = (size_t)dp_parameter_elements(&pieces[i]),
-                                    .state = at,
-                                    .decays = !(pieces[i].flags & DP_PARAMETER_NO_DECAY),
-                                    .owned = true};
-        at += out[i].count;
-    }
-    return at;
-}
-
-int cuda_rank_shard(struct cuda_rank *r, int slot, const struct dp_parameter *pieces, int32_t count)
-{
-    struct cuda_slot *s = &r->slots[slot];
-    struct cuda_part *parts = calloc((size_t)count + 1, sizeof(*parts));
-
-    if (!parts)
-        return DP_ENOMEM;
-    const size_t bytes = (list_pieces(s, pieces, count, parts) + 1) * sizeof(float);
-    free(s->parts);
-    s->parts = parts;
-    s->part_count = (size_t)count;
-    s->is_sharded = true;
-    dp_device_free(r->dev, DP_MEMORY_DEVICE, s->first);
-    dp_device_free(r->dev, DP_MEMORY_DEVICE, s->second);
-    s->first = s->second = NULL;
-    int err = alloc_zeroed(r, bytes, &s->first);
-    if (!err)
-        err = alloc_zeroed(r, bytes, &s->second);
-    if (!err && s->part_count > r->most_parts)
-        err = make_numbers(r, s->part_count);
-    return err;
-}
-
 static int find_kernels(struct cuda_rank *r)
 {
 #define ONE(name)  {#name, #name},
@@ -405,8 +363,11 @@ static int open_all(struct cuda_rank *r, const struct cuda_rank_config *config)
 
     if (err)
         return err;
-    r->compute = (struct compute){&cuda_compute_ops, config->bf16 ? 2 : sizeof(float), ALIGNMENT,
-                                  NULL, r, dp_device_dl(r->dev)};
+    r->compute = (struct compute){.ops = &cuda_compute_ops,
+                                  .size = config->bf16 ? 2 : sizeof(float),
+                                  .align = ALIGNMENT,
+                                  .device = r,
+                                  .dl = dp_device_dl(r->dev)};
     err = dp_device_module_new(r->dev, config->image, &r->module);
     if (!err)
         err = find_kernels(r);
@@ -450,8 +411,6 @@ void cuda_rank_free(struct cuda_rank *r)
         struct cuda_slot *s = &r->slots[i];
         dp_device_graph_free(s->squares);
         dp_device_graph_free(s->update);
-        cuda_saved_free(s->saved);
-        cuda_host_free(r, s);
         free(s->parts);
         void *const all[] = {s->weights, s->grads, s->first, s->second, s->low, s->scratch};
         for (size_t k = 0; k < sizeof(all) / sizeof(all[0]); k++)

@@ -42,7 +42,6 @@ struct cuda_part {
     bool owned; /* it is updated here; else it is tied to one that is updated elsewhere */
 };
 
-struct cuda_saved;
 struct cuda_slot {
     struct gpt_stage *stage;
     int index, stages; /* which stage of how many */
@@ -50,15 +49,11 @@ struct cuda_slot {
     float *first, *second;   /* AdamW's state of all parts */
     struct cuda_part *parts; /* [part_count] what is updated: all tensors, or the pieces of a shard */
     size_t part_count;
-    bool is_sharded;
     uint16_t *low;                           /* of the weights; NULL: float32 */
     void *scratch;
     uint64_t updates;
     struct dp_device_graph *squares, *update; /* NULL: not captured */
     bool squares_seen, update_seen;
-    struct cuda_saved *saved; /* NULL: no checkpoint was written or read */
-    struct gpt_stage *host;   /* NULL: no replicas share it */
-    void *host_memory;        /* its values, then gradients */
 };
 
 struct cuda_rank {
@@ -112,9 +107,6 @@ int cuda_rank_warm(struct cuda_rank *r, const struct dp_border *borders,
                    const struct dp_border *labels);
 /* A tensor of a slot is a copy of a tied one: another rank or slot updates it, and has its state. */
 void cuda_rank_disown(struct cuda_rank *r, int slot, size_t tensor);
-/* Before the first step: update, keep AdamW's state and take squares of these pieces of a slot's
- * parameters only; their names must stay. Gradients of all others become zero in an update, too. */
-int cuda_rank_shard(struct cuda_rank *r, int slot, const struct dp_parameter *pieces, int32_t count);
 /* Copy a step's batch up, and bring the parameters' copies up to date: *tokens and *labels point to
  * device memory until the next call. */
 int cuda_rank_begin(struct cuda_rank *r, const uint8_t *tokens, size_t tokens_len,
@@ -132,19 +124,6 @@ int cuda_rank_squares(struct cuda_rank *r, int slot, double *squares);
 /* AdamW on a slot; its gradients are zero afterwards. skip: nothing but that. */
 int cuda_rank_update(struct cuda_rank *r, int slot, const struct dp_optimizer_config *config,
                      double rate, double scale, bool skip);
-/* cuda_saved.c: a slot's values, as a stage in the host's memory, and AdamW's state, as they are now;
- * they last as long as the rank. They are written to a checkpoint, or read from one and restored. */
-int cuda_rank_saved(struct cuda_rank *r, int slot, const struct dp_optimizer_config *config,
-                    const struct gpt_stage **values, struct dp_optimizer **state);
-int cuda_rank_restore(struct cuda_rank *r, int slot);
-void cuda_saved_free(struct cuda_saved *saved);
-/* cuda_host.c: a stage whose values and gradients are in pinned memory of the host, those of a slot;
- * it lasts as long as the rank. Copy its gradients from the slot's, which become zero with `clear`, and
- * wait; or its values or gradients to the slot's, and wait. */
-int cuda_rank_host(struct cuda_rank *r, int slot, struct gpt_stage **out);
-int cuda_rank_fetch(struct cuda_rank *r, int slot, bool clear);
-int cuda_rank_put(struct cuda_rank *r, int slot, bool grads);
-void cuda_host_free(struct cuda_rank *r, struct cuda_slot *s);
 /* Wait for all that is queued. */
 int cuda_rank_wait(struct cuda_rank *r);
 /* Copy to or from device memory, and wait. */

@@ -40,7 +40,6 @@ static int compute(struct warm *w, struct gpt_stage *g, const struct dp_border *
     const struct dp_loss_ops *loss = &gpt_loss_ops;
     DLTensor in, out, gout, gin, labels;
     int64_t shapes[2][3];
-    double value;
     int32_t count;
 
     int err = take(w, IN, in_border, shapes[0], &in);
@@ -59,7 +58,7 @@ static int compute(struct warm *w, struct gpt_stage *g, const struct dp_border *
         int64_t shape[3];
         err = take(w, LABELS, labels_border, shape, &labels);
         if (!err)
-            err = loss->loss(&r->compute, &call, &out, &labels, &value, 1, &count);
+            err = loss->loss(&r->compute, &call, &out, &labels, r->numbers, 1, &count);
         if (!err)
             err = loss->loss_backward(&r->compute, &call, &out, &labels, 1, &gout);
     }
