@@ -19,8 +19,8 @@ static const struct dp_option table[] = {
      offsetof(struct dp_nccl_options, stage_class), .min = -1, .max = 255},
     {"REDUCE_CLASS", DP_OPTION_INT, "-1", "the same for sums of gradients; -1: none",
      offsetof(struct dp_nccl_options, reduce_class), .min = -1, .max = 255},
-    {"CTAS", DP_OPTION_INT, "0",
-     "most thread blocks of a kernel that moves messages; 0: what NCCL chooses",
+    {"CTAS", DP_OPTION_INT, "4",
+     "most thread blocks of a kernel that moves messages (each takes an SM); 0: what NCCL chooses",
      offsetof(struct dp_nccl_options, ctas), .min = 0, .max = 64},
 };
 const struct dp_option_area dp_nccl_option_area = {"NCCL", table, sizeof(table) / sizeof(table[0])};
