@@ -34,7 +34,8 @@ struct dpo_driver {
     int (*exchange_capture_mode)(int *mode);
     int (*stream_synchronize)(void *stream);
     int (*copy)(uintptr_t to, uintptr_t from, size_t bytes, void *stream);
-    int (*launch)(void *stream, void (*run)(void *user), void *user);
+    int (*write_value)(void *stream, uintptr_t at, uint32_t value, unsigned flags);
+    int (*wait_value)(void *stream, uintptr_t at, uint32_t value, unsigned flags);
     int (*event_create)(void **event, unsigned flags);
     int (*event_destroy)(void *event);
     int (*event_record)(void *event, void *stream);

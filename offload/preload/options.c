@@ -15,8 +15,8 @@ static const struct dp_option table[] = {
      "a process that a launcher has started begins on the CPUs and the memory next to its GPU, unless "
      "it is bound already",
      offsetof(struct dpo_preload_options, bind), .choices = NULL},
-    /* Off until it has been measured on a GPU: a job must not be slower, or other, for being
-     * observed. */
+    /* Off: a job must not be slower, or other, for being observed. Measured on one machine alone
+     * (tests/gpu/report-h100.md). */
     {"STAGE", DP_OPTION_BOOL, "0",
      "copy between pageable memory and a device through pinned memory near it, by several threads",
      offsetof(struct dpo_preload_options, stage), .choices = NULL},

@@ -23,7 +23,8 @@
 
 /* ---- copies of pinned memory that give way to the network ------------------------------------ */
 
-enum { NICS = 16 };
+enum { NICS = 16, TURNS = 256 };
+enum { PORTABLE = 1, AT_LEAST = 0 }; /* of cuMemHostRegister and cuStreamWaitValue32 */
 static const size_t chunk_bytes = (size_t)4 << 20;
 
 static struct dpo_pacer *pacer; /* NULL: none could be made */
@@ -41,6 +42,78 @@ static int split(const char *list, const char *out[NICS])
     return count;
 }
 
+/* A chunk that waits in its stream: `reached` is its number once the stream has come to it, and the
+ * stream goes on when `passed` is. One thread looks after all of them and waits for none alone. A
+ * host function of the driver's (cuLaunchHostFunc) would hold back those of all streams. */
+static struct turn {
+    _Atomic uint32_t reached, passed;
+} turns[TURNS] __attribute__((aligned(4096)));
+
+static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
+static pthread_cond_t turn_queued = PTHREAD_COND_INITIALIZER;
+static int turns_queued;
+static bool are_pinned; /* the turns; not after a reset of the device */
+
+static struct waiting {
+    enum { FREE, TAKEN, QUEUED } state;
+    uint32_t number;
+    int direction;
+    size_t bytes;
+    int64_t until_ns; /* no longer than it takes at a tenth of the least rate; 0: not reached yet */
+} waiting[TURNS];
+
+/* With the lock. */
+static void look_after(int i)
+{
+    struct waiting *w = &waiting[i];
+
+    if (w->state != QUEUED ||
+        atomic_load_explicit(&turns[i].reached, memory_order_acquire) != w->number)
+        return;
+    const int64_t now_ns = dp_now_ns();
+    if (!w->until_ns)
+        w->until_ns = now_ns + (int64_t)w->bytes * 10;
+    if (!dpo_pacer_pass(pacer, w->direction, w->bytes) && now_ns < w->until_ns)
+        return;
+    atomic_store_explicit(&turns[i].passed, w->number, memory_order_release);
+    w->state = FREE;
+    turns_queued--;
+}
+
+static void *serve_turns(void *unused)
+{
+    const struct timespec pause = {.tv_nsec = 50 * DP_NS_PER_US};
+
+    (void)unused;
+    for (;;) {
+        pthread_mutex_lock(&turn_lock);
+        while (!turns_queued)
+            pthread_cond_wait(&turn_queued, &turn_lock);
+        for (int i = 0; i < TURNS; i++)
+            look_after(i);
+        pthread_mutex_unlock(&turn_lock);
+        nanosleep(&pause, NULL);
+    }
+    return NULL;
+}
+
+/* Signals are for the program's own threads. */
+static bool start_pacing(void)
+{
+    sigset_t all, before;
+    pthread_t thread;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const bool is_started = !pthread_create(&thread, NULL, serve_turns, NULL);
+    if (is_started) {
+        pthread_setname_np(thread, "dualpipe-pace");
+        pthread_detach(thread);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return is_started;
+}
+
 static void make_pacer(void)
 {
     const char *nics[NICS];
@@ -51,20 +124,51 @@ static void make_pacer(void)
         .switch_bytes_per_s = 1e6 * (double)asked->pace_mbs,
     };
 
-    if (dpo_pacer_new(&config, &pacer))
+    if (dpo_pacer_new(&config, &pacer) || !start_pacing())
         pacer = NULL; /* said once */
 }
 
-/* In the stream: until the chunk may go, and no longer than it takes at a tenth of the least rate.
- */
-static void await_turn(void *user)
+/* TURNS: all are in use; -1: the driver cannot have them. */
+static int take_turn(const struct dpo_driver *driver, size_t bytes, int direction)
 {
-    const uintptr_t chunk = (uintptr_t)user; /* bytes, and the direction */
-    const int64_t until_ns = dp_now_ns() + (int64_t)(chunk / 2) * 10;
-    const struct timespec pause = {.tv_nsec = 50 * DP_NS_PER_US};
+    int i = 0;
 
-    while (!dpo_pacer_pass(pacer, (int)(chunk % 2), chunk / 2) && dp_now_ns() < until_ns)
-        nanosleep(&pause, NULL);
+    pthread_mutex_lock(&turn_lock);
+    are_pinned = are_pinned || !driver->host_register(turns, sizeof(turns), PORTABLE);
+    while (i < TURNS && waiting[i].state != FREE)
+        i++;
+    if (!are_pinned)
+        i = -1;
+    else if (i < TURNS)
+        waiting[i] = (struct waiting){TAKEN, waiting[i].number + 1, direction, bytes, 0};
+    pthread_mutex_unlock(&turn_lock);
+    return i;
+}
+
+/* The thread looks after it from now on; or it is not to, as its stream never comes to it. */
+static void give_turn(int i, bool comes)
+{
+    pthread_mutex_lock(&turn_lock);
+    are_pinned &= comes;
+    waiting[i].state = comes ? QUEUED : FREE;
+    turns_queued += comes;
+    pthread_cond_signal(&turn_queued);
+    pthread_mutex_unlock(&turn_lock);
+}
+
+/* The chunk that is queued next waits for its turn; where there are too many that do it does not. */
+static bool queue_turn(const struct dpo_driver *driver, void *stream, size_t bytes, int direction)
+{
+    const int i = take_turn(driver, bytes, direction);
+
+    if (i < 0 || i == TURNS)
+        return i > 0;
+    const uint32_t number = waiting[i].number;
+    const bool comes = !driver->write_value(stream, (uintptr_t)&turns[i].reached, number, 0);
+    const bool waits =
+        comes && !driver->wait_value(stream, (uintptr_t)&turns[i].passed, number, AT_LEAST);
+    give_turn(i, comes);
+    return waits;
 }
 
 /* true: done, or queued in its stream, as the real call would have done it. false: as of dpo_stage.
@@ -82,8 +186,7 @@ static bool dpo_pace(const struct dpo_preload_options *options, const struct dpo
     is_good = pacer != NULL;
     for (size_t at = 0, len; is_good && at < copy->bytes; at += len) {
         len = copy->bytes - at < chunk_bytes ? copy->bytes - at : chunk_bytes;
-        void *turn = (void *)(2 * len + (direction == DPO_COPY_TO_HOST));
-        is_good = !driver->launch(copy->stream, await_turn, turn) &&
+        is_good = queue_turn(driver, copy->stream, len, direction == DPO_COPY_TO_HOST) &&
                   !driver->copy(copy->to + at, copy->from + at, len, copy->stream);
     }
     if (is_good && copy->is_synchronous)

@@ -547,7 +547,7 @@ static int copy_and_count(uint64_t expected)
     return failed;
 }
 
-/* Up and down, with and without waiting; the call in the stream before each chunk is the wait. */
+/* Up and down, with and without waiting; each chunk waits in its stream. */
 static int pace_pinned_copies(void)
 {
     const size_t bytes = 5 * chunk + 77;
@@ -558,9 +558,9 @@ static int pace_pinned_copies(void)
     if (cudaHostAlloc(&pinned, bytes, 0))
         return 1;
     fill(pinned, bytes, 8);
-    sim_fail("cuLaunchHostFunc", 0, 0);
+    sim_fail("cuStreamWaitValue32_v2", 0, 0);
     if (cudaMemcpyAsync(b.device, pinned, bytes, TO_DEVICE, stream) ||
-        sim_calls("cuLaunchHostFunc") != 6)
+        sim_calls("cuStreamWaitValue32_v2") != 6)
         return 2;
     cudaStreamSynchronize(stream);
     memset(pinned, 0, bytes);
@@ -568,7 +568,7 @@ static int pace_pinned_copies(void)
         return 3;
     if (!is_filled(pinned, bytes, 8) || cudaMemcpy(b.device, pinned, bytes, TO_DEVICE))
         return 4;
-    sim_fail("cuLaunchHostFunc", 2, 999);
+    sim_fail("cuStreamWaitValue32_v2", 2, 999);
     if (cudaMemcpy(pinned, b.device, bytes, TO_HOST) || !is_filled(pinned, bytes, 8))
         return 5;
     buffers_free(&b);
