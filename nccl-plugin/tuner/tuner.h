@@ -57,7 +57,7 @@ bool dpn_tuner_has_table(const struct dpn_tuner *tuner);
 void dpn_tuner_chunk(const struct dpn_tuner *tuner, ncclFunc_t function, size_t bytes,
                      int algorithm, int protocol, size_t *chunk);
 
-/* For versions 1 and 2 (tuner/allowed.h says what may be chosen there). Both of *algorithm and
+/* For versions 1 and 2 (what may be chosen there is worked out here). Both of *algorithm and
  * *protocol are written, or none. */
 void dpn_tuner_choose_without_costs(const struct dpn_tuner *tuner, ncclFunc_t function,
                                     size_t bytes, int pipe_ops, bool has_collnet, bool has_nvls,
