@@ -185,6 +185,20 @@ losses()
         }
     fi
 }
+
+# ---- torch's stages over this runtime, beside torch's own ------------------------------------------
+# The package is the wheel of `make wheel`, where pack.sh found one and this Python has cffi.
+stages="$python $pack/gpu_torch.py stages"
+if ! is_wanted 'torch stages'; then
+    :
+elif "$python" -c 'import torch, cffi' 2>/dev/null && [ -e "$pack/python/libdualpipe" ]; then
+    export PYTHONPATH="$pack/python${PYTHONPATH:+:$PYTHONPATH}"
+    # shellcheck disable=SC2086 # words
+    if [ "$dry" ]; then part 60 'torch stages' $stages cpu 16; else part 60 'torch stages' $stages cuda 4096; fi
+    lines right
+else
+    say 'torch stages: left out, no wheel in the pack or no torch and cffi here'
+fi
 [ -z "$dry" ] || { say "end: $failed failed" && exit "$((failed > 0))"; }
 
 # ---- torch over the plugins ------------------------------------------------------------------

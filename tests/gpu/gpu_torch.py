@@ -9,6 +9,10 @@
 #   collectives
 #       an all-reduce, all-gather, reduce-scatter and an exchange between two processes on this GPU, whose
 #       values are checked; what NCCL goes by is what the environment says
+#   stages cuda|cpu WIDTH
+#       steps of torch's schedules over libdualpipe beside torch's own, on two processes: the same gradients, and
+#       the time of both. Status 77 where the package is not installed
+import copy
 import os
 import pathlib
 import sys
@@ -72,12 +76,27 @@ def check(name, got, wanted):
         sys.exit(f"{name}: expected {wanted[at]} at {at}, found {got[at]}")
 
 
-def rank(index, port):
+def begin(index, port, device):
     import torch.distributed as dist
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NCCL_HOSTID=f"gpu-{index}")
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", rank=index, world_size=2)
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=index, world_size=2)
+    return dist
+
+
+def spawn(function, *args):
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    torch.multiprocessing.spawn(function, args=(port, *args), nprocs=2)
+
+
+def rank(index, port):
+    dist = begin(index, port, "cuda")
     done = []
     for count in (8, 65536, 4 << 20, 64 << 20):
         # Small integers: sums are the same in any order.
@@ -105,13 +124,64 @@ def rank(index, port):
 
 
 def collectives():
-    import socket
+    spawn(rank)
 
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    torch.multiprocessing.spawn(rank, args=(port,), nprocs=2)
+
+COUNT, ROWS, STEPS = 8, 64, 5  # micro-batches, rows of each, steps that are timed
+SCHEDULES = {"1F1B": lambda rank: [rank], "DualPipeV": lambda rank: [rank, 3 - rank]}
+
+
+def steps_of(module, name, layers, indices, device):
+    """A step's gradients on this rank, and the seconds of one of those behind it."""
+    from libdualpipe.compat.pipelining import PipelineStage
+
+    def seeded(seed):
+        return torch.randn(COUNT * ROWS, layers[0].in_features,
+                           generator=torch.Generator().manual_seed(seed)).to(device)
+
+    size = 2 * len(indices)
+    stages = [PipelineStage(layer, i, size, torch.device(device)) for layer, i in zip(layers, indices)]
+    schedule = getattr(module, "Schedule" + name)(stages if len(stages) > 1 else stages[0], COUNT,
+                                                  loss_fn=torch.nn.functional.mse_loss)
+    args = (seeded(1), ) if 0 in indices else ()
+    target = {"target": seeded(2)} if size - 1 in indices else {}
+    schedule.step(*args, **target)
+    grads = [p.grad.clone() for layer in layers for p in layer.parameters()]
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait()
+    began = time.perf_counter()
+    for _ in range(STEPS):
+        schedule.step(*args, **target)
+    wait()
+    return grads, (time.perf_counter() - began) / STEPS
+
+
+def stage_rank(index, port, device, width):
+    from torch.distributed.pipelining import schedules as torchs
+
+    from libdualpipe.compat import pipelining
+
+    dist = begin(index, port, device)
+    for name, of in SCHEDULES.items():
+        torch.manual_seed(7 + index)
+        layers = [torch.nn.Linear(width, width).to(device) for _ in of(index)]
+        theirs, their_s = steps_of(torchs, name, copy.deepcopy(layers), of(index), device)
+        ours, our_s = steps_of(pipelining, name, layers, of(index), device)
+        for got, wanted in zip(ours, theirs):
+            check(f"gradients by {name}", got.flatten(), wanted.flatten())
+        if index == 0:
+            print(f"right: {name}; a step {1e3 * our_s:.2f} ms, torch's {1e3 * their_s:.2f} ms")
+    dist.destroy_process_group()
+
+
+def stages(device, width):
+    import importlib.util
+
+    if not importlib.util.find_spec("libdualpipe"):
+        print("no package libdualpipe in this Python")
+        sys.exit(77)
+    spawn(stage_rank, device, int(width))
 
 
 if __name__ == "__main__":
-    {"train": train, "preload": preload, "collectives": collectives}[sys.argv[1]](*sys.argv[2:])
+    {"train": train, "preload": preload, "collectives": collectives, "stages": stages}[sys.argv[1]](*sys.argv[2:])

@@ -23,6 +23,9 @@ for f in $programs $libraries; do
     cp -L "$real" "$dest/"
 done
 mv "$dest/libsimcuda.so" "$dest/libcublasLt.so.13" "$dest/tests/simcuda/.libs/" # where tests look for them
+for wheel in "$build"/wheel/libdualpipe-*.whl; do # of `make wheel`
+    [ ! -e "$wheel" ] || python3 -m zipfile -e "$wheel" "$dest/python"
+done
 cp "$top/LICENSE" "$top/tests/gpu/check.sh" "$top/tests/gpu/gpu_torch.py" "$top/tests/bench/train_torch.py" "$dest/"
 for f in "$dest"/*; do ldd "$f" 2>/dev/null || true; done |
     awk '$3 ~ /^\// && $1 !~ /^(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|libdualpipe)\.so/ { print $3 }' |
