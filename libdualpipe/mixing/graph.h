@@ -18,10 +18,6 @@ void dp_graph_add_rest_alone(struct dp_graph_builder *b);
  * does. A graph of push-sum in several rounds becomes directed-exp. The result has passed
  * dp_graph_check. DP_EINVAL if none is alive; DP_ENOMEM. Any thread. */
 int dp_graph_without(const struct dp_graph *g, const bool *alive, struct dp_graph **out);
-/* A graph for another number of workers, each on a node of its own: of the same kind where that
- * exists; otherwise directed-exp for push-sum, torus for one round, hypercube for several. Errors
- * as above. */
-int dp_graph_of_size(const struct dp_graph *g, int workers, struct dp_graph **out);
 
 /* Same workers, local, push_sum and rounds; names may differ. */
 bool dp_graph_equal(const struct dp_graph *a, const struct dp_graph *b);

@@ -39,14 +39,12 @@ static int agree(struct dp_comm *comm, bool *done, bool *whole)
     return err;
 }
 
-int agree_all(struct dp_comm *comm, struct dp_comm *const *groups, int count, int err)
+int agree_all(struct dp_comm *comm, int err)
 {
     bool done = !err, whole;
 
     if (err && !may_be_death(err))
         return err;
-    if (err)
-        agree_revoke(comm, groups, count, err);
     const int agreed = agree(comm, &done, &whole);
     if (agreed || err)
         return agreed ? agreed : err;

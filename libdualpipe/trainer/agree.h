@@ -18,9 +18,8 @@ bool may_be_death(int err);
 void agree_revoke(struct dp_comm *comm, struct dp_comm *const *groups, int count, int err);
 
 /* Collective over the ranks of comm that live: err is what the part returned here. 0 on all of them: it
- * was 0 on all, and all live. A rank whose part has failed revokes comm and the groups, so that the
- * others come here too. DP_ECOMM on all that live where one is dead or its part
- * has failed, unless their own had failed already; an err that is no death is returned at once. */
-int agree_all(struct dp_comm *comm, struct dp_comm *const *groups, int count, int err);
+ * was 0 on all, and all live. DP_ECOMM on all that live where one is dead or its part has failed, unless
+ * their own had failed already; an err that is no death is returned at once. */
+int agree_all(struct dp_comm *comm, int err);
 
 #endif

@@ -22,6 +22,7 @@ struct dp_batch_norm;
  * one after the other in the order of replicas. Zeroed: there is one. */
 struct replica {
     int index, count;
+    bool first; /* of those that live */
     bool apart; /* gradients are of the replica's own loss, not of its share in that of all */
 };
 

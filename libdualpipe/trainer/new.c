@@ -94,8 +94,11 @@ static int check_config(const struct dp_trainer_config *c)
                        c->order_blocks, MAX_BLOCKS);
     if (c->survive && c->schedule.rank_map)
         return dp_fail(DP_EUNSUPPORTED, "survive: with schedule.rank_map, expected the order of ranks");
-    if (c->survive && c->sums != DP_SUMS_ALL)
-        return dp_fail(DP_EUNSUPPORTED, "survive: with shards or mixing, expected DP_SUMS_ALL");
+    if (c->survive && c->sums == DP_SUMS_SHARDS)
+        return dp_fail(DP_EUNSUPPORTED, "survive: with shards, expected DP_SUMS_ALL or mixing");
+    if (c->survive && c->sums == DP_SUMS_MIXING && c->checkpoint.folder)
+        return dp_fail(DP_EUNSUPPORTED, "survive: of replicas that mix with checkpoint.folder, expected "
+                       "none, as a checkpoint has the state of each");
     if (c->checkpoint.keep < 0)
         return dp_fail(DP_EINVAL, "checkpoint.keep: %d, expected 0 or more", c->checkpoint.keep);
     if (c->checkpoint.resume && !c->checkpoint.folder)
@@ -155,7 +158,10 @@ int trainer_take_shape(struct dp_trainer *t)
     if (!c->schedule.ranks)
         c->schedule.ranks = t->ranks / c->replicas;
     const int placed = c->schedule.ranks * c->replicas;
-    if (c->survive ? placed > t->ranks : placed != t->ranks)
+    if (trainer_survives_apart(t) && c->schedule.ranks > 1)
+        return dp_fail(DP_EUNSUPPORTED, "survive: with replicas of %d ranks that mix, expected those of "
+                       "one rank", c->schedule.ranks);
+    if (c->survive && c->sums == DP_SUMS_ALL ? placed > t->ranks : placed != t->ranks)
         return dp_fail(DP_EINVAL,
                        "ranks: %d of each of %d replicas, expected together the %d ranks of "
                        "comm",
@@ -380,7 +386,7 @@ static int make_schedules(struct dp_trainer *t)
         t->sums.none = !is_summed(t, outline);
         spec.skips = spec.skip_count ? skips : NULL;
         spec.mirror_reduce = true;
-        spec.reduce_all = !t->sums.none;
+        spec.reduce_all = !t->sums.none && !trainer_survives_apart(t);
         err = dp_schedule_new(&spec, &t->made);
         t->training = t->made;
     }
@@ -421,6 +427,8 @@ static int take_order(struct dp_trainer *t)
 static int make_graph(struct dp_trainer *t)
 {
     struct dp_graph_spec spec = t->config.mixing.graph;
+    struct dp_graph *other;
+    int err = 0;
 
     if (t->sums.none || t->config.sums != DP_SUMS_MIXING)
         return 0;
@@ -428,12 +436,18 @@ static int make_graph(struct dp_trainer *t)
     if (t->graph && t->graph->workers != t->config.replicas)
         return dp_fail(DP_EINVAL, "mixing.made: a graph of %d workers, expected %d, the replicas",
                        t->graph->workers, t->config.replicas);
-    if (t->graph)
-        return 0;
     spec.name = spec.name ? spec.name : "ring";
     spec.workers = t->config.replicas;
-    int err = dp_graph_new(&spec, &t->made_graph);
-    t->graph = t->made_graph;
+    if (!t->graph)
+        err = dp_graph_new(&spec, &t->made_graph);
+    t->graph = t->graph ? t->graph : t->made_graph;
+    if (err || t->ranks >= t->config.replicas)
+        return err;
+    err = dp_graph_of_size(t->graph, t->ranks, &other); /* some have died before */
+    if (!err) {
+        dp_graph_free(t->made_graph);
+        t->graph = t->made_graph = other;
+    }
     return err;
 }
 
@@ -457,6 +471,8 @@ static int make_groups(struct dp_trainer *t)
     struct dp_comm *groups[2];
     int err = 0;
 
+    if (trainer_survives_apart(t))
+        return 0;
     if (t->ranks > t->config.schedule.ranks * t->config.replicas)
         err = dp_comm_split(t->comm, is_spare(t) ? -1 : 0, 0, &t->team);
     if (err || t->config.replicas == 1 || is_spare(t))
@@ -471,8 +487,11 @@ static int make_groups(struct dp_trainer *t)
 
 static struct model_engine_config describe(struct dp_trainer *t)
 {
-    const struct replica replica = {.index = t->data ? dp_comm_rank(t->data) : 0,
+    const bool apart = trainer_survives_apart(t);
+    const int index = apart ? t->name : t->data ? dp_comm_rank(t->data) : 0;
+    const struct replica replica = {.index = index,
                                     .count = t->config.replicas,
+                                    .first = index == 0,
                                     .apart = t->graph};
 
     return (struct model_engine_config){
@@ -481,7 +500,7 @@ static struct model_engine_config describe(struct dp_trainer *t)
         .training = t->training,
         .forward = t->forward,
         .first_layer = t->first_layer,
-        .comm = t->pipe ? t->pipe : team_of(t),
+        .comm = apart ? NULL : t->pipe ? t->pipe : team_of(t),
         .spare = is_spare(t),
         .all = t->comm,
         .replica = replica,
@@ -533,13 +552,22 @@ static int make_sums(struct dp_trainer *t)
 {
     const struct sums_config config = {.none = t->sums.none || is_spare(t),
                                        .kind = t->config.sums,
-                                       .all = team_of(t),
+                                       .all = t->joined ? t->joined : team_of(t),
+                                       .survive = trainer_survives_apart(t),
+                                       .joins = t->joined,
                                        .data = t->data,
                                        .graph = t->graph,
                                        .place = t->home,
                                        .how = &t->config};
 
-    return trainer_fail(t, sums_init(&t->sums, &config, t->engine));
+    /* A mixer that survives a death does so from its beginning on. */
+    int err = config.survive && !t->joined ? trainer_agree(t, 0) : 0;
+
+    if (!err)
+        err = sums_init(&t->sums, &config, t->engine);
+    if (!err && config.survive)
+        trainer_take_members(t);
+    return trainer_fail(t, err);
 }
 
 int trainer_make_parts(struct dp_trainer *t)
@@ -602,6 +630,7 @@ static int make_place(struct dp_trainer *t)
 static int name_ranks(struct dp_trainer *t)
 {
     t->names = calloc((size_t)t->ranks, sizeof(*t->names));
+    t->name = trainer_rank(t);
     for (int i = 0; i < t->ranks && t->names; i++)
         t->names[i] = i;
     return t->names ? 0 : dp_fail(DP_ENOMEM, "no memory for a list of %d ranks", t->ranks);
@@ -807,8 +836,7 @@ void dp_trainer_free(struct dp_trainer *t)
     if (t->home != t->place)
         place_free(t->home);
     place_free(t->place);
-    if (t->owns_comm)
-        dp_comm_close(t->comm);
+    dp_comm_close(t->owned);
     model_fini(&t->model);
     free(t->lost);
     free(t->cut);

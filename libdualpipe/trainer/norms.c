@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trainer/norms.h"
 
+#include "base/tensor.h"
+
 #include <dualpipe/batch_norm.h>
 
 #include <stdio.h>
@@ -69,6 +71,19 @@ int norms_sum(const struct engine *e, struct dp_comm *comm, double *values)
             if (e->norms[i].norm)
                 dp_batch_norm_export(e->norms[i].norm, mb, at);
     return e->norm_count ? add_over_ranks(values, norms_room(e), comm) : 0;
+}
+
+int norms_share(const struct engine *e, struct dp_comm *comm, int from)
+{
+    struct norm_tensor own[NORM_TENSORS];
+    int err = 0;
+
+    for (int32_t i = 0; i < e->norm_count; i++) {
+        norm_tensors(&e->norms[i], own);
+        for (int k = 0; k < NORM_TENSORS && !err; k++)
+            err = dp_comm_broadcast(comm, own[k].tensor.data, dp_tensor_bytes(&own[k].tensor), from);
+    }
+    return err;
 }
 
 void norms_commit(const struct engine *e, bool used, const double *values)

@@ -17,6 +17,8 @@
 int norms_sum(const struct engine *e, struct dp_comm *all, double *values);
 /* used: the step changes the parameters; otherwise what was noted in it is forgotten. */
 void norms_commit(const struct engine *e, bool used, const double *values);
+/* Where every rank of comm has all norms: theirs become those of rank `from`. */
+int norms_share(const struct engine *e, struct dp_comm *comm, int from);
 size_t norms_room(const struct engine *e);
 
 /* The running statistics as tensors that a checkpoint has: "NAME running_mean", "NAME running_variance",

@@ -92,7 +92,7 @@ static int add_state(struct saved_list *l, const struct dp_trainer *t, int slot)
 static bool is_listed(const struct dp_trainer *t, int slot, enum saved_which which)
 {
     return which != SAVED_FIRST ||
-           (t->engine->replica.index == 0 && !t->engine->parts[slot].second_copy);
+           (t->engine->replica.first && !t->engine->parts[slot].second_copy);
 }
 
 static int slot_of(const struct dp_trainer *t, const struct engine_norm *norm)

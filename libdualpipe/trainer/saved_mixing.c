@@ -28,7 +28,7 @@ static const char *state_name(const struct sums *d, int slot, const char *name,
 
 static bool is_first_of_all(const struct sums *d, int slot)
 {
-    return d->engine->replica.index == 0 && !d->engine->parts[slot].second_copy;
+    return d->engine->replica.first && !d->engine->parts[slot].second_copy;
 }
 
 static size_t bytes_of(const struct dp_parameter *p)

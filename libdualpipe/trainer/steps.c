@@ -43,15 +43,27 @@ static int compare_rows(const struct dp_trainer *t, int64_t rows, size_t count)
     return 0;
 }
 
-/* By rows: a mean over those of all micro-batches. */
+static bool lives(const struct dp_trainer *t, int32_t replica)
+{
+    bool found = !trainer_survives_apart(t);
+
+    for (int i = 0; i < t->ranks && !found; i++)
+        found = t->names[i] == replica;
+    return found;
+}
+
+/* By rows: a mean over those of all micro-batches that are trained. */
 static double mean_loss(const struct dp_trainer *t, int64_t rows)
 {
-    const int32_t m = t->engine->microbatches;
-    double sum = 0;
+    const int32_t m = t->engine->microbatches, own = engine_own_microbatches(t->engine);
+    double sum = 0, of = 0;
 
-    for (int32_t mb = 0; mb < m; mb++)
-        sum += rows % m ? t->values[mb] * (double)batch_rows(rows, m, mb) : t->values[mb];
-    return sum / (double)(rows % m ? rows : m);
+    for (int32_t mb = 0; mb < m; mb++) {
+        const double weight = rows % m ? (double)batch_rows(rows, m, mb) : 1;
+        sum += t->values[mb] * weight;
+        of += lives(t, mb / own) ? weight : 0;
+    }
+    return sum / of;
 }
 
 /* ---- norms of gradients ---------------------------------------------------------------------- */
@@ -114,7 +126,7 @@ static bool counts(const struct dp_trainer *t, int slot)
 
     if (!t->sums.none && t->sums.kind == DP_SUMS_SHARDS)
         return true; /* each rank has another part */
-    return !e->parts[slot].second_copy && (t->columns > 1 || e->replica.index == 0);
+    return !e->parts[slot].second_copy && (t->columns > 1 || e->replica.first);
 }
 
 static double loss_scale(const struct dp_trainer *t)
@@ -496,6 +508,7 @@ int trainer_make_optimizers(struct dp_trainer *t)
 int trainer_make_room(struct dp_trainer *t)
 {
     struct engine *e = t->engine;
+    const size_t ranks = (size_t)(t->ranks > t->config.replicas ? t->ranks : t->config.replicas);
     int32_t most = 0;
 
     t->columns = trainer_mixes(t) ? (size_t)e->replica.count : 1;
@@ -506,12 +519,12 @@ int trainer_make_room(struct dp_trainer *t)
         most = count > most ? count : most;
     }
     t->values = calloc(t->sums_len, sizeof(double));
-    t->all_values = calloc(t->sums_len * (size_t)t->ranks, sizeof(double));
+    t->all_values = calloc(t->sums_len * ranks, sizeof(double));
     t->in_layer = calloc((size_t)most + 1, sizeof(*t->in_layer));
     t->norm_values = calloc(norms_room(e) + 1, sizeof(*t->norm_values));
-    t->paces = calloc((size_t)t->ranks, sizeof(*t->paces));
+    t->paces = calloc(ranks, sizeof(*t->paces));
     if (!t->values || !t->all_values || !t->in_layer || !t->norm_values || !t->paces)
-        return dp_fail(DP_ENOMEM, "no memory for what %d ranks tell each other", t->ranks);
+        return dp_fail(DP_ENOMEM, "no memory for what %zu ranks tell each other", ranks);
     e->queued = queue_squares;
     e->queued_user = t;
     int err = squares_new(t->home, most, e->part_count, &t->squares);

@@ -141,6 +141,21 @@ int sums_revert(struct sums *d)
     return err;
 }
 
+int sums_survive(struct sums *d)
+{
+    return dp_mixer_survive(d->slots[0].mixer);
+}
+
+int sums_admit(struct sums *d, int count, const struct dp_comm_config *config)
+{
+    return dp_mixer_admit(d->slots[0].mixer, count, config);
+}
+
+struct dp_comm *sums_comm(const struct sums *d)
+{
+    return dp_mixer_comm(d->slots[0].mixer);
+}
+
 /* ---- ranks that hold the same stage ---------------------------------------------------------- */
 
 /* A slot and its mirror, named by the one on the lower rank. */
@@ -210,27 +225,28 @@ static int make_mixer(struct sums *d, const struct sums_config *config, int slot
     struct sums_slot *s = &d->slots[slot];
     struct dp_device *device = place_device(d->place);
     const int err = device ? links_of_replicas(s->data, device, config->graph, &s->data_links) : 0;
+    const struct dp_mixer_config mixer = {
+        .parameters = part_of(d, slot)->parameters,
+        .count = part_of(d, slot)->count,
+        .optimizer = how->optimizer,
+        .graph = config->graph,
+        .comm = device ? s->data_links : config->survive ? config->all : s->data,
+        .device = device,
+        .stream = place_stream(d->place),
+        .separate = true, /* layers know their parameters by their place */
+        .algorithm = how->mixing.algorithm,
+        .local_steps = how->mixing.local_steps,
+        .outer_rate = how->mixing.outer_rate,
+        .outer_momentum = how->mixing.outer_momentum,
+        .factor = how->mixing.factor,
+        .compression = how->mixing.compression,
+        .staleness = how->mixing.staleness,
+        .survive = config->survive,
+    };
 
-    return err ? err
-               : dp_mixer_new(
-                     &(struct dp_mixer_config){
-                         .parameters = part_of(d, slot)->parameters,
-                         .count = part_of(d, slot)->count,
-                         .optimizer = how->optimizer,
-                         .graph = config->graph,
-                         .comm = device ? s->data_links : s->data,
-                         .device = device,
-                         .stream = place_stream(d->place),
-                         .separate = true, /* layers know their parameters by their place */
-                         .algorithm = how->mixing.algorithm,
-                         .local_steps = how->mixing.local_steps,
-                         .outer_rate = how->mixing.outer_rate,
-                         .outer_momentum = how->mixing.outer_momentum,
-                         .factor = how->mixing.factor,
-                         .compression = how->mixing.compression,
-                         .staleness = how->mixing.staleness,
-                     },
-                     &s->mixer);
+    if (err)
+        return err;
+    return config->joins ? dp_mixer_join(&mixer, &s->mixer) : dp_mixer_new(&mixer, &s->mixer);
 }
 
 /* The parameter of which this is a piece, "NAME[first:end]". */
@@ -288,7 +304,7 @@ int sums_init(struct sums *d, const struct sums_config *config, struct engine *e
         .none = config->none, .kind = config->kind, .engine = e, .place = config->place};
     if (d->none)
         return 0;
-    err = make_comms(d, config);
+    err = config->survive ? make_mixer(d, config, 0) : make_comms(d, config);
     for (int i = 0; i < d->count && !err; i++)
         err = make_slot(d, config, d->order[i]);
     if (err)

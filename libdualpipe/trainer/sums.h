@@ -21,6 +21,9 @@ struct sums_config {
     bool none; /* one replica, whose mirrors are the pipeline's: nothing to do */
     enum dp_sums kind;
     struct dp_comm *all;                 /* all ranks of all replicas */
+    bool survive;                        /* mixing: each replica is one rank with one stage, and the
+                                          * others go on without one that dies */
+    bool joins;                          /* the same: this one comes to those that mix in `all` */
     struct dp_comm *data;                /* mixing: the same rank of all replicas */
     const struct dp_graph *graph;        /* mixing */
     struct place *place;                 /* of gradients and values */
@@ -43,7 +46,7 @@ struct sums {
     struct place *place;
     struct sums_slot slots[DP_MAX_SLOTS];
     int order[DP_MAX_SLOTS],
-        count; /* slots in an order that is the same for both ranks of each pair of
+        count; /* slots whose gradients are summed, in an order that is the same for both ranks of each pair of
                 * mirrors: in another one they would wait for each other */
 };
 
@@ -71,5 +74,10 @@ int sums_settle(struct sums *d);
 /* mixing: the values of all replicas become their average, for good or until sums_revert. */
 int sums_average(struct sums *d, bool revert);
 int sums_revert(struct sums *d);
+
+/* survive: dp_mixer_survive, dp_mixer_admit and dp_mixer_comm. */
+int sums_survive(struct sums *d);
+int sums_admit(struct sums *d, int count, const struct dp_comm_config *config);
+struct dp_comm *sums_comm(const struct sums *d);
 
 #endif

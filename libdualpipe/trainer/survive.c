@@ -6,6 +6,9 @@
  *      comm        0  1  2  3      P = 2, D = 2
  *      2 dies:     0  1  .  2      P = 2, D = 1, and one rank that is spare
  *
+ * Replicas that mix are each one rank with a state of its own: the others go on with the graph of those
+ * that live (mixer.h), and admit ranks that come back.
+ *
  * All that live agree at the end of every step, before parameters change: either all change them or none
  * does. So after a death all copies of a stage are of the same step, and what was cut off is repeated.
  */
@@ -32,15 +35,25 @@ static void list_groups(const struct dp_trainer *t, struct dp_comm *groups[stati
         groups[3 + i] = t->sums.slots[i].same;
 }
 
-/* After a part that all ranks carry out. */
-static int agree(struct dp_trainer *t, int err)
+/* So that no rank waits for this one. What mixers have in flight they complete after a death: their ranks
+ * hear of that from each other. */
+static void revoke(struct dp_trainer *t, int err)
 {
     struct dp_comm *groups[GROUPS];
 
+    if (trainer_survives_apart(t))
+        return;
+    list_groups(t, groups);
+    agree_revoke(t->comm, groups, GROUPS, err);
+}
+
+int trainer_agree(struct dp_trainer *t, int err)
+{
     if (!t->config.survive || t->failed)
         return err;
-    list_groups(t, groups);
-    err = agree_all(t->comm, groups, GROUPS, err);
+    if (err && may_be_death(err))
+        revoke(t, err);
+    err = agree_all(t->comm, err);
     t->failed = err;
     return err;
 }
@@ -48,12 +61,9 @@ static int agree(struct dp_trainer *t, int err)
 /* What has failed here for good ends all ranks, or, of ranks that survive, this one. */
 static int end(struct dp_trainer *t, int err)
 {
-    struct dp_comm *groups[GROUPS];
-
     if (!err || !t->config.survive)
         return trainer_fail(t, err);
-    list_groups(t, groups);
-    agree_revoke(t->comm, groups, GROUPS, err);
+    revoke(t, err);
     return err;
 }
 
@@ -77,6 +87,8 @@ static void choose_layout(struct dp_trainer *t)
 
     c->schedule.ranks = t->given.ranks;
     c->replicas = t->given.replicas;
+    if (trainer_survives_apart(t))
+        return;
     while (c->replicas > 1 && (c->schedule.ranks * c->replicas > t->ranks ||
                                !can_be(t, c->schedule.ranks, c->replicas)))
         c->replicas--;
@@ -89,12 +101,11 @@ static void choose_layout(struct dp_trainer *t)
 }
 
 /* Numbers of the ranks when the training began. */
-static int exchange_names(struct dp_trainer *t, const struct dp_trainer *old)
+static int exchange_names(struct dp_trainer *t)
 {
-    const int32_t mine = old->names[dp_comm_rank(old->comm)];
-
+    free(t->names);
     t->names = calloc((size_t)t->ranks, sizeof(*t->names));
-    return t->names ? dp_comm_allgather(t->comm, &mine, t->names, sizeof(mine))
+    return t->names ? dp_comm_allgather(t->comm, &t->name, t->names, sizeof(t->name))
                     : dp_fail(DP_ENOMEM, "no memory for a list of %d ranks", t->ranks);
 }
 
@@ -126,8 +137,46 @@ static int build_again(struct dp_trainer *t, const struct dp_trainer *old, struc
     if (!err && t->begun)
         err = trainer_make_parts(t);
     if (!err)
-        err = exchange_names(t, old);
+        err = exchange_names(t);
     return err || !t->begun ? err : move_state(t, old);
+}
+
+/* ---- replicas that mix ----------------------------------------------------------------------- */
+
+void trainer_take_members(struct dp_trainer *t)
+{
+    t->comm = sums_comm(&t->sums);
+    t->ranks = dp_comm_size(t->comm);
+    t->engine->replica.first = dp_comm_rank(t->comm) == 0;
+    t->failed = false;
+}
+
+/* How far a replica has come. */
+struct progress {
+    uint64_t next;
+    struct dp_loss_scale scale;
+    bool ending;
+};
+
+/* One that has joined goes on with what the furthest knows beside its parameters. */
+static int take_progress(struct dp_trainer *t, bool joins)
+{
+    struct progress mine = {t->next, t->config.loss_scale, t->ending};
+    struct progress *all = calloc((size_t)t->ranks, sizeof(*all));
+    int first = 0;
+    int err = all ? exchange_names(t) : dp_fail(DP_ENOMEM, "no memory for a list of %d ranks", t->ranks);
+
+    if (!err)
+        err = dp_comm_allgather(t->comm, &mine, all, sizeof(mine));
+    for (int i = 1; i < t->ranks && !err; i++)
+        first = all[i].next > all[first].next ? i : first;
+    if (!err) {
+        t->config.loss_scale = all[first].scale;
+        t->ending = all[first].ending;
+        trainer_seek(t, all[first].next);
+    }
+    free(all);
+    return err || !joins ? err : norms_share(t->engine, t->comm, first);
 }
 
 /* ---- after a death --------------------------------------------------------------------------- */
@@ -147,58 +196,86 @@ static void say_how_it_goes_on(const struct dp_trainer *t, int32_t count)
            t->ranks - c->schedule.ranks * c->replicas);
 }
 
-static int note_losses(struct dp_trainer *t, const struct dp_trainer *old)
+/* Of those that lived. */
+static int note_losses(struct dp_trainer *t, const int32_t *names, int ranks)
 {
     const int32_t before = t->lost_count;
-    int32_t *lost = realloc(t->lost, (size_t)(t->lost_count + old->ranks) * sizeof(*lost));
+    int32_t *lost = realloc(t->lost, (size_t)(t->lost_count + ranks) * sizeof(*lost));
 
     if (!lost)
         return dp_fail(DP_ENOMEM, "no memory for a list of lost ranks");
     t->lost = lost;
-    for (int i = 0; i < old->ranks; i++) {
+    for (int i = 0; i < ranks; i++) {
         int k = 0;
-        while (k < t->ranks && t->names[k] != old->names[i])
+        while (k < t->ranks && t->names[k] != names[i])
             k++;
         if (k == t->ranks)
-            lost[t->lost_count++] = old->names[i];
+            lost[t->lost_count++] = names[i];
     }
-    if (dp_comm_rank(t->comm) == 0)
+    if (dp_comm_rank(t->comm) == 0 && !trainer_survives_apart(t)) /* otherwise the mixer says it */
         say_how_it_goes_on(t, t->lost_count - before);
     return 0;
 }
 
-static void drop(struct dp_trainer *parts, struct dp_comm *kept)
+static void drop(struct dp_trainer *parts)
 {
     trainer_free_parts(parts);
-    if (parts->owns_comm && parts->comm != kept)
-        dp_comm_close(parts->comm);
+    dp_comm_close(parts->owned);
 }
 
-/* Among the ranks that live; again and again while more die. Where none has died a step failed for a
- * while of silence, which may be over: it is repeated once. */
-static int go_on(struct dp_trainer *t, int err)
+/* Among the ranks that live; again and again while more die. */
+static int lay_out_again(struct dp_trainer *t, int err)
 {
     struct dp_trainer old = *t;
-    const int before = err;
     struct dp_comm *comm, *from = t->comm;
 
     while (may_be_death(err)) {
         err = dp_comm_shrink(from, &comm);
         if (from != old.comm)
-            drop(t, NULL);
+            drop(t);
         if (err) {
             *t = old;
             return err;
         }
-        t->owns_comm = true;
-        from = comm;
-        err = agree(t, build_again(t, &old, comm));
+        t->owned = from = comm;
+        err = trainer_agree(t, build_again(t, &old, comm));
     }
-    const bool vain = !err && t->ranks == old.ranks && t->repeated == t->next + 1;
-    t->repeated = t->next + 1;
     if (!err)
-        err = vain ? before : note_losses(t, &old);
-    drop(&old, NULL);
+        err = note_losses(t, old.names, old.ranks);
+    drop(&old);
+    return err;
+}
+
+/* The same of replicas that mix. */
+static int mix_on(struct dp_trainer *t, int err)
+{
+    const int ranks = t->ranks;
+    int32_t *names = t->names;
+
+    t->names = NULL;
+    norms_commit(t->engine, false, t->norm_values);
+    while (may_be_death(err)) {
+        err = sums_survive(&t->sums);
+        if (err)
+            break;
+        trainer_take_members(t);
+        err = trainer_agree(t, take_progress(t, false));
+    }
+    if (!err)
+        err = note_losses(t, names, ranks);
+    free(names);
+    return err;
+}
+
+/* Where none has died a step failed for a while of silence, which may be over: it is repeated once. */
+static int go_on(struct dp_trainer *t, int before)
+{
+    const int ranks = t->ranks;
+    int err = t->begun && trainer_survives_apart(t) ? mix_on(t, before) : lay_out_again(t, before);
+
+    if (!err && t->ranks == ranks && t->repeated == t->next + 1)
+        err = before;
+    t->repeated = t->next + 1;
     return err;
 }
 
@@ -207,19 +284,22 @@ static int survive(struct dp_trainer *t, int err)
 {
     if (!t->config.survive || !may_be_death(err))
         return err;
-    agree(t, err); /* where others are already, after the next part */
+    trainer_agree(t, err); /* where others are already, after the next part */
     return go_on(t, err);
 }
 
 /* After a death that trainer_begin met 0, once those that live have begun. */
 static int begin(struct dp_trainer *t)
 {
+    const int ranks = t->ranks;
     int err = trainer_begin(t);
 
     if (t->config.survive && dp_comm_survives(t->comm)) { /* else a death has ended all */
-        err = agree(t, err);
+        err = trainer_agree(t, err);
         if (may_be_death(err))
             err = go_on(t, err);
+        else if (!err && t->ranks < ranks) /* a mixer has survived a death in its beginning */
+            err = mix_on(t, DP_ECOMM);
         if (err)
             end(t, err);
     }
@@ -230,13 +310,13 @@ static int begin(struct dp_trainer *t)
 /* Until all that live have got through. */
 static int carry_out(struct dp_trainer *t, int (*part)(struct dp_trainer *t, void *arg), void *arg)
 {
-    int err = agree(t, part(t, arg));
+    int err = trainer_agree(t, part(t, arg));
 
     while (t->config.survive && may_be_death(err)) {
         const int survived = survive(t, err);
         if (survived)
             return survived;
-        err = agree(t, part(t, arg));
+        err = trainer_agree(t, part(t, arg));
     }
     return err;
 }
@@ -269,26 +349,99 @@ int dp_trainer_lost(const struct dp_trainer *t, const int32_t **ranks)
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model *model,
-                   struct dp_comm *comm, struct dp_trainer **out)
+static struct dp_trainer *prepare(const struct dp_trainer_config *config, const struct dp_model *model,
+                                  struct dp_comm *comm, int ranks)
 {
     struct dp_trainer *t = calloc(1, sizeof(*t));
 
-    if (!t)
-        return dp_comm_share_error(comm, dp_fail(DP_ENOMEM, "no memory for a trainer"));
+    if (!t) {
+        dp_fail(DP_ENOMEM, "no memory for a trainer");
+        return NULL;
+    }
     t->comm = comm;
-    t->ranks = comm ? dp_comm_size(comm) : 1;
+    t->ranks = ranks;
     if (config->checkpoint.on_signal)
         signals_begin();
     t->watches = config->checkpoint.on_signal;
     t->prepared = trainer_prepare(t, config, model);
-    const int err = begin(t);
+    return t;
+}
+
+static int hand_out(struct dp_trainer *t, int err, struct dp_trainer **out)
+{
     if (err)
         dp_trainer_free(t);
     else
         *out = t;
     return err;
 }
+
+int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model *model,
+                   struct dp_comm *comm, struct dp_trainer **out)
+{
+    struct dp_trainer *t = prepare(config, model, comm, comm ? dp_comm_size(comm) : 1);
+
+    return t ? hand_out(t, begin(t), out) : dp_comm_share_error(comm, DP_ENOMEM);
+}
+
+/* ---- ranks that come back -------------------------------------------------------------------- */
+
+/* Those of before and the new ones, once these have what is the mixer's. */
+static int go_on_together(struct dp_trainer *t, int err)
+{
+    trainer_take_members(t);
+    err = trainer_agree(t, err);
+    return err ? err : trainer_agree(t, take_progress(t, true));
+}
+
+int dp_trainer_admit(struct dp_trainer *t, int count, const struct dp_comm_config *config)
+{
+    const int room = t->config.replicas - t->ranks;
+
+    if (!trainer_survives_apart(t))
+        return dp_fail(DP_EUNSUPPORTED, "ranks that come to a pipeline, expected config.survive and "
+                       "replicas that mix");
+    if (count < 1 || count > room)
+        return dp_fail(DP_EINVAL, "count: %d, expected 1 to %d, as many as are lost", count, room);
+    const int err = go_on_together(t, sums_admit(&t->sums, count, config));
+    const int survived = survive(t, err);
+    t->repeated = 0; /* no step was */
+    if (survived)
+        return end(t, survived);
+    return err ? dp_fail_quietly(DP_EAGAIN, "a rank has died while others were admitted") : 0;
+}
+
+/* By itself, until the mixer knows the others. */
+static int join(struct dp_trainer *t, struct dp_comm *comm)
+{
+    int err = t->prepared;
+
+    t->joined = comm;
+    if (!err && !trainer_survives_apart(t))
+        err = dp_fail(DP_EUNSUPPORTED, "a rank that comes to a pipeline, expected config.survive and "
+                      "replicas that mix");
+    if (!err)
+        err = trainer_lay_out_all(t);
+    if (!err)
+        err = trainer_make_parts(t);
+    t->begun = !err;
+    return err ? err : survive(t, go_on_together(t, 0));
+}
+
+int dp_trainer_join(const struct dp_trainer_config *config, const struct dp_model *model,
+                    struct dp_comm *comm, int rank, struct dp_trainer **out)
+{
+    struct dp_trainer *t = prepare(config, model, NULL, config->replicas);
+
+    if (!t)
+        return DP_ENOMEM;
+    t->name = rank;
+    if (!t->prepared && (rank < 0 || rank >= config->replicas))
+        t->prepared = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, config->replicas - 1);
+    return hand_out(t, join(t, comm), out);
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* ends: it is the first step in which a rank was told to end. */
 static bool is_due(const struct dp_trainer *t, bool ends)
@@ -343,6 +496,12 @@ int dp_trainer_save(struct dp_trainer *t, const char *folder)
     return carry_out(t, trainer_save, (void *)folder);
 }
 
+static int average(struct dp_trainer *t, void *arg)
+{
+    (void)arg;
+    return sums_average(&t->sums, false);
+}
+
 int dp_trainer_finish(struct dp_trainer *t)
 {
     int err = 0;
@@ -350,7 +509,7 @@ int dp_trainer_finish(struct dp_trainer *t)
     if (t->config.checkpoint.folder && t->saved_step != t->next)
         err = dp_trainer_save(t, NULL);
     if (!err)
-        err = sums_average(&t->sums, false);
+        err = carry_out(t, average, NULL);
     if (!err)
         err = trainer_catch_up(t);
     return end(t, err);

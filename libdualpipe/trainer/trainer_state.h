@@ -21,8 +21,9 @@ struct dp_trainer {
     struct dp_trainer_config config;
     char *folder, *about, *state_folder; /* copies that config has */
     struct model_info model;
-    struct dp_comm *comm; /* of all ranks that live; NULL: alone */
-    bool owns_comm;
+    struct dp_comm *comm;   /* of all ranks that live; NULL: alone */
+    struct dp_comm *owned;  /* this or one of before, unless it is the caller's; NULL: none is */
+    struct dp_comm *joined; /* of dp_trainer_join */
     struct dp_comm *team; /* of those with a place in the layout, where some have none */
     struct dp_comm *pipe, *data;
     struct place *place; /* where it computes */
@@ -45,7 +46,8 @@ struct dp_trainer {
     } given;
     int prepared; /* what this rank found out by itself, before any other */
     bool begun;   /* parameters are there, and move to the next layout */
-    int32_t *names, *lost, lost_count; /* [ranks] numbers at first, of those that live; of the others */
+    int32_t name;                      /* this rank's number at first */
+    int32_t *names, *lost, lost_count; /* [ranks] those of ranks that live; of those that died */
     bool failed;       /* the last agreement said so */
     uint64_t repeated; /* the last step that was repeated, counted from 1 */
     uint64_t next;  /* step */
@@ -84,6 +86,11 @@ int trainer_begin(struct dp_trainer *t);
 int trainer_make_parts(struct dp_trainer *t);
 void trainer_free_parts(struct dp_trainer *t);
 void trainer_clear_parts(struct dp_trainer *t);
+
+/* survive.c: all come to it after a part that all carry out; err: of the part here. */
+int trainer_agree(struct dp_trainer *t, int err);
+/* Of replicas that mix those that the mixer has now. */
+void trainer_take_members(struct dp_trainer *t);
 
 /* steps.c: of a step what comes before parameters change, and its end; an evaluation, as loss. */
 struct trainer_step {
@@ -133,6 +140,12 @@ static inline int trainer_rank(const struct dp_trainer *t)
 static inline bool trainer_mixes(const struct dp_trainer *t)
 {
     return !t->sums.none && t->sums.kind == DP_SUMS_MIXING;
+}
+
+/* Replicas that mix go on without those that die, which no layout changes: each is one rank. */
+static inline bool trainer_survives_apart(const struct dp_trainer *t)
+{
+    return t->config.survive && t->config.sums == DP_SUMS_MIXING;
 }
 
 static inline int trainer_fail(struct dp_trainer *t, int err)

@@ -103,6 +103,10 @@ struct dp_graph_kind {
  * DP_ENOMEM. Any thread. */
 DP_PUBLIC int dp_graph_new(const struct dp_graph_spec *spec, struct dp_graph **out);
 DP_PUBLIC void dp_graph_free(struct dp_graph *g);
+/* A graph for another number of workers, each on a node of its own: of the same kind where that exists;
+ * otherwise directed-exp for push-sum, torus for one round, hypercube for several. The caller frees.
+ * DP_EINVAL for less than one worker; DP_ENOMEM. Any thread. */
+DP_PUBLIC int dp_graph_of_size(const struct dp_graph *g, int workers, struct dp_graph **out);
 
 /* Make a name known to dp_graph_new, for the rest of the process. DP_EINVAL for a name that is taken,
  * empty, too long or has other letters than a-z, 0-9 and '-', and for a kind without a build

@@ -104,7 +104,9 @@ struct dp_trainer_config {
                 * way than D-PSGD, by push-sum or with checkpoints. On a device of CUDA survive,
                 * and with the optimizer there delay_update, are DP_EUNSUPPORTED, as are offload of the
                 * optimizer alone or with kept_share, and accumulating optimizers */
-    bool survive;                   /* ranks that die are gone on without, see dp_trainer_lost */
+    bool survive;                   /* ranks that die are gone on without, see dp_trainer_lost; not with
+                                     * shards, and of replicas that mix, which are then of one rank each,
+                                     * there are no checkpoints in the folder */
     /* What of a rank may live on the host. */
     struct {
         bool parameters;            /* values, gradients and the optimizer's state; of layers at work
@@ -276,8 +278,23 @@ DP_PUBLIC int dp_trainer_resume(struct dp_trainer *trainer, const char *folder);
  * mirror. Losses are what they would have been. Every rank gives the batch, since any may have the
  * first stage or the last next time. A rank whose callback has failed has to leave, and is one that died
  * to the others. DP_ENOENT: a stage is lost; a checkpoint may have it. Where dp_comm_survive was called
- * for comm before, a rank may die before dp_trainer_new, too. */
+ * for comm before, a rank may die before dp_trainer_new, too.
+ *
+ * Replicas that mix are different, as each has a state of its own: no rank is spare, those that live mix
+ * by a graph of so many (dp_mixer_survive), and losses are means over the rows that they have. A rank
+ * that is lost may come back (dp_trainer_admit), and die again: it is then in the list twice. */
 DP_PUBLIC int dp_trainer_lost(const struct dp_trainer *trainer, const int32_t **ranks);
+/* survive, replicas that mix: between two calls admit `count` new ranks in the place of as many that are
+ * lost, as dp_mixer_admit does with this config. Collective over those that live; the new ones call
+ * dp_comm_join with the same config and then dp_trainer_join. DP_EAGAIN: one has died or did not come
+ * in time; training can go on, and this may be called again. */
+DP_PUBLIC int dp_trainer_admit(struct dp_trainer *trainer, int count,
+                               const struct dp_comm_config *config);
+/* A new one, in the place of `rank`, which is a number in the first comm: comm is that of dp_comm_join,
+ * the rest is the others', whose step it goes on with (dp_trainer_next_step). Errors of dp_trainer_new
+ * and dp_mixer_join; this rank then has to leave. */
+DP_PUBLIC int dp_trainer_join(const struct dp_trainer_config *config, const struct dp_model *model,
+                              struct dp_comm *comm, int rank, struct dp_trainer **out);
 /* What a program does among the ranks of dp_trainer_parts between these calls, as one of them: after a
  * death part(user) is repeated by those that live, with the parts that they have then. It returns 0 or
  * an error of comm.h; no call of the trainer is in it. Collective. */
