@@ -13,9 +13,12 @@
 
 #include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { AT_FIRST = 100, AT_LAST }; /* before the trainer is made; in the program's own part */
 enum { STEPS = 4, ROWS = 16, MICROBATCHES = 8, MAX_RANKS = 6, MAX_VALUES = 600, VICTIMS = 2 };
@@ -40,6 +43,7 @@ struct death {
 struct layout {
     enum dp_schedule_kind kind;
     int ranks, replicas, spare;
+    const char *graph; /* replicas mix; NULL: gradients are summed */
 };
 
 static int size_of(const struct layout *l)
@@ -54,7 +58,42 @@ struct job {
     bool offloads;
     const char *sentence; /* it cannot go on, and says so; NULL: it can */
     struct seen *seen;    /* [MAX_RANKS] in memory of all processes */
+    struct meeting *meeting; /* the same: of the rank that comes back; NULL: none does */
+    enum dp_mixer_algorithm algorithm;
+    int32_t staleness;
+    enum dp_mixer_compression compression;
 };
+
+/* Where the workers are found by a rank that comes back. */
+struct meeting {
+    atomic_size_t len;
+    char value[4096];
+};
+
+static int put(void *user, const char *key, const void *value, size_t len)
+{
+    struct meeting *m = user;
+
+    (void)key;
+    if (len > sizeof(m->value))
+        return DP_EINVAL;
+    memcpy(m->value, value, len);
+    atomic_store(&m->len, len);
+    return 0;
+}
+
+static int get(void *user, const char *key, void *value, size_t *len)
+{
+    struct meeting *m = user;
+    const size_t there = atomic_load(&m->len);
+
+    (void)key;
+    if (!there)
+        return DP_EAGAIN;
+    *len = there < *len ? there : *len;
+    memcpy(value, m->value, *len);
+    return 0;
+}
 
 static int take_step(struct dp_trainer *t, enum model_kind model, uint64_t step,
                      struct dp_trainer_result *result, double *held_out)
@@ -126,6 +165,15 @@ static int count_ranks(void *user)
     return err;
 }
 
+static int admit(struct dp_trainer *t, const struct job *job)
+{
+    const struct dp_comm_store store = {.user = job->meeting, .put = put, .get = get};
+
+    return dp_trainer_admit(
+        t, 1,
+        &(struct dp_comm_config){.store = &store, .transport = "shm", .timeout_ns = timeout_ns});
+}
+
 static int learn(struct dp_trainer *t, const struct job *job, int rank, struct seen *seen)
 {
     const struct death *own = NULL;
@@ -147,6 +195,8 @@ static int learn(struct dp_trainer *t, const struct job *job, int rank, struct s
             break;
         seen->losses[step] = r.loss;
         seen->lost[step] = r.lost;
+        if (r.lost && job->meeting)
+            err = admit(t, job);
     }
     if (!err)
         err = take_step(t, job->model, STEPS, NULL, &seen->held_out);
@@ -162,15 +212,13 @@ static int learn(struct dp_trainer *t, const struct job *job, int rank, struct s
     return err ? err : gather(t, seen);
 }
 
-static int rank_learns(struct dp_comm *comm, void *arg)
+static struct dp_trainer_config config_of(const struct job *job, const int32_t *layers)
 {
-    const struct job *job = arg;
-    const int rank = dp_comm_rank(comm), ranks = job->layout.ranks;
     const bool cut = job->layout.kind == DP_SCHEDULE_1F1B;
-    int32_t *layers = calloc(MODEL_LAYERS, sizeof(*layers)); /* which dp_trainer_new copies */
-    const struct dp_trainer_config config = {
+
+    return (struct dp_trainer_config){
         .schedule.kind = job->layout.kind,
-        .schedule.ranks = ranks,
+        .schedule.ranks = job->layout.ranks,
         .balance = cut ? DP_BALANCE_GIVEN : DP_BALANCE_COST,
         .layers_of_stage = layers,
         .replicas = job->layout.replicas,
@@ -182,9 +230,49 @@ static int rank_learns(struct dp_comm *comm, void *arg)
         .fixed_order = true,
         .order_blocks = 8,
         .seed = 5,
-        .survive = dp_comm_size(comm) > 1,
+        .sums = job->layout.graph ? DP_SUMS_MIXING : DP_SUMS_ALL,
+        .mixing.graph.name = job->layout.graph,
+        .mixing.algorithm = job->algorithm,
+        .mixing.staleness = job->staleness,
+        .mixing.compression = job->compression,
+        .survive = size_of(&job->layout) > 1,
         .offload.parameters = job->offloads,
     };
+}
+
+/* The first of the deaths comes back. */
+static int come_back(const struct job *job)
+{
+    const struct dp_comm_store store = {.user = job->meeting, .put = put, .get = get};
+    const int rank = job->deaths[0].rank;
+    const struct dp_trainer_config config = config_of(job, NULL);
+    struct job own = *job;
+    struct dp_trainer *t;
+    struct test_model m;
+    struct dp_comm *comm;
+
+    if (dp_comm_join(&(struct dp_comm_config){.store = &store,
+                                              .transport = "shm",
+                                              .timeout_ns = timeout_ns},
+                     &comm))
+        return -1;
+    test_model_init(&m, job->model);
+    memset(own.deaths, 0, sizeof(own.deaths));
+    CHECK(!dp_trainer_join(&config, &m.model, comm, rank, &t));
+    CHECK(dp_trainer_next_step(t) == job->deaths[0].step);
+    const int err = learn(t, &own, rank, &job->seen[rank]);
+    dp_trainer_free(t);
+    CHECK(!err);
+    dp_comm_close(comm);
+    return 0;
+}
+
+static int rank_learns(struct dp_comm *comm, void *arg)
+{
+    const struct job *job = arg;
+    const int rank = dp_comm_rank(comm), ranks = job->layout.ranks;
+    int32_t *layers = calloc(MODEL_LAYERS, sizeof(*layers)); /* which dp_trainer_new copies */
+    const struct dp_trainer_config config = config_of(job, layers);
     struct dp_trainer *t;
     struct test_model m;
     struct test_kill kill = {0};
@@ -240,17 +328,22 @@ static int make_memory(void **state)
     return seen == MAP_FAILED ? -1 : 0;
 }
 
-static void run(struct job job, int expected_deaths)
+static void run_again(struct job *job, int expected_deaths)
 {
-    const int size = size_of(&job.layout);
+    const int size = size_of(&job->layout);
     int killed;
 
-    memset(seen, 0, MAX_RANKS * sizeof(*seen));
-    job.seen = seen;
-    const int failed = shm()->run(shm(), size, timeout_ns, rank_learns, &job, &killed);
+    const int failed = shm()->run(shm(), size, timeout_ns, rank_learns, job, &killed);
     if (failed != expected_deaths || killed != expected_deaths)
         fail_msg("%d of %d ranks failed, of which %d were killed, expected %d", failed, size, killed,
                  expected_deaths);
+}
+
+static void run(struct job job, int expected_deaths)
+{
+    memset(seen, 0, MAX_RANKS * sizeof(*seen));
+    job.seen = seen;
+    run_again(&job, expected_deaths);
 }
 
 static void assert_same(const struct seen *expected, const struct job *job, int deaths)
@@ -278,11 +371,11 @@ static void assert_same(const struct seen *expected, const struct job *job, int 
     assert_true(gathered);
 }
 
-static const struct layout one = {DP_SCHEDULE_GPIPE, 1, 1, 0};
+static const struct layout one = {DP_SCHEDULE_GPIPE, 1, 1, 0, NULL};
 static const struct layout layouts[] = {
-    {DP_SCHEDULE_DUALPIPE, 2, 1, 1}, {DP_SCHEDULE_DUALPIPE, 4, 1, 0},
-    {DP_SCHEDULE_1F1B, 2, 2, 2},     {DP_SCHEDULE_GPIPE, 1, 2, 0},
-    {DP_SCHEDULE_DUALPIPE, 2, 2, 1}, {DP_SCHEDULE_ZBV, 2, 2, 0},
+    {DP_SCHEDULE_DUALPIPE, 2, 1, 1, NULL}, {DP_SCHEDULE_DUALPIPE, 4, 1, 0, NULL},
+    {DP_SCHEDULE_1F1B, 2, 2, 2, NULL},     {DP_SCHEDULE_GPIPE, 1, 2, 0, NULL},
+    {DP_SCHEDULE_DUALPIPE, 2, 2, 1, NULL}, {DP_SCHEDULE_ZBV, 2, 2, 0, NULL},
 };
 enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
 
@@ -324,10 +417,10 @@ static void several_may_die(void **state)
         struct layout layout;
         struct death deaths[VICTIMS];
     } rows[] = {
-        {{DP_SCHEDULE_GPIPE, 1, 4, 0}, {{0, 2, 3, false}, {3, 3, 0, false}}},
-        {{DP_SCHEDULE_DUALPIPE, 4, 1, 0}, {{1, 2, 5, false}, {2, 4, 2, false}}},
-        {{DP_SCHEDULE_1F1B, 2, 2, 0}, {{0, 1, 1, false}, {3, 1, 4, false}}},
-        {{DP_SCHEDULE_ZBV, 2, 2, 0}, {{0, 3, 0, false}, {3, 3, 2, false}}},
+        {{DP_SCHEDULE_GPIPE, 1, 4, 0, NULL}, {{0, 2, 3, false}, {3, 3, 0, false}}},
+        {{DP_SCHEDULE_DUALPIPE, 4, 1, 0, NULL}, {{1, 2, 5, false}, {2, 4, 2, false}}},
+        {{DP_SCHEDULE_1F1B, 2, 2, 0, NULL}, {{0, 1, 1, false}, {3, 1, 4, false}}},
+        {{DP_SCHEDULE_ZBV, 2, 2, 0, NULL}, {{0, 3, 0, false}, {3, 3, 2, false}}},
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -357,12 +450,117 @@ static void a_rank_whose_layer_fails_leaves(void **state)
     }
 }
 
+/* ---- replicas that mix ----------------------------------------------------------------------- */
+
+static const struct mixing {
+    struct layout layout;
+    enum dp_mixer_algorithm algorithm;
+    int32_t staleness;
+    enum dp_mixer_compression compression;
+} mixings[] = {
+    {.layout = {DP_SCHEDULE_GPIPE, 1, 4, 0, "ring"}},
+    {.layout = {DP_SCHEDULE_GPIPE, 1, 4, 0, "one-peer-exp"}, .staleness = 2},
+    {.layout = {DP_SCHEDULE_GPIPE, 1, 2, 0, "complete"}, .algorithm = DP_MIXER_LOCAL_SGD},
+    {.layout = {DP_SCHEDULE_GPIPE, 1, 4, 0, "directed-exp"}},
+    {.layout = {DP_SCHEDULE_GPIPE, 1, 4, 0, "torus"}, .compression = DP_COMPRESSION_INT8},
+};
+enum { MIXINGS = sizeof(mixings) / sizeof(mixings[0]) };
+
+static struct job job_of(const struct mixing *m, enum model_kind model)
+{
+    return (struct job){.model = model,
+                        .layout = m->layout,
+                        .algorithm = m->algorithm,
+                        .staleness = m->staleness,
+                        .compression = m->compression};
+}
+
+/* All that end know the same, and up to the death what would have been without it. */
+static void assert_together(const struct seen *expected, const struct job *job, uint64_t until,
+                            bool is_back)
+{
+    const int dead = job->deaths[0].rank, first = dead == 0 && !is_back;
+
+    for (uint64_t step = 0; step < until && step < STEPS; step++)
+        assert_true(seen[first].losses[step] == expected->losses[step]);
+    for (int rank = first; rank < size_of(&job->layout); rank++) {
+        if (rank == dead && !is_back)
+            continue;
+        const uint64_t from = rank == dead ? job->deaths[0].step : 0;
+        for (uint64_t step = from; step < STEPS; step++)
+            assert_true(seen[rank].losses[step] == seen[first].losses[step] ||
+                        (dead == 0 && step < job->deaths[0].step));
+        assert_true(isfinite(seen[rank].held_out) && seen[rank].held_out == seen[first].held_out);
+        assert_int_equal(seen[rank].ranks, size_of(&job->layout) - !is_back);
+        if (rank == dead)
+            continue;
+        assert_int_equal(seen[rank].lost[STEPS], 1);
+        assert_int_equal(seen[rank].lost_ranks[0], dead);
+    }
+}
+
+static void replicas_that_mix_go_on_without_one_that_dies(void **state)
+{
+    (void)state;
+    static const struct death when[] = {
+        {.step = 1, .calls = 1}, {.step = 2, .calls = 8}, {.step = 3}, {.step = STEPS + 1, .calls = 2},
+        {.step = AT_FIRST},      {.step = AT_LAST},
+    };
+    enum { WHEN = sizeof(when) / sizeof(when[0]) };
+
+    for (int i = 0; i < MIXINGS; i++)
+        for (int k = 0; k < WHEN; k++) {
+            struct job job = job_of(&mixings[i], (enum model_kind)((i + k) % MODEL_KINDS));
+            run(job, 0);
+            const struct seen expected = seen[0];
+            job.deaths[0] = when[k];
+            job.deaths[0].rank = k % job.layout.replicas;
+            printf("graph %s, death %d of rank %d\n", job.layout.graph, k, job.deaths[0].rank);
+            run(job, 1);
+            assert_together(&expected, &job, when[k].step == AT_FIRST ? 0 : when[k].step - 1, false);
+        }
+}
+
+/* It goes on with the step that the others have come to. */
+static void a_replica_that_comes_back_is_admitted(void **state)
+{
+    (void)state;
+    struct meeting *meeting =
+        mmap(NULL, sizeof(*meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    assert_ptr_not_equal(meeting, MAP_FAILED);
+    for (int i = 0; i < MIXINGS; i++) {
+        struct job job = job_of(&mixings[i], (enum model_kind)(i % MODEL_KINDS));
+        int status;
+        run(job, 0);
+        const struct seen expected = seen[0];
+        memset(meeting, 0, sizeof(*meeting));
+        memset(seen, 0, MAX_RANKS * sizeof(*seen));
+        job.seen = seen;
+        job.meeting = meeting;
+        job.deaths[0] = (struct death){.rank = i % 2, .step = 2, .calls = 2};
+        printf("graph %s\n", job.layout.graph);
+        fflush(NULL);
+        const pid_t child = fork();
+        if (child == 0) {
+            const int failed = come_back(&job);
+            fflush(NULL);
+            _exit(failed ? 1 : 0);
+        }
+        run_again(&job, 1);
+        waitpid(child, &status, 0);
+        assert_int_equal(status, 0);
+        assert_together(&expected, &job, 1, true);
+    }
+    munmap(meeting, sizeof(*meeting));
+}
+
 /* Both holders of a stage. */
 static void a_stage_that_is_lost_ends_all(void **state)
 {
     (void)state;
     run((struct job){.model = MODEL_MLP,
-                     .layout = {DP_SCHEDULE_1F1B, 2, 2, 0},
+                     .layout = {DP_SCHEDULE_1F1B, 2, 2, 0, NULL},
                      .deaths = {{1, 2, 0, false}, {3, 2, 0, false}},
                      .sentence = "no rank has"},
         2);
@@ -375,6 +573,8 @@ int main(void)
         cmocka_unit_test(several_may_die),
         cmocka_unit_test(a_rank_whose_layer_fails_leaves),
         cmocka_unit_test(a_stage_that_is_lost_ends_all),
+        cmocka_unit_test(replicas_that_mix_go_on_without_one_that_dies),
+        cmocka_unit_test(a_replica_that_comes_back_is_admitted),
     };
     return cmocka_run_group_tests(tests, make_memory, NULL);
 }
