@@ -167,7 +167,7 @@ static const struct dp_option table[] = {
      "how much of the model may be on the device, with --offload", AT(offload.device_bytes),
      .value = "SIZE"},
     {"survive", DP_OPTION_BOOL, NULL,
-     "go on without ranks that are killed: of replicas that sum, or of --schedule dualpipe",
+     "go on without ranks that are killed: of replicas, or of --schedule dualpipe",
      AT(survive)},
     {"mix", DP_OPTION_PARSE, NULL,
      "all-reduce: sum the replicas' gradients; reduce-scatter: the same, each with a share of "

@@ -212,7 +212,11 @@ static int note_losses(struct dp_trainer *t, const int32_t *names, int ranks)
         if (k == t->ranks)
             lost[t->lost_count++] = names[i];
     }
-    if (dp_comm_rank(t->comm) == 0 && !trainer_survives_apart(t)) /* otherwise the mixer says it */
+    if (trainer_rank(t) == 0 && trainer_survives_apart(t) && !t->begun) /* later the mixer says it */
+        dp_log(DP_LOG_WARN,
+               "mixing goes on with %d of %d workers from iteration %llu on: graph %s of %d rounds",
+               t->ranks, ranks, (unsigned long long)t->next, t->graph->name, t->graph->period);
+    else if (trainer_rank(t) == 0 && !trainer_survives_apart(t))
         say_how_it_goes_on(t, t->lost_count - before);
     return 0;
 }
@@ -386,12 +390,18 @@ int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model
 
 /* ---- ranks that come back -------------------------------------------------------------------- */
 
-/* Those of before and the new ones, once these have what is the mixer's. */
-static int go_on_together(struct dp_trainer *t, int err)
+/* Those of before and the new ones, once these have what is the mixer's. *again: there was a death, or one
+ * that was waited for has not come. */
+static int go_on_together(struct dp_trainer *t, int err, bool *again)
 {
     trainer_take_members(t);
     err = trainer_agree(t, err);
-    return err ? err : trainer_agree(t, take_progress(t, true));
+    if (!err)
+        err = trainer_agree(t, take_progress(t, true));
+    *again = err;
+    err = survive(t, err);
+    t->repeated = 0; /* no step was */
+    return err;
 }
 
 int dp_trainer_admit(struct dp_trainer *t, int count, const struct dp_comm_config *config)
@@ -403,17 +413,18 @@ int dp_trainer_admit(struct dp_trainer *t, int count, const struct dp_comm_confi
                        "replicas that mix");
     if (count < 1 || count > room)
         return dp_fail(DP_EINVAL, "count: %d, expected 1 to %d, as many as are lost", count, room);
-    const int err = go_on_together(t, sums_admit(&t->sums, count, config));
-    const int survived = survive(t, err);
-    t->repeated = 0; /* no step was */
-    if (survived)
-        return end(t, survived);
-    return err ? dp_fail_quietly(DP_EAGAIN, "a rank has died while others were admitted") : 0;
+    bool again;
+    const int err = go_on_together(t, sums_admit(&t->sums, count, config), &again);
+    if (err)
+        return end(t, err);
+    return again ? dp_fail_quietly(DP_EAGAIN, "a rank has died, or has not come, while others were "
+                                   "admitted") : 0;
 }
 
 /* By itself, until the mixer knows the others. */
 static int join(struct dp_trainer *t, struct dp_comm *comm)
 {
+    bool again;
     int err = t->prepared;
 
     t->joined = comm;
@@ -425,7 +436,7 @@ static int join(struct dp_trainer *t, struct dp_comm *comm)
     if (!err)
         err = trainer_make_parts(t);
     t->begun = !err;
-    return err ? err : survive(t, go_on_together(t, 0));
+    return err ? err : go_on_together(t, 0, &again);
 }
 
 int dp_trainer_join(const struct dp_trainer_config *config, const struct dp_model *model,
@@ -451,17 +462,29 @@ static bool is_due(const struct dp_trainer *t, bool ends)
     return t->config.checkpoint.folder && (ends || (every && t->next % every == 0));
 }
 
+/* Values move to another layout as they were before the step. Replicas that mix keep theirs, whether they
+ * were updated in a step that is repeated or not, so that all learn of a death in the same call. */
+static int learn(struct dp_trainer *t, void *arg)
+{
+    const int err = trainer_learn(t, arg);
+
+    return err || !trainer_survives_apart(t)
+               ? err
+               : trainer_update(t, ((struct trainer_step *)arg)->result.skipped);
+}
+
 int dp_trainer_step(struct dp_trainer *t, const struct dp_batch *batch,
                     struct dp_trainer_result *result)
 {
     struct trainer_step step = {.batch = batch};
     const int32_t lost = t->lost_count;
-    int err = carry_out(t, trainer_learn, &step);
+    int err = carry_out(t, learn, &step);
 
     if (err)
         return end(t, err);
     t->next++;
-    err = survive(t, trainer_update(t, step.result.skipped)); /* values are there, but for copies */
+    if (!trainer_survives_apart(t)) /* values are there, but for copies */
+        err = survive(t, trainer_update(t, step.result.skipped));
     if (err)
         return end(t, err);
     if (t->config.loss_scale.scale > 0)

@@ -27,7 +27,7 @@ bool host_takes(const struct settings *s)
 {
     const bool mixers_survive = s->how.survive && !settings_survives_as_pipeline(s);
 
-    return !mixers_survive && (settings_on_cuda(s) || !is_bf16(s));
+    return settings_on_cuda(s) ? !mixers_survive : !is_bf16(s);
 }
 
 /* ---- what the options mean ------------------------------------------------------------------- */
@@ -42,7 +42,7 @@ static enum dp_sums sums_of(enum data_parallel_kind kind)
 /* What survives is laid out again by its kind. */
 static struct dp_schedule_spec spec_of(const struct settings *s)
 {
-    struct dp_schedule_spec spec = {.kind = s->training->kind,
+    struct dp_schedule_spec spec = {.kind = s->training ? s->training->kind : DP_SCHEDULE_USER,
                                     .ranks = (int)s->ranks,
                                     .slack = (int)s->slack};
 
@@ -143,7 +143,7 @@ static int open_cuda(struct host *h)
     return err;
 }
 
-static int make_trainer(struct host *h)
+static int make_trainer(struct host *h, int joins_as)
 {
     const struct settings *s = h->settings;
     const int stages = s->training ? s->training->stages : 1;
@@ -157,14 +157,17 @@ static int make_trainer(struct host *h)
         config.stream = h->cuda ? h->cuda->stream : NULL;
         config.checkpoint.about = about;
         config.checkpoint.from = s->from.step ? s->from.path : NULL;
-        err = dp_trainer_new(&config, gpt_layers_model(h->layers), h->comm, &h->trainer);
+        err = joins_as < 0
+                  ? dp_trainer_new(&config, gpt_layers_model(h->layers), h->comm, &h->trainer)
+                  : dp_trainer_join(&config, gpt_layers_model(h->layers), h->comm, joins_as,
+                                    &h->trainer);
     }
     free(about);
     free(cut);
     return err;
 }
 
-int host_new(const struct settings *s, const struct data *data, struct dp_comm *comm,
+int host_new(const struct settings *s, const struct data *data, struct dp_comm *comm, int joins_as,
              struct host **out)
 {
     const size_t bytes = (size_t)s->batch * (size_t)s->context;
@@ -185,7 +188,7 @@ int host_new(const struct settings *s, const struct data *data, struct dp_comm *
     if (!s->how.survive) /* otherwise this rank leaves, and the others learn that it did */
         err = dp_comm_share_error(comm, err);
     if (!err)
-        err = make_trainer(h);
+        err = make_trainer(h, joins_as);
     if (err)
         host_free(h);
     else

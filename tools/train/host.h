@@ -13,7 +13,7 @@
 
 #include <dualpipe/trainer.h>
 
-/* The others: of 16 bits on the CPU, with mixing that survives. */
+/* The others: of 16 bits on the CPU, and on CUDA with mixing that survives. */
 bool host_takes(const struct settings *s);
 
 /* What a pipeline rank of a job would hold, before it is started: dp_trainer_measure. */
@@ -22,8 +22,9 @@ int host_measure(const struct settings *s, int rank, size_t *bytes);
 int host_schedule(const struct settings *s, struct dp_schedule **out);
 
 struct host;
-/* The settings and data must stay; comm is of all ranks, NULL: alone. Errors of dp_trainer_new. */
-int host_new(const struct settings *s, const struct data *data, struct dp_comm *comm,
+/* The settings and data must stay; comm is of all ranks, NULL: alone. joins_as: -1, or this rank was
+ * started again, in the place of the one that had this number. Errors of dp_trainer_new and _join. */
+int host_new(const struct settings *s, const struct data *data, struct dp_comm *comm, int joins_as,
              struct host **out);
 void host_free(struct host *h); /* may be NULL */
 struct dp_trainer *host_trainer(const struct host *h);

@@ -27,8 +27,9 @@ static int run(struct job *j)
         report_begin(&j->report, j->s, j->text, job_is_first(j));
     uint64_t step = j->s->from.step;
     if (!err && job_joins(j)) {
-        step = trainer_next(&j->trainer);
+        step = j->host ? dp_trainer_next_step(host_trainer(j->host)) : trainer_next(&j->trainer);
         launch_admitted(j->how->rank);
+        err = job_admit(j); /* a death meanwhile is one for all */
     }
     while (!err) {
         err = job_train(j, step, &summary);

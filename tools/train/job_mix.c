@@ -44,6 +44,50 @@ static int count_waiting(struct job *j, int *out)
     return err || all_live ? err : DP_ECOMM;
 }
 
+static struct dp_comm_config meeting_of(const struct job *j)
+{
+    return (struct dp_comm_config){.address = j->how->address,
+                                   .transport = j->how->transport,
+                                   .secret = j->how->secret,
+                                   .timeout_ns = j->how->timeout_ns};
+}
+
+struct waiting {
+    struct job *j;
+    int32_t count;
+};
+
+/* The same on all that live, by the first of them, once none that has joined is said to wait. */
+static int count_for_all(void *user)
+{
+    struct waiting *w = user;
+
+    job_take_parts(w->j);
+    struct dp_comm *comm = w->j->parts.comm;
+    const int lost = (int)w->j->s->how.replicas - dp_comm_size(comm);
+    const int err = dp_comm_barrier(comm);
+    w->count = !err && dp_comm_rank(comm) == 0 ? launch_count_waiting(lost) : 0;
+    return err ? err : dp_comm_broadcast(comm, &w->count, sizeof(w->count), 0);
+}
+
+int job_admit(struct job *j)
+{
+    struct waiting w = {.j = j};
+    int err = 0;
+
+    while (!err && j->s->restarts && j->host && j->lost != job_count_lost(j)) {
+        j->lost = job_count_lost(j);
+        err = dp_trainer_carry_out(host_trainer(j->host), count_for_all, &w);
+        if (err || !w.count)
+            continue;
+        const struct dp_comm_config how = meeting_of(j);
+        err = dp_trainer_admit(host_trainer(j->host), w.count, &how);
+        err = err == DP_EAGAIN ? 0 : err;
+        job_take_parts(j);
+    }
+    return err;
+}
+
 /* Those that were killed and started again. */
 static int admit(struct job *j)
 {
@@ -54,11 +98,8 @@ static int admit(struct job *j)
 
     if (err || !count)
         return err;
-    return trainer_admit(&j->trainer, count,
-                         &(struct dp_comm_config){.address = j->how->address,
-                                                  .transport = j->how->transport,
-                                                  .secret = j->how->secret,
-                                                  .timeout_ns = j->how->timeout_ns});
+    const struct dp_comm_config how = meeting_of(j);
+    return trainer_admit(&j->trainer, count, &how);
 }
 
 int job_survive_mixing(struct job *j, int err, uint64_t *step)

@@ -220,7 +220,8 @@ void job_take_parts(struct job *j)
 int job_make_parts(struct job *j)
 {
     const bool on_host = host_takes(j->s);
-    int err = on_host ? host_new(j->s, j->text, j->comm, &j->host) : make_groups(j);
+    int err = on_host ? host_new(j->s, j->text, j->comm, job_joins(j) ? j->how->rank : -1, &j->host)
+                      : make_groups(j);
 
     if (on_host || err) {
         if (!err)

@@ -30,20 +30,21 @@ struct job {
     struct report report;
     struct watcher watcher;
     const struct dp_comm *watched; /* the ranks that lived when the watcher began */
+    int lost;                      /* ranks that had died when others were admitted last */
     bool tells;                    /* it was the first rank after the last step */
     struct progress last;          /* that step; step 0: none */
     char before[1024];             /* the library's last sentence when it began, or went on */
 };
 
-/* Is this rank's pipeline one that survives? Otherwise replicas that mix may. */
+/* Is this rank's trainer one that survives? Otherwise mixers of the engine here may. */
 static inline bool job_is_survivor(const struct job *j)
 {
-    return settings_survives_as_pipeline(j->s);
+    return j->s->how.survive && j->host;
 }
 
 static inline bool job_mixers_survive(const struct job *j)
 {
-    return j->s->how.survive && !job_is_survivor(j);
+    return j->s->how.survive && !j->host;
 }
 
 /* The ranks that live. */
@@ -84,12 +85,15 @@ void job_free(struct job *j);
 /* job_compare. Ranks that survive compare again among those that live; the mixer or the trainer then
  * goes on without the others. */
 int job_agree(const struct job *j);
+/* Replicas that mix: admit those that were killed and started again, once after each death. */
+int job_admit(struct job *j);
 /* Replicas that survive, after a death: 0, with the step to go on with; the last one at most, whose
  * held-out loss is wanted. Other jobs, and after other errors: err. */
 int job_survive_mixing(struct job *j, int err, uint64_t *step);
 
 /* ---- job_steps.c ----------------------------------------------------------------------------- */
 
+int job_count_lost(const struct job *j);
 /* From `step` to the last one. */
 int job_train(struct job *j, uint64_t step, struct summary *summary);
 /* What is measured and told once, at the end. */

@@ -20,18 +20,22 @@ int job_watch(struct job *j)
 {
     watcher_fini(&j->watcher);
     j->watched = j->parts.comm;
-    return job_is_survivor(j) && !j->parts.schedule
+    return settings_survives_as_pipeline(j->s) && !j->parts.schedule
                ? 0 /* it is spare */
                : watcher_init(&j->watcher, j->s, &j->parts, j->comm, j->how);
 }
 
-/* After a call during which ranks of a pipeline may have died. */
+/* After a call during which ranks may have died. */
 static int look_around(struct job *j)
 {
     if (!job_is_survivor(j))
         return 0;
     job_take_parts(j);
-    return j->parts.comm == j->watched ? 0 : job_watch(j);
+    if (j->parts.comm == j->watched)
+        return 0;
+    job_note_sentence(j);
+    j->watched = j->parts.comm;
+    return settings_survives_as_pipeline(j->s) ? job_watch(j) : 0;
 }
 
 /* What ranks do together beside the steps, part(user). */
@@ -156,6 +160,8 @@ int job_train(struct job *j, uint64_t step, struct summary *summary)
 
     while (!err && step < (uint64_t)j->s->steps) {
         err = take_step(j, step, summary);
+        if (!err)
+            err = job_admit(j);
         if (err)
             err = job_survive_mixing(j, err, &step);
         else
@@ -250,7 +256,7 @@ static int measure_step(struct job *j, struct summary *summary)
 static int sample(struct job *j, size_t count, uint8_t *text)
 {
     const struct sample_spec spec = {.count = count, .temperature = j->s->temperature};
-    const bool other = job_mixers_survive(j) ? !job_is_first(j) : j->replica.index > 0;
+    const bool other = j->s->how.survive ? !job_is_first(j) : j->replica.index > 0;
 
     if (!count || (!j->host && other))
         return 0;
@@ -270,7 +276,7 @@ static int describe(struct job *j, struct summary *summary, uint8_t *text)
                                       : carry_out(j, measure_offload, &(struct weighing){j, summary});
 }
 
-static int count_lost(const struct job *j)
+int job_count_lost(const struct job *j)
 {
     const int32_t *lost;
 
@@ -287,8 +293,8 @@ int job_finish(struct job *j, struct summary *summary)
     int err = !text     ? DP_ENOMEM
               : j->host ? dp_trainer_finish(host_trainer(j->host))
                         : trainer_finish(&j->trainer);
-    while (!err && lost != count_lost(j)) { /* what the first rank has died with */
-        lost = count_lost(j);
+    while (!err && lost != job_count_lost(j)) { /* what the first rank has died with */
+        lost = job_count_lost(j);
         err = describe(j, summary, text);
     }
     summary->sample = text;
