@@ -13,6 +13,81 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- how far all have come ------------------------------------------------------------------ */
+
+bool trainer_may_be_death(int err)
+{
+    return err == DP_ECOMM || err == DP_ETIMEDOUT || err == DP_EABORTED;
+}
+
+/* What mixers have in flight they complete after a death, of which their ranks hear from each other. */
+void trainer_revoke(struct dp_trainer *t, int err)
+{
+    struct dp_comm *groups[4 + DP_MAX_SLOTS] = {t->comm, t->team, t->pipe, t->data};
+    char text[DP_ABORT_TEXT];
+
+    if (trainer_survives_apart(t))
+        return;
+    snprintf(text, sizeof(text), "%s", dp_last_error());
+    for (int i = 0; i < DP_MAX_SLOTS; i++)
+        groups[4 + i] = t->sums.slots[i].same;
+    for (int i = 0; i < 4 + DP_MAX_SLOTS; i++)
+        if (groups[i])
+            dp_comm_revoke(groups[i], err, text);
+}
+
+/* *done: on all that live it was true; *whole: all live. */
+static int agree(struct dp_comm *comm, bool *done, bool *whole)
+{
+    const int size = dp_comm_size(comm);
+    uint64_t flags = *done;
+    bool *alive = calloc((size_t)size, sizeof(*alive));
+    int err = alive ? dp_comm_agree_flags(comm, &flags, alive)
+                    : dp_fail(DP_ENOMEM, "no memory for a list of %d ranks", size);
+
+    *done = flags;
+    *whole = !err;
+    for (int rank = 0; rank < size && !err; rank++)
+        *whole = *whole && alive[rank];
+    free(alive);
+    return err;
+}
+
+static int agree_all(struct dp_comm *comm, int err)
+{
+    bool done = !err, whole;
+    const int agreed = agree(comm, &done, &whole);
+
+    if (agreed || err)
+        return agreed ? agreed : err;
+    if (!done || !whole)
+        return dp_fail_quietly(DP_ECOMM, "a rank has died, or has not got through");
+    /* It keeps ranks from leaving before all have learnt that they may: one that has not would take
+     * those that have left for dead. A death in it is found later. */
+    dp_comm_barrier(comm);
+    return 0;
+}
+
+int trainer_agree(struct dp_trainer *t, int err)
+{
+    if (!t->config.survive || t->failed)
+        return err;
+    if (err && trainer_may_be_death(err))
+        trainer_revoke(t, err);
+    if (!err || trainer_may_be_death(err))
+        err = agree_all(t->comm, err);
+    t->failed = err;
+    return err;
+}
+
+void trainer_take_members(struct dp_trainer *t)
+{
+    t->comm = sums_comm(&t->sums);
+    t->ranks = dp_comm_size(t->comm);
+    t->engine->replica.first = dp_comm_rank(t->comm) == 0;
+    t->failed = false;
+}
+
 /* ---- what all ranks must know ---------------------------------------------------------------- */
 
 /* Add up values[count] over the ranks, in rank order; they stay in all_values. */

@@ -45,9 +45,9 @@ struct sums {
     struct engine *engine;
     struct place *place;
     struct sums_slot slots[DP_MAX_SLOTS];
-    int order[DP_MAX_SLOTS],
-        count; /* slots whose gradients are summed, in an order that is the same for both ranks of each pair of
-                * mirrors: in another one they would wait for each other */
+    /* Slots whose gradients are summed, in an order that is the same for both ranks of each pair of
+     * mirrors: in another one they would wait for each other. */
+    int order[DP_MAX_SLOTS], count;
 };
 
 /* Collective over `all`; the engine, communicators and the graph must stay. Errors of the library.

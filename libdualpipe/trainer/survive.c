@@ -12,7 +12,6 @@
  * All that live agree at the end of every step, before parameters change: either all change them or none
  * does. So after a death all copies of a stage are of the same step, and what was cut off is repeated.
  */
-#include "trainer/agree.h"
 #include "trainer/signals.h"
 #include "trainer/trainer_state.h"
 
@@ -24,46 +23,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GROUPS = 3 + DP_MAX_SLOTS };
-
-static void list_groups(const struct dp_trainer *t, struct dp_comm *groups[static GROUPS])
-{
-    groups[0] = t->team;
-    groups[1] = t->pipe;
-    groups[2] = t->data;
-    for (int i = 0; i < DP_MAX_SLOTS; i++)
-        groups[3 + i] = t->sums.slots[i].same;
-}
-
-/* So that no rank waits for this one. What mixers have in flight they complete after a death: their ranks
- * hear of that from each other. */
-static void revoke(struct dp_trainer *t, int err)
-{
-    struct dp_comm *groups[GROUPS];
-
-    if (trainer_survives_apart(t))
-        return;
-    list_groups(t, groups);
-    agree_revoke(t->comm, groups, GROUPS, err);
-}
-
-int trainer_agree(struct dp_trainer *t, int err)
-{
-    if (!t->config.survive || t->failed)
-        return err;
-    if (err && may_be_death(err))
-        revoke(t, err);
-    err = agree_all(t->comm, err);
-    t->failed = err;
-    return err;
-}
-
 /* What has failed here for good ends all ranks, or, of ranks that survive, this one. */
 static int end(struct dp_trainer *t, int err)
 {
     if (!err || !t->config.survive)
         return trainer_fail(t, err);
-    revoke(t, err);
+    trainer_revoke(t, err);
     return err;
 }
 
@@ -142,14 +107,6 @@ static int build_again(struct dp_trainer *t, const struct dp_trainer *old, struc
 }
 
 /* ---- replicas that mix ----------------------------------------------------------------------- */
-
-void trainer_take_members(struct dp_trainer *t)
-{
-    t->comm = sums_comm(&t->sums);
-    t->ranks = dp_comm_size(t->comm);
-    t->engine->replica.first = dp_comm_rank(t->comm) == 0;
-    t->failed = false;
-}
 
 /* How far a replica has come. */
 struct progress {
@@ -233,7 +190,7 @@ static int lay_out_again(struct dp_trainer *t, int err)
     struct dp_trainer old = *t;
     struct dp_comm *comm, *from = t->comm;
 
-    while (may_be_death(err)) {
+    while (trainer_may_be_death(err)) {
         err = dp_comm_shrink(from, &comm);
         if (from != old.comm)
             drop(t);
@@ -258,7 +215,7 @@ static int mix_on(struct dp_trainer *t, int err)
 
     t->names = NULL;
     norms_commit(t->engine, false, t->norm_values);
-    while (may_be_death(err)) {
+    while (trainer_may_be_death(err)) {
         err = sums_survive(&t->sums);
         if (err)
             break;
@@ -286,7 +243,7 @@ static int go_on(struct dp_trainer *t, int before)
 /* If err may be due to a death: 0, and what was cut off can be repeated. */
 static int survive(struct dp_trainer *t, int err)
 {
-    if (!t->config.survive || !may_be_death(err))
+    if (!t->config.survive || !trainer_may_be_death(err))
         return err;
     trainer_agree(t, err); /* where others are already, after the next part */
     return go_on(t, err);
@@ -300,7 +257,7 @@ static int begin(struct dp_trainer *t)
 
     if (t->config.survive && dp_comm_survives(t->comm)) { /* else a death has ended all */
         err = trainer_agree(t, err);
-        if (may_be_death(err))
+        if (trainer_may_be_death(err))
             err = go_on(t, err);
         else if (!err && t->ranks < ranks) /* a mixer has survived a death in its beginning */
             err = mix_on(t, DP_ECOMM);
@@ -316,7 +273,7 @@ static int carry_out(struct dp_trainer *t, int (*part)(struct dp_trainer *t, voi
 {
     int err = trainer_agree(t, part(t, arg));
 
-    while (t->config.survive && may_be_death(err)) {
+    while (t->config.survive && trainer_may_be_death(err)) {
         const int survived = survive(t, err);
         if (survived)
             return survived;
@@ -390,8 +347,8 @@ int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model
 
 /* ---- ranks that come back -------------------------------------------------------------------- */
 
-/* Those of before and the new ones, once these have what is the mixer's. *again: there was a death, or one
- * that was waited for has not come. */
+/* Those of before and the new ones, once these have what is the mixer's. *again: there was a death, or
+ * one that was waited for has not come. */
 static int go_on_together(struct dp_trainer *t, int err, bool *again)
 {
     trainer_take_members(t);
@@ -462,8 +419,8 @@ static bool is_due(const struct dp_trainer *t, bool ends)
     return t->config.checkpoint.folder && (ends || (every && t->next % every == 0));
 }
 
-/* Values move to another layout as they were before the step. Replicas that mix keep theirs, whether they
- * were updated in a step that is repeated or not, so that all learn of a death in the same call. */
+/* Values move to another layout as they were before the step. Replicas that mix keep theirs, whether
+ * they were updated in a step that is repeated or not, so that all learn of a death in the same call. */
 static int learn(struct dp_trainer *t, void *arg)
 {
     const int err = trainer_learn(t, arg);

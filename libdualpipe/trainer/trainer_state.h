@@ -87,7 +87,17 @@ int trainer_make_parts(struct dp_trainer *t);
 void trainer_free_parts(struct dp_trainer *t);
 void trainer_clear_parts(struct dp_trainer *t);
 
-/* survive.c: all come to it after a part that all carry out; err: of the part here. */
+/* steps.c: ranks that survive agree on how far they have come. The rule that keeps them from waiting for
+ * each other: each comes to trainer_agree exactly once after each part that all carry out, whether it
+ * has got through or not. */
+
+/* What a call that failed may have met is the death of a rank. */
+bool trainer_may_be_death(int err);
+/* A part has failed here for good: no rank waits for this one. */
+void trainer_revoke(struct dp_trainer *t, int err);
+/* Collective over the ranks that live: err is what the part returned here. 0 on all of them: it was 0 on
+ * all, and all live. DP_ECOMM on all where one is dead or its part has failed, unless their own had
+ * failed already; an err that is no death is returned at once. Without config.survive it is err. */
 int trainer_agree(struct dp_trainer *t, int err);
 /* Of replicas that mix those that the mixer has now. */
 void trainer_take_members(struct dp_trainer *t);
