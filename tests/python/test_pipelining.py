@@ -23,6 +23,8 @@ INDICES = {"GPipe": lambda rank, size: [rank], "1F1B": lambda rank, size: [rank]
            "Interleaved1F1B": lambda rank, size: [rank, rank + size],
            "ZBVZeroBubble": lambda rank, size: [rank, 2 * size - 1 - rank],
            "DualPipeV": lambda rank, size: [rank, 2 * size - 1 - rank]}
+# Torch divides gradients by the number of micro-batches, from 2.7 on and if not told otherwise.
+SCALE = 1 / COUNT if "scale_grads" in inspect.signature(torchs.ScheduleGPipe).parameters else 1.0
 MANY = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 
@@ -68,6 +70,8 @@ def equals_torchs(rank, size, name):
 
 @pytest.mark.parametrize("name", list(INDICES))
 def test_a_step_equals_torchs(ranks, name):
+    if not hasattr(torchs, "Schedule" + name):
+        pytest.skip(f"this torch has no Schedule{name}")
     ranks(4, equals_torchs, name)
 
 
@@ -138,7 +142,7 @@ def has_complex_borders(rank, size):
     def loss_of(out, target):
         return F.mse_loss(out.abs(), target)
 
-    losses, _ = models.plain(layers, *BATCH, COUNT, loss_of, 1 / COUNT)
+    losses, _ = models.plain(layers, *BATCH, COUNT, loss_of, SCALE)
     found, _ = step(pipelining.Schedule1F1B(ours, COUNT, loss_of), [ours])
     for a, b in zip(models.grads(ours.submod), models.grads(layers[rank])):
         torch.testing.assert_close(a, b)
@@ -181,7 +185,7 @@ def plain(total):
     torch.manual_seed(7)
     layers = [Layer() for _ in range(total)]
     x, target = BATCH
-    losses, out = models.plain(layers, x, target, COUNT, F.mse_loss, 1 / COUNT)
+    losses, out = models.plain(layers, x, target, COUNT, F.mse_loss, SCALE)
     return layers, losses, out
 
 
@@ -229,7 +233,8 @@ def own_orders(rank, size, folder):
                 order[r] = [action(f"{s}F{m}") for m in range(COUNT) for s in one]
                 order[r] += [None] + [action(f"{s}B{m}") for m in range(COUNT) for s in one[::-1]]
             self.pipeline_order = order
-            self._validate_and_set_stage_mapping(order)
+            if hasattr(self, "_validate_and_set_stage_mapping"):  # since 2.7
+                self._validate_and_set_stage_mapping(order)
 
     made, stages = fresh(layers, indices[::-1])  # in any order
     own = VShaped(stages, COUNT, F.mse_loss)

@@ -108,7 +108,7 @@ class _Runs:
                 if trains and not last.is_first else chunks
             self._internal_losses = [batch.losses[mb] for mb in sorted(batch.losses)]
             self._update_losses(stages, losses)
-        for stage in stages if trains and self.scale_grads else ():
+        for stage in stages if trains and getattr(self, "scale_grads", False) else ():  # since 2.7
             stage.scale_grads(self._n_microbatches)
 
     def _criterion(self: Any, loss_kwargs: Optional[Dict[str, Any]]) -> Callable[..., Any]:
@@ -153,6 +153,12 @@ def _row(actions: Sequence[Any]) -> str:
         if action is not None and action.computation_type.name in COMPUTES)
 
 
+def _actions(cell: str) -> List[str]:
+    """An overlapped pair is one, where torch has such."""
+    is_pair = cell.startswith("(") and not hasattr(schedules._ComputationType, "OVERLAP_F_B")
+    return cell[1:cell.index(")")].split(";") if is_pair else [cell]
+
+
 def _own(name: str, kind: str = "") -> Any:
     """Torch's class of that name over the library; where torch has none, the library's kind."""
     base = getattr(schedules, name, None)
@@ -166,10 +172,12 @@ def _own(name: str, kind: str = "") -> Any:
         schedules.PipelineScheduleMulti.__init__(self, stages, n_microbatches, *args, **kw)
         rows = Schedule(kind, self.pp_group_size, n_microbatches).write("pytorch").splitlines()
         self.pipeline_order = {
-            rank: [schedules._Action.from_str(cell) for cell in row.split(",")]
+            rank: [schedules._Action.from_str(action) for cell in row.split(",")
+                   for action in _actions(cell)]
             for rank, row in enumerate(rows)
         }
-        self._validate_and_set_stage_mapping(self.pipeline_order)
+        if hasattr(self, "_validate_and_set_stage_mapping"):  # since 2.7
+            self._validate_and_set_stage_mapping(self.pipeline_order)
 
     return type(name, (_Runs, schedules.PipelineScheduleMulti), {"__init__": __init__})
 
