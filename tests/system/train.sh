@@ -411,7 +411,7 @@ if [ "${0##*/}" = train_replicas.sh ]; then
     it optimizers_with_a_share_learn_the_same -P 4 -D 2
     it optimizers_with_a_share_learn_the_same -P 2 -D 4 -s 1f1b
     it mixing_without_clipping_begins_early ring -P 2 -D 2 --batch 16 -M 16
-    printf '0 1\n1 2\n' >path.txt
+    run mix show star --workers 3 && cp "$work/out" path.txt
     it pipelines_mix_like_whole_replicas 2 ring -P 2
     it pipelines_mix_like_whole_replicas 2 one-peer-exp -P 4
     it pipelines_mix_like_whole_replicas 4 one-peer-exp -P 2
