@@ -7,9 +7,9 @@
  *
  * All windows are as large as the largest layer needs. While a layer computes, the values of the one
  * that came next in the last step are on their way. A layer's gradients come up before it adds to them
- * and go down after, so that they are added up in the order in which they are on the device; the next ones come
- * while the last ones go. When a stage's callback returns, its gradients are on the host; where compute
- * is queued, once what is queued then is done.
+ * and go down after, so that they are added up in the order in which they are on the device; the
+ * next ones come while the last ones go. When a stage's callback returns, its gradients are on the
+ * host; where compute is queued, once what is queued then is done.
  */
 #ifndef DP_TRAINER_STREAMED_H
 #define DP_TRAINER_STREAMED_H

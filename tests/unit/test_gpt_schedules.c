@@ -9,7 +9,6 @@
 #include "gpt_sequential.h"
 #include "comm_group.h"
 #include "train/gpt_layers.h"
-#include "train/offloaded.h"
 #include "train/trainer.h"
 
 #include <dualpipe/trainer.h>
@@ -231,51 +230,6 @@ static void every_schedule_learns_what_the_plain_loop_learns(void **state)
     curve_free(curve);
 }
 
-/* false: no cut of the model fits. Otherwise how it was cut. */
-static bool learn_offloaded(size_t device_bytes, int order_blocks, bool bf16, struct curve *curve,
-                            struct offloaded_figures *figures)
-{
-    struct engine *e;
-    int err = offloaded_new(&(struct offloaded_config){.model = config,
-                                                       .microbatches = MICROBATCHES,
-                                                       .order_blocks = order_blocks,
-                                                       .device_bytes = device_bytes,
-                                                       .activations = true,
-                                                       .bf16 = bf16},
-                            &e);
-
-    memset(curve, 0, sizeof(*curve));
-    if (err == DP_ENOMEM)
-        return false;
-    assert_int_equal(err, 0);
-    assert_int_equal(learn(e, true, curve), 0);
-    assert_true(offloaded_figures(e, figures));
-    assert_true(figures->device_bytes <= device_bytes);
-    e->ops->free(e);
-    return true;
-}
-
-/* With less and less memory: from all of the model on the device to one block at a time. */
-static void a_model_that_does_not_fit_learns_the_same(void **state)
-{
-    (void)state;
-    struct curve *expected = curve_new(), *curve = curve_new();
-
-    for (int k = 0; k < 4; k++) {
-        const int order_blocks = k % 2 ? 8 : 1;
-        const bool bf16 = k > 1;
-        struct offloaded_figures f = {0};
-        int cuts = 0;
-        learn_sequentially(expected, order_blocks, bf16);
-        for (size_t bytes = 2 << 20; learn_offloaded(bytes, order_blocks, bf16, curve, &f);
-             bytes = f.device_bytes - 1, cuts++)
-            assert_same(expected, curve);
-        assert_true(cuts > 2 && f.recomputes && f.boundaries_down && f.slots < f.shards);
-    }
-    curve_free(expected);
-    curve_free(curve);
-}
-
 static void gradients_in_any_order_learn_nearly_the_same(void **state)
 {
     (void)state;
@@ -441,7 +395,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_schedule_learns_what_the_plain_loop_learns),
-        cmocka_unit_test(a_model_that_does_not_fit_learns_the_same),
         cmocka_unit_test(gradients_in_any_order_learn_nearly_the_same),
         cmocka_unit_test(learning_lowers_the_loss),
         cmocka_unit_test(mixing_keeps_the_mean_of_every_stage),

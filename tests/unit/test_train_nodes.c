@@ -10,10 +10,9 @@
 
 #include "base/bind.h"
 #include "comm_group.h"
-#include "train/engine.h"
-#include "train/offload_parts.h"
+#include "train/gpt_layers.h"
 #include <dualpipe/device.h>
-#include <dualpipe/memory.h>
+#include <dualpipe/trainer.h>
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -83,14 +82,12 @@ static int ask_thread(struct dp_device *dev, struct seen *seen)
     return err;
 }
 
-static int check(struct dp_comm *comm, const struct engine *e)
+static int check(struct dp_comm *comm, int node)
 {
-    const struct gpt_stage *g = e->stages[0];
-    const int node = dp_memory_numa_node(g->weights, g->params.count * sizeof(real));
     struct seen seen = {.times = 0};
     cpu_set_t cpus, both;
 
-    if (node < 0)
+    if (!binds)
         return 0; /* the system does not tell */
     CHECK(binds == 1 && bound_to == node && cpus_of(node, &cpus));
     CHECK(!ask_thread(bound, &seen) && atomic_load(&seen.times) == 1);
@@ -103,25 +100,23 @@ static int check(struct dp_comm *comm, const struct engine *e)
 static int open_on(struct dp_comm *comm, void *arg)
 {
     const int *node = arg;
-    struct dp_schedule_spec spec = {
-        .kind = DP_SCHEDULE_1F1B, .ranks = RANKS, .microbatches = RANKS};
-    struct pipelined_config c = {
-        .model = config, .comm = comm, .device_bytes = 1 << 20, .offload = {.any = true, .params = true}};
-    struct dp_schedule *both[2];
-    struct engine *e;
+    const struct dp_trainer_config c = {
+        .microbatches = RANKS,
+        .rows = RANKS,
+        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW),
+        .rate.peak = 0.1,
+        .offload = {.parameters = true, .device_bytes = 1 << 20},
+    };
+    struct gpt_layers *layers;
+    struct dp_trainer *t;
     cpu_set_t cpus;
 
     CHECK(cpus_of(*node, &cpus) && !dp_bind(&cpus, *node));
-    CHECK(!dp_schedule_new(&spec, &both[0]));
-    spec.forward_only = true;
-    CHECK(!dp_schedule_new(&spec, &both[1]));
-    c.training = both[0];
-    c.forward = both[1];
-    CHECK(!pipelined_new(&c, &e));
-    const int failed = check(comm, e);
-    e->ops->free(e);
-    dp_schedule_free(both[0]);
-    dp_schedule_free(both[1]);
+    CHECK(!gpt_layers_new(&config, NULL, false, &layers));
+    CHECK(!dp_trainer_new(&c, gpt_layers_model(layers), comm, &t));
+    const int failed = check(comm, *node);
+    dp_trainer_free(t);
+    gpt_layers_free(layers);
     return failed;
 }
 

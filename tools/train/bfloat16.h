@@ -12,7 +12,5 @@
 #include <stdint.h>
 
 void bfloat16_load(size_t count, const uint16_t *from, real *to);
-/* sum += x, rounded to the nearest, and of two to the even one, as the library rounds. */
-void bfloat16_add(size_t count, const real *x, uint16_t *sum);
 
 #endif

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * engine.h - how a step is carried out: through the pipeline (pipelined.c), or by a model that passes
- * over the device (offloaded.c). Both give the same numbers to the last bit.
+ * engine.h - how a step is carried out: through the pipeline (pipelined.c).
  */
 #ifndef DP_TRAIN_ENGINE_H
 #define DP_TRAIN_ENGINE_H
 
 #include "train/gpt.h"
-#include "train/offload_parts.h"
 
 #include <dualpipe/comm.h>
 #include <dualpipe/optimizer.h>
@@ -53,13 +51,6 @@ struct engine_ops {
     void (*free)(struct engine *e);
 };
 
-/* The last `count` tensors of a stage stay on the device, with the state of their optimizer. */
-struct engine_kept {
-    size_t count;
-    void *state; /* memory for it, state_bytes */
-    size_t state_bytes;
-};
-
 /* What every engine begins with: the stages that this rank holds. */
 struct engine {
     const struct engine_ops *ops;
@@ -69,7 +60,6 @@ struct engine {
     int stage_count;
     struct gpt_stage *stages[DP_MAX_SLOTS];
     bool second_copy[DP_MAX_SLOTS];     /* another rank's stage is the first one (DualPipe) */
-    struct engine_kept kept[DP_MAX_SLOTS]; /* offload of parameters; count 0: none */
     struct dp_comm *comm;               /* of this replica's ranks; NULL: alone */
     const struct dp_schedule *schedule; /* NULL: sequential */
     struct dp_recorder *recorder;       /* NULL: sequential */
@@ -119,19 +109,7 @@ struct pipelined_config {
     int order_blocks; /* of fixed order, of this replica; 0: 2 */
     struct replica replica; /* whose schedules have M / count micro-batches */
     bool by_messages; /* they decide which op comes next, not the schedule's list */
-    /* What of the model may be on a device; 0: all, without one. `offload` says where the rest is;
-     * training then gets what has to be evicted or recomputed. */
-    size_t device_bytes;
-    struct offload_parts offload;
-    double device_share; /* of each stage's parameters that stays there all the same */
 };
-struct offloaded_figures;
-/* false: not a pipeline, or one without a device. */
-bool pipelined_figures(const struct engine *e, struct offloaded_figures *out);
 int pipelined_new(const struct pipelined_config *config, struct engine **out);
-
-/* What a pipeline rank of it would hold on the device, its comm aside: the pipeline's memory, weights,
- * gradients, AdamW's state and scratch. Errors of dp_pipeline_measure. */
-int pipelined_measure(const struct pipelined_config *config, int rank, size_t *bytes);
 
 #endif

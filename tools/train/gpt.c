@@ -384,13 +384,6 @@ static int memory_alloc(struct gpt_stage *g)
     return 0;
 }
 
-void gpt_stage_move_scratch(struct gpt_stage *g, void *scratch)
-{
-    free(g->residual);
-    g->scratch_elsewhere = true;
-    gpt_stage_set_scratch(g, scratch);
-}
-
 void gpt_stage_drop_memory(struct gpt_stage *g)
 {
     if (!g->scratch_elsewhere)
@@ -512,12 +505,6 @@ static int stage_new(const struct gpt_config *config, int stage, int stages, boo
 int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out)
 {
     return stage_new(config, stage, stages, false, NULL, out);
-}
-
-int gpt_stage_new_in(const struct gpt_config *config, int stage, int stages, void *memory,
-                     struct gpt_stage **out)
-{
-    return stage_new(config, stage, stages, true, memory, out);
 }
 
 int gpt_stage_new_bare(const struct gpt_config *config, int stage, int stages,

@@ -63,16 +63,11 @@ struct dp_random_key gpt_dropout_key(uint64_t seed, uint64_t step, int group, in
 /* Make stage `stage` of `stages`, initialised from the seed, gradients zero. 0 or
  * DP_ENOMEM. */
 int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out);
-/* The same in memory of the caller's: gpt_stage_memory bytes. */
-int gpt_stage_new_in(const struct gpt_config *config, int stage, int stages, void *memory,
-                     struct gpt_stage **out);
 size_t gpt_stage_memory(const struct gpt_config *config, int stage, int stages);
 /* The same without memory: weights, gradients and scratch are to be set, and stay the caller's. */
 int gpt_stage_new_bare(const struct gpt_config *config, int stage, int stages,
                        struct gpt_stage **out);
 void gpt_stage_set_scratch(struct gpt_stage *g, void *scratch); /* gpt_stage_size.scratch_bytes */
-/* Have scratch elsewhere, in memory of the caller's; what it had is freed. */
-void gpt_stage_move_scratch(struct gpt_stage *g, void *scratch);
 /* All of a bare stage's memory, on the device that computes; its tensors are views of it. */
 void gpt_stage_set_memory(struct gpt_stage *g, real *weights, real *grads, void *scratch);
 /* Give weights, gradients and scratch back: from now on it is a bare one, and the data of its

@@ -27,7 +27,7 @@ bool host_takes(const struct settings *s)
 {
     const bool mixers_survive = s->how.survive && !settings_survives_as_pipeline(s);
 
-    return settings_on_cuda(s) ? !mixers_survive : !is_bf16(s);
+    return !settings_on_cuda(s) || !mixers_survive;
 }
 
 /* ---- what the options mean ------------------------------------------------------------------- */

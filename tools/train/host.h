@@ -13,7 +13,7 @@
 
 #include <dualpipe/trainer.h>
 
-/* The others: of 16 bits on the CPU, and on CUDA with mixing that survives. */
+/* The others: on CUDA replicas that mix and survive. */
 bool host_takes(const struct settings *s);
 
 /* What a pipeline rank of a job would hold, before it is started: dp_trainer_measure. */

@@ -4,8 +4,6 @@
  */
 #include "train/job_state.h"
 
-#include "train/late.h"
-#include "train/offloaded.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,31 +115,11 @@ static int make_lists(struct job *j)
     return err || j->s->training ? err : dp_schedule_new(&spec, &j->alone[1]);
 }
 
-/* All of a model whose weights have 16 bits may be on the device. */
-static const size_t any_memory = (size_t)1 << 46;
-
 static int make_engine(struct job *j)
 {
     const struct settings *s = j->s;
-    const bool bf16 = !strcmp(s->dtype, "bf16");
-    int err;
+    const int err = make_lists(j);
 
-    if (!s->training && (s->offload.any || bf16))
-        return offloaded_new(
-            &(struct offloaded_config){
-                .model = s->model,
-                .microbatches = (int)s->microbatches,
-                .order_blocks = (int)s->how.order_blocks,
-                .device_bytes = s->offload.any ? (size_t)s->device_memory : any_memory,
-                .activations = s->offload.activations,
-                .buffers = s->buffers,
-                .device_share = s->device_share,
-                .update = s->late ? late_carry_out : NULL,
-                .update_user = &j->trainer,
-                .bf16 = bf16,
-            },
-            &j->engine);
-    err = make_lists(j);
     if (err)
         return err;
     return pipelined_new(
@@ -156,9 +134,6 @@ static int make_engine(struct job *j)
             .order_blocks = s->own_blocks,
             .replica = j->replica,
             .by_messages = !strcmp(s->execution, "messages"),
-            .device_bytes = (size_t)s->device_memory,
-            .offload = s->offload,
-            .device_share = s->device_share,
         },
         &j->engine);
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/late.h"
 
-#include "train/offloaded.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,10 +41,9 @@ int late_init(struct trainer *t, int (*update)(struct trainer *t, int slot,
 
     if (!t->config.late)
         return 0;
-    l->beside = offloaded_updates_late(e);
     l->shape = 4;
     l->update = update;
-    for (int i = 0; i < e->stage_count && !l->beside; i++) {
+    for (int i = 0; i < e->stage_count; i++) {
         const struct params *p = &e->stages[i]->params;
         l->block[i] = calloc(p->count + 1, sizeof(real));
         l->kept[i] = calloc(p->tensors_len + 1, sizeof(DLTensor));
@@ -97,11 +95,9 @@ int late_update(struct trainer *t, const struct dp_mixer_update *how)
 {
     int err = 0;
 
-    if (!t->late.beside) {
-        for (int i = 0; i < t->engine->stage_count; i++)
-            swap_gradients(t, i);
-        err = late_carry_out(t); /* which leaves them zero, as they are before the first */
-    }
+    for (int i = 0; i < t->engine->stage_count; i++)
+        swap_gradients(t, i);
+    err = late_carry_out(t); /* which leaves them zero, as they are before the first */
     set_due(&t->late, how);
     return err;
 }
@@ -112,13 +108,9 @@ int late_catch_up(struct trainer *t)
 
     if (!t->config.late || !(t->late.state[DUE] > 0))
         return 0;
-    if (t->late.beside)
-        err = offloaded_catch_up(t->engine);
-    else {
-        for (int i = 0; i < t->engine->stage_count; i++)
-            swap_gradients(t, i);
-        err = late_carry_out(t);
-    }
+    for (int i = 0; i < t->engine->stage_count; i++)
+        swap_gradients(t, i);
+    err = late_carry_out(t);
     t->late.state[DUE] = 0;
     return err;
 }
@@ -140,8 +132,7 @@ bool late_update_is_in(const struct dp_checkpoint *c)
 
 const DLTensor *late_gradient(const struct trainer *t, int slot, size_t tensor)
 {
-    return t->late.beside ? t->engine->stages[slot]->parameters[tensor].grad
-                          : &t->late.kept[slot][tensor];
+    return &t->late.kept[slot][tensor];
 }
 
 const DLTensor *late_update_state(struct trainer *t)
@@ -158,6 +149,4 @@ void late_restore(struct trainer *t, bool found)
 {
     if (!found)
         t->late.state[DUE] = 0;
-    if (t->late.beside)
-        offloaded_set_due(t->engine, t->late.state[DUE] > 0);
 }

@@ -26,7 +26,7 @@ void late_fini(struct trainer *t);
 
 /* All gradients of a step are there, and this is how they are to be used; carry out what was due. */
 int late_update(struct trainer *t, const struct dp_mixer_update *how);
-/* The update that is due, with the gradients where the engine keeps them: for offloaded_config. */
+/* The update that is due, with the gradients of the stages. */
 int late_carry_out(void *trainer);
 /* The training is over. */
 int late_catch_up(struct trainer *t);

@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * pipelined.c - a step through dp_pipeline: how a model, a schedule and a communicator are put
- * together. One pipeline trains and evaluates. With a device, stages have their memory there, or
- * stream their parameters (streamed.h).
+ * together. One pipeline trains and evaluates.
  */
-#include "clock.h"
 #include "train/engine.h"
-#include "train/offloaded.h"
-#include "train/pipeline_fit.h"
-#include "train/streamed.h"
 
-#include <dualpipe/memory.h>
 #include <dualpipe/optimizer.h>
 
 #include <stdlib.h>
@@ -21,13 +15,6 @@ struct pipelined {
     struct dp_border *borders; /* [stages + 1] */
     struct dp_pipeline *pipeline;
     const struct dp_schedule *forward;
-    struct dp_device *dev; /* NULL: none */
-    void *memory[DP_MAX_SLOTS]; /* of stages, on it */
-    struct streamed *streamed;  /* NULL: parameters are there */
-    double device_share;        /* with it: of them, the share that is there */
-    struct dp_offload_choice choice;
-    size_t state_bytes; /* of the optimizer, counted as if on it */
-    int64_t steps_ns;   /* training steps took */
 };
 
 /* ---- a step -------------------------------------------------------------------------------- */
@@ -81,23 +68,12 @@ static int run(struct engine *e, const struct dp_schedule *s, const struct batch
 
 static int train(struct engine *e, const struct batch *batch, double *losses)
 {
-    struct pipelined *p = (struct pipelined *)e;
-    int64_t begun_ns = now_ns();
-
-    if (p->streamed)
-        param_stream_begin(p->streamed, true);
-    int err = run(e, e->schedule, batch, losses);
-    p->steps_ns += now_ns() - begun_ns;
-    return err;
+    return run(e, e->schedule, batch, losses);
 }
 
 static int evaluate(struct engine *e, const struct batch *batch, double *losses)
 {
-    struct pipelined *p = (struct pipelined *)e;
-
-    if (p->streamed)
-        param_stream_begin(p->streamed, false);
-    return run(e, p->forward, batch, losses);
+    return run(e, ((struct pipelined *)e)->forward, batch, losses);
 }
 
 /* ---- all weights on rank 0 ------------------------------------------------------------------- */
@@ -202,12 +178,8 @@ static void pipelined_free(struct engine *e)
     dp_pipeline_free(p->pipeline);
     dp_recorder_free(e->recorder);
     free(p->borders);
-    param_stream_free(p->streamed);
     for (int i = 0; i < e->stage_count; i++)
         gpt_stage_free(e->stages[i]);
-    for (int i = 0; i < DP_MAX_SLOTS && p->dev; i++)
-        dp_device_free(p->dev, DP_MEMORY_DEVICE, p->memory[i]);
-    dp_device_close(p->dev);
     free(p);
 }
 
@@ -216,46 +188,11 @@ static const struct engine_ops pipelined_ops = {
     .sum_tied = sum_tied, .broadcast_tied = broadcast_tied, .owns = owns, .seek = seek,
     .free = pipelined_free};
 
-/* Its parameters on the host, but for those that stay; scratch on the device. */
-static int make_streamed(struct pipelined *p, int stage, int i)
-{
-    struct engine *e = &p->base;
-    struct gpt_stage_size size = gpt_stage_size(&e->config, stage, e->schedule->stages);
-    int err = gpt_stage_new(&e->config, stage, e->schedule->stages, &e->stages[i]);
-
-    if (err)
-        return err;
-    const struct streamed_kept kept = param_stream_keep(e->stages[i], p->device_share);
-    err = dp_device_alloc(p->dev, DP_MEMORY_DEVICE, kept.bytes + size.scratch_bytes, &p->memory[i]);
-    if (err)
-        return err;
-    gpt_stage_move_scratch(e->stages[i], (char *)p->memory[i] + kept.bytes);
-    param_stream_add(p->streamed, i, e->stages[i], &kept, p->memory[i]);
-    e->kept[i] = (struct engine_kept){kept.tensors, p->memory[i], kept.state_bytes};
-    return 0;
-}
-
 static int make_stage(struct pipelined *p, int stage, int i)
 {
     struct engine *e = &p->base;
-    const int stages = e->schedule->stages;
 
-    if (!p->dev)
-        return gpt_stage_new(&e->config, stage, stages, &e->stages[i]);
-    if (p->streamed)
-        return make_streamed(p, stage, i);
-    int err = dp_device_alloc(p->dev, DP_MEMORY_DEVICE,
-                              gpt_stage_memory(&e->config, stage, stages), &p->memory[i]);
-    return err ? err
-               : gpt_stage_new_in(&e->config, stage, stages, p->memory[i], &e->stages[i]);
-}
-
-/* Without memory, to measure. */
-static int make_bare(struct pipelined *p, int stage, int i)
-{
-    struct engine *e = &p->base;
-
-    return gpt_stage_new_bare(&e->config, stage, e->schedule->stages, &e->stages[i]);
+    return gpt_stage_new(&e->config, stage, e->schedule->stages, &e->stages[i]);
 }
 
 static int make_stages(struct pipelined *p, int rank, int (*make)(struct pipelined *, int, int))
@@ -271,48 +208,6 @@ static int make_stages(struct pipelined *p, int rank, int (*make)(struct pipelin
         e->second_copy[i] = slot->stream > 0;
     }
     return 0;
-}
-
-/* Threads that copy to and from stages, to the node of their weights; where that is not known, or
- * refused, they run on any CPU. */
-static void bind_threads(const struct pipelined *p)
-{
-    const struct gpt_stage *g = p->base.stages[0];
-    const int node = p->dev ? dp_memory_numa_node(g->weights, g->params.count * sizeof(real)) : -1;
-
-    if (node >= 0)
-        (void)dp_device_bind(p->dev, node);
-}
-
-/* What fits the device is chosen before anything is there. */
-static int open_device(struct pipelined *p, const struct pipelined_config *config)
-{
-    const struct pipeline_fit fit = {
-        .model = &p->base.config,
-        .training = config->training,
-        .forward = config->forward,
-        .device_bytes = config->device_bytes,
-        .activations = config->offload.activations,
-        .optimizer = config->offload.optimizer || config->offload.params,
-        .params = config->offload.params,
-        .device_share = config->device_share,
-        .order_blocks = config->any_order        ? 0
-                        : config->order_blocks ? config->order_blocks
-                                               : 2,
-    };
-    /* Messages may come in other orders, which take more memory. */
-    int err = config->by_messages ? 0 : pipeline_fit_choose(&fit, &p->choice);
-
-    if (!err)
-        err = dp_device_open("host:2", &p->dev);
-    if (err)
-        return err;
-    p->device_share = config->device_share;
-    p->state_bytes = pipeline_fit_state(&fit, engine_rank(&p->base));
-    if (p->state_bytes > config->device_bytes)
-        p->state_bytes = config->device_bytes;
-    dp_device_limit(p->dev, config->device_bytes - p->state_bytes);
-    return fit.params ? param_stream_new(p->dev, &p->base.config, &p->streamed) : 0;
 }
 
 static int make_borders(struct pipelined *p)
@@ -338,8 +233,6 @@ static struct dp_pipeline_config describe(const struct pipelined *p,
         .also = &p->forward,
         .also_count = 1,
         .comm = p->base.comm,
-        .device = p->dev,
-        .pinned_sums = p->streamed,
         .stages = stages,
         .borders = p->borders,
         .labels = &p->borders[0],
@@ -373,59 +266,13 @@ static int make_pipeline(struct pipelined *p, const struct pipelined_config *con
 static int make_all(struct pipelined *p, const struct pipelined_config *config)
 {
     struct engine *e = &p->base;
-    int err = config->device_bytes ? open_device(p, config) : 0;
+    int err = make_stages(p, engine_rank(e), make_stage);
 
-    if (!err)
-        err = make_stages(p, engine_rank(e), make_stage);
-    if (!err)
-        bind_threads(p);
     if (!err)
         err = make_borders(p);
     if (!err)
         err = dp_recorder_new(dp_schedule_count(e->schedule, engine_rank(e)), 2, &e->recorder);
     return err ? err : make_pipeline(p, config);
-}
-
-static double kept_share(const struct engine *e)
-{
-    size_t kept = 0, all = 0;
-
-    for (int i = 0; i < e->stage_count; i++) {
-        const struct params *p = &e->stages[i]->params;
-        for (size_t k = 0; k < p->tensors_len; k++)
-            kept += k + e->kept[i].count >= p->tensors_len ? tensor_count(&p->tensors[k]) : 0;
-        all += p->count;
-    }
-    return all ? (double)kept / (double)all : 0;
-}
-
-bool pipelined_figures(const struct engine *engine, struct offloaded_figures *out)
-{
-    const struct pipelined *p = (const struct pipelined *)engine;
-    struct dp_pipeline_copies copies;
-    struct param_stream_times times = {0};
-    struct dp_device_usage usage;
-
-    if (engine->ops != &pipelined_ops || !p->dev)
-        return false;
-    dp_device_usage(p->dev, &usage);
-    dp_pipeline_copies(p->pipeline, &copies);
-    if (p->streamed)
-        param_stream_times(p->streamed, &times);
-    *out = (struct offloaded_figures){
-        .sets = p->choice.sets,
-        .evicted = p->choice.evicted,
-        .recomputed = p->choice.recomputed,
-        .streamed = p->streamed,
-        .kept = kept_share(engine),
-        .device_bytes = usage.peak_bytes + p->state_bytes,
-    };
-    offloaded_overlap(&(struct offloaded_busy){.up_ns = copies.up_ns + times.up_ns,
-                                               .down_ns = copies.down_ns + times.down_ns,
-                                               .wait_ns = copies.wait_ns + times.wait_ns,
-                                               .steps_ns = p->steps_ns},
-                      out);
-    return true;
 }
 
 static void take_config(struct pipelined *p, const struct pipelined_config *config)
@@ -442,50 +289,6 @@ static void take_config(struct pipelined *p, const struct pipelined_config *conf
         p->base.replica.count = 1;
     p->base.microbatches = config->training->microbatches * p->base.replica.count;
     p->forward = config->forward;
-}
-
-/* The state of AdamW, mapped and given back untouched. Of float32 it reads no values, which a bare
- * stage does not have; it only asks that there are some. */
-static int measure_state(struct gpt_stage *g, size_t *bytes)
-{
-    static real none[16];
-    const struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
-    struct dp_optimizer *optimizer;
-    for (size_t i = 0; i < g->params.tensors_len; i++)
-        g->tensors[i].value.data = g->tensors[i].grad.data = none;
-    int err = dp_optimizer_new(&config, g->parameters, (int32_t)g->params.tensors_len, &optimizer);
-
-    if (err)
-        return err;
-    *bytes += dp_optimizer_state_bytes(optimizer);
-    dp_optimizer_free(optimizer);
-    return 0;
-}
-
-int pipelined_measure(const struct pipelined_config *config, int rank, size_t *bytes)
-{
-    struct pipelined *p = calloc(1, sizeof(*p));
-    struct dp_stage stages[DP_MAX_SLOTS];
-    struct dp_pipeline_memory memory;
-    int err = p ? 0 : DP_ENOMEM;
-
-    if (err)
-        return err;
-    take_config(p, config);
-    err = make_stages(p, rank, make_bare);
-    if (!err)
-        err = make_borders(p);
-    if (!err) {
-        const struct dp_pipeline_config described = describe(p, config, stages);
-        err = dp_pipeline_measure(&described, rank, &memory);
-    }
-    *bytes = err ? 0 : memory.total_bytes - memory.evicted_bytes;
-    for (int i = 0; i < p->base.stage_count && !err; i++) {
-        *bytes += gpt_stage_bytes(p->base.stages[i]);
-        err = measure_state(p->base.stages[i], bytes);
-    }
-    pipelined_free(&p->base);
-    return err;
 }
 
 int pipelined_new(const struct pipelined_config *config, struct engine **out)

@@ -202,23 +202,13 @@ static int simulate(const struct planner *p, const struct settings *s, struct ch
 
 static int measure_bytes(const struct settings *s, struct choice *c)
 {
-    const struct pipelined_config config = {
-        .model = s->model,
-        .training = s->training,
-        .forward = s->forward,
-        .reduce = settings_reduce_early(s) ? &train_reduce_ops : NULL,
-        .any_order = s->any_order,
-        .order_blocks = s->own_blocks,
-        .by_messages = !strcmp(s->execution, "messages"),
-    };
     int err = 0;
 
     c->rank_bytes = calloc((size_t)s->ranks, sizeof(*c->rank_bytes));
     if (!c->rank_bytes)
         return DP_ENOMEM;
     for (int rank = 0; rank < s->ranks && !err; rank++) {
-        err = host_takes(s) ? host_measure(s, rank, &c->rank_bytes[rank])
-                            : pipelined_measure(&config, rank, &c->rank_bytes[rank]);
+        err = host_measure(s, rank, &c->rank_bytes[rank]);
         if (c->rank_bytes[rank] > c->most_bytes)
             c->most_bytes = c->rank_bytes[rank];
     }

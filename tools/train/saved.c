@@ -70,11 +70,10 @@ static void find_slots(const struct trainer *t, struct list *l)
 
 static int32_t state_count(const struct trainer *t, const struct list *l, int slot)
 {
-    const int32_t kept = t->kept[slot] ? dp_optimizer_state_count(t->kept[slot]) : 0;
 
     if (t->in_files[slot])
-        return kept + dp_offload_optimizer_state_count(t->in_files[slot]);
-    return kept + (l->slots[slot].optimizer ? dp_optimizer_state_count(l->slots[slot].optimizer) : 0);
+        return dp_offload_optimizer_state_count(t->in_files[slot]);
+    return (l->slots[slot].optimizer ? dp_optimizer_state_count(l->slots[slot].optimizer) : 0);
 }
 
 static int32_t room_of(const struct trainer *t, const struct list *l)
@@ -120,8 +119,6 @@ static int add_state(struct list *l, const struct trainer *t, int slot)
     }
     if (!err)
         add_all(l, state, count);
-    if (t->kept[slot])
-        add_all(l, dp_optimizer_state(t->kept[slot]), dp_optimizer_state_count(t->kept[slot]));
     return err;
 }
 

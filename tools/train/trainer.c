@@ -225,7 +225,7 @@ static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update
 {
     const struct gpt_stage *stage = t->engine->stages[slot];
     const struct dp_optimizer_step step = {
-        .rate = update->rate, .scale = update->scale, .zero_grads = !t->late.beside};
+        .rate = update->rate, .scale = update->scale, .zero_grads = true};
 
     if (t->config.kind > DATA_PARALLEL_SUM)
         return data_parallel_update(&t->replicas, slot, update);
@@ -236,7 +236,7 @@ static int update_slot(struct trainer *t, int slot, const struct dp_mixer_update
         err = dp_offload_optimizer_step(t->in_files[slot], &step);
     else if (t->optimizers[slot])
         err = dp_optimizer_step(t->optimizers[slot], &step);
-    return err || !t->kept[slot] ? err : dp_optimizer_step(t->kept[slot], &step);
+    return err;
 }
 
 /* All ranks know all norms, so all of them leave out the same steps. */
@@ -413,23 +413,6 @@ static int make_on_host(struct trainer *t, int slot, const struct dp_parameter *
                : dp_optimizer_new(&config, owned, count, &t->optimizers[slot]);
 }
 
-/* That of tensors which stay on the device has its state there. */
-static int make_on_device(struct trainer *t, int slot, int32_t *on_host)
-{
-    const struct gpt_stage *stage = t->engine->stages[slot];
-    const struct engine_kept *kept = &t->engine->kept[slot];
-    const size_t first = stage->params.tensors_len - kept->count;
-    struct dp_optimizer_config config = trainer_optimizer(t->config.decay);
-
-    if (!kept->count)
-        return 0;
-    config.memory = kept->state;
-    config.memory_bytes = kept->state_bytes;
-    *on_host = (int32_t)first;
-    return dp_optimizer_new(&config, stage->parameters + first, (int32_t)kept->count,
-                            &t->kept[slot]);
-}
-
 /* Mixers and shards have their own. Of tied parameters only the owner's is updated. */
 static int make_optimizer(struct trainer *t, int slot)
 {
@@ -445,9 +428,7 @@ static int make_optimizer(struct trainer *t, int slot)
     for (int i = 0; i < (int)stage->params.tensors_len; i++)
         if (!t->engine->config.tied || t->engine->ops->owns(t->engine, slot, i))
             owned[count++] = stage->parameters[i];
-    int err = make_on_device(t, slot, &count);
-    if (!err)
-        err = make_on_host(t, slot, owned, count);
+    const int err = make_on_host(t, slot, owned, count);
     free(owned);
     return err;
 }
@@ -522,7 +503,6 @@ void trainer_fini(struct trainer *t)
     for (int i = 0; i < DP_MAX_SLOTS; i++) {
         dp_optimizer_free(t->optimizers[i]);
         dp_offload_optimizer_free(t->in_files[i]);
-        dp_optimizer_free(t->kept[i]);
     }
     free(t->in_group);
     free(t->squares);

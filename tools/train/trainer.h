@@ -35,7 +35,6 @@ struct trainer;
 /* What late.h needs of the step before. */
 struct late {
     int (*update)(struct trainer *t, int slot, const struct dp_mixer_update *update);
-    bool beside;     /* the engine has the gradients, and begins the update */
     double state[4]; /* an update is due; its rate, its scale, it is skipped */
     int64_t shape;
     DLTensor tensor;              /* of state */
@@ -55,7 +54,6 @@ struct trainer {
     double rate; /* of this step */
     struct dp_optimizer *optimizers[DP_MAX_SLOTS];
     struct dp_offload_optimizer *in_files[DP_MAX_SLOTS]; /* instead, with config.state_folder */
-    struct dp_optimizer *kept[DP_MAX_SLOTS]; /* of tensors that stay on the device; NULL: of none */
     struct batch batch;
     /* What ranks tell each other after a step: the losses of all micro-batches, then the sum of
      * squared gradients of each group; of each replica, where these mix. A rank leaves zero what it

@@ -119,8 +119,8 @@ struct dp_trainer_config {
                                      * With DP_SUMS_ALL */
         int32_t layers;             /* whose values are on the device at once, 2 or more; 0: as many as
                                      * there is room for */
-        double kept_share;          /* of the parameters of each stage, or of a rank alone, which stay on the
-                                     * device with their state: the last layers that are no more than that */
+        double kept_share;          /* of the parameters of each stage, or of a rank alone: the last
+                                     * layers with at most that stay on the device with their state */
         size_t device_bytes;        /* what a rank may have on the device of all that dp_trainer_parts
                                      * counts; 0, with parameters alone: without limit, and the room for
                                      * passing layers is as small as will do */
