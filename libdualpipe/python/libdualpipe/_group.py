@@ -105,7 +105,8 @@ class Comm:
 
     def _begin_call(self) -> None:
         """A rank may fail before another one has begun the same call: there the communicator stays
-        aborted, and what is asked of it raises. After a failure of an earlier call it begins anew."""
+        aborted, and what is asked of it raises. After a failure of an earlier call it begins
+        anew."""
         self._calls += 1
         why = ffi.new("struct dp_abort *")
         if lib.dp_comm_aborted(self.pointer, why):

@@ -81,7 +81,8 @@ class Topology:
         if edge.group is None:
             ranks = tuple(edge.ranks)
             if ranks not in self._process_groups:
-                self._process_groups[ranks] = dist.new_group(edge.ranks, use_local_synchronization=True)
+                self._process_groups[ranks] = dist.new_group(edge.ranks,
+                                                             use_local_synchronization=True)
             edge.group = self._process_groups[ranks]
         return edge
 
@@ -320,7 +321,7 @@ class DecentralizedDataParallel(Module):
         try:
             return self._model(*args, **kwargs)
         except BaseException as error:
-            if self._model.training and torch.is_grad_enabled():  # the other ranks wait for this one
+            if self._model.training and torch.is_grad_enabled():  # the others wait for it
                 self._comm.abort(error)
             raise
 
@@ -414,7 +415,7 @@ class _Updates:
         self.scheduler_fn, self.scaler, self.clip = scheduler_fn, scaler, clip
         self.optimizers: Dict[int, Optimizer] = {}
         self.fusible: Dict[int, bool] = {}
-        self.sent: Dict[int, int] = {}  # the round of the first exchange, which is mixed as the next
+        self.sent: Dict[int, int] = {}  # the round of the first exchange, mixed as the next
         self.schedulers: Dict[int, Optional[LRScheduler]] = {}
         self.mixer: Any = None
         self.handle = ffi.new_handle(self)
@@ -431,7 +432,7 @@ class _Updates:
         optimizer = self.optimizers[info.bucket] = self.optim_fn(bucket)
         self.schedulers[info.bucket] = self.scheduler_fn(optimizer) if self.scheduler_fn else None
         self.fusible[info.bucket] = _is_fusible(optimizer)
-        if hasattr(optimizer, "pre_average_hook"):  # Decent-DP calls it before the first update, too
+        if hasattr(optimizer, "pre_average_hook"):  # before the first update, too
             for _, p in bucket:
                 setattr(p, "comm_buffer", p.detach().clone())
             self._call_hook(optimizer, 1)
@@ -509,7 +510,8 @@ def _fused(optimizer: Optimizer, parameters: List[Any]) -> Iterator[None]:
     for p in parameters:
         state = optimizer.state[p].values() if p in optimizer.state else ()
         fits = fits and all(
-            x is None or x.layout == torch.strided and (x.dtype, x.stride()) == (p.dtype, p.stride())
+            x is None or
+            x.layout == torch.strided and (x.dtype, x.stride()) == (p.dtype, p.stride())
             for x in (p.grad, *(x for x in state if isinstance(x, Tensor) and x.dim())))
     for group in optimizer.param_groups if fits else ():
         group["fused"] = True
