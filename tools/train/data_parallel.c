@@ -126,26 +126,6 @@ int data_parallel_revert(struct data_parallel *d)
     return err;
 }
 
-int data_parallel_survive(struct data_parallel *d)
-{
-    return dp_mixer_survive(d->slots[0].mixer);
-}
-
-int data_parallel_admit(struct data_parallel *d, int count, const struct dp_comm_config *config)
-{
-    return dp_mixer_admit(d->slots[0].mixer, count, config);
-}
-
-struct dp_comm *data_parallel_comm(const struct data_parallel *d)
-{
-    return dp_mixer_comm(d->slots[0].mixer);
-}
-
-uint64_t data_parallel_step(const struct data_parallel *d)
-{
-    return (uint64_t)dp_mixer_iterations(d->slots[0].mixer);
-}
-
 /* ---- ranks that hold the same stage ---------------------------------------------------------- */
 
 /* A slot and its mirror, named by the one on the lower rank. */
@@ -205,8 +185,6 @@ static int make_comms(struct data_parallel *d, const struct data_parallel_config
     const int rounds = d->engine->schedule ? d->engine->schedule->max_slots : 1;
     int err = 0;
 
-    if (config->survive) /* replicas of one rank and one stage */
-        return d->count = 1, 0;
     for (int i = 0; i < rounds && !err; i++)
         err = make_copies_comm(d, config, i);
     for (int i = 0; i < d->engine->stage_count && d->kind == DATA_PARALLEL_MIX && !err; i++)
@@ -223,7 +201,7 @@ static int make_mixer(struct data_parallel *d, const struct data_parallel_config
         .count = tensor_count_of(d, slot),
         .optimizer = config->optimizer,
         .graph = config->graph,
-        .comm = config->survive ? config->all : d->slots[slot].data,
+        .comm = d->slots[slot].data,
         .separate = true, /* the model knows its weights by their place */
         .algorithm = config->how->mixing.algorithm,
         .local_steps = config->how->mixing.local_steps,
@@ -232,11 +210,9 @@ static int make_mixer(struct data_parallel *d, const struct data_parallel_config
         .factor = config->how->mixing.factor,
         .compression = config->how->mixing.compression,
         .staleness = config->how->mixing.staleness,
-        .survive = config->survive,
     };
 
-    return config->joins ? dp_mixer_join(&mixer, &d->slots[slot].mixer)
-                         : dp_mixer_new(&mixer, &d->slots[slot].mixer);
+    return dp_mixer_new(&mixer, &d->slots[slot].mixer);
 }
 
 static int make_optimizer(struct data_parallel *d, const struct data_parallel_config *config,
@@ -250,10 +226,8 @@ static int make_optimizer(struct data_parallel *d, const struct data_parallel_co
 
 static int make_slot(struct data_parallel *d, const struct data_parallel_config *config, int slot)
 {
-    int err = config->survive
-                  ? 0
-                  : dp_replicas_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot),
-                                    d->slots[slot].same, NULL, &d->slots[slot].sums);
+    int err = dp_replicas_new(stage_of(d, slot)->parameters, tensor_count_of(d, slot),
+                              d->slots[slot].same, NULL, &d->slots[slot].sums);
 
     if (err || d->kind == DATA_PARALLEL_SUM)
         return err;

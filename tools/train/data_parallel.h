@@ -36,8 +36,6 @@ struct data_parallel_config {
     struct dp_comm *data;         /* mix: the same rank of all replicas */
     const struct dp_graph *graph; /* mix */
     const struct dp_trainer_config *how; /* mix: its mixing */
-    bool survive;                 /* mix, of one stage: go on without replicas that die */
-    bool joins;                   /* the same: come to those that are there, which admit this one */
     struct dp_optimizer_config optimizer;
 };
 
@@ -81,13 +79,5 @@ int data_parallel_settle(struct data_parallel *d);
 /* mix: the weights of all replicas become their average, for good or until data_parallel_revert. */
 int data_parallel_average(struct data_parallel *d, bool revert);
 int data_parallel_revert(struct data_parallel *d);
-
-/* survive: after DP_ECOMM or DP_ETIMEDOUT, on all that live. Errors of dp_mixer_survive. */
-int data_parallel_survive(struct data_parallel *d);
-/* survive: between two steps, `count` that join. Errors of dp_mixer_admit. */
-int data_parallel_admit(struct data_parallel *d, int count, const struct dp_comm_config *config);
-/* survive: of those that live, until the next of the two above; how many steps have begun. */
-struct dp_comm *data_parallel_comm(const struct data_parallel *d);
-uint64_t data_parallel_step(const struct data_parallel *d);
 
 #endif

@@ -23,13 +23,6 @@ static bool is_bf16(const struct settings *s)
     return !strcmp(s->dtype, "bf16");
 }
 
-bool host_takes(const struct settings *s)
-{
-    const bool mixers_survive = s->how.survive && !settings_survives_as_pipeline(s);
-
-    return !settings_on_cuda(s) || !mixers_survive;
-}
-
 /* ---- what the options mean ------------------------------------------------------------------- */
 
 static enum dp_sums sums_of(enum data_parallel_kind kind)

@@ -13,9 +13,6 @@
 
 #include <dualpipe/trainer.h>
 
-/* The others: on CUDA replicas that mix and survive. */
-bool host_takes(const struct settings *s);
-
 /* What a pipeline rank of a job would hold, before it is started: dp_trainer_measure. */
 int host_measure(const struct settings *s, int rank, size_t *bytes);
 /* And the list that it would carry out, with what is offloaded: dp_trainer_schedule. */

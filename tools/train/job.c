@@ -19,27 +19,19 @@ static int run(struct job *j)
     int err = job_joins(j) ? 0 : job_agree(j);
     if (!err)
         err = job_make_parts(j);
-    if (!err && j->s->from.step && !j->host)
-        err = saved_read(&j->trainer, j->s->from.path, j->s->from.step);
     if (!err)
         err = job_watch(j);
     if (!err)
         report_begin(&j->report, j->s, j->text, job_is_first(j));
     uint64_t step = j->s->from.step;
     if (!err && job_joins(j)) {
-        step = j->host ? dp_trainer_next_step(host_trainer(j->host)) : trainer_next(&j->trainer);
+        step = dp_trainer_next_step(host_trainer(j->host));
         launch_admitted(j->how->rank);
         err = job_admit(j); /* a death meanwhile is one for all */
     }
-    while (!err) {
+    if (!err)
         err = job_train(j, step, &summary);
-        if (!err)
-            err = job_finish(j, &summary);
-        if (!err)
-            break;
-        err = job_survive_mixing(j, err, &step);
-    }
-    return err;
+    return err ? err : job_finish(j, &summary);
 }
 
 /* If the library has said nothing since `before`, it was the job itself that failed. A rank of a

@@ -27,23 +27,6 @@ static bool may_be_death(int err)
     return err == DP_ECOMM || err == DP_ETIMEDOUT;
 }
 
-/* The same on all that live: how many wait, by the first of them. DP_ECOMM: one has died meanwhile. */
-static int count_waiting(struct job *j, int *out)
-{
-    struct dp_comm *comm = j->trainer.comm;
-    const int size = dp_comm_size(comm), lost = (int)j->s->how.replicas - size;
-    int32_t count = dp_comm_rank(comm) == 0 ? launch_count_waiting(lost) : 0;
-    bool all_live = false;
-    int err = dp_comm_broadcast(comm, &count, sizeof(count), 0);
-
-    if (!err || may_be_death(err)) {
-        const int agreed = find_all_alive(comm, &all_live);
-        err = agreed ? agreed : err;
-    }
-    *out = count;
-    return err || all_live ? err : DP_ECOMM;
-}
-
 static struct dp_comm_config meeting_of(const struct job *j)
 {
     return (struct dp_comm_config){.address = j->how->address,
@@ -85,36 +68,6 @@ int job_admit(struct job *j)
         err = err == DP_EAGAIN ? 0 : err;
         job_take_parts(j);
     }
-    return err;
-}
-
-/* Those that were killed and started again. */
-static int admit(struct job *j)
-{
-    int count = 0;
-    int err = j->s->restarts && dp_comm_size(j->trainer.comm) < j->s->how.replicas
-                  ? count_waiting(j, &count)
-                  : 0;
-
-    if (err || !count)
-        return err;
-    const struct dp_comm_config how = meeting_of(j);
-    return trainer_admit(&j->trainer, count, &how);
-}
-
-int job_survive_mixing(struct job *j, int err, uint64_t *step)
-{
-    const uint64_t last = (uint64_t)j->s->steps - 1;
-
-    while (job_mixers_survive(j) && may_be_death(err)) {
-        err = trainer_survive(&j->trainer, step);
-        if (!err)
-            job_note_sentence(j);
-        if (!err)
-            err = admit(j);
-    }
-    if (!err && *step > last)
-        *step = last;
     return err;
 }
 

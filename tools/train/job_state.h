@@ -18,14 +18,7 @@ struct job {
     const struct data *text;
     struct dp_comm *comm; /* of all ranks that were started; NULL: alone */
     const struct dp_comm_config *how; /* it was opened */
-    struct dp_comm *data; /* the ranks that hold the same stages in the replicas; NULL: one replica */
-    struct dp_comm *pipe; /* the ranks of this replica; NULL: one rank */
-    struct replica replica;
-    enum data_parallel_kind kind;
-    struct host *host;     /* NULL: the engine and the trainer here take the steps */
-    struct engine *engine;
-    struct dp_schedule *alone[2]; /* its lists, where the settings have none: training, forward */
-    struct trainer trainer;
+    struct host *host;
     struct dp_trainer_parts parts; /* schedule and recorder NULL: no pipeline */
     struct report report;
     struct watcher watcher;
@@ -36,21 +29,10 @@ struct job {
     char before[1024];             /* the library's last sentence when it began, or went on */
 };
 
-/* Is this rank's trainer one that survives? Otherwise mixers of the engine here may. */
-static inline bool job_is_survivor(const struct job *j)
-{
-    return j->s->how.survive && j->host;
-}
-
-static inline bool job_mixers_survive(const struct job *j)
-{
-    return j->s->how.survive && !j->host;
-}
-
 /* The ranks that live. */
 static inline struct dp_comm *job_comm(const struct job *j)
 {
-    return j->host ? j->parts.comm : j->trainer.comm ? j->trainer.comm : j->comm;
+    return j->host ? j->parts.comm : j->comm;
 }
 
 static inline bool job_is_first(const struct job *j)
@@ -74,7 +56,7 @@ static inline void job_note_sentence(struct job *j)
 /* Ranks that were started apart from each other may have been told different things: DP_EMISMATCH on
  * all ranks of comm. */
 int job_compare(const struct job *j, struct dp_comm *comm);
-/* Groups, device, engine and trainer of this rank. */
+/* The trainer of this rank, and its parts. */
 int job_make_parts(struct job *j);
 /* What is there of them now: after a call during which ranks of a pipeline may have died. */
 void job_take_parts(struct job *j);
@@ -87,10 +69,6 @@ void job_free(struct job *j);
 int job_agree(const struct job *j);
 /* Replicas that mix: admit those that were killed and started again, once after each death. */
 int job_admit(struct job *j);
-/* Replicas that survive, after a death: 0, with the step to go on with; the last one at most, whose
- * held-out loss is wanted. Other jobs, and after other errors: err. */
-int job_survive_mixing(struct job *j, int err, uint64_t *step);
-
 /* ---- job_steps.c ----------------------------------------------------------------------------- */
 
 int job_count_lost(const struct job *j);

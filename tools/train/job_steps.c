@@ -28,7 +28,7 @@ int job_watch(struct job *j)
 /* After a call during which ranks may have died. */
 static int look_around(struct job *j)
 {
-    if (!job_is_survivor(j))
+    if (!j->s->how.survive)
         return 0;
     job_take_parts(j);
     if (j->parts.comm == j->watched)
@@ -41,7 +41,7 @@ static int look_around(struct job *j)
 /* What ranks do together beside the steps, part(user). */
 static int carry_out(struct job *j, int (*part)(void *user), void *user)
 {
-    return j->host ? dp_trainer_carry_out(host_trainer(j->host), part, user) : part(user);
+    return dp_trainer_carry_out(host_trainer(j->host), part, user);
 }
 
 struct measuring {
@@ -58,12 +58,12 @@ static int measure(void *user)
 
     m->times = (struct step_times){.bubble = NAN, .step_ms = NAN, .simulated_ms = NAN};
     job_take_parts(j);
-    if (!j->parts.recorder || (!m->all && j->replica.index))
+    if (!j->parts.recorder || (!m->all && j->parts.replica))
         return 0;
     const int err = m->files ? timeline_write(&j->parts, m->files, &m->times)
                              : timeline_measure(&j->parts, j->watcher.watch, &m->times);
     /* A pipeline of those that live may have taken no step yet. */
-    return err == DP_ESTATE && job_is_survivor(j) ? 0 : err;
+    return err == DP_ESTATE && j->s->how.survive ? 0 : err;
 }
 
 /* After a step: what is worth a look now and then. */
@@ -75,11 +75,10 @@ static int look(struct job *j, struct progress *p)
     struct measuring m = {.j = j, .all = links, .times.bubble = NAN};
     int err = links || due ? carry_out(j, measure, &m) : 0;
 
-    if (due && j->replica.index == 0)
+    if (due && j->parts.replica == 0)
         p->bubble = m.times.bubble;
     if (!err && (p->step == steps || (every && p->step % every == 0)))
-        err = j->host ? host_evaluate(j->host, &p->held_out)
-                      : trainer_held_out(&j->trainer, &p->held_out);
+        err = host_evaluate(j->host, &p->held_out);
     return err ? err : look_around(j);
 }
 
@@ -97,19 +96,9 @@ static void tell_slow(void *user, const struct dp_slow *slow, bool begun)
         report_slow(at->report, at->step, slow, begun);
 }
 
-static int write_state(struct job *j, uint64_t step)
-{
-    char *text = settings_text(j->s, step, j->text->digest);
-    int err = text ? saved_write(&j->trainer, j->s->how.checkpoint.folder, step, text) : DP_ENOMEM;
-
-    free(text);
-    return err;
-}
-
 static int save(struct job *j, uint64_t step)
 {
-    int err = j->host ? dp_trainer_save(host_trainer(j->host), j->s->how.checkpoint.folder)
-                      : write_state(j, step);
+    int err = dp_trainer_save(host_trainer(j->host), j->s->how.checkpoint.folder);
 
     if (!err)
         err = look_around(j);
@@ -132,8 +121,7 @@ static bool is_to_tell(struct job *j)
 static int take_step(struct job *j, uint64_t step, struct summary *summary)
 {
     struct progress p = {.step = step + 1, .held_out = NAN, .bubble = NAN};
-    int err = j->host ? host_step(j->host, step, &p.result)
-                      : trainer_step(&j->trainer, step, &p.result);
+    int err = host_step(j->host, step, &p.result);
 
     if (!err)
         err = look_around(j);
@@ -162,29 +150,12 @@ int job_train(struct job *j, uint64_t step, struct summary *summary)
         err = take_step(j, step, summary);
         if (!err)
             err = job_admit(j);
-        if (err)
-            err = job_survive_mixing(j, err, &step);
-        else
-            step++;
+        step++;
     }
     return err;
 }
 
 /* ---- the end ------------------------------------------------------------------------------- */
-
-/* What this rank has asked for: the pipeline's memory, its stages and the optimizers' state. */
-static double held_bytes(const struct job *j)
-{
-    const struct engine *e = j->engine;
-    size_t bytes = j->host ? j->parts.bytes : e->pipeline_bytes;
-
-    for (int i = 0; !j->host && i < e->stage_count; i++) {
-        bytes += gpt_stage_bytes(e->stages[i]);
-        if (j->trainer.optimizers[i])
-            bytes += dp_optimizer_state_bytes(j->trainer.optimizers[i]);
-    }
-    return (double)bytes;
-}
 
 struct weighing {
     struct job *j;
@@ -206,7 +177,7 @@ static int measure_memory(void *user)
     summary->memory_count = ranks;
     if (!all)
         return DP_ENOMEM;
-    all[0] = (struct memory_use){memory_peak(""), held_bytes(j)};
+    all[0] = (struct memory_use){memory_peak(""), (double)j->parts.bytes};
     struct memory_use mine = all[0];
     int err = comm ? dp_comm_allgather(comm, &mine, all, sizeof(mine)) : 0;
     for (int rank = 0; !err && rank < ranks; rank++)
@@ -256,11 +227,8 @@ static int measure_step(struct job *j, struct summary *summary)
 static int sample(struct job *j, size_t count, uint8_t *text)
 {
     const struct sample_spec spec = {.count = count, .temperature = j->s->temperature};
-    const bool other = j->s->how.survive ? !job_is_first(j) : j->replica.index > 0;
 
-    if (!count || (!j->host && other))
-        return 0;
-    return j->host ? host_sample(j->host, &spec, text) : sample_text(j->engine, &spec, text);
+    return count ? host_sample(j->host, &spec, text) : 0;
 }
 
 static int describe(struct job *j, struct summary *summary, uint8_t *text)
@@ -280,7 +248,7 @@ int job_count_lost(const struct job *j)
 {
     const int32_t *lost;
 
-    return j->host ? dp_trainer_lost(host_trainer(j->host), &lost) : 0;
+    return dp_trainer_lost(host_trainer(j->host), &lost);
 }
 
 int job_finish(struct job *j, struct summary *summary)
@@ -290,9 +258,7 @@ int job_finish(struct job *j, struct summary *summary)
     int lost = -1;
 
     summary->sample_len = len;
-    int err = !text     ? DP_ENOMEM
-              : j->host ? dp_trainer_finish(host_trainer(j->host))
-                        : trainer_finish(&j->trainer);
+    int err = text ? dp_trainer_finish(host_trainer(j->host)) : DP_ENOMEM;
     while (!err && lost != job_count_lost(j)) { /* what the first rank has died with */
         lost = job_count_lost(j);
         err = describe(j, summary, text);

@@ -339,40 +339,6 @@ int trainer_held_out(struct trainer *t, double *held_out)
     return err ? err : data_parallel_revert(&t->replicas);
 }
 
-/* With the replicas that the mixers have now. */
-static void go_on(struct trainer *t)
-{
-    t->comm = data_parallel_comm(&t->replicas);
-    t->ranks = dp_comm_size(t->comm);
-    t->share = (double)t->ranks / t->engine->replica.count;
-    t->engine->ops->seek(t->engine, trainer_next(t));
-}
-
-int trainer_survive(struct trainer *t, uint64_t *step)
-{
-    int err = data_parallel_survive(&t->replicas);
-
-    if (err)
-        return err;
-    go_on(t);
-    *step = trainer_next(t);
-    return 0;
-}
-
-int trainer_admit(struct trainer *t, int count, const struct dp_comm_config *config)
-{
-    int err = data_parallel_admit(&t->replicas, count, config);
-
-    if (!err)
-        go_on(t);
-    return err;
-}
-
-uint64_t trainer_next(const struct trainer *t)
-{
-    return data_parallel_step(&t->replicas);
-}
-
 int trainer_finish(struct trainer *t)
 {
     int err = data_parallel_average(&t->replicas, false);
@@ -480,13 +446,9 @@ int trainer_init(struct trainer *t, const struct trainer_config *config, const s
                                                                 .data = config->data,
                                                                 .graph = config->graph,
                                                                 .how = config->how,
-                                                                .survive = config->survive,
-                                                                .joins = config->joins,
                                                                 .optimizer = trainer_optimizer(
                                                                     t->config.decay)},
                                  engine);
-    if (!err && config->survive)
-        go_on(t);
     if (!err)
         err = make_slots(t);
     if (!err)

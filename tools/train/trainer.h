@@ -24,8 +24,6 @@ struct trainer_config {
     struct dp_comm *data;         /* the same rank of all replicas */
     const struct dp_graph *graph; /* mix weights by it. Must stay */
     const struct dp_trainer_config *how; /* by which algorithm. Must stay */
-    bool survive;                 /* go on without replicas that die */
-    bool joins;                   /* this one comes to others, which admit it; all is of dp_comm_join */
     const char *state_folder;     /* of files for the optimizer's state; NULL: it is in memory */
     bool late;                    /* updates are a step late (late.h); one replica, on the CPU */
 };
@@ -99,13 +97,6 @@ int trainer_step(struct trainer *t, uint64_t step, struct step_result *result);
 /* Mean loss over some held-out batches, always the same ones; of replicas that mix that of the
  * average of their weights. */
 int trainer_held_out(struct trainer *t, double *held_out);
-/* survive: after DP_ECOMM or DP_ETIMEDOUT of any of these, on all that live: *step is the one to go on
- * with. Errors of dp_mixer_survive. */
-int trainer_survive(struct trainer *t, uint64_t *step);
-/* survive: between two steps, admit `count` replicas that join. Errors of dp_mixer_admit. */
-int trainer_admit(struct trainer *t, int count, const struct dp_comm_config *config);
-/* survive: the step to begin with. */
-uint64_t trainer_next(const struct trainer *t);
 /* The training is over: replicas that mix become the average of all. */
 int trainer_finish(struct trainer *t);
 
