@@ -6,7 +6,6 @@
 
 #include "launch.h"
 #include "train/job_state.h"
-#include "train/saved.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,7 +6,6 @@
 
 #include "train/memory.h"
 #include "train/sample.h"
-#include "train/saved.h"
 #include "train/timeline.h"
 
 #include <math.h>
