@@ -17,8 +17,8 @@ static const struct command commands[] = {
 
 static const struct command_set set = {
     .name = "dualpipe bench",
-    .about = "Figures of this machine and this library, each beside its target. Samples count\n"
-             "only if little else runs meanwhile; a figure is their median, the quartiles that\n"
+    .about = "Figures of this machine and this library, beside a target if they have one. Samples\n"
+             "count only if little else runs meanwhile; a figure is their median, the quartiles that\n"
              "half of them lie between, and the best of them.",
     .commands = commands,
     .examples = "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5\n"

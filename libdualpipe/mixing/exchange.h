@@ -6,9 +6,9 @@
  *      a group     blocks are summed over the group
  *      links       blocks go along the links from this worker, and those that arrive are weighed and
  *                  added up
- *      compressed  differences go to the neighbors of the round (compressed.h); what came is what is to
+ *      compressed  differences go to the neighbors of the round (compressed.c); what came is what is to
  *                  be added
- *      stale       the same of blocks, unless one side is still in an exchange before (stale.h)
+ *      stale       the same of blocks, unless one side is still in an exchange before (stale.c)
  *
  * Where workers may die (`survives`), a worker that has used what came knows that every other live one
  * of the round can use it, too: of a pair each has sent its block; a group, or along links all workers,

@@ -249,7 +249,7 @@ enum dp_plan_kind {
     DP_PLAN_KINDS
 };
 
-/* Offsets in the rank's memory; DP_NOWHERE as in lifetimes.h. */
+/* Offsets in the rank's memory; DP_NOWHERE as in border.h. */
 struct dp_plan_buffers {
     size_t in, out, gout, gin, save, save_input, save_weight;
 };
@@ -282,7 +282,7 @@ struct dp_plan_op {
     uint32_t first_wait;
     uint32_t mb;
     uint32_t index;     /* of the op in the rank's list */
-    /* Evictions number .. - 1 must have left, or come back: see evict.h. 0: none. */
+    /* Evictions number .. - 1 must have left, or come back: see evict.c. 0: none. */
     uint32_t evicted, fetched;
     union {
         struct dp_plan_buffers at;

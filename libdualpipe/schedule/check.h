@@ -22,7 +22,7 @@ struct dp_checker {
     uint8_t *skip_marks; /* [streams * skips * mbs], the same of skips */
 };
 
-/* finding.c: record what is wrong at index of the rank's list (its count: the end), and return
+/* Record what is wrong at index of the rank's list (its count: the end), and return
  * DP_EINVAL. The sentence goes on after "rank 1, op 7 (sF0.3): ". */
 int dp_check_found(struct dp_checker *c, enum dp_rule rule, int rank, size_t index,
                    const char *fmt, ...) DP_PRINTF(5, 6);

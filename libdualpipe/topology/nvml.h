@@ -126,7 +126,7 @@ void dp_nvml_close(struct dp_nvml *nvml);
 /* "Not Supported", or the number. */
 const char *dp_nvml_reason(const struct dp_nvml *nvml, int result, char text[32]);
 
-/* ---- about one GPU (nvml_ask.c) ------------------------------------------------------------- */
+/* ---- about one GPU --------------------------------------------------------------------------- */
 
 bool dp_nvml_ask_field(const struct dp_nvml *nvml, struct dp_nvml_device *device, unsigned id,
                        unsigned scope, unsigned *out);

@@ -227,7 +227,7 @@ static inline struct dp_shm_wire *dp_shm_of(struct dp_wire *wire)
     return (struct dp_shm_wire *)wire;
 }
 
-/* ---- shm_signal.c: what the sides tell each other beside messages ------------------------------ */
+/* ---- what the sides tell each other beside messages -------------------------------------------- */
 
 /* Both sides use atomic exchanges on the flag, which are totally ordered. If the waker's exchange
  * comes first, the sleeper's exchange acquires everything that the waker wrote before, and its next

@@ -9,7 +9,7 @@
  *      pushes chunks                   pulls chunks
  *                                <-    frees the entry
  *
- * Each side copies what it can: memory of the other side that it has mapped (shm_mappings.h) with
+ * Each side copies what it can: memory of the other side that it has mapped (shm_mappings.c) with
  * plain loads and stores, all other memory through the kernel (cma.h). So one side may have to copy
  * all of it.
  *

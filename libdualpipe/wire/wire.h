@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * wire.h - a wire: messages between two processes, in both directions, in order, each one whole.
- * Over shared memory (shm), TCP (tcp) or MPI (mpi.h); fault (fault.h) wraps another wire and injects
- * faults.
+ * Over shared memory (shm), TCP (tcp) or MPI (mpi.h).
  *
  *      process A                                   process B
  *      listen  -> listener, address

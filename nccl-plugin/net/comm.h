@@ -71,7 +71,7 @@ struct dpn_comm {
     int dev;             /* that NCCL chose */
     int counted_dev;     /* that carries the bytes, as a placement may have it */
     int traffic_class;   /* as NCCL gave it */
-    uint32_t ops;        /* what it is for, see net/traffic.h */
+    uint32_t ops;        /* what it is for, see net/options.h */
     int32_t peer_worker; /* see net/placement.h; -1: not known */
 
     /* While connecting: where the handle is and what is in it, to find this again. */

@@ -44,7 +44,7 @@ int dpn_net_init(ncclDebugLogger_t logger, struct dpn_net **out);
  * its parent's, here and below. */
 void dpn_net_finalize(struct dpn_net *net);
 
-/* What the connections are for that this thread makes next (net/traffic.h), and their traffic
+/* What the connections are for that this thread makes next (net/options.h), and their traffic
  * class, unless it is NCCL_NET_TRAFFIC_CLASS_UNDEF. NCCL says it just before it connects, while
  * another of its threads says what moves over the same context's connections. */
 void dpn_net_say_next(const struct dpn_net *net, uint32_t ops, int traffic_class);

@@ -770,7 +770,7 @@ void dpn_inline_prepare(struct dpn_queues *q, struct dpn_qp *qp);
 /* Post an inline message. Returns whether that succeeded. */
 bool dpn_inline_post(struct dpn_verbs *v, struct dpn_send *send);
 
-/* verbs/cts.c */
+/* verbs/cts_write.c */
 void dpn_cts_entry_seal(struct dpn_cts_entry *entry);
 /* Copy the entry at `from` if it is CTS entry `number` and complete. */
 bool dpn_cts_entry_read(const struct dpn_cts_entry *from, uint32_t number,

@@ -19,7 +19,7 @@ struct dpn_range {
 
 struct dpn_verbs_options {
     bool disabled;            /* NCCL_IB_DISABLE */
-    const char *hca;          /* NCCL_IB_HCA, see verbs/filter.h */
+    const char *hca;          /* NCCL_IB_HCA, see dpn_verbs_filter */
     int gid_index;            /* NCCL_IB_GID_INDEX; DPN_AUTO: choose */
     int flid_index;   /* NCCL_IB_ROUTABLE_FLID_GID_INDEX: on InfiniBand, if that GID has a FLID */
     int roce_version; /* NCCL_IB_ROCE_VERSION_NUM: 1, 2; DPN_AUTO: 2 if available */

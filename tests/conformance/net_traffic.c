@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * net/traffic.c - messages over one connection each way while something is done to the network:
+ * net_traffic.c - messages over one connection each way while something is done to the network:
  *
  *      net-traffic [--messages N] [--size N] [--limit S] [--at N COMMAND]... [--from DEVICE,...]
  *                  [--to DEVICE,...] [--rank N --meet ADDRESS:PORT] PLUGIN.so

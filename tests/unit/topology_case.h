@@ -12,7 +12,7 @@
 struct dp_topology *topology_made(const char *description);
 struct dp_topology *topology_unpacked(const char *tree);
 /* The same with the GPUs that a simulated NVML (tests/fakes/.libs/LIBRARY.so) reads from
- * tests/data/topology/nvml/GPUS.txt. */
+ * tests/data/topology/nvml/GPUS.txt, GPUS being `gpus`. */
 struct dp_topology *topology_unpacked_with(const char *tree, const char *library, const char *gpus);
 
 /* malloc'ed: a topology in a format; the file tests/data/topology/NAME. */

@@ -24,8 +24,7 @@
  *
  * Sources: Lian et al., "Can decentralized algorithms outperform centralized algorithms?", 2017;
  * Ying et al., "Exponential graph is provably efficient for decentralized deep training", 2021;
- * Nedic and Olshevsky, "Distributed optimization over time-varying directed graphs" (push-sum), 2015;
- * Misra and Gries, "A constructive proof of Vizing's theorem" (edge colouring), 1992.
+ * Nedic and Olshevsky, "Distributed optimization over time-varying directed graphs" (push-sum), 2015.
  *
  * Threads: a graph is read-only once it is built, and any thread may read it. Registering names is
  * locked.
