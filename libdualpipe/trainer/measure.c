@@ -9,18 +9,6 @@
 
 enum { STEPS = 3 }; /* the first one is slower */
 
-static int take_steps(const struct model_engine_config *config, struct stage_times *times)
-{
-    struct engine *e;
-    int err = model_engine_new(config, &e);
-
-    if (err)
-        return err;
-    err = model_engine_measure(e, config, STEPS, times);
-    e->ops->free(e);
-    return err;
-}
-
 /* One stage with all layers, by a schedule that splits backwards. */
 int measure_layers(const struct dp_trainer_config *config, const struct model_info *m, int64_t rows,
                    struct stage_times *times)
@@ -44,7 +32,7 @@ int measure_layers(const struct dp_trainer_config *config, const struct model_in
     of.training = training;
     of.forward = forward;
     if (!err)
-        err = take_steps(&of, times);
+        err = model_engine_measure(&of, STEPS, times);
     place_free(of.place);
     dp_schedule_free(forward);
     dp_schedule_free(training);

@@ -827,8 +827,8 @@ int model_engine_memory(struct engine *base, const struct model_engine_config *c
     return 0;
 }
 
-int model_engine_measure(struct engine *base, const struct model_engine_config *config, int steps,
-                         struct stage_times *times)
+static int take_steps_on_zeros(struct engine *base, const struct model_engine_config *config,
+                               int steps, struct stage_times *times)
 {
     struct model_engine *e = (struct model_engine *)base;
     struct zeros *z = calloc(2, sizeof(*z));
@@ -843,5 +843,18 @@ int model_engine_measure(struct engine *base, const struct model_engine_config *
         free_zeros(z);
     }
     free(z);
+    return err;
+}
+
+int model_engine_measure(const struct model_engine_config *config, int steps,
+                         struct stage_times *times)
+{
+    struct engine *e;
+    int err = model_engine_new(config, &e);
+
+    if (err)
+        return err;
+    err = take_steps_on_zeros(e, config, steps, times);
+    e->ops->free(e);
     return err;
 }

@@ -56,10 +56,10 @@ int model_engine_memory(struct engine *e, const struct model_engine_config *conf
  * device. */
 int model_engine_state(struct engine *e, const struct dp_optimizer_config *how, bool all,
                        size_t *bytes);
-/* Of one that has all layers, in the host's memory: so many steps on zeros, which leave nothing but
+/* By one that has all layers, in the host's memory: so many steps on zeros, which leave nothing but
  * their times[layers]. */
 struct stage_times;
-int model_engine_measure(struct engine *e, const struct model_engine_config *config, int steps,
+int model_engine_measure(const struct model_engine_config *config, int steps,
                          struct stage_times *times);
 
 #endif

@@ -5,39 +5,13 @@
  */
 #include "gpt_sequential.h"
 
-#include "base/fp16.h"
-
 #include <stdlib.h>
 #include <string.h>
-
-static void bfloat16_round(size_t count, const real *from, real *to)
-{
-    for (size_t i = 0; i < count; i++)
-        to[i] = (real)dp_bfloat16_load(dp_bfloat16_store((float)from[i]));
-}
-
-static void bfloat16_add_rounded(size_t count, const real *x, real *sum)
-{
-    for (size_t i = 0; i < count; i++)
-        sum[i] = (real)dp_bfloat16_load(dp_bfloat16_store((float)(sum[i] + x[i])));
-}
 
 /* The gradients of one block; those of the first are the model's own. */
 struct block_grads {
     real *grads;
     DLTensor *tensors, **list;
-};
-
-struct sequential {
-    struct engine base;
-    struct gpt_stage *model; /* base.stages[0] */
-    uint64_t step;
-    real *save, *logits, *d_logits;
-    real *weights;                 /* bf16: the model's own, which it does not compute with; */
-    real *rounded;                 /* what it computes with; */
-    struct block_grads scratch;    /* the gradients of one micro-batch */
-    int block_count;            /* of fixed order */
-    struct block_grads *blocks; /* [block_count] where each block of micro-batches is summed */
 };
 
 /* A micro-batch's part of the batch and of the model's output, as the callbacks see them. */
@@ -46,25 +20,17 @@ struct views {
     DLTensor tokens, labels, logits, d_logits;
 };
 
-/* Block b begins at micro-batch b * M / blocks, rounded down (pipeline.h); M and mb are this
- * replica's. Where replicas hold whole blocks, these are the blocks of the batch of all replicas.
- */
+/* Block b begins at micro-batch b * M / blocks, rounded down (pipeline.h). */
 static int block_of(const struct sequential *s, int mb)
 {
-    return ((mb + 1) * s->block_count - 1) / engine_own_microbatches(&s->base);
-}
-
-/* The place of a replica's micro-batch in the batch of all. */
-static int global_mb(const struct sequential *s, int mb)
-{
-    return engine_first_mb(&s->base) + mb;
+    return ((mb + 1) * s->block_count - 1) / s->microbatches;
 }
 
 static void views_init(struct views *v, const struct sequential *s, const struct batch *batch,
                        int mb)
 {
-    const struct gpt_config *c = &s->base.config;
-    size_t at = (size_t)global_mb(s, mb) * (size_t)c->batch;
+    const struct gpt_config *c = &s->model->config;
+    size_t at = (size_t)mb * (size_t)c->batch;
     const DLTensor bytes = {NULL, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, v->shape, NULL, 0};
     const DLDataType dtype_real = {kDLFloat, 8 * sizeof(real), 1};
     const DLTensor reals = {NULL, {kDLCPU, 0}, 3, dtype_real, v->shape, NULL, 0};
@@ -80,34 +46,18 @@ static void views_init(struct views *v, const struct sequential *s, const struct
     v->d_logits.data = s->d_logits;
 }
 
-/* bf16: from now on the model computes with rounded weights. */
-static void begin_rounded(struct sequential *s)
-{
-    if (!s->rounded)
-        return;
-    s->weights = s->model->weights;
-    bfloat16_round(s->model->params.count, s->weights, s->rounded);
-    s->model->weights = s->rounded;
-}
-
-static void end_rounded(struct sequential *s)
-{
-    if (s->rounded)
-        s->model->weights = s->weights;
-}
-
 static struct dp_stage_call call_of(const struct sequential *s, const struct views *v, int mb,
                                     bool training)
 {
     return (struct dp_stage_call){
         .mb = mb,
-        .mb_global = global_mb(s, mb),
+        .mb_global = mb,
         .step = s->step,
         .training = training,
-        .random = {.key = s->base.config.seed},
+        .random = {.key = s->model->config.seed},
         .save = s->save,
         .in = &v->tokens,
-        .grads = s->rounded ? s->scratch.list : s->blocks[block_of(s, mb)].list,
+        .grads = s->blocks[block_of(s, mb)].list,
     };
 }
 
@@ -122,17 +72,11 @@ static int forward(struct sequential *s, struct views *v, const struct dp_stage_
 
 static int backward(struct sequential *s, struct views *v, const struct dp_stage_call *call)
 {
-    int err = gpt_loss_ops.loss_backward(NULL, call, &v->logits, &v->labels,
-                                         engine_loss_scale(&s->base), &v->d_logits);
+    int err = gpt_loss_ops.loss_backward(NULL, call, &v->logits, &v->labels, 1.0 / s->microbatches,
+                                         &v->d_logits);
 
-    if (!err && s->rounded)
-        memset(s->scratch.grads, 0, s->model->params.count * sizeof(real));
-    if (!err)
-        err = gpt_stage_ops.backward(s->model, call, &v->d_logits, NULL, DP_BACKWARD_FULL);
-    if (!err && s->rounded)
-        bfloat16_add_rounded(s->model->params.count, s->scratch.grads,
-                             s->blocks[block_of(s, call->mb)].grads);
-    return err;
+    return err ? err
+               : gpt_stage_ops.backward(s->model, call, &v->d_logits, NULL, DP_BACKWARD_FULL);
 }
 
 static void clear_blocks(struct sequential *s)
@@ -146,33 +90,27 @@ static void sum_blocks(struct sequential *s)
 {
     for (int step = 1; step < s->block_count; step *= 2)
         for (int b = 0; b + step < s->block_count; b += 2 * step)
-            (s->rounded ? bfloat16_add_rounded : add)(s->model->params.count,
-                                                      s->blocks[b + step].grads,
-                                                      s->blocks[b].grads);
+            add(s->model->params.count, s->blocks[b + step].grads, s->blocks[b].grads);
 }
 
 static int pass(struct sequential *s, const struct batch *batch, bool training, double *losses)
 {
     int err = 0;
 
-    begin_rounded(s);
-    for (int mb = 0; mb < engine_own_microbatches(&s->base) && !err; mb++) {
+    for (int mb = 0; mb < s->microbatches && !err; mb++) {
         struct views v;
         views_init(&v, s, batch, mb);
         struct dp_stage_call call = call_of(s, &v, mb, training);
-        err = forward(s, &v, &call, losses + global_mb(s, mb));
+        err = forward(s, &v, &call, &losses[mb]);
         if (!err && training)
             err = backward(s, &v, &call);
     }
-    end_rounded(s);
     return err;
 }
 
 /* Gradients are added up in the order that pipeline.h defines for fixed_order. */
-static int train(struct engine *e, const struct batch *batch, double *losses)
+int sequential_train(struct sequential *s, const struct batch *batch, double *losses)
 {
-    struct sequential *s = (struct sequential *)e;
-
     clear_blocks(s);
     int err = pass(s, batch, true, losses);
     if (err)
@@ -182,57 +120,9 @@ static int train(struct engine *e, const struct batch *batch, double *losses)
     return 0;
 }
 
-static int evaluate(struct engine *e, const struct batch *batch, double *losses)
+int sequential_evaluate(struct sequential *s, const struct batch *batch, double *losses)
 {
-    return pass((struct sequential *)e, batch, false, losses);
-}
-
-static int gather(struct engine *e, real *weights)
-{
-    struct sequential *s = (struct sequential *)e;
-
-    memcpy(weights, s->model->weights, s->model->params.count * sizeof(real));
-    return 0;
-}
-
-/* Where the tied head's values or gradients are; those of the table, which owns them, come first. */
-static real *head_in(const struct gpt_stage *g, real *base)
-{
-    const struct tensor *t = g->params.tensors;
-
-    while (!tensor_is_copy(t))
-        t++;
-    return base + t->offset;
-}
-
-static int sum_tied(struct engine *e)
-{
-    struct gpt_stage *g = ((struct sequential *)e)->model;
-    const size_t count = tensor_count(&g->params.tensors[TABLE]);
-    real *head = head_in(g, g->grads);
-
-    add(count, head, g->grads + g->params.tensors[TABLE].offset);
-    memset(head, 0, count * sizeof(real));
-    return 0;
-}
-
-static int broadcast_tied(struct engine *e)
-{
-    struct gpt_stage *g = ((struct sequential *)e)->model;
-    const struct tensor *table = &g->params.tensors[TABLE];
-
-    memcpy(head_in(g, g->weights), g->weights + table->offset, tensor_count(table) * sizeof(real));
-    return 0;
-}
-
-static bool owns(const struct engine *e, int slot, int tensor)
-{
-    return !tensor_is_copy(&e->stages[slot]->params.tensors[tensor]);
-}
-
-static void seek(struct engine *e, uint64_t step)
-{
-    ((struct sequential *)e)->step = step;
+    return pass(s, batch, false, losses);
 }
 
 static int block_init(struct sequential *s, struct block_grads *block)
@@ -257,14 +147,10 @@ static void block_fini(struct sequential *s, struct block_grads *block)
     free(block->list);
 }
 
-static void sequential_free(struct engine *e)
+void sequential_free(struct sequential *s)
 {
-    struct sequential *s = (struct sequential *)e;
-
     for (int b = 0; b < s->block_count && s->blocks; b++)
         block_fini(s, &s->blocks[b]);
-    block_fini(s, &s->scratch);
-    free(s->rounded);
     free(s->blocks);
     gpt_stage_free(s->model);
     free(s->d_logits);
@@ -273,21 +159,8 @@ static void sequential_free(struct engine *e)
     free(s);
 }
 
-static const struct engine_ops sequential_ops = {
-    .name = "sequential",
-    .train = train,
-    .evaluate = evaluate,
-    .gather = gather,
-    .sum_tied = sum_tied,
-    .broadcast_tied = broadcast_tied,
-    .owns = owns,
-    .seek = seek,
-    .free = sequential_free,
-};
-
-static int sequential_alloc(struct sequential *s)
+static int sequential_alloc(struct sequential *s, const struct gpt_config *c)
 {
-    const struct gpt_config *c = &s->base.config;
     size_t logits = (size_t)c->batch * (size_t)c->context * (size_t)GPT_BYTES;
 
     int err = gpt_stage_new(c, 0, 1, &s->model);
@@ -304,36 +177,19 @@ static int sequential_alloc(struct sequential *s)
     return err;
 }
 
-static int rounded_alloc(struct sequential *s)
-{
-    s->rounded = malloc(s->model->params.count * sizeof(real));
-    return s->rounded ? block_init(s, &s->scratch) : DP_ENOMEM;
-}
-
-int sequential_new(const struct sequential_config *config, struct engine **out)
+int sequential_new(const struct gpt_config *config, int microbatches, int order_blocks,
+                   struct sequential **out)
 {
     struct sequential *s = calloc(1, sizeof(*s));
     if (!s)
         return DP_ENOMEM;
 
-    s->base = (struct engine){
-        .ops = &sequential_ops,
-        .config = config->model,
-        .microbatches = config->microbatches,
-        .replica = config->replica,
-        .stage_count = 1,
-    };
-    if (!s->base.replica.count)
-        s->base.replica.count = 1;
-    s->block_count = config->order_blocks;
-    int err = sequential_alloc(s);
-    if (!err && config->bf16)
-        err = rounded_alloc(s);
-    if (err) {
-        sequential_free(&s->base);
-        return err;
-    }
-    s->base.stages[0] = s->model;
-    *out = &s->base;
-    return 0;
+    s->microbatches = microbatches;
+    s->block_count = order_blocks;
+    const int err = sequential_alloc(s, config);
+    if (err)
+        sequential_free(s);
+    else
+        *out = s;
+    return err;
 }

@@ -1,21 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gpt_sequential.h - an engine that takes one micro-batch after the other through the whole model: what
- * every pipelined run must be equal to.
+ * gpt_sequential.h - the model in a plain loop, one micro-batch after the other: what every pipelined run
+ * must be equal to.
  */
 #ifndef GPT_SEQUENTIAL_H
 #define GPT_SEQUENTIAL_H
 
-#include "train/engine.h"
+#include "train/data.h"
+#include "train/gpt.h"
 
-/* The whole model on this rank. 0 or DP_ENOMEM. */
-struct sequential_config {
-    struct gpt_config model;
-    int microbatches; /* M of a step, of all replicas */
-    int order_blocks; /* of fixed order, in which gradients are added up; of this replica */
-    struct replica replica;
-    bool bf16; /* of weights and gradients, as bfloat16.h says */
+struct sequential {
+    struct gpt_stage *model; /* all of it */
+    int microbatches, block_count; /* blocks of fixed order, in which gradients are added up */
+    uint64_t step;
+    real *save, *logits, *d_logits;
+    struct block_grads *blocks; /* [block_count] where each block of micro-batches is summed */
 };
-int sequential_new(const struct sequential_config *config, struct engine **out);
+
+/* 0 or DP_ENOMEM. */
+int sequential_new(const struct gpt_config *config, int microbatches, int order_blocks,
+                   struct sequential **out);
+void sequential_free(struct sequential *s);
+
+/* Forward and backward: gradients of the mean loss are added to those of the model, which must be zero.
+ * losses[microbatches]. 0 or the callbacks' errors. */
+int sequential_train(struct sequential *s, const struct batch *batch, double *losses);
+/* The same without backward and dropout. */
+int sequential_evaluate(struct sequential *s, const struct batch *batch, double *losses);
 
 #endif

@@ -6,7 +6,6 @@
 #include "cmocka_all.h"
 
 #include "gpt_sequential.h"
-#include "train/engine.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -411,7 +410,7 @@ static void the_baseline_takes_the_mean_over_its_micro_batches(void **state)
     uint8_t tokens[M * MODEL_TOKENS], labels[M * MODEL_TOKENS];
     struct batch batch = {tokens, labels};
     double losses[M], mean = 0;
-    struct engine *e;
+    struct sequential *s;
     struct model m;
 
     model_init(&m, 1);
@@ -421,18 +420,18 @@ static void the_baseline_takes_the_mean_over_its_micro_batches(void **state)
     }
     struct gpt_config plain = config;
     plain.dropout = 0;
-    assert_int_equal(sequential_new(&(struct sequential_config){plain, M, 2, {0}, false}, &e), 0);
-    memcpy(e->stages[0]->weights, m.stage[0]->weights, m.stage[0]->params.count * sizeof(real));
-    assert_int_equal(e->ops->train(e, &batch, losses), 0);
+    assert_int_equal(sequential_new(&plain, M, 2, &s), 0);
+    memcpy(s->model->weights, m.stage[0]->weights, m.stage[0]->params.count * sizeof(real));
+    assert_int_equal(sequential_train(s, &batch, losses), 0);
     /* All micro-batches are equal, so their mean gradient is that of the first. */
     m.stage[0]->shape.dropout_rate = 0;
     model_gradients(&m, DP_BACKWARD_FULL);
     for (size_t i = 0; i < m.stage[0]->params.count; i++)
-        assert_float_equal(e->stages[0]->grads[i], m.stage[0]->grads[i], 1e-12);
+        assert_float_equal(s->model->grads[i], m.stage[0]->grads[i], 1e-12);
     for (int mb = 0; mb < M; mb++)
         mean += losses[mb] / M;
     assert_float_equal(mean, model_value(&m), 1e-12);
-    e->ops->free(e);
+    sequential_free(s);
     model_fini(&m);
 }
 

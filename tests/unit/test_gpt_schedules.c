@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The model of `dualpipe train` learns exactly the same, to the last bit, by the library's trainer under
- * every schedule, with every number of ranks and over every communicator as in a plain loop: losses, gradient norms, held-out losses and, in the end, all weights. Replicas of a pipeline that
- * mix their weights keep the mean of each.
+ * every schedule, with every number of ranks and over every communicator as in a plain loop: losses,
+ * gradient norms, held-out losses and, in the end, all weights. Replicas of a pipeline that mix their
+ * weights keep the mean of each.
  */
 #include "cmocka_all.h"
 
 #include "gpt_sequential.h"
 #include "comm_group.h"
 #include "train/gpt_layers.h"
-#include "train/trainer.h"
 
 #include <dualpipe/trainer.h>
 
@@ -23,8 +23,8 @@ enum { STEPS = 5, MICROBATCHES = 8, SEQUENCES = 16, MAX_WEIGHTS = 40000 };
 static const struct gpt_config config = {
     .layers = 8, .width = 8, .heads = 2, .context = 6, .batch = SEQUENCES / MICROBATCHES,
     .dropout = 0.2f, .seed = 42};
-static const struct trainer_config training = {
-    .sequences = SEQUENCES, .steps = STEPS, .warmup = 2, .rate = 0.01, .decay = 0.1, .clip = 0.5};
+static const uint64_t warmup = 2;
+static const double peak = 0.01, decay = 0.1, clip = 0.5;
 
 /* What a run came to; in memory that processes share. */
 struct curve {
@@ -57,43 +57,67 @@ static struct data make_data(void)
     return d;
 }
 
-static int learn(struct engine *e, bool first, struct curve *curve)
+static double mean_of(const double *losses)
 {
-    struct data data = make_data();
-    struct step_result r;
-    struct trainer t;
-    double held_out;
+    double sum = 0;
 
-    int err = trainer_init(&t, &training, &data, e);
-    for (uint64_t step = 0; !err && step < STEPS; step++) {
-        err = trainer_step(&t, step, &r);
-        if (!err && first) {
-            curve->losses[step] = r.loss;
-            curve->norms[step] = r.norm;
-        }
-    }
-    if (!err)
-        err = trainer_held_out(&t, &held_out);
-    if (!err)
-        err = e->ops->gather(e, first ? curve->weights : NULL);
-    if (!err && first) {
-        curve->held_out = held_out;
-        curve->weights_len = params_count(&config, 0, config.layers + 2);
-    }
-    trainer_fini(&t);
-    free(data.bytes);
-    return err;
+    for (int mb = 0; mb < MICROBATCHES; mb++)
+        sum += losses[mb];
+    return sum / MICROBATCHES;
 }
 
-static void learn_sequentially(struct curve *curve, int order_blocks, bool bf16)
+/* Of the whole gradient, which is added up group by group. */
+static double norm_of(const struct gpt_stage *g)
 {
-    struct engine *e;
+    const int32_t count = (int32_t)g->params.tensors_len;
+    double *squares = calloc((size_t)count, sizeof(*squares)), sum = 0;
+    bool *in_group = calloc((size_t)count, sizeof(*in_group));
 
-    assert_int_equal(
-        sequential_new(
-            &(struct sequential_config){config, MICROBATCHES, order_blocks, {0}, bf16}, &e), 0);
-    assert_int_equal(learn(e, true, curve), 0);
-    e->ops->free(e);
+    assert_int_equal(dp_gradient_squares(g->parameters, count, squares), 0);
+    for (int group = 0; group < config.layers + 2; group++) {
+        for (int32_t i = 0; i < count; i++)
+            in_group[i] = g->params.tensors[i].group == group;
+        sum += dp_gradient_sum(g->parameters, count, in_group, squares);
+    }
+    free(squares);
+    free(in_group);
+    return sqrt(sum);
+}
+
+static void learn_sequentially(struct curve *curve)
+{
+    const struct dp_optimizer_config adamw = gpt_optimizer(decay);
+    uint8_t tokens[SEQUENCES * 6], labels[SEQUENCES * 6];
+    struct batch batch = {tokens, labels};
+    double losses[MICROBATCHES], sum = 0;
+    struct data data = make_data();
+    struct dp_optimizer *o;
+    struct sequential *s;
+
+    assert_int_equal(sequential_new(&config, MICROBATCHES, 2, &s), 0);
+    struct gpt_stage *g = s->model;
+    assert_int_equal(dp_optimizer_new(&adamw, g->parameters, (int32_t)g->params.tensors_len, &o), 0);
+    for (uint64_t step = 0; step < STEPS; step++) {
+        data_batch(&data, DATA_TRAIN, step, SEQUENCES, &batch);
+        assert_int_equal(sequential_train(s, &batch, losses), 0);
+        curve->losses[step] = mean_of(losses);
+        curve->norms[step] = norm_of(g);
+        const struct dp_optimizer_step how = {.rate = gpt_rate(step, STEPS, warmup, peak),
+                                              .scale = dp_clip_factor(curve->norms[step], clip, 0),
+                                              .zero_grads = true};
+        assert_int_equal(dp_optimizer_step(o, &how), 0);
+    }
+    for (uint64_t i = 0; i < HELD_OUT_BATCHES; i++) {
+        data_batch(&data, DATA_HELD_OUT, i, SEQUENCES, &batch);
+        assert_int_equal(sequential_evaluate(s, &batch, losses), 0);
+        sum += mean_of(losses);
+    }
+    curve->held_out = sum / HELD_OUT_BATCHES;
+    curve->weights_len = g->params.count;
+    memcpy(curve->weights, g->weights, g->params.count * sizeof(real));
+    dp_optimizer_free(o);
+    sequential_free(s);
+    free(data.bytes);
 }
 
 struct setup {
@@ -127,7 +151,7 @@ static int take_weights(struct dp_comm *comm, struct dp_trainer *t, struct curve
     return 0;
 }
 
-static int take_steps(struct dp_comm *comm, struct dp_trainer *t, struct curve *curve)
+static int take_steps(struct dp_comm *comm, struct dp_trainer *t, double rate, struct curve *curve)
 {
     uint8_t tokens[SEQUENCES * 6], labels[SEQUENCES * 6];
     int64_t shape[] = {SEQUENCES, config.context};
@@ -144,7 +168,7 @@ static int take_steps(struct dp_comm *comm, struct dp_trainer *t, struct curve *
     CHECK(config.context == 6);
     for (uint64_t step = 0; step < STEPS; step++) {
         data_batch(&data, DATA_TRAIN, step, SEQUENCES, &batch);
-        dp_trainer_set_rate(t, trainer_rate(step, STEPS, training.warmup, training.rate));
+        dp_trainer_set_rate(t, gpt_rate(step, STEPS, warmup, rate));
         CHECK(!dp_trainer_step(t, &all, &r));
         curve->losses[step] = r.loss;
         curve->norms[step] = r.norm;
@@ -166,8 +190,8 @@ static int learn_pipelined(struct dp_comm *comm, void *arg)
     struct dp_trainer_config how = {.schedule.kind = s->kind,
                                     .microbatches = MICROBATCHES,
                                     .rows = SEQUENCES,
-                                    .optimizer = trainer_optimizer(training.decay),
-                                    .clip = training.clip,
+                                    .optimizer = gpt_optimizer(decay),
+                                    .clip = clip,
                                     .fixed_order = !s->any_order,
                                     .order_blocks = 2,
                                     .seed = config.seed};
@@ -177,7 +201,7 @@ static int learn_pipelined(struct dp_comm *comm, void *arg)
 
     CHECK(!gpt_layers_new(&config, NULL, false, &layers));
     CHECK(!dp_trainer_new(&how, gpt_layers_model(layers), comm, &t));
-    CHECK(!take_steps(comm, t, curve) && !take_weights(comm, t, curve));
+    CHECK(!take_steps(comm, t, peak, curve) && !take_weights(comm, t, curve));
     dp_trainer_free(t);
     gpt_layers_free(layers);
     if (dp_comm_rank(comm))
@@ -218,7 +242,7 @@ static void every_schedule_learns_what_the_plain_loop_learns(void **state)
     };
     struct curve *expected = curve_new(), *curve = curve_new();
 
-    learn_sequentially(expected, 2, false);
+    learn_sequentially(expected);
     for (const struct comm_kind *comm = comm_kinds; comm->name; comm++)
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
             printf("%s, %s, P = %d\n", comm->name, dp_schedule_kind_name(cases[i].kind),
@@ -235,7 +259,7 @@ static void gradients_in_any_order_learn_nearly_the_same(void **state)
     (void)state;
     struct curve *expected = curve_new(), *curve = curve_new();
 
-    learn_sequentially(expected, 2, false);
+    learn_sequentially(expected);
     run(&comm_kinds[0], DP_SCHEDULE_DUALPIPEV, 2, true, curve);
     for (int i = 0; i < STEPS; i++)
         assert_float_equal(curve->losses[i], expected->losses[i], 1e-4);
@@ -248,14 +272,12 @@ static void learning_lowers_the_loss(void **state)
     (void)state;
     struct curve *curve = curve_new();
 
-    learn_sequentially(curve, 2, false);
+    learn_sequentially(curve);
     assert_true(curve->losses[STEPS - 1] < curve->losses[0]);
     curve_free(curve);
 }
 
 /* ---- replicas that mix ------------------------------------------------------------------------- */
-
-enum { BEFORE = 3, AFTER = 4 }; /* steps with a learning rate, and without */
 
 struct mixing {
     enum dp_schedule_kind kind;
@@ -264,112 +286,41 @@ struct mixing {
     double clip;
 };
 
-/* A weight of a stage over the replicas. */
-struct spread {
-    double mean, width;
-};
-
-static struct spread spread_of(const real *all, int replicas, size_t count, size_t i)
+/* Replicas become their mean, after steps and maybe others that only mix, without a learning rate. */
+static int take_mean(struct dp_comm *comm, const struct mixing *m, bool mix_on, struct curve *mean)
 {
-    double sum = 0, least = all[i], most = all[i];
+    struct dp_trainer_config how = {.schedule.kind = m->kind,
+                                    .replicas = m->replicas,
+                                    .microbatches = MICROBATCHES,
+                                    .rows = SEQUENCES,
+                                    .sums = DP_SUMS_MIXING,
+                                    .mixing.graph.name = m->graph,
+                                    .optimizer = gpt_optimizer(decay),
+                                    .clip = m->clip,
+                                    .fixed_order = true,
+                                    .seed = config.seed};
+    struct gpt_layers *layers;
+    struct dp_trainer *t;
 
-    for (int k = 0; k < replicas; k++) {
-        const double x = all[(size_t)k * count + i];
-        sum += x;
-        least = fmin(least, x);
-        most = fmax(most, x);
-    }
-    return (struct spread){sum / replicas, most - least};
-}
-
-static int collect(struct dp_comm *data, const struct gpt_stage *stage, real *all)
-{
-    return dp_comm_allgather(data, stage->weights, all, stage->params.count * sizeof(real));
-}
-
-/* Without a learning rate weights are only mixed: before and after, of every stage of this rank. */
-static int keep_means(struct dp_comm *comm, struct dp_comm *data, struct engine *e,
-                      struct trainer *t, const struct mixing *m)
-{
-    real *all[DP_MAX_SLOTS][2] = {{NULL}};
-    struct step_result r;
-    double widest[2] = {0};
-
-    for (uint64_t step = 0; step < BEFORE; step++)
-        CHECK(!trainer_step(t, step, &r));
-    t->config.rate = 0;
-    for (int k = 0; k < 2; k++) {
-        for (int i = 0; i < e->stage_count; i++) {
-            all[i][k] = calloc((size_t)m->replicas * e->stages[i]->params.count, sizeof(real));
-            CHECK(!collect(data, e->stages[i], all[i][k]));
-        }
-        for (uint64_t step = BEFORE; step < BEFORE + AFTER && k == 0; step++)
-            CHECK(!trainer_step(t, step, &r));
-    }
-    for (int i = 0; i < e->stage_count; i++) {
-        const size_t count = e->stages[i]->params.count;
-        for (size_t w = 0; w < count; w++) {
-            const struct spread before = spread_of(all[i][0], m->replicas, count, w);
-            const struct spread after = spread_of(all[i][1], m->replicas, count, w);
-            CHECK(fabs(before.mean - after.mean) <
-                  1e-5); /* of float32, in which rounding adds up */
-            widest[0] = fmax(widest[0], before.width);
-            widest[1] = fmax(widest[1], after.width);
-        }
-        free(all[i][0]);
-        free(all[i][1]);
-    }
-    CHECK(widest[0] > 1e-3); /* they did differ */
+    CHECK(!gpt_layers_new(&config, NULL, false, &layers));
+    CHECK(!dp_trainer_new(&how, gpt_layers_model(layers), comm, &t));
+    CHECK(!take_steps(comm, t, peak, mean));
+    CHECK(!mix_on || !take_steps(comm, t, 0, mean));
+    CHECK(!dp_trainer_finish(t) && !take_weights(comm, t, mean));
+    dp_trainer_free(t);
+    gpt_layers_free(layers);
     return 0;
 }
 
 static int mix_in_pipelines(struct dp_comm *comm, void *arg)
 {
-    const struct mixing *m = arg;
-    const struct dp_comm_axis axes[] = {{"data", m->replicas}, {"pipe", m->ranks}};
-    struct dp_schedule_spec spec = {.kind = m->kind,
-                                    .ranks = m->ranks,
-                                    .microbatches = MICROBATCHES / m->replicas,
-                                    .reduce_all = true};
-    struct dp_comm *groups[2];
-    struct dp_schedule *both[2];
-    struct dp_graph *graph;
-    struct trainer_config how = training;
-    struct data text = make_data();
-    struct trainer t;
-    struct engine *e;
+    struct curve *before = curve_new(), *after = curve_new();
 
-    CHECK(!dp_comm_grid(comm, axes, 2, groups));
-    CHECK(!dp_schedule_new(&spec, &both[0]));
-    spec.forward_only = true;
-    spec.reduce_all = false;
-    CHECK(!dp_schedule_new(&spec, &both[1]));
-    CHECK(!dp_graph_new(&(struct dp_graph_spec){.name = m->graph, .workers = m->replicas}, &graph));
-    const struct replica replica = {dp_comm_rank(groups[0]), m->replicas, true};
-    CHECK(!pipelined_new(&(struct pipelined_config){.model = config,
-                                                    .training = both[0],
-                                                    .forward = both[1],
-                                                    .comm = groups[1],
-                                                    .reduce = &train_reduce_ops,
-                                                    .reduce_user = &t,
-                                                    .replica = replica},
-                         &e));
-    how.kind = DATA_PARALLEL_MIX;
-    how.all = comm;
-    how.data = groups[0];
-    how.graph = graph;
-    how.how = &(struct dp_trainer_config){0}; /* D-PSGD */
-    how.clip = m->clip;
-    CHECK(!trainer_init(&t, &how, &text, e));
-    CHECK(!keep_means(comm, groups[0], e, &t, m));
-    trainer_fini(&t);
-    e->ops->free(e);
-    dp_graph_free(graph);
-    dp_schedule_free(both[0]);
-    dp_schedule_free(both[1]);
-    dp_comm_close(groups[0]);
-    dp_comm_close(groups[1]);
-    free(text.bytes);
+    CHECK(!take_mean(comm, arg, false, before) && !take_mean(comm, arg, true, after));
+    for (size_t w = 0; w < before->weights_len; w++) /* float32: rounding adds up */
+        CHECK(fabs(before->weights[w] - after->weights[w]) < 1e-5);
+    curve_free(before);
+    curve_free(after);
     return 0;
 }
 

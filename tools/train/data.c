@@ -3,6 +3,9 @@
 
 #include "command.h"
 #include "digest.h"
+#include "train/gpt.h"
+
+#include <dualpipe/random.h>
 
 #include <errno.h>
 #include <math.h>

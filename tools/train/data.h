@@ -13,9 +13,18 @@
 #ifndef DP_TRAIN_DATA_H
 #define DP_TRAIN_DATA_H
 
-#include "train/engine.h"
-
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* A whole step's data, the same on every rank: sequence after sequence, each of `context` bytes, and
+ * the labels: labels[i] is the byte that follows tokens[i]. */
+struct batch {
+    uint8_t *tokens, *labels;
+};
+
+/* Held-out losses are of so many batches. */
+enum { HELD_OUT_BATCHES = 4 };
 
 struct data {
     uint8_t *bytes;

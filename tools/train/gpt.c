@@ -76,43 +76,14 @@ int gpt_group_tensors(const struct gpt_stage *g, int group, int *count)
     return (int)first;
 }
 
-void gpt_grads_group(const struct gpt_stage *g, int group, const struct dp_stage_call *call,
-                     real *dw[])
+/* In a callback: where to add the gradients of a group's tensors. */
+static void grads_group(const struct gpt_stage *g, int group, const struct dp_stage_call *call,
+                        real *dw[])
 {
     int count, first = gpt_group_tensors(g, group, &count);
 
-    if (g->stream) {
-        g->stream->grads(g->stream_user, group, call->grads + first, count, dw);
-        return;
-    }
     for (int i = 0; i < count; i++)
         dw[i] = gpt_data(call->grads[first + i]);
-}
-
-static void grads_done(const struct gpt_stage *g)
-{
-    if (g->stream)
-        g->stream->grads_done(g->stream_user);
-}
-
-static int stream_finish(const struct gpt_stage *g)
-{
-    return g->stream ? g->stream->finish(g->stream_user) : 0;
-}
-
-/* Where the tensors of a group are for a compute. */
-static void group_values(const struct gpt_stage *g, int group, real *out[])
-{
-    real *values;
-
-    params_group(&g->params, group, g->weights, out);
-    if (!g->stream)
-        return;
-    int count;
-    gpt_group_tensors(g, group, &count);
-    values = g->stream->values(g->stream_user, group);
-    for (int i = count - 1; i >= 0; i--)
-        out[i] = values + (out[i] - out[0]);
 }
 
 /* What is computed in a callback is queued in its stream. */
@@ -124,7 +95,7 @@ static const struct gpt_stage *begin(void *user, const struct dp_stage_call *cal
     return g;
 }
 
-int gpt_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
+static int forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
 {
     const struct gpt_stage *g = begin(user, call);
     struct block_shape shape = g->shape;
@@ -137,26 +108,24 @@ int gpt_forward(void *user, const struct dp_stage_call *call, const DLTensor *in
     stage_save_init(&save, g, call->save);
     real *w[MAX_TENSORS];
     if (g->has_embedding) {
-        group_values(g, 0, w);
+        params_group(&g->params, 0, g->weights, w);
         embedding_forward(&shape, w, dropout_key(call, 0, 0), gpt_data(in), x);
     } else
         c->ops->copy(c, (size_t)g->shape.n * (size_t)g->config.width, gpt_data(in), x);
     for (int group = g->first_block; group < g->end_block; group++) {
         struct block_call b;
         block_call_init(&b, g, group, call, &save);
-        group_values(g, group, b.tensors);
+        params_group(&g->params, group, g->weights, b.tensors);
         block_forward(&shape, b.tensors, &b.save, b.keys, x);
     }
     if (g->has_head) {
-        group_values(g, g->config.layers + 1, w);
+        params_group(&g->params, g->config.layers + 1, g->weights, w);
         head_forward(&shape, g->config.tied, w, &save.head, x, gpt_data(out));
     }
-    const int err = stream_finish(g);
-
-    return err ? err : c->ops->error(c);
+    return c->ops->error(c);
 }
 
-int gpt_weight(void *user, const struct dp_stage_call *call)
+static int weight(void *user, const struct dp_stage_call *call)
 {
     const struct gpt_stage *g = begin(user, call);
     const struct compute *c = &g->shape.compute;
@@ -165,28 +134,23 @@ int gpt_weight(void *user, const struct dp_stage_call *call)
 
     stage_save_init(&save, g, call->save);
     if (g->has_head) {
-        gpt_grads_group(g, g->config.layers + 1, call, dw);
+        grads_group(g, g->config.layers + 1, call, dw);
         head_weight(&g->shape, g->config.tied, &save.head, dw);
-        grads_done(g);
     }
     for (int group = g->first_block; group < g->end_block; group++) {
         struct block_call b;
         block_call_init(&b, g, group, call, &save);
-        gpt_grads_group(g, group, call, b.tensors);
+        grads_group(g, group, call, b.tensors);
         block_weight(&g->shape, &b.save, b.tensors);
-        grads_done(g);
     }
     if (g->has_embedding) {
-        gpt_grads_group(g, 0, call, dw);
+        grads_group(g, 0, call, dw);
         embedding_weight(&g->shape, gpt_data(call->in), save.d_embedding, dw);
-        grads_done(g);
     }
-    const int err = stream_finish(g);
-
-    return err ? err : c->ops->error(c);
+    return c->ops->error(c);
 }
 
-int gpt_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout, DLTensor *gin,
+static int backward(void *user, const struct dp_stage_call *call, const DLTensor *gout, DLTensor *gin,
                  enum dp_backward_mode mode)
 {
     const struct gpt_stage *g = begin(user, call);
@@ -198,26 +162,23 @@ int gpt_backward(void *user, const struct dp_stage_call *call, const DLTensor *g
     void *dx = g->has_embedding ? save.d_embedding : gpt_data(gin);
     real *w[MAX_TENSORS];
     if (g->has_head) {
-        group_values(g, g->config.layers + 1, w);
+        params_group(&g->params, g->config.layers + 1, g->weights, w);
         head_backward(&g->shape, g->config.tied, w, &save.head, gpt_data(gout), dx);
     } else
         c->ops->copy(c, nc, gpt_data(gout), dx);
     for (int group = g->end_block - 1; group >= g->first_block; group--) {
         struct block_call b;
         block_call_init(&b, g, group, call, &save);
-        group_values(g, group, b.tensors);
+        params_group(&g->params, group, g->weights, b.tensors);
         block_backward(&g->shape, b.tensors, &b.save, b.keys, dx);
     }
     if (g->has_embedding)
         embedding_backward(&g->shape, dropout_key(call, 0, 0), dx);
-    int err = stream_finish(g);
-    if (!err && mode != DP_BACKWARD_FULL)
-        err = c->ops->error(c);
-    return err || mode != DP_BACKWARD_FULL ? err : gpt_weight(user, call);
+    return mode == DP_BACKWARD_FULL ? weight(user, call) : c->ops->error(c);
 }
 
 const struct dp_stage_ops gpt_stage_ops = {
-    .forward = gpt_forward, .backward = gpt_backward, .weight = gpt_weight};
+    .forward = forward, .backward = backward, .weight = weight};
 
 /* ---- the loss ------------------------------------------------------------------------------ */
 
@@ -349,13 +310,6 @@ struct gpt_stage_size gpt_stage_size(const struct gpt_config *config, int stage,
     };
 }
 
-size_t gpt_stage_bytes(const struct gpt_stage *g)
-{
-    struct gpt_stage shape = *g;
-
-    return 2 * g->params.count * sizeof(real) + scratch_init(&shape, NULL);
-}
-
 static int list_alloc(struct gpt_stage *g)
 {
     if (params_init(&g->params, &g->config, g->first_group, g->end_group) < 0)
@@ -364,11 +318,6 @@ static int list_alloc(struct gpt_stage *g)
     g->parameters = calloc(g->params.tensors_len, sizeof(*g->parameters));
     g->grads_list = calloc(g->params.tensors_len, sizeof(DLTensor *));
     return g->tensors && g->parameters && g->grads_list ? 0 : DP_ENOMEM;
-}
-
-void gpt_stage_set_scratch(struct gpt_stage *g, void *scratch)
-{
-    scratch_init(g, scratch);
 }
 
 static int memory_alloc(struct gpt_stage *g)
@@ -380,18 +329,8 @@ static int memory_alloc(struct gpt_stage *g)
     g->residual = scratch;
     if (!g->weights || !g->grads || !scratch)
         return DP_ENOMEM;
-    gpt_stage_set_scratch(g, scratch);
+    scratch_init(g, scratch);
     return 0;
-}
-
-void gpt_stage_drop_memory(struct gpt_stage *g)
-{
-    if (!g->scratch_elsewhere)
-        free(g->residual);
-    free(g->grads);
-    free(g->weights);
-    g->residual = g->grads = g->weights = NULL;
-    g->bare = true;
 }
 
 static DLTensor tensor_view(const struct gpt_stage *g, const struct gpt_tensor *t,
@@ -457,28 +396,12 @@ void gpt_stage_set_memory(struct gpt_stage *g, real *weights, real *grads, void 
 {
     g->weights = weights;
     g->grads = grads;
-    gpt_stage_set_scratch(g, scratch);
+    scratch_init(g, scratch);
     describe_parameters(g);
 }
 
-size_t gpt_stage_memory(const struct gpt_config *config, int stage, int stages)
-{
-    struct gpt_stage_size size = gpt_stage_size(config, stage, stages);
-
-    return 2 * size.param_count * sizeof(real) + size.scratch_bytes;
-}
-
-static void take_memory(struct gpt_stage *g, void *memory, size_t bytes)
-{
-    memset(memory, 0, bytes);
-    g->weights = memory;
-    g->grads = g->weights + g->params.count;
-    gpt_stage_set_scratch(g, g->grads + g->params.count);
-}
-
-/* bare: no memory, or that which there is. */
 static int stage_new(const struct gpt_config *config, int stage, int stages, bool bare,
-                     void *memory, struct gpt_stage **out)
+                     struct gpt_stage **out)
 {
     struct gpt_stage *g = malloc(sizeof(*g));
     if (!g)
@@ -487,9 +410,7 @@ static int stage_new(const struct gpt_config *config, int stage, int stages, boo
     *g = stage_shape(config, stage, stages);
     g->bare = bare;
     int err = list_alloc(g);
-    if (!err && memory)
-        take_memory(g, memory, gpt_stage_memory(config, stage, stages));
-    else if (!err && !bare)
+    if (!err && !bare)
         err = memory_alloc(g);
     if (err) {
         gpt_stage_free(g);
@@ -504,13 +425,13 @@ static int stage_new(const struct gpt_config *config, int stage, int stages, boo
 
 int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out)
 {
-    return stage_new(config, stage, stages, false, NULL, out);
+    return stage_new(config, stage, stages, false, out);
 }
 
 int gpt_stage_new_bare(const struct gpt_config *config, int stage, int stages,
                        struct gpt_stage **out)
 {
-    return stage_new(config, stage, stages, true, NULL, out);
+    return stage_new(config, stage, stages, true, out);
 }
 
 void gpt_stage_free(struct gpt_stage *g)
@@ -520,8 +441,11 @@ void gpt_stage_free(struct gpt_stage *g)
     free(g->grads_list);
     free(g->parameters);
     free(g->tensors);
-    if (!g->bare)
-        gpt_stage_drop_memory(g);
+    if (!g->bare) {
+        free(g->residual);
+        free(g->grads);
+        free(g->weights);
+    }
     params_fini(&g->params);
     free(g);
 }

@@ -24,23 +24,12 @@ struct gpt_tensor {
     DLTensor value, grad;
 };
 
-/* Where the parameters of a group are while it computes, where weights and grads are out of reach.
- * Errors are kept for the end of the stage's call. */
-struct gpt_stream_ops {
-    real *(*values)(void *user, int group); /* as in weights, from the group's on; until the next call */
-    /* Of the tensors of a group, which list[count] names: where to add gradients. Then they go back. */
-    void (*grads)(void *user, int group, DLTensor *const *list, int count, real *out[]);
-    void (*grads_done)(void *user);
-    int (*finish)(void *user); /* the gradients are back; the first error */
-};
-
 struct gpt_stage {
     struct gpt_config config;
     struct block_shape shape;
     int first_block, end_block; /* its blocks: groups first_block .. end_block - 1 */
     int first_group, end_group; /* the same with embedding and head */
     bool has_embedding, has_head;
-    bool scratch_elsewhere; /* residual is another's */
     bool bare; /* weights, grads and residual are another's */
     struct params params;
     real *weights, *grads;    /* [params.count] */
@@ -49,8 +38,6 @@ struct gpt_stage {
     struct gpt_tensor *tensors;      /* [params.tensors_len] */
     struct dp_parameter *parameters; /* [params.tensors_len] as the pipeline takes them */
     DLTensor **grads_list;           /* [params.tensors_len] their gradients */
-    const struct gpt_stream_ops *stream; /* NULL: parameters are where weights and grads are */
-    void *stream_user;
 };
 
 /* What is the same in all its stages, without scratch memory. */
@@ -63,16 +50,11 @@ struct dp_random_key gpt_dropout_key(uint64_t seed, uint64_t step, int group, in
 /* Make stage `stage` of `stages`, initialised from the seed, gradients zero. 0 or
  * DP_ENOMEM. */
 int gpt_stage_new(const struct gpt_config *config, int stage, int stages, struct gpt_stage **out);
-size_t gpt_stage_memory(const struct gpt_config *config, int stage, int stages);
 /* The same without memory: weights, gradients and scratch are to be set, and stay the caller's. */
 int gpt_stage_new_bare(const struct gpt_config *config, int stage, int stages,
                        struct gpt_stage **out);
-void gpt_stage_set_scratch(struct gpt_stage *g, void *scratch); /* gpt_stage_size.scratch_bytes */
 /* All of a bare stage's memory, on the device that computes; its tensors are views of it. */
 void gpt_stage_set_memory(struct gpt_stage *g, real *weights, real *grads, void *scratch);
-/* Give weights, gradients and scratch back: from now on it is a bare one, and the data of its
- * tensors is to be set. */
-void gpt_stage_drop_memory(struct gpt_stage *g);
 void gpt_stage_free(struct gpt_stage *g);
 
 /* What it would take, without making it. */
@@ -81,19 +63,11 @@ struct gpt_stage_size {
 };
 struct gpt_stage_size gpt_stage_size(const struct gpt_config *config, int stage, int stages);
 
-/* Bytes of a stage that is not bare: weights, gradients and scratch. */
-size_t gpt_stage_bytes(const struct gpt_stage *g);
-
 /* borders[stages + 1] */
 void gpt_borders(const struct gpt_config *config, int stages, struct dp_border *borders);
 
 /* What a stage does; its user is a struct gpt_stage. */
 extern const struct dp_stage_ops gpt_stage_ops;
-/* Its members, for tables that have more. */
-int gpt_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out);
-int gpt_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout, DLTensor *gin,
-                 enum dp_backward_mode mode);
-int gpt_weight(void *user, const struct dp_stage_call *call);
 /* Mean cross-entropy of a micro-batch in nats per row; labels are uint8 [batch][rows]. Its user is the
  * struct compute that takes it; NULL: the CPU. */
 extern const struct dp_loss_ops gpt_loss_ops;
@@ -103,9 +77,6 @@ static inline void *gpt_data(const DLTensor *t)
 {
     return (char *)t->data + t->byte_offset;
 }
-/* In a callback: where to add the gradients of a group's tensors. */
-void gpt_grads_group(const struct gpt_stage *g, int group, const struct dp_stage_call *call,
-                     real *dw[]);
 /* The first tensor of a group in the stage's list, and their number. */
 int gpt_group_tensors(const struct gpt_stage *g, int group, int *count);
 

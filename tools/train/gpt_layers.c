@@ -387,3 +387,27 @@ void gpt_layers_cut(const struct gpt_config *config, int stages, int32_t *layers
         layers_of_stage[s] = (s == 0) + (s == stages - 1) + gpt_blocks_before(config, s + 1, stages) -
                              gpt_blocks_before(config, s, stages);
 }
+
+/* ---- how it learns --------------------------------------------------------------------------- */
+
+struct dp_optimizer_config gpt_optimizer(double decay)
+{
+    struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
+
+    config.beta2 = 0.95;
+    config.weight_decay = decay;
+    return config;
+}
+
+double gpt_rate(uint64_t step, uint64_t steps, uint64_t warmup, double peak)
+{
+    const struct dp_rate rate = {.kind = DP_RATE_COSINE,
+                                 .peak = peak,
+                                 .last = 0.1 * peak,
+                                 .period = steps > warmup ? (int64_t)(steps - warmup) : 1,
+                                 .hold = true,
+                                 .warmup = (int64_t)warmup};
+
+    /* No step has the rate 0. */
+    return dp_rate_at(&rate, (int64_t)(step < warmup ? step + 1 : step));
+}

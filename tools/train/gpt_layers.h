@@ -10,6 +10,7 @@
 #include "train/gpt.h"
 
 #include <dualpipe/model.h>
+#include <dualpipe/optimizer.h>
 
 struct gpt_layers;
 
@@ -22,5 +23,11 @@ void gpt_layers_free(struct gpt_layers *g); /* may be NULL */
 const struct dp_model *gpt_layers_model(const struct gpt_layers *g);
 /* How many of its layers each of `stages` stages has, as config->blocks says. */
 void gpt_layers_cut(const struct gpt_config *config, int stages, int32_t *layers_of_stage);
+
+/* How it learns best: AdamW; */
+struct dp_optimizer_config gpt_optimizer(double decay);
+/* and the learning rate of a step, from 0: up to `peak` over the first `warmup` steps, then along half
+ * a cosine down to a tenth of it at the last. */
+double gpt_rate(uint64_t step, uint64_t steps, uint64_t warmup, double peak);
 
 #endif

@@ -25,13 +25,6 @@ static bool is_bf16(const struct settings *s)
 
 /* ---- what the options mean ------------------------------------------------------------------- */
 
-static enum dp_sums sums_of(enum data_parallel_kind kind)
-{
-    return kind == DATA_PARALLEL_MIX     ? DP_SUMS_MIXING
-           : kind == DATA_PARALLEL_SHARD ? DP_SUMS_SHARDS
-                                         : DP_SUMS_ALL;
-}
-
 /* What survives is laid out again by its kind. */
 static struct dp_schedule_spec spec_of(const struct settings *s)
 {
@@ -57,9 +50,8 @@ static struct dp_trainer_config host_config(const struct settings *s, int32_t *l
     c.rows = s->batch;
     c.balance = DP_BALANCE_GIVEN;
     c.layers_of_stage = layers_of_stage;
-    c.sums = sums_of(s->kind);
-    c.mixing.made = s->kind == DATA_PARALLEL_MIX ? s->graph : NULL;
-    c.optimizer = trainer_optimizer(s->how.optimizer.weight_decay);
+    c.mixing.made = s->how.sums == DP_SUMS_MIXING ? s->graph : NULL;
+    c.optimizer = gpt_optimizer(s->how.optimizer.weight_decay);
     c.rate = (struct dp_rate){0};
     c.delay_update = s->late;
     c.fixed_order = !s->any_order || !s->training;
@@ -231,20 +223,16 @@ static struct dp_batch view(const struct host *h, struct views *v)
     return (struct dp_batch){.inputs = &v->trees[0], .labels = &v->trees[1]};
 }
 
-int host_step(struct host *h, uint64_t step, struct step_result *result)
+int host_step(struct host *h, uint64_t step, struct dp_trainer_result *result)
 {
     const struct settings *s = h->settings;
-    struct dp_trainer_result r;
     struct views v;
     const struct dp_batch batch = view(h, &v);
 
     data_batch(h->data, DATA_TRAIN, step, (int)s->batch, &h->batch);
-    dp_trainer_set_rate(h->trainer, trainer_rate(step, (uint64_t)s->steps,
-                                                 (uint64_t)s->how.rate.warmup, s->how.rate.peak));
-    const int err = dp_trainer_step(h->trainer, &batch, &r);
-    if (!err)
-        *result = (struct step_result){r.loss, r.norm, r.rate, r.skipped};
-    return err;
+    dp_trainer_set_rate(h->trainer, gpt_rate(step, (uint64_t)s->steps,
+                                             (uint64_t)s->how.rate.warmup, s->how.rate.peak));
+    return dp_trainer_step(h->trainer, &batch, result);
 }
 
 int host_evaluate(struct host *h, double *held_out)

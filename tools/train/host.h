@@ -9,7 +9,6 @@
 #include "train/data.h"
 #include "train/sample.h"
 #include "train/settings.h"
-#include "train/trainer.h"
 
 #include <dualpipe/trainer.h>
 
@@ -26,8 +25,9 @@ int host_new(const struct settings *s, const struct data *data, struct dp_comm *
 void host_free(struct host *h); /* may be NULL */
 struct dp_trainer *host_trainer(const struct host *h);
 
-/* As trainer_step and trainer_held_out. */
-int host_step(struct host *h, uint64_t step, struct step_result *result);
+/* Step number `step`, from 0, by the training text; errors of dp_trainer_step. */
+int host_step(struct host *h, uint64_t step, struct dp_trainer_result *result);
+/* Mean loss over some held-out batches, always the same ones; errors of dp_trainer_evaluate. */
 int host_evaluate(struct host *h, double *held_out);
 /* Text of the model as it is now; on rank 0, elsewhere text stays as it is. */
 int host_sample(struct host *h, const struct sample_spec *spec, uint8_t *text);

@@ -4,7 +4,6 @@
  */
 #include "train/job_state.h"
 
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +14,7 @@ int job_compare(const struct job *j, struct dp_comm *comm)
     const struct { const char *what; int64_t value;
     } values[] = {
         {"--replicas", s->how.replicas},
-        {"--mix", s->kind},
+        {"--mix", s->how.sums},
         {"--mix-algorithm", s->how.mixing.algorithm},
         {"--survive", s->how.survive},
         {"--spare", s->spares},

@@ -8,7 +8,6 @@
 
 #include "train/host.h"
 #include "train/report.h"
-#include "train/trainer.h"
 #include "train/watcher.h"
 
 #include <stdio.h>

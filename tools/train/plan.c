@@ -9,11 +9,10 @@
 #include "files.h"
 #include "train/blas_kernels.h"
 #include "train/data.h"
-#include "train/engine.h"
+#include "train/gpt.h"
 #include "train/host.h"
 #include "train/plan_measure.h"
 #include "train/settings.h"
-#include "train/trainer.h"
 
 #include <dualpipe/partition.h>
 

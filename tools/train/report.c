@@ -224,8 +224,7 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
                  s->how.mixing.compression ? settings_compression(s) : "");
     else if (s->how.replicas > 1)
         put_line("replicas  %d, whose gradients are summed%s\n", (int)s->how.replicas,
-                 s->kind == DATA_PARALLEL_SHARD ? "; each has a share of the optimizer's state"
-                                                : "");
+                 s->how.sums == DP_SUMS_SHARDS ? "; each has a share of the optimizer's state" : "");
     if (s->assignment)
         put_line("placement %s: a rank for each process\n", s->assignment->name);
     if (s->from.step)

@@ -6,8 +6,8 @@
 #ifndef DP_TRAIN_REPORT_H
 #define DP_TRAIN_REPORT_H
 
+#include "train/data.h"
 #include "train/settings.h"
-#include "train/trainer.h"
 
 #include <dualpipe/trace.h>
 #include <dualpipe/trainer.h>
@@ -15,7 +15,7 @@
 /* Numbers that are not known (yet) are NAN. */
 struct progress {
     uint64_t step; /* steps done */
-    struct step_result result;
+    struct dp_trainer_result result;
     double held_out, bubble;
 };
 

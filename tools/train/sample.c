@@ -109,22 +109,6 @@ static int write_text(struct writer *w, const struct sample_spec *spec, uint8_t 
     return err;
 }
 
-int sample_text(struct engine *e, const struct sample_spec *spec, uint8_t *text)
-{
-    struct writer w;
-
-    if (e->comm && dp_comm_rank(e->comm) > 0)
-        return e->ops->gather(e, NULL);
-    int err = writer_init(&w, &e->config);
-    if (err)
-        return err;
-    err = e->ops->gather(e, w.model->weights);
-    if (!err)
-        err = write_text(&w, spec, text);
-    writer_fini(&w);
-    return err;
-}
-
 int sample_tensors(const struct gpt_config *config, const struct dp_named_tensor *tensors,
                    int32_t count, const struct sample_spec *spec, uint8_t *text)
 {

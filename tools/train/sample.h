@@ -5,7 +5,7 @@
 #ifndef DP_TRAIN_SAMPLE_H
 #define DP_TRAIN_SAMPLE_H
 
-#include "train/engine.h"
+#include "train/gpt.h"
 
 #include <dualpipe/checkpoint.h>
 
@@ -16,11 +16,8 @@ struct sample_spec {
     const char *prompt; /* what the text goes on from; NULL: nothing */
 };
 
-/* Collective: bring the weights to rank 0 and let it write text[spec->count] there, byte by byte,
- * each drawn from what the model expects after the ones before. 0 or a negative errno. */
-int sample_text(struct engine *e, const struct sample_spec *spec, uint8_t *text);
-
-/* The same with parameters by their names in checkpoints, in this process alone. DP_ENOMEM. */
+/* Write text[spec->count] with parameters by their names in checkpoints, byte by byte, each drawn from
+ * what the model expects after the ones before. In this process alone. 0 or DP_ENOMEM. */
 int sample_tensors(const struct gpt_config *config, const struct dp_named_tensor *tensors,
                    int32_t count, const struct sample_spec *spec, uint8_t *text);
 

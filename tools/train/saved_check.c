@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * saved_check.c - the tensors that a run needs to go on, by the options in its checkpoint: those that
- * saved.c and saved_mixing.c list from a run's memory.
+ * the library's trainer has written from a run's memory.
  */
 #include "train/saved_check.h"
 
-#include "train/late.h"
+#include "train/gpt.h"
 #include "train/settings.h"
 
 #include <inttypes.h>
@@ -55,6 +55,20 @@ static void want_state(const struct search *s, const char *prefix, const char *n
 static DLTensor like(const struct gpt_stage *g, size_t i)
 {
     return (DLTensor){.ndim = 2, .dtype = float32, .shape = g->tensors[i].shape};
+}
+
+/* Of an update that was due when the checkpoint was written: its numbers. Gradients are beside. */
+static const char late_update_name[] = "late/step";
+
+static bool late_update_is_in(const struct dp_checkpoint *c)
+{
+    bool found = dp_checkpoint_find(c, late_update_name);
+
+    for (int32_t i = 0; i < dp_checkpoint_count(c) && !found; i++) {
+        const char *slash = strrchr(dp_checkpoint_at(c, i)->name, '/');
+        found = slash && !strcmp(slash, "/late");
+    }
+    return found;
 }
 
 /* Of one model, or of replicas that sum. */

@@ -314,7 +314,9 @@ int settings_started(const struct settings *s)
 /* Messages that drive the ranks carry no REDUCE out: sums then come after the step. */
 bool settings_reduce_early(const struct settings *s)
 {
-    return s->kind && strcmp(s->execution, "messages");
+    const bool sums = s->how.replicas > 1 || s->how.sums == DP_SUMS_SHARDS;
+
+    return sums && settings_processes(s) > 1 && strcmp(s->execution, "messages");
 }
 
 /* The pipeline rank of each process, malloc'ed; NULL: as they come. */
@@ -416,7 +418,7 @@ static bool take_replicas(struct settings *s, int *status)
         !settings_take_mix(s, status))
         return false;
     if (settings_processes(s) == 1)
-        s->kind = DATA_PARALLEL_NONE;
+        s->how.sums = DP_SUMS_ALL;
     return true;
 }
 
@@ -430,7 +432,6 @@ static bool take_order_blocks(struct settings *s)
 
     if (!s->how.order_blocks)
         s->how.order_blocks = least > 2 ? least : 2;
-    s->own_blocks = (int)(s->how.order_blocks / replicas);
     if (replicas & (replicas - 1) || least > MAX_BLOCKS)
         command_misused("-D %d: expected a power of two up to %d, or --any-order: sums over other "
                         "numbers of replicas have no fixed order",
@@ -517,7 +518,7 @@ static bool check_offload(const struct settings *s)
         command_misused("--offload with --checkpoint %s: expected --checkpoint never; with --offload "
                         "activations as many are recomputed as the device's memory needs",
                         s->checkpoint);
-    else if (s->offload.folder[0] && s->kind > DATA_PARALLEL_SUM)
+    else if (s->offload.folder[0] && s->how.sums)
         command_misused("--offload optimizer=%s: expected --mix all-reduce", s->offload.folder);
     else if (s->offload.any && !(s->device_memory > 0))
         command_misused("--offload: expected --device-memory, what may be on the device, for "
@@ -537,7 +538,7 @@ static bool check_offload(const struct settings *s)
 
 static bool check_late(const struct settings *s)
 {
-    const char *other = s->kind > DATA_PARALLEL_SUM ? "--mix all-reduce"
+    const char *other = s->how.sums ? "--mix all-reduce"
                         : settings_on_cuda(s)       ? "--device cpu"
                                                     : NULL;
 

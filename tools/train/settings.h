@@ -7,7 +7,6 @@
 #define DP_TRAIN_SETTINGS_H
 
 #include "args.h"
-#include "train/data_parallel.h"
 #include "train/offload_parts.h"
 #include "train/params.h"
 #include "train/plan_file.h"
@@ -42,8 +41,6 @@ struct settings {
     struct resume *parsed;  /* a copy of it, whose words the strings above may be; NULL: none */
     const void *image;      /* of kernels, on CUDA */
     void *kernels_read;     /* that of --kernels */
-    int own_blocks;         /* of fixed order, on one replica */
-    enum data_parallel_kind kind;
     struct dp_graph *graph; /* replicas mix by it; NULL: their gradients are summed */
     struct dp_schedule *training, *forward; /* NULL: sequential */
     struct dp_assignment *assignment; /* NULL: ranks as they come */
@@ -110,7 +107,7 @@ int settings_processes(const struct settings *s);
 int settings_started(const struct settings *s);
 /* Which ranks survive: those of a pipeline, not replicas that mix. */
 bool settings_survives_as_pipeline(const struct settings *s);
-/* The schedule says when the sums of data_parallel.h begin. */
+/* The schedule says when gradients are summed over replicas. */
 bool settings_reduce_early(const struct settings *s);
 
 #endif

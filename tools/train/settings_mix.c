@@ -103,13 +103,10 @@ static bool take_graph(struct settings *s, int *status)
     if (!strcmp(s->mix, "all-reduce") || !strcmp(s->mix, "reduce-scatter")) {
         if (s->how.mixing.graph.local)
             return *status = no_node(s), false;
-        const bool shared = !strcmp(s->mix, "reduce-scatter");
-        s->kind = shared            ? DATA_PARALLEL_SHARD
-                  : s->how.replicas > 1 ? DATA_PARALLEL_SUM
-                                    : DATA_PARALLEL_NONE;
+        s->how.sums = strcmp(s->mix, "reduce-scatter") ? DP_SUMS_ALL : DP_SUMS_SHARDS;
         return true;
     }
-    s->kind = s->how.replicas > 1 ? DATA_PARALLEL_MIX : DATA_PARALLEL_NONE;
+    s->how.sums = s->how.replicas > 1 ? DP_SUMS_MIXING : DP_SUMS_ALL;
     *status = make_graph(s, &s->graph);
     if (*status)
         return false;
@@ -175,7 +172,7 @@ bool settings_survives_as_pipeline(const struct settings *s)
 /* Only DualPipe holds every stage twice. What a rank has beside its stages would be lost with it. */
 static bool check_pipeline_survival(const struct settings *s)
 {
-    const char *expected = s->kind > DATA_PARALLEL_SUM   ? "--mix all-reduce"
+    const char *expected = s->how.sums              ? "--mix all-reduce"
                            : s->placement                ? "no --placement"
                            : s->late                     ? "no --delay-update"
                            : s->checkpoint_stages.any    ? "no --checkpoint-stages"

@@ -143,10 +143,10 @@ static int queue(void *arg)
     const enum dp_backward_mode mode = w->kind == BACKWARD ? DP_BACKWARD_FULL : DP_BACKWARD_INPUT;
 
     if (w->kind == FORWARD)
-        return gpt_forward(w->user, w->call, w->in, w->out);
+        return gpt_stage_ops.forward(w->user, w->call, w->in, w->out);
     if (w->kind == WEIGHT)
-        return gpt_weight(w->user, w->call);
-    return gpt_backward(w->user, w->call, w->gout, w->gin, mode);
+        return gpt_stage_ops.weight(w->user, w->call);
+    return gpt_stage_ops.backward(w->user, w->call, w->gout, w->gin, mode);
 }
 
 static const void *data_of(const DLTensor *t)

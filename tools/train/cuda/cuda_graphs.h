@@ -22,7 +22,7 @@ int cuda_graphs_carry_out(struct cuda_rank *r, void *native, const struct comput
 void cuda_graphs_run(struct cuda_rank *r, void (*queue)(struct cuda_rank *r, int slot), int slot,
                      struct dp_device_graph **graph, bool *seen);
 
-/* gpt_forward and so on, by r->graphs, which may be NULL. */
+/* gpt_stage_ops, by r->graphs, which may be NULL. */
 int cuda_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out);
 int cuda_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout, DLTensor *gin,
                   enum dp_backward_mode mode);

@@ -175,8 +175,6 @@ static void queue_update(struct cuda_rank *r, int slot)
 
     for (size_t i = 0; i < s->part_count; i++) {
         const struct cuda_part *part = &s->parts[i];
-        if (!part->owned)
-            continue; /* its gradient is zero since it was summed at the owner */
         const struct adamw_args args = {
             .count = part->count, .decays = part->decays, .update = r->adamw,
             .value = s->weights + part->offset, .grad = s->grads + part->offset,
@@ -247,8 +245,7 @@ static int list_tensors(struct cuda_slot *s)
                                          .offset = t->offset,
                                          .count = tensor_count(t),
                                          .state = t->offset,
-                                         .decays = t->rows > 1,
-                                         .owned = true};
+                                         .decays = t->rows > 1};
     }
     return 0;
 }
@@ -285,11 +282,6 @@ int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, in
     if (!err)
         gpt_stage_set_memory(s->stage, s->weights, s->grads, s->scratch);
     return err;
-}
-
-void cuda_rank_disown(struct cuda_rank *r, int slot, size_t tensor)
-{
-    r->slots[slot].parts[tensor].owned = false;
 }
 
 /* For the squares of so many parts of a slot. */

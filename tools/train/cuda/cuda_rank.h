@@ -39,7 +39,6 @@ struct cuda_part {
     size_t offset, count; /* in the slot, in reals */
     size_t state;         /* where its state begins, in `first` and `second` */
     bool decays;
-    bool owned; /* it is updated here; else it is tied to one that is updated elsewhere */
 };
 
 struct cuda_slot {
@@ -65,7 +64,7 @@ struct cuda_rank {
     struct dp_device_event *event, *forked, *joined; /* between these two */
     void *kernels[CUDA_KERNEL_COUNT];
     struct blas *blas; /* NULL: the kernel product */
-    struct cuda_graphs *graphs; /* cuda_graphs.h; NULL: none. The engine's */
+    struct cuda_graphs *graphs; /* cuda_graphs.h; NULL: none. The caller's */
     struct cuda_slot slots[DP_MAX_SLOTS];
     int slot_count, microbatches;
     float *row_losses;
@@ -105,8 +104,6 @@ int cuda_rank_add_stage(struct cuda_rank *r, const struct gpt_config *config, in
  * second one. Gradients are zero afterwards; borders and labels are those of the pipeline. */
 int cuda_rank_warm(struct cuda_rank *r, const struct dp_border *borders,
                    const struct dp_border *labels);
-/* A tensor of a slot is a copy of a tied one: another rank or slot updates it, and has its state. */
-void cuda_rank_disown(struct cuda_rank *r, int slot, size_t tensor);
 /* Copy a step's batch up, and bring the parameters' copies up to date: *tokens and *labels point to
  * device memory until the next call. */
 int cuda_rank_begin(struct cuda_rank *r, const uint8_t *tokens, size_t tokens_len,
