@@ -135,7 +135,11 @@ static int block_init(struct sequential *s, struct block_grads *block)
     block->list = calloc(len, sizeof(DLTensor *));
     if (!block->grads || !block->tensors || !block->list)
         return DP_ENOMEM;
-    gpt_grads_view(s->model, block->grads, block->tensors, block->list);
+    for (size_t i = 0; i < len; i++) {
+        block->tensors[i] = s->model->tensors[i].grad;
+        block->tensors[i].data = block->grads + s->model->params.tensors[i].offset;
+        block->list[i] = &block->tensors[i];
+    }
     return 0;
 }
 

@@ -63,7 +63,8 @@ static void block_call_init(struct block_call *b, const struct gpt_stage *g, int
     b->keys[1] = dropout_key(call, group, 1);
 }
 
-int gpt_group_tensors(const struct gpt_stage *g, int group, int *count)
+/* The first tensor of a group in the stage's list, and their number. */
+static int group_tensors(const struct gpt_stage *g, int group, int *count)
 {
     const struct tensor *t = g->params.tensors;
     size_t first = 0, end;
@@ -80,7 +81,7 @@ int gpt_group_tensors(const struct gpt_stage *g, int group, int *count)
 static void grads_group(const struct gpt_stage *g, int group, const struct dp_stage_call *call,
                         real *dw[])
 {
-    int count, first = gpt_group_tensors(g, group, &count);
+    int count, first = group_tensors(g, group, &count);
 
     for (int i = 0; i < count; i++)
         dw[i] = gpt_data(call->grads[first + i]);
@@ -343,14 +344,6 @@ static DLTensor tensor_view(const struct gpt_stage *g, const struct gpt_tensor *
                       (int64_t *)t->shape,
                       NULL,
                       0};
-}
-
-void gpt_grads_view(const struct gpt_stage *g, real *grads, DLTensor *tensors, DLTensor **list)
-{
-    for (size_t i = 0; i < g->params.tensors_len; i++) {
-        tensors[i] = tensor_view(g, &g->tensors[i], &g->params.tensors[i], grads);
-        list[i] = &tensors[i];
-    }
 }
 
 static void name_tensor(const struct gpt_stage *g, const struct tensor *param, char *name,

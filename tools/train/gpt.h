@@ -77,17 +77,11 @@ static inline void *gpt_data(const DLTensor *t)
 {
     return (char *)t->data + t->byte_offset;
 }
-/* The first tensor of a group in the stage's list, and their number. */
-int gpt_group_tensors(const struct gpt_stage *g, int group, int *count);
 
 /* The group of tied parameters, which is the name of the one that owns them. */
 extern const char gpt_tied_name[];
 /* The name of a tensor in a checkpoint, where a tied one is once. */
 const char *gpt_saved_name(const struct gpt_stage *g, size_t i);
-
-/* The gradients of the stage's tensors, as views of another array: list[params.tensors_len],
- * tensors[params.tensors_len] is their memory. */
-void gpt_grads_view(const struct gpt_stage *g, real *grads, DLTensor *tensors, DLTensor **list);
 
 /* The stage as the pipeline takes it. */
 struct dp_stage gpt_stage_view(struct gpt_stage *g);

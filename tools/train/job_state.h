@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * job_state.h - what a rank has of its job. job_parts.c makes it, job_steps.c takes the steps;
- * job_mix.c goes on after the death of a replica.
+ * job_state.h - what a rank has of its job. job_parts.c makes it, job_steps.c takes the steps.
  */
 #ifndef DP_TRAIN_JOB_STATE_H
 #define DP_TRAIN_JOB_STATE_H
@@ -52,22 +51,17 @@ static inline void job_note_sentence(struct job *j)
 
 /* ---- job_parts.c ----------------------------------------------------------------------------- */
 
-/* Ranks that were started apart from each other may have been told different things: DP_EMISMATCH on
- * all ranks of comm. */
-int job_compare(const struct job *j, struct dp_comm *comm);
+/* All ranks were told the same: else DP_EMISMATCH on all of them. Ranks that survive compare again among
+ * those that live; the mixer or the trainer then goes on without the others. */
+int job_agree(const struct job *j);
 /* The trainer of this rank, and its parts. */
 int job_make_parts(struct job *j);
 /* What is there of them now: after a call during which ranks of a pipeline may have died. */
 void job_take_parts(struct job *j);
-void job_free(struct job *j);
-
-/* ---- job_mix.c ------------------------------------------------------------------------------- */
-
-/* job_compare. Ranks that survive compare again among those that live; the mixer or the trainer then
- * goes on without the others. */
-int job_agree(const struct job *j);
 /* Replicas that mix: admit those that were killed and started again, once after each death. */
 int job_admit(struct job *j);
+void job_free(struct job *j);
+
 /* ---- job_steps.c ----------------------------------------------------------------------------- */
 
 int job_count_lost(const struct job *j);

@@ -538,9 +538,9 @@ static bool check_offload(const struct settings *s)
 
 static bool check_late(const struct settings *s)
 {
-    const char *other = s->how.sums ? "--mix all-reduce"
-                        : settings_on_cuda(s)       ? "--device cpu"
-                                                    : NULL;
+    const char *other = s->how.sums           ? "--mix all-reduce"
+                        : settings_on_cuda(s) ? "--device cpu"
+                                              : NULL;
 
     if (s->late && other)
         command_misused("--delay-update: expected %s; optimizers on the host are delayed that have all "

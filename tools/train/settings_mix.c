@@ -172,13 +172,13 @@ bool settings_survives_as_pipeline(const struct settings *s)
 /* Only DualPipe holds every stage twice. What a rank has beside its stages would be lost with it. */
 static bool check_pipeline_survival(const struct settings *s)
 {
-    const char *expected = s->how.sums              ? "--mix all-reduce"
-                           : s->placement                ? "no --placement"
-                           : s->late                     ? "no --delay-update"
-                           : s->checkpoint_stages.any    ? "no --checkpoint-stages"
-                           : settings_on_cuda(s)         ? "--device cpu"
-                           : s->restarts                 ? "--spare instead of --restart"
-                                                         : NULL;
+    const char *expected = s->how.sums                ? "--mix all-reduce"
+                           : s->placement             ? "no --placement"
+                           : s->late                  ? "no --delay-update"
+                           : s->checkpoint_stages.any ? "no --checkpoint-stages"
+                           : settings_on_cuda(s)      ? "--device cpu"
+                           : s->restarts              ? "--spare instead of --restart"
+                                                      : NULL;
 
     if (s->file || strcmp(s->schedule_name, "dualpipe"))
         command_misused("--survive: expected --schedule dualpipe, whose mirrors hold the stages of a "
