@@ -9,6 +9,7 @@
 #include <string.h>
 
 enum { TRIES = 4 /* a search walks over all loaded libraries */ };
+enum { OPTIONAL = 2 /* the last of them */ };
 
 static const struct {
     const char *name;
@@ -22,8 +23,6 @@ static const struct {
     {"cuThreadExchangeStreamCaptureMode", offsetof(struct dpo_driver, exchange_capture_mode)},
     {"cuStreamSynchronize", offsetof(struct dpo_driver, stream_synchronize)},
     {"cuMemcpyAsync", offsetof(struct dpo_driver, copy)},
-    {"cuStreamWriteValue32_v2", offsetof(struct dpo_driver, write_value)},
-    {"cuStreamWaitValue32_v2", offsetof(struct dpo_driver, wait_value)},
     {"cuEventCreate", offsetof(struct dpo_driver, event_create)},
     {"cuEventDestroy_v2", offsetof(struct dpo_driver, event_destroy)},
     {"cuEventRecord", offsetof(struct dpo_driver, event_record)},
@@ -31,6 +30,8 @@ static const struct {
     {"cuEventSynchronize", offsetof(struct dpo_driver, event_synchronize)},
     {"cuMemHostRegister_v2", offsetof(struct dpo_driver, host_register)},
     {"cuMemHostUnregister", offsetof(struct dpo_driver, host_unregister)},
+    {"cuStreamWriteValue32_v2", offsetof(struct dpo_driver, write_value)},
+    {"cuStreamWaitValue32_v2", offsetof(struct dpo_driver, wait_value)},
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -41,14 +42,15 @@ static atomic_int tries;
 static void load(const void *caller)
 {
     struct dpo_driver found;
-    size_t count = 0;
+    const size_t all = sizeof(functions) / sizeof(functions[0]);
+    bool is_complete = true;
 
-    for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
+    for (size_t i = 0; i < all; i++) {
         void *function = dpo_real(functions[i].name, NULL, caller);
         memcpy((char *)&found + functions[i].offset, &function, sizeof(function));
-        count += function != NULL;
+        is_complete &= function || i >= all - OPTIONAL;
     }
-    if (count < sizeof(functions) / sizeof(functions[0]))
+    if (!is_complete)
         return;
     pthread_mutex_lock(&lock);
     if (!atomic_load_explicit(&is_loaded, memory_order_relaxed)) {

@@ -34,8 +34,6 @@ struct dpo_driver {
     int (*exchange_capture_mode)(int *mode);
     int (*stream_synchronize)(void *stream);
     int (*copy)(uintptr_t to, uintptr_t from, size_t bytes, void *stream);
-    int (*write_value)(void *stream, uintptr_t at, uint32_t value, unsigned flags);
-    int (*wait_value)(void *stream, uintptr_t at, uint32_t value, unsigned flags);
     int (*event_create)(void **event, unsigned flags);
     int (*event_destroy)(void *event);
     int (*event_record)(void *event, void *stream);
@@ -43,9 +41,12 @@ struct dpo_driver {
     int (*event_synchronize)(void *event);
     int (*host_register)(void *at, size_t bytes, unsigned flags);
     int (*host_unregister)(void *at);
+    /* For pacing alone: NULL in a driver before CUDA 11.7. */
+    int (*write_value)(void *stream, uintptr_t at, uint32_t value, unsigned flags);
+    int (*wait_value)(void *stream, uintptr_t at, uint32_t value, unsigned flags);
 };
 
-/* NULL: not loaded, or one of the functions is not there. `caller` as of dpo_real, when it is
+/* NULL: not loaded, or one of the other functions is not there. `caller` as of dpo_real, when it is
  * asked for the first time. Any thread. */
 const struct dpo_driver *dpo_driver(const void *caller);
 

@@ -28,7 +28,6 @@ enum { PORTABLE = 1, AT_LEAST = 0 }; /* of cuMemHostRegister and cuStreamWaitVal
 static const size_t chunk_bytes = (size_t)4 << 20;
 
 static struct dpo_pacer *pacer; /* NULL: none could be made */
-static const struct dpo_preload_options *asked;
 
 /* The words of a list, in a copy of it that stays. */
 static int split(const char *list, const char *out[NICS])
@@ -116,6 +115,7 @@ static bool start_pacing(void)
 
 static void make_pacer(void)
 {
+    const struct dpo_preload_options *asked = dpo_preload_options();
     const char *nics[NICS];
     const struct dpo_pacer_config config = {
         .directory = asked->stat_dir && *asked->stat_dir ? asked->stat_dir : NULL,
@@ -173,17 +173,14 @@ static bool queue_turn(const struct dpo_driver *driver, void *stream, size_t byt
 
 /* true: done, or queued in its stream, as the real call would have done it. false: as of dpo_stage.
  */
-static bool dpo_pace(const struct dpo_preload_options *options, const struct dpo_driver *driver,
-              const struct dpo_copy *copy, int direction)
+static bool dpo_pace(const struct dpo_driver *driver, const struct dpo_copy *copy, int direction)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    bool is_good = copy->bytes >= 2 * chunk_bytes;
 
-    if (!is_good)
+    if (copy->bytes < 2 * chunk_bytes || !driver->write_value || !driver->wait_value)
         return false;
-    asked = options; /* the same for all */
     pthread_once(&once, make_pacer);
-    is_good = pacer != NULL;
+    bool is_good = pacer != NULL;
     for (size_t at = 0, len; is_good && at < copy->bytes; at += len) {
         len = copy->bytes - at < chunk_bytes ? copy->bytes - at : chunk_bytes;
         is_good = queue_turn(driver, copy->stream, len, direction == DPO_COPY_TO_HOST) &&
@@ -436,7 +433,7 @@ static bool stage(const struct dpo_preload_options *options, const struct dpo_dr
     if (!dpo_copy_classify(driver, copy, &kind))
         return false;
     if (!kind.is_pageable)
-        return options->pace && dpo_pace(options, driver, copy, kind.direction);
+        return options->pace && dpo_pace(driver, copy, kind.direction);
     if (!options->stage || copy->bytes < (size_t)options->stage_min)
         return false;
     s.count = dpo_ring_take(driver, kind.context,

@@ -584,6 +584,40 @@ static void copies_of_pinned_memory_are_paced_if_asked(void **state)
     assert_int_equal(run_self("pace", "", "DUALPIPE_PRELOAD_PACE", "1"), 0);
 }
 
+/* Of a driver before CUDA 11.7: what it has not got. */
+static const char *lacking;
+void *__real_dlsym(void *handle, const char *name);
+void *__wrap_dlsym(void *handle, const char *name);
+
+void *__wrap_dlsym(void *handle, const char *name)
+{
+    return lacking && strstr(name, lacking) ? NULL : __real_dlsym(handle, name);
+}
+
+static int copy_with_an_old_driver(void)
+{
+    struct buffers b = buffers_new((size_t)8 << 20);
+    void *pinned;
+    int failed;
+
+    lacking = "Value32";
+    failed = cudaHostAlloc(&pinned, b.bytes, 0);
+    if (!failed) {
+        fill(pinned, b.bytes, 1);
+        failed = cudaMemcpy(b.device, pinned, b.bytes, TO_DEVICE) ||
+                 !is_filled(b.device, b.bytes, 1) || dpo_counted(DPO_PACED);
+        cudaFreeHost(pinned);
+    }
+    buffers_free(&b);
+    return failed || copy_and_count(1);
+}
+
+static void a_driver_whose_streams_await_no_values_stages_and_does_not_pace(void **state)
+{
+    (void)state;
+    assert_int_equal(run_self("old", "", "DUALPIPE_PRELOAD_PACE", "1"), 0);
+}
+
 static void a_forked_child_copies_without_it(void **state)
 {
     int status = -1;
@@ -671,6 +705,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(where_a_step_fails_cuda_copies),
         cmocka_unit_test(it_can_be_switched_off),
         cmocka_unit_test(copies_of_pinned_memory_are_paced_if_asked),
+        cmocka_unit_test(a_driver_whose_streams_await_no_values_stages_and_does_not_pace),
         cmocka_unit_test(a_forked_child_copies_without_it),
         cmocka_unit_test(the_ring_is_made_anew_after_a_reset),
         cmocka_unit_test(threads_copy_at_once),
@@ -687,6 +722,8 @@ int main(int argc, char **argv)
         return copy_and_count(1);
     if (argc == 3 && !strcmp(argv[1], "pace"))
         return pace_pinned_copies();
+    if (argc == 3 && !strcmp(argv[1], "old"))
+        return copy_with_an_old_driver();
     if (argc == 3) {
         copy_with_a_fault(argv[1], argv[2][0] - '0');
         return 0;
