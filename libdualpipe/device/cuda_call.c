@@ -24,6 +24,9 @@ enum { TURNS = 64 };
 /* That a stream has to come behind its last call. */
 static const int64_t LAST_NS = DP_NS_PER_S / 10;
 enum { FIRST_ROOM = 32 }; /* a power of two, as numbers wrap around */
+/* Of no call. The numbers behind it are soon 2^31 from 0, where one that is not kept up to date seems to
+ * be ahead: in every process, and not only in one that has made so many calls. */
+enum { FIRST_NUMBER = INT32_MAX - 8 };
 
 struct turn {
     _Atomic uint32_t reached; /* written by the stream */
@@ -98,6 +101,8 @@ static void *serve(void *arg)
         atomic_store_explicit(&c->turn->done, n, memory_order_release);
         pthread_mutex_lock(&c->lock);
         c->made = n;
+        if (!has_come(c->dropped, n))
+            c->dropped = n; /* or it would seem to be ahead 2^31 calls later */
     }
     pthread_mutex_unlock(&c->lock);
     return NULL;
@@ -140,6 +145,8 @@ static int new_caller(struct dp_cuda_calls *all, int number, struct caller **out
     c->turn = &all->turns[number];
     c->calls = calls;
     c->room = FIRST_ROOM;
+    c->given = c->made = FIRST_NUMBER;
+    *c->turn = (struct turn){FIRST_NUMBER, FIRST_NUMBER, FIRST_NUMBER};
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
     int err = start_thread(c);
@@ -221,7 +228,7 @@ int dp_cuda_calls_new(const struct dp_cuda_driver *cu, struct dp_cuda_calls **ou
         return err;
     }
     all->cu = cu;
-    all->turns = memset(turns, 0, TURNS * sizeof(*all->turns));
+    all->turns = turns;
     pthread_mutex_init(&all->lock, NULL);
     *out = all;
     return 0;
@@ -277,13 +284,12 @@ static CUdeviceptr address(const void *ptr)
 static CUresult queue_turn(const struct dp_cuda_driver *cu, struct caller *c, struct call call)
 {
     const uint32_t n = c->given + 1;
-    CUresult result = cu->cuStreamWriteValue32(c->stream, address(&c->turn->reached), n,
-                                               CU_STREAM_WRITE_VALUE_DEFAULT);
+    CUresult result =
+        cu->write_value(c->stream, address(&c->turn->reached), n, CU_STREAM_WRITE_VALUE_DEFAULT);
 
     if (result != CUDA_SUCCESS)
         return result;
-    result = cu->cuStreamWaitValue32(c->stream, address(&c->turn->done), n,
-                                     CU_STREAM_WAIT_VALUE_GEQ);
+    result = cu->wait_value(c->stream, address(&c->turn->done), n, CU_STREAM_WAIT_VALUE_GEQ);
     const bool waits = result == CUDA_SUCCESS;
     /* The number is used up: where the stream does not wait, it is that of no call. */
     pthread_mutex_lock(&c->lock);
@@ -291,9 +297,28 @@ static CUresult queue_turn(const struct dp_cuda_driver *cu, struct caller *c, st
     c->given = n;
     pthread_cond_signal(&c->changed);
     pthread_mutex_unlock(&c->lock);
-    return waits ? cu->cuStreamWriteValue32(c->stream, address(&c->turn->passed), n,
-                                            CU_STREAM_WRITE_VALUE_DEFAULT)
+    return waits ? cu->write_value(c->stream, address(&c->turn->passed), n,
+                                   CU_STREAM_WRITE_VALUE_DEFAULT)
                  : result;
+}
+
+/* A graph that is launched again would write numbers that are used up. */
+static int check_stream(const struct dp_cuda_driver *cu, CUstream stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+
+    if (!cu->wait_value || !cu->write_value)
+        return dp_fail(DP_EUNSUPPORTED,
+                       "cuda:%d: the driver has no functions for calls in streams: expected "
+                       "cuStreamWaitValue32_v2 and cuStreamWriteValue32_v2",
+                       cu->ordinal);
+    int err = cu->cuStreamIsCapturing
+                  ? dp_cuda_check(cu, cu->cuStreamIsCapturing(stream, &status), "queueing a call")
+                  : 0;
+    if (!err && status != CU_STREAM_CAPTURE_STATUS_NONE)
+        err = dp_fail(DP_ESTATE, "cuda:%d: a call in a stream that is captured; a graph has none",
+                      cu->ordinal);
+    return err;
 }
 
 int dp_cuda_calls_add(struct dp_cuda_calls *all, CUstream stream, void (*fn)(void *user),
@@ -301,8 +326,10 @@ int dp_cuda_calls_add(struct dp_cuda_calls *all, CUstream stream, void (*fn)(voi
 {
     const struct call call = {fn, user};
     struct caller *c;
-    int err = take_caller(all, stream, &c);
+    int err = check_stream(all->cu, stream);
 
+    if (!err)
+        err = take_caller(all, stream, &c);
     if (err)
         return err;
     err = make_room(c);

@@ -18,6 +18,8 @@ static const struct dp_dl_symbol symbols[] = {
 #define SYMBOL(name) {TEXT_OF_VALUE(name), offsetof(struct dp_cuda_driver, name), true},
     DP_CUDA_OPTIONAL_FUNCTIONS(SYMBOL)
 #undef SYMBOL
+    {"cuStreamWaitValue32_v2", offsetof(struct dp_cuda_driver, wait_value), true},
+    {"cuStreamWriteValue32_v2", offsetof(struct dp_cuda_driver, write_value), true},
 };
 
 /* Both know every error of their own driver, and none of a newer one. */

@@ -38,9 +38,7 @@
     X(cuStreamCreateWithPriority)                                                                  \
     X(cuStreamDestroy)                                                                             \
     X(cuStreamQuery)                                                                               \
-    X(cuStreamWaitEvent)                                                                           \
-    X(cuStreamWaitValue32)                                                                         \
-    X(cuStreamWriteValue32)
+    X(cuStreamWaitEvent)
 
 /* Those that an old driver, or a stand-in for one, may lack: for kernels, graphs and times. */
 #define DP_CUDA_OPTIONAL_FUNCTIONS(X)                                                              \
@@ -55,7 +53,8 @@
     X(cuModuleLoadData)                                                                            \
     X(cuModuleUnload)                                                                              \
     X(cuStreamBeginCapture)                                                                        \
-    X(cuStreamEndCapture)
+    X(cuStreamEndCapture)                                                                          \
+    X(cuStreamIsCapturing)
 
 struct dp_cuda_driver {
     int ordinal; /* of the device that sentences are about */
@@ -63,6 +62,10 @@ struct dp_cuda_driver {
     DP_CUDA_FUNCTIONS(DP_CUDA_MEMBER)
     DP_CUDA_OPTIONAL_FUNCTIONS(DP_CUDA_MEMBER) /* NULL in a driver that lacks them */
 #undef DP_CUDA_MEMBER
+    /* The same, cuStreamWaitValue32_v2 and cuStreamWriteValue32_v2, also where cuda.h is so old that it
+     * gives these names to the first versions, which drivers refuse as a rule. */
+    __typeof__(&cuStreamWaitValue32) wait_value;
+    __typeof__(&cuStreamWriteValue32) write_value;
 };
 
 /* Load `library` (NULL: libcuda.so.1) and initialise it. It stays loaded: it has threads of its

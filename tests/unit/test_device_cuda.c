@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "fakes/use_fake_cuda.h"
+#include "scratch.h"
 #include <dualpipe/device.h>
 
 #include <pthread.h>
@@ -238,6 +239,27 @@ static void what_a_driver_lacks_is_said(void **state)
 static void no_work(void *user)
 {
     (void)user;
+}
+
+/* A copy of the stand-in, where one of its functions has another name. */
+static void a_driver_whose_streams_await_no_values_has_no_calls(void **state)
+{
+    (void)state;
+    char file[SCRATCH_LEN], command[2048];
+    struct dp_device_stream *s;
+
+    assert_true(scratch_file(file, "driver"));
+    snprintf(command, sizeof(command), "sed s/cuStreamWaitValue32_v2/cuStreamWaitValue32_v1/ '%s' > %s",
+             fake_file, file);
+    assert_int_equal(system(command), 0);
+    setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", file, 1);
+    struct dp_device *dev = open_device();
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s), 0);
+    assert_int_equal(dp_device_call(s, no_work, NULL), DP_EUNSUPPORTED);
+    expect_sentence("cuda:0: the driver has no functions for calls in streams");
+    dp_device_stream_free(s);
+    dp_device_close(dev);
+    unlink(file);
 }
 
 /* Everything a device does, once. Whether all went well; all is undone in either case. */
@@ -528,6 +550,7 @@ int main(void)
         cmocka_unit_test_setup(a_failure_of_the_device_shows_in_the_event_and_stays, reset),
         cmocka_unit_test_setup(copies_from_nowhere_are_refused, reset),
         cmocka_unit_test_setup(what_a_driver_lacks_is_said, reset),
+        cmocka_unit_test_setup(a_driver_whose_streams_await_no_values_has_no_calls, reset),
         cmocka_unit_test_setup(whichever_call_of_the_driver_fails_is_reported_and_leaks_nothing,
                                reset),
         cmocka_unit_test_setup(any_number_of_calls_is_made_in_order, reset),

@@ -119,6 +119,30 @@ static void an_event_is_no_part_of_a_graph_and_the_stream_goes_on(void **state)
     rig_close(&g);
 }
 
+static void count_up(void *user)
+{
+    ++*(int *)user;
+}
+
+static void a_call_is_no_part_of_a_graph_and_is_refused(void **state)
+{
+    struct dp_device_graph *graph = NULL;
+    struct rig g;
+    int calls = 0;
+
+    (void)state;
+    rig_open(&g, "cuda");
+    assert_int_equal(dp_device_capture_begin(g.stream), 0);
+    assert_int_equal(dp_device_call(g.stream, count_up, &calls), DP_ESTATE);
+    assert_non_null(strstr(dp_last_error(), "cuda:0: a call in a stream that is captured"));
+    assert_int_equal(dp_device_capture_end(g.stream, &graph), 0);
+    dp_device_graph_free(graph);
+    assert_int_equal(dp_device_call(g.stream, count_up, &calls), 0);
+    finish(&g);
+    assert_int_equal(calls, 1);
+    rig_close(&g);
+}
+
 static void the_host_has_no_graphs_and_adds_nothing_up(void **state)
 {
     struct rig g;
@@ -329,6 +353,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_graph_does_what_was_captured_as_often_as_it_is_launched),
         cmocka_unit_test(an_event_is_no_part_of_a_graph_and_the_stream_goes_on),
+        cmocka_unit_test(a_call_is_no_part_of_a_graph_and_is_refused),
         cmocka_unit_test(the_host_has_no_graphs_and_adds_nothing_up),
         cmocka_unit_test(timed_events_tell_how_long_the_work_between_them_took),
         cmocka_unit_test(sums_of_the_device_are_those_of_the_host_to_the_last_bit),

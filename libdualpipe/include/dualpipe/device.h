@@ -137,9 +137,10 @@ DP_PUBLIC void *dp_device_stream_native(struct dp_device_stream *stream);
 DP_PUBLIC int dp_device_copy(struct dp_device_stream *stream, void *dst, const void *src,
                              size_t bytes);
 DP_PUBLIC int dp_device_zero(struct dp_device_stream *stream, void *dst, size_t bytes);
-/* Have the CPU call fn(user) in the stream's order, in a thread of the device's: on the host this is
- * how compute is queued. fn must not use the device, and on the host takes one of its workers for as
- * long as it runs. */
+/* Have the CPU call fn(user) in the stream's order: on the host one of the workers does, for as long as
+ * it runs, and this is how compute is queued; on CUDA a thread of the stream's own does. fn must not use
+ * the device. On CUDA alone: DP_ENOMEM, 64 other streams have calls that are not done; DP_ESTATE, the
+ * stream is captured; DP_EUNSUPPORTED, a driver whose streams do not wait for values. */
 DP_PUBLIC int dp_device_call(struct dp_device_stream *stream, void (*fn)(void *user), void *user);
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -196,9 +197,9 @@ DP_PUBLIC int dp_device_launch(struct dp_device *dev, const struct dp_device_lau
 
 /* Work that is the same each time, queued by one call: what is queued in a stream between begin and end
  * (kernels, copies and zeroing of device and pinned memory) is not done, but becomes a graph, with the
- * arguments that it has now. One stream of a thread at a time; no events, nothing that waits. After end,
- * whatever it returns, the stream is as before. DP_EUNSUPPORTED: no graphs here, or something was queued
- * that cannot be part of one. */
+ * arguments that it has now. One stream of a thread at a time; no events, no calls, nothing that waits.
+ * After end, whatever it returns, the stream is as before. DP_EUNSUPPORTED: no graphs here, or something
+ * was queued that cannot be part of one. */
 struct dp_device_graph;
 DP_PUBLIC int dp_device_capture_begin(struct dp_device_stream *stream);
 DP_PUBLIC int dp_device_capture_end(struct dp_device_stream *stream, struct dp_device_graph **out);
