@@ -82,7 +82,8 @@ static int choose_activations(struct ranks *r, int count, struct fit *f)
     const struct dp_offload_activations what = {
         .budget_bytes = how->offload.device_bytes,
         .beside_bytes = r->beside,
-        .keep = !how->offload.activations && count > 1,
+        .keep = !how->offload.activations &&
+                (count > 1 || dp_schedule_has(r->config->training, DP_OP_RECOMPUTE)),
         .recompute = !how->offload.activations,
         .lead = 1,
         .measure = measure,

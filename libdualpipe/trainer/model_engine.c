@@ -594,7 +594,7 @@ static int forget(struct model_engine *e)
     int err = 0;
 
     for (int i = 0; i < e->base.part_count && !err; i++)
-        err = place_zero_gradients(e->place, e->base.parts[i].parameters, e->base.parts[i].count);
+        err = place_zero_gradients(e->place, e->stages[i]->parameters, e->stages[i]->parameter_count);
     for (int32_t i = 0; i < e->base.norm_count; i++)
         if (e->base.norms[i].norm)
             dp_batch_norm_forget(e->base.norms[i].norm);

@@ -46,9 +46,9 @@ static int check_offload(const struct dp_trainer_config *c)
     if (evicts && (c->execution == DP_EXECUTE_MESSAGES || c->schedule.recompute))
         return dp_fail(DP_EINVAL, "offload.activations: with schedule.recompute or DP_EXECUTE_MESSAGES, "
                        "expected neither; what is evicted is chosen for one order of ops");
-    if (c->offload.layers < 0 || (c->offload.layers && !c->offload.parameters))
-        return dp_fail(DP_EINVAL, "offload.layers: %d, expected 0 or more, with offload.parameters",
-                       c->offload.layers);
+    if (c->offload.layers && (c->offload.layers < 2 || !c->offload.parameters))
+        return dp_fail(DP_EINVAL, "offload.layers: %d, expected 2 or more with offload.parameters, "
+                       "or 0", c->offload.layers);
     if (!(c->offload.kept_share >= 0 && c->offload.kept_share <= 1) ||
         (c->offload.kept_share > 0 && !c->offload.parameters))
         return dp_fail(DP_EINVAL, "offload.kept_share: %g, expected 0 to 1, with offload.parameters",
@@ -305,14 +305,6 @@ static int make_forward(struct dp_trainer *t)
                                                       : dp_schedule_new_forward(list, &t->forward);
 }
 
-static bool has_reduces(const struct dp_schedule *s)
-{
-    for (size_t i = 0; i < s->first[s->ranks]; i++)
-        if (s->ops[i].kind == DP_OP_REDUCE)
-            return true;
-    return false;
-}
-
 /* Whether ranks of the layout have gradients to sum with others', or values to mix. */
 static bool is_summed(const struct dp_trainer *t, const struct dp_schedule *s)
 {
@@ -326,7 +318,7 @@ static int take_list(struct dp_trainer *t)
 
     if (t->model.model.skip_count)
         err = dp_fail(DP_EUNSUPPORTED, "list: made without skips, expected a model without them");
-    if (!err && is_summed(t, list) && list->streams > 1 && !has_reduces(list))
+    if (!err && is_summed(t, list) && list->streams > 1 && !dp_schedule_has(list, DP_OP_REDUCE))
         err = dp_fail(DP_EUNSUPPORTED, "list: %s without REDUCEs, expected dp_schedule_add_all_reduces, "
                       "as replicas or shards sum what mirrors have", dp_schedule_kind_name(list->kind));
     if (!err)
@@ -336,11 +328,14 @@ static int take_list(struct dp_trainer *t)
     return err ? err : make_forward(t);
 }
 
-/* Where parameters pass the device of a rank alone, each passes for all micro-batches at once. */
-static bool takes_layers_in_turn(const struct dp_trainer_config *c)
+/* Where parameters pass the device of a rank alone, each passes for all micro-batches at once. A mixer
+ * that survives is of one stage. */
+static bool takes_layers_in_turn(const struct dp_trainer *t)
 {
-    return c->schedule.ranks == 1 && c->offload.parameters && c->offload.device_bytes &&
-           c->execution == DP_EXECUTE_LIST && !c->schedule.recompute;
+    const struct dp_trainer_config *c = &t->config;
+
+    return !trainer_survives_apart(t) && c->schedule.ranks == 1 && c->offload.parameters &&
+           c->offload.device_bytes && c->execution == DP_EXECUTE_LIST && !c->schedule.recompute;
 }
 
 static int take_layers_in_turn(struct dp_trainer *t)
@@ -371,7 +366,7 @@ static int make_schedules(struct dp_trainer *t)
 {
     if (t->config.list)
         return take_list(t);
-    if (takes_layers_in_turn(&t->config))
+    if (takes_layers_in_turn(t))
         return take_layers_in_turn(t);
     struct dp_schedule_spec spec = t->config.schedule;
     struct dp_schedule *outline = NULL;
@@ -508,7 +503,7 @@ static struct model_engine_config describe(struct dp_trainer *t)
         .away = t->home != t->place && !t->config.offload.parameters,
         .microbatches = t->config.microbatches,
         .order_blocks = t->own_blocks,
-        .reduce = t->sums.none || !has_reduces(t->training) ? NULL
+        .reduce = t->sums.none || !dp_schedule_has(t->training, DP_OP_REDUCE) ? NULL
                   : t->home == t->place                      ? &trainer_reduce_ops
                                                              : &trainer_host_reduce_ops,
         .reduce_user = t,

@@ -154,8 +154,8 @@ static const struct dp_option table[] = {
     {"fixed-order", DP_OPTION_BOOL, NULL, "add gradients up in one order under every schedule",
      AT(fixed_order)},
     {"order-blocks", DP_OPTION_INT32, NULL,
-     "blocks of micro-batches that the fixed order sums pairwise: a power of two (default: as many "
-     "as streams and replicas need)",
+     "blocks of micro-batches that the fixed order sums pairwise: a power of two (default: 4, "
+     "or as many as streams and replicas need)",
      AT(order_blocks), 2, 64, .value = "N"},
     {"checkpoint", DP_OPTION_ENUM, NULL,
      "micro-batches whose forward is recomputed, to save memory", AT(schedule.recompute),

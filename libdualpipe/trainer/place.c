@@ -62,9 +62,9 @@ void place_free(struct place *p)
 
 static int make_second(struct place *p)
 {
-    int err = dp_device_event_new(p->dev, &p->forked);
+    int err = p->forked ? 0 : dp_device_event_new(p->dev, &p->forked); /* of a try that failed */
 
-    if (!err)
+    if (!err && !p->joined)
         err = dp_device_event_new(p->dev, &p->joined);
     return err ? err : dp_device_stream_new(p->dev, DP_PRIORITY_NORMAL, &p->second);
 }

@@ -292,11 +292,11 @@ static int save(struct dp_trainer *t, const char *dir, int *wrote)
 
 int trainer_save(struct dp_trainer *t, void *arg)
 {
-    const char *dir = arg;
+    struct trainer_saving *s = arg;
+    const char *dir = s->folder ? s->folder : t->config.checkpoint.folder;
     int *wrote = calloc((size_t)t->ranks, sizeof(*wrote));
     int err = wrote ? 0 : dp_fail(DP_ENOMEM, "no memory for the files of %d ranks", t->ranks);
 
-    dir = dir ? dir : t->config.checkpoint.folder;
     if (!err && !dir)
         err = dp_fail(DP_EINVAL, "folder: NULL, expected one here or in the config");
     err = dp_comm_share_error(t->comm, err);
@@ -305,7 +305,9 @@ int trainer_save(struct dp_trainer *t, void *arg)
     if (!err && t->folder && !strcmp(dir, t->folder))
         t->saved_step = t->next;
     free(wrote);
-    return err;
+    s->err = err;
+    snprintf(s->why, sizeof(s->why), "%s", err ? dp_last_error() : "");
+    return trainer_may_be_death(err) ? err : 0;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */

@@ -58,6 +58,8 @@ static int copy_average(struct sums *d, struct saved_mixing *m)
 {
     int err = sums_average(d, true);
 
+    if (err)
+        return err;
     for (int i = 0; i < d->engine->part_count && !err; i++)
         if (is_first_of_all(d, i))
             err = copy_values(&d->engine->parts[i], &m->average[i]);

@@ -713,9 +713,8 @@ static int fill(struct stage *s)
     return err;
 }
 
-/* The same list, of tensors in the host's memory. */
-/* In memory of its own, or, of parameters that pass a device, where they are: to the pipeline they are
- * that device's, which reaches pinned memory. */
+/* The same list, of tensors in the host's memory: in memory of its own, or, of parameters that pass a
+ * device, where they are. To the pipeline those are the device's, which reaches pinned memory. */
 static int make_home(struct stage *s, bool away)
 {
     const size_t count = (size_t)s->parameter_count;
@@ -787,7 +786,7 @@ static int build(struct stage *s, const struct stage_config *config)
     if (!err)
         err = make_parameters(s, config->dtype);
     s->homes = s->parameters;
-        const bool passes_device = config->streams && place_device(s->place);
+    const bool passes_device = config->streams && place_device(s->place);
     return err || !(config->away || passes_device) || s->bare ? err : make_home(s, config->away);
 }
 

@@ -105,7 +105,7 @@ static void end_meter(void *user)
 
 static int measure(struct streamed *st, bool up, bool begins)
 {
-    if (place_stream(st->place)) /* a call would hold up other streams */
+    if (place_stream(st->place)) /* the copy would wait until the host has carried out the call */
         return 0;
     return dp_device_call(up ? st->up : st->down, begins ? begin_meter : end_meter,
                           &st->meters[up ? 0 : 1]);

@@ -473,7 +473,13 @@ uint64_t dp_trainer_next_step(const struct dp_trainer *t)
 
 int dp_trainer_save(struct dp_trainer *t, const char *folder)
 {
-    return carry_out(t, trainer_save, (void *)folder);
+    struct trainer_saving s = {.folder = folder};
+
+    if (trainer_survives_apart(t))
+        return dp_fail(DP_EUNSUPPORTED, "a checkpoint of replicas that mix with survive, expected "
+                       "none, as it has the state of each");
+    const int err = carry_out(t, trainer_save, &s);
+    return err || !s.err ? err : dp_fail_quietly(s.err, "%s", s.why);
 }
 
 static int average(struct dp_trainer *t, void *arg)

@@ -113,13 +113,19 @@ int trainer_evaluate(struct dp_trainer *t, void *step);
 /* What delay_update has left. */
 int trainer_catch_up(struct dp_trainer *t);
 
-/* saved.c: dp_trainer_save, folder NULL: the config's; dp_trainer_gather. */
+/* saved.c: dp_trainer_save, folder NULL: the config's, and err what all have failed by, which is no
+ * death: they have got through, and go on together; dp_trainer_gather. */
+struct trainer_saving {
+    const char *folder;
+    int err;
+    char why[DP_ABORT_TEXT];
+};
 struct trainer_gathered {
     int rank;
     struct dp_named_tensor *tensors;
     int32_t count;
 };
-int trainer_save(struct dp_trainer *t, void *folder);
+int trainer_save(struct dp_trainer *t, void *saving);
 int trainer_gather(struct dp_trainer *t, void *gathered);
 
 /* saved.c: tensors by the names that a checkpoint has. */

@@ -25,6 +25,7 @@ struct layout {
     int ranks, replicas;
     enum dp_sums sums;
     bool fails; /* a layer, in the second step */
+    enum dp_mixer_algorithm algorithm;
 };
 
 struct curve {
@@ -84,6 +85,7 @@ static int learn(const struct layout *l, struct dp_comm *comm, struct dp_device 
         .rows = ROWS,
         .sums = l->sums,
         .mixing.graph.name = "complete",
+        .mixing.algorithm = l->algorithm,
         .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW),
         .rate = {.peak = 0.02},
         .fixed_order = true,
@@ -155,7 +157,7 @@ static int learn_in_vain(struct dp_comm *comm, void *arg)
 /* Others have queued what waits for it by then. */
 static void a_failed_layer_is_named_on_every_rank(void **state)
 {
-    struct layout l = {MODEL_MLP, DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_ALL, true};
+    struct layout l = {MODEL_MLP, DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_ALL, true, 0};
     int killed;
 
     (void)state;
@@ -183,9 +185,9 @@ static void learn_on_gpus(const struct layout *layouts, int count)
 static void pipelines_learn_what_the_host_learns(void **state)
 {
     static const struct layout layouts[] = {
-        {MODEL_SKIPS, DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_ALL, false},
-        {MODEL_TIED, DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_SHARDS, false},
-        {MODEL_TIED, DP_SCHEDULE_ZBV, 2, 1, DP_SUMS_ALL, false},
+        {MODEL_SKIPS, DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_ALL, false, 0},
+        {MODEL_TIED, DP_SCHEDULE_DUALPIPE, 2, 1, DP_SUMS_SHARDS, false, 0},
+        {MODEL_TIED, DP_SCHEDULE_ZBV, 2, 1, DP_SUMS_ALL, false, 0},
     };
 
     (void)state;
@@ -195,10 +197,10 @@ static void pipelines_learn_what_the_host_learns(void **state)
 static void replicas_learn_what_the_host_learns(void **state)
 {
     static const struct layout layouts[] = {
-        {MODEL_TIED, DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_ALL, false},
-        {MODEL_SKIPS, DP_SCHEDULE_1F1B, 2, 2, DP_SUMS_SHARDS, false},
-        {MODEL_MLP, DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_SHARDS, false},
-        {MODEL_TIED, DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_ALL, false},
+        {MODEL_TIED, DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_ALL, false, 0},
+        {MODEL_SKIPS, DP_SCHEDULE_1F1B, 2, 2, DP_SUMS_SHARDS, false, 0},
+        {MODEL_MLP, DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_SHARDS, false, 0},
+        {MODEL_TIED, DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_ALL, false, 0},
     };
 
     (void)state;
@@ -208,12 +210,13 @@ static void replicas_learn_what_the_host_learns(void **state)
 static void replicas_that_mix_learn_what_the_host_learns(void **state)
 {
     static const struct layout layouts[] = {
-        {MODEL_SKIPS, DP_SCHEDULE_1F1B, 1, 2, DP_SUMS_MIXING, false},
-        {MODEL_MLP, DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, false},
+        {MODEL_SKIPS, DP_SCHEDULE_1F1B, 1, 2, DP_SUMS_MIXING, false, 0},
+        {MODEL_TIED, DP_SCHEDULE_1F1B, 1, 2, DP_SUMS_MIXING, false, DP_MIXER_LOCAL_SGD},
+        {MODEL_MLP, DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, false, 0},
     };
 
     (void)state;
-    learn_on_gpus(layouts, 2);
+    learn_on_gpus(layouts, 3);
 }
 
 int main(void)

@@ -789,7 +789,8 @@ static size_t least_bytes(const struct job *wanted)
 static void a_model_larger_than_the_device_learns_the_same(void **state)
 {
     (void)state;
-    static const struct layout mixing = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0};
+    static const struct layout mixing = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0},
+                               again = {DP_SCHEDULE_GPIPE, 1, 1, DP_SUMS_ALL, DP_RECOMPUTE_ALWAYS};
     const struct {
         bool parameters, activations, optimizer, file;
         double kept;
@@ -799,8 +800,11 @@ static void a_model_larger_than_the_device_learns_the_same(void **state)
                 {true, false, true, true, 0.4, false}, {true, true, false, false, 0.4, true}};
 
     for (enum model_kind model = 0; model < MODEL_KINDS; model++)
-        for (int i = -1 - (model < MODEL_TIED); i < LAYOUTS; i++) {
-            const struct layout *layout = i < -1 ? &mixing : i < 0 ? &one : &layouts[i];
+        for (int i = -2 - (model < MODEL_TIED); i < LAYOUTS; i++) {
+            const struct layout *layout = i < -2   ? &mixing
+                                          : i < -1 ? &again
+                                          : i < 0  ? &one
+                                                   : &layouts[i];
             for (size_t way = 0; way < sizeof(ways) / sizeof(ways[0]); way++) {
                 struct job job = {.model = model, .layout = *layout, .offloads = ways[way].parameters,
                                   .evicts = ways[way].activations, .moves_state = ways[way].optimizer,
@@ -1105,6 +1109,7 @@ static void what_cannot_be_is_refused_by_name(void **state)
     REFUSED(c.offload.activations = true, "offload.activations: without offload.device_bytes");
     REFUSED(c.offload.optimizer = true; c.offload.kept_share = 0.5, "offload.kept_share: 0.5");
     REFUSED(c.offload.folder = ".", "offload.folder: '.'");
+    REFUSED(c.offload.parameters = true; c.offload.layers = 1, "offload.layers: 1, expected 2 or more");
     REFUSED(c.offload.device_bytes = 4096, "offload.device_bytes: 4096, expected offload.parameters");
     REFUSED(c.survive = true; c.sums = DP_SUMS_SHARDS, "survive: with shards");
     REFUSED(c.survive = true, "survive: with one replica");

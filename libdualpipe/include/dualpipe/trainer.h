@@ -87,7 +87,7 @@ struct dp_trainer_config {
     bool fixed_order;               /* losses and parameters are the same to the last bit under every
                                      * schedule, P and D with the same microbatches and order_blocks */
     int32_t order_blocks;           /* of fixed_order (pipeline.h), of all replicas: a power of two; 0:
-                                     * the fewest that this layout takes, at least 2 */
+                                     * the fewest that this layout takes, at least 4 */
     uint64_t seed;
     DLDataType dtype;               /* bfloat16 or float16: parameters, all of float32, are rounded to it
                                      * at the beginning of a step, and layers are given both (model.h);
@@ -244,7 +244,8 @@ struct dp_trainer_offload {
     bool streamed;                     /* parameters live on the host, */
     double kept;                       /* all but this share of this rank's */
     size_t device_bytes;               /* the most that this rank had on the device */
-    /* In all training steps: copies at work, this rank waiting for them, the steps themselves. */
+    /* In all training steps: copies at work, this rank waiting for them, the steps themselves. On CUDA
+     * copies of parameters, for which a stream waits and not the host, are not in these. */
     int64_t up_ns, down_ns, wait_ns, steps_ns;
 };
 DP_PUBLIC void dp_trainer_offload(const struct dp_trainer *trainer, struct dp_trainer_offload *out);
@@ -260,7 +261,8 @@ DP_PUBLIC int dp_trainer_schedule(const struct dp_trainer_config *config, const 
                                   struct dp_schedule **out);
 
 /* Write folder/step-N, in place of one of this step; its older neighbours beyond keep are
- * removed when it is whole. Collective. folder NULL: the config's. */
+ * removed when it is whole. Collective. folder NULL: the config's. DP_EUNSUPPORTED: survive, of replicas
+ * that mix. */
 DP_PUBLIC int dp_trainer_save(struct dp_trainer *trainer, const char *folder);
 /* Go on from a checkpoint: of a folder the newest, of step-N or of an index.json that one. It may have
  * been saved under another layout, unless replicas mix. Collective. folder NULL: the config's.
