@@ -685,6 +685,26 @@ void dp_comm_fail(struct dp_comm *comm, int error)
     dp_comm_abort(comm, error, dp_last_error());
 }
 
+static _Thread_local struct {
+    int err;
+    char text[DP_ABORT_TEXT];
+} reason;
+
+int dp_callback_error_text(int err, const char *text)
+{
+    snprintf(reason.text, sizeof(reason.text), "%s", text ? text : "");
+    reason.err = err;
+    return err;
+}
+
+const char *dp_callback_reason(int err)
+{
+    bool given = reason.err == err;
+
+    reason.err = 0;
+    return given ? reason.text : "";
+}
+
 bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why)
 {
     if (!comm)

@@ -142,6 +142,17 @@ struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, struct dp_mixer_buc
     return w;
 }
 
+static int check_callback(const struct dp_mixer *m, const struct dp_mixer_bucket *b,
+                          const char *name, int ret)
+{
+    const char *why = ret ? dp_callback_reason(ret) : "";
+
+    return ret ? dp_fail_quietly(ret, "bucket %d: callback %s failed with %d (%s)%s%s",
+                                 (int)(b - m->buckets), name, ret, dp_strerror(ret),
+                                 *why ? ": " : "", why)
+               : 0;
+}
+
 int dp_mixer_call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b)
 {
     const struct dp_mixer_config *c = &m->config;
@@ -149,14 +160,15 @@ int dp_mixer_call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b)
 
     if (!c->pre_average || !b->pending)
         return 0;
-    return c->pre_average(c->user, &(struct dp_mixer_average_info){
-                                       .bucket = (int32_t)(b - m->buckets),
-                                       .round = round,
-                                       .group = dp_graph_group(c->graph, round, dp_comm_rank(c->comm)),
-                                       .parameters = b->numbers,
-                                       .received = b->beside[b->exchange.now],
-                                       .count = b->count,
-                                   });
+    const struct dp_mixer_average_info info = {
+        .bucket = (int32_t)(b - m->buckets),
+        .round = round,
+        .group = dp_graph_group(c->graph, round, dp_comm_rank(c->comm)),
+        .parameters = b->numbers,
+        .received = b->beside[b->exchange.now],
+        .count = b->count,
+    };
+    return check_callback(m, b, "pre_average", c->pre_average(c->user, &info));
 }
 
 /* ---- an update of the caller's ------------------------------------------------------------------ */
@@ -204,7 +216,7 @@ static int call_update(struct dp_mixer *m, struct dp_mixer_bucket *b,
     mix_values(b, step->mix);
     int err = scale_gradients(b, step);
     if (!err)
-        err = m->config.update(m->config.user, &info);
+        err = check_callback(m, b, "update", m->config.update(m->config.user, &info));
     if (!err)
         put_values(b, step->mix);
     m->overflow = m->overflow || (info.skip && !step->skip);

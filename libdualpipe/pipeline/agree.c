@@ -32,26 +32,6 @@ void dp_failure_tell(struct dp_comm *comm, int error)
     dp_fail_quietly(error, "%s", text);
 }
 
-static _Thread_local struct {
-    int err;
-    char text[DP_ABORT_TEXT];
-} reason;
-
-int dp_callback_error_text(int err, const char *text)
-{
-    snprintf(reason.text, sizeof(reason.text), "%s", text ? text : "");
-    reason.err = err;
-    return err;
-}
-
-const char *dp_callback_reason(int err)
-{
-    bool given = reason.err == err;
-
-    reason.err = 0;
-    return given ? reason.text : "";
-}
-
 /* ---- what is agreed on ------------------------------------------------------------------------ */
 
 /* What must be the same everywhere, a number each. */

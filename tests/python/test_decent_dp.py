@@ -346,26 +346,28 @@ def test_a_topology_and_an_optimizer_of_the_users(ranks):
     ranks(4, own_topology)
 
 
-def an_optimizer_fails(rank, size):
+def an_optimizer_fails(rank, size, method):
     class Broken(torch.optim.SGD):
         calls = 0
 
-        def step(self, closure=None):
-            Broken.calls += 1
-            if rank == 2 and Broken.calls == 3:
-                raise ZeroDivisionError("of the optimizer")
-            return super().step(closure)
+    def fail(self, *args):
+        Broken.calls += 1
+        if rank == 2 and Broken.calls == 3:
+            raise ZeroDivisionError(f"of {method}")
 
+    setattr(Broken, method, fail)
     wrapped = decent_dp.DecentralizedDataParallel(nn.Linear(2, 2),
                                                   lambda ps: Broken([p for _, p in ps], lr=0.1))
-    with pytest.raises(ZeroDivisionError if rank == 2 else libdualpipe.DualpipeError) as caught:
+    with pytest.raises(ZeroDivisionError if rank == 2 else libdualpipe.DualpipeError,
+                       match=f"of {method}") as caught:
         for _ in range(6):
             wrapped(torch.ones(1, 2)).sum().backward()
     assert rank == 2 or caught.value.rank == 2
 
 
-def test_an_optimizer_that_fails_is_named_on_all_ranks(ranks):
-    ranks(4, an_optimizer_fails)
+@pytest.mark.parametrize("method", ["step", "pre_average_hook"])
+def test_an_optimizer_that_fails_is_named_on_all_ranks(ranks, method):
+    ranks(4, an_optimizer_fails, method)
 
 
 class Fails(nn.Linear):

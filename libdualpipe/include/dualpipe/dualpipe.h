@@ -70,6 +70,14 @@ DP_PUBLIC const char *dp_strerror(int err);
  * stays until the next failure in this thread. */
 DP_PUBLIC const char *dp_last_error(void);
 
+/* In a callback: say why it fails, in a sentence or a traceback. Every rank gets to read it, up to
+ * DP_ABORT_TEXT bytes with what is said around it. Returns err. */
+DP_PUBLIC int dp_callback_error_text(int err, const char *text);
+/* For callbacks that call others: why one has returned err, in the words that it gave
+ * dp_callback_error_text; "": in none. They are then forgotten, and last until the thread's next
+ * call of that. */
+DP_PUBLIC const char *dp_callback_reason(int err);
+
 enum dp_log_level {
     DP_LOG_DEFAULT = -1, /* for dp_log_set: DP_LOG_WARN, or what DUALPIPE_LOG_LEVEL says */
     DP_LOG_ERROR,

@@ -129,11 +129,11 @@ struct dp_mixer_config {
     const struct dp_parameter *parameters; /* copied; what it points to must stay. Members of a tied */
     int32_t count;                         /* group are one parameter: gradients are added */
     struct dp_optimizer_config optimizer;  /* its groups, if any, are by this list */
-    /* NULL, or A in the place of `optimizer`: called for each bucket in its turn, with its values mixed
-     * and its gradients clipped and without the loss scale. It updates the values in place, and leaves
-     * the gradients as the next iteration is to find them (zero, where they are added up). Its state is
-     * the caller's: neither in dp_mixer_state nor sent by dp_mixer_admit. Not 0: the error that the call
-     * ends with. */
+    /* NULL, or A in the place of `optimizer`: called for each bucket in its turn, with its values
+     * mixed and its gradients clipped and without the loss scale. It updates the values in place,
+     * and leaves the gradients as the next iteration is to find them (zero, where they are added
+     * up). Its state is the caller's: neither in dp_mixer_state nor sent by dp_mixer_admit. Not 0:
+     * the error that the call ends with, whose reason all workers read (dp_callback_error_text). */
     int (*update)(void *user, struct dp_mixer_update_info *info);
     const struct dp_rate *schedule; /* of the learning rate, a step an update; copied. NULL: rate */
     double rate;
@@ -186,7 +186,7 @@ struct dp_mixer_config {
      * aligned to 32 elements. */
     bool compat;
 
-    /* NULL, or called before each bucket is mixed; not 0: the error that the call ends with. */
+    /* NULL, or called before each bucket is mixed; not 0: as of update. */
     int (*pre_average)(void *user, const struct dp_mixer_average_info *info);
     void *user; /* of this and of update */
 };

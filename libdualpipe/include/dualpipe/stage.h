@@ -237,10 +237,7 @@ static inline int dp_pair_start_from_loss(const struct dp_pair *pair)
              : 0;
 }
 
-/* In a callback: say why it fails, in a sentence or a traceback, as in
- * `return dp_callback_error(-EIO, "...")`. Every rank gets to read it, up to DP_ABORT_TEXT bytes with
- * what is said around it. Returns err. */
-DP_PUBLIC int dp_callback_error_text(int err, const char *text);
+/* dp_callback_error_text of a format, as in `return dp_callback_error(-EIO, "...")`. */
 static inline int dp_callback_error(int err, const char *format, ...) DP_PRINTF(2, 3);
 static inline int dp_callback_error(int err, const char *format, ...)
 {
@@ -252,9 +249,6 @@ static inline int dp_callback_error(int err, const char *format, ...)
     va_end(args);
     return dp_callback_error_text(err, text);
 }
-/* For callbacks that call others: why one has returned err, in the words that it gave dp_callback_error;
- * "": in none. They are then forgotten, and last until the thread's next dp_callback_error. */
-DP_PUBLIC const char *dp_callback_reason(int err);
 
 #ifdef __cplusplus
 }
