@@ -628,6 +628,7 @@ static int name_ranks(struct dp_trainer *t)
     t->name = trainer_rank(t);
     for (int i = 0; i < t->ranks && t->names; i++)
         t->names[i] = i;
+    t->name_count = t->ranks;
     return t->names ? 0 : dp_fail(DP_ENOMEM, "no memory for a list of %d ranks", t->ranks);
 }
 
@@ -643,6 +644,10 @@ int trainer_prepare(struct dp_trainer *t, const struct dp_trainer_config *config
         err = trainer_take_shape(t);
     if (!err)
         err = model_take(&t->model, model);
+    if (!err) { /* before one rank's layout, or a checkpoint, has filled in what others' have not */
+        t->digests[0] = config_digest(&t->config);
+        t->digests[1] = model_digest(&t->model);
+    }
     return err || !config->survive ? err : name_ranks(t);
 }
 
@@ -699,10 +704,10 @@ static int compare(struct dp_trainer *t)
 {
     if (!t->comm)
         return 0;
-    int err = dp_comm_agree(t->comm, "digest of the trainer's config", config_digest(&t->config));
+    int err = dp_comm_agree(t->comm, "digest of the trainer's config", t->digests[0]);
 
     if (!err)
-        err = dp_comm_agree(t->comm, "digest of the model", model_digest(&t->model));
+        err = dp_comm_agree(t->comm, "digest of the model", t->digests[1]);
     return err || !t->config.survive || dp_comm_survives(t->comm) ? err : dp_comm_survive(t->comm);
 }
 
@@ -818,6 +823,7 @@ void trainer_clear_parts(struct dp_trainer *t)
     t->late = NULL;
     t->paces = NULL;
     t->first_layer = t->names = NULL;
+    t->name_count = 0;
     t->pipe = t->data = t->team = NULL;
 }
 

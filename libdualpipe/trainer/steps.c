@@ -122,7 +122,7 @@ static bool lives(const struct dp_trainer *t, int32_t replica)
 {
     bool found = !trainer_survives_apart(t);
 
-    for (int i = 0; i < t->ranks && !found; i++)
+    for (int i = 0; i < t->name_count && !found; i++)
         found = t->names[i] == replica;
     return found;
 }
@@ -367,7 +367,6 @@ int trainer_update(struct dp_trainer *t, bool skipped)
     const struct dp_mixer_update how = {t->rate, skipped ? 1 : scale / loss_scale(t), skipped};
     int err = 0;
 
-    norms_commit(t->engine, !skipped, t->norm_values);
     if (t->late)
         err = update_late(t, &how);
     else if (!updates_at_once(t))

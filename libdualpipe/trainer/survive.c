@@ -68,10 +68,18 @@ static void choose_layout(struct dp_trainer *t)
 /* Numbers of the ranks when the training began. */
 static int exchange_names(struct dp_trainer *t)
 {
-    free(t->names);
-    t->names = calloc((size_t)t->ranks, sizeof(*t->names));
-    return t->names ? dp_comm_allgather(t->comm, &t->name, t->names, sizeof(t->name))
+    int32_t *names = calloc((size_t)t->ranks, sizeof(*names));
+    int err = names ? dp_comm_allgather(t->comm, &t->name, names, sizeof(t->name))
                     : dp_fail(DP_ENOMEM, "no memory for a list of %d ranks", t->ranks);
+
+    if (err) {
+        free(names);
+        return err;
+    }
+    free(t->names);
+    t->names = names;
+    t->name_count = t->ranks;
+    return 0;
 }
 
 static int move_state(struct dp_trainer *t, const struct dp_trainer *old)
@@ -110,15 +118,33 @@ static int build_again(struct dp_trainer *t, const struct dp_trainer *old, struc
 
 /* How far a replica has come. */
 struct progress {
-    uint64_t next;
+    uint64_t next, digests[2];
     struct dp_loss_scale scale;
+    struct dp_rate rate;
     bool ending;
 };
+
+/* One that has joined with another config or model leaves, and is dead to the others. */
+static int compare(const struct dp_trainer *t, const struct progress *all, int with)
+{
+    for (int i = 0; i < t->ranks; i++) {
+        if (!memcmp(all[i].digests, all[with].digests, sizeof(all[i].digests)))
+            continue;
+        if (i == trainer_rank(t))
+            return dp_fail(DP_EMISMATCH, "the trainer's %s differs from that of the ranks that it "
+                           "joins", all[i].digests[0] != all[with].digests[0] ? "config" : "model");
+        return dp_fail_quietly(DP_ECOMM, "rank %d has joined with another config or model",
+                               t->names[i]);
+    }
+    return 0;
+}
 
 /* One that has joined goes on with what the furthest knows beside its parameters. */
 static int take_progress(struct dp_trainer *t, bool joins)
 {
-    struct progress mine = {t->next, t->config.loss_scale, t->ending};
+    struct progress mine = {.next = t->next, .digests = {t->digests[0], t->digests[1]},
+                            .scale = t->config.loss_scale, .rate = t->config.rate,
+                            .ending = t->ending};
     struct progress *all = calloc((size_t)t->ranks, sizeof(*all));
     int first = 0;
     int err = all ? exchange_names(t) : dp_fail(DP_ENOMEM, "no memory for a list of %d ranks", t->ranks);
@@ -127,8 +153,11 @@ static int take_progress(struct dp_trainer *t, bool joins)
         err = dp_comm_allgather(t->comm, &mine, all, sizeof(mine));
     for (int i = 1; i < t->ranks && !err; i++)
         first = all[i].next > all[first].next ? i : first;
+    if (!err)
+        err = compare(t, all, first);
     if (!err) {
         t->config.loss_scale = all[first].scale;
+        t->config.rate = all[first].rate;
         t->ending = all[first].ending;
         trainer_seek(t, all[first].next);
     }
@@ -164,9 +193,9 @@ static int note_losses(struct dp_trainer *t, const int32_t *names, int ranks)
     t->lost = lost;
     for (int i = 0; i < ranks; i++) {
         int k = 0;
-        while (k < t->ranks && t->names[k] != names[i])
+        while (k < t->name_count && t->names[k] != names[i])
             k++;
-        if (k == t->ranks)
+        if (k == t->name_count)
             lost[t->lost_count++] = names[i];
     }
     if (trainer_rank(t) == 0 && trainer_survives_apart(t) && !t->begun) /* later the mixer says it */
@@ -184,6 +213,18 @@ static void drop(struct dp_trainer *parts)
     dp_comm_close(parts->owned);
 }
 
+/* What it had before a try whose parts are dropped; what that has made beside parts stays. */
+static void go_back(struct dp_trainer *t, const struct dp_trainer *old)
+{
+    const struct dp_trainer tried = *t;
+
+    *t = *old;
+    t->place = tried.place;
+    t->home = tried.home;
+    t->cut = tried.cut;
+    t->model.costs = tried.model.costs;
+}
+
 /* Among the ranks that live; again and again while more die. */
 static int lay_out_again(struct dp_trainer *t, int err)
 {
@@ -195,14 +236,14 @@ static int lay_out_again(struct dp_trainer *t, int err)
         if (from != old.comm)
             drop(t);
         if (err) {
-            *t = old;
+            go_back(t, &old);
             return err;
         }
         t->owned = from = comm;
         err = trainer_agree(t, build_again(t, &old, comm));
     }
     if (!err)
-        err = note_losses(t, old.names, old.ranks);
+        err = note_losses(t, old.names, old.name_count);
     drop(&old);
     return err;
 }
@@ -210,10 +251,11 @@ static int lay_out_again(struct dp_trainer *t, int err)
 /* The same of replicas that mix. */
 static int mix_on(struct dp_trainer *t, int err)
 {
-    const int ranks = t->ranks;
+    const int32_t count = t->name_count;
     int32_t *names = t->names;
 
     t->names = NULL;
+    t->name_count = 0;
     norms_commit(t->engine, false, t->norm_values);
     while (trainer_may_be_death(err)) {
         err = sums_survive(&t->sums);
@@ -223,7 +265,7 @@ static int mix_on(struct dp_trainer *t, int err)
         err = trainer_agree(t, take_progress(t, false));
     }
     if (!err)
-        err = note_losses(t, names, ranks);
+        err = note_losses(t, names, count);
     free(names);
     return err;
 }
@@ -351,10 +393,22 @@ int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model
  * one that was waited for has not come. */
 static int go_on_together(struct dp_trainer *t, int err, bool *again)
 {
+    const int32_t count = t->name_count;
+    int32_t *names = t->names;
+
+    t->names = NULL;
+    t->name_count = 0;
     trainer_take_members(t);
     err = trainer_agree(t, err);
     if (!err)
         err = trainer_agree(t, take_progress(t, true));
+    if (err) { /* to some it may be known who came, but not to all */
+        free(t->names);
+        t->names = names;
+        t->name_count = count;
+    } else {
+        free(names);
+    }
     *again = err;
     err = survive(t, err);
     t->repeated = 0; /* no step was */
@@ -439,6 +493,7 @@ int dp_trainer_step(struct dp_trainer *t, const struct dp_batch *batch,
 
     if (err)
         return end(t, err);
+    norms_commit(t->engine, !step.result.skipped, t->norm_values);
     t->next++;
     if (!trainer_survives_apart(t)) /* values are there, but for copies */
         err = survive(t, trainer_update(t, step.result.skipped));

@@ -45,9 +45,11 @@ struct dp_trainer {
         int ranks, replicas;
     } given;
     int prepared; /* what this rank found out by itself, before any other */
+    uint64_t digests[2]; /* of config and model as they were then, which are the same on all ranks */
     bool begun;   /* parameters are there, and move to the next layout */
     int32_t name;                      /* this rank's number at first */
-    int32_t *names, *lost, lost_count; /* [ranks] those of ranks that live; of those that died */
+    int32_t *names, name_count; /* those of ranks that live, as all have agreed last */
+    int32_t *lost, lost_count;  /* of those that died */
     bool failed;       /* the last agreement said so */
     uint64_t repeated; /* the last step that was repeated, counted from 1 */
     uint64_t next;  /* step */

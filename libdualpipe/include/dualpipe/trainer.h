@@ -288,8 +288,9 @@ DP_PUBLIC int dp_trainer_resume(struct dp_trainer *trainer, const char *folder);
 DP_PUBLIC int dp_trainer_lost(const struct dp_trainer *trainer, const int32_t **ranks);
 /* survive, replicas that mix: between two calls admit `count` new ranks in the place of as many that are
  * lost, as dp_mixer_admit does with this config. Collective over those that live; the new ones call
- * dp_comm_join with the same config and then dp_trainer_join. DP_EAGAIN: one has died or did not come
- * in time; training can go on, and this may be called again. */
+ * dp_comm_join with the same config and then dp_trainer_join. DP_EAGAIN: one has died, did not come
+ * in time or has another config or model (DP_EMISMATCH there); training can go on, and this may be
+ * called again. */
 DP_PUBLIC int dp_trainer_admit(struct dp_trainer *trainer, int count,
                                const struct dp_comm_config *config);
 /* A new one, in the place of `rank`, which is a number in the first comm: comm is that of dp_comm_join,
