@@ -65,8 +65,8 @@ bool offload_buffers_parse(const char *text, void *member, char *why, size_t why
     if (buffers->measured)
         return true;
     long count = strtol(text, &end, 10);
-    if (end == text || *end || count < 1 || count > MOST) {
-        snprintf(why, why_len, "auto, or a number from 1 to %d", MOST);
+    if (end == text || *end || count < 2 || count > MOST) {
+        snprintf(why, why_len, "auto, or a number from 2 to %d", MOST);
         return false;
     }
     buffers->count = (int)count;
