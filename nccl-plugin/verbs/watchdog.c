@@ -122,8 +122,10 @@ static void after_fork_in_child(void)
     after_fork();
 }
 
+/* Connections that fail in the thread begin jobs under the lock, so a fork takes theirs after it. */
 static void add_handlers(void)
 {
+    dpn_jobs_handle_forks();
     pthread_atfork(before_fork, after_fork, after_fork_in_child);
 }
 

@@ -120,11 +120,16 @@ static void init(void)
 
 /* ---- what connections call ------------------------------------------------------------------- */
 
-void dpn_job_begin(struct dpn_job *job, void (*run)(struct dpn_job *job))
+void dpn_jobs_handle_forks(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
     pthread_once(&once, init);
+}
+
+void dpn_job_begin(struct dpn_job *job, void (*run)(struct dpn_job *job))
+{
+    dpn_jobs_handle_forks();
     job->run = run;
     atomic_store(&job->is_running, true);
     pthread_mutex_lock(&lock);

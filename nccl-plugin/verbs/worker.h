@@ -25,6 +25,10 @@ struct dpn_job {
     atomic_bool is_running;
 };
 
+/* The lock of the jobs is held over forks. A module that begins jobs under a lock that it holds over
+ * forks, too, calls this before it adds its own handlers: those added first lock last. */
+void dpn_jobs_handle_forks(void);
+
 /* Without a thread for it the call is made at once. */
 void dpn_job_begin(struct dpn_job *job, void (*run)(struct dpn_job *job));
 
