@@ -29,6 +29,7 @@ struct model_engine {
     double *scales;                     /* the same, of those that end here */
     struct place *place; /* of batches and losses */
     struct place *work;  /* of stages: the same, or a part of the host's memory that is limited */
+    size_t others_bytes; /* what the device of work had given before */
     int64_t steps_ns;    /* training steps took */
     struct batch_part *inputs,
         *labels_part; /* what begins and ends here; NULL: the model has no labels */
@@ -255,6 +256,7 @@ static const struct engine_ops model_ops = {train, evaluate, fetch, sum_tied,
 static int open_work(struct model_engine *e, const struct model_engine_config *config)
 {
     const struct device_room *room = config->rooms ? &config->rooms[engine_rank(&e->base)] : NULL;
+    struct dp_device_usage usage;
     int err = 0;
 
     e->work = e->place;
@@ -262,9 +264,13 @@ static int open_work(struct model_engine *e, const struct model_engine_config *c
         return 0;
     if (!place_device(e->place))
         err = place_new(NULL, NULL, true, &e->work);
-    if (!err && room && e->work != e->place)
+    if (err)
+        return err;
+    dp_device_usage(place_any_device(e->work), &usage);
+    e->others_bytes = usage.bytes;
+    if (room && e->work != e->place)
         dp_device_limit(place_any_device(e->work), room->limit_bytes);
-    return err;
+    return 0;
 }
 
 /* The last layers stay on the device that have no more than the share: of a stage, or of all of a rank
@@ -487,6 +493,12 @@ static int make_numbers(struct model_engine *e)
     return err ? err : place_wait(e->place);
 }
 
+/* The sums of the fixed order are where gradients are that pass, if threads can add there. */
+static bool sums_are_pinned(const struct dp_trainer_config *how)
+{
+    return how->offload.parameters && (!how->device || dp_device_host_accessible(how->device));
+}
+
 static struct dp_pipeline_config pipeline_of(struct model_engine *e,
                                              const struct model_engine_config *config,
                                              struct dp_stage stages[static DP_MAX_SLOTS])
@@ -512,7 +524,7 @@ static struct dp_pipeline_config pipeline_of(struct model_engine *e,
         .seed = how->seed,
         .fixed_order = config->order_blocks,
         .order_blocks = config->order_blocks,
-        .pinned_sums = how->offload.parameters && !place_device(e->place),
+        .pinned_sums = sums_are_pinned(how),
         .first_mb = engine_first_mb(&e->base),
         /* Each has a shard, or may be the last one. */
         .tied_copies = how->sums == DP_SUMS_SHARDS || how->survive,
@@ -779,7 +791,7 @@ void model_engine_offload(const struct engine *base, struct dp_trainer_offload *
     out->down_ns += copies.down_ns;
     out->wait_ns += copies.wait_ns;
     out->steps_ns = e->steps_ns;
-    out->device_bytes = usage.peak_bytes;
+    out->device_bytes = usage.peak_bytes - e->others_bytes;
     out->kept = all ? 1 - (double)streamed / (double)all : 0;
 }
 
@@ -804,7 +816,7 @@ int model_engine_planned(struct engine *base, const struct model_engine_config *
     if (err)
         return err;
     *bytes = m.total_bytes - m.evicted_bytes;
-    if (config->how->offload.parameters) /* sums are where the gradients are */
+    if (sums_are_pinned(config->how))
         *bytes -= m.fixed_order_bytes;
     return 0;
 }

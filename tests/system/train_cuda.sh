@@ -118,8 +118,17 @@ with_nccl()
     )
 }
 
-# same_by_nccl NAME OPTIONS... - the losses are those of the case before, to the last bit; norms, which the
-# GPU adds up in another order than the host, to rounding. NCCL has a communicator of that name.
+# The losses of two runs are the same to the last bit; norms, which the GPU adds up in another order than the
+# host, to rounding.
+same_but_norms()
+{
+    cp "$work/host" "$work/cpu"
+    near 1e-14 || return
+    grep -v norm "$work/cuda" >"$work/losses"
+    grep -v norm "$work/host" | cmp - "$work/losses"
+}
+
+# same_by_nccl NAME OPTIONS... - the numbers are those of the case before. NCCL has a communicator of that name.
 same_by_nccl()
 {
     name=$1
@@ -127,10 +136,7 @@ same_by_nccl()
     needs_nccl
     with_nccl on_cuda $small --json "$@" || return
     grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/cuda"
-    cp "$work/host" "$work/cpu"
-    near 1e-14 || return
-    grep -v norm "$work/cuda" >"$work/losses"
-    grep -v norm "$work/host" | cmp - "$work/losses" || return
+    same_but_norms || return
     grep -q "$name" "$work"/nccl.* || wrong "no NCCL communicator '$name'"
     rm -f "$work"/nccl.*
 }
@@ -144,6 +150,22 @@ by_nccl()
     on_cuda $small --json "$@" || return
     grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/host"
     same_by_nccl "$name" "$@"
+}
+
+# learns_in_passing KIB OPTIONS... - parameters that pass over a GPU with room for a part of the model (which takes
+# 3.7 MB with gradients and averages) learn the same, also by graphs of callbacks that find them in windows.
+learns_in_passing()
+{
+    budget=$1
+    shift
+    on_cuda $small --width 64 --steps 4 --json "$@" || return
+    grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/host"
+    on_cuda $small --width 64 --steps 4 --json "$@" --offload params --device-memory "${budget}K" || return
+    says '"params_on_host":true' || return
+    taken=$(sed -n 's/.*"device_bytes":\([0-9]*\).*/\1/p' "$work/out")
+    [ "${taken:-0}" -gt 0 ] && [ "$taken" -le $((budget * 1024)) ] || wrong "$taken bytes of $budget KiB" || return
+    grep -o '"\(loss\|norm\|held_out\)":[^,}]*' "$work/out" >"$work/cuda"
+    same_but_norms
 }
 
 # Two schedules have the numbers of one another, to the last bit.
@@ -207,7 +229,13 @@ if [ -f "$sim" ]; then
     it refused_on_the_cpu '--transport nccl: expected --device cuda' --transport nccl
     it refused_on_the_cpu '--no-graphs: expected --device cuda' --no-graphs
     it refused 'expected --execution list' --schedule async -P 2 --execution messages --transport nccl
-    it refused 'expected a schedule' --schedule none
+    it near_the_cpu 1e-5 --schedule none
+    it learns_in_passing 1300 --schedule none
+    it learns_in_passing 1300 --schedule none --dtype bf16
+    it learns_in_passing 2300 --schedule none --fixed-order
+    it learns_in_passing 2500 --schedule dualpipe -P 2
+    it learns_in_passing 2500 --schedule dualpipe -P 2 --dtype bf16
+    it refused 'expected params among them' --schedule none --offload params --device-memory 64K --device-share 0.5
     it refused 'expected at most 128' --schedule 1f1b -P 1 --width 260 --heads 2
     it goes_on_as_it_was --schedule 1f1b -P 1 --dtype bf16
     it goes_on_as_it_was --schedule 1f1b -P 1 --tie-embeddings -D 2

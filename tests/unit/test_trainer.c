@@ -772,16 +772,23 @@ static size_t least_bytes(const struct job *wanted)
 {
     struct job job = *wanted;
     struct test_model m;
+    struct dp_device *device = NULL;
     size_t bytes = 0;
 
     job.budget = 1;
     struct dp_trainer_config config = config_of(&job);
     config.schedule.ranks = job.layout.ranks;
     test_model_init(&m, job.model);
+    if (job.device) {
+        assert_int_equal(dp_device_open(job.device, &device), 0);
+        test_model_use_device(&m, device);
+        config.device = device;
+    }
     if (dp_trainer_measure(&config, &m.model, 0, &bytes)) {
         const char *takes = strstr(dp_last_error(), " takes ");
         assert_true(takes && sscanf(takes, " takes %zu bytes", &bytes) == 1);
     }
+    dp_device_close(device);
     return bytes;
 }
 
@@ -815,11 +822,11 @@ static void a_model_larger_than_the_device_learns_the_same(void **state)
                     continue;
                 const struct curve expected =
                     run((struct job){.model = model, .layout = *layout, .rounds = job.rounds});
-                job.budget = least_bytes(&job);
-                printf("model %d, layout %d, way %zu: %zu bytes\n", model, i, way, job.budget);
                 const bool on_cuda = !no_cuda && job.offloads && job.kept_share == 0 && !job.files;
-                for (int k = 0; k < 2 + on_cuda; k++, job.budget *= k < 2 ? 2 : 1) {
-                    job.device = k == 2 ? "cuda" : NULL;
+                for (int k = 0; k < 2 + 2 * on_cuda; k++) {
+                    job.device = k < 2 ? NULL : "cuda";
+                    job.budget = k % 2 ? 2 * job.budget : least_bytes(&job);
+                    printf("model %d, layout %d, way %zu: %zu bytes\n", model, i, way, job.budget);
                     const struct curve curve = run(job);
                     assert_same(&expected, &curve);
                 }

@@ -21,6 +21,7 @@ struct compute;
 struct compute_key {
     const void *of, *in, *out, *gout, *gin, *save, *grads; /* of: not NULL */
     uint64_t kind;
+    const void *values; /* of parameters that pass the device: in which window */
 };
 
 /* Arguments are as those of the functions of the same name in ops.h. Activations and their gradients

@@ -227,7 +227,8 @@ static int run(struct work *w)
     struct compute c = w->layer->gpt->shape.compute;
     const struct compute_key key = {
         w->layer,        data_of(w->in ? w->in : call->in), data_of(w->out), data_of(w->gout),
-        data_of(w->gin), call->save,                        data_of(call->grads), (uint64_t)w->kind};
+        data_of(w->gin), call->save,                        data_of(call->grads), (uint64_t)w->kind,
+        data_of(call->values)};
 
     c.stream = call->stream;
     return c.ops->carry_out(&c, &key, w->layer->gpt->config.dropout == 0, queue, w);

@@ -70,7 +70,8 @@ static const struct arg schedule_args[] = {
     {"checkpoint-stages", 0, "LIST", "the stages of which --checkpoint recomputes: 0,2-3 (all)",
      ARG_PARSE, AT(checkpoint_stages), .parse = stage_set_parse},
     {"offload", 0, "PARTS",
-     "what may live on the host: params (with the optimizer's state), activations, optimizer",
+     "what may live on the host: params (with the optimizer's state; --device cuda needs it), "
+     "activations, optimizer",
      ARG_PARSE, AT(offload), .parse = offload_parts_parse},
     {"device-memory", 0, "SIZE", "how much of the model may be on the device, with --offload",
      ARG_BYTES, AT(device_memory), .min = 1, .max = 1e15},
@@ -538,9 +539,10 @@ static bool check_offload(const struct settings *s)
 
 static bool check_late(const struct settings *s)
 {
-    const char *other = s->how.sums           ? "--mix all-reduce"
-                        : settings_on_cuda(s) ? "--device cpu"
-                                              : NULL;
+    const char *other = s->how.sums ? "--mix all-reduce"
+                        : settings_on_cuda(s) && !s->offload.params
+                            ? "--device cpu, or --offload params"
+                            : NULL;
 
     if (s->late && other)
         command_misused("--delay-update: expected %s; optimizers on the host are delayed that have all "

@@ -71,9 +71,9 @@ bool settings_take_device(struct settings *s)
     }
     if (!settings_is_cuda(s->device))
         command_misused("--device %s: expected cpu, cuda or cuda:N", s->device);
-    else if (!strcmp(s->schedule_name, "none") || s->offload.any)
-        command_misused("--device %s: expected a schedule, for instance --schedule 1f1b -P 1; "
-                        "--schedule none is of the CPU", s->device);
+    else if (s->offload.any && (!s->offload.params || s->device_share > 0))
+        command_misused("--offload with --device %s: expected params among them, and no --device-share",
+                        s->device);
     else if (settings_by_nccl(s) && strcmp(s->execution, "list"))
         command_misused("--transport nccl: expected --execution list; its messages have no tags");
     else if (s->width / s->heads > ATTENTION_DEPTH)

@@ -160,7 +160,8 @@ static struct compute_key key_of(const struct work *w)
 
     return (struct compute_key){
         w->user, data_of(c->in ? c->in : w->in), data_of(w->out), data_of(w->gout),
-        data_of(w->gin), c->save, c->grads ? data_of(c->grads[0]) : NULL, (uint64_t)w->kind};
+        data_of(w->gin), c->save, c->grads ? data_of(c->grads[0]) : NULL, (uint64_t)w->kind,
+        NULL};
 }
 
 static int run(struct work *w)
