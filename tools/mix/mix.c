@@ -26,7 +26,7 @@ static const struct command_set set = {
              "with which others, round by round. KIND is a built-in graph; --file FILE is one of\n"
              "your own, as the text that show writes.",
     .commands = commands,
-    .examples = "  dualpipe mix show one-peer-exp -N 8\n"
+    .examples = "  dualpipe mix show one-peer-exp -N 8 -o graph.txt\n"
                 "  dualpipe mix check --file graph.txt\n"
                 "  dualpipe mix simulate one-peer-exp -N 4096\n",
 };

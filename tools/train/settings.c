@@ -218,7 +218,7 @@ const struct usage settings_usage = {
         "  dualpipe train --data book.txt --resume saved -P 2 --schedule 1f1b\n"
         "  dualpipe train --resume saved --prompt 'Once upon' --sample 200\n"
         "  dualpipe train --data *.txt --schedule none --offload params --device-memory 5M\n"
-        "  dualpipe train --data *.txt -P 2 --offload activations,optimizer --device-memory 12M\n"
+        "  dualpipe train --data *.txt -P 2 --offload activations,optimizer --device-memory 16M\n"
         "  torchrun --no-python --nproc-per-node 2 dualpipe train -P 2 --data book.txt\n",
 };
 
