@@ -24,7 +24,7 @@
 /* ---- copies of pinned memory that give way to the network ------------------------------------ */
 
 enum { NICS = 16, TURNS = 256 };
-enum { PORTABLE = 1, AT_LEAST = 0 }; /* of cuMemHostRegister and cuStreamWaitValue32 */
+enum { PORTABLE = 1, AT_LEAST = 0, ALREADY_REGISTERED = 712 }; /* of cuMemHostRegister, cuStreamWaitValue32 */
 static const size_t chunk_bytes = (size_t)4 << 20;
 
 static struct dpo_pacer *pacer; /* NULL: none could be made */
@@ -134,7 +134,10 @@ static int take_turn(const struct dpo_driver *driver, size_t bytes, int directio
     int i = 0;
 
     pthread_mutex_lock(&turn_lock);
-    are_pinned = are_pinned || !driver->host_register(turns, sizeof(turns), PORTABLE);
+    if (!are_pinned) {
+        const int error = driver->host_register(turns, sizeof(turns), PORTABLE);
+        are_pinned = !error || error == ALREADY_REGISTERED; /* a write failed, the device was not reset */
+    }
     while (i < TURNS && waiting[i].state != FREE)
         i++;
     if (!are_pinned)

@@ -54,7 +54,7 @@ static struct dp_trainer_config host_config(const struct settings *s, int32_t *l
     c.optimizer = gpt_optimizer(s->how.optimizer.weight_decay);
     c.rate = (struct dp_rate){0};
     c.delay_update = s->late;
-    c.fixed_order = !s->any_order || (!s->training && !settings_on_cuda(s));
+    c.fixed_order = !s->any_order || (!s->training && !settings_on_cuda(s) && s->how.replicas == 1);
     c.offload.parameters = s->offload.params;
     c.offload.activations = s->offload.activations;
     c.offload.optimizer = s->offload.optimizer;

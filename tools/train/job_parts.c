@@ -171,16 +171,19 @@ static int count_for_all(void *user)
 int job_admit(struct job *j)
 {
     struct waiting w = {.j = j};
-    int err = 0;
+    int err = 0, tries = 0;
+    bool again = false; /* one that came has died before all knew that it had */
 
-    while (!err && j->s->restarts && j->lost != job_count_lost(j)) {
+    while (!err && j->s->restarts && (j->lost != job_count_lost(j) || (again && tries++ < j->s->restarts))) {
         j->lost = job_count_lost(j);
+        again = false;
         err = dp_trainer_carry_out(host_trainer(j->host), count_for_all, &w);
         if (err || !w.count)
             continue;
         const struct dp_comm_config how = meeting_of(j);
         err = dp_trainer_admit(host_trainer(j->host), w.count, &how);
-        err = err == DP_EAGAIN ? 0 : err;
+        again = err == DP_EAGAIN;
+        err = again ? 0 : err;
         job_take_parts(j);
     }
     return err;

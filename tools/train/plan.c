@@ -275,6 +275,10 @@ static int try_choice(struct planner *p, struct choice *c, bool *possible)
         err = 0, *possible = false;
     if (*possible && !err)
         err = simulate(p, s, c);
+    if (err || !*possible) {
+        free(c->rank_bytes);
+        c->rank_bytes = NULL;
+    }
     settings_fini(s);
     free(s);
     return err;

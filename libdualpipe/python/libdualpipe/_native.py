@@ -183,11 +183,12 @@ def owned(owner: Any,
 
 def _free(free: Callable[..., None], pointer: Any, process: int, needs: Any,
           lock: Optional[Lock]) -> None:
+    error = _kept.error  # of a callback that a collection came into
     if os.getpid() == process and lock is not None:
         lock.free(free, pointer, needs)
     elif os.getpid() == process:
         free(pointer)
-    forget()
+    _kept.error = error
 
 
 def new_object(function: Any, kind: str, *args: Any, comm: Any = None) -> Any:
