@@ -24,7 +24,8 @@
 /* ---- copies of pinned memory that give way to the network ------------------------------------ */
 
 enum { NICS = 16, TURNS = 256 };
-enum { PORTABLE = 1, AT_LEAST = 0, ALREADY_REGISTERED = 712 }; /* of cuMemHostRegister, cuStreamWaitValue32 */
+/* Of cuMemHostRegister and cuStreamWaitValue32. */
+enum { PORTABLE = 1, AT_LEAST = 0, ALREADY_REGISTERED = 712 };
 static const size_t chunk_bytes = (size_t)4 << 20;
 
 static struct dpo_pacer *pacer; /* NULL: none could be made */
@@ -136,7 +137,8 @@ static int take_turn(const struct dpo_driver *driver, size_t bytes, int directio
     pthread_mutex_lock(&turn_lock);
     if (!are_pinned) {
         const int error = driver->host_register(turns, sizeof(turns), PORTABLE);
-        are_pinned = !error || error == ALREADY_REGISTERED; /* a write failed, the device was not reset */
+        /* Registered already: a write failed, but the device was not reset. */
+        are_pinned = !error || error == ALREADY_REGISTERED;
     }
     while (i < TURNS && waiting[i].state != FREE)
         i++;

@@ -135,6 +135,7 @@ int run_mix_check(int argc, char **argv)
                  "the round and the worker. Exit status 1: it breaks one.",
         .groups = groups,
         .examples = "  dualpipe mix check ring -N 64\n"
+                    "  dualpipe mix show ring -N 64 -o graph.txt\n"
                     "  dualpipe mix check --file graph.txt\n"
                     "  dualpipe mix check torus -N 16 --format json\n",
     };

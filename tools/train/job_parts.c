@@ -174,7 +174,8 @@ int job_admit(struct job *j)
     int err = 0, tries = 0;
     bool again = false; /* one that came has died before all knew that it had */
 
-    while (!err && j->s->restarts && (j->lost != job_count_lost(j) || (again && tries++ < j->s->restarts))) {
+    while (!err && j->s->restarts &&
+           (j->lost != job_count_lost(j) || (again && tries++ < j->s->restarts))) {
         j->lost = job_count_lost(j);
         again = false;
         err = dp_trainer_carry_out(host_trainer(j->host), count_for_all, &w);

@@ -65,8 +65,8 @@ static const struct arg schedule_args[] = {
     {"any-order", 0, NULL, "add gradients up as they come: less memory, other last digits",
      ARG_FLAG, AT(any_order)},
     {"order-blocks", OF_TRAINER,
-     .help = "sums of gradients in the fixed order: a power of two (default: 2, or as many as streams and "
-             "replicas need)"},
+     .help = "sums of gradients in the fixed order: a power of two (default: 2, or as many as "
+             "streams and replicas need)"},
     {"checkpoint", 0, NULL, "micro-batches whose forward is recomputed, to save memory", ARG_CHOICE,
      AT(checkpoint), "never", .choices = checkpoints},
     {"checkpoint-stages", 0, "LIST", "the stages of which --checkpoint recomputes: 0,2-3 (all)",
