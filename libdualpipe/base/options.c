@@ -31,7 +31,9 @@ const struct dp_option_area dp_log_option_area = {"LOG", log_table, 1};
 
 static bool is_within(const struct dp_option *o, double number)
 {
-    return (!o->min && !o->max) || (number >= (double)o->min && number <= (double)o->max);
+    const double min = (double)o->min, max = (double)o->max;
+
+    return (!o->min && !o->max) || ((o->above ? number > min : number >= min) && number <= max);
 }
 
 static bool parse_int(const struct dp_option *o, const char *text, int64_t *value)
@@ -102,8 +104,8 @@ static void say_expected(const struct dp_option *o, char *out, size_t len)
     case DP_OPTION_INT32:
     case DP_OPTION_REAL:
         if (o->min || o->max)
-            snprintf(out, len, "%s from %lld to %lld", number, (long long)o->min,
-                     (long long)o->max);
+            snprintf(out, len, o->above ? "%s above %lld, up to %lld" : "%s from %lld to %lld", number,
+                     (long long)o->min, (long long)o->max);
         else
             snprintf(out, len, "%s%s", number, o->type == DP_OPTION_REAL ? ", 0 or more" : "");
         return;

@@ -3,10 +3,10 @@
  * busy.c - a rank that is at work without calls of its comm, as on files: the others wait, as long as a
  * slow disk may take. What is announced to them is short, and a thread renews it.
  */
+#include "base/thread.h"
+
 #include <dualpipe/comm.h>
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -46,18 +46,6 @@ static void *renew(void *arg)
     return NULL;
 }
 
-/* Signals of the process are handled by its own threads. */
-static bool start_thread(struct dp_busy *b)
-{
-    sigset_t all, before;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const bool started = !pthread_create(&b->thread, NULL, renew, b);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return started;
-}
-
 struct dp_busy *dp_comm_busy_begin(struct dp_comm *comm)
 {
     struct dp_busy *b = comm ? calloc(1, sizeof(*b)) : NULL;
@@ -72,7 +60,7 @@ struct dp_busy *dp_comm_busy_begin(struct dp_comm *comm)
     pthread_cond_init(&b->over, &monotonic);
     pthread_condattr_destroy(&monotonic);
     announce(b, ANNOUNCED_S);
-    b->runs = start_thread(b);
+    b->runs = !dp_thread_start("dp-busy", renew, b, &b->thread);
     if (!b->runs)
         announce(b, WITHOUT_THREAD_S);
     return b;

@@ -2,10 +2,9 @@
 #include "comm/progress_thread.h"
 
 #include "base/fail.h"
+#include "base/thread.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,15 +110,10 @@ void dp_progress_thread_stop(struct dp_progress_thread *m)
     pthread_mutex_unlock(&m->lock);
 }
 
-/* Signals are for the program's own threads. */
 static int start_thread(struct dp_progress_thread *m)
 {
-    sigset_t all, before;
+    const int error = dp_thread_start("dp-progress", run, m, &m->thread);
 
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&m->thread, NULL, run, m);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error ? dp_fail(DP_EIO, "cannot start a thread: %s", strerror(error)) : 0;
 }
 

@@ -13,9 +13,8 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/thread.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,18 +107,6 @@ static void *serve(void *arg)
     return NULL;
 }
 
-/* Signals are for the program's own threads. */
-static int start_thread(struct caller *c)
-{
-    sigset_t all, before;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&c->thread, NULL, serve, c);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error ? dp_fail(DP_EIO, "cuda: no thread for calls: %s", strerror(error)) : 0;
-}
-
 /* ---- a stream's caller ----------------------------------------------------------------------- */
 
 static void free_memory(struct caller *c)
@@ -149,12 +136,13 @@ static int new_caller(struct dp_cuda_calls *all, int number, struct caller **out
     *c->turn = (struct turn){FIRST_NUMBER, FIRST_NUMBER, FIRST_NUMBER};
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
-    int err = start_thread(c);
-    if (err)
+    const int error = dp_thread_start("dp-cuda-calls", serve, c, &c->thread);
+    if (error) {
         free_memory(c);
-    else
-        *out = c;
-    return err;
+        return dp_fail(DP_EIO, "cuda: no thread for calls: %s", strerror(error));
+    }
+    *out = c;
+    return 0;
 }
 
 /* Whether its stream has come behind all calls, so that it may make those of another one. */

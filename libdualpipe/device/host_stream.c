@@ -4,11 +4,10 @@
 #include "base/clock.h"
 #include "base/copy.h"
 #include "base/fail.h"
+#include "base/thread.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 
 /* From the first size on a copy is cut in pieces, of a size between the two others. */
 static const size_t cut_from = (size_t)1 << 20;
@@ -293,7 +292,6 @@ static void *work(void *arg)
 {
     struct host *host = arg;
 
-    prctl(PR_SET_NAME, "dp-copy");
     pthread_mutex_lock(&host->lock);
     for (;;) {
         finish_late(host);
@@ -314,17 +312,12 @@ static void *work(void *arg)
 
 int host_workers_start(struct host *host, int workers)
 {
-    sigset_t all, before;
     int err = 0;
 
-    /* Signals are for the program's own threads. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     while (!err && host->workers < workers) {
-        err = pthread_create(&host->threads[host->workers], NULL, work, host);
+        err = dp_thread_start("dp-copy", work, host, &host->threads[host->workers]);
         host->workers += !err;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (err)
         return dp_fail(DP_ENOMEM, "host: only %d of %d copy workers could be started (%s)",
                        host->workers, workers, strerror(err));

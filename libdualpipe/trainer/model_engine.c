@@ -351,7 +351,7 @@ static void bind_threads(const struct model_engine *e)
 {
     const struct stage *s = e->stages[0];
     const int node = !s           ? -1
-                     : s->passing    ? dp_memory_numa_node(s->passing, s->passing_bytes)
+                     : s->passing ? dp_memory_numa_node(s->passing, s->passing_bytes)
                                   : dp_memory_numa_node(s->memory, s->memory_bytes);
 
     if (node >= 0)

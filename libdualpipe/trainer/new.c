@@ -193,6 +193,8 @@ int trainer_take_shape(struct dp_trainer *t)
 
 static uint64_t config_digest(const struct dp_trainer_config *c)
 {
+    const struct dp_graph *made = c->mixing.made;
+    const char *graph = made ? made->name : c->mixing.graph.name;
     const int64_t numbers[] = {c->schedule.kind,
                                c->schedule.ranks,
                                c->schedule.slack,
@@ -208,6 +210,9 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                                c->mixing.compression,
                                c->mixing.staleness,
                                c->mixing.local_steps,
+                               made ? made->local : c->mixing.graph.local,
+                               made ? made->period : c->mixing.graph.rounds,
+                               made ? made->push_sum : (int64_t)c->mixing.graph.seed,
                                c->optimizer.kind,
                                c->fixed_order,
                                c->delay_update,
@@ -233,6 +238,7 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                                c->offload.activations,
                                c->offload.optimizer,
                                c->offload.folder != NULL,
+                               c->offload.layers,
                                (int64_t)c->offload.device_bytes};
     const double reals[] = {c->clip,
                             c->loss_scale.scale,
@@ -254,8 +260,9 @@ static uint64_t config_digest(const struct dp_trainer_config *c)
                             c->mixing.outer_rate,
                             c->mixing.outer_momentum};
 
-    return dp_hash_bytes(dp_hash_bytes(DP_HASH_BEGIN, numbers, sizeof(numbers)), reals,
-                         sizeof(reals));
+    const uint64_t digest = dp_hash_bytes(dp_hash_bytes(DP_HASH_BEGIN, numbers, sizeof(numbers)),
+                                          reals, sizeof(reals));
+    return graph ? dp_hash_bytes(digest, graph, strlen(graph)) : digest;
 }
 
 /* ---- schedule and cut ------------------------------------------------------------------------ */

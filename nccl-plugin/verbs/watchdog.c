@@ -8,10 +8,10 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/thread.h"
 #include "nccl-plugin/verbs/comm.h"
 #include "nccl-plugin/verbs/acceptor.h"
 
-#include <signal.h>
 #include <string.h>
 
 static const int64_t ROUND_NS = 250 * DP_NS_PER_MS;
@@ -85,21 +85,6 @@ static void *run(void *none)
     return NULL;
 }
 
-/* Signals of the process are handled by its own threads. */
-static int start_thread(void)
-{
-    sigset_t all, before;
-    pthread_t thread;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&thread, NULL, run, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!error)
-        pthread_detach(thread);
-    return error;
-}
-
 /* ---- forks: the thread, what it watched and the acceptors stay with the parent --------------- */
 
 static void before_fork(void)
@@ -145,7 +130,7 @@ void dpn_watchdog_add(struct dpn_verbs *v)
     v->next_watched = watched;
     v->is_watched = true;
     watched = v;
-    int error = is_running ? 0 : start_thread();
+    int error = is_running ? 0 : dp_thread_start("dp-watchdog", run, NULL, NULL);
     is_running = !error;
     pthread_mutex_unlock(&lock);
     if (error)

@@ -2,11 +2,9 @@
 #include "nccl-plugin/verbs/worker.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stddef.h>
-#include <sys/prctl.h>
 #include <time.h>
 
 enum { WORKERS = 16 }; /* a network that is down lets each wait for a second */
@@ -51,7 +49,6 @@ static void finish(struct dpn_job *job)
 static void *work(void *none)
 {
     (void)none;
-    prctl(PR_SET_NAME, "dp-verbs-setup");
     pthread_mutex_lock(&lock);
     while (waiting) {
         struct dpn_job *job = waiting;
@@ -64,21 +61,6 @@ static void *work(void *none)
     workers--;
     pthread_mutex_unlock(&lock);
     return NULL;
-}
-
-/* Signals of the process are handled by its own threads. */
-static bool start_worker(void)
-{
-    sigset_t all, before;
-    pthread_t thread;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&thread, NULL, work, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!error)
-        pthread_detach(thread);
-    return !error;
 }
 
 /* ---- forks: the threads and their jobs stay with the parent ---------------------------------- */
@@ -134,7 +116,7 @@ void dpn_job_begin(struct dpn_job *job, void (*run)(struct dpn_job *job))
     atomic_store(&job->is_running, true);
     pthread_mutex_lock(&lock);
     put(job);
-    workers += workers < WORKERS && start_worker();
+    workers += workers < WORKERS && !dp_thread_start("dp-verbs-setup", work, NULL, NULL);
     const bool has_worker = workers || !take(job);
     pthread_mutex_unlock(&lock);
     if (!has_worker) {

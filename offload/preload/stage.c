@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "config.h" /* GNU extensions: sched_getaffinity, pthread_setname_np */
+#include "config.h" /* a GNU extension: sched_getaffinity */
 
 #include "offload/preload/stage.h"
 
 #include "base/clock.h"
 #include "base/copy.h"
+#include "base/thread.h"
 #include "offload/pacer.h"
 #include "offload/preload/driver.h"
 #include "offload/preload/node.h"
@@ -12,9 +13,7 @@
 #include "offload/preload/ring.h"
 #include "offload/preload/state.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -97,23 +96,6 @@ static void *serve_turns(void *unused)
     return NULL;
 }
 
-/* Signals are for the program's own threads. */
-static bool start_pacing(void)
-{
-    sigset_t all, before;
-    pthread_t thread;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const bool is_started = !pthread_create(&thread, NULL, serve_turns, NULL);
-    if (is_started) {
-        pthread_setname_np(thread, "dualpipe-pace");
-        pthread_detach(thread);
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return is_started;
-}
-
 static void make_pacer(void)
 {
     const struct dpo_preload_options *asked = dpo_preload_options();
@@ -125,7 +107,7 @@ static void make_pacer(void)
         .switch_bytes_per_s = 1e6 * (double)asked->pace_mbs,
     };
 
-    if (dpo_pacer_new(&config, &pacer) || !start_pacing())
+    if (dpo_pacer_new(&config, &pacer) || dp_thread_start("dualpipe-pace", serve_turns, NULL, NULL))
         pacer = NULL; /* said once */
 }
 
@@ -258,23 +240,6 @@ static int default_threads(void)
     return cpus < 2 ? 1 : cpus / 2 < DEFAULT_THREADS ? cpus / 2 : DEFAULT_THREADS;
 }
 
-/* Signals are for the program's own threads. */
-static bool start_one(void)
-{
-    sigset_t all, before;
-    pthread_t thread;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const bool is_started = !pthread_create(&thread, NULL, serve, NULL);
-    if (is_started) {
-        pthread_setname_np(thread, "dualpipe-copy");
-        pthread_detach(thread);
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return is_started;
-}
-
 /* By the caller that holds in_use. */
 static void start(int threads)
 {
@@ -285,7 +250,8 @@ static void start(int threads)
     was_tried = true;
     if (!threads)
         threads = default_threads();
-    while (started < threads - 1 && started < THREADS_MAX && start_one())
+    while (started < threads - 1 && started < THREADS_MAX &&
+           !dp_thread_start("dualpipe-copy", serve, NULL, NULL))
         started++;
 }
 

@@ -277,7 +277,10 @@ static int rejoin(const struct job *job)
     test_model_init(&m, job->model);
     memset(own.deaths, 0, sizeof(own.deaths));
     if (job->differs) {
-        config.seed++;
+        if (rank)
+            config.seed++;
+        else
+            config.mixing.graph.name = strcmp(job->layout.graph, "ring") ? "ring" : "complete";
         CHECK(dp_trainer_join(&config, &m.model, comm, rank, &t) == DP_EMISMATCH);
         CHECK_SAYS("the trainer's config differs");
         dp_comm_close(comm);

@@ -70,7 +70,8 @@ static struct dp_trainer_config host_config(const struct settings *s, int32_t *l
     return c;
 }
 
-int host_measure(const struct settings *s, int rank, size_t *bytes)
+/* What the library says of the trainer before there is any rank of it. */
+static int ask(const struct settings *s, int rank, size_t *bytes, struct dp_schedule **list)
 {
     int32_t *cut = calloc((size_t)s->training->stages, sizeof(*cut));
     struct gpt_layers *layers = NULL;
@@ -78,26 +79,23 @@ int host_measure(const struct settings *s, int rank, size_t *bytes)
 
     if (!err) {
         const struct dp_trainer_config config = host_config(s, cut);
-        err = dp_trainer_measure(&config, gpt_layers_model(layers), rank, bytes);
+        const struct dp_model *model = gpt_layers_model(layers);
+        err = list ? dp_trainer_schedule(&config, model, list)
+                   : dp_trainer_measure(&config, model, rank, bytes);
     }
     gpt_layers_free(layers);
     free(cut);
     return err;
 }
 
+int host_measure(const struct settings *s, int rank, size_t *bytes)
+{
+    return ask(s, rank, bytes, NULL);
+}
+
 int host_schedule(const struct settings *s, struct dp_schedule **out)
 {
-    int32_t *cut = calloc((size_t)s->training->stages, sizeof(*cut));
-    struct gpt_layers *layers = NULL;
-    int err = cut ? gpt_layers_new(&s->model, NULL, false, &layers) : DP_ENOMEM;
-
-    if (!err) {
-        const struct dp_trainer_config config = host_config(s, cut);
-        err = dp_trainer_schedule(&config, gpt_layers_model(layers), out);
-    }
-    gpt_layers_free(layers);
-    free(cut);
-    return err;
+    return ask(s, 0, NULL, out);
 }
 
 static int open_cuda(struct host *h)

@@ -44,7 +44,7 @@ static bool is_set(const struct arg *a, const void *member)
     if (a->type == ARG_INT)
         return whole_of(a, member) || a->min <= 0;
     if (a->type == ARG_REAL)
-        return *(const double *)member > 0 || a->min <= 0;
+        return *(const double *)member > 0 || (a->min <= 0 && !(a->option && a->option->above));
     if (a->type == ARG_PARSE)
         return ((const struct block_list *)member)->count;
     return text_of(a, member);

@@ -43,6 +43,7 @@ struct dp_option {
     const char *old_name; /* what the option was called in the release before: still read, with a
                            * warning, where the new name is not set; NULL: none */
     char letter;          /* of a command line: 'P' for -P; 0: none */
+    bool above;           /* REAL: it must be more than min */
     const char *value;    /* what a help calls the value; NULL: by the type */
     /* PARSE: set the struct `values`, NULL: see whether it could be; false with what was expected. */
     bool (*parse)(const char *text, void *values, char *expected, size_t room);
