@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * thread.h - threads of the library's own in somebody else's process.
+ * thread.h - threads of the library's own in a process of the user.
  */
 #ifndef DP_BASE_THREAD_H
 #define DP_BASE_THREAD_H
