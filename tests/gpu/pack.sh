@@ -7,8 +7,8 @@
 set -eu
 build=$1 dest=$2
 top=$(cd "$(dirname "$0")/../.." && pwd)
-programs='tools/dualpipe tests/gpu/gpu-copies tests/unit/test_device tests/unit/test_device_graphs
-    tests/unit/test_train_cuda'
+programs='tools/dualpipe tests/gpu/gpu-copies tests/unit/device/test_device tests/unit/device/test_device_graphs
+    tests/unit/train/test_train_cuda'
 libraries='libdualpipe/libdualpipe.so.0 nccl-plugin/libnccl-net-dualpipe.so offload/libdualpipe-preload.so
     tests/simcuda/libsimcuda.so tests/simcuda/libcublasLt.so.13'
 

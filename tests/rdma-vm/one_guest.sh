@@ -51,7 +51,7 @@ case_is 'the doctor finds nothing wrong with the devices' "$(
 
 # ---- memory ---------------------------------------------------------------------------------------
 
-placed=$("$DP_TOP_BUILDDIR/tests/unit/test_offload_pinned" 2>&1) || placed="$placed status $?"
+placed=$("$DP_TOP_BUILDDIR/tests/unit/offload/test_offload_pinned" 2>&1) || placed="$placed status $?"
 case_is 'pinned memory for offloading is on the node that it was asked for' "$(
     echo "$placed" | grep -q 'pinned memory was on each of 2 nodes' || echo "$placed"
 )"
@@ -59,7 +59,7 @@ case_is 'threads that copy and update are on the node that they were asked for' 
     echo "$placed" | grep -q 'threads ran on each of 2 nodes' || echo "$placed"
 )"
 
-placed=$("$DP_TOP_BUILDDIR/tests/unit/test_offload_nodes" 2>&1) || placed="$placed status $?"
+placed=$("$DP_TOP_BUILDDIR/tests/unit/offload/test_offload_nodes" 2>&1) || placed="$placed status $?"
 case_is 'threads that update a model are on the node where its memory came to be' "$(
     echo "$placed" | grep -q 'models were updated on each of 2 nodes' || echo "$placed"
 )"
@@ -68,7 +68,7 @@ case_is 'threads that read and write optimizer state are beside the parameters' 
 )"
 
 # There is none without BLAS.
-pipeline=$DP_TOP_BUILDDIR/tests/unit/test_train_nodes
+pipeline=$DP_TOP_BUILDDIR/tests/unit/train/test_train_nodes
 if [ -x "$pipeline" ]; then
     placed=$("$pipeline" 2>&1) || placed="$placed status $?"
     case_is 'threads that copy for a rank of a pipeline are beside its parameters' "$(

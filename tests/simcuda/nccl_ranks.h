@@ -6,7 +6,7 @@
 #ifndef DP_TESTS_SIMCUDA_NCCL_RANKS_H
 #define DP_TESTS_SIMCUDA_NCCL_RANKS_H
 
-#include "unit/comm_group.h"
+#include "unit/comm/comm_group.h"
 
 #include <dualpipe/device.h>
 #include <dualpipe/nccl.h>

@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# real_suite.sh - the suite of the communicators over NCCL (tests/unit/comm_nccl.c): its programs are so many
+# real_suite.sh - the suite of the communicators over NCCL (tests/unit/comm/comm_nccl.c): its programs are so many
 # ranks, each with the simulated GPU, and run the cases that are for so many. Those of what NCCL does not have
 # are skipped, and say so. In the short form a part of it.
 . "$DP_TOP_SRCDIR/tests/simcuda/real.sh"
 
 grep -q 'define HAVE_CUDA 1' config.h || skip_all 'no CUDA in this build'
-[ -x tests/unit/test_comm ] || skip_all 'test_comm was not built: no cmocka'
+[ -x tests/unit/comm/test_comm ] || skip_all 'test_comm was not built: no cmocka'
 unset NCCL_NET NCCL_DEBUG NCCL_DEBUG_SUBSYS
 LD_LIBRARY_PATH=$PWD/tests/simcuda/.libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 DUALPIPE_DEVICE_CUDA_LIBRARY=$PWD/tests/simcuda/.libs/libsimcuda.so

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "cuda_job.h"
 #include "simcuda/nccl_ranks.h"
-#include "unit/pipeline_case.h"
+#include "unit/pipeline/pipeline_case.h"
 
 enum { STEPS = 2, MOST_JOBS = 4 };
 static const char *why_not;

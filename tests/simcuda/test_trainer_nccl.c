@@ -6,7 +6,7 @@
  * a step is queued the host waits for nothing; with shards and mixing it asks what the step before has sent.
  */
 #include "simcuda/nccl_ranks.h"
-#include "unit/trainer_models.h"
+#include "unit/trainer/trainer_models.h"
 
 #include "cmocka_all.h"
 

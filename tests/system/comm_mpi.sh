@@ -8,7 +8,7 @@
 DUALPIPE_COMM_MODULE_DIR=$DP_TOP_BUILDDIR/libdualpipe/.libs
 DP_TEST_COMM=mpi
 export DUALPIPE_COMM_MODULE_DIR DP_TEST_COMM
-programs=$DP_TOP_BUILDDIR/tests/unit/test_comm
+programs=$DP_TOP_BUILDDIR/tests/unit/comm/test_comm
 
 reason=
 [ -e "$DUALPIPE_COMM_MODULE_DIR/mpi.so" ] || reason='configure found no MPI'

@@ -13,7 +13,7 @@ case " $DP_CC " in
     ;;
 esac
 if [ ! -e "$DP_TOP_BUILDDIR/tests/simcuda/.libs/libsimcuda.so" ] ||
-    [ ! -e "$DP_TOP_BUILDDIR/tests/unit/test_train_cuda" ]; then
+    [ ! -e "$DP_TOP_BUILDDIR/tests/unit/train/test_train_cuda" ]; then
     echo 'no simulated CUDA in this build'
     exit 77
 fi

@@ -6,7 +6,7 @@
  */
 #include "cmocka_all.h"
 
-#include "comm_group.h"
+#include "unit/comm/comm_group.h"
 #include "pipeline_job.h"
 
 enum { STEPS = 2, MICROBATCHES = 8 };

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A model is cut so that it fits the memory of the device; what was at work, and how long, is
+ * counted.
+ */
+#include "cmocka_all.h"
+
+#include "base/clock.h"
+#include "fake_device.h"
+#include "offload_model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct dp_offload_config config_of(struct om_model *m, struct dp_device *dev)
+{
+    return (struct dp_offload_config){.device = dev,
+                                      .layers = m->layers,
+                                      .layer_count = OM_LAYERS,
+                                      .input = &m->input,
+                                      .slices = 1,
+                                      .microbatches = 3};
+}
+
+/* One step, and what it needed. */
+static void step(const struct dp_offload_config *config, struct dp_offload_memory *memory,
+                 struct dp_offload_times *times)
+{
+    struct om_data *data = calloc(1, sizeof(*data));
+    struct om_tensors t;
+    struct dp_offload *o;
+
+    om_data_init(data, 1, false);
+    om_tensors_init(&t, data);
+    assert_int_equal(dp_offload_open(config, &o), 0);
+    assert_int_equal(dp_offload_forward(o, &(struct dp_offload_step){.inputs = t.inputs,
+                                                                     .outputs = t.outputs,
+                                                                     .training = true}),
+                     0);
+    assert_int_equal(
+        dp_offload_backward(o, &(struct dp_offload_gradients){.gouts = t.gouts, .gins = t.gins}),
+        0);
+    assert_int_equal(dp_offload_finish(o), 0);
+    dp_offload_memory(o, memory);
+    dp_offload_times(o, times);
+    dp_offload_close(o);
+    free(data);
+}
+
+/* Each time with a little less than the last cut has used. */
+static void less_memory_takes_more_copies_until_nothing_fits(void **state)
+{
+    (void)state;
+    struct dp_offload_memory memory = {.device_bytes = 1 << 20};
+    struct dp_offload_times times;
+    struct dp_offload_config config;
+    struct dp_device *dev;
+    struct dp_device_usage usage;
+    struct om_model m;
+    uint64_t loads = 0;
+    int cuts = 0;
+
+    om_model_init(&m, false, false, false);
+    assert_int_equal(dp_device_host_open(0, &dev), 0);
+    for (;; cuts++) {
+        config = config_of(&m, dev);
+        dp_device_limit(dev, memory.device_bytes - (cuts ? 1 : 0));
+        if (dp_offload_fit(&config, true, NULL))
+            break;
+        step(&config, &memory, &times);
+        dp_device_usage(dev, &usage);
+        assert_true(usage.peak_bytes <= usage.limit_bytes);
+        if (!cuts)
+            assert_true(memory.shards == OM_LAYERS && memory.slots == OM_LAYERS &&
+                        !config.checkpoint);
+        if (!config.checkpoint) /* until then only copies are given up */
+            assert_true(memory.loaded_bytes >= loads);
+        loads = memory.loaded_bytes;
+    }
+    assert_true(cuts > 5 && memory.slots == 1);
+    assert_int_equal(dp_offload_fit(&config, true, NULL), DP_ENOMEM);
+    dp_device_close(dev);
+    om_model_fini(&m);
+}
+
+static void the_limit_that_is_asked_for_is_enough(void **state)
+{
+    (void)state;
+    struct dp_offload_config config;
+    struct dp_device *dev;
+    struct dp_offload *o;
+    struct om_model m;
+    void *others;
+
+    om_model_init(&m, false, false, false);
+    assert_int_equal(dp_device_host_open(0, &dev), 0);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 5000, &others), 0);
+    for (int boundaries = 0; boundaries < 2; boundaries++) {
+        config = config_of(&m, dev);
+        dp_device_limit(dev, 4000);
+        assert_int_equal(dp_offload_fit(&config, boundaries, NULL), DP_ENOMEM);
+        const char *least = strstr(dp_last_error(), "at least ");
+        assert_non_null(least);
+        dp_device_limit(dev, (size_t)atol(least + 9));
+        assert_int_equal(dp_offload_fit(&config, boundaries, NULL), 0);
+        assert_int_equal(dp_offload_open(&config, &o), 0);
+        assert_int_equal(config.boundaries_down, boundaries);
+        dp_offload_close(o);
+        dp_device_limit(dev, (size_t)atol(least + 9) - 1);
+        config = config_of(&m, dev);
+        assert_int_equal(dp_offload_fit(&config, boundaries, NULL), DP_ENOMEM);
+    }
+    dp_device_free(dev, DP_MEMORY_DEVICE, others);
+    dp_device_close(dev);
+    om_model_fini(&m);
+}
+
+/* ---- by predicted time ----------------------------------------------------------------------- */
+
+static int64_t predicted(int32_t shards, int32_t slots, int32_t distance,
+                         const struct dp_offload_shard_cost *cost)
+{
+    struct dp_offload_shard_cost costs[16];
+    int64_t ns;
+
+    for (int32_t s = 0; s < shards; s++)
+        costs[s] = *cost;
+    assert_int_equal(dp_offload_predict(&(struct dp_offload_plan){.shards = shards,
+                                                                  .slots = slots,
+                                                                  .distance = distance},
+                                        costs, &ns),
+                     0);
+    return ns;
+}
+
+static void a_prediction_is_what_a_drawing_says(void **state)
+{
+    (void)state;
+    const struct dp_offload_shard_cost even = {.forward_ns = 10, .backward_ns = 20, .up_ns = 10,
+                                               .down_ns = 10};
+    const struct dp_offload_shard_cost wide = {.forward_ns = 10, .backward_ns = 10, .up_ns = 30};
+    const struct dp_offload_shard_cost tall = {.forward_ns = 10, .backward_ns = 10,
+                                               .boundary_down_ns = 5, .boundary_up_ns = 5};
+
+    /* All resident: the loads of a forward, one behind the other, and the last gradients down. */
+    assert_int_equal(predicted(4, 4, 1, &even), 10 + 4 * 10 + 4 * 20 + 10);
+    /* One slot: 4 loads, and 3 again beside the gradients that go down. */
+    assert_int_equal(predicted(4, 1, 0, &even), 7 * 10 + 4 * 10 + 4 * 20 + 10);
+    /* Copies up are the limit: 4 in the forward; 2 are still there, which take the time of one. */
+    assert_int_equal(predicted(4, 2, 1, &wide), 4 * 30 + 10 + 10 + 30 + 30 + 10);
+    /* Inputs that come back are waited for. */
+    assert_int_equal(predicted(3, 3, 1, &tall), 3 * 10 + 3 * (5 + 10));
+}
+
+/* Where copies cost next to nothing the fewest are not the fastest; where they are slow they are. */
+static void the_cost_decides_what_is_cut(void **state)
+{
+    (void)state;
+    int64_t forward[OM_LAYERS], backward[OM_LAYERS];
+    struct dp_offload_cost cost = {forward, backward, 1e12, 1e12};
+    struct dp_offload_config config;
+    struct dp_device_usage usage;
+    struct dp_device *dev;
+    struct om_model m;
+
+    for (int l = 0; l < OM_LAYERS; l++) {
+        forward[l] = 1000000;
+        backward[l] = 2000000;
+    }
+    om_model_init(&m, false, false, false);
+    assert_int_equal(dp_device_host_open(0, &dev), 0);
+    dp_device_usage(dev, &usage);
+    /* Recomputation would cost time: it is left out while the model fits without. */
+    dp_device_limit(dev, usage.bytes + (48 << 10));
+    config = config_of(&m, dev);
+    assert_int_equal(dp_offload_fit(&config, true, &cost), 0);
+    assert_false(config.checkpoint);
+    /* A link that is slower than anything else: as many slots as there is room for. */
+    cost.up_bytes_per_s = cost.down_bytes_per_s = 1e3;
+    config = config_of(&m, dev);
+    assert_int_equal(dp_offload_fit(&config, true, &cost), 0);
+    int32_t most = config.slots;
+    assert_true(most > 1);
+    /* What is given is kept. */
+    config = config_of(&m, dev);
+    config.slots = 2;
+    config.distance = 0;
+    assert_int_equal(dp_offload_fit(&config, true, &cost), 0);
+    assert_int_equal(config.slots, 2);
+    assert_int_equal(config.distance, 0);
+    config = config_of(&m, dev);
+    config.slots = 2;
+    config.distance = 1;
+    assert_int_equal(dp_offload_fit(&config, true, NULL), 0);
+    assert_int_equal(config.slots, 2);
+    cost.up_bytes_per_s = 0;
+    config = config_of(&m, dev);
+    assert_int_equal(dp_offload_fit(&config, true, &cost), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "a cost of copies at 0"));
+    dp_device_close(dev);
+    om_model_fini(&m);
+}
+
+static void what_cannot_be_cut_is_refused(void **state)
+{
+    (void)state;
+    struct dp_offload_config config;
+    struct dp_device *dev, *fake;
+    struct dp_offload *o;
+    struct om_model m;
+    int32_t first[2] = {0, OM_LAYERS};
+
+    om_model_init(&m, false, false, false);
+    assert_int_equal(dp_device_host_open(0, &dev), 0);
+    assert_int_equal(fake_device_open(&fake), 0);
+    config = config_of(&m, dev);
+    config.first = first;
+    assert_int_equal(dp_offload_fit(&config, true, NULL), DP_EINVAL);
+    config = config_of(&m, NULL);
+    assert_int_equal(dp_offload_fit(&config, true, NULL), DP_EINVAL);
+    config = config_of(&m, dev);
+    config.order_blocks = 3;
+    assert_int_equal(dp_offload_open(&config, &o), DP_EINVAL);
+    config.order_blocks = 2 * DP_OFFLOAD_MAX_BLOCKS;
+    assert_int_equal(dp_offload_open(&config, &o), DP_EINVAL);
+    config = config_of(&m, fake);
+    config.order_blocks = 2;
+    assert_int_equal(dp_offload_open(&config, &o), DP_EUNSUPPORTED);
+    dp_device_close(fake);
+    dp_device_close(dev);
+    om_model_fini(&m);
+}
+
+/* On a link of 1 MB/s the time of every copy follows from its size, whatever else the machine does.
+ */
+static void copies_and_compute_are_counted(void **state)
+{
+    (void)state;
+    struct dp_host_link link = {1e6, 1e6, 0, 0};
+    struct dp_offload_memory memory;
+    struct dp_offload_times times;
+    struct dp_offload_config config;
+    struct dp_device *dev;
+    struct om_model m;
+
+    om_model_init(&m, false, false, false);
+    assert_int_equal(dp_device_host_open_link(2, &link, &dev), 0);
+    config = config_of(&m, dev);
+    config.slices = 4;
+    config.measure = true;
+    step(&config, &memory, &times);
+    assert_true(times.up_ns >= (int64_t)memory.loaded_bytes * 1000);
+    assert_true(times.down_ns >= (int64_t)memory.down_bytes * 1000);
+    assert_true(times.compute_ns > 0 && times.update_ns > 0 && times.wait_ns > 0);
+    dp_device_close(dev);
+    om_model_fini(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(less_memory_takes_more_copies_until_nothing_fits),
+        cmocka_unit_test(the_limit_that_is_asked_for_is_enough),
+        cmocka_unit_test(a_prediction_is_what_a_drawing_says),
+        cmocka_unit_test(the_cost_decides_what_is_cut),
+        cmocka_unit_test(what_cannot_be_cut_is_refused),
+        cmocka_unit_test(copies_and_compute_are_counted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
