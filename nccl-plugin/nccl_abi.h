@@ -99,318 +99,176 @@ struct ncclNetAttr_v11 {
     uint32_t op, algo, proto;
 };
 
-struct ncclNetProperties_v6 {
-    char *name;     /* unique per device; stays valid for the life of the process */
-    char *pciPath;  /* of the device's PCI function in sysfs */
-    uint64_t guid;  /* of the adapter; (guid, port) share one bandwidth */
+/* What several versions have in the same places. */
+#define NCCL_NET_PROPERTIES_FIRST                                                                  \
+    char *name;     /* unique per device; stays valid for the life of the process */               \
+    char *pciPath;  /* of the device's PCI function in sysfs */                                    \
+    uint64_t guid;  /* of the adapter; (guid, port) share one bandwidth */                         \
     int ptrSupport; /* NCCL_PTR_* */
-    int speed;      /* Mbit/s */
-    int port;
-    float latency; /* us */
-    int maxComms;
+#define NCCL_NET_PROPERTIES_LINK                                                                   \
+    int speed; /* Mbit/s */                                                                        \
+    int port;                                                                                      \
+    float latency; /* us */                                                                        \
+    int maxComms;                                                                                  \
     int maxRecvs; /* grouped receives */
+#define NCCL_NET_PROPERTIES_DEVICE                                                                 \
+    ncclNetDeviceType netDeviceType;                                                               \
+    int netDeviceVersion;
+/* From v9 on. */
+#define NCCL_NET_PROPERTIES_FUSED(fused)                                                           \
+    NCCL_NET_PROPERTIES_FIRST                                                                      \
+    int regIsGlobal;                                                                               \
+    int forceFlush; /* flush even where the GPU would not need it */                               \
+    NCCL_NET_PROPERTIES_LINK                                                                       \
+    NCCL_NET_PROPERTIES_DEVICE                                                                     \
+    fused vProps;                                                                                  \
+    size_t maxP2pBytes;                                                                            \
+    size_t maxCollBytes;
+
+struct ncclNetProperties_v6 {
+    NCCL_NET_PROPERTIES_FIRST
+    NCCL_NET_PROPERTIES_LINK
 };
 
 struct ncclNetProperties_v7 {
-    char *name;
-    char *pciPath;
-    uint64_t guid;
-    int ptrSupport;
-    int speed;
-    int port;
-    float latency;
-    int maxComms;
-    int maxRecvs;
-    ncclNetDeviceType netDeviceType;
-    int netDeviceVersion;
+    NCCL_NET_PROPERTIES_FIRST
+    NCCL_NET_PROPERTIES_LINK
+    NCCL_NET_PROPERTIES_DEVICE
 };
 
 struct ncclNetProperties_v8 {
-    char *name;
-    char *pciPath;
-    uint64_t guid;
-    int ptrSupport;
+    NCCL_NET_PROPERTIES_FIRST
     int regIsGlobal; /* a registration serves every comm of the device */
-    int speed;
-    int port;
-    float latency;
-    int maxComms;
-    int maxRecvs;
-    ncclNetDeviceType netDeviceType;
-    int netDeviceVersion;
+    NCCL_NET_PROPERTIES_LINK
+    NCCL_NET_PROPERTIES_DEVICE
 };
 
 /* v9 and v10. */
 struct ncclNetProperties_v9 {
-    char *name;
-    char *pciPath;
-    uint64_t guid;
-    int ptrSupport;
-    int regIsGlobal;
-    int forceFlush; /* flush even where the GPU would not need it */
-    int speed;
-    int port;
-    float latency;
-    int maxComms;
-    int maxRecvs;
-    ncclNetDeviceType netDeviceType;
-    int netDeviceVersion;
-    struct ncclNetVDeviceProps_v9 vProps;
-    size_t maxP2pBytes;
-    size_t maxCollBytes;
+    NCCL_NET_PROPERTIES_FUSED(struct ncclNetVDeviceProps_v9)
 };
 
 struct ncclNetProperties_v11 {
-    char *name;
-    char *pciPath;
-    uint64_t guid;
-    int ptrSupport;
-    int regIsGlobal;
-    int forceFlush;
-    int speed;
-    int port;
-    float latency;
-    int maxComms;
-    int maxRecvs;
-    ncclNetDeviceType netDeviceType;
-    int netDeviceVersion;
-    struct ncclNetVDeviceProps_v9 vProps;
-    size_t maxP2pBytes;
-    size_t maxCollBytes;
+    NCCL_NET_PROPERTIES_FUSED(struct ncclNetVDeviceProps_v9)
     int maxMultiRequestSize;
 };
 
 struct ncclNetProperties_v12 {
-    char *name;
-    char *pciPath;
-    uint64_t guid;
-    int ptrSupport;
-    int regIsGlobal;
-    int forceFlush;
-    int speed;
-    int port;
-    float latency;
-    int maxComms;
-    int maxRecvs;
-    ncclNetDeviceType netDeviceType;
-    int netDeviceVersion;
-    struct ncclNetVDeviceProps_v12 vProps;
-    size_t maxP2pBytes;
-    size_t maxCollBytes;
+    NCCL_NET_PROPERTIES_FUSED(struct ncclNetVDeviceProps_v12)
     int maxMultiRequestSize;
     int16_t railId;
     int16_t planeId;
 };
 
+/* ---- net: functions -------------------------------------------------------------------------- */
+
+/* A type ends in the first version whose table has it. */
+typedef ncclResult_t ncclNetInit_v6(ncclDebugLogger_t logFunction);
+typedef ncclNetInit_v6 ncclNetInit_v9;
+typedef ncclResult_t ncclNetInit_v10(ncclDebugLogger_t logFunction,
+                                     ncclProfilerCallback_t profFunction);
+typedef ncclResult_t ncclNetInit_v11(void **ctx, uint64_t commId,
+                                     struct ncclNetCommConfig_v10 *config,
+                                     ncclDebugLogger_t logFunction,
+                                     ncclProfilerCallback_t profFunction);
+
+typedef ncclResult_t ncclNetListen_v6(int dev, void *handle, void **listenComm);
+typedef ncclResult_t ncclNetListen_v11(void *ctx, int dev, void *handle, void **listenComm);
+
+typedef ncclResult_t ncclNetConnect_v6(int dev, void *handle, void **sendComm);
+typedef ncclResult_t ncclNetConnect_v7(int dev, void *handle, void **sendComm,
+                                       struct ncclNetDeviceHandle_v7 **sendDevComm);
+typedef ncclResult_t ncclNetConnect_v10(int dev, struct ncclNetCommConfig_v10 *config, void *handle,
+                                        void **sendComm,
+                                        struct ncclNetDeviceHandle_v7 **sendDevComm);
+typedef ncclResult_t ncclNetConnect_v11(void *ctx, int dev, void *handle, void **sendComm,
+                                        struct ncclNetDeviceHandle_v7 **sendDevComm);
+
+typedef ncclResult_t ncclNetAccept_v6(void *listenComm, void **recvComm);
+typedef ncclResult_t ncclNetAccept_v7(void *listenComm, void **recvComm,
+                                      struct ncclNetDeviceHandle_v7 **recvDevComm);
+
+typedef ncclResult_t ncclNetRegMr_v6(void *comm, void *data, int size, int type, void **mhandle);
+typedef ncclResult_t ncclNetRegMr_v8(void *comm, void *data, size_t size, int type, void **mhandle);
+
+typedef ncclResult_t ncclNetIsend_v6(void *sendComm, void *data, int size, int tag, void *mhandle,
+                                     void **request);
+typedef ncclResult_t ncclNetIsend_v9(void *sendComm, void *data, size_t size, int tag,
+                                     void *mhandle, void **request);
+typedef ncclResult_t ncclNetIsend_v10(void *sendComm, void *data, size_t size, int tag,
+                                      void *mhandle, void *phandle, void **request);
+
+typedef ncclResult_t ncclNetIrecv_v6(void *recvComm, int n, void **data, int *sizes, int *tags,
+                                     void **mhandles, void **request);
+typedef ncclResult_t ncclNetIrecv_v9(void *recvComm, int n, void **data, size_t *sizes, int *tags,
+                                     void **mhandles, void **request);
+typedef ncclResult_t ncclNetIrecv_v10(void *recvComm, int n, void **data, size_t *sizes, int *tags,
+                                      void **mhandles, void **phandles, void **request);
+
 /* ---- net: tables ----------------------------------------------------------------------------- */
 
-struct ncclNet_v6 {
-    const char *name;
-    ncclResult_t (*init)(ncclDebugLogger_t logFunction);
-    ncclResult_t (*devices)(int *ndev);
-    ncclResult_t (*getProperties)(int dev, struct ncclNetProperties_v6 *props);
-    ncclResult_t (*listen)(int dev, void *handle, void **listenComm);
-    ncclResult_t (*connect)(int dev, void *handle, void **sendComm);
-    ncclResult_t (*accept)(void *listenComm, void **recvComm);
-    ncclResult_t (*regMr)(void *comm, void *data, int size, int type, void **mhandle);
-    ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type, uint64_t offset,
-                                int fd, void **mhandle);
-    ncclResult_t (*deregMr)(void *comm, void *mhandle);
-    ncclResult_t (*isend)(void *sendComm, void *data, int size, int tag, void *mhandle,
-                          void **request);
-    ncclResult_t (*irecv)(void *recvComm, int n, void **data, int *sizes, int *tags,
-                          void **mhandles, void **request);
-    ncclResult_t (*iflush)(void *recvComm, int n, void **data, int *sizes, void **mhandles,
-                           void **request);
-    ncclResult_t (*test)(void *request, int *done, int *sizes);
-    ncclResult_t (*closeSend)(void *sendComm);
-    ncclResult_t (*closeRecv)(void *recvComm);
-    ncclResult_t (*closeListen)(void *listenComm);
-};
+/* A version, and since which version its functions and its properties are as they are: init,
+ * getProperties, listen, connect, accept, regMr, isend and irecv.
+ *
+ *      7   handles of devices that take over part of the receive
+ *      8   regMr takes a size_t
+ *      9   isend and irecv take sizes of size_t; devices can be fused
+ *      10  a traffic class for connect, profiler handles for isend and irecv
+ *      11  a context per communicator, finalize, setNetAttr
+ *      12  wider fused devices, rail and plane of a device */
+#define NCCL_NET_VERSIONS(X)                                                                       \
+    X(6, 6, 6, 6, 6, 6, 6, 6)                                                                      \
+    X(7, 6, 7, 6, 7, 7, 6, 6)                                                                      \
+    X(8, 6, 8, 6, 7, 7, 8, 6)                                                                      \
+    X(9, 9, 9, 6, 7, 7, 8, 9)                                                                      \
+    X(10, 10, 9, 6, 10, 7, 8, 10)                                                                  \
+    X(11, 11, 11, 11, 11, 7, 8, 10)                                                                \
+    X(12, 11, 12, 11, 11, 7, 8, 10)
 
-/* New: handles of devices that take over part of the receive. */
-struct ncclNet_v7 {
-    const char *name;
-    ncclResult_t (*init)(ncclDebugLogger_t logFunction);
-    ncclResult_t (*devices)(int *ndev);
-    ncclResult_t (*getProperties)(int dev, struct ncclNetProperties_v7 *props);
-    ncclResult_t (*listen)(int dev, void *handle, void **listenComm);
-    ncclResult_t (*connect)(int dev, void *handle, void **sendComm,
-                            struct ncclNetDeviceHandle_v7 **sendDevComm);
-    ncclResult_t (*accept)(void *listenComm, void **recvComm,
-                           struct ncclNetDeviceHandle_v7 **recvDevComm);
-    ncclResult_t (*regMr)(void *comm, void *data, int size, int type, void **mhandle);
-    ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type, uint64_t offset,
-                                int fd, void **mhandle);
-    ncclResult_t (*deregMr)(void *comm, void *mhandle);
-    ncclResult_t (*isend)(void *sendComm, void *data, int size, int tag, void *mhandle,
-                          void **request);
-    ncclResult_t (*irecv)(void *recvComm, int n, void **data, int *sizes, int *tags,
-                          void **mhandles, void **request);
-    ncclResult_t (*iflush)(void *recvComm, int n, void **data, int *sizes, void **mhandles,
-                           void **request);
-    ncclResult_t (*test)(void *request, int *done, int *sizes);
-    ncclResult_t (*closeSend)(void *sendComm);
-    ncclResult_t (*closeRecv)(void *recvComm);
-    ncclResult_t (*closeListen)(void *listenComm);
-    ncclResult_t (*getDeviceMr)(void *comm, void *mhandle, void **dptr_mhandle);
+/* What stands at a table's end. */
+#define NCCL_NET_END_6
+#define NCCL_NET_END_7                                                                             \
+    ncclResult_t (*getDeviceMr)(void *comm, void *mhandle, void **dptr_mhandle);                   \
     ncclResult_t (*irecvConsumed)(void *recvComm, int n, void *request);
-};
-
-/* New: regMr takes a size_t. */
-struct ncclNet_v8 {
-    const char *name;
-    ncclResult_t (*init)(ncclDebugLogger_t logFunction);
-    ncclResult_t (*devices)(int *ndev);
-    ncclResult_t (*getProperties)(int dev, struct ncclNetProperties_v8 *props);
-    ncclResult_t (*listen)(int dev, void *handle, void **listenComm);
-    ncclResult_t (*connect)(int dev, void *handle, void **sendComm,
-                            struct ncclNetDeviceHandle_v7 **sendDevComm);
-    ncclResult_t (*accept)(void *listenComm, void **recvComm,
-                           struct ncclNetDeviceHandle_v7 **recvDevComm);
-    ncclResult_t (*regMr)(void *comm, void *data, size_t size, int type, void **mhandle);
-    ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type, uint64_t offset,
-                                int fd, void **mhandle);
-    ncclResult_t (*deregMr)(void *comm, void *mhandle);
-    ncclResult_t (*isend)(void *sendComm, void *data, int size, int tag, void *mhandle,
-                          void **request);
-    ncclResult_t (*irecv)(void *recvComm, int n, void **data, int *sizes, int *tags,
-                          void **mhandles, void **request);
-    ncclResult_t (*iflush)(void *recvComm, int n, void **data, int *sizes, void **mhandles,
-                           void **request);
-    ncclResult_t (*test)(void *request, int *done, int *sizes);
-    ncclResult_t (*closeSend)(void *sendComm);
-    ncclResult_t (*closeRecv)(void *recvComm);
-    ncclResult_t (*closeListen)(void *listenComm);
-    ncclResult_t (*getDeviceMr)(void *comm, void *mhandle, void **dptr_mhandle);
-    ncclResult_t (*irecvConsumed)(void *recvComm, int n, void *request);
-};
-
-/* New: isend and irecv take sizes of size_t; devices can be fused. */
-struct ncclNet_v9 {
-    const char *name;
-    ncclResult_t (*init)(ncclDebugLogger_t logFunction);
-    ncclResult_t (*devices)(int *ndev);
-    ncclResult_t (*getProperties)(int dev, struct ncclNetProperties_v9 *props);
-    ncclResult_t (*listen)(int dev, void *handle, void **listenComm);
-    ncclResult_t (*connect)(int dev, void *handle, void **sendComm,
-                            struct ncclNetDeviceHandle_v7 **sendDevComm);
-    ncclResult_t (*accept)(void *listenComm, void **recvComm,
-                           struct ncclNetDeviceHandle_v7 **recvDevComm);
-    ncclResult_t (*regMr)(void *comm, void *data, size_t size, int type, void **mhandle);
-    ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type, uint64_t offset,
-                                int fd, void **mhandle);
-    ncclResult_t (*deregMr)(void *comm, void *mhandle);
-    ncclResult_t (*isend)(void *sendComm, void *data, size_t size, int tag, void *mhandle,
-                          void **request);
-    ncclResult_t (*irecv)(void *recvComm, int n, void **data, size_t *sizes, int *tags,
-                          void **mhandles, void **request);
-    ncclResult_t (*iflush)(void *recvComm, int n, void **data, int *sizes, void **mhandles,
-                           void **request);
-    ncclResult_t (*test)(void *request, int *done, int *sizes);
-    ncclResult_t (*closeSend)(void *sendComm);
-    ncclResult_t (*closeRecv)(void *recvComm);
-    ncclResult_t (*closeListen)(void *listenComm);
-    ncclResult_t (*getDeviceMr)(void *comm, void *mhandle, void **dptr_mhandle);
-    ncclResult_t (*irecvConsumed)(void *recvComm, int n, void *request);
+#define NCCL_NET_END_8 NCCL_NET_END_7
+#define NCCL_NET_END_9                                                                             \
+    NCCL_NET_END_7                                                                                 \
     ncclResult_t (*makeVDevice)(int *d, struct ncclNetVDeviceProps_v9 *props);
-};
-
-/* New: a traffic class for connect, profiler handles for isend and irecv. */
-struct ncclNet_v10 {
-    const char *name;
-    ncclResult_t (*init)(ncclDebugLogger_t logFunction, ncclProfilerCallback_t profFunction);
-    ncclResult_t (*devices)(int *ndev);
-    ncclResult_t (*getProperties)(int dev, struct ncclNetProperties_v9 *props);
-    ncclResult_t (*listen)(int dev, void *handle, void **listenComm);
-    ncclResult_t (*connect)(int dev, struct ncclNetCommConfig_v10 *config, void *handle,
-                            void **sendComm, struct ncclNetDeviceHandle_v7 **sendDevComm);
-    ncclResult_t (*accept)(void *listenComm, void **recvComm,
-                           struct ncclNetDeviceHandle_v7 **recvDevComm);
-    ncclResult_t (*regMr)(void *comm, void *data, size_t size, int type, void **mhandle);
-    ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type, uint64_t offset,
-                                int fd, void **mhandle);
-    ncclResult_t (*deregMr)(void *comm, void *mhandle);
-    ncclResult_t (*isend)(void *sendComm, void *data, size_t size, int tag, void *mhandle,
-                          void *phandle, void **request);
-    ncclResult_t (*irecv)(void *recvComm, int n, void **data, size_t *sizes, int *tags,
-                          void **mhandles, void **phandles, void **request);
-    ncclResult_t (*iflush)(void *recvComm, int n, void **data, int *sizes, void **mhandles,
-                           void **request);
-    ncclResult_t (*test)(void *request, int *done, int *sizes);
-    ncclResult_t (*closeSend)(void *sendComm);
-    ncclResult_t (*closeRecv)(void *recvComm);
-    ncclResult_t (*closeListen)(void *listenComm);
-    ncclResult_t (*getDeviceMr)(void *comm, void *mhandle, void **dptr_mhandle);
-    ncclResult_t (*irecvConsumed)(void *recvComm, int n, void *request);
-    ncclResult_t (*makeVDevice)(int *d, struct ncclNetVDeviceProps_v9 *props);
-};
-
-/* New: a context per communicator, finalize, setNetAttr. */
-struct ncclNet_v11 {
-    const char *name;
-    ncclResult_t (*init)(void **ctx, uint64_t commId, struct ncclNetCommConfig_v10 *config,
-                         ncclDebugLogger_t logFunction, ncclProfilerCallback_t profFunction);
-    ncclResult_t (*devices)(int *ndev);
-    ncclResult_t (*getProperties)(int dev, struct ncclNetProperties_v11 *props);
-    ncclResult_t (*listen)(void *ctx, int dev, void *handle, void **listenComm);
-    ncclResult_t (*connect)(void *ctx, int dev, void *handle, void **sendComm,
-                            struct ncclNetDeviceHandle_v7 **sendDevComm);
-    ncclResult_t (*accept)(void *listenComm, void **recvComm,
-                           struct ncclNetDeviceHandle_v7 **recvDevComm);
-    ncclResult_t (*regMr)(void *comm, void *data, size_t size, int type, void **mhandle);
-    ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type, uint64_t offset,
-                                int fd, void **mhandle);
-    ncclResult_t (*deregMr)(void *comm, void *mhandle);
-    ncclResult_t (*isend)(void *sendComm, void *data, size_t size, int tag, void *mhandle,
-                          void *phandle, void **request);
-    ncclResult_t (*irecv)(void *recvComm, int n, void **data, size_t *sizes, int *tags,
-                          void **mhandles, void **phandles, void **request);
-    ncclResult_t (*iflush)(void *recvComm, int n, void **data, int *sizes, void **mhandles,
-                           void **request);
-    ncclResult_t (*test)(void *request, int *done, int *sizes);
-    ncclResult_t (*closeSend)(void *sendComm);
-    ncclResult_t (*closeRecv)(void *recvComm);
-    ncclResult_t (*closeListen)(void *listenComm);
-    ncclResult_t (*getDeviceMr)(void *comm, void *mhandle, void **dptr_mhandle);
-    ncclResult_t (*irecvConsumed)(void *recvComm, int n, void *request);
-    ncclResult_t (*makeVDevice)(int *d, struct ncclNetVDeviceProps_v9 *props);
-    ncclResult_t (*finalize)(void *ctx);
+#define NCCL_NET_END_10 NCCL_NET_END_9
+#define NCCL_NET_END_CONTEXT                                                                       \
+    ncclResult_t (*finalize)(void *ctx);                                                           \
     ncclResult_t (*setNetAttr)(void *ctx, struct ncclNetAttr_v11 *netAttr);
-};
+#define NCCL_NET_END_11 NCCL_NET_END_9 NCCL_NET_END_CONTEXT
+#define NCCL_NET_END_12                                                                            \
+    NCCL_NET_END_7                                                                                 \
+    ncclResult_t (*makeVDevice)(int *d, struct ncclNetVDeviceProps_v12 *props);                    \
+    NCCL_NET_END_CONTEXT
 
-/* New: wider fused devices, rail and plane of a device. */
-struct ncclNet_v12 {
-    const char *name;
-    ncclResult_t (*init)(void **ctx, uint64_t commId, struct ncclNetCommConfig_v10 *config,
-                         ncclDebugLogger_t logFunction, ncclProfilerCallback_t profFunction);
-    ncclResult_t (*devices)(int *ndev);
-    ncclResult_t (*getProperties)(int dev, struct ncclNetProperties_v12 *props);
-    ncclResult_t (*listen)(void *ctx, int dev, void *handle, void **listenComm);
-    ncclResult_t (*connect)(void *ctx, int dev, void *handle, void **sendComm,
-                            struct ncclNetDeviceHandle_v7 **sendDevComm);
-    ncclResult_t (*accept)(void *listenComm, void **recvComm,
-                           struct ncclNetDeviceHandle_v7 **recvDevComm);
-    ncclResult_t (*regMr)(void *comm, void *data, size_t size, int type, void **mhandle);
-    ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type, uint64_t offset,
-                                int fd, void **mhandle);
-    ncclResult_t (*deregMr)(void *comm, void *mhandle);
-    ncclResult_t (*isend)(void *sendComm, void *data, size_t size, int tag, void *mhandle,
-                          void *phandle, void **request);
-    ncclResult_t (*irecv)(void *recvComm, int n, void **data, size_t *sizes, int *tags,
-                          void **mhandles, void **phandles, void **request);
-    ncclResult_t (*iflush)(void *recvComm, int n, void **data, int *sizes, void **mhandles,
-                           void **request);
-    ncclResult_t (*test)(void *request, int *done, int *sizes);
-    ncclResult_t (*closeSend)(void *sendComm);
-    ncclResult_t (*closeRecv)(void *recvComm);
-    ncclResult_t (*closeListen)(void *listenComm);
-    ncclResult_t (*getDeviceMr)(void *comm, void *mhandle, void **dptr_mhandle);
-    ncclResult_t (*irecvConsumed)(void *recvComm, int n, void *request);
-    ncclResult_t (*makeVDevice)(int *d, struct ncclNetVDeviceProps_v12 *props);
-    ncclResult_t (*finalize)(void *ctx);
-    ncclResult_t (*setNetAttr)(void *ctx, struct ncclNetAttr_v11 *netAttr);
-};
+#define NCCL_NET_TABLE(v, init_, props_, listen_, connect_, accept_, reg_, message_)               \
+    struct ncclNet_v##v {                                                                          \
+        const char *name;                                                                          \
+        ncclNetInit_v##init_ *init;                                                                \
+        ncclResult_t (*devices)(int *ndev);                                                        \
+        ncclResult_t (*getProperties)(int dev, struct ncclNetProperties_v##props_ *props);         \
+        ncclNetListen_v##listen_ *listen;                                                          \
+        ncclNetConnect_v##connect_ *connect;                                                       \
+        ncclNetAccept_v##accept_ *accept;                                                          \
+        ncclNetRegMr_v##reg_ *regMr;                                                               \
+        ncclResult_t (*regMrDmaBuf)(void *comm, void *data, size_t size, int type,                 \
+                                    uint64_t offset, int fd, void **mhandle);                      \
+        ncclResult_t (*deregMr)(void *comm, void *mhandle);                                        \
+        ncclNetIsend_v##message_ *isend;                                                           \
+        ncclNetIrecv_v##message_ *irecv;                                                           \
+        ncclResult_t (*iflush)(void *recvComm, int n, void **data, int *sizes, void **mhandles,    \
+                               void **request);                                                    \
+        ncclResult_t (*test)(void *request, int *done, int *sizes);                                \
+        ncclResult_t (*closeSend)(void *sendComm);                                                 \
+        ncclResult_t (*closeRecv)(void *recvComm);                                                 \
+        ncclResult_t (*closeListen)(void *listenComm);                                             \
+        NCCL_NET_END_##v                                                                           \
+    };
+NCCL_NET_VERSIONS(NCCL_NET_TABLE)
+#undef NCCL_NET_TABLE
 
 /* ---- tuner ----------------------------------------------------------------------------------- */
 
@@ -458,9 +316,21 @@ struct ncclTunerConstants_v5 {
     double perChMaxNVLSTreeBws[NCCL_NUM_COMPCAPS][NCCL_NUM_TUNING_SCALES];
 };
 
+typedef ncclResult_t ncclTunerInit_v1(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction);
+typedef ncclResult_t ncclTunerInit_v2(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
+                                      void **context);
+typedef ncclResult_t ncclTunerInit_v5(void **ctx, uint64_t commId, size_t nRanks, size_t nNodes,
+                                      ncclDebugLogger_t logFunction,
+                                      struct ncclNvlDomainInfo_v5 *nvlDomainInfo,
+                                      struct ncclTunerConstants_v5 *constants);
+/* The cost table is float[numAlgo][numProto], whatever its declared type. */
+typedef ncclResult_t ncclTunerGetCollInfo_v4(void *context, ncclFunc_t collType, size_t nBytes,
+                                             int numPipeOps, float **collCostTable, int numAlgo,
+                                             int numProto, int regBuff, int *nChannels);
+
 struct ncclTuner_v1 {
     const char *name;
-    ncclResult_t (*init)(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction);
+    ncclTunerInit_v1 *init;
     ncclResult_t (*getCollInfo)(ncclFunc_t collType, size_t nBytes, int collNetSupport,
                                 int nvlsSupport, int numPipeOps, int *algorithm, int *protocol,
                                 int *nChannels);
@@ -470,19 +340,17 @@ struct ncclTuner_v1 {
 /* New: a context. */
 struct ncclTuner_v2 {
     const char *name;
-    ncclResult_t (*init)(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
-                         void **context);
+    ncclTunerInit_v2 *init;
     ncclResult_t (*getCollInfo)(void *context, ncclFunc_t collType, size_t nBytes,
                                 int collNetSupport, int nvlsSupport, int numPipeOps, int *algorithm,
                                 int *protocol, int *nChannels);
     ncclResult_t (*destroy)(void *context);
 };
 
-/* New: a cost table, float[numAlgo][numProto] whatever its declared type, instead of one choice. */
+/* New: a cost table instead of one choice. */
 struct ncclTuner_v3 {
     const char *name;
-    ncclResult_t (*init)(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
-                         void **context);
+    ncclTunerInit_v2 *init;
     ncclResult_t (*getCollInfo)(void *context, ncclFunc_t collType, size_t nBytes, int numPipeOps,
                                 float **collCostTable, int numAlgo, int numProto, int *nChannels);
     ncclResult_t (*destroy)(void *context);
@@ -491,35 +359,24 @@ struct ncclTuner_v3 {
 /* New: whether buffers are registered. */
 struct ncclTuner_v4 {
     const char *name;
-    ncclResult_t (*init)(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
-                         void **context);
-    ncclResult_t (*getCollInfo)(void *context, ncclFunc_t collType, size_t nBytes, int numPipeOps,
-                                float **collCostTable, int numAlgo, int numProto, int regBuff,
-                                int *nChannels);
+    ncclTunerInit_v2 *init;
+    ncclTunerGetCollInfo_v4 *getCollInfo;
     ncclResult_t (*destroy)(void *context);
 };
 
 /* New: constants to overwrite, earlier in the life of a communicator. */
 struct ncclTuner_v5 {
     const char *name;
-    ncclResult_t (*init)(void **ctx, uint64_t commId, size_t nRanks, size_t nNodes,
-                         ncclDebugLogger_t logFunction, struct ncclNvlDomainInfo_v5 *nvlDomainInfo,
-                         struct ncclTunerConstants_v5 *constants);
-    ncclResult_t (*getCollInfo)(void *context, ncclFunc_t collType, size_t nBytes, int numPipeOps,
-                                float **collCostTable, int numAlgo, int numProto, int regBuff,
-                                int *nChannels);
+    ncclTunerInit_v5 *init;
+    ncclTunerGetCollInfo_v4 *getCollInfo;
     ncclResult_t (*finalize)(void *context);
 };
 
 /* New: the size of a chunk. */
 struct ncclTuner_v6 {
     const char *name;
-    ncclResult_t (*init)(void **ctx, uint64_t commId, size_t nRanks, size_t nNodes,
-                         ncclDebugLogger_t logFunction, struct ncclNvlDomainInfo_v5 *nvlDomainInfo,
-                         struct ncclTunerConstants_v5 *constants);
-    ncclResult_t (*getCollInfo)(void *context, ncclFunc_t collType, size_t nBytes, int numPipeOps,
-                                float **collCostTable, int numAlgo, int numProto, int regBuff,
-                                int *nChannels);
+    ncclTunerInit_v5 *init;
+    ncclTunerGetCollInfo_v4 *getCollInfo;
     ncclResult_t (*finalize)(void *context);
     ncclResult_t (*getChunkSize)(void *context, ncclFunc_t collType, size_t nBytes, int algorithm,
                                  int protocol, int nChannels, size_t *chunkSize);

@@ -25,7 +25,7 @@ struct net_properties {
 
 struct net_caller {
     int version;
-    const char *(*name)(void);
+    const char *name;
     ncclResult_t (*init)(void **ctx, ncclDebugLogger_t logger);
     ncclResult_t (*devices)(int *count);
     /* Into memory that holds something else, as NCCL's may. */
@@ -34,8 +34,9 @@ struct net_caller {
     ncclResult_t (*connect)(void *ctx, int dev, void *handle, void **comm);
     ncclResult_t (*accept)(void *listener, void **comm);
     ncclResult_t (*reg)(void *comm, void *data, size_t size, int type, void **memory);
-    /* A buffer of another device, that begins with the file. */
-    ncclResult_t (*reg_file)(void *comm, void *data, size_t size, int type, int fd, void **memory);
+    /* A buffer of another device. */
+    ncclResult_t (*reg_file)(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
+                             void **memory);
     ncclResult_t (*dereg)(void *comm, void *memory);
     ncclResult_t (*isend)(void *comm, void *data, size_t size, int tag, void *memory, void **req);
     ncclResult_t (*irecv)(void *comm, int n, void **data, size_t *sizes, int *tags, void **memories,

@@ -381,44 +381,35 @@ static ncclResult_t connect_v10(int dev, struct ncclNetCommConfig_v10 *config, v
 
 /* ---- the tables ------------------------------------------------------------------------------- */
 
-/* A table's rows that are not the same in all. getDeviceMr and irecvConsumed, from 7 on, stay NULL:
- * they are for what takes over part of the receive. */
-#define TABLE(version, init_, properties_, listen_, connect_, accept_, reg_, send_, receive_, ...) \
-    extern const struct ncclNet_v##version ncclNetPlugin_v##version;                               \
-    __attribute__((visibility("default")))                                                         \
-    const struct ncclNet_v##version ncclNetPlugin_v##version = {.name = "dualpipe",                \
-                                                                .init = init_,                     \
-                                                                .devices = devices_v6,             \
-                                                                .getProperties = properties_,      \
-                                                                .listen = listen_,                 \
-                                                                .connect = connect_,               \
-                                                                .accept = accept_,                 \
-                                                                .regMr = reg_,                     \
-                                                                .regMrDmaBuf = regMrDmaBuf_v6,     \
-                                                                .deregMr = deregMr_v6,             \
-                                                                .isend = send_,                    \
-                                                                .irecv = receive_,                 \
-                                                                .iflush = iflush_v6,               \
-                                                                .test = test_v6,                   \
-                                                                .closeSend = close_v6,             \
-                                                                .closeRecv = close_v6,             \
-                                                                .closeListen = closeListen_v6,     \
-                                                                __VA_ARGS__}
+/* getDeviceMr and irecvConsumed, from 7 on, stay NULL: they are for what takes over part of the
+ * receive. */
+#define END_6
+#define END_7
+#define END_8
+#define END_9  .makeVDevice = makeVDevice_v9,
+#define END_10 END_9
+#define END_11 END_9 .finalize = finalize_v11, .setNetAttr = setNetAttr_v11,
+#define END_12 .makeVDevice = makeVDevice_v12, .finalize = finalize_v11, .setNetAttr = setNetAttr_v11,
 
-TABLE(6, init_v6, properties_v6, listen_v6, connect_v6, accept_v6, regMr_v6, isend_v6, irecv_v6, );
-TABLE(7, init_v6, properties_v7, listen_v6, connect_v7, accept_v7, regMr_v6, isend_v6, irecv_v6, );
-/* Registration takes a size_t. */
-TABLE(8, init_v6, properties_v8, listen_v6, connect_v7, accept_v7, regMr_v8, isend_v6, irecv_v6, );
-/* So do messages; devices may be fused. */
-TABLE(9, init_v9, properties_v9, listen_v6, connect_v7, accept_v7, regMr_v8, isend_v9, irecv_v9,
-      .makeVDevice = makeVDevice_v9);
-TABLE(10, init_v10, properties_v9, listen_v6, connect_v10, accept_v7, regMr_v8, isend_v10,
-      irecv_v10, .makeVDevice = makeVDevice_v9);
-/* A context for each communicator. */
-TABLE(11, init_v11, properties_v11, listen_v11, connect_v11, accept_v7, regMr_v8, isend_v10,
-      irecv_v10, .makeVDevice = makeVDevice_v9, .finalize = finalize_v11,
-      .setNetAttr = setNetAttr_v11);
-/* Rail and plane of a device. */
-TABLE(12, init_v11, properties_v12, listen_v11, connect_v11, accept_v7, regMr_v8, isend_v10,
-      irecv_v10, .makeVDevice = makeVDevice_v12, .finalize = finalize_v11,
-      .setNetAttr = setNetAttr_v11);
+#define TABLE(v, init_, properties_, listen_, connect_, accept_, reg_, message_)                   \
+    extern const struct ncclNet_v##v ncclNetPlugin_v##v;                                           \
+    __attribute__((visibility("default"))) const struct ncclNet_v##v ncclNetPlugin_v##v = {        \
+        .name = "dualpipe",                                                                        \
+        .init = init_v##init_,                                                                     \
+        .devices = devices_v6,                                                                     \
+        .getProperties = properties_v##properties_,                                                \
+        .listen = listen_v##listen_,                                                               \
+        .connect = connect_v##connect_,                                                            \
+        .accept = accept_v##accept_,                                                               \
+        .regMr = regMr_v##reg_,                                                                    \
+        .regMrDmaBuf = regMrDmaBuf_v6,                                                             \
+        .deregMr = deregMr_v6,                                                                     \
+        .isend = isend_v##message_,                                                                \
+        .irecv = irecv_v##message_,                                                                \
+        .iflush = iflush_v6,                                                                       \
+        .test = test_v6,                                                                           \
+        .closeSend = close_v6,                                                                     \
+        .closeRecv = close_v6,                                                                     \
+        .closeListen = closeListen_v6,                                                             \
+        END_##v};
+NCCL_NET_VERSIONS(TABLE)

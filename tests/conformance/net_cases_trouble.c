@@ -410,7 +410,7 @@ static void take_no_memory_that_they_do_not_offer(void)
     if (!(properties.ptr_support & NCCL_PTR_DMABUF)) {
         int file = memfd_create("no dma-buf", 0);
         must(file >= 0 && !ftruncate(file, sizeof(bytes)));
-        must(setup.net->reg_file(p.sender, bytes, sizeof(bytes), NCCL_PTR_CUDA, file, &memory) !=
+        must(setup.net->reg_file(p.sender, bytes, sizeof(bytes), NCCL_PTR_CUDA, 0, file, &memory) !=
              ncclSuccess);
         must(!close(file)); /* it is still the caller's */
     }

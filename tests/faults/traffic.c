@@ -303,7 +303,7 @@ static ncclResult_t reg(struct flow *f)
 
     if (f->fd < 0)
         return net->reg(f->comm, f->bytes, MEMORY_BYTES, NCCL_PTR_HOST, &f->memory);
-    return net->reg_file(f->comm, f->bytes, MEMORY_BYTES, NCCL_PTR_CUDA, f->fd, &f->memory);
+    return net->reg_file(f->comm, f->bytes, MEMORY_BYTES, NCCL_PTR_CUDA, 0, f->fd, &f->memory);
 }
 
 static void open_flow(struct flow *f, void *ctx, int dev)

@@ -121,7 +121,7 @@ int net_load(struct net_side *s, struct net_plugin *p)
         return err;
     p->facts.version = p->net->version;
     p->facts.speed_mbps = properties.speed;
-    snprintf(p->facts.plugin, sizeof(p->facts.plugin), "%s", p->net->name());
+    snprintf(p->facts.plugin, sizeof(p->facts.plugin), "%s", p->net->name);
     snprintf(p->facts.device, sizeof(p->facts.device), "%s", properties.name);
     return 0;
 }
