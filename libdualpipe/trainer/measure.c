@@ -13,7 +13,10 @@ enum { STEPS = 3 }; /* the first one is slower */
 int measure_layers(const struct dp_trainer_config *config, const struct model_info *m, int64_t rows,
                    struct stage_times *times)
 {
-    const struct dp_trainer_config how = {.rows = rows, .seed = config->seed, .dtype = config->dtype};
+    const struct dp_trainer_config how = {.rows = rows,
+                                          .seed = config->seed,
+                                          .dtype = config->dtype,
+                                          .optimizer = config->optimizer};
     const struct dp_schedule_spec spec = {
         .kind = DP_SCHEDULE_ZB1P, .ranks = 1, .microbatches = 1};
     const int32_t first_layer[] = {0, m->model.layer_count};
@@ -42,7 +45,7 @@ int measure_layers(const struct dp_trainer_config *config, const struct model_in
 void costs_of_times(const struct stage_times *times, int32_t count, double *costs)
 {
     for (int32_t i = 0; i < count; i++)
-        for (int k = 0; k < STAGE_CALLS; k++)
+        for (int k = 0; k <= STAGE_WEIGHT; k++)
             costs[i] += (double)times[i].ns[k];
 }
 
@@ -50,7 +53,7 @@ int measure_costs_of(const struct dp_trainer_config *config, const struct model_
                      double *costs)
 {
     const int64_t rows = (config->rows + config->microbatches - 1) / config->microbatches;
-    struct stage_times *times = calloc((size_t)m->model.layer_count, sizeof(*times));
+    struct stage_times *times = calloc((size_t)m->model.layer_count + 1, sizeof(*times));
     int err = times ? 0 : dp_fail(DP_ENOMEM, "no memory for the times of layers");
 
     if (!err)

@@ -8,8 +8,8 @@
 #include "trainer/model.h"
 #include "trainer/stage.h"
 
-/* times[layers], of one micro-batch of so many rows, where the config trains. The whole model is in
- * memory meanwhile. DP_ENOMEM; errors of callbacks. */
+/* times[layers + 1], of one micro-batch of so many rows, where the config trains, and on the host of the
+ * config's optimizer. The whole model is in memory meanwhile. DP_ENOMEM; errors of callbacks. */
 int measure_layers(const struct dp_trainer_config *config, const struct model_info *m, int64_t rows,
                    struct stage_times *times);
 /* Add to costs[count] what a layer takes in all. */

@@ -71,23 +71,36 @@ static void take_scales(struct model_engine *e, int64_t rows, int32_t first, int
             b->loss_scale * (double)batch_rows(rows, b->microbatches, first + i) / (double)of;
 }
 
+static int end_of_loss(const struct model_engine *e, int call, int64_t begun_ns, int err)
+{
+    const struct stage *s = e->stages[0];
+
+    return err || !s->times ? err : stage_note_time(s, s->layer_count, call, begun_ns);
+}
+
 /* The loss writes to the place's memory, in the order of the stream. */
 static int take_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
                      const DLTensor *labels, double *values, int32_t max, int32_t *count)
 {
     const struct model_engine *e = user;
     const struct dp_model *m = &e->model->model;
+    const int64_t begun_ns = e->stages[0]->times ? dp_now_ns() : 0;
 
     *values = 0;
-    return m->loss->loss(m->loss_user, call, out, labels, e->losses + call->mb, max, count);
+    const int err =
+        m->loss->loss(m->loss_user, call, out, labels, e->losses + call->mb, max, count);
+    return end_of_loss(e, STAGE_FORWARD, begun_ns, err);
 }
 
 static int start_from_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
                            const DLTensor *labels, double scale, DLTensor *gout)
 {
-    const struct dp_model *m = &((const struct model_engine *)user)->model->model;
+    const struct model_engine *e = user;
+    const struct dp_model *m = &e->model->model;
+    const int64_t begun_ns = e->stages[0]->times ? dp_now_ns() : 0;
+    const int err = m->loss->loss_backward(m->loss_user, call, out, labels, scale, gout);
 
-    return m->loss->loss_backward(m->loss_user, call, out, labels, scale, gout);
+    return end_of_loss(e, STAGE_BACKWARD, begun_ns, err);
 }
 
 static const struct dp_loss_ops loss_ops = {take_loss, start_from_loss};
@@ -822,7 +835,7 @@ int model_engine_planned(struct engine *base, const struct model_engine_config *
 }
 
 int model_engine_memory(struct engine *base, const struct model_engine_config *config,
-                        size_t *bytes, size_t *values)
+                        size_t *bytes, size_t *saved)
 {
     struct model_engine *e = (struct model_engine *)base;
     struct dp_pipeline_memory memory;
@@ -831,10 +844,11 @@ int model_engine_memory(struct engine *base, const struct model_engine_config *c
     if (err)
         return err;
     *bytes = memory.total_bytes - memory.evicted_bytes;
-    *values = 0;
     for (int i = 0; i < base->part_count; i++) {
+        const struct dp_save_bytes *save = &e->stages[i]->save;
+        const size_t all = save->whole + save->input + save->weight;
         *bytes += e->stages[i]->memory_bytes + e->stages[i]->passing_bytes;
-        *values += e->stages[i]->values_bytes;
+        *saved = all > *saved ? all : *saved;
     }
     return 0;
 }
@@ -858,15 +872,59 @@ static int take_steps_on_zeros(struct engine *base, const struct model_engine_co
     return err;
 }
 
+/* Where the host computes. The first of two touches the memory of the state. */
+static int take_update(const struct stage *s, int32_t i, const struct dp_optimizer_config *how,
+                       double *squares)
+{
+    const struct dp_optimizer_step step = {.rate = 1e-4, .scale = 1, .zero_grads = true};
+    const struct dp_parameter *list = &s->parameters[s->layers[i].first];
+    const int32_t count = s->layers[i].layer->parameter_count;
+    struct dp_optimizer *optimizer;
+    int err = dp_optimizer_new(how, list, count, &optimizer);
+
+    if (err)
+        return err;
+    for (int k = 0; k < 2 && !err; k++) {
+        const int64_t begun_ns = dp_now_ns();
+        err = dp_gradient_squares(list, count, squares);
+        if (!err)
+            err = stage_note_time(s, i, STAGE_NORM, begun_ns);
+        const int64_t between_ns = dp_now_ns();
+        if (!err)
+            err = dp_optimizer_step(optimizer, &step);
+        if (!err)
+            err = stage_note_time(s, i, STAGE_UPDATE, between_ns);
+    }
+    dp_optimizer_free(optimizer);
+    return err;
+}
+
+static int take_updates(const struct stage *s, const struct dp_optimizer_config *how)
+{
+    double *squares = calloc((size_t)s->parameter_count + 1, sizeof(*squares));
+    int err = squares ? 0 : dp_fail(DP_ENOMEM, "no memory for the squares of gradients");
+
+    for (int32_t i = 0; i < s->layer_count && !err; i++)
+        if (s->layers[i].layer->parameter_count && !place_device(s->place))
+            err = take_update(s, i, how, squares);
+    free(squares);
+    return err;
+}
+
 int model_engine_measure(const struct model_engine_config *config, int steps,
                          struct stage_times *times)
 {
+    const int32_t last = config->model->model.layer_count - 1;
     struct engine *e;
     int err = model_engine_new(config, &e);
 
     if (err)
         return err;
     err = take_steps_on_zeros(e, config, steps, times);
+    for (int call = 0; call < STAGE_CALLS && !err; call++)
+        times[last].ns[call] += times[last + 1].ns[call];
+    if (!err)
+        err = take_updates(((struct model_engine *)e)->stages[0], &config->how->optimizer);
     e->ops->free(e);
     return err;
 }

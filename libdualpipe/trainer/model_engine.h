@@ -49,15 +49,16 @@ size_t model_engine_windows(const struct engine *e, DLDataType rounds);
 /* The same: the pipeline's memory on the device, if it trains by another list. */
 int model_engine_planned(struct engine *e, const struct model_engine_config *config,
                          const struct dp_schedule *training, size_t *bytes);
-/* Of a bare one: bytes of all that it would hold, and of them the values. */
+/* Of a bare one: bytes of all that it would hold without the optimizer's state. *saved becomes what a
+ * stage saves of a micro-batch, if that is more. */
 int model_engine_memory(struct engine *e, const struct model_engine_config *config, size_t *bytes,
-                        size_t *values);
+                        size_t *saved);
 /* The same: add what the optimizer's state would take, of all parameters or of those that stay on the
  * device. */
 int model_engine_state(struct engine *e, const struct dp_optimizer_config *how, bool all,
                        size_t *bytes);
-/* By one that has all layers, in the host's memory: so many steps on zeros, which leave nothing but
- * their times[layers]. */
+/* By one that has all layers, in the host's memory: so many steps on zeros and an update, which leave
+ * nothing but their times[layers + 1]; the loss is in those of the last layer. */
 struct stage_times;
 int model_engine_measure(const struct model_engine_config *config, int steps,
                          struct stage_times *times);

@@ -74,8 +74,6 @@ static int check_config(const struct dp_trainer_config *c)
         return dp_fail(DP_EINVAL, "survive: with list or delay_update, expected neither");
     if (c->delay_update && c->sums != DP_SUMS_ALL)
         return dp_fail(DP_EINVAL, "delay_update: set, expected DP_SUMS_ALL with it");
-    if (c->schedule.kind == DP_SCHEDULE_ASYNC)
-        return dp_fail(DP_EUNSUPPORTED, "schedule: async, expected another kind");
     if (c->replicas < 0 || c->schedule.ranks < 0)
         return dp_fail(DP_EINVAL, "ranks: %d and replicas: %d, expected 0 or more",
                        c->schedule.ranks, c->replicas);
@@ -750,39 +748,40 @@ static int outline(const struct dp_trainer_config *config, const struct dp_model
     return err ? err : trainer_lay_out_all(t);
 }
 
+int trainer_rank_memory(struct dp_trainer *t, int rank, size_t *bytes, size_t *saved)
+{
+    const bool shards = !t->sums.none && t->config.sums == DP_SUMS_SHARDS;
+    const int share = shards ? t->config.replicas * t->training->streams : 1;
+    struct model_engine_config described = describe(t);
+    struct engine *e;
+    size_t state = 0;
+
+    described.bare = true;
+    described.rank = rank;
+    int err = model_engine_new(&described, &e);
+    if (err)
+        return err;
+    err = model_engine_memory(e, &described, bytes, saved);
+    if (!err)
+        err = model_engine_state(e, &t->config.optimizer, true, &state);
+    *bytes += state / (size_t)share;
+    e->ops->free(e);
+    return err;
+}
+
 int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
                        int rank, size_t *bytes)
 {
     struct dp_trainer *t;
-    size_t all = 0, values;
+    size_t all = 0, saved = 0;
     int err = outline(config, model, &t);
 
     if (!err && (rank < 0 || rank >= t->config.schedule.ranks))
         err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, t->config.schedule.ranks - 1);
-    if (!err) {
-        struct model_engine_config described = describe(t);
-        described.bare = true;
-        described.rank = rank;
-        err = model_engine_new(&described, &t->engine);
-        if (!err)
-            err = model_engine_memory(t->engine, &described, &all, &values);
-    }
     if (!err)
-        err = model_engine_state(t->engine, &t->config.optimizer, true, &all);
+        err = trainer_rank_memory(t, rank, &all, &saved);
     if (!err)
         *bytes = all;
-    dp_trainer_free(t);
-    return err;
-}
-
-int dp_trainer_schedule(const struct dp_trainer_config *config, const struct dp_model *model,
-                        struct dp_schedule **out)
-{
-    struct dp_trainer *t;
-    int err = outline(config, model, &t);
-
-    if (!err)
-        err = dp_schedule_copy(t->training, out);
     dp_trainer_free(t);
     return err;
 }

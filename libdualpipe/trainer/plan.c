@@ -9,21 +9,33 @@
 #include "trainer/trainer_state.h"
 
 #include "base/fail.h"
+#include "schedule/build.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
+
+enum { SLACKS = 2 };
+
+/* What is the same for all layouts. */
+struct planner {
+    const struct dp_trainer_config *config;
+    const struct dp_trainer_machine *machine;
+    const struct model_info *model;
+    struct stage_times *times; /* [layers + 1] */
+    struct place *place;       /* the host, as nothing of a layout is made */
+    struct dp_trainer_plan *list;
+    int32_t count;
+};
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-/* What a slot's stage takes for a call. */
-static double stage_ns(const struct dp_trainer *t, const struct stage_times *times, int stage,
-                       int call)
+/* What a stage takes for a call. */
+static double stage_ns(const struct dp_trainer *t, const struct planner *p, int stage, int call)
 {
     double ns = 0;
 
     for (int32_t l = t->first_layer[stage]; l < t->first_layer[stage + 1]; l++)
-        ns += (double)times[l].ns[call];
+        ns += (double)p->times[l].ns[call];
     return ns;
 }
 
@@ -37,41 +49,59 @@ static double stage_bytes(const struct dp_trainer *t, int stage)
     return bytes;
 }
 
-static double op_ns(const struct dp_trainer *t, const struct stage_times *times,
-                    const struct dp_trainer_machine *machine, enum dp_op_kind kind, int stage)
+static double op_ns(const struct dp_trainer *t, const struct planner *p, enum dp_op_kind kind,
+                    int stage)
 {
     switch (kind) {
     case DP_OP_F:
     case DP_OP_RECOMPUTE:
-        return stage_ns(t, times, stage, STAGE_FORWARD);
+        return stage_ns(t, p, stage, STAGE_FORWARD);
     case DP_OP_B:
-        return stage_ns(t, times, stage, STAGE_BACKWARD) + stage_ns(t, times, stage, STAGE_WEIGHT);
+        return stage_ns(t, p, stage, STAGE_BACKWARD) + stage_ns(t, p, stage, STAGE_WEIGHT);
     case DP_OP_I:
-        return stage_ns(t, times, stage, STAGE_BACKWARD);
+        return stage_ns(t, p, stage, STAGE_BACKWARD);
     case DP_OP_W:
-        return stage_ns(t, times, stage, STAGE_WEIGHT);
+        return stage_ns(t, p, stage, STAGE_WEIGHT);
     case DP_OP_REDUCE:
-        return machine->bytes_per_ns > 0 ? stage_bytes(t, stage) / machine->bytes_per_ns : 0;
+        return p->machine->bytes_per_ns > 0 ? stage_bytes(t, stage) / p->machine->bytes_per_ns : 0;
     default:
         return 0;
     }
 }
 
-static void fill_ops(const struct dp_trainer *t, const struct stage_times *times,
-                     const struct dp_trainer_machine *machine, int64_t *ns)
+static void fill_ops(const struct dp_trainer *t, const struct planner *p, int64_t *ns)
 {
     const struct dp_schedule *s = t->training;
 
     for (int rank = 0; rank < s->ranks; rank++)
         for (size_t i = s->first[rank]; i < s->first[rank + 1]; i++) {
             const struct dp_op *op = &s->ops[i];
-            double sum = op_ns(t, times, machine, (enum dp_op_kind)op->kind,
+            double sum = op_ns(t, p, (enum dp_op_kind)op->kind,
                                dp_schedule_slot(s, rank, (int)op->slot)->stage);
             if (op->overlap) /* a pair: its backward, too */
-                sum += op_ns(t, times, machine, DP_OP_B,
-                             dp_schedule_slot(s, rank, (int)op[1].slot)->stage);
+                sum += op_ns(t, p, DP_OP_B, dp_schedule_slot(s, rank, (int)op[1].slot)->stage);
             ns[i] = llround(sum);
         }
+}
+
+/* After the pipeline: norms until all ranks have theirs, of the first copy of a stage; then updates, and
+ * the slowest rank's lets the next step begin. */
+static double update_ns(const struct dp_trainer *t, const struct planner *p)
+{
+    const struct dp_schedule *s = t->training;
+    double norm_ns = 0, most_ns = 0;
+
+    for (int rank = 0; rank < s->ranks; rank++) {
+        double norms = 0, updates = 0;
+        for (int i = 0; i < dp_schedule_slot_count(s, rank); i++) {
+            const struct dp_slot *slot = dp_schedule_slot(s, rank, i);
+            norms += slot->stream > 0 ? 0 : stage_ns(t, p, slot->stage, STAGE_NORM);
+            updates += stage_ns(t, p, slot->stage, STAGE_UPDATE);
+        }
+        norm_ns = fmax(norm_ns, norms);
+        most_ns = fmax(most_ns, updates);
+    }
+    return norm_ns + most_ns;
 }
 
 /* The largest border between stages. */
@@ -91,25 +121,29 @@ static double message_bytes(const struct dp_trainer *t)
     return most;
 }
 
-static int predict_time(const struct dp_trainer *t, const struct stage_times *times,
-                        const struct dp_trainer_machine *machine, struct dp_trainer_plan *out)
+/* saved: bytes of a micro-batch in a stage. */
+static int predict_time(const struct dp_trainer *t, const struct planner *p, size_t saved,
+                        struct dp_trainer_plan *out)
 {
     const struct dp_schedule *s = t->training;
+    const double host = p->machine->host_bytes_per_ns, copy_ns = host > 0 ? (double)saved / host : 0;
     int64_t *ns = calloc(s->first[s->ranks] + 1, sizeof(*ns));
     struct dp_simulation sim;
     int err = ns ? 0 : dp_fail(DP_ENOMEM, "no memory for the times of a schedule");
 
     if (!err)
-        fill_ops(t, times, machine, ns);
+        fill_ops(t, p, ns);
     if (!err)
         err = dp_schedule_simulate(s,
                                    &(struct dp_cost){.op_ns = ns,
-                                                     .link_latency_ns = machine->latency_ns,
-                                                     .link_bytes_per_ns = machine->bytes_per_ns,
+                                                     .evict_ns = copy_ns,
+                                                     .fetch_ns = copy_ns,
+                                                     .link_latency_ns = p->machine->latency_ns,
+                                                     .link_bytes_per_ns = p->machine->bytes_per_ns,
                                                      .message_bytes = message_bytes(t)},
                                    0, &sim);
     if (!err) {
-        out->step_ns = sim.makespan_ns;
+        out->step_ns = sim.makespan_ns + llround(update_ns(t, p));
         out->bubble = sim.bubble_ratio;
         dp_simulation_fini(&sim);
     }
@@ -119,64 +153,29 @@ static int predict_time(const struct dp_trainer *t, const struct stage_times *ti
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Values of the kind's state for each of a parameter. */
-static size_t states_of(const struct dp_optimizer_config *c)
+static int predict_memory(struct dp_trainer *t, struct dp_trainer_plan *out, size_t *saved)
 {
-    switch (c->kind) {
-    case DP_OPTIMIZER_SGD:
-        return c->momentum > 0;
-    case DP_OPTIMIZER_ADAM:
-    case DP_OPTIMIZER_ADAMW:
-        return 2;
-    default:
-        return 3;
+    int err = 0;
+
+    out->rank_bytes = calloc((size_t)out->ranks, sizeof(*out->rank_bytes));
+    if (!out->rank_bytes)
+        return dp_fail(DP_ENOMEM, "no memory for the bytes of %d ranks", out->ranks);
+    for (int rank = 0; rank < out->ranks && !err; rank++) {
+        err = trainer_rank_memory(t, rank, &out->rank_bytes[rank], saved);
+        out->bytes = out->rank_bytes[rank] > out->bytes ? out->rank_bytes[rank] : out->bytes;
     }
-}
-
-static int predict_rank(const struct dp_trainer *t, struct place *place, int rank, size_t *bytes)
-{
-    const struct model_engine_config config = {
-        .how = &t->config,
-        .model = &t->model,
-        .training = t->training,
-        .forward = t->forward,
-        .first_layer = t->first_layer,
-        .replica = {.count = t->config.replicas, .apart = t->graph},
-        .place = place,
-        .microbatches = t->config.microbatches,
-        .order_blocks = t->own_blocks,
-        .reduce = t->config.replicas > 1 ? &trainer_reduce_ops : NULL,
-        .bare = true,
-        .rank = rank};
-    const int share =
-        t->config.sums == DP_SUMS_SHARDS ? t->config.replicas * t->training->streams : 1;
-    struct engine *e;
-    size_t values;
-    int err = model_engine_new(&config, &e);
-
-    if (err)
-        return err;
-    err = model_engine_memory(e, &config, bytes, &values);
-    if (!err)
-        *bytes += states_of(&t->config.optimizer) * values / (size_t)share;
-    e->ops->free(e);
     return err;
 }
 
-static int predict_memory(const struct dp_trainer *t, struct dp_trainer_plan *out)
+static int note_cut(const struct dp_trainer *t, struct dp_trainer_plan *out)
 {
-    struct place *place;
-    int err = place_new(NULL, NULL, false, &place);
-
-    if (err)
-        return err;
-    for (int rank = 0; rank < t->config.schedule.ranks && !err; rank++) {
-        size_t bytes = 0;
-        err = predict_rank(t, place, rank, &bytes);
-        out->bytes = bytes > out->bytes ? bytes : out->bytes;
-    }
-    place_free(place);
-    return err;
+    out->stages = t->training->stages;
+    out->layers_of_stage = calloc((size_t)out->stages, sizeof(*out->layers_of_stage));
+    if (!out->layers_of_stage)
+        return dp_fail(DP_ENOMEM, "no memory for the cut of %d stages", out->stages);
+    for (int32_t i = 0; i < out->stages; i++)
+        out->layers_of_stage[i] = t->first_layer[i + 1] - t->first_layer[i];
+    return 0;
 }
 
 /* ---- layouts --------------------------------------------------------------------------------- */
@@ -203,7 +202,8 @@ static bool can_be(const struct dp_trainer_config *c, int32_t layers)
     const bool two_ways =
         c->schedule.kind == DP_SCHEDULE_DUALPIPE || c->schedule.kind == DP_SCHEDULE_DUALPIPEV;
 
-    return c->microbatches % c->replicas == 0 && c->rows >= c->microbatches &&
+    return c->microbatches % c->replicas == 0 && !(c->schedule.slack && !two_ways) &&
+           c->rows >= c->microbatches &&
            stages_of(c) <= layers && !(two_ways && m < 2 * p) &&
            !(c->schedule.kind == DP_SCHEDULE_DUALPIPE && (p % 2 || m % 2)) &&
            !(c->schedule.kind == DP_SCHEDULE_INTERLEAVED && m % p) &&
@@ -211,11 +211,18 @@ static bool can_be(const struct dp_trainer_config *c, int32_t layers)
            (p > 1 || c->schedule.kind == DP_SCHEDULE_GPIPE);
 }
 
-static int predict(const struct dp_trainer_config *config, const struct model_info *m,
-                   const struct stage_times *times, const struct dp_trainer_machine *machine,
+static void forget(struct dp_trainer_plan *plan)
+{
+    free(plan->layers_of_stage);
+    free(plan->rank_bytes);
+}
+
+static int predict(const struct planner *p, const struct dp_trainer_config *config,
                    struct dp_trainer_plan *out)
 {
-    struct dp_trainer t = {.config = *config, .model = *m, .ranks = machine->ranks};
+    struct dp_trainer t = {.config = *config, .model = *p->model, .ranks = p->machine->ranks,
+                           .place = p->place, .home = p->place};
+    size_t saved = 0;
     int err = trainer_take_shape(&t);
 
     if (!err)
@@ -224,12 +231,21 @@ static int predict(const struct dp_trainer_config *config, const struct model_in
                                     .ranks = t.config.schedule.ranks,
                                     .replicas = t.config.replicas,
                                     .microbatches = t.config.microbatches,
-                                    .recompute = t.config.schedule.recompute};
+                                    .slack = t.config.schedule.slack,
+                                    .recompute = t.config.schedule.recompute,
+                                    .offload = t.config.offload.activations};
     if (!err)
-        err = predict_time(&t, times, machine, out);
+        err = note_cut(&t, out);
     if (!err)
-        err = predict_memory(&t, out);
+        err = predict_memory(&t, out, &saved);
+    if (!err)
+        err = predict_time(&t, p, saved, out);
+    if (!err && out->offload && !dp_schedule_has(t.training, DP_OP_EVICT) &&
+        !dp_schedule_has(t.training, DP_OP_RECOMPUTE))
+        err = DP_EINVAL; /* the same without it */
     trainer_free_parts(&t);
+    if (err)
+        forget(out);
     return err;
 }
 
@@ -244,49 +260,71 @@ static bool is_before(const struct dp_trainer_plan *a, const struct dp_trainer_p
     return a->step_ns != b->step_ns ? a->step_ns < b->step_ns : a->bytes < b->bytes;
 }
 
-struct plans {
-    struct dp_trainer_plan *list;
-    int32_t room, count;
-};
-
-static void add_plan(struct plans *p, const struct dp_trainer_plan *plan, size_t budget)
+static int add_plan(struct planner *p, const struct dp_trainer_plan *plan)
 {
-    int32_t at = p->count < p->room ? p->count++ : p->room;
+    struct dp_trainer_plan *list = realloc(p->list, ((size_t)p->count + 1) * sizeof(*list));
+    int32_t at = p->count;
 
-    for (; at > 0 && is_before(plan, &p->list[at - 1], budget); at--)
-        if (at < p->room)
-            p->list[at] = p->list[at - 1];
-    if (at < p->room)
-        p->list[at] = *plan;
+    if (!list)
+        return dp_fail(DP_ENOMEM, "no memory for %d plans", p->count + 1);
+    for (; at > 0 && is_before(plan, &list[at - 1], p->machine->budget_bytes); at--)
+        list[at] = list[at - 1];
+    list[at] = *plan;
+    p->list = list;
+    p->count++;
+    return 0;
 }
 
-static int try_all(const struct dp_trainer_config *config, const struct model_info *m,
-                   const struct stage_times *times, const struct dp_trainer_machine *machine,
-                   struct plans *plans)
+/* There may be no such layout, or none that is small enough. */
+static int try_layout(struct planner *p, const struct dp_trainer_config *c)
 {
-    struct dp_trainer_config c = *config;
-    const bool alone = machine->ranks == (c.replicas ? c.replicas : 1); /* P = 1 has no schedule */
     struct dp_trainer_plan plan;
+    int err = can_be(c, p->model->model.layer_count) ? predict(p, c, &plan) : DP_EINVAL;
+
+    if (err == DP_EINVAL || err == DP_EUNSUPPORTED || (err == DP_ENOMEM && c->offload.activations))
+        return 0;
+    if (!err && (err = add_plan(p, &plan)))
+        forget(&plan);
+    return err;
+}
+
+/* Each way to have less in memory, and the last, within the budget, to offload. */
+static int try_modes(struct planner *p, struct dp_trainer_config c)
+{
+    const size_t budget = trainer_offloads(&c) ? 0 : p->machine->budget_bytes;
+    int err = 0;
+
+    for (int mode = 0; mode < DP_RECOMPUTES && !err; mode++) {
+        c.schedule.recompute = (enum dp_recompute)mode;
+        err = try_layout(p, &c);
+    }
+    c.schedule.recompute = DP_RECOMPUTE_NEVER;
+    c.offload.activations = true;
+    c.offload.device_bytes = budget;
+    return err || !budget || c.execution == DP_EXECUTE_MESSAGES ? err : try_layout(p, &c);
+}
+
+static int try_all(struct planner *p)
+{
+    const struct dp_trainer_config *config = p->config;
+    const int ranks = p->machine->ranks;
+    const bool alone = ranks == (config->replicas ? config->replicas : 1); /* P = 1 has no schedule */
+    struct dp_trainer_config c = *config;
     int err = 0;
 
     if (c.balance == DP_BALANCE_GIVEN && !(config->schedule.kind && config->replicas))
         c.balance = DP_BALANCE_COST; /* layouts differ in their stages */
-    for (c.replicas = 1; c.replicas <= machine->ranks; c.replicas++)
-        for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_ASYNC; kind++)
-            for (int mode = 0; mode < DP_RECOMPUTES && !err; mode++) {
+    for (c.replicas = 1; c.replicas <= ranks; c.replicas++)
+        for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
+            for (int slack = config->schedule.slack; slack < SLACKS && !err; slack++) {
                 c.schedule.kind = (enum dp_schedule_kind)kind;
-                c.schedule.ranks = machine->ranks / c.replicas;
-                c.schedule.recompute = (enum dp_recompute)mode;
-                if ((config->replicas && config->replicas != c.replicas) ||
-                    machine->ranks % c.replicas || !can_be(&c, m->model.layer_count) ||
+                c.schedule.ranks = ranks / c.replicas;
+                c.schedule.slack = slack;
+                if ((config->replicas && config->replicas != c.replicas) || ranks % c.replicas ||
                     (config->schedule.ranks && config->schedule.ranks != c.schedule.ranks) ||
                     (config->schedule.kind && !alone && kind != (int)config->schedule.kind))
                     continue;
-                err = predict(&c, m, times, machine, &plan);
-                if (!err)
-                    add_plan(plans, &plan, machine->budget_bytes);
-                else if (err == DP_EINVAL || err == DP_EUNSUPPORTED)
-                    err = 0; /* there is no such layout */
+                err = try_modes(p, c);
             }
     return err;
 }
@@ -300,38 +338,52 @@ static int cost_layers(struct model_info *m, const struct stage_times *times)
     return 0;
 }
 
-int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_model *model,
-                    const struct dp_trainer_machine *machine, struct dp_trainer_plan *out,
-                    int32_t room, int32_t *count)
+static int measure(struct planner *p, struct model_info *m)
 {
-    struct plans plans = {.list = out, .room = room};
-    struct model_info m = {0};
-    struct stage_times *times = NULL;
+    const struct dp_trainer_config *c = p->config;
+    int err = place_new(NULL, NULL, false, &p->place);
 
-    if (machine->ranks < 1 || room < 1 || config->microbatches < 1 ||
-        config->rows < config->microbatches)
-        return dp_fail(DP_EINVAL,
-                       "ranks: %d, room: %d, microbatches: %d of rows: %lld, expected 1 or more, "
-                       "and rows for all", machine->ranks, room, config->microbatches,
-                       (long long)config->rows);
+    p->times = calloc((size_t)m->model.layer_count + 1, sizeof(*p->times));
+    if (!err && !p->times)
+        err = dp_fail(DP_ENOMEM, "no memory for the times of %d layers", m->model.layer_count);
+    if (!err)
+        err = measure_layers(c, m, (c->rows + c->microbatches - 1) / c->microbatches, p->times);
+    return err || c->balance != DP_BALANCE_MEASURED ? err : cost_layers(m, p->times);
+}
+
+void dp_trainer_plan_free(struct dp_trainer_plan *plans, int32_t count)
+{
+    for (int32_t i = 0; i < count && plans; i++)
+        forget(&plans[i]);
+    free(plans);
+}
+
+int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_model *model,
+                    const struct dp_trainer_machine *machine, struct dp_trainer_plan **out,
+                    int32_t *count)
+{
+    struct model_info m = {0};
+    struct planner p = {.config = config, .machine = machine, .model = &m};
+
+    if (machine->ranks < 1 || config->microbatches < 1 || config->rows < config->microbatches)
+        return dp_fail(DP_EINVAL, "ranks: %d, microbatches: %d of rows: %lld, expected 1 or more, and "
+                       "rows for all", machine->ranks, config->microbatches, (long long)config->rows);
     int err = model_take(&m, model);
     if (!err)
-        times = calloc((size_t)m.model.layer_count, sizeof(*times));
-    if (!err && !times)
-        err = dp_fail(DP_ENOMEM, "no memory for the times of %d layers", m.model.layer_count);
+        err = measure(&p, &m);
     if (!err)
-        err = measure_layers(
-            config, &m, (config->rows + config->microbatches - 1) / config->microbatches, times);
-    if (!err && config->balance == DP_BALANCE_MEASURED)
-        err = cost_layers(&m, times);
-    if (!err)
-        err = try_all(config, &m, times, machine, &plans);
-    if (!err && !plans.count)
+        err = try_all(&p);
+    if (!err && !p.count)
         err = dp_fail(DP_EINVAL, "no layout of %d ranks for %d micro-batches and %d layers",
                       machine->ranks, config->microbatches, m.model.layer_count);
-    if (!err)
-        *count = plans.count;
-    free(times);
+    if (err) {
+        dp_trainer_plan_free(p.list, p.count);
+    } else {
+        *out = p.list;
+        *count = p.count;
+    }
+    place_free(p.place);
+    free(p.times);
     model_fini(&m);
     return err;
 }

@@ -157,12 +157,11 @@ static struct dp_layer_call call_of(const struct run *run, int32_t i, const DLTe
     };
 }
 
-/* Until what the layer has queued is done. */
-static int note_time(const struct run *run, int32_t i)
+int stage_note_time(const struct stage *stage, int32_t i, int call, int64_t begun_ns)
 {
-    int64_t *least = &run->stage->times[i].ns[run->phase];
-    const int err = place_wait(run->stage->place);
-    const int64_t ns = dp_now_ns() - run->begun_ns;
+    int64_t *least = &stage->times[i].ns[call];
+    const int err = place_wait(stage->place);
+    const int64_t ns = dp_now_ns() - begun_ns;
 
     *least = *least && *least < ns ? *least : ns;
     return err;
@@ -184,7 +183,7 @@ static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_s
     char why[DP_ABORT_TEXT];
 
     if (run->stage->times && !err)
-        err = note_time(run, i);
+        err = stage_note_time(run->stage, i, (int)run->phase, run->begun_ns);
     if (!err && !skips->wrong)
         return st && passes(run->stage, i) ? streamed_leave(st, layer->parameter_count) : 0;
     snprintf(why, sizeof(why), "%s", err ? dp_callback_reason(err) : "");

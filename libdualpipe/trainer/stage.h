@@ -34,8 +34,8 @@ struct stage_skip {
 };
 
 /* The least that a call of a layer took on the host: forward, backward, and weight where the backward is
- * split. */
-enum { STAGE_FORWARD, STAGE_BACKWARD, STAGE_WEIGHT, STAGE_CALLS };
+ * split, of a micro-batch; of a step, the squares of its gradients and its update. */
+enum { STAGE_FORWARD, STAGE_BACKWARD, STAGE_WEIGHT, STAGE_NORM, STAGE_UPDATE, STAGE_CALLS };
 struct stage_times {
     int64_t ns[STAGE_CALLS];
 };
@@ -66,7 +66,7 @@ struct stage {
     bool bare;
     size_t memory_bytes, values_bytes; /* of all, of the values */
     size_t passing_bytes;
-    struct stage_times *times;         /* [layer_count] NULL: not measured */
+    struct stage_times *times;         /* [layer_count + 1] with the loss; NULL: not measured */
     struct streamed *streamed;         /* NULL: layers compute where their parameters live */
 };
 
@@ -96,6 +96,9 @@ int stage_put(struct stage *stage, bool gradients);
 int stage_fetch(struct stage *stage, bool gradients);
 /* Queued: the rounded values become those of now. */
 int stage_round(struct stage *stage);
+/* A call of layer i, or with i = layer_count of the loss, that began then: until what it has queued is
+ * done. */
+int stage_note_time(const struct stage *stage, int32_t i, int call, int64_t begun_ns);
 /* The values of the largest layer that passes through the device. */
 size_t stage_largest_bytes(const struct stage *stage);
 

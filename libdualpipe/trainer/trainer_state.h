@@ -88,6 +88,9 @@ int trainer_begin(struct dp_trainer *t);
 int trainer_make_parts(struct dp_trainer *t);
 void trainer_free_parts(struct dp_trainer *t);
 void trainer_clear_parts(struct dp_trainer *t);
+/* Of a trainer that is laid out and has a place: what a pipeline rank would hold, of shards but the
+ * rest of a division; *saved becomes what a stage of it saves of a micro-batch, if that is more. */
+int trainer_rank_memory(struct dp_trainer *t, int rank, size_t *bytes, size_t *saved);
 
 /* steps.c: ranks that survive agree on how far they have come. The rule that keeps them from waiting for
  * each other: each comes to trainer_agree exactly once after each part that all carry out, whether it

@@ -70,32 +70,25 @@ static struct dp_trainer_config host_config(const struct settings *s, int32_t *l
     return c;
 }
 
-/* What the library says of the trainer before there is any rank of it. */
-static int ask(const struct settings *s, int rank, size_t *bytes, struct dp_schedule **list)
+int host_plan(const struct settings *s, enum dp_schedule_kind kind,
+              const struct dp_trainer_machine *machine, struct dp_trainer_plan **out, int32_t *count)
 {
-    int32_t *cut = calloc((size_t)s->training->stages, sizeof(*cut));
-    struct gpt_layers *layers = NULL;
-    int err = cut ? gpt_layers_new(&s->model, NULL, false, &layers) : DP_ENOMEM;
+    struct gpt_layers *layers;
+    int32_t all;
+    const int err = gpt_layers_new(&s->model, NULL, false, &layers);
 
-    if (!err) {
-        const struct dp_trainer_config config = host_config(s, cut);
-        const struct dp_model *model = gpt_layers_model(layers);
-        err = list ? dp_trainer_schedule(&config, model, list)
-                   : dp_trainer_measure(&config, model, rank, bytes);
-    }
+    if (err)
+        return err;
+    struct dp_trainer_config config = host_config(s, &all);
+    config.schedule = (struct dp_schedule_spec){
+        .kind = kind, .ranks = (int)s->ranks, .slack = (int)s->slack};
+    config.balance = DP_BALANCE_MEASURED;
+    config.fixed_order = !s->any_order;
+    if (!config.order_blocks)
+        config.order_blocks = 2; /* the default of one replica */
+    const int planned = dp_trainer_plan(&config, gpt_layers_model(layers), machine, out, count);
     gpt_layers_free(layers);
-    free(cut);
-    return err;
-}
-
-int host_measure(const struct settings *s, int rank, size_t *bytes)
-{
-    return ask(s, rank, bytes, NULL);
-}
-
-int host_schedule(const struct settings *s, struct dp_schedule **out)
-{
-    return ask(s, 0, NULL, out);
+    return planned;
 }
 
 static int open_cuda(struct host *h)

@@ -12,10 +12,9 @@
 
 #include <dualpipe/trainer.h>
 
-/* What a pipeline rank of a job would hold, before it is started: dp_trainer_measure. */
-int host_measure(const struct settings *s, int rank, size_t *bytes);
-/* And the list that it would carry out, with what is offloaded: dp_trainer_schedule. */
-int host_schedule(const struct settings *s, struct dp_schedule **out);
+/* The layouts of settings whose schedule was not made: dp_trainer_plan. */
+int host_plan(const struct settings *s, enum dp_schedule_kind kind,
+              const struct dp_trainer_machine *machine, struct dp_trainer_plan **out, int32_t *count);
 
 struct host;
 /* The settings and data must stay; comm is of all ranks, NULL: alone. joins_as: -1, or this rank was

@@ -177,27 +177,33 @@ struct dp_trainer_machine {
     size_t budget_bytes; /* of each rank; 0: none */
     double latency_ns;   /* of a message */
     double bytes_per_ns; /* between any two ranks; 0: without limit */
+    double host_bytes_per_ns; /* of copies between a device and the host; 0: without limit */
 };
 
 /* A layout, and what is predicted of it. */
 struct dp_trainer_plan {
     enum dp_schedule_kind kind;
-    int32_t ranks, replicas, microbatches;
+    int32_t ranks, replicas, microbatches, slack;
     enum dp_recompute recompute;
-    int64_t step_ns; /* of the pipeline, with the sums of gradients, without the update */
-    double bubble;   /* share of it in which ranks wait, of all together */
-    size_t bytes;    /* of the rank that takes the most: parameters, gradients, the optimizer's state,
-                      * activations, save areas */
+    bool offload;    /* of activations, as few as keep a rank within the budget */
+    int32_t stages, *layers_of_stage; /* [stages] */
+    int64_t step_ns; /* of the pipeline, with the sums of gradients, and on the host norm and update */
+    double bubble;   /* share of the pipeline's in which ranks wait, of all together */
+    size_t *rank_bytes; /* [ranks] on the device: parameters, gradients, the optimizer's state,
+                         * activations, save areas */
+    size_t bytes;    /* of the rank that takes the most */
 };
 
 /* Predict what layouts of machine->ranks take: of the config's schedule and replicas, or, where these
- * are zero, of all that there can be, with each way to recompute. microbatches and rows must be given.
- * Layers are measured here, on the config's device, as DP_BALANCE_MEASURED does it. out[room]: those
- * within the budget first, the fastest first. Not collective. DP_EINVAL: there is none; DP_ENOMEM;
- * errors of callbacks. */
+ * are zero, of all that there can be, from the config's slack on, with each way to recompute, and where
+ * there is a budget with offload of activations. microbatches and rows must be given. Layers are
+ * measured here, on the config's device, as DP_BALANCE_MEASURED does it. *out[*count]: those within the
+ * budget first, the fastest first. Not collective. DP_EINVAL: there is none; DP_ENOMEM; errors of
+ * callbacks. */
 DP_PUBLIC int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_model *model,
-                              const struct dp_trainer_machine *machine, struct dp_trainer_plan *out,
-                              int32_t room, int32_t *count);
+                              const struct dp_trainer_machine *machine, struct dp_trainer_plan **out,
+                              int32_t *count);
+DP_PUBLIC void dp_trainer_plan_free(struct dp_trainer_plan *plans, int32_t count); /* may be NULL */
 
 /* ---- training ---------------------------------------------------------------------------------- */
 
@@ -254,11 +260,6 @@ DP_PUBLIC void dp_trainer_offload(const struct dp_trainer *trainer, struct dp_tr
  * dp_trainer_new and dp_pipeline_measure. */
 DP_PUBLIC int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
                                  int rank, size_t *bytes);
-
-/* The list that ranks of such a trainer carry out when they train: the config's, or what is made of its
- * schedule, with what its offload adds. Freed with dp_schedule_free. The same errors. */
-DP_PUBLIC int dp_trainer_schedule(const struct dp_trainer_config *config, const struct dp_model *model,
-                                  struct dp_schedule **out);
 
 /* Write folder/step-N, in place of one of this step; its older neighbours beyond keep are
  * removed when it is whole. Collective. folder NULL: the config's. DP_EUNSUPPORTED: survive, of replicas

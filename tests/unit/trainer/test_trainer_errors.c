@@ -57,6 +57,27 @@ static void every_allocation_that_fails_is_reported(void **state)
     expect_every_failure_reported(learn_alone, 40);
 }
 
+static int plan_two_ranks(void)
+{
+    const struct dp_trainer_machine machine = {.ranks = 2};
+    const struct dp_trainer_config config = config_of(&(struct job){.layout = layouts[0]});
+    struct dp_trainer_plan *plans;
+    struct test_model m;
+    int32_t count;
+
+    test_model_init(&m, MODEL_SKIPS);
+    const int err = dp_trainer_plan(&config, &m.model, &machine, &plans, &count);
+    if (!err)
+        dp_trainer_plan_free(plans, count);
+    return err;
+}
+
+static void every_allocation_of_a_plan_that_fails_is_reported(void **state)
+{
+    (void)state;
+    expect_every_failure_reported(plan_two_ranks, 40);
+}
+
 static void *simulated(const char *name)
 {
     void *library = dlopen(getenv("DUALPIPE_DEVICE_CUDA_LIBRARY"), RTLD_NOW);
@@ -238,6 +259,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failed_layer_is_named_on_every_rank),
         cmocka_unit_test(every_allocation_that_fails_is_reported),
+        cmocka_unit_test(every_allocation_of_a_plan_that_fails_is_reported),
         cmocka_unit_test(every_call_of_the_driver_that_fails_is_reported),
         cmocka_unit_test(a_rank_without_memory_ends_the_step_on_all),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
