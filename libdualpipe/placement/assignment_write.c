@@ -6,6 +6,7 @@
  */
 #include "base/fail.h"
 #include "base/text.h"
+#include "topology/build.h"
 
 #include <dualpipe/placement.h>
 
@@ -99,15 +100,14 @@ static void add_ports(const struct writer *w, int32_t nic)
 static void add_node(const struct writer *w, int32_t i)
 {
     const struct dp_topo_node *n = &w->t->nodes[i];
-    char label[DP_TOPO_LABEL_LEN];
+    char label[DP_TOPO_LABEL_LEN], address[DP_TOPO_PCI_LEN];
 
     dp_text_addf(w->out, "node id=%" PRId32 " kind=%s", i, dp_topo_kind_name(n->kind));
     add_text(w, "label", dp_topology_label(w->t, i, label));
     if (n->host >= 0)
         add_text(w, "host", dp_topology_label(w->t, n->host, label));
     if (n->pci.known)
-        dp_text_addf(w->out, " pci=%04x:%02x:%02x.%x", n->pci.domain, n->pci.bus, n->pci.device,
-                     n->pci.function);
+        dp_text_addf(w->out, " pci=%s", dp_topo_pci_text(&n->pci, address));
     if (n->kind == DP_TOPO_NUMA || n->kind == DP_TOPO_GPU)
         add_id(w, "os_index", n->os_index);
     if (n->kind == DP_TOPO_NUMA)
@@ -123,7 +123,7 @@ static int32_t count_nodes(const struct dp_placement *p, const struct dp_topolog
     int32_t count = 0;
 
     for (int32_t w = 0; w < p->ranks * p->replicas; w++) {
-        int32_t node = dp_topology_domain(t, t->nodes[p->workers[w].gpu].host);
+        int32_t node = dp_topo_domain(t, t->nodes[p->workers[w].gpu].host);
         count += !is_met[node];
         is_met[node] = true;
     }

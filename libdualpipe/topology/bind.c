@@ -11,20 +11,13 @@
 
 #include <string.h>
 
-int32_t dp_topology_numa(const struct dp_topology *t, int32_t node)
-{
-    while (node >= 0 && t->nodes[node].kind != DP_TOPO_NUMA)
-        node = t->nodes[node].parent;
-    return node;
-}
-
 int dp_topology_bind(const struct dp_topology *t, int32_t node, int *cpu_count)
 {
     cpu_set_t cpus, allowed;
 
     if (!t || node < 0 || node >= t->node_count)
         return dp_fail(DP_EINVAL, "bind to node %d: expected one of a topology", node);
-    const int32_t numa = dp_topology_numa(t, node);
+    const int32_t numa = dp_topology_above(t, node, DP_TOPO_NUMA);
     if (numa < 0)
         return dp_fail(DP_EINVAL, "bind to node %d, a %s: expected one that hangs from a NUMA node",
                        node, dp_topo_kind_name(t->nodes[node].kind));

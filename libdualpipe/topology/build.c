@@ -310,6 +310,13 @@ bool dp_topo_parse_pci(const char *text, struct dp_topo_pci *pci)
     return true;
 }
 
+const char *dp_topo_pci_text(const struct dp_topo_pci *pci, char text[DP_TOPO_PCI_LEN])
+{
+    snprintf(text, DP_TOPO_PCI_LEN, "%04x:%02x:%02x.%x", pci->domain, pci->bus, pci->device,
+             pci->function);
+    return text;
+}
+
 uint64_t dp_topo_parse_guid(const char *text)
 {
     static const char digits[] = "0123456789abcdef";

@@ -67,6 +67,14 @@ void dp_topo_add_note(struct dp_topo_builder *b, enum dp_topo_note_kind kind, in
 
 /* The address "0000:1b:00.0" into pci, whose other members stay; false: it is none. */
 bool dp_topo_parse_pci(const char *text, struct dp_topo_pci *pci);
+/* Writes it as above, and returns text. */
+enum { DP_TOPO_PCI_LEN = 32 };
+const char *dp_topo_pci_text(const struct dp_topo_pci *pci, char text[DP_TOPO_PCI_LEN]);
+static inline bool dp_topo_same_pci(const struct dp_topo_pci *a, const struct dp_topo_pci *b)
+{
+    return a->domain == b->domain && a->bus == b->bus && a->device == b->device &&
+           a->function == b->function;
+}
 /* "0c42:a103:0012:3456", as the kernel writes GUIDs, as a number. */
 uint64_t dp_topo_parse_guid(const char *text);
 /* "fe80:0000:0000:0000:ba59:9f03:00d0:8f4a", all eight groups with four digits. */
@@ -75,6 +83,12 @@ bool dp_topo_parse_gid(const char *text, uint8_t raw[16]);
 /* Hand over what was added, in order and checked; b is empty again, also after an error. */
 int dp_topo_finish(struct dp_topo_builder *b, struct dp_topology **out);
 void dp_topo_builder_fini(struct dp_topo_builder *b);
+
+/* Everything that topology.h promises of a topology: parents and order, links that join what they may
+ * join, once, and with rates that are numbers; ports and rails; every node of a host reachable from its
+ * first NUMA node; names that are unique. DP_EINVAL with one sentence that names the node or link.
+ * dp_topo_finish asks it of all that is read or built. */
+int dp_topo_check(const struct dp_topology *t);
 
 /* Give the ports of all hosts rails, and the rails spines, as dp_topology_merge says (merge.c). */
 void dp_topo_join_hosts(struct dp_topo_builder *b);
@@ -111,22 +125,12 @@ extern const char *const dp_topo_note_kind_names[]; /* "missing", "assumed" */
 /* The place of name[len] in names (NULL-terminated), -1: it is none. */
 int dp_topo_name_index(const char *name, size_t len, const char *const *names);
 
+/* The first of the hosts that share NVSwitches with this one (a HOST), itself if there is none before
+ * it: for NCCL they are one node. */
+int32_t dp_topo_domain(const struct dp_topology *t, int32_t host);
+
 /* Wi-Fi, by its class or its interface's name: of use only where there is nothing else. */
 bool dp_topo_is_wireless(const struct dp_topology *t, const struct dp_topo_port *p);
-
-/* ---- copy ------------------------------------------------------------------------------------ */
-
-/* A part of a topology into a builder: what taking out, merging and remapping have in common. */
-
-/* What place[i] says of node i of t on entry; else the node of the builder that stands for it. */
-enum { DP_TOPO_LEAVE = -1, DP_TOPO_COPY = -2 };
-
-/* Add the nodes of t that are to be copied, with the links, ports and notes among all that are not left
- * out; a node without its parent is left out, too. What belongs to no host of t stands in `home`, a
- * node of the builder by then; -1: in none. place[i] becomes the node's number in the builder, -1 for
- * those left out. A port whose rail is left out has none. */
-void dp_topo_copy(struct dp_topo_builder *b, const struct dp_topology *t, int32_t home,
-                  int32_t *place);
 
 /* ---- format ---------------------------------------------------------------------------------- */
 

@@ -3,8 +3,7 @@
  * check.c - is this a topology? Everything that topology.h promises, one rule a function.
  */
 #include "base/fail.h"
-
-#include <dualpipe/topology.h>
+#include "topology/build.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -302,7 +301,7 @@ static int check_rest(const struct dp_topology *t)
     return err;
 }
 
-int dp_topology_check(const struct dp_topology *t)
+int dp_topo_check(const struct dp_topology *t)
 {
     int err = check_nodes(t);
 

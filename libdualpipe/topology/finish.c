@@ -292,7 +292,7 @@ int dp_topo_finish(struct dp_topo_builder *b, struct dp_topology **out)
     if (!err && (err = order(t)))
         err = dp_fail(err, "no memory for a topology of %d nodes", t->node_count);
     if (!err)
-        err = dp_topology_check(t);
+        err = dp_topo_check(t);
     if (err)
         dp_topology_free(t);
     else

@@ -85,27 +85,21 @@ const char *dp_topology_label(const struct dp_topology *t, int32_t node,
 /* ---- finding -------------------------------------------------------------------------------- */
 
 /* "0000:1b:00.0" or "1b:00.0". */
-static bool parse_address(const char *name, unsigned address[4])
+static bool parse_address(const char *name, struct dp_topo_pci *pci)
 {
-    int end = -1;
+    char full[DP_TOPO_PCI_LEN];
 
-    address[0] = 0;
-    if (sscanf(name, "%x:%x:%x.%x%n", &address[0], &address[1], &address[2], &address[3], &end) < 4) {
-        address[0] = 0;
-        end = -1;
-        sscanf(name, "%x:%x.%x%n", &address[1], &address[2], &address[3], &end);
-    }
-    return end > 0 && !name[end];
+    snprintf(full, sizeof(full), "0000:%s", name);
+    return dp_topo_parse_pci(name, pci) || dp_topo_parse_pci(full, pci);
 }
 
 /* A root has the address of the first device on its bus, which is the one that is meant. */
 static bool names_pci(const struct dp_topo_node *n, const char *name)
 {
-    unsigned a[4];
+    struct dp_topo_pci pci;
 
-    return n->pci.known && n->kind != DP_TOPO_ROOT && parse_address(name, a) &&
-           a[0] == n->pci.domain && a[1] == n->pci.bus && a[2] == n->pci.device &&
-           a[3] == n->pci.function;
+    return n->pci.known && n->kind != DP_TOPO_ROOT && parse_address(name, &pci) &&
+           dp_topo_same_pci(&n->pci, &pci);
 }
 
 int32_t dp_topology_ports(const struct dp_topology *t, int32_t nic, int32_t *first)
@@ -184,9 +178,7 @@ static void add_names(const struct dp_topology *t, struct dp_text *out)
 
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
         const char *word = dp_topo_kind_name(kinds[k]);
-        int count = 0;
-        for (int32_t i = 0; (i = dp_topology_next(t, kinds[k], 0, i + 1)) >= 0;)
-            count++;
+        const int32_t count = dp_topology_count(t, kinds[k], 0);
         if (count)
             dp_text_addf(out, "%s%s0", out->len ? ", " : "", word);
         if (count > 1)

@@ -203,7 +203,9 @@ static int32_t root_for(struct reader *r, int32_t parent, const struct dp_topo_p
 
 static void pass_over_pci(struct reader *r, const struct element *e)
 {
-    pass_over(r, "%04x:%02x:%02x.%x", e->pci.domain, e->pci.bus, e->pci.device, e->pci.function);
+    char text[DP_TOPO_PCI_LEN];
+
+    pass_over(r, "%s", dp_topo_pci_text(&e->pci, text));
 }
 
 /* The node of an open element. A <pci> that is none yet becomes a node of this kind, where it may
@@ -308,17 +310,10 @@ static void open_nvlink(struct reader *r, enum dp_topo_link_kind kind,
     r->nvlinks[r->nvlink_count++] = link;
 }
 
-static int32_t numa_above(const struct reader *r, int32_t node)
-{
-    while (node >= 0 && !r->b.failed && kind_of(r, node) != DP_TOPO_NUMA)
-        node = r->b.t.nodes[node].parent;
-    return node;
-}
-
 static void open_c2c(struct reader *r, const char *const *attributes)
 {
     long mbps = get_number(attributes, "bw", 0), count = get_number(attributes, "count", 1);
-    int32_t gpu = above(r), numa = numa_above(r, gpu);
+    int32_t gpu = above(r), numa = r->b.failed ? -1 : dp_topology_above(&r->b.t, gpu, DP_TOPO_NUMA);
 
     if (mbps > 0 && count > 0 && numa >= 0)
         dp_topo_add_link(&r->b, DP_TOPO_C2C, numa, gpu, (double)mbps * (double)count / 1000);
@@ -444,21 +439,14 @@ static void XMLCALL on_end(void *user, const char *name)
 
 /* ---- NVLink, once all GPUs are known -------------------------------------------------------- */
 
-static int32_t host_above(const struct reader *r, int32_t node)
-{
-    while (r->b.t.nodes[node].parent >= 0)
-        node = r->b.t.nodes[node].parent;
-    return node;
-}
-
 /* On the same host as another one. */
 static int32_t find_gpu(const struct reader *r, int32_t neighbour, const struct dp_topo_pci *pci)
 {
     for (int32_t i = 0; i < r->b.t.node_count; i++) {
-        const struct dp_topo_pci *p = &r->b.t.nodes[i].pci;
-        if (r->b.t.nodes[i].kind == DP_TOPO_GPU && p->domain == pci->domain && p->bus == pci->bus &&
-            p->device == pci->device && p->function == pci->function &&
-            host_above(r, i) == host_above(r, neighbour))
+        const struct dp_topo_node *n = &r->b.t.nodes[i];
+        if (n->kind == DP_TOPO_GPU && dp_topo_same_pci(&n->pci, pci) &&
+            dp_topology_above(&r->b.t, i, DP_TOPO_HOST) ==
+                dp_topology_above(&r->b.t, neighbour, DP_TOPO_HOST))
             return i;
     }
     return -1;
@@ -489,19 +477,19 @@ static void join(struct reader *r, enum dp_topo_link_kind kind, int32_t gpu, int
 
 static void join_gpus(struct reader *r)
 {
+    char text[DP_TOPO_PCI_LEN];
     int32_t hub = -1;
 
     for (int32_t i = 0; i < r->nvlink_count && !r->b.failed; i++) {
         const struct nvlink *n = &r->nvlinks[i];
         int32_t other = n->to == DP_TOPO_NVSWITCH ? hub
-                        : n->to == DP_TOPO_NUMA   ? numa_above(r, n->gpu)
+                        : n->to == DP_TOPO_NUMA   ? dp_topology_above(&r->b.t, n->gpu, DP_TOPO_NUMA)
                                                   : find_gpu(r, n->gpu, &n->target);
         if (n->to == DP_TOPO_NVSWITCH && hub < 0)
             other = hub = dp_topo_add_node(&r->b, DP_TOPO_NVSWITCH, r->host_count > 1 ? -1 : r->host);
         if (other < 0)
-            pass_over(r, "<%s> to %04x:%02x:%02x.%x, which is no GPU here",
-                      dp_topo_link_kind_name(n->kind), n->target.domain, n->target.bus,
-                      n->target.device, n->target.function);
+            pass_over(r, "<%s> to %s, which is no GPU here", dp_topo_link_kind_name(n->kind),
+                      dp_topo_pci_text(&n->target, text));
         else if (other != n->gpu && !r->b.failed)
             join(r, n->to == DP_TOPO_NUMA ? DP_TOPO_C2C : n->kind, n->gpu, other, n->count);
     }

@@ -121,16 +121,9 @@ static void add_class(const struct writer *w, const char *key, enum dp_topo_kind
 
 static void add_busid(const struct writer *w, const char *key, const struct dp_topo_pci *pci)
 {
-    dp_text_addf(w->out, " %s=\"%04" PRIx32 ":%02x:%02x.%x\"", key, pci->domain, pci->bus, pci->device,
-                 pci->function);
-}
+    char text[DP_TOPO_PCI_LEN];
 
-static const struct dp_topo_link *find_uplink(const struct dp_topology *t, int32_t node)
-{
-    for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++)
-        if (t->links[t->around[k]].kind == DP_TOPO_PCI && t->links[t->around[k]].b == node)
-            return &t->links[t->around[k]];
-    return NULL;
+    dp_text_addf(w->out, " %s=\"%s\"", key, dp_topo_pci_text(pci, text));
 }
 
 /* ---- devices -------------------------------------------------------------------------------- */
@@ -141,7 +134,7 @@ static void open_pci(const struct writer *w, int32_t node)
         "", "2.5", "5.0", "8.0", "16.0", "32.0", "64.0", "128.0",
     };
     const struct dp_topo_node *n = &w->t->nodes[node];
-    const struct dp_topo_link *l = find_uplink(w->t, node);
+    const struct dp_topo_link *l = dp_topology_uplink(w->t, node);
 
     dp_text_adds(w->out, "<pci");
     add_busid(w, "busid", &n->pci);

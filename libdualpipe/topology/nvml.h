@@ -118,40 +118,6 @@ struct dp_nvml {
 #define DP_NVML_CALL(nvml, name, ...) \
     ((nvml)->name && (nvml)->name(__VA_ARGS__) == DP_NVML_SUCCESS)
 
-/* Load (file: NULL for the usual one) and start it. DP_ENOENT, DP_ENODEV, quietly: dp_last_error() has
- * the reason. */
-int dp_nvml_open(const char *file, struct dp_nvml *out);
-void dp_nvml_close(struct dp_nvml *nvml);
-
-/* "Not Supported", or the number. */
-const char *dp_nvml_reason(const struct dp_nvml *nvml, int result, char text[32]);
-
-/* ---- about one GPU --------------------------------------------------------------------------- */
-
-bool dp_nvml_ask_field(const struct dp_nvml *nvml, struct dp_nvml_device *device, unsigned id,
-                       unsigned scope, unsigned *out);
-
-struct dp_nvml_speed {
-    double rate; /* GB/s of one link, after coding; 0: not known */
-    int version; /* of NVLink, what is before the point; 0: not known */
-    bool is_assumed; /* it is the usual rate of this version, else of GPUs with this sm */
-};
-/* The usual rate, unless NVML says that the link runs much slower: its own figures have the coding in
- * them. */
-struct dp_nvml_speed dp_nvml_ask_speed(const struct dp_nvml *nvml, struct dp_nvml_device *device,
-                                       unsigned link, int sm);
-
-/* GB/s of the C2C links that are up, which Grace's GPUs have; of how many in *count. */
-double dp_nvml_ask_c2c(const struct dp_nvml *nvml, struct dp_nvml_device *device, int32_t *count);
-
-/* What GPUs have in common that NVLink joins, whatever host they are in: their cluster's UUID and the
- * clique in it, "5c9a....32766"; "" where its NVLinks do not leave the host. */
-enum { DP_NVML_DOMAIN_LEN = 64 };
-void dp_nvml_ask_domain(const struct dp_nvml *nvml, struct dp_nvml_device *device,
-                        char text[DP_NVML_DOMAIN_LEN]);
-
-/* ---- about a host (nvml_read.c) ------------------------------------------------------------- */
-
 /* Complete the GPUs of a host, which has its NUMA nodes and what its PCI buses show: models, memory,
  * NVLink, C2C, and GPUs that stand on no bus that is shown. What cannot be told is noted. Of a machine
  * that is not this one (is_here) only where DUALPIPE_TOPOLOGY_NVML_LIBRARY names a library to ask.

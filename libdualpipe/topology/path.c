@@ -289,15 +289,6 @@ struct exits {
     int32_t count;
 };
 
-static int32_t count_below(const struct dp_topology *t, int32_t host, enum dp_topo_kind kind)
-{
-    int32_t count = 0;
-
-    for (int32_t i = host; (i = dp_topology_next(t, kind, host, i + 1)) >= 0;)
-        count++;
-    return count;
-}
-
 static bool leads_to_rail(const struct dp_topology *t, int32_t link)
 {
     const struct dp_topo_link *l = &t->links[link];
@@ -322,7 +313,7 @@ static void collect_exits(const struct search *wide, const struct search *near, 
                           struct exits *out)
 {
     const struct dp_topology *t = wide->t;
-    int32_t host = t->nodes[from].host, nics = count_below(t, host, DP_TOPO_NIC);
+    int32_t host = t->nodes[from].host, nics = dp_topology_count(t, DP_TOPO_NIC, host);
     bool is_nic = t->nodes[from].kind == DP_TOPO_NIC;
 
     for (int32_t nic = host; (nic = dp_topology_next(t, DP_TOPO_NIC, host, nic + 1)) >= 0;)

@@ -106,6 +106,7 @@ static void link_up(const struct tree *t, const struct dp_pci_function *f, int32
     int gen_max = least_known(f->gen_max, above ? above->gen_max : 0);
     int width_max = least_known(f->width_max, above ? above->width_max : 0);
     bool idles = dp_pci_is_gpu(&f->id) && f->gen && gen_max > f->gen;
+    char address[DP_TOPO_PCI_LEN];
 
     struct dp_topo_link *l = dp_topo_add_pci_link(t->b, container, f->node, idles ? gen_max : f->gen,
                                                   f->width, gen_max, width_max);
@@ -115,9 +116,8 @@ static void link_up(const struct tree *t, const struct dp_pci_function *f, int32
     }
     if (idles)
         dp_topo_add_note(t->b, DP_TOPO_ASSUMED, f->node,
-                         "%04x:%02x:%02x.%x: the link of the GPU rests at PCIe %d; taken to run at "
-                         "%d under load", f->id.domain, f->id.bus, f->id.device, f->id.function,
-                         f->gen, gen_max);
+                         "%s: the link of the GPU rests at PCIe %d; taken to run at %d under load",
+                         dp_topo_pci_text(&f->id, address), f->gen, gen_max);
 }
 
 static void add_function(const struct tree *t, struct dp_pci_function *f, enum dp_topo_kind kind,

@@ -2,7 +2,7 @@
  *
  * rates.c - from a cluster to the few numbers that models of collectives count with.
  */
-#include <dualpipe/topology.h>
+#include "topology/build.h"
 
 /* The NVSwitch of several hosts that the GPU is joined to; -1: none. */
 static int32_t shared_switch(const struct dp_topology *t, int32_t gpu)
@@ -16,7 +16,7 @@ static int32_t shared_switch(const struct dp_topology *t, int32_t gpu)
 }
 
 /* A switch's links stand in the order of its GPUs, and so of its hosts. */
-int32_t dp_topology_domain(const struct dp_topology *t, int32_t host)
+int32_t dp_topo_domain(const struct dp_topology *t, int32_t host)
 {
     int32_t first = host;
 
@@ -34,7 +34,7 @@ int32_t dp_topology_domain_count(const struct dp_topology *t)
     int32_t count = 0;
 
     for (int32_t host = -1; (host = dp_topology_next(t, DP_TOPO_HOST, -1, host + 1)) >= 0;)
-        count += dp_topology_domain(t, host) == host;
+        count += dp_topo_domain(t, host) == host;
     return count;
 }
 
@@ -43,7 +43,7 @@ static int32_t next_gpu(const struct dp_topology *t, int32_t host, int32_t gpu)
 {
     int32_t next = dp_topology_next(t, DP_TOPO_GPU, -1, gpu + 1);
 
-    return next >= 0 && dp_topology_domain(t, t->nodes[next].host) == host ? next : -1;
+    return next >= 0 && dp_topo_domain(t, t->nodes[next].host) == host ? next : -1;
 }
 
 /* One GPU to the next one. */
@@ -81,7 +81,7 @@ static double outer_rate(const struct dp_topology *t, int32_t first)
     double sum = 0;
 
     for (int32_t host = -1; (host = dp_topology_next(t, DP_TOPO_HOST, -1, host + 1)) >= 0;)
-        sum += dp_topology_domain(t, host) == first ? port_rate(t, host) : 0;
+        sum += dp_topo_domain(t, host) == first ? port_rate(t, host) : 0;
     return sum;
 }
 

@@ -53,20 +53,37 @@ const struct dp_topology_preset *dp_topology_presets(void)
     return presets;
 }
 
-/* ---- values --------------------------------------------------------------------------------- */
+/* ---- values: what a key may say, into a member of struct dp_synthetic ------------------------ */
 
-static bool parse_count(const char *text, int32_t least, int32_t *out)
+static bool parse_number(const char *text, int32_t least, int32_t most, int32_t *out)
 {
     char *end;
     long value = strtol(text, &end, 10);
 
-    if (end == text || *end || value < least || value > COUNT_MAX)
+    if (end == text || *end || value < least || value > most)
         return false;
     *out = (int32_t)value;
     return true;
 }
 
-static bool parse_rate(const char *text, double *out)
+static bool parse_hosts(const char *text, void *out)
+{
+    return parse_number(text, 1, COUNT_MAX, out);
+}
+static bool parse_ports(const char *text, void *out)
+{
+    return parse_number(text, 1, 64, out);
+}
+static bool parse_cpus(const char *text, void *out)
+{
+    return parse_number(text, 0, 65536, out);
+}
+static bool parse_sm(const char *text, void *out)
+{
+    return parse_number(text, 0, 999, out);
+}
+
+static bool parse_rate(const char *text, void *out)
 {
     char *end;
     double value = dp_strtod(text, &end);
@@ -77,11 +94,19 @@ static bool parse_rate(const char *text, double *out)
         value /= 8;
     else if (*end && strcmp(end, "GB/s"))
         return false;
-    *out = value;
+    *(double *)out = value;
     return true;
 }
 
-static bool parse_size(const char *text, uint64_t *out)
+static bool parse_spine(const char *text, void *out)
+{
+    if (strcmp(text, "none"))
+        return parse_rate(text, out);
+    *(double *)out = -1;
+    return true;
+}
+
+static bool parse_size(const char *text, void *out)
 {
     static const char units[] = "KMGT";
     char *end;
@@ -94,198 +119,121 @@ static bool parse_size(const char *text, uint64_t *out)
         value *= 1024;
     if (value > 1e18)
         return false;
-    *out = (uint64_t)value;
+    *(uint64_t *)out = (uint64_t)value;
     return true;
 }
 
-static bool parse_pcie(const char *text, struct dp_synthetic_pcie *out)
+static bool parse_pcie(const char *text, void *out)
 {
-    int gen, width, end = 0;
+    int gen = 0, width = 0, end = 0;
 
-    if (!strcmp(text, "unknown")) {
-        *out = (struct dp_synthetic_pcie){0};
-        return true;
-    }
-    if (sscanf(text, "%1dx%2d%n", &gen, &width, &end) != 2 || text[end] || gen < 1 || gen > 7 ||
-        width < 1 || width > 32)
+    if (strcmp(text, "unknown") &&
+        (sscanf(text, "%1dx%2d%n", &gen, &width, &end) != 2 || text[end] || gen < 1 || gen > 7 ||
+         width < 1 || width > 32))
         return false;
-    *out = (struct dp_synthetic_pcie){gen, width};
+    *(struct dp_synthetic_pcie *)out = (struct dp_synthetic_pcie){true, gen, width};
     return true;
 }
 
-static bool parse_nvlink(const char *text, struct dp_synthetic *s)
+/* "switch:18x25" */
+static bool parse_nvlink(const char *text, void *out)
 {
     static const char *const shapes[] = {"none", "switch", "mesh", "pair", "domain", NULL};
-    size_t len = strcspn(text, ":");
-    int shape = dp_topo_name_index(text, len, shapes);
+    const size_t len = strcspn(text, ":");
+    const int shape = dp_topo_name_index(text, len, shapes);
+    struct dp_synthetic_nvlink n = {.shape = (enum dp_synthetic_shape)shape};
     char count[16] = "";
-    double rate;
 
     if (shape < 0 || (shape == DP_NVLINK_NONE) != !text[len])
         return false;
-    s->nvlink = (enum dp_synthetic_nvlink)shape;
-    if (shape == DP_NVLINK_NONE)
-        return true;
-    text += len + 1;
-    len = strcspn(text, "x");
-    if (!text[len] || len >= sizeof(count))
-        return false;
-    memcpy(count, text, len);
-    if (!parse_count(count, 1, &s->nvlinks) || s->nvlinks > 1024 ||
-        !parse_rate(text + len + 1, &rate))
-        return false;
-    s->nvlink_rate = rate;
-    return true;
-}
-
-static bool parse_name(const char *text, char out[DP_SYNTHETIC_NAME])
-{
-    size_t len = strlen(text);
-
-    if (!len || len >= DP_SYNTHETIC_NAME || strchr(text, '/'))
-        return false;
-    for (size_t i = 0; i <= len; i++)
-        out[i] = text[i] == '_' ? ' ' : text[i];
+    if (shape != DP_NVLINK_NONE) {
+        const char *links = text + len + 1;
+        const size_t digits = strcspn(links, "x");
+        if (!links[digits] || digits >= sizeof(count))
+            return false;
+        memcpy(count, links, digits);
+        if (!parse_number(count, 1, 1024, &n.count) || !parse_rate(links + digits + 1, &n.rate))
+            return false;
+    }
+    *(struct dp_synthetic_nvlink *)out = n;
     return true;
 }
 
 /* Names in which '_' is just that. */
-static bool parse_prefix(const char *text, char out[DP_SYNTHETIC_NAME])
+static bool parse_prefix(const char *text, void *out)
 {
-    return parse_name(text, out) && memcpy(out, text, strlen(text) + 1);
+    const size_t len = strlen(text);
+
+    if (!len || len >= DP_SYNTHETIC_NAME || strchr(text, '/'))
+        return false;
+    memcpy(out, text, len + 1);
+    return true;
+}
+
+static bool parse_name(const char *text, void *out)
+{
+    if (!parse_prefix(text, out))
+        return false;
+    for (char *at = out; (at = strchr(at, '_'));)
+        *at = ' ';
+    return true;
+}
+
+static bool parse_fabric(const char *text, void *out)
+{
+    const int fabric = dp_topo_name_index(text, strlen(text), dp_topo_fabric_names);
+
+    *(enum dp_topo_fabric *)out = (enum dp_topo_fabric)fabric;
+    return fabric == DP_TOPO_ETHERNET || fabric == DP_TOPO_INFINIBAND;
+}
+
+static bool parse_rails(const char *text, void *out)
+{
+    static const char *const names[] = {"port", "one", "none", NULL};
+    const int which = dp_topo_name_index(text, strlen(text), names);
+
+    *(enum dp_synthetic_rails *)out = (enum dp_synthetic_rails)(which + 1);
+    return which >= 0;
 }
 
 /* ---- keys ----------------------------------------------------------------------------------- */
 
-static bool set_pcie(struct dp_synthetic *s, const char *v)
-{
-    return parse_pcie(v, &s->pcie);
-}
-static bool set_uplink(struct dp_synthetic *s, const char *v)
-{
-    return s->has_uplink = parse_pcie(v, &s->uplink);
-}
-static bool set_nicpcie(struct dp_synthetic *s, const char *v)
-{
-    return s->has_nicpcie = parse_pcie(v, &s->nicpcie);
-}
-static bool set_nvlink(struct dp_synthetic *s, const char *v)
-{
-    return parse_nvlink(v, s);
-}
-static bool set_domain(struct dp_synthetic *s, const char *v)
-{
-    return parse_count(v, 1, &s->domain_hosts);
-}
-static bool set_c2c(struct dp_synthetic *s, const char *v)
-{
-    return parse_rate(v, &s->c2c_rate);
-}
-static bool set_cpu(struct dp_synthetic *s, const char *v)
-{
-    return parse_rate(v, &s->cpu_rate);
-}
-static bool set_net(struct dp_synthetic *s, const char *v)
-{
-    return parse_rate(v, &s->net_rate);
-}
-static bool set_ports(struct dp_synthetic *s, const char *v)
-{
-    return parse_count(v, 1, &s->ports) && s->ports <= 64;
-}
-static bool set_spine(struct dp_synthetic *s, const char *v)
-{
-    if (strcmp(v, "none"))
-        return parse_rate(v, &s->spine_rate);
-    s->spine_rate = -1;
-    return true;
-}
-static bool set_fabric(struct dp_synthetic *s, const char *v)
-{
-    s->fabric = !strcmp(v, "infiniband") ? DP_TOPO_INFINIBAND : DP_TOPO_ETHERNET;
-    return s->fabric == DP_TOPO_INFINIBAND || !strcmp(v, "ethernet");
-}
-static bool set_rails(struct dp_synthetic *s, const char *v)
-{
-    static const char *const names[] = {"port", "one", "none", NULL};
-    int which = dp_topo_name_index(v, strlen(v), names);
+static const char a_name[] = "a name without '/'", a_size[] = "a size such as 80G",
+                  a_rate[] = "a rate such as 450 (GB/s)",
+                  lanes[] = "a generation and a width such as 5x16, or unknown";
 
-    s->rails = (enum dp_synthetic_rails)(which + 1);
-    return which >= 0;
-}
-static bool set_cpus(struct dp_synthetic *s, const char *v)
-{
-    return parse_count(v, 0, &s->cpus) && s->cpus <= 65536;
-}
-static bool set_memory(struct dp_synthetic *s, const char *v)
-{
-    return parse_size(v, &s->memory_bytes);
-}
-static bool set_gpumem(struct dp_synthetic *s, const char *v)
-{
-    return parse_size(v, &s->gpu_memory_bytes);
-}
-static bool set_sm(struct dp_synthetic *s, const char *v)
-{
-    return parse_count(v, 0, &s->sm) && s->sm < 1000;
-}
-static bool set_gpumodel(struct dp_synthetic *s, const char *v)
-{
-    return parse_name(v, s->gpu);
-}
-static bool set_nicmodel(struct dp_synthetic *s, const char *v)
-{
-    return parse_name(v, s->nic);
-}
-static bool set_nicname(struct dp_synthetic *s, const char *v)
-{
-    return parse_prefix(v, s->nicname);
-}
-static bool set_cpumodel(struct dp_synthetic *s, const char *v)
-{
-    return parse_name(v, s->cpumodel);
-}
-static bool set_arch(struct dp_synthetic *s, const char *v)
-{
-    return parse_prefix(v, s->arch);
-}
-static bool set_vendor(struct dp_synthetic *s, const char *v)
-{
-    return parse_name(v, s->vendor);
-}
-static bool set_name(struct dp_synthetic *s, const char *v)
-{
-    return parse_prefix(v, s->name);
-}
+#define AT(member) offsetof(struct dp_synthetic, member)
 
 static const struct key {
     const char *name;
-    bool (*set)(struct dp_synthetic *s, const char *value);
+    bool (*parse)(const char *text, void *out);
+    size_t offset;
     const char *expected;
 } keys[] = {
-    {"arch", set_arch, "a name without '/'"},
-    {"c2c", set_c2c, "a rate such as 450 (GB/s)"},
-    {"cpu", set_cpu, "a rate such as 40 (GB/s)"},
-    {"cpumodel", set_cpumodel, "a name without '/'"},
-    {"cpus", set_cpus, "a number up to 65536"},
-    {"domain", set_domain, "a number of hosts from 1"},
-    {"fabric", set_fabric, "ethernet or infiniband"},
-    {"gpumem", set_gpumem, "a size such as 80G"},
-    {"gpumodel", set_gpumodel, "a name without '/'"},
-    {"memory", set_memory, "a size such as 512G"},
-    {"name", set_name, "a name without '/'"},
-    {"net", set_net, "a rate such as 400Gb/s, or in GB/s"},
-    {"nicmodel", set_nicmodel, "a name without '/'"},
-    {"nicname", set_nicname, "a name without '/'"},
-    {"nicpcie", set_nicpcie, "a generation and a width such as 5x16, or unknown"},
-    {"nvlink", set_nvlink, "none, or a shape, links and a rate: switch:18x25, mesh:, pair:, domain:"},
-    {"pcie", set_pcie, "a generation and a width such as 5x16, or unknown"},
-    {"ports", set_ports, "a number from 1 to 64"},
-    {"rails", set_rails, "port, one or none"},
-    {"sm", set_sm, "a compute capability such as 90"},
-    {"spine", set_spine, "a rate such as 400 (GB/s), or none"},
-    {"uplink", set_uplink, "a generation and a width such as 5x16, or unknown"},
-    {"vendor", set_vendor, "a name without '/'"},
+    {"arch", parse_prefix, AT(arch), a_name},
+    {"c2c", parse_rate, AT(c2c_rate), a_rate},
+    {"cpu", parse_rate, AT(cpu_rate), a_rate},
+    {"cpumodel", parse_name, AT(cpumodel), a_name},
+    {"cpus", parse_cpus, AT(cpus), "a number up to 65536"},
+    {"domain", parse_hosts, AT(domain_hosts), "a number of hosts from 1"},
+    {"fabric", parse_fabric, AT(fabric), "ethernet or infiniband"},
+    {"gpumem", parse_size, AT(gpu_memory_bytes), a_size},
+    {"gpumodel", parse_name, AT(gpu), a_name},
+    {"memory", parse_size, AT(memory_bytes), a_size},
+    {"name", parse_prefix, AT(name), a_name},
+    {"net", parse_rate, AT(net_rate), "a rate such as 400Gb/s, or in GB/s"},
+    {"nicmodel", parse_name, AT(nic), a_name},
+    {"nicname", parse_prefix, AT(nicname), a_name},
+    {"nicpcie", parse_pcie, AT(nicpcie), lanes},
+    {"nvlink", parse_nvlink, AT(nvlink),
+     "none, or a shape, links and a rate: switch:18x25, mesh:, pair:, domain:"},
+    {"pcie", parse_pcie, AT(pcie), lanes},
+    {"ports", parse_ports, AT(ports), "a number from 1 to 64"},
+    {"rails", parse_rails, AT(rails), "port, one or none"},
+    {"sm", parse_sm, AT(sm), "a compute capability such as 90"},
+    {"spine", parse_spine, AT(spine_rate), "a rate such as 400 (GB/s), or none"},
+    {"uplink", parse_pcie, AT(uplink), lanes},
+    {"vendor", parse_name, AT(vendor), a_name},
 };
 enum { KEY_COUNT = sizeof(keys) / sizeof(keys[0]) };
 
@@ -321,7 +269,7 @@ static int set_key(struct dp_synthetic *s, const char *word, size_t len)
 {
     for (size_t i = 0; i < KEY_COUNT; i++)
         if (strlen(keys[i].name) == len && !strncmp(word, keys[i].name, len))
-            return keys[i].set(s, word + len + 1)
+            return keys[i].parse(word + len + 1, (char *)s + keys[i].offset)
                        ? 0 : dp_fail(DP_EINVAL, "'%s': expected %s", word, keys[i].expected);
     return no_such_word(word, len);
 }
@@ -360,7 +308,7 @@ static int add_level(struct dp_synthetic *s, const char *word, size_t len)
     if (kind < 0 || kind > DP_TOPO_NIC)
         return no_such_word(word, len);
     bool is_leaf = kind == DP_TOPO_GPU || kind == DP_TOPO_NIC;
-    if (!parse_count(word + len + 1, is_leaf ? 0 : 1, &count))
+    if (!parse_number(word + len + 1, !is_leaf, COUNT_MAX, &count))
         return dp_fail(DP_EINVAL, "'%s': expected a number from %d to %d", word, !is_leaf, COUNT_MAX);
     if (kind == DP_TOPO_HOST) {
         s->hosts = count;
@@ -422,7 +370,8 @@ static int read_words(const char *description, struct dp_synthetic *s)
 int dp_topology_new_synthetic(const char *description, struct dp_topology **out)
 {
     struct dp_synthetic s = {
-        .hosts = 1, .pcie = {4, 16}, .net_rate = 25, .ports = 1, .nicname = "mlx5_", .name = "node",
+        .hosts = 1, .pcie = {true, 4, 16}, .net_rate = 25, .ports = 1,
+        .nicname = "mlx5_", .name = "node",
     };
     int err = read_words(description, &s);
 

@@ -16,11 +16,17 @@ struct dp_synthetic_level {
 };
 
 struct dp_synthetic_pcie {
+    bool is_given;
     int32_t gen, width; /* both 0: not known */
 };
 
-enum dp_synthetic_nvlink { DP_NVLINK_NONE, DP_NVLINK_SWITCH, DP_NVLINK_MESH, DP_NVLINK_PAIR,
-                           DP_NVLINK_DOMAIN };
+enum dp_synthetic_shape { DP_NVLINK_NONE, DP_NVLINK_SWITCH, DP_NVLINK_MESH, DP_NVLINK_PAIR,
+                          DP_NVLINK_DOMAIN };
+struct dp_synthetic_nvlink {
+    enum dp_synthetic_shape shape;
+    int32_t count; /* links in one */
+    double rate;   /* of one */
+};
 enum dp_synthetic_rails { DP_RAILS_DEFAULT, DP_RAILS_PORT, DP_RAILS_ONE, DP_RAILS_NONE };
 
 struct dp_synthetic {
@@ -28,10 +34,9 @@ struct dp_synthetic {
     int32_t level_count;
     struct dp_synthetic_level levels[DP_SYNTHETIC_LEVELS];
     struct dp_synthetic_pcie pcie, uplink, nicpcie;
-    bool has_uplink, has_nicpcie;
-    enum dp_synthetic_nvlink nvlink;
-    int32_t nvlinks, domain_hosts; /* hosts that share NVSwitches; 0: all */
-    double nvlink_rate, c2c_rate, cpu_rate, net_rate;
+    struct dp_synthetic_nvlink nvlink;
+    int32_t domain_hosts; /* hosts that share NVSwitches; 0: all */
+    double c2c_rate, cpu_rate, net_rate;
     double spine_rate; /* -1: none; 0: as much as a rail's ports together */
     int32_t ports, cpus, sm;
     enum dp_topo_fabric fabric;

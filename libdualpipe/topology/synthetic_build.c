@@ -107,7 +107,7 @@ static void add_ports(struct maker *m, int32_t nic)
 
 static void add_nic(struct maker *m, int32_t parent)
 {
-    struct dp_synthetic_pcie lanes = m->s->has_nicpcie ? m->s->nicpcie : m->s->pcie;
+    struct dp_synthetic_pcie lanes = m->s->nicpcie.is_given ? m->s->nicpcie : m->s->pcie;
     int32_t nic = add_device(m, DP_TOPO_NIC, parent, nic_id, lanes);
     uint32_t name = dp_topo_add_textf(&m->b, "%s%d", m->s->nicname, m->nics);
     struct dp_topo_node *n = dp_topo_node(&m->b, nic);
@@ -139,7 +139,7 @@ static void add_numa(struct maker *m)
 
 static int32_t enter(struct maker *m, enum dp_topo_kind kind, int32_t parent)
 {
-    struct dp_synthetic_pcie lanes = m->s->has_uplink ? m->s->uplink : m->s->pcie;
+    struct dp_synthetic_pcie lanes = m->s->uplink.is_given ? m->s->uplink : m->s->pcie;
 
     switch (kind) {
     case DP_TOPO_NUMA:
@@ -198,13 +198,13 @@ static void link_numa_nodes(struct maker *m)
 static void add_nvlink(struct maker *m, int32_t a, int32_t b)
 {
     struct dp_topo_link *l = dp_topo_add_link(&m->b, DP_TOPO_NVLINK, a, b,
-                                              m->s->nvlinks * m->s->nvlink_rate);
-    l->count = m->s->nvlinks;
+                                              m->s->nvlink.count * m->s->nvlink.rate);
+    l->count = m->s->nvlink.count;
 }
 
 static void link_gpus(struct maker *m)
 {
-    enum dp_synthetic_nvlink shape = m->s->nvlink;
+    const enum dp_synthetic_shape shape = m->s->nvlink.shape;
     int32_t hub = m->nvswitch;
 
     if (shape == DP_NVLINK_NONE || !m->gpu_count)
@@ -300,7 +300,7 @@ static void add_domains(struct maker *m)
 
 static void add_shared(struct maker *m)
 {
-    if (m->s->nvlink == DP_NVLINK_DOMAIN)
+    if (m->s->nvlink.shape == DP_NVLINK_DOMAIN)
         add_domains(m);
     for (int32_t i = 0; i < m->rail_count; i++) {
         uint32_t name = dp_topo_add_textf(&m->b, "rail%d", i);
@@ -340,7 +340,7 @@ static int check_size(const struct dp_synthetic *s, const struct census *c)
 {
     double links = c->nodes + c->numas * c->numas + c->nics * s->ports;
 
-    if (s->nvlink == DP_NVLINK_MESH)
+    if (s->nvlink.shape == DP_NVLINK_MESH)
         links += c->gpus * c->gpus / 2;
     if (s->hosts * c->nodes > NODES_MAX || s->hosts * links > LINKS_MAX)
         return dp_fail(DP_EINVAL, "%d hosts of about %.0f nodes and %.0f links, expected at most %d "

@@ -31,14 +31,5 @@ void dp_sysfs_names_fini(struct dp_sysfs_names *n);
 bool dp_sysfs_pci(struct dp_topo_builder *b, const char *root, struct dp_pci_functions *out);
 /* Ports of a NIC (a node) from its device's directory, "/sys/devices/pci...". */
 void dp_sysfs_ports(struct dp_topo_builder *b, const char *root, const char *dir, int32_t nic);
-/* The CPUs, memory and caches of a host: its NUMA nodes, joined. Those that are the memory of a GPU
- * are left to the GPU. */
-void dp_sysfs_numa(struct dp_topo_builder *b, const char *root, int32_t host);
-/* What a NUMA node (the kernel's number) has; 0: not known. */
-uint64_t dp_sysfs_memory(const char *root, int node);
-
-/* The kernel's number of the NUMA node as which NVIDIA's driver has given it the memory of this
- * GPU, "0009:01:00.0"; -1: none. */
-int dp_sysfs_gpu_memory(const char *root, const char *address);
 
 #endif

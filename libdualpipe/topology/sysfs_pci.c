@@ -18,27 +18,20 @@
 
 static const char devices[] = "/sys/bus/pci/devices";
 
-struct address {
-    uint32_t domain;
-    unsigned bus, device, function;
-};
-
-static bool parse_address(const char *s, struct address *a)
+/* Up to a slash. */
+static bool parse_address(const char *s, struct dp_topo_pci *pci)
 {
-    int end = -1;
+    char text[DP_TOPO_PCI_LEN];
 
-    return sscanf(s, "%x:%2x:%2x.%1x%n", &a->domain, &a->bus, &a->device, &a->function, &end) == 4 &&
-           end > 0 && (!s[end] || s[end] == '/');
+    snprintf(text, sizeof(text), "%.*s", (int)strcspn(s, "/"), s);
+    return dp_topo_parse_pci(text, pci);
 }
 
-static int32_t find(const struct dp_pci_functions *f, const struct address *a)
+static int32_t find(const struct dp_pci_functions *f, const struct dp_topo_pci *pci)
 {
-    for (int32_t i = 0; i < f->count; i++) {
-        const struct dp_topo_pci *id = &f->list[i].id;
-        if (id->domain == a->domain && id->bus == a->bus && id->device == a->device &&
-            id->function == a->function)
+    for (int32_t i = 0; i < f->count; i++)
+        if (dp_topo_same_pci(&f->list[i].id, pci))
             return i;
-    }
     return -1;
 }
 
@@ -114,9 +107,9 @@ static void place(struct dp_pci_functions *f, struct dp_pci_function *one)
     const char *before = last;
     while (before && before > one->dir && *--before != '/')
         ;
-    struct address a;
-    if (before && parse_address(before + 1, &a))
-        one->parent = find(f, &a);
+    struct dp_topo_pci pci;
+    if (before && parse_address(before + 1, &pci))
+        one->parent = find(f, &pci);
 }
 
 static int compare(const void *a, const void *b)
@@ -140,13 +133,11 @@ bool dp_sysfs_pci(struct dp_topo_builder *b, const char *root, struct dp_pci_fun
     b->failed |= !out->list;
     for (int i = 0; i < names.count && out->list; i++) {
         struct dp_pci_function *f = &out->list[out->count];
-        struct address a;
-        if (!parse_address(names.names[i], &a))
+        struct dp_topo_pci pci = {0};
+        if (!parse_address(names.names[i], &pci))
             continue;
         *f = (struct dp_pci_function){
-            .id = {.known = true, .domain = a.domain, .bus = (uint8_t)a.bus,
-                   .device = (uint8_t)a.device, .function = (uint8_t)a.function},
-            .parent = -1, .numa = -1, .model = "", .dir = read_dir(root, names.names[i]),
+            .id = pci, .parent = -1, .numa = -1, .model = "", .dir = read_dir(root, names.names[i]),
         };
         read_function(root, names.names[i], f);
         out->count++;

@@ -80,19 +80,170 @@ static int32_t add_host(struct dp_topo_builder *b, const char *root)
     return host;
 }
 
+/* ---- NUMA nodes with their CPUs, memory and last-level caches -------------------------------- */
+
+static const char nodes[] = "/sys/devices/system/node";
+static const char cpus[] = "/sys/devices/system/cpu";
+static const char gpus[] = "/proc/driver/nvidia/gpus";
+
+/* How many CPUs a list such as "0-55,112-167" names. */
+static int64_t count_cpus(const char *list)
+{
+    int64_t count = 0;
+
+    while (*list) {
+        char *end;
+        long first = strtol(list, &end, 10), last = first;
+        if (end == list)
+            break;
+        if (*end == '-')
+            last = strtol(end + 1, &end, 10);
+        count += last >= first ? last - first + 1 : 0;
+        list = *end == ',' ? end + 1 : end;
+        if (*end != ',')
+            break;
+    }
+    return count;
+}
+
+/* "36608K" */
+static uint64_t parse_size(const char *s)
+{
+    char *end;
+    unsigned long long size = strtoull(s, &end, 10);
+
+    return *end == 'K' ? size << 10 : *end == 'M' ? size << 20 : size;
+}
+
+/* The kernel's number of the NUMA node as which NVIDIA's driver has given it the memory of this
+ * GPU, "0009:01:00.0"; -1: none. */
+static int gpu_memory(const char *root, const char *address)
+{
+    char line[DP_SYSFS_LINE];
+    int node;
+
+    return dp_sysfs_line(root, line, "%s/%s/numa_status", gpus, address) &&
+                   sscanf(line, "Node : %d", &node) == 1
+               ? node
+               : -1;
+}
+
+static bool is_of_gpu(const char *root, int node)
+{
+    struct dp_sysfs_names names = dp_sysfs_list(root, "%s", gpus);
+    bool found = false;
+
+    for (int i = 0; i < names.count; i++)
+        found |= gpu_memory(root, names.names[i]) == node;
+    dp_sysfs_names_fini(&names);
+    return found;
+}
+
+/* All last-level caches of a node are like that of its first CPU. */
+static uint64_t read_cache(const char *root, const char *list)
+{
+    char size[DP_SYSFS_LINE], shared[DP_SYSFS_LINE];
+    long cpu = strtol(list, NULL, 10);
+
+    for (int index = 4; index >= 2; index--)
+        if (dp_sysfs_line(root, size, "%s/cpu%ld/cache/index%d/size", cpus, cpu, index) &&
+            dp_sysfs_line(root, shared, "%s/cpu%ld/cache/index%d/shared_cpu_list", cpus, cpu, index)) {
+            int64_t sharing = count_cpus(shared), here = count_cpus(list);
+            return parse_size(size) * (uint64_t)(sharing > 0 && here > sharing ? here / sharing : 1);
+        }
+    return 0;
+}
+
+/* What a NUMA node (the kernel's number) has; 0: not known. */
+static uint64_t memory_of(const char *root, int node)
+{
+    char line[DP_SYSFS_LINE];
+    unsigned long long kib;
+
+    dp_sysfs_line(root, line, "%s/node%d/meminfo", nodes, node);
+    return sscanf(line, "Node %*d MemTotal: %llu kB", &kib) == 1 ? (uint64_t)kib << 10 : 0;
+}
+
+static int32_t add_numa(struct dp_topo_builder *b, const char *root, int32_t host, int os_index,
+                        const char *list)
+{
+    int32_t numa = dp_topo_add_node(b, DP_TOPO_NUMA, host);
+    uint32_t text = dp_topo_add_text(b, list);
+    struct dp_topo_node *n = dp_topo_node(b, numa);
+
+    n->os_index = os_index;
+    n->cpus = text;
+    if (*list) {
+        n->cache_bytes = read_cache(root, list);
+        n->package = (int32_t)dp_sysfs_number(root, -1, "%s/cpu%ld/topology/physical_package_id",
+                                              cpus, strtol(list, NULL, 10));
+    }
+    return numa;
+}
+
+/* Without NUMA in the kernel, or without its directory in a container, all is one node. */
+static void add_only_numa(struct dp_topo_builder *b, const char *root, int32_t host)
+{
+    char online[DP_SYSFS_LINE], line[DP_SYSFS_LINE];
+    unsigned long long kib;
+
+    dp_sysfs_line(root, online, "%s/online", cpus);
+    int32_t numa = add_numa(b, root, host, 0, online);
+    dp_sysfs_line(root, line, "/proc/meminfo");
+    if (sscanf(line, "MemTotal: %llu kB", &kib) == 1)
+        dp_topo_node(b, numa)->memory_bytes = (uint64_t)kib << 10;
+    dp_topo_add_note(b, DP_TOPO_ASSUMED, numa, "%s is not there: all CPUs and all memory are taken to "
+                     "be one NUMA node", nodes);
+}
+
+/* The CPUs, memory and caches of a host: its NUMA nodes, joined. Those that are the memory of a GPU
+ * are left to the GPU. */
+static void add_numas(struct dp_topo_builder *b, const char *root, int32_t host)
+{
+    struct dp_sysfs_names names = dp_sysfs_list(root, "%s", nodes);
+    int32_t first = b->t.node_count;
+    char list[DP_SYSFS_LINE];
+    int node, end, empty = 0;
+
+    for (int i = 0; i < 2 * names.count; i++) { /* those with CPUs come first */
+        const char *name = names.names[i % names.count];
+        if (sscanf(name, "node%d%n", &node, &end) != 1 || name[end])
+            continue;
+        if (dp_sysfs_line(root, list, "%s/node%d/cpulist", nodes, node) && *list ? i >= names.count
+                                                                                 : i < names.count)
+            continue;
+        const uint64_t bytes = memory_of(root, node);
+        if (!*list && (!bytes || is_of_gpu(root, node))) {
+            empty += !bytes;
+            continue;
+        }
+        int32_t numa = add_numa(b, root, host, node, list);
+        dp_topo_node(b, numa)->memory_bytes = bytes;
+    }
+    dp_sysfs_names_fini(&names);
+    if (b->t.node_count == first && !b->failed)
+        add_only_numa(b, root, host);
+    else
+        dp_topo_join_numas(b, host);
+    if (empty)
+        dp_topo_add_note(b, DP_TOPO_MISSING, host,
+                         "%d NUMA nodes have neither CPUs nor memory and are left "
+                         "out",
+                         empty);
+}
+
 /* ---- devices -------------------------------------------------------------------------------- */
 
 /* What NVIDIA's driver says of a GPU, "Model: \t\t NVIDIA H100 80GB HBM3" and the like. */
 static void read_driver(struct dp_topo_builder *b, const char *root, const struct dp_pci_function *f)
 {
-    char path[PATH_MAX], line[DP_SYSFS_LINE], address[32], *value;
+    char path[PATH_MAX], line[DP_SYSFS_LINE], address[DP_TOPO_PCI_LEN], *value;
     struct dp_topo_node *n = dp_topo_node(b, f->node);
 
-    snprintf(address, sizeof(address), "%04x:%02x:%02x.%x", f->id.domain, f->id.bus, f->id.device,
-             f->id.function);
-    n->memory_node = dp_sysfs_gpu_memory(root, address);
+    dp_topo_pci_text(&f->id, address);
+    n->memory_node = gpu_memory(root, address);
     if (n->memory_node >= 0)
-        n->memory_bytes = dp_sysfs_memory(root, n->memory_node);
+        n->memory_bytes = memory_of(root, n->memory_node);
     snprintf(path, sizeof(path), "%s/proc/driver/nvidia/gpus/%s/information", root, address);
     FILE *file = fopen(path, "re");
     if (!file)
@@ -155,7 +306,7 @@ int dp_topology_read_sysfs(const char *root, struct dp_topology **out)
     if (access(path, R_OK | X_OK))
         return dp_fail(DP_ENOENT, "%s: %s, expected a directory as of sysfs", path, strerror(errno));
     int32_t host = add_host(&b, root);
-    dp_sysfs_numa(&b, root, host);
+    add_numas(&b, root, host);
     bool has_pci = dp_sysfs_pci(&b, root, &f);
     if (!b.failed)
         dp_pci_tree_add(&b, host, &f);

@@ -8,7 +8,7 @@
 #include "fuzz.h"
 #include "../same_topology.h"
 
-#include <dualpipe/topology.h>
+#include "topology/build.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -69,7 +69,7 @@ static void use(const uint8_t *data, size_t size, enum dp_topology_format format
         must(*dp_last_error());
         return;
     }
-    must(!dp_topology_check(t));
+    must(!dp_topo_check(t));
     if (t->node_count < 400) {
         write_and_read_back(t);
         search(t);

@@ -56,7 +56,8 @@ static void bind_to_gpu(const struct dp_topology *t, int number, struct run_sett
         run_say(s, part, "not bound: %s", dp_last_error());
     else
         run_say(s, part, "%d, and the memory, of NUMA node %d, next to %s", cpus,
-                t->nodes[dp_topology_numa(t, gpu)].os_index, dp_topology_label(t, gpu, label));
+                t->nodes[dp_topology_above(t, gpu, DP_TOPO_NUMA)].os_index,
+                dp_topology_label(t, gpu, label));
 }
 
 /* Where the placement puts the worker that this process is. */

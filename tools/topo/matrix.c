@@ -87,8 +87,7 @@ static void put_affinity(const struct table *m, int32_t node)
 {
     const struct dp_topology *t = m->t;
 
-    while (node >= 0 && t->nodes[node].kind != DP_TOPO_NUMA)
-        node = t->nodes[node].parent;
+    node = dp_topology_above(t, node, DP_TOPO_NUMA);
     if (node < 0)
         return;
     if (t->nodes[node].os_index < 0)

@@ -18,15 +18,6 @@ struct show {
 
 /* ---- nodes ---------------------------------------------------------------------------------- */
 
-static int32_t count_below(const struct dp_topology *t, int32_t node, enum dp_topo_kind kind)
-{
-    int32_t count = 0;
-
-    for (int32_t i = node; (i = dp_topology_next(t, kind, node, i + 1)) >= 0;)
-        count++;
-    return count;
-}
-
 static void put_text(const struct show *s, const char *before, uint32_t text)
 {
     if (text)
@@ -45,7 +36,7 @@ static void put_pci(const struct show *s, const struct dp_topo_node *n)
 /* The link to what it stands in. */
 static void put_uplink(const struct show *s, int32_t node)
 {
-    const struct dp_topo_link *l = topo_uplink(s->t, node);
+    const struct dp_topo_link *l = dp_topology_uplink(s->t, node);
     char link[TOPO_WORD], rate[TOPO_WORD];
 
     if (l)
@@ -142,7 +133,7 @@ static void put_aside(const struct show *s, int32_t host)
 
 static void put_count(const struct show *s, int32_t host, enum dp_topo_kind kind, const char *one)
 {
-    int32_t count = count_below(s->t, host, kind);
+    int32_t count = dp_topology_count(s->t, kind, host);
 
     fprintf(s->to, ", %d %s%s", count, one, count == 1 ? "" : "s");
 }

@@ -69,7 +69,7 @@ static void put_device_text(const struct topo_svg *v, int32_t node, const struct
 
     short_model(dp_topology_text(v->t, n->kind == DP_TOPO_GPU ? n->model : n->name), text);
     topo_svg_text(v, "d", topo_svg_middle(b), b->y + 29, text, -1);
-    pcie_text(topo_uplink(v->t, node), text);
+    pcie_text(dp_topology_uplink(v->t, node), text);
     topo_svg_text(v, "d", topo_svg_middle(b), b->y + 43, text, 22);
 }
 
@@ -141,7 +141,7 @@ static void put_inside(const struct topo_svg *v, int32_t node, const struct topo
     else if (n->kind == DP_TOPO_GPU || n->kind == DP_TOPO_NIC)
         put_device_text(v, node, b);
     else if (n->kind == DP_TOPO_SWITCH) {
-        pcie_text(topo_uplink(v->t, node), text);
+        pcie_text(dp_topology_uplink(v->t, node), text);
         topo_svg_text(v, "d", topo_svg_middle(b), b->y + 25, text, 22);
     }
 }

@@ -75,8 +75,6 @@ const char *topo_size(uint64_t bytes, char out[TOPO_WORD]);
 const char *topo_class(const struct dp_topo_path *p, char out[TOPO_WORD]);
 /* "mlx5_0", or a label such as "nic0" where it has no name. */
 const char *topo_nic(const struct dp_topology *t, int32_t nic, char label[DP_TOPO_LABEL_LEN]);
-/* Its link on PCI to what it stands in, NULL: none. */
-const struct dp_topo_link *topo_uplink(const struct dp_topology *t, int32_t node);
 /* "400 Gb/s InfiniBand" */
 const char *topo_port(const struct dp_topo_port *p, char out[TOPO_WORD]);
 

@@ -84,14 +84,6 @@ const char *topo_nic(const struct dp_topology *t, int32_t nic, char label[DP_TOP
     return *name ? name : dp_topology_label(t, nic, label);
 }
 
-const struct dp_topo_link *topo_uplink(const struct dp_topology *t, int32_t node)
-{
-    for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++)
-        if (t->links[t->around[k]].kind == DP_TOPO_PCI && t->links[t->around[k]].b == node)
-            return &t->links[t->around[k]];
-    return NULL;
-}
-
 const char *topo_port(const struct dp_topo_port *p, char out[TOPO_WORD])
 {
     static const char *const fabrics[] = {"Ethernet", "InfiniBand", "unknown fabric"};

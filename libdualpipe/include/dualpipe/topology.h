@@ -185,6 +185,23 @@ static inline int32_t dp_topology_across(const struct dp_topology *t, int32_t li
     return t->links[link].a == node ? t->links[link].b : t->links[link].a;
 }
 
+/* The node of this kind that a node stands in, itself for one; -1: in none. */
+static inline int32_t dp_topology_above(const struct dp_topology *t, int32_t node,
+                                        enum dp_topo_kind kind)
+{
+    while (node >= 0 && t->nodes[node].kind != kind)
+        node = t->nodes[node].parent;
+    return node;
+}
+/* Its link on PCI to what it stands in; NULL: none. */
+static inline const struct dp_topo_link *dp_topology_uplink(const struct dp_topology *t, int32_t node)
+{
+    for (int32_t k = t->first_around[node]; k < t->first_around[node + 1]; k++)
+        if (t->links[t->around[k]].kind == DP_TOPO_PCI && t->links[t->around[k]].b == node)
+            return &t->links[t->around[k]];
+    return NULL;
+}
+
 DP_PUBLIC void dp_topology_free(struct dp_topology *t);
 
 /* "host", "numa", "root", "switch", "gpu", "nic", "nvswitch", "rail", "spine". */
@@ -196,6 +213,17 @@ DP_PUBLIC const char *dp_topo_link_kind_name(enum dp_topo_link_kind kind);
  *      for (int32_t g = -1; (g = dp_topology_next(t, DP_TOPO_GPU, host, g + 1)) >= 0;) */
 DP_PUBLIC int32_t dp_topology_next(const struct dp_topology *t, enum dp_topo_kind kind,
                                    int32_t within, int32_t from);
+
+/* How many there are of this kind below `within` (-1: anywhere). */
+static inline int32_t dp_topology_count(const struct dp_topology *t, enum dp_topo_kind kind,
+                                        int32_t within)
+{
+    int32_t count = 0;
+
+    for (int32_t i = within; (i = dp_topology_next(t, kind, within, i + 1)) >= 0;)
+        count++;
+    return count;
+}
 
 /* How many ports the NIC has: ports[*first] and on. */
 DP_PUBLIC int32_t dp_topology_ports(const struct dp_topology *t, int32_t nic, int32_t *first);
@@ -210,14 +238,6 @@ DP_PUBLIC const char *dp_topology_label(const struct dp_topology *t, int32_t nod
  * ("mlx5_0", "eth0"), a PCI address ("0000:1b:00.0", "1b:00.0"), a UUID, each with "HOST/" before it
  * for another host than the first that has one. DP_EINVAL with the nearest name. */
 DP_PUBLIC int dp_topology_find(const struct dp_topology *t, const char *name, int32_t *node);
-
-/* ---- the checker ---------------------------------------------------------------------------- */
-
-/* Everything that this header promises of a topology: parents and order, links that join what they
- * may join, once, and with rates that are numbers; ports and rails; every node of a host reachable
- * from its first NUMA node; names that are unique. DP_EINVAL with one sentence that names the node or
- * link. What readers and builders return has passed it. */
-DP_PUBLIC int dp_topology_check(const struct dp_topology *t);
 
 /* ---- the route between two nodes -------------------------------------------------------------- */
 
@@ -271,9 +291,6 @@ DP_PUBLIC int dp_topology_path(const struct dp_topology *t, int32_t a, int32_t b
 DP_PUBLIC int dp_topology_nics(const struct dp_topology *t, int32_t gpu, int32_t *nics, int32_t max,
                                int32_t *count);
 
-/* The first of the hosts that share NVSwitches with this one (a HOST), itself if there is none before
- * it: for NCCL they are one node. */
-DP_PUBLIC int32_t dp_topology_domain(const struct dp_topology *t, int32_t host);
 /* As many nodes as NCCL counts: hosts, those that share NVSwitches as one. */
 DP_PUBLIC int32_t dp_topology_domain_count(const struct dp_topology *t);
 
@@ -281,8 +298,6 @@ DP_PUBLIC int32_t dp_topology_domain_count(const struct dp_topology *t);
  * together; 0: not known, or not there. The first stands for all. DP_ENOMEM. Any thread. */
 DP_PUBLIC int dp_topology_rates(const struct dp_topology *t, double *inner, double *outer);
 
-/* The NUMA node that a node hangs from, itself for one; -1: from none. */
-DP_PUBLIC int32_t dp_topology_numa(const struct dp_topology *t, int32_t node);
 /* Bind the calling thread, and those that it starts, to the CPUs of that NUMA node that it may use
  * already, and let memory come from there as long as there is some. t is of this machine
  * (read_sysfs, read_hwloc). cpu_count, if not NULL: how many CPUs it has now. DP_EINVAL for a node

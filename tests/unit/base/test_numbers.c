@@ -105,7 +105,7 @@ static void sentences_have_a_point(void **state)
     NEEDS_COMMA();
     struct dp_topology *t = topology_made("gpu:2");
     t->links[0].bytes_per_ns = -1.5;
-    assert_int_equal(dp_topology_check(t), DP_EINVAL);
+    assert_int_equal(dp_topo_check(t), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "-1.5 GB/s"));
     dp_topology_free(t);
 }

@@ -33,7 +33,7 @@ static void every_preset_is_a_topology(void **state)
     (void)state;
     for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
         struct dp_topology *t = topology_made(p->name);
-        assert_int_equal(dp_topology_check(t), 0);
+        assert_int_equal(dp_topo_check(t), 0);
         assert_true(topology_count(t, DP_TOPO_GPU) > 0);
         dp_topology_free(t);
     }
@@ -215,7 +215,7 @@ static void the_checker_names_what_is_wrong(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dp_topology *t = topology_made("host:2 numa:2 switch:1 gpu:1 nic:1");
         cases[i].do_it(t);
-        assert_int_equal(dp_topology_check(t), DP_EINVAL);
+        assert_int_equal(dp_topo_check(t), DP_EINVAL);
         if (!strstr(dp_last_error(), cases[i].says))
             fail_msg("%s: %s", cases[i].what, dp_last_error());
         dp_topology_free(t);

@@ -116,7 +116,7 @@ static void hosts_of_a_domain_share_its_switches(void **state)
     assert_int_equal(topology_way(t, "tray-a/mlx5_0", "tray-b/mlx5_0").class_, DP_TOPO_RAILED);
     assert_int_equal(topology_way(t, "tray-a/gpu0", "tray-b/numa0").class_, DP_TOPO_RAILED);
     assert_int_equal(topology_count(t, DP_TOPO_NVSWITCH), 2);
-    assert_int_equal(dp_topology_domain(t, topology_node(t, "tray-b")), topology_node(t, "tray-a"));
+    assert_int_equal(dp_topo_domain(t, topology_node(t, "tray-b")), topology_node(t, "tray-a"));
     assert_int_equal(dp_topology_domain_count(t), 2);
     dp_topology_free(t);
     free_all(parts, 3);

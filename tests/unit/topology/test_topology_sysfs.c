@@ -264,7 +264,7 @@ static void this_machine_is_a_topology(void **state)
     struct dp_topology *t = NULL;
 
     assert_int_equal(dp_topology_read_sysfs("", &t), 0);
-    assert_int_equal(dp_topology_check(t), 0);
+    assert_int_equal(dp_topo_check(t), 0);
     assert_int_equal(t->host_count, 1);
     dp_topology_free(t);
 }
@@ -298,9 +298,9 @@ static void a_thread_is_bound_beside_a_device(void **state)
     pthread_t thread;
     void *flaw;
 
-    assert_int_equal(dp_topology_numa(server, topology_node(server, "gpu0")),
+    assert_int_equal(dp_topology_above(server, topology_node(server, "gpu0"), DP_TOPO_NUMA),
                      topology_node(server, "numa0"));
-    assert_int_equal(dp_topology_numa(server, 0), -1);
+    assert_int_equal(dp_topology_above(server, 0, DP_TOPO_NUMA), -1);
     assert_int_equal(dp_topology_bind(server, 0, NULL), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "a host: expected one that hangs from a NUMA node"));
     assert_int_equal(dp_topology_bind(server, server->node_count, NULL), DP_EINVAL);

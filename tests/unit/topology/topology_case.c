@@ -33,7 +33,7 @@ struct dp_topology *topology_unpacked(const char *tree)
 
     tree_remove(root);
     must(err);
-    must(dp_topology_check(t));
+    must(dp_topo_check(t));
     return t;
 }
 

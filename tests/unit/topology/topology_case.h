@@ -6,7 +6,7 @@
 #ifndef DP_TESTS_TOPOLOGY_CASE_H
 #define DP_TESTS_TOPOLOGY_CASE_H
 
-#include <dualpipe/topology.h>
+#include "topology/build.h"
 
 /* Of a description; of a captured tree (tests/data/topology/NAME.tree). */
 struct dp_topology *topology_made(const char *description);
