@@ -1,30 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * contexts.c - calls that end a context of CUDA. What staging has made in it goes before.
+ * contexts.c - calls that end a context of CUDA. What staging and pacing have made in it goes
+ * before.
  */
 #include "offload/preload/node.h"
 #include "offload/preload/real.h"
 #include "offload/preload/ring.h"
+#include "offload/preload/stage.h"
 #include "offload/preload/state.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define CALLER __builtin_return_address(0)
 
-/* Where no copy is staged there is nothing to go, and nothing is asked. */
-static bool makes_rings(void)
+/* Where no copy is staged or paced there is nothing to go, and nothing is asked. */
+static bool may_have_made(void)
 {
     const struct dpo_preload_options *options = dpo_depth ? NULL : dpo_preload_options();
 
-    return options && options->stage;
+    return options && (options->stage || options->pace);
 }
 
 static void drop(const void *context, int device, const void *caller)
 {
-    const struct dpo_driver *driver = makes_rings() ? dpo_driver(caller) : NULL;
+    const struct dpo_driver *driver = may_have_made() ? dpo_driver(caller) : NULL;
 
     if (!driver)
         return;
     dpo_depth++;
+    dpo_pace_drop(context, device);
     dpo_ring_drop(driver, context, device);
     dpo_depth--;
 }
@@ -38,31 +41,24 @@ EXPORT int cudaDeviceReset(void)
 
     if (!real)
         return dpo_runtime_api.absent;
-    if (get_device && makes_rings() && !get_device(&device))
+    if (get_device && may_have_made() && !get_device(&device))
         drop(NULL, device, CALLER);
     return real();
 }
 
-EXPORT int cuDevicePrimaryCtxReset_v2(int device);
-EXPORT int cuDevicePrimaryCtxReset_v2(int device)
-{
-    int (*real)(int) =
-        dpo_real("cuDevicePrimaryCtxReset_v2", (void *)cuDevicePrimaryCtxReset_v2, CALLER);
-
-    if (!real)
-        return dpo_driver_api.absent;
-    drop(NULL, device, CALLER);
-    return real(device);
-}
-
-EXPORT int cuCtxDestroy_v2(void *context);
-EXPORT int cuCtxDestroy_v2(void *context)
-{
-    int (*real)(void *) = dpo_real("cuCtxDestroy_v2", (void *)cuCtxDestroy_v2, CALLER);
-
-    if (!real)
-        return dpo_driver_api.absent;
-    if (context)
-        drop(context, -1, CALLER);
-    return real(context);
-}
+/* `of` names what ends; context NULL: all of the device. */
+#define ENDS(name, type, context, device)                                                          \
+    EXPORT int name(type of);                                                                      \
+    EXPORT int name(type of)                                                                       \
+    {                                                                                              \
+        int (*real)(type) = dpo_real(#name, (void *)name, CALLER);                                 \
+        if (!real)                                                                                 \
+            return dpo_driver_api.absent;                                                          \
+        drop(context, device, CALLER);                                                             \
+        return real(of);                                                                           \
+    }
+ENDS(cuCtxDestroy_v2, void *, of, -1)
+ENDS(cuDevicePrimaryCtxReset_v2, int, NULL, of)
+/* The functions of before CUDA 4.0 and 11.0, which the driver still has under these names. */
+ENDS(cuCtxDestroy, void *, of, -1)
+ENDS(cuDevicePrimaryCtxReset, int, NULL, of)

@@ -22,9 +22,9 @@
 
 /* ---- copies of pinned memory that give way to the network ------------------------------------ */
 
-enum { NICS = 16, TURNS = 256 };
+enum { NICS = 16, CONTEXTS = 16, TURNS = 512 };
 /* Of cuMemHostRegister and cuStreamWaitValue32. */
-enum { PORTABLE = 1, AT_LEAST = 0, ALREADY_REGISTERED = 712 };
+enum { AT_LEAST = 0, ALREADY_REGISTERED = 712 };
 static const size_t chunk_bytes = (size_t)4 << 20;
 
 static struct dpo_pacer *pacer; /* NULL: none could be made */
@@ -44,39 +44,59 @@ static int split(const char *list, const char *out[NICS])
 /* A chunk that waits in its stream: `reached` is its number once the stream has come to it, and the
  * stream goes on when `passed` is. One thread looks after all of them and waits for none alone. A
  * host function of the driver's (cuLaunchHostFunc) would hold back those of all streams. */
-static struct turn {
+struct turn {
     _Atomic uint32_t reached, passed;
-} turns[TURNS] __attribute__((aligned(4096)));
-
-static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER; /* of all below */
-static pthread_cond_t turn_queued = PTHREAD_COND_INITIALIZER;
-static int turns_queued;
-static bool are_pinned; /* the turns; not after a reset of the device */
-
-static struct waiting {
-    enum { FREE, TAKEN, QUEUED } state;
+};
+struct waiting {
+    enum { FREE, TAKEN, QUEUED, ENDED } state; /* ENDED: the context went while it was taken */
     uint32_t number;
     int direction;
     size_t bytes;
     int64_t until_ns; /* no longer than it takes at a tenth of the least rate; 0: not reached yet */
-} waiting[TURNS];
+};
 
-/* With the lock. */
-static void look_after(int i)
+/* The turns of a context are a page of their own, which is registered in it and ends with it. */
+static struct turn pages[CONTEXTS][TURNS] __attribute__((aligned(sizeof(struct turn) * TURNS)));
+static struct lane {
+    void *context; /* NULL: none yet */
+    int device;
+    bool is_pinned; /* not after the end of the context */
+    int queued;
+    struct waiting waiting[TURNS];
+} lanes[CONTEXTS];
+
+static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER; /* of all of this */
+static pthread_cond_t turn_queued = PTHREAD_COND_INITIALIZER;
+static int turns_queued;
+
+static struct turn *turn_of(const struct lane *l, int i)
 {
-    struct waiting *w = &waiting[i];
+    return &pages[l - lanes][i];
+}
+
+/* With the lock, as all below: the stream goes on, now or when it comes there. */
+static void let_pass(struct lane *l, int i)
+{
+    struct waiting *w = &l->waiting[i];
+
+    atomic_store_explicit(&turn_of(l, i)->passed, w->number, memory_order_release);
+    l->queued -= w->state == QUEUED;
+    turns_queued -= w->state == QUEUED;
+    w->state = FREE;
+}
+
+static void look_after(struct lane *l, int i)
+{
+    struct waiting *w = &l->waiting[i];
 
     if (w->state != QUEUED ||
-        atomic_load_explicit(&turns[i].reached, memory_order_acquire) != w->number)
+        atomic_load_explicit(&turn_of(l, i)->reached, memory_order_acquire) != w->number)
         return;
     const int64_t now_ns = dp_now_ns();
     if (!w->until_ns)
         w->until_ns = now_ns + (int64_t)w->bytes * 10;
-    if (!dpo_pacer_pass(pacer, w->direction, w->bytes) && now_ns < w->until_ns)
-        return;
-    atomic_store_explicit(&turns[i].passed, w->number, memory_order_release);
-    w->state = FREE;
-    turns_queued--;
+    if (dpo_pacer_pass(pacer, w->direction, w->bytes) || now_ns >= w->until_ns)
+        let_pass(l, i);
 }
 
 static void *serve_turns(void *unused)
@@ -88,12 +108,40 @@ static void *serve_turns(void *unused)
         pthread_mutex_lock(&turn_lock);
         while (!turns_queued)
             pthread_cond_wait(&turn_queued, &turn_lock);
-        for (int i = 0; i < TURNS; i++)
-            look_after(i);
+        for (struct lane *l = lanes; l < lanes + CONTEXTS; l++)
+            for (int i = 0; l->queued && i < TURNS; i++)
+                look_after(l, i);
         pthread_mutex_unlock(&turn_lock);
         nanosleep(&pause, NULL);
     }
     return NULL;
+}
+
+/* That of the context; else one that had none; else one whose context has ended; or NULL. */
+static struct lane *find_lane(const void *context)
+{
+    struct lane *ended = NULL;
+
+    for (struct lane *l = lanes; l < lanes + CONTEXTS; l++) {
+        if (!l->context || l->context == context)
+            return l;
+        if (!l->is_pinned && !l->queued)
+            ended = l;
+    }
+    return ended;
+}
+
+static bool pin(const struct dpo_driver *driver, struct lane *l, void *context)
+{
+    if (l->is_pinned)
+        return true;
+    const int error = driver->get_device(&l->device)
+                          ? -1
+                          : driver->host_register(turn_of(l, 0), sizeof(pages[0]), 0);
+    l->context = context;
+    /* Registered already: a write failed, but the context is still there. */
+    l->is_pinned = !error || error == ALREADY_REGISTERED;
+    return l->is_pinned;
 }
 
 static void make_pacer(void)
@@ -112,55 +160,79 @@ static void make_pacer(void)
 }
 
 /* TURNS: all are in use; -1: the driver cannot have them. */
-static int take_turn(const struct dpo_driver *driver, size_t bytes, int direction)
+static int take_turn(const struct dpo_driver *driver, void *context, size_t bytes, int direction,
+                     struct lane **out)
 {
     int i = 0;
 
     pthread_mutex_lock(&turn_lock);
-    if (!are_pinned) {
-        const int error = driver->host_register(turns, sizeof(turns), PORTABLE);
-        /* Registered already: a write failed, but the device was not reset. */
-        are_pinned = !error || error == ALREADY_REGISTERED;
-    }
-    while (i < TURNS && waiting[i].state != FREE)
-        i++;
-    if (!are_pinned)
+    struct lane *l = *out = find_lane(context);
+    if (!l || !pin(driver, l, context))
         i = -1;
-    else if (i < TURNS)
-        waiting[i] = (struct waiting){TAKEN, waiting[i].number + 1, direction, bytes, 0};
+    while (i >= 0 && i < TURNS && l->waiting[i].state != FREE)
+        i++;
+    if (i >= 0 && i < TURNS)
+        l->waiting[i] = (struct waiting){TAKEN, l->waiting[i].number + 1, direction, bytes, 0};
     pthread_mutex_unlock(&turn_lock);
     return i;
 }
 
 /* The thread looks after it from now on; or it is not to, as its stream never comes to it. */
-static void give_turn(int i, bool comes)
+static void give_turn(struct lane *l, int i, bool comes)
 {
     pthread_mutex_lock(&turn_lock);
-    are_pinned &= comes;
-    waiting[i].state = comes ? QUEUED : FREE;
-    turns_queued += comes;
-    pthread_cond_signal(&turn_queued);
+    l->is_pinned &= comes;
+    if (comes && l->waiting[i].state == TAKEN) {
+        l->waiting[i].state = QUEUED;
+        l->queued++;
+        turns_queued++;
+        pthread_cond_signal(&turn_queued);
+    } else {
+        let_pass(l, i);
+    }
     pthread_mutex_unlock(&turn_lock);
 }
 
-/* The chunk that is queued next waits for its turn; where there are too many that do it does not. */
-static bool queue_turn(const struct dpo_driver *driver, void *stream, size_t bytes, int direction)
+/* The chunk that is queued next waits for its turn; where there are too many that do it does not.
+ */
+static bool queue_turn(const struct dpo_driver *driver, const struct dpo_copy *copy, void *context,
+                       size_t bytes, int direction)
 {
-    const int i = take_turn(driver, bytes, direction);
+    struct lane *l;
+    const int i = take_turn(driver, context, bytes, direction, &l);
 
     if (i < 0 || i == TURNS)
         return i > 0;
-    const uint32_t number = waiting[i].number;
-    const bool comes = !driver->write_value(stream, (uintptr_t)&turns[i].reached, number, 0);
+    const uint32_t number = l->waiting[i].number;
+    struct turn *turn = turn_of(l, i);
+    const bool comes = !driver->write_value(copy->stream, (uintptr_t)&turn->reached, number, 0);
     const bool waits =
-        comes && !driver->wait_value(stream, (uintptr_t)&turns[i].passed, number, AT_LEAST);
-    give_turn(i, comes);
+        comes && !driver->wait_value(copy->stream, (uintptr_t)&turn->passed, number, AT_LEAST);
+    give_turn(l, i, comes);
     return waits;
+}
+
+/* The driver may wait for the context's streams, so they pass; others are paced as before. */
+void dpo_pace_drop(const void *context, int device)
+{
+    pthread_mutex_lock(&turn_lock);
+    for (struct lane *l = lanes; l < lanes + CONTEXTS; l++) {
+        if (!l->is_pinned || (context ? l->context != context : l->device != device))
+            continue;
+        l->is_pinned = false;
+        for (int i = 0; i < TURNS; i++)
+            if (l->waiting[i].state == TAKEN)
+                l->waiting[i].state = ENDED;
+            else if (l->waiting[i].state == QUEUED)
+                let_pass(l, i);
+    }
+    pthread_mutex_unlock(&turn_lock);
 }
 
 /* true: done, or queued in its stream, as the real call would have done it. false: as of dpo_stage.
  */
-static bool dpo_pace(const struct dpo_driver *driver, const struct dpo_copy *copy, int direction)
+static bool dpo_pace(const struct dpo_driver *driver, const struct dpo_copy *copy, void *context,
+                     int direction)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -170,7 +242,7 @@ static bool dpo_pace(const struct dpo_driver *driver, const struct dpo_copy *cop
     bool is_good = pacer != NULL;
     for (size_t at = 0, len; is_good && at < copy->bytes; at += len) {
         len = copy->bytes - at < chunk_bytes ? copy->bytes - at : chunk_bytes;
-        is_good = queue_turn(driver, copy->stream, len, direction == DPO_COPY_TO_HOST) &&
+        is_good = queue_turn(driver, copy, context, len, direction == DPO_COPY_TO_HOST) &&
                   !driver->copy(copy->to + at, copy->from + at, len, copy->stream);
     }
     if (is_good && copy->is_synchronous)
@@ -404,7 +476,7 @@ static bool stage(const struct dpo_preload_options *options, const struct dpo_dr
     if (!dpo_copy_classify(driver, copy, &kind))
         return false;
     if (!kind.is_pageable)
-        return options->pace && dpo_pace(driver, copy, kind.direction);
+        return options->pace && dpo_pace(driver, copy, kind.context, kind.direction);
     if (!options->stage || copy->bytes < (size_t)options->stage_min)
         return false;
     s.count = dpo_ring_take(driver, kind.context,

@@ -25,4 +25,8 @@
 bool dpo_stage(const struct dpo_preload_options *options, const struct dpo_copy *copy,
                const void *caller);
 
+/* The context goes away, or (context NULL) all contexts of the device: its streams wait for no turn any
+ * more. Any thread. */
+void dpo_pace_drop(const void *context, int device);
+
 #endif

@@ -14,6 +14,7 @@
 #include "simcuda/cuda_api.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -584,6 +585,57 @@ static void copies_of_pinned_memory_are_paced_if_asked(void **state)
     assert_int_equal(run_self("pace", "", "DUALPIPE_PRELOAD_PACE", "1"), 0);
 }
 
+static void await_turn(void *user)
+{
+    sem_wait(user);
+}
+
+static int paced_chunks(char *to, const char *pinned, size_t bytes, struct sim_stream *stream)
+{
+    sim_fail("cuStreamWaitValue32_v2", 0, 0);
+    return cudaMemcpyAsync(to, pinned, bytes, TO_DEVICE, stream) ? -1
+                                                                 : sim_calls("cuStreamWaitValue32_v2");
+}
+
+/* All turns are taken by a stream that does not come to them; then its context is destroyed. */
+static int end_a_context_with_turns(void)
+{
+    enum { CHUNKS = 8, COPIES = 80 };
+    const size_t bytes = CHUNKS * chunk;
+    struct buffers b = buffers_new(bytes);
+    struct sim_stream *stuck = stream_new(), *stream = stream_new();
+    void *pinned, *context;
+    int waits = 0;
+    sem_t end;
+
+    if (cudaHostAlloc(&pinned, bytes, 0) || cuCtxGetCurrent(&context) || sem_init(&end, 0, 0) ||
+        cudaLaunchHostFunc(stuck, await_turn, &end))
+        return 1;
+    for (int i = 0; i < COPIES; i++)
+        waits += paced_chunks(b.device, pinned, bytes, stuck);
+    if (waits >= CHUNKS * COPIES || paced_chunks(b.device, pinned, bytes, stream) != 0)
+        return 2;
+    fill(pinned, bytes, 3);
+    if (cuCtxDestroy_v2(context) || paced_chunks(b.device, pinned, bytes, stream) != CHUNKS ||
+        cudaStreamSynchronize(stream) || !is_filled(b.device, bytes, 3))
+        return 3;
+    sem_post(&end);
+    if (cudaStreamSynchronize(stuck) || cudaDeviceReset() ||
+        paced_chunks(b.device, pinned, bytes, stream) != CHUNKS || cudaStreamSynchronize(stream))
+        return 4;
+    buffers_free(&b);
+    cudaFreeHost(pinned);
+    cudaStreamDestroy(stuck);
+    cudaStreamDestroy(stream);
+    return dpo_counted(DPO_PACED) != COPIES + 3;
+}
+
+static void the_turns_of_a_context_end_with_it(void **state)
+{
+    (void)state;
+    assert_int_equal(run_self("ends", "", "DUALPIPE_PRELOAD_PACE", "1"), 0);
+}
+
 /* Of a driver before CUDA 11.7: what it has not got. */
 static const char *lacking;
 void *__real_dlsym(void *handle, const char *name);
@@ -705,6 +757,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(where_a_step_fails_cuda_copies),
         cmocka_unit_test(it_can_be_switched_off),
         cmocka_unit_test(copies_of_pinned_memory_are_paced_if_asked),
+        cmocka_unit_test(the_turns_of_a_context_end_with_it),
         cmocka_unit_test(a_driver_whose_streams_await_no_values_stages_and_does_not_pace),
         cmocka_unit_test(a_forked_child_copies_without_it),
         cmocka_unit_test(the_ring_is_made_anew_after_a_reset),
@@ -722,6 +775,8 @@ int main(int argc, char **argv)
         return copy_and_count(1);
     if (argc == 3 && !strcmp(argv[1], "pace"))
         return pace_pinned_copies();
+    if (argc == 3 && !strcmp(argv[1], "ends"))
+        return end_a_context_with_turns();
     if (argc == 3 && !strcmp(argv[1], "old"))
         return copy_with_an_old_driver();
     if (argc == 3) {

@@ -139,6 +139,7 @@ SIM_EXPORT int sim_waits_inside(void);
 /* What the tests of the preload library call. */
 SIM_EXPORT int cudaMallocManaged(void **out, size_t bytes, unsigned flags);
 SIM_EXPORT int cudaDeviceReset(void);
+SIM_EXPORT int cuCtxDestroy_v2(void *context);
 SIM_EXPORT int cudaDeviceSynchronize(void);
 SIM_EXPORT int cudaStreamBeginCapture(struct sim_stream *stream, int mode);
 SIM_EXPORT int cudaStreamEndCapture(struct sim_stream *stream, void **graph);

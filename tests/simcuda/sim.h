@@ -42,6 +42,8 @@ struct sim_memory {
     int fd;                    /* of the memory file behind it; -1: none */
 };
 struct sim_memory sim_memory_find(const void *ptr);
+/* The context in which it was registered has ended. */
+void sim_memory_forget_registered(void);
 
 /* ---- sim_dmabuf.c ------------------------------------------------------------------------------
  */

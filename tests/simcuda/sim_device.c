@@ -77,6 +77,7 @@ SIM_EXPORT int cudaSetDevice(int device)
 SIM_EXPORT int cudaDeviceReset(void)
 {
     sim_stream_drain_all();
+    sim_memory_forget_registered();
     return 0;
 }
 

@@ -64,6 +64,14 @@ SIM_EXPORT int cuCtxPopCurrent_v2(void **out)
     return cuCtxGetCurrent(out);
 }
 
+/* It waits for no stream, as a driver may. Memory that was registered in it is not any more. */
+SIM_EXPORT int cuCtxDestroy_v2(void *context)
+{
+    (void)context;
+    sim_memory_forget_registered();
+    return 0;
+}
+
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 SIM_EXPORT int cuMemAlloc_v2(uintptr_t *out, size_t bytes)
@@ -189,6 +197,8 @@ SIM_EXPORT int cuStreamWriteValue32_v2(struct sim_stream *stream, uintptr_t at, 
 {
     (void)flags;
     SIM_BEGIN();
+    if (sim_memory_find((const void *)at).kind == SIM_MEMORY_NONE)
+        return SIM_INVALID_VALUE;
     sim_queued();
     sim_stream_give(stream, write_value, &(struct value){(uint32_t *)at, value}, sizeof(struct value));
     return 0;

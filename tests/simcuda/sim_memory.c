@@ -78,6 +78,20 @@ static struct sim_memory forget(const void *ptr)
     return found;
 }
 
+void sim_memory_forget_registered(void)
+{
+    pthread_mutex_lock(&lock);
+    for (struct entry **at = &entries, *entry; (entry = *at);) {
+        if (entry->memory.kind != SIM_MEMORY_REGISTERED) {
+            at = &entry->next;
+            continue;
+        }
+        *at = entry->next;
+        free(entry);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 static int map_file(int fd, size_t bytes, enum sim_memory_kind kind, void **out)
 {
     char *start = mmap(NULL, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
