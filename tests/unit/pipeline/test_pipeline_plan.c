@@ -275,6 +275,28 @@ static void receives_are_posted_ahead_and_in_the_order_of_the_link(void **state)
     planned_fini(&p);
 }
 
+/* So activations and gradients between two ranks have no order in common, as messages of a single NCCL
+ * communicator would need: receives of one pass those of the other that are sent before. */
+static void receives_of_one_channel_pass_those_of_another(void **state)
+{
+    (void)state;
+    struct planned p;
+    uint32_t passed = 0, last[4][2] = {{0}};
+
+    planned_init(&p, (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 4,
+                                               .microbatches = 16}, 3, false);
+    for (size_t i = 0; i < p.plan.count; i++) {
+        const struct dp_plan_op *op = &p.plan.ops[i];
+        const bool is_gradient = op->message.channel == DP_CHANNEL_GRADIENT;
+        if (op->kind != DP_PLAN_RECV)
+            continue;
+        passed += op->index < last[op->message.peer][!is_gradient];
+        last[op->message.peer][is_gradient] = op->index;
+    }
+    assert_true(passed > 0);
+    planned_fini(&p);
+}
+
 /* Staged: the last message received into the same memory must have been copied out of it. */
 static bool waits_for(const struct dp_plan *plan, const struct dp_plan_op *op, uint32_t request)
 {
@@ -340,6 +362,7 @@ int main(void)
         cmocka_unit_test(save_areas_take_what_the_schedule_promises),
         cmocka_unit_test(no_buffer_is_touched_while_a_message_uses_it),
         cmocka_unit_test(receives_are_posted_ahead_and_in_the_order_of_the_link),
+        cmocka_unit_test(receives_of_one_channel_pass_those_of_another),
         cmocka_unit_test(staged_receives_wait_for_the_copy_before_them),
         cmocka_unit_test(a_plan_has_few_requests_and_no_more_memory_than_its_parts),
     };
