@@ -55,8 +55,6 @@ static struct dp_offload_shard_cost cost_of(const struct dpo_layout *layout, int
     }
     if (layout->config.checkpoint)
         c.backward_ns += c.forward_ns;
-    if (shard->kept)
-        c.up_ns = c.down_ns = 0;
     return c;
 }
 
@@ -102,7 +100,7 @@ static void fill_room(struct search *search, struct dp_offload_config config,
     if (config.distance >= config.slots)
         config.distance = config.slots - 1;
     take_better(&search->best, &config,
-                (2.0 * layout->streamed - config.slots) / layout->shard_count, true);
+                (2.0 * layout->shard_count - config.slots) / layout->shard_count, true);
 }
 
 static int32_t more_slots(int32_t slots, int32_t room)
@@ -150,7 +148,7 @@ static int consider(struct search *search, const struct dpo_layout *layout,
                     struct dp_offload_config config)
 {
     const struct dp_offload_memory *m = &layout->counts;
-    const int32_t shards = layout->streamed > 1 ? layout->streamed : 1;
+    const int32_t shards = layout->shard_count;
     size_t slot = m->slots_bytes / (size_t)layout->config.slots,
            rest = m->device_bytes - m->slots_bytes;
     struct candidate *best = &search->best;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layout.c - a config, checked and laid out: what is in which shard, which of these stay on the
- * device, and how many bytes each kind of memory takes. Nothing is allocated but lists.
+ * layout.c - a config, checked and laid out: what is in which shard, and how many bytes each kind of
+ * memory takes. Nothing is allocated but lists.
  *
  * Activations, plain: every layer's output and save areas, for all micro-batches. With checkpoints:
  * what crosses from shard to shard, and one piece of memory for the inside of any shard, for one
@@ -16,6 +16,64 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- tensors between layers ------------------------------------------------------------------ */
+
+static size_t row_bytes(const struct dp_tensor_spec *spec)
+{
+    size_t bytes = (size_t)(spec->dtype.bits * spec->dtype.lanes + 7) / 8;
+
+    for (int32_t d = 1; d < spec->ndim; d++)
+        bytes *= (size_t)spec->shape[d];
+    return bytes;
+}
+
+int dpo_border_check(const struct dp_border *spec, int64_t rows, const char *what, int32_t index)
+{
+    if (!spec || spec->count < 1 || spec->count > DP_MAX_TENSORS)
+        return dp_fail(DP_EINVAL, "offload: %s %d: expected 1 to %d tensors", what, index,
+                       DP_MAX_TENSORS);
+    for (int32_t k = 0; k < spec->count; k++) {
+        const struct dp_tensor_spec *t = &spec->tensors[k];
+        if (t->ndim < 1 || t->ndim > DP_MAX_DIMS || t->shape[0] != rows || rows < 1)
+            return dp_fail(DP_EINVAL,
+                           "offload: %s %d: tensor %d has %lld rows in dimension 0, expected the "
+                           "batch's %lld",
+                           what, index, k, t->ndim > 0 ? (long long)t->shape[0] : 0LL,
+                           (long long)rows);
+        for (int32_t d = 1; d < t->ndim; d++)
+            if (t->shape[d] < 0)
+                return dp_fail(DP_EINVAL, "offload: %s %d: tensor %d has a negative extent", what,
+                               index, k);
+    }
+    return 0;
+}
+
+size_t dpo_border_init(struct dpo_border *border, const struct dp_border *spec, int64_t rows)
+{
+    border->spec = spec;
+    border->bytes = 0;
+    for (int32_t k = 0; k < spec->count; k++) {
+        border->row_bytes[k] = row_bytes(&spec->tensors[k]);
+        border->offset[k] = border->bytes;
+        border->bytes += dpo_align(border->row_bytes[k] * (size_t)rows);
+    }
+    return border->bytes;
+}
+
+void dpo_border_tensors(DLDevice device, const struct dpo_border *border, char *base, int64_t first,
+                        int64_t rows, struct dpo_tensors *out)
+{
+    for (int32_t k = 0; k < border->spec->count; k++) {
+        const struct dp_tensor_spec *spec = &border->spec->tensors[k];
+        for (int32_t d = 0; d < spec->ndim; d++)
+            out->shape[k][d] = d ? spec->shape[d] : rows;
+        out->t[k] = (DLTensor){
+            .device = device, .ndim = spec->ndim, .dtype = spec->dtype, .shape = out->shape[k]};
+        if (base)
+            out->t[k].data = base + border->offset[k] + (size_t)first * border->row_bytes[k];
+    }
+}
 
 /* ---- what is wrong with a config ------------------------------------------------------------- */
 
@@ -62,22 +120,6 @@ static int check_config(const struct dp_offload_config *c)
                        DP_MAX_MICROBATCHES);
     if (c->slices < 1)
         return dp_fail(DP_EINVAL, "offload: %d slices, expected at least 1", c->slices);
-    if (c->order_blocks < 0 || c->order_blocks > DP_OFFLOAD_MAX_BLOCKS ||
-        (c->order_blocks & (c->order_blocks - 1)))
-        return dp_fail(DP_EINVAL,
-                       "offload: order_blocks: %d, expected a power of two up to %d, or 0",
-                       c->order_blocks, DP_OFFLOAD_MAX_BLOCKS);
-    if (c->order_blocks > 1 && !dp_device_host_accessible(c->device))
-        return dp_fail(DP_EUNSUPPORTED, "offload: order_blocks: gradients are added up by the CPU, "
-                                        "which does not reach the memory of this device");
-    if (!(c->kept_share >= 0 && c->kept_share <= 1))
-        return dp_fail(DP_EINVAL, "offload: kept_share: %g, expected 0 to 1", c->kept_share);
-    if (c->kept_share > 0 && !dp_device_host_accessible(c->device))
-        return dp_fail(DP_EUNSUPPORTED,
-                       "offload: kept_share: what stays on the device is updated by "
-                       "the CPU, which does not reach the memory of this device");
-    if (c->delay && !c->update)
-        return dp_fail(DP_EINVAL, "offload: delay: expected an update that could be delayed");
     if (c->boundaries_down && !c->checkpoint)
         return dp_fail(DP_EINVAL, "offload: only with checkpoints can boundaries wait on the host");
     if (!is_16_bits(c->values_type) || !is_16_bits(c->grads_type))
@@ -165,38 +207,6 @@ static int take_shards(struct dpo_layout *layout)
         layout->layers[l].given = &layout->config.layers[l];
     free(first);
     return err;
-}
-
-/* ---- what stays on the device -----------------------------------------------------------------
- */
-
-static int64_t elements_of(const struct dpo_layout *layout, int32_t first, int32_t end)
-{
-    int64_t sum = 0;
-
-    for (int32_t l = first; l < end; l++)
-        for (int32_t k = 0; k < layout->config.layers[l].parameter_count; k++) {
-            const DLTensor *value = layout->config.layers[l].parameters[k].value;
-            sum += value ? dp_tensor_numel(value) : 0;
-        }
-    return sum;
-}
-
-/* The last shards stay on the device, as far as the share goes. */
-static void choose_kept(struct dpo_layout *layout)
-{
-    double left =
-        layout->config.kept_share * (double)elements_of(layout, 0, layout->config.layer_count);
-
-    layout->streamed = layout->shard_count;
-    while (layout->streamed && layout->config.kept_share > 0) {
-        struct dpo_shard *shard = &layout->shards[layout->streamed - 1];
-        left -= (double)elements_of(layout, shard->first, shard->end);
-        if (left < 0)
-            break;
-        shard->kept = true;
-        layout->streamed--;
-    }
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -295,12 +305,7 @@ static void count_device(struct dpo_layout *layout)
 
     counts->slots_bytes = (layout->slot_values + layout->slot_grads) * (size_t)layout->config.slots;
     counts->activations_bytes = layout->activation_bytes + borders * layout->boundary_stride;
-    counts->sums_bytes = (size_t)layout->levels * layout->sum_bytes;
-    counts->kept = layout->shard_count - layout->streamed;
-    counts->kept_bytes =
-        layout->kept_shard_bytes + layout->kept_state_bytes + layout->kept_grad_bytes;
-    counts->device_bytes =
-        counts->slots_bytes + counts->activations_bytes + counts->sums_bytes + counts->kept_bytes;
+    counts->device_bytes = counts->slots_bytes + counts->activations_bytes;
 }
 
 size_t dpo_layout_home_bytes(const struct dpo_layout *layout, const struct dpo_shard *shard)
@@ -309,33 +314,15 @@ size_t dpo_layout_home_bytes(const struct dpo_layout *layout, const struct dpo_s
            (layout->images ? dpo_align(shard->value_bytes) : 0);
 }
 
-static void count_streamed(struct dpo_layout *layout, const struct dpo_shard *shard)
-{
-    layout->slot_values = larger(layout->slot_values, shard->value_bytes);
-    layout->slot_grads = larger(layout->slot_grads, shard->grad_bytes);
-    layout->counts.largest_shard_bytes =
-        larger(layout->counts.largest_shard_bytes, shard->value_bytes + shard->grad_bytes);
-}
-
-static void count_kept(struct dpo_layout *layout, const struct dpo_shard *shard)
-{
-    layout->kept_grad_bytes = larger(layout->kept_grad_bytes, shard->grad_bytes);
-    layout->kept_shard_bytes += dpo_layout_home_bytes(layout, shard);
-    for (int32_t l = shard->first; l < shard->end; l++)
-        layout->kept_state_bytes += dpo_align(layout->layers[l].given->kept_bytes);
-}
-
-/* The slots' sizes, and what is summed and kept. */
 static void count_shards(struct dpo_layout *layout)
 {
     layout->rings = layout->config.boundaries_down ? layout->config.distance + 2 : 0;
     for (int32_t s = 0; s < layout->shard_count; s++) {
         const struct dpo_shard *shard = &layout->shards[s];
-        layout->sum_bytes = larger(layout->sum_bytes, shard->grad_bytes);
-        if (shard->kept)
-            count_kept(layout, shard);
-        else
-            count_streamed(layout, shard);
+        layout->slot_values = larger(layout->slot_values, shard->value_bytes);
+        layout->slot_grads = larger(layout->slot_grads, shard->grad_bytes);
+        layout->counts.largest_shard_bytes =
+            larger(layout->counts.largest_shard_bytes, shard->value_bytes + shard->grad_bytes);
     }
     layout->activation_bytes = lay_out(layout);
     count_device(layout);
@@ -349,17 +336,14 @@ struct dp_offload_plan dpo_layout_plan(const struct dpo_layout *layout, bool for
                                     .slots = layout->config.slots,
                                     .distance = layout->config.distance,
                                     .forward_only = forward_only,
-                                    .drop_at_once = layout->config.drop_at_once,
-                                    .kept = layout->shard_count - layout->streamed};
+                                    .drop_at_once = layout->config.drop_at_once};
 }
 
-/* More slots than shards that pass through them would stay empty. */
-static void drop_surplus(struct dp_offload_config *c, int32_t streamed)
+/* More slots than shards would stay empty. */
+static void drop_surplus(struct dp_offload_config *c, int32_t shards)
 {
-    const int32_t most = streamed > 1 ? streamed : 1;
-
-    if (c->slots > most)
-        c->slots = most;
+    if (c->slots > shards)
+        c->slots = shards;
     if (c->distance >= c->slots)
         c->distance = c->slots - 1;
 }
@@ -370,7 +354,7 @@ static int check_plan(struct dpo_layout *layout)
     int err = dpo_plan_check(&plan);
 
     if (!err)
-        drop_surplus(&layout->config, layout->streamed);
+        drop_surplus(&layout->config, layout->shard_count);
     return err;
 }
 
@@ -382,10 +366,8 @@ static void take_config(struct dpo_layout *layout, const struct dp_offload_confi
         layout->config.slots = 2;
         layout->config.distance = 1;
     }
-    layout->images = config->values_type.bits || config->delay;
+    layout->images = config->values_type.bits;
     layout->widens = config->grads_type.bits;
-    layout->config.order_blocks = config->order_blocks ? config->order_blocks : 1;
-    layout->levels = __builtin_ctz((unsigned)layout->config.order_blocks);
     if (!config->timeout_ns)
         layout->config.timeout_ns = 60 * DP_NS_PER_S;
 }
@@ -400,8 +382,6 @@ int dpo_layout_init(struct dpo_layout *layout, const struct dp_offload_config *c
     err = take_rows(layout);
     if (!err)
         err = take_shards(layout);
-    if (!err)
-        choose_kept(layout);
     if (!err)
         err = check_plan(layout);
     if (!err)

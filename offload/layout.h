@@ -54,7 +54,6 @@ struct dpo_shard {
     char *up;                  /* what is copied to its slot: values, or these in 16 bits */
     int32_t wait_for;          /* the lowest shard that owns a parameter of this one */
     int32_t slot;              /* where it is now; -1: nowhere */
-    bool kept;                 /* always in the same slot, on the device with all that it has */
     struct dp_parameter *list; /* of the parameters it owns */
     int32_t list_count;
     struct dp_device_event *updated;
@@ -76,18 +75,14 @@ struct dpo_layout {
 
     struct dpo_shard *shards;
     int32_t shard_count;
-    int32_t streamed; /* of the shards: the first ones; the others are kept */
     int32_t rings;
-    int32_t levels;   /* log2 of order_blocks */
     bool widens;      /* gradients that have come down: mixed precision */
-    bool images;      /* what goes up is not the values themselves: rounded, or older than they */
+    bool images;      /* what goes up is not the values themselves, but these in 16 bits */
     bool copies_tied; /* a shard has a copy of a parameter of another one */
 
     size_t slot_values, slot_grads;
     size_t activation_bytes, input_at, boundary_stride;
     size_t piece_gradient[2]; /* inside a shard, in the activations */
-    size_t sum_bytes;         /* gradients of a shard, in fixed order */
-    size_t kept_shard_bytes, kept_grad_bytes, kept_state_bytes;
     struct dp_offload_memory counts;
 };
 
@@ -110,7 +105,6 @@ size_t dpo_plan(const struct dp_offload_plan *plan, int32_t *in_slot,
                 struct dp_offload_event *events, size_t max);
 int dpo_plan_check(const struct dp_offload_plan *plan);
 
-/* border.c */
 size_t dpo_border_init(struct dpo_border *border, const struct dp_border *spec, int64_t rows);
 /* Tensors of `rows` rows from row `first` on, at base (NULL: all data is NULL). */
 void dpo_border_tensors(DLDevice device, const struct dpo_border *border, char *base, int64_t first,
@@ -129,9 +123,8 @@ void dpo_parameters_fini(struct dpo_layout *layout);
 DLDataType dpo_value_type(const struct dp_offload_config *c, const struct dp_parameter *p);
 DLDataType dpo_grad_type(const struct dp_offload_config *c, const struct dp_parameter *p);
 
-/* add.c: to += from, elements of any type of parameters; and, in float32, elements of another type.
- */
+/* shards.c: to += from, elements of any type of gradients; those of 16 bits are added in float32 and
+ * rounded to the nearest. */
 void dpo_add(DLDataType type, size_t count, void *to, const void *from);
-void dpo_add_widened(DLDataType type, size_t count, float *to, const void *from);
 
 #endif

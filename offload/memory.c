@@ -2,8 +2,8 @@
  *
  * memory.c - all memory of a streamed model, allocated once, as layout.c has counted it.
  *
- *      device   [slot 0 | slot 1 | ...] [activations] [two sets of gradients between shards] [sums]
- *               [shards that stay] [what their layers want] [gradients of one of them]
+ *      device   [slot 0 | slot 1 | ...] [activations] [two sets of gradients between shards]
+ *      host     [shard 0] [shard 1] ... [two sets of gradients of a shard] [boundaries]
  */
 #include "offload/state.h"
 
@@ -42,135 +42,50 @@ static int init_device(struct dp_offload *o)
             (struct dpo_ring){.at = carve(&at, o->layout.boundary_stride), .holds = -1};
     for (int i = 0; i < 2 && trains; i++)
         o->memory.gradients[i] = carve(&at, o->layout.boundary_stride);
-    o->memory.sums = carve(&at, o->counts.sums_bytes);
-    o->memory.kept_memory = carve(&at, o->layout.kept_shard_bytes + o->layout.kept_state_bytes);
-    o->memory.kept_grads = carve(&at, o->layout.kept_grad_bytes);
     return 0;
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
-static int take(struct dp_offload *o, size_t bytes, char **out)
+static size_t boundary_bytes(const struct dp_offload *o)
 {
-    void *ptr;
-    int err = dp_pinned_take(o->pinned, bytes, &ptr);
+    return o->layout.rings ? (size_t)o->layout.shard_count * o->layout.boundary_stride : 0;
+}
 
+static int init_host(struct dp_offload *o)
+{
+    size_t bytes = 2 * o->layout.slot_grads + boundary_bytes(o);
+
+    for (int32_t s = 0; s < o->layout.shard_count; s++)
+        bytes += dpo_layout_home_bytes(&o->layout, &o->layout.shards[s]);
+    int err = dpo_pinned_map(o->streams.dev, -1, bytes, &o->pinned);
     if (err)
         return err;
-    o->counts.host_bytes += bytes;
-    *out = ptr;
+    o->counts.host_bytes = bytes;
+    char *at = o->pinned.start;
+    for (int32_t s = 0; s < o->layout.shard_count; s++) {
+        struct dpo_shard *shard = &o->layout.shards[s];
+        shard->values = carve(&at, dpo_layout_home_bytes(&o->layout, shard));
+        shard->grads = shard->values + shard->host_value_bytes;
+        shard->up = o->layout.images ? at - dpo_align(shard->value_bytes) : shard->values;
+    }
+    for (int i = 0; i < 2; i++)
+        o->memory.staging[i].at = carve(&at, o->layout.slot_grads);
+    o->memory.boundaries = carve(&at, boundary_bytes(o));
     return 0;
 }
 
-/* All that is taken below, so that it is one slab. */
-static size_t host_bytes(const struct dp_offload *o)
-{
-    size_t bytes = 0;
-
-    for (int32_t s = 0; s < o->layout.streamed; s++)
-        bytes += dpo_layout_home_bytes(&o->layout, &o->layout.shards[s]);
-    if (o->layout.rings)
-        bytes += dpo_align((size_t)o->layout.shard_count * o->layout.boundary_stride);
-    return bytes + 2 * o->layout.slot_grads + 4096;
-}
-
-static int init_pool(struct dp_offload *o)
-{
-    struct dp_pinned_config config = {.numa_node = -1, .slab_bytes = host_bytes(o)};
-
-    return dp_pinned_new(o->streams.dev,
-                         o->layout.config.pinned ? o->layout.config.pinned : &config, &o->pinned);
-}
-
-static void place_shard(struct dp_offload *o, struct dpo_shard *shard, size_t bytes)
-{
-    memset(shard->values, 0, bytes);
-    shard->grads = shard->values + shard->host_value_bytes;
-    shard->up =
-        o->layout.images ? shard->values + bytes - dpo_align(shard->value_bytes) : shard->values;
-}
-
-/* The CPU reaches the device's memory. */
-static void init_kept(struct dp_offload *o)
-{
-    char *at = o->memory.kept_memory;
-
-    for (int32_t s = o->layout.streamed; s < o->layout.shard_count; s++) {
-        struct dpo_shard *shard = &o->layout.shards[s];
-        size_t bytes = dpo_layout_home_bytes(&o->layout, shard);
-        shard->values = carve(&at, bytes);
-        place_shard(o, shard, bytes);
-        shard->slot = o->layout.config.slots + s - o->layout.streamed;
-        o->memory.slots[shard->slot].values = shard->up;
-        o->memory.slots[shard->slot].grads = o->memory.kept_grads;
-    }
-    if (o->layout.kept_state_bytes)
-        memset(at, 0, o->layout.kept_state_bytes);
-}
-
-static int init_shards(struct dp_offload *o)
-{
-    int err = 0;
-
-    for (int32_t s = 0; s < o->layout.streamed && !err; s++) {
-        struct dpo_shard *shard = &o->layout.shards[s];
-        size_t bytes = dpo_layout_home_bytes(&o->layout, shard);
-        err = take(o, bytes, &shard->values);
-        if (!err)
-            place_shard(o, shard, bytes);
-    }
-    if (!err)
-        init_kept(o);
-    return err;
-}
-
-static int init_extras(struct dp_offload *o)
-{
-    int err = 0;
-
-    for (int i = 0; i < 2 && !err && o->layout.slot_grads; i++)
-        err = take(o, o->layout.slot_grads, &o->memory.staging[i].at);
-    if (!err && o->layout.rings)
-        err = take(o, (size_t)o->layout.shard_count * o->layout.boundary_stride,
-                   &o->memory.boundaries);
-    return err;
-}
-
 /* ---- streams and events ---------------------------------------------------------------------- */
-
-/* What a step may have in flight at most: of each shard two loads, two times poison for values and
- * gradients, gradients down, its input down and up. */
-static int init_copies(struct dp_offload *o)
-{
-    const struct dp_copy_engine_config config = {
-        .device = o->streams.dev,
-        .copies = 16 * o->layout.shard_count + 64,
-        .chunk_bytes = o->layout.config.check ? 64 << 10 : 0,
-        .check = o->layout.config.check,
-        .measure = o->layout.config.measure,
-        .pace = o->layout.config.pace,
-        .pace_user = o->layout.config.pace_user,
-    };
-
-    return dp_copy_engine_new(&config, &o->streams.copies);
-}
-
-static int32_t all_slots(const struct dp_offload *o)
-{
-    return o->layout.config.slots + o->layout.shard_count - o->layout.streamed;
-}
 
 /* Calls fn for every event. */
 static int each_event(struct dp_offload *o,
                       int (*fn)(struct dp_offload *o, struct dp_device_event **event))
 {
-    struct dp_device_event **const single[] = {&o->streams.done, &o->memory.staging[0].done,
-                                               &o->memory.staging[1].done, &o->memory.kept_taken};
     int err = 0;
 
-    for (size_t i = 0; i < sizeof(single) / sizeof(single[0]) && !err; i++)
-        err = fn(o, single[i]);
-    for (int32_t i = 0; o->memory.slots && i < all_slots(o) && !err; i++) {
+    for (int i = 0; i < 2 && !err; i++)
+        err = fn(o, &o->memory.staging[i].done);
+    for (int32_t i = 0; o->memory.slots && i < o->layout.config.slots && !err; i++) {
         err = fn(o, &o->memory.slots[i].loaded);
         err = err ? err : fn(o, &o->memory.slots[i].used);
         err = err ? err : fn(o, &o->memory.slots[i].emptied);
@@ -204,14 +119,13 @@ static int new_lists(struct dp_offload *o)
 {
     size_t shards = (size_t)o->layout.shard_count;
 
-    o->memory.slots = calloc((size_t)all_slots(o), sizeof(*o->memory.slots));
+    o->memory.slots = calloc((size_t)o->layout.config.slots, sizeof(*o->memory.slots));
     o->memory.ring = calloc((size_t)o->layout.rings + 1, sizeof(*o->memory.ring));
-    o->updates.tasks = calloc(shards, sizeof(*o->updates.tasks));
-    o->updates.pending = calloc(shards, sizeof(*o->updates.pending));
-    if (!o->memory.slots || !o->memory.ring || !o->updates.tasks || !o->updates.pending)
+    o->tasks = calloc(shards, sizeof(*o->tasks));
+    if (!o->memory.slots || !o->memory.ring || !o->tasks)
         return dp_fail(DP_ENOMEM, "offload: no memory for %zu shards", shards);
     for (int32_t s = 0; s < o->layout.shard_count; s++)
-        o->updates.tasks[s] = (struct dpo_task){o, &o->layout.shards[s]};
+        o->tasks[s] = (struct dpo_task){o, &o->layout.shards[s]};
     return 0;
 }
 
@@ -219,15 +133,10 @@ static int new_lists(struct dp_offload *o)
  * memory of a device that has no node of its own. */
 static void bind_threads(struct dp_offload *o)
 {
-    struct dp_pinned_report report;
-    int node = -1;
+    const int node = o->pinned.node >= 0 ? o->pinned.node
+                                         : dp_memory_numa_node(o->pinned.start, o->counts.host_bytes);
 
-    dp_pinned_report(o->pinned, &report);
-    for (int32_t i = 0; i < o->layout.streamed && node < 0; i++)
-        if (o->layout.shards[i].host_value_bytes)
-            node = dp_memory_numa_node(o->layout.shards[i].values,
-                                       o->layout.shards[i].host_value_bytes);
-    dpo_streams_bind(&o->streams, report.numa_node >= 0 ? report.numa_node : node);
+    dpo_streams_bind(&o->streams, node);
 }
 
 int dpo_memory_init(struct dp_offload *o)
@@ -235,33 +144,23 @@ int dpo_memory_init(struct dp_offload *o)
     int err = new_lists(o);
 
     if (!err)
-        err = init_pool(o);
-
-    if (!err)
         err = init_device(o);
     if (!err)
-        err = init_shards(o);
+        err = init_host(o);
     if (!err)
         bind_threads(o);
     if (!err)
-        err = init_extras(o);
-    if (!err)
         err = dpo_streams_open(&o->streams);
-    if (!err)
-        err = init_copies(o);
     return err ? err : each_event(o, new_event);
 }
 
 void dpo_memory_fini(struct dp_offload *o)
 {
-    dp_device_stream_free(o->streams.compute);
-    dp_copy_engine_free(o->streams.copies);
-    dp_device_stream_free(o->streams.update);
+    dpo_streams_close(&o->streams);
     each_event(o, free_event);
     dp_device_free(o->streams.dev, DP_MEMORY_DEVICE, o->memory.all);
-    dp_pinned_free(o->pinned);
+    dpo_pinned_unmap(&o->pinned);
     free(o->memory.slots);
     free(o->memory.ring);
-    free(o->updates.tasks);
-    free(o->updates.pending);
+    free(o->tasks);
 }

@@ -19,11 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t align(size_t n)
-{
-    return (n + 255) / 256 * 256;
-}
-
 static bool frozen(const struct dpo_parameter *p)
 {
     return p->given->flags & DP_PARAMETER_FROZEN;
@@ -77,7 +72,7 @@ static size_t take_bytes(size_t *bytes, size_t more)
 {
     size_t at = *bytes;
 
-    *bytes += align(more);
+    *bytes += dpo_align(more);
     return at;
 }
 

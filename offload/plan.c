@@ -4,8 +4,6 @@
  *
  *      visits, 3 shards     F0 F1 F2 B2 B1 B0
  *      before visit v, the shards of visits v to v + distance are loaded, if they are not there
- *
- * Shards that stay on the device are the last: their visits are the turn, F3 F4 B4 B3 behind F2.
  */
 #include "offload/layout.h"
 
@@ -15,7 +13,6 @@
 
 struct planner {
     const struct dp_offload_plan *plan;
-    int32_t shards; /* that are not kept */
     int32_t visits;
     int32_t *in_slot; /* the shard; -1: none */
     struct dp_offload_event *events;
@@ -25,26 +22,21 @@ struct planner {
 /* Of one step; in the next one, shard s is used at visit `visits` + s. */
 static int32_t shard_of(const struct planner *p, int32_t visit)
 {
-    return visit < p->shards ? visit : 2 * p->shards - 1 - visit;
+    return visit < p->plan->shards ? visit : 2 * p->plan->shards - 1 - visit;
 }
 
-static void put(struct planner *p, enum dp_offload_kind kind, int32_t shard, int32_t slot)
+static void add_event(struct planner *p, enum dp_offload_kind kind, int32_t slot)
 {
     if (p->count < p->max)
-        p->events[p->count] = (struct dp_offload_event){kind, shard, slot};
+        p->events[p->count] = (struct dp_offload_event){kind, p->in_slot[slot], slot};
     p->count++;
-}
-
-static void add(struct planner *p, enum dp_offload_kind kind, int32_t slot)
-{
-    put(p, kind, p->in_slot[slot], slot);
 }
 
 static void drop(struct planner *p, int32_t slot)
 {
     if (p->in_slot[slot] < 0)
         return;
-    add(p, DP_OFFLOAD_DROP, slot);
+    add_event(p, DP_OFFLOAD_DROP, slot);
     p->in_slot[slot] = -1;
 }
 
@@ -92,7 +84,7 @@ static void load_for(struct planner *p, int32_t visit, int32_t ahead)
         return;
     drop(p, slot);
     p->in_slot[slot] = shard;
-    add(p, DP_OFFLOAD_LOAD, slot);
+    add_event(p, DP_OFFLOAD_LOAD, slot);
 }
 
 static void make_visit(struct planner *p, int32_t visit)
@@ -102,36 +94,21 @@ static void make_visit(struct planner *p, int32_t visit)
     for (int32_t ahead = visit; ahead <= last && ahead < p->visits; ahead++)
         load_for(p, visit, ahead);
     int32_t slot = find(p, shard_of(p, visit));
-    add(p, visit < p->shards ? DP_OFFLOAD_FORWARD : DP_OFFLOAD_BACKWARD, slot);
+    add_event(p, visit < p->plan->shards ? DP_OFFLOAD_FORWARD : DP_OFFLOAD_BACKWARD, slot);
     if (p->plan->drop_at_once)
         drop(p, slot);
-}
-
-static void make_turn(struct planner *p)
-{
-    const int32_t kept = p->plan->kept, slots = p->plan->slots;
-
-    for (int32_t i = 0; i < kept; i++)
-        put(p, DP_OFFLOAD_FORWARD, p->shards + i, slots + i);
-    for (int32_t i = kept - 1; i >= 0 && !p->plan->forward_only; i--)
-        put(p, DP_OFFLOAD_BACKWARD, p->shards + i, slots + i);
 }
 
 size_t dpo_plan(const struct dp_offload_plan *plan, int32_t *in_slot, struct dp_offload_event *events,
                 size_t max)
 {
-    const int32_t shards = plan->shards - plan->kept;
     struct planner p = {.plan = plan,
-                        .shards = shards,
-                        .visits = plan->forward_only ? shards : 2 * shards,
+                        .visits = plan->forward_only ? plan->shards : 2 * plan->shards,
                         .in_slot = in_slot,
                         .events = events,
                         .max = max};
 
-    for (int32_t visit = 0; visit < shards; visit++)
-        make_visit(&p, visit);
-    make_turn(&p);
-    for (int32_t visit = shards; visit < p.visits; visit++)
+    for (int32_t visit = 0; visit < p.visits; visit++)
         make_visit(&p, visit);
     return p.count;
 }
@@ -140,9 +117,6 @@ int dpo_plan_check(const struct dp_offload_plan *plan)
 {
     if (plan->shards < 1 || plan->shards > INT32_MAX / 8)
         return dp_fail(DP_EINVAL, "offload: %d shards, expected at least 1", plan->shards);
-    if (plan->kept < 0 || plan->kept > plan->shards)
-        return dp_fail(DP_EINVAL, "offload: %d of %d shards are kept, expected 0 to all of them",
-                       plan->kept, plan->shards);
     if (plan->slots < 1)
         return dp_fail(DP_EINVAL, "offload: %d slots, expected at least 1", plan->slots);
     if (plan->distance < 0 || plan->distance >= plan->slots)

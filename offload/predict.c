@@ -89,7 +89,7 @@ int dp_offload_predict(const struct dp_offload_plan *plan,
     const size_t most = 6 * (size_t)plan->shards;
     struct dp_offload_event *events = calloc(most, sizeof(*events));
     struct clock t = {.shards = shards,
-                      .slots = calloc((size_t)plan->slots + (size_t)plan->kept, sizeof(*t.slots)),
+                      .slots = calloc((size_t)plan->slots, sizeof(*t.slots)),
                       .boundary = calloc((size_t)plan->shards, sizeof(*t.boundary))};
     size_t count = 0;
     if (!events || !t.slots || !t.boundary)

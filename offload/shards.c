@@ -18,34 +18,32 @@ int dpo_shard_load(struct dp_offload *o, int32_t index, int32_t slot_index)
 {
     struct dpo_shard *shard = &o->layout.shards[index];
     struct dpo_slot *slot = &o->memory.slots[slot_index];
-    const struct dp_copy_spec spec = {
-        .direction = DP_COPY_UP,
+    const struct dpo_copy copy = {
+        .stream = DPO_UP,
         .dst = slot->values,
         .src = shard->up,
         .bytes = shard->value_bytes,
         .after = {slot->used, shard->updated, o->layout.shards[shard->wait_for].updated},
-        .after_count = 3,
         .record = slot->loaded,
     };
 
     shard->slot = slot_index;
     o->counts.loads++;
     o->counts.loaded_bytes += shard->value_bytes;
-    return dp_copy_begin(o->streams.copies, &spec, NULL);
+    return dpo_copy(&o->streams, &copy);
 }
 
 static int poison(struct dp_offload *o, const struct dpo_slot *slot, char *at, size_t bytes)
 {
-    const struct dp_copy_spec spec = {
-        .direction = DP_COPY_UP,
+    const struct dpo_copy copy = {
+        .stream = DPO_UP,
         .dst = at,
         .bytes = bytes,
         .after = {slot->used, slot->emptied},
-        .after_count = 2,
         .record = slot->loaded,
     };
 
-    return dp_copy_begin(o->streams.copies, &spec, NULL);
+    return dpo_copy(&o->streams, &copy);
 }
 
 /* Nothing is copied back: the host has the values. Gradients that are on their way down are still
@@ -57,20 +55,60 @@ int dpo_shard_drop(struct dp_offload *o, int32_t index, int32_t slot_index)
     o->layout.shards[index].slot = -1;
     if (!o->layout.config.check)
         return 0;
-    int err = dpo_wait_queued(&o->streams, slot->emptied);
-    if (!err)
-        err = poison(o, slot, slot->values, o->layout.slot_values);
+    int err = poison(o, slot, slot->values, o->layout.slot_values);
     return err ? err : poison(o, slot, slot->grads, o->layout.slot_grads);
 }
 
 /* ---- gradients, to the host ------------------------------------------------------------------ */
 
-void dpo_shard_add(const struct dp_offload *o, int32_t index, char *to, const char *from)
+static void add_f32(float *to, const float *from, size_t count)
 {
-    for (int32_t i = 0; i < o->layout.parameter_count; i++) {
-        const struct dpo_parameter *p = &o->layout.parameters[i];
-        if (p->shard == index && !p->alias && p->grad != SIZE_MAX)
-            dpo_add(p->grad_type, p->count, to + p->grad, from + p->grad);
+    for (size_t i = 0; i < count; i++)
+        to[i] += from[i];
+}
+
+static void add_f64(double *to, const double *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] += from[i];
+}
+
+static size_t block_of(size_t left)
+{
+    return left < DP_UPDATE_BLOCK ? left : DP_UPDATE_BLOCK;
+}
+
+static void add_16(DLDataType type, size_t count, char *to, const char *from)
+{
+    float a[DP_UPDATE_BLOCK], b[DP_UPDATE_BLOCK];
+
+    for (size_t at = 0, n; at < count; at += n) {
+        n = block_of(count - at);
+        dp_real_load(type, n, to + 2 * at, a, false);
+        dp_real_load(type, n, from + 2 * at, b, false);
+        add_f32(a, b, n);
+        dp_real_store(type, n, to + 2 * at, a, false);
+    }
+}
+
+void dpo_add(DLDataType type, size_t count, void *to, const void *from)
+{
+    if (type.bits == 64)
+        add_f64(to, from, count);
+    else if (type.bits == 32)
+        add_f32(to, from, count);
+    else
+        add_16(type, count, to, from);
+}
+
+static void add_widened(DLDataType type, size_t count, float *to, const void *from)
+{
+    float x[DP_UPDATE_BLOCK];
+
+    for (size_t at = 0, n; at < count; at += n) {
+        n = block_of(count - at);
+        dp_real_load(type, n, (const char *)from + at * dp_real_bytes(type), x, false);
+        add_f32(to + at, x, n);
     }
 }
 
@@ -87,7 +125,7 @@ static void take_arrived(const struct dp_offload *o, int32_t index)
         const char *from = shard->arrived + p->grad;
         const bool widens = p->grad_type.bits != p->host_grad.dtype.bits;
         if (widens && shard->accumulates)
-            dpo_add_widened(p->grad_type, p->count, to, from);
+            add_widened(p->grad_type, p->count, to, from);
         else if (widens)
             dp_real_load(p->grad_type, p->count, from, to, false);
         else if (shard->accumulates)
@@ -108,36 +146,6 @@ static void add_copies(struct dp_offload *o, int32_t index)
     }
 }
 
-/* In the update stream. */
-static void update_shard(void *user)
-{
-    struct dpo_task *task = user;
-    struct dp_offload *o = task->o;
-    struct dpo_shard *shard = task->shard;
-    dpo_thread_bind(&o->streams);
-    int none = 0, err = o->layout.config.update(o->layout.config.update_user,
-                                                (int32_t)(shard - o->layout.shards), shard->list,
-                                                shard->list_count);
-
-    if (err)
-        atomic_compare_exchange_strong(&o->updates.failed, &none, err);
-}
-
-int dpo_shard_update(struct dp_offload *o)
-{
-    int err = 0;
-
-    for (int32_t s = o->layout.shard_count - 1; s >= 0 && o->updates.due && !err; s--) {
-        err = dpo_meter_begin(&o->streams, DPO_UPDATE);
-        if (!err)
-            err = dp_device_call(o->streams.update, update_shard, &o->updates.tasks[s]);
-        if (!err)
-            err = dpo_meter_end(&o->streams, DPO_UPDATE);
-    }
-    o->updates.due = false;
-    return err;
-}
-
 /* In the update stream, when the gradients of the shard are there. What goes up is renewed only now,
  * when this step has done with it. */
 static void finish_shard(void *user)
@@ -146,13 +154,17 @@ static void finish_shard(void *user)
     struct dp_offload *o = task->o;
     struct dpo_shard *shard = task->shard;
     int32_t index = (int32_t)(shard - o->layout.shards);
+    int none = 0, err = 0;
 
     dpo_thread_bind(&o->streams);
     if (shard->arrived)
         take_arrived(o, index);
     add_copies(o, index);
-    if (o->layout.config.update && !o->layout.config.delay)
-        update_shard(task);
+    if (o->layout.config.update)
+        err = o->layout.config.update(o->layout.config.update_user, index, shard->list,
+                                      shard->list_count);
+    if (err)
+        atomic_compare_exchange_strong(&o->failed, &none, err);
     dpo_parameters_renew_owned(&o->layout, index);
 }
 
@@ -168,7 +180,7 @@ int dpo_shard_renew(struct dp_offload *o)
     int err = 0;
 
     for (int32_t s = 0; s < o->layout.shard_count && !err; s++) {
-        err = dp_device_call(o->streams.update, renew_shard, &o->updates.tasks[s]);
+        err = dp_device_call(o->streams.update, renew_shard, &o->tasks[s]);
         if (!err)
             err = dp_device_event_record(o->layout.shards[s].updated, o->streams.update);
     }
@@ -180,102 +192,44 @@ int dpo_shard_renew(struct dp_offload *o)
 static int copy_down(struct dp_offload *o, struct dpo_shard *shard, const struct dpo_slot *slot,
                      struct dpo_staging *staging)
 {
-    const struct dp_copy_spec spec = {
-        .direction = DP_COPY_DOWN,
+    const struct dpo_copy copy = {
+        .stream = DPO_DOWN,
         .dst = staging ? staging->at : shard->grads,
         .src = slot->grads,
         .bytes = shard->grad_bytes,
         .after = {slot->used, shard->updated, staging ? staging->done : NULL},
-        .after_count = staging ? 3 : 2,
         .record = slot->emptied,
     };
 
     shard->arrived = staging ? staging->at : NULL;
     shard->accumulates = o->grad_step->accumulate;
-    return dp_copy_begin(o->streams.copies, &spec, NULL);
+    return dpo_copy(&o->streams, &copy);
 }
 
-static int launch(struct dp_offload *o, const struct dpo_pending *p)
+static int launch_update(struct dp_offload *o, int32_t index, const struct dpo_slot *slot,
+                         struct dpo_staging *staging)
 {
-    struct dpo_slot *slot = &o->memory.slots[p->slot];
-    int err = dpo_stream_wait(&o->streams, o->streams.update, slot->emptied);
+    int err = dp_device_stream_wait(o->streams.update, slot->emptied);
 
     if (!err)
-        err = dpo_meter_begin(&o->streams, DPO_UPDATE);
+        err = dp_device_call(o->streams.update, finish_shard, &o->tasks[index]);
     if (!err)
-        err = dp_device_call(o->streams.update, finish_shard, &o->updates.tasks[p->shard]);
-    if (!err)
-        err = dpo_meter_end(&o->streams, DPO_UPDATE);
-    if (!err)
-        err = dp_device_event_record(o->layout.shards[p->shard].updated, o->streams.update);
-    if (!err && p->staging)
-        err = dp_device_event_record(p->staging->done, o->streams.update);
+        err = dp_device_event_record(o->layout.shards[index].updated, o->streams.update);
+    if (!err && staging)
+        err = dp_device_event_record(staging->done, o->streams.update);
     return err;
 }
 
-int dpo_shard_launch(struct dp_offload *o, int32_t left)
-{
-    int err = 0;
-
-    while (o->updates.pending_first < o->updates.pending_count && !err) {
-        const struct dpo_pending *p = &o->updates.pending[o->updates.pending_first];
-        if (o->updates.pending_count - o->updates.pending_first <= left &&
-            !dpo_copy_is_queued(o->streams.copies, o->memory.slots[p->slot].emptied))
-            return 0;
-        err = launch(o, p);
-        o->updates.pending_first++;
-    }
-    if (o->updates.pending_first == o->updates.pending_count)
-        o->updates.pending_first = o->updates.pending_count = 0;
-    return err;
-}
-
-static void take_kept(void *user)
-{
-    struct dpo_task *task = user;
-
-    take_arrived(task->o, (int32_t)(task->shard - task->o->layout.shards));
-    task->shard->arrived = NULL;
-}
-
-/* Those of a shard that stays on the device: nothing is copied down, and its update may begin. */
-static int grads_stay(struct dp_offload *o, struct dpo_shard *shard)
-{
-    struct dpo_task *task = &o->updates.tasks[shard - o->layout.shards];
-    int err = dp_device_stream_wait(o->streams.update, o->memory.slots[shard->slot].used);
-
-    shard->arrived = o->memory.kept_grads;
-    shard->accumulates = o->grad_step->accumulate;
-    if (!err)
-        err = dpo_meter_begin(&o->streams, DPO_UPDATE);
-    if (!err)
-        err = dp_device_call(o->streams.update, take_kept, task);
-    if (!err)
-        err = dp_device_event_record(o->memory.kept_taken, o->streams.update);
-    if (!err)
-        err = dp_device_call(o->streams.update, finish_shard, task);
-    if (!err)
-        err = dpo_meter_end(&o->streams, DPO_UPDATE);
-    return err ? err : dp_device_event_record(shard->updated, o->streams.update);
-}
-
-/* Before a place is filled again the update that empties it must have been launched. */
 int dpo_shard_grads_down(struct dp_offload *o, int32_t index)
 {
     struct dpo_shard *shard = &o->layout.shards[index];
-    struct dpo_slot *slot = &o->memory.slots[shard->slot];
-    if (shard->kept)
-        return grads_stay(o, shard);
-    int err = dpo_shard_launch(o, 1);
-    const bool apart = o->grad_step->accumulate || o->layout.widens || o->layout.config.delay;
+    const struct dpo_slot *slot = &o->memory.slots[shard->slot];
+    const bool apart = o->grad_step->accumulate || o->layout.widens;
     struct dpo_staging *staging = apart ? &o->memory.staging[o->memory.staged++ % 2] : NULL;
+    int err = copy_down(o, shard, slot, staging);
 
-    if (!err)
-        err = copy_down(o, shard, slot, staging);
-    o->updates.pending[o->updates.pending_count++] =
-        (struct dpo_pending){index, shard->slot, staging};
     o->counts.down_bytes += shard->grad_bytes;
-    return err ? err : dpo_shard_launch(o, o->layout.shard_count);
+    return err ? err : launch_update(o, index, slot, staging);
 }
 
 /* ---- what crosses from shard to shard -------------------------------------------------------- */
@@ -312,8 +266,8 @@ int dpo_boundary_write(struct dp_offload *o, int32_t shard, char **out)
     }
     /* Its old contents are read by compute, in order, and by the copy down. */
     int err = ring->holds < 0 ? 0
-                              : dpo_stream_wait(&o->streams, o->streams.compute,
-                                                o->layout.shards[ring->holds].boundary_down);
+                              : dp_device_stream_wait(o->streams.compute,
+                                                      o->layout.shards[ring->holds].boundary_down);
     ring->holds = shard;
     *out = ring->at;
     return err;
@@ -328,15 +282,12 @@ int dpo_boundary_written(struct dp_offload *o, int32_t shard)
     int err = dp_device_event_record(ring->filled, o->streams.compute);
     if (err || !o->step->training)
         return err;
-    return dp_copy_begin(o->streams.copies,
-                         &(struct dp_copy_spec){.direction = DP_COPY_DOWN,
-                                                .dst = on_host(o, shard),
-                                                .src = ring->at,
-                                                .bytes = boundary(o, shard)->bytes,
-                                                .after = {ring->filled},
-                                                .after_count = 1,
-                                                .record = o->layout.shards[shard].boundary_down},
-                         NULL);
+    return dpo_copy(&o->streams, &(struct dpo_copy){.stream = DPO_DOWN,
+                                                    .dst = on_host(o, shard),
+                                                    .src = ring->at,
+                                                    .bytes = boundary(o, shard)->bytes,
+                                                    .after = {ring->filled},
+                                                    .record = o->layout.shards[shard].boundary_down});
 }
 
 /* Back to the device, if it is not there: what was in that place is one of a later shard, which the
@@ -347,23 +298,17 @@ int dpo_boundary_fetch(struct dp_offload *o, int32_t shard)
 
     if (!ring || ring->holds == shard)
         return 0;
-    struct dp_copy_spec spec = {
-        .direction = DP_COPY_UP,
-        .priority = DP_PRIORITY_HIGH,
+    const struct dpo_copy copy = {
+        .stream = DPO_UP_URGENT,
         .dst = ring->at,
         .src = on_host(o, shard),
         .bytes = boundary(o, shard)->bytes,
-        .after = {ring->used, o->layout.shards[shard].boundary_down},
-        .after_count = 2,
+        .after = {ring->used, o->layout.shards[shard].boundary_down,
+                  ring->holds >= 0 ? o->layout.shards[ring->holds].boundary_down : NULL},
         .record = ring->filled,
     };
-    int err = dpo_wait_queued(&o->streams, o->layout.shards[shard].boundary_down);
-    if (!err && ring->holds >= 0) {
-        spec.after[spec.after_count++] = o->layout.shards[ring->holds].boundary_down;
-        err = dpo_wait_queued(&o->streams, o->layout.shards[ring->holds].boundary_down);
-    }
     ring->holds = shard;
-    return err ? err : dp_copy_begin(o->streams.copies, &spec, NULL);
+    return dpo_copy(&o->streams, &copy);
 }
 
 int dpo_boundary_read(struct dp_offload *o, int32_t shard, char **out)
@@ -371,5 +316,5 @@ int dpo_boundary_read(struct dp_offload *o, int32_t shard, char **out)
     struct dpo_ring *ring = o->layout.rings ? &o->memory.ring[shard % o->layout.rings] : NULL;
 
     *out = ring ? ring->at : fixed_place(o, shard);
-    return ring ? dpo_stream_wait(&o->streams, o->streams.compute, ring->filled) : 0;
+    return ring ? dp_device_stream_wait(o->streams.compute, ring->filled) : 0;
 }

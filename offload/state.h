@@ -4,10 +4,9 @@
  *
  *      host     [shard 0: values | gradients] [shard 1 ...]          pinned, shard after shard
  *                   |            ^
- *      copies up    | load       | gradients     copies down (copy_engine.c)
+ *      copies up    | load       | gradients     copies down (streams.c)
  *                   v            |
  *      device   slot 0: [values | gradients]   slot 1 ...            compute stream
- *               [shard n - 1: values | gradients] ...                those that stay (kept_share)
  *
  *      load of a slot      waits for  used[slot]       (compute: the last that was done with it)
  *                                     updated[shard]   (the host has changed the values, or rounded)
@@ -15,18 +14,12 @@
  *      gradients down      wait for   used[slot], updated[shard] (the host has done with the last)
  *      zeroing gradients   waits for  emptied[slot]    (down: the copy of the last)
  *      update of a shard   waits for  emptied[slot]
- *
- * A shard that stays has no copies. Its backward writes to `kept_grads`, which the update stream
- * takes to where gradients live:
- *
- *      compute             waits for  updated[shard], and the owner's where parameters are tied
- *      zeroing kept_grads  waits for  kept_taken       (update: the last was taken)
- *      update of a shard   waits for  used[slot]
  */
 #ifndef DPO_STATE_H
 #define DPO_STATE_H
 
 #include "offload/layout.h"
+#include "offload/pinned.h"
 #include "offload/streams.h"
 
 struct dpo_slot {
@@ -52,41 +45,24 @@ struct dpo_task {
     struct dpo_shard *shard;
 };
 
-/* The update of a shard whose gradients the pace holds up. */
-struct dpo_pending {
-    int32_t shard, slot;
-    struct dpo_staging *staging;
-};
-
 /* Memory on the device and the host, and the events of what is in it. */
 struct dpo_memory {
     void *all;              /* all of it on the device */
-    struct dpo_slot *slots; /* config.slots, and one for each that is kept */
+    struct dpo_slot *slots;
     char *activations, *gradients[2]; /* at borders between shards, all rows */
     struct dpo_ring *ring;
     char *boundaries;  /* on the host, boundary_stride apart */
-    char *sums;        /* [levels] gradients of a shard, on the device: see visit.c */
-    char *kept_memory; /* of all shards that stay, then what their layers want beside */
-    char *kept_grads;  /* of one of these shards, as its backward makes them */
-    struct dp_device_event *kept_taken;
     struct dpo_staging staging[2];
     uint32_t staged;
-};
-
-struct dpo_updates {
-    struct dpo_task *tasks;
-    struct dpo_pending *pending; /* [pending_count], of which the first pending_first are launched */
-    int32_t pending_first, pending_count;
-    _Atomic int failed; /* the first error of an update */
-    bool due;           /* an update that was delayed is to come */
 };
 
 struct dp_offload {
     struct dpo_layout layout;
     struct dpo_streams streams;
     struct dpo_memory memory;
-    struct dpo_updates updates;
-    struct dp_pinned *pinned;
+    struct dpo_pinned pinned;
+    struct dpo_task *tasks; /* [shards] */
+    _Atomic int failed;     /* the first error of an update */
 
     struct dp_offload_event *events; /* of this step */
     size_t event_count, backward_at;
@@ -109,14 +85,8 @@ void dpo_memory_fini(struct dp_offload *o);
 int dpo_shard_load(struct dp_offload *o, int32_t shard, int32_t slot);
 /* Values have been written on the host: for loads of this step. */
 int dpo_shard_renew(struct dp_offload *o);
-/* Launch the update that is due, behind what loads of this step wait for. */
-int dpo_shard_update(struct dp_offload *o);
 int dpo_shard_drop(struct dp_offload *o, int32_t shard, int32_t slot);
 int dpo_shard_grads_down(struct dp_offload *o, int32_t shard);
-/* Launch the updates of shards whose gradients are on their way; wait until at most `left` are not. */
-int dpo_shard_launch(struct dp_offload *o, int32_t left);
-/* Add all gradients of a shard, laid out as in its slot, to others. */
-void dpo_shard_add(const struct dp_offload *o, int32_t shard, char *to, const char *from);
 /* Where the input of a shard is on the device, for reading and for writing. */
 int dpo_boundary_read(struct dp_offload *o, int32_t shard, char **out);
 int dpo_boundary_write(struct dp_offload *o, int32_t shard, char **out);

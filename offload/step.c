@@ -5,7 +5,6 @@
  */
 #include "offload/state.h"
 
-#include "base/clock.h"
 #include "base/fail.h"
 #include "base/tensor.h"
 
@@ -14,19 +13,10 @@
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-static int wait_copies(struct dp_offload *o)
-{
-    int64_t begun_ns = dp_now_ns();
-    int err = dp_copy_engine_drain(o->streams.copies, o->layout.config.timeout_ns);
-
-    o->streams.wait_ns += dp_now_ns() - begun_ns;
-    return err;
-}
-
 /* What went wrong in threads of the device's. */
 static int errors_of_others(struct dp_offload *o)
 {
-    int err = atomic_exchange(&o->updates.failed, 0);
+    int err = atomic_exchange(&o->failed, 0);
 
     return err ? dp_fail(err, "offload: the update of a shard failed with %d (%s)", err,
                          dp_strerror(err))
@@ -38,40 +28,18 @@ int dp_offload_finish(struct dp_offload *o)
     int err = dpo_wait(&o->streams, o->streams.compute);
 
     if (!err)
-        err = dpo_shard_launch(o, 0);
-    if (!err)
-        err = wait_copies(o);
+        err = dpo_copies_wait(&o->streams);
     if (!err)
         err = dpo_wait(&o->streams, o->streams.update);
     o->exposed = true;
     return err ? err : errors_of_others(o);
 }
 
-bool dp_offload_due(const struct dp_offload *o)
-{
-    return o->updates.due;
-}
-
-void dp_offload_set_due(struct dp_offload *o, bool due)
-{
-    o->updates.due = due && o->layout.config.delay;
-}
-
-int dp_offload_catch_up(struct dp_offload *o)
-{
-    int err = dp_offload_finish(o);
-
-    if (!err)
-        err = dpo_shard_update(o);
-    return err ? err : dp_offload_finish(o);
-}
-
 /* After a failure nothing is in flight, and all shards are where they live. */
 static int give_up(struct dp_offload *o, int err)
 {
     dpo_wait(&o->streams, o->streams.compute);
-    dpo_shard_launch(o, 0);
-    wait_copies(o);
+    dpo_copies_wait(&o->streams);
     dpo_wait(&o->streams, o->streams.update);
     for (int32_t slot = 0; slot < o->layout.config.slots; slot++)
         o->in_slot[slot] = -1;
@@ -111,7 +79,7 @@ int dp_offload_open(const struct dp_offload_config *config, struct dp_offload **
     o->counts = o->layout.counts;
     o->streams = (struct dpo_streams){.dev = config->device,
                                       .timeout_ns = o->layout.config.timeout_ns,
-                                      .measure = config->measure};
+                                      .check = config->check};
     err = make_plan(o);
     if (!err)
         err = dpo_memory_init(o);
@@ -269,13 +237,9 @@ int dp_offload_forward(struct dp_offload *o, const struct dp_offload_step *step)
         return dp_fail(DP_EINVAL, "offload: a model opened for forwards only cannot be trained");
     o->step = step;
     o->trained = false;
-    int err = dpo_shard_launch(o, 0);
-    if (!err)
-        err = put_inputs(o, step->inputs);
+    int err = put_inputs(o, step->inputs);
     if (!err)
         err = drop_stale(o);
-    if (!err && training)
-        err = dpo_shard_update(o);
     if (!err) {
         plan_step(o);
         err = walk(o, o->events, training ? o->backward_at : o->event_count);
@@ -332,7 +296,6 @@ int dp_offload_backward(struct dp_offload *o, const struct dp_offload_gradients 
     o->grad_step = NULL;
     if (err)
         return give_up(o, err);
-    o->updates.due = o->layout.config.delay;
     o->number++;
     return 0;
 }
@@ -348,32 +311,9 @@ const struct dp_parameter *dp_offload_parameters(const struct dp_offload *o, int
     return o->layout.list;
 }
 
-void dp_offload_kept(const struct dp_offload *o, int32_t *first, void **state, size_t *state_bytes)
-{
-    *first = o->layout.list_count;
-    for (int32_t s = o->layout.streamed; s < o->layout.shard_count; s++)
-        *first -= o->layout.shards[s].list_count;
-    *state = o->layout.kept_state_bytes ? o->memory.kept_memory + o->layout.kept_shard_bytes : NULL;
-    *state_bytes = o->layout.kept_state_bytes;
-}
-
 void dp_offload_memory(const struct dp_offload *o, struct dp_offload_memory *out)
 {
     *out = o->counts;
     out->shards = o->layout.shard_count;
     out->slots = o->layout.config.slots;
-}
-
-void dp_offload_times(const struct dp_offload *o, struct dp_offload_times *out)
-{
-    struct dp_copy_stats copies;
-
-    dp_copy_engine_stats(o->streams.copies, &copies);
-    *out = (struct dp_offload_times){
-        .compute_ns = dpo_meter_busy_ns(&o->streams, DPO_COMPUTE),
-        .up_ns = copies.busy_ns[DP_COPY_UP],
-        .down_ns = copies.busy_ns[DP_COPY_DOWN],
-        .update_ns = dpo_meter_busy_ns(&o->streams, DPO_UPDATE),
-        .wait_ns = o->streams.wait_ns,
-    };
 }

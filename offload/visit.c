@@ -1,15 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * visit.c - compute: all micro-batches of a shard, forward or backward, while it is on the device.
- *
- * Gradients in fixed order: block 0 is summed in the slot, every other one in the lowest of
- * `levels` buffers that is free; neighbours that are there are added up at once, like the bits of a
- * counter.
- *
- *      after block     0     1     2       3                 (order_blocks = 4)
- *      slot            0    0+1   0+1    (0+1)+(2+3)
- *      sums[0]               .     2       .
- *      sums[1]                             .
  */
 #include "offload/state.h"
 
@@ -29,7 +20,7 @@ struct frame {
 /* ---- before and after ------------------------------------------------------------------------ */
 
 /* Where the layers of the shard find their parameters now, and where they add gradients. */
-static void point_at(struct dp_offload *o, int32_t index, char *grads)
+static void point_at_slot(struct dp_offload *o, int32_t index)
 {
     const struct dpo_shard *shard = &o->layout.shards[index];
     const struct dpo_slot *slot = &o->memory.slots[shard->slot];
@@ -46,13 +37,8 @@ static void point_at(struct dp_offload *o, int32_t index, char *grads)
             value->byte_offset = grad->byte_offset = 0;
             value->strides = grad->strides = NULL;
             value->data = slot->values + p->value;
-            grad->data = p->grad == SIZE_MAX ? NULL : grads + p->grad;
+            grad->data = p->grad == SIZE_MAX ? NULL : slot->grads + p->grad;
         }
-}
-
-static void point_at_slot(struct dp_offload *o, int32_t index)
-{
-    point_at(o, index, o->memory.slots[o->layout.shards[index].slot].grads);
 }
 
 /* Callbacks of the host's compute when they are called; those of a GPU queue work in the stream. */
@@ -96,7 +82,7 @@ static void view(const struct frame *f, struct place place, struct dpo_tensors *
 static void *save_of(const struct frame *f)
 {
     const struct dpo_layer *layer = &f->o->layout.layers[f->l];
-    size_t each = (layer->given->save_bytes + 255) / 256 * 256;
+    size_t each = dpo_align(layer->given->save_bytes);
 
     if (!layer->given->save_bytes)
         return NULL;
@@ -233,54 +219,7 @@ static int backward_piece(struct frame *f, int32_t index, struct place input, st
     return err;
 }
 
-/* ---- gradients in fixed order ---------------------------------------------------------------- */
-
-/* The buffer of the block that is number `held` of those that are not added up yet. */
-static char *sum_of(const struct dp_offload *o, int32_t index, int32_t held)
-{
-    return held ? o->memory.sums + (size_t)(held - 1) * o->layout.sum_bytes
-                : o->memory.slots[o->layout.shards[index].slot].grads;
-}
-
-static int32_t bits_of(int32_t n)
-{
-    return __builtin_popcount((unsigned)n);
-}
-
-static void begin_block(struct dp_offload *o, int32_t index, int32_t block)
-{
-    char *sum = sum_of(o, index, bits_of(block));
-
-    if (block)
-        memset(sum, 0, o->layout.shards[index].grad_bytes);
-    point_at(o, index, sum);
-}
-
-static void end_block(struct dp_offload *o, int32_t index, int32_t block)
-{
-    for (int32_t held = bits_of(block); block & 1; block /= 2, held--)
-        dpo_shard_add(o, index, sum_of(o, index, held - 1), sum_of(o, index, held));
-}
-
-/* Block b begins at micro-batch b * M / order_blocks, rounded down (pipeline.h). */
-static int32_t block_end(const struct dp_offload *o, int32_t block)
-{
-    return (int32_t)((int64_t)(block + 1) * o->layout.microbatches / o->layout.config.order_blocks);
-}
-
 /* ---- visits ---------------------------------------------------------------------------------- */
-
-/* Compute waits for the values of a shard; those that are kept are changed where they are. */
-static int wait_for_values(struct dp_offload *o, const struct dpo_shard *shard)
-{
-    if (!shard->kept)
-        return dpo_stream_wait(&o->streams, o->streams.compute,
-                               o->memory.slots[shard->slot].loaded);
-    int err = dp_device_stream_wait(o->streams.compute, shard->updated);
-    return err ? err
-               : dp_device_stream_wait(o->streams.compute,
-                                       o->layout.shards[shard->wait_for].updated);
-}
 
 int dpo_visit_forward(struct dp_offload *o, int32_t index)
 {
@@ -288,7 +227,7 @@ int dpo_visit_forward(struct dp_offload *o, int32_t index)
     struct dpo_slot *slot = &o->memory.slots[shard->slot];
     struct frame f = {.o = o};
     char *in, *out;
-    int err = wait_for_values(o, shard);
+    int err = dp_device_stream_wait(o->streams.compute, slot->loaded);
 
     if (!err)
         err = dpo_boundary_read(o, index, &in);
@@ -296,8 +235,6 @@ int dpo_visit_forward(struct dp_offload *o, int32_t index)
         err = dpo_boundary_write(o, index + 1, &out);
     if (!err)
         err = settle(o);
-    if (!err)
-        err = dpo_meter_begin(&o->streams, DPO_COMPUTE);
     if (err)
         return err;
     point_at_slot(o, index);
@@ -305,12 +242,8 @@ int dpo_visit_forward(struct dp_offload *o, int32_t index)
     struct place to = {&o->layout.layers[shard->end - 1].whole, out, true};
     for (; f.mb < o->layout.microbatches && !err; f.mb++) {
         err = forward_piece(&f, index, from, to);
-        if (!err)
-            err = dp_copy_engine_progress(o->streams.copies);
         f.first += o->layout.rows[f.mb];
     }
-    if (!err)
-        err = dpo_meter_end(&o->streams, DPO_COMPUTE);
     if (!err)
         err = dp_device_event_record(slot->used, o->streams.compute);
     return err ? err : dpo_boundary_written(o, index + 1);
@@ -321,29 +254,26 @@ static int begin_backward(struct dp_offload *o, int32_t index, char **in)
 {
     struct dpo_shard *shard = &o->layout.shards[index];
     struct dpo_slot *slot = &o->memory.slots[shard->slot];
-    int err = wait_for_values(o, shard);
+    int err = dp_device_stream_wait(o->streams.compute, slot->loaded);
 
     for (int32_t s = index; s >= 0 && s >= index - o->layout.config.distance && !err; s--)
         err = dpo_boundary_fetch(o, s);
     if (!err)
         err = dpo_boundary_read(o, index, in);
     if (!err)
-        err = dpo_stream_wait(&o->streams, o->streams.compute,
-                              shard->kept ? o->memory.kept_taken : slot->emptied);
+        err = dp_device_stream_wait(o->streams.compute, slot->emptied);
     if (!err)
         err = dp_device_zero(o->streams.compute, slot->grads, shard->grad_bytes);
     if (!err)
         err = settle(o);
-    return err ? err : dpo_meter_begin(&o->streams, DPO_COMPUTE);
+    return err;
 }
 
 static int end_backward(struct dp_offload *o, int32_t index)
 {
-    int err = dpo_meter_end(&o->streams, DPO_COMPUTE);
-
-    if (!err)
-        err = dp_device_event_record(o->memory.slots[o->layout.shards[index].slot].used,
+    int err = dp_device_event_record(o->memory.slots[o->layout.shards[index].slot].used,
                                      o->streams.compute);
+
     if (!err && o->layout.rings)
         err = dp_device_event_record(o->memory.ring[index % o->layout.rings].used,
                                      o->streams.compute);
@@ -364,18 +294,13 @@ int dpo_visit_backward(struct dp_offload *o, int32_t index)
                          o->memory.gradients[o->gradient_now], true};
     o->gradient_now = !o->gradient_now;
     struct place gin = {from.border, o->memory.gradients[o->gradient_now], true};
-    for (int32_t block = 0; block < o->layout.config.order_blocks && !err; block++) {
-        begin_block(o, index, block);
-        for (; f.mb < block_end(o, block) && !err; f.mb++) {
-            if (o->layout.config.checkpoint)
-                err = forward_piece(&f, index, from, inner_output(o, shard->end - 1));
-            if (!err)
-                err = backward_piece(&f, index, from, gout, gin);
-            if (!err)
-                err = dp_copy_engine_progress(o->streams.copies);
-            f.first += o->layout.rows[f.mb];
-        }
-        end_block(o, index, block);
+    point_at_slot(o, index);
+    for (; f.mb < o->layout.microbatches && !err; f.mb++) {
+        if (o->layout.config.checkpoint)
+            err = forward_piece(&f, index, from, inner_output(o, shard->end - 1));
+        if (!err)
+            err = backward_piece(&f, index, from, gout, gin);
+        f.first += o->layout.rows[f.mb];
     }
     return err ? err : end_backward(o, index);
 }

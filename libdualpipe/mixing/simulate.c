@@ -28,7 +28,6 @@
 #include <string.h>
 
 enum {
-    DATA = 16,        /* data of a worker, of the logistic problem */
     QUANTILES = 1024, /* of a step's time */
     TAIL = 8,
     LANES = 4 /* values are padded to a multiple */
@@ -46,8 +45,7 @@ struct simulation {
     double *mass, *mixed_mass; /* [n] push-sum */
     double *kept;              /* [n] and what of its own a worker does not give to the dead */
     double *curve;             /* [d] curvature */
-    double *target;            /* [n * d] minima, or [n * DATA * d] features */
-    signed char *label;        /* [n * DATA] */
+    double *target;            /* [n * d] minima */
     double *before, *grads;    /* [d] sums, to watch the mean */
     bool watch;
     double waited, computed;
@@ -61,7 +59,7 @@ struct simulation {
 /* ---- random numbers: a hash of what they are for --------------------------------------------- */
 
 /* What a number is for. */
-enum { OF_TIME, OF_LINK, OF_TARGET, OF_LABEL };
+enum { OF_TIME, OF_TARGET = 2 };
 
 static uint64_t scramble(uint64_t z) /* splitmix64, Steele et al., 2014 */
 {
@@ -133,68 +131,30 @@ static double compute_time(const struct simulation *v, int32_t i)
     return v->quantiles[k] + (at - k) * (v->quantiles[k + 1] - v->quantiles[k]);
 }
 
-/* A factor, of the link between two workers. */
-static double link_slowness(const struct simulation *v, int32_t i, int32_t j)
-{
-    const uint64_t low = (uint64_t)(i < j ? i : j), high = (uint64_t)(i < j ? j : i);
-
-    if (v->s.slow_links == 0 || uniform(v->s.seed, OF_LINK, low << 24 | high) >= v->s.slow_links)
-        return 1;
-    return v->s.slow_factor;
-}
-
 static double transfer_ns(const struct simulation *v, double bytes)
 {
     return v->s.bytes_per_ns > 0 ? bytes / v->s.bytes_per_ns : 0;
 }
 
-/* As slow as the slowest link of a ring through the members in their order. */
-static double group_cost(const struct simulation *v, const int32_t *members, int32_t count)
+static double group_cost(const struct simulation *v, int32_t count)
 {
-    double slow = 1;
     int32_t steps = 0;
 
     if (count < 2)
         return 0;
-    for (int32_t k = 0; v->s.slow_links > 0 && k < count; k++)
-        slow = fmax(slow, link_slowness(v, members[k], members[(k + 1) % count]));
     if (count == 2)
-        return slow * (v->s.latency_ns + transfer_ns(v, v->s.message_bytes));
+        return v->s.latency_ns + transfer_ns(v, v->s.message_bytes);
     for (int32_t reached = 1; reached < count; reached *= 2)
         steps += 2;
-    return slow *
-           (steps * v->s.latency_ns + 2 * (count - 1) * transfer_ns(v, v->s.message_bytes / count));
+    return steps * v->s.latency_ns + 2 * (count - 1) * transfer_ns(v, v->s.message_bytes / count);
 }
 
 /* ---- what workers learn ---------------------------------------------------------------------- */
 
-/* What a gradient is a factor times: for the quadratic the distance, for the logistic the features
- * of the datum of this step. */
-static double logistic_factor(const struct simulation *v, int32_t i, int64_t datum, const double *x)
-{
-    const double *a = v->target + ((size_t)i * DATA + (size_t)datum) * (size_t)v->d;
-    const double label = v->label[i * DATA + datum];
-    double dot = 0;
-
-    for (int32_t k = 0; k < v->d; k++)
-        dot += a[k] * x[k];
-    return -label / (1 + exp(label * dot));
-}
-
 /* out -= rate * gradient of worker i at x, which is its value divided by its mass. */
-static void descend(struct simulation *v, int64_t t, int32_t i, const double *x, double *out)
+static void descend(struct simulation *v, int32_t i, const double *x, double *out)
 {
     const double rate = v->s.rate;
-
-    if (v->s.problem == DP_MIXING_LOGISTIC) {
-        const double *a = v->target + ((size_t)i * DATA + (size_t)(t % DATA)) * (size_t)v->d;
-        const double factor = logistic_factor(v, i, t % DATA, x);
-        for (int32_t k = 0; k < v->d; k++)
-            out[k] -= rate * factor * a[k];
-        for (int32_t k = 0; v->watch && k < v->d; k++)
-            v->grads[k] += factor * a[k];
-        return;
-    }
     const double *target = v->target + (size_t)i * (size_t)v->d;
     for (int32_t k = 0; k < v->d; k++)
         out[k] -= rate * v->curve[k] * (x[k] - target[k]);
@@ -207,16 +167,6 @@ static double loss_of(const struct simulation *v, int32_t i, const double *x)
 {
     double sum = 0;
 
-    if (v->s.problem == DP_MIXING_LOGISTIC) {
-        for (int64_t datum = 0; datum < DATA; datum++) {
-            const double *a = v->target + ((size_t)i * DATA + (size_t)datum) * (size_t)v->d;
-            double dot = 0;
-            for (int32_t k = 0; k < v->d; k++)
-                dot += a[k] * x[k];
-            sum += log1p(exp(-v->label[i * DATA + datum] * dot)) / DATA;
-        }
-        return sum;
-    }
     for (int32_t k = 0; k < v->d; k++) {
         const double away = x[k] - v->target[(size_t)i * (size_t)v->d + (size_t)k];
         sum += 0.5 * v->curve[k] * away * away;
@@ -229,7 +179,7 @@ static double draw(const struct simulation *v, uint64_t index)
     return inverse_normal(uniform(v->s.seed, OF_TARGET, index));
 }
 
-static void make_quadratic(struct simulation *v)
+static void make_problem(struct simulation *v)
 {
     const int32_t d = v->s.dimensions;
 
@@ -239,28 +189,6 @@ static void make_quadratic(struct simulation *v)
         for (int32_t k = 0; k < d; k++)
             v->target[(size_t)i * (size_t)v->d + (size_t)k] =
                 1 + draw(v, (uint64_t)i * (uint64_t)d + (uint64_t)k);
-}
-
-/* Nine in ten data of a worker are of one class. */
-static void make_logistic(struct simulation *v)
-{
-    for (int32_t i = 0; i < v->n; i++)
-        for (int32_t datum = 0; datum < DATA; datum++) {
-            const size_t number = (size_t)i * DATA + (size_t)datum;
-            const bool usual = uniform(v->s.seed, OF_LABEL, number) < 0.9;
-            v->label[number] = usual == (i % 2 == 0) ? 1 : -1;
-            for (int32_t k = 0; k < v->s.dimensions; k++)
-                v->target[number * (size_t)v->d + (size_t)k] =
-                    0.5 * v->label[number] + draw(v, number * 64 + (uint64_t)k);
-        }
-}
-
-static void make_problem(struct simulation *v)
-{
-    if (v->s.problem == DP_MIXING_LOGISTIC)
-        make_logistic(v);
-    else
-        make_quadratic(v);
 }
 
 /* ---- a round ----------------------------------------------------------------------------------- */
@@ -295,11 +223,11 @@ static double arrival_of(const struct simulation *v, const int32_t *living, int3
 
     for (int32_t k = 0; k < count; k++)
         last = fmax(last, v->ends[living[k]] + (v->s.in_turn ? computed[k] : 0));
-    return count > 1 ? last + group_cost(v, living, count) : 0;
+    return count > 1 ? last + group_cost(v, count) : 0;
 }
 
-static void mix_group(struct simulation *v, int64_t t, const struct dp_mix_group *group,
-                      const int32_t *living, int32_t count)
+static void mix_group(struct simulation *v, const struct dp_mix_group *group, const int32_t *living,
+                      int32_t count)
 {
     const double a = v->s.factor;
     const bool mean = group->self == 1.0 / group->count;
@@ -321,11 +249,11 @@ static void mix_group(struct simulation *v, int64_t t, const struct dp_mix_group
         }
     }
     for (int32_t k = 0; k < count; k++)
-        descend(v, t, living[k], v->x + (size_t)living[k] * (size_t)v->d,
+        descend(v, living[k], v->x + (size_t)living[k] * (size_t)v->d,
                 v->mixed + (size_t)living[k] * (size_t)v->d);
 }
 
-/* A whole pair of a quadratic problem, which is what most runs are made of: all in one sweep. */
+/* A whole pair, which is what most runs are made of: all in one sweep. */
 static void mix_pair(struct simulation *v, const struct dp_mix_group *group, int32_t i, int32_t j)
 {
     const double keep = 1 - v->s.factor * (1 - group->self), take = v->s.factor * (1 - group->self);
@@ -343,7 +271,7 @@ static void mix_pair(struct simulation *v, const struct dp_mix_group *group, int
         }
 }
 
-static void do_groups(struct simulation *v, int64_t t, const struct dp_mix_round *r, int32_t *living,
+static void do_groups(struct simulation *v, const struct dp_mix_round *r, int32_t *living,
                       double *computed)
 {
     for (size_t i = r->first_group; i < r->first_group + r->group_count; i++) {
@@ -353,17 +281,17 @@ static void do_groups(struct simulation *v, int64_t t, const struct dp_mix_round
         const double arrival = arrival_of(v, living, count, computed);
         for (int32_t k = 0; k < count; k++)
             end_step(v, living[k], computed[k], arrival);
-        if (count == 2 && v->g->groups[i].count == 2 && v->s.problem == DP_MIXING_QUADRATIC && !v->watch)
+        if (count == 2 && v->g->groups[i].count == 2 && !v->watch)
             mix_pair(v, &v->g->groups[i], living[0], living[1]);
         else
-            mix_group(v, t, &v->g->groups[i], living, count);
+            mix_group(v, &v->g->groups[i], living, count);
     }
 }
 
 static void do_links_of(struct simulation *v, int64_t t, int32_t i, const double *computed)
 {
     const double a = v->s.factor;
-    double *out = v->mixed + (size_t)i * (size_t)v->d, self = 0, last = 0, slow = 1, mass = 0;
+    double *out = v->mixed + (size_t)i * (size_t)v->d, self = 0, last = 0, mass = 0;
     size_t count, others = 0;
     const struct dp_mix_link *links = dp_graph_links(v->g, t, i, &count);
 
@@ -378,7 +306,6 @@ static void do_links_of(struct simulation *v, int64_t t, int32_t i, const double
         others++;
         mass += a * l->weight * v->mass[l->from];
         last = fmax(last, v->ends[l->from] + (v->s.in_turn ? computed[l->from] : 0));
-        slow = fmax(slow, link_slowness(v, i, l->from));
         for (int32_t c = 0; c < v->d; c++)
             out[c] += a * l->weight * x[c];
     }
@@ -390,9 +317,8 @@ static void do_links_of(struct simulation *v, int64_t t, int32_t i, const double
     v->mixed_mass[i] = mass + (1 - a + a * self) * v->mass[i];
     for (int32_t c = 0; c < v->d; c++)
         z[c] = own[c] / v->mass[i];
-    descend(v, t, i, z, out);
-    const double cost =
-        slow * (v->s.latency_ns + transfer_ns(v, v->s.message_bytes * (double)others));
+    descend(v, i, z, out);
+    const double cost = v->s.latency_ns + transfer_ns(v, v->s.message_bytes * (double)others);
     end_step(v, i, computed[i], others ? last + cost : 0);
 }
 
@@ -424,7 +350,7 @@ static void do_links(struct simulation *v, int64_t t, double *computed)
 }
 
 /* All copies are one: the mean gradient of all. */
-static void do_all_reduce(struct simulation *v, int64_t t, int32_t *living, double *computed)
+static void do_all_reduce(struct simulation *v, int32_t *living, double *computed)
 {
     double *sum = v->mixed, last = 0;
     int32_t count = 0;
@@ -436,11 +362,11 @@ static void do_all_reduce(struct simulation *v, int64_t t, int32_t *living, doub
         computed[k] = compute_time(v, living[k]);
         last = fmax(last, v->ends[living[k]] + computed[k]);
     }
-    last += group_cost(v, living, count);
+    last += group_cost(v, count);
     double delta[64] = {0};
     for (int32_t k = 0; k < count; k++) {
         end_step(v, living[k], computed[k], last);
-        descend(v, t, living[k], v->x + (size_t)living[k] * (size_t)v->d, delta);
+        descend(v, living[k], v->x + (size_t)living[k] * (size_t)v->d, delta);
     }
     for (int32_t k = 0; k < count; k++)
         for (int32_t c = 0; c < v->d; c++)
@@ -464,7 +390,7 @@ static void end_stale(struct simulation *v, int64_t t, int32_t i)
         out[c] = x[c] + (takes ? v->s.factor * late[c] : 0);
     for (int32_t c = 0; takes && c < v->d; c++)
         late[c] = 0;
-    descend(v, t, i, x, out);
+    descend(v, i, x, out);
     if (takes)
         v->round[i] = -1;
     v->passed += v->round[i] >= 0;
@@ -477,7 +403,7 @@ static void start_stale(struct simulation *v, int64_t t, int32_t i)
     const int32_t count = dp_neighbors_from(v->g, t, i, v->neighbors);
     double *late = v->late + (size_t)i * (size_t)v->d;
     const double *own = v->mixed + (size_t)i * (size_t)v->d;
-    double last = v->next[i], slow = 1, others = 0;
+    double last = v->next[i], others = 0;
 
     for (int32_t k = 0; k < count; k++) {
         const int32_t j = v->neighbors[k].worker;
@@ -487,12 +413,11 @@ static void start_stale(struct simulation *v, int64_t t, int32_t i)
         last = fmax(last, v->next[j]);
         if (v->round[j] >= 0 && v->round[j] < t) /* it leaves the round out */
             continue;
-        slow = fmax(slow, link_slowness(v, i, j));
         others++;
         for (int32_t c = 0; c < v->d; c++)
             late[c] += v->neighbors[k].weight * (x[c] - own[c]);
     }
-    v->due[i] = last + slow * (v->s.latency_ns + transfer_ns(v, v->s.message_bytes * others));
+    v->due[i] = last + v->s.latency_ns + transfer_ns(v, v->s.message_bytes * others);
 }
 
 static void do_stale(struct simulation *v, int64_t t)
@@ -553,11 +478,11 @@ static void step(struct simulation *v, int64_t t, int32_t *living, double *compu
     v->time_key = scramble(scramble(v->s.seed ^ (uint64_t)OF_TIME << 48) + (uint64_t)t);
 
     if (v->s.all_reduce)
-        do_all_reduce(v, t, living, computed);
+        do_all_reduce(v, living, computed);
     else if (v->s.staleness)
         do_stale(v, t);
     else if (r->group_count)
-        do_groups(v, t, r, living, computed);
+        do_groups(v, r, living, computed);
     else
         do_links(v, t, computed);
     swap_values(v);
@@ -632,22 +557,18 @@ static void run_all(struct simulation *v, int32_t *living, double *computed, str
 
 static int check_scenario(const struct dp_graph *g, const struct dp_mixing_scenario *s)
 {
-    const double numbers[] = {s->compute_ns,    s->sigma,      s->latency_ns,  s->bytes_per_ns,
-                              s->message_bytes, s->slow_links, s->slow_factor, s->rate,
-                              s->factor};
-    static const char *const names[] = {"computing time", "sigma",        "latency",
-                                        "bandwidth",      "message size", "share of slow links",
-                                        "slow factor",    "learning rate", "factor of mixing"};
-
+    const double numbers[] = {s->compute_ns,   s->sigma,         s->latency_ns,
+                              s->bytes_per_ns, s->message_bytes, s->rate, s->factor};
+    static const char *const names[] = {"computing time", "sigma",         "latency",
+                                        "bandwidth",      "message size",  "learning rate",
+                                        "factor of mixing"};
     int32_t round, i, j;
 
     for (size_t k = 0; k < sizeof(numbers) / sizeof(numbers[0]); k++)
         if (!(numbers[k] >= 0) || isinf(numbers[k]))
             return dp_fail(DP_EINVAL, "%s: %g, expected a number from 0 on", names[k], numbers[k]);
-    if (s->slow_links > 1 || s->factor > 1)
-        return dp_fail(DP_EINVAL, "%s: %g, expected at most 1",
-                       s->factor > 1 ? "factor of mixing" : "share of slow links",
-                       s->factor > 1 ? s->factor : s->slow_links);
+    if (s->factor > 1)
+        return dp_fail(DP_EINVAL, "factor of mixing: %g, expected at most 1", s->factor);
     if (s->steps < 0 || s->dimensions < 0 || s->dimensions > 64 || s->samples < 0)
         return dp_fail(DP_EINVAL, "steps %lld, dimensions %d, samples %d, expected none below 0 and at "
                        "most 64 dimensions", (long long)s->steps, s->dimensions, s->samples);
@@ -667,7 +588,6 @@ static void set_defaults(struct dp_mixing_scenario *s)
 {
     s->steps = s->steps ? s->steps : 200;
     s->compute_ns = s->compute_ns > 0 ? s->compute_ns : 100e6;
-    s->slow_factor = s->slow_factor > 0 ? s->slow_factor : 10;
     s->dimensions = s->dimensions ? s->dimensions : 8;
     s->rate = s->rate > 0 ? s->rate : 0.05;
     s->factor = s->factor > 0 ? s->factor : 1;
@@ -687,7 +607,6 @@ static void free_all(struct simulation *v)
     free(v->kept);
     free(v->curve);
     free(v->target);
-    free(v->label);
     free(v->before);
     free(v->grads);
     free(v->round);
@@ -715,7 +634,6 @@ static bool allocate_late(struct simulation *v)
 static bool allocate(struct simulation *v)
 {
     const size_t n = (size_t)v->n, d = (size_t)v->d;
-    const size_t data = v->s.problem == DP_MIXING_LOGISTIC ? DATA : 1;
 
     v->dead = calloc(n, sizeof(*v->dead));
     v->ends = calloc(n, sizeof(*v->ends));
@@ -726,14 +644,13 @@ static bool allocate(struct simulation *v)
     v->mixed_mass = calloc(n, sizeof(*v->mixed_mass));
     v->kept = calloc(n, sizeof(*v->kept));
     v->curve = calloc(d, sizeof(*v->curve));
-    v->target = calloc(n * d * data, sizeof(*v->target));
-    v->label = calloc(n * DATA, sizeof(*v->label));
+    v->target = calloc(n * d, sizeof(*v->target));
     v->before = calloc(d, sizeof(*v->before));
     v->grads = calloc(d, sizeof(*v->grads));
     if (v->s.staleness && !v->s.all_reduce && !allocate_late(v))
         return false;
     return v->dead && v->ends && v->next && v->x && v->mixed && v->mass && v->mixed_mass &&
-           v->kept && v->curve && v->target && v->label && v->before && v->grads;
+           v->kept && v->curve && v->target && v->before && v->grads;
 }
 
 static void set_up(struct simulation *v)

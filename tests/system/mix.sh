@@ -35,7 +35,7 @@ simulates_what_is_asked()
 {
     run mix simulate one-peer-exp -N 16 --staleness 2 --sigma 1 --format json && says '"passed": 0.' || return
     refuses 2 "over push-sum" mix simulate directed-exp -N 8 --staleness 1 || return
-    run mix simulate torus -N 36 --steps 40 --problem logistic --deaths 5 --slow-links 0.1 --latency 1ms \
+    run mix simulate torus -N 36 --steps 40 --deaths 5 --latency 1ms \
         --bytes 100MB --bandwidth 10GB/s --in-turn --factor 0.5 --seed 3 --format json || return
     says '"all_reduce"' '"alive": 32' || return
     run mix simulate ring -N 8 --compute 10 --sigma 0 --steps 20 && says "10 ms   1.000"

@@ -16,9 +16,9 @@
 struct simulate_args {
     struct mix_args common;
     int64_t steps, deaths, staleness;
-    double compute_ns, sigma, latency_ns, bandwidth, bytes, slow_links, slow_factor, rate, factor;
+    double compute_ns, sigma, latency_ns, bandwidth, bytes, rate, factor;
     bool in_turn;
-    const char *problem, *format, *output;
+    const char *format, *output;
 };
 
 enum { TIME_LEN = 24, LINES = 10 };
@@ -129,12 +129,9 @@ static struct dp_mixing_scenario scenario_of(const struct simulate_args *a)
         .latency_ns = a->latency_ns,
         .bytes_per_ns = a->bandwidth,
         .message_bytes = a->bytes,
-        .slow_links = a->slow_links,
-        .slow_factor = a->slow_factor,
         .deaths = (int32_t)a->deaths,
         .in_turn = a->in_turn,
         .staleness = (int32_t)a->staleness,
-        .problem = strcmp(a->problem, "logistic") ? DP_MIXING_QUADRATIC : DP_MIXING_LOGISTIC,
         .rate = a->rate,
         .factor = a->factor,
         .seed = (uint64_t)a->common.seed,
@@ -166,7 +163,6 @@ static int simulate(const void *values, const struct dp_graph *g)
 
 #define AT(member) .offset = offsetof(struct simulate_args, member)
 
-static const char *const problems[] = {"quadratic", "logistic", NULL};
 static const struct arg run_args[] = {
     {"steps", 0, "N", "of the run", ARG_INT, AT(steps), .fallback = "200", .min = 1, .max = 1e9},
     {"compute", 0, "TIME", "of a step, on average", ARG_TIME, AT(compute_ns), .fallback = "100ms"},
@@ -176,17 +172,11 @@ static const struct arg run_args[] = {
     {"latency", 0, "TIME", "of a message", ARG_TIME, AT(latency_ns), .fallback = "0"},
     {"bandwidth", 0, "RATE", "of a link, as in 25GB/s; 0 is without limit", ARG_RATE, AT(bandwidth),
      .fallback = "0"},
-    {"slow-links", 0, "SHARE", "share of the links that are slower", ARG_REAL, AT(slow_links),
-     .fallback = "0", .max = 1},
-    {"slow-factor", 0, "F", "by how much they are", ARG_REAL, AT(slow_factor), .fallback = "10",
-     .max = 1e6},
     {"deaths", 0, "N", "workers that die, spread over the run", ARG_INT, AT(deaths), .min = 0,
      .max = DP_GRAPH_MAX_WORKERS},
     {"in-turn", 0, NULL, "wait for an exchange at once, not in the next step", ARG_FLAG, AT(in_turn)},
     {"staleness", 0, "N", "rounds in a row that may be left out while an exchange is late", ARG_INT,
      AT(staleness), .min = 0, .max = 1024},
-    {"problem", 0, NULL, "what is learnt", ARG_CHOICE, AT(problem), .fallback = "quadratic",
-     .choices = problems},
     {"rate", 0, "R", "learning rate", ARG_REAL, AT(rate), .fallback = "0.05", .max = 100},
     {"factor", 0, "A", "of mixing, up to 1", ARG_REAL, AT(factor), .fallback = "1", .max = 1},
 };
@@ -213,13 +203,13 @@ int run_mix_simulate(int argc, char **argv)
         .operands = "[KIND]",
         .operand_choices = mix_kinds(),
         .max_operands = 1,
-        .about = "Train on paper: how long a step takes when some workers are slow, links are, or\n"
-                 "workers die, how far the workers are from each other, and how the loss of their\n"
-                 "mean falls; beside the same run with an all-reduce of gradients.",
+        .about = "Train on paper: how long a step takes when some workers are slow or die, how far the\n"
+                 "workers are from each other, and how the loss of their mean falls; beside the same\n"
+                 "run with an all-reduce of gradients.",
         .groups = groups,
         .examples = "  dualpipe mix simulate one-peer-exp -N 4096\n"
                     "  dualpipe mix simulate ring -N 64 --bytes 1GB --bandwidth 10GB/s --sigma 0.1\n"
-                    "  dualpipe mix simulate torus -N 64 --problem logistic --deaths 8 --format json\n",
+                    "  dualpipe mix simulate torus -N 64 --deaths 8 --format json\n",
     };
     struct simulate_args a = {0};
 

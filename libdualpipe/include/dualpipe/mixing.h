@@ -184,20 +184,13 @@ DP_PUBLIC int dp_graph_contraction(const struct dp_graph *g, int64_t first, int3
 
 /* ---- the simulator ----------------------------------------------------------------------------- */
 
-enum dp_mixing_problem {
-    DP_MIXING_QUADRATIC, /* each worker a quadratic with a minimum of its own */
-    DP_MIXING_LOGISTIC   /* logistic regression, whose data are split unevenly: a worker sees mostly one
-                          * class */
-};
-
-/* A training run on paper. Zeroed members mean what is said there. Times in ns. */
+/* A training run on paper, in which each worker has a quadratic loss with a minimum of its own. Zeroed
+ * members mean what is said there. Times in ns. */
 struct dp_mixing_scenario {
     int64_t steps;             /* 0: 200 */
     double compute_ns;         /* of a step, on average; 0: 100 ms */
     double sigma;              /* of the logarithm of a step's time: stragglers. 0: all alike */
     double latency_ns, bytes_per_ns, message_bytes; /* of every link; bytes_per_ns 0: without limit */
-    double slow_links;         /* share of the links that are slower, 0 .. 1 */
-    double slow_factor;        /* by how much; 0: 10 */
     int32_t deaths;            /* workers that die, spread evenly over the run */
     bool all_reduce;           /* instead of the graph: gradients are averaged over all workers before
                                 * the update, which waits for all of them */
@@ -205,7 +198,6 @@ struct dp_mixing_scenario {
     int32_t staleness;         /* above 0: a worker leaves out so many rounds in a row while an exchange
                                 * is late, as dp_mixer_config.staleness; graphs with W_ij = W_ji, without
                                 * in_turn */
-    enum dp_mixing_problem problem;
     int32_t dimensions;        /* of the problem; 0: 8 */
     double rate;               /* learning rate; 0: 0.05 */
     double factor;             /* of mixing; 0: 1 */

@@ -6,7 +6,6 @@
 #ifndef DUALPIPE_OFFLOAD_H
 #define DUALPIPE_OFFLOAD_H
 
-#include <dualpipe/assignment.h>
 #include <dualpipe/checkpoint.h>
 #include <dualpipe/device.h>
 #include <dualpipe/optimizer.h>
@@ -39,156 +38,6 @@ enum dp_offload_split {
 DP_PUBLIC int dp_offload_split(enum dp_offload_split rule, const int64_t *sizes, int32_t layers,
                                int32_t slices, int32_t *first, int32_t *shards);
 
-/* ---- pinned memory --------------------------------------------------------------------------- */
-
-/* Host memory that a device copies from and to at full speed, on the NUMA node nearest to it, in
- * huge pages where the system has them, all pages there from the start. It is mapped and pinned in
- * slabs, and given out in blocks. Where the system refuses a wish (the node, huge pages), a warning
- * says so once, and the memory is as the system likes. Any thread. */
-struct dp_pinned;
-
-struct dp_pinned_config {
-    int numa_node;     /* -1: what dp_device_numa_node says */
-    size_t slab_bytes; /* the least that is mapped at once; 0: 64 MiB */
-};
-
-/* config NULL: the defaults. The pool must be freed before the device is closed. DP_EINVAL,
- * DP_ENOMEM. */
-DP_PUBLIC int dp_pinned_new(struct dp_device *dev, const struct dp_pinned_config *config,
-                            struct dp_pinned **out);
-/* With all blocks; nothing in flight may use them. p may be NULL. */
-DP_PUBLIC void dp_pinned_free(struct dp_pinned *p);
-
-/* A block, aligned to 256 bytes, contents undefined. DP_ENOMEM, also for more than may be locked.
- * */
-DP_PUBLIC int dp_pinned_take(struct dp_pinned *p, size_t bytes, void **out);
-/* Back to the pool, which keeps it. ptr may be NULL. DP_EINVAL for what is no block of this pool.
- * */
-DP_PUBLIC int dp_pinned_give(struct dp_pinned *p, void *ptr);
-
-/* What the pool has, and where it is; pages is 0 where the system does not tell. */
-struct dp_pinned_report {
-    int numa_node;
-    size_t slab_bytes, used_bytes;
-    size_t pages, pages_elsewhere; /* not on that node */
-};
-DP_PUBLIC void dp_pinned_report(struct dp_pinned *p, struct dp_pinned_report *out);
-
-/* ---- copies ---------------------------------------------------------------------------------- */
-
-/* A copy engine carries copies out between the host and one device: both directions at once, the
- * more urgent first, in chunks, so that an urgent copy never waits behind a long one but for a
- * chunk of it. The device does it in streams (device.h): copy-worker threads on the host, copy
- * engines of a GPU. A copy is a request that is tested; there are no callbacks.
- *
- *      dp_copy_begin(engine, &(struct dp_copy_spec){.direction = DP_COPY_UP, .dst = slot,
- *                                                   .src = shard, .bytes = bytes}, &copy);
- *      ...
- *      while ((err = dp_copy_test(copy)) == DP_EAGAIN) ...
- *
- * One thread at a time uses an engine. */
-struct dp_copy_engine;
-struct dp_offload_copy;
-
-enum dp_copy_direction {
-    DP_COPY_UP,
-    DP_COPY_DOWN,
-    DP_COPY_DIRECTIONS
-}; /* to the device, from it */
-enum { DP_COPY_MAX_AFTER = 4 };
-
-struct dp_copy_engine_config {
-    struct dp_device *device;
-    size_t chunk_bytes; /* 0: 4 MiB. Of a copy of more than 32 chunks they are larger. */
-    int32_t copies;     /* at once; 0: 64 */
-    bool check;         /* for tests: after every copy, bring what is on the device to the host once
-                         * more and compare (DP_EIO); sources may be NULL (see below) */
-    bool measure;       /* for busy_ns of the stats */
-    /* NULL, or asked before every chunk of a copy that is not urgent, in a call of the engine's:
-     * true to let it pass now; otherwise it is asked again in the next call. So other traffic on
-     * the same switch can go first (dp_pacer_pass). The copies behind it in the same direction of the
-     * same priority wait. */
-    bool (*pace)(void *user, enum dp_copy_direction direction, size_t bytes);
-    void *pace_user;
-};
-
-/* DP_EINVAL, DP_ENOMEM, DP_EIO. */
-DP_PUBLIC int dp_copy_engine_new(const struct dp_copy_engine_config *config,
-                                 struct dp_copy_engine **out);
-/* Copies in flight are finished first, as dp_device_stream_free does; those that the pace holds up
- * are not. engine may be NULL. */
-DP_PUBLIC void dp_copy_engine_free(struct dp_copy_engine *engine);
-
-struct dp_copy_spec {
-    enum dp_copy_direction direction;
-    enum dp_device_priority priority; /* copies of one priority and direction are done in order */
-    void *dst;
-    const void
-        *src; /* NULL in an engine that checks: fill dst with bytes 0xFF, NaNs of every type */
-    size_t bytes;
-    struct dp_device_event
-        *after[DP_COPY_MAX_AFTER]; /* begin when all these are reached, as they are
-                                    * recorded when the first chunk is queued */
-    int32_t after_count;
-    struct dp_device_event *record; /* NULL, or recorded behind the last chunk: a stream that is to
-                                     * wait for the copy waits for it. In a paced engine, which may
-                                     * not have queued it yet, test the copy first. */
-};
-
-/* What spec points to must stay until the copy is done; spec itself need not. *out: to be tested or
- * waited for until that returns something else than DP_EAGAIN or DP_ETIMEDOUT; then it is gone. out
- * NULL: it is never asked for, and dp_copy_engine_drain tells of its error. DP_EAGAIN: as many copies as
- * there may be are in flight; DP_EINVAL; DP_EIO. */
-DP_PUBLIC int dp_copy_begin(struct dp_copy_engine *engine, const struct dp_copy_spec *spec,
-                            struct dp_offload_copy **out);
-/* 0: done. DP_EAGAIN: not yet. DP_EIO: the device failed, or a checked copy is wrong. */
-DP_PUBLIC int dp_copy_test(struct dp_offload_copy *copy);
-/* The same, but wait up to timeout_ns. DP_ETIMEDOUT. */
-DP_PUBLIC int dp_copy_wait(struct dp_offload_copy *copy, int64_t timeout_ns);
-/* Queue what the pace allows now; every call of the engine does that, too. DP_EIO. */
-DP_PUBLIC int dp_copy_engine_progress(struct dp_copy_engine *engine);
-/* Wait for all copies that have no handle. DP_ETIMEDOUT; DP_EIO where one of them was wrong. */
-DP_PUBLIC int dp_copy_engine_drain(struct dp_copy_engine *engine, int64_t timeout_ns);
-
-struct dp_copy_stats {                                              /* by direction */
-    uint64_t copies[DP_COPY_DIRECTIONS], bytes[DP_COPY_DIRECTIONS]; /* begun */
-    int64_t busy_ns[DP_COPY_DIRECTIONS]; /* at work; copies of different priority count each */
-};
-DP_PUBLIC void dp_copy_engine_stats(const struct dp_copy_engine *engine, struct dp_copy_stats *out);
-
-/* ---- copies beside a network ------------------------------------------------------------------ */
-
-/* A pace for copies that give way to a network on the same switch: while the net plugin moves bytes, in
- * any process of this user on this machine that counts them (DUALPIPE_NET_STAT=1), copies go at what it
- * leaves; otherwise as fast as they can. Any thread.
- *
- *      config.pace = dp_pacer_pass;
- *      config.pace_user = pacer; */
-struct dp_pacer;
-
-struct dp_pacer_config {
-    const char *directory; /* as DUALPIPE_NET_STAT_DIR; NULL: where counters are as a rule */
-    /* The placement tells which NICs matter: those below the same root port of PCI as the GPU of this
-     * worker. Not needed after dp_pacer_new. */
-    const struct dp_assignment *assignment;
-    int32_t worker;
-    const char *root;           /* read /sys below this directory; NULL: the machine's */
-    const char *const *devices; /* without an assignment: [device_count] names of NICs; */
-    int32_t device_count;       /* 0: all */
-    double switch_bytes_per_s;  /* that copies and network share, in each direction; 0: not known, and
-                                 * copies have least_bytes_per_s beside a network that is at work */
-    double least_bytes_per_s;   /* that copies have however busy the network is; 0: 1e9 */
-    int64_t window_ns;          /* how often the network is looked at, and how long without a byte is at
-                                 * rest; 0: 1 ms */
-};
-
-/* DP_EINVAL: no such worker, a rate or a window below 0; DP_ENOMEM. */
-DP_PUBLIC int dp_pacer_new(const struct dp_pacer_config *config, struct dp_pacer **out);
-/* Nothing may ask it any more. pacer may be NULL. */
-DP_PUBLIC void dp_pacer_free(struct dp_pacer *pacer);
-/* For `pace` of a copy engine or a streamed model; user: the struct dp_pacer. */
-DP_PUBLIC bool dp_pacer_pass(void *user, enum dp_copy_direction direction, size_t bytes);
-
 /* ---- a step as data -------------------------------------------------------------------------- */
 
 /* What happens to shards, in the order in which it is begun. Copies go on while later events are
@@ -211,14 +60,12 @@ struct dp_offload_plan {
     bool forward_only;
     bool drop_at_once; /* right after each use, as OffloadModel does; otherwise when the slot is
                         * needed */
-    int32_t kept;      /* the last so many shards are always there, in slots behind the others, which
-                        * their events name: slots, slots + 1 ... */
 };
 
 /* The events of one step: at most 6 for each shard, events[max] of them are written. The shard
  * whose next use is the farthest away is dropped first, so that the last `slots` shards of the
  * forward are still there when the backward begins; and what is there at the end stays there.
- * DP_EINVAL: no shards, no slots, a distance that does not fit, more kept than there are. */
+ * DP_EINVAL: no shards, no slots, a distance that does not fit. */
 DP_PUBLIC int dp_offload_plan(const struct dp_offload_plan *plan, struct dp_offload_event *events,
                               size_t max, size_t *count);
 
@@ -348,8 +195,6 @@ struct dp_offload_layer {
                                             * group, and those whose values lie in the same memory. */
     int32_t parameter_count;
     size_t save_bytes;                     /* of a micro-batch */
-    size_t kept_bytes;                     /* that the caller wants on the device if the layer is kept
-                                            * there (kept_share): its optimizer's state */
     const struct dp_border *out;           /* of the whole batch: dimension 0 of every tensor is the
                                             * batch's rows, and is cut into micro-batches */
 };
@@ -414,8 +259,6 @@ struct dp_offload_cost {
     double up_bytes_per_s, down_bytes_per_s;
 };
 
-enum { DP_OFFLOAD_MAX_BLOCKS = 64 };
-
 struct dp_offload_config {
     struct dp_device *device;               /* a host device should have 2 workers or more */
     const struct dp_offload_layer *layers;  /* the model, in order; what it points to must stay */
@@ -425,22 +268,12 @@ struct dp_offload_config {
     const int32_t *first;                   /* [slices + 1] ready-made shards; NULL: by the rule */
     enum dp_offload_split split;            /* balanced goes by bytes, compat by elements */
     int32_t microbatches;                   /* 0: 1. Cut by the chunk rule: fewer may come out */
-    int32_t order_blocks; /* 0, 1: the gradients of micro-batches are added one after
-                           * the other; or a power of two up to
-                           * DP_OFFLOAD_MAX_BLOCKS: in the fixed order of pipeline.h
-                           * with that many blocks. Host device only. */
     int32_t slots, distance;                /* of dp_offload_plan; 0, 0: 2 slots, 1 ahead. There are no
-                                             * more slots than shards that pass through them */
+                                             * more slots than shards */
     bool drop_at_once;
     bool checkpoint;      /* keep only what crosses from shard to shard, compute the rest again */
     bool boundaries_down; /* with checkpoint: these, too, wait on the host */
     bool forward_only;    /* no room for gradients */
-    /* A share of the parameters, 0 to 1, stays on the device with its gradients, and with the
-     * optimizer's state where that lies in dp_offload_kept: the last shards, as many as have at
-     * most that share of all elements. Nothing of them is copied, and updates go on where they
-     * are. Parameters of the list (dp_offload_parameters) then lie in the device's memory, which
-     * the CPU must reach. */
-    double kept_share;
     /* Mixed precision, for float32 parameters: bfloat16 or float16 on the device and on the way there
      * (values) and back (gradients); bits 0: as they are on the host, which keeps float32 masters and
      * gradients in any case. Masters are rounded to the nearest after their update, and when a step
@@ -451,21 +284,10 @@ struct dp_offload_config {
     DLDataType values_type, grads_type;
     bool check;           /* fill slots with NaNs when a shard is dropped, and compare what was loaded
                            * with what was sent: for tests, takes more than twice the copies */
-    bool measure;         /* for dp_offload_times: two calls more in a stream for each copy */
-    /* NULL, or for all copies but urgent ones, as in struct dp_copy_engine_config: dp_pacer_pass. */
-    bool (*pace)(void *user, enum dp_copy_direction direction, size_t bytes);
-    void *pace_user;
     uint64_t seed;
     int64_t timeout_ns;   /* longest wait for the device; 0: 60 s */
-    const struct dp_pinned_config *pinned;  /* NULL: near the device. Threads that copy and update run
-                                             * on the CPUs of that node, where it has any; of a device
-                                             * without a node, on the one where the pages came to be */
     dp_offload_update_fn update;            /* NULL: none */
     void *update_user;
-    /* With an update: that of a step's gradients begins with the next training forward and goes on
-     * beside it, so that no load waits for it; what it does is seen by the step after that. The host
-     * has the values once more, and gradients stay as they are until then (dp_offload_catch_up). */
-    bool delay;
     /* NULL, or told of every event when it is begun. */
     void (*trace)(void *user, const struct dp_offload_event *event);
     void *trace_user;
@@ -483,8 +305,9 @@ struct dp_offload;
 DP_PUBLIC int dp_offload_fit(struct dp_offload_config *config, bool boundaries,
                              const struct dp_offload_cost *cost);
 
-/* All memory is allocated here. DP_EINVAL names what is wrong with the config; DP_EUNSUPPORTED what this
- * device cannot; DP_ENOMEM. */
+/* All memory is allocated here: on the host near the device, or where the system puts it, and threads
+ * that copy and update run on the CPUs of that node. DP_EINVAL names what is wrong with the config;
+ * DP_EUNSUPPORTED what this device cannot; DP_ENOMEM. */
 DP_PUBLIC int dp_offload_open(const struct dp_offload_config *config, struct dp_offload **out);
 /* Waits for what is in flight. o may be NULL. */
 DP_PUBLIC void dp_offload_close(struct dp_offload *o);
@@ -494,11 +317,6 @@ DP_PUBLIC void dp_offload_close(struct dp_offload *o);
  * be written, and the gradients are those of the last step. */
 DP_PUBLIC const struct dp_parameter *dp_offload_parameters(const struct dp_offload *o,
                                                            int32_t *count);
-
-/* With kept_share: the parameters of that list from *first on are on the device, and *state are the
- * kept_bytes of their layers, 256-byte aligned and zero, until close; NULL where these are none. */
-DP_PUBLIC void dp_offload_kept(const struct dp_offload *o, int32_t *first, void **state,
-                               size_t *state_bytes);
 
 /* Whole batches, contiguous, on the host or the device. Outputs and gins may be NULL, alone or all.
  * */
@@ -527,37 +345,18 @@ DP_PUBLIC int dp_offload_backward(struct dp_offload *o, const struct dp_offload_
  * where a checked load was wrong. */
 DP_PUBLIC int dp_offload_finish(struct dp_offload *o);
 
-/* With `delay`: whether the update of the gradients that are there is still to come. A checkpoint in
- * between has values, the optimizer's state, these gradients, and that; what was read of one is made
- * known by dp_offload_set_due, after the gradients were written. */
-DP_PUBLIC bool dp_offload_due(const struct dp_offload *o);
-DP_PUBLIC void dp_offload_set_due(struct dp_offload *o, bool due);
-/* Carry it out now, and wait for it: at the end. Errors of dp_offload_finish. */
-DP_PUBLIC int dp_offload_catch_up(struct dp_offload *o);
-
 /* The number of the next step, which keys random numbers; counts up from 0 with every backward. */
 DP_PUBLIC void dp_offload_seek(struct dp_offload *o, uint64_t step);
 
 struct dp_offload_memory {
-    int32_t shards, slots, kept; /* slots: no more than are used; kept: of the shards, those that stay on
-                                  * the device */
+    int32_t shards, slots;       /* slots: no more than are used */
     size_t largest_shard_bytes;  /* parameters and gradients, of those in slots */
-    size_t slots_bytes, activations_bytes, sums_bytes; /* the last for order_blocks */
-    size_t kept_bytes;   /* of shards that stay, and the gradients of one of them once more */
-    size_t device_bytes; /* all four */
+    size_t slots_bytes, activations_bytes;
+    size_t device_bytes; /* both */
     size_t host_bytes;
     uint64_t loads, loaded_bytes, down_bytes; /* since it was opened; of parameters, of gradients */
 };
 DP_PUBLIC void dp_offload_memory(const struct dp_offload *o, struct dp_offload_memory *out);
-
-/* How long each has been at work since the model was opened, if it is measured; copies are counted
- * from when nothing holds them up any more. After dp_offload_finish. */
-struct dp_offload_times {
-    int64_t compute_ns, up_ns, down_ns;
-    int64_t update_ns; /* on the host: adding gradients up, and updates */
-    int64_t wait_ns;   /* of the calling thread, which computes if the device is the host */
-};
-DP_PUBLIC void dp_offload_times(const struct dp_offload *o, struct dp_offload_times *out);
 
 #ifdef __cplusplus
 }

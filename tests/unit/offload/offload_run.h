@@ -29,8 +29,6 @@ struct mode {
     int32_t slices, microbatches, slots, distance;
     uint64_t steps; /* 0: STEPS */
     bool checkpoint, boundaries_down, drop_at_once, check, exact, tied, frozen, update, accumulate;
-    bool paced;
-    double kept; /* share, where the CPU reaches the device */
     DLDataType values_type, grads_type;
 };
 
@@ -58,21 +56,6 @@ static inline int update(void *user, int32_t shard, const struct dp_parameter *p
     return 0;
 }
 
-/* One chunk in three may pass. */
-static inline bool pace(void *user, enum dp_copy_direction direction, size_t bytes)
-{
-    static uint64_t seed;
-
-    (void)user, (void)direction, (void)bytes;
-    seed = seed * UINT64_C(6364136223846793005) + 1;
-    return (seed >> 33) % 3 == 0;
-}
-
-static inline double share_of(const struct mode *mode)
-{
-    return dp_device_host_accessible(dev) ? mode->kept : 0;
-}
-
 static inline struct dp_offload_config config_of(struct om_model *m, const struct mode *mode)
 {
     return (struct dp_offload_config){.device = dev,
@@ -88,8 +71,6 @@ static inline struct dp_offload_config config_of(struct om_model *m, const struc
                                       .drop_at_once = mode->drop_at_once,
                                       .check = mode->check,
                                       .seed = SEED,
-                                      .pace = mode->paced ? pace : NULL,
-                                      .kept_share = share_of(mode),
                                       .values_type = mode->values_type,
                                       .grads_type = mode->grads_type,
                                       .update = mode->update ? update : NULL};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The copy engine: what is copied arrives, whatever is late, in both directions and at every
- * priority; an urgent copy does not wait for a long one; a paced one waits until it may pass; a
- * wrong one is an error.
+ * The copies of a streamed model: what is copied arrives, whatever is late, in both directions; an
+ * urgent copy does not wait for a long one; a wrong one is an error; nothing is waited for beyond the
+ * deadline.
  */
 #include "cmocka_all.h"
 
@@ -13,34 +13,21 @@
 #ifdef WITH_CUDA
 #include "fakes/use_fake_cuda.h"
 #endif
-#include <dualpipe/offload.h>
+#include "offload/streams.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK = 1024, SLOT = 20 * CHUNK };
-static const int64_t timeout_ns = 60 * DP_NS_PER_S;
+enum { CHECKED_CHUNK = 64 << 10, CHUNK = 4 << 20, SLOT = 5 * CHUNK + 3, SMALL = 3 * CHECKED_CHUNK };
 
 static struct dp_device *dev;
 
-/* ---- an engine, memory on both sides --------------------------------------------------------- */
+/* ---- streams, memory on both sides ----------------------------------------------------------- */
 
 struct rig {
-    struct dp_copy_engine *engine;
+    struct dpo_streams s;
     char *device, *source, *target; /* [2 * SLOT] each */
-    bool open;                      /* the pace lets chunks pass */
-    int asked;
 };
-
-static bool pace(void *user, enum dp_copy_direction direction, size_t bytes)
-{
-    struct rig *rig = user;
-
-    (void)direction;
-    assert_in_range(bytes, 1, CHUNK);
-    rig->asked++;
-    return rig->open;
-}
 
 static char *memory(enum dp_memory where)
 {
@@ -50,55 +37,38 @@ static char *memory(enum dp_memory where)
     return p;
 }
 
-static void begin(struct rig *rig, bool check, bool paced)
+static void begin(struct rig *rig, bool check)
 {
-    const struct dp_copy_engine_config config = {.device = dev,
-                                                 .chunk_bytes = CHUNK,
-                                                 .check = check,
-                                                 .measure = true,
-                                                 .pace = paced ? pace : NULL,
-                                                 .pace_user = rig};
-
-    *rig = (struct rig){.open = true};
+    *rig = (struct rig){.s = {.dev = dev, .timeout_ns = 60 * DP_NS_PER_S, .check = check}};
     rig->device = memory(DP_MEMORY_DEVICE);
     rig->source = memory(DP_MEMORY_PINNED);
     rig->target = memory(DP_MEMORY_PINNED);
     for (int i = 0; i < 2 * SLOT; i++)
         rig->source[i] = (char)(i * 7 + i / 251);
     memset(rig->target, 0, 2 * SLOT);
-    assert_int_equal(dp_copy_engine_new(&config, &rig->engine), 0);
+    assert_int_equal(dpo_streams_open(&rig->s), 0);
 }
 
 static void end(struct rig *rig)
 {
-    dp_copy_engine_free(rig->engine);
+    dpo_streams_close(&rig->s);
     dp_device_free(dev, DP_MEMORY_DEVICE, rig->device);
     dp_device_free(dev, DP_MEMORY_PINNED, rig->source);
     dp_device_free(dev, DP_MEMORY_PINNED, rig->target);
 }
 
-static struct dp_copy_spec up(const struct rig *rig, size_t at, size_t bytes)
+static void up(struct rig *rig, int stream, size_t at, size_t bytes, struct dp_device_event *record)
 {
-    return (struct dp_copy_spec){
-        .direction = DP_COPY_UP, .dst = rig->device + at, .src = rig->source + at, .bytes = bytes};
+    const struct dpo_copy copy = {stream, rig->device + at, rig->source + at, bytes, {NULL}, record};
+
+    assert_int_equal(dpo_copy(&rig->s, &copy), 0);
 }
 
-static struct dp_copy_spec down(const struct rig *rig, size_t at, size_t bytes)
+static void down(struct rig *rig, size_t at, size_t bytes, struct dp_device_event *after)
 {
-    return (struct dp_copy_spec){.direction = DP_COPY_DOWN,
-                                 .dst = rig->target + at,
-                                 .src = rig->device + at,
-                                 .bytes = bytes};
-}
+    const struct dpo_copy copy = {DPO_DOWN, rig->target + at, rig->device + at, bytes, {after}, NULL};
 
-static struct dp_offload_copy *start(struct rig *rig, struct dp_copy_spec spec,
-                                     enum dp_device_priority priority)
-{
-    struct dp_offload_copy *copy;
-
-    spec.priority = priority;
-    assert_int_equal(dp_copy_begin(rig->engine, &spec, &copy), 0);
-    return copy;
+    assert_int_equal(dpo_copy(&rig->s, &copy), 0);
 }
 
 /* ---- what every device does ------------------------------------------------------------------ */
@@ -106,71 +76,24 @@ static struct dp_offload_copy *start(struct rig *rig, struct dp_copy_spec spec,
 static void copies_of_every_size_come_and_go(void **state)
 {
     (void)state;
-    static const size_t sizes[] = {0, 1, 255, CHUNK - 1, CHUNK, CHUNK + 1, 7 * CHUNK, SLOT};
-    struct dp_copy_stats stats;
+    static const size_t sizes[] = {0,         1,         255,       CHECKED_CHUNK - 1, CHECKED_CHUNK,
+                                   CHUNK - 1, CHUNK + 1, 3 * CHUNK, SLOT};
+    struct dp_device_event *there;
     struct rig rig;
-    size_t sum = 0;
 
     for (int check = 0; check < 2; check++) {
-        begin(&rig, check, false);
-        sum = 0;
-        for (int i = 0; i < 8; i++) {
-            enum dp_device_priority priority = i % 3 + DP_PRIORITY_LOW;
-            assert_int_equal(
-                dp_copy_wait(start(&rig, up(&rig, 3, sizes[i]), priority), timeout_ns), 0);
-            struct dp_offload_copy *copy = start(&rig, down(&rig, 3, sizes[i]), priority);
-            int err;
-            while ((err = dp_copy_test(copy)) == DP_EAGAIN)
-                ;
-            assert_int_equal(err, 0);
+        begin(&rig, check);
+        assert_int_equal(dp_device_event_new(dev, &there), 0);
+        for (int i = 0; i < 9; i++) {
+            up(&rig, i % 2 ? DPO_UP : DPO_UP_URGENT, 3, sizes[i], there);
+            down(&rig, 3, sizes[i], there);
+            assert_int_equal(dpo_copies_wait(&rig.s), 0);
             assert_memory_equal(rig.target + 3, rig.source + 3, sizes[i]);
             memset(rig.target, 0, SLOT);
-            sum += sizes[i];
         }
-        dp_copy_engine_stats(rig.engine, &stats);
-        assert_int_equal(stats.copies[DP_COPY_UP], 8);
-        assert_int_equal(stats.bytes[DP_COPY_DOWN], sum);
-        assert_true(stats.busy_ns[DP_COPY_UP] > 0 && stats.busy_ns[DP_COPY_DOWN] > 0);
+        dp_device_event_free(there);
         end(&rig);
     }
-}
-
-static void an_urgent_copy_is_done_before_a_long_one_that_waits(void **state)
-{
-    (void)state;
-    struct rig rig;
-
-    begin(&rig, false, true);
-    rig.open = false;
-    struct dp_offload_copy *long_one = start(&rig, up(&rig, 0, SLOT), DP_PRIORITY_NORMAL);
-    struct dp_offload_copy *urgent = start(&rig, up(&rig, SLOT, SLOT), DP_PRIORITY_HIGH);
-    assert_int_equal(dp_copy_wait(urgent, timeout_ns), 0);
-    assert_int_equal(dp_copy_test(long_one), DP_EAGAIN);
-    assert_int_equal(dp_copy_wait(long_one, DP_NS_PER_MS), DP_ETIMEDOUT);
-    rig.open = true;
-    assert_int_equal(dp_copy_wait(long_one, timeout_ns), 0);
-    end(&rig);
-}
-
-static void what_is_behind_a_paced_copy_waits_and_other_directions_do_not(void **state)
-{
-    (void)state;
-    struct rig rig;
-
-    begin(&rig, false, true);
-    assert_int_equal(dp_copy_wait(start(&rig, up(&rig, 0, SLOT), DP_PRIORITY_LOW), timeout_ns), 0);
-    assert_int_equal(rig.asked, SLOT / CHUNK);
-    rig.open = false;
-    struct dp_offload_copy *first = start(&rig, up(&rig, 0, SLOT), DP_PRIORITY_LOW);
-    struct dp_offload_copy *second = start(&rig, up(&rig, SLOT, 1), DP_PRIORITY_LOW);
-    assert_int_equal(dp_copy_wait(start(&rig, down(&rig, 0, SLOT), DP_PRIORITY_HIGH), timeout_ns),
-                     0);
-    assert_int_equal(dp_copy_test(first), DP_EAGAIN);
-    assert_int_equal(dp_copy_test(second), DP_EAGAIN);
-    rig.open = true;
-    assert_int_equal(dp_copy_wait(second, timeout_ns), 0);
-    assert_int_equal(dp_copy_wait(first, timeout_ns), 0);
-    end(&rig);
 }
 
 /* One slot, through which shard after shard goes up and down again, in whatever order streams are
@@ -179,48 +102,34 @@ static void a_slot_that_is_used_again_and_again_holds_what_it_should(void **stat
 {
     (void)state;
     enum { ROUNDS = 60 };
-    struct dp_device_event *loaded, *emptied;
+    struct dp_device_event *poisoned, *loaded, *emptied;
     uint64_t random = 3;
     struct rig rig;
 
-    begin(&rig, true, false);
+    begin(&rig, true);
+    assert_int_equal(dp_device_event_new(dev, &poisoned), 0);
     assert_int_equal(dp_device_event_new(dev, &loaded), 0);
     assert_int_equal(dp_device_event_new(dev, &emptied), 0);
     for (int i = 0; i < ROUNDS; i++) {
-        size_t bytes = 1 + random % SLOT, at = (random >> 20) % SLOT;
-        enum dp_device_priority priority = (int)(random >> 40) % 3 + DP_PRIORITY_LOW;
-        struct dp_copy_spec poison = {.direction = DP_COPY_UP,
-                                      .priority = priority,
-                                      .dst = rig.device,
-                                      .bytes = SLOT,
-                                      .after = {emptied},
-                                      .after_count = 1};
-        struct dp_copy_spec load = {.direction = DP_COPY_UP,
-                                    .priority = priority,
-                                    .dst = rig.device,
-                                    .src = rig.source + at,
-                                    .bytes = bytes,
-                                    .record = loaded};
-        struct dp_copy_spec leave = {.direction = DP_COPY_DOWN,
-                                     .priority = priority,
-                                     .dst = rig.target + at,
-                                     .src = rig.device,
-                                     .bytes = bytes,
-                                     .after = {loaded},
-                                     .after_count = 1,
-                                     .record = emptied};
-        memset(rig.target, 0, 2 * SLOT);
-        assert_int_equal(dp_copy_begin(rig.engine, &poison, NULL), 0);
-        assert_int_equal(dp_copy_begin(rig.engine, &load, NULL), 0);
-        assert_int_equal(dp_copy_begin(rig.engine, &leave, NULL), 0);
+        size_t bytes = 1 + random % SMALL, at = (random >> 20) % SMALL;
+        const int stream = random >> 40 & 1 ? DPO_UP : DPO_UP_URGENT;
+        const struct dpo_copy copies[] = {
+            {DPO_UP, rig.device, NULL, SMALL, {emptied}, poisoned},
+            {stream, rig.device, rig.source + at, bytes, {NULL, poisoned}, loaded},
+            {DPO_DOWN, rig.target + at, rig.device, bytes, {loaded}, emptied},
+        };
+        memset(rig.target, 0, 2 * SMALL);
+        for (int k = 0; k < 3; k++)
+            assert_int_equal(dpo_copy(&rig.s, &copies[k]), 0);
         if (i % 2)
-            assert_int_equal(dp_copy_engine_drain(rig.engine, timeout_ns), 0);
+            assert_int_equal(dpo_copies_wait(&rig.s), 0);
         else
-            assert_int_equal(dp_device_event_wait(emptied, timeout_ns), 0);
+            assert_int_equal(dp_device_event_wait(emptied, rig.s.timeout_ns), 0);
         assert_memory_equal(rig.target + at, rig.source + at, bytes);
         random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     }
-    assert_int_equal(dp_copy_engine_drain(rig.engine, timeout_ns), 0);
+    assert_int_equal(dpo_copies_wait(&rig.s), 0);
+    dp_device_event_free(poisoned);
     dp_device_event_free(loaded);
     dp_device_event_free(emptied);
     end(&rig);
@@ -229,47 +138,16 @@ static void a_slot_that_is_used_again_and_again_holds_what_it_should(void **stat
 static void a_poisoned_slot_is_full_of_NaNs(void **state)
 {
     (void)state;
-    struct dp_copy_spec poison = {.direction = DP_COPY_UP, .bytes = SLOT};
     struct rig rig;
 
-    begin(&rig, true, false);
-    poison.dst = rig.device;
-    assert_int_equal(dp_copy_wait(start(&rig, poison, DP_PRIORITY_NORMAL), timeout_ns), 0);
-    assert_int_equal(dp_copy_wait(start(&rig, down(&rig, 0, SLOT), DP_PRIORITY_LOW), timeout_ns),
-                     0);
-    for (int i = 0; i < SLOT; i++)
+    begin(&rig, true);
+    assert_int_equal(
+        dpo_copy(&rig.s, &(struct dpo_copy){.stream = DPO_UP, .dst = rig.device, .bytes = SMALL}), 0);
+    assert_int_equal(dpo_copies_wait(&rig.s), 0);
+    down(&rig, 0, SMALL, NULL);
+    assert_int_equal(dpo_copies_wait(&rig.s), 0);
+    for (int i = 0; i < SMALL; i++)
         assert_int_equal((unsigned char)rig.target[i], 0xFF);
-    end(&rig);
-}
-
-static void what_cannot_be_copied_is_refused(void **state)
-{
-    (void)state;
-    struct dp_offload_copy *copy;
-    struct dp_copy_spec spec;
-    struct rig rig;
-
-    begin(&rig, false, true);
-    spec = up(&rig, 0, 1);
-    spec.src = NULL;
-    assert_int_equal(dp_copy_begin(rig.engine, &spec, &copy), DP_EINVAL);
-    spec = up(&rig, 0, 1);
-    spec.priority = DP_PRIORITY_HIGH + 1;
-    assert_int_equal(dp_copy_begin(rig.engine, &spec, &copy), DP_EINVAL);
-    spec = up(&rig, 0, 1);
-    spec.direction = DP_COPY_DIRECTIONS;
-    assert_int_equal(dp_copy_begin(rig.engine, &spec, &copy), DP_EINVAL);
-    spec = up(&rig, 0, 1);
-    spec.after_count = DP_COPY_MAX_AFTER + 1;
-    assert_int_equal(dp_copy_begin(rig.engine, &spec, &copy), DP_EINVAL);
-    rig.open = false;
-    spec = up(&rig, 0, 1);
-    for (int i = 0; i < 64; i++)
-        assert_int_equal(dp_copy_begin(rig.engine, &spec, NULL), 0);
-    assert_int_equal(dp_copy_begin(rig.engine, &spec, &copy), DP_EAGAIN);
-    assert_int_equal(dp_copy_engine_drain(rig.engine, 0), DP_ETIMEDOUT);
-    rig.open = true;
-    assert_int_equal(dp_copy_engine_drain(rig.engine, timeout_ns), 0);
     end(&rig);
 }
 
@@ -277,11 +155,8 @@ static int run_suite(const char *title, struct dp_device *device)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(copies_of_every_size_come_and_go),
-        cmocka_unit_test(an_urgent_copy_is_done_before_a_long_one_that_waits),
-        cmocka_unit_test(what_is_behind_a_paced_copy_waits_and_other_directions_do_not),
         cmocka_unit_test(a_slot_that_is_used_again_and_again_holds_what_it_should),
         cmocka_unit_test(a_poisoned_slot_is_full_of_NaNs),
-        cmocka_unit_test(what_cannot_be_copied_is_refused),
     };
 
     dev = device;
@@ -297,16 +172,36 @@ static int run_suite(const char *title, struct dp_device *device)
 static void an_urgent_copy_depends_on_no_other(void **state)
 {
     (void)state;
+    struct dp_device_event *there;
     struct rig rig;
 
     assert_int_equal(fake_device_open(&dev), 0);
-    begin(&rig, false, false);
-    struct dp_offload_copy *long_one = start(&rig, up(&rig, 0, SLOT), DP_PRIORITY_LOW);
-    struct dp_offload_copy *urgent = start(&rig, up(&rig, SLOT, CHUNK), DP_PRIORITY_HIGH);
-    assert_int_equal(dp_copy_wait(urgent, timeout_ns), 0);
-    assert_int_equal(fake_device_copies(dev), 3); /* a chunk between two stamps */
-    assert_int_equal(dp_copy_wait(long_one, timeout_ns), 0);
-    assert_int_equal(fake_device_copies(dev), 3 + SLOT / CHUNK + 2);
+    begin(&rig, false);
+    assert_int_equal(dp_device_event_new(dev, &there), 0);
+    up(&rig, DPO_UP, 0, SLOT, NULL);
+    up(&rig, DPO_UP_URGENT, SLOT, CHUNK, there);
+    assert_int_equal(dp_device_event_wait(there, rig.s.timeout_ns), 0);
+    assert_int_equal(fake_device_copies(dev), 1);
+    assert_int_equal(dpo_copies_wait(&rig.s), 0);
+    assert_int_equal(fake_device_copies(dev), 1 + 6); /* SLOT is a little more than 5 chunks */
+    dp_device_event_free(there);
+    end(&rig);
+    dp_device_close(dev);
+}
+
+static void a_copy_that_does_not_end_is_given_up_at_the_deadline(void **state)
+{
+    (void)state;
+    struct rig rig;
+
+    assert_int_equal(fake_device_open(&dev), 0);
+    begin(&rig, false);
+    fake_device_hold(dev, true);
+    up(&rig, DPO_UP, 0, 1, NULL);
+    rig.s.timeout_ns = DP_NS_PER_MS;
+    assert_int_equal(dpo_copies_wait(&rig.s), DP_ETIMEDOUT);
+    fake_device_hold(dev, false);
+    assert_int_equal(dpo_copies_wait(&rig.s), 0);
     end(&rig);
     dp_device_close(dev);
 }
@@ -323,29 +218,29 @@ static int spoiling_copy(struct dp_device_stream *stream, void *dst, const void 
     return err;
 }
 
-/* Every copy of a checked engine is followed by the one that brings it back. */
+/* Every chunk that is checked is followed by the copy that brings it back. */
 static void a_flipped_bit_is_an_error(void **state)
 {
     (void)state;
     struct dp_device_ops spoiling;
-    struct dp_copy_spec spec;
     struct rig rig;
 
     assert_int_equal(dp_device_host_open(0, &dev), 0);
-    begin(&rig, true, false);
+    begin(&rig, true);
     sound = dev->ops;
     spoiling = *sound;
     spoiling.copy = spoiling_copy;
     dev->ops = &spoiling;
     spoil_in = 3;
-    assert_int_equal(dp_copy_wait(start(&rig, up(&rig, 0, SLOT), DP_PRIORITY_LOW), timeout_ns),
-                     DP_EIO);
-    assert_int_equal(dp_copy_wait(start(&rig, up(&rig, 0, SLOT), DP_PRIORITY_LOW), timeout_ns), 0);
+    up(&rig, DPO_UP, 0, SMALL, NULL);
+    assert_int_equal(dpo_copies_wait(&rig.s), DP_EIO);
+    assert_non_null(strstr(dp_last_error(), "1 chunks of copies have not arrived as they were sent"));
+    up(&rig, DPO_UP, 0, SMALL, NULL);
+    assert_int_equal(dpo_copies_wait(&rig.s), 0);
     spoil_in = 1;
-    spec = down(&rig, 0, CHUNK);
-    assert_int_equal(dp_copy_begin(rig.engine, &spec, NULL), 0);
-    assert_int_equal(dp_copy_engine_drain(rig.engine, timeout_ns), DP_EIO);
-    assert_int_equal(dp_copy_engine_drain(rig.engine, timeout_ns), 0);
+    down(&rig, 0, CHECKED_CHUNK, NULL);
+    assert_int_equal(dpo_copies_wait(&rig.s), DP_EIO);
+    assert_int_equal(dpo_copies_wait(&rig.s), 0);
     dev->ops = sound;
     end(&rig);
     dp_device_close(dev);
@@ -355,6 +250,7 @@ static int run_special(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_urgent_copy_depends_on_no_other),
+        cmocka_unit_test(a_copy_that_does_not_end_is_given_up_at_the_deadline),
         cmocka_unit_test(a_flipped_bit_is_an_error),
     };
 

@@ -6,7 +6,6 @@
 #include "cmocka_all.h"
 
 #include "base/clock.h"
-#include "fake_device.h"
 #include "offload_model.h"
 
 #include <stdlib.h>
@@ -23,8 +22,7 @@ static struct dp_offload_config config_of(struct om_model *m, struct dp_device *
 }
 
 /* One step, and what it needed. */
-static void step(const struct dp_offload_config *config, struct dp_offload_memory *memory,
-                 struct dp_offload_times *times)
+static void step(const struct dp_offload_config *config, struct dp_offload_memory *memory)
 {
     struct om_data *data = calloc(1, sizeof(*data));
     struct om_tensors t;
@@ -42,7 +40,6 @@ static void step(const struct dp_offload_config *config, struct dp_offload_memor
         0);
     assert_int_equal(dp_offload_finish(o), 0);
     dp_offload_memory(o, memory);
-    dp_offload_times(o, times);
     dp_offload_close(o);
     free(data);
 }
@@ -52,7 +49,6 @@ static void less_memory_takes_more_copies_until_nothing_fits(void **state)
 {
     (void)state;
     struct dp_offload_memory memory = {.device_bytes = 1 << 20};
-    struct dp_offload_times times;
     struct dp_offload_config config;
     struct dp_device *dev;
     struct dp_device_usage usage;
@@ -67,7 +63,7 @@ static void less_memory_takes_more_copies_until_nothing_fits(void **state)
         dp_device_limit(dev, memory.device_bytes - (cuts ? 1 : 0));
         if (dp_offload_fit(&config, true, NULL))
             break;
-        step(&config, &memory, &times);
+        step(&config, &memory);
         dp_device_usage(dev, &usage);
         assert_true(usage.peak_bytes <= usage.limit_bytes);
         if (!cuts)
@@ -205,53 +201,17 @@ static void what_cannot_be_cut_is_refused(void **state)
 {
     (void)state;
     struct dp_offload_config config;
-    struct dp_device *dev, *fake;
-    struct dp_offload *o;
+    struct dp_device *dev;
     struct om_model m;
     int32_t first[2] = {0, OM_LAYERS};
 
     om_model_init(&m, false, false, false);
     assert_int_equal(dp_device_host_open(0, &dev), 0);
-    assert_int_equal(fake_device_open(&fake), 0);
     config = config_of(&m, dev);
     config.first = first;
     assert_int_equal(dp_offload_fit(&config, true, NULL), DP_EINVAL);
     config = config_of(&m, NULL);
     assert_int_equal(dp_offload_fit(&config, true, NULL), DP_EINVAL);
-    config = config_of(&m, dev);
-    config.order_blocks = 3;
-    assert_int_equal(dp_offload_open(&config, &o), DP_EINVAL);
-    config.order_blocks = 2 * DP_OFFLOAD_MAX_BLOCKS;
-    assert_int_equal(dp_offload_open(&config, &o), DP_EINVAL);
-    config = config_of(&m, fake);
-    config.order_blocks = 2;
-    assert_int_equal(dp_offload_open(&config, &o), DP_EUNSUPPORTED);
-    dp_device_close(fake);
-    dp_device_close(dev);
-    om_model_fini(&m);
-}
-
-/* On a link of 1 MB/s the time of every copy follows from its size, whatever else the machine does.
- */
-static void copies_and_compute_are_counted(void **state)
-{
-    (void)state;
-    struct dp_host_link link = {1e6, 1e6, 0, 0};
-    struct dp_offload_memory memory;
-    struct dp_offload_times times;
-    struct dp_offload_config config;
-    struct dp_device *dev;
-    struct om_model m;
-
-    om_model_init(&m, false, false, false);
-    assert_int_equal(dp_device_host_open_link(2, &link, &dev), 0);
-    config = config_of(&m, dev);
-    config.slices = 4;
-    config.measure = true;
-    step(&config, &memory, &times);
-    assert_true(times.up_ns >= (int64_t)memory.loaded_bytes * 1000);
-    assert_true(times.down_ns >= (int64_t)memory.down_bytes * 1000);
-    assert_true(times.compute_ns > 0 && times.update_ns > 0 && times.wait_ns > 0);
     dp_device_close(dev);
     om_model_fini(&m);
 }
@@ -264,7 +224,6 @@ int main(void)
         cmocka_unit_test(a_prediction_is_what_a_drawing_says),
         cmocka_unit_test(the_cost_decides_what_is_cut),
         cmocka_unit_test(what_cannot_be_cut_is_refused),
-        cmocka_unit_test(copies_and_compute_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 #include "base/bind.h"
 #include "base/fail.h"
 #include "offload/disk_optimizer.h"
+#include "offload/pinned.h"
 #include "scratch.h"
 #include <dualpipe/memory.h>
 
@@ -218,15 +219,13 @@ static bool optimize(float *values, float *grads, int node, const cpu_set_t *cpu
 static bool one_file(int node, const cpu_set_t *cpus)
 {
     struct dp_device *dev;
-    struct dp_pinned *pool;
-    void *values, *grads;
+    struct dpo_pinned memory;
 
     assert_int_equal(dp_device_host_open(0, &dev), 0);
-    assert_int_equal(dp_pinned_new(dev, &(struct dp_pinned_config){node, 1}, &pool), 0);
-    assert_int_equal(dp_pinned_take(pool, COUNT * sizeof(float), &values), 0);
-    assert_int_equal(dp_pinned_take(pool, COUNT * sizeof(float), &grads), 0);
-    bool told = optimize(values, grads, node, cpus);
-    dp_pinned_free(pool);
+    assert_int_equal(dpo_pinned_map(dev, node, 2 * COUNT * sizeof(float), &memory), 0);
+    float *values = (float *)(void *)memory.start;
+    bool told = optimize(values, values + COUNT, node, cpus);
+    dpo_pinned_unmap(&memory);
     dp_device_close(dev);
     return told;
 }

@@ -11,8 +11,6 @@
 #include "offload/pacer.h"
 #include "scratch.h"
 
-#include <dualpipe/offload.h>
-
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -241,87 +239,6 @@ static void what_cannot_be_is_refused(void **state)
     assert_int_equal(dpo_pacer_new(&(struct dpo_pacer_config){.window_ns = -1}, &p), DP_EINVAL);
 }
 
-/* ---- a placement ----------------------------------------------------------------------------- */
-
-static const char placement[] =
-    "dualpipe assignment 1\nplacement ranks=1 replicas=1\n"
-    "node id=1 kind=numa label=numa0 host=a os_index=0\n"
-    "node id=3 kind=gpu label=gpu0 host=a pci=0000:03:00.0\n"
-    "node id=4 kind=nic label=nic0 host=a pci=0000:04:00.0\nport number=1 rdma=mlx5_1\n"
-    "node id=5 kind=nic label=nic1 host=a pci=0000:09:00.0\nport number=1 rdma=mlx5_10\n"
-    "worker replica=0 rank=0 gpu=3 came_as=0 memory=1 nics=4,5 qps=1,1\nend\n";
-
-/* The GPU and the first NIC are behind one switch, the other one has a root port of its own. */
-static void make_sysfs(const char *root)
-{
-    static const char *const devices[][2] = {
-        {"0000:03:00.0", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0"},
-        {"0000:04:00.0", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0"},
-        {"0000:09:00.0", "pci0000:00/0000:00:02.0/0000:09:00.0"},
-    };
-    char command[1000];
-
-    for (int i = 0; i < 3; i++) {
-        snprintf(command, sizeof(command),
-                 "mkdir -p %s/sys/devices/%s %s/sys/bus/pci/devices && "
-                 "ln -s ../../../devices/%s %s/sys/bus/pci/devices/%s",
-                 root, devices[i][1], root, devices[i][1], root, devices[i][0]);
-        assert_int_equal(system(command), 0);
-    }
-}
-
-/* Whether copies go on while the network is at work, for so many windows at most. They are counted as
- * they are seen: on a busy machine this thread may not run for several. */
-static bool all_pass(const struct dp_pacer_config *config, struct process *peer, int connection,
-                     int windows)
-{
-    struct dp_pacer *pacer;
-    bool may = true;
-
-    assert_int_equal(dp_pacer_new(config, &pacer), 0);
-    for (int64_t began_ns = dp_now_ns(); may && windows > 0;) {
-        move(peer, connection, 1 << 20);
-        may = dp_pacer_pass(pacer, DP_COPY_UP, CHUNK);
-        if (dp_now_ns() - began_ns >= config->window_ns) {
-            began_ns = dp_now_ns();
-            windows--;
-        }
-    }
-    dp_pacer_free(pacer);
-    return may;
-}
-
-static void the_placement_tells_which_NICs_share_the_switch(void **state)
-{
-    enum { MANY = 10000 };
-
-    (void)state;
-    char root[SCRATCH_LEN];
-    struct dp_assignment *s;
-    struct process peer;
-
-    assert_true(scratch_directory(root, "sysfs"));
-    make_sysfs(root);
-    assert_int_equal(dp_assignment_read(placement, strlen(placement), "test", &s), 0);
-    begin_process(&peer, 1);
-    struct dp_pacer_config config = {.directory = folder,
-                                     .assignment = s,
-                                     .root = root,
-                                     .least_bytes_per_s = 1,
-                                     .window_ns = DP_NS_PER_MS};
-    assert_false(all_pass(&config, &peer, 0, MANY));
-    assert_true(all_pass(&config, &peer, 1, 10));
-    config.root = "/no/such";
-    assert_false(all_pass(&config, &peer, 1, MANY)); /* not known: they may */
-    config.worker = 1;
-    struct dp_pacer *pacer;
-    assert_int_equal(dp_pacer_new(&config, &pacer), DP_EINVAL);
-    assert_non_null(strstr(dp_last_error(), "worker 1 of test, expected 0 to 0"));
-    end_process(&peer);
-    dp_assignment_free(s);
-    scratch_remove(root);
-}
-
 static int make_folder(void **state)
 {
     (void)state;
@@ -344,7 +261,6 @@ int main(void)
         cmocka_unit_test(other_files_are_passed_over),
         cmocka_unit_test(the_plugin_of_the_same_process_keeps_its_lock),
         cmocka_unit_test(what_cannot_be_is_refused),
-        cmocka_unit_test(the_placement_tells_which_NICs_share_the_switch),
     };
 
     dp_log_set(NULL, NULL, DP_LOG_ERROR);

@@ -30,27 +30,6 @@ static void every_mode_is_the_resident_model_to_the_last_bit(void **state)
                                             .frozen = slices % 3 == 0});
 }
 
-static void copies_that_the_pace_holds_up_change_nothing(void **state)
-{
-    (void)state;
-    for (int how = 0; how < 3; how++)
-        for (int more = 0; more < 4; more++) {
-            const int32_t slots = 1 + (how + more) % 4;
-            run_mode(&(struct mode){.slices = 4 + how,
-                                    .microbatches = 2,
-                                    .slots = slots,
-                                    .distance = slots - 1,
-                                    .checkpoint = how > 0,
-                                    .boundaries_down = how > 1,
-                                    .check = more % 2,
-                                    .exact = true,
-                                    .tied = more == 1,
-                                    .update = more == 2,
-                                    .accumulate = more == 3,
-                                    .paced = true});
-        }
-}
-
 static void one_slot_and_no_reuse_are_enough(void **state)
 {
     (void)state;
@@ -364,12 +343,10 @@ static void updates_run_on_the_node_of_the_pinned_memory(void **state)
     struct run *run = calloc(1, sizeof(*run));
     struct bound bound = {.inside = 0};
     struct mode mode = {.slices = 3, .microbatches = 1, .slots = 2, .distance = 1};
-    const struct dp_pinned_config near = {.numa_node = 0};
 
     begin(run, &mode);
     dp_offload_close(run->o);
     struct dp_offload_config config = config_of(&run->streamed, &mode);
-    config.pinned = &near;
     config.update = update_on_node;
     config.update_user = &bound;
     assert_int_equal(dp_offload_open(&config, &run->o), 0);
@@ -461,12 +438,6 @@ static void O1_to_O6_what_no_model_and_no_cut_can_be(void **state)
     c.microbatches = -1;
     expect_refused(&c, "-1 micro-batches");
     c = good;
-    c.kept_share = 1.5;
-    expect_refused(&c, "kept_share: 1.5, expected 0 to 1");
-    c = good;
-    c.delay = true;
-    expect_refused(&c, "delay: expected an update");
-    c = good;
     c.values_type = (DLDataType){kDLInt, 8, 1};
     expect_refused(&c, "values_type or grads_type: expected bfloat16");
     m.inner.tensors[1].shape[0]++;
@@ -529,7 +500,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mode_is_the_resident_model_to_the_last_bit),
-        cmocka_unit_test(copies_that_the_pace_holds_up_change_nothing),
         cmocka_unit_test(one_slot_and_no_reuse_are_enough),
         cmocka_unit_test(more_slots_than_shards_are_fine),
         cmocka_unit_test(only_slots_that_are_used_take_memory),

@@ -2,8 +2,7 @@
  *
  * Copies and shards under stress: a model is streamed through a device whose copies are late at
  * random and whose streams have random priorities, while another thread copies on the same device, up and
- * down, at random priorities, through an engine that checks every chunk and a pace that holds some up.
- * What comes out is what the resident model has, to the last bit. DP_TEST_SEED=n begins with that seed, which a
+ * down, at random priorities, and checks every chunk. What comes out is what the resident model has, to the last bit. DP_TEST_SEED=n begins with that seed, which a
  * failure names; with DP_TEST_FULL there are twenty times as many.
  */
 #include "cmocka_all.h"
@@ -11,6 +10,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "device/device_ops.h"
+#include "offload/streams.h"
 #include "offload_model.h"
 
 #include <pthread.h>
@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEEDS = 48, STEPS = 3, IN_FLIGHT = 6, SPACE = 3000, CHUNK = 512 };
+enum { SEEDS = 48, STEPS = 3, IN_FLIGHT = 6, SPACE = 3000 };
 static const int64_t timeout_ns = 60 * DP_NS_PER_S;
 
 static uint64_t first_seed(void)
@@ -76,82 +76,43 @@ static void close_device(struct dp_device *dev)
 
 /* ---- copies beside the model ------------------------------------------------------------------ */
 
-/* Each goes up and, after that, down again; between the two and behind them are events alone. */
+/* Each goes up and, after that, down again; between the two is an event alone. */
 struct there_and_back {
     char *source, *device, *target; /* [SPACE] */
     size_t bytes;
-    enum dp_device_priority priority; /* of the way up */
     struct dp_device_event *up_done;
-    struct dp_offload_copy *up, *down; /* NULL: none is in flight */
 };
 
 struct stress {
     struct dp_device *dev;
-    struct dp_copy_engine *engine;
+    struct dpo_streams streams;
     struct there_and_back list[IN_FLIGHT];
-    uint64_t random, paced;
+    uint64_t random;
     _Atomic bool over;
     const char *wrong; /* NULL: nothing */
     int rounds;
 };
 
-static bool pace(void *user, enum dp_copy_direction direction, size_t bytes)
-{
-    uint64_t *random = user;
-
-    (void)direction, (void)bytes;
-    return below(random, 4) > 0;
-}
-
 static int begin_one(struct stress *s, struct there_and_back *t)
 {
-    t->priority = any_priority(&s->random);
     t->bytes = (size_t)below(&s->random, SPACE + 1);
-    const struct dp_copy_spec up = {.direction = DP_COPY_UP,
-                                    .priority = t->priority,
-                                    .dst = t->device,
-                                    .src = t->source,
-                                    .bytes = t->bytes,
-                                    .record = t->up_done};
-
     for (size_t i = 0; i < t->bytes; i++)
         t->source[i] = (char)(s->random >> (i % 57));
     memset(t->target, 0, SPACE);
-    return dp_copy_begin(s->engine, &up, &t->up);
+    return dpo_copy(&s->streams, &(struct dpo_copy){.stream = below(&s->random, 2) ? DPO_UP : DPO_UP_URGENT,
+                                                    .dst = t->device,
+                                                    .src = t->source,
+                                                    .bytes = t->bytes,
+                                                    .record = t->up_done});
 }
 
-static int wait_for(struct dp_offload_copy **copy)
+static int turn_one(struct stress *s, const struct there_and_back *t)
 {
-    int err = *copy ? dp_copy_wait(*copy, timeout_ns) : 0;
-
-    *copy = NULL;
-    return err;
-}
-
-/* The event of an urgent copy is recorded, as no pace holds that up; the others are waited for. */
-static int turn_one(struct stress *s, struct there_and_back *t)
-{
-    const struct dp_copy_spec down = {.direction = DP_COPY_DOWN,
-                                      .priority = any_priority(&s->random),
-                                      .dst = t->target,
-                                      .src = t->device,
-                                      .bytes = t->bytes,
-                                      .after = {t->up_done},
-                                      .after_count = 1};
-    int err = t->priority == DP_PRIORITY_HIGH ? 0 : wait_for(&t->up);
-
-    return err ? err : dp_copy_begin(s->engine, &down, &t->down);
-}
-
-static int end_one(struct stress *s, struct there_and_back *t)
-{
-    int err = wait_for(&t->down);
-
-    if (!err)
-        err = wait_for(&t->up);
-    if (!err && memcmp(t->target, t->source, t->bytes))
-        s->wrong = "a copy has not arrived as it was sent";
-    return err;
+    return dpo_copy(&s->streams, &(struct dpo_copy){.stream = DPO_DOWN,
+                                                    .dst = t->target,
+                                                    .src = t->device,
+                                                    .bytes = t->bytes,
+                                                    .after = {t->up_done}});
 }
 
 static int one_round(struct stress *s)
@@ -162,8 +123,11 @@ static int one_round(struct stress *s)
         err = begin_one(s, &s->list[(first + i) % IN_FLIGHT]);
     for (int i = 0; i < IN_FLIGHT && !err; i++)
         err = turn_one(s, &s->list[(first + 5 * i) % IN_FLIGHT]);
+    if (!err)
+        err = dpo_copies_wait(&s->streams);
     for (int i = 0; i < IN_FLIGHT && !err; i++)
-        err = end_one(s, &s->list[i]);
+        if (memcmp(s->list[i].target, s->list[i].source, s->list[i].bytes))
+            s->wrong = "a copy has not arrived as it was sent";
     return err;
 }
 
@@ -189,14 +153,10 @@ static void *memory(struct dp_device *dev, enum dp_memory where)
 
 static void stress_init(struct stress *s, struct dp_device *dev, uint64_t seed)
 {
-    const struct dp_copy_engine_config config = {.device = dev,
-                                                 .chunk_bytes = CHUNK,
-                                                 .check = seed % 2,
-                                                 .pace = pace,
-                                                 .pace_user = &s->paced};
-
-    *s = (struct stress){.dev = dev, .random = seed, .paced = seed + 1};
-    assert_int_equal(dp_copy_engine_new(&config, &s->engine), 0);
+    *s = (struct stress){.dev = dev,
+                         .random = seed,
+                         .streams = {.dev = dev, .timeout_ns = timeout_ns, .check = seed % 2}};
+    assert_int_equal(dpo_streams_open(&s->streams), 0);
     for (int i = 0; i < IN_FLIGHT; i++) {
         struct there_and_back *t = &s->list[i];
         t->source = memory(dev, DP_MEMORY_PINNED);
@@ -208,7 +168,7 @@ static void stress_init(struct stress *s, struct dp_device *dev, uint64_t seed)
 
 static void stress_fini(struct stress *s)
 {
-    dp_copy_engine_free(s->engine);
+    dpo_streams_close(&s->streams);
     for (int i = 0; i < IN_FLIGHT; i++) {
         dp_device_free(s->dev, DP_MEMORY_PINNED, s->list[i].source);
         dp_device_free(s->dev, DP_MEMORY_PINNED, s->list[i].target);
@@ -253,8 +213,6 @@ static struct dp_offload_config any_config(struct run *run, struct dp_device *de
                                       .checkpoint = mode > 0,
                                       .boundaries_down = mode > 1,
                                       .check = below(random, 2),
-                                      .pace = below(random, 2) ? pace : NULL,
-                                      .pace_user = random,
                                       .update = run->update ? update : NULL,
                                       .seed = 7};
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A model that is streamed through the device in mixed precision, with a share that stays on the
- * device, or with updates a step late: the bits of the resident model that does the same.
+ * A model that is streamed through the device in mixed precision: the bits of the resident model
+ * that does the same.
  */
 #include "config.h" /* GNU extensions: CPU sets */
 
@@ -28,7 +28,6 @@ static void mixed_precision_is_the_resident_run_in_the_same_types(void **state)
                                     .check = how % 2,
                                     .update = (slices + how) % 2,
                                     .frozen = slots == 3,
-                                    .paced = slices == 5,
                                     .values_type = types[how][0],
                                     .grads_type = types[how][1]});
         }
@@ -169,220 +168,6 @@ static void float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gra
     free(run);
 }
 
-/* ---- a share that stays on the device -------------------------------------------------------- */
-
-static void what_stays_on_the_device_has_the_same_bits(void **state)
-{
-    (void)state;
-    static const double shares[] = {0.2, 0.5, 0.8, 1};
-
-    for (int how = 0; how < 3; how++)
-        for (int32_t slices = 1; slices <= OM_LAYERS; slices++) {
-            const int s = (slices + how) % 4, variant = (slices + 2 * how) % 5;
-            run_mode(&(struct mode){.slices = slices,
-                                    .microbatches = 1 + variant,
-                                    .slots = 1 + (slices + s) % 3,
-                                    .distance = (slices + s) % 3,
-                                    .checkpoint = how > 0,
-                                    .boundaries_down = how > 1,
-                                    .check = s % 2,
-                                    .frozen = variant == 0,
-                                    .exact = variant >= 1 && variant <= 3,
-                                    .tied = variant == 1,
-                                    .accumulate = variant == 2,
-                                    .update = variant != 1 && variant != 2,
-                                    .paced = variant == 3,
-                                    .kept = shares[s]});
-        }
-}
-
-static void tied_parameters_may_stay_in_part(void **state)
-{
-    (void)state;
-    for (int32_t slices = 2; slices <= OM_LAYERS; slices++)
-        run_mode(&(struct mode){.slices = slices,
-                                .microbatches = 1,
-                                .slots = 2,
-                                .distance = 1,
-                                .steps = 1,
-                                .checkpoint = true,
-                                .exact = true,
-                                .tied = true,
-                                .update = true,
-                                .kept = 0.5});
-}
-
-/* Shards 0 to 3 of one linear layer or so each, of which the last are not copied. */
-static void what_stays_on_the_device_is_not_copied(void **state)
-{
-    (void)state;
-    struct run *run = calloc(1, sizeof(*run));
-    struct mode mode = {.slices = 4, .microbatches = 2, .slots = 2, .distance = 1, .update = true};
-    struct dp_offload_memory all, some;
-    struct dp_device_usage usage;
-    size_t bytes;
-    int32_t first, count;
-    void *at;
-
-    begin(run, &mode);
-    one_step(run, 0, true, false);
-    dp_offload_memory(run->o, &all);
-    dp_offload_kept(run->o, &first, &at, &bytes);
-    assert_true(first == OM_PARAMETERS && !at && !bytes && !all.kept && !all.kept_bytes);
-    end(run);
-    mode.kept = 0.6;
-    begin(run, &mode);
-    if (share_of(&mode) > 0) {
-        dp_device_usage(dev, &usage);
-        one_step(run, 0, true, false);
-        dp_offload_memory(run->o, &some);
-        assert_int_equal(some.shards, all.shards);
-        assert_in_range(some.kept, 1, 3);
-        assert_int_equal(some.loads, 2 * (some.shards - some.kept) - 2);
-        assert_true(some.down_bytes < all.down_bytes && some.host_bytes < all.host_bytes);
-        assert_true(some.device_bytes == some.slots_bytes + some.activations_bytes + some.kept_bytes);
-        assert_true(usage.bytes >= some.device_bytes);
-        dp_offload_kept(run->o, &first, &at, &bytes);
-        dp_offload_parameters(run->o, &count);
-        assert_in_range(first, 1, count - 1);
-    }
-    end(run);
-    free(run);
-}
-
-static void what_layers_want_beside_is_on_the_device(void **state)
-{
-    (void)state;
-    struct run *run = calloc(1, sizeof(*run));
-    struct mode mode = {.slices = 4, .slots = 2, .distance = 1, .kept = 1};
-    struct dp_offload_memory memory;
-    size_t bytes;
-    int32_t first;
-    void *at;
-
-    begin(run, &mode);
-    dp_offload_close(run->o);
-    for (int l = 0; l < OM_LAYERS; l++)
-        run->streamed.layers[l].kept_bytes = 100;
-    struct dp_offload_config config = config_of(&run->streamed, &mode);
-    if (!share_of(&mode)) {
-        config.kept_share = 0.5;
-        assert_int_equal(dp_offload_open(&config, &run->o), DP_EUNSUPPORTED);
-        assert_non_null(strstr(dp_last_error(), "kept_share"));
-        config.kept_share = 0;
-    }
-    assert_int_equal(dp_offload_open(&config, &run->o), 0);
-    dp_offload_kept(run->o, &first, &at, &bytes);
-    dp_offload_memory(run->o, &memory);
-    if (share_of(&mode) > 0) {
-        assert_int_equal(first, 0);
-        assert_int_equal(bytes, OM_LAYERS * 256);
-        assert_int_equal((uintptr_t)at % 256, 0);
-        for (size_t i = 0; i < bytes; i++)
-            assert_int_equal(((char *)at)[i], 0);
-        assert_true(memory.kept == memory.shards && memory.slots_bytes == 0);
-    }
-    end(run);
-    free(run);
-}
-
-/* ---- updates a step late --------------------------------------------------------------------- */
-
-/* Gradients of the step before, which the resident model has not taken yet. */
-struct late {
-    float grads[OM_PARAMETERS][OM_WIDTH * OM_WIDTH];
-    bool due;
-};
-
-/* The update of the step before, after the gradients of this one. */
-static void update_late(struct om_model *m, struct late *late)
-{
-    for (int32_t p = 0; p < m->parameter_count; p++)
-        for (size_t i = 0; i < om_elements(m, p); i++) {
-            float now = m->grad_data[p][i];
-            if (late->due)
-                m->value_data[p][i] -= late->grads[p][i] / 8;
-            late->grads[p][i] = now;
-            m->grad_data[p][i] = 0;
-        }
-    late->due = true;
-}
-
-static void open_delayed(struct run *run)
-{
-    struct dp_offload_config config = config_of(&run->streamed, run->mode);
-
-    config.delay = true;
-    assert_int_equal(dp_offload_open(&config, &run->o), 0);
-}
-
-/* What a checkpoint has, into a model that is new. */
-static void go_on_in_another(struct run *run)
-{
-    struct dp_offload *before = run->o;
-    int32_t count;
-    const struct dp_parameter *from = dp_offload_parameters(before, &count);
-
-    assert_true(dp_offload_due(before));
-    open_delayed(run);
-    const struct dp_parameter *to = dp_offload_parameters(run->o, &count);
-    for (int32_t i = 0; i < count; i++) {
-        size_t bytes = (size_t)dp_parameter_elements(&from[i]) * sizeof(float);
-        memcpy(to[i].value->data, from[i].value->data, bytes);
-        memcpy(to[i].grad->data, from[i].grad->data, bytes);
-    }
-    assert_false(dp_offload_due(run->o));
-    dp_offload_set_due(run->o, true);
-    dp_offload_close(before);
-}
-
-static void run_delayed(const struct mode *mode, uint64_t saved_at)
-{
-    struct run *run = calloc(1, sizeof(*run));
-    struct late *late = calloc(1, sizeof(*late));
-
-    begin(run, mode);
-    dp_offload_close(run->o);
-    open_delayed(run);
-    for (uint64_t step = 0; step < 5; step++) {
-        if (step == saved_at) {
-            assert_int_equal(dp_offload_finish(run->o), 0);
-            go_on_in_another(run);
-            dp_offload_seek(run->o, step);
-        }
-        one_step(run, step, true, false);
-        update_late(&run->resident, late);
-    }
-    assert_int_equal(dp_offload_finish(run->o), 0);
-    compare_parameters(run, false); /* all but the last update */
-    one_step(run, 5, false, false);
-    assert_int_equal(dp_offload_catch_up(run->o), 0);
-    assert_false(dp_offload_due(run->o));
-    update_late(&run->resident, late);
-    compare_parameters(run, false);
-    one_step(run, 5, false, false);
-    free(late);
-    end(run);
-    free(run);
-}
-
-static void an_update_that_is_delayed_is_seen_a_step_later(void **state)
-{
-    (void)state;
-    for (int32_t slices = 1; slices <= OM_LAYERS; slices++)
-        run_delayed(&(struct mode){.slices = slices,
-                                   .microbatches = 2,
-                                   .slots = 1 + slices % 3,
-                                   .distance = slices % 3,
-                                   .checkpoint = slices % 2,
-                                   .check = slices % 4 == 1,
-                                   .update = true,
-                                   .paced = slices == 6,
-                                   .kept = slices % 3 ? 0 : 0.5,
-                                   .values_type = slices == 4 || slices == 6 ? bf16 : as_is},
-                    slices % 2 ? 2 : 9);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -391,11 +176,6 @@ int main(void)
         cmocka_unit_test(gradients_of_steps_add_up_in_float32),
         cmocka_unit_test(
             float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient),
-        cmocka_unit_test(an_update_that_is_delayed_is_seen_a_step_later),
-        cmocka_unit_test(what_stays_on_the_device_has_the_same_bits),
-        cmocka_unit_test(tied_parameters_may_stay_in_part),
-        cmocka_unit_test(what_stays_on_the_device_is_not_copied),
-        cmocka_unit_test(what_layers_want_beside_is_on_the_device),
     };
 
     return run_on_all_devices(tests, sizeof(tests) / sizeof(tests[0]));
