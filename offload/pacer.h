@@ -6,7 +6,7 @@
  *      network bytes   ____/~~~~~~~~\______      read once a window (below)
  *      copies          |||| |   |   |  ||||      a chunk passes when the one before has had its time
  *
- * Stands on base alone; the copy engine has it as dp_pacer (offload.h), the preload library as it is.
+ * Stands on base alone, for the preload library.
  */
 #ifndef DPO_PACER_H
 #define DPO_PACER_H
