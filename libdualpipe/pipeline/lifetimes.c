@@ -198,7 +198,7 @@ static int check_evictions(const struct dp_lifetimes *lifetimes, const struct dp
                            source->rank, i, dp_op_text(ops[i], text));
         const struct dp_lifetime_steps *m = steps_of(lifetimes, &ops[i]);
         bool once = m->evict == i && m->fetch != DP_NO_LIFETIME && m->fetch > i;
-        if (ops[i].argument != DP_SAVE_ALL || !once || m->fetch > m->b_first)
+        if (!once || m->fetch > m->b_first)
             return dp_fail(DP_EUNSUPPORTED,
                            "schedule: rank %d, op %u: %s: a pipeline evicts all that a forward saved, "
                            "once, and fetches it before its backward",

@@ -239,8 +239,7 @@ static int check_messages(const struct dp_traffic *t, const struct dp_placement_
     for (size_t i = 0; i < s->first[s->ranks]; i++)
         if (s->ops[i].kind == DP_OP_SEND_F)
             return 0;
-    return dp_fail(DP_EINVAL, "schedule: %d ranks without messages, expected some "
-                              "(dp_schedule_add_messages)", s->ranks);
+    return dp_fail(DP_EINVAL, "schedule: %d ranks without messages, expected some", s->ranks);
 }
 
 int dp_traffic_init(struct dp_traffic *t, const struct dp_placement_spec *spec)

@@ -96,12 +96,6 @@ static int begin_of_chain(const struct dp_rank_view *view, int last)
     return last;
 }
 
-static void add(struct dp_op_list *out, enum dp_op_kind kind, uint32_t unit, int slot, int mb)
-{
-    dp_op_list_add(out, (struct dp_op){.kind = kind, .unit = unit, .slot = (uint32_t)slot,
-                                       .mb = (uint32_t)mb});
-}
-
 static void write_rank(const struct dp_rank_view *view, struct dp_op_list *out)
 {
     int mbs = view->s->mb_per_stream;
@@ -110,14 +104,14 @@ static void write_rank(const struct dp_rank_view *view, struct dp_op_list *out)
         end = end_of_chain(view, first);
         for (int mb = 0; mb < mbs; mb++)
             for (int slot = first; slot < end; slot++)
-                add(out, DP_OP_F, 1, slot, mb);
+                dp_op_list_compute(out, DP_OP_F, 1, slot, mb);
     }
     for (int last = view->slot_count - 1, first; !view->s->forward_only && last >= 0;
          last = first - 1) {
         first = begin_of_chain(view, last);
         for (int mb = mbs - 1; mb >= 0; mb--)
             for (int slot = last; slot >= first; slot--)
-                add(out, DP_OP_B, 2, slot, mb);
+                dp_op_list_compute(out, DP_OP_B, 2, slot, mb);
     }
 }
 

@@ -10,6 +10,17 @@
 
 #include <dualpipe/schedule.h>
 
+/* ---- parts of dp_schedule_new ------------------------------------------------------------------ */
+
+/* Add the messages and commit points to lists that hold computes only: a receive right before the
+ * compute that consumes it, a send right after the one that produces it, a commit before the next
+ * compute. Where ranks would then wait for each other, receives stand earlier, in an order of
+ * messages that both ends of every link keep. Replaces the schedule's lists. DP_ESTATE if it has
+ * messages already. */
+int dp_schedule_add_messages(struct dp_schedule *s);
+/* Add a FREE after every COMMIT for the outputs it sent (none with return_outputs). */
+int dp_schedule_add_frees(struct dp_schedule *s);
+
 /* ---- lists of ops ---------------------------------------------------------------------------- */
 
 /* A list of ops that grows. Zeroed memory is an empty one. A failed allocation is remembered: a
@@ -41,6 +52,14 @@ static inline void dp_op_list_add(struct dp_op_list *list, struct dp_op op)
 {
     if (dp_op_list_reserve(list, 1))
         dp_op_list_put(list, op);
+}
+
+/* A compute of a builder. */
+static inline void dp_op_list_compute(struct dp_op_list *list, enum dp_op_kind kind, uint32_t unit,
+                                      int slot, int mb)
+{
+    dp_op_list_add(list, (struct dp_op){.kind = kind, .unit = unit, .slot = (uint32_t)slot,
+                                        .mb = (uint32_t)mb});
 }
 
 /* ---- builders -------------------------------------------------------------------------------- */
@@ -131,6 +150,14 @@ static inline bool dp_op_is_message(enum dp_op_kind kind)
 {
     return kind >= DP_OP_RECV_F && kind <= DP_OP_SEND_SKIP_B;
 }
+static inline bool dp_op_is_send(enum dp_op_kind kind)
+{
+    return kind == DP_OP_SEND_F || kind == DP_OP_SEND_B || kind == DP_OP_SEND_SKIP_F ||
+           kind == DP_OP_SEND_SKIP_B;
+}
+
+/* The schedule's first message or COMMIT; NULL: it has none yet. */
+const struct dp_op *dp_schedule_first_message(const struct dp_schedule *s);
 
 /* Does any rank have an op of this kind? */
 bool dp_schedule_has(const struct dp_schedule *s, enum dp_op_kind kind);
@@ -143,11 +170,6 @@ static inline bool dp_op_has_mb(enum dp_op_kind kind)
 }
 
 enum { DP_MAX_ARGUMENT = (1 << 12) - 1, DP_MAX_UNIT = (1 << 6) - 1 };
-
-static inline bool dp_op_has_argument(enum dp_op_kind kind)
-{
-    return kind == DP_OP_EVICT || kind == DP_OP_FETCH || dp_op_is_skip(kind);
-}
 
 /* Passes over one rank: read `in`, append to `out`. */
 typedef void dp_pass_fn(const struct dp_rank_view *view, const struct dp_op *in, size_t count,

@@ -78,7 +78,7 @@ static bool has_partner(const struct dp_schedule *s, int rank, struct dp_op op)
 static bool is_sound(const struct dp_schedule *s, int rank, const struct dp_op *op, bool last)
 {
     if (op->kind >= DP_OP_KINDS ||
-        (!dp_op_is_skip((enum dp_op_kind)op->kind) && op->argument >= DP_SAVE_PARTS) ||
+        (!dp_op_is_skip((enum dp_op_kind)op->kind) && op->argument) ||
         (op->kind != DP_OP_COMMIT && (int)op->slot >= dp_schedule_slot_count(s, rank)))
         return false;
     if (op->overlap && (op->kind != DP_OP_F || last || op[1].kind != DP_OP_B))

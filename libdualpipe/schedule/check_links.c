@@ -41,12 +41,6 @@ static const struct dp_port *port_of(const struct meeting *m, int rank, struct d
     return dp_links_port(&m->links, m->s, rank, op);
 }
 
-static bool is_send(struct dp_op op)
-{
-    return op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B || op.kind == DP_OP_SEND_SKIP_F ||
-           op.kind == DP_OP_SEND_SKIP_B;
-}
-
 static void wake(struct meeting *m, int rank)
 {
     m->ready[m->readies++] = rank;
@@ -68,7 +62,7 @@ static int launch(struct meeting *m, int rank, size_t index, struct dp_op op,
                   const struct dp_port *port)
 {
     struct wire *wire = &m->wires[port->link];
-    bool sends = is_send(op);
+    bool sends = dp_op_is_send((enum dp_op_kind)op.kind);
     uint32_t tag = port->tag + op.mb;
 
     if (!wire->messages.count || wire->sends == sends) {
@@ -188,7 +182,7 @@ static bool is_waiting(const struct meeting *m, int rank, size_t index, struct d
 {
     const struct wire *wire = &m->wires[port_of(m, rank, op)->link];
 
-    if (wire->sends != is_send(op))
+    if (wire->sends != dp_op_is_send((enum dp_op_kind)op.kind))
         return false;
     for (uint32_t k = 0; k < wire->messages.count; k++)
         if (dp_messages_at(&wire->messages, k)->index == index)

@@ -43,10 +43,8 @@ static int check_argument(struct dp_checker *c, int rank, size_t index, struct d
     if (dp_op_is_skip(kind) && (int)op.argument >= c->s->skip_count)
         return dp_check_found(c, DP_RULE_SHAPE, rank, index, "skip %u, expected one of %d",
                               op.argument, c->s->skip_count);
-    if (op.argument && !dp_op_is_skip(kind) &&
-        (!dp_op_has_argument(kind) || op.argument >= DP_SAVE_PARTS))
-        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "argument %u, expected 0%s",
-                              op.argument, dp_op_has_argument(kind) ? ", 1 or 2" : "");
+    if (op.argument && !dp_op_is_skip(kind))
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "argument %u, expected 0", op.argument);
     return 0;
 }
 
@@ -253,7 +251,7 @@ enum {
     SAVED = 32,       /* F done, or its RECOMPUTE: what the backward needs is there */
     DONE = 64,        /* B or W done: it is needed no more */
     RECOMPUTED = 128, /* F's mark: only the input is kept */
-    INPUT_AWAY = 256, WEIGHT_AWAY = 512, /* evicted: the part for the input, for the weights */
+    AWAY = 256,       /* evicted, and not fetched since */
 };
 
 /* What must have happened before an op: `bit` of the mark of its micro-batch there; 0: nothing. */
@@ -333,14 +331,10 @@ static int report_no_gradient(struct walk *w, struct dp_op op)
                  "later", w->slots[op.slot].next_slot, op.mb);
 }
 
-/* Is any of what (slot, mb) saved, and still needs, in memory? */
+/* Is what (slot, mb) saved, and still needs, in memory? */
 static bool is_alive(uint32_t mark)
 {
-    uint32_t gone = mark & (INPUT_AWAY | WEIGHT_AWAY);
-
-    if ((mark & (SAVED | DONE)) != SAVED || !gone)
-        return (mark & (SAVED | DONE)) == SAVED;
-    return mark & BACKWARD ? !(gone & WEIGHT_AWAY) : gone != (INPUT_AWAY | WEIGHT_AWAY);
+    return (mark & (SAVED | DONE | AWAY)) == SAVED;
 }
 
 static inline int add_alive(struct walk *w)
@@ -389,38 +383,29 @@ static int on_recompute(struct walk *w, struct dp_op op)
     return change(w, op, SAVED, 0);
 }
 
-static uint32_t parts_of(struct dp_op op)
-{
-    return op.argument == DP_SAVE_INPUT    ? INPUT_AWAY
-           : op.argument == DP_SAVE_WEIGHT ? WEIGHT_AWAY
-                                           : INPUT_AWAY | WEIGHT_AWAY;
-}
-
 static int on_evict(struct walk *w, struct dp_op op)
 {
-    uint32_t mark = *mark_of(w, op), parts = parts_of(op);
+    uint32_t mark = *mark_of(w, op);
 
     if (!(mark & SAVED) || mark & DONE)
         return FOUND(w, DP_RULE_DEPENDENCY, mark & DONE ? "its last backward has come before"
                                                         : "what it evicts is made later");
-    if (mark & parts)
+    if (mark & AWAY)
         return FOUND(w, DP_RULE_DEPENDENCY, "it has been evicted before");
-    return change(w, op, parts, 0);
+    return change(w, op, AWAY, 0);
 }
 
 static int on_fetch(struct walk *w, struct dp_op op)
 {
-    uint32_t parts = parts_of(op);
-
-    if ((*mark_of(w, op) & parts) != parts)
+    if (!(*mark_of(w, op) & AWAY))
         return FOUND(w, DP_RULE_DEPENDENCY, "it has not been evicted before");
-    return change(w, op, 0, parts);
+    return change(w, op, 0, AWAY);
 }
 
 /* What a backward or weight part reads must be in memory. */
-static inline int check_saved(struct walk *w, uint32_t mark, uint32_t parts)
+static inline int check_saved(struct walk *w, uint32_t mark)
 {
-    if ((mark & (SAVED | parts)) == SAVED)
+    if ((mark & (SAVED | AWAY)) == SAVED)
         return 0;
     return FOUND(w, DP_RULE_DEPENDENCY, mark & SAVED
                                             ? "what it needs was evicted and is fetched later"
@@ -447,7 +432,7 @@ static int on_input_backward(struct walk *w, struct dp_op op)
     return 0;
 }
 
-static int on_backward(struct walk *w, struct dp_op op, uint32_t parts)
+static int on_backward(struct walk *w, struct dp_op op)
 {
     uint32_t mark = *mark_of(w, op);
     int err = 0;
@@ -457,7 +442,7 @@ static int on_backward(struct walk *w, struct dp_op op, uint32_t parts)
     if (w->c->s->skip_count)
         err = dp_check_skips_came(w->c, w->rank, w->index, op);
     if (!err)
-        err = check_saved(w, mark, parts);
+        err = check_saved(w, mark);
     if (err)
         return err;
     if (op.kind == DP_OP_B)
@@ -482,7 +467,7 @@ static int on_weight(struct walk *w, struct dp_op op)
     (*oldest)++;
     w->slot[op.slot].waiting--;
     w->waiting--;
-    int err = check_saved(w, *mark_of(w, op), WEIGHT_AWAY);
+    int err = check_saved(w, *mark_of(w, op));
     return err ? err : finish_weight(w, op, DONE);
 }
 
@@ -561,9 +546,8 @@ static inline int step(struct walk *w, struct dp_op op)
     case DP_OP_F:
         return on_forward(w, op);
     case DP_OP_B:
-        return on_backward(w, op, INPUT_AWAY | WEIGHT_AWAY);
     case DP_OP_I:
-        return on_backward(w, op, INPUT_AWAY);
+        return on_backward(w, op);
     case DP_OP_W:
         return on_weight(w, op);
     case DP_OP_RECV_F:

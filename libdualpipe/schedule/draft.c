@@ -11,22 +11,19 @@
 
 int dp_draft_map(struct dp_draft *draft, const int *group_rank)
 {
-    int ranks = draft->spec.ranks;
+    int ranks = draft->spec.ranks, bad, err = dp_permutation_check(group_rank, ranks, &bad);
 
+    if (err == DP_EINVAL)
+        err = dp_fail_quietly(err, "group rank %d of rank %d, expected each of 0 to %d once",
+                              group_rank[bad], bad, ranks - 1);
+    if (err)
+        return err;
     draft->rank_map = malloc((size_t)ranks * sizeof(*draft->rank_map));
     if (!draft->rank_map)
         return dp_fail_quietly(DP_ENOMEM, "no memory for %d ranks", ranks);
     draft->spec.rank_map = draft->rank_map;
-    for (int i = 0; i < ranks; i++)
-        draft->rank_map[i] = -1;
-    for (int rank = 0; rank < ranks; rank++) {
-        int group = group_rank[rank];
-        if (group < 0 || group >= ranks || draft->rank_map[group] >= 0)
-            return dp_fail_quietly(DP_EINVAL,
-                                   "group rank %d of rank %d, expected each of 0 to %d once",
-                                   group, rank, ranks - 1);
-        draft->rank_map[group] = rank;
-    }
+    for (int rank = 0; rank < ranks; rank++)
+        draft->rank_map[group_rank[rank]] = rank;
     return 0;
 }
 
@@ -87,14 +84,6 @@ void dp_draft_end_rank(struct dp_draft *draft, int rank)
     draft->s->first[rank + 1] = draft->ops.count;
 }
 
-static bool has_messages(const struct dp_schedule *s)
-{
-    for (size_t i = 0; i < s->first[s->ranks]; i++)
-        if (dp_op_is_message((enum dp_op_kind)s->ops[i].kind) || s->ops[i].kind == DP_OP_COMMIT)
-            return true;
-    return false;
-}
-
 int dp_draft_finish(struct dp_draft *draft, struct dp_schedule **out)
 {
     int err = dp_schedule_take_ops(draft->s, &draft->ops, draft->s->first);
@@ -104,7 +93,7 @@ int dp_draft_finish(struct dp_draft *draft, struct dp_schedule **out)
     if (!err && dp_schedule_has(draft->s, DP_OP_REDUCE) &&
         !dp_schedule_has(draft->s, DP_OP_REDUCE_WAIT))
         err = dp_schedule_rewrite(draft->s, dp_add_reduce_waits);
-    if (!err && !has_messages(draft->s)) {
+    if (!err && !dp_schedule_first_message(draft->s)) {
         err = dp_schedule_add_messages(draft->s);
         if (!err)
             err = dp_schedule_add_frees(draft->s);

@@ -53,9 +53,7 @@ static void add(const struct dp_rank_view *view, struct dp_op_list *out, enum dp
     int ranks = view->s->ranks, count = view->slot_count;
     int slot = k / ranks % count, mb = k / (ranks * count) * ranks + k % ranks;
 
-    dp_op_list_add(out, (struct dp_op){
-        .kind = kind, .unit = unit, .mb = (uint32_t)mb,
-        .slot = (uint32_t)(kind == DP_OP_F ? slot : count - 1 - slot)});
+    dp_op_list_compute(out, kind, unit, kind == DP_OP_F ? slot : count - 1 - slot, mb);
 }
 
 static int warm_up(const struct dp_rank_view *view)

@@ -223,7 +223,7 @@ static int read_slot_and_mb(const struct rank_reader *r, const struct dp_json *a
 
     if (!err && dp_op_has_mb((enum dp_op_kind)op->kind))
         err = dp_json_get_int(at, "chunk", 0, r->s->mb_per_stream - 1, &mb);
-    if (!err && dp_op_has_argument((enum dp_op_kind)op->kind) &&
+    if (!err && dp_op_is_skip((enum dp_op_kind)op->kind) &&
         dp_json_member(at, "argument").value)
         err = dp_json_get_int(at, "argument", 0, DP_MAX_ARGUMENT, &argument);
     if (err)
@@ -451,8 +451,6 @@ static void add_other(struct dp_text *t, const struct dp_schedule *s,
     else
         dp_text_addf(t, "\"mod\": %u, \"peer\": %d, \"stage\": %d, \"phase\": %d", op.slot,
                      peer_of(s, slot, op), slot->stage, slot->phase);
-    if (op.argument)
-        dp_text_addf(t, ", \"argument\": %u", op.argument);
 }
 
 /* Write the event that begins at ops[0]. Returns how many ops it stands for. */

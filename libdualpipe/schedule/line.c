@@ -33,12 +33,12 @@
 
 static void write_gpipe(const struct dp_rank_view *view, struct dp_op_list *out)
 {
-    uint32_t count = (uint32_t)view->s->mb_per_stream;
+    const int count = view->s->mb_per_stream;
 
-    for (uint32_t mb = 0; mb < count; mb++)
-        dp_op_list_add(out, (struct dp_op){.kind = DP_OP_F, .unit = 1, .mb = mb});
-    for (uint32_t mb = 0; !view->s->forward_only && mb < count; mb++)
-        dp_op_list_add(out, (struct dp_op){.kind = DP_OP_B, .unit = 2, .mb = mb});
+    for (int mb = 0; mb < count; mb++)
+        dp_op_list_compute(out, DP_OP_F, 1, 0, mb);
+    for (int mb = 0; !view->s->forward_only && mb < count; mb++)
+        dp_op_list_compute(out, DP_OP_B, 2, 0, mb);
 }
 
 static int gpipe_activations(const struct dp_rank_view *view)
@@ -60,11 +60,6 @@ const struct dp_builder dp_build_gpipe = {
 
 enum { WARM_UP = 1, STEADY = 2, DRAIN = 3 };
 
-static void add(struct dp_op_list *out, enum dp_op_kind kind, uint32_t unit, int mb)
-{
-    dp_op_list_add(out, (struct dp_op){.kind = kind, .unit = unit, .mb = (uint32_t)mb});
-}
-
 static bool is_split(const struct dp_rank_view *view)
 {
     return view->s->kind == DP_SCHEDULE_ZB1P;
@@ -75,12 +70,12 @@ static void add_backward(const struct dp_rank_view *view, struct dp_op_list *out
                          int mb)
 {
     if (!is_split(view)) {
-        add(out, DP_OP_B, unit, mb);
+        dp_op_list_compute(out, DP_OP_B, unit, 0, mb);
         return;
     }
-    add(out, DP_OP_I, unit, mb);
+    dp_op_list_compute(out, DP_OP_I, unit, 0, mb);
     if (mb >= view->rank)
-        add(out, DP_OP_W, unit, mb - view->rank);
+        dp_op_list_compute(out, DP_OP_W, unit, 0, mb - view->rank);
 }
 
 static void write_backwards(const struct dp_rank_view *view, struct dp_op_list *out, int from)
@@ -90,7 +85,7 @@ static void write_backwards(const struct dp_rank_view *view, struct dp_op_list *
     for (int mb = from; mb < count; mb++)
         add_backward(view, out, DRAIN, mb);
     for (int mb = count - kept; is_split(view) && mb < count; mb++)
-        add(out, DP_OP_W, DRAIN, mb);
+        dp_op_list_compute(out, DP_OP_W, DRAIN, 0, mb);
 }
 
 static void write_rank(const struct dp_rank_view *view, struct dp_op_list *out)
@@ -102,9 +97,9 @@ static void write_rank(const struct dp_rank_view *view, struct dp_op_list *out)
     if (ahead > count)
         ahead = count;
     for (int mb = 0; mb < ahead; mb++)
-        add(out, DP_OP_F, WARM_UP, mb);
+        dp_op_list_compute(out, DP_OP_F, WARM_UP, 0, mb);
     for (int mb = ahead; mb < count; mb++) {
-        add(out, DP_OP_F, STEADY, mb);
+        dp_op_list_compute(out, DP_OP_F, STEADY, 0, mb);
         if (training)
             add_backward(view, out, STEADY, mb - ahead);
     }

@@ -93,6 +93,14 @@ void dp_op_list_fini(struct dp_op_list *list)
     *list = (struct dp_op_list){0};
 }
 
+const struct dp_op *dp_schedule_first_message(const struct dp_schedule *s)
+{
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        if (dp_op_is_message((enum dp_op_kind)s->ops[i].kind) || s->ops[i].kind == DP_OP_COMMIT)
+            return &s->ops[i];
+    return NULL;
+}
+
 bool dp_schedule_has(const struct dp_schedule *s, enum dp_op_kind kind)
 {
     for (size_t i = 0; i < s->first[s->ranks]; i++)

@@ -179,15 +179,6 @@ static int check_blocks(const struct dp_schedule *s, bool *blocks)
     return err == DP_EINVAL ? 0 : err; /* what else is wrong is the caller's to check */
 }
 
-static int check_has_none(const struct dp_schedule *s)
-{
-    for (size_t i = 0; i < s->first[s->ranks]; i++)
-        if (dp_op_is_message((enum dp_op_kind)s->ops[i].kind) || s->ops[i].kind == DP_OP_COMMIT)
-            return dp_fail(DP_ESTATE, "add messages: op %zu is a %s; expected computes only", i,
-                           dp_op_kind_name((enum dp_op_kind)s->ops[i].kind));
-    return 0;
-}
-
 /* Unless they block the messages stay. */
 static int add_and_check(struct dp_schedule *s, bool *blocks)
 {
@@ -200,8 +191,12 @@ static int add_and_check(struct dp_schedule *s, bool *blocks)
 
 int dp_schedule_add_messages(struct dp_schedule *s)
 {
-    int err = check_has_none(s);
+    const struct dp_op *message = dp_schedule_first_message(s);
     bool blocks = true;
+    int err = message ? dp_fail(DP_ESTATE, "add messages: op %zu is a %s; expected computes only",
+                                (size_t)(message - s->ops),
+                                dp_op_kind_name((enum dp_op_kind)message->kind))
+                      : 0;
 
     /* A receive of a skip right before its compute would keep the sender from its next batch. */
     if (!err && !s->skip_count)
@@ -474,9 +469,8 @@ static bool is_evicted(const struct dp_rank_view *view, struct dp_op op)
 
 static void put(struct dp_op_list *out, enum dp_op_kind kind, struct dp_op of)
 {
-    dp_op_list_put(out, (struct dp_op){
-                            .kind = kind, .unit = of.unit, .slot = of.slot, .mb = of.mb,
-                            .argument = DP_SAVE_ALL});
+    dp_op_list_put(out,
+                   (struct dp_op){.kind = kind, .unit = of.unit, .slot = of.slot, .mb = of.mb});
 }
 
 /* Before compute k: what the one `lead` computes later reads. */

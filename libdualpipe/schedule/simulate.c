@@ -32,8 +32,7 @@ struct clock {
     int32_t alive, queued; /* activation sets, weight parts */
     int32_t aside;         /* sets of which only the input is kept, and evicted sets */
     int64_t out_free_ns, in_free_ns;    /* the copies to and from host memory end */
-    struct dp_messages evicted, coming; /* parts evicted (index: with the whole set, no part of which is
-                                         * back), and being fetched; tag: copy_tag */
+    struct dp_messages evicted, coming; /* sets evicted, and being fetched; tag: copy_tag */
     bool ready;            /* in the queue of ranks that may go on */
 };
 
@@ -124,12 +123,6 @@ static inline void take(struct turn *t, const struct need *need)
     move_clock(t->clock, message.time_ns, need->peer, message.index);
 }
 
-static bool is_send(struct dp_op op)
-{
-    return op.kind == DP_OP_SEND_F || op.kind == DP_OP_SEND_B || op.kind == DP_OP_SEND_SKIP_F ||
-           op.kind == DP_OP_SEND_SKIP_B;
-}
-
 /* Put a message on its link at the sender's time. */
 static enum outcome send(struct turn *t, struct dp_op op)
 {
@@ -155,7 +148,7 @@ static enum outcome start_sends(struct turn *t)
 
     for (; clock->unsent; clock->sent++) {
         const struct dp_op *op = &t->ops[clock->sent];
-        if (!is_send(*op))
+        if (!dp_op_is_send((enum dp_op_kind)op->kind))
             continue;
         enum outcome outcome = send(t, *op);
         if (outcome != GOES_ON)
@@ -172,7 +165,7 @@ static enum outcome wait_for_receives(struct turn *t)
 
     for (; clock->received < clock->next; clock->received++) {
         struct dp_op op = t->ops[clock->received];
-        if (!dp_op_is_message((enum dp_op_kind)op.kind) || is_send(op))
+        if (!dp_op_is_message((enum dp_op_kind)op.kind) || dp_op_is_send((enum dp_op_kind)op.kind))
             continue;
         if (!is_there(t, dp_links_port(&t->sim->links, t->sim->s, t->rank, op), op.mb, &need))
             return WAITS;
@@ -199,23 +192,13 @@ static void note_memory(struct turn *t)
         t->report->peak_inputs = t->clock->aside;
 }
 
-/* Of a part, INPUT or WEIGHT, of what (slot, mb) saved. */
-static uint32_t copy_tag(struct dp_op op, unsigned part)
+/* Of what (slot, mb) saved. */
+static uint32_t copy_tag(struct dp_op op)
 {
-    return (uint32_t)part << 26 | (uint32_t)op.slot << 20 | op.mb;
+    return (uint32_t)op.slot << 20 | op.mb;
 }
 
-static unsigned first_part(struct dp_op op)
-{
-    return op.argument == DP_SAVE_WEIGHT ? DP_SAVE_WEIGHT : DP_SAVE_INPUT;
-}
-
-static unsigned last_part(struct dp_op op)
-{
-    return op.argument == DP_SAVE_INPUT ? DP_SAVE_INPUT : DP_SAVE_WEIGHT;
-}
-
-/* The memory of a whole set counts, until a part of it is back; that of one part of it does not. */
+/* Evicted sets do not count as activations until they are fetched. */
 static void set_aside(struct turn *t, int sets)
 {
     t->clock->alive -= sets;
@@ -226,65 +209,36 @@ static void set_aside(struct turn *t, int sets)
 static enum outcome evict(struct turn *t, struct dp_op op)
 {
     struct clock *clock = t->clock;
-    const bool whole = op.argument == DP_SAVE_ALL;
 
     if (clock->out_free_ns < clock->now_ns)
         clock->out_free_ns = clock->now_ns;
     clock->out_free_ns += t->sim->evict_ns;
-    if (whole)
-        set_aside(t, 1);
-    for (unsigned part = first_part(op); part <= last_part(op); part++)
-        if (!dp_messages_push(&clock->evicted, (struct dp_message){copy_tag(op, part), whole,
-                                                                   clock->out_free_ns}))
-            return FAILED;
-    return GOES_ON;
-}
-
-/* Where the part is in the queue of those evicted; its count: nowhere. */
-static uint32_t find_evicted(const struct clock *clock, struct dp_op op, unsigned part)
-{
-    uint32_t k = 0;
-
-    while (k < clock->evicted.count &&
-           dp_messages_at(&clock->evicted, k)->tag != copy_tag(op, part))
-        k++;
-    return k;
-}
-
-/* The set that this part of it was evicted with is back. */
-static void return_set(struct turn *t, struct dp_op op)
-{
-    for (unsigned part = DP_SAVE_INPUT; part <= DP_SAVE_WEIGHT; part++) {
-        const uint32_t k = find_evicted(t->clock, op, part);
-        if (k < t->clock->evicted.count)
-            dp_messages_at(&t->clock->evicted, k)->index = false;
-    }
-    set_aside(t, -1);
+    set_aside(t, 1);
+    return dp_messages_push(&clock->evicted, (struct dp_message){copy_tag(op), 0, clock->out_free_ns})
+               ? GOES_ON
+               : FAILED;
 }
 
 /* A set comes back when it has gone, and the fetches before it are done. */
 static enum outcome fetch(struct turn *t, struct dp_op op)
 {
     struct clock *clock = t->clock;
-    int64_t gone_ns = clock->now_ns;
-    bool whole = false;
+    uint32_t k = 0;
 
-    for (unsigned part = first_part(op); part <= last_part(op); part++) {
-        const uint32_t k = find_evicted(clock, op, part);
-        if (k == clock->evicted.count)
-            return WAITS; /* for ever: the checker refuses it */
-        const struct dp_message gone = dp_messages_take(&clock->evicted, k);
-        gone_ns = gone_ns > gone.time_ns ? gone_ns : gone.time_ns;
-        whole |= gone.index;
-    }
+    while (k < clock->evicted.count && dp_messages_at(&clock->evicted, k)->tag != copy_tag(op))
+        k++;
+    if (k == clock->evicted.count)
+        return WAITS; /* for ever: the checker refuses it */
+    const int64_t gone_ns = dp_messages_take(&clock->evicted, k).time_ns;
     if (clock->in_free_ns < gone_ns)
         clock->in_free_ns = gone_ns;
+    if (clock->in_free_ns < clock->now_ns)
+        clock->in_free_ns = clock->now_ns;
     clock->in_free_ns += t->sim->fetch_ns;
-    if (whole)
-        return_set(t, op);
-    return dp_messages_push(&clock->coming,
-                            (struct dp_message){copy_tag(op, 0), 0, clock->in_free_ns}) ? GOES_ON
-                                                                                        : FAILED;
+    set_aside(t, -1);
+    return dp_messages_push(&clock->coming, (struct dp_message){copy_tag(op), 0, clock->in_free_ns})
+               ? GOES_ON
+               : FAILED;
 }
 
 /* A backward or weight part waits for what is being fetched of its micro-batch. */
@@ -295,7 +249,7 @@ static void wait_for_fetch(struct turn *t, struct dp_op op)
     if (op.kind == DP_OP_F)
         return;
     for (uint32_t k = coming->count; k-- > 0;)
-        if (dp_messages_at(coming, k)->tag == copy_tag(op, 0))
+        if (dp_messages_at(coming, k)->tag == copy_tag(op))
             move_clock(t->clock, dp_messages_take(coming, k).time_ns, -1, t->clock->cause);
 }
 

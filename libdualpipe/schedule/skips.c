@@ -134,12 +134,6 @@ static int check(const struct dp_skip *skips, int count, int units, const char *
                            v.count > 1 ? "s" : "", v.text, more);
 }
 
-int dp_skips_check(const struct dp_skip *skips, int count, int stages)
-{
-    int err = check(skips, count, stages, "stage");
-    return err ? dp_fail(err, "%s", dp_last_error()) : 0;
-}
-
 /* ---- of layers ------------------------------------------------------------------------------- */
 
 /* The invocation that executes entry `layer` of the list; -1: none. */

@@ -366,7 +366,7 @@ static bool take_op(struct token *w, struct dp_op *op)
         return false;
     if ((dp_op_has_mb(kind) || kind == DP_OP_COMMIT) && !take_number(w, DP_MAX_MB, &mb))
         return false;
-    if (dp_op_has_argument(kind) && take_text(w, ":") &&
+    if (dp_op_is_skip(kind) && take_text(w, ":") &&
         !take_number(w, DP_MAX_ARGUMENT, &argument))
         return false;
     *op = (struct dp_op){.kind = kind, .slot = slot, .mb = mb, .argument = argument};

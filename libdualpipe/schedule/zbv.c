@@ -27,11 +27,8 @@ static void emit(struct emitter *e, enum dp_op_kind kind, int phase, uint32_t un
 {
     int mb = e->next[phase][kind]++;
 
-    if (mb >= e->view->s->mb_per_stream ||
-        (kind != DP_OP_F && e->view->s->forward_only))
-        return;
-    dp_op_list_add(e->out, (struct dp_op){.kind = kind, .unit = unit, .slot = (uint32_t)phase,
-                                          .mb = (uint32_t)mb});
+    if (mb < e->view->s->mb_per_stream && (kind == DP_OP_F || !e->view->s->forward_only))
+        dp_op_list_compute(e->out, kind, unit, phase, mb);
 }
 
 static void emit_backward(struct emitter *e, int phase, uint32_t unit)

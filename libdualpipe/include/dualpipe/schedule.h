@@ -90,22 +90,13 @@ struct dp_op {
     uint32_t unit : 6;       /* section of the rank's list, 1..8 for DualPipe; 0: none */
     uint32_t slot : 16;
     uint32_t mb : 20;       /* micro-batch in its stream; COMMIT: number of messages in the batch */
-    uint32_t argument : 12; /* EVICT, FETCH: enum dp_save_part; messages of skips: its number; else
-                             * 0 */
-};
-
-/* Which part of what a forward saved an EVICT or FETCH moves. */
-enum dp_save_part {
-    DP_SAVE_ALL,
-    DP_SAVE_INPUT,  /* what only the backward for the input (or B) reads */
-    DP_SAVE_WEIGHT, /* what the weight part still reads after it */
-    DP_SAVE_PARTS
+    uint32_t argument : 12; /* messages of skips: its number; else 0 */
 };
 
 /* The op as a short token, as text, CSV and findings have it, written to text and returned:
  * "F0.3" (slot 0, micro-batch 3), "B0.3", "I0.3", "W0.3", "rF0.3", "rB0.3", "sF0.3", "sB0.3" for
  * messages, "c4" for a commit of four, "x0.3" for a FREE, "re0.3" for a RECOMPUTE, "ev0.3" and
- * "fe0.3" for EVICT and FETCH ("ev0.3:2" with an argument), "rkF0.3:1", "rkB0.3:1", "skF0.3:1" and
+ * "fe0.3" for EVICT and FETCH, "rkF0.3:1", "rkB0.3:1", "skF0.3:1" and
  * "skB0.3:1" for messages of skip 1, "R1" and "Rw1" for the REDUCE and REDUCE_WAIT of slot 1. */
 enum { DP_OP_TEXT_LEN = 24 };
 DP_PUBLIC const char *dp_op_text(struct dp_op op, char text[DP_OP_TEXT_LEN]);
@@ -139,19 +130,14 @@ struct dp_skip_ends {
     int32_t from, from_slot, to, to_slot;
 };
 
-/* Is the list right for so many stages? DP_EINVAL with all violations in one sentence: a stage that
- * is not there, produced and consumed by one stage, consumed before it is produced, produced or
- * consumed twice in a namespace, consumed and never produced, produced and never consumed. */
-DP_PUBLIC int dp_skips_check(const struct dp_skip *skips, int count, int stages);
-
 struct dp_partition; /* partition.h */
 
 /* Skips that layers declare, for a schedule of the partition: from and to of layers[count] are
  * entries of the list of layers, of a layer that is used several times the entry meant. out, with
  * room for count, gets those between different stages (invocations), *out_count their number; what
  * begins and ends in one stage is left to that stage. DP_EINVAL with all violations in one sentence,
- * as above, by layers; and for an entry that a `compat` partition lost. Messages are made where the
- * two stages are on different ranks only. */
+ * as dp_schedule_add_skips, by layers; and for an entry that a `compat` partition lost. Messages are
+ * made where the two stages are on different ranks only. */
 DP_PUBLIC int dp_skips_of_layers(const struct dp_partition *p, const struct dp_skip *layers,
                                  int count, struct dp_skip *out, int *out_count);
 
@@ -300,20 +286,14 @@ static inline bool dp_slot_is_last(const struct dp_slot *slot)
 
 /* ---- passes: data in, data out ------------------------------------------------------------- */
 
-/* Add the messages and commit points to lists that hold computes only: a receive right before the
- * compute that consumes it, a send right after the one that produces it, a commit before the next
- * compute. Where ranks would then wait for each other, receives stand earlier, in an order of
- * messages that both ends of every link keep. Replaces the schedule's lists. DP_ESTATE if it has
- * messages already. */
-DP_PUBLIC int dp_schedule_add_messages(struct dp_schedule *s);
 /* Give the schedule skip connections: its messages, frees and reduces are made anew, so that every
  * value is received, as a batch of its receiver, when it is sent, and waits there until it is
- * consumed; gradients likewise. A micro-batch may have been evicted or recomputed. DP_EINVAL as
- * dp_skips_check; DP_ESTATE if it has skips; DP_ENOMEM. After an error only dp_schedule_free is left
- * to do. */
+ * consumed; gradients likewise. A micro-batch may have been evicted or recomputed. DP_EINVAL with all
+ * violations in one sentence: a stage that is not there, produced and consumed by one stage, consumed
+ * before it is produced, produced or consumed twice in a namespace, consumed and never produced,
+ * produced and never consumed; DP_ESTATE if it has skips; DP_ENOMEM. After an error only
+ * dp_schedule_free is left to do. */
 DP_PUBLIC int dp_schedule_add_skips(struct dp_schedule *s, const struct dp_skip *skips, int count);
-/* Add a FREE after every COMMIT for the outputs it sent (none with return_outputs). */
-DP_PUBLIC int dp_schedule_add_frees(struct dp_schedule *s);
 /* Add a REDUCE for every slot that has a mirror, before the compute that follows its last weight
  * gradient, and at the end of the list a REDUCE_WAIT for each. Partners that run mirror images of
  * one list agree on the order. */

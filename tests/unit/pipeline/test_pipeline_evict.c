@@ -152,15 +152,16 @@ static void the_peak_is_what_the_simulator_computes(void **state)
 static void what_a_pipeline_does_not_evict_is_refused(void **state)
 {
     (void)state;
+    static const char twice[] = "user P=2 M=1\nrank 0: F0.0 ev0.0 fe0.0 ev0.0 fe0.0 B0.0\n"
+                                "rank 1: F0.0 ev0.0 fe0.0 ev0.0 fe0.0 B0.0\n";
     struct dp_schedule *s = build(DP_SCHEDULE_GPIPE, 2);
     struct trial t = {.expected = DP_EUNSUPPORTED};
 
     assert_int_equal(dp_schedule_add_evictions(s, -1, all, NULL), DP_EINVAL);
     assert_int_equal(dp_schedule_add_evictions(s, 1, all, NULL), 0);
     assert_int_equal(dp_schedule_add_evictions(s, 1, all, NULL), DP_ESTATE);
-    for (size_t i = 0; i < s->first[2]; i++)
-        if (s->ops[i].kind == DP_OP_EVICT || s->ops[i].kind == DP_OP_FETCH)
-            s->ops[i].argument = DP_SAVE_INPUT;
+    dp_schedule_free(s);
+    assert_int_equal(dp_schedule_read(twice, sizeof(twice) - 1, DP_FORMAT_TEXT, &s), 0);
     t.job = job_make(s);
     t.job.edit = set_device;
     struct job_result result;

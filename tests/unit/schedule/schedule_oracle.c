@@ -95,8 +95,7 @@ static unsigned shape_of_op(const struct dp_schedule *s, int rank, const struct 
         return op->overlap || op->recomputed || op->argument ? RULE(SHAPE) : 0;
     if ((int)op->mb >= s->mb_per_stream)
         return RULE(SHAPE);
-    bool copies = op->kind == DP_OP_EVICT || op->kind == DP_OP_FETCH;
-    if (op->argument > (copies ? 2 : 0) || (op->recomputed && op->kind != DP_OP_F))
+    if (op->argument || (op->recomputed && op->kind != DP_OP_F))
         broken |= RULE(SHAPE);
     if (op->overlap && (op->kind != DP_OP_F || last || op[1].kind != DP_OP_B))
         broken |= RULE(SHAPE);
@@ -203,29 +202,24 @@ static int arrival(const struct dp_schedule *s, int rank, int slot, int mb, bool
                     : position(s, rank, DP_OP_F, from_slot, mb);
 }
 
-/* What is evicted is there and needed, and is back before it is read. parts: 1 the part that the
- * input backward reads, 2 the part that the weight part reads. */
+/* What is evicted is there and needed, and is back before it is read. */
 static bool copies_are_right(const struct dp_schedule *s, int rank, int slot, int mb)
 {
-    static const unsigned of_argument[] = {3, 1, 2};
     const struct dp_op *ops = dp_schedule_ops(s, rank);
-    bool saved = false, done = false, right = true;
-    unsigned away = 0;
+    bool saved = false, done = false, away = false, right = true;
 
     for (size_t i = 0; i < dp_schedule_count(s, rank); i++) {
         if (ops[i].kind == DP_OP_COMMIT || (int)ops[i].slot != slot || (int)ops[i].mb != mb)
             continue;
-        unsigned parts = of_argument[ops[i].argument % 3];
         saved |= ops[i].kind == DP_OP_RECOMPUTE || (ops[i].kind == DP_OP_F && !ops[i].recomputed);
         if (ops[i].kind == DP_OP_EVICT) {
-            right &= saved && !done && !(away & parts);
-            away |= parts;
+            right &= saved && !done && !away;
+            away = true;
         } else if (ops[i].kind == DP_OP_FETCH) {
-            right &= (away & parts) == parts;
-            away &= ~parts;
+            right &= away;
+            away = false;
         }
-        right &= !(ops[i].kind == DP_OP_B && away) && !(ops[i].kind == DP_OP_I && away & 1) &&
-                 !(ops[i].kind == DP_OP_W && away & 2);
+        right &= !away || (ops[i].kind != DP_OP_B && ops[i].kind != DP_OP_I && ops[i].kind != DP_OP_W);
         done |= ops[i].kind == DP_OP_B || ops[i].kind == DP_OP_W;
     }
     return right;

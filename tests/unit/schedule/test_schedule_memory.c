@@ -6,7 +6,7 @@
 #include "unit/base/failing_memory.h"
 #include "quiet.h"
 
-#include <dualpipe/schedule.h>
+#include "schedule/build.h"
 
 #include <stdlib.h>
 #include <string.h>

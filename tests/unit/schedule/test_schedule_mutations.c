@@ -179,7 +179,7 @@ static const struct dp_schedule_spec specs[] = {
 static const char *const texts[] = {
     "user P=2 M=3\n"
     "rank 0: F0.0 F0.1 F0.2 re0.0 ev0.0 fe0.0 B0.0 I0.1 W0.1 re0.2 B0.2\n"
-    "rank 1: F0.0 B0.0 F0.1 I0.1 ev0.1:2 F0.2 ev0.2 fe0.2:1 fe0.1:2 I0.2 fe0.2:2 W0.1 W0.2\n",
+    "rank 1: F0.0 B0.0 F0.1 I0.1 ev0.1 F0.2 ev0.2 fe0.2 fe0.1 I0.2 W0.1 W0.2\n",
     "user P=3 M=2\nholds 0: 0 3\nholds 1:\nholds 2: 1 2\n"
     "rank 0: F0.0 F0.1 F1.0 I1.0 F1.1 I1.1 I0.0 I0.1 W1.0 W0.0 W0.1 W1.1\n"
     "rank 1:\n"

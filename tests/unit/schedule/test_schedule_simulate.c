@@ -401,39 +401,14 @@ static void an_evicted_set_is_fetched_before_the_backward_that_needs_it(void **s
     dp_schedule_free(s);
 }
 
-/* Parts that left together come back apart, and parts that left apart together. The set counts until
- * both parts are away, at once. */
-static void parts_of_a_set_may_be_fetched_otherwise_than_evicted(void **state)
+/* Only a message of a skip has an argument. */
+static void an_eviction_with_an_argument_is_refused(void **state)
 {
     (void)state;
-    struct dp_schedule *s = read_text("user P=1 M=2\n"
-                                      "rank 0: F0.0 ev0.0 F0.1 ev0.1:1 ev0.1:2 fe0.1 I0.1 W0.1 "
-                                      "fe0.0:1 I0.0 fe0.0:2 W0.0\n");
-    struct dp_cost cost = unit_cost;
-
-    assert_int_equal(dp_schedule_check(s, NULL, NULL), 0);
-    cost.evict_ns = 2 * T;
-    cost.fetch_ns = 3 * T;
-    /* evicted until 3, 5 and 7 T; fetched until 10, 15 and 19 T */
-    struct dp_simulation sim = simulate(s, cost, DP_SIMULATE_TIMELINE);
-    assert_int_equal(sim.timeline.spans[2].start_ns, 10 * T);
-    assert_int_equal(sim.timeline.spans[4].start_ns, 15 * T);
-    assert_int_equal(sim.timeline.spans[5].start_ns, 19 * T);
-    assert_int_equal(sim.ranks[0].peak_activations, 1);
-    assert_int_equal(sim.ranks[0].peak_inputs, 1);
-    dp_simulation_fini(&sim);
-    dp_schedule_free(s);
-}
-
-/* A part that is none is refused, not counted as another one. */
-static void an_eviction_of_no_known_part_is_refused(void **state)
-{
-    (void)state;
-    static const char text[] = "user P=1 M=1\nrank 0: F0.0 ev0.0:51 fe0.0:51 B0.0\n";
-    struct dp_schedule *s;
+    struct dp_schedule *s = read_text("user P=1 M=1\nrank 0: F0.0 ev0.0 fe0.0 B0.0\n");
     struct dp_simulation sim;
 
-    assert_int_equal(dp_schedule_read(text, sizeof(text) - 1, DP_FORMAT_TEXT, &s), 0);
+    s->ops[1].argument = 1;
     assert_int_equal(dp_schedule_simulate(s, &unit_cost, 0, &sim), DP_EINVAL);
     dp_schedule_free(s);
 }
@@ -499,8 +474,7 @@ int main(void)
         cmocka_unit_test(a_sum_with_the_mirror_goes_on_while_both_compute),
         cmocka_unit_test(a_recomputed_forward_keeps_its_input_only),
         cmocka_unit_test(an_evicted_set_is_fetched_before_the_backward_that_needs_it),
-        cmocka_unit_test(parts_of_a_set_may_be_fetched_otherwise_than_evicted),
-        cmocka_unit_test(an_eviction_of_no_known_part_is_refused),
+        cmocka_unit_test(an_eviction_with_an_argument_is_refused),
         cmocka_unit_test(bad_costs_and_schedules_without_end_are_refused),
     };
     log_nothing();

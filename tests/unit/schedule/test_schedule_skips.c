@@ -258,6 +258,19 @@ static void messages_of_skips_are_added_to_a_list_of_computes(void **state)
 
 /* ---- declarations ---------------------------------------------------------------------------- */
 
+/* Of a schedule of so many stages. */
+static int check_skips(const struct dp_skip *skips, int count, int stages)
+{
+    struct dp_schedule *s;
+
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_GPIPE,
+                                                               .ranks = stages, .microbatches = 1},
+                                     &s), 0);
+    const int err = dp_schedule_add_skips(s, skips, count);
+    dp_schedule_free(s);
+    return err;
+}
+
 static void all_violations_are_reported_together(void **state)
 {
     (void)state;
@@ -275,12 +288,12 @@ static void all_violations_are_reported_together(void **state)
         "'far': consumed by stage 9, expected 0 to 3",
     };
 
-    assert_int_equal(dp_skips_check(wrong, sizeof(wrong) / sizeof(wrong[0]), 4), DP_EINVAL);
+    assert_int_equal(check_skips(wrong, sizeof(wrong) / sizeof(wrong[0]), 4), DP_EINVAL);
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
         if (!strstr(dp_last_error(), parts[i]))
             fail_msg("%s, expected %s", dp_last_error(), parts[i]);
     assert_non_null(strstr(dp_last_error(), "7 violations"));
-    assert_int_equal(dp_skips_check(wrong + 7, 2, 4), 0); /* one name in two namespaces */
+    assert_int_equal(check_skips(wrong + 7, 2, 4), 0); /* one name in two namespaces */
 }
 
 /* One entry after the other: 0 and 1 on rank 0, s (twice) and 3 on rank 1, then s again and 5. */
@@ -357,11 +370,11 @@ static void what_is_no_declaration_is_refused(void **state)
     const struct dp_skip unnamed = {.from = 0, .to = 1}, blank = {"a b", "", 0, 1};
     struct dp_schedule *s = build(shapes[3]);
 
-    assert_int_equal(dp_skips_check(NULL, 0, 2), 0);
-    assert_int_equal(dp_skips_check(NULL, 1, 2), DP_EINVAL);
-    assert_int_equal(dp_skips_check(&unnamed, -1, 2), DP_EINVAL);
-    assert_int_equal(dp_skips_check(&unnamed, 1, 2), DP_EINVAL);
-    assert_int_equal(dp_skips_check(&blank, 1, 2), DP_EINVAL);
+    assert_int_equal(check_skips(NULL, 0, 2), 0);
+    assert_int_equal(check_skips(NULL, 1, 2), DP_EINVAL);
+    assert_int_equal(check_skips(&unnamed, -1, 2), DP_EINVAL);
+    assert_int_equal(check_skips(&unnamed, 1, 2), DP_EINVAL);
+    assert_int_equal(check_skips(&blank, 1, 2), DP_EINVAL);
     assert_int_equal(dp_schedule_add_skips(s, &unnamed, 1), DP_ESTATE);
     dp_schedule_free(s);
 }
