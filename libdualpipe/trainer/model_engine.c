@@ -223,7 +223,11 @@ static int fetch(struct engine *e, int slot)
 
 static bool owns(const struct engine *e, int slot, int parameter)
 {
-    return dp_pipeline_owns(((const struct model_engine *)e)->pipeline, slot, parameter);
+    const struct dp_pipeline *pipeline = ((const struct model_engine *)e)->pipeline;
+    const struct dp_parameter *p = &e->parts[slot].parameters[parameter];
+
+    return pipeline ? dp_pipeline_owns(pipeline, slot, parameter)
+                    : !p->tied || (!e->parts[slot].second_copy && !model_is_copy(p->name, p->tied));
 }
 
 static void seek(struct engine *e, uint64_t step)
@@ -731,29 +735,24 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
     return err;
 }
 
-/* Of parameters without values, of which an optimizer reads none; it only asks that there are some. Tied
- * ones have a state where they are owned (dp_pipeline_owns). */
-static int measure_state(const struct dp_optimizer_config *how, const struct stage *s,
-                         bool second_copy, int32_t first, size_t *bytes)
+/* Of parameters without values, of which an optimizer reads none; it only asks that there are some. */
+int model_engine_optimizer(struct engine *base, const struct dp_optimizer_config *how, int slot,
+                           bool all, struct dp_optimizer **out)
 {
     static float none[64];
+    const struct stage *s = ((struct model_engine *)base)->stages[slot];
     struct dp_parameter *owned = calloc((size_t)s->parameter_count + 1, sizeof(*owned));
-    struct dp_optimizer *optimizer;
     int32_t count = 0;
     int err = owned ? 0 : dp_fail(DP_ENOMEM, "no memory for %d parameters", s->parameter_count);
 
-    for (int32_t i = first; i < s->parameter_count && !err; i++) {
-        const struct dp_parameter *p = &s->parameters[i];
+    *out = NULL;
+    for (int32_t i = all ? 0 : base->parts[slot].streamed; i < s->parameter_count && !err; i++) {
         s->values[i].data = s->grads[i].data = none;
-        if (!p->tied || (!second_copy && !model_is_copy(p->name, p->tied)))
-            owned[count++] = *p;
+        if (owns(base, slot, i))
+            owned[count++] = s->parameters[i];
     }
     if (!err && count)
-        err = dp_optimizer_new(how, owned, count, &optimizer);
-    if (!err && count) {
-        *bytes += dp_optimizer_state_bytes(optimizer);
-        dp_optimizer_free(optimizer);
-    }
+        err = dp_optimizer_new(how, owned, count, out);
     free(owned);
     return err;
 }
@@ -761,12 +760,14 @@ static int measure_state(const struct dp_optimizer_config *how, const struct sta
 int model_engine_state(struct engine *base, const struct dp_optimizer_config *how, bool all,
                        size_t *bytes)
 {
-    struct model_engine *e = (struct model_engine *)base;
+    struct dp_optimizer *optimizer;
     int err = 0;
 
-    for (int i = 0; i < base->part_count && !err; i++)
-        err = measure_state(how, e->stages[i], base->parts[i].second_copy,
-                            all ? 0 : base->parts[i].streamed, bytes);
+    for (int i = 0; i < base->part_count && !err; i++) {
+        err = model_engine_optimizer(base, how, i, all, &optimizer);
+        *bytes += optimizer ? dp_optimizer_state_bytes(optimizer) : 0;
+        dp_optimizer_free(optimizer);
+    }
     return err;
 }
 

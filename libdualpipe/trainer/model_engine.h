@@ -53,8 +53,11 @@ int model_engine_planned(struct engine *e, const struct model_engine_config *con
  * stage saves of a micro-batch, if that is more. */
 int model_engine_memory(struct engine *e, const struct model_engine_config *config, size_t *bytes,
                         size_t *saved);
-/* The same: add what the optimizer's state would take, of all parameters or of those that stay on the
- * device. */
+/* The same: an optimizer of what a slot owns, of all parameters or of those that stay on the device,
+ * which only says what its state is; NULL: there are none. */
+int model_engine_optimizer(struct engine *e, const struct dp_optimizer_config *how, int slot, bool all,
+                           struct dp_optimizer **out);
+/* The same: add what the optimizers' state would take. */
 int model_engine_state(struct engine *e, const struct dp_optimizer_config *how, bool all,
                        size_t *bytes);
 /* By one that has all layers, in the host's memory: so many steps on zeros and an update, which leave

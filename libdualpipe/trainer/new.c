@@ -5,6 +5,7 @@
  */
 #include "trainer/measure.h"
 #include "trainer/model_engine.h"
+#include "trainer/saved.h"
 #include "trainer/signals.h"
 #include "trainer/trainer_state.h"
 
@@ -734,9 +735,8 @@ int trainer_begin(struct dp_trainer *t)
     return err;
 }
 
-/* What can be said of one before there is any rank of it. */
-static int outline(const struct dp_trainer_config *config, const struct dp_model *model,
-                   struct dp_trainer **out)
+int trainer_outline(const struct dp_trainer_config *config, const struct dp_model *model,
+                    struct dp_trainer **out)
 {
     struct dp_trainer *t = *out = calloc(1, sizeof(*t));
 
@@ -748,24 +748,30 @@ static int outline(const struct dp_trainer_config *config, const struct dp_model
     return err ? err : trainer_lay_out_all(t);
 }
 
+int trainer_make_bare(struct dp_trainer *t, int rank, struct model_engine_config *config)
+{
+    *config = describe(t);
+    config->bare = true;
+    config->rank = rank;
+    return model_engine_new(config, &t->engine);
+}
+
 int trainer_rank_memory(struct dp_trainer *t, int rank, size_t *bytes, size_t *saved)
 {
     const bool shards = !t->sums.none && t->config.sums == DP_SUMS_SHARDS;
     const int share = shards ? t->config.replicas * t->training->streams : 1;
-    struct model_engine_config described = describe(t);
-    struct engine *e;
+    struct model_engine_config config;
     size_t state = 0;
 
-    described.bare = true;
-    described.rank = rank;
-    int err = model_engine_new(&described, &e);
+    int err = trainer_make_bare(t, rank, &config);
     if (err)
         return err;
-    err = model_engine_memory(e, &described, bytes, saved);
+    err = model_engine_memory(t->engine, &config, bytes, saved);
     if (!err)
-        err = model_engine_state(e, &t->config.optimizer, true, &state);
+        err = model_engine_state(t->engine, &t->config.optimizer, true, &state);
     *bytes += state / (size_t)share;
-    e->ops->free(e);
+    t->engine->ops->free(t->engine);
+    t->engine = NULL;
     return err;
 }
 
@@ -774,7 +780,7 @@ int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_m
 {
     struct dp_trainer *t;
     size_t all = 0, saved = 0;
-    int err = outline(config, model, &t);
+    int err = trainer_outline(config, model, &t);
 
     if (!err && (rank < 0 || rank >= t->config.schedule.ranks))
         err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, t->config.schedule.ranks - 1);
@@ -782,6 +788,56 @@ int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_m
         err = trainer_rank_memory(t, rank, &all, &saved);
     if (!err)
         *bytes = all;
+    dp_trainer_free(t);
+    return err;
+}
+
+/* t has only what a rank that is not there needs. */
+static int verify_rank(struct dp_trainer *t, int rank, int replicas, const struct saved_search *s)
+{
+    struct model_engine_config config;
+    int err = trainer_make_bare(t, rank, &config);
+
+    for (int i = 0; !err && i < t->engine->part_count; i++)
+        err = model_engine_optimizer(t->engine, &t->config.optimizer, i, true, &t->optimizers[i]);
+    if (!err && replicas)
+        saved_mixing_verify(t->engine, t->optimizers, replicas, s);
+    else if (!err)
+        err = saved_verify(t, s);
+    for (int i = 0; i < DP_MAX_SLOTS; i++) {
+        dp_optimizer_free(t->optimizers[i]);
+        t->optimizers[i] = NULL;
+    }
+    if (t->engine)
+        t->engine->ops->free(t->engine);
+    t->engine = NULL;
+    return err;
+}
+
+/* Only the state of replicas that mix is of a layout. */
+int dp_trainer_verify(const struct dp_trainer_config *config, const struct dp_model *model,
+                      const struct dp_checkpoint *checkpoint,
+                      void (*fault)(void *user, const char *sentence), void *user)
+{
+    const struct saved_search s = {checkpoint, fault, user};
+    const bool mixes = config->sums == DP_SUMS_MIXING;
+    struct dp_trainer_config one = {.rows = config->rows,
+                                    .optimizer = config->optimizer,
+                                    .delay_update = config->delay_update,
+                                    .schedule.ranks = 1,
+                                    .microbatches = 1};
+    struct dp_trainer *t;
+
+    if (mixes) {
+        one.schedule = config->list ? (struct dp_schedule_spec){0} : config->schedule;
+        one.list = config->list;
+        one.balance = config->balance;
+        one.layers_of_stage = config->layers_of_stage;
+        one.microbatches = config->list ? 0 : config->microbatches / config->replicas;
+    }
+    int err = trainer_outline(&one, model, &t);
+    for (int rank = 0; !err && rank < t->config.schedule.ranks; rank++)
+        err = verify_rank(t, rank, mixes ? config->replicas : 0, &s);
     dp_trainer_free(t);
     return err;
 }

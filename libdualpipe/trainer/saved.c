@@ -416,6 +416,25 @@ int trainer_resume(struct dp_trainer *t, const char *dir, bool optional)
     return 0;
 }
 
+/* ---- is all of it there? --------------------------------------------------------------------- */
+
+int saved_verify(struct dp_trainer *t, const struct saved_search *s)
+{
+    struct saved_list l = {0};
+    int err = 0;
+
+    if (t->config.delay_update && late_is_in(s->c))
+        err = late_new(t->engine, &t->late);
+    if (!err)
+        err = saved_list_new(t, SAVED_FIRST, &l);
+    if (!err && t->late)
+        err = list_late(t, SAVED_FIRST, &l);
+    for (int32_t i = 0; i < l.count && !err; i++)
+        saved_want(s, l.tensors[i].name, &l.tensors[i].tensor);
+    saved_list_fini(&l);
+    return err;
+}
+
 int dp_trainer_resume(struct dp_trainer *t, const char *dir)
 {
     return trainer_resume(t, dir, false);

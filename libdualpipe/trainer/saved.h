@@ -47,6 +47,22 @@ struct saved_mixing {
 int saved_mixing_list(struct sums *d, struct saved_mixing *out);
 void saved_mixing_fini(struct saved_mixing *m);
 int saved_mixing_read(struct sums *d, const struct dp_checkpoint *c);
+/* dp_trainer_verify. */
+struct saved_search {
+    const struct dp_checkpoint *c;
+    void (*fault)(void *user, const char *sentence);
+    void *user;
+};
+void saved_want(const struct saved_search *s, const char *name, const DLTensor *like);
+/* Of so many replicas what a bare engine and its optimizers say; the numbers of a mixer say what else it
+ * has. */
+void saved_mixing_verify(struct engine *e, struct dp_optimizer *const *optimizers, int replicas,
+                         const struct saved_search *s);
+
+/* ---- saved.c --------------------------------------------------------------------------------- */
+
+/* What one model has, or replicas that sum: of a bare engine with all layers, and its optimizers. */
+int saved_verify(struct dp_trainer *t, const struct saved_search *s);
 
 /* The name of a parameter in a checkpoint, where a tied one is once. */
 static inline const char *saved_name(const struct dp_parameter *p)

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -207,4 +208,59 @@ int saved_mixing_read(struct sums *d, const struct dp_checkpoint *c)
             err = read_state(d, i, c);
     }
     return err;
+}
+
+/* ---- is all of it there? --------------------------------------------------------------------- */
+
+void saved_want(const struct saved_search *s, const char *name, const DLTensor *like)
+{
+    const int64_t missing = dp_checkpoint_missing(s->c, &(struct dp_named_tensor){name, *like});
+    char text[384];
+    int64_t elements = 1;
+
+    for (int i = 0; i < like->ndim; i++)
+        elements *= like->shape[i];
+    if (missing < 0)
+        snprintf(text, sizeof(text), "tensor '%s' is of another type or shape than the options say",
+                 name);
+    else if (missing < elements)
+        snprintf(text, sizeof(text), "a part of '%s' (%" PRId64 " of %" PRId64 " elements) is missing",
+                 name, missing, elements);
+    else
+        snprintf(text, sizeof(text), "tensor '%s' is missing", name);
+    if (missing)
+        s->fault(s->user, text);
+}
+
+static void verify_part(const struct sums *d, int slot, struct dp_optimizer *optimizer,
+                        const struct saved_search *s)
+{
+    const struct engine_part *part = &d->engine->parts[slot];
+    const struct dp_named_tensor *state = optimizer ? dp_optimizer_state(optimizer) : NULL;
+    char name[SAVED_NAME];
+
+    for (int32_t i = 0; i < part->count; i++) {
+        saved_want(s, value_name(d, part->parameters[i].name, name), part->parameters[i].value);
+        if (!d->engine->replica.index)
+            saved_want(s, part->parameters[i].name, part->parameters[i].value);
+    }
+    for (int32_t i = 0; optimizer && i < dp_optimizer_state_count(optimizer); i++)
+        saved_want(s, state_name(d, slot, state[i].name, name), &state[i].tensor);
+    const struct dp_checkpoint_tensor *at =
+        dp_checkpoint_find(s->c, state_name(d, slot, "mixer/numbers", name));
+    int64_t length = at && at->ndim == 1 ? at->shape[0] : 1;
+    saved_want(s, name, &(DLTensor){.ndim = 1, .dtype = {kDLInt, 64, 1}, .shape = &length});
+}
+
+void saved_mixing_verify(struct engine *e, struct dp_optimizer *const *optimizers, int replicas,
+                         const struct saved_search *s)
+{
+    const struct sums d = {.engine = e};
+
+    for (int r = 0; r < replicas; r++) {
+        e->replica.index = r;
+        for (int i = 0; i < e->part_count; i++)
+            if (!e->parts[i].second_copy)
+                verify_part(&d, i, optimizers[i], s);
+    }
 }

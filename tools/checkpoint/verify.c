@@ -7,7 +7,7 @@
 #include "checkpoint/checkpoint.h"
 #include "command.h"
 #include "commands.h"
-#include "train/saved_check.h"
+#include "train/host.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -84,7 +84,7 @@ int run_checkpoint_verify(int argc, char **argv)
     for (int32_t i = 0; i < dp_checkpoint_count(state.checkpoint); i++)
         compare(&f, dp_checkpoint_at(state.checkpoint, i));
     const int err = saved_state_is_train(&state)
-                        ? saved_check(state.checkpoint, state.path, fault, &f)
+                        ? host_verify(state.checkpoint, state.path, fault, &f)
                         : 0;
     status = err ? command_failed(err) : report(&f);
     saved_state_close(&state);

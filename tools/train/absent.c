@@ -6,7 +6,7 @@
 #include "bench/step_cuda.h"
 #include "command.h"
 #include "commands.h"
-#include "train/saved_check.h"
+#include "train/host.h"
 
 #include <stdio.h>
 
@@ -19,7 +19,7 @@ int run_train(int argc, char **argv)
 }
 
 /* Which tensors there must be only the model knows. */
-int saved_check(const struct dp_checkpoint *c, const char *path,
+int host_verify(const struct dp_checkpoint *c, const char *path,
                 void (*fault)(void *user, const char *sentence), void *user)
 {
     (void)c, (void)fault, (void)user;

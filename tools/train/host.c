@@ -5,6 +5,7 @@
 #include "train/cuda/cuda_links.h"
 #include "train/gpt_layers.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,6 +90,61 @@ int host_plan(const struct settings *s, enum dp_schedule_kind kind,
     const int planned = dp_trainer_plan(&config, gpt_layers_model(layers), machine, out, count);
     gpt_layers_free(layers);
     return planned;
+}
+
+/* The schedule of replicas that mix, each stage of which has a state. */
+static int take_layout(struct settings *was)
+{
+    struct dp_schedule_spec spec = {.ranks = (int)was->ranks,
+                                    .microbatches = (int)(was->microbatches / was->how.replicas),
+                                    .virtual_stages = was->how.schedule.virtual_stages};
+
+    if (was->how.sums != DP_SUMS_MIXING || !strcmp(was->schedule_name, "none"))
+        return 0;
+    const int err = dp_schedule_kind_parse(was->schedule_name, &spec.kind);
+    return err ? err : dp_schedule_new(&spec, &was->training);
+}
+
+static int verify(struct settings *was, const struct dp_checkpoint *c,
+                  void (*fault)(void *user, const char *sentence), void *user)
+{
+    struct gpt_layers *layers = NULL;
+    was->how.sums = was->how.replicas > 1 && !settings_sums(was) ? DP_SUMS_MIXING : DP_SUMS_ALL;
+    int err = take_layout(was);
+    int32_t *cut = calloc(was->training ? (size_t)was->training->stages : 1, sizeof(*cut));
+
+    was->model = settings_model(was);
+    if (!err)
+        err = cut ? gpt_layers_new(&was->model, NULL, false, &layers) : DP_ENOMEM;
+    if (!err) {
+        struct dp_trainer_config config = host_config(was, cut);
+        config.schedule.ranks = was->training ? 0 : 1;
+        err = dp_trainer_verify(&config, gpt_layers_model(layers), c, fault, user);
+    }
+    gpt_layers_free(layers);
+    free(cut);
+    dp_schedule_free(was->training);
+    return err;
+}
+
+int host_verify(const struct dp_checkpoint *c, const char *path,
+                void (*fault)(void *user, const char *sentence), void *user)
+{
+    struct resume *from = calloc(1, sizeof(*from));
+    struct settings was = {0};
+    int err = from ? 0 : DP_ENOMEM;
+
+    if (!err && !resume_take(c, from)) {
+        fault(user, "its options, or the step, cannot be read");
+    } else if (!err) {
+        snprintf(from->path, sizeof(from->path), "%s", path);
+        if (!settings_of_words(from, &was) || !was.microbatches || !was.batch)
+            fault(user, "its options are none of this version's");
+        else if (settings_sums(&was) || (was.schedule_name && !was.file)) /* a list is elsewhere */
+            err = verify(&was, c, fault, user);
+    }
+    free(from);
+    return err;
 }
 
 static int open_cuda(struct host *h)

@@ -16,6 +16,11 @@
 int host_plan(const struct settings *s, enum dp_schedule_kind kind,
               const struct dp_trainer_machine *machine, struct dp_trainer_plan **out, int32_t *count);
 
+/* Whether a checkpoint of `dualpipe train`, whose options are known by its text, has all that --resume
+ * reads under the layout that was saved: dp_trainer_verify. */
+int host_verify(const struct dp_checkpoint *c, const char *path,
+                void (*fault)(void *user, const char *sentence), void *user);
+
 struct host;
 /* The settings and data must stay; comm is of all ranks, NULL: alone. joins_as: -1, or this rank was
  * started again, in the place of the one that had this number. Errors of dp_trainer_new and _join. */

@@ -75,6 +75,8 @@ bool settings_resume(struct settings *s, int argc, char **argv, int world, struc
 bool settings_of_words(const struct resume *from, struct settings *out);
 /* The model of options that were parsed. */
 struct gpt_config settings_model(const struct settings *s);
+/* What --mix says is that replicas sum their gradients. */
+bool settings_sums(const struct settings *s);
 /* settings_complete; of options that a mistake names and that were not typed it says where they are
  * from. */
 bool settings_complete_restored(struct settings *s, int argc, char **argv,

@@ -138,7 +138,7 @@ static bool same_model(const struct settings *s, const struct settings *was)
     return false;
 }
 
-static bool sums(const struct settings *s)
+bool settings_sums(const struct settings *s)
 {
     return !strcmp(s->mix, "all-reduce") || !strcmp(s->mix, "reduce-scatter");
 }
@@ -171,7 +171,7 @@ static bool same_replicas(const struct settings *s, const struct settings *was)
     };
     const char *why = "replicas that mix their weights go on as they were";
 
-    if (sums(s) && sums(was))
+    if (settings_sums(s) && settings_sums(was))
         return true;
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
         if (strcmp(texts[i].now, texts[i].then)) {
@@ -224,7 +224,7 @@ static bool is_overruled(const struct settings *typed, const struct settings *wa
     const bool counts =
         typed->ranks || (world && was->ranks * was->how.replicas + typed->spares != world);
 
-    if (!sums(was))
+    if (!settings_sums(was))
         return false;
     if (is_named(order, word))
         return orders || (alone && counts);

@@ -22,6 +22,7 @@
 #ifndef DUALPIPE_TRAINER_H
 #define DUALPIPE_TRAINER_H
 
+#include <dualpipe/checkpoint.h>
 #include <dualpipe/mixer.h>
 #include <dualpipe/model.h>
 #include <dualpipe/optimizer.h>
@@ -269,6 +270,14 @@ DP_PUBLIC int dp_trainer_save(struct dp_trainer *trainer, const char *folder);
  * been saved under another layout, unless replicas mix. Collective. folder NULL: the config's.
  * DP_ENOENT: there is none; DP_EMISMATCH: another model's. */
 DP_PUBLIC int dp_trainer_resume(struct dp_trainer *trainer, const char *folder);
+
+/* Whether a checkpoint has all that dp_trainer_resume would read: fault(user, "tensor 'NAME' is
+ * missing") for each that is not there, or of another type or shape. Of the config only rows, optimizer,
+ * delay_update, and of replicas that mix their number and the layout of one matter. Errors of
+ * dp_trainer_measure; no rank is made. */
+DP_PUBLIC int dp_trainer_verify(const struct dp_trainer_config *config, const struct dp_model *model,
+                                const struct dp_checkpoint *checkpoint,
+                                void (*fault)(void *user, const char *sentence), void *user);
 
 /* Which ranks died so far, by their numbers in the comm of dp_trainer_new: a list that lasts until the
  * next call; returns how many.

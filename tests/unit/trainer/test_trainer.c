@@ -195,6 +195,30 @@ static bool is_there(const char *folder, const char *step)
     return !access(path, F_OK);
 }
 
+static void count_fault(void *user, const char *sentence)
+{
+    assert_non_null(strstr(sentence, "tensor '"));
+    ++*(int *)user;
+}
+
+/* What it lacks of what this job would read. */
+static int faults_of(const char *folder, struct job job)
+{
+    struct dp_trainer_config config = config_of(&job);
+    char path[SCRATCH_LEN + 40];
+    struct dp_checkpoint *c;
+    struct test_model m;
+    int faults = 0;
+
+    config.schedule.ranks = job.layout.ranks;
+    test_model_init(&m, job.model);
+    snprintf(path, sizeof(path), "%s/step-000002/index.json", folder);
+    assert_int_equal(dp_checkpoint_open(path, &c), 0);
+    assert_int_equal(dp_trainer_verify(&config, &m.model, c, count_fault, &faults), 0);
+    dp_checkpoint_close(c);
+    return faults;
+}
+
 /* Two steps of the one, and what is left by the other. */
 static void go_on(const struct curve *expected, struct job first, struct job then)
 {
@@ -204,6 +228,10 @@ static void go_on(const struct curve *expected, struct job first, struct job the
     first.folder = then.folder = folder;
     first.stop = 2;
     struct curve before = run(first);
+    assert_int_equal(faults_of(folder, then), 0);
+    then.model = MODEL_TIED;
+    assert_true((faults_of(folder, then) > 0) == (first.model != MODEL_TIED));
+    then.model = first.model;
     const struct curve after = run(then);
     memcpy(before.losses + 2, after.losses + 2, 2 * sizeof(double));
     memcpy(before.norms + 2, after.norms + 2, 2 * sizeof(double));
@@ -260,6 +288,8 @@ static void replicas_that_mix_go_on_as_they_were(void **state)
         make_folder(folder);
         run((struct job){.model = MODEL_SKIPS, .layout = mixing, .folder = folder, .stop = 2,
                          .device = device});
+        assert_int_equal(faults_of(folder, (struct job){.model = MODEL_SKIPS, .layout = mixing}), 0);
+        assert_true(faults_of(folder, (struct job){.model = MODEL_TIED, .layout = mixing}) > 0);
         for (int i = 0; i < 2; i++) { /* without a folder of its own, and in the same */
             const struct curve after = run((struct job){.model = MODEL_SKIPS, .layout = mixing,
                                                         .folder = i ? folder : NULL, .from = folder,
