@@ -202,6 +202,19 @@ static int fail_callback(const struct dp_pipeline *pipe, const struct frame *f, 
                    dp_strerror(ret), *why || *wish ? ": " : "", *why ? why : wish);
 }
 
+int dp_compute_settle(struct dp_pipeline *pipe, int slot)
+{
+    const struct dp_stage *stage = &pipe->stages[slot];
+    const int ret = stage->ops->settle ? stage->ops->settle(stage->user) : 0;
+
+    if (!ret)
+        return 0;
+    pipe->now.args->callback_error = ret;
+    const char *why = dp_callback_reason(ret);
+    return dp_fail(DP_ECALLBACK, "slot %d: callback settle failed with %d (%s)%s%s", slot, ret,
+                   dp_strerror(ret), *why ? ": " : "", why);
+}
+
 /* ---- frames --------------------------------------------------------------------------------- */
 
 static DLTensor *const *grads_of(const struct dp_pipeline *pipe, const struct frame *f)

@@ -44,14 +44,12 @@ static int run_sum(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     if (pipe->now.args->accumulate && dp_plan_is_last(op))
         return 0;
-    switch ((enum dp_plan_kind)op->kind) {
-    case DP_PLAN_REDUCE:
-        return dp_reduce_launch(pipe, op);
-    case DP_PLAN_REDUCE_WAIT:
+    if (op->kind == DP_PLAN_REDUCE_WAIT)
         return dp_reduce_wait(pipe, op);
-    default:
-        return dp_sum_run(pipe, op);
-    }
+    const int err = dp_compute_settle(pipe, op->slot);
+    if (err)
+        return err;
+    return op->kind == DP_PLAN_REDUCE ? dp_reduce_launch(pipe, op) : dp_sum_run(pipe, op);
 }
 
 static int run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)

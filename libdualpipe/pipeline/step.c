@@ -339,6 +339,8 @@ static int start_step(struct dp_pipeline *pipe, struct dp_step *step)
 
 static int finish_step(struct dp_pipeline *pipe, int err)
 {
+    for (int slot = 0; slot < pipe->slots && !err; slot++)
+        err = dp_compute_settle(pipe, slot);
     if (!err && pipe->now.args->queued)
         err = pipe->now.args->queued(pipe->now.args->queued_user);
     if (!err)

@@ -46,6 +46,8 @@ int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 void dp_compute_drop_handle(struct dp_pipeline *pipe, int slot, int32_t mb);
 /* A buffer of the stage in that slot, or NULL, is its own again. */
 void dp_compute_give_back(const struct dp_pipeline *pipe, int slot, void *data);
+/* The gradients of a slot are to be read. */
+int dp_compute_settle(struct dp_pipeline *pipe, int slot);
 /* messages.c: where stages run in the calling thread and not in the stream: wait for what the stream
  * was given, which they are about to use. */
 int dp_compute_sync(struct dp_pipeline *pipe);

@@ -185,7 +185,7 @@ static int end_of_call(const struct run *run, int32_t i, const struct dp_layer_s
     if (run->stage->times && !err)
         err = stage_note_time(run->stage, i, (int)run->phase, run->begun_ns);
     if (!err && !skips->wrong)
-        return st && passes(run->stage, i) ? streamed_leave(st, layer->parameter_count) : 0;
+        return st && passes(run->stage, i) ? streamed_leave(st) : 0;
     snprintf(why, sizeof(why), "%s", err ? dp_callback_reason(err) : "");
     if (!err)
         return dp_callback_error(DP_EINVAL, "layer %d: skip '%s' does not %s there", skips->layer,
@@ -205,11 +205,6 @@ static int begin_call(struct run *run, int32_t i, struct dp_layer_call *c)
     return s->streamed && passes(s, i)
                ? streamed_enter(s->streamed, c, s->layers[i].layer->parameter_count)
                : 0;
-}
-
-static int end_of_run(const struct stage *s, int err)
-{
-    return err || !s->streamed ? err : streamed_finish(s->streamed);
 }
 
 /* ---- inputs between layers ------------------------------------------------------------------- */
@@ -277,7 +272,7 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
                                 s->layers[i + 1].layer->drops_input, "output");
         in = to;
     }
-    return end_of_run(s, err);
+    return err;
 }
 
 static int backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
@@ -307,7 +302,7 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
             err = check_written(&run, i, &l->in, before, to, false, "gin");
         gout = to;
     }
-    return end_of_run(s, err);
+    return err;
 }
 
 /* From the last layer to the first, as backward does it where it is not split. */
@@ -327,7 +322,7 @@ static int weight(void *user, const struct dp_stage_call *call)
         if (!err)
             err = end_of_call(&run, i, &skips, l->layer->ops->weight(l->layer->user, &c));
     }
-    return end_of_run(s, err);
+    return err;
 }
 
 /* ---- an overlapped pair ---------------------------------------------------------------------- */
@@ -370,7 +365,17 @@ static int fwd_bwd(const struct dp_pair *pair)
     return err ? err : joined;
 }
 
-static const struct dp_stage_ops ops = {.forward = forward, .backward = backward, .weight = weight},
+static int settle(void *user)
+{
+    const struct stage *s = user;
+
+    return s->streamed ? streamed_settle(s->streamed) : 0;
+}
+
+static const struct dp_stage_ops ops = {.forward = forward,
+                                        .backward = backward,
+                                        .weight = weight,
+                                        .settle = settle},
                                  pair_ops = {.forward = forward,
                                              .backward = backward,
                                              .weight = weight,

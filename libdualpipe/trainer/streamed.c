@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { ALIGNMENT = 256, GRADS = 2, LEAST_VALUES = 2 };
 static const int64_t timeout_ns = INT64_C(60000000000);
@@ -52,7 +53,9 @@ struct streamed {
     uint64_t time;
     struct window *value, *grad; /* of this layer; grad NULL: it adds to none */
     DLTensor list[DP_LAYER_PARAMETERS], rounded[DP_LAYER_PARAMETERS]; /* its values */
-    DLTensor host_grads[DP_LAYER_PARAMETERS];
+    struct window *sum;          /* gradients that have not gone down yet, */
+    int32_t sum_count;           /* so many; 0: none */
+    DLTensor homes[DP_LAYER_PARAMETERS]; /* and where they go */
 };
 
 static size_t room_of(const DLTensor *t)
@@ -170,25 +173,48 @@ static void lay_out(const struct streamed *st, const struct window *w, const DLT
 
 /* ---- a layer --------------------------------------------------------------------------------- */
 
+static bool are_homes(const struct streamed *st, const DLTensor *grads, int32_t count)
+{
+    bool same = count == st->sum_count;
+
+    for (int32_t k = 0; k < count && same; k++)
+        same = grads[k].data == st->homes[k].data && grads[k].byte_offset == st->homes[k].byte_offset;
+    return same;
+}
+
+static int put_down(struct streamed *st)
+{
+    const int32_t count = st->sum_count;
+
+    st->sum_count = 0;
+    return count ? copy(st, st->sum, st->homes, count, false) : 0;
+}
+
+/* Gradients stay while calls add to the same ones, and go down when others come. */
 static int bring_grads(struct streamed *st, struct dp_layer_call *call, int32_t count)
 {
     bool any = false;
+    int err = 0;
 
-    for (int32_t k = 0; k < count; k++) {
-        st->host_grads[k] = call->grads[k];
+    for (int32_t k = 0; k < count; k++)
         any = any || (call->grads[k].data && call->grads[k].device.device_type == kDLCPU);
-    }
-    st->grad = any ? &st->grads[st->time % GRADS] : NULL;
+    st->grad = NULL;
     if (!any)
         return 0;
-    int err = dp_device_stream_wait(st->up, st->grad->ready); /* what it held has gone down */
-    if (!err)
-        err = note_done(st, st->grad); /* what is queued may add to gradients of the host, too */
-    if (!err)
-        err = copy(st, st->grad, st->host_grads, count, true);
-    if (!err)
-        err = await(st, st->grad->ready);
-    lay_out(st, st->grad, st->host_grads, count, call->grads);
+    if (!are_homes(st, call->grads, count)) {
+        err = put_down(st);
+        st->sum = &st->grads[st->sum == st->grads];
+        if (!err)
+            err = dp_device_stream_wait(st->up, st->sum->ready); /* what it held has gone down */
+        if (!err)
+            err = note_done(st, st->sum); /* what is queued may add to gradients of the host, too */
+        memcpy(st->homes, call->grads, (size_t)count * sizeof(*st->homes));
+        if (!err)
+            err = copy(st, st->sum, st->homes, count, true);
+        st->sum_count = err ? 0 : count;
+    }
+    st->grad = st->sum;
+    lay_out(st, st->grad, st->homes, count, call->grads);
     return err;
 }
 
@@ -236,32 +262,30 @@ int streamed_enter(struct streamed *st, struct dp_layer_call *call, int32_t coun
     w->used = ++st->time;
     st->value = w;
     const struct use next = follow(st->trace, (struct use){call->values, count});
-    if (next.values)
+    err = bring_grads(st, call, count);
+    if (!err && next.values)
         err = load(st, next.values, next.count, &after);
     if (after)
         after->used = st->time;
     if (!err)
         err = await(st, w->ready);
+    if (!err && st->grad)
+        err = await(st, st->grad->ready);
     lay_out(st, w, call->values, count, st->list);
     call->values = st->list;
-    if (!err)
-        err = round_values(st, w, call, count);
-    return err ? err : bring_grads(st, call, count);
+    return err ? err : round_values(st, w, call, count);
 }
 
-int streamed_leave(struct streamed *st, int32_t count)
+int streamed_leave(struct streamed *st)
 {
-    int err = note_done(st, st->value);
+    const int err = note_done(st, st->value);
 
-    if (err || !st->grad)
-        return err;
-    err = note_done(st, st->grad);
-    return err ? err : copy(st, st->grad, st->host_grads, count, false);
+    return err || !st->grad ? err : note_done(st, st->grad);
 }
 
-int streamed_finish(struct streamed *st)
+int streamed_settle(struct streamed *st)
 {
-    int err = 0;
+    int err = put_down(st);
 
     for (int i = 0; i < GRADS && !err; i++)
         err = await(st, st->grads[i].ready);
@@ -279,6 +303,7 @@ void streamed_begin(struct streamed *st, bool training)
 {
     st->trace = &st->traces[training];
     st->trace->at = 0;
+    st->sum_count = 0;
     for (int32_t i = 0; i < st->value_count; i++)
         st->values[i].holds = NULL;
 }

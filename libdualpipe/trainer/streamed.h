@@ -6,10 +6,9 @@
  *      device   [values of a layer] [of another] ...   [gradients of a layer] [of another]
  *
  * All windows are as large as the largest layer needs. While a layer computes, the values of the one
- * that came next in the last step are on their way. A layer's gradients come up before it adds to them
- * and go down after, so that they are added up in the order in which they are on the device; the
- * next ones come while the last ones go. When a stage's callback returns, its gradients are on the
- * host; where compute is queued, once what is queued then is done.
+ * that came next in the last step are on their way. A layer's gradients come up before it adds to them,
+ * so that they are added up in the order in which they are on the device, and go down when another
+ * layer's come, or when they are to be read (streamed_settle).
  */
 #ifndef DP_TRAINER_STREAMED_H
 #define DP_TRAINER_STREAMED_H
@@ -38,11 +37,11 @@ size_t streamed_bytes(const DLTensor *values, int32_t count);
 /* Before a step: values on the host may be others than those in windows. */
 void streamed_begin(struct streamed *st, bool training);
 /* Before and after a layer's callback: its values and gradients in windows in place of those on the
- * host, and gradients back. A list of values is known by its place. */
+ * host. A list of values is known by its place, gradients by their memory. */
 int streamed_enter(struct streamed *st, struct dp_layer_call *call, int32_t count);
-int streamed_leave(struct streamed *st, int32_t count);
-/* At the end of a stage's callback. */
-int streamed_finish(struct streamed *st);
+int streamed_leave(struct streamed *st);
+/* All gradients are on the host; where compute is queued, once what is queued now is done. */
+int streamed_settle(struct streamed *st);
 /* Since it was made: copies at work, and the thread that computes waiting for them. */
 void streamed_times(const struct streamed *st, int64_t *up_ns, int64_t *down_ns, int64_t *wait_ns);
 

@@ -182,6 +182,9 @@ struct dp_stage_ops {
      * read a buffer any more that the stage has handed over: it has been copied, its message has been
      * sent, or the step has failed. Once for each that a callback which returned 0 has left. */
     void (*given_back)(void *user, void *data);
+    /* Optional: the library is about to read the gradients (a sum, the end of a step). A stage that adds
+     * them up in other memory than call->grads brings them there now, in dp_stage_call.stream. */
+    int (*settle)(void *user);
 };
 
 /* Bytes of the save areas of one micro-batch. */

@@ -386,7 +386,7 @@ static void forget_other_ends(void *user, int rank, struct dp_pipeline_config *c
     config->loss = NULL;
 }
 
-static int run_without_ends(struct dp_comm *comm, void *arg)
+static int run_one_step(struct dp_comm *comm, void *arg)
 {
     struct job_rank r;
 
@@ -410,7 +410,7 @@ static void a_rank_need_not_declare_ends_that_it_does_not_hold(void **state)
 
         job_result_init(&result, &job);
         job.edit = forget_other_ends;
-        assert_int_equal(comm_on_threads(4, deadline_ns, run_without_ends, &job), 0);
+        assert_int_equal(comm_on_threads(4, deadline_ns, run_one_step, &job), 0);
         assert_true(job_result_is_sequential(&job, 0));
         job_result_fini(&result, &job);
         dp_schedule_free(s);
@@ -471,6 +471,124 @@ static void gradients_can_be_bound_again_between_steps(void **state)
     assert_true(job_result_is_sequential(&job, 1));
     job_result_fini(&result, &job);
     dp_schedule_free(s);
+}
+
+/* ---- gradients that stay with the stage ------------------------------------------------------- */
+
+/* Sums of the gradients that calls add to at the moment, until others come or they are to be read. */
+static _Thread_local struct {
+    const DLTensor *home[MODEL_GRADS]; /* [0] NULL: none */
+    DLTensor here[MODEL_GRADS];
+    float sums[MODEL_GRADS][64];
+} kept;
+
+static size_t bytes_of(const DLTensor *t)
+{
+    return (size_t)(t->shape[0] * (t->ndim == 2 ? t->shape[1] : 1)) * sizeof(float);
+}
+
+static int settle_kept(void *user)
+{
+    (void)user;
+    for (int k = 0; k < MODEL_GRADS && kept.home[0]; k++)
+        memcpy(kept.home[k]->data, kept.sums[k], bytes_of(kept.home[k]));
+    kept.home[0] = NULL;
+    return 0;
+}
+
+static int cannot_settle(void *user)
+{
+    (void)user;
+    return dp_callback_error(-7, "no way down");
+}
+
+static struct dp_stage_call keep(const struct dp_stage_call *call)
+{
+    static _Thread_local DLTensor *grads[MODEL_GRADS];
+    struct dp_stage_call there = *call;
+
+    if (kept.home[0] != call->grads[0]) {
+        settle_kept(NULL);
+        for (int k = 0; k < MODEL_GRADS; k++) {
+            kept.home[k] = call->grads[k];
+            kept.here[k] = *call->grads[k];
+            kept.here[k].data = kept.sums[k];
+            memcpy(kept.sums[k], kept.home[k]->data, bytes_of(kept.home[k]));
+            grads[k] = &kept.here[k];
+        }
+    }
+    there.grads = grads;
+    return there;
+}
+
+static int keeping_forward(void *user, const struct dp_stage_call *call, const DLTensor *in,
+                           DLTensor *out)
+{
+    return model_ops.forward(user, call, in, out);
+}
+
+static int keeping_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
+                            DLTensor *gin, enum dp_backward_mode mode)
+{
+    const struct dp_stage_call there = keep(call);
+
+    return model_ops.backward(user, &there, gout, gin, mode);
+}
+
+static int keeping_weight(void *user, const struct dp_stage_call *call)
+{
+    const struct dp_stage_call there = keep(call);
+
+    return model_ops.weight(user, &there);
+}
+
+static int run_not_settled(struct dp_comm *comm, void *arg)
+{
+    struct dp_abort why;
+    struct job_rank r;
+
+    CHECK(!job_rank_open(&r, arg, comm));
+    const int err = job_rank_step(&r);
+    CHECK(err == DP_ECALLBACK || err == DP_EABORTED);
+    CHECK(dp_comm_aborted(comm, &why) && strstr(why.text, "settle failed with -7"));
+    CHECK(strstr(why.text, "no way down"));
+    job_rank_close(&r);
+    return 0;
+}
+
+static void gradients_kept_by_a_stage_are_settled_before_they_are_read(void **state)
+{
+    struct dp_stage_ops ops = {.forward = keeping_forward,
+                               .backward = keeping_backward,
+                               .weight = keeping_weight,
+                               .settle = settle_kept};
+
+    (void)state;
+    for (int i = 0; i < 2 * (DP_SCHEDULE_DUALPIPEV - DP_SCHEDULE_GPIPE + 1); i++) {
+        struct dp_schedule *s =
+            build((struct dp_schedule_spec){.kind = DP_SCHEDULE_GPIPE + (enum dp_schedule_kind)(i / 2),
+                                            .ranks = 2,
+                                            .microbatches = 8,
+                                            .mirror_reduce = true});
+        struct job job = job_make(s);
+        struct job_result result;
+
+        job.ops = &ops;
+        job.fixed_order = i % 2;
+        job.tolerance = i % 2 ? 0 : 1e-5F;
+        job_result_init(&result, &job);
+        assert_int_equal(comm_on_threads(2, deadline_ns, run_one_step, &job), 0);
+        assert_true(job_result_is_sequential(&job, 0));
+        if (i == 0) {
+            ops.settle = cannot_settle;
+            log_nothing();
+            assert_int_equal(comm_on_threads(2, deadline_ns, run_not_settled, &job), 0);
+            dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+            ops.settle = settle_kept;
+        }
+        job_result_fini(&result, &job);
+        dp_schedule_free(s);
+    }
 }
 
 /* ---- a stage's own buffers -------------------------------------------------------------------- */
@@ -793,6 +911,7 @@ int main(void)
         cmocka_unit_test(an_absent_gradient_of_an_output_is_zero),
         cmocka_unit_test(a_rank_need_not_declare_ends_that_it_does_not_hold),
         cmocka_unit_test(gradients_can_be_bound_again_between_steps),
+        cmocka_unit_test(gradients_kept_by_a_stage_are_settled_before_they_are_read),
         cmocka_unit_test(a_stage_can_hand_over_buffers_of_its_own),
         cmocka_unit_test(micro_batches_may_be_uneven_by_either_rule),
         cmocka_unit_test(structs_of_another_release_are_refused_by_name),
