@@ -50,8 +50,11 @@ static bool take_memory(struct dp_batch_norm *bn)
     bn->running_variance = bn->running_mean + channels;
     bn->sum = bn->running_mean + 2 * channels;
     bn->squares = bn->running_mean + 3 * channels;
-    for (size_t c = 0; c < channels; c++)
-        bn->running_variance[c] = 1;
+    for (size_t c = 0; c < channels; c++) {
+        bn->running_mean[c] = bn->config.mean ? bn->config.mean[c] : 0;
+        bn->running_variance[c] = bn->config.variance ? bn->config.variance[c] : 1;
+    }
+    bn->commits = bn->config.commits;
     return true;
 }
 

@@ -24,11 +24,11 @@ void norm_tensors(const struct engine_norm *n, struct norm_tensor *out)
     static const DLDataType float32 = {kDLFloat, 32, 1}, int64 = {kDLInt, 64, 1};
     struct dp_batch_norm *bn = n->norm;
 
-    make_tensor(out++, n->name, "running_mean", float32, dp_batch_norm_running_mean(bn),
+    make_tensor(out++, n->name, "running_mean", float32, bn ? dp_batch_norm_running_mean(bn) : NULL,
                 n->channels);
-    make_tensor(out++, n->name, "running_variance", float32, dp_batch_norm_running_variance(bn),
-                n->channels);
-    make_tensor(out, n->name, "commits", int64, dp_batch_norm_commits(bn), 0);
+    make_tensor(out++, n->name, "running_variance", float32,
+                bn ? dp_batch_norm_running_variance(bn) : NULL, n->channels);
+    make_tensor(out, n->name, "commits", int64, bn ? dp_batch_norm_commits(bn) : NULL, 0);
 }
 
 /* ---- the end of a step ----------------------------------------------------------------------- */

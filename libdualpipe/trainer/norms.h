@@ -29,7 +29,7 @@ struct norm_tensor {
     int64_t shape;
     DLTensor tensor; /* refers to shape */
 };
-/* out[NORM_TENSORS], which must stay where they are; of a norm that is here. */
+/* out[NORM_TENSORS], which must stay where they are; of a norm on other ranks data is NULL. */
 void norm_tensors(const struct engine_norm *norm, struct norm_tensor *out);
 
 #endif

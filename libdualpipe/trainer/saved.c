@@ -15,6 +15,7 @@
 
 #include "base/fail.h"
 #include "base/json.h"
+#include "base/tensor.h"
 
 #include <dualpipe/pipeline.h>
 
@@ -130,17 +131,31 @@ static int list_late(const struct dp_trainer *t, enum saved_which which,
     return 0;
 }
 
+static int list_new(const struct dp_trainer *t, struct saved_list *l)
+{
+    *l = (struct saved_list){0};
+    l->tensors = calloc(room_of(t), sizeof(*l->tensors));
+    l->norms = calloc((size_t)t->engine->norm_count * NORM_TENSORS + 1, sizeof(*l->norms));
+    return l->tensors && l->norms
+               ? 0
+               : dp_fail(DP_ENOMEM, "no memory for a list of %zu tensors", room_of(t));
+}
+
+static void add_norms(const struct dp_trainer *t, enum saved_which which, struct saved_list *l)
+{
+    const struct engine *e = t->engine;
+
+    for (int32_t i = 0; i < e->norm_count; i++)
+        if (e->norms[i].norm && is_listed(t, slot_of(t, &e->norms[i]), which))
+            add_norm(l, &e->norms[i]);
+}
+
 int saved_list_new(const struct dp_trainer *t, enum saved_which which, struct saved_list *l)
 {
     const struct engine *e = t->engine;
     const bool shards = !t->sums.none && t->sums.kind == DP_SUMS_SHARDS;
-    int err = 0;
+    int err = list_new(t, l);
 
-    *l = (struct saved_list){0};
-    l->tensors = calloc(room_of(t), sizeof(*l->tensors));
-    l->norms = calloc((size_t)e->norm_count * NORM_TENSORS + 1, sizeof(*l->norms));
-    if (!l->tensors || !l->norms)
-        return dp_fail(DP_ENOMEM, "no memory for a list of %zu tensors", room_of(t));
     for (int i = 0; i < e->part_count && !err; i++) {
         const bool listed = is_listed(t, i, which);
         if (listed)
@@ -148,9 +163,18 @@ int saved_list_new(const struct dp_trainer *t, enum saved_which which, struct sa
         if (listed || shards)
             err = add_state(l, t, i);
     }
-    for (int32_t i = 0; i < e->norm_count; i++)
-        if (e->norms[i].norm && is_listed(t, slot_of(t, &e->norms[i]), which))
-            add_norm(l, &e->norms[i]);
+    if (!err)
+        add_norms(t, which, l);
+    return err;
+}
+
+/* Running statistics alone, which replicas that mix share. */
+static int norms_list_new(const struct dp_trainer *t, enum saved_which which, struct saved_list *l)
+{
+    const int err = list_new(t, l);
+
+    if (!err)
+        add_norms(t, which, l);
     return err;
 }
 
@@ -168,8 +192,11 @@ static int write_own(struct dp_trainer *t, const char *folder, int attempt, int 
     struct place_copies copies = {0};
     struct saved_list l = {0};
     struct dp_busy *busy;
-    int err = trainer_mixes(t) ? saved_mixing_list(&t->sums, &mixing)
+    int err = trainer_mixes(t) ? norms_list_new(t, SAVED_FIRST, &l)
                                : saved_list_new(t, SAVED_FIRST, &l);
+
+    if (!err && trainer_mixes(t))
+        err = saved_mixing_list(&t->sums, &l, &mixing);
 
     if (!err && t->late)
         err = list_late(t, SAVED_FIRST, &l);
@@ -343,12 +370,12 @@ static int read_state(struct dp_trainer *t, const struct dp_checkpoint *c)
 {
     struct place_copies copies = {0};
     struct saved_list l = {0};
-    int err = 0;
-
-    if (trainer_mixes(t))
-        return saved_mixing_read(&t->sums, c);
     const bool late = t->late && late_is_in(c);
-    err = saved_list_new(t, SAVED_WANTED, &l);
+    int err = trainer_mixes(t) ? saved_mixing_read(&t->sums, c) : 0;
+
+    if (!err)
+        err = trainer_mixes(t) ? norms_list_new(t, SAVED_WANTED, &l)
+                               : saved_list_new(t, SAVED_WANTED, &l);
     if (!err && late)
         err = list_late(t, SAVED_WANTED, &l);
     if (!err)
@@ -449,18 +476,48 @@ void dp_trainer_gathered_free(struct dp_named_tensor *tensors)
     free(tensors);
 }
 
-/* Tensors of all parameters but the copies of tied ones, in memory of their own, that of the first.
- */
+/* Of its values, padded. */
+static size_t norm_bytes(const struct engine_norm *norm)
+{
+    struct norm_tensor own[NORM_TENSORS];
+    size_t bytes = 0;
+
+    norm_tensors(norm, own);
+    for (int k = 0; k < NORM_TENSORS; k++)
+        bytes += (dp_tensor_bytes(&own[k].tensor) + 7) / 8 * 8;
+    return bytes;
+}
+
+/* Behind `at`: NORM_TENSORS descriptions, whose values come first. Returns what is behind them. */
+static char *add_gathered_norm(const struct engine_norm *norm, char *at, struct dp_named_tensor *list,
+                               int32_t *count)
+{
+    struct norm_tensor *own = (struct norm_tensor *)(void *)(at + norm_bytes(norm));
+
+    norm_tensors(norm, own);
+    for (int k = 0; k < NORM_TENSORS; k++) {
+        own[k].tensor.data = at;
+        list[(*count)++] = (struct dp_named_tensor){own[k].name, own[k].tensor};
+        at += (dp_tensor_bytes(&own[k].tensor) + 7) / 8 * 8;
+    }
+    return (char *)(own + NORM_TENSORS);
+}
+
+/* Tensors of all parameters but the copies of tied ones, and of all running statistics, in memory of
+ * their own, that of the first. */
 static int make_gathered(const struct dp_trainer *t, struct dp_named_tensor **out, int32_t *count)
 {
     const struct model_info *m = &t->model;
     const int32_t all = m->first[m->model.layer_count];
-    struct dp_named_tensor *list = calloc((size_t)all + 1, sizeof(*list));
-    size_t bytes = 1;
+    const size_t norms = (size_t)t->engine->norm_count * NORM_TENSORS;
+    struct dp_named_tensor *list = calloc((size_t)all + norms + 1, sizeof(*list));
+    size_t bytes = norms * sizeof(struct norm_tensor) + 1;
     int32_t n = 0;
 
     for (int32_t i = 0; i < all; i++)
         bytes += (m->parameters[i].bytes + 7) / 8 * 8;
+    for (int32_t i = 0; i < t->engine->norm_count; i++)
+        bytes += norm_bytes(&t->engine->norms[i]);
     char *at = malloc(bytes);
     if (!list || !at) {
         free(list);
@@ -480,6 +537,8 @@ static int make_gathered(const struct dp_trainer *t, struct dp_named_tensor **ou
                                               .shape = (int64_t *)p->spec->shape}};
         at += (p->bytes + 7) / 8 * 8;
     }
+    for (int32_t i = 0; i < t->engine->norm_count; i++)
+        at = add_gathered_norm(&t->engine->norms[i], at, list, &n);
     *out = list;
     *count = n;
     return 0;
@@ -488,17 +547,12 @@ static int make_gathered(const struct dp_trainer *t, struct dp_named_tensor **ou
 /* What this rank is the first to hold. */
 static int list_values(const struct dp_trainer *t, struct saved_list *l)
 {
-    size_t room = 1;
+    const int err = norms_list_new(t, SAVED_FIRST, l);
 
-    for (int i = 0; i < t->engine->part_count; i++)
-        room += (size_t)t->engine->parts[i].count;
-    l->tensors = calloc(room, sizeof(*l->tensors));
-    if (!l->tensors)
-        return dp_fail(DP_ENOMEM, "no memory for a list of %zu tensors", room);
-    for (int i = 0; i < t->engine->part_count; i++)
+    for (int i = 0; i < t->engine->part_count && !err; i++)
         if (is_listed(t, i, SAVED_FIRST))
             add_values(l, &t->engine->parts[i], false);
-    return 0;
+    return err;
 }
 
 static int move(struct dp_trainer *t, const struct saved_list *has, struct dp_named_tensor *wants,

@@ -36,7 +36,8 @@ void folder_keep(const char *dir, uint64_t step, int32_t keep);
 /* ---- saved_mixing.c -------------------------------------------------------------------------- */
 
 /* What a rank writes of replicas that mix: its own values as "replica R/NAME", the state of its mixers
- * as "replica R stage S/..."; the first of all also the average of all replicas, as NAME. */
+ * as "replica R stage S/..."; the first of all also the average of all replicas, as NAME, and `norms`,
+ * which are all that is read elsewhere. */
 struct saved_mixing {
     struct dp_named_tensor *tensors;
     char (*names)[SAVED_NAME];
@@ -44,7 +45,7 @@ struct saved_mixing {
     void *average[DP_MAX_SLOTS];
 };
 /* Collective; exchanges in flight stay valid. */
-int saved_mixing_list(struct sums *d, struct saved_mixing *out);
+int saved_mixing_list(struct sums *d, const struct saved_list *norms, struct saved_mixing *out);
 void saved_mixing_fini(struct saved_mixing *m);
 int saved_mixing_read(struct sums *d, const struct dp_checkpoint *c);
 /* dp_trainer_verify. */

@@ -68,9 +68,9 @@ static int copy_average(struct sums *d, struct saved_mixing *m)
     return err ? err : reverted;
 }
 
-static int make_room(const struct sums *d, struct saved_mixing *m, int32_t states)
+static int make_room(const struct sums *d, struct saved_mixing *m, int32_t others)
 {
-    size_t room = (size_t)states + 1;
+    size_t room = (size_t)others + 1;
 
     for (int i = 0; i < d->engine->part_count; i++)
         room += 2 * (size_t)d->engine->parts[i].count;
@@ -111,7 +111,7 @@ struct mixer_state {
     int32_t count;
 };
 
-int saved_mixing_list(struct sums *d, struct saved_mixing *out)
+int saved_mixing_list(struct sums *d, const struct saved_list *norms, struct saved_mixing *out)
 {
     struct mixer_state states[DP_MAX_SLOTS] = {0};
     int32_t sum = 0;
@@ -126,7 +126,7 @@ int saved_mixing_list(struct sums *d, struct saved_mixing *out)
         sum += states[i].count;
     }
     if (!err)
-        err = make_room(d, out, sum);
+        err = make_room(d, out, sum + norms->count);
     for (int i = 0; i < d->engine->part_count && !err; i++) {
         if (d->engine->parts[i].second_copy)
             continue;
@@ -136,6 +136,8 @@ int saved_mixing_list(struct sums *d, struct saved_mixing *out)
             add_tensor(out, &states[i].tensors[k].tensor);
         }
     }
+    for (int32_t i = 0; i < norms->count && !err; i++)
+        out->tensors[out->count++] = norms->tensors[i];
     return err;
 }
 

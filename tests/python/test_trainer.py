@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import libdualpipe
-from libdualpipe.torch import Trainer
+from conftest import Pool
+from libdualpipe.torch import Trainer, checkpoint
 
 WIDTH, ROWS, STEPS, CLIP = 6, 16, 3, 0.5
 
@@ -183,6 +184,195 @@ def test_replicas_that_mix_become_one(ranks):
     ranks(4, mixes)
 
 
+# ---- batch norms ----
+
+
+class Dies(nn.Tanh):
+    """In the n-th forward of a rank."""
+
+    left = 0
+
+    def forward(self, x):
+        Dies.left -= 1
+        if Dies.left == 0:
+            os._exit(7)
+        return super().forward(x)
+
+
+def normed():
+    """Batch norms of both kinds of momentum, of rows and of pixels, frozen, and begun before."""
+    torch.manual_seed(4)
+    two = nn.Sequential(nn.BatchNorm1d(WIDTH, momentum=0.25), nn.Linear(WIDTH, WIDTH),
+                        nn.BatchNorm1d(WIDTH, momentum=None, affine=False))
+    images = nn.Sequential(nn.Unflatten(1, (2, 3)), nn.BatchNorm1d(2), nn.Flatten())
+    frozen = nn.BatchNorm1d(WIDTH).eval()
+    for k, norm in enumerate((two[0], frozen)):
+        norm.running_mean.fill_(0.5 + k)
+        norm.running_var.fill_(2.0)
+        norm.num_batches_tracked.fill_(3)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), two, Dies(), images, nn.Linear(WIDTH, WIDTH),
+                         nn.BatchNorm1d(WIDTH), frozen, nn.Linear(WIDTH, WIDTH)).double()
+
+
+def plain_normed(layers, steps, rate=0.05, count=8):
+    """Micro-batches by themselves, and statistics of all their rows once a step."""
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=rate, weight_decay=0.1)
+    norms = [part for part in layers.modules() if isinstance(part, nn.BatchNorm1d)]
+    losses, seen = [], {}
+    for norm in norms:
+        norm.register_forward_pre_hook(
+            lambda norm, args: seen.setdefault(norm, []).append(args[0].detach()))
+    for step in range(steps):
+        optimizer.zero_grad()
+        sum_of, (x, y) = 0.0, batch(step)
+        before = copy.deepcopy([norm._buffers for norm in norms])
+        seen.clear()
+        for a, b in zip(x.tensor_split(count), y.tensor_split(count)):
+            loss = F.mse_loss(layers(a), b) * len(a) / len(x)
+            loss.backward()
+            sum_of += float(loss.detach())
+        for norm, buffers in zip(norms, before):
+            norm._buffers.update(buffers)
+            if norm.training:
+                nn.BatchNorm1d.forward(norm, torch.cat(seen[norm]))
+        optimizer.step()
+        losses.append(sum_of)
+    return losses
+
+
+def state_is(found, expected):
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6, check_dtype=False)
+
+
+def normed_equals_plain(rank, size, how):
+    layers = normed()
+    whole = copy.deepcopy(layers)
+    expected = plain_normed(whole, STEPS)
+    trainer = trainer_of(layers, clip=0.0, **how)
+    for step, loss in enumerate(expected):
+        assert abs(trainer.step(*batch(step)).loss - loss) < 1e-6
+    found = trainer.gather(size - 1)
+    assert (found is None) == (rank < size - 1)
+    if found:
+        state_is(found, whole.state_dict())
+    whole.eval()
+    x, y = batch(9)
+    loss = float(F.mse_loss(whole(x), y).detach())
+    assert abs(trainer.evaluate(x, y) - loss) < 1e-6
+    trainer.close()
+    own = [place for place in trainer._model.places if place.norms]
+    for place in own if size == 1 else ():
+        for name, value in place.module.state_dict().items():
+            torch.testing.assert_close(value, whole[place.index].state_dict()[name], rtol=1e-6,
+                                       atol=1e-6)
+
+
+@pytest.mark.parametrize("how", [
+    {"schedule": "1f1b", "recompute": "always"}, {"schedule": "dualpipe"},
+    {"schedule": "zb1p", "replicas": 2}], ids=str)
+def test_running_statistics_are_those_of_the_whole_batch(ranks, how):
+    ranks(4, normed_equals_plain, how)
+
+
+def test_running_statistics_of_one_process():
+    normed_equals_plain(0, 1, {})
+
+
+def saves_norms(rank, size, folder, how, steps, resumes):
+    trainer = trainer_of(normed(), clip=0.0, fixed_order=True, order_blocks=4, folder=folder,
+                         resume=resumes, **how)
+    losses = [trainer.step(*batch(trainer.next_step)).loss for _ in range(steps)]
+    trainer.save()
+    state = trainer.gather(0)
+    return losses, state and {name: value.tolist() for name, value in state.items()}
+
+
+def test_running_statistics_go_on_under_another_layout_and_in_torch(ranks, tmp_path):
+    whole, run = normed(), str(tmp_path / "run")
+    expected = plain_normed(whole, 6)
+    first, _ = ranks(4, saves_norms, run, {"schedule": "dualpipe"}, 2, False)[0]
+    second, state = ranks(4, saves_norms, run, {"schedule": "1f1b", "replicas": 2}, 2, True)[0]
+    again, optimizer = normed(), None
+    optimizer = torch.optim.AdamW(again.parameters(), lr=0.05, weight_decay=0.1)
+    assert checkpoint.load_training(run, again, optimizer)["step"] == 4
+    for name, value in again.state_dict().items():
+        torch.testing.assert_close(value.tolist(), state[name])
+    checkpoint.save_training(tmp_path / "own", again, optimizer, 4)
+    third, state = saves_norms(0, 1, str(tmp_path / "own"), {}, 2, True)
+    torch.testing.assert_close(first + second + third, expected, rtol=1e-6, atol=1e-6)
+    state_is({name: torch.tensor(value, dtype=whole.state_dict()[name].dtype)
+              for name, value in state.items()}, whole.state_dict())
+
+
+def test_running_statistics_of_replicas_that_mix_are_in_checkpoints(ranks, tmp_path):
+    how = {"replicas": 2, "sums": "mixing", "mixing": {"graph": "ring"}}
+    folder = str(tmp_path / "run")
+    whole, _ = ranks(2, mixes_with_norms, None, how, 0, 4)[0]
+    ranks(2, mixes_with_norms, folder, how, 0, 2)
+    parts = ranks(2, mixes_with_norms, folder, how, 2, 4)
+    assert parts[0][0] == parts[1][0] == whole
+
+
+def mixes_with_norms(rank, size, folder, how, begin, end):
+    trainer = trainer_of(normed(), clip=0.0, folder=folder, resume=bool(begin), **how)
+    assert trainer.next_step == begin
+    for step in range(begin, end):
+        trainer.step(*batch(step))
+    buffers = {name: value.tolist() for name, value in normed_state(trainer)}
+    if folder:
+        trainer.save()
+    return buffers, rank
+
+
+def normed_state(trainer):
+    layers = nn.Sequential(*(place.module for place in trainer._model.places))
+    return [(name, value) for name, value in layers.state_dict().items()
+            if "running" in name or "tracked" in name]
+
+
+# ---- ranks that die ----
+
+
+def goes_on(rank, size, how, victim, dies_at):
+    trainer = trainer_of(normed(), clip=0.0, survive=True, **how)
+    losses = []
+    for step in range(STEPS + 2):
+        if rank == victim and step == dies_at:
+            Dies.left = 1
+        losses.append(trainer.step(*batch(step)).loss)
+    assert trainer.lost == [victim]
+    found = trainer.gather(0)
+    state = found and {name: value.tolist() for name, value in found.items()}
+    # What this rank has is what it trains, and nothing is where the library had it before.
+    held = [p.detach().clone() for place in trainer._model.places for p in place.parameters]
+    trainer.close()
+    gc.collect()
+    assert all(torch.isfinite(p).all() for p in held)
+    return losses, state
+
+
+@pytest.mark.parametrize("how, size, victim", [
+    ({"schedule": "dualpipe"}, 4, 1), ({"schedule": "1f1b", "replicas": 2}, 4, 2),
+    ({"schedule": "1f1b", "replicas": 2}, 4, 0)], ids=str)
+def test_a_rank_that_dies_takes_no_statistics_along(tmp_path, how, size, victim):
+    whole = normed()
+    expected = plain_normed(whole, STEPS + 2)
+    pool = Pool(size, tmp_path)
+    results, wrong = pool.run(goes_on, (how, victim, 2))
+    codes = pool.end(True)
+    assert [r for r, (result, code) in enumerate(zip(results, codes))
+            if not isinstance(result, tuple)] == [victim], wrong
+    state = None
+    for rank, result in enumerate(results):
+        if rank != victim:
+            torch.testing.assert_close(result[0], expected, rtol=1e-6, atol=1e-6)
+            state = state or result[1]
+    state_is({name: torch.tensor(value, dtype=whole.state_dict()[name].dtype)
+              for name, value in state.items()}, whole.state_dict())
+
+
 class Wrong(nn.Module):
     def __init__(self, where):
         super().__init__()
@@ -201,6 +391,21 @@ class Wrong(nn.Module):
 
     def hook(self, grad):
         raise ZeroDivisionError("of ours")
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("cache", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        self.calls += 1
+        self.cache += 1
+        return x
+
+
+NORM = nn.BatchNorm1d(WIDTH, dtype=torch.float64)
 
 
 class Thirds(nn.Module):
@@ -247,7 +452,8 @@ def test_an_exception_stays_itself_and_reaches_all(ranks, where):
     ({"sums": "some"}, ValueError, "'some', expected one of all"),
     ({"mixing": {"algorithm": "psgd"}}, ValueError, "'psgd', expected one of d-psgd"),
     ({"rows": 1}, libdualpipe.DualpipeError, "microbatches: 2"),
-    ({"layers": [nn.BatchNorm1d(WIDTH)]}, ValueError, "layer 0 has a BatchNorm1d"),
+    ({"layers": [linear(), Counts()]}, ValueError, "layer 1 .Counts. changes its buffer 'calls'"),
+    ({"layers": [NORM, NORM]}, ValueError, "layer 1 is an earlier one again, and has a batch norm"),
     ({"layers": [nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16)],
       "example": (torch.ones(1, WIDTH, dtype=torch.bfloat16), torch.ones(1, WIDTH))},
      libdualpipe.DualpipeError, "expected float32 or float64"),

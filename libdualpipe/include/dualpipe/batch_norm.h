@@ -37,11 +37,13 @@ struct dp_batch_norm_config {
     bool unbiased; /* running variance by count - 1, as ordinary batch normalisation has it */
     bool compat;   /* sums of x and x * x in float32; a commit as soon as `microbatches` have come,
                     * so that fewer are left over for the next step; biased */
+    const float *mean, *variance; /* [channels] running statistics to begin with, copied; NULL: 0, 1 */
+    int64_t commits;              /* so far */
 };
 
 struct dp_batch_norm;
 
-/* Running mean 0, running variance 1. DP_EINVAL naming the member; DP_ENOMEM. The caller frees. */
+/* DP_EINVAL naming the member; DP_ENOMEM. The caller frees. */
 DP_PUBLIC int dp_batch_norm_new(const struct dp_batch_norm_config *config,
                                 struct dp_batch_norm **out);
 DP_PUBLIC void dp_batch_norm_free(struct dp_batch_norm *bn);

@@ -318,8 +318,8 @@ DP_PUBLIC int dp_trainer_carry_out(struct dp_trainer *trainer, int (*part)(void 
 DP_PUBLIC int dp_trainer_finish(struct dp_trainer *trainer);
 
 /* The parameters of the whole model on one rank of those that live, in the order of layers, shared and
- * tied ones once: *out[*count], freed by dp_trainer_gathered_free; on other ranks NULL and 0.
- * Collective. */
+ * tied ones once, then the running statistics by their names in a checkpoint: *out[*count],
+ * freed by dp_trainer_gathered_free; on other ranks NULL and 0. Collective. */
 DP_PUBLIC int dp_trainer_gather(struct dp_trainer *trainer, int rank, struct dp_named_tensor **out,
                                 int32_t *count);
 DP_PUBLIC void dp_trainer_gathered_free(struct dp_named_tensor *tensors); /* may be NULL */

@@ -93,7 +93,7 @@ class Views:
     what owns that memory; a tensor that shares the memory of one of them must not outlive it
     either. With an owner they keep that, which may be an object of cffi's gc."""
     def __init__(self, owner: Any = None) -> None:
-        self._owner = owner
+        self.owner = owner
         self._made: Dict[Any, torch.Tensor] = {}
         self._places: Dict[int, torch.Tensor] = {}
 
@@ -125,8 +125,8 @@ class Views:
             flat = words.view(dtype)
         else:
             memory = ffi.cast("void *", pointer)
-            if self._owner is not None:
-                memory = ffi.gc(memory, partial(_keep, self._owner))
+            if self.owner is not None:
+                memory = ffi.gc(memory, partial(_keep, self.owner))
             flat = torch.frombuffer(ffi.buffer(memory, elements * size), dtype=dtype)
         strides = None if described.strides == ffi.NULL else [
             described.strides[i] for i in range(len(shape))

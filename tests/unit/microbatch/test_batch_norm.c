@@ -97,6 +97,23 @@ static void running_statistics_are_those_of_the_whole_mini_batch(void **state)
         }
 }
 
+static void running_statistics_begin_as_told(void **state)
+{
+    struct dp_batch_norm *bn;
+    float mean[CHANNELS], variance[CHANNELS];
+
+    (void)state;
+    for (int c = 0; c < CHANNELS; c++) {
+        mean[c] = (float)c;
+        variance[c] = (float)(c + 2);
+    }
+    bn = make((struct dp_batch_norm_config){.mean = mean, .variance = variance, .commits = 7});
+    assert_memory_equal(dp_batch_norm_running_mean(bn), mean, sizeof(mean));
+    assert_memory_equal(dp_batch_norm_running_variance(bn), variance, sizeof(variance));
+    assert_int_equal(*dp_batch_norm_commits(bn), 7);
+    dp_batch_norm_free(bn);
+}
+
 static void squares_of_values_far_from_zero_do_not_cancel(void **state)
 {
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.momentum = 1});
@@ -374,6 +391,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(running_statistics_are_those_of_the_whole_mini_batch),
+        cmocka_unit_test(running_statistics_begin_as_told),
         cmocka_unit_test(squares_of_values_far_from_zero_do_not_cancel),
         cmocka_unit_test(a_step_that_failed_is_forgotten),
         cmocka_unit_test(the_order_of_micro_batches_does_not_matter_to_the_last_bit),

@@ -314,7 +314,7 @@ class DecentralizedDataParallel(Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output. The first call after the first backward makes the buckets and updates
         them with its gradients, all ranks together. An exception of the model's in training is one
-        for all ranks, which end together: this wrapper takes no step after it, even if it is caught."""
+        for all ranks, which end together: this wrapper takes no step after it, caught or not."""
         self._count.is_begun = False
         self._find_moved()
         self._end_iteration()

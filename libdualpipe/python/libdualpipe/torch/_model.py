@@ -1,15 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules as layers of a model of the library (dualpipe/model.h): a forward and a backward of each
 are torch's, and its parameters lie where the library has them."""
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+import sys
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from .._native import callback, ffi, lib
+from .._native import callback, check, ffi, lib
 from .._stage import Live, RandomState, Stage, as_tuple
 from .._tensor import DTYPES, Views, address, has_gradient, kind_of, shape_of, spec
 
 LONGEST_NAME = 64  # of a parameter
+
+
+# Running statistics as torch and the library name them.
+STATISTICS = {"running_mean": "running_mean", "running_var": "running_variance",
+              "num_batches_tracked": "commits"}
+
+
+def norms_of(module: torch.nn.Module) -> List[Any]:
+    """Its batch norms whose running statistics the library keeps."""
+    return [part for part in module.modules()
+            if isinstance(part, _BatchNorm) and type(part).forward is _BatchNorm.forward
+            and part.track_running_stats and part.running_mean is not None]
+
+
+def norm_names(index: int, module: torch.nn.Module) -> Iterator[Tuple[str, str]]:
+    """Running statistics of a layer: their names in its state dict, and in a checkpoint."""
+    norms, names = norms_of(module), {part: name for name, part in module.named_modules()}
+    for k, part in enumerate(norms):
+        for torchs, ours in STATISTICS.items():
+            which = f" norm {k}" if len(norms) > 1 else ""
+            yield f"{names[part]}.{torchs}".lstrip("."), f"layer {index}{which} {ours}"
 
 
 class _Ends:
@@ -25,6 +50,8 @@ class Place(Stage):
         self.model, self.index = model, index
         self.is_random = self.takes_tuple = self.gives_tuple = self.keeps_grads = False
         self.handed: Dict[int, Sequence[torch.Tensor]] = {}  # by micro-batch, until its backward
+        self.norms: List[Any] = []  # batch norms whose running statistics are at statistics_at
+        self.statistics_at: Sequence[Any] = ()
 
     def bind(self, call: Any, with_gradients: bool) -> None:
         """The module's parameters are where this call has them."""
@@ -42,6 +69,10 @@ class Place(Stage):
         super().clear()
         self.handed.clear()
 
+    def take_statistics(self) -> None:
+        for norm, part in zip(self.statistics_at, self.norms):
+            _take_statistics(norm, part)
+
     # -- forward
 
     def forward(self, call: Any, given: Any, wanted: Any) -> None:
@@ -49,13 +80,36 @@ class Place(Stage):
         self.bind(call, False)
         args = self.inputs(call, given)
         before = self.own_numbers(call)
-        with torch.set_grad_enabled(trains):
+        with torch.set_grad_enabled(trains), self.statistics(call):
             outs = as_tuple(self.module(args if self.takes_tuple else args[0]))
         if before is not None:
             before.set()
         if trains:
             self.live[call.mb] = Live(args, outs)
         self.put_outputs(call, wanted, args, outs, trains)
+
+    @contextmanager
+    def statistics(self, call: Any) -> Iterator[None]:
+        """Batch norms that train tell the library of theirs, and do not move the running ones,
+        which the others get."""
+        trains = [bool(part.training and call.training) for part in self.norms]
+        hooks, buffers = [], [part._buffers for part in self.norms]
+        self.statistics_at = [call.norms[k] for k in range(len(self.norms))]
+        try:
+            for k, part in enumerate(self.norms):
+                if trains[k]:
+                    part._buffers = {**part._buffers, **dict.fromkeys(STATISTICS)}
+                    if not call.again:
+                        note = partial(_note, call.norms[k], call.mb_global)
+                        hooks.append(part.register_forward_pre_hook(note))
+                else:
+                    _take_statistics(call.norms[k], part)
+            yield
+        finally:
+            for part, own in zip(self.norms, buffers):
+                part._buffers = own
+            for hook in hooks:
+                hook.remove()
 
     def inputs(self, call: Any, given: Any) -> Tuple[Any, ...]:
         found = self.model.inputs_of(self.index, call.mb, given)
@@ -134,6 +188,28 @@ class Place(Stage):
         super().weight(call)
 
 
+def _note(norm: Any, mb: int, _part: Any, args: Any) -> None:
+    """The input of a batch norm, for the running statistics of the step."""
+    x = args[0].detach()
+    rows = torch.empty(x.numel() // x.shape[1], x.shape[1], dtype=torch.float32)
+    rows.view(x.movedim(1, -1).shape).copy_(x.movedim(1, -1))
+    at = ffi.cast("float *", rows.data_ptr())
+    check(lib.dp_batch_norm_forward(norm, lib.DP_BATCH_NORM_TRAIN, mb, len(rows), at, ffi.NULL,
+                                    ffi.NULL, at, ffi.NULL, ffi.NULL))
+
+
+@torch.no_grad()
+def _take_statistics(norm: Any, part: Any) -> None:
+    """The running statistics of the library, as buffers."""
+    for buffer, values in ((part.running_mean, lib.dp_batch_norm_running_mean(norm)),
+                           (part.running_var, lib.dp_batch_norm_running_variance(norm))):
+        found = torch.frombuffer(ffi.buffer(values, 4 * part.num_features), dtype=torch.float32)
+        if not torch.equal(buffer, found.to(buffer.dtype)):  # else graphs may have saved it
+            buffer.copy_(found)
+    if part.num_batches_tracked is not None:
+        part.num_batches_tracked.fill_(lib.dp_batch_norm_commits(norm)[0])
+
+
 class Loss:
     """The loss of micro-batches, with its graph from forward to backward."""
     def __init__(self, model: "Model", function: Callable[..., torch.Tensor], labels: Any) -> None:
@@ -185,6 +261,7 @@ class Model:
         self.views = Views()
         self.bound: Dict[torch.nn.Parameter, None] = {}  # those that lie in the library's memory
         self.passed: Tuple[int, int, Sequence[torch.Tensor]] = (-1, -1, ())
+        self.is_filled = False  # in this call
         self.kept: List[Any] = []  # what the library has pointers to
         self.names = [name for name, _ in layers]
         self.parameters_of: Dict[Any, List[torch.nn.Parameter]] = {}
@@ -201,14 +278,26 @@ class Model:
         self.loss.live.clear()
         self.passed = (-1, -1, ())
 
-    def release(self) -> None:
-        """The parameters move to memory of their own."""
+    def release(self, owner: Any = None, is_freed: bool = False) -> None:
+        """The parameters move to memory of their own: the library's goes, or is_freed and they
+        become zero. owner: of memory to come."""
         self.clear()
         for parameter in self.bound:
-            parameter.data = parameter.data.clone()
+            value = torch.zeros_like if is_freed else torch.clone
+            parameter.data = value(parameter.data)
             parameter.grad = None
         self.bound.clear()
-        self.views = Views()
+        for place in self.places:
+            place.statistics_at = ()
+        self.views = Views(owner)
+
+    def settle(self, has_lost: bool) -> None:
+        """The library has done a call, in which other ranks may have been lost: then it has filled
+        the parameters of new stages, or there are none here."""
+        if has_lost and not self.is_filled:
+            self.release(self.views.owner, True)
+        for place in self.places:
+            place.take_statistics()
 
     def view(self, described: Any) -> Any:
         """A tensor that is not remembered: what passes by need not be the library's."""
@@ -224,6 +313,15 @@ class Model:
                 address(given[i].data) == tensor.data_ptr() for i, tensor in enumerate(tensors)):
             return tuple(tensors)
         return tuple(self.view(given[i]) for i in range(self.widths[index]))
+
+    def state(self) -> Iterator[Tuple[str, str, Any]]:
+        """Of a state dict: a name, that in a checkpoint, "" for a constant buffer, and its value
+        here."""
+        for place, prefix in zip(self.places, self.names):
+            stored = dict(norm_names(place.index, place.module))
+            for name, value in place.module.state_dict().items():
+                whole = f"{prefix}.{name}"
+                yield whole, self.also_named.get(whole) or stored.get(name, ""), value
 
     # -- the description
 
@@ -270,16 +368,24 @@ class Model:
         """Run it with two and with three rows; buffers and random numbers are afterwards what they
         were."""
         module = place.module
-        for part in module.modules():
-            if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
-                raise ValueError(
-                    f"layer {place.index} has a {type(part).__name__} with running statistics, "
-                    "which each rank would keep for itself: expected track_running_stats=False")
         state, buffers = RandomState(), [(buffer, buffer.clone()) for buffer in module.buffers()]
         with torch.no_grad():
             outs = tuple(module(some) for some in given)
+        kept = {buffer for part in norms_of(module) for buffer in part.buffers(recurse=False)}
+        saved = module.state_dict(keep_vars=True)
+        changed = [name for name, buffer in module.named_buffers()
+                   if name in saved and buffer not in kept and any(
+                       buffer is one and not torch.equal(one.nan_to_num(), before.nan_to_num())
+                       for one, before in buffers)]
+        with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+        if changed:
+            raise ValueError(
+                f"layer {place.index} ({type(module).__name__}) changes its buffer {changed[0]!r} "
+                "in a forward, which each rank would keep for itself: expected only running "
+                "statistics of torch's batch norms to change")
+        place.norms = norms_of(module)
         place.is_random = not torch.equal(torch.get_rng_state(), state.cpu)
         state.set()
         return outs
@@ -307,6 +413,10 @@ class Model:
                 raise ValueError(f"parameter {name} is on {parameter.device}, expected the host")
             self.also_named[name] = self.first_names.get(parameter, name)
         if module in made:
+            if place.norms:
+                raise ValueError(
+                    f"layer {place.index} is an earlier one again, and has a batch norm with "
+                    "running statistics: expected track_running_stats=False")
             return
         self.parameters_of[module] = [parameter for _, parameter in listed]
         specs = self._new("struct dp_parameter_spec[]",
@@ -316,7 +426,17 @@ class Model:
         made[module] = self._new("struct dp_layer *", {
             "ops": ops, "user": self._handle((self, module)), "name": self._text(""),
             "parameters": specs, "parameter_count": len(listed), "out": border,
-            "drops_input": True})
+            "norms": self._new("struct dp_batch_norm_config[]", list(map(self._norm, place.norms))),
+            "norm_count": len(place.norms), "drops_input": True})
+
+    def _norm(self, part: Any) -> Dict[str, Any]:
+        for buffer in (part.running_mean, part.running_var):
+            self.kept.append(buffer.to(torch.float32).contiguous())
+        mean, variance = (ffi.cast("float *", tensor.data_ptr()) for tensor in self.kept[-2:])
+        # A share of 0 is the default there.
+        return {"channels": part.num_features, "momentum": part.momentum or sys.float_info.min,
+                "cumulative": part.momentum is None, "unbiased": True, "mean": mean,
+                "variance": variance, "commits": int(part.num_batches_tracked or 0)}
 
     def _parameter(self, name: str, parameter: torch.nn.Parameter) -> Dict[str, Any]:
         tied = self.first_names.get(parameter)
@@ -352,6 +472,9 @@ def _rows(example: Any, count: int) -> Any:
 @callback("dpy_model_fill")
 def _fill(user: Any, index: int, _seed: int, value: Any) -> None:
     model, module = ffi.from_handle(user)
+    if not model.is_filled:  # those that live are laid out again, and what was here will be freed
+        model.is_filled = True
+        model.release(model.views.owner)
     model.view(value).copy_(model.parameters_of[module][index].detach())
 
 

@@ -73,8 +73,15 @@ class Trainer:
                   "mixing" (parameters are mixed by a graph); mixing: members of its struct,
                   {"graph": "ring", "algorithm": "d-psgd", "compression": "int8", ...}
     fixed_order   results are the same to the last bit under every layout
+    survive       ranks that die are gone on without (`lost`): each step gets the whole batch on
+                  every rank, which may have any stage next. Not with "shards"
     folder        for checkpoints, written after each `every` steps, of which `keep` stay; resume:
                   go on from the newest, if there is one; about: what its index says beside the step
+
+    Batch norms normalise each micro-batch by itself. Their running statistics, in float32 here,
+    move once a step, on all ranks and replicas alike, by mean and variance of all its rows. They
+    are in checkpoints, and go on with their layer where a rank is lost. No other buffer of a state
+    dict may change in a forward.
 
     Random numbers (dropout) are those of seed, step, layer and micro-batch under every layout.
 
@@ -104,6 +111,7 @@ class Trainer:
                  sums: str = "all",
                  mixing: Optional[Mapping[str, Any]] = None,
                  clip: float = 0.0,
+                 survive: bool = False,
                  fixed_order: bool = False,
                  order_blocks: int = 0,
                  seed: int = 0,
@@ -115,13 +123,14 @@ class Trainer:
                  group: Any = None) -> None:
         self._comm: Optional[Comm] = comm_of(group) if group or dist.is_initialized() else None
         self._failed: Optional[BaseException] = None
+        self._survives, self._is_apart = survive, survive and sums == "mixing"
         kept: List[Any] = []
         with self._call():
             self._model = Model(_named(layers), loss, *example, split)
             config = ffi.new("struct dp_trainer_config *", {
                 "replicas": replicas, "microbatches": microbatches, "rows": rows, "clip": clip,
-                "fixed_order": fixed_order, "order_blocks": order_blocks, "seed": seed,
-                "sums": number_of("sums", sums, SUMS), "schedule": {
+                "survive": survive, "fixed_order": fixed_order, "order_blocks": order_blocks,
+                "seed": seed, "sums": number_of("sums", sums, SUMS), "schedule": {
                     "kind": lib.DP_SCHEDULE_USER if schedule is None else parse(
                         lib.dp_schedule_kind_parse, "dp_schedule_kind", schedule),
                     "virtual_stages": virtual_stages, "slack": slack, "recompute": parse(
@@ -150,16 +159,21 @@ class Trainer:
             raise RuntimeError("this trainer has failed, expected a new one") from self._failed
         if self._comm is None:
             yield
-            return
-        with self._comm.call():
-            yield
+        elif self._survives and hasattr(self, "_memory"):  # this rank ends no other
+            with self._comm.lock:
+                yield
+        else:
+            with self._comm.call():
+                yield
 
     def _run(self, function: Any, *args: Any) -> None:
         if self._memory is None:
             raise RuntimeError("this trainer is closed")
         with self._call():
+            lost, self._model.is_filled = len(self.lost), False
             try:
                 check(function(self._memory.pointer, *args), self._comm and self._comm.pointer)
+                self._model.settle(not self._is_apart and len(self.lost) > lost)
             except BaseException as error:
                 self._failed = error
                 raise
@@ -201,6 +215,15 @@ class Trainer:
         return float(loss[0])
 
     @property
+    def lost(self) -> List[int]:
+        """Ranks that have died, with survive. What a rank trains may be other layers then."""
+        if self._memory is None:
+            raise RuntimeError("this trainer is closed")
+        ranks = ffi.new("const int32_t **")
+        count = lib.dp_trainer_lost(self._memory.pointer, ranks)
+        return [ranks[0][i] for i in range(count)]
+
+    @property
     def next_step(self) -> int:
         """The number of the next step; it counts those before a resume, too."""
         if self._memory is None:
@@ -223,11 +246,11 @@ class Trainer:
         self._run(lib.dp_trainer_finish)
 
     def gather(self, rank: int = 0) -> Optional[Dict[str, torch.Tensor]]:
-        """On that rank the parameters of the whole model, by the names that they have in
-        `nn.Sequential(*layers).state_dict()`; None on the others."""
+        """On that rank of those that live `nn.Sequential(*layers).state_dict()` of the whole model;
+        None on the others."""
         out, count = ffi.new("struct dp_named_tensor **"), ffi.new("int32_t *")
         self._run(lib.dp_trainer_gather, rank, out, count)
-        if (self._comm.rank if self._comm else 0) != rank:
+        if out[0] == ffi.NULL:
             return None
         views = Views()
         try:
@@ -235,7 +258,8 @@ class Trainer:
                      for i in range(count[0])}
         finally:
             lib.dp_trainer_gathered_free(out[0])
-        return {name: found[first] for name, first in self._model.also_named.items()}
+        return {name: found[stored] if stored else buffer.clone()
+                for name, stored, buffer in self._model.state()}
 
     def close(self) -> None:
         """Free the library's memory; the parameters move to memory of their own."""

@@ -19,6 +19,7 @@ import torch
 
 from .._native import check, ffi, lib, new_object, owned, text_of
 from .._tensor import DTYPES, describe
+from ._model import norm_names
 
 # What the library's optimizers and torch's call the same.
 STATE = {"step": "step", "mean": "exp_avg", "square": "exp_avg_sq", "momentum": "momentum_buffer"}
@@ -112,6 +113,12 @@ def _parameters(module: Any) -> Iterable[Tuple[str, torch.Tensor]]:
     yield from ((name, buffer) for name, buffer in module.named_buffers() if name in state)
 
 
+def _stored_names(module: Any) -> Dict[str, str]:
+    """Of running statistics, as the Trainer has them."""
+    return {f"{child}.{name}": stored for i, (child, layer) in enumerate(module.named_children())
+            for name, stored in norm_names(i, layer)}
+
+
 def load_training(path: Any, module: Any, optimizer: Any = None) -> Dict[str, Any]:
     """Read parameters, buffers that are there, and the optimizer's state into a module and an
     optimizer of torch over its parameters, whichever layout has written them. Names are those of
@@ -120,10 +127,12 @@ def load_training(path: Any, module: Any, optimizer: Any = None) -> Dict[str, An
 
     Raises DualpipeError for a parameter that is not there, or is of another shape."""
     found = Checkpoint(path)
-    parameters = dict(module.named_parameters())
+    parameters, stored = dict(module.named_parameters()), _stored_names(module)
     with torch.no_grad():
         for name, tensor in _parameters(module):
-            if name in parameters or name in found.names():
+            if stored.get(name) in found.names():
+                tensor.copy_(found.read(stored[name]))
+            elif name in parameters or name in found.names():
                 tensor.copy_(found.read(name, tensor))
     if optimizer is not None:
         state = optimizer.state_dict()
@@ -151,7 +160,10 @@ def _state_of(found: Checkpoint, name: str, parameter: torch.Tensor) -> Dict[str
 def save_training(folder: Any, module: Any, optimizer: Any = None, step: int = 0,
                   about: Optional[Mapping[str, Any]] = None) -> str:
     """Write folder/step-N as a Trainer does, which may go on from it. Returns its path."""
-    tensors = dict(_parameters(module))
+    tensors, stored = {}, _stored_names(module)
+    for name, tensor in _parameters(module):
+        is_single = name in stored and tensor.is_floating_point()
+        tensors[stored.get(name, name)] = tensor.to(torch.float32) if is_single else tensor
     ours = {torchs: name for name, torchs in STATE.items()}
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for group in optimizer.param_groups if optimizer is not None else ():
