@@ -48,6 +48,11 @@ typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel level, unsigned long flags, 
 typedef ncclResult_t (*ncclProfilerCallback_t)(void **eHandle, int type, void *pHandle,
                                                int64_t pluginId, void *extData);
 
+/* The event of this project's net plugin that goes through NCCL to the profiler plugin: a message of a
+ * step is given to a device, whose name is the event's data. A kind of plugin that no other one has
+ * taken, and version 1 of its events. */
+enum { DPN_PROFILE_NET_ID = 0x4450 << 16 | 1 };
+
 /* ---- net: constants -------------------------------------------------------------------------- */
 
 #define NCCL_NET_HANDLE_MAXSIZE 128

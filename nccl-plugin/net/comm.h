@@ -6,14 +6,43 @@
 #define DPN_NET_COMM_H
 
 #include "nccl-plugin/net/net.h"
-#include "nccl-plugin/net/handle.h"
 #include "nccl-plugin/net/stat.h"
 #include "nccl-plugin/net/transport.h"
 #include "wire/net.h"
 #include "wire/sockets.h"
+#include "wire/wire.h"
 
 #include <pthread.h>
 #include <stdint.h>
+
+/* ---- handles ---------------------------------------------------------------------------------- */
+
+/* The 128 bytes that NCCL carries from a listener to the process that is to connect to
+ * it: which build made them, and the address of the listener on each wire that it accepts. The
+ * addresses hold its 128-bit random cookie, which the peer must show.
+ */
+
+/* Best first. */
+enum dpn_wire { DPN_SHM, DPN_TCP, DPN_WIRES };
+extern const struct dp_wire_ops *const dpn_wires[DPN_WIRES];
+
+/* What the connecting side says of what is to travel over the wire: messages, or the control messages
+ * beside RDMA. */
+enum dpn_label { DPN_BY_WIRE, DPN_BY_VERBS };
+
+/* The addresses of a listener, as far as it has them. */
+struct dpn_addresses {
+    bool present[DPN_WIRES];
+    bool offers_verbs; /* to a peer that connects over tcp with the label DPN_BY_VERBS */
+    int32_t worker;    /* of the listener's process by its placement, -1: none */
+    struct dp_wire_address on[DPN_WIRES];
+};
+
+/* DP_EINVAL if the addresses do not fit. */
+int dpn_handle_write(const struct dpn_addresses *addresses, void *handle);
+/* DP_EMISMATCH, with a sentence that says what differs from ours: another plugin, another version,
+ * damage on the way. */
+int dpn_handle_read(const void *handle, struct dpn_addresses *out);
 
 /* ---- a peer that is waited for --------------------------------------------------------------- */
 
@@ -71,7 +100,7 @@ struct dpn_comm {
     int dev;             /* that NCCL chose */
     int counted_dev;     /* that carries the bytes, as a placement may have it */
     int traffic_class;   /* as NCCL gave it */
-    uint32_t ops;        /* what it is for, see net/options.h */
+    uint32_t ops;        /* what it is for, see options.h */
     int32_t peer_worker; /* see net/placement.h; -1: not known */
 
     /* While connecting: where the handle is and what is in it, to find this again. */

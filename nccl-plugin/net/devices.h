@@ -6,8 +6,59 @@
 #ifndef DPN_NET_DEVICES_H
 #define DPN_NET_DEVICES_H
 
-#include "nccl-plugin/net/interfaces.h"
-#include "nccl-plugin/net/options.h"
+#include "nccl-plugin/options.h"
+#include "wire/wire.h"
+
+#include <dualpipe/dualpipe.h>
+
+/* ---- network interfaces: which are used, by the rules of NCCL's own sockets -------------------- */
+
+enum { DPN_INTERFACE_NAME = 16, DPN_ADDRESS_TEXT = 48 };
+
+struct dpn_interface {
+    char name[DPN_INTERFACE_NAME];
+    char address[DPN_ADDRESS_TEXT]; /* "10.0.0.1", "fd00::1"; "": none, where no interface is up */
+};
+
+/* Whether NCCL_SOCKET_IFNAME admits a name: a comma-separated list of prefixes ("eth,ib"), of whole
+ * names with = before it ("=eth0"), or of what is not to be used with ^ ("^docker,lo"). */
+bool dpn_interface_is_wanted(const char *list, const char *name);
+
+/* What is first where there is a choice: 0 ib*; 1 any other; 2 docker*; 3 lo*; 4 virbr*. */
+int dpn_interface_group(const char *name);
+
+/* What NCCL's variables say; NULL: nothing. */
+struct dpn_interface_rules {
+    const char *list;    /* NCCL_SOCKET_IFNAME */
+    const char *family;  /* NCCL_SOCKET_FAMILY: "AF_INET", "AF_INET6"; else either, IPv4 first */
+    const char
+        *comm_id; /* NCCL_COMM_ID: "10.0.0.1:1234", "[fd00::1]:1234"; names are not looked up */
+};
+
+/* Those that are up, have a carrier and an address, each once, at most max; addresses that need a
+ * scope are none. Without a list the first of these that there are: ib*; in one subnet with
+ * comm_id; the first group. 0 found is no error. */
+struct ifaddrs;
+int dpn_interfaces_choose(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                          struct dpn_interface *out, int max);
+/* Those that the rules admit and that cannot be used, and why: "eno1 (no carrier), ib0 (no
+ * address)". Without a list those that are down are left out. */
+void dpn_interfaces_unusable(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
+                             char *out, size_t out_len);
+/* Both of what this host has. */
+int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max,
+                        char *unusable, size_t unusable_len);
+
+/* ---- how many sockets a connection has ------------------------------------------------------- */
+
+/* NCCL_SOCKET_NTHREADS times NCCL_NSOCKS_PERTHREAD, as far as they are set, and no more than there
+ * may be; 0: no number is asked for. A value that is none is warned of, once. */
+int dpn_sockets_asked_for(void);
+
+/* Have a peer that connects to the address of a listener here told so. */
+int dpn_sockets_tell(struct dp_wire_address *tcp);
+
+/* ---- devices --------------------------------------------------------------------------------- */
 
 /* Plain and fused devices, as many as NCCL's own transport has; a name has room for those of all
  * rails. */

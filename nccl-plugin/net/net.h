@@ -12,8 +12,8 @@
  *
  * The receiver sends clear-to-send (CTS) entries first, so no long message arrives without a place
  * to go to, whatever the order of tags, and none stands in the way of another. Without an entry a
- * sender has a few short messages sent at once (net/eager.h; by RDMA verbs/eager_recv.c); for others it
- * is told to try again.
+ * sender has a few short messages sent at once (net/wire_transport.h; by RDMA verbs/recv.c); for
+ * others it is told to try again.
  *
  * Nothing blocks: DP_EAGAIN says that the same call is to be made again.
  *
@@ -44,7 +44,7 @@ int dpn_net_init(ncclDebugLogger_t logger, struct dpn_net **out);
  * its parent's, here and below. */
 void dpn_net_finalize(struct dpn_net *net);
 
-/* What the connections are for that this thread makes next (net/options.h), and their traffic
+/* What the connections are for that this thread makes next (options.h), and their traffic
  * class, unless it is NCCL_NET_TRAFFIC_CLASS_UNDEF. NCCL says it just before it connects, while
  * another of its threads says what moves over the same context's connections. */
 void dpn_net_say_next(const struct dpn_net *net, uint32_t ops, int traffic_class);

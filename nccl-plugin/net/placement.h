@@ -11,7 +11,7 @@
 #ifndef DPN_NET_PLACEMENT_H
 #define DPN_NET_PLACEMENT_H
 
-#include "nccl-plugin/net/options.h"
+#include "nccl-plugin/options.h"
 
 #include <dualpipe/assignment.h>
 

@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "nccl-plugin/net/comm.h"
-#include "nccl-plugin/net/options.h"
+#include "nccl-plugin/options.h"
 
 #include <sched.h>
 #include <stdatomic.h>

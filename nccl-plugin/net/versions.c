@@ -8,7 +8,6 @@
 #include "nccl-plugin/nccl_log.h"
 #include "nccl-plugin/net/comm.h"
 #include "nccl-plugin/net/net.h"
-#include "nccl-plugin/profiler/net_event.h"
 
 #include <stdatomic.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * the oldest open receive of its tag. The wire asks for the target before it stores a byte, so the
  * bytes go to the receive's memory without a copy. Two kinds are copied: into memory that NCCL's
  * kernels poll for flags, in order, once the message is complete (net/ordered_copy.h); and a
- * message that came before its receive while a later message was wanted (net/eager.h).
+ * message that came before its receive while a later message was wanted (net/wire_transport.h).
  *
  * The receiver takes nothing off the wire as long as it has no open receive.
  */

@@ -7,7 +7,7 @@
 #include "nccl-plugin/profiler/counters.h"
 
 #include "base/page_file.h"
-#include "nccl-plugin/profiler/options.h"
+#include "nccl-plugin/options.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -21,6 +21,25 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct dpn_profile_page own, *page = &own; /* own: without a file */
 static bool was_tried;
 static char path[4096]; /* of the page's file; "": there is none */
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+static struct dpn_profiler_options options;
+
+/* A bad option is said once; NCCL goes on, and nothing is written. */
+static void read_options(void)
+{
+    if (dp_options_read(&dpn_profiler_option_area, &options))
+        options = (struct dpn_profiler_options){0};
+}
+
+const struct dpn_profiler_options *dpn_profiler_options(void)
+{
+    static pthread_once_t is_read = PTHREAD_ONCE_INIT;
+
+    pthread_once(&is_read, read_options);
+    return &options;
+}
 
 /* ---- the page -------------------------------------------------------------------------------- */
 

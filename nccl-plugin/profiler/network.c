@@ -9,7 +9,7 @@
  */
 #include "config.h"
 
-#include "nccl-plugin/profiler/network.h"
+#include "nccl-plugin/profiler/profiler.h"
 
 #include "base/clock.h"
 #include "nccl-plugin/profiler/counters.h"

@@ -6,7 +6,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "nccl-plugin/profiler/counters.h"
-#include "nccl-plugin/profiler/options.h"
+#include "nccl-plugin/options.h"
 #include "nccl-plugin/profiler/trace.h"
 
 #include <inttypes.h>

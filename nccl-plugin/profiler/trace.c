@@ -12,7 +12,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "nccl-plugin/profiler/counters.h"
-#include "nccl-plugin/profiler/options.h"
+#include "nccl-plugin/options.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -6,7 +6,7 @@
 #include "base/options.h"
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/nccl_log.h"
-#include "nccl-plugin/tuner/options.h"
+#include "nccl-plugin/options.h"
 
 #include <dualpipe/assignment.h>
 #include <dualpipe/tuning.h>

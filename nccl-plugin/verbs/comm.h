@@ -9,7 +9,7 @@
  *      slot, sub   index of a receive, and of a buffer of it
  *      stripe      the part of a message that goes over one queue pair
  *      block       the memory of a side that the peer writes to, and that it writes from
- *      eager       a short message that does not wait for its CTS entry: verbs/eager_recv.c
+ *      eager       a short message that does not wait for its CTS entry: verbs/recv.c
  *      inline      a very short eager message, which is seen without a completion: verbs/inline.h
  *
  *      receiver                                             sender
@@ -26,18 +26,13 @@
  *
  * A file calls only those in lines above its own:
  *
- *      worker, ibv_qp, cts, qp           calls that may block; one queue pair
- *      fail                              errors
+ *      worker, ibv_qp, qp                calls that may block; one queue pair, and how it fails
  *      control, flush                    messages beside the queue pairs; loopback
- *      rails, cts_write
- *      eager_send, eager_recv
+ *      cts_write, eager_send
  *      send, recv
- *      completion                        what a device has done, for the file that asked for it
- *      qps, stall, reconnect             what both sides tell each other
- *      dispatch                          what a control message makes this side do
- *      progress                          all of these, at intervals; the end of the connection
- *      watchdog, reg
- *      handshake                         how it begins
+ *      qps, reconnect                    completions; what both sides tell each other
+ *      progress                          all of these, at intervals; stalls; the end of the connection
+ *      memory, choice, handshake         registrations; ports; how it begins
  *      verbs                             the transport
  */
 #ifndef DPN_VERBS_COMM_H
@@ -45,12 +40,11 @@
 
 #include "nccl-plugin/net/comm.h"
 #include "nccl-plugin/net/cts.h"
-#include "nccl-plugin/net/options.h"
+#include "nccl-plugin/options.h"
 #include "nccl-plugin/verbs/verbs.h"
 #include "nccl-plugin/verbs/device.h"
 #include "nccl-plugin/verbs/inline.h"
 #include "nccl-plugin/verbs/control_message.h"
-#include "nccl-plugin/verbs/stall.h"
 #include "nccl-plugin/verbs/worker.h"
 
 #include <endian.h>
@@ -504,6 +498,19 @@ struct dpn_control {
     struct dpn_channel channel;
 };
 
+/* See verbs/progress.c. */
+struct dpn_stall {
+    bool has_moved;     /* something completed or arrived since the last poll */
+    uint32_t moves;     /* number of polls with has_moved */
+    int64_t stalled_ns; /* time without it while requests were open */
+    /* receiver */
+    int64_t reported_ns; /* stalled_ns at the last report */
+    uint32_t number;     /* number of the control message with that report */
+    /* sender */
+    uint32_t peer_moves, cts_read; /* at the last report */
+    unsigned reports;              /* consecutive reports with the same contents */
+};
+
 /* A part for each owner: memory of its own would cost a load on the way to it. */
 struct dpn_verbs {
     struct dpn_comm *comm;
@@ -527,21 +534,17 @@ struct dpn_verbs {
     struct dpn_verbs *next_watched;
 };
 
-/* verbs/fail.c. Record the first error of the connection; later ones are ignored. What called
+/* verbs/qp.c. Record the first error of the connection; later ones are ignored. What called
  * into the connection ends it then: dpn_verbs_has_ended. */
 void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...) DP_PRINTF(3, 4);
 
 /* A queue pair has failed: log it, and stop it. */
 void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
                  const char *hint);
+/* Write nothing: an unreachable peer does not acknowledge it. */
 void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp);
 
-/* verbs/rails.c. Set up what queue pairs need, once rails, the number of queue pairs per rail and
- * the size of eager messages are agreed. */
-int dpn_rails_open(struct dpn_queues *q, uint32_t eager_bytes);
-void dpn_rails_close(struct dpn_queues *q);
-
-/* verbs/ports.c. Collect the device's ports and, if the sender has to match the receiver's subnet,
+/* verbs/choice.c. Collect the device's ports and, if the sender has to match the receiver's subnet,
  * others that may replace them. */
 void dpn_choice_gather(struct dpn_choice *c, bool is_sender);
 void dpn_choice_describe(const struct dpn_choice *c, struct dpn_port_info *ports);
@@ -572,19 +575,33 @@ void dpn_control_drain(struct dpn_verbs *v);
 void dpn_control_resume(struct dpn_verbs *v);
 void dpn_control_take_resume(struct dpn_verbs *v, const struct dpn_resume *resume);
 
-/* verbs/dispatch.c: receive control messages, and do what they ask for. */
-void dpn_control_poll(struct dpn_verbs *v);
-
 /* verbs/reconnect.c: replaces the wire for control messages when it is lost. */
 void dpn_channel_poll(struct dpn_verbs *v, int64_t now_ns);
 void dpn_channel_resumed(struct dpn_verbs *v);
 void dpn_channel_close(struct dpn_verbs *v);
+
+/* Its acceptors listen for peers that have lost the control wire of a connection. Any thread. */
+
+/* Called before and after a fork. Between the two the child calls dpn_acceptors_forget: the
+ * listeners that it inherited stay with its parent. */
+void dpn_acceptors_lock(void);
+void dpn_acceptors_unlock(void);
+void dpn_acceptors_forget(void);
+
+/* The address of the acceptor on this interface, and a label, never 0, for one connection. Errors
+ * are those of a wire's listen. */
+int dpn_acceptor_use(const char *interface, struct dp_wire_address *address, uint64_t *label);
+void dpn_acceptor_release(const char *interface);
+
+/* DP_EAGAIN; or 0 with an accepted wire and the label of the connection that it is for. */
+int dpn_acceptor_accept(uint64_t *label, struct dp_wire **out);
 
 /* verbs/handshake.c. Continue the handshake. 0: there are queue pairs; DP_EAGAIN: call again;
  * otherwise there is no RDMA to this peer. */
 int dpn_verbs_handshake(struct dpn_verbs *v);
 /* The peer does not connect here any more. */
 void dpn_verbs_release_acceptor(const struct dpn_verbs *v);
+void dpn_rails_close(struct dpn_queues *q);
 
 /* verbs/qp.c: one queue pair. */
 static inline const struct dpn_port *dpn_qp_port(const struct dpn_queues *q,
@@ -605,11 +622,6 @@ int dpn_qp_post_recvs(struct dpn_queues *q, struct dpn_qp *qp, unsigned count);
 /* Write nothing, with an immediate for the receiver: an acknowledged write proves that the path
  * works; two connected queue pairs do not. */
 int dpn_qp_probe(struct dpn_queues *q, struct dpn_qp *qp);
-/* The same without an immediate: an unreachable peer does not acknowledge it. An errno. */
-int dpn_qp_write_heartbeat(struct dpn_queues *q, struct dpn_qp *qp);
-/* Log that it has failed, and stop it. false: it was not connected. */
-bool dpn_qp_stop(struct dpn_queues *q, struct dpn_qp *qp, const char *what, const char *status,
-                 const char *hint);
 /* The connection has ended: destroy queue pairs. Returns whether all are destroyed. */
 bool dpn_qps_end(struct dpn_queues *q);
 /* The same, waiting for it. false: a worker is still busy at until_ns. */
@@ -634,7 +646,7 @@ static inline unsigned dpn_qp_index(const struct dpn_queues *q, const struct dpn
     return (unsigned)(qp - q->qps);
 }
 
-/* verbs/placement.c. Before a side describes its ports: choose those that the placement names for a
+/* Before a side describes its ports: choose those that the placement names for a
  * flow between two workers. The device that counts its bytes, dev otherwise. The sender prefers the
  * queue pairs of these, once there are some. */
 int dpn_choice_place(struct dpn_choice *c, bool is_sender, int32_t from, int32_t to,
@@ -651,7 +663,7 @@ void dpn_verbs_progress_all(struct dpn_verbs *v);
  * DUALPIPE_NET_TIMEOUT it is true in any case. */
 bool dpn_verbs_has_ended(struct dpn_verbs *v);
 
-/* verbs/completion.c: process completions only. Returns whether there were any. */
+/* verbs/qps.c: process completions only. Returns whether there were any. */
 bool dpn_verbs_poll(struct dpn_verbs *v);
 /* The same without looking for inline messages. */
 bool dpn_verbs_poll_queues(struct dpn_verbs *v);
@@ -670,7 +682,7 @@ void dpn_verbs_resend(struct dpn_verbs *v, unsigned qp, const struct dpn_closed_
 /* Tell the receiver that its buffer is too small for a message of this size. */
 void dpn_verbs_refuse(struct dpn_verbs *v, size_t size, struct dpn_place place);
 
-/* verbs/eager_send.c, verbs/eager_recv.c: eager messages. Sender: */
+/* verbs/eager_send.c, verbs/recv.c: eager messages. Sender: */
 bool dpn_eager_may(const struct dpn_verbs *v, const struct dpn_piece *piece);
 /* Process a credit. */
 void dpn_eager_take_credit(struct dpn_verbs *v, const struct dpn_cts_entry *entry);
@@ -695,12 +707,10 @@ static inline bool dpn_eager_poll(struct dpn_verbs *v)
     return __atomic_load_n(&next->head.number, __ATOMIC_RELAXED) == v->recv.eager_seen &&
            dpn_eager_take_inline(v);
 }
-void dpn_eager_match_recv(struct dpn_verbs *v, struct dpn_recv *recv);
 void dpn_eager_copied(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub, uint32_t number);
 /* Whether messages have arrived that no open receive waits for. The sender may have closed the
  * connection after these; they are still to be delivered. */
 bool dpn_eager_has_unclaimed(const struct dpn_verbs *v);
-void dpn_eager_report(const struct dpn_verbs *v, struct dpn_closed_receiver *report);
 
 /* verbs/recv.c. Errors of the connection are the caller's business. */
 int dpn_verbs_irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
@@ -754,13 +764,7 @@ bool dpn_port_takes_eager(const struct dpn_port *port);
 void dpn_verbs_copy_to_gpu(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub,
                            const void *from, unsigned slot);
 
-/* verbs/watchdog.c. A connection is watched from the end of its handshake until it is closed. Fork
- * handlers are installed before the first acceptor is opened. */
-void dpn_watchdog_handle_forks(void);
-void dpn_watchdog_add(struct dpn_verbs *v);
-void dpn_watchdog_remove(struct dpn_verbs *v);
-
-/* verbs/reg.c */
+/* verbs/memory.c */
 int dpn_verbs_reg(struct dpn_comm *comm, const struct dpn_region *region, struct dpn_memory **out);
 void dpn_verbs_dereg(struct dpn_comm *comm, struct dpn_memory *base);
 

@@ -29,7 +29,7 @@
 #define DPN_VERBS_CONTROL_MESSAGE_H
 
 #include "nccl-plugin/net/net.h"
-#include "nccl-plugin/net/options.h"
+#include "nccl-plugin/options.h"
 #include "nccl-plugin/verbs/gid.h"
 #include "wire/wire.h"
 
@@ -156,7 +156,7 @@ struct dpn_closed_receiver {
 };
 
 struct dpn_stalled {
-    uint32_t cts_made, moves; /* see verbs/stall.h */
+    uint32_t cts_made, moves; /* see verbs/progress.c */
     struct dpn_closed_receiver has;
 };
 

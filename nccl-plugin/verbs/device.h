@@ -110,4 +110,14 @@ static inline bool dpn_port_is_down(const struct dpn_port *port)
  * started, for all that use it. */
 void dpn_port_log_counters(const struct dpn_port *port);
 
+/* ---- of this process, read once by dpn_verbs_find --------------------------------------------- */
+
+struct dpn_verbs_state {
+    struct dpn_verbs_options options;
+    struct dpn_ports ports;
+    /* 0: first value of the counters of a new connection. Tests set it to make them wrap soon */
+    uint32_t first_count;
+};
+extern struct dpn_verbs_state dpn_verbs_state;
+
 #endif

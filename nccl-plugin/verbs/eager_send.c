@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * eager_send.c - the sender's side of verbs/eager_recv.c, where eager messages are explained.
+ * eager_send.c - the sender's side of verbs/recv.c, where eager messages are explained.
  */
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"

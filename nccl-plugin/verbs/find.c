@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/verbs/verbs.h"
-#include "nccl-plugin/verbs/state.h"
+#include "nccl-plugin/verbs/device.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -20,7 +20,7 @@
 #include "nccl-plugin/verbs/comm.h"
 #include "nccl-plugin/verbs/load.h"
 #include "nccl-plugin/verbs/ibv_qp.h"
-#include "nccl-plugin/verbs/state.h"
+#include "nccl-plugin/verbs/device.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Header of an eager message in the ring; see verbs/eager_recv.c. */
+/* Header of an eager message in the ring; see verbs/recv.c. */
 struct dpn_eager_head {
     uint32_t number, size;
     int32_t tag;

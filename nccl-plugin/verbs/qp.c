@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * qp.c - one queue pair of this side: its states (verbs/qps.c has a drawing), and the calls to the
- * device, which a worker makes. It knows nothing of the peer.
+ * device, which a worker makes; and how it fails, and the connection with it.
  */
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/hmac.h"
 #include "nccl-plugin/verbs/comm.h"
-#include "nccl-plugin/verbs/load.h"
 #include "nccl-plugin/verbs/ibv_qp.h"
-#include "nccl-plugin/verbs/state.h"
+#include "nccl-plugin/verbs/load.h"
+#include "nccl-plugin/verbs/device.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -318,8 +319,9 @@ static void log_end(struct dpn_queues *q, const struct dpn_qp *qp, const char *w
            q->reason, qp->ibv->qp_num, qp->peer_number, left, q->qp_count);
 }
 
-bool dpn_qp_stop(struct dpn_queues *q, struct dpn_qp *qp, const char *what, const char *status,
-                 const char *hint)
+/* Log that it has failed, and stop it. false: it was not connected. */
+static bool stop_qp(struct dpn_queues *q, struct dpn_qp *qp, const char *what, const char *status,
+                    const char *hint)
 {
     if (qp->state == DPN_QP_MAKING || qp->state == DPN_QP_CONNECTING)
         qp->is_given_up = true;
@@ -367,7 +369,7 @@ int dpn_qp_probe(struct dpn_queues *q, struct dpn_qp *qp)
                  : 0;
 }
 
-int dpn_qp_write_heartbeat(struct dpn_queues *q, struct dpn_qp *qp)
+static int write_heartbeat(struct dpn_queues *q, struct dpn_qp *qp)
 {
     return qp->requests_out < DPN_SEND_QUEUE
                ? write_nothing(q, qp, DPN_WORK_HEARTBEAT, IBV_WR_RDMA_WRITE)
@@ -416,4 +418,46 @@ bool dpn_qps_close(struct dpn_queues *q, int64_t until_ns)
     for (int i = 0; i < q->qp_count; i++)
         have_ended &= close_one(&q->qps[i], until_ns);
     return have_ended;
+}
+
+/* ---- the error of a connection --------------------------------------------------------------- */
+
+enum { FAILURES_PER_QP = 20 }; /* consecutive, without a completed message */
+
+void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...)
+{
+    va_list args;
+
+    if (v->error)
+        return;
+    v->error = error;
+    va_start(args, fmt);
+    vsnprintf(v->why, sizeof(v->why), fmt, args);
+    va_end(args);
+    v->failed_ns = dp_now_ns();
+}
+
+void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
+                 const char *hint)
+{
+    struct dpn_queues *q = &v->queues;
+    const bool was_up = qp->state == DPN_QP_UP;
+
+    if (!stop_qp(q, qp, what, status, hint))
+        return;
+    if (was_up) {                            /* failed attempts to open do not count */
+        q->failures += dpn_verbs_is_busy(v); /* a link may flap while no request is open */
+        dpn_stat_count(&v->comm->stat, DPN_STAT_FAILOVERS, 1);
+    }
+    if (q->failures > FAILURES_PER_QP * q->qp_count)
+        dpn_verbs_fail(v, DP_ECOMM, "%d failures in a row, the last one: %s", q->failures,
+                       q->reason);
+}
+
+void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp)
+{
+    int error = write_heartbeat(&v->queues, qp);
+
+    if (error)
+        dpn_qp_fail(v, qp, "heartbeat", strerror(error), ": the send queue takes no more");
 }

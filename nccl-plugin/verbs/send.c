@@ -5,7 +5,7 @@
  */
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"
-#include "nccl-plugin/verbs/state.h"
+#include "nccl-plugin/verbs/device.h"
 
 #include <string.h>
 

@@ -86,9 +86,7 @@ around_plugin()
         grep -vE 'include *(<[^/]*>|<(sys|net|netinet|arpa|infiniband)/[^>]*>|<dualpipe/(dualpipe|assignment|tuning)\.h>)' |
         grep -vE 'include *"((nccl-plugin|base|topology|tuning|wire|device)/[^"]*|placement/assignment[^"]*|config\.h)"' || :
     grep -rH 'include *"nccl-plugin/' libdualpipe tools |
-        grep -v -e '^libdualpipe/areas\.c:.*"nccl-plugin/net/options\.h"' \
-            -e '^libdualpipe/areas\.c:.*"nccl-plugin/profiler/options\.h"' \
-            -e '^libdualpipe/areas\.c:.*"nccl-plugin/tuner/options\.h"' \
+        grep -v -e '^libdualpipe/areas\.c:.*"nccl-plugin/options\.h"' \
             -e '^tools/bench/net_plugin\.h:.*"nccl-plugin/net/caller\.h"' \
             -e '^tools/stat/pages\.h:.*"nccl-plugin/net/stat_page\.h"' \
             -e '^tools/stat/profile\.h:.*"nccl-plugin/profiler/page\.h"' || :

@@ -8,10 +8,10 @@
 
 #include "fuzz.h"
 
-#include "nccl-plugin/net/eager.h"
+#include "nccl-plugin/net/wire_transport.h"
 #include "nccl-plugin/net/cts.h"
-#include "nccl-plugin/net/handle.h"
-#include "nccl-plugin/net/options.h"
+#include "nccl-plugin/net/comm.h"
+#include "nccl-plugin/options.h"
 #ifdef HAVE_VERBS
 #include "nccl-plugin/verbs/control_message.h"
 #endif

@@ -7,7 +7,7 @@
 #include "eager_pair.h"
 
 #include "base/clock.h"
-#include "nccl-plugin/net/eager.h"
+#include "nccl-plugin/net/wire_transport.h"
 
 #include <signal.h>
 #include <stdio.h>

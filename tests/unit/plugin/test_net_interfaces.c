@@ -7,7 +7,6 @@
 #include "scratch.h"
 
 #include "nccl-plugin/net/devices.h"
-#include "nccl-plugin/net/interfaces.h"
 #include "wire/tcp.h"
 
 #include <arpa/inet.h>

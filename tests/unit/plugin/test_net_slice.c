@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "cmocka_all.h"
 #include "nccl-plugin/net/comm.h"
-#include "nccl-plugin/net/options.h"
+#include "nccl-plugin/options.h"
 #include "nccl-plugin/net/slice.h"
 
 #include <pthread.h>

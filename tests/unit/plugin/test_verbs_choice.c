@@ -5,7 +5,7 @@
  */
 #include "cmocka_all.h"
 
-#include "nccl-plugin/net/options.h"
+#include "nccl-plugin/options.h"
 #include "nccl-plugin/verbs/options.h"
 #include "nccl-plugin/verbs/gid.h"
 

@@ -6,7 +6,7 @@
 #include "verbs_pair.h"
 #include "fake_fabric.h"
 
-#include "nccl-plugin/verbs/state.h"
+#include "nccl-plugin/verbs/device.h"
 
 #include <errno.h>
 #include <stdlib.h>

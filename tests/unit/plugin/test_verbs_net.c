@@ -12,7 +12,7 @@
 #include "nccl-plugin/net/placement.h"
 #include "nccl-plugin/verbs/load.h"
 #include "nccl-plugin/verbs/ibv_qp.h"
-#include "nccl-plugin/verbs/state.h"
+#include "nccl-plugin/verbs/device.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -7,8 +7,8 @@
 #include "verbs_pair.h"
 #include "fake_fabric.h"
 
-#include "nccl-plugin/verbs/acceptor.h"
-#include "nccl-plugin/verbs/state.h"
+#include "nccl-plugin/verbs/comm.h"
+#include "nccl-plugin/verbs/device.h"
 #include "wire/tcp.h"
 
 #include <errno.h>

@@ -11,7 +11,7 @@
 
 #include "base/fail.h"
 #include "nccl-plugin/verbs/load.h"
-#include "nccl-plugin/verbs/state.h"
+#include "nccl-plugin/verbs/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 #include "verbs_pair.h"
 #include "fake_fabric.h"
 
-#include "nccl-plugin/verbs/state.h"
+#include "nccl-plugin/verbs/device.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 
 #include "base/fail.h"
 #include "nccl-plugin/verbs/options.h"
-#include "nccl-plugin/verbs/state.h"
+#include "nccl-plugin/verbs/device.h"
 
 #include <arpa/inet.h>
 #include <stdio.h>
