@@ -5,6 +5,8 @@
 
 #include "command.h"
 
+#include <dualpipe/survival.h>
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

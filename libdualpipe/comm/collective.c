@@ -18,7 +18,7 @@
  * to a caller's memory any more, so that it is safe to return. */
 static int leave(struct dp_comm *comm, int err)
 {
-    const bool survives = comm->world->survival && err == DP_ECOMM;
+    const bool survives = comm->world->hooks && err == DP_ECOMM;
 
     if (err != DP_EABORTED && err != DP_ETIMEDOUT && !survives)
         dp_comm_fail(comm, err);

@@ -9,7 +9,6 @@
 #include "comm/backoff.h"
 #include "comm/comm_core.h"
 #include "comm/engine.h"
-#include "comm/survival.h"
 
 #include <stdio.h>
 
@@ -28,38 +27,15 @@ static int rank_in(const struct dp_comm *comm, int world_rank)
     return comm->ranks ? -1 : world_rank;
 }
 
-/* A rank that has heard of a revocation ends its links: this one may find a link ended before it is
- * told why. */
-static int look_for_revocation(struct dp_comm *comm, int err)
-{
-    struct dp_comm *world = comm->world;
-    char first[DP_ABORT_TEXT];
-
-    snprintf(first, sizeof(first), "%s", dp_last_error());
-    if (comm->is_revoked || world->ops->progress(world, -1) || comm->is_revoked)
-        return DP_EABORTED;
-    return dp_fail_quietly(err, "%s", first);
-}
-
-/* Its collectives give the memory of the caller back. */
-static int explain_revocation(struct dp_comm *comm, const struct dp_abort *why)
-{
-    if (comm->world->engine)
-        dp_engine_progress(comm->world->engine);
-    return dp_fail_quietly(DP_EABORTED, "the communicator was revoked because of rank %d (%s): %s",
-                           why->rank, dp_strerror(why->error), why->text);
-}
-
 static int explain_abort(struct dp_comm *comm, int err)
 {
     struct dp_abort why;
 
-    if (err == DP_ECOMM && comm->world->survival)
-        err = look_for_revocation(comm, err);
-    if (err != DP_EABORTED || !dp_comm_aborted(comm, &why))
+    if (comm->world->hooks)
+        err = comm->world->hooks->explain(comm, err);
+    if (err != DP_EABORTED || !comm->ops->aborted(comm->world, &why))
         return err;
-    if (comm->is_revoked && !comm->ops->aborted(comm->world, NULL))
-        return explain_revocation(comm, &why);
+    why.rank = rank_in(comm, why.rank);
     dp_fail_quietly(DP_EABORTED, "the run was ended by rank %d (%s): %s", why.rank,
                     dp_strerror(why.error), why.text);
     if (!comm->world->has_said_end && why.rank != comm->world->rank)
@@ -121,16 +97,14 @@ int dp_comm_enter(struct dp_comm *comm, struct dp_engine **engine)
 /* In a group that survives. peer -1: any. */
 static inline int check_peer(struct dp_comm *comm, int peer)
 {
-    const struct dp_survival *s = comm->world->survival;
     const int world_rank = peer < 0 ? 0 : dp_comm_world_rank(comm, peer);
 
     if (comm->is_revoked)
         return explain(comm, DP_EABORTED);
-    if (peer < 0)
+    if (peer < 0 || !dp_comm_has_lost(comm->world, world_rank, false))
         return 0;
-    if (!s || !dp_survival_is_dead(s, world_rank))
-        return 0;
-    return explain(comm, dp_survival_fail(s, world_rank)); /* the whole group may have ended since */
+    /* The whole group may have ended since. */
+    return explain(comm, comm->world->hooks->fail(comm->world, world_rank));
 }
 
 int dp_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *buf,
@@ -209,14 +183,14 @@ static int progress(struct dp_comm *world, int waiting_for)
 /* Without progress, which would publish that the rank waits for none. */
 static int look_at_collective(struct dp_comm *world, struct dp_request *req)
 {
-    const struct dp_comm *comm = dp_engine_comm(req);
+    struct dp_comm *comm = dp_engine_comm(req);
     int err = dp_engine_test(world->engine, req);
 
-    if (err != DP_ECOMM || !world->survival)
+    if (err != DP_ECOMM || !world->hooks)
         return err;
-    const int dead = comm ? dp_survival_find_dead(world->survival, comm) : -1;
+    const int dead = comm ? world->hooks->find_dead(comm) : -1;
     if (dead >= 0)
-        return dp_survival_fail(world->survival, dead);
+        return world->hooks->fail(world, dead);
     return dp_fail_quietly(err, "a collective was given up by another rank of the communicator");
 }
 
@@ -275,7 +249,7 @@ int dp_comm_test(struct dp_comm *comm, struct dp_request *req)
 static void cancel(struct dp_comm *world, struct dp_request *req)
 {
     if (!is_collective(req)) {
-        world->survival->ops->cancel(world, req);
+        world->ops->survival->cancel(world, req);
         return;
     }
     dp_engine_cancel(world->engine, req, DP_ETIMEDOUT);
@@ -293,7 +267,7 @@ static int give_up(struct dp_comm *world, struct dp_request *req, int peer, int6
         world->ops->describe(world, peer, connection, sizeof(connection));
     dp_snprintf(why.text, sizeof(why.text), "rank %d waited %.1f s in vain for %s%s", world->rank,
                 (double)waited_ns / DP_NS_PER_S, source, connection);
-    if (world->survival) {
+    if (world->hooks) {
         world->silent = peer + 1;
         cancel(world, req);
         return dp_fail(DP_ETIMEDOUT, "%s (DUALPIPE_COMM_TIMEOUT_MS says how long to wait)",
@@ -371,22 +345,18 @@ static int look(struct wait *w)
 /* A receive from any source does not end with the rank that the caller expects the message of. */
 static int check_awaited(const struct wait *w)
 {
-    const struct dp_survival *s = w->world->survival;
-
-    if (!s || w->peer < 0 || !dp_survival_is_dead(s, w->peer))
+    if (w->peer < 0 || !dp_comm_has_lost(w->world, w->peer, false))
         return 0;
     cancel(w->world, w->req);
-    return dp_survival_fail(s, w->peer);
+    return w->world->hooks->fail(w->world, w->peer);
 }
 
 /* 0: all ranks of the group live, as far as this rank has heard. */
 static int check_group(const struct wait *w)
 {
-    const struct dp_survival *s = w->world->survival;
-
-    for (int i = 0; s && s->dead_count && w->group && i < w->group->size; i++)
-        if (dp_survival_is_gone(s, dp_comm_world_rank(w->group, i)))
-            return dp_survival_fail(s, dp_comm_world_rank(w->group, i));
+    for (int i = 0; w->world->hooks && w->group && i < w->group->size; i++)
+        if (dp_comm_has_lost(w->world, dp_comm_world_rank(w->group, i), true))
+            return w->world->hooks->fail(w->world, dp_comm_world_rank(w->group, i));
     return 0;
 }
 
@@ -400,7 +370,7 @@ static int check_time(struct wait *w, int64_t now_ns)
         return err;
     if (waited_ns >= w->comm->deadline_ns &&
         now_ns >= w->world->ops->busy_until(w->world) + w->comm->deadline_ns) {
-        if (w->group && w->world->survival) {
+        if (w->group && w->world->hooks) {
             w->world->silent = peer_of(w) + 1;
             return dp_fail_quietly(DP_ETIMEDOUT, "rank %d waited %.1f s in vain", w->world->rank,
                                    (double)waited_ns / DP_NS_PER_S);
@@ -464,8 +434,8 @@ static int wait_long(struct wait *w)
     return err ? err : aborted;
 }
 
-static inline int wait_for(struct dp_comm *comm, struct dp_request *req, int peer,
-                           const struct dp_comm *group)
+int dp_comm_wait_in(struct dp_comm *comm, struct dp_request *req, int peer,
+                    const struct dp_comm *group)
 {
     if (!comm || !req)
         return dp_fail(DP_EINVAL, "a wait without a %s", comm ? "request" : "comm");
@@ -492,16 +462,7 @@ static inline int wait_for(struct dp_comm *comm, struct dp_request *req, int pee
 
 int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer)
 {
-    return wait_for(comm, req, peer, NULL);
-}
-
-int dp_comm_wait_alive(struct dp_comm *comm, struct dp_request *req, int peer,
-                       const struct dp_comm *group)
-{
-    if (!group || (comm && group->world != comm->world))
-        return dp_fail(DP_EINVAL, "a wait with %s, expected a communicator of the same family",
-                       group ? "a group of another family" : "no group");
-    return wait_for(comm, req, peer, group);
+    return dp_comm_wait_in(comm, req, peer, NULL);
 }
 
 /* ---- properties ------------------------------------------------------------------------------ */
@@ -670,9 +631,8 @@ int dp_comm_abort(struct dp_comm *comm, int error, const char *text)
     if (!comm || error >= 0)
         return dp_fail(DP_EINVAL, "abort with error %d: expected a comm and a negative error",
                        error);
-    const struct dp_survival *s = comm->world->survival;
-    if (s && dp_survival_is_excluded(s, NULL)) /* the others go on without it */
-        return 0;
+    if (comm->world->hooks && comm->world->hooks->is_excluded(comm->world, NULL))
+        return 0; /* the others go on without it */
     struct dp_abort why = {.rank = comm->world->rank, .error = error};
     snprintf(why.text, sizeof(why.text), "%s", text ? text : "");
     return comm->ops->abort(comm->world, &why);
@@ -680,8 +640,8 @@ int dp_comm_abort(struct dp_comm *comm, int error, const char *text)
 
 void dp_comm_fail(struct dp_comm *comm, int error)
 {
-    if (comm->world->survival && dp_survival_is_own_fault(error))
-        dp_survival_end(comm->world->survival, error, dp_last_error());
+    if (comm->world->hooks && dp_comm_is_own_fault(error))
+        comm->world->hooks->end(comm->world, error, dp_last_error());
     dp_comm_abort(comm, error, dp_last_error());
 }
 
@@ -715,7 +675,7 @@ bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why)
         if (why)
             *why = comm->revocation;
         if (why && !why->doing && why->rank >= 0) /* told since */
-            why->doing = dp_survival_doing(comm->world->survival, why->rank);
+            why->doing = comm->world->hooks->doing(comm->world, why->rank);
     }
     if (why)
         why->rank = rank_in(comm, why->rank);
@@ -728,7 +688,7 @@ int dp_comm_reset(struct dp_comm *comm)
         return dp_fail(DP_EINVAL, "reset without a comm");
     if (comm != comm->world)
         return dp_fail(DP_EINVAL, "reset: expected the communicator that was opened, not a part");
-    if (comm->survival)
+    if (comm->hooks)
         return dp_fail(DP_EUNSUPPORTED,
                        "reset: this group survives failures; expected dp_comm_shrink");
     dp_comm_progress_stop(comm);

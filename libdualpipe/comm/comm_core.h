@@ -25,10 +25,9 @@ int dp_comm_new_group(struct dp_comm *parent, int rank, int size, const int *wor
                       int context, struct dp_comm **out);
 /* dp_comm_progress of the whole family, whatever has been revoked. */
 int dp_comm_progress_all(struct dp_comm *world);
-/* Where a wait of this rank has ended by its deadline: the rank that it was for is asked for a sign of
- * life, and declared dead for all if it gives none within half a second, or half of the deadline if that
- * is less. For callers all of whose ranks let the progress thread work while they compute. */
-int dp_comm_settle_silence(struct dp_comm *comm);
+/* dp_comm_wait, which any death in `group`, a communicator of the family, ends; the request stays. */
+int dp_comm_wait_in(struct dp_comm *comm, struct dp_request *req, int peer,
+                    const struct dp_comm *group);
 /* This rank's part has failed, as dp_last_error() says: abort. In a group that survives, a rank
  * that has no files or memory leaves it instead, and the others see that as its end. */
 void dp_comm_fail(struct dp_comm *comm, int error);
@@ -36,10 +35,6 @@ void dp_comm_fail(struct dp_comm *comm, int error);
  * channel as one request. mine and theirs must not overlap. */
 int dp_comm_iswap(struct dp_comm *comm, int peer, int channel, uint64_t tag,
                             const void *mine, void *theirs, size_t len, struct dp_request *req);
-/* What a rank of a group that survives did last (dp_comm_note); 0: not known. Of a rank that died all
- * that live know the same once they have agreed that it did (dp_comm_agree_alive, dp_comm_shrink); of
- * one that lives this rank knows what it was told. */
-uint64_t dp_comm_last_note(const struct dp_comm *comm, int rank);
 /* Call the caller's poll function, if there is one: its error aborts the group. */
 int dp_comm_poll(struct dp_comm *comm);
 /* The caller works on the transfers again; the progress thread stops. */

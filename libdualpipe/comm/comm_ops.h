@@ -9,8 +9,11 @@
 #define DP_COMM_COMM_OPS_H
 
 #include <dualpipe/comm.h>
+#include <poll.h>
 #include <stdatomic.h>
 
+struct dp_peers;
+struct dp_survival;
 struct dp_wire_loan;
 
 /* Memory of this rank that a peer works on in place, one range for each peer and channel; see
@@ -22,6 +25,68 @@ struct dp_comm_loan_ops {
     char *(*use)(struct dp_comm *comm, int peer, int channel, const struct dp_wire_loan *loan,
                  size_t len);
     void (*leave)(struct dp_comm *comm, int peer, int channel);
+};
+
+/* What a transport does for a group that survives its ranks (libdualpipe/survival). None blocks. */
+struct dp_survival_ops {
+    /* From now on a death is no abort. The connections of processes; NULL: ranks are threads. */
+    struct dp_peers *(*survive)(struct dp_comm *world);
+    /* Between threads: to one peer, in order, dropped if that is dead. The message is copied. */
+    void (*tell)(struct dp_comm *world, int peer, const void *message, size_t len);
+    /* What the peer does, where memory is shared; NULL: by messages. */
+    uint64_t (*doing)(struct dp_comm *world, int peer);
+    /* The peer will be busy for so long from now on; 0: not any more. See dp_comm_busy. */
+    void (*note_busy)(struct dp_comm *world, int peer, int64_t ns);
+    /* The peer is dead: its requests fail, and nothing of it is received any more. */
+    void (*bury)(struct dp_comm *world, int peer);
+    /* Another rank has aborted the group. NULL where all know of it at once. */
+    void (*note_abort)(struct dp_comm *world, const struct dp_abort *why);
+    /* Drop a request that is in flight; its memory is the caller's again. Other requests of its
+     * link fail, too, and later ones. */
+    void (*cancel)(struct dp_comm *world, struct dp_request *req);
+    /* Finish all requests of these channels with DP_ECOMM: their memory is the caller's again. No
+     * message comes or goes there any more. */
+    void (*end_channels)(struct dp_comm *world, int first, int count);
+};
+
+/* What such a group is asked and told, by dp_comm.hooks. Ranks are those of the world. */
+struct dp_comm_hooks {
+    /* Whether the rank is dead; or_left: or has left in order. Of any rank of comm: one that is dead, or
+     * -1. DP_ECOMM, saying how the rank died. */
+    bool (*has_lost)(const struct dp_comm *world, int rank, bool or_left);
+    int (*find_dead)(struct dp_comm *comm);
+    int (*fail)(const struct dp_comm *world, int rank);
+    /* Whether this rank was declared dead by the others, or cannot go on; why may be NULL. */
+    bool (*is_excluded)(const struct dp_comm *world, struct dp_abort *why);
+    /* This rank has no files or no memory for its part: the others see that as its end. */
+    void (*end)(struct dp_comm *world, int error, const char *text);
+    /* Say why a call has failed that needed comm, if comm has been revoked. */
+    int (*explain)(struct dp_comm *comm, int err);
+    /* A communicator has been made: it may be revoked already. */
+    void (*take_in)(struct dp_comm *comm);
+    uint64_t (*doing)(const struct dp_comm *world, int rank);
+    void (*free)(struct dp_survival *survival); /* the world is closed */
+
+    /* For transports: a message of this peer has come; the peer's process has ended, or it has left,
+     * and what it had sent may still be received; the group was aborted. */
+    void (*handle)(struct dp_comm *world, int from, const void *message, size_t len);
+    void (*lose)(struct dp_comm *world, int rank, bool has_left);
+    void (*tell_abort)(struct dp_comm *world, const struct dp_abort *why);
+
+    /* For processes. Report the death of this peer, too, from now on. */
+    int (*watch)(struct dp_comm *world, int peer);
+    /* This rank is busy for so long, or does something else, from now on. */
+    void (*tell_busy)(struct dp_comm *world, int64_t ns);
+    void (*tell_doing)(struct dp_comm *world, uint64_t doing);
+    /* Handle what has come. */
+    void (*poll)(struct dp_comm *world);
+    /* Fill at most `room` before a sleep, and shorten it; how many, -1: there is work to do now. Disarm
+     * comes next. */
+    int (*arm)(struct dp_comm *world, struct pollfd *fds, int room, int64_t *sleep_ns);
+    void (*disarm)(struct dp_comm *world);
+    /* This rank leaves: tell it; and later: close the connections that told it. */
+    void (*leave)(struct dp_comm *world);
+    void (*end_watch)(struct dp_comm *world);
 };
 
 /* Every member is set unless its comment says that it may be NULL. All return 0 or a negative errno.
@@ -82,7 +147,7 @@ struct dp_comm_ops {
     void (*describe)(struct dp_comm *comm, int peer, char *text, size_t room);
     /* See dp_comm_reset. */
     int (*reset)(struct dp_comm *comm);
-    /* See dp_comm_survive and survival.h; NULL where a death ends the group. */
+    /* NULL where a death ends the group. */
     const struct dp_survival_ops *survival;
     void (*close)(struct dp_comm *comm);
     const struct dp_comm_loan_ops *loans; /* NULL: no memory is lent */
@@ -105,7 +170,7 @@ struct dp_comm {
     uint64_t collectives;  /* started, for their tags */
     bool is_broken;      /* a collective of it failed in a group that survives: there are no more */
     int deaths_seen;     /* of the world, none of which concerns this one */
-    bool is_revoked;     /* see dp_comm_revoke */
+    bool is_revoked;     /* it has ended, and no other one has to: see dp_comm_revoke */
     struct dp_abort revocation; /* its rank of the world */
     int64_t deadline_ns; /* longest wait of any call; at creation DUALPIPE_COMM_TIMEOUT_MS, 60 s */
     int64_t spin_ns;     /* a wait tests this long before it sleeps; at creation about the cost of one
@@ -119,7 +184,8 @@ struct dp_comm {
     int users;                /* communicators of the family that are open */
     int contexts;             /* the first one that is free here; the world's is 0 */
     struct dp_engine *engine; /* NULL before the first collective */
-    struct dp_survival *survival; /* NULL: a death ends the group */
+    const struct dp_comm_hooks *hooks; /* NULL: a death ends the group */
+    struct dp_survival *survival;      /* theirs */
     bool progress_runs;       /* a thread works on the transfers, see progress_start */
     bool in_batch;            /* between begin and commit */
     bool has_said_end;        /* which rank has ended the group is logged once */
@@ -135,6 +201,17 @@ struct dp_comm {
     _Atomic uint64_t own_doing;
     int64_t tell_doing_ns; /* between processes, the least time between two messages about it */
 };
+
+/* An error that a rank without files or memory meets, which is no fault of a peer. */
+static inline bool dp_comm_is_own_fault(int error)
+{
+    return error == DP_EIO || error == DP_ENOMEM;
+}
+
+static inline bool dp_comm_has_lost(const struct dp_comm *world, int rank, bool or_left)
+{
+    return world->hooks && world->hooks->has_lost(world, rank, or_left);
+}
 
 static inline int dp_comm_world_rank(const struct dp_comm *comm, int rank)
 {

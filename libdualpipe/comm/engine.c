@@ -5,7 +5,6 @@
 #include "comm/engine.h"
 
 #include "base/fail.h"
-#include "comm/survival.h"
 
 #include <dualpipe/memory.h>
 
@@ -343,7 +342,7 @@ static void end(struct dp_engine *engine, struct dp_collective *c, int err)
 static void cancel(struct dp_engine *engine, bool there_is, struct dp_request *req)
 {
     if (there_is && !engine->world->ops->is_done(engine->world, req))
-        engine->world->survival->ops->cancel(engine->world, req);
+        engine->world->ops->survival->cancel(engine->world, req);
 }
 
 static void cancel_parts(struct dp_engine *engine, struct dp_collective *c)
@@ -382,14 +381,9 @@ static void give_up(struct dp_engine *engine, struct dp_collective *c, int err)
 /* A collective needs every rank, a swap its peer; the transport looks after that one. */
 static bool has_died(const struct dp_engine *engine, const struct dp_collective *c)
 {
-    const struct dp_survival *s = engine->world->survival;
+    const struct dp_comm_hooks *hooks = engine->world->hooks;
 
-    if (!s || c->is_concurrent || s->dead_count == c->comm->deaths_seen)
-        return false;
-    if (dp_survival_find_dead(s, c->comm) >= 0)
-        return true;
-    c->comm->deaths_seen = s->dead_count;
-    return false;
+    return hooks && !c->is_concurrent && hooks->find_dead(c->comm) >= 0;
 }
 
 static bool is_listed(const struct dp_collective *list, const struct dp_collective *c)
@@ -423,7 +417,7 @@ static int advance_alive(struct dp_engine *engine, struct dp_collective *c)
 
 static bool fail_alone(struct dp_engine *engine, struct dp_collective *c, int err)
 {
-    if (!engine->world->survival || (err == DP_EABORTED && !c->comm->is_revoked))
+    if (!engine->world->hooks || (err == DP_EABORTED && !c->comm->is_revoked))
         return false;
     give_up(engine, c, err);
     return true;
@@ -470,7 +464,7 @@ bool dp_engine_busy(const struct dp_engine *engine)
     return engine->running;
 }
 
-const struct dp_comm *dp_engine_comm(const struct dp_request *req)
+struct dp_comm *dp_engine_comm(const struct dp_request *req)
 {
     return of(req)->comm;
 }

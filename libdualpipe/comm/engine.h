@@ -138,7 +138,7 @@ int dp_engine_start_swap(struct dp_engine *engine, struct dp_comm *comm,
                          struct dp_request *req);
 
 /* The communicator of a collective that was started; NULL once it was given back. */
-const struct dp_comm *dp_engine_comm(const struct dp_request *req);
+struct dp_comm *dp_engine_comm(const struct dp_request *req);
 /* Go on with what the transport has moved. */
 void dp_engine_progress(struct dp_engine *engine);
 /* Whether progress would do something at once. */

@@ -8,7 +8,6 @@
 #include "comm/lines.h"
 
 #include "base/fail.h"
-#include "comm/survival.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,8 +36,8 @@ int dp_comm_new_group(struct dp_comm *parent, int rank, int size, const int *wor
                                .deadline_ns = parent->deadline_ns,
                                .spin_ns = parent->spin_ns,
                                .shared_bytes = parent->shared_bytes};
-    if (parent->world->survival)
-        dp_survival_take_in(parent->world->survival, &g->base);
+    if (parent->world->hooks)
+        parent->world->hooks->take_in(&g->base);
     g->base.next = parent->world->next;
     parent->world->next = &g->base;
     parent->world->users++;
@@ -234,8 +233,10 @@ void dp_comm_close(struct dp_comm *comm)
     if (--world->users)
         return;
     struct dp_engine *engine = world->engine;
+    void (*free_survival)(struct dp_survival *) = world->hooks ? world->hooks->free : NULL;
     struct dp_survival *survival = world->survival;
     world->ops->close(world);
     dp_engine_free(engine);
-    dp_survival_free(survival);
+    if (free_survival)
+        free_survival(survival);
 }

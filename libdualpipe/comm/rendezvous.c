@@ -722,6 +722,11 @@ bool dp_rendezvous_has_left(struct dp_rendezvous *rv, int rank)
     return left;
 }
 
+unsigned dp_rendezvous_ends(struct dp_rendezvous *rv)
+{
+    return atomic_load(&rv->ends);
+}
+
 bool dp_rendezvous_has_ended(struct dp_rendezvous *rv, int rank)
 {
     pthread_mutex_lock(&rv->lock);

@@ -223,6 +223,8 @@ void dp_rendezvous_note_busy(struct dp_rendezvous *rv, int rank, int64_t ns);
 void dp_rendezvous_abort(struct dp_rendezvous *rv, const struct dp_abort *why);
 /* Whether this rank has left in order, as far as is known here. */
 bool dp_rendezvous_has_left(struct dp_rendezvous *rv, int rank);
+/* How many ranks have left or ended, as far as is known here. */
+unsigned dp_rendezvous_ends(struct dp_rendezvous *rv);
 /* Whether its control connection is known here to have ended without that. */
 bool dp_rendezvous_has_ended(struct dp_rendezvous *rv, int rank);
 /* Send LEFT; the root waits for the others, which may still need it, up to the timeout. Frees. */

@@ -9,7 +9,6 @@
 #include "comm/comm_core.h"
 #include "comm/fifo.h"
 #include "comm/settings.h"
-#include "comm/survival.h"
 #include "comm/thread_event.h"
 
 #include <inttypes.h>
@@ -129,11 +128,6 @@ static struct any_receives *make_any(struct thread_comm *c, int channel)
     return any;
 }
 
-static bool is_dead(const struct thread_comm *c, int rank)
-{
-    return c->base.survival && dp_survival_is_dead(c->base.survival, rank);
-}
-
 /* The first receive is for the next rank in turn that has sent a message. */
 static bool serve_first(struct thread_comm *c, struct any_receives *any)
 {
@@ -144,7 +138,7 @@ static bool serve_first(struct thread_comm *c, struct any_receives *any)
         const int sender = (any->next_sender + i) % g->size;
         struct dp_fifo *fifo = dp_fifo_table_find(&g->fifos, sender, c->base.rank, any->channel);
         bool met;
-        if (!fifo || is_dead(c, sender) || !dp_fifo_receive_sent(fifo, t, &met))
+        if (!fifo || dp_comm_has_lost(&c->base, sender, false) || !dp_fifo_receive_sent(fifo, t, &met))
             continue;
         any->next_sender = (sender + 1) % g->size;
         any->head = t->next;
@@ -201,7 +195,7 @@ static void finish_requests(struct dp_comm *comm)
 static bool threads_aborted(struct dp_comm *comm, struct dp_abort *why)
 {
     return dp_abort_record_get(&of(comm)->group->abort_record, why) ||
-           (comm->survival && dp_survival_is_excluded(comm->survival, why));
+           (comm->hooks && comm->hooks->is_excluded(comm, why));
 }
 
 static int check_abort(struct dp_comm *comm)
@@ -226,29 +220,20 @@ static void threads_tell(struct dp_comm *comm, int peer, const void *message, si
     dp_thread_event_post(&of(comm)->group->events[peer], comm->rank, message, len);
 }
 
-/* Threads have no neighbors: it costs the same to tell them all. */
-static void threads_tell_neighbors(struct dp_comm *comm, const void *message, size_t len)
-{
-    for (int peer = 0; peer < comm->size; peer++)
-        if (peer != comm->rank && !dp_survival_is_gone(comm->survival, peer))
-            threads_tell(comm, peer, message, len);
-}
-
 /* What a rank has sent before it left counts: the mail is read after the number of those that left.
  */
-static void hear_of_survival(struct dp_comm *comm)
+static void take_mail(struct dp_comm *comm)
 {
     struct thread_comm *c = of(comm);
     const int left = atomic_load(&c->group->left_count);
     struct dp_mail *all = dp_thread_event_take(&c->group->events[comm->rank]);
 
     for (struct dp_mail *mail = all; mail; mail = mail->next)
-        dp_survival_handle(comm->survival, mail->from, mail->bytes, mail->len);
+        comm->hooks->handle(comm, mail->from, mail->bytes, mail->len);
     dp_mail_free(all);
     for (int peer = 0; peer < comm->size && left != c->left_seen; peer++)
         if (atomic_load(&c->group->left[peer]))
-            dp_survival_lose(comm->survival, peer,
-                             atomic_load(&c->group->died[peer]) ? DP_DEATH_ENDED : DP_DEATH_LEFT);
+            comm->hooks->lose(comm, peer, !atomic_load(&c->group->died[peer]));
     c->left_seen = left;
 }
 
@@ -298,16 +283,10 @@ static void threads_end_channels(struct dp_comm *comm, int first, int count)
 }
 
 /* All threads know of each other's end, and have their mail. */
-static int threads_prepare(struct dp_comm *comm)
+static struct dp_peers *threads_survive(struct dp_comm *comm)
 {
     (void)comm;
-    return 0;
-}
-
-static void threads_watch(struct dp_comm *comm, int peer)
-{
-    (void)comm;
-    (void)peer;
+    return NULL;
 }
 
 static void threads_note_busy(struct dp_comm *comm, int rank, int64_t ns)
@@ -321,11 +300,8 @@ static uint64_t threads_doing(struct dp_comm *comm, int rank)
 }
 
 static const struct dp_survival_ops threads_survival = {
-    .prepare = threads_prepare,
-    .start = threads_prepare,
+    .survive = threads_survive,
     .tell = threads_tell,
-    .tell_neighbors = threads_tell_neighbors,
-    .watch = threads_watch,
     .note_busy = threads_note_busy,
     .doing = threads_doing,
     .bury = threads_bury,
@@ -402,9 +378,9 @@ static int fail_transfer(struct dp_comm *comm, const struct dp_transfer *t)
     if (!t->fifo)
         return dp_fail_quietly(DP_ECOMM, "a receive from any rank was given up");
     const int peer = t->is_send ? t->fifo->receiver : t->fifo->sender;
-    if (comm->survival && dp_survival_is_dead(comm->survival, peer))
-        return dp_survival_fail(comm->survival, peer);
-    if (comm->survival && !atomic_load(&of(comm)->group->left[peer]))
+    if (dp_comm_has_lost(comm, peer, false))
+        return comm->hooks->fail(comm, peer);
+    if (comm->hooks && !atomic_load(&of(comm)->group->left[peer]))
         return dp_fail_quietly(DP_ECOMM,
                                "an earlier message with rank %d on this channel was given up, and "
                                "with it the channel",
@@ -416,8 +392,8 @@ static int threads_test(struct dp_comm *comm, struct dp_request *req)
 {
     struct dp_transfer *t = (struct dp_transfer *)req;
 
-    if (comm->survival)
-        hear_of_survival(comm);
+    if (comm->hooks)
+        take_mail(comm);
     int err = check_abort(comm);
     if (err)
         return err;
@@ -466,8 +442,8 @@ static int threads_progress(struct dp_comm *comm, int waiting_for)
 
     note_look(c);
     c->events_seen = atomic_load(&c->group->events[comm->rank].count);
-    if (comm->survival)
-        hear_of_survival(comm);
+    if (comm->hooks)
+        take_mail(comm);
     serve_any(c);
     if (waiting_for >= 0) /* before the peer, which is read first */
         atomic_store_explicit(&c->group->waiting_since[comm->rank], comm->wait_began_ns,

@@ -41,7 +41,6 @@ enum { LOOKS = 16 };                               /* of one watch */
 static const int64_t SUSPECT_NS = DP_NS_PER_S;     /* how long a broken wire waits for its reason */
 static const int64_t NEWS_NS = 250 * DP_NS_PER_MS; /* the same in a group that survives */
 static const int64_t LATE_NS = 100 * DP_NS_PER_MS; /* what a rank that has left may still send */
-static const int64_t FLUSH_NS = 100 * DP_NS_PER_MS; /* for wires that are being connected */
 /* Rank 0 has as many messages to take and to send as there are ranks: 8 for each of these times. */
 static const int64_t TELL_DOING_NS = 50 * DP_NS_PER_MS;
 static const int64_t TELL_NS = 100 * DP_NS_PER_MS; /* a wait this long is reported to the root */
@@ -76,12 +75,9 @@ struct wire_comm {
     bool any_broken;
     int64_t news_until_ns; /* a link waits so long for the reason of its end */
     uint64_t told_doing;
-    unsigned told_wires; /* of the watch, that there were then */
     int64_t told_doing_ns;
     bool finished; /* after an abort: no request of this rank is left */
     struct dp_progress_thread *progress_thread;
-    struct dp_watch watch; /* of a group that survives */
-    unsigned ends_seen;    /* of the rendezvous */
 
     struct wire_comm *next_open; /* see leave_at_exit */
     unsigned forks;              /* dp_forks_passed when it was opened */
@@ -105,7 +101,7 @@ static void finish_requests(struct wire_comm *c)
 static inline bool wire_comm_aborted(struct dp_comm *comm, struct dp_abort *why)
 {
     return dp_abort_record_get(&of(comm)->rendezvous->abort_record, why) ||
-           (comm->survival && dp_survival_is_excluded(comm->survival, why));
+           (comm->hooks && comm->hooks->is_excluded(comm, why));
 }
 
 /* Rank 0, which tells all of an abort, may be dead. */
@@ -113,8 +109,8 @@ static void pass_on_abort(struct wire_comm *c)
 {
     struct dp_abort why;
 
-    if (c->base.survival && dp_abort_record_get(&c->rendezvous->abort_record, &why))
-        dp_survival_tell_abort(c->base.survival, &why);
+    if (c->base.hooks && dp_abort_record_get(&c->rendezvous->abort_record, &why))
+        c->base.hooks->tell_abort(&c->base, &why);
 }
 
 /* " (CONNECTION)", of one on which the network does not take what is sent. */
@@ -178,31 +174,16 @@ static int abort_self(struct wire_comm *c, int error, const char *text)
     struct dp_abort why = {.rank = c->base.rank, .error = error};
 
     dp_snprintf(why.text, sizeof(why.text), "%s", text);
-    if (!c->base.survival) {
+    if (!c->base.hooks) {
         dp_rendezvous_abort(c->rendezvous, &why);
         return check_abort(c);
     }
-    dp_survival_end(c->base.survival, error, why.text);
+    c->base.hooks->end(&c->base, error, why.text);
     end_by_abort(c);
     return dp_fail(error, "%s", why.text);
 }
 
 /* ---- rendezvous ------------------------------------------------------------------------------ */
-
-/* The wires first: what a rank has sent before it left counts. */
-static void hear_of_survival(struct wire_comm *c)
-{
-    struct dp_rendezvous *rv = c->rendezvous;
-    const unsigned ends = atomic_load(&rv->ends);
-
-    dp_watch_poll(&c->watch);
-    for (int peer = 0; peer < c->base.size && ends != c->ends_seen; peer++)
-        if (dp_rendezvous_has_left(rv, peer))
-            dp_survival_lose(c->base.survival, peer, DP_DEATH_LEFT);
-        else if (dp_rendezvous_has_ended(rv, peer))
-            dp_survival_lose(c->base.survival, peer, DP_DEATH_ENDED);
-    c->ends_seen = ends;
-}
 
 static int poll_rendezvous(struct wire_comm *c, int64_t now_ns)
 {
@@ -210,8 +191,8 @@ static int poll_rendezvous(struct wire_comm *c, int64_t now_ns)
         c->polled_ns = now_ns;
         dp_rendezvous_poll(c->rendezvous);
         dp_peers_accept_every(&c->peers, ACCEPT_EVERY_NS);
-        if (c->base.survival)
-            hear_of_survival(c);
+        if (c->base.hooks)
+            c->base.hooks->poll(&c->base);
     }
     if (dp_peers_are_refused(&c->peers, now_ns))
         return abort_self(c, c->peers.refusal.error, c->peers.refusal.text);
@@ -261,8 +242,7 @@ static struct request *begin(const struct wire_comm *c, struct dp_request *req, 
  */
 static int check_begun(struct wire_comm *c, int err)
 {
-    return c->base.survival && dp_survival_is_own_fault(err) ? abort_self(c, err, dp_last_error())
-                                                             : err;
+    return c->base.hooks && dp_comm_is_own_fault(err) ? abort_self(c, err, dp_last_error()) : err;
 }
 
 static int wire_comm_isend(struct dp_comm *comm, int peer, int channel, uint64_t tag,
@@ -285,8 +265,8 @@ static int wire_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t
 
     if (!err)
         err = dp_peers_irecv(&c->peers, peer, channel, buf, len, &r->part);
-    if (!err && comm->survival && !dp_peers_wire_of(&r->part, false))
-        err = dp_watch_peer(&c->watch, peer); /* no wire of the peer tells of its end */
+    if (!err && comm->hooks && !dp_peers_wire_of(&r->part, false))
+        err = comm->hooks->watch(comm, peer); /* no wire of the peer tells of its end */
     return check_begun(c, err);
 }
 
@@ -326,9 +306,9 @@ static int fail_request(struct wire_comm *c, int peer, struct dp_link *link)
         return err;
     if (peer < 0)
         return dp_fail_quietly(DP_ECOMM, "a receive from any rank was given up");
-    if (dp_survival_is_gone(c->base.survival, peer))
-        return dp_survival_fail(c->base.survival, peer);
-    err = dp_watch_peer(&c->watch, peer);
+    if (dp_comm_has_lost(&c->base, peer, true))
+        return c->base.hooks->fail(&c->base, peer);
+    err = c->base.hooks->watch(&c->base, peer);
     if (err)
         return err;
     if (link && !link->is_ended) {
@@ -348,9 +328,9 @@ static int find_reason(struct wire_comm *c, const struct request *r, const struc
 {
     const int peer = r->part.link ? r->part.link->peer : r->peer;
 
-    if (wire && dp_survival_is_own_fault(wire->error))
+    if (wire && dp_comm_is_own_fault(wire->error))
         return abort_self(c, wire->error, wire->why);
-    if (c->base.survival)
+    if (c->base.hooks)
         return fail_request(c, peer, r->part.link);
     if (r->epoch != (uint16_t)c->peers.epoch) /* a reset has ended it: the wire is another one */
         return DP_EABORTED;
@@ -377,8 +357,7 @@ static int find_reason(struct wire_comm *c, const struct request *r, const struc
 /* A peer that has left does not connect any more; but what it had sent may still be on its way. */
 static bool has_left(const struct wire_comm *c, int peer)
 {
-    return dp_rendezvous_has_left(c->rendezvous, peer) ||
-           (c->base.survival && dp_survival_is_gone(c->base.survival, peer));
+    return dp_rendezvous_has_left(c->rendezvous, peer) || dp_comm_has_lost(&c->base, peer, true);
 }
 
 /* A request whose wire may never be there: a receive before the peer has connected; over MPI, whose
@@ -482,15 +461,12 @@ static void tell_doing(struct wire_comm *c, int64_t now_ns)
 {
     const uint64_t doing = atomic_load_explicit(&c->base.own_doing, memory_order_relaxed);
 
-    if (c->watch.added != c->told_wires)
-        c->told_doing = 0;
     if (doing == c->told_doing || now_ns - c->told_doing_ns < c->base.tell_doing_ns)
         return;
     c->told_doing_ns = now_ns;
-    c->told_wires = c->watch.added;
-    if (c->base.survival)
-        dp_survival_tell_doing(c->base.survival, doing);
-    if (c->base.survival || dp_rendezvous_tell_doing(c->rendezvous, doing))
+    if (c->base.hooks)
+        c->base.hooks->tell_doing(&c->base, doing);
+    if (c->base.hooks || dp_rendezvous_tell_doing(c->rendezvous, doing))
         c->told_doing = doing;
 }
 
@@ -576,16 +552,21 @@ static bool is_moving(struct wire_comm *c, int64_t now_ns)
     return now_ns - c->moved_ns < c->base.spin_ns;
 }
 
-/* The rendezvous, and the wires to the ranks that are watched; what is more than the room is looked
+/* The rendezvous, and what a group that survives listens to; what is more than the room is looked
  * at now and then only. -1: there is work to do. */
-static int arm_controls(struct wire_comm *c)
+static int arm_controls(struct wire_comm *c, int64_t *ns)
 {
-    int count = dp_rendezvous_arm(c->rendezvous, c->fds + 1);
-    int watched = c->watch.count && count >= 0
-                      ? dp_watch_arm(&c->watch, c->fds + 1 + count, 2 * c->base.size)
-                      : 0;
+    int count = dp_rendezvous_arm(c->rendezvous, c->fds + 1), more = 0;
 
-    return count < 0 || watched < 0 ? -1 : count + watched;
+    if (c->base.hooks && count >= 0)
+        more = c->base.hooks->arm(&c->base, c->fds + 1 + count, 2 * c->base.size, ns);
+    return count < 0 || more < 0 ? -1 : count + more;
+}
+
+static void disarm_controls(struct wire_comm *c)
+{
+    if (c->base.hooks)
+        c->base.hooks->disarm(&c->base);
 }
 
 static void wire_comm_sleep(struct dp_comm *comm, int64_t until_ns)
@@ -603,24 +584,23 @@ static void wire_comm_sleep(struct dp_comm *comm, int64_t until_ns)
     const int64_t decides_ns = dp_rendezvous_decides_ns(c->rendezvous);
     if (decides_ns != INT64_MAX && ns > decides_ns - now_ns)
         ns = decides_ns - now_ns;
-    const bool waits_for_news = c->any_broken || now_ns < c->news_until_ns;
-    if ((waits_for_news || dp_watch_is_connecting(&c->watch)) && ns > 10 * DP_NS_PER_MS)
+    if ((c->any_broken || now_ns < c->news_until_ns) && ns > 10 * DP_NS_PER_MS)
         ns = 10 * DP_NS_PER_MS;
     if (ns <= 0)
         return;
 
     c->fds[0] = (struct pollfd){.fd = c->wake, .events = POLLIN};
-    int controls = arm_controls(c);
+    int controls = arm_controls(c, &ns);
     if (controls < 0) {
         c->polled_ns = 0;
-        dp_watch_disarm(&c->watch);
+        disarm_controls(c);
         return;
     }
     struct pollfd *fds = c->fds + 1 + controls;
     if (dp_peers_arm(&c->peers, fds, &armed))
         sleep_on(c, controls, armed, limit_sleep(c, fds, armed, ns));
     dp_peers_disarm(&c->peers, fds, armed);
-    dp_watch_disarm(&c->watch);
+    disarm_controls(c);
 }
 
 /* ---- away ---------------------------------------------------------------------------------- */
@@ -676,13 +656,12 @@ static int wire_comm_busy(struct dp_comm *comm, int64_t ns)
 {
     struct wire_comm *c = of(comm);
 
-    if (!comm->survival) {
+    if (!comm->hooks) {
         dp_rendezvous_busy(c->rendezvous, ns);
         return 0;
     }
     dp_rendezvous_note_busy(c->rendezvous, comm->rank, ns);
-    dp_survival_tell_busy(comm->survival, ns);
-    dp_watch_flush(&c->watch, dp_now_ns() + FLUSH_NS);
+    comm->hooks->tell_busy(comm, ns);
     return 0;
 }
 
@@ -707,37 +686,11 @@ static int wire_comm_abort(struct dp_comm *comm, const struct dp_abort *why)
 
 /* ---- survival ------------------------------------------------------------------------------ */
 
-static int wire_comm_prepare(struct dp_comm *comm)
+static struct dp_peers *wire_comm_survive(struct dp_comm *comm)
 {
-    struct wire_comm *c = of(comm);
-
-    c->watch.survival = comm->survival;
-    c->watch.peers = &c->peers;
-    c->watch.timeout_ns = comm->deadline_ns;
-    c->rendezvous->survives = true;
-    return 0;
-}
-
-static int wire_comm_start_survival(struct dp_comm *comm)
-{
-    dp_watch_begin(&of(comm)->watch);
+    of(comm)->rendezvous->survives = true;
     of(comm)->told_doing = 0; /* only rank 0 has been told */
-    return 0;
-}
-
-static void wire_comm_tell(struct dp_comm *comm, int peer, const void *message, size_t len)
-{
-    dp_watch_tell(&of(comm)->watch, peer, message, len);
-}
-
-static void wire_comm_tell_neighbors(struct dp_comm *comm, const void *message, size_t len)
-{
-    dp_watch_tell_neighbors(&of(comm)->watch, message, len);
-}
-
-static void wire_comm_watch_peer(struct dp_comm *comm, int peer)
-{
-    (void)dp_watch_peer(&of(comm)->watch, peer);
+    return &of(comm)->peers;
 }
 
 static void wire_comm_note_busy(struct dp_comm *comm, int peer, int64_t ns)
@@ -769,11 +722,7 @@ static void wire_comm_end_channels(struct dp_comm *comm, int first, int count)
 }
 
 static const struct dp_survival_ops wire_comm_survival = {
-    .prepare = wire_comm_prepare,
-    .start = wire_comm_start_survival,
-    .tell = wire_comm_tell,
-    .tell_neighbors = wire_comm_tell_neighbors,
-    .watch = wire_comm_watch_peer,
+    .survive = wire_comm_survive,
     .note_busy = wire_comm_note_busy,
     .bury = wire_comm_bury,
     .note_abort = wire_comm_note_abort,
@@ -841,11 +790,13 @@ static void leave(struct wire_comm *c)
     struct dp_comm *comm = &c->base;
 
     dp_progress_thread_free(c->progress_thread);
-    if (comm->survival && !check_abort(c))
-        dp_survival_leave(comm->survival);
-    dp_watch_flush(&c->watch, dp_now_ns() + FLUSH_NS); /* of an abort, too */
+    if (comm->hooks) {
+        check_abort(c);
+        comm->hooks->leave(comm);
+    }
     dp_peers_disconnect(&c->peers);
-    dp_watch_end(&c->watch);
+    if (comm->hooks)
+        comm->hooks->end_watch(comm);
     dp_peers_unlisten(&c->peers);
     c->rendezvous->timeout_ns = comm->deadline_ns;
     c->rendezvous->poll = (struct dp_poll){comm->poll, comm->poll_user};

@@ -7,6 +7,8 @@
 #include "comm/comm_core.h"
 #include "comm/lines.h"
 
+#include <dualpipe/survival.h>
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -20,6 +20,8 @@
 #include "mixing/graph.h"
 #include "mixing/mixer_state.h"
 
+#include <dualpipe/survival.h>
+
 #include <stdlib.h>
 #include <string.h>
 

@@ -17,6 +17,7 @@
 #include "comm/comm_core.h"
 #include "mixing/graph.h"
 #include "mixing/mixer_state.h"
+#include "survival/survival.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -29,6 +29,7 @@
 #include "mixing/combine.h"
 #include "mixing/round.h"
 #include <dualpipe/memory.h>
+#include <dualpipe/survival.h>
 
 #include <stdio.h>
 #include <stdlib.h>

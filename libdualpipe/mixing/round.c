@@ -7,6 +7,8 @@
 #include "base/fail.h"
 #include "device/device_ops.h"
 
+#include <dualpipe/survival.h>
+
 #include <math.h>
 #include <stdlib.h>
 

@@ -13,6 +13,8 @@
 #include "pipeline/border.h"
 #include "schedule/build.h"
 
+#include <dualpipe/survival.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -11,6 +11,7 @@
 #include <dualpipe/comm.h>
 #include <dualpipe/optimizer.h>
 #include <dualpipe/schedule.h>
+#include <dualpipe/survival.h>
 #include <dualpipe/trace.h>
 #include <dualpipe/trainer.h>
 

@@ -8,6 +8,8 @@
 
 #include "base/fail.h"
 
+#include <dualpipe/survival.h>
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -18,6 +18,7 @@
 #include "base/fail.h"
 
 #include <dualpipe/pipeline.h>
+#include <dualpipe/survival.h>
 
 #include <stdio.h>
 #include <stdlib.h>

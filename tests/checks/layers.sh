@@ -18,11 +18,12 @@ device      2  device
 optimizer   3  optimizer
 wire        2
 comm        3  comm nccl
-pipeline    4  stage pipeline batch_step trace
-mixing      4  mixer mixing replicas
-asyncpipe   5  asyncpipe
-offload     5  offload
-trainer     6  model trainer
+survival    4  survival
+pipeline    5  stage pipeline batch_step trace
+mixing      5  mixer mixing replicas
+asyncpipe   6  asyncpipe
+offload     6  offload
+trainer     7  model trainer
 '
 
 # Lines "FILE:#include ..." that break the rule. What no layer owns is the system's.

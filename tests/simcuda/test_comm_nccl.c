@@ -9,6 +9,8 @@
 #include "base/clock.h"
 #include "comm/nccl_links.h"
 
+#include <dualpipe/survival.h>
+
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>

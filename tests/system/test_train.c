@@ -9,6 +9,7 @@
 #include "scratch.h"
 
 #include <dualpipe/comm.h>
+#include <dualpipe/survival.h>
 #include <jansson.h>
 
 #include <arpa/inet.h>

@@ -7,6 +7,8 @@
 
 #include "launch.h"
 
+#include <dualpipe/survival.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

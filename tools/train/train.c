@@ -14,6 +14,8 @@
 #include "train/saved_lock.h"
 #include "train/settings.h"
 
+#include <dualpipe/survival.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 

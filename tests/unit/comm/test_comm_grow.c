@@ -9,6 +9,8 @@
 #include "base/clock.h"
 #include "comm/comm_core.h"
 
+#include <dualpipe/survival.h>
+
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "comm/comm_core.h"
 #include "comm/comm_ops.h"
+#include "survival/survival.h"
 
 #include <signal.h>
 #include <stdlib.h>

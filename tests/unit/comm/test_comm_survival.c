@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "comm/comm_core.h"
-#include "comm/survival.h"
+#include "survival/survival.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -346,21 +346,21 @@ struct last_words {
     int rank, left;
 };
 static _Thread_local struct last_words *saying;
-static _Thread_local const struct dp_survival_ops *real_ops;
+static _Thread_local const struct dp_survival_news *real_news;
 
-static void send_value(struct dp_comm *comm, int peer, const void *message, size_t len)
+static void send_value(struct dp_survival *s, int peer, const void *message, size_t len)
 {
     if (saying->left-- > 0) {
-        real_ops->tell(comm, peer, message, len);
+        real_news->tell(s, peer, message, len);
         return;
     }
-    die(comm);
-    dp_comm_set_deadline(comm, DP_NS_PER_MS); /* a thread waits in vain from now on */
+    die(s->world);
+    dp_comm_set_deadline(s->world, DP_NS_PER_MS); /* a thread waits in vain from now on */
 }
 
-static void send_to_none(struct dp_comm *comm, const void *message, size_t len)
+static void send_to_none(struct dp_survival *s, const void *message, size_t len)
 {
-    (void)comm;
+    (void)s;
     (void)message;
     (void)len;
 }
@@ -370,20 +370,20 @@ static int die_in_agreement(struct dp_comm *comm, void *arg)
     struct last_words mine = *(const struct last_words *)arg;
     const int rank = dp_comm_rank(comm);
     struct dp_comm *survivors;
-    struct dp_survival_ops ops;
+    struct dp_survival_news few;
     int64_t sum = 0;
     bool alive[8];
 
     BEGIN(comm);
     if (rank == mine.rank) {
         saying = &mine;
-        real_ops = comm->survival->ops;
-        ops = *real_ops;
-        ops.tell = send_value;
-        ops.tell_neighbors = send_to_none;
-        comm->survival->ops = &ops;
+        real_news = comm->survival->news;
+        few = *real_news;
+        few.tell = send_value;
+        few.tell_neighbors = send_to_none;
+        comm->survival->news = &few;
         dp_comm_agree_alive(comm, alive);
-        comm->survival->ops = real_ops;
+        comm->survival->news = real_news;
         return die(comm);
     }
     CHECK(!dp_comm_agree_alive(comm, alive));

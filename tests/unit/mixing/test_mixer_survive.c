@@ -14,6 +14,8 @@
 #include "mixing/mixer_state.h"
 #include "mixing/round.h"
 
+#include <dualpipe/survival.h>
+
 #include <math.h>
 #include <signal.h>
 #include <stdatomic.h>

@@ -9,6 +9,8 @@
 #include "pipeline_job.h"
 #include "quiet.h"
 
+#include <dualpipe/survival.h>
+
 #include <signal.h>
 #include <stdlib.h>
 

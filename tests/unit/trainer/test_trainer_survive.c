@@ -9,6 +9,7 @@
 #include "unit/comm/comm_group.h"
 #include "trainer_models.h"
 
+#include <dualpipe/survival.h>
 #include <dualpipe/trainer.h>
 
 #include <math.h>

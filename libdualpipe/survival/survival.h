@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * survival.h - what a rank of a surviving group (dp_comm_survive) knows: which ranks are dead, and
- * what the live ones have agreed on. Pure state and messages; a transport carries the messages and
- * reports the ranks that it loses.
+ * what the live ones have agreed on (survival.c); how ranks that are processes watch and tell each
+ * other (watch.c); and the functions of the group (survivors.c). Communicators know nothing of it but
+ * dp_comm_hooks.
  *
  * Deaths. `dead` only grows. A rank enters it when the transport loses it, when an agreement waits
  * for it in vain, when it leaves in order, or by the message of a live rank; every growth is told
@@ -48,37 +49,11 @@
  *
  * Threads: those of the communicator.
  */
-#ifndef DP_COMM_SURVIVAL_H
-#define DP_COMM_SURVIVAL_H
+#ifndef DP_SURVIVAL_SURVIVAL_H
+#define DP_SURVIVAL_SURVIVAL_H
 
 #include "comm/comm_ops.h"
-
-/* What a transport does for it. None blocks. */
-struct dp_survival_ops {
-    /* Called on every rank before any message is sent, and again once all ranks have been there. */
-    int (*prepare)(struct dp_comm *world);
-    int (*start)(struct dp_comm *world);
-    /* In order to one peer, dropped if it is dead. The message is copied. */
-    void (*tell)(struct dp_comm *world, int peer, const void *message, size_t len);
-    /* Tell all neighbours, so that all live ranks hear of it if each passes it on. */
-    void (*tell_neighbors)(struct dp_comm *world, const void *message, size_t len);
-    /* Report the death of this peer, too, from now on. */
-    void (*watch)(struct dp_comm *world, int peer);
-    /* The peer will be busy for so long from now on; 0: not any more. See dp_comm_busy. */
-    void (*note_busy)(struct dp_comm *world, int peer, int64_t ns);
-    /* The peer is dead: its requests fail, and nothing of it is received any more. */
-    void (*bury)(struct dp_comm *world, int peer);
-    /* Another rank has aborted the group. NULL where all know of it at once. */
-    void (*note_abort)(struct dp_comm *world, const struct dp_abort *why);
-    /* What the peer does, where a transport can see it; NULL: by messages (dp_survival_tell_doing). */
-    uint64_t (*doing)(struct dp_comm *world, int peer);
-    /* Drop a request that is in flight; its memory is the caller's again. Other requests of its
-     * link fail, too, and later ones. */
-    void (*cancel)(struct dp_comm *world, struct dp_request *req);
-    /* Finish all requests of these channels with DP_ECOMM: their memory is the caller's again. No
-     * message comes or goes there any more. */
-    void (*end_channels)(struct dp_comm *world, int first, int count);
-};
+#include <dualpipe/survival.h>
 
 enum dp_death { DP_DEATH_NONE, DP_DEATH_ENDED, DP_DEATH_LEFT, DP_DEATH_SILENT, DP_DEATH_REPORTED };
 
@@ -103,27 +78,19 @@ struct dp_survival_message {
     uint64_t dead[]; /* a bit for each rank of the world; then, of these, those that have left */
 };
 
-/* The whole group ends: a member has called dp_comm_abort. Passed on by each rank. */
-struct dp_survival_abort {
+/* REVOKE: a communicator was revoked. ABORT: a member has called dp_comm_abort, and the whole group
+ * ends. Ranks are those of the world. */
+struct dp_survival_ending {
     uint32_t kind;
+    uint32_t context; /* REVOKE */
+    int32_t by;       /* a member of it */
     struct dp_abort why;
 };
-
-/* A communicator was revoked. Ranks are those of the world. */
-struct dp_survival_revoke {
-    uint32_t kind;
-    uint32_t context;
-    int32_t by; /* a member of it */
-    struct dp_abort why;
-};
-
-_Static_assert(sizeof(struct dp_survival_revoke) > sizeof(struct dp_survival_abort),
-               "the longest message of a fixed length");
 
 /* One that this rank knows of. */
 struct dp_revocation {
     struct dp_revocation *next;
-    struct dp_survival_revoke message;
+    struct dp_survival_ending message;
 };
 
 /* The agreements of one communicator of this rank. */
@@ -140,9 +107,31 @@ struct dp_agreement {
     uint64_t *decisions[2]; /* the dead of decision k at k % 2 */
 };
 
+/* How a rank tells and watches others: by wires between processes, by mail between threads. */
+struct dp_survival_news {
+    /* In order to one peer, dropped if it is dead. The message is copied. */
+    void (*tell)(struct dp_survival *s, int peer, const void *message, size_t len);
+    /* Tell all neighbors, so that all live ranks hear of it if each passes it on. */
+    void (*tell_neighbors)(struct dp_survival *s, const void *message, size_t len);
+    /* Hear of the end of this peer, too. */
+    void (*watch)(struct dp_survival *s, int peer);
+    /* Wait a little until what was told is on its way: the caller will not call for long. */
+    void (*flush)(struct dp_survival *s);
+};
+
+struct dp_watch_wire; /* a wire and the messages on their way */
+
 struct dp_survival {
     struct dp_comm *world;
-    const struct dp_survival_ops *ops;
+    const struct dp_survival_ops *ops; /* the transport's */
+    const struct dp_survival_news *news;
+    struct dp_comm_hooks hooks;
+    struct dp_watch {
+        struct dp_peers *peers; /* NULL: ranks are threads */
+        struct dp_watch_wire *wires;
+        int64_t timeout_ns; /* of a host that does not acknowledge */
+        unsigned ends_seen; /* of the rendezvous */
+    } watch;
     int words, dead_count;
     size_t message_bytes, room; /* of all but ABORT and REVOKE, of all */
     uint64_t *dead, *left; /* left: of the dead, those that said so before */
@@ -164,62 +153,33 @@ struct dp_survival {
     struct dp_survival_message *out;
 };
 
-int dp_survival_new(struct dp_comm *world, const struct dp_survival_ops *ops,
-                    struct dp_survival **out);
+/* Without those of processes. */
+extern const struct dp_comm_hooks dp_survival_hooks;
+
+int dp_survival_new(struct dp_comm *world, struct dp_survival **out);
 void dp_survival_free(struct dp_survival *s); /* may be NULL */
 
-/* ---- for transports -------------------------------------------------------------------------- */
-
-/* A message of this peer has come. */
-void dp_survival_handle(struct dp_survival *s, int from, const void *message, size_t len);
-/* The peer's process has ended (it is buried), or it has left: what it had sent may still be
- * received. */
-void dp_survival_lose(struct dp_survival *s, int rank, enum dp_death why);
-/* Dead or left. */
 static inline bool dp_survival_is_gone(const struct dp_survival *s, int rank)
 {
     return s->dead[rank / 64] >> rank % 64 & 1;
 }
-static inline bool dp_survival_is_dead(const struct dp_survival *s, int rank)
-{
-    return (s->dead[rank / 64] & ~s->left[rank / 64]) >> rank % 64 & 1;
-}
-/* This rank leaves: tell the neighbors. */
-void dp_survival_leave(struct dp_survival *s);
-/* The group was aborted: tell the neighbors. */
-void dp_survival_tell_abort(struct dp_survival *s, const struct dp_abort *why);
-/* This rank will be busy: tell all, by way of the neighbors. */
-void dp_survival_tell_busy(struct dp_survival *s, int64_t ns);
-/* This rank does something else: tell the neighbors. */
-void dp_survival_tell_doing(struct dp_survival *s, uint64_t doing);
-/* DP_ECOMM, saying how the rank died. */
-int dp_survival_fail(const struct dp_survival *s, int rank);
-/* An error that a rank without files or memory meets, which is no fault of a peer. */
-static inline bool dp_survival_is_own_fault(int error)
-{
-    return error == DP_EIO || error == DP_ENOMEM;
-}
+/* A message of this peer has come. */
+void dp_survival_handle(struct dp_comm *world, int from, const void *message, size_t len);
+/* The peer's process has ended (it is buried), or it has left. */
+void dp_survival_lose(struct dp_survival *s, int rank, enum dp_death why);
+/* Tell a peer what this rank does. */
+void dp_survival_tell_own_note(struct dp_survival *s, int peer);
 /* This rank has no files or no memory for its part in the group: its communicator ends, and the others
  * see that as its end. */
-void dp_survival_end(struct dp_survival *s, int error, const char *text);
-/* Whether this rank was declared dead by others, or cannot go on; why may be NULL. */
-bool dp_survival_is_excluded(const struct dp_survival *s, struct dp_abort *why);
-
-/* ---- for the functions of communicators ------------------------------------------------------ */
+void dp_survival_end(struct dp_comm *world, int error, const char *text);
 
 /* This rank has waited for the other one in vain: it is dead for all from now on. */
 void dp_survival_declare(struct dp_survival *s, int rank);
 /* Ask the rank for a sign of life; whether it still owes one. Not where it is dead. */
 void dp_survival_ask(struct dp_survival *s, int rank);
 bool dp_survival_is_owed(const struct dp_survival *s, int rank);
-/* A rank of comm that has died and not left, by its number in the world, -1: none. */
-int dp_survival_find_dead(const struct dp_survival *s, const struct dp_comm *comm);
-/* What a rank of the world did last, as far as this rank has heard; 0: unknown. */
-uint64_t dp_survival_doing(const struct dp_survival *s, int rank);
 /* This rank revokes comm. DP_ENOMEM. */
 int dp_survival_revoke(struct dp_survival *s, struct dp_comm *comm, const struct dp_abort *why);
-/* A communicator has been made: it may be revoked already. */
-void dp_survival_take_in(struct dp_survival *s, struct dp_comm *comm);
 /* Begin the next agreement of comm. DP_ENOMEM. */
 int dp_agreement_begin(struct dp_survival *s, struct dp_comm *comm, uint64_t flags,
                        struct dp_agreement **out);
@@ -229,5 +189,37 @@ int dp_agreement_step(struct dp_survival *s, struct dp_comm *comm, struct dp_agr
                       int64_t now_ns, int64_t wait_ns, int64_t *waits_until_ns);
 /* What was decided last: the dead of the world, the first context that is free on all, and flags. */
 const uint64_t *dp_agreement_result(const struct dp_agreement *a, int *contexts, uint64_t *flags);
+
+/* ---- watch ----------------------------------------------------------------------------------- */
+
+/* How the processes of a group watch each other: a wire to the two
+ * live ranks that follow, in a ring of all ranks, and one to each other rank that this one waits
+ * for. The end of a wire is the end of the peer, and is found by both sides:
+ *
+ *      ... 3 -> 4 -> 5 -> 0 -> 1 ...       and two further:  3 ---> 5, 4 ---> 0, 5 ---> 1
+ *
+ * If a rank dies, each one before it connects to the next live one, so that the ring closes by
+ * itself, however many die at once. What a rank learns it tells over all its wires.
+ *
+ * The wires are of the kind that messages take, TCP with keep-alives between hosts: no thread has
+ * to send anything for a rank that computes. They are read when a rank calls.
+ *
+ * Threads: those of the communicator. */
+
+/* Connect to the neighbors, and again after a death. Until it has begun nothing is sent. */
+void dp_watch_begin(struct dp_survival *s);
+/* Between processes: the news, and the hooks. */
+void dp_watch_use(struct dp_survival *s, struct dp_peers *peers);
+
+/* ---- survivors ------------------------------------------------------------------------------- */
+
+/* Where a wait of this rank has ended by its deadline: the rank that it was for is asked for a sign of
+ * life, and declared dead for all if it gives none within half a second, or half of the deadline if that
+ * is less. For callers all of whose ranks let the progress thread work while they compute. */
+int dp_comm_settle_silence(struct dp_comm *comm);
+/* What a rank of a group that survives did last (dp_comm_note); 0: not known. Of a rank that died all
+ * that live know the same once they have agreed that it did (dp_comm_agree_alive, dp_comm_shrink); of
+ * one that lives this rank knows what it was told. */
+uint64_t dp_comm_last_note(const struct dp_comm *comm, int rank);
 
 #endif

@@ -1,9 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/survival.h"
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * survival.c - deaths, revocations, notes and agreements as survival.h says: the state of one rank, and
+ * the messages that change it.
+ */
+#include "survival/survival.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "comm/engine.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +52,7 @@ static const struct dp_survival_message *compose(struct dp_survival *s, enum dp_
 static void tell(struct dp_survival *s, int peer, enum dp_survival_kind kind,
                  const struct dp_agreement *a, uint32_t number)
 {
-    s->ops->tell(s->world, peer, compose(s, kind, a, number), s->message_bytes);
+    s->news->tell(s, peer, compose(s, kind, a, number), s->message_bytes);
 }
 
 /* What is known of a rank: to one peer, or to the neighbors. */
@@ -59,9 +64,9 @@ static void tell_note(struct dp_survival *s, int peer, int rank)
     s->out->context = (uint32_t)rank;
     s->out->doing = s->notes[rank].doing;
     if (peer < 0)
-        s->ops->tell_neighbors(s->world, s->out, s->message_bytes);
+        s->news->tell_neighbors(s, s->out, s->message_bytes);
     else
-        s->ops->tell(s->world, peer, s->out, s->message_bytes);
+        s->news->tell(s, peer, s->out, s->message_bytes);
 }
 
 static void tell_notes_of_dead(struct dp_survival *s, int peer)
@@ -73,7 +78,7 @@ static void tell_notes_of_dead(struct dp_survival *s, int peer)
 
 static void tell_deaths(struct dp_survival *s)
 {
-    s->ops->tell_neighbors(s->world, compose(s, DP_SURVIVAL_DEATHS, NULL, 0), s->message_bytes);
+    s->news->tell_neighbors(s, compose(s, DP_SURVIVAL_DEATHS, NULL, 0), s->message_bytes);
 }
 
 /* ---- deaths ---------------------------------------------------------------------------------- */
@@ -86,35 +91,40 @@ static const char *const reasons[] = {
     [DP_DEATH_REPORTED] = "another rank has reported it",
 };
 
-int dp_survival_fail(const struct dp_survival *s, int rank)
+static int fail(const struct dp_comm *world, int rank)
 {
-    return dp_fail_quietly(DP_ECOMM, "rank %d is dead: %s", rank, reasons[s->deaths[rank]]);
+    return dp_fail_quietly(DP_ECOMM, "rank %d is dead: %s", rank,
+                           reasons[world->survival->deaths[rank]]);
 }
 
-void dp_survival_end(struct dp_survival *s, int error, const char *text)
+void dp_survival_end(struct dp_comm *world, int error, const char *text)
 {
+    struct dp_survival *s = world->survival;
+
     if (s->end.error)
         return;
-    s->end = (struct dp_abort){.rank = s->world->rank, .error = error};
+    s->end = (struct dp_abort){.rank = world->rank, .error = error};
     dp_snprintf(s->end.text, sizeof(s->end.text), "%s", text);
 }
 
-bool dp_survival_is_excluded(const struct dp_survival *s, struct dp_abort *why)
+static bool is_excluded(const struct dp_comm *world, struct dp_abort *why)
 {
+    const struct dp_survival *s = world->survival;
+
     if (s->excluded_by < 0 && !s->end.error)
         return false;
     if (!why)
         return true;
     *why = s->end;
     if (!why->error) {
-        *why = (struct dp_abort){.rank = s->world->rank, .error = DP_ETIMEDOUT};
+        *why = (struct dp_abort){.rank = world->rank, .error = DP_ETIMEDOUT};
         snprintf(why->text, sizeof(why->text),
                  "rank %d was declared dead by the others, as rank %d says: it gave no sign for longer "
                  "than the deadline; the group goes on without it",
-                 s->world->rank, s->excluded_by);
+                 world->rank, s->excluded_by);
     }
-    if (s->world->doing)
-        why->doing = atomic_load(s->world->doing);
+    if (world->doing)
+        why->doing = atomic_load(world->doing);
     return true;
 }
 
@@ -155,7 +165,7 @@ void dp_survival_ask(struct dp_survival *s, int rank)
     if (s->excluded_by >= 0 || has(s->dead, rank))
         return;
     s->asked = rank;
-    s->ops->watch(s->world, rank);
+    s->news->watch(s, rank);
     tell(s, rank, DP_SURVIVAL_PING, NULL, 0);
 }
 
@@ -164,13 +174,16 @@ bool dp_survival_is_owed(const struct dp_survival *s, int rank)
     return s->asked == rank && s->excluded_by < 0 && !has(s->dead, rank);
 }
 
-void dp_survival_leave(struct dp_survival *s)
+static void leave(struct dp_comm *world)
 {
-    if (s->excluded_by >= 0)
-        return;
-    add(s->dead, s->world->rank);
-    add(s->left, s->world->rank);
-    tell_deaths(s);
+    struct dp_survival *s = world->survival;
+
+    if (!world->ops->aborted(world, NULL)) {
+        add(s->dead, world->rank);
+        add(s->left, world->rank);
+        tell_deaths(s);
+    }
+    s->news->flush(s); /* of an abort, too */
 }
 
 static void merge(struct dp_survival *s, int from, const uint64_t *dead)
@@ -189,21 +202,34 @@ static void merge(struct dp_survival *s, int from, const uint64_t *dead)
         tell_deaths(s);
 }
 
-int dp_survival_find_dead(const struct dp_survival *s, const struct dp_comm *comm)
+static bool has_lost(const struct dp_comm *world, int rank, bool or_left)
 {
-    if (!s->dead_count)
-        return -1;
-    for (int i = 0; i < comm->size; i++)
-        if (dp_survival_is_dead(s, dp_comm_world_rank(comm, i)))
+    const struct dp_survival *s = world->survival;
+
+    return has(s->dead, rank) && (or_left || !has(s->left, rank));
+}
+
+static int find_dead(struct dp_comm *comm)
+{
+    const struct dp_survival *s = comm->world->survival;
+
+    for (int i = 0; s->dead_count != comm->deaths_seen && i < comm->size; i++)
+        if (has_lost(comm->world, dp_comm_world_rank(comm, i), false))
             return dp_comm_world_rank(comm, i);
+    comm->deaths_seen = s->dead_count;
     return -1;
 }
 
-void dp_survival_tell_abort(struct dp_survival *s, const struct dp_abort *why)
+static void lose(struct dp_comm *world, int rank, bool has_left)
 {
-    const struct dp_survival_abort m = {.kind = DP_SURVIVAL_ABORT, .why = *why};
+    dp_survival_lose(world->survival, rank, has_left ? DP_DEATH_LEFT : DP_DEATH_ENDED);
+}
 
-    s->ops->tell_neighbors(s->world, &m, sizeof(m));
+static void tell_abort(struct dp_comm *world, const struct dp_abort *why)
+{
+    const struct dp_survival_ending m = {.kind = DP_SURVIVAL_ABORT, .why = *why};
+
+    world->survival->news->tell_neighbors(world->survival, &m, sizeof(m));
 }
 
 /* ---- revocations ----------------------------------------------------------------------------- */
@@ -223,7 +249,7 @@ static bool is_member(const struct dp_comm *comm, int world_rank)
 
 /* The engine gives up its collectives when it goes on next. */
 static void end_if_it_is(struct dp_survival *s, struct dp_comm *comm,
-                         const struct dp_survival_revoke *m)
+                         const struct dp_survival_ending *m)
 {
     if (comm->is_revoked || (uint32_t)context_of(comm) != m->context || !is_member(comm, m->by))
         return;
@@ -232,13 +258,15 @@ static void end_if_it_is(struct dp_survival *s, struct dp_comm *comm,
     s->ops->end_channels(s->world, comm->first_channel, DP_CHANNELS);
 }
 
-void dp_survival_take_in(struct dp_survival *s, struct dp_comm *comm)
+static void take_in(struct dp_comm *comm)
 {
+    struct dp_survival *s = comm->world->survival;
+
     for (const struct dp_revocation *r = s->revocations; r; r = r->next)
         end_if_it_is(s, comm, &r->message);
 }
 
-static bool is_known(const struct dp_survival *s, const struct dp_survival_revoke *m)
+static bool is_known(const struct dp_survival *s, const struct dp_survival_ending *m)
 {
     const struct dp_revocation *r = s->revocations;
 
@@ -248,7 +276,7 @@ static bool is_known(const struct dp_survival *s, const struct dp_survival_revok
 }
 
 /* First told, then done: a peer that finds a link ended can know why. */
-static int spread_revocation(struct dp_survival *s, const struct dp_survival_revoke *m)
+static int spread_revocation(struct dp_survival *s, const struct dp_survival_ending *m)
 {
     struct dp_revocation *r = calloc(1, sizeof(*r));
 
@@ -258,7 +286,7 @@ static int spread_revocation(struct dp_survival *s, const struct dp_survival_rev
     r->message.why.text[sizeof(m->why.text) - 1] = '\0';
     r->next = s->revocations;
     s->revocations = r;
-    s->ops->tell_neighbors(s->world, &r->message, sizeof(r->message));
+    s->news->tell_neighbors(s, &r->message, sizeof(r->message));
     for (struct dp_comm *comm = s->world; comm; comm = comm->next)
         end_if_it_is(s, comm, &r->message);
     return 0;
@@ -266,7 +294,7 @@ static int spread_revocation(struct dp_survival *s, const struct dp_survival_rev
 
 int dp_survival_revoke(struct dp_survival *s, struct dp_comm *comm, const struct dp_abort *why)
 {
-    const struct dp_survival_revoke m = {.kind = DP_SURVIVAL_REVOKE,
+    const struct dp_survival_ending m = {.kind = DP_SURVIVAL_REVOKE,
                                          .context = (uint32_t)context_of(comm),
                                          .by = s->world->rank,
                                          .why = *why};
@@ -274,13 +302,43 @@ int dp_survival_revoke(struct dp_survival *s, struct dp_comm *comm, const struct
     return comm->is_revoked ? 0 : spread_revocation(s, &m);
 }
 
-static void take_revocation(struct dp_survival *s, int from, const struct dp_survival_revoke *m)
+static void take_revocation(struct dp_survival *s, int from, const struct dp_survival_ending *m)
 {
     if (s->excluded_by >= 0 || has(s->dead, from) || m->by < 0 || m->by >= s->world->size ||
         m->why.error >= 0 || is_known(s, m))
         return;
     if (spread_revocation(s, m))
-        dp_survival_end(s, DP_ENOMEM, dp_last_error());
+        dp_survival_end(s->world, DP_ENOMEM, dp_last_error());
+}
+
+/* A rank that has heard of a revocation ends its links: this one may find a link ended before it is
+ * told why. */
+static int look_for_revocation(struct dp_comm *comm, int err)
+{
+    struct dp_comm *world = comm->world;
+    char first[DP_ABORT_TEXT];
+
+    snprintf(first, sizeof(first), "%s", dp_last_error());
+    if (comm->is_revoked || world->ops->progress(world, -1) || comm->is_revoked)
+        return DP_EABORTED;
+    return dp_fail_quietly(err, "%s", first);
+}
+
+/* Collectives of one that was revoked give the memory of the caller back. */
+static int explain(struct dp_comm *comm, int err)
+{
+    struct dp_comm *world = comm->world;
+    struct dp_abort why;
+
+    if (err == DP_ECOMM)
+        err = look_for_revocation(comm, err);
+    if (err != DP_EABORTED || !comm->is_revoked || world->ops->aborted(world, NULL))
+        return err;
+    dp_comm_aborted(comm, &why);
+    if (world->engine)
+        dp_engine_progress(world->engine);
+    return dp_fail_quietly(DP_EABORTED, "the communicator was revoked because of rank %d (%s): %s",
+                           why.rank, dp_strerror(why.error), why.text);
 }
 
 /* ---- ranks that are busy --------------------------------------------------------------------- */
@@ -290,15 +348,17 @@ static void announce(struct dp_survival *s, int rank, uint32_t ms)
     compose(s, DP_SURVIVAL_BUSY, NULL, s->announced[rank]);
     s->out->context = (uint32_t)rank;
     s->out->contexts = ms;
-    s->ops->tell_neighbors(s->world, s->out, s->message_bytes);
+    s->news->tell_neighbors(s, s->out, s->message_bytes);
 }
 
-void dp_survival_tell_busy(struct dp_survival *s, int64_t ns)
+static void tell_busy(struct dp_comm *world, int64_t ns)
 {
+    struct dp_survival *s = world->survival;
     const int64_t ms = (ns + DP_NS_PER_MS - 1) / DP_NS_PER_MS;
 
-    s->announced[s->world->rank]++;
-    announce(s, s->world->rank, ms < UINT32_MAX ? (uint32_t)ms : UINT32_MAX);
+    s->announced[world->rank]++;
+    announce(s, world->rank, ms < UINT32_MAX ? (uint32_t)ms : UINT32_MAX);
+    s->news->flush(s);
 }
 
 /* The same news comes over several ways, and is passed on once. */
@@ -316,17 +376,25 @@ static void take_busy(struct dp_survival *s, const struct dp_survival_message *m
 
 /* ---- what ranks do --------------------------------------------------------------------------- */
 
-void dp_survival_tell_doing(struct dp_survival *s, uint64_t doing)
+static void tell_doing(struct dp_comm *world, uint64_t doing)
 {
-    struct dp_survival_note *own = &s->notes[s->world->rank];
+    struct dp_survival *s = world->survival;
+    struct dp_survival_note *own = &s->notes[world->rank];
 
     own->doing = doing;
     own->number++;
     tell_note(s, -1, s->world->rank);
 }
 
-uint64_t dp_survival_doing(const struct dp_survival *s, int rank)
+void dp_survival_tell_own_note(struct dp_survival *s, int peer)
 {
+    tell_note(s, peer, s->world->rank);
+}
+
+static uint64_t find_doing(const struct dp_comm *world, int rank)
+{
+    const struct dp_survival *s = world->survival;
+
     return s->ops->doing ? s->ops->doing(s->world, rank) : s->notes[rank].doing;
 }
 
@@ -403,17 +471,19 @@ static void take_decision(struct dp_survival *s, const struct dp_survival_messag
         decide(s, a, m->dead, m->contexts, m->doing);
 }
 
-void dp_survival_handle(struct dp_survival *s, int from, const void *message, size_t len)
+void dp_survival_handle(struct dp_comm *world, int from, const void *message, size_t len)
 {
+    struct dp_survival *s = world->survival;
     const struct dp_survival_message *m = message;
+    const struct dp_survival_ending *end = message;
 
-    if (len == sizeof(struct dp_survival_abort) && m->kind == DP_SURVIVAL_ABORT) {
+    if (len == sizeof(*end) && m->kind == DP_SURVIVAL_ABORT) {
         if (!has(s->dead, from))
-            s->ops->note_abort(s->world, &((const struct dp_survival_abort *)message)->why);
+            s->ops->note_abort(world, &end->why);
         return;
     }
-    if (len == sizeof(struct dp_survival_revoke) && m->kind == DP_SURVIVAL_REVOKE) {
-        take_revocation(s, from, message);
+    if (len == sizeof(*end) && m->kind == DP_SURVIVAL_REVOKE) {
+        take_revocation(s, from, end);
         return;
     }
     if (len != s->message_bytes || s->excluded_by >= 0)
@@ -547,7 +617,7 @@ static void change_coordinator(struct dp_survival *s, const struct dp_comm *comm
     a->coordinator = coordinator;
     a->since_ns = now_ns;
     if (coordinator != s->world->rank) {
-        s->ops->watch(s->world, coordinator);
+        s->news->watch(s, coordinator);
         tell(s, coordinator, DP_SURVIVAL_QUERY, a, a->number);
         return;
     }
@@ -603,21 +673,20 @@ const uint64_t *dp_agreement_result(const struct dp_agreement *a, int *contexts,
 
 /* ---- new and free ---------------------------------------------------------------------------- */
 
-int dp_survival_new(struct dp_comm *world, const struct dp_survival_ops *ops,
-                    struct dp_survival **out)
+int dp_survival_new(struct dp_comm *world, struct dp_survival **out)
 {
     struct dp_survival *s = calloc(1, sizeof(*s));
 
     if (!s)
         return dp_fail(DP_ENOMEM, "no memory for a group that survives");
     s->world = world;
-    s->ops = ops;
+    s->ops = world->ops->survival;
     s->words = (world->size + 63) / 64;
     s->excluded_by = s->asked = -1;
     s->message_bytes = sizeof(struct dp_survival_message) + 2 * set_bytes(s);
-    s->room = s->message_bytes > sizeof(struct dp_survival_revoke)
+    s->room = s->message_bytes > sizeof(struct dp_survival_ending)
                   ? s->message_bytes
-                  : sizeof(struct dp_survival_revoke);
+                  : sizeof(struct dp_survival_ending);
     s->dead = calloc((size_t)s->words, sizeof(*s->dead));
     s->left = calloc((size_t)s->words, sizeof(*s->left));
     s->deaths = calloc((size_t)world->size, sizeof(*s->deaths));
@@ -656,3 +725,21 @@ void dp_survival_free(struct dp_survival *s)
     free(s->dead);
     free(s);
 }
+
+const struct dp_comm_hooks dp_survival_hooks = {
+    .has_lost = has_lost,
+    .find_dead = find_dead,
+    .fail = fail,
+    .is_excluded = is_excluded,
+    .end = dp_survival_end,
+    .explain = explain,
+    .take_in = take_in,
+    .doing = find_doing,
+    .free = dp_survival_free,
+    .handle = dp_survival_handle,
+    .lose = lose,
+    .tell_abort = tell_abort,
+    .tell_busy = tell_busy,
+    .tell_doing = tell_doing,
+    .leave = leave,
+};

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * survivors.c - groups that outlive their ranks: what the live ones agree on, and the communicator
- * that they go on with. The protocol is in survival.h.
+ * survivors.c - groups that outlive their ranks: what the live ones agree on, the communicator that
+ * they go on with, and the processes that they admit. The protocol is in survival.h.
  */
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/text.h"
 #include "comm/comm_core.h"
 #include "comm/engine.h"
-#include "comm/survival.h"
+#include "comm/peers.h"
+#include "survival/survival.h"
 
 #include <stdlib.h>
 
@@ -154,7 +155,7 @@ static uint64_t last_note_of(const struct dp_comm *world, int world_rank)
 {
     if (world_rank == world->rank)
         return world->doing ? atomic_load(world->doing) : 0;
-    return world->survival ? dp_survival_doing(world->survival, world_rank) : 0;
+    return world->hooks ? world->hooks->doing(world, world_rank) : 0;
 }
 
 uint64_t dp_comm_last_note(const struct dp_comm *comm, int rank)
@@ -165,12 +166,12 @@ uint64_t dp_comm_last_note(const struct dp_comm *comm, int rank)
 }
 
 /* A rank of comm, by its number in the world; -1: unknown. */
-static int find_culprit(const struct dp_comm *comm, int error)
+static int find_culprit(struct dp_comm *comm, int error)
 {
     const struct dp_comm *world = comm->world;
 
     if (error == DP_ECOMM)
-        return dp_survival_find_dead(world->survival, comm);
+        return world->hooks->find_dead(comm);
     return error == DP_ETIMEDOUT ? world->silent - 1 : world->rank;
 }
 
@@ -210,44 +211,156 @@ bool dp_comm_survives(const struct dp_comm *comm)
     return comm && comm->world->survival;
 }
 
+/* Threads have no neighbors: it costs the same to tell them all. */
+static void mail(struct dp_survival *s, int peer, const void *message, size_t len)
+{
+    s->ops->tell(s->world, peer, message, len);
+}
+
+static void mail_to_all(struct dp_survival *s, const void *message, size_t len)
+{
+    for (int peer = 0; peer < s->world->size; peer++)
+        if (peer != s->world->rank && !dp_survival_is_gone(s, peer))
+            mail(s, peer, message, len);
+}
+
+/* They hear of each other's end anyway. */
+static void watch_none(struct dp_survival *s, int peer)
+{
+    (void)s;
+    (void)peer;
+}
+
+static void flush_none(struct dp_survival *s)
+{
+    (void)s;
+}
+
+static const struct dp_survival_news by_mail = {mail, mail_to_all, watch_none, flush_none};
+
+static int begin(struct dp_comm *world)
+{
+    struct dp_survival *s;
+    int err = dp_survival_new(world, &s);
+
+    if (err)
+        return err;
+    struct dp_peers *peers = s->ops->survive(world);
+    s->hooks = dp_survival_hooks;
+    s->news = &by_mail;
+    if (peers)
+        dp_watch_use(s, peers);
+    world->survival = s;
+    world->hooks = &s->hooks;
+    return 0;
+}
+
 /* All ranks are ready for messages about survival before the first one is sent. */
 int dp_comm_survive(struct dp_comm *comm)
 {
     if (!comm)
         return dp_fail(DP_EINVAL, "survive without a comm");
-    const struct dp_survival_ops *ops = comm->ops->survival;
     if (comm != comm->world)
         return dp_fail(DP_EINVAL, "survive: expected the communicator that was opened, not a part");
-    if (!ops)
+    if (!comm->ops->survival)
         return dp_fail(DP_EUNSUPPORTED,
                        "survive: the transport %s ends with the first process that dies",
                        comm->ops->name);
     if (comm->survival)
         return 0;
-    int err = dp_survival_new(comm, ops, &comm->survival);
-    if (!err)
-        err = ops->prepare(comm);
+    int err = begin(comm);
     if (err) {
-        dp_survival_free(comm->survival);
-        comm->survival = NULL;
-        if (err != DP_EUNSUPPORTED)
-            dp_comm_abort(comm, err, dp_last_error());
+        dp_comm_abort(comm, err, dp_last_error());
         return err;
     }
     err = dp_comm_barrier(comm);
     if (err && err != DP_ECOMM && !comm->is_revoked) /* a rank that dies here ends nothing more */
         return err;
-    return ops->start(comm);
+    if (comm->survival->watch.peers)
+        dp_watch_begin(comm->survival);
+    return 0;
+}
+
+int dp_comm_wait_alive(struct dp_comm *comm, struct dp_request *req, int peer,
+                       const struct dp_comm *group)
+{
+    if (!group || (comm && group->world != comm->world))
+        return dp_fail(DP_EINVAL, "a wait with %s, expected a communicator of the same family",
+                       group ? "a group of another family" : "no group");
+    return dp_comm_wait_in(comm, req, peer, group);
 }
 
 bool dp_comm_is_alive(const struct dp_comm *comm, int rank)
 {
-    const struct dp_survival *s = comm ? comm->world->survival : NULL;
-
     if (!comm || rank < 0 || rank >= comm->size)
         return false;
-    if (!s)
-        return true;
-    return rank == comm->rank ? !dp_survival_is_excluded(s, NULL)
-                              : !dp_survival_is_gone(s, dp_comm_world_rank(comm, rank));
+    if (rank != comm->rank)
+        return !dp_comm_has_lost(comm->world, dp_comm_world_rank(comm, rank), true);
+    return !comm->world->hooks || !comm->world->hooks->is_excluded(comm->world, NULL);
+}
+
+/* ---- more processes: the live ranks meet them as the ranks of a job meet at its start ----------- */
+
+static int check_config(const char *what, const struct dp_comm_config *config, const void *out)
+{
+    if (!config || !out)
+        return dp_fail(DP_EINVAL, "%s without a %s", what,
+                       config ? "place for the comm" : "config");
+    if (config->rank || config->size || config->listener)
+        return dp_fail(DP_EINVAL,
+                       "%s: expected a config with rank, size and listener 0, as the group "
+                       "decides on them",
+                       what);
+    return 0;
+}
+
+/* The ranks of comm that live are the first ones, in their order. */
+static int count_alive(struct dp_comm *comm, struct dp_comm_config *config)
+{
+    bool *alive = calloc((size_t)comm->size, sizeof(*alive));
+    int err = alive ? dp_comm_agree_alive(comm, alive)
+                    : dp_fail(DP_ENOMEM, "no memory to agree with %d ranks", comm->size);
+
+    for (int i = 0; i < comm->size && !err; i++) {
+        config->rank += alive[i] && i < comm->rank;
+        config->size += alive[i];
+    }
+    free(alive);
+    return err;
+}
+
+int dp_comm_grow(struct dp_comm *comm, int count, const struct dp_comm_config *config,
+                 struct dp_comm **out)
+{
+    if (!comm || count < 1)
+        return dp_fail(DP_EINVAL, "grow by %d ranks: expected a comm and 1 or more", count);
+    if (!comm->ops->survival)
+        return dp_fail(DP_EUNSUPPORTED,
+                       "grow: the transport %s takes in no process after its start",
+                       comm->ops->name);
+    int err = check_config("grow", config, out);
+    if (err)
+        return err;
+    struct dp_comm_config full = *config;
+    err = count_alive(comm, &full);
+    if (err)
+        return err;
+    const int first_new = full.size;
+    full.size += count;
+    if (!full.poll) {
+        full.poll = comm->world->poll;
+        full.poll_user = comm->world->poll_user;
+    }
+    return dp_comm_meet(&full, first_new, out);
+}
+
+int dp_comm_join(const struct dp_comm_config *config, struct dp_comm **out)
+{
+    int err = check_config("join", config, out);
+
+    if (err)
+        return err;
+    struct dp_comm_config full = *config;
+    full.rank = -1;
+    return dp_comm_meet(&full, 0, out);
 }
