@@ -31,3 +31,16 @@ void text_put_xml(FILE *to, const char *text, int most)
             fputs("\xef\xbf\xbd", to);
     }
 }
+
+void text_put_json(FILE *to, const char *text)
+{
+    putc('"', to);
+    for (int n; *text; text += n ? n : 1) {
+        n = text_character(text);
+        if (!n || *text == '"' || *text == '\\' || *text == '<')
+            fprintf(to, "\\u%04x", n ? (unsigned)*text : 0xfffdU);
+        else
+            fwrite(text, 1, (size_t)n, to);
+    }
+    putc('"', to);
+}

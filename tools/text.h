@@ -15,4 +15,7 @@ int text_character(const char *c);
  * is no character. */
 void text_put_xml(FILE *to, const char *text, int most);
 
+/* A JSON string, quotes included, that may stand in a script; U+FFFD as above. */
+void text_put_json(FILE *to, const char *text);
+
 #endif

@@ -84,9 +84,9 @@ bool dp_topo_parse_gid(const char *text, uint8_t raw[16]);
 int dp_topo_finish(struct dp_topo_builder *b, struct dp_topology **out);
 void dp_topo_builder_fini(struct dp_topo_builder *b);
 
-/* Everything that topology.h promises of a topology: parents and order, links that join what they may
- * join, once, and with rates that are numbers; ports and rails; every node of a host reachable from its
- * first NUMA node; names that are unique. DP_EINVAL with one sentence that names the node or link.
+/* What topology.h promises of a topology that is in order: parents; links that join what they may join,
+ * once, and with rates that are numbers; ports and rails; every node of a host reachable from its first
+ * NUMA node; names that are unique. DP_EINVAL with one sentence that names the node or link.
  * dp_topo_finish asks it of all that is read or built. */
 int dp_topo_check(const struct dp_topology *t);
 

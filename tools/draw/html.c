@@ -20,20 +20,6 @@ extern const char *const draw_page[];
 
 static const char mark[] = "@STEP@";
 
-/* A JSON string that may stand in a script; U+FFFD is for what is no character. */
-static void put_string(FILE *to, const char *text)
-{
-    putc('"', to);
-    for (int n; *text; text += n ? n : 1) {
-        n = text_character(text);
-        if (!n || *text == '"' || *text == '\\' || *text == '<')
-            fprintf(to, "\\u%04x", n ? (unsigned)*text : 0xfffdU);
-        else
-            fwrite(text, 1, (size_t)n, to);
-    }
-    putc('"', to);
-}
-
 static void put_op(FILE *to, const struct dp_schedule *s, int rank, struct dp_op op, bool more)
 {
     const struct dp_slot *slot = dp_schedule_slot(s, rank, (int)op.slot);
@@ -103,9 +89,9 @@ static void put_step(FILE *to, const struct dp_timeline *t, const struct dp_sche
     draw_title(s, title, sizeof(title));
     draw_sum(t, sum, sizeof(sum));
     fputs("{\"title\":", to);
-    put_string(to, o->title ? o->title : title);
+    text_put_json(to, o->title ? o->title : title);
     fputs(",\"sum\":", to);
-    put_string(to, sum);
+    text_put_json(to, sum);
     fprintf(to, ",\"ranks\":%d,\"makespan_ns\":%" PRId64 ",\"spans\":[", t->ranks, t->makespan_ns);
     put_spans(to, t, s);
     fputs("],\"sets\":[", to);

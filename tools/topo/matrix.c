@@ -6,6 +6,7 @@
 #include "command.h"
 #include "commands.h"
 #include "terminal.h"
+#include "text.h"
 #include "topo/topo.h"
 
 #include <stdlib.h>
@@ -265,9 +266,9 @@ static int put_json_cell(const struct table *m, int32_t a, int32_t b, bool is_fi
     if (err)
         return err;
     fprintf(m->to, "%s{\"a\": ", is_first ? "" : ",\n");
-    topo_put_json(m->to, dp_topology_label(m->t, a, label));
+    text_put_json(m->to, dp_topology_label(m->t, a, label));
     fputs(", \"b\": ", m->to);
-    topo_put_json(m->to, dp_topology_label(m->t, b, label));
+    text_put_json(m->to, dp_topology_label(m->t, b, label));
     fprintf(m->to,
             ", \"class\": \"%s\", \"bytes_per_ns\": %.15g, \"latency_ns\": %.15g, \"slowest\": ",
             topo_class(&p, word), p.bytes_per_ns, p.latency_ns);

@@ -5,6 +5,7 @@
  */
 #include "command.h"
 #include "commands.h"
+#include "text.h"
 #include "topo/topo.h"
 
 #include <stdlib.h>
@@ -47,7 +48,7 @@ static void put_path_json(const struct dp_topology *t, const struct dp_topo_path
             topo_class(p, word), p->bytes_per_ns, p->latency_ns);
     for (int32_t i = 0; i <= p->hops; i++) {
         fputs(i ? ", " : "", to);
-        topo_put_json(to, dp_topology_label(t, p->nodes[i], label));
+        text_put_json(to, dp_topology_label(t, p->nodes[i], label));
     }
     fprintf(to, "], \"links\": [");
     for (int32_t i = 0; i < p->hops; i++)
@@ -114,7 +115,7 @@ static void put_nic(const struct dp_topology *t, int32_t nic, const struct dp_to
         return;
     }
     fputs("{\"nic\": ", to);
-    topo_put_json(to, topo_nic(t, nic, label));
+    text_put_json(to, topo_nic(t, nic, label));
     fprintf(to, ", \"class\": \"%s\", \"bytes_per_ns\": %.15g}", topo_class(p, word),
             p->bytes_per_ns);
 }
@@ -129,7 +130,7 @@ static void put_gpu(const struct dp_topology *t, int32_t gpu, bool json, bool is
         return;
     }
     fprintf(to, "%s{\"gpu\": ", is_first ? "" : ",\n");
-    topo_put_json(to, label);
+    text_put_json(to, label);
     fputs(", \"nics\": [", to);
 }
 

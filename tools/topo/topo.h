@@ -78,7 +78,4 @@ const char *topo_nic(const struct dp_topology *t, int32_t nic, char label[DP_TOP
 /* "400 Gb/s InfiniBand" */
 const char *topo_port(const struct dp_topo_port *p, char out[TOPO_WORD]);
 
-/* A JSON string, quotes included. */
-void topo_put_json(FILE *to, const char *s);
-
 #endif

@@ -94,16 +94,3 @@ const char *topo_port(const struct dp_topo_port *p, char out[TOPO_WORD])
         snprintf(out, TOPO_WORD, "%s of unknown rate", fabrics[p->fabric]);
     return out;
 }
-
-void topo_put_json(FILE *to, const char *s)
-{
-    putc('"', to);
-    for (; *s; s++)
-        if (*s == '"' || *s == '\\')
-            fprintf(to, "\\%c", *s);
-        else if ((unsigned char)*s < ' ')
-            fprintf(to, "\\u%04x", *s);
-        else
-            putc(*s, to);
-    putc('"', to);
-}
