@@ -41,6 +41,14 @@ struct run {
 /* A model that takes no time, and text that is always there. */
 static const char tiny[] = "--layers 4 --width 8 --heads 2 --context 8 --batch 8 --sample 10";
 /* It would go on for hours. */
+/* Ranks are killed after a few steps, and the run goes on for long enough to be seen to. A step takes ten
+ * times as long under ThreadSanitizer. */
+#if defined(__SANITIZE_THREAD__)
+enum { STEPS = 60 };
+#else
+enum { STEPS = 200 };
+#endif
+enum { MIXING_STEPS = 10 * STEPS, RESTART_STEPS = 30 * STEPS };
 static const char endless[] = "--steps 1000000000 --eval-every 0";
 
 static void exec_train(const char *options)
@@ -231,6 +239,14 @@ static void read_end(int fd, char text[OUTPUT])
     close(fd);
 }
 
+static void assert_step(const char *text, int step)
+{
+    char expected[32];
+
+    snprintf(expected, sizeof(expected), "\"step\":%d,", step);
+    assert_says(text, expected);
+}
+
 /* The others go on to the last step; another one prints if it was rank 0. */
 static void replicas_that_mix_go_on_without_one_that_is_killed(void **state)
 {
@@ -241,7 +257,8 @@ static void replicas_that_mix_go_on_without_one_that_is_killed(void **state)
 
     for (int rank = 0; rank < 4; rank += 3) {
         snprintf(options, sizeof(options), "--schedule none -D 4 --mix one-peer-exp --survive --json "
-                 "--steps 2000 --eval-every 500 %s", rank ? "--mix-compress int8" : "");
+                 "--steps %d --eval-every %d %s", MIXING_STEPS, MIXING_STEPS / 4,
+                 rank ? "--mix-compress int8" : "");
         start(&r, options, NULL, NULL);
         wait_for_steps(&r);
         if (children_of(r.pid, ranks) != 4) {
@@ -258,7 +275,7 @@ static void replicas_that_mix_go_on_without_one_that_is_killed(void **state)
                  rank);
         assert_says(r.err_text, expected);
         assert_says(r.err_text, "mixing goes on with 3 of 4 workers from iteration ");
-        assert_says(r.out_text, "\"step\":2000,");
+        assert_step(r.out_text, MIXING_STEPS);
         assert_says(r.out_text, "\"event\":\"end\"");
         assert_says(r.out_text, "\"held_out\":");
         assert_all_gone(ranks);
@@ -305,8 +322,8 @@ static void replicas_that_are_killed_are_started_again(void **state)
 
     for (int k = 0; k < 2; k++) {
         snprintf(options, sizeof(options),
-                 "--schedule none -D 4 --mix one-peer-exp --survive --restart 2 --json --steps 6000 "
-                 "--eval-every 2000 %s", how[k]);
+                 "--schedule none -D 4 --mix one-peer-exp --survive --restart 2 --json --steps %d "
+                 "--eval-every %d %s", RESTART_STEPS, RESTART_STEPS / 3, how[k]);
         start(&r, options, NULL, NULL);
         wait_for_steps(&r);
         kill_child(&r, 0);
@@ -324,17 +341,18 @@ static void replicas_that_are_killed_are_started_again(void **state)
         assert_says(r.err_text, "(Killed); the others go on\n");
         assert_says(r.err_text, "mixing goes on with 4 workers, 1 of them new, from iteration ");
         assert_says(r.err_text, "mixing goes on with 3 of 4 workers from iteration ");
-        assert_says(r.out_text, "\"step\":6000,");
+        assert_step(r.out_text, RESTART_STEPS);
         assert_says(r.out_text, "\"held_out\":");
     }
 }
 
-/* The output of a run of 200 steps in one process, for assert_same_steps. */
+/* The output of a run of STEPS steps in one process, for assert_same_steps. */
 static void run_sequential(struct run *r, const char *more)
 {
     char options[256];
 
-    snprintf(options, sizeof(options), "--schedule none --steps 200 --eval-every 3 --json %s", more);
+    snprintf(options, sizeof(options), "--schedule none --steps %d --eval-every 3 --json %s", STEPS,
+             more);
     run(r, options);
     assert_int_equal(r->status, 0);
 }
@@ -352,7 +370,7 @@ static void assert_same_steps(const char *got, const char *expected)
         snprintf(step, (size_t)(end - at) + 1, "%s", at);
         assert_says(got, step);
     }
-    assert_int_equal(steps, 200);
+    assert_int_equal(steps, STEPS);
 }
 
 /* Pipelines of DualPipe, of which a rank is lost: its mirror holds both of its stages. */
@@ -381,8 +399,8 @@ static void start_pipelines(struct run *r, const struct layout *l, const char *m
 {
     char options[256];
 
-    snprintf(options, sizeof(options), "%s --survive --steps 200 --eval-every 3 --json %s %s",
-             strstr(l->options, "--mix") ? "--schedule none" : "--schedule dualpipe", l->options,
+    snprintf(options, sizeof(options), "%s --survive --steps %d --eval-every 3 --json %s %s",
+             strstr(l->options, "--mix") ? "--schedule none" : "--schedule dualpipe", STEPS, l->options,
              more);
     start(r, options, NULL, NULL);
     wait_for_steps(r);
@@ -477,7 +495,7 @@ static void a_rank_without_files_or_memory_ends_alone(void **state)
         assert_says(r.err_text, cases[i].why);
         assert_says(r.err_text, "the others go on");
         assert_null(strstr(r.err_text, "all ranks have ended"));
-        assert_says(r.out_text, "\"step\":200,");
+        assert_step(r.out_text, STEPS);
         if (cases[i].how == pipeline)
             assert_same_steps(r.out_text, sequential.out_text);
     }
@@ -882,8 +900,10 @@ static void a_pipeline_begins_without_a_rank_that_dies_before_the_first_step(voi
     run_sequential(&sequential, "");
     for (int victim = 0; victim < 4; victim += 2) {
         const int first = victim == 0;
-        char expected[80];
-        run_without(r, victim, "--schedule dualpipe -P 4 --survive --steps 200 --eval-every 3 --json");
+        char expected[80], options[80];
+        snprintf(options, sizeof(options),
+                 "--schedule dualpipe -P 4 --survive --steps %d --eval-every 3 --json", STEPS);
+        run_without(r, victim, options);
         snprintf(expected, sizeof(expected), "training goes on without rank %d from step 1 with P = 2 and",
                  victim);
         assert_says(r[first].err_text, expected);
