@@ -21,7 +21,6 @@ static int measure(const struct dp_trainer_parts *p, const struct dp_timeline *t
         times->bubble = report.bubble_ratio;
         times->simulated_ms = (double)report.simulated_ns * 1e-6;
     }
-    dp_trace_report_fini(&report);
     return 0;
 }
 

@@ -40,17 +40,13 @@ DP_PUBLIC int dp_timeline_write_perfetto(const struct dp_timeline *t, const stru
 
 /* Where the time of a step went. achieved / simulated is makespan_ns / simulated_ns. */
 struct dp_trace_report {
-    int32_t rank_count;
     int64_t makespan_ns;
     int64_t simulated_ns; /* the same ops with the same durations, and messages that take no time */
     double bubble_ratio;  /* sum of bubbles / (ranks * makespan) */
-    struct dp_rank_report *ranks; /* [P] */
-    int32_t *waited_for;          /* [P] the peer waited for longest, -1: none */
-    int64_t *waited_for_ns;       /* [P] how long that was */
 };
+/* DP_EINVAL: a timeline of another number of ranks; DP_ENOMEM. */
 DP_PUBLIC int dp_trace_report(const struct dp_timeline *t, const struct dp_schedule *s,
                               struct dp_trace_report *out);
-DP_PUBLIC void dp_trace_report_fini(struct dp_trace_report *report);
 /* An op that began later than on paper, where each op takes the time that it took and a message none. */
 struct dp_late {
     struct dp_span span;
@@ -61,8 +57,6 @@ struct dp_late {
  * takes longer than on paper is the sum of these along its critical path. DP_EINVAL, DP_ENOMEM. */
 DP_PUBLIC int dp_trace_late(const struct dp_timeline *t, const struct dp_schedule *s,
                             struct dp_late *out, int room, int *count);
-/* A table for people. *text is malloc'ed, NUL-terminated. */
-DP_PUBLIC int dp_trace_report_text(const struct dp_trace_report *report, char **text, size_t *len);
 
 /* ---- while it runs --------------------------------------------------------------------------- */
 

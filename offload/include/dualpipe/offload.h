@@ -69,18 +69,6 @@ struct dp_offload_plan {
 DP_PUBLIC int dp_offload_plan(const struct dp_offload_plan *plan, struct dp_offload_event *events,
                               size_t max, size_t *count);
 
-/* What a shard takes: its forward and backward, of all micro-batches (with checkpoints the backward
- * computes the forward again); its values on their way up, its gradients down, and its input down and up
- * again where that waits on the host, otherwise 0. */
-struct dp_offload_shard_cost {
-    int64_t forward_ns, backward_ns, up_ns, down_ns, boundary_down_ns, boundary_up_ns;
-};
-
-/* How long a step takes that begins with empty slots, without what the host does after it: shards are
- * [plan->shards]. Errors of dp_offload_plan, DP_ENOMEM. */
-DP_PUBLIC int dp_offload_predict(const struct dp_offload_plan *plan,
-                                 const struct dp_offload_shard_cost *shards, int64_t *step_ns);
-
 /* ---- activations of a pipeline ---------------------------------------------------------------- */
 
 /* What a pipeline keeps on the device between forwards and backwards, within a number of bytes. */
@@ -253,12 +241,6 @@ DP_PUBLIC void dp_offload_graph_free(struct dp_offload_graph *g);
 typedef int (*dp_offload_update_fn)(void *user, int32_t shard,
                                     const struct dp_parameter *parameters, int32_t count);
 
-/* What layers and copies take, for dp_offload_fit. */
-struct dp_offload_cost {
-    const int64_t *forward_ns, *backward_ns; /* [layers], of all micro-batches */
-    double up_bytes_per_s, down_bytes_per_s;
-};
-
 struct dp_offload_config {
     struct dp_device *device;               /* a host device should have 2 workers or more */
     const struct dp_offload_layer *layers;  /* the model, in order; what it points to must stay */
@@ -297,13 +279,10 @@ struct dp_offload;
 
 /* What fits the device: sets slices, slots, distance and, where it must, checkpoint and then
  * boundaries_down (if `boundaries`) so that the model needs no more device memory than the device's
- * limit (dp_device_limit) leaves. Without a cost it takes the first of these modes that fits, with the
- * fewest bytes to copy; with one, what dp_offload_predict says is the fastest. slots and distance are
- * kept where slots is not 0, but no more than there are shards to pass through. config->first must be
- * NULL. DP_EINVAL: a cost without speeds; DP_ENOMEM says which limit would do; other errors as for
- * dp_offload_open. */
-DP_PUBLIC int dp_offload_fit(struct dp_offload_config *config, bool boundaries,
-                             const struct dp_offload_cost *cost);
+ * limit (dp_device_limit) leaves: the first of these modes that fits, with the fewest bytes to copy. slots
+ * and distance are kept where slots is not 0, but no more than there are shards. config->first must be
+ * NULL. DP_ENOMEM says which limit would do; other errors as for dp_offload_open. */
+DP_PUBLIC int dp_offload_fit(struct dp_offload_config *config, bool boundaries);
 
 /* All memory is allocated here: on the host near the device, or where the system puts it, and threads
  * that copy and update run on the CPUs of that node. DP_EINVAL names what is wrong with the config;

@@ -61,7 +61,7 @@ static void less_memory_takes_more_copies_until_nothing_fits(void **state)
     for (;; cuts++) {
         config = config_of(&m, dev);
         dp_device_limit(dev, memory.device_bytes - (cuts ? 1 : 0));
-        if (dp_offload_fit(&config, true, NULL))
+        if (dp_offload_fit(&config, true))
             break;
         step(&config, &memory);
         dp_device_usage(dev, &usage);
@@ -74,7 +74,7 @@ static void less_memory_takes_more_copies_until_nothing_fits(void **state)
         loads = memory.loaded_bytes;
     }
     assert_true(cuts > 5 && memory.slots == 1);
-    assert_int_equal(dp_offload_fit(&config, true, NULL), DP_ENOMEM);
+    assert_int_equal(dp_offload_fit(&config, true), DP_ENOMEM);
     dp_device_close(dev);
     om_model_fini(&m);
 }
@@ -94,105 +94,43 @@ static void the_limit_that_is_asked_for_is_enough(void **state)
     for (int boundaries = 0; boundaries < 2; boundaries++) {
         config = config_of(&m, dev);
         dp_device_limit(dev, 4000);
-        assert_int_equal(dp_offload_fit(&config, boundaries, NULL), DP_ENOMEM);
+        assert_int_equal(dp_offload_fit(&config, boundaries), DP_ENOMEM);
         const char *least = strstr(dp_last_error(), "at least ");
         assert_non_null(least);
         dp_device_limit(dev, (size_t)atol(least + 9));
-        assert_int_equal(dp_offload_fit(&config, boundaries, NULL), 0);
+        assert_int_equal(dp_offload_fit(&config, boundaries), 0);
         assert_int_equal(dp_offload_open(&config, &o), 0);
         assert_int_equal(config.boundaries_down, boundaries);
         dp_offload_close(o);
         dp_device_limit(dev, (size_t)atol(least + 9) - 1);
         config = config_of(&m, dev);
-        assert_int_equal(dp_offload_fit(&config, boundaries, NULL), DP_ENOMEM);
+        assert_int_equal(dp_offload_fit(&config, boundaries), DP_ENOMEM);
     }
     dp_device_free(dev, DP_MEMORY_DEVICE, others);
     dp_device_close(dev);
     om_model_fini(&m);
 }
 
-/* ---- by predicted time ----------------------------------------------------------------------- */
-
-static int64_t predicted(int32_t shards, int32_t slots, int32_t distance,
-                         const struct dp_offload_shard_cost *cost)
-{
-    struct dp_offload_shard_cost costs[16];
-    int64_t ns;
-
-    for (int32_t s = 0; s < shards; s++)
-        costs[s] = *cost;
-    assert_int_equal(dp_offload_predict(&(struct dp_offload_plan){.shards = shards,
-                                                                  .slots = slots,
-                                                                  .distance = distance},
-                                        costs, &ns),
-                     0);
-    return ns;
-}
-
-static void a_prediction_is_what_a_drawing_says(void **state)
+static void what_is_given_is_kept(void **state)
 {
     (void)state;
-    const struct dp_offload_shard_cost even = {.forward_ns = 10, .backward_ns = 20, .up_ns = 10,
-                                               .down_ns = 10};
-    const struct dp_offload_shard_cost wide = {.forward_ns = 10, .backward_ns = 10, .up_ns = 30};
-    const struct dp_offload_shard_cost tall = {.forward_ns = 10, .backward_ns = 10,
-                                               .boundary_down_ns = 5, .boundary_up_ns = 5};
-
-    /* All resident: the loads of a forward, one behind the other, and the last gradients down. */
-    assert_int_equal(predicted(4, 4, 1, &even), 10 + 4 * 10 + 4 * 20 + 10);
-    /* One slot: 4 loads, and 3 again beside the gradients that go down. */
-    assert_int_equal(predicted(4, 1, 0, &even), 7 * 10 + 4 * 10 + 4 * 20 + 10);
-    /* Copies up are the limit: 4 in the forward; 2 are still there, which take the time of one. */
-    assert_int_equal(predicted(4, 2, 1, &wide), 4 * 30 + 10 + 10 + 30 + 30 + 10);
-    /* Inputs that come back are waited for. */
-    assert_int_equal(predicted(3, 3, 1, &tall), 3 * 10 + 3 * (5 + 10));
-}
-
-/* Where copies cost next to nothing the fewest are not the fastest; where they are slow they are. */
-static void the_cost_decides_what_is_cut(void **state)
-{
-    (void)state;
-    int64_t forward[OM_LAYERS], backward[OM_LAYERS];
-    struct dp_offload_cost cost = {forward, backward, 1e12, 1e12};
     struct dp_offload_config config;
     struct dp_device_usage usage;
     struct dp_device *dev;
     struct om_model m;
 
-    for (int l = 0; l < OM_LAYERS; l++) {
-        forward[l] = 1000000;
-        backward[l] = 2000000;
-    }
     om_model_init(&m, false, false, false);
     assert_int_equal(dp_device_host_open(0, &dev), 0);
     dp_device_usage(dev, &usage);
-    /* Recomputation would cost time: it is left out while the model fits without. */
     dp_device_limit(dev, usage.bytes + (48 << 10));
-    config = config_of(&m, dev);
-    assert_int_equal(dp_offload_fit(&config, true, &cost), 0);
-    assert_false(config.checkpoint);
-    /* A link that is slower than anything else: as many slots as there is room for. */
-    cost.up_bytes_per_s = cost.down_bytes_per_s = 1e3;
-    config = config_of(&m, dev);
-    assert_int_equal(dp_offload_fit(&config, true, &cost), 0);
-    int32_t most = config.slots;
-    assert_true(most > 1);
-    /* What is given is kept. */
-    config = config_of(&m, dev);
-    config.slots = 2;
-    config.distance = 0;
-    assert_int_equal(dp_offload_fit(&config, true, &cost), 0);
-    assert_int_equal(config.slots, 2);
-    assert_int_equal(config.distance, 0);
-    config = config_of(&m, dev);
-    config.slots = 2;
-    config.distance = 1;
-    assert_int_equal(dp_offload_fit(&config, true, NULL), 0);
-    assert_int_equal(config.slots, 2);
-    cost.up_bytes_per_s = 0;
-    config = config_of(&m, dev);
-    assert_int_equal(dp_offload_fit(&config, true, &cost), DP_EINVAL);
-    assert_non_null(strstr(dp_last_error(), "a cost of copies at 0"));
+    for (int32_t distance = 0; distance < 2; distance++) {
+        config = config_of(&m, dev);
+        config.slots = 2;
+        config.distance = distance;
+        assert_int_equal(dp_offload_fit(&config, true), 0);
+        assert_int_equal(config.slots, 2);
+        assert_int_equal(config.distance, distance);
+    }
     dp_device_close(dev);
     om_model_fini(&m);
 }
@@ -209,9 +147,9 @@ static void what_cannot_be_cut_is_refused(void **state)
     assert_int_equal(dp_device_host_open(0, &dev), 0);
     config = config_of(&m, dev);
     config.first = first;
-    assert_int_equal(dp_offload_fit(&config, true, NULL), DP_EINVAL);
+    assert_int_equal(dp_offload_fit(&config, true), DP_EINVAL);
     config = config_of(&m, NULL);
-    assert_int_equal(dp_offload_fit(&config, true, NULL), DP_EINVAL);
+    assert_int_equal(dp_offload_fit(&config, true), DP_EINVAL);
     dp_device_close(dev);
     om_model_fini(&m);
 }
@@ -221,8 +159,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(less_memory_takes_more_copies_until_nothing_fits),
         cmocka_unit_test(the_limit_that_is_asked_for_is_enough),
-        cmocka_unit_test(a_prediction_is_what_a_drawing_says),
-        cmocka_unit_test(the_cost_decides_what_is_cut),
+        cmocka_unit_test(what_is_given_is_kept),
         cmocka_unit_test(what_cannot_be_cut_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
