@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what it was, and could have been -------------------------------------------------------------------- */
+/* ---- what it was, and could have been -------------------------------------------------------- */
 
 /* An overlapped pair that was done as two calls counts at its F, where the simulator looks. */
 static size_t cost_place(const struct dp_schedule *s, const struct dp_span *span)

@@ -120,10 +120,6 @@ void dp_sum_add(int bits, void *to, const void *from, size_t n);
  * ranks, or describe the failure that ended it here. Returns the error. */
 int dp_step_abort(struct dp_pipeline *pipe, int err);
 
-/* ---- run.c ---------------------------------------------------------------------------------- */
-
-/* Carry out entries first .. last - 1 of the plan. After a failure messages may be in flight. */
-int dp_pipeline_run(struct dp_pipeline *pipe, size_t first, size_t last);
 /* Move what can be moved, without waiting for anything. */
 int dp_pipeline_progress(struct dp_pipeline *pipe);
 /* This rank is about to carry the entry out: progress. */

@@ -279,9 +279,9 @@ struct dp_offload;
 
 /* What fits the device: sets slices, slots, distance and, where it must, checkpoint and then
  * boundaries_down (if `boundaries`) so that the model needs no more device memory than the device's
- * limit (dp_device_limit) leaves: the first of these modes that fits, with the fewest bytes to copy. slots
- * and distance are kept where slots is not 0, but no more than there are shards. config->first must be
- * NULL. DP_ENOMEM says which limit would do; other errors as for dp_offload_open. */
+ * limit (dp_device_limit) leaves: the first of these modes that fits, with the fewest bytes to copy.
+ * slots and distance are kept where slots is not 0, but no more than there are shards. config->first
+ * must be NULL. DP_ENOMEM says which limit would do; other errors as for dp_offload_open. */
 DP_PUBLIC int dp_offload_fit(struct dp_offload_config *config, bool boundaries);
 
 /* All memory is allocated here: on the host near the device, or where the system puts it, and threads
