@@ -79,6 +79,7 @@ static const struct {
     KNOWN(dp_layer_ops),
     KNOWN(dp_layer_size),
     KNOWN(dp_layer_skip),
+    KNOWN(dp_layers_config),
     KNOWN(dp_late),
     KNOWN(dp_live),
     KNOWN(dp_loader),

@@ -88,8 +88,7 @@ static const struct host_kernel {
     const char *name;
     void (*run)(const void *args);
 } host_kernels[] = {
-    {"adamw", adamw}, {"adamw_set", adamw_set}, {"squares", squares}, {"squares_sum", squares_sum}, {"columns_sum", columns_sum}, {"sum", sum},
-    {"to_bf16", to_bf16}, {"attention_forward_mma", attention_forward_mma},
+    {"columns_sum", columns_sum}, {"sum", sum}, {"attention_forward_mma", attention_forward_mma},
     {"attention_dq_mma", attention_dq_mma}, {"attention_dkv_mma", attention_dkv_mma},
     {"dp_add_f32", dp_add_f32}, {"dp_add_f64", dp_add_f64}, {"dp_add_bf16", dp_add_bf16},
     {"dp_add_f16", dp_add_f16}, {"dp_add_bf16_bf16", dp_add_bf16_bf16},

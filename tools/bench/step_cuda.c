@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step_cuda.c - the stages of `dualpipe train` on CUDA, with a timed event on either side of what
+ * step_cuda.c - the layers of `dualpipe train` on CUDA, with a timed event on either side of what
  * each op of the schedule queues:
  *
  *      compute stream   [begin F] kernels, loss [end F]   a message   [begin B] kernels [end B]
@@ -11,11 +11,10 @@
 
 #include "clock.h"
 #include "command.h"
-#include "train/cuda/cuda_graphs.h"
-#include "train/cuda/cuda_links.h"
 #include "train/cuda/cuda_rank.h"
 #include "train/settings.h"
 
+#include <dualpipe/nccl.h>
 #include <dualpipe/pipeline.h>
 
 #include <stdlib.h>
@@ -30,7 +29,8 @@ struct span {
 /* What the callbacks are given. */
 struct timed_stage {
     struct step_cuda *steps;
-    struct gpt_stage *stage;
+    struct dp_stage stage;
+    DLTensor **grads; /* [parameters] */
 };
 
 struct step_cuda {
@@ -38,10 +38,12 @@ struct step_cuda {
     int rank; /* of the pipeline */
     struct gpt_config model;
     struct cuda_rank *cuda;
+    struct gpt_layers *gpt;
+    struct dp_layers *layers;
     struct dp_comm *nccl; /* NULL: messages pass through the host */
     struct dp_pipeline *pipeline;
     struct dp_border *borders; /* [stages + 1] */
-    struct dp_border labels;
+    void *batch;               /* on the device: losses of a step, then its tokens and labels */
     struct dp_microbatches *tokens_of_step, *labels_of_step;
     struct timed_stage stages[DP_MAX_SLOTS];
     int stage_count;
@@ -76,79 +78,77 @@ static int end(struct step_cuda *s, int err)
     return err ? err : dp_device_event_record(s->at->end, s->cuda->stream);
 }
 
+/* The stage's own call: the pipeline knows of no parameters. */
+static struct dp_stage_call call_of(const struct timed_stage *t, const struct dp_stage_call *call)
+{
+    struct dp_stage_call own = *call;
+
+    own.grads = t->grads;
+    return own;
+}
+
 static int forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
 {
     struct timed_stage *t = user;
-    struct dp_stage_call own = *call;
+    const struct dp_stage_call own = call_of(t, call);
     int err = begin(t->steps);
 
-    own.grads = t->stage->grads_list;
-    return end(t->steps, err ? err : cuda_stage_ops.forward(t->stage, &own, in, out));
+    return end(t->steps, err ? err : t->stage.ops->forward(t->stage.user, &own, in, out));
 }
 
 static int backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
                     DLTensor *gin, enum dp_backward_mode mode)
 {
     struct timed_stage *t = user;
-    struct dp_stage_call own = *call;
+    const struct dp_stage_call own = call_of(t, call);
     int err = begin(t->steps);
 
-    own.grads = t->stage->grads_list;
-    return end(t->steps, err ? err : cuda_stage_ops.backward(t->stage, &own, gout, gin, mode));
+    return end(t->steps, err ? err : t->stage.ops->backward(t->stage.user, &own, gout, gin, mode));
 }
 
 static int weight(void *user, const struct dp_stage_call *call)
 {
     struct timed_stage *t = user;
-    struct dp_stage_call own = *call;
+    const struct dp_stage_call own = call_of(t, call);
     int err = begin(t->steps);
 
-    own.grads = t->stage->grads_list;
-    return end(t->steps, err ? err : cuda_stage_ops.weight(t->stage, &own));
+    return end(t->steps, err ? err : t->stage.ops->weight(t->stage.user, &own));
 }
 
 /* Both ops of the list in one. */
-static int run_pair(struct step_cuda *s, const struct dp_pair *pair)
-{
-    int err = begin(s);
-
-    if (err)
-        return err;
-    s->next++; /* the B */
-    s->paired = true;
-    err = cuda_stage_ops.fwd_bwd(pair);
-    s->paired = false;
-    return err;
-}
-
 static int fwd_bwd(const struct dp_pair *pair)
 {
     const struct timed_stage *f = pair->forward.user, *b = pair->backward.user;
-    struct dp_stage_call f_call = *pair->forward.call, b_call = *pair->backward.call;
+    const struct dp_stage_call f_call = call_of(f, pair->forward.call),
+                               b_call = call_of(b, pair->backward.call);
+    struct step_cuda *s = f->steps;
     struct dp_pair own = *pair;
+    int err = begin(s);
 
-    own.forward.user = f->stage;
-    own.backward.user = b->stage;
-    f_call.grads = f->stage->grads_list;
-    b_call.grads = b->stage->grads_list;
+    own.forward.user = f->stage.user;
+    own.backward.user = b->stage.user;
     own.forward.call = &f_call;
     own.backward.call = &b_call;
-    return end(f->steps, run_pair(f->steps, &own));
+    s->next += !err; /* the B */
+    s->paired = true;
+    err = err ? err : f->stage.ops->fwd_bwd(&own);
+    s->paired = false;
+    return end(s, err);
 }
 
 static const struct dp_stage_ops stage_ops = {
     .forward = forward, .backward = backward, .weight = weight, .fwd_bwd = fwd_bwd};
 
-/* A loss is part of its forward, */
+/* A loss is part of its forward, and stays on the device; */
 static int loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
                 const DLTensor *labels, double *values, int32_t max, int32_t *count)
 {
     struct step_cuda *s = user;
-    int err = gpt_loss_ops.loss(&s->cuda->compute, call, out, labels, s->cuda->numbers + call->mb, max,
-                                count);
+    const struct dp_model *m = gpt_layers_model(s->gpt);
+    double *there = (double *)s->batch + call->mb;
+    int err = m->loss->loss(m->loss_user, call, out, labels, there, max, count);
 
     *values = 0;
-
     return s->paired ? err : end(s, err);
 }
 
@@ -157,10 +157,10 @@ static int loss_backward(void *user, const struct dp_stage_call *call, const DLT
                          const DLTensor *labels, double scale, DLTensor *gout)
 {
     struct step_cuda *s = user;
+    const struct dp_model *m = gpt_layers_model(s->gpt);
     int err = s->paired ? 0 : begin(s);
 
-    return err ? err
-               : gpt_loss_ops.loss_backward(&s->cuda->compute, call, out, labels, scale, gout);
+    return err ? err : m->loss->loss_backward(m->loss_user, call, out, labels, scale, gout);
 }
 
 static const struct dp_loss_ops loss_ops = {loss, loss_backward};
@@ -230,52 +230,55 @@ static struct gpt_config model_of(const struct step_cuda_config *c)
                                .batch = c->batch, .seed = 1};
 }
 
-/* The GPU, and NCCL between them. */
+/* Callbacks have other memory where a step on zeros comes first. */
 static int open_device(struct step_cuda *s, const struct step_cuda_config *c)
 {
-    char name[CUDA_DEVICE_NAME];
-    bool shared;
+    const size_t layers =
+        (size_t)dp_schedule_slot_count(c->schedule, s->rank) * ((size_t)c->layers + 1);
+    int err = cuda_rank_new(
+        &(struct cuda_rank_config){
+            .device = c->device, .rank = dp_comm_rank(c->comm), .ranks = dp_comm_size(c->comm),
+            .nccl = c->nccl, .image = c->image, .bf16 = c->bf16, .model = s->model,
+            .callbacks = c->graphs ? 2 * layers * (size_t)c->schedule->mb_per_stream : 0},
+        &s->cuda);
 
-    if (c->nccl)
-        cuda_links_prepare(s->rank, false); /* counting devices begins CUDA */
-    int err = cuda_device_of_rank(c->device, dp_comm_rank(c->comm), dp_comm_size(c->comm), name,
-                                  &shared);
+    if (!err)
+        err = gpt_layers_new(&s->model, &s->cuda->compute, c->bf16, &s->gpt);
     if (err)
         return err;
-    if (c->nccl)
-        cuda_links_prepare(s->rank, shared);
-    err = cuda_rank_new(&(struct cuda_rank_config){.device = name, .image = c->image,
-                                                   .bf16 = c->bf16,
-                                                   .microbatches = c->schedule->mb_per_stream,
-                                                   .model = s->model,
-                                                   .model_microbatches = c->schedule->microbatches},
-                        &s->cuda);
+    return dp_layers_new(
+        &(struct dp_layers_config){.model = gpt_layers_model(s->gpt),
+                                   .rows = c->batch,
+                                   .seed = s->model.seed,
+                                   .dtype = c->bf16 ? (DLDataType){kDLBfloat, 16, 1}
+                                                    : (DLDataType){0},
+                                   .device = s->cuda->dev,
+                                   .stream = s->cuda->stream},
+        &s->layers);
+}
+
+static int make_stage(struct step_cuda *s, int index, struct timed_stage *t)
+{
+    int first;
+    const int count = gpt_layers_of_stage(&s->model, index, s->schedule->stages, &first);
+    int err = dp_layers_add(s->layers, first, first + count, &t->stage);
+
     if (err)
         return err;
-    s->model.compute = &s->cuda->compute;
-    if (c->graphs)
-        err = cuda_graphs_new((size_t)dp_schedule_slot_count(c->schedule, s->rank) *
-                                  (size_t)c->schedule->mb_per_stream,
-                              &s->cuda->graphs);
-    if (err || !c->nccl)
-        return err;
-    return cuda_links_open(&(struct cuda_links_config){.host = c->comm, .device = s->cuda->dev,
-                                                       .schedules = {c->schedule, c->schedule},
-                                                       .rank = s->rank},
-                           &s->nccl);
+    t->steps = s;
+    t->grads = calloc((size_t)t->stage.parameter_count + 1, sizeof(DLTensor *));
+    for (int32_t i = 0; i < t->stage.parameter_count && t->grads; i++)
+        t->grads[i] = t->stage.parameters[i].grad;
+    return t->grads ? 0 : DP_ENOMEM;
 }
 
 static int make_stages(struct step_cuda *s)
 {
     int err = 0;
 
-    for (int i = 0; i < dp_schedule_slot_count(s->schedule, s->rank) && !err; i++) {
-        s->stages[i].steps = s;
-        err = cuda_rank_add_stage(s->cuda, &s->model,
-                                  dp_schedule_slot(s->schedule, s->rank, i)->stage,
-                                  s->schedule->stages, &s->stages[i].stage);
-        s->stage_count += s->stages[i].stage != NULL;
-    }
+    for (int i = 0; i < dp_schedule_slot_count(s->schedule, s->rank) && !err; i++)
+        err = make_stage(s, dp_schedule_slot(s->schedule, s->rank, i)->stage,
+                         &s->stages[s->stage_count++]);
     return err;
 }
 
@@ -304,33 +307,35 @@ static int make_spans(struct step_cuda *s)
 }
 
 /* Without parameters, as far as the pipeline knows: nothing is summed with a mirror. */
-static int make_pipeline(struct step_cuda *s, const struct step_cuda_config *c)
+static int make_pipeline(struct step_cuda *s, struct dp_comm *comm)
 {
+    const struct dp_model *m = gpt_layers_model(s->gpt);
     struct dp_stage stages[DP_MAX_SLOTS];
 
-    s->borders = calloc((size_t)s->schedule->stages + 1, sizeof(*s->borders));
-    if (!s->borders)
-        return DP_ENOMEM;
-    gpt_borders(&s->model, s->schedule->stages, s->borders);
-    s->labels = s->borders[0];
     for (int i = 0; i < s->stage_count; i++) {
-        stages[i] = gpt_stage_view(s->stages[i].stage);
+        stages[i] = s->stages[i].stage;
         stages[i].ops = &stage_ops;
         stages[i].user = &s->stages[i];
         stages[i].parameter_count = 0;
     }
-    int err = dp_pipeline_new(&(struct dp_pipeline_config){.schedule = s->schedule,
-                                                           .comm = s->nccl ? s->nccl : c->comm,
-                                                           .device = s->cuda->dev,
-                                                           .stages = stages,
-                                                           .borders = s->borders,
-                                                           .labels = &s->labels,
-                                                           .loss = &loss_ops,
-                                                           .loss_user = s},
-                              &s->pipeline);
-    if (!err)
-        err = cuda_rank_use_stream(s->cuda, dp_pipeline_stream(s->pipeline));
-    return err || !s->nccl ? err : cuda_rank_warm(s->cuda, s->borders, &s->labels);
+    for (int stage = 0; stage <= s->schedule->stages; stage++) {
+        int first = m->layer_count;
+        if (stage < s->schedule->stages)
+            gpt_layers_of_stage(&s->model, stage, s->schedule->stages, &first);
+        s->borders[stage] = first ? *m->layers[first - 1]->out : *m->input;
+        s->borders[stage].tensors[0].shape[0] = s->model.batch;
+        s->borders[stage].tensors[0].extent[0] = 0;
+    }
+    return dp_pipeline_new(&(struct dp_pipeline_config){.schedule = s->schedule,
+                                                        .comm = comm,
+                                                        .device = s->cuda->dev,
+                                                        .stages = stages,
+                                                        .borders = s->borders,
+                                                        .labels = &s->borders[0],
+                                                        .loss = &loss_ops,
+                                                        .loss_user = s,
+                                                        .stream = s->cuda->stream},
+                           &s->pipeline);
 }
 
 /* A stream's part of the batch, as views. */
@@ -340,26 +345,47 @@ static int split(const struct step_cuda *s, int stream, uint8_t *bytes,
     const int32_t count = s->schedule->mb_per_stream;
     int64_t shape[] = {(int64_t)count * s->model.batch, s->model.context};
     const DLTensor all = {bytes + (size_t)stream * (size_t)(shape[0] * shape[1]),
-                          s->cuda->compute.dl, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
+                          dp_device_dl(s->cuda->dev), 2, {kDLUInt, 8, 1}, shape, NULL, 0};
     struct dp_tree args = dp_tuple(1, (struct dp_tree[]){dp_tensor(&all)});
 
     return dp_split(&args, NULL, &(struct dp_split_options){.count = count}, out);
 }
 
-/* One batch for all steps. */
+/* Queued, and waited for. */
+static int copy_up(struct step_cuda *s, void *to, const void *from, size_t bytes)
+{
+    struct dp_device_event *done;
+    int err = dp_device_event_new(s->cuda->dev, &done);
+
+    if (err)
+        return err;
+    err = dp_device_copy(s->cuda->stream, to, from, bytes);
+    if (!err)
+        err = dp_device_event_record(done, s->cuda->stream);
+    if (!err)
+        err = dp_device_event_wait(done, device_timeout_ns);
+    dp_device_event_free(done);
+    return err;
+}
+
+/* One batch for all steps: labels are the bytes behind the tokens. */
 static int make_batch(struct step_cuda *s)
 {
+    const size_t losses = (size_t)s->schedule->microbatches * sizeof(double);
     const size_t len = (size_t)s->schedule->microbatches * (size_t)s->model.batch *
                        (size_t)s->model.context;
-    uint8_t *bytes = malloc(len + 1), *tokens = NULL, *labels = NULL;
+    uint8_t *bytes = malloc(len + 1);
 
     if (!bytes)
         return DP_ENOMEM;
     for (size_t i = 0; i <= len; i++)
         bytes[i] = (uint8_t)(i * 37 + i / 5);
-    int err = cuda_rank_begin(s->cuda, bytes, len, bytes + 1, len, &tokens, &labels);
+    int err = dp_device_alloc(s->cuda->dev, DP_MEMORY_DEVICE, losses + 2 * len, &s->batch);
+    uint8_t *const tokens = (uint8_t *)s->batch + losses, *const labels = tokens + len;
     if (!err)
-        err = cuda_rank_wait(s->cuda);
+        err = copy_up(s, tokens, bytes, len);
+    if (!err)
+        err = copy_up(s, labels, bytes + 1, len);
     free(bytes);
     for (int i = 0; i < s->stage_count && !err; i++) {
         const struct dp_slot *slot = dp_schedule_slot(s->schedule, s->rank, i);
@@ -368,6 +394,31 @@ static int make_batch(struct step_cuda *s)
         if (dp_slot_is_last(slot) && !err)
             err = split(s, slot->stream, labels, &s->labels_of_step);
     }
+    return err;
+}
+
+/* The first launch of a kernel may load it, which may wait until the device is idle; a kernel of NCCL's
+ * that waits for a message keeps it busy until another rank, which may be loading just as this one, has
+ * sent it. So messages of the first step go by the host. Source: CUDA C++ Programming Guide, "Lazy
+ * Loading", issues with concurrent execution. */
+static int open_nccl(struct step_cuda *s, const struct step_cuda_config *c)
+{
+    struct dp_nccl_peer *peers = calloc((size_t)s->schedule->ranks, sizeof(*peers));
+    struct dp_nccl_config nccl = {.device = s->cuda->dev, .peers = peers};
+    int err = peers ? make_pipeline(s, c->comm) : DP_ENOMEM;
+
+    if (!err)
+        err = step_cuda_run(s);
+    dp_pipeline_free(s->pipeline);
+    s->pipeline = NULL;
+    s->taken = 0;
+    for (size_t i = 0; i < dp_schedule_count(s->schedule, s->rank); i++)
+        s->spans[i].total_ns = 0;
+    if (!err)
+        nccl.peer_count = err = dp_pipeline_nccl_peers(s->schedule, s->rank, peers);
+    if (err >= 0)
+        err = dp_comm_nccl_open(c->comm, &nccl, &s->nccl);
+    free(peers);
     return err;
 }
 
@@ -382,14 +433,17 @@ int step_cuda_open(const struct step_cuda_config *c, struct step_cuda **out)
     s->model = model_of(c);
     while (c->schedule->group_rank[s->rank] != dp_comm_rank(c->comm))
         s->rank++;
-    int err = open_device(s, c);
+    s->borders = calloc((size_t)s->schedule->stages + 1, sizeof(*s->borders));
+    int err = s->borders ? open_device(s, c) : DP_ENOMEM;
     if (!err)
         err = make_stages(s);
     if (!err)
         err = make_spans(s);
     if (!err)
-        err = make_pipeline(s, c);
-    return err ? err : make_batch(s);
+        err = make_batch(s);
+    if (!err && c->nccl)
+        err = open_nccl(s, c);
+    return err ? err : make_pipeline(s, s->nccl ? s->nccl : c->comm);
 }
 
 void step_cuda_close(struct step_cuda *s)
@@ -402,14 +456,16 @@ void step_cuda_close(struct step_cuda *s)
         dp_device_event_free(s->spans[i].begin);
     }
     free(s->spans);
-    if (s->cuda)
-        cuda_graphs_free(s->cuda->graphs);
     dp_comm_close(s->nccl);
     dp_microbatches_free(s->labels_of_step);
     dp_microbatches_free(s->tokens_of_step);
     free(s->borders);
+    if (s->cuda)
+        dp_device_free(s->cuda->dev, DP_MEMORY_DEVICE, s->batch);
     for (int i = 0; i < s->stage_count; i++)
-        gpt_stage_free(s->stages[i].stage);
+        free(s->stages[i].grads);
+    dp_layers_free(s->layers);
+    gpt_layers_free(s->gpt);
     cuda_rank_free(s->cuda);
     free(s);
 }

@@ -3,7 +3,7 @@
 
 #include "command.h"
 #include "digest.h"
-#include "train/gpt.h"
+#include "train/gpt_layers.h"
 
 #include <dualpipe/random.h>
 

@@ -1,14 +1,128 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/gpt_layers.h"
 
-#include "train/bfloat16.h"
-#include "train/ends.h"
-
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A group of parameters (params.h) and what computes with them; its place in the list is its number. */
+/* ---- parameters ------------------------------------------------------------------------------ */
+
+/* Group 0 is the embedding of bytes and positions, groups 1 .. L are the blocks (block.h), group L + 1
+ * is the final norm and the head: a tied one is a copy of the embedding of bytes, [256][width]. A vector
+ * has one row. */
+struct tensor {
+    const char *name;
+    int group, rows, cols;
+    float mean, deviation; /* of the initial values */
+    bool tied;             /* one parameter with the other one that is */
+};
+
+static size_t tensor_count(const struct tensor *t)
+{
+    return (size_t)t->rows * (size_t)t->cols;
+}
+
+/* A tied tensor other than the first. */
+static bool tensor_is_copy(const struct tensor *t)
+{
+    return t->tied && t->group > 0;
+}
+
+/* Initial weights are drawn as if in a step that no training reaches. */
+static const uint64_t init_step = UINT32_MAX;
+
+static float deviation_of(const struct gpt_config *c)
+{
+    return 1 / sqrtf((float)c->width);
+}
+
+static int embedding_tensors(const struct gpt_config *c, struct tensor *out)
+{
+    const float deviation = deviation_of(c);
+    const struct tensor list[EMBEDDING_TENSORS] = {
+        [TABLE] = {"token embedding", 0, GPT_BYTES, c->width, 0, deviation, c->tied},
+        [POSITIONS] = {"position embedding", 0, c->context, c->width, 0, deviation, false},
+    };
+    memcpy(out, list, sizeof(list));
+    return EMBEDDING_TENSORS;
+}
+
+/* What is added to the residual stream starts smaller, so that its variance does not grow with the
+ * number of blocks (GPT-2). */
+static int block_tensors(const struct gpt_config *c, int group, struct tensor *out)
+{
+    const int w = c->width, inner = MLP_FACTOR * w;
+    const float deviation = deviation_of(c), residual = deviation / sqrtf(2 * (float)c->layers);
+    const struct tensor list[BLOCK_TENSORS] = {
+        [NORM1_GAIN] = {"norm 1 gain", group, 1, w, 1, 0, false},
+        [NORM1_BIAS] = {"norm 1 bias", group, 1, w, 0, 0, false},
+        [QKV] = {"qkv", group, w, 3 * w, 0, deviation, false},
+        [QKV_BIAS] = {"qkv bias", group, 1, 3 * w, 0, 0, false},
+        [PROJ] = {"proj", group, w, w, 0, residual, false},
+        [PROJ_BIAS] = {"proj bias", group, 1, w, 0, 0, false},
+        [NORM2_GAIN] = {"norm 2 gain", group, 1, w, 1, 0, false},
+        [NORM2_BIAS] = {"norm 2 bias", group, 1, w, 0, 0, false},
+        [UP] = {"up", group, w, inner, 0, deviation, false},
+        [UP_BIAS] = {"up bias", group, 1, inner, 0, 0, false},
+        [DOWN] = {"down", group, inner, w, 0, residual, false},
+        [DOWN_BIAS] = {"down bias", group, 1, w, 0, 0, false},
+    };
+    memcpy(out, list, sizeof(list));
+    return BLOCK_TENSORS;
+}
+
+static int head_tensors(const struct gpt_config *c, struct tensor *out)
+{
+    const int group = c->layers + 1;
+    const float deviation = deviation_of(c);
+    const struct tensor list[HEAD_TENSORS] = {
+        [FINAL_GAIN] = {"final norm gain", group, 1, c->width, 1, 0, false},
+        [FINAL_BIAS] = {"final norm bias", group, 1, c->width, 0, 0, false},
+        [HEAD] = {"head", group, c->tied ? GPT_BYTES : c->width, c->tied ? c->width : GPT_BYTES, 0,
+                  deviation, c->tied},
+        [HEAD_BIAS] = {"head bias", group, 1, GPT_BYTES, 0, 0, false},
+    };
+    memcpy(out, list, sizeof(list));
+    return HEAD_TENSORS;
+}
+
+static int params_of_group(const struct gpt_config *c, int group, struct tensor *out)
+{
+    if (group == 0)
+        return embedding_tensors(c, out);
+    return group <= c->layers ? block_tensors(c, group, out) : head_tensors(c, out);
+}
+
+size_t gpt_parameter_count(const struct gpt_config *config)
+{
+    struct tensor list[MAX_TENSORS];
+    size_t count = 0;
+
+    for (int group = 0; group < config->layers + 2; group++)
+        for (int i = params_of_group(config, group, list); i-- > 0;)
+            count += tensor_is_copy(&list[i]) ? 0 : tensor_count(&list[i]);
+    return count;
+}
+
+static void params_draw_tensor(const struct tensor *t, int index, uint64_t seed, real *w)
+{
+    const int where = tensor_is_copy(t) ? TABLE : t->group * MAX_TENSORS + index;
+    const struct dp_random_key key = dp_random_key(seed, init_step, (uint32_t)where, 0);
+    const size_t count = tensor_count(t);
+    float normal[256];
+
+    for (size_t at = 0; at < count; at += 256) {
+        size_t n = count - at < 256 ? count - at : 256;
+        dp_random_normal(key, at, normal, n);
+        for (size_t i = 0; i < n; i++)
+            w[at + i] = t->mean + t->deviation * normal[i];
+    }
+}
+
+/* ---- layers ---------------------------------------------------------------------------------- */
+
+/* A group of parameters and what computes with them; its place in the list is its number. */
 struct gpt_layer {
     struct dp_layer layer;
     const struct dp_layer_ops *ops; /* what its callbacks carry out */
@@ -47,12 +161,23 @@ static size_t count_of(const struct gpt_layer *l)
     return count;
 }
 
+/* On the CPU bfloat16 layers compute in reals, with weights that were rounded. */
+static void load(size_t count, const uint16_t *from, real *to)
+{
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t bits = (uint32_t)from[i] << 16;
+        float x;
+        memcpy(&x, &bits, sizeof(x));
+        to[i] = (real)x;
+    }
+}
+
 static void widen(struct part_call *p, const struct gpt_layer *l, const struct dp_layer_call *call,
                   real *room)
 {
     for (int i = 0; i < l->layer.parameter_count; i++) {
         p->w[i] = room;
-        bfloat16_load(tensor_count(&l->tensors[i]), call->rounded[i].data, room);
+        load(tensor_count(&l->tensors[i]), call->rounded[i].data, room);
         room += tensor_count(&l->tensors[i]);
     }
 }
@@ -74,9 +199,9 @@ static struct part_call part_of(const struct gpt_layer *l, const struct dp_layer
     }
     if (l->gpt->widens)
         widen(&p, l, call, (void *)((char *)call->scratch + used));
-    for (int which = 0; which < 2; which++)
-        p.keys[which] = gpt_dropout_key(call->random.key, call->step, call->layer, which,
-                                        call->mb_global);
+    for (uint32_t which = 0; which < 2; which++)
+        p.keys[which] = dp_random_key(call->random.key, call->step,
+                                      2 * (uint32_t)call->layer + which, (uint32_t)call->mb_global);
     return p;
 }
 
@@ -260,6 +385,51 @@ static const struct dp_layer_ops block_ops = {block_forward_call, block_backward
 static const struct dp_layer_ops head_ops = {head_forward_call, head_backward_call,
                                              head_weight_call};
 
+/* ---- the loss -------------------------------------------------------------------------------- */
+
+static int rows_of(const DLTensor *logits)
+{
+    return (int)(logits->shape[0] * logits->shape[1]);
+}
+
+static int classes_of(const DLTensor *logits)
+{
+    return (int)logits->shape[2];
+}
+
+/* Where the loss is computed: its user says it, NULL is the CPU. */
+static struct compute compute_of(const void *user, const struct dp_stage_call *call)
+{
+    struct compute c = user ? *(const struct compute *)user : compute_cpu;
+
+    c.stream = call->stream;
+    return c;
+}
+
+static int loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                const DLTensor *label, double *values, int32_t max, int32_t *count)
+{
+    const struct compute c = compute_of(user, call);
+
+    (void)max;
+    c.ops->entropy_forward(&c, rows_of(out), classes_of(out), gpt_data(out), gpt_data(label),
+                           values);
+    *count = 1;
+    return c.ops->error(&c);
+}
+
+static int loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
+                         const DLTensor *label, double scale, DLTensor *gout)
+{
+    const struct compute c = compute_of(user, call);
+
+    c.ops->entropy_backward(&c, rows_of(out), classes_of(out), gpt_data(out), gpt_data(label),
+                            scale, gpt_data(gout));
+    return c.ops->error(&c);
+}
+
+static const struct dp_loss_ops loss_ops = {loss, loss_backward};
+
 /* ---- making them ----------------------------------------------------------------------------- */
 
 static int fill(void *user, int32_t index, uint64_t seed, DLTensor *value)
@@ -270,14 +440,19 @@ static int fill(void *user, int32_t index, uint64_t seed, DLTensor *value)
     return 0;
 }
 
-/* Of one sequence; micro-batches have so many rows. */
-static struct dp_border border_of(const struct dp_border *of_batch)
+/* One tensor [sequences][context][width], or [sequences][context] of tokens; micro-batches have so many
+ * rows. */
+static struct dp_border border_of(const struct gpt_layers *g, DLDataType type, int width)
 {
-    struct dp_border b = *of_batch;
-
-    b.tensors[0].shape[0] = b.tensors[0].extent[0] = 1;
-    return b;
+    return (struct dp_border){1, {{.dtype = type,
+                                   .ndim = width ? 3 : 2,
+                                   .shape = {1, g->config.context, width},
+                                   .extent = {1},
+                                   .no_grad = !width}}};
 }
+
+static const DLDataType byte_type = {kDLUInt, 8, 1}, real_type = {kDLFloat, 8 * sizeof(real), 1},
+                        bfloat16_type = {kDLBfloat, 16, 1};
 
 static void describe_parameters(struct gpt_layer *l, int group)
 {
@@ -287,9 +462,9 @@ static void describe_parameters(struct gpt_layer *l, int group)
         const struct tensor *t = &l->tensors[i];
         l->parameters[i] = (struct dp_parameter_spec){
             .name = t->name,
-            .tied = tensor_is_copy(t) ? gpt_tied_name : NULL,
+            .tied = tensor_is_copy(t) ? "token embedding" : NULL,
             .flags = t->rows == 1 ? DP_PARAMETER_NO_DECAY : 0,
-            .dtype = {kDLFloat, 8 * sizeof(real), 1},
+            .dtype = real_type,
             .ndim = 2,
             .shape = {t->rows, t->cols},
             .fill = fill,
@@ -336,25 +511,27 @@ int gpt_layers_new(const struct gpt_config *config, const struct compute *comput
                    struct gpt_layers **out)
 {
     const size_t count = (size_t)config->layers + 2;
+    const DLDataType type = compute && compute->size == 2 ? bfloat16_type : real_type;
     struct gpt_layers *g = calloc(1, sizeof(*g));
-    struct dp_border borders[2];
 
     if (!g)
         return DP_ENOMEM;
     g->config = *config;
-    g->config.compute = compute;
     g->widens = bf16 && !compute;
-    g->shape = gpt_shape(&g->config);
+    g->shape = (struct block_shape){
+        .attention = {config->batch, config->context, config->heads, config->width},
+        .n = config->batch * config->context,
+        .dropout_rate = config->dropout,
+        .compute = compute ? *compute : compute_cpu};
     g->list = calloc(count, sizeof(struct dp_layer *));
     g->layers = calloc(count, sizeof(*g->layers));
     if (!g->list || !g->layers) {
         gpt_layers_free(g);
         return DP_ENOMEM;
     }
-    gpt_borders(&g->config, 1, borders);
-    g->tokens = border_of(&borders[0]);
-    g->logits = g->x = border_of(&borders[1]);
-    g->x.tensors[0].shape[2] = config->width;
+    g->tokens = border_of(g, byte_type, 0);
+    g->x = border_of(g, type, config->width);
+    g->logits = border_of(g, type, GPT_BYTES);
     for (size_t i = 0; i < count; i++)
         describe(g, (int)i);
     g->model = (struct dp_model){.layers = g->list,
@@ -362,7 +539,7 @@ int gpt_layers_new(const struct gpt_config *config, const struct compute *comput
                                  .input = &g->tokens,
                                  .labels = &g->tokens,
                                  .concurrent = true,
-                                 .loss = &gpt_loss_ops,
+                                 .loss = &loss_ops,
                                  .loss_user = (void *)compute};
     *out = g;
     return 0;
@@ -382,11 +559,34 @@ const struct dp_model *gpt_layers_model(const struct gpt_layers *g)
     return &g->model;
 }
 
-void gpt_layers_cut(const struct gpt_config *config, int stages, int32_t *layers_of_stage)
+int gpt_layers_of_stage(const struct gpt_config *c, int stage, int stages, int *first)
 {
-    for (int s = 0; s < stages; s++)
-        layers_of_stage[s] = (s == 0) + (s == stages - 1) + gpt_blocks_before(config, s + 1, stages) -
-                             gpt_blocks_before(config, s, stages);
+    const bool given = c->blocks && stages > 1;
+    const int blocks = given ? c->blocks[stage] : c->layers / stages;
+
+    *first = stage > 0;
+    for (int s = 0; s < stage; s++)
+        *first += given ? c->blocks[s] : blocks;
+    return blocks + (stage == 0) + (stage == stages - 1);
+}
+
+struct gpt_stage_size gpt_stage_size(const struct gpt_config *config, int stage, int stages)
+{
+    struct gpt_stage_size size = {0};
+    struct gpt_layers *g;
+    int first;
+
+    if (gpt_layers_new(config, NULL, false, &g))
+        return size;
+    const int count = gpt_layers_of_stage(config, stage, stages, &first);
+    for (const struct gpt_layer *l = g->layers + first; l < g->layers + first + count; l++) {
+        size.param_count += count_of(l);
+        size.save_bytes += l->layer.save.whole;
+        size.scratch_bytes += l->layer.scratch_bytes > size.scratch_bytes
+                                  ? l->layer.scratch_bytes - size.scratch_bytes : 0;
+    }
+    gpt_layers_free(g);
+    return size;
 }
 
 /* ---- how it learns --------------------------------------------------------------------------- */

@@ -1,16 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gpt_layers.h - the GPT as a list of layers, as the library's trainer takes it (dualpipe/model.h): the
- * embedding, the blocks, the head. Parameters, their initial values, their names in checkpoints and the
- * arithmetic are those of gpt.h.
+ * gpt_layers.h - a byte-level GPT as a list of layers (dualpipe/model.h): the embedding, the blocks, the
+ * head. Weights, dropout masks and arithmetic of a layer depend on the layer alone, so the model is the
+ * same however it is cut into stages.
+ *
+ *      input                        tokens  uint8 [batch][context]          (no gradient)
+ *      behind embedding and blocks  x       real  [batch][context][width]
+ *      behind the head              logits  real  [batch][context][256]
  */
 #ifndef DP_TRAIN_GPT_LAYERS_H
 #define DP_TRAIN_GPT_LAYERS_H
 
-#include "train/gpt.h"
+#include "train/block.h"
 
 #include <dualpipe/model.h>
 #include <dualpipe/optimizer.h>
+
+enum { GPT_MAX_LAYERS = 1024 };
+
+struct gpt_config {
+    int layers, width, heads, context;
+    int batch;     /* sequences of one micro-batch */
+    float dropout; /* share of zeroes, [0, 1) */
+    uint64_t seed;
+    bool tied;             /* the head is the embedding's table */
+    const int32_t *blocks; /* [stages] of each stage of a pipeline; NULL: the same number for all */
+};
 
 struct gpt_layers;
 
@@ -19,10 +34,26 @@ struct gpt_layers;
 int gpt_layers_new(const struct gpt_config *config, const struct compute *compute, bool bf16,
                    struct gpt_layers **out);
 void gpt_layers_free(struct gpt_layers *g); /* may be NULL */
-/* Valid as long as g. */
+/* Valid as long as g. Its loss is the mean cross-entropy in nats; its loss_user the struct compute that
+ * takes it, NULL: the CPU. */
 const struct dp_model *gpt_layers_model(const struct gpt_layers *g);
-/* How many of its layers each of `stages` stages has, as config->blocks says. */
-void gpt_layers_cut(const struct gpt_config *config, int stages, int32_t *layers_of_stage);
+/* Stage s of S has the blocks s L/S + 1 .. (s+1) L/S, or as many as config->blocks says; the first one
+ * also the embedding, the last one also the head: *first of its layers, returns how many. */
+int gpt_layers_of_stage(const struct gpt_config *config, int stage, int stages, int *first);
+
+/* What such a stage would take; zeros where there is no memory to find out. */
+struct gpt_stage_size {
+    size_t param_count, save_bytes, scratch_bytes;
+};
+struct gpt_stage_size gpt_stage_size(const struct gpt_config *config, int stage, int stages);
+/* Reals of the whole model, tied ones once. */
+size_t gpt_parameter_count(const struct gpt_config *config);
+
+/* Where a tensor's values begin. */
+static inline void *gpt_data(const DLTensor *t)
+{
+    return (char *)t->data + t->byte_offset;
+}
 
 /* How it learns best: AdamW; */
 struct dp_optimizer_config gpt_optimizer(double decay);

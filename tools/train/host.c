@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/host.h"
 
-#include "train/cuda/cuda_graphs.h"
-#include "train/cuda/cuda_links.h"
+#include "train/cuda/cuda_rank.h"
 #include "train/gpt_layers.h"
 
 #include <stdio.h>
@@ -43,7 +42,9 @@ static struct dp_trainer_config host_config(const struct settings *s, int32_t *l
 {
     struct dp_trainer_config c = s->how;
 
-    gpt_layers_cut(&s->model, s->training ? s->training->stages : 1, layers_of_stage);
+    const int stages = s->training ? s->training->stages : 1;
+    for (int first, stage = 0; stage < stages; stage++)
+        layers_of_stage[stage] = gpt_layers_of_stage(&s->model, stage, stages, &first);
     c.schedule = s->how.survive ? spec_of(s) : (struct dp_schedule_spec){0};
     c.list = s->how.survive ? NULL : s->training;
     c.execution = strcmp(s->execution, "messages") ? DP_EXECUTE_LIST : DP_EXECUTE_MESSAGES;
@@ -150,29 +151,22 @@ int host_verify(const struct dp_checkpoint *c, const char *path,
 static int open_cuda(struct host *h)
 {
     const struct settings *s = h->settings;
-    const int rank = h->comm ? dp_comm_rank(h->comm) : 0;
-    char device[CUDA_DEVICE_NAME];
-    bool shared;
+    const size_t layers = (size_t)s->model.layers + 2;
 
     if (!settings_on_cuda(s))
         return 0;
-    if (settings_by_nccl(s)) /* counting devices begins CUDA */
-        cuda_links_prepare(rank, false);
-    int err = cuda_device_of_rank(s->device, rank, settings_processes(s), device, &shared);
-    if (!err && settings_by_nccl(s))
-        cuda_links_prepare(rank, shared);
-    if (!err)
-        err = cuda_rank_new(&(struct cuda_rank_config){.device = device,
-                                                       .image = s->image,
-                                                       .bf16 = is_bf16(s),
-                                                       .microbatches = 1,
-                                                       .model = s->model,
-                                                       .model_microbatches = 1},
-                            &h->cuda);
-    if (!err && !s->no_graphs)
-        err = cuda_graphs_new(2 * (size_t)(s->model.layers + 2) * (size_t)s->microbatches,
-                              &h->cuda->graphs);
-    return err;
+    return cuda_rank_new(
+        &(struct cuda_rank_config){
+            .device = s->device,
+            .rank = h->comm ? dp_comm_rank(h->comm) : 0,
+            .ranks = settings_processes(s),
+            .nccl = settings_by_nccl(s),
+            .image = s->image,
+            .bf16 = is_bf16(s),
+            .model = s->model,
+            .callbacks = s->no_graphs ? 0 : 2 * layers * (size_t)s->microbatches,
+        },
+        &h->cuda);
 }
 
 static int make_trainer(struct host *h, int joins_as)
@@ -234,8 +228,6 @@ void host_free(struct host *h)
         return;
     dp_trainer_free(h->trainer);
     gpt_layers_free(h->layers);
-    if (h->cuda)
-        cuda_graphs_free(h->cuda->graphs);
     cuda_rank_free(h->cuda);
     free(h->batch.tokens);
     free(h->batch.labels);

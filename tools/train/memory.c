@@ -2,7 +2,7 @@
 #include "train/memory.h"
 
 #include "command.h"
-#include "train/gpt.h"
+#include "train/gpt_layers.h"
 
 #include <math.h>
 #include <stdio.h>

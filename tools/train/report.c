@@ -329,7 +329,7 @@ static void text_end(const struct report *r, const struct summary *m)
 
 void report_begin(struct report *r, const struct settings *s, const struct data *data, bool shown)
 {
-    size_t param_count = params_count_model(&s->model);
+    size_t param_count = gpt_parameter_count(&s->model);
 
     *r = (struct report){
         .settings = s,

@@ -13,7 +13,10 @@ enum { WHERE_SAMPLE = 0xFFFF };
 
 /* The whole model, for one sequence at a time. */
 struct writer {
-    struct gpt_stage *model;
+    struct gpt_config config;
+    struct gpt_layers *gpt;
+    struct dp_layers *layers;
+    struct dp_stage model;
     void *save;
     uint8_t *window; /* [context] the bytes that the model looks back at */
     size_t len;      /* of them that are there */
@@ -22,7 +25,8 @@ struct writer {
 
 static void writer_fini(struct writer *w)
 {
-    gpt_stage_free(w->model);
+    dp_layers_free(w->layers);
+    gpt_layers_free(w->gpt);
     free(w->save);
     free(w->window);
     free(w->logits);
@@ -30,31 +34,41 @@ static void writer_fini(struct writer *w)
 
 static int writer_init(struct writer *w, const struct gpt_config *config)
 {
-    struct gpt_config one = *config;
-
-    *w = (struct writer){0};
-    one.batch = 1;
-    one.compute = NULL; /* it is the CPU that writes */
-    int err = gpt_stage_new(&one, 0, 1, &w->model);
-    if (err)
-        return err;
-    w->save = malloc(w->model->save_bytes);
-    w->window = calloc((size_t)one.context, 1);
-    w->logits = calloc((size_t)one.context * GPT_BYTES, sizeof(real));
-    if (w->save && w->window && w->logits)
+    *w = (struct writer){.config = *config};
+    w->config.batch = 1;
+    int err = gpt_layers_new(&w->config, NULL, false, &w->gpt); /* it is the CPU that writes */
+    if (!err)
+        err = dp_layers_new(&(struct dp_layers_config){.model = gpt_layers_model(w->gpt),
+                                                       .rows = 1,
+                                                       .seed = config->seed},
+                            &w->layers);
+    if (!err)
+        err = dp_layers_add(w->layers, 0, config->layers + 2, &w->model);
+    if (!err) {
+        w->save = malloc(w->model.save_bytes);
+        w->window = calloc((size_t)config->context, 1);
+        w->logits = calloc((size_t)config->context * GPT_BYTES, sizeof(real));
+    }
+    if (!err && w->save && w->window && w->logits)
         return 0;
     writer_fini(w);
-    return DP_ENOMEM;
+    return err ? err : DP_ENOMEM;
+}
+
+/* In a checkpoint a tied one is once. */
+static const char *saved_name(const struct dp_parameter *p)
+{
+    return p->tied ? p->tied : p->name;
 }
 
 static int look(struct writer *w)
 {
-    int64_t shape[] = {1, w->model->config.context, GPT_BYTES};
+    int64_t shape[] = {1, w->config.context, GPT_BYTES};
     DLTensor in = {w->window, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
     DLTensor out = {w->logits, {kDLCPU, 0}, 3, {kDLFloat, 8 * sizeof(real), 1}, shape, NULL, 0};
     struct dp_stage_call call = {.save = w->save, .in = &in};
 
-    return gpt_stage_ops.forward(w->model, &call, &in, &out);
+    return w->model.ops->forward(w->model.user, &call, &in, &out);
 }
 
 static uint8_t likeliest(const real *logits)
@@ -85,14 +99,14 @@ static uint8_t draw(const real *logits, double temperature, float u)
 /* The window fills from the left; once full, it moves along. */
 static void append(struct writer *w, uint8_t byte)
 {
-    if (w->len == (size_t)w->model->config.context)
+    if (w->len == (size_t)w->config.context)
         memmove(w->window, w->window + 1, --w->len);
     w->window[w->len++] = byte;
 }
 
 static int write_text(struct writer *w, const struct sample_spec *spec, uint8_t *text)
 {
-    struct dp_random_key key = dp_random_key(w->model->config.seed, sample_step, WHERE_SAMPLE, 0);
+    struct dp_random_key key = dp_random_key(w->config.seed, sample_step, WHERE_SAMPLE, 0);
     int err = 0;
 
     append(w, '\n');
@@ -117,11 +131,13 @@ int sample_tensors(const struct gpt_config *config, const struct dp_named_tensor
 
     if (err)
         return err;
-    for (size_t i = 0; i < w.model->params.tensors_len; i++)
+    for (int32_t i = 0; i < w.model.parameter_count; i++) {
+        const struct dp_parameter *p = &w.model.parameters[i];
         for (int32_t k = 0; k < count; k++)
-            if (!strcmp(tensors[k].name, gpt_saved_name(w.model, i)))
-                memcpy(gpt_data(&w.model->tensors[i].value), gpt_data(&tensors[k].tensor),
-                       tensor_count(&w.model->params.tensors[i]) * sizeof(real));
+            if (!strcmp(tensors[k].name, saved_name(p)))
+                memcpy(gpt_data(p->value), gpt_data(&tensors[k].tensor),
+                       (size_t)dp_parameter_elements(p) * sizeof(real));
+    }
     err = write_text(&w, spec, text);
     writer_fini(&w);
     return err;
@@ -134,8 +150,10 @@ static int read_weights(struct writer *w, const char *path)
 
     if (err)
         return err;
-    for (size_t i = 0; i < w->model->params.tensors_len && !err; i++)
-        err = dp_checkpoint_read(c, gpt_saved_name(w->model, i), w->model->parameters[i].value);
+    for (int32_t i = 0; i < w->model.parameter_count && !err; i++) {
+        const struct dp_parameter *p = &w->model.parameters[i];
+        err = dp_checkpoint_read(c, saved_name(p), p->value);
+    }
     dp_checkpoint_close(c);
     return err;
 }

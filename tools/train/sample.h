@@ -5,7 +5,7 @@
 #ifndef DP_TRAIN_SAMPLE_H
 #define DP_TRAIN_SAMPLE_H
 
-#include "train/gpt.h"
+#include "train/gpt_layers.h"
 
 #include <dualpipe/checkpoint.h>
 

@@ -8,7 +8,7 @@
 
 #include "args.h"
 #include "train/offload_parts.h"
-#include "train/params.h"
+#include "train/gpt_layers.h"
 #include "train/plan_file.h"
 #include "train/recompute.h"
 #include "train/resume.h"

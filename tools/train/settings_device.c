@@ -4,8 +4,7 @@
  */
 #include "command.h"
 #include "files.h"
-#include "train/cuda/image.h"
-#include "train/cuda/kernels.h"
+#include "train/cuda/cuda_rank.h"
 #include "train/settings.h"
 
 #include <stdlib.h>

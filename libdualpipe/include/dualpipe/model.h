@@ -33,6 +33,8 @@ extern "C" {
 
 struct dp_batch_norm;
 struct dp_batch_norm_config;
+struct dp_device;
+struct dp_device_stream;
 
 enum { DP_MODEL_LAYERS = 4096, DP_LAYER_PARAMETERS = 64, DP_LAYER_NAME = 64 };
 
@@ -159,6 +161,30 @@ DP_PUBLIC DLTensor *dp_layer_stash(const struct dp_layer_call *call, const char 
 DP_PUBLIC const DLTensor *dp_layer_pop(const struct dp_layer_call *call, const char *name);
 DP_PUBLIC const DLTensor *dp_layer_stash_gradient(const struct dp_layer_call *call, const char *name);
 DP_PUBLIC DLTensor *dp_layer_pop_gradient(const struct dp_layer_call *call, const char *name);
+
+/* ---- layers without a trainer ------------------------------------------------------------------ */
+
+/* Runs of a model's layers, each with its parameters: the stages of a pipeline of the caller's own
+ * (pipeline.h), or to be called by hand, to measure layers or to use a model that has learnt. */
+struct dp_layers_config {
+    const struct dp_model *model; /* what it points to must stay */
+    int64_t rows;                 /* of a micro-batch, the most */
+    uint64_t seed;                /* initial values begin from it */
+    DLDataType dtype;             /* of rounded values, those of the beginning; zeroed: none */
+    struct dp_device *device;     /* NULL: the host. It must stay, as */
+    struct dp_device_stream *stream; /* that of the calls; NULL: one of the library's */
+    bool bare; /* no memory: runs say only what their parameters and save areas are */
+};
+struct dp_layers;
+/* DP_EINVAL for a model that is not sound; DP_ENOMEM. */
+DP_PUBLIC int dp_layers_new(const struct dp_layers_config *config, struct dp_layers **out);
+DP_PUBLIC void dp_layers_free(struct dp_layers *layers); /* may be NULL */
+/* Layers first .. end - 1 as a stage, which lasts as long as `layers`. Random keys follow from the seed,
+ * and from step and mb_global of a call; skips to other layers are the pipeline's
+ * (dp_pipeline_config.skips) of the same name. DP_EINVAL, DP_ENOMEM; DP_EUNSUPPORTED for values that are
+ * not rounded to dtype; errors of a fill. */
+DP_PUBLIC int dp_layers_add(struct dp_layers *layers, int32_t first, int32_t end,
+                            struct dp_stage *out);
 
 #ifdef __cplusplus
 }

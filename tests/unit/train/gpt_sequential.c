@@ -10,8 +10,7 @@
 
 /* The gradients of one block; those of the first are the model's own. */
 struct block_grads {
-    real *grads;
-    DLTensor *tensors, **list;
+    DLTensor *tensors, **list; /* [parameters] */
 };
 
 /* A micro-batch's part of the batch and of the model's output, as the callbacks see them. */
@@ -29,7 +28,7 @@ static int block_of(const struct sequential *s, int mb)
 static void views_init(struct views *v, const struct sequential *s, const struct batch *batch,
                        int mb)
 {
-    const struct gpt_config *c = &s->model->config;
+    const struct gpt_config *c = &s->config;
     size_t at = (size_t)mb * (size_t)c->batch;
     const DLTensor bytes = {NULL, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, v->shape, NULL, 0};
     const DLDataType dtype_real = {kDLFloat, 8 * sizeof(real), 1};
@@ -54,35 +53,46 @@ static struct dp_stage_call call_of(const struct sequential *s, const struct vie
         .mb_global = mb,
         .step = s->step,
         .training = training,
-        .random = {.key = s->model->config.seed},
         .save = s->save,
         .in = &v->tokens,
         .grads = s->blocks[block_of(s, mb)].list,
     };
 }
 
+static const struct dp_loss_ops *loss_of(const struct sequential *s)
+{
+    return gpt_layers_model(s->gpt)->loss;
+}
+
 static int forward(struct sequential *s, struct views *v, const struct dp_stage_call *call,
                    double *values)
 {
     int32_t count;
-    int err = gpt_stage_ops.forward(s->model, call, &v->tokens, &v->logits);
+    int err = s->model.ops->forward(s->model.user, call, &v->tokens, &v->logits);
 
-    return err ? err : gpt_loss_ops.loss(NULL, call, &v->logits, &v->labels, values, 1, &count);
+    return err ? err : loss_of(s)->loss(NULL, call, &v->logits, &v->labels, values, 1, &count);
 }
 
 static int backward(struct sequential *s, struct views *v, const struct dp_stage_call *call)
 {
-    int err = gpt_loss_ops.loss_backward(NULL, call, &v->logits, &v->labels, 1.0 / s->microbatches,
-                                         &v->d_logits);
+    DLTensor none = {0}; /* tokens have no gradient */
+    int err = loss_of(s)->loss_backward(NULL, call, &v->logits, &v->labels, 1.0 / s->microbatches,
+                                        &v->d_logits);
 
     return err ? err
-               : gpt_stage_ops.backward(s->model, call, &v->d_logits, NULL, DP_BACKWARD_FULL);
+               : s->model.ops->backward(s->model.user, call, &v->d_logits, &none, DP_BACKWARD_FULL);
+}
+
+static size_t count_of(const struct sequential *s, int32_t parameter)
+{
+    return (size_t)dp_parameter_elements(&s->model.parameters[parameter]);
 }
 
 static void clear_blocks(struct sequential *s)
 {
     for (int b = 1; b < s->block_count; b++)
-        memset(s->blocks[b].grads, 0, s->model->params.count * sizeof(real));
+        for (int32_t i = 0; i < s->model.parameter_count; i++)
+            memset(s->blocks[b].tensors[i].data, 0, count_of(s, i) * sizeof(real));
 }
 
 /* Pairwise, so that every way to hold blocks on ranks and replicas gives the same sum. */
@@ -90,7 +100,22 @@ static void sum_blocks(struct sequential *s)
 {
     for (int step = 1; step < s->block_count; step *= 2)
         for (int b = 0; b + step < s->block_count; b += 2 * step)
-            add(s->model->params.count, s->blocks[b + step].grads, s->blocks[b].grads);
+            for (int32_t i = 0; i < s->model.parameter_count; i++)
+                add(count_of(s, i), s->blocks[b + step].tensors[i].data,
+                    s->blocks[b].tensors[i].data);
+}
+
+size_t sequential_read(const struct dp_stage *model, bool gradients, real *out)
+{
+    size_t at = 0;
+
+    for (int32_t i = 0; i < model->parameter_count; i++) {
+        const struct dp_parameter *p = &model->parameters[i];
+        const size_t count = (size_t)dp_parameter_elements(p);
+        memcpy(out + at, (gradients ? p->grad : p->value)->data, count * sizeof(real));
+        at += count;
+    }
+    return at;
 }
 
 static int pass(struct sequential *s, const struct batch *batch, bool training, double *losses)
@@ -127,26 +152,27 @@ int sequential_evaluate(struct sequential *s, const struct batch *batch, double 
 
 static int block_init(struct sequential *s, struct block_grads *block)
 {
-    size_t len = s->model->params.tensors_len;
+    const size_t len = (size_t)s->model.parameter_count;
 
-    block->grads = block == s->blocks ? s->model->grads
-                                      : calloc(s->model->params.count, sizeof(real));
     block->tensors = calloc(len, sizeof(*block->tensors));
     block->list = calloc(len, sizeof(DLTensor *));
-    if (!block->grads || !block->tensors || !block->list)
+    if (!block->tensors || !block->list)
         return DP_ENOMEM;
     for (size_t i = 0; i < len; i++) {
-        block->tensors[i] = s->model->tensors[i].grad;
-        block->tensors[i].data = block->grads + s->model->params.tensors[i].offset;
+        block->tensors[i] = *s->model.parameters[i].grad;
         block->list[i] = &block->tensors[i];
+        if (block != s->blocks)
+            block->tensors[i].data = calloc(count_of(s, (int32_t)i), sizeof(real));
+        if (!block->tensors[i].data)
+            return DP_ENOMEM;
     }
     return 0;
 }
 
 static void block_fini(struct sequential *s, struct block_grads *block)
 {
-    if (block != s->blocks)
-        free(block->grads);
+    for (int32_t i = 0; i < s->model.parameter_count && block->tensors && block != s->blocks; i++)
+        free(block->tensors[i].data);
     free(block->tensors);
     free(block->list);
 }
@@ -156,7 +182,8 @@ void sequential_free(struct sequential *s)
     for (int b = 0; b < s->block_count && s->blocks; b++)
         block_fini(s, &s->blocks[b]);
     free(s->blocks);
-    gpt_stage_free(s->model);
+    dp_layers_free(s->layers);
+    gpt_layers_free(s->gpt);
     free(s->d_logits);
     free(s->logits);
     free(s->save);
@@ -167,10 +194,18 @@ static int sequential_alloc(struct sequential *s, const struct gpt_config *c)
 {
     size_t logits = (size_t)c->batch * (size_t)c->context * (size_t)GPT_BYTES;
 
-    int err = gpt_stage_new(c, 0, 1, &s->model);
+    s->config = *c;
+    int err = gpt_layers_new(c, NULL, false, &s->gpt);
+    if (!err)
+        err = dp_layers_new(&(struct dp_layers_config){.model = gpt_layers_model(s->gpt),
+                                                       .rows = c->batch,
+                                                       .seed = c->seed},
+                            &s->layers);
+    if (!err)
+        err = dp_layers_add(s->layers, 0, c->layers + 2, &s->model);
     if (err)
         return err;
-    s->save = malloc(s->model->save_bytes);
+    s->save = malloc(s->model.save_bytes);
     s->logits = calloc(logits, sizeof(real));
     s->d_logits = calloc(logits, sizeof(real));
     s->blocks = calloc((size_t)s->block_count, sizeof(*s->blocks));

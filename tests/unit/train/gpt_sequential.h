@@ -7,10 +7,13 @@
 #define GPT_SEQUENTIAL_H
 
 #include "train/data.h"
-#include "train/gpt.h"
+#include "train/gpt_layers.h"
 
 struct sequential {
-    struct gpt_stage *model; /* all of it */
+    struct gpt_config config;
+    struct gpt_layers *gpt;
+    struct dp_layers *layers;
+    struct dp_stage model; /* all of it */
     int microbatches, block_count; /* blocks of fixed order, in which gradients are added up */
     uint64_t step;
     real *save, *logits, *d_logits;
@@ -21,6 +24,9 @@ struct sequential {
 int sequential_new(const struct gpt_config *config, int microbatches, int order_blocks,
                    struct sequential **out);
 void sequential_free(struct sequential *s);
+
+/* Parameters or gradients of all tensors, one after the other; returns how many. */
+size_t sequential_read(const struct dp_stage *model, bool gradients, real *out);
 
 /* Forward and backward: gradients of the mean loss are added to those of the model, which must be zero.
  * losses[microbatches]. 0 or the callbacks' errors. */

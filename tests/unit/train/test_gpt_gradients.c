@@ -260,7 +260,10 @@ static const struct gpt_config config = {
 /* The model as `stages` stages, one after the other in this thread, for one micro-batch. */
 struct model {
     int stages;
-    struct gpt_stage *stage[4];
+    struct gpt_layers *gpt;
+    struct dp_layers *layers;
+    struct dp_stage stage[4];
+    DLTensor **grads[4];
     void *save[4];
     real *x[5], *dx[5];
     DLTensor in[5], gout[5];
@@ -268,7 +271,19 @@ struct model {
     uint8_t tokens[MODEL_TOKENS], labels[MODEL_TOKENS];
 };
 
-static void model_init(struct model *m, int stages)
+static void stage_init(struct model *m, const struct gpt_config *c, int s)
+{
+    int first;
+    const int count = gpt_layers_of_stage(c, s, m->stages, &first);
+
+    assert_int_equal(dp_layers_add(m->layers, first, first + count, &m->stage[s]), 0);
+    m->save[s] = malloc(m->stage[s].save_bytes);
+    m->grads[s] = calloc((size_t)m->stage[s].parameter_count, sizeof(DLTensor *));
+    for (int32_t i = 0; i < m->stage[s].parameter_count; i++)
+        m->grads[s][i] = m->stage[s].parameters[i].grad;
+}
+
+static void model_init(struct model *m, const struct gpt_config *c, int stages)
 {
     *m = (struct model){.stages = stages, .shape = {2, 4, GPT_BYTES}};
     for (int i = 0; i < MODEL_TOKENS; i++) {
@@ -281,12 +296,14 @@ static void model_init(struct model *m, int stages)
         m->dx[s] = calloc(MODEL_TOKENS * GPT_BYTES, sizeof(real));
         m->in[s] = m->gout[s] = t;
         m->in[s].data = s ? (void *)m->x[s] : m->tokens;
-        m->gout[s].data = m->dx[s];
+        m->gout[s].data = s ? m->dx[s] : NULL;
     }
-    for (int s = 0; s < stages; s++) {
-        assert_int_equal(gpt_stage_new(&config, s, stages, &m->stage[s]), 0);
-        m->save[s] = malloc(m->stage[s]->save_bytes);
-    }
+    assert_int_equal(gpt_layers_new(c, NULL, false, &m->gpt), 0);
+    const struct dp_layers_config how = {
+        .model = gpt_layers_model(m->gpt), .rows = c->batch, .seed = c->seed};
+    assert_int_equal(dp_layers_new(&how, &m->layers), 0);
+    for (int s = 0; s < stages; s++)
+        stage_init(m, c, s);
 }
 
 static void model_fini(struct model *m)
@@ -297,15 +314,16 @@ static void model_fini(struct model *m)
     }
     for (int s = 0; s < m->stages; s++) {
         free(m->save[s]);
-        gpt_stage_free(m->stage[s]);
+        free(m->grads[s]);
     }
+    dp_layers_free(m->layers);
+    gpt_layers_free(m->gpt);
 }
 
 static struct dp_stage_call model_call(struct model *m, int s)
 {
-    return (struct dp_stage_call){
-        .stage = s, .mb_global = 3, .step = 5, .training = true, .random = {.key = config.seed},
-        .save = m->save[s], .in = &m->in[s], .grads = m->stage[s]->grads_list};
+    return (struct dp_stage_call){.stage = s, .mb_global = 3, .step = 5, .training = true,
+                                  .save = m->save[s], .in = &m->in[s], .grads = m->grads[s]};
 }
 
 static double model_value(void *user)
@@ -317,10 +335,10 @@ static double model_value(void *user)
 
     for (int s = 0; s < m->stages; s++) {
         struct dp_stage_call call = model_call(m, s);
-        gpt_stage_ops.forward(m->stage[s], &call, &m->in[s], &m->in[s + 1]);
+        m->stage[s].ops->forward(m->stage[s].user, &call, &m->in[s], &m->in[s + 1]);
     }
-    gpt_loss_ops.loss(NULL, &(struct dp_stage_call){0}, &m->in[m->stages], &labels, &value, 1,
-                      &count);
+    gpt_layers_model(m->gpt)->loss->loss(NULL, &(struct dp_stage_call){0}, &m->in[m->stages],
+                                         &labels, &value, 1, &count);
     return value;
 }
 
@@ -329,15 +347,16 @@ static void model_gradients(struct model *m, enum dp_backward_mode mode)
     DLTensor labels = {m->labels, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, m->shape, NULL, 0};
 
     model_value(m);
-    gpt_loss_ops.loss_backward(NULL, &(struct dp_stage_call){0}, &m->in[m->stages], &labels, 1,
-                               &m->gout[m->stages]);
+    gpt_layers_model(m->gpt)->loss->loss_backward(NULL, &(struct dp_stage_call){0},
+                                                  &m->in[m->stages], &labels, 1,
+                                                  &m->gout[m->stages]);
     for (int s = m->stages - 1; s >= 0; s--) {
         struct dp_stage_call call = model_call(m, s);
-        gpt_stage_ops.backward(m->stage[s], &call, &m->gout[s + 1], &m->gout[s], mode);
+        m->stage[s].ops->backward(m->stage[s].user, &call, &m->gout[s + 1], &m->gout[s], mode);
     }
     for (int s = 0; mode == DP_BACKWARD_INPUT && s < m->stages; s++) {
         struct dp_stage_call call = model_call(m, s);
-        gpt_stage_ops.weight(m->stage[s], &call);
+        m->stage[s].ops->weight(m->stage[s].user, &call);
     }
 }
 
@@ -346,17 +365,40 @@ static void the_whole_model_has_the_gradients_of_finite_differences(void **state
     (void)state;
     struct model m;
 
-    model_init(&m, 2);
+    model_init(&m, &config, 2);
     model_gradients(&m, DP_BACKWARD_FULL);
     for (int s = 0; s < m.stages; s++)
-        for (size_t i = 0; i < m.stage[s]->params.tensors_len; i++) {
-            const struct tensor *t = m.stage[s]->params.tensors + i;
-            size_t count = tensor_count(t);
+        for (int32_t i = 0; i < m.stage[s].parameter_count; i++) {
+            const struct dp_parameter *p = &m.stage[s].parameters[i];
+            const size_t count = (size_t)dp_parameter_elements(p);
             /* Some of each tensor: all would take a minute. */
-            assert_gradient(model_value, &m, count < 20 ? count : 20,
-                            m.stage[s]->weights + t->offset, m.stage[s]->grads + t->offset);
+            assert_gradient(model_value, &m, count < 20 ? count : 20, p->value->data,
+                            p->grad->data);
         }
     model_fini(&m);
+}
+
+/* All of its parameters or gradients. */
+static real *model_read(const struct model *m, bool gradients, size_t *count)
+{
+    real *all = calloc(gpt_parameter_count(&config), sizeof(*all));
+
+    assert_non_null(all);
+    *count = 0;
+    for (int s = 0; s < m->stages; s++)
+        *count += sequential_read(&m->stage[s], gradients, all + *count);
+    assert_int_equal(*count, gpt_parameter_count(&config));
+    return all;
+}
+
+static void assert_same(const struct model *a, const struct model *b, bool gradients)
+{
+    size_t count;
+    real *of_a = model_read(a, gradients, &count), *of_b = model_read(b, gradients, &count);
+
+    assert_memory_equal(of_a, of_b, count * sizeof(real));
+    free(of_a);
+    free(of_b);
 }
 
 static void a_split_backward_leaves_the_same_gradients_as_a_full_one(void **state)
@@ -364,13 +406,11 @@ static void a_split_backward_leaves_the_same_gradients_as_a_full_one(void **stat
     (void)state;
     struct model full, split;
 
-    model_init(&full, 2);
-    model_init(&split, 2);
+    model_init(&full, &config, 2);
+    model_init(&split, &config, 2);
     model_gradients(&full, DP_BACKWARD_FULL);
     model_gradients(&split, DP_BACKWARD_INPUT);
-    for (int s = 0; s < 2; s++)
-        assert_memory_equal(full.stage[s]->grads, split.stage[s]->grads,
-                            full.stage[s]->params.count * sizeof(real));
+    assert_same(&full, &split, true);
     model_fini(&full);
     model_fini(&split);
 }
@@ -380,22 +420,14 @@ static void the_model_is_the_same_however_it_is_cut(void **state)
     (void)state;
     struct model whole;
 
-    model_init(&whole, 1);
+    model_init(&whole, &config, 1);
     model_gradients(&whole, DP_BACKWARD_FULL);
     for (int stages = 2; stages <= 4; stages += 2) {
         struct model cut;
-        size_t at = 0;
-        model_init(&cut, stages);
+        model_init(&cut, &config, stages);
         model_gradients(&cut, DP_BACKWARD_INPUT);
-        for (int s = 0; s < stages; s++) {
-            size_t count = cut.stage[s]->params.count;
-            assert_memory_equal(cut.stage[s]->weights, whole.stage[0]->weights + at,
-                                count * sizeof(real));
-            assert_memory_equal(cut.stage[s]->grads, whole.stage[0]->grads + at,
-                                count * sizeof(real));
-            at += count;
-        }
-        assert_int_equal(at, whole.stage[0]->params.count);
+        assert_same(&cut, &whole, false);
+        assert_same(&cut, &whole, true);
         model_fini(&cut);
     }
     model_fini(&whole);
@@ -412,25 +444,28 @@ static void the_baseline_takes_the_mean_over_its_micro_batches(void **state)
     double losses[M], mean = 0;
     struct sequential *s;
     struct model m;
+    struct gpt_config plain = config;
 
-    model_init(&m, 1);
+    plain.dropout = 0;
+    model_init(&m, &plain, 1);
     for (int mb = 0; mb < M; mb++) {
         memcpy(tokens + mb * MODEL_TOKENS, m.tokens, MODEL_TOKENS);
         memcpy(labels + mb * MODEL_TOKENS, m.labels, MODEL_TOKENS);
     }
-    struct gpt_config plain = config;
-    plain.dropout = 0;
     assert_int_equal(sequential_new(&plain, M, 2, &s), 0);
-    memcpy(s->model->weights, m.stage[0]->weights, m.stage[0]->params.count * sizeof(real));
     assert_int_equal(sequential_train(s, &batch, losses), 0);
     /* All micro-batches are equal, so their mean gradient is that of the first. */
-    m.stage[0]->shape.dropout_rate = 0;
     model_gradients(&m, DP_BACKWARD_FULL);
-    for (size_t i = 0; i < m.stage[0]->params.count; i++)
-        assert_float_equal(s->model->grads[i], m.stage[0]->grads[i], 1e-12);
+    size_t count;
+    real *right = model_read(&m, true, &count), *mean_of = calloc(count, sizeof(*mean_of));
+    assert_int_equal(sequential_read(&s->model, true, mean_of), count);
+    for (size_t i = 0; i < count; i++)
+        assert_float_equal(mean_of[i], right[i], 1e-12);
     for (int mb = 0; mb < M; mb++)
         mean += losses[mb] / M;
     assert_float_equal(mean, model_value(&m), 1e-12);
+    free(right);
+    free(mean_of);
     sequential_free(s);
     model_fini(&m);
 }

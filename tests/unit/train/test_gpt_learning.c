@@ -5,8 +5,7 @@
 #include "cmocka_all.h"
 #include "scratch.h"
 
-#include "train/data.h"
-#include "train/gpt_layers.h"
+#include "gpt_sequential.h"
 
 #include <dualpipe/optimizer.h>
 
@@ -147,31 +146,33 @@ static void the_first_step_moves_every_weight_by_the_rate_against_its_gradient(v
 {
     (void)state;
     const double rate = 0.01, decay = 0.5;
-    struct gpt_stage *g, *before;
+    struct sequential *s, *before;
     struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
     struct dp_optimizer *o;
 
-    assert_int_equal(gpt_stage_new(&tiny, 0, 1, &g), 0);
-    assert_int_equal(gpt_stage_new(&tiny, 0, 1, &before), 0);
+    assert_int_equal(sequential_new(&tiny, 1, 1, &s), 0);
+    assert_int_equal(sequential_new(&tiny, 1, 1, &before), 0);
     config.weight_decay = decay;
-    assert_int_equal(dp_optimizer_new(&config, g->parameters, (int32_t)g->params.tensors_len, &o), 0);
-    for (size_t i = 0; i < g->params.count; i++)
-        g->grads[i] = i % 2 ? -3 : 2;
+    assert_int_equal(
+        dp_optimizer_new(&config, s->model.parameters, s->model.parameter_count, &o), 0);
+    for (int32_t k = 0; k < s->model.parameter_count; k++)
+        for (int64_t i = 0; i < dp_parameter_elements(&s->model.parameters[k]); i++)
+            ((real *)s->model.parameters[k].grad->data)[i] = i % 2 ? -3 : 2;
     assert_int_equal(dp_optimizer_step(o, &(struct dp_optimizer_step){
                                               .rate = rate, .scale = 0.1, .zero_grads = true}),
                      0);
-    for (size_t k = 0; k < g->params.tensors_len; k++) {
-        const struct tensor *t = g->params.tensors + k;
-        double keep = t->rows > 1 ? 1 - rate * decay : 1; /* vectors do not decay */
-        for (size_t i = t->offset; i < t->offset + tensor_count(t); i++) {
-            double expected = before->weights[i] * keep + (i % 2 ? rate : -rate);
-            assert_float_equal(g->weights[i], expected, 1e-6);
-            assert_true(g->grads[i] == 0);
+    for (int32_t k = 0; k < s->model.parameter_count; k++) {
+        const struct dp_parameter *p = &s->model.parameters[k];
+        const real *now = p->value->data, *was = before->model.parameters[k].value->data;
+        double keep = p->value->shape[0] > 1 ? 1 - rate * decay : 1; /* vectors do not decay */
+        for (int64_t i = 0; i < dp_parameter_elements(p); i++) {
+            assert_float_equal(now[i], was[i] * keep + (i % 2 ? rate : -rate), 1e-6);
+            assert_true(((real *)p->grad->data)[i] == 0);
         }
     }
     dp_optimizer_free(o);
-    gpt_stage_free(g);
-    gpt_stage_free(before);
+    sequential_free(s);
+    sequential_free(before);
 }
 
 static void the_rate_rises_to_its_peak_and_falls_to_a_tenth(void **state)

@@ -9,7 +9,6 @@
 
 #include "gpt_sequential.h"
 #include "unit/comm/comm_group.h"
-#include "train/gpt_layers.h"
 
 #include <dualpipe/trainer.h>
 
@@ -66,21 +65,21 @@ static double mean_of(const double *losses)
     return sum / MICROBATCHES;
 }
 
-/* Of the whole gradient, which is added up group by group. */
-static double norm_of(const struct gpt_stage *g)
+/* Of the whole gradient, which is added up layer by layer. */
+static double norm_of(const struct sequential *s)
 {
-    const int32_t count = (int32_t)g->params.tensors_len;
-    double *squares = calloc((size_t)count, sizeof(*squares)), sum = 0;
-    bool *in_group = calloc((size_t)count, sizeof(*in_group));
+    const struct dp_model *model = gpt_layers_model(s->gpt);
+    const struct dp_parameter *at = s->model.parameters;
+    double squares[DP_LAYER_PARAMETERS], sum = 0;
+    bool all[DP_LAYER_PARAMETERS];
 
-    assert_int_equal(dp_gradient_squares(g->parameters, count, squares), 0);
-    for (int group = 0; group < config.layers + 2; group++) {
-        for (int32_t i = 0; i < count; i++)
-            in_group[i] = g->params.tensors[i].group == group;
-        sum += dp_gradient_sum(g->parameters, count, in_group, squares);
+    memset(all, true, sizeof(all));
+    for (int32_t i = 0; i < model->layer_count; i++) {
+        const int32_t count = model->layers[i]->parameter_count;
+        assert_int_equal(dp_gradient_squares(at, count, squares), 0);
+        sum += dp_gradient_sum(at, count, all, squares);
+        at += count;
     }
-    free(squares);
-    free(in_group);
     return sqrt(sum);
 }
 
@@ -95,13 +94,13 @@ static void learn_sequentially(struct curve *curve)
     struct sequential *s;
 
     assert_int_equal(sequential_new(&config, MICROBATCHES, 2, &s), 0);
-    struct gpt_stage *g = s->model;
-    assert_int_equal(dp_optimizer_new(&adamw, g->parameters, (int32_t)g->params.tensors_len, &o), 0);
+    assert_int_equal(
+        dp_optimizer_new(&adamw, s->model.parameters, s->model.parameter_count, &o), 0);
     for (uint64_t step = 0; step < STEPS; step++) {
         data_batch(&data, DATA_TRAIN, step, SEQUENCES, &batch);
         assert_int_equal(sequential_train(s, &batch, losses), 0);
         curve->losses[step] = mean_of(losses);
-        curve->norms[step] = norm_of(g);
+        curve->norms[step] = norm_of(s);
         const struct dp_optimizer_step how = {.rate = gpt_rate(step, STEPS, warmup, peak),
                                               .scale = dp_clip_factor(curve->norms[step], clip, 0),
                                               .zero_grads = true};
@@ -113,8 +112,8 @@ static void learn_sequentially(struct curve *curve)
         sum += mean_of(losses);
     }
     curve->held_out = sum / HELD_OUT_BATCHES;
-    curve->weights_len = g->params.count;
-    memcpy(curve->weights, g->weights, g->params.count * sizeof(real));
+    assert_true(gpt_parameter_count(&config) <= MAX_WEIGHTS);
+    curve->weights_len = sequential_read(&s->model, false, curve->weights);
     dp_optimizer_free(o);
     sequential_free(s);
     free(data.bytes);
@@ -127,26 +126,22 @@ struct setup {
     struct curve *curve;
 };
 
-/* As an array of the model's parameters in one stage, in which a tied one is twice. */
+/* One after the other, in the order of layers. */
 static int take_weights(struct dp_comm *comm, struct dp_trainer *t, struct curve *curve)
 {
     struct dp_named_tensor *tensors;
-    struct gpt_stage *whole;
     int32_t count;
+    size_t at = 0;
 
     CHECK(!dp_trainer_gather(t, 0, &tensors, &count));
-    if (!tensors)
-        return 0;
-    CHECK(!gpt_stage_new_bare(&config, 0, 1, &whole));
-    CHECK((size_t)count == whole->params.tensors_len);
     for (int32_t i = 0; i < count; i++) {
-        const struct tensor *at = &whole->params.tensors[i];
-        CHECK(!strcmp(tensors[i].name, whole->tensors[i].name));
-        memcpy(curve->weights + at->offset, tensors[i].tensor.data,
-               tensor_count(at) * sizeof(real));
+        const size_t len = (size_t)(tensors[i].tensor.shape[0] * tensors[i].tensor.shape[1]);
+        CHECK(at + len <= MAX_WEIGHTS);
+        memcpy(curve->weights + at, tensors[i].tensor.data, len * sizeof(real));
+        at += len;
     }
-    curve->weights_len = whole->params.count;
-    gpt_stage_free(whole);
+    if (tensors)
+        curve->weights_len = at;
     dp_trainer_gathered_free(tensors);
     return 0;
 }

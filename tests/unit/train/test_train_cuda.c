@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The model of `dualpipe train` by the kernels of tools/train/cuda, against the CPU: outputs, losses,
- * gradients, norms and updates, in float32 and bfloat16, of odd sizes. On the simulated CUDA the
- * kernels' own source runs on the CPU, beside a stand-in for cuBLASLt (simcuda/sim_blas.c); with
- * DP_TEST_GPU set they run on that GPU, and products are cuBLASLt's.
+ * The model of `dualpipe train` by the kernels of tools/train/cuda, against the CPU: losses and
+ * gradients, in float32 and bfloat16, of odd sizes. On the simulated CUDA the kernels' own source runs
+ * on the CPU, beside a stand-in for cuBLASLt (simcuda/sim_blas.c); with DP_TEST_GPU set they run on that
+ * GPU, and products are cuBLASLt's.
  */
 #include "cmocka_all.h"
 #include "use_sim_cuda.h"
 
-#include "train/cuda/cuda_graphs.h"
-#include "train/cuda/image.h"
-#include "train/gpt_layers.h"
+#include "train/cuda/cuda_rank.h"
 
 #include <dualpipe/trainer.h>
 
@@ -40,10 +38,14 @@ static const struct gpt_config shapes[] = {
 
 /* A micro-batch that goes forward and backward through the whole model. */
 struct pass {
-    struct gpt_stage *stage;
-    const struct compute *compute;
+    struct gpt_layers *gpt;
+    struct dp_layers *layers;
+    struct dp_stage stage;
+    DLTensor **grads;
     struct cuda_rank *rank; /* NULL: the CPU */
-    void *save, *logits, *d_logits;
+    size_t size;            /* of an activation */
+    void *memory[8];        /* what was taken */
+    int taken;
     double loss;
 };
 
@@ -52,68 +54,123 @@ static size_t rows_of(const struct gpt_config *c)
     return (size_t)c->batch * (size_t)c->context;
 }
 
+static void wait_for(struct cuda_rank *r)
+{
+    struct dp_device_event *event;
+
+    assert_int_equal(r->compute.ops->error(&r->compute), 0);
+    assert_int_equal(dp_device_event_new(r->dev, &event), 0);
+    assert_int_equal(dp_device_event_record(event, r->stream), 0);
+    assert_int_equal(dp_device_event_wait(event, INT64_C(60000000000)), 0);
+    dp_device_event_free(event);
+}
+
+static void copy(struct pass *p, void *to, const void *from, size_t bytes)
+{
+    if (!p->rank) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    assert_int_equal(dp_device_copy(p->rank->stream, to, from, bytes), 0);
+    wait_for(p->rank);
+}
+
+/* Until end(). */
 static void *take(struct pass *p, size_t bytes)
 {
-    void *out = NULL;
+    void **out = &p->memory[p->taken++];
 
+    assert_true(p->taken <= (int)(sizeof(p->memory) / sizeof(p->memory[0])));
     if (!p->rank)
-        out = malloc(bytes);
+        *out = malloc(bytes);
     else
-        assert_int_equal(dp_device_alloc(p->rank->dev, DP_MEMORY_DEVICE, bytes, &out), 0);
-    assert_non_null(out);
+        assert_int_equal(dp_device_alloc(p->rank->dev, DP_MEMORY_DEVICE, bytes, out), 0);
+    assert_non_null(*out);
+    return *out;
+}
+
+static void *take_copy(struct pass *p, const void *from, size_t bytes)
+{
+    void *out = take(p, bytes);
+
+    copy(p, out, from, bytes);
     return out;
 }
 
-static void give(struct pass *p, void *memory)
+static DLTensor **grads_of(const struct dp_stage *stage)
 {
-    if (p->rank)
-        dp_device_free(p->rank->dev, DP_MEMORY_DEVICE, memory);
-    else
-        free(memory);
+    DLTensor **grads = calloc((size_t)stage->parameter_count, sizeof(DLTensor *));
+
+    assert_non_null(grads);
+    for (int32_t i = 0; i < stage->parameter_count; i++)
+        grads[i] = stage->parameters[i].grad;
+    return grads;
 }
 
-static void go(struct pass *p, const struct gpt_config *c, uint8_t *tokens, uint8_t *labels)
+static void begin(struct pass *p, const struct gpt_config *c)
 {
-    const size_t bytes = rows_of(c) * GPT_BYTES * p->compute->size;
-    const DLDataType real_type = {kDLFloat, 8 * sizeof(real), 1}, bf16 = {kDLBfloat, 16, 1};
-    int64_t shape[] = {c->batch, c->context, GPT_BYTES};
-    const DLTensor bytes_of = {tokens, p->compute->dl, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
-    DLTensor in = bytes_of, label = bytes_of, out = bytes_of, gout;
-    struct dp_stage_call call = {.mb_global = 3, .step = 5, .training = true,
-                                 .random = {.key = c->seed}, .in = &in,
-                                 .grads = p->stage->grads_list};
-    const struct dp_stage_ops *ops = &gpt_stage_ops;
-    int32_t count;
+    const bool bf16 = p->rank && p->rank->compute.size == 2;
 
-    p->save = call.save = take(p, p->stage->save_bytes);
-    label.data = labels;
-    out.ndim = 3;
-    out.dtype = p->compute->size == 2 ? bf16 : real_type;
-    p->logits = out.data = take(p, bytes);
-    gout = out;
-    p->d_logits = gout.data = take(p, bytes);
-    if (p->rank)
-        call.stream = dp_device_stream_native(p->rank->stream);
-    void *loss_user = p->rank ? (void *)(uintptr_t)p->compute : NULL;
-    assert_int_equal(ops->forward(p->stage, &call, &in, &out), 0);
-    assert_int_equal(gpt_loss_ops.loss(loss_user, &call, &out, &label,
-                                       p->rank ? p->rank->numbers : &p->loss, 1, &count), 0);
-    assert_int_equal(gpt_loss_ops.loss_backward(loss_user, &call, &out, &label, 2.5, &gout), 0);
-    assert_int_equal(ops->backward(p->stage, &call, &gout, NULL, DP_BACKWARD_INPUT), 0);
-    assert_int_equal(ops->weight(p->stage, &call), 0);
-    if (!p->rank)
-        return;
-    assert_int_equal(cuda_rank_queue_numbers(p->rank, false), 0);
-    assert_int_equal(cuda_rank_wait(p->rank), 0);
-    cuda_rank_losses(p->rank, &p->loss, 1);
+    p->size = bf16 ? 2 : sizeof(real);
+    assert_int_equal(gpt_layers_new(c, p->rank ? &p->rank->compute : NULL, bf16, &p->gpt), 0);
+    const struct dp_layers_config config = {.model = gpt_layers_model(p->gpt),
+                                            .rows = c->batch,
+                                            .seed = c->seed,
+                                            .dtype = bf16 ? (DLDataType){kDLBfloat, 16, 1}
+                                                          : (DLDataType){0},
+                                            .device = p->rank ? p->rank->dev : NULL,
+                                            .stream = p->rank ? p->rank->stream : NULL};
+    assert_int_equal(dp_layers_new(&config, &p->layers), 0);
 }
 
 static void end(struct pass *p)
 {
-    give(p, p->d_logits);
-    give(p, p->logits);
-    give(p, p->save);
-    gpt_stage_free(p->stage);
+    for (int i = 0; i < p->taken; i++)
+        if (p->rank)
+            dp_device_free(p->rank->dev, DP_MEMORY_DEVICE, p->memory[i]);
+        else
+            free(p->memory[i]);
+    free(p->grads);
+    dp_layers_free(p->layers);
+    gpt_layers_free(p->gpt);
+    cuda_rank_free(p->rank);
+}
+
+static void go(struct pass *p, const struct gpt_config *c, const uint8_t *tokens,
+               const uint8_t *labels)
+{
+    begin(p, c);
+    const size_t rows = rows_of(c), bytes = rows * GPT_BYTES * p->size;
+    const DLDevice where = p->rank ? p->rank->compute.dl : (DLDevice){kDLCPU, 0};
+    int64_t shape[] = {c->batch, c->context, GPT_BYTES};
+    DLTensor in = {take_copy(p, tokens, rows), where, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
+    DLTensor label = in, out = in, gout, none = {0};
+    double *loss = take(p, sizeof(*loss));
+    int32_t count;
+
+    assert_int_equal(dp_layers_add(p->layers, 0, c->layers + 2, &p->stage), 0);
+    p->grads = grads_of(&p->stage);
+    struct dp_stage_call call = {.mb_global = 3, .step = 5, .training = true, .in = &in,
+                                 .grads = p->grads, .save = take(p, p->stage.save_bytes)};
+    label.data = take_copy(p, labels, rows);
+    out.ndim = 3;
+    out.dtype = p->size == 2 ? (DLDataType){kDLBfloat, 16, 1}
+                             : (DLDataType){kDLFloat, 8 * sizeof(real), 1};
+    out.data = take(p, bytes);
+    gout = out;
+    gout.data = take(p, bytes);
+    if (p->rank)
+        call.stream = dp_device_stream_native(p->rank->stream);
+    const struct dp_stage_ops *ops = p->stage.ops;
+    const struct dp_model *m = gpt_layers_model(p->gpt);
+    void *user = p->stage.user;
+    assert_int_equal(ops->forward(user, &call, &in, &out), 0);
+    assert_int_equal(m->loss->loss(m->loss_user, &call, &out, &label, loss, 1, &count), 0);
+    assert_int_equal(m->loss->loss_backward(m->loss_user, &call, &out, &label, 2.5, &gout), 0);
+    assert_int_equal(ops->backward(user, &call, &gout, &none, DP_BACKWARD_INPUT), 0);
+    call.gout = &gout;
+    assert_int_equal(ops->weight(user, &call), 0);
+    copy(p, &p->loss, loss, sizeof(*loss));
 }
 
 /* |a - b| <= most |b|, in the Euclidean norm; a small b is not looked at so closely. */
@@ -130,58 +187,17 @@ static void assert_near(const char *what, const float *a, const float *b, size_t
                  sqrt(norm), most);
 }
 
-static float *read_back(struct pass *p, const float *from, size_t count)
+static void compare(struct pass *cuda, struct pass *cpu, bool bf16)
 {
-    float *out = malloc(count * sizeof(*out));
-
-    assert_non_null(out);
-    assert_int_equal(cuda_rank_copy(p->rank, out, from, count * sizeof(*out)), 0);
-    return out;
-}
-
-static void compare(struct pass *cuda, struct pass *cpu, bool bf16, bool weights)
-{
-    const struct params *params = &cpu->stage->params;
-    const double most = bf16 ? 0.08 : 2e-5;
-    const float *right = weights ? cpu->stage->weights : cpu->stage->grads;
-    float *all =
-        read_back(cuda, weights ? cuda->stage->weights : cuda->stage->grads, params->count);
-
-    for (size_t i = 0; i < params->tensors_len; i++) {
-        const struct tensor *t = &params->tensors[i];
-        assert_near(cpu->stage->tensors[i].name, all + t->offset, right + t->offset,
-                    tensor_count(t), most);
+    for (int32_t i = 0; i < cpu->stage.parameter_count; i++) {
+        const struct dp_parameter *p = &cpu->stage.parameters[i];
+        const size_t count = (size_t)dp_parameter_elements(p);
+        float *mine = malloc(count * sizeof(*mine));
+        assert_non_null(mine);
+        copy(cuda, mine, cuda->stage.parameters[i].grad->data, count * sizeof(*mine));
+        assert_near(p->name, mine, p->grad->data, count, bf16 ? 0.08 : 2e-5);
+        free(mine);
     }
-    free(all);
-}
-
-/* The optimizer on both, from the CPU's gradients on the GPU as well. */
-static void compare_updates(struct pass *cuda, struct pass *cpu)
-{
-    const struct params *p = &cpu->stage->params;
-    const int32_t count = (int32_t)p->tensors_len;
-    struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
-    struct dp_optimizer *optimizer;
-    double mine[64], right[64];
-
-    assert_true(count <= 64);
-    assert_int_equal(dp_optimizer_new(&config, cpu->stage->parameters, count, &optimizer), 0);
-    for (int step = 0; step < 3; step++) {
-        const size_t bytes = p->count * sizeof(float);
-        for (size_t i = 0; i < p->count; i++)
-            cpu->stage->grads[i] = (float)sin((double)(i + (size_t)step * 7));
-        assert_int_equal(cuda_rank_copy(cuda->rank, cuda->stage->grads, cpu->stage->grads, bytes), 0);
-        assert_int_equal(cuda_rank_squares(cuda->rank, 0, mine), 0);
-        assert_int_equal(dp_gradient_squares(cpu->stage->parameters, count, right), 0);
-        for (int32_t i = 0; i < count; i++)
-            assert_true(fabs(mine[i] - right[i]) <= 1e-12 * right[i]);
-        assert_int_equal(cuda_rank_update(cuda->rank, 0, &config, 0.01, 0.5, false), 0);
-        assert_int_equal(dp_optimizer_step(optimizer, &(struct dp_optimizer_step){
-                             .rate = 0.01, .scale = 0.5, .zero_grads = true}), 0);
-    }
-    compare(cuda, cpu, false, true);
-    compare(cuda, cpu, false, false);
-    dp_optimizer_free(optimizer);
 }
 
 /* Products by the kernel of our own, as where there is no cuBLASLt; or by cuBLASLt where it can. */
@@ -199,34 +215,36 @@ static void choose_products(struct cuda_rank *r, enum products by)
     r->blas = NULL;
 }
 
+static struct cuda_rank *open_rank(const struct gpt_config *c, bool bf16, size_t callbacks)
+{
+    const struct cuda_rank_config how = {.device = gpu ? gpu : "cuda",
+                                         .ranks = 1,
+                                         .image = gpu ? cuda_image : "simulated",
+                                         .bf16 = bf16,
+                                         .model = *c,
+                                         .callbacks = callbacks};
+    struct cuda_rank *r;
+
+    assert_int_equal(cuda_rank_new(&how, &r), 0);
+    return r;
+}
+
 static void compare_all(const struct gpt_config *c, bool bf16, enum products by)
 {
-    struct gpt_config config = *c;
     const size_t rows = rows_of(c);
-    uint8_t *tokens = malloc(rows), *labels = malloc(rows), *there[2];
-    struct pass cpu = {.compute = &compute_cpu}, cuda = {0};
-    const struct cuda_rank_config how = {.device = gpu ? gpu : "cuda",
-                                         .image = gpu ? cuda_image : "simulated", .bf16 = bf16,
-                                         .microbatches = 1, .model = *c, .model_microbatches = 1};
+    uint8_t *tokens = malloc(rows), *labels = malloc(rows);
+    struct pass cpu = {0}, cuda = {.rank = open_rank(c, bf16, 0)};
 
     for (size_t i = 0; i < rows; i++) {
         tokens[i] = (uint8_t)(i * 37 + i / 5);
         labels[i] = (uint8_t)(i * 11 + 200);
     }
-    assert_int_equal(gpt_stage_new(c, 0, 1, &cpu.stage), 0);
-    go(&cpu, c, tokens, labels);
-    assert_int_equal(cuda_rank_new(&how, &cuda.rank), 0);
     choose_products(cuda.rank, by);
-    cuda.compute = config.compute = &cuda.rank->compute;
-    assert_int_equal(cuda_rank_add_stage(cuda.rank, &config, 0, 1, &cuda.stage), 0);
-    assert_int_equal(cuda_rank_begin(cuda.rank, tokens, rows, labels, rows, &there[0], &there[1]), 0);
-    go(&cuda, &config, there[0], there[1]);
+    go(&cpu, c, tokens, labels);
+    go(&cuda, c, tokens, labels);
     assert_true(fabs(cuda.loss - cpu.loss) < (bf16 ? 0.02 : 1e-5) * cpu.loss);
-    compare(&cuda, &cpu, bf16, false);
-    if (!bf16)
-        compare_updates(&cuda, &cpu);
+    compare(&cuda, &cpu, bf16);
     end(&cuda);
-    cuda_rank_free(cuda.rank);
     end(&cpu);
     free(labels);
     free(tokens);
@@ -379,6 +397,7 @@ struct stepped {
     size_t count;
 };
 
+static const struct dp_loss_ops *own_loss; /* the model's */
 static int (*waits_inside)(void);
 static void (*count_waits)(void);
 
@@ -388,14 +407,14 @@ static int queue_loss(void *user, const struct dp_stage_call *call, const DLTens
     if (call->step == 0 && call->mb == 0)
         count_waits(); /* the first step has waited for the batch's memory */
     assert_int_equal(waits_inside(), 0);
-    return gpt_loss_ops.loss(user, call, out, labels, values, max, count);
+    return own_loss->loss(user, call, out, labels, values, max, count);
 }
 
 static int queue_loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
                                const DLTensor *labels, double scale, DLTensor *gout)
 {
     assert_int_equal(waits_inside(), 0);
-    return gpt_loss_ops.loss_backward(user, call, out, labels, scale, gout);
+    return own_loss->loss_backward(user, call, out, labels, scale, gout);
 }
 
 static void keep_weights(struct dp_trainer *t, struct stepped *out)
@@ -437,6 +456,7 @@ static void train_steps(struct cuda_rank *r, const struct dp_model *model, struc
     *(void **)&waits_inside = simulated("sim_waits_inside");
     for (size_t i = 0; i < sizeof(bytes); i++)
         bytes[i] = (uint8_t)(i * 9);
+    own_loss = model->loss;
     own.loss = &counted;
     assert_int_equal(dp_trainer_new(&config, &own, NULL, &t), 0);
     for (int step = 0; step < STEPS; step++) {
@@ -451,18 +471,12 @@ static void train_steps(struct cuda_rank *r, const struct dp_model *model, struc
 
 static void take_steps(bool graphs, struct stepped *out)
 {
-    const struct cuda_rank_config how = {.device = "cuda", .image = "simulated", .microbatches = 1,
-                                         .model = stepped, .model_microbatches = 1};
+    struct cuda_rank *r = open_rank(&stepped, false, graphs ? 64 : 0);
     struct gpt_layers *layers;
-    struct cuda_rank *r;
 
-    assert_int_equal(cuda_rank_new(&how, &r), 0);
-    if (graphs)
-        assert_int_equal(cuda_graphs_new(64, &r->graphs), 0);
     assert_int_equal(gpt_layers_new(&stepped, &r->compute, false, &layers), 0);
     train_steps(r, gpt_layers_model(layers), out);
     gpt_layers_free(layers);
-    cuda_graphs_free(r->graphs);
     cuda_rank_free(r);
 }
 
@@ -529,89 +543,103 @@ static const struct dp_loss_ops holding = {hold_up, NULL};
 /* Two stages of one rank, and what their callbacks are given. */
 struct two {
     struct pass p;
-    struct gpt_stage *stages[2];
+    struct dp_stage stages[2];
+    DLTensor **grads[2];
     DLTensor tokens, labels, x, logits, d_logits, d_x;
     void *save[2];
 };
 
 static DLTensor tensor_of(struct two *t, size_t bytes, int64_t *shape, int ndim, DLDataType type)
 {
-    return (DLTensor){take(&t->p, bytes), t->p.compute->dl, ndim, type, shape, NULL, 0};
+    DLTensor tensor = {take(&t->p, bytes), t->p.rank->compute.dl, ndim, type, shape, NULL, 0};
+
+    assert_int_equal(dp_device_zero(t->p.rank->stream, tensor.data, bytes), 0);
+    return tensor;
 }
 
-static struct dp_stage_call call_of(struct two *t, int stage, struct dp_device_stream *stream)
+static struct dp_stage_call call_of(struct two *t, int stage)
 {
     return (struct dp_stage_call){.training = true, .save = t->save[stage],
                                   .in = stage ? &t->x : &t->tokens,
                                   .gout = stage ? &t->d_logits : &t->d_x,
-                                  .grads = t->stages[stage]->grads_list,
-                                  .stream = dp_device_stream_native(stream)};
+                                  .grads = t->grads[stage],
+                                  .stream = dp_device_stream_native(t->p.rank->stream)};
+}
+
+/* As another stream sees it now. */
+static float first_of(struct cuda_rank *r, const DLTensor *t)
+{
+    struct dp_device_stream *stream;
+    struct dp_device_event *event;
+    float x = 0;
+
+    assert_int_equal(dp_device_stream_new(r->dev, DP_PRIORITY_NORMAL, &stream), 0);
+    assert_int_equal(dp_device_event_new(r->dev, &event), 0);
+    assert_int_equal(dp_device_copy(stream, &x, t->data, sizeof(x)), 0);
+    assert_int_equal(dp_device_event_record(event, stream), 0);
+    assert_int_equal(dp_device_event_wait(event, INT64_C(60000000000)), 0);
+    dp_device_event_free(event);
+    dp_device_stream_free(stream);
+    return x;
 }
 
 /* While the stream of the forward is held up, the backward goes on in its own. */
 static void a_pair_s_backward_does_not_wait_for_its_forward(void **state)
 {
-    struct gpt_config config = stepped;
-    const struct cuda_rank_config how = {.device = gpu ? gpu : "cuda",
-                                         .image = gpu ? cuda_image : "simulated",
-                                         .microbatches = 1, .model = stepped,
-                                         .model_microbatches = 1};
     const size_t rows = rows_of(&stepped), reals = rows * sizeof(real);
     int64_t shape[] = {stepped.batch, stepped.context, stepped.width};
     int64_t wide[] = {stepped.batch, stepped.context, GPT_BYTES};
     const DLDataType byte = {kDLUInt, 8, 1}, real_type = {kDLFloat, 8 * sizeof(real), 1};
-    struct two t = {0};
+    struct two t = {.p.rank = open_rank(&stepped, false, 0)};
+    struct cuda_rank *r = t.p.rank;
+    struct dp_device_event *event;
     int32_t count = 0;
     double value;
+    int first;
 
     (void)state;
-    assert_int_equal(cuda_rank_new(&how, &t.p.rank), 0);
-    struct cuda_rank *r = t.p.rank;
-    t.p.compute = config.compute = &r->compute;
+    begin(&t.p, &stepped);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(cuda_rank_add_stage(r, &config, i, 2, &t.stages[i]), 0);
-        t.save[i] = take(&t.p, t.stages[i]->save_bytes);
+        const int layers = gpt_layers_of_stage(&stepped, i, 2, &first);
+        assert_int_equal(dp_layers_add(t.p.layers, first, first + layers, &t.stages[i]), 0);
+        t.save[i] = take(&t.p, t.stages[i].save_bytes);
+        t.grads[i] = grads_of(&t.stages[i]);
     }
     t.tokens = tensor_of(&t, rows, shape, 2, byte);
-    t.labels = tensor_of(&t, rows, shape, 2, byte);
+    t.labels = t.tokens;
     t.x = tensor_of(&t, reals * (size_t)stepped.width, shape, 3, real_type);
     t.d_x = tensor_of(&t, reals * (size_t)stepped.width, shape, 3, real_type);
     t.logits = tensor_of(&t, reals * GPT_BYTES, wide, 3, real_type);
     t.d_logits = tensor_of(&t, reals * GPT_BYTES, wide, 3, real_type);
-    assert_int_equal(dp_device_zero(r->stream, t.tokens.data, rows), 0);
-    assert_int_equal(dp_device_zero(r->stream, t.labels.data, rows), 0);
-    const struct dp_stage_call first = call_of(&t, 0, r->stream), last = call_of(&t, 1, r->stream);
-    const struct dp_stage_ops *ops = &cuda_stage_ops;
-    assert_int_equal(ops->forward(t.stages[0], &first, &t.tokens, &t.x), 0);
-    assert_int_equal(ops->forward(t.stages[1], &last, &t.x, &t.logits), 0);
-    assert_int_equal(cuda_rank_wait(r), 0);
+    const struct dp_stage_call begins = call_of(&t, 0), ends = call_of(&t, 1);
+    const struct dp_stage *a = &t.stages[0], *b = &t.stages[1];
+    assert_int_equal(a->ops->forward(a->user, &begins, &t.tokens, &t.x), 0);
+    assert_int_equal(b->ops->forward(b->user, &ends, &t.x, &t.logits), 0);
+    wait_for(r);
 
+    const struct dp_model *m = gpt_layers_model(t.p.gpt);
     const struct dp_pair_loss held = {.ops = &holding, .user = r, .values = &value, .max = 1,
                                       .count = &count};
-    const struct dp_pair_loss begun = {.ops = &gpt_loss_ops, .user = &r->compute,
-                                       .labels = &t.labels, .out = &t.logits, .scale = 1};
+    const struct dp_pair_loss begun = {.ops = m->loss, .user = m->loss_user, .labels = &t.labels,
+                                       .out = &t.logits, .scale = 1};
     /* Only the places of the forward's output differ from before: they are not used. */
     DLTensor other = tensor_of(&t, reals * (size_t)stepped.width, shape, 3, real_type);
-    const struct dp_pair pair = {{t.stages[0], &first, &t.tokens, &other, &held},
-                                 {t.stages[1], &last, &t.d_logits, &t.d_x, &begun}};
+    const struct dp_pair pair = {{a->user, &begins, &t.tokens, &other, &held},
+                                 {b->user, &ends, &t.d_logits, &t.d_x, &begun}};
     atomic_store(&may_go, false);
-    assert_int_equal(ops->fwd_bwd(&pair), 0);
-    assert_int_equal(dp_device_event_wait(r->joined, INT64_C(60000000000)), 0);
-    assert_int_equal(dp_device_event_record(r->event, r->stream), 0);
-    assert_int_equal(dp_device_event_test(r->event), DP_EAGAIN);
-    float *d_x = malloc(rows * (size_t)stepped.width * sizeof(*d_x));
-    assert_non_null(d_x);
+    assert_int_equal(a->ops->fwd_bwd(&pair), 0);
+    assert_int_equal(dp_device_event_new(r->dev, &event), 0);
+    assert_int_equal(dp_device_event_record(event, r->stream), 0);
+    while (first_of(r, &t.d_x) == 0) /* until the backward has written it */
+        assert_int_equal(dp_device_event_test(event), DP_EAGAIN);
+    assert_int_equal(dp_device_event_test(event), DP_EAGAIN);
     atomic_store(&may_go, true);
-    assert_int_equal(cuda_rank_copy(r, d_x, t.d_x.data, reals * (size_t)stepped.width), 0);
-    assert_true(d_x[0] != 0 && isfinite(d_x[0]));
-    free(d_x);
-    void *const all[] = {t.tokens.data, t.labels.data, t.x.data, t.d_x.data, t.logits.data,
-                         t.d_logits.data, other.data, t.save[0], t.save[1]};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        give(&t.p, all[i]);
-    gpt_stage_free(t.stages[1]);
-    gpt_stage_free(t.stages[0]);
-    cuda_rank_free(r);
+    wait_for(r);
+    assert_true(isfinite(first_of(r, &t.d_x)));
+    dp_device_event_free(event);
+    free(t.grads[0]);
+    free(t.grads[1]);
+    end(&t.p);
 }
 
 /* Once it is loaded, blas.c finds it by its name, before any other of that name. NULL, or what failed. */

@@ -131,6 +131,65 @@ static void every_call_of_the_driver_that_fails_is_reported(void **state)
     }
 }
 
+/* ---- layers without a trainer ------------------------------------------------------------------ */
+
+static void a_run_of_no_layers_is_refused(void **state)
+{
+    static const struct { int32_t first, end; } runs[] = {
+        {-1, 1}, {0, 0}, {2, 1}, {0, MODEL_LAYERS + 1}, {MODEL_LAYERS, MODEL_LAYERS + 1}};
+    struct dp_layers *layers;
+    struct dp_stage stage;
+    struct test_model m;
+
+    (void)state;
+    test_model_init(&m, MODEL_MLP);
+    struct dp_layers_config config = {.model = &m.model};
+    assert_int_equal(dp_layers_new(&config, &layers), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "0 rows, expected at least 1"));
+    config.rows = 2;
+    assert_int_equal(dp_layers_new(&config, &layers), 0);
+    for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++)
+        assert_int_equal(dp_layers_add(layers, runs[i].first, runs[i].end, &stage), DP_EINVAL);
+    assert_int_equal(dp_layers_add(layers, 0, MODEL_LAYERS, &stage), 0);
+    dp_layers_free(layers);
+    m.model.layer_count = 0;
+    assert_int_equal(dp_layers_new(&config, &layers), DP_EINVAL);
+}
+
+/* Bare ones are as the others, but for the memory. */
+static void layers_without_memory_are_an_error(void **state)
+{
+    struct dp_layers *layers;
+    struct dp_stage stage, bare = {0};
+    struct test_model m;
+    int err, failures = 0;
+
+    (void)state;
+    test_model_init(&m, MODEL_TIED);
+    struct dp_layers_config config = {
+        .model = &m.model, .rows = 2, .bare = true, .dtype = {kDLBfloat, 16, 1}};
+    assert_int_equal(dp_layers_new(&config, &layers), 0);
+    assert_int_equal(dp_layers_add(layers, 1, MODEL_LAYERS, &bare), 0);
+    assert_null(bare.parameters[0].value->data);
+    dp_layers_free(layers);
+    config.bare = false;
+    do {
+        layers = NULL;
+        until_no_memory = failures++;
+        err = dp_layers_new(&config, &layers);
+        err = err ? err : dp_layers_add(layers, 1, MODEL_LAYERS, &stage);
+        until_no_memory = -1;
+        assert_true(!err || err == DP_ENOMEM);
+        if (!err) {
+            assert_int_equal(stage.save_bytes, bare.save_bytes);
+            assert_int_equal(stage.parameter_count, bare.parameter_count);
+            assert_non_null(stage.parameters[0].value->data);
+        }
+        dp_layers_free(layers);
+    } while (err);
+    assert_true(failures > 10);
+}
+
 struct poor {
     struct job job;
     int failing; /* allocation of rank 1 */
@@ -260,6 +319,8 @@ int main(void)
         cmocka_unit_test(a_failed_layer_is_named_on_every_rank),
         cmocka_unit_test(every_allocation_that_fails_is_reported),
         cmocka_unit_test(every_allocation_of_a_plan_that_fails_is_reported),
+        cmocka_unit_test(a_run_of_no_layers_is_refused),
+        cmocka_unit_test(layers_without_memory_are_an_error),
         cmocka_unit_test(every_call_of_the_driver_that_fails_is_reported),
         cmocka_unit_test(a_rank_without_memory_ends_the_step_on_all),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),

@@ -6,7 +6,7 @@
  * cuBLASLt's matrices are in column order. Read so, our row-major c[m][n] = a b is its c(n x m) = b a:
  * the factors change places, and one that lies in memory as its transpose is transposed.
  */
-#include "train/cuda/blas.h"
+#include "train/cuda/cuda_rank.h"
 
 #include <dualpipe/library.h>
 

@@ -3,10 +3,11 @@
  * compute_cuda.c - the table of compute.h on CUDA: each operation is one or two kernels in the
  * callback's stream.
  */
-#include "train/cuda/cuda_graphs.h"
-#include "train/cuda/kernels.h"
+#include "train/cuda/cuda_rank.h"
 
 #include <math.h>
+
+enum { MOST_BLOCKS = 4096 };
 
 #define C const struct compute *c
 
@@ -18,6 +19,15 @@ static struct cuda_rank *rank_of(C)
 #define LAUNCH(kernel, grid, args)                                                                 \
     cuda_rank_launch(rank_of(c), c->stream, KERNEL_##kernel, grid, &(args), sizeof(args))
 
+/* A grid for that many elements. */
+static struct cuda_grid grid_of(uint64_t count)
+{
+    const uint64_t blocks = (count + BLOCK_THREADS - 1) / BLOCK_THREADS;
+
+    return (struct cuda_grid){(unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), 1, 1,
+                              BLOCK_THREADS, 0};
+}
+
 static struct cuda_grid grid_of_rows(int n)
 {
     return (struct cuda_grid){((unsigned)n + BLOCK_ROWS - 1) / BLOCK_ROWS, 1, 1, BLOCK_THREADS, 0};
@@ -28,16 +38,9 @@ static struct cuda_grid grid_of_rows(int n)
 /* What a product reads of a parameter: its bfloat16 copy, or itself. */
 static const void *low(C, const float *w)
 {
-    const struct cuda_rank *r = rank_of(c);
-
     for (int i = 0; i < c->tensors; i++)
         if (w == c->values[i].data)
             return c->rounded[i].data;
-    for (int i = 0; i < r->slot_count; i++) {
-        const struct cuda_slot *s = &r->slots[i];
-        if (s->low && w >= s->weights && w < s->weights + s->stage->params.count)
-            return s->low + (w - s->weights);
-    }
     return w;
 }
 
@@ -238,7 +241,7 @@ static void attention_backward_cuda(C, const struct attention *a, const void *qk
 /* ---- elements ------------------------------------------------------------------------------ */
 
 #define ELEMENTS(kernel, count, x, y)                                                              \
-    LAUNCH(kernel, cuda_grid_of(count),                                                            \
+    LAUNCH(kernel, grid_of(count),                                                            \
            ((const struct elements_args){count, (void *)(uintptr_t)(x), (void *)(uintptr_t)(y)}))
 
 static void gelu_forward_cuda(C, size_t count, void *x, void *y)
@@ -271,7 +274,7 @@ static void dropout_cuda(C, struct dp_random_key key, float rate, size_t count, 
     const struct dropout_args args = {count, key.key, key.stream, rate, 1 / (1 - rate), x};
 
     if (rate > 0)
-        LAUNCH(dropout, cuda_grid_of((count + 3) / 4), args);
+        LAUNCH(dropout, grid_of((count + 3) / 4), args);
 }
 
 static void embed_forward_cuda(C, int n, int context, int width, const uint8_t *tokens,
@@ -280,7 +283,7 @@ static void embed_forward_cuda(C, int n, int context, int width, const uint8_t *
     const struct embed_args args = {.n = n, .context = context, .width = width, .tokens = tokens,
                                     .table = table, .positions = positions, .y = y};
 
-    LAUNCH(embed_forward, cuda_grid_of((uint64_t)n * (uint64_t)width), args);
+    LAUNCH(embed_forward, grid_of((uint64_t)n * (uint64_t)width), args);
 }
 
 static void embed_weight_cuda(C, int n, int context, int width, const uint8_t *tokens,

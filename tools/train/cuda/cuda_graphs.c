@@ -4,10 +4,9 @@
  * tensors, save area and gradients are, and the pipeline's plan puts them in the same places in
  * every step; without dropout, whose masks differ, it is the same work. The first time it is queued
  * kernel by kernel, which also lets cuBLASLt choose its algorithms; the second time it is captured,
- * and from then on launched as one graph. So are the sums of squares behind the last of them, and the
- * optimizer's update, whose rate and corrections are in device memory. Losses stay as they are.
+ * and from then on launched as one graph. Losses stay as they are.
  */
-#include "train/cuda/cuda_graphs.h"
+#include "train/cuda/cuda_rank.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,106 +125,4 @@ int cuda_graphs_carry_out(struct cuda_rank *r, void *native, const struct comput
     }
     dp_device_stream_free(stream);
     return err;
-}
-
-/* One callback with its arguments. */
-struct work {
-    void *user;
-    const struct dp_stage_call *call;
-    const DLTensor *in, *gout;
-    DLTensor *out, *gin;
-    enum { FORWARD, BACKWARD, BACKWARD_INPUT, WEIGHT } kind;
-};
-
-static int queue(void *arg)
-{
-    const struct work *w = arg;
-    const enum dp_backward_mode mode = w->kind == BACKWARD ? DP_BACKWARD_FULL : DP_BACKWARD_INPUT;
-
-    if (w->kind == FORWARD)
-        return gpt_stage_ops.forward(w->user, w->call, w->in, w->out);
-    if (w->kind == WEIGHT)
-        return gpt_stage_ops.weight(w->user, w->call);
-    return gpt_stage_ops.backward(w->user, w->call, w->gout, w->gin, mode);
-}
-
-static const void *data_of(const DLTensor *t)
-{
-    return t && t->data ? gpt_data(t) : NULL;
-}
-
-static struct compute_key key_of(const struct work *w)
-{
-    const struct dp_stage_call *c = w->call;
-
-    return (struct compute_key){
-        w->user, data_of(c->in ? c->in : w->in), data_of(w->out), data_of(w->gout),
-        data_of(w->gin), c->save, c->grads ? data_of(c->grads[0]) : NULL, (uint64_t)w->kind,
-        NULL};
-}
-
-static int run(struct work *w)
-{
-    const struct gpt_stage *stage = w->user;
-    const struct compute_key key = key_of(w);
-
-    return cuda_graphs_carry_out(stage->shape.compute.device, w->call->stream, &key,
-                                 stage->config.dropout == 0, queue, w);
-}
-
-/* ---- outside of callbacks ------------------------------------------------------------------ */
-
-static int capture_outside(struct cuda_rank *r, void (*queue_all)(struct cuda_rank *r, int slot),
-                           int slot, struct dp_device_graph **out)
-{
-    int err = dp_device_capture_begin(r->stream);
-
-    if (err)
-        return err;
-    queue_all(r, slot);
-    err = dp_device_capture_end(r->stream, out);
-    if (!err && !r->err)
-        return 0;
-    if (!err) {
-        dp_device_graph_free(*out);
-        *out = NULL;
-        err = r->err;
-    }
-    r->err = 0;
-    return err;
-}
-
-void cuda_graphs_run(struct cuda_rank *r, void (*queue_all)(struct cuda_rank *r, int slot),
-                     int slot, struct dp_device_graph **graph, bool *seen)
-{
-    struct cuda_graphs *g = r->graphs;
-
-    if (!g || g->off || r->err || !*seen) {
-        *seen = true;
-        queue_all(r, slot);
-    } else if (!*graph && capture_outside(r, queue_all, slot, graph)) {
-        say_off(g);
-        queue_all(r, slot);
-    } else {
-        r->err = dp_device_graph_launch(*graph, r->stream);
-    }
-}
-
-/* ---- the stage's operations ---------------------------------------------------------------- */
-
-int cuda_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
-{
-    return run(&(struct work){user, call, in, NULL, out, NULL, FORWARD});
-}
-
-int cuda_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout, DLTensor *gin,
-                  enum dp_backward_mode mode)
-{
-    return run(&(struct work){user, call, NULL, gout, NULL, gin,
-                              mode == DP_BACKWARD_FULL ? BACKWARD : BACKWARD_INPUT});
-}
-
-int cuda_weight(void *user, const struct dp_stage_call *call)
-{
-    return run(&(struct work){user, call, NULL, call->gout, NULL, NULL, WEIGHT});
 }

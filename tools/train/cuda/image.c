@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/cuda/image.h"
+#include "train/cuda/cuda_rank.h"
 
 #include <stddef.h>
 

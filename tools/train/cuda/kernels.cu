@@ -10,7 +10,7 @@
 #include <math.h>
 #endif
 
-#include "optimizer.cu"
+#include "sums.cu"
 
 #define NAME(x)        x##_f32
 #define LOAD(p, i)     (((const float *)(p))[i])

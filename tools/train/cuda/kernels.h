@@ -34,7 +34,7 @@ struct columns_args {
 };
 
 /* Elements: copy, zero, add (x += y), gelu_forward (x becomes the slope), gelu_backward (y *= x),
- * to_bf16 (floats x to bfloat16 y), dropout. */
+ * dropout. */
 struct elements_args {
     uint64_t count;
     void *x, *y;
@@ -103,30 +103,6 @@ struct product_args {
     const void *a, *b;
     const void *bias; /* as b is; NULL: none */
     void *c;
-};
-
-/* What differs from one update to the next, in device memory; and adamw_set, one thread, which puts it
- * there: arguments of a launch are copied, so nothing of the host's has to stay. */
-struct adamw_update {
-    float rate, decay, beta1, beta2, epsilon, correct1, correct2, scale;
-};
-struct adamw_set_args {
-    struct adamw_update update, *to;
-};
-
-/* AdamW on one tensor; see optimizer.h. The same arguments in every update. */
-struct adamw_args {
-    uint64_t count;
-    int decays;
-    const struct adamw_update *update;
-    float *value, *grad, *first, *second; /* grad is set to zero */
-};
-
-/* Sum of squares of count floats: a block's part of it to parts[block], and one block adds those. */
-struct squares_args {
-    uint64_t count;
-    const float *x;
-    double *parts;
 };
 
 #endif

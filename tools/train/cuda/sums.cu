@@ -1,43 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * optimizer.cu - parameters, in float32 whatever the activations are: AdamW, norms, bfloat16 copies;
- * and sums of losses. Sums are in double and in a fixed order.
+ * sums.cu - sums in a fixed order, those of losses in double; and random numbers.
  */
-
-KERNEL(adamw_set, adamw_set_args)
-{
-    if (thread_id() == 0)
-        *a.to = a.update;
-}
-
-KERNEL(adamw, adamw_args)
-{
-    const struct adamw_update u = *a.update;
-    const float decay = a.decays ? u.decay : 0;
-
-    for (uint64_t i = first_element(); i < a.count; i += element_stride()) {
-        const float g = a.grad[i] * u.scale;
-        const float first = u.beta1 * a.first[i] + (1 - u.beta1) * g;
-        const float second = u.beta2 * a.second[i] + (1 - u.beta2) * g * g;
-
-        a.first[i] = first;
-        a.second[i] = second;
-        a.value[i] = a.value[i] * (1 - u.rate * decay) -
-                     u.rate * (first / u.correct1) / (sqrtf(second / u.correct2) + u.epsilon);
-        a.grad[i] = 0;
-    }
-}
-
-KERNEL(to_bf16, elements_args)
-{
-    for (uint64_t i = 8 * first_element(); i < a.count; i += 8 * element_stride()) {
-        const int64_t left = (int64_t)(a.count - i);
-        const bool whole = left >= 8 && is_aligned(a.x, a.y);
-        float x[8];
-        load_eight_f32(a.x, i, whole, left, x);
-        store_eight_bf16(a.y, i, whole, left, x);
-    }
-}
 
 /* What the blocks of columns_f32 and columns_bf16 have, added up. */
 KERNEL(columns_sum, columns_args)
@@ -69,29 +33,6 @@ DEVICE double block_sum(double x)
             sums[thread_id()] += sums[thread_id() + half];
     }
     return sums[thread_id()];
-}
-
-KERNEL(squares, squares_args)
-{
-    double sum = 0;
-
-    for (uint64_t i = first_element(); i < a.count; i += element_stride())
-        sum += (double)a.x[i] * (double)a.x[i];
-    sum = block_sum(sum);
-    if (thread_id() == 0)
-        a.parts[block_x()] = sum;
-}
-
-/* One block: parts[0] becomes the sum of parts[count]. */
-KERNEL(squares_sum, squares_args)
-{
-    double sum = 0;
-
-    for (uint64_t i = (uint64_t)thread_id(); i < a.count; i += (uint64_t)thread_count())
-        sum += a.parts[i];
-    sum = block_sum(sum);
-    if (thread_id() == 0)
-        *(double *)(uintptr_t)a.x = sum;
 }
 
 KERNEL(sum, sum_args)
