@@ -3,6 +3,8 @@
 
 #include <dualpipe/dualpipe.h>
 #include <stdatomic.h>
+#include <string.h>
+#include <strings.h>
 
 static _Atomic(ncclDebugLogger_t) nccl_logger;
 
@@ -24,6 +26,18 @@ void dpn_log_to(ncclDebugLogger_t logger)
     bool is_first = !atomic_exchange_explicit(&nccl_logger, logger, memory_order_acq_rel);
     if (is_first)
         dp_log_set(pass_on, NULL, DP_LOG_INFO); /* NCCL_DEBUG decides what is shown */
+}
+
+bool dpn_list_admits(const char *list, const char *word)
+{
+    bool is_named = false;
+
+    for (const char *at = list + (*list == '^'); *at; at += *at == ',') {
+        const size_t len = strcspn(at, ",");
+        is_named |= len == strlen(word) && !strncasecmp(at, word, len);
+        at += len;
+    }
+    return is_named != (*list == '^');
 }
 
 ncclResult_t dpn_result(int err)

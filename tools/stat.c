@@ -9,7 +9,6 @@
 #include "command.h"
 #include "commands.h"
 #include "files.h"
-#include "stat/jobs.h"
 #include "stat/stat.h"
 
 #include <dualpipe/options.h>

@@ -122,6 +122,10 @@ struct dpn_comm {
 };
 
 extern struct dpn_net_options dpn_options;
+static inline int64_t dpn_timeout_ns(void)
+{
+    return dpn_options.timeout_s * DP_NS_PER_S;
+}
 
 /* Whether this process was forked after the context was made. What is open in it is the parent's
  * alone: the adapters are the same files, so that destroying a queue pair here would destroy the

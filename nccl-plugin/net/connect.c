@@ -123,11 +123,6 @@ static bool is_listened_on(enum dpn_wire w)
     return is_allowed(w) || (w == DPN_TCP && is_asked_for("verbs"));
 }
 
-static int64_t timeout_ns(void)
-{
-    return dpn_options.timeout_s * DP_NS_PER_S;
-}
-
 /* ---- comms --------------------------------------------------------------------------------- */
 
 static void close_comm(struct dpn_open *open)
@@ -190,7 +185,7 @@ static int new_comm(struct dpn_net *net, int dev, struct dp_wire *wire, bool is_
     comm->is_control_only = is_control_only;
     comm->polled_ns = dp_now_ns();
     if (wire->ops == &dp_wire_tcp)
-        dp_wire_tcp_set_timeout(wire, is_control_only ? timeout_ns() / 2 : timeout_ns());
+        dp_wire_tcp_set_timeout(wire, is_control_only ? dpn_timeout_ns() / 2 : dpn_timeout_ns());
     name_peer(comm, tcp);
     pthread_mutex_init(&comm->lock, NULL);
     dpn_open_add(&comm->open, net);
@@ -506,7 +501,7 @@ static int check_silence(struct dpn_comm *comm)
 
     comm->polled_ns = now_ns;
     comm->silent_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
-    if (comm->silent_ns <= timeout_ns())
+    if (comm->silent_ns <= dpn_timeout_ns())
         return DP_EAGAIN;
     return dp_fail(DP_ETIMEDOUT, "no answer over %s of %s for %lld s (DUALPIPE_NET_TIMEOUT)%s%s",
                    comm->wire->ops->name, comm->peer, (long long)dpn_options.timeout_s,

@@ -316,18 +316,26 @@ int dpn_sockets_tell(struct dp_wire_address *tcp)
 /* What NCCL assumes of a device that does not know; virtual ones say -1. */
 enum { UNKNOWN_SPEED_MBPS = 10000 };
 
+bool dpn_read_line(const char *dir, const char *file, char *line, int len)
+{
+    char path[PATH_MAX];
+
+    snprintf(path, sizeof(path), "%s/%s", dir, file);
+    FILE *f = fopen(path, "re");
+    const bool has = f && fgets(line, len, f);
+    if (f)
+        fclose(f);
+    if (has)
+        line[strcspn(line, "\n")] = '\0';
+    return has;
+}
+
 static int read_speed(const char *root, const char *name)
 {
-    char path[PATH_MAX], text[32] = "";
+    char dir[PATH_MAX], text[32];
 
-    snprintf(path, sizeof(path), "%s/sys/class/net/%s/speed", root, name);
-    FILE *f = fopen(path, "re");
-    if (f) {
-        if (!fgets(text, sizeof(text), f))
-            text[0] = '\0';
-        fclose(f);
-    }
-    long mbps = strtol(text, NULL, 10);
+    snprintf(dir, sizeof(dir), "%s/sys/class/net/%s", root, name);
+    const long mbps = dpn_read_line(dir, "speed", text, sizeof(text)) ? strtol(text, NULL, 10) : 0;
     return mbps > 0 && mbps < INT_MAX ? (int)mbps : UNKNOWN_SPEED_MBPS;
 }
 

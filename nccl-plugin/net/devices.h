@@ -99,6 +99,9 @@ static inline bool dpn_device_reaches_gpus(const struct dpn_device *device)
 void dpn_devices_find(const char *root, const struct dpn_net_options *options,
                       struct dpn_devices *out);
 
+/* The first line of a file of sysfs, without its end. */
+bool dpn_read_line(const char *dir, const char *file, char *line, int len);
+
 /* ---- where on the PCI bus something is ------------------------------------------------------- */
 
 /* device: a link in sysfs, like /sys/class/net/eth0/device. The directory of the device's PCI

@@ -18,22 +18,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 /* ---- whether NCCL may use LL128 -------------------------------------------------------------- */
-
-/* Whether a list like "LL,Simple" or "^LL" lets NCCL use LL128. */
-static bool admits_ll128(const char *list)
-{
-    bool is_named = false;
-
-    for (const char *at = list + (*list == '^'); *at; at += *at == ',') {
-        size_t len = strcspn(at, ",");
-        is_named |= len == 5 && !strncasecmp(at, "LL128", 5);
-        at += len;
-    }
-    return is_named != (*list == '^');
-}
 
 /* As NCCL reads numbers. */
 static bool is_told_not_to(void)
@@ -57,7 +43,7 @@ static void ll128_decide(bool names_watched)
     if (!asked) {
         setenv("NCCL_PROTO", "^LL128", 1);
         dp_log(DP_LOG_INFO, "NCCL_PROTO=^LL128 from now on: %s", why);
-    } else if (admits_ll128(asked)) {
+    } else if (dpn_list_admits(asked, "LL128")) {
         dp_log(DP_LOG_WARN, "NCCL_PROTO=%s admits LL128, but %s: data may arrive wrong", asked,
                why);
     }

@@ -314,23 +314,14 @@ TABLE(1, (void **context, int *mask), .ranks = 0);
 TABLE(2, (void **context, int *mask), .ranks = 0);
 TABLE(3, (void **context, int *mask), .ranks = 0);
 
-TABLE(4,
-      (void **context, int *mask, const char *comm_name, uint64_t comm_hash, int nodes, int ranks,
-       int rank, ncclDebugLogger_t log),
-      .hash = (dpn_log_to(log), comm_hash), .name = comm_name, .rank = rank, .ranks = ranks,
-      .nodes = nodes);
-TABLE(5,
-      (void **context, uint64_t comm_id, int *mask, const char *comm_name, int nodes, int ranks,
-       int rank, ncclDebugLogger_t log),
-      .hash = (dpn_log_to(log), comm_id), .name = comm_name, .rank = rank, .ranks = ranks,
-      .nodes = nodes);
-TABLE(6,
-      (void **context, uint64_t comm_id, int *mask, const char *comm_name, int nodes, int ranks,
-       int rank, ncclDebugLogger_t log),
-      .hash = (dpn_log_to(log), comm_id), .name = comm_name, .rank = rank, .ranks = ranks,
-      .nodes = nodes);
-TABLE(7,
-      (void **context, uint64_t comm_id, int *mask, const char *comm_name, int nodes, int ranks,
-       int rank, ncclDebugLogger_t log),
-      .hash = (dpn_log_to(log), comm_id), .name = comm_name, .rank = rank, .ranks = ranks,
-      .nodes = nodes);
+/* Their last arguments, and what they say of the communicator `id`. */
+#define RANKS_AND_LOG int nodes, int ranks, int rank, ncclDebugLogger_t log
+#define SAID(id)                                                                                   \
+    .hash = (dpn_log_to(log), id), .name = comm_name, .rank = rank, .ranks = ranks, .nodes = nodes
+#define WITH_ID (void **context, uint64_t comm_id, int *mask, const char *comm_name, RANKS_AND_LOG)
+
+TABLE(4, (void **context, int *mask, const char *comm_name, uint64_t comm_hash, RANKS_AND_LOG),
+      SAID(comm_hash));
+TABLE(5, WITH_ID, SAID(comm_id));
+TABLE(6, WITH_ID, SAID(comm_id));
+TABLE(7, WITH_ID, SAID(comm_id));

@@ -1,6 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "nccl-plugin/tuner/tuner.h"
-
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tuner.c - a communicator's tuner, and a question of NCCL's put to it.
+ *
+ *      NCCL                  this file                                            dualpipe/tuning.h
+ *      ncclTunerPlugin_vN -> arguments of that version -> what NCCL allows     -> rules, table
+ *
+ * All ranks of a communicator must give the same answer, or they hang. So an answer depends on what
+ * NCCL guarantees to be equal on all ranks, and on the options and the table, which the user keeps
+ * equal. The table is read when a communicator is made, never later.
+ */
 #include "base/fail.h"
 #include "base/hash.h"
 #include "base/options.h"
@@ -10,10 +18,23 @@
 
 #include <dualpipe/assignment.h>
 #include <dualpipe/tuning.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
+
+/* ---- what NCCL says and asks ------------------------------------------------------------------ */
+
+/* Channels that a communicator can have: up to NCCL 2.24, and later. Version 4 serves both. */
+enum { DPN_CHANNELS_MAX_V1 = 32, DPN_CHANNELS_MAX_V5 = 64 };
+
+struct dpn_tuner_config {
+    size_t ranks, nodes; /* 0: NCCL does not say which communicator it will ask for */
+    ncclDebugLogger_t logger;
+    /* There are costs to a question, so that the model can tell what NCCL would take. */
+    bool has_costs;
+    const struct ncclTunerConstants_v5 *constants; /* NCCL's own, or NULL */
+};
 
 /* ---- what versions 1 and 2 may choose -------------------------------------------------------- */
 
@@ -38,24 +59,12 @@ static const char *const protocol_names[NCCL_NUM_PROTOCOLS] = {"LL", "LL128", "S
 
 /* ---- the variables -------------------------------------------------------------------------- */
 
-static bool has_word(const char *list, const char *word)
-{
-    for (const char *at = list + (*list == '^'); *at; at += *at == ',') {
-        size_t len = strcspn(at, ",");
-        if (len == strlen(word) && !strncasecmp(at, word, len))
-            return true;
-        at += len;
-    }
-    return false;
-}
-
-/* "LL,Simple" admits these, "^LL128" all others; not set: all. */
 static bool admits(const char *list, const char *word)
 {
-    return !list || has_word(list, word) != (*list == '^');
+    return !list || dpn_list_admits(list, word);
 }
 
-static void dpn_allowed_read(struct dpn_allowed *allowed)
+static void read_allowed(struct dpn_allowed *allowed)
 {
     const char *algorithms = dp_foreign_variable("NCCL_ALGO");
     const char *protocols = dp_foreign_variable("NCCL_PROTO");
@@ -102,7 +111,7 @@ static bool has_protocol(int algorithm, int protocol)
 
 /* 1 where a cell may be chosen, else NCCL_ALGO_PROTO_IGNORE. LL128 corrupts data on machines that
  * are not made for it, so only NCCL_PROTO can let it in, by name. */
-static void dpn_allowed_costs(const struct dpn_allowed *allowed, const struct dpn_support *support,
+static void fill_costs(const struct dpn_allowed *allowed, const struct dpn_support *support,
                        ncclFunc_t function, float costs[DPN_ALGORITHMS_V1][NCCL_NUM_PROTOCOLS])
 {
     for (int a = 0; a < DPN_ALGORITHMS_V1; a++)
@@ -251,7 +260,17 @@ static int open_by_options(struct dpn_tuner *t, const struct dpn_tuner_config *c
     return err;
 }
 
-int dpn_tuner_open(const struct dpn_tuner_config *config, struct dpn_tuner **out)
+static void close_tuner(struct dpn_tuner *t)
+{
+    if (!t)
+        return;
+    dp_tuner_free(t->tuner);
+    free(t);
+}
+
+/* Messages go to the logger from now on. What is wrong with the options or the table is said there,
+ * and leaves the choice to NCCL; with DUALPIPE_TUNER_STRICT it is an error. Also DP_ENOMEM. */
+static int open_tuner(const struct dpn_tuner_config *config, struct dpn_tuner **out)
 {
     struct dpn_tuner *t = calloc(1, sizeof(*t));
     bool is_strict = false;
@@ -261,10 +280,10 @@ int dpn_tuner_open(const struct dpn_tuner_config *config, struct dpn_tuner **out
         return dp_fail(DP_ENOMEM, "tuner: no memory for a communicator");
     t->ranks = config->ranks;
     t->nodes = config->nodes;
-    dpn_allowed_read(&t->allowed);
+    read_allowed(&t->allowed);
     int err = open_by_options(t, config, &is_strict);
     if (err && is_strict) {
-        dpn_tuner_close(t);
+        close_tuner(t);
         return err;
     }
     if (err)
@@ -272,14 +291,6 @@ int dpn_tuner_open(const struct dpn_tuner_config *config, struct dpn_tuner **out
                             "ranks must, or they may hang (DUALPIPE_TUNER_STRICT=1 would fail)");
     *out = t;
     return 0;
-}
-
-void dpn_tuner_close(struct dpn_tuner *t)
-{
-    if (!t)
-        return;
-    dp_tuner_free(t->tuner);
-    free(t);
 }
 
 /* ---- choose --------------------------------------------------------------------------------- */
@@ -297,48 +308,49 @@ static void set_channels(const struct dp_tuning_answer *answer, int most, int *c
     *channels = answer->channels < most ? answer->channels : most;
 }
 
-void dpn_tuner_choose(const struct dpn_tuner *t, const struct dpn_tuner_question *q, int *channels)
+static int64_t bytes_of(size_t bytes)
 {
-    const struct dp_tuning_question question = {
-        .function = (int)q->function,
-        .bytes = q->bytes < INT64_MAX ? (int64_t)q->bytes : INT64_MAX,
-        .is_registered = q->is_registered,
-        .pipe_ops = q->pipe_ops > 0 ? q->pipe_ops : 0,
-        .costs = q->costs,
-        .algorithms = q->algorithms,
-        .protocols = q->protocols,
-    };
+    return bytes < INT64_MAX ? (int64_t)bytes : INT64_MAX;
+}
+
+/* The cell of `costs` that is chosen becomes 0, which NCCL takes; cells below zero stay as they are.
+ * *channels is written only if there is something to say about it; most: what any communicator of this
+ * version of NCCL may have. */
+static void choose(const struct dpn_tuner *t, struct dp_tuning_question q, float *costs, int most,
+                   int *channels)
+{
     struct dp_tuning_answer answer;
 
     if (!t || !t->tuner)
         return;
-    dp_tuner_ask(t->tuner, &question, &answer);
+    q.costs = costs;
+    q.pipe_ops = q.pipe_ops > 0 ? q.pipe_ops : 0;
+    dp_tuner_ask(t->tuner, &q, &answer);
     if (answer.algorithm == DP_TUNING_DEFAULT)
         return;
-    q->costs[answer.algorithm * q->protocols + answer.protocol] = 0;
-    set_channels(&answer, q->channels_max, channels);
+    costs[answer.algorithm * q.protocols + answer.protocol] = 0;
+    set_channels(&answer, most, channels);
 }
 
-void dpn_tuner_choose_without_costs(const struct dpn_tuner *t, ncclFunc_t function, size_t bytes,
-                                    int pipe_ops, bool has_collnet, bool has_nvls, int *algorithm,
-                                    int *protocol, int *channels)
+/* For versions 1 and 2. Both of *algorithm and *protocol are written, or none. */
+static void choose_without_costs(const struct dpn_tuner *t, ncclFunc_t function, size_t bytes,
+                                 int pipe_ops, bool has_collnet, bool has_nvls, int *algorithm,
+                                 int *protocol, int *channels)
 {
     float costs[DPN_ALGORITHMS_V1][NCCL_NUM_PROTOCOLS];
-    const struct dpn_tuner_question q = {
-        .function = function,
-        .bytes = bytes,
-        .costs = (float *)costs,
+    const struct dp_tuning_question q = {
+        .function = (int)function,
+        .bytes = bytes_of(bytes),
         .algorithms = DPN_ALGORITHMS_V1,
         .protocols = NCCL_NUM_PROTOCOLS,
         .pipe_ops = pipe_ops,
-        .channels_max = DPN_CHANNELS_MAX_V1,
     };
 
     if (!t)
         return;
     const struct dpn_support support = {has_collnet, has_nvls, t->ranks, t->nodes};
-    dpn_allowed_costs(&t->allowed, &support, function, costs);
-    dpn_tuner_choose(t, &q, channels);
+    fill_costs(&t->allowed, &support, function, costs);
+    choose(t, q, (float *)costs, DPN_CHANNELS_MAX_V1, channels);
     for (int a = 0; a < DPN_ALGORITHMS_V1; a++)
         for (int p = 0; p < NCCL_NUM_PROTOCOLS; p++)
             if (costs[a][p] == 0) {
@@ -347,19 +359,199 @@ void dpn_tuner_choose_without_costs(const struct dpn_tuner *t, ncclFunc_t functi
             }
 }
 
-bool dpn_tuner_has_table(const struct dpn_tuner *t)
+/* ---- what NCCL looks for --------------------------------------------------------------------- */
+
+/* ncclTunerPlugin_v1 to _v6. A function's name ends in the first version that has it. They always
+ * succeed: NCCL would pass an error on to the application, where its own choice is a good answer too.
+ * Only init may fail: if the user wants that, or without memory. */
+
+#define TABLE(version, ...)                                                                        \
+    extern const struct ncclTuner_v##version ncclTunerPlugin_v##version;                           \
+    __attribute__((visibility("default")))                                                         \
+    const struct ncclTuner_v##version ncclTunerPlugin_v##version = {.name = "dualpipe",            \
+                                                                    __VA_ARGS__}
+
+/* ---- what several versions have ------------------------------------------------------------- */
+
+static ncclResult_t init_tuner(const struct dpn_tuner_config *config, void **context)
 {
-    return t->has_table;
+    struct dpn_tuner *tuner = NULL;
+    int err = open_tuner(config, &tuner);
+
+    *context = tuner;
+    return dpn_result(err);
 }
 
-void dpn_tuner_chunk(const struct dpn_tuner *t, ncclFunc_t function, size_t bytes, int algorithm,
-                     int protocol, size_t *chunk)
+static ncclResult_t init_v2(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
+                            void **context)
 {
-    if (!t || !t->tuner)
-        return;
-    int64_t asked = dp_tuner_chunk_bytes(t->tuner, (int)function,
-                                         bytes < INT64_MAX ? (int64_t)bytes : INT64_MAX, algorithm,
-                                         protocol);
-    if (asked)
-        *chunk = (size_t)asked;
+    return init_tuner(&(struct dpn_tuner_config){nRanks, nNodes, logFunction, false, NULL},
+                      context);
 }
+
+static ncclResult_t init_v3(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction,
+                            void **context)
+{
+    return init_tuner(&(struct dpn_tuner_config){nRanks, nNodes, logFunction, true, NULL}, context);
+}
+
+static ncclResult_t destroy_v2(void *context)
+{
+    close_tuner(context);
+    return ncclSuccess;
+}
+
+static ncclResult_t answer(void *context, ncclFunc_t function, size_t bytes, int pipe_ops,
+                           float **costs, int algorithms, int protocols, int registered,
+                           int channels_max, int *channels)
+{
+    const struct dp_tuning_question q = {
+        .function = (int)function,
+        .bytes = bytes_of(bytes),
+        .algorithms = algorithms,
+        .protocols = protocols,
+        .is_registered = registered,
+        .pipe_ops = pipe_ops,
+    };
+
+    choose(context, q, (float *)costs /* it is one block, whatever its type says */, channels_max,
+           channels);
+    return ncclSuccess;
+}
+
+static ncclResult_t getCollInfo_v4(void *context, ncclFunc_t collType, size_t nBytes,
+                                   int numPipeOps, float **collCostTable, int numAlgo, int numProto,
+                                   int regBuff, int *nChannels)
+{
+    return answer(context, collType, nBytes, numPipeOps, collCostTable, numAlgo, numProto, regBuff,
+                  DPN_CHANNELS_MAX_V1, nChannels);
+}
+
+static ncclResult_t init_v5(void **ctx, uint64_t commId, size_t nRanks, size_t nNodes,
+                            ncclDebugLogger_t logFunction,
+                            struct ncclNvlDomainInfo_v5 *nvlDomainInfo,
+                            struct ncclTunerConstants_v5 *constants)
+{
+    (void)commId, (void)nvlDomainInfo;
+    return init_tuner(&(struct dpn_tuner_config){nRanks, nNodes, logFunction, true, constants},
+                      ctx);
+}
+
+static ncclResult_t getCollInfo_v5(void *context, ncclFunc_t collType, size_t nBytes,
+                                   int numPipeOps, float **collCostTable, int numAlgo, int numProto,
+                                   int regBuff, int *nChannels)
+{
+    return answer(context, collType, nBytes, numPipeOps, collCostTable, numAlgo, numProto, regBuff,
+                  DPN_CHANNELS_MAX_V5, nChannels);
+}
+
+/* ---- versions ------------------------------------------------------------------------------- */
+
+/* Version 1: NCCL 2.19 and 2.20: no context. A question does not say which communicator asks, so
+ * one tuner answers for all of them, with rules for any number of ranks and nodes; it is made once,
+ * as communicators that overlap must not see two tables. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct dpn_tuner *shared; /* stays, as a communicator may be asking */
+
+static ncclResult_t init_v1(size_t nRanks, size_t nNodes, ncclDebugLogger_t logFunction)
+{
+    const struct dpn_tuner_config config = {.logger = logFunction};
+
+    (void)nRanks, (void)nNodes;
+    pthread_mutex_lock(&lock);
+    int err = shared ? 0 : open_tuner(&config, &shared);
+    pthread_mutex_unlock(&lock);
+    return dpn_result(err);
+}
+
+static struct dpn_tuner *get_shared(void)
+{
+    pthread_mutex_lock(&lock);
+    struct dpn_tuner *tuner = shared;
+    pthread_mutex_unlock(&lock);
+    return tuner;
+}
+
+static ncclResult_t get_coll_info_v1(ncclFunc_t collType, size_t nBytes, int collNetSupport,
+                                     int nvlsSupport, int numPipeOps, int *algorithm, int *protocol,
+                                     int *nChannels)
+{
+    choose_without_costs(get_shared(), collType, nBytes, numPipeOps, collNetSupport,
+                                   nvlsSupport, algorithm, protocol, nChannels);
+    return ncclSuccess;
+}
+
+static ncclResult_t destroy_v1(void)
+{
+    return ncclSuccess;
+}
+
+TABLE(1, .init = init_v1, .getCollInfo = get_coll_info_v1, .destroy = destroy_v1);
+
+/* Version 2: a context for each communicator. */
+static ncclResult_t get_coll_info_v2(void *context, ncclFunc_t collType, size_t nBytes,
+                                     int collNetSupport, int nvlsSupport, int numPipeOps,
+                                     int *algorithm, int *protocol, int *nChannels)
+{
+    choose_without_costs(context, collType, nBytes, numPipeOps, collNetSupport,
+                                   nvlsSupport, algorithm, protocol, nChannels);
+    return ncclSuccess;
+}
+
+TABLE(2, .init = init_v2, .getCollInfo = get_coll_info_v2, .destroy = destroy_v2);
+
+/* Version 3: a table of costs instead of one choice. */
+static ncclResult_t get_coll_info_v3(void *context, ncclFunc_t collType, size_t nBytes,
+                                     int numPipeOps, float **collCostTable, int numAlgo,
+                                     int numProto, int *nChannels)
+{
+    return getCollInfo_v4(context, collType, nBytes, numPipeOps, collCostTable, numAlgo, numProto,
+                          0, nChannels);
+}
+
+TABLE(3, .init = init_v3, .getCollInfo = get_coll_info_v3, .destroy = destroy_v2);
+
+/* Version 4: whether buffers are registered. */
+TABLE(4, .init = init_v3, .getCollInfo = getCollInfo_v4, .destroy = destroy_v2);
+
+/* Version 5: more is known when a communicator is made, more channels. */
+TABLE(5, .init = init_v5, .getCollInfo = getCollInfo_v5, .finalize = destroy_v2);
+
+/* Version 6: the size of a chunk. */
+static ncclResult_t get_chunk_size_v6(void *context, ncclFunc_t collType, size_t nBytes,
+                                      int algorithm, int protocol, int nChannels, size_t *chunkSize)
+{
+    const struct dpn_tuner *t = context;
+    const int64_t asked = t && t->tuner ? dp_tuner_chunk_bytes(t->tuner, (int)collType,
+                                                               bytes_of(nBytes), algorithm, protocol)
+                                        : 0;
+
+    (void)nChannels;
+    if (asked)
+        *chunkSize = (size_t)asked;
+    return ncclSuccess;
+}
+
+/* NCCL limits chunks to its buffers only where there is a getChunkSize, so without a table of rules
+ * there is none. The table is an option, so this is the same for all ranks and communicators. */
+extern struct ncclTuner_v6 ncclTunerPlugin_v6;
+
+static ncclResult_t init_v6(void **ctx, uint64_t commId, size_t nRanks, size_t nNodes,
+                            ncclDebugLogger_t logFunction,
+                            struct ncclNvlDomainInfo_v5 *nvlDomainInfo,
+                            struct ncclTunerConstants_v5 *constants)
+{
+    const ncclResult_t result =
+        init_v5(ctx, commId, nRanks, nNodes, logFunction, nvlDomainInfo, constants);
+
+    if (!result && ((const struct dpn_tuner *)*ctx)->has_table)
+        __atomic_store_n(&ncclTunerPlugin_v6.getChunkSize, get_chunk_size_v6, __ATOMIC_RELEASE);
+    return result;
+}
+
+__attribute__((visibility("default"))) struct ncclTuner_v6 ncclTunerPlugin_v6 = {
+    .name = "dualpipe",
+    .init = init_v6,
+    .getCollInfo = getCollInfo_v5,
+    .finalize = destroy_v2,
+};

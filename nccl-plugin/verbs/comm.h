@@ -379,6 +379,14 @@ struct dpn_eager_send {
     uint8_t qp;
 };
 
+/* How long to wait after so many failures: twice as long each time. */
+static inline int64_t dpn_backoff_ns(int failures, int64_t first_ns, int64_t last_ns)
+{
+    const int64_t wait_ns = first_ns << (failures < 7 ? failures : 7);
+
+    return wait_ns < last_ns ? wait_ns : last_ns;
+}
+
 /* ---- the connection -------------------------------------------------------------------------- */
 
 enum dpn_step {

@@ -8,7 +8,6 @@
 #include "nccl-plugin/net/devices.h"
 #include "nccl-plugin/verbs/load.h"
 
-#include <dirent.h>
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,20 +18,6 @@
 #include <unistd.h>
 
 /* ---- sysfs ----------------------------------------------------------------------------------- */
-
-static bool read_line(const char *dir, const char *file, char *line, int len)
-{
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof(path), "%s/%s", dir, file);
-    FILE *f = fopen(path, "re");
-    bool has = f && fgets(line, len, f);
-    if (f)
-        fclose(f);
-    if (has)
-        line[strcspn(line, "\n")] = '\0';
-    return has;
-}
 
 /* ".../0000:17:00.1": 0x17000001, in the order of NCCL */
 static uint64_t bus_of(const char *pci_path)
@@ -53,7 +38,7 @@ static void find_pci(const char *dir, struct dpn_hca *hca)
     snprintf(path, sizeof(path), "%s/device", dir);
     hca->pci_path = dpn_pci_path(path);
     hca->bus = bus_of(hca->pci_path);
-    if (hca->pci_path || !read_line(dir, "parent", interface, sizeof(interface)))
+    if (hca->pci_path || !dpn_read_line(dir, "parent", interface, sizeof(interface)))
         return;
     snprintf(path, sizeof(path), "%s/../../net/%s/device", dir, interface);
     hca->pci_path = dpn_pci_path(path);
@@ -172,7 +157,7 @@ static int read_speed(const char *dir, int port, const struct ibv_port_attr *att
     if (!options->asks_kernel_speed)
         return speed_of(attr);
     snprintf(file, sizeof(file), "ports/%d/rate", port);
-    double gbps = read_line(dir, file, line, sizeof(line)) ? dp_strtod(line, NULL) : 0;
+    double gbps = dpn_read_line(dir, file, line, sizeof(line)) ? dp_strtod(line, NULL) : 0;
     return gbps >= 1 && gbps < 1e6 ? (int)(gbps * 1000) : speed_of(attr);
 }
 
@@ -403,51 +388,4 @@ void dpn_hca_read_events(struct dpn_hca *hca, int64_t now_ns)
         }
     }
     pthread_mutex_unlock(&hca->lock);
-}
-
-/* ---- what a device has counted by itself ----------------------------------------------------- */
-
-enum { TEXT_LEN = 1024 };
-
-/* 0: there is none, or it does not count. */
-static unsigned long long read_number(int dir, const char *name)
-{
-    char text[32] = "";
-    const int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-
-    if (fd < 0)
-        return 0;
-    if (read(fd, text, sizeof(text) - 1) < 0)
-        text[0] = '\0';
-    close(fd);
-    return strtoull(text, NULL, 10);
-}
-
-static void add_all(const char *path, char text[TEXT_LEN])
-{
-    DIR *list = opendir(path);
-    size_t len = strlen(text);
-
-    for (struct dirent *e; list && len < TEXT_LEN && (e = readdir(list));) {
-        const unsigned long long n =
-            *e->d_name == '.' ? 0 : read_number(dirfd(list), e->d_name);
-        if (n)
-            len += (size_t)snprintf(text + len, TEXT_LEN - len, "%s%s %llu", len ? ", " : "",
-                                    e->d_name, n);
-    }
-    if (list)
-        closedir(list);
-}
-
-void dpn_port_log_counters(const struct dpn_port *port)
-{
-    static const char *const kinds[] = {"hw_counters", "counters"};
-    char path[PATH_MAX], text[TEXT_LEN] = "";
-
-    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-        snprintf(path, sizeof(path), "%s/ports/%d/%s", port->hca->context->device->ibdev_path,
-                 port->number, kinds[i]);
-        add_all(path, text);
-    }
-    dp_log(DP_LOG_WARN, "counters of %s: %s", port->name, *text ? text : "none");
 }

@@ -104,12 +104,6 @@ static inline bool dpn_port_is_down(const struct dpn_port *port)
            atomic_load_explicit(&port->hca->port_changes[port->number], memory_order_relaxed) % 2;
 }
 
-/* ---- what a device has counted by itself ----------------------------------------------------- */
-
-/* Log those of the port that are not 0, as the kernel lists them. They count since the device was
- * started, for all that use it. */
-void dpn_port_log_counters(const struct dpn_port *port);
-
 /* ---- of this process, read once by dpn_verbs_find --------------------------------------------- */
 
 struct dpn_verbs_state {

@@ -163,11 +163,9 @@ static void fail_loop(struct dpn_verbs *v, struct dpn_rail *rail, const char *wh
                       const char *status)
 {
     struct dpn_loop *loop = &rail->loop;
-    const int shift = loop->failures < 7 ? loop->failures : 7;
-    const int64_t wait_ns = FIRST_RETRY_NS << shift;
 
     snprintf(loop->why, sizeof(loop->why), "%s: %s", what, status);
-    loop->retry_ns = dp_now_ns() + (wait_ns < LAST_RETRY_NS ? wait_ns : LAST_RETRY_NS);
+    loop->retry_ns = dp_now_ns() + dpn_backoff_ns(loop->failures, FIRST_RETRY_NS, LAST_RETRY_NS);
     v->recv.has_lost_loop = true;
     dp_log(loop->failures++ ? DP_LOG_INFO : DP_LOG_WARN, "%s: %s%s", rail->port->name, loop->why,
            is_dead(rail) ? "" : "; trying again");
@@ -412,7 +410,7 @@ static void check_timeouts(struct dpn_verbs *v, struct dpn_rail *rail, int64_t n
                        rail->port->name);
     else if (!loop->asked_ns)
         loop->asked_ns = now_ns;
-    else if (now_ns - loop->asked_ns > dpn_options.timeout_s * DP_NS_PER_S)
+    else if (now_ns - loop->asked_ns > dpn_timeout_ns())
         dpn_verbs_fail(v, DP_ETIMEDOUT,
                        "%s has not flushed what it wrote to the GPU for %lld s "
                        "(DUALPIPE_NET_TIMEOUT)",

@@ -27,11 +27,6 @@
 
 enum { REPORTS = 4 };
 
-static int64_t timeout_ns(void)
-{
-    return dpn_options.timeout_s * DP_NS_PER_S;
-}
-
 /* ---- open requests --------------------------------------------------------------------------- */
 
 static bool is_open(const struct dpn_verbs *v)
@@ -65,7 +60,7 @@ static void report_to_sender(struct dpn_verbs *v)
     const struct dpn_stall *s = &v->stall;
     const bool was_acked = !s->reported_ns || (int32_t)(v->control.channel.acked - s->number) > 0;
 
-    if (was_acked && s->stalled_ns - s->reported_ns >= timeout_ns() / REPORTS)
+    if (was_acked && s->stalled_ns - s->reported_ns >= dpn_timeout_ns() / REPORTS)
         send_report(v);
 }
 
@@ -90,7 +85,7 @@ static void poll_stall(struct dpn_verbs *v, int64_t now_ns)
     s->stalled_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
     if (!v->queues.is_sender && v->recv.cts_sent == v->recv.cts_made)
         report_to_sender(v);
-    else if (s->stalled_ns > timeout_ns())
+    else if (s->stalled_ns > dpn_timeout_ns())
         dpn_verbs_fail(v, DP_ETIMEDOUT, "%s for %lld s (DUALPIPE_NET_TIMEOUT)",
                        v->queues.is_sender ? "no part of any send has completed"
                                            : "clear-to-send entries could not be written",
@@ -279,7 +274,7 @@ bool dpn_verbs_has_ended(struct dpn_verbs *v)
     if (!v->has_told)
         dpn_control_send_failed(v);
     v->has_told = true;
-    return end_qps(v) || dp_now_ns() - v->failed_ns > dpn_options.timeout_s * DP_NS_PER_S;
+    return end_qps(v) || dp_now_ns() - v->failed_ns > dpn_timeout_ns();
 }
 
 void dpn_verbs_progress(struct dpn_verbs *v)

@@ -181,10 +181,8 @@ static const int64_t FIRST_RETRY_NS = 100 * DP_NS_PER_MS, LAST_RETRY_NS = 5 * DP
 /* Retry with exponential backoff. */
 static void schedule_retry(struct dpn_qp *qp)
 {
-    const int shift = qp->failures > 6 ? 6 : qp->failures > 0 ? qp->failures - 1 : 0;
-    const int64_t wait_ns = FIRST_RETRY_NS << shift;
-
-    qp->retry_ns = dp_now_ns() + (wait_ns < LAST_RETRY_NS ? wait_ns : LAST_RETRY_NS);
+    qp->retry_ns = dp_now_ns() + dpn_backoff_ns(qp->failures > 0 ? qp->failures - 1 : 0,
+                                                FIRST_RETRY_NS, LAST_RETRY_NS);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -405,7 +403,7 @@ static void check_progress(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_n
     if (qp->completed != qp->seen || !qp->sends_out) {
         qp->seen = qp->completed;
         qp->since_ns = now_ns;
-    } else if (now_ns - qp->since_ns > dpn_options.timeout_s * DP_NS_PER_S / 2) {
+    } else if (now_ns - qp->since_ns > dpn_timeout_ns() / 2) {
         dpn_qp_fail(v, qp, "send", "no completion in half of DUALPIPE_NET_TIMEOUT",
                     ": is there a route, with the same MTU on all of it?");
     }
@@ -485,7 +483,7 @@ static void check_timeouts(struct dpn_verbs *v, int64_t now_ns)
         v->queues.down_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
     if (are_devices_dead(v))
         dpn_verbs_fail(v, DP_EIO, "all its devices have failed: %s", v->queues.reason);
-    else if (v->queues.down_ns > dpn_options.timeout_s * DP_NS_PER_S)
+    else if (v->queues.down_ns > dpn_timeout_ns())
         dpn_verbs_fail(v, DP_ETIMEDOUT, "no queue pair for %lld s (DUALPIPE_NET_TIMEOUT): %s",
                        (long long)dpn_options.timeout_s, v->queues.reason);
 }

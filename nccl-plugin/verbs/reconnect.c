@@ -38,11 +38,6 @@ static const int64_t ATTEMPT_NS = 5 * DP_NS_PER_S; /* until an attempt is given 
 static const int64_t GRACE_NS = 100 * DP_NS_PER_MS;
 enum { REFUSALS = 5 }; /* consecutive; one may be due to a short network failure */
 
-static int64_t timeout_ns(void)
-{
-    return dpn_options.timeout_s * DP_NS_PER_S;
-}
-
 /* ---- failure --------------------------------------------------------------------------------- */
 
 /* The peer has closed the wire, or cannot be reached to see whether it is alive. Wait for messages
@@ -67,12 +62,12 @@ static void check_timeouts(struct dpn_verbs *v, int64_t now_ns)
         v->queues.down_ns < ch->lost_ns ? v->queues.down_ns : ch->lost_ns;
 
     ch->lost_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
-    if (!v->queues.up && unreachable_ns > timeout_ns() / 8)
+    if (!v->queues.up && unreachable_ns > dpn_timeout_ns() / 8)
         dpn_verbs_fail(v, DP_ECOMM,
                        "the peer is gone: no queue pair reaches it (%s), nor does the control "
                        "connection: %s",
                        v->queues.reason, ch->why);
-    else if (dpn_control_has_unacked_closed(v) && ch->lost_ns > timeout_ns())
+    else if (dpn_control_has_unacked_closed(v) && ch->lost_ns > dpn_timeout_ns())
         dpn_verbs_fail(v, DP_ETIMEDOUT,
                        "a queue pair failed (%s), and the control connection that both sides "
                        "need for that has been down for %lld s (DUALPIPE_NET_TIMEOUT): %s",
@@ -85,7 +80,7 @@ static void use_wire(struct dpn_verbs *v, struct dp_wire *wire)
 {
     dp_wire_close(v->comm->wire);
     v->comm->wire = wire;
-    dp_wire_tcp_set_timeout(wire, timeout_ns() / 2);
+    dp_wire_tcp_set_timeout(wire, dpn_timeout_ns() / 2);
     v->control.channel.is_resumed = v->control.is_receiving = false;
     dpn_control_resume(v);
 }
@@ -93,13 +88,10 @@ static void use_wire(struct dpn_verbs *v, struct dp_wire *wire)
 static void begin_attempt(struct dpn_verbs *v, int64_t now_ns)
 {
     struct dpn_channel *ch = &v->control.channel;
-    const int shift = ch->attempts < 7 ? ch->attempts : 7;
-    const int64_t wait_ns = FIRST_ATTEMPT_NS << shift;
 
     if (now_ns < ch->attempt_ns)
         return;
-    ch->attempts++;
-    ch->attempt_ns = now_ns + (wait_ns < LAST_ATTEMPT_NS ? wait_ns : LAST_ATTEMPT_NS);
+    ch->attempt_ns = now_ns + dpn_backoff_ns(ch->attempts++, FIRST_ATTEMPT_NS, LAST_ATTEMPT_NS);
     ch->attempt_until_ns = now_ns + ATTEMPT_NS;
     if (dp_wire_tcp.connect(&ch->acceptor, v->queues.is_sender ? ch->label : 0, &ch->attempt))
         ch->attempt = NULL;
@@ -183,7 +175,7 @@ static void send_heartbeats(struct dpn_verbs *v, int64_t now_ns)
 {
     struct dpn_channel *ch = &v->control.channel;
 
-    if (ch->heartbeat_ns && now_ns - ch->heartbeat_ns < timeout_ns() / 8)
+    if (ch->heartbeat_ns && now_ns - ch->heartbeat_ns < dpn_timeout_ns() / 8)
         return;
     ch->heartbeat_ns = now_ns;
     for (int i = 0; i < v->queues.qp_count && !v->error; i++)

@@ -324,8 +324,6 @@ static void refuse_imm(struct dpn_verbs *v, unsigned qp, struct dpn_imm imm, uin
     const struct dpn_recv *recv = &v->recv.recvs[imm.slot];
     const struct dpn_port *port = v->queues.rails[v->queues.qps[qp].rail].port;
 
-    if (v->error)
-        return;
     dpn_verbs_fail(
         v, DP_EMISMATCH,
         "what arrived by %s belongs to no receive (0x%08x): it is for use "
@@ -334,7 +332,6 @@ static void refuse_imm(struct dpn_verbs *v, unsigned qp, struct dpn_imm imm, uin
         recv->buffers[imm.sub].done || recv->buffers[imm.sub].is_copied ? ", and done" : "",
         imm.stripe, imm.count, v->queues.qps[qp].ibv ? v->queues.qps[qp].ibv->qp_num : 0,
         v->queues.qps[qp].epoch);
-    dpn_port_log_counters(port);
 }
 
 /* Data for a GPU has to be flushed. */

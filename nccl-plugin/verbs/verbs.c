@@ -160,11 +160,6 @@ static void unwatch(struct dpn_verbs *v)
     pthread_mutex_unlock(&lock);
 }
 
-static int64_t timeout_ns(void)
-{
-    return dpn_options.timeout_s * DP_NS_PER_S;
-}
-
 /* ---- open ------------------------------------------------------------------------------------ */
 
 /* Both sides start with the same values. */
@@ -236,7 +231,7 @@ static int open_verbs(struct dpn_comm *comm)
 
 static bool close_qps(struct dpn_verbs *v)
 {
-    const int64_t until_ns = dp_now_ns() + timeout_ns();
+    const int64_t until_ns = dp_now_ns() + dpn_timeout_ns();
     bool have_ended = dpn_qps_close(&v->queues, until_ns);
 
     for (int r = 0; r < v->queues.rail_count; r++)

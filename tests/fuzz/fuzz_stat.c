@@ -11,7 +11,6 @@
 #include "scratch.h"
 
 #include "offload/preload/page.h"
-#include "stat/jobs.h"
 #include "stat/stat.h"
 #include "stat/train_page.h"
 

@@ -18,16 +18,6 @@ const char *stat_way_name(uint32_t way)
     return way == DPN_STAT_SEND ? "send" : "receive";
 }
 
-const char *stat_what_name(enum dpn_stat_what what)
-{
-    static const char *const names[DPN_STAT_WHATS] = {
-        "messages", "bytes",   "requests",  "finished", "stalls",   "stall_ns",
-        "full",     "retries", "failovers", "errors",   "timed_ns", "eager",
-    };
-
-    return names[what];
-}
-
 const char *stat_bytes_text(double bytes, char *text, size_t len)
 {
     static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
@@ -39,26 +29,34 @@ const char *stat_bytes_text(double bytes, char *text, size_t len)
     return text;
 }
 
+void stat_put_head(FILE *to, const char *set, const char *name, const char *type, const char *help)
+{
+    fprintf(to, "# HELP dualpipe_%s_%s %s\n# TYPE dualpipe_%s_%s %s\n", set, name, help, set, name,
+            type);
+}
+
 /* ---- a moment of a page ---------------------------------------------------------------------- */
+
+/* Both are numbers only, in the same order. */
+enum { NUMBERS = sizeof(struct stat_counts) / sizeof(uint64_t) };
+_Static_assert(offsetof(struct dpn_stat_counters, rest) == sizeof(struct stat_counts), "as the page");
 
 static void add_counts(const struct dpn_stat_counters *from, struct stat_counts *to)
 {
-    for (int i = 0; i < DPN_STAT_WHATS; i++)
-        to->counts[i] += atomic_load_explicit(&from->counts[i], memory_order_relaxed);
-    for (int i = 0; i < DPN_STAT_SIZES; i++)
-        to->sizes[i] += atomic_load_explicit(&from->sizes[i], memory_order_relaxed);
-    for (int i = 0; i < DPN_STAT_TIMES; i++)
-        to->times[i] += atomic_load_explicit(&from->times[i], memory_order_relaxed);
+    const dpn_stat_counter *numbers = (const void *)from;
+    uint64_t *sums = (void *)to;
+
+    for (int i = 0; i < NUMBERS; i++)
+        sums[i] += atomic_load_explicit(&numbers[i], memory_order_relaxed);
 }
 
 void stat_counts_add(const struct stat_counts *from, struct stat_counts *to)
 {
-    for (int i = 0; i < DPN_STAT_WHATS; i++)
-        to->counts[i] += from->counts[i];
-    for (int i = 0; i < DPN_STAT_SIZES; i++)
-        to->sizes[i] += from->sizes[i];
-    for (int i = 0; i < DPN_STAT_TIMES; i++)
-        to->times[i] += from->times[i];
+    const uint64_t *numbers = (const void *)from;
+    uint64_t *sums = (void *)to;
+
+    for (int i = 0; i < NUMBERS; i++)
+        sums[i] += numbers[i];
 }
 
 /* A text out of another process's memory: ended, UTF-8, as JSON and Prometheus want it, and without
@@ -278,8 +276,6 @@ int stat_pages_sum(const struct stat_mapped *m, struct stat_sum *out)
 }
 
 /* ---- the preload library's counters ---------------------------------------------------------- */
-
-/* ---- pages ----------------------------------------------------------------------------------- */
 
 const struct dp_page_kind stat_preload_kind = {DPO_PAGE_KIND};
 

@@ -56,10 +56,10 @@ struct stat_list {
 const char *stat_bytes_text(double bytes, char *text, size_t len);
 /* A text out of another process's memory: ended, UTF-8, without what a terminal would obey. */
 void stat_text(const char *from, char *to, size_t len);
+/* The two lines before the samples of a metric, dualpipe_<set>_<name>. */
+void stat_put_head(FILE *to, const char *set, const char *name, const char *type, const char *help);
 /* "send", "receive" */
 const char *stat_way_name(uint32_t way);
-/* "messages", "bytes", ...: as in JSON. */
-const char *stat_what_name(enum dpn_stat_what what);
 
 void stat_counts_add(const struct stat_counts *from, struct stat_counts *to);
 

@@ -410,14 +410,12 @@ static int read_environment(struct explained *e, struct values *v)
 /* What --links says comes before what the topology says. */
 static void merge_links(struct dp_tuning_links *into, const struct dp_tuning_links *from)
 {
-    if (from->intra_gbs > 0)
-        into->intra_gbs = from->intra_gbs;
-    if (from->inter_gbs > 0)
-        into->inter_gbs = from->inter_gbs;
-    if (from->intra_us > 0)
-        into->intra_us = from->intra_us;
-    if (from->inter_us > 0)
-        into->inter_us = from->inter_us;
+    double *const to[] = {&into->intra_gbs, &into->inter_gbs, &into->intra_us, &into->inter_us};
+    const double given[] = {from->intra_gbs, from->inter_gbs, from->intra_us, from->inter_us};
+
+    for (int i = 0; i < 4; i++)
+        if (given[i] > 0)
+            *to[i] = given[i];
 }
 
 static int find_place(struct explained *e)

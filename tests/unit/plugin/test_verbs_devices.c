@@ -116,45 +116,6 @@ static void the_first_function_stands_for_its_card(void **state)
     close_all();
 }
 
-static void write_counter(const char *name, const char *text)
-{
-    char *path;
-
-    assert_true(asprintf(&path, "%s/sys/class/infiniband/mlx5_0/ports/1/%s", root, name) > 0);
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-    free(path);
-}
-
-static void keep_line(void *user, enum dp_log_level level, const char *line)
-{
-    (void)level;
-    snprintf(user, 256, "%s", line);
-}
-
-static void a_device_says_what_it_has_counted(void **state)
-{
-    char line[256] = "", *path;
-
-    (void)state;
-    find(&(struct dpn_verbs_options){.sorts_by_pci = false});
-    dp_log_set(keep_line, line, DP_LOG_WARN);
-    dpn_port_log_counters(&ports.list[0]);
-    assert_string_equal(line, "counters of mlx5_0: none");
-    assert_true(asprintf(&path, "%s/sys/class/infiniband/mlx5_0/ports/1/hw_counters", root) > 0);
-    assert_int_equal(mkdir(path, 0700), 0);
-    write_counter("hw_counters/duplicate_request", "3\n");
-    write_counter("hw_counters/out_of_sequence", "0\n");
-    write_counter("hw_counters/lifespan", "N/A\n");
-    dpn_port_log_counters(&ports.list[0]);
-    dp_log_set(NULL, NULL, DP_LOG_WARN);
-    assert_string_equal(line, "counters of mlx5_0: duplicate_request 3");
-    free(path);
-    close_all();
-}
-
 static void virtual_functions_may_count_as_cards(void **state)
 {
     (void)state;
@@ -197,7 +158,6 @@ int main(void)
         cmocka_unit_test(the_kernel_reports_the_speed_of_a_port),
         cmocka_unit_test(or_the_attributes_of_the_port_do),
         cmocka_unit_test(the_first_function_stands_for_its_card),
-        cmocka_unit_test(a_device_says_what_it_has_counted),
         cmocka_unit_test(virtual_functions_may_count_as_cards),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
