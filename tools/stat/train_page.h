@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * train_page.h - what a process of `dualpipe train` tells while it trains, in a file of shared
- * memory beside those of the net plugin (nccl-plugin/net/stat_page.h): tools/train/page.c writes
+ * memory beside those of the net plugin (nccl-plugin/net/stat_page.h): tools/train/watcher.c writes
  * it, `dualpipe stat` reads it.
  *
  * What changes from step to step is written as one change of the head's; `live` changes at any time.

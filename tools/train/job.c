@@ -1,23 +1,198 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * job.c - a job from its beginning to its end, or to the error that ends it.
+ * job.c - a job from its beginning to its end, or to the error that ends it: what ranks compare before
+ * they begin, and those that are started again and come back. job_steps.c takes the steps.
  */
 #include "train/job.h"
 
 #include "launch.h"
-#include "train/job_state.h"
+
+#include <dualpipe/survival.h>
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* Ranks that were started apart from each other may have been told different things: DP_EMISMATCH on
+ * all ranks of comm. */
+static int compare(const struct job *j, struct dp_comm *comm)
+{
+    const struct settings *s = j->s;
+    const struct { const char *what; int64_t value;
+    } values[] = {
+        {"--replicas", s->how.replicas},
+        {"--mix", s->how.sums},
+        {"--mix-algorithm", s->how.mixing.algorithm},
+        {"--survive", s->how.survive},
+        {"--spare", s->spares},
+        {"--local-steps", s->how.mixing.local_steps},
+        {"--outer-rate * 1e12", (int64_t)(s->how.mixing.outer_rate * 1e12)},
+        {"--outer-momentum * 1e12", (int64_t)(s->how.mixing.outer_momentum * 1e12)},
+        {"--mix-factor * 1e12", (int64_t)(s->how.mixing.factor * 1e12)},
+        {"--mix-compress", s->how.mixing.compression},
+        {"--mix-staleness", s->how.mixing.staleness},
+        {"--device", settings_on_cuda(s)},
+        {"--transport nccl", settings_by_nccl(s)},
+        {"--dtype", !strcmp(s->dtype, "bf16")},
+        {"--microbatches", s->microbatches},
+        {"--slack", s->slack},
+        {"--layers", s->layers},
+        {"--width", s->width},
+        {"--heads", s->heads},
+        {"--context", s->context},
+        {"--tie-embeddings", s->tied},
+        {"--batch", s->batch},
+        {"--steps", s->steps},
+        {"--warmup", s->how.rate.warmup},
+        {"--seed", s->how.seed},
+        {"length of --blocks", s->blocks.count},
+        {"--eval-every", s->eval_every},
+        {"--sample", s->sample},
+        {"--temperature * 1e12", (int64_t)(s->temperature * 1e12)},
+        {"--lr * 1e12", (int64_t)(s->how.rate.peak * 1e12)},
+        {"--decay * 1e12", (int64_t)(s->how.optimizer.weight_decay * 1e12)},
+        {"--clip * 1e6", (int64_t)(s->how.clip * 1e6)},
+        {"--dropout * 1e12", (int64_t)(s->dropout * 1e12)},
+        {"--delay-update", s->late},
+        {"--any-order", s->any_order},
+        {"--order-blocks", s->how.order_blocks},
+        {"--save", s->how.checkpoint.folder != NULL},
+        {"--save-every", s->how.checkpoint.every},
+        {"--resume", (int64_t)s->from.step},
+        {"length of --data", (int64_t)j->text->len},
+    };
+    uint64_t first = j->text->digest;
+    char what[32];
+    int err = 0;
+
+    if (!comm)
+        return 0;
+    for (size_t i = 0; !err && i < sizeof(values) / sizeof(values[0]); i++)
+        err = dp_comm_agree(comm, values[i].what, (uint64_t)values[i].value);
+    for (int i = 0; !err && i < s->blocks.count; i++) {
+        snprintf(what, sizeof(what), "--blocks, number %d", i);
+        err = dp_comm_agree(comm, what, (uint64_t)s->blocks.items[i]);
+    }
+    if (!err)
+        err = dp_comm_broadcast(comm, &first, sizeof(first), 0);
+    return err ? err
+               : dp_comm_agree(comm, "bytes of --data are those of rank 0 (1: yes, 0: no)",
+                               j->text->digest == first);
+}
+
+/* Whether all ranks of comm live: the same answer on all that do. */
+static int find_all_alive(struct dp_comm *comm, bool *out)
+{
+    const int size = dp_comm_size(comm);
+    bool *alive = calloc((size_t)size, sizeof(*alive));
+    int err = alive ? dp_comm_agree_alive(comm, alive) : DP_ENOMEM;
+
+    *out = !err;
+    for (int i = 0; i < size && !err; i++)
+        *out = *out && alive[i];
+    free(alive);
+    return err;
+}
+
+static bool may_be_death(int err)
+{
+    return err == DP_ECOMM || err == DP_ETIMEDOUT;
+}
+
+/* All ranks were told the same: else DP_EMISMATCH on all of them. Ranks that survive compare again among
+ * those that live; the mixer or the trainer then goes on without the others. */
+static int agree(const struct job *j)
+{
+    struct dp_comm *comm = j->comm, *next;
+    bool all_live = true;
+    int err = compare(j, comm);
+
+    while (j->s->how.survive && (!err || may_be_death(err))) {
+        const int agreed = find_all_alive(comm, &all_live);
+        if (agreed || all_live) {
+            err = agreed ? agreed : err;
+            break;
+        }
+        err = dp_comm_shrink(comm, &next);
+        if (comm != j->comm)
+            dp_comm_close(comm);
+        comm = err ? j->comm : next;
+        if (!err)
+            err = compare(j, comm);
+    }
+    if (comm != j->comm)
+        dp_comm_close(comm);
+    return err;
+}
+
+static int make_parts(struct job *j)
+{
+    const int err = host_new(j->s, j->text, j->comm, job_joins(j) ? j->how->rank : -1, &j->host);
+
+    if (!err)
+        job_take_parts(j);
+    return err;
+}
+
+/* ---- replicas that come back ----------------------------------------------------------------- */
+
+static struct dp_comm_config meeting_of(const struct job *j)
+{
+    return (struct dp_comm_config){.address = j->how->address,
+                                   .transport = j->how->transport,
+                                   .secret = j->how->secret,
+                                   .timeout_ns = j->how->timeout_ns};
+}
+
+struct waiting {
+    struct job *j;
+    int32_t count;
+};
+
+/* The same on all that live, by the first of them, once none that has joined is said to wait. */
+static int count_for_all(void *user)
+{
+    struct waiting *w = user;
+
+    job_take_parts(w->j);
+    struct dp_comm *comm = w->j->parts.comm;
+    const int lost = (int)w->j->s->how.replicas - dp_comm_size(comm);
+    const int err = dp_comm_barrier(comm);
+    w->count = !err && dp_comm_rank(comm) == 0 ? launch_count_waiting(lost) : 0;
+    return err ? err : dp_comm_broadcast(comm, &w->count, sizeof(w->count), 0);
+}
+
+int job_admit(struct job *j)
+{
+    struct waiting w = {.j = j};
+    int err = 0, tries = 0;
+    bool again = false; /* one that came has died before all knew that it had */
+
+    while (!err && j->s->restarts &&
+           (j->lost != job_count_lost(j) || (again && tries++ < j->s->restarts))) {
+        j->lost = job_count_lost(j);
+        again = false;
+        err = dp_trainer_carry_out(host_trainer(j->host), count_for_all, &w);
+        if (err || !w.count)
+            continue;
+        const struct dp_comm_config how = meeting_of(j);
+        err = dp_trainer_admit(host_trainer(j->host), w.count, &how);
+        again = err == DP_EAGAIN;
+        err = again ? 0 : err;
+        job_take_parts(j);
+    }
+    return err;
+}
+
+/* ---- all of it ---------------------------------------------------------------------------------- */
+
 static int run(struct job *j)
 {
     struct summary summary = {0};
 
-    int err = job_joins(j) ? 0 : job_agree(j);
+    int err = job_joins(j) ? 0 : agree(j);
     if (!err)
-        err = job_make_parts(j);
+        err = make_parts(j);
     if (!err)
         err = job_watch(j);
     if (!err)
@@ -66,6 +241,8 @@ int job_run(const struct settings *s, const struct data *data, struct dp_comm *c
     int err = run(j);
     if (err)
         explain(j, err, why);
-    job_free(j);
+    host_free(j->host);
+    watcher_fini(&j->watcher);
+    free(j);
     return err;
 }

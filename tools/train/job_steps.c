@@ -2,11 +2,10 @@
  *
  * job_steps.c - the steps of a job, and what is told at the end.
  */
-#include "train/job_state.h"
+#include "train/job.h"
 
 #include "train/memory.h"
 #include "train/sample.h"
-#include "train/timeline.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -59,8 +58,8 @@ static int measure(void *user)
     job_take_parts(j);
     if (!j->parts.recorder || (!m->all && j->parts.replica))
         return 0;
-    const int err = m->files ? timeline_write(&j->parts, m->files, &m->times)
-                             : timeline_measure(&j->parts, j->watcher.watch, &m->times);
+    const int err =
+        timeline_take(&j->parts, m->files, m->files ? NULL : j->watcher.watch, &m->times);
     /* A pipeline of those that live may have taken no step yet. */
     return err == DP_ESTATE && j->s->how.survive ? 0 : err;
 }
@@ -213,12 +212,7 @@ static int measure_step(struct job *j, struct summary *summary)
     struct measuring m = {.j = j, .files = &files};
     const int err = carry_out(j, measure, &m);
 
-    summary->bubble = m.times.bubble;
-    summary->step_ms = m.times.step_ms;
-    summary->simulated_ms = m.times.simulated_ms;
-    summary->untraced = m.times.untraced;
-    summary->undrawn = m.times.undrawn;
-    summary->unpaged = m.times.unpaged;
+    summary->step = m.times;
     return err;
 }
 
@@ -268,6 +262,7 @@ int job_finish(struct job *j, struct summary *summary)
     free(text);
     free(summary->memory);
     summary->memory = NULL;
-    const bool unwritten = summary->untraced || summary->undrawn || summary->unpaged;
+    const struct step_times *last = &summary->step;
+    const bool unwritten = last->untraced || last->undrawn || last->unpaged;
     return !err && unwritten ? DP_EIO : err; /* after the summary */
 }

@@ -2,12 +2,14 @@
 #include "train/report.h"
 
 #include "clock.h"
-#include "train/lines.h"
+#include "terminal.h"
 
 #include <jansson.h>
 
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,22 +182,65 @@ static void json_end(const struct report *r, const struct summary *m)
     set_number(o, "held_out", m->held_out);
     set_number(o, "seconds", (double)(now_ns() - r->start_ns) * 1e-9);
     set_rate(o, r, (uint64_t)s->steps);
-    set_number(o, "bubble", m->bubble);
-    set_number(o, "step_ms", m->step_ms);
-    set_number(o, "simulated_ms", m->simulated_ms);
+    set_number(o, "bubble", m->step.bubble);
+    set_number(o, "step_ms", m->step.step_ms);
+    set_number(o, "simulated_ms", m->step.simulated_ms);
     set_number(o, "memory_bytes", m->memory_bytes);
     if (s->training && !s->offload.params && !s->offload.optimizer && !settings_on_cuda(s))
         json_object_set_new(o, "rank_bytes", json_held(m));
     if (m->offloaded)
         json_object_set_new(o, "offload", json_offload(&m->offload));
-    if (s->timeline && !m->undrawn)
+    if (s->timeline && !m->step.undrawn)
         json_object_set_new(o, "timeline", json_string(s->timeline));
-    if (s->trace && !m->untraced)
+    if (s->trace && !m->step.untraced)
         json_object_set_new(o, "trace", json_string(s->trace));
-    if (s->page && !m->unpaged)
+    if (s->page && !m->step.unpaged)
         json_object_set_new(o, "page", json_string(s->page));
     json_object_set_new(o, "sample", json_text(m->sample, m->sample_len));
     print_json(o);
+}
+
+/* ---- lines for people, no wider than the terminal or COLUMNS says ----------------------------- */
+
+/* What stands before a line: its subject. Lines that are folded go on below the rest. */
+enum { LINE_INDENT = 10 };
+
+/* Print text that ends with a newline to standard output, folded between words. */
+DP_PRINTF(1, 2) static void put_line(const char *format, ...)
+{
+    char text[1024];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    text[strcspn(text, "\n")] = '\0';
+    fold_line(stdout, text, 0, LINE_INDENT);
+}
+
+/* A line that the next one overwrites, cut off where it would not fit. */
+static void print_in_place(const char *text)
+{
+    /* A terminal goes on to the next line behind its last column. */
+    printf("\r\033[K%.*s", fold_columns(stdout, 0) - 1, text);
+}
+
+/* Bytes that a model has made. What a terminal would not print as text appears as a dot. indent: spaces
+ * before all lines but the first, which are folded; 0: lines are as the model made them. */
+static void print_bytes(const uint8_t *text, size_t len, int indent)
+{
+    const int columns = indent ? fold_columns(stdout, indent) : INT_MAX;
+    int used = indent;
+
+    for (size_t i = 0; i < len; i++) {
+        const bool plain = text[i] >= ' ' && text[i] < 0x7F;
+        if (text[i] == '\n' || used >= columns)
+            used = printf("\n%*s", indent, "") - 1;
+        if (text[i] == '\n')
+            continue;
+        putchar(plain ? text[i] : '.');
+        used++;
+    }
 }
 
 /* ---- for people ---------------------------------------------------------------------------- */
@@ -304,22 +349,22 @@ static void text_end(const struct report *r, const struct summary *m)
              m->last_loss, m->held_out);
     if (m->skipped)
         put_line("skipped   %" PRIu64 " steps, whose gradient was not finite\n", m->skipped);
-    if (!isnan(m->bubble))
+    if (!isnan(m->step.bubble))
         put_line(
             "bubble    %.0f %% of the last step, which took %.1f ms; simulated with the same op "
             "times %.1f ms\n",
-            100 * m->bubble, m->step_ms, m->simulated_ms);
+            100 * m->step.bubble, m->step.step_ms, m->step.simulated_ms);
     put_line("memory    %.0f MiB at most, on rank %d\n", m->memory_bytes / (1024 * 1024),
              (int)m->memory_rank);
     if (m->offloaded)
         text_offload(r, &m->offload);
     if (s->how.checkpoint.folder)
         put_line("saved     %s/step-%06" PRId64 "\n", s->how.checkpoint.folder, s->steps);
-    if (s->timeline && !m->undrawn)
+    if (s->timeline && !m->step.undrawn)
         put_line("timeline  %s\n", s->timeline);
-    if (s->trace && !m->untraced)
+    if (s->trace && !m->step.untraced)
         put_line("trace     %s (open it in ui.perfetto.dev)\n", s->trace);
-    if (s->page && !m->unpaged)
+    if (s->page && !m->step.unpaged)
         put_line("page      %s (open it in a browser)\n", s->page);
     if (m->sample_len)
         print_sample(m->sample, m->sample_len);

@@ -24,16 +24,21 @@ struct memory_use {
     double peak_bytes, held_bytes;
 };
 
+struct step_times {
+    double bubble;                   /* share of all ranks' time in which they did not compute */
+    double step_ms, simulated_ms;
+    bool untraced, undrawn, unpaged; /* a file could not be written; the sentence has been printed */
+};
+
 struct summary {
     double first_loss, last_loss, held_out;
     uint64_t skipped;                      /* steps whose gradient was not finite */
-    double bubble, step_ms, simulated_ms;  /* of the last step; NAN without a pipeline */
+    struct step_times step;                /* the last one; NAN without a pipeline */
     double memory_bytes, memory_rank;      /* most that a rank held, and which */
     struct memory_use *memory;             /* [memory_count] of the ranks that are there at the end */
     int memory_count;
     bool offloaded;
     struct dp_trainer_offload offload;
-    bool untraced, undrawn, unpaged; /* --trace, --timeline, --page could not be written */
     const uint8_t *sample;                 /* [sample_len] */
     size_t sample_len;
 };

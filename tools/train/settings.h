@@ -7,16 +7,43 @@
 #define DP_TRAIN_SETTINGS_H
 
 #include "args.h"
+#include "checkpoint/find.h"
 #include "train/offload_parts.h"
 #include "train/gpt_layers.h"
 #include "train/plan_file.h"
 #include "train/recompute.h"
-#include "train/resume.h"
 
 #include <dualpipe/assignment.h>
+#include <dualpipe/checkpoint.h>
 #include <dualpipe/mixing.h>
 #include <dualpipe/schedule.h>
 #include <dualpipe/trainer.h>
+
+/* ---- what a checkpoint says of the run that it is of ------------------------------------------- */
+
+/* How many steps were done, and the options that the numbers depend on. Those stand for the ones that
+ * the command line leaves out.
+ *
+ *      {"program": "dualpipe train", "step": 20, "options": ["--layers=8", "--width=64", ...],
+ *       "layout": ["--schedule=dualpipe", "--ranks=4", ...]}
+ *
+ * The layout is that of the run which wrote it; the one which goes on has the same, unless its command
+ * line says otherwise. */
+enum { RESUME_WORDS = 48, RESUME_WORD = 256 };
+
+struct resume {
+    char path[CHECKPOINT_PATH]; /* of the index, or the file; "": none */
+    uint64_t step;              /* done */
+    char version[32];           /* of the program that wrote it */
+    uint64_t data;              /* digest of the text that was learned from; 0: not known */
+    int word_count;
+    char words[RESUME_WORDS][RESUME_WORD]; /* "--layers=8" */
+};
+
+/* What a checkpoint says of its run, without `path`. false: another program's. */
+bool resume_take(const struct dp_checkpoint *c, struct resume *out);
+
+/* ---- settings --------------------------------------------------------------------------------- */
 
 struct settings {
     struct arg_list data;
@@ -98,7 +125,7 @@ bool settings_is_cuda(const char *device);
 bool settings_take_image(const char *device, const char *file, const void **image, void **read);
 /* false, after one line: --device, --dtype and --kernels do not go with the rest. */
 bool settings_take_device(struct settings *s);
-/* What a checkpoint after `step` steps says of the run (resume.h), malloc'ed; NULL: no memory. */
+/* What a checkpoint after `step` steps says of the run, malloc'ed; NULL: no memory. */
 char *settings_text(const struct settings *s, uint64_t step, uint64_t data);
 /* Is a checkpoint written after this step? */
 bool settings_save_due(const struct settings *s, uint64_t step);

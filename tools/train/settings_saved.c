@@ -7,6 +7,8 @@
 
 #include "command.h"
 
+#include <jansson.h>
+
 #include <errno.h>
 #include <inttypes.h>
 #include <libgen.h>
@@ -81,6 +83,14 @@ bool settings_check_save(const struct settings *s)
     return check_folder(s) && check_state_folder(s);
 }
 
+bool settings_save_due(const struct settings *s, uint64_t step)
+{
+    const uint64_t every = s->how.checkpoint.every;
+
+    return s->how.checkpoint.folder &&
+           (step == (uint64_t)s->steps || (every && step % every == 0));
+}
+
 /* What the numbers of a run depend on; the first few also say which tensors there are. */
 enum { SHAPES = 4 };
 static const char *const kept[] = {
@@ -96,24 +106,185 @@ static const char *const layout[] = {
     "mix-staleness", NULL,
 };
 
+static const char program_name[] = "dualpipe train";
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static struct arg find_arg(const char *name)
+{
+    for (const struct arg_group *g = settings_usage.groups; g->title; g++)
+        for (size_t i = 0; i < g->count; i++)
+            if (!strcmp(g->args[i].name, name))
+                return args_resolve(&g->args[i]);
+    return (struct arg){0};
+}
+
+static int64_t whole_of(const struct arg *a, const void *member)
+{
+    return a->option && a->option->type == DP_OPTION_INT32 ? *(const int32_t *)member
+                                                           : *(const int64_t *)member;
+}
+
+static const char *text_of(const struct arg *a, const void *member)
+{
+    return a->option && a->option->type == DP_OPTION_ENUM ? a->choices[*(const int32_t *)member]
+                                                          : *(const char *const *)member;
+}
+
+/* A number that may not be 0 is 0 where the option was left out. */
+static bool is_set(const struct arg *a, const void *member)
+{
+    if (a->type == ARG_FLAG)
+        return *(const bool *)member;
+    if (a->type == ARG_INT)
+        return whole_of(a, member) || a->min <= 0;
+    if (a->type == ARG_REAL)
+        return *(const double *)member > 0 || (a->min <= 0 && !(a->option && a->option->above));
+    if (a->type == ARG_PARSE)
+        return ((const struct block_list *)member)->count;
+    return text_of(a, member);
+}
+
+/* "--blocks=1,3,3,1"; one that is too long is left out. */
+static void add_blocks(json_t *list, const struct arg *a, const struct block_list *blocks)
+{
+    char word[RESUME_WORD];
+    size_t used = (size_t)snprintf(word, sizeof(word), "--%s=", a->name);
+
+    for (int i = 0; i < blocks->count && used < sizeof(word); i++)
+        used += (size_t)snprintf(word + used, sizeof(word) - used, "%s%d", i ? "," : "",
+                                 (int)blocks->items[i]);
+    if (used < sizeof(word))
+        json_array_append_new(list, json_string(word));
+}
+
+/* 17 digits tell every double from its neighbours. */
+static void add_word(json_t *list, const struct arg *a, const void *values)
+{
+    const void *member = (const char *)values + a->offset;
+    char word[RESUME_WORD];
+
+    if (!is_set(a, member))
+        return;
+    if (a->type == ARG_PARSE) {
+        add_blocks(list, a, member);
+        return;
+    }
+    if (a->type == ARG_FLAG)
+        snprintf(word, sizeof(word), "--%s", a->name);
+    else if (a->type == ARG_INT)
+        snprintf(word, sizeof(word), "--%s=%" PRId64, a->name, whole_of(a, member));
+    else if (a->type == ARG_REAL)
+        snprintf(word, sizeof(word), "--%s=%.17g", a->name, *(const double *)member);
+    else
+        snprintf(word, sizeof(word), "--%s=%s", a->name, text_of(a, member));
+    json_array_append_new(list, json_string(word));
+}
+
+static json_t *list_words(const char *const *names, const struct settings *values)
+{
+    json_t *list = json_array();
+
+    for (; *names; names++) {
+        const struct arg a = find_arg(*names);
+        add_word(list, &a, values);
+    }
+    return list;
+}
+
 char *settings_text(const struct settings *s, uint64_t step, uint64_t data)
 {
     const char *const *from = s->file ? layout + 1 : layout; /* a list is its own schedule */
+    char digest[17];
 
-    return resume_text(settings_usage.groups, kept, from, s, step, data);
+    snprintf(digest, sizeof(digest), "%016" PRIx64, data);
+    json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:o, s:o}", "program", program_name, "version",
+                             dp_version(), "data", digest, "step", (json_int_t)step, "options",
+                             list_words(kept, s), "layout",
+                             list_words(from, s));
+    char *text = json_dumps(root, JSON_COMPACT);
+    json_decref(root);
+    return text;
 }
 
-bool settings_save_due(const struct settings *s, uint64_t step)
-{
-    const uint64_t every = s->how.checkpoint.every;
+/* ---- reading --------------------------------------------------------------------------------- */
 
-    return s->how.checkpoint.folder &&
-           (step == (uint64_t)s->steps || (every && step % every == 0));
+/* Is it the word of this option? */
+static bool is_of(const char *word, const char *option)
+{
+    const size_t len = strcspn(word + 2, "=");
+
+    return strlen(option) == len && !strncmp(option, word + 2, len);
+}
+
+static bool has_option_of(const struct resume *r, const char *word)
+{
+    char option[RESUME_WORD];
+
+    snprintf(option, sizeof(option), "%.*s", (int)strcspn(word + 2, "="), word + 2);
+    for (int i = 0; i < r->word_count; i++)
+        if (is_of(r->words[i], option))
+            return true;
+    return false;
+}
+
+/* Those that are not there yet. */
+static bool take_words(const json_t *list, struct resume *out)
+{
+    const size_t count = json_array_size(list);
+
+    for (size_t i = 0; i < count; i++) {
+        const char *word = json_string_value(json_array_get(list, i));
+        if (!word || strlen(word) >= RESUME_WORD || strncmp(word, "--", 2))
+            return false;
+        if (has_option_of(out, word))
+            continue;
+        if (out->word_count == RESUME_WORDS)
+            return false;
+        snprintf(out->words[out->word_count++], RESUME_WORD, "%s", word);
+    }
+    return true;
+}
+
+bool resume_take(const struct dp_checkpoint *c, struct resume *out)
+{
+    json_t *root = json_loads(dp_checkpoint_json(c), 0, NULL);
+    const char *program = json_string_value(json_object_get(root, "program"));
+    const char *version = json_string_value(json_object_get(root, "version"));
+    const json_int_t step = json_integer_value(json_object_get(root, "step"));
+    const bool good = program && !strcmp(program, program_name) && step > 0 &&
+                      take_words(json_object_get(root, "options"), out) && out->word_count &&
+                      take_words(json_object_get(root, "layout"), out);
+
+    const char *data = json_string_value(json_object_get(root, "data"));
+    out->data = data ? strtoull(data, NULL, 16) : 0;
+    snprintf(out->version, sizeof(out->version), "%s", version ? version : "unknown");
+    out->step = (uint64_t)step;
+    json_decref(root);
+    return good;
+}
+
+/* The checkpoint that --resume names. 0, else an EXIT_ value after one line. */
+static int read_checkpoint(const char *where, struct resume *out)
+{
+    struct dp_checkpoint *c;
+    int status = checkpoint_find("--resume ", where, out->path);
+    int err = status ? 0 : dp_checkpoint_open(out->path, &c);
+
+    if (status || err)
+        return status ? status : command_failed(err);
+    if (!resume_take(c, out))
+        status =
+            command_misused("--resume %s: expected a checkpoint of 'dualpipe train'; this file "
+                            "is another program's",
+                            out->path);
+    dp_checkpoint_close(c);
+    return status;
 }
 
 static bool is_named(const char *const *names, const char *word)
 {
-    while (*names && !resume_is_of(word, *names))
+    while (*names && !is_of(word, *names))
         names++;
     return *names;
 }
@@ -228,9 +399,9 @@ static bool is_overruled(const struct settings *typed, const struct settings *wa
         return false;
     if (is_named(order, word))
         return orders || (alone && counts);
-    if (resume_is_of(word, "blocks"))
+    if (is_of(word, "blocks"))
         return orders || counts;
-    if (resume_is_of(word, "ranks"))
+    if (is_of(word, "ranks"))
         return counts || typed->file ||
                (orders && (alone || !strcmp(typed->schedule_name, "none")));
     return is_named(replicas, word) && (typed->offload.any || typed->late);
@@ -319,7 +490,7 @@ bool settings_resume(struct settings *s, int argc, char **argv, int world, struc
 {
     if (!s->resume)
         return true;
-    *status = resume_read(s->resume, &s->from);
+    *status = read_checkpoint(s->resume, &s->from);
     if (*status)
         return false;
     *status = EXIT_USAGE;
@@ -362,7 +533,7 @@ static bool is_typed(const struct arg *a, int argc, char **argv)
     const char letter[] = {'-', a->letter, '\0'};
 
     for (int i = 1; i < argc; i++)
-        if ((!strncmp(argv[i], "--", 2) && resume_is_of(argv[i], a->name)) ||
+        if ((!strncmp(argv[i], "--", 2) && is_of(argv[i], a->name)) ||
             (a->letter && !strncmp(argv[i], letter, 2)))
             return true;
     return false;
@@ -380,7 +551,7 @@ static bool is_restored(const struct restored *r, const char *word, const char *
     for (const struct arg_group *g = settings_usage.groups; g->title; g++)
         for (size_t k = 0; k < g->count; k++) {
             const struct arg a = args_resolve(&g->args[k]);
-            if (resume_is_of(word, a.name) && mentions(line, &a))
+            if (is_of(word, a.name) && mentions(line, &a))
                 return !is_typed(&a, r->argc, r->argv);
         }
     return false;

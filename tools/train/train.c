@@ -2,6 +2,7 @@
  *
  * train.c - `dualpipe train`: check what was asked for, start the ranks, run the job on each.
  */
+#include "checkpoint/find.h"
 #include "command.h"
 #include "commands.h"
 #include "launch.h"
@@ -11,13 +12,20 @@
 #include "train/memory.h"
 #include "train/report.h"
 #include "train/sample.h"
-#include "train/saved_lock.h"
 #include "train/settings.h"
 
 #include <dualpipe/survival.h>
 
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 struct run {
     struct settings settings;
@@ -97,6 +105,62 @@ static int run_started(struct run *run, struct dp_comm_config *config)
     return run->joined || err == DP_ETIMEDOUT ? EXIT_FAILED : EXIT_USAGE;
 }
 
+/* ---- the lock ---------------------------------------------------------------------------------- */
+
+enum { TRIES = 300, TRY_MS = 10 }; /* a job that was killed may still be ending */
+
+static bool is_locked(int fd)
+{
+    int tries = 0;
+
+    while (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+        if (++tries == TRIES)
+            return true;
+        else
+            nanosleep(&(struct timespec){.tv_nsec = TRY_MS * 1000000L}, NULL);
+    return false;
+}
+
+/* For the one that comes second: "process 1234 on HOST". */
+static void sign(int fd)
+{
+    char host[HOST_NAME_MAX + 1] = "";
+
+    gethostname(host, HOST_NAME_MAX);
+    if (!ftruncate(fd, 0))
+        dprintf(fd, "process %ld on %s", (long)getpid(), host);
+}
+
+/* One job at a time saves below a folder: two of them would name their files alike, and a checkpoint of
+ * the one have files of the other. Make the folder if it is not there, and lock DIR/.lock, on every
+ * machine that sees the folder. The lock is that of this process and of those that it forks, and ends
+ * with the last of them. On a file system without locks there is none. false, after one line, if another
+ * job has it. */
+static bool lock_folder(const char *dir)
+{
+    char path[CHECKPOINT_PATH], other[HOST_NAME_MAX + 64] = "";
+
+    mkdir(dir, 0777); /* if it fails, so does open */
+    if (snprintf(path, sizeof(path), "%s/.lock", dir) >= (int)sizeof(path))
+        return command_misused("--save %s: %s", dir, strerror(ENAMETOOLONG)), false;
+    int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return command_misused("--save %s: cannot open .lock: %s", dir, strerror(errno)), false;
+    if (!is_locked(fd)) {
+        sign(fd);
+        return true;
+    }
+    if (read(fd, other, sizeof(other) - 1) < 1)
+        snprintf(other, sizeof(other), "a process");
+    command_misused("--save %s: another job saves there, %s; expected a folder that no other job "
+                    "saves to",
+                    dir, other);
+    close(fd);
+    return false;
+}
+
+/* ---- the command ------------------------------------------------------------------------------ */
+
 static int run_all(struct run *run, struct dp_comm_config *started)
 {
     const struct settings *s = &run->settings;
@@ -108,7 +172,7 @@ static int run_all(struct run *run, struct dp_comm_config *started)
     if (started->size && s->restarts)
         return command_misused("--restart: expected ranks that this command starts; these were started "
                                "from outside");
-    if (s->how.checkpoint.folder && !started->rank && !saved_lock(s->how.checkpoint.folder))
+    if (s->how.checkpoint.folder && !started->rank && !lock_folder(s->how.checkpoint.folder))
         return EXIT_USAGE;
     if (settings_started(s) == 1)
         return run_alone(run);

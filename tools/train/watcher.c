@@ -1,13 +1,144 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
 #include "train/watcher.h"
 
 #include "clock.h"
+#include "command.h"
 #include "digest.h"
+#include "draw/draw.h"
+#include "files.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- the page --------------------------------------------------------------------------------- */
+
+static const struct dp_page_kind kind = {TRAIN_PAGE_KIND};
+
+/* Processes that were killed leave theirs behind. */
+static void sweep(const char *directory)
+{
+    DIR *list = opendir(directory);
+
+    for (struct dirent *e; list && (e = readdir(list));) {
+        const int fd = dp_page_is_name(e->d_name, kind.suffix)
+                           ? openat(dirfd(list), e->d_name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC)
+                           : -1;
+        if (fd < 0)
+            continue;
+        if (!dp_page_is_live(fd))
+            unlinkat(dirfd(list), e->d_name, 0);
+        close(fd);
+    }
+    if (list)
+        closedir(list);
+}
+
+/* The directory must be this user's, and closed to all others. */
+static int make_directory(const char *name)
+{
+    struct stat st;
+
+    if ((mkdir(name, 0700) && errno != EEXIST) || lstat(name, &st))
+        return errno;
+    return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && !(st.st_mode & 077) ? 0 : EPERM;
+}
+
+/* Locked and filled before it has the name of a page. */
+static int make_file(struct page *p, const struct train_page *what)
+{
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    char early[sizeof(p->path) + 4];
+    struct timespec now;
+
+    snprintf(early, sizeof(early), "%s.new", p->path);
+    p->fd = open(early, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (p->fd < 0)
+        return errno;
+    int err = fcntl(p->fd, F_SETLK, &all) ? errno : posix_fallocate(p->fd, 0, sizeof(*p->at));
+    void *at =
+        err ? MAP_FAILED : mmap(NULL, sizeof(*p->at), PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
+    if (at != MAP_FAILED) {
+        struct train_page *page = at;
+        *page = *what;
+        clock_gettime(CLOCK_REALTIME, &now);
+        memcpy(page->head.magic, kind.magic, sizeof(page->head.magic));
+        page->head.version = kind.version;
+        page->head.bytes = kind.bytes;
+        page->head.pid = getpid();
+        page->head.opened_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+    }
+    if (!err && (at == MAP_FAILED || rename(early, p->path)))
+        err = errno;
+    if (!err) {
+        p->at = at;
+        return 0;
+    }
+    if (at != MAP_FAILED)
+        munmap(at, sizeof(*p->at));
+    unlink(early);
+    close(p->fd);
+    return err;
+}
+
+/* `what` has all but magic, version, bytes, pid and time. directory NULL: where they are as a rule.
+ * A page that cannot be made is a warning where `directory` was given; the job goes on without. */
+static void page_open(struct page *p, const char *directory, const struct train_page *what)
+{
+    char usual[64];
+    uint32_t salt = 0;
+
+    *p = (struct page){0};
+    snprintf(usual, sizeof(usual), DP_PAGE_DIRECTORY "%ld", (long)geteuid());
+    const char *name = directory ? directory : usual;
+    int err = make_directory(name);
+    if (getrandom(&salt, sizeof(salt), 0) < 0)
+        salt = 0; /* the number of the process will do */
+    if (snprintf(p->path, sizeof(p->path), "%s/%ld-%08x%s", name, (long)getpid(), salt,
+                 kind.suffix) >= (int)sizeof(p->path) - 8)
+        err = ENAMETOOLONG;
+    if (!err) {
+        sweep(name);
+        err = make_file(p, what);
+    }
+    if (err && directory)
+        fprintf(stderr,
+                "dualpipe: warning: --stat-dir %s: %s; 'dualpipe stat' will not show rank %d\n",
+                directory, err == EPERM ? "expected a directory of this user alone, of mode 700"
+                                        : strerror(err),
+                what->rank);
+}
+
+static void page_step(struct page *p, const struct train_page_step *now)
+{
+    if (!p->at)
+        return;
+    dp_page_begin_change(&p->at->head);
+    p->at->now = *now;
+    dp_page_end_change(&p->at->head);
+}
+
+static void page_close(struct page *p)
+{
+    if (!p->at)
+        return;
+    unlink(p->path);
+    munmap(p->at, sizeof(*p->at));
+    close(p->fd);
+    *p = (struct page){0};
+}
+
+/* ---- while it runs ---------------------------------------------------------------------------- */
 
 static int own_rank(const struct dp_comm *comm)
 {
@@ -168,4 +299,82 @@ void watcher_tell(struct watcher *w, const struct progress *p,
         dp_slow_text(&w->slow[i], now->slow[i], TRAIN_PAGE_TEXT);
     w->stepped_ns = ended_ns;
     page_step(&w->page, now);
+}
+
+/* ---- the last step ---------------------------------------------------------------------------- */
+
+static int measure(const struct dp_trainer_parts *p, const struct dp_timeline *t,
+                   struct step_times *times)
+{
+    struct dp_trace_report report;
+
+    int err = dp_trace_report(t, p->schedule, &report);
+    if (err)
+        return err;
+    times->step_ms = (double)report.makespan_ns * 1e-6;
+    if (!p->queued) {
+        times->bubble = report.bubble_ratio;
+        times->simulated_ms = (double)report.simulated_ns * 1e-6;
+    }
+    return 0;
+}
+
+static int write_trace(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s)
+{
+    char *json;
+    size_t len;
+
+    int err = dp_timeline_write_perfetto(t, s, &json, &len);
+    if (err)
+        return err;
+    err = fwrite(json, 1, len, f) == len ? 0 : DP_EIO;
+    free(json);
+    return err;
+}
+
+static int write_drawing(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s)
+{
+    return draw_svg(f, t, s, &(struct draw_options){.arrows = true});
+}
+
+static int write_page(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s)
+{
+    return draw_html(f, t, s, &(struct draw_options){0});
+}
+
+typedef int (*write_fn)(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s);
+
+/* The sentence has been printed if it fails. */
+static bool write_file(const char *path, write_fn write, const struct dp_trainer_parts *p,
+                       const struct dp_timeline *t)
+{
+    struct output out;
+
+    if (!path)
+        return true;
+    if (output_open(path, &out) != EXIT_OK)
+        return false;
+    return output_close(&out, write(out.file, t, p->schedule)) == EXIT_OK;
+}
+
+int timeline_take(const struct dp_trainer_parts *p, const struct timeline_files *files,
+                  struct dp_watch *watch, struct step_times *times)
+{
+    struct dp_timeline t;
+    bool first = !p->pipe || dp_comm_rank(p->pipe) == 0;
+
+    *times = (struct step_times){.bubble = NAN, .step_ms = NAN, .simulated_ms = NAN};
+    int err = dp_recorder_gather(p->recorder, p->schedule, p->pipe, &t);
+    if (err || !first)
+        return err;
+    err = measure(p, &t, times);
+    if (!err && watch)
+        err = dp_watch_links(watch, &t);
+    if (!err && files) {
+        times->untraced = !write_file(files->trace, write_trace, p, &t);
+        times->undrawn = !write_file(files->timeline, write_drawing, p, &t);
+        times->unpaged = !write_file(files->page, write_page, p, &t);
+    }
+    dp_timeline_fini(&t);
+    return err;
 }

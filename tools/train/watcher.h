@@ -1,16 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * watcher.h - what is told of a job while it runs: to `dualpipe stat` by the process's page, and
- * which ranks and links hold the others up (dp_watch).
+ * which ranks and links hold the others up (dp_watch); and what its last step looked like.
  */
 #ifndef DP_TRAIN_WATCHER_H
 #define DP_TRAIN_WATCHER_H
 
-#include "train/page.h"
+#include "stat/train_page.h"
 #include "train/report.h"
-#include "train/timeline.h"
 
 enum { WATCHER_SLOW = 8 };
+
+/* The page (stat/train_page.h) by which `dualpipe stat` sees this process; zeroed memory has none. */
+struct page {
+    struct train_page *at; /* NULL: none could be made, or none is wanted */
+    int fd;
+    char path[4096];
+};
 
 /* Zeroed memory watches nothing. */
 struct watcher {
@@ -33,11 +39,23 @@ int watcher_init(struct watcher *w, const struct settings *s, const struct dp_tr
 void watcher_fini(struct watcher *w);
 
 /* After a step, whose paces are the trainer's, by rank of `comm`. Whether the links want a timeline
- * (timeline_measure): the same on all ranks. */
+ * (timeline_take): the same on all ranks. */
 bool watcher_paces(struct watcher *w, const struct dp_rank_pace *paces);
 /* And when that has been seen: tell. told(user, text, begun) is called for all that is slow since,
  * or no longer. */
 void watcher_tell(struct watcher *w, const struct progress *p,
                   void (*told)(void *user, const struct dp_slow *slow, bool begun), void *user);
+
+/* What is written of a step: names, NULL for none. */
+struct timeline_files {
+    const char *trace, *timeline, *page;
+};
+
+/* Collective: collect the last step on rank 0 and measure it, show `watch` (or NULL) its links, and
+ * write the files (or NULL). One that cannot be written, as on a full disk, costs neither the others nor
+ * the figures: untraced, undrawn and unpaged say so. On other ranks *times becomes NAN. DP_ENOMEM, or
+ * the errors of dp_recorder_gather. */
+int timeline_take(const struct dp_trainer_parts *p, const struct timeline_files *files,
+                  struct dp_watch *watch, struct step_times *times);
 
 #endif
