@@ -22,7 +22,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -299,9 +298,10 @@ static void end_step(struct dp_offload_optimizer *o)
 
 int dp_offload_optimizer_step(struct dp_offload_optimizer *o, const struct dp_optimizer_step *step)
 {
-    if (!isfinite(step->rate) || step->rate < 0 || !isfinite(step->scale))
-        return dp_fail(DP_EINVAL, "rate %g, scale %g: expected finite numbers, a rate from 0 on",
-                       step->rate, step->scale);
+    int err = dp_optimizer_step_check(step);
+
+    if (err)
+        return err;
     if (step->mix || step->skip || step->present)
         return dp_fail(DP_EUNSUPPORTED, "optimizer state in %s: neither mixes nor skips a step or a "
                        "parameter", o->folder);
@@ -310,7 +310,7 @@ int dp_offload_optimizer_step(struct dp_offload_optimizer *o, const struct dp_op
     o->exposed = false;
     o->step = *step;
     begin_step(o);
-    int err = sweep(o);
+    err = sweep(o);
     if (!err)
         end_step(o);
     return err;
@@ -328,15 +328,6 @@ static void set_tensor(struct dp_named_tensor *t, const DLTensor *like, void *da
     t->tensor.byte_offset = 0;
     t->tensor.dtype = type;
     t->tensor.device = (DLDevice){kDLCPU, 0};
-}
-
-static const char *array_name(const struct dp_offload_optimizer *o, int array)
-{
-    static const char *const moments[] = {"mean", "square", "accumulated"};
-
-    if (array == dp_optimizer_states(&o->config))
-        return "master";
-    return o->config.kind == DP_OPTIMIZER_SGD ? "momentum" : moments[array];
 }
 
 /* Where there was no step yet the file is empty. */
@@ -396,8 +387,8 @@ static int name_state(struct dp_offload_optimizer *o)
     for (int32_t i = 0; i < o->member_count; i++)
         for (int k = -1; k < o->members[i].arrays; k++) {
             (t++)->name = name;
-            name += sprintf(name, "%s/%s", o->members[i].p->name, k < 0 ? "step" : array_name(o, k)) +
-                    1;
+            name += 1 + sprintf(name, "%s/%s", o->members[i].p->name,
+                                k < 0 ? "step" : dp_optimizer_state_name(&o->config, k));
         }
     return 0;
 }

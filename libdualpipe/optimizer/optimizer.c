@@ -154,14 +154,6 @@ static int lay_out_group(struct dp_optimizer *o, struct group *g,
 
 /* ---- names of the state ---------------------------------------------------------------------- */
 
-static const char *const *state_names(const struct dp_optimizer_config *config)
-{
-    static const char *const momentum[] = {"momentum"};
-    static const char *const moments[] = {"mean", "square", "accumulated"};
-
-    return config->kind == DP_OPTIMIZER_SGD ? momentum : moments;
-}
-
 static const char *name_of(struct dp_optimizer *o, size_t *used, const char *parameter,
                            const char *what)
 {
@@ -185,7 +177,6 @@ static void add_state(struct dp_optimizer *o, const char *name, DLTensor like, v
 static void list_state(struct dp_optimizer *o, const struct dp_parameter *parameters)
 {
     const DLDataType whole = {kDLInt, 64, 1}, single = {kDLFloat, 32, 1};
-    const char *const *names = state_names(&o->config);
     const int states = dp_optimizer_states(&o->config);
     size_t used = 0;
 
@@ -196,7 +187,8 @@ static void list_state(struct dp_optimizer *o, const struct dp_parameter *parame
         add_state(o, name_of(o, &used, p->name, "step"), (DLTensor){.device = {kDLCPU, 0}}, m->step,
                   whole);
         for (int k = 0; k < states; k++)
-            add_state(o, name_of(o, &used, p->name, names[k]), *p->value, m->range.state[k], real);
+            add_state(o, name_of(o, &used, p->name, dp_optimizer_state_name(&o->config, k)),
+                      *p->value, m->range.state[k], real);
         if (has_master(p))
             add_state(o, name_of(o, &used, p->name, "master"), *p->value, m->range.master, single);
     }
@@ -362,21 +354,6 @@ void dp_optimizer_free(struct dp_optimizer *o)
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-static int check_step(const struct dp_optimizer_step *s)
-{
-    const struct dp_optimizer_mix *mix = s->mix;
-
-    if (!isfinite(s->rate) || s->rate < 0)
-        return dp_fail(DP_EINVAL, "rate: %g, expected a finite number from 0 on", s->rate);
-    if (!isfinite(s->scale))
-        return dp_fail(DP_EINVAL, "scale: %g, expected a finite number", s->scale);
-    if (mix && !(isfinite(mix->keep) && isfinite(mix->take) && isfinite(mix->put) && mix->buffers))
-        return dp_fail(DP_EINVAL, "mix: keep %g, take %g, put %g, buffers %p, expected finite "
-                       "numbers and a list", mix->keep, mix->take, mix->put,
-                       (const void *)mix->buffers);
-    return 0;
-}
-
 static bool skips(const struct dp_optimizer_step *step, const struct member *m)
 {
     return step->skip || (step->present && !step->present[m->index]);
@@ -384,7 +361,7 @@ static bool skips(const struct dp_optimizer_step *step, const struct member *m)
 
 static int begin(struct dp_optimizer *o, const struct dp_optimizer_step *step)
 {
-    int err = check_step(step);
+    int err = dp_optimizer_step_check(step);
 
     if (!err && step->mix && o->config.stream)
         err = dp_fail(DP_EUNSUPPORTED, "mix: set on a device, expected none");

@@ -135,3 +135,18 @@ int32_t dp_optimizer_group_of(const struct dp_optimizer_config *c, const struct 
 {
     return c->groups ? c->group_of[index] : decays(c, p);
 }
+
+int dp_optimizer_step_check(const struct dp_optimizer_step *s)
+{
+    const struct dp_optimizer_mix *mix = s->mix;
+
+    if (!isfinite(s->rate) || s->rate < 0)
+        return dp_fail(DP_EINVAL, "rate: %g, expected a finite number from 0 on", s->rate);
+    if (!isfinite(s->scale))
+        return dp_fail(DP_EINVAL, "scale: %g, expected a finite number", s->scale);
+    if (mix && !(isfinite(mix->keep) && isfinite(mix->take) && isfinite(mix->put) && mix->buffers))
+        return dp_fail(DP_EINVAL, "mix: keep %g, take %g, put %g, buffers %p, expected finite "
+                       "numbers and a list", mix->keep, mix->take, mix->put,
+                       (const void *)mix->buffers);
+    return 0;
+}

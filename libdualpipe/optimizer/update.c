@@ -54,6 +54,15 @@ int dp_optimizer_states(const struct dp_optimizer_config *config)
     return accumulates(config->kind) ? 3 : 2;
 }
 
+const char *dp_optimizer_state_name(const struct dp_optimizer_config *config, int array)
+{
+    static const char *const moments[] = {"mean", "square", "accumulated"};
+
+    if (array == dp_optimizer_states(config))
+        return "master";
+    return config->kind == DP_OPTIMIZER_SGD ? "momentum" : moments[array];
+}
+
 /* ---- types ---------------------------------------------------------------------------------- */
 
 static const struct dp_kernels *kernels_for(bool as_double)

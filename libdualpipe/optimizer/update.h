@@ -18,6 +18,8 @@ struct dp_numbers dp_numbers_of(const struct dp_optimizer_config *config,
 
 /* Arrays that dp_update_range needs beside values and gradients, by kind: 0 to DP_STATES. */
 int dp_optimizer_states(const struct dp_optimizer_config *config);
+/* What the state of a checkpoint calls them, and behind them the master of a 16-bit value. */
+const char *dp_optimizer_state_name(const struct dp_optimizer_config *config, int array);
 
 /* `count` elements. Types are float32, float64, bfloat16 or float16. State and master are float64
  * where the value is, float32 elsewhere. No two arrays overlap. */
@@ -60,6 +62,9 @@ size_t dp_real_bytes(DLDataType type);
 /* DP_EINVAL with the member that is wrong. */
 int dp_optimizer_config_check(const struct dp_optimizer_config *config,
                               const struct dp_parameter *parameters, int32_t count);
+
+/* DP_EINVAL with the number that is not finite, or of mixing. */
+int dp_optimizer_step_check(const struct dp_optimizer_step *step);
 
 /* The caller's groups, or two: without decay and with. */
 int32_t dp_optimizer_group_count(const struct dp_optimizer_config *config);
