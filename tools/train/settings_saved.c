@@ -91,8 +91,7 @@ bool settings_save_due(const struct settings *s, uint64_t step)
            (step == (uint64_t)s->steps || (every && step % every == 0));
 }
 
-/* What the numbers of a run depend on; the first few also say which tensors there are. */
-enum { SHAPES = 4 };
+/* What the numbers of a run depend on. */
 static const char *const kept[] = {
     "layers", "width", "heads",  "context", "model", "batch",   "microbatches", "steps",
     "seed",   "lr",    "warmup", "decay",   "clip",  "dropout", "any-order",    "order-blocks",
@@ -145,39 +144,46 @@ static bool is_set(const struct arg *a, const void *member)
     return text_of(a, member);
 }
 
-/* "--blocks=1,3,3,1"; one that is too long is left out. */
-static void add_blocks(json_t *list, const struct arg *a, const struct block_list *blocks)
+static size_t join_blocks(const struct block_list *blocks, char out[static RESUME_WORD])
 {
-    char word[RESUME_WORD];
-    size_t used = (size_t)snprintf(word, sizeof(word), "--%s=", a->name);
+    size_t used = 0;
 
-    for (int i = 0; i < blocks->count && used < sizeof(word); i++)
-        used += (size_t)snprintf(word + used, sizeof(word) - used, "%s%d", i ? "," : "",
+    for (int i = 0; i < blocks->count && used < RESUME_WORD; i++)
+        used += (size_t)snprintf(out + used, RESUME_WORD - used, "%s%d", i ? "," : "",
                                  (int)blocks->items[i]);
-    if (used < sizeof(word))
-        json_array_append_new(list, json_string(word));
+    return used;
+}
+
+/* What an option says, "" of a flag; NULL: nothing, or a list that is too long. */
+static const char *value_of(const struct arg *a, const void *values, int digits,
+                            char out[static RESUME_WORD])
+{
+    const void *member = (const char *)values + a->offset;
+
+    if (!is_set(a, member))
+        return NULL;
+    if (a->type == ARG_PARSE)
+        return join_blocks(member, out) + strlen(a->name) + 3 < RESUME_WORD ? out : NULL;
+    if (a->type == ARG_FLAG)
+        *out = '\0';
+    else if (a->type == ARG_INT)
+        snprintf(out, RESUME_WORD, "%" PRId64, whole_of(a, member));
+    else if (a->type == ARG_REAL)
+        snprintf(out, RESUME_WORD, "%.*g", digits, *(const double *)member);
+    else
+        snprintf(out, RESUME_WORD, "%s", text_of(a, member));
+    return out;
 }
 
 /* 17 digits tell every double from its neighbours. */
 static void add_word(json_t *list, const struct arg *a, const void *values)
 {
-    const void *member = (const char *)values + a->offset;
-    char word[RESUME_WORD];
+    char value[RESUME_WORD], word[2 * RESUME_WORD];
 
-    if (!is_set(a, member))
+    if (!value_of(a, values, 17, value))
         return;
-    if (a->type == ARG_PARSE) {
-        add_blocks(list, a, member);
-        return;
-    }
-    if (a->type == ARG_FLAG)
-        snprintf(word, sizeof(word), "--%s", a->name);
-    else if (a->type == ARG_INT)
-        snprintf(word, sizeof(word), "--%s=%" PRId64, a->name, whole_of(a, member));
-    else if (a->type == ARG_REAL)
-        snprintf(word, sizeof(word), "--%s=%.17g", a->name, *(const double *)member);
-    else
-        snprintf(word, sizeof(word), "--%s=%s", a->name, text_of(a, member));
+    snprintf(word, sizeof(word), "--%s%s%s", a->name, a->type == ARG_FLAG ? "" : "=", value);
+    word[RESUME_WORD - 1] = '\0';
     json_array_append_new(list, json_string(word));
 }
 
@@ -291,22 +297,31 @@ static bool is_named(const char *const *names, const char *word)
 
 /* ---- going on ------------------------------------------------------------------------------ */
 
+/* false, after one line, if one of the options differs from what the checkpoint has. */
+static bool same(const struct settings *s, const struct settings *was, const char *const *names,
+                 const char *as, const char *why)
+{
+    char now[RESUME_WORD], then[RESUME_WORD];
+
+    for (; *names; names++) {
+        const struct arg a = find_arg(*names);
+        const char *x = value_of(&a, s, 6, now), *y = value_of(&a, was, 6, then);
+        x = x ? x : "none";
+        y = y ? y : "none";
+        if (!strcmp(x, y))
+            continue;
+        command_misused("--%s%s%s: expected %s, %s %s%s", *names, *x ? " " : "", x, y, as,
+                        s->from.path, why);
+        return false;
+    }
+    return true;
+}
+
 static bool same_model(const struct settings *s, const struct settings *was)
 {
-    const int64_t now[SHAPES] = {s->layers, s->width, s->heads, s->context};
-    const int64_t then[SHAPES] = {was->layers, was->width, was->heads, was->context};
+    static const char *const names[] = {"layers", "width", "heads", "context", "tie-embeddings", NULL};
 
-    for (int i = 0; i < SHAPES; i++)
-        if (now[i] != then[i]) {
-            command_misused("--%s %d: expected %d, as the model in %s has it", kept[i], (int)now[i],
-                            (int)then[i], s->from.path);
-            return false;
-        }
-    if (s->tied == was->tied)
-        return true;
-    command_misused("--tie-embeddings: expected none, as the model in %s has a head of its own",
-                    s->from.path);
-    return false;
+    return same(s, was, names, "as the model in", " has it");
 }
 
 bool settings_sums(const struct settings *s)
@@ -314,49 +329,16 @@ bool settings_sums(const struct settings *s)
     return !strcmp(s->mix, "all-reduce") || !strcmp(s->mix, "reduce-scatter");
 }
 
-static const char *text_or_none(const char *text)
-{
-    return text ? text : "none";
-}
-
 /* What is in flight between replicas that mix belongs to their layout. */
 static bool same_replicas(const struct settings *s, const struct settings *was)
 {
-    const struct { const char *option, *now, *then; } texts[] = {
-        {"mix", s->mix, was->mix},
-        {"mix-algorithm", dp_mixer_algorithm_name(s->how.mixing.algorithm),
-         dp_mixer_algorithm_name(was->how.mixing.algorithm)},
-        {"mix-compress", settings_compression(s), settings_compression(was)},
-        {"schedule", text_or_none(s->schedule_name), text_or_none(was->schedule_name)},
-        {"file", text_or_none(s->file), text_or_none(was->file)},
+    static const char *const names[] = {
+        "mix", "mix-algorithm", "mix-compress", "schedule", "file", "replicas", "ranks", "mix-local",
+        "local-steps", "outer-rate", "outer-momentum", "mix-factor", "mix-staleness", NULL,
     };
-    const struct { const char *option; double now, then; } numbers[] = {
-        {"replicas", (double)s->how.replicas, (double)was->how.replicas},
-        {"ranks", (double)s->ranks, (double)was->ranks},
-        {"mix-local", (double)s->how.mixing.graph.local, (double)was->how.mixing.graph.local},
-        {"local-steps", (double)s->how.mixing.local_steps, (double)was->how.mixing.local_steps},
-        {"outer-rate", s->how.mixing.outer_rate, was->how.mixing.outer_rate},
-        {"outer-momentum", s->how.mixing.outer_momentum, was->how.mixing.outer_momentum},
-        {"mix-factor", s->how.mixing.factor, was->how.mixing.factor},
-        {"mix-staleness", (double)s->how.mixing.staleness, (double)was->how.mixing.staleness},
-    };
-    const char *why = "replicas that mix their weights go on as they were";
 
-    if (settings_sums(s) && settings_sums(was))
-        return true;
-    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
-        if (strcmp(texts[i].now, texts[i].then)) {
-            command_misused("--%s %s: expected %s, as in %s; %s", texts[i].option, texts[i].now,
-                            texts[i].then, s->from.path, why);
-            return false;
-        }
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        if (numbers[i].now < numbers[i].then || numbers[i].now > numbers[i].then) {
-            command_misused("--%s %g: expected %g, as in %s; %s", numbers[i].option, numbers[i].now,
-                            numbers[i].then, s->from.path, why);
-            return false;
-        }
-    return true;
+    return (settings_sums(s) && settings_sums(was)) ||
+           same(s, was, names, "as in", "; replicas that mix their weights go on as they were");
 }
 
 /* A later version may have options that this one has not. */
