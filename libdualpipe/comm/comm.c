@@ -10,6 +10,7 @@
 #include "comm/comm_core.h"
 #include "comm/engine.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 static const int64_t POLL_EVERY_NS = DP_NS_PER_MS;
@@ -157,6 +158,20 @@ void dp_comm_received(const struct dp_comm *comm, const struct dp_request *req,
 {
     comm->ops->received(comm->world, req, out);
     out->peer = rank_in(comm, out->peer);
+}
+
+int dp_comm_check_other(int peer, bool any_tag, uint64_t tag, size_t room, uint64_t met_tag,
+                        size_t met_len)
+{
+    if (any_tag && met_len > room)
+        return dp_fail(DP_EMISMATCH, "message of rank %d: expected at most %zu bytes, it has %zu",
+                       peer, room, met_len);
+    if (any_tag)
+        return 0;
+    return dp_fail(DP_EMISMATCH,
+                   "message of rank %d: expected tag %" PRIu64 " and %zu bytes, it has tag %" PRIu64
+                   " and %zu bytes",
+                   peer, tag, room, met_tag, met_len);
 }
 
 /* ---- testing --------------------------------------------------------------------------------- */

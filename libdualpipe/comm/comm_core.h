@@ -35,6 +35,16 @@ void dp_comm_fail(struct dp_comm *comm, int error);
  * channel as one request. mine and theirs must not overlap. */
 int dp_comm_iswap(struct dp_comm *comm, int peer, int channel, uint64_t tag,
                             const void *mine, void *theirs, size_t len, struct dp_request *req);
+/* A receive has met a message with this tag and length; any_tag: for up to `room` bytes. */
+int dp_comm_check_other(int peer, bool any_tag, uint64_t tag, size_t room, uint64_t met_tag,
+                        size_t met_len);
+static inline int dp_comm_check_message(int peer, bool any_tag, uint64_t tag, size_t room,
+                                        uint64_t met_tag, size_t met_len)
+{
+    if (!any_tag && met_tag == tag && met_len == room)
+        return 0;
+    return dp_comm_check_other(peer, any_tag, tag, room, met_tag, met_len);
+}
 /* Call the caller's poll function, if there is one: its error aborts the group. */
 int dp_comm_poll(struct dp_comm *comm);
 /* The caller works on the transfers again; the progress thread stops. */

@@ -8,7 +8,33 @@
 #include "comm/peers.h"
 #include "wire/tcp.h"
 
+#include <dlfcn.h>
+#include <stdio.h>
 #include <string.h>
+
+/* MPI loads parts of its own later, which look for its symbols: hence global. And what has started
+ * MPI must stay until the process ends: hence never closed. */
+static int load(const char *dir, const struct dp_mpi **out)
+{
+    char file[4096];
+
+    snprintf(file, sizeof(file), "%s/mpi.so", dir ? dir : DP_MODULE_DIR);
+    void *handle = dlopen(file, RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE);
+    if (!handle)
+        return dp_fail(DP_ENOENT,
+                       "transport mpi: %s (expected a libdualpipe configured where MPI is, or "
+                       "DUALPIPE_COMM_MODULE_DIR to say where mpi.so is)",
+                       dlerror());
+    const struct dp_mpi *mpi = dlsym(handle, "dp_mpi_module");
+    if (!mpi || strcmp(mpi->version, dp_version()) || mpi->wire_bytes != sizeof(struct dp_wire)) {
+        int err = dp_fail(DP_ENOENT, "transport mpi: %s is of version %s, expected %s", file,
+                          mpi ? mpi->version : "unknown", dp_version());
+        dlclose(handle);
+        return err;
+    }
+    *out = mpi;
+    return 0;
+}
 
 /* The other ranks wait for this broadcast, so that it carries rank 0's failure too. */
 static int invite(struct dp_peers_mpi mpi, const struct dp_comm_settings *settings,
@@ -50,7 +76,7 @@ int dp_comm_mpi_open(const struct dp_comm_config *config, const struct dp_comm_s
         .secret = config->secret ? config->secret : settings->secret,
         .timeout_ns = config->timeout_ns ? config->timeout_ns : settings->timeout_ms * DP_NS_PER_MS,
     };
-    int err = dp_mpi_load(settings->module_dir, &mpi.ops);
+    int err = load(settings->module_dir, &mpi.ops);
 
     if (err)
         return err;
@@ -64,5 +90,5 @@ int dp_comm_mpi_open(const struct dp_comm_config *config, const struct dp_comm_s
         mpi.ops->end(mpi.group, true);
         return err;
     }
-    return dp_comm_wire_open(&rendezvous, "mpi", mpi, settings, out);
+    return dp_comm_wire_open(&rendezvous, DP_TRANSPORT_MPI, mpi, settings, out);
 }

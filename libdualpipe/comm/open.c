@@ -11,7 +11,6 @@
 #include "wire/net.h"
 #include "wire/tcp.h"
 
-#include <string.h>
 #include <unistd.h>
 
 enum { KEY_TEXT = 256 };
@@ -31,7 +30,6 @@ static void add_settings(const struct dp_comm_config *config,
         full->address = config->address;
     if (!full->address)
         full->address = settings->address;
-    full->transport = config->transport ? config->transport : settings->transport;
     full->secret = config->secret ? config->secret : settings->secret;
     full->timeout_ns =
         config->timeout_ns ? config->timeout_ns : settings->timeout_ms * DP_NS_PER_MS;
@@ -47,17 +45,9 @@ static int check_rank(const struct dp_comm_config *config)
 
 static int check_config(const struct dp_comm_config *config)
 {
-    static const char *const known[] = {"auto", "shm", "tcp"};
-    bool is_known = false;
-
     if (config->timeout_ns < 0)
         return dp_fail(DP_EINVAL, "timeout of %lld ns: expected 1 or more",
                        (long long)config->timeout_ns);
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-        is_known |= !strcmp(config->transport, known[i]);
-    if (!is_known)
-        return dp_fail(DP_EINVAL, "transport '%s': expected auto, shm, tcp or mpi",
-                       config->transport);
     if (config->listener < 0 || (config->listener && config->rank))
         return dp_fail(DP_EINVAL, "listener: descriptor %d on rank %d, expected one of 1 or more, on "
                        "rank 0 only", config->listener, config->rank);
@@ -155,7 +145,7 @@ static int invite(const struct dp_comm_config *config, const struct dp_comm_sett
 
 /* Takes the listener. */
 static int open_wires(const struct dp_comm_config *config, const struct dp_comm_settings *settings,
-                      int first_new, struct dp_comm **out)
+                      enum dp_transport transport, int first_new, struct dp_comm **out)
 {
     struct dp_rendezvous_config rendezvous = {.rank = config->rank,
                                               .size = config->size,
@@ -179,22 +169,32 @@ static int open_wires(const struct dp_comm_config *config, const struct dp_comm_
     rendezvous.host = host;
     if (!local.interface)
         local.interface = dp_rendezvous_interface(host);
-    return dp_comm_wire_open(&rendezvous, config->transport, (struct dp_peers_mpi){0}, &local, out);
+    return dp_comm_wire_open(&rendezvous, transport, (struct dp_peers_mpi){0}, &local, out);
+}
+
+static int read_settings(const struct dp_comm_config *config, struct dp_comm_settings *settings,
+                         enum dp_transport *transport)
+{
+    int err = dp_options_read(&dp_comm_option_area, settings);
+
+    return err ? err
+               : dp_transport_find(config->transport ? config->transport : settings->transport,
+                                   transport);
 }
 
 /* Takes no listener on failure. */
 static int prepare(const struct dp_comm_config *config, struct dp_comm_settings *settings,
-                   struct dp_comm_config *full, bool *by_mpi)
+                   struct dp_comm_config *full, enum dp_transport *transport)
 {
-    int err = dp_options_read(&dp_comm_option_area, settings);
+    int err = read_settings(config, settings, transport);
+    const bool by_mpi = !err && *transport == DP_TRANSPORT_MPI;
 
     if (err)
         return err;
-    *by_mpi = !strcmp(config->transport ? config->transport : settings->transport, "mpi");
-    if (*by_mpi && (config->listener || config->store))
+    if (by_mpi && (config->listener || config->store))
         return dp_fail(DP_EINVAL, "transport mpi: its ranks find each other without a %s",
                        config->store ? "store" : "listener");
-    if (*by_mpi)
+    if (by_mpi)
         return 0;
     *full = *config;
     err = ask_launcher(config, full);
@@ -209,31 +209,32 @@ int dp_comm_meet(const struct dp_comm_config *config, int first_new, struct dp_c
 {
     struct dp_comm_settings settings;
     struct dp_comm_config full = *config;
-    int err = dp_options_read(&dp_comm_option_area, &settings);
+    enum dp_transport transport;
+    int err = read_settings(config, &settings, &transport);
 
     if (err)
         return err;
     add_settings(config, &settings, &full);
-    if (!strcmp(full.transport, "mpi"))
+    if (transport == DP_TRANSPORT_MPI)
         return dp_fail(DP_EUNSUPPORTED, "transport mpi: MPI takes in no process after its start; "
                                         "expected auto, shm or tcp");
     err = check_config(&full);
-    return err ? err : open_wires(&full, &settings, first_new, out);
+    return err ? err : open_wires(&full, &settings, transport, first_new, out);
 }
 
 int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out)
 {
     struct dp_comm_config full;
     struct dp_comm_settings settings;
-    bool by_mpi = false;
+    enum dp_transport transport;
 
     if (!config || !out)
         return dp_fail(DP_EINVAL, "open without a %s", config ? "place for the comm" : "config");
-    int err = prepare(config, &settings, &full, &by_mpi);
-    if (!err && by_mpi)
+    int err = prepare(config, &settings, &full, &transport);
+    if (!err && transport == DP_TRANSPORT_MPI)
         return dp_comm_mpi_open(config, &settings, out);
     if (!err && full.size > 1)
-        return open_wires(&full, &settings, 0, out);
+        return open_wires(&full, &settings, transport, 0, out);
     if (config->listener > 0)
         close(config->listener);
     return err ? err : open_alone(&full, out);

@@ -43,17 +43,6 @@ int dp_peers_count_here(const struct dp_endpoint *endpoints, int size, int rank)
     return count;
 }
 
-enum { TRANSPORTS = DP_TRANSPORT_MPI + 1 };
-static const char *const transports[TRANSPORTS] = {"auto", "shm", "tcp", "mpi"};
-
-static enum dp_transport parse_transport(const char *name)
-{
-    for (int i = 0; i < TRANSPORTS; i++)
-        if (!strcmp(name, transports[i]))
-            return (enum dp_transport)i;
-    return DP_TRANSPORT_AUTO;
-}
-
 static int listen_tcp(struct dp_peers *peers, const struct dp_rendezvous *rendezvous,
                       const char *interface, struct dp_endpoint *endpoint)
 {
@@ -77,19 +66,20 @@ static int listen_shm(struct dp_peers *peers, bool is_needed, struct dp_endpoint
     return err == DP_EUNSUPPORTED ? 0 : err;
 }
 
-int dp_peers_init(struct dp_peers *peers, struct dp_rendezvous *rendezvous, const char *transport,
-                  struct dp_peers_mpi mpi, const struct dp_comm_settings *settings,
+int dp_peers_init(struct dp_peers *peers, struct dp_rendezvous *rendezvous,
+                  enum dp_transport transport, struct dp_peers_mpi mpi,
+                  const struct dp_comm_settings *settings,
                   struct dp_endpoint *endpoint)
 {
-    const bool shm = parse_transport(transport) <= DP_TRANSPORT_SHM;
-    const bool tcp = !strcmp(transport, "auto") || !strcmp(transport, "tcp");
+    const bool shm = transport == DP_TRANSPORT_AUTO || transport == DP_TRANSPORT_SHM;
+    const bool tcp = transport == DP_TRANSPORT_AUTO || transport == DP_TRANSPORT_TCP;
     int err;
 
-    *endpoint = (struct dp_endpoint){.transport = (uint8_t)parse_transport(transport)};
+    *endpoint = (struct dp_endpoint){.transport = (uint8_t)transport};
     *peers = (struct dp_peers){
         .rank = rendezvous->rank,
         .size = rendezvous->size,
-        .transport = parse_transport(transport),
+        .transport = transport,
         .mpi = mpi,
         .rendezvous = rendezvous,
     };
@@ -307,8 +297,8 @@ int dp_peers_begin(struct dp_peers *peers)
         if (all[i].transport != all[0].transport)
             return dp_fail(DP_EMISMATCH,
                            "transport: all ranks must agree; rank 0 has %s, but rank %d has %s",
-                           transports[all[0].transport % TRANSPORTS], i,
-                           transports[all[i].transport % TRANSPORTS]);
+                           dp_transport_names[all[0].transport % DP_TRANSPORTS], i,
+                           dp_transport_names[all[i].transport % DP_TRANSPORTS]);
         if (peers->transport == DP_TRANSPORT_SHM && !uses_shm(peers, i))
             return dp_fail(DP_EUNSUPPORTED,
                            "transport shm: rank %d is on another host, in another container or of "

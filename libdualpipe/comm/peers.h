@@ -17,8 +17,6 @@
 #include "comm/settings.h"
 #include "wire/mpi.h"
 
-enum dp_transport { DP_TRANSPORT_AUTO, DP_TRANSPORT_SHM, DP_TRANSPORT_TCP, DP_TRANSPORT_MPI };
-
 /* Where messages go over MPI; NULL members: they do not. */
 struct dp_peers_mpi {
     const struct dp_mpi *ops;
@@ -97,8 +95,9 @@ struct dp_peers {
 };
 
 /* Listen; *endpoint is what the others must know. Zeroed memory is valid. */
-int dp_peers_init(struct dp_peers *peers, struct dp_rendezvous *rendezvous, const char *transport,
-                  struct dp_peers_mpi mpi, const struct dp_comm_settings *settings,
+int dp_peers_init(struct dp_peers *peers, struct dp_rendezvous *rendezvous,
+                  enum dp_transport transport, struct dp_peers_mpi mpi,
+                  const struct dp_comm_settings *settings,
                   struct dp_endpoint *endpoint);
 /* After a gather: links may be used from now on. DP_EMISMATCH and DP_EUNSUPPORTED name the ranks.
  */
@@ -171,9 +170,9 @@ int dp_peers_count_here(const struct dp_endpoint *endpoints, int size, int rank)
 
 /* The communicator of processes over wires. */
 
-/* transport: "auto", "shm", "tcp", or "mpi" with mpi, which is taken. Collective. Errors are those
+/* mpi goes with its transport only, and is taken. Collective. Errors are those
  * of dp_comm_open. */
-int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *transport,
+int dp_comm_wire_open(const struct dp_rendezvous_config *config, enum dp_transport transport,
                       struct dp_peers_mpi mpi, const struct dp_comm_settings *settings,
                       struct dp_comm **out);
 

@@ -1,13 +1,28 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * settings.c - the options of communicators, and what each begins with because of them.
+ */
 #include "config.h" /* GNU extensions: the set of cores */
 
 #include "comm/settings.h"
 
 #include "base/clock.h"
+#include "base/fail.h"
 
 #include <sched.h>
+#include <string.h>
 
-static const char *const transports[] = {"auto", "shm", "tcp", "mpi", NULL};
+const char *const dp_transport_names[DP_TRANSPORTS + 1] = {"auto", "shm", "tcp", "mpi", NULL};
+
+int dp_transport_find(const char *name, enum dp_transport *out)
+{
+    for (int i = 0; i < DP_TRANSPORTS; i++)
+        if (!strcmp(name, dp_transport_names[i])) {
+            *out = (enum dp_transport)i;
+            return 0;
+        }
+    return dp_fail(DP_EINVAL, "transport '%s': expected auto, shm, tcp or mpi", name);
+}
 
 static const struct dp_option table[] = {
     {"TIMEOUT_MS", DP_OPTION_INT, "60000", "longest wait of any call, in ms",
@@ -17,7 +32,7 @@ static const struct dp_option table[] = {
      offsetof(struct dp_comm_settings, spin_us), .min = -1, .max = 1000000},
     {"TRANSPORT", DP_OPTION_CHOICE, "auto",
      "how messages travel; auto: shm between processes of one host, tcp between hosts",
-     offsetof(struct dp_comm_settings, transport), .choices = transports},
+     offsetof(struct dp_comm_settings, transport), .choices = dp_transport_names},
     {"ADDRESS", DP_OPTION_STRING, NULL,
      "host:port where rank 0 listens; without it by the launcher's variables",
      offsetof(struct dp_comm_settings, address), .choices = NULL},

@@ -17,6 +17,17 @@ struct dp_comm_settings {
 
 extern const struct dp_option_area dp_comm_option_area;
 
+enum dp_transport {
+    DP_TRANSPORT_AUTO,
+    DP_TRANSPORT_SHM,
+    DP_TRANSPORT_TCP,
+    DP_TRANSPORT_MPI,
+    DP_TRANSPORTS
+};
+extern const char *const dp_transport_names[DP_TRANSPORTS + 1];
+/* By its name; DP_EINVAL. */
+int dp_transport_find(const char *name, enum dp_transport *out);
+
 /* Fill the part that every communicator begins with. ranks_here is how many of the ranks run on
  * this host: if they are more than its cores, a wait that spins only keeps the others from what it
  * waits for. */

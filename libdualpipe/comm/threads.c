@@ -11,29 +11,30 @@
 #include "comm/settings.h"
 #include "comm/thread_event.h"
 
-#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+struct thread_rank {
+    atomic_bool left, died; /* died: as a test wants it */
+    bool came;              /* to the reset under way; under the group's lock */
+    atomic_uint looks;      /* that the rank has taken in its calls */
+    _Atomic int64_t busy_until, waiting_since; /* waiting_since: of group.waiting_for */
+    _Atomic uint64_t doing;                    /* see dp_comm_note */
+    struct dp_thread_event event;
+};
+
 struct group {
     int size;
     struct dp_fifo_table fifos;
-    struct dp_thread_event *events;
-    atomic_bool *left;           /* [size] */
-    atomic_bool *died;           /* [size] as a test wants it */
+    struct thread_rank *ranks; /* [size] */
+    atomic_int *waiting_for;   /* [size] */
     atomic_int left_count;
-    _Atomic int64_t *busy_until; /* [size] */
-    _Atomic uint64_t *doing;     /* [size] see dp_comm_note */
-    atomic_int *waiting_for;
-    _Atomic int64_t *waiting_since; /* [size] of waiting_for */
-    atomic_uint *looks;             /* [size] that the rank has taken in its calls */
     struct dp_abort_record abort_record;
     pthread_mutex_t lock; /* for what follows */
     pthread_cond_t all_came;
     unsigned resets;
-    bool *came; /* to the reset under way */
     int came_count, members;
 };
 
@@ -69,12 +70,13 @@ static void for_own_fifos(struct dp_comm *comm, int first, int end,
 static void wake_all(struct group *g)
 {
     for (int i = 0; i < g->size; i++)
-        dp_thread_event_wake(&g->events[i]);
+        dp_thread_event_wake(&g->ranks[i].event);
 }
 
 static void threads_sleep(struct dp_comm *comm, int64_t until_ns)
 {
-    dp_thread_event_sleep(&of(comm)->group->events[comm->rank], of(comm)->events_seen, until_ns);
+    dp_thread_event_sleep(&of(comm)->group->ranks[comm->rank].event, of(comm)->events_seen,
+                          until_ns);
 }
 
 /* ---- transfers ------------------------------------------------------------------------------ */
@@ -84,8 +86,8 @@ static int make_fifo(struct group *g, int sender, int receiver, int channel, str
     int err = dp_fifo_table_make(&g->fifos, sender, receiver, channel, out);
 
     /* A rank that closes marks the fifos that there are, after it has said that it leaves. */
-    if (!err && (atomic_load(&g->left[sender]) || atomic_load(&g->left[receiver])))
-        dp_fifo_leave(*out, atomic_load(&g->left[sender]));
+    if (!err && (atomic_load(&g->ranks[sender].left) || atomic_load(&g->ranks[receiver].left)))
+        dp_fifo_leave(*out, atomic_load(&g->ranks[sender].left));
     return err;
 }
 
@@ -100,7 +102,7 @@ static int start(struct dp_comm *comm, int sender, int receiver, int channel, st
         err = dp_fifo_start(fifo, t, &met);
     /* A receive from any rank has no place in a fifo that the sender would see. */
     if (!err && (met || t->is_send))
-        dp_thread_event_wake(&g->events[t->is_send ? receiver : sender]);
+        dp_thread_event_wake(&g->ranks[t->is_send ? receiver : sender].event);
     return err;
 }
 
@@ -138,14 +140,15 @@ static bool serve_first(struct thread_comm *c, struct any_receives *any)
         const int sender = (any->next_sender + i) % g->size;
         struct dp_fifo *fifo = dp_fifo_table_find(&g->fifos, sender, c->base.rank, any->channel);
         bool met;
-        if (!fifo || dp_comm_has_lost(&c->base, sender, false) || !dp_fifo_receive_sent(fifo, t, &met))
+        if (!fifo || dp_comm_has_lost(&c->base, sender, false) ||
+            !dp_fifo_receive_sent(fifo, t, &met))
             continue;
         any->next_sender = (sender + 1) % g->size;
         any->head = t->next;
         if (!any->head)
             any->end = &any->head;
         if (met)
-            dp_thread_event_wake(&c->group->events[sender]);
+            dp_thread_event_wake(&c->group->ranks[sender].event);
         return true;
     }
     return false;
@@ -217,7 +220,7 @@ static int explain_left(struct dp_comm *comm, int err)
 /* Without memory the peer waits for the message until its deadline. */
 static void threads_tell(struct dp_comm *comm, int peer, const void *message, size_t len)
 {
-    dp_thread_event_post(&of(comm)->group->events[peer], comm->rank, message, len);
+    dp_thread_event_post(&of(comm)->group->ranks[peer].event, comm->rank, message, len);
 }
 
 /* What a rank has sent before it left counts: the mail is read after the number of those that left.
@@ -226,14 +229,14 @@ static void take_mail(struct dp_comm *comm)
 {
     struct thread_comm *c = of(comm);
     const int left = atomic_load(&c->group->left_count);
-    struct dp_mail *all = dp_thread_event_take(&c->group->events[comm->rank]);
+    struct dp_mail *all = dp_thread_event_take(&c->group->ranks[comm->rank].event);
 
     for (struct dp_mail *mail = all; mail; mail = mail->next)
         comm->hooks->handle(comm, mail->from, mail->bytes, mail->len);
     dp_mail_free(all);
     for (int peer = 0; peer < comm->size && left != c->left_seen; peer++)
-        if (atomic_load(&c->group->left[peer]))
-            comm->hooks->lose(comm, peer, !atomic_load(&c->group->died[peer]));
+        if (atomic_load(&c->group->ranks[peer].left))
+            comm->hooks->lose(comm, peer, !atomic_load(&c->group->ranks[peer].died));
     c->left_seen = left;
 }
 
@@ -255,7 +258,7 @@ static void threads_bury(struct dp_comm *comm, int peer)
         if (in)
             end_fifo(in, false);
     }
-    dp_thread_event_wake(&g->events[peer]);
+    dp_thread_event_wake(&g->ranks[peer].event);
 }
 
 static void threads_cancel(struct dp_comm *comm, struct dp_request *req)
@@ -273,7 +276,7 @@ static void threads_cancel(struct dp_comm *comm, struct dp_request *req)
             }
     struct dp_fifo *fifo = t->fifo;
     end_fifo(fifo, t->is_send);
-    dp_thread_event_wake(&of(comm)->group->events[t->is_send ? fifo->receiver : fifo->sender]);
+    dp_thread_event_wake(&of(comm)->group->ranks[t->is_send ? fifo->receiver : fifo->sender].event);
 }
 
 static void threads_end_channels(struct dp_comm *comm, int first, int count)
@@ -291,12 +294,12 @@ static struct dp_peers *threads_survive(struct dp_comm *comm)
 
 static void threads_note_busy(struct dp_comm *comm, int rank, int64_t ns)
 {
-    atomic_store(&of(comm)->group->busy_until[rank], dp_now_ns() + ns);
+    atomic_store(&of(comm)->group->ranks[rank].busy_until, dp_now_ns() + ns);
 }
 
 static uint64_t threads_doing(struct dp_comm *comm, int rank)
 {
-    return atomic_load(&of(comm)->group->doing[rank]);
+    return atomic_load(&of(comm)->group->ranks[rank].doing);
 }
 
 static const struct dp_survival_ops threads_survival = {
@@ -380,7 +383,7 @@ static int fail_transfer(struct dp_comm *comm, const struct dp_transfer *t)
     const int peer = t->is_send ? t->fifo->receiver : t->fifo->sender;
     if (dp_comm_has_lost(comm, peer, false))
         return comm->hooks->fail(comm, peer);
-    if (comm->hooks && !atomic_load(&of(comm)->group->left[peer]))
+    if (comm->hooks && !atomic_load(&of(comm)->group->ranks[peer].left))
         return dp_fail_quietly(DP_ECOMM,
                                "an earlier message with rank %d on this channel was given up, and "
                                "with it the channel",
@@ -405,18 +408,9 @@ static int threads_test(struct dp_comm *comm, struct dp_request *req)
     case DP_TRANSFER_LEFT:
         return fail_transfer(comm, t);
     }
-    if (t->is_any)
-        return t->met_len <= t->len ? 0
-                                    : dp_fail(DP_EMISMATCH,
-                                              "message of rank %d: expected at most %zu bytes, it "
-                                              "has %zu",
-                                              t->fifo->sender, t->len, t->met_len);
-    if (!t->is_send && (t->met_tag != t->tag || t->met_len != t->len))
-        return dp_fail(DP_EMISMATCH,
-                       "message of rank %d: expected tag %" PRIu64 " and %zu bytes, it has tag "
-                       "%" PRIu64 " and %zu bytes",
-                       t->fifo->sender, t->tag, t->len, t->met_tag, t->met_len);
-    return 0;
+    return t->is_send ? 0
+                      : dp_comm_check_message(t->fifo->sender, t->is_any, t->tag, t->len,
+                                              t->met_tag, t->met_len);
 }
 
 static bool threads_is_done(struct dp_comm *comm, const struct dp_request *req)
@@ -430,7 +424,7 @@ static bool threads_is_done(struct dp_comm *comm, const struct dp_request *req)
 /* Only the rank writes its own. */
 static void note_look(struct thread_comm *c)
 {
-    atomic_uint *looks = &c->group->looks[c->base.rank];
+    atomic_uint *looks = &c->group->ranks[c->base.rank].looks;
 
     atomic_store_explicit(looks, atomic_load_explicit(looks, memory_order_relaxed) + 1,
                           memory_order_relaxed);
@@ -441,12 +435,12 @@ static int threads_progress(struct dp_comm *comm, int waiting_for)
     struct thread_comm *c = of(comm);
 
     note_look(c);
-    c->events_seen = atomic_load(&c->group->events[comm->rank].count);
+    c->events_seen = atomic_load(&c->group->ranks[comm->rank].event.count);
     if (comm->hooks)
         take_mail(comm);
     serve_any(c);
     if (waiting_for >= 0) /* before the peer, which is read first */
-        atomic_store_explicit(&c->group->waiting_since[comm->rank], comm->wait_began_ns,
+        atomic_store_explicit(&c->group->ranks[comm->rank].waiting_since, comm->wait_began_ns,
                               memory_order_relaxed);
     atomic_store_explicit(&c->group->waiting_for[comm->rank], waiting_for, memory_order_release);
     return check_abort(comm);
@@ -464,7 +458,7 @@ static int64_t threads_busy_until(struct dp_comm *comm)
     int64_t latest_ns = 0;
 
     for (int i = 0; i < g->size; i++) {
-        const int64_t end_ns = atomic_load(&g->busy_until[i]);
+        const int64_t end_ns = atomic_load(&g->ranks[i].busy_until);
         latest_ns = end_ns > latest_ns ? end_ns : latest_ns;
     }
     return latest_ns;
@@ -484,7 +478,7 @@ static bool extend_chain(const struct group *g, atomic_int *suspects, int end, i
     const int peer = atomic_load_explicit(&g->waiting_for[end], memory_order_acquire);
 
     if (peer < 0 ||
-        atomic_load_explicit(&g->waiting_since[end], memory_order_relaxed) > accused_ns)
+        atomic_load_explicit(&g->ranks[end].waiting_since, memory_order_relaxed) > accused_ns)
         return false;
     atomic_store(&suspects[end], peer);
     return true;
@@ -495,7 +489,7 @@ static void sleep_a_little(struct dp_comm *comm)
     struct thread_comm *c = of(comm);
 
     note_look(c);
-    c->events_seen = atomic_load(&c->group->events[comm->rank].count);
+    c->events_seen = atomic_load(&c->group->ranks[comm->rank].event.count);
     threads_sleep(comm, dp_now_ns() + DP_NS_PER_MS);
 }
 
@@ -510,13 +504,13 @@ static void break_circle(struct dp_comm *comm, int first, atomic_int *suspects)
     int left = before && answers ? g->size : 0;
 
     for (int i = 0; i < left; i++)
-        before[i] = atomic_load(&g->looks[i]);
+        before[i] = atomic_load(&g->ranks[i].looks);
     wake_all(g);
     while (left && !dp_abort_record_get(&g->abort_record, NULL) && dp_now_ns() < until_ns) {
         sleep_a_little(comm);
         left = 0;
         for (int i = 0; i < g->size; i++) {
-            answers[i] |= atomic_load(&g->looks[i]) != before[i];
+            answers[i] |= atomic_load(&g->ranks[i].looks) != before[i];
             left += !answers[i];
         }
     }
@@ -542,7 +536,7 @@ static void find_culprit(struct dp_comm *comm, struct dp_abort *why)
     }
     copy_chain(g, suspects);
     while ((end = dp_abort_record_end(why->rank, suspects, g->size)) >= 0 &&
-           !atomic_load(&g->left[end]) && !dp_abort_record_get(&g->abort_record, NULL) &&
+           !atomic_load(&g->ranks[end].left) && !dp_abort_record_get(&g->abort_record, NULL) &&
            dp_now_ns() < until_ns) {
         if (extend_chain(g, suspects, end, accused_ns))
             continue;
@@ -562,7 +556,7 @@ static int threads_abort(struct dp_comm *comm, const struct dp_abort *why)
     if (record.error == DP_ETIMEDOUT && record.rank != comm->rank)
         find_culprit(comm, &record);
     if (!record.doing && record.rank >= 0)
-        record.doing = atomic_load(&g->doing[record.rank]);
+        record.doing = atomic_load(&g->ranks[record.rank].doing);
     if (dp_abort_record_put(&g->abort_record, &record))
         wake_all(g);
     return 0;
@@ -573,7 +567,7 @@ static void begin_anew(struct group *g)
 {
     dp_fifo_table_clear(&g->fifos);
     for (int i = 0; i < g->size; i++)
-        g->came[i] = false;
+        g->ranks[i].came = false;
     g->came_count = 0;
     g->resets++;
     dp_abort_record_clear(&g->abort_record);
@@ -585,7 +579,7 @@ static int report_missing(const struct group *g, int64_t waited_ns)
     size_t len = 0;
 
     for (int i = 0; i < g->size && len < sizeof(missing) - 1; i++)
-        if (!g->came[i])
+        if (!g->ranks[i].came)
             len += (size_t)snprintf(missing + len, sizeof(missing) - len, " %d", i);
     return dp_fail(DP_ETIMEDOUT, "reset: no sign of rank%s within %.1f s", missing,
                    (double)waited_ns / DP_NS_PER_S);
@@ -625,7 +619,7 @@ static int threads_reset(struct dp_comm *comm)
     atomic_store_explicit(&g->waiting_for[comm->rank], -1, memory_order_relaxed);
     pthread_mutex_lock(&g->lock);
     const unsigned resets = g->resets;
-    g->came[comm->rank] = true;
+    g->ranks[comm->rank].came = true;
     if (++g->came_count == g->size) {
         begin_anew(g);
         pthread_cond_broadcast(&g->all_came);
@@ -634,7 +628,7 @@ static int threads_reset(struct dp_comm *comm)
     if (!err) {
         of(comm)->finished = false;
     } else {
-        g->came[comm->rank] = false;
+        g->ranks[comm->rank].came = false;
         g->came_count--;
     }
     pthread_mutex_unlock(&g->lock);
@@ -648,19 +642,12 @@ static void free_group(struct group *g)
     if (!g)
         return;
     dp_fifo_table_fini(&g->fifos);
-    for (int i = 0; g->events && i < g->size; i++)
-        dp_thread_event_fini(&g->events[i]);
+    for (int i = 0; g->ranks && i < g->size; i++)
+        dp_thread_event_fini(&g->ranks[i].event);
     pthread_cond_destroy(&g->all_came);
     pthread_mutex_destroy(&g->lock);
-    free(g->came);
     free(g->waiting_for);
-    free(g->waiting_since);
-    free(g->looks);
-    free(g->events);
-    free(g->busy_until);
-    free(g->doing);
-    free(g->died);
-    free(g->left);
+    free(g->ranks);
     free(g);
 }
 
@@ -678,7 +665,7 @@ static void leave(struct dp_comm *comm)
 
     of(comm)->finished = false;
     finish_requests(comm);
-    atomic_store(&g->left[comm->rank], true);
+    atomic_store(&g->ranks[comm->rank].left, true);
     atomic_fetch_add(&g->left_count, 1);
     for_own_fifos(comm, 0, DP_FIFO_TABLE_CHANNELS, dp_fifo_leave);
     wake_all(g);
@@ -686,7 +673,7 @@ static void leave(struct dp_comm *comm)
 
 void dp_comm_threads_die(struct dp_comm *comm)
 {
-    atomic_store(&of(comm)->group->died[comm->rank], true);
+    atomic_store(&of(comm)->group->ranks[comm->rank].died, true);
     leave(comm);
 }
 
@@ -739,22 +726,14 @@ static struct group *new_group(int size)
     pthread_cond_init(&g->all_came, &monotonic);
     g->size = g->members = size;
     dp_fifo_table_init(&g->fifos, size);
-    g->left = calloc((size_t)size, sizeof(*g->left));
-    g->died = calloc((size_t)size, sizeof(*g->died));
-    g->busy_until = calloc((size_t)size, sizeof(*g->busy_until));
-    g->doing = calloc((size_t)size, sizeof(*g->doing));
-    g->events = calloc((size_t)size, sizeof(*g->events));
+    g->ranks = calloc((size_t)size, sizeof(*g->ranks));
     g->waiting_for = calloc((size_t)size, sizeof(*g->waiting_for));
-    g->waiting_since = calloc((size_t)size, sizeof(*g->waiting_since));
-    g->looks = calloc((size_t)size, sizeof(*g->looks));
-    g->came = calloc((size_t)size, sizeof(*g->came));
     for (int i = 0; g->waiting_for && i < size; i++)
         atomic_init(&g->waiting_for[i], -1);
-    for (int i = 0; g->events && i < size; i++)
-        dp_thread_event_init(&g->events[i], &monotonic);
+    for (int i = 0; g->ranks && i < size; i++)
+        dp_thread_event_init(&g->ranks[i].event, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    if (g->fifos.tables && g->doing && g->left && g->died && g->busy_until && g->events &&
-        g->waiting_for && g->waiting_since && g->looks && g->came)
+    if (g->fifos.tables && g->ranks && g->waiting_for)
         return g;
     free_group(g);
     return NULL;
@@ -776,7 +755,7 @@ int dp_comm_threads_new(int size, struct dp_comm **comms)
     int count = 0;
     while (g && made && count < size && (made[count] = calloc(1, sizeof(**made)))) {
         dp_comm_init(&made[count]->base, &threads_ops, count, size, size, &settings);
-        made[count]->base.doing = &g->doing[count];
+        made[count]->base.doing = &g->ranks[count].doing;
         made[count++]->group = g;
     }
     if (count == size) {

@@ -25,7 +25,6 @@
 #include "wire/tcp.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -406,23 +405,6 @@ static bool is_lost(const struct request *r, const struct dp_wire *wire)
                                    wire->error == DP_EMISMATCH);
 }
 
-static int check_message(const struct request *r)
-{
-    const struct dp_wire_request *wire = &r->part.wire;
-
-    if (r->is_send)
-        return 0;
-    if (r->any_tag && wire->status)
-        return dp_fail(DP_EMISMATCH, "message of rank %d: expected at most %zu bytes, it has %zu",
-                       r->part.link->peer, wire->len, wire->moved);
-    if (r->any_tag || (!wire->status && wire->tag == r->tag && wire->moved == wire->len))
-        return 0;
-    return dp_fail(DP_EMISMATCH,
-                   "message of rank %d: expected tag %" PRIu64 " and %zu bytes, it has tag %" PRIu64
-                   " and %zu bytes",
-                   r->peer, r->tag, wire->len, wire->tag, wire->moved);
-}
-
 static int wire_comm_test(struct dp_comm *comm, struct dp_request *req)
 {
     struct wire_comm *c = of(comm);
@@ -447,7 +429,10 @@ static int wire_comm_test(struct dp_comm *comm, struct dp_request *req)
     wire = dp_peers_wire_of(&r->part, r->is_send);
     if (is_lost(r, wire))
         return find_reason(c, r, wire);
-    return check_message(r);
+    return r->is_send ? 0
+                      : dp_comm_check_message(r->part.link->peer, r->any_tag, r->tag,
+                                              r->part.wire.len, r->part.wire.tag,
+                                              r->part.wire.moved);
 }
 
 static bool wire_comm_is_done(struct dp_comm *comm, const struct dp_request *req)
@@ -960,7 +945,7 @@ static int join_group(struct wire_comm *c, const struct dp_rendezvous_config *co
 }
 
 /* The first gather exchanges the endpoints, the second one tells that all wires are connected. */
-static int connect_group(struct wire_comm *c, const char *transport,
+static int connect_group(struct wire_comm *c, enum dp_transport transport,
                          const struct dp_comm_settings *settings, int64_t until_ns)
 {
     int err = dp_peers_init(&c->peers, c->rendezvous, transport, c->mpi, settings, &c->endpoint);
@@ -970,7 +955,7 @@ static int connect_group(struct wire_comm *c, const char *transport,
     return err ? err : begin_links(c, until_ns);
 }
 
-int dp_comm_wire_open(const struct dp_rendezvous_config *config, const char *transport,
+int dp_comm_wire_open(const struct dp_rendezvous_config *config, enum dp_transport transport,
                       struct dp_peers_mpi mpi, const struct dp_comm_settings *settings,
                       struct dp_comm **out)
 {

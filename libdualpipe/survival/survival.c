@@ -16,11 +16,6 @@
 
 /* ---- sets of ranks --------------------------------------------------------------------------- */
 
-static bool has(const uint64_t *set, int rank)
-{
-    return set[rank / 64] >> rank % 64 & 1;
-}
-
 static void add(uint64_t *set, int rank)
 {
     set[rank / 64] |= UINT64_C(1) << rank % 64;
@@ -58,11 +53,11 @@ static void tell(struct dp_survival *s, int peer, enum dp_survival_kind kind,
 /* What is known of a rank: to one peer, or to the neighbors. */
 static void tell_note(struct dp_survival *s, int peer, int rank)
 {
-    if (!s->notes[rank].number)
+    if (!s->ranks[rank].note.number)
         return;
-    compose(s, DP_SURVIVAL_DOING, NULL, s->notes[rank].number);
+    compose(s, DP_SURVIVAL_DOING, NULL, s->ranks[rank].note.number);
     s->out->context = (uint32_t)rank;
-    s->out->doing = s->notes[rank].doing;
+    s->out->doing = s->ranks[rank].note.doing;
     if (peer < 0)
         s->news->tell_neighbors(s, s->out, s->message_bytes);
     else
@@ -72,7 +67,7 @@ static void tell_note(struct dp_survival *s, int peer, int rank)
 static void tell_notes_of_dead(struct dp_survival *s, int peer)
 {
     for (int rank = 0; rank < s->world->size; rank++)
-        if (has(s->dead, rank))
+        if (dp_survival_has(s->dead, rank))
             tell_note(s, peer, rank);
 }
 
@@ -94,7 +89,7 @@ static const char *const reasons[] = {
 static int fail(const struct dp_comm *world, int rank)
 {
     return dp_fail_quietly(DP_ECOMM, "rank %d is dead: %s", rank,
-                           reasons[world->survival->deaths[rank]]);
+                           reasons[world->survival->ranks[rank].death]);
 }
 
 void dp_survival_end(struct dp_comm *world, int error, const char *text)
@@ -130,14 +125,14 @@ static bool is_excluded(const struct dp_comm *world, struct dp_abort *why)
 
 static bool mark(struct dp_survival *s, int rank, enum dp_death why)
 {
-    if (has(s->dead, rank))
+    if (dp_survival_has(s->dead, rank))
         return false;
     add(s->dead, rank);
     if (why == DP_DEATH_LEFT)
         add(s->left, rank);
-    s->deaths[rank] = (uint8_t)why;
+    s->ranks[rank].death = why;
     s->dead_count++;
-    s->queries[rank].is_open = false;
+    s->ranks[rank].query.is_open = false;
     s->ops->note_busy(s->world, rank, 0); /* no rank waits for what it had announced */
     tell_note(s, -1, rank);
     dp_log(DP_LOG_INFO, "rank %d goes on without rank %d: %s", s->world->rank, rank, reasons[why]);
@@ -162,7 +157,7 @@ void dp_survival_declare(struct dp_survival *s, int rank)
 void dp_survival_ask(struct dp_survival *s, int rank)
 {
     s->asked = -1;
-    if (s->excluded_by >= 0 || has(s->dead, rank))
+    if (s->excluded_by >= 0 || dp_survival_has(s->dead, rank))
         return;
     s->asked = rank;
     s->news->watch(s, rank);
@@ -171,7 +166,7 @@ void dp_survival_ask(struct dp_survival *s, int rank)
 
 bool dp_survival_is_owed(const struct dp_survival *s, int rank)
 {
-    return s->asked == rank && s->excluded_by < 0 && !has(s->dead, rank);
+    return s->asked == rank && s->excluded_by < 0 && !dp_survival_has(s->dead, rank);
 }
 
 static void leave(struct dp_comm *world)
@@ -191,13 +186,13 @@ static void merge(struct dp_survival *s, int from, const uint64_t *dead)
     const uint64_t *left = dead + s->words;
     const int before = s->dead_count;
 
-    if (has(dead, s->world->rank)) {
+    if (dp_survival_has(dead, s->world->rank)) {
         s->excluded_by = from;
         return;
     }
     for (int rank = 0; rank < s->world->size; rank++)
-        if (has(dead, rank))
-            mark(s, rank, has(left, rank) ? DP_DEATH_LEFT : DP_DEATH_REPORTED);
+        if (dp_survival_has(dead, rank))
+            mark(s, rank, dp_survival_has(left, rank) ? DP_DEATH_LEFT : DP_DEATH_REPORTED);
     if (s->dead_count > before)
         tell_deaths(s);
 }
@@ -206,7 +201,7 @@ static bool has_lost(const struct dp_comm *world, int rank, bool or_left)
 {
     const struct dp_survival *s = world->survival;
 
-    return has(s->dead, rank) && (or_left || !has(s->left, rank));
+    return dp_survival_has(s->dead, rank) && (or_left || !dp_survival_has(s->left, rank));
 }
 
 static int find_dead(struct dp_comm *comm)
@@ -304,8 +299,8 @@ int dp_survival_revoke(struct dp_survival *s, struct dp_comm *comm, const struct
 
 static void take_revocation(struct dp_survival *s, int from, const struct dp_survival_ending *m)
 {
-    if (s->excluded_by >= 0 || has(s->dead, from) || m->by < 0 || m->by >= s->world->size ||
-        m->why.error >= 0 || is_known(s, m))
+    if (s->excluded_by >= 0 || dp_survival_has(s->dead, from) || m->by < 0 ||
+        m->by >= s->world->size || m->why.error >= 0 || is_known(s, m))
         return;
     if (spread_revocation(s, m))
         dp_survival_end(s->world, DP_ENOMEM, dp_last_error());
@@ -345,7 +340,7 @@ static int explain(struct dp_comm *comm, int err)
 
 static void announce(struct dp_survival *s, int rank, uint32_t ms)
 {
-    compose(s, DP_SURVIVAL_BUSY, NULL, s->announced[rank]);
+    compose(s, DP_SURVIVAL_BUSY, NULL, s->ranks[rank].announced);
     s->out->context = (uint32_t)rank;
     s->out->contexts = ms;
     s->news->tell_neighbors(s, s->out, s->message_bytes);
@@ -356,7 +351,7 @@ static void tell_busy(struct dp_comm *world, int64_t ns)
     struct dp_survival *s = world->survival;
     const int64_t ms = (ns + DP_NS_PER_MS - 1) / DP_NS_PER_MS;
 
-    s->announced[world->rank]++;
+    s->ranks[world->rank].announced++;
     announce(s, world->rank, ms < UINT32_MAX ? (uint32_t)ms : UINT32_MAX);
     s->news->flush(s);
 }
@@ -366,10 +361,10 @@ static void take_busy(struct dp_survival *s, const struct dp_survival_message *m
 {
     const int rank = (int)m->context;
 
-    if (m->context >= (uint32_t)s->world->size || rank == s->world->rank || has(s->dead, rank) ||
-        (int32_t)(m->number - s->announced[rank]) <= 0)
+    if (m->context >= (uint32_t)s->world->size || rank == s->world->rank ||
+        dp_survival_has(s->dead, rank) || (int32_t)(m->number - s->ranks[rank].announced) <= 0)
         return;
-    s->announced[rank] = m->number;
+    s->ranks[rank].announced = m->number;
     s->ops->note_busy(s->world, rank, m->contexts * DP_NS_PER_MS);
     announce(s, rank, m->contexts);
 }
@@ -379,7 +374,7 @@ static void take_busy(struct dp_survival *s, const struct dp_survival_message *m
 static void tell_doing(struct dp_comm *world, uint64_t doing)
 {
     struct dp_survival *s = world->survival;
-    struct dp_survival_note *own = &s->notes[world->rank];
+    struct dp_survival_note *own = &s->ranks[world->rank].note;
 
     own->doing = doing;
     own->number++;
@@ -395,7 +390,7 @@ static uint64_t find_doing(const struct dp_comm *world, int rank)
 {
     const struct dp_survival *s = world->survival;
 
-    return s->ops->doing ? s->ops->doing(s->world, rank) : s->notes[rank].doing;
+    return s->ops->doing ? s->ops->doing(s->world, rank) : s->ranks[rank].note.doing;
 }
 
 /* Of a neighbour it is kept; of a dead rank passed on once. */
@@ -404,10 +399,10 @@ static void take_note(struct dp_survival *s, const struct dp_survival_message *m
     const int rank = (int)m->context;
 
     if (m->context >= (uint32_t)s->world->size || rank == s->world->rank ||
-        (int32_t)(m->number - s->notes[rank].number) <= 0)
+        (int32_t)(m->number - s->ranks[rank].note.number) <= 0)
         return;
-    s->notes[rank] = (struct dp_survival_note){m->doing, m->number};
-    if (has(s->dead, rank))
+    s->ranks[rank].note = (struct dp_survival_note){m->doing, m->number};
+    if (dp_survival_has(s->dead, rank))
         tell_note(s, -1, rank);
 }
 
@@ -439,7 +434,7 @@ static void decide(struct dp_survival *s, struct dp_agreement *a, const uint64_t
 /* As soon as this rank's program has come as far as the question. */
 static void answer(struct dp_survival *s, int peer)
 {
-    struct dp_survival_query *q = &s->queries[peer];
+    struct dp_survival_query *q = &s->ranks[peer].query;
     struct dp_agreement *a = find(s, q->context);
 
     if (!q->is_open || !a || a->number < q->number)
@@ -478,7 +473,7 @@ void dp_survival_handle(struct dp_comm *world, int from, const void *message, si
     const struct dp_survival_ending *end = message;
 
     if (len == sizeof(*end) && m->kind == DP_SURVIVAL_ABORT) {
-        if (!has(s->dead, from))
+        if (!dp_survival_has(s->dead, from))
             s->ops->note_abort(world, &end->why);
         return;
     }
@@ -489,7 +484,7 @@ void dp_survival_handle(struct dp_comm *world, int from, const void *message, si
     if (len != s->message_bytes || s->excluded_by >= 0)
         return;
     /* It does not know yet that it is dead. */
-    if (has(s->dead, from)) {
+    if (dp_survival_has(s->dead, from)) {
         if (m->kind != DP_SURVIVAL_DEATHS)
             tell(s, from, DP_SURVIVAL_DEATHS, NULL, 0);
         return;
@@ -504,7 +499,7 @@ void dp_survival_handle(struct dp_comm *world, int from, const void *message, si
         tell(s, from, DP_SURVIVAL_DEATHS, NULL, 0);
         break;
     case DP_SURVIVAL_QUERY:
-        s->queries[from] = (struct dp_survival_query){true, m->context, m->number};
+        s->ranks[from].query = (struct dp_survival_query){true, m->context, m->number};
         answer(s, from);
         break;
     case DP_SURVIVAL_ANSWER:
@@ -561,6 +556,12 @@ int dp_agreement_begin(struct dp_survival *s, struct dp_comm *comm, uint64_t fla
     return 0;
 }
 
+static bool is_silent(const struct dp_survival *s, const struct dp_agreement *a, int rank)
+{
+    return rank != s->world->rank && !dp_survival_has(s->dead, rank) &&
+           !dp_survival_has(a->answered, rank);
+}
+
 /* Members: how many live ones have not answered; each is told or declared dead. */
 static int count_silent(const struct dp_survival *s, const struct dp_comm *comm,
                         const struct dp_agreement *a)
@@ -569,7 +570,7 @@ static int count_silent(const struct dp_survival *s, const struct dp_comm *comm,
 
     for (int i = 0; i < comm->size; i++) {
         const int rank = dp_comm_world_rank(comm, i);
-        silent += rank != s->world->rank && !has(s->dead, rank) && !has(a->answered, rank);
+        silent += is_silent(s, a, rank);
     }
     return silent;
 }
@@ -579,7 +580,7 @@ static void tell_members(struct dp_survival *s, const struct dp_comm *comm,
 {
     for (int i = 0; i < comm->size; i++) {
         const int rank = dp_comm_world_rank(comm, i);
-        if (rank == s->world->rank || has(s->dead, rank))
+        if (rank == s->world->rank || dp_survival_has(s->dead, rank))
             continue;
         if (kind == DP_SURVIVAL_DECISION)
             tell_notes_of_dead(s, rank);
@@ -592,7 +593,7 @@ static void declare_silent(struct dp_survival *s, const struct dp_comm *comm,
 {
     for (int i = 0; i < comm->size; i++) {
         const int rank = dp_comm_world_rank(comm, i);
-        if (rank != s->world->rank && !has(s->dead, rank) && !has(a->answered, rank))
+        if (is_silent(s, a, rank))
             dp_survival_declare(s, rank);
     }
 }
@@ -603,7 +604,7 @@ static int first_alive(const struct dp_survival *s, const struct dp_comm *comm)
 
     for (int i = 0; i < comm->size; i++) {
         const int rank = dp_comm_world_rank(comm, i);
-        if (!has(s->dead, rank) && rank < first)
+        if (!dp_survival_has(s->dead, rank) && rank < first)
             first = rank;
     }
     return first;
@@ -689,12 +690,9 @@ int dp_survival_new(struct dp_comm *world, struct dp_survival **out)
                   : sizeof(struct dp_survival_ending);
     s->dead = calloc((size_t)s->words, sizeof(*s->dead));
     s->left = calloc((size_t)s->words, sizeof(*s->left));
-    s->deaths = calloc((size_t)world->size, sizeof(*s->deaths));
-    s->queries = calloc((size_t)world->size, sizeof(*s->queries));
-    s->announced = calloc((size_t)world->size, sizeof(*s->announced));
-    s->notes = calloc((size_t)world->size, sizeof(*s->notes));
+    s->ranks = calloc((size_t)world->size, sizeof(*s->ranks));
     s->out = calloc(1, s->message_bytes);
-    if (s->dead && s->left && s->deaths && s->queries && s->announced && s->notes && s->out) {
+    if (s->dead && s->left && s->ranks && s->out) {
         *out = s;
         return 0;
     }
@@ -717,10 +715,7 @@ void dp_survival_free(struct dp_survival *s)
         free(r);
     }
     free(s->out);
-    free(s->notes);
-    free(s->announced);
-    free(s->queries);
-    free(s->deaths);
+    free(s->ranks);
     free(s->left);
     free(s->dead);
     free(s);

@@ -135,17 +135,19 @@ struct dp_survival {
     int words, dead_count;
     size_t message_bytes, room; /* of all but ABORT and REVOKE, of all */
     uint64_t *dead, *left; /* left: of the dead, those that said so before */
-    uint8_t *deaths;       /* [size] enum dp_death */
-    struct dp_survival_query {
-        bool is_open;
-        uint32_t context, number;
-    } * queries; /* [size] of other ranks, not answered yet */
-    uint32_t *announced; /* [size] the last BUSY of each rank */
-    int asked;           /* for a sign of life, which has not come; -1: none */
-    struct dp_survival_note {
-        uint64_t doing;
-        uint32_t number; /* 0: nothing is known */
-    } * notes;           /* [size] the last DOING of each rank */
+    struct dp_survival_rank {
+        enum dp_death death;
+        uint32_t announced; /* the last BUSY */
+        struct dp_survival_query {
+            bool is_open; /* not answered yet */
+            uint32_t context, number;
+        } query;
+        struct dp_survival_note {
+            uint64_t doing;
+            uint32_t number; /* 0: nothing is known */
+        } note;              /* the last DOING */
+    } * ranks;               /* [size] */
+    int asked; /* for a sign of life, which has not come; -1: none */
     struct dp_agreement *agreements;
     struct dp_revocation *revocations;
     int excluded_by; /* -1: not excluded */
@@ -159,9 +161,9 @@ extern const struct dp_comm_hooks dp_survival_hooks;
 int dp_survival_new(struct dp_comm *world, struct dp_survival **out);
 void dp_survival_free(struct dp_survival *s); /* may be NULL */
 
-static inline bool dp_survival_is_gone(const struct dp_survival *s, int rank)
+static inline bool dp_survival_has(const uint64_t *set, int rank)
 {
-    return s->dead[rank / 64] >> rank % 64 & 1;
+    return set[rank / 64] >> rank % 64 & 1;
 }
 /* A message of this peer has come. */
 void dp_survival_handle(struct dp_comm *world, int from, const void *message, size_t len);

@@ -63,11 +63,6 @@ static int check_survives(const struct dp_comm *comm, const void *out, const cha
     return 0;
 }
 
-static bool is_in(const uint64_t *set, int rank)
-{
-    return set[rank / 64] >> rank % 64 & 1;
-}
-
 int dp_comm_agree_alive(struct dp_comm *comm, bool *alive)
 {
     uint64_t none = 0;
@@ -83,7 +78,7 @@ int dp_comm_agree_flags(struct dp_comm *comm, uint64_t *flags, bool *alive)
     if (!err)
         err = agree(comm, flags, &dead, &contexts);
     for (int i = 0; i < comm->size && !err; i++)
-        alive[i] = !is_in(dead, dp_comm_world_rank(comm, i));
+        alive[i] = !dp_survival_has(dead, dp_comm_world_rank(comm, i));
     return err;
 }
 
@@ -99,11 +94,11 @@ int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out)
     if (!ranks)
         return dp_fail(DP_ENOMEM, "no memory for the survivors of %d ranks", comm->size);
     err = agree(comm, &none, &dead, &contexts);
-    if (!err && is_in(dead, comm->world->rank))
+    if (!err && dp_survival_has(dead, comm->world->rank))
         err = dp_fail_quietly(DP_EABORTED, "rank %d is not among the survivors", comm->rank);
     for (int i = 0; i < comm->size && !err; i++) {
         const int world_rank = dp_comm_world_rank(comm, i);
-        if (is_in(dead, world_rank))
+        if (dp_survival_has(dead, world_rank))
             continue;
         rank = i == comm->rank ? size : rank;
         ranks[size++] = world_rank;
@@ -195,7 +190,8 @@ int dp_comm_revoke(struct dp_comm *comm, int error, const char *text)
     dp_snprintf(why.text, sizeof(why.text), "%s", text ? text : "");
     if (why.rank >= 0)
         why.doing = last_note_of(world, why.rank);
-    int err = world->ops->aborted(world, NULL) ? 0 : dp_survival_revoke(world->survival, comm, &why);
+    const bool is_over = world->ops->aborted(world, NULL);
+    int err = is_over ? 0 : dp_survival_revoke(world->survival, comm, &why);
     if (world->engine) /* collectives give the memory of the caller back */
         dp_engine_progress(world->engine);
     return err;
@@ -220,7 +216,7 @@ static void mail(struct dp_survival *s, int peer, const void *message, size_t le
 static void mail_to_all(struct dp_survival *s, const void *message, size_t len)
 {
     for (int peer = 0; peer < s->world->size; peer++)
-        if (peer != s->world->rank && !dp_survival_is_gone(s, peer))
+        if (peer != s->world->rank && !dp_survival_has(s->dead, peer))
             mail(s, peer, message, len);
 }
 

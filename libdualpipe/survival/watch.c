@@ -92,7 +92,7 @@ static int watch(struct dp_comm *world, int peer)
     struct dp_survival *s = world->survival;
     struct dp_wire *wire;
 
-    if (dp_survival_is_gone(s, peer) || find_wire(s, peer))
+    if (dp_survival_has(s->dead, peer) || find_wire(s, peer))
         return 0;
     int err = dp_peers_connect(s->watch.peers, peer, DP_WATCH_CHANNEL, &wire);
     if (!err)
@@ -109,7 +109,7 @@ void dp_watch_begin(struct dp_survival *s)
     for (int i = 1, err = 0; i < world->size && found < NEIGHBORS && !err; i++) {
         const int peer = (world->rank + i) % world->size;
         err = watch(s->world, peer);
-        found += !dp_survival_is_gone(s, peer);
+        found += !dp_survival_has(s->dead, peer);
     }
 }
 

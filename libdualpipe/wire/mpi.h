@@ -32,7 +32,4 @@ struct dp_mpi {
     void (*end)(struct dp_mpi_group *group, bool is_broken);
 };
 
-/* Open the module in dir. DP_ENOENT with the reason. It stays open. */
-int dp_mpi_load(const char *dir, const struct dp_mpi **out);
-
 #endif
