@@ -602,7 +602,7 @@ static int end_a_context_with_turns(void)
 {
     enum { CHUNKS = 8, COPIES = 80 };
     const size_t bytes = CHUNKS * chunk;
-    struct buffers b = buffers_new(bytes);
+    struct buffers b = buffers_new(bytes), other = buffers_new(bytes);
     struct sim_stream *stuck = stream_new(), *stream = stream_new();
     void *pinned, *context;
     int waits = 0;
@@ -611,19 +611,20 @@ static int end_a_context_with_turns(void)
     if (cudaHostAlloc(&pinned, bytes, 0) || cuCtxGetCurrent(&context) || sem_init(&end, 0, 0) ||
         cudaLaunchHostFunc(stuck, await_turn, &end))
         return 1;
+    fill(pinned, bytes, 3);
     for (int i = 0; i < COPIES; i++)
         waits += paced_chunks(b.device, pinned, bytes, stuck);
-    if (waits >= CHUNKS * COPIES || paced_chunks(b.device, pinned, bytes, stream) != 0)
+    if (waits >= CHUNKS * COPIES || paced_chunks(other.device, pinned, bytes, stream) != 0)
         return 2;
-    fill(pinned, bytes, 3);
-    if (cuCtxDestroy_v2(context) || paced_chunks(b.device, pinned, bytes, stream) != CHUNKS ||
-        cudaStreamSynchronize(stream) || !is_filled(b.device, bytes, 3))
+    if (cuCtxDestroy_v2(context) || paced_chunks(other.device, pinned, bytes, stream) != CHUNKS ||
+        cudaStreamSynchronize(stream) || !is_filled(other.device, bytes, 3))
         return 3;
     sem_post(&end);
     if (cudaStreamSynchronize(stuck) || cudaDeviceReset() ||
-        paced_chunks(b.device, pinned, bytes, stream) != CHUNKS || cudaStreamSynchronize(stream))
+        paced_chunks(other.device, pinned, bytes, stream) != CHUNKS || cudaStreamSynchronize(stream))
         return 4;
     buffers_free(&b);
+    buffers_free(&other);
     cudaFreeHost(pinned);
     cudaStreamDestroy(stuck);
     cudaStreamDestroy(stream);
