@@ -52,12 +52,17 @@ struct dp_nccl_comm_config {
     F(int, CommInitRankConfig,                                                                     \
       (struct dp_nccl_comm * *out, int count, struct dp_nccl_id id, int rank,                      \
        struct dp_nccl_comm_config *config))                                                        \
+    F(int, CommSplit,                                                                              \
+      (struct dp_nccl_comm * comm, int color, int key, struct dp_nccl_comm **out,                  \
+       struct dp_nccl_comm_config *config))                                                        \
     F(int, CommFinalize, (struct dp_nccl_comm * comm))                                             \
     F(int, CommDestroy, (struct dp_nccl_comm * comm))                                              \
     F(int, CommAbort, (struct dp_nccl_comm * comm))                                                \
     F(int, CommRegister,                                                                           \
       (struct dp_nccl_comm * comm, void *buf, size_t len, void **handle))                          \
     F(int, CommDeregister, (struct dp_nccl_comm * comm, void *handle))                             \
+    F(int, MemAlloc, (void **out, size_t len))                                                     \
+    F(int, MemFree, (void *ptr))                                                                   \
     F(int, CommGetAsyncError, (struct dp_nccl_comm * comm, int *out))                              \
     F(const char *, GetErrorString, (int result))                                                  \
     F(const char *, GetLastError, (struct dp_nccl_comm * comm))                                    \

@@ -18,8 +18,10 @@ static const int64_t END_NS = 10 * DP_NS_PER_S;
 
 /* ---- waiting for NCCL's own threads ---------------------------------------------------------- */
 
-/* A communicator that does not block hands every group of calls to a thread of NCCL's and answers "in
- * progress"; until that is over nothing else may be done with it. */
+/* A communicator that does not block hands every group of calls to a new thread and answers "in
+ * progress"; until that is over nothing else may be done with it. So a deadline holds while two ranks
+ * connect, of which each waits for the other. Messages do not wait, and shall not cost a thread each:
+ * they have a communicator that blocks, split from the first, whose connections it shares. */
 
 static int check_link(const struct dp_nccl_links *l, const struct dp_nccl_link *link, int result,
                       const char *what)
@@ -28,15 +30,20 @@ static int check_link(const struct dp_nccl_links *l, const struct dp_nccl_link *
                          link->sends ? "to" : "from", link->peer);
 }
 
-static int settle(struct dp_nccl_links *l, const struct dp_nccl_link *link, const char *what,
-                  int64_t until_ns)
+static struct dp_nccl_comm *comm_of(const struct dp_nccl_link *link)
+{
+    return link->comms[1] ? link->comms[1] : link->comms[0];
+}
+
+static int settle(struct dp_nccl_links *l, const struct dp_nccl_link *link,
+                  struct dp_nccl_comm *comm, const char *what, int64_t until_ns)
 {
     enum { SPINS = 1000 };
     unsigned backoff_us = 0;
 
     for (int i = 0;; i++) {
         int state = DP_NCCL_SUCCESS;
-        int err = check_link(l, link, l->nccl.CommGetAsyncError(link->comm, &state), what);
+        int err = check_link(l, link, l->nccl.CommGetAsyncError(comm, &state), what);
         if (err || state != DP_NCCL_IN_PROGRESS)
             return err ? err : check_link(l, link, state, what);
         if (i < SPINS) {
@@ -65,9 +72,10 @@ static int settle_all(struct dp_nccl_links *l, const char *what, int64_t until_n
 {
     int err = 0;
 
-    for (int i = 0; i < l->count && !err; i++)
-        if (l->links[i].comm)
-            err = settle(l, &l->links[i], what, until_ns);
+    for (int which = 0; which < 2; which++)
+        for (int i = 0; i < l->count && !err; i++)
+            if (l->links[i].comms[which])
+                err = settle(l, &l->links[i], l->links[i].comms[which], what, until_ns);
     return err;
 }
 
@@ -80,8 +88,8 @@ static int call(const struct dp_nccl_links *l, const struct dp_nccl_message *m)
     const size_t len = m->len ? m->len : 1;
 
     /* In a communicator of a link the sender is rank 0. */
-    return m->link->sends ? l->nccl.Send(buf, len, DP_NCCL_UINT8, 1, m->link->comm, stream)
-                          : l->nccl.Recv(buf, len, DP_NCCL_UINT8, 0, m->link->comm, stream);
+    return m->link->sends ? l->nccl.Send(buf, len, DP_NCCL_UINT8, 1, comm_of(m->link), stream)
+                          : l->nccl.Recv(buf, len, DP_NCCL_UINT8, 0, comm_of(m->link), stream);
 }
 
 static int call_all(struct dp_nccl_links *l, const struct dp_nccl_message *messages, size_t count)
@@ -90,10 +98,8 @@ static int call_all(struct dp_nccl_links *l, const struct dp_nccl_message *messa
 
     if (err)
         return err;
-    for (size_t i = 0; i < count && !err; i++) {
+    for (size_t i = 0; i < count && !err; i++)
         err = check_link(l, messages[i].link, call(l, &messages[i]), "starting a message");
-        messages[i].link->used = true;
-    }
     int end = dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "starting a group of messages");
     return err ? err : end;
 }
@@ -101,17 +107,11 @@ static int call_all(struct dp_nccl_links *l, const struct dp_nccl_message *messa
 int dp_nccl_links_start(struct dp_nccl_links *l, const struct dp_nccl_message *messages,
                         size_t count)
 {
-    const int64_t until_ns = deadline(l);
     int err = l->dev->ops->enter(l->dev);
 
     if (err)
         return err;
     err = call_all(l, messages, count);
-    for (size_t i = 0; i < count; i++) {
-        if (!err && messages[i].link->used)
-            err = settle(l, messages[i].link, "starting a message", until_ns);
-        messages[i].link->used = false;
-    }
     l->dev->ops->leave(l->dev);
     return err;
 }
@@ -121,9 +121,9 @@ struct dp_nccl_link *dp_nccl_links_failed(struct dp_nccl_links *l)
     for (int i = 0; i < l->count; i++) {
         struct dp_nccl_link *link = &l->links[i];
         int state = DP_NCCL_SUCCESS;
-        if (!link->comm)
+        if (!comm_of(link))
             continue;
-        const int result = l->nccl.CommGetAsyncError(link->comm, &state);
+        const int result = l->nccl.CommGetAsyncError(comm_of(link), &state);
         if (check_link(l, link, result ? result : state, "an operation in flight"))
             return link;
     }
@@ -155,10 +155,9 @@ static int register_one(struct dp_nccl_links *l, struct dp_nccl_memory *m, const
         m->handles[i] = NULL;
     for (int i = 0; i < l->count && !err; i++) {
         struct dp_nccl_link *link = &l->links[i];
-        if (link->comm)
-            err = check_link(l, link,
-                             l->nccl.CommRegister(link->comm, m->ptr, m->bytes, &m->handles[i]),
-                             what);
+        if (link->comms[1])
+            err = check_link(
+                l, link, l->nccl.CommRegister(link->comms[1], m->ptr, m->bytes, &m->handles[i]), what);
     }
     return err;
 }
@@ -176,9 +175,9 @@ static int register_again(struct dp_nccl_links *l)
 static void deregister(struct dp_nccl_links *l, struct dp_nccl_memory *m)
 {
     for (int i = 0; i < l->count; i++)
-        if (l->links[i].comm && m->handles[i])
+        if (l->links[i].comms[1] && m->handles[i])
             check_link(l, &l->links[i],
-                       l->nccl.CommDeregister(l->links[i].comm, m->handles[i]),
+                       l->nccl.CommDeregister(l->links[i].comms[1], m->handles[i]),
                        "letting go of memory");
     free(m);
 }
@@ -252,7 +251,8 @@ static int exchange_ids(struct dp_nccl_links *l, int peer,
 }
 
 static struct dp_nccl_comm_config make_config(const struct dp_nccl_links *l,
-                                              const struct dp_nccl_link *link, const char *name)
+                                              const struct dp_nccl_link *link, bool blocks,
+                                              const char *name)
 {
     const struct dp_nccl_options *o = &l->nccl.options;
     const int64_t class = link->channel == DP_CHANNEL_REDUCE ? o->reduce_class : o->stage_class;
@@ -261,11 +261,11 @@ static struct dp_nccl_comm_config make_config(const struct dp_nccl_links *l,
         .size = sizeof(struct dp_nccl_comm_config),
         .magic = 0xcafebeef,
         .version = DP_NCCL_OLDEST,
-        .blocking = 0,
+        .blocking = blocks,
         .cga_cluster_size = DP_NCCL_UNSET,
         .min_ctas = DP_NCCL_UNSET,
         .max_ctas = o->ctas ? (int)o->ctas : DP_NCCL_UNSET,
-        .split_share = DP_NCCL_UNSET,
+        .split_share = blocks ? 1 : DP_NCCL_UNSET,
         .traffic_class = class < 0 ? DP_NCCL_UNSET : (int)class,
         .comm_name = name,
         .collnet_enable = DP_NCCL_UNSET,
@@ -275,18 +275,32 @@ static struct dp_nccl_comm_config make_config(const struct dp_nccl_links *l,
     };
 }
 
+/* id: NULL splits the one that does not block. */
 static int init_link(struct dp_nccl_links *l, struct dp_nccl_link *link,
                      const struct dp_nccl_id *id)
 {
-    const int own = dp_comm_rank(l->host);
+    const int own = dp_comm_rank(l->host), rank = link->sends ? 0 : 1;
     char name[64];
 
     snprintf(name, sizeof(name), "dualpipe %s %d to %d", channel_names[link->channel],
              link->sends ? own : link->peer, link->sends ? link->peer : own);
-    struct dp_nccl_comm_config config = make_config(l, link, name);
+    struct dp_nccl_comm_config config = make_config(l, link, !id, name);
     const int result =
-        l->nccl.CommInitRankConfig(&link->comm, 2, *id, link->sends ? 0 : 1, &config);
+        id ? l->nccl.CommInitRankConfig(&link->comms[0], 2, *id, rank, &config)
+           : l->nccl.CommSplit(link->comms[0], 0, rank, &link->comms[1], &config);
     return check_link(l, link, result, "connecting");
+}
+
+static int split_all(struct dp_nccl_links *l)
+{
+    int err = dp_nccl_check(&l->nccl, l->nccl.GroupStart(), "beginning to split");
+
+    if (err)
+        return err;
+    for (int i = 0; i < l->count && !err; i++)
+        err = init_link(l, &l->links[i], NULL);
+    int end = dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "splitting");
+    return err ? err : end;
 }
 
 static bool is_peer(const struct dp_nccl_links *l, int rank)
@@ -307,19 +321,10 @@ static int init_peer(struct dp_nccl_links *l, int peer)
     return err;
 }
 
-/* NCCL connects two ranks when the first message goes between them, and that one would wait for the
- * other rank. */
-static int send_first(struct dp_nccl_links *l)
+static int wait_until_idle(struct dp_nccl_links *l, int64_t until_ns)
 {
-    const int64_t until_ns = deadline(l);
-    struct dp_nccl_message *messages = calloc((size_t)l->count, sizeof(*messages));
+    int err = 0;
 
-    if (!messages)
-        return dp_fail(DP_ENOMEM, "NCCL: no memory for %d first messages", l->count);
-    for (int i = 0; i < l->count; i++)
-        messages[i].link = &l->links[i];
-    int err = dp_nccl_links_start(l, messages, (size_t)l->count);
-    free(messages);
     for (int i = 0; i < l->count && !err; i++) {
         unsigned backoff_us = 0;
         err = dp_device_event_record(l->idle, l->links[i].stream);
@@ -337,26 +342,52 @@ static int send_first(struct dp_nccl_links *l)
     return err;
 }
 
+/* NCCL connects two ranks when the first message goes between them, and that one would wait for the
+ * other rank. */
+static int send_first(struct dp_nccl_links *l)
+{
+    const int64_t until_ns = deadline(l);
+    struct dp_nccl_message *messages = calloc((size_t)l->count, sizeof(*messages));
+
+    if (!messages)
+        return dp_fail(DP_ENOMEM, "NCCL: no memory for %d first messages", l->count);
+    for (int i = 0; i < l->count; i++)
+        messages[i].link = &l->links[i];
+    int err = call_all(l, messages, (size_t)l->count);
+    free(messages);
+    if (!err)
+        err = settle_all(l, "starting a message", until_ns);
+    return err ? err : wait_until_idle(l, until_ns);
+}
+
+static int init_all(struct dp_nccl_links *l)
+{
+    int err = dp_nccl_check(&l->nccl, l->nccl.GroupStart(), "beginning to connect");
+
+    if (err)
+        return err;
+    for (int r = 0; r < dp_comm_size(l->host) && !err; r++)
+        err = is_peer(l, r) ? init_peer(l, r) : 0;
+    int end = dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "connecting");
+    return err ? err : end;
+}
+
 int dp_nccl_links_connect(struct dp_nccl_links *l)
 {
+    int (*const parts[])(struct dp_nccl_links *l) = {init_all, send_first, split_all, send_first,
+                                                     register_again};
     const int64_t until_ns = deadline(l);
     int err = l->count ? l->dev->ops->enter(l->dev) : 0;
 
     if (err || !l->count)
         return err;
-    err = dp_nccl_check(&l->nccl, l->nccl.GroupStart(), "beginning to connect");
-    if (!err) {
-        for (int r = 0; r < dp_comm_size(l->host) && !err; r++)
-            err = is_peer(l, r) ? init_peer(l, r) : 0;
-        int end = dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "connecting");
-        err = err ? err : end;
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]) && !err; i++) {
+        err = parts[i](l);
+        if (!err)
+            err = settle_all(l, "connecting", until_ns);
     }
-    if (!err)
-        err = settle_all(l, "connecting", until_ns);
-    if (!err)
-        err = register_again(l);
     l->dev->ops->leave(l->dev);
-    return err ? err : send_first(l);
+    return err;
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -512,42 +543,49 @@ int dp_nccl_links_init(struct dp_nccl_links *l, struct dp_comm *host,
         err = compare_peers(l);
     if (!err)
         err = check_ready(l, make_links(l));
-    return err ? err : dp_nccl_links_connect(l);
+    if (!err)
+        err = dp_nccl_links_connect(l);
+    /* NCCL stays loaded, so buffers may outlive the links. */
+    if (!err)
+        dp_device_set_source(l->dev, (struct dp_device_source){l->nccl.MemAlloc, l->nccl.MemFree});
+    return err;
 }
 
 /* ---- ending ---------------------------------------------------------------------------------- */
 
-static void for_all(struct dp_nccl_links *l, int (*end)(struct dp_nccl_comm *comm),
+static bool is_connected(const struct dp_nccl_links *l)
+{
+    return l->count && l->links[0].comms[0];
+}
+
+/* In one group: one after the other, each could wait for the kernels of the next. Those that block have
+ * another than those that do not. */
+static void for_all(struct dp_nccl_links *l, int which, int (*end)(struct dp_nccl_comm *comm),
                     const char *what)
 {
-    /* In one group: one after the other, each could wait for the kernels of the next. */
     l->nccl.GroupStart();
     for (int i = 0; i < l->count; i++)
-        if (l->links[i].comm)
-            check_link(l, &l->links[i], end(l->links[i].comm), what);
+        if (l->links[i].comms[which])
+            check_link(l, &l->links[i], end(l->links[i].comms[which]), what);
     dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "%s", what);
 }
 
 static void forget_comms(struct dp_nccl_links *l)
 {
     for (int i = 0; i < l->count; i++)
-        l->links[i].comm = NULL;
+        memset(l->links[i].comms, 0, sizeof(l->links[i].comms));
 }
 
-static bool is_connected(const struct dp_nccl_links *l)
+static void abort_all(struct dp_nccl_links *l)
 {
-    return l->count && l->links[0].comm;
+    for_all(l, 1, l->nccl.CommAbort, "aborting");
+    for_all(l, 0, l->nccl.CommAbort, "aborting");
 }
 
-int dp_nccl_links_abort(struct dp_nccl_links *l)
+static int end_streams(struct dp_nccl_links *l)
 {
     int err = 0;
 
-    if (is_connected(l) && !l->dev->ops->enter(l->dev)) {
-        for_all(l, l->nccl.CommAbort, "aborting");
-        forget_comms(l);
-        l->dev->ops->leave(l->dev);
-    }
     for (int i = 0; i < l->count && !err; i++) {
         if (!l->links[i].stream)
             continue;
@@ -558,13 +596,31 @@ int dp_nccl_links_abort(struct dp_nccl_links *l)
     return err;
 }
 
+int dp_nccl_links_abort(struct dp_nccl_links *l)
+{
+    if (is_connected(l) && !l->dev->ops->enter(l->dev)) {
+        abort_all(l);
+        forget_comms(l);
+        l->dev->ops->leave(l->dev);
+    }
+    return end_streams(l);
+}
+
+/* Those that block wait for their kernels without a deadline. */
 static void finalize(struct dp_nccl_links *l)
 {
-    for_all(l, l->nccl.CommFinalize, "finishing");
-    if (settle_all(l, "finishing", dp_now_ns() + END_NS))
-        for_all(l, l->nccl.CommAbort, "aborting");
-    else
-        for_all(l, l->nccl.CommDestroy, "closing");
+    if (end_streams(l)) {
+        abort_all(l);
+    } else {
+        for_all(l, 1, l->nccl.CommDestroy, "closing");
+        for_all(l, 0, l->nccl.CommFinalize, "finishing");
+        for (int i = 0; i < l->count; i++)
+            l->links[i].comms[1] = NULL;
+        if (settle_all(l, "finishing", dp_now_ns() + END_NS))
+            for_all(l, 0, l->nccl.CommAbort, "aborting");
+        else
+            for_all(l, 0, l->nccl.CommDestroy, "closing");
+    }
     forget_comms(l);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nccl_links.h - the NCCL communicators of one rank: one for each peer, direction and channel, each
- * with its stream. All are made together, abandoned together, and made anew after a reset.
+ * nccl_links.h - the NCCL communicators of one rank: for each peer, direction and channel one that
+ * connects and one for messages, with a stream. All are made together, abandoned together, and made
+ * anew after a reset.
  */
 #ifndef DP_COMM_NCCL_LINKS_H
 #define DP_COMM_NCCL_LINKS_H
@@ -14,8 +15,8 @@ enum { DP_NCCL_ID_TAG = 0x4e43 }; /* of the messages with NCCL's identities */
 
 struct dp_nccl_link {
     int peer, channel;
-    bool sends, used; /* used: in the group of calls that is being started */
-    struct dp_nccl_comm *comm;
+    bool sends;
+    struct dp_nccl_comm *comms[2]; /* the one that was connected, and the one of messages */
     struct dp_device_stream *stream;
     char *scratch; /* a byte of device memory: NCCL leaves messages of no bytes out */
 };

@@ -83,16 +83,40 @@ static struct dp_device_buffer *take(struct dp_device *dev, const void *ptr)
     return buffer;
 }
 
+void dp_device_set_source(struct dp_device *dev, struct dp_device_source source)
+{
+    pthread_mutex_lock(&dev->lock);
+    dev->source = source;
+    pthread_mutex_unlock(&dev->lock);
+}
+
+static bool alloc_elsewhere(struct dp_device *dev, size_t bytes, struct dp_device_buffer *out)
+{
+    const size_t least = (size_t)1 << 20;
+    void *ptr = NULL;
+
+    pthread_mutex_lock(&dev->lock);
+    const struct dp_device_source source = dev->source;
+    pthread_mutex_unlock(&dev->lock);
+    if (bytes < least || !source.alloc || dev->ops->enter(dev))
+        return false;
+    if (!source.alloc(&ptr, bytes))
+        *out = (struct dp_device_buffer){.ptr = ptr, .bytes = bytes, .free = source.free};
+    dev->ops->leave(dev);
+    return out->ptr;
+}
+
 static int alloc_device(struct dp_device *dev, size_t bytes, void **out)
 {
-    struct dp_device_buffer *buffer = malloc(sizeof(*buffer));
+    struct dp_device_buffer *buffer = calloc(1, sizeof(*buffer));
     void *ptr = NULL;
 
     if (!buffer)
         return dp_fail(DP_ENOMEM, "%s: no memory for a buffer", dev->ops->name);
     int err = reserve(dev, bytes);
-    if (!err) {
+    if (!err && !alloc_elsewhere(dev, bytes, buffer)) {
         err = dev->ops->alloc(dev, DP_MEMORY_DEVICE, bytes, &ptr);
+        *buffer = (struct dp_device_buffer){.ptr = ptr, .bytes = bytes};
         if (err)
             release(dev, bytes);
     }
@@ -100,9 +124,8 @@ static int alloc_device(struct dp_device *dev, size_t bytes, void **out)
         free(buffer);
         return err;
     }
-    *buffer = (struct dp_device_buffer){.ptr = ptr, .bytes = bytes};
+    *out = (void *)(uintptr_t)buffer->ptr;
     add(dev, buffer);
-    *out = ptr;
     return 0;
 }
 
@@ -117,7 +140,12 @@ void dp_device_free(struct dp_device *dev, enum dp_memory where, void *ptr)
 {
     struct dp_device_buffer *buffer = ptr && where == DP_MEMORY_DEVICE ? take(dev, ptr) : NULL;
 
-    dev->ops->free(dev, where, ptr);
+    if (!buffer || !buffer->free) {
+        dev->ops->free(dev, where, ptr);
+    } else if (!dev->ops->enter(dev)) {
+        buffer->free(ptr);
+        dev->ops->leave(dev);
+    }
     if (buffer)
         release(dev, buffer->bytes);
     free(buffer);

@@ -3,17 +3,24 @@
  * test_comm_nccl.c - what every communicator must do, as far as one by NCCL can (it has no tags),
  * on device memory; streams, aborts and deaths. The real libnccl on the simulated CUDA.
  */
+#include "config.h" /* GNU extensions: RTLD_NEXT, dladdr */
+
 #include "cmocka_all.h"
+#include "simcuda/cuda_api.h"
 #include "simcuda/nccl_ranks.h"
 
 #include "base/clock.h"
 #include "comm/nccl_links.h"
+#include "device/device_ops.h"
 
 #include <dualpipe/survival.h>
 
+#include <dlfcn.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -36,6 +43,23 @@ static void on_ranks(int size, rank_fn *fns)
     if (why_not)
         skip_because(why_not);
     assert_int_equal(nccl_ranks_run(size, run_all, fns, &killed), 0);
+}
+
+/* ---- threads that NCCL starts ---------------------------------------------------------------- */
+
+static atomic_int threads_of_nccl;
+
+/* Before the C library's own, also for NCCL, since this program exports it. */
+__attribute__((visibility("default"))) int
+pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*run)(void *), void *user)
+{
+    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    Dl_info caller;
+
+    *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
+    if (dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libnccl"))
+        atomic_fetch_add(&threads_of_nccl, 1);
+    return real(out, attributes, run, user);
 }
 
 /* ---- device memory --------------------------------------------------------------------------- */
@@ -192,7 +216,7 @@ static int exchange_sizes(struct dp_comm *comm, void *arg)
 
 enum { MANY = 60, LEN = 3000 };
 
-/* Rank 0 sends in three batches what rank 1 receives one by one. */
+/* Rank 0 sends in three batches what rank 1 receives one by one, for which NCCL starts no thread. */
 static int send_many(struct dp_comm *comm, void *arg)
 {
     struct dp_request *reqs = calloc(MANY, sizeof(*reqs));
@@ -204,6 +228,8 @@ static int send_many(struct dp_comm *comm, void *arg)
     CHECK(bufs);
     for (unsigned i = 0; i < MANY; i++)
         CHECK(!fill(&g, bufs + i * LEN, LEN, dp_comm_rank(comm) ? 200 : i));
+    const int threads = atomic_load(&threads_of_nccl);
+    CHECK(threads > 0);
     for (unsigned i = 0; i < MANY; i++) {
         unsigned char *buf = bufs + i * LEN;
         CHECK(dp_comm_rank(comm) || i % 20 || !dp_comm_begin(comm));
@@ -215,11 +241,51 @@ static int send_many(struct dp_comm *comm, void *arg)
     }
     for (unsigned i = MANY; i-- > 0;)
         CHECK(!dp_comm_wait(comm, &reqs[i], !dp_comm_rank(comm)));
+    CHECK(atomic_load(&threads_of_nccl) == threads);
     for (unsigned i = 0; i < MANY; i++)
         CHECK(holds(&g, bufs + i * LEN, LEN - i, i));
     give_back(&g, bufs);
     rig_close(&g);
     free(reqs);
+    return 0;
+}
+
+static int give_none(void **out, size_t bytes)
+{
+    (void)bytes;
+    *out = NULL;
+    return 1;
+}
+
+static int allocations_of(struct dp_device *dev, size_t bytes, int *out)
+{
+    void *ptr;
+
+    sim_fail("cuMemAlloc_v2", 0, 0);
+    int err = dp_device_alloc(dev, DP_MEMORY_DEVICE, bytes, &ptr);
+    *out = sim_calls("cuMemAlloc_v2");
+    if (!err)
+        dp_device_free(dev, DP_MEMORY_DEVICE, ptr);
+    return err;
+}
+
+/* Large buffers are NCCL's while it has some, and count like others. */
+static int alloc_by_nccl(struct dp_comm *comm, void *arg)
+{
+    const size_t large = 1 << 20;
+    struct dp_device *dev = nccl_ranks_device();
+    const struct dp_device_source source = dev->source;
+    struct dp_device_usage usage;
+    int small, of_nccl, without;
+
+    (void)arg;
+    CHECK(!allocations_of(dev, large - 1, &small) && small == 1);
+    CHECK(!allocations_of(dev, large, &of_nccl) && of_nccl == 0);
+    dp_device_usage(dev, &usage);
+    CHECK(usage.peak_bytes >= large);
+    dp_device_set_source(dev, (struct dp_device_source){give_none, NULL});
+    CHECK(!allocations_of(dev, large, &without) && without == 1);
+    dp_device_set_source(dev, source);
     return 0;
 }
 
@@ -660,7 +726,7 @@ static void a_poll_function_ends_a_set_up(void **state)
 static void messages_arrive_whole_and_in_order_and_channels_and_streams_are_apart(void **state)
 {
     (void)state;
-    on_ranks(2, (rank_fn[]){exchange_sizes, send_many, answer_before_the_next, cross_channels,
+    on_ranks(2, (rank_fn[]){exchange_sizes, send_many, alloc_by_nccl, answer_before_the_next, cross_channels,
                             go_by_streams, record_again, NULL});
 }
 
