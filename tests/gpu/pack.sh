@@ -33,4 +33,6 @@ for f in "$dest"/*; do ldd "$f" 2>/dev/null || true; done |
 for f in "$dest"/*; do strip -g "$f" 2>/dev/null || true; done
 
 needs=$(for f in "$dest"/*; do objdump -T "$f" 2>/dev/null || true; done | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
-echo "$dest: $(du -cm "$dest"/* | tail -n 1 | cut -f1) MB, for machines with $needs"
+kernels='without kernels, for a dry run only'
+[ ! -e "$build/tools/train/cuda/kernels.fatbin" ] || kernels='with kernels'
+echo "$dest: $(du -cm "$dest"/* | tail -n 1 | cut -f1) MB, $kernels, for machines with $needs"

@@ -23,7 +23,7 @@ packs()
 {
     sh "$DP_TOP_SRCDIR/tests/gpu/pack.sh" "$DP_TOP_BUILDDIR" "$work/pack" >"$work/out" 2>"$work/err" ||
         wrong "$(cat "$work/err")" || return
-    says "$work/pack: " 'MB, for machines with GLIBC_'
+    says "$work/pack: " 'MB, with' 'for machines with GLIBC_'
 }
 
 # Lines of the report begin with the seconds.
@@ -52,6 +52,7 @@ kernels: ok, .* PASSED [0-9]+ test
 speed bf16: ok, .*loss:[0-9.]+
 speed f32: ok, .*loss:[0-9.]+
 steps 2 to 4: [0-9]+ tokens/s
+streamed: ok, .*loss:[0-9.]+.*limited_by:
 step DualPipeV over the critical path: ok
 step DualPipeV over the critical path, --no-graphs: ok
 ranks by the host: ok, .*loss:[0-9.]+
@@ -68,7 +69,17 @@ says_what_failed()
     reports 'copies: FAILED \(3\), [0-9]+ s: no such device' && reports 'end: 1 failed'
 }
 
+# A tool that is not there fails nothing.
+leaves_out()
+{
+    rm "$work/pack/gpu-copies"
+    OUT=$work/report sh "$work/pack/check.sh" --dry-run "$work/pack" copies >"$work/out" 2>&1 ||
+        wrong "$(cat "$work/out")" || return
+    reports 'copies: left out, there is no .*/gpu-copies' && reports 'end: 0 failed'
+}
+
 it packs
 it checks
 it says_what_failed
+it leaves_out
 finish
