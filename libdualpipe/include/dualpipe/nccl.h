@@ -35,8 +35,8 @@
  * tools/train/cuda/cuda_warm.c does: then they did not.
  *
  * Memory that dp_comm_register names is registered with all these NCCL communicators; a pipeline does
- * that with its own. From the opening on, device memory that dp_device_alloc gives in buffers of a MiB or
- * more is ncclMemAlloc's, which NCCL can send without a copy where it is registered.
+ * that with its own. From the opening on, device memory that dp_device_alloc gives in buffers of a MiB
+ * or more is ncclMemAlloc's, which NCCL can send without a copy where it is registered.
  *
  * Names and classes, for a net plugin that is to tell them apart: a communicator is called "dualpipe
  * activation 0 to 1", gradient or reduce, with ranks of host; DUALPIPE_NCCL_STAGE_CLASS is the traffic
