@@ -15,6 +15,7 @@
 #ifndef DP_TRAIN_OPS_H
 #define DP_TRAIN_OPS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,6 +26,11 @@ typedef double real;
 #else
 typedef float real;
 #endif
+
+/* OpenBLAS on one thread, with kernels for this processor. It is loaded where it is used only: it makes
+ * threads and buffers as it is loaded, for which other commands have no use. The first call of a process
+ * loads it. false: it cannot be loaded, and *why says why. */
+bool blas_begin(const char **why);
 
 /* y[n][out] = x[n][in] w[in][out] + b[out] */
 void linear_forward(int n, int in, int out, const real *x, const real *w, const real *b, real *y);

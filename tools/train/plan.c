@@ -6,7 +6,6 @@
 #include "command.h"
 #include "commands.h"
 #include "files.h"
-#include "train/blas_kernels.h"
 #include "train/data.h"
 #include "train/host.h"
 

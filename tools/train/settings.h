@@ -8,10 +8,8 @@
 
 #include "args.h"
 #include "checkpoint/find.h"
-#include "train/offload_parts.h"
 #include "train/gpt_layers.h"
 #include "train/plan_file.h"
-#include "train/recompute.h"
 
 #include <dualpipe/assignment.h>
 #include <dualpipe/checkpoint.h>
@@ -42,6 +40,45 @@ struct resume {
 
 /* What a checkpoint says of its run, without `path`. false: another program's. */
 bool resume_take(const struct dp_checkpoint *c, struct resume *out);
+
+/* ---- values of options ------------------------------------------------------------------------ */
+
+/* Which stages --checkpoint recomputes: --checkpoint-stages. */
+enum { STAGE_SET_MAX = 4096 };
+
+/* Zeroed: nothing was said, so all stages. */
+struct stage_set {
+    bool any;
+    int last; /* the largest of them */
+    bool has[STAGE_SET_MAX];
+};
+
+/* "0,3,5-7", for ARG_PARSE. */
+bool stage_set_parse(const char *text, void *member, char *why, size_t why_len);
+
+/* The RECOMPUTEs of a schedule for training. mode: never, except_last, always. Errors of
+ * dp_schedule_add_recomputes. */
+int recompute_add(struct dp_schedule *s, const char *mode, const struct stage_set *stages);
+
+/* Which parts of a model live on the host: the value of --offload. */
+struct offload_parts {
+    bool any; /* of the others */
+    bool params, activations, optimizer;
+    char folder[1024]; /* for the optimizer's state; "": it is in memory */
+};
+
+/* A list of names, of which optimizer may have "=FOLDER", with commas between them, into a struct
+ * offload_parts: for ARG_PARSE. */
+bool offload_parts_parse(const char *text, void *member, char *why, size_t why_len);
+
+/* How many shards of a model may be on the device at once: the value of --buffers. */
+struct offload_buffers {
+    int count;     /* 0: as many as there is room for */
+    bool measured; /* chosen by what compute and copies take */
+};
+
+/* "auto", or a number from 1 on, into a struct offload_buffers: for ARG_PARSE. */
+bool offload_buffers_parse(const char *text, void *member, char *why, size_t why_len);
 
 /* ---- settings --------------------------------------------------------------------------------- */
 

@@ -6,7 +6,6 @@
 #include "command.h"
 #include "commands.h"
 #include "launch.h"
-#include "train/blas_kernels.h"
 #include "train/data.h"
 #include "train/job.h"
 #include "train/memory.h"

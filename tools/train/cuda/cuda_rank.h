@@ -65,9 +65,6 @@ struct cuda_grid {
 void cuda_rank_launch(struct cuda_rank *r, void *stream, enum cuda_kernel kernel,
                       struct cuda_grid grid, const void *args, size_t args_bytes);
 
-/* cuda_graphs.c: for so many callbacks of a kind in a step. DP_ENOMEM. */
-int cuda_graphs_new(size_t callbacks, struct cuda_graphs **out);
-void cuda_graphs_free(struct cuda_graphs *g); /* none is under way; may be NULL */
 /* compute_ops.carry_out, in a stream. */
 int cuda_graphs_carry_out(struct cuda_rank *r, void *native, const struct compute_key *key,
                           bool is_static, int (*queue)(void *arg), void *arg);
