@@ -82,10 +82,16 @@ def equals_torchs(rank, size, name):
         assert torch.equal(out, their_out) and torch.equal(evaluated, out)
 
 
-@pytest.mark.parametrize("name", list(INDICES))
-def test_a_step_equals_torchs(ranks, name):
+def needs(name):
     if not hasattr(torchs, "Schedule" + name):
         pytest.skip(f"this torch has no Schedule{name}")
+    if name == "ZBVZeroBubble" and SCALE == 1.0:
+        pytest.skip("torch 2.6's own asks wrong ranks for shapes, and ends in gloo's timeout")
+
+
+@pytest.mark.parametrize("name", list(INDICES))
+def test_a_step_equals_torchs(ranks, name):
+    needs(name)
     ranks(4, equals_torchs, name)
 
 
@@ -144,6 +150,7 @@ def equals_torchs_in(rank, size, name, case):
     if (name, case) != ("ZBVZeroBubble", "a loss that is a view")  # which torch refuses
 ])
 def test_a_step_equals_torchs_with(ranks, name, case):
+    needs(name)
     ranks(4, equals_torchs_in, name, case)
 
 

