@@ -75,8 +75,8 @@ DP_TEST_CACHE=$PWD/build/cache
 export DP_TEST_CACHE
 if [ $install = yes ]; then
     sh tools/packages.sh test
-    # PyTorch is 2.8 GB to load, which goes on while the rest is built. Only the plain build tests it.
-    [ $build != build ] || sh tests/python/venv.sh "$DP_TEST_CACHE/venv" &
+    # PyTorch is 2.8 GB to load, which goes on while the rest is built.
+    [ $build = build-tsan ] || sh tests/python/venv.sh "$DP_TEST_CACHE/venv" &
     sh tests/simcuda/fetch.sh "$DP_TEST_CACHE/nccl"
     [ -z "${DP_TEST_FULL:-}" ] ||
         sh tests/simcuda/fetch.sh "$DP_TEST_CACHE/nccl" nvidia-nccl-cu12==2.28.9 nvidia-nccl-cu13==2.30.7 \

@@ -2,13 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # python.sh - the wheel of the PyTorch package is built and installed, and does what tests/python asks
-# of it.
+# of it. With AddressSanitizer exceptions and collections at every callback alone: the library is compiled
+# with it; CPython and PyTorch are not, and keep what they have until the end, so that leaks are not
+# looked for.
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
 python=${DP_TEST_CACHE:-}/venv/bin/python
 if [ ! -e "${python%/bin/python}/complete" ]; then
     echo 'no PyTorch in a virtual environment: sh tests/run.sh without --no-install makes one'
     exit 77
+fi
+tests=
+if grep -q __tsan_init "$DP_TOP_BUILDDIR/libdualpipe/.libs/libdualpipe.so.0"; then
+    echo 'with ThreadSanitizer the library cannot be loaded into a Python that has been built without'
+    exit 77
+elif grep -q __asan_init "$DP_TOP_BUILDDIR/libdualpipe/.libs/libdualpipe.so.0"; then
+    tests=/test_stress.py preload=$("$DP_CC" -print-file-name=libasan.so)
+    case $preload in /*) ;; *)
+        echo "$DP_CC has no libasan.so to load before Python"
+        exit 77
+        ;;
+    esac
 fi
 unset MAKEFLAGS MFLAGS MAKELEVEL LD_LIBRARY_PATH
 make -s -C "$DP_TOP_BUILDDIR" wheel PYTHON="$python" >"$work/log" 2>&1 || {
@@ -28,5 +42,10 @@ if [ -n "${DP_TEST_FULL:-}" ]; then
     }
 fi
 cd "$work" || exit 1
+if [ -n "$tests" ]; then
+    LD_PRELOAD=$preload:$("$DP_CC" -print-file-name=libubsan.so)
+    ASAN_OPTIONS=detect_leaks=0
+    export LD_PRELOAD ASAN_OPTIONS
+fi
 PYTHONPATH=$work/packages PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -p no:cacheprovider \
-    --rootdir "$work" "$DP_TOP_SRCDIR/tests/python"
+    --rootdir "$work" "$DP_TOP_SRCDIR/tests/python$tests"
