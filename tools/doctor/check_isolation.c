@@ -56,8 +56,8 @@ static void look_at_bridge(struct doctor *d, const char *path, struct seen *seen
     size_t len = 0;
     char *config = tree_read(&d->tree, &len, "%s/config", path);
     bool hidden = !config || len <= CONFIG_EXTENDED;
-    bool redirects = !hidden && acs_control(config, len) &
-                                    (ACS_REQUEST_REDIRECT | ACS_COMPLETION_REDIRECT);
+    bool redirects =
+        !hidden && acs_control(config, len) & (ACS_REQUEST_REDIRECT | ACS_COMPLETION_REDIRECT);
 
     seen->bridges++;
     seen->hidden += hidden;
@@ -79,25 +79,25 @@ static void look_at_acs(struct doctor *d, const struct devices *devices)
             look_at_bridge(d, at.text, &seen);
     }
     if (seen.redirecting)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_WARNING,
-            .what = doctor_text(d, "ACS sends traffic between devices up to the processor, at %d "
-                                   "of %d bridges", seen.redirecting, seen.bridges),
-            .evidence = doctor_text(d, "%s, ACS control", seen.first),
-            .consequence = "GPUDirect and peer copies are slow, or hang in a virtual machine",
-            .remedy = doctor_text(d, "switch ACS off in the BIOS, or for each: setpci -s %s "
-                                     "ECAP_ACS+6.w=0",
-                                  tree_base(devices_parent(d, seen.first).text))});
+        doctor_add(d, DOCTOR_WARNING,
+                   doctor_text(d,
+                               "ACS sends traffic between devices up to the processor, at %d "
+                               "of %d bridges",
+                               seen.redirecting, seen.bridges),
+                   doctor_text(d, "%s, ACS control", seen.first),
+                   "GPUDirect and peer copies are slow, or hang in a virtual machine",
+                   doctor_text(d,
+                               "switch ACS off in the BIOS, or for each: setpci -s %s "
+                               "ECAP_ACS+6.w=0",
+                               tree_base(devices_parent(d, seen.first).text)));
     else if (seen.hidden)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_UNKNOWN,
-            .what = doctor_text(d, "whether ACS is on at %d bridges cannot be seen", seen.hidden),
-            .evidence = seen.first,
-            .consequence = "if it is, GPUDirect and peer copies are slow",
-            .remedy = "run as root, on the host"});
+        doctor_add(d, DOCTOR_UNKNOWN,
+                   doctor_text(d, "whether ACS is on at %d bridges cannot be seen", seen.hidden),
+                   seen.first, "if it is, GPUDirect and peer copies are slow",
+                   "run as root, on the host");
     else if (seen.bridges)
-        doctor_add(d, (struct finding){.what = "ACS redirects nothing above the GPUs and cards",
-                                       .evidence = "/sys/bus/pci/devices/*/config"});
+        doctor_fine(d, "ACS redirects nothing above the GPUs and cards",
+                    "/sys/bus/pci/devices/*/config");
 }
 
 /* "identity" passes addresses through; "DMA" and "DMA-FQ" translate. */
@@ -113,17 +113,15 @@ static void look_at_iommu(struct doctor *d, const struct devices *devices)
             !strncmp(type, "DMA", 3) && !translated++)
             first = doctor_text(d, "%s/iommu_group/type: %s", devices->items[i].path.text, type);
     if (translated)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_WARNING,
-            .what = doctor_text(d, "the IOMMU translates the addresses of %d GPUs and cards",
-                                translated),
-            .evidence = first,
-            .consequence = "GPUDirect goes through the processor, and may fail",
-            .remedy = "boot with iommu=pt, or switch the IOMMU off where no virtual machine "
-                      "needs it"});
+        doctor_add(
+            d, DOCTOR_WARNING,
+            doctor_text(d, "the IOMMU translates the addresses of %d GPUs and cards", translated),
+            first, "GPUDirect goes through the processor, and may fail",
+            "boot with iommu=pt, or switch the IOMMU off where no virtual machine "
+            "needs it");
     else
-        doctor_add(d, (struct finding){.what = "the IOMMU translates nothing for GPUs and cards",
-                                       .evidence = "/sys/bus/pci/devices/*/iommu_group/type"});
+        doctor_fine(d, "the IOMMU translates nothing for GPUs and cards",
+                    "/sys/bus/pci/devices/*/iommu_group/type");
 }
 
 void doctor_isolation(struct doctor *d)

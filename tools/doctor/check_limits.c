@@ -36,28 +36,26 @@ static void look_at_memlock(struct doctor *d)
     double bytes;
 
     if (!soft_limit(d, "Max locked memory", &bytes)) {
-        doctor_add(d, (struct finding){.severity = DOCTOR_UNKNOWN,
-                                       .what = "the limit of locked memory cannot be read",
-                                       .evidence = file});
+        doctor_add(d, DOCTOR_UNKNOWN, "the limit of locked memory cannot be read", file, NULL,
+                   NULL);
         return;
     }
     if (bytes < 0 || bytes >= 64 * gib) {
-        doctor_add(d, (struct finding){.what = "locked memory is not limited", .evidence = file});
+        doctor_fine(d, "locked memory is not limited", file);
         return;
     }
     bool rdma = tree_has(&d->tree, "/sys/class/infiniband/.");
-    doctor_add(d, (struct finding){
-        .severity = rdma ? DOCTOR_FAULT : DOCTOR_FINE,
-        .what = doctor_text(d, "only %.1f MiB of memory may be locked%s", bytes / mib,
-                            rdma ? "" : ", and no RDMA device needs more"),
-        .evidence = file,
-        .consequence = rdma ? "registering memory for RDMA fails: 'Cannot allocate memory'" : NULL,
-        .remedy = rdma ? "ulimit -l unlimited; limits.conf or LimitMEMLOCK=infinity for services, "
-                         "--ulimit memlock=-1 for containers" : NULL});
+    doctor_add(d, rdma ? DOCTOR_FAULT : DOCTOR_FINE,
+               doctor_text(d, "only %.1f MiB of memory may be locked%s", bytes / mib,
+                           rdma ? "" : ", and no RDMA device needs more"),
+               file, rdma ? "registering memory for RDMA fails: 'Cannot allocate memory'" : NULL,
+               rdma ? "ulimit -l unlimited; limits.conf or LimitMEMLOCK=infinity for services, "
+                      "--ulimit memlock=-1 for containers"
+                    : NULL);
 }
 
-/* A connection over sockets or shared memory has one at each end at least, and NCCL makes some tens for
- * each peer. */
+/* A connection over sockets or shared memory has one at each end at least, and NCCL makes some tens
+ * for each peer. */
 static void look_at_files(struct doctor *d)
 {
     const double least = 1024;
@@ -65,13 +63,11 @@ static void look_at_files(struct doctor *d)
 
     if (!soft_limit(d, "Max open files", &files) || files < 0 || files >= least)
         return;
-    doctor_add(d, (struct finding){
-        .severity = DOCTOR_WARNING,
-        .what = doctor_text(d, "only %.0f files may be open", files),
-        .evidence = doctor_text(d, "/proc/%s/limits, Max open files", d->process),
-        .consequence = "connections to many peers fail: 'Too many open files'",
-        .remedy = "ulimit -n 65536; limits.conf or LimitNOFILE for services, --ulimit nofile=65536 "
-                  "for containers"});
+    doctor_add(d, DOCTOR_WARNING, doctor_text(d, "only %.0f files may be open", files),
+               doctor_text(d, "/proc/%s/limits, Max open files", d->process),
+               "connections to many peers fail: 'Too many open files'",
+               "ulimit -n 65536; limits.conf or LimitNOFILE for services, --ulimit nofile=65536 "
+               "for containers");
 }
 
 /* ---- the container's share: cgroups(7), version 2 ------------------------------------------- */
@@ -101,14 +97,15 @@ static void look_at_processors(struct doctor *d, const char *group)
         return;
     double processors = quota_us / period_us, wanted = 2.0 * devices_gpu_count(d) + 2;
     bool few = processors < wanted;
-    doctor_add(d, (struct finding){
-        .severity = few ? DOCTOR_WARNING : DOCTOR_FINE,
-        .what = doctor_text(d, "the container may use %.1f processors", processors),
-        .evidence = doctor_text(d, "%s/cpu.max", group),
-        .consequence = few ? doctor_text(d, "NCCL's threads spin, two a GPU, and are stopped when "
-                                            "the share is used up; some %.0f are wanted", wanted)
-                           : NULL,
-        .remedy = few ? "raise the limit, or bind to processors (cpuset) instead" : NULL});
+    doctor_add(d, few ? DOCTOR_WARNING : DOCTOR_FINE,
+               doctor_text(d, "the container may use %.1f processors", processors),
+               doctor_text(d, "%s/cpu.max", group),
+               few ? doctor_text(d,
+                                 "NCCL's threads spin, two a GPU, and are stopped when "
+                                 "the share is used up; some %.0f are wanted",
+                                 wanted)
+                   : NULL,
+               few ? "raise the limit, or bind to processors (cpuset) instead" : NULL);
 }
 
 static void look_at_memory(struct doctor *d, const char *group)
@@ -121,13 +118,12 @@ static void look_at_memory(struct doctor *d, const char *group)
     limit = strtod(line, NULL);
     bool known = tree_number(&d->tree, &used, "%s/memory.current", group);
     bool tight = known && used > 0.9 * limit;
-    doctor_add(d, (struct finding){
-        .severity = tight ? DOCTOR_WARNING : DOCTOR_FINE,
-        .what = doctor_text(d, "the container uses %.1f of %.1f GiB of memory", used / gib,
-                            limit / gib),
-        .evidence = doctor_text(d, "%s/memory.max", group),
-        .consequence = tight ? "pinned buffers may not fit, and the kernel may kill the job" : NULL,
-        .remedy = tight ? "raise the container's memory limit" : NULL});
+    doctor_add(
+        d, tight ? DOCTOR_WARNING : DOCTOR_FINE,
+        doctor_text(d, "the container uses %.1f of %.1f GiB of memory", used / gib, limit / gib),
+        doctor_text(d, "%s/memory.max", group),
+        tight ? "pinned buffers may not fit, and the kernel may kill the job" : NULL,
+        tight ? "raise the container's memory limit" : NULL);
 }
 
 void doctor_limits(struct doctor *d)
@@ -137,11 +133,9 @@ void doctor_limits(struct doctor *d)
     look_at_memlock(d);
     look_at_files(d);
     if (!own_group(d, &group)) {
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_UNKNOWN,
-            .what = "no limits of a cgroup (version 2) can be read",
-            .evidence = doctor_text(d, "/proc/%s/cgroup, /sys/fs/cgroup", d->process),
-            .consequence = "a share of processors or memory may be set all the same"});
+        doctor_add(d, DOCTOR_UNKNOWN, "no limits of a cgroup (version 2) can be read",
+                   doctor_text(d, "/proc/%s/cgroup, /sys/fs/cgroup", d->process),
+                   "a share of processors or memory may be set all the same", NULL);
         return;
     }
     look_at_processors(d, group.text);

@@ -30,13 +30,12 @@ static bool look_at_width(struct doctor *d, const char *path, const char *above,
 
     if (!tree_number(&d->tree, &now, "%s/current_link_width", path) || now <= 0 || now >= can)
         return true;
-    doctor_add(d, (struct finding){
-        .severity = DOCTOR_WARNING,
-        .what = doctor_text(d, "the PCIe link of %s, on the way to %s, has %.0f of %.0f lanes",
-                            tree_base(path), name, now, can),
-        .evidence = doctor_text(d, "%s/current_link_width, max_link_width", path),
-        .consequence = doctor_text(d, "at most %.0f %% of its bandwidth", 100 * now / can),
-        .remedy = "reseat the card, try another slot; look into the BIOS for bifurcation"});
+    doctor_add(d, DOCTOR_WARNING,
+               doctor_text(d, "the PCIe link of %s, on the way to %s, has %.0f of %.0f lanes",
+                           tree_base(path), name, now, can),
+               doctor_text(d, "%s/current_link_width, max_link_width", path),
+               doctor_text(d, "at most %.0f %% of its bandwidth", 100 * now / can),
+               "reseat the card, try another slot; look into the BIOS for bifurcation");
     return false;
 }
 
@@ -48,17 +47,15 @@ static bool look_at_speed(struct doctor *d, const char *path, const char *above,
 
     if (!tree_number(&d->tree, &now, "%s/current_link_speed", path) || now <= 0 || now >= can)
         return true;
-    doctor_add(d, (struct finding){
-        .severity = device->gpu ? DOCTOR_UNKNOWN : DOCTOR_WARNING,
-        .what = doctor_text(d, "the PCIe link of %s, on the way to %s, runs at %g of %g GT/s",
-                            tree_base(path), device->name, now, can),
-        .evidence = doctor_text(d, "%s/current_link_speed, max_link_speed", path),
-        .consequence = device->gpu ? "slow, unless the GPU is idle: then its link rests"
-                                   : doctor_text(d, "at most %.0f %% of its bandwidth",
-                                                 100 * now / can),
-        .remedy = device->gpu ? "look again while the GPU works"
-                              : "reseat the card, try another slot; look for errors of the "
-                                "link in the kernel's log (AER)"});
+    doctor_add(d, device->gpu ? DOCTOR_UNKNOWN : DOCTOR_WARNING,
+               doctor_text(d, "the PCIe link of %s, on the way to %s, runs at %g of %g GT/s",
+                           tree_base(path), device->name, now, can),
+               doctor_text(d, "%s/current_link_speed, max_link_speed", path),
+               device->gpu ? "slow, unless the GPU is idle: then its link rests"
+                           : doctor_text(d, "at most %.0f %% of its bandwidth", 100 * now / can),
+               device->gpu ? "look again while the GPU works"
+                           : "reseat the card, try another slot; look for errors of the "
+                             "link in the kernel's log (AER)");
     return false;
 }
 
@@ -72,7 +69,8 @@ static int generation(double gigatransfers)
     return g;
 }
 
-/* A link runs as both ends can; for a GPU it is also said what the card could do in another slot. */
+/* A link runs as both ends can; for a GPU it is also said what the card could do in another slot.
+ */
 static void look_at_slot(struct doctor *d, const struct device *gpu)
 {
     const char *path = gpu->path.text;
@@ -85,15 +83,16 @@ static void look_at_slot(struct doctor *d, const struct device *gpu)
     const double slot_speed = both_can(d, path, above.text, "speed");
     const double slot_width = both_can(d, path, above.text, "width");
     const bool is_less = slot_speed < speed || slot_width < width;
-    doctor_add(d, (struct finding){
-        .severity = is_less ? DOCTOR_NOTE : DOCTOR_FINE,
-        .what = doctor_text(d, "%s can do PCIe generation %d with %.0f lanes, its slot generation "
-                               "%d with %.0f", gpu->name, generation(speed), width,
-                            generation(slot_speed), slot_width),
-        .evidence = doctor_text(d, "%s/max_link_speed, max_link_width", path),
-        .consequence = is_less ? doctor_text(d, "copies reach %.0f %% of the card's bandwidth", 100 *
-                                             slot_speed * slot_width / (speed * width)) : NULL,
-        .remedy = is_less ? "use a slot that has as much" : NULL});
+    doctor_add(d, is_less ? DOCTOR_NOTE : DOCTOR_FINE,
+               doctor_text(d,
+                           "%s can do PCIe generation %d with %.0f lanes, its slot generation "
+                           "%d with %.0f",
+                           gpu->name, generation(speed), width, generation(slot_speed), slot_width),
+               doctor_text(d, "%s/max_link_speed, max_link_width", path),
+               is_less ? doctor_text(d, "copies reach %.0f %% of the card's bandwidth",
+                                     100 * slot_speed * slot_width / (speed * width))
+                       : NULL,
+               is_less ? "use a slot that has as much" : NULL);
 }
 
 /* Every link up to the processor. */
@@ -125,9 +124,8 @@ void doctor_links(struct doctor *d)
             seen++;
         }
     if (good && seen)
-        doctor_add(d, (struct finding){
-            .what = doctor_text(d, "the PCIe links of %d GPUs and network cards run as they can",
-                                seen),
-            .evidence = "/sys/bus/pci/devices/*/current_link_*"});
+        doctor_fine(
+            d, doctor_text(d, "the PCIe links of %d GPUs and network cards run as they can", seen),
+            "/sys/bus/pci/devices/*/current_link_*");
     devices_free(&devices);
 }

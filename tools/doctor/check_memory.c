@@ -53,32 +53,25 @@ static void look_at_shm(struct doctor *d)
     struct mount shm;
 
     if (!find_shm(d, &shm))
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_UNKNOWN,
-            .what = "nothing is mounted on /dev/shm",
-            .evidence = file,
-            .consequence = "processes of one host may have no memory to share",
-            .remedy = "mount -t tmpfs shm /dev/shm"});
+        doctor_add(d, DOCTOR_UNKNOWN, "nothing is mounted on /dev/shm", file,
+                   "processes of one host may have no memory to share",
+                   "mount -t tmpfs shm /dev/shm");
     else if (shm.is_read_only)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_FAULT,
-            .what = "/dev/shm is read-only",
-            .evidence = file,
-            .consequence = "processes of one host have no memory to share, and nothing is counted "
-                           "for 'dualpipe stat'",
-            .remedy = "mount -o remount,rw /dev/shm"});
+        doctor_add(d, DOCTOR_FAULT, "/dev/shm is read-only", file,
+                   "processes of one host have no memory to share, and nothing is counted "
+                   "for 'dualpipe stat'",
+                   "mount -o remount,rw /dev/shm");
     else if (shm.bytes && shm.bytes < least)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_FAULT,
-            .what = doctor_text(d, "/dev/shm has room for %.0f MiB only", shm.bytes / 1048576),
-            .evidence = file,
-            .consequence = "NCCL stops with 'No space left on device' when processes of one host "
-                           "share more",
-            .remedy = "docker run --shm-size=1g, or --ipc=host"});
+        doctor_add(d, DOCTOR_FAULT,
+                   doctor_text(d, "/dev/shm has room for %.0f MiB only", shm.bytes / 1048576), file,
+                   "NCCL stops with 'No space left on device' when processes of one host "
+                   "share more",
+                   "docker run --shm-size=1g, or --ipc=host");
     else
-        doctor_add(d, (struct finding){
-            .what = shm.bytes ? doctor_text(d, "/dev/shm has room for %.0f GiB", shm.bytes / least)
-                              : "/dev/shm may take half of the memory", .evidence = file});
+        doctor_fine(d,
+                    shm.bytes ? doctor_text(d, "/dev/shm has room for %.0f GiB", shm.bytes / least)
+                              : "/dev/shm may take half of the memory",
+                    file);
 }
 
 /* "always [madvise] never": the one in brackets is on. */
@@ -90,21 +83,15 @@ static void look_at_huge_pages(struct doctor *d)
 
     tree_number(&d->tree, &reserved, "/proc/sys/vm/nr_hugepages");
     if (!tree_line(&d->tree, line, file))
-        doctor_add(d, (struct finding){.severity = DOCTOR_UNKNOWN,
-                                       .what = "whether huge pages are used cannot be read",
-                                       .evidence = file});
+        doctor_add(d, DOCTOR_UNKNOWN, "whether huge pages are used cannot be read", file, NULL,
+                   NULL);
     else if (strstr(line, "[never]") && !reserved)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_WARNING,
-            .what = "huge pages are switched off, and none are reserved",
-            .evidence = file,
-            .consequence = "large host buffers cost the processor and the network card many "
-                           "entries for addresses",
-            .remedy = "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled"});
+        doctor_add(d, DOCTOR_WARNING, "huge pages are switched off, and none are reserved", file,
+                   "large host buffers cost the processor and the network card many "
+                   "entries for addresses",
+                   "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled");
     else
-        doctor_add(d, (struct finding){
-            .what = doctor_text(d, "huge pages: %s, %.0f reserved", line, reserved),
-            .evidence = file});
+        doctor_fine(d, doctor_text(d, "huge pages: %s, %.0f reserved", line, reserved), file);
 }
 
 void doctor_memory(struct doctor *d)

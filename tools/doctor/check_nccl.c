@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The one that the process has mapped; that of an active Python, since PyTorch brings one and prefers
- * it; else what the loader finds, or where packages put it. */
+/* The one that the process has mapped; that of an active Python, since PyTorch brings one and
+ * prefers it; else what the loader finds, or where packages put it. */
 static bool find_nccl(struct doctor *d, struct tree_path *path, const char **rule)
 {
     static const char name[] = "libnccl.so.2";
@@ -83,17 +83,13 @@ static void add_version(struct doctor *d, const char *rule)
     const struct nccl *n = &d->nccl;
 
     if (n->version)
-        doctor_add(d, (struct finding){
-            .what = doctor_text(d, "NCCL %s for CUDA %s, found by %s", n->version_text,
+        doctor_fine(d,
+                    doctor_text(d, "NCCL %s for CUDA %s, found by %s", n->version_text,
                                 *n->cuda ? n->cuda : "of an unknown release", rule),
-            .evidence = n->path.text});
+                    n->path.text);
     else
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_UNKNOWN,
-            .what = "an NCCL that does not say its version",
-            .evidence = n->path.text,
-            .consequence = "the rules of NCCL 2.28 are assumed",
-            .remedy = "NCCL_DEBUG=VERSION makes NCCL print it"});
+        doctor_add(d, DOCTOR_UNKNOWN, "an NCCL that does not say its version", n->path.text,
+                   "the rules of NCCL 2.28 are assumed", "NCCL_DEBUG=VERSION makes NCCL print it");
 }
 
 void doctor_nccl(struct doctor *d)
@@ -104,14 +100,12 @@ void doctor_nccl(struct doctor *d)
 
     if (!find_nccl(d, &n->path, &rule)) {
         n->path.text[0] = 0;
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_UNKNOWN,
-            .what = "no libnccl.so.2",
-            .evidence = "looked through the process, Python's packages, the loader's directories "
-                        "and CUDA's",
-            .consequence = "the rules of NCCL 2.28 are assumed, and every known variable is taken "
-                           "for known",
-            .remedy = "run this where the job runs, with its environment, or with --pid"});
+        doctor_add(d, DOCTOR_UNKNOWN, "no libnccl.so.2",
+                   "looked through the process, Python's packages, the loader's directories "
+                   "and CUDA's",
+                   "the rules of NCCL 2.28 are assumed, and every known variable is taken "
+                   "for known",
+                   "run this where the job runs, with its environment, or with --pid");
         return;
     }
     bytes = tree_map(&d->tree, &len, "%s", n->path.text);

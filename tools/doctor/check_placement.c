@@ -13,19 +13,17 @@
 #include <string.h>
 
 static const char variable[] = "DUALPIPE_PLACEMENT";
-static const char remake[] = "dualpipe topo place ... -f assignment -o FILE, on the cluster as it is; "
-                             "the same file on all hosts";
+static const char remake[] =
+    "dualpipe topo place ... -f assignment -o FILE, on the cluster as it is; "
+    "the same file on all hosts";
 
 static void add(struct doctor *d, enum doctor_severity severity, const char *what,
                 const char *consequence)
 {
     const bool is_fine = severity == DOCTOR_FINE;
 
-    doctor_add(d, (struct finding){.severity = severity,
-                                   .what = what,
-                                   .evidence = doctor_origin(d, variable),
-                                   .consequence = is_fine ? NULL : consequence,
-                                   .remedy = is_fine ? NULL : remake});
+    doctor_add(d, severity, what, doctor_origin(d, variable), is_fine ? NULL : consequence,
+               is_fine ? NULL : remake);
 }
 
 static struct dp_assignment *read_file(struct doctor *d, const char *path)
@@ -53,12 +51,14 @@ static int32_t count_workers(const struct dp_assignment *s, const char *host)
     int32_t count = 0;
 
     for (int32_t w = 0; w < s->worker_count; w++)
-        count += dp_assignment_is_host(dp_assignment_text(s, s->nodes[s->workers[w].gpu].host), host);
+        count +=
+            dp_assignment_is_host(dp_assignment_text(s, s->nodes[s->workers[w].gpu].host), host);
     return count;
 }
 
 /* A NIC of this host by the file that it does not have; NULL: there is none. */
-static const char *find_stranger(const struct doctor *d, const struct dp_assignment *s, const char *host)
+static const char *find_stranger(const struct doctor *d, const struct dp_assignment *s,
+                                 const char *host)
 {
     for (int32_t i = 0; i < s->node_count; i++) {
         const struct dp_assigned_node *n = &s->nodes[i];

@@ -33,14 +33,17 @@ static const struct device *card_on(const struct devices *devices, int node, boo
 /* With one node only it does not matter which. */
 static void add_unknown_node(struct doctor *d, const struct device *gpu, size_t nodes)
 {
-    doctor_add(d, (struct finding){
-        .severity = nodes > 1 ? DOCTOR_WARNING : nodes ? DOCTOR_FINE : DOCTOR_UNKNOWN,
-        .what = doctor_text(d, "the kernel does not know the NUMA node of %s%s", gpu->name,
-                            nodes == 1 ? ", and there is one only" : ""),
-        .evidence = doctor_text(d, "%s/numa_node", gpu->path.text),
-        .consequence = nodes == 1 ? NULL : "threads and buffers end up on any node, and NCCL "
-                                           "guesses distances",
-        .remedy = nodes == 1 ? NULL : "update the BIOS; in a virtual machine give NCCL_TOPO_FILE"});
+    doctor_add(d,
+               nodes > 1 ? DOCTOR_WARNING
+               : nodes   ? DOCTOR_FINE
+                         : DOCTOR_UNKNOWN,
+               doctor_text(d, "the kernel does not know the NUMA node of %s%s", gpu->name,
+                           nodes == 1 ? ", and there is one only" : ""),
+               doctor_text(d, "%s/numa_node", gpu->path.text),
+               nodes == 1 ? NULL
+                          : "threads and buffers end up on any node, and NCCL "
+                            "guesses distances",
+               nodes == 1 ? NULL : "update the BIOS; in a virtual machine give NCCL_TOPO_FILE");
 }
 
 static void look_at_gpu(struct doctor *d, const struct devices *devices, const struct device *gpu,
@@ -53,28 +56,25 @@ static void look_at_gpu(struct doctor *d, const struct devices *devices, const s
         return;
     }
     if (nodes < 2 || !card) {
-        doctor_add(d, (struct finding){
-            .what = doctor_text(d, "%s is on NUMA node %d", gpu->name, gpu->node),
-            .evidence = doctor_text(d, "%s/numa_node", gpu->path.text)});
+        doctor_fine(d, doctor_text(d, "%s is on NUMA node %d", gpu->name, gpu->node),
+                    doctor_text(d, "%s/numa_node", gpu->path.text));
         return;
     }
     const struct device *near = card_on(devices, gpu->node, false);
     if (near)
-        doctor_add(d, (struct finding){
-            .what = doctor_text(d, "%s and %s are both on NUMA node %d", gpu->name, near->name,
-                                gpu->node),
-            .evidence = doctor_text(d, "%s/numa_node", gpu->path.text)});
+        doctor_fine(
+            d,
+            doctor_text(d, "%s and %s are both on NUMA node %d", gpu->name, near->name, gpu->node),
+            doctor_text(d, "%s/numa_node", gpu->path.text));
     else
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_WARNING,
-            .what = doctor_text(d, "%s is on NUMA node %d, where no RDMA card is; %s is on %d",
-                                gpu->name, gpu->node, card->name, card->node),
-            .evidence = doctor_text(d, "%s/numa_node, %s/numa_node", gpu->path.text,
-                                    card->path.text),
-            .consequence = "its messages cross the link between the sockets, and GPUDirect is not "
-                           "used at NCCL's usual level",
-            .remedy = "move a card to that socket, or let the stages with most traffic run on the "
-                      "other GPUs"});
+        doctor_add(d, DOCTOR_WARNING,
+                   doctor_text(d, "%s is on NUMA node %d, where no RDMA card is; %s is on %d",
+                               gpu->name, gpu->node, card->name, card->node),
+                   doctor_text(d, "%s/numa_node, %s/numa_node", gpu->path.text, card->path.text),
+                   "its messages cross the link between the sockets, and GPUDirect is not "
+                   "used at NCCL's usual level",
+                   "move a card to that socket, or let the stages with most traffic run on the "
+                   "other GPUs");
 }
 
 /* nvidia_peermem, or dma-buf: Linux 5.12 and NVIDIA's open kernel modules. */
@@ -88,20 +88,18 @@ static void look_at_gpudirect(struct doctor *d)
     sscanf(kernel, "%d.%d", &major, &minor);
     tree_line(&d->tree, driver, "/proc/driver/nvidia/version");
     bool peer = modules && (strstr(modules, "nvidia_peermem ") || strstr(modules, "nv_peer_mem "));
-    bool dmabuf = strstr(driver, "Open Kernel Module") && (major > 5 || (major == 5 && minor >= 12));
+    bool dmabuf =
+        strstr(driver, "Open Kernel Module") && (major > 5 || (major == 5 && minor >= 12));
     free(modules);
     if (peer || dmabuf)
-        doctor_add(d, (struct finding){
-            .what = peer ? "GPUDirect through nvidia_peermem" : "GPUDirect through dma-buf",
-            .evidence = peer ? "/proc/modules" : "/proc/driver/nvidia/version"});
+        doctor_fine(d, peer ? "GPUDirect through nvidia_peermem" : "GPUDirect through dma-buf",
+                    peer ? "/proc/modules" : "/proc/driver/nvidia/version");
     else
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_WARNING,
-            .what = "network cards cannot reach the memory of GPUs",
-            .evidence = "/proc/modules: no nvidia_peermem; /proc/driver/nvidia/version: not the "
-                        "open kernel module",
-            .consequence = "NCCL copies every message through host memory",
-            .remedy = "modprobe nvidia_peermem, or install the open kernel modules"});
+        doctor_add(d, DOCTOR_WARNING, "network cards cannot reach the memory of GPUs",
+                   "/proc/modules: no nvidia_peermem; /proc/driver/nvidia/version: not the "
+                   "open kernel module",
+                   "NCCL copies every message through host memory",
+                   "modprobe nvidia_peermem, or install the open kernel modules");
 }
 
 void doctor_places(struct doctor *d)

@@ -76,9 +76,10 @@ static const char *remedy_of_missing(struct doctor *d, const struct kind *kind, 
     if (*name == ' ' || (*name && name[strlen(name) - 1] == ' '))
         return "take the blanks out: they belong to the name";
     if (is_old(d))
-        return kind == &net ? "NCCL before 2.21 takes no path: put the directory of libnccl-net-NAME.so "
-                              "into LD_LIBRARY_PATH, and give the NAME"
-                            : "NCCL before 2.21 looks for this file and for no other: give its path";
+        return kind == &net
+                   ? "NCCL before 2.21 takes no path: put the directory of libnccl-net-NAME.so "
+                     "into LD_LIBRARY_PATH, and give the NAME"
+                   : "NCCL before 2.21 looks for this file and for no other: give its path";
     if (strchr(name, '/'))
         return "give the path of a file that is there";
     return doctor_text(d, "put the directory of %s-%s.so into LD_LIBRARY_PATH, or give its path",
@@ -87,22 +88,18 @@ static const char *remedy_of_missing(struct doctor *d, const struct kind *kind, 
 
 static void add_missing(struct doctor *d, const struct kind *kind, const char *name)
 {
-    doctor_add(d, (struct finding){
-        .severity = DOCTOR_FAULT,
-        .what = doctor_text(d, "no library for the %s '%s'", kind->word, name),
-        .evidence = doctor_origin(d, kind->variable),
-        .consequence = "NCCL goes on without it, and says so only with NCCL_DEBUG=INFO",
-        .remedy = remedy_of_missing(d, kind, name)});
+    doctor_add(d, DOCTOR_FAULT, doctor_text(d, "no library for the %s '%s'", kind->word, name),
+               doctor_origin(d, kind->variable),
+               "NCCL goes on without it, and says so only with NCCL_DEBUG=INFO",
+               remedy_of_missing(d, kind, name));
 }
 
 static void add_static(struct doctor *d, const struct kind *kind, const char *name)
 {
-    doctor_add(d, (struct finding){
-        .severity = DOCTOR_FAULT,
-        .what = doctor_text(d, "'%s' begins the word STATIC_PLUGIN", name),
-        .evidence = doctor_origin(d, kind->variable),
-        .consequence = "NCCL looks for the symbols in the program itself, not in a library",
-        .remedy = "give the library's full name or its path"});
+    doctor_add(d, DOCTOR_FAULT, doctor_text(d, "'%s' begins the word STATIC_PLUGIN", name),
+               doctor_origin(d, kind->variable),
+               "NCCL looks for the symbols in the program itself, not in a library",
+               "give the library's full name or its path");
 }
 
 /* ---- what is in it -------------------------------------------------------------------------- */
@@ -115,13 +112,11 @@ static void add_lacking(struct doctor *d, const struct library *library, const c
 
     while (names && (name = strsep(&rest, "\n")))
         if (*name && !library_find(d, name, &found, &rule))
-            doctor_add(d, (struct finding){
-                .severity = DOCTOR_FAULT,
-                .what = doctor_text(d, "%s needs %s, which is not there", tree_base(path), name),
-                .evidence = path,
-                .consequence = "dlopen fails, and NCCL goes on without the plugin",
-                .remedy = doctor_text(d, "install %s, or put its directory into LD_LIBRARY_PATH",
-                                      name)});
+            doctor_add(
+                d, DOCTOR_FAULT,
+                doctor_text(d, "%s needs %s, which is not there", tree_base(path), name), path,
+                "dlopen fails, and NCCL goes on without the plugin",
+                doctor_text(d, "install %s, or put its directory into LD_LIBRARY_PATH", name));
     free(names);
 }
 
@@ -146,33 +141,29 @@ static void add_found(struct doctor *d, const struct kind *kind, const char *fil
     struct library library;
 
     if (!library_read(d, path, &library)) {
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_FAULT,
-            .what = doctor_text(d, "%s is no shared library of this kind of machine",
-                                tree_base(path)),
-            .evidence = path,
-            .consequence = "dlopen fails, and NCCL goes on without it",
-            .remedy = "install it again"});
+        doctor_add(
+            d, DOCTOR_FAULT,
+            doctor_text(d, "%s is no shared library of this kind of machine", tree_base(path)),
+            path, "dlopen fails, and NCCL goes on without it", "install it again");
         return;
     }
     int version = taken(d, kind, &library);
     if (version)
-        doctor_add(d, (struct finding){
-            .what = doctor_text(d, "%s %s is found %s; NCCL takes %s%d", kind->word,
+        doctor_fine(d,
+                    doctor_text(d, "%s %s is found %s; NCCL takes %s%d", kind->word,
                                 tree_base(path), how, kind->symbol, version),
-            .evidence = path});
+                    path);
     else
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_FAULT,
-            .what = doctor_text(d, "%s has no %s that NCCL %s knows (%s)", tree_base(path),
-                                kind->symbol, d->nccl.version_text, has(d, kind, &library)),
-            .evidence = path,
-            .consequence = kind == &tuner
-                               ? "there is no tuner: a tuner inside the net plugin is hidden by it"
-                               : "NCCL loads the file and does not use it",
-            .remedy = kind == &tuner ? "remove the file, or set NCCL_TUNER_PLUGIN to the net "
-                                       "plugin's path"
-                                     : "install the plugin's release for this NCCL"});
+        doctor_add(d, DOCTOR_FAULT,
+                   doctor_text(d, "%s has no %s that NCCL %s knows (%s)", tree_base(path),
+                               kind->symbol, d->nccl.version_text, has(d, kind, &library)),
+                   path,
+                   kind == &tuner
+                       ? "there is no tuner: a tuner inside the net plugin is hidden by it"
+                       : "NCCL loads the file and does not use it",
+                   kind == &tuner ? "remove the file, or set NCCL_TUNER_PLUGIN to the net "
+                                    "plugin's path"
+                                  : "install the plugin's release for this NCCL");
     add_lacking(d, &library, path);
     library_free(&library);
 }
@@ -209,13 +200,10 @@ static void look_at_list(struct doctor *d, const char *value)
             d->net_plugin = path;
     }
     if (count > LIST_MAX)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_WARNING,
-            .what = doctor_text(d, "%d net plugins are named, NCCL takes the first %d", count,
-                                LIST_MAX),
-            .evidence = doctor_origin(d, net.variable),
-            .consequence = "the others are not looked at",
-            .remedy = "name fewer"});
+        doctor_add(
+            d, DOCTOR_WARNING,
+            doctor_text(d, "%d net plugins are named, NCCL takes the first %d", count, LIST_MAX),
+            doctor_origin(d, net.variable), "the others are not looked at", "name fewer");
     free(names);
 }
 
@@ -228,23 +216,18 @@ static void look_at_default(struct doctor *d)
         return;
     }
     d->net_plugin.text[0] = 0;
-    doctor_add(d, (struct finding){
-        .severity = DOCTOR_NOTE,
-        .what = "no net plugin is asked for, and there is no libnccl-net.so",
-        .evidence = doctor_origin(d, net.variable),
-        .consequence = "NCCL uses its own network code",
-        .remedy = "export NCCL_NET_PLUGIN=dualpipe to use the one of this program"});
+    doctor_add(d, DOCTOR_NOTE, "no net plugin is asked for, and there is no libnccl-net.so",
+               doctor_origin(d, net.variable), "NCCL uses its own network code",
+               "export NCCL_NET_PLUGIN=dualpipe to use the one of this program");
 }
 
 /* Nothing follows from a variable that may be set all the same. */
 static void add_unseen(struct doctor *d, const struct kind *kind)
 {
-    doctor_add(d, (struct finding){
-        .severity = DOCTOR_UNKNOWN,
-        .what = doctor_text(d, "which %s the process asks for is not known", kind->word),
-        .evidence = doctor_origin(d, kind->variable),
-        .consequence = "whether the plugin is used is not known either",
-        .remedy = "NCCL_DEBUG=INFO in the job says what it has taken"});
+    doctor_add(d, DOCTOR_UNKNOWN,
+               doctor_text(d, "which %s the process asks for is not known", kind->word),
+               doctor_origin(d, kind->variable), "whether the plugin is used is not known either",
+               "NCCL_DEBUG=INFO in the job says what it has taken");
 }
 
 /* A running process shows what has really been loaded. `asked`: a net plugin was meant to be. */
@@ -257,23 +240,19 @@ static void look_at_process(struct doctor *d, bool asked)
 
     free(maps);
     if (!is_read)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_UNKNOWN,
-            .what = "the libraries of the process cannot be seen",
-            .evidence = doctor_text(d, "/proc/%s/maps", d->process),
-            .consequence = "whether NCCL and a plugin are loaded is not known",
-            .remedy = "run as the user of that process, or as root"});
+        doctor_add(d, DOCTOR_UNKNOWN, "the libraries of the process cannot be seen",
+                   doctor_text(d, "/proc/%s/maps", d->process),
+                   "whether NCCL and a plugin are loaded is not known",
+                   "run as the user of that process, or as root");
     else if (library_mapped(d, "libnccl-net", &path))
-        doctor_add(d, (struct finding){
-            .what = doctor_text(d, "process %s has loaded %s", d->process, tree_base(path.text)),
-            .evidence = doctor_text(d, "/proc/%s/maps", d->process)});
+        doctor_fine(d, doctor_text(d, "process %s has loaded %s", d->process, tree_base(path.text)),
+                    doctor_text(d, "/proc/%s/maps", d->process));
     else if (library_mapped(d, "libnccl.so", &path))
-        doctor_add(d, (struct finding){
-            .severity = asked ? DOCTOR_FAULT : DOCTOR_NOTE,
-            .what = doctor_text(d, "process %s has NCCL but no net plugin", d->process),
-            .evidence = doctor_text(d, "/proc/%s/maps", d->process),
-            .consequence = "it uses NCCL's own network code, or has made no communicator yet",
-            .remedy = "see the other findings about the plugin; NCCL_DEBUG=INFO shows why"});
+        doctor_add(d, asked ? DOCTOR_FAULT : DOCTOR_NOTE,
+                   doctor_text(d, "process %s has NCCL but no net plugin", d->process),
+                   doctor_text(d, "/proc/%s/maps", d->process),
+                   "it uses NCCL's own network code, or has made no communicator yet",
+                   "see the other findings about the plugin; NCCL_DEBUG=INFO shows why");
 }
 
 void doctor_plugin(struct doctor *d)
@@ -281,12 +260,9 @@ void doctor_plugin(struct doctor *d)
     const char *value = doctor_variable(d, net.variable);
 
     if (value && !strcasecmp(value, "none") && nccl_version(d) >= NCCL_NONE)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_NOTE,
-            .what = "net plugins are switched off",
-            .evidence = doctor_origin(d, net.variable),
-            .consequence = "NCCL uses its own network code",
-            .remedy = "export NCCL_NET_PLUGIN=dualpipe to use the one of this program"});
+        doctor_add(d, DOCTOR_NOTE, "net plugins are switched off", doctor_origin(d, net.variable),
+                   "NCCL uses its own network code",
+                   "export NCCL_NET_PLUGIN=dualpipe to use the one of this program");
     else if (value && *value)
         look_at_list(d, value);
     else if (!value && d->unseen)
@@ -305,16 +281,15 @@ static void look_into_net(struct doctor *d)
     struct library library;
 
     if (!*d->net_plugin.text || !library_read(d, d->net_plugin.text, &library)) {
-        doctor_add(d, (struct finding){.what = "no tuner: NCCL decides by itself",
-                                       .evidence = doctor_origin(d, tuner.variable)});
+        doctor_fine(d, "no tuner: NCCL decides by itself", doctor_origin(d, tuner.variable));
         return;
     }
     int version = taken(d, &tuner, &library);
-    doctor_add(d, (struct finding){
-        .what = version ? doctor_text(d, "the net plugin is the tuner too; NCCL takes %s%d",
+    doctor_fine(d,
+                version ? doctor_text(d, "the net plugin is the tuner too; NCCL takes %s%d",
                                       tuner.symbol, version)
                         : "no tuner: NCCL decides by itself, as the net plugin has none",
-        .evidence = doctor_text(d, "%s", d->net_plugin.text)});
+                doctor_text(d, "%s", d->net_plugin.text));
     library_free(&library);
 }
 
@@ -326,12 +301,11 @@ void doctor_tuner(struct doctor *d)
     if (!value && d->unseen)
         add_unseen(d, &tuner);
     else if (value && !strcasecmp(value, "none") && nccl_version(d) >= NCCL_NONE)
-        doctor_add(d, (struct finding){.what = "tuners are switched off",
-                                       .evidence = doctor_origin(d, tuner.variable)});
+        doctor_fine(d, "tuners are switched off", doctor_origin(d, tuner.variable));
     else if (is_old(d) && (!value || !*value))
-        doctor_add(d, (struct finding){
-            .what = "no tuner: NCCL before 2.21 has one only where NCCL_TUNER_PLUGIN names its file",
-            .evidence = doctor_origin(d, tuner.variable)});
+        doctor_fine(
+            d, "no tuner: NCCL before 2.21 has one only where NCCL_TUNER_PLUGIN names its file",
+            doctor_origin(d, tuner.variable));
     else if (is_old(d))
         (void)look_at(d, &tuner, value, &path);
     else if ((!value || !*value) && find_file(d, "libnccl-tuner.so", &path, &how))

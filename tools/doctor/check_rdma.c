@@ -21,12 +21,9 @@ static void look_at_nodes(struct doctor *d)
     struct tree_list nodes = tree_glob(&d->tree, "/dev/infiniband/uverbs*");
 
     if (!nodes.count)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_FAULT,
-            .what = "there are RDMA devices, but no /dev/infiniband/uverbs*",
-            .evidence = "/sys/class/infiniband, /dev/infiniband",
-            .consequence = "libibverbs finds no device",
-            .remedy = "modprobe ib_uverbs; for a container docker run --device=/dev/infiniband"});
+        doctor_add(d, DOCTOR_FAULT, "there are RDMA devices, but no /dev/infiniband/uverbs*",
+                   "/sys/class/infiniband, /dev/infiniband", "libibverbs finds no device",
+                   "modprobe ib_uverbs; for a container docker run --device=/dev/infiniband");
     tree_list_free(&nodes);
 }
 
@@ -46,12 +43,11 @@ static void look_at_provider(struct doctor *d, const char *name, char kind[stati
         return;
     struct tree_list files = tree_glob(&d->tree, "/usr/lib*/{*/,}libibverbs/lib%s-rdmav*.so", kind);
     if (!files.count)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_FAULT,
-            .what = doctor_text(d, "no provider of libibverbs for %s (%s)", name, kind),
-            .evidence = doctor_text(d, "%s, /usr/lib*/libibverbs", driver.text),
-            .consequence = "libibverbs does not offer the device",
-            .remedy = "install ibverbs-providers (rdma-core), in the container too"});
+        doctor_add(d, DOCTOR_FAULT,
+                   doctor_text(d, "no provider of libibverbs for %s (%s)", name, kind),
+                   doctor_text(d, "%s, /usr/lib*/libibverbs", driver.text),
+                   "libibverbs does not offer the device",
+                   "install ibverbs-providers (rdma-core), in the container too");
     tree_list_free(&files);
 }
 
@@ -66,12 +62,10 @@ static bool is_up(struct doctor *d, const char *name, const char *port)
         return false;
     if (strstr(state, "ACTIVE"))
         return true;
-    doctor_add(d, (struct finding){
-        .severity = DOCTOR_WARNING,
-        .what = doctor_text(d, "port %s of %s is not active", tree_base(port), name),
-        .evidence = doctor_text(d, "%s/state: %s", port, state),
-        .consequence = "it is not used",
-        .remedy = "check the cable and the switch, or leave it out with NCCL_IB_HCA=^NAME"});
+    doctor_add(d, DOCTOR_WARNING,
+               doctor_text(d, "port %s of %s is not active", tree_base(port), name),
+               doctor_text(d, "%s/state: %s", port, state), "it is not used",
+               "check the cable and the switch, or leave it out with NCCL_IB_HCA=^NAME");
     return false;
 }
 
@@ -112,13 +106,11 @@ static void look_at_forced_gid(struct doctor *d, const char *name, const char *p
     tree_line(&d->tree, type, "%s/gid_attrs/types/%d", port, atoi(forced));
     if (is_routable(gid) && strcmp(gid, "empty") && strstr(type, "v2"))
         return;
-    doctor_add(d, (struct finding){
-        .severity = DOCTOR_FAULT,
-        .what = doctor_text(d, "GID %s of %s is %s (%s)", forced, name, gid, type),
-        .evidence = doctor_text(d, "%s, %s/gids", doctor_origin(d, "NCCL_IB_GID_INDEX"), port),
-        .consequence = "connections over it fail, or do not leave the subnet",
-        .remedy = best < 0 ? "unset NCCL_IB_GID_INDEX"
-                           : doctor_text(d, "unset NCCL_IB_GID_INDEX; GID %d would do", best)});
+    doctor_add(d, DOCTOR_FAULT, doctor_text(d, "GID %s of %s is %s (%s)", forced, name, gid, type),
+               doctor_text(d, "%s, %s/gids", doctor_origin(d, "NCCL_IB_GID_INDEX"), port),
+               "connections over it fail, or do not leave the subnet",
+               best < 0 ? "unset NCCL_IB_GID_INDEX"
+                        : doctor_text(d, "unset NCCL_IB_GID_INDEX; GID %d would do", best));
 }
 
 static void look_at_gids(struct doctor *d, const char *name, const char *port)
@@ -126,17 +118,14 @@ static void look_at_gids(struct doctor *d, const char *name, const char *port)
     int best = find_gid(d, port);
 
     if (best < 0)
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_FAULT,
-            .what = doctor_text(d, "%s has no routable RoCE v2 address", name),
-            .evidence = doctor_text(d, "%s/gids, %s/gid_attrs/types", port, port),
-            .consequence = "NCCL falls back to a link-local or RoCE v1 address, which does not "
-                           "leave the subnet",
-            .remedy = "give its network interface an IP address"});
+        doctor_add(d, DOCTOR_FAULT, doctor_text(d, "%s has no routable RoCE v2 address", name),
+                   doctor_text(d, "%s/gids, %s/gid_attrs/types", port, port),
+                   "NCCL falls back to a link-local or RoCE v1 address, which does not "
+                   "leave the subnet",
+                   "give its network interface an IP address");
     else
-        doctor_add(d, (struct finding){
-            .what = doctor_text(d, "%s: GID %d is a routable RoCE v2 address", name, best),
-            .evidence = doctor_text(d, "%s/gids/%d", port, best)});
+        doctor_fine(d, doctor_text(d, "%s: GID %d is a routable RoCE v2 address", name, best),
+                    doctor_text(d, "%s/gids/%d", port, best));
     look_at_forced_gid(d, name, port, best);
 }
 
@@ -149,14 +138,15 @@ static void look_at_mtu(struct doctor *d, const char *name)
     if (!devices_interface(d, name, interface) ||
         !tree_number(&d->tree, &mtu, "/sys/class/net/%s/mtu", interface) || mtu >= 4200)
         return;
-    doctor_add(d, (struct finding){
-        .severity = DOCTOR_WARNING,
-        .what = doctor_text(d, "%s carries %d bytes a packet, not 4096", name,
-                            mtu >= 2200 ? 2048 : mtu >= 1150 ? 1024 : 512),
-        .evidence = doctor_text(d, "/sys/class/net/%s/mtu: %.0f", interface, mtu),
-        .consequence = "more packets, more work: less bandwidth on fast links",
-        .remedy = doctor_text(d, "ip link set %s mtu 9000, on the switches and on all hosts alike",
-                              interface)});
+    doctor_add(d, DOCTOR_WARNING,
+               doctor_text(d, "%s carries %d bytes a packet, not 4096", name,
+                           mtu >= 2200   ? 2048
+                           : mtu >= 1150 ? 1024
+                                         : 512),
+               doctor_text(d, "/sys/class/net/%s/mtu: %.0f", interface, mtu),
+               "more packets, more work: less bandwidth on fast links",
+               doctor_text(d, "ip link set %s mtu 9000, on the switches and on all hosts alike",
+                           interface));
 }
 
 static void look_at_device(struct doctor *d, const char *path, char kind[static 64])
@@ -184,8 +174,7 @@ void doctor_rdma(struct doctor *d)
     if (list.count)
         look_at_nodes(d);
     else
-        doctor_add(d,
-                   (struct finding){.what = "no RDMA device: messages go by TCP or shared memory",
-                                    .evidence = "/sys/class/infiniband"});
+        doctor_fine(d, "no RDMA device: messages go by TCP or shared memory",
+                    "/sys/class/infiniband");
     tree_list_free(&list);
 }

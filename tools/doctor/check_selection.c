@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_selection.c - whether NCCL_ALGO and NCCL_PROTO name what NCCL has. Their form, as NCCL parses
- * it without regard to case:
+ * check_selection.c - whether NCCL_ALGO and NCCL_PROTO name what NCCL has. Their form, as NCCL
+ * parses it without regard to case:
  *
  *      ring,tree                       these, for every collective
  *      ^tree                           all but these
@@ -25,7 +25,8 @@ struct selection {
 };
 
 static const struct selection selections[] = {
-    {"NCCL_ALGO", "algorithm",
+    {"NCCL_ALGO",
+     "algorithm",
      {"Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"}},
     {"NCCL_PROTO", "protocol", {"LL", "LL128", "Simple"}},
 };
@@ -65,13 +66,12 @@ static void expect_name(struct doctor *d, const struct selection *s, const char 
     if (has_name(s, name))
         return;
     const char *near = dp_nearest(name, s->names, count_names(s));
-    doctor_add(d, (struct finding){
-        .severity = DOCTOR_FAULT,
-        .what = doctor_text(d, "%s: NCCL has no %s '%s'%s%s%s", variable, s->word, name,
-                            near ? "; did you mean " : "", near ? near : "", near ? "?" : ""),
-        .evidence = doctor_origin(d, variable),
-        .consequence = "recent releases stop with 'invalid usage', older ones ignore the name",
-        .remedy = doctor_text(d, "unset %s, or name one of %s", variable, list_names(d, s))});
+    doctor_add(d, DOCTOR_FAULT,
+               doctor_text(d, "%s: NCCL has no %s '%s'%s%s%s", variable, s->word, name,
+                           near ? "; did you mean " : "", near ? near : "", near ? "?" : ""),
+               doctor_origin(d, variable),
+               "recent releases stop with 'invalid usage', older ones ignore the name",
+               doctor_text(d, "unset %s, or name one of %s", variable, list_names(d, s)));
 }
 
 /* "allreduce:tree,ring" or "^tree". */

@@ -19,8 +19,8 @@
 
 /* ---- what NCCL reads ------------------------------------------------------------------------- */
 
-/* The variables that some release of NCCL reads, 2.13 to 2.30: from NVIDIA's documentation, and from
- * what its libraries look up. A line of nccl_variables.txt each, behind them NULL. */
+/* The variables that some release of NCCL reads, 2.13 to 2.30: from NVIDIA's documentation, and
+ * from what its libraries look up. A line of nccl_variables.txt each, behind them NULL. */
 extern const char *const doctor_nccl_variables[];
 
 /* ---- unknown names -------------------------------------------------------------------------- */
@@ -58,18 +58,16 @@ static void look_at_name(struct doctor *d, const char *name)
     if (other && !d->nccl.strings)
         return;
     const char *near = other ? NULL : nearest(name);
-    doctor_add(d, (struct finding){
-        .severity = DOCTOR_WARNING,
-        .what = other ? doctor_text(d, "NCCL %s does not know %s, other releases do",
-                                    d->nccl.version_text, name)
-                      : doctor_text(d, "no NCCL knows %s%s%s%s", name, near ? "; did you mean " : "",
-                                    near ? near : "", near ? "?" : ""),
-        .evidence = *d->nccl.path.text ? doctor_text(d, "%s; %s", doctor_origin(d, name),
-                                                     d->nccl.path.text)
-                                       : doctor_origin(d, name),
-        .consequence = "it has no effect",
-        .remedy = near ? doctor_text(d, "unset %s, set %s", name, near)
-                       : doctor_text(d, "unset %s", name)});
+    doctor_add(
+        d, DOCTOR_WARNING,
+        other ? doctor_text(d, "NCCL %s does not know %s, other releases do", d->nccl.version_text,
+                            name)
+              : doctor_text(d, "no NCCL knows %s%s%s%s", name, near ? "; did you mean " : "",
+                            near ? near : "", near ? "?" : ""),
+        *d->nccl.path.text ? doctor_text(d, "%s; %s", doctor_origin(d, name), d->nccl.path.text)
+                           : doctor_origin(d, name),
+        "it has no effect",
+        near ? doctor_text(d, "unset %s, set %s", name, near) : doctor_text(d, "unset %s", name));
 }
 
 /* The library says by itself what is wrong with its own, in this process. */
@@ -79,11 +77,8 @@ static void add_option(void *user, const struct dp_option_info *option)
 
     if (!option->problem)
         return;
-    doctor_add(d, (struct finding){.severity = DOCTOR_FAULT,
-                                   .what = doctor_text(d, "%s", option->problem),
-                                   .evidence = "the environment",
-                                   .consequence = "what reads it refuses to open",
-                                   .remedy = "dualpipe info --options lists what there is"});
+    doctor_add(d, DOCTOR_FAULT, doctor_text(d, "%s", option->problem), "the environment",
+               "what reads it refuses to open", "dualpipe info --options lists what there is");
 }
 
 /* ---- names of what is not there ------------------------------------------------------------- */
@@ -170,12 +165,8 @@ static void count_thing(struct doctor *d, const struct things *t, const struct f
 static void add_filter(struct doctor *d, const struct things *t, enum doctor_severity severity,
                        const char *what, const char *consequence)
 {
-    doctor_add(d, (struct finding){
-                      .severity = severity,
-                      .what = what,
-                      .evidence = doctor_text(d, "%s; %s", doctor_origin(d, t->variable), t->dir),
-                      .consequence = consequence,
-                      .remedy = doctor_text(d, "unset it, or name one of %s", t->dir)});
+    doctor_add(d, severity, what, doctor_text(d, "%s; %s", doctor_origin(d, t->variable), t->dir),
+               consequence, doctor_text(d, "unset it, or name one of %s", t->dir));
 }
 
 static void look_at_filter(struct doctor *d, const struct things *t)
@@ -251,7 +242,8 @@ static bool is_value(const struct values *v, const char *value)
     const long long number = strtoll(value, &end, 0);
 
     if (v->words && (size_t)snprintf(word, sizeof(word), " %s ", value) < sizeof(word) &&
-        (strstr(v->words, word) || (!strcmp(v->pattern, "NCCL_DEBUG") && strcasestr(v->words, word))))
+        (strstr(v->words, word) ||
+         (!strcmp(v->pattern, "NCCL_DEBUG") && strcasestr(v->words, word))))
         return true; /* NCCL compares all but NCCL_DEBUG with regard to case */
     return end != value && !*end && number >= v->least && number <= v->most;
 }
@@ -265,16 +257,13 @@ static void look_at_value(struct doctor *d, const char *name, const char *value)
     if (v == end || !*value || is_value(v, value))
         return;
     const char *numbers = doctor_text(d, "a number from %lld to %lld", v->least, v->most);
-    doctor_add(
-        d,
-        (struct finding){
-            .severity = DOCTOR_FAULT,
-            .what = doctor_text(d, "%s=%s, expected %s%s%s", name, value,
-                                v->words ? "one of" : numbers, v->words ? v->words : "",
-                                v->words && v->most ? doctor_text(d, "or %s", numbers) : ""),
-            .evidence = doctor_origin(d, name),
-            .consequence = "NCCL refuses it, or takes its default or another value without a word",
-            .remedy = doctor_text(d, "unset %s, or set it to such a value", name)});
+    doctor_add(d, DOCTOR_FAULT,
+               doctor_text(d, "%s=%s, expected %s%s%s", name, value, v->words ? "one of" : numbers,
+                           v->words ? v->words : "",
+                           v->words && v->most ? doctor_text(d, "or %s", numbers) : ""),
+               doctor_origin(d, name),
+               "NCCL refuses it, or takes its default or another value without a word",
+               doctor_text(d, "unset %s, or set it to such a value", name));
 }
 
 /* ---- against each other --------------------------------------------------------------------- */
@@ -318,11 +307,9 @@ static const struct rule rules[] = {
     {"NCCL_NET_GDR_LEVEL", "0", NULL, NULL, DOCTOR_WARNING, "GPUDirect is switched off",
      "every message is copied through host memory", "unset NCCL_NET_GDR_LEVEL"},
     {"NCCL_DEBUG_FILE", NULL, "NCCL_DEBUG", "!", DOCTOR_WARNING,
-     "NCCL_DEBUG_FILE is set, NCCL_DEBUG is not", "nothing is written",
-     "export NCCL_DEBUG=INFO"},
+     "NCCL_DEBUG_FILE is set, NCCL_DEBUG is not", "nothing is written", "export NCCL_DEBUG=INFO"},
     {"NCCL_DEBUG_SUBSYS", NULL, "NCCL_DEBUG", "!", DOCTOR_WARNING,
-     "NCCL_DEBUG_SUBSYS is set, NCCL_DEBUG is not", "nothing is printed",
-     "export NCCL_DEBUG=INFO"},
+     "NCCL_DEBUG_SUBSYS is set, NCCL_DEBUG is not", "nothing is printed", "export NCCL_DEBUG=INFO"},
     {"NCCL_DEBUG", "TRACE", NULL, NULL, DOCTOR_WARNING, "NCCL traces every call",
      "every message costs a line", "export NCCL_DEBUG=INFO"},
 };
@@ -340,14 +327,11 @@ static void apply(struct doctor *d, const struct rule *r)
     if (!is(d, doctor_variable(d, r->variable), r->value) ||
         (r->other && !is(d, doctor_variable(d, r->other), r->other_value)))
         return;
-    doctor_add(d, (struct finding){
-        .severity = r->severity,
-        .what = r->what,
-        .evidence = r->other ? doctor_text(d, "%s; %s", doctor_origin(d, r->variable),
-                                           doctor_origin(d, r->other))
-                             : doctor_origin(d, r->variable),
-        .consequence = r->consequence,
-        .remedy = r->remedy});
+    doctor_add(d, r->severity, r->what,
+               r->other ? doctor_text(d, "%s; %s", doctor_origin(d, r->variable),
+                                      doctor_origin(d, r->other))
+                        : doctor_origin(d, r->variable),
+               r->consequence, r->remedy);
 }
 
 static void look_at_bounds(struct doctor *d, const char *least, const char *most)
@@ -355,12 +339,9 @@ static void look_at_bounds(struct doctor *d, const char *least, const char *most
     const char *from = doctor_variable(d, least), *to = doctor_variable(d, most);
 
     if (from && to && atoi(from) > atoi(to))
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_WARNING,
-            .what = doctor_text(d, "%s is above %s", least, most),
-            .evidence = doctor_text(d, "%s; %s", doctor_origin(d, least), doctor_origin(d, most)),
-            .consequence = "NCCL takes one of them",
-            .remedy = "set the first to at most the second"});
+        doctor_add(d, DOCTOR_WARNING, doctor_text(d, "%s is above %s", least, most),
+                   doctor_text(d, "%s; %s", doctor_origin(d, least), doctor_origin(d, most)),
+                   "NCCL takes one of them", "set the first to at most the second");
 }
 
 void doctor_variables(struct doctor *d)
@@ -385,7 +366,6 @@ void doctor_variables(struct doctor *d)
     for (size_t i = 0; i < d->finding_count; i++)
         is_fine &= strcmp(d->findings[i].check, d->check) != 0;
     if (is_fine)
-        doctor_add(d,
-                   (struct finding){.what = "all NCCL_ variables are known and agree",
-                                    .evidence = "the environment, ~/.nccl.conf, /etc/nccl.conf"});
+        doctor_fine(d, "all NCCL_ variables are known and agree",
+                    "the environment, ~/.nccl.conf, /etc/nccl.conf");
 }

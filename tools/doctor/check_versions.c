@@ -75,27 +75,22 @@ static void look_at_driver(struct doctor *d)
     char version[32];
 
     if (!driver_version(d, version)) {
-        doctor_add(d, (struct finding){.severity = DOCTOR_UNKNOWN,
-                                       .what = "no NVIDIA driver is loaded",
-                                       .evidence = "/proc/driver/nvidia/version",
-                                       .consequence = "NCCL finds no GPU",
-                                       .remedy = "none is needed on a machine without GPUs"});
+        doctor_add(d, DOCTOR_UNKNOWN, "no NVIDIA driver is loaded", "/proc/driver/nvidia/version",
+                   "NCCL finds no GPU", "none is needed on a machine without GPUs");
         return;
     }
     add_need(&need, d->nccl.cuda, d->nccl.path.text, true);
     add_toolkit(d, &need);
     if (atoi(version) >= need.driver)
-        doctor_add(d, (struct finding){.what = doctor_text(d, "NVIDIA driver %s", version),
-                                       .evidence = "/proc/driver/nvidia/version"});
+        doctor_fine(d, doctor_text(d, "NVIDIA driver %s", version), "/proc/driver/nvidia/version");
     else
-        doctor_add(d, (struct finding){
-            .severity = need.of_nccl ? DOCTOR_FAULT : DOCTOR_WARNING,
-            .what = doctor_text(d, "NVIDIA driver %s is older than %d, which CUDA %s needs", version,
-                                need.driver, need.cuda),
-            .evidence = doctor_text(d, "/proc/driver/nvidia/version, %s", need.file),
-            .consequence = "what was built for it does not start: 'driver version is insufficient'",
-            .remedy = need.of_nccl ? "update the driver, or use an NCCL for an older CUDA"
-                                   : "update the driver, or use an older toolkit"});
+        doctor_add(d, need.of_nccl ? DOCTOR_FAULT : DOCTOR_WARNING,
+                   doctor_text(d, "NVIDIA driver %s is older than %d, which CUDA %s needs", version,
+                               need.driver, need.cuda),
+                   doctor_text(d, "/proc/driver/nvidia/version, %s", need.file),
+                   "what was built for it does not start: 'driver version is insufficient'",
+                   need.of_nccl ? "update the driver, or use an NCCL for an older CUDA"
+                                : "update the driver, or use an older toolkit");
 }
 
 /* libibverbs.so.1.14.44.0 is that of rdma-core 44.0. */
@@ -107,24 +102,22 @@ static void look_at_rdma_core(struct doctor *d)
 
     if (!library_find(d, "libibverbs.so.1", &path, &rule)) {
         bool devices = tree_has(&d->tree, "/sys/class/infiniband/.");
-        doctor_add(d, (struct finding){
-            .severity = devices ? DOCTOR_FAULT : DOCTOR_FINE,
-            .what = devices ? "there are RDMA devices, but no libibverbs.so.1"
-                            : "no libibverbs.so.1, and no RDMA device",
-            .evidence = "looked through the loader's directories",
-            .consequence = devices ? "neither NCCL nor a plugin can use them" : NULL,
-            .remedy = devices ? "install rdma-core (libibverbs1, ibverbs-providers), in the "
-                                "container too" : NULL});
+        doctor_add(d, devices ? DOCTOR_FAULT : DOCTOR_FINE,
+                   devices ? "there are RDMA devices, but no libibverbs.so.1"
+                           : "no libibverbs.so.1, and no RDMA device",
+                   "looked through the loader's directories",
+                   devices ? "neither NCCL nor a plugin can use them" : NULL,
+                   devices ? "install rdma-core (libibverbs1, ibverbs-providers), in the "
+                             "container too"
+                           : NULL);
         return;
     }
     if (tree_real(&d->tree, &real, "%s", path.text) &&
         sscanf(tree_base(real.text), "libibverbs.so.1.%d.%d", &minor, &core) == 2)
-        doctor_add(d, (struct finding){.what = doctor_text(d, "rdma-core %d", core),
-                                       .evidence = doctor_text(d, "%s", real.text)});
+        doctor_fine(d, doctor_text(d, "rdma-core %d", core), doctor_text(d, "%s", real.text));
     else
-        doctor_add(d,
-                   (struct finding){.what = "libibverbs, of an rdma-core that does not say which",
-                                    .evidence = doctor_text(d, "%s", path.text)});
+        doctor_fine(d, "libibverbs, of an rdma-core that does not say which",
+                    doctor_text(d, "%s", path.text));
 }
 
 void doctor_versions(struct doctor *d)
@@ -132,8 +125,7 @@ void doctor_versions(struct doctor *d)
     char kernel[256];
 
     if (tree_line(&d->tree, kernel, "/proc/sys/kernel/osrelease"))
-        doctor_add(d, (struct finding){.what = doctor_text(d, "Linux %s", kernel),
-                                       .evidence = "/proc/sys/kernel/osrelease"});
+        doctor_fine(d, doctor_text(d, "Linux %s", kernel), "/proc/sys/kernel/osrelease");
     look_at_driver(d);
     look_at_rdma_core(d);
 }

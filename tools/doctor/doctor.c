@@ -22,27 +22,39 @@
 enum { EXIT_WARNING = 3, EXIT_FAULT = 4 };
 
 static const struct doctor_check checks[] = {
-    {"nccl", doctor_nccl},           {"plugin", doctor_plugin},
-    {"tuner", doctor_tuner},         {"versions", doctor_versions},
-    {"gpu", doctor_gpu},             {"variables", doctor_variables},
-    {"limits", doctor_limits},       {"memory", doctor_memory},
-    {"rdma", doctor_rdma},           {"links", doctor_links},
-    {"isolation", doctor_isolation}, {"places", doctor_places},
+    {"nccl", doctor_nccl},
+    {"plugin", doctor_plugin},
+    {"tuner", doctor_tuner},
+    {"versions", doctor_versions},
+    {"gpu", doctor_gpu},
+    {"variables", doctor_variables},
+    {"limits", doctor_limits},
+    {"memory", doctor_memory},
+    {"rdma", doctor_rdma},
+    {"links", doctor_links},
+    {"isolation", doctor_isolation},
+    {"places", doctor_places},
     {"placement", doctor_placement},
 };
 enum { CHECKS = sizeof(checks) / sizeof(checks[0]) };
 
 /* ---- for the checks ------------------------------------------------------------------------- */
 
-void doctor_add(struct doctor *d, struct finding finding)
+void doctor_add(struct doctor *d, enum doctor_severity severity, const char *what,
+                const char *evidence, const char *consequence, const char *remedy)
 {
     struct finding *more = realloc(d->findings, (d->finding_count + 1) * sizeof(*more));
 
     if (!more)
         return;
-    finding.check = d->check;
     d->findings = more;
-    d->findings[d->finding_count++] = finding;
+    d->findings[d->finding_count++] =
+        (struct finding){severity, what, evidence, consequence, remedy, d->check};
+}
+
+void doctor_fine(struct doctor *d, const char *what, const char *evidence)
+{
+    doctor_add(d, DOCTOR_FINE, what, evidence, NULL, NULL);
 }
 
 const char *doctor_text(struct doctor *d, const char *fmt, ...)
@@ -113,10 +125,10 @@ static void print_json(const struct doctor *d)
 
     for (size_t i = 0; i < d->finding_count; i++) {
         const struct finding *f = &d->findings[i];
-        json_array_append_new(
-            list, json_pack("{ss, ss, ss, ss?, ss?, ss?}", "check", f->check, "severity",
-                            names[f->severity], "what", f->what, "evidence", f->evidence,
-                            "consequence", f->consequence, "remedy", f->remedy));
+        json_array_append_new(list, json_pack("{ss, ss, ss, ss?, ss?, ss?}", "check", f->check,
+                                              "severity", names[f->severity], "what", f->what,
+                                              "evidence", f->evidence, "consequence",
+                                              f->consequence, "remedy", f->remedy));
     }
     json_t *all = json_pack("{si, so}", "version", 1, "findings", list);
     json_dumpf(all, stdout, JSON_INDENT(2));
@@ -180,11 +192,9 @@ static void follow(struct doctor *d)
         sscanf(children, "%15s", d->process);
     free(children);
     d->check = "nccl";
-    doctor_add(
-        d, (struct finding){
-               .what = doctor_text(d, "process %s is looked at, of what dualpipe run has started",
-                                   d->process),
-               .evidence = evidence});
+    doctor_fine(
+        d, doctor_text(d, "process %s is looked at, of what dualpipe run has started", d->process),
+        evidence);
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
@@ -249,8 +259,8 @@ static int know_all(const struct arg_list *only)
     char known[256] = "";
 
     for (size_t i = 0, at = 0; i < CHECKS; i++)
-        at += (size_t)snprintf(known + at, sizeof(known) - at, "%s%s", i ? ", " : "",
-                               checks[i].name);
+        at +=
+            (size_t)snprintf(known + at, sizeof(known) - at, "%s%s", i ? ", " : "", checks[i].name);
     for (size_t i = 0; i < only->count; i++)
         if (!is_check(only->items[i]))
             return command_misused("no check '%s'; expected one of %s", only->items[i], known);
@@ -311,8 +321,9 @@ int run_doctor(int argc, char **argv)
         print_json(&d);
     else
         print_text(&d);
-    status = count_of(&d, DOCTOR_FAULT) ? EXIT_FAULT
-             : count_of(&d, DOCTOR_WARNING) ? EXIT_WARNING : EXIT_OK;
+    status = count_of(&d, DOCTOR_FAULT)     ? EXIT_FAULT
+             : count_of(&d, DOCTOR_WARNING) ? EXIT_WARNING
+                                            : EXIT_OK;
     doctor_free(&d);
     return status;
 }

@@ -123,7 +123,10 @@ void doctor_isolation(struct doctor *d);
 void doctor_places(struct doctor *d);
 void doctor_placement(struct doctor *d);
 
-void doctor_add(struct doctor *d, struct finding finding);
+/* Texts are those of struct finding. */
+void doctor_add(struct doctor *d, enum doctor_severity severity, const char *what,
+                const char *evidence, const char *consequence, const char *remedy);
+void doctor_fine(struct doctor *d, const char *what, const char *evidence);
 
 /* A text that lives as long as d. */
 const char *doctor_text(struct doctor *d, const char *fmt, ...)

@@ -55,12 +55,9 @@ none:
 static void add_line(struct doctor *d, const char *path, int number, const char *what,
                      const char *consequence)
 {
-    doctor_add(d, (struct finding){.severity = DOCTOR_WARNING,
-                                   .what = what,
-                                   .evidence = doctor_text(d, "line %d of %s", number, path),
-                                   .consequence = consequence,
-                                   .remedy = "write NAME=VALUE, without export, quotes or blanks; "
-                                             "NCCL reads the file, no shell"});
+    doctor_add(d, DOCTOR_WARNING, what, doctor_text(d, "line %d of %s", number, path), consequence,
+               "write NAME=VALUE, without export, quotes or blanks; "
+               "NCCL reads the file, no shell");
 }
 
 /* NCCL takes all before the first '=' for the name and all behind it for the value; comments begin
@@ -115,24 +112,19 @@ void doctor_variables_read(struct doctor *d)
 
     if (!add_file(d, 0, file, "the environment")) {
         d->unseen = file;
-        doctor_add(d, (struct finding){
-            .severity = DOCTOR_UNKNOWN,
-            .what = "the environment of the process cannot be read",
-            .evidence = file,
-            .consequence = "whether a variable is set is not known, and nothing follows from it",
-            .remedy = *d->tree.root ? "capture that file too"
-                                    : "run as the user of that process, or as root"});
+        doctor_add(d, DOCTOR_UNKNOWN, "the environment of the process cannot be read", file,
+                   "whether a variable is set is not known, and nothing follows from it",
+                   *d->tree.root ? "capture that file too"
+                                 : "run as the user of that process, or as root");
     }
 
     const char *home = doctor_variable(d, "HOME"), *other = doctor_variable(d, "NCCL_CONF_FILE");
     const bool is_named = other && *other;
     const char *mine = is_named ? other : doctor_text(d, "%s/.nccl.conf", home ? home : "");
     if (!add_file(d, '\n', mine, mine) && is_named)
-        doctor_add(
-            d, (struct finding){.severity = DOCTOR_WARNING,
-                                .what = "the file that NCCL_CONF_FILE names cannot be read",
-                                .evidence = doctor_origin(d, "NCCL_CONF_FILE"),
-                                .consequence = "NCCL goes on without it, and without ~/.nccl.conf",
-                                .remedy = "name a file that is there, by its whole path"});
+        doctor_add(d, DOCTOR_WARNING, "the file that NCCL_CONF_FILE names cannot be read",
+                   doctor_origin(d, "NCCL_CONF_FILE"),
+                   "NCCL goes on without it, and without ~/.nccl.conf",
+                   "name a file that is there, by its whole path");
     add_file(d, '\n', "/etc/nccl.conf", "/etc/nccl.conf");
 }
