@@ -1,8 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * compute.h - what computes the model: a table of the operations of ops.h, with a filling for the CPU
- * (compute_cpu.c) and one for CUDA (cuda/). Activations are `size` bytes each: reals, or on CUDA also
- * bfloat16. Parameters, their gradients and the statistics of norms are reals everywhere.
+ * compute.h - what computes the model: a table of operations on row-major matrices, with a filling for
+ * the CPU (ops.c) and one for CUDA (cuda/compute_cuda.c). Most are in threes:
+ *
+ *      X_forward   y from x
+ *      X_backward  dx from dy: the gradient with respect to the input, and nothing else
+ *      X_weight    adds to dw what this micro-batch contributes to the gradient of the weights
+ *
+ * That the last two are apart is what a pipeline lives on: dx is what the rank before waits for, dw can
+ * come whenever there is time.
+ *
+ * Activations and their gradients, void here, are `size` bytes each: reals, or on CUDA also bfloat16.
+ * Parameters, their gradients and the statistics of norms are reals everywhere: floats, but for the test
+ * that compares with finite differences. n is a number of rows: tokens, sequence after sequence.
  *
  * On CUDA an operation is queued in `stream`, and nothing waits for it. The first failure is kept,
  * and what follows it is left out; compute_error hands it to the callback's caller.
@@ -10,10 +20,28 @@
 #ifndef DP_TRAIN_COMPUTE_H
 #define DP_TRAIN_COMPUTE_H
 
-#include "train/ops.h"
-
 #include <dlpack/dlpack.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <dualpipe/random.h>
+
+#ifdef GPT_DOUBLE
+typedef double real;
+#else
+typedef float real;
+#endif
+
+/* OpenBLAS on one thread, with kernels for this processor. It is loaded where it is used only: it makes
+ * threads and buffers as it is loaded, for which other commands have no use. The first call of a process
+ * loads it. false: it cannot be loaded, and *why says why. */
+bool blas_begin(const char **why);
+
+/* Causal self-attention: position i of a sequence sees positions 0 .. i. */
+struct attention {
+    int sequences, context, heads, width; /* width = heads * width of a head */
+};
 
 struct compute;
 
@@ -24,9 +52,8 @@ struct compute_key {
     const void *values; /* of parameters that pass the device: in which window */
 };
 
-/* Arguments are as those of the functions of the same name in ops.h. Activations and their gradients
- * are void, parameters and their gradients real. */
 struct compute_ops {
+    /* y[n][out] = x[n][in] w[in][out] + b[out] */
     void (*linear_forward)(const struct compute *c, int n, int in, int out, const void *x,
                            const real *w, const real *b, void *y);
     void (*linear_backward)(const struct compute *c, int n, int in, int out, const void *dy,
@@ -40,6 +67,9 @@ struct compute_ops {
                            const real *w, void *dx);
     void (*table_weight)(const struct compute *c, int n, int in, int out, const void *x,
                          const void *dy, real *dw, real *db);
+    /* Layer normalisation of each row: y = xhat gain + bias, xhat = (x - mean) rstd. The backward needs
+     * xhat[n][width] and rstd[n], and *adds* to dx, which already holds the gradient that came round
+     * the block on the residual path. */
     void (*norm_forward)(const struct compute *c, int n, int width, const void *x, const real *gain,
                          const real *bias, void *y, void *xhat, real *rstd);
     void (*norm_backward)(const struct compute *c, int n, int width, const void *dy,
@@ -50,25 +80,32 @@ struct compute_ops {
      * normalisation), and of the scratch of a backward. */
     size_t (*attention_kept)(const struct attention *a);
     size_t (*attention_scratch)(const struct attention *a);
+    /* qkv[n][3 width]: queries, keys, values; y[n][width]: the mixed values. */
     void (*attention_forward)(const struct compute *c, const struct attention *a, const void *qkv,
                               void *kept, void *y);
     /* y: what the forward wrote. */
     void (*attention_backward)(const struct compute *c, const struct attention *a, const void *qkv,
                                const void *kept, const void *y, const void *dy, void *dqkv,
                                void *scratch);
+    /* y = gelu(x); x becomes gelu'(x), which is all that the backward needs: d = d * slope. */
     void (*gelu_forward)(const struct compute *c, size_t count, void *x, void *y);
     void (*gelu_backward)(const struct compute *c, size_t count, const void *slope, void *d);
+    /* Set a share `rate` of x to zero and scale the rest by 1 / (1 - rate). Which ones follows from the
+     * key alone, so the same call on a gradient is the backward. */
     void (*dropout)(const struct compute *c, struct dp_random_key key, float rate, size_t count,
                     void *x);
+    /* y[n][width] = table[token] + positions[place in the sequence] */
     void (*embed_forward)(const struct compute *c, int n, int context, int width,
                           const uint8_t *tokens, const real *table, const real *positions, void *y);
     void (*embed_weight)(const struct compute *c, int n, int context, int width,
                          const uint8_t *tokens, const void *dy, real *dtable, real *dpositions);
-    /* value is in the memory that c computes in. */
+    /* Mean over the rows of -log softmax(logits)[label], in nats; and its gradient times scale. value is
+     * in the memory that c computes in. */
     void (*entropy_forward)(const struct compute *c, int n, int classes, const void *logits,
                             const uint8_t *labels, double *value);
     void (*entropy_backward)(const struct compute *c, int n, int classes, const void *logits,
                              const uint8_t *labels, double scale, void *dlogits);
+    /* x += y; to = from; x = 0 */
     void (*add)(const struct compute *c, size_t count, const void *y, void *x);
     void (*copy)(const struct compute *c, size_t count, const void *from, void *to);
     void (*zero)(const struct compute *c, size_t count, void *x);
@@ -79,6 +116,16 @@ struct compute_ops {
     int (*carry_out)(const struct compute *c, const struct compute_key *key, bool is_static,
                      int (*queue)(void *arg), void *arg);
 };
+
+/* A filling: functions of these names. */
+#define COMPUTE_OPS                                                                                \
+    {                                                                                              \
+        linear_forward, linear_backward, linear_weight, table_forward, table_backward,             \
+            table_weight, norm_forward, norm_backward, norm_weight, attention_kept,                \
+            attention_scratch, attention_forward, attention_backward, gelu_forward, gelu_backward, \
+            dropout, embed_forward, embed_weight, entropy_forward, entropy_backward, add, copy,    \
+            zero, error, carry_out                                                                 \
+    }
 
 struct compute {
     const struct compute_ops *ops;
@@ -100,7 +147,5 @@ struct part {
     enum { PART_ACTIVATIONS, PART_REALS, PART_BYTES } unit;
 };
 size_t parts_place(const struct compute *c, const struct part *parts, size_t len, void *base);
-/* The same on the CPU, counted in reals. */
-size_t parts_lay_out(const struct part *parts, size_t len, real *base);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ops.c - matrix products by BLAS, and loops over the elements of a row.
+ * ops.c - the operations of compute.h on the CPU: matrix products by BLAS, and loops over the elements
+ * of a row. Nothing here knows of pipelines; nothing allocates.
  */
-#include "train/ops.h"
+#include "train/compute.h"
 
 #include <cblas.h>
 #include <dlfcn.h>
@@ -283,7 +284,9 @@ VECTORS static void gelu_row(size_t count, real *x, real *y)
     }
 }
 
-void add(size_t count, const real *y, real *x)
+#define C __attribute__((unused)) const struct compute *c
+
+static void add(C, size_t count, const void *y, void *x)
 {
     add_row(count, y, x);
 }
@@ -298,40 +301,44 @@ static void rows_fill(int n, int width, const real *b, real *y)
 static void rows_sum(int n, int width, const real *y, real *b)
 {
     for (int i = 0; i < n; i++)
-        add((size_t)width, y + (size_t)i * (size_t)width, b);
+        add_row((size_t)width, y + (size_t)i * (size_t)width, b);
 }
 
 /* ---- linear -------------------------------------------------------------------------------- */
 
-void linear_forward(int n, int in, int out, const real *x, const real *w, const real *b, real *y)
+static void linear_forward(C, int n, int in, int out, const void *x, const real *w, const real *b,
+                           void *y)
 {
     rows_fill(n, out, b, y);
     gemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, out, in, 1, x, in, w, out, 1, y, out);
 }
 
-void linear_backward(int n, int in, int out, const real *dy, const real *w, real *dx)
+static void linear_backward(C, int n, int in, int out, const void *dy, const real *w, void *dx)
 {
     gemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, in, out, 1, dy, out, w, out, 0, dx, in);
 }
 
-void linear_weight(int n, int in, int out, const real *x, const real *dy, real *dw, real *db)
+static void linear_weight(C, int n, int in, int out, const void *x, const void *dy, real *dw,
+                          real *db)
 {
     gemm(CblasRowMajor, CblasTrans, CblasNoTrans, in, out, n, 1, x, in, dy, out, 1, dw, out);
     rows_sum(n, out, dy, db);
 }
 
-void table_forward(int n, int in, int out, const real *x, const real *w, const real *b, real *y)
+static void table_forward(C, int n, int in, int out, const void *x, const real *w, const real *b,
+                          void *y)
 {
     rows_fill(n, out, b, y);
     gemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, out, in, 1, x, in, w, in, 1, y, out);
 }
 
-void table_backward(int n, int in, int out, const real *dy, const real *w, real *dx)
+static void table_backward(C, int n, int in, int out, const void *dy, const real *w, void *dx)
 {
     gemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, in, out, 1, dy, out, w, in, 0, dx, in);
 }
 
-void table_weight(int n, int in, int out, const real *x, const real *dy, real *dw, real *db)
+static void table_weight(C, int n, int in, int out, const void *x, const void *dy, real *dw,
+                         real *db)
 {
     gemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, in, n, 1, dy, out, x, in, 1, dw, in);
     rows_sum(n, out, dy, db);
@@ -339,30 +346,36 @@ void table_weight(int n, int in, int out, const real *x, const real *dy, real *d
 
 /* ---- layer normalisation -------------------------------------------------------------------- */
 
-void norm_forward(int n, int width, const real *x, const real *gain, const real *bias, real *y,
-                  real *xhat, real *rstd)
+static void norm_forward(C, int n, int width, const void *x, const real *gain, const real *bias,
+                         void *y, void *xhat, real *rstd)
 {
-    for (int i = 0; i < n; i++) {
-        size_t row = (size_t)i * (size_t)width;
-        normalise_row((size_t)width, x + row, gain, bias, y + row, xhat + row, rstd + i);
-    }
+    const size_t w = (size_t)width;
+    const real *from = x;
+    real *to = y, *hat = xhat;
+
+    for (int i = 0; i < n; i++, from += w, to += w, hat += w)
+        normalise_row(w, from, gain, bias, to, hat, rstd + i);
 }
 
-void norm_backward(int n, int width, const real *dy, const real *gain, const real *xhat,
-                   const real *rstd, real *dx)
+static void norm_backward(C, int n, int width, const void *dy, const real *gain, const void *xhat,
+                          const real *rstd, void *dx)
 {
-    for (int i = 0; i < n; i++) {
-        size_t row = (size_t)i * (size_t)width;
-        norm_backward_row((size_t)width, dy + row, gain, xhat + row, rstd[i], dx + row);
-    }
+    const size_t w = (size_t)width;
+    const real *from = dy, *hat = xhat;
+    real *to = dx;
+
+    for (int i = 0; i < n; i++, from += w, to += w, hat += w)
+        norm_backward_row(w, from, gain, hat, rstd[i], to);
 }
 
-void norm_weight(int n, int width, const real *dy, const real *xhat, real *dgain, real *dbias)
+static void norm_weight(C, int n, int width, const void *dy, const void *xhat, real *dgain,
+                        real *dbias)
 {
-    for (int i = 0; i < n; i++) {
-        size_t row = (size_t)i * (size_t)width;
-        norm_weight_row((size_t)width, dy + row, xhat + row, dgain, dbias);
-    }
+    const size_t w = (size_t)width;
+    const real *from = dy, *hat = xhat;
+
+    for (int i = 0; i < n; i++, from += w, hat += w)
+        norm_weight_row(w, from, hat, dgain, dbias);
 }
 
 /* ---- attention ----------------------------------------------------------------------------- */
@@ -409,11 +422,24 @@ static void head_forward(const struct attention *a, struct head at, const real *
          y + at.y, c);
 }
 
-void attention_forward(const struct attention *a, const real *qkv, real *p, real *y)
+/* The probabilities of all heads. */
+static size_t attention_kept(const struct attention *a)
+{
+    const size_t t = (size_t)a->context;
+
+    return (size_t)a->sequences * (size_t)a->heads * t * t * sizeof(real);
+}
+
+static size_t attention_scratch(const struct attention *a)
+{
+    return (size_t)a->context * (size_t)a->context * sizeof(real);
+}
+
+static void attention_forward(C, const struct attention *a, const void *qkv, void *kept, void *y)
 {
     for (int s = 0; s < a->sequences; s++)
         for (int h = 0; h < a->heads; h++)
-            head_forward(a, head_at(a, s, h), qkv, p, y);
+            head_forward(a, head_at(a, s, h), qkv, kept, y);
 }
 
 /* From the gradient of the probabilities to that of the scores, row by row, in place. */
@@ -440,88 +466,135 @@ static void head_backward(const struct attention *a, struct head at, const real 
          dqkv + at.k, 3 * c);
 }
 
-void attention_backward(const struct attention *a, const real *qkv, const real *p, const real *dy,
-                        real *dqkv, real *scratch)
+static void attention_backward(C, const struct attention *a, const void *qkv, const void *kept,
+                               __attribute__((unused)) const void *y, const void *dy, void *dqkv,
+                               void *scratch)
 {
     for (int s = 0; s < a->sequences; s++)
         for (int h = 0; h < a->heads; h++)
-            head_backward(a, head_at(a, s, h), qkv, p, dy, dqkv, scratch);
+            head_backward(a, head_at(a, s, h), qkv, kept, dy, dqkv, scratch);
 }
 
 /* ---- GELU ---------------------------------------------------------------------------------- */
 
-void gelu_forward(size_t count, real *x, real *y)
+static void gelu_forward(C, size_t count, void *x, void *y)
 {
     gelu_row(count, x, y);
 }
 
-void gelu_backward(size_t count, const real *slope, real *d)
+static void gelu_backward(C, size_t count, const void *slope, void *d)
 {
     multiply_row(count, slope, d);
 }
 
 /* ---- dropout ------------------------------------------------------------------------------- */
 
-void dropout(struct dp_random_key key, float rate, size_t count, real *x)
+static void dropout(C, struct dp_random_key key, float rate, size_t count, void *x)
 {
     const real scale = 1 / (1 - (real)rate);
+    real *of = x;
     float u[256];
 
     for (size_t at = 0; rate > 0 && at < count; at += 256) {
         size_t n = count - at < 256 ? count - at : 256;
         dp_random_uniform(key, at, u, n);
         for (size_t i = 0; i < n; i++)
-            x[at + i] = u[i] < rate ? 0 : x[at + i] * scale;
+            of[at + i] = u[i] < rate ? 0 : of[at + i] * scale;
     }
 }
 
 /* ---- embedding ----------------------------------------------------------------------------- */
 
-void embed_forward(int n, int context, int width, const uint8_t *tokens, const real *table,
-                   const real *positions, real *y)
+static void embed_forward(C, int n, int context, int width, const uint8_t *tokens,
+                          const real *table, const real *positions, void *y)
 {
-    size_t w = (size_t)width;
+    const size_t w = (size_t)width;
+    real *to = y;
 
-    for (int i = 0; i < n; i++, y += w) {
-        memcpy(y, table + tokens[i] * w, w * sizeof(real));
-        add(w, positions + (size_t)(i % context) * w, y);
+    for (int i = 0; i < n; i++, to += w) {
+        memcpy(to, table + tokens[i] * w, w * sizeof(real));
+        add_row(w, positions + (size_t)(i % context) * w, to);
     }
 }
 
-void embed_weight(int n, int context, int width, const uint8_t *tokens, const real *dy,
-                  real *dtable, real *dpositions)
+static void embed_weight(C, int n, int context, int width, const uint8_t *tokens, const void *dy,
+                         real *dtable, real *dpositions)
 {
-    size_t w = (size_t)width;
+    const size_t w = (size_t)width;
+    const real *from = dy;
 
-    for (int i = 0; i < n; i++, dy += w) {
-        add(w, dy, dtable + tokens[i] * w);
-        add(w, dy, dpositions + (size_t)(i % context) * w);
+    for (int i = 0; i < n; i++, from += w) {
+        add_row(w, from, dtable + tokens[i] * w);
+        add_row(w, from, dpositions + (size_t)(i % context) * w);
     }
 }
 
 /* ---- cross-entropy ------------------------------------------------------------------------- */
 
-double entropy_forward(int n, int classes, const real *logits, const uint8_t *labels)
+static void entropy_forward(C, int n, int classes, const void *logits, const uint8_t *labels,
+                            double *value)
 {
     real most, unused[UINT8_MAX + 1]; /* classes are those of a byte */
+    const real *row = logits;
     double total = 0;
 
-    for (int i = 0; i < n; i++, logits += classes) {
-        const real sum = exp_row((size_t)classes, unused, logits, &most);
-        total += (double)(most + log(sum) - logits[labels[i]]);
+    for (int i = 0; i < n; i++, row += classes) {
+        const real sum = exp_row((size_t)classes, unused, row, &most);
+        total += (double)(most + log(sum) - row[labels[i]]);
     }
-    return total / n;
+    *value = total / n;
 }
 
-void entropy_backward(int n, int classes, const real *logits, const uint8_t *labels, double scale,
-                      real *dlogits)
+static void entropy_backward(C, int n, int classes, const void *logits, const uint8_t *labels,
+                             double scale, void *dlogits)
 {
-    const real each = (real)(scale / n);
-    real most;
+    const real each = (real)(scale / n), *row = logits;
+    real most, *d = dlogits;
 
-    for (int i = 0; i < n; i++, logits += classes, dlogits += classes) {
-        const real sum = exp_row((size_t)classes, dlogits, logits, &most);
-        scale_row((size_t)classes, each / sum, dlogits);
-        dlogits[labels[i]] -= each;
+    for (int i = 0; i < n; i++, row += classes, d += classes) {
+        const real sum = exp_row((size_t)classes, d, row, &most);
+        scale_row((size_t)classes, each / sum, d);
+        d[labels[i]] -= each;
     }
+}
+
+/* ---- the table ----------------------------------------------------------------------------- */
+
+static void copy(C, size_t count, const void *from, void *to)
+{
+    memcpy(to, from, count * sizeof(real));
+}
+
+static void zero(C, size_t count, void *x)
+{
+    memset(x, 0, count * sizeof(real));
+}
+
+static int error(C)
+{
+    return 0;
+}
+
+static int carry_out(C, __attribute__((unused)) const struct compute_key *key,
+                     __attribute__((unused)) bool is_static, int (*queue)(void *arg), void *arg)
+{
+    return queue(arg);
+}
+
+static const struct compute_ops ops = COMPUTE_OPS;
+
+const struct compute compute_cpu = {
+    .ops = &ops, .size = sizeof(real), .align = sizeof(real), .dl = {kDLCPU, 0}};
+
+size_t parts_place(const struct compute *c, const struct part *parts, size_t len, void *base)
+{
+    const size_t sizes[] = {c->size, sizeof(real), 1};
+    size_t used = 0;
+
+    for (size_t i = 0; i < len; i++) {
+        *parts[i].at = base ? (void *)((char *)base + used) : NULL;
+        used += parts[i].count * sizes[parts[i].unit];
+        used = (used + c->align - 1) / c->align * c->align;
+    }
+    return used;
 }

@@ -101,8 +101,9 @@ static void sum_blocks(struct sequential *s)
     for (int step = 1; step < s->block_count; step *= 2)
         for (int b = 0; b + step < s->block_count; b += 2 * step)
             for (int32_t i = 0; i < s->model.parameter_count; i++)
-                add(count_of(s, i), s->blocks[b + step].tensors[i].data,
-                    s->blocks[b].tensors[i].data);
+                compute_cpu.ops->add(&compute_cpu, count_of(s, i),
+                                     s->blocks[b + step].tensors[i].data,
+                                     s->blocks[b].tensors[i].data);
 }
 
 size_t sequential_read(const struct dp_stage *model, bool gradients, real *out)

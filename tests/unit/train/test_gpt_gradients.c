@@ -56,10 +56,12 @@ static void assert_gradient(scalar_fn f, void *user, size_t count, real *x, cons
 
 enum { N = 6, IN = 5, OUT = 4 };
 
+#define OPS compute_cpu.ops
+
 struct linear_kind {
-    void (*forward)(int n, int in, int out, const real *x, const real *w, const real *b, real *y);
-    void (*backward)(int n, int in, int out, const real *dy, const real *w, real *dx);
-    void (*weight)(int n, int in, int out, const real *x, const real *dy, real *dw, real *db);
+    __typeof__(OPS->linear_forward) forward;
+    __typeof__(OPS->linear_backward) backward;
+    __typeof__(OPS->linear_weight) weight;
 };
 
 struct linear {
@@ -70,7 +72,7 @@ struct linear {
 static double linear_value(void *user)
 {
     struct linear *l = user;
-    l->kind->forward(N, IN, OUT, l->x, l->w, l->b, l->y);
+    l->kind->forward(&compute_cpu, N, IN, OUT, l->x, l->w, l->b, l->y);
     return dot(N * OUT, l->y, l->dy);
 }
 
@@ -83,8 +85,8 @@ static void assert_linear_gradients(const struct linear_kind *kind)
     fill(2, IN * OUT, l.w);
     fill(3, OUT, l.b);
     fill(4, N * OUT, l.dy);
-    kind->backward(N, IN, OUT, l.dy, l.w, dx);
-    kind->weight(N, IN, OUT, l.x, l.dy, dw, db);
+    kind->backward(&compute_cpu, N, IN, OUT, l.dy, l.w, dx);
+    kind->weight(&compute_cpu, N, IN, OUT, l.x, l.dy, dw, db);
     assert_gradient(linear_value, &l, N * IN, l.x, dx);
     assert_gradient(linear_value, &l, IN * OUT, l.w, dw);
     assert_gradient(linear_value, &l, OUT, l.b, db);
@@ -93,14 +95,16 @@ static void assert_linear_gradients(const struct linear_kind *kind)
 static void a_linear_layer_has_the_gradients_of_finite_differences(void **state)
 {
     (void)state;
-    assert_linear_gradients(&(struct linear_kind){linear_forward, linear_backward, linear_weight});
+    assert_linear_gradients(&(struct linear_kind){OPS->linear_forward, OPS->linear_backward,
+                                                  OPS->linear_weight});
 }
 
 /* Of a head that is the table of the embedding. */
 static void a_layer_of_a_table_has_the_gradients_of_finite_differences(void **state)
 {
     (void)state;
-    assert_linear_gradients(&(struct linear_kind){table_forward, table_backward, table_weight});
+    assert_linear_gradients(&(struct linear_kind){OPS->table_forward, OPS->table_backward,
+                                                  OPS->table_weight});
 }
 
 struct norm {
@@ -110,7 +114,7 @@ struct norm {
 static double norm_value(void *user)
 {
     struct norm *l = user;
-    norm_forward(N, IN, l->x, l->gain, l->bias, l->y, l->xhat, l->rstd);
+    OPS->norm_forward(&compute_cpu, N, IN, l->x, l->gain, l->bias, l->y, l->xhat, l->rstd);
     return dot(N * IN, l->y, l->dy);
 }
 
@@ -125,8 +129,8 @@ static void a_norm_has_the_gradients_of_finite_differences(void **state)
     fill(3, IN, l.bias);
     fill(4, N * IN, l.dy);
     norm_value(&l);
-    norm_backward(N, IN, l.dy, l.gain, l.xhat, l.rstd, dx);
-    norm_weight(N, IN, l.dy, l.xhat, dgain, dbias);
+    OPS->norm_backward(&compute_cpu, N, IN, l.dy, l.gain, l.xhat, l.rstd, dx);
+    OPS->norm_weight(&compute_cpu, N, IN, l.dy, l.xhat, dgain, dbias);
     assert_gradient(norm_value, &l, N * IN, l.x, dx);
     assert_gradient(norm_value, &l, IN, l.gain, dgain);
     assert_gradient(norm_value, &l, IN, l.bias, dbias);
@@ -143,7 +147,7 @@ struct mix {
 static double mix_value(void *user)
 {
     struct mix *m = user;
-    attention_forward(&attention, m->qkv, m->p, m->y);
+    OPS->attention_forward(&compute_cpu, &attention, m->qkv, m->p, m->y);
     return dot(TOKENS * WIDTH, m->y, m->dy);
 }
 
@@ -156,7 +160,7 @@ static void attention_has_the_gradients_of_finite_differences(void **state)
     fill(1, TOKENS * 3 * WIDTH, m.qkv);
     fill(2, TOKENS * WIDTH, m.dy);
     mix_value(&m);
-    attention_backward(&attention, m.qkv, m.p, m.dy, dqkv, scratch);
+    OPS->attention_backward(&compute_cpu, &attention, m.qkv, m.p, m.y, m.dy, dqkv, scratch);
     assert_gradient(mix_value, &m, TOKENS * 3 * WIDTH, m.qkv, dqkv);
 }
 
@@ -187,7 +191,7 @@ static double gelu_value(void *user)
 {
     struct gelu *g = user;
     memcpy(g->slope, g->x, sizeof(g->x));
-    gelu_forward(N, g->slope, g->y);
+    OPS->gelu_forward(&compute_cpu, N, g->slope, g->y);
     return dot(N, g->y, g->dy);
 }
 
@@ -200,7 +204,7 @@ static void gelu_has_the_gradients_of_finite_differences(void **state)
     fill(1, N, g.dy);
     gelu_value(&g);
     memcpy(dx, g.dy, sizeof(dx));
-    gelu_backward(N, g.slope, dx);
+    OPS->gelu_backward(&compute_cpu, N, g.slope, dx);
     assert_gradient(gelu_value, &g, N, g.x, dx);
 }
 
@@ -212,7 +216,10 @@ struct entropy {
 static double entropy_value(void *user)
 {
     struct entropy *e = user;
-    return 0.25 * entropy_forward(3, IN, e->logits, e->labels);
+    double value;
+
+    OPS->entropy_forward(&compute_cpu, 3, IN, e->logits, e->labels, &value);
+    return 0.25 * value;
 }
 
 static void cross_entropy_has_the_gradients_of_finite_differences(void **state)
@@ -222,7 +229,7 @@ static void cross_entropy_has_the_gradients_of_finite_differences(void **state)
     real d[3 * IN];
 
     fill(1, 3 * IN, e.logits);
-    entropy_backward(3, IN, e.logits, e.labels, 0.25, d);
+    OPS->entropy_backward(&compute_cpu, 3, IN, e.logits, e.labels, 0.25, d);
     assert_gradient(entropy_value, &e, 3 * IN, e.logits, d);
 }
 
@@ -230,7 +237,10 @@ static void cross_entropy_of_equal_logits_is_the_logarithm_of_their_number(void 
 {
     (void)state;
     struct entropy e = {.logits = {1000, 1000, 1000, 1000, 1000}, .labels = {3}};
-    assert_float_equal(entropy_forward(1, IN, e.logits, e.labels), log(IN), 1e-12);
+    double value;
+
+    OPS->entropy_forward(&compute_cpu, 1, IN, e.logits, e.labels, &value);
+    assert_float_equal(value, log(IN), 1e-12);
 }
 
 static void dropout_keeps_the_mean_and_repeats_itself(void **state)
@@ -243,8 +253,8 @@ static void dropout_keeps_the_mean_and_repeats_itself(void **state)
 
     for (int i = 0; i < COUNT; i++)
         x[i] = again[i] = 1;
-    dropout(key, 0.25f, COUNT, x);
-    dropout(key, 0.25f, COUNT, again);
+    OPS->dropout(&compute_cpu, key, 0.25f, COUNT, x);
+    OPS->dropout(&compute_cpu, key, 0.25f, COUNT, again);
     for (int i = 0; i < COUNT; i++)
         sum += x[i];
     assert_memory_equal(x, again, sizeof(x));

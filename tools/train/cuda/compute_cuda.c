@@ -61,15 +61,15 @@ static void product(C, const struct product_args *p)
         r->err = err;
 }
 
-static void linear_forward_cuda(C, int n, int in, int out, const void *x, const real *w,
-                                const real *b, void *y)
+static void linear_forward(C, int n, int in, int out, const void *x, const real *w,
+                           const real *b, void *y)
 {
     product(c, &(struct product_args){.m = n, .n = out, .k = in, .a_row = in, .a_column = 1,
                                       .b_row = out, .b_column = 1, .a = x, .b = low(c, w),
                                       .bias = low(c, b), .c = y});
 }
 
-static void linear_backward_cuda(C, int n, int in, int out, const void *dy, const real *w, void *dx)
+static void linear_backward(C, int n, int in, int out, const void *dy, const real *w, void *dx)
 {
     product(c, &(struct product_args){.m = n, .n = in, .k = out, .a_row = out, .a_column = 1,
                                       .b_row = 1, .b_column = out, .a = dy, .b = low(c, w),
@@ -96,8 +96,8 @@ static void columns(C, int n, int width, const void *dy, const void *xhat, float
            args);
 }
 
-static void linear_weight_cuda(C, int n, int in, int out, const void *x, const void *dy, real *dw,
-                               real *db)
+static void linear_weight(C, int n, int in, int out, const void *x, const void *dy, real *dw,
+                          real *db)
 {
     product(c, &(struct product_args){.m = in, .n = out, .k = n, .a_row = 1, .a_column = in,
                                       .b_row = out, .b_column = 1, .accumulate = 1, .wide = 1,
@@ -105,23 +105,23 @@ static void linear_weight_cuda(C, int n, int in, int out, const void *x, const v
     columns(c, n, out, dy, NULL, db, NULL);
 }
 
-static void table_forward_cuda(C, int n, int in, int out, const void *x, const real *w,
-                               const real *b, void *y)
+static void table_forward(C, int n, int in, int out, const void *x, const real *w,
+                          const real *b, void *y)
 {
     product(c, &(struct product_args){.m = n, .n = out, .k = in, .a_row = in, .a_column = 1,
                                       .b_row = 1, .b_column = in, .a = x, .b = low(c, w),
                                       .bias = low(c, b), .c = y});
 }
 
-static void table_backward_cuda(C, int n, int in, int out, const void *dy, const real *w, void *dx)
+static void table_backward(C, int n, int in, int out, const void *dy, const real *w, void *dx)
 {
     product(c, &(struct product_args){.m = n, .n = in, .k = out, .a_row = out, .a_column = 1,
                                       .b_row = in, .b_column = 1, .a = dy, .b = low(c, w),
                                       .c = dx});
 }
 
-static void table_weight_cuda(C, int n, int in, int out, const void *x, const void *dy, real *dw,
-                              real *db)
+static void table_weight(C, int n, int in, int out, const void *x, const void *dy, real *dw,
+                         real *db)
 {
     product(c, &(struct product_args){.m = out, .n = in, .k = n, .a_row = 1, .a_column = out,
                                       .b_row = in, .b_column = 1, .accumulate = 1, .wide = 1,
@@ -131,16 +131,16 @@ static void table_weight_cuda(C, int n, int in, int out, const void *x, const vo
 
 /* ---- rows ---------------------------------------------------------------------------------- */
 
-static void norm_forward_cuda(C, int n, int width, const void *x, const real *gain,
-                              const real *bias, void *y, void *xhat, real *rstd)
+static void norm_forward(C, int n, int width, const void *x, const real *gain,
+                         const real *bias, void *y, void *xhat, real *rstd)
 {
     const struct norm_args args = {n, width, gain, bias, x, y, xhat, rstd};
 
     LAUNCH(norm_forward, grid_of_rows(n), args);
 }
 
-static void norm_backward_cuda(C, int n, int width, const void *dy, const real *gain,
-                               const void *xhat, const real *rstd, void *dx)
+static void norm_backward(C, int n, int width, const void *dy, const real *gain,
+                          const void *xhat, const real *rstd, void *dx)
 {
     const struct norm_args args = {.n = n, .width = width, .gain = gain, .x = dy, .y = dx,
                                    .xhat = (void *)(uintptr_t)xhat,
@@ -149,14 +149,14 @@ static void norm_backward_cuda(C, int n, int width, const void *dy, const real *
     LAUNCH(norm_backward, grid_of_rows(n), args);
 }
 
-static void norm_weight_cuda(C, int n, int width, const void *dy, const void *xhat, real *dgain,
-                             real *dbias)
+static void norm_weight(C, int n, int width, const void *dy, const void *xhat, real *dgain,
+                        real *dbias)
 {
     columns(c, n, width, dy, xhat, dbias, dgain);
 }
 
-static void entropy_forward_cuda(C, int n, int classes, const void *logits, const uint8_t *labels,
-                                 double *value)
+static void entropy_forward(C, int n, int classes, const void *logits, const uint8_t *labels,
+                            double *value)
 {
     struct cuda_rank *r = rank_of(c);
     const struct entropy_args args = {.n = n, .classes = classes, .logits = logits,
@@ -167,8 +167,8 @@ static void entropy_forward_cuda(C, int n, int classes, const void *logits, cons
     LAUNCH(sum, ((struct cuda_grid){1, 1, 1, 256, 256 * sizeof(double)}), sum);
 }
 
-static void entropy_backward_cuda(C, int n, int classes, const void *logits, const uint8_t *labels,
-                                  double scale, void *dlogits)
+static void entropy_backward(C, int n, int classes, const void *logits, const uint8_t *labels,
+                             double scale, void *dlogits)
 {
     const struct entropy_args args = {.n = n, .classes = classes, .each = (float)(scale / n),
                                       .logits = logits, .labels = labels, .dlogits = dlogits};
@@ -178,9 +178,14 @@ static void entropy_backward_cuda(C, int n, int classes, const void *logits, con
 
 /* ---- attention ----------------------------------------------------------------------------- */
 
-static size_t attention_rows(const struct attention *a)
+static size_t attention_kept(const struct attention *a)
 {
     return (size_t)a->sequences * (size_t)a->heads * (size_t)a->context * sizeof(float);
+}
+
+static size_t attention_scratch(const struct attention *a)
+{
+    return attention_kept(a);
 }
 
 static struct cuda_grid attention_grid(const struct attention *a, unsigned rows, size_t tiles,
@@ -208,8 +213,8 @@ static struct cuda_grid mma_grid(const struct attention *a, size_t tiles, size_t
                               tiles * MMA_TILE_BYTES + floats * MMA_ROWS * sizeof(float)};
 }
 
-static void attention_forward_cuda(C, const struct attention *a, const void *qkv, void *kept,
-                                   void *y)
+static void attention_forward(C, const struct attention *a, const void *qkv, void *kept,
+                              void *y)
 {
     const struct attention_args args = {.context = a->context, .heads = a->heads,
                                         .width = a->width, .qkv = qkv, .y = y, .lse = kept};
@@ -220,8 +225,8 @@ static void attention_forward_cuda(C, const struct attention *a, const void *qkv
         LAUNCH(attention_forward, attention_grid(a, ATTENTION_ROWS, 3, 1), args);
 }
 
-static void attention_backward_cuda(C, const struct attention *a, const void *qkv, const void *kept,
-                                    const void *y, const void *dy, void *dqkv, void *scratch)
+static void attention_backward(C, const struct attention *a, const void *qkv, const void *kept,
+                               const void *y, const void *dy, void *dqkv, void *scratch)
 {
     const struct attention_args args = {
         .context = a->context, .heads = a->heads, .width = a->width, .qkv = qkv,
@@ -244,32 +249,32 @@ static void attention_backward_cuda(C, const struct attention *a, const void *qk
     LAUNCH(kernel, grid_of(count),                                                            \
            ((const struct elements_args){count, (void *)(uintptr_t)(x), (void *)(uintptr_t)(y)}))
 
-static void gelu_forward_cuda(C, size_t count, void *x, void *y)
+static void gelu_forward(C, size_t count, void *x, void *y)
 {
     ELEMENTS(gelu_forward, count, x, y);
 }
 
-static void gelu_backward_cuda(C, size_t count, const void *slope, void *d)
+static void gelu_backward(C, size_t count, const void *slope, void *d)
 {
     ELEMENTS(gelu_backward, count, slope, d);
 }
 
-static void add_cuda(C, size_t count, const void *y, void *x)
+static void add(C, size_t count, const void *y, void *x)
 {
     ELEMENTS(add, count, x, y);
 }
 
-static void copy_cuda(C, size_t count, const void *from, void *to)
+static void copy(C, size_t count, const void *from, void *to)
 {
     ELEMENTS(copy, count, from, to);
 }
 
-static void zero_cuda(C, size_t count, void *x)
+static void zero(C, size_t count, void *x)
 {
     ELEMENTS(zero, count, x, NULL);
 }
 
-static void dropout_cuda(C, struct dp_random_key key, float rate, size_t count, void *x)
+static void dropout(C, struct dp_random_key key, float rate, size_t count, void *x)
 {
     const struct dropout_args args = {count, key.key, key.stream, rate, 1 / (1 - rate), x};
 
@@ -277,8 +282,8 @@ static void dropout_cuda(C, struct dp_random_key key, float rate, size_t count, 
         LAUNCH(dropout, grid_of((count + 3) / 4), args);
 }
 
-static void embed_forward_cuda(C, int n, int context, int width, const uint8_t *tokens,
-                               const real *table, const real *positions, void *y)
+static void embed_forward(C, int n, int context, int width, const uint8_t *tokens,
+                          const real *table, const real *positions, void *y)
 {
     const struct embed_args args = {.n = n, .context = context, .width = width, .tokens = tokens,
                                     .table = table, .positions = positions, .y = y};
@@ -286,8 +291,8 @@ static void embed_forward_cuda(C, int n, int context, int width, const uint8_t *
     LAUNCH(embed_forward, grid_of((uint64_t)n * (uint64_t)width), args);
 }
 
-static void embed_weight_cuda(C, int n, int context, int width, const uint8_t *tokens,
-                              const void *dy, real *dtable, real *dpositions)
+static void embed_weight(C, int n, int context, int width, const uint8_t *tokens,
+                         const void *dy, real *dtable, real *dpositions)
 {
     const struct embed_args args = {.n = n, .context = context, .width = width, .tokens = tokens,
                                     .dy = dy, .dtable = dtable, .dpositions = dpositions};
@@ -298,7 +303,7 @@ static void embed_weight_cuda(C, int n, int context, int width, const uint8_t *t
            args);
 }
 
-static int error_cuda(C)
+static int error(C)
 {
     struct cuda_rank *r = rank_of(c);
     const int err = r->err;
@@ -307,36 +312,10 @@ static int error_cuda(C)
     return err;
 }
 
-static int carry_out_cuda(C, const struct compute_key *key, bool is_static,
-                          int (*queue)(void *arg), void *arg)
+static int carry_out(C, const struct compute_key *key, bool is_static,
+                     int (*queue)(void *arg), void *arg)
 {
     return cuda_graphs_carry_out(rank_of(c), c->stream, key, is_static, queue, arg);
 }
 
-const struct compute_ops cuda_compute_ops = {
-    .linear_forward = linear_forward_cuda,
-    .linear_backward = linear_backward_cuda,
-    .linear_weight = linear_weight_cuda,
-    .table_forward = table_forward_cuda,
-    .table_backward = table_backward_cuda,
-    .table_weight = table_weight_cuda,
-    .norm_forward = norm_forward_cuda,
-    .norm_backward = norm_backward_cuda,
-    .norm_weight = norm_weight_cuda,
-    .attention_kept = attention_rows,
-    .attention_scratch = attention_rows,
-    .attention_forward = attention_forward_cuda,
-    .attention_backward = attention_backward_cuda,
-    .gelu_forward = gelu_forward_cuda,
-    .gelu_backward = gelu_backward_cuda,
-    .dropout = dropout_cuda,
-    .embed_forward = embed_forward_cuda,
-    .embed_weight = embed_weight_cuda,
-    .entropy_forward = entropy_forward_cuda,
-    .entropy_backward = entropy_backward_cuda,
-    .add = add_cuda,
-    .copy = copy_cuda,
-    .zero = zero_cuda,
-    .error = error_cuda,
-    .carry_out = carry_out_cuda,
-};
+const struct compute_ops cuda_compute_ops = COMPUTE_OPS;
