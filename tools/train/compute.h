@@ -139,13 +139,13 @@ struct compute {
 
 extern const struct compute compute_cpu;
 
-/* Memory that is cut into parts: each *at becomes where its part begins, one after the other from
+/* Memory that is cut into areas: each *at becomes where its part begins, one after the other from
  * base on. Returns their bytes; base may be NULL, to learn that only. */
-struct part {
+struct compute_area {
     real **at;
     size_t count;
-    enum { PART_ACTIVATIONS, PART_REALS, PART_BYTES } unit;
+    enum { AREA_ACTIVATIONS, AREA_REALS, AREA_BYTES } unit;
 };
-size_t parts_place(const struct compute *c, const struct part *parts, size_t len, void *base);
+size_t compute_place(const struct compute *c, const struct compute_area *areas, size_t len, void *base);
 
 #endif

@@ -6,9 +6,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The tensors of a block's parameters, in the order in which they lie in memory. */
+enum block_tensor {
+    NORM1_GAIN, NORM1_BIAS, QKV, QKV_BIAS, PROJ, PROJ_BIAS,
+    NORM2_GAIN, NORM2_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS,
+    BLOCK_TENSORS
+};
+
+/* Of the ends, and the most of a group. */
+enum embedding_tensor { TABLE, POSITIONS, EMBEDDING_TENSORS };
+enum head_tensor { FINAL_GAIN, FINAL_BIAS, HEAD, HEAD_BIAS, HEAD_TENSORS };
+enum { MAX_TENSORS = BLOCK_TENSORS };
+
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-/* Group 0 is the embedding of bytes and positions, groups 1 .. L are the blocks (block.h), group L + 1
+/* Group 0 is the embedding of bytes and positions, groups 1 .. L are the blocks, group L + 1
  * is the final norm and the head: a tied one is a copy of the embedding of bytes, [256][width]. A vector
  * has one row. */
 struct tensor {
@@ -120,12 +132,37 @@ static void params_draw_tensor(const struct tensor *t, int index, uint64_t seed,
     }
 }
 
+/* ---- a call ---------------------------------------------------------------------------------- */
+
+/* What the functions of a part are told: what is the same for all micro-batches, and the call. */
+struct part {
+    struct attention attention;
+    int n, width;       /* n: tokens, sequences * context */
+    float dropout_rate;
+    bool tied;
+    struct compute compute;
+    real *branch;       /* scratch [n][width] */
+    real *scores;       /* scratch of attention */
+    real *w[MAX_TENSORS], *dw[MAX_TENSORS];
+    struct dp_random_key keys[2]; /* of its dropouts */
+    const void *in;
+    void *save;
+};
+
+/* Forward and backward leave in the save area all that weight needs, so that it may come much later. */
+struct part_ops {
+    size_t (*save_bytes)(const struct part *p);
+    void (*forward)(const struct part *p, const void *in, void *out);
+    void (*backward)(const struct part *p, const void *gout, void *gin);
+    void (*weight)(const struct part *p);
+};
+
 /* ---- layers ---------------------------------------------------------------------------------- */
 
 /* A group of parameters and what computes with them; its place in the list is its number. */
 struct gpt_layer {
     struct dp_layer layer;
-    const struct dp_layer_ops *ops; /* what its callbacks carry out */
+    const struct part_ops *ops;
     const struct gpt_layers *gpt;
     char name[24];
     struct tensor tensors[MAX_TENSORS];
@@ -135,22 +172,17 @@ struct gpt_layer {
 struct gpt_layers {
     struct gpt_config config;
     bool widens;              /* on the CPU layers compute in reals with parameters that were rounded */
-    struct block_shape shape; /* but scratch and stream */
+    struct part shape; /* but what belongs to a call */
     struct dp_border tokens, x, logits;
     struct dp_model model;
     const struct dp_layer **list; /* [config.layers + 2] */
     struct gpt_layer *layers;
 };
 
-/* ---- a call ---------------------------------------------------------------------------------- */
-
-/* What the functions of block.h and ends.h are told. */
-struct part_call {
-    struct block_shape shape;
-    real *w[MAX_TENSORS], *dw[MAX_TENSORS];
-    struct dp_random_key keys[2];
-    bool tied;
-};
+static const void *data_of(const DLTensor *t)
+{
+    return t && t->data ? gpt_data(t) : NULL;
+}
 
 static size_t count_of(const struct gpt_layer *l)
 {
@@ -172,7 +204,7 @@ static void load(size_t count, const uint16_t *from, real *to)
     }
 }
 
-static void widen(struct part_call *p, const struct gpt_layer *l, const struct dp_layer_call *call,
+static void widen(struct part *p, const struct gpt_layer *l, const struct dp_layer_call *call,
                   real *room)
 {
     for (int i = 0; i < l->layer.parameter_count; i++) {
@@ -182,17 +214,30 @@ static void widen(struct part_call *p, const struct gpt_layer *l, const struct d
     }
 }
 
-static struct part_call part_of(const struct gpt_layer *l, const struct dp_layer_call *call)
+/* Where in `base` the scratch memory of a call is; returns its bytes. base may be NULL, to learn those. */
+static size_t place_scratch(struct part *p, void *base)
 {
-    struct part_call p = {.shape = l->gpt->shape, .tied = l->gpt->config.tied};
-    struct compute *c = &p.shape.compute;
+    const struct compute_area areas[] = {
+        {&p->branch, (size_t)p->n * (size_t)p->width, AREA_ACTIVATIONS},
+        {&p->scores, p->compute.ops->attention_scratch(&p->attention), AREA_BYTES},
+    };
+
+    return compute_place(&p->compute, areas, sizeof(areas) / sizeof(areas[0]), base);
+}
+
+static struct part part_of(const struct gpt_layer *l, const struct dp_layer_call *call)
+{
+    struct part p = l->gpt->shape;
+    struct compute *c = &p.compute;
 
     c->stream = call->stream;
     c->values = call->values;
     c->rounded = call->rounded;
     c->tensors = call->rounded ? l->layer.parameter_count : 0;
-    p.shape.dropout_rate = call->training ? p.shape.dropout_rate : 0;
-    const size_t used = block_scratch_init(&p.shape, call->scratch);
+    p.in = data_of(call->in);
+    p.save = call->save;
+    p.dropout_rate = call->training ? p.dropout_rate : 0;
+    const size_t used = place_scratch(&p, call->scratch);
     for (int i = 0; i < l->layer.parameter_count; i++) {
         p.w[i] = gpt_data(&call->values[i]);
         p.dw[i] = call->grads[i].data ? gpt_data(&call->grads[i]) : NULL;
@@ -205,118 +250,242 @@ static struct part_call part_of(const struct gpt_layer *l, const struct dp_layer
     return p;
 }
 
-static size_t numbers_of(const struct part_call *p)
+static size_t numbers_of(const struct part *p)
 {
-    return (size_t)p->shape.n * (size_t)p->shape.attention.width;
-}
-
-static int end_of(const struct part_call *p)
-{
-    return p->shape.compute.ops->error(&p->shape.compute);
+    return (size_t)p->n * (size_t)p->width;
 }
 
 /* ---- the embedding --------------------------------------------------------------------------- */
 
-static int embedding_forward_call(void *user, const struct dp_layer_call *call, const DLTensor *in,
-                                  DLTensor *out)
+static size_t embedding_save_bytes(const struct part *p)
 {
-    const struct part_call p = part_of(user, call);
-
-    embedding_forward(&p.shape, p.w, p.keys[0], gpt_data(in), gpt_data(out));
-    return end_of(&p);
+    return numbers_of(p) * p->compute.size;
 }
 
-static int embedding_weight_call(void *user, const struct dp_layer_call *call)
+static void embedding_forward(const struct part *p, const void *in, void *out)
 {
-    const struct part_call p = part_of(user, call);
+    const struct compute *c = &p->compute;
 
-    embedding_weight(&p.shape, gpt_data(call->in), call->save, p.dw);
-    return end_of(&p);
+    c->ops->embed_forward(c, p->n, p->attention.context, p->width, in, p->w[TABLE], p->w[POSITIONS],
+                          out);
+    c->ops->dropout(c, p->keys[0], p->dropout_rate, numbers_of(p), out);
 }
 
-static int embedding_backward_call(void *user, const struct dp_layer_call *call,
-                                   const DLTensor *gout, DLTensor *gin, enum dp_backward_mode mode)
+/* Tokens have no gradient. */
+static void embedding_backward(const struct part *p, const void *gout,
+                               __attribute__((unused)) void *gin)
 {
-    const struct part_call p = part_of(user, call);
-    const struct compute *c = &p.shape.compute;
+    const struct compute *c = &p->compute;
 
-    (void)gin; /* tokens have no gradient */
-    c->ops->copy(c, numbers_of(&p), gpt_data(gout), call->save);
-    embedding_backward(&p.shape, p.keys[0], call->save);
-    return mode == DP_BACKWARD_FULL ? embedding_weight_call(user, call) : end_of(&p);
+    c->ops->copy(c, numbers_of(p), gout, p->save);
+    c->ops->dropout(c, p->keys[0], p->dropout_rate, numbers_of(p), p->save);
 }
+
+static void embedding_weight(const struct part *p)
+{
+    const struct compute *c = &p->compute;
+
+    c->ops->embed_weight(c, p->n, p->attention.context, p->width, p->in, p->save, p->dw[TABLE],
+                         p->dw[POSITIONS]);
+}
+
+static const struct part_ops embedding = {embedding_save_bytes, embedding_forward,
+                                          embedding_backward, embedding_weight};
 
 /* ---- a block --------------------------------------------------------------------------------- */
 
-static int block_forward_call(void *user, const struct dp_layer_call *call, const DLTensor *in,
-                              DLTensor *out)
+/* One transformer block, pre-norm: attention, then an MLP, each added to what it read.
+ *
+ *      x ---+--> norm 1 -> qkv -> attention -> proj -> dropout --+--> x
+ *      x ---+--> norm 2 -> up  -> gelu      -> down -> dropout --+--> x
+ *
+ * Forward and backward work in place on the residual stream. */
+
+/* What one micro-batch leaves behind in one block: activations, the norms' rstd, and p, which is what
+ * attention keeps. */
+struct block_save {
+    /* Forward: slope is gelu'. */
+    real *norm1, *xhat1, *rstd1, *qkv, *p, *mixed;
+    real *norm2, *xhat2, *rstd2, *slope, *active;
+    /* Backward: gradients with respect to the outputs of norm 1, qkv, ... */
+    real *d_norm1, *d_qkv, *d_proj;
+    real *d_norm2, *d_up, *d_down;
+};
+
+/* Lay the save area out from base on; returns its bytes. base may be NULL, to learn those only. */
+static size_t place_block(const struct part *p, void *base, struct block_save *save)
 {
-    const struct part_call p = part_of(user, call);
-    const struct compute *c = &p.shape.compute;
+    const size_t n = (size_t)p->n, nc = numbers_of(p);
+    const struct compute *c = &p->compute;
+    const size_t kept = c->ops->attention_kept(&p->attention);
+    const struct compute_area areas[] = {
+        {&save->norm1, nc, AREA_ACTIVATIONS},
+        {&save->xhat1, nc, AREA_ACTIVATIONS},
+        {&save->rstd1, n, AREA_REALS},
+        {&save->qkv, 3 * nc, AREA_ACTIVATIONS},
+        {&save->p, kept, AREA_BYTES},
+        {&save->mixed, nc, AREA_ACTIVATIONS},
+        {&save->norm2, nc, AREA_ACTIVATIONS},
+        {&save->xhat2, nc, AREA_ACTIVATIONS},
+        {&save->rstd2, n, AREA_REALS},
+        {&save->slope, MLP_FACTOR * nc, AREA_ACTIVATIONS},
+        {&save->active, MLP_FACTOR * nc, AREA_ACTIVATIONS},
+        {&save->d_norm1, nc, AREA_ACTIVATIONS},
+        {&save->d_qkv, 3 * nc, AREA_ACTIVATIONS},
+        {&save->d_proj, nc, AREA_ACTIVATIONS},
+        {&save->d_norm2, nc, AREA_ACTIVATIONS},
+        {&save->d_up, MLP_FACTOR * nc, AREA_ACTIVATIONS},
+        {&save->d_down, nc, AREA_ACTIVATIONS},
+    };
+
+    return compute_place(c, areas, sizeof(areas) / sizeof(areas[0]), base);
+}
+
+static size_t block_save_bytes(const struct part *p)
+{
     struct block_save save;
 
-    block_save_init(&save, &p.shape, call->save);
-    c->ops->copy(c, numbers_of(&p), gpt_data(in), gpt_data(out));
-    block_forward(&p.shape, p.w, &save, p.keys, gpt_data(out));
-    return end_of(&p);
+    return place_block(p, NULL, &save);
 }
 
-static int block_weight_call(void *user, const struct dp_layer_call *call)
+static void block_forward(const struct part *p, const void *in, void *x)
 {
-    const struct part_call p = part_of(user, call);
+    const struct compute *c = &p->compute;
+    const struct compute_ops *ops = c->ops;
+    const int n = p->n, width = p->width, inner = MLP_FACTOR * width;
+    struct block_save save;
+    const size_t nc = numbers_of(p), ni = (size_t)n * (size_t)inner;
+
+    place_block(p, p->save, &save);
+    ops->copy(c, nc, in, x);
+    ops->norm_forward(c, n, width, x, p->w[NORM1_GAIN], p->w[NORM1_BIAS], save.norm1, save.xhat1,
+                      save.rstd1);
+    ops->linear_forward(c, n, width, 3 * width, save.norm1, p->w[QKV], p->w[QKV_BIAS], save.qkv);
+    ops->attention_forward(c, &p->attention, save.qkv, save.p, save.mixed);
+    ops->linear_forward(c, n, width, width, save.mixed, p->w[PROJ], p->w[PROJ_BIAS], p->branch);
+    ops->dropout(c, p->keys[0], p->dropout_rate, nc, p->branch);
+    ops->add(c, nc, p->branch, x);
+
+    ops->norm_forward(c, n, width, x, p->w[NORM2_GAIN], p->w[NORM2_BIAS], save.norm2, save.xhat2,
+                      save.rstd2);
+    ops->linear_forward(c, n, width, inner, save.norm2, p->w[UP], p->w[UP_BIAS], save.slope);
+    ops->gelu_forward(c, ni, save.slope, save.active);
+    ops->linear_forward(c, n, inner, width, save.active, p->w[DOWN], p->w[DOWN_BIAS], p->branch);
+    ops->dropout(c, p->keys[1], p->dropout_rate, nc, p->branch);
+    ops->add(c, nc, p->branch, x);
+}
+
+static void block_backward(const struct part *p, const void *gout, void *dx)
+{
+    const struct compute *c = &p->compute;
+    const struct compute_ops *ops = c->ops;
+    const int n = p->n, width = p->width, inner = MLP_FACTOR * width;
+    struct block_save save;
+    const size_t nc = numbers_of(p), ni = (size_t)n * (size_t)inner;
+
+    place_block(p, p->save, &save);
+    ops->copy(c, nc, gout, dx);
+    ops->copy(c, nc, dx, save.d_down);
+    ops->dropout(c, p->keys[1], p->dropout_rate, nc, save.d_down);
+    ops->linear_backward(c, n, inner, width, save.d_down, p->w[DOWN], save.d_up);
+    ops->gelu_backward(c, ni, save.slope, save.d_up);
+    ops->linear_backward(c, n, width, inner, save.d_up, p->w[UP], save.d_norm2);
+    ops->norm_backward(c, n, width, save.d_norm2, p->w[NORM2_GAIN], save.xhat2, save.rstd2, dx);
+
+    ops->copy(c, nc, dx, save.d_proj);
+    ops->dropout(c, p->keys[0], p->dropout_rate, nc, save.d_proj);
+    ops->linear_backward(c, n, width, width, save.d_proj, p->w[PROJ], p->branch);
+    ops->attention_backward(c, &p->attention, save.qkv, save.p, save.mixed, p->branch,
+                            save.d_qkv, p->scores);
+    ops->linear_backward(c, n, width, 3 * width, save.d_qkv, p->w[QKV], save.d_norm1);
+    ops->norm_backward(c, n, width, save.d_norm1, p->w[NORM1_GAIN], save.xhat1, save.rstd1, dx);
+}
+
+static void block_weight(const struct part *p)
+{
+    const struct compute *c = &p->compute;
+    const struct compute_ops *ops = c->ops;
+    const int n = p->n, width = p->width, inner = MLP_FACTOR * width;
     struct block_save save;
 
-    block_save_init(&save, &p.shape, call->save);
-    block_weight(&p.shape, &save, p.dw);
-    return end_of(&p);
+    place_block(p, p->save, &save);
+    ops->norm_weight(c, n, width, save.d_norm1, save.xhat1, p->dw[NORM1_GAIN], p->dw[NORM1_BIAS]);
+    ops->linear_weight(c, n, width, 3 * width, save.norm1, save.d_qkv, p->dw[QKV], p->dw[QKV_BIAS]);
+    ops->linear_weight(c, n, width, width, save.mixed, save.d_proj, p->dw[PROJ], p->dw[PROJ_BIAS]);
+    ops->norm_weight(c, n, width, save.d_norm2, save.xhat2, p->dw[NORM2_GAIN], p->dw[NORM2_BIAS]);
+    ops->linear_weight(c, n, width, inner, save.norm2, save.d_up, p->dw[UP], p->dw[UP_BIAS]);
+    ops->linear_weight(c, n, inner, width, save.active, save.d_down, p->dw[DOWN], p->dw[DOWN_BIAS]);
 }
 
-static int block_backward_call(void *user, const struct dp_layer_call *call, const DLTensor *gout,
-                               DLTensor *gin, enum dp_backward_mode mode)
-{
-    const struct part_call p = part_of(user, call);
-    const struct compute *c = &p.shape.compute;
-    struct block_save save;
+static const struct part_ops block = {block_save_bytes, block_forward, block_backward, block_weight};
 
-    block_save_init(&save, &p.shape, call->save);
-    c->ops->copy(c, numbers_of(&p), gpt_data(gout), gpt_data(gin));
-    block_backward(&p.shape, p.w, &save, p.keys, gpt_data(gin));
-    return mode == DP_BACKWARD_FULL ? block_weight_call(user, call) : end_of(&p);
+/* ---- the head, a norm and the logits --------------------------------------------------------- */
+
+/* What one micro-batch leaves behind in the head. */
+struct head_save {
+    real *norm, *xhat, *rstd, *d_norm, *d_logits;
+};
+
+static size_t place_head(const struct part *p, void *base, struct head_save *save)
+{
+    const size_t n = (size_t)p->n, nc = numbers_of(p);
+    const struct compute_area areas[] = {
+        {&save->norm, nc, AREA_ACTIVATIONS},
+        {&save->xhat, nc, AREA_ACTIVATIONS},
+        {&save->rstd, n, AREA_REALS},
+        {&save->d_norm, nc, AREA_ACTIVATIONS},
+        {&save->d_logits, n * GPT_BYTES, AREA_ACTIVATIONS},
+    };
+
+    return compute_place(&p->compute, areas, sizeof(areas) / sizeof(areas[0]), base);
 }
 
-/* ---- the head -------------------------------------------------------------------------------- */
-
-static int head_forward_call(void *user, const struct dp_layer_call *call, const DLTensor *in,
-                             DLTensor *out)
+static size_t head_save_bytes(const struct part *p)
 {
-    const struct part_call p = part_of(user, call);
     struct head_save save;
 
-    head_save_init(&save, &p.shape, call->save);
-    head_forward(&p.shape, p.tied, p.w, &save, gpt_data(in), gpt_data(out));
-    return end_of(&p);
+    return place_head(p, NULL, &save);
 }
 
-static int head_weight_call(void *user, const struct dp_layer_call *call)
+static void head_forward(const struct part *p, const void *in, void *out)
 {
-    const struct part_call p = part_of(user, call);
+    const struct compute *c = &p->compute;
     struct head_save save;
 
-    head_save_init(&save, &p.shape, call->save);
-    head_weight(&p.shape, p.tied, &save, p.dw);
-    return end_of(&p);
+    place_head(p, p->save, &save);
+    c->ops->norm_forward(c, p->n, p->width, in, p->w[FINAL_GAIN], p->w[FINAL_BIAS], save.norm,
+                         save.xhat, save.rstd);
+    (p->tied ? c->ops->table_forward : c->ops->linear_forward)(
+        c, p->n, p->width, GPT_BYTES, save.norm, p->w[HEAD], p->w[HEAD_BIAS], out);
 }
 
-static int head_backward_call(void *user, const struct dp_layer_call *call, const DLTensor *gout,
-                              DLTensor *gin, enum dp_backward_mode mode)
+static void head_backward(const struct part *p, const void *gout, void *gin)
 {
-    const struct part_call p = part_of(user, call);
+    const struct compute *c = &p->compute;
     struct head_save save;
 
-    head_save_init(&save, &p.shape, call->save);
-    head_backward(&p.shape, p.tied, p.w, &save, gpt_data(gout), gpt_data(gin));
-    return mode == DP_BACKWARD_FULL ? head_weight_call(user, call) : end_of(&p);
+    place_head(p, p->save, &save);
+    c->ops->copy(c, (size_t)p->n * GPT_BYTES, gout, save.d_logits);
+    (p->tied ? c->ops->table_backward : c->ops->linear_backward)(c, p->n, p->width, GPT_BYTES, gout,
+                                                                 p->w[HEAD], save.d_norm);
+    c->ops->zero(c, numbers_of(p), gin);
+    c->ops->norm_backward(c, p->n, p->width, save.d_norm, p->w[FINAL_GAIN], save.xhat, save.rstd,
+                          gin);
 }
+
+static void head_weight(const struct part *p)
+{
+    const struct compute *c = &p->compute;
+    struct head_save save;
+
+    place_head(p, p->save, &save);
+    c->ops->norm_weight(c, p->n, p->width, save.d_norm, save.xhat, p->dw[FINAL_GAIN],
+                        p->dw[FINAL_BIAS]);
+    (p->tied ? c->ops->table_weight : c->ops->linear_weight)(
+        c, p->n, p->width, GPT_BYTES, save.norm, save.d_logits, p->dw[HEAD], p->dw[HEAD_BIAS]);
+}
+
+static const struct part_ops head = {head_save_bytes, head_forward, head_backward, head_weight};
 
 /* ---- a callback as it is called -------------------------------------------------------------- */
 
@@ -331,19 +500,16 @@ struct work {
 static int queue(void *arg)
 {
     const struct work *w = arg;
-    const struct dp_layer_ops *ops = w->layer->ops;
+    const struct part_ops *ops = w->layer->ops;
+    const struct part p = part_of(w->layer, w->call);
 
     if (w->kind == FORWARD)
-        return ops->forward(w->layer, w->call, w->in, w->out);
-    if (w->kind == WEIGHT)
-        return ops->weight(w->layer, w->call);
-    return ops->backward(w->layer, w->call, w->gout, w->gin,
-                         w->kind == BACKWARD ? DP_BACKWARD_FULL : DP_BACKWARD_INPUT);
-}
-
-static const void *data_of(const DLTensor *t)
-{
-    return t && t->data ? gpt_data(t) : NULL;
+        ops->forward(&p, data_of(w->in), gpt_data(w->out));
+    else if (w->kind != WEIGHT)
+        ops->backward(&p, data_of(w->gout), w->gin ? gpt_data(w->gin) : NULL);
+    if (w->kind == BACKWARD || w->kind == WEIGHT)
+        ops->weight(&p);
+    return p.compute.ops->error(&p.compute);
 }
 
 static int run(struct work *w)
@@ -377,13 +543,6 @@ static int weight(void *user, const struct dp_layer_call *call)
 }
 
 static const struct dp_layer_ops layer_ops = {forward, backward, weight};
-
-static const struct dp_layer_ops embedding_ops = {embedding_forward_call, embedding_backward_call,
-                                                  embedding_weight_call};
-static const struct dp_layer_ops block_ops = {block_forward_call, block_backward_call,
-                                              block_weight_call};
-static const struct dp_layer_ops head_ops = {head_forward_call, head_backward_call,
-                                             head_weight_call};
 
 /* ---- the loss -------------------------------------------------------------------------------- */
 
@@ -477,28 +636,22 @@ static const double end_cost = 1e-3;
 
 static void describe(struct gpt_layers *g, int group)
 {
-    const struct block_shape *shape = &g->shape;
     const bool first = group == 0, last = group == g->config.layers + 1;
     struct gpt_layer *l = &g->layers[group];
-    struct block_shape measured = *shape;
-    struct block_save block;
-    struct head_save head;
+    struct part measured = g->shape;
 
     if (!first && !last)
         snprintf(l->name, sizeof(l->name), "block %d", group);
     l->gpt = g;
-    l->ops = first ? &embedding_ops : last ? &head_ops : &block_ops;
+    l->ops = first ? &embedding : last ? &head : &block;
     l->layer = (struct dp_layer){
         .ops = &layer_ops,
         .user = l,
         .name = l->name,
         .cost = first || last ? end_cost : 1,
         .out = last ? &g->logits : &g->x,
-        .save.whole = first  ? (size_t)shape->n * (size_t)g->config.width * shape->compute.size
-                      : last ? head_save_init(&head, shape, NULL)
-                             : block_save_init(&block, shape, NULL),
-        .scratch_bytes =
-            (first || last) && !g->widens ? 0 : block_scratch_init(&measured, NULL),
+        .save.whole = l->ops->save_bytes(&g->shape),
+        .scratch_bytes = (first || last) && !g->widens ? 0 : place_scratch(&measured, NULL),
         .drops_input = !first,
     };
     describe_parameters(l, group);
@@ -518,9 +671,11 @@ int gpt_layers_new(const struct gpt_config *config, const struct compute *comput
         return DP_ENOMEM;
     g->config = *config;
     g->widens = bf16 && !compute;
-    g->shape = (struct block_shape){
+    g->shape = (struct part){
         .attention = {config->batch, config->context, config->heads, config->width},
         .n = config->batch * config->context,
+        .width = config->width,
+        .tied = config->tied,
         .dropout_rate = config->dropout,
         .compute = compute ? *compute : compute_cpu};
     g->list = calloc(count, sizeof(struct dp_layer *));

@@ -11,12 +11,13 @@
 #ifndef DP_TRAIN_GPT_LAYERS_H
 #define DP_TRAIN_GPT_LAYERS_H
 
-#include "train/block.h"
+#include "train/compute.h"
 
 #include <dualpipe/model.h>
 #include <dualpipe/optimizer.h>
 
-enum { GPT_MAX_LAYERS = 1024 };
+enum { GPT_BYTES = 256, GPT_MAX_LAYERS = 1024 };
+enum { MLP_FACTOR = 4 }; /* inner width of the MLP over the model's */
 
 struct gpt_config {
     int layers, width, heads, context;

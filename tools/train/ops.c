@@ -586,14 +586,14 @@ static const struct compute_ops ops = COMPUTE_OPS;
 const struct compute compute_cpu = {
     .ops = &ops, .size = sizeof(real), .align = sizeof(real), .dl = {kDLCPU, 0}};
 
-size_t parts_place(const struct compute *c, const struct part *parts, size_t len, void *base)
+size_t compute_place(const struct compute *c, const struct compute_area *areas, size_t len, void *base)
 {
     const size_t sizes[] = {c->size, sizeof(real), 1};
     size_t used = 0;
 
     for (size_t i = 0; i < len; i++) {
-        *parts[i].at = base ? (void *)((char *)base + used) : NULL;
-        used += parts[i].count * sizes[parts[i].unit];
+        *areas[i].at = base ? (void *)((char *)base + used) : NULL;
+        used += areas[i].count * sizes[areas[i].unit];
         used = (used + c->align - 1) / c->align * c->align;
     }
     return used;
