@@ -214,7 +214,7 @@ static void widen(struct part *p, const struct gpt_layer *l, const struct dp_lay
     }
 }
 
-/* Where in `base` the scratch memory of a call is; returns its bytes. base may be NULL, to learn those. */
+/* Where in `base` the scratch memory of a call is; returns its bytes. base NULL: to learn those only. */
 static size_t place_scratch(struct part *p, void *base)
 {
     const struct compute_area areas[] = {
