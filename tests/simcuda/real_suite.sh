@@ -28,7 +28,7 @@ reasons()
 # suite PROGRAM RANKS...
 suite()
 {
-    program=tests/unit/$1
+    program=tests/unit/comm/$1
     shift
     for DP_TEST_RANKS in "$@"; do
         export DP_TEST_RANKS
