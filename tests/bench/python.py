@@ -151,8 +151,8 @@ def asyncpipe(rank, ranks, size, _name):
     rows, width, count = SIZES[size]
     layers = nn.Sequential(*(Stage(width) for _ in range(ranks)))
     names = {i: f"rank{i}" for i in range(ranks)}
-    how = {"chunks": 8, "checkpoint": "never"}
-    pipes = {"peer": Peer(copy.deepcopy(layers), [1] * ranks, worker_map=names, **how),
+    how = {"chunks": 8, "checkpoint": "never", "worker_map": names}
+    pipes = {"peer": Peer(copy.deepcopy(layers), [1] * ranks, **how),
              "ours": AsyncPipe(layers, [1] * ranks, **how)}
     x, y = torch.randn(8 * rows, width), torch.randn(8 * rows, width)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AsyncPipe against the same layers without it, and what fairscale's own tests ask of it."""
 import copy
+import functools
 import gc
 import pickle
 from collections import OrderedDict
@@ -13,9 +14,12 @@ from torch import nn
 
 import libdualpipe
 from libdualpipe._group import comm_of
-from libdualpipe.compat.fairscale import (AsyncPipe, DeferredBatchNorm, LazyModule, Namespace,
+from libdualpipe.compat import fairscale
+from libdualpipe.compat.fairscale import (DeferredBatchNorm, LazyModule, Namespace,
                                           is_checkpointing, is_recomputing, pop, skippable, stash,
                                           verify_skippables)
+
+AsyncPipe = functools.partial(fairscale.AsyncPipe, worker_map={0: "a", 1: "b"})
 
 
 def model(drop=0.0):
@@ -76,7 +80,9 @@ def arguments(rank, size):
                                           (ValueError, [7, -1], {},
                                            "all balance numbers must be positive"),
                                           (IndexError, [2, 2, 2], {},
-                                           "too few ranks .* .ranks: 2, partitions: 3")):
+                                           "too few ranks .* .ranks: 2, partitions: 3"),
+                                          (ValueError, [3, 3], {"worker_map": None},
+                                           "'RpcTransport' requires 'worker_map' to be set")):
         with pytest.raises(wrong, match=text):
             AsyncPipe(model(), balance, **options)
     layer = nn.Linear(2, 2)

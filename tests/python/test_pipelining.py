@@ -14,6 +14,7 @@ from torch.distributed.pipelining import microbatch
 from torch.distributed.pipelining import schedules as torchs
 
 import libdualpipe
+from libdualpipe._group import comm_of
 from libdualpipe.compat import pipelining
 from libdualpipe.compat.pipelining import PipelineStage
 
@@ -445,6 +446,23 @@ def torchs_own_steps(rank, size):
 
 def test_what_the_library_does_not_run_torch_does(ranks):
     ranks(2, torchs_own_steps)
+
+
+def plays_ranks(rank, size):
+    pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    group = dist.new_group(backend="fake")
+    layer, example = Layer(), torch.ones(2, WIDTH)
+    stage = PipelineStage(layer, rank, size, torch.device("cpu"), input_args=example,
+                          output_args=example, group=group)
+    schedule = pipelining.ScheduleGPipe(stage, COUNT)
+    out = schedule.step(*((torch.ones(2 * COUNT, WIDTH), ) if rank == 0 else ()))
+    assert (out is None) == (rank == 0)
+    with pytest.raises(RuntimeError, match="backend 'fake' connects no ranks, expected 'gloo'"):
+        comm_of(group)
+
+
+def test_a_group_that_only_plays_its_ranks_is_torchs(ranks):
+    ranks(2, plays_ranks)
 
 
 def test_the_other_names_are_torchs():

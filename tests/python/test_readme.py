@@ -21,6 +21,7 @@ def runs(rank, size, code, folder):
     known = {"torch": torch, "rank": rank, "size": size, "rows": rows, "width": width,
              "layers": layers, "modules": [models.Stage(width) for _ in range(2)],
              "module": models.Stage(width), "criterion": F.mse_loss, "folder": folder,
+             "names": {0: "a", 1: "b"},
              "x": torch.randn(24, width), "labels": torch.randn(24, width)}
     if "DualPipe(" in code:
         known["criterion"], known["x"] = models.criterion, known["x"][:12]

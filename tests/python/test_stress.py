@@ -94,7 +94,7 @@ def pipe_of(rank, kind):
     if kind == "async":
         again = made[2]  # stands in two places, in a row with skips
         pipe = AsyncPipe(nn.Sequential(made[0], Stash(), made[1], again, made[3], Pop(), made[4],
-                                       again, made[5]), [4, 4], chunks=2)
+                                       again, made[5]), [4, 4], chunks=2, worker_map={})
 
         def run():
             out = pipe(x)

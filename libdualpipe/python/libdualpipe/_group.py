@@ -145,18 +145,27 @@ def _timeout_of(group: Any) -> timedelta:
     return DEFAULT_TIMEOUT
 
 
+def is_fake(group: Any) -> bool:
+    """Whether torch only plays the other ranks of a group."""
+    return group.size() > 1 and str(dist.get_backend(group)) == "fake"
+
+
 def comm_of(group: Any = None) -> Comm:
     """The communicator of a process group, the default one if it is None. It is opened when it is
     first asked for, by all ranks of the group together, and closed at exit, or when the group has
     been destroyed and the last object that works over it is gone.
 
-    Raises RuntimeError in a forked child, and DualpipeError where a rank does not come."""
+    Raises RuntimeError in a forked child and for a group of backend "fake", and DualpipeError where
+    a rank does not come."""
     group = group or dist.distributed_c10d._get_default_group()
     known = dist.distributed_c10d._world.pg_map
     for other in [other for other in _comms if other not in known]:
         del _comms[other]  # pipelines and mixers may still work over it
     comm = _comms.get(group)
     if comm is None:
+        if is_fake(group):
+            raise RuntimeError("a process group of backend 'fake' connects no ranks, expected "
+                               "'gloo' or 'nccl'")
         comm = _comms[group] = Comm(group)
     if comm.process != os.getpid():
         raise RuntimeError(

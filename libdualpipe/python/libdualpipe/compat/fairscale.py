@@ -8,6 +8,7 @@ skips (`skippable`) sends them straight to the one that pops them.
 
 Source: fairscale.nn.pipe.AsyncPipe and fairscale.experimental.nn.offload, 0.4.
 """
+import os
 import sys
 import threading
 import warnings
@@ -141,7 +142,9 @@ class AsyncPipe(nn.Module):
                 in several places: it is one, on the rank of the first, which all others send to
     balance     layers of each rank, each counted once
     group       the ranks, the default group if None; ranks beyond the balance hold nothing
-    worker_map, input_device    accepted; there are no names of workers, and it is the host
+    worker_map  as there it has to be given, unless OMPI_COMM_WORLD_RANK is set and FORCE_RPC is
+                not; no names of workers are used
+    input_device    accepted; it is the host
     chunks      micro-batches
     checkpoint  which of them are computed again before their backward: "always", "except_last" or
                 "never"
@@ -182,6 +185,9 @@ class AsyncPipe(nn.Module):
             used = [dist.get_global_rank(self.group, r) for r in range(stages)]
             self._ranks = dist.new_group(used) if used else None
         self.pipeline: Optional[Dict[Any, Pipeline]] = None if self._is_unused else {}
+        uses_rpc = "OMPI_COMM_WORLD_RANK" not in os.environ or "FORCE_RPC" in os.environ
+        if worker_map is None and uses_rpc and not self._is_unused:
+            raise ValueError("'RpcTransport' requires 'worker_map' to be set")
         self.lock = threading.Lock()
         self._cut(named)
         # With a layer in several places the model may end on any rank.

@@ -8,7 +8,8 @@ A class is torch's with steps that the library takes: orders, arguments, checks,
 and merged, and scaled gradients are torch's, also those of a subclass with an order of its own or
 of _PipelineScheduleRuntime with a CSV file. What is not here is torch's own. So are steps of stages
 that torch has traced, that have a weight part of their own (dw_builder) or a context around
-their forwards, or that FSDP or DDP has wrapped, and steps of a schedule with custom functions.
+their forwards, or that FSDP or DDP has wrapped, steps of a schedule with custom functions, and
+those of a process group that connects no ranks (backend "fake").
 
 Source: torch.distributed.pipelining.schedules, 2.6 to 2.15.
 """
@@ -22,7 +23,7 @@ from torch.distributed.pipelining import PipelineStage, microbatch, schedules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
-from .._group import comm_of
+from .._group import comm_of, is_fake
 from .._pipeline import Pipeline, Schedule
 from .._shapes import borders_of
 from .._stage import Batch
@@ -70,13 +71,14 @@ class _Runs:
 
     def _step_microbatches(self: Any, *args: Any, **kwargs: Any) -> None:
         stages = self._stages if hasattr(self, "_stages") else [self._stage]
-        if getattr(self, "_comp_type_to_function_map", None) or not all(map(_is_plain, stages)):
+        group = stages[0].group or dist.distributed_c10d._get_default_group()
+        if getattr(self, "_comp_type_to_function_map", None) or is_fake(group) or \
+                not all(map(_is_plain, stages)):
             super()._step_microbatches(*args, **kwargs)  # type: ignore[misc]
             return
         given = {**dict(zip(ARGUMENTS, args)), **kwargs}
         if self.kind == "forward" and (given["target_mbs"], given["losses"]) != (None, None):
             raise RuntimeError("Forward-only schedule does not support loss computation")
-        group = stages[0].group or dist.distributed_c10d._get_default_group()
         with comm_of(group).call():
             self._take(group, stages, **given)
 
