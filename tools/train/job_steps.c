@@ -45,7 +45,7 @@ static int carry_out(struct job *j, int (*part)(void *user), void *user)
 struct measuring {
     struct job *j;
     bool all;                           /* of all replicas, not of the first alone */
-    const struct timeline_files *files; /* NULL: nothing is written */
+    const char *const *files;           /* NULL: nothing is written */
     struct step_times times;            /* NAN where they are not known */
 };
 
@@ -208,8 +208,7 @@ static int measure_offload(void *user)
 
 static int measure_step(struct job *j, struct summary *summary)
 {
-    const struct timeline_files files = {j->s->trace, j->s->timeline, j->s->page};
-    struct measuring m = {.j = j, .files = &files};
+    struct measuring m = {.j = j, .files = j->s->drawn};
     const int err = carry_out(j, measure, &m);
 
     summary->step = m.times;
@@ -262,7 +261,7 @@ int job_finish(struct job *j, struct summary *summary)
     free(text);
     free(summary->memory);
     summary->memory = NULL;
-    const struct step_times *last = &summary->step;
-    const bool unwritten = last->untraced || last->undrawn || last->unpaged;
+    const bool *failed = summary->step.unwritten;
+    const bool unwritten = failed[0] || failed[1] || failed[2];
     return !err && unwritten ? DP_EIO : err; /* after the summary */
 }

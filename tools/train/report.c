@@ -190,12 +190,9 @@ static void json_end(const struct report *r, const struct summary *m)
         json_object_set_new(o, "rank_bytes", json_held(m));
     if (m->offloaded)
         json_object_set_new(o, "offload", json_offload(&m->offload));
-    if (s->timeline && !m->step.undrawn)
-        json_object_set_new(o, "timeline", json_string(s->timeline));
-    if (s->trace && !m->step.untraced)
-        json_object_set_new(o, "trace", json_string(s->trace));
-    if (s->page && !m->step.unpaged)
-        json_object_set_new(o, "page", json_string(s->page));
+    for (int i = 0; i < DRAWN; i++)
+        if (s->drawn[i] && !m->step.unwritten[i])
+            json_object_set_new(o, drawn_names[i] + 2, json_string(s->drawn[i]));
     json_object_set_new(o, "sample", json_text(m->sample, m->sample_len));
     print_json(o);
 }
@@ -336,6 +333,9 @@ static void text_offload(const struct report *r, const struct dp_trainer_offload
              100 * o.limit_share);
 }
 
+static const char *const opened_with[DRAWN] = {
+    "", " (open it in ui.perfetto.dev)", " (open it in a browser)"};
+
 static void text_end(const struct report *r, const struct summary *m)
 {
     const struct settings *s = r->settings;
@@ -360,12 +360,9 @@ static void text_end(const struct report *r, const struct summary *m)
         text_offload(r, &m->offload);
     if (s->how.checkpoint.folder)
         put_line("saved     %s/step-%06" PRId64 "\n", s->how.checkpoint.folder, s->steps);
-    if (s->timeline && !m->step.undrawn)
-        put_line("timeline  %s\n", s->timeline);
-    if (s->trace && !m->step.untraced)
-        put_line("trace     %s (open it in ui.perfetto.dev)\n", s->trace);
-    if (s->page && !m->step.unpaged)
-        put_line("page      %s (open it in a browser)\n", s->page);
+    for (int i = 0; i < DRAWN; i++)
+        if (s->drawn[i] && !m->step.unwritten[i])
+            put_line("%-9s %s%s\n", drawn_names[i] + 2, s->drawn[i], opened_with[i]);
     if (m->sample_len)
         print_sample(m->sample, m->sample_len);
 }

@@ -25,9 +25,9 @@ struct memory_use {
 };
 
 struct step_times {
-    double bubble;                   /* share of all ranks' time in which they did not compute */
+    double bubble;         /* share of all ranks' time in which they did not compute */
     double step_ms, simulated_ms;
-    bool untraced, undrawn, unpaged; /* a file could not be written; the sentence has been printed */
+    bool unwritten[DRAWN]; /* of the files; the sentence has been printed */
 };
 
 struct summary {

@@ -2,6 +2,7 @@
 #include "train/settings.h"
 
 #include "command.h"
+#include "schedule_args.h"
 
 #include <errno.h>
 #include <libgen.h>
@@ -174,12 +175,12 @@ static const struct arg saved_args[] = {
 };
 
 static const struct arg output_args[] = {
-    {"timeline", 0, "FILE.svg", "draw the last step, all ranks", ARG_STRING, AT(timeline),
+    {"timeline", 0, "FILE.svg", "draw the last step, all ranks", ARG_STRING, AT(drawn[0]),
      .written = true},
-    {"trace", 0, "FILE.json", "the last step for ui.perfetto.dev", ARG_STRING, AT(trace),
+    {"trace", 0, "FILE.json", "the last step for ui.perfetto.dev", ARG_STRING, AT(drawn[1]),
      .written = true},
     {"page", 0, "FILE.html", "the last step as a page to zoom into: waits, culprits, memory",
-     ARG_STRING, AT(page), .written = true},
+     ARG_STRING, AT(drawn[2]), .written = true},
     {"sample", 0, "N", "bytes of text to generate in the end", ARG_INT, AT(sample), "300", 0, 1e6},
     {"temperature", 0, "X", "of that text: below 1 likelier, 0 always the likeliest byte", ARG_REAL,
      AT(temperature), "0.8", 0, 100},
@@ -247,6 +248,86 @@ static bool take_files(struct settings *s, const struct operands *more)
                     "--data /usr/share/common-licenses/GPL-3");
     return false;
 }
+
+/* ---- the list of --file ---------------------------------------------------------------------- */
+
+static bool has_kind(const struct dp_schedule *s, enum dp_op_kind kind)
+{
+    for (size_t i = 0; i < s->first[s->ranks]; i++)
+        if (s->ops[i].kind == kind)
+            return true;
+    return false;
+}
+
+/* What no list can be trained with. */
+static bool check_list(const struct settings *s)
+{
+    const struct dp_schedule *list = s->training;
+
+    if (list->forward_only || (!has_kind(list, DP_OP_B) && !has_kind(list, DP_OP_I)))
+        command_misused("--file %s: no backward, expected a schedule of training steps", s->file);
+    else if (has_kind(list, DP_OP_REDUCE))
+        command_misused("--file %s: has REDUCE, expected none; they are added where gradients are "
+                        "complete",
+                        s->file);
+    else if (s->offload.any && (has_kind(list, DP_OP_RECOMPUTE) || has_kind(list, DP_OP_EVICT)))
+        command_misused("--offload with --file %s: has RECOMPUTE or EVICT, expected none; they are "
+                        "added where the device's memory needs them",
+                        s->file);
+    else if (s->placement)
+        command_misused("--placement with --file %s: expected one of them", s->file);
+    else
+        return true;
+    return false;
+}
+
+/* false, after one line, if the option was given another number than the list has. */
+static bool take_number(const struct settings *s, const char *option, int64_t has, int64_t *member)
+{
+    if (*member && *member != has) {
+        command_misused("%s %d: expected %d, as in --file %s", option, (int)*member, (int)has,
+                        s->file);
+        return false;
+    }
+    *member = has;
+    return true;
+}
+
+static bool read_list(struct settings *s, int *status)
+{
+    if (s->schedule_name || s->slack)
+        *status = command_misused("%s %s and --file %s: expected one of them",
+                                  s->slack ? "--slack" : "--schedule",
+                                  s->slack ? "1" : s->schedule_name, s->file);
+    else
+        *status = schedule_file_read(s->file, &s->training);
+    if (*status)
+        return false;
+    *status = EXIT_USAGE;
+    s->schedule_name = dp_schedule_kind_name(s->training->kind);
+    return check_list(s) && take_number(s, "-P", s->training->ranks, &s->ranks) &&
+           take_number(s, "-M", s->training->microbatches * s->how.replicas, &s->microbatches);
+}
+
+static bool take_list(struct settings *s, int *status)
+{
+    if (s->file)
+        return read_list(s, status);
+    if (!s->schedule_name)
+        s->schedule_name = "dualpipe";
+    if (!s->microbatches)
+        s->microbatches = 8;
+    if (s->how.schedule.virtual_stages && strcmp(s->schedule_name, "interleaved"))
+        *status = command_misused("--virtual-stages %d: expected --schedule interleaved",
+                                  (int)s->how.schedule.virtual_stages);
+    else if (s->slack && strncmp(s->schedule_name, "dualpipe", 8))
+        *status = command_misused("--slack 1: expected --schedule dualpipe or dualpipev");
+    else
+        return true;
+    return false;
+}
+
+/* ---- ranks and stages ------------------------------------------------------------------------ */
 
 /* One rank has nothing to be placed: asking for it is an error. */
 static bool take_placement(struct settings *s, int *status)
@@ -333,6 +414,24 @@ static int make_map(const struct settings *s, int **out)
     return err;
 }
 
+static bool finish_list(struct settings *s, int *status)
+{
+    struct dp_finding finding;
+    int err = dp_schedule_check(s->training, NULL, &finding);
+
+    if (!err)
+        err = recompute_add(s->training, s->checkpoint, &s->checkpoint_stages);
+    if (!err && settings_reduce_early(s))
+        err = dp_schedule_add_all_reduces(s->training);
+    else if (!err && s->training->streams > 1)
+        err = dp_schedule_add_reduces(s->training);
+    if (!err)
+        err = dp_schedule_new_forward(s->training, &s->forward);
+    if (err)
+        *status = command_failed(err);
+    return !err;
+}
+
 static bool check_stages(const struct settings *s, int *status)
 {
     if (!s->checkpoint_stages.any || s->checkpoint_stages.last < s->training->stages)
@@ -345,7 +444,7 @@ static bool check_stages(const struct settings *s, int *status)
 static bool build_schedules(struct settings *s, int *status)
 {
     if (s->file)
-        return settings_finish_list(s, status) && check_stages(s, status);
+        return finish_list(s, status) && check_stages(s, status);
     struct dp_schedule_spec spec = {.ranks = (int)s->ranks,
                                     .microbatches = (int)(s->microbatches / s->how.replicas),
                                     .virtual_stages = (int)s->how.schedule.virtual_stages,
@@ -478,17 +577,26 @@ static bool check_output(const char *option, const char *path)
     return false;
 }
 
+const char *const drawn_names[DRAWN] = {"--timeline", "--trace", "--page"};
+
+const char *settings_drawn(const struct settings *s)
+{
+    for (int i = 0; i < DRAWN; i++)
+        if (s->drawn[i])
+            return drawn_names[i];
+    return NULL;
+}
+
 static bool check_outputs(const struct settings *s)
 {
-    if (is_sequential(s) && (s->trace || s->timeline || s->page)) {
+    bool good = !is_sequential(s) || !settings_drawn(s);
+
+    if (!good)
         command_misused("%s: expected a schedule; with --schedule none there is no pipeline to see",
-                        s->trace      ? "--trace"
-                        : s->timeline ? "--timeline"
-                                      : "--page");
-        return false;
-    }
-    return check_output("--trace", s->trace) && check_output("--timeline", s->timeline) &&
-           check_output("--page", s->page);
+                        settings_drawn(s));
+    for (int i = 0; i < DRAWN && good; i++)
+        good = check_output(drawn_names[i], s->drawn[i]);
+    return good;
 }
 
 static bool check_order(const struct settings *s)
@@ -572,7 +680,7 @@ static bool check(struct settings *s, const struct operands *files, int world, i
     *status = EXIT_USAGE;
     if (s->prompt)
         return settings_check_prompt(s, files);
-    return settings_take_list(s, status) && take_files(s, files) && take_placement(s, status) &&
+    return take_list(s, status) && take_files(s, files) && take_placement(s, status) &&
            check_plan(s) && take_ranks(s, world) && check_order(s) &&
            check_outputs(s) &&
            settings_take_device(s) && take_replicas(s, status) && check_offload(s) &&

@@ -80,12 +80,16 @@ struct offload_buffers {
 /* "auto", or a number from 1 on, into a struct offload_buffers: for ARG_PARSE. */
 bool offload_buffers_parse(const char *text, void *member, char *why, size_t why_len);
 
+/* Files that the last step is drawn into: --timeline, --trace, --page. */
+enum { DRAWN = 3 };
+extern const char *const drawn_names[DRAWN];
+
 /* ---- settings --------------------------------------------------------------------------------- */
 
 struct settings {
     struct arg_list data;
-    const char *checkpoint, *execution, *schedule_name, *transport, *placement, *trace, *timeline,
-        *mix, *model_name, *resume, *prompt, *file, *device, *dtype, *kernels;
+    const char *checkpoint, *execution, *schedule_name, *transport, *placement, *mix,
+        *model_name, *resume, *prompt, *file, *device, *dtype, *kernels;
     struct dp_trainer_config how; /* what OF_TRAINER sets */
     int64_t ranks, microbatches, layers, width, heads, context, batch, steps, eval_every, slack;
     int64_t sample, port, restarts, spares;
@@ -95,7 +99,7 @@ struct settings {
     bool late; /* updates of the weights */
     struct stage_set checkpoint_stages;
     struct block_list blocks;
-    const char *plan, *stat_dir, *page;
+    const char *plan, *stat_dir, *drawn[DRAWN];
     bool any_order, json, tied, no_graphs;
 
     /* What follows from these. */
@@ -120,11 +124,6 @@ void settings_fini(struct settings *s);
  * above; the caller ends with settings_fini all the same. */
 bool settings_complete(struct settings *s, const struct operands *files, int world, int *status);
 
-/* Parts of it, of --schedule and --file. First: read the list, if there is one, which says how many
- * ranks and micro-batches there are. Later, when replicas are known: complete and check it, and make
- * the evaluation that goes with it. */
-bool settings_take_list(struct settings *s, int *status);
-bool settings_finish_list(struct settings *s, int *status);
 /* --mix-compress, as it was given. */
 const char *settings_compression(const struct settings *s);
 /* A part of it: what follows from --mix and --mix-algorithm. */
@@ -149,6 +148,8 @@ bool settings_complete_restored(struct settings *s, int argc, char **argv,
 bool settings_check_prompt(const struct settings *s, const struct operands *files);
 /* false, after one line: what --save and --resume ask for cannot be. */
 bool settings_check_save(const struct settings *s);
+/* The first option that asks for a drawing; NULL: none does. */
+const char *settings_drawn(const struct settings *s);
 /* What computes is a GPU. */
 bool settings_on_cuda(const struct settings *s);
 /* Messages of the pipeline go from GPU to GPU. */

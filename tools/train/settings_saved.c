@@ -454,14 +454,10 @@ static bool is_beside(const char *output, const char *index)
 
 static bool spares_checkpoint(const struct settings *s)
 {
-    const struct {
-        const char *option, *path;
-    } outputs[] = {{"trace", s->trace}, {"timeline", s->timeline}, {"page", s->page}};
-
-    for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); i++)
-        if (is_beside(outputs[i].path, s->from.path)) {
-            command_misused("--%s %s: is in the folder of the checkpoint that --resume reads; "
-                            "expected another one", outputs[i].option, outputs[i].path);
+    for (int i = 0; i < DRAWN; i++)
+        if (is_beside(s->drawn[i], s->from.path)) {
+            command_misused("%s %s: is in the folder of the checkpoint that --resume reads; expected "
+                            "another one", drawn_names[i], s->drawn[i]);
             return false;
         }
     return true;
@@ -573,12 +569,9 @@ bool settings_check_prompt(const struct settings *s, const struct operands *file
     else if (s->data.count || files->count)
         command_misused("--prompt with --data %s: expected one of them; the model learns nothing",
                         s->data.count ? s->data.items[0] : files->items[0]);
-    else if (s->how.checkpoint.folder || s->trace || s->timeline || s->page)
+    else if (s->how.checkpoint.folder || settings_drawn(s))
         command_misused("--prompt with %s: expected one of them; no step is taken",
-                        s->how.checkpoint.folder       ? "--save"
-                        : s->trace    ? "--trace"
-                        : s->timeline ? "--timeline"
-                                      : "--page");
+                        s->how.checkpoint.folder ? "--save" : settings_drawn(s));
     else
         return true;
     return false;

@@ -344,6 +344,8 @@ static int write_page(FILE *f, const struct dp_timeline *t, const struct dp_sche
 
 typedef int (*write_fn)(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s);
 
+static const write_fn writers[DRAWN] = {write_drawing, write_trace, write_page};
+
 /* The sentence has been printed if it fails. */
 static bool write_file(const char *path, write_fn write, const struct dp_trainer_parts *p,
                        const struct dp_timeline *t)
@@ -357,7 +359,7 @@ static bool write_file(const char *path, write_fn write, const struct dp_trainer
     return output_close(&out, write(out.file, t, p->schedule)) == EXIT_OK;
 }
 
-int timeline_take(const struct dp_trainer_parts *p, const struct timeline_files *files,
+int timeline_take(const struct dp_trainer_parts *p, const char *const *files,
                   struct dp_watch *watch, struct step_times *times)
 {
     struct dp_timeline t;
@@ -370,11 +372,8 @@ int timeline_take(const struct dp_trainer_parts *p, const struct timeline_files 
     err = measure(p, &t, times);
     if (!err && watch)
         err = dp_watch_links(watch, &t);
-    if (!err && files) {
-        times->untraced = !write_file(files->trace, write_trace, p, &t);
-        times->undrawn = !write_file(files->timeline, write_drawing, p, &t);
-        times->unpaged = !write_file(files->page, write_page, p, &t);
-    }
+    for (int i = 0; i < DRAWN && !err && files; i++)
+        times->unwritten[i] = !write_file(files[i], writers[i], p, &t);
     dp_timeline_fini(&t);
     return err;
 }

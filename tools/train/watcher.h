@@ -46,16 +46,11 @@ bool watcher_paces(struct watcher *w, const struct dp_rank_pace *paces);
 void watcher_tell(struct watcher *w, const struct progress *p,
                   void (*told)(void *user, const struct dp_slow *slow, bool begun), void *user);
 
-/* What is written of a step: names, NULL for none. */
-struct timeline_files {
-    const char *trace, *timeline, *page;
-};
-
 /* Collective: collect the last step on rank 0 and measure it, show `watch` (or NULL) its links, and
- * write the files (or NULL). One that cannot be written, as on a full disk, costs neither the others nor
- * the figures: untraced, undrawn and unpaged say so. On other ranks *times becomes NAN. DP_ENOMEM, or
- * the errors of dp_recorder_gather. */
-int timeline_take(const struct dp_trainer_parts *p, const struct timeline_files *files,
+ * write `files` (or NULL), settings.drawn. One that cannot be written, as on a full disk, costs neither
+ * the others nor the figures: `unwritten` says so. On other ranks *times becomes NAN. DP_ENOMEM, or the
+ * errors of dp_recorder_gather. */
+int timeline_take(const struct dp_trainer_parts *p, const char *const *files,
                   struct dp_watch *watch, struct step_times *times);
 
 #endif
