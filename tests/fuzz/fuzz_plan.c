@@ -20,7 +20,7 @@ static const struct arg options[] = {
     {"checkpoint", 0, "HOW", "", ARG_STRING, AT(checkpoint)},
     {"ranks", 0, "N", "", ARG_INT, AT(ranks), .min = 1, .max = 1024},
     {"microbatches", 0, "N", "", ARG_INT, AT(microbatches), .min = 1, .max = 65536},
-    {"slack", 0, "N", "", ARG_INT, AT(slack), .max = 1},
+    {"slack", .type = ARG_OPTION, AT(how), .options = dp_trainer_options},
     {"layers", 0, "N", "", ARG_INT, AT(layers), .min = 1, .max = GPT_MAX_LAYERS},
     {"width", 0, "N", "", ARG_INT, AT(width), .min = 1, .max = 16384},
     {"heads", 0, "N", "", ARG_INT, AT(heads), .min = 1, .max = 1024},

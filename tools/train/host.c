@@ -30,7 +30,7 @@ static struct dp_schedule_spec spec_of(const struct settings *s)
 {
     struct dp_schedule_spec spec = {.kind = s->training ? s->training->kind : DP_SCHEDULE_USER,
                                     .ranks = (int)s->ranks,
-                                    .slack = (int)s->slack};
+                                    .slack = s->how.schedule.slack};
 
     dp_recompute_parse(s->checkpoint, &spec.recompute);
     return spec;
@@ -83,7 +83,7 @@ int host_plan(const struct settings *s, enum dp_schedule_kind kind,
         return err;
     struct dp_trainer_config config = host_config(s, &all);
     config.schedule = (struct dp_schedule_spec){
-        .kind = kind, .ranks = (int)s->ranks, .slack = (int)s->slack};
+        .kind = kind, .ranks = (int)s->ranks, .slack = s->how.schedule.slack};
     config.balance = DP_BALANCE_MEASURED;
     config.fixed_order = !s->any_order;
     if (!config.order_blocks)
@@ -293,13 +293,14 @@ int host_evaluate(struct host *h, double *held_out)
 
 int host_sample(struct host *h, const struct sample_spec *spec, uint8_t *text)
 {
+    struct sample_spec from = *spec;
     struct dp_named_tensor *tensors;
-    int32_t count;
-    int err = dp_trainer_gather(h->trainer, 0, &tensors, &count);
+    int err = dp_trainer_gather(h->trainer, 0, &tensors, &from.tensor_count);
 
     if (err || !tensors)
         return err;
-    err = sample_tensors(&h->settings->model, tensors, count, spec, text);
+    from.tensors = tensors;
+    err = sample_write(&h->settings->model, &from, text);
     dp_trainer_gathered_free(tensors);
     return err;
 }

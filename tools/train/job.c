@@ -35,7 +35,7 @@ static int compare(const struct job *j, struct dp_comm *comm)
         {"--transport nccl", settings_by_nccl(s)},
         {"--dtype", !strcmp(s->dtype, "bf16")},
         {"--microbatches", s->microbatches},
-        {"--slack", s->slack},
+        {"--slack", s->how.schedule.slack},
         {"--layers", s->layers},
         {"--width", s->width},
         {"--heads", s->heads},

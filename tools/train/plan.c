@@ -152,7 +152,7 @@ static int write_plan(const struct planner *p, const struct dp_trainer_plan *bes
         *s = p->args->s;
         s->schedule_name = dp_schedule_kind_name(best->kind);
         s->checkpoint = dp_recompute_name(best->recompute);
-        s->slack = best->slack;
+        s->how.schedule.slack = best->slack;
         s->microbatches = best->microbatches;
         s->offload.any = s->offload.activations = best->offload;
         s->device_memory = best->offload ? p->args->budget : 0;
@@ -174,7 +174,7 @@ static int refuse(const struct planner *p)
         .kind = p->kind ? p->kind : DP_SCHEDULE_GPIPE,
         .ranks = (int)s->ranks,
         .microbatches = (int)(s->microbatches ? s->microbatches : s->batch),
-        .slack = (int)s->slack};
+        .slack = s->how.schedule.slack};
     struct dp_schedule *list;
     const int err = dp_schedule_new(&spec, &list);
 

@@ -67,7 +67,7 @@ static const struct member {
     {"context", offsetof(struct settings, context), NUMBER},
     {"batch", offsetof(struct settings, batch), NUMBER},
     {"blocks", offsetof(struct settings, blocks), LIST},
-    {"slack", offsetof(struct settings, slack), COUNT},
+    {"slack", offsetof(struct settings, how.schedule.slack), COUNT},
     {"offload", offsetof(struct settings, offload), PARTS},
     {"device-memory", offsetof(struct settings, device_memory), BYTES},
 };
@@ -105,9 +105,7 @@ static bool take_member(const json_t *root, const struct member *m, char *at, si
     room -= (size_t)used;
     if (m->type == LIST)
         return join_blocks(value, at, room);
-    if (m->type == WORD)
-        return word && snprintf(at, room, "%s", word) < WORD_LEN;
-    if (m->type == PARTS)
+    if (m->type == WORD || m->type == PARTS)
         return word && snprintf(at, room, "%s", word) < WORD_LEN;
     return json_is_integer(value) && json_integer_value(value) >= (m->type != COUNT) &&
            snprintf(at, room, "%" JSON_INTEGER_FORMAT, json_integer_value(value)) > 0;
@@ -137,7 +135,8 @@ static int take_members(const char *path, const json_t *root, struct plan_file *
                                    expected[members[i].type]);
         plan->argv[1 + plan->word_count++] = at;
     }
-    if (!json_object_get(root, "offload") != !json_object_get(root, "device-memory"))
+    plan->offloads = json_object_get(root, "offload");
+    if (plan->offloads != !!json_object_get(root, "device-memory"))
         return command_misused("--plan %s: one of offload and device-memory, expected both or neither",
                                path);
     return 0;
@@ -206,7 +205,9 @@ static bool equal(const struct settings *a, const struct settings *b, const stru
 {
     const void *x = member_of(a, m), *y = member_of(b, m);
 
-    if (m->type == NUMBER || m->type == COUNT)
+    if (m->type == COUNT)
+        return *(const int32_t *)x == *(const int32_t *)y;
+    if (m->type == NUMBER)
         return *(const int64_t *)x == *(const int64_t *)y;
     if (m->type == BYTES)
         return *(const double *)x == *(const double *)y;
@@ -228,15 +229,6 @@ static const char *word_of(const struct plan_file *plan, const struct member *m)
     return "";
 }
 
-bool plan_file_offloads(const struct plan_file *plan)
-{
-    bool offloads = false;
-
-    for (int i = 0; i < MEMBERS; i++)
-        offloads |= members[i].type == PARTS && *word_of(plan, &members[i]);
-    return offloads;
-}
-
 int plan_file_check(const struct plan_file *plan, const char *path, const struct usage *usage,
                     const struct settings *values)
 {
@@ -253,7 +245,7 @@ int plan_file_check(const struct plan_file *plan, const char *path, const struct
     else if (values->file)
         status = command_misused("--plan %s with --file: expected one of them", path);
     for (int i = 0; i < MEMBERS && !status; i++)
-        if ((members[i].type < PARTS || plan_file_offloads(plan)) &&
+        if ((members[i].type < PARTS || plan->offloads) &&
             !equal(own, values, &members[i]))
             status = command_misused("--%s: expected %s, as in --plan %s", members[i].name,
                                      members[i].type == COUNT && !*word_of(plan, &members[i])
@@ -282,6 +274,7 @@ static json_t *json_member(const struct settings *s, const struct member *m)
     return m->type == WORD    ? json_string(*(const char *const *)at)
            : m->type == LIST  ? json_blocks(at)
            : m->type == PARTS ? json_string("activations")
+           : m->type == COUNT ? json_integer(*(const int32_t *)at)
            : m->type == BYTES ? json_integer((json_int_t)*(const double *)at)
                               : json_integer(*(const int64_t *)at);
 }

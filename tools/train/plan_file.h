@@ -32,7 +32,8 @@ int64_t block_list_digest(const struct block_list *list);
 struct plan_file {
     int argc, word_count; /* words: argv[1] .. argv[word_count] */
     char **argv;
-    char *text; /* that the words lie in */
+    char *text;    /* that the words lie in */
+    bool offloads; /* activations to the host */
 };
 
 /* 0, else an EXIT_ value after one line that names the member which is wrong. The words of argv are
@@ -44,8 +45,6 @@ struct usage;
 struct settings;
 int plan_file_check(const struct plan_file *plan, const char *path, const struct usage *usage,
                     const struct settings *values);
-/* Does it send activations to the host? */
-bool plan_file_offloads(const struct plan_file *plan);
 void plan_file_free(struct plan_file *plan);
 
 /* Write one, of settings that are complete. 0 or DP_EIO, DP_ENOMEM. */

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/sample.h"
 
-#include <dualpipe/checkpoint.h>
-
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -123,50 +121,38 @@ static int write_text(struct writer *w, const struct sample_spec *spec, uint8_t 
     return err;
 }
 
-int sample_tensors(const struct gpt_config *config, const struct dp_named_tensor *tensors,
-                   int32_t count, const struct sample_spec *spec, uint8_t *text)
+static void take_gathered(const struct dp_parameter *p, const struct sample_spec *spec)
 {
-    struct writer w;
-    int err = writer_init(&w, config);
-
-    if (err)
-        return err;
-    for (int32_t i = 0; i < w.model.parameter_count; i++) {
-        const struct dp_parameter *p = &w.model.parameters[i];
-        for (int32_t k = 0; k < count; k++)
-            if (!strcmp(tensors[k].name, saved_name(p)))
-                memcpy(gpt_data(p->value), gpt_data(&tensors[k].tensor),
-                       (size_t)dp_parameter_elements(p) * sizeof(real));
-    }
-    err = write_text(&w, spec, text);
-    writer_fini(&w);
-    return err;
+    for (int32_t i = 0; i < spec->tensor_count; i++)
+        if (!strcmp(spec->tensors[i].name, saved_name(p)))
+            memcpy(gpt_data(p->value), gpt_data(&spec->tensors[i].tensor),
+                   (size_t)dp_parameter_elements(p) * sizeof(real));
 }
 
-static int read_weights(struct writer *w, const char *path)
+static int take_weights(struct writer *w, const struct sample_spec *spec)
 {
-    struct dp_checkpoint *c;
-    int err = dp_checkpoint_open(path, &c);
+    struct dp_checkpoint *c = NULL;
+    int err = spec->path ? dp_checkpoint_open(spec->path, &c) : 0;
 
-    if (err)
-        return err;
     for (int32_t i = 0; i < w->model.parameter_count && !err; i++) {
         const struct dp_parameter *p = &w->model.parameters[i];
-        err = dp_checkpoint_read(c, saved_name(p), p->value);
+        if (c)
+            err = dp_checkpoint_read(c, saved_name(p), p->value);
+        else
+            take_gathered(p, spec);
     }
     dp_checkpoint_close(c);
     return err;
 }
 
-int sample_saved(const struct gpt_config *config, const char *path, const struct sample_spec *spec,
-                 uint8_t *text)
+int sample_write(const struct gpt_config *config, const struct sample_spec *spec, uint8_t *text)
 {
     struct writer w;
     int err = writer_init(&w, config);
 
     if (err)
         return err;
-    err = read_weights(&w, path);
+    err = take_weights(&w, spec);
     if (!err)
         err = write_text(&w, spec, text);
     writer_fini(&w);

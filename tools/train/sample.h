@@ -14,16 +14,13 @@ struct sample_spec {
     size_t count;       /* bytes */
     double temperature; /* below 1 likely bytes become likelier; 0: always the likeliest */
     const char *prompt; /* what the text goes on from; NULL: nothing */
+    const char *path;   /* of a checkpoint with the weights; NULL: they are in */
+    const struct dp_named_tensor *tensors; /* [tensor_count], by their names in checkpoints */
+    int32_t tensor_count;
 };
 
-/* Write text[spec->count] with parameters by their names in checkpoints, byte by byte, each drawn from
- * what the model expects after the ones before. In this process alone. 0 or DP_ENOMEM. */
-int sample_tensors(const struct gpt_config *config, const struct dp_named_tensor *tensors,
-                   int32_t count, const struct sample_spec *spec, uint8_t *text);
-
-/* The same with the weights of the checkpoint at `path`, in this process alone. Errors of
- * checkpoint.h, DP_ENOMEM. */
-int sample_saved(const struct gpt_config *config, const char *path, const struct sample_spec *spec,
-                 uint8_t *text);
+/* Write text[spec->count], byte by byte, each drawn from what the model expects after the ones before.
+ * In this process alone. Errors of checkpoint.h, DP_ENOMEM. */
+int sample_write(const struct gpt_config *config, const struct sample_spec *spec, uint8_t *text);
 
 #endif

@@ -57,10 +57,7 @@ static const struct arg schedule_args[] = {
     {"microbatches", 'M', "N", "micro-batches of a step (default 8, or what the list has)", ARG_INT,
      AT(microbatches), .min = 1, .max = 65536},
     {"virtual-stages", OF_TRAINER},
-    {"slack", 0, "0|1",
-     "1: one more forward of warm-up at every border, which hides the latency of messages (dualpipe, "
-     "dualpipev; up to twice the activations)",
-     ARG_INT, AT(slack), "0", 0, 1},
+    {"slack", OF_TRAINER, .fallback = "0"},
     {"fixed-order", OF_TRAINER,
      .help = "add gradients up in one order under every schedule (the default on the CPU)"},
     {"any-order", 0, NULL, "add gradients up as they come: less memory, other last digits",
@@ -295,10 +292,10 @@ static bool take_number(const struct settings *s, const char *option, int64_t ha
 
 static bool read_list(struct settings *s, int *status)
 {
-    if (s->schedule_name || s->slack)
+    if (s->schedule_name || s->how.schedule.slack)
         *status = command_misused("%s %s and --file %s: expected one of them",
-                                  s->slack ? "--slack" : "--schedule",
-                                  s->slack ? "1" : s->schedule_name, s->file);
+                                  s->how.schedule.slack ? "--slack" : "--schedule",
+                                  s->how.schedule.slack ? "1" : s->schedule_name, s->file);
     else
         *status = schedule_file_read(s->file, &s->training);
     if (*status)
@@ -320,7 +317,7 @@ static bool take_list(struct settings *s, int *status)
     if (s->how.schedule.virtual_stages && strcmp(s->schedule_name, "interleaved"))
         *status = command_misused("--virtual-stages %d: expected --schedule interleaved",
                                   (int)s->how.schedule.virtual_stages);
-    else if (s->slack && strncmp(s->schedule_name, "dualpipe", 8))
+    else if (s->how.schedule.slack && strncmp(s->schedule_name, "dualpipe", 8))
         *status = command_misused("--slack 1: expected --schedule dualpipe or dualpipev");
     else
         return true;
@@ -448,7 +445,7 @@ static bool build_schedules(struct settings *s, int *status)
     struct dp_schedule_spec spec = {.ranks = (int)s->ranks,
                                     .microbatches = (int)(s->microbatches / s->how.replicas),
                                     .virtual_stages = (int)s->how.schedule.virtual_stages,
-                                    .slack = (int)s->slack};
+                                    .slack = s->how.schedule.slack};
     int *map = NULL, err = dp_schedule_kind_parse(s->schedule_name, &spec.kind);
 
     if (!err)
@@ -663,7 +660,7 @@ static bool check_late(const struct settings *s)
 /* Its stages were measured, and their bytes counted, on the CPU and with all parameters apart. */
 static bool check_plan(const struct settings *s)
 {
-    const bool offloads = s->offload.any && !(s->planned && plan_file_offloads(s->planned));
+    const bool offloads = s->offload.any && !(s->planned && s->planned->offloads);
     const char *other = offloads               ? "--offload"
                         : s->tied              ? "--tie-embeddings"
                         : settings_on_cuda(s) ? "--device cuda"

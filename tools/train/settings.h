@@ -91,7 +91,7 @@ struct settings {
     const char *checkpoint, *execution, *schedule_name, *transport, *placement, *mix,
         *model_name, *resume, *prompt, *file, *device, *dtype, *kernels;
     struct dp_trainer_config how; /* what OF_TRAINER sets */
-    int64_t ranks, microbatches, layers, width, heads, context, batch, steps, eval_every, slack;
+    int64_t ranks, microbatches, layers, width, heads, context, batch, steps, eval_every;
     int64_t sample, port, restarts, spares;
     double dropout, device_memory, device_share, temperature;
     struct offload_parts offload;

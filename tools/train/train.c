@@ -188,9 +188,10 @@ static int run_prompt(const struct settings *s)
 {
     const struct sample_spec spec = {.count = (size_t)s->sample,
                                      .temperature = s->temperature,
-                                     .prompt = s->prompt};
+                                     .prompt = s->prompt,
+                                     .path = s->from.path};
     uint8_t *text = malloc(spec.count + 1);
-    int err = text ? sample_saved(&s->model, s->from.path, &spec, text) : DP_ENOMEM;
+    int err = text ? sample_write(&s->model, &spec, text) : DP_ENOMEM;
 
     if (!err)
         report_sample(s, text, spec.count);
