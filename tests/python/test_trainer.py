@@ -3,6 +3,8 @@
 import copy
 import gc
 import os
+import signal
+import threading
 
 import pytest
 import torch
@@ -171,7 +173,7 @@ def test_a_run_goes_on_under_another_layout(ranks, tmp_path):
 
 def mixes(rank, size):
     trainer = trainer_of(model(), replicas=4, sums="mixing", clip=0.0,
-                         mixing={"graph": "ring", "algorithm": "d-psgd"})
+                         mixing={"graph": "complete", "algorithm": "d-psgd"})
     losses = [trainer.step(*batch(0)).loss for _ in range(12)]
     trainer.finish()
     assert trainer.evaluate(*batch(0)) < losses[0]
@@ -307,7 +309,7 @@ def test_running_statistics_go_on_under_another_layout_and_in_torch(ranks, tmp_p
 
 
 def test_running_statistics_of_replicas_that_mix_are_in_checkpoints(ranks, tmp_path):
-    how = {"replicas": 2, "sums": "mixing", "mixing": {"graph": "ring"}}
+    how = {"replicas": 2, "sums": "mixing", "mixing": {"graph": "complete"}}
     folder = str(tmp_path / "run")
     whole, _ = ranks(2, mixes_with_norms, None, how, 0, 4)[0]
     ranks(2, mixes_with_norms, folder, how, 0, 2)
@@ -371,6 +373,74 @@ def test_a_rank_that_dies_takes_no_statistics_along(tmp_path, how, size, victim)
             state = state or result[1]
     state_is({name: torch.tensor(value, dtype=whole.state_dict()[name].dtype)
               for name, value in state.items()}, whole.state_dict())
+
+
+class Another(nn.Module):
+    """Other arguments than those of the ranks that are joined."""
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def mixes(layers, **how):
+    return trainer_of(layers, microbatches=6, clip=0.0, replicas=3, survive=True, sums="mixing",
+                      mixing={"graph": "complete"}, **how)
+
+
+def ends_as_one(trainer):
+    while trainer.next_step < STEPS + 3:
+        trainer.step(*batch(trainer.next_step))
+    trainer.finish()
+    state = {name: value.tolist() for name, value in normed_state(trainer)}
+    return trainer.next_step, state, trainer.gather(0) is not None
+
+
+def admits(rank, size, path, victim):
+    trainer = mixes(normed())
+    with pytest.raises(libdualpipe.DualpipeError, match="count: 1, expected 1 to 0"):
+        trainer.admit(dist.FileStore(path + ".none"))
+    while not trainer.lost:
+        if rank == victim and trainer.next_step == STEPS:
+            os.kill(os.getpid(), signal.SIGKILL)
+        trainer.step(*batch(trainer.next_step))
+    assert trainer.lost == [victim]
+    assert not trainer.admit(dist.PrefixStore("wrong", dist.FileStore(path)))
+    assert trainer.admit(dist.PrefixStore("right", dist.FileStore(path)))
+    return ends_as_one(trainer)
+
+
+def comes(rank, size, path, victim):
+    wrong = nn.Sequential(*normed(), Another())
+    with pytest.raises(libdualpipe.DualpipeError, match="EMISMATCH"):
+        mixes(wrong, joins=victim, store=dist.PrefixStore("wrong", dist.FileStore(path)))
+    trainer = mixes(normed(), joins=victim, store=dist.PrefixStore("right", dist.FileStore(path)))
+    assert trainer.next_step == STEPS + 1
+    return ends_as_one(trainer)
+
+
+def test_a_process_comes_in_the_place_of_a_lost_one(tmp_path):
+    there, new = Pool(3, tmp_path), Pool(1, tmp_path)
+    found = [None, None]
+
+    def run(place, pool, body):
+        found[place] = pool.run(body, (str(tmp_path / "meeting"), 1))
+
+    threads = [threading.Thread(target=run, args=args)
+               for args in ((0, there, admits), (1, new, comes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    there.end(True)
+    new.end(True)
+    (results, wrong), (came, wrong_there) = found
+    assert not wrong_there and isinstance(results[1], str), (wrong_there, wrong)
+    for step, state, is_first in (results[2], came[0]):
+        assert (step, state, is_first) == (STEPS + 3, results[0][1], False), wrong
+    assert results[0][2]
 
 
 class Wrong(nn.Module):

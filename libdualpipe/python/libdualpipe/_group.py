@@ -5,7 +5,7 @@ import re
 import secrets
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -47,26 +47,46 @@ def dpy_store_get(user: Any, key: Any, value: Any, count: Any) -> int:
     return 0
 
 
+def _config_of(store: _Store, secret: str, timeout: timedelta, rank: int,
+               size: int) -> Tuple[Any, Any]:
+    """struct dp_comm_config * of processes that find each other by a store, and what it needs."""
+    handle, prefix = ffi.new_handle(store), ffi.new("char[]", b"dualpipe")
+    text = ffi.new("char[]", secret.encode())
+    table = ffi.new(
+        "struct dp_comm_store *",
+        {"user": handle, "put": lib.dpy_store_put, "get": lib.dpy_store_get, "prefix": prefix})
+    config = ffi.new(
+        "struct dp_comm_config *", {
+            "rank": rank, "size": size, "store": table, "secret": text, "poll": lib.dpy_poll,
+            "timeout_ns": int(timeout.total_seconds() * 1e9)
+        })
+    return config, (handle, prefix, text, table)
+
+
+def meeting_at(store: Any) -> Tuple[Any, Any]:
+    """The same of ranks that live and processes that come, by a store of torch's."""
+    secret = store.compare_set("dualpipe/meeting/secret", "", secrets.token_hex(16)).decode()
+    return _config_of(_Store(store, "dualpipe/meeting"), secret, _timeout_of(store), 0, 0)
+
+
 class Comm:
-    """The communicator of a process group. One thread at a time may use it."""
-    def __init__(self, group: Any) -> None:
-        self.rank, self.size, self.name = group.rank(), group.size(), group.group_name
+    """The communicator of a process group, or, of a process that comes to others, of their meeting
+    at a store. One thread at a time may use it."""
+    def __init__(self, group: Any, store: Any = None) -> None:
         self.process, self.lock = os.getpid(), Lock()
         self._calls, self._in_call = 0, False
         self.resets = 0  # the same on all ranks
-        count = _opened[self.name] = _opened.get(self.name, 0) + 1
-        store = _Store(dist.distributed_c10d._world.pg_map[group][1], f"dualpipe/{count}")
-        handle, prefix = ffi.new_handle(store), ffi.new("char[]", b"dualpipe")
-        secret = ffi.new("char[]", self._secret(store).encode())
-        table = ffi.new(
-            "struct dp_comm_store *",
-            {"user": handle, "put": lib.dpy_store_put, "get": lib.dpy_store_get, "prefix": prefix})
-        config = ffi.new(
-            "struct dp_comm_config *", {
-                "rank": self.rank, "size": self.size, "store": table, "secret": secret,
-                "poll": lib.dpy_poll, "timeout_ns": int(_timeout_of(group).total_seconds() * 1e9)
-            })
-        self.pointer = new_object(lib.dp_comm_open, "struct dp_comm", config)
+        if store is None:
+            self.rank, self.size, name = group.rank(), group.size(), group.group_name
+            count = _opened[name] = _opened.get(name, 0) + 1
+            own = _Store(dist.distributed_c10d._world.pg_map[group][1], f"dualpipe/{count}")
+            config, _needs = _config_of(own, self._secret(own), _timeout_of(group), self.rank,
+                                        self.size)
+            self.pointer = new_object(lib.dp_comm_open, "struct dp_comm", config)
+        else:
+            config, _needs = meeting_at(store)
+            self.pointer = new_object(lib.dp_comm_join, "struct dp_comm", config)
+            self.rank, self.size = lib.dp_comm_rank(self.pointer), lib.dp_comm_size(self.pointer)
         lib.dp_comm_set_poll(self.pointer, lib.dpy_poll, ffi.NULL)
         self.close = owned(self, lib.dp_comm_close, self.pointer, lock=self.lock)
 
@@ -133,10 +153,12 @@ _opened: Dict[str, int] = {}  # of a group's name, so that each has a key of its
 
 
 def _timeout_of(group: Any) -> timedelta:
-    """DUALPIPE_COMM_TIMEOUT_MS, or the group's own."""
+    """DUALPIPE_COMM_TIMEOUT_MS, or that of a group or store."""
     told = os.environ.get("DUALPIPE_COMM_TIMEOUT_MS")
     if told:
         return timedelta(milliseconds=int(told))
+    if isinstance(group, dist.Store):
+        return group.timeout
     for device in ("cpu", "cuda"):
         try:
             return group._get_backend(torch.device(device)).options._timeout

@@ -8,9 +8,9 @@ from typing import Tuple, Union
 import torch
 import torch.distributed as dist
 
-from .._group import Comm, comm_of
-from .._native import (check, ffi, lib, names_of, new_object, number_of, owned, parse, set_members,
-                       text_of)
+from .._group import Comm, comm_of, meeting_at
+from .._native import (DualpipeError, check, ffi, lib, names_of, new_object, number_of, owned,
+                       parse, set_members, text_of)
 from .._stage import as_tuple
 from .._tensor import Views, describe
 from ._model import Model
@@ -75,6 +75,9 @@ class Trainer:
     fixed_order   results are the same to the last bit under every layout
     survive       ranks that die are gone on without (`lost`): each step gets the whole batch on
                   every rank, which may have any stage next. Not with "shards"
+    joins, store  this process comes in the place of that lost rank of replicas that mix, which call
+                  `admit` with the same torch store and whose trainers have the same arguments. It
+                  needs no group, and goes on with their `next_step`
     folder        for checkpoints, written after each `every` steps, of which `keep` stay; resume:
                   go on from the newest, if there is one; about: what its index says beside the step
 
@@ -120,8 +123,14 @@ class Trainer:
                  keep: int = 0,
                  resume: bool = False,
                  about: Optional[Mapping[str, Any]] = None,
-                 group: Any = None) -> None:
-        self._comm: Optional[Comm] = comm_of(group) if group or dist.is_initialized() else None
+                 group: Any = None,
+                 joins: Optional[int] = None,
+                 store: Any = None) -> None:
+        if (joins is None) != (store is None):
+            raise ValueError(f"joins: {joins}, store: {store}, expected both or none of them")
+        self._joins = joins is not None
+        self._comm: Optional[Comm] = Comm(None, store) if self._joins else \
+            comm_of(group) if group or dist.is_initialized() else None
         self._failed: Optional[BaseException] = None
         self._survives, self._is_apart = survive, survive and sums == "mixing"
         kept: List[Any] = []
@@ -145,9 +154,13 @@ class Trainer:
                 config.balance, config.layers_of_stage = lib.DP_BALANCE_GIVEN, kept[-1]
             _mix(config.mixing, mixing or {}, kept)
             comm = self._comm
-            pointer = new_object(lib.dp_trainer_new, "struct dp_trainer", config,
-                                 self._model.pointer, comm.pointer if comm else ffi.NULL,
-                                 comm=comm and comm.pointer)
+            found = comm.pointer if comm else ffi.NULL
+            if joins is None:
+                pointer = new_object(lib.dp_trainer_new, "struct dp_trainer", config,
+                                     self._model.pointer, found, comm=found)
+            else:
+                pointer = new_object(lib.dp_trainer_join, "struct dp_trainer", config,
+                                     self._model.pointer, found, joins, comm=found)
         self._memory: Optional[_Memory] = _Memory(pointer, self._model.kept, comm)
         self._model.views = Views(self._memory)
         self._release = owned(self, Model.release, self._model)
@@ -159,9 +172,14 @@ class Trainer:
             raise RuntimeError("this trainer has failed, expected a new one") from self._failed
         if self._comm is None:
             yield
-        elif self._survives and hasattr(self, "_memory"):  # this rank ends no other
+        elif self._joins or (self._survives and hasattr(self, "_memory")):  # it ends no other rank
             with self._comm.lock:
-                yield
+                try:
+                    yield
+                except BaseException:
+                    if not hasattr(self, "_memory"):  # the others go on without this one
+                        self._comm.close()
+                    raise
         else:
             with self._comm.call():
                 yield
@@ -222,6 +240,23 @@ class Trainer:
         ranks = ffi.new("const int32_t **")
         count = lib.dp_trainer_lost(self._memory.pointer, ranks)
         return [ranks[0][i] for i in range(count)]
+
+    def admit(self, store: Any, count: int = 1) -> bool:
+        """With survive and replicas that mix: let `count` processes that wait with `joins` come in
+        the place of ranks that are lost. store: of torch's, which these know, too; another one, or
+        another prefix of it, each time. All ranks that live call it after the same step. False: one
+        has died or did not come in the store's timeout, or has other arguments; training goes on
+        without, and this may be called again."""
+        config, _needs = meeting_at(store)
+        try:
+            self._run(lib.dp_trainer_admit, count, config)
+        except DualpipeError as error:
+            if error.errno in (lib.DP_EAGAIN, lib.DP_EINVAL, lib.DP_EUNSUPPORTED):
+                self._failed = None  # nothing has begun
+            if error.errno != lib.DP_EAGAIN:
+                raise
+            return False
+        return True
 
     @property
     def next_step(self) -> int:
