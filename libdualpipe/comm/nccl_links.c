@@ -574,12 +574,17 @@ static void forget_comms(struct dp_nccl_links *l)
 {
     for (int i = 0; i < l->count; i++)
         memset(l->links[i].comms, 0, sizeof(l->links[i].comms));
+    for (struct dp_nccl_memory *m = l->memory; m; m = m->next)
+        memset(m->handles, 0, (size_t)l->count * sizeof(m->handles[0]));
 }
 
 static void abort_all(struct dp_nccl_links *l)
 {
     for_all(l, 1, l->nccl.CommAbort, "aborting");
+    for (int i = 0; i < l->count; i++)
+        l->links[i].comms[1] = NULL;
     for_all(l, 0, l->nccl.CommAbort, "aborting");
+    for_all(l, 1, l->nccl.CommAbort, "aborting"); /* splits that have come since */
 }
 
 static int end_streams(struct dp_nccl_links *l)

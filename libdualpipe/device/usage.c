@@ -106,7 +106,12 @@ static bool alloc_elsewhere(struct dp_device *dev, size_t bytes, struct dp_devic
     return out->ptr;
 }
 
-static int alloc_device(struct dp_device *dev, size_t bytes, void **out)
+static bool is_on_device(enum dp_memory where)
+{
+    return where == DP_MEMORY_DEVICE || where == DP_MEMORY_MESSAGES;
+}
+
+static int alloc_device(struct dp_device *dev, enum dp_memory where, size_t bytes, void **out)
 {
     struct dp_device_buffer *buffer = calloc(1, sizeof(*buffer));
     void *ptr = NULL;
@@ -114,7 +119,7 @@ static int alloc_device(struct dp_device *dev, size_t bytes, void **out)
     if (!buffer)
         return dp_fail(DP_ENOMEM, "%s: no memory for a buffer", dev->ops->name);
     int err = reserve(dev, bytes);
-    if (!err && !alloc_elsewhere(dev, bytes, buffer)) {
+    if (!err && !(where == DP_MEMORY_MESSAGES && alloc_elsewhere(dev, bytes, buffer))) {
         err = dev->ops->alloc(dev, DP_MEMORY_DEVICE, bytes, &ptr);
         *buffer = (struct dp_device_buffer){.ptr = ptr, .bytes = bytes};
         if (err)
@@ -131,17 +136,17 @@ static int alloc_device(struct dp_device *dev, size_t bytes, void **out)
 
 int dp_device_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes, void **out)
 {
-    if (where == DP_MEMORY_DEVICE)
-        return alloc_device(dev, bytes, out);
+    if (is_on_device(where))
+        return alloc_device(dev, where, bytes, out);
     return dev->ops->alloc(dev, where, bytes, out);
 }
 
 void dp_device_free(struct dp_device *dev, enum dp_memory where, void *ptr)
 {
-    struct dp_device_buffer *buffer = ptr && where == DP_MEMORY_DEVICE ? take(dev, ptr) : NULL;
+    struct dp_device_buffer *buffer = ptr && is_on_device(where) ? take(dev, ptr) : NULL;
 
     if (!buffer || !buffer->free) {
-        dev->ops->free(dev, where, ptr);
+        dev->ops->free(dev, is_on_device(where) ? DP_MEMORY_DEVICE : where, ptr);
     } else if (!dev->ops->enter(dev)) {
         buffer->free(ptr);
         dev->ops->leave(dev);

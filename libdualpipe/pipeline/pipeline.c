@@ -235,11 +235,11 @@ static enum dp_memory choose_memory(const struct dp_pipeline *pipe)
 
     dp_device_usage(pipe->device, &usage);
     if (usage.limit_bytes != SIZE_MAX)
-        return DP_MEMORY_DEVICE;
+        return DP_MEMORY_MESSAGES;
     for (int i = 0; least && !pipe->out_of_reach && i <= pipe->config.schedule->stages; i++)
         if (pipe->layouts[i].activation.bytes >= least)
             return DP_MEMORY_SHARED;
-    return DP_MEMORY_DEVICE;
+    return DP_MEMORY_MESSAGES;
 }
 
 /* What cannot be shared is as good, only slower. A process that may open no more files (DP_EIO) would
@@ -249,11 +249,11 @@ static int take_main_memory(struct dp_pipeline *pipe)
     pipe->memory_kind = choose_memory(pipe);
     int err = take_memory(pipe, pipe->memory_kind, pipe->most.bytes, &pipe->memory);
 
-    if (!err || err == DP_EIO || pipe->memory_kind == DP_MEMORY_DEVICE)
+    if (!err || err == DP_EIO || pipe->memory_kind == DP_MEMORY_MESSAGES)
         return err;
     dp_log(DP_LOG_WARN, "pipeline: going on with memory that ranks of this host do not share");
-    pipe->memory_kind = DP_MEMORY_DEVICE;
-    return take_memory(pipe, DP_MEMORY_DEVICE, pipe->most.bytes, &pipe->memory);
+    pipe->memory_kind = DP_MEMORY_MESSAGES;
+    return take_memory(pipe, pipe->memory_kind, pipe->most.bytes, &pipe->memory);
 }
 
 static int take_landings(struct dp_pipeline *pipe)

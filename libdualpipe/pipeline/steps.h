@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * steps.h - what run.c calls for each entry of a plan. All return 0 or a negative errno that
+ * steps.h - what step.c calls for each entry of a plan. All return 0 or a negative errno that
  * dp_last_error() describes.
  */
 #ifndef DP_PIPELINE_STEPS_H

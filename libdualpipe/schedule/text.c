@@ -352,7 +352,7 @@ static bool take_kind(struct token *w, enum dp_op_kind *kind)
     return longest > 0;
 }
 
-/* Take "F0.3", "c4", "R1", "ev0.3:2" off the front of w. */
+/* Take "F0.3", "c4", "R1", "ev0.3" off the front of w. */
 static bool take_op(struct token *w, struct dp_op *op)
 {
     enum dp_op_kind kind = DP_OP_NONE;

@@ -131,6 +131,7 @@ struct dp_survival {
         struct dp_watch_wire *wires;
         int64_t timeout_ns; /* of a host that does not acknowledge */
         unsigned ends_seen; /* of the rendezvous */
+        int deaths_seen;    /* when neighbors were last chosen */
     } watch;
     int words, dead_count;
     size_t message_bytes, room; /* of all but ABORT and REVOKE, of all */

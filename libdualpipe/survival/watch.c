@@ -244,7 +244,6 @@ static void hear_rendezvous(struct dp_survival *s, unsigned ends)
 /* Wires that are added meanwhile come to the front of the list. */
 static void poll_wires(struct dp_survival *s)
 {
-    const int before = s->dead_count;
     struct dp_wire *wire;
     int peer;
 
@@ -253,18 +252,21 @@ static void poll_wires(struct dp_survival *s)
             end_own_part(s, DP_ENOMEM, dp_last_error());
     for (struct dp_watch_wire *v = s->watch.wires; v && !s->end.error; v = v->next)
         poll_wire(s, v);
-    if (s->dead_count != before)
-        dp_watch_begin(s);
     sweep(s);
 }
 
 /* The wires first: what a rank has sent before it left counts. */
 static void poll_all(struct dp_comm *world)
 {
-    const unsigned ends = dp_rendezvous_ends(world->survival->watch.peers->rendezvous);
+    struct dp_survival *s = world->survival;
+    const unsigned ends = dp_rendezvous_ends(s->watch.peers->rendezvous);
 
-    poll_wires(world->survival);
-    hear_rendezvous(world->survival, ends);
+    poll_wires(s);
+    hear_rendezvous(s, ends);
+    if (s->dead_count != s->watch.deaths_seen) {
+        s->watch.deaths_seen = s->dead_count;
+        dp_watch_begin(s);
+    }
 }
 
 /* No descriptor reports that a connection is made. */

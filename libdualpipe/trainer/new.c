@@ -804,8 +804,8 @@ static int verify_rank(struct dp_trainer *t, int rank, int replicas, const struc
         err = model_engine_optimizer(t->engine, &t->config.optimizer, i, true, &t->optimizers[i]);
     if (!err && replicas)
         saved_mixing_verify(t->engine, t->optimizers, replicas, s);
-    else if (!err)
-        err = saved_verify(t, s);
+    if (!err)
+        err = saved_verify(t, replicas > 0, s);
     for (int i = 0; i < DP_MAX_SLOTS; i++) {
         dp_optimizer_free(t->optimizers[i]);
         t->optimizers[i] = NULL;
@@ -822,7 +822,8 @@ int dp_trainer_verify(const struct dp_trainer_config *config, const struct dp_mo
                       void (*fault)(void *user, const char *sentence), void *user)
 {
     const struct saved_search s = {checkpoint, fault, user};
-    const bool mixes = config->sums == DP_SUMS_MIXING;
+    const int replicas = config->replicas ? config->replicas : 1;
+    const bool mixes = config->sums == DP_SUMS_MIXING && replicas > 1;
     struct dp_trainer_config one = {.rows = config->rows,
                                     .optimizer = config->optimizer,
                                     .delay_update = config->delay_update,
@@ -835,11 +836,11 @@ int dp_trainer_verify(const struct dp_trainer_config *config, const struct dp_mo
         one.list = config->list;
         one.balance = config->balance;
         one.layers_of_stage = config->layers_of_stage;
-        one.microbatches = config->list ? 0 : config->microbatches / config->replicas;
+        one.microbatches = config->list ? 0 : config->microbatches / replicas;
     }
     int err = trainer_outline(&one, model, &t);
     for (int rank = 0; !err && rank < t->config.schedule.ranks; rank++)
-        err = verify_rank(t, rank, mixes ? config->replicas : 0, &s);
+        err = verify_rank(t, rank, mixes ? replicas : 0, &s);
     dp_trainer_free(t);
     return err;
 }

@@ -304,6 +304,14 @@ static int try_modes(struct planner *p, struct dp_trainer_config c)
     return err || !budget || c.execution == DP_EXECUTE_MESSAGES ? err : try_layout(p, &c);
 }
 
+/* It has no effect on other kinds, nor on a rank alone. */
+static int least_slack(const struct dp_trainer_config *config, int kind, bool alone)
+{
+    const bool two_ways = kind == DP_SCHEDULE_DUALPIPE || kind == DP_SCHEDULE_DUALPIPEV;
+
+    return two_ways && !alone ? config->schedule.slack : 0;
+}
+
 static int try_all(struct planner *p)
 {
     const struct dp_trainer_config *config = p->config;
@@ -316,7 +324,7 @@ static int try_all(struct planner *p)
         c.balance = DP_BALANCE_COST; /* layouts differ in their stages */
     for (c.replicas = 1; c.replicas <= ranks; c.replicas++)
         for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
-            for (int slack = config->schedule.slack; slack < SLACKS && !err; slack++) {
+            for (int slack = least_slack(config, kind, alone); slack < SLACKS && !err; slack++) {
                 c.schedule.kind = (enum dp_schedule_kind)kind;
                 c.schedule.ranks = ranks / c.replicas;
                 c.schedule.slack = slack;

@@ -445,15 +445,15 @@ int trainer_resume(struct dp_trainer *t, const char *dir, bool optional)
 
 /* ---- is all of it there? --------------------------------------------------------------------- */
 
-int saved_verify(struct dp_trainer *t, const struct saved_search *s)
+int saved_verify(struct dp_trainer *t, bool norms_only, const struct saved_search *s)
 {
     struct saved_list l = {0};
     int err = 0;
 
-    if (t->config.delay_update && late_is_in(s->c))
+    if (t->config.delay_update && !norms_only && late_is_in(s->c))
         err = late_new(t->engine, &t->late);
     if (!err)
-        err = saved_list_new(t, SAVED_FIRST, &l);
+        err = norms_only ? norms_list_new(t, SAVED_FIRST, &l) : saved_list_new(t, SAVED_FIRST, &l);
     if (!err && t->late)
         err = list_late(t, SAVED_FIRST, &l);
     for (int32_t i = 0; i < l.count && !err; i++)

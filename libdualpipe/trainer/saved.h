@@ -63,7 +63,7 @@ void saved_mixing_verify(struct engine *e, struct dp_optimizer *const *optimizer
 /* ---- saved.c --------------------------------------------------------------------------------- */
 
 /* What one model has, or replicas that sum: of a bare engine with all layers, and its optimizers. */
-int saved_verify(struct dp_trainer *t, const struct saved_search *s);
+int saved_verify(struct dp_trainer *t, bool norms_only, const struct saved_search *s);
 
 /* The name of a parameter in a checkpoint, where a tied one is once. */
 static inline const char *saved_name(const struct dp_parameter *p)

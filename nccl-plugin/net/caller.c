@@ -44,7 +44,7 @@
 #define PROPERTIES_12 PROPERTIES_11, .rail = p.railId, .plane = p.planeId
 
 #define FUSE(props)                                                                                \
-    if (!t->makeVDevice)                                                                           \
+    if (!t->makeVDevice || count < 0)                                                              \
         return ncclInvalidUsage;                                                                   \
     struct props fusing = {.ndevs = count};                                                        \
     memcpy(fusing.devs, devices, (size_t)(count < 4 ? count : 4) * sizeof(*devices));              \

@@ -2,7 +2,7 @@
  *
  * profiler.h - the core of the profiler plugin: communicators and what was sent in them. It knows
  * no version of NCCL; events.c reads the descriptors of all versions. What travels over the network is
- * in network.h.
+ * below.
  *
  * NCCL calls from many threads and uses contexts after it has finalized them. So a context is a
  * number of a slot and of its use, which is checked under the slot's lock; a stale one is counted

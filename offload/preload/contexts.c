@@ -12,10 +12,11 @@
 #define EXPORT __attribute__((visibility("default")))
 #define CALLER __builtin_return_address(0)
 
-/* Where no copy is staged or paced there is nothing to go, and nothing is asked. */
+/* Where no copy is staged or paced there is nothing to go, and nothing is asked. Nor in a child, whose locks
+ * a thread may have held that it does not have. */
 static bool may_have_made(void)
 {
-    const struct dpo_preload_options *options = dpo_depth ? NULL : dpo_preload_options();
+    const struct dpo_preload_options *options = dpo_depth || dpo_is_child() ? NULL : dpo_preload_options();
 
     return options && (options->stage || options->pace);
 }
@@ -59,6 +60,9 @@ EXPORT int cudaDeviceReset(void)
     }
 ENDS(cuCtxDestroy_v2, void *, of, -1)
 ENDS(cuDevicePrimaryCtxReset_v2, int, NULL, of)
+/* The last one to let go of it ends it; for the others what has gone is made again. */
+ENDS(cuDevicePrimaryCtxRelease_v2, int, NULL, of)
 /* The functions of before CUDA 4.0 and 11.0, which the driver still has under these names. */
 ENDS(cuCtxDestroy, void *, of, -1)
 ENDS(cuDevicePrimaryCtxReset, int, NULL, of)
+ENDS(cuDevicePrimaryCtxRelease, int, NULL, of)

@@ -55,8 +55,11 @@ struct waiting {
     int64_t until_ns; /* no longer than it takes at a tenth of the least rate; 0: not reached yet */
 };
 
-/* The turns of a context are a page of their own, which is registered in it and ends with it. */
-static struct turn pages[CONTEXTS][TURNS] __attribute__((aligned(sizeof(struct turn) * TURNS)));
+/* The turns of a context are pages of their own (of 64 KiB at most), which are registered in it and end with
+ * it. */
+static struct page {
+    struct turn turns[TURNS] __attribute__((aligned(64 << 10)));
+} pages[CONTEXTS];
 static struct lane {
     void *context; /* NULL: none yet */
     int device;
@@ -71,7 +74,7 @@ static int turns_queued;
 
 static struct turn *turn_of(const struct lane *l, int i)
 {
-    return &pages[l - lanes][i];
+    return &pages[l - lanes].turns[i];
 }
 
 /* With the lock, as all below: the stream goes on, now or when it comes there. */
@@ -361,8 +364,12 @@ static void dpo_copiers_copy(int threads, void *to, const void *from, size_t byt
     pthread_mutex_unlock(&in_use);
 }
 
-/* A child that was forked has neither CUDA nor the threads that copy. */
 static atomic_bool is_child;
+
+bool dpo_is_child(void)
+{
+    return atomic_load_explicit(&is_child, memory_order_relaxed);
+}
 
 static void after_fork(void)
 {
@@ -494,8 +501,7 @@ bool dpo_stage(const struct dpo_preload_options *options, const struct dpo_copy 
                const void *caller)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    const struct dpo_driver *driver =
-        atomic_load_explicit(&is_child, memory_order_relaxed) ? NULL : dpo_driver(caller);
+    const struct dpo_driver *driver = dpo_is_child() ? NULL : dpo_driver(caller);
     int mode = DPO_CUDA_CAPTURE_RELAXED;
 
     if (!driver)

@@ -25,6 +25,9 @@
 bool dpo_stage(const struct dpo_preload_options *options, const struct dpo_copy *copy,
                const void *caller);
 
+/* A process that was forked since the first copy: it has neither CUDA nor the threads that copy. */
+bool dpo_is_child(void);
+
 /* The context goes away, or (context NULL) all contexts of the device: its streams wait for no turn any
  * more. Any thread. */
 void dpo_pace_drop(const void *context, int device);

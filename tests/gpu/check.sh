@@ -53,12 +53,16 @@ part()
     shift 2
     : >"$out/part.log"
     is_wanted "$name" || return 0
-    command -v "$1" >/dev/null || {
+    case $1 in
+    "$pack"/*) ;; # must be there
+    *) command -v "$1" >/dev/null || {
         say "$name: left out, there is no $1"
         return 0
-    }
+    } ;;
+    esac
     at=$(date +%s)
     left=$((total - at + began))
+    [ "$left" -gt 0 ] || left=1 # 0 is no limit
     [ "$limit" -le "$left" ] || limit=$left
     rc=0
     timeout -k 5 "$limit" "$@" >"$out/part.log" 2>&1 || rc=$?

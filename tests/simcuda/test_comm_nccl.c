@@ -262,14 +262,14 @@ static int allocations_of(struct dp_device *dev, size_t bytes, int *out)
     void *ptr;
 
     sim_fail("cuMemAlloc_v2", 0, 0);
-    int err = dp_device_alloc(dev, DP_MEMORY_DEVICE, bytes, &ptr);
+    int err = dp_device_alloc(dev, DP_MEMORY_MESSAGES, bytes, &ptr);
     *out = sim_calls("cuMemAlloc_v2");
     if (!err)
-        dp_device_free(dev, DP_MEMORY_DEVICE, ptr);
+        dp_device_free(dev, DP_MEMORY_MESSAGES, ptr);
     return err;
 }
 
-/* Large buffers are NCCL's while it has some, and count like others. */
+/* Large buffers of messages are NCCL's while it has some, and count like others. */
 static int alloc_by_nccl(struct dp_comm *comm, void *arg)
 {
     const size_t large = 1 << 20;

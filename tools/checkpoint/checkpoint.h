@@ -15,7 +15,7 @@
 struct saved_state {
     char path[CHECKPOINT_PATH]; /* of the index, or the file */
     struct dp_checkpoint *checkpoint;
-    json_t *about; /* what resume.h in tools/train describes; {} of another program */
+    json_t *about; /* what train/settings.h describes; {} of another program */
 };
 
 /* Open the newest checkpoint at `where`. 0, else an EXIT_ value after one line. */

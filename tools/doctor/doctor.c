@@ -229,7 +229,8 @@ static const struct usage usage = {
              "environment, and prints what is wrong, where that can be seen, what follows from\n"
              "it and what helps. The exit status is 0 if nothing is wrong, 3 after a warning,\n"
              "4 after a fault. Root sees more. The checks are nccl, plugin, tuner, versions,\n"
-             "variables, limits, memory, rdma, links, isolation, places and placement.",
+             "variables, limits, memory, rdma, gpu, links, isolation, places and\n"
+             "placement.",
     .groups = groups,
     .examples = "  NCCL_NET_PLUGIN=dualpipe dualpipe doctor\n"
                 "  dualpipe doctor --pid 4711\n"

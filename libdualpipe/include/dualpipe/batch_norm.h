@@ -55,7 +55,8 @@ enum dp_batch_norm_mode {
 };
 
 /* y = xhat * gain + bias of micro-batch mb, x[rows * channels]; xhat[rows * channels] and
- * rstd[channels] are what the backward needs. x may be y, and xhat may be NULL in EVALUATE. gain or
+ * rstd[channels] are what the backward needs. x may be y, and xhat may be NULL where no
+ * backward follows. gain or
  * bias NULL: 1, 0. DP_EINVAL: rows < 1, mb outside, a micro-batch that was noted twice in a step.
  */
 DP_PUBLIC int dp_batch_norm_forward(struct dp_batch_norm *bn, enum dp_batch_norm_mode mode,

@@ -86,7 +86,9 @@ DP_PUBLIC int dp_device_bind(struct dp_device *dev, int numa_node);
 enum dp_memory {
     DP_MEMORY_DEVICE, /* where the device computes */
     DP_MEMORY_PINNED, /* host memory that the device copies from and to at full speed */
-    DP_MEMORY_SHARED  /* the host: of dp_shared_alloc (memory.h); CUDA: pinned */
+    DP_MEMORY_SHARED, /* the host: of dp_shared_alloc (memory.h); CUDA: pinned */
+    DP_MEMORY_MESSAGES /* as DP_MEMORY_DEVICE; from 1 MiB on NCCL's own, in whole pieces of its size (2 MiB
+                        * or more), if a communicator by NCCL is open */
 };
 
 /* Memory aligned to 256 bytes at least, contents undefined. DP_ENOMEM. */
@@ -101,7 +103,7 @@ DP_PUBLIC int dp_device_register(struct dp_device *dev, void *ptr, size_t bytes)
 /* Nothing in flight may use it. ptr may be NULL. */
 DP_PUBLIC void dp_device_unregister(struct dp_device *dev, void *ptr);
 
-/* What dp_device_alloc has given of DP_MEMORY_DEVICE. */
+/* What dp_device_alloc has given of DP_MEMORY_DEVICE and DP_MEMORY_MESSAGES. */
 struct dp_device_usage {
     size_t bytes, peak_bytes, limit_bytes;
     uint64_t allocations; /* so far; freed ones count */

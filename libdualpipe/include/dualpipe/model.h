@@ -182,7 +182,7 @@ DP_PUBLIC void dp_layers_free(struct dp_layers *layers); /* may be NULL */
 /* Layers first .. end - 1 as a stage, which lasts as long as `layers`. Random keys follow from the seed,
  * and from step and mb_global of a call; skips to other layers are the pipeline's
  * (dp_pipeline_config.skips) of the same name. DP_EINVAL, DP_ENOMEM; DP_EUNSUPPORTED for values that are
- * not rounded to dtype; errors of a fill. */
+ * not rounded to dtype, and for layers with batch norms, unless bare; errors of a fill. */
 DP_PUBLIC int dp_layers_add(struct dp_layers *layers, int32_t first, int32_t end,
                             struct dp_stage *out);
 

@@ -229,6 +229,10 @@ static void go_on(const struct curve *expected, struct job first, struct job the
     first.stop = 2;
     struct curve before = run(first);
     assert_int_equal(faults_of(folder, then), 0);
+    struct job alone = then; /* one replica does not mix */
+    alone.layout.sums = DP_SUMS_MIXING;
+    for (alone.layout.replicas = 0; alone.layout.replicas < 2; alone.layout.replicas++)
+        assert_int_equal(faults_of(folder, alone), 0);
     then.model = MODEL_TIED;
     assert_true((faults_of(folder, then) > 0) == (first.model != MODEL_TIED));
     then.model = first.model;
@@ -445,8 +449,11 @@ static void layouts_are_ranked_by_their_predicted_step(void **state)
     config.replicas = 2;
     config.schedule.slack = 1;
     assert_int_equal(plan(config, MODEL_SKIPS, 4, 0, all), DP_RECOMPUTES);
-    config.schedule.slack = 0;
     assert_true(all[0].slack == 1 && all[0].replicas == 2 && all[0].microbatches == MICROBATCHES);
+    config.schedule.kind = DP_SCHEDULE_1F1B; /* which knows no slack */
+    assert_int_equal(plan(config, MODEL_SKIPS, 4, 0, all), DP_RECOMPUTES);
+    config.schedule.slack = 0;
+    assert_true(all[0].slack == 0 && all[0].replicas == 2 && all[0].microbatches == MICROBATCHES);
 
     /* What one layout cannot be, another can. */
     config.schedule.kind = DP_SCHEDULE_USER;

@@ -154,6 +154,11 @@ static void a_run_of_no_layers_is_refused(void **state)
     dp_layers_free(layers);
     m.model.layer_count = 0;
     assert_int_equal(dp_layers_new(&config, &layers), DP_EINVAL);
+    test_model_init(&m, MODEL_TIED);
+    assert_int_equal(dp_layers_new(&config, &layers), 0);
+    assert_int_equal(dp_layers_add(layers, 0, MODEL_LAYERS, &stage), DP_EUNSUPPORTED);
+    assert_non_null(strstr(dp_last_error(), "batch norms"));
+    dp_layers_free(layers);
 }
 
 /* Bare ones are as the others, but for the memory. */
@@ -165,7 +170,7 @@ static void layers_without_memory_are_an_error(void **state)
     int err, failures = 0;
 
     (void)state;
-    test_model_init(&m, MODEL_TIED);
+    test_model_init(&m, MODEL_SKIPS);
     struct dp_layers_config config = {
         .model = &m.model, .rows = 2, .bare = true, .dtype = {kDLBfloat, 16, 1}};
     assert_int_equal(dp_layers_new(&config, &layers), 0);
