@@ -317,11 +317,13 @@ def arguments_are_wrong(rank, size):
         with pytest.raises(AssertionError, match="num_chunks="):
             pipe.step(ins, num_chunks=count, criterion=models.criterion, labels=(labels, ))
     begin = time.monotonic()
-    with pytest.raises(AssertionError if rank == 0 else libdualpipe.DualpipeError):
-        pipe.step(ins,
-                  num_chunks=8,
-                  criterion=None if rank == 0 else models.criterion,
-                  labels=(labels, ))
+    for wrong, error, text in ((None, AssertionError, ""),
+                               (lambda *_: None, TypeError, "the criterion returned None")):
+        with pytest.raises(error if rank == 0 else libdualpipe.DualpipeError, match=text):
+            pipe.step(ins,
+                      num_chunks=8,
+                      criterion=wrong if rank == 0 else models.criterion,
+                      labels=(labels, ))
     assert time.monotonic() - begin < 30
     pipe.step(ins, num_chunks=8, criterion=models.criterion, labels=(labels, ))
 

@@ -205,6 +205,8 @@ class Stage:
         outs = (out, ) if batch.whole else as_tuple(out)
         if loss is None and batch.criterion is not None:
             loss = batch.criterion(*outs, *(batch.labels[call.mb] if batch.labels else ()))
+            if loss is None:
+                raise TypeError("the criterion returned None, expected a tensor of one value")
         if loss is not None:
             batch.losses[call.mb] = loss
         if batch.keep_outputs:
