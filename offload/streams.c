@@ -182,7 +182,8 @@ int dpo_copies_wait(struct dpo_streams *s)
     for (int i = 0; i < DPO_COPY_STREAMS && !err; i++)
         err = dpo_wait(s, s->copies[i]);
     const int wrong = atomic_exchange(&s->wrong, 0);
-    return wrong && !err ? dp_fail(DP_EIO, "offload: %d chunks of copies have not arrived as they were sent",
-                           wrong)
+    return wrong && !err
+               ? dp_fail(DP_EIO, "offload: %d chunks of copies have not arrived as they were sent",
+                         wrong)
                  : err;
 }

@@ -143,8 +143,8 @@ int dp_device_own_kernel(struct dp_device *dev, const char *name, void **out);
 void dp_device_init(struct dp_device *dev, const struct dp_device_ops *ops, DLDevice dl,
                     bool host_accessible);
 void dp_device_fini(struct dp_device *dev);
-/* DP_MEMORY_MESSAGES of a MiB or more comes from there from now on: memory that a library of messages can
- * give to another device without a copy. */
+/* DP_MEMORY_MESSAGES of a MiB or more comes from there from now on: memory that a library of messages
+ * can give to another device without a copy. */
 void dp_device_set_source(struct dp_device *dev, struct dp_device_source source);
 /* Whether ptr points into its device memory. */
 bool dp_device_owns(struct dp_device *dev, const void *ptr);

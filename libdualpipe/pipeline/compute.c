@@ -211,8 +211,9 @@ int dp_compute_settle(struct dp_pipeline *pipe, int slot)
         return 0;
     pipe->now.args->callback_error = ret;
     const char *why = dp_callback_reason(ret);
-    return dp_fail(DP_ECALLBACK, "slot %d, stage %d: callback settle failed with %d (%s)%s%s", slot,
-                   dp_schedule_slot(pipe->config.schedule, pipe->rank, slot)->stage, ret, dp_strerror(ret), *why ? ": " : "", why);
+    const int at = dp_schedule_slot(pipe->config.schedule, pipe->rank, slot)->stage;
+    return dp_fail(DP_ECALLBACK, "slot %d, stage %d: callback settle failed with %d (%s)%s%s", slot, at,
+                   ret, dp_strerror(ret), *why ? ": " : "", why);
 }
 
 /* ---- frames --------------------------------------------------------------------------------- */

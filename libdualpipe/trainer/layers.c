@@ -55,8 +55,8 @@ int dp_layers_add(struct dp_layers *l, int32_t first, int32_t end, struct dp_sta
                        l->model.model.layer_count - 1);
     for (int32_t i = first; i < end && !l->config.bare; i++)
         if (l->model.model.layers[i]->norm_count)
-            return dp_fail(DP_EUNSUPPORTED, "layer %d has batch norms, whose statistics only a trainer commits",
-                           i);
+            return dp_fail(DP_EUNSUPPORTED,
+                           "layer %d has batch norms, whose statistics only a trainer commits", i);
     stages = realloc(l->stages, ((size_t)l->count + 1) * sizeof(struct stage *));
     if (!stages)
         return dp_fail(DP_ENOMEM, "no memory for %d runs of layers", l->count + 1);

@@ -12,11 +12,12 @@
 #define EXPORT __attribute__((visibility("default")))
 #define CALLER __builtin_return_address(0)
 
-/* Where no copy is staged or paced there is nothing to go, and nothing is asked. Nor in a child, whose locks
- * a thread may have held that it does not have. */
+/* Where no copy is staged or paced there is nothing to go, and nothing is asked. Nor in a child, whose
+ * locks a thread may have held that it does not have. */
 static bool may_have_made(void)
 {
-    const struct dpo_preload_options *options = dpo_depth || dpo_is_child() ? NULL : dpo_preload_options();
+    const struct dpo_preload_options *options =
+        dpo_depth || dpo_is_child() ? NULL : dpo_preload_options();
 
     return options && (options->stage || options->pace);
 }

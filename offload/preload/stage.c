@@ -55,8 +55,8 @@ struct waiting {
     int64_t until_ns; /* no longer than it takes at a tenth of the least rate; 0: not reached yet */
 };
 
-/* The turns of a context are pages of their own (of 64 KiB at most), which are registered in it and end with
- * it. */
+/* The turns of a context are pages of their own (of 64 KiB at most), which are registered in it and
+ * end with it. */
 static struct page {
     struct turn turns[TURNS] __attribute__((aligned(64 << 10)));
 } pages[CONTEXTS];

@@ -87,8 +87,8 @@ enum dp_memory {
     DP_MEMORY_DEVICE, /* where the device computes */
     DP_MEMORY_PINNED, /* host memory that the device copies from and to at full speed */
     DP_MEMORY_SHARED, /* the host: of dp_shared_alloc (memory.h); CUDA: pinned */
-    DP_MEMORY_MESSAGES /* as DP_MEMORY_DEVICE; from 1 MiB on NCCL's own, in whole pieces of its size (2 MiB
-                        * or more), if a communicator by NCCL is open */
+    DP_MEMORY_MESSAGES /* as DP_MEMORY_DEVICE; from 1 MiB on NCCL's own, in whole pieces of its size
+                        * (2 MiB or more), if a communicator by NCCL is open */
 };
 
 /* Memory aligned to 256 bytes at least, contents undefined. DP_ENOMEM. */

@@ -35,8 +35,8 @@
  * the trainer does: then they did not.
  *
  * Memory that dp_comm_register names is registered with all these NCCL communicators; a pipeline does
- * that with its own, which is ncclMemAlloc's where it has a MiB or more (DP_MEMORY_MESSAGES): NCCL can send
- * it without a copy.
+ * that with its own, which is ncclMemAlloc's where it has a MiB or more (DP_MEMORY_MESSAGES): NCCL can
+ * send it without a copy.
  *
  * Names and classes, for a net plugin that is to tell them apart: a communicator is called "dualpipe
  * activation 0 to 1", gradient or reduce, with ranks of host; DUALPIPE_NCCL_STAGE_CLASS is the traffic
@@ -77,8 +77,8 @@ enum { DP_NCCL_ALL_CHANNELS = 7 };
 
 struct dp_nccl_config {
     struct dp_device *device; /* of CUDA, whose streams and memory are used with it; it stays open */
-    /* Each channel of each direction is a pair of NCCL communicators, which takes threads, 33 MB of shared
-     * memory and more of the device's. What this rank sends to another one, that one names as what it
+    /* Each channel of each direction is a pair of NCCL communicators, which takes threads, 33 MB of
+     * shared memory and more of the device's. What this rank sends to another one, that one names as what it
      * receives. dp_pipeline_nccl_peers: those of a schedule. NULL: all channels with all ranks. */
     const struct dp_nccl_peer *peers;
     int peer_count;

@@ -183,7 +183,8 @@ struct dp_stage_ops {
      * sent, or the step has failed. Once for each that a callback which returned 0 has left. */
     void (*given_back)(void *user, void *data);
     /* Optional: the library is about to read the gradients (a sum, the end of a step). A stage that adds
-     * them up in other memory than call->grads brings them there now, in dp_stage_call.stream. Not called for a step that fails. */
+     * them up in other memory than call->grads brings them there now, in dp_stage_call.stream.
+     * Not for a step that fails. */
     int (*settle)(void *user);
 };
 
