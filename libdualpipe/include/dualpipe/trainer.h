@@ -198,8 +198,8 @@ struct dp_trainer_plan {
 /* Predict what layouts of machine->ranks take: of the config's schedule and replicas, or, where these
  * are zero, of all that there can be, from the config's slack on, with each way to recompute, and where
  * there is a budget with offload of activations. microbatches, rows and optimizer must be given. Layers
- * are measured here, on the config's device, as DP_BALANCE_MEASURED does it. *out[*count]: those within the
- * budget first, the fastest first. Not collective. DP_EINVAL: there is none; DP_ENOMEM; errors of
+ * are measured here, on the config's device, as DP_BALANCE_MEASURED does it. *out[*count]: those within
+ * the budget first, the fastest first. Not collective. DP_EINVAL: there is none; DP_ENOMEM; errors of
  * callbacks. */
 DP_PUBLIC int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_model *model,
                               const struct dp_trainer_machine *machine, struct dp_trainer_plan **out,
@@ -257,8 +257,8 @@ struct dp_trainer_offload {
 };
 DP_PUBLIC void dp_trainer_offload(const struct dp_trainer *trainer, struct dp_trainer_offload *out);
 /* The same bytes, with the state that offload.folder keeps in files, of a pipeline rank of a trainer
- * that is not made: config.list, or schedule.ranks, says how many there are. Replicas do not mix and have no shards. Errors of
- * dp_trainer_new and dp_pipeline_measure. */
+ * that is not made: config.list, or schedule.ranks, says how many there are. Replicas do not mix
+ * and have no shards. Errors of dp_trainer_new and dp_pipeline_measure. */
 DP_PUBLIC int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
                                  int rank, size_t *bytes);
 
