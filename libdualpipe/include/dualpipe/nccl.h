@@ -79,7 +79,8 @@ struct dp_nccl_config {
     struct dp_device *device; /* of CUDA, whose streams and memory are used with it; it stays open */
     /* Each channel of each direction is a pair of NCCL communicators, which takes threads, 33 MB of
      * shared memory and more of the device's. What this rank sends to another one, that one names as
-     * what it receives. dp_pipeline_nccl_peers: those of a schedule. NULL: all channels with all ranks. */
+     * what it receives. dp_pipeline_nccl_peers: those of a schedule. NULL: all channels with all
+     * ranks. */
     const struct dp_nccl_peer *peers;
     int peer_count;
 };
