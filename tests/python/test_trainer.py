@@ -385,7 +385,7 @@ class Another(nn.Module):
         return x * self.weight
 
 
-def mixes(layers, **how):
+def one_of_three(layers, **how):
     return trainer_of(layers, microbatches=6, clip=0.0, replicas=3, survive=True, sums="mixing",
                       mixing={"graph": "complete"}, **how)
 
@@ -399,7 +399,7 @@ def ends_as_one(trainer):
 
 
 def admits(rank, size, path, victim):
-    trainer = mixes(normed())
+    trainer = one_of_three(normed())
     with pytest.raises(libdualpipe.DualpipeError, match="count: 1, expected 1 to 0"):
         trainer.admit(dist.FileStore(path + ".none"))
     while not trainer.lost:
@@ -415,8 +415,8 @@ def admits(rank, size, path, victim):
 def comes(rank, size, path, victim):
     wrong = nn.Sequential(*normed(), Another())
     with pytest.raises(libdualpipe.DualpipeError, match="EMISMATCH"):
-        mixes(wrong, joins=victim, store=dist.PrefixStore("wrong", dist.FileStore(path)))
-    trainer = mixes(normed(), joins=victim, store=dist.PrefixStore("right", dist.FileStore(path)))
+        one_of_three(wrong, joins=victim, store=dist.PrefixStore("wrong", dist.FileStore(path)))
+    trainer = one_of_three(normed(), joins=victim, store=dist.PrefixStore("right", dist.FileStore(path)))
     assert trainer.next_step == STEPS + 1
     return ends_as_one(trainer)
 
