@@ -416,7 +416,8 @@ def comes(rank, size, path, victim):
     wrong = nn.Sequential(*normed(), Another())
     with pytest.raises(libdualpipe.DualpipeError, match="EMISMATCH"):
         one_of_three(wrong, joins=victim, store=dist.PrefixStore("wrong", dist.FileStore(path)))
-    trainer = one_of_three(normed(), joins=victim, store=dist.PrefixStore("right", dist.FileStore(path)))
+    store = dist.PrefixStore("right", dist.FileStore(path))
+    trainer = one_of_three(normed(), joins=victim, store=store)
     assert trainer.next_step == STEPS + 1
     return ends_as_one(trainer)
 
