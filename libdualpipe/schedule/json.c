@@ -223,9 +223,9 @@ static int read_slot_and_mb(const struct rank_reader *r, const struct dp_json *a
 
     if (!err && dp_op_has_mb((enum dp_op_kind)op->kind))
         err = dp_json_get_int(at, "chunk", 0, r->s->mb_per_stream - 1, &mb);
-    if (!err && dp_op_is_skip((enum dp_op_kind)op->kind) &&
-        dp_json_member(at, "argument").value)
-        err = dp_json_get_int(at, "argument", 0, DP_MAX_ARGUMENT, &argument);
+    if (!err && dp_json_member(at, "argument").value)
+        err = dp_json_get_int(at, "argument", 0,
+                              dp_op_is_skip((enum dp_op_kind)op->kind) ? DP_MAX_ARGUMENT : 0, &argument);
     if (err)
         return err;
     op->slot = (uint32_t)slot;

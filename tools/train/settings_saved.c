@@ -297,20 +297,34 @@ static bool is_named(const char *const *names, const char *word)
 
 /* ---- going on ------------------------------------------------------------------------------ */
 
+struct values {
+    char now[RESUME_WORD], then[RESUME_WORD];
+    const char *x, *y;
+};
+
+static bool differ(const struct arg *a, const struct settings *s, const struct settings *was, int digits,
+                   struct values *v)
+{
+    v->x = value_of(a, s, digits, v->now);
+    v->y = value_of(a, was, digits, v->then);
+    v->x = v->x ? v->x : "none";
+    v->y = v->y ? v->y : "none";
+    return strcmp(v->x, v->y);
+}
+
 /* false, after one line, if one of the options differs from what the checkpoint has. */
 static bool same(const struct settings *s, const struct settings *was, const char *const *names,
                  const char *as, const char *why)
 {
-    char now[RESUME_WORD], then[RESUME_WORD];
+    struct values v;
 
     for (; *names; names++) {
         const struct arg a = find_arg(*names);
-        const char *x = value_of(&a, s, 6, now), *y = value_of(&a, was, 6, then);
-        x = x ? x : "none";
-        y = y ? y : "none";
-        if (!strcmp(x, y))
+        if (!differ(&a, s, was, 17, &v))
             continue;
-        command_misused("--%s%s%s: expected %s, %s %s%s", *names, *x ? " " : "", x, y, as,
+        if (!differ(&a, s, was, 6, &v))
+            differ(&a, s, was, 17, &v);
+        command_misused("--%s%s%s: expected %s, %s %s%s", *names, *v.x ? " " : "", v.x, v.y, as,
                         s->from.path, why);
         return false;
     }

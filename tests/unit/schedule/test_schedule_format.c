@@ -329,6 +329,8 @@ static void bad_json_is_answered_by_path_and_expectation(void **state)
          "ranks[0].events[0].peer: 0, expected 1"},
         {EVENTS("{\"op\": \"SEND_F\", \"mod\": 1, \"chunk\": 1, \"peer\": 1}"),
          "ranks[0].events[0].peer: 1, expected -1"},
+        {EVENTS("{\"op\": \"F\", \"mod\": 1, \"chunk\": 1, \"argument\": 1}"),
+         "ranks[0].events[0].argument: 1, expected"},
         {EVENTS("{\"op\": \"COMMIT\"}"),
          "ranks[0].events[0].n: not there, expected a whole number"},
         {EVENTS("{\"op\": \"FB\", \"f\": 3}"),
