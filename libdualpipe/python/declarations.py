@@ -37,6 +37,7 @@ extern "Python" int dpy_model_forward(void *, const struct dp_layer_call *, cons
 extern "Python" int dpy_model_backward(void *, const struct dp_layer_call *, const DLTensor *,
                                        DLTensor *, enum dp_backward_mode);
 extern "Python" int dpy_model_weight(void *, const struct dp_layer_call *);
+extern "Python" void dpy_model_leave(void *);
 extern "Python" int dpy_model_loss(void *, const struct dp_stage_call *, const DLTensor *,
                                    const DLTensor *, double *, int32_t, int32_t *);
 extern "Python" int dpy_model_loss_backward(void *, const struct dp_stage_call *, const DLTensor *,

@@ -210,6 +210,8 @@ static int note_losses(struct dp_trainer *t, const int32_t *names, int ranks)
 
 static void drop(struct dp_trainer *parts)
 {
+    if (parts->engine && parts->model.model.leave)
+        parts->model.model.leave(parts->model.model.loss_user);
     trainer_free_parts(parts);
     dp_comm_close(parts->owned);
 }

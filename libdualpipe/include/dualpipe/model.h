@@ -130,6 +130,9 @@ struct dp_model {
                                         * write to is their own. DualPipe's overlapped pairs use it */
     const struct dp_loss_ops *loss;    /* of one value: the mean over the micro-batch's rows */
     void *loss_user;
+    /* NULL, or called with loss_user where ranks that live have been laid out again and the stages of
+     * before go: the parameters and batch norms that callbacks were told of are there a last time. */
+    void (*leave)(void *user);
 };
 
 /* A border of one tensor [rows, width]. */

@@ -296,6 +296,11 @@ static int rejoin(const struct job *job)
     return 0;
 }
 
+static void leave(void *user)
+{
+    ++*(int *)user;
+}
+
 static int rank_learns(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
@@ -306,8 +311,11 @@ static int rank_learns(struct dp_comm *comm, void *arg)
     struct test_model m;
     struct test_kill kill = {0};
     bool fails = false;
+    int left = 0;
 
     test_model_init(&m, job->model);
+    m.model.leave = leave;
+    m.model.loss_user = &left;
     for (int i = 0; i < VICTIMS; i++)
         if (job->deaths[i].step && job->deaths[i].rank == rank) {
             kill = (struct test_kill){job->deaths[i].step - 1, job->deaths[i].calls};
@@ -330,7 +338,12 @@ static int rank_learns(struct dp_comm *comm, void *arg)
     if (job->meeting)
         dp_trainer_set_rate(t, OTHER_RATE);
     const int err = learn(t, job, rank, &job->seen[rank]);
+    const int32_t *lost;
+    const bool moved = dp_trainer_lost(t, &lost) && job->deaths[0].step != AT_FIRST &&
+                       !job->layout.graph && !job->layout.spare;
     dp_trainer_free(t);
+    if (moved && !left)
+        return dp_callback_error(DP_ESTATE, "its parts have gone without a word");
     if (job->sentence || fails) {
         CHECK(err);
         CHECK_SAYS(fails ? "it was to fail at micro-batch 0" : job->sentence);

@@ -2,6 +2,7 @@
 """Modules as layers of a model of the library (dualpipe/model.h): a forward and a backward of each
 are torch's, and its parameters lie where the library has them."""
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -9,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .._native import callback, check, ffi, lib
+from .._native import callback, check, ffi, keep_from_handler, lib
 from .._stage import Live, RandomState, Stage, as_tuple
 from .._tensor import DTYPES, Views, address, has_gradient, kind_of, shape_of, spec
 
@@ -101,7 +102,7 @@ class Place(Stage):
                     part._buffers = {**part._buffers, **dict.fromkeys(STATISTICS)}
                     if not call.again:
                         note = partial(_note, call.norms[k], call.mb_global)
-                        hooks.append(part.register_forward_pre_hook(note))
+                        hooks.append(part.register_forward_pre_hook(note, with_kwargs=True))
                 else:
                     _take_statistics(call.norms[k], part)
             yield
@@ -188,9 +189,9 @@ class Place(Stage):
         super().weight(call)
 
 
-def _note(norm: Any, mb: int, _part: Any, args: Any) -> None:
+def _note(norm: Any, mb: int, _part: Any, args: Any, named: Any) -> None:
     """The input of a batch norm, for the running statistics of the step."""
-    x = args[0].detach()
+    x = (args or (named["input"],))[0].detach()
     rows = torch.empty(x.numel() // x.shape[1], x.shape[1], dtype=torch.float32)
     rows.view(x.movedim(1, -1).shape).copy_(x.movedim(1, -1))
     at = ffi.cast("float *", rows.data_ptr())
@@ -261,12 +262,10 @@ class Model:
         self.views = Views()
         self.bound: Dict[torch.nn.Parameter, None] = {}  # those that lie in the library's memory
         self.passed: Tuple[int, int, Sequence[torch.Tensor]] = (-1, -1, ())
-        self.is_filled = False  # in this call
         self.kept: List[Any] = []  # what the library has pointers to
         self.names = [name for name, _ in layers]
         self.parameters_of: Dict[Any, List[torch.nn.Parameter]] = {}
         self.first_names: Dict[torch.nn.Parameter, str] = {}
-        self.also_named: Dict[str, str] = {}  # names of shared and tied ones, and the first of each
         self.places = [Place(self, i, layer, split) for i, (_, layer) in enumerate(layers)]
         self.loss = Loss(self, loss, labels)
         self.pointer = self._describe(example, labels, split)
@@ -278,24 +277,21 @@ class Model:
         self.loss.live.clear()
         self.passed = (-1, -1, ())
 
-    def release(self, owner: Any = None, is_freed: bool = False) -> None:
-        """The parameters move to memory of their own: the library's goes, or is_freed and they
-        become zero. owner: of memory to come."""
+    def release(self, owner: Any = None) -> None:
+        """The parameters move to memory of their own: the library's goes. owner: of memory to
+        come."""
+        self.settle()
         self.clear()
         for parameter in self.bound:
-            value = torch.zeros_like if is_freed else torch.clone
-            parameter.data = value(parameter.data)
+            parameter.data = parameter.data.clone()
             parameter.grad = None
         self.bound.clear()
         for place in self.places:
             place.statistics_at = ()
         self.views = Views(owner)
 
-    def settle(self, has_lost: bool) -> None:
-        """The library has done a call, in which other ranks may have been lost: then it has filled
-        the parameters of new stages, or there are none here."""
-        if has_lost and not self.is_filled:
-            self.release(self.views.owner, True)
+    def settle(self) -> None:
+        """The running statistics are those that the library has."""
         for place in self.places:
             place.take_statistics()
 
@@ -315,13 +311,14 @@ class Model:
         return tuple(self.view(given[i]) for i in range(self.widths[index]))
 
     def state(self) -> Iterator[Tuple[str, str, Any]]:
-        """Of a state dict: a name, that in a checkpoint, "" for a constant buffer, and its value
+        """Of a state dict: a name, that in a checkpoint, "" for what is not trained, and its value
         here."""
         for place, prefix in zip(self.places, self.names):
             stored = dict(norm_names(place.index, place.module))
+            for name, parameter in place.module.named_parameters(remove_duplicate=False):
+                stored[name] = self.first_names[parameter]
             for name, value in place.module.state_dict().items():
-                whole = f"{prefix}.{name}"
-                yield whole, self.also_named.get(whole) or stored.get(name, ""), value
+                yield f"{prefix}.{name}", stored.get(name, ""), value
 
     # -- the description
 
@@ -351,7 +348,7 @@ class Model:
                 [_of_row(tensor) for tensor in as_tuple(labels)]),
             "loss": self._new("struct dp_loss_ops *", {
                 "loss": lib.dpy_model_loss, "loss_backward": lib.dpy_model_loss_backward}),
-            "loss_user": self._handle(self.loss)})
+            "loss_user": self._handle(self.loss), "leave": lib.dpy_model_leave})
 
     def _new(self, kind: str, value: Any) -> Any:
         self.kept.append(ffi.new(kind, value))
@@ -367,28 +364,46 @@ class Model:
     def _probe(self, place: Place, given: Any) -> Any:
         """Run it with two and with three rows; buffers and random numbers are afterwards what they
         were."""
-        module = place.module
-        state, buffers = RandomState(), [(buffer, buffer.clone()) for buffer in module.buffers()]
-        with torch.no_grad():
-            outs = tuple(module(some) for some in given)
-        kept = {buffer for part in norms_of(module) for buffer in part.buffers(recurse=False)}
-        saved = module.state_dict(keep_vars=True)
-        changed = [name for name, buffer in module.named_buffers()
-                   if name in saved and buffer not in kept and any(
-                       buffer is one and not torch.equal(one.nan_to_num(), before.nan_to_num())
-                       for one, before in buffers)]
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+        module, state, calls = place.module, RandomState(), Counter[Any]()
+        before: Dict[Tuple[Any, str], Tuple[torch.Tensor, torch.Tensor]] = {}
+        hooks = [part.register_forward_pre_hook(lambda part, _args: calls.update([part]))
+                 for part in norms_of(module)]
+        outs = []
+        try:
+            for some in given:
+                for part in module.modules():
+                    for key, buffer in part._buffers.items():
+                        if buffer is not None and (part, key) not in before:
+                            before[part, key] = buffer, buffer.clone()
+                with torch.no_grad():
+                    outs.append(module(some))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        place.norms = norms_of(module)
+        names, saved = {part: name for name, part in module.named_modules()}, module.state_dict()
+        changed = []
+        for (part, key), (buffer, value) in before.items():
+            name, now = f"{names.get(part)}.{key}".lstrip("."), part._buffers.get(key)
+            if name in saved and not calls[part] and not _same(now, value):
+                changed.append(name)
+            part._buffers[key] = buffer
+            with torch.no_grad():
+                buffer.copy_(value)
         if changed:
             raise ValueError(
                 f"layer {place.index} ({type(module).__name__}) changes its buffer {changed[0]!r} "
                 "in a forward, which each rank would keep for itself: expected only running "
-                "statistics of torch's batch norms to change")
-        place.norms = norms_of(module)
+                "statistics of torch's batch norms to change, each called as a module")
+        for part in place.norms:
+            if part.training and calls[part] > len(given):
+                raise ValueError(
+                    f"layer {place.index} ({type(module).__name__}) calls its batch norm "
+                    f"{names[part]!r} more than once in a forward: expected once, or "
+                    "track_running_stats=False")
         place.is_random = not torch.equal(torch.get_rng_state(), state.cpu)
         state.set()
-        return outs
+        return tuple(outs)
 
     def _output(self, place: Place, i: int, two: torch.Tensor,
                 three: torch.Tensor) -> Dict[str, Any]:
@@ -411,7 +426,6 @@ class Model:
                                  "or less")
             if parameter.device.type != "cpu":
                 raise ValueError(f"parameter {name} is on {parameter.device}, expected the host")
-            self.also_named[name] = self.first_names.get(parameter, name)
         if module in made:
             if place.norms:
                 raise ValueError(
@@ -459,6 +473,11 @@ def _of_row(tensor: torch.Tensor) -> Dict[str, Any]:
     return _spec([1, *tensor.shape[1:]], [True] + [False] * (tensor.dim() - 1), tensor.dtype)
 
 
+def _same(now: Optional[torch.Tensor], before: torch.Tensor) -> bool:
+    return (now is not None and now.dtype == before.dtype and
+            torch.equal(now.nan_to_num(), before.nan_to_num()))
+
+
 def _rows(example: Any, count: int) -> Any:
     """So many times the first row of an example."""
     if not isinstance(example, torch.Tensor):
@@ -472,10 +491,13 @@ def _rows(example: Any, count: int) -> Any:
 @callback("dpy_model_fill")
 def _fill(user: Any, index: int, _seed: int, value: Any) -> None:
     model, module = ffi.from_handle(user)
-    if not model.is_filled:  # those that live are laid out again, and what was here will be freed
-        model.is_filled = True
-        model.release(model.views.owner)
     model.view(value).copy_(model.parameters_of[module][index].detach())
+
+
+@ffi.def_extern(name="dpy_model_leave", onerror=keep_from_handler)
+def _leave(user: Any) -> None:
+    model = ffi.from_handle(user).model
+    model.release(model.views.owner)
 
 
 def _place(user: Any, call: Any) -> Place:

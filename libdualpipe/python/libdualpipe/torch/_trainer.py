@@ -83,8 +83,8 @@ class Trainer:
 
     Batch norms normalise each micro-batch by itself. Their running statistics, in float32 here,
     move once a step, on all ranks and replicas alike, by mean and variance of all its rows. They
-    are in checkpoints, and go on with their layer where a rank is lost. No other buffer of a state
-    dict may change in a forward.
+    are in checkpoints, and go on with their layer where a rank is lost. One that trains is called
+    once in a forward. No other buffer of a state dict may change in a forward.
 
     Random numbers (dropout) are those of seed, step, layer and micro-batch under every layout.
 
@@ -132,7 +132,7 @@ class Trainer:
         self._comm: Optional[Comm] = Comm(None, store) if self._joins else \
             comm_of(group) if group or dist.is_initialized() else None
         self._failed: Optional[BaseException] = None
-        self._survives, self._is_apart = survive, survive and sums == "mixing"
+        self._survives = survive
         kept: List[Any] = []
         with self._call():
             self._model = Model(_named(layers), loss, *example, split)
@@ -188,14 +188,13 @@ class Trainer:
         if self._memory is None:
             raise RuntimeError("this trainer is closed")
         with self._call():
-            lost, self._model.is_filled = len(self.lost), False
             try:
                 check(function(self._memory.pointer, *args), self._comm and self._comm.pointer)
-                self._model.settle(not self._is_apart and len(self.lost) > lost)
             except BaseException as error:
                 self._failed = error
                 raise
             finally:
+                self._model.settle()
                 self._model.clear()
 
     def _batch(self, inputs: Any, labels: Any, rows: Optional[int], kept: List[Any]) -> Any:
@@ -281,8 +280,8 @@ class Trainer:
         self._run(lib.dp_trainer_finish)
 
     def gather(self, rank: int = 0) -> Optional[Dict[str, torch.Tensor]]:
-        """On that rank of those that live `nn.Sequential(*layers).state_dict()` of the whole model;
-        None on the others."""
+        """On that rank of those that live `nn.Sequential(*layers).state_dict()` of the whole model,
+        with its own extra state; None on the others."""
         out, count = ffi.new("struct dp_named_tensor **"), ffi.new("int32_t *")
         self._run(lib.dp_trainer_gather, rank, out, count)
         if out[0] == ffi.NULL:
@@ -293,8 +292,8 @@ class Trainer:
                      for i in range(count[0])}
         finally:
             lib.dp_trainer_gathered_free(out[0])
-        return {name: found[stored] if stored else buffer.clone()
-                for name, stored, buffer in self._model.state()}
+        return {name: found[stored] if stored else value.clone() if isinstance(
+            value, torch.Tensor) else value for name, stored, value in self._model.state()}
 
     def close(self) -> None:
         """Free the library's memory; the parameters move to memory of their own."""

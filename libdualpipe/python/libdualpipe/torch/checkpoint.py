@@ -19,7 +19,7 @@ import torch
 
 from .._native import check, ffi, lib, new_object, owned, text_of
 from .._tensor import DTYPES, describe
-from ._model import norm_names
+from ._model import STATISTICS, norm_names
 
 # What the library's optimizers and torch's call the same.
 STATE = {"step": "step", "mean": "exp_avg", "square": "exp_avg_sq", "momentum": "momentum_buffer"}
@@ -115,8 +115,8 @@ def _parameters(module: Any) -> Iterable[Tuple[str, torch.Tensor]]:
 
 def _stored_names(module: Any) -> Dict[str, str]:
     """Of running statistics, as the Trainer has them."""
-    return {f"{child}.{name}": stored for i, (child, layer) in enumerate(module.named_children())
-            for name, stored in norm_names(i, layer)}
+    return {f"{child}.{name}": stored for i, (child, layer) in enumerate(module._modules.items())
+            if layer is not None for name, stored in norm_names(i, layer)}
 
 
 def load_training(path: Any, module: Any, optimizer: Any = None) -> Dict[str, Any]:
@@ -125,15 +125,19 @@ def load_training(path: Any, module: Any, optimizer: Any = None) -> Dict[str, An
     the module; that of a Trainer's layers is nn.Sequential(*layers). Returns what is said beside:
     {"step": 500}.
 
-    Raises DualpipeError for a parameter that is not there, or is of another shape."""
+    Raises DualpipeError for a parameter that is not there, or is of another shape, and KeyError for
+    running statistics that are not there where a Trainer has written some."""
     found = Checkpoint(path)
+    has_statistics = any(
+        re.fullmatch(rf"layer \d+ (norm \d+ )?({'|'.join(STATISTICS.values())})", name)
+        for name in found.names())
     parameters, stored = dict(module.named_parameters()), _stored_names(module)
     with torch.no_grad():
         for name, tensor in _parameters(module):
-            if stored.get(name) in found.names():
-                tensor.copy_(found.read(stored[name]))
-            elif name in parameters or name in found.names():
+            if name in parameters or name in found.names():
                 tensor.copy_(found.read(name, tensor))
+            elif name in stored and has_statistics:
+                tensor.copy_(found.read(stored[name]))
     if optimizer is not None:
         state = optimizer.state_dict()
         names = {id(parameter): name for name, parameter in parameters.items()}
