@@ -63,6 +63,7 @@ static const struct {
     KNOWN(dp_comm_store),
     KNOWN(dp_controller_config),
     KNOWN(dp_cost),
+    KNOWN(dp_device_allocator),
     KNOWN(dp_device_launch),
     KNOWN(dp_device_usage),
     KNOWN(dp_finding),

@@ -86,7 +86,8 @@ struct dp_device_buffer {
     struct dp_device_buffer *next;
     const char *ptr;
     size_t bytes;
-    int (*free)(void *ptr); /* NULL: the device's */
+    int (*free)(void *ptr); /* of the source; NULL: the device's, or */
+    struct dp_device_allocator allocator; /* where free is set, the program's */
 };
 
 /* Another source of device memory; 0, or the device gives it. Called with the device entered. */
@@ -104,7 +105,8 @@ struct dp_device {
     pthread_mutex_t lock; /* of all below; dp_device_init and dp_device_fini */
     struct dp_device_usage usage;
     struct dp_device_buffer *buffers;
-    struct dp_device_source source; /* of DP_MEMORY_MESSAGES; NULL: the device */
+    struct dp_device_allocator allocator; /* alloc NULL: none */
+    struct dp_device_source source; /* without it, of DP_MEMORY_MESSAGES; NULL: the device */
 };
 
 /* What every stream, event and module begins with. */

@@ -90,19 +90,31 @@ void dp_device_set_source(struct dp_device *dev, struct dp_device_source source)
     pthread_mutex_unlock(&dev->lock);
 }
 
-static bool alloc_elsewhere(struct dp_device *dev, size_t bytes, struct dp_device_buffer *out)
+void dp_device_set_allocator(struct dp_device *dev, const struct dp_device_allocator *allocator)
+{
+    pthread_mutex_lock(&dev->lock);
+    dev->allocator = allocator ? *allocator : (struct dp_device_allocator){0};
+    pthread_mutex_unlock(&dev->lock);
+}
+
+static bool alloc_elsewhere(struct dp_device *dev, enum dp_memory where, size_t bytes,
+                            struct dp_device_buffer *out)
 {
     const size_t least = (size_t)1 << 20;
     void *ptr = NULL;
 
     pthread_mutex_lock(&dev->lock);
+    const struct dp_device_allocator own = dev->allocator;
     const struct dp_device_source source = dev->source;
     pthread_mutex_unlock(&dev->lock);
-    if (bytes < least || !source.alloc || dev->ops->enter(dev))
+    const bool is_lent = source.alloc && where == DP_MEMORY_MESSAGES && bytes >= least;
+    if ((!own.alloc && !is_lent) || dp_device_enter(dev))
         return false;
-    if (!source.alloc(&ptr, bytes))
+    if (own.alloc && !own.alloc(own.user, bytes, &ptr))
+        *out = (struct dp_device_buffer){.ptr = ptr, .bytes = bytes, .allocator = own};
+    else if (!own.alloc && !source.alloc(&ptr, bytes))
         *out = (struct dp_device_buffer){.ptr = ptr, .bytes = bytes, .free = source.free};
-    dev->ops->leave(dev);
+    dp_device_leave(dev);
     return out->ptr;
 }
 
@@ -119,7 +131,7 @@ static int alloc_device(struct dp_device *dev, enum dp_memory where, size_t byte
     if (!buffer)
         return dp_fail(DP_ENOMEM, "%s: no memory for a buffer", dev->ops->name);
     int err = reserve(dev, bytes);
-    if (!err && !(where == DP_MEMORY_MESSAGES && alloc_elsewhere(dev, bytes, buffer))) {
+    if (!err && !alloc_elsewhere(dev, where, bytes, buffer)) {
         err = dev->ops->alloc(dev, DP_MEMORY_DEVICE, bytes, &ptr);
         *buffer = (struct dp_device_buffer){.ptr = ptr, .bytes = bytes};
         if (err)
@@ -145,11 +157,14 @@ void dp_device_free(struct dp_device *dev, enum dp_memory where, void *ptr)
 {
     struct dp_device_buffer *buffer = ptr && is_on_device(where) ? take(dev, ptr) : NULL;
 
-    if (!buffer || !buffer->free) {
+    if (!buffer || (!buffer->free && !buffer->allocator.free)) {
         dev->ops->free(dev, is_on_device(where) ? DP_MEMORY_DEVICE : where, ptr);
-    } else if (!dev->ops->enter(dev)) {
-        buffer->free(ptr);
-        dev->ops->leave(dev);
+    } else if (!dp_device_enter(dev)) {
+        if (buffer->free)
+            buffer->free(ptr);
+        else
+            buffer->allocator.free(buffer->allocator.user, ptr);
+        dp_device_leave(dev);
     }
     if (buffer)
         release(dev, buffer->bytes);

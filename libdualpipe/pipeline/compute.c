@@ -162,8 +162,10 @@ static int take_own_buffers(struct dp_pipeline *pipe, const struct frame *f, int
             continue;
         }
         if (!err)
-            err = dp_compute_copy(pipe, f->made[k], data,
-                                  dp_spec_bytes(&pipe->borders[border].tensors[k]));
+            err = dp_device_copy(pipe->compute, f->made[k], data,
+                                 dp_spec_bytes(&pipe->borders[border].tensors[k]));
+        if (!err)
+            err = dp_compute_sync(pipe);
         dp_compute_give_back(pipe, f->op->slot, data);
     }
     return err;

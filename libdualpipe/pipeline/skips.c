@@ -331,7 +331,8 @@ static int take_own(struct dp_pipeline *pipe, const DLTensor *filled, char *to)
 {
     if (filled->data == to || !to || !filled->data)
         return 0;
-    return dp_compute_copy(pipe, to, filled->data, dp_tensor_bytes(filled));
+    int err = dp_device_copy(pipe->compute, to, filled->data, dp_tensor_bytes(filled));
+    return err ? err : dp_compute_sync(pipe);
 }
 
 static int end_value(struct dp_pipeline *pipe, const struct dp_plan_op *op, struct dp_skip_use *use)

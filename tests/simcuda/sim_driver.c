@@ -48,6 +48,15 @@ SIM_EXPORT int cuDevicePrimaryCtxRetain(void **out, int device)
     return cuCtxGetCurrent(out);
 }
 
+/* PyTorch asks whether there is one before it makes one. */
+SIM_EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *is_active)
+{
+    (void)device;
+    *flags = 0;
+    *is_active = 1;
+    return 0;
+}
+
 SIM_EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
 {
     (void)device;

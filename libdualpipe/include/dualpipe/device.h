@@ -103,6 +103,19 @@ DP_PUBLIC int dp_device_register(struct dp_device *dev, void *ptr, size_t bytes)
 /* Nothing in flight may use it. ptr may be NULL. */
 DP_PUBLIC void dp_device_unregister(struct dp_device *dev, void *ptr);
 
+/* Another source of device memory, such as the caching allocator of a framework that computes on the
+ * same device. Called with the device entered, by any thread that allocates or frees. */
+struct dp_device_allocator {
+    /* Aligned to 256 bytes. Not 0: the device itself is asked. */
+    int (*alloc)(void *user, size_t bytes, void **out);
+    void (*free)(void *user, void *ptr);
+    void *user;
+};
+/* dp_device_alloc takes device memory, also for messages, from there from now on; what has been given
+ * goes back to where it came from. Its contents are copied; NULL: the device's own memory. */
+DP_PUBLIC void dp_device_set_allocator(struct dp_device *dev,
+                                       const struct dp_device_allocator *allocator);
+
 /* What dp_device_alloc has given of DP_MEMORY_DEVICE and DP_MEMORY_MESSAGES. */
 struct dp_device_usage {
     size_t bytes, peak_bytes, limit_bytes;

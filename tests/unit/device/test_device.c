@@ -607,6 +607,60 @@ static void device_memory_is_counted_and_limited(void **state)
     assert_int_equal(now.peak_bytes, before.bytes);
 }
 
+/* An allocator of the program's: one buffer, which it has or not. */
+struct lender {
+    void *ptr;
+    bool is_lent;
+};
+
+static int lend(void *user, size_t bytes, void **out)
+{
+    struct lender *lender = user;
+
+    (void)bytes;
+    if (lender->is_lent)
+        return DP_ENOMEM;
+    lender->is_lent = true;
+    *out = lender->ptr;
+    return 0;
+}
+
+static void take_back(void *user, void *ptr)
+{
+    struct lender *lender = user;
+
+    assert_ptr_equal(ptr, lender->ptr);
+    assert_true(lender->is_lent);
+    lender->is_lent = false;
+}
+
+static void device_memory_comes_from_the_given_allocator_and_goes_back_there(void **state)
+{
+    enum { BYTES = 100 };
+    struct lender lender = {0};
+    struct dp_device_usage before, now;
+    void *lent, *own, *later;
+
+    (void)state;
+    dp_device_usage(dev, &before);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, BYTES, &lender.ptr), 0);
+    dp_device_set_allocator(dev, &(struct dp_device_allocator){lend, take_back, &lender});
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, BYTES, &lent), 0);
+    assert_ptr_equal(lent, lender.ptr);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, BYTES, &own), 0); /* it has no more */
+    assert_ptr_not_equal(own, lender.ptr);
+    dp_device_free(dev, DP_MEMORY_DEVICE, own);
+    dp_device_set_allocator(dev, NULL);
+    assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, BYTES, &later), 0);
+    dp_device_free(dev, DP_MEMORY_DEVICE, later);
+    assert_true(lender.is_lent);
+    dp_device_free(dev, DP_MEMORY_DEVICE, lent);
+    assert_false(lender.is_lent);
+    dp_device_free(dev, DP_MEMORY_DEVICE, lender.ptr);
+    dp_device_usage(dev, &now);
+    assert_int_equal(now.bytes, before.bytes);
+}
+
 static void another_devices_event_is_refused(void **state)
 {
     (void)state;
@@ -648,6 +702,7 @@ static int run_suite(const char *title)
         cmocka_unit_test(streams_of_every_priority_do_their_work),
         cmocka_unit_test(memory_that_exists_is_registered_and_copied),
         cmocka_unit_test(device_memory_is_counted_and_limited),
+        cmocka_unit_test(device_memory_comes_from_the_given_allocator_and_goes_back_there),
         cmocka_unit_test(another_devices_event_is_refused),
     };
     return cmocka_run_group_tests_name(title, tests, NULL, NULL);
