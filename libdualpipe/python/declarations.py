@@ -27,10 +27,8 @@ extern "Python" int dpy_backward(void *, const struct dp_stage_call *, const DLT
 extern "Python" int dpy_weight(void *, const struct dp_stage_call *);
 extern "Python" void dpy_given_back(void *, void *);
 extern "Python" int dpy_pair(const struct dp_pair *);
-extern "Python" int dpy_loss(void *, const struct dp_stage_call *, const DLTensor *,
-                             const DLTensor *, double *, int32_t, int32_t *);
-extern "Python" int dpy_loss_backward(void *, const struct dp_stage_call *, const DLTensor *,
-                                      const DLTensor *, double, DLTensor *);
+extern "Python" int dpy_device_alloc(void *, size_t, void **);
+extern "Python" void dpy_device_free(void *, void *);
 extern "Python" int dpy_model_fill(void *, int32_t, uint64_t, DLTensor *);
 extern "Python" int dpy_model_forward(void *, const struct dp_layer_call *, const DLTensor *,
                                       DLTensor *);

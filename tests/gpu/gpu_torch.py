@@ -132,7 +132,8 @@ SCHEDULES = {"1F1B": lambda rank: [rank], "DualPipeV": lambda rank: [rank, 3 - r
 
 
 def steps_of(module, name, layers, indices, device):
-    """A step's gradients on this rank, and the seconds of one of those behind it."""
+    """The second step's gradients on this rank, in which ours sends by NCCL, and the seconds of one of those
+    behind it."""
     from libdualpipe.compat.pipelining import PipelineStage
 
     def seeded(seed):
@@ -145,6 +146,9 @@ def steps_of(module, name, layers, indices, device):
                                                   loss_fn=torch.nn.functional.mse_loss)
     args = (seeded(1), ) if 0 in indices else ()
     target = {"target": seeded(2)} if size - 1 in indices else {}
+    schedule.step(*args, **target)
+    for layer in layers:
+        layer.zero_grad()
     schedule.step(*args, **target)
     grads = [p.grad.clone() for layer in layers for p in layer.parameters()]
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None

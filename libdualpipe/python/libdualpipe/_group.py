@@ -74,6 +74,7 @@ class Comm:
     at a store. One thread at a time may use it."""
     def __init__(self, group: Any, store: Any = None) -> None:
         self.process, self.lock = os.getpid(), Lock()
+        self.has_nccl = group is not None and "nccl" in str(dist.get_backend_config(group))
         self._calls, self._in_call = 0, False
         self.resets = 0  # the same on all ranks
         if store is None:

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline of modules: one rank's share of a schedule, step by step."""
-from typing import Any, Callable, Dict, List, Optional, Sequence
+"""A pipeline of modules: one rank's share of a schedule, step by step.
+
+The library moves tensors between stages. What the model begins with and ends in stays with Python,
+which has it as it is.
+"""
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
 
+from ._cuda import HOST, Links, Stream, device_of, have_links
 from ._group import Comm
 from ._native import ffi, forget, lib, new_object, owned
-from ._stage import LOSS, OPS, OPS_WITH_PAIRS, Batch, Stage
-from ._tensor import border, describe, spec
+from ._stage import OPS, OPS_WITH_PAIRS, Batch, Stage
+from ._tensor import border
 from .schedule import Schedule as Schedule
-
-# The library moves tensors between stages. What the model begins with and ends in stays with
-# Python, which has it as it is: the first and the last border have a tensor that nobody looks at.
-UNUSED_INPUT, UNUSED_OUTPUT = spec((1, ), torch.float32, True), spec((1, ), torch.float32)
 
 
 class Pipeline:
@@ -28,6 +30,12 @@ class Pipeline:
     own_gradients each step is taken in two calls, with gradients of the outputs that are given
     skips         specs of the schedule's skips
     rows          of the largest micro-batch, where they differ
+    place         where the modules are. On a GPU all is queued in the stream of torch's that is
+                  the current one now; others wait for it, and it for them, around a step
+
+    Messages go from GPU to GPU where that can be, but for the first step and the first after a
+    failure: CUDA loads a kernel when it is first launched, and may wait until the GPU is idle,
+    which NCCL's are not while they wait for another rank.
 
     Raises DualpipeError on all ranks if they disagree on schedule or borders.
     """
@@ -42,24 +50,33 @@ class Pipeline:
                  pairs: bool = False,
                  own_gradients: bool = False,
                  skips: Sequence[Dict[str, Any]] = (),
-                 rows: int = 0) -> None:
-        slots = schedule.slots(comm.rank if rank is None else rank)
+                 rows: int = 0,
+                 place: torch.device = HOST) -> None:
+        self.rank = comm.rank if rank is None else rank
+        slots = schedule.slots(self.rank)
         if len(slots) != len(modules):
             raise ValueError(f"{len(modules)} modules on rank {comm.rank}, expected {len(slots)}")
-        all_borders = [[UNUSED_INPUT], *borders, [UNUSED_OUTPUT]]
+        all_borders = [[], *borders, []]
         self.comm, self.schedule = comm, schedule
         self.stages = [
-            Stage(module, slot, len(all_borders[slot.stage]), split)
+            Stage(module, slot, len(all_borders[slot.stage]), split, place)
             for module, slot in zip(modules, slots)
         ]
         self.count = schedule.pointer.mb_per_stream
         self.is_held = False  # between forward and backward
-        self._resets = comm.resets
+        self._resets, self._is_warm = comm.resets, False
+        self._links: Optional[Links] = None
+        self._device = device_of(place)
+        self._stream = torch.cuda.current_stream(place) if self._device else None
         with comm.call():
-            self._make(all_borders, pairs, own_gradients, skips, rows)
+            self._config = self._configured(all_borders, pairs, own_gradients, skips, rows)
+            self._step, self.close = ffi.new("struct dp_step *"), lambda: None
+            self._can_link = have_links(comm, self._device)
+            self._open(None)
 
-    def _make(self, borders: Sequence[Sequence[Dict[str, Any]]], pairs: bool,
-              own_gradients: bool, skips: Sequence[Dict[str, Any]], rows: int) -> None:
+    def _configured(self, borders: Sequence[Sequence[Dict[str, Any]]], pairs: bool,
+                    own_gradients: bool, skips: Sequence[Dict[str, Any]], rows: int) -> Any:
+        """The config, and in _kept what it points to."""
         stages = ffi.new("struct dp_stage[]", max(len(self.stages), 1))
         for place, stage in zip(stages, self.stages):
             place.ops, place.user = OPS_WITH_PAIRS if pairs else OPS, stage.handle
@@ -68,23 +85,48 @@ class Pipeline:
         specs_of_skips = ffi.new("struct dp_tensor_spec[]", list(skips))
         config = ffi.new(
             "struct dp_pipeline_config *", {
-                "schedule": self.schedule.pointer, "comm": self.comm.pointer, "stages": stages,
-                "borders": declared, "loss": LOSS, "own_gradients": own_gradients,
-                "skips": specs_of_skips, "max_extents": [rows]
+                "schedule": self.schedule.pointer, "stages": stages, "borders": declared,
+                "opaque_ends": True, "own_gradients": own_gradients, "skips": specs_of_skips,
+                "max_extents": [rows]
             })
-        kept: List[Any] = [stages, declared, specs_of_skips, config]
-        kept += [self.stages, self.schedule, self.comm]
-        self.pointer = new_object(lib.dp_pipeline_new,
-                                  "struct dp_pipeline",
-                                  config,
-                                  comm=self.comm.pointer)
-        self._step = ffi.new("struct dp_step *")
-        if any(stage.first for stage in self.stages):
-            self._step.inputs = _unused_batch(self.count, kept)
-        if own_gradients and any(stage.last for stage in self.stages):
-            self._output_grads = _unused_batch(self.count, kept)
-        self._kept = kept
-        self.close = owned(self, lib.dp_pipeline_free, self.pointer, kept, lock=self.comm.lock)
+        self._kept: List[Any] = [stages, declared, specs_of_skips, config]
+        self._kept += [self.stages, self.schedule, self.comm]
+        if self._device is not None and self._stream is not None:
+            stream = Stream(self._device, self._stream)
+            config.device, config.stream = self._device.pointer, stream.pointer
+            self._kept.append(stream)
+        return config
+
+    def _open(self, links: Optional[Links]) -> None:
+        """Make it, in place of what is there, over links or the group's own messages."""
+        self.close()
+        self._links = links
+        self._config.comm = links.pointer if links else self.comm.pointer
+        with self._in_stream():
+            self.pointer = new_object(lib.dp_pipeline_new,
+                                      "struct dp_pipeline",
+                                      self._config,
+                                      comm=self.comm.pointer)
+        self.close = owned(self,
+                           lib.dp_pipeline_free,
+                           self.pointer,
+                           self._kept,
+                           links,
+                           lock=self.comm.lock)
+
+    @contextmanager
+    def _in_stream(self) -> Iterator[None]:
+        stream = self._stream
+        if stream is None:
+            yield
+            return
+        current = torch.cuda.current_stream(stream.device)
+        if current != stream:
+            stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield
+        if current != stream:
+            current.wait_stream(stream)
 
     def step(self, batch: Batch) -> Batch:
         """Take a step: all forwards, and the backwards unless the schedule is forward-only.
@@ -93,6 +135,7 @@ class Pipeline:
         self._take(batch)
         try:
             self._call(lib.dp_pipeline_step)
+            self._is_warm = True
         finally:
             self.clear()
         return batch
@@ -100,7 +143,6 @@ class Pipeline:
     def forward(self, batch: Batch) -> Batch:
         """All forwards of a step with own_gradients."""
         self._take(batch)
-        self._step.output_grads = ffi.NULL
         self.is_held = True
         try:
             self._call(lib.dp_pipeline_forward)
@@ -112,18 +154,17 @@ class Pipeline:
     def backward(self, out_grads: Optional[Sequence[Any]] = None) -> None:
         """All backwards of that step. out_grads: of each micro-batch, where the model ends."""
         if out_grads is not None:
-            self._step.output_grads = self._output_grads
             for stage in self.stages:
                 stage.batch.out_grads = out_grads
         try:
             self._call(lib.dp_pipeline_backward, goes_on=True)
+            self._is_warm = True
         finally:
             self.clear()
 
     def drop(self, error: BaseException) -> None:
         """End a step on all ranks that has had no backward."""
         self.comm.abort(error)
-        self._step.output_grads = self._output_grads
         lib.dp_pipeline_backward(self.pointer, self._step)
         forget()
         self.clear()
@@ -139,9 +180,14 @@ class Pipeline:
         with self.comm.call(goes_on):
             if self._resets != self.comm.resets:
                 # Some ranks may have finished the step in which another one failed.
-                self._resets = self.comm.resets
+                self._resets, self._is_warm = self.comm.resets, False
+                if self._links:  # which ended with the failure
+                    self._open(None)
                 lib.dp_pipeline_seek(self.pointer, 0)
-            self.comm.check(function(self.pointer, self._step))
+            elif self._is_warm and self._can_link and not (self._links or goes_on):
+                self._open(Links(self.comm, self._device, self.schedule, self.rank))
+            with self._in_stream():
+                self.comm.check(function(self.pointer, self._step))
 
     def clear(self) -> None:
         self.is_held = False
@@ -160,14 +206,3 @@ def of_shape(pipelines: Dict[Any, Pipeline], key: Any, make: Callable[[], Pipeli
     if len(pipelines) > MOST_SHAPES:
         del pipelines[next(iter(pipelines))]
     return pipeline
-
-
-def _unused_batch(count: int, kept: List[Any]) -> Any:
-    """struct dp_microbatches * of one tensor each."""
-    tensor = describe(torch.zeros(1, device="cpu"), kept)
-    leaf = ffi.new("struct dp_tree *", {"kind": lib.DP_TREE_TENSOR, "tensor": tensor})
-    args = ffi.new("struct dp_tree[]",
-                   [{"kind": lib.DP_TREE_TUPLE, "count": 1, "items": leaf}] * count)
-    batch = ffi.new("struct dp_microbatches *", {"count": count, "args": args})
-    kept += [leaf, args, batch]
-    return batch

@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from ._cuda import place_of
 from ._group import Comm, comm_of
 from ._native import DualpipeError, ffi, lib
 from ._pipeline import Schedule
@@ -77,8 +78,9 @@ def _borders_of(comm: Comm, schedule: Schedule, modules: Sequence[Any], trials: 
         rank, place = owners[stage]
         box, error = None, None  # type: Any, Optional[BaseException]
         if rank == comm.rank:
+            at = place_of([modules[place]])
             given = trials if stage == 0 else [[
-                torch.zeros(shape, dtype=dtype, device="cpu") for shape, dtype in some
+                torch.zeros(shape, dtype=dtype, device=at) for shape, dtype in some
             ] for some in shapes]
             try:
                 shapes = [

@@ -10,7 +10,7 @@ import torch
 
 from ._native import callback, ffi, keep_from_handler, lib
 from ._skips import CallTracker, tracking
-from ._tensor import CUDA, DTYPES, Views, address, has_gradient, shape_of
+from ._tensor import DTYPES, Views, address, dl_of, has_gradient, shape_of
 
 Tensors = Tuple[Any, ...]  # None for one that is not there
 
@@ -133,8 +133,13 @@ class Live:
 class Stage:
     """A module in a slot of this rank. split: how the weight part of a backward is left for later:
     "store" (WeightGradStore), "graph" (torch's autograd graph is cut at the parameters), or
-    None."""
-    def __init__(self, module: Any, slot: Any, input_count: int, split: Optional[str]) -> None:
+    None. place: of a module without parameters."""
+    def __init__(self,
+                 module: Any,
+                 slot: Any,
+                 input_count: int,
+                 split: Optional[str],
+                 place: torch.device = torch.device("cpu")) -> None:
         self.module, self.split, self.input_count = module, split, input_count
         self.first, self.last = slot.prev < 0, slot.next < 0
         self.views, self.batch = Views(), Batch()
@@ -146,7 +151,7 @@ class Stage:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         # Skips that begin or end in other stages, of a module that has any.
         self.crossing: Optional[Dict[Any, int]] = getattr(module, "crossing", None)
-        self.device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self.device = next((p.device for p in module.parameters()), place)
         self.handle = ffi.new_handle(self)
 
     def clear(self) -> None:
@@ -229,8 +234,8 @@ class Stage:
                 raise ValueError(
                     f"{what} {i} of {type(self.module).__name__} is {tuple(tensor.shape)} of "
                     f"{tensor.dtype}, expected {shape} of {dtype}")
-            is_near = tensor.is_cuda == (place.device.device_type == CUDA)
-            if is_near and tensor.is_contiguous() and not self.views.has(tensor):
+            near = (place.device.device_type, place.device.device_id)
+            if dl_of(tensor.device) == near and tensor.is_contiguous() and not self.views.has(tensor):
                 place.data = ffi.cast("void *", tensor.data_ptr())
                 self.handed_over.setdefault(tensor.data_ptr(), []).append(tensor)
             else:
@@ -338,9 +343,6 @@ def forward_and_backward(pair: Any, ahead: Stage, behind: Stage) -> None:
     outs = as_tuple(outs)
     if ahead.last:
         ahead.ended(call, outs, loss)
-        taken = pair.forward.loss
-        if taken != ffi.NULL:
-            taken.values[0], taken.count[0] = 0.0, 1
     else:
         ahead.put(pair.forward.out, outs, "output")
     ahead.live[call.mb] = Live(args, outs)
@@ -383,21 +385,7 @@ def _pair(pair: Any) -> None:
                          ffi.from_handle(pair.backward.user))
 
 
-# Losses are taken in forwards, where the outputs are Python's own tensors: the library sees zeros.
-@callback("dpy_loss")
-def _loss(_user: Any, _call: Any, _out: Any, _labels: Any, values: Any, _most: int,
-          count: Any) -> None:
-    values[0], count[0] = 0.0, 1
-
-
-@callback("dpy_loss_backward")
-def _loss_backward(*_: Any) -> None:
-    pass
-
-
 _OPS = {"forward": lib.dpy_forward, "backward": lib.dpy_backward, "weight": lib.dpy_weight,
         "given_back": lib.dpy_given_back}
 OPS = ffi.new("struct dp_stage_ops *", _OPS)
 OPS_WITH_PAIRS = ffi.new("struct dp_stage_ops *", {**_OPS, "fwd_bwd": lib.dpy_pair})
-LOSS = ffi.new("struct dp_loss_ops *",
-               {"loss": lib.dpy_loss, "loss_backward": lib.dpy_loss_backward})

@@ -33,15 +33,19 @@ def address(pointer: Any) -> int:
     return int(ffi.cast("uintptr_t", pointer))
 
 
+def dl_of(device: torch.device) -> Tuple[int, int]:
+    """A DLDevice."""
+    return (CUDA, device.index or 0) if device.type == "cuda" else (CPU, 0)
+
+
 def describe(tensor: torch.Tensor, kept: List[Any]) -> Any:
     """A DLTensor * of a tensor's memory. It and what it points to last as long as `kept`."""
     shape, strides = ffi.new("int64_t[]",
                              list(tensor.shape)), ffi.new("int64_t[]", list(tensor.stride()))
-    device = {"device_type": CUDA, "device_id": tensor.device.index or 0
-              } if tensor.is_cuda else {"device_type": CPU}
     described = ffi.new(
         "DLTensor *", {
-            "data": ffi.cast("void *", tensor.data_ptr()), "device": device, "ndim": tensor.dim(),
+            "data": ffi.cast("void *", tensor.data_ptr()), "device": dl_of(tensor.device),
+            "ndim": tensor.dim(),
             "dtype": kind_of(tensor.dtype), "shape": shape, "strides": strides
         })
     kept += [shape, strides, described, tensor]

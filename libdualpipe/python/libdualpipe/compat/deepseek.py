@@ -3,8 +3,8 @@
 
     from libdualpipe.compat.deepseek import DualPipe, set_p2p_tensor_shapes, set_p2p_tensor_dtype
 
-Tensors may be on the host. Copies of a stage (DualPipe has two of each) keep the gradients of their
-own micro-batches, as there; sum them before the update.
+Tensors may be on the host or on a GPU. Copies of a stage (DualPipe has two of each) keep the
+gradients of their own micro-batches, as there; sum them before the update.
 
 Source: deepseek-ai/DualPipe, releases of 2025.
 """
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .._cuda import place_of
 from .._group import comm_of
 from .._pipeline import Pipeline, Schedule, of_shape
 from .._stage import Batch, WeightGradStore, overlapped, run_backward
@@ -164,7 +165,7 @@ class _DualPipe(nn.Module):
             forward_only = not torch.is_grad_enabled()
             if not forward_only and self._has_ends:
                 assert criterion is not None
-            pipeline = self._pipeline(num_chunks, forward_only)
+            pipeline = self._pipeline(num_chunks, forward_only, place_of(self.module, inputs))
             WeightGradStore.clear()
             batch = Batch()
             if self._has_ends:
@@ -174,10 +175,10 @@ class _DualPipe(nn.Module):
             pipeline.step(batch)
         return self._results(batch)
 
-    def _pipeline(self, num_chunks: int, forward_only: bool) -> Pipeline:
+    def _pipeline(self, num_chunks: int, forward_only: bool, place: torch.device) -> Pipeline:
         """The pipeline of this number of micro-batches and these shapes."""
         shapes = [tuple(shape) for shape in TENSOR_SHAPES or ()]
-        key = (num_chunks, forward_only, tuple(shapes), TENSOR_DTYPE)
+        key = (num_chunks, forward_only, tuple(shapes), TENSOR_DTYPE, place)
 
         def make() -> Pipeline:
             between = [spec(shape, TENSOR_DTYPE) for shape in shapes]
@@ -190,7 +191,8 @@ class _DualPipe(nn.Module):
                             schedule,
                             list(self.module), [between] * (schedule.stages - 1),
                             rank=self.rank,
-                            pairs=self.overlapped_forward_backward)
+                            pairs=self.overlapped_forward_backward,
+                            place=place)
 
         return of_shape(self._pipelines, key, make)
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .._batch_norm import DeferredBatchNorm
+from .._cuda import place_of
 from .._group import comm_of
 from .._native import check, ffi, lib, new_object, text_of
 from .._offload import Autocast, Offload
@@ -363,7 +364,8 @@ class AsyncPipe(nn.Module):
                             split=None,
                             own_gradients=is_training,
                             skips=[skips[_number(skip)] for skip in self._skips],
-                            rows=rows[0])
+                            rows=rows[0],
+                            place=place_of(parts, batch.inputs[0]))
 
         return of_shape(self.pipeline, key, make)
 

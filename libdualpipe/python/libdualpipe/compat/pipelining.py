@@ -23,6 +23,7 @@ from torch.distributed.pipelining import PipelineStage, microbatch, schedules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
+from .._cuda import place_of
 from .._group import comm_of, is_fake
 from .._pipeline import Pipeline, Schedule
 from .._shapes import borders_of
@@ -144,7 +145,8 @@ class _Runs:
                                  f"expected {sorted(indices)}")
             modules: List[nn.Module] = [by_index[index] for index in indices]
             borders, _ = borders_of(group, schedule, modules, [batch.inputs[0]], batch.kwargs[0])
-            pipelines[trains] = Pipeline(comm_of(group), schedule, modules, borders, split="graph")
+            pipelines[trains] = Pipeline(comm_of(group), schedule, modules, borders, split="graph",
+                                         place=place_of(modules, batch.inputs[0]))
         return pipelines[trains]
 
 
