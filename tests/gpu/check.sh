@@ -53,13 +53,10 @@ part()
     shift 2
     : >"$out/part.log"
     is_wanted "$name" || return 0
-    case $1 in
-    "$pack"/*) ;; # must be there
-    *) command -v "$1" >/dev/null || {
+    command -v "$1" >/dev/null || {
         say "$name: left out, there is no $1"
         return 0
-    } ;;
-    esac
+    }
     at=$(date +%s)
     left=$((total - at + began))
     [ "$left" -gt 0 ] || left=1 # 0 is no limit
