@@ -559,15 +559,22 @@ static bool is_connected(const struct dp_nccl_links *l)
 }
 
 /* In one group: one after the other, each could wait for the kernels of the next. Those that block have
- * another than those that do not. */
+ * another than those that do not. NCCL (2.28) leaks the job of a group of none. */
 static void for_all(struct dp_nccl_links *l, int which, int (*end)(struct dp_nccl_comm *comm),
                     const char *what)
 {
-    l->nccl.GroupStart();
-    for (int i = 0; i < l->count; i++)
-        if (l->links[i].comms[which])
-            check_link(l, &l->links[i], end(l->links[i].comms[which]), what);
-    dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "%s", what);
+    bool any = false;
+
+    for (int i = 0; i < l->count; i++) {
+        if (!l->links[i].comms[which])
+            continue;
+        if (!any)
+            l->nccl.GroupStart();
+        any = true;
+        check_link(l, &l->links[i], end(l->links[i].comms[which]), what);
+    }
+    if (any)
+        dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "%s", what);
 }
 
 static void forget_comms(struct dp_nccl_links *l)
