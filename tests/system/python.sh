@@ -4,7 +4,7 @@
 # python.sh - the wheel of the PyTorch package is built and installed, and does what tests/python asks
 # of it. With AddressSanitizer exceptions and collections at every callback alone: the library is compiled
 # with it; CPython and PyTorch are not, and keep what they have until the end, so that leaks are not
-# looked for.
+# looked for. Tests that take long are those of python_long.sh.
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
 python=${DP_TEST_CACHE:-}/venv/bin/python
@@ -12,11 +12,19 @@ if [ ! -e "${python%/bin/python}/complete" ]; then
     echo 'no PyTorch in a virtual environment: sh tests/run.sh without --no-install makes one'
     exit 77
 fi
+long='' others=''
+for name in test_trainer.py test_checkpoint.py test_cuda.py test_stress.py; do
+    long="$long $DP_TOP_SRCDIR/tests/python/$name" others="$others --ignore $DP_TOP_SRCDIR/tests/python/$name"
+done
 tests=
 if grep -q __tsan_init "$DP_TOP_BUILDDIR/libdualpipe/.libs/libdualpipe.so.0"; then
     echo 'with ThreadSanitizer the library cannot be loaded into a Python that has been built without'
     exit 77
 elif grep -q __asan_init "$DP_TOP_BUILDDIR/libdualpipe/.libs/libdualpipe.so.0"; then
+    [ -z "${DP_PYTHON_LONG:-}" ] || {
+        echo 'with AddressSanitizer test_stress.py alone is run, by python.sh'
+        exit 77
+    }
     tests=/test_stress.py preload=$("$DP_CC" -print-file-name=libasan.so)
     case $preload in /*) ;; *)
         echo "$DP_CC has no libasan.so to load before Python"
@@ -47,5 +55,8 @@ if [ -n "$tests" ]; then
     ASAN_OPTIONS=detect_leaks=0
     export LD_PRELOAD ASAN_OPTIONS
 fi
+set -- "$DP_TOP_SRCDIR/tests/python$tests"
+# shellcheck disable=SC2086 # words
+if [ -n "${DP_PYTHON_LONG:-}" ]; then set -- $long; elif [ -z "$tests" ]; then set -- "$@" $others; fi
 PYTHONPATH=$work/packages PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -p no:cacheprovider \
-    --rootdir "$work" "$DP_TOP_SRCDIR/tests/python$tests"
+    --rootdir "$work" "$@"
