@@ -25,9 +25,10 @@ elif grep -q __asan_init "$DP_TOP_BUILDDIR/libdualpipe/.libs/libdualpipe.so.0"; 
         echo 'with AddressSanitizer test_stress.py alone is run, by python.sh'
         exit 77
     }
-    tests=/test_stress.py preload=$("$DP_CC" -print-file-name=libasan.so)
-    case $preload in /*) ;; *)
-        echo "$DP_CC has no libasan.so to load before Python"
+    # shellcheck disable=SC2086 # words
+    tests=/test_stress.py preload=$($DP_CC -print-file-name=libasan.so):$($DP_CC -print-file-name=libubsan.so)
+    case $preload in /*:/*) ;; *)
+        echo "$DP_CC has no libasan.so and libubsan.so to load before Python"
         exit 77
         ;;
     esac
@@ -51,7 +52,7 @@ if [ -n "${DP_TEST_FULL:-}" ]; then
 fi
 cd "$work" || exit 1
 if [ -n "$tests" ]; then
-    LD_PRELOAD=$preload:$("$DP_CC" -print-file-name=libubsan.so)
+    LD_PRELOAD=$preload
     ASAN_OPTIONS=detect_leaks=0
     export LD_PRELOAD ASAN_OPTIONS
 fi
