@@ -62,6 +62,7 @@ def test_steps_on_gpus_are_those_on_the_host(tmp_path, backend):
     finally:
         for rank in ranks:
             rank.kill()
+            rank.wait()
     for rank, text in zip(ranks, said):
         assert rank.returncode == 0, "\n".join(said)
 
@@ -75,6 +76,7 @@ def deepseek_steps(rank, kind, uses_nccl):
     import models
     import torch
 
+    import libdualpipe
     from libdualpipe.compat import deepseek
     deepseek.set_p2p_tensor_shapes([(ROWS, WIDTH)])
     deepseek.set_p2p_tensor_dtype(torch.float32)
@@ -93,8 +95,8 @@ def deepseek_steps(rank, kind, uses_nccl):
         ins = labels = None
     else:
         ins, labels = ins.cuda(), labels.cuda()
-    gc.collect()
-    held = torch.cuda.memory_allocated()
+    taken, alloc = [], torch.cuda.caching_allocator_alloc  # of the library's buffers
+    torch.cuda.caching_allocator_alloc = lambda count, at: taken.append(count) or alloc(count, at)
     pipe, seen = getattr(deepseek, kind)(mine), set()
     mine[0].register_forward_hook(
         lambda *_: seen.add(torch.cuda.current_stream().cuda_stream))
@@ -122,11 +124,20 @@ def deepseek_steps(rank, kind, uses_nccl):
     assert (made._links is not None) == uses_nccl
     if uses_nccl:
         assert waits[-1] == 0, waits
-    assert torch.cuda.memory_allocated() > held  # the library's buffers
+    torch.cuda.caching_allocator_alloc = alloc
+    assert taken
     if kind == "DualPipeV":
         for module, whole in zip(mine, (full[rank], full[3 - rank])):
             for a, b in zip(models.grads(module), models.grads(whole)):
                 torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-6)
+    for _ in range(2):  # the first one ends the links
+        with pytest.raises(AssertionError if rank == 0 else libdualpipe.DualpipeError):
+            pipe.step(ins, num_chunks=COUNT, criterion=models.criterion if rank else None,
+                      labels=(labels, ))
+    for has_links in (False, uses_nccl):
+        loss, _ = pipe.step(ins, num_chunks=COUNT, criterion=models.criterion, labels=(labels, ))
+        assert (made._links is not None) == has_links
+        assert ins is None or torch.equal(loss.cpu(), losses[rows])
 
 
 def torchs_1f1b_steps(rank):
@@ -143,20 +154,23 @@ def torchs_1f1b_steps(rank):
     mine.zero_grad()
     schedule = Schedule1F1B(PipelineStage(mine, rank, 2, there), n_microbatches=COUNT,
                             loss_fn=models.criterion, scale_grads=False)
-    for _ in range(2):
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         mine.zero_grad()
         found = []
-        out = schedule.step(x.cuda()) if rank == 0 else \
-            schedule.step(target=target.cuda(), losses=found)
-    if rank:
-        assert torch.equal(torch.stack(found).cpu(), losses) and torch.equal(out.cpu(), outputs)
+        with torch.cuda.stream(stream):  # inputs and results are of this one
+            given = (x if rank == 0 else target).cuda() + 0
+            out = schedule.step(given) if rank == 0 else schedule.step(target=given, losses=found)
+            if rank:
+                assert torch.equal(torch.stack(found).cpu(), losses)
+                assert torch.equal(out.cpu(), outputs)
+    torch.cuda.synchronize()
     for a, b in zip(models.grads(mine), models.grads(full[rank])):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-6)
 
 
 def main(rank, store, backend):
     import faulthandler
-    faulthandler.dump_traceback_later(LIMIT_S - 20)
+    faulthandler.dump_traceback_later(LIMIT_S - 20, exit=True)
     import torch
     import torch.distributed as dist
 

@@ -3,6 +3,7 @@
 import os
 import socket
 from hashlib import sha256
+from itertools import chain
 from typing import Any, Dict, Iterable, Optional
 
 import torch
@@ -17,7 +18,7 @@ HOST = torch.device("cpu")
 def place_of(modules: Iterable[Any], tensors: Iterable[Any] = ()) -> torch.device:
     """The GPU where a parameter, a buffer or a tensor is, or the host."""
     for module in modules:
-        for found in (*module.parameters(), *module.buffers()):
+        for found in chain(module.parameters(), module.buffers()):
             if found.is_cuda:
                 return torch.device(found.device)
     for tensor in tensors:

@@ -33,9 +33,9 @@ class Pipeline:
     place         where the modules are. On a GPU all is queued in the stream of torch's that is
                   the current one now; others wait for it, and it for them, around a step
 
-    Messages go from GPU to GPU where that can be, but for the first step and the first after a
-    failure: CUDA loads a kernel when it is first launched, and may wait until the GPU is idle,
-    which NCCL's are not while they wait for another rank.
+    Messages go from GPU to GPU where that can be, but for the first step, as CUDA may wait for all
+    running kernels when it loads one, and NCCL's may wait for another rank; and for the first one
+    after a failure, with which the links end.
 
     Raises DualpipeError on all ranks if they disagree on schedule or borders.
     """
@@ -100,7 +100,7 @@ class Pipeline:
     def _open(self, links: Optional[Links]) -> None:
         """Make it, in place of what is there, over links or the group's own messages."""
         self.close()
-        self._links = links
+        self.pointer, self._links = ffi.NULL, links
         self._config.comm = links.pointer if links else self.comm.pointer
         with self._in_stream():
             self.pointer = new_object(lib.dp_pipeline_new,
@@ -123,10 +123,12 @@ class Pipeline:
         current = torch.cuda.current_stream(stream.device)
         if current != stream:
             stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            yield
-        if current != stream:
-            current.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            if current != stream:
+                current.wait_stream(stream)
 
     def step(self, batch: Batch) -> Batch:
         """Take a step: all forwards, and the backwards unless the schedule is forward-only.
@@ -181,7 +183,7 @@ class Pipeline:
             if self._resets != self.comm.resets:
                 # Some ranks may have finished the step in which another one failed.
                 self._resets, self._is_warm = self.comm.resets, False
-                if self._links:  # which ended with the failure
+                if self._can_link:  # links, if there are any, ended with the failure
                     self._open(None)
                 lib.dp_pipeline_seek(self.pointer, 0)
             elif self._is_warm and self._can_link and not (self._links or goes_on):

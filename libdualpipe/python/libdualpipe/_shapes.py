@@ -28,9 +28,9 @@ def trial(module: Any, args: Sequence[Any], kwargs: Dict[str, Any]) -> Tuple[tor
 
 
 def _shapes_of(module: Any, args: Sequence[Any], kwargs: Dict[str, Any],
-               skips: Dict[int, Any]) -> Shapes:
+               skips: Dict[int, Any], at: torch.device) -> Shapes:
     """Of a stage's outputs; those of what it stashes for other stages are added to skips."""
-    with tracking(TrialTracker(getattr(module, "crossing", {}), skips)):
+    with tracking(TrialTracker(getattr(module, "crossing", {}), skips, at)):
         outs = trial(module, args, kwargs)
     return [(tuple(out.shape), out.dtype) for out in outs]
 
@@ -84,7 +84,7 @@ def _borders_of(comm: Comm, schedule: Schedule, modules: Sequence[Any], trials: 
             ] for some in shapes]
             try:
                 shapes = [
-                    _shapes_of(modules[place], args, kwargs, known)
+                    _shapes_of(modules[place], args, kwargs, known, at)
                     for args, known in zip(given, skips)
                 ]
                 box = (shapes, skips)

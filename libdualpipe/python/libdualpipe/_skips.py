@@ -52,10 +52,12 @@ class Tracker:
 
 class TrialTracker(Tracker):
     """Of a stage that is run for the shapes of what it puts out. crossing: numbers of the skips
-    between stages; shapes: those of earlier stages, of which this one adds its own."""
-    def __init__(self, crossing: Dict[Key, int], shapes: Dict[int, Any]) -> None:
+    between stages; shapes: those of earlier stages, of which this one adds its own; place: where
+    it computes."""
+    def __init__(self, crossing: Dict[Key, int], shapes: Dict[int, Any],
+                 place: torch.device) -> None:
         super().__init__()
-        self.crossing, self.shapes = crossing, shapes
+        self.crossing, self.shapes, self.place = crossing, shapes, place
 
     def save(self, key: Key, tensor: Optional[Tensor]) -> None:
         if key not in self.crossing:
@@ -68,7 +70,8 @@ class TrialTracker(Tracker):
         if key not in self.crossing:
             return super().load(key)
         found = self.shapes[self.crossing[key]]
-        return None if found is None else torch.zeros(found[0], dtype=found[1], device="cpu")
+        return None if found is None else torch.zeros(
+            found[0], dtype=found[1], device=self.place)
 
 
 class CallTracker(Tracker):

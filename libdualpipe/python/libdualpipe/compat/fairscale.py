@@ -145,7 +145,7 @@ class AsyncPipe(nn.Module):
     group       the ranks, the default group if None; ranks beyond the balance hold nothing
     worker_map  as there it has to be given, unless OMPI_COMM_WORLD_RANK is set and FORCE_RPC is
                 not; no names of workers are used
-    input_device    accepted; it is the host
+    input_device    accepted; it is where the layers are
     chunks      micro-batches
     checkpoint  which of them are computed again before their backward: "always", "except_last" or
                 "never"
@@ -341,8 +341,9 @@ class AsyncPipe(nn.Module):
         if len(set(rows)) > 1:
             batch.rows = rows
         ends = [batch.inputs[0], batch.inputs[-1]] if batch.rows else [batch.inputs[0]]
+        place = place_of([part.module for part in self.partitions], batch.inputs[0])
         key = (tuple(rows), tuple((t.shape, t.dtype) for t in batch.inputs[0]), is_tuple,
-               is_training)
+               is_training, place)
 
         def make() -> Pipeline:
             schedule = Schedule("async",
@@ -365,7 +366,7 @@ class AsyncPipe(nn.Module):
                             own_gradients=is_training,
                             skips=[skips[_number(skip)] for skip in self._skips],
                             rows=rows[0],
-                            place=place_of(parts, batch.inputs[0]))
+                            place=place)
 
         return of_shape(self.pipeline, key, make)
 

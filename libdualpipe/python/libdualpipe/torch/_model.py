@@ -464,8 +464,7 @@ class Model:
 
 
 def _spec(shape: Sequence[int], grows: Sequence[bool], dtype: torch.dtype) -> Dict[str, Any]:
-    return {**spec(shape, dtype, not has_gradient(dtype)),
-            "extent": [int(grow) for grow in grows]}
+    return spec(shape, dtype, not has_gradient(dtype), grows)
 
 
 def _of_row(tensor: torch.Tensor) -> Dict[str, Any]:

@@ -184,12 +184,17 @@ class Trainer:
             with self._comm.call():
                 yield
 
-    def _run(self, function: Any, *args: Any) -> None:
+    @property
+    def _pointer(self) -> Any:
         if self._memory is None:
             raise RuntimeError("this trainer is closed")
+        return self._memory.pointer
+
+    def _run(self, function: Any, *args: Any) -> None:
+        pointer = self._pointer
         with self._call():
             try:
-                check(function(self._memory.pointer, *args), self._comm and self._comm.pointer)
+                check(function(pointer, *args), self._comm and self._comm.pointer)
             except BaseException as error:
                 self._failed = error
                 raise
@@ -234,10 +239,8 @@ class Trainer:
     @property
     def lost(self) -> List[int]:
         """Ranks that have died, with survive. What a rank trains may be other layers then."""
-        if self._memory is None:
-            raise RuntimeError("this trainer is closed")
         ranks = ffi.new("const int32_t **")
-        count = lib.dp_trainer_lost(self._memory.pointer, ranks)
+        count = lib.dp_trainer_lost(self._pointer, ranks)
         return [ranks[0][i] for i in range(count)]
 
     def admit(self, store: Any, count: int = 1) -> bool:
@@ -260,9 +263,7 @@ class Trainer:
     @property
     def next_step(self) -> int:
         """The number of the next step; it counts those before a resume, too."""
-        if self._memory is None:
-            raise RuntimeError("this trainer is closed")
-        return int(lib.dp_trainer_next_step(self._memory.pointer))
+        return int(lib.dp_trainer_next_step(self._pointer))
 
     def save(self, folder: Optional[str] = None) -> None:
         """Write a checkpoint to folder/step-N; None: to the trainer's folder."""
