@@ -28,7 +28,7 @@ static size_t row_bytes(const struct dp_tensor_spec *spec)
     return bytes;
 }
 
-int dpo_border_check(const struct dp_border *spec, int64_t rows, const char *what, int32_t index)
+static int check_border(const struct dp_border *spec, int64_t rows, const char *what, int32_t index)
 {
     if (!spec || spec->count < 1 || spec->count > DP_MAX_TENSORS)
         return dp_fail(DP_EINVAL, "offload: %s %d: expected 1 to %d tensors", what, index,
@@ -49,7 +49,7 @@ int dpo_border_check(const struct dp_border *spec, int64_t rows, const char *wha
     return 0;
 }
 
-size_t dpo_border_init(struct dpo_border *border, const struct dp_border *spec, int64_t rows)
+static size_t init_border(struct dpo_border *border, const struct dp_border *spec, int64_t rows)
 {
     border->spec = spec;
     border->bytes = 0;
@@ -88,7 +88,7 @@ static int check_layer(const struct dp_offload_config *c, int32_t l, int64_t bat
     if (layer->parameter_count < 0 || (layer->parameter_count && !layer->parameters))
         return dp_fail(DP_EINVAL, "offload: layer %d has %d parameters, but no list of them", l,
                        layer->parameter_count);
-    return dpo_border_check(layer->out, batch, "the output of layer", l);
+    return check_border(layer->out, batch, "the output of layer", l);
 }
 
 static int check_first(const struct dp_offload_config *c)
@@ -129,7 +129,7 @@ static int check_config(const struct dp_offload_config *c)
     if (!c->input || c->input->count < 1 || c->input->tensors[0].ndim < 1)
         return dp_fail(DP_EINVAL, "offload: no input: expected at least 1 tensor with rows");
     int64_t batch = c->input->tensors[0].shape[0];
-    int err = dpo_border_check(c->input, batch, "the input of layer", 0);
+    int err = check_border(c->input, batch, "the input of layer", 0);
     for (int32_t l = 0; l < c->layer_count && !err; l++)
         err = check_layer(c, l, batch);
     return !err && c->first ? check_first(c) : err;
@@ -222,7 +222,7 @@ struct sizes {
 
 static void lay_out_input(struct dpo_layout *layout, struct sizes *at)
 {
-    at->border = dpo_border_init(&layout->input, layout->config.input, layout->batch);
+    at->border = init_border(&layout->input, layout->config.input, layout->batch);
     if (layout->config.boundaries_down)
         return;
     layout->input_at = at->activations;
@@ -281,8 +281,8 @@ static size_t lay_out(struct dpo_layout *layout)
     lay_out_input(layout, &at);
     for (int32_t s = 0; s < layout->shard_count; s++)
         for (int32_t l = layout->shards[s].first; l < layout->shards[s].end; l++) {
-            dpo_border_init(&layout->layers[l].whole, layout->layers[l].given->out, layout->batch);
-            dpo_border_init(&layout->layers[l].piece, layout->layers[l].given->out,
+            init_border(&layout->layers[l].whole, layout->layers[l].given->out, layout->batch);
+            init_border(&layout->layers[l].piece, layout->layers[l].given->out,
                             layout->rows[0]);
             lay_out_whole(layout, &at, s, l);
         }

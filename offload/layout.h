@@ -105,11 +105,9 @@ size_t dpo_plan(const struct dp_offload_plan *plan, int32_t *in_slot,
                 struct dp_offload_event *events, size_t max);
 int dpo_plan_check(const struct dp_offload_plan *plan);
 
-size_t dpo_border_init(struct dpo_border *border, const struct dp_border *spec, int64_t rows);
 /* Tensors of `rows` rows from row `first` on, at base (NULL: all data is NULL). */
 void dpo_border_tensors(DLDevice device, const struct dpo_border *border, char *base, int64_t first,
                         int64_t rows, struct dpo_tensors *out);
-int dpo_border_check(const struct dp_border *spec, int64_t rows, const char *what, int32_t index);
 
 /* parameters.c: which parameters are tied, the place of each in its shard, the list. */
 int dpo_parameters_init(struct dpo_layout *layout);

@@ -179,8 +179,10 @@ int dpo_copies_wait(struct dpo_streams *s)
 {
     int err = 0;
 
-    for (int i = 0; i < DPO_COPY_STREAMS && !err; i++)
-        err = dpo_wait(s, s->copies[i]);
+    for (int i = 0; i < DPO_COPY_STREAMS; i++) { /* all, so that nothing is in flight after a failure */
+        const int waited = dpo_wait(s, s->copies[i]);
+        err = err ? err : waited;
+    }
     const int wrong = atomic_exchange(&s->wrong, 0);
     return wrong && !err
                ? dp_fail(DP_EIO, "offload: %d chunks of copies have not arrived as they were sent",

@@ -12,7 +12,7 @@
 
 /* Copies of one stream are done in order. An urgent one waits for a chunk of others, not for all. */
 enum { DPO_UP, DPO_UP_URGENT, DPO_DOWN, DPO_COPY_STREAMS };
-enum { DPO_COPY_MAX_AFTER = 4 };
+enum { DPO_COPY_MAX_AFTER = 3 };
 
 struct dpo_streams {
     struct dp_device *dev;

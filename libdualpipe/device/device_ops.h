@@ -86,8 +86,8 @@ struct dp_device_buffer {
     struct dp_device_buffer *next;
     const char *ptr;
     size_t bytes;
-    int (*free)(void *ptr); /* of the source; NULL: the device's, or */
-    struct dp_device_allocator allocator; /* where free is set, the program's */
+    int (*free)(void *ptr);               /* of a source; NULL: it is not of one */
+    struct dp_device_allocator allocator; /* of the program's; free NULL: it is not of one */
 };
 
 /* Another source of device memory; 0, or the device gives it. Called with the device entered. */
@@ -106,7 +106,7 @@ struct dp_device {
     struct dp_device_usage usage;
     struct dp_device_buffer *buffers;
     struct dp_device_allocator allocator; /* alloc NULL: none */
-    struct dp_device_source source; /* without it, of DP_MEMORY_MESSAGES; NULL: the device */
+    struct dp_device_source source; /* of DP_MEMORY_MESSAGES, without an allocator; NULL: none */
 };
 
 /* What every stream, event and module begins with. */

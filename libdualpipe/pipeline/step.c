@@ -74,13 +74,8 @@ static int wait_for_save_areas(struct dp_pipeline *pipe, const struct dp_plan_op
     return !err && op->pair && (op[1].evicted || op[1].fetched) ? dp_evict_wait(pipe, op + 1) : err;
 }
 
-int dp_pipeline_begin_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
-{
-    note(pipe, op);
-    return dp_pipeline_progress(pipe);
-}
-
-int dp_pipeline_progress(struct dp_pipeline *pipe)
+/* Move what can be moved, without waiting for anything. */
+static int move_on(struct dp_pipeline *pipe)
 {
     if (!pipe->config.comm)
         return 0;
@@ -88,6 +83,12 @@ int dp_pipeline_progress(struct dp_pipeline *pipe)
     if (!err && dp_reduce_is_open(&pipe->reductions))
         err = dp_reduce_progress(pipe);
     return err ? err : dp_comm_progress(pipe->config.comm);
+}
+
+int dp_pipeline_begin_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    note(pipe, op);
+    return move_on(pipe);
 }
 
 /* A REDUCE_WAIT waits while it runs: its time is what it took without that, at the end of it. */
@@ -129,7 +130,7 @@ int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 
 static int wait_for_inputs(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    int err = dp_pipeline_progress(pipe);
+    int err = move_on(pipe);
 
     pipe->now.waited_ns = pipe->now.longest_wait_ns = 0;
     pipe->now.waited_for = -1;

@@ -120,9 +120,7 @@ void dp_sum_add(int bits, void *to, const void *from, size_t n);
  * ranks, or describe the failure that ended it here. Returns the error. */
 int dp_step_abort(struct dp_pipeline *pipe, int err);
 
-/* Move what can be moved, without waiting for anything. */
-int dp_pipeline_progress(struct dp_pipeline *pipe);
-/* This rank is about to carry the entry out: progress. */
+/* This rank is about to carry the entry out: what can be moved without waiting is. */
 int dp_pipeline_begin_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* One entry that is no message, whose inputs are there. */
 int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);

@@ -562,17 +562,14 @@ static bool is_silent(const struct dp_survival *s, const struct dp_agreement *a,
            !dp_survival_has(a->answered, rank);
 }
 
-/* Members: how many live ones have not answered; each is told or declared dead. */
-static int count_silent(const struct dp_survival *s, const struct dp_comm *comm,
-                        const struct dp_agreement *a)
+/* Whether live members have not answered yet. */
+static bool is_any_silent(const struct dp_survival *s, const struct dp_comm *comm,
+                          const struct dp_agreement *a)
 {
-    int silent = 0;
-
-    for (int i = 0; i < comm->size; i++) {
-        const int rank = dp_comm_world_rank(comm, i);
-        silent += is_silent(s, a, rank);
-    }
-    return silent;
+    for (int i = 0; i < comm->size; i++)
+        if (is_silent(s, a, dp_comm_world_rank(comm, i)))
+            return true;
+    return false;
 }
 
 static void tell_members(struct dp_survival *s, const struct dp_comm *comm,
@@ -650,7 +647,7 @@ int dp_agreement_step(struct dp_survival *s, struct dp_comm *comm, struct dp_agr
         const bool is_own = coordinator == s->world->rank;
         if (coordinator != a->coordinator)
             change_coordinator(s, comm, a, coordinator, now_ns);
-        if (is_own && !count_silent(s, comm, a)) {
+        if (is_own && !is_any_silent(s, comm, a)) {
             conclude(s, comm, a);
             break;
         }

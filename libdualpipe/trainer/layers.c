@@ -50,6 +50,8 @@ int dp_layers_add(struct dp_layers *l, int32_t first, int32_t end, struct dp_sta
 {
     struct stage **stages;
 
+    if (!out)
+        return dp_fail(DP_EINVAL, "no place for a stage");
     if (first < 0 || end <= first || end > l->model.model.layer_count)
         return dp_fail(DP_EINVAL, "layers %d to %d, expected some of 0 to %d", first, end - 1,
                        l->model.model.layer_count - 1);

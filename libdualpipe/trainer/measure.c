@@ -2,6 +2,7 @@
 #include "trainer/measure.h"
 
 #include "base/fail.h"
+#include "trainer/batch.h"
 #include "trainer/model_engine.h"
 #include "trainer/place.h"
 
@@ -10,10 +11,10 @@
 enum { STEPS = 3 }; /* the first one is slower */
 
 /* One stage with all layers, by a schedule that splits backwards. */
-int measure_layers(const struct dp_trainer_config *config, const struct model_info *m, int64_t rows,
+int measure_layers(const struct dp_trainer_config *config, const struct model_info *m,
                    struct stage_times *times)
 {
-    const struct dp_trainer_config how = {.rows = rows,
+    const struct dp_trainer_config how = {.rows = batch_rows(config->rows, config->microbatches, 0),
                                           .seed = config->seed,
                                           .dtype = config->dtype,
                                           .optimizer = config->optimizer};
@@ -52,12 +53,11 @@ void costs_of_times(const struct stage_times *times, int32_t count, double *cost
 int measure_costs_of(const struct dp_trainer_config *config, const struct model_info *m,
                      double *costs)
 {
-    const int64_t rows = (config->rows + config->microbatches - 1) / config->microbatches;
     struct stage_times *times = calloc((size_t)m->model.layer_count + 1, sizeof(*times));
     int err = times ? 0 : dp_fail(DP_ENOMEM, "no memory for the times of layers");
 
     if (!err)
-        err = measure_layers(config, m, rows, times);
+        err = measure_layers(config, m, times);
     if (!err)
         costs_of_times(times, m->model.layer_count, costs);
     free(times);

@@ -8,13 +8,13 @@
 #include "trainer/model.h"
 #include "trainer/stage.h"
 
-/* times[layers + 1], of one micro-batch of so many rows, where the config trains, and on the host of the
- * config's optimizer. The whole model is in memory meanwhile. DP_ENOMEM; errors of callbacks. */
-int measure_layers(const struct dp_trainer_config *config, const struct model_info *m, int64_t rows,
+/* times[layers + 1], of a micro-batch of the config, whose shape is complete, where it trains, and on
+ * the host of its optimizer. The whole model is in memory meanwhile. DP_ENOMEM; errors of callbacks. */
+int measure_layers(const struct dp_trainer_config *config, const struct model_info *m,
                    struct stage_times *times);
 /* Add to costs[count] what a layer takes in all. */
 void costs_of_times(const struct stage_times *times, int32_t count, double *costs);
-/* The same as costs[layers], of a micro-batch of the config, whose shape is complete. */
+/* The same as costs[layers]. */
 int measure_costs_of(const struct dp_trainer_config *config, const struct model_info *m,
                      double *costs);
 

@@ -62,7 +62,7 @@ static int check_offload(const struct dp_trainer_config *c)
     return 0;
 }
 
-static int check_config(const struct dp_trainer_config *c)
+int trainer_check_config(const struct dp_trainer_config *c)
 {
     if (c->schedule.partition || c->schedule.skips || c->schedule.microbatches ||
         c->schedule.reduce_all || c->schedule.forward_only || c->schedule.return_outputs ||
@@ -644,7 +644,7 @@ static int name_ranks(struct dp_trainer *t)
 int trainer_prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
                     const struct dp_model *model)
 {
-    int err = check_config(config);
+    int err = trainer_check_config(config);
 
     if (!err)
         err = take_copies(t, config);
@@ -737,8 +737,10 @@ int trainer_begin(struct dp_trainer *t)
     return err;
 }
 
-int trainer_outline(const struct dp_trainer_config *config, const struct dp_model *model,
-                    struct dp_trainer **out)
+/* Of a trainer before there is any rank of it: laid out, with a place. *out is freed by dp_trainer_free,
+ * after an error, too. */
+static int outline(const struct dp_trainer_config *config, const struct dp_model *model,
+                   struct dp_trainer **out)
 {
     struct dp_trainer *t = *out = calloc(1, sizeof(*t));
 
@@ -750,7 +752,8 @@ int trainer_outline(const struct dp_trainer_config *config, const struct dp_mode
     return err ? err : trainer_lay_out_all(t);
 }
 
-int trainer_make_bare(struct dp_trainer *t, int rank, struct model_engine_config *config)
+/* The engine of a pipeline rank, bare. */
+static int make_bare(struct dp_trainer *t, int rank, struct model_engine_config *config)
 {
     *config = describe(t);
     config->bare = true;
@@ -765,7 +768,7 @@ int trainer_rank_memory(struct dp_trainer *t, int rank, size_t *bytes, size_t *s
     struct model_engine_config config;
     size_t state = 0;
 
-    int err = trainer_make_bare(t, rank, &config);
+    int err = make_bare(t, rank, &config);
     if (err)
         return err;
     err = model_engine_memory(t->engine, &config, bytes, saved);
@@ -782,7 +785,7 @@ int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_m
 {
     struct dp_trainer *t;
     size_t all = 0, saved = 0;
-    int err = trainer_outline(config, model, &t);
+    int err = outline(config, model, &t);
 
     if (!err && (rank < 0 || rank >= t->config.schedule.ranks))
         err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, t->config.schedule.ranks - 1);
@@ -798,7 +801,7 @@ int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_m
 static int verify_rank(struct dp_trainer *t, int rank, int replicas, const struct saved_search *s)
 {
     struct model_engine_config config;
-    int err = trainer_make_bare(t, rank, &config);
+    int err = make_bare(t, rank, &config);
 
     for (int i = 0; !err && i < t->engine->part_count; i++)
         err = model_engine_optimizer(t->engine, &t->config.optimizer, i, true, &t->optimizers[i]);
@@ -838,7 +841,7 @@ int dp_trainer_verify(const struct dp_trainer_config *config, const struct dp_mo
         one.layers_of_stage = config->layers_of_stage;
         one.microbatches = config->list ? 0 : config->microbatches / replicas;
     }
-    int err = trainer_outline(&one, model, &t);
+    int err = outline(&one, model, &t);
     for (int rank = 0; !err && rank < t->config.schedule.ranks; rank++)
         err = verify_rank(t, rank, mixes ? replicas : 0, &s);
     dp_trainer_free(t);

@@ -3,6 +3,7 @@
  * plan.c - what layouts will take before one runs: layers are measured, and every schedule is carried
  * out by the simulator and measured by the pipeline's own plan.
  */
+#include "trainer/batch.h"
 #include "trainer/measure.h"
 #include "trainer/model_engine.h"
 #include "trainer/place.h"
@@ -13,8 +14,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-
-enum { SLACKS = 2 };
 
 /* What is the same for all layouts. */
 struct planner {
@@ -107,7 +106,7 @@ static double update_ns(const struct dp_trainer *t, const struct planner *p)
 /* The largest border between stages. */
 static double message_bytes(const struct dp_trainer *t)
 {
-    const int64_t rows = (t->config.rows + t->config.microbatches - 1) / t->config.microbatches;
+    const int64_t rows = batch_rows(t->config.rows, t->config.microbatches, 0);
     double most = 0;
 
     for (int i = 1; i < t->training->stages; i++) {
@@ -195,16 +194,18 @@ static int stages_of(const struct dp_trainer_config *c)
     }
 }
 
+static bool is_two_way(int kind)
+{
+    return kind == DP_SCHEDULE_DUALPIPE || kind == DP_SCHEDULE_DUALPIPEV;
+}
+
 /* Those that the builders take (schedule.h). */
 static bool can_be(const struct dp_trainer_config *c, int32_t layers)
 {
     const int p = c->schedule.ranks, m = c->microbatches / c->replicas;
-    const bool two_ways =
-        c->schedule.kind == DP_SCHEDULE_DUALPIPE || c->schedule.kind == DP_SCHEDULE_DUALPIPEV;
 
-    return c->microbatches % c->replicas == 0 && !(c->schedule.slack && !two_ways) &&
-           c->rows >= c->microbatches &&
-           stages_of(c) <= layers && !(two_ways && m < 2 * p) &&
+    return c->microbatches % c->replicas == 0 && c->rows >= c->microbatches &&
+           stages_of(c) <= layers && !(is_two_way(c->schedule.kind) && m < 2 * p) &&
            !(c->schedule.kind == DP_SCHEDULE_DUALPIPE && (p % 2 || m % 2)) &&
            !(c->schedule.kind == DP_SCHEDULE_INTERLEAVED && m % p) &&
            !(c->fixed_order && c->replicas & (c->replicas - 1)) &&
@@ -234,15 +235,15 @@ static int predict(const struct planner *p, const struct dp_trainer_config *conf
                                     .slack = t.config.schedule.slack,
                                     .recompute = t.config.schedule.recompute,
                                     .offload = t.config.offload.activations};
+    if (!err && out->offload && !dp_schedule_has(t.training, DP_OP_EVICT) &&
+        !dp_schedule_has(t.training, DP_OP_RECOMPUTE))
+        err = DP_EINVAL; /* the same without it */
     if (!err)
         err = note_cut(&t, out);
     if (!err)
         err = predict_memory(&t, out, &saved);
     if (!err)
         err = predict_time(&t, p, saved, out);
-    if (!err && out->offload && !dp_schedule_has(t.training, DP_OP_EVICT) &&
-        !dp_schedule_has(t.training, DP_OP_RECOMPUTE))
-        err = DP_EINVAL; /* the same without it */
     trainer_free_parts(&t);
     if (err)
         forget(out);
@@ -304,14 +305,6 @@ static int try_modes(struct planner *p, struct dp_trainer_config c)
     return err || !budget || c.execution == DP_EXECUTE_MESSAGES ? err : try_layout(p, &c);
 }
 
-/* It has no effect on other kinds, nor on a rank alone. */
-static int least_slack(const struct dp_trainer_config *config, int kind, bool alone)
-{
-    const bool two_ways = kind == DP_SCHEDULE_DUALPIPE || kind == DP_SCHEDULE_DUALPIPEV;
-
-    return two_ways && !alone ? config->schedule.slack : 0;
-}
-
 static int try_all(struct planner *p)
 {
     const struct dp_trainer_config *config = p->config;
@@ -323,8 +316,12 @@ static int try_all(struct planner *p)
     if (c.balance == DP_BALANCE_GIVEN && !(config->schedule.kind && config->replicas))
         c.balance = DP_BALANCE_COST; /* layouts differ in their stages */
     for (c.replicas = 1; c.replicas <= ranks; c.replicas++)
-        for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
-            for (int slack = least_slack(config, kind, alone); slack < SLACKS && !err; slack++) {
+        for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++) {
+            /* These have no effect, or no meaning, for other kinds and a rank alone. */
+            const bool slacks = is_two_way(kind) && !alone;
+            c.schedule.virtual_stages =
+                kind == DP_SCHEDULE_INTERLEAVED ? config->schedule.virtual_stages : 0;
+            for (int slack = slacks ? config->schedule.slack : 0; slack <= slacks && !err; slack++) {
                 c.schedule.kind = (enum dp_schedule_kind)kind;
                 c.schedule.ranks = ranks / c.replicas;
                 c.schedule.slack = slack;
@@ -334,6 +331,7 @@ static int try_all(struct planner *p)
                     continue;
                 err = try_modes(p, c);
             }
+        }
     return err;
 }
 
@@ -355,7 +353,7 @@ static int measure(struct planner *p, struct model_info *m)
     if (!err && !p->times)
         err = dp_fail(DP_ENOMEM, "no memory for the times of %d layers", m->model.layer_count);
     if (!err)
-        err = measure_layers(c, m, (c->rows + c->microbatches - 1) / c->microbatches, p->times);
+        err = measure_layers(c, m, p->times);
     return err || c->balance != DP_BALANCE_MEASURED ? err : cost_layers(m, p->times);
 }
 
@@ -376,7 +374,12 @@ int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_mode
     if (machine->ranks < 1 || config->microbatches < 1 || config->rows < config->microbatches)
         return dp_fail(DP_EINVAL, "ranks: %d, microbatches: %d of rows: %lld, expected 1 or more, and "
                        "rows for all", machine->ranks, config->microbatches, (long long)config->rows);
-    int err = model_take(&m, model);
+    if (config->list)
+        return dp_fail(DP_EINVAL, "list: set, expected a schedule's kind, or none, as layouts differ in "
+                                  "their lists");
+    int err = trainer_check_config(config);
+    if (!err)
+        err = model_take(&m, model);
     if (!err)
         err = measure(&p, &m);
     if (!err)

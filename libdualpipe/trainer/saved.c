@@ -19,7 +19,6 @@
 
 #include <dualpipe/pipeline.h>
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -443,6 +442,11 @@ int trainer_resume(struct dp_trainer *t, const char *dir, bool optional)
     return 0;
 }
 
+int dp_trainer_resume(struct dp_trainer *t, const char *dir)
+{
+    return trainer_resume(t, dir, false);
+}
+
 /* ---- is all of it there? --------------------------------------------------------------------- */
 
 int saved_verify(struct dp_trainer *t, bool norms_only, const struct saved_search *s)
@@ -462,11 +466,6 @@ int saved_verify(struct dp_trainer *t, bool norms_only, const struct saved_searc
     return err;
 }
 
-int dp_trainer_resume(struct dp_trainer *t, const char *dir)
-{
-    return trainer_resume(t, dir, false);
-}
-
 /* ---- all of it on one rank ------------------------------------------------------------------- */
 
 void dp_trainer_gathered_free(struct dp_named_tensor *tensors)
@@ -474,6 +473,11 @@ void dp_trainer_gathered_free(struct dp_named_tensor *tensors)
     if (tensors)
         free(tensors[0].tensor.data);
     free(tensors);
+}
+
+static size_t padded(size_t bytes)
+{
+    return (bytes + 7) / 8 * 8;
 }
 
 /* Of its values, padded. */
@@ -484,7 +488,7 @@ static size_t norm_bytes(const struct engine_norm *norm)
 
     norm_tensors(norm, own);
     for (int k = 0; k < NORM_TENSORS; k++)
-        bytes += (dp_tensor_bytes(&own[k].tensor) + 7) / 8 * 8;
+        bytes += padded(dp_tensor_bytes(&own[k].tensor));
     return bytes;
 }
 
@@ -498,7 +502,7 @@ static char *add_gathered_norm(const struct engine_norm *norm, char *at, struct 
     for (int k = 0; k < NORM_TENSORS; k++) {
         own[k].tensor.data = at;
         list[(*count)++] = (struct dp_named_tensor){own[k].name, own[k].tensor};
-        at += (dp_tensor_bytes(&own[k].tensor) + 7) / 8 * 8;
+        at += padded(dp_tensor_bytes(&own[k].tensor));
     }
     return (char *)(own + NORM_TENSORS);
 }
@@ -515,7 +519,7 @@ static int make_gathered(const struct dp_trainer *t, struct dp_named_tensor **ou
     int32_t n = 0;
 
     for (int32_t i = 0; i < all; i++)
-        bytes += (m->parameters[i].bytes + 7) / 8 * 8;
+        bytes += padded(m->parameters[i].bytes);
     for (int32_t i = 0; i < t->engine->norm_count; i++)
         bytes += norm_bytes(&t->engine->norms[i]);
     char *at = malloc(bytes);
@@ -535,7 +539,7 @@ static int make_gathered(const struct dp_trainer *t, struct dp_named_tensor **ou
                                               .ndim = p->spec->ndim,
                                               .dtype = p->spec->dtype,
                                               .shape = (int64_t *)p->spec->shape}};
-        at += (p->bytes + 7) / 8 * 8;
+        at += padded(p->bytes);
     }
     for (int32_t i = 0; i < t->engine->norm_count; i++)
         at = add_gathered_norm(&t->engine->norms[i], at, list, &n);

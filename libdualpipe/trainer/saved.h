@@ -62,7 +62,8 @@ void saved_mixing_verify(struct engine *e, struct dp_optimizer *const *optimizer
 
 /* ---- saved.c --------------------------------------------------------------------------------- */
 
-/* What one model has, or replicas that sum: of a bare engine with all layers, and its optimizers. */
+/* What one model has, or replicas that sum; norms_only: of replicas that mix, what they share. Of a bare
+ * engine and its optimizers. */
 int saved_verify(struct dp_trainer *t, bool norms_only, const struct saved_search *s);
 
 /* The name of a parameter in a checkpoint, where a tied one is once. */

@@ -2,6 +2,7 @@
 #include "trainer/saved.h"
 
 #include "base/fail.h"
+#include "base/tensor.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -217,11 +218,9 @@ int saved_mixing_read(struct sums *d, const struct dp_checkpoint *c)
 void saved_want(const struct saved_search *s, const char *name, const DLTensor *like)
 {
     const int64_t missing = dp_checkpoint_missing(s->c, &(struct dp_named_tensor){name, *like});
+    const int64_t elements = dp_tensor_numel(like);
     char text[384];
-    int64_t elements = 1;
 
-    for (int i = 0; i < like->ndim; i++)
-        elements *= like->shape[i];
     if (missing < 0)
         snprintf(text, sizeof(text), "tensor '%s' is of another type or shape than the options say",
                  name);

@@ -81,6 +81,7 @@ int trainer_make_optimizers(struct dp_trainer *t);
  * with the state to begin with, collective; what these are forgotten by. */
 int trainer_prepare(struct dp_trainer *t, const struct dp_trainer_config *config,
                     const struct dp_model *model);
+int trainer_check_config(const struct dp_trainer_config *config);
 int trainer_take_shape(struct dp_trainer *t);
 int trainer_lay_out(struct dp_trainer *t);
 int trainer_lay_out_all(struct dp_trainer *t);
@@ -88,14 +89,8 @@ int trainer_begin(struct dp_trainer *t);
 int trainer_make_parts(struct dp_trainer *t);
 void trainer_free_parts(struct dp_trainer *t);
 void trainer_clear_parts(struct dp_trainer *t);
-/* Of a trainer before there is any rank of it: laid out, with a place. *out is freed by dp_trainer_free,
- * after an error, too. */
-int trainer_outline(const struct dp_trainer_config *config, const struct dp_model *model,
-                    struct dp_trainer **out);
-/* Of a trainer that is laid out and has a place: the engine of a pipeline rank, bare; what such a rank
- * would hold, of shards but the rest of a division; *saved becomes what a stage of it saves of a
- * micro-batch, if that is more. */
-int trainer_make_bare(struct dp_trainer *t, int rank, struct model_engine_config *config);
+/* Of a trainer that is laid out and has a place: what a pipeline rank would hold, of shards but the rest
+ * of a division; *saved becomes what a stage of it saves of a micro-batch, if that is more. */
 int trainer_rank_memory(struct dp_trainer *t, int rank, size_t *bytes, size_t *saved);
 
 /* steps.c: ranks that survive agree on how far they have come. The rule that keeps them from waiting for

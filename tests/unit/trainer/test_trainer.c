@@ -455,6 +455,14 @@ static void layouts_are_ranked_by_their_predicted_step(void **state)
     config.schedule.slack = 0;
     assert_true(all[0].slack == 0 && all[0].replicas == 2 && all[0].microbatches == MICROBATCHES);
 
+    /* What has no meaning for a kind leaves none out. */
+    config.replicas = 0;
+    config.schedule.kind = DP_SCHEDULE_USER;
+    const int32_t without = plan(config, MODEL_SKIPS, 2, 0, all);
+    config.schedule.virtual_stages = 2;
+    assert_int_equal(plan(config, MODEL_SKIPS, 2, 0, all), without);
+    config.schedule.virtual_stages = 0;
+
     /* What one layout cannot be, another can. */
     config.schedule.kind = DP_SCHEDULE_USER;
     config.replicas = 0;

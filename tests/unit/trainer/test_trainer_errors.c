@@ -72,6 +72,34 @@ static int plan_two_ranks(void)
     return err;
 }
 
+static void a_plan_of_what_cannot_be_trained_is_refused(void **state)
+{
+    const struct dp_trainer_config good = config_of(&(struct job){.layout = layouts[0]});
+    struct dp_trainer_config config[4] = {good, good, good, good};
+    static const char *const said[] = {"list: set", "schedule: microbatches", "rows: 1",
+                                       "no layout of 2 ranks"};
+    struct dp_trainer_machine machine = {.ranks = 2};
+    struct dp_trainer_plan *plans;
+    struct dp_schedule *list;
+    struct test_model m;
+    int32_t count;
+
+    (void)state;
+    test_model_init(&m, MODEL_SKIPS);
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_GPIPE, .ranks = 2, .microbatches = 2}, &list), 0);
+    config[0].list = list;
+    config[1].schedule.microbatches = 4;
+    config[2].rows = 1;
+    config[3].schedule.kind = DP_SCHEDULE_DUALPIPE;
+    config[3].microbatches = 3;
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(dp_trainer_plan(&config[i], &m.model, &machine, &plans, &count), DP_EINVAL);
+        if (!strstr(dp_last_error(), said[i]))
+            fail_msg("%s, expected %s", dp_last_error(), said[i]);
+    }
+    dp_schedule_free(list);
+}
+
 static void every_allocation_of_a_plan_that_fails_is_reported(void **state)
 {
     (void)state;
@@ -147,7 +175,10 @@ static void a_run_of_no_layers_is_refused(void **state)
     assert_int_equal(dp_layers_new(&config, &layers), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "0 rows, expected at least 1"));
     config.rows = 2;
+    assert_int_equal(dp_layers_new(&(struct dp_layers_config){.rows = 2}, &layers), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "no model"));
     assert_int_equal(dp_layers_new(&config, &layers), 0);
+    assert_int_equal(dp_layers_add(layers, 0, 1, NULL), DP_EINVAL);
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++)
         assert_int_equal(dp_layers_add(layers, runs[i].first, runs[i].end, &stage), DP_EINVAL);
     assert_int_equal(dp_layers_add(layers, 0, MODEL_LAYERS, &stage), 0);
@@ -323,6 +354,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failed_layer_is_named_on_every_rank),
         cmocka_unit_test(every_allocation_that_fails_is_reported),
+        cmocka_unit_test(a_plan_of_what_cannot_be_trained_is_refused),
         cmocka_unit_test(every_allocation_of_a_plan_that_fails_is_reported),
         cmocka_unit_test(a_run_of_no_layers_is_refused),
         cmocka_unit_test(layers_without_memory_are_an_error),
