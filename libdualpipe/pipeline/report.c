@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>
