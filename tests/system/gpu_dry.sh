@@ -69,6 +69,31 @@ says_what_failed()
     reports 'copies: FAILED \(3\), [0-9]+ s: no such device' && reports 'end: 1 failed'
 }
 
+# What is left of the whole time, here less than the part's own limit, is no fault of the part.
+leaves_out_what_time_cuts_off()
+{
+    printf '#!/bin/sh\necho "half of it" && exit 124\n' >"$work/pack/gpu-copies"
+    sed 's/^total=.*/total=$((19 * slow))/' "$work/pack/check.sh" >"$work/pack/short.sh"
+    OUT=$work/report sh "$work/pack/short.sh" --dry-run "$work/pack" copies >"$work/out" 2>&1 ||
+        wrong "$(cat "$work/out")" || return
+    reports 'copies: left out, [0-9]+ s are over' && reports 'end: 0 failed' || return
+    OUT=$work/report sh "$work/pack/check.sh" --dry-run "$work/pack" copies >"$work/out" 2>&1 &&
+        wrong 'ends with 0' && return 1
+    reports 'copies: FAILED: over its [0-9]+ s'
+}
+
+# The parts behind the end of a dry run, none of which it could run.
+leaves_out_what_needs_python()
+{
+    sed '/^\[ -z "$dry" \] || { say "end/d' "$work/pack/check.sh" >"$work/pack/longer.sh"
+    OUT=$work/report PYTHON=no-python sh "$work/pack/longer.sh" --dry-run "$work/pack" preload, net, \
+        >"$work/out" 2>&1 || wrong "$(cat "$work/out")" || return
+    for part in 'preload, staging 0' 'preload, staging 1' 'preload, without it' 'net, by the plugin'; do
+        reports "$part: left out, there is no no-python" || return
+    done
+    reports 'end: 0 failed'
+}
+
 # A tool that is not there fails nothing.
 leaves_out()
 {
@@ -81,5 +106,7 @@ leaves_out()
 it packs
 it checks
 it says_what_failed
+it leaves_out_what_time_cuts_off
+it leaves_out_what_needs_python
 it leaves_out
 finish
