@@ -42,22 +42,13 @@ static int open_directory(const struct dp_page_kind *kind, const char *name)
     return -1;
 }
 
-/* The writer of a page holds a lock on it. */
-static bool is_left(const struct dp_page_kind *kind, int fd)
-{
-    char magic[8];
-
-    return pread(fd, magic, sizeof(magic), 0) == sizeof(magic) &&
-           !memcmp(magic, kind->magic, sizeof(magic)) && !dp_page_is_live(fd);
-}
-
 static void sweep_entry(const struct dp_page_kind *kind, int dir, const char *name)
 {
     int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 
     if (fd < 0)
         return;
-    if (is_left(kind, fd))
+    if (dp_page_is_left(kind, fd))
         unlinkat(dir, name, 0);
     close(fd);
 }

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 #define DP_PAGE_DIRECTORY "/dev/shm/dualpipe-" /* and the number of the user */
 
@@ -48,6 +49,15 @@ static inline bool dp_page_is_live(int fd)
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 
     return fcntl(fd, F_GETLK, &all) || all.l_type != F_UNLCK;
+}
+
+/* Whether a file is a page of this kind whose process has ended. */
+static inline bool dp_page_is_left(const struct dp_page_kind *kind, int fd)
+{
+    char magic[8];
+
+    return pread(fd, magic, sizeof(magic), 0) == sizeof(magic) &&
+           !memcmp(magic, kind->magic, sizeof(magic)) && !dp_page_is_live(fd);
 }
 
 /* Whether a file is called like a page with this suffix. */

@@ -270,6 +270,16 @@ wrong_input_is_named()
     [ ! -e no ]
 }
 
+# options_are_incomplete SED-SCRIPT SENTENCE - by who goes on, who writes and who verifies.
+options_are_incomplete()
+{
+    damaged sed -i "s/dualpipe.index_crc32c/unchecked/; $1" broken/step-000006/index.json || return
+    refuses 2 "broken/step-000006/index.json: $2" train --resume broken --prompt hi || return
+    refuses_to_go_on 2 "broken/step-000006/index.json: $2" --resume broken --steps 9 || return
+    "$dualpipe" checkpoint verify broken >out 2>err && wrong 'is verified' && return 1
+    grep -qF "dualpipe: broken/step-000006/index.json: $2" err || wrong "$(cat err)"
+}
+
 another_text_is_noticed()
 {
     sed 's/the/THE/' text >another
@@ -428,5 +438,7 @@ it mixing_goes_on 5 -P 2 -D 2 --mix ring
 it mixing_keeps_its_layout
 it layouts_are_kept_unless_told_otherwise
 it damage_is_named
+it options_are_incomplete 's/\\"--microbatches=[0-9]*\\",//' 'no --microbatches among its options, expected one'
+it options_are_incomplete 's/--heads=2/--heads=3/' '--width=8 among its options, expected a multiple of 3, its --heads'
 it wrong_input_is_named
 finish

@@ -130,6 +130,31 @@ a_job_need_not_be_seen()
         wrong "it says: $(cat "$work/err")"
 }
 
+# What only has the name of a page is a user's: it is no page that a process has left, which goes.
+files_that_are_no_pages_stay()
+{
+    mkdir -m 700 own && cp text own/book.train && mkfifo own/1-0.train &&
+        printf 'dptrain\0nonsense' >own/2-0.train || return
+    # shellcheck disable=SC2086 # words
+    timeout 60 "$dualpipe" train $small --schedule none --steps 2 --stat-dir own >out 2>err ||
+        wrong "exits with $?: $(cat err)" || return
+    cmp text own/book.train || return
+    [ -p own/1-0.train ] && [ ! -e own/2-0.train ] || wrong "there are: $(ls own)"
+}
+
+# Empty, as in all of dualpipe, it is not set; what it says is not what an option says.
+the_variable_is_named()
+{
+    unseen=${small%--stat-dir*}
+    # shellcheck disable=SC2086 # words
+    DUALPIPE_NET_STAT_DIR='' run train $unseen --schedule none --steps 2 || return
+    ! grep warning "$work/err" || return
+    # shellcheck disable=SC2086 # words
+    DUALPIPE_NET_STAT_DIR=text run train $unseen --schedule none --steps 2 || return
+    grep -q 'warning: DUALPIPE_NET_STAT_DIR text: expected a directory' "$work/err" ||
+        wrong "it says: $(cat "$work/err")"
+}
+
 a_page_of_another_layout_is_refused()
 {
     printf 'dptrain\0nonsense' >pages/1-0.train
@@ -154,6 +179,8 @@ end_job
 it a_job_that_ends_leaves_no_page
 it two_jobs_that_survive_are_two
 it a_job_need_not_be_seen
+it files_that_are_no_pages_stay
+it the_variable_is_named
 it a_page_of_another_layout_is_refused
 
 # The whole: a thousand steps of a real job say of nothing that it is slow.

@@ -117,7 +117,8 @@ static void merge_all(struct stat_profile *p)
     p->flow_count = count;
 }
 
-void stat_profile_read(const struct dpn_profile_page *page, struct stat_profile *out)
+/* One moment of a page. */
+static void read_profile(const struct dpn_profile_page *page, struct stat_profile *out)
 {
     out->pid = page->head.pid;
     stat_text(page->head.command, out->command, sizeof(out->command));
@@ -219,7 +220,7 @@ void stat_profile_print(const struct stat_mapped *profiles)
     struct stat_profile *p = profiles->count ? malloc(sizeof(*p)) : NULL;
 
     for (int i = 0; p && i < profiles->count; i++) {
-        stat_profile_read((const void *)profiles->pages[i].head, p);
+        read_profile((const void *)profiles->pages[i].head, p);
         print_profile(p);
     }
     if (p)
@@ -289,7 +290,7 @@ json_t *stat_profile_json(const struct stat_mapped *profiles)
     json_t *all = p ? json_array() : NULL;
 
     for (int i = 0; all && i < profiles->count; i++) {
-        stat_profile_read((const void *)profiles->pages[i].head, p);
+        read_profile((const void *)profiles->pages[i].head, p);
         if (json_array_append_new(all, json_profile(p))) {
             json_decref(all);
             all = NULL;
@@ -350,7 +351,7 @@ static void put_all(FILE *to, const struct stat_mapped *profiles, struct stat_pr
 {
     stat_put_head(to, "nccl", figures[figure].name, figures[figure].type, figures[figure].help);
     for (int i = 0; i < profiles->count; i++) {
-        stat_profile_read((const void *)profiles->pages[i].head, p);
+        read_profile((const void *)profiles->pages[i].head, p);
         for (int f = 0; f < p->flow_count; f++)
             put_flow(to, &profiles->pages[i], p, &p->flows[f], figure);
     }

@@ -64,9 +64,6 @@ struct stat_profile {
     struct stat_flow flows[DPN_PROFILE_FLOWS]; /* by communicator, way, peer and rail */
 };
 
-/* One moment of a page. */
-void stat_profile_read(const struct dpn_profile_page *page, struct stat_profile *out);
-
 /* A table for people; nothing if there is no page. */
 void stat_profile_print(const struct stat_mapped *profiles);
 /* NULL: no memory. */

@@ -139,8 +139,8 @@ int host_verify(const struct dp_checkpoint *c, const char *path,
         fault(user, "its options, or the step, cannot be read");
     } else if (!err) {
         snprintf(from->path, sizeof(from->path), "%s", path);
-        if (!settings_of_words(from, &was) || !was.microbatches || !was.batch)
-            fault(user, "its options are none of this version's");
+        if (!settings_of_words(from, &was))
+            fault(user, "this version cannot go on with its options");
         else if (settings_sums(&was) || (was.schedule_name && !was.file)) /* a list is elsewhere */
             err = verify(&was, c, fault, user);
     }

@@ -146,7 +146,7 @@ static int write_plan(const struct planner *p, const struct dp_trainer_plan *bes
 {
     struct settings *s = calloc(1, sizeof(*s));
     struct output out;
-    int status = s ? output_open(p->args->output, &out) : EXIT_FAILED;
+    int status = s ? output_open(p->args->output, &out) : command_broke("out of memory");
 
     if (!status) {
         *s = p->args->s;

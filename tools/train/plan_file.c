@@ -2,7 +2,6 @@
 #include "train/plan_file.h"
 
 #include "command.h"
-#include "digest.h"
 #include "files.h"
 #include "train/settings.h"
 
@@ -39,13 +38,10 @@ bool block_list_parse(const char *text, void *member, char *why, size_t why_len)
     return false;
 }
 
-int64_t block_list_digest(const struct block_list *list)
+bool block_list_equal(const struct block_list *a, const struct block_list *b)
 {
-    uint64_t digest = (uint64_t)list->count;
-
-    for (int i = 0; i < list->count; i++)
-        digest = digest_add(digest, (uint64_t)list->items[i]);
-    return (int64_t)digest;
+    return a->count == b->count &&
+           !memcmp(a->items, b->items, (size_t)a->count * sizeof(*a->items));
 }
 
 /* ---- the members ---------------------------------------------------------------------------- */
@@ -215,7 +211,7 @@ static bool equal(const struct settings *a, const struct settings *b, const stru
         return !memcmp(x, y, sizeof(struct offload_parts));
     if (m->type == WORD)
         return !strcmp(*(const char *const *)x, *(const char *const *)y);
-    return block_list_digest(x) == block_list_digest(y);
+    return block_list_equal(x, y);
 }
 
 /* What the plan says of a member, "" if nothing. */

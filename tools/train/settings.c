@@ -392,8 +392,9 @@ int settings_started(const struct settings *s)
     return settings_processes(s) + (int)s->spares;
 }
 
-/* Messages that drive the ranks carry no REDUCE out: sums then come after the step. */
-bool settings_reduce_early(const struct settings *s)
+/* Whether the schedule says when gradients are summed over replicas. Messages that drive the ranks carry
+ * no REDUCE out: sums then come after the step. */
+static bool sums_early(const struct settings *s)
 {
     const bool sums = s->how.replicas > 1 || s->how.sums == DP_SUMS_SHARDS;
 
@@ -418,7 +419,7 @@ static bool finish_list(struct settings *s, int *status)
 
     if (!err)
         err = recompute_add(s->training, s->checkpoint, &s->checkpoint_stages);
-    if (!err && settings_reduce_early(s))
+    if (!err && sums_early(s))
         err = dp_schedule_add_all_reduces(s->training);
     else if (!err && s->training->streams > 1)
         err = dp_schedule_add_reduces(s->training);
@@ -452,7 +453,7 @@ static bool build_schedules(struct settings *s, int *status)
         err = make_map(s, &map);
     spec.rank_map = map;
     spec.mirror_reduce = true;
-    spec.reduce_all = settings_reduce_early(s);
+    spec.reduce_all = sums_early(s);
     if (!err)
         err = dp_schedule_new(&spec, &s->training);
     if (!err)

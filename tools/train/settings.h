@@ -77,7 +77,7 @@ struct offload_buffers {
     bool measured; /* chosen by what compute and copies take */
 };
 
-/* "auto", or a number from 1 on, into a struct offload_buffers: for ARG_PARSE. */
+/* "auto", or a number from 2 on, into a struct offload_buffers: for ARG_PARSE. */
 bool offload_buffers_parse(const char *text, void *member, char *why, size_t why_len);
 
 /* Files that the last step is drawn into: --timeline, --trace, --page. */
@@ -174,7 +174,5 @@ int settings_processes(const struct settings *s);
 int settings_started(const struct settings *s);
 /* Which ranks survive: those of a pipeline, not replicas that mix. */
 bool settings_survives_as_pipeline(const struct settings *s);
-/* The schedule says when gradients are summed over replicas. */
-bool settings_reduce_early(const struct settings *s);
 
 #endif

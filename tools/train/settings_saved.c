@@ -367,6 +367,19 @@ static bool knows_options(const struct resume *from)
     return true;
 }
 
+/* Every checkpoint says these; with a default for what it lacks, another run would go on. */
+static bool is_whole(const struct resume *from, const struct settings *was)
+{
+    if (!was->microbatches)
+        command_misused("%s: no --microbatches among its options, expected one", from->path);
+    else if (was->width % was->heads)
+        command_misused("%s: --width=%d among its options, expected a multiple of %d, its --heads",
+                        from->path, (int)was->width, (int)was->heads);
+    else
+        return true;
+    return false;
+}
+
 bool settings_of_words(const struct resume *from, struct settings *out)
 {
     char *words[1 + RESUME_WORDS] = {"dualpipe train"};
@@ -376,7 +389,8 @@ bool settings_of_words(const struct resume *from, struct settings *out)
     for (int i = 0; i < from->word_count; i++)
         words[1 + i] = (char *)from->words[i];
     return knows_options(from) &&
-           args_parse(&settings_usage, 1 + from->word_count, words, out, &none, &status);
+           args_parse(&settings_usage, 1 + from->word_count, words, out, &none, &status) &&
+           is_whole(from, out);
 }
 
 /* Whether what the command line says leaves no place for a part of the layout: another order of work

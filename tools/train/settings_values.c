@@ -231,8 +231,9 @@ bool settings_take_device(struct settings *s)
         command_misused("--width %d --heads %d: a head is %d wide, expected at most %d on %s",
                         (int)s->width, (int)s->heads, (int)(s->width / s->heads), ATTENTION_DEPTH,
                         s->device);
-    else
-        return s->any_order = !s->how.fixed_order,
-               settings_take_image(s->device, s->kernels, &s->image, &s->kernels_read);
+    else {
+        s->any_order = !s->how.fixed_order;
+        return settings_take_image(s->device, s->kernels, &s->image, &s->kernels_read);
+    }
     return false;
 }

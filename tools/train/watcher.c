@@ -31,12 +31,12 @@ static void sweep(const char *directory)
     DIR *list = opendir(directory);
 
     for (struct dirent *e; list && (e = readdir(list));) {
-        const int fd = dp_page_is_name(e->d_name, kind.suffix)
-                           ? openat(dirfd(list), e->d_name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC)
-                           : -1;
+        int fd = -1;
+        if (dp_page_is_name(e->d_name, kind.suffix))
+            fd = openat(dirfd(list), e->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
         if (fd < 0)
             continue;
-        if (!dp_page_is_live(fd))
+        if (dp_page_is_left(&kind, fd))
             unlinkat(dirfd(list), e->d_name, 0);
         close(fd);
     }
@@ -91,16 +91,18 @@ static int make_file(struct page *p, const struct train_page *what)
     return err;
 }
 
-/* `what` has all but magic, version, bytes, pid and time. directory NULL: where they are as a rule.
- * A page that cannot be made is a warning where `directory` was given; the job goes on without. */
-static void page_open(struct page *p, const char *directory, const struct train_page *what)
+/* `what` has all but magic, version, bytes, pid and time. A page that cannot be made where --stat-dir
+ * (`option`), or the variable, wants it is a warning; the job goes on without. */
+static void page_open(struct page *p, const char *option, const struct train_page *what)
 {
+    static const char variable[] = "DUALPIPE_NET_STAT_DIR";
+    const char *set = getenv(variable), *given = option ? option : set && *set ? set : NULL;
     char usual[64];
     uint32_t salt = 0;
 
     *p = (struct page){0};
     snprintf(usual, sizeof(usual), DP_PAGE_DIRECTORY "%ld", (long)geteuid());
-    const char *name = directory ? directory : usual;
+    const char *name = given ? given : usual;
     int err = make_directory(name);
     if (getrandom(&salt, sizeof(salt), 0) < 0)
         salt = 0; /* the number of the process will do */
@@ -111,11 +113,10 @@ static void page_open(struct page *p, const char *directory, const struct train_
         sweep(name);
         err = make_file(p, what);
     }
-    if (err && directory)
-        fprintf(stderr,
-                "dualpipe: warning: --stat-dir %s: %s; 'dualpipe stat' will not show rank %d\n",
-                directory, err == EPERM ? "expected a directory of this user alone, of mode 700"
-                                        : strerror(err),
+    if (err && given)
+        fprintf(stderr, "dualpipe: warning: %s %s: %s; 'dualpipe stat' will not show rank %d\n",
+                option ? "--stat-dir" : variable, given,
+                err == EPERM ? "expected a directory of this user alone, of mode 700" : strerror(err),
                 what->rank);
 }
 
@@ -186,7 +187,7 @@ static void open_page(struct watcher *w, struct dp_comm *comm, uint64_t job)
     if (s->stat_dir && !strcmp(s->stat_dir, "none"))
         return;
     snprintf(what.schedule, sizeof(what.schedule), "%s", s->schedule_name);
-    page_open(&w->page, s->stat_dir ? s->stat_dir : getenv("DUALPIPE_NET_STAT_DIR"), &what);
+    page_open(&w->page, s->stat_dir, &what);
     if (w->page.at && w->parts->recorder)
         dp_recorder_show(w->parts->recorder, &w->page.at->live);
 }

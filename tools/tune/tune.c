@@ -160,15 +160,6 @@ int tune_load_topology(const struct tune_source *source, struct dp_topology **ou
     return topo_load(&args, out);
 }
 
-static int64_t count_gpus(const struct dp_topology *t)
-{
-    int64_t count = 0;
-
-    for (int32_t gpu = -1; (gpu = dp_topology_next(t, DP_TOPO_GPU, -1, gpu + 1)) >= 0;)
-        count++;
-    return count;
-}
-
 /* From NVSwitches of the third generation on, which those of Hopper are: the switch adds up. */
 static bool has_nvls(const struct dp_topology *t)
 {
@@ -185,7 +176,9 @@ int tune_read_topology(const struct tune_source *source, struct tune_place *out)
     if (status)
         return status;
     *out = (struct tune_place){
-        .ranks = count_gpus(t), .nodes = dp_topology_domain_count(t), .has_nvls = has_nvls(t)};
+        .ranks = dp_topology_count(t, DP_TOPO_GPU, -1),
+        .nodes = dp_topology_domain_count(t),
+        .has_nvls = has_nvls(t)};
     for (int32_t i = 0; i < t->note_count; i++)
         if (t->notes[i].kind == DP_TOPO_MISSING)
             fprintf(stderr, "not seen: %s\n", dp_topology_text(t, t->notes[i].text));
