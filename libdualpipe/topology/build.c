@@ -299,8 +299,8 @@ bool dp_topo_parse_pci(const char *text, struct dp_topo_pci *pci)
     unsigned domain, bus, device, function;
     int end = -1;
 
-    if (sscanf(text, "%8x:%2x:%2x.%1x%n", &domain, &bus, &device, &function, &end) != 4 || end < 0 ||
-        text[end])
+    if (strspn(text, "0123456789abcdefABCDEF:.") != strlen(text) || /* sscanf takes signs, blanks */
+        sscanf(text, "%8x:%2x:%2x.%1x%n", &domain, &bus, &device, &function, &end) != 4 || text[end])
         return false;
     pci->known = true;
     pci->domain = domain;

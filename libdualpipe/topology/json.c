@@ -226,6 +226,9 @@ void dp_topo_write_json(const struct dp_topology *t, struct dp_text *out)
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
+/* sscanf and strtoull take signs, blanks and 0x, too. */
+#define HEX "0123456789abcdefABCDEF"
+
 struct reader {
     struct dp_topo_builder b;
     int32_t node_count, port_count;
@@ -255,13 +258,14 @@ static int take_guid(const struct dp_json *at, const char *key, uint64_t *guid)
 {
     struct dp_json in = dp_json_member(at, key);
     const char *string = json_string_value(in.value);
-    char *end = NULL;
+    const size_t len = string ? strlen(string) : 0;
 
     if (!in.value)
         return 0;
-    if (string)
-        *guid = strtoull(string, &end, 16);
-    return end && end != string && !*end ? 0 : dp_json_expected(&in, "hexadecimal digits");
+    if (len < 1 || len > 16 || strspn(string, HEX) != len)
+        return dp_json_expected(&in, "hexadecimal digits");
+    *guid = strtoull(string, NULL, 16);
+    return 0;
 }
 
 static int take_member(struct reader *r, const struct dp_json *at, const struct member *m,
@@ -302,44 +306,45 @@ static int take_members(struct reader *r, const struct dp_json *at, const struct
     return err;
 }
 
-/* Takes the numbers of a format such as "%x:%x" and nothing behind them. */
-static int take_hex(const struct dp_json *at, const char *key, const char *format, int count,
-                    uint32_t numbers[4])
+/* One number of at most six digits, or two of at most four with a colon between them. */
+static int take_hex(const struct dp_json *at, const char *key, int count, unsigned numbers[2])
 {
     struct dp_json in = dp_json_member(at, key);
     const char *string = NULL;
-    int end = -1, err = dp_json_take_string(at, key, &string);
+    int found = 0, end = 0, err = dp_json_take_string(at, key, &string);
 
     if (err || !string)
         return err;
-    int found = count == 4   ? sscanf(string, "%x:%x:%x.%x%n", &numbers[0], &numbers[1], &numbers[2],
-                                      &numbers[3], &end)
-                : count == 2 ? sscanf(string, "%x:%x%n", &numbers[0], &numbers[1], &end)
-                             : sscanf(string, "%x%n", &numbers[0], &end);
-    return found == count && end > 0 && !string[end] ? 0 : dp_json_expected(&in, format);
+    if (strspn(string, HEX ":") == strlen(string))
+        found = count == 2 ? sscanf(string, "%4x:%4x%n", &numbers[0], &numbers[1], &end)
+                           : sscanf(string, "%6x%n", &numbers[0], &end);
+    return found == count && !string[end]
+               ? 0
+               : dp_json_expected(&in, count == 2 ? "two numbers such as \"10de:2330\""
+                                                  : "six hexadecimal digits");
 }
 
 static int read_pci(const struct dp_json *at, struct dp_topo_pci *pci)
 {
-    uint32_t address[4] = {0}, code[4] = {0}, id[4] = {0}, subsystem[4] = {0};
-    int err;
+    struct dp_json in = dp_json_member(at, "pci");
+    const char *address = NULL;
+    unsigned code[2] = {0}, id[2] = {0}, subsystem[2] = {0};
+    int err = dp_json_take_string(at, "pci", &address);
 
-    if (!dp_json_member(at, "pci").value)
-        return 0;
-    err = take_hex(at, "pci", "an address such as \"0000:1b:00.0\"", 4, address);
+    if (err || !address)
+        return err;
+    if (!dp_topo_parse_pci(address, pci))
+        return dp_json_expected(&in, "an address such as \"0000:1b:00.0\"");
+    err = take_hex(at, "pci_class", 1, code);
     if (!err)
-        err = take_hex(at, "pci_class", "six hexadecimal digits", 1, code);
+        err = take_hex(at, "pci_id", 2, id);
     if (!err)
-        err = take_hex(at, "pci_id", "two numbers such as \"10de:2330\"", 2, id);
-    if (!err)
-        err = take_hex(at, "pci_subsystem", "two numbers such as \"10de:2330\"", 2, subsystem);
-    *pci = (struct dp_topo_pci){
-        .known = true, .domain = address[0], .bus = (uint8_t)address[1],
-        .device = (uint8_t)address[2], .function = (uint8_t)address[3],
-        .class_code = code[0] & 0xffffff, .vendor_id = (uint16_t)id[0], .device_id = (uint16_t)id[1],
-        .subsystem_vendor_id = (uint16_t)subsystem[0],
-        .subsystem_device_id = (uint16_t)subsystem[1],
-    };
+        err = take_hex(at, "pci_subsystem", 2, subsystem);
+    pci->class_code = code[0];
+    pci->vendor_id = (uint16_t)id[0];
+    pci->device_id = (uint16_t)id[1];
+    pci->subsystem_vendor_id = (uint16_t)subsystem[0];
+    pci->subsystem_device_id = (uint16_t)subsystem[1];
     return err;
 }
 

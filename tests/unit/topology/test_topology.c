@@ -470,6 +470,33 @@ static void errors_in_json_give_the_place(void **state)
          "links[0].b: 7, expected a whole number from 0 to 1"},
         {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\", \"pci\": "
          "\"1b:zz\"}], \"links\": [], \"ports\": []}", "nodes[0].pci: \"1b:zz\", expected an address"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\", "
+         "\"pci\": \"0000:1ff:00.0\"}], \"links\": [], \"ports\": []}",
+         "nodes[0].pci: \"0000:1ff:00.0\", expected an address"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\", "
+         "\"pci\": \"0000:-1:00.0\"}], \"links\": [], \"ports\": []}",
+         "nodes[0].pci: \"0000:-1:00.0\", expected an address"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\", "
+         "\"pci\": \"0:1b:0.0\", \"pci_class\": \"0302000\"}], \"links\": [], \"ports\": []}",
+         "nodes[0].pci_class: \"0302000\", expected six hexadecimal digits"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\", "
+         "\"pci\": \"0:1b:0.0\", \"pci_id\": \"110de:2330\"}], \"links\": [], \"ports\": []}",
+         "nodes[0].pci_id: \"110de:2330\", expected two numbers"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\", "
+         "\"pci\": \"0:1b:0.0\", \"pci_subsystem\": \"10de:-1\"}], \"links\": [], \"ports\": []}",
+         "nodes[0].pci_subsystem: \"10de:-1\", expected two numbers"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\"}], \"links\": [], "
+         "\"ports\": [{\"nic\": 0, \"number\": 1, \"guid\": \"-1\"}]}",
+         "ports[0].guid: \"-1\", expected hexadecimal digits"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\"}], \"links\": [], "
+         "\"ports\": [{\"nic\": 0, \"number\": 1, \"guid\": \"0x1\"}]}",
+         "ports[0].guid: \"0x1\", expected hexadecimal digits"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\"}], \"links\": [], "
+         "\"ports\": [{\"nic\": 0, \"number\": 1, \"guid\": \"11223344556677889\"}]}",
+         "ports[0].guid: \"11223344556677889\", expected hexadecimal digits"},
+        {"{\"dualpipe_topology\": 1, \"nodes\": [{\"kind\": \"host\", \"name\": \"a\"}], \"links\": [], "
+         "\"ports\": [{\"nic\": 0, \"number\": 1, \"guid\": \"\"}]}",
+         "ports[0].guid: \"\", expected hexadecimal digits"},
     };
 
     (void)state;

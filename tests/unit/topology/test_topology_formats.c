@@ -449,6 +449,7 @@ static void errors_in_a_map_give_the_line(void **state)
         {"gpu0", "line 1 of the map: expected two words"},
         {"\ngpu0 0001:00:00.0 x", "line 2 of the map: expected two words"},
         {"gpu99 0001:00:00.0", "'gpu99' is no node"},
+        {"gpu0 0000:-1:00.0", "expected an address"},
         {"gpu0 1", "line 1 of the map: '1', expected an address"},
         {"gpu0 0001:00:00.0\ngpu0 0002:00:00.0", "line 2 of the map: gpu0 or 0002:00:00.0 is there twice"},
         {"gpu0 0001:00:00.0\ngpu1 0001:00:00.0", "is there twice"},
@@ -466,6 +467,7 @@ static void errors_in_a_map_give_the_line(void **state)
     dp_topology_free(t);
     t = topology_made("laptop host:2");
     assert_int_equal(dp_topology_remap(t, "", &guest), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "a topology of 2 hosts, expected the one"));
     assert_null(guest);
     dp_topology_free(t);
 }
