@@ -291,7 +291,7 @@ static int init_link(struct dp_nccl_links *l, struct dp_nccl_link *link,
     return check_link(l, link, result, "connecting");
 }
 
-static int split_all(struct dp_nccl_links *l)
+static int split_all(struct dp_nccl_links *l, int64_t until_ns)
 {
     int err = dp_nccl_check(&l->nccl, l->nccl.GroupStart(), "beginning to split");
 
@@ -300,7 +300,8 @@ static int split_all(struct dp_nccl_links *l)
     for (int i = 0; i < l->count && !err; i++)
         err = init_link(l, &l->links[i], NULL);
     int end = dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "splitting");
-    return err ? err : end;
+    err = err ? err : end;
+    return err ? err : settle_all(l, "connecting", until_ns);
 }
 
 static bool is_peer(const struct dp_nccl_links *l, int rank)
@@ -344,9 +345,8 @@ static int wait_until_idle(struct dp_nccl_links *l, int64_t until_ns)
 
 /* NCCL connects two ranks when the first message goes between them, and that one would wait for the
  * other rank. */
-static int send_first(struct dp_nccl_links *l)
+static int send_first(struct dp_nccl_links *l, int64_t until_ns)
 {
-    const int64_t until_ns = deadline(l);
     struct dp_nccl_message *messages = calloc((size_t)l->count, sizeof(*messages));
 
     if (!messages)
@@ -360,7 +360,7 @@ static int send_first(struct dp_nccl_links *l)
     return err ? err : wait_until_idle(l, until_ns);
 }
 
-static int init_all(struct dp_nccl_links *l)
+static int init_all(struct dp_nccl_links *l, int64_t until_ns)
 {
     int err = dp_nccl_check(&l->nccl, l->nccl.GroupStart(), "beginning to connect");
 
@@ -369,23 +369,23 @@ static int init_all(struct dp_nccl_links *l)
     for (int r = 0; r < dp_comm_size(l->host) && !err; r++)
         err = is_peer(l, r) ? init_peer(l, r) : 0;
     int end = dp_nccl_check(&l->nccl, l->nccl.GroupEnd(), "connecting");
-    return err ? err : end;
+    err = err ? err : end;
+    return err ? err : settle_all(l, "connecting", until_ns);
 }
 
 int dp_nccl_links_connect(struct dp_nccl_links *l)
 {
-    int (*const parts[])(struct dp_nccl_links *l) = {init_all, send_first, split_all, send_first,
-                                                     register_again};
+    int (*const parts[])(struct dp_nccl_links *l, int64_t until_ns) = {init_all, send_first,
+                                                                       split_all, send_first};
     const int64_t until_ns = deadline(l);
     int err = l->count ? l->dev->ops->enter(l->dev) : 0;
 
     if (err || !l->count)
         return err;
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]) && !err; i++) {
-        err = parts[i](l);
-        if (!err)
-            err = settle_all(l, "connecting", until_ns);
-    }
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]) && !err; i++)
+        err = parts[i](l, until_ns);
+    if (!err)
+        err = register_again(l);
     l->dev->ops->leave(l->dev);
     return err;
 }
