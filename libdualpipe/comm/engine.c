@@ -10,7 +10,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct dp_collective {
     struct dp_collective *next; /* of the running ones, of those that wait, or of the free ones */

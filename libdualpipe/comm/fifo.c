@@ -153,27 +153,6 @@ void dp_fifo_leave(struct dp_fifo *fifo, bool sender)
     pthread_mutex_unlock(&fifo->lock);
 }
 
-void dp_fifo_clear(struct dp_fifo *fifo)
-{
-    pthread_mutex_lock(&fifo->lock);
-    fifo->head = NULL;
-    fifo->end = &fifo->head;
-    fifo->asides_put = fifo->asides_taken = 0;
-    pthread_mutex_unlock(&fifo->lock);
-}
-
-void dp_fifo_init(struct dp_fifo *fifo, int sender, int receiver, struct dp_fifo_aside *asides)
-{
-    *fifo = (struct dp_fifo){.sender = sender, .receiver = receiver, .asides = asides};
-    pthread_mutex_init(&fifo->lock, NULL);
-    fifo->end = &fifo->head;
-}
-
-void dp_fifo_fini(struct dp_fifo *fifo)
-{
-    pthread_mutex_destroy(&fifo->lock);
-}
-
 /* ---- fifo table ------------------------------------------------------------------------------ */
 
 void dp_fifo_table_init(struct dp_fifo_table *t, int size)
@@ -186,15 +165,18 @@ static struct dp_full_fifo *new_fifo(int sender, int receiver)
 {
     struct dp_full_fifo *full = calloc(1, sizeof(*full));
 
-    if (full)
-        dp_fifo_init(&full->fifo, sender, receiver, full->asides);
+    if (!full)
+        return NULL;
+    full->fifo = (struct dp_fifo){.sender = sender, .receiver = receiver, .asides = full->asides};
+    pthread_mutex_init(&full->fifo.lock, NULL);
+    full->fifo.end = &full->fifo.head;
     return full;
 }
 
 static void free_fifo(struct dp_full_fifo *full)
 {
     if (full)
-        dp_fifo_fini(&full->fifo);
+        pthread_mutex_destroy(&full->fifo.lock);
     free(full);
 }
 
@@ -266,9 +248,16 @@ static void for_all(const struct dp_fifo_table *t, void (*fn)(struct dp_full_fif
     }
 }
 
+/* As new, while neither side has a transfer. */
 static void clear(struct dp_full_fifo *full)
 {
-    dp_fifo_clear(&full->fifo);
+    struct dp_fifo *fifo = &full->fifo;
+
+    pthread_mutex_lock(&fifo->lock);
+    fifo->head = NULL;
+    fifo->end = &fifo->head;
+    fifo->asides_put = fifo->asides_taken = 0;
+    pthread_mutex_unlock(&fifo->lock);
 }
 
 void dp_fifo_table_clear(const struct dp_fifo_table *t)

@@ -55,9 +55,6 @@ struct dp_fifo {
     struct dp_fifo_aside *asides; /* [DP_FIFO_SHORT_COUNT] */
 };
 
-void dp_fifo_init(struct dp_fifo *fifo, int sender, int receiver, struct dp_fifo_aside *asides);
-void dp_fifo_fini(struct dp_fifo *fifo);
-
 /* Begin a transfer, whose buf, len, tag and is_send are set. *met: whether a transfer of the other
  * side is done by it. DP_ECOMM if the other side has left. */
 int dp_fifo_start(struct dp_fifo *fifo, struct dp_transfer *t, bool *met);
@@ -68,8 +65,6 @@ bool dp_fifo_receive_sent(struct dp_fifo *fifo, struct dp_transfer *t, bool *met
 void dp_fifo_drop(struct dp_fifo *fifo, bool sends);
 /* One side closes: what it has put aside stays for the receiver, what waits for it is LEFT. */
 void dp_fifo_leave(struct dp_fifo *fifo, bool sender);
-/* As new, while neither side has a transfer. */
-void dp_fifo_clear(struct dp_fifo *fifo);
 
 /* ---- fifo table ------------------------------------------------------------------------------ */
 

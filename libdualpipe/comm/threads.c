@@ -14,7 +14,6 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct thread_rank {
     atomic_bool left, died; /* died: as a test wants it */

@@ -63,6 +63,21 @@ struct dp_codec dp_codec_of(DLDataType type, size_t elements)
     return c;
 }
 
+/* sum += what a message says. */
+static void add_message(const struct dp_codec *c, const void *message, void *sum)
+{
+    const float *scales = message;
+    const int8_t *in = (const int8_t *)(scales + scales_of(c));
+
+    for (size_t k = 0, at = 0; at < c->elements; k++, at += DP_CODEC_SCALED) {
+        const size_t left = c->elements - at, n = left < DP_CODEC_SCALED ? left : DP_CODEC_SCALED;
+        if (c->type.bits == 32)
+            add_piece_float(n, scales[k], in + at, (float *)sum + at);
+        else
+            add_piece_double(n, scales[k], in + at, (double *)sum + at);
+    }
+}
+
 void dp_codec_write(const struct dp_codec *c, const void *x, void *reference, void *message)
 {
     float *scales = message;
@@ -77,21 +92,7 @@ void dp_codec_write(const struct dp_codec *c, const void *x, void *reference, vo
             round_piece_double(n, (const double *)x + at, (const double *)reference + at, scales + k,
                                out + at);
     }
-    dp_codec_add(c, message, reference);
-}
-
-void dp_codec_add(const struct dp_codec *c, const void *message, void *sum)
-{
-    const float *scales = message;
-    const int8_t *in = (const int8_t *)(scales + scales_of(c));
-
-    for (size_t k = 0, at = 0; at < c->elements; k++, at += DP_CODEC_SCALED) {
-        const size_t left = c->elements - at, n = left < DP_CODEC_SCALED ? left : DP_CODEC_SCALED;
-        if (c->type.bits == 32)
-            add_piece_float(n, scales[k], in + at, (float *)sum + at);
-        else
-            add_piece_double(n, scales[k], in + at, (double *)sum + at);
-    }
+    add_message(c, message, reference);
 }
 
 /* ---- what is kept ------------------------------------------------------------------------------ */
@@ -182,7 +183,7 @@ void dp_compressed_finish(struct dp_compressed *x, int64_t t, const struct dp_ne
 
     memset(out, 0, c->elements * c->type.bits / 8);
     for (int32_t k = 0; k < r->count; k++) {
-        dp_codec_add(c, messages + (size_t)k * c->bytes, r->theirs[k]);
+        add_message(c, messages + (size_t)k * c->bytes, r->theirs[k]);
         dp_add_difference(c->type, c->elements, out, from[k].weight, r->theirs[k], r->mine);
     }
 }

@@ -61,8 +61,6 @@ struct dp_codec {
 struct dp_codec dp_codec_of(DLDataType type, size_t elements);
 /* message[bytes] of x - reference, which goes to where its receivers' copies go. */
 void dp_codec_write(const struct dp_codec *c, const void *x, void *reference, void *message);
-/* sum += what a message says. */
-void dp_codec_add(const struct dp_codec *c, const void *message, void *sum);
 
 struct dp_compressed_round {
     int32_t count; /* neighbors */

@@ -23,7 +23,6 @@
 #include <dualpipe/survival.h>
 
 #include <stdlib.h>
-#include <string.h>
 
 /* What rank 0 tells; then the numbers of its state, and the graph that the run began with, as text. */
 struct welcome {

@@ -10,7 +10,6 @@
 #include <dualpipe/survival.h>
 
 #include <math.h>
-#include <stdlib.h>
 
 /* ---- weights ----------------------------------------------------------------------------------- */
 

@@ -44,7 +44,6 @@ struct dp_optimizer {
     struct dp_named_tensor *state;
     int32_t state_count;
     char *names;
-    size_t names_len;
 
     struct dp_optimizer_step step; /* the one under way */
     struct dp_optimizer_mix mix;
@@ -190,7 +189,8 @@ static void list_state(struct dp_optimizer *o, const struct dp_parameter *parame
             add_state(o, name_of(o, &used, p->name, dp_optimizer_state_name(&o->config, k)),
                       *p->value, m->range.state[k], real);
         if (has_master(p))
-            add_state(o, name_of(o, &used, p->name, "master"), *p->value, m->range.master, single);
+            add_state(o, name_of(o, &used, p->name, dp_optimizer_state_name(&o->config, states)),
+                      *p->value, m->range.master, single);
     }
 }
 

@@ -8,7 +8,6 @@
 #include "base/fail.h"
 #include "schedule/build.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -8,7 +8,6 @@
 #include "base/text.h"
 #include "schedule/build.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static int no_format(enum dp_format format)

@@ -9,7 +9,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* A partition in the making. Groups come in the order of the model, which is by stage. */
 struct maker {

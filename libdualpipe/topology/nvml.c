@@ -265,6 +265,7 @@ static int ask_pcie(struct dp_nvml_device *device, int (*ask)(struct dp_nvml_dev
 /* Containers are often shown the GPUs, but not the PCI buses. */
 static int32_t add_gpu(struct reader *r, struct dp_nvml_device *device, const struct dp_nvml_pci *pci)
 {
+    char address[DP_TOPO_PCI_LEN];
     bool assumed;
     int32_t numa = numa_of(r, device, &assumed);
     int32_t gpu = dp_topo_add_node(r->b, DP_TOPO_GPU, numa);
@@ -280,8 +281,9 @@ static int32_t add_gpu(struct reader *r, struct dp_nvml_device *device, const st
         .subsystem_device_id = (uint16_t)(pci->subsystem_id >> 16),
     };
     dp_topo_add_pci_link(r->b, numa, gpu, gen, width, gen, width_max);
-    dp_topo_add_note(r->b, DP_TOPO_ASSUMED, gpu, "%04x:%02x:%02x.0: a GPU that NVML shows and /sys does "
-                     "not: taken to stand right at %s", pci->domain, pci->bus, pci->device,
+    dp_topo_add_note(r->b, DP_TOPO_ASSUMED, gpu, "%s: a GPU that NVML shows and /sys does "
+                     "not: taken to stand right at %s",
+                     dp_topo_pci_text(&dp_topo_node(r->b, gpu)->pci, address),
                      assumed ? "the first NUMA node" : "the NUMA node that NVML names");
     return gpu;
 }

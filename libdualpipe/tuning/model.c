@@ -21,7 +21,6 @@
 
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* us, as NCCL 2.28 hands them to a tuner. */

@@ -3,7 +3,6 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "wire/net.h"
 #include "wire/sockets.h"
 
 #include <errno.h>
@@ -584,7 +583,9 @@ static int send_file(struct dp_connector *connector)
     return 0;
 }
 
-int dp_connector_progress(struct dp_connector *connector)
+/* 0: welcome received. DP_EAGAIN: not yet. DP_ECOMM: no listener, or refused; dp_last_error() says
+ * which. */
+static int make_progress(struct dp_connector *connector)
 {
     int err = connect_and_greet(connector);
 
@@ -597,7 +598,7 @@ int dp_connector_progress(struct dp_connector *connector)
 
 bool dp_connector_connect(struct dp_connector *connector, struct dp_wire *wire, int *fd)
 {
-    int err = dp_connector_progress(connector);
+    int err = make_progress(connector);
 
     wire->is_reached &= connector->connected;
     wire->is_refused |= connector->is_refused;

@@ -145,11 +145,8 @@ struct dp_connector {
 int dp_connector_start(struct dp_connector *connector, const struct sockaddr *address,
                        socklen_t len, const char *where, const struct dp_hello *hello,
                        const uint8_t cookie[DP_COOKIE_BYTES], int passed_fd);
-/* 0: welcome received. DP_EAGAIN: not yet. DP_ECOMM: no listener, or refused; dp_last_error() says
- * which. */
-int dp_connector_progress(struct dp_connector *connector);
-/* The same for a wire: true once it is connected, and then *fd is its socket. Fails the wire if
- * that cannot be, and says in it meanwhile how far it is; is_reached is for all of its sockets. */
+/* True once the wire is connected, and then *fd is its socket. Fails the wire if that cannot be, and
+ * says in it meanwhile how far it is; is_reached is for all of its sockets. */
 bool dp_connector_connect(struct dp_connector *connector, struct dp_wire *wire, int *fd);
 /* What to poll for until then. */
 struct pollfd dp_connector_poll(const struct dp_connector *connector);

@@ -6,7 +6,6 @@
 #include "wire/sockets.h"
 
 #include <errno.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 

@@ -11,7 +11,6 @@
 #include "base/fail.h"
 
 #include <netinet/tcp.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 

@@ -135,8 +135,6 @@ static inline bool dpn_is_inherited(const struct dpn_net *net)
 {
     return net->forks != dp_forks_passed;
 }
-/* DP_ECOMM in such a process. */
-int dpn_check_process(const struct dpn_comm *comm);
 
 void dpn_open_add(struct dpn_open *open, struct dpn_net *net);
 void dpn_open_remove(struct dpn_open *open);

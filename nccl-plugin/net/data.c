@@ -6,7 +6,8 @@
 #include "nccl-plugin/net/comm.h"
 #include "nccl-plugin/net/slice.h"
 
-int dpn_check_process(const struct dpn_comm *comm)
+/* DP_ECOMM in a process that was forked after the connection was made. */
+static int check_process(const struct dpn_comm *comm)
 {
     return dpn_is_inherited(comm->open.net)
                ? dp_fail(DP_ECOMM,
@@ -36,7 +37,7 @@ int dpn_net_isend(struct dpn_comm *comm, const void *data, size_t size, int tag,
         return dp_fail(DP_EINVAL, "send of %zu bytes: the longest message is %zu", size,
                        DPN_MAX_BYTES);
     *out = NULL;
-    if (dpn_check_process(comm))
+    if (check_process(comm))
         return DP_ECOMM;
     pthread_mutex_lock(&comm->lock);
     int err = comm->transport->isend(comm, &piece, out);
@@ -48,7 +49,7 @@ int dpn_net_isend(struct dpn_comm *comm, const void *data, size_t size, int tag,
 static int check_group(const struct dpn_comm *comm, int n)
 {
     return n >= 1 && n <= DPN_MAX_RECEIVES
-               ? dpn_check_process(comm)
+               ? check_process(comm)
                : dp_fail(DP_EINVAL, "a group of %d receives: expected 1 to %d", n,
                          DPN_MAX_RECEIVES);
 }
@@ -100,7 +101,7 @@ int dpn_net_test(struct dpn_request *req, bool *done, int *sizes)
     struct dpn_comm *comm = req->comm;
     int own_sizes[DPN_MAX_RECEIVES] = {0};
     *done = false;
-    if (dpn_check_process(comm))
+    if (check_process(comm))
         return DP_ECOMM;
     pthread_mutex_lock(&comm->lock);
     int err = comm->transport->test(req, done, sizes ? sizes : own_sizes);
@@ -125,7 +126,7 @@ int dpn_net_register(struct dpn_comm *comm, const struct dpn_region *region,
                      struct dpn_memory **out)
 {
     struct dpn_memory *memory = NULL;
-    int err = dpn_check_process(comm);
+    int err = check_process(comm);
 
     if (!err)
         err = comm->transport->reg(comm, region, &memory);

@@ -46,7 +46,8 @@ bool dpn_interface_is_wanted(const char *list, const char *name)
     return is_listed != excludes;
 }
 
-int dpn_interface_group(const char *name)
+/* What is first where there is a choice: 0 ib*; 1 any other; 2 docker*; 3 lo*; 4 virbr*. */
+static int group_of(const char *name)
 {
     static const struct {
         const char *prefix;
@@ -148,7 +149,7 @@ static int add_family(const struct ifaddrs *all, const char *list, int family,
 }
 
 static int add_both(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
-               const struct sockaddr *near, struct dpn_interface *out, int max)
+                    const struct sockaddr *near, struct dpn_interface *out, int max)
 {
     int count = 0;
 
@@ -164,8 +165,8 @@ static int first_group(const struct dpn_interface *all, int count)
     int first = INT32_MAX;
 
     for (int i = 0; i < count; i++)
-        if (dpn_interface_group(all[i].name) < first)
-            first = dpn_interface_group(all[i].name);
+        if (group_of(all[i].name) < first)
+            first = group_of(all[i].name);
     return first;
 }
 
@@ -174,13 +175,13 @@ static int keep_group(struct dpn_interface *all, int count, int group)
     int kept = 0;
 
     for (int i = 0; i < count; i++)
-        if (dpn_interface_group(all[i].name) == group)
+        if (group_of(all[i].name) == group)
             all[kept++] = all[i];
     return kept;
 }
 
 static int choose_interfaces(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
-                  struct dpn_interface *out, int max)
+                             struct dpn_interface *out, int max)
 {
     struct sockaddr_storage near;
     int count = add_both(all, rules, NULL, out, max);
@@ -256,8 +257,9 @@ void dpn_interfaces_unusable(const struct ifaddrs *all, const struct dpn_interfa
     }
 }
 
-int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max,
-                        char *unusable, size_t unusable_len)
+/* What there is to choose on this host, and what is unusable. */
+static int choose_here(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max,
+                       char *unusable, size_t unusable_len)
 {
     struct ifaddrs *all = NULL;
 
@@ -291,7 +293,9 @@ static long number_of(const char *name, atomic_flag *is_said)
     return number > 0 ? number : 0;
 }
 
-int dpn_sockets_asked_for(void)
+/* NCCL_SOCKET_NTHREADS times NCCL_NSOCKS_PERTHREAD, as far as they are set, and no more than there
+ * may be; 0: no number is asked for. A value that is none is warned of, once. */
+static int sockets_asked_for(void)
 {
     static atomic_flag threads_said = ATOMIC_FLAG_INIT, each_said = ATOMIC_FLAG_INIT;
     const long threads = number_of("NCCL_SOCKET_NTHREADS", &threads_said);
@@ -309,9 +313,11 @@ int dpn_sockets_tell(struct dp_wire_address *tcp)
     const int err = dp_options_read(&dp_wire_option_area, &options);
 
     if (!err && !options.tcp_sockets)
-        dp_wire_tcp_ask_for(tcp, dpn_sockets_asked_for());
+        dp_wire_tcp_ask_for(tcp, sockets_asked_for());
     return err;
 }
+
+/* ---- devices --------------------------------------------------------------------------------- */
 
 /* What NCCL assumes of a device that does not know; virtual ones say -1. */
 enum { UNKNOWN_SPEED_MBPS = 10000 };
@@ -387,7 +393,7 @@ static int find_interfaces(const struct dpn_net_options *options, struct dpn_int
     const char *family = wanted_family();
     const struct dpn_interface_rules rules = {list, family, dp_foreign_variable("NCCL_COMM_ID")};
     char unusable[256];
-    int count = dpn_interfaces_find(&rules, out, DPN_MAX_PLAIN, unusable, sizeof(unusable));
+    int count = choose_here(&rules, out, DPN_MAX_PLAIN, unusable, sizeof(unusable));
 
     snprintf(why, why_len, "%s%s%s%s, DUALPIPE_NET_WIRE=%s", list ? "NCCL_SOCKET_IFNAME=" : "all "
              "interfaces of the best kind", list ? list : "", family ? ", " : "",

@@ -24,9 +24,6 @@ struct dpn_interface {
  * names with = before it ("=eth0"), or of what is not to be used with ^ ("^docker,lo"). */
 bool dpn_interface_is_wanted(const char *list, const char *name);
 
-/* What is first where there is a choice: 0 ib*; 1 any other; 2 docker*; 3 lo*; 4 virbr*. */
-int dpn_interface_group(const char *name);
-
 /* What NCCL's variables say; NULL: nothing. */
 struct dpn_interface_rules {
     const char *list;    /* NCCL_SOCKET_IFNAME */
@@ -45,15 +42,8 @@ int dpn_interfaces_choose(const struct ifaddrs *all, const struct dpn_interface_
  * address)". Without a list those that are down are left out. */
 void dpn_interfaces_unusable(const struct ifaddrs *all, const struct dpn_interface_rules *rules,
                              char *out, size_t out_len);
-/* Both of what this host has. */
-int dpn_interfaces_find(const struct dpn_interface_rules *rules, struct dpn_interface *out, int max,
-                        char *unusable, size_t unusable_len);
 
 /* ---- how many sockets a connection has ------------------------------------------------------- */
-
-/* NCCL_SOCKET_NTHREADS times NCCL_NSOCKS_PERTHREAD, as far as they are set, and no more than there
- * may be; 0: no number is asked for. A value that is none is warned of, once. */
-int dpn_sockets_asked_for(void);
 
 /* Have a peer that connects to the address of a listener here told so. */
 int dpn_sockets_tell(struct dp_wire_address *tcp);

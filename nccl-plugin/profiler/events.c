@@ -206,7 +206,8 @@ void dpn_profiler_state(void *handle, int state, const void *arguments)
     dpn_network_state(handle, state, arguments);
 }
 
-int dpn_profiler_mask(int version)
+/* The events that version asks NCCL for: a mask of its types. */
+static int mask_of(int version)
 {
     const int network = PROXY_OP | PROXY_STEP | (version >= NET_PLUGIN_FROM ? NET_PLUGIN : 0);
 
@@ -264,7 +265,7 @@ static ncclResult_t open_comm(void **context, int version, int *mask,
 {
     if (dpn_profiler_open(comm, context))
         *context = no_comm;
-    *mask = dpn_profiler_mask(version);
+    *mask = mask_of(version);
     return ncclSuccess;
 }
 

@@ -8,9 +8,6 @@
 
 enum { DPN_PROFILER_VERSIONS = 7 };
 
-/* The events that version asks NCCL for: a mask of its types. */
-int dpn_profiler_mask(int version);
-
 /* startEvent of a version: counts sends, collectives and what travels over the network, and writes
  * *handle. Any thread. */
 void dpn_profiler_event(int version, void *context, void **handle, const void *descriptor);

@@ -57,8 +57,6 @@ static const char *const algorithm_names[DPN_ALGORITHMS_V1] = {
     "Tree", "Ring", "CollnetDirect", "CollnetChain", "NVLS", "NVLSTree"};
 static const char *const protocol_names[NCCL_NUM_PROTOCOLS] = {"LL", "LL128", "Simple"};
 
-/* ---- the variables -------------------------------------------------------------------------- */
-
 static bool admits(const char *list, const char *word)
 {
     return !list || dpn_list_admits(list, word);
@@ -76,8 +74,6 @@ static void read_allowed(struct dpn_allowed *allowed)
     if (!protocols || *protocols == '^')
         allowed->protocols[NCCL_PROTO_LL128] = false;
 }
-
-/* ---- what there is -------------------------------------------------------------------------- */
 
 static bool is_possible(const struct dpn_support *s, ncclFunc_t function, int algorithm)
 {

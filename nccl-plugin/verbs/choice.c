@@ -14,6 +14,14 @@
 #include <stdio.h>
 #include <string.h>
 
+static bool has_port(struct dpn_port *const *ports, int count, const struct dpn_port *port)
+{
+    for (int i = 0; i < count; i++)
+        if (ports[i] == port)
+            return true;
+    return false;
+}
+
 void dpn_choice_gather(struct dpn_choice *c, bool is_sender)
 {
     struct dpn_ports *all = &dpn_verbs_state.ports;
@@ -23,10 +31,7 @@ void dpn_choice_gather(struct dpn_choice *c, bool is_sender)
     if (!is_sender || !dpn_verbs_state.options.subnet_bits)
         return;
     for (int i = 0; i < all->count && c->port_count < DPN_MAX_RAILS; i++) {
-        bool is_there = false;
-        for (int k = 0; k < c->port_count && !is_there; k++)
-            is_there = c->ports[k] == &all->list[i];
-        if (!is_there)
+        if (!has_port(c->ports, c->port_count, &all->list[i]))
             c->ports[c->port_count++] = &all->list[i];
     }
 }
@@ -126,14 +131,6 @@ static struct dpn_port *find_port(int32_t nic)
     return NULL;
 }
 
-static bool has_port(const struct dpn_device *device, const struct dpn_port *port)
-{
-    for (int i = 0; i < device->rail_count; i++)
-        if (device->rails[i] == port)
-            return true;
-    return false;
-}
-
 /* NCCL relies on the capabilities of the device that it chose. */
 static bool has_capabilities_of(const struct dpn_port *port, const struct dpn_device *chosen)
 {
@@ -186,7 +183,7 @@ int dpn_choice_place(struct dpn_choice *c, bool is_sender, int32_t from, int32_t
     c->placed_qps = flow.qps;
     c->placed_class = flow.traffic_class;
     for (int i = 0; i < c->device->rail_count && placed.rail_count < DPN_MAX_RAILS; i++)
-        if (!has_port(&placed, c->device->rails[i]))
+        if (!has_port(placed.rails, placed.rail_count, c->device->rails[i]))
             placed.rails[placed.rail_count++] = c->device->rails[i];
     c->own_device = placed;
     c->device = &c->own_device;

@@ -562,6 +562,13 @@ uint32_t dpn_choice_max_message(const struct dpn_choice *c);
  * turn. */
 void dpn_choice_pair(const struct dpn_choice *c, const struct dpn_hello *hello,
                      const struct dpn_port_info *own, struct dpn_plan *plan);
+/* Before a side describes its ports: choose those that the placement names for a flow between two
+ * workers. Returns the device that counts its bytes, dev where the placement names none. The sender
+ * prefers the queue pairs of these, once there are some. */
+int dpn_choice_place(struct dpn_choice *c, bool is_sender, int32_t from, int32_t to,
+                     enum dpn_traffic traffic, int dev);
+void dpn_choice_prefer(const struct dpn_choice *c, const struct dpn_plan *plan,
+                       struct dpn_queues *q);
 
 /* verbs/control.c: the control messages. */
 void dpn_control_send(struct dpn_verbs *v, enum dpn_control_kind kind,
@@ -609,6 +616,7 @@ int dpn_acceptor_accept(uint64_t *label, struct dp_wire **out);
 int dpn_verbs_handshake(struct dpn_verbs *v);
 /* The peer does not connect here any more. */
 void dpn_verbs_release_acceptor(const struct dpn_verbs *v);
+/* The completion queues and the registered block of each rail, whose queue pairs are all gone. */
 void dpn_rails_close(struct dpn_queues *q);
 
 /* verbs/qp.c: one queue pair. */
@@ -653,14 +661,6 @@ static inline unsigned dpn_qp_index(const struct dpn_queues *q, const struct dpn
 {
     return (unsigned)(qp - q->qps);
 }
-
-/* Before a side describes its ports: choose those that the placement names for a
- * flow between two workers. The device that counts its bytes, dev otherwise. The sender prefers the
- * queue pairs of these, once there are some. */
-int dpn_choice_place(struct dpn_choice *c, bool is_sender, int32_t from, int32_t to,
-                     enum dpn_traffic traffic, int dev);
-void dpn_choice_prefer(const struct dpn_choice *c, const struct dpn_plan *plan,
-                       struct dpn_queues *q);
 
 /* verbs/progress.c */
 void dpn_verbs_progress(struct dpn_verbs *v);

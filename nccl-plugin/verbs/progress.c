@@ -6,18 +6,16 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"
+
 #include <string.h>
 
 /* ---- stalls ---------------------------------------------------------------------------------- */
 
-/* A connection that makes no progress although requests are open fails, whatever the
- * cause:
+/* A connection that makes no progress although requests are open fails, whatever the cause:
  *
- *      sender     a send is in flight, and nothing completes         fails after
- *                                                                    DUALPIPE_NET_TIMEOUT
- *      receiver   a receive is open, and nothing arrives             reports to the sender what has
- *                                                                    arrived, four times in that
- * time
+ *      sender     a send is in flight, and nothing completes   fails after DUALPIPE_NET_TIMEOUT
+ *      receiver   a receive is open, and nothing arrives       reports to the sender what has arrived,
+ *                                                              four times in that time
  *
  * A receiver may wait for hours, as the sender may have nothing to send. So only the sender can
  * detect a stall: the receiver has written a clear-to-send entry that has not arrived, or lacks a
@@ -26,8 +24,6 @@
  */
 
 enum { REPORTS = 4 };
-
-/* ---- open requests --------------------------------------------------------------------------- */
 
 static bool is_open(const struct dpn_verbs *v)
 {
@@ -64,8 +60,6 @@ static void report_to_sender(struct dpn_verbs *v)
         send_report(v);
 }
 
-/* ---- polling: only time with polls counts ---------------------------------------------------- */
-
 static void reset(struct dpn_stall *s)
 {
     s->moves += s->has_moved;
@@ -73,6 +67,7 @@ static void reset(struct dpn_stall *s)
     s->stalled_ns = s->reported_ns = 0;
 }
 
+/* Only time with polls counts. */
 static void poll_stall(struct dpn_verbs *v, int64_t now_ns)
 {
     struct dpn_stall *s = &v->stall;
@@ -92,9 +87,7 @@ static void poll_stall(struct dpn_verbs *v, int64_t now_ns)
                        (long long)dpn_options.timeout_s);
 }
 
-/* ---- the sender ------------------------------------------------------------------------------ */
-
-/* The receiver's report. */
+/* The sender reads the receiver's report. */
 static void take_stall(struct dpn_verbs *v, const struct dpn_stalled *report)
 {
     struct dpn_stall *s = &v->stall;
@@ -221,7 +214,7 @@ static void poll_control(struct dpn_verbs *v)
         handle(v, kind, &v->control.received);
 }
 
-/* ---- progress ----------------------------------------------------------------------------------- */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 static const int64_t REST_EVERY_NS = DP_NS_PER_MS, DEGRADED_EVERY_NS = 50 * DP_NS_PER_US;
 enum { INLINE_POLLS = 16, IDLE_POLLS = 64, BUSY_POLLS = 1024 };

@@ -302,6 +302,21 @@ void dpn_qp_destroy(struct dpn_queues *q, struct dpn_qp *qp, enum dpn_qp_state s
 
 /* ---- failing --------------------------------------------------------------------------------- */
 
+enum { FAILURES_PER_QP = 20 }; /* consecutive, without a completed message */
+
+void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...)
+{
+    va_list args;
+
+    if (v->error)
+        return;
+    v->error = error;
+    va_start(args, fmt);
+    vsnprintf(v->why, sizeof(v->why), fmt, args);
+    va_end(args);
+    v->failed_ns = dp_now_ns();
+}
+
 /* One log line with all facts that are needed to find the cause. */
 static void log_end(struct dpn_queues *q, const struct dpn_qp *qp, const char *what,
                     const char *status, const char *hint)
@@ -334,6 +349,23 @@ static bool stop_qp(struct dpn_queues *q, struct dpn_qp *qp, const char *what, c
     log_end(q, qp, what, status, hint);
     begin(q, qp, DPN_QP_STOPPING, run_stopping);
     return true;
+}
+
+void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
+                 const char *hint)
+{
+    struct dpn_queues *q = &v->queues;
+    const bool was_up = qp->state == DPN_QP_UP;
+
+    if (!stop_qp(q, qp, what, status, hint))
+        return;
+    if (was_up) {                            /* failed attempts to open do not count */
+        q->failures += dpn_verbs_is_busy(v); /* a link may flap while no request is open */
+        dpn_stat_count(&v->comm->stat, DPN_STAT_FAILOVERS, 1);
+    }
+    if (q->failures > FAILURES_PER_QP * q->qp_count)
+        dpn_verbs_fail(v, DP_ECOMM, "%d failures in a row, the last one: %s", q->failures,
+                       q->reason);
 }
 
 /* ---- writing nothing ------------------------------------------------------------------------- */
@@ -369,11 +401,14 @@ int dpn_qp_probe(struct dpn_queues *q, struct dpn_qp *qp)
                  : 0;
 }
 
-static int write_heartbeat(struct dpn_queues *q, struct dpn_qp *qp)
+void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    return qp->requests_out < DPN_SEND_QUEUE
-               ? write_nothing(q, qp, DPN_WORK_HEARTBEAT, IBV_WR_RDMA_WRITE)
-               : 0;
+    int error = qp->requests_out < DPN_SEND_QUEUE
+                    ? write_nothing(&v->queues, qp, DPN_WORK_HEARTBEAT, IBV_WR_RDMA_WRITE)
+                    : 0;
+
+    if (error)
+        dpn_qp_fail(v, qp, "heartbeat", strerror(error), ": the send queue takes no more");
 }
 
 /* ---- the end of the connection --------------------------------------------------------------- */
@@ -418,46 +453,4 @@ bool dpn_qps_close(struct dpn_queues *q, int64_t until_ns)
     for (int i = 0; i < q->qp_count; i++)
         have_ended &= close_one(&q->qps[i], until_ns);
     return have_ended;
-}
-
-/* ---- the error of a connection --------------------------------------------------------------- */
-
-enum { FAILURES_PER_QP = 20 }; /* consecutive, without a completed message */
-
-void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...)
-{
-    va_list args;
-
-    if (v->error)
-        return;
-    v->error = error;
-    va_start(args, fmt);
-    vsnprintf(v->why, sizeof(v->why), fmt, args);
-    va_end(args);
-    v->failed_ns = dp_now_ns();
-}
-
-void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
-                 const char *hint)
-{
-    struct dpn_queues *q = &v->queues;
-    const bool was_up = qp->state == DPN_QP_UP;
-
-    if (!stop_qp(q, qp, what, status, hint))
-        return;
-    if (was_up) {                            /* failed attempts to open do not count */
-        q->failures += dpn_verbs_is_busy(v); /* a link may flap while no request is open */
-        dpn_stat_count(&v->comm->stat, DPN_STAT_FAILOVERS, 1);
-    }
-    if (q->failures > FAILURES_PER_QP * q->qp_count)
-        dpn_verbs_fail(v, DP_ECOMM, "%d failures in a row, the last one: %s", q->failures,
-                       q->reason);
-}
-
-void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp)
-{
-    int error = write_heartbeat(&v->queues, qp);
-
-    if (error)
-        dpn_qp_fail(v, qp, "heartbeat", strerror(error), ": the send queue takes no more");
 }

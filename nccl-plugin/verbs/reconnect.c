@@ -7,7 +7,7 @@
  *      sender                                        receiver
  *                                             <-     PLAN  address of its acceptor, a label
  *      (reset, or a timeout)                         (may not have noticed)
- *      connects to the acceptor, with the label ->   accepts: verbs/reconnect.c
+ *      connects to the acceptor, with the label ->   accepts
  *                                             <-     RESUME  lower numbers received
  *      RESUME  lower numbers received        ->
  *      later control messages                <->     the same

@@ -6,8 +6,6 @@
 #include "nccl-plugin/net/ordered_copy.h"
 #include "nccl-plugin/verbs/comm.h"
 
-#include <string.h>
-
 /* ---- eager messages -------------------------------------------------------------------------- */
 
 /* Short messages that do not wait for a receive. They are written to a ring of the

@@ -8,13 +8,8 @@
 #include "base/fail.h"
 #include "base/thread.h"
 #include "nccl-plugin/verbs/comm.h"
-#include "nccl-plugin/verbs/ibv_qp.h"
-#include "nccl-plugin/verbs/load.h"
 #include "nccl-plugin/verbs/device.h"
 
-#include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

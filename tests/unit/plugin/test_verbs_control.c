@@ -56,7 +56,8 @@ static union dpn_control_body good(enum dpn_control_kind kind)
 
 static bool is_for_sender(enum dpn_control_kind kind)
 {
-    return kind == DPN_PLAN || kind == DPN_OPENED || kind == DPN_CLOSED_RECEIVER;
+    return kind == DPN_PLAN || kind == DPN_OPENED || kind == DPN_CLOSED_RECEIVER ||
+           kind == DPN_STALLED;
 }
 
 static void control_messages_are_accepted_by_their_receiver(void **state)
@@ -77,7 +78,9 @@ static void control_messages_of_another_length_or_kind_are_refused(void **state)
     (void)state;
     for (size_t len = 0; len < sizeof(struct dpn_hello); len++)
         assert_int_equal(dpn_control_check(DPN_HELLO, false, &t, len), DP_EMISMATCH);
+    assert_non_null(strstr(dp_last_error(), " bytes, expected "));
     assert_int_equal(dpn_control_check(0, false, &t, 0), DP_EMISMATCH);
+    assert_non_null(strstr(dp_last_error(), "of kind 0, which a receiver never receives"));
     assert_int_equal(dpn_control_check(DPN_REFUSED + 1, false, &t, 0), DP_EMISMATCH);
     assert_int_equal(dpn_control_check(UINT64_MAX, true, &t, 0), DP_EMISMATCH);
 }
@@ -100,7 +103,8 @@ static void values_out_of_bounds_are_refused(void **state)
     t = good(kind);                                                                                \
     t.member = (value);                                                                            \
     assert_int_equal(dpn_control_check(kind, is_for_sender(kind), &t, dpn_control_len(kind)),            \
-                     DP_EMISMATCH)
+                     DP_EMISMATCH);                                                                \
+    assert_non_null(strstr(dp_last_error(), "with a value out of bounds"))
     (void)state;
     REFUSED(DPN_HELLO, hello.port_count, 0);
     REFUSED(DPN_HELLO, hello.port_count, DPN_MAX_RAILS + 1);

@@ -370,6 +370,7 @@ static void computes_alone_can_be_given_messages(void **state)
                 if (kind < DP_SCHEDULE_DUALPIPE)
                     assert_true(dp_schedule_equal(s, built));
                 assert_int_equal(dp_schedule_add_messages(s), DP_ESTATE);
+                assert_non_null(strstr(dp_last_error(), "; expected computes only"));
                 dp_schedule_free(s);
                 dp_schedule_free(built);
             }
