@@ -34,6 +34,8 @@ void host_grid_run(void (*kernel)(const void *args), const void *args, const uns
  * none of these. */
 void *host_kernel_named(const char *name);
 void (*host_kernel_of(const void *function))(const void *args);
+/* Its name when this process asks for the first time, then NULL. */
+const char *host_kernel_first(const void *function);
 
 #define DEVICE static inline
 #define UNROLL

@@ -2,6 +2,7 @@
  *
  * host_kernels.c - the kernels of `dualpipe train`, compiled for the CPU, by their names.
  */
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -111,6 +112,14 @@ void *host_kernel_named(const char *name)
         if (!strcmp(host_kernels[i].name, name))
             return (void *)(uintptr_t)&host_kernels[i];
     return NULL;
+}
+
+const char *host_kernel_first(const void *function)
+{
+    static atomic_flag launched[COUNT];
+    const struct host_kernel *kernel = function;
+
+    return atomic_flag_test_and_set(&launched[kernel - host_kernels]) ? NULL : kernel->name;
 }
 
 void (*host_kernel_of(const void *function))(const void *args)

@@ -59,10 +59,17 @@ SIM_EXPORT void sim_stream_give(struct sim_stream *stream, void (*run)(void *arg
                      size_t bytes);
 void sim_stream_drain(struct sim_stream *stream);
 void sim_stream_drain_all(void);
+bool sim_stream_drain_all_within(int seconds);
 
 /* What a stream is given goes to the graph from now on, NULL: is done again; the graph before. */
 struct sim_graph *sim_stream_capture(struct sim_stream *stream, struct sim_graph *graph);
 bool sim_stream_captures(struct sim_stream *stream);
+
+/* ---- sim_module.c ---------------------------------------------------------------------------- */
+
+/* Wait until the device is idle, as a driver may before it loads a module, or a kernel that is launched
+ * for the first time. As sim_stream_give. */
+SIM_EXPORT void sim_module_load(const char *what);
 
 /* ---- sim_graph.c ----------------------------------------------------------------------------- */
 

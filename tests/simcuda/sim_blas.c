@@ -4,7 +4,7 @@
  * are computed on the CPU, in the order of their stream. It refuses what the library must not be given:
  * a matrix less aligned than the preferences have promised, which are 256 bytes unless they are set,
  * a bias that is not aligned to 16 bytes, and matrices whose sizes do not fit each other. It has no
- * algorithm for matrices whose columns are no multiple of 8 bytes apart.
+ * algorithm for matrices whose columns are no multiple of 8 bytes apart, and loads one when it is chosen.
  */
 #include "simcuda/sim.h"
 
@@ -202,6 +202,7 @@ SIM_EXPORT int cublasLtMatmulAlgoGetHeuristic(void *handle, void *desc, void *a,
     for (int i = 0; i < OPERANDS; i++)
         if ((size_t)l[i]->ld * size_of(l[i]->type) % COLUMN_BYTES)
             return BLAS_NOT_SUPPORTED;
+    sim_module_load("an algorithm for a product");
     *out = (struct sim_heuristic){.algorithm.workspace_bytes = p->workspace_bytes,
                                   .workspace_bytes = p->workspace_bytes};
     memcpy(out->algorithm.alignment, p->alignment, sizeof(p->alignment));

@@ -72,6 +72,9 @@ SIM_EXPORT int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, 
     (void)params;
     SIM_BEGIN();
     sim_queued();
+    const char *name = how.kernel ? host_kernel_first(function) : NULL;
+    if (name)
+        sim_module_load(name);
     return give(stream, &how, extra);
 }
 

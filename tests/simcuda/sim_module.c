@@ -8,10 +8,21 @@
 
 enum { NOT_FOUND = 500 };
 
+/* What keeps the device busy until this process goes on would keep it waiting for ever. */
+void sim_module_load(const char *what)
+{
+    enum { LONGEST_S = 100 };
+
+    if (!sim_stream_drain_all_within(LONGEST_S))
+        sim_die("%s is loaded, and the device has not been idle for %d s: expected it to be loaded "
+                "before something waits in a stream for this process", what, LONGEST_S);
+}
+
 SIM_EXPORT int cuModuleLoadData(const void **out, const void *image)
 {
     if (!image)
         return SIM_INVALID_VALUE;
+    sim_module_load("a module");
     *out = image;
     return 0;
 }

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct work {
     void (*run)(void *arg);
@@ -134,12 +135,24 @@ static bool are_all_idle(void)
     return true;
 }
 
+bool sim_stream_drain_all_within(int seconds)
+{
+    struct timespec until;
+    int error = 0;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += seconds;
+    pthread_mutex_lock(&lock);
+    while (!are_all_idle() && !error)
+        error = pthread_cond_timedwait(&change, &lock, &until);
+    pthread_mutex_unlock(&lock);
+    return !error;
+}
+
 void sim_stream_drain_all(void)
 {
-    pthread_mutex_lock(&lock);
-    while (!are_all_idle())
-        pthread_cond_wait(&change, &lock);
-    pthread_mutex_unlock(&lock);
+    while (!sim_stream_drain_all_within(1))
+        ;
 }
 
 /* ---- what CUDA calls it ---------------------------------------------------------------------- */
