@@ -9,6 +9,7 @@
 
 #include "cmocka_all.h"
 
+#include "offload/preload/driver.h"
 #include "offload/preload/ring.h"
 #include "offload/preload/state.h"
 #include "simcuda/cuda_api.h"
@@ -453,6 +454,59 @@ static void memory_that_cuda_knows_is_left_to_it(void **state)
     buffers_free(&b);
 }
 
+/* What a driver says of memory of the host, in the words of cuPointerGetAttributes. */
+static const struct said {
+    const char *memory;
+    int type, is_managed, device;
+    int error;
+    bool is_staged, is_pinned;
+} all_said[] = {
+    {"pageable", 0, 0, -2, 0, true, false},
+    {"pageable, which GPUs can read (HMM, ATS)", 0, 0, 0, 0, true, false},
+    {"pageable, of a driver that knows no such address", 0, 0, 0, SIM_INVALID_VALUE, false, false},
+    {"pageable, said to be managed", 0, 1, 0, 0, false, false},
+    {"pinned", 1, 0, 0, 0, false, true},
+    {"managed, on the host", 1, 1, 0, 0, false, false},
+    {"managed, on the device", 2, 1, 0, 0, false, false},
+    {"of another device", 2, 0, 1, 0, false, false},
+};
+static const struct said *said_of_host;
+enum { HOST_AT = 1 << 20, DEVICE_AT = 2 << 20 };
+
+static int say_attributes(unsigned count, const int *attributes, void **out, uintptr_t at)
+{
+    static const struct said device = {"of the device", 2, 0, 0, 0, false, false};
+    const struct said *s = at < DEVICE_AT ? said_of_host : &device;
+
+    assert_int_equal(count, 3);
+    for (unsigned i = 0; i < count && !s->error; i++)
+        *(int *)out[i] = attributes[i] == DPO_CUDA_MEMORY_TYPE  ? s->type
+                         : attributes[i] == DPO_CUDA_IS_MANAGED ? s->is_managed
+                                                                : s->device;
+    return s->error;
+}
+
+static void memory_is_told_by_what_the_driver_says_of_it(void **state)
+{
+    struct dpo_driver driver = *dpo_driver((const void *)(uintptr_t)say_attributes);
+    const struct dpo_copy up = {.to = DEVICE_AT, .from = HOST_AT, .bytes = 4096, .kind = TO_DEVICE,
+                                .stream = SIM_STREAM_LEGACY};
+    const struct dpo_copy down = {.to = HOST_AT, .from = DEVICE_AT, .bytes = 4096, .kind = TO_HOST,
+                                  .stream = SIM_STREAM_LEGACY};
+
+    (void)state;
+    driver.pointer_attributes = say_attributes;
+    for (size_t i = 0; i < sizeof(all_said) / sizeof(all_said[0]); i++)
+        for (int k = 0; k < 2; k++) {
+            struct dpo_copy_kind kind;
+            said_of_host = &all_said[i];
+            const bool is_known = dpo_copy_classify(&driver, k ? &down : &up, &kind);
+            if (is_known != (said_of_host->is_staged || said_of_host->is_pinned) ||
+                (is_known && kind.is_pageable != said_of_host->is_staged))
+                fail_msg("memory that is %s: taken for another kind", said_of_host->memory);
+        }
+}
+
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 static void errors_of_cuda_are_passed_on(void **state)
@@ -754,6 +808,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(where_no_chunk_is_free_cuda_copies),
         cmocka_unit_test(a_stream_that_is_captured_is_left_alone),
         cmocka_unit_test(memory_that_cuda_knows_is_left_to_it),
+        cmocka_unit_test(memory_is_told_by_what_the_driver_says_of_it),
         cmocka_unit_test(errors_of_cuda_are_passed_on),
         cmocka_unit_test(where_a_step_fails_cuda_copies),
         cmocka_unit_test(it_can_be_switched_off),
