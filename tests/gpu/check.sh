@@ -11,8 +11,19 @@
 set -eu
 dry=
 [ "${1-}" != --dry-run ] || { dry=yes && shift; }
+parts='start device graphs copies kernels speed streamed step ranks torch preload net ncu'
+# misused WHAT
+misused()
+{
+    echo "check.sh: $1; expected [--dry-run] PACK [PART...] with a PACK of pack.sh and of the parts $parts" >&2
+    exit 2
+}
+[ -e "${1-}/dualpipe" ] || misused "no pack in '${1-}'"
 pack=$(cd "$1" && pwd)
 shift
+for name in "$@"; do
+    case " $parts " in *" $name "*) ;; *) misused "no part '$name'" ;; esac
+done
 only=" $* "
 out=${OUT:-out}
 mkdir -p "$out"
@@ -35,8 +46,9 @@ say()
 # is_wanted NAME - is it among those asked for, and is there time left?
 is_wanted()
 {
+    named=${1%% *}
     case $only in
-    '  ' | *" ${1%% *} "*) ;;
+    '  ' | *" ${named%,} "*) ;;
     *) return 1 ;;
     esac
     [ $(($(date +%s) - began)) -lt $total ] || {
@@ -125,13 +137,13 @@ if [ "$dry" ]; then
     kernels="--kernels $out/kernels"
     size='--layers 1 --width 8 --heads 2 --context 8 --batch 4 -M 2'
     stage='-M 2 --layers 1 --width 8 --context 4 --batch 1'
-    steps=4 from=2 tokens=32 copies=1048576 bench=2s kernel_tests='a_*' budget=1M
+    steps=4 from=2 tokens=32 shards='-n 4 --shard-bytes 1M' bench=2s kernel_tests='a_*' budget=1M
 else
     say "$(nvidia-smi --query-gpu=name,driver_version,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,memory.total --format=csv,noheader)"
     kernels=
     size='--layers 8 --width 1024 --heads 16 --context 1024 --batch 32 -M 4'
     stage='-M 8 --layers 2'
-    steps=16 from=6 tokens=32768 copies=1073741824 bench=15s kernel_tests='*' budget=4G
+    steps=16 from=6 tokens=32768 shards='-n 16 --shard-bytes 64M' bench=15s kernel_tests='*' budget=4G
     export DP_TEST_GPU=cuda
 fi
 export LD_LIBRARY_PATH="$path"
@@ -146,7 +158,10 @@ lines '^  lib'
 # The simulated CUDA does copies of pageable memory at once, whatever their stream waits for.
 if [ "$dry" ]; then say 'device: left out'; else part 60 device "$pack/test_device"; fi
 part 30 graphs "$pack/test_device_graphs"
-part 20 copies "$pack/gpu-copies" cuda "$copies"
+# Alone, and how much of the longer one of copies and compute is left of a step.
+# shellcheck disable=SC2086 # words
+part 40 copies "$dualpipe" bench offload --device cuda $shards --samples 3 --limit $bench
+lines '^offload|alone|max'
 
 # ---- are the kernels right? ------------------------------------------------------------------
 # With our own product and with cuBLASLt; all sizes of the simulated CUDA are a unit test's.
@@ -226,10 +241,25 @@ fi
 [ -z "$dry" ] || { say "end: $failed failed" && exit "$((failed > 0))"; }
 
 # ---- torch over the plugins ------------------------------------------------------------------
+# is_counted - what was counted by hand is in the library's report, with at most 1 MiB of small ones more.
+is_counted()
+{
+    [ ! -s "$out/part.log" ] || [ "$rc" != 0 ] || awk '{ line = $0; sub(".*by hand:", ""); gsub("[^0-9]+", " ") }
+        line ~ /by hand:/ { split($0, hand) }
+        line ~ /^  pinned memory / { counted[1] = $1; counted[2] = $2 }
+        line ~ /^  copies  / { for (i = 1; i <= 4; i++) counted[2 + i] = $i }
+        END { for (i = 1; i <= 6; i++)
+            bad += counted[i] < hand[i] || counted[i] > hand[i] + (i % 2 ? 100 : 1048576)
+            exit bad || !hand[1] }' "$out/part.log"
+}
 for stage in 0 1; do
     part 40 "preload, staging $stage" env LD_PRELOAD="$pack/libdualpipe-preload.so" DUALPIPE_PRELOAD_STAGE=$stage \
         DUALPIPE_PRELOAD_REPORT=- "$python" "$pack/gpu_torch.py" preload
     lines 'GB/s|by hand|pinned memory|copies  |staged'
+    is_counted || {
+        failed=$((failed + 1))
+        say "preload, staging $stage: FAILED: expected the pinned memory and the copies counted by hand"
+    }
 done
 part 30 'preload, without it' "$python" "$pack/gpu_torch.py" preload
 lines 'GB/s'

@@ -5,9 +5,13 @@
 # libtool's wrappers, the libraries that it may lack, and the scripts; then say which glibc they need there. No
 # compiler is needed there. BUILDDIR has been built with `make` and `make check TESTS=`.
 set -eu
+[ $# = 2 ] || {
+    echo 'pack.sh: expected BUILDDIR DEST' >&2
+    exit 2
+}
 build=$1 dest=$2
 top=$(cd "$(dirname "$0")/../.." && pwd)
-programs='tools/dualpipe tests/gpu/gpu-copies tests/unit/device/test_device tests/unit/device/test_device_graphs
+programs='tools/dualpipe tests/unit/device/test_device tests/unit/device/test_device_graphs
     tests/unit/train/test_train_cuda'
 libraries='libdualpipe/libdualpipe.so.0 nccl-plugin/libnccl-net-dualpipe.so offload/libdualpipe-preload.so
     tests/simcuda/libsimcuda.so tests/simcuda/libcublasLt.so.13'

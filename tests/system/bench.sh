@@ -77,7 +77,9 @@ refuses_what_nothing_can_be_measured_of()
 
 refuses_a_model_that_needs_no_copies()
 {
-    refuses 2 "4 slots for 4 shards: expected fewer" bench offload -n 4 -k 4
+    refuses 2 "4 slots for 4 shards: expected fewer" bench offload -n 4 -k 4 || return
+    refuses 2 "--device gpu: expected host, cuda or cuda:N" bench offload --device gpu || return
+    DUALPIPE_DEVICE_CUDA_LIBRARY=$work/none refuses 1 "no CUDA driver" bench offload --device cuda
 }
 
 refuses_more_sockets_than_a_connection_has()

@@ -47,7 +47,9 @@ libcuda +.*/libsimcuda.so$
 libcublasLt +13.0.0, .*/pack/tests/simcuda/.libs/libcublasLt.so.13
 device: left out
 graphs: ok, .* PASSED [0-9]+ test
-copies: ok, .*GB/s
+copies: ok, .*
+.*offload, cuda, (of no|pinned memory on) NUMA node.*
+.*copies alone: up +[0-9.]+ .*GB/s.*
 kernels: ok, .* PASSED [0-9]+ test
 speed bf16: ok, .*loss:[0-9.]+
 speed f32: ok, .*loss:[0-9.]+
@@ -63,30 +65,41 @@ EXPECTED
 
 says_what_failed()
 {
-    printf '#!/bin/sh\necho "no such device" && exit 3\n' >"$work/pack/gpu-copies"
-    OUT=$work/report sh "$work/pack/check.sh" --dry-run "$work/pack" copies >"$work/out" 2>&1 &&
+    printf '#!/bin/sh\necho "no such device" && exit 3\n' >"$work/pack/test_device_graphs"
+    OUT=$work/report sh "$work/pack/check.sh" --dry-run "$work/pack" graphs >"$work/out" 2>&1 &&
         wrong 'ends with 0' && return 1
-    reports 'copies: FAILED \(3\), [0-9]+ s: no such device' && reports 'end: 1 failed'
+    reports 'graphs: FAILED \(3\), [0-9]+ s: no such device' && reports 'end: 1 failed'
 }
 
 # What is left of the whole time, here less than the part's own limit, is no fault of the part.
 leaves_out_what_time_cuts_off()
 {
-    printf '#!/bin/sh\necho "half of it" && exit 124\n' >"$work/pack/gpu-copies"
+    printf '#!/bin/sh\necho "half of it" && exit 124\n' >"$work/pack/test_device_graphs"
     sed 's/^total=.*/total=$((19 * slow))/' "$work/pack/check.sh" >"$work/pack/short.sh"
-    OUT=$work/report sh "$work/pack/short.sh" --dry-run "$work/pack" copies >"$work/out" 2>&1 ||
+    OUT=$work/report sh "$work/pack/short.sh" --dry-run "$work/pack" graphs >"$work/out" 2>&1 ||
         wrong "$(cat "$work/out")" || return
-    reports 'copies: left out, [0-9]+ s are over' && reports 'end: 0 failed' || return
-    OUT=$work/report sh "$work/pack/check.sh" --dry-run "$work/pack" copies >"$work/out" 2>&1 &&
+    reports 'graphs: left out, [0-9]+ s are over' && reports 'end: 0 failed' || return
+    OUT=$work/report sh "$work/pack/check.sh" --dry-run "$work/pack" graphs >"$work/out" 2>&1 &&
         wrong 'ends with 0' && return 1
-    reports 'copies: FAILED: over its [0-9]+ s'
+    reports 'graphs: FAILED: over its [0-9]+ s'
+}
+
+refuses_what_is_no_part()
+{
+    for args in '' "$work/none" "--dry-run $work" "$work/pack copy" "--dry-run $work/pack start preload,"; do
+        # shellcheck disable=SC2086 # words
+        sh "$work/pack/check.sh" $args >"$work/out" 2>&1 && wrong "takes '$args'" && return 1
+        says 'expected [--dry-run] PACK [PART...]' 'of the parts start device' || return
+    done
+    sh "$DP_TOP_SRCDIR/tests/gpu/pack.sh" "$work" >"$work/out" 2>&1 && wrong 'packs nothing' && return 1
+    says 'expected BUILDDIR DEST'
 }
 
 # The parts behind the end of a dry run, none of which it could run.
 leaves_out_what_needs_python()
 {
     sed '/^\[ -z "$dry" \] || { say "end/d' "$work/pack/check.sh" >"$work/pack/longer.sh"
-    OUT=$work/report PYTHON=no-python sh "$work/pack/longer.sh" --dry-run "$work/pack" preload, net, \
+    OUT=$work/report PYTHON=no-python sh "$work/pack/longer.sh" --dry-run "$work/pack" preload net \
         >"$work/out" 2>&1 || wrong "$(cat "$work/out")" || return
     for part in 'preload, staging 0' 'preload, staging 1' 'preload, without it' 'net, by the plugin'; do
         reports "$part: left out, there is no no-python" || return
@@ -94,13 +107,35 @@ leaves_out_what_needs_python()
     reports 'end: 0 failed'
 }
 
+# A stand-in for PyTorch below the library: copies that the report lacks are a failure, small ones are none.
+compares_what_was_counted()
+{
+    printf '#!/bin/sh\ncat "$COUNTS"\n' >"$work/python"
+    chmod +x "$work/python"
+    while read -r pinned up down ends; do
+        cat >"$work/counts" <<END
+pinned up 12.5 GB/s; by hand: 2 pinned (3145728 bytes), 10 copies up (10485760 bytes), 10 down (10485760 bytes), beside a few
+  pinned memory  2 calls, $pinned bytes; 100.0 % of 1024 pages on the nearest node, 0 pages not known, 0 calls not placed
+  copies         to the device $up bytes), to the host $down bytes), other 0 (0 bytes)
+END
+        COUNTS=$work/counts OUT=$work/report PYTHON=$work/python sh "$work/pack/longer.sh" --dry-run "$work/pack" \
+            preload >"$work/out" 2>&1 || :
+        reports "end: $ends failed" || return
+    done <<ROWS
+4194304 12(10485800 10(10485760 0
+3145727 12(10485800 10(10485760 2
+4194304 9(10485760 10(10485760 2
+4194304 10(10485760 10(20971520 2
+ROWS
+}
+
 # A tool that is not there fails nothing.
 leaves_out()
 {
-    rm "$work/pack/gpu-copies"
-    OUT=$work/report sh "$work/pack/check.sh" --dry-run "$work/pack" copies >"$work/out" 2>&1 ||
+    rm "$work/pack/test_device_graphs"
+    OUT=$work/report sh "$work/pack/check.sh" --dry-run "$work/pack" graphs >"$work/out" 2>&1 ||
         wrong "$(cat "$work/out")" || return
-    reports 'copies: left out, there is no .*/gpu-copies' && reports 'end: 0 failed'
+    reports 'graphs: left out, there is no .*/test_device_graphs' && reports 'end: 0 failed'
 }
 
 it packs
@@ -108,5 +143,7 @@ it checks
 it says_what_failed
 it leaves_out_what_time_cuts_off
 it leaves_out_what_needs_python
+it compares_what_was_counted
+it refuses_what_is_no_part
 it leaves_out
 finish
