@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -33,11 +34,18 @@ static const char usage[] =
 
 enum { MOST = 16, MOST_RANKS = 8 };
 
+/* What a rank is doing. */
+struct nccl_place {
+    const char *name; /* of a case; the same address in all ranks, which are forks */
+    long bytes;
+};
+
 struct settings {
     long ranks, seconds;
     long bytes[MOST], types[MOST];
     int bytes_count, types_count;
     const char *libnccl, *libnvml, *id_file;
+    struct nccl_place *places; /* of all ranks, in memory that they share */
     const struct nccl_case *cases[MOST];
     int case_count;
     bool dies; /* the last rank is to be killed */
@@ -141,6 +149,13 @@ static void take_buffers(struct nccl_job *job, size_t bytes)
         nccl_job_fail(job, "no memory");
 }
 
+static void note_place(const struct nccl_job *job, const struct settings *s, const char *name,
+                       long bytes)
+{
+    if (s->places)
+        s->places[job->rank] = (struct nccl_place){name, bytes};
+}
+
 static void run_case(struct nccl_job *job, const struct settings *s,
                      const struct nccl_case *the_case)
 {
@@ -148,6 +163,7 @@ static void run_case(struct nccl_job *job, const struct settings *s,
         for (int t = 0; t < s->types_count; t++) {
             take_buffers(job, (size_t)s->bytes[b]);
             job->type = (int)s->types[t];
+            note_place(job, s, the_case->name, s->bytes[b]);
             the_case->run(job);
             cudaFree(job->in);
             cudaFree(job->out);
@@ -184,6 +200,7 @@ static void run_rank(const struct settings *s, struct nccl_job *job)
     job->comm = nccl_job_open(job);
     for (int i = 0; i < s->case_count; i++)
         run_case(job, s, s->cases[i]);
+    note_place(job, s, "close", 0);
     if (job->comm)
         nccl_job_close(job, job->comm);
     cudaStreamDestroy(job->stream);
@@ -245,6 +262,14 @@ static bool is_in_time(const sigset_t *child, long until_s)
     return left.tv_sec > 0 && now_s() < until_s;
 }
 
+static void tell_places(const struct settings *s, const pid_t pids[])
+{
+    fprintf(stderr, "not done after %ld seconds\n", s->seconds);
+    for (int r = 0; r < s->ranks; r++)
+        fprintf(stderr, "rank %d %s %s with %ld bytes\n", r, pids[r] ? "is in" : "left after",
+                s->places[r].name ? s->places[r].name : "open", s->places[r].bytes);
+}
+
 static int await_ranks(const struct settings *s, const sigset_t *child, pid_t pids[])
 {
     long until_s = now_s() + s->seconds;
@@ -259,7 +284,7 @@ static int await_ranks(const struct settings *s, const sigset_t *child, pid_t pi
             pids[rank] = 0;
             left--;
         } else if (!is_in_time(child, until_s)) {
-            fprintf(stderr, "not done after %ld seconds\n", s->seconds);
+            tell_places(s, pids);
             is_well = false;
         }
     }
@@ -271,7 +296,7 @@ static int await_ranks(const struct settings *s, const sigset_t *child, pid_t pi
     return is_well ? 0 : 1;
 }
 
-static int run_job(const struct settings *s)
+static int run_job(struct settings *s)
 {
     struct nccl_job job = {.count = (int)s->ranks};
     pid_t pids[MOST_RANKS] = {0};
@@ -280,8 +305,10 @@ static int run_job(const struct settings *s)
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, &before);
-    if (pipe(job.id_pipe)) {
-        perror("pipe");
+    s->places = mmap(NULL, MOST_RANKS * sizeof(*s->places), PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (s->places == MAP_FAILED || pipe(job.id_pipe)) {
+        perror("nccl-job");
         return 1;
     }
     for (job.rank = 0; job.rank < job.count; job.rank++) {
