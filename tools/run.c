@@ -151,7 +151,7 @@ static const struct arg args[] = {
      AT(source.sysfs), .min = 0},
     {"placement", 0, "FILE", "of topo place: which rank is where, which NICs, rates for the tuner",
      ARG_STRING, AT(placement), .min = 0},
-    {"traffic", 0, "FILE", "add to it what every rank sends to every other, for topo place --traffic",
+    {"traffic", 0, "FILE", "add to it what every rank sends to every other",
      ARG_STRING, AT(traffic), .written = true},
     {"trace", 0, "FILE", "add to it what NCCL did when, over which rail, waiting for what: Perfetto",
      ARG_STRING, AT(trace), .written = true},

@@ -74,12 +74,6 @@ static int write_svg(const struct show_args *a, const struct dp_schedule *s,
                     });
 }
 
-static int write_html(const struct show_args *a, const struct dp_schedule *s,
-                      const struct dp_simulation *sim, FILE *to)
-{
-    return draw_html(to, &sim->timeline, s, &(struct draw_options){.title = a->title});
-}
-
 static int put_text(FILE *to, char *text, size_t len)
 {
     size_t written = fwrite(text, 1, len, to);
@@ -111,13 +105,12 @@ struct format {
 
 static const struct format formats[] = {
     {"ascii", 0, write_ascii},       {"svg", 0, write_svg},
-    {"html", 0, write_html},         {"perfetto", 0, write_perfetto},
-    {"text", DP_FORMAT_TEXT, NULL},
+    {"perfetto", 0, write_perfetto}, {"text", DP_FORMAT_TEXT, NULL},
     {"json", DP_FORMAT_JSON, NULL},  {"csv", DP_FORMAT_CSV, NULL},
     {"pytorch-csv", DP_FORMAT_PYTORCH, NULL},
 };
-static const char *const format_names[] = {"ascii", "svg", "html", "perfetto", "text", "json", "csv",
-                                           "pytorch-csv", NULL};
+static const char *const format_names[] = {"ascii", "svg", "perfetto", "text", "json", "csv", "pytorch-csv",
+                                           NULL};
 
 static const struct format *find_format(const char *name)
 {
@@ -244,7 +237,6 @@ int run_schedule_export(int argc, char **argv)
         .examples = "  dualpipe schedule export dualpipe -P 4 -M 8 -o dualpipe.json\n"
                     "  dualpipe schedule export gpipe -P 2 -M 4 --format text\n"
                     "  dualpipe schedule export --file mine.txt --format csv -o mine.csv\n"
-                    "  dualpipe schedule export dualpipe -P 8 -M 20 --format html -o step.html\n"
                     "  dualpipe schedule export zbv -P 4 -M 8 --format pytorch-csv -o zbv.csv\n",
     };
     struct show_args a = {0};

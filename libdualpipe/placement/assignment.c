@@ -11,7 +11,7 @@
 const char *dp_flow_kind_name(enum dp_flow_kind kind)
 {
     static const char *const names[DP_FLOW_KINDS] = {
-        "activation", "gradient", "mirror", "mixing", "measured", "offload",
+        "activation", "gradient", "mirror", "mixing", "offload",
     };
 
     return (unsigned)kind < DP_FLOW_KINDS ? names[kind] : "?";

@@ -90,7 +90,7 @@ static const char *read_flow_kind(struct reader *r, const char *value, void *mem
     while (kind < DP_FLOW_KINDS && strcmp(value, dp_flow_kind_name((enum dp_flow_kind)kind)))
         kind++;
     *(enum dp_flow_kind *)member = (enum dp_flow_kind)kind;
-    return kind < DP_FLOW_KINDS ? NULL : "activation, gradient, mirror, mixing, measured or offload";
+    return kind < DP_FLOW_KINDS ? NULL : "activation, gradient, mirror, mixing or offload";
 }
 
 /* "7,9". */

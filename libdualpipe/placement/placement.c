@@ -89,27 +89,11 @@ static int work_init(struct work *w, const struct dp_placement_spec *spec, const
     return err;
 }
 
-int dp_placement_weigh(const struct dp_placement_spec *spec, const int32_t *gpus,
-                       double *slowest_ns)
-{
-    struct dp_weight weight;
-    struct work w;
-    int err = work_init(&w, spec, gpus);
-
-    if (err)
-        return err;
-    err = dp_search_weigh(&w.search, w.came, 1, &weight);
-    if (!err)
-        *slowest_ns = weight.slowest_ns;
-    work_fini(&w);
-    return err;
-}
-
 /* ---- the placement -------------------------------------------------------------------------- */
 
 static struct dp_placement *new_placement(struct work *w)
 {
-    const int32_t ranks = dp_traffic_ranks(w->search.spec), workers = w->traffic.workers;
+    const int32_t ranks = w->search.spec->schedule->ranks, workers = w->traffic.workers;
     struct dp_placement *p = calloc(1, sizeof(*p));
 
     if (!p)

@@ -61,7 +61,7 @@ static int32_t rank_at(int32_t place, int32_t ranks, bool folded)
 static void fill(const struct dp_search *s, const int32_t *sorted, int32_t block, int32_t beside,
                  bool folded, int32_t *gpus)
 {
-    const int32_t ranks = dp_traffic_ranks(s->spec), replicas = s->traffic->workers / ranks;
+    const int32_t ranks = s->spec->schedule->ranks, replicas = s->traffic->workers / ranks;
     int32_t next = 0;
 
     for (int32_t d0 = 0; d0 < replicas; d0 += beside)

@@ -89,9 +89,6 @@ struct dp_traffic {
     int32_t *of_worker;
 };
 
-/* P. */
-int dp_traffic_ranks(const struct dp_placement_spec *spec);
-
 /* DP_EINVAL naming the member of spec, DP_ENOMEM. */
 int dp_traffic_init(struct dp_traffic *traffic, const struct dp_placement_spec *spec);
 void dp_traffic_fini(struct dp_traffic *traffic);

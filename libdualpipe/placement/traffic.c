@@ -30,21 +30,15 @@ static int check_mixing(const struct dp_placement_spec *spec, int replicas)
     return 0;
 }
 
-int dp_traffic_ranks(const struct dp_placement_spec *spec)
-{
-    return spec->measured ? spec->measured->ranks : spec->schedule->ranks;
-}
-
 static int check(const struct dp_placement_spec *spec)
 {
     int err;
 
-    if (!spec->schedule == !spec->measured)
-        return dp_fail(DP_EINVAL, "schedule: %s, expected one of the two",
-                       spec->schedule ? "beside measured" : "NULL, as measured is");
+    if (!spec->schedule)
+        return dp_fail(DP_EINVAL, "schedule: NULL, expected one");
     if (!spec->topology)
         return dp_fail(DP_EINVAL, "topology: NULL, expected one");
-    const int ranks = dp_traffic_ranks(spec), most = spec->measured ? 1 : (1 << 20) / ranks;
+    const int ranks = spec->schedule->ranks, most = (1 << 20) / ranks;
     if (spec->replicas < 0 || spec->replicas > most)
         return dp_fail(DP_EINVAL, "replicas: %d of %d ranks, expected up to %d", spec->replicas, ranks,
                        most);
@@ -150,25 +144,6 @@ static int collect_flows(struct dp_traffic *t, const struct dp_placement_spec *s
     return 0;
 }
 
-static int collect_measured(struct dp_traffic *t, const struct dp_placement_spec *spec)
-{
-    const struct dp_traffic_matrix *m = spec->measured;
-
-    t->flows = malloc(((size_t)m->flow_count + (size_t)m->ranks) * sizeof(*t->flows));
-    if (!t->flows)
-        return dp_fail(DP_ENOMEM, "no memory for %d flows", m->flow_count);
-    for (int32_t i = 0; i < m->flow_count; i++) {
-        const struct dp_measured_flow *f = &m->flows[i];
-        if (f->from < 0 || f->from >= m->ranks || f->to < 0 || f->to >= m->ranks)
-            return dp_fail(DP_EINVAL, "measured: flow %d from %d to %d, expected ranks below %d", i,
-                           f->from, f->to, m->ranks);
-        add_flow(t, DP_FLOW_MEASURED, f->from, f->to, f->bytes);
-    }
-    for (int32_t r = 0; r < m->ranks; r++)
-        add_flow(t, DP_FLOW_OFFLOAD, r, r, spec->offload_bytes);
-    return 0;
-}
-
 static int compare_flows(const void *a, const void *b)
 {
     const struct dp_flow *x = a, *y = b;
@@ -250,9 +225,9 @@ int dp_traffic_init(struct dp_traffic *t, const struct dp_placement_spec *spec)
     if (err)
         return err;
     const int replicas = spec->replicas ? spec->replicas : 1;
-    t->workers = replicas * dp_traffic_ranks(spec);
-    err = spec->measured ? collect_measured(t, spec) : collect_flows(t, spec, replicas);
-    if (!err && spec->schedule)
+    t->workers = replicas * spec->schedule->ranks;
+    err = collect_flows(t, spec, replicas);
+    if (!err)
         err = check_messages(t, spec);
     if (!err) {
         qsort(t->flows, (size_t)t->flow_count, sizeof(*t->flows), compare_flows);

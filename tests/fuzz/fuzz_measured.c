@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_measured.c - any bytes read as what was measured: the lines of DUALPIPE_PROFILER_TRAFFIC, and the
- * output of NCCL's tests, text or JSON. What is read can be: no negative bytes or times.
+ * fuzz_measured.c - any bytes read as what was measured: the output of NCCL's tests, text or JSON. What is
+ * read can be: no negative bytes or times.
  */
 #include "config.h"
 
@@ -9,27 +9,7 @@
 
 #include "tune/results.h"
 
-#include <dualpipe/placement.h>
-
-#include <math.h>
 #include <string.h>
-
-static void read_traffic(const char *text, size_t size)
-{
-    struct dp_traffic_matrix *m;
-
-    if (dp_traffic_read(text, size, "fuzz", &m)) {
-        must(*dp_last_error());
-        return;
-    }
-    must(m->ranks > 0 && m->missing >= 0 && m->missing < m->ranks);
-    for (int32_t i = 0; i < m->flow_count; i++) {
-        const struct dp_measured_flow *f = &m->flows[i];
-        must(f->from >= 0 && f->from < m->ranks && f->to >= 0 && f->to < m->ranks);
-        must(isfinite(f->bytes) && f->bytes >= 0);
-    }
-    dp_traffic_free(m);
-}
 
 static void read_results(const uint8_t *data, size_t size)
 {
@@ -60,7 +40,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!quiet)
         must(freopen("/dev/null", "w", stderr)); /* what is wrong with results is said there */
     quiet = true;
-    read_traffic((const char *)data, size);
     read_results(data, size);
     return 0;
 }

@@ -433,35 +433,6 @@ counts_what_the_net_plugin_sent()
     tells ": sent " || wrong "$(cat "$work/sent.json")"
 }
 
-# 16 ranks on two hosts: 3 and 12 send each other most, over the network.
-suggests_which_ranks_to_swap()
-{
-    awk 'BEGIN {
-        for (r = 0; r < 16; r++)
-            printf "{\"dualpipe_traffic\": 1, \"comm\": \"a\", \"ranks\": 16, \"rank\": %d, \"host\": \"h\", " \
-                "\"process\": %d, \"sent\": [[%d, %d]], \"functions\": {}}\n", r, r,
-                r == 3 ? 12 : r == 12 ? 3 : r % 2 ? r - 1 : r + 1, r % 9 == 3 ? 2e9 : 5e8
-    }' >"$work/lines"
-    echo 'of another run' >"$work/traffic"
-    # shellcheck disable=SC2016 # for the shell that it starts
-    run run --traffic "$work/traffic" --synthetic 'dgx-h100 host:2' --no-tuner -- \
-        sh -c 'cat "$1" >>"$DUALPIPE_PROFILER_TRAFFIC"' sh "$work/lines" || return
-    tells "between 16 ranks, most from rank 3 to 12, 2 GB" "the slowest link of what NCCL sent: " \
-        "less over the slowest link" "less; dualpipe topo place --traffic $work/traffic" || return
-    grep -qE 'swap ranks (3|12) and [0-9]+|swap ranks [0-9]+ and (3|12)' "$work/err" ||
-        wrong "$(cat "$work/err")" || return
-    "$dualpipe" topo place --traffic "$work/lines" --synthetic 'dgx-h100 host:2' -f assignment \
-        -o "$work/place.txt" || return
-    # shellcheck disable=SC2016
-    run run --traffic "$work/traffic" --synthetic 'dgx-h100 host:2' --no-tuner \
-        --placement "$work/place.txt" -- sh -c 'cat "$1" >>"$DUALPIPE_PROFILER_TRAFFIC"' sh "$work/lines" ||
-        return
-    tells "no other order of the ranks is better" || return
-    run run --traffic "$work/traffic" --no-tuner -- true || return
-    tells "no communicator of NCCL has written to $work/traffic" || return
-    refuses 2 "--no-tuner goes with" run --no-tuner --synthetic gpu:4 -- true
-}
-
 # number OPTION... -- - the rank of each of two processes of torchrun, as their commands have it.
 number()
 {
@@ -561,7 +532,6 @@ it ends_where_ended_children_are_ignored
 it sums_up_all_ranks
 it names_ranks_that_are_missing
 it counts_what_the_net_plugin_sent
-it suggests_which_ranks_to_swap
 it numbers_the_ranks_of_torchrun_by_the_placement
 it leaves_ranks_to_mpi_and_slurm
 it traces_what_nccl_does

@@ -43,12 +43,6 @@ int draw_ascii(FILE *to, const struct dp_timeline *t, const struct dp_schedule *
 int draw_svg(FILE *to, const struct dp_timeline *t, const struct dp_schedule *s,
              const struct draw_options *options);
 
-/* A page for a browser that needs nothing else: a timeline to zoom into, a row a rank, each wait with
- * the op that it was for, the activations that live below it, and a table. Of the options the title
- * counts. Errors as above. */
-int draw_html(FILE *to, const struct dp_timeline *t, const struct dp_schedule *s,
-              const struct draw_options *options);
-
 /* "4.2 ms": a time for people, three digits. Returns out. */
 char *draw_time(int64_t ns, char *out, size_t len);
 

@@ -101,7 +101,6 @@ int run_number(const struct run_values *v, const char *command, struct dp_proces
 
     if (!v->placement || !process->launcher)
         return 0;
-    s->keeps_ranks = true;
     if (v->no_reorder || is_own(command)) {
         run_say(s, part, "%s", v->no_reorder ? "as they came: --no-reorder"
                                              : "as they came: dualpipe places its own itself");
@@ -109,10 +108,9 @@ int run_number(const struct run_values *v, const char *command, struct dp_proces
     }
     if (dp_assignment_load(v->placement, &assignment))
         return EXIT_USAGE; /* said */
-    if (can_number(assignment, process, why)) {
+    if (can_number(assignment, process, why))
         status = number(assignment, process, s);
-        s->keeps_ranks = false;
-    } else
+    else
         run_say(s, part, "%s", why);
     dp_assignment_free(assignment);
     return status;

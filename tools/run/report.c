@@ -424,7 +424,6 @@ int run_report(const struct run_values *v, const struct dp_process *process,
         say_preload(ranks, s->preload != NULL);
         if (size > 1 && !status)
             say_missing(ranks, count, v->report);
-        run_suggest(v, s);
         json_decref(ranks);
     }
     json_decref(own);

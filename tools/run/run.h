@@ -60,8 +60,6 @@ struct run_settings {
         char words[RUN_WORDS_LEN];
     } parts[RUN_PARTS_MAX];
     char *table, *placement, *preload, *traffic, *trace;
-    bool keeps_ranks; /* a launcher has numbered them, and the placement does not change that */
-    size_t traffic_from; /* bytes that were in its file before */
     char plugin[PLUGIN_PATH_LEN], tuner[PLUGIN_PATH_LEN], profiler[PLUGIN_PATH_LEN];
     char links[DP_TUNING_LINKS_LEN];
 };
@@ -122,11 +120,5 @@ int run_leave(const struct run_outcome *outcome);
  * value. */
 int run_report(const struct run_values *v, const struct dp_process *process,
                const struct run_settings *s, const struct run_outcome *outcome);
-
-/* ---- suggest --------------------------------------------------------------------------------- */
-
-/* With --traffic: what NCCL sent in this run, over the topology of --topology, --synthetic or
- * --sysfs, or of this machine, and which order of the ranks would be better; on standard error. */
-void run_suggest(const struct run_values *v, const struct run_settings *s);
 
 #endif

@@ -228,8 +228,7 @@ static int add_tuner(const struct run_values *v, struct run_settings *s)
     const bool is_asked = v->table || v->links || tune_has_source(&v->source);
     int status = 0;
 
-    /* A topology is also for the suggestion in the end. */
-    if (v->no_tuner && is_asked && (v->table || v->links || !v->traffic))
+    if (v->no_tuner && is_asked)
         return command_misused("--no-tuner goes with no --table, --links or --topology");
     if (v->no_tuner ||
         (!is_asked && !getenv("DUALPIPE_TUNER_TABLE") && !getenv("DUALPIPE_TUNER_LINKS"))) {
@@ -249,16 +248,13 @@ static int add_tuner(const struct run_values *v, struct run_settings *s)
     return status;
 }
 
-/* A file is made now: a folder that is not there is better found here than by every rank. *len: of what
- * is in it already. */
-static int make_file(const char *path, char **absolute, size_t *len)
+/* A file is made now: a folder that is not there is better found here than by every rank. */
+static int make_file(const char *path, char **absolute)
 {
     FILE *file = fopen(path, "a");
 
     if (!file)
         return command_broke("%s: %s", path, strerror(errno));
-    const long at = fseek(file, 0, SEEK_END) ? 0 : ftell(file);
-    *len = at > 0 ? (size_t)at : 0;
     fclose(file);
     *absolute = realpath(path, NULL);
     return *absolute ? 0 : command_broke("%s: %s", path, strerror(errno));
@@ -266,7 +262,7 @@ static int make_file(const char *path, char **absolute, size_t *len)
 
 static int add_traffic(const char *path, struct run_settings *s)
 {
-    const int status = make_file(path, &s->traffic, &s->traffic_from);
+    const int status = make_file(path, &s->traffic);
 
     if (!status)
         add(s, "DUALPIPE_PROFILER_TRAFFIC", s->traffic);
@@ -276,8 +272,7 @@ static int add_traffic(const char *path, struct run_settings *s)
 /* With a trace the events of the network are counted, too, and the net plugin names the rails. */
 static int add_trace(const struct run_values *v, struct run_settings *s)
 {
-    size_t len;
-    const int status = make_file(v->trace, &s->trace, &len);
+    const int status = make_file(v->trace, &s->trace);
 
     if (status)
         return status;
@@ -317,8 +312,7 @@ static int add_profiler(const struct run_values *v, struct run_settings *s)
 static int check_report(const char *path)
 {
     char *absolute = NULL;
-    size_t len;
-    const int status = make_file(path, &absolute, &len);
+    const int status = make_file(path, &absolute);
 
     free(absolute);
     return status;

@@ -177,7 +177,6 @@ static int place_read_mixing(const char *text, int replicas, struct place_mixing
 enum {
     TIME_LEN = 24,
     WORKERS_MAX = 1 << 20,
-    TRAFFIC_BYTES_MAX = 1 << 30,
     MANY_WORKERS = 512 /* the search of so many takes seconds */
 };
 
@@ -186,7 +185,7 @@ struct place_args {
     struct schedule_args schedule;
     int64_t replicas, effort, seed, lines;
     double activation_bytes, gradient_bytes, parameter_bytes, offload_bytes;
-    const char *gpus, *traffic, *mixing;
+    const char *gpus, *mixing;
     uint8_t traffic_class[DP_FLOW_KINDS];
 };
 
@@ -297,7 +296,7 @@ static bool has_mirrors(const struct dp_schedule *s)
 /* Traffic that was not given is counted as nothing, which may be far from what a job sends. */
 static void put_assumptions(const struct report *r, const struct dp_schedule *s)
 {
-    const bool no_parameters = s && !r->a->parameter_bytes && !r->a->schedule.forward_only;
+    const bool no_parameters = !r->a->parameter_bytes && !r->a->schedule.forward_only;
     const struct {
         bool is_zero;
         const char *what;
@@ -320,10 +319,7 @@ static void put_text(const struct report *r, const struct dp_schedule *s)
 {
     char title[96], before[TIME_LEN], after[TIME_LEN];
 
-    if (s)
-        draw_title(s, title, sizeof(title));
-    else
-        snprintf(title, sizeof(title), "Measured traffic, %" PRId32 " ranks", r->p->ranks);
+    draw_title(s, title, sizeof(title));
     fprintf(r->to, "%s, %" PRId32 " replica%s: %s\n", title, r->p->replicas,
             r->p->replicas > 1 ? "s" : "",
             r->p->exact ? "the best of all orders" : "the best order that was found");
@@ -386,17 +382,15 @@ static int write_placement(const struct place_args *a, const struct dp_placement
     return err ? err : topo_finish(to);
 }
 
-/* By a schedule, or by what a job has sent: the other one is NULL. */
 static int place_ranks(const struct place_args *a, const struct dp_schedule *s,
-                       const struct dp_traffic_matrix *m, const struct dp_topology *t, FILE *to)
+                       const struct dp_topology *t, FILE *to)
 {
     struct place_mixing mixing = {0};
-    int64_t workers = a->replicas * (s ? s->ranks : m->ranks);
+    int64_t workers = a->replicas * s->ranks;
     int32_t *gpus = a->gpus && workers <= WORKERS_MAX ? malloc((size_t)workers * sizeof(*gpus)) : NULL;
     struct dp_placement_spec spec = {
         .topology = t,
         .schedule = s,
-        .measured = m,
         .replicas = (int)a->replicas,
         .activation_bytes = a->activation_bytes,
         .gradient_bytes = a->gradient_bytes,
@@ -422,34 +416,6 @@ static int place_ranks(const struct place_args *a, const struct dp_schedule *s,
     return err;
 }
 
-static int place_measured(const struct place_args *a, const struct dp_topology *t, FILE *to)
-{
-    struct dp_traffic_matrix *m;
-    size_t len;
-    char *text = input_read(a->traffic, TRAFFIC_BYTES_MAX, &len);
-
-    if (!text) {
-        command_broke("%s: %s", a->traffic, strerror(errno));
-        return DP_EINVAL;
-    }
-    int err = dp_traffic_read(text, len, a->traffic, &m);
-    free(text);
-    if (err)
-        return err;
-    if (m->missing)
-        fprintf(stderr, "dualpipe: %s: %" PRId32 " of %" PRId32 " ranks have written nothing\n",
-                a->traffic, m->missing, m->ranks);
-    err = place_ranks(a, NULL, m, t, to);
-    dp_traffic_free(m);
-    return err;
-}
-
-static int misuse_kind(void)
-{
-    command_misused("--traffic goes without KIND: the job has one of its own");
-    return DP_EINVAL;
-}
-
 static int place(const void *values, const struct operands *operands, const struct dp_topology *t,
                  FILE *to)
 {
@@ -458,12 +424,10 @@ static int place(const void *values, const struct operands *operands, const stru
 
     if (a.topo.convert)
         return topo_convert(a.topo.convert, to);
-    if (a.traffic)
-        return operands->count ? misuse_kind() : place_measured(&a, t, to);
     a.schedule.outline = true;
     if (schedule_load(&a.schedule, operands, &s))
         return DP_EINVAL;
-    int err = place_ranks(&a, s, NULL, t, to);
+    int err = place_ranks(&a, s, t, to);
     dp_schedule_free(s);
     return err;
 }
@@ -523,8 +487,6 @@ static const struct arg traffic_rows[] = {
      AT(activation_bytes), .fallback = "16MiB"},
     {"gradient-bytes", 0, "SIZE", "of a micro-batch, back (default: as an activation)", ARG_BYTES,
      AT(gradient_bytes)},
-    {"traffic", 0, "FILE", "instead of a schedule: what a job sent, by DUALPIPE_PROFILER_TRAFFIC",
-     ARG_STRING, AT(traffic)},
     {"parameter-bytes", 0, "SIZE", "of a stage: between its mirrors, and between replicas",
      ARG_BYTES, AT(parameter_bytes), .fallback = "0"},
     {"offload-bytes", 0, "SIZE", "that a GPU sends to host memory in a step, and gets back",
@@ -569,8 +531,7 @@ int run_topo_place(int argc, char **argv)
                     "  dualpipe topo place 1f1b -P 8 -D 4 --parameter-bytes 2GB \\\n"
                     "      --synthetic 'dgx-h100 host:4' -f assignment -o placement.txt\n"
                     "  dualpipe topo place dualpipe -P 4 -D 2 --offload-bytes 4GB \\\n"
-                    "      --synthetic hgx-a100\n"
-                    "  dualpipe topo place --traffic traffic.json --synthetic 'dgx-h100 host:2'\n",
+                    "      --synthetic hgx-a100\n",
     };
     static struct place_args a;
 

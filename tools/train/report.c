@@ -333,8 +333,7 @@ static void text_offload(const struct report *r, const struct dp_trainer_offload
              100 * o.limit_share);
 }
 
-static const char *const opened_with[DRAWN] = {
-    "", " (open it in ui.perfetto.dev)", " (open it in a browser)"};
+static const char *const opened_with[DRAWN] = {"", " (open it in ui.perfetto.dev)"};
 
 static void text_end(const struct report *r, const struct summary *m)
 {

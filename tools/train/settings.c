@@ -176,8 +176,6 @@ static const struct arg output_args[] = {
      .written = true},
     {"trace", 0, "FILE.json", "the last step for ui.perfetto.dev", ARG_STRING, AT(drawn[1]),
      .written = true},
-    {"page", 0, "FILE.html", "the last step as a page to zoom into: waits, culprits, memory",
-     ARG_STRING, AT(drawn[2]), .written = true},
     {"sample", 0, "N", "bytes of text to generate in the end", ARG_INT, AT(sample), "300", 0, 1e6},
     {"temperature", 0, "X", "of that text: below 1 likelier, 0 always the likeliest byte", ARG_REAL,
      AT(temperature), "0.8", 0, 100},
@@ -575,7 +573,7 @@ static bool check_output(const char *option, const char *path)
     return false;
 }
 
-const char *const drawn_names[DRAWN] = {"--timeline", "--trace", "--page"};
+const char *const drawn_names[DRAWN] = {"--timeline", "--trace"};
 
 const char *settings_drawn(const struct settings *s)
 {

@@ -80,8 +80,8 @@ struct offload_buffers {
 /* "auto", or a number from 2 on, into a struct offload_buffers: for ARG_PARSE. */
 bool offload_buffers_parse(const char *text, void *member, char *why, size_t why_len);
 
-/* Files that the last step is drawn into: --timeline, --trace, --page. */
-enum { DRAWN = 3 };
+/* Files that the last step is drawn into: --timeline, --trace. */
+enum { DRAWN = 2 };
 extern const char *const drawn_names[DRAWN];
 
 /* ---- settings --------------------------------------------------------------------------------- */

@@ -338,14 +338,9 @@ static int write_drawing(FILE *f, const struct dp_timeline *t, const struct dp_s
     return draw_svg(f, t, s, &(struct draw_options){.arrows = true});
 }
 
-static int write_page(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s)
-{
-    return draw_html(f, t, s, &(struct draw_options){0});
-}
-
 typedef int (*write_fn)(FILE *f, const struct dp_timeline *t, const struct dp_schedule *s);
 
-static const write_fn writers[DRAWN] = {write_drawing, write_trace, write_page};
+static const write_fn writers[DRAWN] = {write_drawing, write_trace};
 
 /* The sentence has been printed if it fails. */
 static bool write_file(const char *path, write_fn write, const struct dp_trainer_parts *p,

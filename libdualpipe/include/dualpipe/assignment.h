@@ -31,7 +31,6 @@ enum dp_flow_kind {
     DP_FLOW_GRADIENT,   /* to the stage before */
     DP_FLOW_MIRROR,     /* weight gradients between the two holders of a stage (REDUCE) */
     DP_FLOW_MIXING,     /* parameters between replicas */
-    DP_FLOW_MEASURED,   /* anything that NCCL sent, as its profiler plugin counted it */
     DP_FLOW_OFFLOAD,    /* between a GPU and its pinned memory; from and to are the same worker */
     DP_FLOW_KINDS
 };

@@ -43,32 +43,12 @@ struct dp_replica_pair {
     bool one_way; /* only from a to b */
 };
 
-/* What a job has sent, instead of what a schedule would. */
-struct dp_measured_flow {
-    int32_t from, to; /* ranks of the job */
-    double bytes;
-};
-struct dp_traffic_matrix {
-    int32_t ranks, missing; /* of them, so many have written nothing */
-    int32_t flow_count;
-    struct dp_measured_flow *flows;
-};
-
-/* Read the lines that DUALPIPE_PROFILER_TRAFFIC adds, of all ranks; `name` is for messages. The largest
- * communicator is the job, ranks of others are found in it by host and process, a collective counts as a
- * ring in the order of its ranks. DP_EINVAL naming the line, DP_ENOMEM. Free with dp_traffic_free. */
-DP_PUBLIC int dp_traffic_read(const char *text, size_t len, const char *name,
-                              struct dp_traffic_matrix **out);
-DP_PUBLIC void dp_traffic_free(struct dp_traffic_matrix *m); /* m may be NULL */
-
 /* Zeroed memory plus schedule, topology and activation_bytes is the usual case. Bytes are per step
  * unless they say otherwise, and may be 0; negative ones and those that are no number are refused. */
 struct dp_placement_spec {
     const struct dp_topology *topology;
     const struct dp_schedule *schedule; /* P ranks, with messages, or an outline, whose mirrors are
-                                         * then summed once a step; NULL with `measured` */
-    const struct dp_traffic_matrix *measured; /* P ranks, one replica; of the bytes below only
-                                               * offload_bytes counts. NULL with `schedule` */
+                                         * then summed once a step */
     int replicas;                  /* D; 0: 1 */
     double activation_bytes;       /* one message forwards: one micro-batch */
     double gradient_bytes;         /* one message backwards; 0: as many as forwards */
@@ -135,11 +115,6 @@ struct dp_placement {
  * caller frees. Any thread. */
 DP_PUBLIC int dp_placement_new(const struct dp_placement_spec *spec, struct dp_placement **out);
 DP_PUBLIC void dp_placement_free(struct dp_placement *p);
-
-/* The busiest link's load, were workers on gpus[replicas * P], every flow on its default route
- * (dp_topology_path). Errors as above. */
-DP_PUBLIC int dp_placement_weigh(const struct dp_placement_spec *spec, const int32_t *gpus,
-                                 double *slowest_ns);
 
 /* ---- the file ------------------------------------------------------------------------------- */
 

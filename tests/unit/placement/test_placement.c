@@ -3,6 +3,7 @@
  * test_placement.c - what is placed where, on descriptions of machines of a few words.
  */
 #include "cmocka_all.h"
+#include "placement/search.h"
 #include "quiet.h"
 
 #include <dualpipe/placement.h>
@@ -208,11 +209,19 @@ static void a_long_search_reports_its_progress(void **state)
 
 static double weigh(const struct dp_placement_spec *spec, const int32_t *gpus)
 {
-    double ns;
+    struct dp_traffic traffic;
+    struct dp_routes routes;
+    struct dp_loads loads;
+    struct dp_weight weight;
 
-    if (dp_placement_weigh(spec, gpus, &ns))
+    if (dp_traffic_init(&traffic, spec) || dp_routes_init(&routes, spec->topology) ||
+        dp_loads_init(&loads, spec->topology) ||
+        dp_search_weigh(&(struct dp_search){spec, &traffic, &routes, &loads, gpus}, gpus, 1, &weight))
         fail_msg("%s", dp_last_error());
-    return ns;
+    dp_loads_fini(&loads);
+    dp_routes_fini(&routes);
+    dp_traffic_fini(&traffic);
+    return weight.slowest_ns;
 }
 
 /* Every order of gpus[at] and on. */

@@ -188,65 +188,6 @@ static void a_name_cannot_break_the_line(void **state)
     assert_non_null(strstr(written(), "\"name\": \"abcd\""));
 }
 
-/* ---- the matrix ------------------------------------------------------------------------------ */
-
-#define LINE(comm, ranks, rank, process, rest)                                                     \
-    "{\"dualpipe_traffic\": 1, \"comm\": \"" comm "\", \"ranks\": " ranks ", \"rank\": " rank      \
-    ", \"host\": \"h\", \"process\": " process rest "}\n"
-
-static double bytes_of(const struct dp_traffic_matrix *m, int from, int to)
-{
-    for (int32_t i = 0; i < m->flow_count; i++)
-        if (m->flows[i].from == from && m->flows[i].to == to)
-            return m->flows[i].bytes;
-    return 0;
-}
-
-/* Ranks 1 and 2 of the job are 1 and 0 of a smaller communicator. */
-static void ranks_of_a_smaller_communicator_are_found_in_the_job(void **state)
-{
-    (void)state;
-    static const char text[] = LINE("job", "4", "0", "100", ", \"sent\": [[1, 10]]")
-        LINE("job", "4", "1", "101", ", \"functions\": {\"AllGather\": [1, 100]}")
-            LINE("job", "4", "2", "102", "") LINE("two", "2", "0", "102", ", \"sent\": [[1, 7]]")
-                LINE("two", "2", "1", "101",
-                     ", \"functions\": {\"AllReduce\": [1, 50], \"Send\": [1, 7]}");
-    struct dp_traffic_matrix *m;
-
-    assert_int_equal(dp_traffic_read(text, strlen(text), "made", &m), 0);
-    assert_int_equal(m->ranks, 4);
-    assert_int_equal(m->missing, 1);
-    assert_true(bytes_of(m, 0, 1) == 10);
-    assert_true(bytes_of(m, 1, 2) == 300 + 50);
-    assert_true(bytes_of(m, 2, 1) == 7);
-    assert_int_equal(m->flow_count, 3);
-    dp_traffic_free(m);
-}
-
-static void a_wrong_line_is_named(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *text, *sentence;
-    } wrong[] = {
-        {"", "no line"},
-        {"{\"dualpipe_traffic\": 2}", "made:1.dualpipe_traffic: 2"},
-        {LINE("a", "2", "0", "1", "") LINE("a", "2", "2", "1", ""), "made:2.rank: 2"},
-        {LINE("a", "2", "0", "1", ", \"sent\": [[2, 1]]"),
-         "expected [peer, bytes], a peer below 2"},
-        {LINE("a", "2", "0", "1", "") "{\"dualpipe_traffic\": 1", "made:2: column 22: "},
-        {LINE("a", "2", "0", "1", "") "caf\351", "made: line 2, column 4: byte 0xe9"},
-    };
-    struct dp_traffic_matrix *m;
-
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-        assert_int_equal(dp_traffic_read(wrong[i].text, strlen(wrong[i].text), "made", &m),
-                         DP_EINVAL);
-        if (!strstr(dp_last_error(), wrong[i].sentence))
-            fail_msg("'%s' does not say '%s'", dp_last_error(), wrong[i].sentence);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -254,8 +195,6 @@ int main(void)
         cmocka_unit_test(a_group_gets_a_handle),
         cmocka_unit_test(a_context_that_has_ended_counts_nothing),
         cmocka_unit_test(a_name_cannot_break_the_line),
-        cmocka_unit_test(ranks_of_a_smaller_communicator_are_found_in_the_job),
-        cmocka_unit_test(a_wrong_line_is_named),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
