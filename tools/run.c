@@ -82,7 +82,6 @@ static int be_the_parent(const struct run_values *v, const struct dp_process *pr
         run_report(v, process, s, outcome); /* what the job returned goes before what that did */
         status = run_leave(outcome);
     }
-    stat_pairs_fini(&outcome->pairs);
     free(outcome);
     return status;
 }
@@ -155,7 +154,7 @@ static const struct arg args[] = {
      ARG_STRING, AT(traffic), .written = true},
     {"trace", 0, "FILE", "add to it what NCCL did when, over which rail, waiting for what: Perfetto",
      ARG_STRING, AT(trace), .written = true},
-    {"report", 0, "FILE", "add a line of JSON for every rank, and sum them up in the end",
+    {"report", 0, "FILE", "add a line of JSON for every rank",
      ARG_STRING, AT(report), .written = true},
     {"no-net", 0, NULL, "leave the network to NCCL", ARG_FLAG, AT(no_net), .min = 0},
     {"no-tuner", 0, NULL, "leave the choice of algorithms to NCCL", ARG_FLAG, AT(no_tuner),

@@ -109,8 +109,8 @@ static const struct format formats[] = {
     {"json", DP_FORMAT_JSON, NULL},  {"csv", DP_FORMAT_CSV, NULL},
     {"pytorch-csv", DP_FORMAT_PYTORCH, NULL},
 };
-static const char *const format_names[] = {"ascii", "svg", "perfetto", "text", "json", "csv", "pytorch-csv",
-                                           NULL};
+static const char *const format_names[] = {"ascii", "svg", "perfetto", "text", "json", "csv",
+                                           "pytorch-csv", NULL};
 
 static const struct format *find_format(const char *name)
 {

@@ -66,8 +66,6 @@ never_writes_over_its_input()
     [ -s "$work/t.json" ] || return
     echo '0 1' >"$work/graph"
     refuses 2 'is also an input, --file' mix show --file "$work/graph" -o "$work/graph" || return
-    refuses 2 'is also an input, --mixing' topo place 1f1b -P 1 -D 2 --synthetic gpu:2 \
-        --mixing "$work/graph" -o "$work/graph" || return
     [ "$(cat "$work/graph")" = '0 1' ] || return
     refuses 2 'is also what --traffic writes' run --traffic "$work/r" --report "$work/r" -- true
 }
@@ -91,8 +89,6 @@ refuses_what_is_not_utf8()
     printf 'mixing caf\351 workers=2 local=1\nround 0: {0 1}\n' >"$work/graph"
     refuses 2 "$work/graph: line 1, column 11: byte 0xe9, expected UTF-8" \
         mix check --file "$work/graph" || return
-    refuses 2 "$work/graph: line 1, column 11: byte 0xe9, expected UTF-8" \
-        topo place 1f1b -P 2 -D 2 --mixing "$work/graph" --synthetic gpu:4 || return
     refuses 2 "$work/mine: line 2, column 6: byte 0xe9, expected UTF-8" \
         topo nccl-xml --map "$work/mine" --synthetic gpu:1 || return
     refuses 2 "$work/mine: line 2, column 6: byte 0xe9, expected UTF-8" tune fit "$work/mine"

@@ -141,17 +141,14 @@ draws_good_svg()
 draws_what_it_is_asked_for()
 {
     run topo svg --synthetic 'dgx-h100 host:4' || return
-    [ "$(grep -c 'rect class="gpu"' "$work/out")" = 8 ] || wrong "not one host of four" || return
-    run topo svg --synthetic 'dgx-h100 host:4' --path node1/gpu0,node3/gpu0 || return
-    [ "$(grep -c 'rect class="gpu"' "$work/out")" = 16 ] || wrong "not two hosts" || return
-    [ "$(grep -c 'class="route"' "$work/out")" -ge 6 ] || wrong "no route"
+    [ "$(grep -c 'rect class="gpu"' "$work/out")" = 8 ] || wrong "not one host of four"
 }
 
 draws_shared_switches_in_each_host()
 {
-    run topo svg --synthetic 'gb200-nvl72 host:3' --path node0/gpu0,node2/gpu1 || return
-    [ "$(grep -c 'rect class="nvswitch"' "$work/out")" = 2 ] || wrong "not one bar a host" || return
-    [ "$(grep -c 'class="route"' "$work/out")" = 4 ] || wrong "no way from bar to bar, or no legend"
+    run topo svg --synthetic 'gb200-nvl72 host:3' || return
+    [ "$(grep -c 'rect class="nvswitch"' "$work/out")" = 1 ] || wrong "not one bar a host" || return
+    says "of 3 hosts"
 }
 
 # Arcs between GPUs end above the lower edge of their host.

@@ -7,6 +7,7 @@
 
 #include "run/run.h"
 
+#include "clock.h"
 #include "command.h"
 
 #include <errno.h>
@@ -20,111 +21,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-/* ---- what was sent to each peer -------------------------------------------------------------- */
-
-struct stat_seen {
-    int page; /* of those mapped */
-    uint32_t number;
-    struct stat_pair pair;
-};
-
-/* ---- looking --------------------------------------------------------------------------------- */
-
-/* 192.0.2.1:4000 and [fe80::1]:4000, without the port. */
-static void cut_port(char *peer)
-{
-    char *colon = strrchr(peer, ':');
-
-    if (colon && (strchr(peer, ':') == colon || (colon > peer && colon[-1] == ']')))
-        *colon = '\0';
-}
-
-static struct stat_seen *find(struct stat_pairs *p, int page, uint32_t number)
-{
-    for (int i = p->count - 1; i >= 0; i--)
-        if (p->seen[i].page == page && p->seen[i].number == number)
-            return &p->seen[i];
-    struct stat_seen *more = realloc(p->seen, ((size_t)p->count + 1) * sizeof(*more));
-    if (!more)
-        return NULL;
-    p->seen = more;
-    more[p->count] = (struct stat_seen){.page = page, .number = number};
-    return &more[p->count++];
-}
-
-static double sum_times(const struct stat_counts *c)
-{
-    double sum = 0;
-
-    for (int i = 0; i < DPN_STAT_TIMES; i++)
-        sum += (double)c->times[i];
-    return sum;
-}
-
-static void see(struct stat_pairs *p, int page, const struct stat_process *process,
-                const struct stat_connection *c)
-{
-    const double timed = sum_times(&c->counted);
-    struct stat_seen *seen =
-        c->way == DPN_STAT_SEND && timed > 0 ? find(p, page, c->number) : NULL;
-
-    if (!seen)
-        return;
-    snprintf(seen->pair.device, sizeof(seen->pair.device), "%s", process->devices[c->device].name);
-    snprintf(seen->pair.transport, sizeof(seen->pair.transport), "%s", c->transport);
-    snprintf(seen->pair.peer, sizeof(seen->pair.peer), "%s", c->peer);
-    cut_port(seen->pair.peer);
-    seen->pair.bytes = (double)c->counted.counts[DPN_STAT_BYTES];
-    seen->pair.ns = (double)c->counted.counts[DPN_STAT_TIMED_NS] / timed *
-                    (double)c->counted.counts[DPN_STAT_MESSAGES];
-}
-
-/* Look at the connections that are open now. */
-static void look_at_pairs(struct stat_pairs *p, const struct stat_mapped *m)
-{
-    struct stat_process *process = m->count ? stat_process_new() : NULL;
-
-    for (int i = 0; process && i < m->count; i++)
-        if (!stat_page_read((const void *)m->pages[i].head, process))
-            for (int c = 0; c < process->connection_count; c++)
-                see(p, i, process, &process->connections[c]);
-    if (process)
-        stat_process_free(process);
-}
-
-/* ---- adding up ------------------------------------------------------------------------------- */
-
-static bool is_same(const struct stat_pair *a, const struct stat_pair *b)
-{
-    return !strcmp(a->peer, b->peer) && !strcmp(a->device, b->device) &&
-           !strcmp(a->transport, b->transport);
-}
-
-/* By device, transport and peer, the address without its port. */
-static void sum_pairs(struct stat_pairs *p)
-{
-    p->pairs = calloc((size_t)p->count + 1, sizeof(*p->pairs));
-    p->pair_count = 0;
-    for (int i = 0; p->pairs && i < p->count; i++) {
-        int k = 0;
-        while (k < p->pair_count && !is_same(&p->pairs[k], &p->seen[i].pair))
-            k++;
-        if (k < p->pair_count) {
-            p->pairs[k].bytes += p->seen[i].pair.bytes;
-            p->pairs[k].ns += p->seen[i].pair.ns;
-        } else {
-            p->pairs[p->pair_count++] = p->seen[i].pair;
-        }
-    }
-}
-
-void stat_pairs_fini(struct stat_pairs *p)
-{
-    free(p->seen);
-    free(p->pairs);
-    *p = (struct stat_pairs){0};
-}
 
 enum { LOOK_MS = 200 };
 
@@ -234,14 +130,6 @@ static bool has_ended(pid_t child, struct run_outcome *out)
     return true;
 }
 
-static int64_t clock_ns(clockid_t clock)
-{
-    struct timespec t;
-
-    clock_gettime(clock, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
 /* What the terminal sent to the command it sent to us, too: where the command has ended from it before
  * it was looked at here, it must not end us once signals are let through again. */
 static void drop_pending(const sigset_t *signals)
@@ -263,7 +151,6 @@ static void await(pid_t child, const sigset_t *signals, struct stat_mapped *net,
         if (got > 0 && got != SIGCHLD)
             pass_on(child, &info);
         stat_map(net, &stat_net_kind, getenv("DUALPIPE_NET_STAT_DIR"), is_of_the_job);
-        look_at_pairs(&out->pairs, net);
         stat_map(preload, &stat_preload_kind, getenv("DUALPIPE_PRELOAD_STAT_DIR"), is_of_the_job);
         if (has_ended(child, out))
             break;
@@ -273,13 +160,13 @@ static void await(pid_t child, const sigset_t *signals, struct stat_mapped *net,
 
 int run_job(char **command, void (*has_begun)(void *user), void *user, struct run_outcome *out)
 {
-    const int64_t began_ns = clock_ns(CLOCK_MONOTONIC);
+    const int64_t began_ns = now_ns();
     struct stat_mapped net = {0}, preload = {0};
     struct inherited before;
     sigset_t signals;
     pid_t child = -1;
 
-    *out = (struct run_outcome){.began_ns = clock_ns(CLOCK_REALTIME)};
+    *out = (struct run_outcome){0};
     sigemptyset(&signals);
     sigaddset(&signals, SIGCHLD);
     for (size_t i = 0; i < sizeof(passed_on) / sizeof(passed_on[0]); i++)
@@ -292,10 +179,9 @@ int run_job(char **command, void (*has_begun)(void *user), void *user, struct ru
         has_begun(user);
         await(child, &signals, &net, &preload, out);
     }
-    out->seconds = (double)(clock_ns(CLOCK_MONOTONIC) - began_ns) / 1e9;
+    out->seconds = (double)(now_ns() - began_ns) / 1e9;
     out->processes = stat_pages_sum(&net, &out->sent);
     stat_mapped_fini(&net);
-    sum_pairs(&out->pairs);
     out->preload_processes = preload.count;
     stat_preload_sum(&preload, out->preload);
     stat_mapped_fini(&preload);

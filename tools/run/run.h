@@ -17,24 +17,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* ---- what was sent to each peer -------------------------------------------------------------- */
-
-/* As last seen while connections were open: when one closes, its counters join those of its device. */
-struct stat_pair {
-    char device[DPN_STAT_DEVICE_LEN], transport[16], peer[DPN_STAT_NAME_LEN];
-    double bytes;
-    double ns; /* from isend to done, of all messages, by those that are timed */
-};
-
-/* Zeroed memory is an empty list. */
-struct stat_pairs {
-    int count, pair_count;
-    struct stat_seen *seen; /* [count] connections */
-    struct stat_pair *pairs; /* [pair_count], once the job has ended */
-};
-
-void stat_pairs_fini(struct stat_pairs *p);
-
 /* The command line. */
 struct run_values {
     struct tune_source source;
@@ -91,13 +73,11 @@ int run_number(const struct run_values *v, const char *command, struct dp_proces
 enum { RUN_EXIT_CANNOT = 126, RUN_EXIT_NOT_FOUND = 127 };
 
 struct run_outcome {
-    int64_t began_ns; /* CLOCK_REALTIME, which the ranks of one machine share */
     int how;          /* as wait has it */
     double seconds, cpu_seconds;
     double most_bytes;    /* of memory, the largest of its processes */
     int processes;        /* that have counted in the net plugin */
     struct stat_sum sent; /* what they have counted */
-    struct stat_pairs pairs;
     int preload_processes; /* that have counted in the preload library */
     uint64_t preload[DPO_COUNTERS];
 };
@@ -115,9 +95,8 @@ int run_leave(const struct run_outcome *outcome);
 
 /* ---- report ---------------------------------------------------------------------------------- */
 
-/* A line of JSON for this rank joins the file of --report; what this rank, and those whose lines
- * come to the file in time, have done, on standard error, by the first rank alone. 0 or an EXIT_
- * value. */
+/* A line of JSON for this rank joins the file of --report; what the first rank has done is also said on
+ * standard error. 0 or an EXIT_ value. */
 int run_report(const struct run_values *v, const struct dp_process *process,
                const struct run_settings *s, const struct run_outcome *outcome);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * svg.c - `dualpipe topo svg`: a topology as a stand-alone picture for a report. Lines are as wide as
- * their links are fast, the routes that were asked for stand out.
+ * their links are fast.
  */
 #include "config.h" /* open_memstream */
 
@@ -30,8 +30,7 @@ static const char style[] =
     ".c2c{stroke:#2f8564}\n"
     ".net{stroke:#c98f1f}.link{fill:none;stroke-linecap:round}\n"
     ".unsure{stroke-dasharray:5 4}.bad{stroke:#d65a24;stroke-dasharray:5 4}\n"
-    ".route{stroke:#d6245d;fill:none;stroke-linecap:round;opacity:.85}.rail{fill:#fff3d6;"
-    "stroke:#c98f1f}\n"
+    ".rail{fill:#fff3d6;stroke:#c98f1f}\n"
     "@media (prefers-color-scheme:dark){.bg{fill:#14171c}.t,.k{fill:#e6e9ef}}\n"
     "</style>\n";
 
@@ -199,7 +198,7 @@ static void put_host(const struct topo_svg *v, const struct topo_hosts *alike, i
     size_t len;
     FILE *f = open_memstream(&heading, &len);
     if (f) {
-        if (alike->first[number] == number && !v->picked)
+        if (alike->first[number] == number)
             topo_hosts_put(v->t, alike, number, f);
         else
             fputs(dp_topology_label(v->t, host, label), f);
@@ -264,7 +263,6 @@ static void put_legend(const struct topo_svg *v)
     } entries[] = {
         {any_link(v, DP_TOPO_RATE_UNKNOWN), "link pci unsure", "not known"},
         {any_link(v, DP_TOPO_DEGRADED), "link bad", "could be faster"},
-        {v->picked, "route", "the chosen route"},
     };
     double x = 24;
 
@@ -323,74 +321,13 @@ static void put_picture(const struct topo_svg *v, const struct topo_hosts *alike
 struct svg_args {
     struct topo_args common;
     const char *title;
-    struct arg_list paths;
 };
 
-static void draw_host(struct topo_svg *v, int32_t host)
+static int draw(struct topo_svg *v, const struct topo_hosts *alike)
 {
-    for (int i = 0; i < v->host_count; i++)
-        if (v->hosts[i] == host)
-            return;
-    if (host >= 0 && v->host_count < TOPO_SVG_HOSTS_MAX)
-        v->hosts[v->host_count++] = host;
-}
-
-/* The first and the last NIC of a route between hosts. */
-static void mark_cable(struct topo_svg *v, const struct dp_topo_path *p)
-{
-    int32_t nics[2] = {-1, -1};
-
-    for (int32_t i = 0; i <= p->hops; i++)
-        if (v->t->nodes[p->nodes[i]].kind == DP_TOPO_NIC) {
-            nics[0] = nics[0] < 0 ? p->nodes[i] : nics[0];
-            nics[1] = p->nodes[i];
-        }
-    if (nics[0] == nics[1] || v->cable_count == TOPO_SVG_WAYS_MAX ||
-        v->t->nodes[nics[0]].host == v->t->nodes[nics[1]].host)
-        return;
-    memcpy(v->cables[v->cable_count++], nics, sizeof(nics));
-}
-
-/* "A,B": mark the links of the route, and draw the hosts that it begins and ends in. */
-static int mark(struct topo_svg *v, const char *pair)
-{
-    const char *comma = strchr(pair, ',');
-    char name[DP_TOPO_LABEL_LEN];
-    struct dp_topo_path p;
-    int32_t a, b;
-
-    if (!comma || comma - pair >= (int)sizeof(name)) {
-        command_misused("--path %s: expected two nodes, as in gpu0,nic1", pair);
-        return DP_EINVAL;
-    }
-    snprintf(name, sizeof(name), "%.*s", (int)(comma - pair), pair);
-    int err = dp_topology_find(v->t, name, &a);
-    if (!err)
-        err = dp_topology_find(v->t, comma + 1, &b);
-    if (!err)
-        err = dp_topology_path(v->t, a, b, &p);
-    if (err)
-        return err;
-    for (int32_t i = 0; i < p.hops; i++)
-        v->marked[p.links[i]] = true;
-    mark_cable(v, &p);
-    draw_host(v, v->t->nodes[a].host);
-    draw_host(v, v->t->nodes[b].host);
-    return 0;
-}
-
-static int draw(struct topo_svg *v, const struct svg_args *a, const struct topo_hosts *alike)
-{
-    int err = 0;
-
-    v->picked = a->paths.count > 0;
-    for (size_t i = 0; i < a->paths.count && !err; i++)
-        err = mark(v, a->paths.items[i]);
-    for (int32_t i = 0; i < v->t->host_count && !a->paths.count; i++)
+    for (int32_t i = 0; i < v->t->host_count && v->host_count < TOPO_SVG_HOSTS_MAX; i++)
         if (alike->first[i] == i)
-            draw_host(v, alike->nodes[i]);
-    if (err)
-        return err;
+            v->hosts[v->host_count++] = alike->nodes[i];
     topo_svg_lay_out(v);
     put_picture(v, alike);
     return topo_finish(v->to);
@@ -405,7 +342,6 @@ static int write_svg(const void *values, const struct operands *operands, const 
     struct topo_svg v = {
         .t = t, .to = to, .title = a->title ? a->title : title,
         .boxes = calloc((size_t)t->node_count, sizeof(*v.boxes)),
-        .marked = calloc((size_t)t->link_count + 1, sizeof(*v.marked)),
     };
     int err = DP_ENOMEM;
 
@@ -415,10 +351,9 @@ static int write_svg(const void *values, const struct operands *operands, const 
     else
         snprintf(title, sizeof(title), "%.50s%s%.60s", dp_topology_label(t, 0, label),
                  t->nodes[0].model ? ", " : "", dp_topology_text(t, t->nodes[0].model));
-    if (alike && v.boxes && v.marked)
-        err = draw(&v, a, alike);
+    if (alike && v.boxes)
+        err = draw(&v, alike);
     free(v.boxes);
-    free(v.marked);
     free(alike);
     return err;
 }
@@ -426,8 +361,6 @@ static int write_svg(const void *values, const struct operands *operands, const 
 #define AT(member) .offset = offsetof(struct svg_args, member)
 
 static const struct arg args[] = {
-    {"path", 'p', "A,B", "draw the route from A to B, and only the hosts of such routes", ARG_LIST,
-     AT(paths)},
     {"title", 0, "TEXT", "over the picture", ARG_STRING, AT(title)},
 };
 
@@ -439,11 +372,10 @@ int run_topo_svg(int argc, char **argv)
     const struct usage usage = {
         .command = "dualpipe topo svg",
         .about = "Draw hosts as an SVG: NUMA nodes, PCI roots and switches, GPUs, NICs, and lines as\n"
-                 "wide as the links are fast. Hosts that are alike are drawn once. --path, which may\n"
-                 "be given several times, draws the route that data takes.",
+                 "wide as the links are fast. Hosts that are alike are drawn once.",
         .groups = groups,
         .examples = "  dualpipe topo svg -o here.svg\n"
-                    "  dualpipe topo svg --synthetic dgx-h100 --path gpu0,gpu4 -o dgx.svg\n",
+                    "  dualpipe topo svg --synthetic dgx-h100 -o dgx.svg\n",
     };
     struct svg_args a = {.title = NULL};
 

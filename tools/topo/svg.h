@@ -9,8 +9,8 @@
  *      |    [sw]       [sw]              [sw]      [sw]     |
  *      |  [gpu][nic] [gpu][nic]        ...                  |   devices in one row
  *      |        rail0      rail1                            |   what each NIC is cabled to
- *      |  [ nvswitch                                      ] |   with a line from host to host if
- *      +----------------------------------------------------+   they share it
+ *      |  [ nvswitch                                      ] |   also one that hosts share
+ *      +----------------------------------------------------+
  *      legend
  */
 #ifndef DP_TOOLS_TOPO_SVG_H
@@ -22,18 +22,14 @@ struct topo_box {
     double x, y, width, height; /* px; width 0: not drawn */
 };
 
-enum { TOPO_SVG_HOSTS_MAX = 16, TOPO_SVG_WAYS_MAX = 64 };
+enum { TOPO_SVG_HOSTS_MAX = 16 };
 
 struct topo_svg {
     const struct dp_topology *t;
     FILE *to;
     const char *title;
     struct topo_box *boxes; /* [nodes] */
-    bool *marked;           /* [links] on a way that was asked for */
-    int cable_count;        /* from NIC to NIC on such routes */
-    int32_t cables[TOPO_SVG_WAYS_MAX][2];
     int host_count;         /* drawn */
-    bool picked;            /* for the routes that were asked for: each stands for itself alone */
     int32_t hosts[TOPO_SVG_HOSTS_MAX];
     int32_t hubs[TOPO_SVG_HOSTS_MAX];         /* the NVSwitch that it shares with others; -1 */
     struct topo_box bars[TOPO_SVG_HOSTS_MAX]; /* what stands for that in each */
@@ -53,7 +49,7 @@ double topo_svg_middle(const struct topo_box *b);
 /* How far an arc between two boxes of a row hangs down. */
 double topo_svg_dip(const struct topo_box *a, const struct topo_box *b);
 bool topo_svg_is_drawn(const struct topo_svg *v, const struct dp_topo_link *l);
-/* All links between boxes, those on ways above the others. */
+/* All links between boxes. */
 void topo_svg_put_links(const struct topo_svg *v);
 
 #endif

@@ -105,18 +105,14 @@ bool topo_svg_is_drawn(const struct topo_svg *v, const struct dp_topo_link *l)
     return v->boxes[l->a].width > 0 && lower_box(v, l);
 }
 
-static void put_link(const struct topo_svg *v, int32_t link, bool on_way)
+static void put_link(const struct topo_svg *v, const struct dp_topo_link *l)
 {
-    const struct dp_topo_link *l = &v->t->links[link];
     const char *look = l->flags & DP_TOPO_DEGRADED ? " bad"
                        : l->flags & DP_TOPO_RATE_UNKNOWN ? " unsure" : "";
     char word[TOPO_WORD], rate[TOPO_WORD];
 
-    if (on_way)
-        fputs("<path class=\"route\"", v->to);
-    else
-        fprintf(v->to, "<path class=\"link %s%s\"", dp_topo_link_kind_name(l->kind), look);
-    fprintf(v->to, " stroke-width=\"%.1f\" d=\"", topo_svg_width(l) + (on_way ? 2.5 : 0));
+    fprintf(v->to, "<path class=\"link %s%s\" stroke-width=\"%.1f\" d=\"",
+            dp_topo_link_kind_name(l->kind), look, topo_svg_width(l));
     put_line(v->to, l, &v->boxes[l->a], lower_box(v, l));
     fputs("\"><title>", v->to);
     text_put_xml(v->to, topo_link(l, word), -1);
@@ -125,55 +121,9 @@ static void put_link(const struct topo_svg *v, int32_t link, bool on_way)
     fputs("</title></path>\n", v->to);
 }
 
-/* Between hosts: down beside what the NIC's port is called, along the left edge past what lies between,
- * and up to the other NIC. The fabric itself is not drawn. */
-static void put_cable(const struct topo_svg *v, int number)
-{
-    enum { BESIDE = 38, BELOW = 31, EDGE = 18 };
-    const struct topo_box *a = &v->boxes[v->cables[number][0]], *b = &v->boxes[v->cables[number][1]];
-    double from = topo_svg_middle(a) + BESIDE, end = topo_svg_middle(b) + BESIDE;
-    double edge = EDGE - 5 * (number % 3), down = BELOW + 3 * (number % 3);
-
-    fputs("<path class=\"route\" stroke-width=\"4\" stroke-linejoin=\"round\" d=\"", v->to);
-    fprintf(v->to, "M%.1f %.1fv%.1fH%.1fV%.1fH%.1fv%.1f\"/>\n", from, a->y + a->height, down, edge,
-            b->y + b->height + down, end, -down);
-}
-
-static bool is_marked_to(const struct topo_svg *v, int host)
-{
-    for (int32_t i = 0; i < v->t->link_count; i++)
-        if (v->marked[i] && v->t->links[i].b == v->hubs[host] &&
-            v->t->nodes[v->t->links[i].a].host == v->hosts[host])
-            return true;
-    return false;
-}
-
-/* From the bar of a host to that of the next one that shares its NVSwitches, along the right edge. */
-static void put_bus(const struct topo_svg *v, int host)
-{
-    const struct topo_box *a = &v->bars[host], *b;
-    double edge = v->width - 14;
-    int next = host + 1;
-
-    while (next < v->host_count && v->hubs[next] != v->hubs[host])
-        next++;
-    if (v->hubs[host] < 0 || next == v->host_count)
-        return;
-    b = &v->bars[next];
-    fprintf(v->to, "<path class=\"%s\" stroke-width=\"8\" stroke-linejoin=\"round\" d=\"M%.1f "
-            "%.1fH%.1fV%.1fH%.1f\"/>\n",
-            is_marked_to(v, host) && is_marked_to(v, next) ? "route" : "link nvlink", a->x + a->width,
-            a->y + a->height / 2, edge, b->y + b->height / 2, b->x + b->width);
-}
-
 void topo_svg_put_links(const struct topo_svg *v)
 {
-    for (int i = 0; i < v->host_count; i++)
-        put_bus(v, i);
-    for (int i = 0; i < v->cable_count; i++)
-        put_cable(v, i);
-    for (int pass = 0; pass < 2; pass++)
-        for (int32_t i = 0; i < v->t->link_count; i++)
-            if (topo_svg_is_drawn(v, &v->t->links[i]) && (!pass || v->marked[i]))
-                put_link(v, i, pass);
+    for (int32_t i = 0; i < v->t->link_count; i++)
+        if (topo_svg_is_drawn(v, &v->t->links[i]))
+            put_link(v, &v->t->links[i]);
 }

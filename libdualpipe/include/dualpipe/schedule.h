@@ -457,8 +457,9 @@ enum dp_format {
  * *out is malloc'ed, NUL-terminated, *len without the NUL; len may be NULL. */
 DP_PUBLIC int dp_schedule_write(const struct dp_schedule *s, enum dp_format format, char **out,
                                 size_t *len);
-/* Read text or CSV back. DP_EINVAL names the line, what stood there and what was expected. Lists without any message get messages and frees by the passes. The result has not been
- * checked: call dp_schedule_check. */
+/* Read text or CSV back. DP_EINVAL names the line, what stood there and what was expected. Lists
+ * without any message get messages and frees by the passes. The result has not been checked: call
+ * dp_schedule_check. */
 DP_PUBLIC int dp_schedule_read(const char *text, size_t len, enum dp_format format,
                                struct dp_schedule **out);
 

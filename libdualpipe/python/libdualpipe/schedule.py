@@ -112,8 +112,9 @@ class Schedule:
 
     @classmethod
     def read(cls, text: str, format: str = "csv") -> "Schedule":
-        """Of a text in one of FORMATS but "json"; "pytorch" is the CSV of torch.distributed.pipelining. It has
-        not been checked. Raises DualpipeError, which names the line."""
+        """Of a text in one of FORMATS but "json"; "pytorch" is the CSV of
+        torch.distributed.pipelining. It has not been checked. Raises DualpipeError, which names the
+        line."""
         data = text.encode()
         return cls.__new__(cls)._take(
             new_object(lib.dp_schedule_read, "struct dp_schedule", data, len(data),

@@ -112,12 +112,14 @@ static void every_schedule_with_crossing_skips_passes_the_checker(void **state)
 
 static void expect_round_trip(struct dp_schedule *s)
 {
-    for (int format = DP_FORMAT_TEXT; format <= DP_FORMAT_CSV; format += DP_FORMAT_CSV - DP_FORMAT_TEXT) {
+    static const enum dp_format formats[] = {DP_FORMAT_TEXT, DP_FORMAT_CSV};
+
+    for (int i = 0; i < 2; i++) {
         struct dp_schedule *again;
         char *text;
         size_t len;
-        assert_int_equal(dp_schedule_write(s, (enum dp_format)format, &text, &len), 0);
-        if (dp_schedule_read(text, len, (enum dp_format)format, &again))
+        assert_int_equal(dp_schedule_write(s, formats[i], &text, &len), 0);
+        if (dp_schedule_read(text, len, formats[i], &again))
             fail_msg("%s: %s", dp_schedule_kind_name(s->kind), dp_last_error());
         assert_true(dp_schedule_equal(s, again));
         dp_schedule_free(again);
