@@ -107,8 +107,16 @@ leaves_out_what_needs_python()
     reports 'end: 0 failed'
 }
 
-# A stand-in for PyTorch below the library: copies that the report lacks are a failure, small ones are none.
-compares_what_was_counted()
+# judges FAILED PART - of a run in which a stand-in for PyTorch prints $work/counts.
+judges()
+{
+    COUNTS=$work/counts OUT=$work/report PYTHON=$work/python sh "$work/pack/longer.sh" --dry-run "$work/pack" "$2" \
+        >"$work/out" 2>&1 || :
+    reports "end: $1 failed"
+}
+
+# Copies that the library's report lacks are a failure, small ones are none; and so are messages by another net.
+judges_what_pytorch_says()
 {
     printf '#!/bin/sh\ncat "$COUNTS"\n' >"$work/python"
     chmod +x "$work/python"
@@ -118,15 +126,15 @@ pinned up 12.5 GB/s; by hand: 2 pinned (3145728 bytes), 10 copies up (10485760 b
   pinned memory  2 calls, $pinned bytes; 100.0 % of 1024 pages on the nearest node, 0 pages not known, 0 calls not placed
   copies         to the device $up bytes), to the host $down bytes), other 0 (0 bytes)
 END
-        COUNTS=$work/counts OUT=$work/report PYTHON=$work/python sh "$work/pack/longer.sh" --dry-run "$work/pack" \
-            preload >"$work/out" 2>&1 || :
-        reports "end: $ends failed" || return
+        judges "$ends" preload || return
     done <<ROWS
 4194304 12(10485800 10(10485760 0
 3145727 12(10485800 10(10485760 2
 4194304 9(10485760 10(10485760 2
 4194304 10(10485760 10(20971520 2
 ROWS
+    echo 'via NET/dualpipe/0 right: all-reduce' >"$work/counts" && judges 0 net || return
+    echo 'via NET/Socket/0 right: all-reduce' >"$work/counts" && judges 1 net
 }
 
 # A tool that is not there fails nothing.
@@ -143,7 +151,7 @@ it checks
 it says_what_failed
 it leaves_out_what_time_cuts_off
 it leaves_out_what_needs_python
-it compares_what_was_counted
+it judges_what_pytorch_says
 it refuses_what_is_no_part
 it leaves_out
 finish
