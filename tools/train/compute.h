@@ -53,20 +53,13 @@ struct compute_key {
 };
 
 struct compute_ops {
-    /* y[n][out] = x[n][in] w[in][out] + b[out] */
-    void (*linear_forward)(const struct compute *c, int n, int in, int out, const void *x,
-                           const real *w, const real *b, void *y);
-    void (*linear_backward)(const struct compute *c, int n, int in, int out, const void *dy,
-                            const real *w, void *dx);
-    void (*linear_weight)(const struct compute *c, int n, int in, int out, const void *x,
-                          const void *dy, real *dw, real *db);
-    /* The same with w[out][in], the table of an embedding. */
-    void (*table_forward)(const struct compute *c, int n, int in, int out, const void *x,
-                          const real *w, const real *b, void *y);
-    void (*table_backward)(const struct compute *c, int n, int in, int out, const void *dy,
-                           const real *w, void *dx);
-    void (*table_weight)(const struct compute *c, int n, int in, int out, const void *x,
-                         const void *dy, real *dw, real *db);
+    /* y[n][out] = x[n][in] w[in][out] + b[out]; table: with w[out][in], that of an embedding. */
+    void (*linear_forward)(const struct compute *c, int n, int in, int out, bool table,
+                           const void *x, const real *w, const real *b, void *y);
+    void (*linear_backward)(const struct compute *c, int n, int in, int out, bool table,
+                            const void *dy, const real *w, void *dx);
+    void (*linear_weight)(const struct compute *c, int n, int in, int out, bool table,
+                          const void *x, const void *dy, real *dw, real *db);
     /* Layer normalisation of each row: y = xhat gain + bias, xhat = (x - mean) rstd. The backward needs
      * xhat[n][width] and rstd[n], and *adds* to dx, which already holds the gradient that came round
      * the block on the residual path. */
@@ -120,11 +113,10 @@ struct compute_ops {
 /* A filling: functions of these names. */
 #define COMPUTE_OPS                                                                                \
     {                                                                                              \
-        linear_forward, linear_backward, linear_weight, table_forward, table_backward,             \
-            table_weight, norm_forward, norm_backward, norm_weight, attention_kept,                \
-            attention_scratch, attention_forward, attention_backward, gelu_forward, gelu_backward, \
-            dropout, embed_forward, embed_weight, entropy_forward, entropy_backward, add, copy,    \
-            zero, error, carry_out                                                                 \
+        linear_forward, linear_backward, linear_weight, norm_forward, norm_backward, norm_weight,  \
+            attention_kept, attention_scratch, attention_forward, attention_backward,              \
+            gelu_forward, gelu_backward, dropout, embed_forward, embed_weight, entropy_forward,    \
+            entropy_backward, add, copy, zero, error, carry_out                                    \
     }
 
 struct compute {

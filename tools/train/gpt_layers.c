@@ -360,17 +360,20 @@ static void block_forward(const struct part *p, const void *in, void *x)
     ops->copy(c, nc, in, x);
     ops->norm_forward(c, n, width, x, p->w[NORM1_GAIN], p->w[NORM1_BIAS], save.norm1, save.xhat1,
                       save.rstd1);
-    ops->linear_forward(c, n, width, 3 * width, save.norm1, p->w[QKV], p->w[QKV_BIAS], save.qkv);
+    ops->linear_forward(c, n, width, 3 * width, false, save.norm1, p->w[QKV], p->w[QKV_BIAS],
+                        save.qkv);
     ops->attention_forward(c, &p->attention, save.qkv, save.p, save.mixed);
-    ops->linear_forward(c, n, width, width, save.mixed, p->w[PROJ], p->w[PROJ_BIAS], p->branch);
+    ops->linear_forward(c, n, width, width, false, save.mixed, p->w[PROJ], p->w[PROJ_BIAS],
+                        p->branch);
     ops->dropout(c, p->keys[0], p->dropout_rate, nc, p->branch);
     ops->add(c, nc, p->branch, x);
 
     ops->norm_forward(c, n, width, x, p->w[NORM2_GAIN], p->w[NORM2_BIAS], save.norm2, save.xhat2,
                       save.rstd2);
-    ops->linear_forward(c, n, width, inner, save.norm2, p->w[UP], p->w[UP_BIAS], save.slope);
+    ops->linear_forward(c, n, width, inner, false, save.norm2, p->w[UP], p->w[UP_BIAS], save.slope);
     ops->gelu_forward(c, ni, save.slope, save.active);
-    ops->linear_forward(c, n, inner, width, save.active, p->w[DOWN], p->w[DOWN_BIAS], p->branch);
+    ops->linear_forward(c, n, inner, width, false, save.active, p->w[DOWN], p->w[DOWN_BIAS],
+                        p->branch);
     ops->dropout(c, p->keys[1], p->dropout_rate, nc, p->branch);
     ops->add(c, nc, p->branch, x);
 }
@@ -387,17 +390,17 @@ static void block_backward(const struct part *p, const void *gout, void *dx)
     ops->copy(c, nc, gout, dx);
     ops->copy(c, nc, dx, save.d_down);
     ops->dropout(c, p->keys[1], p->dropout_rate, nc, save.d_down);
-    ops->linear_backward(c, n, inner, width, save.d_down, p->w[DOWN], save.d_up);
+    ops->linear_backward(c, n, inner, width, false, save.d_down, p->w[DOWN], save.d_up);
     ops->gelu_backward(c, ni, save.slope, save.d_up);
-    ops->linear_backward(c, n, width, inner, save.d_up, p->w[UP], save.d_norm2);
+    ops->linear_backward(c, n, width, inner, false, save.d_up, p->w[UP], save.d_norm2);
     ops->norm_backward(c, n, width, save.d_norm2, p->w[NORM2_GAIN], save.xhat2, save.rstd2, dx);
 
     ops->copy(c, nc, dx, save.d_proj);
     ops->dropout(c, p->keys[0], p->dropout_rate, nc, save.d_proj);
-    ops->linear_backward(c, n, width, width, save.d_proj, p->w[PROJ], p->branch);
+    ops->linear_backward(c, n, width, width, false, save.d_proj, p->w[PROJ], p->branch);
     ops->attention_backward(c, &p->attention, save.qkv, save.p, save.mixed, p->branch,
                             save.d_qkv, p->scores);
-    ops->linear_backward(c, n, width, 3 * width, save.d_qkv, p->w[QKV], save.d_norm1);
+    ops->linear_backward(c, n, width, 3 * width, false, save.d_qkv, p->w[QKV], save.d_norm1);
     ops->norm_backward(c, n, width, save.d_norm1, p->w[NORM1_GAIN], save.xhat1, save.rstd1, dx);
 }
 
@@ -410,11 +413,14 @@ static void block_weight(const struct part *p)
 
     place_block(p, p->save, &save);
     ops->norm_weight(c, n, width, save.d_norm1, save.xhat1, p->dw[NORM1_GAIN], p->dw[NORM1_BIAS]);
-    ops->linear_weight(c, n, width, 3 * width, save.norm1, save.d_qkv, p->dw[QKV], p->dw[QKV_BIAS]);
-    ops->linear_weight(c, n, width, width, save.mixed, save.d_proj, p->dw[PROJ], p->dw[PROJ_BIAS]);
+    ops->linear_weight(c, n, width, 3 * width, false, save.norm1, save.d_qkv, p->dw[QKV],
+                       p->dw[QKV_BIAS]);
+    ops->linear_weight(c, n, width, width, false, save.mixed, save.d_proj, p->dw[PROJ],
+                       p->dw[PROJ_BIAS]);
     ops->norm_weight(c, n, width, save.d_norm2, save.xhat2, p->dw[NORM2_GAIN], p->dw[NORM2_BIAS]);
-    ops->linear_weight(c, n, width, inner, save.norm2, save.d_up, p->dw[UP], p->dw[UP_BIAS]);
-    ops->linear_weight(c, n, inner, width, save.active, save.d_down, p->dw[DOWN], p->dw[DOWN_BIAS]);
+    ops->linear_weight(c, n, width, inner, false, save.norm2, save.d_up, p->dw[UP], p->dw[UP_BIAS]);
+    ops->linear_weight(c, n, inner, width, false, save.active, save.d_down, p->dw[DOWN],
+                       p->dw[DOWN_BIAS]);
 }
 
 static const struct part_ops block = {block_save_bytes, block_forward, block_backward, block_weight};
@@ -455,8 +461,8 @@ static void head_forward(const struct part *p, const void *in, void *out)
     place_head(p, p->save, &save);
     c->ops->norm_forward(c, p->n, p->width, in, p->w[FINAL_GAIN], p->w[FINAL_BIAS], save.norm,
                          save.xhat, save.rstd);
-    (p->tied ? c->ops->table_forward : c->ops->linear_forward)(
-        c, p->n, p->width, GPT_BYTES, save.norm, p->w[HEAD], p->w[HEAD_BIAS], out);
+    c->ops->linear_forward(c, p->n, p->width, GPT_BYTES, p->tied, save.norm, p->w[HEAD],
+                           p->w[HEAD_BIAS], out);
 }
 
 static void head_backward(const struct part *p, const void *gout, void *gin)
@@ -466,8 +472,7 @@ static void head_backward(const struct part *p, const void *gout, void *gin)
 
     place_head(p, p->save, &save);
     c->ops->copy(c, (size_t)p->n * GPT_BYTES, gout, save.d_logits);
-    (p->tied ? c->ops->table_backward : c->ops->linear_backward)(c, p->n, p->width, GPT_BYTES, gout,
-                                                                 p->w[HEAD], save.d_norm);
+    c->ops->linear_backward(c, p->n, p->width, GPT_BYTES, p->tied, gout, p->w[HEAD], save.d_norm);
     c->ops->zero(c, numbers_of(p), gin);
     c->ops->norm_backward(c, p->n, p->width, save.d_norm, p->w[FINAL_GAIN], save.xhat, save.rstd,
                           gin);
@@ -481,8 +486,8 @@ static void head_weight(const struct part *p)
     place_head(p, p->save, &save);
     c->ops->norm_weight(c, p->n, p->width, save.d_norm, save.xhat, p->dw[FINAL_GAIN],
                         p->dw[FINAL_BIAS]);
-    (p->tied ? c->ops->table_weight : c->ops->linear_weight)(
-        c, p->n, p->width, GPT_BYTES, save.norm, save.d_logits, p->dw[HEAD], p->dw[HEAD_BIAS]);
+    c->ops->linear_weight(c, p->n, p->width, GPT_BYTES, p->tied, save.norm, save.d_logits,
+                          p->dw[HEAD], p->dw[HEAD_BIAS]);
 }
 
 static const struct part_ops head = {head_save_bytes, head_forward, head_backward, head_weight};

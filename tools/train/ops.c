@@ -306,41 +306,28 @@ static void rows_sum(int n, int width, const real *y, real *b)
 
 /* ---- linear -------------------------------------------------------------------------------- */
 
-static void linear_forward(C, int n, int in, int out, const void *x, const real *w, const real *b,
-                           void *y)
+static void linear_forward(C, int n, int in, int out, bool table, const void *x, const real *w,
+                           const real *b, void *y)
 {
     rows_fill(n, out, b, y);
-    gemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, out, in, 1, x, in, w, out, 1, y, out);
+    gemm(CblasRowMajor, CblasNoTrans, table ? CblasTrans : CblasNoTrans, n, out, in, 1, x, in, w,
+         table ? in : out, 1, y, out);
 }
 
-static void linear_backward(C, int n, int in, int out, const void *dy, const real *w, void *dx)
+static void linear_backward(C, int n, int in, int out, bool table, const void *dy, const real *w,
+                            void *dx)
 {
-    gemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, in, out, 1, dy, out, w, out, 0, dx, in);
+    gemm(CblasRowMajor, CblasNoTrans, table ? CblasNoTrans : CblasTrans, n, in, out, 1, dy, out, w,
+         table ? in : out, 0, dx, in);
 }
 
-static void linear_weight(C, int n, int in, int out, const void *x, const void *dy, real *dw,
-                          real *db)
+static void linear_weight(C, int n, int in, int out, bool table, const void *x, const void *dy,
+                          real *dw, real *db)
 {
-    gemm(CblasRowMajor, CblasTrans, CblasNoTrans, in, out, n, 1, x, in, dy, out, 1, dw, out);
-    rows_sum(n, out, dy, db);
-}
-
-static void table_forward(C, int n, int in, int out, const void *x, const real *w, const real *b,
-                          void *y)
-{
-    rows_fill(n, out, b, y);
-    gemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, out, in, 1, x, in, w, in, 1, y, out);
-}
-
-static void table_backward(C, int n, int in, int out, const void *dy, const real *w, void *dx)
-{
-    gemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, in, out, 1, dy, out, w, in, 0, dx, in);
-}
-
-static void table_weight(C, int n, int in, int out, const void *x, const void *dy, real *dw,
-                         real *db)
-{
-    gemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, in, n, 1, dy, out, x, in, 1, dw, in);
+    if (table)
+        gemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, in, n, 1, dy, out, x, in, 1, dw, in);
+    else
+        gemm(CblasRowMajor, CblasTrans, CblasNoTrans, in, out, n, 1, x, in, dy, out, 1, dw, out);
     rows_sum(n, out, dy, db);
 }
 

@@ -61,19 +61,20 @@ static void product(C, const struct product_args *p)
         r->err = err;
 }
 
-static void linear_forward(C, int n, int in, int out, const void *x, const real *w,
+static void linear_forward(C, int n, int in, int out, bool table, const void *x, const real *w,
                            const real *b, void *y)
 {
     product(c, &(struct product_args){.m = n, .n = out, .k = in, .a_row = in, .a_column = 1,
-                                      .b_row = out, .b_column = 1, .a = x, .b = low(c, w),
-                                      .bias = low(c, b), .c = y});
+                                      .b_row = table ? 1 : out, .b_column = table ? in : 1,
+                                      .a = x, .b = low(c, w), .bias = low(c, b), .c = y});
 }
 
-static void linear_backward(C, int n, int in, int out, const void *dy, const real *w, void *dx)
+static void linear_backward(C, int n, int in, int out, bool table, const void *dy, const real *w,
+                            void *dx)
 {
     product(c, &(struct product_args){.m = n, .n = in, .k = out, .a_row = out, .a_column = 1,
-                                      .b_row = 1, .b_column = out, .a = dy, .b = low(c, w),
-                                      .c = dx});
+                                      .b_row = table ? in : 1, .b_column = table ? 1 : out,
+                                      .a = dy, .b = low(c, w), .c = dx});
 }
 
 static void columns(C, int n, int width, const void *dy, const void *xhat, float *sums, float *dgain)
@@ -96,36 +97,14 @@ static void columns(C, int n, int width, const void *dy, const void *xhat, float
            args);
 }
 
-static void linear_weight(C, int n, int in, int out, const void *x, const void *dy, real *dw,
-                          real *db)
+static void linear_weight(C, int n, int in, int out, bool table, const void *x, const void *dy,
+                          real *dw, real *db)
 {
-    product(c, &(struct product_args){.m = in, .n = out, .k = n, .a_row = 1, .a_column = in,
-                                      .b_row = out, .b_column = 1, .accumulate = 1, .wide = 1,
-                                      .a = x, .b = dy, .c = dw});
-    columns(c, n, out, dy, NULL, db, NULL);
-}
+    const int rows = table ? out : in, across = table ? in : out;
 
-static void table_forward(C, int n, int in, int out, const void *x, const real *w,
-                          const real *b, void *y)
-{
-    product(c, &(struct product_args){.m = n, .n = out, .k = in, .a_row = in, .a_column = 1,
-                                      .b_row = 1, .b_column = in, .a = x, .b = low(c, w),
-                                      .bias = low(c, b), .c = y});
-}
-
-static void table_backward(C, int n, int in, int out, const void *dy, const real *w, void *dx)
-{
-    product(c, &(struct product_args){.m = n, .n = in, .k = out, .a_row = out, .a_column = 1,
-                                      .b_row = in, .b_column = 1, .a = dy, .b = low(c, w),
-                                      .c = dx});
-}
-
-static void table_weight(C, int n, int in, int out, const void *x, const void *dy, real *dw,
-                         real *db)
-{
-    product(c, &(struct product_args){.m = out, .n = in, .k = n, .a_row = 1, .a_column = out,
-                                      .b_row = in, .b_column = 1, .accumulate = 1, .wide = 1,
-                                      .a = dy, .b = x, .c = dw});
+    product(c, &(struct product_args){.m = rows, .n = across, .k = n, .a_row = 1, .a_column = rows,
+                                      .b_row = across, .b_column = 1, .accumulate = 1, .wide = 1,
+                                      .a = table ? dy : x, .b = table ? x : dy, .c = dw});
     columns(c, n, out, dy, NULL, db, NULL);
 }
 
