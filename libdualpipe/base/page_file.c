@@ -4,7 +4,6 @@
 #include "base/page_file.h"
 
 #include "base/clock.h"
-#include "base/fail.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -17,25 +16,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void no_page(const struct dp_page_kind *kind, const char *what, const char *where,
-                    const char *why)
-{
-    dp_log(DP_LOG_WARN, "%s: nothing is counted: cannot %s %s: %s", kind->option, what, where, why);
-}
-
-/* The directory must be this user's, and closed to all others. -1: it cannot be used. */
-static int open_directory(const struct dp_page_kind *kind, const char *name)
+/* The directory must be this user's, and closed to all others. -1: it cannot be used, for *why. */
+static int open_directory(const char *name, const char **why)
 {
     struct stat st;
     int fd = mkdir(name, 0700) && errno != EEXIST
                  ? -1
                  : open(name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 
-    if (fd < 0 || fstat(fd, &st))
-        no_page(kind, "open", name, dp_errno_text(errno));
-    else if (st.st_uid != geteuid() || st.st_mode & 077)
-        no_page(kind, "use", name, "it is not this user's alone (mode 0700)");
-    else
+    *why = fd < 0 && errno != ENOTDIR ? strerror(errno)
+           : fd < 0 || fstat(fd, &st) || st.st_uid != geteuid() || st.st_mode & 077
+               ? "expected a directory of this user alone, of mode 700"
+               : NULL;
+    if (!*why)
         return fd;
     if (fd >= 0)
         close(fd);
@@ -151,16 +144,19 @@ void *dp_page_new(const char *directory, const struct dp_page_kind *kind, char *
         snprintf(usual, sizeof(usual), DP_PAGE_DIRECTORY "%ld", (long)geteuid());
         directory = usual;
     }
-    const int dir = open_directory(kind, directory);
-    if (dir < 0)
+    const char *why;
+    const int dir = open_directory(directory, &why);
+    if (dir < 0) {
+        snprintf(path, len, "%s: %s", directory, why);
         return NULL;
+    }
     sweep(kind, dir);
     if (getrandom(&salt, sizeof(salt), 0) < 0)
         salt = 0; /* the number of the process will do */
     snprintf(name, sizeof(name), "%ld-%08x%s", (long)getpid(), salt, kind->suffix);
     int err = make_file(kind, dir, name, &page);
     if (err)
-        no_page(kind, "make a page in", directory, dp_errno_text(err));
+        snprintf(path, len, "%s: cannot make a page: %s", directory, strerror(err));
     else
         snprintf(path, len, "%s/%s", directory, name);
     close(dir);

@@ -5,6 +5,7 @@
 #include "nccl-plugin/net/stat.h"
 
 #include "base/clock.h"
+#include "base/fail.h"
 #include "base/page_file.h"
 #include "nccl-plugin/net/comm.h"
 
@@ -100,6 +101,8 @@ static void ensure_page(void)
         pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     is_watching = true;
     page = dp_page_new(dpn_options.stat_dir, &kind, path, sizeof(path));
+    if (!page)
+        dp_log(DP_LOG_WARN, "%s: nothing is counted: %s", kind.option, path);
 }
 
 static struct dpn_stat_connection *find_place(void)

@@ -6,6 +6,7 @@
 
 #include "nccl-plugin/profiler/counters.h"
 
+#include "base/fail.h"
 #include "base/page_file.h"
 #include "nccl-plugin/options.h"
 
@@ -88,8 +89,12 @@ static void ensure_page(void)
     if (!o->stat)
         return;
     struct dpn_profile_page *made = dp_page_new(o->stat_dir, &kind, path, sizeof(path));
-    if (made)
-        page = made;
+    if (!made) {
+        dp_log(DP_LOG_WARN, "%s: nothing is counted: %s", kind.option, path);
+        path[0] = '\0';
+        return;
+    }
+    page = made;
 }
 
 void dpn_counters_lost(void)

@@ -5,6 +5,7 @@
 
 #include "offload/preload/real.h"
 
+#include "base/fail.h"
 #include "base/launchers.h"
 #include "base/page_file.h"
 #include "base/text.h"
@@ -40,8 +41,11 @@ static void make_page(void)
     static const struct dp_page_kind kind = {DPO_PAGE_KIND};
     void *made = dp_page_new(options.stat_dir, &kind, page_path, sizeof(page_path));
 
-    if (!made)
+    if (!made) {
+        dp_log(DP_LOG_WARN, "%s: nothing is counted: %s", kind.option, page_path);
+        page_path[0] = '\0';
         return;
+    }
     page = made;
     pthread_atfork(NULL, NULL, leave_page);
 }

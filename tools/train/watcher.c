@@ -9,115 +9,39 @@
 #include "draw/draw.h"
 #include "files.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 /* ---- the page --------------------------------------------------------------------------------- */
 
-static const struct dp_page_kind kind = {TRAIN_PAGE_KIND};
+/* Behind the head, of the page that is being made. */
+static const struct train_page *begun;
 
-/* Processes that were killed leave theirs behind. */
-static void sweep(const char *directory)
+static void fill(void *page)
 {
-    DIR *list = opendir(directory);
+    const size_t head = sizeof(begun->head);
 
-    for (struct dirent *e; list && (e = readdir(list));) {
-        int fd = -1;
-        if (dp_page_is_name(e->d_name, kind.suffix))
-            fd = openat(dirfd(list), e->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        if (fd < 0)
-            continue;
-        if (dp_page_is_left(&kind, fd))
-            unlinkat(dirfd(list), e->d_name, 0);
-        close(fd);
-    }
-    if (list)
-        closedir(list);
+    memcpy((char *)page + head, (const char *)begun + head, sizeof(*begun) - head);
 }
 
-/* The directory must be this user's, and closed to all others. */
-static int make_directory(const char *name)
-{
-    struct stat st;
-
-    if ((mkdir(name, 0700) && errno != EEXIST) || lstat(name, &st))
-        return errno;
-    return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && !(st.st_mode & 077) ? 0 : EPERM;
-}
-
-/* Locked and filled before it has the name of a page. */
-static int make_file(struct page *p, const struct train_page *what)
-{
-    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    char early[sizeof(p->path) + 4];
-    struct timespec now;
-
-    snprintf(early, sizeof(early), "%s.new", p->path);
-    p->fd = open(early, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (p->fd < 0)
-        return errno;
-    int err = fcntl(p->fd, F_SETLK, &all) ? errno : posix_fallocate(p->fd, 0, sizeof(*p->at));
-    void *at =
-        err ? MAP_FAILED : mmap(NULL, sizeof(*p->at), PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
-    if (at != MAP_FAILED) {
-        struct train_page *page = at;
-        *page = *what;
-        clock_gettime(CLOCK_REALTIME, &now);
-        memcpy(page->head.magic, kind.magic, sizeof(page->head.magic));
-        page->head.version = kind.version;
-        page->head.bytes = kind.bytes;
-        page->head.pid = getpid();
-        page->head.opened_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-    }
-    if (!err && (at == MAP_FAILED || rename(early, p->path)))
-        err = errno;
-    if (!err) {
-        p->at = at;
-        return 0;
-    }
-    if (at != MAP_FAILED)
-        munmap(at, sizeof(*p->at));
-    unlink(early);
-    close(p->fd);
-    return err;
-}
-
-/* `what` has all but magic, version, bytes, pid and time. A page that cannot be made where --stat-dir
- * (`option`), or the variable, wants it is a warning; the job goes on without. */
+/* `what` has all but the head. A page that cannot be made where --stat-dir (`option`), or the variable,
+ * wants it is a warning; the job goes on without. */
 static void page_open(struct page *p, const char *option, const struct train_page *what)
 {
     static const char variable[] = "DUALPIPE_NET_STAT_DIR";
-    const char *set = getenv(variable), *given = option ? option : set && *set ? set : NULL;
-    char usual[64];
-    uint32_t salt = 0;
+    static const struct dp_page_kind kind = {TRAIN_PAGE_KIND, .fill = fill};
+    const char *set = getenv(variable);
 
-    *p = (struct page){0};
-    snprintf(usual, sizeof(usual), DP_PAGE_DIRECTORY "%ld", (long)geteuid());
-    const char *name = given ? given : usual;
-    int err = make_directory(name);
-    if (getrandom(&salt, sizeof(salt), 0) < 0)
-        salt = 0; /* the number of the process will do */
-    if (snprintf(p->path, sizeof(p->path), "%s/%ld-%08x%s", name, (long)getpid(), salt,
-                 kind.suffix) >= (int)sizeof(p->path) - 8)
-        err = ENAMETOOLONG;
-    if (!err) {
-        sweep(name);
-        err = make_file(p, what);
-    }
-    if (err && given)
-        fprintf(stderr, "dualpipe: warning: %s %s: %s; 'dualpipe stat' will not show rank %d\n",
-                option ? "--stat-dir" : variable, given,
-                err == EPERM ? "expected a directory of this user alone, of mode 700" : strerror(err),
-                what->rank);
+    begun = what;
+    p->at = dp_page_new(option ? option : set, &kind, p->path, sizeof(p->path));
+    if (!p->at && (option || (set && *set)))
+        fprintf(stderr, "dualpipe: warning: %s %s; 'dualpipe stat' will not show rank %d\n",
+                option ? kind.option : variable, p->path, what->rank);
 }
 
 static void page_step(struct page *p, const struct train_page_step *now)
@@ -135,7 +59,6 @@ static void page_close(struct page *p)
         return;
     unlink(p->path);
     munmap(p->at, sizeof(*p->at));
-    close(p->fd);
     *p = (struct page){0};
 }
 

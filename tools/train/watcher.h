@@ -14,7 +14,6 @@ enum { WATCHER_SLOW = 8 };
 /* The page (stat/train_page.h) by which `dualpipe stat` sees this process; zeroed memory has none. */
 struct page {
     struct train_page *at; /* NULL: none could be made, or none is wanted */
-    int fd;
     char path[4096];
 };
 
