@@ -14,28 +14,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define AT(member) .offset = offsetof(struct settings, member)
-static const struct arg options[] = {
-    {"schedule", 0, "KIND", "", ARG_STRING, AT(schedule_name)},
-    {"checkpoint", 0, "HOW", "", ARG_STRING, AT(checkpoint)},
-    {"ranks", 0, "N", "", ARG_INT, AT(ranks), .min = 1, .max = 1024},
-    {"microbatches", 0, "N", "", ARG_INT, AT(microbatches), .min = 1, .max = 65536},
-    {"slack", .type = ARG_OPTION, AT(how), .options = dp_trainer_options},
-    {"layers", 0, "N", "", ARG_INT, AT(layers), .min = 1, .max = GPT_MAX_LAYERS},
-    {"width", 0, "N", "", ARG_INT, AT(width), .min = 1, .max = 16384},
-    {"heads", 0, "N", "", ARG_INT, AT(heads), .min = 1, .max = 1024},
-    {"context", 0, "N", "", ARG_INT, AT(context), .min = 1, .max = 16384},
-    {"batch", 0, "N", "", ARG_INT, AT(batch), .min = 1, .max = 65536},
-    {"blocks", 0, "LIST", "", ARG_PARSE, AT(blocks), .parse = block_list_parse},
-    {"model", 0, "NAME", "", ARG_STRING, AT(model_name), "gpt"},
-    {"offload", 0, "PARTS", "", ARG_PARSE, AT(offload), .parse = offload_parts_parse},
-    {"device-memory", 0, "SIZE", "", ARG_BYTES, AT(device_memory), .min = 1, .max = 1e15},
-};
-static const struct arg_group groups[] = {{"plan", options, sizeof(options) / sizeof(options[0])},
-                                          {0}};
-static const struct usage usage = {.command = "fuzz", .about = "", .groups = groups,
-                                   .examples = ""};
-
 static struct settings values, back;
 
 /* A file's name for the bytes, until it is closed. */
@@ -61,8 +39,8 @@ static bool read_plan(const void *data, size_t size, struct settings *out, struc
     if (status)
         return false;
     memset(out, 0, sizeof(*out));
-    if (args_parse(&usage, (*plan)->argc, (*plan)->argv, out, &none, &status)) {
-        must(!plan_file_check(*plan, path, &usage, out));
+    if (args_parse(&settings_usage, (*plan)->argc, (*plan)->argv, out, &none, &status)) {
+        must(!plan_file_check(*plan, path, &settings_usage, out));
         return true;
     }
     plan_file_free(*plan);

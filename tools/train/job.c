@@ -5,6 +5,7 @@
  */
 #include "train/job.h"
 
+#include "digest.h"
 #include "launch.h"
 
 #include <dualpipe/survival.h>
@@ -13,53 +14,43 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What ranks have of an option: a whole number, a real one times 1e12, or a digest. */
+static int compare_option(const struct settings *s, struct dp_comm *comm, const char *name)
+{
+    char room[RESUME_WORD], what[64], *end;
+    const char *text = settings_value(s, name, room);
+    int64_t value = strtoll(text ? text : "", &end, 10);
+    const bool is_real = *end == '.' || *end == 'e';
+
+    if (is_real)
+        value = (int64_t)(strtod(text, &end) * 1e12);
+    if (*end)
+        value = (int64_t)digest_bytes(DIGEST_BEGIN, text, strlen(text));
+    snprintf(what, sizeof(what), "--%s%s", name, is_real ? " * 1e12" : "");
+    return dp_comm_agree(comm, what, (uint64_t)value);
+}
+
 /* Ranks that were started apart from each other may have been told different things: DP_EMISMATCH on
  * all ranks of comm. */
 static int compare(const struct job *j, struct dp_comm *comm)
 {
+    static const char *const options[] = {
+        "replicas", "mix-algorithm", "survive", "spare", "local-steps", "outer-rate", "outer-momentum",
+        "mix-factor", "mix-compress", "mix-staleness", "dtype", "microbatches", "slack", "layers",
+        "width", "heads", "context", "tie-embeddings", "batch", "steps", "warmup", "seed",
+        "eval-every", "sample", "temperature", "lr", "decay", "clip", "dropout", "delay-update",
+        "any-order", "order-blocks", "save-every",
+    };
     const struct settings *s = j->s;
-    const struct { const char *what; int64_t value;
-    } values[] = {
-        {"--replicas", s->how.replicas},
+    const struct { const char *what; uint64_t value;
+    } others[] = {
         {"--mix", s->how.sums},
-        {"--mix-algorithm", s->how.mixing.algorithm},
-        {"--survive", s->how.survive},
-        {"--spare", s->spares},
-        {"--local-steps", s->how.mixing.local_steps},
-        {"--outer-rate * 1e12", (int64_t)(s->how.mixing.outer_rate * 1e12)},
-        {"--outer-momentum * 1e12", (int64_t)(s->how.mixing.outer_momentum * 1e12)},
-        {"--mix-factor * 1e12", (int64_t)(s->how.mixing.factor * 1e12)},
-        {"--mix-compress", s->how.mixing.compression},
-        {"--mix-staleness", s->how.mixing.staleness},
         {"--device", settings_on_cuda(s)},
         {"--transport nccl", settings_by_nccl(s)},
-        {"--dtype", !strcmp(s->dtype, "bf16")},
-        {"--microbatches", s->microbatches},
-        {"--slack", s->how.schedule.slack},
-        {"--layers", s->layers},
-        {"--width", s->width},
-        {"--heads", s->heads},
-        {"--context", s->context},
-        {"--tie-embeddings", s->tied},
-        {"--batch", s->batch},
-        {"--steps", s->steps},
-        {"--warmup", s->how.rate.warmup},
-        {"--seed", s->how.seed},
-        {"length of --blocks", s->blocks.count},
-        {"--eval-every", s->eval_every},
-        {"--sample", s->sample},
-        {"--temperature * 1e12", (int64_t)(s->temperature * 1e12)},
-        {"--lr * 1e12", (int64_t)(s->how.rate.peak * 1e12)},
-        {"--decay * 1e12", (int64_t)(s->how.optimizer.weight_decay * 1e12)},
-        {"--clip * 1e6", (int64_t)(s->how.clip * 1e6)},
-        {"--dropout * 1e12", (int64_t)(s->dropout * 1e12)},
-        {"--delay-update", s->late},
-        {"--any-order", s->any_order},
-        {"--order-blocks", s->how.order_blocks},
+        {"length of --blocks", (uint64_t)s->blocks.count},
         {"--save", s->how.checkpoint.folder != NULL},
-        {"--save-every", s->how.checkpoint.every},
-        {"--resume", (int64_t)s->from.step},
-        {"length of --data", (int64_t)j->text->len},
+        {"--resume", s->from.step},
+        {"length of --data", j->text->len},
     };
     uint64_t first = j->text->digest;
     char what[32];
@@ -67,8 +58,10 @@ static int compare(const struct job *j, struct dp_comm *comm)
 
     if (!comm)
         return 0;
-    for (size_t i = 0; !err && i < sizeof(values) / sizeof(values[0]); i++)
-        err = dp_comm_agree(comm, values[i].what, (uint64_t)values[i].value);
+    for (size_t i = 0; !err && i < sizeof(options) / sizeof(options[0]); i++)
+        err = compare_option(s, comm, options[i]);
+    for (size_t i = 0; !err && i < sizeof(others) / sizeof(others[0]); i++)
+        err = dp_comm_agree(comm, others[i].what, others[i].value);
     for (int i = 0; !err && i < s->blocks.count; i++) {
         snprintf(what, sizeof(what), "--blocks, number %d", i);
         err = dp_comm_agree(comm, what, (uint64_t)s->blocks.items[i]);

@@ -231,7 +231,7 @@ static int describe(struct job *j, struct summary *summary, uint8_t *text)
         err = carry_out(j, measure_memory, &(struct weighing){j, summary});
     if (!err)
         err = measure_step(j, summary);
-    summary->offloaded = j->host && j->s->offload.any;
+    summary->offloaded = j->host && j->s->offload.text;
     return err || !summary->offloaded ? err
                                       : carry_out(j, measure_offload, &(struct weighing){j, summary});
 }

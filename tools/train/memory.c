@@ -110,7 +110,7 @@ static double memory_offloaded(const struct settings *s)
 
 double memory_of_rank(const struct settings *s, int rank)
 {
-    if (s->offload.any && !s->training)
+    if (s->offload.text && !s->training)
         return memory_offloaded(s);
     const int stages = s->training ? s->training->stages : 1;
     const int slots = s->training ? dp_schedule_slot_count(s->training, rank) : 1;

@@ -154,7 +154,7 @@ static int write_plan(const struct planner *p, const struct dp_trainer_plan *bes
         s->checkpoint = dp_recompute_name(best->recompute);
         s->how.schedule.slack = best->slack;
         s->microbatches = best->microbatches;
-        s->offload.any = s->offload.activations = best->offload;
+        s->offload.text = best->offload ? "activations" : NULL;
         s->device_memory = best->offload ? p->args->budget : 0;
         s->blocks.count = best->stages;
         for (int i = 0; i < best->stages; i++)
@@ -226,7 +226,7 @@ static bool check(const struct settings *s)
                         : s->prompt ? "--prompt"
                         : s->file   ? "--file"
                                     : "--blocks");
-    else if (s->how.replicas > 1 || s->offload.any || s->tied || settings_on_cuda(s))
+    else if (s->how.replicas > 1 || s->offload.text || s->tied || settings_on_cuda(s))
         command_misused("dualpipe plan: expected -D 1 and --device cpu, without --offload and "
                         "--tie-embeddings");
     else if (s->schedule_name && !strcmp(s->schedule_name, "none"))

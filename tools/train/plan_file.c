@@ -50,29 +50,17 @@ bool block_list_equal(const struct block_list *a, const struct block_list *b)
  * model a plan offloads activations only. */
 static const struct member {
     const char *name;
-    size_t offset;
-    enum { NUMBER, WORD, LIST, COUNT, PARTS, BYTES } type; /* the last three may be missing */
+    enum { NUMBER, WORD, LIST } type;
+    bool optional;
 } members[] = {
-    {"schedule", offsetof(struct settings, schedule_name), WORD},
-    {"checkpoint", offsetof(struct settings, checkpoint), WORD},
-    {"ranks", offsetof(struct settings, ranks), NUMBER},
-    {"microbatches", offsetof(struct settings, microbatches), NUMBER},
-    {"layers", offsetof(struct settings, layers), NUMBER},
-    {"width", offsetof(struct settings, width), NUMBER},
-    {"heads", offsetof(struct settings, heads), NUMBER},
-    {"context", offsetof(struct settings, context), NUMBER},
-    {"batch", offsetof(struct settings, batch), NUMBER},
-    {"blocks", offsetof(struct settings, blocks), LIST},
-    {"slack", offsetof(struct settings, how.schedule.slack), COUNT},
-    {"offload", offsetof(struct settings, offload), PARTS},
-    {"device-memory", offsetof(struct settings, device_memory), BYTES},
+    {"schedule", WORD, false},   {"checkpoint", WORD, false},     {"ranks", NUMBER, false},
+    {"microbatches", NUMBER, false}, {"layers", NUMBER, false},   {"width", NUMBER, false},
+    {"heads", NUMBER, false},    {"context", NUMBER, false},      {"batch", NUMBER, false},
+    {"blocks", LIST, false},     {"slack", NUMBER, true},         {"offload", WORD, true},
+    {"device-memory", NUMBER, true},
 };
+static const char *const expected[] = {"a number", "a word", "a list of numbers of blocks"};
 enum { MEMBERS = sizeof(members) / sizeof(members[0]), WORD_LEN = 64 };
-
-static const void *member_of(const struct settings *s, const struct member *m)
-{
-    return (const char *)s + m->offset;
-}
 
 /* "1,3,3,1" into *at, which has room for it. */
 static bool join_blocks(const json_t *list, char *at, size_t room)
@@ -101,9 +89,9 @@ static bool take_member(const json_t *root, const struct member *m, char *at, si
     room -= (size_t)used;
     if (m->type == LIST)
         return join_blocks(value, at, room);
-    if (m->type == WORD || m->type == PARTS)
+    if (m->type == WORD)
         return word && snprintf(at, room, "%s", word) < WORD_LEN;
-    return json_is_integer(value) && json_integer_value(value) >= (m->type != COUNT) &&
+    return json_is_integer(value) && json_integer_value(value) >= 0 &&
            snprintf(at, room, "%" JSON_INTEGER_FORMAT, json_integer_value(value)) > 0;
 }
 
@@ -113,16 +101,13 @@ enum { LINE = 8 * BLOCK_LIST_MAX }; /* room for a word */
 
 static int take_members(const char *path, const json_t *root, struct plan_file *plan)
 {
-    static const char *const expected[] = {"a number above 0", "a word",
-                                           "a list of numbers of blocks", "a number",
-                                           "parts of a model", "a number of bytes"};
     const char *program = json_string_value(json_object_get(root, "program"));
 
     if (!program || strcmp(program, program_name))
         return command_misused("--plan %s: program: expected \"%s\"", path, program_name);
     for (int i = 0; i < MEMBERS; i++) {
         char *at = plan->text + (size_t)i * LINE;
-        if (members[i].type >= COUNT && !json_object_get(root, members[i].name))
+        if (members[i].optional && !json_object_get(root, members[i].name))
             continue;
         if (!take_member(root, &members[i], at, LINE))
             return command_misused("--plan %s: %s: %s, expected %s", path, members[i].name,
@@ -197,24 +182,17 @@ void plan_file_free(struct plan_file *plan)
 
 /* ---- is it what was parsed? ------------------------------------------------------------------ */
 
-static bool equal(const struct settings *a, const struct settings *b, const struct member *m)
+static bool differ(const struct settings *a, const struct settings *b, const struct member *m)
 {
-    const void *x = member_of(a, m), *y = member_of(b, m);
+    char room[2][RESUME_WORD];
 
-    if (m->type == COUNT)
-        return *(const int32_t *)x == *(const int32_t *)y;
-    if (m->type == NUMBER)
-        return *(const int64_t *)x == *(const int64_t *)y;
-    if (m->type == BYTES)
-        return *(const double *)x == *(const double *)y;
-    if (m->type == PARTS)
-        return !memcmp(x, y, sizeof(struct offload_parts));
-    if (m->type == WORD)
-        return !strcmp(*(const char *const *)x, *(const char *const *)y);
-    return block_list_equal(x, y);
+    if (m->type == LIST)
+        return !block_list_equal(&a->blocks, &b->blocks);
+    const char *x = settings_value(a, m->name, room[0]), *y = settings_value(b, m->name, room[1]);
+    return strcmp(x ? x : "", y ? y : "");
 }
 
-/* What the plan says of a member, "" if nothing. */
+/* What the plan says of a member. */
 static const char *word_of(const struct plan_file *plan, const struct member *m)
 {
     const size_t len = strlen(m->name);
@@ -222,7 +200,7 @@ static const char *word_of(const struct plan_file *plan, const struct member *m)
     for (int i = 1; i <= plan->word_count; i++)
         if (!strncmp(plan->argv[i] + 2, m->name, len) && plan->argv[i][2 + len] == '=')
             return plan->argv[i] + 2 + len + 1;
-    return "";
+    return "0";
 }
 
 int plan_file_check(const struct plan_file *plan, const char *path, const struct usage *usage,
@@ -241,13 +219,10 @@ int plan_file_check(const struct plan_file *plan, const char *path, const struct
     else if (values->file)
         status = command_misused("--plan %s with --file: expected one of them", path);
     for (int i = 0; i < MEMBERS && !status; i++)
-        if ((members[i].type < PARTS || plan->offloads) &&
-            !equal(own, values, &members[i]))
+        if ((plan->offloads || i < MEMBERS - 2) && /* which are about that */
+            differ(own, values, &members[i]))
             status = command_misused("--%s: expected %s, as in --plan %s", members[i].name,
-                                     members[i].type == COUNT && !*word_of(plan, &members[i])
-                                         ? "0"
-                                         : word_of(plan, &members[i]),
-                                     path);
+                                     word_of(plan, &members[i]), path);
     free(own);
     return status;
 }
@@ -263,16 +238,16 @@ static json_t *json_blocks(const struct block_list *list)
     return blocks;
 }
 
+/* NULL: nothing was said. */
 static json_t *json_member(const struct settings *s, const struct member *m)
 {
-    const void *at = member_of(s, m);
+    char room[RESUME_WORD];
+    const char *text = m->type == LIST ? NULL : settings_value(s, m->name, room);
 
-    return m->type == WORD    ? json_string(*(const char *const *)at)
-           : m->type == LIST  ? json_blocks(at)
-           : m->type == PARTS ? json_string("activations")
-           : m->type == COUNT ? json_integer(*(const int32_t *)at)
-           : m->type == BYTES ? json_integer((json_int_t)*(const double *)at)
-                              : json_integer(*(const int64_t *)at);
+    return m->type == LIST   ? json_blocks(&s->blocks)
+           : !text           ? NULL
+           : m->type == WORD ? json_string(text)
+                             : json_integer(strtoll(text, NULL, 10));
 }
 
 int plan_file_write(FILE *to, const struct settings *s, int64_t step_ns, const size_t *rank_bytes)
@@ -280,8 +255,7 @@ int plan_file_write(FILE *to, const struct settings *s, int64_t step_ns, const s
     json_t *root = json_pack("{s:s}", "program", program_name), *bytes = json_array();
 
     for (int i = 0; i < MEMBERS; i++)
-        if (members[i].type < PARTS || s->offload.activations)
-            json_object_set_new(root, members[i].name, json_member(s, &members[i]));
+        json_object_set_new(root, members[i].name, json_member(s, &members[i]));
     for (int rank = 0; rank < s->ranks; rank++)
         json_array_append_new(bytes, json_integer((json_int_t)rank_bytes[rank]));
     json_object_set_new(root, "step_ns", json_integer(step_ns));

@@ -25,6 +25,7 @@ struct block_list {
 
 /* "1,3,3,1", for ARG_PARSE. */
 bool block_list_parse(const char *text, void *member, char *why, size_t why_len);
+
 bool block_list_equal(const struct block_list *a, const struct block_list *b);
 
 /* A command line with the words of a plan before those that were given. */

@@ -265,7 +265,7 @@ static bool check_list(const struct settings *s)
         command_misused("--file %s: has REDUCE, expected none; they are added where gradients are "
                         "complete",
                         s->file);
-    else if (s->offload.any && (has_kind(list, DP_OP_RECOMPUTE) || has_kind(list, DP_OP_EVICT)))
+    else if (s->offload.text && (has_kind(list, DP_OP_RECOMPUTE) || has_kind(list, DP_OP_EVICT)))
         command_misused("--offload with --file %s: has RECOMPUTE or EVICT, expected none; they are "
                         "added where the device's memory needs them",
                         s->file);
@@ -615,26 +615,26 @@ static bool check_order(const struct settings *s)
 
 static bool check_offload(const struct settings *s)
 {
-    if (s->offload.any && is_sequential(s) && !s->offload.params)
+    if (s->offload.text && is_sequential(s) && !s->offload.params)
         command_misused("--offload: expected params among them with --schedule none, where the others "
                         "go with the parameters");
     else if (s->offload.activations && strcmp(s->execution, "list"))
         command_misused("--offload activations: expected --execution list; what is evicted is chosen "
                         "for one order of ops");
-    else if (s->offload.any && strcmp(s->checkpoint, "never"))
+    else if (s->offload.text && strcmp(s->checkpoint, "never"))
         command_misused("--offload with --checkpoint %s: expected --checkpoint never; with --offload "
                         "activations as many are recomputed as the device's memory needs",
                         s->checkpoint);
     else if (s->offload.folder[0] && s->how.sums)
         command_misused("--offload optimizer=%s: expected --mix all-reduce", s->offload.folder);
-    else if (s->offload.any && !(s->device_memory > 0))
+    else if (s->offload.text && !(s->device_memory > 0))
         command_misused("--offload: expected --device-memory, what may be on the device, for "
                         "instance --device-memory 64M");
     else if ((s->buffers.count || s->buffers.measured) && !(s->offload.params && is_sequential(s)))
         command_misused("--buffers: expected --offload params and --schedule none");
     else if (s->device_share > 0 && !s->offload.params)
         command_misused("--device-share: expected --offload params");
-    else if (s->device_memory > 0 && !s->offload.any)
+    else if (s->device_memory > 0 && !s->offload.text)
         command_misused(
             "--device-memory: expected --offload params, or there is nothing that could "
             "be elsewhere");
@@ -659,7 +659,7 @@ static bool check_late(const struct settings *s)
 /* Its stages were measured, and their bytes counted, on the CPU and with all parameters apart. */
 static bool check_plan(const struct settings *s)
 {
-    const bool offloads = s->offload.any && !(s->planned && s->planned->offloads);
+    const bool offloads = s->offload.text && !(s->planned && s->planned->offloads);
     const char *other = offloads               ? "--offload"
                         : s->tied              ? "--tie-embeddings"
                         : settings_on_cuda(s) ? "--device cuda"

@@ -62,7 +62,7 @@ int recompute_add(struct dp_schedule *s, const char *mode, const struct stage_se
 
 /* Which parts of a model live on the host: the value of --offload. */
 struct offload_parts {
-    bool any; /* of the others */
+    const char *text; /* as it was given; NULL: none */
     bool params, activations, optimizer;
     char folder[1024]; /* for the optimizer's state; "": it is in memory */
 };
@@ -140,6 +140,8 @@ bool settings_of_words(const struct resume *from, struct settings *out);
 struct gpt_config settings_model(const struct settings *s);
 /* What --mix says is that replicas sum their gradients. */
 bool settings_sums(const struct settings *s);
+/* The text of an option's value, "" of a flag, or NULL: nothing was said. Not of lists but --blocks. */
+const char *settings_value(const struct settings *s, const char *name, char out[static RESUME_WORD]);
 /* settings_complete; of options that a mistake names and that were not typed it says where they are
  * from. */
 bool settings_complete_restored(struct settings *s, int argc, char **argv,

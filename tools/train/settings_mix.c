@@ -199,10 +199,10 @@ static bool check_mixing_survival(const struct settings *s)
     else if (s->spares)
         command_misused("--spare %d: expected a pipeline; replicas are started again, --restart",
                         (int)s->spares);
-    else if (s->tied || s->offload.any || settings_on_cuda(s))
+    else if (s->tied || s->offload.text || settings_on_cuda(s))
         command_misused("--survive: expected no %s with replicas that mix",
                         s->tied          ? "--tie-embeddings"
-                        : s->offload.any ? "--offload"
+                        : s->offload.text ? "--offload"
                                          : "--device cuda");
     else if (s->how.checkpoint.folder)
         command_misused("--survive: expected no --save; a checkpoint has a state of every replica");

@@ -137,9 +137,9 @@ static bool is_set(const struct arg *a, const void *member)
         return *(const bool *)member;
     if (a->type == ARG_INT)
         return whole_of(a, member) || a->min <= 0;
-    if (a->type == ARG_REAL)
+    if (a->type == ARG_REAL || a->type == ARG_BYTES)
         return *(const double *)member > 0 || (a->min <= 0 && !(a->option && a->option->above));
-    if (a->type == ARG_PARSE)
+    if (a->parse == block_list_parse)
         return ((const struct block_list *)member)->count;
     return text_of(a, member);
 }
@@ -162,17 +162,24 @@ static const char *value_of(const struct arg *a, const void *values, int digits,
 
     if (!is_set(a, member))
         return NULL;
-    if (a->type == ARG_PARSE)
+    if (a->parse == block_list_parse)
         return join_blocks(member, out) + strlen(a->name) + 3 < RESUME_WORD ? out : NULL;
     if (a->type == ARG_FLAG)
         *out = '\0';
     else if (a->type == ARG_INT)
         snprintf(out, RESUME_WORD, "%" PRId64, whole_of(a, member));
-    else if (a->type == ARG_REAL)
+    else if (a->type == ARG_REAL || a->type == ARG_BYTES)
         snprintf(out, RESUME_WORD, "%.*g", digits, *(const double *)member);
     else
         snprintf(out, RESUME_WORD, "%s", text_of(a, member));
     return out;
+}
+
+const char *settings_value(const struct settings *s, const char *name, char out[static RESUME_WORD])
+{
+    const struct arg a = find_arg(name);
+
+    return value_of(&a, s, 17, out);
 }
 
 /* 17 digits tell every double from its neighbours. */
@@ -414,7 +421,7 @@ static bool is_overruled(const struct settings *typed, const struct settings *wa
     if (is_of(word, "ranks"))
         return counts || typed->file ||
                (orders && (alone || !strcmp(typed->schedule_name, "none")));
-    return is_named(replicas, word) && (typed->offload.any || typed->late);
+    return is_named(replicas, word) && (typed->offload.text || typed->late);
 }
 
 static void drop_overruled(struct resume *from, const struct settings *typed,

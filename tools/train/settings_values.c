@@ -126,6 +126,7 @@ bool offload_parts_parse(const char *text, void *member, char *why, size_t why_l
 {
     struct offload_parts *parts = member;
 
+    parts->text = text;
     for (;;) {
         size_t len = strcspn(text, ","), name = strcspn(text, "=,");
         bool *part = part_of(parts, text, name);
@@ -138,7 +139,6 @@ bool offload_parts_parse(const char *text, void *member, char *why, size_t why_l
             break;
         text += len + 1;
     }
-    parts->any = true;
     return true;
 }
 
@@ -222,7 +222,7 @@ bool settings_take_device(struct settings *s)
     }
     if (!settings_is_cuda(s->device))
         command_misused("--device %s: expected cpu, cuda or cuda:N", s->device);
-    else if (s->offload.any && (!s->offload.params || s->device_share > 0))
+    else if (s->offload.text && (!s->offload.params || s->device_share > 0))
         command_misused("--offload with --device %s: expected params among them, and no --device-share",
                         s->device);
     else if (settings_by_nccl(s) && strcmp(s->execution, "list"))
