@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * engine.h - what carries out the forwards and backwards of a step, as the trainer sees it: the
- * parameters that this rank holds, and a few operations. model_engine.c is that of a model (model.h).
+ * parameters that this rank holds. model_engine.h has what it does.
  */
 #ifndef DP_TRAINER_ENGINE_H
 #define DP_TRAINER_ENGINE_H
@@ -45,31 +45,8 @@ struct engine_part {
     bool second_copy;        /* another rank's stage is the first one (DualPipe) */
 };
 
-struct engine;
-
-/* All return 0 or a negative errno. */
-struct engine_ops {
-    /* Forward and backward of this replica's micro-batches: gradients of the mean loss are added to
-     * those of the parts here, which must be zero. losses[M]: of the micro-batches whose loss is taken
-     * on this rank; the others stay as they are. */
-    int (*train)(struct engine *e, const struct dp_batch *batch, double *losses);
-    /* The same without backward and dropout. */
-    int (*evaluate)(struct engine *e, const struct dp_batch *batch, double *losses);
-    /* The gradients of a slot are complete: bring them to where its parameters live. */
-    int (*fetch)(struct engine *e, int slot);
-    /* Tied parameters: gradients are summed at the owner and zero at the copies; the owner's values
-     * go to all copies; whether this rank updates a parameter of a slot. */
-    int (*sum_tied)(struct engine *e);
-    int (*broadcast_tied)(struct engine *e);
-    bool (*owns)(const struct engine *e, int slot, int parameter);
-    /* The number of the next training step, which keys random numbers. */
-    void (*seek)(struct engine *e, uint64_t step);
-    void (*free)(struct engine *e);
-};
-
-/* What every engine begins with. */
+/* What others see of it. */
 struct engine {
-    const struct engine_ops *ops;
     int microbatches;       /* M of a step, of all replicas */
     double loss_scale;      /* of gradients, in the next step */
     size_t stage_bytes, pipeline_bytes;

@@ -60,8 +60,7 @@ static int describe_ranks(struct ranks *r, int count)
 static void forget_ranks(struct ranks *r, int count)
 {
     for (int rank = 0; r->engines && rank < count; rank++)
-        if (r->engines[rank])
-            r->engines[rank]->ops->free(r->engines[rank]);
+        model_engine_free(r->engines[rank]);
     free(r->engines);
     free(r->beside);
     free(r->state);

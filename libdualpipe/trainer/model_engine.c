@@ -175,7 +175,7 @@ static int run(struct engine *base, const struct dp_schedule *s, const struct dp
     return err;
 }
 
-static int train(struct engine *e, const struct dp_batch *batch, double *losses)
+int model_engine_train(struct engine *e, const struct dp_batch *batch, double *losses)
 {
     const int64_t begun_ns = dp_now_ns();
 
@@ -185,7 +185,7 @@ static int train(struct engine *e, const struct dp_batch *batch, double *losses)
     return err;
 }
 
-static int evaluate(struct engine *e, const struct dp_batch *batch, double *losses)
+int model_engine_evaluate(struct engine *e, const struct dp_batch *batch, double *losses)
 {
     dp_recorder_enable(e->recorder, false);
     return run(e, ((struct model_engine *)e)->forward, batch, losses);
@@ -206,22 +206,22 @@ static int with_tied(struct engine *base, bool gradients, int (*act)(struct dp_p
     return err;
 }
 
-static int sum_tied(struct engine *e)
+int model_engine_sum_tied(struct engine *e)
 {
     return with_tied(e, true, dp_pipeline_sum_tied);
 }
 
-static int broadcast_tied(struct engine *e)
+int model_engine_broadcast_tied(struct engine *e)
 {
     return with_tied(e, false, dp_pipeline_broadcast_tied);
 }
 
-static int fetch(struct engine *e, int slot)
+int model_engine_fetch(struct engine *e, int slot)
 {
     return stage_fetch(((struct model_engine *)e)->stages[slot], true);
 }
 
-static bool owns(const struct engine *e, int slot, int parameter)
+bool model_engine_owns(const struct engine *e, int slot, int parameter)
 {
     const struct dp_pipeline *pipeline = ((const struct model_engine *)e)->pipeline;
     const struct dp_parameter *p = &e->parts[slot].parameters[parameter];
@@ -230,7 +230,7 @@ static bool owns(const struct engine *e, int slot, int parameter)
                     : !p->tied || (!e->parts[slot].second_copy && !model_is_copy(p->name, p->tied));
 }
 
-static void seek(struct engine *e, uint64_t step)
+void model_engine_seek(struct engine *e, uint64_t step)
 {
     struct dp_pipeline *pipeline = ((struct model_engine *)e)->pipeline;
 
@@ -238,10 +238,12 @@ static void seek(struct engine *e, uint64_t step)
         dp_pipeline_seek(pipeline, step);
 }
 
-static void engine_free(struct engine *base)
+void model_engine_free(struct engine *base)
 {
     struct model_engine *e = (struct model_engine *)base;
 
+    if (!e)
+        return;
     dp_pipeline_free(e->pipeline);
     dp_comm_close(e->links);
     dp_recorder_free(base->recorder);
@@ -263,9 +265,6 @@ static void engine_free(struct engine *base)
     free(e->scales);
     free(e);
 }
-
-static const struct engine_ops model_ops = {train, evaluate, fetch, sum_tied,
-                                            broadcast_tied, owns, seek, engine_free};
 
 /* ---- making one ------------------------------------------------------------------------------ */
 
@@ -717,8 +716,7 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
     e->place = e->work = config->place;
     e->forward = config->forward;
     e->rows = config->how->rows;
-    e->base = (struct engine){.ops = &model_ops,
-                              .microbatches = config->microbatches,
+    e->base = (struct engine){.microbatches = config->microbatches,
                               .replica = config->replica,
                               .layers = m->model.layer_count,
                               .comm = config->spare ? NULL : config->comm,
@@ -729,7 +727,7 @@ int model_engine_new(const struct model_engine_config *config, struct engine **o
         e->base.tied = e->base.tied || m->parameters[i].tied;
     const int err = build(e, config);
     if (err)
-        engine_free(&e->base);
+        model_engine_free(&e->base);
     else
         *out = &e->base;
     return err;
@@ -748,7 +746,7 @@ int model_engine_optimizer(struct engine *base, const struct dp_optimizer_config
     *out = NULL;
     for (int32_t i = all ? 0 : base->parts[slot].streamed; i < s->parameter_count && !err; i++) {
         s->values[i].data = s->grads[i].data = none;
-        if (owns(base, slot, i))
+        if (model_engine_owns(base, slot, i))
             owned[count++] = s->parameters[i];
     }
     if (!err && count)
@@ -926,6 +924,6 @@ int model_engine_measure(const struct model_engine_config *config, int steps,
         times[last].ns[call] += times[last + 1].ns[call];
     if (!err)
         err = take_updates(((struct model_engine *)e)->stages[0], &config->how->optimizer);
-    e->ops->free(e);
+    model_engine_free(e);
     return err;
 }

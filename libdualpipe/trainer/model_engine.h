@@ -38,6 +38,25 @@ struct device_room {
 
 /* What is given must stay. Errors of dp_pipeline_new, on every rank. */
 int model_engine_new(const struct model_engine_config *config, struct engine **out);
+void model_engine_free(struct engine *e); /* may be NULL */
+
+/* These return 0 or a negative errno.
+ *
+ * Forward and backward of this replica's micro-batches: gradients of the mean loss are added to those of
+ * the parts here, which must be zero. losses[M]: of the micro-batches whose loss is taken on this rank;
+ * the others stay as they are. */
+int model_engine_train(struct engine *e, const struct dp_batch *batch, double *losses);
+/* The same without backward and dropout. */
+int model_engine_evaluate(struct engine *e, const struct dp_batch *batch, double *losses);
+/* The gradients of a slot are complete: bring them to where its parameters live. */
+int model_engine_fetch(struct engine *e, int slot);
+/* Tied parameters: gradients are summed at the owner and zero at the copies; the owner's values go to
+ * all copies; whether this rank updates a parameter of a slot. */
+int model_engine_sum_tied(struct engine *e);
+int model_engine_broadcast_tied(struct engine *e);
+bool model_engine_owns(const struct engine *e, int slot, int parameter);
+/* The number of the next training step, which keys random numbers. */
+void model_engine_seek(struct engine *e, uint64_t step);
 
 /* Where its stages are, and how they went: all members but those of a choice. */
 void model_engine_offload(const struct engine *e, struct dp_trainer_offload *out);

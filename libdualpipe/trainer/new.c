@@ -775,7 +775,7 @@ int trainer_rank_memory(struct dp_trainer *t, int rank, size_t *bytes, size_t *s
     if (!err)
         err = model_engine_state(t->engine, &t->config.optimizer, true, &state);
     *bytes += state / (size_t)share;
-    t->engine->ops->free(t->engine);
+    model_engine_free(t->engine);
     t->engine = NULL;
     return err;
 }
@@ -813,8 +813,7 @@ static int verify_rank(struct dp_trainer *t, int rank, int replicas, const struc
         dp_optimizer_free(t->optimizers[i]);
         t->optimizers[i] = NULL;
     }
-    if (t->engine)
-        t->engine->ops->free(t->engine);
+    model_engine_free(t->engine);
     t->engine = NULL;
     return err;
 }
@@ -855,8 +854,7 @@ void trainer_free_parts(struct dp_trainer *t)
         dp_optimizer_free(t->optimizers[i]);
     for (int i = 0; i < DP_MAX_SLOTS; i++)
         dp_offload_optimizer_free(t->in_files[i]);
-    if (t->engine)
-        t->engine->ops->free(t->engine);
+    model_engine_free(t->engine);
     late_free(t->late);
     free(t->paces);
     free(t->norm_values);

@@ -120,7 +120,7 @@ static int list_late(const struct dp_trainer *t, enum saved_which which,
     for (int i = 0; i < t->engine->part_count; i++)
         for (int32_t k = 0; k < t->engine->parts[i].count && is_listed(t, i, which); k++) {
             const struct dp_parameter *p = &t->engine->parts[i].parameters[k];
-            if (!p->grad || (t->engine->tied && !t->engine->ops->owns(t->engine, i, k)))
+            if (!p->grad || (t->engine->tied && !model_engine_owns(t->engine, i, k)))
                 continue; /* those of copies stay zero */
             snprintf(l->names[count], sizeof(l->names[count]), "%s%s", saved_name(p), late_suffix);
             add_tensor(l, l->names[count++], &t->late->kept[i][k]);

@@ -237,7 +237,7 @@ static int end_of_step_sum(struct dp_trainer *t, int slot)
 
 static int launch(struct dp_trainer *t, int slot)
 {
-    const int err = t->engine->ops->fetch(t->engine, slot);
+    const int err = model_engine_fetch(t->engine, slot);
 
     return err ? err : sums_launch(&t->sums, slot);
 }
@@ -297,7 +297,7 @@ static int end_of_sums(struct dp_trainer *t)
             err = sums_wait(&t->sums, t->sums.order[i]);
     }
     if (!err && t->engine->tied)
-        err = t->engine->ops->sum_tied(t->engine);
+        err = model_engine_sum_tied(t->engine);
     for (int i = 0; i < t->engine->part_count && !err; i++)
         if (t->engine->tied || !t->engine->reduces)
             err = end_of_sum(t, i);
@@ -375,7 +375,7 @@ int trainer_update(struct dp_trainer *t, bool skipped)
         err = update_slots(t, &how);
     if (!err)
         err = sums_settle(&t->sums);
-    return err || !t->engine->tied ? err : t->engine->ops->broadcast_tied(t->engine);
+    return err || !t->engine->tied ? err : model_engine_broadcast_tied(t->engine);
 }
 
 static int check_batch(const struct dp_trainer *t, const struct dp_batch *batch, int64_t *rows)
@@ -436,9 +436,9 @@ int trainer_learn(struct dp_trainer *t, void *arg)
         err = sums_begin(&t->sums);
     if (!err && t->engine->tied &&
         trainer_mixes(t)) /* the first update comes with the second step */
-        err = t->engine->ops->broadcast_tied(t->engine);
+        err = model_engine_broadcast_tied(t->engine);
     if (!err)
-        err = t->engine->ops->train(t->engine, batch, t->values);
+        err = model_engine_train(t->engine, batch, t->values);
     if (!err)
         err = end_of_sums(t);
     t->values[t->sums_len - 2] = t->config.checkpoint.on_signal && signals_raised();
@@ -471,7 +471,7 @@ static int evaluate(struct dp_trainer *t, const struct dp_batch *batch, double *
 
     memset(t->values, 0, t->sums_len * sizeof(double));
     if (!err)
-        err = t->engine->ops->evaluate(t->engine, batch, t->values);
+        err = model_engine_evaluate(t->engine, batch, t->values);
     t->values[m] = (double)rows;
     if (!err)
         err = add_over_ranks(t, t->values, m + 1);
@@ -496,7 +496,7 @@ int trainer_catch_up(struct dp_trainer *t)
 {
     int err = t->late ? update_late(t, NULL) : 0;
 
-    return err || !t->late || !t->engine->tied ? err : t->engine->ops->broadcast_tied(t->engine);
+    return err || !t->late || !t->engine->tied ? err : model_engine_broadcast_tied(t->engine);
 }
 
 void dp_trainer_set_rate(struct dp_trainer *t, double rate)
@@ -558,7 +558,7 @@ static int make_optimizer(struct dp_trainer *t, int slot)
     if (!owned)
         return dp_fail(DP_ENOMEM, "no memory for a list of %d parameters", part->count);
     for (int32_t i = 0; i < part->count; i++)
-        if (!t->engine->tied || t->engine->ops->owns(t->engine, slot, i)) {
+        if (!t->engine->tied || model_engine_owns(t->engine, slot, i)) {
             owned[count++] = part->parameters[i];
             in_file += i < end;
         }

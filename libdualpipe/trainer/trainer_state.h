@@ -179,7 +179,7 @@ static inline int trainer_fail(struct dp_trainer *t, int err)
 static inline void trainer_seek(struct dp_trainer *t, uint64_t step)
 {
     t->next = step;
-    t->engine->ops->seek(t->engine, step);
+    model_engine_seek(t->engine, step);
 }
 
 #endif
