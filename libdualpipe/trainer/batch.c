@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNMENT = 256 };
-
 int64_t batch_rows(int64_t rows, int32_t microbatches, int32_t mb)
 {
     return rows / microbatches + (mb < rows % microbatches);
@@ -57,8 +55,7 @@ static int make_room(struct batch_part *p)
     int err = 0;
 
     for (int32_t k = 0; k < p->config.border->count; k++)
-        p->at[k + 1] = p->at[k] + (bytes_of_mb(p, k) * (size_t)p->config.most + ALIGNMENT - 1) /
-                                      ALIGNMENT * ALIGNMENT;
+        p->at[k + 1] = p->at[k] + place_aligned(bytes_of_mb(p, k) * (size_t)p->config.most);
     p->landed = calloc((size_t)p->config.most, sizeof(*p->landed));
     if (!p->landed)
         return dp_fail(DP_ENOMEM, "no memory for %s", p->config.what);

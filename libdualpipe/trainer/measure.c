@@ -43,23 +43,13 @@ int measure_layers(const struct dp_trainer_config *config, const struct model_in
     return err;
 }
 
-void costs_of_times(const struct stage_times *times, int32_t count, double *costs)
+int costs_of_times(struct model_info *m, const struct stage_times *times)
 {
-    for (int32_t i = 0; i < count; i++)
+    m->costs = calloc((size_t)m->model.layer_count, sizeof(*m->costs));
+    if (!m->costs)
+        return dp_fail(DP_ENOMEM, "no memory for the costs of layers");
+    for (int32_t i = 0; i < m->model.layer_count; i++)
         for (int k = 0; k <= STAGE_WEIGHT; k++)
-            costs[i] += (double)times[i].ns[k];
-}
-
-int measure_costs_of(const struct dp_trainer_config *config, const struct model_info *m,
-                     double *costs)
-{
-    struct stage_times *times = calloc((size_t)m->model.layer_count + 1, sizeof(*times));
-    int err = times ? 0 : dp_fail(DP_ENOMEM, "no memory for the times of layers");
-
-    if (!err)
-        err = measure_layers(config, m, times);
-    if (!err)
-        costs_of_times(times, m->model.layer_count, costs);
-    free(times);
-    return err;
+            m->costs[i] += (double)times[i].ns[k];
+    return 0;
 }

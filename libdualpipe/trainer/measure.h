@@ -12,10 +12,7 @@
  * the host of its optimizer. The whole model is in memory meanwhile. DP_ENOMEM; errors of callbacks. */
 int measure_layers(const struct dp_trainer_config *config, const struct model_info *m,
                    struct stage_times *times);
-/* Add to costs[count] what a layer takes in all. */
-void costs_of_times(const struct stage_times *times, int32_t count, double *costs);
-/* The same as costs[layers]. */
-int measure_costs_of(const struct dp_trainer_config *config, const struct model_info *m,
-                     double *costs);
+/* m->costs become what layers take in all. DP_ENOMEM. */
+int costs_of_times(struct model_info *m, const struct stage_times *times);
 
 #endif

@@ -192,78 +192,36 @@ int trainer_take_shape(struct dp_trainer *t)
     return 0;
 }
 
+/* What must be the same on all ranks, beside what pointers say. */
+#define MEMBERS(X)                                                                                 \
+    X(schedule.kind) X(schedule.ranks) X(schedule.slack) X(schedule.virtual_stages)                \
+    X(schedule.recompute) X(schedule.no_overlap) X(execution) X(replicas) X(microbatches) X(rows)  \
+    X(sums) X(balance) X(mixing.algorithm) X(mixing.compression) X(mixing.staleness)               \
+    X(mixing.local_steps) X(mixing.factor) X(mixing.outer_rate) X(mixing.outer_momentum)           \
+    X(optimizer.kind) X(optimizer.beta1) X(optimizer.beta2) X(optimizer.epsilon)                   \
+    X(optimizer.momentum) X(optimizer.weight_decay) X(rate.kind) X(rate.period) X(rate.warmup)     \
+    X(rate.hold) X(rate.peak) X(rate.last) X(rate.factor) X(rate.warmup_factor) X(clip)            \
+    X(delay_update) X(loss_scale.scale) X(loss_scale.growth) X(loss_scale.backoff)                 \
+    X(loss_scale.least) X(loss_scale.most) X(loss_scale.interval) X(fixed_order) X(order_blocks)   \
+    X(seed) X(dtype) X(nccl) X(survive) X(offload.parameters) X(offload.activations)               \
+    X(offload.optimizer) X(offload.layers) X(offload.kept_share) X(offload.device_bytes)           \
+    X(checkpoint.every) X(checkpoint.resume) X(checkpoint.on_signal)
+
 static uint64_t config_digest(const struct dp_trainer_config *c)
 {
     const struct dp_graph *made = c->mixing.made;
     const char *graph = made ? made->name : c->mixing.graph.name;
-    const int64_t numbers[] = {c->schedule.kind,
-                               c->schedule.ranks,
-                               c->schedule.slack,
-                               c->schedule.virtual_stages,
-                               c->schedule.recompute,
-                               c->schedule.no_overlap,
-                               c->replicas,
-                               c->microbatches,
-                               c->rows,
-                               c->sums,
-                               c->balance,
-                               c->mixing.algorithm,
-                               c->mixing.compression,
-                               c->mixing.staleness,
-                               c->mixing.local_steps,
-                               made ? made->local : c->mixing.graph.local,
-                               made ? made->period : c->mixing.graph.rounds,
-                               made ? made->push_sum : (int64_t)c->mixing.graph.seed,
-                               c->optimizer.kind,
-                               c->fixed_order,
-                               c->delay_update,
-                               c->execution,
-                               c->order_blocks,
-                               (int64_t)c->seed,
-                               c->rate.kind,
-                               c->rate.period,
-                               c->rate.warmup,
-                               c->rate.hold,
-                               c->checkpoint.folder != NULL,
-                               (int64_t)c->checkpoint.every,
-                               c->checkpoint.resume,
-                               c->checkpoint.from != NULL,
-                               c->survive,
-                               c->checkpoint.on_signal,
-                               c->device && !dp_device_host_accessible(c->device),
-                               c->nccl,
-                               c->dtype.code,
-                               c->dtype.bits,
-                               c->loss_scale.interval,
-                               c->offload.parameters,
-                               c->offload.activations,
-                               c->offload.optimizer,
-                               c->offload.folder != NULL,
-                               c->offload.layers,
-                               (int64_t)c->offload.device_bytes};
-    const double reals[] = {c->clip,
-                            c->loss_scale.scale,
-                            c->loss_scale.growth,
-                            c->loss_scale.backoff,
-                            c->loss_scale.least,
-                            c->loss_scale.most,
-                            c->rate.peak,
-                            c->rate.last,
-                            c->rate.factor,
-                            c->rate.warmup_factor,
-                            c->optimizer.beta1,
-                            c->optimizer.beta2,
-                            c->optimizer.epsilon,
-                            c->optimizer.momentum,
-                            c->optimizer.weight_decay,
-                            c->offload.kept_share,
-                            c->mixing.factor,
-                            c->mixing.outer_rate,
-                            c->mixing.outer_momentum};
+    const int64_t others[] = {
+        made ? made->local : c->mixing.graph.local, made ? made->period : c->mixing.graph.rounds,
+        made ? made->push_sum : (int64_t)c->mixing.graph.seed, c->checkpoint.folder != NULL,
+        c->checkpoint.from != NULL, c->offload.folder != NULL,
+        c->device && !dp_device_host_accessible(c->device)};
+    uint64_t h = dp_hash_bytes(DP_HASH_BEGIN, others, sizeof(others));
 
-    const uint64_t digest = dp_hash_bytes(dp_hash_bytes(DP_HASH_BEGIN, numbers, sizeof(numbers)),
-                                          reals, sizeof(reals));
-    return graph ? dp_hash_bytes(digest, graph, strlen(graph)) : digest;
+#define ADD(member) h = dp_hash_bytes(h, &c->member, sizeof(c->member));
+    MEMBERS(ADD)
+#undef ADD
+    return graph ? dp_hash_bytes(h, graph, strlen(graph)) : h;
 }
 
 /* ---- schedule and cut ------------------------------------------------------------------------ */
@@ -662,21 +620,20 @@ int trainer_prepare(struct dp_trainer *t, const struct dp_trainer_config *config
 /* The same times on all ranks, those that rank 0 has measured. */
 static int measure_costs(struct dp_trainer *t)
 {
-    const size_t count = (size_t)t->model.model.layer_count;
-    double *costs = calloc(count, sizeof(*costs));
-    int err = costs ? 0 : dp_fail(DP_ENOMEM, "no memory for the costs of layers");
+    const size_t count = (size_t)t->model.model.layer_count + 1;
+    struct stage_times *times = calloc(count, sizeof(*times));
+    int err = times ? 0 : dp_fail(DP_ENOMEM, "no memory for the times of layers");
     struct dp_busy *busy = dp_comm_busy_begin(t->comm);
 
     if (!err && trainer_rank(t) == 0)
-        err = measure_costs_of(&t->config, &t->model, costs);
+        err = measure_layers(&t->config, &t->model, times);
     dp_comm_busy_end(busy);
     err = engine_share_error(t->comm, err);
     if (!err && t->comm)
-        err = dp_comm_broadcast(t->comm, costs, count * sizeof(*costs), 0);
-    if (err)
-        free(costs);
-    else
-        t->model.costs = costs;
+        err = dp_comm_broadcast(t->comm, times, count * sizeof(*times), 0);
+    if (!err)
+        err = engine_share_error(t->comm, costs_of_times(&t->model, times));
+    free(times);
     return err;
 }
 
@@ -781,18 +738,14 @@ int trainer_rank_memory(struct dp_trainer *t, int rank, size_t *bytes, size_t *s
 }
 
 int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
-                       int rank, size_t *bytes)
+                       size_t *rank_bytes)
 {
     struct dp_trainer *t;
-    size_t all = 0, saved = 0;
+    size_t saved = 0;
     int err = outline(config, model, &t);
 
-    if (!err && (rank < 0 || rank >= t->config.schedule.ranks))
-        err = dp_fail(DP_EINVAL, "rank: %d, expected 0 to %d", rank, t->config.schedule.ranks - 1);
-    if (!err)
-        err = trainer_rank_memory(t, rank, &all, &saved);
-    if (!err)
-        *bytes = all;
+    for (int rank = 0; !err && rank < t->config.schedule.ranks; rank++)
+        err = trainer_rank_memory(t, rank, &rank_bytes[rank], &saved);
     dp_trainer_free(t);
     return err;
 }
@@ -876,21 +829,9 @@ void trainer_free_parts(struct dp_trainer *t)
 /* What they are another trainer frees. */
 void trainer_clear_parts(struct dp_trainer *t)
 {
-    t->sums = (struct sums){0};
-    memset(t->optimizers, 0, sizeof(t->optimizers));
-    memset(t->in_files, 0, sizeof(t->in_files));
-    t->fit = (struct fit){0};
-    t->engine = NULL;
-    t->norm_values = t->all_values = t->values = NULL;
-    t->in_layer = NULL;
-    t->squares = NULL;
-    t->graph = t->made_graph = NULL;
-    t->training = t->made = t->forward = NULL;
-    t->late = NULL;
-    t->paces = NULL;
-    t->first_layer = t->names = NULL;
-    t->name_count = 0;
-    t->pipe = t->data = t->team = NULL;
+    const size_t first = offsetof(struct dp_trainer, team), end = offsetof(struct dp_trainer, place);
+
+    memset((char *)t + first, 0, end - first);
 }
 
 void dp_trainer_free(struct dp_trainer *t)

@@ -166,6 +166,11 @@ static const struct dp_option table[] = {
     {"device-memory", DP_OPTION_BYTES, NULL,
      "how much of the model may be on the device, with --offload", AT(offload.device_bytes),
      .value = "SIZE"},
+    {"device-share", DP_OPTION_REAL, NULL,
+     "share of each stage's parameters that stays on the device with the optimizer's state, with "
+     "--offload params", AT(offload.kept_share), 0, 1, .value = "X"},
+    {"delay-update", DP_OPTION_BOOL, NULL, "use the gradients of a step in the next one",
+     AT(delay_update)},
     {"survive", DP_OPTION_BOOL, NULL,
      "go on without ranks that are killed: of replicas, or of --schedule dualpipe",
      AT(survive)},

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNMENT = 256 };
 static const int64_t timeout_ns = INT64_C(600000000000);
 
 struct place {
@@ -185,11 +184,6 @@ int place_zero_gradients(struct place *p, const struct dp_parameter *list, int32
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
 static bool is_apart(const struct place *p, const struct dp_named_tensor *t)
 {
     return p->apart && place_has(p, &t->tensor);
@@ -204,7 +198,7 @@ int place_bring(struct place *p, struct dp_named_tensor *list, int32_t count, bo
 
     *out = (struct place_copies){.count = count};
     for (int32_t i = 0; i < count; i++)
-        bytes += is_apart(p, &list[i]) ? aligned(dp_tensor_bytes(&list[i].tensor)) : 0;
+        bytes += is_apart(p, &list[i]) ? place_aligned(dp_tensor_bytes(&list[i].tensor)) : 0;
     if (!bytes)
         return 0;
     out->there = calloc((size_t)count, sizeof(*out->there));
@@ -222,7 +216,7 @@ int place_bring(struct place *p, struct dp_named_tensor *list, int32_t count, bo
         t->data = at;
         t->byte_offset = 0;
         t->device = (DLDevice){kDLCPU, 0};
-        at += aligned(dp_tensor_bytes(t));
+        at += place_aligned(dp_tensor_bytes(t));
     }
     const int waited = place_wait(p); /* also after an error: what is queued writes to memory */
     return err ? err : waited;

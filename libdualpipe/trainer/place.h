@@ -11,6 +11,12 @@
 
 struct place;
 
+/* Where what follows so many bytes may begin. */
+static inline size_t place_aligned(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
 /* dev NULL: the host; with threads to copy beside compute, if `copies`. stream NULL: one of its own.
  * Both stay. */
 int place_new(struct dp_device *dev, struct dp_device_stream *stream, bool copies,

@@ -335,15 +335,6 @@ static int try_all(struct planner *p)
     return err;
 }
 
-static int cost_layers(struct model_info *m, const struct stage_times *times)
-{
-    m->costs = calloc((size_t)m->model.layer_count, sizeof(*m->costs));
-    if (!m->costs)
-        return dp_fail(DP_ENOMEM, "no memory for the costs of layers");
-    costs_of_times(times, m->model.layer_count, m->costs);
-    return 0;
-}
-
 static int measure(struct planner *p, struct model_info *m)
 {
     const struct dp_trainer_config *c = p->config;
@@ -354,7 +345,7 @@ static int measure(struct planner *p, struct model_info *m)
         err = dp_fail(DP_ENOMEM, "no memory for the times of %d layers", m->model.layer_count);
     if (!err)
         err = measure_layers(c, m, p->times);
-    return err || c->balance != DP_BALANCE_MEASURED ? err : cost_layers(m, p->times);
+    return err || c->balance != DP_BALANCE_MEASURED ? err : costs_of_times(m, p->times);
 }
 
 void dp_trainer_plan_free(struct dp_trainer_plan *plans, int32_t count)

@@ -27,6 +27,8 @@
 
 void saved_list_fini(struct saved_list *l)
 {
+    for (int i = 0; i < DP_MAX_SLOTS; i++)
+        free(l->average[i]);
     free(l->tensors);
     free(l->norms);
     free(l->names);
@@ -177,6 +179,15 @@ static int norms_list_new(const struct dp_trainer *t, enum saved_which which, st
     return err;
 }
 
+/* Of replicas that mix what they share, otherwise all; and with `late` what is used late. */
+static int list_all(const struct dp_trainer *t, enum saved_which which, bool shared, bool late,
+                    struct saved_list *l)
+{
+    const int err = shared ? norms_list_new(t, which, l) : saved_list_new(t, which, l);
+
+    return err || !late ? err : list_late(t, which, l);
+}
+
 /* ---- writing --------------------------------------------------------------------------------- */
 
 static bool join(char out[static SAVED_PATH], const char *folder, const char *name)
@@ -187,34 +198,26 @@ static bool join(char out[static SAVED_PATH], const char *folder, const char *na
 static int write_own(struct dp_trainer *t, const char *folder, int attempt, int *wrote)
 {
     char name[64], path[SAVED_PATH];
-    struct saved_mixing mixing = {0};
     struct place_copies copies = {0};
     struct saved_list l = {0};
     struct dp_busy *busy;
-    int err = trainer_mixes(t) ? norms_list_new(t, SAVED_FIRST, &l)
-                               : saved_list_new(t, SAVED_FIRST, &l);
+    int err = list_all(t, SAVED_FIRST, trainer_mixes(t), t->late, &l);
 
     if (!err && trainer_mixes(t))
-        err = saved_mixing_list(&t->sums, &l, &mixing);
-
-    if (!err && t->late)
-        err = list_late(t, SAVED_FIRST, &l);
+        err = saved_mixing_list(&t->sums, &l);
     if (!err)
         err = place_bring(t->home, l.tensors, l.count, true, &copies);
-    const struct dp_named_tensor *tensors = trainer_mixes(t) ? mixing.tensors : l.tensors;
-    const int32_t count = trainer_mixes(t) ? mixing.count : l.count;
 
     folder_file(name, sizeof(name), trainer_rank(t), attempt);
-    *wrote = !err && (count > 0 || trainer_rank(t) == 0);
+    *wrote = !err && (l.count > 0 || trainer_rank(t) == 0);
     busy = dp_comm_busy_begin(t->comm);
     if (*wrote)
         err = join(path, folder, name)
-                  ? dp_checkpoint_write(path, tensors, count, NULL)
+                  ? dp_checkpoint_write(path, l.tensors, l.count, NULL)
                   : dp_fail(DP_EINVAL, "%.100s...: the path is too long", folder);
     dp_comm_busy_end(busy);
     place_copies_free(t->home, &copies);
     saved_list_fini(&l);
-    saved_mixing_fini(&mixing);
     return err;
 }
 
@@ -373,10 +376,7 @@ static int read_state(struct dp_trainer *t, const struct dp_checkpoint *c)
     int err = trainer_mixes(t) ? saved_mixing_read(&t->sums, c) : 0;
 
     if (!err)
-        err = trainer_mixes(t) ? norms_list_new(t, SAVED_WANTED, &l)
-                               : saved_list_new(t, SAVED_WANTED, &l);
-    if (!err && late)
-        err = list_late(t, SAVED_WANTED, &l);
+        err = list_all(t, SAVED_WANTED, trainer_mixes(t), late, &l);
     if (!err)
         err = place_bring(t->home, l.tensors, l.count, false, &copies);
     for (int32_t i = 0; i < l.count && !err; i++)
@@ -457,9 +457,7 @@ int saved_verify(struct dp_trainer *t, bool norms_only, const struct saved_searc
     if (t->config.delay_update && !norms_only && late_is_in(s->c))
         err = late_new(t->engine, &t->late);
     if (!err)
-        err = norms_only ? norms_list_new(t, SAVED_FIRST, &l) : saved_list_new(t, SAVED_FIRST, &l);
-    if (!err && t->late)
-        err = list_late(t, SAVED_FIRST, &l);
+        err = list_all(t, SAVED_FIRST, norms_only, t->late, &l);
     for (int32_t i = 0; i < l.count && !err; i++)
         saved_want(s, l.tensors[i].name, &l.tensors[i].tensor);
     saved_list_fini(&l);

@@ -13,7 +13,7 @@
 
 #include <dualpipe/checkpoint.h>
 
-enum { SAVED_PATH = 4096, SAVED_NAME = 256 };
+enum { SAVED_PATH = 4096 };
 
 /* ---- folder.c -------------------------------------------------------------------------------- */
 
@@ -35,18 +35,11 @@ void folder_keep(const char *dir, uint64_t step, int32_t keep);
 
 /* ---- saved_mixing.c -------------------------------------------------------------------------- */
 
-/* What a rank writes of replicas that mix: its own values as "replica R/NAME", the state of its mixers
- * as "replica R stage S/..."; the first of all also the average of all replicas, as NAME, and `norms`,
- * which are all that is read elsewhere. */
-struct saved_mixing {
-    struct dp_named_tensor *tensors;
-    char (*names)[SAVED_NAME];
-    int32_t count;
-    void *average[DP_MAX_SLOTS];
-};
-/* Collective; exchanges in flight stay valid. */
-int saved_mixing_list(struct sums *d, const struct saved_list *norms, struct saved_mixing *out);
-void saved_mixing_fini(struct saved_mixing *m);
+/* Add what a rank writes of replicas that mix: its own values as "replica R/NAME", the state of its
+ * mixers as "replica R stage S/..."; the first of all also the average of all replicas, as NAME, which
+ * with what the list has already is all that is read elsewhere. Collective; exchanges in flight stay
+ * valid. */
+int saved_mixing_list(struct sums *d, struct saved_list *l);
 int saved_mixing_read(struct sums *d, const struct dp_checkpoint *c);
 /* dp_trainer_verify. */
 struct saved_search {

@@ -56,7 +56,7 @@ static int copy_values(const struct engine_part *part, void **out)
 }
 
 /* The values become the average, are copied, and are what they were again. */
-static int copy_average(struct sums *d, struct saved_mixing *m)
+static int copy_average(struct sums *d, struct saved_list *l)
 {
     int err = sums_average(d, true);
 
@@ -64,46 +64,47 @@ static int copy_average(struct sums *d, struct saved_mixing *m)
         return err;
     for (int i = 0; i < d->engine->part_count && !err; i++)
         if (is_first_of_all(d, i))
-            err = copy_values(&d->engine->parts[i], &m->average[i]);
+            err = copy_values(&d->engine->parts[i], &l->average[i]);
     const int reverted = sums_revert(d);
     return err ? err : reverted;
 }
 
-static int make_room(const struct sums *d, struct saved_mixing *m, int32_t others)
+static int make_room(const struct sums *d, struct saved_list *l, int32_t others)
 {
-    size_t room = (size_t)others + 1;
+    size_t room = (size_t)l->count + (size_t)others + 1;
 
     for (int i = 0; i < d->engine->part_count; i++)
         room += 2 * (size_t)d->engine->parts[i].count;
-    m->tensors = calloc(room, sizeof(*m->tensors));
-    m->names = calloc(room, sizeof(*m->names));
-    return m->tensors && m->names ? 0 : dp_fail(DP_ENOMEM, "no memory for %zu names", room);
+    struct dp_named_tensor *tensors = realloc(l->tensors, room * sizeof(*tensors));
+    l->tensors = tensors ? tensors : l->tensors;
+    l->names = calloc(room, sizeof(*l->names));
+    return tensors && l->names ? 0 : dp_fail(DP_ENOMEM, "no memory for %zu names", room);
 }
 
-/* As a tensor whose name is m's. */
-static void add_tensor(struct saved_mixing *m, const DLTensor *tensor)
+/* As a tensor whose name is the list's. */
+static void add_tensor(struct saved_list *l, const DLTensor *tensor)
 {
-    m->tensors[m->count] = (struct dp_named_tensor){m->names[m->count], *tensor};
-    m->count++;
+    l->tensors[l->count] = (struct dp_named_tensor){l->names[l->count], *tensor};
+    l->count++;
 }
 
-static void add_values(struct saved_mixing *m, const struct sums *d, int slot)
+static void add_values(struct saved_list *l, const struct sums *d, int slot)
 {
     const struct engine_part *part = &d->engine->parts[slot];
-    char *averaged = m->average[slot];
+    char *averaged = l->average[slot];
 
     for (int32_t i = 0; i < part->count; i++) {
         const struct dp_parameter *p = &part->parameters[i];
         DLTensor average = *p->value;
-        value_name(d, p->name, m->names[m->count]);
-        add_tensor(m, p->value);
-        if (!m->average[slot])
+        value_name(d, p->name, l->names[l->count]);
+        add_tensor(l, p->value);
+        if (!l->average[slot])
             continue;
         average.data = averaged;
         average.byte_offset = 0;
         averaged += bytes_of(p);
-        snprintf(m->names[m->count], SAVED_NAME, "%s", p->name);
-        add_tensor(m, &average);
+        snprintf(l->names[l->count], SAVED_NAME, "%s", p->name);
+        add_tensor(l, &average);
     }
 }
 
@@ -112,43 +113,31 @@ struct mixer_state {
     int32_t count;
 };
 
-int saved_mixing_list(struct sums *d, const struct saved_list *norms, struct saved_mixing *out)
+int saved_mixing_list(struct sums *d, struct saved_list *l)
 {
     struct mixer_state states[DP_MAX_SLOTS] = {0};
     int32_t sum = 0;
     int err;
 
-    *out = (struct saved_mixing){0};
     if (place_device(d->place))
         return dp_fail(DP_EUNSUPPORTED, "a checkpoint of replicas that mix on a device");
-    err = copy_average(d, out);
+    err = copy_average(d, l);
     for (int i = 0; i < d->engine->part_count && !err; i++) {
         err = dp_mixer_state(d->slots[i].mixer, &states[i].tensors, &states[i].count);
         sum += states[i].count;
     }
     if (!err)
-        err = make_room(d, out, sum + norms->count);
+        err = make_room(d, l, sum);
     for (int i = 0; i < d->engine->part_count && !err; i++) {
         if (d->engine->parts[i].second_copy)
             continue;
-        add_values(out, d, i);
+        add_values(l, d, i);
         for (int32_t k = 0; k < states[i].count; k++) {
-            state_name(d, i, states[i].tensors[k].name, out->names[out->count]);
-            add_tensor(out, &states[i].tensors[k].tensor);
+            state_name(d, i, states[i].tensors[k].name, l->names[l->count]);
+            add_tensor(l, &states[i].tensors[k].tensor);
         }
     }
-    for (int32_t i = 0; i < norms->count && !err; i++)
-        out->tensors[out->count++] = norms->tensors[i];
     return err;
-}
-
-void saved_mixing_fini(struct saved_mixing *m)
-{
-    for (int i = 0; i < DP_MAX_SLOTS; i++)
-        free(m->average[i]);
-    free(m->tensors);
-    free(m->names);
-    *m = (struct saved_mixing){0};
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */

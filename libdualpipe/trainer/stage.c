@@ -10,13 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNMENT = 256 };
 static const size_t NOT_KEPT = SIZE_MAX;
-
-static size_t aligned(size_t bytes)
-{
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
 
 /* ---- a call ---------------------------------------------------------------------------------- */
 
@@ -81,7 +75,7 @@ static void lay_out(const struct run *run, const struct dp_border *b, char *memo
         const struct dp_tensor_spec *spec = &b->tensors[k];
         out->list[k] =
             tensor_at(run, spec, gradients && spec->no_grad ? NULL : memory, out->shapes[k]);
-        memory += aligned(model_spec_bytes(spec));
+        memory += place_aligned(model_spec_bytes(spec));
     }
 }
 
@@ -90,7 +84,7 @@ static size_t border_bytes(const struct dp_border *b)
     size_t bytes = 0;
 
     for (int k = 0; k < b->count; k++)
-        bytes += aligned(model_spec_bytes(&b->tensors[k]));
+        bytes += place_aligned(model_spec_bytes(&b->tensors[k]));
     return bytes;
 }
 
@@ -554,9 +548,9 @@ static void place_layer(struct stage *s, int32_t i)
     model_border(place ? m->layers[place - 1]->out : m->input, s->rows, &l->in);
     model_border(l->layer->out, s->rows, &l->out);
     l->at = s->save;
-    s->save.whole += aligned(save_of(s, l->layer->save.whole, l->layer->save_row.whole));
-    s->save.input += aligned(save_of(s, l->layer->save.input, l->layer->save_row.input));
-    s->save.weight += aligned(save_of(s, l->layer->save.weight, l->layer->save_row.weight));
+    s->save.whole += place_aligned(save_of(s, l->layer->save.whole, l->layer->save_row.whole));
+    s->save.input += place_aligned(save_of(s, l->layer->save.input, l->layer->save_row.input));
+    s->save.weight += place_aligned(save_of(s, l->layer->save.weight, l->layer->save_row.weight));
     l->input_at = NOT_KEPT;
     if (i && !l->layer->drops_input) {
         l->input_at = s->save.whole;
@@ -580,7 +574,7 @@ static int place_skips(struct stage *s)
         if (skip->from < s->first_layer || skip->to >= end)
             continue;
         model_spec(&skip->tensor, s->rows, &spec);
-        const size_t bytes = aligned(model_spec_bytes(&spec));
+        const size_t bytes = place_aligned(model_spec_bytes(&spec));
         s->skips[s->skip_count++] = (struct stage_skip){skip, s->save.whole, s->save.whole + bytes};
         s->save.whole += 2 * bytes;
     }
@@ -598,7 +592,7 @@ static size_t values_of(const struct stage *s, int32_t first, int32_t end)
     size_t bytes = 0;
 
     for (int32_t k = first; k < end; k++)
-        bytes += aligned(list[k].bytes);
+        bytes += place_aligned(list[k].bytes);
     return bytes;
 }
 
@@ -637,9 +631,9 @@ static int make_memory(struct stage *s)
         if (i)
             between = larger(between, border_bytes(&s->layers[i].in));
     }
-    scratch = aligned(scratch);
+    scratch = place_aligned(scratch);
     s->values_bytes = all;
-    const size_t rounded = s->rounded ? aligned(values / 2) : 0;
+    const size_t rounded = s->rounded ? place_aligned(values / 2) : 0;
     s->memory_bytes = 2 * values + rounded + 2 * between + scratch;
     s->passing_bytes = 2 * streamed;
     if (s->bare)

@@ -84,7 +84,7 @@ int trainer_agree(struct dp_trainer *t, int err)
 
 void trainer_take_members(struct dp_trainer *t)
 {
-    t->comm = sums_comm(&t->sums);
+    t->comm = dp_mixer_comm(sums_mixer(&t->sums));
     t->ranks = dp_comm_size(t->comm);
     t->engine->replica.first = dp_comm_rank(t->comm) == 0;
     t->failed = false;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNMENT = 256, GRADS = 2, LEAST_VALUES = 2 };
+enum { GRADS = 2, LEAST_VALUES = 2 };
 static const int64_t timeout_ns = INT64_C(60000000000);
 
 struct window {
@@ -60,7 +60,7 @@ struct streamed {
 
 static size_t room_of(const DLTensor *t)
 {
-    return (dp_tensor_bytes(t) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return place_aligned(dp_tensor_bytes(t));
 }
 
 size_t streamed_bytes(const DLTensor *values, int32_t count)
@@ -313,7 +313,7 @@ void streamed_begin(struct streamed *st, bool training)
 /* All of them have room for what is rounded, too. */
 static size_t window_bytes(size_t values, DLDataType rounds)
 {
-    return rounds.bits ? (3 * values / 2 + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : values;
+    return rounds.bits ? place_aligned(3 * values / 2) : values;
 }
 
 size_t streamed_least(size_t largest_bytes, DLDataType rounds)

@@ -141,21 +141,6 @@ int sums_revert(struct sums *d)
     return err;
 }
 
-int sums_survive(struct sums *d)
-{
-    return dp_mixer_survive(d->slots[0].mixer);
-}
-
-int sums_admit(struct sums *d, int count, const struct dp_comm_config *config)
-{
-    return dp_mixer_admit(d->slots[0].mixer, count, config);
-}
-
-struct dp_comm *sums_comm(const struct sums *d)
-{
-    return dp_mixer_comm(d->slots[0].mixer);
-}
-
 /* ---- ranks that hold the same stage ---------------------------------------------------------- */
 
 /* A slot and its mirror, named by the one on the lower rank. */

@@ -75,9 +75,10 @@ int sums_settle(struct sums *d);
 int sums_average(struct sums *d, bool revert);
 int sums_revert(struct sums *d);
 
-/* survive: dp_mixer_survive, dp_mixer_admit and dp_mixer_comm. */
-int sums_survive(struct sums *d);
-int sums_admit(struct sums *d, int count, const struct dp_comm_config *config);
-struct dp_comm *sums_comm(const struct sums *d);
+/* survive: the one mixer that there is. */
+static inline struct dp_mixer *sums_mixer(const struct sums *d)
+{
+    return d->slots[0].mixer;
+}
 
 #endif

@@ -261,7 +261,7 @@ static int mix_on(struct dp_trainer *t, int err)
     t->name_count = 0;
     norms_commit(t->engine, false, t->norm_values);
     while (trainer_may_be_death(err)) {
-        err = sums_survive(&t->sums);
+        err = dp_mixer_survive(sums_mixer(&t->sums));
         if (err)
             break;
         trainer_take_members(t);
@@ -428,7 +428,7 @@ int dp_trainer_admit(struct dp_trainer *t, int count, const struct dp_comm_confi
     if (count < 1 || count > room)
         return dp_fail(DP_EINVAL, "count: %d, expected 1 to %d, as many as are lost", count, room);
     bool again;
-    const int err = go_on_together(t, sums_admit(&t->sums, count, config), &again);
+    const int err = go_on_together(t, dp_mixer_admit(sums_mixer(&t->sums), count, config), &again);
     if (err)
         return end(t, err);
     return again ? dp_fail_quietly(DP_EAGAIN, "a rank has died, or has not come, while others were "

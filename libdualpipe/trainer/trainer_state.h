@@ -24,20 +24,34 @@ struct dp_trainer {
     struct dp_comm *comm;   /* of all ranks that live; NULL: alone */
     struct dp_comm *owned;  /* this or one of before, unless it is the caller's; NULL: none is */
     struct dp_comm *joined; /* of dp_trainer_join */
+    /* Parts, which a layout has, to paces: trainer_clear_parts. */
     struct dp_comm *team; /* of those with a place in the layout, where some have none */
     struct dp_comm *pipe, *data;
-    struct place *place; /* where it computes */
-    struct place *home;  /* where parameters live: the same, or the host */
     const struct dp_schedule *training;
     struct dp_schedule *made, *forward; /* made: training, unless it was given */
     const struct dp_graph *graph;
     struct dp_graph *made_graph;
-    int32_t *first_layer, *cut; /* cut: config.layers_of_stage, for the layouts of those that survive */
+    int32_t *first_layer;
     struct engine *engine;
     struct sums sums;
     struct dp_optimizer *optimizers[DP_MAX_SLOTS]; /* NULL: shards and mixers have their own, */
     struct dp_offload_optimizer *in_files[DP_MAX_SLOTS]; /* or all of it is here */
     struct fit fit; /* zeroed: all of a rank may be on its device */
+    int32_t *names, name_count; /* of ranks that live, as all have agreed last: their numbers at first */
+    /* What ranks tell each other after a step: the losses of all micro-batches, then the sum of squared
+     * gradients of each layer; of each replica, where these mix; then how fast it was, whether it was
+     * told to end, and the rows. A rank leaves zero what it does not know. */
+    size_t sums_len, columns; /* columns: 1, or the replicas that mix */
+    double *values, *all_values; /* [sums_len], [ranks][sums_len] */
+    struct squares *squares; /* of the gradients of stages, by parameter */
+    bool *in_layer;          /* of those of one stage, the ones of one layer */
+    double *norm_values; /* norms_room */
+    struct late *late;   /* NULL: updates are not late */
+    struct dp_rank_pace *paces; /* [ranks] of the last step */
+
+    struct place *place; /* where it computes */
+    struct place *home;  /* where parameters live: the same, or the host */
+    int32_t *cut; /* config.layers_of_stage, for the layouts of those that survive */
     int ranks;
     int32_t own_blocks; /* of the fixed order, of this replica */
     struct {            /* the layout at first */
@@ -48,22 +62,11 @@ struct dp_trainer {
     uint64_t digests[2]; /* of config and model as they were then, which are the same on all ranks */
     bool begun;   /* parameters are there, and move to the next layout */
     int32_t name;                      /* this rank's number at first */
-    int32_t *names, name_count; /* those of ranks that live, as all have agreed last */
-    int32_t *lost, lost_count;  /* of those that died */
+    int32_t *lost, lost_count;  /* those of ranks that died */
     bool failed;       /* the last agreement said so */
     uint64_t repeated; /* the last step that was repeated, counted from 1 */
     uint64_t next;  /* step */
     double rate;    /* of this step */
-    /* What ranks tell each other after a step: the losses of all micro-batches, then the sum of squared
-     * gradients of each layer; of each replica, where these mix; then how fast it was, whether it was
-     * told to end, and the rows. A rank leaves zero what it does not know. */
-    size_t sums_len, columns; /* columns: 1, or the replicas that mix */
-    double *values, *all_values; /* [sums_len], [ranks][sums_len] */
-    struct squares *squares; /* of the gradients of stages, by parameter */
-    bool *in_layer;          /* of those of one stage, the ones of one layer */
-    double *norm_values; /* norms_room */
-    struct dp_rank_pace *paces; /* [ranks] of the last step */
-    struct late *late;   /* NULL: updates are not late */
     bool watches;   /* for signals */
     bool ending;    /* a rank was told to end */
     uint64_t saved_step; /* of the last checkpoint of this trainer, counted from 1; 0: none */
@@ -134,6 +137,8 @@ struct trainer_gathered {
 int trainer_save(struct dp_trainer *t, void *saving);
 int trainer_gather(struct dp_trainer *t, void *gathered);
 
+enum { SAVED_NAME = 256 };
+
 /* saved.c: tensors by the names that a checkpoint has. */
 enum saved_which {
     SAVED_FIRST,  /* which this rank is the first of all to hold */
@@ -145,7 +150,8 @@ struct saved_list {
     int32_t count;
     struct norm_tensor *norms; /* what some of tensors refer to */
     int32_t norm_count;
-    char (*names)[256];        /* the same */
+    char (*names)[SAVED_NAME]; /* the same */
+    void *average[DP_MAX_SLOTS]; /* saved_mixing_list */
 };
 int saved_list_new(const struct dp_trainer *t, enum saved_which which, struct saved_list *out);
 void saved_list_fini(struct saved_list *l);

@@ -58,7 +58,7 @@ static void write_and_read_back(void)
     must(to && !plan_file_write(to, &values, 1, rank_bytes));
     fclose(to);
     must(read_plan(text, len, &back, &plan));
-    must(values.ranks == back.ranks && values.batch == back.batch);
+    must(values.how.schedule.ranks == back.how.schedule.ranks && values.how.rows == back.how.rows);
     must(!strcmp(values.schedule_name, back.schedule_name));
     must(block_list_equal(&values.blocks, &back.blocks));
     plan_file_free(plan);

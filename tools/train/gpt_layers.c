@@ -730,25 +730,6 @@ int gpt_layers_of_stage(const struct gpt_config *c, int stage, int stages, int *
     return blocks + (stage == 0) + (stage == stages - 1);
 }
 
-struct gpt_stage_size gpt_stage_size(const struct gpt_config *config, int stage, int stages)
-{
-    struct gpt_stage_size size = {0};
-    struct gpt_layers *g;
-    int first;
-
-    if (gpt_layers_new(config, NULL, false, &g))
-        return size;
-    const int count = gpt_layers_of_stage(config, stage, stages, &first);
-    for (const struct gpt_layer *l = g->layers + first; l < g->layers + first + count; l++) {
-        size.param_count += count_of(l);
-        size.save_bytes += l->layer.save.whole;
-        size.scratch_bytes += l->layer.scratch_bytes > size.scratch_bytes
-                                  ? l->layer.scratch_bytes - size.scratch_bytes : 0;
-    }
-    gpt_layers_free(g);
-    return size;
-}
-
 /* ---- how it learns --------------------------------------------------------------------------- */
 
 struct dp_optimizer_config gpt_optimizer(double decay)

@@ -42,11 +42,6 @@ const struct dp_model *gpt_layers_model(const struct gpt_layers *g);
  * also the embedding, the last one also the head: *first of its layers, returns how many. */
 int gpt_layers_of_stage(const struct gpt_config *config, int stage, int stages, int *first);
 
-/* What such a stage would take; zeros where there is no memory to find out. */
-struct gpt_stage_size {
-    size_t param_count, save_bytes, scratch_bytes;
-};
-struct gpt_stage_size gpt_stage_size(const struct gpt_config *config, int stage, int stages);
 /* Reals of the whole model, tied ones once. */
 size_t gpt_parameter_count(const struct gpt_config *config);
 

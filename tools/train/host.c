@@ -28,12 +28,10 @@ static bool is_bf16(const struct settings *s)
 /* What survives is laid out again by its kind. */
 static struct dp_schedule_spec spec_of(const struct settings *s)
 {
-    struct dp_schedule_spec spec = {.kind = s->training ? s->training->kind : DP_SCHEDULE_USER,
-                                    .ranks = (int)s->ranks,
-                                    .slack = s->how.schedule.slack};
-
-    dp_recompute_parse(s->checkpoint, &spec.recompute);
-    return spec;
+    return (struct dp_schedule_spec){.kind = s->training ? s->training->kind : DP_SCHEDULE_USER,
+                                     .ranks = s->how.schedule.ranks,
+                                     .slack = s->how.schedule.slack,
+                                     .recompute = s->how.schedule.recompute};
 }
 
 /* What the options mean to the library's trainer. layers_of_stage: room for [stages]. Checkpoints
@@ -48,21 +46,16 @@ static struct dp_trainer_config host_config(const struct settings *s, int32_t *l
     c.schedule = s->how.survive ? spec_of(s) : (struct dp_schedule_spec){0};
     c.list = s->how.survive ? NULL : s->training;
     c.execution = strcmp(s->execution, "messages") ? DP_EXECUTE_LIST : DP_EXECUTE_MESSAGES;
-    c.microbatches = (int32_t)s->microbatches;
-    c.rows = s->batch;
     c.balance = DP_BALANCE_GIVEN;
     c.layers_of_stage = layers_of_stage;
     c.mixing.made = s->how.sums == DP_SUMS_MIXING ? s->graph : NULL;
     c.optimizer = gpt_optimizer(s->how.optimizer.weight_decay);
     c.rate = (struct dp_rate){0};
-    c.delay_update = s->late;
     c.fixed_order = !s->any_order || (!s->training && !settings_on_cuda(s) && s->how.replicas == 1);
     c.offload.parameters = s->offload.params;
     c.offload.activations = s->offload.activations;
     c.offload.optimizer = s->offload.optimizer;
     c.offload.folder = s->offload.folder[0] ? s->offload.folder : NULL;
-    c.offload.layers = s->offload.params ? s->buffers.count : 0;
-    c.offload.kept_share = s->device_share;
     c.offload.device_bytes = (size_t)s->device_memory;
     c.dtype = is_bf16(s) ? (DLDataType){kDLBfloat, 16, 1} : (DLDataType){0};
     c.nccl = settings_by_nccl(s);
@@ -83,7 +76,7 @@ int host_plan(const struct settings *s, enum dp_schedule_kind kind,
         return err;
     struct dp_trainer_config config = host_config(s, &all);
     config.schedule = (struct dp_schedule_spec){
-        .kind = kind, .ranks = (int)s->ranks, .slack = s->how.schedule.slack};
+        .kind = kind, .ranks = s->how.schedule.ranks, .slack = s->how.schedule.slack};
     config.balance = DP_BALANCE_MEASURED;
     config.fixed_order = !s->any_order;
     if (!config.order_blocks)
@@ -93,11 +86,48 @@ int host_plan(const struct settings *s, enum dp_schedule_kind kind,
     return planned;
 }
 
+/* A trainer that no rank is made of. */
+struct outline {
+    struct gpt_layers *layers;
+    int32_t *cut;
+    struct dp_trainer_config config;
+};
+
+static int outline_init(const struct settings *s, struct outline *o)
+{
+    *o = (struct outline){.cut = calloc(s->training ? (size_t)s->training->stages : 1, sizeof(*o->cut))};
+    const int err = o->cut ? gpt_layers_new(&s->model, NULL, false, &o->layers) : DP_ENOMEM;
+    if (err)
+        return err;
+    o->config = host_config(s, o->cut);
+    if (!s->training)
+        o->config.schedule.ranks = 1;
+    return 0;
+}
+
+static void outline_fini(struct outline *o)
+{
+    gpt_layers_free(o->layers);
+    free(o->cut);
+}
+
+int host_measure(const struct settings *s, size_t *rank_bytes)
+{
+    struct outline o;
+    int err = outline_init(s, &o);
+
+    memset(&o.config.offload, 0, sizeof(o.config.offload)); /* the host is the device, too */
+    if (!err)
+        err = dp_trainer_measure(&o.config, gpt_layers_model(o.layers), rank_bytes);
+    outline_fini(&o);
+    return err;
+}
+
 /* The schedule of replicas that mix, each stage of which has a state. */
 static int take_layout(struct settings *was)
 {
-    struct dp_schedule_spec spec = {.ranks = (int)was->ranks,
-                                    .microbatches = (int)(was->microbatches / was->how.replicas),
+    struct dp_schedule_spec spec = {.ranks = was->how.schedule.ranks,
+                                    .microbatches = was->how.microbatches / was->how.replicas,
                                     .virtual_stages = was->how.schedule.virtual_stages};
 
     if (was->how.sums != DP_SUMS_MIXING || !strcmp(was->schedule_name, "none"))
@@ -109,21 +139,16 @@ static int take_layout(struct settings *was)
 static int verify(struct settings *was, const struct dp_checkpoint *c,
                   void (*fault)(void *user, const char *sentence), void *user)
 {
-    struct gpt_layers *layers = NULL;
+    struct outline o = {0};
     was->how.sums = was->how.replicas > 1 && !settings_sums(was) ? DP_SUMS_MIXING : DP_SUMS_ALL;
     int err = take_layout(was);
-    int32_t *cut = calloc(was->training ? (size_t)was->training->stages : 1, sizeof(*cut));
 
     was->model = settings_model(was);
     if (!err)
-        err = cut ? gpt_layers_new(&was->model, NULL, false, &layers) : DP_ENOMEM;
-    if (!err) {
-        struct dp_trainer_config config = host_config(was, cut);
-        config.schedule.ranks = was->training ? 0 : 1;
-        err = dp_trainer_verify(&config, gpt_layers_model(layers), c, fault, user);
-    }
-    gpt_layers_free(layers);
-    free(cut);
+        err = outline_init(was, &o);
+    if (!err)
+        err = dp_trainer_verify(&o.config, gpt_layers_model(o.layers), c, fault, user);
+    outline_fini(&o);
     dp_schedule_free(was->training);
     return err;
 }
@@ -164,7 +189,7 @@ static int open_cuda(struct host *h)
             .image = s->image,
             .bf16 = is_bf16(s),
             .model = s->model,
-            .callbacks = s->no_graphs ? 0 : 2 * layers * (size_t)s->microbatches,
+            .callbacks = s->no_graphs ? 0 : 2 * layers * (size_t)s->how.microbatches,
         },
         &h->cuda);
 }
@@ -196,7 +221,7 @@ static int make_trainer(struct host *h, int joins_as)
 int host_new(const struct settings *s, const struct data *data, struct dp_comm *comm, int joins_as,
              struct host **out)
 {
-    const size_t bytes = (size_t)s->batch * (size_t)s->context;
+    const size_t bytes = (size_t)s->how.rows * (size_t)s->context;
     struct host *h = calloc(1, sizeof(*h));
 
     if (!h)
@@ -252,7 +277,7 @@ static struct dp_batch view(const struct host *h, struct views *v)
 {
     uint8_t *const bytes[] = {h->batch.tokens, h->batch.labels};
 
-    v->shape[0] = h->settings->batch;
+    v->shape[0] = h->settings->how.rows;
     v->shape[1] = h->settings->context;
     for (int i = 0; i < 2; i++) {
         v->tensors[i] = (DLTensor){bytes[i], {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, v->shape, NULL, 0};
@@ -268,7 +293,7 @@ int host_step(struct host *h, uint64_t step, struct dp_trainer_result *result)
     struct views v;
     const struct dp_batch batch = view(h, &v);
 
-    data_batch(h->data, DATA_TRAIN, step, (int)s->batch, &h->batch);
+    data_batch(h->data, DATA_TRAIN, step, (int)s->how.rows, &h->batch);
     dp_trainer_set_rate(h->trainer, gpt_rate(step, (uint64_t)s->steps,
                                              (uint64_t)s->how.rate.warmup, s->how.rate.peak));
     return dp_trainer_step(h->trainer, &batch, result);
@@ -282,7 +307,7 @@ int host_evaluate(struct host *h, double *held_out)
     int err = 0;
 
     for (uint64_t i = 0; i < HELD_OUT_BATCHES && !err; i++) {
-        data_batch(h->data, DATA_HELD_OUT, i, (int)h->settings->batch, &h->batch);
+        data_batch(h->data, DATA_HELD_OUT, i, (int)h->settings->how.rows, &h->batch);
         err = dp_trainer_evaluate(h->trainer, &batch, &loss);
         sum += err ? 0 : loss;
     }

@@ -16,6 +16,9 @@
 int host_plan(const struct settings *s, enum dp_schedule_kind kind,
               const struct dp_trainer_machine *machine, struct dp_trainer_plan **out, int32_t *count);
 
+/* Bytes that the pipeline ranks of settings that are complete will hold: dp_trainer_measure. */
+int host_measure(const struct settings *s, size_t *rank_bytes);
+
 /* Whether a checkpoint of `dualpipe train`, whose options are known by its text, has all that --resume
  * reads under the layout that was saved: dp_trainer_verify. */
 int host_verify(const struct dp_checkpoint *c, const char *path,

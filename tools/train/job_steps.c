@@ -160,7 +160,8 @@ struct weighing {
     struct summary *summary;
 };
 
-static int measure_memory(void *user)
+/* What each rank has; of offload that of the one that had the most on its device. */
+static int weigh(void *user)
 {
     struct job *j = ((struct weighing *)user)->j;
     struct summary *summary = ((struct weighing *)user)->summary;
@@ -168,6 +169,7 @@ static int measure_memory(void *user)
     struct dp_comm *comm = job_comm(j);
     const int ranks = comm ? dp_comm_size(comm) : 1;
     struct memory_use *all = calloc((size_t)ranks, sizeof(*all));
+    struct memory_use mine = {.peak_bytes = memory_peak(""), .held_bytes = (double)j->parts.bytes};
 
     free(summary->memory);
     summary->memory_bytes = 0;
@@ -175,34 +177,19 @@ static int measure_memory(void *user)
     summary->memory_count = ranks;
     if (!all)
         return DP_ENOMEM;
-    all[0] = (struct memory_use){memory_peak(""), (double)j->parts.bytes};
-    struct memory_use mine = all[0];
+    if (j->s->offload.text)
+        dp_trainer_offload(host_trainer(j->host), &mine.offload);
+    all[0] = mine;
+    summary->offload = mine.offload;
     int err = comm ? dp_comm_allgather(comm, &mine, all, sizeof(mine)) : 0;
-    for (int rank = 0; !err && rank < ranks; rank++)
+    for (int rank = 0; !err && rank < ranks; rank++) {
         if (all[rank].peak_bytes > summary->memory_bytes) {
             summary->memory_bytes = all[rank].peak_bytes;
             summary->memory_rank = rank;
         }
-    return err;
-}
-
-/* Of the rank that had the most on its device. */
-static int measure_offload(void *user)
-{
-    struct job *j = ((struct weighing *)user)->j;
-    struct summary *summary = ((struct weighing *)user)->summary;
-    const int ranks = job_comm(j) ? dp_comm_size(job_comm(j)) : 1;
-    struct dp_trainer_offload *all = calloc((size_t)ranks, sizeof(*all)), mine;
-    int err = all ? 0 : DP_ENOMEM;
-
-    dp_trainer_offload(host_trainer(j->host), &mine);
-    if (!err && job_comm(j))
-        err = dp_comm_allgather(job_comm(j), &mine, all, sizeof(mine));
-    summary->offload = mine;
-    for (int rank = 0; rank < ranks && !err; rank++)
-        if (all[rank].device_bytes > summary->offload.device_bytes)
-            summary->offload = all[rank];
-    free(all);
+        if (all[rank].offload.device_bytes > summary->offload.device_bytes)
+            summary->offload = all[rank].offload;
+    }
     return err;
 }
 
@@ -228,12 +215,8 @@ static int describe(struct job *j, struct summary *summary, uint8_t *text)
     int err = sample(j, summary->sample_len, text);
 
     if (!err)
-        err = carry_out(j, measure_memory, &(struct weighing){j, summary});
-    if (!err)
-        err = measure_step(j, summary);
-    summary->offloaded = j->host && j->s->offload.text;
-    return err || !summary->offloaded ? err
-                                      : carry_out(j, measure_offload, &(struct weighing){j, summary});
+        err = carry_out(j, weigh, &(struct weighing){j, summary});
+    return err ? err : measure_step(j, summary);
 }
 
 int job_count_lost(const struct job *j)

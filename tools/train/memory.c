@@ -2,10 +2,11 @@
 #include "train/memory.h"
 
 #include "command.h"
-#include "train/gpt_layers.h"
+#include "train/host.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -71,64 +72,25 @@ double memory_peak(const char *root)
 
 /* ---- what is needed ------------------------------------------------------------------------- */
 
-/* Bytes at a border, of one micro-batch: activation or gradient. */
-static double border_bytes(const struct settings *s)
+/* What the trainer holds, or, where that is too much to be measured, weights, gradients and two
+ * averages; beside it gradients that are used late, what mixes (two blocks for exchanges, what an
+ * average replaced, and two that local SGD keeps), and weights on what is called the device, which is
+ * the host's, too. */
+int memory_of_ranks(const struct settings *s, double *bytes)
 {
-    const struct gpt_config *c = &s->model;
-    double width = c->width > GPT_BYTES ? c->width : GPT_BYTES;
-
-    return (double)c->batch * c->context * width * sizeof(real);
-}
-
-/* Most micro-batches that a rank has begun and not finished, over all its slots. */
-static double peak_of(const struct dp_schedule *s, int rank)
-{
-    const struct dp_op *ops = dp_schedule_ops(s, rank);
-    int live = 0, peak = 0;
-
-    for (size_t i = 0; i < dp_schedule_count(s, rank); i++) {
-        live += ops[i].kind == DP_OP_F;
-        peak = live > peak ? live : peak;
-        live -= ops[i].kind == DP_OP_B || ops[i].kind == DP_OP_W;
-    }
-    return peak;
-}
-
-/* Weights, which late updates take twice, gradients, two averages, and gradients on their way, all on
- * the host; and what is called the device is the host's memory, too. */
-static double memory_offloaded(const struct settings *s)
-{
-    struct gpt_stage_size size = gpt_stage_size(&s->model, 0, 1);
-    double borders =
-        s->offload.activations ? border_bytes(s) * (double)s->microbatches * (double)s->layers : 0;
-
-    return process_bytes + (s->late ? 5.5 : 4.5) * (double)size.param_count * sizeof(real) + borders +
-           fmin(s->device_memory,
-                2 * (double)size.param_count * sizeof(real) +
-                    (double)s->microbatches * ((double)size.save_bytes + 4 * border_bytes(s)));
-}
-
-double memory_of_rank(const struct settings *s, int rank)
-{
-    if (s->offload.text && !s->training)
-        return memory_offloaded(s);
-    const int stages = s->training ? s->training->stages : 1;
-    const int slots = s->training ? dp_schedule_slot_count(s->training, rank) : 1;
-    /* Weights, gradients, two averages of AdamW; in the fixed order, and where updates are late,
-     * another set of gradients; to mix, two blocks for exchanges and what an average replaced, and two
-     * that local SGD keeps. */
+    const int ranks = s->how.schedule.ranks;
+    const double params = (double)gpt_parameter_count(&s->model) * sizeof(real) / ranks;
     const double mixing = s->graph ? 3 + 2 * (s->how.mixing.algorithm == DP_MIXER_LOCAL_SGD) : 0;
-    const double copies = (s->any_order ? 4 : 5) + s->late + mixing;
-    double peak = s->training ? peak_of(s->training, rank) : 1, bytes = process_bytes;
+    size_t *held = calloc((size_t)ranks, sizeof(*held));
 
-    for (int i = 0; i < slots; i++) {
-        int stage = s->training ? dp_schedule_slot(s->training, rank, i)->stage : 0;
-        struct gpt_stage_size size = gpt_stage_size(&s->model, stage, stages);
-        bytes += copies * (double)size.param_count * sizeof(real) + (double)size.scratch_bytes;
-        bytes += peak / slots * ((double)size.save_bytes + 2 * border_bytes(s));
-        bytes += (double)size.save_bytes; /* to evaluate */
-    }
-    return bytes;
+    command_mute(true);
+    const int err = held ? host_measure(s, held) : DP_ENOMEM;
+    command_mute(false);
+    for (int rank = 0; rank < ranks; rank++)
+        bytes[rank] = process_bytes + (err ? 4 * params : (double)held[rank]) +
+                      fmin(s->device_memory, params) + (mixing + s->how.delay_update) * params;
+    free(held);
+    return err == DP_ENOMEM ? 0 : err;
 }
 
 /* ---- the verdict ---------------------------------------------------------------------------- */
@@ -148,16 +110,19 @@ static bool fits(const char *who_needs, double needed, double limit, const char 
 bool memory_check(const struct settings *s, int local, const struct memory_limits *limits)
 {
     double most = 0, all = 0;
+    double *bytes = calloc((size_t)s->how.schedule.ranks, sizeof(*bytes));
 
-    if (settings_on_cuda(s))
-        return true; /* what is needed is the GPU's */
-    for (int rank = 0; rank < s->ranks; rank++) {
-        double bytes = memory_of_rank(s, rank);
-        most = fmax(most, bytes);
-        all += bytes;
+    const int err = !bytes || settings_on_cuda(s) ? 0 /* what is needed is the GPU's */
+                                                  : memory_of_ranks(s, bytes);
+    if (err)
+        command_failed(err);
+    for (int rank = 0; rank < s->how.schedule.ranks && bytes; rank++) {
+        most = fmax(most, bytes[rank]);
+        all += bytes[rank];
     }
-    all *= (double)local / (double)s->ranks;
-    return fits("a rank needs", most, limits->process_bytes,
+    free(bytes);
+    all *= (double)local / (double)s->how.schedule.ranks;
+    return !err && fits("a rank needs", most, limits->process_bytes,
                 "the limit of a process leaves (ulimit -v)") &&
            fits("all ranks need", all, limits->group_bytes, "this control group has left") &&
            fits("all ranks need", all, limits->available_bytes, "this machine has available");

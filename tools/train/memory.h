@@ -16,8 +16,9 @@ struct memory_limits {
 /* root: "" for this machine, or a directory with captured proc and sys trees. */
 void memory_limits_read(const char *root, struct memory_limits *limits);
 
-/* What one rank will need, and all of those that this machine runs. */
-double memory_of_rank(const struct settings *s, int rank);
+/* What each rank of a pipeline will need: bytes[ranks]. Errors of dp_trainer_measure but
+ * DP_ENOMEM. */
+int memory_of_ranks(const struct settings *s, double *bytes);
 
 /* false, after one line that says what is needed, what there is, and which options to lower.
  * `local` ranks run on this machine. */

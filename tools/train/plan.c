@@ -52,7 +52,7 @@ static int add_plans(struct planner *p, struct dp_trainer_plan *plans, int32_t c
 static int try_microbatches(struct planner *p, int64_t microbatches)
 {
     const struct plan_args *args = p->args;
-    const struct dp_trainer_machine machine = {.ranks = (int)args->s.ranks,
+    const struct dp_trainer_machine machine = {.ranks = args->s.how.schedule.ranks,
                                                .budget_bytes = (size_t)args->budget,
                                                .latency_ns = args->latency_ns,
                                                .bytes_per_ns = args->bandwidth,
@@ -64,7 +64,7 @@ static int try_microbatches(struct planner *p, int64_t microbatches)
     if (!s)
         return DP_ENOMEM;
     *s = args->s;
-    s->microbatches = microbatches;
+    s->how.microbatches = microbatches;
     s->model = settings_model(s);
     command_mute(true); /* a layout that cannot be is no mistake */
     const int err = host_plan(s, p->kind, &machine, &plans, &count);
@@ -89,12 +89,13 @@ static int64_t divisor(int64_t batch, int64_t least)
 static int try_all(struct planner *p)
 {
     const struct settings *s = &p->args->s;
-    int64_t m = divisor(s->batch, s->ranks < s->batch ? s->ranks : s->batch);
+    const int64_t rows = s->how.rows, ranks = s->how.schedule.ranks;
+    int64_t m = divisor(rows, ranks < rows ? ranks : rows);
     int err = 0;
 
-    if (s->microbatches)
-        return try_microbatches(p, s->microbatches);
-    for (int i = 0; i < MOST_MICROBATCHES && m && !err; i++, m = divisor(s->batch, 2 * m))
+    if (s->how.microbatches)
+        return try_microbatches(p, s->how.microbatches);
+    for (int i = 0; i < MOST_MICROBATCHES && m && !err; i++, m = divisor(rows, 2 * m))
         err = try_microbatches(p, m);
     return err;
 }
@@ -151,9 +152,9 @@ static int write_plan(const struct planner *p, const struct dp_trainer_plan *bes
     if (!status) {
         *s = p->args->s;
         s->schedule_name = dp_schedule_kind_name(best->kind);
-        s->checkpoint = dp_recompute_name(best->recompute);
+        s->how.schedule.recompute = best->recompute;
         s->how.schedule.slack = best->slack;
-        s->microbatches = best->microbatches;
+        s->how.microbatches = best->microbatches;
         s->offload.text = best->offload ? "activations" : NULL;
         s->device_memory = best->offload ? p->args->budget : 0;
         s->blocks.count = best->stages;
@@ -172,8 +173,8 @@ static int refuse(const struct planner *p)
     const struct settings *s = &p->args->s;
     const struct dp_schedule_spec spec = {
         .kind = p->kind ? p->kind : DP_SCHEDULE_GPIPE,
-        .ranks = (int)s->ranks,
-        .microbatches = (int)(s->microbatches ? s->microbatches : s->batch),
+        .ranks = s->how.schedule.ranks,
+        .microbatches = (int)(s->how.microbatches ? s->how.microbatches : s->how.rows),
         .slack = s->how.schedule.slack};
     struct dp_schedule *list;
     const int err = dp_schedule_new(&spec, &list);
@@ -237,9 +238,9 @@ static bool check(const struct settings *s)
     else if (s->width % s->heads)
         command_misused("--width %d: expected a multiple of %d, the number of --heads",
                         (int)s->width, (int)s->heads);
-    else if (s->microbatches && s->batch % s->microbatches)
+    else if (s->how.microbatches && s->how.rows % s->how.microbatches)
         command_misused("--batch %d: expected a multiple of %d, the number of micro-batches (-M)",
-                        (int)s->batch, (int)s->microbatches);
+                        (int)s->how.rows, s->how.microbatches);
     else
         return true;
     return false;
@@ -305,10 +306,10 @@ int run_plan(int argc, char **argv)
     if (!args)
         return command_broke("out of memory");
     if (args_parse(&usage, argc, argv, args, &files, &status)) {
-        if (!args->s.ranks)
-            args->s.ranks = 4;
-        if (!args->s.batch)
-            args->s.batch = 16;
+        if (!args->s.how.schedule.ranks)
+            args->s.how.schedule.ranks = 4;
+        if (!args->s.how.rows)
+            args->s.how.rows = 16;
         const char *why;
         status = !check(&args->s) || !has_text(&args->s, &files) ? EXIT_USAGE
                  : blas_begin(&why)                              ? plan(args)

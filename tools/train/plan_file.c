@@ -256,7 +256,7 @@ int plan_file_write(FILE *to, const struct settings *s, int64_t step_ns, const s
 
     for (int i = 0; i < MEMBERS; i++)
         json_object_set_new(root, members[i].name, json_member(s, &members[i]));
-    for (int rank = 0; rank < s->ranks; rank++)
+    for (int rank = 0; rank < s->how.schedule.ranks; rank++)
         json_array_append_new(bytes, json_integer((json_int_t)rank_bytes[rank]));
     json_object_set_new(root, "step_ns", json_integer(step_ns));
     json_object_set_new(root, "rank_bytes", bytes);

@@ -21,7 +21,7 @@ static const int64_t refresh_ns = 100000000; /* on a terminal */
 /* Tokens, which are bytes, learned from per second since time `ns`, when `step` steps were done. */
 static double tokens_per_second(const struct report *r, uint64_t done, int64_t ns, uint64_t step)
 {
-    double tokens = (double)(done - step) * (double)r->settings->batch *
+    double tokens = (double)(done - step) * (double)r->settings->how.rows *
                     (double)r->settings->model.context;
 
     return tokens / ((double)(now_ns() - ns) * 1e-9);
@@ -74,12 +74,12 @@ static void json_begin(const struct settings *s, const struct data *data, size_t
     json_t *o = json_pack(
         "{s:s, s:s, s:I, s:s, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "event",
         "begin", "model", s->model_name, "parameters", (json_int_t)param_count, "schedule",
-        s->schedule_name, "ranks", (json_int_t)s->ranks, "replicas",
+        s->schedule_name, "ranks", (json_int_t)s->how.schedule.ranks, "replicas",
         (json_int_t)s->how.replicas, "mix", s->mix, "mix_algorithm",
         dp_mixer_algorithm_name(s->how.mixing.algorithm), "microbatches",
-        (json_int_t)s->microbatches, "layers", (json_int_t)s->layers,
+        (json_int_t)s->how.microbatches, "layers", (json_int_t)s->layers,
         "width", (json_int_t)s->width, "context", (json_int_t)s->context, "batch",
-        (json_int_t)s->batch, "data_bytes", (json_int_t)data->len, "held_out_bytes",
+        (json_int_t)s->how.rows, "data_bytes", (json_int_t)data->len, "held_out_bytes",
         (json_int_t)(data->chunks * data->held_len), "unigram_entropy", data_entropy(data));
 
     if (s->from.step)
@@ -188,7 +188,7 @@ static void json_end(const struct report *r, const struct summary *m)
     set_number(o, "memory_bytes", m->memory_bytes);
     if (s->training && !s->offload.params && !s->offload.optimizer && !settings_on_cuda(s))
         json_object_set_new(o, "rank_bytes", json_held(m));
-    if (m->offloaded)
+    if (s->offload.text)
         json_object_set_new(o, "offload", json_offload(&m->offload));
     for (int i = 0; i < DRAWN; i++)
         if (s->drawn[i] && !m->step.unwritten[i])
@@ -256,8 +256,8 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
 {
     text_model(s, data, param_count);
     put_line("schedule  %s on %d rank%s, %d micro-batches of %d x %d bytes a step\n",
-             s->schedule_name, (int)s->ranks, s->ranks > 1 ? "s" : "", (int)s->microbatches,
-             s->model.batch, s->model.context);
+             s->schedule_name, s->how.schedule.ranks, s->how.schedule.ranks > 1 ? "s" : "",
+             s->how.microbatches, s->model.batch, s->model.context);
     if (s->how.replicas > 1 && s->graph)
         put_line("replicas  %d, which mix their weights by %s in %d round%s (%s%s%s)\n",
                  (int)s->how.replicas, s->graph->name, s->graph->period,
@@ -355,7 +355,7 @@ static void text_end(const struct report *r, const struct summary *m)
             100 * m->step.bubble, m->step.step_ms, m->step.simulated_ms);
     put_line("memory    %.0f MiB at most, on rank %d\n", m->memory_bytes / (1024 * 1024),
              (int)m->memory_rank);
-    if (m->offloaded)
+    if (s->offload.text)
         text_offload(r, &m->offload);
     if (s->how.checkpoint.folder)
         put_line("saved     %s/step-%06" PRId64 "\n", s->how.checkpoint.folder, s->steps);

@@ -22,6 +22,7 @@ struct progress {
 /* Of a rank: the most that its process held, and what its parts have asked for. */
 struct memory_use {
     double peak_bytes, held_bytes;
+    struct dp_trainer_offload offload; /* with --offload */
 };
 
 struct step_times {
@@ -37,7 +38,6 @@ struct summary {
     double memory_bytes, memory_rank;      /* most that a rank held, and which */
     struct memory_use *memory;             /* [memory_count] of the ranks that are there at the end */
     int memory_count;
-    bool offloaded;
     struct dp_trainer_offload offload;
     const uint8_t *sample;                 /* [sample_len] */
     size_t sample_len;

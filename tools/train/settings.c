@@ -21,7 +21,6 @@ static const char *const schedules[] = {
     "dualpipe", "dualpipev", "zb1p",  "1f1b",     "interleaved",
     "zbv",      "gpipe",     "async", sequential, NULL,
 };
-static const char *const checkpoints[] = {"never", "except_last", "always", NULL};
 static const char *const dtypes[] = {"f32", "bf16", NULL};
 static const char *const executions[] = {"list", "messages", NULL};
 static const char gpt[] = "gpt";
@@ -39,8 +38,8 @@ static const struct arg what_args[] = {
     {"model", 0, NULL,
      "what learns", ARG_CHOICE, AT(model_name), gpt, .choices = models},
     {"steps", 0, "N", "updates of the weights in all", ARG_INT, AT(steps), "300", 1, 1e9},
-    {"batch", 0, "N",
-     "sequences of a step, over all micro-batches", ARG_INT, AT(batch), "16", 1, 65536},
+    {"batch", 0, "N", "sequences of a step, over all micro-batches", ARG_INT, AT(how.rows), "16", 1,
+     65536},
     {"seed", OF_TRAINER, .fallback = "1", .help = "of initial weights, batches and dropout"},
     {"eval-every", 0, "N", "steps from one held-out loss to the next; 0: at the end only", ARG_INT,
      AT(eval_every), "50", 0, 1e9},
@@ -52,10 +51,8 @@ static const struct arg schedule_args[] = {
      ARG_CHOICE, AT(schedule_name), .choices = schedules},
     {"file", 0, "FILE", "or a list of your own: text, JSON, CSV or PyTorch's CSV", ARG_STRING,
      AT(file)},
-    {"ranks", 'P', "N", "pipeline ranks, each a process (default 4; 1 without a schedule)", ARG_INT,
-     AT(ranks), .min = 1, .max = 1024},
-    {"microbatches", 'M', "N", "micro-batches of a step (default 8, or what the list has)", ARG_INT,
-     AT(microbatches), .min = 1, .max = 65536},
+    {"ranks", OF_TRAINER, .help = "pipeline ranks, each a process (default 4; 1 without a schedule)"},
+    {"microbatches", OF_TRAINER, .help = "micro-batches of a step (default 8, or what the list has)"},
     {"virtual-stages", OF_TRAINER},
     {"slack", OF_TRAINER, .fallback = "0"},
     {"fixed-order", OF_TRAINER,
@@ -65,8 +62,7 @@ static const struct arg schedule_args[] = {
     {"order-blocks", OF_TRAINER,
      .help = "sums of gradients in the fixed order: a power of two (default: 2, or as many as "
              "streams and replicas need)"},
-    {"checkpoint", 0, NULL, "micro-batches whose forward is recomputed, to save memory", ARG_CHOICE,
-     AT(checkpoint), "never", .choices = checkpoints},
+    {"checkpoint", OF_TRAINER, .fallback = "never"},
     {"checkpoint-stages", 0, "LIST", "the stages of which --checkpoint recomputes: 0,2-3 (all)",
      ARG_PARSE, AT(checkpoint_stages), .parse = stage_set_parse},
     {"offload", 0, "PARTS",
@@ -78,14 +74,9 @@ static const struct arg schedule_args[] = {
     {"buffers", 0, "N|auto",
      "layers whose parameters are on the device at once, with --offload params --schedule none; auto, "
      "the default: as many as there is room for",
-     ARG_PARSE, AT(buffers), .parse = offload_buffers_parse},
-    {"device-share", 0, "X",
-     "share of the parameters (in a pipeline, of each stage's) that stays on the device with the "
-     "optimizer's state, with --offload params",
-     ARG_REAL, AT(device_share), "0", 0, 1},
-    {"delay-update", 0, NULL,
-     "use the gradients of a step in the next one",
-     ARG_FLAG, AT(late)},
+     ARG_PARSE, AT(how.offload.layers), .parse = offload_buffers_parse},
+    {"device-share", OF_TRAINER, .fallback = "0"},
+    {"delay-update", OF_TRAINER},
     {"blocks", 0, "LIST", "blocks of each stage, as in 1,3,3,1 (default: the same number)",
      ARG_PARSE, AT(blocks), .parse = block_list_parse},
     {"plan", 0, "FILE", "what 'dualpipe plan' has written: all of the above, and the model",
@@ -277,11 +268,10 @@ static bool check_list(const struct settings *s)
 }
 
 /* false, after one line, if the option was given another number than the list has. */
-static bool take_number(const struct settings *s, const char *option, int64_t has, int64_t *member)
+static bool take_number(const struct settings *s, const char *option, int32_t has, int32_t *member)
 {
     if (*member && *member != has) {
-        command_misused("%s %d: expected %d, as in --file %s", option, (int)*member, (int)has,
-                        s->file);
+        command_misused("%s %d: expected %d, as in --file %s", option, *member, has, s->file);
         return false;
     }
     *member = has;
@@ -300,8 +290,8 @@ static bool read_list(struct settings *s, int *status)
         return false;
     *status = EXIT_USAGE;
     s->schedule_name = dp_schedule_kind_name(s->training->kind);
-    return check_list(s) && take_number(s, "-P", s->training->ranks, &s->ranks) &&
-           take_number(s, "-M", s->training->microbatches * s->how.replicas, &s->microbatches);
+    return check_list(s) && take_number(s, "-P", s->training->ranks, &s->how.schedule.ranks) &&
+           take_number(s, "-M", s->training->microbatches * s->how.replicas, &s->how.microbatches);
 }
 
 static bool take_list(struct settings *s, int *status)
@@ -310,8 +300,8 @@ static bool take_list(struct settings *s, int *status)
         return read_list(s, status);
     if (!s->schedule_name)
         s->schedule_name = "dualpipe";
-    if (!s->microbatches)
-        s->microbatches = 8;
+    if (!s->how.microbatches)
+        s->how.microbatches = 8;
     if (s->how.schedule.virtual_stages && strcmp(s->schedule_name, "interleaved"))
         *status = command_misused("--virtual-stages %d: expected --schedule interleaved",
                                   (int)s->how.schedule.virtual_stages);
@@ -352,19 +342,19 @@ static bool take_ranks(struct settings *s, int world)
 
     if (world > s->spares)
         world -= (int)s->spares;
-    if (s->ranks == 0)
-        s->ranks = world >= replicas ? world / replicas : default_ranks(s);
-    if (world && s->ranks * replicas != world && replicas > 1)
+    if (s->how.schedule.ranks == 0)
+        s->how.schedule.ranks = world >= replicas ? world / replicas : default_ranks(s);
+    if (world && s->how.schedule.ranks * replicas != world && replicas > 1)
         command_misused("-P %d -D %d: %d processes, expected %d, the size of the job that this one was "
                         "started in (WORLD_SIZE, or the launcher's)",
-                        (int)s->ranks, replicas, settings_processes(s), world);
-    else if (world && s->ranks * replicas != world)
+                        s->how.schedule.ranks, replicas, settings_processes(s), world);
+    else if (world && s->how.schedule.ranks * replicas != world)
         command_misused("-P %d: expected %d, the size of the job that this process was started in "
                         "(WORLD_SIZE, or the launcher's)",
-                        (int)s->ranks, world);
-    else if (is_sequential(s) && s->ranks != 1)
+                        s->how.schedule.ranks, world);
+    else if (is_sequential(s) && s->how.schedule.ranks != 1)
         command_misused("-P %d: expected -P 1 with --schedule none, which has one rank",
-                        (int)s->ranks);
+                        s->how.schedule.ranks);
     else
         return true;
     return false;
@@ -382,7 +372,7 @@ static bool multiple(const char *name, int64_t number, int64_t unit, const char 
 
 int settings_processes(const struct settings *s)
 {
-    return (int)(s->ranks * s->how.replicas);
+    return (int)(s->how.schedule.ranks * s->how.replicas);
 }
 
 int settings_started(const struct settings *s)
@@ -402,9 +392,9 @@ static bool sums_early(const struct settings *s)
 /* The pipeline rank of each process, malloc'ed; NULL: as they come. */
 static int make_map(const struct settings *s, int **out)
 {
-    int err = s->assignment ? dp_assignment_check(s->assignment, 1, (int)s->ranks) : 0;
+    int err = s->assignment ? dp_assignment_check(s->assignment, 1, s->how.schedule.ranks) : 0;
 
-    *out = s->assignment && !err ? malloc((size_t)s->ranks * sizeof(**out)) : NULL;
+    *out = s->assignment && !err ? malloc((size_t)s->how.schedule.ranks * sizeof(**out)) : NULL;
     if (!err && s->assignment)
         err = *out ? dp_assignment_map(s->assignment, 0, *out) : DP_ENOMEM;
     return err;
@@ -416,13 +406,11 @@ static bool finish_list(struct settings *s, int *status)
     int err = dp_schedule_check(s->training, NULL, &finding);
 
     if (!err)
-        err = recompute_add(s->training, s->checkpoint, &s->checkpoint_stages);
+        err = recompute_add(s->training, s->how.schedule.recompute, &s->checkpoint_stages);
     if (!err && sums_early(s))
         err = dp_schedule_add_all_reduces(s->training);
     else if (!err && s->training->streams > 1)
         err = dp_schedule_add_reduces(s->training);
-    if (!err)
-        err = dp_schedule_new_forward(s->training, &s->forward);
     if (err)
         *status = command_failed(err);
     return !err;
@@ -441,8 +429,8 @@ static bool build_schedules(struct settings *s, int *status)
 {
     if (s->file)
         return finish_list(s, status) && check_stages(s, status);
-    struct dp_schedule_spec spec = {.ranks = (int)s->ranks,
-                                    .microbatches = (int)(s->microbatches / s->how.replicas),
+    struct dp_schedule_spec spec = {.ranks = s->how.schedule.ranks,
+                                    .microbatches = (int)(s->how.microbatches / s->how.replicas),
                                     .virtual_stages = (int)s->how.schedule.virtual_stages,
                                     .slack = s->how.schedule.slack};
     int *map = NULL, err = dp_schedule_kind_parse(s->schedule_name, &spec.kind);
@@ -455,11 +443,7 @@ static bool build_schedules(struct settings *s, int *status)
     if (!err)
         err = dp_schedule_new(&spec, &s->training);
     if (!err)
-        err = recompute_add(s->training, s->checkpoint, &s->checkpoint_stages);
-    spec.forward_only = true;
-    spec.mirror_reduce = spec.reduce_all = false;
-    if (!err)
-        err = dp_schedule_new(&spec, &s->forward);
+        err = recompute_add(s->training, s->how.schedule.recompute, &s->checkpoint_stages);
     free(map);
     if (err)
         *status = command_failed(err);
@@ -499,7 +483,7 @@ static bool check_model(const struct settings *s)
     int stages = s->training ? s->training->stages : 1;
 
     return multiple("--width", s->width, s->heads, "the number of --heads") &&
-           multiple("--batch", s->batch, s->microbatches, "the number of micro-batches (-M)") &&
+           multiple("--batch", s->how.rows, s->how.microbatches, "the number of micro-batches (-M)") &&
            check_blocks(s, stages);
 }
 
@@ -512,7 +496,7 @@ static bool take_replicas(struct settings *s, int *status)
                         (int)s->how.replicas);
         return false;
     }
-    if (!multiple("-M", s->microbatches, s->how.replicas, "the number of replicas (-D)") ||
+    if (!multiple("-M", s->how.microbatches, s->how.replicas, "the number of replicas (-D)") ||
         !settings_take_mix(s, status))
         return false;
     if (settings_processes(s) == 1)
@@ -597,10 +581,10 @@ static bool check_outputs(const struct settings *s)
 
 static bool check_order(const struct settings *s)
 {
-    if (is_sequential(s) && strcmp(s->checkpoint, "never"))
+    if (is_sequential(s) && s->how.schedule.recompute)
         command_misused("--checkpoint %s: expected a schedule; --schedule none recomputes nothing",
-                        s->checkpoint);
-    else if (s->checkpoint_stages.any && !strcmp(s->checkpoint, "never"))
+                        dp_recompute_name(s->how.schedule.recompute));
+    else if (s->checkpoint_stages.any && !s->how.schedule.recompute)
         command_misused("--checkpoint-stages: expected --checkpoint except_last or always");
     else if (s->how.fixed_order && s->any_order)
         command_misused("--fixed-order and --any-order: expected one of them");
@@ -621,18 +605,18 @@ static bool check_offload(const struct settings *s)
     else if (s->offload.activations && strcmp(s->execution, "list"))
         command_misused("--offload activations: expected --execution list; what is evicted is chosen "
                         "for one order of ops");
-    else if (s->offload.text && strcmp(s->checkpoint, "never"))
+    else if (s->offload.text && s->how.schedule.recompute)
         command_misused("--offload with --checkpoint %s: expected --checkpoint never; with --offload "
                         "activations as many are recomputed as the device's memory needs",
-                        s->checkpoint);
+                        dp_recompute_name(s->how.schedule.recompute));
     else if (s->offload.folder[0] && s->how.sums)
         command_misused("--offload optimizer=%s: expected --mix all-reduce", s->offload.folder);
     else if (s->offload.text && !(s->device_memory > 0))
         command_misused("--offload: expected --device-memory, what may be on the device, for "
                         "instance --device-memory 64M");
-    else if ((s->buffers.count || s->buffers.measured) && !(s->offload.params && is_sequential(s)))
+    else if (s->how.offload.layers && !(s->offload.params && is_sequential(s)))
         command_misused("--buffers: expected --offload params and --schedule none");
-    else if (s->device_share > 0 && !s->offload.params)
+    else if (s->how.offload.kept_share > 0 && !s->offload.params)
         command_misused("--device-share: expected --offload params");
     else if (s->device_memory > 0 && !s->offload.text)
         command_misused(
@@ -650,10 +634,10 @@ static bool check_late(const struct settings *s)
                             ? "--device cpu, or --offload params"
                             : NULL;
 
-    if (s->late && other)
+    if (s->how.delay_update && other)
         command_misused("--delay-update: expected %s; optimizers on the host are delayed that have all "
                         "gradients", other);
-    return !s->late || !other;
+    return !s->how.delay_update || !other;
 }
 
 /* Its stages were measured, and their bytes counted, on the CPU and with all parameters apart. */
@@ -719,7 +703,7 @@ struct gpt_config settings_model(const struct settings *s)
         .width = (int)s->width,
         .heads = (int)s->heads,
         .context = (int)s->context,
-        .batch = (int)(s->batch / s->microbatches),
+        .batch = (int)(s->how.rows / s->how.microbatches),
         .dropout = (float)s->dropout,
         .seed = (uint64_t)s->how.seed,
         .tied = s->tied,
@@ -738,7 +722,6 @@ bool settings_complete(struct settings *s, const struct operands *files, int wor
 void settings_fini(struct settings *s)
 {
     dp_schedule_free(s->training);
-    dp_schedule_free(s->forward);
     dp_assignment_free(s->assignment);
     dp_graph_free(s->graph);
     free(s->kernels_read);

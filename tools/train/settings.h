@@ -56,9 +56,8 @@ struct stage_set {
 /* "0,3,5-7", for ARG_PARSE. */
 bool stage_set_parse(const char *text, void *member, char *why, size_t why_len);
 
-/* The RECOMPUTEs of a schedule for training. mode: never, except_last, always. Errors of
- * dp_schedule_add_recomputes. */
-int recompute_add(struct dp_schedule *s, const char *mode, const struct stage_set *stages);
+/* The RECOMPUTEs of a schedule for training. Errors of dp_schedule_add_recomputes. */
+int recompute_add(struct dp_schedule *s, enum dp_recompute mode, const struct stage_set *stages);
 
 /* Which parts of a model live on the host: the value of --offload. */
 struct offload_parts {
@@ -71,13 +70,7 @@ struct offload_parts {
  * offload_parts: for ARG_PARSE. */
 bool offload_parts_parse(const char *text, void *member, char *why, size_t why_len);
 
-/* How many shards of a model may be on the device at once: the value of --buffers. */
-struct offload_buffers {
-    int count;     /* 0: as many as there is room for */
-    bool measured; /* chosen by what compute and copies take */
-};
-
-/* "auto", or a number from 2 on, into a struct offload_buffers: for ARG_PARSE. */
+/* "auto", 0, or a number from 2 on, into an int32_t: for ARG_PARSE. */
 bool offload_buffers_parse(const char *text, void *member, char *why, size_t why_len);
 
 /* Files that the last step is drawn into: --timeline, --trace. */
@@ -88,15 +81,13 @@ extern const char *const drawn_names[DRAWN];
 
 struct settings {
     struct arg_list data;
-    const char *checkpoint, *execution, *schedule_name, *transport, *placement, *mix,
+    const char *execution, *schedule_name, *transport, *placement, *mix,
         *model_name, *resume, *prompt, *file, *device, *dtype, *kernels;
     struct dp_trainer_config how; /* what OF_TRAINER sets */
-    int64_t ranks, microbatches, layers, width, heads, context, batch, steps, eval_every;
+    int64_t layers, width, heads, context, steps, eval_every;
     int64_t sample, port, restarts, spares;
-    double dropout, device_memory, device_share, temperature;
+    double dropout, device_memory, temperature;
     struct offload_parts offload;
-    struct offload_buffers buffers;
-    bool late; /* updates of the weights */
     struct stage_set checkpoint_stages;
     struct block_list blocks;
     const char *plan, *stat_dir, *drawn[DRAWN];
@@ -110,7 +101,7 @@ struct settings {
     const void *image;      /* of kernels, on CUDA */
     void *kernels_read;     /* that of --kernels */
     struct dp_graph *graph; /* replicas mix by it; NULL: their gradients are summed */
-    struct dp_schedule *training, *forward; /* NULL: sequential */
+    struct dp_schedule *training; /* NULL: sequential */
     struct dp_assignment *assignment; /* NULL: ranks as they come */
 };
 

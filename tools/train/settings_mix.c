@@ -14,36 +14,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool names_a_graph(const char *name)
+enum { WHY = 1024 };
+
+/* A way of summing, or the name of a graph, as the trainer's options have it. */
+static bool take_name(struct settings *s, char why[static WHY])
 {
-    for (int i = 0; dp_graph_name(i); i++)
-        if (!strcmp(name, dp_graph_name(i)))
-            return true;
-    return false;
+    int32_t count;
+    const struct dp_option *o = dp_trainer_options(&count);
+
+    while (strcmp(o->name, "mix"))
+        o++;
+    return dp_option_set(o, s->mix, &s->how, why, WHY);
 }
 
-static int no_such_way(const char *mix, int error)
+/* why: it is no name. */
+static int read_graph(const char *path, const char *why, struct dp_graph **out)
 {
-    enum { MOST = 64 };
-    const char *names[MOST] = {"all-reduce", "reduce-scatter"};
-    size_t count = 2;
-
-    for (; count < MOST && dp_graph_name((int)count - 2); count++)
-        names[count] = dp_graph_name((int)count - 2);
-    const char *near = dp_nearest(mix, names, count);
-    return command_misused("--mix %s: %s; expected all-reduce, reduce-scatter, a graph that "
-                           "'dualpipe mix show --help' lists, or a file with one%s%s%s",
-                           mix, input_error(error), near ? "; did you mean " : "", near ? near : "",
-                           near ? "?" : "");
-}
-
-static int read_graph(const char *path, struct dp_graph **out)
-{
+    const char *near = strstr(why, "; did you mean ");
     size_t len;
     char *text = input_read(path, INPUT_MOST, &len);
 
     if (!text)
-        return no_such_way(path, errno);
+        return command_misused("--mix %s: %s; expected all-reduce, reduce-scatter, a graph that "
+                               "'dualpipe mix show --help' lists, or a file with one%s",
+                               path, input_error(errno), near ? near : "");
     command_mute(true);
     int err = dp_graph_read(text, len, out);
     free(text);
@@ -54,15 +48,16 @@ static int read_graph(const char *path, struct dp_graph **out)
  * several nodes each node has one. 0: as the library finds it. */
 static int find_local(const struct settings *s, int *local)
 {
+    const int ranks = s->how.schedule.ranks;
     struct dp_process process;
     int err = s->how.mixing.graph.local ? 0 : dp_process_from_env(&process);
 
     if (s->how.mixing.graph.local)
         *local = (int)s->how.mixing.graph.local;
     else if (!err && process.local_size > 0)
-        *local = process.local_size % s->ranks ? 1 : process.local_size / (int)s->ranks;
+        *local = process.local_size % ranks ? 1 : process.local_size / ranks;
     else
-        *local = s->ranks > 1;
+        *local = ranks > 1;
     return err ? command_failed(err) : EXIT_OK;
 }
 
@@ -76,10 +71,6 @@ static int make_graph(struct settings *s, struct dp_graph **out)
 {
     int local, status;
 
-    if (!names_a_graph(s->mix) && s->how.mixing.graph.local)
-        return no_node(s);
-    if (!names_a_graph(s->mix))
-        return read_graph(s->mix, out);
     if ((status = find_local(s, &local)))
         return status;
     command_mute(true);
@@ -100,14 +91,15 @@ static int make_graph(struct settings *s, struct dp_graph **out)
 
 static bool take_graph(struct settings *s, int *status)
 {
-    if (!strcmp(s->mix, "all-reduce") || !strcmp(s->mix, "reduce-scatter")) {
-        if (s->how.mixing.graph.local)
-            return *status = no_node(s), false;
-        s->how.sums = strcmp(s->mix, "reduce-scatter") ? DP_SUMS_ALL : DP_SUMS_SHARDS;
+    char why[WHY];
+    const bool named = take_name(s, why), mixes = !named || s->how.sums == DP_SUMS_MIXING;
+
+    if (s->how.mixing.graph.local && !(named && mixes))
+        return *status = no_node(s), false;
+    if (!mixes)
         return true;
-    }
     s->how.sums = s->how.replicas > 1 ? DP_SUMS_MIXING : DP_SUMS_ALL;
-    *status = make_graph(s, &s->graph);
+    *status = named ? make_graph(s, &s->graph) : read_graph(s->mix, why, &s->graph);
     if (*status)
         return false;
     if (s->graph->workers != s->how.replicas)
@@ -174,7 +166,7 @@ static bool check_pipeline_survival(const struct settings *s)
 {
     const char *expected = s->how.sums                ? "--mix all-reduce"
                            : s->placement             ? "no --placement"
-                           : s->late                  ? "no --delay-update"
+                           : s->how.delay_update                  ? "no --delay-update"
                            : s->checkpoint_stages.any ? "no --checkpoint-stages"
                            : settings_on_cuda(s)      ? "--device cpu"
                            : s->restarts              ? "--spare instead of --restart"

@@ -377,7 +377,7 @@ static bool knows_options(const struct resume *from)
 /* Every checkpoint says these; with a default for what it lacks, another run would go on. */
 static bool is_whole(const struct resume *from, const struct settings *was)
 {
-    if (!was->microbatches)
+    if (!was->how.microbatches)
         command_misused("%s: no --microbatches among its options, expected one", from->path);
     else if (was->width % was->heads)
         command_misused("%s: --width=%d among its options, expected a multiple of %d, its --heads",
@@ -410,7 +410,7 @@ static bool is_overruled(const struct settings *typed, const struct settings *wa
     const bool alone = was->schedule_name && !strcmp(was->schedule_name, "none");
     const bool orders = typed->schedule_name || typed->file;
     const bool counts =
-        typed->ranks || (world && was->ranks * was->how.replicas + typed->spares != world);
+        typed->how.schedule.ranks || (world && settings_processes(was) + typed->spares != world);
 
     if (!settings_sums(was))
         return false;
@@ -421,7 +421,7 @@ static bool is_overruled(const struct settings *typed, const struct settings *wa
     if (is_of(word, "ranks"))
         return counts || typed->file ||
                (orders && (alone || !strcmp(typed->schedule_name, "none")));
-    return is_named(replicas, word) && (typed->offload.text || typed->late);
+    return is_named(replicas, word) && (typed->offload.text || typed->how.delay_update);
 }
 
 static void drop_overruled(struct resume *from, const struct settings *typed,

@@ -80,13 +80,13 @@ static bool is_wanted(void *user, const struct dp_slot *slot, int32_t mb)
     return mb < w->microbatches && (!w->stages->any || w->stages->has[slot->stage]);
 }
 
-int recompute_add(struct dp_schedule *s, const char *mode, const struct stage_set *stages)
+int recompute_add(struct dp_schedule *s, enum dp_recompute mode, const struct stage_set *stages)
 {
     struct wanted w = {stages, s->mb_per_stream};
 
-    if (!strcmp(mode, "never"))
+    if (mode == DP_RECOMPUTE_NEVER)
         return 0;
-    w.microbatches -= !strcmp(mode, "except_last");
+    w.microbatches -= mode == DP_RECOMPUTE_EXCEPT_LAST;
     return dp_schedule_add_recomputes(s, is_wanted, &w);
 }
 
@@ -145,18 +145,15 @@ bool offload_parts_parse(const char *text, void *member, char *why, size_t why_l
 bool offload_buffers_parse(const char *text, void *member, char *why, size_t why_len)
 {
     enum { MOST = 10000 };
-    struct offload_buffers *buffers = member;
-    char *end;
+    const bool any = !strcmp(text, "auto");
+    char *end = NULL;
+    const long count = any ? 0 : strtol(text, &end, 10);
 
-    *buffers = (struct offload_buffers){.measured = !strcmp(text, "auto")};
-    if (buffers->measured)
-        return true;
-    long count = strtol(text, &end, 10);
-    if (end == text || *end || count < 2 || count > MOST) {
+    if (!any && (end == text || *end || count < 2 || count > MOST)) {
         snprintf(why, why_len, "auto, or a number from 2 to %d", MOST);
         return false;
     }
-    buffers->count = (int)count;
+    *(int32_t *)member = (int32_t)count;
     return true;
 }
 
@@ -222,7 +219,7 @@ bool settings_take_device(struct settings *s)
     }
     if (!settings_is_cuda(s->device))
         command_misused("--device %s: expected cpu, cuda or cuda:N", s->device);
-    else if (s->offload.text && (!s->offload.params || s->device_share > 0))
+    else if (s->offload.text && (!s->offload.params || s->how.offload.kept_share > 0))
         command_misused("--offload with --device %s: expected params among them, and no --device-share",
                         s->device);
     else if (settings_by_nccl(s) && strcmp(s->execution, "list"))

@@ -94,14 +94,14 @@ static void open_page(struct watcher *w, struct dp_comm *comm, uint64_t job)
 {
     const struct settings *s = w->settings;
     const struct dp_trainer_parts *p = w->parts;
-    const int ranks = p->schedule ? p->schedule->ranks : (int)s->ranks;
+    const int ranks = p->schedule ? p->schedule->ranks : s->how.schedule.ranks;
     struct train_page what = {
         .job = job,
         .rank = own_rank(comm),
         .processes = ranks * p->replicas,
         .ranks = ranks,
         .replicas = p->replicas,
-        .microbatches = (int32_t)s->microbatches,
+        .microbatches = s->how.microbatches,
         .pipeline_rank = w->parts->rank,
         .steps = s->steps,
         .now = w->now,
@@ -216,7 +216,7 @@ void watcher_tell(struct watcher *w, const struct progress *p,
     now->loss = p->result.loss;
     now->held_out = isnan(p->held_out) ? now->held_out : p->held_out;
     now->bubble = isnan(p->bubble) ? now->bubble : p->bubble;
-    now->tokens_per_second = (double)s->batch * (double)s->model.context * 1e9 /
+    now->tokens_per_second = (double)s->how.rows * (double)s->model.context * 1e9 /
                              (double)(ended_ns - w->stepped_ns);
     now->slow_count = w->slow_count < TRAIN_PAGE_SLOW ? w->slow_count : TRAIN_PAGE_SLOW;
     for (int i = 0; i < now->slow_count; i++)

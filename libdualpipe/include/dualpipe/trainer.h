@@ -256,11 +256,11 @@ struct dp_trainer_offload {
     int64_t up_ns, down_ns, wait_ns, steps_ns;
 };
 DP_PUBLIC void dp_trainer_offload(const struct dp_trainer *trainer, struct dp_trainer_offload *out);
-/* The same bytes, with the state that offload.folder keeps in files, of a pipeline rank of a trainer
- * that is not made: config.list, or schedule.ranks, says how many there are. Replicas do not mix
- * and have no shards. Errors of dp_trainer_new and dp_pipeline_measure. */
+/* The same bytes, with the state that offload.folder keeps in files, of the ranks of a pipeline of a
+ * trainer that is not made: rank_bytes[P], where config.list, or schedule.ranks, is P. Replicas do not
+ * mix and have no shards. Errors of dp_trainer_new and dp_pipeline_measure. */
 DP_PUBLIC int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
-                                 int rank, size_t *bytes);
+                                 size_t *rank_bytes);
 
 /* Write folder/step-N, in place of one of this step; its older neighbours beyond keep are
  * removed when it is whole. Collective. folder NULL: the config's. DP_EUNSUPPORTED: survive, of replicas

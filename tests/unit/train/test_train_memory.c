@@ -75,8 +75,9 @@ static void a_run_must_fit_every_limit(void **state)
     struct settings s;
 
     assert_true(parse(argv, &s));
-    double most = fmax(memory_of_rank(&s, 0), memory_of_rank(&s, 1));
-    double both = memory_of_rank(&s, 0) + memory_of_rank(&s, 1);
+    double bytes[2];
+    assert_int_equal(memory_of_ranks(&s, bytes), 0);
+    double most = fmax(bytes[0], bytes[1]), both = bytes[0] + bytes[1];
     struct memory_limits enough = {both, both, most}, limits = enough;
     assert_true(memory_check(&s, 2, &limits));
     limits.available_bytes = both - 1;
@@ -100,11 +101,14 @@ static void more_of_anything_needs_more_memory(void **state)
         {"train", "-d", "x", "--batch", "32"}, {"train", "-d", "x", "--context", "128"}};
     struct settings s, larger;
 
+    double bytes[2][4];
     assert_true(parse(small, &s));
+    assert_int_equal(memory_of_ranks(&s, bytes[0]), 0);
     for (int i = 0; i < 4; i++) {
         assert_true(parse(more[i], &larger));
+        assert_int_equal(memory_of_ranks(&larger, bytes[1]), 0);
         for (int rank = 0; rank < 4; rank++)
-            assert_true(memory_of_rank(&larger, rank) > memory_of_rank(&s, rank));
+            assert_true(bytes[1][rank] > bytes[0][rank]);
         settings_fini(&larger);
     }
     settings_fini(&s);

@@ -27,6 +27,8 @@ static const struct setting {
     {"checkpoint", "except_last", "some", "one of never, except_last, always"},
     {"offload", "params", "activation", "one of params"},
     {"device-memory", "1.5KiB", "1Q", "a size such as"},
+    {"device-share", "0.25", "2", "0 to 1"},
+    {"delay-update", "true", "maybe", "false or true"},
     {"survive", "true", "maybe", "false or true"},
     {"mix", "one-peer-exp", "all-reduced", "did you mean all-reduce?"},
     {"mix-local", "2", "x", "from 1 to 1024"},
@@ -93,7 +95,8 @@ static void the_environment_sets_a_config(void **state)
     assert_string_equal(c.checkpoint.folder, "there");
     assert_string_equal(c.checkpoint.from, "here");
     assert_true(c.checkpoint.every == 11 && c.checkpoint.keep == 3 && c.checkpoint.on_signal &&
-                c.survive && c.offload.parameters && c.offload.device_bytes == 1536 &&
+                c.survive && c.delay_update && c.offload.parameters && c.offload.kept_share == 0.25 &&
+                c.offload.device_bytes == 1536 &&
                 c.loss_scale.scale == 1024 && c.loss_scale.interval == 2000);
     for (int i = 0; i < SETTINGS; i++) {
         name_variable(settings[i].name, variable);

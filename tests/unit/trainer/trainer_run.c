@@ -152,12 +152,12 @@ static int check_bytes(struct dp_comm *comm, const struct dp_trainer *t,
                        struct dp_trainer_config config, const struct dp_model *model, int ranks)
 {
     struct dp_trainer_parts parts;
-    size_t bytes;
+    size_t bytes[16];
 
     config.schedule.ranks = config.list ? 0 : ranks;
     dp_trainer_parts(t, &parts);
-    CHECK(!dp_trainer_measure(&config, model, parts.rank, &bytes));
-    CHECK(bytes == parts.bytes && parts.schedule && parts.recorder);
+    CHECK(ranks <= 16 && !dp_trainer_measure(&config, model, bytes));
+    CHECK(bytes[parts.rank] == parts.bytes && parts.schedule && parts.recorder);
     CHECK(parts.paces[comm ? dp_comm_rank(comm) : 0].step_ns > 0);
     return 0;
 }

@@ -77,9 +77,8 @@ void blas_close(struct blas *b);
  * where cuBLASLt has no algorithm for this shape at this alignment: nothing is queued; DP_EIO. */
 int blas_product(struct blas *b, const struct product_args *p, void *stream);
 
-/* image.c: the kernels as nvcc compiled them into this program, a fatbin; NULL: configure found no nvcc.
- * And for which devices, in words. */
+/* image.c: the kernels as nvcc compiled them into this program, a fatbin; NULL: configure found no
+ * nvcc. */
 extern const void *const cuda_image;
-extern const char *const cuda_image_architectures;
 
 #endif

@@ -14,8 +14,6 @@ __asm__(".section .rodata\n"
         ".previous\n");
 extern const char dualpipe_cuda_image[];
 const void *const cuda_image = dualpipe_cuda_image;
-const char *const cuda_image_architectures = CUDA_IMAGE_ARCHITECTURES;
 #else
 const void *const cuda_image = NULL;
-const char *const cuda_image_architectures = "none";
 #endif
