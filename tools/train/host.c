@@ -25,15 +25,6 @@ static bool is_bf16(const struct settings *s)
 
 /* ---- what the options mean ------------------------------------------------------------------- */
 
-/* What survives is laid out again by its kind. */
-static struct dp_schedule_spec spec_of(const struct settings *s)
-{
-    return (struct dp_schedule_spec){.kind = s->training ? s->training->kind : DP_SCHEDULE_USER,
-                                     .ranks = s->how.schedule.ranks,
-                                     .slack = s->how.schedule.slack,
-                                     .recompute = s->how.schedule.recompute};
-}
-
 /* What the options mean to the library's trainer. layers_of_stage: room for [stages]. Checkpoints
  * are saved, and rates set, step by step. */
 static struct dp_trainer_config host_config(const struct settings *s, int32_t *layers_of_stage)
@@ -43,7 +34,12 @@ static struct dp_trainer_config host_config(const struct settings *s, int32_t *l
     const int stages = s->training ? s->training->stages : 1;
     for (int first, stage = 0; stage < stages; stage++)
         layers_of_stage[stage] = gpt_layers_of_stage(&s->model, stage, stages, &first);
-    c.schedule = s->how.survive ? spec_of(s) : (struct dp_schedule_spec){0};
+    c.schedule = (struct dp_schedule_spec){0};
+    if (s->how.survive) /* it is laid out again by its kind */
+        c.schedule = (struct dp_schedule_spec){.kind = s->training ? s->training->kind : DP_SCHEDULE_USER,
+                                               .ranks = s->how.schedule.ranks,
+                                               .slack = s->how.schedule.slack,
+                                               .recompute = s->how.schedule.recompute};
     c.list = s->how.survive ? NULL : s->training;
     c.execution = strcmp(s->execution, "messages") ? DP_EXECUTE_LIST : DP_EXECUTE_MESSAGES;
     c.balance = DP_BALANCE_GIVEN;

@@ -153,7 +153,7 @@ int plan_file_read(const char *path, int argc, char **argv, struct plan_file **o
     struct plan_file *plan = calloc(1, sizeof(*plan));
     if (plan) {
         plan->argv = calloc((size_t)argc + MEMBERS + 1, sizeof(*plan->argv));
-        plan->text = malloc((size_t)MEMBERS * LINE);
+        plan->text = calloc(MEMBERS, LINE);
     }
     if (plan && plan->argv && plan->text) {
         plan->argv[0] = argv[0];
@@ -192,17 +192,6 @@ static bool differ(const struct settings *a, const struct settings *b, const str
     return strcmp(x ? x : "", y ? y : "");
 }
 
-/* What the plan says of a member. */
-static const char *word_of(const struct plan_file *plan, const struct member *m)
-{
-    const size_t len = strlen(m->name);
-
-    for (int i = 1; i <= plan->word_count; i++)
-        if (!strncmp(plan->argv[i] + 2, m->name, len) && plan->argv[i][2 + len] == '=')
-            return plan->argv[i] + 2 + len + 1;
-    return "0";
-}
-
 int plan_file_check(const struct plan_file *plan, const char *path, const struct usage *usage,
                     const struct settings *values)
 {
@@ -218,11 +207,13 @@ int plan_file_check(const struct plan_file *plan, const char *path, const struct
         status = EXIT_USAGE;
     else if (values->file)
         status = command_misused("--plan %s with --file: expected one of them", path);
-    for (int i = 0; i < MEMBERS && !status; i++)
+    for (int i = 0; i < MEMBERS && !status; i++) {
+        const char *word = strchr(plan->text + (size_t)i * LINE, '=');
         if ((plan->offloads || i < MEMBERS - 2) && /* which are about that */
             differ(own, values, &members[i]))
             status = command_misused("--%s: expected %s, as in --plan %s", members[i].name,
-                                     word_of(plan, &members[i]), path);
+                                     word ? word + 1 : "0", path);
+    }
     free(own);
     return status;
 }

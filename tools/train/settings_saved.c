@@ -67,20 +67,14 @@ static bool check_folder(const struct settings *s)
     return false;
 }
 
-/* Of the optimizer's state, with --offload. */
-static bool check_state_folder(const struct settings *s)
+bool settings_check_save(const struct settings *s)
 {
-    const int err = s->offload.folder[0] ? try_to_write(s->offload.folder) : 0;
+    const int err = !check_folder(s) ? -1 : s->offload.folder[0] ? try_to_write(s->offload.folder) : 0;
 
-    if (err)
+    if (err > 0)
         command_misused("--offload optimizer=%s: %s; expected a folder that can be written",
                         s->offload.folder, strerror(err));
     return !err;
-}
-
-bool settings_check_save(const struct settings *s)
-{
-    return check_folder(s) && check_state_folder(s);
 }
 
 bool settings_save_due(const struct settings *s, uint64_t step)
