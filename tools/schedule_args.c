@@ -151,7 +151,7 @@ static const struct arg size_args[] = {
 };
 static const struct arg file_args[] = {
     {"file", 0, "FILE",
-     "your own schedule, as text, CSV or PyTorch's CSV, instead of KIND (- for stdin)",
+     "your own schedule, as text, JSON, CSV or PyTorch's CSV, instead of KIND (- for stdin)",
      ARG_STRING, AT(file)},
 };
 static const struct arg cost_args[] = {

@@ -42,7 +42,7 @@ static bool begins_as_pytorch(const char *text, size_t len)
                                             text[at + digits] >= 'A' && text[at + digits] <= 'Z'));
 }
 
-/* A CSV has a comma in its first line, text never. JSON, which begins with a brace, is refused. */
+/* A JSON text begins with a brace; a CSV has a comma in its first line, text never. */
 static enum dp_format detect_format(const char *text, size_t len)
 {
     size_t at = skip_comments(text, len);

@@ -45,11 +45,6 @@ int dp_schedule_write(const struct dp_schedule *s, enum dp_format format, char *
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static int no_json(void)
-{
-    return dp_fail(DP_EINVAL, "JSON, which is only written: expected text, CSV or PyTorch's CSV");
-}
-
 static bool begins_with_brace(const char *text, size_t len)
 {
     size_t at = 0;
@@ -71,12 +66,12 @@ int dp_schedule_read(const char *text, size_t len, enum dp_format format,
     case DP_FORMAT_TEXT:
     case DP_FORMAT_CSV:
         if (begins_with_brace(text, len))
-            err = no_json();
+            err = dp_fail(DP_EINVAL, "JSON, expected text; DP_FORMAT_JSON reads it");
         else
             err = dp_read_text(text, len, &draft);
         break;
     case DP_FORMAT_JSON:
-        err = no_json();
+        err = dp_read_json(text, len, &draft);
         break;
     case DP_FORMAT_PYTORCH:
         err = dp_read_pytorch(text, len, &draft);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * format.h - the formats of a schedule: a writer each, and a reader but for JSON. Text and CSV are
- * the same tokens with different separators (see README.md).
+ * format.h - the formats of a schedule: a writer and a reader each. Text and CSV are the same
+ * tokens with different separators (see README.md).
  */
 #ifndef DP_SCHEDULE_FORMAT_H
 #define DP_SCHEDULE_FORMAT_H
@@ -47,6 +47,7 @@ void dp_draft_fini(struct dp_draft *draft);
 
 /* Fill in the draft, or report what is wrong and where. */
 int dp_read_text(const char *text, size_t len, struct dp_draft *draft);
+int dp_read_json(const char *text, size_t len, struct dp_draft *draft);
 int dp_read_pytorch(const char *text, size_t len, struct dp_draft *draft);
 
 #endif

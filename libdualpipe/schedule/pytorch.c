@@ -406,7 +406,7 @@ int dp_read_pytorch(const char *text, size_t len, struct dp_draft *draft)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-#define WHAT_HOLDS_IT "text and csv hold every schedule"
+#define WHAT_HOLDS_IT "text, json and csv hold every schedule"
 
 /* What the format has no word for. */
 static int check_writable(const struct dp_schedule *s)

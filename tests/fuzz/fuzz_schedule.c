@@ -52,11 +52,13 @@ static void read_as(const uint8_t *data, size_t size, enum dp_format format)
         check_and_simulate(s);
     write_and_read_back(s, DP_FORMAT_TEXT);
     write_and_read_back(s, DP_FORMAT_CSV);
+    write_and_read_back(s, DP_FORMAT_JSON);
     dp_schedule_free(s);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     read_as(data, size, DP_FORMAT_TEXT);
+    read_as(data, size, DP_FORMAT_JSON);
     return 0;
 }

@@ -77,8 +77,8 @@ reads_a_byte_order_mark()
     run schedule check --file "$work/mine" || return
     { printf '\357\273\277' && "$dualpipe" topo json --synthetic gpu:1; } >"$work/t.json"
     run topo show -t "$work/t.json" || return
-    { printf '\357\273\277' && "$dualpipe" schedule export gpipe --format text; } >"$work/s.txt"
-    run schedule check --file "$work/s.txt"
+    { printf '\357\273\277' && "$dualpipe" schedule export gpipe; } >"$work/s.json"
+    run schedule check --file "$work/s.json"
 }
 
 refuses_what_is_not_utf8()

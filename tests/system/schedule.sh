@@ -11,7 +11,7 @@ kinds="gpipe 1f1b zb1p dualpipe dualpipev"
 carries_skips_in_every_format_and_picture()
 {
     run schedule check dualpipe -P 4 -M 8 --skips 0:2,1:3 || return
-    for format in text csv; do
+    for format in text json csv; do
         run schedule export 1f1b -P 4 -M 4 --skips 0:2,1:3 --format $format -o "$work/skips" || return
         run schedule check --file "$work/skips" || return
     done
@@ -295,10 +295,10 @@ it draws_every_bar_of_an_svg
 it escapes_a_title
 it writes_a_trace_for_perfetto
 for kind in $kinds; do
-    for form in text csv; do it round_trips "$kind" $form -P 4 -M 10; done
+    for form in text json csv; do it round_trips "$kind" $form -P 4 -M 10; done
 done
 it round_trips dualpipe text -P 4 -M 8 --rank-map 2,0,1,3
-it round_trips dualpipe csv -P 4 -M 8 --mirror-reduce
+it round_trips dualpipe json -P 4 -M 8 --mirror-reduce
 it round_trips dualpipev csv -P 2 -M 4 --forward-only --return-outputs
 it round_trips gpipe text -P 1 -M 1
 for file in "$DP_TEST_DATA"/golden/dualpipe*.json; do it exports_the_trace_of_a_golden_file "$file"; done

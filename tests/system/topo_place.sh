@@ -44,8 +44,8 @@ brings_gpus_that_came_in_another_order_together()
 
 takes_the_schedule_of_a_file()
 {
-    run schedule export gpipe -P 4 -M 8 --format csv -o "$work/own.csv" || return
-    run topo place --file "$work/own.csv" --synthetic hgx-a100 && says "4 ranks, 8 micro-batches"
+    run schedule export gpipe -P 4 -M 8 --format json -o "$work/own.json" || return
+    run topo place --file "$work/own.json" --synthetic hgx-a100 && says "4 ranks, 8 micro-batches"
 }
 
 # As one pipeline its lists of operations would take 2.4 GB, which are not needed.

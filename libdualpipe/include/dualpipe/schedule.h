@@ -441,11 +441,11 @@ DP_PUBLIC int dp_schedule_simulate(const struct dp_schedule *s, const struct dp_
                                    unsigned flags, struct dp_simulation *out);
 DP_PUBLIC void dp_simulation_fini(struct dp_simulation *sim);
 
-/* ---- text and CSV, which round-trip, and JSON ------------------------------------------------ */
+/* ---- text, JSON, CSV: formats that round-trip------------------------------------------------ */
 
 enum dp_format {
     DP_FORMAT_TEXT,
-    DP_FORMAT_JSON, /* is written only */
+    DP_FORMAT_JSON,
     DP_FORMAT_CSV,
     DP_FORMAT_PYTORCH /* CSV of torch.distributed.pipelining: "0F0,(1F2;2B0)OVERLAP_F_B" a rank */
 };
@@ -457,9 +457,9 @@ enum dp_format {
  * *out is malloc'ed, NUL-terminated, *len without the NUL; len may be NULL. */
 DP_PUBLIC int dp_schedule_write(const struct dp_schedule *s, enum dp_format format, char **out,
                                 size_t *len);
-/* Read text or CSV back. DP_EINVAL names the line, what stood there and what was expected. Lists
- * without any message get messages and frees by the passes. The result has not been checked: call
- * dp_schedule_check. */
+/* Read any of them back. DP_EINVAL names line or JSON path, what stood there and what was
+ * expected. Lists without any message get messages and frees by the passes. The result has not been
+ * checked: call dp_schedule_check. */
 DP_PUBLIC int dp_schedule_read(const char *text, size_t len, enum dp_format format,
                                struct dp_schedule **out);
 

@@ -112,9 +112,8 @@ class Schedule:
 
     @classmethod
     def read(cls, text: str, format: str = "csv") -> "Schedule":
-        """Of a text in one of FORMATS but "json"; "pytorch" is the CSV of
-        torch.distributed.pipelining. It has not been checked. Raises DualpipeError, which names the
-        line."""
+        """Of a text in one of FORMATS; "pytorch" is the CSV of torch.distributed.pipelining. It has
+        not been checked. Raises DualpipeError, which names the line."""
         data = text.encode()
         return cls.__new__(cls)._take(
             new_object(lib.dp_schedule_read, "struct dp_schedule", data, len(data),
@@ -126,7 +125,7 @@ class Schedule:
             new_object(lib.dp_schedule_new_forward, "struct dp_schedule", self.pointer))
 
     def write(self, format: str = "csv") -> str:
-        """As text, to be read again; "json", the trace of every event, is only written."""
+        """As text, to be read again."""
         return made_text(lib.dp_schedule_write, self.pointer, number_of("format", format, FORMATS))
 
     def __eq__(self, other: object) -> bool:

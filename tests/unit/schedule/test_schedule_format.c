@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const enum dp_format formats[] = {DP_FORMAT_TEXT, DP_FORMAT_CSV};
+static const enum dp_format formats[] = {DP_FORMAT_TEXT, DP_FORMAT_JSON, DP_FORMAT_CSV};
 
 static struct dp_schedule *build(struct dp_schedule_spec spec)
 {
@@ -34,7 +34,7 @@ static struct dp_schedule *read_form(const char *text, enum dp_format format)
 
 static void expect_round_trip(const struct dp_schedule *s)
 {
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         char *text, *again;
         size_t len;
         assert_int_equal(dp_schedule_write(s, formats[i], &text, &len), 0);
@@ -127,9 +127,25 @@ static void every_kind_of_op_survives_every_format(void **state)
     dp_schedule_free(s);
 }
 
+static void ranks_of_a_trace_may_stand_in_any_order(void **state)
+{
+    (void)state;
+    const char *text = "{\"algo\": \"gpipe\", \"P\": 2, \"M\": 1, \"forward_only\": true, "
+                       "\"ranks\": ["
+                       "{\"rank\": 1, \"group_rank\": 0, \"events\": []},"
+                       "{\"rank\": 0, \"group_rank\": 1, \"events\": ["
+                       "{\"op\": \"SEND_F\", \"mod\": 0, \"chunk\": 0, \"peer\": 0}]}]}";
+    struct dp_schedule *s = read_form(text, DP_FORMAT_JSON);
+
+    assert_int_equal(s->group_rank[0], 1);
+    assert_int_equal(dp_schedule_count(s, 0), 1);
+    assert_int_equal(dp_schedule_count(s, 1), 0);
+    dp_schedule_free(s);
+}
+
 /* ---- users' files -------------------------------------------------------------------------- */
 
-/* The same schedule twice: two ranks, three stages a rank would be, two slots each. */
+/* The same schedule three times: two ranks, three stages a rank would be, two slots each. */
 static const char *const users[] = {
     "# a V over two ranks, forward and backward in turn\n"
     "user P=2 M=2\n"
@@ -140,6 +156,18 @@ static const char *const users[] = {
     "        B0.0\n"
     "        F0.1 F1.1 B1.1 B0.1\n"
     "rank 1: F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 B0.1\n",
+
+    "{\"algo\": \"user\", \"P\": 2, \"M\": 2, \"slots\": [[{\"stage\": 0}, {\"stage\": 3}],"
+    " [{\"stage\": 1}, {\"stage\": 2}]], \"ranks\": [{\"events\": ["
+    "{\"op\": \"F\", \"mod\": 0, \"chunk\": 0}, {\"op\": \"F\", \"mod\": 1, \"chunk\": 0},"
+    "{\"op\": \"B\", \"mod\": 1, \"chunk\": 0}, {\"op\": \"B\", \"mod\": 0, \"chunk\": 0},"
+    "{\"op\": \"F\", \"mod\": 0, \"chunk\": 1}, {\"op\": \"F\", \"mod\": 1, \"chunk\": 1},"
+    "{\"op\": \"B\", \"mod\": 1, \"chunk\": 1}, {\"op\": \"B\", \"mod\": 0, \"chunk\": 1}"
+    "]}, {\"events\": ["
+    "{\"op\": \"F\", \"mod\": 0, \"chunk\": 0}, {\"op\": \"F\", \"mod\": 1, \"chunk\": 0},"
+    "{\"op\": \"B\", \"mod\": 1, \"chunk\": 0}, {\"op\": \"B\", \"mod\": 0, \"chunk\": 0},"
+    "{\"op\": \"F\", \"mod\": 0, \"chunk\": 1}, {\"op\": \"F\", \"mod\": 1, \"chunk\": 1},"
+    "{\"op\": \"B\", \"mod\": 1, \"chunk\": 1}, {\"op\": \"B\", \"mod\": 0, \"chunk\": 1}]}]}",
 
     "user,P=2,M=2,,\r\n"
     "holds,0,0,3\r\n"
@@ -153,7 +181,7 @@ static void computes_of_a_user_get_their_messages_and_can_be_carried_out(void **
     (void)state;
     struct dp_schedule *first = read_form(users[0], formats[0]);
 
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         struct dp_schedule *s = read_form(users[i], formats[i]);
         struct dp_finding finding;
         assert_int_equal(s->stages, 4);
@@ -247,12 +275,78 @@ static void errors_give_the_line_and_what_was_expected(void **state)
         {"user P=2 M=2\nholds 0: zero\n", "line 2: 'zero', expected a stage, stage/stream or stage@"},
         {"user P=1 M=3 streams=2\nholds 0: 0 0/1\nrank 0:\n", "line 3: microbatches: 3, expected "
                                                              "an even number for 2 streams"},
-        {"\n {\"algo\": 1}", "JSON, which is only written: expected text"},
+        {"\n {\"algo\": 1}", "JSON, expected text; DP_FORMAT_JSON reads it"},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         expect_answer(cases[i][0], DP_FORMAT_TEXT, cases[i][1]);
-    expect_answer("{}", DP_FORMAT_JSON, "JSON, which is only written: expected text");
+}
+
+#define EVENTS(e)                                                                                  \
+    "{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"events\": [" e                      \
+    "]}, {\"events\": []}]}"
+
+static void bad_json_is_answered_by_path_and_expectation(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"{\n\"algo\": \"dualpipe\",\n", "line 3, column 0: "},
+        {"[1]", "the file: [1], expected a trace"},
+        {"{\"P\": 2}", "algo: not there, expected the name of a schedule"},
+        {"{\"algo\": \"pipe\"}", "algo: schedule 'pipe', expected one of gpipe"},
+        {"{\"algo\": \"dualpipe\"}", "P: not there, expected a whole number from 1 to"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2.5}", "P: 2.5, expected a whole number from 1 to"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": \"4\"}", "M: \"4\", expected a whole number"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"overlap_hook\": 1}",
+         "overlap_hook: 1, expected true or false"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4}", "ranks: not there, expected a list"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": []}",
+         "ranks: a list of 0, expected P, 2"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 3, \"ranks\": [{}, {}]}",
+         "microbatches: 3, expected an even number"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"rank\": 1}, {}]}",
+         "ranks[1].rank: not there, expected each rank once"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"rank\": 1}, {\"rank\": 1}]}",
+         "ranks[1].rank: 1, expected each rank once"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"rank\": 2}, {}]}",
+         "ranks[0].rank: 2, expected a whole number from 0 to 1"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"group_rank\": 1}, {}]}",
+         "ranks: group rank 1 of rank 1, expected each of 0 to 1 once"},
+        {"{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{}, {}]}",
+         "ranks[0].events: not there, expected a list"},
+        {EVENTS("7"), "ranks[0].events[0]: 7, expected an event"},
+        {EVENTS("{\"step\": 99}"), "ranks[0].events[0].step: 99, expected a whole number from 0"},
+        {EVENTS("{\"op\": \"Q\"}"), "ranks[0].events[0].op: \"Q\", expected one of F, B, I, W, FB"},
+        {EVENTS("{\"op\": \"F\", \"mod\": 2}"), "events[0].mod: 2, expected a whole number from 0 "
+                                               "to 1"},
+        {EVENTS("{\"op\": \"F\", \"mod\": 1, \"chunk\": 2}"), "events[0].chunk: 2, expected a "
+                                                             "whole number from 0 to 1"},
+        {EVENTS("{\"op\": \"F\", \"mod\": 1, \"chunk\": 1, \"stage\": 0}"),
+         "ranks[0].events[0].stage: 0, expected 1"},
+        {EVENTS("{\"op\": \"F\", \"mod\": 1, \"chunk\": 1, \"phase\": 0}"),
+         "ranks[0].events[0].phase: 0, expected 1"},
+        {EVENTS("{\"op\": \"SEND_F\", \"mod\": 0, \"chunk\": 1, \"peer\": 0}"),
+         "ranks[0].events[0].peer: 0, expected 1"},
+        {EVENTS("{\"op\": \"SEND_F\", \"mod\": 1, \"chunk\": 1, \"peer\": 1}"),
+         "ranks[0].events[0].peer: 1, expected -1"},
+        {EVENTS("{\"op\": \"F\", \"mod\": 1, \"chunk\": 1, \"argument\": 1}"),
+         "ranks[0].events[0].argument: 1, expected"},
+        {EVENTS("{\"op\": \"COMMIT\"}"),
+         "ranks[0].events[0].n: not there, expected a whole number"},
+        {EVENTS("{\"op\": \"FB\", \"f\": 3}"),
+         "ranks[0].events[0].f: 3, expected a record of mod and chunk"},
+        {EVENTS("{\"op\": \"FB\", \"f\": {\"mod\": 0, \"chunk\": 9}}"),
+         "ranks[0].events[0].f.chunk: 9, expected"},
+        {"{\"algo\": \"user\", \"P\": 1, \"M\": 1, \"slots\": [], \"ranks\": [{\"events\": []}]}",
+         "slots: [], expected a list for each of P ranks"},
+        {"{\"algo\": \"user\", \"P\": 1, \"M\": 1, \"slots\": [3], \"ranks\": [{\"events\": []}]}",
+         "slots[0]: 3, expected a list of at most 64 stages"},
+        {"{\"algo\": \"user\", \"P\": 1, \"M\": 1, \"slots\": [[{\"stage\": 1}]], \"ranks\": "
+         "[{\"events\": []}]}", "slots[0][0].stage: 1, expected a whole number from 0 to 0"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        expect_answer(cases[i][0], DP_FORMAT_JSON, cases[i][1]);
 }
 
 /* The computes of a list, rank by rank. */
@@ -412,9 +506,11 @@ int main(void)
         cmocka_unit_test(rank_maps_survive_every_form),
         cmocka_unit_test(the_text_form_is_made_to_be_read),
         cmocka_unit_test(every_kind_of_op_survives_every_format),
+        cmocka_unit_test(ranks_of_a_trace_may_stand_in_any_order),
         cmocka_unit_test(computes_of_a_user_get_their_messages_and_can_be_carried_out),
         cmocka_unit_test(a_user_without_slots_has_a_stage_a_rank_and_may_have_two_streams),
         cmocka_unit_test(errors_give_the_line_and_what_was_expected),
+        cmocka_unit_test(bad_json_is_answered_by_path_and_expectation),
         cmocka_unit_test(schedules_of_one_stream_go_to_pytorch_and_back),
         cmocka_unit_test(what_pytorch_has_no_word_for_is_not_written),
         cmocka_unit_test(messages_and_shards_of_pytorch_leave_the_computes),

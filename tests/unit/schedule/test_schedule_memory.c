@@ -87,6 +87,11 @@ static int call_read_text(void)
     return call_read(written[DP_FORMAT_TEXT], DP_FORMAT_TEXT);
 }
 
+static int call_read_json(void)
+{
+    return call_read(written[DP_FORMAT_JSON], DP_FORMAT_JSON);
+}
+
 /* Both variants of adding messages: these computes would block with receives next to them. */
 static int call_read_computes(void)
 {
@@ -95,12 +100,20 @@ static int call_read_computes(void)
                      "rank 1: F1.0 F0.0 F1.1 F0.1 B0.0 B1.0 B0.1 B1.1\n", DP_FORMAT_TEXT);
 }
 
+static int call_read_user_json(void)
+{
+    return call_read("{\"algo\": \"user\", \"P\": 1, \"M\": 1, \"slots\": [[{\"stage\": 0}]], "
+                     "\"ranks\": [{\"events\": [{\"op\": \"F\", \"mod\": 0, \"chunk\": 0}]}]}",
+                     DP_FORMAT_JSON);
+}
+
 static int set_up(void **state)
 {
     (void)state;
     log_nothing();
     return dp_schedule_new(&spec, &whole) ||
-           dp_schedule_write(whole, DP_FORMAT_TEXT, &written[DP_FORMAT_TEXT], NULL);
+           dp_schedule_write(whole, DP_FORMAT_TEXT, &written[DP_FORMAT_TEXT], NULL) ||
+           dp_schedule_write(whole, DP_FORMAT_JSON, &written[DP_FORMAT_JSON], NULL);
 }
 
 static int tear_down(void **state)
@@ -108,6 +121,7 @@ static int tear_down(void **state)
     (void)state;
     dp_schedule_free(whole);
     free(written[DP_FORMAT_TEXT]);
+    free(written[DP_FORMAT_JSON]);
     return 0;
 }
 
@@ -131,7 +145,9 @@ static void writing_and_reading_survive_every_failed_allocation(void **state)
     expect_every_failure_reported(call_write_text, 3);
     expect_every_failure_reported(call_write_json, 3);
     expect_every_failure_reported(call_read_text, 8);
+    expect_every_failure_reported(call_read_json, 8);
     expect_every_failure_reported(call_read_computes, 25);
+    expect_every_failure_reported(call_read_user_json, 8);
 }
 
 int main(void)

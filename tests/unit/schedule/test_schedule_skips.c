@@ -112,14 +112,12 @@ static void every_schedule_with_crossing_skips_passes_the_checker(void **state)
 
 static void expect_round_trip(struct dp_schedule *s)
 {
-    static const enum dp_format formats[] = {DP_FORMAT_TEXT, DP_FORMAT_CSV};
-
-    for (int i = 0; i < 2; i++) {
+    for (int format = DP_FORMAT_TEXT; format <= DP_FORMAT_CSV; format++) {
         struct dp_schedule *again;
         char *text;
         size_t len;
-        assert_int_equal(dp_schedule_write(s, formats[i], &text, &len), 0);
-        if (dp_schedule_read(text, len, formats[i], &again))
+        assert_int_equal(dp_schedule_write(s, (enum dp_format)format, &text, &len), 0);
+        if (dp_schedule_read(text, len, (enum dp_format)format, &again))
             fail_msg("%s: %s", dp_schedule_kind_name(s->kind), dp_last_error());
         assert_true(dp_schedule_equal(s, again));
         dp_schedule_free(again);
@@ -400,6 +398,12 @@ static void files_with_wrong_skips_are_refused_with_their_place(void **state)
     expect_unread("1f1b P=2 M=2\nskip a 1 0\nrank 0: F0.0\n", DP_FORMAT_TEXT,
                   "line 3: skips: 1 violation: 'a': consumed by stage 0 before stage 1");
     expect_unread("1f1b P=2 M=2\nrank 0: skF0.0:0\n", DP_FORMAT_TEXT, "the number of one of 0 skips");
+    expect_unread("{\"algo\": \"1f1b\", \"P\": 2, \"M\": 2, \"skips\": [{\"name\": \"a\"}],"
+                  "\"ranks\": [{\"events\": []}, {\"events\": []}]}",
+                  DP_FORMAT_JSON, "skips[0].from");
+    expect_unread("{\"algo\": \"1f1b\", \"P\": 2, \"M\": 2, \"skips\": [{\"name\": 7}],"
+                  "\"ranks\": [{\"events\": []}, {\"events\": []}]}",
+                  DP_FORMAT_JSON, "skips[0].name");
 }
 
 int main(void)
