@@ -175,7 +175,7 @@ static struct cuda_grid attention_grid(const struct attention *a, unsigned rows,
     return (struct cuda_grid){
         ((unsigned)a->context + rows - 1) / rows, (unsigned)a->heads, (unsigned)a->sequences,
         BLOCK_THREADS,
-        (tiles * ATTENTION_ROWS * (depth + 1) + scores * ATTENTION_ROWS * (ATTENTION_ROWS + 1)) *
+        (tiles * ATTENTION_STRIDE(depth) + scores * ATTENTION_SCORES) * ATTENTION_ROWS *
             sizeof(float)};
 }
 

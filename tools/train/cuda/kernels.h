@@ -76,7 +76,11 @@ struct sum_args {
 
 /* attention_forward, attention_delta, attention_dq, attention_dkv: a block has ATTENTION_ROWS
  * queries (dkv: keys) of one head of one sequence. depth <= ATTENTION_DEPTH is the head's width. */
-enum { ATTENTION_ROWS = 16, ATTENTION_DEPTH = 128 };
+enum { ATTENTION_ROWS = 32, ATTENTION_DEPTH = 128 };
+/* Floats from row to row: of a tile, whose rows are padded to fours and begin four banks apart where
+ * depth is a multiple of 32; and of a tile's scores. */
+#define ATTENTION_STRIDE(depth) (((depth) + 3) / 4 * 4 + 4)
+enum { ATTENTION_SCORES = ATTENTION_ROWS + 4 };
 /* attention_forward_mma, attention_dq_mma, attention_dkv_mma: bfloat16 and depth <= MMA_DEPTH; blocks
  * of MMA_ROWS. They take the block's memory for this many tiles, and dkv for two floats of each row,
  * too. */
