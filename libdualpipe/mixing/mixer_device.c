@@ -47,7 +47,7 @@ struct dp_mixer_device {
     struct dp_round_transfer *messages;
     struct dp_neighbor *neighbors;   /* [neighbors_max] room for those of a round */
     int32_t neighbors_max;
-    int64_t round;                   /* of the exchange in flight, or of the next one */
+    int64_t number;                  /* of the exchange in flight, or of the next one */
     bool in_flight;
     struct dp_parameter *as_sums;    /* [count] values in the place of gradients */
     struct dp_replicas *sums;
@@ -66,7 +66,19 @@ static int leave(struct dp_mixer_device *m, int err)
 
 static struct exchange *exchange_at_hand(struct dp_mixer_device *m)
 {
-    return &m->exchanges[m->round % SETS];
+    return &m->exchanges[m->number % SETS];
+}
+
+/* Whose weights what came is mixed with. */
+static int64_t round_of_weights(const struct dp_mixer_device *m)
+{
+    return m->number + (m->config->compat ? 2 : 0);
+}
+
+/* The seed's are 1, 3, 4, 5, ... */
+static int64_t round_of(const struct dp_mixer_device *m)
+{
+    return m->config->compat && !m->number ? 1 : round_of_weights(m);
 }
 
 static int send_run(struct dp_mixer_device *m, const struct run *run)
@@ -74,11 +86,11 @@ static int send_run(struct dp_mixer_device *m, const struct run *run)
     const struct dp_graph *g = m->config->graph;
     const uint64_t tag = (uint64_t)(run - m->runs);
     struct dp_transfers *all = &exchange_at_hand(m)->messages;
-    int32_t count = dp_neighbors_from(g, m->round, m->self, m->neighbors);
+    int32_t count = dp_neighbors_from(g, round_of(m), m->self, m->neighbors);
     int err = dp_transfers_gather(all, m->neighbors, count, tag, m->arrivals + run->at, m->bytes,
                                  run->bytes);
 
-    count = dp_neighbors_to(g, m->round, m->self, m->neighbors);
+    count = dp_neighbors_to(g, round_of(m), m->self, m->neighbors);
     return err ? err
                : dp_transfers_spread(all, m->neighbors, count, tag, run->values.at, run->bytes);
 }
@@ -121,7 +133,13 @@ static int await(struct dp_mixer_device *m)
 
 static double kept(const struct dp_mixer_device *m, double a)
 {
-    return (1 - a) + a * dp_round_self(m->config->graph, m->round, m->self);
+    const struct dp_graph *g = m->config->graph;
+    const int64_t sent = round_of(m), mixed = round_of_weights(m);
+    double own = dp_round_self(g, mixed, m->self);
+
+    if (dp_graph_group(g, sent, m->self))
+        own += dp_round_share(g, sent, m->self) - dp_round_share(g, mixed, m->self);
+    return (1 - a) + a * own;
 }
 
 static int mix_run(struct dp_mixer_device *m, const struct run *run, int32_t count, double factor)
@@ -146,7 +164,7 @@ int dp_mixer_device_mix(struct dp_mixer_device *m, double factor)
     if (!m->in_flight)
         return 0;
     int err = await(m);
-    const int32_t count = dp_neighbors_from(m->config->graph, m->round, m->self, m->neighbors);
+    const int32_t count = dp_neighbors_from(m->config->graph, round_of(m), m->self, m->neighbors);
     for (int32_t i = 0; i < m->run_count && count && !err; i++)
         err = mix_run(m, &m->runs[i], count, factor);
     dp_mixer_device_drop(m);
@@ -165,7 +183,7 @@ int dp_mixer_device_wait(struct dp_mixer_device *m)
 
 void dp_mixer_device_drop(struct dp_mixer_device *m)
 {
-    m->round += m->in_flight;
+    m->number += m->in_flight;
     m->in_flight = false;
 }
 
@@ -197,7 +215,18 @@ int dp_mixer_device_sum(struct dp_mixer_device *m)
 
 /* ---- new and free ---------------------------------------------------------------------------- */
 
-static void list_runs(struct dp_mixer_device *m)
+static int no_memory(const struct dp_mixer_device *m)
+{
+    return dp_fail(DP_ENOMEM, "no memory to mix %d parameters", m->config->count);
+}
+
+static bool follows(const DLTensor *t, const DLTensor *last)
+{
+    return last && dp_tensor_address(last) + dp_tensor_bytes(last) == dp_tensor_address(t) &&
+           last->dtype.code == t->dtype.code && last->dtype.bits == t->dtype.bits;
+}
+
+static void list_runs(struct dp_mixer_device *m, const bool *begins)
 {
     struct run *last = NULL;
 
@@ -205,10 +234,7 @@ static void list_runs(struct dp_mixer_device *m)
         const DLTensor *t = m->config->parameters[i].value;
         if (!dp_stream_takes(&m->config->parameters[i]))
             continue;
-        const bool goes_on = last && last->values.at + last->bytes == dp_tensor_address(t) &&
-                             last->values.type.code == t->dtype.code &&
-                             last->values.type.bits == t->dtype.bits;
-        if (!goes_on) {
+        if (begins[i]) {
             last = &m->runs[m->run_count++];
             last->values = (struct dp_mixer_piece){t->dtype, 0, dp_tensor_address(t)};
         }
@@ -219,6 +245,29 @@ static void list_runs(struct dp_mixer_device *m)
         m->runs[i].at = m->bytes;
         m->bytes += (m->runs[i].bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
+}
+
+/* Those of all ranks: where a tensor lies is each one's own. */
+static int make_runs(struct dp_mixer_device *m)
+{
+    const size_t count = (size_t)m->config->count;
+    const DLTensor *last = NULL;
+    bool *begins = calloc(count + 1, sizeof(*begins));
+
+    if (!begins)
+        return no_memory(m);
+    for (size_t i = 0; i < count; i++) {
+        const struct dp_parameter *p = &m->config->parameters[i];
+        if (!dp_stream_takes(p))
+            continue;
+        begins[i] = !follows(p->value, last);
+        last = p->value;
+    }
+    int err = dp_stream_agree_on_rows(m->config->comm, begins, m->config->count);
+    if (!err)
+        list_runs(m, begins);
+    free(begins);
+    return err;
 }
 
 static int check_value(const struct dp_parameter *p, const struct dp_device *dev,
@@ -243,7 +292,6 @@ static int check_method(const struct dp_mixer_config *c)
         bool set;
     } none[] = {
         {"push-sum", c->graph->push_sum},
-        {"compat", c->compat},
         {"survive", c->survive},
         {"another algorithm than d-psgd", c->algorithm},
         {"compression", c->compression},
@@ -269,11 +317,6 @@ int dp_mixer_device_check(const struct dp_mixer_config *c)
                : dp_stream_check(c->comm, c->device, "mixing", c->parameters, c->count, check_value);
 }
 
-static int no_memory(const struct dp_mixer_device *m)
-{
-    return dp_fail(DP_ENOMEM, "no memory to mix %d parameters", m->config->count);
-}
-
 static int make_lists(struct dp_mixer_device *m)
 {
     const size_t count = (size_t)m->config->count;
@@ -284,7 +327,7 @@ static int make_lists(struct dp_mixer_device *m)
     m->neighbors = calloc((size_t)m->neighbors_max + 1, sizeof(*m->neighbors));
     if (!m->runs || !m->as_sums || !m->neighbors)
         return no_memory(m);
-    list_runs(m);
+    int err = make_runs(m);
     for (size_t i = 0; i < count; i++) {
         m->as_sums[i] = m->config->parameters[i];
         m->as_sums[i].grad = dp_stream_takes(&m->as_sums[i]) ? m->as_sums[i].value : NULL;
@@ -292,12 +335,12 @@ static int make_lists(struct dp_mixer_device *m)
     }
     const size_t each = 2 * (size_t)m->run_count * (size_t)m->neighbors_max;
     m->messages = calloc(SETS * each + 1, sizeof(*m->messages));
-    if (!m->messages)
-        return no_memory(m);
+    if (!m->messages && !err)
+        err = no_memory(m);
     for (size_t i = 0; i < SETS; i++)
         m->exchanges[i].messages =
             (struct dp_transfers){.comm = m->config->comm, .list = m->messages + i * each};
-    return 0;
+    return err;
 }
 
 int dp_mixer_device_new(const struct dp_mixer_config *config, struct dp_mixer_device **out)

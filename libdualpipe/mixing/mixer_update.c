@@ -114,7 +114,7 @@ static int await_or_pass(struct dp_mixer *m, struct dp_mixer_bucket *b, bool *la
 /* It is sent by dp_mixer_step, behind an update that the caller queues meanwhile. */
 static int mix_on_device(struct dp_mixer *m, struct dp_mixer_bucket *b, struct dp_optimizer_step *step)
 {
-    int err = dp_mixer_device_mix(m->on_device, b->factor);
+    int err = dp_mixer_device_mix(m->on_device, m->config.compat ? m->config.factor : b->factor);
 
     return err || !m->config.update ? err : dp_mixer_apply(m, b, step);
 }

@@ -613,6 +613,26 @@ static void sort_spans(struct dp_replicas *r, bool *taken, int32_t count)
     }
 }
 
+/* Those of all ranks: where a tensor lies on a device is each one's own. */
+static int agree_on_rows(struct dp_replicas *r)
+{
+    bool *begins = calloc((size_t)r->span_count + 1, sizeof(*begins));
+    size_t at = 0;
+
+    if (!begins)
+        return DP_ENOMEM;
+    for (int32_t i = 0; i < r->span_count; i++)
+        begins[i] = r->spans[i].first == 0;
+    int err = dp_stream_agree_on_rows(r->comm, begins, r->span_count);
+    for (int32_t i = 0; i < r->span_count && !err; i++) {
+        at = begins[i] ? 0 : at;
+        r->spans[i].first = at;
+        at += r->spans[i].elements;
+    }
+    free(begins);
+    return err;
+}
+
 /* Without those that are frozen: they are taken from the beginning. */
 static int list_spans(struct dp_replicas *r, int32_t count)
 {
@@ -624,7 +644,7 @@ static int list_spans(struct dp_replicas *r, int32_t count)
         taken[i] = r->parameters[i].flags & DP_PARAMETER_FROZEN;
     sort_spans(r, taken, count);
     free(taken);
-    return 0;
+    return r->device ? agree_on_rows(r) : 0;
 }
 
 /* On the host `elements` with padding, so that each replica has a part of the same length. */
@@ -795,8 +815,9 @@ static int make_lists(struct dp_replicas *r, const struct dp_parameter *paramete
         return no_memory(count);
     if (count)
         memcpy(r->parameters, parameters, (size_t)count * sizeof(*parameters));
-    if (list_spans(r, count))
-        return no_memory(count);
+    int err = list_spans(r, count);
+    if (err)
+        return err == DP_ENOMEM ? no_memory(count) : err;
     cut(r);
     const size_t most = room + (size_t)r->piece_count;
     r->pieces = calloc((size_t)r->piece_count + 1, sizeof(*r->pieces));
@@ -845,15 +866,18 @@ static int set_up(struct dp_replicas *r, const struct dp_parameter *parameters, 
 {
     int err = check(r, parameters, count);
 
-    if (!err)
-        err = make_lists(r, parameters, count);
+    if (err)
+        end_for_all(r->comm, err);
+    else
+        err = dp_agree_on_parameters(r->comm, parameters, count);
+    if (err)
+        return err;
+    err = make_lists(r, parameters, count);
     if (!err && r->size > 1 && r->piece_count)
         err = r->device ? make_arrivals(r) : make_blocks(r);
-    if (err) {
+    if (err)
         end_for_all(r->comm, err);
-        return err;
-    }
-    return dp_agree_on_parameters(r->comm, parameters, count);
+    return err;
 }
 
 int dp_replicas_new(const struct dp_parameter *parameters, int32_t count, struct dp_comm *comm,

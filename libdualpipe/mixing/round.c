@@ -10,6 +10,7 @@
 #include <dualpipe/survival.h>
 
 #include <math.h>
+#include <stdlib.h>
 
 /* ---- weights ----------------------------------------------------------------------------------- */
 
@@ -218,6 +219,19 @@ void dp_stream_arrivals_free(struct dp_comm *comm, struct dp_device *dev, char *
     if (arrivals)
         dp_comm_unregister(comm, arrivals);
     dp_device_free(dev, DP_MEMORY_DEVICE, arrivals);
+}
+
+int dp_stream_agree_on_rows(struct dp_comm *comm, bool *begins, int32_t count)
+{
+    const size_t each = (size_t)count, size = (size_t)dp_comm_size(comm);
+    bool *all = malloc(size * each + 1);
+    int err = all ? dp_comm_allgather(comm, begins, all, each)
+                  : dp_fail(DP_ENOMEM, "no memory for rows of %d parameters", count);
+
+    for (size_t i = 0; i < size * each && !err; i++)
+        begins[i % each] |= all[i];
+    free(all);
+    return err;
 }
 
 bool dp_stream_takes(const struct dp_parameter *p)

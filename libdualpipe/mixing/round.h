@@ -73,6 +73,10 @@ int dp_transfers_await(const struct dp_transfers *m, int32_t first, struct dp_de
 int dp_stream_arrivals_new(struct dp_comm *comm, struct dp_device *dev, size_t bytes, char **out);
 void dp_stream_arrivals_free(struct dp_comm *comm, struct dp_device *dev, char *arrivals);
 
+/* Tensors that follow each other in memory go as one row, and the rows of all ranks must be alike: one
+ * begins at a tensor where it does on any rank. Collective. DP_ENOMEM; errors of comm.h. */
+int dp_stream_agree_on_rows(struct dp_comm *comm, bool *begins, int32_t count);
+
 /* Whether it is trained and has elements. */
 bool dp_stream_takes(const struct dp_parameter *p);
 bool dp_stream_is_on(const struct dp_device *dev, const DLTensor *t);

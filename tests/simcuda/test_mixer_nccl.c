@@ -16,11 +16,12 @@
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 static const char *why_not;
 
-/* The second tensor follows the first one in memory; the third, of float64, does not. */
+/* The second tensor follows the first one in memory, on ranks of an even number; the third, of float64, does
+ * not. */
 enum { TENSORS = 3, BYTES = 8192, WORKERS = 4, STEPS = 5, AVERAGED = 3 };
 enum { MOST = 3336 }; /* of what values and gradients begin with */
 static const int64_t sizes[TENSORS] = {700, 300, 333};
-static const size_t places[TENSORS] = {0, 700 * sizeof(float), 4096};
+static size_t places[TENSORS] = {0, 700 * sizeof(float), 4096};
 static const double rate = 0.5, factor = 0.75;
 
 static DLDataType type_of(int t)
@@ -82,12 +83,14 @@ struct expected {
     _Alignas(16) char values[STEPS][BYTES], average[BYTES];
 };
 
-static int mix_on_host(struct dp_comm *comm, const struct dp_graph *graph, struct expected *out)
+static int mix_on_host(struct dp_comm *comm, const struct dp_graph *graph, bool compat,
+                       struct expected *out)
 {
     static _Alignas(16) char values[BYTES], grads[BYTES];
     struct dp_mixer_config config = {.count = TENSORS, .graph = graph, .comm = comm,
                                      .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD),
-                                     .rate = rate, .factor = factor, .separate = true};
+                                     .rate = rate, .factor = factor, .separate = true,
+                                     .compat = compat};
     struct tensors p;
     struct dp_mixer *mixer;
 
@@ -124,6 +127,7 @@ struct rig {
     struct tensors p;
     struct dp_comm *comm;
     bool by_mixer; /* the mixer calls the update */
+    bool compat;
 };
 
 static int rig_open(struct rig *g, struct dp_comm *comm)
@@ -212,7 +216,7 @@ static int mix_on_device(struct dp_comm *comm, struct rig *g, const struct dp_gr
     const struct dp_mixer_config config = {.parameters = g->p.list, .count = TENSORS, .graph = graph,
                                            .comm = g->comm, .device = g->dev, .stream = g->stream,
                                            .factor = factor, .update = g->by_mixer ? update : NULL,
-                                           .rate = rate, .user = g};
+                                           .rate = rate, .user = g, .compat = g->compat};
     struct dp_mixer_average what = {.revert = true};
     struct dp_mixer *mixer;
 
@@ -251,7 +255,6 @@ static int refuse_method(struct dp_comm *comm, struct dp_mixer_config config)
         const char *says;
         struct dp_mixer_config with;
     } cases[] = {
-        {"with compat", {.compat = true}},
         {"with another algorithm than d-psgd", {.algorithm = DP_MIXER_LOCAL_SGD}},
         {"with compression", {.compression = DP_COMPRESSION_INT8}},
         {"with staleness", {.staleness = 1}},
@@ -262,7 +265,6 @@ static int refuse_method(struct dp_comm *comm, struct dp_mixer_config config)
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dp_mixer_config c = config;
-        c.compat = cases[i].with.compat;
         c.algorithm = cases[i].with.algorithm;
         c.compression = cases[i].with.compression;
         c.staleness = cases[i].with.staleness;
@@ -307,7 +309,8 @@ static int refuse(struct dp_comm *comm, struct rig *g)
 
 static int mix_all(struct dp_comm *comm, void *arg)
 {
-    static const char *const graphs[] = {"ring", "one-peer-exp", "torus", "complete"};
+    static const char *const graphs[] = {"ring", "torus", "complete", /* compat: */ "complete",
+                                         "one-peer-exp", "ring"};
     static struct expected expected;
     struct dp_nccl_peer peers[WORKERS];
     struct dp_nccl_config nccl = {.peers = peers};
@@ -315,6 +318,7 @@ static int mix_all(struct dp_comm *comm, void *arg)
     struct rig g = {0};
 
     (void)arg;
+    places[1] += dp_comm_rank(comm) % 2 * 64; /* ranks are processes */
     if (rig_open(&g, comm) || open_graph(comm, "complete", &graph))
         return -1;
     nccl.device = g.dev;
@@ -325,7 +329,8 @@ static int mix_all(struct dp_comm *comm, void *arg)
     for (size_t i = 0; i < sizeof(graphs) / sizeof(graphs[0]); i++) {
         const bool pairs = strcmp(graphs[i], "complete");
         g.by_mixer = i % 2;
-        if (open_graph(comm, graphs[i], &graph) || mix_on_host(comm, graph, &expected) ||
+        g.compat = i >= 3;
+        if (open_graph(comm, graphs[i], &graph) || mix_on_host(comm, graph, g.compat, &expected) ||
             mix_on_device(comm, &g, graph, &expected, pairs))
             return -1;
         dp_graph_free(graph);

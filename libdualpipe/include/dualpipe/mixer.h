@@ -142,7 +142,7 @@ struct dp_mixer_config {
 
     /* NULL: the host's memory. Otherwise that of all values, which are float32 or float64, and the
      * stream that all is queued in; both must stay. A device has no optimizer, takes no graph of
-     * push-sum, and of the members below only factor (else DP_EUNSUPPORTED). */
+     * push-sum, and of the members below only factor and compat (else DP_EUNSUPPORTED). */
     struct dp_device *device;
     struct dp_device_stream *stream;
 
