@@ -78,6 +78,7 @@ int dp_offload_open(const struct dp_offload_config *config, struct dp_offload **
     }
     o->counts = o->layout.counts;
     o->streams = (struct dpo_streams){.dev = config->device,
+                                      .given = config->stream,
                                       .timeout_ns = o->layout.config.timeout_ns,
                                       .check = config->check};
     err = make_plan(o);

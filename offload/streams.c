@@ -44,8 +44,10 @@ static int prepare_check(struct dpo_streams *s)
 
 int dpo_streams_open(struct dpo_streams *s)
 {
-    int err = dp_device_stream_new(s->dev, DP_PRIORITY_HIGH, &s->compute);
+    int err = s->given ? 0 : dp_device_stream_new(s->dev, DP_PRIORITY_HIGH, &s->compute);
 
+    if (s->given)
+        s->compute = s->given;
     if (!err)
         err = dp_device_stream_new(s->dev, DP_PRIORITY_LOW, &s->update);
     for (int i = 0; i < DPO_COPY_STREAMS && !err; i++)
@@ -54,13 +56,14 @@ int dpo_streams_open(struct dpo_streams *s)
     if (!err)
         err = dp_device_event_new(s->dev, &s->done);
     if (!err)
-        s->host = !dp_device_stream_native(s->compute);
+        s->host = dp_device_dl(s->dev).device_type == kDLCPU;
     return err || !s->check ? err : prepare_check(s);
 }
 
 void dpo_streams_close(struct dpo_streams *s)
 {
-    dp_device_stream_free(s->compute);
+    if (!s->given)
+        dp_device_stream_free(s->compute);
     for (int i = 0; i < DPO_COPY_STREAMS; i++)
         dp_device_stream_free(s->copies[i]);
     dp_device_stream_free(s->update);

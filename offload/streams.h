@@ -20,6 +20,7 @@ struct dpo_streams {
     bool check; /* bring what is on the device to the host once more after every copy, and compare */
     bool host;  /* compute in the calling thread, when it is time */
     int node;   /* whose CPUs copy and update; -1: any */
+    struct dp_device_stream *given; /* to compute in; NULL: one of their own */
     struct dp_device_stream *compute, *update, *copies[DPO_COPY_STREAMS];
     struct dp_device_event *done;
     char *compare[DPO_COPY_STREAMS]; /* check: a chunk of what is on the device */

@@ -243,6 +243,8 @@ typedef int (*dp_offload_update_fn)(void *user, int32_t shard,
 
 struct dp_offload_config {
     struct dp_device *device;               /* a host device should have 2 workers or more */
+    struct dp_device_stream *stream;        /* of the device, where layers compute; must stay. NULL: one
+                                             * of the model's own */
     const struct dp_offload_layer *layers;  /* the model, in order; what it points to must stay */
     int32_t layer_count;
     const struct dp_border *input;          /* of the whole batch */

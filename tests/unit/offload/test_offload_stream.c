@@ -496,6 +496,30 @@ static void ready_made_shards_may_be_empty(void **state)
     free(run);
 }
 
+static void layers_compute_in_a_stream_of_the_callers(void **state)
+{
+    (void)state;
+    struct run *run = calloc(1, sizeof(*run));
+    struct mode mode = {.slices = 4, .microbatches = 2, .slots = 2, .distance = 1};
+    struct dp_device_event *event;
+
+    begin(run, &mode);
+    dp_offload_close(run->o);
+    struct dp_offload_config config = config_of(&run->streamed, &mode);
+    assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &config.stream), 0);
+    assert_int_equal(dp_device_event_new(dev, &event), 0);
+    assert_int_equal(dp_offload_open(&config, &run->o), 0);
+    one_step(run, 0, true, false);
+    assert_int_equal(dp_offload_finish(run->o), 0);
+    compare_parameters(run, true);
+    end(run);
+    assert_int_equal(dp_device_event_record(event, config.stream), 0); /* it is still the caller's */
+    assert_int_equal(dp_device_event_wait(event, DP_NS_PER_S), 0);
+    dp_device_event_free(event);
+    dp_device_stream_free(config.stream);
+    free(run);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -520,6 +544,7 @@ int main(void)
             O4_O5_O7_a_host_device_micro_batches_without_checkpoints_several_inputs),
         cmocka_unit_test(O9_a_forward_alone_leaves_nothing_to_differentiate),
         cmocka_unit_test(ready_made_shards_may_be_empty),
+        cmocka_unit_test(layers_compute_in_a_stream_of_the_callers),
     };
 
     return run_on_all_devices(tests, sizeof(tests) / sizeof(tests[0]));
