@@ -15,11 +15,13 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -34,6 +36,7 @@ enum { MAX_ARGS = 48, MAX_RANKS = 8, OUTPUT = 1 << 16 };
 struct run {
     pid_t pid;
     FILE *out, *err; /* temporary files */
+    int written;     /* is readable once they have become longer */
     int status;      /* as the shell would see it */
     char out_text[OUTPUT], err_text[OUTPUT];
 };
@@ -64,6 +67,14 @@ static void exec_train(const char *options)
     _exit(127);
 }
 
+static void watch(const struct run *r, FILE *f)
+{
+    char path[32];
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fileno(f));
+    assert_true(inotify_add_watch(r->written, path, IN_MODIFY) >= 0);
+}
+
 /* before: called in the process that becomes the command. */
 static void start(struct run *r, const char *more, void (*before)(void *), void *user)
 {
@@ -75,6 +86,9 @@ static void start(struct run *r, const char *more, void (*before)(void *), void 
     r->err = tmpfile();
     assert_non_null(r->out);
     assert_non_null(r->err);
+    assert_true((r->written = inotify_init1(IN_CLOEXEC | IN_NONBLOCK)) >= 0);
+    watch(r, r->out);
+    watch(r, r->err);
     r->pid = fork();
     if (r->pid == 0) {
         dup2(fileno(r->out), STDOUT_FILENO);
@@ -105,6 +119,7 @@ static void finish(struct run *r)
     read_text(r->err, r->err_text);
     fclose(r->out);
     fclose(r->err);
+    close(r->written);
 }
 
 static void run(struct run *r, const char *options)
@@ -134,12 +149,23 @@ static bool has_ended(const struct run *r)
     return waitid(P_PID, (id_t)r->pid, &info, WEXITED | WNOHANG | WNOWAIT) || info.si_pid;
 }
 
+/* Until it has printed something, and now and then, as it may end: its ranks need the processors. */
+static void wait_for_output(const struct run *r)
+{
+    struct pollfd written = {.fd = r->written, .events = POLLIN};
+    char events[1024];
+
+    if (poll(&written, 1, 50) > 0)
+        (void)!read(r->written, events, sizeof(events));
+}
+
 /* Until the run has printed two steps: all ranks are at work. */
 static void wait_for_steps(struct run *r)
 {
-    do
+    while (!strstr(r->out_text, "\"step\":2") && !has_ended(r)) {
+        wait_for_output(r);
         read_text(r->out, r->out_text);
-    while (!strstr(r->out_text, "\"step\":2") && !has_ended(r));
+    }
 }
 
 /* The processes that pid has started, oldest first. */
@@ -304,6 +330,7 @@ static void wait_until_it_goes_on(struct run *r, int times)
     int said = 0;
 
     while (said < times && !has_ended(r)) {
+        wait_for_output(r);
         read_text(r->err, r->err_text);
         said = 0;
         for (const char *s = r->err_text; (s = strstr(s, "mixing goes on with 4 workers")); s++)
@@ -533,7 +560,7 @@ static bool stop_one_of_a_pipeline(const char *expected, const char *transport, 
     unsetenv("DUALPIPE_COMM_TIMEOUT_MS");
     kill(ranks[rank], SIGSTOP);
     do {
-        nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
+        wait_for_output(&r);
         read_text(r.err, r.err_text);
     } while (!strstr(r.err_text, "goes on") && !has_ended(&r));
     if (goes_on)

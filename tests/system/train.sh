@@ -8,8 +8,14 @@ cd "$work" || exit 1
 text=text # a name without blanks, wherever the sources are
 cp "$DP_TOP_SRCDIR/LICENSE" $text || exit 1
 
+# What learns takes 40 steps. Under a sanitizer there are fewer: more of them run the same code.
+case $DP_CC in
+*-fsanitize*) steps=4 learning=12 learned=5.99 ;;
+*) steps=6 learning=40 learned=4 ;;
+esac
 # A model that is as small as the largest of the pipelines below allows.
-small="--data $text --layers 8 --width 8 --heads 2 --context 16 --batch 16 --steps 6 --eval-every 3 --sample 20"
+small="--data $text --layers 8 --width 8 --heads 2 --context 16 --batch 16 --sample 20"
+small="$small --steps $steps --eval-every $((steps / 2))"
 
 # refuses_bad_input WHAT-IT-SAYS OPTIONS
 refuses_bad_input()
@@ -41,8 +47,11 @@ computes_with_the_kernels_of_this_processor()
 
 prints_the_numbers_of_the_plain_loop()
 {
-    numbers_of --schedule none --dropout 0.1 --clip 0.5 >"$work/expected" || return
-    [ "$(wc -l <"$work/expected")" = 7 ] || wrong "few numbers: $(cat "$work/expected")" || return
+    if [ ! -s "$work/expected" ]; then
+        numbers_of --schedule none --dropout 0.1 --clip 0.5 >"$work/expected" || return
+        [ "$(wc -l <"$work/expected")" = $((steps + 1)) ] ||
+            wrong "few numbers: $(cat "$work/expected")" || return
+    fi
     numbers_of --dropout 0.1 --clip 0.5 "$@" >"$work/numbers" || return
     diff "$work/expected" "$work/numbers"
 }
@@ -129,8 +138,8 @@ pipelines_mix_like_whole_replicas()
 # replicas_mix HOW OPTIONS... - and the average of their models has learned.
 replicas_mix()
 {
-    numbers_of --lr 0.02 --steps 40 --batch 32 -M 16 --mix "$@" >"$work/numbers" || return
-    tail -n 1 "$work/numbers" | awk '{ exit !($1 > 5 && $2 < 4) }' || wrong "$(cat "$work/numbers")"
+    numbers_of --lr 0.02 --steps $learning --batch 32 -M 16 --mix "$@" >"$work/numbers" || return
+    tail -n 1 "$work/numbers" | awk '{ exit !($1 > 6 && $2 < '$learned') }' || wrong "$(cat "$work/numbers")"
 }
 
 refuses_to_mix_that_way()
@@ -179,10 +188,10 @@ refuses_to_survive_that_way()
 learns()
 {
     # shellcheck disable=SC2086 # words
-    run train $small -P 2 --schedule 1f1b --steps 40 --lr 0.02 || return
-    says 'model     8 blocks' 'schedule  1f1b on 2 ranks' 'step 40/40  loss' 'done      40 steps' \
+    run train $small -P 2 --schedule 1f1b --steps $learning --lr 0.02 || return
+    says 'model     8 blocks' 'schedule  1f1b on 2 ranks' "step $learning/$learning  loss" "done      $learning steps" \
         'bubble' 'memory' 'sample' || return
-    awk '/^loss/ { exit !($2 > 5 && $5 < 4 && $8 < 4) }' "$work/out" || wrong "$(cat "$work/out")"
+    awk '/^loss/ { exit !($2 > 6 && $5 < '$learned' && $8 < '$learned') }' "$work/out" || wrong "$(cat "$work/out")"
 }
 
 says_what_is_on_the_device()
@@ -202,14 +211,14 @@ says_what_is_on_the_device()
 mixed_precision_is_that_of_the_plain_loop()
 {
     set -- --schedule none --dropout 0.1 --clip 0.5 --order-blocks 2 --dtype bf16
-    numbers_of "$@" >"$work/expected" || return
+    numbers_of "$@" >"$work/expected-of-bf16" || return
     numbers_of "$@" --offload params,optimizer --device-memory 320K >"$work/numbers" || return
     says '"offload":{"sets":' || return
-    diff "$work/expected" "$work/numbers" || return
+    diff "$work/expected-of-bf16" "$work/numbers" || return
     numbers_of "$@" --offload params --device-memory 500K --device-share 0.5 >"$work/numbers" || return
-    diff "$work/expected" "$work/numbers" || return
+    diff "$work/expected-of-bf16" "$work/numbers" || return
     numbers_of "$@" --dtype f32 >"$work/numbers" || return
-    ! cmp -s "$work/expected" "$work/numbers" || wrong 'nothing was rounded'
+    ! cmp -s "$work/expected-of-bf16" "$work/numbers" || wrong 'nothing was rounded'
 }
 
 keeps_a_share_in_a_pipeline()
@@ -337,7 +346,7 @@ keeps_the_other_file_and_the_summary_of_a_full_disk()
     # shellcheck disable=SC2086 # words
     run train $small --trace /dev/full --timeline step.svg >/dev/null
     [ "$status" = 1 ] || wrong "status $status" || return
-    says 'done      6 steps' 'sample' 'timeline  step.svg' && grep -q '</svg>' step.svg ||
+    says "done      $steps steps" 'sample' 'timeline  step.svg' && grep -q '</svg>' step.svg ||
         wrong 'the drawing is missing' || return
     ! grep -q '^trace' "$work/out" || wrong 'names a trace that was not written'
 }
