@@ -41,8 +41,8 @@ sed 's/"op": "COMMIT", "n": 3/"op": "COMMIT", "n": 2/' "$golden/dualpipe_P4_M8.j
 sed '/COMMIT/d; /SEND/d; /RECV/d; /FREE/d' "$golden/dualpipe_P4_M8.json" >"$dir/files/b.json"
 sed 's/\[1,1,\[1\]/[1,1,[2]/' "$golden/chunk_size_vectors.json" >"$dir/files/c.json"
 echo '[{"layers": 3}]' >"$dir/files/d.json"
-expect 1 'failed: a.json: rank 0, event 33: recorded was {"step": 5, "op": "COMMIT", "n": 2}, we build' \
-    'failed: b.json: rank 0, event 1: recorded was {"step": 1, "op": "F",' \
+expect 1 'failed: a.json: rank 0, op 35: recorded was |5| c2, we build |5| c3' \
+    'failed: b.json: 62 events, of which no trace can be made' \
     'failed: c.json: row 0: 1 rows in 1 chunks are cut otherwise by us' \
     'failed: d.json: of no kind that is known here' \
     '3 passed, 4 failed, 0 skipped'
