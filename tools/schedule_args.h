@@ -87,7 +87,7 @@ int schedule_cost(const struct schedule_args *a, const struct dp_schedule *s, st
 
 /* A schedule from a file, whatever its format. */
 
-/* Read text, CSV or PyTorch's CSV; "-" is standard input. It has not been checked. 0, else an
+/* Read text, JSON, CSV or PyTorch's CSV; "-" is standard input. It has not been checked. 0, else an
  * EXIT_ value after one line. The caller frees. */
 int schedule_file_read(const char *path, struct dp_schedule **out);
 

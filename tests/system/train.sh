@@ -456,7 +456,7 @@ it prints_the_numbers_of_the_plain_loop -P 2 -s dualpipev --slack 1
 it carries_out_a_list pytorch-csv dualpipev -P 4
 it carries_out_a_list pytorch-csv interleaved -P 4
 it carries_out_a_list text zb1p -P 2
-it carries_out_a_list text 'dualpipe --slack 1' -P 4
+it carries_out_a_list json 'dualpipe --slack 1' -P 4
 it carries_out_a_list pytorch-csv gpipe -P 8
 it carries_out_a_list_with --checkpoint except_last --transport tcp
 it replicas_carry_out_a_list
