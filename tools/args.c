@@ -3,7 +3,6 @@
 
 #include "command.h"
 #include "files.h"
-#include "terminal.h"
 
 #include <dualpipe/topology.h>
 

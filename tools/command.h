@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 /* What the program returns to the shell. */
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
@@ -60,5 +61,29 @@ int command_misused(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 int command_broke(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* From now on `explain` may write more to such a line, and to errors of the library; NULL: no more. */
 void command_explain(void (*explain)(void *user, const char *line, char *more, size_t room), void *user);
+
+/* ---- the terminal ---------------------------------------------------------------------------- */
+
+/* COLUMNS, otherwise the columns of `to`; 0: it is no terminal. */
+int terminal_columns(FILE *to);
+
+/* Whether to use colours there: a terminal, and NO_COLOR is not set. */
+bool terminal_colour(FILE *to);
+
+/* Columns of a line of `to` that begins with `indent` spaces: at least wide enough for a
+ * word behind them; INT_MAX where nothing limits it. */
+int fold_columns(FILE *to, int indent);
+
+/* From now on what is no terminal limits lines, too. */
+enum { HELP_COLUMNS = 100 };
+void fold_at(int columns);
+
+/* Print a line and its end. `used` columns of its first line are taken already; the lines below begin
+ * with `indent` spaces. */
+void fold_line(FILE *to, const char *text, int used, int indent);
+
+/* Print text with the breaks of its author as it is where there is no terminal, otherwise as one
+ * paragraph that is folded anew. */
+void fold_paragraph(FILE *to, const char *text);
 
 #endif

@@ -54,4 +54,17 @@ int output_open(const char *path, struct output *out);
  * if all went well, else it is removed and the reason printed. Returns an EXIT_ value. */
 int output_close(struct output *out, int err);
 
+/* ---- where the shared objects for other people's processes are ------------------------------- */
+
+#define NET_PLUGIN "libnccl-net-dualpipe.so"
+#define TUNER_PLUGIN "libnccl-tuner-dualpipe.so"
+#define PROFILER_PLUGIN "libnccl-profiler-dualpipe.so"
+#define PRELOAD_LIBRARY "libdualpipe-preload.so"
+
+enum { PLUGIN_PATH_LEN = 4096 + 64 };
+
+/* The path of `file`, beside the program in its build tree or where both were installed. false: in
+ * neither; then out is the bare name, for the dynamic linker to find. */
+bool plugin_path(const char *file, char out[PLUGIN_PATH_LEN]);
+
 #endif

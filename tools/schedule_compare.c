@@ -10,7 +10,6 @@
 #include "commands.h"
 #include "draw/draw.h"
 #include "schedule_args.h"
-#include "terminal.h"
 
 #include <jansson.h>
 

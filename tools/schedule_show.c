@@ -8,7 +8,6 @@
 #include "draw/draw.h"
 #include "files.h"
 #include "schedule_args.h"
-#include "terminal.h"
 
 #include <dualpipe/trace.h>
 

@@ -136,7 +136,7 @@ void fit_fini(struct fit *f)
     *f = (struct fit){0};
 }
 
-/* ---- a rank alone ----------------------------------------------------------------------------- */
+/* ---- a rank alone ---------------------------------------------------------------------------- */
 
 static void add_stage(struct dp_op_list *ops, enum dp_op_kind kind, int32_t slot, int32_t first,
                       int32_t end)

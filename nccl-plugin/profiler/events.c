@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "nccl-plugin/profiler/events.h"
 
 #include "nccl-plugin/nccl_log.h"
 #include "nccl-plugin/profiler/profiler.h"

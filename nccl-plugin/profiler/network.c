@@ -13,7 +13,6 @@
 
 #include "base/clock.h"
 #include "nccl-plugin/profiler/counters.h"
-#include "nccl-plugin/profiler/trace.h"
 
 #include <stddef.h>
 

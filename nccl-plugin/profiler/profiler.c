@@ -7,7 +7,6 @@
 #include "base/text.h"
 #include "nccl-plugin/profiler/counters.h"
 #include "nccl-plugin/options.h"
-#include "nccl-plugin/profiler/trace.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -17,11 +17,11 @@
 
 #include <sys/types.h>
 
-/* ---- the network (network.c) ------------------------------------------------------------------- */
+/* ---- the network (network.c) ----------------------------------------------------------------- */
 
 /* The events of NCCL's progress thread: which chunk of which operation travels to which
  * rank, over which rail, and what it waits for. They are counted by flow (profiler/counters.h) and
- * recorded for the trace (profiler/trace.h).
+ * recorded for the trace (trace.c).
  *
  *      collective, send        an operation, which stays known for a while after it was queued
  *        proxy operation       its part over one channel to one peer
@@ -61,7 +61,7 @@ void dpn_network_stop(void *handle);
 /* The communicator ends: what it never ended does. */
 void dpn_network_close(const struct dpn_network_comm *comm);
 
-/* ---- communicators (profiler.c) ---------------------------------------------------------------- */
+/* ---- communicators (profiler.c) -------------------------------------------------------------- */
 
 /* What is known of a communicator; ranks 0: not told (versions 1 to 3). */
 struct dpn_profiled {
@@ -91,5 +91,33 @@ bool dpn_profiler_comm(void *context, struct dpn_network_comm *out);
 pid_t dpn_profiler_pid(void);
 /* Whether events of the network are asked for. */
 bool dpn_profiler_has_network(void);
+
+/* ---- events.c: the events of NCCL, read by tables of offsets --------------------------------- */
+
+enum { DPN_PROFILER_VERSIONS = 7 };
+
+/* startEvent of a version: counts sends, collectives and what travels over the network, and writes
+ * *handle. Any thread. */
+void dpn_profiler_event(int version, void *context, void **handle, const void *descriptor);
+/* recordEventState, whose arguments may be NULL. */
+void dpn_profiler_state(void *handle, int state, const void *arguments);
+
+/* ---- trace.c: a ring of records, written as Perfetto JSON ------------------------------------ */
+
+enum dpn_trace_kind { DPN_TRACE_QUEUED, DPN_TRACE_SEND, DPN_TRACE_RECEIVE };
+
+struct dpn_trace_record {
+    int64_t start_ns, end_ns; /* CLOCK_MONOTONIC */
+    uint64_t bytes, sequence, chunks, wait_ns[DPN_WAITS];
+    uint32_t comm;
+    int32_t peer; /* -1: none */
+    uint8_t kind, function, channel, rail;
+};
+
+/* A communicator of the trace; all of them are kept. */
+uint32_t dpn_trace_comm(const struct dpn_profile_comm *comm);
+void dpn_trace_add(const struct dpn_trace_record *record);
+/* Add all of it to the file of the option, once; nothing without the option. */
+void dpn_trace_write(void);
 
 #endif

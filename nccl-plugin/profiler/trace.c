@@ -6,7 +6,7 @@
  */
 #include "config.h"
 
-#include "nccl-plugin/profiler/trace.h"
+#include "nccl-plugin/profiler/profiler.h"
 
 #include "base/clock.h"
 #include "base/fail.h"

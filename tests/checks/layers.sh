@@ -88,7 +88,7 @@ around_plugin()
         grep -vE 'include *"((nccl-plugin|base|topology|tuning|wire|device)/[^"]*|placement/assignment[^"]*|config\.h)"' || :
     grep -rH 'include *"nccl-plugin/' libdualpipe tools |
         grep -v -e '^libdualpipe/areas\.c:.*"nccl-plugin/options\.h"' \
-            -e '^tools/bench/net_plugin\.h:.*"nccl-plugin/net/caller\.h"' \
+            -e '^tools/bench/net_plugin\.c:.*"nccl-plugin/net/caller\.h"' \
             -e '^tools/stat/pages\.h:.*"nccl-plugin/net/stat_page\.h"' \
             -e '^tools/stat/stat\.h:.*"nccl-plugin/profiler/page\.h"' || :
 }

@@ -7,7 +7,7 @@
 #include "bench/net.h"
 #include "command.h"
 #include "commands.h"
-#include "plugin_path.h"
+#include "files.h"
 
 #include <ctype.h>
 #include <math.h>

@@ -37,7 +37,7 @@ struct svg {
     struct svg_entry entries[SVG_ENTRIES_MAX];
 };
 
-/* ---- small pieces (svg_pieces.c) ------------------------------------------------------------ */
+/* ---- small pieces -------------------------------------------------------------------------- */
 
 /* In v->panel; y is of the bars' upper edge. */
 double svg_x(const struct svg *v, int64_t ns);
@@ -53,11 +53,6 @@ void svg_span_box(const struct svg *v, const struct dp_span *span, double y, dou
 const char *svg_class(struct draw_look look);
 
 /* ---- parts ---------------------------------------------------------------------------------- */
-
-/* The legend (svg_legend.c): place its entries within v->plot and return the y below them; then
- * write them. */
-int svg_place_legend(struct svg *v, int y);
-void svg_put_legend(const struct svg *v);
 
 /* The ranks' names and grounds; bars and what is written on them (svg_bars.c). */
 void svg_put_rows(const struct svg *v);

@@ -6,7 +6,7 @@
 #ifndef DP_TOOLS_RUN_RUN_H
 #define DP_TOOLS_RUN_RUN_H
 
-#include "plugin_path.h"
+#include "files.h"
 #include "stat/pages.h"
 #include "tune/tune.h"
 

@@ -5,7 +5,7 @@
  */
 #include "config.h"
 
-#include "stat/mapped.h"
+#include "stat/pages.h"
 
 #include "command.h"
 

@@ -5,7 +5,6 @@
  */
 #include "command.h"
 #include "commands.h"
-#include "terminal.h"
 #include "text.h"
 #include "topo/topo.h"
 

@@ -15,6 +15,115 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- text ----------------------------------------------------------------------------------- */
+
+/* At most so many characters of s; -1: all. */
+static void put_text(const struct topo_svg *v, const char *class_, double x, double y, const char *s,
+                     int most)
+{
+    fprintf(v->to, "<text%s%s%s x=\"%.1f\" y=\"%.1f\">", *class_ ? " class=\"" : "", class_,
+            *class_ ? "\"" : "", x, y);
+    text_put_xml(v->to, s, most);
+    fputs("</text>\n", v->to);
+}
+
+/* ---- lines ---------------------------------------------------------------------------------- */
+
+/* px; 16 GB/s are 2, 63 about 3, 450 about 6. */
+static double find_width(const struct dp_topo_link *l)
+{
+    return l->bytes_per_ns > 0 ? fmin(10, 1 + sqrt(l->bytes_per_ns) / 4) : 1.5;
+}
+
+/* Where a link leaves the upper box: of a wide one, above the lower. */
+static double start_of(const struct topo_box *upper, const struct topo_box *lower)
+{
+    return fmin(fmax(topo_svg_middle(lower), upper->x + 8), upper->x + upper->width - 8);
+}
+
+/* Two NUMA nodes: an arc between neighbours' sides. */
+static void put_bridge(FILE *to, const struct topo_box *a, const struct topo_box *b)
+{
+    double from = a->x + a->width, y = a->y + a->height / 2, rise = b->x - from > 40 ? 46 : 0;
+
+    fprintf(to, "M%.1f %.1fC%.1f %.1f %.1f %.1f %.1f %.1f", from, y, from + 20, y - rise, b->x - 20,
+            y - rise, b->x, y);
+}
+
+/* Two GPUs: an arc below them. */
+static void put_arc(FILE *to, const struct topo_box *a, const struct topo_box *b)
+{
+    double from = topo_svg_middle(a), end = topo_svg_middle(b), y = a->y + a->height;
+    double dip = y + topo_svg_dip(a, b) * 4 / 3;
+
+    fprintf(to, "M%.1f %.1fC%.1f %.1f %.1f %.1f %.1f %.1f", from, y, from, dip, end, dip, end, y);
+}
+
+/* The data of a path from the upper box a to the lower b, or between neighbours. */
+static void put_line(FILE *to, const struct dp_topo_link *l, const struct topo_box *a,
+                     const struct topo_box *b)
+{
+    double bottom = a->y + a->height;
+
+    if (l->kind == DP_TOPO_CPU)
+        put_bridge(to, a, b);
+    else if (dp_topo_is_gpu_link(l->kind) && fabs(a->y - b->y) < 1)
+        put_arc(to, a, b);
+    else if (dp_topo_is_gpu_link(l->kind)) /* a GPU and the bar below it */
+        fprintf(to, "M%.1f %.1fV%.1f", topo_svg_middle(a), bottom, b->y);
+    else if (l->kind == DP_TOPO_C2C) /* beside the route over PCI */
+        fprintf(to, "M%.1f %.1fV%.1f", b->x + 12, bottom, b->y);
+    else
+        fprintf(to, "M%.1f %.1fL%.1f %.1f", start_of(a, b), bottom, topo_svg_middle(b), b->y);
+}
+
+/* Which of the drawn hosts a node is in; -1: none. */
+static int host_number(const struct topo_svg *v, int32_t node)
+{
+    for (int i = 0; i < v->host_count; i++)
+        if (v->hosts[i] == v->t->nodes[node].host)
+            return i;
+    return -1;
+}
+
+/* The lower end of a link: what hosts share has a box in each. NULL: not drawn. */
+static const struct topo_box *lower_box(const struct topo_svg *v, const struct dp_topo_link *l)
+{
+    int host = host_number(v, l->a);
+
+    if (host >= 0 && v->hubs[host] == l->b)
+        return &v->bars[host];
+    return v->boxes[l->b].width > 0 ? &v->boxes[l->b] : NULL;
+}
+
+static bool is_drawn(const struct topo_svg *v, const struct dp_topo_link *l)
+{
+    return v->boxes[l->a].width > 0 && lower_box(v, l);
+}
+
+static void put_link(const struct topo_svg *v, const struct dp_topo_link *l)
+{
+    const char *look = l->flags & DP_TOPO_DEGRADED ? " bad"
+                       : l->flags & DP_TOPO_RATE_UNKNOWN ? " unsure" : "";
+    char word[TOPO_WORD], rate[TOPO_WORD];
+
+    fprintf(v->to, "<path class=\"link %s%s\" stroke-width=\"%.1f\" d=\"",
+            dp_topo_link_kind_name(l->kind), look, find_width(l));
+    put_line(v->to, l, &v->boxes[l->a], lower_box(v, l));
+    fputs("\"><title>", v->to);
+    text_put_xml(v->to, topo_link(l, word), -1);
+    fputs(", ", v->to);
+    text_put_xml(v->to, topo_rate(l, rate), -1);
+    fputs("</title></path>\n", v->to);
+}
+
+static void put_links(const struct topo_svg *v)
+{
+    for (int32_t i = 0; i < v->t->link_count; i++)
+        if (is_drawn(v, &v->t->links[i]))
+            put_link(v, &v->t->links[i]);
+}
+
 static const char style[] =
     "<style>\n"
     "text{fill:#1f2430;font-size:12px;text-anchor:middle}\n"
@@ -67,9 +176,9 @@ static void put_device_text(const struct topo_svg *v, int32_t node, const struct
     char text[TOPO_WORD];
 
     short_model(dp_topology_text(v->t, n->kind == DP_TOPO_GPU ? n->model : n->name), text);
-    topo_svg_text(v, "d", topo_svg_middle(b), b->y + 29, text, -1);
+    put_text(v, "d", topo_svg_middle(b), b->y + 29, text, -1);
     pcie_text(dp_topology_uplink(v->t, node), text);
-    topo_svg_text(v, "d", topo_svg_middle(b), b->y + 43, text, 22);
+    put_text(v, "d", topo_svg_middle(b), b->y + 43, text, 22);
 }
 
 static void put_numa_text(const struct topo_svg *v, const struct dp_topo_node *n,
@@ -81,7 +190,7 @@ static void put_numa_text(const struct topo_svg *v, const struct dp_topo_node *n
     snprintf(text, sizeof(text), "%s%s%s%s", *cpus ? "CPUs " : n->memory_bytes ? "no CPUs" : "",
              cpus, n->memory_bytes ? ", " : "",
              n->memory_bytes ? topo_size(n->memory_bytes, size) : "");
-    topo_svg_text(v, "d", topo_svg_middle(b), b->y + 31, text, (int)(b->width / 5.4));
+    put_text(v, "d", topo_svg_middle(b), b->y + 31, text, (int)(b->width / 5.4));
 }
 
 /* Its GPUs mostly have as many links each. */
@@ -121,7 +230,7 @@ static void put_bars(const struct topo_svg *v)
                 "height=\"%.1f\" rx=\"5\"/>\n", b->x, b->y, b->width, b->height);
         describe_hub(v->t, v->hubs[i], text);
         snprintf(all, sizeof(all), "%s, of %d hosts", text, count_hosts(v->t, v->hubs[i]));
-        topo_svg_text(v, "n", topo_svg_middle(b), b->y + 16, all, -1);
+        put_text(v, "n", topo_svg_middle(b), b->y + 16, all, -1);
     }
 }
 
@@ -133,7 +242,7 @@ static void put_inside(const struct topo_svg *v, int32_t node, const struct topo
     snprintf(text, sizeof(text), "%s%d", dp_topo_kind_name(n->kind), n->index);
     if (n->kind == DP_TOPO_NVSWITCH)
         describe_hub(v->t, node, text);
-    topo_svg_text(v, n->kind == DP_TOPO_ROOT ? "d" : "n", topo_svg_middle(b),
+    put_text(v, n->kind == DP_TOPO_ROOT ? "d" : "n", topo_svg_middle(b),
              b->y + (n->kind == DP_TOPO_NVSWITCH ? 16 : n->kind == DP_TOPO_SWITCH ? 13 : 15), text, -1);
     if (n->kind == DP_TOPO_NUMA)
         put_numa_text(v, n, b);
@@ -141,7 +250,7 @@ static void put_inside(const struct topo_svg *v, int32_t node, const struct topo
         put_device_text(v, node, b);
     else if (n->kind == DP_TOPO_SWITCH) {
         pcie_text(dp_topology_uplink(v->t, node), text);
-        topo_svg_text(v, "d", topo_svg_middle(b), b->y + 25, text, 22);
+        put_text(v, "d", topo_svg_middle(b), b->y + 25, text, 22);
     }
 }
 
@@ -174,10 +283,10 @@ static void put_cables(const struct topo_svg *v, int32_t nic)
                       : snprintf(text, sizeof(text), "unknown rate");
         if (!p->up)
             snprintf(text + len, sizeof(text) - (size_t)len, " down");
-        topo_svg_text(v, "d c", topo_svg_middle(b), b->y + b->height + 12 + 13 * (i - first), text,
+        put_text(v, "d c", topo_svg_middle(b), b->y + b->height + 12 + 13 * (i - first), text,
                       18);
         if (p->rail >= 0 && count == 1)
-            topo_svg_text(v, "d c", topo_svg_middle(b), b->y + b->height + 25,
+            put_text(v, "d c", topo_svg_middle(b), b->y + b->height + 25,
                      dp_topology_text(t, t->nodes[p->rail].name), 14);
     }
 }
@@ -215,7 +324,7 @@ static bool any_link(const struct topo_svg *v, uint32_t flags)
 {
     for (int32_t i = 0; i < v->t->link_count; i++)
         if (v->t->links[i].kind == DP_TOPO_PCI && v->t->links[i].flags & flags &&
-            topo_svg_is_drawn(v, &v->t->links[i]))
+            is_drawn(v, &v->t->links[i]))
             return true;
     return false;
 }
@@ -225,7 +334,7 @@ static void put_entry(const struct topo_svg *v, const char *class_, double width
 {
     fprintf(v->to, "<path class=\"%s\" stroke-width=\"%.1f\" d=\"M%.1f %.1fh30\"/>\n", class_,
             width, *x, y);
-    topo_svg_text(v, "k", *x + 40, y + 4, text, -1);
+    put_text(v, "k", *x + 40, y + 4, text, -1);
     *x += 54 + 7 * (double)strlen(text);
 }
 
@@ -245,11 +354,11 @@ static void put_rates(const struct topo_svg *v, double y)
             for (n = 0; n < count && rates[n] != l->bytes_per_ns;)
                 n++;
             if (l->kind != kinds[k] || n < count || l->bytes_per_ns <= 0 || x + ENTRY > v->width ||
-                !topo_svg_is_drawn(v, l))
+                !is_drawn(v, l))
                 continue;
             rates[count++] = l->bytes_per_ns;
             snprintf(class_, sizeof(class_), "link %s", dp_topo_link_kind_name(l->kind));
-            put_entry(v, class_, topo_svg_width(l), topo_rate(l, rate), &x, y);
+            put_entry(v, class_, find_width(l), topo_rate(l, rate), &x, y);
         }
     }
 }
@@ -288,7 +397,7 @@ static void put_fabric(const struct topo_svg *v)
         return;
     snprintf(text, sizeof(text), "%d rail%s%s", rails, rails == 1 ? "" : "s",
              spines ? " joined by a spine" : "");
-    topo_svg_text(v, "k", 24, 50, text, -1);
+    put_text(v, "k", 24, 50, text, -1);
 }
 
 static void put_picture(const struct topo_svg *v, const struct topo_hosts *alike)
@@ -300,10 +409,10 @@ static void put_picture(const struct topo_svg *v, const struct topo_hosts *alike
     text_put_xml(v->to, v->title, -1);
     fprintf(v->to, "</title>\n%s<path class=\"bg\" d=\"M0 0h%.0fv%.0fH0z\"/>\n", style, v->width,
             v->height);
-    topo_svg_text(v, "t", 24, 34, v->title, -1);
+    put_text(v, "t", 24, 34, v->title, -1);
     for (int i = 0; i < v->host_count; i++)
         put_host(v, alike, v->hosts[i]);
-    topo_svg_put_links(v);
+    put_links(v);
     for (int32_t i = 0; i < v->t->node_count; i++)
         if (v->boxes[i].width > 0 && v->t->nodes[i].kind != DP_TOPO_HOST) {
             put_box(v, i);

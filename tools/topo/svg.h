@@ -18,6 +18,8 @@
 
 #include "topo/topo.h"
 
+#include <math.h>
+
 struct topo_box {
     double x, y, width, height; /* px; width 0: not drawn */
 };
@@ -39,17 +41,17 @@ struct topo_svg {
 /* Fill in boxes, width and height for v->hosts. */
 void topo_svg_lay_out(struct topo_svg *v);
 
-/* ---- pieces (svg_links.c) ------------------------------------------------------------------- */
+/* ---- pieces ------------------------------------------------------------------------------- */
 
-/* At most so many characters; -1: all. */
-void topo_svg_text(const struct topo_svg *v, const char *class_, double x, double y, const char *s,
-                   int most);
-double topo_svg_width(const struct dp_topo_link *l); /* px of its line */
-double topo_svg_middle(const struct topo_box *b);
-/* How far an arc between two boxes of a row hangs down. */
-double topo_svg_dip(const struct topo_box *a, const struct topo_box *b);
-bool topo_svg_is_drawn(const struct topo_svg *v, const struct dp_topo_link *l);
-/* All links between boxes. */
-void topo_svg_put_links(const struct topo_svg *v);
+static inline double topo_svg_middle(const struct topo_box *b)
+{
+    return b->x + b->width / 2;
+}
+
+/* How far an arc between two boxes of a row hangs down. Its control points lie lower by a third. */
+static inline double topo_svg_dip(const struct topo_box *a, const struct topo_box *b)
+{
+    return 9 + fabs(topo_svg_middle(b) - topo_svg_middle(a)) / 12;
+}
 
 #endif

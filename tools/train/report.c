@@ -2,7 +2,7 @@
 #include "train/report.h"
 
 #include "clock.h"
-#include "terminal.h"
+#include "command.h"
 
 #include <jansson.h>
 
@@ -197,7 +197,7 @@ static void json_end(const struct report *r, const struct summary *m)
     print_json(o);
 }
 
-/* ---- lines for people, no wider than the terminal or COLUMNS says ----------------------------- */
+/* ---- lines for people, no wider than the terminal or COLUMNS says ---------------------------- */
 
 /* What stands before a line: its subject. Lines that are folded go on below the rest. */
 enum { LINE_INDENT = 10 };

@@ -17,7 +17,7 @@
 #include <dualpipe/schedule.h>
 #include <dualpipe/trainer.h>
 
-/* ---- what a checkpoint says of the run that it is of ------------------------------------------- */
+/* ---- what a checkpoint says of the run that it is of ----------------------------------------- */
 
 /* How many steps were done, and the options that the numbers depend on. Those stand for the ones that
  * the command line leaves out.
@@ -41,7 +41,7 @@ struct resume {
 /* What a checkpoint says of its run, without `path`. false: another program's. */
 bool resume_take(const struct dp_checkpoint *c, struct resume *out);
 
-/* ---- values of options ------------------------------------------------------------------------ */
+/* ---- values of options ----------------------------------------------------------------------- */
 
 /* Which stages --checkpoint recomputes: --checkpoint-stages. */
 enum { STAGE_SET_MAX = 4096 };
@@ -77,7 +77,7 @@ bool offload_buffers_parse(const char *text, void *member, char *why, size_t why
 enum { DRAWN = 2 };
 extern const char *const drawn_names[DRAWN];
 
-/* ---- settings --------------------------------------------------------------------------------- */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 struct settings {
     struct arg_list data;

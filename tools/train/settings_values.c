@@ -90,7 +90,7 @@ int recompute_add(struct dp_schedule *s, enum dp_recompute mode, const struct st
     return dp_schedule_add_recomputes(s, is_wanted, &w);
 }
 
-/* ---- --offload and --buffers ------------------------------------------------------------------ */
+/* ---- --offload and --buffers ----------------------------------------------------------------- */
 
 static const char expected[] =
     "params, optimizer or optimizer=FOLDER, and activations, in a list with commas";

@@ -17,7 +17,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* ---- the page --------------------------------------------------------------------------------- */
+/* ---- the page -------------------------------------------------------------------------------- */
 
 /* Behind the head, of the page that is being made. */
 static const struct train_page *begun;
@@ -62,7 +62,7 @@ static void page_close(struct page *p)
     *p = (struct page){0};
 }
 
-/* ---- while it runs ---------------------------------------------------------------------------- */
+/* ---- while it runs --------------------------------------------------------------------------- */
 
 static int own_rank(const struct dp_comm *comm)
 {
@@ -225,7 +225,7 @@ void watcher_tell(struct watcher *w, const struct progress *p,
     page_step(&w->page, now);
 }
 
-/* ---- the last step ---------------------------------------------------------------------------- */
+/* ---- the last step --------------------------------------------------------------------------- */
 
 static int measure(const struct dp_trainer_parts *p, const struct dp_timeline *t,
                    struct step_times *times)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tune/fit.h"
+#include "tune/results.h"
 
 #include "command.h"
 

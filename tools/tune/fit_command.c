@@ -6,7 +6,7 @@
 #include "commands.h"
 #include "files.h"
 #include "topo/topo.h"
-#include "tune/fit.h"
+#include "tune/results.h"
 
 #include <errno.h>
 #include <jansson.h>

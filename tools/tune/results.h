@@ -52,7 +52,7 @@ static inline double tune_point_us(const struct tune_point *p)
 /* By communicator, collective and size, NCCL's own choice first. */
 void tune_results_sort(struct tune_results *r);
 
-/* ---- for the readers of the two forms --------------------------------------------------------- */
+/* ---- for the readers of the two forms -------------------------------------------------------- */
 
 /* A variable that the run was made with: NCCL_ALGO, NCCL_PROTO, NCCL_MIN_NCHANNELS. Others are left
  * alone, as is a run that is labelled. */
@@ -70,5 +70,31 @@ int tune_run_add(const struct tune_run *run, const struct tune_row *row, struct 
 
 int tune_read_text(char *text, struct tune_run *run, struct tune_results *r);
 int tune_read_json(const char *text, size_t len, struct tune_run *run, struct tune_results *r);
+
+/* ---- from measurements to a table of rules --------------------------------------------------- */
+
+/* A size at which NCCL's own choice was measured: points[first .. end) of the sorted results, the
+ * first of them NCCL's own. */
+struct tune_size {
+    const struct tune_point *points;
+    size_t count;
+    const struct tune_point *choice; /* of the table; points[0] where NCCL's own is to stay */
+};
+
+struct tune_fit {
+    struct tune_size *sizes;
+    size_t count;
+    size_t without_default; /* sizes that were left out, as NCCL's own choice was not measured */
+    struct dp_tuning_table *table; /* a rule for each size */
+};
+
+/* Another choice than NCCL's own must take less than (1 - gain) of its time. A rule holds for its
+ * size, and up to the middle between it and the next one where both change NCCL's choice. Sorts the
+ * results and keeps pointers into them. 0, else an EXIT_ value; the sentence has been printed. */
+int tune_fit(struct tune_results *results, double gain, struct tune_fit *fit);
+void tune_fit_fini(struct tune_fit *fit);
+
+/* Of the same collective in the same communicator. */
+bool tune_is_same_place(const struct tune_point *a, const struct tune_point *b);
 
 #endif

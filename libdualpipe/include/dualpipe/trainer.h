@@ -170,7 +170,7 @@ struct dp_trainer_result {
     uint64_t step;    /* its number, from 0 */
 };
 
-/* ---- a layout before it runs ------------------------------------------------------------------- */
+/* ---- a layout before it runs ----------------------------------------------------------------- */
 
 /* What trains, and how its ranks are connected. */
 struct dp_trainer_machine {
@@ -206,7 +206,7 @@ DP_PUBLIC int dp_trainer_plan(const struct dp_trainer_config *config, const stru
                               int32_t *count);
 DP_PUBLIC void dp_trainer_plan_free(struct dp_trainer_plan *plans, int32_t count); /* may be NULL */
 
-/* ---- training ---------------------------------------------------------------------------------- */
+/* ---- training -------------------------------------------------------------------------------- */
 
 struct dp_trainer;
 

@@ -5,7 +5,6 @@
  */
 #include "cmocka_all.h"
 
-#include "nccl-plugin/profiler/events.h"
 #include "nccl-plugin/profiler/profiler.h"
 #include "scratch.h"
 

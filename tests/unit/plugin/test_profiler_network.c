@@ -9,10 +9,8 @@
 
 #include "base/clock.h"
 #include "nccl-plugin/profiler/counters.h"
-#include "nccl-plugin/profiler/events.h"
 #include "nccl-plugin/nccl_abi.h"
 #include "nccl-plugin/profiler/profiler.h"
-#include "nccl-plugin/profiler/trace.h"
 #include "scratch.h"
 
 #include <jansson.h>

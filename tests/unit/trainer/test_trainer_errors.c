@@ -159,7 +159,7 @@ static void every_call_of_the_driver_that_fails_is_reported(void **state)
     }
 }
 
-/* ---- layers without a trainer ------------------------------------------------------------------ */
+/* ---- layers without a trainer ---------------------------------------------------------------- */
 
 static void a_run_of_no_layers_is_refused(void **state)
 {

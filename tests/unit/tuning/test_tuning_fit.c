@@ -7,7 +7,7 @@
 
 #include "command.h"
 #include "scratch.h"
-#include "tune/fit.h"
+#include "tune/results.h"
 
 #include <stdio.h>
 #include <stdlib.h>
