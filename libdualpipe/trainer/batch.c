@@ -176,16 +176,18 @@ int batch_part_begin(struct batch_part *p, const struct dp_tree *tree,
 
 const struct dp_microbatches *batch_part_cut(const struct batch_part *p)
 {
-    return p->cut;
+    return p ? p->cut : NULL;
 }
 
 const struct dp_loader *batch_part_loader(const struct batch_part *p)
 {
-    return p->loader ? &p->shifted : NULL;
+    return p && p->loader ? &p->shifted : NULL;
 }
 
 void batch_part_end(struct batch_part *p)
 {
+    if (!p)
+        return;
     dp_microbatches_free(p->cut);
     p->cut = NULL;
     p->loader = NULL;
@@ -204,9 +206,9 @@ int batch_part_new(const struct batch_part_config *config, struct batch_part **o
 
 void batch_part_free(struct batch_part *p)
 {
+    batch_part_end(p);
     if (!p)
         return;
-    batch_part_end(p);
     place_release(p->config.place, DP_MEMORY_DEVICE, p->there);
     place_release(p->config.place, DP_MEMORY_PINNED, p->pinned);
     free(p->landed);

@@ -30,6 +30,7 @@ void batch_part_free(struct batch_part *p); /* may be NULL */
  * the step before was given is over. */
 int batch_part_begin(struct batch_part *p, const struct dp_tree *tree,
                      const struct dp_loader *loader, int64_t rows, int32_t first, int32_t count);
+/* These take NULL, too: there is none. */
 const struct dp_microbatches *batch_part_cut(const struct batch_part *p);
 const struct dp_loader *batch_part_loader(const struct batch_part *p);
 void batch_part_end(struct batch_part *p);

@@ -163,15 +163,14 @@ static int run(struct engine *base, const struct dp_schedule *s, const struct dp
     if (!err) {
         step.inputs = batch_part_cut(e->inputs);
         step.input_loader = batch_part_loader(e->inputs);
-        step.labels = e->labels_part ? batch_part_cut(e->labels_part) : NULL;
-        step.label_loader = e->labels_part ? batch_part_loader(e->labels_part) : NULL;
+        step.labels = batch_part_cut(e->labels_part);
+        step.label_loader = batch_part_loader(e->labels_part);
         err = dp_pipeline_step(e->pipeline, &step);
     }
     if (!err && step.losses)
         memcpy(step.losses, e->read_losses, (size_t)s->mb_per_stream * sizeof(*step.losses));
     batch_part_end(e->inputs);
-    if (e->labels_part)
-        batch_part_end(e->labels_part);
+    batch_part_end(e->labels_part);
     return err;
 }
 

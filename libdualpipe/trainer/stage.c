@@ -269,11 +269,11 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
     return err;
 }
 
-static int backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
-                    DLTensor *gin, enum dp_backward_mode mode)
+/* From the last layer to the first: BACKWARD, or WEIGHT, which has neither gout nor gin. */
+static int go_back(struct stage *s, const struct dp_stage_call *call, enum phase phase,
+                   const DLTensor *gout, DLTensor *gin, enum dp_backward_mode mode)
 {
-    struct stage *s = user;
-    struct run run = {s, call, rows_of(&s->layers[0].in, call->in, s->rows), BACKWARD, 0};
+    struct run run = {s, call, rows_of(&s->layers[0].in, call->in, s->rows), phase, 0};
     DLTensor grads[DP_LAYER_PARAMETERS], before[DP_MAX_TENSORS];
     struct tensors between[2], input;
     struct dp_layer_skips skips;
@@ -281,42 +281,35 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
 
     for (int32_t i = s->layer_count - 1; i >= 0 && !err; i--) {
         const struct stage_layer *l = &s->layers[i];
-        struct tensors *t = &between[i % 2];
-        if (i)
-            lay_out(&run, &l->in, s->between[i % 2], true, t);
-        DLTensor *to = i ? t->list : gin;
-        if (i)
+        const bool hands_on = i && phase == BACKWARD;
+        DLTensor *to = hands_on ? between[i % 2].list : gin;
+        if (hands_on) {
+            lay_out(&run, &l->in, s->between[i % 2], true, &between[i % 2]);
             memcpy(before, to, (size_t)l->in.count * sizeof(*to));
+        }
         struct dp_layer_call c = call_of(&run, i, kept_input(&run, i, &input), grads, &skips);
         err = begin_call(&run, i, &c);
         if (!err)
             err = end_of_call(&run, i, &skips,
-                              l->layer->ops->backward(l->layer->user, &c, gout, to, mode));
-        if (!err && i)
+                              phase == WEIGHT
+                                  ? l->layer->ops->weight(l->layer->user, &c)
+                                  : l->layer->ops->backward(l->layer->user, &c, gout, to, mode));
+        if (!err && hands_on)
             err = check_written(&run, i, &l->in, before, to, false, "gin");
         gout = to;
     }
     return err;
 }
 
-/* From the last layer to the first, as backward does it where it is not split. */
+static int backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
+                    DLTensor *gin, enum dp_backward_mode mode)
+{
+    return go_back(user, call, BACKWARD, gout, gin, mode);
+}
+
 static int weight(void *user, const struct dp_stage_call *call)
 {
-    struct stage *s = user;
-    struct run run = {s, call, rows_of(&s->layers[0].in, call->in, s->rows), WEIGHT, 0};
-    DLTensor grads[DP_LAYER_PARAMETERS];
-    struct dp_layer_skips skips;
-    struct tensors input;
-    int err = 0;
-
-    for (int32_t i = s->layer_count - 1; i >= 0 && !err; i--) {
-        const struct stage_layer *l = &s->layers[i];
-        struct dp_layer_call c = call_of(&run, i, kept_input(&run, i, &input), grads, &skips);
-        err = begin_call(&run, i, &c);
-        if (!err)
-            err = end_of_call(&run, i, &skips, l->layer->ops->weight(l->layer->user, &c));
-    }
-    return err;
+    return go_back(user, call, WEIGHT, NULL, NULL, DP_BACKWARD_FULL);
 }
 
 /* ---- an overlapped pair ---------------------------------------------------------------------- */

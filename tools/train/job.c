@@ -181,8 +181,6 @@ int job_admit(struct job *j)
 
 static int run(struct job *j)
 {
-    struct summary summary = {0};
-
     int err = job_joins(j) ? 0 : agree(j);
     if (!err)
         err = make_parts(j);
@@ -197,8 +195,8 @@ static int run(struct job *j)
         err = job_admit(j); /* a death meanwhile is one for all */
     }
     if (!err)
-        err = job_train(j, step, &summary);
-    return err ? err : job_finish(j, &summary);
+        err = job_train(j, step);
+    return err ? err : job_finish(j);
 }
 
 /* If the library has said nothing since `before`, it was the job itself that failed. A rank of a

@@ -41,6 +41,7 @@ struct job {
     int lost;                      /* ranks that had died when others were admitted last */
     bool tells;                    /* it was the first rank after the last step */
     struct progress last;          /* that step; step 0: none */
+    struct summary summary;
     char before[1024];             /* the library's last sentence when it began, or went on */
 };
 
@@ -84,9 +85,9 @@ int job_admit(struct job *j);
 
 int job_count_lost(const struct job *j);
 /* From `step` to the last one. */
-int job_train(struct job *j, uint64_t step, struct summary *summary);
+int job_train(struct job *j, uint64_t step);
 /* What is measured and told once, at the end. */
-int job_finish(struct job *j, struct summary *summary);
+int job_finish(struct job *j);
 /* Watch the parts that are there now. */
 int job_watch(struct job *j);
 

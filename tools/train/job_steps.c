@@ -116,8 +116,9 @@ static bool is_to_tell(struct job *j)
     return first;
 }
 
-static int take_step(struct job *j, uint64_t step, struct summary *summary)
+static int take_step(struct job *j, uint64_t step)
 {
+    struct summary *summary = &j->summary;
     struct progress p = {.step = step + 1, .held_out = NAN, .bubble = NAN};
     int err = host_step(j->host, step, &p.result);
 
@@ -140,12 +141,12 @@ static int take_step(struct job *j, uint64_t step, struct summary *summary)
     return settings_save_due(j->s, p.step) ? save(j, p.step) : 0;
 }
 
-int job_train(struct job *j, uint64_t step, struct summary *summary)
+int job_train(struct job *j, uint64_t step)
 {
     int err = 0;
 
     while (!err && step < (uint64_t)j->s->steps) {
-        err = take_step(j, step, summary);
+        err = take_step(j, step);
         if (!err)
             err = job_admit(j);
         step++;
@@ -155,16 +156,11 @@ int job_train(struct job *j, uint64_t step, struct summary *summary)
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
-struct weighing {
-    struct job *j;
-    struct summary *summary;
-};
-
 /* What each rank has; of offload that of the one that had the most on its device. */
 static int weigh(void *user)
 {
-    struct job *j = ((struct weighing *)user)->j;
-    struct summary *summary = ((struct weighing *)user)->summary;
+    struct job *j = user;
+    struct summary *summary = &j->summary;
     job_take_parts(j);
     struct dp_comm *comm = job_comm(j);
     const int ranks = comm ? dp_comm_size(comm) : 1;
@@ -193,12 +189,12 @@ static int weigh(void *user)
     return err;
 }
 
-static int measure_step(struct job *j, struct summary *summary)
+static int measure_step(struct job *j)
 {
     struct measuring m = {.j = j, .files = j->s->drawn};
     const int err = carry_out(j, measure, &m);
 
-    summary->step = m.times;
+    j->summary.step = m.times;
     return err;
 }
 
@@ -210,13 +206,13 @@ static int sample(struct job *j, size_t count, uint8_t *text)
     return count ? host_sample(j->host, &spec, text) : 0;
 }
 
-static int describe(struct job *j, struct summary *summary, uint8_t *text)
+static int describe(struct job *j, uint8_t *text)
 {
-    int err = sample(j, summary->sample_len, text);
+    int err = sample(j, j->summary.sample_len, text);
 
     if (!err)
-        err = carry_out(j, weigh, &(struct weighing){j, summary});
-    return err ? err : measure_step(j, summary);
+        err = carry_out(j, weigh, j);
+    return err ? err : measure_step(j);
 }
 
 int job_count_lost(const struct job *j)
@@ -226,8 +222,9 @@ int job_count_lost(const struct job *j)
     return dp_trainer_lost(host_trainer(j->host), &lost);
 }
 
-int job_finish(struct job *j, struct summary *summary)
+int job_finish(struct job *j)
 {
+    struct summary *summary = &j->summary;
     size_t len = (size_t)j->s->sample;
     uint8_t *text = malloc(len + 1);
     int lost = -1;
@@ -236,7 +233,7 @@ int job_finish(struct job *j, struct summary *summary)
     int err = text ? dp_trainer_finish(host_trainer(j->host)) : DP_ENOMEM;
     while (!err && lost != job_count_lost(j)) { /* what the first rank has died with */
         lost = job_count_lost(j);
-        err = describe(j, summary, text);
+        err = describe(j, text);
     }
     summary->sample = text;
     if (!err && is_to_tell(j))

@@ -689,11 +689,17 @@ bool settings_parse(int argc, char **argv, int world, struct settings *s, int *s
             return settings_fini(s), false;
     }
     bool good = settings_resume(s, argc, argv, world, &files, status);
+    struct restored r = {s->parsed, argc, argv};
     s->planned = plan;
-    if (good && settings_complete_restored(s, argc, argv, &files, world, status))
-        return true;
-    settings_fini(s);
-    return false;
+    if (r.from)
+        command_explain(settings_explain, &r);
+    good = good && check(s, &files, world, status);
+    command_explain(NULL, NULL);
+    if (good)
+        s->model = settings_model(s);
+    else
+        settings_fini(s);
+    return good;
 }
 
 struct gpt_config settings_model(const struct settings *s)
@@ -709,14 +715,6 @@ struct gpt_config settings_model(const struct settings *s)
         .tied = s->tied,
         .blocks = s->blocks.count ? s->blocks.items : NULL,
     };
-}
-
-bool settings_complete(struct settings *s, const struct operands *files, int world, int *status)
-{
-    if (!check(s, files, world, status))
-        return false;
-    s->model = settings_model(s);
-    return true;
 }
 
 void settings_fini(struct settings *s)

@@ -111,10 +111,6 @@ struct settings {
 bool settings_parse(int argc, char **argv, int world, struct settings *s, int *status);
 void settings_fini(struct settings *s);
 
-/* The second half of it: check values that were parsed, and make what follows from them. false: as
- * above; the caller ends with settings_fini all the same. */
-bool settings_complete(struct settings *s, const struct operands *files, int world, int *status);
-
 /* --mix-compress, as it was given. */
 const char *settings_compression(const struct settings *s);
 /* A part of it: what follows from --mix and --mix-algorithm. */
@@ -133,10 +129,13 @@ struct gpt_config settings_model(const struct settings *s);
 bool settings_sums(const struct settings *s);
 /* The text of an option's value, "" of a flag, or NULL: nothing was said. Not of lists but --blocks. */
 const char *settings_value(const struct settings *s, const char *name, char out[static RESUME_WORD]);
-/* settings_complete; of options that a mistake names and that were not typed it says where they are
- * from. */
-bool settings_complete_restored(struct settings *s, int argc, char **argv,
-                                const struct operands *files, int world, int *status);
+/* For command_explain, of options that a mistake names and that were not typed: where they are from. */
+struct restored {
+    const struct resume *from;
+    int argc;
+    char **argv;
+};
+void settings_explain(void *restored, const char *line, char *more, size_t room);
 /* false, after one line: what goes with --prompt is not there, or what does not is. */
 bool settings_check_prompt(const struct settings *s, const struct operands *files);
 /* false, after one line: what --save and --resume ask for cannot be. */

@@ -546,13 +546,6 @@ static bool is_typed(const struct arg *a, int argc, char **argv)
     return false;
 }
 
-/* What command_explain is told. */
-struct restored {
-    const struct resume *from;
-    int argc;
-    char **argv;
-};
-
 static bool is_restored(const struct restored *r, const char *word, const char *line)
 {
     for (const struct arg_group *g = settings_usage.groups; g->title; g++)
@@ -564,7 +557,7 @@ static bool is_restored(const struct restored *r, const char *word, const char *
     return false;
 }
 
-static void explain(void *user, const char *line, char *more, size_t room)
+void settings_explain(void *user, const char *line, char *more, size_t room)
 {
     const struct restored *r = user;
     size_t used = 0;
@@ -575,18 +568,6 @@ static void explain(void *user, const char *line, char *more, size_t room)
                                      r->from->words[i]);
     if (used && used < room)
         snprintf(more + used, room - used, " as in %s", r->from->path);
-}
-
-bool settings_complete_restored(struct settings *s, int argc, char **argv,
-                                const struct operands *files, int world, int *status)
-{
-    struct restored r = {s->parsed, argc, argv};
-
-    if (r.from)
-        command_explain(explain, &r);
-    const bool good = settings_complete(s, files, world, status);
-    command_explain(NULL, NULL);
-    return good;
 }
 
 /* ---- text from a saved model ---------------------------------------------------------------- */
