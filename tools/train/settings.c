@@ -49,7 +49,7 @@ static const struct arg schedule_args[] = {
     {"schedule", 's', NULL,
      "order of the work (default dualpipe); none: one rank, one micro-batch after the other",
      ARG_CHOICE, AT(schedule_name), .choices = schedules},
-    {"file", 0, "FILE", "or a list of your own: text, CSV or PyTorch's CSV", ARG_STRING,
+    {"file", 0, "FILE", "or a list of your own: text, JSON, CSV or PyTorch's CSV", ARG_STRING,
      AT(file)},
     {"ranks", OF_TRAINER, .help = "pipeline ranks, each a process (default 4; 1 without a schedule)"},
     {"microbatches", OF_TRAINER, .help = "micro-batches of a step (default 8, or what the list has)"},
