@@ -34,9 +34,10 @@ static struct dp_trainer_config host_config(const struct settings *s, int32_t *l
     const int stages = s->training ? s->training->stages : 1;
     for (int first, stage = 0; stage < stages; stage++)
         layers_of_stage[stage] = gpt_layers_of_stage(&s->model, stage, stages, &first);
+    const enum dp_schedule_kind kind = s->training ? s->training->kind : DP_SCHEDULE_USER;
     c.schedule = (struct dp_schedule_spec){0};
     if (s->how.survive) /* it is laid out again by its kind */
-        c.schedule = (struct dp_schedule_spec){.kind = s->training ? s->training->kind : DP_SCHEDULE_USER,
+        c.schedule = (struct dp_schedule_spec){.kind = kind,
                                                .ranks = s->how.schedule.ranks,
                                                .slack = s->how.schedule.slack,
                                                .recompute = s->how.schedule.recompute};
