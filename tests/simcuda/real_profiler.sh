@@ -67,7 +67,7 @@ run_job()
         tail -n 15 "$work/log"
     }
 }
-case_is 'a job is observed' "$(run_job --traffic "$work/seen" --synthetic gpu:4 --no-tuner -- \
+case_is 'a job is observed' "$(run_job --traffic "$work/seen" --no-tuner -- \
     $job --ranks 3 --bytes 65536 "$libnccl" $libnvml send-recv all-reduce)"
 case_is 'what every rank sent is there' "$(
     [ "$(grep -c '"dualpipe_traffic": 1.*"ranks": 3' "$work/seen")" = 3 ] || cat "$work/seen"
