@@ -130,6 +130,7 @@ def deepseek_steps(rank, kind, uses_nccl):
         for module, whole in zip(mine, (full[rank], full[3 - rank])):
             for a, b in zip(models.grads(module), models.grads(whole)):
                 torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-6)
+    meet(rank)
     for _ in range(2):  # the first one ends the links
         with pytest.raises(AssertionError if rank == 0 else libdualpipe.DualpipeError):
             pipe.step(ins, num_chunks=COUNT, criterion=models.criterion if rank else None,
@@ -140,32 +141,218 @@ def deepseek_steps(rank, kind, uses_nccl):
         assert ins is None or torch.equal(loss.cpu(), losses[rows])
 
 
-def torchs_1f1b_steps(rank):
+def meet(rank, met=[]):
+    """What a rank does wrong from here on ends no step of before."""
+    import torch.distributed as dist
+    store = dist.distributed_c10d._get_default_store()
+    met.append(f"met/{len(met)}")
+    store.set(f"{met[-1]}/{rank}", "")
+    store.wait([f"{met[-1]}/{other}" for other in range(2)])
+
+
+def layer():
+    from torch import nn
+    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+
+
+def near(modules, others):
+    import models
+    import torch
+    for a, b in zip(models.grads(*modules), models.grads(*others)):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-6)
+
+
+def torchs_steps(rank, name):
     import models
     import torch
     from torch.distributed.pipelining import PipelineStage
 
-    from libdualpipe.compat.pipelining import Schedule1F1B
+    from libdualpipe.compat import pipelining
+    indices = {"1F1B": [rank], "InterleavedZeroBubble": [rank, rank + 2],
+               "ZBVZeroBubble": [rank, 3 - rank]}[name]
     torch.manual_seed(3)
-    full = [models.Stage(WIDTH) for _ in range(2)]
+    full = [layer() for _ in range(2 * len(indices))]
     x, target = torch.randn(2, COUNT * ROWS, WIDTH)
     losses, outputs = models.plain(full, x, target, COUNT)
-    mine, there = copy.deepcopy(full[rank]).cuda(), torch.device("cuda", 0)
-    mine.zero_grad()
-    schedule = Schedule1F1B(PipelineStage(mine, rank, 2, there), n_microbatches=COUNT,
-                            loss_fn=models.criterion, scale_grads=False)
+    mine, there = [copy.deepcopy(full[i]).cuda() for i in indices], torch.device("cuda", 0)
+    stages = [PipelineStage(module, i, len(full), there) for module, i in zip(mine, indices)]
+    schedule = getattr(pipelining, "Schedule" + name)(
+        stages if len(stages) > 1 else stages[0], n_microbatches=COUNT, loss_fn=models.criterion,
+        scale_grads=False)
+    is_last = len(full) - 1 in indices
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
-        mine.zero_grad()
+        for module in mine:
+            module.zero_grad()
         found = []
         with torch.cuda.stream(stream):  # inputs and results are of this one
-            given = (x if rank == 0 else target).cuda() + 0
-            out = schedule.step(given) if rank == 0 else schedule.step(target=given, losses=found)
-            if rank:
+            given = [x.cuda() + 0] if rank == 0 else []
+            told = {"target": target.cuda() + 0, "losses": found} if is_last else {}
+            out = schedule.step(*given, **told)
+            if is_last:
                 assert torch.equal(torch.stack(found).cpu(), losses)
                 assert torch.equal(out.cpu(), outputs)
     torch.cuda.synchronize()
-    for a, b in zip(models.grads(mine), models.grads(full[rank])):
-        torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-6)
+    near(mine, [full[i] for i in indices])
+
+
+def async_pipe_steps(rank, uses_nccl):
+    """By the host, then by links."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    from libdualpipe.compat.fairscale import AsyncPipe
+    torch.manual_seed(5)
+    whole = nn.Sequential(*layer(), *layer())
+    x, target = torch.randn(2, COUNT * ROWS, WIDTH)
+    expected = whole(x)
+    F.mse_loss(expected, target).backward()
+    pipe = AsyncPipe(copy.deepcopy(whole).cuda(), [3, 3], worker_map={0: "first", 1: "second"},
+                     chunks=4, checkpoint="except_last")
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        pipe.zero_grad()
+        with torch.cuda.stream(stream):
+            out = pipe(x.cuda() + 0)
+            if pipe.final_stage:
+                F.mse_loss(out, target.cuda() + 0).backward()
+                torch.testing.assert_close(out.detach().cpu(), expected, rtol=1e-6, atol=1e-7)
+        torch.cuda.synchronize()
+        near([pipe], [whole[3 * rank:3 * rank + 3]])
+    made, = pipe.pipeline.values()
+    assert (made._links is not None) == uses_nccl
+
+
+def offload_steps():
+    """Parameters and gradients stay on the host; inputs and outputs are on the GPU."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    from libdualpipe.compat.fairscale import OffloadModel
+    with pytest.raises(TypeError, match="a device of type cuda, expected cpu"):
+        OffloadModel(nn.Sequential(layer()), torch.device("cuda"), torch.device("cuda"))
+    for checkpoint, count in ((False, 1), (True, 4)):
+        torch.manual_seed(6)
+        whole = nn.Sequential(*layer(), *layer())
+        whole[0].register_buffer("seen", torch.zeros(3))
+        ours = OffloadModel(copy.deepcopy(whole), torch.device("cuda"), num_slices=3,
+                            checkpoint_activation=checkpoint, num_microbatches=count)
+        taken, alloc = [], torch.cuda.caching_allocator_alloc
+        torch.cuda.caching_allocator_alloc = lambda size, at: taken.append(size) or alloc(size, at)
+        optimizers = [torch.optim.Adam(m.parameters(), lr=1e-2) for m in (whole, ours)]
+        streams, seen = [torch.cuda.current_stream(), torch.cuda.Stream()], set()
+        ours.model_slices[0].register_forward_hook(
+            lambda *_: seen.add(torch.cuda.current_stream().cuda_stream))
+        for step in range(4):
+            x, target = torch.randn(2, COUNT * ROWS, WIDTH)
+            inputs = x.clone().requires_grad_(), x.cuda().requires_grad_()
+            for optimizer in optimizers:
+                if step != 1:  # once gradients add up
+                    optimizer.zero_grad(set_to_none=step % 2 == 0)
+            F.mse_loss(whole(inputs[0]), target).backward()
+            with torch.cuda.stream(streams[step % 2]):
+                out = ours(inputs[1] + 0)
+                assert out.is_cuda
+                F.mse_loss(out, target.cuda() + 0).backward()
+            torch.cuda.synchronize()
+            assert not any(p.is_cuda or p.grad.is_cuda for p in ours.parameters())
+            near([ours], [whole])
+            torch.testing.assert_close(inputs[1].grad.cpu(), inputs[0].grad, rtol=1e-5, atol=1e-6)
+            for optimizer in optimizers:
+                optimizer.step()
+        torch.cuda.caching_allocator_alloc = alloc
+        assert taken and seen == {streams[0].cuda_stream}
+        assert all(buffer.is_cuda for buffer in ours.buffers())
+        with torch.no_grad():
+            torch.testing.assert_close(ours(x).cpu(), whole(x), rtol=1e-5, atol=1e-6)
+
+
+def decent_dp_steps(rank, uses_nccl):
+    """Values after each iteration beside those on the host."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    from libdualpipe.compat import decent_dp
+
+    class Turns(decent_dp.Topology):
+        def _get_topo_edges(self):
+            return [[decent_dp.Edge([0, 1], 0.5 + number / 16)] for number in range(5)]
+
+    def sgd(params, kind=torch.optim.SGD):
+        return kind([p for _, p in params], lr=0.05, momentum=0.9, foreach=False)
+
+    class Hooked(torch.optim.SGD):
+        def pre_average_hook(self, edge, weight):
+            pass
+
+    decent_dp.TopologyReg.registry["turns"] = Turns
+    torch.manual_seed(20 + rank)
+    base = layer()
+    base.register_buffer("seen", torch.full((3, ), float(rank)))
+    there = copy.deepcopy(base).cuda()
+    if not uses_nccl:
+        with pytest.raises(RuntimeError, match="parameters on cuda:0 in a process group of gloo, "
+                           "expected one with NCCL"):
+            decent_dp.DecentralizedDataParallel(there, sgd)
+        return
+    options = {"topology": "turns", "grad_clip_norm": 0.0, "sync_buffer_in_global_avg": True}
+    host, gpu = [decent_dp.DecentralizedDataParallel(m, sgd, **options) for m in (base, there)]
+
+    def same(step):
+        for p, q in zip(base.parameters(), there.parameters()):
+            assert torch.equal(p, q.cpu()), step
+
+    same(-1)  # as rank 0's
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    for step in range(8):
+        x, y = torch.randn(2, ROWS, WIDTH)
+        for model in (host, gpu):
+            model.set_adaptive_factor(1.0 if step < 4 else 0.5)
+            model.set_accumulate_grad(step == 5)
+        F.mse_loss(host(x), y).backward()
+        with torch.cuda.stream(streams[step % 2]):
+            F.mse_loss(gpu(x.cuda() + 0), y.cuda() + 0).backward()
+            if step:  # the host keeps its first update until there are buckets
+                same(step)
+        if step == 6:
+            far = [model.global_avg(return_d2c=True) for model in (host, gpu)]
+            assert far[0] == pytest.approx(far[1], rel=1e-5) and far[0] > 0
+            for p, q in zip(base.parameters(), there.parameters()):
+                torch.testing.assert_close(p, q.cpu(), rtol=1e-6, atol=1e-7)
+            assert torch.equal(there.seen.cpu(), torch.full((3, ), 0.5))
+            for model in (host, gpu):
+                model.revert_global_avg()
+            same(step)
+    there[0].weight.data = there[0].weight.data.clone()
+    with pytest.raises(RuntimeError, match="parameter '0.weight' has other memory"):
+        gpu(x.cuda())
+    last = nn.Linear(WIDTH, WIDTH, bias=False).cuda()
+    hooked = decent_dp.DecentralizedDataParallel(last, lambda params: sgd(params, Hooked))
+    with pytest.raises(RuntimeError, match="Hooked has a pre_average_hook, expected one without"):
+        hooked(x.cuda()).sum().backward()
+    torch.cuda.synchronize()
+
+
+def trainer_is_on_the_host():
+    import torch
+    import torch.nn.functional as F
+
+    from libdualpipe.torch import Trainer
+    module, x = layer(), torch.randn(4, WIDTH)
+    options = {"rows": 4, "rate": 0.1, "replicas": 2}
+    for buffer in (False, True):
+        there = copy.deepcopy(module) if buffer else copy.deepcopy(module).cuda()
+        if buffer:
+            there.register_buffer("seen", torch.zeros(1, device="cuda"))
+        with pytest.raises(ValueError, match=f"{'0.seen' if buffer else '0.0.weight'} is on cuda:0, "
+                           "expected the host"):
+            Trainer([there], F.mse_loss, (x, x), **options)
+    with pytest.raises(ValueError, match="an input is on cuda:0, expected the host"):
+        Trainer([module], F.mse_loss, (x.cuda(), x), **options)
+    trainer = Trainer([module], F.mse_loss, (x, x), **options)
+    with pytest.raises(ValueError, match="a label is on cuda:0, expected the host"):
+        trainer.step(x, x.cuda())
 
 
 def main(rank, store, backend):
@@ -179,9 +366,18 @@ def main(rank, store, backend):
     gpu_ops.driver.cuInit(0)  # NCCL is on the simulated CUDA from now on
     dist.init_process_group(backend, store=dist.FileStore(store, 2), rank=rank, world_size=2,
                             timeout=timedelta(seconds=LIMIT_S))
-    deepseek_steps(rank, "DualPipe", backend == "nccl")
-    deepseek_steps(rank, "DualPipeV", backend == "nccl")
-    torchs_1f1b_steps(rank)
+    uses_nccl = backend == "nccl"
+    deepseek_steps(rank, "DualPipe", uses_nccl)
+    deepseek_steps(rank, "DualPipeV", uses_nccl)
+    for name in ("1F1B", "InterleavedZeroBubble", "ZBVZeroBubble") if uses_nccl else ("1F1B", ):
+        torchs_steps(rank, name)
+    async_pipe_steps(rank, uses_nccl)
+    meet(rank)
+    decent_dp_steps(rank, uses_nccl)
+    if uses_nccl and rank == 0:
+        offload_steps()
+    elif not uses_nccl:
+        trainer_is_on_the_host()
     dist.destroy_process_group()
 
 

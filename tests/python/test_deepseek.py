@@ -379,7 +379,14 @@ def outputs_have_another_shape(rank, size):
     args = (x, target) if rank == 0 else (None, None)
     with pytest.raises(ValueError if rank == 0 else libdualpipe.DualpipeError) as caught:
         pipe.step(args[0], num_chunks=8, criterion=models.criterion, labels=(args[1], ))
-    assert "output 0 of Stage is (3, 8) of torch.float32, expected (4, 8) of torch.float32" in str(
+    assert ("output 0 of micro-batch 0 in stage 0 (Stage) is (3, 8) of torch.float32, expected (4, 8) "
+            "of torch.float32, which rank 1 takes") in str(caught.value)
+    assert rank == 0 or caught.value.rank == 0 and caught.value.micro_batch == 0
+    deepseek.set_p2p_tensor_shapes([(ROWS + rank, WIDTH)])
+    pipe = DualPipeV(parts(DualPipeV, rank, full))
+    with pytest.raises(libdualpipe.DualpipeError) as caught:
+        pipe.step(args[0], num_chunks=8, criterion=models.criterion, labels=(args[1], ))
+    assert "border 1, tensor 0: rank 1 has float32[4, 8], rank 0 has float32[3, 8]" in str(
         caught.value)
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines on a GPU: the library's device with torch's allocator, and links from GPU to GPU."""
+"""Work on a GPU: the library's device with torch's allocator, and links from GPU to GPU."""
 import os
 import socket
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import chain
-from typing import Any, Dict, Iterable, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, Optional
 
 import torch
 
@@ -63,6 +64,24 @@ class Stream:
         self.close = owned(self, lib.dp_device_stream_free, self.pointer, device, stream)
 
 
+@contextmanager
+def in_stream(stream: Any) -> Iterator[None]:
+    """Have torch queue in a stream of its own, behind what the current one has been given, which
+    goes on behind that. None: on the host."""
+    if stream is None:
+        yield
+        return
+    current = torch.cuda.current_stream(stream.device)
+    if current != stream:
+        stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        if current != stream:
+            current.wait_stream(stream)
+
+
 _devices: Dict[int, Device] = {}
 
 
@@ -78,10 +97,11 @@ def device_of(place: torch.device) -> Optional[Device]:
 
 
 class Links:
-    """NCCL communicators for the messages of a schedule, from GPU to GPU. Collective."""
-    def __init__(self, comm: Comm, device: Any, schedule: Any, rank: int) -> None:
-        peers = ffi.new("struct dp_nccl_peer[]", schedule.ranks)
-        count = check(lib.dp_pipeline_nccl_peers(schedule.pointer, rank, peers))
+    """NCCL communicators for messages from GPU to GPU. Collective. list_peers: writes a struct
+    dp_nccl_peer for each rank that this one has messages for, and returns how many."""
+    def __init__(self, comm: Comm, device: Any, list_peers: Callable[[Any], int]) -> None:
+        peers = ffi.new("struct dp_nccl_peer[]", comm.size)
+        count = check(list_peers(peers))
         config = ffi.new("struct dp_nccl_config *", [device.pointer, peers, count])
         self.pointer = new_object(lib.dp_comm_nccl_open, "struct dp_comm", comm.pointer, config,
                                   comm=comm.pointer)

@@ -173,7 +173,7 @@ def owned(owner: Any,
           free: Callable[..., None],
           pointer: Any,
           *needs: Any,
-          lock: Optional[Lock] = None) -> Callable[[], None]:
+          lock: Optional[Lock] = None) -> "weakref.finalize[..., Any]":
     """Free `pointer` when `owner` is collected, or at exit, in this process only. `needs` is kept
     until then: objects in the memory of which it works. They must not refer to `owner`, or it is
     never collected. lock: of what it uses. Returns the function that frees now; it may be called

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from ._cuda import HOST, Device, Stream, device_of, in_stream
 from ._native import callback, check, ffi, lib, new_object
 from ._shapes import trial
 from ._stage import RandomState, as_tuple
@@ -95,12 +96,12 @@ class Shard:
 
 class Autocast:
     """The types that autocast chose where a forward began, for when it is repeated."""
-    def __init__(self) -> None:
-        self.state = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+    def __init__(self, kind: str) -> None:
+        self.state = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        with torch.autocast("cpu", enabled=self.state[0], dtype=self.state[1]):
+        with torch.autocast(*self.state):
             yield
 
 
@@ -112,36 +113,46 @@ class Offload:
     inputs        of the whole batch
     checkpoint    keep what crosses from shard to shard alone, and compute the rest again
     microbatches  a batch is cut into, along dimension 0
+    place         where it computes: the host, or a GPU, and there in the stream of torch's that is
+                  the current one now; others wait for it, and it for them
     """
     def __init__(self, modules: Sequence[torch.nn.Module], inputs: Sequence[Tensor],
-                 checkpoint: bool, microbatches: int) -> None:
+                 checkpoint: bool, microbatches: int, place: torch.device = HOST) -> None:
         kept: List[Any] = []
-        cast, self.steps = Autocast(), 0
+        cast, self.steps, self.place = Autocast(place.type), 0, place
+        self.stream = torch.cuda.current_stream(place) if place != HOST else None
         self.shards: List[Shard] = []
         layers = ffi.new("struct dp_offload_layer[]", len(modules))
         input_border = _border_of(inputs, kept)
-        for place, module in zip(layers, modules):
+        for layer, module in zip(layers, modules):
             shard = Shard(module, len(inputs), cast)
-            with cast.on():
-                inputs = trial(module, inputs, {})
-            place.ops, place.user, place.parameter_count = OPS, shard.handle, len(shard.named)
-            place.parameters = _parameters(len(self.shards), shard, kept)
-            place.out = _border_of(inputs, kept)
+            with cast.on(), in_stream(self.stream):
+                inputs = trial(module, inputs, {}, _moved(module, place))
+            layer.ops, layer.user, layer.parameter_count = OPS, shard.handle, len(shard.named)
+            layer.parameters = _parameters(len(self.shards), shard, kept)
+            layer.out = _border_of(inputs, kept)
             self.shards.append(shard)
         self.outputs = [(t.shape, t.dtype) for t in inputs]
-        device = ffi.gc(new_object(lib.dp_device_open, "struct dp_device", b"host:2"),
-                        lib.dp_device_close)
+        gpu, device, stream = device_of(place), ffi.NULL, ffi.NULL
+        if gpu is None:
+            device = ffi.gc(new_object(lib.dp_device_open, "struct dp_device", b"host:2"),
+                            lib.dp_device_close)
+        else:
+            wrapped = Stream(gpu, self.stream)
+            device, stream = gpu.pointer, wrapped.pointer
+            kept.append(wrapped)
         first = ffi.new("int32_t[]", list(range(len(modules) + 1)))
         config = ffi.new(
             "struct dp_offload_config *", {
-                "device": device, "layers": layers, "layer_count": len(modules),
+                "device": device, "stream": stream, "layers": layers,
+                "layer_count": len(modules),
                 "input": input_border, "slices": len(modules), "first": first,
                 "microbatches": microbatches, "checkpoint": checkpoint
             })
         pointer = new_object(lib.dp_offload_open, "struct dp_offload", config)
         # A parameter keeps the memory: what keeps that must not lead to a parameter.
         kept = [each for each in kept if not isinstance(each, Tensor)]
-        self._owner = ffi.gc(pointer, _Closes([layers, first, config, device, *kept]))
+        self._owner = ffi.gc(pointer, _Closes(gpu, [layers, first, config, device, *kept]))
         self._settle()
 
     def _settle(self) -> None:
@@ -170,13 +181,15 @@ class Offload:
         self.clear()
         self.steps += 1
         kept: List[Any] = []
-        outs = [torch.empty(shape, dtype=dtype) for shape, dtype in self.outputs]
-        step = ffi.new(
-            "struct dp_offload_step *", {
-                "inputs": describe_all([t.detach().contiguous() for t in inputs], kept),
-                "outputs": describe_all(outs, kept), "training": training
-            })
-        check(lib.dp_offload_forward(self._owner, step))
+        with in_stream(self.stream):
+            outs = [torch.empty(shape, dtype=dtype, device=self.place)
+                    for shape, dtype in self.outputs]
+            step = ffi.new(
+                "struct dp_offload_step *", {
+                    "inputs": describe_all([t.detach().contiguous() for t in inputs], kept),
+                    "outputs": describe_all(outs, kept), "training": training
+                })
+            check(lib.dp_offload_forward(self._owner, step))
         return outs
 
     def backward(self, grads: Sequence[Optional[Tensor]],
@@ -190,16 +203,17 @@ class Offload:
                 grad.zero_()
             elif p.grad.data_ptr() != grad.data_ptr():
                 grad.copy_(p.grad)
-        gradients = ffi.new(
-            "struct dp_offload_gradients *", {
-                "gouts": _given([None if g is None else g.contiguous() for g in grads], kept),
-                "gins": _given(wanted, kept), "accumulate": adds
-            })
-        try:
-            check(lib.dp_offload_backward(self._owner, gradients))
-            check(lib.dp_offload_finish(self._owner))
-        finally:
-            self.clear()
+        with in_stream(self.stream):
+            gradients = ffi.new(
+                "struct dp_offload_gradients *", {
+                    "gouts": _given([None if g is None else g.contiguous() for g in grads], kept),
+                    "gins": _given(wanted, kept), "accumulate": adds
+                })
+            try:
+                check(lib.dp_offload_backward(self._owner, gradients))
+                check(lib.dp_offload_finish(self._owner))
+            finally:
+                self.clear()
         for p, grad in trained:
             p.grad = grad
 
@@ -210,13 +224,22 @@ class Offload:
             shard.random.clear()
 
 
+def _moved(module: torch.nn.Module, place: torch.device) -> Dict[str, Tensor]:
+    """Parameters that are elsewhere, for a trial."""
+    return {
+        name: p.detach().to(place) for name, p in module.named_parameters()
+        if p.device.type != place.type
+    }
+
+
 class _Closes:
-    """Closes a model in the process that opened it, and then lets go of what it works on."""
-    def __init__(self, kept: List[Any]) -> None:
-        self.kept, self.process = kept, os.getpid()
+    """Closes a model in the process that opened it, unless its GPU has been closed, as at the
+    interpreter's exit, and then lets go of what it works on."""
+    def __init__(self, gpu: Optional[Device], kept: List[Any]) -> None:
+        self.gpu, self.kept, self.process = gpu, kept, os.getpid()
 
     def __call__(self, pointer: Any) -> None:
-        if os.getpid() == self.process:
+        if os.getpid() == self.process and (self.gpu is None or self.gpu.close.alive):
             lib.dp_offload_close(pointer)
 
 

@@ -4,12 +4,11 @@
 The library moves tensors between stages. What the model begins with and ends in stays with Python,
 which has it as it is.
 """
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
-from ._cuda import HOST, Links, Stream, device_of, have_links
+from ._cuda import HOST, Links, Stream, device_of, have_links, in_stream
 from ._group import Comm
 from ._native import ffi, forget, lib, new_object, owned
 from ._stage import OPS, OPS_WITH_PAIRS, Batch, Stage
@@ -102,7 +101,7 @@ class Pipeline:
         self.close()
         self.pointer, self._links = ffi.NULL, links
         self._config.comm = links.pointer if links else self.comm.pointer
-        with self._in_stream():
+        with in_stream(self._stream):
             self.pointer = new_object(lib.dp_pipeline_new,
                                       "struct dp_pipeline",
                                       self._config,
@@ -114,21 +113,8 @@ class Pipeline:
                            links,
                            lock=self.comm.lock)
 
-    @contextmanager
-    def _in_stream(self) -> Iterator[None]:
-        stream = self._stream
-        if stream is None:
-            yield
-            return
-        current = torch.cuda.current_stream(stream.device)
-        if current != stream:
-            stream.wait_stream(current)
-        try:
-            with torch.cuda.stream(stream):
-                yield
-        finally:
-            if current != stream:
-                current.wait_stream(stream)
+    def _list_peers(self, out: Any) -> int:
+        return int(lib.dp_pipeline_nccl_peers(self.schedule.pointer, self.rank, out))
 
     def step(self, batch: Batch) -> Batch:
         """Take a step: all forwards, and the backwards unless the schedule is forward-only.
@@ -187,8 +173,8 @@ class Pipeline:
                     self._open(None)
                 lib.dp_pipeline_seek(self.pointer, 0)
             elif self._is_warm and self._can_link and not (self._links or goes_on):
-                self._open(Links(self.comm, self._device, self.schedule, self.rank))
-            with self._in_stream():
+                self._open(Links(self.comm, self._device, self._list_peers))
+            with in_stream(self._stream):
                 self.comm.check(function(self.pointer, self._step))
 
     def clear(self) -> None:

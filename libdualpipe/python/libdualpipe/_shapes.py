@@ -4,6 +4,7 @@ import pickle
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
+from torch.func import functional_call
 
 from ._cuda import place_of
 from ._group import Comm, comm_of
@@ -16,11 +17,14 @@ from ._tensor import has_gradient, spec
 Shapes = List[Tuple[Tuple[int, ...], torch.dtype]]
 
 
-def trial(module: Any, args: Sequence[Any], kwargs: Dict[str, Any]) -> Tuple[torch.Tensor, ...]:
-    """The outputs; buffers and random numbers are afterwards what they were."""
+def trial(module: Any, args: Sequence[Any], kwargs: Dict[str, Any],
+          values: Optional[Dict[str, torch.Tensor]] = None) -> Tuple[torch.Tensor, ...]:
+    """The outputs; buffers and random numbers are afterwards what they were. values: in the place
+    of parameters."""
     state, buffers = RandomState(), [(buffer, buffer.clone()) for buffer in module.buffers()]
     with torch.no_grad(), again(True, True):
-        outs = as_tuple(module(*args, **kwargs))
+        outs = as_tuple(functional_call(module, values, tuple(args), kwargs) if values else
+                        module(*args, **kwargs))
         for buffer, before in buffers:
             buffer.copy_(before)
     state.set()

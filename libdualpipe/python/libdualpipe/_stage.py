@@ -141,7 +141,7 @@ class Stage:
                  split: Optional[str],
                  place: torch.device = torch.device("cpu")) -> None:
         self.module, self.split, self.input_count = module, split, input_count
-        self.first, self.last = slot.prev < 0, slot.next < 0
+        self.slot, self.first, self.last = slot, slot.prev < 0, slot.next < 0
         self.views, self.batch = Views(), Batch()
         self.live: Dict[int, Live] = {}
         self.later: Dict[int, List[Callable[[], Any]]] = {}
@@ -183,7 +183,7 @@ class Stage:
         if before is not None:
             before.set()
         elif not self.last:
-            self.put(wanted, outs, "output")
+            self.put(call, wanted, outs, "output")
         if call.training and not call.discarded:
             self.live[call.mb] = Live(args, outs, skips)
 
@@ -217,7 +217,8 @@ class Stage:
         if batch.keep_outputs:
             batch.outputs[call.mb] = outs[0] if len(outs) == 1 else outs
 
-    def put(self, wanted: Any, tensors: Sequence[Optional[torch.Tensor]], what: str) -> None:
+    def put(self, call: Any, wanted: Any, tensors: Sequence[Optional[torch.Tensor]],
+            what: str) -> None:
         """Hand outputs or gradients to the library: the tensor's own memory where that stays as it
         is, a copy where it is strided, or belongs to the library, which will use it for something
         else."""
@@ -231,9 +232,11 @@ class Stage:
             tensor = tensor.detach()
             shape, dtype = shape_of(place), DTYPES[place.dtype.code, place.dtype.bits]
             if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+                to = self.slot.prev if what.startswith("gradient") else self.slot.next
                 raise ValueError(
-                    f"{what} {i} of {type(self.module).__name__} is {tuple(tensor.shape)} of "
-                    f"{tensor.dtype}, expected {shape} of {dtype}")
+                    f"{what} {i} of micro-batch {call.mb} in stage {self.slot.stage} "
+                    f"({type(self.module).__name__}) is {tuple(tensor.shape)} of {tensor.dtype}, "
+                    f"expected {shape} of {dtype}, which rank {to} takes")
             near = (place.device.device_type, place.device.device_id)
             if dl_of(tensor.device) == near and tensor.is_contiguous() and not self.views.has(tensor):
                 place.data = ffi.cast("void *", tensor.data_ptr())
@@ -265,7 +268,7 @@ class Stage:
                 WeightGradStore.enabled = False
             if is_split:
                 self.later[call.mb] = WeightGradStore.take()
-            self.put_input_grads(live, gin)
+            self.put_input_grads(call, live, gin)
             if live.skips:
                 live.skips.put_gradients(call)
         if self.last and self.batch.out_grads is None:
@@ -291,9 +294,9 @@ class Stage:
         elif roots:
             run_backward(roots, grads)
 
-    def put_input_grads(self, live: Live, gin: Any) -> None:
+    def put_input_grads(self, call: Any, live: Live, gin: Any) -> None:
         if not self.first:
-            self.put(gin, [None if arg is None else arg.grad for arg in live.args],
+            self.put(call, gin, [None if arg is None else arg.grad for arg in live.args],
                      "gradient of input")
 
     def backward_to_inputs(self, call: Any, live: Live, roots: List[torch.Tensor],
@@ -308,7 +311,7 @@ class Stage:
         if not self.parameters:
             self.later[call.mb] = []
             self.run(roots, grads)
-            self.put_input_grads(live, gin)
+            self.put_input_grads(call, live, gin)
             return
         # torch detaches them in place, which views do not allow.
         roots = [root.clone() if root._is_view() else root for root in roots]
@@ -318,7 +321,7 @@ class Stage:
         ]
         found, groups = stage_backward_input(list(roots), begin, leaves, iter(self.parameters))
         by_leaf = {id(leaf): grad for leaf, grad in zip(leaves, found)}
-        self.put(gin, [by_leaf.get(id(arg)) for arg in live.args], "gradient of input")
+        self.put(call, gin, [by_leaf.get(id(arg)) for arg in live.args], "gradient of input")
         self.later[call.mb] = [lambda: stage_backward_weight(iter(self.parameters), groups)]
 
     def weight(self, call: Any) -> None:
@@ -344,9 +347,9 @@ def forward_and_backward(pair: Any, ahead: Stage, behind: Stage) -> None:
     if ahead.last:
         ahead.ended(call, outs, loss)
     else:
-        ahead.put(pair.forward.out, outs, "output")
+        ahead.put(call, pair.forward.out, outs, "output")
     ahead.live[call.mb] = Live(args, outs)
-    behind.put_input_grads(live, pair.backward.gin)
+    behind.put_input_grads(pair.backward.call, live, pair.backward.gin)
 
 
 def overlapped(module_type: type) -> Any:

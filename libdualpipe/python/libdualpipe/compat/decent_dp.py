@@ -4,8 +4,10 @@
     from libdualpipe.compat.decent_dp import DecentralizedDataParallel
 
 Each rank trains its own copy of the model and averages it with a few others, while the next
-iteration computes. Parameters stay where they are, on the host, and may be given other memory
-between iterations; another layout only before the second one.
+iteration computes. Parameters stay where they are. On the host they may be given other memory
+between iterations; another layout only before the second one. On a GPU, where all is queued in the
+stream of torch's that is the current one when the model is wrapped, and others wait for it, messages
+go from GPU to GPU by NCCL.
 
 Source: decent-dp 0.2.3.
 """
@@ -23,6 +25,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR)
 
+from .._cuda import HOST, Links, Stream, device_of, have_links, in_stream, place_of
 from .._group import comm_of
 from .._native import callback, ffi, lib, new_object, owned, text_of
 from .._tensor import Views, describe, describe_all
@@ -188,8 +191,13 @@ class DecentralizedDataParallel(Module):
     bucket_size_in_mb        of 2^20 bytes
     _local_world_size        ranks of a node; None: LOCAL_WORLD_SIZE, or 1
 
+    On a GPU parameters are of float32 or float64 and one bucket, which is updated in the first
+    iteration, too; and a group of more than two ranks adds up in another order than on the host.
+
     Raises AssertionError without a process group, KeyError for a topology that is not registered,
-    ValueError for one that does not fit the number of ranks, DualpipeError where ranks differ.
+    ValueError for one that does not fit the number of ranks, RuntimeError for parameters on a GPU
+    in a group without NCCL, or where a rank has none of its own, and, from the first backward
+    there, for an optimizer with a pre_average_hook; DualpipeError where ranks differ.
     """
 
     FLOAT_DTYPES = [torch.float16, torch.float32, torch.float64]
@@ -221,12 +229,37 @@ class DecentralizedDataParallel(Module):
         self._has_backup = False
         self._count = _Count()
         buffers = [b for b in model.buffers() if b.dtype in self.FLOAT_DTYPES]
-        self._open(named, buffers if sync_buffer_in_global_avg else [], bucket_size_in_mb)
+        self._buffers_of_all = buffers if sync_buffer_in_global_avg else []
+        self._stream: Any = None  # of torch's, on a GPU
+        self._before: List[Tensor] = []  # values before an average, which the mixer does not keep
+        self._open(named, bucket_size_in_mb)
         this = weakref.ref(self)
         for number, (_, parameter) in enumerate(named):
             parameter.register_post_accumulate_grad_hook(_hook(this, number))
 
-    def _open(self, named: NamedTensors, buffers: List[Tensor], bucket_size: float) -> None:
+    def _open(self, named: NamedTensors, bucket_size: float) -> None:
+        place = place_of((), self._params)
+        with self._comm.call():
+            can_link = have_links(self._comm, device_of(place))
+            if place != HOST and not can_link:
+                raise RuntimeError(
+                    f"parameters on {place} in a process group of {dist.get_backend()}, expected one "
+                    "with NCCL and, on each rank, parameters on a GPU of its own")
+            self._make(named, bucket_size, place)
+            if place != HOST:
+                self._begin_equal()
+
+    def _begin_equal(self) -> None:
+        """Parameters on a GPU become those of rank 0."""
+        for p in self._params:
+            value = p.data.cpu()
+            self._comm.check(lib.dp_comm_broadcast(
+                self._comm.pointer, ffi.cast("void *", value.data_ptr()),
+                value.numel() * value.element_size(), 0))
+            p.data.copy_(value)
+
+    def _make(self, named: NamedTensors, bucket_size: float, where: torch.device) -> None:
+        buffers = self._buffers_of_all if where == HOST else []
         self._values = [p.data for _, p in named]  # what the mixer works in
         self._addresses = [value.data_ptr() for value in self._values]
         kept: List[Any] = [self._updates, self._comm, self._values]
@@ -250,14 +283,24 @@ class DecentralizedDataParallel(Module):
             })
         config.optimizer = lib.dp_optimizer_defaults(lib.DP_OPTIMIZER_SGD)
         kept += [parameters, graph, config]
-        with self._comm.call():
-            self._mixer = new_object(lib.dp_mixer_new,
-                                     "struct dp_mixer",
-                                     config,
-                                     comm=self._comm.pointer)
+        if where != HOST:
+            self._set_device(config, graph, where, kept)
+        self._mixer = new_object(lib.dp_mixer_new, "struct dp_mixer", config,
+                                 comm=self._comm.pointer)
         self._parameters_of_mixer, self._updates.mixer = parameters, self._mixer
         self._close = owned(self, lib.dp_mixer_free, self._mixer, kept,
                             lock=self._comm.lock)
+
+    def _set_device(self, config: Any, graph: Any, place: torch.device, kept: List[Any]) -> None:
+        device = device_of(place)
+        assert device is not None
+        self._stream = torch.cuda.current_stream(place)
+        stream = Stream(device, self._stream)
+        links = Links(self._comm, device,
+                      lambda out: int(lib.dp_mixer_nccl_peers(graph, self._comm.rank, out)))
+        config.device, config.stream, config.comm = device.pointer, stream.pointer, links.pointer
+        config.pre_average = ffi.NULL
+        kept += [stream, links]
 
     # -- an iteration
 
@@ -265,27 +308,33 @@ class DecentralizedDataParallel(Module):
         """The gradient of a parameter is complete."""
         if self._is_grad_accum_enable:
             return
+        grad = self._params[number].grad
+        if grad is not None and self._stream is not None:  # of another stream's memory, maybe
+            grad.record_stream(self._stream)
         self._count.came += 1
         if not self._count.is_begun:
             self._count.is_begun = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
-        with self._comm.lock:
+        with self._comm.lock, in_stream(self._stream):
             err = lib.dp_mixer_ready(self._mixer, number)
             if err < 0:
                 raise self._comm.failure(err)
 
     def _do(self, function: Any, *args: Any) -> None:
-        with self._comm.lock:
+        with self._comm.lock, in_stream(self._stream):
             self._comm.check(function(self._mixer, *args))
 
     def _find_moved(self) -> None:
-        """Parameters may have other memory than before. Raises RuntimeError for another type or
-        shape, and once there are buckets for another layout."""
+        """Parameters on the host may have other memory than before. Raises RuntimeError for another
+        type or shape, and once there are buckets for another layout."""
         for number, p in enumerate(self._params):
             if p.data_ptr() == self._addresses[number]:
                 continue
             was = self._values[number]
             of = (p.dtype, p.device, p.shape, p.stride())
+            if p.is_cuda:
+                raise RuntimeError(f"parameter {self._updates.named[number][0]!r} has other memory, "
+                                   "expected that which it had when the model was wrapped")
             strides = was.stride() if self._updates.optimizers else torch.empty_like(p).stride()
             expected = (was.dtype, was.device, was.shape, strides)
             if of != expected:
@@ -352,9 +401,18 @@ class DecentralizedDataParallel(Module):
         until revert_global_avg. Returns the distance of this rank's to it if return_d2c is set."""
         self._find_moved()
         self._end_iteration()
-        what = ffi.new("struct dp_mixer_average *", {"revert": will_revert, "distance": return_d2c})
+        on_host = self._stream is None
+        what = ffi.new("struct dp_mixer_average *",
+                       {"revert": will_revert, "distance": return_d2c and on_host})
+        before = [p.clone() for p in self._params] if return_d2c and not on_host else []
         self._do(lib.dp_mixer_average, what)
+        for buffer in self._buffers_of_all if not on_host else ():
+            dist.all_reduce(buffer.mul_(1 / dist.get_world_size()))
         self._has_backup = self._has_backup or will_revert or return_d2c
+        self._before = [] if will_revert else before
+        if before:
+            what.l2 = math.sqrt(sum(float(((p - was) * (p - was)).sum())
+                                    for p, was in zip(self._params, before)))
         return what.l2 if return_d2c else None
 
     @torch.no_grad()
@@ -364,7 +422,10 @@ class DecentralizedDataParallel(Module):
         if not self._has_backup:
             raise RuntimeError("No backup found for reverting global average")
         self._find_moved()
-        self._do(lib.dp_mixer_revert)
+        if not self._before:
+            self._do(lib.dp_mixer_revert)
+        for p, was in zip(self._params, self._before):
+            p.copy_(was)
 
     # -- the model's
 
@@ -434,6 +495,9 @@ class _Updates:
         self.schedulers[info.bucket] = self.scheduler_fn(optimizer) if self.scheduler_fn else None
         self.fusible[info.bucket] = _is_fusible(optimizer)
         if hasattr(optimizer, "pre_average_hook"):  # before the first update, too
+            if bucket[0][1].is_cuda:
+                raise RuntimeError(f"{type(optimizer).__name__} has a pre_average_hook, expected one "
+                                   "without, or parameters on the host")
             for _, p in bucket:
                 setattr(p, "comm_buffer", p.detach().clone())
             self._call_hook(optimizer, 1)

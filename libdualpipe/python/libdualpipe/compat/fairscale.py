@@ -439,7 +439,8 @@ class OffloadModel(nn.Module):
 
     model                  a Sequential, which is cut into slices of similar size, or a list of
                            modules, which are the slices
-    device                 where it computes: the host
+    device                 where it computes: the host, or a GPU, to which inputs are brought, and
+                           where buffers are from now on
     offload_device         where parameters, gradients and the optimizer's state are: the host
     num_slices             at most
     checkpoint_activation  keep what crosses between slices alone, and compute the rest again
@@ -465,9 +466,10 @@ class OffloadModel(nn.Module):
                 raise TypeError(f"`{name}` argument to `OffloadModel` cannot be None.")
         if not (isinstance(model, nn.Sequential) or type(model) is list):
             raise TypeError("`model` argument to `OffloadModel` must be of type `nn.Sequential`.")
-        for where in (device, offload_device):
-            if torch.device(where).type != "cpu":
-                raise TypeError(f"a device of type {torch.device(where).type}, expected cpu")
+        for where, known in ((device, ("cpu", "cuda")), (offload_device, ("cpu", ))):
+            kind = torch.device(where).type
+            if kind not in known:
+                raise TypeError(f"a device of type {kind}, expected {' or '.join(known)}")
         if not checkpoint_activation and num_microbatches > 1:
             raise RuntimeError(
                 "We currently only support microbatches with activation checkpointing.")
@@ -477,6 +479,9 @@ class OffloadModel(nn.Module):
             ModelShard(part, device, offload_device, place) for place, part in enumerate(parts)
         ]
         self._model = nn.Sequential(*self.model_slices)
+        self._place = torch.device(device)
+        for buffer in self.buffers():
+            buffer.data = buffer.data.to(self._place)
         self._checkpoint_activation = checkpoint_activation
         self._num_microbatches = num_microbatches
         self._engine: Optional[Offload] = None
@@ -489,16 +494,17 @@ class OffloadModel(nn.Module):
     def _engine_of(self, inputs: Sequence[Tensor]) -> Offload:
         """The library's model of these shapes, types and frozen parameters."""
         key = ([(t.shape, t.dtype) for t in inputs], [p.requires_grad for p in self.parameters()],
-               Autocast().state)
+               Autocast(self._place.type).state)
         if self._engine is None or key != self._key:
             self._key = key
             self._engine = Offload(self.model_slices, inputs, self._checkpoint_activation,
-                                   self._num_microbatches)
+                                   self._num_microbatches, self._place)
         return self._engine
 
     def forward(self, *inputs: Tensor, **_: Any) -> Any:
         """The output, of which backward() goes through all slices, the last one first. Only that of
         the last output."""
+        inputs = tuple(tensor.to(self._place) for tensor in inputs)
         if torch.is_grad_enabled():
             return _Offloaded.apply(self, self._anchor, *inputs)
         outs = self._engine_of(inputs).forward(inputs, False)

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -173,7 +174,8 @@ class Place(Stage):
             grad.clone() if self.keeps_grads else grad for _, grad in pairs
         ]
 
-    def put(self, wanted: Any, tensors: Sequence[Optional[torch.Tensor]], what: str) -> None:
+    def put(self, _call: Any, wanted: Any, tensors: Sequence[Optional[torch.Tensor]],
+            what: str) -> None:
         """Gradients of the inputs."""
         for i, tensor in enumerate(tensors):
             if wanted[i].data == ffi.NULL:
@@ -323,6 +325,12 @@ class Model:
     # -- the description
 
     def _describe(self, example: Any, labels: Any, split: Optional[str]) -> Any:
+        for place, prefix in zip(self.places, self.names):
+            for name, tensor in chain(place.module.named_parameters(), place.module.named_buffers()):
+                check_on_host(f"{prefix}.{name}", tensor)
+        for what, tensors in (("an input", example), ("a label", labels)):
+            for tensor in () if tensors is None else as_tuple(tensors):
+                check_on_host(what, tensor)
         self.widths = [len(as_tuple(example))]
         given: Any = (_rows(example, 2), _rows(example, 3))
         borders = [self._border([_of_row(tensor) for tensor in as_tuple(example)])]
@@ -424,8 +432,6 @@ class Model:
             if len(name) > LONGEST_NAME:
                 raise ValueError(f"parameter {name}: expected a name of {LONGEST_NAME} characters "
                                  "or less")
-            if parameter.device.type != "cpu":
-                raise ValueError(f"parameter {name} is on {parameter.device}, expected the host")
         if module in made:
             if place.norms:
                 raise ValueError(
@@ -461,6 +467,12 @@ class Model:
 
     def _text(self, text: str) -> Any:
         return self._new("char[]", text.encode())
+
+
+def check_on_host(what: str, tensor: torch.Tensor) -> None:
+    """A trainer's layers compute there."""
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{what} is on {tensor.device}, expected the host")
 
 
 def _spec(shape: Sequence[int], grows: Sequence[bool], dtype: torch.dtype) -> Dict[str, Any]:

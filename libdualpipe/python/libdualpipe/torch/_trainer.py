@@ -13,7 +13,7 @@ from .._native import (DualpipeError, check, ffi, lib, names_of, new_object, num
                        parse, set_members, text_of)
 from .._stage import as_tuple
 from .._tensor import Views, describe
-from ._model import Model
+from ._model import Model, check_on_host
 
 SUMS = {"all": lib.DP_SUMS_ALL, "shards": lib.DP_SUMS_SHARDS, "mixing": lib.DP_SUMS_MIXING}
 RATES = {"constant": lib.DP_RATE_CONSTANT, "cosine": lib.DP_RATE_COSINE,
@@ -206,8 +206,10 @@ class Trainer:
         given = [tensor for one in (inputs, labels) if one is not None for tensor in as_tuple(one)]
         count = rows or (given[0].shape[0] if given else 0)
         batch = ffi.new("struct dp_batch *", {"rows": count})
-        for name, tensors in (("inputs", inputs), ("labels", labels)):
+        for name, what, tensors in (("inputs", "an input", inputs), ("labels", "a label", labels)):
             if tensors is not None:
+                for tensor in as_tuple(tensors):
+                    check_on_host(what, tensor)
                 setattr(batch, name, _tree(as_tuple(tensors), kept))
         kept.append(batch)
         return batch
