@@ -66,8 +66,6 @@ static void queue(struct stream *stream, struct work work)
 
 static int fake_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes, void **out)
 {
-    (void)dev;
-    (void)where;
     *out = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
     memset(*out, 0xAB, bytes);
     return *out ? 0 : DP_ENOMEM;
@@ -75,8 +73,6 @@ static int fake_alloc(struct dp_device *dev, enum dp_memory where, size_t bytes,
 
 static void fake_free(struct dp_device *dev, enum dp_memory where, void *ptr)
 {
-    (void)dev;
-    (void)where;
     free(ptr);
 }
 
@@ -96,7 +92,6 @@ static int fake_stream_new(struct dp_device *dev, enum dp_device_priority priori
 {
     struct stream *stream = calloc(1, sizeof(*stream));
 
-    (void)priority;
     stream->base.dev = dev;
     stream->fake = (struct fake *)dev;
     *out = &stream->base;
@@ -168,7 +163,6 @@ static int fake_event_wait(struct dp_device_event *event, int64_t timeout_ns)
 {
     struct event *e = (struct event *)event;
 
-    (void)timeout_ns;
     if (is_held(e))
         return DP_ETIMEDOUT;
     if (e->stream)

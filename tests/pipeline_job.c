@@ -62,7 +62,6 @@ void job_result_init(struct job_result *result, struct job *job)
 
 void job_result_fini(struct job_result *result, const struct job *job)
 {
-    (void)job;
     munmap(result->map, result->bytes);
 }
 

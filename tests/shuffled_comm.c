@@ -172,7 +172,6 @@ static int shuffled_irecv_any(struct dp_comm *comm, int peer, int channel, void 
 static void shuffled_received(struct dp_comm *comm, const struct dp_request *req,
                               struct dp_received *out)
 {
-    (void)comm;
     *out = ((const struct waiting *)req)->received;
 }
 

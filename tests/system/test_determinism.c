@@ -73,25 +73,21 @@ static void expect_sequential_everywhere(enum dp_schedule_kind kind)
 
 static void gpipe_is_sequential_to_the_last_bit(void **state)
 {
-    (void)state;
     expect_sequential_everywhere(DP_SCHEDULE_GPIPE);
 }
 
 static void one_f_one_b_is_sequential_to_the_last_bit(void **state)
 {
-    (void)state;
     expect_sequential_everywhere(DP_SCHEDULE_1F1B);
 }
 
 static void dualpipe_is_sequential_to_the_last_bit(void **state)
 {
-    (void)state;
     expect_sequential_everywhere(DP_SCHEDULE_DUALPIPE);
 }
 
 static void dualpipev_is_sequential_to_the_last_bit(void **state)
 {
-    (void)state;
     expect_sequential_everywhere(DP_SCHEDULE_DUALPIPEV);
 }
 

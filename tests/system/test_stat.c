@@ -94,19 +94,16 @@ static void count_over(const char *wire)
 
 static void connections_over_shm_count_what_they_do(void **state)
 {
-    (void)state;
     count_over("shm");
 }
 
 static void connections_over_tcp_count_what_they_do(void **state)
 {
-    (void)state;
     count_over("tcp");
 }
 
 static void connections_over_rdma_count_failovers(void **state)
 {
-    (void)state;
     if (!HAVE_VERBS)
         skip_because("built without infiniband/verbs.h");
     struct stat_worker w = stat_start("verbs", stat_pages);
@@ -129,7 +126,6 @@ static void connections_over_rdma_count_failovers(void **state)
 
 static void what_closed_connections_have_counted_stays(void **state)
 {
-    (void)state;
     struct stat_worker w = stat_start("auto", stat_pages);
     stat_tell(&w, 't');
     stat_tell(&w, 'c');
@@ -143,7 +139,6 @@ static void what_closed_connections_have_counted_stays(void **state)
 
 static void a_forked_child_counts_for_itself(void **state)
 {
-    (void)state;
     struct stat_worker w = stat_start("auto", stat_pages);
     stat_tell(&w, 'f');
     json_t *all = stat_run_json();
@@ -183,7 +178,6 @@ static bool find_page(char *path, size_t len)
 
 static void a_page_is_its_users_alone(void **state)
 {
-    (void)state;
     struct stat_worker w = stat_start("auto", stat_pages);
     char path[512];
     struct stat st;
@@ -198,7 +192,6 @@ static void a_page_is_its_users_alone(void **state)
 
 static void the_page_of_a_killed_process_is_removed(void **state)
 {
-    (void)state;
     struct stat_worker w = stat_start("auto", stat_pages);
     char path[512];
     stat_stop(&w);
@@ -211,7 +204,6 @@ static void the_page_of_a_killed_process_is_removed(void **state)
 
 static void the_next_process_sweeps_too(void **state)
 {
-    (void)state;
     struct stat_worker w = stat_start("auto", stat_pages), next;
     char path[512];
     assert_true(find_page(path, sizeof(path)));
@@ -223,7 +215,6 @@ static void the_next_process_sweeps_too(void **state)
 
 static void a_process_that_ends_takes_its_page_along(void **state)
 {
-    (void)state;
     struct stat_worker w = stat_start("auto", stat_pages);
     char path[512];
     assert_int_equal(write(w.orders, "e", 1), 1);
@@ -236,7 +227,6 @@ static void a_process_that_ends_takes_its_page_along(void **state)
 
 static void a_directory_of_others_is_not_used(void **state)
 {
-    (void)state;
     char open_to_all[256], path[512];
     snprintf(open_to_all, sizeof(open_to_all), "%s/open", stat_work);
     mkdir(open_to_all, 0755);
@@ -268,7 +258,6 @@ static void overwrite(const char *path, off_t at, const void *bytes, size_t len)
 
 static void garbage_is_refused_and_kept(void **state)
 {
-    (void)state;
     char path[512];
     static char garbage[sizeof(struct dpn_stat_page)];
     memset(garbage, 'x', sizeof(garbage));
@@ -289,7 +278,6 @@ static void garbage_is_refused_and_kept(void **state)
 
 static void a_page_of_another_version_is_refused(void **state)
 {
-    (void)state;
     struct stat_worker w = stat_start("auto", stat_pages);
     const uint32_t version = DPN_STAT_VERSION + 6;
     char path[512];
@@ -302,7 +290,6 @@ static void a_page_of_another_version_is_refused(void **state)
 /* A command line is what a user typed, cut where the page has no more room for it. */
 static void a_command_that_is_no_utf8_is_shown_as_far_as_it_is(void **state)
 {
-    (void)state;
     static const char typed[] = "tr\303\244in \377 \355\240\200 \302\233 \xf0\x9f\x8e\x89 \303";
     static const char shown[] = "tr\303\244in ? ??? ?? \xf0\x9f\x8e\x89 ?";
     struct stat_worker w = stat_start("auto", stat_pages);
@@ -320,7 +307,6 @@ static void a_command_that_is_no_utf8_is_shown_as_far_as_it_is(void **state)
 
 static void a_damaged_page_is_refused(void **state)
 {
-    (void)state;
     struct stat_worker w = stat_start("auto", stat_pages);
     const uint32_t wild = 77;
     char path[512];
@@ -334,7 +320,6 @@ static void a_damaged_page_is_refused(void **state)
 
 static void what_belongs_to_another_user_is_not_read(void **state)
 {
-    (void)state;
     if (geteuid())
         skip_because("only root can give a file away");
     struct stat_worker w = stat_start("auto", stat_pages);
@@ -353,7 +338,6 @@ static void what_belongs_to_another_user_is_not_read(void **state)
 
 static void a_table_has_processes_devices_and_connections(void **state)
 {
-    (void)state;
     assert_int_equal(stat_run(""), 0);
     assert_non_null(strstr(stat_out, "0 processes of this user count\n"));
     assert_non_null(strstr(stat_out, "DUALPIPE_NET_STAT=1"));
@@ -371,7 +355,6 @@ static void a_table_has_processes_devices_and_connections(void **state)
 
 static void a_table_is_followed_until_a_signal(void **state)
 {
-    (void)state;
     char program[4096], text[4096];
     int ends[2], status, looks = 0;
     assert_int_equal(pipe(ends), 0);
@@ -432,7 +415,6 @@ static void check_prometheus(char *text, int samples_at_least)
 
 static void prometheus_reads_what_is_counted(void **state)
 {
-    (void)state;
     assert_int_equal(stat_run("--prometheus -"), 0);
     check_prometheus(stat_out, 0);
     struct stat_worker w = stat_start("shm", stat_pages);
@@ -446,7 +428,6 @@ static void prometheus_reads_what_is_counted(void **state)
 
 static void a_prometheus_file_appears_whole(void **state)
 {
-    (void)state;
     char arguments[512], path[256];
     snprintf(path, sizeof(path), "%s/file.prom", stat_work);
     snprintf(arguments, sizeof(arguments), "--prometheus '%s'", path);
@@ -461,7 +442,6 @@ static void a_prometheus_file_appears_whole(void **state)
 
 static void mistakes_of_the_command_line_are_told(void **state)
 {
-    (void)state;
     assert_int_equal(stat_run("--json --prometheus -"), 2);
     assert_non_null(strstr(stat_err, "expected one of them"));
     assert_int_equal(stat_run("--dir /nowhere/at/all"), 2);

@@ -78,7 +78,6 @@ static void find(const char *pattern)
 
 static void flows_are_shown_by_rank_and_rail(void **state)
 {
-    (void)state;
     dpn_profiler_sent(context, 2, 4096);
     dpn_profiler_collective(context, DPN_ALL_REDUCE, 100);
     send_one(2, 0, "mlx5_0", 1000);
@@ -103,7 +102,6 @@ static void flows_are_shown_by_rank_and_rail(void **state)
 
 static void what_a_chunk_waits_for_is_shown_while_it_waits(void **state)
 {
-    (void)state;
     void *step = start_step(3, false, 0, "mlx5_1"), *second = start_step(3, false, 1, "mlx5_1");
 
     dpn_network_state(step, RECV_WAIT, NULL);
@@ -132,7 +130,6 @@ static void what_a_chunk_waits_for_is_shown_while_it_waits(void **state)
 
 static void prometheus_has_the_same(void **state)
 {
-    (void)state;
     assert_int_equal(stat_run("--prometheus -"), 0);
     find("^dualpipe_nccl_bytes_total\\{pid=\"[0-9]+\",process=\"[0-9a-f-]+\",comm=\"000000000000feed\","
          "rank=\"1\",peer=\"2\",way=\"send\",rail=\"mlx5_0\"\\} 1500$");
@@ -155,7 +152,6 @@ static int pages(void)
 /* Its own counters are on a page of its own, and the parent's stays. */
 static void a_forked_child_counts_on_its_own(void **state)
 {
-    (void)state;
     const pid_t pid = fork();
 
     if (!pid) {
@@ -174,7 +170,6 @@ static void a_forked_child_counts_on_its_own(void **state)
 
 static void a_communicator_that_ends_is_shown_no_more(void **state)
 {
-    (void)state;
     dpn_profiler_close(context);
     json_t *all = stat_run_json();
     assert_int_equal(json_array_size(json_object_get(profile(all), "communicators")), 0);

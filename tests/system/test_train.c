@@ -219,7 +219,6 @@ static void assert_all_gone(const pid_t *ranks)
 
 static void an_interrupt_ends_all_ranks_at_once(void **state)
 {
-    (void)state;
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     struct run r;
     pid_t ranks[4];
@@ -237,7 +236,6 @@ static void an_interrupt_ends_all_ranks_at_once(void **state)
 
 static void a_rank_that_dies_is_named_and_ends_the_others(void **state)
 {
-    (void)state;
     struct run r;
     pid_t ranks[4];
     char expected[64];
@@ -276,7 +274,6 @@ static void assert_step(const char *text, int step)
 /* The others go on to the last step; another one prints if it was rank 0. */
 static void replicas_that_mix_go_on_without_one_that_is_killed(void **state)
 {
-    (void)state;
     struct run r;
     pid_t ranks[MAX_RANKS];
     char expected[80], options[256];
@@ -341,7 +338,6 @@ static void wait_until_it_goes_on(struct run *r, int times)
 /* Twice one, which may be the one that came back; the third time nothing is started again. */
 static void replicas_that_are_killed_are_started_again(void **state)
 {
-    (void)state;
     static const char *const how[] = {"--transport shm --mix-staleness 2",
                                       "--transport tcp -M 4"};
     struct run r;
@@ -468,7 +464,6 @@ static void a_pipeline_goes_on_without_a_rank_that_is_killed(void **state)
     const char *const transports[] = {"shm", "tcp"};
     static struct run sequential[LAYOUTS];
 
-    (void)state;
     for (int i = 0; i < LAYOUTS; i++)
         run_sequential(&sequential[i], layouts[i].sequential);
     for (int i = 0; i < (full ? 320 : LAYOUTS); i++) {
@@ -503,7 +498,6 @@ static void a_rank_without_files_or_memory_ends_alone(void **state)
     static struct run sequential;
     struct run r;
 
-    (void)state;
     run_sequential(&sequential, "");
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const struct layout l = {.options = cases[i].how, .ranks = 4};
@@ -587,7 +581,6 @@ static void a_pipeline_goes_on_without_a_rank_that_is_stopped(void **state)
     const char *const transports[] = {"shm", "tcp"};
     struct run sequential;
 
-    (void)state;
     run_sequential(&sequential, "");
     for (int i = 0; i < (getenv("DP_TEST_FULL") ? 16 : 2); i++) {
         int deadline_ms = 4000;
@@ -625,7 +618,6 @@ static void a_pipeline_waits_for_a_rank_that_is_stopped_for_a_while(void **state
     const char *const transports[] = {"shm", "tcp"};
     struct run sequential;
 
-    (void)state;
     run_sequential(&sequential, layouts[0].sequential);
     for (int i = 0; i < (getenv("DP_TEST_FULL") ? 16 : 2); i++)
         stop_one_for_a_while(&layouts[0], sequential.out_text, transports[i % 2], (3 * i + i / 4) % 4);
@@ -634,7 +626,6 @@ static void a_pipeline_waits_for_a_rank_that_is_stopped_for_a_while(void **state
 /* Both of the ranks that held two stages. */
 static void a_pipeline_ends_where_both_holders_of_a_stage_are_lost(void **state)
 {
-    (void)state;
     struct run r;
     pid_t ranks[MAX_RANKS];
 
@@ -656,7 +647,6 @@ static void a_pipeline_ends_where_both_holders_of_a_stage_are_lost(void **state)
 
 static void a_rank_that_stops_is_named(void **state)
 {
-    (void)state;
     struct run r;
     pid_t ranks[4];
 
@@ -676,7 +666,6 @@ static void a_rank_that_stops_is_named(void **state)
 /* Ranks of a parent that was killed are this process's to wait for. */
 static void ranks_end_with_their_parent(void **state)
 {
-    (void)state;
     struct run r;
     pid_t ranks[4];
     int how;
@@ -730,7 +719,6 @@ static int find_master_port(void)
 
 static void a_port_that_is_taken_is_refused(void **state)
 {
-    (void)state;
     char options[64];
     struct run r;
     int fd = listen_on(0);
@@ -745,13 +733,11 @@ static void a_port_that_is_taken_is_refused(void **state)
 
 static void limit_memory(void *user)
 {
-    (void)user;
     setrlimit(RLIMIT_AS, &(struct rlimit){UINT64_C(1) << 30, UINT64_C(1) << 30});
 }
 
 static void too_little_memory_is_refused(void **state)
 {
-    (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     print_message("sanitizers map more memory than any limit\n");
     skip();
@@ -767,14 +753,12 @@ static void too_little_memory_is_refused(void **state)
 
 static void set_wrong_variable(void *user)
 {
-    (void)user;
     setenv("DUALPIPE_WIRE_TCP_BUFFER", "much", 1);
 }
 
 /* The other ranks wait for the one that has failed, until they are ended; that is not the reason. */
 static void a_wrong_variable_of_the_environment_is_named(void **state)
 {
-    (void)state;
     struct run r;
 
     start(&r, "--steps 1 -P 2", set_wrong_variable, NULL);
@@ -820,7 +804,6 @@ static void run_two(struct run r[2], const char *options0, const char *options1)
 
 static void ranks_of_torchrun_find_each_other(void **state)
 {
-    (void)state;
     struct run r[2];
 
     run_two(r, "--steps 2 --json", "--steps 2 --json");
@@ -842,7 +825,6 @@ static void set_variables_of_one_host(void *user)
 /* Of the eight processes of a host two are a replica. */
 static void pipelines_of_torchrun_mix(void **state)
 {
-    (void)state;
     static struct run r[8];
     static const char *const how[] = {"one-peer-exp", "alternating-exp-ring --mix-local 2"};
     char options[160];
@@ -908,7 +890,6 @@ static void run_without(struct run r[4], int victim, const char *options)
 
 static void replicas_begin_without_one_that_dies_before_the_first_step(void **state)
 {
-    (void)state;
     static struct run r[4];
 
     for (int victim = 0; victim < 4; victim += 2) {
@@ -923,7 +904,6 @@ static void a_pipeline_begins_without_a_rank_that_dies_before_the_first_step(voi
 {
     static struct run r[4], sequential;
 
-    (void)state;
     run_sequential(&sequential, "");
     for (int victim = 0; victim < 4; victim += 2) {
         const int first = victim == 0;
@@ -941,7 +921,6 @@ static void a_pipeline_begins_without_a_rank_that_dies_before_the_first_step(voi
 
 static void ranks_of_torchrun_must_have_been_told_the_same(void **state)
 {
-    (void)state;
     struct run r[2];
 
     run_two(r, "--steps 2 --seed 1", "--steps 2 --seed 2");
@@ -953,7 +932,6 @@ static void ranks_of_torchrun_must_have_been_told_the_same(void **state)
 
 static void the_port_of_torchrun_may_be_taken(void **state)
 {
-    (void)state;
     struct run r;
     int fd = listen_on(0);
     struct launched l = {.rank = 0, .port = port_of(fd) - 1};
@@ -968,7 +946,6 @@ static void the_port_of_torchrun_may_be_taken(void **state)
 
 static void the_number_of_ranks_must_be_that_of_torchrun(void **state)
 {
-    (void)state;
     struct run r[2];
 
     run_two(r, "-P 4", "-P 4");
@@ -1005,7 +982,6 @@ static double number(const json_t *o, const char *key)
 
 static void json_is_an_object_a_line(void **state)
 {
-    (void)state;
     struct run r;
     json_t *o;
 
@@ -1038,7 +1014,6 @@ static void enter(void *directory)
 
 static void the_trace_is_json_of_all_ranks(void **state)
 {
-    (void)state;
     char directory[SCRATCH_LEN], path[SCRATCH_LEN + 16];
     bool seen[4] = {false};
     struct run r;

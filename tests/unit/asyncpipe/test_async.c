@@ -110,7 +110,6 @@ static void layers_are_made_once_and_only_where_they_live(void **state)
         {{.chunks = 2}, 3, {{0, {0}}}},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
         if (comm_on_threads(lists[i].ranks, deadline_ns, run_list, &lists[i]))
             fail_msg("list %zu", i);
@@ -126,7 +125,6 @@ static int run_skips(struct dp_comm *comm, void *arg)
     struct dp_async *async;
     int crossing = 0;
 
-    (void)arg;
     spec.comm = comm;
     spec.build = build;
     spec.user = &b;
@@ -144,7 +142,6 @@ static int run_skips(struct dp_comm *comm, void *arg)
 
 static void a9_layers_with_skips_are_made_late(void **state)
 {
-    (void)state;
     assert_int_equal(comm_on_threads(RANKS, deadline_ns, run_skips, NULL), 0);
 }
 
@@ -155,7 +152,6 @@ static void one_rank_needs_no_comm(void **state)
     struct built b = {.fails_at = -1};
     struct dp_async *async;
 
-    (void)state;
     spec.build = build;
     spec.user = &b;
     assert_int_equal(dp_async_new(&spec, &async), 0);
@@ -173,7 +169,6 @@ static void modes_recompute_two_one_and_none_of_two(void **state)
     } modes[] = {{"always", 2}, {"except_last", 1}, {NULL, 1}, {"never", 0}};
     static const int32_t one[] = {1};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
         struct dp_async *async;
         int count[2] = {0};
@@ -202,25 +197,21 @@ struct row {
 
 static void no_chunks(struct dp_async_spec *spec, struct built *b)
 {
-    (void)b;
     spec->chunks = 0;
 }
 
 static void fewer_than_no_chunks(struct dp_async_spec *spec, struct built *b)
 {
-    (void)b;
     spec->chunks = -3;
 }
 
 static void unknown_mode(struct dp_async_spec *spec, struct built *b)
 {
-    (void)b;
     spec->checkpoint = "sometimes";
 }
 
 static void a_layer_more(struct dp_async_spec *spec, struct built *b)
 {
-    (void)b;
     spec->layer_count++;
 }
 
@@ -228,7 +219,6 @@ static void an_empty_stage(struct dp_async_spec *spec, struct built *b)
 {
     static const int32_t balance[] = {4, 0};
 
-    (void)b;
     spec->balance = balance;
 }
 
@@ -236,7 +226,6 @@ static void less_than_an_empty_stage(struct dp_async_spec *spec, struct built *b
 {
     static const int32_t balance[] = {5, -1};
 
-    (void)b;
     spec->balance = balance;
 }
 
@@ -244,7 +233,6 @@ static void more_stages_than_ranks(struct dp_async_spec *spec, struct built *b)
 {
     static const int32_t balance[] = {1, 1, 2};
 
-    (void)b;
     spec->balance = balance;
     spec->stages = 3;
 }
@@ -253,7 +241,6 @@ static void no_layer(struct dp_async_spec *spec, struct built *b)
 {
     static const int32_t layers[] = {0, 1, -7, 3};
 
-    (void)b;
     spec->layers = layers;
 }
 
@@ -261,7 +248,6 @@ static void skips_to_before(struct dp_async_spec *spec, struct built *b)
 {
     static const struct dp_skip skip = {.name = "x", .from = 3, .to = 1};
 
-    (void)b;
     spec->skips = &skip;
     spec->skip_count = 1;
 }
@@ -340,7 +326,6 @@ static int try_index(struct dp_comm *comm, int at_fault, int32_t index)
 
 static int run_rows(struct dp_comm *comm, void *arg)
 {
-    (void)arg;
     for (int at_fault = EVERYWHERE; at_fault < RANKS; at_fault++) {
         for (int i = 0; i < ROWS; i++)
             if (try_row(comm, &rows[i], at_fault)) {
@@ -356,7 +341,6 @@ static int run_rows(struct dp_comm *comm, void *arg)
 
 static void every_row_is_the_same_error_and_sentence_on_all_ranks(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;
         if (kind->run(kind, RANKS, deadline_ns, run_rows, NULL, &killed))
@@ -368,7 +352,6 @@ static void a13_several_stages_need_a_comm(void **state)
 {
     struct dp_async *async;
 
-    (void)state;
     assert_int_equal(dp_async_new(&four_layers, &async), DP_ESTATE);
     assert_string_equal(dp_last_error(), "comm: NULL, expected one of 2 ranks (A13)");
 }
@@ -426,7 +409,6 @@ static int run_differing(struct dp_comm *comm, void *arg)
         {other_skips, "number of skips: rank 1 has 1, rank 0 has 0"},
     };
 
-    (void)arg;
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         struct dp_async_spec spec = four_layers;
         struct dp_async *async;
@@ -441,7 +423,6 @@ static int run_differing(struct dp_comm *comm, void *arg)
 
 static void ranks_that_were_told_different_things_all_say_so(void **state)
 {
-    (void)state;
     assert_int_equal(comm_on_threads(RANKS, deadline_ns, run_differing, NULL), 0);
 }
 
@@ -479,7 +460,6 @@ static int run_identity(struct dp_comm *comm, void *arg)
 
 static void without_layers_a_step_returns_its_input(void **state)
 {
-    (void)state;
     for (enum dp_execution how = DP_EXECUTE_LIST; how < DP_EXECUTIONS; how++)
         assert_int_equal(comm_on_threads(3, deadline_ns, run_identity, &how), 0);
 }

@@ -56,7 +56,6 @@ static void a1_fewer_micro_batches_than_one(void **state)
     int64_t sizes[1];
     int32_t made;
 
-    (void)state;
     spec.microbatches = 0;
     expect_error(dp_schedule_new(&spec, &s), DP_EINVAL, "microbatches: 0, expected 1 to");
     spec.microbatches = -1;
@@ -68,7 +67,6 @@ static void a2_a_mode_of_recomputation_that_is_none(void **state)
 {
     enum dp_recompute mode;
 
-    (void)state;
     expect_error(dp_recompute_parse("sometimes", &mode), DP_EINVAL, "sometimes");
 }
 
@@ -76,7 +74,6 @@ static void a3_the_same_layer_twice_is_legal(void **state)
 {
     static const int32_t layers[] = {0, 1, 0}, balance[] = {1, 1};
 
-    (void)state;
     struct dp_partition *p = cut((struct dp_partition_spec){
         .layers = layers, .layer_count = 3, .balance = balance, .stages = 2});
     assert_int_equal(p->invocation_count, 3);
@@ -87,7 +84,6 @@ static void a4_a_balance_of_other_layers_than_there_are(void **state)
 {
     static const int32_t layers[] = {0, 1, 0}, balance[] = {2, 1};
 
-    (void)state;
     expect_bad_partition(
         (struct dp_partition_spec){
             .layers = layers, .layer_count = 3, .balance = balance, .stages = 2},
@@ -98,7 +94,6 @@ static void a5_a_stage_without_layers(void **state)
 {
     static const int32_t balance[] = {2, 0}, less[] = {3, -1};
 
-    (void)state;
     expect_bad_partition(
         (struct dp_partition_spec){.layer_count = 2, .balance = balance, .stages = 2},
         "balance[1]: 0, expected at least 1 (A5)");
@@ -113,7 +108,6 @@ static void a6_fewer_ranks_than_stages(void **state)
     struct dp_schedule_spec spec = async;
     struct dp_schedule *s;
 
-    (void)state;
     expect_bad_partition(of, "(A6)");
     of.ranks = 2;
     struct dp_partition *p = cut(of);
@@ -129,7 +123,6 @@ enum { MORE_RANKS = 4 };
 
 static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->execution = *(enum dp_execution *)user;
 }
 
@@ -157,7 +150,6 @@ static void a7_ranks_beyond_the_stages_are_unused_and_take_part(void **state)
 {
     static const int32_t balance[] = {1, 1};
 
-    (void)state;
     struct dp_partition *p =
         cut((struct dp_partition_spec){.layer_count = 2, .balance = balance, .stages = RANKS});
     struct dp_schedule_spec spec = async;
@@ -184,7 +176,6 @@ static void a8_an_entry_that_is_no_layer(void **state)
 {
     static const int32_t layers[] = {0, -7}, balance[] = {1, 1};
 
-    (void)state;
     expect_bad_partition(
         (struct dp_partition_spec){
             .layers = layers, .layer_count = 2, .balance = balance, .stages = 2},
@@ -195,7 +186,6 @@ static void no_callbacks(int rank, struct dp_pipeline_config *config)
 {
     static _Thread_local struct dp_stage stage;
 
-    (void)rank;
     stage = config->stages[0];
     stage.ops = NULL;
     config->stages = &stage;
@@ -208,7 +198,6 @@ static void a8_a_stage_that_cannot_be_called(void **state)
     static const struct wrong all = {"A8 on all ranks", EVERYWHERE, no_callbacks, NULL, DP_EINVAL,
                                      "no callbacks",    0};
 
-    (void)state;
     expect_wrong(&one, async);
     expect_wrong(&all, async);
 }
@@ -218,7 +207,6 @@ static void other_stages_are_not_there(int rank, struct dp_pipeline_config *conf
 {
     static _Thread_local struct dp_stage own;
 
-    (void)rank;
     own = config->stages[0];
     config->stages = &own;
 }
@@ -228,7 +216,6 @@ static void a9_a_stage_is_made_only_where_it_lives(void **state)
     static const struct wrong nothing = {"A9", EVERYWHERE, other_stages_are_not_there, NULL, 0,
                                          NULL, 0};
 
-    (void)state;
     expect_wrong(&nothing, async);
 }
 
@@ -236,7 +223,6 @@ static void a10_a_transport_that_is_none(void **state)
 {
     struct dp_comm *comm;
 
-    (void)state;
     expect_error(
         dp_comm_open(&(struct dp_comm_config){.rank = 0, .size = 2, .transport = "rpc"}, &comm),
         DP_EINVAL, "transport 'rpc': expected auto, shm, tcp or mpi");
@@ -264,7 +250,6 @@ static void a11_an_input_that_is_no_tensor(void **state)
          DP_EABORTED},
     };
 
-    (void)state;
     expect_all_wrong(wrong, COUNT(wrong), async);
 }
 
@@ -315,7 +300,6 @@ static void puts_out_nothing(int rank, struct dp_pipeline_config *config)
 
 static void as_it_is(struct job_rank *r)
 {
-    (void)r;
 }
 
 /* A tensor of another shape or type than declared is row S7, DP_EMISMATCH. */
@@ -330,13 +314,11 @@ static void a12_an_output_that_is_no_tensor(void **state)
          DP_EABORTED},
     };
 
-    (void)state;
     expect_all_wrong(wrong, COUNT(wrong), async);
 }
 
 static void no_comm(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->comm = NULL;
 }
 
@@ -345,7 +327,6 @@ static void a13_no_group(void **state)
     static const struct wrong wrong = {
         "A13", EVERYWHERE, no_comm, NULL, DP_ESTATE, "comm: NULL, expected one of 2 ranks", 0};
 
-    (void)state;
     expect_wrong(&wrong, async);
 }
 
@@ -370,7 +351,6 @@ static void a14_a_backward_of_no_forward(void **state)
     struct job job = job_make(s);
     struct job_result result;
 
-    (void)state;
     job_result_init(&result, &job);
     assert_int_equal(comm_on_threads(RANKS, WRONG_DEADLINE_NS, run_backward_alone, &job), 0);
     job_result_fini(&result, &job);
@@ -382,7 +362,6 @@ static void a15_a_layer_that_a_stage_has_not(void **state)
     static const int32_t balance[] = {2, 1};
     int32_t at;
 
-    (void)state;
     struct dp_partition *p =
         cut((struct dp_partition_spec){.layer_count = 3, .balance = balance, .stages = 2});
     expect_error(dp_partition_layer(p, 0, 2, &at), DP_EINVAL, "expected -2 to 1 (A15)");
@@ -394,7 +373,6 @@ static void a15_a_layer_that_a_stage_has_not(void **state)
  * however many dimensions it brings: the most that there can be. */
 static int pass_on(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
 {
-    (void)user, (void)call;
     for (int k = 0; k < DP_MAX_TENSORS; k++)
         memcpy(out[k].data, in[k].data, 3 * sizeof(float));
     return 0;
@@ -466,7 +444,6 @@ static void a16_a_header_has_one_size(void **state)
 {
     struct dp_schedule_spec spec = async;
 
-    (void)state;
     spec.microbatches = 1;
     spec.forward_only = spec.return_outputs = true;
     struct dp_schedule *s = build(spec);

@@ -43,7 +43,6 @@ static int reverse(void *user, const void *arg, size_t len, struct dp_reply *rep
 
 static int large(void *user, const void *arg, size_t len, struct dp_reply *reply)
 {
-    (void)user;
     return dp_reply_put(reply, arg, len);
 }
 
@@ -53,7 +52,6 @@ static int fail_on_odd_ranks(void *user, const void *arg, size_t len, struct dp_
     const struct worker *w = user;
     struct dp_comm *none;
 
-    (void)arg, (void)len;
     if (w->rank % 2 == 0)
         return 0;
     dp_reply_put(reply, "part", 4);
@@ -70,7 +68,6 @@ static int add_ranks(void *user, const void *arg, size_t len, struct dp_reply *r
     int err = dp_comm_iallreduce(w->comm, &sum, &sum, 1, (DLDataType){kDLInt, 64, 1},
                                  DP_REDUCE_SUM, &req);
 
-    (void)arg, (void)len;
     if (!err)
         err = dp_comm_wait(w->comm, &req, -1);
     return err ? err : dp_reply_put(reply, &sum, sizeof(sum));
@@ -80,7 +77,6 @@ static int fail_the_group(void *user, const void *arg, size_t len, struct dp_rep
 {
     const struct worker *w = user;
 
-    (void)arg, (void)len, (void)reply;
     return w->rank == 2 ? dp_comm_abort(w->comm, DP_EIO, "the disk is full") : 0;
 }
 
@@ -99,7 +95,6 @@ static int be_slow(void *user, const void *arg, size_t len, struct dp_reply *rep
 {
     const struct worker *w = user;
 
-    (void)arg, (void)len, (void)reply;
     return w->rank == 3 ? wait_for_the_end(w->comm, 0) : 0;
 }
 
@@ -176,7 +171,6 @@ static int take_calls(struct dp_comm *comm, void *arg)
     struct dp_controller *c;
     struct worker w;
 
-    (void)arg;
     CHECK(!open_controller(comm, &w, &c));
     if (w.rank) {
         CHECK(!dp_controller_serve(c));
@@ -201,7 +195,6 @@ static void run_everywhere(rank_fn fn)
 
 static void a_function_is_called_on_every_worker_and_answers_come_in_order_of_ranks(void **state)
 {
-    (void)state;
     run_everywhere(take_calls);
 }
 
@@ -231,7 +224,6 @@ static int take_errors(struct dp_comm *comm, void *arg)
     struct dp_controller *c;
     struct worker w;
 
-    (void)arg;
     CHECK(!open_controller(comm, &w, &c));
     if (w.rank) {
         CHECK(dp_controller_foreach(c, "odd", NULL, 0, true, 0, NULL) == DP_ESTATE);
@@ -258,7 +250,6 @@ static int take_errors(struct dp_comm *comm, void *arg)
 
 static void a_function_that_fails_is_told_and_the_next_call_follows(void **state)
 {
-    (void)state;
     run_everywhere(take_errors);
 }
 
@@ -277,7 +268,6 @@ static int lose_the_group(struct dp_comm *comm, void *arg)
     struct dp_controller *c;
     struct worker w;
 
-    (void)arg;
     CHECK(!open_controller(comm, &w, &c));
     if (w.rank) {
         CHECK(dp_controller_serve(c) == DP_EABORTED);
@@ -296,7 +286,6 @@ static int lose_the_group(struct dp_comm *comm, void *arg)
 
 static void a_group_that_failed_is_served_again_after_a_reset(void **state)
 {
-    (void)state;
     run_everywhere(lose_the_group);
 }
 
@@ -306,7 +295,6 @@ static int wait_too_long(struct dp_comm *comm, void *arg)
     struct dp_controller *c;
     struct worker w;
 
-    (void)arg;
     CHECK(!open_controller(comm, &w, &c));
     if (w.rank) {
         CHECK(dp_controller_serve(c) == DP_EABORTED);
@@ -324,7 +312,6 @@ static int wait_too_long(struct dp_comm *comm, void *arg)
 
 static void a_worker_that_does_not_answer_in_time_is_named(void **state)
 {
-    (void)state;
     run_everywhere(wait_too_long);
 }
 
@@ -332,7 +319,6 @@ static int be_idle(struct dp_comm *comm, void *arg)
 {
     struct dp_controller *c;
 
-    (void)arg;
     CHECK(!dp_controller_open(
         &(struct dp_controller_config){.comm = comm, .idle_ns = SHORT_NS}, &c));
     (void)dp_comm_barrier(comm); /* all have opened; one may have ended it by now */
@@ -348,7 +334,6 @@ static int be_idle(struct dp_comm *comm, void *arg)
 
 static void a_worker_waits_for_calls_no_longer_than_it_was_told(void **state)
 {
-    (void)state;
     run_everywhere(be_idle);
 }
 
@@ -359,7 +344,6 @@ static int open_wrongly(struct dp_comm *comm, void *arg)
     struct dp_controller *c = NULL;
     const int bad = dp_comm_rank(comm) == 1;
 
-    (void)arg;
     int err = dp_controller_open(
         &(struct dp_controller_config){.comm = comm, .functions = twice,
                                        .function_count = bad ? 2 : 1},
@@ -373,7 +357,6 @@ static int open_differently(struct dp_comm *comm, void *arg)
 {
     struct dp_controller *c = NULL;
 
-    (void)arg;
     CHECK(dp_controller_open(&(struct dp_controller_config){
                                  .comm = comm, .max_bytes = 1 + (size_t)dp_comm_rank(comm)},
                              &c) == DP_EMISMATCH);
@@ -383,7 +366,6 @@ static int open_differently(struct dp_comm *comm, void *arg)
 
 static void what_is_wrong_with_a_controller_is_known_everywhere(void **state)
 {
-    (void)state;
     assert_int_equal(comm_on_threads(SIZE, DEADLINE_NS, open_wrongly, NULL), 0);
     assert_int_equal(comm_on_threads(SIZE, DEADLINE_NS, open_differently, NULL), 0);
 }

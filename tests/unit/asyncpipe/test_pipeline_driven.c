@@ -19,8 +19,6 @@ static const int64_t deadline_ns = INT64_C(60000000000);
 
 static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->execution = DP_EXECUTE_MESSAGES;
 }
 
@@ -106,7 +104,6 @@ static void cut_columns(struct job *job)
 
 static void messages_drive_training_like_a_sequential_loop(void **state)
 {
-    (void)state;
     expect_all(NULL, NULL);
     expect_all(NULL, four_blocks);
     expect_all(NULL, no_split);
@@ -115,7 +112,6 @@ static void messages_drive_training_like_a_sequential_loop(void **state)
 
 static void messages_drive_steps_that_recompute(void **state)
 {
-    (void)state;
     expect_all(recompute_always, NULL);
     expect_all(recompute_always, no_split);
     expect_all(recompute_except_last, four_blocks);
@@ -123,14 +119,12 @@ static void messages_drive_steps_that_recompute(void **state)
 
 static void messages_drive_evaluation(void **state)
 {
-    (void)state;
     expect_all(forward_only, NULL);
     expect_all(forward_only, cut_columns);
 }
 
 static void every_communicator_carries_the_messages(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         struct dp_schedule *s = build((struct dp_schedule_spec){.ranks = 3, .microbatches = 4});
         struct job job = make(s);
@@ -225,14 +219,12 @@ static void expect_sequential_in_many_orders(struct dp_schedule_spec spec,
 
 static void a_thousand_orders_of_arrival_give_the_same_bits(void **state)
 {
-    (void)state;
     expect_sequential_in_many_orders((struct dp_schedule_spec){.ranks = RANKS, .microbatches = 6},
                                      NULL);
 }
 
 static void a_thousand_orders_give_the_same_bits_to_stages_that_cannot_split(void **state)
 {
-    (void)state;
     expect_sequential_in_many_orders(
         (struct dp_schedule_spec){.ranks = 3, .microbatches = 6, .recompute = DP_RECOMPUTE_ALWAYS},
         no_split);
@@ -246,7 +238,6 @@ static atomic_int done_again;
 /* The first backward of stage 1 waits until stage 0 has recomputed, which needs no message. */
 static int wait_for_stage_0(void *user, const struct dp_stage_call *call, const char *what)
 {
-    (void)user;
     if (!strcmp(what, "forward") && call->stage == 0 && call->recomputing)
         atomic_fetch_add(&done_again, 1);
     if (strcmp(what, "backward") || call->stage != 1)
@@ -258,7 +249,6 @@ static int wait_for_stage_0(void *user, const struct dp_stage_call *call, const 
 
 static void forwards_are_done_again_while_the_gradient_is_on_its_way(void **state)
 {
-    (void)state;
     for (enum dp_execution how = DP_EXECUTE_LIST; how < DP_EXECUTIONS; how++) {
         struct dp_schedule *s = build((struct dp_schedule_spec){
             .ranks = 2, .microbatches = 4, .recompute = DP_RECOMPUTE_ALWAYS});
@@ -299,7 +289,6 @@ static int backward_with_handle(void *user, const struct dp_stage_call *call, co
 
 static void drop_handle(void *user, void *handle)
 {
-    (void)user;
     handles_open -= handle != NULL;
     handles_dropped++;
 }
@@ -346,7 +335,6 @@ static int run_with_handles(struct dp_comm *inner, void *arg)
 
 static void forwards_that_were_done_again_in_vain_leave_nothing(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build((struct dp_schedule_spec){
         .ranks = 3, .microbatches = 6, .recompute = DP_RECOMPUTE_ALWAYS});
     struct job job = make(s);
@@ -410,7 +398,6 @@ static void share_parameters(int rank, struct dp_pipeline_config *config)
 
 static void share_by_list(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
     share_parameters(rank, config);
 }
 
@@ -475,7 +462,6 @@ static void expect_reuse(const struct reuse *u, rank_fn run, void (*change)(stru
 
 static void gradients_of_a_layer_used_several_times_are_summed_in_one_order(void **state)
 {
-    (void)state;
     for (int i = 0; i < REUSES; i++) {
         expect_reuse(&reuses[i], run_steps, NULL, share_by_list);
         expect_reuse(&reuses[i], run_steps, no_split, share_by_list);
@@ -486,7 +472,6 @@ static void gradients_of_a_layer_used_several_times_are_summed_in_one_order(void
 
 static void layers_used_several_times_give_the_same_bits_in_a_thousand_orders(void **state)
 {
-    (void)state;
     expect_reuse(&reuses[0], run_shuffled, NULL, share_by_messages);
     expect_reuse(&reuses[2], run_shuffled, NULL, share_by_messages);
 }
@@ -506,14 +491,11 @@ static void not_checked(void *user, int rank, struct dp_pipeline_config *config)
 
 static void one_differs(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
     config->execution = rank ? DP_EXECUTE_LIST : DP_EXECUTE_MESSAGES;
 }
 
 static void unknown_execution(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->execution = DP_EXECUTIONS;
 }
 
@@ -559,7 +541,6 @@ static void what_messages_cannot_drive_is_refused_on_every_rank(void **state)
          .sentence = "execution: 2, expected 0 (list) or 1 (messages)"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         struct refused *r = &refused[i];
         struct dp_schedule *s = NULL;

@@ -41,7 +41,6 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
     const struct part *p = user;
     const float *g = gout->data, *x = call->in->data;
 
-    (void)mode;
     for (int64_t i = 0; i < gout->shape[0]; i++) {
         *(float *)call->grads[0]->data += g[i] * x[i];
         if (gin->data)
@@ -55,7 +54,6 @@ static int update(void *user, const void *arg, size_t len, struct dp_reply *repl
 {
     struct part *p = user;
 
-    (void)arg, (void)len;
     int err = dp_reply_put(reply, &p->gw, sizeof(p->gw));
     p->w += p->gw > 0 ? 1 : -1;
     p->gw = 0;
@@ -224,13 +222,11 @@ static void run_everywhere(rank_fn fn)
 
 static void rank_0_trains_a_pipeline_of_other_processes(void **state)
 {
-    (void)state;
     run_everywhere(run);
 }
 
 static void a_stage_that_fails_is_known_and_the_pipeline_goes_on_after_a_reset(void **state)
 {
-    (void)state;
     run_everywhere(run_and_fail);
 }
 

@@ -112,7 +112,6 @@ static int weight(void *user, const struct dp_stage_call *call)
     const float *gy = call->gout[0].data;
     const double *gz = call->gout[3].data;
 
-    (void)user;
     for (int i = 0; i < ROWS * COLUMNS && !err; i++)
         *(float *)call->grads[0]->data += (gy[i] + (float)gz[i / COLUMNS]) * in.x[i] *
                                           (in.mask[i / COLUMNS] ? 1 : 2);
@@ -142,7 +141,6 @@ static int loss(void *user, const struct dp_stage_call *call, const DLTensor *ou
 {
     const double *z = out[3].data;
 
-    (void)user, (void)call, (void)labels, (void)max;
     values[0] = z[0] + z[1];
     *count = 1;
     return 0;
@@ -153,7 +151,6 @@ static int loss_backward(void *user, const struct dp_stage_call *call, const DLT
 {
     double *gz = gout[3].data;
 
-    (void)user, (void)call, (void)out, (void)labels;
     gout[0].data = NULL;
     gz[0] = gz[1] = scale;
     return 0;
@@ -425,7 +422,6 @@ enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
 
 static void every_schedule_carries_values_of_all_kinds(void **state)
 {
-    (void)state;
     for (int i = 0; i < SHAPES; i++)
         run_on(NULL, shapes[i], DP_EXECUTE_LIST);
 }
@@ -433,7 +429,6 @@ static void every_schedule_carries_values_of_all_kinds(void **state)
 /* What carries no gradient is an input of the second forward, too. */
 static void values_of_all_kinds_go_with_recomputed_forwards(void **state)
 {
-    (void)state;
     for (int i = 0; i < SHAPES; i++) {
         struct dp_schedule_spec spec = shapes[i];
         spec.recompute = i % 2 ? DP_RECOMPUTE_ALWAYS : DP_RECOMPUTE_EXCEPT_LAST;
@@ -445,7 +440,6 @@ static void values_of_all_kinds_go_with_recomputed_forwards(void **state)
 
 static void every_communicator_carries_values_of_all_kinds(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         run_on(kind, shapes[0], DP_EXECUTE_LIST);
         run_on(kind, shapes[SHAPES - 1], DP_EXECUTE_MESSAGES);
@@ -468,7 +462,6 @@ static void values_are_read_as_they_were_put(void **state)
     char text[NOTE + 1] = "0123456789";
     size_t len;
 
-    (void)state;
     memset(&e, 0, sizeof(e));
     end_init(&e, 1);
     const DLTensor *note = &e.tensors[0][4];
@@ -495,7 +488,6 @@ static void a_form_that_does_not_fit_is_refused(void **state)
     struct dp_tree nodes[NODES], tree = dp_absent();
     struct end e;
 
-    (void)state;
     memset(&e, 0, sizeof(e));
     end_init(&e, 1);
     expect_error(dp_tree_of(&form, e.tensors[0], TENSORS - 1, nodes, NODES, &tree), DP_EINVAL,

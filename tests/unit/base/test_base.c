@@ -15,7 +15,6 @@
 
 static void a_failure_keeps_its_sentence(void **state)
 {
-    (void)state;
     assert_int_equal(dp_fail_quietly(DP_EINVAL, "ranks: %d", 3), DP_EINVAL);
     assert_string_equal(dp_last_error(), "ranks: 3");
     assert_string_equal(dp_strerror(DP_EINVAL), "DP_EINVAL");
@@ -23,7 +22,6 @@ static void a_failure_keeps_its_sentence(void **state)
 
 static void a_text_grows_over_any_number_of_additions(void **state)
 {
-    (void)state;
     struct dp_text t = {0};
     char *s;
     size_t len;
@@ -39,7 +37,6 @@ static void a_text_grows_over_any_number_of_additions(void **state)
 
 static void an_array_grows_and_keeps_its_elements(void **state)
 {
-    (void)state;
     size_t room = 0, moves = 0, last = 0;
     int *items = NULL;
 
@@ -61,7 +58,6 @@ static void an_array_grows_and_keeps_its_elements(void **state)
 
 static void the_nearest_name_is_offered_only_if_near(void **state)
 {
-    (void)state;
     static const char *const names[] = {"dualpipe", "gpipe", "1f1b"};
     assert_string_equal(dp_nearest("dualpip", names, 3), "dualpipe");
     assert_string_equal(dp_nearest("gpip", names, 3), "gpipe");
@@ -86,7 +82,6 @@ static const struct dp_option_area area = {"TESTAREA", table, 5};
 
 static void options_have_defaults_and_take_the_environment(void **state)
 {
-    (void)state;
     struct opts o;
 
     assert_int_equal(dp_options_read(&area, &o), 0);
@@ -115,7 +110,6 @@ char *secure_getenv(const char *name)
 
 static void a_program_with_more_rights_takes_no_code_from_the_environment(void **state)
 {
-    (void)state;
     struct opts o;
 
     setenv("DUALPIPE_TESTAREA_FILE", "a", 1);
@@ -134,7 +128,6 @@ static void a_program_with_more_rights_takes_no_code_from_the_environment(void *
 
 static void an_option_is_still_read_by_its_old_name(void **state)
 {
-    (void)state;
     struct opts o;
 
     setenv("DUALPIPE_TESTAREA_NUMBER", "9", 1);
@@ -160,7 +153,6 @@ static void expect_bad(const char *name, const char *value, const char *sentence
 
 static void bad_options_are_named_with_what_was_expected(void **state)
 {
-    (void)state;
     expect_bad("DUALPIPE_TESTAREA_COUNT", "many", "expected a whole number");
     expect_bad("DUALPIPE_TESTAREA_COUNT", "0", "from 1 to 100");
     expect_bad("DUALPIPE_TESTAREA_ON", "maybe", "expected 0, 1");
@@ -189,7 +181,6 @@ static void remember_name(void *user, const struct dp_option_info *option)
 
 static void all_options_are_listed_with_what_is_wrong_with_them(void **state)
 {
-    (void)state;
     int seen[2] = {0, 0};
 
     setenv("DUALPIPE_LOG_LEVEL", "loud", 1);
@@ -218,7 +209,6 @@ static void hear(void *user, enum dp_log_level level, const char *line)
 
 static void a_bad_log_level_is_warned_of_once(void **state)
 {
-    (void)state;
     struct heard heard = {0};
 
     setenv("DUALPIPE_LOG_LEVEL", "loud", 1);
@@ -238,7 +228,6 @@ static void a_bad_log_level_is_warned_of_once(void **state)
 
 static void philox_gives_the_published_numbers(void **state)
 {
-    (void)state;
     /* Known answers of Random123's kat_vectors for philox4x32-10. */
     uint32_t out[4];
 
@@ -256,7 +245,6 @@ static void philox_gives_the_published_numbers(void **state)
 
 static void random_numbers_do_not_depend_on_how_many_are_drawn_at_once(void **state)
 {
-    (void)state;
     struct dp_random_key key = dp_random_key(1, 2, 3, 4);
     float all[37], one, mean = 0;
     static float many[10000];
@@ -281,7 +269,6 @@ static void add_repeated(struct dp_hmac *hmac, const char *text, int times)
 /* Section 4 of RFC 4231; a message is its text so many times. */
 static void hmac_sha256_gives_the_values_of_rfc_4231(void **state)
 {
-    (void)state;
     static const struct {
         const char *key;
         int key_len; /* above that of the text: its first byte, repeated */
@@ -324,7 +311,6 @@ static void hmac_sha256_gives_the_values_of_rfc_4231(void **state)
 /* Around the ends of blocks: at once, or byte by byte. */
 static void a_message_has_one_hmac_however_it_is_cut(void **state)
 {
-    (void)state;
     uint8_t bytes[200] = {1}, whole[DP_HMAC_BYTES], cut[DP_HMAC_BYTES];
     struct dp_hmac hmac;
 

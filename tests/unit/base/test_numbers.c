@@ -55,7 +55,6 @@ static int enter(void **state)
 {
     char directory[SCRATCH_LEN];
 
-    (void)state;
     assert_true(scratch_directory(directory, "locale"));
     has_comma = use_comma(directory);
     tree_remove(strdup(directory));
@@ -75,7 +74,6 @@ static void the_locale_has_a_comma(void **state)
 {
     char text[16];
 
-    (void)state;
     NEEDS_COMMA();
     snprintf(text, sizeof(text), "%g", 1.5);
     assert_string_equal(text, "1,5");
@@ -86,7 +84,6 @@ static void numbers_have_a_point(void **state)
 {
     char text[16], *end;
 
-    (void)state;
     NEEDS_COMMA();
     assert_int_equal(dp_snprintf(text, sizeof(text), "%g", 1.5), 3);
     assert_string_equal(text, "1.5");
@@ -101,7 +98,6 @@ static void numbers_have_a_point(void **state)
 
 static void sentences_have_a_point(void **state)
 {
-    (void)state;
     NEEDS_COMMA();
     struct dp_topology *t = topology_made("gpu:2");
     t->links[0].bytes_per_ns = -1.5;
@@ -112,7 +108,6 @@ static void sentences_have_a_point(void **state)
 
 static void descriptions_and_json(void **state)
 {
-    (void)state;
     NEEDS_COMMA();
     struct dp_topology *t = topology_made("gpu:2 nvlink=pair:3x26.5 nic:1 net=2.5Gb/s memory=1.5G");
     char *text = topology_written(t, DP_TOPOLOGY_JSON);
@@ -130,7 +125,6 @@ static void descriptions_and_json(void **state)
 
 static void captured_machines(void **state)
 {
-    (void)state;
     NEEDS_COMMA();
     struct dp_topology *t = topology_unpacked("slow");
     struct dp_topo_path p = topology_way(t, "mlx4_0", "numa0");
@@ -143,7 +137,6 @@ static void captured_machines(void **state)
 
 static void files_of_nccl(void **state)
 {
-    (void)state;
     NEEDS_COMMA();
 #ifdef HAVE_EXPAT
     struct dp_topology *t = topology_said(
@@ -159,7 +152,6 @@ static void files_of_nccl(void **state)
 
 static void files_of_hwloc(void **state)
 {
-    (void)state;
     NEEDS_COMMA();
 #ifdef HAVE_HWLOC
     char *text = topology_file("hwloc-switches.xml");
@@ -175,7 +167,6 @@ static void files_of_hwloc(void **state)
 
 static void placements(void **state)
 {
-    (void)state;
     NEEDS_COMMA();
     const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 2};
     struct dp_topology *t = topology_made("gpu:2 nic:1 nvlink=pair:1x26.5");
@@ -203,7 +194,6 @@ static void tables(void **state)
     static const char table[] = "collective,min_bytes,max_bytes,algorithm,protocol,time_us\n"
                                 "AllReduce,0,1024,RING,LL,12.75\n"; /* any letters */
 
-    (void)state;
     NEEDS_COMMA();
     struct dp_tuning_table *t, *back;
     char *text;
@@ -223,7 +213,6 @@ static void links(void **state)
     struct dp_tuning_links links;
     char text[DP_TUNING_LINKS_LEN];
 
-    (void)state;
     NEEDS_COMMA();
     assert_int_equal(dp_tuning_links_parse("intra=62.5,inter=12.5,inter_us=0.5", &links), 0);
     assert_true(links.intra_gbs == 62.5 && links.inter_gbs == 12.5 && links.inter_us == 0.5);

@@ -33,7 +33,6 @@ static void make(struct list *l)
 
 static void a_sound_list_passes_and_is_counted(void **state)
 {
-    (void)state;
     struct list l;
 
     make(&l);
@@ -44,7 +43,6 @@ static void a_sound_list_passes_and_is_counted(void **state)
 
 static void any_order_of_the_dimensions_passes_if_nothing_is_left_out(void **state)
 {
-    (void)state;
     struct list l;
 
     make(&l);
@@ -74,7 +72,6 @@ static void other_type_tied(struct list *l)
 
 static void errors_name_the_parameter(void **state)
 {
-    (void)state;
     static const struct {
         void (*spoil)(struct list *l);
         const char *says;
@@ -107,7 +104,6 @@ static void errors_name_the_parameter(void **state)
 
 static void a_gradient_may_have_another_type_than_its_value(void **state)
 {
-    (void)state;
     struct list l;
 
     make(&l);

@@ -27,7 +27,6 @@ static char *new_shared(size_t len)
 
 static void it_is_zeroed_and_aligned(void **state)
 {
-    (void)state;
     const size_t lens[] = {1, 4096, 100000, HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE};
 
     for (size_t i = 0; i < sizeof(lens) / sizeof(lens[0]); i++) {
@@ -42,7 +41,6 @@ static void it_is_zeroed_and_aligned(void **state)
 
 static void what_lies_in_it_is_found(void **state)
 {
-    (void)state;
     enum { LEN = 3 * 4096 };
     char *a = new_shared(LEN), *b = new_shared(LEN), other[16];
     struct dp_shared_place at_a, at_b, place = {0};
@@ -66,7 +64,6 @@ static void what_lies_in_it_is_found(void **state)
 
 static void what_cannot_be_is_refused(void **state)
 {
-    (void)state;
     void *at = "untouched";
     const struct {
         size_t bytes;
@@ -86,7 +83,6 @@ static void what_cannot_be_is_refused(void **state)
 
 static void it_can_be_put_on_a_node(void **state)
 {
-    (void)state;
     void *at;
     int err = dp_shared_alloc(100000, 0, &at);
 
@@ -99,7 +95,6 @@ static void it_can_be_put_on_a_node(void **state)
 
 static void only_what_was_handed_out_is_freed(void **state)
 {
-    (void)state;
     char *at = new_shared(8192);
     int other;
 
@@ -112,7 +107,6 @@ static void only_what_was_handed_out_is_freed(void **state)
 
 static void there_is_a_limit_to_their_number(void **state)
 {
-    (void)state;
     char *all[DP_SHARED_MAX];
     void *one_more;
 
@@ -128,7 +122,6 @@ static void there_is_a_limit_to_their_number(void **state)
 
 static void a_child_shares_it_and_frees_only_its_own_view(void **state)
 {
-    (void)state;
     char *at = new_shared(4096);
     struct dp_shared_place place;
     struct stat st;
@@ -162,13 +155,11 @@ static void *come_and_go(void *unused)
             place.bytes != len || place.offset != len - 10 || dp_shared_free(at))
             return "failed";
     }
-    (void)unused;
     return NULL;
 }
 
 static void threads_find_their_own(void **state)
 {
-    (void)state;
     pthread_t threads[THREADS];
     void *failed;
 

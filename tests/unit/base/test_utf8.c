@@ -21,7 +21,6 @@
 
 static void drop_message(void *user, enum dp_log_level level, const char *line)
 {
-    (void)user, (void)level, (void)line;
 }
 
 /* ---- characters ----------------------------------------------------------------------------- */
@@ -37,7 +36,6 @@ static void characters_are_as_long_as_unicode_defines(void **state)
         {"\x80", 0},     {"\xf5\x80\x80\x80", 0}, {"\xe2\x28\xa1", 0}, {"\xff", 0},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         assert_int_equal(dp_utf8_len(cases[i].bytes, strlen(cases[i].bytes)), cases[i].len);
     assert_int_equal(dp_utf8_len("\xe2\x82\xac", 2), 0); /* cut off */
@@ -49,7 +47,6 @@ static void the_first_bad_byte_has_a_line_and_a_column(void **state)
     const char *text = "first\n\xc3\xa9 and \xe9\n";
     size_t len = strlen(text);
 
-    (void)state;
     assert_int_equal(dp_utf8_begin(&text, &len, "names.csv"), DP_EINVAL);
     assert_string_equal(dp_last_error(), "names.csv: line 2, column 7: byte 0xe9, expected UTF-8");
 }
@@ -130,7 +127,6 @@ static int read_with(size_t f, const char *before, const char *name)
 
 static void every_format_may_begin_with_a_byte_order_mark(void **state)
 {
-    (void)state;
     for (size_t f = 0; f < sizeof(formats) / sizeof(formats[0]); f++) {
         const int err = read_with(f, "", "name");
         char why[256];
@@ -145,7 +141,6 @@ static void every_format_may_begin_with_a_byte_order_mark(void **state)
 
 static void every_format_refuses_what_is_not_utf8(void **state)
 {
-    (void)state;
     for (size_t f = 0; f < sizeof(formats) / sizeof(formats[0]); f++) {
         assert_int_equal(read_with(f, "", "na\xe9me"), DP_EINVAL);
         assert_non_null(strstr(dp_last_error(), "byte 0xe9, expected UTF-8"));

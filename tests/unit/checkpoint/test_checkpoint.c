@@ -109,7 +109,6 @@ static int read_all(const struct dp_checkpoint *c, const struct dp_named_tensor 
 
 static void the_checksum_is_crc_32c(void **state)
 {
-    (void)state;
     static uint8_t data[5000];
 
     assert_int_equal(dp_crc32c(0, "123456789", 9), 0xe3069283u); /* RFC 3720's check value */
@@ -127,7 +126,6 @@ static void the_checksum_is_crc_32c(void **state)
 
 static void every_type_and_shape_is_read_back(void **state)
 {
-    (void)state;
     static const DLDataType types[] = {
         {kDLFloat, 64, 1}, {kDLFloat, 32, 1}, {kDLFloat, 16, 1}, {kDLBfloat, 16, 1}, {kDLInt, 64, 1},
         {kDLInt, 32, 1},   {kDLInt, 16, 1},   {kDLInt, 8, 1},    {kDLUInt, 64, 1},   {kDLUInt, 32, 1},
@@ -169,7 +167,6 @@ static void every_type_and_shape_is_read_back(void **state)
 
 static void strides_are_of_memory_and_not_of_the_file(void **state)
 {
-    (void)state;
     enum { N = 2, H = 3, W = 4, C = 5 };
     int64_t shape[] = {N, C, H, W}, last[] = {H * W * C, 1, W * C, C};
     static int64_t channels_last[N * H * W * C], packed[N * H * W * C], back[N * H * W * C];
@@ -196,7 +193,6 @@ static void strides_are_of_memory_and_not_of_the_file(void **state)
 
 static void tensors_larger_than_a_piece_are_read_as_written(void **state)
 {
-    (void)state;
     int64_t shape[] = {700, 1009}, across[] = {1, 700};
     const size_t count = 700 * 1009;
     float *data = malloc(count * sizeof(float)), *back = malloc(count * sizeof(float));
@@ -224,7 +220,6 @@ static void tensors_larger_than_a_piece_are_read_as_written(void **state)
 
 static void an_optimizer_goes_on_from_its_checkpoint(void **state)
 {
-    (void)state;
     int64_t shape[] = {600};
     float values[2][600], grads[2][600];
     const struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ACCUM_ADAMW);
@@ -281,7 +276,6 @@ static void write_file(const char *path, uint64_t len, const char *header, size_
 
 static void a_malformed_header_is_refused_with_the_place(void **state)
 {
-    (void)state;
     static const struct {
         const char *header;
         size_t data_bytes;
@@ -346,7 +340,6 @@ static void a_malformed_header_is_refused_with_the_place(void **state)
 
 static void a_file_of_another_program_is_read_without_checksums(void **state)
 {
-    (void)state;
     static const char header[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}  ";
     float x = 5;
     const DLTensor out = tensor(&x, float32, 0, NULL);
@@ -387,12 +380,10 @@ static int open_and_verify(const char *path)
 
 static void no_log(void *user, enum dp_log_level level, const char *line)
 {
-    (void)user, (void)level, (void)line;
 }
 
 static void every_flipped_bit_is_noticed(void **state)
 {
-    (void)state;
     char bytes[2048];
     size_t len = small_file(bytes, sizeof(bytes));
 
@@ -410,7 +401,6 @@ static void every_flipped_bit_is_noticed(void **state)
 
 static void a_file_that_is_cut_off_anywhere_is_refused(void **state)
 {
-    (void)state;
     char bytes[2048];
     size_t len = small_file(bytes, sizeof(bytes));
 
@@ -424,7 +414,6 @@ static void a_file_that_is_cut_off_anywhere_is_refused(void **state)
 
 static void a_damaged_tensor_is_named(void **state)
 {
-    (void)state;
     char bytes[2048];
     size_t len = small_file(bytes, sizeof(bytes));
     uint8_t back[5];
@@ -446,7 +435,6 @@ static void a_damaged_tensor_is_named(void **state)
 
 static void wrong_arguments_are_refused_by_name(void **state)
 {
-    (void)state;
     char bytes[2048];
     uint8_t back[10];
     int64_t five[] = {5}, six[] = {6};
@@ -513,7 +501,6 @@ static int write_and_read(void)
 
 static void without_memory_the_error_says_so(void **state)
 {
-    (void)state;
     expect_every_failure_reported(write_and_read, 8);
     dp_checkpoint_close(NULL);
 }
@@ -571,7 +558,6 @@ static void write_for_ever(const char *path, int told)
  */
 static void a_writer_that_is_killed_leaves_the_last_whole_file(void **state)
 {
-    (void)state;
     for (int k = 1; k <= 6; k++) {
         int told[2], status;
         assert_int_equal(pipe(told), 0);
@@ -598,7 +584,6 @@ static void a_writer_that_is_killed_leaves_the_last_whole_file(void **state)
 
 static void a_file_that_does_not_fit_leaves_the_last_one(void **state)
 {
-    (void)state;
     struct rlimit before, small;
 
     MUST(write_generation(in_dir("full"), 1));
@@ -618,7 +603,6 @@ static void a_file_that_does_not_fit_leaves_the_last_one(void **state)
 /* A name that is no regular file's is written through, not replaced. */
 static void links_and_pipes_stay_what_they_are(void **state)
 {
-    (void)state;
     char pipe_path[4096], text[8];
     uint8_t data[3] = {1, 2, 3};
     int64_t shape[] = {3};
@@ -658,7 +642,6 @@ static void write_part(const char *name, const char *tensor_name, uint8_t value)
 
 static void an_index_makes_files_one_checkpoint(void **state)
 {
-    (void)state;
     const char *const files[] = {"r0", "r1", "r2"};
     int64_t shape[] = {3};
     uint8_t back[3];
@@ -702,7 +685,6 @@ static bool is_in_a_name(const char *text, size_t byte)
 
 static void every_flipped_bit_of_an_index_is_noticed(void **state)
 {
-    (void)state;
     char bytes[2048], text[2048];
 
     write_part("r0", "zero", 0);
@@ -726,7 +708,6 @@ static void every_flipped_bit_of_an_index_is_noticed(void **state)
 
 static void a_malformed_index_is_refused(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         int err;
@@ -754,7 +735,6 @@ static void a_malformed_index_is_refused(void **state)
 
 static void pythons_safetensors_reads_our_file(void **state)
 {
-    (void)state;
     int64_t shape[] = {2, 3};
     float data[] = {1, 2, 3, 4, 5, 6};
     const struct dp_named_tensor t = {"w", tensor(data, float32, 2, shape)};
@@ -774,13 +754,11 @@ static void pythons_safetensors_reads_our_file(void **state)
 
 static int make_dir(void **state)
 {
-    (void)state;
     return !scratch_directory(dir, "checkpoint");
 }
 
 static int remove_dir(void **state)
 {
-    (void)state;
     return scratch_remove(dir);
 }
 

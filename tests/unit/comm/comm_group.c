@@ -58,7 +58,6 @@ int comm_on_threads(int size, int64_t deadline_ns, rank_fn fn, void *arg)
 static int run_threads(const struct comm_kind *kind, int size, int64_t deadline_ns, rank_fn fn,
                        void *arg, int *killed)
 {
-    (void)kind;
     *killed = 0;
     return comm_on_threads(size, deadline_ns, fn, arg);
 }

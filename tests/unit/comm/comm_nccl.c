@@ -83,7 +83,6 @@ static int make_new(void)
 static int run_nccl(const struct comm_kind *kind, int size, int64_t deadline_ns, rank_fn fn,
                     void *arg, int *killed)
 {
-    (void)kind;
     *killed = 0;
     if (size != group.size)
         return 0;

@@ -54,7 +54,6 @@ static int exchange_sizes(struct dp_comm *comm, void *arg)
     static const size_t sizes[] = {0, 1, 7, 8, 40, 41, 63, 64, 65, 1000, 1024, 1025, 4096, 8191,
                                    8192, 8193, 16384, 16385, 65536, 524288, 1048577, 4194303};
 
-    (void)arg;
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
         if (exchange_of_size(comm, sizes[i]))
             return -1;
@@ -63,7 +62,6 @@ static int exchange_sizes(struct dp_comm *comm, void *arg)
 
 static void messages_of_any_size_arrive_whole(void **state)
 {
-    (void)state;
     on_all_kinds(2, LONG_NS, exchange_sizes, NULL);
 }
 
@@ -101,7 +99,6 @@ static int send_many(struct dp_comm *comm, void *arg)
 
 static void many_messages_in_flight_keep_their_order(void **state)
 {
-    (void)state;
     bool receive_first = false;
     on_all_kinds(2, LONG_NS, send_many, &receive_first);
     receive_first = true;
@@ -116,7 +113,6 @@ static int cross_channels(struct dp_comm *comm, void *arg)
     unsigned char *buf = case_alloc(len);
     struct dp_request reqs[2][3];
 
-    (void)arg;
     CHECK(buf);
     memset(buf, 1, len);
     for (int s = 0; s < 2 && dp_comm_rank(comm) == 0; s++)
@@ -135,7 +131,6 @@ static int cross_channels(struct dp_comm *comm, void *arg)
 
 static void a_message_never_waits_for_one_on_another_channel(void **state)
 {
-    (void)state;
     on_all_kinds(2, LONG_NS, cross_channels, NULL);
 }
 
@@ -147,7 +142,6 @@ static int all_pairs(struct dp_comm *comm, void *arg)
     unsigned char(*out)[3][LEN] = case_alloc(RANKS * sizeof(*out));
     struct dp_request sends[RANKS][3], receives[RANKS][3];
 
-    (void)arg;
     CHECK(in && out);
     for (int round = 0; round < ROUNDS; round++) {
         for (int peer = 0; peer < RANKS; peer++)
@@ -173,7 +167,6 @@ static int all_pairs(struct dp_comm *comm, void *arg)
 
 static void all_ranks_send_to_all_at_once(void **state)
 {
-    (void)state;
     on_all_kinds(5, LONG_NS, all_pairs, NULL);
 }
 
@@ -181,7 +174,6 @@ static int mismatch(struct dp_comm *comm, void *arg)
 {
     char buf[64] = "x";
 
-    (void)arg;
     if (dp_comm_rank(comm) == 0) {
         CHECK(!blocking_send(comm, 1, 0, 7, buf, 16));
         CHECK(!blocking_send(comm, 1, 0, 8, buf, 64));
@@ -198,7 +190,6 @@ static int mismatch(struct dp_comm *comm, void *arg)
 
 static void another_tag_or_length_than_expected_is_named(void **state)
 {
-    (void)state;
     on_kinds_with(NEEDS_TAGS, 2, LONG_NS, mismatch, NULL);
 }
 
@@ -209,7 +200,6 @@ static int bad_arguments(struct dp_comm *comm, void *arg)
     size_t offsets[4];
     int64_t ns;
 
-    (void)arg;
     CHECK(dp_comm_isend(NULL, 0, 0, 0, buf, 8, &req) == DP_EINVAL);
     CHECK(dp_comm_isend(comm, !dp_comm_rank(comm), 0, 0, buf, 8, NULL) == DP_EINVAL);
     CHECK(dp_comm_isend(comm, dp_comm_rank(comm), 0, 0, buf, 8, &req) == DP_EINVAL);
@@ -239,7 +229,6 @@ static int bad_arguments(struct dp_comm *comm, void *arg)
 
 static void bad_arguments_are_refused_in_a_sentence(void **state)
 {
-    (void)state;
     struct dp_comm *comms[1];
 
     on_all_kinds(2, LONG_NS, bad_arguments, NULL);
@@ -257,7 +246,6 @@ static int count_allocations(struct dp_comm *comm, void *arg)
     struct dp_request send, receive;
     uint64_t all[2];
 
-    (void)arg;
     CHECK(in && out);
     CHECK(allocations > 0 || dp_comm_size(comm) < 2 || !strcmp(dp_comm_name(comm), "threads"));
     /* The first message of a channel and the first collective allocate what later ones use. */
@@ -279,7 +267,6 @@ static int count_allocations(struct dp_comm *comm, void *arg)
 
 static void messages_and_collectives_allocate_nothing(void **state)
 {
-    (void)state;
     on_all_kinds(2, LONG_NS, count_allocations, NULL);
 }
 
@@ -292,7 +279,6 @@ static int collectives(struct dp_comm *comm, void *arg)
     size_t offsets[9];
     char *texts, text[8];
 
-    (void)arg;
     CHECK(!dp_comm_barrier(comm));
     CHECK(!dp_comm_allgather(comm, &own, all, sizeof(own)));
     for (int i = 0; i < size; i++)
@@ -317,14 +303,12 @@ static int collectives(struct dp_comm *comm, void *arg)
 
 static void collectives_work_for_any_number_of_ranks(void **state)
 {
-    (void)state;
     for (int size = 1; size <= 8; size++)
         on_all_kinds(size, LONG_NS, collectives, NULL);
 }
 
 static int disagree(struct dp_comm *comm, void *arg)
 {
-    (void)arg;
     CHECK(dp_comm_agree(comm, "micro-batches", dp_comm_rank(comm) >= 2 ? 10 : 8) == DP_EMISMATCH);
     CHECK_SAYS("micro-batches: all ranks must agree; rank 0 has 8, but rank 2 has 10, rank 3 has 10");
     CHECK(!dp_comm_barrier(comm));
@@ -333,7 +317,6 @@ static int disagree(struct dp_comm *comm, void *arg)
 
 static void ranks_that_disagree_are_named_on_every_rank(void **state)
 {
-    (void)state;
     on_all_kinds(4, LONG_NS, disagree, NULL);
 }
 
@@ -342,7 +325,6 @@ static int mix_collectives(struct dp_comm *comm, void *arg)
     int64_t value = 0;
     int err;
 
-    (void)arg;
     err = dp_comm_rank(comm) ? dp_comm_broadcast(comm, &value, sizeof(value), 0)
                              : dp_comm_barrier(comm);
     while (!err)
@@ -356,7 +338,6 @@ static int mix_collectives(struct dp_comm *comm, void *arg)
 
 static void different_collectives_at_once_end_the_group(void **state)
 {
-    (void)state;
     on_all_kinds(3, LONG_NS, mix_collectives, NULL);
 }
 
@@ -364,7 +345,6 @@ static int compare_clocks(struct dp_comm *comm, void *arg)
 {
     int64_t offset_ns = -1, error_ns = -1;
 
-    (void)arg;
     CHECK(!dp_comm_clock_offset(comm, 20, &offset_ns, &error_ns));
     /* The clocks are one and the same here. */
     CHECK(error_ns >= 0 && error_ns < LONG_NS);
@@ -375,7 +355,6 @@ static int compare_clocks(struct dp_comm *comm, void *arg)
 
 static void clocks_are_compared_within_the_stated_error(void **state)
 {
-    (void)state;
     on_all_kinds(3, LONG_NS, compare_clocks, NULL);
 }
 
@@ -384,7 +363,6 @@ static int survive(struct dp_comm *comm, void *arg)
 {
     bool alive[8];
 
-    (void)arg;
     if (!strcmp(dp_comm_name(comm), "mpi") || !strcmp(dp_comm_name(comm), "nccl")) {
         CHECK(dp_comm_survive(comm) == DP_EUNSUPPORTED);
         CHECK_SAYS("ends with the first process that dies");
@@ -399,7 +377,6 @@ static int survive(struct dp_comm *comm, void *arg)
 
 static void only_groups_over_mpi_and_nccl_cannot_survive(void **state)
 {
-    (void)state;
     on_all_kinds(3, LONG_NS, survive, NULL);
 }
 
@@ -415,7 +392,6 @@ static void all_of_it_holds_in_a_part_of_a_group(void **state)
         {4, disagree, NULL},               {3, compare_clocks, NULL},
     };
 
-    (void)state;
     on_parts_of_all_kinds(LONG_NS, cases, sizeof(cases) / sizeof(*cases));
 }
 

@@ -180,7 +180,6 @@ static int reduce_all(struct dp_comm *comm, void *arg)
 {
     static const size_t counts[] = {0, 1, 3, 2048, 2049, 8193, 100001};
 
-    (void)arg;
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
         for (size_t t = 0; t < (counts[c] < 10000 ? TYPES : 3); t += 1 + (counts[c] > 10000))
             if (reduce_one(comm, &types[t], counts[c], (c + t) % 2))
@@ -190,7 +189,6 @@ static int reduce_all(struct dp_comm *comm, void *arg)
 
 static void an_all_reduce_adds_in_the_promised_order(void **state)
 {
-    (void)state;
     for (int size = 1; size <= 5; size++)
         on_all_kinds(size, LONG_NS, reduce_all, NULL);
 }
@@ -229,7 +227,6 @@ static int reduce_all_shared(struct dp_comm *comm, void *arg)
 {
     const unsigned before = comm->in_place;
 
-    (void)arg;
     for (size_t t = 0; t < TYPES; t++)
         CHECK(!reduce_shared(comm, &types[t], ((256 << 10) + 24) / types[t].bytes + 3, true));
     /* The first of all connects the peers. */
@@ -249,7 +246,6 @@ static int reduce_plain(struct dp_comm *comm, void *arg)
     const unsigned before = comm->in_place;
     unsigned used = 0;
 
-    (void)arg;
     CHECK(!reduce_shared(comm, &types[0], 100000, false)); /* connects the peers */
     for (size_t i = 0; i < sizeof(bytes) / sizeof(bytes[0]); i++)
         for (size_t t = 0; t < TYPES; t++) {
@@ -263,14 +259,12 @@ static int reduce_plain(struct dp_comm *comm, void *arg)
 
 static void plain_buffers_are_summed_in_the_same_order(void **state)
 {
-    (void)state;
     for (int size = 2; size <= 5; size += size - 1)
         on_all_kinds(size, LONG_NS, reduce_plain, NULL);
 }
 
 static void shared_buffers_are_summed_in_the_same_order(void **state)
 {
-    (void)state;
     on_all_kinds(2, LONG_NS, reduce_all_shared, NULL);
     on_all_kinds(3, LONG_NS, reduce_all_shared, NULL);
     on_all_kinds(6, LONG_NS, reduce_all_shared, NULL);
@@ -282,7 +276,6 @@ static int reduce_groups(struct dp_comm *comm, void *arg)
     const size_t segment = 32768, size = (size_t)dp_comm_size(comm);
     const size_t counts[] = {4 * segment * size, 5 * segment * size - 1, (8 * segment + 5) * size + 1};
 
-    (void)arg;
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
         CHECK(!reduce_shared(comm, &types[0], counts[i], false));
     return 0;
@@ -290,7 +283,6 @@ static int reduce_groups(struct dp_comm *comm, void *arg)
 
 static void groups_of_segments_are_summed_in_the_order_of_a_ring(void **state)
 {
-    (void)state;
     assert_int_equal(types[0].bytes, 4);
     on_all_kinds(2, LONG_NS, reduce_groups, NULL);
     on_all_kinds(3, LONG_NS, reduce_groups, NULL);
@@ -301,7 +293,6 @@ static int reduce_in_place(struct dp_comm *comm, void *arg)
     float *shared, *plain = calloc(1 << 18, sizeof(*plain));
     struct dp_request req;
 
-    (void)arg;
     CHECK(!dp_shared_alloc(1 << 20, -1, (void **)&shared));
     memset(shared, 0, 1 << 20);
     for (int turn = 0; turn < 20; turn++) {
@@ -321,7 +312,6 @@ static int reduce_without_staging(struct dp_comm *comm, void *arg)
     static void *taken[DP_SHARED_MAX];
     int count = 0;
 
-    (void)arg;
     while (count < DP_SHARED_MAX && !dp_shared_alloc(1, -1, &taken[count]))
         count++;
     const unsigned before = comm->in_place;
@@ -337,7 +327,6 @@ static int reduce_without_staging(struct dp_comm *comm, void *arg)
  * transport needs. */
 static void two_processes_sum_in_place(void **state)
 {
-    (void)state;
     for (const struct comm_kind *k = comm_kinds; k->name; k++) {
         int killed;
         if (!strcmp(k->name, "shm") && !k->by_ring)
@@ -347,7 +336,6 @@ static void two_processes_sum_in_place(void **state)
 
 static void without_shared_memory_sums_go_by_messages(void **state)
 {
-    (void)state;
     for (const struct comm_kind *k = comm_kinds; k->name; k++) {
         int killed;
         if (!strcmp(k->name, "shm") && !k->by_ring)
@@ -362,7 +350,6 @@ static int mismatch_shared(struct dp_comm *comm, void *arg)
     struct dp_request req;
     struct dp_abort why;
 
-    (void)arg;
     CHECK(!dp_shared_alloc(1 << 20, -1, (void **)&buf));
     int err = dp_comm_iallreduce(comm, buf, buf, count, types[0].dl, DP_REDUCE_SUM, &req);
     if (!err)
@@ -377,7 +364,6 @@ static int mismatch_shared(struct dp_comm *comm, void *arg)
 
 static void different_sizes_of_shared_buffers_abort_the_group(void **state)
 {
-    (void)state;
     on_all_kinds(2, LONG_NS, mismatch_shared, NULL);
 }
 
@@ -418,7 +404,6 @@ static int give_up(struct dp_comm *comm, void *arg)
 
 static void no_peer_writes_into_the_buffer_of_a_rank_that_gave_up(void **state)
 {
-    (void)state;
     for (int tests = 0; tests < 8; tests += 3)
         on_all_kinds(2, LONG_NS, give_up, &tests);
 }
@@ -430,7 +415,6 @@ static int die(struct dp_comm *comm, void *arg)
     struct dp_request req;
     int err = 0;
 
-    (void)arg;
     CHECK(!dp_shared_alloc(16 << 20, -1, (void **)&buf));
     for (int turn = 0; turn < 100 && !err; turn++) {
         err = dp_comm_iallreduce(comm, buf, buf, 4 << 20, types[0].dl, DP_REDUCE_SUM, &req);
@@ -448,7 +432,6 @@ static int die(struct dp_comm *comm, void *arg)
 
 static void a_rank_that_dies_in_an_all_reduce_ends_it(void **state)
 {
-    (void)state;
     for (const struct comm_kind *k = comm_kinds; k->name; k++) {
         int killed = 0;
         if (k->processes)
@@ -462,7 +445,6 @@ static int reduce_extremes(struct dp_comm *comm, void *arg)
     double in[3] = {rank, -rank, rank == 1 ? (double)NAN : 1}, out[3];
     struct dp_request req;
 
-    (void)arg;
     CHECK(!dp_comm_iallreduce(comm, in, out, 3, types[1].dl, DP_REDUCE_MAX, &req));
     CHECK(!dp_comm_wait(comm, &req, -1));
     CHECK(out[0] == last && out[1] == 0 && isnan(out[2]));
@@ -474,7 +456,6 @@ static int reduce_extremes(struct dp_comm *comm, void *arg)
 
 static void minimum_and_maximum_keep_a_nan(void **state)
 {
-    (void)state;
     on_all_kinds(3, LONG_NS, reduce_extremes, NULL);
 }
 
@@ -502,7 +483,6 @@ static int scatter_all(struct dp_comm *comm, void *arg)
 {
     static const size_t counts[] = {1, 1000, 40001};
 
-    (void)arg;
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
         for (size_t t = 0; t < TYPES; t++)
             if (scatter_one(comm, &types[t], counts[c], t % 2))
@@ -512,7 +492,6 @@ static int scatter_all(struct dp_comm *comm, void *arg)
 
 static void a_reduce_scatter_leaves_each_rank_its_block(void **state)
 {
-    (void)state;
     for (int size = 1; size <= 4; size++)
         on_all_kinds(size, LONG_NS, scatter_all, NULL);
 }
@@ -563,7 +542,6 @@ static int copy_all(struct dp_comm *comm, void *arg)
 {
     static const size_t lens[] = {0, 1, SMALL, SMALL + 1, 2500000};
 
-    (void)arg;
     for (size_t i = 0; i < sizeof(lens) / sizeof(lens[0]); i++) {
         if (gather_one(comm, lens[i], i % 2))
             return -1;
@@ -576,7 +554,6 @@ static int copy_all(struct dp_comm *comm, void *arg)
 
 static void all_gather_and_broadcast_copy_every_byte(void **state)
 {
-    (void)state;
     for (int size = 1; size <= 5; size++)
         on_all_kinds(size, LONG_NS, copy_all, NULL);
 }
@@ -590,7 +567,6 @@ static int test_after_the_end(struct dp_comm *comm, void *arg)
     int64_t in = dp_comm_rank(comm), out[3];
     struct dp_request reqs[3];
 
-    (void)arg;
     CHECK(!dp_comm_iallreduce(comm, &in, &out[0], 1, types[4].dl, DP_REDUCE_SUM, &reqs[0]));
     CHECK(!dp_comm_wait(comm, &reqs[0], -1));
     CHECK(!dp_comm_test(comm, &reqs[0]) && !dp_comm_wait(comm, &reqs[0], -1));
@@ -605,7 +581,6 @@ static int test_after_the_end(struct dp_comm *comm, void *arg)
 
 static void a_finished_collective_may_be_waited_for_again(void **state)
 {
-    (void)state;
     for (int size = 2; size <= 3; size++)
         on_all_kinds(size, LONG_NS, test_after_the_end, NULL);
 }
@@ -618,7 +593,6 @@ static int many_in_flight(struct dp_comm *comm, void *arg)
     struct dp_request reqs[MANY], swap;
     int64_t *mine = case_alloc(sizeof(*mine)), *theirs = case_alloc(sizeof(*theirs));
 
-    (void)arg;
     CHECK(bufs && mine && theirs);
     *mine = rank;
     for (unsigned k = 0; k < MANY; k++) {
@@ -650,7 +624,6 @@ static int many_in_flight(struct dp_comm *comm, void *arg)
 
 static void collectives_in_flight_do_not_mix(void **state)
 {
-    (void)state;
     on_all_kinds(2, LONG_NS, many_in_flight, NULL);
     on_all_kinds(3, LONG_NS, many_in_flight, NULL);
 }
@@ -661,7 +634,6 @@ static int mismatch(struct dp_comm *comm, void *arg)
     struct dp_request req;
     struct dp_abort why;
 
-    (void)arg;
     int err = dp_comm_iallreduce(comm, buf, buf, dp_comm_rank(comm) ? 16 : 12, types[0].dl,
                                  DP_REDUCE_SUM, &req);
     if (!err)
@@ -674,7 +646,6 @@ static int mismatch(struct dp_comm *comm, void *arg)
 
 static void different_sizes_abort_the_group(void **state)
 {
-    (void)state;
     on_all_kinds(2, LONG_NS, mismatch, NULL);
 }
 
@@ -684,7 +655,6 @@ static int bad_arguments(struct dp_comm *comm, void *arg)
     struct dp_request req;
     float x = 1;
 
-    (void)arg;
     CHECK(dp_comm_iallreduce(comm, &x, &x, 1, int8, DP_REDUCE_SUM, &req) == DP_EINVAL);
     CHECK_SAYS("expected float32, float64, bfloat16, float16 or int64");
     CHECK(dp_comm_iallreduce(comm, NULL, &x, 1, types[0].dl, DP_REDUCE_SUM, &req) == DP_EINVAL);
@@ -703,7 +673,6 @@ static int bad_arguments(struct dp_comm *comm, void *arg)
 
 static void bad_arguments_of_collectives_are_refused(void **state)
 {
-    (void)state;
     on_all_kinds(2, LONG_NS, bad_arguments, NULL);
 }
 
@@ -717,7 +686,6 @@ static void all_of_it_holds_in_a_part_of_a_group(void **state)
         {3, many_in_flight, NULL},
     };
 
-    (void)state;
     on_parts_of_all_kinds(LONG_NS, cases, sizeof(cases) / sizeof(*cases));
 }
 
@@ -766,7 +734,6 @@ static void reduce_by_turns(struct dp_comm *comms[2])
 
 static void a_short_all_reduce_sends_first_and_looks_at_nothing_else(void **state)
 {
-    (void)state;
     enum { TIMES = 256, LOOKS_AT_MOST = TIMES / 32 };
     struct dp_comm *comms[2];
 
@@ -792,7 +759,6 @@ static void a_short_all_reduce_sends_first_and_looks_at_nothing_else(void **stat
 /* Its transfers end before it returns, also those that have not failed: the caller may free its memory. */
 static void a_collective_that_fails_gives_the_memory_back(void **state)
 {
-    (void)state;
     const DLDataType f32 = {kDLFloat, 32, 1};
     static float values[2][100004];
     struct dp_comm *comms[2];

@@ -53,7 +53,6 @@ static int abort_from(struct dp_comm *comm, void *arg)
 
 static void an_abort_of_any_rank_reaches_all(void **state)
 {
-    (void)state;
     for (int culprit = 0; culprit < 4; culprit++)
         on_all_kinds(4, LONG_NS, abort_from, &culprit);
 }
@@ -85,7 +84,6 @@ static void an_interrupt_of_one_rank_ends_all(void **state)
 {
     int answers[] = {DP_EINTERRUPTED, 1};
 
-    (void)state;
     for (int i = 0; i < 2; i++)
         on_all_kinds(3, LONG_NS, interrupt_one, &answers[i]);
 }
@@ -127,7 +125,6 @@ static int stall(struct dp_comm *comm, void *arg)
 
 static void a_silent_rank_is_found_and_named(void **state)
 {
-    (void)state;
     for (int culprit = 0; culprit < 4 && comm_kinds->shares_files; culprit += 2) {
         struct stall s = {.culprit = culprit};
         assert_int_equal(pipe(s.done), 0);
@@ -225,7 +222,6 @@ static void a_rank_that_has_just_begun_to_wait_is_not_taken_for_the_culprit(void
 {
     struct late_wait l;
 
-    (void)state;
     if (!comm_kinds->shares_files)
         return;
     assert_int_equal(pipe(l.now) || pipe(l.done), 0);
@@ -266,7 +262,6 @@ static void a_wait_behind_another_collective_names_who_is_missing(void **state)
 {
     struct stall s = {.culprit = 1};
 
-    (void)state;
     if (!comm_kinds->shares_files)
         return;
     assert_int_equal(pipe(s.done), 0);
@@ -295,7 +290,6 @@ static int wait_for_any(struct dp_comm *comm, void *arg)
 
 static void a_wait_for_any_rank_names_none(void **state)
 {
-    (void)state;
     for (int rank = 0; rank < 2; rank++)
         on_kinds_with(NEEDS_ANY, 2, LONG_NS, wait_for_any, &rank);
 }
@@ -325,7 +319,6 @@ static char logged[2000];
 
 static void keep_errors(void *user, enum dp_log_level level, const char *line)
 {
-    (void)user;
     if (level == DP_LOG_ERROR)
         snprintf(logged + strlen(logged), sizeof(logged) - strlen(logged), "%s\n", line);
 }
@@ -375,7 +368,6 @@ static void kill_one_of_four(const struct comm_kind *kind, int culprit, bool has
 
 static void a_killed_rank_is_named_on_all_others(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int culprit = 0; culprit < 4 && kind->processes; culprit++)
             kill_one_of_four(kind, culprit, false);
@@ -384,7 +376,6 @@ static void a_killed_rank_is_named_on_all_others(void **state)
 /* As that of a data loader. */
 static void a_child_of_a_killed_rank_hides_nothing(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int culprit = 0; culprit < 4 && kind->processes; culprit += 3)
             kill_one_of_four(kind, culprit, true);
@@ -397,7 +388,6 @@ static int wait_in_a_circle(struct dp_comm *comm, void *arg)
                                sizeof(buf));
     struct dp_abort why;
 
-    (void)arg;
     CHECK(err == DP_ETIMEDOUT || err == DP_EABORTED);
     CHECK(dp_comm_aborted(comm, &why));
     CHECK(strstr(why.text, "circle"));
@@ -406,7 +396,6 @@ static int wait_in_a_circle(struct dp_comm *comm, void *arg)
 
 static void a_deadlock_ends_at_the_deadline(void **state)
 {
-    (void)state;
     on_all_kinds(3, SHORT_NS, wait_in_a_circle, NULL);
 }
 
@@ -472,7 +461,6 @@ static void stop_one_of_three(const struct comm_kind *kind, int culprit)
 /* Another one on each; with DP_TEST_FULL, each. */
 static void a_rank_that_is_stopped_in_a_wait_is_named(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name && kind->shares_files; kind++)
         for (int culprit = 0; culprit < 3; culprit++)
             if (culprit == (kind + 1 - comm_kinds) % 2 || getenv("DP_TEST_FULL"))
@@ -528,14 +516,12 @@ static int fail_and_open_again(struct dp_comm *comm, void *arg)
 
 static void after_a_reset_all_is_as_new(void **state)
 {
-    (void)state;
     for (int culprit = 0; culprit < 4; culprit += 3)
         on_kinds_with(NEEDS_TAGS, 4, LONG_NS, fail_and_open_again, &culprit);
 }
 
 static int reset_alone(struct dp_comm *comm, void *arg)
 {
-    (void)arg;
     CHECK(!dp_comm_abort(comm, DP_EIO, "on purpose"));
     if (dp_comm_rank(comm) == 1) {
         int err = dp_comm_reset(comm);
@@ -550,7 +536,6 @@ static int reset_alone(struct dp_comm *comm, void *arg)
 
 static void a_reset_that_others_do_not_join_fails(void **state)
 {
-    (void)state;
     on_kinds_with(NEEDS_END, 3, SHORT_NS, reset_alone, NULL);
 }
 
@@ -561,7 +546,6 @@ static int leave_early(struct dp_comm *comm, void *arg)
     static char big[3 << 20];
     char buf[8] = "";
 
-    (void)arg;
     if (dp_comm_rank(comm) == 0) {
         CHECK(!blocking_send(comm, 1, 0, 1, "last", 5));
         CHECK(!dp_comm_irecv(comm, 1, 1, 1, big, 8, &reqs[0]));
@@ -578,7 +562,6 @@ static int leave_early(struct dp_comm *comm, void *arg)
 
 static void a_rank_may_leave_with_requests_in_flight(void **state)
 {
-    (void)state;
     on_kinds_with(NEEDS_END, 2, LONG_NS, leave_early, NULL);
 }
 
@@ -589,7 +572,6 @@ static int wait_for_a_circle(struct dp_comm *comm, void *arg)
     struct dp_abort why;
     char byte;
 
-    (void)arg;
     CHECK(!dp_comm_barrier(comm));
     if (!rank)
         dp_comm_set_deadline(comm, 500 * DP_NS_PER_MS);
@@ -604,7 +586,6 @@ static int wait_for_a_circle(struct dp_comm *comm, void *arg)
 
 static void of_a_circle_that_a_wait_leads_to_one_rank_is_named(void **state)
 {
-    (void)state;
     on_all_kinds(4, LONG_NS, wait_for_a_circle, NULL);
 }
 
@@ -629,7 +610,6 @@ static void only_the_end_of_its_stream_says_that_a_process_has_ended(void **stat
     };
     char text[232];
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dp_wire wire = cases[i].wire;
         const struct dp_rendezvous_peer peer = {.wire = &wire};
@@ -669,7 +649,6 @@ static int fail_in_main(struct dp_comm *comm, void *arg)
     struct dp_abort why;
     char byte;
 
-    (void)arg;
     if (dp_comm_rank(comm) == 1)
         exit(3);
     CHECK(blocking_receive(comm, 1, 0, 1, &byte, 1) == DP_EABORTED);
@@ -681,7 +660,6 @@ static void a_rank_that_returns_from_main_has_left_unless_it_fails(void **state)
 {
     int killed;
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         for (int leaver = 0; kind->processes && leaver < 3; leaver++)
             assert_int_equal(kind->run(kind, 3, LONG_NS, return_from_main, &leaver, &killed), 0);

@@ -36,7 +36,6 @@ static int split_by_parity(struct dp_comm *comm, void *arg)
     struct dp_comm *half, *none;
     int64_t sum, expected = 0;
 
-    (void)arg;
     CHECK(!dp_comm_split(comm, rank % 2, -rank, &half));
     for (int r = rank % 2; r < size; r += 2)
         expected += r;
@@ -55,7 +54,6 @@ static int split_by_parity(struct dp_comm *comm, void *arg)
 
 static void a_split_orders_ranks_by_key(void **state)
 {
-    (void)state;
     for (int size = 1; size <= 5; size += 2)
         on_kinds_with(NEEDS_PARTS, size, LONG_NS, split_by_parity, NULL);
 }
@@ -68,7 +66,6 @@ static int keep_apart(struct dp_comm *comm, void *arg)
     struct dp_request reqs[6];
     int64_t out[3] = {10, 20, 30}, in[3] = {0};
 
-    (void)arg;
     CHECK(!dp_comm_split(comm, 7, dp_comm_rank(comm), &group));
     CHECK(!dp_comm_split(group, 0, dp_comm_rank(comm), &nested));
     struct dp_comm *const all[3] = {nested, group, comm};
@@ -89,7 +86,6 @@ static int keep_apart(struct dp_comm *comm, void *arg)
 
 static void messages_of_two_communicators_never_match(void **state)
 {
-    (void)state;
     on_kinds_with(NEEDS_PARTS, 2, LONG_NS, keep_apart, NULL);
 }
 
@@ -102,7 +98,6 @@ static int make_grid(struct dp_comm *comm, void *arg)
     struct dp_comm *out[2];
     int64_t sum;
 
-    (void)arg;
     CHECK(!dp_comm_grid(comm, axes, 2, out));
     CHECK(dp_comm_size(out[0]) == 2 && dp_comm_rank(out[0]) == rank / 3);
     CHECK(dp_comm_size(out[1]) == 3 && dp_comm_rank(out[1]) == rank % 3);
@@ -125,7 +120,6 @@ static int make_grid(struct dp_comm *comm, void *arg)
 
 static void a_grid_has_a_communicator_for_each_axis(void **state)
 {
-    (void)state;
     on_kinds_with(NEEDS_PARTS, 6, LONG_NS, make_grid, NULL);
 }
 
@@ -136,7 +130,6 @@ static int fail_in_group(struct dp_comm *comm, void *arg)
     struct dp_abort why;
     char byte;
 
-    (void)arg;
     CHECK(!dp_comm_split(comm, 0, -dp_comm_rank(comm), &group));
     if (dp_comm_rank(comm) != 2) {
         const int err = blocking_send(comm, 2, 0, 0, "", 1);
@@ -157,7 +150,6 @@ static int fail_in_group(struct dp_comm *comm, void *arg)
 
 static void a_failure_in_a_group_ends_the_family(void **state)
 {
-    (void)state;
     on_kinds_with(NEEDS_PARTS, 3, LONG_NS, fail_in_group, NULL);
 }
 
@@ -236,7 +228,6 @@ static int any_order(struct dp_comm *comm, void *arg)
 
 static void messages_of_any_rank_arrive_in_the_order_of_their_sender(void **state)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 3; seed++)
         on_kinds_with(NEEDS_ANY, seed ? 2 + (int)seed : 2, LONG_NS, any_order, &seed);
 }
@@ -247,7 +238,6 @@ static int any_details(struct dp_comm *comm, void *arg)
     struct dp_request any, one;
     struct dp_received got;
 
-    (void)arg;
     if (dp_comm_rank(comm)) {
         CHECK(!blocking_send(comm, 0, 0, 5, buf, 8));
         CHECK(!blocking_send(comm, 0, 0, 6, buf, 32));
@@ -275,7 +265,6 @@ static int any_details(struct dp_comm *comm, void *arg)
 
 static void a_receive_from_any_returns_its_source(void **state)
 {
-    (void)state;
     on_kinds_with(NEEDS_ANY, 2, LONG_NS, any_details, NULL);
 }
 
@@ -288,7 +277,6 @@ static int be_busy(struct dp_comm *comm, void *arg)
     static const int64_t deadline_ns = 300 * DP_NS_PER_MS;
     char byte = 1;
 
-    (void)arg;
     if (dp_comm_rank(comm)) {
         CHECK(!dp_comm_barrier(comm));
         dp_comm_set_deadline(comm, deadline_ns);
@@ -304,7 +292,6 @@ static int be_busy(struct dp_comm *comm, void *arg)
 
 static void a_busy_rank_is_waited_for(void **state)
 {
-    (void)state;
     on_all_kinds(2, LONG_NS, be_busy, NULL);
 }
 
@@ -319,7 +306,6 @@ static int interrupt_wait(struct dp_comm *comm, void *arg)
     int left = 3;
     char byte;
 
-    (void)arg;
     if (!dp_comm_rank(comm))
         dp_comm_set_poll(comm, count_down, &left);
     int err = blocking_receive(comm, !dp_comm_rank(comm), 0, 0, &byte, 1);
@@ -330,7 +316,6 @@ static int interrupt_wait(struct dp_comm *comm, void *arg)
 
 static void a_poll_function_ends_a_wait(void **state)
 {
-    (void)state;
     on_all_kinds(2, LONG_NS, interrupt_wait, NULL);
 }
 
@@ -364,13 +349,11 @@ static int ask_and_answer(struct dp_comm *comm, void *arg)
         opened = count_files() - before;
         CHECK(!asks || opened == 1);
     }
-    (void)arg;
     return dp_comm_barrier(comm);
 }
 
 static void an_answer_comes_by_the_connection_of_the_question(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;
         if (!strcmp(kind->name, "tcp"))
@@ -405,7 +388,6 @@ static void a_poll_function_ends_a_reset(void **state)
     atomic_bool *is_over = mmap(NULL, sizeof(*is_over), PROT_READ | PROT_WRITE,
                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;
         atomic_store(is_over, false);
@@ -423,7 +405,6 @@ static int abort_without_rank_0(struct dp_comm *comm, void *arg)
     struct dp_abort why;
     char byte;
 
-    (void)arg;
     CHECK(!dp_comm_split(comm, rank ? 1 : -1, 0, &part));
     if (!rank)
         return 0;
@@ -443,7 +424,6 @@ static int abort_without_rank_0(struct dp_comm *comm, void *arg)
 
 static void an_abort_in_a_part_is_heard_after_rank_0_has_left(void **state)
 {
-    (void)state;
     on_kinds_with(NEEDS_END, 4, LONG_NS, abort_without_rank_0, NULL);
 }
 
@@ -454,7 +434,6 @@ static int send_to_rank_0_that_left(struct dp_comm *comm, void *arg)
     char *buf = calloc(1, LONG);
     int err = 0;
 
-    (void)arg;
     CHECK(buf);
     if (dp_comm_rank(comm)) {
         err = blocking_send(comm, 0, 1, 0, buf, LONG);
@@ -467,7 +446,6 @@ static int send_to_rank_0_that_left(struct dp_comm *comm, void *arg)
 
 static void a_long_send_to_a_rank_that_has_left_fails(void **state)
 {
-    (void)state;
     on_kinds_with(NEEDS_END, 2, LONG_NS, send_to_rank_0_that_left, NULL);
 }
 
@@ -480,7 +458,6 @@ static int pass_around(struct dp_comm *comm, void *arg)
     struct dp_request send, receive;
     int out = dp_comm_rank(comm), in = -1;
 
-    (void)arg;
     const int before = count_files();
     CHECK(!dp_comm_isend(comm, next, 0, 0, &out, sizeof(out), &send));
     CHECK(!dp_comm_irecv(comm, previous, 0, 0, &in, sizeof(in), &receive));
@@ -495,7 +472,6 @@ static int pass_around(struct dp_comm *comm, void *arg)
 
 static void a_ring_of_many_ranks_opens_files_for_neighbours_only(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;
         if (!kind->by_ring)

@@ -46,7 +46,6 @@ static int get(void *user, const char *key, void *value, size_t *len)
     struct store *s = user;
     const size_t there = atomic_load(&s->len);
 
-    (void)key;
     if (!there)
         return DP_EAGAIN;
     *len = there < *len ? there : *len;
@@ -238,7 +237,6 @@ static void new_processes_take_the_places_after_the_survivors(void **state)
 {
     static const unsigned dead[] = {0, 1u << 0, 1u << 1 | 1u << 3};
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (size_t i = 0; i < sizeof(dead) / sizeof(dead[0]) && !kind->by_ring; i++)
             grow_on(kind, dead[i], NEW);
@@ -246,7 +244,6 @@ static void new_processes_take_the_places_after_the_survivors(void **state)
 
 static void one_survivor_grows_to_a_group(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         if (kind->processes && !kind->by_ring)
             grow_on(kind, 1u << 0 | 1u << 1 | 1u << 2, 3);
@@ -277,7 +274,6 @@ static int grow_in_vain(struct dp_comm *comm, void *arg)
 
 static void without_a_new_process_the_deadline_ends_it_and_the_group_stays(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         struct grown *g = new_grown(0, 1);
         int killed;
@@ -296,7 +292,6 @@ static void a_process_with_another_secret_is_refused(void **state)
     struct dp_comm *alone, *comm;
     int status;
 
-    (void)state;
     fflush(NULL);
     const pid_t child = fork();
     if (!child) {
@@ -325,7 +320,6 @@ static void bad_arguments_are_refused(void **state)
     struct dp_comm_config config = {.address = "127.0.0.1:1", .timeout_ns = DP_NS_PER_S};
     struct dp_comm *alone, *comm;
 
-    (void)state;
     assert_int_equal(dp_comm_threads_new(1, &alone), 0);
     assert_int_equal(dp_comm_grow(alone, 1, &config, &comm), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "expected a group that survives"));

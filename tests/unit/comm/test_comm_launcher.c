@@ -51,7 +51,6 @@ static int expect_launch(const char *const *set, int rank, int size, const char 
 
 static void launchers_variables_give_rank_size_and_address(void **state)
 {
-    (void)state;
     expect_launch(VARIABLES("RANK=3", "WORLD_SIZE=8", "MASTER_ADDR=node0", "MASTER_PORT=29500"), 3,
                   8, "node0:29501");
     expect_launch(VARIABLES("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=fe80::1", "MASTER_PORT=1"), 0, 2,
@@ -77,7 +76,6 @@ static void launchers_variables_give_rank_size_and_address(void **state)
 
 static void a_job_of_one_process_needs_no_address(void **state)
 {
-    (void)state;
     struct dp_launch launch;
 
     assert_int_equal(read_launch(VARIABLES("RANK=0", "WORLD_SIZE=1"), NULL, 0, &launch), 0);
@@ -87,7 +85,6 @@ static void a_job_of_one_process_needs_no_address(void **state)
 
 static void our_options_override_the_launchers_variables(void **state)
 {
-    (void)state;
     struct dp_launch launch;
     const char *const *set = VARIABLES("RANK=3", "WORLD_SIZE=8", "MASTER_ADDR=m", "MASTER_PORT=1");
 
@@ -108,7 +105,6 @@ static void expect_no_launch(const char *const *set, int error, const char *sent
 
 static void a_launchers_variable_that_is_missing_or_wrong_is_named(void **state)
 {
-    (void)state;
     expect_no_launch(VARIABLES("HOME=x"), DP_ENOENT, "not started by torchrun");
     /* As in the script of sbatch, which is none of srun's processes. */
     expect_no_launch(VARIABLES("SLURM_PROCID=0", "SLURM_NTASKS=4", "SLURM_JOB_ID=7"), DP_ENOENT,
@@ -133,7 +129,6 @@ static void a_launchers_variable_that_is_missing_or_wrong_is_named(void **state)
 
 static void a_process_knows_its_place_on_its_host(void **state)
 {
-    (void)state;
     static const struct {
         const char *const variables[5];
         struct dp_process process;
@@ -180,7 +175,6 @@ static void a_process_knows_its_place_on_its_host(void **state)
 
 static void a_process_keeps_its_own_gpu(void **state)
 {
-    (void)state;
     static const struct {
         int local_rank, local_size;
         const char *list, *own, *error;

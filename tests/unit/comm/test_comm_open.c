@@ -115,7 +115,6 @@ static void a_rank_that_may_share_no_memory_connects_by_tcp(void **state)
 {
     const pid_t child = fork();
 
-    (void)state;
     if (!child)
         _exit(!deny_memfd());
     if (wait_for(child))
@@ -125,7 +124,6 @@ static void a_rank_that_may_share_no_memory_connects_by_tcp(void **state)
 
 static void ranks_find_each_other_with_and_without_a_secret(void **state)
 {
-    (void)state;
     run_some(4, 4, open_and_meet, NULL);
     run_some(4, 4, open_and_meet, "what only we know");
     run_some(1, 1, open_and_meet, NULL);
@@ -179,7 +177,6 @@ static int open_with_listener(const struct rank *r)
 
 static void a_socket_that_listens_already_can_be_handed_over(void **state)
 {
-    (void)state;
     struct handed_over h;
 
     h.fd = listen_somewhere(&h.port);
@@ -192,7 +189,6 @@ static int file_put(void *user, const char *key, const void *value, size_t len)
 {
     char path[256], part[256];
 
-    (void)key;
     snprintf(path, sizeof(path), "%s/value", (const char *)user);
     snprintf(part, sizeof(part), "%s/part", (const char *)user);
     FILE *f = fopen(part, "w");
@@ -232,7 +228,6 @@ static int open_with_store(const struct rank *r)
 
 static void ranks_can_meet_by_the_users_store(void **state)
 {
-    (void)state;
     char folder[SCRATCH_LEN], path[SCRATCH_LEN + 8];
 
     assert_true(scratch_directory(folder, "store"));
@@ -246,25 +241,21 @@ static void ranks_can_meet_by_the_users_store(void **state)
 
 static int never(void *user, const char *key, void *value, size_t *len)
 {
-    (void)user, (void)key, (void)value, (void)len;
     return DP_EAGAIN;
 }
 
 static int broken(void *user, const char *key, void *value, size_t *len)
 {
-    (void)user, (void)key, (void)value, (void)len;
     return DP_EIO;
 }
 
 static int refuse_put(void *user, const char *key, const void *value, size_t len)
 {
-    (void)user, (void)key, (void)value, (void)len;
     return DP_EIO;
 }
 
 static void stores_and_sockets_that_will_not_do_are_named(void **state)
 {
-    (void)state;
     struct dp_comm *comm;
     struct dp_comm_store store = {.put = refuse_put, .get = never};
     struct dp_comm_config config = {.rank = 1, .size = 2, .timeout_ns = SHORT_NS, .store = &store};
@@ -307,7 +298,6 @@ static int come_alone(const struct rank *r)
 
 static void missing_ranks_are_named_to_those_present(void **state)
 {
-    (void)state;
     run_some(2, 4, come_alone, NULL);
 }
 
@@ -344,19 +334,11 @@ static int open_and_stop(const struct rank *r)
 
 static int find_nothing(void *user, const char *key, void *value, size_t *len)
 {
-    (void)user;
-    (void)key;
-    (void)value;
-    (void)len;
     return DP_EAGAIN;
 }
 
 static int put_nowhere(void *user, const char *key, const void *value, size_t len)
 {
-    (void)user;
-    (void)key;
-    (void)value;
-    (void)len;
     return 0;
 }
 
@@ -365,7 +347,6 @@ static void a_poll_function_ends_an_open(void **state)
     static const struct dp_comm_store empty = {.put = put_nowhere, .get = find_nothing};
     const int port = find_free_port();
 
-    (void)state;
     for (int rank = 0; rank < 2; rank++) {
         assert_int_equal(wait_for(start_rank(rank, 2, port, open_and_stop, NULL)), 0);
         assert_int_equal(wait_for(start_rank(rank, 2, port, open_and_stop, &empty)), 0);
@@ -398,7 +379,6 @@ static void a_poll_function_ends_a_close(void **state)
 {
     int over[2];
 
-    (void)state;
     assert_int_equal(pipe(over), 0);
     run_some(2, 2, close_and_stop, over);
     close(over[0]);
@@ -407,7 +387,6 @@ static void a_poll_function_ends_a_close(void **state)
 
 static void a_rank_0_that_does_not_come_is_named(void **state)
 {
-    (void)state;
     run_some(1, 2, come_without_root, NULL);
 }
 
@@ -435,7 +414,6 @@ static int of_wrong_size(const struct rank *r)
 /* The intruders connect first, and do not keep members from joining afterwards. */
 static void a_rank_that_does_not_fit_is_refused_and_the_rest_goes_on(void **state)
 {
-    (void)state;
     const int port = find_free_port();
     const char *secret = "right";
     pid_t root = start_rank(0, 3, port, open_and_meet, secret);
@@ -466,7 +444,6 @@ static int meet_false_root(const struct rank *r)
 
 static void a_rank_0_with_another_secret_gets_no_members(void **state)
 {
-    (void)state;
     const int port = find_free_port();
     const pid_t root = start_rank(0, 2, port, meet_false_root, NULL);
     int status;
@@ -490,7 +467,6 @@ static int with_transport_of_its_own(const struct rank *r)
 
 static void ranks_that_want_different_transports_are_named(void **state)
 {
-    (void)state;
     run_some(3, 3, with_transport_of_its_own, NULL);
 }
 
@@ -605,7 +581,6 @@ static void send_something_wrong(int fd, uint32_t *seed)
 
 static void strangers_that_connect_to_a_group_do_no_harm(void **state)
 {
-    (void)state;
     enum { STRANGERS = 400, SILENT = 20 };
     const int port = find_free_port();
     pid_t root = start_rank(0, 2, port, open_and_meet, "right");
@@ -642,7 +617,6 @@ static int open_with_few_files(const struct rank *r)
  * that say that more sockets follow. */
 static void strangers_that_stay_take_no_files_from_a_group(void **state)
 {
-    (void)state;
     enum { EACH = 40 };
     const struct timeval soon = {.tv_usec = 50000};
     const int port = find_free_port();
@@ -693,7 +667,6 @@ static int open_at_host(const struct rank *r)
 /* As a name for this host Debian has 127.0.1.1. */
 static void a_group_of_the_loopback_listens_there_only(void **state)
 {
-    (void)state;
     run_some(2, 2, open_at_host, "localhost");
     run_some(2, 2, open_at_host, "127.0.0.1");
     run_some(2, 2, open_at_host, "127.0.1.1");
@@ -713,7 +686,6 @@ static int meet_false_rank_0(const struct rank *r)
 
 static void a_false_rank_0_does_no_harm_either(void **state)
 {
-    (void)state;
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof(any);
     int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -766,7 +738,6 @@ static int join_by_the_second_address(const struct rank *r)
 /* What listens there accepts, and says nothing. */
 static void an_address_that_does_not_answer_leaves_time_for_the_next(void **state)
 {
-    (void)state;
     const int port = find_free_port();
     struct sockaddr_in second = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1)};
@@ -793,7 +764,6 @@ static void expect_refusal(struct dp_comm_config config, int error, const char *
 
 static void bad_configs_are_refused_in_a_sentence(void **state)
 {
-    (void)state;
     struct dp_comm *comm;
     const char *here = "127.0.0.1:1";
 
@@ -827,7 +797,6 @@ static void bad_configs_are_refused_in_a_sentence(void **state)
 
 static void a_port_in_use_is_named(void **state)
 {
-    (void)state;
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof(any);
     int taken = socket(AF_INET, SOCK_STREAM, 0);
@@ -867,7 +836,6 @@ static int open_from_environment(const struct rank *r)
 
 static void all_of_it_can_come_from_the_environment(void **state)
 {
-    (void)state;
     run_some(3, 3, open_from_environment, NULL);
 }
 

@@ -101,7 +101,6 @@ static int take_turns_away(struct dp_comm *comm, void *arg)
 {
     unsigned char *buf = malloc(LARGE);
 
-    (void)arg;
     CHECK(buf);
     int failed = dp_comm_rank(comm) ? receive_and_go(comm, buf) : send_and_go(comm, buf);
     free(buf);
@@ -110,7 +109,6 @@ static int take_turns_away(struct dp_comm *comm, void *arg)
 
 static void a_large_message_needs_only_one_of_its_ranks(void **state)
 {
-    (void)state;
     on_all_kinds(2, take_turns_away);
 }
 
@@ -138,7 +136,6 @@ static int sum_and_go(struct dp_comm *comm, void *arg)
     float *values = malloc(count * sizeof(*values));
     struct dp_request req;
 
-    (void)arg;
     CHECK(values);
     CHECK(!dp_comm_barrier(comm)); /* connected */
     for (size_t i = 0; i < count; i++)
@@ -158,7 +155,6 @@ static int sum_and_go(struct dp_comm *comm, void *arg)
 /* Of processes: a thread's collectives go on in its own calls only. */
 static void a_collective_goes_on_while_a_rank_computes(void **state)
 {
-    (void)state;
     on_kinds(2, sum_and_go, true);
 }
 
@@ -174,7 +170,6 @@ static int exchange_while_away(struct dp_comm *comm, void *arg)
     unsigned char *in = malloc(LARGE), *out = malloc(LARGE);
     int peer = 1 - dp_comm_rank(comm);
 
-    (void)arg;
     CHECK(in && out);
     for (int round = 0; round < ROUNDS; round++) {
         size_t len = length_of(round), seed = (size_t)round + (size_t)dp_comm_rank(comm);
@@ -206,7 +201,6 @@ static int exchange_while_away(struct dp_comm *comm, void *arg)
 
 static void going_away_and_coming_back_disturbs_no_message(void **state)
 {
-    (void)state;
     on_all_kinds(2, exchange_while_away);
 }
 
@@ -218,7 +212,6 @@ static int abort_while_away(struct dp_comm *comm, void *arg)
     static _Thread_local struct dp_request req;
     struct dp_abort why;
 
-    (void)arg;
     int next = (dp_comm_rank(comm) + 1) % 3;
     for (int i = 0; i < 3; i++) {
         int err = dp_comm_isend(comm, next, DP_CHANNEL_ACTIVATION, 1, buf, LARGE, &req);
@@ -237,7 +230,6 @@ static int abort_while_away(struct dp_comm *comm, void *arg)
 
 static void an_abort_a_reset_and_an_end_reach_a_rank_that_computes(void **state)
 {
-    (void)state;
     on_all_kinds(3, abort_while_away);
 }
 

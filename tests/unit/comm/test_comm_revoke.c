@@ -138,7 +138,6 @@ static int revoke_in_flight(struct dp_comm *comm, void *arg)
 
 static void a_revoke_by_any_rank_ends_all_requests_of_the_communicator_on_all(void **state)
 {
-    (void)state;
     for (int culprit = 0; culprit < 5; culprit += 2)
         on_surviving_kinds(5, 0, revoke_in_flight, &culprit);
 }
@@ -180,7 +179,6 @@ static int revoke_after_a_death(struct dp_comm *comm, void *arg)
     struct dp_abort why;
     char byte = 0;
 
-    (void)arg;
     comm->tell_doing_ns = 0;
     BEGIN(comm);
     if (rank == 3)
@@ -201,7 +199,6 @@ static int revoke_after_a_death(struct dp_comm *comm, void *arg)
 
 static void all_learn_of_a_death_that_one_has_revoked_for(void **state)
 {
-    (void)state;
     on_surviving_kinds(4, 1, revoke_after_a_death, NULL);
 }
 
@@ -211,7 +208,6 @@ static int agree_after_a_death(struct dp_comm *comm, void *arg)
     struct dp_comm *survivors;
     bool alive[7];
 
-    (void)arg;
     comm->tell_doing_ns = 0;
     BEGIN(comm);
     if (dp_comm_rank(comm) == 3)
@@ -232,7 +228,6 @@ static int agree_after_a_death(struct dp_comm *comm, void *arg)
 
 static void all_that_agree_know_what_a_dead_rank_did_last(void **state)
 {
-    (void)state;
     on_surviving_kinds(7, 1, agree_after_a_death, NULL);
 }
 
@@ -245,7 +240,6 @@ static int revoke_a_part(struct dp_comm *comm, void *arg)
     struct dp_comm *part;
     char byte = 0;
 
-    (void)arg;
     BEGIN(comm);
     CHECK(!dp_comm_split(comm, rank % 2, 0, &part));
     CHECK(!dp_comm_barrier(comm));
@@ -265,7 +259,6 @@ static int revoke_a_part(struct dp_comm *comm, void *arg)
 
 static void a_revoke_ends_no_other_communicator_of_the_split(void **state)
 {
-    (void)state;
     on_surviving_kinds(4, 0, revoke_a_part, NULL);
 }
 
@@ -274,7 +267,6 @@ static int revoke_at_once(struct dp_comm *comm, void *arg)
 {
     struct dp_comm *at = comm, *next;
 
-    (void)arg;
     BEGIN(comm);
     for (int i = 0; i < 10; i++) {
         CHECK(!dp_comm_shrink(at, &next));
@@ -293,7 +285,6 @@ static int revoke_at_once(struct dp_comm *comm, void *arg)
 
 static void a_communicator_may_be_revoked_before_all_have_made_it(void **state)
 {
-    (void)state;
     on_surviving_kinds(4, 0, revoke_at_once, NULL);
 }
 
@@ -301,7 +292,6 @@ static void a_communicator_may_be_revoked_before_all_have_made_it(void **state)
 
 static int revoke_wrongly(struct dp_comm *comm, void *arg)
 {
-    (void)arg;
     CHECK(!dp_comm_survives(comm));
     CHECK(dp_comm_revoke(comm, DP_EIO, "no") == DP_EUNSUPPORTED);
     CHECK_SAYS(strcmp(dp_comm_name(comm), "mpi") ? "dp_comm_survive" : "transport mpi");
@@ -315,7 +305,6 @@ static int revoke_wrongly(struct dp_comm *comm, void *arg)
 
 static void only_a_group_that_survives_can_be_revoked(void **state)
 {
-    (void)state;
     on_all_kinds(2, LONG_NS, revoke_wrongly, NULL);
 }
 

@@ -96,7 +96,6 @@ static int send_round(struct dp_comm *comm, int count)
 
 static int exchange_rounds(struct dp_comm *comm, void *arg)
 {
-    (void)arg;
     if (!dp_comm_rank(comm))
         look_at_sleeps(comm);
     for (int count = 1; count <= MANY; count++)
@@ -109,7 +108,6 @@ static int exchange_rounds(struct dp_comm *comm, void *arg)
 
 static void a_wait_never_sleeps_on_what_has_come(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;
         if (!kind->processes)

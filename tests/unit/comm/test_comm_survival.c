@@ -204,7 +204,6 @@ static int lose_one(struct dp_comm *comm, void *arg)
 
 static void a_death_fails_only_the_requests_that_need_the_rank(void **state)
 {
-    (void)state;
     for (int dead = 0; dead < 4; dead++)
         on_surviving_kinds(4, 1, lose_one, &dead);
 }
@@ -241,7 +240,6 @@ static void two_and_more_ranks_may_die_at_once(void **state)
         int count;
     } cases[] = {{0x3, 2}, {0x12, 2}, {0x1f, 5}, {0xe, 3}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         unsigned dead = cases[i].dead;
         on_surviving_kinds(6, cases[i].count, lose_many, &dead);
@@ -251,7 +249,6 @@ static void two_and_more_ranks_may_die_at_once(void **state)
 /* Killed at any instruction. A thread leaves between two steps. */
 static void kill_itself(int signal)
 {
-    (void)signal;
     kill(getpid(), SIGKILL);
 }
 
@@ -301,7 +298,6 @@ static int be_killed_at_any_moment(struct dp_comm *comm, void *arg)
 
 static void a_rank_may_be_killed_at_any_moment(void **state)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 12; seed++)
         on_surviving_kinds(5, 1, be_killed_at_any_moment, &seed);
 }
@@ -311,7 +307,6 @@ static int lose_one_after_the_other(struct dp_comm *comm, void *arg)
     struct dp_comm *at = comm, *next;
     int64_t sum;
 
-    (void)arg;
     BEGIN(comm);
     while (dp_comm_size(at) > 1) {
         if (dp_comm_rank(at) == 0) {
@@ -335,7 +330,6 @@ static int lose_one_after_the_other(struct dp_comm *comm, void *arg)
 
 static void the_group_outlives_every_rank_but_the_last(void **state)
 {
-    (void)state;
     on_surviving_kinds(5, 4, lose_one_after_the_other, NULL);
 }
 
@@ -360,9 +354,6 @@ static void send_value(struct dp_survival *s, int peer, const void *message, siz
 
 static void send_to_none(struct dp_survival *s, const void *message, size_t len)
 {
-    (void)s;
-    (void)message;
-    (void)len;
 }
 
 static int die_in_agreement(struct dp_comm *comm, void *arg)
@@ -399,7 +390,6 @@ static int die_in_agreement(struct dp_comm *comm, void *arg)
 
 static void all_survivors_learn_the_same_whenever_the_coordinator_dies(void **state)
 {
-    (void)state;
     for (int left = 0; left <= 6; left++) {
         struct last_words words = {0, left};
         on_surviving_kinds(4, 1, die_in_agreement, &words);
@@ -408,7 +398,6 @@ static void all_survivors_learn_the_same_whenever_the_coordinator_dies(void **st
 
 static void all_survivors_learn_the_same_if_a_member_dies(void **state)
 {
-    (void)state;
     struct last_words words = {2, 0};
     on_surviving_kinds(4, 1, die_in_agreement, &words);
 }
@@ -434,7 +423,6 @@ static int be_busy_after_a_death(struct dp_comm *comm, void *arg)
     const int last = dp_comm_size(comm) - 1, rank = dp_comm_rank(comm);
     struct dp_comm *survivors;
 
-    (void)arg;
     BEGIN(comm);
     if (rank == 0)
         return die(comm);
@@ -461,7 +449,6 @@ static int be_busy_after_a_death(struct dp_comm *comm, void *arg)
 
 static void a_rank_can_say_that_it_is_busy_without_rank_0(void **state)
 {
-    (void)state;
     on_surviving_kinds(6, 2, be_busy_after_a_death, NULL);
 }
 
@@ -586,7 +573,6 @@ static void with_pause(int size, rank_fn fn)
 
 static void a_rank_that_was_stopped_and_declared_dead_learns_so(void **state)
 {
-    (void)state;
     with_pause(4, stop_and_go_on);
 }
 
@@ -636,7 +622,6 @@ static int be_silent(struct dp_comm *comm, void *arg)
 
 static void a_silent_rank_fails_a_wait_and_is_declared_dead_by_an_agreement(void **state)
 {
-    (void)state;
     with_pause(3, be_silent);
 }
 
@@ -647,7 +632,6 @@ static int abort_after_a_death(struct dp_comm *comm, void *arg)
     struct dp_abort why;
     char buf[8];
 
-    (void)arg;
     BEGIN(comm);
     if (dp_comm_rank(comm) == 0)
         return die(comm);
@@ -666,7 +650,6 @@ static int abort_after_a_death(struct dp_comm *comm, void *arg)
 
 static void an_abort_still_ends_the_whole_group(void **state)
 {
-    (void)state;
     on_surviving_kinds(6, 1, abort_after_a_death, NULL);
 }
 
@@ -675,7 +658,6 @@ static int leave_in_turn(struct dp_comm *comm, void *arg)
     const int rank = dp_comm_rank(comm);
     char byte = 0;
 
-    (void)arg;
     BEGIN(comm);
     for (int i = 0; i < 50; i++)
         CHECK(!dp_comm_barrier(comm));
@@ -700,7 +682,6 @@ static int interrupt_agreement(struct dp_comm *comm, void *arg)
     int left = 3;
     char byte = 0;
 
-    (void)arg;
     BEGIN(comm);
     if (waits) {
         CHECK(!blocking_receive(comm, 1, 0, 0, &byte, 1)); /* the other one has begun, too */
@@ -719,13 +700,11 @@ static int interrupt_agreement(struct dp_comm *comm, void *arg)
 
 static void a_poll_function_ends_an_agreement(void **state)
 {
-    (void)state;
     on_surviving_kinds(2, 0, interrupt_agreement, NULL);
 }
 
 static void ranks_leave_in_order_and_what_they_sent_arrives(void **state)
 {
-    (void)state;
     for (int size = 2; size <= 5; size += 3)
         on_surviving_kinds(size, 0, leave_in_turn, NULL);
 }
@@ -832,7 +811,6 @@ static void after_the_first_message_that_is_dropped_none_arrives(void **state)
     static const size_t lens[][3] = {{64, 64, 64},     {256, 512, 768},   {64, 2000, 64},
                                      {2000, 64, 2000}, {1, LONGEST, 1}, {LONGEST, 1, 64}};
 
-    (void)state;
     for (unsigned i = 0; i < 4 * sizeof(lens) / sizeof(lens[0]); i++) {
         struct drop d = {.cancels = i & 1, .any = i & 2};
         if (d.cancels && is_mpi())
@@ -881,7 +859,6 @@ static int lack_files(struct dp_comm *comm, void *arg)
     const int64_t until_ns = dp_now_ns() + LONG_NS;
     struct dp_comm *survivors;
 
-    (void)arg;
     BEGIN(comm);
     CHECK(!gather_at(comm, 0));
     if (!dp_comm_rank(comm))
@@ -896,7 +873,6 @@ static int lack_files(struct dp_comm *comm, void *arg)
 
 static void a_rank_without_files_fails_itself_and_no_other(void **state)
 {
-    (void)state;
     on_surviving_kinds(6, 0, lack_files, NULL);
 }
 

@@ -10,7 +10,6 @@
 
 static inline int cuda_case_clean_up(void **state)
 {
-    (void)state;
     cuda_job_fini();
     return 0;
 }

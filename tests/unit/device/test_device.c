@@ -88,7 +88,6 @@ static void fill(char *bytes, size_t count, uint64_t seed)
 
 static void memory_is_aligned_whatever_its_size(void **state)
 {
-    (void)state;
     static const size_t sizes[] = {0, 1, 255, 256, 4097, (2 << 20) - 1, 2 << 20, (5 << 20) + 3};
 
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
@@ -106,7 +105,6 @@ static void memory_is_aligned_whatever_its_size(void **state)
 
 static void shared_memory_of_the_host_is_found_as_such(void **state)
 {
-    (void)state;
     char *p = new_buffer(DP_MEMORY_SHARED, 100000);
     struct dp_shared_place place;
 
@@ -117,7 +115,6 @@ static void shared_memory_of_the_host_is_found_as_such(void **state)
 
 static void too_much_memory_is_refused_with_its_size(void **state)
 {
-    (void)state;
     void *p = &p;
 
     for (enum dp_memory where = DP_MEMORY_DEVICE; where <= DP_MEMORY_SHARED; where++) {
@@ -132,7 +129,6 @@ static void too_much_memory_is_refused_with_its_size(void **state)
 
 static void bytes_survive_copies_through_every_kind_of_memory(void **state)
 {
-    (void)state;
     static const size_t sizes[] = {0, 1, 63, 4097, 300000, (1 << 20) + 7, (9 << 20) + 3};
     enum { SHIFT = 5, GUARD = 64 };
     struct dp_device_stream *s = new_stream();
@@ -163,7 +159,6 @@ static void bytes_survive_copies_through_every_kind_of_memory(void **state)
 
 static void zero_clears_its_bytes_and_no_others(void **state)
 {
-    (void)state;
     static const size_t sizes[] = {0, 1, 100, 70000, 3 << 20};
     struct dp_device_stream *s = new_stream();
 
@@ -189,7 +184,6 @@ static void zero_clears_its_bytes_and_no_others(void **state)
 
 static void a_stream_keeps_its_order_over_more_copies_than_fit_its_queue(void **state)
 {
-    (void)state;
     enum { COPIES = 2000, BYTES = 20000 };
     char *ping = new_buffer(DP_MEMORY_DEVICE, 2 * BYTES);
     char *host = new_buffer(DP_MEMORY_PINNED, BYTES);
@@ -220,7 +214,6 @@ static void sleep_for(void *ns)
 
 static void an_event_never_recorded_holds_nothing_back(void **state)
 {
-    (void)state;
     struct dp_device_event *event = new_event();
     struct dp_device_stream *s = new_stream();
 
@@ -236,7 +229,6 @@ static void an_event_never_recorded_holds_nothing_back(void **state)
 
 static void an_event_outlives_its_stream_and_work_given_is_done(void **state)
 {
-    (void)state;
     enum { BYTES = 6 << 20 };
     char *from = new_buffer(DP_MEMORY_PINNED, BYTES), *to = new_buffer(DP_MEMORY_PINNED, BYTES);
     struct dp_device_event *event = new_event();
@@ -263,7 +255,6 @@ static void timed_events_tell_how_long_the_work_between_them_took(void **state)
     struct dp_device_event *from, *to, *plain = new_event();
     double ns = -1;
 
-    (void)state;
     assert_int_equal(dp_device_event_new_timed(dev, &from), 0);
     assert_int_equal(dp_device_event_new_timed(dev, &to), 0);
     assert_int_equal(dp_device_event_record(from, s), 0);
@@ -289,7 +280,6 @@ static void timed_events_tell_how_long_the_work_between_them_took(void **state)
 
 static void a_wait_holds_to_the_record_it_was_given_for(void **state)
 {
-    (void)state;
     enum { BYTES = 4 << 20 };
     char *a = new_buffer(DP_MEMORY_PINNED, BYTES), *b = new_buffer(DP_MEMORY_DEVICE, BYTES);
     char *c = new_buffer(DP_MEMORY_PINNED, BYTES);
@@ -395,7 +385,6 @@ static void run_program(uint64_t seed, size_t block_bytes)
 
 static void any_program_ordered_by_events_is_as_if_done_in_one_row(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++)
         run_program(seed, 40000);
     run_program(7, 100);
@@ -428,7 +417,6 @@ static void *run_own_stream(void *arg)
 
 static void threads_use_one_device_each_with_its_own_stream(void **state)
 {
-    (void)state;
     enum { THREADS = 4 };
     pthread_t threads[THREADS];
 
@@ -457,7 +445,6 @@ static void add_up(void *user)
 
 static void a_call_comes_between_what_was_queued_before_and_behind_it(void **state)
 {
-    (void)state;
     enum { COUNT = 1 << 20, ROUNDS = 8 };
     int *from = (int *)new_buffer(DP_MEMORY_PINNED, COUNT * sizeof(int));
     int *to = (int *)new_buffer(DP_MEMORY_PINNED, COUNT * sizeof(int)), total = 0, before = -1;
@@ -519,7 +506,6 @@ static void pass_gate(void *user)
 /* The stand-ins make host functions of the driver one at a time. */
 static void a_call_holds_back_no_call_of_another_stream(void **state)
 {
-    (void)state;
     struct gate gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
     if (dp_device_host_accessible(dev))
@@ -536,7 +522,6 @@ static void a_call_holds_back_no_call_of_another_stream(void **state)
 
 static void streams_of_every_priority_do_their_work(void **state)
 {
-    (void)state;
     enum { COUNT = 3, BYTES = 3 << 20 };
     struct dp_device_stream *s[COUNT];
     char *from = new_buffer(DP_MEMORY_PINNED, BYTES);
@@ -560,7 +545,6 @@ static void streams_of_every_priority_do_their_work(void **state)
 
 static void memory_that_exists_is_registered_and_copied(void **state)
 {
-    (void)state;
     enum { BYTES = 1 << 20 };
     char *mine = aligned_alloc(4096, BYTES), *there = new_buffer(DP_MEMORY_DEVICE, BYTES);
     char *back = malloc(BYTES);
@@ -585,7 +569,6 @@ static void memory_that_exists_is_registered_and_copied(void **state)
 
 static void device_memory_is_counted_and_limited(void **state)
 {
-    (void)state;
     struct dp_device_usage before, now;
     void *a, *b;
 
@@ -617,7 +600,6 @@ static int lend(void *user, size_t bytes, void **out)
 {
     struct lender *lender = user;
 
-    (void)bytes;
     if (lender->is_lent)
         return DP_ENOMEM;
     lender->is_lent = true;
@@ -641,7 +623,6 @@ static void device_memory_comes_from_the_given_allocator_and_goes_back_there(voi
     struct dp_device_usage before, now;
     void *lent, *own, *later;
 
-    (void)state;
     dp_device_usage(dev, &before);
     assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, BYTES, &lender.ptr), 0);
     dp_device_set_allocator(dev, &(struct dp_device_allocator){lend, take_back, &lender});
@@ -663,7 +644,6 @@ static void device_memory_comes_from_the_given_allocator_and_goes_back_there(voi
 
 static void another_devices_event_is_refused(void **state)
 {
-    (void)state;
     struct dp_device *other;
     struct dp_device_stream *s = new_stream(), *t;
     struct dp_device_event *event;

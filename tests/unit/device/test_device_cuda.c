@@ -22,7 +22,6 @@ static const char *fake_file;
 
 static int reset(void **state)
 {
-    (void)state;
     fake->reset();
     setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", fake_file, 1);
     return 0;
@@ -46,7 +45,6 @@ static void expect_sentence(const char *part)
 
 static void without_a_driver_the_loaders_reason_is_given(void **state)
 {
-    (void)state;
     struct dp_device *dev;
 
     setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", "no-such-driver.so", 1);
@@ -56,7 +54,6 @@ static void without_a_driver_the_loaders_reason_is_given(void **state)
 
 static void a_library_that_is_no_driver_is_named_with_what_it_lacks(void **state)
 {
-    (void)state;
     struct dp_device *dev;
 
     setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", "libc.so.6", 1);
@@ -66,7 +63,6 @@ static void a_library_that_is_no_driver_is_named_with_what_it_lacks(void **state
 
 static void a_driver_that_does_not_start_is_an_error_with_a_reason(void **state)
 {
-    (void)state;
     struct dp_device *dev;
 
     fake->fail_call("cuInit", 1, CUDA_ERROR_NO_DEVICE);
@@ -76,7 +72,6 @@ static void a_driver_that_does_not_start_is_an_error_with_a_reason(void **state)
 
 static void an_ordinal_beyond_the_last_device_is_refused_with_their_number(void **state)
 {
-    (void)state;
     struct dp_device *dev;
 
     assert_int_equal(dp_device_open("cuda:2", &dev), DP_ENODEV);
@@ -86,7 +81,6 @@ static void an_ordinal_beyond_the_last_device_is_refused_with_their_number(void 
 
 static void tensors_carry_the_ordinal(void **state)
 {
-    (void)state;
     struct dp_device *dev;
 
     assert_int_equal(dp_device_open("cuda:1", &dev), 0);
@@ -100,7 +94,6 @@ static void tensors_carry_the_ordinal(void **state)
 
 static void errors_are_ours_and_sentences_the_drivers(void **state)
 {
-    (void)state;
     static const struct {
         CUresult result;
         int err;
@@ -126,7 +119,6 @@ static void errors_are_ours_and_sentences_the_drivers(void **state)
 
 static void memory_runs_out_where_the_device_ends(void **state)
 {
-    (void)state;
     struct dp_device *dev = open_device();
     void *half, *rest;
 
@@ -142,7 +134,6 @@ static void memory_runs_out_where_the_device_ends(void **state)
 
 static void a_wrapped_stream_is_the_callers(void **state)
 {
-    (void)state;
     struct dp_device *dev = open_device();
     struct dp_device_stream *own, *wrapped;
     struct dp_device_event *event;
@@ -171,7 +162,6 @@ static void a_wrapped_stream_is_the_callers(void **state)
 
 static void a_failure_of_the_device_shows_in_the_event_and_stays(void **state)
 {
-    (void)state;
     struct dp_device *dev = open_device();
     struct dp_device_stream *s;
     struct dp_device_event *event;
@@ -200,7 +190,6 @@ static void a_failure_of_the_device_shows_in_the_event_and_stays(void **state)
 
 static void copies_from_nowhere_are_refused(void **state)
 {
-    (void)state;
     struct dp_device *dev = open_device();
     struct dp_device_stream *s;
     char host[64] = {0}, *there;
@@ -218,7 +207,6 @@ static void copies_from_nowhere_are_refused(void **state)
 
 static void what_a_driver_lacks_is_said(void **state)
 {
-    (void)state;
     struct dp_device *dev = open_device();
     struct dp_device_stream *s;
     struct dp_device_event *event;
@@ -238,13 +226,11 @@ static void what_a_driver_lacks_is_said(void **state)
 
 static void no_work(void *user)
 {
-    (void)user;
 }
 
 /* A copy of the stand-in, where one of its functions has another name. */
 static void a_driver_whose_streams_await_no_values_has_no_calls(void **state)
 {
-    (void)state;
     char file[SCRATCH_LEN], command[2048];
     struct dp_device_stream *s;
 
@@ -296,7 +282,6 @@ static bool do_everything(void)
 
 static void whichever_call_of_the_driver_fails_is_reported_and_leaks_nothing(void **state)
 {
-    (void)state;
     int alive = fake->alive(), errors = 0;
 
     for (int n = 1; n < 1000; n++) {
@@ -340,7 +325,6 @@ static void queue_calls(struct dp_device_stream *s)
 
 static void any_number_of_calls_is_made_in_order(void **state)
 {
-    (void)state;
     struct dp_device *dev = open_device();
     struct dp_device_stream *s;
 
@@ -358,7 +342,6 @@ static void any_number_of_calls_is_made_in_order(void **state)
 
 static void calls_in_a_wrapped_stream_are_made_though_it_is_freed(void **state)
 {
-    (void)state;
     struct dp_device *dev = open_device();
     struct dp_device_stream *own, *wrapped;
 
@@ -378,7 +361,6 @@ static void calls_in_a_wrapped_stream_are_made_though_it_is_freed(void **state)
 /* Whether or not the stream is one that is freed, nothing waits for them. */
 static void calls_behind_a_failure_are_not_made(void **state)
 {
-    (void)state;
     struct dp_device *dev = open_device();
     struct dp_device_stream *s, *wrapped;
     void *there;
@@ -404,7 +386,6 @@ static void calls_behind_a_failure_are_not_made(void **state)
 
 static void streams_beyond_those_that_may_have_calls_are_refused(void **state)
 {
-    (void)state;
     enum { STREAMS = 65 };
     struct dp_device *dev = open_device();
     struct dp_device_stream *s[STREAMS];
@@ -440,7 +421,6 @@ static void *driver_symbol(const char *name)
 
 static void the_callers_context_is_current_again_after_every_call(void **state)
 {
-    (void)state;
     get_current_fn get_current;
     push_current_fn push_current;
     retain_fn retain;
@@ -473,7 +453,6 @@ static void *do_everything_in_a_thread(void *arg)
 
 static void any_thread_may_call(void **state)
 {
-    (void)state;
     enum { THREADS = 4 };
     pthread_t threads[THREADS];
     bool well[THREADS];
@@ -490,7 +469,6 @@ static void any_thread_may_call(void **state)
 
 static void a_wait_for_the_device_ends_at_its_deadline(void **state)
 {
-    (void)state;
     struct dp_device *dev = open_device();
     struct dp_device_stream *s;
     struct dp_device_event *event;
@@ -516,7 +494,6 @@ static void a_wait_for_the_device_ends_at_its_deadline(void **state)
 
 static void the_cpu_cannot_touch_device_memory(void **state)
 {
-    (void)state;
     struct dp_device *dev = open_device();
     char *there;
     int status;

@@ -73,7 +73,6 @@ static void a_graph_does_what_was_captured_as_often_as_it_is_launched(void **sta
     struct dp_device_graph *graph = NULL;
     struct rig g;
 
-    (void)state;
     rig_open(&g, "cuda");
     float *pinned = take(&g, DP_MEMORY_PINNED, bytes);
     float *x = take(&g, DP_MEMORY_DEVICE, bytes), *y = take(&g, DP_MEMORY_DEVICE, bytes);
@@ -107,7 +106,6 @@ static void an_event_is_no_part_of_a_graph_and_the_stream_goes_on(void **state)
     struct dp_device_graph *graph = NULL;
     struct rig g;
 
-    (void)state;
     if (getenv("DP_TEST_GPU"))
         skip_because("on a GPU an event may be captured, and is only not waited for");
     rig_open(&g, "cuda");
@@ -130,7 +128,6 @@ static void a_call_is_no_part_of_a_graph_and_is_refused(void **state)
     struct rig g;
     int calls = 0;
 
-    (void)state;
     rig_open(&g, "cuda");
     assert_int_equal(dp_device_capture_begin(g.stream), 0);
     assert_int_equal(dp_device_call(g.stream, count_up, &calls), DP_ESTATE);
@@ -148,7 +145,6 @@ static void the_host_has_no_graphs_and_adds_nothing_up(void **state)
     struct rig g;
     float x = 1, y = 2;
 
-    (void)state;
     rig_open(&g, "host:1");
     assert_int_equal(dp_device_capture_begin(g.stream), DP_EUNSUPPORTED);
     assert_non_null(strstr(dp_last_error(), "expected cuda"));
@@ -175,7 +171,6 @@ static void timed_events_tell_how_long_the_work_between_them_took(void **state)
     struct rig g;
     double ns = 0;
 
-    (void)state;
     rig_open(&g, "cuda");
     assert_int_equal(dp_device_event_new_timed(g.dev, &from), 0);
     assert_int_equal(dp_device_event_new_timed(g.dev, &to), 0);
@@ -292,7 +287,6 @@ static void sums_of_the_device_are_those_of_the_host_to_the_last_bit(void **stat
     const DLDataType int32 = {kDLInt, 32, 1};
     struct rig g;
 
-    (void)state;
     rig_open(&g, "cuda");
     compare_sums(&g, f32, f32);
     compare_sums(&g, f64, f64);
@@ -317,7 +311,6 @@ static void the_kernels_of_sums_and_updates_compile_for_every_gpu(void **state)
     char command[512], file[SCRATCH_LEN];
     const char *use = NULL;
 
-    (void)state;
     for (int i = 0; i < 2 && !use; i++) {
         snprintf(command, sizeof(command), "%s --version >/dev/null 2>&1", ptxas[i]);
         use = system(command) ? NULL : ptxas[i];
@@ -342,7 +335,6 @@ static void devices_are_counted(void **state)
 {
     int count = 0;
 
-    (void)state;
     assert_int_equal(dp_device_cuda_count(&count), 0);
     assert_true(count >= 1);
     assert_int_equal(dp_device_cuda_count(NULL), DP_EINVAL);

@@ -19,7 +19,6 @@
 
 static void every_way_of_copying_copies_every_byte_and_no_other(void **state)
 {
-    (void)state;
     enum { ROOM = 100000, GUARD = 64 };
     static const size_t sizes[] = {0, 1, 63, 64, 65, 4095, 4096, 16384, 16385, 50001};
     static const size_t shifts[] = {0, 1, 31, 63};
@@ -44,7 +43,6 @@ static void every_way_of_copying_copies_every_byte_and_no_other(void **state)
 
 static void large_copies_are_whole_while_the_ways_take_turns(void **state)
 {
-    (void)state;
     size_t bytes = (17 << 20) + 13;
     char *src = malloc(bytes), *dst = malloc(bytes);
 
@@ -85,7 +83,6 @@ static void gate_open(struct gate *gate)
 
 static void a_wait_holds_its_stream_and_no_other(void **state)
 {
-    (void)state;
     struct gate *gate = calloc(1, sizeof(*gate));
     struct dp_device *dev;
     struct dp_device_stream *held, *flowing;
@@ -124,7 +121,6 @@ static void a_wait_holds_its_stream_and_no_other(void **state)
 
 static void a_wait_goes_through_a_stream_that_only_waits(void **state)
 {
-    (void)state;
     struct gate *gate = calloc(1, sizeof(*gate));
     struct dp_device_stream *streams[3];
     struct dp_device_event *events[3];
@@ -166,7 +162,6 @@ static void note(void *user)
 
 static void the_most_urgent_stream_comes_first(void **state)
 {
-    (void)state;
     struct gate *gate = calloc(1, sizeof(*gate));
     struct dp_device_stream *s[3];
     struct dp_device_event *end[3];
@@ -200,7 +195,6 @@ static void the_most_urgent_stream_comes_first(void **state)
 
 static void a_link_takes_its_time_in_each_direction_alone(void **state)
 {
-    (void)state;
     enum { BYTES = 2 << 20 };
     struct dp_host_link link = {100e6, 0, 0, 0}; /* 21 ms up, at once down */
     struct dp_device_stream *up, *down;
@@ -258,7 +252,6 @@ static int64_t link_free_ns(struct dp_device *dev)
 /* The only worker is at work elsewhere when the first copy ends. */
 static void a_copy_that_is_queued_begins_when_the_link_is_free(void **state)
 {
-    (void)state;
     enum { BYTES = 1 << 16 };
     struct dp_host_link link = {4e6, 0, 0, 0}; /* 16 ms up */
     struct dp_device_stream *up, *calls;
@@ -299,7 +292,6 @@ static void a_copy_that_is_queued_begins_when_the_link_is_free(void **state)
 
 static void a_link_that_cannot_be_is_refused(void **state)
 {
-    (void)state;
     struct dp_device *dev = NULL;
 
     assert_int_equal(dp_device_host_open_link(0, &(struct dp_host_link){0}, &dev), DP_EINVAL);
@@ -322,7 +314,6 @@ static int64_t process_cpu_ns(void)
 
 static void idle_workers_and_waiting_threads_cost_no_time(void **state)
 {
-    (void)state;
     struct gate *gate = calloc(1, sizeof(*gate));
     struct dp_device *dev;
 
@@ -339,7 +330,6 @@ static void idle_workers_and_waiting_threads_cost_no_time(void **state)
 
 static void a_device_closes_with_work_in_flight_done(void **state)
 {
-    (void)state;
     enum { STREAMS = 6, BYTES = 3 << 20 };
     char *src = malloc(BYTES), *dst = malloc(STREAMS * BYTES);
     struct dp_device *dev;
@@ -362,7 +352,6 @@ static void a_device_closes_with_work_in_flight_done(void **state)
 
 static void a_stream_that_was_freed_is_used_again(void **state)
 {
-    (void)state;
     struct dp_device *dev;
     struct dp_device_stream *s, *t;
 
@@ -379,13 +368,11 @@ static volatile sig_atomic_t signalled;
 
 static void note_signal(int sig)
 {
-    (void)sig;
     signalled = 1;
 }
 
 static void signals_never_land_in_a_worker(void **state)
 {
-    (void)state;
     struct dp_device *dev;
     sigset_t usr1;
 
@@ -405,7 +392,6 @@ static void signals_never_land_in_a_worker(void **state)
 
 static void errors_of_bad_names_say_what_was_expected(void **state)
 {
-    (void)state;
     static const char *const names[] = {"",        "hots",    "host:", "host:x",
                                         "host:-1", "cuda:1x", "cudax"};
     struct dp_device *dev;
@@ -422,7 +408,6 @@ static void errors_of_bad_names_say_what_was_expected(void **state)
 
 static void the_environment_sets_the_number_of_workers(void **state)
 {
-    (void)state;
     struct dp_device *dev;
 
     setenv("DUALPIPE_DEVICE_WORKERS", "2", 1);

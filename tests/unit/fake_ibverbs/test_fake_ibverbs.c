@@ -20,7 +20,6 @@ static struct card of_a, of_b;
 
 static int open_two(void **state)
 {
-    (void)state;
     ends_open(&a, &b, &of_a, &of_b);
     return 0;
 }
@@ -34,7 +33,6 @@ static int connect_two(void **state)
 
 static int close_two(void **state)
 {
-    (void)state;
     return ends_close(&a, &b);
 }
 
@@ -65,7 +63,6 @@ static void devices_ports_and_tables_are_those_of_the_configuration(void **state
     struct ibv_port_attr port;
     struct ibv_gid_entry all[32];
 
-    (void)state;
     assert_string_equal(ibv_get_device_name(a.context->device), "fake0");
     assert_int_equal(ibv_query_device_ex(a.context, NULL, &attr), 0);
     assert_int_equal(attr.orig_attr.phys_port_cnt, 1);
@@ -91,7 +88,6 @@ static void a_write_arrives_and_completes_here_only(void **state)
 {
     struct request r;
 
-    (void)state;
     fill(&a, 100, 5000, 0x11);
     request_init(&r, &a, IBV_WR_RDMA_WRITE, 100, 5000, &of_b);
     r.wr.wr_id = 42;
@@ -109,7 +105,6 @@ static void a_write_with_an_immediate_completes_on_both_sides(void **state)
 {
     struct request r;
 
-    (void)state;
     fill(&a, 0, 10, 0x22);
     assert_int_equal(end_post_recv(&b, 7, 0, 0), 0);
     request_init(&r, &a, IBV_WR_RDMA_WRITE_WITH_IMM, 0, 10, &of_b);
@@ -133,7 +128,6 @@ static void a_send_is_scattered_over_the_places_of_the_receive(void **state)
     struct ibv_recv_wr wr = {.sg_list = places, .num_sge = 2}, *bad;
     struct request r;
 
-    (void)state;
     fill(&a, 0, 20, 0x33);
     assert_int_equal(ibv_post_recv(b.qp, &wr, &bad), 0);
     request_init(&r, &a, IBV_WR_SEND, 0, 20, NULL);
@@ -149,7 +143,6 @@ static void a_read_brings_what_is_there(void **state)
 {
     struct request r;
 
-    (void)state;
     fill(&b, 0, 999, 0x44);
     request_init(&r, &a, IBV_WR_RDMA_READ, 0, 999, &of_b);
     assert_int_equal(end_post(&a, &r), 0);
@@ -163,7 +156,6 @@ static void inline_bytes_are_copied_at_once(void **state)
 {
     struct request r;
 
-    (void)state;
     fake_verbs.hold(true);
     fill(&a, 0, END_INLINE, 0x55);
     request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, END_INLINE, &of_b);
@@ -183,7 +175,6 @@ static void zero_bytes_need_no_key(void **state)
 {
     struct request r;
 
-    (void)state;
     request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 0, NULL);
     r.wr.num_sge = 0;
     assert_int_equal(end_post(&a, &r), 0);
@@ -194,7 +185,6 @@ static void without_a_receive_a_message_waits(void **state)
 {
     struct request r;
 
-    (void)state;
     request_init(&r, &a, IBV_WR_SEND, 0, 4, NULL);
     assert_int_equal(end_post(&a, &r), 0);
     assert_true(end_is_silent(&a));
@@ -207,7 +197,6 @@ static void one_queue_pair_keeps_the_order(void **state)
 {
     struct request r;
 
-    (void)state;
     for (uint64_t i = 0; i < 32; i++)
         assert_int_equal(end_post_recv(&b, i, i, 1), 0);
     for (uint64_t i = 0; i < 32; i++) {
@@ -227,7 +216,6 @@ static void a_place_in_the_queue_is_free_once_its_completion_was_polled(void **s
 {
     struct request r;
 
-    (void)state;
     for (int i = 0; i < END_ENTRIES; i++) {
         request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 1, &of_b);
         r.wr.send_flags = i == END_ENTRIES / 2 ? IBV_SEND_SIGNALED : 0;
@@ -246,7 +234,6 @@ static void a_dma_buf_is_memory_like_any_other(void **state)
     char bytes[100] = "";
     struct request r;
 
-    (void)state;
     assert_int_equal(ftruncate(fd, 16384), 0);
     struct ibv_mr *mr = ibv_reg_dmabuf_mr(b.pd, 4096, 8192, 0x10000, fd,
                                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
@@ -276,7 +263,6 @@ static void a_channel_tells_of_a_completion_once(void **state)
     struct end c = b;
     void *context;
 
-    (void)state;
     c.cq = cq;
     c.qp = ibv_create_qp(b.pd, &init);
     const struct card of_c = end_card(&c);
@@ -308,7 +294,6 @@ static void a_step_without_an_attribute_is_refused(void **state)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
 
-    (void)state;
     assert_int_equal(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT),
                      EINVAL);
     assert_int_equal(end_to_rtr(&a, &of_b), EINVAL);
@@ -327,7 +312,6 @@ static void an_unknown_address_is_not_resolved(void **state)
 {
     struct card wrong = of_b;
 
-    (void)state;
     wrong.gid.raw[15] = 99;
     assert_int_equal(end_to_init(&a), 0);
     assert_int_equal(end_to_rtr(&a, &wrong), ETIMEDOUT);
@@ -341,7 +325,6 @@ static void a_post_in_the_wrong_state_is_refused(void **state)
 {
     struct request r;
 
-    (void)state;
     request_init(&r, &a, IBV_WR_SEND, 0, 1, NULL);
     assert_int_equal(end_post_recv(&a, 1, 0, 1), EINVAL);
     assert_int_equal(end_post(&a, &r), EINVAL);
@@ -352,7 +335,6 @@ static void a_post_in_the_wrong_state_is_refused(void **state)
 
 static void what_is_in_use_cannot_be_given_back(void **state)
 {
-    (void)state;
     assert_int_equal(ibv_dealloc_pd(a.pd), EBUSY);
     assert_int_equal(ibv_destroy_cq(a.cq), EBUSY);
 }

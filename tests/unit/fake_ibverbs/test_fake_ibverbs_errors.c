@@ -14,7 +14,6 @@ static struct card of_a, of_b;
 
 static int connect_two(void **state)
 {
-    (void)state;
     ends_open(&a, &b, &of_a, &of_b);
     ends_connect(&a, &b);
     return 0;
@@ -22,7 +21,6 @@ static int connect_two(void **state)
 
 static int close_two(void **state)
 {
-    (void)state;
     return ends_close(&a, &b);
 }
 
@@ -71,7 +69,6 @@ static void a_wrong_remote_key_is_refused(void **state)
 {
     struct request r;
 
-    (void)state;
     request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 100, &of_b);
     r.wr.wr.rdma.rkey ^= 1;
     assert_refused(&r, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
@@ -81,7 +78,6 @@ static void a_local_key_is_no_remote_key(void **state)
 {
     struct request r;
 
-    (void)state;
     request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 100, &of_b);
     r.wr.wr.rdma.rkey = b.mr->lkey;
     assert_refused(&r, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
@@ -91,7 +87,6 @@ static void a_write_beyond_the_end_is_refused(void **state)
 {
     struct request r;
 
-    (void)state;
     request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 100, &of_b);
     r.wr.wr.rdma.remote_addr = of_b.data + END_BYTES - 99;
     assert_refused(&r, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
@@ -103,7 +98,6 @@ static void a_write_where_only_reading_is_allowed_is_refused(void **state)
         ibv_reg_mr(b.pd, b.data, END_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
     struct request r;
 
-    (void)state;
     request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 100, &of_b);
     r.wr.wr.rdma.rkey = mr->rkey;
     assert_refused(&r, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
@@ -117,7 +111,6 @@ static void the_key_of_a_deregistered_region_is_refused(void **state)
     const uint32_t rkey = mr->rkey;
     struct request r;
 
-    (void)state;
     assert_int_equal(ibv_dereg_mr(mr), 0);
     mr = ibv_reg_mr(b.pd, b.data, END_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 100, &of_b);
@@ -131,7 +124,6 @@ static void a_queue_pair_without_the_right_to_be_written_refuses(void **state)
     struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_READ};
     struct request r;
 
-    (void)state;
     assert_int_equal(ibv_modify_qp(b.qp, &attr, IBV_QP_ACCESS_FLAGS), 0);
     request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 100, &of_b);
     assert_refused(&r, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
@@ -141,7 +133,6 @@ static void a_wrong_local_key_fails_here_only(void **state)
 {
     struct request r;
 
-    (void)state;
     request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 100, &of_b);
     r.sge.lkey = a.mr->rkey;
     assert_int_equal(end_post(&a, &r), 0);
@@ -153,7 +144,6 @@ static void a_message_longer_than_the_receive_fails_on_both_sides(void **state)
 {
     struct request r;
 
-    (void)state;
     assert_int_equal(end_post_recv(&b, 1, 0, 99), 0);
     request_init(&r, &a, IBV_WR_SEND, 0, 100, NULL);
     assert_int_equal(end_post(&a, &r), 0);
@@ -165,7 +155,6 @@ static void an_error_flushes_everything_in_order(void **state)
 {
     struct request r;
 
-    (void)state;
     fake_verbs.hold(true);
     for (uint64_t i = 0; i < 5; i++) {
         request_init(&r, &a, IBV_WR_RDMA_WRITE, 0, 1, &of_b);
@@ -203,7 +192,6 @@ static void assert_unanswered(void)
 
 static void a_queue_pair_in_error_does_not_answer(void **state)
 {
-    (void)state;
     a.data[0] = 1;
     assert_int_equal(end_to(&b, IBV_QPS_ERR), 0);
     assert_unanswered();
@@ -211,7 +199,6 @@ static void a_queue_pair_in_error_does_not_answer(void **state)
 
 static void another_sequence_number_is_not_answered(void **state)
 {
-    (void)state;
     a.data[0] = 1;
     assert_int_equal(end_to(&a, IBV_QPS_RESET), 0);
     a.psn++;
@@ -223,7 +210,6 @@ static void a_port_that_is_down_does_not_answer(void **state)
 {
     struct ibv_port_attr port;
 
-    (void)state;
     a.data[0] = 1;
     assert_true(fake_verbs.set_port("fake1", 1, false));
     assert_event(&b, IBV_EVENT_PORT_ERR);
@@ -238,7 +224,6 @@ static void a_port_that_returns_in_time_is_not_noticed(void **state)
 {
     struct request r;
 
-    (void)state;
     setenv("FAKE_VERBS_RETRY_MS", "30000", 1);
     assert_true(fake_verbs.set_port("fake1", 1, false));
     a.data[0] = 1;
@@ -281,21 +266,18 @@ static void wait_for_all(void)
 
 static void what_failed_may_not_have_arrived(void **state)
 {
-    (void)state;
     fail_one(FAKE_ARRIVES_NEVER);
     assert_int_equal(b.data[2], 0);
 }
 
 static void what_failed_may_have_arrived(void **state)
 {
-    (void)state;
     fail_one(FAKE_ARRIVES_BEFORE);
     assert_int_equal(b.data[2], 2);
 }
 
 static void what_failed_may_arrive_after(void **state)
 {
-    (void)state;
     fail_one(FAKE_ARRIVES_AFTER);
     wait_for_all();
     assert_int_equal(b.data[2], 2);
@@ -303,7 +285,6 @@ static void what_failed_may_arrive_after(void **state)
 
 static void what_failed_does_not_arrive_at_a_destroyed_queue_pair(void **state)
 {
-    (void)state;
     fail_one(FAKE_ARRIVES_AFTER);
     b.data[2] = 0;
     assert_int_equal(end_to(&b, IBV_QPS_ERR), 0);
@@ -313,7 +294,6 @@ static void what_failed_does_not_arrive_at_a_destroyed_queue_pair(void **state)
 
 static void a_call_fails_when_it_is_told_to(void **state)
 {
-    (void)state;
     fake_verbs.fail_call("ibv_reg_mr", 2, ENOMEM);
     struct ibv_mr *mr = ibv_reg_mr(a.pd, a.data, 10, 0);
     assert_non_null(mr);
@@ -327,7 +307,6 @@ static void a_call_fails_when_it_is_told_to(void **state)
 
 static void memory_that_is_not_there_is_not_registered(void **state)
 {
-    (void)state;
     assert_null(ibv_reg_mr(a.pd, (void *)4096, 10, 0));
     assert_int_equal(errno, EFAULT);
     assert_null(ibv_reg_mr(a.pd, a.data, 10, IBV_ACCESS_REMOTE_WRITE));
@@ -338,7 +317,6 @@ static void a_gid_that_moves_is_found_at_its_new_place(void **state)
 {
     union ibv_gid before, after;
 
-    (void)state;
     assert_int_equal(ibv_query_gid(a.context, 1, 3, &before), 0);
     assert_true(fake_verbs.move_gid("fake0", 1, 3, 7));
     assert_event(&a, IBV_EVENT_GID_CHANGE);
@@ -351,7 +329,6 @@ static void a_gid_that_moves_is_found_at_its_new_place(void **state)
 /* Last, as nothing works any more afterwards. */
 static void a_device_that_dies_takes_all_with_it(void **state)
 {
-    (void)state;
     assert_int_equal(end_post_recv(&a, 1, 0, 1), 0);
     assert_true(fake_verbs.kill_device("fake0"));
     assert_event(&a, IBV_EVENT_DEVICE_FATAL);

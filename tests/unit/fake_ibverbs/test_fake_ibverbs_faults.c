@@ -141,7 +141,6 @@ static void without_faults_all_succeeds(void **state)
 {
     const struct results r = run_with("");
 
-    (void)state;
     assert_int_equal(count(&r, IBV_WC_SUCCESS), PAIRS * ROUNDS);
 }
 
@@ -149,7 +148,6 @@ static void queue_pairs_overtake_each_other(void **state)
 {
     const struct results r = run_with("seed=1 reorder=300 ack=300 short=300");
 
-    (void)state;
     assert_int_equal(count(&r, IBV_WC_SUCCESS), PAIRS * ROUNDS);
     assert_true(r.any_order);
 }
@@ -159,7 +157,6 @@ static void after_an_error_all_is_flushed(void **state)
     const struct results r = run_with("seed=3 error=50");
     int failed = 0;
 
-    (void)state;
     for (int i = 0; i < PAIRS; i++) {
         int k = 0;
         while (k < ROUNDS && r.status[i][k] == IBV_WC_SUCCESS)
@@ -175,7 +172,6 @@ static void the_same_seed_gives_the_same_results(void **state)
 {
     int differ = 0;
 
-    (void)state;
     for (int seed = 0; seed < 5; seed++) {
         char faults[80];
         snprintf(faults, sizeof(faults), "seed=%d reorder=100 ack=100 error=20 qp=5", seed);
@@ -191,7 +187,6 @@ static void at_most_so_many_grave_faults(void **state)
 {
     const struct results r = run_with("seed=5 error=1000 most=1");
 
-    (void)state;
     int broken = 0;
     for (int i = 0; i < PAIRS; i++)
         broken += r.status[i][ROUNDS - 1] != IBV_WC_SUCCESS;
@@ -202,7 +197,6 @@ static void a_port_that_goes_down_comes_back(void **state)
 {
     const struct results r = run_with("seed=7 port=20 port_ms=1 most=2");
 
-    (void)state;
     assert_int_equal(count(&r, IBV_WC_SUCCESS) + count(&r, IBV_WC_RETRY_EXC_ERR) +
                          count(&r, IBV_WC_WR_FLUSH_ERR),
                      PAIRS * ROUNDS);
@@ -212,7 +206,6 @@ static void a_device_dies(void **state)
 {
     const struct results r = run_with("seed=7 device=20 most=1");
 
-    (void)state;
     assert_true(count(&r, IBV_WC_WR_FLUSH_ERR) > 0);
     assert_true(count(&r, IBV_WC_SUCCESS) > 0);
 }
@@ -222,7 +215,6 @@ static void registrations_fail_by_chance(void **state)
 {
     int status;
 
-    (void)state;
     const pid_t child = fork();
     if (!child) {
         struct end e;

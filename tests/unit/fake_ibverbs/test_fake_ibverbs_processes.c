@@ -37,7 +37,6 @@ static bool may_reach_children(void)
 
 static int open_one(void **state)
 {
-    (void)state;
     end_open(&a, 0, 3);
     of_a = end_card(&a);
     return 0;
@@ -45,7 +44,6 @@ static int open_one(void **state)
 
 static int close_one(void **state)
 {
-    (void)state;
     end_close(&a);
     return fake_verbs.alive();
 }
@@ -128,7 +126,6 @@ static void messages_go_between_processes(void **state)
     struct card peer;
     struct request r;
 
-    (void)state;
     if (!may_reach_children())
         skip_because("this process may not reach the memory of its children");
     struct child c = start_child(&peer);
@@ -145,7 +142,6 @@ static void a_process_that_died_does_not_answer(void **state)
     struct card peer;
     struct request r;
 
-    (void)state;
     if (!may_reach_children())
         skip_because("this process may not reach the memory of its children");
     struct child c = start_child(&peer);
@@ -168,7 +164,6 @@ static void the_symbols_have_the_versions_of_libibverbs(void **state)
     };
     void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_NOLOAD);
 
-    (void)state;
     assert_non_null(library);
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         if (!dlvsym(library, all[i][0], all[i][1]))

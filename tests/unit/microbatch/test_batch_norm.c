@@ -82,7 +82,6 @@ static void running_statistics_are_those_of_the_whole_mini_batch(void **state)
     struct dp_batch_norm *bn;
     struct data d;
 
-    (void)state;
     fill(&d, 0.5f);
     for (int unbiased = 0; unbiased < 2; unbiased++)
         for (int mbs = 1; mbs <= MBS; mbs++) { /* a step may have fewer than there is room for */
@@ -102,7 +101,6 @@ static void running_statistics_begin_as_told(void **state)
     struct dp_batch_norm *bn;
     float mean[CHANNELS], variance[CHANNELS];
 
-    (void)state;
     for (int c = 0; c < CHANNELS; c++) {
         mean[c] = (float)c;
         variance[c] = (float)(c + 2);
@@ -119,7 +117,6 @@ static void squares_of_values_far_from_zero_do_not_cancel(void **state)
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.momentum = 1});
     struct data d;
 
-    (void)state;
     fill(&d, 1e4f);
     for (int mb = 0; mb < MBS; mb++)
         forward(bn, DP_BATCH_NORM_TRAIN, &d, mb);
@@ -133,7 +130,6 @@ static void a_step_that_failed_is_forgotten(void **state)
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.momentum = 1});
     struct data d;
 
-    (void)state;
     fill(&d, 0);
     forward(bn, DP_BATCH_NORM_TRAIN, &d, 0);
     forward(bn, DP_BATCH_NORM_TRAIN, &d, 3);
@@ -150,7 +146,6 @@ static void the_order_of_micro_batches_does_not_matter_to_the_last_bit(void **st
     float first[2][CHANNELS];
     struct data d;
 
-    (void)state;
     fill(&d, 2);
     for (size_t i = 0; i < sizeof(orders) / sizeof(orders[0]); i++) {
         struct dp_batch_norm *bn = make((struct dp_batch_norm_config){0});
@@ -174,7 +169,6 @@ static void a_commit_of_each_micro_batch_is_that_of_one_process_to_the_last_bit(
     double all[MBS][1 + 2 * CHANNELS], one[1 + 2 * CHANNELS];
     struct data d;
 
-    (void)state;
     fill(&d, 2);
     for (int i = 0; i < 3; i++)
         bn[i] = make((struct dp_batch_norm_config){0});
@@ -202,7 +196,6 @@ static void replicas_commit_the_statistics_of_all(void **state)
     double all[4][1 + 2 * CHANNELS];
     struct data d;
 
-    (void)state;
     fill(&d, 0);
     for (int i = 0; i < 2; i++) {
         bn[i] = make((struct dp_batch_norm_config){.momentum = 0.5});
@@ -224,7 +217,6 @@ static void a_cumulative_mean_weighs_all_commits_alike(void **state)
     double sum[CHANNELS] = {0};
     struct data d;
 
-    (void)state;
     fill(&d, 1);
     for (int mb = 0; mb < 3; mb++) {
         forward(bn, DP_BATCH_NORM_TRAIN, &d, mb);
@@ -248,7 +240,6 @@ static void compat_commits_when_all_chunks_have_come(void **state)
         .compat = true, .microbatches = 3, .momentum = 0.5, .unbiased = true});
     struct data d;
 
-    (void)state;
     fill(&d, 0);
     forward(bn, DP_BATCH_NORM_TRAIN, &d, 0);
     forward(bn, DP_BATCH_NORM_TRAIN, &d, 1);
@@ -267,7 +258,6 @@ static void recomputing_gives_the_same_and_notes_nothing(void **state)
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.momentum = 1});
     struct data d, again;
 
-    (void)state;
     fill(&d, 0);
     again = d;
     forward(bn, DP_BATCH_NORM_TRAIN, &d, 0);
@@ -284,7 +274,6 @@ static void evaluation_takes_the_running_statistics(void **state)
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.epsilon = 1e-3});
     struct data d;
 
-    (void)state;
     fill(&d, 0);
     for (int c = 0; c < CHANNELS; c++) {
         dp_batch_norm_running_mean(bn)[c] = (float)c;
@@ -324,7 +313,6 @@ static void gradients_are_those_of_finite_differences(void **state)
     const double step = 1e-2;
     struct data d;
 
-    (void)state;
     fill(&d, 0);
     dy = d.x[0];
     assert_int_equal(dp_batch_norm_forward(bn, DP_BATCH_NORM_TRAIN, 2, sizes[2], d.x[2], gain, bias,
@@ -358,7 +346,6 @@ static void what_is_wrong_is_named(void **state)
     struct dp_batch_norm *bn = NULL;
     struct data d;
 
-    (void)state;
     fill(&d, 0);
     assert_int_equal(dp_batch_norm_new(&(struct dp_batch_norm_config){.channels = 2}, &bn),
                      DP_EINVAL);

@@ -81,7 +81,6 @@ static int call_merge_mask(void)
 
 static void splitting_survives_every_failed_allocation(void **state)
 {
-    (void)state;
     expect_every_failure_reported(call_split_contiguous, 10);
     expect_every_failure_reported(call_split_mask, 10);
     expect_every_failure_reported(call_split_given, 2);
@@ -89,7 +88,6 @@ static void splitting_survives_every_failed_allocation(void **state)
 
 static void merging_survives_every_failed_allocation(void **state)
 {
-    (void)state;
     expect_every_failure_reported(call_merge_plain, 7);
     expect_every_failure_reported(call_merge_mask, 7);
 }

@@ -77,7 +77,6 @@ static int fold_digits(void *user, struct dp_tree *acc, const struct dp_tree *va
 
 static void a_fold_goes_from_the_left_and_starts_with_init(void **state)
 {
-    (void)state;
     struct scalar s[3], init;
     struct dp_tree results[] = {scalar(&s[0], 1), scalar(&s[1], 2), scalar(&s[2], 3)}, *merged;
     int32_t calls = 0;
@@ -101,7 +100,6 @@ static void a_fold_goes_from_the_left_and_starts_with_init(void **state)
 static int fold_longest(void *user, struct dp_tree *acc, const struct dp_tree *value, int32_t mb,
                         int32_t count)
 {
-    (void)user, (void)mb, (void)count;
     if (strlen(value->opaque) > strlen(acc->opaque))
         *acc = *value;
     return 0;
@@ -109,7 +107,6 @@ static int fold_longest(void *user, struct dp_tree *acc, const struct dp_tree *v
 
 static void opaque_values_can_be_folded(void **state)
 {
-    (void)state;
     struct dp_tree results[] = {dp_opaque("left"), dp_opaque("middle"), dp_opaque("right")};
     struct dp_reducer longest = {"longest", dp_opaque(""), fold_longest, NULL};
     struct dp_tree spec = dp_reduce(&longest), *merged;
@@ -122,13 +119,11 @@ static void opaque_values_can_be_folded(void **state)
 static int fold_fails(void *user, struct dp_tree *acc, const struct dp_tree *value, int32_t mb,
                       int32_t count)
 {
-    (void)acc, (void)value, (void)count;
     return mb == *(int32_t *)user ? -77 : 0;
 }
 
 static void a_reducer_that_fails_is_named(void **state)
 {
-    (void)state;
     struct dp_tree results[] = {dp_opaque(""), dp_opaque("")}, *merged = NULL;
     int32_t when = 1;
     struct dp_reducer fails = {NULL, dp_absent(), fold_fails, &when};
@@ -145,7 +140,6 @@ static void a_reducer_that_fails_is_named(void **state)
 /* Micro-batches of 3 and 1 tokens with mean losses 2 and 6: over all 4 tokens the mean is 3. */
 static void a_token_weighted_mean_is_the_mean_over_all_tokens(void **state)
 {
-    (void)state;
     struct scalar s[2];
     struct dp_tree results[] = {scalar(&s[0], 2), scalar(&s[1], 6)}, *merged;
     struct dp_weights tokens = {(const double[]){3, 1}, 2};
@@ -172,7 +166,6 @@ static void expect_weights_refused(const struct dp_weights *weights, const char 
 
 static void weights_that_do_not_fit_are_refused(void **state)
 {
-    (void)state;
     expect_weights_refused(&(struct dp_weights){(const double[]){3, 1, 1}, 3},
                            "weighted mean: 3 weights for 2 micro-batches");
     expect_weights_refused(NULL, "weighted mean: 0 weights for 2 micro-batches");
@@ -188,7 +181,6 @@ static void weights_that_do_not_fit_are_refused(void **state)
 
 static void every_float16_and_bfloat16_survives_float(void **state)
 {
-    (void)state;
     for (uint32_t i = 0; i <= UINT16_MAX; i++) {
         uint16_t h = (uint16_t)i;
         if (isnan(dp_float16_load(h)))
@@ -205,7 +197,6 @@ static void every_float16_and_bfloat16_survives_float(void **state)
 /* Between two adjacent values the nearer one is chosen, in the middle the even one. */
 static void halves_are_rounded_to_the_nearest_even(void **state)
 {
-    (void)state;
     for (uint16_t h = 0; h < 0x7bff; h++) {
         float low = dp_float16_load(h), high = dp_float16_load((uint16_t)(h + 1));
         float middle = (low + high) / 2;
@@ -224,7 +215,6 @@ static void halves_are_rounded_to_the_nearest_even(void **state)
 
 static void replicated_results_are_those_of_the_first_microbatch(void **state)
 {
-    (void)state;
     struct scalar s[2];
     struct dp_tree results[] = {scalar(&s[0], 4), scalar(&s[1], 4)}, spec = dp_replicate(), *merged;
 
@@ -235,7 +225,6 @@ static void replicated_results_are_those_of_the_first_microbatch(void **state)
 
 static void a_merged_tree_outlives_its_spec(void **state)
 {
-    (void)state;
     struct scalar s;
     struct dp_tree leaf = scalar(&s, 4), results[] = {dp_dict(1, (const char *[]){"loss"}, &leaf)};
     struct dp_tree *spec, *merged;
@@ -250,7 +239,6 @@ static void a_merged_tree_outlives_its_spec(void **state)
 
 static void merged_tensors_are_aligned_and_their_own(void **state)
 {
-    (void)state;
     int32_t data[] = {1, 2, 3};
     int64_t shape = 3;
     DLTensor t = {data, {kDLCPU, 0}, 1, {kDLInt, 32, 1}, &shape, NULL, 0};
@@ -273,7 +261,6 @@ static bool same_text(void *user, const void *a, const void *b)
 
 static void equal_views_of_one_device_memory_are_equal(void **state)
 {
-    (void)state;
     char there;
     int64_t shape[] = {2, 3}, strides[] = {3, 1}, other[] = {1, 2};
     DLTensor a = {&there, {kDLCUDA, 0}, 2, {kDLFloat, 32, 1}, shape, NULL, 0}, b = a;
@@ -289,7 +276,6 @@ static void equal_views_of_one_device_memory_are_equal(void **state)
 
 static void opaque_values_are_compared_by_the_users_function(void **state)
 {
-    (void)state;
     char one[] = "same", other[] = "same", third[] = "else";
     struct dp_tree results[] = {dp_opaque(one), dp_opaque(other), dp_opaque(third)}, *merged = NULL;
     struct dp_tree spec = dp_replicate();
@@ -307,7 +293,6 @@ static void opaque_values_are_compared_by_the_users_function(void **state)
 
 static void bad_options_are_refused(void **state)
 {
-    (void)state;
     struct dp_tree results[] = {dp_absent()}, *merged = NULL;
     struct dp_merge_options options = {.default_spec = (enum dp_default_spec)7};
 
@@ -320,7 +305,6 @@ static void bad_options_are_refused(void **state)
 
 static void a_reducer_must_begin_with_a_readable_tensor(void **state)
 {
-    (void)state;
     struct scalar s, init;
     struct dp_tree results[] = {scalar(&s, 1)}, *merged = NULL;
     struct dp_reducer sum = *dp_reducer_sum();
@@ -340,7 +324,6 @@ static void a_reducer_must_begin_with_a_readable_tensor(void **state)
 
 static void a_stack_has_no_more_dimensions_than_a_tensor_may_have(void **state)
 {
-    (void)state;
     int32_t one = 1;
     int64_t shape[DP_TREE_MAX_NDIM];
     DLTensor t = {&one, {kDLCPU, 0}, DP_TREE_MAX_NDIM, {kDLInt, 32, 1}, shape, NULL, 0};
@@ -363,7 +346,6 @@ static void a_stack_has_no_more_dimensions_than_a_tensor_may_have(void **state)
 
 static void malformed_trees_are_refused(void **state)
 {
-    (void)state;
     struct dp_tree bad = dp_list(1, NULL), good = dp_absent(), *merged = NULL;
     struct dp_tree results[] = {good, bad};
     struct dp_merge_options options = {.spec = &bad};
@@ -379,7 +361,6 @@ static void malformed_trees_are_refused(void **state)
 /* Rows of no elements: no memory is needed, but there is an end to counting. */
 static void more_rows_than_can_be_counted_are_refused(void **state)
 {
-    (void)state;
     int64_t shape[] = {INT64_MAX / 16, 0};
     DLTensor t = {NULL, {kDLCPU, 0}, 2, {kDLInt, 8, 1}, shape, NULL, 0};
     struct dp_tree results[20], *merged = NULL;

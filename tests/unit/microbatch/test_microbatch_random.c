@@ -231,7 +231,6 @@ static const char *round_trip(void)
 
 static void merging_undoes_splitting_for_random_trees(void **state)
 {
-    (void)state;
     run_cases(round_trip);
 }
 
@@ -345,12 +344,10 @@ static const char *damaged(void)
 
 static void ignore_line(void *user, enum dp_log_level level, const char *line)
 {
-    (void)user, (void)level, (void)line;
 }
 
 static void damaged_trees_are_refused_or_split_never_more(void **state)
 {
-    (void)state;
     dp_log_set(ignore_line, NULL, DP_LOG_WARN);
     run_cases(damaged);
     dp_log_set(NULL, NULL, DP_LOG_WARN);

@@ -33,7 +33,6 @@ static void assert_sizes(const json_t *row, size_t column, const int64_t *sizes,
 
 static void both_rules_agree_with_every_row_of_the_vectors(void **state)
 {
-    (void)state;
     json_t *doc = load("chunk_size_vectors.json"), *row;
     size_t i, rows = json_array_size(json_object_get(doc, "rows"));
 
@@ -52,7 +51,6 @@ static void both_rules_agree_with_every_row_of_the_vectors(void **state)
 
 static void windows_are_the_sizes_laid_side_by_side(void **state)
 {
-    (void)state;
     for (int64_t extent = 0; extent < 40; extent++)
         for (int32_t count = 1; count < 20; count++) {
             int64_t sizes[20], end = 0;
@@ -70,7 +68,6 @@ static void windows_are_the_sizes_laid_side_by_side(void **state)
 
 static void windows_of_the_chunk_rule_are_its_sizes_laid_side_by_side(void **state)
 {
-    (void)state;
     for (int64_t extent = 0; extent < 40; extent++)
         for (int32_t count = 1; count < 20; count++) {
             int64_t sizes[20], end = 0, begin, size;
@@ -93,7 +90,6 @@ static void windows_of_the_chunk_rule_are_its_sizes_laid_side_by_side(void **sta
 
 static void the_largest_extent_does_not_overflow(void **state)
 {
-    (void)state;
     int64_t sizes[3], begin, size;
     int32_t made;
 
@@ -108,7 +104,6 @@ static void the_largest_extent_does_not_overflow(void **state)
 
 static void nothing_cut_by_the_chunk_rule_is_as_many_nothings(void **state)
 {
-    (void)state;
     int64_t sizes[3] = {7, 7, 7};
     int32_t made = 0;
 
@@ -126,7 +121,6 @@ static void expect_refused(int err, const char *sentence)
 
 static void bad_numbers_are_named(void **state)
 {
-    (void)state;
     int64_t sizes[1], begin, size;
     int32_t made;
 

@@ -76,7 +76,6 @@ static void split_case(void **state)
 
 static void pieces_are_views_that_write_through(void **state)
 {
-    (void)state;
     int32_t data[6] = {0};
     int64_t shape[] = {3, 2};
     DLTensor t = {data, {kDLCPU, 0}, 2, {kDLInt, 32, 1}, shape, NULL, 0};
@@ -104,7 +103,6 @@ static void pieces_are_views_that_write_through(void **state)
 
 static void replicated_leaves_are_the_same_object(void **state)
 {
-    (void)state;
     int32_t data[2];
     int64_t shape[] = {2};
     DLTensor t = {data, {kDLCPU, 0}, 1, {kDLInt, 32, 1}, shape, NULL, 0};
@@ -125,7 +123,6 @@ static void replicated_leaves_are_the_same_object(void **state)
 /* 128, 256 and 512 rows, in args and in kwargs, into 2. */
 static void the_reference_example_gives_64_128_and_256_rows(void **state)
 {
-    (void)state;
     static float data[512];
     int64_t rows[] = {128, 256, 512};
     DLTensor t[3];
@@ -151,7 +148,6 @@ static void the_reference_example_gives_64_128_and_256_rows(void **state)
 
 static void views_can_be_cut_again(void **state)
 {
-    (void)state;
     int32_t data[24];
     int64_t shape[] = {4, 6};
     DLTensor t = {data, {kDLCPU, 0}, 2, {kDLInt, 32, 1}, shape, NULL, 0};
@@ -173,7 +169,6 @@ static void views_can_be_cut_again(void **state)
 
 static void a_handle_is_moved_by_its_byte_offset(void **state)
 {
-    (void)state;
     char handle;
     int64_t shape[] = {4, 2};
     DLTensor t = {&handle, {kDLOpenCL, 0}, 2, {kDLFloat, 16, 1}, shape, NULL, 100};
@@ -188,7 +183,6 @@ static void a_handle_is_moved_by_its_byte_offset(void **state)
 
 static void the_trees_that_went_in_may_go_before_the_result(void **state)
 {
-    (void)state;
     int32_t data[4] = {0, 1, 2, 3};
     int64_t *shape = malloc(sizeof(*shape));
     DLTensor *t = malloc(sizeof(*t));
@@ -221,7 +215,6 @@ static void the_trees_that_went_in_may_go_before_the_result(void **state)
 
 static void bad_options_are_refused(void **state)
 {
-    (void)state;
     struct dp_microbatches *mbs = NULL;
     struct dp_split_options options = {.count = 65537};
 
@@ -237,7 +230,6 @@ static void bad_options_are_refused(void **state)
 
 static void a_value_is_no_spec_for_a_tensor(void **state)
 {
-    (void)state;
     int64_t shape[] = {2};
     DLTensor t = {shape, {kDLCPU, 0}, 1, {kDLInt, 64, 1}, shape, NULL, 0};
     struct dp_tree tensor = dp_tensor(&t), value = dp_opaque(&t), args = dp_tuple(1, &tensor);
@@ -257,7 +249,6 @@ static void a_value_is_no_spec_for_a_tensor(void **state)
 
 static void given_microbatches_are_passed_on(void **state)
 {
-    (void)state;
     struct case_data d;
     struct dp_microbatches *mbs;
     json_t *json = json_pack("{s:[[i],[i,i]]}", "tensors", 3, 2, 2);
@@ -290,7 +281,6 @@ static void expect_refused(int err, int expected, const char *sentence)
 
 static void given_microbatches_that_do_not_fit_are_refused(void **state)
 {
-    (void)state;
     struct case_data d;
     struct dp_microbatches *mbs = NULL;
     json_t *json = json_pack("{s:[[i]]}", "tensors", 3);
@@ -326,7 +316,6 @@ static void given_microbatches_that_do_not_fit_are_refused(void **state)
 
 static bool upper(void *user, int64_t sample, int64_t head, int64_t q, int64_t k)
 {
-    (void)user, (void)head;
     return k >= q + sample;
 }
 
@@ -360,7 +349,6 @@ static void masks_of_attention_are_cut_along_their_samples(void **state)
     struct dp_microbatches *mbs;
     struct attention a;
 
-    (void)state;
     attention_init(&a, 5);
     assert_int_equal(dp_split(&a.args, NULL, &options, &mbs), 0);
     const struct dp_block_mask *second = mbs->args[1].items[0].block_mask;
@@ -381,7 +369,6 @@ static void a_mask_that_all_samples_share_is_the_same_everywhere(void **state)
     struct dp_microbatches *mbs;
     struct attention a;
 
-    (void)state;
     attention_init(&a, 1);
     assert_int_equal(dp_split(&a.args, NULL, &options, &mbs), 0);
     assert_int_equal(mbs->count, 3);
@@ -400,7 +387,6 @@ static void masks_of_attention_count_rows_as_tensors_do(void **state)
     struct dp_microbatches *mbs;
     struct attention a;
 
-    (void)state;
     attention_init(&a, 5);
     assert_int_equal(dp_split(&a.args, NULL, &options, &mbs), 0);
     assert_int_equal(mbs->count, 5);
@@ -414,7 +400,6 @@ static void wrong_masks_of_attention_are_refused(void **state)
     struct dp_microbatches *mbs = NULL;
     struct attention a;
 
-    (void)state;
     attention_init(&a, 5);
     expect_refused(dp_split(&a.args, NULL, &options, &mbs), DP_EINVAL,
                    "args[0]: Chunk(1) of a mask of attention, expected Chunk(0), its samples");

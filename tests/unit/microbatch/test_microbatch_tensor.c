@@ -22,7 +22,6 @@ static void expect_refused(int err, int expected, const char *sentence)
 
 static void a_window_is_the_same_memory(void **state)
 {
-    (void)state;
     uint8_t data[24];
     int64_t shape[] = {4, 6}, dims[4];
     DLTensor t = bytes_tensor(data, 2, shape, NULL, 1), w;
@@ -40,7 +39,6 @@ static void a_window_is_the_same_memory(void **state)
 
 static void a_window_of_unaligned_and_reversed_memory_is_where_it_should_be(void **state)
 {
-    (void)state;
     uint8_t data[40];
     int64_t shape[] = {4, 2}, strides[] = {-2, 1}, dims[4];
     DLTensor t = bytes_tensor(data, 2, shape, strides, 4), w;
@@ -52,7 +50,6 @@ static void a_window_of_unaligned_and_reversed_memory_is_where_it_should_be(void
 
 static void bad_windows_are_refused(void **state)
 {
-    (void)state;
     uint8_t data[8];
     int64_t shape[] = {4, 2}, dims[4];
     DLTensor t = bytes_tensor(data, 2, shape, NULL, 1), w;
@@ -162,7 +159,6 @@ static void copy_random(uint8_t *from, uint8_t *to)
 
 static void copies_between_any_strides_move_every_element_and_nothing_else(void **state)
 {
-    (void)state;
     uint8_t *from = malloc(ROOM * 16), *to = malloc(ROOM * 16);
 
     seed = 20240229;
@@ -176,7 +172,6 @@ static void copies_between_any_strides_move_every_element_and_nothing_else(void 
 
 static void differences_are_found_in_any_element(void **state)
 {
-    (void)state;
     uint8_t a[60], b[60];
     int64_t shape[] = {3, 4, 5}, transposed[] = {1, 3, 12}, compact[] = {20, 5, 1};
 
@@ -194,7 +189,6 @@ static void differences_are_found_in_any_element(void **state)
 
 static void bad_copies_are_refused(void **state)
 {
-    (void)state;
     uint8_t data[16];
     int64_t shape[] = {4, 2}, other[] = {2, 4};
     DLTensor t = bytes_tensor(data, 2, shape, NULL, 1);
@@ -219,7 +213,6 @@ static void bad_copies_are_refused(void **state)
 
 static void a_tensor_with_many_dimensions_is_described_briefly(void **state)
 {
-    (void)state;
     uint8_t data[1];
     int64_t shape[64];
     char text[DP_TENSOR_TEXT];

@@ -9,7 +9,6 @@
 
 static void numbers_and_names_make_specs(void **state)
 {
-    (void)state;
     static const int dims[] = {0, 1, -1};
     static const char *const names[] = {"a", "b", "c"};
     struct dp_tree items[3], named[3];
@@ -41,7 +40,6 @@ static void expect_refused(const struct dp_tree *t, const char *sentence)
 
 static void malformed_trees_are_refused_by_their_path(void **state)
 {
-    (void)state;
     struct dp_tree items[] = {dp_absent(), dp_absent()}, tuple = dp_tuple(2, items);
     const char *names[] = {"x", "y"};
     struct dp_tree outer = dp_dict(1, names, &tuple);
@@ -71,7 +69,6 @@ static void malformed_trees_are_refused_by_their_path(void **state)
 
 static void a_tree_that_contains_itself_ends_at_a_limit(void **state)
 {
-    (void)state;
     struct dp_tree deep = {0}, wide[3];
 
     deep = dp_list(1, &deep);
@@ -87,7 +84,6 @@ static void a_tree_that_contains_itself_ends_at_a_limit(void **state)
 
 static void a_tree_with_too_many_nodes_is_refused(void **state)
 {
-    (void)state;
     struct dp_tree *items = calloc(DP_TREE_MAX_NODES, sizeof(*items));
     struct dp_tree t = dp_list(DP_TREE_MAX_NODES - 1, items);
     int32_t leaves;
@@ -101,7 +97,6 @@ static void a_tree_with_too_many_nodes_is_refused(void **state)
 
 static void long_and_ugly_names_stay_on_one_line(void **state)
 {
-    (void)state;
     char name[300];
     const char *names[] = {name};
     struct dp_tree dicts[10];

@@ -72,7 +72,6 @@ char *tree_unpack(const char *name)
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *where)
 {
-    (void)st, (void)type, (void)where;
     return remove(path);
 }
 

@@ -268,7 +268,6 @@ static const char both[] = "mixing both workers=4 local=1 push-sum\n"
 
 static void workers_follow_the_formula(void **state)
 {
-    (void)state;
     static const char *const graphs[] = {"complete", "ring", "alternating-exp-ring", "torus", "star",
                                          "hierarchical", "directed-exp"};
     struct job job = {0};
@@ -286,14 +285,12 @@ static void workers_follow_the_formula(void **state)
 
 static void gradients_may_come_in_any_order(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), follow_formula,
                  &(struct job){.shuffled = true, .bucket_bytes = 1, .separate = true});
 }
 
 static void a_factor_damps_mixing(void **state)
 {
-    (void)state;
     struct job job = {.factor = 0.3, .graph = "ring"};
 
     assert_int_equal(comm_on_threads(RANKS, SECONDS(20), follow_formula, &job), 0);
@@ -305,13 +302,11 @@ static void a_factor_damps_mixing(void **state)
 
 static void float32_follows_within_rounding(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), follow_formula, &(struct job){.float32 = true});
 }
 
 static void gradients_are_clipped_by_their_global_norm(void **state)
 {
-    (void)state;
     struct job job = {.clip = 0.7, .global = true};
     assert_int_equal(comm_on_threads(RANKS, SECONDS(20), follow_formula, &job), 0);
     job = (struct job){.clip = 0.7, .bucket_bytes = 1e6}; /* of a single bucket it is the same */
@@ -346,7 +341,6 @@ static int run_twins(struct dp_comm *comm, void *arg)
 
 static void views_and_separate_values_have_the_same_bits(void **state)
 {
-    (void)state;
     static const enum dp_optimizer_kind kinds[] = {DP_OPTIMIZER_SGD, DP_OPTIMIZER_ADAM,
                                                    DP_OPTIMIZER_ACCUM_ADAMW};
 
@@ -367,7 +361,6 @@ static void views_and_separate_values_have_the_same_bits(void **state)
 
 static void the_order_of_gradients_changes_no_bit(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), run_twins,
                  &(struct twins){{{.kind = DP_OPTIMIZER_ADAMW},
                                   {.kind = DP_OPTIMIZER_ADAMW, .shuffled = true}}});
@@ -411,7 +404,6 @@ static int set_updates(struct dp_comm *comm, void *arg)
 
 static void a_caller_sets_rate_and_scale_of_updates(void **state)
 {
-    (void)state;
     assert_int_equal(
         comm_on_threads(RANKS, SECONDS(20), set_updates, &(struct job){.kind = DP_OPTIMIZER_ADAMW}),
         0);
@@ -450,7 +442,6 @@ static int reach_consensus(struct dp_comm *comm, void *arg)
 
 static void a_period_of_mixing_alone_is_consensus(void **state)
 {
-    (void)state;
     static const char *const graphs[] = {"complete", "one-peer-exp", "alternating-exp-ring",
                                          "hierarchical", "hypercube", "directed-exp"};
 
@@ -504,7 +495,6 @@ static int average_then_go_on(struct dp_comm *comm, void *arg)
 
 static void an_average_that_is_reverted_leaves_no_trace(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), average_then_go_on, &(struct job){0});
     for (int sixteen = 0; sixteen < 3; sixteen++)
         for (int separate = 0; separate < 2; separate++) {
@@ -546,7 +536,6 @@ static int accumulate(struct dp_comm *comm, void *arg)
 
 static void accumulating_iterations_update_and_count_nothing(void **state)
 {
-    (void)state;
     struct job job = {0};
 
     assert_int_equal(comm_on_threads(RANKS, SECONDS(20), accumulate, &job), 0);
@@ -617,7 +606,6 @@ static int go_on_elsewhere(struct dp_comm *comm, void *arg)
 
 static void a_run_goes_on_from_its_state_with_the_same_bits(void **state)
 {
-    (void)state;
     static const char *const graphs[] = {"one-peer-exp", "complete", "directed-exp", "torus"};
 
     for (size_t i = 0; i < sizeof(graphs) / sizeof(graphs[0]); i++)
@@ -656,7 +644,6 @@ static int resume_wrongly(struct dp_comm *comm, void *arg)
 
 static void numbers_of_another_state_are_refused(void **state)
 {
-    (void)state;
     for (int separate = 0; separate < 2; separate++) {
         struct job job = {.separate = separate};
         assert_int_equal(comm_on_threads(RANKS, SECONDS(20), resume_wrongly, &job), 0);
@@ -693,7 +680,6 @@ static int complete_early(struct dp_comm *comm, void *arg)
 
 static void a_bucket_arrives_while_later_ones_compute(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), complete_early, &(struct job){.bucket_bytes = 1});
 }
 
@@ -763,7 +749,6 @@ static int train_special(struct dp_comm *comm, void *arg)
 
 static void tied_frozen_and_channels_last_parameters_are_what_they_are(void **state)
 {
-    (void)state;
     for (int separate = 0; separate < 2; separate++)
         on_all_kinds(RANKS, SECONDS(20), train_special, &(struct job){.separate = separate});
 }
@@ -804,13 +789,11 @@ static int overflow_once(struct dp_comm *comm, void *arg)
 
 static void an_overflow_skips_the_update_of_all_and_scales_stay_equal(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), overflow_once, &(struct job){0});
 }
 
 static void compat_skips_the_update_of_a_bucket_on_its_rank(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), overflow_once, &(struct job){.compat = true, .bucket_bytes = 1});
 }
 
@@ -863,7 +846,6 @@ static int note_rounds(struct dp_comm *comm, void *arg)
 
 static void the_hook_gets_the_round_that_is_mixed(void **state)
 {
-    (void)state;
     for (int compat = 0; compat < 2; compat++) {
         struct job job = {.compat = compat, .graph = "ring"};
         assert_int_equal(comm_on_threads(RANKS, SECONDS(20), note_rounds, &job), 0);
@@ -949,7 +931,6 @@ static int refuse_configs(struct dp_comm *comm, void *arg)
 
 static void configs_that_are_not_sound_are_refused_by_all(void **state)
 {
-    (void)state;
     for (int which = 0; which < 13; which++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse_configs, &which))
             fail_msg("case %d", which);
@@ -1044,7 +1025,6 @@ static int make_mistake(struct dp_comm *comm, void *arg)
 
 static void mistakes_are_errors_on_all_ranks(void **state)
 {
-    (void)state;
     for (int mistake = OTHER_ORDER; mistake <= NO_RATE; mistake++)
         on_all_kinds(RANKS, SECONDS(20), make_mistake, &mistake);
 }

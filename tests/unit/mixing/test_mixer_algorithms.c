@@ -157,7 +157,6 @@ static void d_psgd_ends_beside_the_optimum(void **state)
 {
     struct job job = {DP_MIXER_DPSGD, "ring", .steps = 400};
 
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), go_to_the_end, &job);
     job.graph = "one-peer-exp";
     assert_int_equal(comm_on_threads(RANKS, SECONDS(20), go_to_the_end, &job), 0);
@@ -212,7 +211,6 @@ static int follow_local_sgd(struct dp_comm *comm, void *arg)
 
 static void local_sgd_takes_outer_steps_with_momentum(void **state)
 {
-    (void)state;
     for (int local = 1; local <= 4; local++)
         on_all_kinds(RANKS, SECONDS(20), follow_local_sgd,
                      &(struct job){DP_MIXER_LOCAL_SGD, "complete", 26, local, 0.75, 0.5, false});
@@ -220,7 +218,6 @@ static void local_sgd_takes_outer_steps_with_momentum(void **state)
 
 static void one_local_step_reaches_the_optimum_and_more_do_not(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), go_to_the_end,
                  &(struct job){DP_MIXER_LOCAL_SGD, "complete", 400, 1, 1, 0.5, true});
     on_all_kinds(RANKS, SECONDS(20), go_to_the_end,
@@ -293,7 +290,6 @@ static int refuse(struct dp_comm *comm, void *arg)
 
 static void what_an_algorithm_cannot_do_is_refused(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(wrongs) / sizeof(wrongs[0]); i++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse, (void *)&wrongs[i]))
             fail_msg("case %zu", i);

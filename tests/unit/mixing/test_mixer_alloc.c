@@ -63,7 +63,6 @@ static int count_allocations(struct dp_comm *comm, void *arg)
 
 static void iterations_allocate_nothing(void **state)
 {
-    (void)state;
     static const struct alloc_case cases[] = {
         {.graph = "one-peer-exp", .views = true},
         {.graph = "complete", .clip = DP_CLIP_GLOBAL},
@@ -112,7 +111,6 @@ static void every_failure_is_reported(const struct alloc_case *c)
 
 static void a_mixer_that_gets_no_memory_says_so(void **state)
 {
-    (void)state;
     every_failure_is_reported(&(struct alloc_case){.graph = "complete", .views = true});
     every_failure_is_reported(&(struct alloc_case){.graph = "torus", .algorithm = DP_MIXER_LOCAL_SGD});
     every_failure_is_reported(&(struct alloc_case){.graph = "complete", .compression = DP_COMPRESSION_INT8});

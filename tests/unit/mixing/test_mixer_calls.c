@@ -88,7 +88,6 @@ static int evaluate(struct dp_comm *comm, void *arg)
 
 static void evaluations_count_and_change_nothing(void **state)
 {
-    (void)state;
     void (*const changes[])(struct dp_mixer_config *config) = {NULL, set_compat, set_local_sgd};
 
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++)
@@ -183,7 +182,6 @@ static int leave_out_later(struct dp_comm *comm, void *arg)
 
 static void a_parameter_without_a_gradient_is_left_as_it_is(void **state)
 {
-    (void)state;
     struct without cases[] = {
         {.kind = DP_OPTIMIZER_SGD},
         {.kind = DP_OPTIMIZER_ADAM},
@@ -211,7 +209,6 @@ static int accumulate_in_part(struct dp_comm *comm, void *arg)
 {
     static _Thread_local struct worker w[2];
 
-    (void)arg;
     for (int k = 0; k < 2; k++) {
         CHECK(!open_by_text(&w[k], comm, pairs, NULL));
         for (int t = 0; t < ITERATIONS; t++) {
@@ -234,7 +231,6 @@ static int leave_out_members(struct dp_comm *comm, void *arg)
 {
     static _Thread_local struct worker w[2];
 
-    (void)arg;
     for (int k = 0; k < 2; k++) {
         struct worker *one = &w[k];
         describe_worker(one, comm, 64);
@@ -259,7 +255,6 @@ static int leave_out_always(struct dp_comm *comm, void *arg)
 {
     static _Thread_local struct worker w;
 
-    (void)arg;
     CHECK(!open_by_text(&w, comm, pairs, NULL));
     for (int t = 0; t < ITERATIONS; t++)
         CHECK(!iterate_with(&w, 2, t > 3 ? 3 : 2));
@@ -275,7 +270,6 @@ static int leave_out_always(struct dp_comm *comm, void *arg)
 
 static void a_gradient_may_come_in_part_or_never(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), accumulate_in_part, NULL);
     on_all_kinds(RANKS, SECONDS(20), leave_out_members, NULL);
     on_all_kinds(RANKS, SECONDS(20), leave_out_always, NULL);
@@ -324,7 +318,6 @@ static int average_for_good(struct dp_comm *comm, void *arg)
 
 static void an_average_for_good_drops_what_was_in_flight(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), average_for_good, NULL);
     on_all_kinds(RANKS, SECONDS(20), average_for_good, "compat");
 }
@@ -370,7 +363,6 @@ static int average_push_sum(struct dp_comm *comm, void *arg)
 
 static void an_average_is_of_what_push_sum_keeps(void **state)
 {
-    (void)state;
     void (*const changes[])(struct dp_mixer_config *config) = {set_separate, set_views};
 
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++)
@@ -411,7 +403,6 @@ static int average_buffers(struct dp_comm *comm, void *arg)
     struct dp_mixer_average what = {.revert = true};
     struct buffers b;
 
-    (void)arg;
     describe_worker(&w, comm, 64);
     describe_buffers(&b, rank);
     CHECK(!dp_graph_new(&(struct dp_graph_spec){.name = "ring", .workers = RANKS, .local = 1}, &w.graph));
@@ -433,7 +424,6 @@ static int average_buffers(struct dp_comm *comm, void *arg)
 
 static void buffers_of_real_numbers_are_averaged(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), average_buffers, NULL);
 }
 
@@ -543,7 +533,6 @@ static int follow_decent_dp(struct dp_comm *comm, void *arg)
 
 static void compat_is_decent_dps_order(void **state)
 {
-    (void)state;
     static const char ring[] = "mixing ring workers=4\nround 0: {0 1} {2 3}\nround 1: {0 3} {1 2}\n";
     static const char groups[] = "mixing groups workers=4\nround 0: {0 1 2 3}*0.4\nround 1: {0 1} {2 3}*0.3\n"
                                  "round 2: {0 2 1 3}\n";
@@ -655,7 +644,6 @@ static void set_views_and_clip(struct dp_mixer_config *config)
 
 static void an_update_of_the_callers_is_in_the_optimizers_place(void **state)
 {
-    (void)state;
     void (*const changes[])(struct dp_mixer_config *config) = {NULL, set_compat, set_views, set_local_sgd};
 
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++)
@@ -668,7 +656,6 @@ static int clip_for_the_caller(struct dp_comm *comm, void *arg)
     static _Thread_local struct worker w[2];
     static _Thread_local struct caller c[2];
 
-    (void)arg;
     for (int k = 0; k < 2; k++) {
         CHECK(!open_caller(&c[k], &w[k], comm, set_views_and_clip, k));
         for (int t = 0; t < ITERATIONS; t++)
@@ -683,7 +670,6 @@ static int clip_for_the_caller(struct dp_comm *comm, void *arg)
 
 static void the_callers_gradients_are_clipped(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), clip_for_the_caller, NULL);
 }
 
@@ -719,7 +705,6 @@ static int skip_one(struct dp_comm *comm, void *arg)
 
 static void an_update_that_is_skipped_lowers_the_loss_scale(void **state)
 {
-    (void)state;
     void (*const changes[])(struct dp_mixer_config *config) = {set_loss_scale, set_loss_scale_and_compat};
 
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++)
@@ -737,7 +722,6 @@ static int change_factor(struct dp_comm *comm, void *arg)
 {
     static _Thread_local struct worker w[2];
 
-    (void)arg;
     for (int k = 0; k < 2; k++) {
         CHECK(!open_by_text(&w[k], comm, pairs, k ? set_half : NULL));
         for (int t = 0; t < ITERATIONS; t++) {
@@ -756,7 +740,6 @@ static int refuse_factor(struct dp_comm *comm, void *arg)
 {
     static _Thread_local struct worker w;
 
-    (void)arg;
     CHECK(!open_worker(&w, comm, &(struct job){.graph = "complete"}));
     CHECK(dp_mixer_set_factor(w.mixer, 0) == DP_EINVAL);
     CHECK_SAYS("factor of mixing: 0, expected above 0, up to 1");
@@ -775,7 +758,6 @@ static int change_factor_while_late(struct dp_comm *comm, void *arg)
     static _Thread_local struct worker w;
     double before, after;
 
-    (void)arg;
     CHECK(!open_by_text(&w, comm, pairs, set_staleness));
     set_starts(&w);
     CHECK(!sum_over_workers(&w, 5, &before));
@@ -791,7 +773,6 @@ static int change_factor_while_late(struct dp_comm *comm, void *arg)
 
 static void a_factor_holds_for_exchanges_that_begin_with_it(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), change_factor, NULL);
     assert_int_equal(comm_on_threads(1, SECONDS(20), refuse_factor, NULL), 0);
     on_all_kinds(RANKS, SECONDS(20), change_factor_while_late, NULL);

@@ -111,7 +111,6 @@ static int mix_for_a_period(struct dp_comm *comm, void *arg)
 
 static void sums_stay_and_distances_shrink_as_graphs_say(void **state)
 {
-    (void)state;
     static const struct step_case cases[] = {
         {.graph = "one-peer-exp", .workers = 4, .integers = true},
         {.graph = "complete", .workers = 4, .integers = true},
@@ -151,7 +150,6 @@ static int follow_the_mean(struct dp_comm *comm, void *arg)
 
 static void the_mean_follows_the_mean_gradient(void **state)
 {
-    (void)state;
     static const struct step_case cases[] = {
         {.graph = "ring", .workers = 4},
         {.graph = "one-peer-exp", .workers = 4, .factor = 0.4},
@@ -189,7 +187,6 @@ static int shrink_by_eigenvalue(struct dp_comm *comm, void *arg)
 
 static void a_factor_moves_eigenvalues_as_it_should(void **state)
 {
-    (void)state;
     static const struct step_case cases[] = {
         {.graph = "complete", .workers = 4, .factor = 0.3},
         {.graph = "torus", .workers = 4, .factor = 0.7},
@@ -225,7 +222,6 @@ static int descend_alone(struct dp_comm *comm, void *arg)
 
 static void a_group_of_one_mixes_nothing(void **state)
 {
-    (void)state;
     static const struct step_case alone[] = {{.graph = "complete", .workers = 1},
                                              {.graph = "one-peer-exp", .workers = 1},
                                              {.graph = "hypercube", .workers = 1}};
@@ -264,7 +260,6 @@ static int refuse(struct dp_comm *comm, void *arg)
 
 static void graphs_that_cannot_be_are_refused_on_all_ranks(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
         on_all_kinds(4, SECONDS(20), refuse, (void *)(uintptr_t)&refused[i]);
 }

@@ -129,7 +129,6 @@ static int run_held(struct dp_comm *comm, void *arg)
 
 static void a_worker_that_is_held_up_holds_the_others_up_at_the_bound_only(void **state)
 {
-    (void)state;
     struct held held = {.job = {.graph = "complete"}, .board = make_board(), .hold = true};
 
     for (held.job.staleness = 1; held.job.staleness <= 4; held.job.staleness += 3)
@@ -140,7 +139,6 @@ static void a_worker_that_is_held_up_holds_the_others_up_at_the_bound_only(void 
 /* Any of them may be late. */
 static void the_mean_is_exact_whatever_is_left_out(void **state)
 {
-    (void)state;
     static const char *const graphs[] = {"ring", "one-peer-exp", "torus", "star"};
     struct held held = {.job = {.staleness = 2}, .board = make_board()};
 
@@ -175,7 +173,6 @@ static int come_together(struct dp_comm *comm, void *arg)
 
 static void workers_come_together_all_the_same(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), come_together,
                  &(struct job){.graph = "complete", .staleness = 3, .steps = 200});
 }
@@ -202,7 +199,6 @@ static int go_on_elsewhere(struct dp_comm *comm, void *arg)
 
 static void the_state_has_what_is_late(void **state)
 {
-    (void)state;
     on_all_kinds(RANKS, SECONDS(20), go_on_elsewhere,
                  &(struct job){.graph = "ring", .staleness = 2, .steps = 9});
 }
@@ -265,7 +261,6 @@ static int refuse(struct dp_comm *comm, void *arg)
 
 static void what_cannot_be_late_is_refused(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(wrongs) / sizeof(wrongs[0]); i++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse, (void *)&wrongs[i]))
             fail_msg("case %zu", i);

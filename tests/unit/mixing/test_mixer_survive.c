@@ -492,7 +492,6 @@ static void a_worker_may_die_at_every_message(void **state)
 {
     uint64_t seed = 12;
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (size_t i = 0; i < sizeof(graphs) / sizeof(graphs[0]); i++)
             for (int k = 0; k < samples_of(kind, 12, 2); k++) {
@@ -518,7 +517,6 @@ static void differences_that_are_cut_off_leave_the_mean(void **state)
                                         "alternating-exp-ring"};
     uint64_t seed = 21;
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (size_t i = 0; i < sizeof(these) / sizeof(these[0]); i++)
             for (int k = 0; k < samples_of(kind, 12, 2); k++) {
@@ -534,7 +532,6 @@ static void two_workers_may_die_one_of_them_during_the_recovery(void **state)
 {
     uint64_t seed = 99;
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int k = 0; k < samples_of(kind, 24, 4); k++) {
             struct job job = {.graph = graphs[k / 2 % 4], .workers = 4};
@@ -552,7 +549,6 @@ static void an_average_that_is_cut_off_is_had_by_all_or_none(void **state)
 {
     uint64_t seed = 5;
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int k = 0; k < samples_of(kind, 16, 2); k++) {
             struct job job = {.graph = graphs[k % 3], .workers = 4, .at = {0, -1}, .averages = true};
@@ -603,7 +599,6 @@ static void a_worker_may_die_while_mixers_are_made(void **state)
 {
     uint64_t seed = 7;
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int k = 0; k < samples_of(kind, 24, 3); k++) {
             struct job job = {.graph = graphs[k % 4], .workers = 4, .dead = {k % 4}, .at = {0, -1}};
@@ -670,7 +665,6 @@ static void one_that_is_stopped_is_given_up_within_a_second_of_the_deadline(void
         mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int killed;
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         if (!kind->processes || kind->by_ring || !strcmp(kind->name, "mpi"))
             continue;
@@ -716,7 +710,6 @@ static void survivors_learn_what_is_left_by_local_sgd(void **state)
 {
     uint64_t seed = 3;
 
-    (void)state;
     for (int k = 0; k < 4; k++) {
         struct job job = {.graph = "complete", .algorithm = DP_MIXER_LOCAL_SGD, .workers = 4,
                           .learns = true, .at = {0, -1}};
@@ -742,7 +735,6 @@ static int put(void *user, const char *key, const void *value, size_t len)
 {
     struct admission *a = user;
 
-    (void)key;
     if (len > sizeof(a->value))
         return DP_EINVAL;
     memcpy(a->value, value, len);
@@ -755,7 +747,6 @@ static int get(void *user, const char *key, void *value, size_t *len)
     struct admission *a = user;
     const size_t there = atomic_load(&a->len);
 
-    (void)key;
     if (!there)
         return DP_EAGAIN;
     *len = there < *len ? there : *len;
@@ -901,7 +892,6 @@ static void new_workers_catch_up_from_a_neighbour(void **state)
          .count = 2},
     };
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
             struct admission a = {.job = cases[i].job, .count = cases[i].count};
@@ -915,7 +905,6 @@ static void a_new_worker_with_other_parameters_is_refused_and_the_others_go_on(v
     struct admission a = {.job = {.graph = "ring", .workers = 2, .at = {-1, -1}, .learns = true},
                           .count = 1, .other_list = true};
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         admit_on(kind, &a);
 }
@@ -948,7 +937,6 @@ static void a_mixer_that_cannot_survive_says_so(void **state)
 {
     struct job job = {.graph = "ring", .workers = 2};
 
-    (void)state;
     assert_int_equal(comm_on_threads(2, LONG_NS, refuse, &job), 0);
 }
 

@@ -41,7 +41,6 @@ static int compare_with_whole(struct dp_comm *comm, void *arg)
 
 static void compressed_differences_lead_where_whole_blocks_lead(void **state)
 {
-    (void)state;
     static const char *const graphs[] = {"ring", "one-peer-exp", "torus", "complete", "star"};
     struct job job = {.compression = DP_COMPRESSION_INT8, .factor = 1, .steps = 300};
 
@@ -81,7 +80,6 @@ static int keep_the_mean(struct dp_comm *comm, void *arg)
 
 static void the_mean_of_all_workers_stays(void **state)
 {
-    (void)state;
     static const char *const graphs[] = {"ring", "complete", "torus"};
     struct job job = {.compression = DP_COMPRESSION_INT8, .steps = 400};
 
@@ -125,7 +123,6 @@ static int count_bytes(struct dp_comm *comm, void *arg)
 
 static void compressed_blocks_take_the_bytes_that_they_should(void **state)
 {
-    (void)state;
     for (int float32 = 0; float32 < 2; float32++) {
         struct job job = {.graph = "ring", .steps = 9, .float32 = float32};
         on_all_kinds(RANKS, SECONDS(20), count_bytes, &job);
@@ -157,7 +154,6 @@ static int go_on_elsewhere(struct dp_comm *comm, void *arg)
 
 static void what_workers_know_of_each_other_is_part_of_the_state(void **state)
 {
-    (void)state;
     struct job job = {.graph = "ring", .compression = DP_COMPRESSION_INT8, .steps = 7};
     on_all_kinds(RANKS, SECONDS(20), go_on_elsewhere, &job);
     job.graph = "torus";
@@ -168,7 +164,6 @@ static void what_workers_know_of_each_other_is_part_of_the_state(void **state)
 
 static void int8_is_off_by_half_a_step_at_most_and_nan_spreads(void **state)
 {
-    (void)state;
     enum { COUNT = 700 };
     static double x[COUNT], reference[COUNT];
     static char message[2048];
@@ -248,7 +243,6 @@ static int refuse(struct dp_comm *comm, void *arg)
 
 static void what_cannot_be_compressed_is_refused(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(wrongs) / sizeof(wrongs[0]); i++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse, (void *)&wrongs[i]))
             fail_msg("case %zu", i);

@@ -21,7 +21,6 @@ static struct dp_buckets cut(const struct dp_bucket_rule *rule, const struct dp_
 
 static void parameters_begin_at_multiples_of_256_bytes(void **state)
 {
-    (void)state;
     static const struct dp_bucket_item items[] = {ITEM(1), ITEM(65), {3, DOUBLE, 8}, ITEM(64)};
     static const int32_t trace[] = {1, 0, 3};
     struct dp_buckets b = cut(&(struct dp_bucket_rule){.bytes = 1e9}, items, 4, trace, 3);
@@ -37,7 +36,6 @@ static void parameters_begin_at_multiples_of_256_bytes(void **state)
 
 static void a_bucket_has_one_element_type_and_types_may_alternate(void **state)
 {
-    (void)state;
     static const struct dp_bucket_item items[] = {ITEM(64), {32, DOUBLE, 8}, ITEM(64), {32, DOUBLE, 8},
                                                   ITEM(64)};
     static const int32_t trace[] = {4, 3, 2, 1, 0};
@@ -56,7 +54,6 @@ static void a_bucket_has_one_element_type_and_types_may_alternate(void **state)
 
 static void no_two_blocks_have_one_length(void **state)
 {
-    (void)state;
     static const struct dp_bucket_item items[] = {ITEM(64), ITEM(64), ITEM(64), {0, FLOAT, 4}};
     static const int32_t trace[] = {0, 1, 2, 3};
     struct dp_buckets b = cut(&(struct dp_bucket_rule){.bytes = 1}, items, 4, trace, 4);
@@ -70,7 +67,6 @@ static void no_two_blocks_have_one_length(void **state)
 
 static void nothing_traced_is_no_bucket(void **state)
 {
-    (void)state;
     static const struct dp_bucket_item items[] = {ITEM(64)};
     struct dp_buckets b = cut(&(struct dp_bucket_rule){.bytes = 1}, items, 1, NULL, 0);
 

@@ -63,7 +63,6 @@ static void assert_text(const struct dp_graph *g, const char *right)
 
 static void every_built_in_graph_passes_the_checker_and_survives_its_text(void **state)
 {
-    (void)state;
     for (int i = 0; dp_graph_name(i); i++)
         for (int n = 2; n <= 32; n *= 2) {
             struct dp_graph *g = build_local(dp_graph_name(i), n, n > 4 ? 2 : 1), *back;
@@ -82,7 +81,6 @@ static void every_built_in_graph_passes_the_checker_and_survives_its_text(void *
 
 static void a_group_of_one_is_legal(void **state)
 {
-    (void)state;
     static const char *const names[] = {"complete",     "one-peer-exp",    "torus",     "star",
                                         "hierarchical", "random-matching", "hypercube", "directed-exp"};
 
@@ -98,7 +96,6 @@ static void a_group_of_one_is_legal(void **state)
 
 static void sizes_that_a_kind_cannot_have_are_refused(void **state)
 {
-    (void)state;
     static const struct dp_graph_spec wrong[] = {
         {.name = "ring", .workers = 3, .local = 1},
         {.name = "ring", .workers = 1, .local = 1},
@@ -122,7 +119,6 @@ static void sizes_that_a_kind_cannot_have_are_refused(void **state)
 
 static void nodes_are_those_of_the_launcher_by_default(void **state)
 {
-    (void)state;
     setenv("LOCAL_WORLD_SIZE", "4", 1);
     struct dp_graph *g = build_local("hierarchical", 8, 0);
     assert_int_equal(g->local, 4);
@@ -135,7 +131,6 @@ static void nodes_are_those_of_the_launcher_by_default(void **state)
 
 static void alternating_is_as_in_the_specification(void **state)
 {
-    (void)state;
     struct dp_graph *g = build_local("alternating-exp-ring", 8, 2);
 
     assert_text(g, "mixing alternating-exp-ring workers=8 local=2\n"
@@ -148,7 +143,6 @@ static void alternating_is_as_in_the_specification(void **state)
 
 static void rounds_contract_as_theory_predicts(void **state)
 {
-    (void)state;
     for (int n = 6; n <= 64; n += 2) {
         struct dp_graph *g = build("ring", n);
         assert_near(contraction(g, 0, 1), 1, 1e-12);
@@ -176,7 +170,6 @@ static void rounds_contract_as_theory_predicts(void **state)
 
 static void any_number_of_workers_agrees_exactly_after_a_period_of_hypercube(void **state)
 {
-    (void)state;
     for (int n = 1; n <= 60; n++) {
         struct dp_graph *g = build("hypercube", n);
         assert_near(contraction(g, 0, g->period), 0, 0);
@@ -193,7 +186,6 @@ static void any_number_of_workers_agrees_exactly_after_a_period_of_hypercube(voi
 
 static void random_matchings_follow_their_seed_and_are_connected(void **state)
 {
-    (void)state;
     for (int n = 2; n <= 33; n++)
         for (uint64_t seed = 0; seed < 4; seed++) {
             struct dp_graph_spec spec = {.name = "random-matching", .workers = n, .local = 1,
@@ -214,7 +206,6 @@ static void random_matchings_follow_their_seed_and_are_connected(void **state)
 /* Integers, so that nothing is rounded. */
 static void rounds_preserve_the_mean_exactly(void **state)
 {
-    (void)state;
     for (int i = 0; dp_graph_name(i); i++) {
         struct dp_graph *g = build_local(dp_graph_name(i), 16, 4);
         double x[16], out[16], back[16], sum = 0;
@@ -259,7 +250,6 @@ static int build_halves(const struct dp_graph_spec *spec, struct dp_graph_builde
 static int build_one_missing(const struct dp_graph_spec *spec, struct dp_graph_builder *b,
                              void *user)
 {
-    (void)spec, (void)user;
     dp_graph_add_round(b);
     dp_graph_add_group(b, (int32_t[]){0, 1}, 2, -1);
     return 0;
@@ -267,7 +257,6 @@ static int build_one_missing(const struct dp_graph_spec *spec, struct dp_graph_b
 
 static void names_are_registered_once(void **state)
 {
-    (void)state;
     static bool refuse;
     const struct dp_graph_kind halves = {build_halves, &refuse}, missing = {build_one_missing, NULL};
     struct dp_graph *g;
@@ -300,7 +289,6 @@ static void names_are_registered_once(void **state)
 
 static void groups_of_push_sum_are_links(void **state)
 {
-    (void)state;
     struct dp_graph *g = read_text("mixing both workers=3 push-sum\n"
                                    "round 0: {0 1}*0.75 {2}\nround 1: 0>0*0.5 0>2*0.5 1>1*1 2>2*1\n");
 
@@ -315,7 +303,6 @@ static void groups_of_push_sum_are_links(void **state)
 
 static void files_that_are_no_graph_are_refused(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *says;
     } wrong[] = {
@@ -348,7 +335,6 @@ static void files_that_are_no_graph_are_refused(void **state)
 
 static void the_checker_names_the_rule_and_the_place(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         enum dp_graph_rule rule;
@@ -409,7 +395,6 @@ static void any_workers_may_be_lost_and_the_rest_is_a_sound_graph(void **state)
                                   "round 0: 0>0*0.5 0>1*0.5 1>1*0.5 1>2*0.5 2>2*0.5 2>3*0.5 3>3*0.5 "
                                   "3>0*0.5\n";
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dp_graph *g = build_local(cases[i].name, cases[i].workers, cases[i].local);
         for (unsigned dead = 0; dead + 1 < 1u << g->workers; dead++)
@@ -430,7 +415,6 @@ static void what_a_lost_worker_passed_on_goes_the_same_way(void **state)
                                   "round 0: 0>0*0.5 0>1*0.5 1>1*0.5 1>2*0.5 2>2*0.5 2>0*0.5\n";
     struct dp_graph *g, *left;
 
-    (void)state;
     g = build("ring", 8);
     left = without(g, 1u << 1 | 1u << 4);
     struct dp_graph *smaller = build("ring", 6);
@@ -470,7 +454,6 @@ static void parts_that_would_never_meet_get_a_round_more(void **state)
     struct dp_graph *g = read_text(path);
     struct dp_graph *left = without(g, 1u << 2);
 
-    (void)state;
     assert_text(left, "mixing path workers=4 local=1\nround 0: {0 1} {2} {3}\n"
                       "round 1: {0} {1} {2 3}\nround 2: {0 2} {1} {3}\n");
     dp_graph_free(left);
@@ -487,7 +470,6 @@ static void a_graph_of_another_size_is_of_its_kind_where_that_exists(void **stat
                  "one-peer-exp"}, {"one-peer-exp", 4, 6, "hypercube"}, {"torus", 4, 5, "torus"},
                  {"directed-exp", 4, 5, "directed-exp"}, {"random-matching", 4, 5, "hypercube"}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dp_graph *g = build(cases[i].name, cases[i].workers), *other, *right;
         assert_int_equal(dp_graph_of_size(g, cases[i].then, &other), 0);

@@ -43,7 +43,6 @@ static void assert_near(double value, double right, double tolerance)
 
 static void an_exchange_shorter_than_a_step_costs_nothing_when_it_overlaps(void **state)
 {
-    (void)state;
     const struct dp_mixing_scenario s = {.compute_ns = 1000, .latency_ns = 100, .bytes_per_ns = 2,
                                          .message_bytes = 400, .steps = 100};
     struct dp_mixing_run run = simulate("ring", 8, s);
@@ -72,7 +71,6 @@ static void an_exchange_shorter_than_a_step_costs_nothing_when_it_overlaps(void 
 
 static void the_mean_stays_and_overlap_hides_stragglers(void **state)
 {
-    (void)state;
     static const char *const names[] = {"one-peer-exp", "ring", "torus", "directed-exp", "hierarchical"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -88,7 +86,6 @@ static void the_mean_stays_and_overlap_hides_stragglers(void **state)
 
 static void the_mean_converges(void **state)
 {
-    (void)state;
     const struct dp_mixing_scenario s = {.steps = 1000, .rate = 0.02};
     struct dp_mixing_scenario all = s;
     all.all_reduce = true;
@@ -104,7 +101,6 @@ static void the_mean_converges(void **state)
 
 static void mixing_alone_reaches_consensus_and_a_factor_slows_it(void **state)
 {
-    (void)state;
     struct dp_mixing_run run =
         simulate("ring", 16, (struct dp_mixing_scenario){.rate = 0.05, .steps = 400});
     struct dp_mixing_run damped =
@@ -116,7 +112,6 @@ static void mixing_alone_reaches_consensus_and_a_factor_slows_it(void **state)
 
 static void survivors_keep_their_mean(void **state)
 {
-    (void)state;
     static const char *const names[] = {"one-peer-exp", "complete", "torus", "star",
                                         "directed-exp"};
 
@@ -131,7 +126,6 @@ static void survivors_keep_their_mean(void **state)
 
 static void workers_that_leave_rounds_out_keep_the_mean_and_wait_less(void **state)
 {
-    (void)state;
     static const char *const names[] = {"one-peer-exp", "ring", "torus", "complete"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -150,7 +144,6 @@ static void workers_that_leave_rounds_out_keep_the_mean_and_wait_less(void **sta
 
 static void the_same_seed_is_the_same_run(void **state)
 {
-    (void)state;
     const struct dp_mixing_scenario s = {.sigma = 0.3, .latency_ns = 1e6, .seed = 5};
     struct dp_mixing_run one = simulate("torus", 60, s), two = simulate("torus", 60, s);
     struct dp_mixing_scenario other = s;
@@ -166,7 +159,6 @@ static void the_same_seed_is_the_same_run(void **state)
 
 static void scenarios_that_cannot_be_are_refused(void **state)
 {
-    (void)state;
     static const struct dp_mixing_scenario wrong[] = {
         {.sigma = -1},      {.compute_ns = NAN}, {.latency_ns = -1}, {.factor = 2},
         {.dimensions = 65}, {.deaths = 8},       {.deaths = -1},      {.rate = INFINITY},

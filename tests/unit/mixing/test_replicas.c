@@ -136,7 +136,6 @@ static int sum(struct dp_comm *comm, void *arg)
 {
     struct dp_replicas *r;
     struct model m;
-    (void)arg;
 
     model_init(&m, dp_comm_rank(comm));
     CHECK(!dp_replicas_new(m.parameters, PARAMETERS, comm, NULL, &r));
@@ -155,7 +154,6 @@ static int sum(struct dp_comm *comm, void *arg)
 
 static void gradients_are_summed_in_pairs(void **state)
 {
-    (void)state;
     on_all_kinds(4, SECONDS(30), sum, NULL);
     for (int size = 1; size <= MAX_RANKS; size++)
         assert_int_equal(comm_on_threads(size, SECONDS(30), sum, NULL), 0);
@@ -168,7 +166,6 @@ static int shard(struct dp_comm *comm, void *arg)
     struct model m;
     int32_t count;
     int64_t elements = 0, all[MAX_RANKS], total = 0;
-    (void)arg;
 
     model_init(&m, dp_comm_rank(comm));
     CHECK(!dp_replicas_new(m.parameters, PARAMETERS, comm, NULL, &r));
@@ -206,7 +203,6 @@ static int move(struct dp_comm *comm, void *arg)
     struct model m;
     int32_t count;
     void *old[PARAMETERS];
-    (void)arg;
 
     model_init(&m, dp_comm_rank(comm));
     CHECK(!dp_replicas_new(m.parameters, PARAMETERS, comm, NULL, &r));
@@ -238,7 +234,6 @@ static int move(struct dp_comm *comm, void *arg)
 
 static void gradients_may_move_between_steps(void **state)
 {
-    (void)state;
     on_all_kinds(2, SECONDS(30), move, NULL);
     for (int size = 1; size <= 3; size++)
         assert_int_equal(comm_on_threads(size, SECONDS(30), move, NULL), 0);
@@ -246,7 +241,6 @@ static void gradients_may_move_between_steps(void **state)
 
 static void shards_are_the_whole_model(void **state)
 {
-    (void)state;
     on_all_kinds(2, SECONDS(30), shard, NULL);
     for (int size = 1; size <= 5; size++)
         assert_int_equal(comm_on_threads(size, SECONDS(30), shard, NULL), 0);
@@ -257,7 +251,6 @@ static int differ(struct dp_comm *comm, void *arg)
     char name[600] = "";
     struct dp_replicas *r;
     struct model m;
-    (void)arg;
 
     model_init(&m, 0);
     CHECK(dp_replicas_new(m.parameters, PARAMETERS - (dp_comm_rank(comm) == 1), comm, NULL, &r) ==
@@ -282,13 +275,11 @@ static int differ(struct dp_comm *comm, void *arg)
 
 static void lists_that_differ_are_an_error_on_all_replicas(void **state)
 {
-    (void)state;
     on_all_kinds(2, SECONDS(30), differ, NULL);
 }
 
 static void without_a_communicator_there_are_no_replicas(void **state)
 {
-    (void)state;
     struct dp_replicas *r;
 
     assert_int_equal(dp_replicas_new(NULL, 0, NULL, NULL, &r), DP_ESTATE);

@@ -50,8 +50,6 @@ struct run {
 static inline int update(void *user, int32_t shard, const struct dp_parameter *parameters,
                          int32_t count)
 {
-    (void)user;
-    (void)shard;
     om_update(parameters, count);
     return 0;
 }
@@ -209,7 +207,6 @@ static const struct fake_cuda *fake;
 
 static inline void drain(void *stream)
 {
-    (void)stream;
     fake->drain();
 }
 

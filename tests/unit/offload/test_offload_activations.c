@@ -88,7 +88,6 @@ static void expect_sequential(struct rig *rig, size_t peak_bytes)
 
 static void less_memory_sends_more_to_the_host(void **state)
 {
-    (void)state;
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_GPIPE, DP_SCHEDULE_1F1B,
                                                   DP_SCHEDULE_ZB1P, DP_SCHEDULE_DUALPIPE,
                                                   DP_SCHEDULE_DUALPIPEV};
@@ -124,7 +123,6 @@ static void less_memory_sends_more_to_the_host(void **state)
 
 static void the_faster_way_is_taken(void **state)
 {
-    (void)state;
     struct dp_offload_choice all, choice;
     struct dp_cost cost = {.f_ns = 1000, .i_ns = 1000, .w_ns = 1000};
     struct rig rig;
@@ -149,7 +147,6 @@ static void the_faster_way_is_taken(void **state)
 /* A budget of which a part is taken, for training and evaluation; copies neither slow nor fast. */
 static void some_leave_and_some_are_computed_again(void **state)
 {
-    (void)state;
     struct dp_offload_choice all, choice;
     struct dp_cost cost = {.f_ns = 1000, .i_ns = 1000, .w_ns = 1000, .evict_ns = 2000, .fetch_ns = 2000};
     size_t beside[RANKS] = {100000, 100000, 100000, 100000};
@@ -189,7 +186,6 @@ static void some_leave_and_some_are_computed_again(void **state)
 
 static void what_cannot_be_chosen_is_refused(void **state)
 {
-    (void)state;
     struct dp_offload_choice choice;
     struct rig rig;
 

@@ -75,7 +75,6 @@ static void down(struct rig *rig, size_t at, size_t bytes, struct dp_device_even
 
 static void copies_of_every_size_come_and_go(void **state)
 {
-    (void)state;
     static const size_t sizes[] = {0,         1,         255,       CHECKED_CHUNK - 1, CHECKED_CHUNK,
                                    CHUNK - 1, CHUNK + 1, 3 * CHUNK, SLOT};
     struct dp_device_event *there;
@@ -100,7 +99,6 @@ static void copies_of_every_size_come_and_go(void **state)
  * at work; between two of them it is poisoned. Only events keep them apart. */
 static void a_slot_that_is_used_again_and_again_holds_what_it_should(void **state)
 {
-    (void)state;
     enum { ROUNDS = 60 };
     struct dp_device_event *poisoned, *loaded, *emptied;
     uint64_t random = 3;
@@ -137,7 +135,6 @@ static void a_slot_that_is_used_again_and_again_holds_what_it_should(void **stat
 
 static void a_poisoned_slot_is_full_of_NaNs(void **state)
 {
-    (void)state;
     struct rig rig;
 
     begin(&rig, true);
@@ -171,7 +168,6 @@ static int run_suite(const char *title, struct dp_device *device)
  * none of the copies queued before. */
 static void an_urgent_copy_depends_on_no_other(void **state)
 {
-    (void)state;
     struct dp_device_event *there;
     struct rig rig;
 
@@ -191,7 +187,6 @@ static void an_urgent_copy_depends_on_no_other(void **state)
 
 static void a_copy_that_does_not_end_is_given_up_at_the_deadline(void **state)
 {
-    (void)state;
     struct rig rig;
 
     assert_int_equal(fake_device_open(&dev), 0);
@@ -221,7 +216,6 @@ static int spoiling_copy(struct dp_device_stream *stream, void *dst, const void 
 /* Every chunk that is checked is followed by the copy that brings it back. */
 static void a_flipped_bit_is_an_error(void **state)
 {
-    (void)state;
     struct dp_device_ops spoiling;
     struct rig rig;
 

@@ -119,7 +119,6 @@ static void expect_equal_state(struct rig *rig)
 
 static void every_kind_gives_the_bits_of_memory(void **state)
 {
-    (void)state;
     static const DLDataType types[] = {{kDLFloat, 32, 1}, {kDLBfloat, 16, 1}};
     static const enum dp_optimizer_kind kinds[] = {DP_OPTIMIZER_ADAM, DP_OPTIMIZER_ADAMW,
                                                    DP_OPTIMIZER_ACCUM_ADAMW};
@@ -139,7 +138,6 @@ static void every_kind_gives_the_bits_of_memory(void **state)
 /* What a checkpoint has, into one that is new. */
 static void state_that_is_read_back_goes_on(void **state)
 {
-    (void)state;
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
     const struct dp_named_tensor *to, *from = dp_optimizer_state(rig->memory);
     const struct dp_offload_optimizer_config again = {
@@ -172,7 +170,6 @@ static void limit_files(rlim_t bytes)
 /* Writes behind a place fail; so some parts are done and others not. */
 static void a_write_that_fails_loses_nothing(void **state)
 {
-    (void)state;
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
     const struct dp_named_tensor *tensors;
 
@@ -196,7 +193,6 @@ static void a_write_that_fails_loses_nothing(void **state)
 
 static void a_file_that_ends_early_is_noticed(void **state)
 {
-    (void)state;
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
     int file = dpo_disk_file(rig->file);
     off_t len = lseek(file, 0, SEEK_END);
@@ -244,7 +240,6 @@ static void fail_once(struct rig *rig, int step, const char *path, int flags, co
 
 static void a_full_disk_and_a_disk_that_fails_lose_nothing(void **state)
 {
-    (void)state;
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
 
     step_both(rig, 0);
@@ -257,7 +252,6 @@ static void a_full_disk_and_a_disk_that_fails_lose_nothing(void **state)
 
 static void io_uring_is_used_where_it_is_there(void **state)
 {
-    (void)state;
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
     bool uring = dpo_disk_is_uring(rig->file);
 
@@ -339,7 +333,6 @@ static void expect_checkpoint(void)
 
 static void kill_at_any_moment_leaves_the_last_checkpoint_good(void **state)
 {
-    (void)state;
     char byte;
     int status;
 
@@ -368,7 +361,6 @@ static void kill_at_any_moment_leaves_the_last_checkpoint_good(void **state)
 
 static void what_cannot_be_is_refused(void **state)
 {
-    (void)state;
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
     struct dp_offload_optimizer_config config = {
         .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW), .folder = "/no/such/folder"};
@@ -395,14 +387,12 @@ static void what_cannot_be_is_refused(void **state)
 
 static int make_folder(void **state)
 {
-    (void)state;
     return scratch_directory(folder, "optimizer") ? 0 : -1;
 }
 
 /* No file is left in it. */
 static int remove_folder(void **state)
 {
-    (void)state;
     return rmdir(folder);
 }
 

@@ -47,7 +47,6 @@ static void step(const struct dp_offload_config *config, struct dp_offload_memor
 /* Each time with a little less than the last cut has used. */
 static void less_memory_takes_more_copies_until_nothing_fits(void **state)
 {
-    (void)state;
     struct dp_offload_memory memory = {.device_bytes = 1 << 20};
     struct dp_offload_config config;
     struct dp_device *dev;
@@ -81,7 +80,6 @@ static void less_memory_takes_more_copies_until_nothing_fits(void **state)
 
 static void the_limit_that_is_asked_for_is_enough(void **state)
 {
-    (void)state;
     struct dp_offload_config config;
     struct dp_device *dev;
     struct dp_offload *o;
@@ -113,7 +111,6 @@ static void the_limit_that_is_asked_for_is_enough(void **state)
 
 static void what_is_given_is_kept(void **state)
 {
-    (void)state;
     struct dp_offload_config config;
     struct dp_device_usage usage;
     struct dp_device *dev;
@@ -137,7 +134,6 @@ static void what_is_given_is_kept(void **state)
 
 static void what_cannot_be_cut_is_refused(void **state)
 {
-    (void)state;
     struct dp_offload_config config;
     struct dp_device *dev;
     struct om_model m;

@@ -414,7 +414,6 @@ static void any_graph_is_what_it_is_in_memory(void **state)
     const uint64_t first = text ? strtoull(text, NULL, 0) : 1;
     const uint64_t count = getenv("DP_TEST_FULL") ? 20 * SEEDS : SEEDS;
 
-    (void)state;
     for (uint64_t seed = first; seed < first + count; seed++) {
         uint64_t random = seed * 977;
         struct graph g;
@@ -457,7 +456,6 @@ static void expect_refused(const struct graph *g, const char *sentence)
 
 static void what_is_no_graph_is_refused(void **state)
 {
-    (void)state;
     struct dp_offload_node nodes[NODES];
     struct graph g;
 
@@ -497,7 +495,6 @@ static void what_is_no_graph_is_refused(void **state)
 /* Node 0's output is taken by node 1 and by node 2, so it has two gradients. */
 static void sums_that_the_device_cannot_make_are_refused(void **state)
 {
-    (void)state;
     struct dp_offload_node nodes[NODES];
     struct graph g;
 

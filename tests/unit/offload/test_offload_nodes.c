@@ -75,7 +75,6 @@ struct seen {
 static int copy_through(void *user, const struct dp_offload_call *call, const DLTensor *in,
                         DLTensor *out)
 {
-    (void)user;
     memcpy(out[0].data, in[0].data, (size_t)call->rows * sizeof(float));
     return 0;
 }
@@ -84,7 +83,6 @@ static int note(void *user, int32_t shard, const struct dp_parameter *parameters
 {
     struct seen *seen = user;
 
-    (void)shard, (void)count;
     seen->node = dp_memory_numa_node(parameters->value->data, COUNT * sizeof(float));
     atomic_fetch_add(&seen->times, 1);
     return sched_getaffinity(0, sizeof(seen->allowed), &seen->allowed) ? DP_EIO : 0;
@@ -158,7 +156,6 @@ static bool one_model(int node, const cpu_set_t *cpus)
 
 static void a_model_is_updated_where_its_memory_came_to_be(void **state)
 {
-    (void)state;
     report(each_node(one_model), "models were updated");
 }
 
@@ -232,13 +229,11 @@ static bool one_file(int node, const cpu_set_t *cpus)
 
 static void files_are_read_and_written_beside_the_parameters(void **state)
 {
-    (void)state;
     report(each_node(one_file), "files were read and written");
 }
 
 static void memory_that_is_not_there_is_on_no_node(void **state)
 {
-    (void)state;
     assert_int_equal(dp_memory_numa_node(&mine, 0), -1);
     assert_int_equal(dp_memory_numa_node(NULL, 100), -1);
 }

@@ -88,7 +88,6 @@ static int passed_in_ms(struct dpo_pacer *p, int64_t *now_ns)
 
 static void a_network_at_rest_holds_nothing_up(void **state)
 {
-    (void)state;
     struct process peer;
     int64_t now_ns = DP_NS_PER_S;
 
@@ -103,7 +102,6 @@ static void a_network_at_rest_holds_nothing_up(void **state)
 
 static void copies_have_what_a_busy_network_leaves(void **state)
 {
-    (void)state;
     struct process peer;
     int64_t now_ns = DP_NS_PER_S;
     int count = 0;
@@ -131,7 +129,6 @@ static void copies_have_what_a_busy_network_leaves(void **state)
 
 static void only_bytes_over_the_NICs_on_the_switch_count(void **state)
 {
-    (void)state;
     static const struct {
         const char *device;
         int connection;
@@ -157,7 +154,6 @@ static void only_bytes_over_the_NICs_on_the_switch_count(void **state)
 
 static void processes_come_and_go(void **state)
 {
-    (void)state;
     struct process first, second;
     int64_t now_ns = DP_NS_PER_S;
 
@@ -179,7 +175,6 @@ static void processes_come_and_go(void **state)
 
 static void other_files_are_passed_over(void **state)
 {
-    (void)state;
     char path[SCRATCH_LEN + 64];
     int64_t now_ns = DP_NS_PER_S;
     struct process other_version;
@@ -207,7 +202,6 @@ static void other_files_are_passed_over(void **state)
  * lives. */
 static void the_plugin_of_the_same_process_keeps_its_lock(void **state)
 {
-    (void)state;
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     struct process own;
     int64_t now_ns = DP_NS_PER_S;
@@ -230,7 +224,6 @@ static void the_plugin_of_the_same_process_keeps_its_lock(void **state)
 
 static void what_cannot_be_is_refused(void **state)
 {
-    (void)state;
     struct dpo_pacer *p;
 
     assert_int_equal(dpo_pacer_new(&(struct dpo_pacer_config){.least_bytes_per_s = -1}, &p),
@@ -241,13 +234,11 @@ static void what_cannot_be_is_refused(void **state)
 
 static int make_folder(void **state)
 {
-    (void)state;
     return scratch_directory(folder, "pages") ? 0 : -1;
 }
 
 static int remove_folder(void **state)
 {
-    (void)state;
     return rmdir(folder); /* nothing may be left in it */
 }
 

@@ -23,7 +23,6 @@ static struct dp_device *dev;
 
 static void pages_are_there_counted_and_on_the_node(void **state)
 {
-    (void)state;
     struct dpo_pinned p;
 
     assert_int_equal(dpo_pinned_map(dev, 0, (4 << 20) + 1, &p), 0);
@@ -44,7 +43,6 @@ static void pages_are_there_counted_and_on_the_node(void **state)
 /* tests/rdma-vm/one_guest.sh runs this on a machine with two nodes, and looks for the line. */
 static void every_node_of_the_machine_can_be_asked_for(void **state)
 {
-    (void)state;
     enum { SLABS = 3 };
     struct dpo_pinned p[SLABS];
     char path[64];
@@ -108,7 +106,6 @@ static void expect_bound(struct dp_device *device, const cpu_set_t *cpus)
 /* tests/rdma-vm/one_guest.sh looks for the line, too. */
 static void threads_of_the_device_run_on_the_node(void **state)
 {
-    (void)state;
     int nodes = 0;
     cpu_set_t cpus, mine;
 
@@ -136,7 +133,6 @@ static void threads_of_the_device_run_on_the_node(void **state)
 
 static void more_than_there_is_is_refused(void **state)
 {
-    (void)state;
     struct dpo_pinned p = {.start = NULL};
 
     assert_int_equal(dpo_pinned_map(dev, -1, SIZE_MAX - 1, &p), DP_ENOMEM);

@@ -28,7 +28,6 @@ static const char *text_of(struct dp_offload_plan plan)
 
 static void one_slot_is_the_order_of_OffloadModel(void **state)
 {
-    (void)state;
     struct dp_offload_plan plan = {.shards = 3, .slots = 1, .drop_at_once = true};
 
     assert_string_equal(text_of(plan), "L0 F0 D0 L1 F1 D1 L2 F2 D2 L2 B2 D2 L1 B1 D1 L0 B0 D0");
@@ -38,7 +37,6 @@ static void one_slot_is_the_order_of_OffloadModel(void **state)
 
 static void the_last_shards_are_not_loaded_twice(void **state)
 {
-    (void)state;
     struct dp_offload_plan plan = {.shards = 4, .slots = 2, .distance = 1};
 
     assert_string_equal(text_of(plan), "L0 L1 F0 D0 L2 F1 D1 L3 F2 F3 B3 D3 L1 B2 D2 L0 B1 B0");
@@ -96,7 +94,6 @@ static void check_sound(struct dp_offload_plan plan)
 
 static void every_plan_is_sound_and_loads_as_little_as_can_be(void **state)
 {
-    (void)state;
     for (int32_t shards = 1; shards <= 20; shards++)
         for (int32_t slots = 1; slots <= 8; slots++)
             for (int32_t distance = 0; distance < slots; distance++)
@@ -110,7 +107,6 @@ static void every_plan_is_sound_and_loads_as_little_as_can_be(void **state)
 
 static void a_plan_that_cannot_be_is_refused(void **state)
 {
-    (void)state;
     struct dp_offload_event event;
     size_t count = 7;
 

@@ -34,7 +34,6 @@ static void check_rule(enum dp_offload_split rule, const struct split *cases, si
 
 static void compat_is_the_rule_of_the_table(void **state)
 {
-    (void)state;
     static const struct split cases[] = {
         {6, 3, {10, 10, 10, 10, 10, 10}, 3, {0, 2, 4, 6}},
         {7, 3, {10, 10, 10, 10, 10, 10, 10}, 3, {0, 2, 4, 7}},
@@ -52,7 +51,6 @@ static void compat_is_the_rule_of_the_table(void **state)
 
 static void balanced_has_the_smallest_largest_shard_and_no_empty_one(void **state)
 {
-    (void)state;
     static const struct split cases[] = {
         {3, 3, {10, 0, 0}, 3, {0, 1, 2, 3}},
         {4, 3, {1, 1, 1, 100}, 3, {0, 2, 3, 4}},
@@ -95,7 +93,6 @@ static int64_t try_all(const int64_t *sizes, int32_t from, int32_t layers, int32
 
 static void balanced_is_the_best_of_all_ways(void **state)
 {
-    (void)state;
     uint64_t seed = 1;
 
     for (int round = 0; round < 300; round++) {
@@ -116,7 +113,6 @@ static void balanced_is_the_best_of_all_ways(void **state)
 
 static void what_cannot_be_split_is_refused(void **state)
 {
-    (void)state;
     int64_t sizes[2] = {1, -1}, huge[2] = {INT64_MAX, 1};
     int32_t first[4], shards = 7;
 

@@ -12,7 +12,6 @@
 
 static void every_mode_is_the_resident_model_to_the_last_bit(void **state)
 {
-    (void)state;
     static const int32_t microbatches[] = {1, 2, 5};
 
     for (int m = 0; m < 3; m++)
@@ -32,7 +31,6 @@ static void every_mode_is_the_resident_model_to_the_last_bit(void **state)
 
 static void one_slot_and_no_reuse_are_enough(void **state)
 {
-    (void)state;
     for (int how = 0; how < 4; how++)
         run_mode(&(struct mode){.slices = 4,
                                 .microbatches = 2,
@@ -46,7 +44,6 @@ static void one_slot_and_no_reuse_are_enough(void **state)
 
 static void more_slots_than_shards_are_fine(void **state)
 {
-    (void)state;
     run_mode(&(struct mode){.slices = 3,
                             .microbatches = 2,
                             .slots = 6,
@@ -58,7 +55,6 @@ static void more_slots_than_shards_are_fine(void **state)
 
 static void only_slots_that_are_used_take_memory(void **state)
 {
-    (void)state;
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 3, .slots = 3, .distance = 2};
     struct dp_offload_memory enough, more;
@@ -79,7 +75,6 @@ static void only_slots_that_are_used_take_memory(void **state)
 /* Sums of small whole numbers are the same in every order. */
 static void tied_parameters_are_one_within_a_shard_and_between_shards(void **state)
 {
-    (void)state;
     for (int32_t slices = 1; slices <= OM_LAYERS; slices++)
         run_mode(&(struct mode){.slices = slices,
                                 .microbatches = 2,
@@ -94,7 +89,6 @@ static void tied_parameters_are_one_within_a_shard_and_between_shards(void **sta
 
 static void tied_parameters_stay_equal_through_updates(void **state)
 {
-    (void)state;
     for (int32_t slices = 1; slices <= OM_LAYERS; slices++)
         run_mode(&(struct mode){.slices = slices,
                                 .microbatches = 1,
@@ -109,7 +103,6 @@ static void tied_parameters_stay_equal_through_updates(void **state)
 
 static void gradients_add_up_over_steps(void **state)
 {
-    (void)state;
     for (int32_t slices = 1; slices <= 5; slices += 2)
         run_mode(&(struct mode){.slices = slices,
                                 .microbatches = 2,
@@ -121,7 +114,6 @@ static void gradients_add_up_over_steps(void **state)
 
 static void a_forward_alone_needs_no_memory_for_gradients(void **state)
 {
-    (void)state;
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 2, .slots = 2, .distance = 1};
     struct dp_offload_memory with, without;
@@ -147,7 +139,6 @@ static void a_forward_alone_needs_no_memory_for_gradients(void **state)
 
 static void the_peak_is_the_slots_and_the_activations(void **state)
 {
-    (void)state;
     struct dp_device_usage before, after;
     struct dp_offload_memory memory;
     struct run *run = calloc(1, sizeof(*run));
@@ -173,7 +164,6 @@ static void the_peak_is_the_slots_and_the_activations(void **state)
 
 static void a_device_that_is_too_small_is_refused_before_the_first_step(void **state)
 {
-    (void)state;
     struct om_model m;
     struct mode mode = {.slices = 2};
     struct dp_device_usage now;
@@ -206,7 +196,6 @@ static void note(void *user, const struct dp_offload_event *event)
 /* With 4 shards and 2 slots, 2 are there when a step begins, and 2 when its backward does. */
 static void what_is_still_there_is_loaded_again_only_if_it_may_have_changed(void **state)
 {
-    (void)state;
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 1, .slots = 2, .distance = 1, .check = true};
     static const uint64_t loads[] = {6, 10, 16};
@@ -228,7 +217,6 @@ static void what_is_still_there_is_loaded_again_only_if_it_may_have_changed(void
 
 static void events_begin_in_the_order_of_the_plan(void **state)
 {
-    (void)state;
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 5, .microbatches = 2, .slots = 3, .distance = 1};
     struct events planned, seen = {.count = 0};
@@ -254,7 +242,6 @@ static void events_begin_in_the_order_of_the_plan(void **state)
 
 static void a_failed_layer_is_named_and_the_step_can_be_repeated(void **state)
 {
-    (void)state;
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4,
                         .microbatches = 2,
@@ -293,13 +280,11 @@ static void a_failed_layer_is_named_and_the_step_can_be_repeated(void **state)
 static int failing_update(void *user, int32_t shard, const struct dp_parameter *parameters,
                           int32_t count)
 {
-    (void)user, (void)parameters, (void)count;
     return shard == 1 ? DP_EIO : 0;
 }
 
 static void a_failed_update_is_reported_at_the_end(void **state)
 {
-    (void)state;
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 3, .slots = 2, .distance = 1};
 
@@ -328,7 +313,6 @@ static int update_on_node(void *user, int32_t shard, const struct dp_parameter *
     struct bound *b = user;
     cpu_set_t mine, both;
 
-    (void)shard, (void)parameters, (void)count;
     if (sched_getaffinity(0, sizeof(mine), &mine))
         return DP_EIO;
     CPU_AND(&both, &mine, &b->cpus);
@@ -339,7 +323,6 @@ static int update_on_node(void *user, int32_t shard, const struct dp_parameter *
 /* Where threads of the device's update; without such a thread it is the calling one. */
 static void updates_run_on_the_node_of_the_pinned_memory(void **state)
 {
-    (void)state;
     struct run *run = calloc(1, sizeof(*run));
     struct bound bound = {.inside = 0};
     struct mode mode = {.slices = 3, .microbatches = 1, .slots = 2, .distance = 1};
@@ -365,7 +348,6 @@ static void updates_run_on_the_node_of_the_pinned_memory(void **state)
 
 static void tensors_that_are_not_as_declared_are_refused(void **state)
 {
-    (void)state;
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 2};
 
@@ -396,7 +378,6 @@ static void expect_refused(const struct dp_offload_config *config, const char *s
 
 static void O1_to_O6_what_no_model_and_no_cut_can_be(void **state)
 {
-    (void)state;
     struct om_model m;
     struct mode mode = {.slices = 2};
     static const struct dp_offload_layer_ops none = {0};
@@ -448,7 +429,6 @@ static void O1_to_O6_what_no_model_and_no_cut_can_be(void **state)
 /* O8, gradients by another call than backward, has no counterpart here. */
 static void O4_O5_O7_a_host_device_micro_batches_without_checkpoints_several_inputs(void **state)
 {
-    (void)state;
     struct om_model m;
     struct mode mode = {.slices = 3, .microbatches = 5};
 
@@ -461,7 +441,6 @@ static void O4_O5_O7_a_host_device_micro_batches_without_checkpoints_several_inp
 
 static void O9_a_forward_alone_leaves_nothing_to_differentiate(void **state)
 {
-    (void)state;
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 3, .microbatches = 2, .checkpoint = true};
 
@@ -476,7 +455,6 @@ static void O9_a_forward_alone_leaves_nothing_to_differentiate(void **state)
 
 static void ready_made_shards_may_be_empty(void **state)
 {
-    (void)state;
     static const int32_t first[] = {0, 0, 3, 3, 8, 8};
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 5, .microbatches = 2};
@@ -498,7 +476,6 @@ static void ready_made_shards_may_be_empty(void **state)
 
 static void layers_compute_in_a_stream_of_the_callers(void **state)
 {
-    (void)state;
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 2, .slots = 2, .distance = 1};
     struct dp_device_event *event;

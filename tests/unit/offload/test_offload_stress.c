@@ -49,7 +49,6 @@ static int any_stream(struct dp_device *dev, enum dp_device_priority priority,
 {
     uint64_t random = atomic_fetch_add(&priorities, UINT64_C(0x9e3779b97f4a7c15));
 
-    (void)priority;
     return sound->stream_new(dev, any_priority(&random), out);
 }
 
@@ -190,7 +189,6 @@ struct run {
 
 static int update(void *user, int32_t shard, const struct dp_parameter *parameters, int32_t count)
 {
-    (void)user, (void)shard;
     om_update(parameters, count);
     return 0;
 }
@@ -300,7 +298,6 @@ static void late_copies_at_any_priority_change_nothing(void **state)
 {
     const uint64_t first = first_seed(), count = getenv("DP_TEST_FULL") ? 20 * SEEDS : SEEDS;
 
-    (void)state;
     for (uint64_t seed = first; seed < first + count; seed++)
         one_seed(seed);
 }

@@ -13,7 +13,6 @@ static const DLDataType as_is = {.bits = 0}, bf16 = {kDLBfloat, 16, 1}, f16 = {k
 
 static void mixed_precision_is_the_resident_run_in_the_same_types(void **state)
 {
-    (void)state;
     const DLDataType types[][2] = {{bf16, bf16}, {f16, f16}, {bf16, as_is}, {as_is, bf16}};
 
     for (int how = 0; how < 4; how++)
@@ -37,7 +36,6 @@ static void mixed_precision_is_the_resident_run_in_the_same_types(void **state)
  * begins at a multiple of 256 bytes. */
 static void mixed_precision_copies_half_the_bytes(void **state)
 {
-    (void)state;
     struct dp_offload_memory whole, mixed;
     struct mode mode = {.slices = 4, .microbatches = 1};
 
@@ -59,7 +57,6 @@ static void mixed_precision_copies_half_the_bytes(void **state)
 /* What comes down in 16 bits is added up in float32. */
 static void gradients_of_steps_add_up_in_float32(void **state)
 {
-    (void)state;
     struct mode mode = {.slices = 3, .microbatches = 2, .values_type = bf16, .grads_type = bf16};
     struct run *sums = calloc(1, sizeof(*sums)), *each = calloc(1, sizeof(*each));
     static float expected[OM_PARAMETERS][OM_WIDTH * OM_WIDTH];
@@ -144,7 +141,6 @@ static void scaled_step(struct run *run, struct recipe *streamed, struct recipe 
 
 static void float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient(void **state)
 {
-    (void)state;
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 2, .values_type = f16, .grads_type = f16};
     struct recipe streamed = {.scale = dp_loss_scale_defaults()}, resident;

@@ -193,7 +193,6 @@ static void expect_formula(int kind, bool nesterov, int64_t count, DLDataType ty
 
 static void every_optimizer_is_its_formula_to_the_last_bit(void **state)
 {
-    (void)state;
     const DLDataType types[] = {float16, bfloat16, float32, float64};
 
     for (int kind = 0; kind < DP_OPTIMIZER_KINDS; kind++)
@@ -263,7 +262,6 @@ static void expect_same_halves(const struct dp_kernels *a, const struct dp_kerne
 
 static void every_instruction_set_gives_the_same_bits(void **state)
 {
-    (void)state;
     const struct dp_kernel_set *plain = dp_kernel_set_at(0), *set;
 
     assert_non_null(plain);
@@ -279,7 +277,6 @@ static void every_instruction_set_gives_the_same_bits(void **state)
 
 static void a_gradient_may_move_between_steps(void **state)
 {
-    (void)state;
     struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_SGD);
     float elsewhere[2] = {0, 1};
     static struct vector v;
@@ -295,7 +292,6 @@ static void a_gradient_may_move_between_steps(void **state)
 
 static void sixteen_bit_parameters_do_not_lose_small_updates(void **state)
 {
-    (void)state;
     struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_SGD);
     static struct vector v;
 
@@ -337,7 +333,6 @@ static void mix_apart(struct vector *v, struct dp_optimizer *o, const struct dp_
 
 static void mixing_in_the_sweep_is_mixing_before_it(void **state)
 {
-    (void)state;
     static struct vector fused, apart;
     const DLDataType types[] = {float32, float64};
 
@@ -369,7 +364,6 @@ static void mixing_in_the_sweep_is_mixing_before_it(void **state)
 
 static void mixing_of_16_bits_goes_through_the_master(void **state)
 {
-    (void)state;
     static struct vector v;
     void *const buffers[] = {v.buffer};
     const struct dp_optimizer_mix mix = {.keep = 0.5, .take = 0.5, .put = 2, .buffers = buffers};
@@ -403,7 +397,6 @@ static const struct dp_named_tensor *state_named(const struct dp_optimizer *o, c
 
 static void the_state_is_named_and_goes_on_where_it_was(void **state)
 {
-    (void)state;
     static struct vector first, second;
     struct dp_optimizer_config c = config_of(DP_OPTIMIZER_ACCUM_ADAM, false);
 
@@ -455,7 +448,6 @@ static void *run_part(void *arg)
 
 static void threads_may_share_a_step(void **state)
 {
-    (void)state;
     static struct vector alone, shared;
     const struct dp_optimizer_config c = config_of(DP_OPTIMIZER_ACCUM_ADAMW, false);
 
@@ -526,7 +518,6 @@ static void expect_values(struct list *l, const struct dp_optimizer_config *c, c
 
 static void weight_decay_is_for_those_that_are_meant_or_in_compat_for_the_others(void **state)
 {
-    (void)state;
     struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_SGD);
     struct list l;
 
@@ -540,7 +531,6 @@ static void weight_decay_is_for_those_that_are_meant_or_in_compat_for_the_others
 
 static void groups_of_the_callers_have_a_decay_and_a_rate_of_their_own(void **state)
 {
-    (void)state;
     const struct dp_optimizer_group groups[] = {{0, 1}, {0.5, 1}, {0.5, 0.5}};
     struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_SGD);
     struct list l;
@@ -554,7 +544,6 @@ static void groups_of_the_callers_have_a_decay_and_a_rate_of_their_own(void **st
 
 static void what_is_wrong_with_a_config_is_named(void **state)
 {
-    (void)state;
     static const struct dp_optimizer_group bad[] = {{-1, 1}};
     static const int32_t none[4] = {0, 0, 0, 0}, beyond[4] = {0, 0, 1, 0};
     static const struct dp_optimizer_group good[] = {{0, 1}};
@@ -595,7 +584,6 @@ static void what_is_wrong_with_a_config_is_named(void **state)
 
 static void a_step_with_numbers_that_are_none_changes_nothing(void **state)
 {
-    (void)state;
     const struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_ADAM);
     const struct dp_optimizer_mix mix = {.keep = NAN, .take = 1, .put = 1};
     const struct dp_optimizer_step wrong[] = {
@@ -630,14 +618,12 @@ static int make_and_step(void)
 
 static void without_memory_nothing_is_made_and_nothing_leaked(void **state)
 {
-    (void)state;
     expect_every_failure_reported(make_and_step, 7);
     dp_optimizer_free(NULL);
 }
 
 static void the_state_lies_where_the_caller_says(void **state)
 {
-    (void)state;
     static _Alignas(256) char memory[8192];
     struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_ADAM);
     struct dp_optimizer *here, *elsewhere;
@@ -675,7 +661,6 @@ static void the_state_lies_where_the_caller_says(void **state)
 
 static void kinds_have_names(void **state)
 {
-    (void)state;
     enum dp_optimizer_kind kind;
 
     for (int i = 0; i < DP_OPTIMIZER_KINDS; i++) {

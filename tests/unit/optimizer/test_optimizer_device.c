@@ -135,7 +135,6 @@ static void updates_have_the_bits_of_the_host(void **state)
     static struct list l;
     struct dp_optimizer_config sgd = dp_optimizer_defaults(DP_OPTIMIZER_SGD), momentum = sgd, nesterov;
 
-    (void)state;
     sgd.weight_decay = 0.2;
     momentum.momentum = 0.9;
     nesterov = momentum;
@@ -158,7 +157,6 @@ static void squares_are_those_of_the_host(void **state)
     double host[COUNT], there[COUNT];
     void *room, *squares;
 
-    (void)state;
     assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, dp_gradient_squares_room(COUNT), &room), 0);
     assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, sizeof(host), &squares), 0);
     for (int bits = 32; bits <= 64; bits *= 2) {
@@ -186,7 +184,6 @@ static void what_is_for_the_host_is_refused_by_name(void **state)
     struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ACCUM_ADAM);
     struct dp_optimizer *o;
 
-    (void)state;
     open_list(&l, 32);
     config.stream = stream;
     assert_int_equal(dp_optimizer_new(&config, l.parameters[1], COUNT, &o), DP_EUNSUPPORTED);

@@ -24,7 +24,6 @@ static void assert_rate(const struct dp_rate *r, int64_t step, double expected)
 /* As torch's SequentialLR of LinearLR and CosineAnnealingLR: see Decent-DP. */
 static void decent_dps_rate_warms_up_and_follows_a_cosine_that_comes_back(void **state)
 {
-    (void)state;
     struct dp_rate r = dp_rate_defaults(0.5, 10, 20);
 
     assert_int_equal(dp_rate_check(&r), 0);
@@ -43,7 +42,6 @@ static void decent_dps_rate_warms_up_and_follows_a_cosine_that_comes_back(void *
 
 static void the_other_rates_are_what_they_are_called(void **state)
 {
-    (void)state;
     const struct dp_rate constant = {.kind = DP_RATE_CONSTANT, .peak = 2, .warmup = 2};
     const struct dp_rate linear = {.kind = DP_RATE_LINEAR, .peak = 2, .last = 1, .period = 4};
     const struct dp_rate stairs = {.kind = DP_RATE_STEP, .peak = 2, .factor = 0.1, .period = 3,
@@ -62,7 +60,6 @@ static void the_other_rates_are_what_they_are_called(void **state)
 
 static void a_rate_that_is_none_is_refused(void **state)
 {
-    (void)state;
     const struct dp_rate good = dp_rate_defaults(1, 2, 3);
     struct dp_rate cases[] = {good, good, good, good, good, good, good};
     static const char *const says[] = {"kind 4",     "peak -1",   "last nan", "factor inf",
@@ -136,7 +133,6 @@ static double expected_square(int i)
 
 static void every_parameter_counts_once(void **state)
 {
-    (void)state;
     static struct list l;
     double squares[COUNT];
     const bool counted[COUNT] = {true, true, false, true, true};
@@ -158,7 +154,6 @@ static void every_parameter_counts_once(void **state)
 
 static void what_is_not_finite_is_not_lost_in_the_sum(void **state)
 {
-    (void)state;
     static struct list l;
     double squares[COUNT];
     const float bad[] = {NAN, INFINITY, -INFINITY};
@@ -176,7 +171,6 @@ static void what_is_not_finite_is_not_lost_in_the_sum(void **state)
 
 static void large_float32_gradients_are_no_overflow(void **state)
 {
-    (void)state;
     static struct list l;
     double squares[COUNT];
 
@@ -188,7 +182,6 @@ static void large_float32_gradients_are_no_overflow(void **state)
 
 static void clipping_brings_the_norm_to_its_limit(void **state)
 {
-    (void)state;
     static struct list l;
     double squares[COUNT], norm;
 
@@ -210,7 +203,6 @@ static void clipping_brings_the_norm_to_its_limit(void **state)
 
 static void gradients_on_a_device_are_refused_by_name(void **state)
 {
-    (void)state;
     static struct list l;
     double squares[COUNT];
 
@@ -226,7 +218,6 @@ static void gradients_on_a_device_are_refused_by_name(void **state)
 
 static void the_loss_scale_grows_after_good_steps_and_backs_off_after_an_overflow(void **state)
 {
-    (void)state;
     struct dp_loss_scale s = dp_loss_scale_defaults();
 
     assert_true(s.scale == 65536);

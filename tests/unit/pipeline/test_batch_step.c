@@ -64,7 +64,6 @@ static int weight(void *user, const struct dp_stage_call *call)
 {
     const float *x = call->in->data, *g = call->gout->data;
 
-    (void)user;
     for (int64_t i = 0; i < count_of(call->in); i++)
         *(float *)call->grads[0]->data += x[i] * g[i];
     return 0;
@@ -83,7 +82,6 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
 static int loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
                 const DLTensor *labels, double *values, int32_t max, int32_t *count)
 {
-    (void)user, (void)call, (void)max;
     values[0] = 0;
     for (int64_t i = 0; i < count_of(out); i++) {
         const double d = (double)((const float *)out->data)[i] -
@@ -98,7 +96,6 @@ static int loss(void *user, const struct dp_stage_call *call, const DLTensor *ou
 static int loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
                          const DLTensor *labels, double scale, DLTensor *gout)
 {
-    (void)user, (void)call;
     for (int64_t i = 0; i < count_of(out); i++)
         ((float *)gout->data)[i] = (float)scale * (((const float *)out->data)[i] -
                                                    ((const float *)labels->data)[i]);
@@ -332,7 +329,6 @@ static const struct trial shapes[] = {
 
 static void every_schedule_takes_a_whole_batch(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         for (int uneven = 0; uneven < 2; uneven++) {
             struct trial trial = shapes[i];
@@ -345,7 +341,6 @@ static void every_schedule_takes_a_whole_batch(void **state)
 
 static void every_communicator_takes_a_whole_batch(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         struct trial trial = shapes[0];
         trial.rows = 10;
@@ -362,7 +357,6 @@ static void sum_outputs_and_reduce_losses(struct dp_batch_step *batch, int rank)
     static const char *const names[] = {"loss", "rows"};
     static _Thread_local struct dp_tree items[2], sum, by_name;
 
-    (void)rank;
     items[0] = dp_reduce(dp_reducer_mean());
     items[1] = dp_reduce(dp_reducer_sum());
     sum = dp_reduce(dp_reducer_sum());
@@ -390,7 +384,6 @@ static int check_reduced(struct dp_comm *comm, const struct trial *trial, struct
 
 static void outputs_and_losses_can_be_reduced(void **state)
 {
-    (void)state;
     struct trial trial = shapes[0];
     trial.rows = 12;
     trial.edit = sum_outputs_and_reduce_losses;
@@ -410,7 +403,6 @@ static void one_output_for_all(struct dp_batch_step *batch, int rank)
 static int check_replicated(struct dp_comm *comm, const struct trial *trial,
                             struct dp_tree *outputs, struct dp_tree *losses)
 {
-    (void)trial, (void)losses;
     CHECK(outputs->kind == DP_TREE_TENSOR && outputs->tensor->shape[0] == 3);
     for (int i = 0; i < 3 * COLUMNS; i++)
         CHECK(((const float *)outputs->tensor->data)[i] == 0);
@@ -419,7 +411,6 @@ static int check_replicated(struct dp_comm *comm, const struct trial *trial,
 
 static void equal_outputs_can_be_one_that_outlives_the_step(void **state)
 {
-    (void)state;
     struct trial trial = shapes[0];
     trial.rows = 12;
     trial.edit = one_output_for_all;
@@ -432,20 +423,17 @@ static void equal_outputs_can_be_one_that_outlives_the_step(void **state)
 
 static void split_by_masks(struct dp_batch_step *batch, int rank)
 {
-    (void)rank;
     batch->split.mask = batch->label_split.mask = batch->merge.mask = true;
 }
 
 static int check_masked(struct dp_comm *comm, const struct trial *trial, struct dp_tree *outputs,
                         struct dp_tree *losses)
 {
-    (void)losses;
     return check_outputs(comm, trial, outputs);
 }
 
 static void masked_micro_batches_give_the_outputs_of_cut_ones(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct trial trial = shapes[i];
         trial.rows = trial.most = 10;
@@ -459,7 +447,6 @@ static void masked_micro_batches_give_the_outputs_of_cut_ones(void **state)
 
 static void may_shrink(struct dp_batch_step *batch, int rank)
 {
-    (void)rank;
     batch->split.shrink = batch->label_split.shrink = DP_SHRINK_MIN;
 }
 
@@ -475,7 +462,6 @@ static void fewer_rows_take_the_schedule_of_fewer_micro_batches(void **state)
     struct dp_schedule_spec fewer = shapes[0].spec;
     struct dp_schedule *also;
 
-    (void)state;
     fewer.microbatches = 3;
     assert_int_equal(dp_schedule_new(&fewer, &also), 0);
     struct trial trial = shapes[0];
@@ -496,7 +482,6 @@ static void fewer_rows_take_the_schedule_of_fewer_micro_batches(void **state)
 
 static void by_chunks(struct dp_batch_step *batch, int rank)
 {
-    (void)rank;
     batch->split.rule = DP_CUT_CHUNK;
 }
 
@@ -509,7 +494,6 @@ static void masks_by_chunks(struct dp_batch_step *batch, int rank)
 /* 5 rows are 2, 2 and 1 of 4 micro-batches, 7 are 2, 2, 2 and 1. */
 static void rows_are_cut_as_async_pipe_cuts_them(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct trial trial = shapes[i];
         struct dp_schedule_spec fewer = trial.spec;
@@ -547,7 +531,6 @@ static void rows_are_cut_as_async_pipe_cuts_them(void **state)
 
 static bool same_parity(void *user, int64_t sample, int64_t head, int64_t q, int64_t k)
 {
-    (void)user, (void)head;
     return (sample + q + k) % 2 == 0;
 }
 
@@ -581,7 +564,6 @@ static int run_with_masks(struct dp_comm *comm, void *arg)
 
 static void masks_of_attention_reach_every_stage(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
     assert_int_equal(dp_schedule_new(&shapes[0].spec, &s), 0);
     struct trial trial = {.schedule = s, .rows = 12};
@@ -622,7 +604,6 @@ static int run_in_two_calls(struct dp_comm *comm, void *arg)
 
 static void outputs_are_given_and_gradients_taken_in_two_calls(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
     assert_int_equal(dp_schedule_new(&shapes[1].spec, &s), 0);
     struct trial trial = {.schedule = s, .rows = 10, .most = 3, .own_gradients = true};
@@ -664,7 +645,6 @@ static void ranks_beyond_the_stages_return_their_input(void **state)
     struct dp_partition *p;
     struct dp_schedule *s;
 
-    (void)state;
     assert_int_equal(dp_partition_new(&layers, &p), 0);
     spec.partition = p;
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
@@ -802,7 +782,6 @@ static void every_bad_argument_is_named_and_ends_the_step_everywhere(void **stat
         {a_member_that_is_made_here, "step.inputs: given, expected NULL in a step of a whole"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         struct trial trial = shapes[0];
         trial.rows = 12;
@@ -818,7 +797,6 @@ static void every_bad_argument_is_named_and_ends_the_step_everywhere(void **stat
 /* Rows of the merge: they come after the step, on the rank that merges. */
 static void e8_more_leaves_than_results(struct dp_batch_step *batch, int rank)
 {
-    (void)rank;
     wrong_spec_items[0] = wrong_spec_items[1] = dp_chunk(0);
     wrong_spec = dp_tuple(2, wrong_spec_items);
     batch->merge.spec = &wrong_spec;
@@ -826,14 +804,12 @@ static void e8_more_leaves_than_results(struct dp_batch_step *batch, int rank)
 
 static void e9_values_that_differ(struct dp_batch_step *batch, int rank)
 {
-    (void)rank;
     wrong_spec = dp_replicate();
     batch->merge.spec = &wrong_spec;
 }
 
 static void e13_values_without_dimensions(struct dp_batch_step *batch, int rank)
 {
-    (void)rank;
     wrong_spec_items[0] = wrong_spec_items[1] = dp_chunk(0);
     wrong_spec = dp_tuple(2, wrong_spec_items);
     batch->loss_merge.spec = &wrong_spec;
@@ -841,7 +817,6 @@ static void e13_values_without_dimensions(struct dp_batch_step *batch, int rank)
 
 static void e14_masked_results_of_other_shapes(struct dp_batch_step *batch, int rank)
 {
-    (void)rank;
     batch->merge.mask = true;
 }
 
@@ -858,7 +833,6 @@ static void what_cannot_be_merged_is_named(void **state)
         {e14_masked_results_of_other_shapes, DP_EMISMATCH, 10, "do not fit under a mask"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         struct trial trial = {.spec = {.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 2,
                                        .microbatches = 4},

@@ -35,7 +35,6 @@ enum { SHAPES = sizeof(shapes) / sizeof(*shapes) };
 
 static void every_schedule_trains_like_a_sequential_loop(void **state)
 {
-    (void)state;
     for (int i = 0; i < SHAPES; i++) {
         struct dp_schedule *s = case_schedule(shapes[i]);
         expect_sequential(job_make(s));
@@ -46,7 +45,6 @@ static void every_schedule_trains_like_a_sequential_loop(void **state)
 /* Every kind on 1 to 8 ranks, gradients and losses to the last bit. */
 static void every_number_of_ranks_trains_like_a_sequential_loop(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int ranks = 1; ranks <= 8; ranks++) {
             if (kind == DP_SCHEDULE_DUALPIPE && ranks % 2)
@@ -130,14 +128,12 @@ static void big_gradients(struct job *job)
 
 static void training_can_return_outputs(void **state)
 {
-    (void)state;
     expect_some(return_outputs, NULL);
     expect_some(return_outputs, cut_columns);
 }
 
 static void forward_only_gives_losses_and_outputs(void **state)
 {
-    (void)state;
     expect_some(forward_only, NULL);
     expect_some(forward_and_return, NULL);
     expect_some(forward_and_return, no_loss);
@@ -146,26 +142,22 @@ static void forward_only_gives_losses_and_outputs(void **state)
 
 static void a_batch_can_be_cut_along_another_dimension(void **state)
 {
-    (void)state;
     expect_some(NULL, cut_columns);
 }
 
 static void numbers_do_not_depend_on_hook_or_split(void **state)
 {
-    (void)state;
     expect_some(NULL, no_hook);
     expect_some(NULL, no_split);
 }
 
 static void without_fixed_order_one_stream_adds_in_the_order_of_micro_batches(void **state)
 {
-    (void)state;
     expect_some(NULL, any_order);
 }
 
 static void mirrors_sum_their_gradients(void **state)
 {
-    (void)state;
     expect_some(reduce, NULL);
     expect_some(reduce, no_split);
     expect_some(reduce, big_gradients);
@@ -183,7 +175,6 @@ static void thirty_two_blocks(struct job *job)
 
 static void fixed_order_sums_any_number_of_blocks_pairwise(void **state)
 {
-    (void)state;
     expect_some(reduce, four_blocks);
     expect_some(NULL, four_blocks);
     expect_some(reduce, thirty_two_blocks);
@@ -206,7 +197,6 @@ static void expect_reversed(const char *text, bool no_split)
 
 static void weight_parts_may_come_in_any_order(void **state)
 {
-    (void)state;
 #define FORWARDS " F0.0 F0.1 F0.2 F0.3 F0.4 F0.5 "
     static const char whole[] = "user P=2 M=6\n"
                                 "rank 0:" FORWARDS "B0.5 B0.4 B0.3 B0.2 B0.1 B0.0\n"
@@ -251,7 +241,6 @@ static int watch_weight(void *user, const struct dp_stage_call *call)
 
 static bool every_second(void *user, const struct dp_slot *slot, int32_t mb)
 {
-    (void)slot;
     return mb % 2 < *(int *)user;
 }
 
@@ -265,7 +254,6 @@ static int run_recomputing(struct dp_comm *comm, void *arg)
 
 static void recomputed_forwards_change_no_number(void **state)
 {
-    (void)state;
     static const struct dp_stage_ops ops = {
         .forward = watch_forward, .backward = watch_backward, .weight = watch_weight};
 
@@ -288,7 +276,6 @@ static void recomputed_forwards_change_no_number(void **state)
 
 static void ranks_can_be_mapped(void **state)
 {
-    (void)state;
     static const int maps[][4] = {{3, 1, 0, 2}, {1, 0, 3, 2}, {2, 3, 1, 0}};
     for (int i = 0; i < 3; i++)
         for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++) {
@@ -321,7 +308,6 @@ static int run_from_other_values(struct dp_comm *comm, void *arg)
 
 static void spoil_second_copy(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
     for (int i = 0; i < dp_schedule_slot_count(config->schedule, rank); i++)
         if (dp_schedule_slot(config->schedule, rank, i)->stream)
             ((struct model_stage *)config->stages[i].user)->w[0] = 1e6f;
@@ -329,7 +315,6 @@ static void spoil_second_copy(void *user, int rank, struct dp_pipeline_config *c
 
 static void copies_of_a_stage_start_equal(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
     struct job job = job_make(s);
@@ -389,7 +374,6 @@ static int run_narrow(struct dp_comm *comm, void *arg)
 
 static void gradients_of_two_bytes_are_summed_in_float32(void **state)
 {
-    (void)state;
     static const uint8_t codes[] = {kDLBfloat, kDLFloat};
 
     for (int i = 0; i < SOME; i++)
@@ -410,7 +394,6 @@ static void gradients_of_two_bytes_are_summed_in_float32(void **state)
 
 static void one_rank_needs_no_comm(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 6});
     struct job job = job_make(s);
@@ -433,8 +416,6 @@ static _Thread_local struct dp_device *workers;
 
 static void use_workers(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->device = workers;
 }
 
@@ -448,7 +429,6 @@ static int run_with_workers(struct dp_comm *comm, void *arg)
 
 static void copy_workers_change_no_number(void **state)
 {
-    (void)state;
     for (int i = 0; i < SOME; i++) {
         struct dp_schedule_spec spec = some[i];
         spec.mirror_reduce = i % 2;
@@ -485,7 +465,6 @@ static int run_by_turns(struct dp_comm *comm, void *arg)
 
 static void two_pipelines_take_turns_on_one_comm(void **state)
 {
-    (void)state;
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
     struct dp_schedule *training = case_schedule(spec);
     spec.forward_only = spec.return_outputs = true;
@@ -522,7 +501,6 @@ static int run_misrouted(struct dp_comm *comm, void *arg)
 
 static void labels_of_other_micro_batches_change_the_loss(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);
@@ -560,7 +538,6 @@ static int run_scaled(struct dp_comm *comm, void *arg)
 
 static void each_micro_batch_can_have_its_own_scale(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);
@@ -591,7 +568,6 @@ static int run_shared(struct dp_comm *comm, void *arg)
 
 static void long_messages_lie_in_memory_that_ranks_share(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 3});
 
@@ -629,7 +605,6 @@ static int run_without_room(struct dp_comm *comm, void *arg)
 
 static void memory_that_cannot_be_shared_does_as_well(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 3});
     const struct comm_kind *kind = comm_kinds;

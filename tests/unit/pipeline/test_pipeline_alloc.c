@@ -86,8 +86,6 @@ static _Thread_local struct dp_recorder *recorder;
 
 static void set_recorder(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->recorder = recorder;
     if (config->schedule->kind == DP_SCHEDULE_ASYNC)
         config->execution = DP_EXECUTE_MESSAGES;
@@ -140,7 +138,6 @@ static void expect_none(const struct comm_kind *kind, enum dp_schedule_kind sche
 
 static void a_step_allocates_nothing(void **state)
 {
-    (void)state;
     if (!COUNTS)
         skip_because("the sanitizers have an allocator of their own");
     counting = true; /* does the counter count? */
@@ -162,8 +159,6 @@ static void keep_config(void *user, int rank, struct dp_pipeline_config *config)
 {
     static struct dp_stage stages[2];
 
-    (void)user;
-    (void)rank;
     kept = *config;
     stages[0] = config->stages[0];
     stages[1] = config->stages[1];
@@ -189,7 +184,6 @@ static int fail_each_allocation(struct dp_pipeline **pipe)
 
 static void a_pipeline_that_gets_no_memory_fails_and_leaks_none(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
     struct job_result result;
     struct job_rank r;
@@ -255,7 +249,6 @@ static void a_rank_that_gets_no_memory_for_state_to_move_tells_the_other(void **
 {
     atomic_int failures = 0;
 
-    (void)state;
     if (!COUNTS)
         skip_because("the sanitizers have an allocator of their own");
     log_nothing();

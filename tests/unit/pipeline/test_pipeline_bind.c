@@ -233,7 +233,6 @@ static struct model model_of(int trial, struct dp_schedule **schedule)
 
 static void the_caller_has_batches_labels_and_losses(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
 
     for (int i = 0; i < 2 * TRIALS; i++) {
@@ -306,7 +305,6 @@ static int refuse(struct dp_comm *comm, void *arg)
 
 static void nothing_of_the_ends_may_be_given(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
 
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2,
@@ -346,7 +344,6 @@ static int fail_and_go_on(struct dp_comm *comm, void *arg)
 
 static void every_rank_reads_the_whole_text_and_gets_its_buffers_back(void **state)
 {
-    (void)state;
     char text[3600];
     struct dp_schedule *s;
 
@@ -387,7 +384,6 @@ static int disagree(struct dp_comm *comm, void *arg)
 
 static void evaluation_wins_where_ranks_differ(void **state)
 {
-    (void)state;
     struct dp_schedule *s, *evaluation;
 
     for (int i = 1; i < TRIALS; i++) {
@@ -419,7 +415,6 @@ static int disagree_on_microbatches(struct dp_comm *comm, void *arg)
 
 static void an_evaluation_of_other_micro_batches_is_a_mismatch(void **state)
 {
-    (void)state;
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4};
     struct dp_schedule *s, *evaluation;
 

@@ -38,7 +38,6 @@ static void add_schedule(void *user, int rank, struct dp_pipeline_config *config
 {
     static _Thread_local const struct dp_schedule *also[1];
 
-    (void)rank;
     also[0] = ((struct jobs *)user)->b.schedule;
     config->also = also;
     config->also_count = 1;
@@ -103,7 +102,6 @@ static void expect_both(struct dp_schedule_spec first, struct dp_schedule_spec s
 
 static void one_pipeline_trains_evaluates_and_changes_its_micro_batches(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
         struct dp_schedule_spec train = {.kind = (enum dp_schedule_kind)kind, .ranks = 2,
                                          .microbatches = 8, .mirror_reduce = true};
@@ -136,7 +134,6 @@ static int run_other_schedule(struct dp_comm *comm, void *arg)
 
 static void ranks_that_take_different_schedules_notice(void **state)
 {
-    (void)state;
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4};
     struct dp_schedule *a = build(spec), *b;
     struct job_result result;
@@ -191,7 +188,6 @@ static void expect_accumulated(const struct job *job)
 
 static void steps_can_accumulate_before_gradients_are_summed(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
         struct dp_schedule *s = build((struct dp_schedule_spec){
             .kind = (enum dp_schedule_kind)kind, .ranks = 2, .microbatches = 6,
@@ -210,8 +206,6 @@ static void steps_can_accumulate_before_gradients_are_summed(void **state)
 
 static void no_loss(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->loss = NULL;
     config->labels = NULL;
     config->own_gradients = true;
@@ -275,7 +269,6 @@ static int run_in_two(struct dp_comm *comm, void *arg)
 
 static void a_step_can_be_taken_in_two_calls_with_the_callers_gradients(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_GPIPE, .ranks = 3, .microbatches = 5, .return_outputs = true});
     struct job job = job_make(s);
@@ -294,7 +287,6 @@ static float seen[2][2]; /* [micro-batch][output] */
 
 static int two_forward(void *user, const struct dp_stage_call *call, const DLTensor *in, DLTensor *out)
 {
-    (void)user, (void)call;
     for (int k = 0; k < 2; k++)
         memcpy((char *)out[k].data + out[k].byte_offset, (char *)in[k].data + in[k].byte_offset,
                sizeof(float));
@@ -304,7 +296,6 @@ static int two_forward(void *user, const struct dp_stage_call *call, const DLTen
 static int two_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
                         DLTensor *gin, enum dp_backward_mode mode)
 {
-    (void)user, (void)gin, (void)mode;
     for (int k = 0; k < 2; k++)
         memcpy(&seen[call->mb][k], (char *)gout[k].data + gout[k].byte_offset, sizeof(float));
     return 0;
@@ -331,7 +322,6 @@ static struct dp_microbatches *split_two(float *first, float *second)
 /* Also where the buffer has had a gradient in the step before. */
 static void an_absent_gradient_of_an_output_is_zero(void **state)
 {
-    (void)state;
     static const struct dp_stage_ops ops = {.forward = two_forward, .backward = two_backward};
     static const struct dp_border two = {
         2, {{{kDLFloat, 32, 1}, .ndim = 1, .shape = {1}}, {{kDLFloat, 32, 1}, .ndim = 1, .shape = {1}}}};
@@ -372,7 +362,6 @@ static void forget_other_ends(void *user, int rank, struct dp_pipeline_config *c
     struct dp_border *borders = (struct dp_border *)(uintptr_t)config->borders;
     bool first = false, last = false;
 
-    (void)user;
     for (int i = 0; i < dp_schedule_slot_count(s, rank); i++) {
         first |= dp_schedule_slot(s, rank, i)->stage == 0;
         last |= dp_slot_is_last(dp_schedule_slot(s, rank, i));
@@ -401,7 +390,6 @@ static void a_rank_need_not_declare_ends_that_it_does_not_hold(void **state)
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_1F1B, DP_SCHEDULE_DUALPIPE,
                                                   DP_SCHEDULE_DUALPIPEV};
 
-    (void)state;
     for (int i = 0; i < 3; i++) {
         struct dp_schedule *s = build((struct dp_schedule_spec){
             .kind = kinds[i], .ranks = 4, .microbatches = 8, .mirror_reduce = true});
@@ -458,7 +446,6 @@ static int run_bound(struct dp_comm *comm, void *arg)
 
 static void gradients_can_be_bound_again_between_steps(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true});
     struct job job = job_make(s);
@@ -489,7 +476,6 @@ static size_t bytes_of(const DLTensor *t)
 
 static int settle_kept(void *user)
 {
-    (void)user;
     for (int k = 0; k < MODEL_GRADS && kept.home[0]; k++)
         memcpy(kept.home[k]->data, kept.sums[k], bytes_of(kept.home[k]));
     kept.home[0] = NULL;
@@ -498,7 +484,6 @@ static int settle_kept(void *user)
 
 static int cannot_settle(void *user)
 {
-    (void)user;
     return dp_callback_error(-7, "no way down");
 }
 
@@ -563,7 +548,6 @@ static void gradients_kept_by_a_stage_are_settled_before_they_are_read(void **st
                                .weight = keeping_weight,
                                .settle = settle_kept};
 
-    (void)state;
     for (int i = 0; i < 2 * (DP_SCHEDULE_DUALPIPEV - DP_SCHEDULE_GPIPE + 1); i++) {
         struct dp_schedule *s =
             build((struct dp_schedule_spec){.kind = DP_SCHEDULE_GPIPE + (enum dp_schedule_kind)(i / 2),
@@ -614,7 +598,6 @@ static int own_backward(void *user, const struct dp_stage_call *call, const DLTe
 {
     struct own *own = user;
 
-    (void)mode;
     own->sum += *(const float *)gout->data;
     own->gin[call->stage][call->mb] = 2 * *(const float *)gout->data;
     if (gin->data)
@@ -625,7 +608,6 @@ static int own_backward(void *user, const struct dp_stage_call *call, const DLTe
 static int own_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
                     const DLTensor *labels, double *values, int32_t max, int32_t *count)
 {
-    (void)user, (void)call, (void)labels, (void)max;
     values[0] = *(const float *)out->data;
     *count = 1;
     return 0;
@@ -634,7 +616,6 @@ static int own_loss(void *user, const struct dp_stage_call *call, const DLTensor
 static int own_loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
                              const DLTensor *labels, double scale, DLTensor *gout)
 {
-    (void)user, (void)call, (void)out, (void)labels;
     *(float *)gout->data = (float)scale;
     return 0;
 }
@@ -681,7 +662,6 @@ static int run_own(struct dp_comm *comm, void *arg)
 
 static void a_stage_can_hand_over_buffers_of_its_own(void **state)
 {
-    (void)state;
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_1F1B, DP_SCHEDULE_DUALPIPEV};
 
     for (int i = 0; i < 2; i++) {
@@ -705,7 +685,6 @@ struct uneven {
 static int rows_forward(void *user, const struct dp_stage_call *call, const DLTensor *in,
                         DLTensor *out)
 {
-    (void)user, (void)call;
     if (in->shape[0] != out->shape[0] || in->shape[1] != WIDTH)
         return dp_callback_error(-1, "%d rows in, %d out", (int)in->shape[0], (int)out->shape[0]);
     for (int64_t i = 0; i < in->shape[0] * WIDTH; i++)
@@ -716,7 +695,6 @@ static int rows_forward(void *user, const struct dp_stage_call *call, const DLTe
 static int rows_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
                          DLTensor *gin, enum dp_backward_mode mode)
 {
-    (void)mode;
     if (call->in->shape[0] != gout->shape[0])
         return dp_callback_error(-2, "%d rows back", (int)gout->shape[0]);
     for (int64_t i = 0; i < gout->shape[0] * WIDTH; i++) {
@@ -730,7 +708,6 @@ static int rows_backward(void *user, const struct dp_stage_call *call, const DLT
 static int rows_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
                      const DLTensor *labels, double *values, int32_t max, int32_t *count)
 {
-    (void)user, (void)call, (void)max;
     values[0] = 0;
     for (int64_t i = 0; i < out->shape[0] * WIDTH; i++)
         values[0] += (double)((const float *)out->data)[i] * ((const float *)labels->data)[i];
@@ -741,7 +718,6 @@ static int rows_loss(void *user, const struct dp_stage_call *call, const DLTenso
 static int rows_loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
                               const DLTensor *labels, double scale, DLTensor *gout)
 {
-    (void)user, (void)call, (void)out, (void)scale;
     for (int64_t i = 0; i < gout->shape[0] * WIDTH; i++)
         ((float *)gout->data)[i] = ((const float *)labels->data)[i];
     return 0;
@@ -828,7 +804,6 @@ static int run_uneven(struct dp_comm *comm, void *arg)
 
 static void micro_batches_may_be_uneven_by_either_rule(void **state)
 {
-    (void)state;
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_GPIPE, DP_SCHEDULE_1F1B,
                                                   DP_SCHEDULE_DUALPIPEV};
     int32_t made;
@@ -865,7 +840,6 @@ static void structs_of_another_release_are_refused_by_name(void **state)
                   SIZED(dp_parameter),    SIZED(dp_schedule_spec), SIZED(dp_checkpoint_tensor)};
     char sentence[80];
 
-    (void)state;
     assert_int_equal(DP_CHECK_STRUCT(dp_stage_ops), 0);
     log_nothing();
     for (size_t i = 0; i < sizeof(passed) / sizeof(passed[0]); i++) {
@@ -883,7 +857,6 @@ static void structs_of_another_release_are_refused_by_name(void **state)
 
 static void random_keys_are_distinct_over_the_whole_range(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t step;
         uint32_t where, mb;

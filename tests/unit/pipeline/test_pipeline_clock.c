@@ -47,7 +47,6 @@ static int forward(void *user, const struct dp_stage_call *call, const DLTensor 
     struct clock_stage *s = user;
     struct clock *c = s->clock;
 
-    (void)call;
     c->now_ns = later(c->now_ns, arrival(s, in)) + c->cost->f_ns;
     put(out, c->now_ns);
     return 0;
@@ -59,7 +58,6 @@ static int backward(void *user, const struct dp_stage_call *call, const DLTensor
     struct clock_stage *s = user;
     struct clock *c = s->clock;
 
-    (void)call;
     c->now_ns = later(c->now_ns, gradient_arrival(s, gout)) + c->cost->i_ns +
                 (mode == DP_BACKWARD_FULL ? c->cost->w_ns : 0);
     put(gin, c->now_ns);
@@ -70,7 +68,6 @@ static int weight(void *user, const struct dp_stage_call *call)
 {
     struct clock *c = ((struct clock_stage *)user)->clock;
 
-    (void)call;
     c->now_ns += c->cost->w_ns;
     return 0;
 }
@@ -92,7 +89,6 @@ static int forward_backward(const struct dp_pair *pair)
 static int loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
                 const DLTensor *labels, double *values, int32_t max, int32_t *count)
 {
-    (void)user, (void)call, (void)out, (void)labels, (void)max;
     values[0] = 0;
     *count = 1;
     return 0;
@@ -101,7 +97,6 @@ static int loss(void *user, const struct dp_stage_call *call, const DLTensor *ou
 static int loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
                          const DLTensor *labels, double scale, DLTensor *gout)
 {
-    (void)user, (void)call, (void)labels, (void)scale;
     put(gout, *(const double *)out->data);
     return 0;
 }
@@ -199,7 +194,6 @@ static void expect_simulated(struct dp_schedule_spec spec, double latency_ns)
 
 static void a_step_takes_what_the_simulator_says(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int flags = 0; flags < 4; flags++) {
             const bool has_slack = kind == DP_SCHEDULE_DUALPIPE || kind == DP_SCHEDULE_DUALPIPEV;

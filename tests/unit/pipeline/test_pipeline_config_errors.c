@@ -66,72 +66,61 @@ static struct dp_schedule *copy_schedule(struct dp_pipeline_config *config)
 
 static void no_schedule(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->schedule = NULL;
 }
 
 static void no_stages(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->stages = NULL;
 }
 
 static void no_ops(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_stages(config)[1].ops = NULL;
 }
 
 static void no_forward(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_stages(config)->ops = &some_ops;
     some_ops.forward = NULL;
 }
 
 static void no_backward(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_stages(config)->ops = &some_ops;
     some_ops.backward = NULL;
 }
 
 static void no_weight(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_stages(config)->ops = &some_ops;
     some_ops.weight = NULL;
 }
 
 static void grads_missing(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_stages(config)->parameters = NULL;
 }
 
 static void grad_missing(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_grad(config);
     some_parameters[1].grad = NULL;
 }
 
 static void grad_elsewhere(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_grad(config)->device = (DLDevice){kDLCUDA, 1};
 }
 
 static void grad_of_integers(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_grad(config)->dtype = (DLDataType){kDLInt, 32, 1};
 }
 
 static void grad_strided(int rank, struct dp_pipeline_config *config)
 {
     DLTensor *grad = copy_grad(config);
-    (void)rank;
     some_strides[0] = 1;
     some_strides[1] = grad->shape[0];
     grad->strides = some_strides;
@@ -139,26 +128,22 @@ static void grad_strided(int rank, struct dp_pipeline_config *config)
 
 static void grads_fewer(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_stages(config)->parameter_count = 1;
 }
 
 static void map_twice(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_schedule(config)->group_rank[1] = 0;
 }
 
 static void map_outside(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_schedule(config)->group_rank[1] = 7;
 }
 
 static void op_missing(int rank, struct dp_pipeline_config *config)
 {
     struct dp_schedule *s = copy_schedule(config);
-    (void)rank;
     for (size_t i = 0; i < s->first[s->ranks]; i++)
         if (s->ops[i].kind == DP_OP_B) {
             s->ops[i].kind = DP_OP_W;
@@ -168,56 +153,47 @@ static void op_missing(int rank, struct dp_pipeline_config *config)
 
 static void no_comm(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->comm = NULL;
 }
 
 static void no_borders(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->borders = NULL;
 }
 
 static void border_empty(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_borders(config)[1].count = 0;
 }
 
 static void border_overfull(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_borders(config)[1].count = DP_MAX_TENSORS + 1;
 }
 
 static void border_without_dtype(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_borders(config)[1].tensors[2].dtype = (DLDataType){0};
 }
 
 static void border_of_many_dimensions(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_borders(config)[1].tensors[0].ndim = DP_MAX_DIMS + 1;
 }
 
 static void border_negative(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_borders(config)[1].tensors[0].shape[1] = -4;
 }
 
 static void border_huge(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_borders(config)[1].tensors[0].shape[0] = INT64_MAX / 2;
     copy_borders(config)[1].tensors[0].shape[1] = 1000;
 }
 
 static void label_negative(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     some_labels = *config->labels;
     some_labels.tensors[0].shape[1] = -3;
     config->labels = &some_labels;
@@ -225,63 +201,53 @@ static void label_negative(int rank, struct dp_pipeline_config *config)
 
 static void labels_none(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     some_labels = (struct dp_border){0};
     config->labels = &some_labels;
 }
 
 static void blocks_odd(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->order_blocks = 3;
 }
 
 static void blocks_few(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->order_blocks = 1;
 }
 
 static void input_end_missing(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_borders(config)[0].count = 0;
 }
 
 static void no_loss(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->loss = NULL;
 }
 
 static void half_a_loss(int rank, struct dp_pipeline_config *config)
 {
     static const struct dp_loss_ops half = {.loss = NULL};
-    (void)rank;
     config->loss = &half;
 }
 
 static void losses_negative(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->max_loss_values = -1;
 }
 
 static void scale_not_a_number(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->loss_scale = NAN;
 }
 
 static void save_area_huge(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_stages(config)->save_bytes = SIZE_MAX - 100;
 }
 
 static void save_areas_large(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_stages(config)->save_bytes = (size_t)1 << 50;
 }
 
@@ -329,13 +295,11 @@ static const struct wrong wrong_configs[] = {
 
 static void a_bad_config_is_named_on_all_ranks(void **state)
 {
-    (void)state;
     expect_all_wrong(wrong_configs, COUNT(wrong_configs), training);
 }
 
 static void more_ranks_than_one_need_a_comm(void **state)
 {
-    (void)state;
     static const struct wrong wrong = {"no comm", EVERYWHERE,   no_comm, NULL,
                                        DP_ESTATE, "comm: NULL", 0};
     expect_wrong(&wrong, training);
@@ -347,13 +311,11 @@ static struct dp_schedule *others[2];
 
 static void other_microbatches(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->schedule = others[0];
 }
 
 static void other_kind(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->schedule = others[1];
     static _Thread_local struct dp_border borders[16];
     memcpy(borders, config->borders, 3 * sizeof(*borders));
@@ -364,43 +326,36 @@ static void other_kind(int rank, struct dp_pipeline_config *config)
 
 static void other_ranks(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->schedule = others[0];
 }
 
 static void other_shape(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_borders(config)[1].tensors[0].shape[0] = 4;
 }
 
 static void other_dtype(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_borders(config)[1].tensors[0].dtype = (DLDataType){kDLBfloat, 16, 2};
 }
 
 static void other_no_grad(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_borders(config)[1].tensors[2].no_grad = true;
 }
 
 static void other_input(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     copy_borders(config)[0].tensors[0].dtype.lanes = 2;
 }
 
 static void other_extents(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->max_extents[1] = 3;
 }
 
 static void more_schedules(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->also = (const struct dp_schedule *const *)&others[0];
     config->also_count = 1;
 }
@@ -409,7 +364,6 @@ static void other_name(int rank, struct dp_pipeline_config *config)
 {
     static _Thread_local struct dp_parameter parameters[2];
 
-    (void)rank;
     struct dp_stage *stage = copy_stages(config);
     memcpy(parameters, stage->parameters, sizeof(parameters));
     parameters[1].name = "another";
@@ -418,37 +372,31 @@ static void other_name(int rank, struct dp_pipeline_config *config)
 
 static void other_copies(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->unsummed_copies = true;
 }
 
 static void other_order(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->fixed_order = false;
 }
 
 static void other_seed(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->seed++;
 }
 
 static void other_checks(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->unchecked = true;
 }
 
 static void other_scale(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->loss_scale = 0.5;
 }
 
 static void other_op(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     struct dp_schedule *s = copy_schedule(config);
     for (size_t i = 0; i < s->first[s->ranks]; i++)
         s->ops[i].overlap = 0;
@@ -487,7 +435,6 @@ static const struct wrong inference_disagreements[] = {
 
 static void ranks_that_disagree_name_the_field(void **state)
 {
-    (void)state;
     struct dp_schedule_spec spec = training;
 
     spec.microbatches = 6;
@@ -509,7 +456,6 @@ static void ranks_that_disagree_name_the_field(void **state)
 
 static void a_comm_of_another_size_is_refused(void **state)
 {
-    (void)state;
     static const struct wrong wrong = {"size", EVERYWHERE, other_ranks, NULL, DP_EINVAL,
                                        "comm: 2 ranks, expected the schedule's 4", 0};
     struct dp_schedule_spec spec = training;
@@ -542,7 +488,6 @@ static void expect_refused(const char *text, int err, const char *sentence)
 
 static void a_schedule_that_asks_for_too_much_is_refused(void **state)
 {
-    (void)state;
     expect_refused("user P=1 M=2 streams=2\nholds 0: 0 0/1\nrank 0: F0.0 B0.0 F1.0 B1.0\n",
                    DP_EUNSUPPORTED, "rank 0 holds 2 first and 2 last stages");
     expect_refused("user P=1 M=1\nrank 0: F0.0 B0.0 R0 Rw0\n", DP_EINVAL,

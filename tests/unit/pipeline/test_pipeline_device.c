@@ -51,14 +51,12 @@ static void on_cuda(struct dp_schedule_spec spec, int batch_dim, bool no_split)
 
 static void memory_the_cpu_cannot_touch_changes_no_number(void **state)
 {
-    (void)state;
     for (int i = 0; i < SHAPES; i++)
         on_cuda(shapes[i], 0, false);
 }
 
 static void a_device_that_is_late_at_random_changes_no_number(void **state)
 {
-    (void)state;
     for (int i = 0; i < SHAPES; i++) {
         fake->shake((uint64_t)i, 80);
         on_cuda(shapes[i], i % 2, i % 3 == 2);
@@ -101,7 +99,6 @@ static int train_in_the_callers(struct dp_comm *comm, void *arg)
 
 static void stages_compute_in_a_stream_of_the_callers(void **state)
 {
-    (void)state;
     for (int i = 0; i < SHAPES; i++) {
         struct dp_schedule *s = case_schedule(shapes[i]);
         struct job job = job_make(s);
@@ -116,7 +113,6 @@ static void stages_compute_in_a_stream_of_the_callers(void **state)
 
 static void a_stream_of_another_device_is_refused(void **state)
 {
-    (void)state;
     const struct dp_border borders[2] = {{0}};
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_1F1B, .ranks = 1, .microbatches = 1, .forward_only = true});
@@ -156,7 +152,6 @@ static int fail_then_train(struct dp_comm *comm, void *arg)
 
 static void a_step_that_failed_leaves_nothing_behind(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
 
@@ -192,7 +187,6 @@ static int train_until_broken(struct dp_comm *comm, void *arg)
 
 static void a_device_that_breaks_ends_the_step_on_every_rank(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8});
     struct job job = job_make(s);
@@ -228,7 +222,6 @@ static int open_without_memory(struct dp_comm *comm, void *arg)
 
 static void a_device_without_room_fails_the_pipeline_on_every_rank(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);

@@ -24,8 +24,6 @@ struct trial {
 
 static void set_device(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->device = device;
 }
 
@@ -53,19 +51,16 @@ static int run_steps(struct dp_comm *comm, void *arg)
 
 static bool all(void *user, int rank, const struct dp_slot *slot, int32_t mb)
 {
-    (void)user, (void)rank, (void)slot, (void)mb;
     return true;
 }
 
 static bool every_second(void *user, int rank, const struct dp_slot *slot, int32_t mb)
 {
-    (void)user;
     return (mb + rank + slot->stage) % 2 == 0;
 }
 
 static bool every_third_again(void *user, const struct dp_slot *slot, int32_t mb)
 {
-    (void)user, (void)slot;
     return mb % 3 == 0;
 }
 
@@ -105,7 +100,6 @@ static size_t count(const struct dp_schedule *s, enum dp_op_kind kind)
 
 static void evicted_sets_change_no_bit(void **state)
 {
-    (void)state;
     struct dp_pipeline_memory memory[4];
 
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
@@ -128,7 +122,6 @@ static void evicted_sets_change_no_bit(void **state)
 /* The simulator counts sets, the allocator bytes; sets of one stage are of one size. */
 static void the_peak_is_what_the_simulator_computes(void **state)
 {
-    (void)state;
     struct dp_pipeline_memory kept[4], memory[4];
     struct dp_schedule *s = build(DP_SCHEDULE_GPIPE, 4);
 
@@ -151,7 +144,6 @@ static void the_peak_is_what_the_simulator_computes(void **state)
 
 static void what_a_pipeline_does_not_evict_is_refused(void **state)
 {
-    (void)state;
     static const char twice[] = "user P=2 M=1\nrank 0: F0.0 ev0.0 fe0.0 ev0.0 fe0.0 B0.0\n"
                                 "rank 1: F0.0 ev0.0 fe0.0 ev0.0 fe0.0 B0.0\n";
     struct dp_schedule *s = build(DP_SCHEDULE_GPIPE, 2);

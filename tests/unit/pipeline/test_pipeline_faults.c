@@ -69,9 +69,6 @@ static int count_down_one(void)
 
 static int count_down(void *user, const struct dp_stage_call *call, const char *what)
 {
-    (void)user;
-    (void)call;
-    (void)what;
     return the_fault->at_messages ? 0 : count_down_one();
 }
 
@@ -243,8 +240,6 @@ static struct dp_schedule *build(enum way way)
 
 static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->execution = DP_EXECUTE_MESSAGES;
 }
 
@@ -293,7 +288,6 @@ static void expect_failures(const struct comm_kind *kind, enum way way)
 
 static void a_callback_that_fails_ends_the_step_everywhere_and_the_next_is_right(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int i = 0; i < WAYS; i++)
             expect_failures(kind, (enum way)i);
@@ -334,7 +328,6 @@ static int try_part(void *arg, int job, int jobs)
 {
     int failed = 0;
 
-    (void)arg;
     for (int i = job; i < trials.count; i += jobs)
         failed += !trials.items[i].try(&trials.items[i]);
     return failed;
@@ -404,7 +397,6 @@ static bool try_death(const struct trial *t)
 /* At every sixth callback of a step, all with DP_TEST_FULL. One that messages drive has more. */
 static void a_rank_that_dies_ends_the_step_of_the_others(void **state)
 {
-    (void)state;
     const int every = getenv("DP_TEST_FULL") ? 1 : 6;
 
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
@@ -459,7 +451,6 @@ static void add_trials(const struct comm_kind *kind, enum way way, int wanted,
 
 static void a_rank_that_dies_at_any_message_ends_the_step_of_the_others(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int i = 0; i < WAYS && kind->processes; i++)
             add_trials(kind, (enum way)i, i <= BY_MESSAGES ? 4 : 1, try_death);
@@ -529,7 +520,6 @@ static bool try_stall(const struct trial *t)
  * drive. */
 static void a_rank_that_stalls_is_named_by_all_that_wait(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         add_trial(&(struct trial){kind, BY_LIST, 1, 9, false, try_stall});
         add_trial(&(struct trial){kind, BY_MESSAGES, 1, 20, false, try_stall});
@@ -542,7 +532,6 @@ static void a_rank_that_stalls_is_named_by_all_that_wait(void **state)
 /* Each takes the deadline. */
 static void a_rank_that_stalls_at_any_message_ends_the_step_of_all(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int i = 0; i < WAYS; i++)
             add_trials(kind, (enum way)i, 1, try_stall);
@@ -625,8 +614,6 @@ static const struct dp_loss_ops spoiled_loss_ops = {spoiled_loss, spoiled_loss_b
 
 static void spoil_config(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->loss = &spoiled_loss_ops;
 }
 
@@ -685,7 +672,6 @@ static void expect_spoiled(const struct spoiler *one, rank_fn run)
 
 static void a_callback_that_breaks_its_contract_is_named(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(spoilers) / sizeof(*spoilers); i++)
         expect_spoiled(&spoilers[i], run_spoiled);
 }
@@ -716,7 +702,6 @@ static int run_with_a_hole(struct dp_comm *comm, void *arg)
 
 static void a_missing_gradient_counts_as_zeros(void **state)
 {
-    (void)state;
     expect_spoiled(&spoilers[0], run_with_a_hole);
 }
 

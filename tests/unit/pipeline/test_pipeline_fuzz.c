@@ -417,7 +417,6 @@ static bool finish(struct dice *dice, struct dp_schedule *s)
 
 static void any_schedule_that_passes_the_checker_trains_like_a_sequential_loop(void **state)
 {
-    (void)state;
     int made = 0, passed = 0;
 
     for (uint64_t seed = 0; seed < ROUNDS; seed++) {

@@ -33,7 +33,6 @@ static int load(void *user, int32_t mb, const struct dp_tree **args, const struc
     struct end *e = user;
     const int tensors = e->labels ? 1 : MODEL_TENSORS;
 
-    (void)kwargs;
     if (mb == e->fail_at || e->there[mb])
         return -77;
     if (e->labels)
@@ -162,7 +161,6 @@ static void expect_sequential(struct dp_schedule_spec spec, bool no_split,
 
 static void loaded_micro_batches_train_like_a_batch(void **state)
 {
-    (void)state;
     for (int i = 0; i < SHAPES; i++) {
         expect_sequential(shapes[i], false, NULL);
         expect_sequential(shapes[i], true, NULL);
@@ -171,7 +169,6 @@ static void loaded_micro_batches_train_like_a_batch(void **state)
 
 static void loaded_micro_batches_are_evaluated_one_at_a_time(void **state)
 {
-    (void)state;
     for (int i = 0; i < SHAPES; i++) {
         struct dp_schedule_spec spec = shapes[i];
         spec.forward_only = spec.return_outputs = true;
@@ -181,14 +178,11 @@ static void loaded_micro_batches_are_evaluated_one_at_a_time(void **state)
 
 static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->execution = DP_EXECUTE_MESSAGES;
 }
 
 static void loaders_serve_steps_that_messages_drive(void **state)
 {
-    (void)state;
     expect_sequential(shapes[SHAPES - 1], false, by_messages);
     expect_sequential(shapes[SHAPES - 1], true, by_messages);
 }
@@ -216,7 +210,6 @@ static int fail_to_load(struct dp_comm *comm, void *arg)
 
 static void a_load_that_fails_ends_the_step_and_gives_all_back(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build(shapes[1]);
     struct job job = job_make(s);
     struct job_result result;
@@ -239,7 +232,6 @@ static int load_one_tensor(void *user, int32_t mb, const struct dp_tree **args,
 
 static void what_a_loader_hands_over_is_checked_like_a_batch(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build(shapes[0]);
     struct job job = job_make(s);
     struct job_result result;
@@ -285,7 +277,6 @@ static int give_loader_to_all(struct dp_comm *comm, void *arg)
 
 static void a_rank_without_a_first_stage_has_no_use_for_an_input_loader(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build(shapes[1]);
     struct job job = job_make(s);
     struct job_result result;

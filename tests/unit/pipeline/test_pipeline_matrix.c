@@ -159,9 +159,6 @@ static int neighbor(void)
 /* With FAIL only callbacks are counted. */
 static int before_callback(void *user, const struct dp_stage_call *call, const char *what)
 {
-    (void)user;
-    (void)call;
-    (void)what;
     callbacks_made++;
     return is_time(false) ? begin_fault(neighbor()) : 0;
 }
@@ -544,7 +541,6 @@ static void all_that_live_name_the_culprit_in_time_and_go_on(void **state)
     struct row *rows = shared(MOST * sizeof(*rows));
     int count = 0;
 
-    (void)state;
     for (int fault = 0; fault < FAULTS; fault++)
         for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
             if (is_possible(kind, (enum fault_kind)fault)) {

@@ -32,7 +32,6 @@ static void touch(struct seen *s, const struct dp_stage_call *call)
 
 static int watch(void *user, const struct dp_stage_call *call, const char *what)
 {
-    (void)user;
     touch(mine, call);
     if (!strcmp(what, "forward") && !call->discarded && ++mine->kept > mine->peak)
         mine->peak = mine->kept;
@@ -104,8 +103,6 @@ static int32_t most_kept(const struct dp_schedule *s)
 
 static bool is_even_stage(void *user, const struct dp_slot *slot, int32_t mb)
 {
-    (void)user;
-    (void)mb;
     return slot->stage % 2 == 0;
 }
 
@@ -149,7 +146,6 @@ static void run_modes(struct dp_schedule_spec spec, enum dp_execution execution)
 
 static void peak_memory_is_what_the_plan_said_in_every_mode(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         run_modes(shapes[i], DP_EXECUTE_LIST);
     assert_true(2 * recomputed < kept);
@@ -161,7 +157,6 @@ static void peak_memory_is_what_the_plan_said_where_messages_drive_the_ranks(voi
     static const struct dp_schedule_spec async = {
         .kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 5};
 
-    (void)state;
     run_modes(async, DP_EXECUTE_MESSAGES);
 }
 

@@ -77,7 +77,6 @@ static int move(struct dp_comm *comm, void *arg)
 
 static void every_rank_gets_what_it_needs_or_all_say_what_is_missing(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (size_t i = 0; i < sizeof(layouts) / sizeof(*layouts); i++) {
             int killed;
@@ -95,7 +94,6 @@ static int mismatch(struct dp_comm *comm, void *arg)
     struct dp_named_tensor t[TENSORS];
     const int rank = dp_comm_rank(comm);
 
-    (void)arg;
     list(&v, 1, 1, t);
     v.shape[0] = rank == 1 ? ELEMENTS / 2 : ELEMENTS;
     CHECK(dp_pipeline_move_state(comm, t, rank == 0, t, rank == 1) == DP_EMISMATCH);
@@ -111,7 +109,6 @@ static void another_shape_is_an_error_on_every_rank(void **state)
 {
     int killed;
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         assert_int_equal(kind->run(kind, RANKS, deadline_ns, mismatch, NULL, &killed), 0);
 }

@@ -92,7 +92,6 @@ static void pack_random_lifetimes(uint64_t *seed, bool one_size)
 
 static void lifetimes_that_overlap_never_share_memory(void **state)
 {
-    (void)state;
     uint64_t seed = 0;
     for (int i = 0; i < 200; i++)
         pack_random_lifetimes(&seed, false);
@@ -100,7 +99,6 @@ static void lifetimes_that_overlap_never_share_memory(void **state)
 
 static void lifetimes_of_one_size_take_no_more_than_their_peak(void **state)
 {
-    (void)state;
     uint64_t seed = 1000000;
     for (int i = 0; i < 200; i++)
         pack_random_lifetimes(&seed, true);
@@ -160,7 +158,6 @@ static void expect_peak(enum dp_schedule_kind kind, int ranks, int microbatches,
 
 static void save_areas_take_what_the_schedule_promises(void **state)
 {
-    (void)state;
     for (int ranks = 1; ranks <= 8; ranks++)
         for (int m = 2 * ranks; m <= 4 * ranks + 2; m += 2)
             for (int rank = 0; rank < ranks; rank++) {
@@ -235,7 +232,6 @@ static void follow(const struct dp_plan *plan)
 
 static void no_buffer_is_touched_while_a_message_uses_it(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int forward = 0; forward < 2; forward++)
             for (int rank = 0; rank < 6; rank++) {
@@ -252,7 +248,6 @@ static void no_buffer_is_touched_while_a_message_uses_it(void **state)
 /* The op index of the schedule at which each receive of the plan is posted is not later there. */
 static void receives_are_posted_ahead_and_in_the_order_of_the_link(void **state)
 {
-    (void)state;
     struct planned p;
     uint32_t reached = 0, early = 0;
     uint32_t last[8][2] = {{0}};
@@ -279,7 +274,6 @@ static void receives_are_posted_ahead_and_in_the_order_of_the_link(void **state)
  * communicator would need: receives of one pass those of the other that are sent before. */
 static void receives_of_one_channel_pass_those_of_another(void **state)
 {
-    (void)state;
     struct planned p;
     uint32_t passed = 0, last[4][2] = {{0}};
 
@@ -317,7 +311,6 @@ static const struct dp_plan_op *last_received(const struct dp_plan *plan, size_t
 
 static void staged_receives_wait_for_the_copy_before_them(void **state)
 {
-    (void)state;
     struct planned p;
     int waits = 0;
 
@@ -339,7 +332,6 @@ static void staged_receives_wait_for_the_copy_before_them(void **state)
 
 static void a_plan_has_few_requests_and_no_more_memory_than_its_parts(void **state)
 {
-    (void)state;
     struct planned p;
     size_t sum = 0;
 

@@ -95,7 +95,6 @@ static const struct dp_reduce_ops ops = {launch, test, wait, NULL};
 
 static void hand_in(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user, (void)rank;
     config->reduce = &ops;
     config->reduce_user = &seen;
 }
@@ -163,7 +162,6 @@ static void expect_sums(enum dp_schedule_kind kind, int late, bool fixed_order)
 
 static void sums_begin_with_complete_gradients_and_end_in_the_step(void **state)
 {
-    (void)state;
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_GPIPE, DP_SCHEDULE_1F1B,
                                                   DP_SCHEDULE_ZB1P, DP_SCHEDULE_DUALPIPE,
                                                   DP_SCHEDULE_DUALPIPEV};
@@ -197,7 +195,6 @@ static int fail_in_step(struct dp_comm *comm, void *arg)
 
 static void a_sum_that_fails_ends_the_group(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build(DP_SCHEDULE_1F1B);
 
     for (int operation = LAUNCH; operation <= WAIT; operation++) {
@@ -227,7 +224,6 @@ static void misuse(void *user, int rank, struct dp_pipeline_config *config)
 {
     const struct misuse *m = user;
 
-    (void)rank;
     config->reduce = m->ops;
     config->execution = m->messages ? DP_EXECUTE_MESSAGES : DP_EXECUTE_LIST;
 }
@@ -262,7 +258,6 @@ static void expect_misuse(enum dp_schedule_kind kind, bool reduces, struct misus
 
 static void operations_that_are_not_all_there_are_refused(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
         expect_misuse(DP_SCHEDULE_1F1B, true,
                       (struct misuse){.ops = &parts[i],

@@ -122,7 +122,6 @@ static void some_absent(struct job *job)
 
 static void crossing_skips_train_like_a_sequential_loop_under_every_schedule(void **state)
 {
-    (void)state;
     expect_all(NULL, NULL);
     expect_all(NULL, no_hook);
     expect_all(NULL, no_split);
@@ -130,26 +129,22 @@ static void crossing_skips_train_like_a_sequential_loop_under_every_schedule(voi
 
 static void skips_go_with_recomputed_forwards(void **state)
 {
-    (void)state;
     expect_all(recompute_always, NULL);
 }
 
 static void skips_go_with_steps_without_a_backward(void **state)
 {
-    (void)state;
     expect_all(forward_only, NULL);
 }
 
 static void a_stage_may_leave_a_value_out(void **state)
 {
-    (void)state;
     expect_all(NULL, some_absent);
     expect_all(recompute_always, some_absent);
 }
 
 static void every_communicator_carries_skips(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         expect_sequential(kind, shapes[3], NULL);
         expect_sequential(kind, shapes[SHM_SHAPE], NULL);
@@ -160,8 +155,6 @@ static void every_communicator_carries_skips(void **state)
 
 static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->execution = DP_EXECUTE_MESSAGES;
 }
 
@@ -178,7 +171,6 @@ static void driven_with_absent(struct job *job)
 
 static void skips_are_carried_where_messages_drive_the_ranks(void **state)
 {
-    (void)state;
     for (int ranks = 1; ranks <= 5; ranks++) {
         struct dp_schedule_spec spec = {
             .kind = DP_SCHEDULE_ASYNC, .ranks = ranks, .microbatches = 5};
@@ -203,7 +195,6 @@ static int run_shuffled(struct dp_comm *inner, void *arg)
 
 static void skips_that_arrive_in_any_order_give_the_same_bits(void **state)
 {
-    (void)state;
     const struct dp_schedule_spec spec = {
         .kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 4};
     struct dp_skip skips[MODEL_SKIPS];
@@ -293,7 +284,6 @@ static void let_fail(struct job *job)
 
 static void skips_that_a_callback_may_not_ask_for_fail_the_step(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++)
         expect_failure(&mistakes[i], let_fail);
 }
@@ -309,8 +299,6 @@ static void give_specs(void *user, int rank, struct dp_pipeline_config *config)
 {
     static _Thread_local struct dp_tensor_spec specs[MODEL_SKIPS];
 
-    (void)user;
-    (void)rank;
     for (int k = 0; k < MODEL_SKIPS; k++)
         specs[k] = (struct dp_tensor_spec){
             .dtype = {kDLFloat, 32, 1}, .ndim = 2, .shape = {3, MODEL_SKIP_WIDTH}};
@@ -325,7 +313,6 @@ static void forget_in_stages(struct job *job)
 
 static void a_forward_that_stashes_nothing_fails_the_step(void **state)
 {
-    (void)state;
     expect_failure(&(struct mistake){.stage = 0, .says = "skip 'a' begins here, expected the forward "
                                                          "to call dp_skip_stash"},
                    forget_in_stages);
@@ -344,7 +331,6 @@ static int open_without(struct dp_comm *comm, void *arg)
 
 static void a_pipeline_without_the_tensors_of_its_skips_is_refused(void **state)
 {
-    (void)state;
     struct dp_skip skips[MODEL_SKIPS];
     struct dp_schedule *s = build(shapes[3], skips);
     struct job job = make(s, skips);

@@ -30,7 +30,6 @@ static int run_with_strides(struct dp_comm *comm, void *arg)
 
 static void contiguous_strides_are_none(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule(some[0]);
 
     expect_sequential_by(job_make(s), run_with_strides);
@@ -47,7 +46,6 @@ static int look(void *user, const struct dp_stage_call *call, const char *what)
 {
     struct seen *seen = user;
 
-    (void)what;
     if (call->stage)
         return call->args || call->kwargs ? -1 : 0;
     seen->opaque = call->args->items[1].opaque;
@@ -91,7 +89,6 @@ static int run_odd_inputs(struct dp_comm *comm, void *arg)
 
 static void absent_opaque_and_strided_inputs_reach_the_first_stage(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);
@@ -117,7 +114,6 @@ static int look_forward(void *user, const struct dp_stage_call *call, const DLTe
 {
     const struct model_stage *s = user;
 
-    (void)in;
     for (int k = 0; k < MODEL_TENSORS; k++)
         memset(out[k].data, 0, (size_t)(out[k].shape[0] * out[k].shape[1] * out[k].dtype.bits / 8));
     return s->before(s->before_user, call, "forward");
@@ -128,7 +124,6 @@ static int look_backward(void *user, const struct dp_stage_call *call, const DLT
 {
     const struct model_stage *s = user;
 
-    (void)mode;
     for (int k = 0; k < MODEL_TENSORS; k++)
         gin[k].data = NULL;
     return call->gout == gout ? s->before(s->before_user, call, "backward") : -1;
@@ -210,7 +205,6 @@ static int run_gout(struct dp_comm *comm, void *arg)
 
 static void output_gradients_and_handles_stay_until_the_weight_part(void **state)
 {
-    (void)state;
     for (int i = 0; i < SOME; i++) {
         struct dp_schedule *s = case_schedule(some[i]);
         struct job job = job_make(s);
@@ -224,7 +218,6 @@ static int dropped;
 
 static void drop(void *user, void *handle)
 {
-    (void)user;
     dropped += handle != NULL;
 }
 
@@ -239,7 +232,6 @@ static int forward_with_handle(void *user, const struct dp_stage_call *call, con
 
 static void a_failed_callback_is_reported_and_handles_are_dropped(void **state)
 {
-    (void)state;
     static const struct dp_stage_ops ops = {.forward = forward_with_handle, .drop = drop};
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_GPIPE, .ranks = 1, .microbatches = 4, .forward_only = true});
@@ -265,7 +257,6 @@ static void a_failed_callback_is_reported_and_handles_are_dropped(void **state)
 
 static void save_of(void *user, int32_t mb_global, struct dp_save_bytes *bytes)
 {
-    (void)user;
     bytes->input = 64;
     bytes->weight = 8 + (size_t)mb_global % 3 * 1000;
 }
@@ -315,8 +306,6 @@ static void set_save_of(void *user, int rank, struct dp_pipeline_config *config)
 {
     static _Thread_local struct dp_stage stages[DP_MAX_SLOTS];
 
-    (void)user;
-    (void)rank;
     for (int i = 0; i < dp_schedule_slot_count(config->schedule, rank); i++) {
         stages[i] = config->stages[i];
         stages[i].save_of = save_of;
@@ -326,7 +315,6 @@ static void set_save_of(void *user, int rank, struct dp_pipeline_config *config)
 
 static void save_areas_have_lifetimes_and_sizes_of_their_own(void **state)
 {
-    (void)state;
     static const struct dp_stage_ops ops = {
         .forward = save_forward, .backward = save_backward, .weight = save_weight};
 
@@ -347,8 +335,6 @@ enum { DOUBLES = 40 };
 static int count_forward(void *user, const struct dp_stage_call *call, const DLTensor *in,
                          DLTensor *out)
 {
-    (void)user;
-    (void)call;
     memcpy(out[0].data, in[0].data, sizeof(float));
     return 0;
 }
@@ -357,7 +343,6 @@ static int count_forward(void *user, const struct dp_stage_call *call, const DLT
 static int count_weight(void *user, const struct dp_stage_call *call)
 {
     double *sums = call->grads[0]->data;
-    (void)user;
     for (int i = 0; i < DOUBLES; i++)
         sums[i] += call->mb_global + 1;
     return 0;
@@ -366,7 +351,6 @@ static int count_weight(void *user, const struct dp_stage_call *call)
 static int count_backward(void *user, const struct dp_stage_call *call, const DLTensor *gout,
                           DLTensor *gin, enum dp_backward_mode mode)
 {
-    (void)gout;
     gin[0].data = NULL;
     return mode == DP_BACKWARD_FULL ? count_weight(user, call) : 0;
 }
@@ -374,8 +358,6 @@ static int count_backward(void *user, const struct dp_stage_call *call, const DL
 static int count_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
                       const DLTensor *label, double *values, int32_t max, int32_t *count)
 {
-    (void)user;
-    (void)call;
     values[0] = (double)*(const float *)out[0].data;
     *count = label ? 0 : max;
     return 0;
@@ -384,10 +366,6 @@ static int count_loss(void *user, const struct dp_stage_call *call, const DLTens
 static int count_loss_backward(void *user, const struct dp_stage_call *call, const DLTensor *out,
                                const DLTensor *label, double scale, DLTensor *gout)
 {
-    (void)user;
-    (void)call;
-    (void)out;
-    (void)label;
     *(float *)gout[0].data = (float)scale;
     return 0;
 }
@@ -441,7 +419,6 @@ static int run_counting(struct dp_comm *comm, void *arg)
 
 static void gradients_can_be_doubles_and_labels_absent(void **state)
 {
-    (void)state;
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_DUALPIPEV};
 
     for (int i = 0; i < 2; i++) {

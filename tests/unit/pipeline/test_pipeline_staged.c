@@ -15,8 +15,6 @@ static _Thread_local struct dp_device *device;
 
 static void set_device(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->device = device;
 }
 
@@ -53,7 +51,6 @@ static void expect_sequential(struct dp_schedule_spec spec, int batch_dim)
 
 static void messages_through_pinned_memory_change_no_bit(void **state)
 {
-    (void)state;
     model_sync = fake_device_sync;
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int variant = 0; variant < 8; variant++)
@@ -137,14 +134,12 @@ static void expect_end(int ranks, rank_fn fn)
 
 static void a_poll_function_ends_a_wait_for_copies(void **state)
 {
-    (void)state;
     expect_end(2, interrupt_step);
     expect_end(1, interrupt_step);
 }
 
 static void copies_that_do_not_end_are_waited_for_until_the_deadline(void **state)
 {
-    (void)state;
     expect_end(2, wait_for_the_copy_in_vain);
 }
 

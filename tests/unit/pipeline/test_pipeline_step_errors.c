@@ -180,7 +180,6 @@ static const struct wrong unwanted_arguments[] = {
 
 static void a_bad_argument_of_a_step_is_named_on_all_ranks(void **state)
 {
-    (void)state;
     expect_all_wrong(wrong_arguments, COUNT(wrong_arguments), training);
     expect_all_wrong(wrong_outputs, COUNT(wrong_outputs), inference);
     expect_all_wrong(unwanted_arguments, COUNT(unwanted_arguments), one_stream);
@@ -205,7 +204,6 @@ static void gives_extents(struct job_rank *r)
 
 static void have_an_extent(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->max_extents[1] = 3;
 }
 
@@ -220,7 +218,6 @@ static struct dp_schedule *another;
 
 static void have_another_schedule(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->also = (const struct dp_schedule *const *)&another;
     config->also_count = 1;
 }
@@ -246,7 +243,6 @@ static const struct wrong different_steps[] = {
 
 static void ranks_that_do_different_steps_notice(void **state)
 {
-    (void)state;
     assert_int_equal(dp_schedule_new(&training, &another), 0);
     expect_all_wrong(different_steps, COUNT(different_steps), training);
     dp_schedule_free(another);
@@ -273,7 +269,6 @@ static int run_crosswise(struct dp_comm *comm, void *arg)
 
 static void ranks_that_take_pipelines_in_another_order_notice(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
     struct job_result result;
 
@@ -290,7 +285,6 @@ static void ranks_that_take_pipelines_in_another_order_notice(void **state)
 /* Without the agreement before each step, the first message notices. */
 static void unchecked(int rank, struct dp_pipeline_config *config)
 {
-    (void)rank;
     config->unchecked = true;
 }
 
@@ -313,7 +307,6 @@ static int run_unchecked(struct dp_comm *comm, void *arg)
 
 static void unchecked_steps_notice_a_message_of_another_step(void **state)
 {
-    (void)state;
     const struct wrong wrong = {.rank = EVERYWHERE, .config = unchecked};
     struct dp_schedule *s;
     struct job_result result;

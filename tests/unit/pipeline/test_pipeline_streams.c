@@ -85,14 +85,12 @@ static void train_by_streams(struct dp_schedule_spec spec, int batch_dim, bool n
 
 static void streams_that_wait_for_messages_change_no_number(void **state)
 {
-    (void)state;
     for (int i = 0; i < SHAPES; i++)
         train_by_streams(shapes[i], 0, false);
 }
 
 static void streams_that_are_late_at_random_change_no_number(void **state)
 {
-    (void)state;
     for (int i = 0; i < SHAPES; i++) {
         fake->shake((uint64_t)i, 80);
         train_by_streams(shapes[i], i % 2, i % 3 == 2);
@@ -102,7 +100,6 @@ static void streams_that_are_late_at_random_change_no_number(void **state)
 /* A sum with the mirror in many pieces, whose memory is used again. */
 static void sums_of_many_pieces_change_no_number(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true});
     struct job job = make_job(s);
@@ -136,7 +133,6 @@ static int train_held_up(struct dp_comm *comm, void *arg)
 
 static void a_rank_goes_through_its_step_before_anything_arrives(void **state)
 {
-    (void)state;
     static const struct dp_schedule_spec specs[] = {
         {.kind = DP_SCHEDULE_GPIPE, .ranks = 2, .microbatches = 6},
         {.kind = DP_SCHEDULE_1F1B, .ranks = 3, .microbatches = 7},
@@ -166,7 +162,6 @@ static int fail_then_train(struct dp_comm *comm, void *arg)
 
 static void a_step_that_failed_leaves_no_stream_waiting(void **state)
 {
-    (void)state;
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
 

@@ -41,9 +41,6 @@ static int calls_left; /* of this process */
 
 static int count_down(void *user, const struct dp_stage_call *call, const char *what)
 {
-    (void)user;
-    (void)call;
-    (void)what;
     if (calls_left >= 0 && calls_left-- == 0)
         raise(SIGKILL);
     return 0;
@@ -116,8 +113,6 @@ static struct dp_schedule *build(enum dp_schedule_kind kind, int ranks)
 
 static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->execution = DP_EXECUTE_MESSAGES;
 }
 
@@ -164,7 +159,6 @@ static void the_survivors_of_a_step_go_on_with_a_pipeline_of_their_own(void **st
 {
     const bool full = getenv("DP_TEST_FULL");
 
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int i = 0; i < PLANS && kind->processes && !kind->by_ring; i++)
             for (int culprit = 0; culprit < RANKS; culprit++)

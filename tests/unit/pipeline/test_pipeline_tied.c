@@ -25,7 +25,6 @@ static void tie(void *user, int rank, struct dp_pipeline_config *config)
 {
     const struct dp_schedule *s = config->schedule;
 
-    (void)user;
     for (int slot = 0; slot < dp_schedule_slot_count(s, rank); slot++) {
         struct model_stage *stage = config->stages[slot].user;
         if (is_tied(stage->stage))
@@ -157,14 +156,12 @@ static void expect_tied(const struct comm_kind *kind, struct dp_schedule_spec sp
 
 static void tied_gradients_are_summed_at_the_owner_under_every_schedule(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         expect_tied(NULL, shapes[i]);
 }
 
 static void both_copies_of_the_owner_own_where_that_is_wanted(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         expect_tied_as(NULL, shapes[i], tie_copies);
 }
@@ -172,7 +169,6 @@ static void both_copies_of_the_owner_own_where_that_is_wanted(void **state)
 /* The pipeline's ranks are the group's the other way round. */
 static void tied_gradients_are_summed_wherever_the_stages_are(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct dp_schedule_spec spec = shapes[i];
         int map[8];
@@ -192,13 +188,11 @@ static void tie_by_messages(void *user, int rank, struct dp_pipeline_config *con
 
 static void tied_gradients_are_summed_where_messages_drive_the_ranks(void **state)
 {
-    (void)state;
     expect_tied_as(NULL, shapes[sizeof(shapes) / sizeof(shapes[0]) - 1], tie_by_messages);
 }
 
 static void every_communicator_carries_tied_parameters(void **state)
 {
-    (void)state;
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         expect_tied(kind, shapes[1]);
 }
@@ -222,7 +216,6 @@ static int start_apart(struct dp_comm *comm, void *arg)
 
 static void members_of_a_group_start_equal(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build(shapes[1]);
     struct job job = job_make(s);
     struct job_result result;
@@ -237,7 +230,6 @@ static void members_of_a_group_start_equal(void **state)
 /* Of the other parity: another shape. */
 static void tie_another_shape(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
     if (rank < 2)
         ((struct model_stage *)config->stages[0].user)->parameters[0].tied = "table";
 }
@@ -256,7 +248,6 @@ static int open_mismatch(struct dp_comm *comm, void *arg)
 
 static void tied_parameters_of_different_shapes_are_refused_on_every_rank(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build(shapes[1]);
     struct job job = job_make(s);
     struct job_result result;

@@ -19,14 +19,12 @@ static int forward(void *user, const float *w, const float *x, float *y)
 
 static int backward(void *user, const float *w, const float *x, const float *gy, float *gx, float *gw)
 {
-    (void)user, (void)w, (void)gx;
     *gw += *gy * *x;
     return 0;
 }
 
 static double loss(void *user, const float *y, const float *label, float *gy)
 {
-    (void)user;
     if (gy)
         *gy = *y - *label;
     return 0.5 * (*y - *label) * (*y - *label);
@@ -55,7 +53,6 @@ static void refuse(struct dp_quick_model model, int err, const char *says)
 
 static void what_is_missing_is_named(void **state)
 {
-    (void)state;
 #define WITHOUT(member, value, says)                                                                \
     do {                                                                                           \
         struct dp_quick_model model = good;                                                        \
@@ -84,7 +81,6 @@ static void one_process_trains_and_a_failed_callback_ends_the_step(void **state)
     double now;
     int stage = -1;
 
-    (void)state;
     assert_int_equal(dp_quick_new(&good, &quick), 0);
     assert_true(*dp_quick_parameters(quick, 0, &stage) == 3 && stage == 0);
     assert_null(dp_quick_parameters(quick, 1, &stage));

@@ -219,7 +219,6 @@ static void build(struct paper *p, enum dp_schedule_kind kind, int ranks)
 
 static void nothing_is_said_of_a_thousand_quiet_steps(void **state)
 {
-    (void)state;
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_1F1B};
     struct dp_slow slow[4];
 
@@ -253,7 +252,6 @@ static int steps_until(struct paper *p, struct dp_watch *w, const struct dp_slow
 
 static void a_rank_that_slows_down_is_named_within_three_steps_and_taken_back(void **state)
 {
-    (void)state;
     for (int ranks = 4; ranks <= 8; ranks += 4)
         for (int rank = 0; rank < ranks; rank++) {
             struct dp_slow slow[4];
@@ -282,7 +280,6 @@ static void a_rank_that_slows_down_is_named_within_three_steps_and_taken_back(vo
 
 static void a_link_that_slows_down_is_named_within_three_steps(void **state)
 {
-    (void)state;
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_1F1B,
                                                   DP_SCHEDULE_GPIPE};
     for (size_t k = 0; k < 3; k++)
@@ -309,7 +306,6 @@ static void a_link_that_slows_down_is_named_within_three_steps(void **state)
 
 static void replicas_are_compared_where_there_is_no_mirror(void **state)
 {
-    (void)state;
     struct dp_slow slow[4];
     struct dp_watch *w;
     struct paper p;
@@ -331,7 +327,6 @@ static void replicas_are_compared_where_there_is_no_mirror(void **state)
 
 static void watching_refuses_what_does_not_fit(void **state)
 {
-    (void)state;
     struct dp_watch *w;
     struct paper p;
 
@@ -354,8 +349,6 @@ static _Thread_local struct dp_recorder *the_recorder;
 
 static void set_recorder(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->recorder = the_recorder;
 }
 
@@ -392,7 +385,6 @@ static int run_shown(struct dp_comm *comm, void *arg)
 
 static void a_rank_tells_what_it_does_while_it_does_it(void **state)
 {
-    (void)state;
     struct job_result result;
     struct dp_schedule *s;
     struct job job;

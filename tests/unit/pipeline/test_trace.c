@@ -25,8 +25,6 @@ static _Thread_local struct dp_recorder *the_recorder;
 
 static void set_recorder(void *user, int rank, struct dp_pipeline_config *config)
 {
-    (void)user;
-    (void)rank;
     config->recorder = the_recorder;
 }
 
@@ -115,7 +113,6 @@ static void expect_whole(const struct dp_timeline *t, const struct dp_schedule *
 
 static void a_recorded_step_has_every_compute_once_and_in_order(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
         struct dp_schedule *s = build((enum dp_schedule_kind)kind);
         struct recorded r = {.run = gather_last_step};
@@ -148,7 +145,6 @@ static int gather_when_it_cannot(struct dp_comm *comm, struct recorded *r, struc
 
 static void a_step_that_not_all_have_recorded_is_refused(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE);
     struct recorded r = {.run = gather_when_it_cannot};
     run_on_threads(&r, s);
@@ -158,7 +154,6 @@ static void a_step_that_not_all_have_recorded_is_refused(void **state)
 /* One rank, no comm; a ring that is too small, then one that is not. */
 static void a_rank_alone_gathers_its_own_steps(void **state)
 {
-    (void)state;
     struct dp_schedule *s, *other = build(DP_SCHEDULE_1F1B);
     struct dp_timeline t;
     struct job_result result;
@@ -191,7 +186,6 @@ static void a_rank_alone_gathers_its_own_steps(void **state)
 
 static void a_recorder_refuses_to_hold_no_step(void **state)
 {
-    (void)state;
     struct dp_recorder *rec;
 
     assert_int_equal(dp_recorder_new(1, 0, &rec), DP_EINVAL);
@@ -218,7 +212,6 @@ static int record_own_list(struct dp_comm *comm, void *arg)
 
 static void a_rank_without_a_stage_is_recorded_too(void **state)
 {
-    (void)state;
     static const char list[] = "user P=3 M=2\n"
                                "holds 0: 0\n"
                                "holds 1:\n"
@@ -372,7 +365,6 @@ static void expect_perfetto(const struct dp_timeline *t, const struct dp_schedul
 
 static void a_recorded_step_opens_in_perfetto_with_an_arrow_for_every_message(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
         struct dp_schedule *s = build((enum dp_schedule_kind)kind);
         struct recorded r = {.run = gather_last_step};
@@ -385,7 +377,6 @@ static void a_recorded_step_opens_in_perfetto_with_an_arrow_for_every_message(vo
 
 static void a_simulated_step_opens_in_perfetto_too(void **state)
 {
-    (void)state;
     const struct dp_cost cost = {.f_ns = 1000, .i_ns = 1000, .w_ns = 1000, .link_latency_ns = 10};
 
     for (int forward = 0; forward < 2; forward++) {
@@ -408,7 +399,6 @@ static void a_simulated_step_opens_in_perfetto_too(void **state)
 
 static void a_report_of_a_simulated_step_repeats_the_simulation(void **state)
 {
-    (void)state;
     const struct dp_cost cost = {.f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6, .fb_ns = 3e6};
     struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE);
     struct dp_trace_report report;
@@ -450,7 +440,6 @@ static struct dp_span span_of(const struct dp_schedule *s, const struct bar *bar
 
 static void a_report_says_what_waiting_cost_and_where_ops_were_late(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
     struct dp_span spans[4];
     struct dp_trace_report report;
@@ -498,7 +487,6 @@ static void a_report_says_what_waiting_cost_and_where_ops_were_late(void **state
 
 static void an_op_is_late_by_what_no_other_op_was_late_by(void **state)
 {
-    (void)state;
     const struct dp_cost cost = {.f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6, .fb_ns = 3e6};
     const struct dp_cost slow = {
         .f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6, .fb_ns = 3e6, .link_latency_ns = 1000};

@@ -112,7 +112,6 @@ static void same_flow(const struct fixture *f, int32_t i)
 
 static void a_process_reads_what_was_placed(void **state)
 {
-    (void)state;
     struct fixture f = make("dgx-h100 host:2", 4, 4);
 
     assert_int_equal(f.s->ranks, 4);
@@ -130,7 +129,6 @@ static void a_process_reads_what_was_placed(void **state)
 
 static void hosts_that_nvlink_joins_are_one_node(void **state)
 {
-    (void)state;
     struct fixture f = make("gb200-nvl72 host:4 domain=2", 4, 4);
 
     assert_int_equal(f.s->node_total, 2);
@@ -140,7 +138,6 @@ static void hosts_that_nvlink_joins_are_one_node(void **state)
 
 static void the_ports_of_a_nic_have_their_names(void **state)
 {
-    (void)state;
     struct fixture f = make("host:2 numa:1 gpu:2 nic:1 net=100Gb/s", 4, 1);
     const struct dp_assigned_node *nic = &f.s->nodes[f.s->workers[0].nics[0]];
 
@@ -169,7 +166,6 @@ static struct dp_assignment *read_text(const char *text)
 
 static void processes_of_a_replica_are_mapped_as_they_came(void **state)
 {
-    (void)state;
     struct dp_assignment *s = read_text(MAPPED);
     int map[2];
 
@@ -184,7 +180,6 @@ static void processes_of_a_replica_are_mapped_as_they_came(void **state)
 
 static void another_number_of_ranks_is_refused_with_both_numbers(void **state)
 {
-    (void)state;
     struct dp_assignment *s = read_text(MAPPED);
 
     must(dp_assignment_check(s, 2, 2));
@@ -198,7 +193,6 @@ static void another_number_of_ranks_is_refused_with_both_numbers(void **state)
 
 static void a_wrong_file_is_refused_with_the_place(void **state)
 {
-    (void)state;
 #define ONE HEAD(1, 1)
 #define NODES "dualpipe assignment 1\nplacement ranks=1 replicas=1\n"
     static const struct {
@@ -266,7 +260,6 @@ static void a_wrong_file_is_refused_with_the_place(void **state)
 /* Whatever a label is, a row ends where it should. */
 static void a_text_may_have_blanks_and_signs(void **state)
 {
-    (void)state;
     struct dp_assignment *s = read_text(HEAD(1, 1) "node id=8 kind=numa label=a%20%23%25b=\xc3\xa9%0a # blank\n"
                                         "\t worker\treplica=0   rank=0 gpu=7 came_as=0 memory=8\r\nend");
 
@@ -278,7 +271,6 @@ static void a_text_may_have_blanks_and_signs(void **state)
 
 static void every_beginning_of_a_file_is_refused(void **state)
 {
-    (void)state;
     struct fixture f = make("host:2 numa:1 gpu:1 nic:1 net=100Gb/s", 2, 1);
     const char *end = strrchr(f.text, 'd');
     struct dp_assignment *s;
@@ -292,7 +284,6 @@ static void every_beginning_of_a_file_is_refused(void **state)
 
 static void the_environment_names_the_file(void **state)
 {
-    (void)state;
     char path[SCRATCH_LEN];
     FILE *file = scratch_file(path, "assignment") ? fopen(path, "w") : NULL;
     struct dp_assignment *s = NULL;
@@ -368,7 +359,6 @@ static void allow(cpu_set_t *cpus, size_t from, size_t to)
 
 static void a_rank_is_next_to_the_cpus_that_may_be_used(void **state)
 {
-    (void)state;
     char root[SCRATCH_LEN];
     struct dp_assignment *s = worker_at(1);
     struct dp_assigned_site site;
@@ -400,7 +390,6 @@ static void expect_no_site(int node, const char *root, const char *host, size_t 
 
 static void where_there_is_no_such_site_the_error_names_the_reason(void **state)
 {
-    (void)state;
     char root[SCRATCH_LEN];
 
     make_machine(root, "4-7");
@@ -413,7 +402,6 @@ static void where_there_is_no_such_site_the_error_names_the_reason(void **state)
 /* A node of memory alone keeps the CPUs. */
 static void a_node_without_cpus_is_a_site(void **state)
 {
-    (void)state;
     char root[SCRATCH_LEN];
     struct dp_assignment *s = worker_at(1);
     struct dp_assigned_site site;
@@ -451,7 +439,6 @@ static void *bind_here(void *user)
 
 static void a_thread_stays_on_cpus_that_it_had(void **state)
 {
-    (void)state;
     cpu_set_t before, after;
     pthread_t thread;
     void *done;
@@ -468,7 +455,6 @@ static void a_thread_stays_on_cpus_that_it_had(void **state)
 
 static void a_worker_that_is_not_there_is_refused(void **state)
 {
-    (void)state;
     struct dp_assignment *s = worker_at(0);
 
     assert_int_equal(dp_assignment_bind(s, -1), DP_EINVAL);

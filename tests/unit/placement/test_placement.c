@@ -85,7 +85,6 @@ static double sum_flows(const struct dp_placement *p, enum dp_flow_kind kind)
 
 static void a_flow_carries_every_message_of_the_schedule(void **state)
 {
-    (void)state;
     struct fixture f = make("dgx-h100", DP_SCHEDULE_DUALPIPE, 4, 2);
     double forwards = 0, backwards = 0, reduces = 0;
 
@@ -120,7 +119,6 @@ static bool flows_are_equal(const struct dp_placement *a, const struct dp_placem
 
 static void an_outline_has_the_flows_of_the_whole_schedule(void **state)
 {
-    (void)state;
     for (int k = 0; k < 2 * (DP_SCHEDULE_ASYNC + 1); k++) {
         const enum dp_schedule_kind kind = (enum dp_schedule_kind)(k / 2);
         struct dp_schedule_spec spec = {.kind = kind, .ranks = 4, .microbatches = 12,
@@ -150,7 +148,6 @@ static void an_outline_has_the_flows_of_the_whole_schedule(void **state)
 
 static void only_the_pairs_that_are_named_mix(void **state)
 {
-    (void)state;
     const struct dp_replica_pair pairs[] = {{.a = 0, .b = 2}, {.a = 1, .b = 3}};
     struct fixture f = make("dgx-h100", DP_SCHEDULE_1F1B, 2, 4);
 
@@ -167,7 +164,6 @@ static void only_the_pairs_that_are_named_mix(void **state)
 
 static void a_share_of_the_parameters_may_take_one_route_only(void **state)
 {
-    (void)state;
     const struct dp_replica_pair pairs[] = {{.a = 0, .b = 2, .share = 0.25, .one_way = true},
                                             {.a = 1, .b = 3, .share = 0.5}};
     struct fixture f = make("dgx-h100", DP_SCHEDULE_1F1B, 2, 4);
@@ -193,7 +189,6 @@ static void count_progress(void *user, double done)
 
 static void a_long_search_reports_its_progress(void **state)
 {
-    (void)state;
     struct fixture f = make("dgx-h100 host:4", DP_SCHEDULE_1F1B, 8, 4);
     double last = -1;
 
@@ -256,7 +251,6 @@ static const struct small {
 
 static void up_to_eight_workers_are_placed_as_trying_all_orders_would(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(small) / sizeof(*small); i++) {
         struct fixture f = make(small[i].description, small[i].kind, small[i].ranks,
                                 small[i].replicas);
@@ -294,7 +288,6 @@ static void check_assignment(const struct dp_placement *p, const int32_t *came, 
 
 static void no_order_of_arrival_is_better_than_what_is_found(void **state)
 {
-    (void)state;
     static const char *const machines[] = {
         "dgx-h100 host:4", "host:8 numa:2 root:1 switch:1 gpu:2 nic:1 pcie=4x16 net=100Gb/s",
         "host:4 numa:1 gpu:8 nic:2 pcie=4x16 nvlink=switch:12x25 net=200Gb/s spine=50"};
@@ -319,7 +312,6 @@ static void no_order_of_arrival_is_better_than_what_is_found(void **state)
 
 static void adjacent_stages_of_a_pipeline_share_a_host(void **state)
 {
-    (void)state;
     struct fixture f = make("dgx-h100 host:4", DP_SCHEDULE_1F1B, 8, 4);
     int32_t *gpus = shuffle_gpus(f.t, 32, 7);
 
@@ -336,7 +328,6 @@ static void adjacent_stages_of_a_pipeline_share_a_host(void **state)
 
 static void the_same_spec_gives_the_same_placement(void **state)
 {
-    (void)state;
     struct fixture f = make("hgx-a100 host:3", DP_SCHEDULE_DUALPIPE, 6, 4);
     int32_t *gpus = shuffle_gpus(f.t, 24, 3);
     char *a, *b;
@@ -360,7 +351,6 @@ static void the_same_spec_gives_the_same_placement(void **state)
 /* One GPU and two NICs a host: without a choice both flows of a GPU would take the same NIC. */
 static void flows_share_the_nics_of_a_host(void **state)
 {
-    (void)state;
     struct fixture f = make("host:4 numa:1 root:1 switch:1 gpu:1 nic:4 pcie=5x16 net=100Gb/s rails=one",
                             DP_SCHEDULE_DUALPIPE, 4, 1);
     struct dp_placement *p = place(&f.spec);
@@ -380,7 +370,6 @@ static void flows_share_the_nics_of_a_host(void **state)
 
 static void an_offload_uses_the_memory_next_to_the_gpu(void **state)
 {
-    (void)state;
     struct fixture f = make("numa:2 root:1 switch:1 gpu:2 nic:1 pcie=4x16 memory=256G",
                             DP_SCHEDULE_1F1B, 4, 1);
 
@@ -409,7 +398,6 @@ static void expect_refusal(const struct dp_placement_spec *spec, const char *sen
 
 static void a_spec_that_is_wrong_is_refused_by_name(void **state)
 {
-    (void)state;
     struct fixture f = make("numa:2 gpu:2", DP_SCHEDULE_1F1B, 4, 1);
     const struct dp_replica_pair pair = {.a = 0, .b = 1};
     int32_t gpus[4], n = 0;
@@ -446,7 +434,6 @@ static void a_spec_that_is_wrong_is_refused_by_name(void **state)
 
 static void gpus_without_a_route_between_them_are_named(void **state)
 {
-    (void)state;
     struct fixture f = make("host:2 numa:1 gpu:1", DP_SCHEDULE_1F1B, 2, 1);
 
     expect_refusal(&f.spec, "there is no route from");

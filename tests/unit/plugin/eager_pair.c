@@ -25,10 +25,6 @@ void logger(ncclDebugLogLevel level, unsigned long flags, const char *file, int 
 {
     va_list args;
 
-    (void)level;
-    (void)flags;
-    (void)file;
-    (void)line;
     va_start(args, fmt);
     vsnprintf(said, sizeof(said), fmt, args);
     va_end(args);

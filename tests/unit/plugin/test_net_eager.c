@@ -43,7 +43,6 @@ static void short_ones(void)
 
 static void a_message_up_to_the_limit_does_not_wait_for_its_receive(void **state)
 {
-    (void)state;
     run_over_both(short_ones);
 }
 
@@ -59,7 +58,6 @@ static void none(void)
 
 static void with_a_limit_of_0_all_wait(void **state)
 {
-    (void)state;
     run_over_both(none);
 }
 
@@ -92,7 +90,6 @@ static void more_than_may_wait(void)
 
 static void a_sender_waits_when_enough_are_waiting(void **state)
 {
-    (void)state;
     run_over_both(more_than_may_wait);
 }
 
@@ -118,7 +115,6 @@ static void no_receive_for_long(void)
 
 static void a_receive_may_come_later_than_the_timeout(void **state)
 {
-    (void)state;
     run_over_both(no_receive_for_long);
 }
 
@@ -153,7 +149,6 @@ static void backwards(void)
 
 static void messages_before_the_wanted_one_are_kept(void **state)
 {
-    (void)state;
     run_over_both(backwards);
 }
 
@@ -172,7 +167,6 @@ static void what_is_kept_has_memory_of_the_connection(void **state)
     struct dpn_unexpected_list list = {.head = NULL};
     char same[DPN_MAX_EAGER];
 
-    (void)state;
     assert_null(dpn_unexpected_new(&list, 0, DPN_MAX_EAGER + 1));
     assert_null(list.memory); /* a connection that keeps nothing has none */
     fill_unexpected(&list, all);
@@ -229,7 +223,6 @@ static void groups(void)
 
 static void a_group_finds_its_messages_whatever_their_order(void **state)
 {
-    (void)state;
     run_over_both(groups);
 }
 
@@ -342,7 +335,6 @@ static void random_traffic(void)
 
 static void messages_of_a_tag_keep_their_order_whatever_happens(void **state)
 {
-    (void)state;
     run_over_both(random_traffic);
 }
 
@@ -376,7 +368,6 @@ static void counted(void)
 
 static void both_sides_count_them(void **state)
 {
-    (void)state;
     run_over_both(counted);
 }
 
@@ -415,7 +406,6 @@ static void from_shared_memory(void)
 
 static void memory_that_the_library_shares_is_carried_like_other(void **state)
 {
-    (void)state;
     run_over_both(from_shared_memory);
 }
 

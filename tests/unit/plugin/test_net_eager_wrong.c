@@ -57,7 +57,6 @@ static void too_long(void)
 
 static void both_sides_say_that_a_message_is_too_long(void **state)
 {
-    (void)state;
     run_over_both(too_long);
 }
 
@@ -94,7 +93,6 @@ static void sender_leaves(void)
 
 static void what_a_sender_leaves_behind_is_received_or_an_error(void **state)
 {
-    (void)state;
     run_over_both(sender_leaves);
 }
 
@@ -115,7 +113,6 @@ static void receiver_leaves(void)
 
 static void a_receiver_that_leaves_fails_what_it_has_not_received(void **state)
 {
-    (void)state;
     run_over_both(receiver_leaves);
 }
 
@@ -143,7 +140,6 @@ static void all_there(void)
 
 static void what_was_all_there_when_the_wire_failed_is_received(void **state)
 {
-    (void)state;
     run_over_both(all_there);
 }
 
@@ -185,7 +181,6 @@ static void receiver_dies(void)
 
 static void a_receiver_that_dies_fails_them_all(void **state)
 {
-    (void)state;
     run_over_both(receiver_dies);
 }
 
@@ -263,7 +258,6 @@ static void no_rule(void)
 
 static void a_peer_that_keeps_to_no_rule_ends_the_connection(void **state)
 {
-    (void)state;
     run_over_both(no_rule);
 }
 

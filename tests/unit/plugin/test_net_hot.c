@@ -221,7 +221,6 @@ static int run_in_child(void (*run)(void), const char *wire)
 
 static void a_message_takes_no_memory(void **state)
 {
-    (void)state;
     assert_int_equal(run_in_child(take_no_memory, "shm"), 0);
     assert_int_equal(run_in_child(take_no_memory, "tcp"), 0);
 #ifdef HAVE_VERBS
@@ -233,7 +232,6 @@ static void a_message_takes_no_memory(void **state)
 
 static void a_message_in_shared_memory_makes_no_system_call(void **state)
 {
-    (void)state;
     if (IS_INSTRUMENTED)
         skip_because("a sanitizer makes calls of its own");
     const int status = run_in_child(make_one_call, "shm");

@@ -34,7 +34,6 @@ static void a_list_admits_what_it_names(void **state)
         {"eth0,,ib", "lo", false},   {",", "lo", false},         {"^", "lo", true},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         if (dpn_interface_is_wanted(cases[i].list, cases[i].name) != cases[i].admitted)
             fail_msg("%s: %s", cases[i].list, cases[i].name);
@@ -113,7 +112,6 @@ static void without_a_rule_the_best_kind_is_taken(void **state)
                                               "virbr0 192.168.122.1/24", NULL};
     static const char *const virbr_only[] = {"virbr0 192.168.122.1/24", "!eth0 10.0.0.1/24", NULL};
 
-    (void)state;
     assert_string_equal(choose(plain, NULL, NULL, NULL), "eth0 10.0.0.1, eth1 10.0.1.1");
     assert_string_equal(choose(with_ib, NULL, NULL, NULL), "ib0 10.1.0.1, ib1 10.1.1.1");
     assert_string_equal(choose(docker_only, NULL, NULL, NULL), "docker0 172.17.0.1");
@@ -126,7 +124,6 @@ static void the_best_kind_is_found_behind_more_than_are_taken(void **state)
     const struct dpn_interface_rules rules = {NULL, NULL, NULL};
     struct dpn_interface chosen[1];
 
-    (void)state;
     for (int i = 0; plain[i]; i++)
         add(&h, i, plain[i]);
     assert_int_equal(dpn_interfaces_choose(h.list, &rules, chosen, 1), 1);
@@ -138,7 +135,6 @@ static void what_has_no_carrier_is_passed_over(void **state)
     static const char *const lines[] = {"lo 127.0.0.1/8", "~eno1 192.168.50.1/24",
                                         "eth0 10.78.0.1/24", "~docker0 172.17.0.1/16", NULL};
 
-    (void)state;
     assert_string_equal(choose(lines, NULL, NULL, NULL), "eth0 10.78.0.1");
     assert_string_equal(choose(lines, "^lo,docker,virbr", NULL, NULL), "eth0 10.78.0.1");
     assert_string_equal(choose(lines, "eno1,eth0", NULL, "192.168.50.2:1"), "eth0 10.78.0.1");
@@ -163,7 +159,6 @@ static void what_is_admitted_and_cannot_be_used_is_named(void **state)
     struct host h = {.list = {{.ifa_next = NULL}}};
     char said[256];
 
-    (void)state;
     for (int i = 0; lines[i]; i++)
         add(&h, i, lines[i]);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -175,7 +170,6 @@ static void what_is_admitted_and_cannot_be_used_is_named(void **state)
 
 static void a_list_is_all_that_counts(void **state)
 {
-    (void)state;
     assert_string_equal(choose(plain, "lo,docker", NULL, NULL), "lo 127.0.0.1, docker0 172.17.0.1");
     assert_string_equal(choose(plain, "^lo,docker", NULL, "127.0.0.1:1"),
                         "eth0 10.0.0.1, eth1 10.0.1.1");
@@ -184,7 +178,6 @@ static void a_list_is_all_that_counts(void **state)
 
 static void a_family_excludes_the_other(void **state)
 {
-    (void)state;
     assert_string_equal(choose(plain, NULL, "AF_INET6", NULL), "eth1 fd00::1");
     assert_string_equal(choose(plain, NULL, "AF_INET", NULL), "eth0 10.0.0.1, eth1 10.0.1.1");
     assert_string_equal(choose(plain, "eth0", "AF_INET6", NULL), "");
@@ -192,7 +185,6 @@ static void a_family_excludes_the_other(void **state)
 
 static void the_subnet_of_the_communicator_is_preferred(void **state)
 {
-    (void)state;
     assert_string_equal(choose(plain, NULL, NULL, "10.0.1.77:4000"), "eth1 10.0.1.1");
     assert_string_equal(choose(plain, NULL, NULL, "172.17.5.5:4000"), "docker0 172.17.0.1");
     assert_string_equal(choose(plain, NULL, NULL, "127.0.0.1:4000"), "lo 127.0.0.1");
@@ -204,7 +196,6 @@ static void another_subnet_changes_nothing(void **state)
     static const char *const ids[] = {"10.9.9.9:4000", "[fd01::1]:4000", "a-host:4000", "", "10.0.1.1",
                                       "[fd00::77:4000", "999.0.0.1:1"};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++)
         assert_string_equal(choose(plain, NULL, NULL, ids[i]), "eth0 10.0.0.1, eth1 10.0.1.1");
 }
@@ -213,7 +204,6 @@ static void infiniband_comes_before_the_subnet(void **state)
 {
     static const char *const lines[] = {"eth0 10.0.0.1/24", "ib0 10.1.0.1/24", NULL};
 
-    (void)state;
     assert_string_equal(choose(lines, NULL, NULL, "10.0.0.2:1"), "ib0 10.1.0.1");
 }
 
@@ -222,7 +212,6 @@ static void several_interfaces_of_one_subnet_are_several_devices(void **state)
     static const char *const lines[] = {"eth0 10.0.0.1/24", "eth1 10.0.0.2/24", "eth0 10.0.0.3/24",
                                         NULL};
 
-    (void)state;
     assert_string_equal(choose(lines, NULL, NULL, "10.0.0.9:1"), "eth0 10.0.0.1, eth1 10.0.0.2");
 }
 
@@ -270,7 +259,6 @@ static void make_link(const char *path, const char *to)
 /* An interface lo of a card, as /sys shows a virtio device: a step below the PCI function. */
 static int make_root(void **state)
 {
-    (void)state;
     if (!scratch_directory(root, "net-sysfs"))
         return -1;
     make_dir("sys/devices/pci0000:00/0000:00:03.0/virtio0/net/lo");
@@ -287,7 +275,6 @@ static int make_root(void **state)
 
 static int remove_root(void **state)
 {
-    (void)state;
     unsetenv("NCCL_SOCKET_IFNAME");
     return scratch_remove(root);
 }
@@ -308,7 +295,6 @@ static void the_pci_function_is_found_above_a_virtual_device(void **state)
     struct dpn_device d = find_lo();
     char wanted[512];
 
-    (void)state;
     in_root("sys/devices/pci0000:00/0000:00:03.0", wanted);
     assert_string_equal(d.pci_path, wanted);
     free(d.pci_path);
@@ -322,7 +308,6 @@ static void an_unknown_speed_is_what_nccl_assumes(void **state)
     } cases[] = {{"100000\n", 100000}, {"-1\n", 10000}, {"", 10000}, {"fast\n", 10000},
                  {"99999999999\n", 10000}, {"0\n", 10000}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         make_file("sys/class/net/lo/speed", cases[i].text);
         struct dpn_device d = find_lo();
@@ -335,7 +320,6 @@ static void what_is_not_on_the_bus_has_no_path(void **state)
 {
     char path[512];
 
-    (void)state;
     in_root("sys/devices/pci0000:00/0000:00:03.0/subsystem", path);
     unlink(path);
     assert_null(find_lo().pci_path);
@@ -346,7 +330,6 @@ static void with_no_devices_wanted_none_is_looked_for(void **state)
     const struct dpn_net_options options = {.devices = 0, .wire = "auto"};
     static struct dpn_devices found;
 
-    (void)state;
     dpn_devices_find("", &options, &found);
     assert_int_equal(found.count, 0);
 }
@@ -356,7 +339,6 @@ static void a_list_that_admits_nothing_leaves_no_device(void **state)
     const struct dpn_net_options options = {.devices = 4, .wire = "auto"};
     static struct dpn_devices found;
 
-    (void)state;
     setenv("NCCL_SOCKET_IFNAME", "=nothing", 1);
     dpn_devices_find("", &options, &found);
     unsetenv("NCCL_SOCKET_IFNAME");
@@ -381,7 +363,6 @@ static int sockets_of(const char *threads, const char *each, const char *ours)
 
 static void sockets_of_nccls_variables_count_unless_ours_are_set(void **state)
 {
-    (void)state;
     assert_int_equal(sockets_of("", "", "0"), 0);
     assert_int_equal(sockets_of("2", "3", "0"), 6);
     assert_int_equal(sockets_of("", "4", "0"), 4);
@@ -402,7 +383,6 @@ static void invalid_sockets_are_reported_once(void **state)
 {
     int count = 0;
 
-    (void)state;
     dp_log_set(count_warning, &count, DP_LOG_WARN);
     assert_int_equal(sockets_of("2", "few", "0"), 2);
     assert_int_equal(sockets_of("2", "few", "0"), 2);

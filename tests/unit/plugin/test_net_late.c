@@ -62,8 +62,6 @@ static char said[1 << 16]; /* all lines of the log */
 
 static void keep(void *user, enum dp_log_level level, const char *line)
 {
-    (void)user;
-    (void)level;
     strncat(said, line, sizeof(said) - strlen(said) - 2);
     strcat(said, "\n");
 }
@@ -333,20 +331,17 @@ static void run_in_child(const char *wire, const char *sockets, void (*run)(void
 
 static void a_pause_at_any_point_is_waited_for_over_shm(void **state)
 {
-    (void)state;
     run_in_child("shm", "0", pause_everywhere);
 }
 
 static void a_pause_at_any_point_is_waited_for_over_tcp(void **state)
 {
-    (void)state;
     run_in_child("tcp", "0", pause_everywhere);
     run_in_child("tcp", "3", pause_everywhere);
 }
 
 static void a_pause_at_any_point_is_waited_for_over_verbs(void **state)
 {
-    (void)state;
     fabric_begin();
     run_in_child("verbs", "0", pause_everywhere);
     fabric_end();
@@ -354,14 +349,12 @@ static void a_pause_at_any_point_is_waited_for_over_verbs(void **state)
 
 static void a_peer_that_refuses_is_gone(void **state)
 {
-    (void)state;
     run_in_child("shm", "0", refuse);
     run_in_child("tcp", "0", refuse);
 }
 
 static void a_silent_host_is_gone_after_the_timeout_and_the_sentence_has_the_facts(void **state)
 {
-    (void)state;
     run_in_child("tcp", "0", fall_silent);
 }
 

@@ -32,9 +32,6 @@ static void logger(ncclDebugLogLevel level, unsigned long flags, const char *fil
     const size_t at = strlen(said);
     va_list args;
 
-    (void)flags;
-    (void)file;
-    (void)line;
     warnings += level == NCCL_LOG_WARN;
     va_start(args, fmt);
     vsnprintf(said + at, sizeof(said) - at, fmt, args);
@@ -105,7 +102,6 @@ static void options(void)
 
 static void a_wrong_option_is_one_sentence_and_can_be_put_right(void **state)
 {
-    (void)state;
     run_in_child(options);
 }
 
@@ -122,7 +118,6 @@ static void unknown_family(void)
 
 static void an_unknown_family_of_addresses_is_reported_and_ignored(void **state)
 {
-    (void)state;
     run_in_child(unknown_family);
 }
 
@@ -137,7 +132,6 @@ static void misspelt(void)
 
 static void a_misspelt_option_names_the_nearest(void **state)
 {
-    (void)state;
     run_in_child(misspelt);
 }
 
@@ -156,7 +150,6 @@ static void no_devices(void)
 
 static void without_devices_init_succeeds_and_logs_why(void **state)
 {
-    (void)state;
     run_in_child(no_devices);
 }
 
@@ -171,7 +164,6 @@ static void before_init(void)
 
 static void before_init_there_is_nothing(void **state)
 {
-    (void)state;
     run_in_child(before_init);
 }
 
@@ -203,7 +195,6 @@ static void threads(void)
 
 static void communicators_come_and_go_in_several_threads(void **state)
 {
-    (void)state;
     run_in_child(threads);
 }
 
@@ -224,7 +215,6 @@ static void once(void)
 
 static void devices_are_looked_for_once(void **state)
 {
-    (void)state;
     run_in_child(once);
 }
 
@@ -305,7 +295,6 @@ static void without_interfaces_by_tcp(void)
 
 static void without_interfaces_there_is_shared_memory(void **state)
 {
-    (void)state;
     run_in_child(without_interfaces);
     run_in_child(without_interfaces_by_tcp);
 }
@@ -328,13 +317,11 @@ static void without_memfd(void)
 
 static void where_memfd_is_denied_messages_go_by_tcp(void **state)
 {
-    (void)state;
     run_in_child(without_memfd);
 }
 
 static void a_message_that_does_not_fit_is_an_error_on_both_sides(void **state)
 {
-    (void)state;
     run_in_child(too_long);
 }
 
@@ -410,7 +397,6 @@ static void lose_peer_over_tcp(void)
 
 static void a_killed_peer_is_found_though_its_child_runs(void **state)
 {
-    (void)state;
     run_in_child(lose_peer_over_shm);
     run_in_child(lose_peer_over_tcp);
 }

@@ -17,7 +17,6 @@ static void what_is_copied_is_all_there_and_nothing_else(void **state)
     enum { ROOM = 700 };
     char src[ROOM], want[ROOM], got[ROOM + 128];
 
-    (void)state;
     for (int i = 0; i < ROOM; i++)
         src[i] = (char)(i * 7 + 1);
     for (size_t at = 0; at < 140; at += 3)
@@ -63,7 +62,6 @@ static void the_last_word_of_a_line_is_seen_last(void **state)
     uint64_t src[LINES * WORDS];
     pthread_t watcher;
 
-    (void)state;
     memset(w, 0, sizeof(*w));
     assert_int_equal(pthread_create(&watcher, NULL, watch, w), 0);
     for (unsigned round = 1; round <= ROUNDS; round++) {

@@ -45,7 +45,6 @@ static const char *get(const char *name)
 
 static void a_process_is_found_by_its_rank_and_host(void **state)
 {
-    (void)state;
     static const struct {
         const char *name, *value, *host;
         int worker;
@@ -93,7 +92,6 @@ static void several_gpus_a_process_follow_from_the_size_of_the_job(void **state)
     };
     struct dp_assignment *s;
 
-    (void)state;
     assert_int_equal(dp_assignment_read(FILE_OF("a"), strlen(FILE_OF("a")), "two", &s), 0);
     value_set = "1";
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -116,7 +114,6 @@ static int lines;
 
 static void count_line(void *user, enum dp_log_level level, const char *line)
 {
-    (void)user, (void)line;
     lines += level <= DP_LOG_WARN;
 }
 
@@ -146,7 +143,6 @@ static void open_file(void)
 
 static void a_flow_has_its_nics_queue_pairs_and_class(void **state)
 {
-    (void)state;
     struct dpn_flow f;
 
     open_file();
@@ -172,7 +168,6 @@ static void a_flow_has_its_nics_queue_pairs_and_class(void **state)
 
 static void a_port_is_known_by_its_device_or_its_place_on_the_bus(void **state)
 {
-    (void)state;
     struct dpn_flow f;
 
     open_file();
@@ -186,7 +181,6 @@ static void a_port_is_known_by_its_device_or_its_place_on_the_bus(void **state)
 
 static void without_a_file_there_is_none(void **state)
 {
-    (void)state;
     unsetenv("DUALPIPE_PLACEMENT");
     lines = 0;
     dpn_placement_open();
@@ -196,7 +190,6 @@ static void without_a_file_there_is_none(void **state)
 
 static void a_wrong_file_is_reported_and_ignored(void **state)
 {
-    (void)state;
     struct dpn_flow f;
 
     open_file();
@@ -216,14 +209,12 @@ static void a_wrong_file_is_reported_and_ignored(void **state)
 
 static int set_up(void **state)
 {
-    (void)state;
     dp_log_set(count_line, NULL, DP_LOG_INFO);
     return scratch_file(path, "placement") ? 0 : -1;
 }
 
 static int tear_down(void **state)
 {
-    (void)state;
     return unlink(path);
 }
 

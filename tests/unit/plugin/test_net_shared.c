@@ -154,7 +154,6 @@ static void memory_that_the_program_shares_is_shared_by_the_plugin(void **state)
     char *const plain = malloc(BYTES);
     void *shared;
 
-    (void)state;
     struct ends e = open_ends();
     char *const more = malloc(BYTES);
     transfer(&e, plain, more);
@@ -180,7 +179,6 @@ static void what_is_freed_is_forgotten(void **state)
     enum { TIMES = 8 };
     char *const plain = malloc(BYTES);
 
-    (void)state;
     struct ends e = open_ends();
     for (int i = 0; i < TIMES; i++) {
         void *memory;
@@ -202,7 +200,6 @@ static void what_is_freed_is_forgotten(void **state)
 
 static int set_up(void **state)
 {
-    (void)state;
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("NCCL_IB_DISABLE", "1", 1);
     setenv("DUALPIPE_NET_WIRE", "shm", 1);

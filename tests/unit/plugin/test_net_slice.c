@@ -54,7 +54,6 @@ static bool judge(struct dpn_slice_watch *watch, const struct tick *tick, int co
 
 static void beside_threads_that_compute_slices_become_short(void **state)
 {
-    (void)state;
     struct dpn_slice_watch watch = {0};
 
     assert_false(judge(&watch, &among_hogs, TOO_FEW));
@@ -63,7 +62,6 @@ static void beside_threads_that_compute_slices_become_short(void **state)
 
 static void nothing_else_makes_them_short(void **state)
 {
-    (void)state;
     const struct tick *const ticks[] = {&among_pollers, &on_its_own, &in_and_out_of_sleep,
                                         &standing_still};
 
@@ -75,7 +73,6 @@ static void nothing_else_makes_them_short(void **state)
 
 static void they_stay_short_while_the_others_are_there(void **state)
 {
-    (void)state;
     struct dpn_slice_watch watch = {0};
 
     assert_true(judge(&watch, &among_hogs, ENOUGH));
@@ -141,7 +138,6 @@ static void need_slices(void)
 
 static void a_thread_gets_short_slices_and_its_own_again(void **state)
 {
-    (void)state;
     struct seen seen;
 
     need_slices();
@@ -156,7 +152,6 @@ static void a_thread_gets_short_slices_and_its_own_again(void **state)
 
 static void with_the_option_at_0_it_keeps_its_own(void **state)
 {
-    (void)state;
     struct seen seen;
 
     need_slices();
@@ -167,7 +162,6 @@ static void with_the_option_at_0_it_keeps_its_own(void **state)
 
 static void the_main_thread_keeps_its_own(void **state)
 {
-    (void)state;
     const int64_t default_ns = dpn_slice_get_ns();
     struct dpn_slice_sample sample = {0};
 
@@ -188,7 +182,6 @@ static void *be_of_another_kind(void *arg)
 
 static void a_thread_of_another_kind_is_left_alone(void **state)
 {
-    (void)state;
     bool has_slices = true;
 
     run_in_thread(be_of_another_kind, &has_slices);

@@ -52,7 +52,6 @@ static void send_one(struct dpn_stat *stat, int size)
 
 static void sizes_and_times_have_a_place_by_their_digits(void **state)
 {
-    (void)state;
     assert_int_equal(dpn_stat_place(0, 32), 0);
     assert_int_equal(dpn_stat_place(1, 32), 1);
     assert_int_equal(dpn_stat_place(2, 32), 2);
@@ -64,7 +63,6 @@ static void sizes_and_times_have_a_place_by_their_digits(void **state)
 
 static void one_short_message_in_thirteen_is_timed(void **state)
 {
-    (void)state;
     struct dpn_stat stat;
     open_sender(&stat);
     for (int i = 0; i < 10 * DPN_STAT_EVERY; i++)
@@ -76,7 +74,6 @@ static void one_short_message_in_thirteen_is_timed(void **state)
 
 static void every_long_message_is_timed(void **state)
 {
-    (void)state;
     struct dpn_stat stat;
     open_sender(&stat);
     for (int i = 0; i < 20; i++)
@@ -88,7 +85,6 @@ static void every_long_message_is_timed(void **state)
 
 static void a_send_that_is_tried_often_stalls_once(void **state)
 {
-    (void)state;
     struct dpn_stat stat;
     open_sender(&stat);
     for (int i = 0; i < 50; i++)
@@ -105,7 +101,6 @@ static void a_send_that_is_tried_often_stalls_once(void **state)
 
 static void with_all_requests_in_use_it_is_no_stall(void **state)
 {
-    (void)state;
     struct dpn_stat stat;
     struct dpn_stat_mark mark;
     open_sender(&stat);
@@ -119,7 +114,6 @@ static void with_all_requests_in_use_it_is_no_stall(void **state)
 
 static void a_transport_adds_what_it_alone_knows(void **state)
 {
-    (void)state;
     struct dpn_stat stat, off = {0};
     open_sender(&stat);
     dpn_stat_count(&stat, DPN_STAT_RETRIES, 3);
@@ -185,7 +179,6 @@ static void open_too_many(int ready)
 
 static void connections_without_a_place_count_once_they_are_closed(void **state)
 {
-    (void)state;
     struct stat_list list;
     pid_t pid = start(open_too_many);
     assert_int_equal(stat_read(directory, &list), 0);
@@ -220,7 +213,6 @@ static void close_what_is_inherited(int ready)
 
 static void a_child_counts_nothing_that_it_has_inherited(void **state)
 {
-    (void)state;
     struct stat_list list;
     int children = 0;
     pid_t pid = start(close_what_is_inherited);
@@ -255,7 +247,6 @@ static void come_and_go(int ready)
 
 static void a_sum_never_shrinks_while_connections_come_and_go(void **state)
 {
-    (void)state;
     uint64_t messages = 0, bytes = 0;
     pid_t pid = start(come_and_go);
     for (int i = 0; i < 300 || !messages; i++) {
@@ -279,7 +270,6 @@ static int set_up(void **state)
 {
     struct dpn_net *net;
 
-    (void)state;
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     if (!scratch_directory(directory, "counters") || dpn_net_init(NULL, &net))
         return -1;
@@ -291,7 +281,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     return scratch_remove(directory);
 }
 

@@ -111,7 +111,6 @@ static char *written(void)
 
 static int set_up(void **state)
 {
-    (void)state;
     assert_true(scratch_file(path, "traffic"));
     setenv("DUALPIPE_PROFILER_TRAFFIC", path, 1);
     return 0;
@@ -119,13 +118,11 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     return unlink(path);
 }
 
 static void every_version_counts_the_same(void **state)
 {
-    (void)state;
     for (int version = 1; version <= DPN_PROFILER_VERSIONS; version++) {
         const struct descriptor send = send_of(version), sum = all_reduce_of(version);
         const struct dpn_profiled told = {0xfeed, "named", 0, 4, 2};
@@ -148,7 +145,6 @@ static void every_version_counts_the_same(void **state)
 
 static void a_group_gets_a_handle(void **state)
 {
-    (void)state;
     struct descriptor d = {{1}};
     void *context, *handle = NULL;
 
@@ -161,7 +157,6 @@ static void a_group_gets_a_handle(void **state)
 
 static void a_context_that_has_ended_counts_nothing(void **state)
 {
-    (void)state;
     void *old, *new;
 
     assert_int_equal(dpn_profiler_open(&(struct dpn_profiled){.hash = 1, .ranks = 2}, &old), 0);
@@ -178,7 +173,6 @@ static void a_context_that_has_ended_counts_nothing(void **state)
 
 static void a_name_cannot_break_the_line(void **state)
 {
-    (void)state;
     void *context;
 
     assert_int_equal(

@@ -163,7 +163,6 @@ static void expect_waiting(struct dpn_profile_flow *f, enum dpn_profile_wait wai
 
 static void chunks_of_a_send_are_counted_with_what_they_wait_for(void **state)
 {
-    (void)state;
     for (int version = 4; version <= DPN_PROFILER_VERSIONS; version++) {
         void *context = open_comm(0xfeed), *coll = start_coll(version, context);
         void *part = start_part(version, context, coll, 2, true);
@@ -204,7 +203,6 @@ static void chunks_of_a_send_are_counted_with_what_they_wait_for(void **state)
 
 static void a_receive_waits_for_data_and_for_the_flush(void **state)
 {
-    (void)state;
     void *context = open_comm(1), *part = start_part(6, context, NULL, 0, false);
     struct dpn_profile_flow *f = flow_to(context, 0, false);
     void *step = start_step(6, context, part, 0);
@@ -225,7 +223,6 @@ static void a_receive_waits_for_data_and_for_the_flush(void **state)
 /* Up to 2.26 an operation says what it has sent in all, and a step's state has no arguments. */
 static void old_versions_count_bytes_by_the_operation(void **state)
 {
-    (void)state;
     for (int version = 1; version <= 3; version++) {
         void *context = open_comm(2), *coll = start_coll(version, context);
         void *part = start_part(version, context, coll, 2, true);
@@ -247,7 +244,6 @@ static void old_versions_count_bytes_by_the_operation(void **state)
 
 static void devices_of_nccls_own_net_have_numbers(void **state)
 {
-    (void)state;
     void *context = open_comm(3), *part = start_part(5, context, NULL, 2, true);
     struct dpn_profile_flow *f = flow_to(context, 2, true);
     void *step = start_step(5, context, part, 0);
@@ -271,7 +267,6 @@ static void devices_of_nccls_own_net_have_numbers(void **state)
 
 static void a_receive_that_is_started_again_is_one_chunk(void **state)
 {
-    (void)state;
     void *context = open_comm(4), *part = start_part(5, context, NULL, 2, false);
     struct dpn_profile_flow *f = flow_to(context, 2, false);
     void *step = start_step(5, context, part, 7);
@@ -289,7 +284,6 @@ static void a_receive_that_is_started_again_is_one_chunk(void **state)
 
 static void late_events_of_what_has_ended_count_nothing(void **state)
 {
-    (void)state;
     void *context = open_comm(5), *part = start_part(5, context, NULL, 2, true);
     struct dpn_profile_flow *f = flow_to(context, 2, true);
     void *step = start_step(5, context, part, 0), *open = start_step(5, context, part, 1);
@@ -317,7 +311,6 @@ static void late_events_of_what_has_ended_count_nothing(void **state)
 /* Context and parent are pointers of another process: one of ours may look like them. */
 static void another_processs_messages_are_counted_apart(void **state)
 {
-    (void)state;
     void *context = open_comm(6), *coll = start_coll(5, context);
     void *part = start_part_of(5, context, coll, 2, true, getpid() + 1);
     struct dpn_profile_flow *own = flow_to(context, 2, true);
@@ -336,7 +329,6 @@ static void another_processs_messages_are_counted_apart(void **state)
 /* Operations of some transports are never stopped. */
 static void what_is_never_stopped_does_not_fill_the_pool(void **state)
 {
-    (void)state;
     void *context = open_comm(7);
 
     for (int i = 0; i < 40000; i++)
@@ -353,7 +345,6 @@ static void what_is_never_stopped_does_not_fill_the_pool(void **state)
 
 static void a_communicator_that_ends_takes_its_flows_along(void **state)
 {
-    (void)state;
     void *context = open_comm(8), *part = start_part(5, context, NULL, 2, true);
     struct dpn_profile_flow *f = flow_to(context, 2, true);
     void *step = start_step(5, context, part, 0);
@@ -393,7 +384,6 @@ static json_t *last_line(const char *path)
 
 static void the_line_of_traffic_has_the_network(void **state)
 {
-    (void)state;
     void *context = open_comm(10), *part = start_part(5, context, NULL, 2, true);
     void *step = start_step(5, context, part, 0);
     const char *rail, *way;
@@ -452,7 +442,6 @@ static json_t *find_event(json_t *trace, const char *phase, size_t skip)
 
 static void processes_add_to_one_trace_that_is_whole(void **state)
 {
-    (void)state;
     json_error_t error;
 
     run_process();
@@ -480,7 +469,6 @@ static void processes_add_to_one_trace_that_is_whole(void **state)
 
 static void a_file_that_is_no_trace_stays_as_it_is(void **state)
 {
-    (void)state;
     char text[64];
     FILE *file = fopen(trace_path, "w");
 
@@ -498,7 +486,6 @@ static void a_file_that_is_no_trace_stays_as_it_is(void **state)
 /* What it inherits is the parent's to write. */
 static void a_forked_child_writes_nothing_of_its_parents(void **state)
 {
-    (void)state;
     void *context = open_comm(12);
     const pid_t pid = fork();
 
@@ -518,7 +505,6 @@ static void a_forked_child_writes_nothing_of_its_parents(void **state)
 
 static int set_up(void **state)
 {
-    (void)state;
     assert_true(scratch_file(traffic_path, "traffic") && scratch_file(trace_path, "trace"));
     setenv("DUALPIPE_PROFILER_TRAFFIC", traffic_path, 1);
     setenv("DUALPIPE_PROFILER_TRACE", trace_path, 1);
@@ -528,7 +514,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     return unlink(traffic_path) || unlink(trace_path);
 }
 

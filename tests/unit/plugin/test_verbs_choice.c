@@ -44,7 +44,6 @@ static void the_filter_admits_what_it_names(void **state)
         {"^", "mlx5_0", 1, true, -1, -1},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dpn_rail_place place;
         const bool admitted =
@@ -64,7 +63,6 @@ static void a_range_is_an_address_and_a_number_of_bits(void **state)
                                         "1234567890123456789012345678901234567890123456789/8"};
     struct dpn_range range;
 
-    (void)state;
     assert_int_equal(dpn_range_parse("10.1.0.0/16", &range), 0);
     assert_int_equal(range.prefix, 112);
     assert_int_equal(dpn_range_parse("fd00::/64", &range), 0);
@@ -136,7 +134,6 @@ static void version_2_over_ipv4_is_the_default_choice(void **state)
 {
     struct dpn_verbs_options o = defaults();
 
-    (void)state;
     must_choose(two_addresses, two_addresses, &o, 3, 3);
     o.roce_version = 1;
     must_choose(two_addresses, two_addresses, &o, 2, 2);
@@ -148,7 +145,6 @@ static void link_local_is_used_only_without_another_address(void **state)
     static const struct line self_made[] = {{0, V2, "169.254.3.4"}, {1, V1, "10.0.0.2"}, {0, 0, NULL}};
     const struct dpn_verbs_options o = defaults();
 
-    (void)state;
     must_choose(two_addresses, lonely, &o, 1, 0);
     must_choose(two_addresses, self_made, &o, 2, 1); /* even if it takes version 1 */
 }
@@ -160,7 +156,6 @@ static void the_subnet_of_the_peer_decides_among_equals(void **state)
     static const struct line peer[] = {{4, V2, "172.16.0.9"}, {5, V2, "10.1.0.9"}, {0, 0, NULL}};
     const struct dpn_verbs_options o = defaults();
 
-    (void)state;
     must_choose(many, peer, &o, 2, 5);
 }
 
@@ -170,7 +165,6 @@ static void the_order_of_the_table_is_of_no_importance(void **state)
                                            {0, 0, NULL}};
     const struct dpn_verbs_options o = defaults();
 
-    (void)state;
     must_choose(shuffled, two_addresses, &o, 7, 3);
 }
 
@@ -178,7 +172,6 @@ static void options_narrow_the_choice(void **state)
 {
     struct dpn_verbs_options o = defaults();
 
-    (void)state;
     o.family = AF_INET6;
     must_choose(two_addresses, two_addresses, &o, 5, 5);
     o = defaults();
@@ -198,7 +191,6 @@ static void a_gid_that_routers_know_stands_for_the_port(void **state)
     static const struct line near[] = {{0, IB, "fe80::3"}, {1, IB, "fe80::1:0:0:0:3"}, {0, 0, NULL}};
     struct dpn_verbs_options o = defaults();
 
-    (void)state;
     o.flid_index = 1;
     must_choose(far, far, &o, 1, 1);
     must_choose(near, near, &o, 0, 0);
@@ -217,7 +209,6 @@ static void what_cannot_talk_is_not_joined(void **state)
     static const struct line ib[] = {{0, IB, "fe80::2"}, {0, 0, NULL}};
     const struct dpn_verbs_options o = defaults();
 
-    (void)state;
     must_choose(v4, v6, &o, -1, -1);
     must_choose(v4, ib, &o, -1, -1);
     must_choose(ib, ib, &o, 0, 0);
@@ -228,7 +219,6 @@ static void holes_are_left_out_and_the_best_of_many_stay(void **state)
     struct line lines[32] = {{0, V2, "::"}};
     const struct dpn_verbs_options o = defaults();
 
-    (void)state;
     for (int i = 1; i < 31; i++)
         lines[i] = (struct line){i, V1, "fe80::1"};
     lines[30] = (struct line){30, V2, "10.0.0.1"};
@@ -258,7 +248,6 @@ static void gids_of_other_network_namespaces_come_last(void **state)
     char text[DPN_GID_TEXT];
     struct dpn_gids g;
 
-    (void)state;
     for (int i = 0; i < COUNT; i++) {
         table[i] = entry(&cases[i].line);
         table[i].ndev_ifindex = cases[i].ifindex;
@@ -288,7 +277,6 @@ static void a_forced_gid_is_used_whatever_the_peer_has(void **state)
     static const struct line global[] = {{1, V2, "fd00::1"}, {0, 0, NULL}};
     struct dpn_verbs_options o = defaults();
 
-    (void)state;
     must_choose(local, global, &o, -1, -1);
     o.gid_index = 1;
     must_choose(local, global, &o, 1, 1);
@@ -301,7 +289,6 @@ static void infiniband_ports_of_two_subnets_are_joined(void **state)
     static const struct line beside[] = {{0, IB, "fe80:0:77::2"}, {0, 0, NULL}};
     const struct dpn_verbs_options o = defaults();
 
-    (void)state;
     must_choose(ours, theirs, &o, 0, 0);
     assert_true(dpn_gids_differ_in_subnet(&gids(ours, &o).list[0], &gids(theirs, &o).list[0]));
     assert_false(dpn_gids_differ_in_subnet(&gids(ours, &o).list[0], &gids(beside, &o).list[0]));
@@ -313,7 +300,6 @@ static void a_gid_is_printed_with_index_and_kind(void **state)
     const struct dpn_gids g = gids(two_addresses, &o);
     char text[DPN_GID_TEXT];
 
-    (void)state;
     assert_string_equal(dpn_gid_text(&g.list[0], text), "10.0.0.1 (index 3, RoCE v2)");
 }
 
@@ -323,7 +309,6 @@ static void connections_for_send_and_receive_are_the_pipelines(void **state)
 {
     const uint32_t all_reduce = 1u << 4, send_recv = 1u << 5, send = 1u << 6, all_to_all = 1u << 8;
 
-    (void)state;
     assert_int_equal(dpn_traffic_of(send), DPN_TRAFFIC_PIPELINE);
     assert_int_equal(dpn_traffic_of(send_recv | send | all_to_all), DPN_TRAFFIC_PIPELINE);
     assert_int_equal(dpn_traffic_of(all_reduce), DPN_TRAFFIC_GRADIENT);
@@ -334,7 +319,6 @@ static void connections_for_send_and_receive_are_the_pipelines(void **state)
 
 static void a_kinds_class_goes_before_the_operators_and_the_communicators(void **state)
 {
-    (void)state;
     assert_int_equal(dpn_traffic_choose(96, 104, 8, 255), 96);
     assert_int_equal(dpn_traffic_choose(-1, 104, 8, 255), 104);
     assert_int_equal(dpn_traffic_choose(-1, -1, 8, 255), 8);

@@ -62,7 +62,6 @@ static bool is_for_sender(enum dpn_control_kind kind)
 
 static void control_messages_are_accepted_by_their_receiver(void **state)
 {
-    (void)state;
     for (unsigned kind = DPN_HELLO; kind <= DPN_REFUSED; kind++) {
         const union dpn_control_body t = good(kind);
         const size_t len = dpn_control_len(kind);
@@ -75,7 +74,6 @@ static void control_messages_of_another_length_or_kind_are_refused(void **state)
 {
     const union dpn_control_body t = good(DPN_HELLO);
 
-    (void)state;
     for (size_t len = 0; len < sizeof(struct dpn_hello); len++)
         assert_int_equal(dpn_control_check(DPN_HELLO, false, &t, len), DP_EMISMATCH);
     assert_non_null(strstr(dp_last_error(), " bytes, expected "));
@@ -89,7 +87,6 @@ static void another_version_is_named(void **state)
 {
     union dpn_control_body t = good(DPN_HELLO);
 
-    (void)state;
     t.hello.version = DPN_CONTROL_VERSION + 1;
     assert_int_equal(dpn_control_check(DPN_HELLO, false, &t, sizeof(t.hello)), DP_EMISMATCH);
     assert_non_null(strstr(dp_last_error(), "version 12"));
@@ -105,7 +102,6 @@ static void values_out_of_bounds_are_refused(void **state)
     assert_int_equal(dpn_control_check(kind, is_for_sender(kind), &t, dpn_control_len(kind)),            \
                      DP_EMISMATCH);                                                                \
     assert_non_null(strstr(dp_last_error(), "with a value out of bounds"))
-    (void)state;
     REFUSED(DPN_HELLO, hello.port_count, 0);
     REFUSED(DPN_HELLO, hello.port_count, DPN_MAX_RAILS + 1);
     REFUSED(DPN_HELLO, hello.other_count, DPN_MAX_RAILS);
@@ -138,7 +134,6 @@ static void garbage_does_no_harm(void **state)
     uint32_t seed = 1;
     int let_through = 0;
 
-    (void)state;
     for (int turn = 0; turn < 20000; turn++) {
         const unsigned kind = DPN_HELLO + (unsigned)turn % DPN_REFUSED;
         union dpn_control_body t = good(kind);
@@ -167,7 +162,6 @@ static void an_entry_is_read_in_its_turn(void **state)
     const struct dpn_cts_entry line = some_entry(0), empty = {.number = 0};
     struct dpn_cts_entry out;
 
-    (void)state;
     assert_true(dpn_cts_entry_read(&line, 0, &out));
     assert_memory_equal(&line, &out, sizeof(out));
     assert_false(dpn_cts_entry_read(&line, 1, &out));
@@ -180,7 +174,6 @@ static void an_entry_that_is_half_written_is_not_read(void **state)
     const struct dpn_cts_entry old = some_entry(3), new = some_entry(3 + DPN_CTS_ENTRIES);
     struct dpn_cts_entry out;
 
-    (void)state;
     for (size_t from = 0; from < sizeof(new); from++)
         for (size_t to = from + 1; to <= sizeof(new); to++) {
             struct dpn_cts_entry line = old;
@@ -210,7 +203,6 @@ static void an_inline_message_arrives_in_its_turn(void **state)
     static const char data[DPN_INLINE_MESSAGE_BYTES] = "the bytes of a message";
     const struct dpn_inline_message empty = {.check = 0};
 
-    (void)state;
     assert_false(dpn_inline_has_arrived(&empty, 0));
     for (uint32_t size = 0; size <= DPN_INLINE_MESSAGE_BYTES; size++) {
         const struct dpn_inline_message message = some_inline(5, size, data);
@@ -229,7 +221,6 @@ static void an_inline_message_that_is_half_written_has_not_arrived(void **state)
     static const uint32_t sizes[] = {0, 1, 8, 13, DPN_INLINE_MESSAGE_BYTES};
     enum { SIZES = sizeof(sizes) / sizeof(sizes[0]) };
 
-    (void)state;
     for (unsigned i = 0; i < SIZES * SIZES; i++) {
         const struct dpn_inline_message old = some_inline(3, sizes[i / SIZES], before);
         const struct dpn_inline_message new = some_inline(3 + DPN_EAGER_SLOTS, sizes[i % SIZES], after);
@@ -250,7 +241,6 @@ static void an_inline_message_that_is_too_long_is_refused(void **state)
     static const char data[DPN_INLINE_MESSAGE_BYTES];
     struct dpn_inline_message message = some_inline(5, DPN_INLINE_MESSAGE_BYTES, data);
 
-    (void)state;
     message.head.size = DPN_INLINE_MESSAGE_BYTES + 1;
     assert_false(dpn_inline_has_arrived(&message, 5));
     message.head.size = UINT32_MAX;
@@ -264,7 +254,6 @@ static void immediates_and_work_round_trip(void **state)
     const struct dpn_imm mark = {31, 7, 15, 16, DPN_GENERATIONS - 1, true};
     const struct dpn_work work = {DPN_WORK_UNSIGNALED, 15, 0xffff, 31, 15, 3};
 
-    (void)state;
     const struct dpn_imm m = dpn_imm_unpack(dpn_imm_pack(mark));
     assert_true(m.slot == 31 && m.sub == 7 && m.stripe == 15 && m.count == 16 && m.has_record &&
                 m.generation == DPN_GENERATIONS - 1);

@@ -81,7 +81,6 @@ static struct ibv_qp *send_cts_slowly(struct both *b)
  * yet. */
 static void a_cts_entry_that_is_late_overwrites_no_other(void **state)
 {
-    (void)state;
     struct both b = connect_by_three_qps();
     struct ibv_qp *slow = send_cts_slowly(&b);
     wait_for_qps(&b, 0, 2);
@@ -103,7 +102,6 @@ static void a_cts_entry_that_comes_again_late_overwrites_no_other(void **state)
 {
     enum { AGAIN = 2 }; /* which are put into the work request */
 
-    (void)state;
     struct both b = connect_by_three_qps();
     for (int i = 0; i < AGAIN; i++) {
         b.recv = pair_receive(&b.pair, b.to, LEN); /* over queue pair 0 */
@@ -132,7 +130,6 @@ static void a_cts_entry_that_comes_again_late_overwrites_no_other(void **state)
 /* Others are not written again. */
 static void cts_entries_of_a_lost_queue_pair_are_written_again(void **state)
 {
-    (void)state;
     struct both b = connect_by_three_qps();
     struct ibv_qp *slow = send_cts_slowly(&b);
     struct dpn_request *first = b.recv;
@@ -178,7 +175,6 @@ static struct dpn_verbs *lock_receiver_while_opening(struct both *b, unsigned qp
 
 static void a_probe_that_is_polled_late_does_not_revive_a_queue_pair(void **state)
 {
-    (void)state;
     struct both b = connect_by_three_qps();
     const int64_t began_ns = dp_now_ns();
     pair_lose(&b.pair, 0);

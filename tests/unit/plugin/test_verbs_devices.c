@@ -66,7 +66,6 @@ static void must_be_at(int i, const char *place)
 
 static void ports_come_in_the_order_of_the_bus(void **state)
 {
-    (void)state;
     find(&(struct dpn_verbs_options){.sorts_by_pci = true});
     must_be_named((const char *[]){"mlx5_1", "mlx5_2", "mlx5_0", "mlx5_4", "mlx5_3"});
     close_all();
@@ -74,7 +73,6 @@ static void ports_come_in_the_order_of_the_bus(void **state)
 
 static void or_in_that_of_libibverbs(void **state)
 {
-    (void)state;
     find(&(struct dpn_verbs_options){.sorts_by_pci = false});
     must_be_named((const char *[]){"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4"});
     close_all();
@@ -83,7 +81,6 @@ static void or_in_that_of_libibverbs(void **state)
 /* "unknown", or no such file: the port's attributes are used. */
 static void the_kernel_reports_the_speed_of_a_port(void **state)
 {
-    (void)state;
     find(&(struct dpn_verbs_options){.asks_kernel_speed = true});
     assert_int_equal(ports.list[0].speed_mbps, 800000);
     assert_int_equal(ports.list[1].speed_mbps, 200000);
@@ -94,7 +91,6 @@ static void the_kernel_reports_the_speed_of_a_port(void **state)
 
 static void or_the_attributes_of_the_port_do(void **state)
 {
-    (void)state;
     find(&(struct dpn_verbs_options){.asks_kernel_speed = false});
     for (int i = 0; i < DEVICES; i++)
         assert_int_equal(ports.list[i].speed_mbps, 100000);
@@ -105,7 +101,6 @@ static void or_the_attributes_of_the_port_do(void **state)
  * to. */
 static void the_first_function_stands_for_its_card(void **state)
 {
-    (void)state;
     find(&(struct dpn_verbs_options){.merge_functions = true});
     must_be_at(0, "pci0000:42/0000:42:00.0");
     must_be_at(1, "pci0000:17/0000:17:00.0");
@@ -118,7 +113,6 @@ static void the_first_function_stands_for_its_card(void **state)
 
 static void virtual_functions_may_count_as_cards(void **state)
 {
-    (void)state;
     find(&(struct dpn_verbs_options){.merge_functions = false});
     must_be_at(1, "pci0000:17/0000:17:00.0");
     must_be_at(2, "pci0000:17/0000:17:02.3");
@@ -131,7 +125,6 @@ static int set_up(void **state)
 {
     char *devices;
 
-    (void)state;
     root = tree_unpack("adapters");
     if (asprintf(&devices, "%s/rdma/adapters", getenv("DP_TEST_DATA")) < 0)
         return -1;
@@ -144,7 +137,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     fabric_end();
     tree_remove(root);
     return 0;

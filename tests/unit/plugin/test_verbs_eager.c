@@ -88,7 +88,6 @@ static void must_have(size_t at, size_t from, size_t len)
 
 static void a_short_message_does_not_wait_for_its_receive(void **state)
 {
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     send_eager(&b, 0, 8192, 7);
     send_eager(&b, 9000, 0, 7);
@@ -104,7 +103,6 @@ static void a_short_message_does_not_wait_for_its_receive(void **state)
 
 static void messages_of_one_tag_keep_their_order_however_they_travel(void **state)
 {
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_request *recvs[3];
 
@@ -125,7 +123,6 @@ static void messages_of_one_tag_keep_their_order_however_they_travel(void **stat
 /* A receive for it is in flight when it is sent, and between them one that is not for it. */
 static void a_message_passes_receives_of_other_tags(void **state)
 {
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     assert_true(fake_verbs.hold(true));
     struct dpn_request *other = receive(&b, 5000, 1000, 9), *own = receive(&b, 0, 1000, 7);
@@ -146,7 +143,6 @@ static void a_group_takes_what_came_before_it_by_tags(void **state)
     const int tags[] = {1, 2, 3, 2};
     struct dpn_request *group = NULL, *last;
 
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_memory *memories[] = {b.to, b.to, b.to, b.to};
     send_eager(&b, 2000, 30, 3);
@@ -191,7 +187,6 @@ static void use_the_ring(size_t len, size_t slots)
 
 static void the_ring_is_used_again_as_receives_come(void **state)
 {
-    (void)state;
     use_the_ring(10, DPN_EAGER_SLOTS);
     use_the_ring(DPN_INLINE_MESSAGE_BYTES, DPN_EAGER_SLOTS);
     use_the_ring(DPN_INLINE_MESSAGE_BYTES + 1, DPN_LARGE_SLOTS);
@@ -201,7 +196,6 @@ static void the_ring_is_used_again_as_receives_come(void **state)
 /* Inline and larger messages share one order. */
 static void messages_of_all_lengths_share_the_ring(void **state)
 {
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     for (size_t i = 0; i < 1000; i++) {
         const size_t len = i % 7 == 3 ? 105 + i : i % 110, at = i * 37;
@@ -217,7 +211,6 @@ static void messages_of_all_lengths_share_the_ring(void **state)
 /* No slot becomes free while they are unmatched; a credit reports what became of later ones. */
 static void unmatched_messages_do_not_delay_others(void **state)
 {
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     send_eager(&b, 1000, 10, 9);
     send_eager(&b, 2000, 20, 9);
@@ -244,7 +237,6 @@ static void unmatched_messages_do_not_delay_others(void **state)
 
 static void without_it_every_message_waits(void **state)
 {
-    (void)state;
     dpn_options.eager_bytes = 0;
     struct both b = connect_both(NCCL_PTR_HOST);
     assert_null(try_send(&b, 0, 0, 7));
@@ -260,7 +252,6 @@ static void without_it_every_message_waits(void **state)
  * eager. */
 static void a_receiver_in_gpu_memory_has_messages_wait(void **state)
 {
-    (void)state;
     dpn_options.eager_gpu = false;
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_memory *gpu, *host = b.to;
@@ -325,7 +316,6 @@ static unsigned exchange(struct both *b, unsigned count, size_t room)
 
 static void short_messages_need_no_entry_each(void **state)
 {
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     assert_true(exchange(&b, 80, 100) <= 80 / (DPN_EAGER_SLOTS / 2));
     struct dpn_request *longer = receive(&b, 0, 513, 7); /* too long for delayed CTS entries */
@@ -338,7 +328,6 @@ static void delayed_entries_are_written_once_nothing_else_arrives(void **state)
 {
     bool done = false;
 
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_request *recv = receive(&b, 0, 100, 7);
     assert_int_equal(delayed_receives(&b), 1);
@@ -355,7 +344,6 @@ static void delayed_entries_are_written_once_nothing_else_arrives(void **state)
 
 static void a_receive_of_a_long_message_releases_delayed_entries(void **state)
 {
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_request *first = receive(&b, 0, 100, 7), *second = receive(&b, 1000, 9000, 7);
     assert_int_equal(delayed_receives(&b), 0);
@@ -369,7 +357,6 @@ static void a_receive_of_a_long_message_releases_delayed_entries(void **state)
 /* NCCL's receives have the size of a step, whatever arrives. */
 static void long_receives_wait_too_while_what_comes_is_short(void **state)
 {
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     assert_int_equal(exchange(&b, 4, 9000), 4);
     assert_true(exchange(&b, 40, 9000) <= 40 / (DPN_EAGER_SLOTS / 2) + 1);
@@ -392,7 +379,6 @@ static void reach_gpus(int pointers)
 
 static void the_device_copies_what_is_for_a_gpu(void **state)
 {
-    (void)state;
     reach_gpus(NCCL_PTR_CUDA);
     struct both b = connect_both(NCCL_PTR_CUDA);
     for (size_t i = 0; i < 40; i++) {
@@ -409,7 +395,6 @@ static void the_device_copies_what_is_for_a_gpu(void **state)
 /* The device copies short messages there, which costs a write as well. */
 static void entries_of_receives_to_a_gpu_are_not_delayed(void **state)
 {
-    (void)state;
     reach_gpus(NCCL_PTR_CUDA);
     struct both b = connect_both(NCCL_PTR_CUDA);
     struct dpn_request *recv = receive(&b, 0, 100, 7);
@@ -421,7 +406,6 @@ static void entries_of_receives_to_a_gpu_are_not_delayed(void **state)
 
 static void without_flushes_every_message_waits(void **state)
 {
-    (void)state;
     reach_gpus(NCCL_PTR_CUDA);
     dpn_verbs_state.options.flushes = false;
     struct both b = connect_both(NCCL_PTR_CUDA);
@@ -440,7 +424,6 @@ static void one_that_is_too_long_is_reported_on_both_sides(void **state)
     bool done = false;
     int size;
 
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     send_eager(&b, 0, 101, 7);
     req = receive(&b, 0, 100, 7);
@@ -465,7 +448,6 @@ static void a_failed_queue_pair_loses_and_duplicates_none(void **state)
 {
     static const enum fake_verbs_arrival arrivals[] = {FAKE_ARRIVES_NEVER, FAKE_ARRIVES_BEFORE};
 
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     for (size_t i = 0; i < 6; i++) {
         struct ibv_qp *qp = pair_qp(b.pair.sender, 0);
@@ -491,7 +473,6 @@ static void what_has_arrived_is_received_when_the_sender_has_closed(void **state
     bool done = false;
     int err = 0;
 
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     send_eager(&b, 0, 100, 7);
     send_eager(&b, 100, 100, 7);
@@ -524,7 +505,6 @@ static void what_has_arrived_is_received_when_the_sender_has_closed(void **state
 
 static void what_is_no_short_message_ends_the_connection(void **state)
 {
-    (void)state;
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_verbs *v = b.pair.receiver->state;
     pthread_mutex_lock(&b.pair.receiver->lock);
@@ -541,7 +521,6 @@ static void an_outdated_report_of_entries_read_is_accepted(void **state)
 {
     const uint32_t made = 3 * DPN_CTS_ENTRIES;
 
-    (void)state;
     struct pair p = pair_connect(0);
     struct dpn_verbs *v = p.receiver->state;
     pthread_mutex_lock(&p.receiver->lock);

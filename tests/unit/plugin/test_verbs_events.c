@@ -25,8 +25,6 @@ static struct {
 
 static void keep_log(void *none, enum dp_log_level level, const char *line)
 {
-    (void)none;
-    (void)level;
     pthread_mutex_lock(&log_text.lock);
     const size_t room = sizeof(log_text.text) - log_text.len;
     const int n = snprintf(log_text.text + log_text.len, room, "%s\n", line);
@@ -50,7 +48,6 @@ static void must_be_logged(const char *words)
 
 static int forget_all(void **state)
 {
-    (void)state;
     pthread_mutex_lock(&log_text.lock);
     log_text.len = 0;
     log_text.text[0] = '\0';
@@ -86,7 +83,6 @@ static void a_port_that_is_down_leaves_its_messages_to_the_other(void **state)
 {
     struct dpn_net *context;
 
-    (void)state;
     struct pair p = connect_over_both(&context);
     assert_true(fake_verbs.set_port("fake0", 1, false));
     pair_transfer_until(&p, 2);
@@ -108,7 +104,6 @@ static void the_only_port_is_waited_for(void **state)
     bool done = false;
     int size;
 
-    (void)state;
     struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
@@ -128,7 +123,6 @@ static void the_only_port_is_waited_for(void **state)
 
 static void a_gid_that_has_moved_is_found_again(void **state)
 {
-    (void)state;
     struct pair p = pair_connect(0);
     assert_true(fake_verbs.move_gid("fake0", 1, 3, 6));
     pair_transfer(&p, NCCL_PTR_HOST, 0);
@@ -142,7 +136,6 @@ static void a_gid_that_has_moved_is_found_again(void **state)
 
 static void a_new_lid_is_sent_to_the_peer(void **state)
 {
-    (void)state;
     struct pair p = pair_connect(INFINIBAND);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
@@ -185,7 +178,6 @@ static void an_error_names_where_to_look(void **state)
 
 static void a_full_queue_is_opened_again(void **state)
 {
-    (void)state;
     struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
@@ -224,7 +216,6 @@ static void a_queue_pair_that_cannot_be_destroyed_ends_the_connection(void **sta
     bool done = false;
     int err = 0, size;
 
-    (void)state;
     struct pair p = connect_over_both(&context);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
@@ -252,7 +243,6 @@ static void devices_fail_one_after_the_other(void **state)
 {
     struct dpn_net *context;
 
-    (void)state;
     struct pair p = connect_over_both(&context);
     assert_true(fake_verbs.kill_device("fake1"));
     pair_transfer_until(&p, 1);
@@ -273,7 +263,6 @@ static int set_up(void **state)
     const size_t len = data ? strlen(data) : 0;
     char *path = data ? malloc(len + sizeof(name)) : NULL;
 
-    (void)state;
     if (!path)
         return -1;
     memcpy(path, data, len);
@@ -290,7 +279,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     fabric_end();
     return 0;
 }

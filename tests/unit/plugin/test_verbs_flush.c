@@ -96,7 +96,6 @@ static void only_rails_that_have_written_are_read_over(void **state)
 {
     struct dpn_net *context;
 
-    (void)state;
     struct pair p = connect_over_both(&context);
     struct dpn_memory *memory = pair_transfer(&p, NCCL_PTR_CUDA, -1);
     pair_finish(flush(&p, memory), NULL);
@@ -117,7 +116,6 @@ static void a_flush_waits_for_the_read_of_another(void **state)
 {
     struct dpn_net *context;
 
-    (void)state;
     struct pair p = connect_over_both(&context);
     struct dpn_memory *memory = pair_transfer(&p, NCCL_PTR_CUDA, -1);
     assert_true(fake_verbs.hold(true));
@@ -142,7 +140,6 @@ static void a_dead_device_is_not_asked_to_flush(void **state)
 {
     struct dpn_net *context;
 
-    (void)state;
     struct pair p = connect_over_both(&context);
     pair_finish(flush(&p, pair_transfer(&p, NCCL_PTR_CUDA, -1)), NULL);
     set_dead(&p, 1, true);
@@ -160,7 +157,6 @@ static void a_flush_goes_on_over_a_new_queue_pair(void **state)
 {
     struct dpn_net *context;
 
-    (void)state;
     struct pair p = connect_over_both(&context);
     for (int i = 0; i < 6; i++) {
         struct dpn_memory *memory = pair_transfer(&p, NCCL_PTR_CUDA, -1);
@@ -183,7 +179,6 @@ static void a_device_that_dies_before_its_flush_ends_the_connection(void **state
     bool done = false;
     int err = 0, size;
 
-    (void)state;
     struct pair p = connect_over_both(&context);
     struct dpn_memory *memory = pair_transfer(&p, NCCL_PTR_CUDA, -1);
     assert_true(fake_verbs.hold(true));
@@ -223,7 +218,6 @@ static void a_copy_goes_on_by_another_device(void **state)
 {
     struct dpn_net *context;
 
-    (void)state;
     struct pair p = connect_over_both(&context);
     for (size_t i = 0; i < 5; i++) {
         assert_true(fake_verbs.fail_send(loop_of(&p, 0).qp, 1, IBV_WC_RETRY_EXC_ERR,
@@ -245,7 +239,6 @@ static void a_loop_that_cannot_be_destroyed_ends_the_connection(void **state)
     bool done = false;
     int err = 0, size;
 
-    (void)state;
     struct pair p = connect_over_both(&context);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_CUDA);
@@ -268,7 +261,6 @@ static void a_copy_waits_for_the_only_device(void **state)
 {
     struct dpn_net *context;
 
-    (void)state;
     assert_int_equal(dpn_net_init(NULL, &context), 0);
     for (int i = 0; i < dpn_verbs_state.ports.hca_count; i++)
         dpn_verbs_state.ports.hcas[i].pointers |= NCCL_PTR_CUDA;
@@ -287,7 +279,6 @@ static void a_copy_is_done_only_when_it_is_placed(void **state)
 {
     struct dpn_net *context;
 
-    (void)state;
     assert_int_equal(dpn_net_init(NULL, &context), 0);
     for (int i = 0; i < dpn_verbs_state.ports.hca_count; i++)
         dpn_verbs_state.ports.hcas[i].pointers |= NCCL_PTR_CUDA;

@@ -239,25 +239,21 @@ static void kill_sender(const struct child *c)
 
 static void a_receiver_that_is_killed_is_found_soon(void **state)
 {
-    (void)state;
     kill_receiver(&children[1]);
 }
 
 static void a_sender_that_is_killed_is_found_soon(void **state)
 {
-    (void)state;
     kill_sender(&children[0]);
 }
 
 static void a_receiver_is_found_though_its_child_runs(void **state)
 {
-    (void)state;
     kill_receiver(&children[3]);
 }
 
 static void a_sender_is_found_though_its_child_runs(void **state)
 {
-    (void)state;
     kill_sender(&children[2]);
 }
 

@@ -32,8 +32,6 @@ static struct ibv_mr *make(size_t len, unsigned flags)
 
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *data, size_t len, int flags)
 {
-    (void)pd;
-    (void)data;
     return make(len, (unsigned)flags);
 }
 
@@ -41,19 +39,12 @@ static struct ibv_mr *reg_mr_iova2(struct ibv_pd *pd, void *data, size_t len, ui
                                    unsigned flags)
 {
     assert_true((uintptr_t)data == iova);
-    (void)pd;
     return make(len, flags);
 }
 
 static struct ibv_mr *no_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova,
                                 int fd, int flags)
 {
-    (void)pd;
-    (void)offset;
-    (void)len;
-    (void)iova;
-    (void)fd;
-    (void)flags;
     errno = EOPNOTSUPP;
     return NULL;
 }
@@ -69,7 +60,6 @@ static struct dpn_hca hca;
 
 static int set_up(void **state)
 {
-    (void)state;
     registered = given_back = error = 0;
     hca = (struct dpn_hca){.name = "mlx5_0"};
     pthread_mutex_init(&hca.lock, NULL);
@@ -80,7 +70,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     assert_int_equal(hca.cache.count, 0);
     assert_int_equal(registered, given_back);
     free(hca.cache.entries);
@@ -103,7 +92,6 @@ static struct ibv_mr *get(uintptr_t at, size_t size)
 
 static void the_same_pages_are_registered_once(void **state)
 {
-    (void)state;
     struct ibv_mr *a = get(0x10010, 100), *b = get(0x10800, 0x800), *c = get(0x10010, 100);
 
     assert_int_equal(last_len, 0x1000);
@@ -120,7 +108,6 @@ static void the_same_pages_are_registered_once(void **state)
 /* Otherwise the pages around it would stay registered after the whole is deregistered. */
 static void a_part_is_registered_by_itself(void **state)
 {
-    (void)state;
     struct ibv_mr *whole = get(0x10000, 0x8000), *part = get(0x12000, 0x1000);
 
     assert_ptr_not_equal(whole, part);
@@ -134,7 +121,6 @@ static void many_are_found_again(void **state)
     enum { MANY = 300 };
     struct ibv_mr *mrs[MANY];
 
-    (void)state;
     for (int i = 0; i < MANY; i++)
         mrs[i] = get(0x100000 + (uintptr_t)(i * 7 % MANY) * 0x2000, 0x1000u + (i % 3) * 0x1000u);
     assert_int_equal(registered, MANY);
@@ -147,7 +133,6 @@ static void many_are_found_again(void **state)
 
 static void ordering_is_relaxed_where_the_device_may(void **state)
 {
-    (void)state;
     dpn_mr_put(&hca, get(0x10000, 1));
     assert_false(last_access & IBV_ACCESS_RELAXED_ORDERING);
     hca.relaxed_ordering = true;
@@ -158,7 +143,6 @@ static void ordering_is_relaxed_where_the_device_may(void **state)
 static struct ibv_mr *reg_buf(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd,
                               int flags)
 {
-    (void)pd, (void)offset, (void)iova, (void)fd;
     return make(len, (unsigned)flags);
 }
 
@@ -170,7 +154,6 @@ static void of_a_dma_buf_the_same_bytes_are_registered_once(void **state)
     struct dpn_region longer = shorter;
     struct ibv_mr *a, *b, *c;
 
-    (void)state;
     dpn_ibv.reg_dmabuf_mr = reg_buf;
     longer.size = 0x800; /* in the same page */
     assert_int_equal(dpn_mr_get(&hca, &shorter, &a), 0);
@@ -194,7 +177,6 @@ static void peer_memory_does_what_a_dma_buf_does_not(void **state)
     const struct dpn_region region = {(void *)0x10000, 0x1000, NCCL_PTR_CUDA, 5, 0};
     struct ibv_mr *mr;
 
-    (void)state;
     assert_int_equal(dpn_mr_get(&hca, &region, &mr), DP_EUNSUPPORTED);
     hca.pointers = NCCL_PTR_CUDA;
     assert_int_equal(dpn_mr_get(&hca, &region, &mr), 0);
@@ -206,7 +188,6 @@ static int direct_error, direct_flags; /* 0: none; of the last call */
 static struct ibv_mr *reg_direct(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd,
                                  int flags, int own)
 {
-    (void)pd;
     assert_true(offset == 64 && iova == 0x10000 && fd == 5);
     direct_flags = own;
     errno = direct_error;
@@ -215,7 +196,6 @@ static struct ibv_mr *reg_direct(struct ibv_pd *pd, uint64_t offset, size_t len,
 
 static int give_direct_path(struct ibv_context *context, char *path, size_t room)
 {
-    (void)context;
     snprintf(path, room, "/devices/pci0001:00/0001:00:00.0");
     return direct_error;
 }
@@ -225,7 +205,6 @@ static void dma_bufs_go_by_data_direct_where_it_is_taken(void **state)
     const struct dpn_region region = {(void *)0x10000, 0x1000, NCCL_PTR_CUDA, 5, 64};
     struct ibv_mr *mr;
 
-    (void)state;
     dpn_mlx5 = (struct dpn_mlx5){.reg_dmabuf_mr = reg_direct,
                                  .get_data_direct_sysfs_path = give_direct_path};
     direct_error = 0;
@@ -255,7 +234,6 @@ static void an_error_names_the_limit_and_how_to_raise_it(void **state)
     const struct dpn_region region = host(0x10000, 0x1000);
     struct ibv_mr *mr;
 
-    (void)state;
     error = ENOMEM;
     assert_int_equal(dpn_mr_get(&hca, &region, &mr), DP_ENOMEM);
     assert_non_null(strstr(dp_last_error(), "4096 bytes of host memory with mlx5_0"));

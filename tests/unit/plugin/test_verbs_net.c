@@ -30,7 +30,6 @@ static void fused_devices_use_all_rails_and_are_forgotten(void **state)
     struct dpn_net *net;
     int count, dev;
 
-    (void)state;
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     dev = pair_fuse_both();
     assert_int_equal(dev, 2);
@@ -59,7 +58,6 @@ static void a_fused_device_is_of_a_plane_only_if_all_its_ports_are(void **state)
     const struct dpn_device *members[2], *fused;
     struct dpn_net *net;
 
-    (void)state;
     for (int same = 0; same < 2; same++) {
         assert_int_equal(dpn_net_init(NULL, &net), 0);
         for (int i = 0; i < 2; i++) {
@@ -83,7 +81,6 @@ static void what_cannot_be_fused_is_an_error(void **state)
     struct dpn_net *net;
     int dev;
 
-    (void)state;
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     assert_int_equal(dpn_net_fuse(nine, 9, &dev), DP_EINVAL);
     assert_int_equal(dpn_net_fuse((int[]){0, 5}, 2, &dev), DP_EINVAL);
@@ -95,7 +92,6 @@ static void a_message_goes_on_over_the_other_rail(void **state)
 {
     struct dpn_net *net;
 
-    (void)state;
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     struct pair p = pair_connect(pair_fuse_both());
     for (int qp = 0; qp < 2; qp++)
@@ -107,7 +103,6 @@ static void a_message_goes_on_over_the_other_rail(void **state)
 /* The second message reuses the slot of the first, whose acknowledgement is seen only then. */
 static void a_late_acknowledgement_is_not_the_next_messages(void **state)
 {
-    (void)state;
     struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
@@ -129,7 +124,6 @@ static void a_late_acknowledgement_is_not_the_next_messages(void **state)
 
 static void what_comes_twice_is_received_once(void **state)
 {
-    (void)state;
     struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
@@ -153,7 +147,6 @@ static void what_comes_again_too_late_ends_the_connection(void **state)
     struct dpn_request *req = NULL;
     struct dpn_memory *target = NULL;
 
-    (void)state;
     struct pair p = pair_connect(0);
     for (int i = 0; i < 3; i++)
         target = pair_transfer(&p, NCCL_PTR_HOST, -1);
@@ -179,7 +172,6 @@ static void what_comes_again_too_late_ends_the_connection(void **state)
 
 static void the_only_queue_pair_is_opened_again_with_the_message(void **state)
 {
-    (void)state;
     struct pair p = pair_connect(0);
     for (int i = 0; i < 3; i++)
         pair_transfer(&p, NCCL_PTR_HOST, 0);
@@ -193,7 +185,6 @@ static void gpu_memory_is_flushed_and_host_memory_is_not(void **state)
     const int size = PAIR_BYTES;
     struct dpn_net *net;
 
-    (void)state;
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     for (int i = 0; i < dpn_verbs_state.ports.hca_count; i++)
         dpn_verbs_state.ports.hcas[i].pointers |= NCCL_PTR_CUDA;
@@ -215,7 +206,6 @@ static void only_registered_memory_is_carried(void **state)
 {
     struct dpn_request *req = NULL;
 
-    (void)state;
     struct pair p = pair_connect(0);
     struct dpn_memory *memory = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     assert_int_equal(dpn_net_isend(p.sender, pair_from + 1, PAIR_BYTES, 7, memory, &req), DP_EINVAL);
@@ -234,7 +224,6 @@ static void a_connection_has_as_many_sends_as_its_receives_have_places(void **st
     int tags[GROUP];
     struct dpn_memory *memories[GROUP];
 
-    (void)state;
     struct pair p = pair_connect(0);
     struct dpn_memory *from = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *to = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
@@ -264,7 +253,6 @@ static void a_connection_has_as_many_sends_as_its_receives_have_places(void **st
 /* Deadlines and control messages. */
 static void a_connection_that_is_never_idle_is_looked_after(void **state)
 {
-    (void)state;
     struct pair p = pair_connect(0);
     pthread_mutex_lock(&p.receiver->lock); /* so that the watchdog cannot */
     struct dpn_verbs *v = p.receiver->state;
@@ -302,7 +290,6 @@ static void only_a_loop_may_be_read_over(void **state)
     struct ibv_qp_attr attr;
     struct ibv_qp_init_attr init;
 
-    (void)state;
     struct pair p = pair_connect(0);
     assert_int_equal(made_of(p.sender).attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE);
     assert_int_equal(made_of(p.receiver).attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE);
@@ -316,7 +303,6 @@ static void clear_to_send_has_a_class_of_its_own(void **state)
 {
     struct dpn_verbs_options *o = &dpn_verbs_state.options;
 
-    (void)state;
     struct pair p = pair_connect(0);
     assert_int_equal(made_of(p.receiver).attr.ah_attr.grh.traffic_class, 0);
     pair_end(&p);
@@ -332,7 +318,6 @@ static void clear_to_send_has_a_class_of_its_own(void **state)
 
 static void clear_to_send_is_inline_unless_told_otherwise(void **state)
 {
-    (void)state;
     dpn_verbs_state.options.inlines_cts = false;
     struct pair p = pair_connect(0);
     assert_int_equal(((struct dpn_verbs *)p.receiver->state)->queues.qps[0].inline_bytes, 0);
@@ -361,9 +346,6 @@ static struct ibv_qp *make_any_order(struct ibv_context *context, struct ibv_qp_
 static struct ibv_qp *make_none(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr,
                                 struct dpn_mlx5_qp *own)
 {
-    (void)context;
-    (void)attr;
-    (void)own;
     errno = EOPNOTSUPP;
     return NULL;
 }
@@ -376,7 +358,6 @@ static void messages_overtake_each_other_if_both_sides_can(void **state)
         bool any_order;
     } cases[] = {{make_any_order, true}, {make_none, false}, {NULL, false}};
 
-    (void)state;
     dpn_verbs_state.options.out_of_order = true;
     dpn_verbs_state.options.adaptive_routing = 1;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -405,7 +386,6 @@ static void ports_of_other_names_are_warned_of_if_asked(void **state)
 {
     int warned = 0;
 
-    (void)state;
     dp_log_set(count_rails, &warned, DP_LOG_DEFAULT);
     dpn_verbs_state.options.warns_of_rails = true;
     struct pair p = pair_connect(0);
@@ -421,7 +401,6 @@ static void ports_of_other_names_are_warned_of_if_asked(void **state)
 /* fake0 and fake1 have different addresses. */
 static void a_port_of_the_subnet_of_the_peer_stands_in(void **state)
 {
-    (void)state;
     struct pair p = pair_connect_between(0, 1);
     const struct dpn_verbs *v = p.sender->state;
     assert_string_equal(v->queues.rails[0].port->name, "fake0");
@@ -451,7 +430,6 @@ static int vendor_of_mlx5(struct ibv_context *context, struct ibv_device_attr *o
 
 static int no_direct(struct ibv_context *context, char *path, size_t room)
 {
-    (void)context;
     snprintf(path, room, "/devices/pci0001:00/0001:00:00.0");
     return ENODEV;
 }
@@ -464,7 +442,6 @@ static int a_direct(struct ibv_context *context, char *path, size_t room)
 static struct ibv_mr *no_mr(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd,
                             int flags, int own)
 {
-    (void)pd, (void)offset, (void)len, (void)iova, (void)fd, (void)flags, (void)own;
     errno = EOPNOTSUPP;
     return NULL;
 }
@@ -499,7 +476,6 @@ static void a_device_is_where_its_data_direct_is(void **state)
 {
     struct dpn_verbs_options o = dpn_verbs_state.options;
 
-    (void)state;
     dpn_ibv.query_device = vendor_of_mlx5;
     dpn_mlx5 = (struct dpn_mlx5){.get_data_direct_sysfs_path = a_direct, .reg_dmabuf_mr = no_mr};
     struct dpn_hca hca = look_again(&o);
@@ -522,7 +498,6 @@ static void both_ways_of_a_device_may_be_offered(void **state)
     static struct dpn_ports ports;
     char why[256];
 
-    (void)state;
     dpn_ibv.query_device = vendor_of_mlx5;
     o.data_direct = 2;
     for (int has_direct = 0; has_direct < 2; has_direct++) {
@@ -584,7 +559,6 @@ static void a_device_with_data_direct_is_always_flushed(void **state)
     const struct dpn_device *second;
     struct dpn_net *context;
 
-    (void)state;
     dpn_ibv.query_device = vendor_of_mlx5;
     dpn_mlx5 = (struct dpn_mlx5){.get_data_direct_sysfs_path = a_direct, .reg_dmabuf_mr = no_mr};
     assert_true(needs_flush(true));
@@ -607,7 +581,6 @@ static struct ibv_ah_attr asked; /* where the next queue pair is to send to */
 
 static int take_address(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
-    (void)qp;
     if (mask & IBV_QP_AV)
         asked = attr->ah_attr;
     return 0;
@@ -622,7 +595,6 @@ static void routers_are_addressed_by_the_lid_they_know(void **state)
     int (*modify)(struct ibv_qp *, struct ibv_qp_attr *, int) = dpn_ibv.modify_qp;
     struct dpn_hca hca = {.is_soft = false};
 
-    (void)state;
     port.hca = &hca;
     dpn_ibv.modify_qp = take_address;
     assert_int_equal(dpn_ibv_qp_connect(NULL, &path), 0); /* both in subnet 8 */
@@ -694,7 +666,6 @@ static void a_placed_flow_goes_over_the_rail_of_the_placement(void **state)
 {
     char path[SCRATCH_LEN];
 
-    (void)state;
     place_on_fake1(path);
     struct pair p = pair_connect(0);
     const struct dpn_verbs *v = p.sender->state;
@@ -718,7 +689,6 @@ static void a_placed_flow_goes_on_over_the_other_device(void **state)
 {
     char path[SCRATCH_LEN];
 
-    (void)state;
     place_on_fake1(path);
     struct pair p = pair_connect(0);
     struct dpn_verbs *v = p.sender->state;
@@ -734,7 +704,6 @@ static void a_placed_flow_goes_on_over_the_other_device(void **state)
 
 static int set_up(void **state)
 {
-    (void)state;
     fabric_begin();
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("DUALPIPE_NET_WIRE", "verbs", 1);
@@ -747,7 +716,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     fabric_end();
     return scratch_remove(counters);
 }

@@ -62,7 +62,6 @@ static void reset_and_transfer(struct pair *p, struct dpn_comm *comm)
 
 static void a_reset_ends_nothing(void **state)
 {
-    (void)state;
     struct pair p = pair_connect(0);
     for (int i = 0; i < 4; i++) {
         reset_and_transfer(&p, i % 2 ? p.sender : p.receiver);
@@ -73,7 +72,6 @@ static void a_reset_ends_nothing(void **state)
 /* Its control messages have to wait. */
 static void a_queue_pair_that_fails_meanwhile_is_opened_again(void **state)
 {
-    (void)state;
     struct pair p = pair_connect(0);
     for (unsigned i = 0; i < 4; i++) {
         const unsigned epoch = pair_epoch(p.sender, 0);
@@ -104,7 +102,6 @@ static struct body counters_of(struct dpn_comm *comm)
 /* Control messages sent just before may have been lost, or may be sent twice. */
 static void control_messages_are_neither_lost_nor_duplicated(void **state)
 {
-    (void)state;
     struct pair p = pair_connect(0);
     for (unsigned i = 0; i < 8; i++) {
         struct dpn_request *recv = NULL, *send = NULL;
@@ -150,7 +147,6 @@ static void a_peer_that_is_gone_is_found(void **state)
 {
     const int64_t timeout_s = dpn_options.timeout_s;
 
-    (void)state;
     dpn_options.timeout_s = 8;
     struct pair p = pair_connect(0);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
@@ -169,7 +165,6 @@ static void a_peer_that_is_gone_is_found(void **state)
 /* Its process is alive, and does not know the connection. */
 static void a_peer_that_has_closed_is_found_at_once(void **state)
 {
-    (void)state;
     struct pair other = pair_connect(0), p = pair_connect(0);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
@@ -211,7 +206,6 @@ static void control_messages_do_not_wait_for_ever(void **state)
 {
     const int64_t timeout_s = dpn_options.timeout_s;
 
-    (void)state;
     dpn_options.timeout_s = 2;
     struct dpn_net *context;
     assert_int_equal(dpn_net_init(NULL, &context), 0);
@@ -247,7 +241,6 @@ static void an_acceptor_listens_while_it_is_used(void **state)
     uint64_t label, other;
     struct dp_wire *wire;
 
-    (void)state;
     assert_int_equal(dpn_acceptor_use("127.0.0.1", &one, &label), 0);
     assert_int_equal(dpn_acceptor_use("127.0.0.1", &two, &other), 0);
     assert_memory_equal(&one, &two, sizeof(one));
@@ -280,8 +273,6 @@ int __wrap_listen(int fd, int backlog)
 
 static void take_entry(void *user, enum dp_log_level level, const char *line)
 {
-    (void)user;
-    (void)level;
     strncat(log_text, line, sizeof(log_text) - strlen(log_text) - 2);
     strcat(log_text, "\n");
 }
@@ -300,7 +291,6 @@ static struct pair connect_without_acceptors(void)
 
 static void without_an_acceptor_messages_pass_and_the_log_names_the_cause(void **state)
 {
-    (void)state;
     struct pair p = connect_without_acceptors();
     assert_non_null(strstr(log_text, "Too many open files"));
     assert_non_null(strstr(log_text, "the peer cannot ask whether this process is there: "));
@@ -317,7 +307,6 @@ static void without_an_acceptor_messages_pass_and_the_log_names_the_cause(void *
 
 static void without_an_acceptor_a_lost_control_connection_is_the_end(void **state)
 {
-    (void)state;
     struct pair p = connect_without_acceptors();
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
@@ -334,7 +323,6 @@ static void without_an_acceptor_a_lost_control_connection_is_the_end(void **stat
 /* A later connection has one. */
 static void an_acceptor_is_tried_again(void **state)
 {
-    (void)state;
     struct pair without = connect_without_acceptors(), p = pair_connect(0);
     reset_and_transfer(&p, p.receiver);
     pair_transfer(&without, NCCL_PTR_HOST, -1);

@@ -88,31 +88,26 @@ static void wrap(uint32_t end, bool loses_messages)
 
 static void uses_of_a_receive_go_round(void **state)
 {
-    (void)state;
     wrap(DPN_GENERATIONS, false);
 }
 
 static void epochs_and_eager_messages_wrap(void **state)
 {
-    (void)state;
     wrap(1u << 16, false);
 }
 
 static void the_numbers_in_tags_go_round(void **state)
 {
-    (void)state;
     wrap(1u << 28, true);
 }
 
 static void numbers_become_negative(void **state)
 {
-    (void)state;
     wrap(1u << 31, false);
 }
 
 static void all_numbers_go_round(void **state)
 {
-    (void)state;
     wrap(0, true);
 }
 
@@ -182,13 +177,11 @@ static void use_and_lose(unsigned (*take)(struct pair *), size_t len)
 
 static void what_a_group_had_long_ago_is_not_missed(void **state)
 {
-    (void)state;
     use_and_lose(take_group, LONG / 20);
 }
 
 static void what_a_receive_had_before_short_ones_is_not_missed(void **state)
 {
-    (void)state;
     use_and_lose(take_one, SHORT);
 }
 
@@ -206,7 +199,6 @@ static void let_it_try_again(struct dpn_comm *comm, unsigned qp)
 
 static void a_link_may_flap_while_nothing_is_to_be_done(void **state)
 {
-    (void)state;
     struct pair p = pair_connect(0);
     pair_transfer_until(&p, 3);
     for (int i = 0; i < 50; i++) {

@@ -25,7 +25,6 @@ static void keep_log(void *none, enum dp_log_level level, const char *line)
 {
     const size_t at = strlen(said);
 
-    (void)none, (void)level;
     snprintf(said + at, sizeof(said) - at, "%s\n", line);
 }
 
@@ -75,7 +74,6 @@ static void fuse_all(void **state)
     int devs[PER_FUSED], count, dev;
     struct dpn_net *net;
 
-    (void)state;
     setenv("NCCL_NET_FORCE_MERGE", "these", 1); /* though they are not on the PCI bus */
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     must_be_said("more than 32 ports are not used");
@@ -101,7 +99,6 @@ static void ports_beyond_the_last_leave_room_for_fused_devices(void **state)
     char text[4096] = "";
     int at = 0;
 
-    (void)state;
     for (int d = 0; d < 10; d++) {
         at += sprintf(text + at, "device a_device_with_a_long_name_%d\n", d);
         for (int p = 1; p <= 4; p++)
@@ -116,7 +113,6 @@ static void find_one(void **state)
 {
     struct pair p = pair_connect(0);
 
-    (void)state;
     assert_string_equal(p.sender->rail, "fake0");
     must_be_said("1 of 3 RDMA devices have an active port; 2 of iWARP or other protocols");
     pair_end(&p);
@@ -124,7 +120,6 @@ static void find_one(void **state)
 
 static void iwarp_devices_are_no_rdma_devices(void **state)
 {
-    (void)state;
     with_devices("device siw0 iwarp=1\nport 1\ngid 0 10.0.0.1\n"
                  "device fake0\nport 1\ngid 0 10.0.0.2\n"
                  "device iwp1 iwarp=1\nport 1\ngid 0 10.0.0.3\n", find_one);
@@ -135,7 +130,6 @@ static void iwarp_devices_are_no_rdma_devices(void **state)
 /* The address and the interface are nowhere in this network namespace. */
 static void use_the_hosts_gid(void **state)
 {
-    (void)state;
     for (int forced = 0; forced < 2; forced++) {
         if (forced)
             setenv("NCCL_IB_GID_INDEX", "5", 1);
@@ -150,7 +144,6 @@ static void use_the_hosts_gid(void **state)
 
 static void gids_of_another_namespace_are_better_than_none(void **state)
 {
-    (void)state;
     with_devices("device fake0\nport 1\ngid 5 203.0.113.77 ifindex=7777777\n", use_the_hosts_gid);
 }
 
@@ -173,7 +166,6 @@ static void find_behind_300(void **state)
 {
     struct dpn_net *net;
 
-    (void)state;
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     real_table = dpn_ibv.query_gid_table;
     dpn_ibv.query_gid_table = table_of_300;
@@ -184,7 +176,6 @@ static void find_behind_300(void **state)
 
 static void a_long_table_of_gids_is_read_whole(void **state)
 {
-    (void)state;
     with_devices("device fake0\nport 1\ngid 3 10.0.0.1\n", find_behind_300);
 }
 
@@ -203,7 +194,6 @@ static void connect_without_gids(void **state)
     bool connects = false;
     int times = 0;
 
-    (void)state;
     for (; !connects; times++) {
         const int64_t began_ns = dp_now_ns();
         struct pair p = {.net = NULL};
@@ -230,7 +220,6 @@ static void connect_without_gids(void **state)
 
 static void a_table_of_gids_that_cannot_be_read_is_said_to_be_so(void **state)
 {
-    (void)state;
     with_devices("device fake0\nport 1\ngid 3 10.0.0.1\n", connect_without_gids);
 }
 
@@ -269,7 +258,6 @@ static void cross(void **state)
 
     struct dpn_net *net;
 
-    (void)state;
     assert_int_equal(dpn_net_init(NULL, &net), 0);
     for (int i = 0; i < dpn_verbs_state.ports.hca_count; i++)
         dpn_verbs_state.ports.hcas[i].pointers |= NCCL_PTR_CUDA;
@@ -287,7 +275,6 @@ static void cross(void **state)
 
 static void global_headers_are_sent_where_they_are_needed(void **state)
 {
-    (void)state;
     with_devices("device ib0\nport 1 link=infiniband lid=1\ngid 0 fe80::1:1\n"
                  "device ib1\nport 1 link=infiniband lid=2 grh=1\ngid 0 fe80::1:2\n"
                  "device ib2\nport 1 link=infiniband lid=3\ngid 0 fec0:0:0:2::1:3\n", cross);
@@ -326,7 +313,6 @@ static void fork_and_go_on(void **state)
     struct dpn_memory *memory = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     int status;
 
-    (void)state;
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     fflush(NULL);
     pthread_mutex_lock(&p.sender->lock);
@@ -351,7 +337,6 @@ static void fork_and_go_on(void **state)
 
 static void a_forked_child_leaves_what_is_its_parents(void **state)
 {
-    (void)state;
     with_devices("device fake0\nport 1\ngid 0 10.0.0.1\n", fork_and_go_on);
 }
 

@@ -111,13 +111,11 @@ static void reconnect_while(const char *function)
 
 static void nobody_waits_while_a_queue_pair_is_connected_again(void **state)
 {
-    (void)state;
     reconnect_while("ibv_modify_qp");
 }
 
 static void nobody_waits_while_a_queue_pair_is_destroyed(void **state)
 {
-    (void)state;
     reconnect_while("ibv_destroy_qp");
 }
 
@@ -143,7 +141,6 @@ static void an_error_waits_for_the_device_and_nobody_for_the_error(void **state)
     bool done = false;
     int err = 0;
 
-    (void)state;
     struct stream s = open_stream(0);
     struct dpn_request *recv = pair_receive(&s.pair, s.to, PAIR_BYTES);
     assert_true(fake_verbs.hold_call("ibv_destroy_qp"));
@@ -204,13 +201,11 @@ static void register_while(const char *function)
 
 static void nobody_waits_for_a_registration(void **state)
 {
-    (void)state;
     register_while("ibv_reg_mr");
 }
 
 static void nobody_waits_for_a_deregistration(void **state)
 {
-    (void)state;
     register_while("ibv_dereg_mr");
 }
 
@@ -223,7 +218,6 @@ static void nobody_waits_for_the_queue_pair_that_flushes(void **state)
     const int size = PAIR_BYTES;
     bool done = false;
 
-    (void)state;
     assert_int_equal(dpn_net_init(NULL, &context), 0);
     dpn_verbs_state.ports.hcas[0].pointers |= NCCL_PTR_CUDA;
     struct pair p = pair_connect(0);

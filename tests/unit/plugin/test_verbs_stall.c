@@ -99,7 +99,6 @@ static void both_must_fail(struct both *b, bool has_sent, int sender, const char
 
 static void a_clear_to_send_that_never_comes_ends_the_connection(void **state)
 {
-    (void)state;
     struct both b = connect_both(1);
     swallow_next(b.pair.receiver);
     b.recv = pair_receive(&b.pair, b.to, LEN);
@@ -113,7 +112,6 @@ static void a_message_that_never_comes_ends_the_connection(void **state)
 {
     const int64_t began_ns = dp_now_ns();
 
-    (void)state;
     struct both b = connect_both(1);
     b.recv = pair_receive(&b.pair, b.to, LEN);
     swallow_next(b.pair.sender);
@@ -134,7 +132,6 @@ static void a_receive_that_nothing_is_sent_to_waits(void **state)
     bool done = false;
     int size;
 
-    (void)state;
     struct both b = connect_both(1);
     b.recv = pair_receive(&b.pair, b.to, LEN);
     while (dp_now_ns() - began_ns < 5 * DP_NS_PER_S / 2) {
@@ -149,8 +146,6 @@ static char log_text[1 << 14];
 
 static void keep_log(void *none, enum dp_log_level level, const char *line)
 {
-    (void)none;
-    (void)level;
     snprintf(log_text + strlen(log_text), sizeof(log_text) - strlen(log_text), "%s\n", line);
 }
 
@@ -173,7 +168,6 @@ static void send_and_hold(struct both *b)
  * answer. */
 static void memory_that_is_deregistered_is_reported_to_the_peer(void **state)
 {
-    (void)state;
     for (int on_its_way = 0; on_its_way < 2; on_its_way++) {
         const int64_t began_ns = dp_now_ns();
         struct both b = connect_both(120);
@@ -209,7 +203,6 @@ static void a_child_cannot_use_its_parents_connection(void **state)
     const size_t len = LEN;
     int status;
 
-    (void)state;
     struct both b = connect_both(120);
     fflush(NULL);
     const pid_t child = fork_at_rest();

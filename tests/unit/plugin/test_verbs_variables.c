@@ -22,7 +22,6 @@ static char last_warning[256];
 
 static void note_warning(void *none, enum dp_log_level level, const char *line)
 {
-    (void)none;
     if (level != DP_LOG_WARN)
         return;
     warnings++;
@@ -85,7 +84,6 @@ static int64_t value_of(const struct variable *v)
 
 static void every_variable_sets_what_it_should(void **state)
 {
-    (void)state;
     warnings = 0;
     for (int i = 0; i < VARIABLES; i++) {
         const struct variable *v = &variables[i];
@@ -110,7 +108,6 @@ static void an_invalid_value_is_reported_and_ignored(void **state)
 {
     char beginning[128];
 
-    (void)state;
     for (int i = 0; i < VARIABLES; i++) {
         const struct variable *v = &variables[i];
         warnings = 0;
@@ -145,7 +142,6 @@ static void queue_pairs_are_made_as_they_say(void **state)
     struct ibv_qp_init_attr init;
     struct ibv_qp_attr attr;
 
-    (void)state;
     set("NCCL_IB_SL", "5");
     set("NCCL_IB_TIMEOUT", "14");
     set("NCCL_IB_RETRY_CNT", "3");
@@ -178,7 +174,6 @@ static const struct dpn_send *most_cut(const struct pair *p)
 
 static void messages_are_split_over_queue_pairs_if_asked(void **state)
 {
-    (void)state;
     set("NCCL_IB_QPS_PER_CONNECTION", "3");
     for (int split = 0; split < 2; split++) {
         set("NCCL_IB_SPLIT_DATA_ON_QPS", split ? "1" : "0");
@@ -194,7 +189,6 @@ static void messages_are_split_over_queue_pairs_if_asked(void **state)
 
 static void asking_for_more_queue_pairs_than_there_can_be_gives_all(void **state)
 {
-    (void)state;
     set("NCCL_IB_QPS_PER_CONNECTION", "100");
     struct pair p = pair_connect(0);
     const struct dpn_verbs *v = p.sender->state;
@@ -231,7 +225,6 @@ static void with_adaptive_routing_the_end_of_a_long_message_goes_by_itself(void 
         bool goes_by_itself;
     } cases[] = {{"0", "100", false}, {"1", "100", true}, {"1", "1000000", false}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         set("NCCL_IB_ADAPTIVE_ROUTING", cases[i].routing);
         set("NCCL_IB_AR_THRESHOLD", cases[i].threshold);
@@ -250,7 +243,6 @@ static void ports_are_not_fused_if_they_may_not_be(void **state)
     struct dpn_net *net;
     int dev;
 
-    (void)state;
     set("NCCL_IB_MERGE_NICS", "0");
     setenv("NCCL_NET_FORCE_MERGE", "these", 1); /* though they are not on the PCI bus */
     assert_int_equal(dpn_net_init(NULL, &net), 0);
@@ -293,7 +285,6 @@ static bool gives_up_a_port_that_is_down(int64_t wait_ns)
 
 static void a_port_that_is_down_may_be_left_until_its_work_fails(void **state)
 {
-    (void)state;
     assert_true(gives_up_a_port_that_is_down(60 * DP_NS_PER_S));
     set("NCCL_IB_RETURN_ASYNC_EVENTS", "0");
     assert_false(gives_up_a_port_that_is_down(200 * DP_NS_PER_MS));
@@ -332,7 +323,6 @@ static void a_context_has_the_class_that_its_user_chose(void **state)
     char handle[NCCL_NET_HANDLE_MAXSIZE];
     const int64_t began_ns = dp_now_ns();
 
-    (void)state;
     assert_int_equal(net->init(&ctx, 1, &config, NULL, NULL), ncclSuccess);
     assert_int_equal(net->listen(ctx, 0, handle, &listener), ncclSuccess);
     while (!sender || !receiver) {
@@ -360,7 +350,6 @@ static void stages_and_gradients_have_classes_of_their_own(void **state)
     } cases[] = {{1u << 6, 104, 3}, {1u << 4, 32, 1}, {UINT32_MAX, 8, 2}};
     const struct dpn_class pipeline = dpn_options.pipeline, gradient = dpn_options.gradient;
 
-    (void)state;
     set("NCCL_IB_TC", "8");
     set("NCCL_IB_SL", "2");
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -404,7 +393,6 @@ static void a_connection_has_the_class_that_its_user_chose(void **state)
     char handle[NCCL_NET_HANDLE_MAXSIZE];
     const int64_t began_ns = dp_now_ns();
 
-    (void)state;
     assert_int_equal(net->init(NULL, NULL), ncclSuccess);
     assert_int_equal(net->listen(0, handle, &listener), ncclSuccess);
     while (!sender || !receiver) {

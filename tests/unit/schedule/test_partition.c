@@ -29,7 +29,6 @@ static struct dp_partition *cut(const char *letters, const int32_t *balance, int
 /* Every list over three layers, cut in every way: each entry is executed once, in its order. */
 static void every_entry_is_executed_once_and_in_order(void **state)
 {
-    (void)state;
     for (int code = 0; code < 3 * 3 * 3 * 3 * 3 * 3; code++) {
         char letters[7] = "";
         int32_t seen[3] = {0}, distinct = 0, balance[3] = {1, 1, 1};
@@ -55,7 +54,6 @@ static void every_entry_is_executed_once_and_in_order(void **state)
 
 static void layers_are_counted_and_indexed_by_stage(void **state)
 {
-    (void)state;
     const int32_t balance[] = {3, 2};
     struct dp_partition *p = cut("asbsctd", (const int32_t[]){3, 3}, 2);
     int32_t at;
@@ -85,7 +83,6 @@ static void expect_refused(struct dp_partition_spec spec, const char *sentence)
 
 static void bad_balances_are_refused_by_the_rows_of_the_table(void **state)
 {
-    (void)state;
     static const int32_t two[] = {2, 2}, zero[] = {4, 0}, reused[] = {0, 1, 0, 2};
 
     expect_refused((struct dp_partition_spec){.layer_count = 5, .balance = two, .stages = 2},
@@ -114,7 +111,6 @@ static void expect_blocks(const double *costs, int count, int parts, const int32
 
 static void blocks_have_similar_sums(void **state)
 {
-    (void)state;
     const double costs[] = {1, 2, 3, 4, 5, 6}, equal[] = {1, 1, 1, 1, 1}, bad[] = {1, -1};
     int32_t balance[2];
 
@@ -135,7 +131,6 @@ static void blocks_have_similar_sums(void **state)
 
 static void sizes_count_activations_and_parameters(void **state)
 {
-    (void)state;
     const struct dp_layer_size sizes[] = {{100, 0}, {100, 0}, {0, 10}, {0, 10}, {0, 10}, {0, 10}};
     int32_t balance[2];
 
@@ -158,7 +153,6 @@ static int run_layer(void *user, int32_t layer)
 
 static void times_are_measured_by_running_every_layer(void **state)
 {
-    (void)state;
     struct counter c = {.fail_at = -1};
     int32_t balance[2];
 
@@ -176,7 +170,6 @@ static void times_are_measured_by_running_every_layer(void **state)
 
 static void invocations_are_stages_and_locations_share_parameters(void **state)
 {
-    (void)state;
     struct dp_partition *p = cut("saRsBsC", (const int32_t[]){3, 1, 1}, 3);
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 3,
                                     .partition = p};
@@ -207,7 +200,6 @@ static void invocations_are_stages_and_locations_share_parameters(void **state)
 /* The number of recomputed micro-batches of a rank: 2, 1, 0 of 2. */
 static void modes_of_recomputation_go_by_the_actual_number_of_micro_batches(void **state)
 {
-    (void)state;
     static const int kinds[] = {DP_SCHEDULE_ASYNC, DP_SCHEDULE_1F1B, DP_SCHEDULE_ZB1P,
                                 DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_DUALPIPEV, DP_SCHEDULE_ZBV};
 
@@ -236,13 +228,11 @@ static void modes_of_recomputation_go_by_the_actual_number_of_micro_batches(void
 
 static bool is_of_stage(void *user, const struct dp_slot *slot, int32_t mb)
 {
-    (void)mb;
     return slot->stage == *(const int *)user;
 }
 
 static void recomputation_saves_activation_sets(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
     struct dp_simulation sim;
     enum dp_recompute mode;
@@ -262,7 +252,6 @@ static void recomputation_saves_activation_sets(void **state)
 
 static void single_stages_can_be_recomputed(void **state)
 {
-    (void)state;
     int stage = 1;
     struct dp_schedule *s;
 
@@ -315,7 +304,6 @@ static double try_all(const double *costs, int32_t *balance, int32_t s, int32_t 
 
 static void an_exact_partition_is_the_best_of_all(void **state)
 {
-    (void)state;
     uint32_t random = 1;
 
     for (int round = 0; round < 300; round++) {
@@ -341,7 +329,6 @@ static void an_exact_partition_is_the_best_of_all(void **state)
 
 static void an_exact_partition_says_what_it_cannot_cut(void **state)
 {
-    (void)state;
     const double costs[] = {1, -1, 1};
     int32_t balance[4];
     double largest;

@@ -96,7 +96,6 @@ static void compare_with_trace(enum dp_schedule_kind kind, int ranks, int microb
 
 static void dualpipe_and_dualpipev_are_the_recorded_traces_event_for_event(void **state)
 {
-    (void)state;
     static const int dualpipe[][2] = {{2, 4}, {2, 8}, {4, 8}, {4, 10}, {4, 20}, {8, 16}, {8, 20}};
     static const int dualpipev[][2] = {{1, 2}, {2, 4}, {2, 8}, {3, 6}, {4, 8}, {4, 10}, {8, 20}};
 
@@ -180,7 +179,6 @@ static void chunks_follow_the_closed_form(const struct dp_schedule *s)
 
 static void chunk_numbers_are_those_of_the_closed_form(void **state)
 {
-    (void)state;
     for_all_dualpipes(false, chunks_follow_the_closed_form);
 }
 
@@ -208,7 +206,6 @@ static void sums_are_right(const struct dp_schedule *s)
 
 static void check_sums_of_every_rank_are_right(void **state)
 {
-    (void)state;
     for_all_dualpipes(false, sums_are_right);
     for_all_dualpipes(true, sums_are_right);
 }
@@ -216,7 +213,6 @@ static void check_sums_of_every_rank_are_right(void **state)
 /* DualPipe over 2P ranks computes what DualPipeV computes over P, each phase of each rank. */
 static void dualpipe_and_dualpipev_are_one_program(void **state)
 {
-    (void)state;
     for (int ranks = 1; ranks <= 8; ranks++) {
         int m = 2 * ranks + 3;
         struct dp_schedule *a = build((struct dp_schedule_spec){
@@ -257,7 +253,6 @@ static bool has_slack(int kind)
 
 static void one_ranks_list_is_that_of_the_whole_schedule(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int flags = 0; flags < (has_slack(kind) ? 16 : 8); flags++) {
             struct dp_schedule_spec spec = {
@@ -303,7 +298,6 @@ static void expect_frees(struct dp_schedule_spec spec)
 
 static void frees_of_dualpipe_stand_where_a_pass_puts_them(void **state)
 {
-    (void)state;
     for (int ranks = 2; ranks <= 10; ranks += 2)
         for (int more = 0; more <= 6; more += 2)
             for (int variant = 0; variant < 4; variant++) {
@@ -319,7 +313,6 @@ static void frees_of_dualpipe_stand_where_a_pass_puts_them(void **state)
 
 static void a_rank_map_changes_peers_and_nothing_else(void **state)
 {
-    (void)state;
     static const int map[] = {3, 1, 0, 2};
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
     struct dp_schedule *plain = build(spec);
@@ -353,7 +346,6 @@ static void keep_computes_only(struct dp_schedule *s)
 /* What GPipe, 1F1B and ZB1P do by default; for DualPipe there is another order that works, too. */
 static void computes_alone_can_be_given_messages(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int ranks = 2; ranks <= 12; ranks += 2)
             for (int forward = 0; forward < 2; forward++) {
@@ -379,7 +371,6 @@ static void computes_alone_can_be_given_messages(void **state)
 /* Ranks whose computes wait for each other: messages do not help, and the checker reports it. */
 static void computes_in_a_circle_get_messages_and_are_refused(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .forward_only = true});
     struct dp_finding finding;
@@ -396,7 +387,6 @@ static void computes_in_a_circle_get_messages_and_are_refused(void **state)
 
 static void a_reduce_stands_behind_the_last_weight_gradient_of_each_slot(void **state)
 {
-    (void)state;
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
     struct dp_schedule *later = build(spec);
     spec.mirror_reduce = true;
@@ -436,7 +426,6 @@ static void expect_refused(struct dp_schedule_spec spec, const char *sentence)
 
 static void bad_specs_are_refused_with_what_was_expected(void **state)
 {
-    (void)state;
     static const int twice[] = {0, 1, 1, 2}, outside[] = {0, 1, 2, 4};
 
 #define SPEC(...) (struct dp_schedule_spec){__VA_ARGS__}
@@ -476,7 +465,6 @@ static void bad_specs_are_refused_with_what_was_expected(void **state)
 
 static void a_rank_outside_the_schedule_is_refused(void **state)
 {
-    (void)state;
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_GPIPE, .ranks = 2, .microbatches = 4};
     struct dp_op op;
     size_t count;
@@ -488,7 +476,6 @@ static void a_rank_outside_the_schedule_is_refused(void **state)
 
 static void names_of_kinds_and_ops_are_printed_and_parsed(void **state)
 {
-    (void)state;
     enum dp_schedule_kind kind;
 
     for (int k = DP_SCHEDULE_USER; k < DP_SCHEDULE_KINDS; k++) {

@@ -37,7 +37,6 @@ static void expect_valid(struct dp_schedule_spec spec)
 
 static void all_built_schedules_up_to_24_ranks_are_valid(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int ranks = 1; ranks <= 24; ranks++)
             for (int m = 1; m <= 2 * ranks + 8; m++)
@@ -50,7 +49,6 @@ static void all_built_schedules_up_to_24_ranks_are_valid(void **state)
 
 static void schedules_with_slack_are_valid(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_DUALPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int ranks = 1; ranks <= 12; ranks++)
             for (int m = 2 * ranks; m <= 6 * ranks; m++)
@@ -64,7 +62,6 @@ static void schedules_with_slack_are_valid(void **state)
 /* The pipeline is one of several replicas. */
 static void a_reduce_of_every_slot_is_valid(void **state)
 {
-    (void)state;
     struct dp_simulation sim;
     struct dp_schedule *s;
 
@@ -150,7 +147,6 @@ static const struct {
 
 static void every_finding_names_rule_rank_index_and_op(void **state)
 {
-    (void)state;
     char op[DP_OP_TEXT_LEN];
 
     for (size_t i = 0; i < sizeof(findings) / sizeof(findings[0]); i++) {
@@ -172,7 +168,6 @@ static void every_finding_names_rule_rank_index_and_op(void **state)
 /* Reduces meet in the order of the lists; here partners come to them crosswise. */
 static void reduces_that_partners_come_to_in_different_orders_are_found(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
     struct dp_finding f;
     size_t last[2];
@@ -220,7 +215,6 @@ static void expect_circle(int ranks, const char *part, const char *end)
 
 static void a_cycle_is_one_sentence_however_long(void **state)
 {
-    (void)state;
     const char *part = "waits in a circle: rank 0, op 0 (rF1.0) -> rank ";
 
     expect_circle(3, part, "rank 2, op 0 (rF1.0) -> rank 1, op 0 (rF1.0) -> rank 0");
@@ -230,7 +224,6 @@ static void a_cycle_is_one_sentence_however_long(void **state)
 
 static void bounds_of_the_callers_are_kept_too(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
     struct dp_finding f;
 
@@ -250,7 +243,6 @@ static void bounds_of_the_callers_are_kept_too(void **state)
 
 static void a_placement_that_makes_no_sense_is_found(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
     struct dp_finding f;
 
@@ -287,7 +279,6 @@ static void a_placement_that_makes_no_sense_is_found(void **state)
 
 static void without_a_finding_the_sentence_is_the_last_error(void **state)
 {
-    (void)state;
     const char *text = ALONE("F0.0 B0.0 F0.1");
     struct dp_schedule *s;
 

@@ -57,7 +57,6 @@ static bool has_slack(int kind)
 
 static void every_built_schedule_survives_every_form(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int ranks = 2; ranks <= 8; ranks += 2)
             for (int flags = 0; flags < (has_slack(kind) ? 32 : 16); flags++) {
@@ -78,7 +77,6 @@ static void every_built_schedule_survives_every_form(void **state)
 
 static void rank_maps_survive_every_form(void **state)
 {
-    (void)state;
     static const int map[] = {2, 0, 3, 1};
     struct dp_schedule *s = build((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .rank_map = map});
@@ -91,7 +89,6 @@ static void rank_maps_survive_every_form(void **state)
 
 static void the_text_form_is_made_to_be_read(void **state)
 {
-    (void)state;
     char *text;
     struct dp_schedule *s = build((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true});
@@ -109,7 +106,6 @@ static void the_text_form_is_made_to_be_read(void **state)
 
 static void every_kind_of_op_survives_every_format(void **state)
 {
-    (void)state;
     static const char text[] =
         "user P=2 M=2\nholds 0: 0 2 1\nholds 1:\n"
         "rank 0: |63| F0.0 F2.0 F1.0 ev1.0 ev2.0 fe1.0 B1.0 fe2.0 I2.0 re0.0 "
@@ -129,7 +125,6 @@ static void every_kind_of_op_survives_every_format(void **state)
 
 static void ranks_of_a_trace_may_stand_in_any_order(void **state)
 {
-    (void)state;
     const char *text = "{\"algo\": \"gpipe\", \"P\": 2, \"M\": 1, \"forward_only\": true, "
                        "\"ranks\": ["
                        "{\"rank\": 1, \"group_rank\": 0, \"events\": []},"
@@ -178,7 +173,6 @@ static const char *const users[] = {
 
 static void computes_of_a_user_get_their_messages_and_can_be_carried_out(void **state)
 {
-    (void)state;
     struct dp_schedule *first = read_form(users[0], formats[0]);
 
     for (int i = 0; i < 3; i++) {
@@ -198,7 +192,6 @@ static void computes_of_a_user_get_their_messages_and_can_be_carried_out(void **
 
 static void a_user_without_slots_has_a_stage_a_rank_and_may_have_two_streams(void **state)
 {
-    (void)state;
     struct dp_schedule *s = read_form("user P=2 M=1 forward_only map=1:0\n"
                                       "rank 0: F0.0\nrank 1: F0.0\n", DP_FORMAT_TEXT);
     assert_int_equal(dp_schedule_slot(s, 1, 0)->stage, 1);
@@ -229,7 +222,6 @@ static void expect_answer(const char *text, enum dp_format format, const char *a
 
 static void errors_give_the_line_and_what_was_expected(void **state)
 {
-    (void)state;
     static const char *const cases[][2] = {
         {"", "line 1: the end, expected a schedule's kind"},
         {"# nothing\n\n", "line 3: the end, expected a schedule's kind"},
@@ -288,7 +280,6 @@ static void errors_give_the_line_and_what_was_expected(void **state)
 
 static void bad_json_is_answered_by_path_and_expectation(void **state)
 {
-    (void)state;
     static const char *const cases[][2] = {
         {"{\n\"algo\": \"dualpipe\",\n", "line 3, column 0: "},
         {"[1]", "the file: [1], expected a trace"},
@@ -373,7 +364,6 @@ static void expect_same_computes(const struct dp_schedule *a, const struct dp_sc
 
 static void schedules_of_one_stream_go_to_pytorch_and_back(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int ranks = 2; ranks <= 8; ranks += 2) {
             struct dp_finding finding;
@@ -400,7 +390,6 @@ static void schedules_of_one_stream_go_to_pytorch_and_back(void **state)
 
 static void what_pytorch_has_no_word_for_is_not_written(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build((struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B,
                                                             .ranks = 2,
                                                             .microbatches = 4,
@@ -414,7 +403,6 @@ static void what_pytorch_has_no_word_for_is_not_written(void **state)
 
 static void messages_and_shards_of_pytorch_leave_the_computes(void **state)
 {
-    (void)state;
     static const char with[] =
         "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0I1,0W1,0REDUCE_GRAD,0RESHARD\n"
         "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1I1,1SEND_B1,1W1\n";
@@ -435,7 +423,6 @@ static void messages_and_shards_of_pytorch_leave_the_computes(void **state)
 
 static void bad_lists_of_pytorch_are_answered_by_cell_and_expectation(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *says;
     } cases[] = {
@@ -470,7 +457,6 @@ static void bad_lists_of_pytorch_are_answered_by_cell_and_expectation(void **sta
 
 static void an_unknown_format_is_refused(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
     char *text;
 
@@ -482,7 +468,6 @@ static void an_unknown_format_is_refused(void **state)
 
 static void schedules_that_differ_anywhere_are_not_equal(void **state)
 {
-    (void)state;
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
     struct dp_schedule *a = build(spec), *b = build(spec);
 

@@ -109,7 +109,6 @@ static int call_read_user_json(void)
 
 static int set_up(void **state)
 {
-    (void)state;
     log_nothing();
     return dp_schedule_new(&spec, &whole) ||
            dp_schedule_write(whole, DP_FORMAT_TEXT, &written[DP_FORMAT_TEXT], NULL) ||
@@ -118,7 +117,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     dp_schedule_free(whole);
     free(written[DP_FORMAT_TEXT]);
     free(written[DP_FORMAT_JSON]);
@@ -127,21 +125,18 @@ static int tear_down(void **state)
 
 static void building_survives_every_failed_allocation(void **state)
 {
-    (void)state;
     expect_every_failure_reported(call_new, 7);
     expect_every_failure_reported(call_build_rank, 2);
 }
 
 static void checking_and_simulating_survive_every_failed_allocation(void **state)
 {
-    (void)state;
     expect_every_failure_reported(call_check, 8);
     expect_every_failure_reported(call_simulate, 15);
 }
 
 static void writing_and_reading_survive_every_failed_allocation(void **state)
 {
-    (void)state;
     expect_every_failure_reported(call_write_text, 3);
     expect_every_failure_reported(call_write_json, 3);
     expect_every_failure_reported(call_read_text, 8);

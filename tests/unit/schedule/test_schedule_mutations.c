@@ -205,31 +205,26 @@ static void mutate_all(void (*change)(struct mutant *, int))
 
 static void every_deletion_is_judged_rightly(void **state)
 {
-    (void)state;
     mutate_all(delete_each);
 }
 
 static void every_duplication_is_judged_rightly(void **state)
 {
-    (void)state;
     mutate_all(duplicate_each);
 }
 
 static void every_swap_is_judged_rightly(void **state)
 {
-    (void)state;
     mutate_all(swap_each);
 }
 
 static void every_change_of_a_field_is_judged_rightly(void **state)
 {
-    (void)state;
     mutate_all(change_each);
 }
 
 static void all_rules_were_answers(void **state)
 {
-    (void)state;
     for (int rule = 0; rule < DP_RULES; rule++) {
         print_message("%s %d\n", dp_rule_name((enum dp_rule)rule), answers[rule]);
         assert_true(answers[rule] > 0);

@@ -77,7 +77,6 @@ static void expect_bubble_on_every_rank(enum dp_schedule_kind kind, int ranks, i
 
 static void gpipe_and_1f1b_idle_for_the_published_time(void **state)
 {
-    (void)state;
     for (int ranks = 1; ranks <= 16; ranks++)
         for (int m = ranks; m <= 3 * ranks; m++) {
             struct dp_cost cost = {.f_ns = T, .b_ns = 2300};
@@ -89,7 +88,6 @@ static void gpipe_and_1f1b_idle_for_the_published_time(void **state)
 /* (PP - 1)(F + B - 2W), B = I + W; exact where W is no longer than F and I. */
 static void zb1p_idles_for_the_published_time(void **state)
 {
-    (void)state;
     static const struct dp_cost costs[] = {{.f_ns = T, .i_ns = T, .w_ns = T},
                                            {.f_ns = T, .i_ns = 1200, .w_ns = 800},
                                            {.f_ns = 2 * T, .i_ns = 2 * T, .w_ns = T}};
@@ -103,7 +101,6 @@ static void zb1p_idles_for_the_published_time(void **state)
 /* (PP/2 - 1)(F&B + B - 3W), PP stages; exact where F = I = W. */
 static void dualpipe_and_dualpipev_idle_for_the_published_time(void **state)
 {
-    (void)state;
     for (int ranks = 2; ranks <= 16; ranks *= 2)
         for (int m = 2 * ranks; m <= 4 * ranks; m += 2) {
             expect_bubble_on_every_rank(DP_SCHEDULE_DUALPIPE, ranks, m, unit_cost,
@@ -115,7 +112,6 @@ static void dualpipe_and_dualpipev_idle_for_the_published_time(void **state)
 
 static void dualpipe_takes_3m_plus_p_minus_2(void **state)
 {
-    (void)state;
     static const int cases[][3] = {{4, 8, 26}, {4, 20, 62}, {8, 16, 54},
                                    {8, 20, 66}, {8, 40, 126}, {16, 64, 206}};
 
@@ -127,7 +123,6 @@ static void dualpipe_takes_3m_plus_p_minus_2(void **state)
 /* With F&B < F + B outer ranks idle less, and the formula is the most that any does. */
 static void the_formula_is_an_upper_bound_where_it_is_not_exact(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE, 8, 20);
     struct dp_cost cost = unit_cost;
     int64_t most = 0;
@@ -152,7 +147,6 @@ static void the_formula_is_an_upper_bound_where_it_is_not_exact(void **state)
  * that belongs to the op that consumes gains little. */
 static void link_latency_costs_what_was_published(void **state)
 {
-    (void)state;
     struct dp_cost tenth = unit_cost, half = unit_cost;
 
     tenth.link_latency_ns = 100;
@@ -167,7 +161,6 @@ static void link_latency_costs_what_was_published(void **state)
  * that of a pair. Without slack they take longer with any latency. */
 static void slack_hides_the_latency_of_messages_up_to_a_pair(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_DUALPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int ranks = 2; ranks <= 8; ranks += 2)
             for (int tenths = 0; tenths <= 30; tenths++) {
@@ -199,7 +192,6 @@ static void slack_hides_the_latency_of_messages_up_to_a_pair(void **state)
 
 static void peak_activations_are_the_published_ones(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
         struct dp_schedule *s = build((enum dp_schedule_kind)kind, 8, 20);
         struct dp_simulation sim = simulate(s, unit_cost, 0);
@@ -218,7 +210,6 @@ static void peak_activations_are_the_published_ones(void **state)
 
 static void spans_of_a_rank_follow_each_other_and_name_the_rank_they_waited_for(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE, 4, 8);
     struct dp_simulation sim = simulate(s, unit_cost, DP_SIMULATE_TIMELINE);
     const struct dp_timeline *t = &sim.timeline;
@@ -241,7 +232,6 @@ static void spans_of_a_rank_follow_each_other_and_name_the_rank_they_waited_for(
 
 static void the_critical_path_leads_from_zero_to_the_end_without_a_gap(void **state)
 {
-    (void)state;
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int latency = 0; latency <= 700; latency += 350) {
             struct dp_schedule *s = build(kind, 4, 12);
@@ -264,7 +254,6 @@ static void the_critical_path_leads_from_zero_to_the_end_without_a_gap(void **st
 
 static void a_slow_rank_or_stage_slows_the_step_as_it_must(void **state)
 {
-    (void)state;
     static const double rank_scale[] = {1, 1, 3, 1}, stage_scale[] = {1, 3, 1, 1};
     struct dp_cost slow_rank = unit_cost, slow_stage = unit_cost;
 
@@ -280,7 +269,6 @@ static void a_slow_rank_or_stage_slows_the_step_as_it_must(void **state)
 
 static void a_narrow_link_passes_one_message_at_a_time(void **state)
 {
-    (void)state;
     struct dp_cost cost = {.f_ns = 1, .b_ns = 1, .link_bytes_per_ns = 0.5, .message_bytes = 500};
 
     /* Four messages of 1000 there, four back; computes take next to nothing. */
@@ -290,7 +278,6 @@ static void a_narrow_link_passes_one_message_at_a_time(void **state)
 
 static void measured_op_times_can_stand_in_for_costs(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE, 8, 20);
     size_t count = s->first[s->ranks];
     int64_t *op_ns = calloc(count, sizeof(*op_ns));
@@ -328,7 +315,6 @@ static size_t index_of(const struct dp_schedule *s, int rank, enum dp_op_kind ki
 
 static void a_sum_with_the_mirror_goes_on_while_both_compute(void **state)
 {
-    (void)state;
     struct dp_schedule *s;
     struct dp_cost cost = unit_cost;
     int waits = 0;
@@ -368,7 +354,6 @@ static struct dp_schedule *read_text(const char *text)
 
 static void a_recomputed_forward_keeps_its_input_only(void **state)
 {
-    (void)state;
     struct dp_schedule *s = read_text("user P=1 M=3\n"
                                       "rank 0: F0.0 F0.1 F0.2 B0.2 re0.1 B0.1 re0.0 B0.0\n");
     struct dp_simulation sim = simulate(s, unit_cost, 0);
@@ -384,7 +369,6 @@ static void a_recomputed_forward_keeps_its_input_only(void **state)
  * until 6 T. */
 static void an_evicted_set_is_fetched_before_the_backward_that_needs_it(void **state)
 {
-    (void)state;
     struct dp_schedule *s = read_text("user P=1 M=2\n"
                                       "rank 0: F0.0 ev0.0 F0.1 fe0.0 B0.1 B0.0\n");
     struct dp_cost cost = unit_cost;
@@ -404,7 +388,6 @@ static void an_evicted_set_is_fetched_before_the_backward_that_needs_it(void **s
 /* Only a message of a skip has an argument. */
 static void an_eviction_with_an_argument_is_refused(void **state)
 {
-    (void)state;
     struct dp_schedule *s = read_text("user P=1 M=1\nrank 0: F0.0 ev0.0 fe0.0 B0.0\n");
     struct dp_simulation sim;
 
@@ -426,7 +409,6 @@ static void expect_refused(struct dp_schedule *s, struct dp_cost cost, const cha
 
 static void bad_costs_and_schedules_without_end_are_refused(void **state)
 {
-    (void)state;
     static const double scale[] = {1, -1};
     struct dp_schedule *s = build(DP_SCHEDULE_1F1B, 2, 2);
     int64_t op_ns[100] = {0};

@@ -106,7 +106,6 @@ static void expect_right(struct dp_schedule *s)
 
 static void every_schedule_with_crossing_skips_passes_the_checker(void **state)
 {
-    (void)state;
     for_all(expect_right);
 }
 
@@ -127,7 +126,6 @@ static void expect_round_trip(struct dp_schedule *s)
 
 static void skips_are_written_and_read_back_in_every_format(void **state)
 {
-    (void)state;
     for_all(expect_round_trip);
 }
 
@@ -154,7 +152,6 @@ static void expect_simulated(struct dp_schedule *s)
 
 static void the_simulator_lets_consumers_wait_for_skips(void **state)
 {
-    (void)state;
     for_all(expect_simulated);
 }
 
@@ -181,7 +178,6 @@ static void expect_finding(const struct dp_schedule *s, enum dp_rule rule, const
 
 static void the_checker_finds_what_is_wrong_with_messages_of_skips(void **state)
 {
-    (void)state;
     struct dp_schedule *s = build(shapes[1]);
     size_t send = find_op(s, 0, DP_OP_SEND_SKIP_F), f = find_op(s, 2, DP_OP_RECV_SKIP_F);
 
@@ -208,7 +204,6 @@ static void the_checker_finds_what_is_wrong_with_messages_of_skips(void **state)
 
 static void a_compute_before_its_skip_is_refused(void **state)
 {
-    (void)state;
     static const char text[] = "user P=3 M=1 forward_only\n"
                                "skip a 0 2\n"
                                "rank 0: F0.0 sF0.0 skF0.0:0 c2\n"
@@ -224,7 +219,6 @@ static void a_compute_before_its_skip_is_refused(void **state)
 /* Ranks 0 and 2 begin with the two ends of one skip in different batches. */
 static void skips_that_wait_in_a_circle_are_refused(void **state)
 {
-    (void)state;
     static const char text[] = "user P=3 M=1 forward_only\n"
                                "skip a 0 2\n"
                                "rank 0: F0.0 skF0.0 c1 sF0.0 c1\n"
@@ -239,7 +233,6 @@ static void skips_that_wait_in_a_circle_are_refused(void **state)
 
 static void messages_of_skips_are_added_to_a_list_of_computes(void **state)
 {
-    (void)state;
     static const char text[] = "user P=2 M=2\n"
                                "skip deep/x 0 3\n"
                                "holds 0: 0 3\n"
@@ -273,7 +266,6 @@ static int check_skips(const struct dp_skip *skips, int count, int stages)
 
 static void all_violations_are_reported_together(void **state)
 {
-    (void)state;
     static const struct dp_skip wrong[] = {
         {"self", "", 1, 1},     {"back", "", 3, 1},     {"twice", "", 0, 2}, {"twice", "", 1, 3},
         {"lost", "", 0, -1},    {"none", "enc", -1, 2}, {"far", "", 0, 9},   {"two", "", 0, 1},
@@ -306,7 +298,6 @@ static void skips_of_layers_become_those_of_their_stages(void **state)
     struct dp_skip skips[4];
     int count = 0;
 
-    (void)state;
     assert_int_equal(dp_partition_new(&(struct dp_partition_spec){.layers = list, .layer_count = 6,
                                                                   .balance = balance, .stages = 2},
                                       &p), 0);
@@ -352,7 +343,6 @@ static void all_violations_of_layers_are_reported_together(void **state)
     struct dp_skip skips[7];
     int count = -1;
 
-    (void)state;
     assert_int_equal(dp_partition_new(&(struct dp_partition_spec){.layer_count = 4,
                                                                   .balance = balance, .stages = 1},
                                       &p), 0);
@@ -366,7 +356,6 @@ static void all_violations_of_layers_are_reported_together(void **state)
 
 static void what_is_no_declaration_is_refused(void **state)
 {
-    (void)state;
     const struct dp_skip unnamed = {.from = 0, .to = 1}, blank = {"a b", "", 0, 1};
     struct dp_schedule *s = build(shapes[3]);
 
@@ -390,7 +379,6 @@ static void expect_unread(const char *text, enum dp_format format, const char *s
 
 static void files_with_wrong_skips_are_refused_with_their_place(void **state)
 {
-    (void)state;
     expect_unread("1f1b P=2 M=2\nskip a 0\n", DP_FORMAT_TEXT, "line 2: the line ends");
     expect_unread("1f1b P=2 M=2\nskip a/b/c 0 1\n", DP_FORMAT_TEXT, "line 2: 'a/b/c'");
     expect_unread("1f1b P=2 M=2\nskip a 0 x\n", DP_FORMAT_TEXT, "line 2: 'x', expected a stage");

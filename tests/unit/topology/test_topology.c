@@ -30,7 +30,6 @@ static void assert_route(const struct dp_topology *t, const char *a, const char 
 
 static void every_preset_is_a_topology(void **state)
 {
-    (void)state;
     for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
         struct dp_topology *t = topology_made(p->name);
         assert_int_equal(dp_topo_check(t), 0);
@@ -41,7 +40,6 @@ static void every_preset_is_a_topology(void **state)
 
 static void terms_nest_and_multiply(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("host:3 numa:2 nic:1 root:2 switch:2 switch:2 gpu:2");
 
     assert_int_equal(t->host_count, 3);
@@ -57,7 +55,6 @@ static void terms_nest_and_multiply(void **state)
 
 static void later_terms_replace_those_of_a_preset(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("dgx-h100 host:2 numa:1 root:2 net=100Gb/s");
 
     assert_int_equal(topology_count(t, DP_TOPO_GPU), 4);
@@ -85,7 +82,6 @@ static void a_wrong_term_is_named(void **state)
         {"rail:2", "'rail:2'"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dp_topology *t = NULL;
         assert_int_equal(dp_topology_new_synthetic(cases[i].description, &t), DP_EINVAL);
@@ -99,7 +95,6 @@ static void a_wrong_term_is_named(void **state)
 
 static void nodes_stand_in_preorder_and_links_in_order(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("hgx-a100 host:3");
 
     for (int32_t i = 1; i < t->node_count; i++) {
@@ -191,7 +186,6 @@ static void the_checker_names_what_is_wrong(void **state)
         {"NUMA nodes apart", leave_a_numa_node_alone, "has no link to an earlier NUMA node"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dp_topology *t = topology_made("host:2 numa:2 switch:1 gpu:1 nic:1");
         cases[i].do_it(t);
@@ -206,7 +200,6 @@ static void the_checker_names_what_is_wrong(void **state)
 
 static void a_label_finds_its_node(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("gb200-nvl72 host:3");
     char label[DP_TOPO_LABEL_LEN];
 
@@ -217,7 +210,6 @@ static void a_label_finds_its_node(void **state)
 
 static void a_node_has_several_names(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("dgx-h100 host:2");
     const struct dp_topo_pci *pci = &t->nodes[topology_node(t, "node1/gpu0")].pci;
     char address[32];
@@ -233,7 +225,6 @@ static void a_node_has_several_names(void **state)
 
 static void a_name_that_is_none_gets_the_nearest(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("laptop");
     int32_t n = 77;
 
@@ -248,7 +239,6 @@ static void a_name_that_is_none_gets_the_nearest(void **state)
 
 static void classes_are_those_of_nvidia_smi(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("numa:2 root:2 switch:1 switch:2 gpu:2 cpu=40 pcie=4x16");
 
     assert_route(t, "gpu0", "gpu0", DP_TOPO_SELF, 0);
@@ -267,7 +257,6 @@ static void classes_are_those_of_nvidia_smi(void **state)
 
 static void nvlink_goes_before_pci(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("dgx-h100");
 
     assert_route(t, "gpu0", "gpu7", DP_TOPO_NV, 450);
@@ -287,7 +276,6 @@ static void nvlink_goes_before_pci(void **state)
 
 static void the_wider_of_two_routes_is_taken(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("grace-hopper");
 
     assert_route(t, "gpu0", "numa0", DP_TOPO_CHIP, 450);
@@ -297,7 +285,6 @@ static void the_wider_of_two_routes_is_taken(void **state)
 
 static void the_bottleneck_is_the_slowest_link(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("switch:2 gpu:2 pcie=5x16 uplink=4x8");
     struct dp_topo_path p = topology_way(t, "gpu0", "gpu3");
 
@@ -312,7 +299,6 @@ static void the_bottleneck_is_the_slowest_link(void **state)
 
 static void hosts_meet_on_a_rail(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("dgx-h100 host:2");
     struct dp_topo_path p = topology_way(t, "node0/gpu5", "node1/gpu5");
 
@@ -325,7 +311,6 @@ static void hosts_meet_on_a_rail(void **state)
 
 static void without_a_rail_in_common_the_spine_joins(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("host:2 nic:2 gpu:2 spine=5");
 
     assert_route(t, "node0/nic0", "node1/nic1", DP_TOPO_SPINED, 5);
@@ -342,7 +327,6 @@ static void without_a_rail_in_common_the_spine_joins(void **state)
 
 static void a_port_that_is_down_leads_nowhere(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("host:2 nic:2 gpu:1");
 
     t->ports[0].up = false;
@@ -354,7 +338,6 @@ static void a_port_that_is_down_leads_nowhere(void **state)
 /* A host of more nodes than a search has stack space for. */
 static void a_large_host_is_no_special_case(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("numa:4 root:8 switch:4 gpu:2 nic:1");
 
     assert_true(t->nodes[0].end > 256);
@@ -365,7 +348,6 @@ static void a_large_host_is_no_special_case(void **state)
 /* Between all nodes of hosts of every kind, the second time out of what was kept. */
 static void routes_that_are_kept_are_the_same(void **state)
 {
-    (void)state;
     static const char *const descriptions[] = {
         "dgx-h100 host:2", "gb200-nvl72 host:2", "host:2 numa:2 root:1 switch:1 gpu:1 nic:2",
         "host:2 numa:1 gpu:1"}; /* no NIC: no route */
@@ -392,7 +374,6 @@ static void routes_that_are_kept_are_the_same(void **state)
 
 static void what_is_no_node_has_no_route(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("laptop");
     struct dp_topo_path p;
 
@@ -405,7 +386,6 @@ static void what_is_no_node_has_no_route(void **state)
 
 static void a_gpu_gets_the_nearest_nics_first(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("hgx-a100");
     int32_t nics[8], count, first[8];
 
@@ -428,7 +408,6 @@ static void a_gpu_gets_the_nearest_nics_first(void **state)
 
 static void nics_that_are_down_are_left_out(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("gpu:1 nic:2");
     int32_t nics[2], count;
 
@@ -443,7 +422,6 @@ static void nics_that_are_down_are_left_out(void **state)
 
 static void json_gives_back_the_same(void **state)
 {
-    (void)state;
     for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
         struct dp_topology *t = topology_made(p->name);
         topology_survives_json(t);
@@ -499,7 +477,6 @@ static void errors_in_json_give_the_place(void **state)
          "ports[0].guid: \"\", expected hexadecimal digits"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dp_topology *t = NULL;
         assert_int_equal(dp_topology_read(cases[i].json, strlen(cases[i].json), DP_TOPOLOGY_JSON, &t),
@@ -512,7 +489,6 @@ static void errors_in_json_give_the_place(void **state)
 
 static void a_thousand_hosts_are_built_read_and_searched(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("dgx-h100 host:1024");
 
     assert_int_equal(topology_count(t, DP_TOPO_GPU), 8192);

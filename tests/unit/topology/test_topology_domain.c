@@ -45,7 +45,6 @@ static const char *domain_of(const struct dp_topology *t, const char *hub)
 
 static void nvml_names_the_domain(void **state)
 {
-    (void)state;
     struct dp_topology *t = tray("tray-a", "rack");
 
     assert_int_equal(topology_count(t, DP_TOPO_NVSWITCH), 1);
@@ -59,7 +58,6 @@ static void switches_of_one_host_have_no_domain(void **state)
 {
     static const char *const gpus[] = {"rack-alone", "rack-starting", "rack-failed"};
 
-    (void)state;
     for (size_t i = 0; i < 3; i++) {
         struct dp_topology *t = tray("tray-a", gpus[i]);
         assert_int_equal(topology_count(t, DP_TOPO_NVSWITCH), 1);
@@ -73,7 +71,6 @@ static void switches_of_one_host_have_no_domain(void **state)
 
 static void a_dump_of_nccl_has_several_hosts(void **state)
 {
-    (void)state;
 #ifdef HAVE_EXPAT
     char *xml = topology_file("nccl-rack.xml");
     struct dp_topology *t = topology_said(xml, DP_TOPOLOGY_NCCL_XML);
@@ -96,7 +93,6 @@ static void a_dump_of_nccl_has_several_hosts(void **state)
 
 static void hosts_of_a_domain_share_its_switches(void **state)
 {
-    (void)state;
     struct dp_topology *parts[] = {tray("tray-a", "rack"), tray("tray-b", "rack"),
                                    tray("tray-c", "rack-cut")};
     struct dp_topology *t = merged(parts, 3);
@@ -124,7 +120,6 @@ static void hosts_of_a_domain_share_its_switches(void **state)
 
 static void a_cluster_is_taken_apart_and_put_together(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("gb200-nvl72 host:4 domain=2 rails=none"), *parts[4];
 
     for (int32_t i = 0, host = 0; i < 4; i++, host = t->nodes[host].end) {
@@ -145,7 +140,6 @@ static void a_cluster_is_taken_apart_and_put_together(void **state)
 
 static void json_keeps_domains(void **state)
 {
-    (void)state;
     struct dp_topology *parts[] = {tray("tray-a", "rack"), tray("tray-b", "rack")};
     struct dp_topology *t = merged(parts, 2);
     char *text = topology_written(t, DP_TOPOLOGY_JSON);
@@ -167,7 +161,6 @@ static void a_node_of_nccl_is_a_domain(void **state)
                  {"gb200-nvl72 host:3 domain=2", 2, 900, 400}, {"dgx-h100 host:3", 3, 450, 400},
                  {"host:4 gpu:1 nic:1 nvlink=domain:18x25 net=50", 1, 450, 200}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dp_topology *t = topology_made(cases[i].description);
         double inner, outer;
@@ -191,7 +184,6 @@ static void placement_keeps_a_pipeline_in_its_domain(void **state)
     struct dp_placement *p;
     int32_t gpus[16], count = 0;
 
-    (void)state;
     for (int32_t g = -1; (g = dp_topology_next(t, DP_TOPO_GPU, -1, g + 1)) >= 0; count++)
         gpus[count % 8 * 2 + count / 8] = g;
     assert_int_equal(dp_schedule_new(&spec, &schedule), 0);

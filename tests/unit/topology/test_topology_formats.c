@@ -31,7 +31,6 @@ static void a_gid_is_eight_groups_of_four_digits(void **state)
     };
     uint8_t raw[16];
 
-    (void)state;
     assert_true(dp_topo_parse_gid("fe80:0000:0000:0000:ba59:9F03:00d0:8f4a", raw));
     assert_int_equal(raw[0], 0xfe);
     assert_int_equal(raw[10], 0x9f);
@@ -45,7 +44,6 @@ static void a_gid_is_eight_groups_of_four_digits(void **state)
 
 static void nccl_is_given_what_is_known(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("grace-hopper fabric=infiniband nicname=a\"<&>b");
     char *xml = topology_written(t, DP_TOPOLOGY_NCCL_XML);
     static const char *const parts[] = {
@@ -65,7 +63,6 @@ static void nccl_is_given_what_is_known(void **state)
 
 static void a_file_of_nccl_is_one_host_on_pci(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("laptop host:2");
     char *text = NULL;
 
@@ -88,7 +85,6 @@ static void routes_survive_a_file_of_nccl(void **state)
                                            "gpu:4 sm=80 nvlink=pair:4x25", "gpu:4 sm=80 nvlink=mesh:2x25",
                                            "numa:2 switch:2 switch:2 gpu:2 nic:1 vendor=ARM"};
 
-    (void)state;
     for (size_t m = 0; m < sizeof(machines) / sizeof(machines[0]); m++) {
         struct dp_topology *t = topology_made(machines[m]);
         char *xml = topology_written(t, DP_TOPOLOGY_NCCL_XML);
@@ -115,7 +111,6 @@ static void routes_survive_a_file_of_nccl(void **state)
 
 static void files_of_clouds_are_read(void **state)
 {
-    (void)state;
     char *xml = topology_file("nccl-vm.xml");
     struct dp_topology *t = topology_said(xml, DP_TOPOLOGY_NCCL_XML);
 
@@ -145,7 +140,6 @@ static void errors_in_a_file_of_nccl_give_the_place(void **state)
         {"<system><cpu familyid=\"-5\"/></system>", "negative"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dp_topology *t = NULL;
         assert_int_equal(dp_topology_read(cases[i].xml, strlen(cases[i].xml), DP_TOPOLOGY_AUTO, &t),
@@ -158,7 +152,6 @@ static void errors_in_a_file_of_nccl_give_the_place(void **state)
 
 static void too_large_a_file_is_refused(void **state)
 {
-    (void)state;
     char *xml = malloc(400000), *at = stpcpy(xml, "<system><cpu>");
     struct dp_topology *t = NULL;
 
@@ -171,7 +164,6 @@ static void too_large_a_file_is_refused(void **state)
 
 static void too_deep_a_file_is_refused(void **state)
 {
-    (void)state;
     char xml[2048] = "<system>";
     struct dp_topology *t = NULL;
 
@@ -185,7 +177,6 @@ static void too_deep_a_file_is_refused(void **state)
 
 static void without_expat_the_error_says_so(void **state)
 {
-    (void)state;
     struct dp_topology *t = NULL;
 
     assert_int_equal(dp_topology_read("<system/>", 9, DP_TOPOLOGY_AUTO, &t), DP_EUNSUPPORTED);
@@ -200,7 +191,6 @@ static void without_expat_the_error_says_so(void **state)
 
 static void files_of_hwloc_are_read(void **state)
 {
-    (void)state;
     char *xml = topology_file("hwloc.xml");
     struct dp_topology *t = topology_said(xml, DP_TOPOLOGY_AUTO);
     int32_t first;
@@ -229,7 +219,6 @@ static void files_of_hwloc_are_read(void **state)
 /* hwloc 2.9 ends with SIGSEGV for it. */
 static void a_file_that_hwloc_does_not_survive_is_refused(void **state)
 {
-    (void)state;
     char *xml = topology_file("hwloc-short.xml");
     struct dp_topology *t;
 
@@ -240,7 +229,6 @@ static void a_file_that_hwloc_does_not_survive_is_refused(void **state)
 
 static void a_file_that_is_none_of_hwloc_is_refused(void **state)
 {
-    (void)state;
     static const char xml[] = "<topology version=\"2.0\"><object type=\"Machine\"/></topology>";
     struct dp_topology *t = NULL;
 
@@ -252,7 +240,6 @@ static void a_file_that_is_none_of_hwloc_is_refused(void **state)
 /* Two readers of one machine. */
 static void hwloc_and_sysfs_see_the_same_machine(void **state)
 {
-    (void)state;
     struct dp_topology *a = NULL, *b = NULL;
 
     assert_int_equal(dp_topology_read_hwloc(&a), 0);
@@ -324,7 +311,6 @@ static void compare_ports(const struct dp_topology *a, const struct dp_topology 
 /* lstopo's file of a machine that a description makes as well. */
 static void a_file_of_hwloc_has_all_devices(void **state)
 {
-    (void)state;
     char *xml = topology_file("hwloc-switches.xml");
     struct dp_topology *b = topology_said(xml, DP_TOPOLOGY_AUTO);
     struct dp_topology *a =
@@ -341,7 +327,6 @@ static void a_file_of_hwloc_has_all_devices(void **state)
 
 static void files_of_hwloc_are_not_written(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("laptop");
     char *xml = NULL;
 
@@ -355,7 +340,6 @@ static void files_of_hwloc_are_not_written(void **state)
 
 static void without_hwloc_the_error_says_so(void **state)
 {
-    (void)state;
     struct dp_topology *t = NULL;
 
     assert_int_equal(dp_topology_read("<topology/>", 11, DP_TOPOLOGY_AUTO, &t), DP_EUNSUPPORTED);
@@ -369,7 +353,6 @@ static void without_hwloc_the_error_says_so(void **state)
 
 static void machines_become_a_cluster(void **state)
 {
-    (void)state;
     struct dp_topology *a = topology_made("dgx-h100 name=a"), *b = topology_made("dgx-h100 name=b"), *c = NULL;
     const struct dp_topology *parts[] = {a, b};
 
@@ -385,7 +368,6 @@ static void machines_become_a_cluster(void **state)
 
 static void a_cluster_like_the_described_one_comes_out(void **state)
 {
-    (void)state;
     struct dp_topology *whole = topology_made("hgx-a100 host:2"), *parts[2], *merged = NULL;
 
     for (int32_t i = 0, host = 0; i < 2; i++, host = whole->nodes[host].end)
@@ -403,7 +385,6 @@ static void a_cluster_like_the_described_one_comes_out(void **state)
 
 static void what_cannot_be_merged_is_refused(void **state)
 {
-    (void)state;
     struct dp_topology *a = topology_made("laptop"), *b = topology_made("laptop"), *c = topology_made("laptop host:2"), *out = NULL;
 
     assert_int_equal(dp_topology_merge((const struct dp_topology *const[]){a, b}, 2, &out), DP_EINVAL);
@@ -422,7 +403,6 @@ static void what_cannot_be_merged_is_refused(void **state)
 
 static void a_guest_has_what_was_passed_on(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_made("hgx-a100"), *guest = NULL;
 
     assert_int_equal(dp_topology_remap(t, "# two GPUs, a NIC\r\ngpu0 0001:00:00.0\n\n"
@@ -457,7 +437,6 @@ static void errors_in_a_map_give_the_line(void **state)
         {"switch0 0001:00:00.0", "switch0 is a switch, expected a GPU"},
     };
 
-    (void)state;
     struct dp_topology *t = topology_made("hgx-a100"), *guest = NULL;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         assert_int_equal(dp_topology_remap(t, cases[i].map, &guest), DP_EINVAL);

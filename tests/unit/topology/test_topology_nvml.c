@@ -16,7 +16,6 @@
 
 static void gpus_reach_each_other_through_switches(void **state)
 {
-    (void)state;
     static const char *const seen[] = {"nvswitch", "hidden-switch"};
 
     for (size_t i = 0; i < 2; i++) {
@@ -40,7 +39,6 @@ static void gpus_reach_each_other_through_switches(void **state)
 
 static void gpus_are_joined_directly(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "mesh");
     struct dp_topo_path p = topology_way(t, "gpu3", "gpu1");
 
@@ -56,7 +54,6 @@ static void gpus_are_joined_directly(void **state)
 
 static void a_gpu_that_sys_does_not_show_is_added(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked_with("container", "fake_nvml", "alone");
     int32_t gpu = topology_node(t, "0000:1b:00.0");
 
@@ -71,7 +68,6 @@ static void a_gpu_that_sys_does_not_show_is_added(void **state)
 
 static void a_divided_gpu_is_one_gpu_without_nvlink(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "mig");
 
     assert_int_equal(topology_count(t, DP_TOPO_GPU), 8);
@@ -83,7 +79,6 @@ static void a_divided_gpu_is_one_gpu_without_nvlink(void **state)
 
 static void links_that_the_driver_refuses_are_noted(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "refused");
     struct dp_topo_path p = topology_way(t, "gpu0", "gpu1");
 
@@ -95,7 +90,6 @@ static void links_that_the_driver_refuses_are_noted(void **state)
 
 static void chips_are_joined_to_their_cpu(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "grace");
     struct dp_topo_path p = topology_way(t, "gpu0", "numa0");
 
@@ -119,7 +113,6 @@ static void links_are_as_fast_as_their_version(void **state)
     } expected[] = {{1, 4, 20}, {2, 6, 25}, {3, 4, 14.0625}, {3, 12, 25},
                     {4, 18, 25}, {5, 18, 50}, {5, 18, 26.562}, {0, 18, 50}};
 
-    (void)state;
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "versions");
     for (int i = 0; i < 8; i++) {
         char gpu[16];
@@ -136,7 +129,6 @@ static void links_are_as_fast_as_their_version(void **state)
 
 static void what_nvml_refuses_is_left_out(void **state)
 {
-    (void)state;
     static const char *const gpus[] = {"no-start", "no-answers", "lost", "not-there"};
     static const char *const note[] = {
         "fake_nvml.so does not start: Unknown Error", "", "NVML does not show its GPU 1: Unknown Error",
@@ -154,7 +146,6 @@ static void what_nvml_refuses_is_left_out(void **state)
 
 static void an_old_library_reports_what_it_knows(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml_old", "nvswitch");
     struct dp_topo_path p = topology_way(t, "gpu0", "gpu7");
 
@@ -169,7 +160,6 @@ static void an_old_library_reports_what_it_knows(void **state)
 
 static void without_nvml_there_is_one_note(void **state)
 {
-    (void)state;
     static const char *const libraries[] = {"no-such-nvml.so", "libc.so.6"};
     static const char *const reasons[] = {"no-such-nvml.so: cannot open", "too old, or no NVML"};
     char *root = tree_unpack("hgx");
@@ -188,7 +178,6 @@ static void without_nvml_there_is_one_note(void **state)
 
 static void an_unknown_option_is_refused(void **state)
 {
-    (void)state;
     struct dp_topology *t = NULL;
 
     setenv("DUALPIPE_TOPOLOGY_NVML_LIBARY", "x", 1);

@@ -36,7 +36,6 @@ static const char *text(const struct dp_topology *t, uint32_t at)
 
 static void a_server_is_read_whole(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked("server");
     const struct dp_topo_node *host = &t->nodes[0], *numa = &t->nodes[topology_node(t, "numa1")];
 
@@ -56,7 +55,6 @@ static void a_server_is_read_whole(void **state)
 
 static void ports_of_a_switch_become_one_node(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked("server");
 
     assert_int_equal(dp_topology_next(t, DP_TOPO_SWITCH, -1, 0), topology_node(t, "0000:16:00.0"));
@@ -72,7 +70,6 @@ static void ports_of_a_switch_become_one_node(void **state)
 
 static void what_is_no_gpu_and_no_nic_is_left_out(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked("server");
 
     assert_int_equal(topology_count(t, DP_TOPO_GPU), 2);
@@ -82,7 +79,6 @@ static void what_is_no_gpu_and_no_nic_is_left_out(void **state)
 
 static void the_driver_names_its_gpus(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked("server");
     const struct dp_topo_node *gpu = &t->nodes[topology_node(t, "gpu0")];
 
@@ -94,7 +90,6 @@ static void the_driver_names_its_gpus(void **state)
 
 static void a_resting_link_of_a_gpu_counts_as_running(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked("server");
 
     assert_int_equal(uplink(t, "gpu1")->gen, 5);
@@ -106,7 +101,6 @@ static void a_resting_link_of_a_gpu_counts_as_running(void **state)
 
 static void a_narrow_link_of_a_nic_is_degraded(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked("server");
     const struct dp_topo_link *l = uplink(t, "ens2np0");
 
@@ -120,7 +114,6 @@ static void a_narrow_link_of_a_nic_is_degraded(void **state)
 
 static void ports_have_rates_states_and_gids(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked("server");
     int32_t first;
 
@@ -146,7 +139,6 @@ static void ports_have_rates_states_and_gids(void **state)
 
 static void a_virtual_machine_has_notes_on_what_is_unknown(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked("vm");
     int32_t first;
 
@@ -164,7 +156,6 @@ static void a_virtual_machine_has_notes_on_what_is_unknown(void **state)
 
 static void memory_without_cpus_is_memory(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked("grace");
     const struct dp_topo_node *gpu = &t->nodes[topology_node(t, "gpu0")];
     const struct dp_topo_node *far = &t->nodes[topology_node(t, "numa1")];
@@ -183,7 +174,6 @@ static void memory_without_cpus_is_memory(void **state)
 
 static void a_container_without_devices_is_a_host(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked("container");
 
     assert_int_equal(t->node_count, 2);
@@ -211,7 +201,6 @@ static const char *subnet_of(const struct dp_topology *t, const char *nic)
 
 static void ports_have_subnets(void **state)
 {
-    (void)state;
     struct dp_topology *t = topology_unpacked("rails-a");
 
     assert_string_equal(subnet_of(t, "mlx5_0"), "10.1.0.0/16");
@@ -226,7 +215,6 @@ static void ports_have_subnets(void **state)
 
 static void hosts_that_are_merged_find_their_rails(void **state)
 {
-    (void)state;
     struct dp_topology *a = topology_unpacked("rails-a"), *b = topology_unpacked("rails-b"), *t = NULL;
     const struct dp_topology *parts[] = {a, b};
 
@@ -250,7 +238,6 @@ static void hosts_that_are_merged_find_their_rails(void **state)
 
 static void what_is_no_tree_is_refused(void **state)
 {
-    (void)state;
     struct dp_topology *t = NULL;
 
     assert_int_equal(dp_topology_read_sysfs("/nowhere", &t), DP_ENOENT);
@@ -260,7 +247,6 @@ static void what_is_no_tree_is_refused(void **state)
 
 static void this_machine_is_a_topology(void **state)
 {
-    (void)state;
     struct dp_topology *t = NULL;
 
     assert_int_equal(dp_topology_read_sysfs("", &t), 0);
@@ -293,7 +279,6 @@ static void *bind_beside_each_numa_node(void *arg)
 
 static void a_thread_is_bound_beside_a_device(void **state)
 {
-    (void)state;
     struct dp_topology *t, *server = topology_unpacked("server");
     pthread_t thread;
     void *flaw;

@@ -143,7 +143,6 @@ bool topology_notes(const struct dp_topology *t, const char *what)
 
 static void drop(void *user, enum dp_log_level level, const char *line)
 {
-    (void)user, (void)level, (void)line;
 }
 
 void topology_quietly(void)

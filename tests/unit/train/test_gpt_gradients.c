@@ -88,14 +88,12 @@ static void assert_linear_gradients(bool table)
 
 static void a_linear_layer_has_the_gradients_of_finite_differences(void **state)
 {
-    (void)state;
     assert_linear_gradients(false);
 }
 
 /* Of a head that is the table of the embedding. */
 static void a_layer_of_a_table_has_the_gradients_of_finite_differences(void **state)
 {
-    (void)state;
     assert_linear_gradients(true);
 }
 
@@ -112,7 +110,6 @@ static double norm_value(void *user)
 
 static void a_norm_has_the_gradients_of_finite_differences(void **state)
 {
-    (void)state;
     struct norm l;
     real dx[N * IN] = {0}, dgain[IN] = {0}, dbias[IN] = {0};
 
@@ -145,7 +142,6 @@ static double mix_value(void *user)
 
 static void attention_has_the_gradients_of_finite_differences(void **state)
 {
-    (void)state;
     struct mix m;
     real dqkv[TOKENS * 3 * WIDTH], scratch[CONTEXT * CONTEXT];
 
@@ -158,7 +154,6 @@ static void attention_has_the_gradients_of_finite_differences(void **state)
 
 static void attention_does_not_look_into_the_future(void **state)
 {
-    (void)state;
     struct mix m;
     real before[TOKENS * WIDTH];
 
@@ -189,7 +184,6 @@ static double gelu_value(void *user)
 
 static void gelu_has_the_gradients_of_finite_differences(void **state)
 {
-    (void)state;
     struct gelu g = {.x = {-30, -1.5, -0.1, 0, 0.7, 30}};
     real dx[N];
 
@@ -216,7 +210,6 @@ static double entropy_value(void *user)
 
 static void cross_entropy_has_the_gradients_of_finite_differences(void **state)
 {
-    (void)state;
     struct entropy e = {.labels = {0, 4, 2}};
     real d[3 * IN];
 
@@ -227,7 +220,6 @@ static void cross_entropy_has_the_gradients_of_finite_differences(void **state)
 
 static void cross_entropy_of_equal_logits_is_the_logarithm_of_their_number(void **state)
 {
-    (void)state;
     struct entropy e = {.logits = {1000, 1000, 1000, 1000, 1000}, .labels = {3}};
     double value;
 
@@ -237,7 +229,6 @@ static void cross_entropy_of_equal_logits_is_the_logarithm_of_their_number(void 
 
 static void dropout_keeps_the_mean_and_repeats_itself(void **state)
 {
-    (void)state;
     enum { COUNT = 4096 };
     static real x[COUNT], again[COUNT];
     struct dp_random_key key = dp_random_key(1, 2, 3, 4);
@@ -364,7 +355,6 @@ static void model_gradients(struct model *m, enum dp_backward_mode mode)
 
 static void the_whole_model_has_the_gradients_of_finite_differences(void **state)
 {
-    (void)state;
     struct model m;
 
     model_init(&m, &config, 2);
@@ -405,7 +395,6 @@ static void assert_same(const struct model *a, const struct model *b, bool gradi
 
 static void a_split_backward_leaves_the_same_gradients_as_a_full_one(void **state)
 {
-    (void)state;
     struct model full, split;
 
     model_init(&full, &config, 2);
@@ -419,7 +408,6 @@ static void a_split_backward_leaves_the_same_gradients_as_a_full_one(void **stat
 
 static void the_model_is_the_same_however_it_is_cut(void **state)
 {
-    (void)state;
     struct model whole;
 
     model_init(&whole, &config, 1);
@@ -439,7 +427,6 @@ static void the_model_is_the_same_however_it_is_cut(void **state)
 
 static void the_baseline_takes_the_mean_over_its_micro_batches(void **state)
 {
-    (void)state;
     enum { M = 5 };
     uint8_t tokens[M * MODEL_TOKENS], labels[M * MODEL_TOKENS];
     struct batch batch = {tokens, labels};

@@ -41,7 +41,6 @@ static bool open_file(size_t len, int context, struct data *d)
 
 static void files_are_read_one_after_the_other(void **state)
 {
-    (void)state;
     char a[SCRATCH_LEN], b[SCRATCH_LEN];
     const char *paths[] = {a, b};
     struct data d;
@@ -60,7 +59,6 @@ static void files_are_read_one_after_the_other(void **state)
 /* Bytes count up, so a window's first byte tells its offset (in a file of 250 bytes). */
 static void training_never_sees_what_is_held_out(void **state)
 {
-    (void)state;
     enum { SEQUENCES = 64, CONTEXT = 5 };
     uint8_t tokens[SEQUENCES * CONTEXT], labels[SEQUENCES * CONTEXT];
     struct batch batch = {tokens, labels};
@@ -85,7 +83,6 @@ static void training_never_sees_what_is_held_out(void **state)
 
 static void a_batch_is_the_same_whenever_it_is_drawn(void **state)
 {
-    (void)state;
     uint8_t tokens[2][40], labels[2][40];
     struct data d;
 
@@ -100,7 +97,6 @@ static void a_batch_is_the_same_whenever_it_is_drawn(void **state)
 
 static void every_length_from_the_least_on_can_be_cut(void **state)
 {
-    (void)state;
     enum { CONTEXT = 3 };
     uint8_t tokens[8 * CONTEXT], labels[8 * CONTEXT];
     struct data d;
@@ -119,7 +115,6 @@ static void every_length_from_the_least_on_can_be_cut(void **state)
 
 static void what_is_no_file_is_refused(void **state)
 {
-    (void)state;
     const char *missing[] = {"no/such/file"}, *directory[] = {"."};
     struct data d;
 
@@ -129,7 +124,6 @@ static void what_is_no_file_is_refused(void **state)
 
 static void equally_frequent_bytes_cost_the_logarithm_of_their_number(void **state)
 {
-    (void)state;
     struct data d;
 
     assert_true(open_file(128, 5, &d));
@@ -144,7 +138,6 @@ static const struct gpt_config tiny = {
 
 static void the_first_step_moves_every_weight_by_the_rate_against_its_gradient(void **state)
 {
-    (void)state;
     const double rate = 0.01, decay = 0.5;
     struct sequential *s, *before;
     struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
@@ -177,7 +170,6 @@ static void the_first_step_moves_every_weight_by_the_rate_against_its_gradient(v
 
 static void the_rate_rises_to_its_peak_and_falls_to_a_tenth(void **state)
 {
-    (void)state;
     assert_float_equal(gpt_rate(0, 100, 10, 2), 0.2, 1e-12);
     assert_float_equal(gpt_rate(9, 100, 10, 2), 2, 1e-12);
     assert_float_equal(gpt_rate(10, 100, 10, 2), 2, 1e-12);

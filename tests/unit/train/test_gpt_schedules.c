@@ -228,7 +228,6 @@ static void assert_same(const struct curve *a, const struct curve *b)
 
 static void every_schedule_learns_what_the_plain_loop_learns(void **state)
 {
-    (void)state;
     static const struct { enum dp_schedule_kind kind; int ranks; } cases[] = {
         {DP_SCHEDULE_DUALPIPE, 2}, {DP_SCHEDULE_DUALPIPE, 4}, {DP_SCHEDULE_DUALPIPEV, 2},
         {DP_SCHEDULE_DUALPIPEV, 4}, {DP_SCHEDULE_ZB1P, 2}, {DP_SCHEDULE_ZB1P, 4},
@@ -251,7 +250,6 @@ static void every_schedule_learns_what_the_plain_loop_learns(void **state)
 
 static void gradients_in_any_order_learn_nearly_the_same(void **state)
 {
-    (void)state;
     struct curve *expected = curve_new(), *curve = curve_new();
 
     learn_sequentially(expected);
@@ -264,7 +262,6 @@ static void gradients_in_any_order_learn_nearly_the_same(void **state)
 
 static void learning_lowers_the_loss(void **state)
 {
-    (void)state;
     struct curve *curve = curve_new();
 
     learn_sequentially(curve);
@@ -321,7 +318,6 @@ static int mix_in_pipelines(struct dp_comm *comm, void *arg)
 
 static void mixing_keeps_the_mean_of_every_stage(void **state)
 {
-    (void)state;
     static const struct mixing cases[] = {
         {DP_SCHEDULE_1F1B, 2, 2, "one-peer-exp", 0},
         {DP_SCHEDULE_1F1B, 2, 4, "ring", 0.5},

@@ -34,13 +34,11 @@ static int fail_before(void *user, const struct dp_comm_config *config, struct d
 {
     struct dp_comm *comm;
 
-    (void)user;
     return config->rank ? give_up(config->rank, why) : launch_join(config, &comm);
 }
 
 static void no_rank_waits_for_one_that_failed_before_the_rendezvous(void **state)
 {
-    (void)state;
     const double start = now_s();
 
     assert_int_equal(launch_ranks(2, 0, "tcp", fail_before, NULL), EXIT_FAILED);
@@ -52,7 +50,6 @@ static int fail_behind(void *user, const struct dp_comm_config *config, struct d
     struct dp_comm *comm;
     char word;
 
-    (void)user;
     int err = launch_join(config, &comm);
     if (!err && (config->rank ? read(go[0], &word, 1) : write(go[1], "!", 1)) != 1)
         err = DP_EIO;
@@ -64,7 +61,6 @@ static int fail_behind(void *user, const struct dp_comm_config *config, struct d
 
 static void ranks_that_have_met_have_time_to_end_by_themselves(void **state)
 {
-    (void)state;
     char word[8];
 
     assert_int_equal(pipe(go), 0);
@@ -84,7 +80,6 @@ static int fail_beside_a_stopped_rank(void *user, const struct dp_comm_config *c
     struct dp_comm *comm;
     char word;
 
-    (void)user;
     int err = launch_join(config, &comm);
     if (!err && !config->rank)
         err = write(go[1], "!", 1) == 1 ? raise(SIGSTOP) : DP_EIO;
@@ -95,7 +90,6 @@ static int fail_beside_a_stopped_rank(void *user, const struct dp_comm_config *c
 
 static void a_stopped_rank_is_ended_when_all_others_have_failed(void **state)
 {
-    (void)state;
     const double start = now_s();
 
     assert_int_equal(pipe(go), 0);

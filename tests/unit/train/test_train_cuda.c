@@ -259,13 +259,11 @@ static void compare_shapes(bool bf16, enum products by)
 
 static void the_model_is_that_of_the_cpu_in_float32(void **state)
 {
-    (void)state;
     compare_shapes(false, OWN);
 }
 
 static void the_model_is_nearly_that_of_the_cpu_in_bfloat16(void **state)
 {
-    (void)state;
     compare_shapes(true, OWN);
 }
 
@@ -292,7 +290,6 @@ static int products_of_cublaslt(void)
 /* Of one shape every size is odd: the stand-in has no algorithm for it. */
 static void it_is_so_with_cublaslt_in_both_types(void **state)
 {
-    (void)state;
     const int before = gpu ? 0 : products_of_cublaslt();
 
     compare_shapes(false, CUBLASLT);
@@ -343,7 +340,6 @@ static void cublaslt_is_told_how_operands_lie_and_what_it_cannot_do_is_refused(v
     struct blas *blas;
     float *buffers[4];
 
-    (void)state;
     if (gpu)
         skip_because("what cuBLASLt has no algorithm for is known of the stand-in only");
     assert_int_equal(dp_device_cuda_open(0, &dev), 0);
@@ -497,7 +493,6 @@ static void a_step_waits_for_nothing_before_all_of_it_is_queued(void **state)
     void (*break_call)(const char *name, int call, int status);
     int (*calls)(const char *name);
 
-    (void)state;
     if (gpu)
         skip_because("calls are counted on the simulated CUDA");
     *(void **)&break_call = simulated("sim_fail");
@@ -520,7 +515,6 @@ static atomic_bool may_go;
 
 static void wait_for_go(void *user)
 {
-    (void)user;
     for (int i = 0; i < 600000 && !atomic_load(&may_go); i++)
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
@@ -531,7 +525,6 @@ static int hold_up(void *user, const struct dp_stage_call *call, const DLTensor 
 {
     struct cuda_rank *r = user;
 
-    (void)out, (void)labels, (void)max;
     assert_ptr_equal(call->stream, dp_device_stream_native(r->stream));
     *values = 0;
     *count = 1;
@@ -597,7 +590,6 @@ static void a_pair_s_backward_does_not_wait_for_its_forward(void **state)
     double value;
     int first;
 
-    (void)state;
     begin(&t.p, &stepped);
     for (int i = 0; i < 2; i++) {
         const int layers = gpt_layers_of_stage(&stepped, i, 2, &first);

@@ -25,7 +25,6 @@ static struct memory_limits limits_of(const char *machine)
 
 static void the_kernel_reports_how_much_is_available(void **state)
 {
-    (void)state;
     struct memory_limits limits = limits_of("plain");
 
     assert_float_equal(limits.available_bytes, 4096 * mib, 0);
@@ -34,7 +33,6 @@ static void the_kernel_reports_how_much_is_available(void **state)
 
 static void a_control_group_may_allow_less(void **state)
 {
-    (void)state;
     assert_float_equal(limits_of("group2").group_bytes, 768 * mib, 0);
     assert_float_equal(limits_of("group1").group_bytes, 384 * mib, 0);
     assert_true(isinf(limits_of("unlimited").group_bytes));
@@ -42,7 +40,6 @@ static void a_control_group_may_allow_less(void **state)
 
 static void an_unknown_size_is_no_limit(void **state)
 {
-    (void)state;
     struct memory_limits limits = limits_of("no such machine");
 
     assert_true(isinf(limits.available_bytes) && isinf(limits.group_bytes));
@@ -51,7 +48,6 @@ static void an_unknown_size_is_no_limit(void **state)
 /* Not that of getrusage, which a launcher's process hands on through exec. */
 static void the_peak_is_of_this_program(void **state)
 {
-    (void)state;
     char root[4096];
 
     snprintf(root, sizeof(root), "%s/train/plain", getenv("DP_TEST_DATA"));
@@ -70,7 +66,6 @@ static bool parse(char **argv, struct settings *s)
 
 static void a_run_must_fit_every_limit(void **state)
 {
-    (void)state;
     char *argv[] = {"train", "-d", "x", "-P", "2", NULL};
     struct settings s;
 
@@ -94,7 +89,6 @@ static void a_run_must_fit_every_limit(void **state)
 
 static void more_of_anything_needs_more_memory(void **state)
 {
-    (void)state;
     char *small[] = {"train", "-d", "x", NULL};
     char *more[][8] = {
         {"train", "-d", "x", "--width", "128"}, {"train", "-d", "x", "--layers", "16"},

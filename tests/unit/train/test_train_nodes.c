@@ -135,7 +135,6 @@ static void open_in_child(int node)
 
 static void ranks_of_a_pipeline_copy_beside_their_parameters(void **state)
 {
-    (void)state;
     int nodes = 0;
     cpu_set_t cpus;
 

@@ -21,7 +21,6 @@ static const char *no_cuda; /* why there is no simulated CUDA */
 
 static void every_layout_learns_the_same(void **state)
 {
-    (void)state;
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
         const struct curve expected = run((struct job){.model = model, .layout = one});
         assert_true(expected.losses[STEPS - 1] < expected.losses[0] || model == MODEL_TIED);
@@ -41,7 +40,6 @@ static const char *const devices[] = {"host:2", "cuda"};
 /* Without NCCL: messages and sums go by the host. Norms are added up in another order. */
 static void a_device_learns_what_the_host_learns(void **state)
 {
-    (void)state;
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
         const struct curve expected = run((struct job){.model = model, .layout = one});
         for (int i = -1; i < LAYOUTS; i++)
@@ -71,7 +69,6 @@ static void rounded_values_follow_the_values(void **state)
 {
     static const struct layout mirrored = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_SHARDS, 0};
 
-    (void)state;
     const struct curve expected = run((struct job){.model = MODEL_TIED, .layout = one});
     for (int i = 0; i < (no_cuda ? 2 : 4); i++) {
         const struct curve curve = run((struct job){.model = MODEL_TIED, .rounds = true,
@@ -84,7 +81,6 @@ static void rounded_values_follow_the_values(void **state)
 /* However the data comes, wherever the model is cut, and with a parameter that stays as it was. */
 static void loaders_cuts_and_frozen_parameters_change_no_number(void **state)
 {
-    (void)state;
     static const int32_t two[] = {2, 6}, four[] = {1, 4, 2, 1};
     const struct layout given[] = {{DP_SCHEDULE_1F1B, 2, 1, DP_SUMS_ALL, 0},
                                    {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_SHARDS, 0},
@@ -106,7 +102,6 @@ static void loaders_cuts_and_frozen_parameters_change_no_number(void **state)
 
 static void a_schedule_that_is_made_before_changes_no_number(void **state)
 {
-    (void)state;
     const struct curve expected = run((struct job){.model = MODEL_TIED, .layout = one});
 
     for (int i = 0; i < LAYOUTS; i++)
@@ -127,7 +122,6 @@ static void a_schedule_that_is_made_before_changes_no_number(void **state)
 /* The first step's gradient is used in the second, so that two steps have the same values. */
 static void late_updates_are_the_same_in_every_layout(void **state)
 {
-    (void)state;
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
         const struct curve expected = run((struct job){.model = model, .layout = one, .late = true});
         const struct curve at_once = run((struct job){.model = model, .layout = one});
@@ -154,7 +148,6 @@ static void late_updates_are_the_same_in_every_layout(void **state)
 /* Half as many micro-batches, of other sizes: the same means, but for rounding. */
 static void uneven_micro_batches_count_by_their_rows(void **state)
 {
-    (void)state;
     const struct curve a = run((struct job){.layout = one});
     const struct curve b = run((struct job){.layout = one, .microbatches = 4});
 
@@ -166,7 +159,6 @@ static void uneven_micro_batches_count_by_their_rows(void **state)
 /* Replicas that mix are not one model, but a stage of theirs is the same however it is cut. */
 static void replicas_that_mix_learn_the_same_in_every_pipeline(void **state)
 {
-    (void)state;
     static const struct layout mixing[] = {{DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_MIXING, 0},
                                            {DP_SCHEDULE_1F1B, 2, 2, DP_SUMS_MIXING, 0},
                                            {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0},
@@ -249,7 +241,6 @@ static void go_on(const struct curve *expected, struct job first, struct job the
 
 static void what_one_layout_saves_another_goes_on_from(void **state)
 {
-    (void)state;
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
         const struct curve expected = run((struct job){.model = model, .layout = one});
         for (int i = 0; i < LAYOUTS; i++)
@@ -265,7 +256,6 @@ static void what_a_device_saves_another_goes_on_from(void **state)
         const char *devices[2];
     } rows[] = {{{3, 11}, {"cuda", NULL}}, {{12, 3}, {NULL, "cuda"}}, {{0, 5}, {"cuda", "cuda"}}};
 
-    (void)state;
     if (no_cuda)
         skip_because(no_cuda);
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
@@ -282,7 +272,6 @@ static void what_a_device_saves_another_goes_on_from(void **state)
 
 static void replicas_that_mix_go_on_as_they_were(void **state)
 {
-    (void)state;
     const struct layout mixing = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0};
     const struct curve expected = run((struct job){.model = MODEL_SKIPS, .layout = mixing});
     char folder[SCRATCH_LEN];
@@ -318,7 +307,6 @@ static int rank_finds_another_model(struct dp_comm *comm, void *arg)
 
 static void a_checkpoint_of_another_model_is_refused_on_every_rank(void **state)
 {
-    (void)state;
     char folder[SCRATCH_LEN];
     struct curve curve;
     struct job job = {.layout = layouts[3], .folder = folder, .curve = &curve};
@@ -338,7 +326,6 @@ static int rank_is_refused(struct dp_comm *comm, void *arg)
 
 static void mirrors_need_reduces_where_replicas_sum(void **state)
 {
-    (void)state;
     struct curve curve;
     struct job job = {.layout = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_ALL, 0}, .lists = true,
                       .unreduced = true, .curve = &curve};
@@ -355,7 +342,6 @@ static int rank_finds_nothing(struct dp_comm *comm, void *arg)
 
 static void a_folder_without_a_checkpoint_leaves_no_rank_waiting(void **state)
 {
-    (void)state;
     char folder[SCRATCH_LEN];
     struct curve curve;
     struct job job = {.model = MODEL_TIED, .layout = layouts[3], .from = folder, .curve = &curve};
@@ -370,7 +356,6 @@ static void a_folder_without_a_checkpoint_leaves_no_rank_waiting(void **state)
 /* Wherever the clock cuts the model, and whatever steps on zeros have left. */
 static void a_cut_by_measured_time_changes_no_number(void **state)
 {
-    (void)state;
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
         const struct curve expected = run((struct job){.model = model, .layout = one});
         for (int i = 0; i < LAYOUTS; i += 3) {
@@ -420,7 +405,6 @@ static int32_t plan(struct dp_trainer_config config, enum model_kind model, int 
 
 static void layouts_are_ranked_by_their_predicted_step(void **state)
 {
-    (void)state;
     struct dp_trainer_plan all[MOST_PLANS], some[MOST_PLANS];
     struct dp_trainer_config config = config_of(&(struct job){.layout = one});
 
@@ -486,7 +470,6 @@ static void layouts_are_ranked_by_their_predicted_step(void **state)
 /* A power of two changes no bit of what it is taken out of again. */
 static void a_loss_scale_changes_no_number(void **state)
 {
-    (void)state;
     struct dp_loss_scale scale = dp_loss_scale_defaults();
 
     scale.interval = 2;
@@ -503,7 +486,6 @@ static void a_loss_scale_changes_no_number(void **state)
 /* A step whose gradients are not finite is left out everywhere, and the scale goes on where it was. */
 static void an_overflow_skips_the_step_on_all_ranks(void **state)
 {
-    (void)state;
     const struct dp_loss_scale scale = {0x1p1000, 2, 0x1p-990, 2, 1, 0x1p1000, 0};
     const struct layout mixing = {DP_SCHEDULE_1F1B, 2, 2, DP_SUMS_MIXING, 0};
 
@@ -527,7 +509,6 @@ static void an_overflow_skips_the_step_on_all_ranks(void **state)
 
 static void a_signal_saves_on_all_ranks(void **state)
 {
-    (void)state;
     const struct curve expected = run((struct job){.layout = one});
 
     for (int i = 0; i < LAYOUTS; i += 4) {
@@ -548,13 +529,11 @@ static atomic_int told;
 
 static void note_that(int signal)
 {
-    (void)signal;
     told++;
 }
 
 static void the_programs_own_handler_stays(void **state)
 {
-    (void)state;
     signal(SIGTERM, note_that);
     const struct curve begun = run((struct job){.layout = one, .told_at = 1, .stop = 1});
     assert_true(begun.ending[0] && told == 1);

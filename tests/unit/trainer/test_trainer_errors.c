@@ -29,7 +29,6 @@ static int rank_hears_of_it(struct dp_comm *comm, void *arg)
 
 static void a_failed_layer_is_named_on_every_rank(void **state)
 {
-    (void)state;
     for (int i = 0; i < 2 * LAYOUTS; i++) {
         struct curve curve;
         struct job job = {.layout = layouts[i % LAYOUTS], .fail_layer = 6, .fail_mb = 6,
@@ -53,7 +52,6 @@ static int learn_alone(void)
 
 static void every_allocation_that_fails_is_reported(void **state)
 {
-    (void)state;
     expect_every_failure_reported(learn_alone, 40);
 }
 
@@ -84,7 +82,6 @@ static void a_plan_of_what_cannot_be_trained_is_refused(void **state)
     struct test_model m;
     int32_t count;
 
-    (void)state;
     test_model_init(&m, MODEL_SKIPS);
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_GPIPE, .ranks = 2, .microbatches = 2}, &list), 0);
     config[0].list = list;
@@ -102,7 +99,6 @@ static void a_plan_of_what_cannot_be_trained_is_refused(void **state)
 
 static void every_allocation_of_a_plan_that_fails_is_reported(void **state)
 {
-    (void)state;
     expect_every_failure_reported(plan_two_ranks, 40);
 }
 
@@ -140,7 +136,6 @@ static void every_call_of_the_driver_that_fails_is_reported(void **state)
     void (*break_call)(const char *name, int call, int status);
     int (*calls)(const char *name);
 
-    (void)state;
     if (no_cuda)
         skip_because(no_cuda);
     *(void **)&break_call = simulated("sim_fail");
@@ -169,7 +164,6 @@ static void a_run_of_no_layers_is_refused(void **state)
     struct dp_stage stage;
     struct test_model m;
 
-    (void)state;
     test_model_init(&m, MODEL_MLP);
     struct dp_layers_config config = {.model = &m.model};
     assert_int_equal(dp_layers_new(&config, &layers), DP_EINVAL);
@@ -200,7 +194,6 @@ static void layers_without_memory_are_an_error(void **state)
     struct test_model m;
     int err, failures = 0;
 
-    (void)state;
     test_model_init(&m, MODEL_SKIPS);
     struct dp_layers_config config = {
         .model = &m.model, .rows = 2, .bare = true, .dtype = {kDLBfloat, 16, 1}};
@@ -250,7 +243,6 @@ static int rank_is_poor(struct dp_comm *comm, void *arg)
 /* Wherever one rank has no memory, none waits for it. */
 static void a_rank_without_memory_ends_the_step_on_all(void **state)
 {
-    (void)state;
     struct curve curve;
     struct poor poor = {.job = {.model = MODEL_TIED, .layout = {DP_SCHEDULE_DUALPIPE, 2, 2, 0, 0}}};
 
@@ -265,7 +257,6 @@ static void a_rank_without_memory_ends_the_step_on_all(void **state)
 /* Each is refused with a sentence that names what is wrong. */
 static void what_cannot_be_is_refused_by_name(void **state)
 {
-    (void)state;
     struct dp_layer bad = {0};
     struct dp_trainer *t = NULL;
     struct test_model m;

@@ -40,7 +40,6 @@ static size_t least_bytes(const struct job *wanted)
 /* The device holds a part of the model alone, under every schedule and way of summing. */
 static void a_model_larger_than_the_device_learns_the_same(void **state)
 {
-    (void)state;
     static const struct layout mixing = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0},
                                again = {DP_SCHEDULE_GPIPE, 1, 1, DP_SUMS_ALL, DP_RECOMPUTE_ALWAYS};
     const struct {
@@ -83,7 +82,6 @@ static void a_model_larger_than_the_device_learns_the_same(void **state)
 /* What was saved with it is read without it, and the other way round. */
 static void a_checkpoint_does_not_know_of_offload(void **state)
 {
-    (void)state;
     const struct curve expected = run((struct job){.model = MODEL_TIED, .layout = one});
 
     for (int i = 0; i < 2; i++) {

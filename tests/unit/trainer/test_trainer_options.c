@@ -65,7 +65,6 @@ static void name_variable(const char *name, char out[64])
 /* All of the table, by the environment; what is not set stays. */
 static void the_environment_sets_a_config(void **state)
 {
-    (void)state;
     struct dp_trainer_config c = {.rows = 7}, none = {.rows = 7};
     char variable[64];
     int32_t count;
@@ -106,7 +105,6 @@ static void the_environment_sets_a_config(void **state)
 
 static void a_setting_that_cannot_be_is_refused_by_name(void **state)
 {
-    (void)state;
     struct dp_trainer_config c = {0};
     char variable[64];
 

@@ -77,7 +77,6 @@ static int put(void *user, const char *key, const void *value, size_t len)
 {
     struct meeting *m = user;
 
-    (void)key;
     if (len > sizeof(m->value))
         return DP_EINVAL;
     memcpy(m->value, value, len);
@@ -90,7 +89,6 @@ static int get(void *user, const char *key, void *value, size_t *len)
     struct meeting *m = user;
     const size_t there = atomic_load(&m->len);
 
-    (void)key;
     if (!there)
         return DP_EAGAIN;
     *len = there < *len ? there : *len;
@@ -366,7 +364,6 @@ static struct seen *seen;
 
 static int make_memory(void **state)
 {
-    (void)state;
     seen = mmap(NULL, MAX_RANKS * sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                 -1, 0);
     return seen == MAP_FAILED ? -1 : 0;
@@ -426,7 +423,6 @@ enum { LAYOUTS = sizeof(layouts) / sizeof(layouts[0]) };
 /* Each of several ranks, at each of several moments. */
 static void those_that_live_learn_what_all_would_have(void **state)
 {
-    (void)state;
     static const struct death when[] = {
         {.step = 1},          {.step = 1, .calls = 1}, {.step = 2, .calls = 8}, {.step = 3, .calls = 3},
         {.step = 4, .calls = 20}, {.step = STEPS + 1},     {.step = STEPS + 1, .calls = 2},
@@ -456,7 +452,6 @@ static void those_that_live_learn_what_all_would_have(void **state)
 /* One after the other, or at once, down to one rank. */
 static void several_may_die(void **state)
 {
-    (void)state;
     static const struct {
         struct layout layout;
         struct death deaths[VICTIMS];
@@ -481,7 +476,6 @@ static void several_may_die(void **state)
 /* It has said why where it happened, and to the others it is dead. */
 static void a_rank_whose_layer_fails_leaves(void **state)
 {
-    (void)state;
     run((struct job){.model = MODEL_SKIPS, .layout = one}, 0);
     const struct seen expected = seen[0];
 
@@ -546,7 +540,6 @@ static void assert_together(const struct seen *expected, const struct job *job, 
 
 static void replicas_that_mix_go_on_without_one_that_dies(void **state)
 {
-    (void)state;
     static const struct death when[] = {
         {.step = 1, .calls = 1}, {.step = 2, .calls = 8}, {.step = 3}, {.step = STEPS + 1, .calls = 2},
         {.step = AT_FIRST},      {.step = AT_LAST},
@@ -570,7 +563,6 @@ static void replicas_that_mix_go_on_without_one_that_dies(void **state)
 /* It goes on with the step that the others have come to. */
 static void a_replica_that_comes_back_is_admitted(void **state)
 {
-    (void)state;
     struct meeting *meeting =
         mmap(NULL, sizeof(*meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
@@ -605,7 +597,6 @@ static void a_replica_that_comes_back_is_admitted(void **state)
 /* Both holders of a stage. */
 static void a_stage_that_is_lost_ends_all(void **state)
 {
-    (void)state;
     run((struct job){.model = MODEL_MLP,
                      .layout = {DP_SCHEDULE_1F1B, 2, 2, 0, NULL},
                      .deaths = {{1, 2, 0, false}, {3, 2, 0, false}},

@@ -288,7 +288,6 @@ static int queue_loss(const struct test_model *m, const struct dp_stage_call *ca
 static int device_loss(void *user, const struct dp_stage_call *call, const DLTensor *out,
                        const DLTensor *labels, double *values, int32_t max, int32_t *count)
 {
-    (void)max;
     *count = 1;
     return queue_loss(user, call, out, labels, values, 0, NULL);
 }

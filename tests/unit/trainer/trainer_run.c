@@ -35,7 +35,6 @@ static int load(void *user, int32_t mb, const struct dp_tree **args, const struc
     struct loader *l = user;
     int64_t begin, size;
 
-    (void)kwargs;
     if (dp_split_window(l->all->shape[0], MICROBATCHES, mb, &begin, &size) ||
         dp_tensor_window(l->all, 0, begin, size, l->dims[mb], &l->rows[mb]))
         return DP_EINVAL;
@@ -50,7 +49,6 @@ static void release(void *user, int32_t mb)
 {
     struct loader *l = user;
 
-    (void)mb;
     l->held--;
 }
 

@@ -28,7 +28,6 @@ static void keep_log(ncclDebugLogLevel level, unsigned long flags, const char *f
     va_list args;
     size_t used = strlen(said);
 
-    (void)level, (void)flags, (void)file, (void)line;
     va_start(args, fmt);
     vsnprintf(said + used, sizeof(said) - used, fmt, args);
     va_end(args);
@@ -92,7 +91,6 @@ static void assert_left_alone(struct tuner_caller *caller, struct tuner_call cal
 
 static void every_version_follows_the_table(void **state)
 {
-    (void)state;
     write_table("allreduce,0,65536,ring,ll,4,-1,-1\nallreduce,65537,any,tree,simple,-1,-1,-1\n");
     for (int v = TUNER_FIRST; v <= TUNER_LAST; v++) {
         struct tuner_caller caller = open_tuner(v, 16, 2);
@@ -104,7 +102,6 @@ static void every_version_follows_the_table(void **state)
 
 static void every_version_passes_on_how_many_operations_are_in_a_row(void **state)
 {
-    (void)state;
     write_table("allreduce,0,any,ring,ll,-1,-1,-1,1\nallreduce,0,any,tree,ll,-1,-1,-1,2-4\n");
     for (int v = TUNER_FIRST + 1; v <= TUNER_LAST; v++) {
         struct tuner_caller caller = open_tuner(v, 16, 2);
@@ -120,7 +117,6 @@ static void every_version_passes_on_how_many_operations_are_in_a_row(void **stat
 
 static void a_cell_that_is_ruled_out_stays_so(void **state)
 {
-    (void)state;
     write_table("allreduce,0,any,tree,ll,8,-1,-1\n");
     for (int v = 3; v <= TUNER_LAST; v++) {
         struct tuner_caller caller = open_tuner(v, 8, 1);
@@ -134,7 +130,6 @@ static void a_cell_that_is_ruled_out_stays_so(void **state)
 /* Before any test that has one: NCCL limits chunks wherever there is a getChunkSize. */
 static void without_a_table_nothing_is_touched(void **state)
 {
-    (void)state;
     unsetenv("DUALPIPE_TUNER_TABLE");
     for (int v = 2; v <= TUNER_LAST; v++) {
         struct tuner_caller caller = open_tuner(v, 8, 1);
@@ -148,7 +143,6 @@ static void without_a_table_nothing_is_touched(void **state)
 
 static void a_table_that_cannot_be_read_is_reported_and_changes_nothing(void **state)
 {
-    (void)state;
     write_table("allreduce,0,any,rng,ll,8,-1,-1\n");
     for (int v = 2; v <= TUNER_LAST; v++) {
         struct tuner_caller caller = open_tuner(v, 8, 1);
@@ -161,7 +155,6 @@ static void a_table_that_cannot_be_read_is_reported_and_changes_nothing(void **s
 
 static void a_strict_user_gets_an_error_instead(void **state)
 {
-    (void)state;
     struct tuner_caller caller;
 
     setenv("DUALPIPE_TUNER_TABLE", "no/such/file", 1);
@@ -175,7 +168,6 @@ static void a_strict_user_gets_an_error_instead(void **state)
 
 static void a_table_is_read_again_for_the_next_communicator_only(void **state)
 {
-    (void)state;
     write_table("allreduce,0,any,ring,ll,-1,-1,-1\n");
     struct tuner_caller first = open_tuner(TUNER_LAST, 8, 1);
     write_table("allreduce,0,any,tree,ll,-1,-1,-1\n");
@@ -189,7 +181,6 @@ static void a_table_is_read_again_for_the_next_communicator_only(void **state)
 
 static void channels_stay_within_what_nccl_has(void **state)
 {
-    (void)state;
     write_table("allreduce,0,8,ring,ll,64,-1,-1\nallreduce,9,any,collnet_chain,simple,64,-1,-1\n");
     for (int v = 2; v <= TUNER_LAST; v++) {
         struct tuner_caller caller = open_tuner(v, 8, 1);
@@ -203,7 +194,6 @@ static void channels_stay_within_what_nccl_has(void **state)
 
 static void a_chunk_is_set_for_the_cell_of_its_rule(void **state)
 {
-    (void)state;
     write_table("collective,algorithm,protocol,chunk_bytes\nallreduce,ring,ll,32KiB\n");
     struct tuner_caller caller = open_tuner(6, 8, 1);
     struct tuner_call call = all_reduce(1024);
@@ -221,7 +211,6 @@ static void a_chunk_is_set_for_the_cell_of_its_rule(void **state)
 
 static void without_costs_only_what_surely_exists_is_chosen(void **state)
 {
-    (void)state;
     static const struct {
         const char *rule, *algorithms, *protocols;
         size_t nodes;
@@ -263,7 +252,6 @@ static void without_costs_only_what_surely_exists_is_chosen(void **state)
 
 static void rules_for_registered_buffers_are_warned_of(void **state)
 {
-    (void)state;
     write_table("allreduce,0,any,ring,ll,-1,-1,-1,-1,yes\n");
     struct tuner_caller caller = open_tuner(5, 8, 1);
     struct tuner_call call = all_reduce(1);
@@ -282,7 +270,6 @@ static void rules_for_registered_buffers_are_warned_of(void **state)
 /* 32 far nodes: NCCL would take ring and simple for 1 KiB, the model a tree and LL. */
 static void links_give_later_versions_a_model(void **state)
 {
-    (void)state;
     unsetenv("DUALPIPE_TUNER_TABLE");
     setenv("DUALPIPE_TUNER_LINKS", "inter=3,inter_us=25", 1);
     for (int v = 2; v <= TUNER_LAST; v++) {
@@ -324,7 +311,6 @@ static void expect_said(int version, const char *sentence)
 
 static void a_placement_gives_links_only_if_it_is_asked_for_them(void **state)
 {
-    (void)state;
     char path[SCRATCH_LEN], wrong[SCRATCH_LEN];
 
     unsetenv("DUALPIPE_TUNER_TABLE");
@@ -352,7 +338,6 @@ static void a_placement_gives_links_only_if_it_is_asked_for_them(void **state)
 /* NCCL's own constants count, and stay what they were. */
 static void constants_are_read_and_never_written(void **state)
 {
-    (void)state;
     struct tuner_caller caller;
     struct tuner_call call = all_reduce(8);
 
@@ -420,7 +405,6 @@ static void assert_agreement(int version, struct tuner_caller *ranks)
 /* Another communicator comes and goes on some ranks only. */
 static void ranks_agree_whatever_is_their_own(void **state)
 {
-    (void)state;
     char path[4096];
 
     snprintf(path, sizeof(path), "%s/tuner/example.csv", getenv("DP_TEST_DATA"));
@@ -449,7 +433,6 @@ static int set_up(void **state)
 {
     char path[4096];
 
-    (void)state;
     snprintf(path, sizeof(path), "%s/nccl-plugin/.libs/libnccl-tuner-dualpipe.so",
              getenv("DP_TOP_BUILDDIR"));
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -465,7 +448,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     unlink(table_path);
     rmdir(directory);
     dlclose(library);

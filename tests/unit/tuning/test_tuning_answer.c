@@ -58,7 +58,6 @@ static const struct dp_tuning_rule *find(const struct dp_tuner *tuner, int funct
 
 static void the_first_rule_that_applies_counts(void **state)
 {
-    (void)state;
     struct dp_tuning_table *table = read_table("allreduce,8,63,ring,ll,2,-1,-1\n"
                                                "allreduce,0,31,tree,ll128,-1,-1,-1\n");
     struct dp_tuner *tuner = make(table, 8, 1, false);
@@ -77,7 +76,6 @@ static void the_first_rule_that_applies_counts(void **state)
 
 static void rules_are_for_some_ranks_and_nodes(void **state)
 {
-    (void)state;
     struct dp_tuning_table *table = read_table("allreduce,0,any,ring,ll,-1,2-4,16\n"
                                                "allreduce,0,any,tree,ll,-1,any,any\n");
     const struct {
@@ -96,7 +94,6 @@ static void rules_are_for_some_ranks_and_nodes(void **state)
 
 static void rules_are_for_some_pipe_ops(void **state)
 {
-    (void)state;
     struct dp_tuning_table *table = read_table("allreduce,0,63,ring,ll,-1,-1,-1,1\n"
                                                "broadcast,0,any,ring,ll,-1,-1,-1,2\n"
                                                "allreduce,0,31,tree,ll,-1,-1,-1,2-4\n"
@@ -120,7 +117,6 @@ static void rules_are_for_some_pipe_ops(void **state)
 
 static void registration_counts_only_if_it_is_trusted(void **state)
 {
-    (void)state;
     struct dp_tuning_table *table = read_table("allgather,0,any,nvls,simple,-1,-1,-1,-1,yes\n"
                                                "allgather,0,any,ring,simple,-1,-1,-1,-1,no\n");
     struct dp_tuner *wary = make(table, 8, 1, false), *trusting = make(table, 8, 1, true);
@@ -136,7 +132,6 @@ static void registration_counts_only_if_it_is_trusted(void **state)
 
 static void a_cell_that_may_not_be_chosen_is_left_alone(void **state)
 {
-    (void)state;
     struct dp_tuning_table *table = read_table("allreduce,0,any,pat,ll,8,-1,-1\n");
     struct dp_tuner *tuner = make(table, 8, 1, false);
     float costs[CELLS] = {0};
@@ -157,7 +152,6 @@ static void a_cell_that_may_not_be_chosen_is_left_alone(void **state)
 
 static void a_chunk_goes_with_its_algorithm(void **state)
 {
-    (void)state;
     struct dp_tuning_table *table = read_table("collective,algorithm,protocol,chunk_bytes\n"
                                                "allreduce,ring,simple,128KiB\n");
     struct dp_tuner *tuner = make(table, 8, 1, false);
@@ -229,7 +223,6 @@ static void assert_same(const struct dp_tuning_rule *found, const struct dp_tuni
 
 static void the_first_rule_of_the_table_that_applies_is_found(void **state)
 {
-    (void)state;
     struct dp_tuning_rule rules[RULES];
     struct dp_tuning_table table = {.name = "random", .rules = rules};
 
@@ -253,7 +246,6 @@ static void the_first_rule_of_the_table_that_applies_is_found(void **state)
 
 static void a_tuner_without_a_table_leaves_all_to_nccl(void **state)
 {
-    (void)state;
     struct dp_tuner *tuner = make(NULL, 8, 1, false);
 
     assert_int_equal(ask(tuner, DP_TUNING_ALLREDUCE, 1024, false, NULL).source,
@@ -265,7 +257,6 @@ static void a_tuner_without_a_table_leaves_all_to_nccl(void **state)
 
 static void negative_numbers_are_refused(void **state)
 {
-    (void)state;
     struct dp_tuner *tuner;
 
     log_nothing();

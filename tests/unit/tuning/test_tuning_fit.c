@@ -60,7 +60,6 @@ static void read_all_gathers(struct tune_results *r)
 
 static void text_has_the_ranks_and_the_times(void **state)
 {
-    (void)state;
     struct tune_results r = {0};
 
     assert_int_equal(read_results("ring/ll/8=", "allreduce-ring-ll.txt", &r), EXIT_OK);
@@ -78,7 +77,6 @@ static void text_has_the_ranks_and_the_times(void **state)
 
 static void a_log_names_the_choice(void **state)
 {
-    (void)state;
     struct tune_results r = {0};
 
     assert_int_equal(read_results("", "allreduce-tree-ll128.txt", &r), EXIT_OK);
@@ -90,7 +88,6 @@ static void a_log_names_the_choice(void **state)
 
 static void json_has_the_same(void **state)
 {
-    (void)state;
     struct tune_results r = {0};
 
     assert_int_equal(read_results("", "allgather-nvls-simple.json", &r), EXIT_OK);
@@ -105,7 +102,6 @@ static void json_has_the_same(void **state)
 
 static void the_same_measured_twice_counts_once(void **state)
 {
-    (void)state;
     struct tune_results r = {0};
 
     for (int i = 0; i < 2; i++)
@@ -139,7 +135,6 @@ static int read_odd(const char *text, struct tune_results *r)
 
 static void older_outputs_and_those_of_mpirun_are_read(void **state)
 {
-    (void)state;
     struct tune_results r = {0};
 
     assert_int_equal(read_odd("[1,0]<stdout>:" RANK0 "[1,0]<stdout>:" RANK1 "[1,0]<stdout>:" NAMES
@@ -155,7 +150,6 @@ static void older_outputs_and_those_of_mpirun_are_read(void **state)
 
 static void what_cannot_be_used_is_refused(void **state)
 {
-    (void)state;
 #define START "# Collective test starting: all_reduce_perf\n"
     static const char *const texts[] = {
         "", "hello\n", NAMES ROW, START NAMES ROW, RANKS NAMES ROW, START RANKS ROW,
@@ -208,7 +202,6 @@ static void ask(const struct tune_fit *fit, const struct tune_size *size, int64_
 
 static void no_size_is_left_worse_than_by_nccls_own_choice(void **state)
 {
-    (void)state;
     struct tune_results r = {0};
     struct tune_fit fit;
     struct dp_tuning_answer answer;
@@ -235,7 +228,6 @@ static void no_size_is_left_worse_than_by_nccls_own_choice(void **state)
 /* Between a size that changes and one that does not, and outside of all, NCCL is left alone. */
 static void nothing_is_changed_without_measurements(void **state)
 {
-    (void)state;
     struct tune_results r = {0};
     struct tune_fit fit;
     struct dp_tuning_answer answer;
@@ -258,7 +250,6 @@ static void nothing_is_changed_without_measurements(void **state)
 
 static void a_greater_gain_changes_less(void **state)
 {
-    (void)state;
     static const double gains[] = {0, 0.03, 0.2, 0.4, 0.99};
     size_t last = 1000;
 
@@ -280,7 +271,6 @@ static void a_greater_gain_changes_less(void **state)
 
 static void without_nccls_own_choice_there_is_no_table(void **state)
 {
-    (void)state;
     struct tune_results r = {0};
     struct tune_fit fit;
 
@@ -292,13 +282,11 @@ static void without_nccls_own_choice_there_is_no_table(void **state)
 
 static int set_up(void **state)
 {
-    (void)state;
     return scratch_file(odd_path, "tune") ? 0 : -1;
 }
 
 static int tear_down(void **state)
 {
-    (void)state;
     return unlink(odd_path);
 }
 

@@ -50,7 +50,6 @@ static struct dp_tuning_answer ask(const struct dp_tuner *tuner, int function, i
 
 static void links_are_read_and_written(void **state)
 {
-    (void)state;
     struct dp_tuning_links links;
     char text[DP_TUNING_LINKS_LEN];
 
@@ -63,7 +62,6 @@ static void links_are_read_and_written(void **state)
 
 static void links_that_are_none_are_refused(void **state)
 {
-    (void)state;
     static const char *const cases[][2] = {
         {"intra", "links: 'intra', expected intra=NUMBER in GB/s"},
         {"intra=x", "expected intra=NUMBER in GB/s"},
@@ -86,7 +84,6 @@ static void links_that_are_none_are_refused(void **state)
 
 static void a_model_needs_the_links_that_are_used(void **state)
 {
-    (void)state;
     static const struct {
         const char *links;
         int ranks, nodes;
@@ -107,7 +104,6 @@ static void a_model_needs_the_links_that_are_used(void **state)
 
 static void what_does_not_exist_has_no_time(void **state)
 {
-    (void)state;
     struct dp_tuner *one = make("intra=450,inter=50", 8, 1), *two = make("intra=450,inter=50", 16, 2);
 
     assert_true(dp_tuner_time_us(one, DP_TUNING_BROADCAST, DP_TUNING_TREE, DP_TUNING_LL, 8) < 0);
@@ -124,7 +120,6 @@ static void what_does_not_exist_has_no_time(void **state)
 /* A ring of two sends each byte once in an all-reduce: half of it there, the other half back. */
 static void a_pair_needs_what_its_link_needs(void **state)
 {
-    (void)state;
     struct dp_tuner *pair = make("inter=50", 2, 2);
     double us = dp_tuner_time_us(pair, DP_TUNING_ALLREDUCE, DP_TUNING_RING, DP_TUNING_SIMPLE, 1 << 30);
     double wire_us = (1 << 30) / 50e3;
@@ -135,7 +130,6 @@ static void a_pair_needs_what_its_link_needs(void **state)
 
 static void more_nodes_and_slower_links_cost_more(void **state)
 {
-    (void)state;
     struct dp_tuner *few = make("intra=450,inter=400", 16, 2), *more = make("intra=450,inter=400", 64, 8);
     struct dp_tuner *slow = make("intra=450,inter=25", 16, 2);
     struct dp_tuner *far = make("intra=450,inter=400,inter_us=30", 16, 2);
@@ -154,7 +148,6 @@ static void more_nodes_and_slower_links_cost_more(void **state)
 
 static void nccls_own_latencies_take_the_place_of_ours(void **state)
 {
-    (void)state;
     static const struct dp_tuning_latencies latencies = {.base_us[DP_TUNING_RING] = {1000, 1000, 1000}};
     const struct dp_tuning_links links = {.intra_gbs = 450};
     struct dp_tuner *tuner;
@@ -169,7 +162,6 @@ static void nccls_own_latencies_take_the_place_of_ours(void **state)
 
 static void protocols_cross_from_ll_to_simple(void **state)
 {
-    (void)state;
     struct dp_tuner *tuner = make("intra=450", 8, 1);
     struct dp_tuning_crossing c[CELLS];
     float costs[CELLS];
@@ -201,7 +193,6 @@ static int fastest(const struct dp_tuner *tuner, int function, const float *cost
 
 static void crossings_give_the_fastest_everywhere(void **state)
 {
-    (void)state;
     static const struct {
         const char *links;
         int ranks, nodes;
@@ -230,7 +221,6 @@ static void crossings_give_the_fastest_everywhere(void **state)
 
 static void without_a_model_there_are_no_crossings(void **state)
 {
-    (void)state;
     struct dp_tuner *tuner = make("", 8, 1);
     struct dp_tuning_crossing c[CELLS];
     float costs[CELLS];
@@ -244,7 +234,6 @@ static void without_a_model_there_are_no_crossings(void **state)
 
 static void many_far_nodes_take_a_tree_for_small_messages(void **state)
 {
-    (void)state;
     struct dp_tuner *tuner = make("inter=3,inter_us=25", 32, 32);
     float costs[CELLS];
 
@@ -264,7 +253,6 @@ static void many_far_nodes_take_a_tree_for_small_messages(void **state)
 /* Only a clear gain counts, and never a cell that may not be chosen. */
 static void the_model_keeps_to_what_is_clearly_better_and_allowed(void **state)
 {
-    (void)state;
     struct dp_tuner *tuner = make("intra=450,inter=100,inter_us=5", 32, 4);
     float costs[CELLS];
 
@@ -284,7 +272,6 @@ static void the_model_keeps_to_what_is_clearly_better_and_allowed(void **state)
 
 static void a_rule_comes_before_the_model(void **state)
 {
-    (void)state;
     static const char text[] = "allreduce,0,1023,ring,simple,-1,-1,-1\n"
                                "allreduce,1024,2047,default,default,-1,-1,-1\n";
     const struct dp_tuning_links links = {.inter_gbs = 3, .inter_us = 25};

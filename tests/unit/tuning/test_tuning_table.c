@@ -20,7 +20,6 @@ static struct dp_tuning_table *load(const char *name)
 
 static void a_file_of_nccls_example_tuner_is_read_as_it_is(void **state)
 {
-    (void)state;
     struct dp_tuning_table *table = load("example.csv");
     const struct dp_tuning_rule *r = table->rules;
 
@@ -52,7 +51,6 @@ static void a_file_of_nccls_example_tuner_is_read_as_it_is(void **state)
 
 static void columns_may_have_names_and_any_order(void **state)
 {
-    (void)state;
     struct dp_tuning_table *table = load("named.csv");
     const struct dp_tuning_rule *r = table->rules;
 
@@ -83,7 +81,6 @@ static void refuse(const char *name, const char *expected)
 /* refused.txt: a file, a tab, what the sentence has that refuses it. */
 static void what_is_wrong_is_named_with_its_line(void **state)
 {
-    (void)state;
     char path[4096], line[256];
     int count = 0;
 
@@ -122,7 +119,6 @@ static void assert_same_rules(const struct dp_tuning_table *a, const struct dp_t
 
 static void what_is_written_is_read_back(void **state)
 {
-    (void)state;
     static const char *const files[] = {"example.csv", "named.csv", "real.csv"};
 
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
@@ -141,7 +137,6 @@ static void what_is_written_is_read_back(void **state)
 
 static void a_line_of_any_length_is_refused_or_read(void **state)
 {
-    (void)state;
     char text[8192];
     struct dp_tuning_table *table;
 
@@ -159,7 +154,6 @@ static void a_line_of_any_length_is_refused_or_read(void **state)
 
 static void a_file_that_is_not_there_is_named(void **state)
 {
-    (void)state;
     struct dp_tuning_table *table;
 
     assert_int_equal(dp_tuning_table_load("no/such/table.csv", &table), DP_ENOENT);
@@ -169,7 +163,6 @@ static void a_file_that_is_not_there_is_named(void **state)
 
 static void names_are_those_of_the_file_format(void **state)
 {
-    (void)state;
     assert_string_equal(dp_tuning_function_name(DP_TUNING_ALLREDUCE), "allreduce");
     assert_string_equal(dp_tuning_algorithm_name(DP_TUNING_PAT), "pat");
     assert_string_equal(dp_tuning_protocol_name(DP_TUNING_LL128), "ll128");

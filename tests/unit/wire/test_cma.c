@@ -117,7 +117,6 @@ static void under_yama_both_connections_of_a_process_in_a_ring_are_reached(void 
     static const int star[][2] = {{0, 1}, {0, 2}, {0, 3}, {0, 4}};
     static const int all[][2] = {{0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}, {2, 3}};
 
-    (void)state;
     assert_int_equal(count_reached(4, 4, ring), 4);
     assert_int_equal(count_reached(4, 4, mixed), 3); /* not all to the next one */
     assert_int_equal(count_reached(5, 4, star), 4);
@@ -128,7 +127,6 @@ static void under_yama_a_process_lets_in_one_other(void **state)
 {
     struct dp_cma_rights r = {.pid = 0};
 
-    (void)state;
     assert_false(dp_cma_choose(&r, 10, 10, false)); /* itself needs no right */
     assert_false(dp_cma_choose(&r, 10, 11, true));  /* it lets us in */
     assert_false(dp_cma_choose(&r, 10, 11, false)); /* a second connection to it */
@@ -145,7 +143,6 @@ static void under_yama_a_process_lets_in_one_other(void **state)
 
 static void a_process_that_has_got_the_peers_number_is_not_written_to(void **state)
 {
-    (void)state;
     struct common *c =
         mmap(NULL, sizeof(*c), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     struct dp_cma_part push, pull;

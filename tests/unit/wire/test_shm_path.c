@@ -48,7 +48,6 @@ static const struct machine far_cores = {512 << 10, {28000, 150000, 0}};
 
 static void the_fastest_path_is_used_but_for_a_small_share(void **state)
 {
-    (void)state;
     struct dp_shm_paths ways = {0};
 
     assert_int_equal(wanted(&ways, 512 << 10), DP_SHM_CMA);
@@ -62,7 +61,6 @@ static void the_fastest_path_is_used_but_for_a_small_share(void **state)
 
 static void when_the_machine_changes_so_does_the_path(void **state)
 {
-    (void)state;
     struct dp_shm_paths ways = {0};
 
     run(&ways, &near_cores, DP_SHM_RING, 1000);
@@ -74,7 +72,6 @@ static void when_the_machine_changes_so_does_the_path(void **state)
 
 static void a_hopeless_path_is_left_after_one_message(void **state)
 {
-    (void)state;
     struct dp_shm_paths ways = {0};
     const size_t len = far_cores.len;
 
@@ -87,7 +84,6 @@ static void a_hopeless_path_is_left_after_one_message(void **state)
 /* Not the path's fault: another process had the core. */
 static void one_slow_message_changes_nothing(void **state)
 {
-    (void)state;
     struct dp_shm_paths ways = {0};
     const size_t len = near_cores.len;
 
@@ -105,7 +101,6 @@ static void one_slow_message_changes_nothing(void **state)
 /* Only the largest are copied past the caches, and each size has its own path. */
 static void sizes_are_measured_apart(void **state)
 {
-    (void)state;
     static const struct machine large = {DP_COPY_LARGE, {9, 8, 5}};
     struct dp_shm_paths ways = {0};
 
@@ -125,7 +120,6 @@ static void sizes_are_measured_apart(void **state)
 /* Straight may be impossible: what was wanted so comes through the ring. */
 static void a_path_that_is_never_possible_holds_up_none_of_the_others(void **state)
 {
-    (void)state;
     static const int64_t ns[DP_SHM_PATHS] = {0, 8000000, 5000000};
     const size_t len = 64 << 20;
     struct dp_shm_paths ways = {0};
@@ -148,7 +142,6 @@ static char out[LEN], in[LEN];
 /* The receiver chooses the path, the sender follows at once. */
 static void a_message_takes_the_path_that_its_receiver_wants(void **state)
 {
-    (void)state;
     static const size_t lens[] = {DP_SHM_LARGE, 300000, 1 << 20, LEN};
     struct pair p = make_pair();
     struct dp_shm_wire *a = dp_shm_of(p.a), *b = dp_shm_of(p.b);
@@ -169,7 +162,6 @@ static void a_message_takes_the_path_that_its_receiver_wants(void **state)
 /* While it is measured both paths are used, and every message arrives whole. */
 static void paths_are_measured(void **state)
 {
-    (void)state;
     struct pair p = make_pair();
     struct dp_shm_wire *b = dp_shm_of(p.b);
     const struct dp_shm_costs *c = &b->paths.classes[dp_shm_class(LEN)];

@@ -180,7 +180,6 @@ static void send_each_size(struct pair *p)
 
 static void messages_of_any_size_arrive_whole(void **state)
 {
-    (void)state;
     on_all_kinds(send_each_size);
 }
 
@@ -222,7 +221,6 @@ static void send_many(struct pair *p)
 
 static void many_messages_in_flight_keep_their_order(void **state)
 {
-    (void)state;
     on_all_kinds(send_many);
 }
 
@@ -250,7 +248,6 @@ static void send_too_long(struct pair *p)
 
 static void a_message_longer_than_its_receive_is_refused_and_the_next_arrives(void **state)
 {
-    (void)state;
     on_all_kinds(send_too_long);
 }
 
@@ -281,7 +278,6 @@ static void send_and_close(struct pair *p)
 
 static void what_was_sent_before_a_close_arrives_and_then_the_wire_is_broken(void **state)
 {
-    (void)state;
     on_all_kinds(send_and_close);
 }
 
@@ -303,7 +299,6 @@ static void send_into_nothing(struct pair *p)
 
 static void sending_to_a_closed_peer_fails(void **state)
 {
-    (void)state;
     on_all_kinds(send_into_nothing);
 }
 
@@ -323,7 +318,6 @@ static void close_in_the_middle(struct pair *p)
 
 static void a_wire_may_be_closed_in_the_middle_of_a_message(void **state)
 {
-    (void)state;
     on_all_kinds(close_in_the_middle);
 }
 
@@ -377,7 +371,6 @@ static void sleep_and_wake(struct pair *p)
 
 static void a_sleeper_is_woken_by_a_message(void **state)
 {
-    (void)state;
     on_all_kinds(sleep_and_wake);
 }
 
@@ -407,7 +400,6 @@ static void sleep_between_polls(struct pair *p)
 
 static void no_wait_sleeps_on_messages_that_have_arrived(void **state)
 {
-    (void)state;
     on_all_kinds(sleep_between_polls);
 }
 
@@ -430,7 +422,6 @@ static void wake_on_close(struct pair *p)
 
 static void a_sleeper_is_woken_when_the_peer_goes(void **state)
 {
-    (void)state;
     on_all_kinds(wake_on_close);
 }
 
@@ -448,7 +439,6 @@ static void be_killed(struct dp_wire *wire)
 
 static void a_killed_process_is_noticed_and_leaves_nothing(void **state)
 {
-    (void)state;
     for (int k = 0; k < KINDS; k++) {
         if (!is_here(&kinds[k]))
             continue;
@@ -480,7 +470,6 @@ static void a_killed_process_is_noticed_and_leaves_nothing(void **state)
 
 static void a_cut_breaks_both_ends(void **state)
 {
-    (void)state;
     for (int k = 0; k < KINDS; k++) {
         if (!kinds[k].wrapped)
             continue;
@@ -503,7 +492,6 @@ static void a_cut_breaks_both_ends(void **state)
 
 static void a_silent_wire_passes_nothing_either_way_and_fails_nothing(void **state)
 {
-    (void)state;
     for (int k = 0; k < KINDS; k++) {
         if (!kinds[k].wrapped)
             continue;

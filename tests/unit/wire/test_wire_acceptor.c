@@ -89,7 +89,6 @@ static void want_files(rlim_t count)
 
 static void strangers_get_nothing_and_do_no_harm(void **state)
 {
-    (void)state;
     want_files(3 * DP_ACCEPTOR_PENDING);
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
@@ -220,7 +219,6 @@ static void close_all(const int *fds, int count)
 
 static void silent_connections_give_their_places_at_once(void **state)
 {
-    (void)state;
     want_files(3 * DP_ACCEPTOR_PENDING);
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
@@ -245,7 +243,6 @@ static void a_full_queue_is_waited_for(void **state)
     struct dp_wire_address address;
     int count = 0;
 
-    (void)state;
     want_files(MOST + 2 * DP_ACCEPTOR_PENDING);
     assert_int_equal(dp_wire_shm.listen(&config, &listener, &address), 0);
     while (count < MOST && (silent[count] = connect_to_shm(listener)) >= 0)
@@ -265,7 +262,6 @@ static void a_call_accepts_so_many_and_does_not_drop_them_again(void **state)
     struct dp_wire_address address;
     int silent[4 * DP_ACCEPTOR_PENDING];
 
-    (void)state;
     want_files(10 * DP_ACCEPTOR_PENDING);
     assert_int_equal(dp_wire_shm.listen(&config, &listener, &address), 0);
     for (int i = 0; i < 4 * DP_ACCEPTOR_PENDING; i++)
@@ -296,7 +292,6 @@ static void other_users_do_not_reach_the_socket_and_nobody_passes_a_file_unprove
     const int on = 1;
     int fd, passes;
 
-    (void)state;
     hello.kind = DP_HELLO_SHM;
     assert_int_equal(dp_wire_shm.listen(&config, &listener, &address), 0);
     fd = connect_to_shm(listener);
@@ -324,7 +319,6 @@ static void a_listener_short_of_files_drops_strangers(void **state)
     uint64_t label;
     int silent[4];
 
-    (void)state;
     assert_int_equal(dp_wire_tcp.listen(&config, &listener, &address), 0);
     memcpy(&place, &address, sizeof(place));
     for (int i = 0; i < 4; i++)
@@ -346,7 +340,6 @@ static void a_listener_short_of_files_drops_strangers(void **state)
 /* Its place goes to another one after the challenge, and after its proof. */
 static void a_connector_that_was_dropped_at_any_point_tries_again(void **state)
 {
-    (void)state;
     const struct dp_wire_ops *const all[] = {&dp_wire_tcp, &dp_wire_shm};
 
     for (int i = 0; i < 2 * 4; i++) {
@@ -389,7 +382,6 @@ static void the_folder_is_in_the_users_one_or_that_of_the_system(void **state)
     struct dp_wire *wire;
     struct stat st;
 
-    (void)state;
     assert_non_null(mkdtemp(own));
     snprintf(longest, sizeof(longest), "/%0*d", (int)sizeof(longest) - 2, 0);
     for (int i = 0; i < 6; i++) {
@@ -438,7 +430,6 @@ static void what_a_killed_process_left_is_removed_by_the_next(void **state)
 {
     char folder[DP_ACCEPTOR_FOLDER], next[DP_ACCEPTOR_FOLDER];
 
-    (void)state;
     assert_int_equal(dead_folder(folder), 0);
     assert_int_equal(access(folder, F_OK), 0);
     assert_int_equal(dead_folder(next), 0);
@@ -465,7 +456,6 @@ static void a_close_that_takes_long_delays_no_other(void **state)
     char bytes[65536] = "";
     pthread_t closer;
 
-    (void)state;
     while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
         ;
     assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)), 0);
@@ -486,7 +476,6 @@ static void a_close_that_takes_long_delays_no_other(void **state)
 /* A connection that was closed before it was answered, as one without a place is. */
 static void a_connector_without_an_answer_tries_again(void **state)
 {
-    (void)state;
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
     struct dp_wire *a;
@@ -536,7 +525,6 @@ static int prove_with(struct dialer *d, const uint8_t proof[DP_HMAC_BYTES], stru
 
 static void who_cannot_prove_the_cookie_is_shown_out(void **state)
 {
-    (void)state;
     struct dialer d = listen_for_dialers(), other = d;
     const struct dp_hello hello = dial_hello(5, 0);
     struct dp_challenge first, second;
@@ -575,7 +563,6 @@ static void relay(int from, int to, char *seen, size_t *len)
 
 static void the_cookie_does_not_travel_and_an_address_is_hidden(void **state)
 {
-    (void)state;
     const int64_t until_ns = dp_now_ns() + 20 * DP_NS_PER_S;
     struct dialer d = listen_for_dialers();
     struct dp_wire_address address, hidden;
@@ -620,7 +607,6 @@ static void the_cookie_does_not_travel_and_an_address_is_hidden(void **state)
 /* Somebody at the place of the listener, with another cookie. */
 static void a_false_acceptor_is_left(void **state)
 {
-    (void)state;
     struct dialer d = listen_for_dialers();
     union dp_sockaddr place = {
         .v4 = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
@@ -643,7 +629,6 @@ static void a_false_acceptor_is_left(void **state)
 
 static void a_peer_of_another_version_gets_our_version(void **state)
 {
-    (void)state;
     struct dialer d = listen_for_dialers();
     struct dp_hello hello = dial_hello(5, 0);
     struct dp_challenge answer = {0};
@@ -659,7 +644,6 @@ static void a_peer_of_another_version_gets_our_version(void **state)
 /* The other side of it: an acceptor that answers with a later version. */
 static void an_acceptor_of_another_version_is_named(void **state)
 {
-    (void)state;
     const uint32_t word = 0x44507600 | 10;
     union dp_sockaddr place;
     struct dp_wire_address address;
@@ -684,7 +668,6 @@ static void an_acceptor_of_another_version_is_named(void **state)
 
 static void nonsense_on_a_connected_wire_breaks_it_and_nothing_else(void **state)
 {
-    (void)state;
     struct dialer d = listen_for_dialers();
     struct dp_wire *wire;
     struct dp_wire_request receive;
@@ -707,7 +690,6 @@ static void nonsense_on_a_connected_wire_breaks_it_and_nothing_else(void **state
 
 static void a_port_in_use_and_a_bad_interface_are_named(void **state)
 {
-    (void)state;
     struct dp_wire_listener *first, *second;
     struct dp_wire_address address;
     int port = listen_known(0, &first, &address);
@@ -728,7 +710,6 @@ static int warnings;
 
 static void count_warnings(void *user, enum dp_log_level level, const char *line)
 {
-    (void)user;
     if (level == DP_LOG_WARN && strstr(line, "Too many open files (this process may have") &&
         strstr(line, "ulimit -n"))
         warnings++;
@@ -764,7 +745,6 @@ static void come_in_late(const struct dp_wire_ops *ops)
 
 static void an_error_for_lack_of_files_names_the_limit(void **state)
 {
-    (void)state;
     dp_log_set(count_warnings, NULL, DP_LOG_WARN);
     come_in_late(&dp_wire_tcp);
     come_in_late(&dp_wire_shm);
@@ -802,7 +782,6 @@ static void need_files(const struct dp_wire_ops *ops)
 
 static void a_listener_that_needs_files_fails_while_there_are_too_few(void **state)
 {
-    (void)state;
     need_files(&dp_wire_tcp);
     need_files(&dp_wire_shm);
 }
@@ -816,7 +795,6 @@ static void shared_memory_waits_until_there_is_a_file_for_it(void **state)
     struct dp_wire *a, *b = NULL;
     uint64_t label;
 
-    (void)state;
     assert_int_equal(dp_wire_shm.listen(&config, &listener, &address), 0);
     assert_int_equal(dp_wire_shm.connect(&address, 5, &a), 0);
     assert_int_equal(dp_wire_shm.accept(listener, &label, &b), DP_EAGAIN); /* challenges */
@@ -854,7 +832,6 @@ static void connect_to_closed_port(const struct dp_wire_ops *ops, const char *in
 
 static void a_closed_port_breaks_the_wire(void **state)
 {
-    (void)state;
     connect_to_closed_port(&dp_wire_tcp, "127.0.0.1");
     connect_to_closed_port(&dp_wire_tcp, NULL);
     connect_to_closed_port(&dp_wire_shm, NULL);

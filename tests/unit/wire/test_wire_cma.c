@@ -24,7 +24,6 @@ ssize_t process_vm_readv(pid_t pid, const struct iovec *local, unsigned long loc
                          const struct iovec *remote, unsigned long remote_count,
                          unsigned long flags)
 {
-    (void)pid, (void)local, (void)local_count, (void)remote, (void)remote_count, (void)flags;
     dp_cma_end(&sender);
     errno = EFAULT;
     return -1;
@@ -34,7 +33,6 @@ ssize_t process_vm_writev(pid_t pid, const struct iovec *local, unsigned long lo
                           const struct iovec *remote, unsigned long remote_count,
                           unsigned long flags)
 {
-    (void)pid, (void)local, (void)local_count, (void)remote, (void)remote_count, (void)flags;
     dp_cma_end(&receiver);
     errno = EFAULT;
     return -1;
@@ -56,7 +54,6 @@ static struct dp_cma begin(void)
 
 static void a_chunk_that_cannot_be_pulled_is_not_waited_for(void **state)
 {
-    (void)state;
     struct dp_cma d = begin();
     assert_int_equal(dp_cma_pull(&d, &receiver), 0);
     assert_true(dp_cma_is_ended(&receiver));
@@ -67,7 +64,6 @@ static void a_chunk_that_cannot_be_pulled_is_not_waited_for(void **state)
 
 static void a_chunk_that_cannot_be_pushed_is_not_waited_for(void **state)
 {
-    (void)state;
     struct dp_cma d = begin();
     assert_int_equal(dp_cma_push(&d, &sender), 0);
     assert_true(dp_cma_is_ended(&sender));
@@ -78,7 +74,6 @@ static void a_chunk_that_cannot_be_pushed_is_not_waited_for(void **state)
 
 static int set_up(void **state)
 {
-    (void)state;
     from = calloc(1, LEN);
     to = calloc(1, LEN);
     return from && to ? 0 : -1;
@@ -86,7 +81,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     free(from);
     free(to);
     return 0;

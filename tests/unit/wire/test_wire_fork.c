@@ -143,7 +143,6 @@ static void connect_and_exchange(const struct kind *kind, int in, int out)
     struct dp_wire_address address;
     struct dp_wire *wire;
 
-    (void)out;
     must(read(in, &address, sizeof(address)) == sizeof(address));
     must(!kind->ops->connect(&address, 1, &wire));
     dp_wire_isend(wire, 1, "last words", 11, &send);
@@ -154,7 +153,6 @@ static void connect_and_exchange(const struct kind *kind, int in, int out)
 
 static void the_end_of_a_process_shows_though_its_child_runs(void **state)
 {
-    (void)state;
     for (int k = 0; k < KINDS; k++) {
         const struct dp_wire_ops *ops = kinds[k].ops;
         struct dp_wire_request receives[2];
@@ -192,14 +190,12 @@ static void listen_only(const struct kind *kind, int in, int out)
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
 
-    (void)in;
     must(!kind->ops->listen(&(struct dp_wire_config){0}, &listener, &address));
     must(write(out, &address, sizeof(address)) == sizeof(address));
 }
 
 static void no_listener_outlives_its_process(void **state)
 {
-    (void)state;
     for (int k = 0; k < KINDS; k++) {
         const struct dp_wire_ops *ops = kinds[k].ops;
         struct dp_wire_address address;
@@ -315,7 +311,6 @@ static void must_have_no_message(const struct dp_wire_ops *ops, struct dp_wire *
 
 static void what_a_child_inherits_fails_and_is_closed_without_harm(void **state)
 {
-    (void)state;
     dp_sockets_stay();
     dp_sockets_stay();
     for (int k = 0; k < KINDS; k++) {
@@ -373,7 +368,6 @@ static void a_child_has_no_socket_whenever_it_is_forked(void **state)
     enum { FORKS = 100 };
     pthread_t threads[2];
 
-    (void)state;
     dp_sockets_stay();
     setenv("DUALPIPE_WIRE_TCP_SOCKETS", "1", 1);
     for (int i = 0; i < 2; i++)

@@ -35,7 +35,6 @@ static char out[BIG], in[BIG];
 
 static void large_messages_go_straight(void **state)
 {
-    (void)state;
     struct pair p = make_pair();
 
     need_right(&p);
@@ -45,7 +44,6 @@ static void large_messages_go_straight(void **state)
 
 static void the_user_may_forbid_it(void **state)
 {
-    (void)state;
     setenv("DUALPIPE_WIRE_CMA", "0", 1);
     struct pair p = make_pair();
     unsetenv("DUALPIPE_WIRE_CMA");
@@ -76,7 +74,6 @@ static void send_denied_in_the_middle(void)
 
 static void where_the_system_denies_it_the_ring_serves(void **state)
 {
-    (void)state;
     int status = run_in_child(send_denied);
 
     if (status == 77)
@@ -87,7 +84,6 @@ static void where_the_system_denies_it_the_ring_serves(void **state)
 
 static void either_side_alone_moves_all_chunks(void **state)
 {
-    (void)state;
     struct pair p = make_pair();
 
     need_right(&p);
@@ -98,7 +94,6 @@ static void either_side_alone_moves_all_chunks(void **state)
 /* By these counts a rank knows that it should not sleep in the middle of a message. */
 static void calls_that_move_bytes_are_counted(void **state)
 {
-    (void)state;
     for (int direct = 0; direct < 2; direct++) {
         setenv("DUALPIPE_WIRE_CMA", direct ? "1" : "0", 1);
         struct pair p = make_pair();
@@ -133,14 +128,12 @@ static char *secret_memory(size_t len)
         close(fd);
     return at == MAP_FAILED ? NULL : at;
 #else
-    (void)len;
     return NULL;
 #endif
 }
 
 static void memory_that_cannot_be_copied_straight_goes_through_the_ring(void **state)
 {
-    (void)state;
     enum { LEN = 300000, TIMES = 6 };
     char *secret = secret_memory(LEN);
     struct pair p = make_pair();
@@ -170,7 +163,6 @@ static void memory_that_cannot_be_copied_straight_goes_through_the_ring(void **s
 
 static void no_peer_writes_into_a_receive_that_was_dropped(void **state)
 {
-    (void)state;
     struct pair p = make_pair();
 
     need_right(&p);
@@ -180,7 +172,6 @@ static void no_peer_writes_into_a_receive_that_was_dropped(void **state)
 
 static void a_send_that_was_dropped_is_never_received(void **state)
 {
-    (void)state;
     struct pair p = make_pair();
 
     need_right(&p);
@@ -223,7 +214,6 @@ static bool kill_in_the_middle(bool child_sends)
 
 static void a_process_killed_in_the_middle_of_a_message_breaks_the_wire(void **state)
 {
-    (void)state;
     if (!kill_in_the_middle(true) || !kill_in_the_middle(false))
         skip_because("processes may not copy from each other's memory here");
 }
@@ -231,7 +221,6 @@ static void a_process_killed_in_the_middle_of_a_message_breaks_the_wire(void **s
 /* A child that inherits an end has other memory at the same addresses. */
 static void a_child_that_inherits_a_wire_sends_and_receives_its_own_memory(void **state)
 {
-    (void)state;
     struct pair p = make_pair();
     struct dp_wire_request send, receive;
     int status;
@@ -292,7 +281,6 @@ static void let_a_child_close(struct pair *p, bool has_all)
 
 static void a_child_that_closes_a_wire_leaves_its_parents_messages_alone(void **state)
 {
-    (void)state;
     struct pair p = make_pair();
 
     need_right(&p);
@@ -355,7 +343,6 @@ static bool has_first_thread(pid_t pid)
 /* The kernel returns for the memory of that process what it returns where there is none. */
 static void a_process_whose_first_thread_has_ended_still_sends(void **state)
 {
-    (void)state;
     const int64_t until = dp_now_ns() + LONG_NS;
     struct pair p = {.listener = NULL};
     struct dp_wire_request receive;

@@ -39,7 +39,6 @@ static void must(void (*fn)(void))
 
 static void each_end_shared_or_not(void **state)
 {
-    (void)state;
     char *from = new_shared(BIG), *to = new_shared(BIG);
     struct pair p = make_pair();
     const bool right = goes_straight(&p);
@@ -73,13 +72,11 @@ static void send_without_right(void)
 
 static void no_right_is_needed(void **state)
 {
-    (void)state;
     must(send_without_right);
 }
 
 static void the_user_may_forbid_it(void **state)
 {
-    (void)state;
     char *from = new_shared(BIG), *to = new_shared(BIG);
     setenv("DUALPIPE_WIRE_CMA", "0", 1);
     struct pair p = make_pair();
@@ -102,7 +99,6 @@ static void move_shared_alone(void)
 
 static void either_side_alone_moves_all_chunks(void **state)
 {
-    (void)state;
     must(move_shared_alone);
 }
 
@@ -128,7 +124,6 @@ static void sleep_between(void)
 
 static void a_sender_that_sleeps_is_woken_to_help(void **state)
 {
-    (void)state;
     must(sleep_between);
 }
 
@@ -160,7 +155,6 @@ static void send_many(void)
 
 static void more_pieces_than_a_peer_has_mapped_at_a_time(void **state)
 {
-    (void)state;
     must(send_many);
 }
 
@@ -221,14 +215,12 @@ static void push_what_is_mapped_no_more(void)
 
 static void a_message_whose_piece_is_mapped_no_more_comes_all_the_same(void **state)
 {
-    (void)state;
     must(pull_what_is_mapped_no_more);
     must(push_what_is_mapped_no_more);
 }
 
 static void what_is_freed_is_gone_although_the_peer_has_it_mapped(void **state)
 {
-    (void)state;
     char *from = new_shared(BIG);
     struct pair p = make_pair();
     struct dp_shared_place place;
@@ -265,7 +257,6 @@ static void send_to_full_table(void)
 
 static void where_it_cannot_be_mapped_the_ring_serves(void **state)
 {
-    (void)state;
     must(send_to_full_table);
 }
 
@@ -283,7 +274,6 @@ static void receive_all_of(struct dp_shm_mappings *maps, int fd, uint32_t number
 
 static void only_sealed_memory_of_the_right_size_is_mapped(void **state)
 {
-    (void)state;
     enum { LEN = 8192 };
     const struct dp_shm_location place = {.announcement = 1, .slot = 3};
     struct dp_shm_mappings mappings;
@@ -308,7 +298,6 @@ static void only_sealed_memory_of_the_right_size_is_mapped(void **state)
 
 static void a_place_that_was_not_shown_is_nowhere(void **state)
 {
-    (void)state;
     enum { LEN = 8192 };
     const struct dp_shm_location none[] = {
         {0},
@@ -342,7 +331,6 @@ static char first_mapped(struct dp_shm_wire *w, const struct dp_shm_location *pl
 /* However many rings are before them, whichever bytes of them are read together. */
 static void announcements_among_wakeups_are_read_whole(void **state)
 {
-    (void)state;
     char *pieces[2] = {new_shared(PIECE), new_shared(PIECE)};
 
     *pieces[0] = 'x';
@@ -392,7 +380,6 @@ static void drop_shared_send(void)
 
 static void no_peer_accesses_what_was_dropped_in_the_middle(void **state)
 {
-    (void)state;
     must(drop_shared_receive);
     must(drop_shared_send);
 }
@@ -438,7 +425,6 @@ static void kill_receiver(void)
 
 static void a_process_killed_in_the_middle_of_a_message_does_no_harm(void **state)
 {
-    (void)state;
     must(kill_sender);
     must(kill_receiver);
 }
@@ -453,7 +439,6 @@ static char *use_lent(struct pair *p, const struct dp_wire_loan *loan, size_t le
 
 static void what_is_lent_is_worked_on_in_place_until_its_owner_ends_that(void **state)
 {
-    (void)state;
     const struct dp_wire_loan_ops *loans = dp_wire_shm.loans;
     struct dp_wire_loan loan = {{0}}, none = {{0}}, other;
     char *mine = new_shared(BIG);
@@ -484,7 +469,6 @@ static void what_is_lent_is_worked_on_in_place_until_its_owner_ends_that(void **
 
 static void what_is_lent_stays_mapped_however_much_else_is_shown(void **state)
 {
-    (void)state;
     enum { OTHERS = 2 * DP_SHM_MAPPINGS };
     const struct dp_wire_loan_ops *loans = dp_wire_shm.loans;
     char *mine = new_shared(BIG), *others[OTHERS], *to = new_shared(BIG);
@@ -508,7 +492,6 @@ static void what_is_lent_stays_mapped_however_much_else_is_shown(void **state)
 
 static void a_child_that_inherits_a_wire_goes_through_the_ring(void **state)
 {
-    (void)state;
     char *from = new_shared(BIG), *to = new_shared(BIG);
     struct pair p = make_pair();
     struct dp_wire_request send, receive;

@@ -87,7 +87,6 @@ static void finish(struct pair *p, const struct dp_wire_request *req)
 
 static void the_explicit_number_decides_and_of_two_the_smaller(void **state)
 {
-    (void)state;
     static const struct {
         const char *listener, *caller;
         int count;
@@ -104,7 +103,6 @@ static void the_explicit_number_decides_and_of_two_the_smaller(void **state)
 
 static void more_sockets_than_there_may_be_are_refused_by_name(void **state)
 {
-    (void)state;
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
 
@@ -132,7 +130,6 @@ static void make_sys(const char *root, const char *speed)
 
 static void the_speed_of_the_link_decides_the_number_by_default(void **state)
 {
-    (void)state;
     static const struct {
         const char *speed;
         int count;
@@ -236,7 +233,6 @@ static void exchange(struct pair *p, unsigned seed)
 
 static void long_and_short_messages_keep_their_order(void **state)
 {
-    (void)state;
     static const char *const counts[] = {"2", "3", "7"};
 
     for (unsigned i = 0; i < 3; i++) {
@@ -259,7 +255,6 @@ static uint64_t received_by(struct dp_wire *wire, int index)
 
 static void a_slow_socket_gets_less(void **state)
 {
-    (void)state;
     struct pair p = make_pair("3", "3");
     const size_t len = 16 << 20;
     const unsigned slow = 128 << 10; /* bytes a second: little, however slow the machine is */
@@ -287,7 +282,6 @@ static void a_slow_socket_gets_less(void **state)
 
 static void a_failed_socket_fails_the_wire_and_is_named(void **state)
 {
-    (void)state;
     const size_t len = 8 << 20;
     char *out = calloc(1, len), *in = malloc(len), word;
 
@@ -322,7 +316,6 @@ static void a_failed_socket_fails_the_wire_and_is_named(void **state)
 /* The peer has sent everything and closed, and the sockets report that one after the other. */
 static void a_long_message_sent_before_a_close_arrives(void **state)
 {
-    (void)state;
     struct pair p = make_pair("4", "4");
     const size_t len = 1 << 20;
     char *out = calloc(1, len), *in = malloc(len);
@@ -353,7 +346,6 @@ static void a_long_message_sent_before_a_close_arrives(void **state)
 /* Where the system cannot watch another socket, no wait may sleep on the others. */
 static void a_wait_that_cannot_watch_all_sockets_does_not_sleep(void **state)
 {
-    (void)state;
     const int64_t until_ns = dp_now_ns() + 20 * DP_NS_PER_S;
     const size_t len = (size_t)128 << 20;
     struct pair p = make_pair("2", "2");
@@ -431,7 +423,6 @@ static bool is_shown_out(struct dp_wire_listener *listener, int fd)
 
 static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
 {
-    (void)state;
     const int files = count_files();
     struct dialer d = listen_known(50 * DP_NS_PER_MS);
     struct dp_wire_listener *listener = d.listener;
@@ -457,7 +448,6 @@ static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
 
 static void a_connection_without_a_cookie_is_no_socket_of_a_wire(void **state)
 {
-    (void)state;
     struct dialer d = listen_known(0);
     struct dp_wire_listener *listener = d.listener;
     struct dialer stranger = d;
@@ -482,7 +472,6 @@ static void a_connection_without_a_cookie_is_no_socket_of_a_wire(void **state)
 
 static void a_socket_that_fits_into_no_wire_is_shown_out(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t token, index, count, label;
     } odd[] = {{4, 2, 2, 0}, {4, 0, 17, 0}, {4, 255, 255, 0}, {4, 0, 2, 0} /* again */,
@@ -559,7 +548,6 @@ static void expect_nonsense(const struct said *says, int count)
 
 static void frames_that_cannot_be_end_the_wire(void **state)
 {
-    (void)state;
     static const struct {
         int count;
         struct said says[4];
@@ -595,7 +583,6 @@ static void a_reset_differs_from_the_end_of_the_peer(void **state)
     struct dp_wire_request receive, send;
     char byte = 1, in;
 
-    (void)state;
     for (int resets = 0; resets < 2; resets++) {
         struct pair p = make_pair("1", "1");
         dp_wire_irecv(p.a, &in, 1, &receive);
@@ -622,7 +609,6 @@ static void hear(void *user, enum dp_log_level level, const char *line)
 
 static void interfaces_that_cannot_be_listed_are_told_of(void **state)
 {
-    (void)state;
     char heard[200] = "";
     union dp_sockaddr guess;
     struct rlimit files, none;
