@@ -24,6 +24,10 @@ struct wrong {
     int elsewhere;                                           /* the others' error */
 };
 
+/* Callbacks of that kind which do one thing. */
+#define WRONG_CONFIG(name, ...) static void name(int rank, struct dp_pipeline_config *config) { __VA_ARGS__; }
+#define WRONG_STEP(name, ...) static void name(struct job_rank *r) { __VA_ARGS__; }
+
 #define COUNT(table) (sizeof(table) / sizeof(*(table)))
 
 /* Schedules, and what they do not support. */

@@ -64,59 +64,16 @@ static struct dp_schedule *copy_schedule(struct dp_pipeline_config *config)
     return &some_schedule;
 }
 
-static void no_schedule(int rank, struct dp_pipeline_config *config)
-{
-    config->schedule = NULL;
-}
-
-static void no_stages(int rank, struct dp_pipeline_config *config)
-{
-    config->stages = NULL;
-}
-
-static void no_ops(int rank, struct dp_pipeline_config *config)
-{
-    copy_stages(config)[1].ops = NULL;
-}
-
-static void no_forward(int rank, struct dp_pipeline_config *config)
-{
-    copy_stages(config)->ops = &some_ops;
-    some_ops.forward = NULL;
-}
-
-static void no_backward(int rank, struct dp_pipeline_config *config)
-{
-    copy_stages(config)->ops = &some_ops;
-    some_ops.backward = NULL;
-}
-
-static void no_weight(int rank, struct dp_pipeline_config *config)
-{
-    copy_stages(config)->ops = &some_ops;
-    some_ops.weight = NULL;
-}
-
-static void grads_missing(int rank, struct dp_pipeline_config *config)
-{
-    copy_stages(config)->parameters = NULL;
-}
-
-static void grad_missing(int rank, struct dp_pipeline_config *config)
-{
-    copy_grad(config);
-    some_parameters[1].grad = NULL;
-}
-
-static void grad_elsewhere(int rank, struct dp_pipeline_config *config)
-{
-    copy_grad(config)->device = (DLDevice){kDLCUDA, 1};
-}
-
-static void grad_of_integers(int rank, struct dp_pipeline_config *config)
-{
-    copy_grad(config)->dtype = (DLDataType){kDLInt, 32, 1};
-}
+WRONG_CONFIG(no_schedule, config->schedule = NULL)
+WRONG_CONFIG(no_stages, config->stages = NULL)
+WRONG_CONFIG(no_ops, copy_stages(config)[1].ops = NULL)
+WRONG_CONFIG(no_forward, copy_stages(config)->ops = &some_ops; some_ops.forward = NULL)
+WRONG_CONFIG(no_backward, copy_stages(config)->ops = &some_ops; some_ops.backward = NULL)
+WRONG_CONFIG(no_weight, copy_stages(config)->ops = &some_ops; some_ops.weight = NULL)
+WRONG_CONFIG(grads_missing, copy_stages(config)->parameters = NULL)
+WRONG_CONFIG(grad_missing, copy_grad(config); some_parameters[1].grad = NULL)
+WRONG_CONFIG(grad_elsewhere, copy_grad(config)->device = (DLDevice){kDLCUDA, 1})
+WRONG_CONFIG(grad_of_integers, copy_grad(config)->dtype = (DLDataType){kDLInt, 32, 1})
 
 static void grad_strided(int rank, struct dp_pipeline_config *config)
 {
@@ -126,20 +83,9 @@ static void grad_strided(int rank, struct dp_pipeline_config *config)
     grad->strides = some_strides;
 }
 
-static void grads_fewer(int rank, struct dp_pipeline_config *config)
-{
-    copy_stages(config)->parameter_count = 1;
-}
-
-static void map_twice(int rank, struct dp_pipeline_config *config)
-{
-    copy_schedule(config)->group_rank[1] = 0;
-}
-
-static void map_outside(int rank, struct dp_pipeline_config *config)
-{
-    copy_schedule(config)->group_rank[1] = 7;
-}
+WRONG_CONFIG(grads_fewer, copy_stages(config)->parameter_count = 1)
+WRONG_CONFIG(map_twice, copy_schedule(config)->group_rank[1] = 0)
+WRONG_CONFIG(map_outside, copy_schedule(config)->group_rank[1] = 7)
 
 static void op_missing(int rank, struct dp_pipeline_config *config)
 {
@@ -151,40 +97,13 @@ static void op_missing(int rank, struct dp_pipeline_config *config)
         }
 }
 
-static void no_comm(int rank, struct dp_pipeline_config *config)
-{
-    config->comm = NULL;
-}
-
-static void no_borders(int rank, struct dp_pipeline_config *config)
-{
-    config->borders = NULL;
-}
-
-static void border_empty(int rank, struct dp_pipeline_config *config)
-{
-    copy_borders(config)[1].count = 0;
-}
-
-static void border_overfull(int rank, struct dp_pipeline_config *config)
-{
-    copy_borders(config)[1].count = DP_MAX_TENSORS + 1;
-}
-
-static void border_without_dtype(int rank, struct dp_pipeline_config *config)
-{
-    copy_borders(config)[1].tensors[2].dtype = (DLDataType){0};
-}
-
-static void border_of_many_dimensions(int rank, struct dp_pipeline_config *config)
-{
-    copy_borders(config)[1].tensors[0].ndim = DP_MAX_DIMS + 1;
-}
-
-static void border_negative(int rank, struct dp_pipeline_config *config)
-{
-    copy_borders(config)[1].tensors[0].shape[1] = -4;
-}
+WRONG_CONFIG(no_comm, config->comm = NULL)
+WRONG_CONFIG(no_borders, config->borders = NULL)
+WRONG_CONFIG(border_empty, copy_borders(config)[1].count = 0)
+WRONG_CONFIG(border_overfull, copy_borders(config)[1].count = DP_MAX_TENSORS + 1)
+WRONG_CONFIG(border_without_dtype, copy_borders(config)[1].tensors[2].dtype = (DLDataType){0})
+WRONG_CONFIG(border_of_many_dimensions, copy_borders(config)[1].tensors[0].ndim = DP_MAX_DIMS + 1)
+WRONG_CONFIG(border_negative, copy_borders(config)[1].tensors[0].shape[1] = -4)
 
 static void border_huge(int rank, struct dp_pipeline_config *config)
 {
@@ -199,31 +118,11 @@ static void label_negative(int rank, struct dp_pipeline_config *config)
     config->labels = &some_labels;
 }
 
-static void labels_none(int rank, struct dp_pipeline_config *config)
-{
-    some_labels = (struct dp_border){0};
-    config->labels = &some_labels;
-}
-
-static void blocks_odd(int rank, struct dp_pipeline_config *config)
-{
-    config->order_blocks = 3;
-}
-
-static void blocks_few(int rank, struct dp_pipeline_config *config)
-{
-    config->order_blocks = 1;
-}
-
-static void input_end_missing(int rank, struct dp_pipeline_config *config)
-{
-    copy_borders(config)[0].count = 0;
-}
-
-static void no_loss(int rank, struct dp_pipeline_config *config)
-{
-    config->loss = NULL;
-}
+WRONG_CONFIG(labels_none, some_labels = (struct dp_border){0}; config->labels = &some_labels)
+WRONG_CONFIG(blocks_odd, config->order_blocks = 3)
+WRONG_CONFIG(blocks_few, config->order_blocks = 1)
+WRONG_CONFIG(input_end_missing, copy_borders(config)[0].count = 0)
+WRONG_CONFIG(no_loss, config->loss = NULL)
 
 static void half_a_loss(int rank, struct dp_pipeline_config *config)
 {
@@ -231,25 +130,10 @@ static void half_a_loss(int rank, struct dp_pipeline_config *config)
     config->loss = &half;
 }
 
-static void losses_negative(int rank, struct dp_pipeline_config *config)
-{
-    config->max_loss_values = -1;
-}
-
-static void scale_not_a_number(int rank, struct dp_pipeline_config *config)
-{
-    config->loss_scale = NAN;
-}
-
-static void save_area_huge(int rank, struct dp_pipeline_config *config)
-{
-    copy_stages(config)->save_bytes = SIZE_MAX - 100;
-}
-
-static void save_areas_large(int rank, struct dp_pipeline_config *config)
-{
-    copy_stages(config)->save_bytes = (size_t)1 << 50;
-}
+WRONG_CONFIG(losses_negative, config->max_loss_values = -1)
+WRONG_CONFIG(scale_not_a_number, config->loss_scale = NAN)
+WRONG_CONFIG(save_area_huge, copy_stages(config)->save_bytes = SIZE_MAX - 100)
+WRONG_CONFIG(save_areas_large, copy_stages(config)->save_bytes = (size_t)1 << 50)
 
 static const struct wrong wrong_configs[] = {
     {"huge save area", 1, save_area_huge, NULL, DP_ENOMEM, "no memory for a buffer of", DP_EABORTED},
@@ -309,10 +193,7 @@ static void more_ranks_than_one_need_a_comm(void **state)
 
 static struct dp_schedule *others[2];
 
-static void other_microbatches(int rank, struct dp_pipeline_config *config)
-{
-    config->schedule = others[0];
-}
+WRONG_CONFIG(other_microbatches, config->schedule = others[0])
 
 static void other_kind(int rank, struct dp_pipeline_config *config)
 {
@@ -324,35 +205,12 @@ static void other_kind(int rank, struct dp_pipeline_config *config)
     config->borders = borders;
 }
 
-static void other_ranks(int rank, struct dp_pipeline_config *config)
-{
-    config->schedule = others[0];
-}
-
-static void other_shape(int rank, struct dp_pipeline_config *config)
-{
-    copy_borders(config)[1].tensors[0].shape[0] = 4;
-}
-
-static void other_dtype(int rank, struct dp_pipeline_config *config)
-{
-    copy_borders(config)[1].tensors[0].dtype = (DLDataType){kDLBfloat, 16, 2};
-}
-
-static void other_no_grad(int rank, struct dp_pipeline_config *config)
-{
-    copy_borders(config)[1].tensors[2].no_grad = true;
-}
-
-static void other_input(int rank, struct dp_pipeline_config *config)
-{
-    copy_borders(config)[0].tensors[0].dtype.lanes = 2;
-}
-
-static void other_extents(int rank, struct dp_pipeline_config *config)
-{
-    config->max_extents[1] = 3;
-}
+WRONG_CONFIG(other_ranks, config->schedule = others[0])
+WRONG_CONFIG(other_shape, copy_borders(config)[1].tensors[0].shape[0] = 4)
+WRONG_CONFIG(other_dtype, copy_borders(config)[1].tensors[0].dtype = (DLDataType){kDLBfloat, 16, 2})
+WRONG_CONFIG(other_no_grad, copy_borders(config)[1].tensors[2].no_grad = true)
+WRONG_CONFIG(other_input, copy_borders(config)[0].tensors[0].dtype.lanes = 2)
+WRONG_CONFIG(other_extents, config->max_extents[1] = 3)
 
 static void more_schedules(int rank, struct dp_pipeline_config *config)
 {
@@ -370,30 +228,11 @@ static void other_name(int rank, struct dp_pipeline_config *config)
     stage->parameters = parameters;
 }
 
-static void other_copies(int rank, struct dp_pipeline_config *config)
-{
-    config->unsummed_copies = true;
-}
-
-static void other_order(int rank, struct dp_pipeline_config *config)
-{
-    config->fixed_order = false;
-}
-
-static void other_seed(int rank, struct dp_pipeline_config *config)
-{
-    config->seed++;
-}
-
-static void other_checks(int rank, struct dp_pipeline_config *config)
-{
-    config->unchecked = true;
-}
-
-static void other_scale(int rank, struct dp_pipeline_config *config)
-{
-    config->loss_scale = 0.5;
-}
+WRONG_CONFIG(other_copies, config->unsummed_copies = true)
+WRONG_CONFIG(other_order, config->fixed_order = false)
+WRONG_CONFIG(other_seed, config->seed++)
+WRONG_CONFIG(other_checks, config->unchecked = true)
+WRONG_CONFIG(other_scale, config->loss_scale = 0.5)
 
 static void other_op(int rank, struct dp_pipeline_config *config)
 {

@@ -18,15 +18,8 @@ static DLTensor *tensor_of(struct dp_microbatches *mbs, int mb, int k)
     return (DLTensor *)mbs->args[mb].items[k].tensor;
 }
 
-static void no_inputs(struct job_rank *r)
-{
-    r->step.inputs = NULL;
-}
-
-static void input_missing(struct job_rank *r)
-{
-    ((struct dp_tree *)&r->in_mbs->args[1])->count--;
-}
+WRONG_STEP(no_inputs, r->step.inputs = NULL)
+WRONG_STEP(input_missing, ((struct dp_tree *)&r->in_mbs->args[1])->count--)
 
 static void input_beyond(struct job_rank *r)
 {
@@ -47,70 +40,19 @@ static void input_of_a_spec(struct job_rank *r)
     ((struct dp_tree *)&r->in_mbs->args[1])->items = &leaf;
 }
 
-static void fewer_micro_batches(struct job_rank *r)
-{
-    r->in_mbs->count--;
-}
-
-static void input_of_other_height(struct job_rank *r)
-{
-    tensor_of(r->in_mbs, 1, 0)->shape[0]++;
-}
-
-static void input_of_other_width(struct job_rank *r)
-{
-    tensor_of(r->in_mbs, 1, 0)->shape[1]++;
-}
-
-static void input_of_other_dtype(struct job_rank *r)
-{
-    tensor_of(r->in_mbs, 0, 1)->dtype.bits = 64;
-}
-
-static void input_elsewhere(struct job_rank *r)
-{
-    tensor_of(r->in_mbs, 0, 0)->device = (DLDevice){kDLCUDA, 0};
-}
-
-static void input_without_data(struct job_rank *r)
-{
-    tensor_of(r->in_mbs, 0, 0)->data = NULL;
-}
-
-static void input_of_pairs(struct job_rank *r)
-{
-    tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLBfloat, 16, 2};
-}
-
-static void input_of_bits(struct job_rank *r)
-{
-    tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLUInt, 1, 1};
-}
-
-static void input_complex(struct job_rank *r)
-{
-    tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLComplex, 64, 1};
-}
-
-static void input_opaque(struct job_rank *r)
-{
-    tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLOpaqueHandle, 32, 1};
-}
-
-static void no_labels(struct job_rank *r)
-{
-    r->step.labels = NULL;
-}
-
-static void label_of_other_height(struct job_rank *r)
-{
-    tensor_of(r->label_mbs, 1, 0)->shape[0]++;
-}
-
-static void output_of_other_width(struct job_rank *r)
-{
-    tensor_of(r->out_mbs, 1, 0)->shape[1]++;
-}
+WRONG_STEP(fewer_micro_batches, r->in_mbs->count--)
+WRONG_STEP(input_of_other_height, tensor_of(r->in_mbs, 1, 0)->shape[0]++)
+WRONG_STEP(input_of_other_width, tensor_of(r->in_mbs, 1, 0)->shape[1]++)
+WRONG_STEP(input_of_other_dtype, tensor_of(r->in_mbs, 0, 1)->dtype.bits = 64)
+WRONG_STEP(input_elsewhere, tensor_of(r->in_mbs, 0, 0)->device = (DLDevice){kDLCUDA, 0})
+WRONG_STEP(input_without_data, tensor_of(r->in_mbs, 0, 0)->data = NULL)
+WRONG_STEP(input_of_pairs, tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLBfloat, 16, 2})
+WRONG_STEP(input_of_bits, tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLUInt, 1, 1})
+WRONG_STEP(input_complex, tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLComplex, 64, 1})
+WRONG_STEP(input_opaque, tensor_of(r->in_mbs, 0, 1)->dtype = (DLDataType){kDLOpaqueHandle, 32, 1})
+WRONG_STEP(no_labels, r->step.labels = NULL)
+WRONG_STEP(label_of_other_height, tensor_of(r->label_mbs, 1, 0)->shape[0]++)
+WRONG_STEP(output_of_other_width, tensor_of(r->out_mbs, 1, 0)->shape[1]++)
 
 static const struct wrong wrong_arguments[] = {
     {"S5 no inputs", 0, NULL, no_inputs, DP_EINVAL, "inputs: NULL, expected 2 micro-batches of 3",
@@ -145,30 +87,11 @@ static const struct wrong wrong_outputs[] = {
 };
 
 /* Rank 0 of 1F1B holds the first stage, rank 1 the last. */
-static void inputs_unwanted(struct job_rank *r)
-{
-    r->step.inputs = r->label_mbs;
-}
-
-static void labels_unwanted(struct job_rank *r)
-{
-    r->step.labels = r->in_mbs;
-}
-
-static void outputs_unwanted(struct job_rank *r)
-{
-    r->step.outputs = r->in_mbs;
-}
-
-static void losses_unwanted(struct job_rank *r)
-{
-    r->step.losses = r->job->result->losses;
-}
-
-static void scales_unwanted(struct job_rank *r)
-{
-    r->step.loss_scales = r->job->result->losses;
-}
+WRONG_STEP(inputs_unwanted, r->step.inputs = r->label_mbs)
+WRONG_STEP(labels_unwanted, r->step.labels = r->in_mbs)
+WRONG_STEP(outputs_unwanted, r->step.outputs = r->in_mbs)
+WRONG_STEP(losses_unwanted, r->step.losses = r->job->result->losses)
+WRONG_STEP(scales_unwanted, r->step.loss_scales = r->job->result->losses)
 
 static const struct wrong unwanted_arguments[] = {
     {"inputs", 1, NULL, inputs_unwanted, DP_EINVAL, "it holds no first stage", DP_EABORTED},
@@ -185,15 +108,8 @@ static void a_bad_argument_of_a_step_is_named_on_all_ranks(void **state)
     expect_all_wrong(unwanted_arguments, COUNT(unwanted_arguments), one_stream);
 }
 
-static void other_step(struct job_rank *r)
-{
-    dp_pipeline_seek(r->pipe, 5);
-}
-
-static void accumulates(struct job_rank *r)
-{
-    r->step.accumulate = true;
-}
+WRONG_STEP(other_step, dp_pipeline_seek(r->pipe, 5))
+WRONG_STEP(accumulates, r->step.accumulate = true)
 
 static void gives_extents(struct job_rank *r)
 {
