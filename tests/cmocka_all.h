@@ -11,6 +11,21 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+/* A case of the program, without a list of them: they are run in the order of their lines, by run_cases,
+ * which the main of tests/cases.c calls where a program has no other.
+ *
+ *      CASE(a_failure_keeps_its_sentence)
+ *      {
+ */
+#define CASE(name)                                                                                      \
+    static void name(void **state);                                                                     \
+    __attribute__((constructor)) static void add_##name(void) { add_case(__LINE__, #name, name); }      \
+    static void name(void **state)
+
+void add_case(int line, const char *name, CMUnitTestFunction function);
+/* Between what sets up all of them and what takes it down, which may be NULL; the status of the program. */
+int run_cases(CMFixtureFunction set_up, CMFixtureFunction take_down);
+
 /* Leave a test out; tests/run.sh tells the reader why. */
 static inline void skip_because(const char *why)
 {

@@ -49,7 +49,7 @@ static struct dp_schedule *build(struct dp_schedule_spec spec)
 
 /* ---- A1 to A6: what is plain data ------------------------------------------------------------ */
 
-static void a1_fewer_micro_batches_than_one(void **state)
+CASE(a1_fewer_micro_batches_than_one)
 {
     struct dp_schedule_spec spec = async;
     struct dp_schedule *s;
@@ -63,14 +63,14 @@ static void a1_fewer_micro_batches_than_one(void **state)
     assert_int_equal(dp_chunk_sizes(4, 0, sizes, &made), DP_EINVAL);
 }
 
-static void a2_a_mode_of_recomputation_that_is_none(void **state)
+CASE(a2_a_mode_of_recomputation_that_is_none)
 {
     enum dp_recompute mode;
 
     expect_error(dp_recompute_parse("sometimes", &mode), DP_EINVAL, "sometimes");
 }
 
-static void a3_the_same_layer_twice_is_legal(void **state)
+CASE(a3_the_same_layer_twice_is_legal)
 {
     static const int32_t layers[] = {0, 1, 0}, balance[] = {1, 1};
 
@@ -80,7 +80,7 @@ static void a3_the_same_layer_twice_is_legal(void **state)
     dp_partition_free(p);
 }
 
-static void a4_a_balance_of_other_layers_than_there_are(void **state)
+CASE(a4_a_balance_of_other_layers_than_there_are)
 {
     static const int32_t layers[] = {0, 1, 0}, balance[] = {2, 1};
 
@@ -90,7 +90,7 @@ static void a4_a_balance_of_other_layers_than_there_are(void **state)
         "expected the 2 that are in the list (A4)");
 }
 
-static void a5_a_stage_without_layers(void **state)
+CASE(a5_a_stage_without_layers)
 {
     static const int32_t balance[] = {2, 0}, less[] = {3, -1};
 
@@ -101,7 +101,7 @@ static void a5_a_stage_without_layers(void **state)
                          "balance[1]: -1, expected at least 1 (A5)");
 }
 
-static void a6_fewer_ranks_than_stages(void **state)
+CASE(a6_fewer_ranks_than_stages)
 {
     static const int32_t balance[] = {1, 1};
     struct dp_partition_spec of = {.layer_count = 2, .balance = balance, .stages = 2, .ranks = 1};
@@ -146,7 +146,7 @@ static int run_some_unused(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a7_ranks_beyond_the_stages_are_unused_and_take_part(void **state)
+CASE(a7_ranks_beyond_the_stages_are_unused_and_take_part)
 {
     static const int32_t balance[] = {1, 1};
 
@@ -172,7 +172,7 @@ static void a7_ranks_beyond_the_stages_are_unused_and_take_part(void **state)
 
 /* ---- A8 to A13: pipelines and steps ---------------------------------------------------------- */
 
-static void a8_an_entry_that_is_no_layer(void **state)
+CASE(a8_an_entry_that_is_no_layer)
 {
     static const int32_t layers[] = {0, -7}, balance[] = {1, 1};
 
@@ -191,7 +191,7 @@ static void no_callbacks(int rank, struct dp_pipeline_config *config)
     config->stages = &stage;
 }
 
-static void a8_a_stage_that_cannot_be_called(void **state)
+CASE(a8_a_stage_that_cannot_be_called)
 {
     static const struct wrong one = {"A8 on one rank", 1,          no_callbacks, NULL, DP_EINVAL,
                                      "no callbacks",   DP_EABORTED};
@@ -211,7 +211,7 @@ static void other_stages_are_not_there(int rank, struct dp_pipeline_config *conf
     config->stages = &own;
 }
 
-static void a9_a_stage_is_made_only_where_it_lives(void **state)
+CASE(a9_a_stage_is_made_only_where_it_lives)
 {
     static const struct wrong nothing = {"A9", EVERYWHERE, other_stages_are_not_there, NULL, 0,
                                          NULL, 0};
@@ -219,7 +219,7 @@ static void a9_a_stage_is_made_only_where_it_lives(void **state)
     expect_wrong(&nothing, async);
 }
 
-static void a10_a_transport_that_is_none(void **state)
+CASE(a10_a_transport_that_is_none)
 {
     struct dp_comm *comm;
 
@@ -241,7 +241,7 @@ static void input_missing(struct job_rank *r)
     ((struct dp_tree *)&r->in_mbs->args[1])->count--;
 }
 
-static void a11_an_input_that_is_no_tensor(void **state)
+CASE(a11_an_input_that_is_no_tensor)
 {
     static const struct wrong wrong[] = {
         {"A11 a spec", 0, NULL, input_of_a_spec, DP_EINVAL, "a leaf of a spec, expected values",
@@ -303,7 +303,7 @@ static void as_it_is(struct job_rank *r)
 }
 
 /* A tensor of another shape or type than declared is row S7, DP_EMISMATCH. */
-static void a12_an_output_that_is_no_tensor(void **state)
+CASE(a12_an_output_that_is_no_tensor)
 {
     static const struct wrong wrong[] = {
         {"A12 a handle", 0, puts_out_a_handle, as_it_is, DP_EINVAL,
@@ -322,7 +322,7 @@ static void no_comm(int rank, struct dp_pipeline_config *config)
     config->comm = NULL;
 }
 
-static void a13_no_group(void **state)
+CASE(a13_no_group)
 {
     static const struct wrong wrong = {
         "A13", EVERYWHERE, no_comm, NULL, DP_ESTATE, "comm: NULL, expected one of 2 ranks", 0};
@@ -345,7 +345,7 @@ static int run_backward_alone(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a14_a_backward_of_no_forward(void **state)
+CASE(a14_a_backward_of_no_forward)
 {
     struct dp_schedule *s = build(async);
     struct job job = job_make(s);
@@ -357,7 +357,7 @@ static void a14_a_backward_of_no_forward(void **state)
     dp_schedule_free(s);
 }
 
-static void a15_a_layer_that_a_stage_has_not(void **state)
+CASE(a15_a_layer_that_a_stage_has_not)
 {
     static const int32_t balance[] = {2, 1};
     int32_t at;
@@ -440,7 +440,7 @@ static int run_widest(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a16_a_header_has_one_size(void **state)
+CASE(a16_a_header_has_one_size)
 {
     struct dp_schedule_spec spec = async;
 
@@ -453,26 +453,6 @@ static void a16_a_header_has_one_size(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a1_fewer_micro_batches_than_one),
-        cmocka_unit_test(a2_a_mode_of_recomputation_that_is_none),
-        cmocka_unit_test(a3_the_same_layer_twice_is_legal),
-        cmocka_unit_test(a4_a_balance_of_other_layers_than_there_are),
-        cmocka_unit_test(a5_a_stage_without_layers),
-        cmocka_unit_test(a6_fewer_ranks_than_stages),
-        cmocka_unit_test(a7_ranks_beyond_the_stages_are_unused_and_take_part),
-        cmocka_unit_test(a8_an_entry_that_is_no_layer),
-        cmocka_unit_test(a8_a_stage_that_cannot_be_called),
-        cmocka_unit_test(a9_a_stage_is_made_only_where_it_lives),
-        cmocka_unit_test(a10_a_transport_that_is_none),
-        cmocka_unit_test(a11_an_input_that_is_no_tensor),
-        cmocka_unit_test(a12_an_output_that_is_no_tensor),
-        cmocka_unit_test(a13_no_group),
-        cmocka_unit_test(a14_a_backward_of_no_forward),
-        cmocka_unit_test(a15_a_layer_that_a_stage_has_not),
-        cmocka_unit_test(a16_a_header_has_one_size),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

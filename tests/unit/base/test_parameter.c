@@ -31,7 +31,7 @@ static void make(struct list *l)
     l->p[2].grad = NULL;
 }
 
-static void a_sound_list_passes_and_is_counted(void **state)
+CASE(a_sound_list_passes_and_is_counted)
 {
     struct list l;
 
@@ -41,7 +41,7 @@ static void a_sound_list_passes_and_is_counted(void **state)
     assert_int_equal(dp_parameter_elements(&l.p[1]), 24);
 }
 
-static void any_order_of_the_dimensions_passes_if_nothing_is_left_out(void **state)
+CASE(any_order_of_the_dimensions_passes_if_nothing_is_left_out)
 {
     struct list l;
 
@@ -70,7 +70,7 @@ static void other_type_tied(struct list *l)
     l->p[0].tied = l->p[1].tied = "table";
 }
 
-static void errors_name_the_parameter(void **state)
+CASE(errors_name_the_parameter)
 {
     static const struct {
         void (*spoil)(struct list *l);
@@ -102,7 +102,7 @@ static void errors_name_the_parameter(void **state)
     assert_int_equal(dp_parameters_check(l.p, -1), DP_EINVAL);
 }
 
-static void a_gradient_may_have_another_type_than_its_value(void **state)
+CASE(a_gradient_may_have_another_type_than_its_value)
 {
     struct list l;
 
@@ -110,15 +110,4 @@ static void a_gradient_may_have_another_type_than_its_value(void **state)
     l.grads[0].dtype = float64;
     l.grads[1].dtype = bfloat16;
     assert_int_equal(dp_parameters_check(l.p, 3), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_sound_list_passes_and_is_counted),
-        cmocka_unit_test(any_order_of_the_dimensions_passes_if_nothing_is_left_out),
-        cmocka_unit_test(errors_name_the_parameter),
-        cmocka_unit_test(a_gradient_may_have_another_type_than_its_value),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,7 +25,7 @@ static char *new_shared(size_t len)
     return at;
 }
 
-static void it_is_zeroed_and_aligned(void **state)
+CASE(it_is_zeroed_and_aligned)
 {
     const size_t lens[] = {1, 4096, 100000, HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE};
 
@@ -39,7 +39,7 @@ static void it_is_zeroed_and_aligned(void **state)
     }
 }
 
-static void what_lies_in_it_is_found(void **state)
+CASE(what_lies_in_it_is_found)
 {
     enum { LEN = 3 * 4096 };
     char *a = new_shared(LEN), *b = new_shared(LEN), other[16];
@@ -62,7 +62,7 @@ static void what_lies_in_it_is_found(void **state)
     assert_false(dp_shared_find(NULL, 0, &place));
 }
 
-static void what_cannot_be_is_refused(void **state)
+CASE(what_cannot_be_is_refused)
 {
     void *at = "untouched";
     const struct {
@@ -81,7 +81,7 @@ static void what_cannot_be_is_refused(void **state)
     assert_string_equal(at, "untouched");
 }
 
-static void it_can_be_put_on_a_node(void **state)
+CASE(it_can_be_put_on_a_node)
 {
     void *at;
     int err = dp_shared_alloc(100000, 0, &at);
@@ -93,7 +93,7 @@ static void it_can_be_put_on_a_node(void **state)
     assert_int_equal(dp_shared_free(at), 0);
 }
 
-static void only_what_was_handed_out_is_freed(void **state)
+CASE(only_what_was_handed_out_is_freed)
 {
     char *at = new_shared(8192);
     int other;
@@ -105,7 +105,7 @@ static void only_what_was_handed_out_is_freed(void **state)
     assert_int_equal(dp_shared_free(at), DP_EINVAL);
 }
 
-static void there_is_a_limit_to_their_number(void **state)
+CASE(there_is_a_limit_to_their_number)
 {
     char *all[DP_SHARED_MAX];
     void *one_more;
@@ -120,7 +120,7 @@ static void there_is_a_limit_to_their_number(void **state)
         assert_int_equal(dp_shared_free(all[i]), 0);
 }
 
-static void a_child_shares_it_and_frees_only_its_own_view(void **state)
+CASE(a_child_shares_it_and_frees_only_its_own_view)
 {
     char *at = new_shared(4096);
     struct dp_shared_place place;
@@ -158,7 +158,7 @@ static void *come_and_go(void *unused)
     return NULL;
 }
 
-static void threads_find_their_own(void **state)
+CASE(threads_find_their_own)
 {
     pthread_t threads[THREADS];
     void *failed;
@@ -169,19 +169,4 @@ static void threads_find_their_own(void **state)
         pthread_join(threads[i], &failed);
         assert_null(failed);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(it_is_zeroed_and_aligned),
-        cmocka_unit_test(what_lies_in_it_is_found),
-        cmocka_unit_test(what_cannot_be_is_refused),
-        cmocka_unit_test(it_can_be_put_on_a_node),
-        cmocka_unit_test(only_what_was_handed_out_is_freed),
-        cmocka_unit_test(there_is_a_limit_to_their_number),
-        cmocka_unit_test(a_child_shares_it_and_frees_only_its_own_view),
-        cmocka_unit_test(threads_find_their_own),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

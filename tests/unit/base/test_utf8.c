@@ -25,7 +25,7 @@ static void drop_message(void *user, enum dp_log_level level, const char *line)
 
 /* ---- characters ----------------------------------------------------------------------------- */
 
-static void characters_are_as_long_as_unicode_defines(void **state)
+CASE(characters_are_as_long_as_unicode_defines)
 {
     static const struct {
         const char *bytes;
@@ -42,7 +42,7 @@ static void characters_are_as_long_as_unicode_defines(void **state)
     assert_int_equal(dp_utf8_len("a", 0), 0);
 }
 
-static void the_first_bad_byte_has_a_line_and_a_column(void **state)
+CASE(the_first_bad_byte_has_a_line_and_a_column)
 {
     const char *text = "first\n\xc3\xa9 and \xe9\n";
     size_t len = strlen(text);
@@ -125,7 +125,7 @@ static int read_with(size_t f, const char *before, const char *name)
     return err;
 }
 
-static void every_format_may_begin_with_a_byte_order_mark(void **state)
+CASE(every_format_may_begin_with_a_byte_order_mark)
 {
     for (size_t f = 0; f < sizeof(formats) / sizeof(formats[0]); f++) {
         const int err = read_with(f, "", "name");
@@ -139,7 +139,7 @@ static void every_format_may_begin_with_a_byte_order_mark(void **state)
     }
 }
 
-static void every_format_refuses_what_is_not_utf8(void **state)
+CASE(every_format_refuses_what_is_not_utf8)
 {
     for (size_t f = 0; f < sizeof(formats) / sizeof(formats[0]); f++) {
         assert_int_equal(read_with(f, "", "na\xe9me"), DP_EINVAL);
@@ -149,13 +149,6 @@ static void every_format_refuses_what_is_not_utf8(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(characters_are_as_long_as_unicode_defines),
-        cmocka_unit_test(the_first_bad_byte_has_a_line_and_a_column),
-        cmocka_unit_test(every_format_may_begin_with_a_byte_order_mark),
-        cmocka_unit_test(every_format_refuses_what_is_not_utf8),
-    };
-
     dp_log_set(drop_message, NULL, DP_LOG_DEFAULT);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -107,7 +107,7 @@ static int read_all(const struct dp_checkpoint *c, const struct dp_named_tensor 
     return err;
 }
 
-static void the_checksum_is_crc_32c(void **state)
+CASE(the_checksum_is_crc_32c)
 {
     static uint8_t data[5000];
 
@@ -124,7 +124,7 @@ static void the_checksum_is_crc_32c(void **state)
 
 /* ---- there and back --------------------------------------------------------------------------- */
 
-static void every_type_and_shape_is_read_back(void **state)
+CASE(every_type_and_shape_is_read_back)
 {
     static const DLDataType types[] = {
         {kDLFloat, 64, 1}, {kDLFloat, 32, 1}, {kDLFloat, 16, 1}, {kDLBfloat, 16, 1}, {kDLInt, 64, 1},
@@ -165,7 +165,7 @@ static void every_type_and_shape_is_read_back(void **state)
     dp_checkpoint_close(c);
 }
 
-static void strides_are_of_memory_and_not_of_the_file(void **state)
+CASE(strides_are_of_memory_and_not_of_the_file)
 {
     enum { N = 2, H = 3, W = 4, C = 5 };
     int64_t shape[] = {N, C, H, W}, last[] = {H * W * C, 1, W * C, C};
@@ -191,7 +191,7 @@ static void strides_are_of_memory_and_not_of_the_file(void **state)
     dp_checkpoint_close(c);
 }
 
-static void tensors_larger_than_a_piece_are_read_as_written(void **state)
+CASE(tensors_larger_than_a_piece_are_read_as_written)
 {
     int64_t shape[] = {700, 1009}, across[] = {1, 700};
     const size_t count = 700 * 1009;
@@ -218,7 +218,7 @@ static void tensors_larger_than_a_piece_are_read_as_written(void **state)
     free(back);
 }
 
-static void an_optimizer_goes_on_from_its_checkpoint(void **state)
+CASE(an_optimizer_goes_on_from_its_checkpoint)
 {
     int64_t shape[] = {600};
     float values[2][600], grads[2][600];
@@ -274,7 +274,7 @@ static void write_file(const char *path, uint64_t len, const char *header, size_
 
 #define OWN "\"dualpipe.header_crc32c\":\"00000000\""
 
-static void a_malformed_header_is_refused_with_the_place(void **state)
+CASE(a_malformed_header_is_refused_with_the_place)
 {
     static const struct {
         const char *header;
@@ -338,7 +338,7 @@ static void a_malformed_header_is_refused_with_the_place(void **state)
     assert_int_equal(unlink(in_dir("pipe")), 0);
 }
 
-static void a_file_of_another_program_is_read_without_checksums(void **state)
+CASE(a_file_of_another_program_is_read_without_checksums)
 {
     static const char header[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}  ";
     float x = 5;
@@ -382,7 +382,7 @@ static void no_log(void *user, enum dp_log_level level, const char *line)
 {
 }
 
-static void every_flipped_bit_is_noticed(void **state)
+CASE(every_flipped_bit_is_noticed)
 {
     char bytes[2048];
     size_t len = small_file(bytes, sizeof(bytes));
@@ -399,7 +399,7 @@ static void every_flipped_bit_is_noticed(void **state)
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
 }
 
-static void a_file_that_is_cut_off_anywhere_is_refused(void **state)
+CASE(a_file_that_is_cut_off_anywhere_is_refused)
 {
     char bytes[2048];
     size_t len = small_file(bytes, sizeof(bytes));
@@ -412,7 +412,7 @@ static void a_file_that_is_cut_off_anywhere_is_refused(void **state)
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
 }
 
-static void a_damaged_tensor_is_named(void **state)
+CASE(a_damaged_tensor_is_named)
 {
     char bytes[2048];
     size_t len = small_file(bytes, sizeof(bytes));
@@ -433,7 +433,7 @@ static void a_damaged_tensor_is_named(void **state)
 
 /* ---- what is wrong with a call ---------------------------------------------------------------- */
 
-static void wrong_arguments_are_refused_by_name(void **state)
+CASE(wrong_arguments_are_refused_by_name)
 {
     char bytes[2048];
     uint8_t back[10];
@@ -499,7 +499,7 @@ static int write_and_read(void)
     return err;
 }
 
-static void without_memory_the_error_says_so(void **state)
+CASE(without_memory_the_error_says_so)
 {
     expect_every_failure_reported(write_and_read, 8);
     dp_checkpoint_close(NULL);
@@ -556,7 +556,7 @@ static void write_for_ever(const char *path, int told)
 
 /* A writer is killed at once when it has reported its k-th file, so in the middle of the next one.
  */
-static void a_writer_that_is_killed_leaves_the_last_whole_file(void **state)
+CASE(a_writer_that_is_killed_leaves_the_last_whole_file)
 {
     for (int k = 1; k <= 6; k++) {
         int told[2], status;
@@ -582,7 +582,7 @@ static void a_writer_that_is_killed_leaves_the_last_whole_file(void **state)
     assert_int_equal(count_named("killed"), 1);
 }
 
-static void a_file_that_does_not_fit_leaves_the_last_one(void **state)
+CASE(a_file_that_does_not_fit_leaves_the_last_one)
 {
     struct rlimit before, small;
 
@@ -601,7 +601,7 @@ static void a_file_that_does_not_fit_leaves_the_last_one(void **state)
 }
 
 /* A name that is no regular file's is written through, not replaced. */
-static void links_and_pipes_stay_what_they_are(void **state)
+CASE(links_and_pipes_stay_what_they_are)
 {
     char pipe_path[4096], text[8];
     uint8_t data[3] = {1, 2, 3};
@@ -640,7 +640,7 @@ static void write_part(const char *name, const char *tensor_name, uint8_t value)
     MUST(dp_checkpoint_write(in_dir(name), list, 2, NULL));
 }
 
-static void an_index_makes_files_one_checkpoint(void **state)
+CASE(an_index_makes_files_one_checkpoint)
 {
     const char *const files[] = {"r0", "r1", "r2"};
     int64_t shape[] = {3};
@@ -683,7 +683,7 @@ static bool is_in_a_name(const char *text, size_t byte)
     return is;
 }
 
-static void every_flipped_bit_of_an_index_is_noticed(void **state)
+CASE(every_flipped_bit_of_an_index_is_noticed)
 {
     char bytes[2048], text[2048];
 
@@ -706,7 +706,7 @@ static void every_flipped_bit_of_an_index_is_noticed(void **state)
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
 }
 
-static void a_malformed_index_is_refused(void **state)
+CASE(a_malformed_index_is_refused)
 {
     static const struct {
         const char *text;
@@ -733,7 +733,7 @@ static void a_malformed_index_is_refused(void **state)
 
 /* ---- others ----------------------------------------------------------------------------------- */
 
-static void pythons_safetensors_reads_our_file(void **state)
+CASE(pythons_safetensors_reads_our_file)
 {
     int64_t shape[] = {2, 3};
     float data[] = {1, 2, 3, 4, 5, 6};
@@ -764,26 +764,5 @@ static int remove_dir(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_checksum_is_crc_32c),
-        cmocka_unit_test(every_type_and_shape_is_read_back),
-        cmocka_unit_test(strides_are_of_memory_and_not_of_the_file),
-        cmocka_unit_test(tensors_larger_than_a_piece_are_read_as_written),
-        cmocka_unit_test(an_optimizer_goes_on_from_its_checkpoint),
-        cmocka_unit_test(a_malformed_header_is_refused_with_the_place),
-        cmocka_unit_test(a_file_of_another_program_is_read_without_checksums),
-        cmocka_unit_test(every_flipped_bit_is_noticed),
-        cmocka_unit_test(a_file_that_is_cut_off_anywhere_is_refused),
-        cmocka_unit_test(a_damaged_tensor_is_named),
-        cmocka_unit_test(wrong_arguments_are_refused_by_name),
-        cmocka_unit_test(without_memory_the_error_says_so),
-        cmocka_unit_test(a_writer_that_is_killed_leaves_the_last_whole_file),
-        cmocka_unit_test(a_file_that_does_not_fit_leaves_the_last_one),
-        cmocka_unit_test(links_and_pipes_stay_what_they_are),
-        cmocka_unit_test(an_index_makes_files_one_checkpoint),
-        cmocka_unit_test(every_flipped_bit_of_an_index_is_noticed),
-        cmocka_unit_test(a_malformed_index_is_refused),
-        cmocka_unit_test(pythons_safetensors_reads_our_file),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return run_cases(make_dir, remove_dir);
 }

@@ -60,7 +60,7 @@ static int exchange_sizes(struct dp_comm *comm, void *arg)
     return exchange_of_size(comm, (size_t)64 << 20);
 }
 
-static void messages_of_any_size_arrive_whole(void **state)
+CASE(messages_of_any_size_arrive_whole)
 {
     on_all_kinds(2, LONG_NS, exchange_sizes, NULL);
 }
@@ -97,7 +97,7 @@ static int send_many(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void many_messages_in_flight_keep_their_order(void **state)
+CASE(many_messages_in_flight_keep_their_order)
 {
     bool receive_first = false;
     on_all_kinds(2, LONG_NS, send_many, &receive_first);
@@ -129,7 +129,7 @@ static int cross_channels(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_message_never_waits_for_one_on_another_channel(void **state)
+CASE(a_message_never_waits_for_one_on_another_channel)
 {
     on_all_kinds(2, LONG_NS, cross_channels, NULL);
 }
@@ -165,7 +165,7 @@ static int all_pairs(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void all_ranks_send_to_all_at_once(void **state)
+CASE(all_ranks_send_to_all_at_once)
 {
     on_all_kinds(5, LONG_NS, all_pairs, NULL);
 }
@@ -188,7 +188,7 @@ static int mismatch(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void another_tag_or_length_than_expected_is_named(void **state)
+CASE(another_tag_or_length_than_expected_is_named)
 {
     on_kinds_with(NEEDS_TAGS, 2, LONG_NS, mismatch, NULL);
 }
@@ -227,7 +227,7 @@ static int bad_arguments(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void bad_arguments_are_refused_in_a_sentence(void **state)
+CASE(bad_arguments_are_refused_in_a_sentence)
 {
     struct dp_comm *comms[1];
 
@@ -265,7 +265,7 @@ static int count_allocations(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void messages_and_collectives_allocate_nothing(void **state)
+CASE(messages_and_collectives_allocate_nothing)
 {
     on_all_kinds(2, LONG_NS, count_allocations, NULL);
 }
@@ -301,7 +301,7 @@ static int collectives(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void collectives_work_for_any_number_of_ranks(void **state)
+CASE(collectives_work_for_any_number_of_ranks)
 {
     for (int size = 1; size <= 8; size++)
         on_all_kinds(size, LONG_NS, collectives, NULL);
@@ -315,7 +315,7 @@ static int disagree(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void ranks_that_disagree_are_named_on_every_rank(void **state)
+CASE(ranks_that_disagree_are_named_on_every_rank)
 {
     on_all_kinds(4, LONG_NS, disagree, NULL);
 }
@@ -336,7 +336,7 @@ static int mix_collectives(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void different_collectives_at_once_end_the_group(void **state)
+CASE(different_collectives_at_once_end_the_group)
 {
     on_all_kinds(3, LONG_NS, mix_collectives, NULL);
 }
@@ -353,7 +353,7 @@ static int compare_clocks(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void clocks_are_compared_within_the_stated_error(void **state)
+CASE(clocks_are_compared_within_the_stated_error)
 {
     on_all_kinds(3, LONG_NS, compare_clocks, NULL);
 }
@@ -375,14 +375,14 @@ static int survive(struct dp_comm *comm, void *arg)
     return dp_comm_barrier(comm);
 }
 
-static void only_groups_over_mpi_and_nccl_cannot_survive(void **state)
+CASE(only_groups_over_mpi_and_nccl_cannot_survive)
 {
     on_all_kinds(3, LONG_NS, survive, NULL);
 }
 
 /* ---- parts of a group ------------------------------------------------------------------------ */
 
-static void all_of_it_holds_in_a_part_of_a_group(void **state)
+CASE(all_of_it_holds_in_a_part_of_a_group)
 {
     static bool receive_first[] = {false, true};
     static const struct comm_case cases[] = {
@@ -393,24 +393,4 @@ static void all_of_it_holds_in_a_part_of_a_group(void **state)
     };
 
     on_parts_of_all_kinds(LONG_NS, cases, sizeof(cases) / sizeof(*cases));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages_of_any_size_arrive_whole),
-        cmocka_unit_test(many_messages_in_flight_keep_their_order),
-        cmocka_unit_test(a_message_never_waits_for_one_on_another_channel),
-        cmocka_unit_test(all_ranks_send_to_all_at_once),
-        cmocka_unit_test(another_tag_or_length_than_expected_is_named),
-        cmocka_unit_test(bad_arguments_are_refused_in_a_sentence),
-        cmocka_unit_test(messages_and_collectives_allocate_nothing),
-        cmocka_unit_test(collectives_work_for_any_number_of_ranks),
-        cmocka_unit_test(ranks_that_disagree_are_named_on_every_rank),
-        cmocka_unit_test(different_collectives_at_once_end_the_group),
-        cmocka_unit_test(clocks_are_compared_within_the_stated_error),
-        cmocka_unit_test(only_groups_over_mpi_and_nccl_cannot_survive),
-        cmocka_unit_test(all_of_it_holds_in_a_part_of_a_group),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -233,7 +233,7 @@ static void grow_on(const struct comm_kind *kind, unsigned dead, int admitted)
     munmap(g, sizeof(*g));
 }
 
-static void new_processes_take_the_places_after_the_survivors(void **state)
+CASE(new_processes_take_the_places_after_the_survivors)
 {
     static const unsigned dead[] = {0, 1u << 0, 1u << 1 | 1u << 3};
 
@@ -242,7 +242,7 @@ static void new_processes_take_the_places_after_the_survivors(void **state)
             grow_on(kind, dead[i], NEW);
 }
 
-static void one_survivor_grows_to_a_group(void **state)
+CASE(one_survivor_grows_to_a_group)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         if (kind->processes && !kind->by_ring)
@@ -272,7 +272,7 @@ static int grow_in_vain(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void without_a_new_process_the_deadline_ends_it_and_the_group_stays(void **state)
+CASE(without_a_new_process_the_deadline_ends_it_and_the_group_stays)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         struct grown *g = new_grown(0, 1);
@@ -284,7 +284,7 @@ static void without_a_new_process_the_deadline_ends_it_and_the_group_stays(void 
 }
 
 /* A group of one, in this process, grows by a process that has its secret. */
-static void a_process_with_another_secret_is_refused(void **state)
+CASE(a_process_with_another_secret_is_refused)
 {
     struct grown *g = new_grown(0xe, 1);
     const struct dp_comm_store store = store_of(g);
@@ -315,7 +315,7 @@ static void a_process_with_another_secret_is_refused(void **state)
     munmap(g, sizeof(*g));
 }
 
-static void bad_arguments_are_refused(void **state)
+CASE(bad_arguments_are_refused)
 {
     struct dp_comm_config config = {.address = "127.0.0.1:1", .timeout_ns = DP_NS_PER_S};
     struct dp_comm *alone, *comm;
@@ -342,16 +342,4 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(dp_comm_join(&config, &comm), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "no address"));
     dp_comm_close(alone);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(new_processes_take_the_places_after_the_survivors),
-        cmocka_unit_test(one_survivor_grows_to_a_group),
-        cmocka_unit_test(without_a_new_process_the_deadline_ends_it_and_the_group_stays),
-        cmocka_unit_test(a_process_with_another_secret_is_refused),
-        cmocka_unit_test(bad_arguments_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

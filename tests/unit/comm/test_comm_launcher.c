@@ -49,7 +49,7 @@ static int expect_launch(const char *const *set, int rank, int size, const char 
 
 #define VARIABLES(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-static void launchers_variables_give_rank_size_and_address(void **state)
+CASE(launchers_variables_give_rank_size_and_address)
 {
     expect_launch(VARIABLES("RANK=3", "WORLD_SIZE=8", "MASTER_ADDR=node0", "MASTER_PORT=29500"), 3,
                   8, "node0:29501");
@@ -74,7 +74,7 @@ static void launchers_variables_give_rank_size_and_address(void **state)
                   9, 16, "m:11");
 }
 
-static void a_job_of_one_process_needs_no_address(void **state)
+CASE(a_job_of_one_process_needs_no_address)
 {
     struct dp_launch launch;
 
@@ -83,7 +83,7 @@ static void a_job_of_one_process_needs_no_address(void **state)
     assert_string_equal(launch.address, "");
 }
 
-static void our_options_override_the_launchers_variables(void **state)
+CASE(our_options_override_the_launchers_variables)
 {
     struct dp_launch launch;
     const char *const *set = VARIABLES("RANK=3", "WORLD_SIZE=8", "MASTER_ADDR=m", "MASTER_PORT=1");
@@ -103,7 +103,7 @@ static void expect_no_launch(const char *const *set, int error, const char *sent
         fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
 }
 
-static void a_launchers_variable_that_is_missing_or_wrong_is_named(void **state)
+CASE(a_launchers_variable_that_is_missing_or_wrong_is_named)
 {
     expect_no_launch(VARIABLES("HOME=x"), DP_ENOENT, "not started by torchrun");
     /* As in the script of sbatch, which is none of srun's processes. */
@@ -127,7 +127,7 @@ static void a_launchers_variable_that_is_missing_or_wrong_is_named(void **state)
                      DP_EINVAL, "OpenMPI does not tell where rank 0 is");
 }
 
-static void a_process_knows_its_place_on_its_host(void **state)
+CASE(a_process_knows_its_place_on_its_host)
 {
     static const struct {
         const char *const variables[5];
@@ -173,7 +173,7 @@ static void a_process_knows_its_place_on_its_host(void **state)
     assert_non_null(strstr(dp_last_error(), "LOCAL_RANK=-1: expected a number"));
 }
 
-static void a_process_keeps_its_own_gpu(void **state)
+CASE(a_process_keeps_its_own_gpu)
 {
     static const struct {
         int local_rank, local_size;
@@ -207,17 +207,4 @@ static void a_process_keeps_its_own_gpu(void **state)
     assert_false(has_gpu);
     assert_null(getenv("CUDA_VISIBLE_DEVICES"));
     assert_int_equal(dp_process_keep_own_gpu(NULL, &has_gpu), DP_EINVAL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(launchers_variables_give_rank_size_and_address),
-        cmocka_unit_test(a_job_of_one_process_needs_no_address),
-        cmocka_unit_test(our_options_override_the_launchers_variables),
-        cmocka_unit_test(a_launchers_variable_that_is_missing_or_wrong_is_named),
-        cmocka_unit_test(a_process_knows_its_place_on_its_host),
-        cmocka_unit_test(a_process_keeps_its_own_gpu),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

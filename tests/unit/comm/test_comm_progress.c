@@ -107,7 +107,7 @@ static int take_turns_away(struct dp_comm *comm, void *arg)
     return failed;
 }
 
-static void a_large_message_needs_only_one_of_its_ranks(void **state)
+CASE(a_large_message_needs_only_one_of_its_ranks)
 {
     on_all_kinds(2, take_turns_away);
 }
@@ -153,7 +153,7 @@ static int sum_and_go(struct dp_comm *comm, void *arg)
 }
 
 /* Of processes: a thread's collectives go on in its own calls only. */
-static void a_collective_goes_on_while_a_rank_computes(void **state)
+CASE(a_collective_goes_on_while_a_rank_computes)
 {
     on_kinds(2, sum_and_go, true);
 }
@@ -199,7 +199,7 @@ static int exchange_while_away(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void going_away_and_coming_back_disturbs_no_message(void **state)
+CASE(going_away_and_coming_back_disturbs_no_message)
 {
     on_all_kinds(2, exchange_while_away);
 }
@@ -228,19 +228,13 @@ static int abort_while_away(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_abort_a_reset_and_an_end_reach_a_rank_that_computes(void **state)
+CASE(an_abort_a_reset_and_an_end_reach_a_rank_that_computes)
 {
     on_all_kinds(3, abort_while_away);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_large_message_needs_only_one_of_its_ranks),
-        cmocka_unit_test(a_collective_goes_on_while_a_rank_computes),
-        cmocka_unit_test(going_away_and_coming_back_disturbs_no_message),
-        cmocka_unit_test(an_abort_a_reset_and_an_end_reach_a_rank_that_computes),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -136,7 +136,7 @@ static int revoke_in_flight(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_revoke_by_any_rank_ends_all_requests_of_the_communicator_on_all(void **state)
+CASE(a_revoke_by_any_rank_ends_all_requests_of_the_communicator_on_all)
 {
     for (int culprit = 0; culprit < 5; culprit += 2)
         on_surviving_kinds(5, 0, revoke_in_flight, &culprit);
@@ -197,7 +197,7 @@ static int revoke_after_a_death(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void all_learn_of_a_death_that_one_has_revoked_for(void **state)
+CASE(all_learn_of_a_death_that_one_has_revoked_for)
 {
     on_surviving_kinds(4, 1, revoke_after_a_death, NULL);
 }
@@ -226,7 +226,7 @@ static int agree_after_a_death(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void all_that_agree_know_what_a_dead_rank_did_last(void **state)
+CASE(all_that_agree_know_what_a_dead_rank_did_last)
 {
     on_surviving_kinds(7, 1, agree_after_a_death, NULL);
 }
@@ -257,7 +257,7 @@ static int revoke_a_part(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_revoke_ends_no_other_communicator_of_the_split(void **state)
+CASE(a_revoke_ends_no_other_communicator_of_the_split)
 {
     on_surviving_kinds(4, 0, revoke_a_part, NULL);
 }
@@ -283,7 +283,7 @@ static int revoke_at_once(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_communicator_may_be_revoked_before_all_have_made_it(void **state)
+CASE(a_communicator_may_be_revoked_before_all_have_made_it)
 {
     on_surviving_kinds(4, 0, revoke_at_once, NULL);
 }
@@ -303,20 +303,7 @@ static int revoke_wrongly(struct dp_comm *comm, void *arg)
     return dp_comm_barrier(comm);
 }
 
-static void only_a_group_that_survives_can_be_revoked(void **state)
+CASE(only_a_group_that_survives_can_be_revoked)
 {
     on_all_kinds(2, LONG_NS, revoke_wrongly, NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_revoke_by_any_rank_ends_all_requests_of_the_communicator_on_all),
-        cmocka_unit_test(all_learn_of_a_death_that_one_has_revoked_for),
-        cmocka_unit_test(all_that_agree_know_what_a_dead_rank_did_last),
-        cmocka_unit_test(a_revoke_ends_no_other_communicator_of_the_split),
-        cmocka_unit_test(a_communicator_may_be_revoked_before_all_have_made_it),
-        cmocka_unit_test(only_a_group_that_survives_can_be_revoked),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

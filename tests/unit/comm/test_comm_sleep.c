@@ -106,7 +106,7 @@ static int exchange_rounds(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_wait_never_sleeps_on_what_has_come(void **state)
+CASE(a_wait_never_sleeps_on_what_has_come)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;
@@ -120,12 +120,4 @@ static void a_wait_never_sleeps_on_what_has_come(void **state)
         if (failed)
             fail_msg("%s: %d of 2 ranks failed", kind->name, failed);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_wait_never_sleeps_on_what_has_come),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -202,7 +202,7 @@ static int lose_one(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_death_fails_only_the_requests_that_need_the_rank(void **state)
+CASE(a_death_fails_only_the_requests_that_need_the_rank)
 {
     for (int dead = 0; dead < 4; dead++)
         on_surviving_kinds(4, 1, lose_one, &dead);
@@ -233,7 +233,7 @@ static int lose_many(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void two_and_more_ranks_may_die_at_once(void **state)
+CASE(two_and_more_ranks_may_die_at_once)
 {
     static const struct {
         unsigned dead;
@@ -296,7 +296,7 @@ static int be_killed_at_any_moment(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_may_be_killed_at_any_moment(void **state)
+CASE(a_rank_may_be_killed_at_any_moment)
 {
     for (uint64_t seed = 0; seed < 12; seed++)
         on_surviving_kinds(5, 1, be_killed_at_any_moment, &seed);
@@ -328,7 +328,7 @@ static int lose_one_after_the_other(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void the_group_outlives_every_rank_but_the_last(void **state)
+CASE(the_group_outlives_every_rank_but_the_last)
 {
     on_surviving_kinds(5, 4, lose_one_after_the_other, NULL);
 }
@@ -388,7 +388,7 @@ static int die_in_agreement(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void all_survivors_learn_the_same_whenever_the_coordinator_dies(void **state)
+CASE(all_survivors_learn_the_same_whenever_the_coordinator_dies)
 {
     for (int left = 0; left <= 6; left++) {
         struct last_words words = {0, left};
@@ -396,7 +396,7 @@ static void all_survivors_learn_the_same_whenever_the_coordinator_dies(void **st
     }
 }
 
-static void all_survivors_learn_the_same_if_a_member_dies(void **state)
+CASE(all_survivors_learn_the_same_if_a_member_dies)
 {
     struct last_words words = {2, 0};
     on_surviving_kinds(4, 1, die_in_agreement, &words);
@@ -447,7 +447,7 @@ static int be_busy_after_a_death(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_can_say_that_it_is_busy_without_rank_0(void **state)
+CASE(a_rank_can_say_that_it_is_busy_without_rank_0)
 {
     on_surviving_kinds(6, 2, be_busy_after_a_death, NULL);
 }
@@ -571,7 +571,7 @@ static void with_pause(int size, rank_fn fn)
     }
 }
 
-static void a_rank_that_was_stopped_and_declared_dead_learns_so(void **state)
+CASE(a_rank_that_was_stopped_and_declared_dead_learns_so)
 {
     with_pause(4, stop_and_go_on);
 }
@@ -620,7 +620,7 @@ static int be_silent(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_silent_rank_fails_a_wait_and_is_declared_dead_by_an_agreement(void **state)
+CASE(a_silent_rank_fails_a_wait_and_is_declared_dead_by_an_agreement)
 {
     with_pause(3, be_silent);
 }
@@ -648,7 +648,7 @@ static int abort_after_a_death(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_abort_still_ends_the_whole_group(void **state)
+CASE(an_abort_still_ends_the_whole_group)
 {
     on_surviving_kinds(6, 1, abort_after_a_death, NULL);
 }
@@ -698,12 +698,12 @@ static int interrupt_agreement(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_poll_function_ends_an_agreement(void **state)
+CASE(a_poll_function_ends_an_agreement)
 {
     on_surviving_kinds(2, 0, interrupt_agreement, NULL);
 }
 
-static void ranks_leave_in_order_and_what_they_sent_arrives(void **state)
+CASE(ranks_leave_in_order_and_what_they_sent_arrives)
 {
     for (int size = 2; size <= 5; size += 3)
         on_surviving_kinds(size, 0, leave_in_turn, NULL);
@@ -806,7 +806,7 @@ static bool is_mpi(void)
     return !strcmp(comm_kinds[0].name, "mpi");
 }
 
-static void after_the_first_message_that_is_dropped_none_arrives(void **state)
+CASE(after_the_first_message_that_is_dropped_none_arrives)
 {
     static const size_t lens[][3] = {{64, 64, 64},     {256, 512, 768},   {64, 2000, 64},
                                      {2000, 64, 2000}, {1, LONGEST, 1}, {LONGEST, 1, 64}};
@@ -871,30 +871,14 @@ static int lack_files(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_without_files_fails_itself_and_no_other(void **state)
+CASE(a_rank_without_files_fails_itself_and_no_other)
 {
     on_surviving_kinds(6, 0, lack_files, NULL);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_death_fails_only_the_requests_that_need_the_rank),
-        cmocka_unit_test(two_and_more_ranks_may_die_at_once),
-        cmocka_unit_test(a_rank_may_be_killed_at_any_moment),
-        cmocka_unit_test(the_group_outlives_every_rank_but_the_last),
-        cmocka_unit_test(all_survivors_learn_the_same_whenever_the_coordinator_dies),
-        cmocka_unit_test(all_survivors_learn_the_same_if_a_member_dies),
-        cmocka_unit_test(a_rank_can_say_that_it_is_busy_without_rank_0),
-        cmocka_unit_test(a_rank_that_was_stopped_and_declared_dead_learns_so),
-        cmocka_unit_test(a_silent_rank_fails_a_wait_and_is_declared_dead_by_an_agreement),
-        cmocka_unit_test(an_abort_still_ends_the_whole_group),
-        cmocka_unit_test(a_poll_function_ends_an_agreement),
-        cmocka_unit_test(ranks_leave_in_order_and_what_they_sent_arrives),
-        cmocka_unit_test(after_the_first_message_that_is_dropped_none_arrives),
-        cmocka_unit_test(a_rank_without_files_fails_itself_and_no_other),
-    };
     if (is_mpi())
         cmocka_set_test_filter("after_the_first_message_that_is_dropped_*");
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

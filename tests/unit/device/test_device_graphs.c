@@ -66,7 +66,7 @@ static void copy(struct rig *g, void *to, const void *from, size_t bytes)
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
-static void a_graph_does_what_was_captured_as_often_as_it_is_launched(void **state)
+CASE(a_graph_does_what_was_captured_as_often_as_it_is_launched)
 {
     enum { COUNT = 1000 };
     const size_t bytes = COUNT * sizeof(float);
@@ -101,7 +101,7 @@ static void a_graph_does_what_was_captured_as_often_as_it_is_launched(void **sta
     rig_close(&g);
 }
 
-static void an_event_is_no_part_of_a_graph_and_the_stream_goes_on(void **state)
+CASE(an_event_is_no_part_of_a_graph_and_the_stream_goes_on)
 {
     struct dp_device_graph *graph = NULL;
     struct rig g;
@@ -122,7 +122,7 @@ static void count_up(void *user)
     ++*(int *)user;
 }
 
-static void a_call_is_no_part_of_a_graph_and_is_refused(void **state)
+CASE(a_call_is_no_part_of_a_graph_and_is_refused)
 {
     struct dp_device_graph *graph = NULL;
     struct rig g;
@@ -140,7 +140,7 @@ static void a_call_is_no_part_of_a_graph_and_is_refused(void **state)
     rig_close(&g);
 }
 
-static void the_host_has_no_graphs_and_adds_nothing_up(void **state)
+CASE(the_host_has_no_graphs_and_adds_nothing_up)
 {
     struct rig g;
     float x = 1, y = 2;
@@ -164,7 +164,7 @@ static void hold_the_stream(void *user)
     nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
 }
 
-static void timed_events_tell_how_long_the_work_between_them_took(void **state)
+CASE(timed_events_tell_how_long_the_work_between_them_took)
 {
     struct dp_device_event *from, *to;
     atomic_bool may_end = false;
@@ -282,7 +282,7 @@ static void compare_mixes(struct rig *g, DLDataType type)
     dp_device_free(g->dev, DP_MEMORY_DEVICE, x);
 }
 
-static void sums_of_the_device_are_those_of_the_host_to_the_last_bit(void **state)
+CASE(sums_of_the_device_are_those_of_the_host_to_the_last_bit)
 {
     const DLDataType int32 = {kDLInt, 32, 1};
     struct rig g;
@@ -304,7 +304,7 @@ static void sums_of_the_device_are_those_of_the_host_to_the_last_bit(void **stat
 }
 
 /* A GPU's driver does the same. */
-static void the_kernels_of_sums_and_updates_compile_for_every_gpu(void **state)
+CASE(the_kernels_of_sums_and_updates_compile_for_every_gpu)
 {
     static const char *const ptxas[] = {"ptxas", "/usr/local/cuda/bin/ptxas"};
     static const char *const gpus[] = {"sm_80", "sm_90", "sm_100"};
@@ -331,7 +331,7 @@ static void the_kernels_of_sums_and_updates_compile_for_every_gpu(void **state)
 
 /* ---- other devices --------------------------------------------------------------------------- */
 
-static void devices_are_counted(void **state)
+CASE(devices_are_counted)
 {
     int count = 0;
 
@@ -342,21 +342,11 @@ static void devices_are_counted(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_graph_does_what_was_captured_as_often_as_it_is_launched),
-        cmocka_unit_test(an_event_is_no_part_of_a_graph_and_the_stream_goes_on),
-        cmocka_unit_test(a_call_is_no_part_of_a_graph_and_is_refused),
-        cmocka_unit_test(the_host_has_no_graphs_and_adds_nothing_up),
-        cmocka_unit_test(timed_events_tell_how_long_the_work_between_them_took),
-        cmocka_unit_test(sums_of_the_device_are_those_of_the_host_to_the_last_bit),
-        cmocka_unit_test(the_kernels_of_sums_and_updates_compile_for_every_gpu),
-        cmocka_unit_test(devices_are_counted),
-    };
     const char *why = use_sim_cuda();
 
     if (why) {
         printf("skipped: %s\n", why);
         return 77;
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

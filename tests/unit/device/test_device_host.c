@@ -17,7 +17,7 @@
 
 /* ---- copying --------------------------------------------------------------------------------- */
 
-static void every_way_of_copying_copies_every_byte_and_no_other(void **state)
+CASE(every_way_of_copying_copies_every_byte_and_no_other)
 {
     enum { ROOM = 100000, GUARD = 64 };
     static const size_t sizes[] = {0, 1, 63, 64, 65, 4095, 4096, 16384, 16385, 50001};
@@ -41,7 +41,7 @@ static void every_way_of_copying_copies_every_byte_and_no_other(void **state)
     free(dst);
 }
 
-static void large_copies_are_whole_while_the_ways_take_turns(void **state)
+CASE(large_copies_are_whole_while_the_ways_take_turns)
 {
     size_t bytes = (17 << 20) + 13;
     char *src = malloc(bytes), *dst = malloc(bytes);
@@ -81,7 +81,7 @@ static void gate_open(struct gate *gate)
     dp_device_stream_free(gate->stream);
 }
 
-static void a_wait_holds_its_stream_and_no_other(void **state)
+CASE(a_wait_holds_its_stream_and_no_other)
 {
     struct gate *gate = calloc(1, sizeof(*gate));
     struct dp_device *dev;
@@ -119,7 +119,7 @@ static void a_wait_holds_its_stream_and_no_other(void **state)
     free(gate);
 }
 
-static void a_wait_goes_through_a_stream_that_only_waits(void **state)
+CASE(a_wait_goes_through_a_stream_that_only_waits)
 {
     struct gate *gate = calloc(1, sizeof(*gate));
     struct dp_device_stream *streams[3];
@@ -160,7 +160,7 @@ static void note(void *user)
     log->names[(*log->count)++] = log->name;
 }
 
-static void the_most_urgent_stream_comes_first(void **state)
+CASE(the_most_urgent_stream_comes_first)
 {
     struct gate *gate = calloc(1, sizeof(*gate));
     struct dp_device_stream *s[3];
@@ -193,7 +193,7 @@ static void the_most_urgent_stream_comes_first(void **state)
     free(gate);
 }
 
-static void a_link_takes_its_time_in_each_direction_alone(void **state)
+CASE(a_link_takes_its_time_in_each_direction_alone)
 {
     enum { BYTES = 2 << 20 };
     struct dp_host_link link = {100e6, 0, 0, 0}; /* 21 ms up, at once down */
@@ -250,7 +250,7 @@ static int64_t link_free_ns(struct dp_device *dev)
 }
 
 /* The only worker is at work elsewhere when the first copy ends. */
-static void a_copy_that_is_queued_begins_when_the_link_is_free(void **state)
+CASE(a_copy_that_is_queued_begins_when_the_link_is_free)
 {
     enum { BYTES = 1 << 16 };
     struct dp_host_link link = {4e6, 0, 0, 0}; /* 16 ms up */
@@ -290,7 +290,7 @@ static void a_copy_that_is_queued_begins_when_the_link_is_free(void **state)
     free(host);
 }
 
-static void a_link_that_cannot_be_is_refused(void **state)
+CASE(a_link_that_cannot_be_is_refused)
 {
     struct dp_device *dev = NULL;
 
@@ -312,7 +312,7 @@ static int64_t process_cpu_ns(void)
     return t.tv_sec * DP_NS_PER_S + t.tv_nsec;
 }
 
-static void idle_workers_and_waiting_threads_cost_no_time(void **state)
+CASE(idle_workers_and_waiting_threads_cost_no_time)
 {
     struct gate *gate = calloc(1, sizeof(*gate));
     struct dp_device *dev;
@@ -328,7 +328,7 @@ static void idle_workers_and_waiting_threads_cost_no_time(void **state)
     free(gate);
 }
 
-static void a_device_closes_with_work_in_flight_done(void **state)
+CASE(a_device_closes_with_work_in_flight_done)
 {
     enum { STREAMS = 6, BYTES = 3 << 20 };
     char *src = malloc(BYTES), *dst = malloc(STREAMS * BYTES);
@@ -350,7 +350,7 @@ static void a_device_closes_with_work_in_flight_done(void **state)
     free(dst);
 }
 
-static void a_stream_that_was_freed_is_used_again(void **state)
+CASE(a_stream_that_was_freed_is_used_again)
 {
     struct dp_device *dev;
     struct dp_device_stream *s, *t;
@@ -371,7 +371,7 @@ static void note_signal(int sig)
     signalled = 1;
 }
 
-static void signals_never_land_in_a_worker(void **state)
+CASE(signals_never_land_in_a_worker)
 {
     struct dp_device *dev;
     sigset_t usr1;
@@ -390,7 +390,7 @@ static void signals_never_land_in_a_worker(void **state)
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-static void errors_of_bad_names_say_what_was_expected(void **state)
+CASE(errors_of_bad_names_say_what_was_expected)
 {
     static const char *const names[] = {"",        "hots",    "host:", "host:x",
                                         "host:-1", "cuda:1x", "cudax"};
@@ -406,7 +406,7 @@ static void errors_of_bad_names_say_what_was_expected(void **state)
     assert_string_equal(dp_last_error(), "host device with 65 copy workers: expected 0 to 64");
 }
 
-static void the_environment_sets_the_number_of_workers(void **state)
+CASE(the_environment_sets_the_number_of_workers)
 {
     struct dp_device *dev;
 
@@ -417,25 +417,4 @@ static void the_environment_sets_the_number_of_workers(void **state)
     setenv("DUALPIPE_DEVICE_WORKERS", "-2", 1);
     assert_int_equal(dp_device_open("host", &dev), DP_EINVAL);
     unsetenv("DUALPIPE_DEVICE_WORKERS");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_way_of_copying_copies_every_byte_and_no_other),
-        cmocka_unit_test(large_copies_are_whole_while_the_ways_take_turns),
-        cmocka_unit_test(a_wait_holds_its_stream_and_no_other),
-        cmocka_unit_test(a_wait_goes_through_a_stream_that_only_waits),
-        cmocka_unit_test(the_most_urgent_stream_comes_first),
-        cmocka_unit_test(a_link_takes_its_time_in_each_direction_alone),
-        cmocka_unit_test(a_copy_that_is_queued_begins_when_the_link_is_free),
-        cmocka_unit_test(a_link_that_cannot_be_is_refused),
-        cmocka_unit_test(idle_workers_and_waiting_threads_cost_no_time),
-        cmocka_unit_test(a_device_closes_with_work_in_flight_done),
-        cmocka_unit_test(a_stream_that_was_freed_is_used_again),
-        cmocka_unit_test(signals_never_land_in_a_worker),
-        cmocka_unit_test(errors_of_bad_names_say_what_was_expected),
-        cmocka_unit_test(the_environment_sets_the_number_of_workers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -137,14 +137,14 @@ static int count(const struct results *r, enum ibv_wc_status status)
     return n;
 }
 
-static void without_faults_all_succeeds(void **state)
+CASE(without_faults_all_succeeds)
 {
     const struct results r = run_with("");
 
     assert_int_equal(count(&r, IBV_WC_SUCCESS), PAIRS * ROUNDS);
 }
 
-static void queue_pairs_overtake_each_other(void **state)
+CASE(queue_pairs_overtake_each_other)
 {
     const struct results r = run_with("seed=1 reorder=300 ack=300 short=300");
 
@@ -152,7 +152,7 @@ static void queue_pairs_overtake_each_other(void **state)
     assert_true(r.any_order);
 }
 
-static void after_an_error_all_is_flushed(void **state)
+CASE(after_an_error_all_is_flushed)
 {
     const struct results r = run_with("seed=3 error=50");
     int failed = 0;
@@ -168,7 +168,7 @@ static void after_an_error_all_is_flushed(void **state)
     assert_true(failed > 0);
 }
 
-static void the_same_seed_gives_the_same_results(void **state)
+CASE(the_same_seed_gives_the_same_results)
 {
     int differ = 0;
 
@@ -183,7 +183,7 @@ static void the_same_seed_gives_the_same_results(void **state)
     assert_true(differ > 0);
 }
 
-static void at_most_so_many_grave_faults(void **state)
+CASE(at_most_so_many_grave_faults)
 {
     const struct results r = run_with("seed=5 error=1000 most=1");
 
@@ -193,7 +193,7 @@ static void at_most_so_many_grave_faults(void **state)
     assert_int_equal(broken, 1);
 }
 
-static void a_port_that_goes_down_comes_back(void **state)
+CASE(a_port_that_goes_down_comes_back)
 {
     const struct results r = run_with("seed=7 port=20 port_ms=1 most=2");
 
@@ -202,7 +202,7 @@ static void a_port_that_goes_down_comes_back(void **state)
                      PAIRS * ROUNDS);
 }
 
-static void a_device_dies(void **state)
+CASE(a_device_dies)
 {
     const struct results r = run_with("seed=7 device=20 most=1");
 
@@ -211,7 +211,7 @@ static void a_device_dies(void **state)
 }
 
 /* The registrations of a run fail, until one does not. */
-static void registrations_fail_by_chance(void **state)
+CASE(registrations_fail_by_chance)
 {
     int status;
 
@@ -234,20 +234,4 @@ static void registrations_fail_by_chance(void **state)
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_faults_all_succeeds),
-        cmocka_unit_test(queue_pairs_overtake_each_other),
-        cmocka_unit_test(after_an_error_all_is_flushed),
-        cmocka_unit_test(the_same_seed_gives_the_same_results),
-        cmocka_unit_test(at_most_so_many_grave_faults),
-        cmocka_unit_test(a_port_that_goes_down_comes_back),
-        cmocka_unit_test(a_device_dies),
-        cmocka_unit_test(registrations_fail_by_chance),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

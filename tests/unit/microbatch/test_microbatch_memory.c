@@ -79,24 +79,15 @@ static int call_merge_mask(void)
     return call_merge(true);
 }
 
-static void splitting_survives_every_failed_allocation(void **state)
+CASE(splitting_survives_every_failed_allocation)
 {
     expect_every_failure_reported(call_split_contiguous, 10);
     expect_every_failure_reported(call_split_mask, 10);
     expect_every_failure_reported(call_split_given, 2);
 }
 
-static void merging_survives_every_failed_allocation(void **state)
+CASE(merging_survives_every_failed_allocation)
 {
     expect_every_failure_reported(call_merge_plain, 7);
     expect_every_failure_reported(call_merge_mask, 7);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(splitting_survives_every_failed_allocation),
-        cmocka_unit_test(merging_survives_every_failed_allocation),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,7 +39,7 @@ static uint64_t first_seed(void)
 }
 
 /* Runs one(seed) for all seeds; each returns an error text, or NULL. */
-static void run_cases(const char *(*one)(void))
+static void try_cases(const char *(*one)(void))
 {
     uint64_t first = first_seed();
 
@@ -229,9 +229,9 @@ static const char *round_trip(void)
     return wrong;
 }
 
-static void merging_undoes_splitting_for_random_trees(void **state)
+CASE(merging_undoes_splitting_for_random_trees)
 {
-    run_cases(round_trip);
+    try_cases(round_trip);
 }
 
 /* ---- trees that are wrong somewhere --------------------------------------------------------- */
@@ -346,20 +346,16 @@ static void ignore_line(void *user, enum dp_log_level level, const char *line)
 {
 }
 
-static void damaged_trees_are_refused_or_split_never_more(void **state)
+CASE(damaged_trees_are_refused_or_split_never_more)
 {
     dp_log_set(ignore_line, NULL, DP_LOG_WARN);
-    run_cases(damaged);
+    try_cases(damaged);
     dp_log_set(NULL, NULL, DP_LOG_WARN);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(merging_undoes_splitting_for_random_trees),
-        cmocka_unit_test(damaged_trees_are_refused_or_split_never_more),
-    };
     printf("seeds %llu to %llu\n", (unsigned long long)first_seed(),
            (unsigned long long)first_seed() + CASES - 1);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

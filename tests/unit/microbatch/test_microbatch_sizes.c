@@ -31,7 +31,7 @@ static void assert_sizes(const json_t *row, size_t column, const int64_t *sizes,
         assert_int_equal(json_integer_value(json_array_get(expected, i)), sizes[i]);
 }
 
-static void both_rules_agree_with_every_row_of_the_vectors(void **state)
+CASE(both_rules_agree_with_every_row_of_the_vectors)
 {
     json_t *doc = load("chunk_size_vectors.json"), *row;
     size_t i, rows = json_array_size(json_object_get(doc, "rows"));
@@ -49,7 +49,7 @@ static void both_rules_agree_with_every_row_of_the_vectors(void **state)
     json_decref(doc);
 }
 
-static void windows_are_the_sizes_laid_side_by_side(void **state)
+CASE(windows_are_the_sizes_laid_side_by_side)
 {
     for (int64_t extent = 0; extent < 40; extent++)
         for (int32_t count = 1; count < 20; count++) {
@@ -66,7 +66,7 @@ static void windows_are_the_sizes_laid_side_by_side(void **state)
         }
 }
 
-static void windows_of_the_chunk_rule_are_its_sizes_laid_side_by_side(void **state)
+CASE(windows_of_the_chunk_rule_are_its_sizes_laid_side_by_side)
 {
     for (int64_t extent = 0; extent < 40; extent++)
         for (int32_t count = 1; count < 20; count++) {
@@ -88,7 +88,7 @@ static void windows_of_the_chunk_rule_are_its_sizes_laid_side_by_side(void **sta
         }
 }
 
-static void the_largest_extent_does_not_overflow(void **state)
+CASE(the_largest_extent_does_not_overflow)
 {
     int64_t sizes[3], begin, size;
     int32_t made;
@@ -102,7 +102,7 @@ static void the_largest_extent_does_not_overflow(void **state)
     assert_true(sizes[0] == INT64_MAX / 2 + 1 && sizes[1] == INT64_MAX / 2);
 }
 
-static void nothing_cut_by_the_chunk_rule_is_as_many_nothings(void **state)
+CASE(nothing_cut_by_the_chunk_rule_is_as_many_nothings)
 {
     int64_t sizes[3] = {7, 7, 7};
     int32_t made = 0;
@@ -119,7 +119,7 @@ static void expect_refused(int err, const char *sentence)
     assert_string_equal(dp_last_error(), sentence);
 }
 
-static void bad_numbers_are_named(void **state)
+CASE(bad_numbers_are_named)
 {
     int64_t sizes[1], begin, size;
     int32_t made;
@@ -135,17 +135,4 @@ static void bad_numbers_are_named(void **state)
     expect_refused(dp_cut_window(DP_CUT_CHUNK, 4, 2, 2, &begin, &size),
                    "piece: 2, expected 0 to 1");
     expect_refused(dp_split_window(4, 2, -1, &begin, &size), "piece: -1, expected 0 to 1");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(both_rules_agree_with_every_row_of_the_vectors),
-        cmocka_unit_test(windows_are_the_sizes_laid_side_by_side),
-        cmocka_unit_test(windows_of_the_chunk_rule_are_its_sizes_laid_side_by_side),
-        cmocka_unit_test(the_largest_extent_does_not_overflow),
-        cmocka_unit_test(nothing_cut_by_the_chunk_rule_is_as_many_nothings),
-        cmocka_unit_test(bad_numbers_are_named),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,7 +20,7 @@ static void expect_refused(int err, int expected, const char *sentence)
 
 /* ---- windows -------------------------------------------------------------------------------- */
 
-static void a_window_is_the_same_memory(void **state)
+CASE(a_window_is_the_same_memory)
 {
     uint8_t data[24];
     int64_t shape[] = {4, 6}, dims[4];
@@ -37,7 +37,7 @@ static void a_window_is_the_same_memory(void **state)
     assert_int_equal(w.shape[0], 0);
 }
 
-static void a_window_of_unaligned_and_reversed_memory_is_where_it_should_be(void **state)
+CASE(a_window_of_unaligned_and_reversed_memory_is_where_it_should_be)
 {
     uint8_t data[40];
     int64_t shape[] = {4, 2}, strides[] = {-2, 1}, dims[4];
@@ -48,7 +48,7 @@ static void a_window_of_unaligned_and_reversed_memory_is_where_it_should_be(void
     assert_ptr_equal(dp_tensor_address(&w), data + 7);
 }
 
-static void bad_windows_are_refused(void **state)
+CASE(bad_windows_are_refused)
 {
     uint8_t data[8];
     int64_t shape[] = {4, 2}, dims[4];
@@ -157,7 +157,7 @@ static void copy_random(uint8_t *from, uint8_t *to)
             fail_msg("byte %zu was written", i);
 }
 
-static void copies_between_any_strides_move_every_element_and_nothing_else(void **state)
+CASE(copies_between_any_strides_move_every_element_and_nothing_else)
 {
     uint8_t *from = malloc(ROOM * 16), *to = malloc(ROOM * 16);
 
@@ -170,7 +170,7 @@ static void copies_between_any_strides_move_every_element_and_nothing_else(void 
     free(to);
 }
 
-static void differences_are_found_in_any_element(void **state)
+CASE(differences_are_found_in_any_element)
 {
     uint8_t a[60], b[60];
     int64_t shape[] = {3, 4, 5}, transposed[] = {1, 3, 12}, compact[] = {20, 5, 1};
@@ -187,7 +187,7 @@ static void differences_are_found_in_any_element(void **state)
         }
 }
 
-static void bad_copies_are_refused(void **state)
+CASE(bad_copies_are_refused)
 {
     uint8_t data[16];
     int64_t shape[] = {4, 2}, other[] = {2, 4};
@@ -211,7 +211,7 @@ static void bad_copies_are_refused(void **state)
                    "copy of uint4[4, 2], expected elements of whole bytes");
 }
 
-static void a_tensor_with_many_dimensions_is_described_briefly(void **state)
+CASE(a_tensor_with_many_dimensions_is_described_briefly)
 {
     uint8_t data[1];
     int64_t shape[64];
@@ -225,18 +225,4 @@ static void a_tensor_with_many_dimensions_is_described_briefly(void **state)
     t.dtype = (DLDataType){200, 5, 1};
     t.ndim = 0;
     assert_string_equal(dp_tensor_text(&t, text), "type200-5[]");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_window_is_the_same_memory),
-        cmocka_unit_test(a_window_of_unaligned_and_reversed_memory_is_where_it_should_be),
-        cmocka_unit_test(bad_windows_are_refused),
-        cmocka_unit_test(copies_between_any_strides_move_every_element_and_nothing_else),
-        cmocka_unit_test(differences_are_found_in_any_element),
-        cmocka_unit_test(bad_copies_are_refused),
-        cmocka_unit_test(a_tensor_with_many_dimensions_is_described_briefly),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void numbers_and_names_make_specs(void **state)
+CASE(numbers_and_names_make_specs)
 {
     static const int dims[] = {0, 1, -1};
     static const char *const names[] = {"a", "b", "c"};
@@ -38,7 +38,7 @@ static void expect_refused(const struct dp_tree *t, const char *sentence)
     assert_int_equal(leaves, -7);
 }
 
-static void malformed_trees_are_refused_by_their_path(void **state)
+CASE(malformed_trees_are_refused_by_their_path)
 {
     struct dp_tree items[] = {dp_absent(), dp_absent()}, tuple = dp_tuple(2, items);
     const char *names[] = {"x", "y"};
@@ -67,7 +67,7 @@ static void malformed_trees_are_refused_by_their_path(void **state)
     expect_refused(&outer, "args[\"x\"][1]: a dict with the name \"twin\" twice");
 }
 
-static void a_tree_that_contains_itself_ends_at_a_limit(void **state)
+CASE(a_tree_that_contains_itself_ends_at_a_limit)
 {
     struct dp_tree deep = {0}, wide[3];
 
@@ -82,7 +82,7 @@ static void a_tree_that_contains_itself_ends_at_a_limit(void **state)
     assert_int_equal(dp_tree_check(&wide[1], "args", true, &(int32_t){0}), DP_EINVAL);
 }
 
-static void a_tree_with_too_many_nodes_is_refused(void **state)
+CASE(a_tree_with_too_many_nodes_is_refused)
 {
     struct dp_tree *items = calloc(DP_TREE_MAX_NODES, sizeof(*items));
     struct dp_tree t = dp_list(DP_TREE_MAX_NODES - 1, items);
@@ -95,7 +95,7 @@ static void a_tree_with_too_many_nodes_is_refused(void **state)
     free(items);
 }
 
-static void long_and_ugly_names_stay_on_one_line(void **state)
+CASE(long_and_ugly_names_stay_on_one_line)
 {
     char name[300];
     const char *names[] = {name};
@@ -111,16 +111,4 @@ static void long_and_ugly_names_stay_on_one_line(void **state)
     assert_memory_equal(dp_last_error(), "args[\"a?b?nnnn", 13);
     assert_null(strchr(dp_last_error(), '\n'));
     assert_non_null(strstr(dp_last_error(), "...: a tensor without a DLTensor"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers_and_names_make_specs),
-        cmocka_unit_test(malformed_trees_are_refused_by_their_path),
-        cmocka_unit_test(a_tree_that_contains_itself_ends_at_a_limit),
-        cmocka_unit_test(a_tree_with_too_many_nodes_is_refused),
-        cmocka_unit_test(long_and_ugly_names_stay_on_one_line),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

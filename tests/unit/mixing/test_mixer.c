@@ -266,7 +266,7 @@ static const char both[] = "mixing both workers=4 local=1 push-sum\n"
                            "round 1: {0 1}*0.75 {2 3}\n"
                            "round 2: {0 1 2} {3}\n";
 
-static void workers_follow_the_formula(void **state)
+CASE(workers_follow_the_formula)
 {
     static const char *const graphs[] = {"complete", "ring", "alternating-exp-ring", "torus", "star",
                                          "hierarchical", "directed-exp"};
@@ -283,13 +283,13 @@ static void workers_follow_the_formula(void **state)
     }
 }
 
-static void gradients_may_come_in_any_order(void **state)
+CASE(gradients_may_come_in_any_order)
 {
     on_all_kinds(RANKS, SECONDS(20), follow_formula,
                  &(struct job){.shuffled = true, .bucket_bytes = 1, .separate = true});
 }
 
-static void a_factor_damps_mixing(void **state)
+CASE(a_factor_damps_mixing)
 {
     struct job job = {.factor = 0.3, .graph = "ring"};
 
@@ -300,12 +300,12 @@ static void a_factor_damps_mixing(void **state)
     assert_int_equal(comm_on_threads(RANKS, SECONDS(20), follow_formula, &job), 0);
 }
 
-static void float32_follows_within_rounding(void **state)
+CASE(float32_follows_within_rounding)
 {
     on_all_kinds(RANKS, SECONDS(20), follow_formula, &(struct job){.float32 = true});
 }
 
-static void gradients_are_clipped_by_their_global_norm(void **state)
+CASE(gradients_are_clipped_by_their_global_norm)
 {
     struct job job = {.clip = 0.7, .global = true};
     assert_int_equal(comm_on_threads(RANKS, SECONDS(20), follow_formula, &job), 0);
@@ -339,7 +339,7 @@ static int run_twins(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void views_and_separate_values_have_the_same_bits(void **state)
+CASE(views_and_separate_values_have_the_same_bits)
 {
     static const enum dp_optimizer_kind kinds[] = {DP_OPTIMIZER_SGD, DP_OPTIMIZER_ADAM,
                                                    DP_OPTIMIZER_ACCUM_ADAMW};
@@ -359,7 +359,7 @@ static void views_and_separate_values_have_the_same_bits(void **state)
     assert_int_equal(comm_on_threads(RANKS, SECONDS(20), run_twins, &twins), 0);
 }
 
-static void the_order_of_gradients_changes_no_bit(void **state)
+CASE(the_order_of_gradients_changes_no_bit)
 {
     on_all_kinds(RANKS, SECONDS(20), run_twins,
                  &(struct twins){{{.kind = DP_OPTIMIZER_ADAMW},
@@ -402,7 +402,7 @@ static int set_updates(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_caller_sets_rate_and_scale_of_updates(void **state)
+CASE(a_caller_sets_rate_and_scale_of_updates)
 {
     assert_int_equal(
         comm_on_threads(RANKS, SECONDS(20), set_updates, &(struct job){.kind = DP_OPTIMIZER_ADAMW}),
@@ -440,7 +440,7 @@ static int reach_consensus(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_period_of_mixing_alone_is_consensus(void **state)
+CASE(a_period_of_mixing_alone_is_consensus)
 {
     static const char *const graphs[] = {"complete", "one-peer-exp", "alternating-exp-ring",
                                          "hierarchical", "hypercube", "directed-exp"};
@@ -493,7 +493,7 @@ static int average_then_go_on(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_average_that_is_reverted_leaves_no_trace(void **state)
+CASE(an_average_that_is_reverted_leaves_no_trace)
 {
     on_all_kinds(RANKS, SECONDS(20), average_then_go_on, &(struct job){0});
     for (int sixteen = 0; sixteen < 3; sixteen++)
@@ -534,7 +534,7 @@ static int accumulate(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void accumulating_iterations_update_and_count_nothing(void **state)
+CASE(accumulating_iterations_update_and_count_nothing)
 {
     struct job job = {0};
 
@@ -604,7 +604,7 @@ static int go_on_elsewhere(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_run_goes_on_from_its_state_with_the_same_bits(void **state)
+CASE(a_run_goes_on_from_its_state_with_the_same_bits)
 {
     static const char *const graphs[] = {"one-peer-exp", "complete", "directed-exp", "torus"};
 
@@ -642,7 +642,7 @@ static int resume_wrongly(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void numbers_of_another_state_are_refused(void **state)
+CASE(numbers_of_another_state_are_refused)
 {
     for (int separate = 0; separate < 2; separate++) {
         struct job job = {.separate = separate};
@@ -678,7 +678,7 @@ static int complete_early(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_bucket_arrives_while_later_ones_compute(void **state)
+CASE(a_bucket_arrives_while_later_ones_compute)
 {
     on_all_kinds(RANKS, SECONDS(20), complete_early, &(struct job){.bucket_bytes = 1});
 }
@@ -747,7 +747,7 @@ static int train_special(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void tied_frozen_and_channels_last_parameters_are_what_they_are(void **state)
+CASE(tied_frozen_and_channels_last_parameters_are_what_they_are)
 {
     for (int separate = 0; separate < 2; separate++)
         on_all_kinds(RANKS, SECONDS(20), train_special, &(struct job){.separate = separate});
@@ -787,12 +787,12 @@ static int overflow_once(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_overflow_skips_the_update_of_all_and_scales_stay_equal(void **state)
+CASE(an_overflow_skips_the_update_of_all_and_scales_stay_equal)
 {
     on_all_kinds(RANKS, SECONDS(20), overflow_once, &(struct job){0});
 }
 
-static void compat_skips_the_update_of_a_bucket_on_its_rank(void **state)
+CASE(compat_skips_the_update_of_a_bucket_on_its_rank)
 {
     on_all_kinds(RANKS, SECONDS(20), overflow_once, &(struct job){.compat = true, .bucket_bytes = 1});
 }
@@ -844,7 +844,7 @@ static int note_rounds(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void the_hook_gets_the_round_that_is_mixed(void **state)
+CASE(the_hook_gets_the_round_that_is_mixed)
 {
     for (int compat = 0; compat < 2; compat++) {
         struct job job = {.compat = compat, .graph = "ring"};
@@ -929,7 +929,7 @@ static int refuse_configs(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void configs_that_are_not_sound_are_refused_by_all(void **state)
+CASE(configs_that_are_not_sound_are_refused_by_all)
 {
     for (int which = 0; which < 13; which++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse_configs, &which))
@@ -1023,7 +1023,7 @@ static int make_mistake(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void mistakes_are_errors_on_all_ranks(void **state)
+CASE(mistakes_are_errors_on_all_ranks)
 {
     for (int mistake = OTHER_ORDER; mistake <= NO_RATE; mistake++)
         on_all_kinds(RANKS, SECONDS(20), make_mistake, &mistake);
@@ -1031,29 +1031,6 @@ static void mistakes_are_errors_on_all_ranks(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(workers_follow_the_formula),
-        cmocka_unit_test(gradients_may_come_in_any_order),
-        cmocka_unit_test(a_factor_damps_mixing),
-        cmocka_unit_test(float32_follows_within_rounding),
-        cmocka_unit_test(gradients_are_clipped_by_their_global_norm),
-        cmocka_unit_test(views_and_separate_values_have_the_same_bits),
-        cmocka_unit_test(the_order_of_gradients_changes_no_bit),
-        cmocka_unit_test(a_caller_sets_rate_and_scale_of_updates),
-        cmocka_unit_test(a_period_of_mixing_alone_is_consensus),
-        cmocka_unit_test(an_average_that_is_reverted_leaves_no_trace),
-        cmocka_unit_test(accumulating_iterations_update_and_count_nothing),
-        cmocka_unit_test(a_run_goes_on_from_its_state_with_the_same_bits),
-        cmocka_unit_test(numbers_of_another_state_are_refused),
-        cmocka_unit_test(a_bucket_arrives_while_later_ones_compute),
-        cmocka_unit_test(tied_frozen_and_channels_last_parameters_are_what_they_are),
-        cmocka_unit_test(an_overflow_skips_the_update_of_all_and_scales_stay_equal),
-        cmocka_unit_test(compat_skips_the_update_of_a_bucket_on_its_rank),
-        cmocka_unit_test(the_hook_gets_the_round_that_is_mixed),
-        cmocka_unit_test(configs_that_are_not_sound_are_refused_by_all),
-        cmocka_unit_test(mistakes_are_errors_on_all_ranks),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -153,7 +153,7 @@ static int go_to_the_end(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void d_psgd_ends_beside_the_optimum(void **state)
+CASE(d_psgd_ends_beside_the_optimum)
 {
     struct job job = {DP_MIXER_DPSGD, "ring", .steps = 400};
 
@@ -209,14 +209,14 @@ static int follow_local_sgd(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void local_sgd_takes_outer_steps_with_momentum(void **state)
+CASE(local_sgd_takes_outer_steps_with_momentum)
 {
     for (int local = 1; local <= 4; local++)
         on_all_kinds(RANKS, SECONDS(20), follow_local_sgd,
                      &(struct job){DP_MIXER_LOCAL_SGD, "complete", 26, local, 0.75, 0.5, false});
 }
 
-static void one_local_step_reaches_the_optimum_and_more_do_not(void **state)
+CASE(one_local_step_reaches_the_optimum_and_more_do_not)
 {
     on_all_kinds(RANKS, SECONDS(20), go_to_the_end,
                  &(struct job){DP_MIXER_LOCAL_SGD, "complete", 400, 1, 1, 0.5, true});
@@ -288,7 +288,7 @@ static int refuse(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void what_an_algorithm_cannot_do_is_refused(void **state)
+CASE(what_an_algorithm_cannot_do_is_refused)
 {
     for (size_t i = 0; i < sizeof(wrongs) / sizeof(wrongs[0]); i++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse, (void *)&wrongs[i]))
@@ -298,13 +298,6 @@ static void what_an_algorithm_cannot_do_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(d_psgd_ends_beside_the_optimum),
-        cmocka_unit_test(local_sgd_takes_outer_steps_with_momentum),
-        cmocka_unit_test(one_local_step_reaches_the_optimum_and_more_do_not),
-        cmocka_unit_test(what_an_algorithm_cannot_do_is_refused),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -61,7 +61,7 @@ static int count_allocations(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void iterations_allocate_nothing(void **state)
+CASE(iterations_allocate_nothing)
 {
     static const struct alloc_case cases[] = {
         {.graph = "one-peer-exp", .views = true},
@@ -109,7 +109,7 @@ static void every_failure_is_reported(const struct alloc_case *c)
     assert_in_range(fail, 20, 1000);
 }
 
-static void a_mixer_that_gets_no_memory_says_so(void **state)
+CASE(a_mixer_that_gets_no_memory_says_so)
 {
     every_failure_is_reported(&(struct alloc_case){.graph = "complete", .views = true});
     every_failure_is_reported(&(struct alloc_case){.graph = "torus", .algorithm = DP_MIXER_LOCAL_SGD});
@@ -119,11 +119,6 @@ static void a_mixer_that_gets_no_memory_says_so(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(iterations_allocate_nothing),
-        cmocka_unit_test(a_mixer_that_gets_no_memory_says_so),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -86,7 +86,7 @@ static int evaluate(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void evaluations_count_and_change_nothing(void **state)
+CASE(evaluations_count_and_change_nothing)
 {
     void (*const changes[])(struct dp_mixer_config *config) = {NULL, set_compat, set_local_sgd};
 
@@ -180,7 +180,7 @@ static int leave_out_later(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_parameter_without_a_gradient_is_left_as_it_is(void **state)
+CASE(a_parameter_without_a_gradient_is_left_as_it_is)
 {
     struct without cases[] = {
         {.kind = DP_OPTIMIZER_SGD},
@@ -268,7 +268,7 @@ static int leave_out_always(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_gradient_may_come_in_part_or_never(void **state)
+CASE(a_gradient_may_come_in_part_or_never)
 {
     on_all_kinds(RANKS, SECONDS(20), accumulate_in_part, NULL);
     on_all_kinds(RANKS, SECONDS(20), leave_out_members, NULL);
@@ -316,7 +316,7 @@ static int average_for_good(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_average_for_good_drops_what_was_in_flight(void **state)
+CASE(an_average_for_good_drops_what_was_in_flight)
 {
     on_all_kinds(RANKS, SECONDS(20), average_for_good, NULL);
     on_all_kinds(RANKS, SECONDS(20), average_for_good, "compat");
@@ -361,7 +361,7 @@ static int average_push_sum(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_average_is_of_what_push_sum_keeps(void **state)
+CASE(an_average_is_of_what_push_sum_keeps)
 {
     void (*const changes[])(struct dp_mixer_config *config) = {set_separate, set_views};
 
@@ -422,7 +422,7 @@ static int average_buffers(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void buffers_of_real_numbers_are_averaged(void **state)
+CASE(buffers_of_real_numbers_are_averaged)
 {
     on_all_kinds(RANKS, SECONDS(20), average_buffers, NULL);
 }
@@ -531,7 +531,7 @@ static int follow_decent_dp(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void compat_is_decent_dps_order(void **state)
+CASE(compat_is_decent_dps_order)
 {
     static const char ring[] = "mixing ring workers=4\nround 0: {0 1} {2 3}\nround 1: {0 3} {1 2}\n";
     static const char groups[] = "mixing groups workers=4\nround 0: {0 1 2 3}*0.4\nround 1: {0 1} {2 3}*0.3\n"
@@ -642,7 +642,7 @@ static void set_views_and_clip(struct dp_mixer_config *config)
     config->clip = DP_CLIP_GLOBAL;
 }
 
-static void an_update_of_the_callers_is_in_the_optimizers_place(void **state)
+CASE(an_update_of_the_callers_is_in_the_optimizers_place)
 {
     void (*const changes[])(struct dp_mixer_config *config) = {NULL, set_compat, set_views, set_local_sgd};
 
@@ -668,7 +668,7 @@ static int clip_for_the_caller(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void the_callers_gradients_are_clipped(void **state)
+CASE(the_callers_gradients_are_clipped)
 {
     on_all_kinds(RANKS, SECONDS(20), clip_for_the_caller, NULL);
 }
@@ -703,7 +703,7 @@ static int skip_one(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_update_that_is_skipped_lowers_the_loss_scale(void **state)
+CASE(an_update_that_is_skipped_lowers_the_loss_scale)
 {
     void (*const changes[])(struct dp_mixer_config *config) = {set_loss_scale, set_loss_scale_and_compat};
 
@@ -771,7 +771,7 @@ static int change_factor_while_late(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_factor_holds_for_exchanges_that_begin_with_it(void **state)
+CASE(a_factor_holds_for_exchanges_that_begin_with_it)
 {
     on_all_kinds(RANKS, SECONDS(20), change_factor, NULL);
     assert_int_equal(comm_on_threads(1, SECONDS(20), refuse_factor, NULL), 0);
@@ -780,20 +780,6 @@ static void a_factor_holds_for_exchanges_that_begin_with_it(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(evaluations_count_and_change_nothing),
-        cmocka_unit_test(a_parameter_without_a_gradient_is_left_as_it_is),
-        cmocka_unit_test(a_gradient_may_come_in_part_or_never),
-        cmocka_unit_test(an_average_for_good_drops_what_was_in_flight),
-        cmocka_unit_test(an_average_is_of_what_push_sum_keeps),
-        cmocka_unit_test(buffers_of_real_numbers_are_averaged),
-        cmocka_unit_test(compat_is_decent_dps_order),
-        cmocka_unit_test(an_update_of_the_callers_is_in_the_optimizers_place),
-        cmocka_unit_test(the_callers_gradients_are_clipped),
-        cmocka_unit_test(an_update_that_is_skipped_lowers_the_loss_scale),
-        cmocka_unit_test(a_factor_holds_for_exchanges_that_begin_with_it),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -109,7 +109,7 @@ static int mix_for_a_period(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void sums_stay_and_distances_shrink_as_graphs_say(void **state)
+CASE(sums_stay_and_distances_shrink_as_graphs_say)
 {
     static const struct step_case cases[] = {
         {.graph = "one-peer-exp", .workers = 4, .integers = true},
@@ -148,7 +148,7 @@ static int follow_the_mean(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void the_mean_follows_the_mean_gradient(void **state)
+CASE(the_mean_follows_the_mean_gradient)
 {
     static const struct step_case cases[] = {
         {.graph = "ring", .workers = 4},
@@ -185,7 +185,7 @@ static int shrink_by_eigenvalue(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_factor_moves_eigenvalues_as_it_should(void **state)
+CASE(a_factor_moves_eigenvalues_as_it_should)
 {
     static const struct step_case cases[] = {
         {.graph = "complete", .workers = 4, .factor = 0.3},
@@ -220,7 +220,7 @@ static int descend_alone(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_group_of_one_mixes_nothing(void **state)
+CASE(a_group_of_one_mixes_nothing)
 {
     static const struct step_case alone[] = {{.graph = "complete", .workers = 1},
                                              {.graph = "one-peer-exp", .workers = 1},
@@ -258,7 +258,7 @@ static int refuse(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void graphs_that_cannot_be_are_refused_on_all_ranks(void **state)
+CASE(graphs_that_cannot_be_are_refused_on_all_ranks)
 {
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
         on_all_kinds(4, SECONDS(20), refuse, (void *)(uintptr_t)&refused[i]);
@@ -266,14 +266,6 @@ static void graphs_that_cannot_be_are_refused_on_all_ranks(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_stay_and_distances_shrink_as_graphs_say),
-        cmocka_unit_test(the_mean_follows_the_mean_gradient),
-        cmocka_unit_test(a_factor_moves_eigenvalues_as_it_should),
-        cmocka_unit_test(a_group_of_one_mixes_nothing),
-        cmocka_unit_test(graphs_that_cannot_be_are_refused_on_all_ranks),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -127,7 +127,7 @@ static int run_held(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_worker_that_is_held_up_holds_the_others_up_at_the_bound_only(void **state)
+CASE(a_worker_that_is_held_up_holds_the_others_up_at_the_bound_only)
 {
     struct held held = {.job = {.graph = "complete"}, .board = make_board(), .hold = true};
 
@@ -137,7 +137,7 @@ static void a_worker_that_is_held_up_holds_the_others_up_at_the_bound_only(void 
 }
 
 /* Any of them may be late. */
-static void the_mean_is_exact_whatever_is_left_out(void **state)
+CASE(the_mean_is_exact_whatever_is_left_out)
 {
     static const char *const graphs[] = {"ring", "one-peer-exp", "torus", "star"};
     struct held held = {.job = {.staleness = 2}, .board = make_board()};
@@ -171,7 +171,7 @@ static int come_together(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void workers_come_together_all_the_same(void **state)
+CASE(workers_come_together_all_the_same)
 {
     on_all_kinds(RANKS, SECONDS(20), come_together,
                  &(struct job){.graph = "complete", .staleness = 3, .steps = 200});
@@ -197,7 +197,7 @@ static int go_on_elsewhere(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void the_state_has_what_is_late(void **state)
+CASE(the_state_has_what_is_late)
 {
     on_all_kinds(RANKS, SECONDS(20), go_on_elsewhere,
                  &(struct job){.graph = "ring", .staleness = 2, .steps = 9});
@@ -259,7 +259,7 @@ static int refuse(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void what_cannot_be_late_is_refused(void **state)
+CASE(what_cannot_be_late_is_refused)
 {
     for (size_t i = 0; i < sizeof(wrongs) / sizeof(wrongs[0]); i++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse, (void *)&wrongs[i]))
@@ -268,14 +268,6 @@ static void what_cannot_be_late_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_worker_that_is_held_up_holds_the_others_up_at_the_bound_only),
-        cmocka_unit_test(the_mean_is_exact_whatever_is_left_out),
-        cmocka_unit_test(workers_come_together_all_the_same),
-        cmocka_unit_test(the_state_has_what_is_late),
-        cmocka_unit_test(what_cannot_be_late_is_refused),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

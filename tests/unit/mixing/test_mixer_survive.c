@@ -488,7 +488,7 @@ static int samples_of(const struct comm_kind *kind, int threads, int processes)
 static const char *const graphs[] = {"one-peer-exp", "complete", "alternating-exp-ring", "torus",
                                      "directed-exp", "ring", "star"};
 
-static void a_worker_may_die_at_every_message(void **state)
+CASE(a_worker_may_die_at_every_message)
 {
     uint64_t seed = 12;
 
@@ -511,7 +511,7 @@ static void set_wire(struct job *job, int which)
     job->staleness = compressed ? 0 : which % 4 == 2 ? 1 : 3;
 }
 
-static void differences_that_are_cut_off_leave_the_mean(void **state)
+CASE(differences_that_are_cut_off_leave_the_mean)
 {
     static const char *const these[] = {"one-peer-exp", "complete", "torus", "ring", "star",
                                         "alternating-exp-ring"};
@@ -528,7 +528,7 @@ static void differences_that_are_cut_off_leave_the_mean(void **state)
             }
 }
 
-static void two_workers_may_die_one_of_them_during_the_recovery(void **state)
+CASE(two_workers_may_die_one_of_them_during_the_recovery)
 {
     uint64_t seed = 99;
 
@@ -545,7 +545,7 @@ static void two_workers_may_die_one_of_them_during_the_recovery(void **state)
         }
 }
 
-static void an_average_that_is_cut_off_is_had_by_all_or_none(void **state)
+CASE(an_average_that_is_cut_off_is_had_by_all_or_none)
 {
     uint64_t seed = 5;
 
@@ -595,7 +595,7 @@ static int begin_without(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_worker_may_die_while_mixers_are_made(void **state)
+CASE(a_worker_may_die_while_mixers_are_made)
 {
     uint64_t seed = 7;
 
@@ -659,7 +659,7 @@ static int lose_one_that_is_stopped(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void one_that_is_stopped_is_given_up_within_a_second_of_the_deadline(void **state)
+CASE(one_that_is_stopped_is_given_up_within_a_second_of_the_deadline)
 {
     struct stopped *s =
         mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -706,7 +706,7 @@ static int learn(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void survivors_learn_what_is_left_by_local_sgd(void **state)
+CASE(survivors_learn_what_is_left_by_local_sgd)
 {
     uint64_t seed = 3;
 
@@ -878,7 +878,7 @@ static void admit_on(const struct comm_kind *kind, const struct admission *which
     munmap(a, sizeof(*a));
 }
 
-static void new_workers_catch_up_from_a_neighbour(void **state)
+CASE(new_workers_catch_up_from_a_neighbour)
 {
     static const struct admission cases[] = {
         {.job = {.graph = "one-peer-exp", .workers = 4, .dead = {1}, .at = {9, -1}}, .count = 1},
@@ -900,7 +900,7 @@ static void new_workers_catch_up_from_a_neighbour(void **state)
         }
 }
 
-static void a_new_worker_with_other_parameters_is_refused_and_the_others_go_on(void **state)
+CASE(a_new_worker_with_other_parameters_is_refused_and_the_others_go_on)
 {
     struct admission a = {.job = {.graph = "ring", .workers = 2, .at = {-1, -1}, .learns = true},
                           .count = 1, .other_list = true};
@@ -933,7 +933,7 @@ static int refuse(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_mixer_that_cannot_survive_says_so(void **state)
+CASE(a_mixer_that_cannot_survive_says_so)
 {
     struct job job = {.graph = "ring", .workers = 2};
 
@@ -942,19 +942,6 @@ static void a_mixer_that_cannot_survive_says_so(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_worker_may_die_at_every_message),
-        cmocka_unit_test(differences_that_are_cut_off_leave_the_mean),
-        cmocka_unit_test(two_workers_may_die_one_of_them_during_the_recovery),
-        cmocka_unit_test(an_average_that_is_cut_off_is_had_by_all_or_none),
-        cmocka_unit_test(a_worker_may_die_while_mixers_are_made),
-        cmocka_unit_test(one_that_is_stopped_is_given_up_within_a_second_of_the_deadline),
-        cmocka_unit_test(survivors_learn_what_is_left_by_local_sgd),
-        cmocka_unit_test(new_workers_catch_up_from_a_neighbour),
-        cmocka_unit_test(a_new_worker_with_other_parameters_is_refused_and_the_others_go_on),
-        cmocka_unit_test(a_mixer_that_cannot_survive_says_so),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -39,7 +39,7 @@ static int compare_with_whole(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void compressed_differences_lead_where_whole_blocks_lead(void **state)
+CASE(compressed_differences_lead_where_whole_blocks_lead)
 {
     static const char *const graphs[] = {"ring", "one-peer-exp", "torus", "complete", "star"};
     struct job job = {.compression = DP_COMPRESSION_INT8, .factor = 1, .steps = 300};
@@ -78,7 +78,7 @@ static int keep_the_mean(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void the_mean_of_all_workers_stays(void **state)
+CASE(the_mean_of_all_workers_stays)
 {
     static const char *const graphs[] = {"ring", "complete", "torus"};
     struct job job = {.compression = DP_COMPRESSION_INT8, .steps = 400};
@@ -121,7 +121,7 @@ static int count_bytes(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void compressed_blocks_take_the_bytes_that_they_should(void **state)
+CASE(compressed_blocks_take_the_bytes_that_they_should)
 {
     for (int float32 = 0; float32 < 2; float32++) {
         struct job job = {.graph = "ring", .steps = 9, .float32 = float32};
@@ -152,7 +152,7 @@ static int go_on_elsewhere(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void what_workers_know_of_each_other_is_part_of_the_state(void **state)
+CASE(what_workers_know_of_each_other_is_part_of_the_state)
 {
     struct job job = {.graph = "ring", .compression = DP_COMPRESSION_INT8, .steps = 7};
     on_all_kinds(RANKS, SECONDS(20), go_on_elsewhere, &job);
@@ -162,7 +162,7 @@ static void what_workers_know_of_each_other_is_part_of_the_state(void **state)
 
 /* ---- the codec --------------------------------------------------------------------------------- */
 
-static void int8_is_off_by_half_a_step_at_most_and_nan_spreads(void **state)
+CASE(int8_is_off_by_half_a_step_at_most_and_nan_spreads)
 {
     enum { COUNT = 700 };
     static double x[COUNT], reference[COUNT];
@@ -241,7 +241,7 @@ static int refuse(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void what_cannot_be_compressed_is_refused(void **state)
+CASE(what_cannot_be_compressed_is_refused)
 {
     for (size_t i = 0; i < sizeof(wrongs) / sizeof(wrongs[0]); i++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse, (void *)&wrongs[i]))
@@ -250,15 +250,6 @@ static void what_cannot_be_compressed_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(compressed_differences_lead_where_whole_blocks_lead),
-        cmocka_unit_test(the_mean_of_all_workers_stays),
-        cmocka_unit_test(compressed_blocks_take_the_bytes_that_they_should),
-        cmocka_unit_test(what_workers_know_of_each_other_is_part_of_the_state),
-        cmocka_unit_test(int8_is_off_by_half_a_step_at_most_and_nan_spreads),
-        cmocka_unit_test(what_cannot_be_compressed_is_refused),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -19,7 +19,7 @@ static struct dp_buckets cut(const struct dp_bucket_rule *rule, const struct dp_
     return b;
 }
 
-static void parameters_begin_at_multiples_of_256_bytes(void **state)
+CASE(parameters_begin_at_multiples_of_256_bytes)
 {
     static const struct dp_bucket_item items[] = {ITEM(1), ITEM(65), {3, DOUBLE, 8}, ITEM(64)};
     static const int32_t trace[] = {1, 0, 3};
@@ -34,7 +34,7 @@ static void parameters_begin_at_multiples_of_256_bytes(void **state)
     dp_buckets_fini(&b);
 }
 
-static void a_bucket_has_one_element_type_and_types_may_alternate(void **state)
+CASE(a_bucket_has_one_element_type_and_types_may_alternate)
 {
     static const struct dp_bucket_item items[] = {ITEM(64), {32, DOUBLE, 8}, ITEM(64), {32, DOUBLE, 8},
                                                   ITEM(64)};
@@ -52,7 +52,7 @@ static void a_bucket_has_one_element_type_and_types_may_alternate(void **state)
     dp_buckets_fini(&b);
 }
 
-static void no_two_blocks_have_one_length(void **state)
+CASE(no_two_blocks_have_one_length)
 {
     static const struct dp_bucket_item items[] = {ITEM(64), ITEM(64), ITEM(64), {0, FLOAT, 4}};
     static const int32_t trace[] = {0, 1, 2, 3};
@@ -65,23 +65,11 @@ static void no_two_blocks_have_one_length(void **state)
     dp_buckets_fini(&b);
 }
 
-static void nothing_traced_is_no_bucket(void **state)
+CASE(nothing_traced_is_no_bucket)
 {
     static const struct dp_bucket_item items[] = {ITEM(64)};
     struct dp_buckets b = cut(&(struct dp_bucket_rule){.bytes = 1}, items, 1, NULL, 0);
 
     assert_int_equal(b.count, 0);
     dp_buckets_fini(&b);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parameters_begin_at_multiples_of_256_bytes),
-        cmocka_unit_test(a_bucket_has_one_element_type_and_types_may_alternate),
-        cmocka_unit_test(no_two_blocks_have_one_length),
-        cmocka_unit_test(nothing_traced_is_no_bucket),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -61,7 +61,7 @@ static void assert_text(const struct dp_graph *g, const char *right)
 
 /* ---- built-in graphs -------------------------------------------------------------------------- */
 
-static void every_built_in_graph_passes_the_checker_and_survives_its_text(void **state)
+CASE(every_built_in_graph_passes_the_checker_and_survives_its_text)
 {
     for (int i = 0; dp_graph_name(i); i++)
         for (int n = 2; n <= 32; n *= 2) {
@@ -79,7 +79,7 @@ static void every_built_in_graph_passes_the_checker_and_survives_its_text(void *
         }
 }
 
-static void a_group_of_one_is_legal(void **state)
+CASE(a_group_of_one_is_legal)
 {
     static const char *const names[] = {"complete",     "one-peer-exp",    "torus",     "star",
                                         "hierarchical", "random-matching", "hypercube", "directed-exp"};
@@ -94,7 +94,7 @@ static void a_group_of_one_is_legal(void **state)
     dp_graph_free(build_local("alternating-exp-ring", 2, 1));
 }
 
-static void sizes_that_a_kind_cannot_have_are_refused(void **state)
+CASE(sizes_that_a_kind_cannot_have_are_refused)
 {
     static const struct dp_graph_spec wrong[] = {
         {.name = "ring", .workers = 3, .local = 1},
@@ -117,7 +117,7 @@ static void sizes_that_a_kind_cannot_have_are_refused(void **state)
     assert_non_null(strstr(dp_last_error(), "did you mean ring?"));
 }
 
-static void nodes_are_those_of_the_launcher_by_default(void **state)
+CASE(nodes_are_those_of_the_launcher_by_default)
 {
     setenv("LOCAL_WORLD_SIZE", "4", 1);
     struct dp_graph *g = build_local("hierarchical", 8, 0);
@@ -129,7 +129,7 @@ static void nodes_are_those_of_the_launcher_by_default(void **state)
     unsetenv("LOCAL_WORLD_SIZE");
 }
 
-static void alternating_is_as_in_the_specification(void **state)
+CASE(alternating_is_as_in_the_specification)
 {
     struct dp_graph *g = build_local("alternating-exp-ring", 8, 2);
 
@@ -141,7 +141,7 @@ static void alternating_is_as_in_the_specification(void **state)
     dp_graph_free(g);
 }
 
-static void rounds_contract_as_theory_predicts(void **state)
+CASE(rounds_contract_as_theory_predicts)
 {
     for (int n = 6; n <= 64; n += 2) {
         struct dp_graph *g = build("ring", n);
@@ -168,7 +168,7 @@ static void rounds_contract_as_theory_predicts(void **state)
     dp_graph_free(g);
 }
 
-static void any_number_of_workers_agrees_exactly_after_a_period_of_hypercube(void **state)
+CASE(any_number_of_workers_agrees_exactly_after_a_period_of_hypercube)
 {
     for (int n = 1; n <= 60; n++) {
         struct dp_graph *g = build("hypercube", n);
@@ -184,7 +184,7 @@ static void any_number_of_workers_agrees_exactly_after_a_period_of_hypercube(voi
     }
 }
 
-static void random_matchings_follow_their_seed_and_are_connected(void **state)
+CASE(random_matchings_follow_their_seed_and_are_connected)
 {
     for (int n = 2; n <= 33; n++)
         for (uint64_t seed = 0; seed < 4; seed++) {
@@ -204,7 +204,7 @@ static void random_matchings_follow_their_seed_and_are_connected(void **state)
 }
 
 /* Integers, so that nothing is rounded. */
-static void rounds_preserve_the_mean_exactly(void **state)
+CASE(rounds_preserve_the_mean_exactly)
 {
     for (int i = 0; dp_graph_name(i); i++) {
         struct dp_graph *g = build_local(dp_graph_name(i), 16, 4);
@@ -255,7 +255,7 @@ static int build_one_missing(const struct dp_graph_spec *spec, struct dp_graph_b
     return 0;
 }
 
-static void names_are_registered_once(void **state)
+CASE(names_are_registered_once)
 {
     static bool refuse;
     const struct dp_graph_kind halves = {build_halves, &refuse}, missing = {build_one_missing, NULL};
@@ -287,7 +287,7 @@ static void names_are_registered_once(void **state)
 
 /* ---- users' files ----------------------------------------------------------------------------- */
 
-static void groups_of_push_sum_are_links(void **state)
+CASE(groups_of_push_sum_are_links)
 {
     struct dp_graph *g = read_text("mixing both workers=3 push-sum\n"
                                    "round 0: {0 1}*0.75 {2}\nround 1: 0>0*0.5 0>2*0.5 1>1*1 2>2*1\n");
@@ -301,7 +301,7 @@ static void groups_of_push_sum_are_links(void **state)
     dp_graph_free(g);
 }
 
-static void files_that_are_no_graph_are_refused(void **state)
+CASE(files_that_are_no_graph_are_refused)
 {
     static const struct {
         const char *text, *says;
@@ -333,7 +333,7 @@ static void files_that_are_no_graph_are_refused(void **state)
 
 /* ---- the checker ------------------------------------------------------------------------------ */
 
-static void the_checker_names_the_rule_and_the_place(void **state)
+CASE(the_checker_names_the_rule_and_the_place)
 {
     static const struct {
         const char *text;
@@ -383,7 +383,7 @@ static struct dp_graph *without(struct dp_graph *g, unsigned dead)
     return left;
 }
 
-static void any_workers_may_be_lost_and_the_rest_is_a_sound_graph(void **state)
+CASE(any_workers_may_be_lost_and_the_rest_is_a_sound_graph)
 {
     static const struct {
         const char *name;
@@ -407,7 +407,7 @@ static void any_workers_may_be_lost_and_the_rest_is_a_sound_graph(void **state)
     dp_graph_free(g);
 }
 
-static void what_a_lost_worker_passed_on_goes_the_same_way(void **state)
+CASE(what_a_lost_worker_passed_on_goes_the_same_way)
 {
     static const char skewed[] = "mixing skewed workers=4\nround 0: {0 1 2 3}*0.4\n"
                                  "round 1: {0 1} {2 3}\n";
@@ -447,7 +447,7 @@ static void what_a_lost_worker_passed_on_goes_the_same_way(void **state)
     dp_graph_free(g);
 }
 
-static void parts_that_would_never_meet_get_a_round_more(void **state)
+CASE(parts_that_would_never_meet_get_a_round_more)
 {
     static const char path[] = "mixing path workers=5\nround 0: {0 1} {2 3} {4}\n"
                                "round 1: {0} {1 2} {3 4}\n";
@@ -460,7 +460,7 @@ static void parts_that_would_never_meet_get_a_round_more(void **state)
     dp_graph_free(g);
 }
 
-static void a_graph_of_another_size_is_of_its_kind_where_that_exists(void **state)
+CASE(a_graph_of_another_size_is_of_its_kind_where_that_exists)
 {
     static const struct {
         const char *name;
@@ -485,26 +485,6 @@ static void a_graph_of_another_size_is_of_its_kind_where_that_exists(void **stat
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_built_in_graph_passes_the_checker_and_survives_its_text),
-        cmocka_unit_test(a_group_of_one_is_legal),
-        cmocka_unit_test(sizes_that_a_kind_cannot_have_are_refused),
-        cmocka_unit_test(nodes_are_those_of_the_launcher_by_default),
-        cmocka_unit_test(alternating_is_as_in_the_specification),
-        cmocka_unit_test(rounds_contract_as_theory_predicts),
-        cmocka_unit_test(any_number_of_workers_agrees_exactly_after_a_period_of_hypercube),
-        cmocka_unit_test(random_matchings_follow_their_seed_and_are_connected),
-        cmocka_unit_test(rounds_preserve_the_mean_exactly),
-        cmocka_unit_test(names_are_registered_once),
-        cmocka_unit_test(groups_of_push_sum_are_links),
-        cmocka_unit_test(files_that_are_no_graph_are_refused),
-        cmocka_unit_test(the_checker_names_the_rule_and_the_place),
-        cmocka_unit_test(any_workers_may_be_lost_and_the_rest_is_a_sound_graph),
-        cmocka_unit_test(what_a_lost_worker_passed_on_goes_the_same_way),
-        cmocka_unit_test(parts_that_would_never_meet_get_a_round_more),
-        cmocka_unit_test(a_graph_of_another_size_is_of_its_kind_where_that_exists),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

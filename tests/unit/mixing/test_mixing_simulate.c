@@ -41,7 +41,7 @@ static void assert_near(double value, double right, double tolerance)
         fail_msg("%.12g, expected %.12g", value, right);
 }
 
-static void an_exchange_shorter_than_a_step_costs_nothing_when_it_overlaps(void **state)
+CASE(an_exchange_shorter_than_a_step_costs_nothing_when_it_overlaps)
 {
     const struct dp_mixing_scenario s = {.compute_ns = 1000, .latency_ns = 100, .bytes_per_ns = 2,
                                          .message_bytes = 400, .steps = 100};
@@ -69,7 +69,7 @@ static void an_exchange_shorter_than_a_step_costs_nothing_when_it_overlaps(void 
     dp_mixing_run_fini(&run);
 }
 
-static void the_mean_stays_and_overlap_hides_stragglers(void **state)
+CASE(the_mean_stays_and_overlap_hides_stragglers)
 {
     static const char *const names[] = {"one-peer-exp", "ring", "torus", "directed-exp", "hierarchical"};
 
@@ -84,7 +84,7 @@ static void the_mean_stays_and_overlap_hides_stragglers(void **state)
     }
 }
 
-static void the_mean_converges(void **state)
+CASE(the_mean_converges)
 {
     const struct dp_mixing_scenario s = {.steps = 1000, .rate = 0.02};
     struct dp_mixing_scenario all = s;
@@ -99,7 +99,7 @@ static void the_mean_converges(void **state)
     dp_mixing_run_fini(&exact);
 }
 
-static void mixing_alone_reaches_consensus_and_a_factor_slows_it(void **state)
+CASE(mixing_alone_reaches_consensus_and_a_factor_slows_it)
 {
     struct dp_mixing_run run =
         simulate("ring", 16, (struct dp_mixing_scenario){.rate = 0.05, .steps = 400});
@@ -110,7 +110,7 @@ static void mixing_alone_reaches_consensus_and_a_factor_slows_it(void **state)
     dp_mixing_run_fini(&damped);
 }
 
-static void survivors_keep_their_mean(void **state)
+CASE(survivors_keep_their_mean)
 {
     static const char *const names[] = {"one-peer-exp", "complete", "torus", "star",
                                         "directed-exp"};
@@ -124,7 +124,7 @@ static void survivors_keep_their_mean(void **state)
     }
 }
 
-static void workers_that_leave_rounds_out_keep_the_mean_and_wait_less(void **state)
+CASE(workers_that_leave_rounds_out_keep_the_mean_and_wait_less)
 {
     static const char *const names[] = {"one-peer-exp", "ring", "torus", "complete"};
 
@@ -142,7 +142,7 @@ static void workers_that_leave_rounds_out_keep_the_mean_and_wait_less(void **sta
     }
 }
 
-static void the_same_seed_is_the_same_run(void **state)
+CASE(the_same_seed_is_the_same_run)
 {
     const struct dp_mixing_scenario s = {.sigma = 0.3, .latency_ns = 1e6, .seed = 5};
     struct dp_mixing_run one = simulate("torus", 60, s), two = simulate("torus", 60, s);
@@ -157,7 +157,7 @@ static void the_same_seed_is_the_same_run(void **state)
     dp_mixing_run_fini(&third);
 }
 
-static void scenarios_that_cannot_be_are_refused(void **state)
+CASE(scenarios_that_cannot_be_are_refused)
 {
     static const struct dp_mixing_scenario wrong[] = {
         {.sigma = -1},      {.compute_ns = NAN}, {.latency_ns = -1}, {.factor = 2},
@@ -177,17 +177,6 @@ static void scenarios_that_cannot_be_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_exchange_shorter_than_a_step_costs_nothing_when_it_overlaps),
-        cmocka_unit_test(the_mean_stays_and_overlap_hides_stragglers),
-        cmocka_unit_test(the_mean_converges),
-        cmocka_unit_test(mixing_alone_reaches_consensus_and_a_factor_slows_it),
-        cmocka_unit_test(survivors_keep_their_mean),
-        cmocka_unit_test(workers_that_leave_rounds_out_keep_the_mean_and_wait_less),
-        cmocka_unit_test(the_same_seed_is_the_same_run),
-        cmocka_unit_test(scenarios_that_cannot_be_are_refused),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -86,7 +86,7 @@ static void expect_sequential(struct rig *rig, size_t peak_bytes)
     job_result_fini(&result, &rig->job);
 }
 
-static void less_memory_sends_more_to_the_host(void **state)
+CASE(less_memory_sends_more_to_the_host)
 {
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_GPIPE, DP_SCHEDULE_1F1B,
                                                   DP_SCHEDULE_ZB1P, DP_SCHEDULE_DUALPIPE,
@@ -121,7 +121,7 @@ static void less_memory_sends_more_to_the_host(void **state)
     }
 }
 
-static void the_faster_way_is_taken(void **state)
+CASE(the_faster_way_is_taken)
 {
     struct dp_offload_choice all, choice;
     struct dp_cost cost = {.f_ns = 1000, .i_ns = 1000, .w_ns = 1000};
@@ -145,7 +145,7 @@ static void the_faster_way_is_taken(void **state)
 }
 
 /* A budget of which a part is taken, for training and evaluation; copies neither slow nor fast. */
-static void some_leave_and_some_are_computed_again(void **state)
+CASE(some_leave_and_some_are_computed_again)
 {
     struct dp_offload_choice all, choice;
     struct dp_cost cost = {.f_ns = 1000, .i_ns = 1000, .w_ns = 1000, .evict_ns = 2000, .fetch_ns = 2000};
@@ -184,7 +184,7 @@ static void some_leave_and_some_are_computed_again(void **state)
     end(&rig);
 }
 
-static void what_cannot_be_chosen_is_refused(void **state)
+CASE(what_cannot_be_chosen_is_refused)
 {
     struct dp_offload_choice choice;
     struct rig rig;
@@ -200,15 +200,4 @@ static void what_cannot_be_chosen_is_refused(void **state)
     assert_int_equal(dp_offload_activations(rig.s, &rig.config, &choice), DP_ENOMEM);
     assert_non_null(strstr(dp_last_error(), "expected at most 1"));
     end(&rig);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(less_memory_sends_more_to_the_host),
-        cmocka_unit_test(the_faster_way_is_taken),
-        cmocka_unit_test(some_leave_and_some_are_computed_again),
-        cmocka_unit_test(what_cannot_be_chosen_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,7 +45,7 @@ static void step(const struct dp_offload_config *config, struct dp_offload_memor
 }
 
 /* Each time with a little less than the last cut has used. */
-static void less_memory_takes_more_copies_until_nothing_fits(void **state)
+CASE(less_memory_takes_more_copies_until_nothing_fits)
 {
     struct dp_offload_memory memory = {.device_bytes = 1 << 20};
     struct dp_offload_config config;
@@ -78,7 +78,7 @@ static void less_memory_takes_more_copies_until_nothing_fits(void **state)
     om_model_fini(&m);
 }
 
-static void the_limit_that_is_asked_for_is_enough(void **state)
+CASE(the_limit_that_is_asked_for_is_enough)
 {
     struct dp_offload_config config;
     struct dp_device *dev;
@@ -109,7 +109,7 @@ static void the_limit_that_is_asked_for_is_enough(void **state)
     om_model_fini(&m);
 }
 
-static void what_is_given_is_kept(void **state)
+CASE(what_is_given_is_kept)
 {
     struct dp_offload_config config;
     struct dp_device_usage usage;
@@ -132,7 +132,7 @@ static void what_is_given_is_kept(void **state)
     om_model_fini(&m);
 }
 
-static void what_cannot_be_cut_is_refused(void **state)
+CASE(what_cannot_be_cut_is_refused)
 {
     struct dp_offload_config config;
     struct dp_device *dev;
@@ -148,15 +148,4 @@ static void what_cannot_be_cut_is_refused(void **state)
     assert_int_equal(dp_offload_fit(&config, true), DP_EINVAL);
     dp_device_close(dev);
     om_model_fini(&m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(less_memory_takes_more_copies_until_nothing_fits),
-        cmocka_unit_test(the_limit_that_is_asked_for_is_enough),
-        cmocka_unit_test(what_is_given_is_kept),
-        cmocka_unit_test(what_cannot_be_cut_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

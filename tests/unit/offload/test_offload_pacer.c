@@ -86,7 +86,7 @@ static int passed_in_ms(struct dpo_pacer *p, int64_t *now_ns)
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-static void a_network_at_rest_holds_nothing_up(void **state)
+CASE(a_network_at_rest_holds_nothing_up)
 {
     struct process peer;
     int64_t now_ns = DP_NS_PER_S;
@@ -100,7 +100,7 @@ static void a_network_at_rest_holds_nothing_up(void **state)
     end_process(&peer);
 }
 
-static void copies_have_what_a_busy_network_leaves(void **state)
+CASE(copies_have_what_a_busy_network_leaves)
 {
     struct process peer;
     int64_t now_ns = DP_NS_PER_S;
@@ -127,7 +127,7 @@ static void copies_have_what_a_busy_network_leaves(void **state)
     end_process(&peer);
 }
 
-static void only_bytes_over_the_NICs_on_the_switch_count(void **state)
+CASE(only_bytes_over_the_NICs_on_the_switch_count)
 {
     static const struct {
         const char *device;
@@ -152,7 +152,7 @@ static void only_bytes_over_the_NICs_on_the_switch_count(void **state)
     }
 }
 
-static void processes_come_and_go(void **state)
+CASE(processes_come_and_go)
 {
     struct process first, second;
     int64_t now_ns = DP_NS_PER_S;
@@ -173,7 +173,7 @@ static void processes_come_and_go(void **state)
     dpo_pacer_free(p);
 }
 
-static void other_files_are_passed_over(void **state)
+CASE(other_files_are_passed_over)
 {
     char path[SCRATCH_LEN + 64];
     int64_t now_ns = DP_NS_PER_S;
@@ -200,7 +200,7 @@ static void other_files_are_passed_over(void **state)
 
 /* A process that closes any descriptor of a file loses its lock on it, by which others see that it
  * lives. */
-static void the_plugin_of_the_same_process_keeps_its_lock(void **state)
+CASE(the_plugin_of_the_same_process_keeps_its_lock)
 {
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     struct process own;
@@ -222,7 +222,7 @@ static void the_plugin_of_the_same_process_keeps_its_lock(void **state)
     end_process(&own);
 }
 
-static void what_cannot_be_is_refused(void **state)
+CASE(what_cannot_be_is_refused)
 {
     struct dpo_pacer *p;
 
@@ -244,16 +244,6 @@ static int remove_folder(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_network_at_rest_holds_nothing_up),
-        cmocka_unit_test(copies_have_what_a_busy_network_leaves),
-        cmocka_unit_test(only_bytes_over_the_NICs_on_the_switch_count),
-        cmocka_unit_test(processes_come_and_go),
-        cmocka_unit_test(other_files_are_passed_over),
-        cmocka_unit_test(the_plugin_of_the_same_process_keeps_its_lock),
-        cmocka_unit_test(what_cannot_be_is_refused),
-    };
-
     dp_log_set(NULL, NULL, DP_LOG_ERROR);
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_cases(make_folder, remove_folder);
 }

@@ -26,7 +26,7 @@ static const char *text_of(struct dp_offload_plan plan)
     return text;
 }
 
-static void one_slot_is_the_order_of_OffloadModel(void **state)
+CASE(one_slot_is_the_order_of_OffloadModel)
 {
     struct dp_offload_plan plan = {.shards = 3, .slots = 1, .drop_at_once = true};
 
@@ -35,7 +35,7 @@ static void one_slot_is_the_order_of_OffloadModel(void **state)
     assert_string_equal(text_of(plan), "L0 F0 D0 L1 F1 D1 L2 F2 D2");
 }
 
-static void the_last_shards_are_not_loaded_twice(void **state)
+CASE(the_last_shards_are_not_loaded_twice)
 {
     struct dp_offload_plan plan = {.shards = 4, .slots = 2, .distance = 1};
 
@@ -92,7 +92,7 @@ static void check_sound(struct dp_offload_plan plan)
         assert_int_equal(m.loads, 2 * plan.shards - kept);
 }
 
-static void every_plan_is_sound_and_loads_as_little_as_can_be(void **state)
+CASE(every_plan_is_sound_and_loads_as_little_as_can_be)
 {
     for (int32_t shards = 1; shards <= 20; shards++)
         for (int32_t slots = 1; slots <= 8; slots++)
@@ -105,7 +105,7 @@ static void every_plan_is_sound_and_loads_as_little_as_can_be(void **state)
                                                          .drop_at_once = how / 2});
 }
 
-static void a_plan_that_cannot_be_is_refused(void **state)
+CASE(a_plan_that_cannot_be_is_refused)
 {
     struct dp_offload_event event;
     size_t count = 7;
@@ -125,15 +125,4 @@ static void a_plan_that_cannot_be_is_refused(void **state)
         dp_offload_plan(&(struct dp_offload_plan){.shards = 2, .slots = 1}, &event, 1, &count), 0);
     assert_int_equal(event.kind, DP_OFFLOAD_LOAD);
     assert_true(count > 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_slot_is_the_order_of_OffloadModel),
-        cmocka_unit_test(the_last_shards_are_not_loaded_twice),
-        cmocka_unit_test(every_plan_is_sound_and_loads_as_little_as_can_be),
-        cmocka_unit_test(a_plan_that_cannot_be_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,7 @@ static void check_rule(enum dp_offload_split rule, const struct split *cases, si
     }
 }
 
-static void compat_is_the_rule_of_the_table(void **state)
+CASE(compat_is_the_rule_of_the_table)
 {
     static const struct split cases[] = {
         {6, 3, {10, 10, 10, 10, 10, 10}, 3, {0, 2, 4, 6}},
@@ -49,7 +49,7 @@ static void compat_is_the_rule_of_the_table(void **state)
     check_rule(DP_OFFLOAD_SPLIT_COMPAT, cases, sizeof(cases) / sizeof(cases[0]));
 }
 
-static void balanced_has_the_smallest_largest_shard_and_no_empty_one(void **state)
+CASE(balanced_has_the_smallest_largest_shard_and_no_empty_one)
 {
     static const struct split cases[] = {
         {3, 3, {10, 0, 0}, 3, {0, 1, 2, 3}},
@@ -91,7 +91,7 @@ static int64_t try_all(const int64_t *sizes, int32_t from, int32_t layers, int32
     return best;
 }
 
-static void balanced_is_the_best_of_all_ways(void **state)
+CASE(balanced_is_the_best_of_all_ways)
 {
     uint64_t seed = 1;
 
@@ -111,7 +111,7 @@ static void balanced_is_the_best_of_all_ways(void **state)
     }
 }
 
-static void what_cannot_be_split_is_refused(void **state)
+CASE(what_cannot_be_split_is_refused)
 {
     int64_t sizes[2] = {1, -1}, huge[2] = {INT64_MAX, 1};
     int32_t first[4], shards = 7;
@@ -128,15 +128,4 @@ static void what_cannot_be_split_is_refused(void **state)
     assert_int_equal(dp_offload_split((enum dp_offload_split)2, sizes, 1, 1, first, &shards),
                      DP_EINVAL);
     assert_int_equal(shards, 7);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(compat_is_the_rule_of_the_table),
-        cmocka_unit_test(balanced_has_the_smallest_largest_shard_and_no_empty_one),
-        cmocka_unit_test(balanced_is_the_best_of_all_ways),
-        cmocka_unit_test(what_cannot_be_split_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -191,7 +191,7 @@ static void expect_formula(int kind, bool nesterov, int64_t count, DLDataType ty
                  dp_optimizer_kind_name(c.kind), nesterov, (int)count, type.bits, parts);
 }
 
-static void every_optimizer_is_its_formula_to_the_last_bit(void **state)
+CASE(every_optimizer_is_its_formula_to_the_last_bit)
 {
     const DLDataType types[] = {float16, bfloat16, float32, float64};
 
@@ -260,7 +260,7 @@ static void expect_same_halves(const struct dp_kernels *a, const struct dp_kerne
     assert_memory_equal(x[0], x[1], sizeof(x[0]));
 }
 
-static void every_instruction_set_gives_the_same_bits(void **state)
+CASE(every_instruction_set_gives_the_same_bits)
 {
     const struct dp_kernel_set *plain = dp_kernel_set_at(0), *set;
 
@@ -275,7 +275,7 @@ static void every_instruction_set_gives_the_same_bits(void **state)
 
 /* ---- masters, mixing, state ------------------------------------------------------------------ */
 
-static void a_gradient_may_move_between_steps(void **state)
+CASE(a_gradient_may_move_between_steps)
 {
     struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_SGD);
     float elsewhere[2] = {0, 1};
@@ -290,7 +290,7 @@ static void a_gradient_may_move_between_steps(void **state)
     dp_optimizer_free(o);
 }
 
-static void sixteen_bit_parameters_do_not_lose_small_updates(void **state)
+CASE(sixteen_bit_parameters_do_not_lose_small_updates)
 {
     struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_SGD);
     static struct vector v;
@@ -331,7 +331,7 @@ static void mix_apart(struct vector *v, struct dp_optimizer *o, const struct dp_
     memset(v->grad, 0, sizeof(v->grad));
 }
 
-static void mixing_in_the_sweep_is_mixing_before_it(void **state)
+CASE(mixing_in_the_sweep_is_mixing_before_it)
 {
     static struct vector fused, apart;
     const DLDataType types[] = {float32, float64};
@@ -362,7 +362,7 @@ static void mixing_in_the_sweep_is_mixing_before_it(void **state)
     }
 }
 
-static void mixing_of_16_bits_goes_through_the_master(void **state)
+CASE(mixing_of_16_bits_goes_through_the_master)
 {
     static struct vector v;
     void *const buffers[] = {v.buffer};
@@ -395,7 +395,7 @@ static const struct dp_named_tensor *state_named(const struct dp_optimizer *o, c
     return NULL;
 }
 
-static void the_state_is_named_and_goes_on_where_it_was(void **state)
+CASE(the_state_is_named_and_goes_on_where_it_was)
 {
     static struct vector first, second;
     struct dp_optimizer_config c = config_of(DP_OPTIMIZER_ACCUM_ADAM, false);
@@ -446,7 +446,7 @@ static void *run_part(void *arg)
     return NULL;
 }
 
-static void threads_may_share_a_step(void **state)
+CASE(threads_may_share_a_step)
 {
     static struct vector alone, shared;
     const struct dp_optimizer_config c = config_of(DP_OPTIMIZER_ACCUM_ADAMW, false);
@@ -516,7 +516,7 @@ static void expect_values(struct list *l, const struct dp_optimizer_config *c, c
     dp_optimizer_free(o);
 }
 
-static void weight_decay_is_for_those_that_are_meant_or_in_compat_for_the_others(void **state)
+CASE(weight_decay_is_for_those_that_are_meant_or_in_compat_for_the_others)
 {
     struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_SGD);
     struct list l;
@@ -529,7 +529,7 @@ static void weight_decay_is_for_those_that_are_meant_or_in_compat_for_the_others
     expect_values(&l, &c, (const float[]){1, 0.875f, 0.875f, 1});
 }
 
-static void groups_of_the_callers_have_a_decay_and_a_rate_of_their_own(void **state)
+CASE(groups_of_the_callers_have_a_decay_and_a_rate_of_their_own)
 {
     const struct dp_optimizer_group groups[] = {{0, 1}, {0.5, 1}, {0.5, 0.5}};
     struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_SGD);
@@ -542,7 +542,7 @@ static void groups_of_the_callers_have_a_decay_and_a_rate_of_their_own(void **st
     expect_values(&l, &c, (const float[]){0.875f, 0.75f, 1, 1});
 }
 
-static void what_is_wrong_with_a_config_is_named(void **state)
+CASE(what_is_wrong_with_a_config_is_named)
 {
     static const struct dp_optimizer_group bad[] = {{-1, 1}};
     static const int32_t none[4] = {0, 0, 0, 0}, beyond[4] = {0, 0, 1, 0};
@@ -582,7 +582,7 @@ static void what_is_wrong_with_a_config_is_named(void **state)
     assert_non_null(strstr(dp_last_error(), "'fc.bias' lies on device 2:0, expected host memory"));
 }
 
-static void a_step_with_numbers_that_are_none_changes_nothing(void **state)
+CASE(a_step_with_numbers_that_are_none_changes_nothing)
 {
     const struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_ADAM);
     const struct dp_optimizer_mix mix = {.keep = NAN, .take = 1, .put = 1};
@@ -616,13 +616,13 @@ static int make_and_step(void)
     return err;
 }
 
-static void without_memory_nothing_is_made_and_nothing_leaked(void **state)
+CASE(without_memory_nothing_is_made_and_nothing_leaked)
 {
     expect_every_failure_reported(make_and_step, 7);
     dp_optimizer_free(NULL);
 }
 
-static void the_state_lies_where_the_caller_says(void **state)
+CASE(the_state_lies_where_the_caller_says)
 {
     static _Alignas(256) char memory[8192];
     struct dp_optimizer_config c = dp_optimizer_defaults(DP_OPTIMIZER_ADAM);
@@ -659,7 +659,7 @@ static void the_state_lies_where_the_caller_says(void **state)
     dp_optimizer_free(elsewhere);
 }
 
-static void kinds_have_names(void **state)
+CASE(kinds_have_names)
 {
     enum dp_optimizer_kind kind;
 
@@ -674,26 +674,4 @@ static void kinds_have_names(void **state)
     assert_non_null(strstr(dp_last_error(), "did you mean 'adam'?"));
     assert_int_equal(dp_optimizer_kind_find("adafactor", &kind), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "expected sgd"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_optimizer_is_its_formula_to_the_last_bit),
-        cmocka_unit_test(every_instruction_set_gives_the_same_bits),
-        cmocka_unit_test(a_gradient_may_move_between_steps),
-        cmocka_unit_test(sixteen_bit_parameters_do_not_lose_small_updates),
-        cmocka_unit_test(mixing_in_the_sweep_is_mixing_before_it),
-        cmocka_unit_test(mixing_of_16_bits_goes_through_the_master),
-        cmocka_unit_test(the_state_is_named_and_goes_on_where_it_was),
-        cmocka_unit_test(threads_may_share_a_step),
-        cmocka_unit_test(weight_decay_is_for_those_that_are_meant_or_in_compat_for_the_others),
-        cmocka_unit_test(groups_of_the_callers_have_a_decay_and_a_rate_of_their_own),
-        cmocka_unit_test(what_is_wrong_with_a_config_is_named),
-        cmocka_unit_test(a_step_with_numbers_that_are_none_changes_nothing),
-        cmocka_unit_test(without_memory_nothing_is_made_and_nothing_leaked),
-        cmocka_unit_test(the_state_lies_where_the_caller_says),
-        cmocka_unit_test(kinds_have_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

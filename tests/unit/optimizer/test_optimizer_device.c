@@ -130,7 +130,7 @@ static void compare(struct list *l, struct dp_optimizer_config config)
     dp_optimizer_free(on[0]);
 }
 
-static void updates_have_the_bits_of_the_host(void **state)
+CASE(updates_have_the_bits_of_the_host)
 {
     static struct list l;
     struct dp_optimizer_config sgd = dp_optimizer_defaults(DP_OPTIMIZER_SGD), momentum = sgd, nesterov;
@@ -151,7 +151,7 @@ static void updates_have_the_bits_of_the_host(void **state)
 }
 
 /* Another order of additions than the host's. */
-static void squares_are_those_of_the_host(void **state)
+CASE(squares_are_those_of_the_host)
 {
     static struct list l;
     double host[COUNT], there[COUNT];
@@ -178,7 +178,7 @@ static void squares_are_those_of_the_host(void **state)
     dp_device_free(dev, DP_MEMORY_DEVICE, room);
 }
 
-static void what_is_for_the_host_is_refused_by_name(void **state)
+CASE(what_is_for_the_host_is_refused_by_name)
 {
     static struct list l;
     struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ACCUM_ADAM);
@@ -201,11 +201,6 @@ static void what_is_for_the_host_is_refused_by_name(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(updates_have_the_bits_of_the_host),
-        cmocka_unit_test(squares_are_those_of_the_host),
-        cmocka_unit_test(what_is_for_the_host_is_refused_by_name),
-    };
     const char *why = use_sim_cuda();
 
     if (!why && (dp_device_open(getenv("DP_TEST_GPU") ? getenv("DP_TEST_GPU") : "cuda", &dev) ||
@@ -216,7 +211,7 @@ int main(void)
         printf("skipped: %s\n", why);
         return 77;
     }
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = run_cases(NULL, NULL);
     dp_device_event_free(event);
     dp_device_stream_free(stream);
     dp_device_close(dev);

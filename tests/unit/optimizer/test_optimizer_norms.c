@@ -22,7 +22,7 @@ static void assert_rate(const struct dp_rate *r, int64_t step, double expected)
 }
 
 /* As torch's SequentialLR of LinearLR and CosineAnnealingLR: see Decent-DP. */
-static void decent_dps_rate_warms_up_and_follows_a_cosine_that_comes_back(void **state)
+CASE(decent_dps_rate_warms_up_and_follows_a_cosine_that_comes_back)
 {
     struct dp_rate r = dp_rate_defaults(0.5, 10, 20);
 
@@ -40,7 +40,7 @@ static void decent_dps_rate_warms_up_and_follows_a_cosine_that_comes_back(void *
     assert_rate(&r, 0, 0.5);
 }
 
-static void the_other_rates_are_what_they_are_called(void **state)
+CASE(the_other_rates_are_what_they_are_called)
 {
     const struct dp_rate constant = {.kind = DP_RATE_CONSTANT, .peak = 2, .warmup = 2};
     const struct dp_rate linear = {.kind = DP_RATE_LINEAR, .peak = 2, .last = 1, .period = 4};
@@ -58,7 +58,7 @@ static void the_other_rates_are_what_they_are_called(void **state)
     assert_rate(&stairs, 7, 0.02);
 }
 
-static void a_rate_that_is_none_is_refused(void **state)
+CASE(a_rate_that_is_none_is_refused)
 {
     const struct dp_rate good = dp_rate_defaults(1, 2, 3);
     struct dp_rate cases[] = {good, good, good, good, good, good, good};
@@ -131,7 +131,7 @@ static double expected_square(int i)
     return sum * (i + 1) * (i + 1) / 16;
 }
 
-static void every_parameter_counts_once(void **state)
+CASE(every_parameter_counts_once)
 {
     static struct list l;
     double squares[COUNT];
@@ -152,7 +152,7 @@ static void every_parameter_counts_once(void **state)
     assert_true(squares[4] == 0);
 }
 
-static void what_is_not_finite_is_not_lost_in_the_sum(void **state)
+CASE(what_is_not_finite_is_not_lost_in_the_sum)
 {
     static struct list l;
     double squares[COUNT];
@@ -169,7 +169,7 @@ static void what_is_not_finite_is_not_lost_in_the_sum(void **state)
             }
 }
 
-static void large_float32_gradients_are_no_overflow(void **state)
+CASE(large_float32_gradients_are_no_overflow)
 {
     static struct list l;
     double squares[COUNT];
@@ -180,7 +180,7 @@ static void large_float32_gradients_are_no_overflow(void **state)
     assert_true(isfinite(squares[0]));
 }
 
-static void clipping_brings_the_norm_to_its_limit(void **state)
+CASE(clipping_brings_the_norm_to_its_limit)
 {
     static struct list l;
     double squares[COUNT], norm;
@@ -201,7 +201,7 @@ static void clipping_brings_the_norm_to_its_limit(void **state)
     assert_true(dp_gradient_sum(l.p, COUNT, NULL, squares) == 0);
 }
 
-static void gradients_on_a_device_are_refused_by_name(void **state)
+CASE(gradients_on_a_device_are_refused_by_name)
 {
     static struct list l;
     double squares[COUNT];
@@ -216,7 +216,7 @@ static void gradients_on_a_device_are_refused_by_name(void **state)
 
 /* ---- loss scale ------------------------------------------------------------------------------ */
 
-static void the_loss_scale_grows_after_good_steps_and_backs_off_after_an_overflow(void **state)
+CASE(the_loss_scale_grows_after_good_steps_and_backs_off_after_an_overflow)
 {
     struct dp_loss_scale s = dp_loss_scale_defaults();
 
@@ -234,20 +234,4 @@ static void the_loss_scale_grows_after_good_steps_and_backs_off_after_an_overflo
     for (int i = 0; i < 300; i++)
         dp_loss_scale_update(&s, false);
     assert_true(s.scale == 0x1p24);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(decent_dps_rate_warms_up_and_follows_a_cosine_that_comes_back),
-        cmocka_unit_test(the_other_rates_are_what_they_are_called),
-        cmocka_unit_test(a_rate_that_is_none_is_refused),
-        cmocka_unit_test(every_parameter_counts_once),
-        cmocka_unit_test(what_is_not_finite_is_not_lost_in_the_sum),
-        cmocka_unit_test(large_float32_gradients_are_no_overflow),
-        cmocka_unit_test(clipping_brings_the_norm_to_its_limit),
-        cmocka_unit_test(gradients_on_a_device_are_refused_by_name),
-        cmocka_unit_test(the_loss_scale_grows_after_good_steps_and_backs_off_after_an_overflow),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,7 +33,7 @@ static const struct dp_schedule_spec shapes[] = {
 };
 enum { SHAPES = sizeof(shapes) / sizeof(*shapes) };
 
-static void every_schedule_trains_like_a_sequential_loop(void **state)
+CASE(every_schedule_trains_like_a_sequential_loop)
 {
     for (int i = 0; i < SHAPES; i++) {
         struct dp_schedule *s = case_schedule(shapes[i]);
@@ -43,7 +43,7 @@ static void every_schedule_trains_like_a_sequential_loop(void **state)
 }
 
 /* Every kind on 1 to 8 ranks, gradients and losses to the last bit. */
-static void every_number_of_ranks_trains_like_a_sequential_loop(void **state)
+CASE(every_number_of_ranks_trains_like_a_sequential_loop)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int ranks = 1; ranks <= 8; ranks++) {
@@ -126,13 +126,13 @@ static void big_gradients(struct job *job)
     job->model.rows = 1;
 }
 
-static void training_can_return_outputs(void **state)
+CASE(training_can_return_outputs)
 {
     expect_some(return_outputs, NULL);
     expect_some(return_outputs, cut_columns);
 }
 
-static void forward_only_gives_losses_and_outputs(void **state)
+CASE(forward_only_gives_losses_and_outputs)
 {
     expect_some(forward_only, NULL);
     expect_some(forward_and_return, NULL);
@@ -140,23 +140,23 @@ static void forward_only_gives_losses_and_outputs(void **state)
     expect_some(forward_and_return, cut_columns);
 }
 
-static void a_batch_can_be_cut_along_another_dimension(void **state)
+CASE(a_batch_can_be_cut_along_another_dimension)
 {
     expect_some(NULL, cut_columns);
 }
 
-static void numbers_do_not_depend_on_hook_or_split(void **state)
+CASE(numbers_do_not_depend_on_hook_or_split)
 {
     expect_some(NULL, no_hook);
     expect_some(NULL, no_split);
 }
 
-static void without_fixed_order_one_stream_adds_in_the_order_of_micro_batches(void **state)
+CASE(without_fixed_order_one_stream_adds_in_the_order_of_micro_batches)
 {
     expect_some(NULL, any_order);
 }
 
-static void mirrors_sum_their_gradients(void **state)
+CASE(mirrors_sum_their_gradients)
 {
     expect_some(reduce, NULL);
     expect_some(reduce, no_split);
@@ -173,7 +173,7 @@ static void thirty_two_blocks(struct job *job)
     job->model.order_blocks = 32;
 }
 
-static void fixed_order_sums_any_number_of_blocks_pairwise(void **state)
+CASE(fixed_order_sums_any_number_of_blocks_pairwise)
 {
     expect_some(reduce, four_blocks);
     expect_some(NULL, four_blocks);
@@ -195,7 +195,7 @@ static void expect_reversed(const char *text, bool no_split)
     dp_schedule_free(s);
 }
 
-static void weight_parts_may_come_in_any_order(void **state)
+CASE(weight_parts_may_come_in_any_order)
 {
 #define FORWARDS " F0.0 F0.1 F0.2 F0.3 F0.4 F0.5 "
     static const char whole[] = "user P=2 M=6\n"
@@ -252,7 +252,7 @@ static int run_recomputing(struct dp_comm *comm, void *arg)
     return failed;
 }
 
-static void recomputed_forwards_change_no_number(void **state)
+CASE(recomputed_forwards_change_no_number)
 {
     static const struct dp_stage_ops ops = {
         .forward = watch_forward, .backward = watch_backward, .weight = watch_weight};
@@ -274,7 +274,7 @@ static void recomputed_forwards_change_no_number(void **state)
         }
 }
 
-static void ranks_can_be_mapped(void **state)
+CASE(ranks_can_be_mapped)
 {
     static const int maps[][4] = {{3, 1, 0, 2}, {1, 0, 3, 2}, {2, 3, 1, 0}};
     for (int i = 0; i < 3; i++)
@@ -313,7 +313,7 @@ static void spoil_second_copy(void *user, int rank, struct dp_pipeline_config *c
             ((struct model_stage *)config->stages[i].user)->w[0] = 1e6f;
 }
 
-static void copies_of_a_stage_start_equal(void **state)
+CASE(copies_of_a_stage_start_equal)
 {
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
@@ -372,7 +372,7 @@ static int run_narrow(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void gradients_of_two_bytes_are_summed_in_float32(void **state)
+CASE(gradients_of_two_bytes_are_summed_in_float32)
 {
     static const uint8_t codes[] = {kDLBfloat, kDLFloat};
 
@@ -392,7 +392,7 @@ static void gradients_of_two_bytes_are_summed_in_float32(void **state)
         }
 }
 
-static void one_rank_needs_no_comm(void **state)
+CASE(one_rank_needs_no_comm)
 {
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 6});
@@ -427,7 +427,7 @@ static int run_with_workers(struct dp_comm *comm, void *arg)
     return err;
 }
 
-static void copy_workers_change_no_number(void **state)
+CASE(copy_workers_change_no_number)
 {
     for (int i = 0; i < SOME; i++) {
         struct dp_schedule_spec spec = some[i];
@@ -463,7 +463,7 @@ static int run_by_turns(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void two_pipelines_take_turns_on_one_comm(void **state)
+CASE(two_pipelines_take_turns_on_one_comm)
 {
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
     struct dp_schedule *training = case_schedule(spec);
@@ -499,7 +499,7 @@ static int run_misrouted(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void labels_of_other_micro_batches_change_the_loss(void **state)
+CASE(labels_of_other_micro_batches_change_the_loss)
 {
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
@@ -536,7 +536,7 @@ static int run_scaled(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void each_micro_batch_can_have_its_own_scale(void **state)
+CASE(each_micro_batch_can_have_its_own_scale)
 {
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
@@ -566,7 +566,7 @@ static int run_shared(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void long_messages_lie_in_memory_that_ranks_share(void **state)
+CASE(long_messages_lie_in_memory_that_ranks_share)
 {
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 3});
@@ -603,7 +603,7 @@ static int run_without_room(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void memory_that_cannot_be_shared_does_as_well(void **state)
+CASE(memory_that_cannot_be_shared_does_as_well)
 {
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 3});
@@ -620,32 +620,4 @@ static void memory_that_cannot_be_shared_does_as_well(void **state)
     assert_true(job_result_is_sequential(&job, STEPS - 1));
     job_result_fini(&result, &job);
     dp_schedule_free(s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_schedule_trains_like_a_sequential_loop),
-        cmocka_unit_test(every_number_of_ranks_trains_like_a_sequential_loop),
-        cmocka_unit_test(training_can_return_outputs),
-        cmocka_unit_test(forward_only_gives_losses_and_outputs),
-        cmocka_unit_test(a_batch_can_be_cut_along_another_dimension),
-        cmocka_unit_test(numbers_do_not_depend_on_hook_or_split),
-        cmocka_unit_test(without_fixed_order_one_stream_adds_in_the_order_of_micro_batches),
-        cmocka_unit_test(mirrors_sum_their_gradients),
-        cmocka_unit_test(fixed_order_sums_any_number_of_blocks_pairwise),
-        cmocka_unit_test(weight_parts_may_come_in_any_order),
-        cmocka_unit_test(recomputed_forwards_change_no_number),
-        cmocka_unit_test(ranks_can_be_mapped),
-        cmocka_unit_test(copies_of_a_stage_start_equal),
-        cmocka_unit_test(gradients_of_two_bytes_are_summed_in_float32),
-        cmocka_unit_test(one_rank_needs_no_comm),
-        cmocka_unit_test(copy_workers_change_no_number),
-        cmocka_unit_test(two_pipelines_take_turns_on_one_comm),
-        cmocka_unit_test(labels_of_other_micro_batches_change_the_loss),
-        cmocka_unit_test(each_micro_batch_can_have_its_own_scale),
-        cmocka_unit_test(long_messages_lie_in_memory_that_ranks_share),
-        cmocka_unit_test(memory_that_cannot_be_shared_does_as_well),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

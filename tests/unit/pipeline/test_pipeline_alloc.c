@@ -136,7 +136,7 @@ static void expect_none(const struct comm_kind *kind, enum dp_schedule_kind sche
     dp_schedule_free(s);
 }
 
-static void a_step_allocates_nothing(void **state)
+CASE(a_step_allocates_nothing)
 {
     if (!COUNTS)
         skip_because("the sanitizers have an allocator of their own");
@@ -182,7 +182,7 @@ static int fail_each_allocation(struct dp_pipeline **pipe)
     return tries;
 }
 
-static void a_pipeline_that_gets_no_memory_fails_and_leaks_none(void **state)
+CASE(a_pipeline_that_gets_no_memory_fails_and_leaks_none)
 {
     struct dp_schedule *s;
     struct job_result result;
@@ -245,7 +245,7 @@ static int run_out_while_moving(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_that_gets_no_memory_for_state_to_move_tells_the_other(void **state)
+CASE(a_rank_that_gets_no_memory_for_state_to_move_tells_the_other)
 {
     atomic_int failures = 0;
 
@@ -254,14 +254,4 @@ static void a_rank_that_gets_no_memory_for_state_to_move_tells_the_other(void **
     log_nothing();
     assert_int_equal(comm_on_threads(2, deadline_ns, run_out_while_moving, &failures), 0);
     assert_true(atomic_load(&failures) >= 5);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_allocates_nothing),
-        cmocka_unit_test(a_pipeline_that_gets_no_memory_fails_and_leaks_none),
-        cmocka_unit_test(a_rank_that_gets_no_memory_for_state_to_move_tells_the_other),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -231,7 +231,7 @@ static struct model model_of(int trial, struct dp_schedule **schedule)
                                                                  : DP_EXECUTE_LIST};
 }
 
-static void the_caller_has_batches_labels_and_losses(void **state)
+CASE(the_caller_has_batches_labels_and_losses)
 {
     struct dp_schedule *s;
 
@@ -303,7 +303,7 @@ static int refuse(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void nothing_of_the_ends_may_be_given(void **state)
+CASE(nothing_of_the_ends_may_be_given)
 {
     struct dp_schedule *s;
 
@@ -342,7 +342,7 @@ static int fail_and_go_on(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void every_rank_reads_the_whole_text_and_gets_its_buffers_back(void **state)
+CASE(every_rank_reads_the_whole_text_and_gets_its_buffers_back)
 {
     char text[3600];
     struct dp_schedule *s;
@@ -382,7 +382,7 @@ static int disagree(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void evaluation_wins_where_ranks_differ(void **state)
+CASE(evaluation_wins_where_ranks_differ)
 {
     struct dp_schedule *s, *evaluation;
 
@@ -413,7 +413,7 @@ static int disagree_on_microbatches(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_evaluation_of_other_micro_batches_is_a_mismatch(void **state)
+CASE(an_evaluation_of_other_micro_batches_is_a_mismatch)
 {
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4};
     struct dp_schedule *s, *evaluation;
@@ -430,14 +430,6 @@ static void an_evaluation_of_other_micro_batches_is_a_mismatch(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_caller_has_batches_labels_and_losses),
-        cmocka_unit_test(nothing_of_the_ends_may_be_given),
-        cmocka_unit_test(every_rank_reads_the_whole_text_and_gets_its_buffers_back),
-        cmocka_unit_test(evaluation_wins_where_ranks_differ),
-        cmocka_unit_test(an_evaluation_of_other_micro_batches_is_a_mismatch),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -100,7 +100,7 @@ static void expect_both(struct dp_schedule_spec first, struct dp_schedule_spec s
     dp_schedule_free(b);
 }
 
-static void one_pipeline_trains_evaluates_and_changes_its_micro_batches(void **state)
+CASE(one_pipeline_trains_evaluates_and_changes_its_micro_batches)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
         struct dp_schedule_spec train = {.kind = (enum dp_schedule_kind)kind, .ranks = 2,
@@ -132,7 +132,7 @@ static int run_other_schedule(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void ranks_that_take_different_schedules_notice(void **state)
+CASE(ranks_that_take_different_schedules_notice)
 {
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4};
     struct dp_schedule *a = build(spec), *b;
@@ -186,7 +186,7 @@ static void expect_accumulated(const struct job *job)
     model_result_fini(&want, &job->model);
 }
 
-static void steps_can_accumulate_before_gradients_are_summed(void **state)
+CASE(steps_can_accumulate_before_gradients_are_summed)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
         struct dp_schedule *s = build((struct dp_schedule_spec){
@@ -267,7 +267,7 @@ static int run_in_two(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_step_can_be_taken_in_two_calls_with_the_callers_gradients(void **state)
+CASE(a_step_can_be_taken_in_two_calls_with_the_callers_gradients)
 {
     struct dp_schedule *s = build((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_GPIPE, .ranks = 3, .microbatches = 5, .return_outputs = true});
@@ -320,7 +320,7 @@ static struct dp_microbatches *split_two(float *first, float *second)
 }
 
 /* Also where the buffer has had a gradient in the step before. */
-static void an_absent_gradient_of_an_output_is_zero(void **state)
+CASE(an_absent_gradient_of_an_output_is_zero)
 {
     static const struct dp_stage_ops ops = {.forward = two_forward, .backward = two_backward};
     static const struct dp_border two = {
@@ -385,7 +385,7 @@ static int run_one_step(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_need_not_declare_ends_that_it_does_not_hold(void **state)
+CASE(a_rank_need_not_declare_ends_that_it_does_not_hold)
 {
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_1F1B, DP_SCHEDULE_DUALPIPE,
                                                   DP_SCHEDULE_DUALPIPEV};
@@ -444,7 +444,7 @@ static int run_bound(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void gradients_can_be_bound_again_between_steps(void **state)
+CASE(gradients_can_be_bound_again_between_steps)
 {
     struct dp_schedule *s = build((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true});
@@ -541,7 +541,7 @@ static int run_not_settled(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void gradients_kept_by_a_stage_are_settled_before_they_are_read(void **state)
+CASE(gradients_kept_by_a_stage_are_settled_before_they_are_read)
 {
     struct dp_stage_ops ops = {.forward = keeping_forward,
                                .backward = keeping_backward,
@@ -660,7 +660,7 @@ static int run_own(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_stage_can_hand_over_buffers_of_its_own(void **state)
+CASE(a_stage_can_hand_over_buffers_of_its_own)
 {
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_1F1B, DP_SCHEDULE_DUALPIPEV};
 
@@ -802,7 +802,7 @@ static int run_uneven(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void micro_batches_may_be_uneven_by_either_rule(void **state)
+CASE(micro_batches_may_be_uneven_by_either_rule)
 {
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_GPIPE, DP_SCHEDULE_1F1B,
                                                   DP_SCHEDULE_DUALPIPEV};
@@ -829,7 +829,7 @@ static void micro_batches_may_be_uneven_by_either_rule(void **state)
 
 #define SIZED(s) {#s, sizeof(struct s)}
 
-static void structs_of_another_release_are_refused_by_name(void **state)
+CASE(structs_of_another_release_are_refused_by_name)
 {
     static const struct {
         const char *name;
@@ -855,7 +855,7 @@ static void structs_of_another_release_are_refused_by_name(void **state)
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
 }
 
-static void random_keys_are_distinct_over_the_whole_range(void **state)
+CASE(random_keys_are_distinct_over_the_whole_range)
 {
     static const struct {
         uint64_t step;
@@ -872,23 +872,4 @@ static void random_keys_are_distinct_over_the_whole_range(void **state)
             assert_memory_not_equal(&keys[i], &keys[j], sizeof(keys[i]));
     }
     assert_true(keys[0].key == 7); /* what was drawn before the range grew stays */
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_pipeline_trains_evaluates_and_changes_its_micro_batches),
-        cmocka_unit_test(ranks_that_take_different_schedules_notice),
-        cmocka_unit_test(steps_can_accumulate_before_gradients_are_summed),
-        cmocka_unit_test(a_step_can_be_taken_in_two_calls_with_the_callers_gradients),
-        cmocka_unit_test(an_absent_gradient_of_an_output_is_zero),
-        cmocka_unit_test(a_rank_need_not_declare_ends_that_it_does_not_hold),
-        cmocka_unit_test(gradients_can_be_bound_again_between_steps),
-        cmocka_unit_test(gradients_kept_by_a_stage_are_settled_before_they_are_read),
-        cmocka_unit_test(a_stage_can_hand_over_buffers_of_its_own),
-        cmocka_unit_test(micro_batches_may_be_uneven_by_either_rule),
-        cmocka_unit_test(structs_of_another_release_are_refused_by_name),
-        cmocka_unit_test(random_keys_are_distinct_over_the_whole_range),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

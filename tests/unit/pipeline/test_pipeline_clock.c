@@ -192,7 +192,7 @@ static void expect_simulated(struct dp_schedule_spec spec, double latency_ns)
     dp_schedule_free(s);
 }
 
-static void a_step_takes_what_the_simulator_says(void **state)
+CASE(a_step_takes_what_the_simulator_says)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int flags = 0; flags < 4; flags++) {
@@ -207,12 +207,4 @@ static void a_step_takes_what_the_simulator_says(void **state)
                                                            .no_overlap = flags & 2},
                                  latency_ns);
         }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_takes_what_the_simulator_says),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

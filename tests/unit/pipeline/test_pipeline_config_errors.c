@@ -177,12 +177,12 @@ static const struct wrong wrong_configs[] = {
     {"loss_scale", 1, scale_not_a_number, NULL, DP_EINVAL, "loss_scale: nan", DP_EABORTED},
 };
 
-static void a_bad_config_is_named_on_all_ranks(void **state)
+CASE(a_bad_config_is_named_on_all_ranks)
 {
     expect_all_wrong(wrong_configs, COUNT(wrong_configs), training);
 }
 
-static void more_ranks_than_one_need_a_comm(void **state)
+CASE(more_ranks_than_one_need_a_comm)
 {
     static const struct wrong wrong = {"no comm", EVERYWHERE,   no_comm, NULL,
                                        DP_ESTATE, "comm: NULL", 0};
@@ -272,7 +272,7 @@ static const struct wrong inference_disagreements[] = {
      DP_EMISMATCH},
 };
 
-static void ranks_that_disagree_name_the_field(void **state)
+CASE(ranks_that_disagree_name_the_field)
 {
     struct dp_schedule_spec spec = training;
 
@@ -293,7 +293,7 @@ static void ranks_that_disagree_name_the_field(void **state)
         dp_schedule_free(others[i]);
 }
 
-static void a_comm_of_another_size_is_refused(void **state)
+CASE(a_comm_of_another_size_is_refused)
 {
     static const struct wrong wrong = {"size", EVERYWHERE, other_ranks, NULL, DP_EINVAL,
                                        "comm: 2 ranks, expected the schedule's 4", 0};
@@ -325,7 +325,7 @@ static void expect_refused(const char *text, int err, const char *sentence)
     dp_schedule_free(s);
 }
 
-static void a_schedule_that_asks_for_too_much_is_refused(void **state)
+CASE(a_schedule_that_asks_for_too_much_is_refused)
 {
     expect_refused("user P=1 M=2 streams=2\nholds 0: 0 0/1\nrank 0: F0.0 B0.0 F1.0 B1.0\n",
                    DP_EUNSUPPORTED, "rank 0 holds 2 first and 2 last stages");
@@ -335,13 +335,6 @@ static void a_schedule_that_asks_for_too_much_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_bad_config_is_named_on_all_ranks),
-        cmocka_unit_test(more_ranks_than_one_need_a_comm),
-        cmocka_unit_test(ranks_that_disagree_name_the_field),
-        cmocka_unit_test(a_comm_of_another_size_is_refused),
-        cmocka_unit_test(a_schedule_that_asks_for_too_much_is_refused),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

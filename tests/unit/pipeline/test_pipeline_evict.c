@@ -98,7 +98,7 @@ static size_t count(const struct dp_schedule *s, enum dp_op_kind kind)
     return n;
 }
 
-static void evicted_sets_change_no_bit(void **state)
+CASE(evicted_sets_change_no_bit)
 {
     struct dp_pipeline_memory memory[4];
 
@@ -120,7 +120,7 @@ static void evicted_sets_change_no_bit(void **state)
 }
 
 /* The simulator counts sets, the allocator bytes; sets of one stage are of one size. */
-static void the_peak_is_what_the_simulator_computes(void **state)
+CASE(the_peak_is_what_the_simulator_computes)
 {
     struct dp_pipeline_memory kept[4], memory[4];
     struct dp_schedule *s = build(DP_SCHEDULE_GPIPE, 4);
@@ -142,7 +142,7 @@ static void the_peak_is_what_the_simulator_computes(void **state)
     dp_schedule_free(s);
 }
 
-static void what_a_pipeline_does_not_evict_is_refused(void **state)
+CASE(what_a_pipeline_does_not_evict_is_refused)
 {
     static const char twice[] = "user P=2 M=1\nrank 0: F0.0 ev0.0 fe0.0 ev0.0 fe0.0 B0.0\n"
                                 "rank 1: F0.0 ev0.0 fe0.0 ev0.0 fe0.0 B0.0\n";
@@ -161,14 +161,4 @@ static void what_a_pipeline_does_not_evict_is_refused(void **state)
     assert_int_equal(comm_on_threads(2, deadline_ns, run_steps, &t), 0);
     job_result_fini(&result, &t.job);
     dp_schedule_free(s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(evicted_sets_change_no_bit),
-        cmocka_unit_test(the_peak_is_what_the_simulator_computes),
-        cmocka_unit_test(what_a_pipeline_does_not_evict_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -286,7 +286,7 @@ static void expect_failures(const struct comm_kind *kind, enum way way)
     fault_job_fini(&f);
 }
 
-static void a_callback_that_fails_ends_the_step_everywhere_and_the_next_is_right(void **state)
+CASE(a_callback_that_fails_ends_the_step_everywhere_and_the_next_is_right)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int i = 0; i < WAYS; i++)
@@ -395,7 +395,7 @@ static bool try_death(const struct trial *t)
 }
 
 /* At every sixth callback of a step, all with DP_TEST_FULL. One that messages drive has more. */
-static void a_rank_that_dies_ends_the_step_of_the_others(void **state)
+CASE(a_rank_that_dies_ends_the_step_of_the_others)
 {
     const int every = getenv("DP_TEST_FULL") ? 1 : 6;
 
@@ -449,7 +449,7 @@ static void add_trials(const struct comm_kind *kind, enum way way, int wanted,
                 add_trial(&(struct trial){kind, way, culprit, at, true, try});
 }
 
-static void a_rank_that_dies_at_any_message_ends_the_step_of_the_others(void **state)
+CASE(a_rank_that_dies_at_any_message_ends_the_step_of_the_others)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int i = 0; i < WAYS && kind->processes; i++)
@@ -518,7 +518,7 @@ static bool try_stall(const struct trial *t)
 /* In the middle of a step, and where the others wait for it in a collective already, as its last
  * weight parts follow its last message; with DP_TEST_FULL, in every callback of a step that messages
  * drive. */
-static void a_rank_that_stalls_is_named_by_all_that_wait(void **state)
+CASE(a_rank_that_stalls_is_named_by_all_that_wait)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         add_trial(&(struct trial){kind, BY_LIST, 1, 9, false, try_stall});
@@ -530,7 +530,7 @@ static void a_rank_that_stalls_is_named_by_all_that_wait(void **state)
 }
 
 /* Each takes the deadline. */
-static void a_rank_that_stalls_at_any_message_ends_the_step_of_all(void **state)
+CASE(a_rank_that_stalls_at_any_message_ends_the_step_of_all)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int i = 0; i < WAYS; i++)
@@ -670,7 +670,7 @@ static void expect_spoiled(const struct spoiler *one, rank_fn run)
     dp_schedule_free(s);
 }
 
-static void a_callback_that_breaks_its_contract_is_named(void **state)
+CASE(a_callback_that_breaks_its_contract_is_named)
 {
     for (size_t i = 0; i < sizeof(spoilers) / sizeof(*spoilers); i++)
         expect_spoiled(&spoilers[i], run_spoiled);
@@ -700,22 +700,13 @@ static int run_with_a_hole(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_missing_gradient_counts_as_zeros(void **state)
+CASE(a_missing_gradient_counts_as_zeros)
 {
     expect_spoiled(&spoilers[0], run_with_a_hole);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_callback_that_fails_ends_the_step_everywhere_and_the_next_is_right),
-        cmocka_unit_test(a_rank_that_dies_ends_the_step_of_the_others),
-        cmocka_unit_test(a_rank_that_dies_at_any_message_ends_the_step_of_the_others),
-        cmocka_unit_test(a_rank_that_stalls_is_named_by_all_that_wait),
-        cmocka_unit_test(a_rank_that_stalls_at_any_message_ends_the_step_of_all),
-        cmocka_unit_test(a_callback_that_breaks_its_contract_is_named),
-        cmocka_unit_test(a_missing_gradient_counts_as_zeros),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -415,7 +415,7 @@ static bool finish(struct dice *dice, struct dp_schedule *s)
     return s->forward_only || s->streams == 1 || roll(dice, 2) || !dp_schedule_add_reduces(s);
 }
 
-static void any_schedule_that_passes_the_checker_trains_like_a_sequential_loop(void **state)
+CASE(any_schedule_that_passes_the_checker_trains_like_a_sequential_loop)
 {
     int made = 0, passed = 0;
 
@@ -434,12 +434,4 @@ static void any_schedule_that_passes_the_checker_trains_like_a_sequential_loop(v
     }
     print_message("%d schedules; %d passed the checker, all compared to the last bit\n", made, passed);
     assert_true(passed >= ROUNDS / 4);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_schedule_that_passes_the_checker_trains_like_a_sequential_loop),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

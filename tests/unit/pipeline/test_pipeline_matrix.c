@@ -535,7 +535,7 @@ static void print_table(const struct row *rows, int row_count)
                (double)atomic_load(&row->longest_ns) / DP_NS_PER_S);
 }
 
-static void all_that_live_name_the_culprit_in_time_and_go_on(void **state)
+CASE(all_that_live_name_the_culprit_in_time_and_go_on)
 {
     enum { MOST = 32 };
     struct row *rows = shared(MOST * sizeof(*rows));
@@ -558,9 +558,6 @@ static void all_that_live_name_the_culprit_in_time_and_go_on(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_that_live_name_the_culprit_in_time_and_go_on),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -75,7 +75,7 @@ static int move(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void every_rank_gets_what_it_needs_or_all_say_what_is_missing(void **state)
+CASE(every_rank_gets_what_it_needs_or_all_say_what_is_missing)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (size_t i = 0; i < sizeof(layouts) / sizeof(*layouts); i++) {
@@ -105,7 +105,7 @@ static int mismatch(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void another_shape_is_an_error_on_every_rank(void **state)
+CASE(another_shape_is_an_error_on_every_rank)
 {
     int killed;
 
@@ -115,10 +115,6 @@ static void another_shape_is_an_error_on_every_rank(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_rank_gets_what_it_needs_or_all_say_what_is_missing),
-        cmocka_unit_test(another_shape_is_an_error_on_every_rank),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -90,14 +90,14 @@ static void pack_random_lifetimes(uint64_t *seed, bool one_size)
     dp_offset_owners_fini(&before);
 }
 
-static void lifetimes_that_overlap_never_share_memory(void **state)
+CASE(lifetimes_that_overlap_never_share_memory)
 {
     uint64_t seed = 0;
     for (int i = 0; i < 200; i++)
         pack_random_lifetimes(&seed, false);
 }
 
-static void lifetimes_of_one_size_take_no_more_than_their_peak(void **state)
+CASE(lifetimes_of_one_size_take_no_more_than_their_peak)
 {
     uint64_t seed = 1000000;
     for (int i = 0; i < 200; i++)
@@ -156,7 +156,7 @@ static void expect_peak(enum dp_schedule_kind kind, int ranks, int microbatches,
     planned_fini(&p);
 }
 
-static void save_areas_take_what_the_schedule_promises(void **state)
+CASE(save_areas_take_what_the_schedule_promises)
 {
     for (int ranks = 1; ranks <= 8; ranks++)
         for (int m = 2 * ranks; m <= 4 * ranks + 2; m += 2)
@@ -230,7 +230,7 @@ static void follow(const struct dp_plan *plan)
     free(open);
 }
 
-static void no_buffer_is_touched_while_a_message_uses_it(void **state)
+CASE(no_buffer_is_touched_while_a_message_uses_it)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int forward = 0; forward < 2; forward++)
@@ -246,7 +246,7 @@ static void no_buffer_is_touched_while_a_message_uses_it(void **state)
 }
 
 /* The op index of the schedule at which each receive of the plan is posted is not later there. */
-static void receives_are_posted_ahead_and_in_the_order_of_the_link(void **state)
+CASE(receives_are_posted_ahead_and_in_the_order_of_the_link)
 {
     struct planned p;
     uint32_t reached = 0, early = 0;
@@ -272,7 +272,7 @@ static void receives_are_posted_ahead_and_in_the_order_of_the_link(void **state)
 
 /* So activations and gradients between two ranks have no order in common, as messages of a single NCCL
  * communicator would need: receives of one pass those of the other that are sent before. */
-static void receives_of_one_channel_pass_those_of_another(void **state)
+CASE(receives_of_one_channel_pass_those_of_another)
 {
     struct planned p;
     uint32_t passed = 0, last[4][2] = {{0}};
@@ -309,7 +309,7 @@ static const struct dp_plan_op *last_received(const struct dp_plan *plan, size_t
     return NULL;
 }
 
-static void staged_receives_wait_for_the_copy_before_them(void **state)
+CASE(staged_receives_wait_for_the_copy_before_them)
 {
     struct planned p;
     int waits = 0;
@@ -330,7 +330,7 @@ static void staged_receives_wait_for_the_copy_before_them(void **state)
     planned_fini(&p);
 }
 
-static void a_plan_has_few_requests_and_no_more_memory_than_its_parts(void **state)
+CASE(a_plan_has_few_requests_and_no_more_memory_than_its_parts)
 {
     struct planned p;
     size_t sum = 0;
@@ -344,19 +344,4 @@ static void a_plan_has_few_requests_and_no_more_memory_than_its_parts(void **sta
     assert_true(p.plan.part_bytes[DP_PART_IN] <= 11 * dp_offset_align(BORDER_BYTES));
     assert_true(p.plan.part_bytes[DP_PART_OUT] <= 6 * dp_offset_align(BORDER_BYTES));
     planned_fini(&p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lifetimes_that_overlap_never_share_memory),
-        cmocka_unit_test(lifetimes_of_one_size_take_no_more_than_their_peak),
-        cmocka_unit_test(save_areas_take_what_the_schedule_promises),
-        cmocka_unit_test(no_buffer_is_touched_while_a_message_uses_it),
-        cmocka_unit_test(receives_are_posted_ahead_and_in_the_order_of_the_link),
-        cmocka_unit_test(receives_of_one_channel_pass_those_of_another),
-        cmocka_unit_test(staged_receives_wait_for_the_copy_before_them),
-        cmocka_unit_test(a_plan_has_few_requests_and_no_more_memory_than_its_parts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -160,7 +160,7 @@ static void expect_sums(enum dp_schedule_kind kind, int late, bool fixed_order)
     dp_schedule_free(s);
 }
 
-static void sums_begin_with_complete_gradients_and_end_in_the_step(void **state)
+CASE(sums_begin_with_complete_gradients_and_end_in_the_step)
 {
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_GPIPE, DP_SCHEDULE_1F1B,
                                                   DP_SCHEDULE_ZB1P, DP_SCHEDULE_DUALPIPE,
@@ -193,7 +193,7 @@ static int fail_in_step(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_sum_that_fails_ends_the_group(void **state)
+CASE(a_sum_that_fails_ends_the_group)
 {
     struct dp_schedule *s = build(DP_SCHEDULE_1F1B);
 
@@ -256,7 +256,7 @@ static void expect_misuse(enum dp_schedule_kind kind, bool reduces, struct misus
     dp_schedule_free(s);
 }
 
-static void operations_that_are_not_all_there_are_refused(void **state)
+CASE(operations_that_are_not_all_there_are_refused)
 {
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
         expect_misuse(DP_SCHEDULE_1F1B, true,
@@ -272,12 +272,6 @@ static void operations_that_are_not_all_there_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_begin_with_complete_gradients_and_end_in_the_step),
-        cmocka_unit_test(a_sum_that_fails_ends_the_group),
-        cmocka_unit_test(operations_that_are_not_all_there_are_refused),
-    };
-
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -28,7 +28,7 @@ static int run_with_strides(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void contiguous_strides_are_none(void **state)
+CASE(contiguous_strides_are_none)
 {
     struct dp_schedule *s = case_schedule(some[0]);
 
@@ -87,7 +87,7 @@ static int run_odd_inputs(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void absent_opaque_and_strided_inputs_reach_the_first_stage(void **state)
+CASE(absent_opaque_and_strided_inputs_reach_the_first_stage)
 {
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4});
@@ -203,7 +203,7 @@ static int run_gout(struct dp_comm *comm, void *arg)
     return failed;
 }
 
-static void output_gradients_and_handles_stay_until_the_weight_part(void **state)
+CASE(output_gradients_and_handles_stay_until_the_weight_part)
 {
     for (int i = 0; i < SOME; i++) {
         struct dp_schedule *s = case_schedule(some[i]);
@@ -230,7 +230,7 @@ static int forward_with_handle(void *user, const struct dp_stage_call *call, con
     return model_ops.forward(user, call, in, out);
 }
 
-static void a_failed_callback_is_reported_and_handles_are_dropped(void **state)
+CASE(a_failed_callback_is_reported_and_handles_are_dropped)
 {
     static const struct dp_stage_ops ops = {.forward = forward_with_handle, .drop = drop};
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
@@ -313,7 +313,7 @@ static void set_save_of(void *user, int rank, struct dp_pipeline_config *config)
     config->stages = stages;
 }
 
-static void save_areas_have_lifetimes_and_sizes_of_their_own(void **state)
+CASE(save_areas_have_lifetimes_and_sizes_of_their_own)
 {
     static const struct dp_stage_ops ops = {
         .forward = save_forward, .backward = save_backward, .weight = save_weight};
@@ -417,7 +417,7 @@ static int run_counting(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void gradients_can_be_doubles_and_labels_absent(void **state)
+CASE(gradients_can_be_doubles_and_labels_absent)
 {
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_DUALPIPEV};
 
@@ -427,17 +427,4 @@ static void gradients_can_be_doubles_and_labels_absent(void **state)
         assert_int_equal(comm_on_threads(2, deadline_ns, run_counting, s), 0);
         dp_schedule_free(s);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(contiguous_strides_are_none),
-        cmocka_unit_test(absent_opaque_and_strided_inputs_reach_the_first_stage),
-        cmocka_unit_test(output_gradients_and_handles_stay_until_the_weight_part),
-        cmocka_unit_test(a_failed_callback_is_reported_and_handles_are_dropped),
-        cmocka_unit_test(save_areas_have_lifetimes_and_sizes_of_their_own),
-        cmocka_unit_test(gradients_can_be_doubles_and_labels_absent),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

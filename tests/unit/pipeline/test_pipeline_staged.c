@@ -49,7 +49,7 @@ static void expect_sequential(struct dp_schedule_spec spec, int batch_dim)
     dp_schedule_free(s);
 }
 
-static void messages_through_pinned_memory_change_no_bit(void **state)
+CASE(messages_through_pinned_memory_change_no_bit)
 {
     model_sync = fake_device_sync;
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
@@ -132,23 +132,13 @@ static void expect_end(int ranks, rank_fn fn)
     dp_schedule_free(s);
 }
 
-static void a_poll_function_ends_a_wait_for_copies(void **state)
+CASE(a_poll_function_ends_a_wait_for_copies)
 {
     expect_end(2, interrupt_step);
     expect_end(1, interrupt_step);
 }
 
-static void copies_that_do_not_end_are_waited_for_until_the_deadline(void **state)
+CASE(copies_that_do_not_end_are_waited_for_until_the_deadline)
 {
     expect_end(2, wait_for_the_copy_in_vain);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages_through_pinned_memory_change_no_bit),
-        cmocka_unit_test(a_poll_function_ends_a_wait_for_copies),
-        cmocka_unit_test(copies_that_do_not_end_are_waited_for_until_the_deadline),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -101,7 +101,7 @@ static const struct wrong unwanted_arguments[] = {
     {"loss_scales", 0, NULL, scales_unwanted, DP_EINVAL, "loss_scales: given", DP_EABORTED},
 };
 
-static void a_bad_argument_of_a_step_is_named_on_all_ranks(void **state)
+CASE(a_bad_argument_of_a_step_is_named_on_all_ranks)
 {
     expect_all_wrong(wrong_arguments, COUNT(wrong_arguments), training);
     expect_all_wrong(wrong_outputs, COUNT(wrong_outputs), inference);
@@ -157,7 +157,7 @@ static const struct wrong different_steps[] = {
      "schedule of the step: rank 1 has number 1, rank 0 has 0", DP_EMISMATCH},
 };
 
-static void ranks_that_do_different_steps_notice(void **state)
+CASE(ranks_that_do_different_steps_notice)
 {
     assert_int_equal(dp_schedule_new(&training, &another), 0);
     expect_all_wrong(different_steps, COUNT(different_steps), training);
@@ -183,7 +183,7 @@ static int run_crosswise(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void ranks_that_take_pipelines_in_another_order_notice(void **state)
+CASE(ranks_that_take_pipelines_in_another_order_notice)
 {
     struct dp_schedule *s;
     struct job_result result;
@@ -221,7 +221,7 @@ static int run_unchecked(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void unchecked_steps_notice_a_message_of_another_step(void **state)
+CASE(unchecked_steps_notice_a_message_of_another_step)
 {
     const struct wrong wrong = {.rank = EVERYWHERE, .config = unchecked};
     struct dp_schedule *s;
@@ -240,12 +240,6 @@ static void unchecked_steps_notice_a_message_of_another_step(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_bad_argument_of_a_step_is_named_on_all_ranks),
-        cmocka_unit_test(ranks_that_do_different_steps_notice),
-        cmocka_unit_test(ranks_that_take_pipelines_in_another_order_notice),
-        cmocka_unit_test(unchecked_steps_notice_a_message_of_another_step),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -155,7 +155,7 @@ static void kill_once(const struct comm_kind *kind, const struct plan *plan, int
 }
 
 /* Some callbacks of each rank; with DP_TEST_FULL, all. */
-static void the_survivors_of_a_step_go_on_with_a_pipeline_of_their_own(void **state)
+CASE(the_survivors_of_a_step_go_on_with_a_pipeline_of_their_own)
 {
     const bool full = getenv("DP_TEST_FULL");
 
@@ -168,9 +168,6 @@ static void the_survivors_of_a_step_go_on_with_a_pipeline_of_their_own(void **st
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_survivors_of_a_step_go_on_with_a_pipeline_of_their_own),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

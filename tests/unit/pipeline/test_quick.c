@@ -51,7 +51,7 @@ static void refuse(struct dp_quick_model model, int err, const char *says)
         fail_msg("'%s' does not say '%s'", dp_last_error(), says);
 }
 
-static void what_is_missing_is_named(void **state)
+CASE(what_is_missing_is_named)
 {
 #define WITHOUT(member, value, says)                                                                \
     do {                                                                                           \
@@ -74,7 +74,7 @@ static void what_is_missing_is_named(void **state)
     answer = 0;
 }
 
-static void one_process_trains_and_a_failed_callback_ends_the_step(void **state)
+CASE(one_process_trains_and_a_failed_callback_ends_the_step)
 {
     const float x[] = {1, 2}, labels[] = {5, 10};
     struct dp_quick *quick;
@@ -98,15 +98,10 @@ static void one_process_trains_and_a_failed_callback_ends_the_step(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_missing_is_named),
-        cmocka_unit_test(one_process_trains_and_a_failed_callback_ends_the_step),
-    };
-
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "1", 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", "29500", 1);
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -217,7 +217,7 @@ static void build(struct paper *p, enum dp_schedule_kind kind, int ranks)
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
-static void nothing_is_said_of_a_thousand_quiet_steps(void **state)
+CASE(nothing_is_said_of_a_thousand_quiet_steps)
 {
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_1F1B};
     struct dp_slow slow[4];
@@ -250,7 +250,7 @@ static int steps_until(struct paper *p, struct dp_watch *w, const struct dp_slow
     return steps;
 }
 
-static void a_rank_that_slows_down_is_named_within_three_steps_and_taken_back(void **state)
+CASE(a_rank_that_slows_down_is_named_within_three_steps_and_taken_back)
 {
     for (int ranks = 4; ranks <= 8; ranks += 4)
         for (int rank = 0; rank < ranks; rank++) {
@@ -278,7 +278,7 @@ static void a_rank_that_slows_down_is_named_within_three_steps_and_taken_back(vo
         }
 }
 
-static void a_link_that_slows_down_is_named_within_three_steps(void **state)
+CASE(a_link_that_slows_down_is_named_within_three_steps)
 {
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_1F1B,
                                                   DP_SCHEDULE_GPIPE};
@@ -304,7 +304,7 @@ static void a_link_that_slows_down_is_named_within_three_steps(void **state)
             }
 }
 
-static void replicas_are_compared_where_there_is_no_mirror(void **state)
+CASE(replicas_are_compared_where_there_is_no_mirror)
 {
     struct dp_slow slow[4];
     struct dp_watch *w;
@@ -325,7 +325,7 @@ static void replicas_are_compared_where_there_is_no_mirror(void **state)
     dp_schedule_free(p.s);
 }
 
-static void watching_refuses_what_does_not_fit(void **state)
+CASE(watching_refuses_what_does_not_fit)
 {
     struct dp_watch *w;
     struct paper p;
@@ -383,7 +383,7 @@ static int run_shown(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_tells_what_it_does_while_it_does_it(void **state)
+CASE(a_rank_tells_what_it_does_while_it_does_it)
 {
     struct job_result result;
     struct dp_schedule *s;
@@ -400,17 +400,4 @@ static void a_rank_tells_what_it_does_while_it_does_it(void **state)
     assert_int_equal(comm_on_threads(s->ranks, INT64_C(20000000000), run_shown, &job), 0);
     job_result_fini(&result, &job);
     dp_schedule_free(s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_is_said_of_a_thousand_quiet_steps),
-        cmocka_unit_test(a_rank_that_slows_down_is_named_within_three_steps_and_taken_back),
-        cmocka_unit_test(a_link_that_slows_down_is_named_within_three_steps),
-        cmocka_unit_test(replicas_are_compared_where_there_is_no_mirror),
-        cmocka_unit_test(watching_refuses_what_does_not_fit),
-        cmocka_unit_test(a_rank_tells_what_it_does_while_it_does_it),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

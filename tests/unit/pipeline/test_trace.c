@@ -111,7 +111,7 @@ static void expect_whole(const struct dp_timeline *t, const struct dp_schedule *
     }
 }
 
-static void a_recorded_step_has_every_compute_once_and_in_order(void **state)
+CASE(a_recorded_step_has_every_compute_once_and_in_order)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
         struct dp_schedule *s = build((enum dp_schedule_kind)kind);
@@ -143,7 +143,7 @@ static int gather_when_it_cannot(struct dp_comm *comm, struct recorded *r, struc
     return 0;
 }
 
-static void a_step_that_not_all_have_recorded_is_refused(void **state)
+CASE(a_step_that_not_all_have_recorded_is_refused)
 {
     struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE);
     struct recorded r = {.run = gather_when_it_cannot};
@@ -152,7 +152,7 @@ static void a_step_that_not_all_have_recorded_is_refused(void **state)
 }
 
 /* One rank, no comm; a ring that is too small, then one that is not. */
-static void a_rank_alone_gathers_its_own_steps(void **state)
+CASE(a_rank_alone_gathers_its_own_steps)
 {
     struct dp_schedule *s, *other = build(DP_SCHEDULE_1F1B);
     struct dp_timeline t;
@@ -184,7 +184,7 @@ static void a_rank_alone_gathers_its_own_steps(void **state)
     dp_schedule_free(other);
 }
 
-static void a_recorder_refuses_to_hold_no_step(void **state)
+CASE(a_recorder_refuses_to_hold_no_step)
 {
     struct dp_recorder *rec;
 
@@ -210,7 +210,7 @@ static int record_own_list(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_without_a_stage_is_recorded_too(void **state)
+CASE(a_rank_without_a_stage_is_recorded_too)
 {
     static const char list[] = "user P=3 M=2\n"
                                "holds 0: 0\n"
@@ -363,7 +363,7 @@ static void expect_perfetto(const struct dp_timeline *t, const struct dp_schedul
     free(text);
 }
 
-static void a_recorded_step_opens_in_perfetto_with_an_arrow_for_every_message(void **state)
+CASE(a_recorded_step_opens_in_perfetto_with_an_arrow_for_every_message)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
         struct dp_schedule *s = build((enum dp_schedule_kind)kind);
@@ -375,7 +375,7 @@ static void a_recorded_step_opens_in_perfetto_with_an_arrow_for_every_message(vo
     }
 }
 
-static void a_simulated_step_opens_in_perfetto_too(void **state)
+CASE(a_simulated_step_opens_in_perfetto_too)
 {
     const struct dp_cost cost = {.f_ns = 1000, .i_ns = 1000, .w_ns = 1000, .link_latency_ns = 10};
 
@@ -397,7 +397,7 @@ static void a_simulated_step_opens_in_perfetto_too(void **state)
 
 /* ---- report ---------------------------------------------------------------------------------- */
 
-static void a_report_of_a_simulated_step_repeats_the_simulation(void **state)
+CASE(a_report_of_a_simulated_step_repeats_the_simulation)
 {
     const struct dp_cost cost = {.f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6, .fb_ns = 3e6};
     struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE);
@@ -438,7 +438,7 @@ static struct dp_span span_of(const struct dp_schedule *s, const struct bar *bar
                             .waited_for = bar->peer};
 }
 
-static void a_report_says_what_waiting_cost_and_where_ops_were_late(void **state)
+CASE(a_report_says_what_waiting_cost_and_where_ops_were_late)
 {
     struct dp_schedule *s;
     struct dp_span spans[4];
@@ -485,7 +485,7 @@ static void a_report_says_what_waiting_cost_and_where_ops_were_late(void **state
     dp_schedule_free(s);
 }
 
-static void an_op_is_late_by_what_no_other_op_was_late_by(void **state)
+CASE(an_op_is_late_by_what_no_other_op_was_late_by)
 {
     const struct dp_cost cost = {.f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6, .fb_ns = 3e6};
     const struct dp_cost slow = {
@@ -509,21 +509,4 @@ static void an_op_is_late_by_what_no_other_op_was_late_by(void **state)
     }
     dp_simulation_fini(&sim);
     dp_schedule_free(s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_recorded_step_has_every_compute_once_and_in_order),
-        cmocka_unit_test(a_step_that_not_all_have_recorded_is_refused),
-        cmocka_unit_test(a_rank_alone_gathers_its_own_steps),
-        cmocka_unit_test(a_recorder_refuses_to_hold_no_step),
-        cmocka_unit_test(a_rank_without_a_stage_is_recorded_too),
-        cmocka_unit_test(a_recorded_step_opens_in_perfetto_with_an_arrow_for_every_message),
-        cmocka_unit_test(a_simulated_step_opens_in_perfetto_too),
-        cmocka_unit_test(a_report_of_a_simulated_step_repeats_the_simulation),
-        cmocka_unit_test(a_report_says_what_waiting_cost_and_where_ops_were_late),
-        cmocka_unit_test(an_op_is_late_by_what_no_other_op_was_late_by),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

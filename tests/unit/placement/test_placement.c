@@ -83,7 +83,7 @@ static double sum_flows(const struct dp_placement *p, enum dp_flow_kind kind)
     return bytes;
 }
 
-static void a_flow_carries_every_message_of_the_schedule(void **state)
+CASE(a_flow_carries_every_message_of_the_schedule)
 {
     struct fixture f = make("dgx-h100", DP_SCHEDULE_DUALPIPE, 4, 2);
     double forwards = 0, backwards = 0, reduces = 0;
@@ -117,7 +117,7 @@ static bool flows_are_equal(const struct dp_placement *a, const struct dp_placem
     return equal;
 }
 
-static void an_outline_has_the_flows_of_the_whole_schedule(void **state)
+CASE(an_outline_has_the_flows_of_the_whole_schedule)
 {
     for (int k = 0; k < 2 * (DP_SCHEDULE_ASYNC + 1); k++) {
         const enum dp_schedule_kind kind = (enum dp_schedule_kind)(k / 2);
@@ -146,7 +146,7 @@ static void an_outline_has_the_flows_of_the_whole_schedule(void **state)
     }
 }
 
-static void only_the_pairs_that_are_named_mix(void **state)
+CASE(only_the_pairs_that_are_named_mix)
 {
     const struct dp_replica_pair pairs[] = {{.a = 0, .b = 2}, {.a = 1, .b = 3}};
     struct fixture f = make("dgx-h100", DP_SCHEDULE_1F1B, 2, 4);
@@ -162,7 +162,7 @@ static void only_the_pairs_that_are_named_mix(void **state)
     unmake(&f);
 }
 
-static void a_share_of_the_parameters_may_take_one_route_only(void **state)
+CASE(a_share_of_the_parameters_may_take_one_route_only)
 {
     const struct dp_replica_pair pairs[] = {{.a = 0, .b = 2, .share = 0.25, .one_way = true},
                                             {.a = 1, .b = 3, .share = 0.5}};
@@ -187,7 +187,7 @@ static void count_progress(void *user, double done)
     *last = done;
 }
 
-static void a_long_search_reports_its_progress(void **state)
+CASE(a_long_search_reports_its_progress)
 {
     struct fixture f = make("dgx-h100 host:4", DP_SCHEDULE_1F1B, 8, 4);
     double last = -1;
@@ -249,7 +249,7 @@ static const struct small {
     {"numa:2 root:1 switch:1 gpu:3 pcie=3x16", DP_SCHEDULE_DUALPIPE, 6, 1},
 };
 
-static void up_to_eight_workers_are_placed_as_trying_all_orders_would(void **state)
+CASE(up_to_eight_workers_are_placed_as_trying_all_orders_would)
 {
     for (size_t i = 0; i < sizeof(small) / sizeof(*small); i++) {
         struct fixture f = make(small[i].description, small[i].kind, small[i].ranks,
@@ -286,7 +286,7 @@ static void check_assignment(const struct dp_placement *p, const int32_t *came, 
     free(seen);
 }
 
-static void no_order_of_arrival_is_better_than_what_is_found(void **state)
+CASE(no_order_of_arrival_is_better_than_what_is_found)
 {
     static const char *const machines[] = {
         "dgx-h100 host:4", "host:8 numa:2 root:1 switch:1 gpu:2 nic:1 pcie=4x16 net=100Gb/s",
@@ -310,7 +310,7 @@ static void no_order_of_arrival_is_better_than_what_is_found(void **state)
     }
 }
 
-static void adjacent_stages_of_a_pipeline_share_a_host(void **state)
+CASE(adjacent_stages_of_a_pipeline_share_a_host)
 {
     struct fixture f = make("dgx-h100 host:4", DP_SCHEDULE_1F1B, 8, 4);
     int32_t *gpus = shuffle_gpus(f.t, 32, 7);
@@ -326,7 +326,7 @@ static void adjacent_stages_of_a_pipeline_share_a_host(void **state)
     unmake(&f);
 }
 
-static void the_same_spec_gives_the_same_placement(void **state)
+CASE(the_same_spec_gives_the_same_placement)
 {
     struct fixture f = make("hgx-a100 host:3", DP_SCHEDULE_DUALPIPE, 6, 4);
     int32_t *gpus = shuffle_gpus(f.t, 24, 3);
@@ -349,7 +349,7 @@ static void the_same_spec_gives_the_same_placement(void **state)
 /* ---- routes --------------------------------------------------------------------------------- */
 
 /* One GPU and two NICs a host: without a choice both flows of a GPU would take the same NIC. */
-static void flows_share_the_nics_of_a_host(void **state)
+CASE(flows_share_the_nics_of_a_host)
 {
     struct fixture f = make("host:4 numa:1 root:1 switch:1 gpu:1 nic:4 pcie=5x16 net=100Gb/s rails=one",
                             DP_SCHEDULE_DUALPIPE, 4, 1);
@@ -368,7 +368,7 @@ static void flows_share_the_nics_of_a_host(void **state)
     unmake(&f);
 }
 
-static void an_offload_uses_the_memory_next_to_the_gpu(void **state)
+CASE(an_offload_uses_the_memory_next_to_the_gpu)
 {
     struct fixture f = make("numa:2 root:1 switch:1 gpu:2 nic:1 pcie=4x16 memory=256G",
                             DP_SCHEDULE_1F1B, 4, 1);
@@ -396,7 +396,7 @@ static void expect_refusal(const struct dp_placement_spec *spec, const char *sen
         fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
 }
 
-static void a_spec_that_is_wrong_is_refused_by_name(void **state)
+CASE(a_spec_that_is_wrong_is_refused_by_name)
 {
     struct fixture f = make("numa:2 gpu:2", DP_SCHEDULE_1F1B, 4, 1);
     const struct dp_replica_pair pair = {.a = 0, .b = 1};
@@ -432,7 +432,7 @@ static void a_spec_that_is_wrong_is_refused_by_name(void **state)
     unmake(&f);
 }
 
-static void gpus_without_a_route_between_them_are_named(void **state)
+CASE(gpus_without_a_route_between_them_are_named)
 {
     struct fixture f = make("host:2 numa:1 gpu:1", DP_SCHEDULE_1F1B, 2, 1);
 
@@ -442,21 +442,6 @@ static void gpus_without_a_route_between_them_are_named(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_flow_carries_every_message_of_the_schedule),
-        cmocka_unit_test(an_outline_has_the_flows_of_the_whole_schedule),
-        cmocka_unit_test(only_the_pairs_that_are_named_mix),
-        cmocka_unit_test(a_share_of_the_parameters_may_take_one_route_only),
-        cmocka_unit_test(a_long_search_reports_its_progress),
-        cmocka_unit_test(up_to_eight_workers_are_placed_as_trying_all_orders_would),
-        cmocka_unit_test(no_order_of_arrival_is_better_than_what_is_found),
-        cmocka_unit_test(adjacent_stages_of_a_pipeline_share_a_host),
-        cmocka_unit_test(the_same_spec_gives_the_same_placement),
-        cmocka_unit_test(flows_share_the_nics_of_a_host),
-        cmocka_unit_test(an_offload_uses_the_memory_next_to_the_gpu),
-        cmocka_unit_test(a_spec_that_is_wrong_is_refused_by_name),
-        cmocka_unit_test(gpus_without_a_route_between_them_are_named),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

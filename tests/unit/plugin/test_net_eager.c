@@ -41,7 +41,7 @@ static void short_ones(void)
     close_pair(&p);
 }
 
-static void a_message_up_to_the_limit_does_not_wait_for_its_receive(void **state)
+CASE(a_message_up_to_the_limit_does_not_wait_for_its_receive)
 {
     run_over_both(short_ones);
 }
@@ -56,7 +56,7 @@ static void none(void)
     close_pair(&p);
 }
 
-static void with_a_limit_of_0_all_wait(void **state)
+CASE(with_a_limit_of_0_all_wait)
 {
     run_over_both(none);
 }
@@ -88,7 +88,7 @@ static void more_than_may_wait(void)
     close_pair(&p);
 }
 
-static void a_sender_waits_when_enough_are_waiting(void **state)
+CASE(a_sender_waits_when_enough_are_waiting)
 {
     run_over_both(more_than_may_wait);
 }
@@ -113,7 +113,7 @@ static void no_receive_for_long(void)
     close_pair(&p);
 }
 
-static void a_receive_may_come_later_than_the_timeout(void **state)
+CASE(a_receive_may_come_later_than_the_timeout)
 {
     run_over_both(no_receive_for_long);
 }
@@ -147,7 +147,7 @@ static void backwards(void)
     close_pair(&p);
 }
 
-static void messages_before_the_wanted_one_are_kept(void **state)
+CASE(messages_before_the_wanted_one_are_kept)
 {
     run_over_both(backwards);
 }
@@ -161,7 +161,7 @@ static void fill_unexpected(struct dpn_unexpected_list *list, struct dpn_unexpec
     }
 }
 
-static void what_is_kept_has_memory_of_the_connection(void **state)
+CASE(what_is_kept_has_memory_of_the_connection)
 {
     struct dpn_unexpected *all[DPN_EAGER_COUNT];
     struct dpn_unexpected_list list = {.head = NULL};
@@ -221,7 +221,7 @@ static void groups(void)
     close_pair(&p);
 }
 
-static void a_group_finds_its_messages_whatever_their_order(void **state)
+CASE(a_group_finds_its_messages_whatever_their_order)
 {
     run_over_both(groups);
 }
@@ -333,7 +333,7 @@ static void random_traffic(void)
     close_pair(&p);
 }
 
-static void messages_of_a_tag_keep_their_order_whatever_happens(void **state)
+CASE(messages_of_a_tag_keep_their_order_whatever_happens)
 {
     run_over_both(random_traffic);
 }
@@ -366,7 +366,7 @@ static void counted(void)
     must(!scratch_remove(path));
 }
 
-static void both_sides_count_them(void **state)
+CASE(both_sides_count_them)
 {
     run_over_both(counted);
 }
@@ -404,25 +404,7 @@ static void from_shared_memory(void)
     close_pair(&p);
 }
 
-static void memory_that_the_library_shares_is_carried_like_other(void **state)
+CASE(memory_that_the_library_shares_is_carried_like_other)
 {
     run_over_both(from_shared_memory);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_message_up_to_the_limit_does_not_wait_for_its_receive),
-        cmocka_unit_test(with_a_limit_of_0_all_wait),
-        cmocka_unit_test(a_sender_waits_when_enough_are_waiting),
-        cmocka_unit_test(a_receive_may_come_later_than_the_timeout),
-        cmocka_unit_test(messages_before_the_wanted_one_are_kept),
-        cmocka_unit_test(what_is_kept_has_memory_of_the_connection),
-        cmocka_unit_test(a_group_finds_its_messages_whatever_their_order),
-        cmocka_unit_test(messages_of_a_tag_keep_their_order_whatever_happens),
-        cmocka_unit_test(both_sides_count_them),
-        cmocka_unit_test(memory_that_the_library_shares_is_carried_like_other),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

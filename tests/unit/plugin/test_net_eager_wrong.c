@@ -55,7 +55,7 @@ static void too_long(void)
     }
 }
 
-static void both_sides_say_that_a_message_is_too_long(void **state)
+CASE(both_sides_say_that_a_message_is_too_long)
 {
     run_over_both(too_long);
 }
@@ -91,7 +91,7 @@ static void sender_leaves(void)
     close_pair(&p);
 }
 
-static void what_a_sender_leaves_behind_is_received_or_an_error(void **state)
+CASE(what_a_sender_leaves_behind_is_received_or_an_error)
 {
     run_over_both(sender_leaves);
 }
@@ -111,7 +111,7 @@ static void receiver_leaves(void)
     close_pair(&p);
 }
 
-static void a_receiver_that_leaves_fails_what_it_has_not_received(void **state)
+CASE(a_receiver_that_leaves_fails_what_it_has_not_received)
 {
     run_over_both(receiver_leaves);
 }
@@ -138,7 +138,7 @@ static void all_there(void)
     close_pair(&p);
 }
 
-static void what_was_all_there_when_the_wire_failed_is_received(void **state)
+CASE(what_was_all_there_when_the_wire_failed_is_received)
 {
     run_over_both(all_there);
 }
@@ -179,7 +179,7 @@ static void receiver_dies(void)
     close_pair(&p);
 }
 
-static void a_receiver_that_dies_fails_them_all(void **state)
+CASE(a_receiver_that_dies_fails_them_all)
 {
     run_over_both(receiver_dies);
 }
@@ -256,21 +256,7 @@ static void no_rule(void)
     must(strstr(say_bare((uint64_t[]){REFUSED | 7}, (size_t[]){10}, 1), "for a receive of 100"));
 }
 
-static void a_peer_that_keeps_to_no_rule_ends_the_connection(void **state)
+CASE(a_peer_that_keeps_to_no_rule_ends_the_connection)
 {
     run_over_both(no_rule);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(both_sides_say_that_a_message_is_too_long),
-        cmocka_unit_test(what_a_sender_leaves_behind_is_received_or_an_error),
-        cmocka_unit_test(a_receiver_that_leaves_fails_what_it_has_not_received),
-        cmocka_unit_test(what_was_all_there_when_the_wire_failed_is_received),
-        cmocka_unit_test(a_receiver_that_dies_fails_them_all),
-        cmocka_unit_test(a_peer_that_keeps_to_no_rule_ends_the_connection),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

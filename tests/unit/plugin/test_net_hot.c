@@ -219,7 +219,7 @@ static int run_in_child(void (*run)(void), const char *wire)
     return status;
 }
 
-static void a_message_takes_no_memory(void **state)
+CASE(a_message_takes_no_memory)
 {
     assert_int_equal(run_in_child(take_no_memory, "shm"), 0);
     assert_int_equal(run_in_child(take_no_memory, "tcp"), 0);
@@ -230,7 +230,7 @@ static void a_message_takes_no_memory(void **state)
 #endif
 }
 
-static void a_message_in_shared_memory_makes_no_system_call(void **state)
+CASE(a_message_in_shared_memory_makes_no_system_call)
 {
     if (IS_INSTRUMENTED)
         skip_because("a sanitizer makes calls of its own");
@@ -239,14 +239,4 @@ static void a_message_in_shared_memory_makes_no_system_call(void **state)
         skip_because("this system allows no seccomp filter");
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS); /* or the next says nothing */
     assert_int_equal(run_in_child(make_no_calls, "shm"), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_message_takes_no_memory),
-        cmocka_unit_test(a_message_in_shared_memory_makes_no_system_call),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -329,43 +329,31 @@ static void run_in_child(const char *wire, const char *sockets, void (*run)(void
     assert_int_equal(status, 0);
 }
 
-static void a_pause_at_any_point_is_waited_for_over_shm(void **state)
+CASE(a_pause_at_any_point_is_waited_for_over_shm)
 {
     run_in_child("shm", "0", pause_everywhere);
 }
 
-static void a_pause_at_any_point_is_waited_for_over_tcp(void **state)
+CASE(a_pause_at_any_point_is_waited_for_over_tcp)
 {
     run_in_child("tcp", "0", pause_everywhere);
     run_in_child("tcp", "3", pause_everywhere);
 }
 
-static void a_pause_at_any_point_is_waited_for_over_verbs(void **state)
+CASE(a_pause_at_any_point_is_waited_for_over_verbs)
 {
     fabric_begin();
     run_in_child("verbs", "0", pause_everywhere);
     fabric_end();
 }
 
-static void a_peer_that_refuses_is_gone(void **state)
+CASE(a_peer_that_refuses_is_gone)
 {
     run_in_child("shm", "0", refuse);
     run_in_child("tcp", "0", refuse);
 }
 
-static void a_silent_host_is_gone_after_the_timeout_and_the_sentence_has_the_facts(void **state)
+CASE(a_silent_host_is_gone_after_the_timeout_and_the_sentence_has_the_facts)
 {
     run_in_child("tcp", "0", fall_silent);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_pause_at_any_point_is_waited_for_over_shm),
-        cmocka_unit_test(a_pause_at_any_point_is_waited_for_over_tcp),
-        cmocka_unit_test(a_pause_at_any_point_is_waited_for_over_verbs),
-        cmocka_unit_test(a_peer_that_refuses_is_gone),
-        cmocka_unit_test(a_silent_host_is_gone_after_the_timeout_and_the_sentence_has_the_facts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

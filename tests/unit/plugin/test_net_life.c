@@ -100,7 +100,7 @@ static void options(void)
     dpn_net_finalize(net);
 }
 
-static void a_wrong_option_is_one_sentence_and_can_be_put_right(void **state)
+CASE(a_wrong_option_is_one_sentence_and_can_be_put_right)
 {
     run_in_child(options);
 }
@@ -116,7 +116,7 @@ static void unknown_family(void)
     dpn_net_finalize(net);
 }
 
-static void an_unknown_family_of_addresses_is_reported_and_ignored(void **state)
+CASE(an_unknown_family_of_addresses_is_reported_and_ignored)
 {
     run_in_child(unknown_family);
 }
@@ -130,7 +130,7 @@ static void misspelt(void)
     must(warnings == 1 && strstr(said, "DUALPIPE_NET_WIER") && strstr(said, "DUALPIPE_NET_WIRE"));
 }
 
-static void a_misspelt_option_names_the_nearest(void **state)
+CASE(a_misspelt_option_names_the_nearest)
 {
     run_in_child(misspelt);
 }
@@ -148,7 +148,7 @@ static void no_devices(void)
     dpn_net_finalize(net);
 }
 
-static void without_devices_init_succeeds_and_logs_why(void **state)
+CASE(without_devices_init_succeeds_and_logs_why)
 {
     run_in_child(no_devices);
 }
@@ -162,7 +162,7 @@ static void before_init(void)
     dpn_net_finalize(NULL);
 }
 
-static void before_init_there_is_nothing(void **state)
+CASE(before_init_there_is_nothing)
 {
     run_in_child(before_init);
 }
@@ -193,7 +193,7 @@ static void threads(void)
     must(!failures);
 }
 
-static void communicators_come_and_go_in_several_threads(void **state)
+CASE(communicators_come_and_go_in_several_threads)
 {
     run_in_child(threads);
 }
@@ -213,7 +213,7 @@ static void once(void)
     must(!dpn_net_device(0, &after) && before == after);
 }
 
-static void devices_are_looked_for_once(void **state)
+CASE(devices_are_looked_for_once)
 {
     run_in_child(once);
 }
@@ -293,7 +293,7 @@ static void without_interfaces_by_tcp(void)
     dpn_net_finalize(net);
 }
 
-static void without_interfaces_there_is_shared_memory(void **state)
+CASE(without_interfaces_there_is_shared_memory)
 {
     run_in_child(without_interfaces);
     run_in_child(without_interfaces_by_tcp);
@@ -315,12 +315,12 @@ static void without_memfd(void)
     must(warnings == 1);
 }
 
-static void where_memfd_is_denied_messages_go_by_tcp(void **state)
+CASE(where_memfd_is_denied_messages_go_by_tcp)
 {
     run_in_child(without_memfd);
 }
 
-static void a_message_that_does_not_fit_is_an_error_on_both_sides(void **state)
+CASE(a_message_that_does_not_fit_is_an_error_on_both_sides)
 {
     run_in_child(too_long);
 }
@@ -395,27 +395,8 @@ static void lose_peer_over_tcp(void)
     lose_peer();
 }
 
-static void a_killed_peer_is_found_though_its_child_runs(void **state)
+CASE(a_killed_peer_is_found_though_its_child_runs)
 {
     run_in_child(lose_peer_over_shm);
     run_in_child(lose_peer_over_tcp);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_wrong_option_is_one_sentence_and_can_be_put_right),
-        cmocka_unit_test(an_unknown_family_of_addresses_is_reported_and_ignored),
-        cmocka_unit_test(a_misspelt_option_names_the_nearest),
-        cmocka_unit_test(without_devices_init_succeeds_and_logs_why),
-        cmocka_unit_test(before_init_there_is_nothing),
-        cmocka_unit_test(communicators_come_and_go_in_several_threads),
-        cmocka_unit_test(devices_are_looked_for_once),
-        cmocka_unit_test(without_interfaces_there_is_shared_memory),
-        cmocka_unit_test(where_memfd_is_denied_messages_go_by_tcp),
-        cmocka_unit_test(a_message_that_does_not_fit_is_an_error_on_both_sides),
-        cmocka_unit_test(a_killed_peer_is_found_though_its_child_runs),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void what_is_copied_is_all_there_and_nothing_else(void **state)
+CASE(what_is_copied_is_all_there_and_nothing_else)
 {
     enum { ROOM = 700 };
     char src[ROOM], want[ROOM], got[ROOM + 128];
@@ -56,7 +56,7 @@ static void *watch(void *arg)
     return NULL;
 }
 
-static void the_last_word_of_a_line_is_seen_last(void **state)
+CASE(the_last_word_of_a_line_is_seen_last)
 {
     struct watched *w = aligned_alloc(DPN_LINE_BYTES, sizeof(*w));
     uint64_t src[LINES * WORDS];
@@ -74,13 +74,4 @@ static void the_last_word_of_a_line_is_seen_last(void **state)
     pthread_join(watcher, NULL);
     assert_int_equal(atomic_load(&w->early), 0);
     free(w);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_copied_is_all_there_and_nothing_else),
-        cmocka_unit_test(the_last_word_of_a_line_is_seen_last),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

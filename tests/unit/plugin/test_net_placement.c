@@ -43,7 +43,7 @@ static const char *get(const char *name)
     return name_set && !strcmp(name, name_set) ? value_set : NULL;
 }
 
-static void a_process_is_found_by_its_rank_and_host(void **state)
+CASE(a_process_is_found_by_its_rank_and_host)
 {
     static const struct {
         const char *name, *value, *host;
@@ -77,7 +77,7 @@ static void a_process_is_found_by_its_rank_and_host(void **state)
     dp_assignment_free(s);
 }
 
-static void several_gpus_a_process_follow_from_the_size_of_the_job(void **state)
+CASE(several_gpus_a_process_follow_from_the_size_of_the_job)
 {
     static const struct {
         const char *rank, *size, *value;
@@ -141,7 +141,7 @@ static void open_file(void)
     assert_int_equal(dpn_placement_worker(), 0);
 }
 
-static void a_flow_has_its_nics_queue_pairs_and_class(void **state)
+CASE(a_flow_has_its_nics_queue_pairs_and_class)
 {
     struct dpn_flow f;
 
@@ -166,7 +166,7 @@ static void a_flow_has_its_nics_queue_pairs_and_class(void **state)
     assert_int_equal(f.count, 0);
 }
 
-static void a_port_is_known_by_its_device_or_its_place_on_the_bus(void **state)
+CASE(a_port_is_known_by_its_device_or_its_place_on_the_bus)
 {
     struct dpn_flow f;
 
@@ -179,7 +179,7 @@ static void a_port_is_known_by_its_device_or_its_place_on_the_bus(void **state)
     assert_false(dpn_placement_is_port(f.nics[0].to, "rxe0", 1, NULL));
 }
 
-static void without_a_file_there_is_none(void **state)
+CASE(without_a_file_there_is_none)
 {
     unsetenv("DUALPIPE_PLACEMENT");
     lines = 0;
@@ -188,7 +188,7 @@ static void without_a_file_there_is_none(void **state)
     assert_int_equal(lines, 0);
 }
 
-static void a_wrong_file_is_reported_and_ignored(void **state)
+CASE(a_wrong_file_is_reported_and_ignored)
 {
     struct dpn_flow f;
 
@@ -220,14 +220,5 @@ static int tear_down(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_process_is_found_by_its_rank_and_host),
-        cmocka_unit_test(several_gpus_a_process_follow_from_the_size_of_the_job),
-        cmocka_unit_test(a_flow_has_its_nics_queue_pairs_and_class),
-        cmocka_unit_test(a_port_is_known_by_its_device_or_its_place_on_the_bus),
-        cmocka_unit_test(without_a_file_there_is_none),
-        cmocka_unit_test(a_wrong_file_is_reported_and_ignored),
-    };
-
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_cases(set_up, tear_down);
 }

@@ -149,7 +149,7 @@ static void load_libdualpipe(void)
 }
 
 /* The library comes when the plugin has carried something already. */
-static void memory_that_the_program_shares_is_shared_by_the_plugin(void **state)
+CASE(memory_that_the_program_shares_is_shared_by_the_plugin)
 {
     char *const plain = malloc(BYTES);
     void *shared;
@@ -174,7 +174,7 @@ static void memory_that_the_program_shares_is_shared_by_the_plugin(void **state)
 }
 
 /* Freed, and something else is there now. */
-static void what_is_freed_is_forgotten(void **state)
+CASE(what_is_freed_is_forgotten)
 {
     enum { TIMES = 8 };
     char *const plain = malloc(BYTES);
@@ -210,9 +210,5 @@ static int set_up(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_that_the_program_shares_is_shared_by_the_plugin),
-        cmocka_unit_test(what_is_freed_is_forgotten),
-    };
-    return cmocka_run_group_tests(tests, set_up, NULL);
+    return run_cases(set_up, NULL);
 }

@@ -52,7 +52,7 @@ static bool judge(struct dpn_slice_watch *watch, const struct tick *tick, int co
     return is_short;
 }
 
-static void beside_threads_that_compute_slices_become_short(void **state)
+CASE(beside_threads_that_compute_slices_become_short)
 {
     struct dpn_slice_watch watch = {0};
 
@@ -60,7 +60,7 @@ static void beside_threads_that_compute_slices_become_short(void **state)
     assert_true(judge(&watch, &among_hogs, 1));
 }
 
-static void nothing_else_makes_them_short(void **state)
+CASE(nothing_else_makes_them_short)
 {
     const struct tick *const ticks[] = {&among_pollers, &on_its_own, &in_and_out_of_sleep,
                                         &standing_still};
@@ -71,7 +71,7 @@ static void nothing_else_makes_them_short(void **state)
     }
 }
 
-static void they_stay_short_while_the_others_are_there(void **state)
+CASE(they_stay_short_while_the_others_are_there)
 {
     struct dpn_slice_watch watch = {0};
 
@@ -136,7 +136,7 @@ static void need_slices(void)
         skip_because("this process may not set its slices");
 }
 
-static void a_thread_gets_short_slices_and_its_own_again(void **state)
+CASE(a_thread_gets_short_slices_and_its_own_again)
 {
     struct seen seen;
 
@@ -150,7 +150,7 @@ static void a_thread_gets_short_slices_and_its_own_again(void **state)
     assert_int_equal(seen.nice_after, 3);
 }
 
-static void with_the_option_at_0_it_keeps_its_own(void **state)
+CASE(with_the_option_at_0_it_keeps_its_own)
 {
     struct seen seen;
 
@@ -160,7 +160,7 @@ static void with_the_option_at_0_it_keeps_its_own(void **state)
     assert_int_equal(seen.among_hogs_ns, seen.default_ns);
 }
 
-static void the_main_thread_keeps_its_own(void **state)
+CASE(the_main_thread_keeps_its_own)
 {
     const int64_t default_ns = dpn_slice_get_ns();
     struct dpn_slice_sample sample = {0};
@@ -180,25 +180,10 @@ static void *be_of_another_kind(void *arg)
     return NULL;
 }
 
-static void a_thread_of_another_kind_is_left_alone(void **state)
+CASE(a_thread_of_another_kind_is_left_alone)
 {
     bool has_slices = true;
 
     run_in_thread(be_of_another_kind, &has_slices);
     assert_false(has_slices);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(beside_threads_that_compute_slices_become_short),
-        cmocka_unit_test(nothing_else_makes_them_short),
-        cmocka_unit_test(they_stay_short_while_the_others_are_there),
-        cmocka_unit_test(a_thread_gets_short_slices_and_its_own_again),
-        cmocka_unit_test(with_the_option_at_0_it_keeps_its_own),
-        cmocka_unit_test(the_main_thread_keeps_its_own),
-        cmocka_unit_test(a_thread_of_another_kind_is_left_alone),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -121,7 +121,7 @@ static int tear_down(void **state)
     return unlink(path);
 }
 
-static void every_version_counts_the_same(void **state)
+CASE(every_version_counts_the_same)
 {
     for (int version = 1; version <= DPN_PROFILER_VERSIONS; version++) {
         const struct descriptor send = send_of(version), sum = all_reduce_of(version);
@@ -143,7 +143,7 @@ static void every_version_counts_the_same(void **state)
     }
 }
 
-static void a_group_gets_a_handle(void **state)
+CASE(a_group_gets_a_handle)
 {
     struct descriptor d = {{1}};
     void *context, *handle = NULL;
@@ -155,7 +155,7 @@ static void a_group_gets_a_handle(void **state)
     written();
 }
 
-static void a_context_that_has_ended_counts_nothing(void **state)
+CASE(a_context_that_has_ended_counts_nothing)
 {
     void *old, *new;
 
@@ -171,7 +171,7 @@ static void a_context_that_has_ended_counts_nothing(void **state)
     assert_non_null(strstr(written(), "\"sent\": [[1, 5]]"));
 }
 
-static void a_name_cannot_break_the_line(void **state)
+CASE(a_name_cannot_break_the_line)
 {
     void *context;
 
@@ -183,11 +183,5 @@ static void a_name_cannot_break_the_line(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_version_counts_the_same),
-        cmocka_unit_test(a_group_gets_a_handle),
-        cmocka_unit_test(a_context_that_has_ended_counts_nothing),
-        cmocka_unit_test(a_name_cannot_break_the_line),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_cases(set_up, tear_down);
 }

@@ -15,7 +15,7 @@
 
 /* ---- NCCL_IB_HCA ----------------------------------------------------------------------------- */
 
-static void the_filter_admits_what_it_names(void **state)
+CASE(the_filter_admits_what_it_names)
 {
     static const struct {
         const char *list, *device;
@@ -56,7 +56,7 @@ static void the_filter_admits_what_it_names(void **state)
 
 /* ---- options --------------------------------------------------------------------------------- */
 
-static void a_range_is_an_address_and_a_number_of_bits(void **state)
+CASE(a_range_is_an_address_and_a_number_of_bits)
 {
     static const char *const wrong[] = {"", "10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "/8",
                                         "10.0.0.0/8x", "10.0.0/8", "fd00::/129", "fd00::/-1",
@@ -130,7 +130,7 @@ static void must_choose(const struct line *ours, const struct line *theirs,
     assert_int_equal(y.index, their);
 }
 
-static void version_2_over_ipv4_is_the_default_choice(void **state)
+CASE(version_2_over_ipv4_is_the_default_choice)
 {
     struct dpn_verbs_options o = defaults();
 
@@ -139,7 +139,7 @@ static void version_2_over_ipv4_is_the_default_choice(void **state)
     must_choose(two_addresses, two_addresses, &o, 2, 2);
 }
 
-static void link_local_is_used_only_without_another_address(void **state)
+CASE(link_local_is_used_only_without_another_address)
 {
     static const struct line lonely[] = {{0, V2, "fe80::2"}, {0, 0, NULL}};
     static const struct line self_made[] = {{0, V2, "169.254.3.4"}, {1, V1, "10.0.0.2"}, {0, 0, NULL}};
@@ -149,7 +149,7 @@ static void link_local_is_used_only_without_another_address(void **state)
     must_choose(two_addresses, self_made, &o, 2, 1); /* even if it takes version 1 */
 }
 
-static void the_subnet_of_the_peer_decides_among_equals(void **state)
+CASE(the_subnet_of_the_peer_decides_among_equals)
 {
     static const struct line many[] = {{0, V2, "192.168.7.1"}, {1, V2, "10.2.0.1"}, {2, V2, "10.1.0.1"},
                                        {0, 0, NULL}};
@@ -159,7 +159,7 @@ static void the_subnet_of_the_peer_decides_among_equals(void **state)
     must_choose(many, peer, &o, 2, 5);
 }
 
-static void the_order_of_the_table_is_of_no_importance(void **state)
+CASE(the_order_of_the_table_is_of_no_importance)
 {
     static const struct line shuffled[] = {{7, V2, "10.0.0.1"}, {0, V1, "10.0.0.1"}, {3, V2, "fe80::1"},
                                            {0, 0, NULL}};
@@ -168,7 +168,7 @@ static void the_order_of_the_table_is_of_no_importance(void **state)
     must_choose(shuffled, two_addresses, &o, 7, 3);
 }
 
-static void options_narrow_the_choice(void **state)
+CASE(options_narrow_the_choice)
 {
     struct dpn_verbs_options o = defaults();
 
@@ -185,7 +185,7 @@ static void options_narrow_the_choice(void **state)
     must_choose(two_addresses, two_addresses, &o, -1, -1);
 }
 
-static void a_gid_that_routers_know_stands_for_the_port(void **state)
+CASE(a_gid_that_routers_know_stands_for_the_port)
 {
     static const struct line far[] = {{0, IB, "fe80::2"}, {1, IB, "fe80:0:12:34::2"}, {0, 0, NULL}};
     static const struct line near[] = {{0, IB, "fe80::3"}, {1, IB, "fe80::1:0:0:0:3"}, {0, 0, NULL}};
@@ -202,7 +202,7 @@ static void a_gid_that_routers_know_stands_for_the_port(void **state)
     must_choose(far, far, &o, 0, 0);
 }
 
-static void what_cannot_talk_is_not_joined(void **state)
+CASE(what_cannot_talk_is_not_joined)
 {
     static const struct line v4[] = {{0, V2, "10.0.0.1"}, {0, 0, NULL}};
     static const struct line v6[] = {{0, V2, "fd00::1"}, {0, 0, NULL}};
@@ -214,7 +214,7 @@ static void what_cannot_talk_is_not_joined(void **state)
     must_choose(ib, ib, &o, 0, 0);
 }
 
-static void holes_are_left_out_and_the_best_of_many_stay(void **state)
+CASE(holes_are_left_out_and_the_best_of_many_stay)
 {
     struct line lines[32] = {{0, V2, "::"}};
     const struct dpn_verbs_options o = defaults();
@@ -230,7 +230,7 @@ static void holes_are_left_out_and_the_best_of_many_stay(void **state)
 }
 
 /* The address of the loopback is here; 203.0.113.77 is kept for documents, and nowhere. */
-static void gids_of_other_network_namespaces_come_last(void **state)
+CASE(gids_of_other_network_namespaces_come_last)
 {
     static const struct {
         struct line line;
@@ -271,7 +271,7 @@ static void gids_of_other_network_namespaces_come_last(void **state)
 }
 
 /* A pair of one that is link-local with one that is not works, though it is never chosen. */
-static void a_forced_gid_is_used_whatever_the_peer_has(void **state)
+CASE(a_forced_gid_is_used_whatever_the_peer_has)
 {
     static const struct line local[] = {{1, V2, "fe80::1"}, {0, 0, NULL}};
     static const struct line global[] = {{1, V2, "fd00::1"}, {0, 0, NULL}};
@@ -282,7 +282,7 @@ static void a_forced_gid_is_used_whatever_the_peer_has(void **state)
     must_choose(local, global, &o, 1, 1);
 }
 
-static void infiniband_ports_of_two_subnets_are_joined(void **state)
+CASE(infiniband_ports_of_two_subnets_are_joined)
 {
     static const struct line ours[] = {{0, IB, "fe80::1"}, {0, 0, NULL}};
     static const struct line theirs[] = {{0, IB, "fec0:0:0:2::2"}, {0, 0, NULL}};
@@ -294,7 +294,7 @@ static void infiniband_ports_of_two_subnets_are_joined(void **state)
     assert_false(dpn_gids_differ_in_subnet(&gids(ours, &o).list[0], &gids(beside, &o).list[0]));
 }
 
-static void a_gid_is_printed_with_index_and_kind(void **state)
+CASE(a_gid_is_printed_with_index_and_kind)
 {
     const struct dpn_verbs_options o = defaults();
     const struct dpn_gids g = gids(two_addresses, &o);
@@ -305,7 +305,7 @@ static void a_gid_is_printed_with_index_and_kind(void **state)
 
 /* ---- classes --------------------------------------------------------------------------------- */
 
-static void connections_for_send_and_receive_are_the_pipelines(void **state)
+CASE(connections_for_send_and_receive_are_the_pipelines)
 {
     const uint32_t all_reduce = 1u << 4, send_recv = 1u << 5, send = 1u << 6, all_to_all = 1u << 8;
 
@@ -317,34 +317,11 @@ static void connections_for_send_and_receive_are_the_pipelines(void **state)
     assert_int_equal(dpn_traffic_of(0), DPN_TRAFFIC_ANY);
 }
 
-static void a_kinds_class_goes_before_the_operators_and_the_communicators(void **state)
+CASE(a_kinds_class_goes_before_the_operators_and_the_communicators)
 {
     assert_int_equal(dpn_traffic_choose(96, 104, 8, 255), 96);
     assert_int_equal(dpn_traffic_choose(-1, 104, 8, 255), 104);
     assert_int_equal(dpn_traffic_choose(-1, -1, 8, 255), 8);
     assert_int_equal(dpn_traffic_choose(-1, -1, -1, 255), 0);
     assert_int_equal(dpn_traffic_choose(-1, -1, 104, 15), 0); /* no service level */
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_filter_admits_what_it_names),
-        cmocka_unit_test(a_range_is_an_address_and_a_number_of_bits),
-        cmocka_unit_test(version_2_over_ipv4_is_the_default_choice),
-        cmocka_unit_test(link_local_is_used_only_without_another_address),
-        cmocka_unit_test(the_subnet_of_the_peer_decides_among_equals),
-        cmocka_unit_test(the_order_of_the_table_is_of_no_importance),
-        cmocka_unit_test(options_narrow_the_choice),
-        cmocka_unit_test(a_gid_that_routers_know_stands_for_the_port),
-        cmocka_unit_test(what_cannot_talk_is_not_joined),
-        cmocka_unit_test(holes_are_left_out_and_the_best_of_many_stay),
-        cmocka_unit_test(gids_of_other_network_namespaces_come_last),
-        cmocka_unit_test(a_forced_gid_is_used_whatever_the_peer_has),
-        cmocka_unit_test(infiniband_ports_of_two_subnets_are_joined),
-        cmocka_unit_test(a_gid_is_printed_with_index_and_kind),
-        cmocka_unit_test(connections_for_send_and_receive_are_the_pipelines),
-        cmocka_unit_test(a_kinds_class_goes_before_the_operators_and_the_communicators),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

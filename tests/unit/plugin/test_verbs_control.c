@@ -60,7 +60,7 @@ static bool is_for_sender(enum dpn_control_kind kind)
            kind == DPN_STALLED;
 }
 
-static void control_messages_are_accepted_by_their_receiver(void **state)
+CASE(control_messages_are_accepted_by_their_receiver)
 {
     for (unsigned kind = DPN_HELLO; kind <= DPN_REFUSED; kind++) {
         const union dpn_control_body t = good(kind);
@@ -70,7 +70,7 @@ static void control_messages_are_accepted_by_their_receiver(void **state)
     }
 }
 
-static void control_messages_of_another_length_or_kind_are_refused(void **state)
+CASE(control_messages_of_another_length_or_kind_are_refused)
 {
     const union dpn_control_body t = good(DPN_HELLO);
 
@@ -83,7 +83,7 @@ static void control_messages_of_another_length_or_kind_are_refused(void **state)
     assert_int_equal(dpn_control_check(UINT64_MAX, true, &t, 0), DP_EMISMATCH);
 }
 
-static void another_version_is_named(void **state)
+CASE(another_version_is_named)
 {
     union dpn_control_body t = good(DPN_HELLO);
 
@@ -92,7 +92,7 @@ static void another_version_is_named(void **state)
     assert_non_null(strstr(dp_last_error(), "version 12"));
 }
 
-static void values_out_of_bounds_are_refused(void **state)
+CASE(values_out_of_bounds_are_refused)
 {
     union dpn_control_body t;
 
@@ -129,7 +129,7 @@ static void values_out_of_bounds_are_refused(void **state)
 }
 
 /* Every message that is accepted has all indices within bounds: a sanitizer finds others. */
-static void garbage_does_no_harm(void **state)
+CASE(garbage_does_no_harm)
 {
     uint32_t seed = 1;
     int let_through = 0;
@@ -157,7 +157,7 @@ static struct dpn_cts_entry some_entry(uint32_t number)
     return line;
 }
 
-static void an_entry_is_read_in_its_turn(void **state)
+CASE(an_entry_is_read_in_its_turn)
 {
     const struct dpn_cts_entry line = some_entry(0), empty = {.number = 0};
     struct dpn_cts_entry out;
@@ -169,7 +169,7 @@ static void an_entry_is_read_in_its_turn(void **state)
 }
 
 /* A device may write an entry in pieces and in any order. */
-static void an_entry_that_is_half_written_is_not_read(void **state)
+CASE(an_entry_that_is_half_written_is_not_read)
 {
     const struct dpn_cts_entry old = some_entry(3), new = some_entry(3 + DPN_CTS_ENTRIES);
     struct dpn_cts_entry out;
@@ -198,7 +198,7 @@ static struct dpn_inline_message some_inline(uint32_t number, uint32_t size, con
     return message;
 }
 
-static void an_inline_message_arrives_in_its_turn(void **state)
+CASE(an_inline_message_arrives_in_its_turn)
 {
     static const char data[DPN_INLINE_MESSAGE_BYTES] = "the bytes of a message";
     const struct dpn_inline_message empty = {.check = 0};
@@ -214,7 +214,7 @@ static void an_inline_message_arrives_in_its_turn(void **state)
 }
 
 /* A device may write it in pieces and in any order, over one of any length. */
-static void an_inline_message_that_is_half_written_has_not_arrived(void **state)
+CASE(an_inline_message_that_is_half_written_has_not_arrived)
 {
     static const char before[DPN_INLINE_MESSAGE_BYTES] = "the one before";
     static const char after[DPN_INLINE_MESSAGE_BYTES] = "the next";
@@ -236,7 +236,7 @@ static void an_inline_message_that_is_half_written_has_not_arrived(void **state)
 }
 
 /* Only a peer that breaks the protocol sends such a size. */
-static void an_inline_message_that_is_too_long_is_refused(void **state)
+CASE(an_inline_message_that_is_too_long_is_refused)
 {
     static const char data[DPN_INLINE_MESSAGE_BYTES];
     struct dpn_inline_message message = some_inline(5, DPN_INLINE_MESSAGE_BYTES, data);
@@ -249,7 +249,7 @@ static void an_inline_message_that_is_too_long_is_refused(void **state)
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-static void immediates_and_work_round_trip(void **state)
+CASE(immediates_and_work_round_trip)
 {
     const struct dpn_imm mark = {31, 7, 15, 16, DPN_GENERATIONS - 1, true};
     const struct dpn_work work = {DPN_WORK_UNSIGNALED, 15, 0xffff, 31, 15, 3};
@@ -260,22 +260,4 @@ static void immediates_and_work_round_trip(void **state)
     const struct dpn_work w = dpn_work_unpack(dpn_work_pack(work));
     assert_true(w.kind == DPN_WORK_UNSIGNALED && w.qp == 15 && w.epoch == 0xffff && w.slot == 31 &&
                 w.stripe == 15 && w.requests == 3);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(control_messages_are_accepted_by_their_receiver),
-        cmocka_unit_test(control_messages_of_another_length_or_kind_are_refused),
-        cmocka_unit_test(another_version_is_named),
-        cmocka_unit_test(values_out_of_bounds_are_refused),
-        cmocka_unit_test(garbage_does_no_harm),
-        cmocka_unit_test(an_entry_is_read_in_its_turn),
-        cmocka_unit_test(an_entry_that_is_half_written_is_not_read),
-        cmocka_unit_test(an_inline_message_arrives_in_its_turn),
-        cmocka_unit_test(an_inline_message_that_is_half_written_has_not_arrived),
-        cmocka_unit_test(an_inline_message_that_is_too_long_is_refused),
-        cmocka_unit_test(immediates_and_work_round_trip),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

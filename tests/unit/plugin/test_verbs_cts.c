@@ -79,7 +79,7 @@ static struct ibv_qp *send_cts_slowly(struct both *b)
 /* The sender reports a failed queue pair. The slow entry must not be written again over the first
  * one: the slow one would arrive after the ring has wrapped, in place of an entry that is not read
  * yet. */
-static void a_cts_entry_that_is_late_overwrites_no_other(void **state)
+CASE(a_cts_entry_that_is_late_overwrites_no_other)
 {
     struct both b = connect_by_three_qps();
     struct ibv_qp *slow = send_cts_slowly(&b);
@@ -98,7 +98,7 @@ static void a_cts_entry_that_is_late_overwrites_no_other(void **state)
 }
 
 /* After an outdated report some entries are written again that were read long ago. */
-static void a_cts_entry_that_comes_again_late_overwrites_no_other(void **state)
+CASE(a_cts_entry_that_comes_again_late_overwrites_no_other)
 {
     enum { AGAIN = 2 }; /* which are put into the work request */
 
@@ -128,7 +128,7 @@ static void a_cts_entry_that_comes_again_late_overwrites_no_other(void **state)
 }
 
 /* Others are not written again. */
-static void cts_entries_of_a_lost_queue_pair_are_written_again(void **state)
+CASE(cts_entries_of_a_lost_queue_pair_are_written_again)
 {
     struct both b = connect_by_three_qps();
     struct ibv_qp *slow = send_cts_slowly(&b);
@@ -173,7 +173,7 @@ static struct dpn_verbs *lock_receiver_while_opening(struct both *b, unsigned qp
     }
 }
 
-static void a_probe_that_is_polled_late_does_not_revive_a_queue_pair(void **state)
+CASE(a_probe_that_is_polled_late_does_not_revive_a_queue_pair)
 {
     struct both b = connect_by_three_qps();
     const int64_t began_ns = dp_now_ns();
@@ -197,11 +197,5 @@ static void a_probe_that_is_polled_late_does_not_revive_a_queue_pair(void **stat
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_cts_entry_that_is_late_overwrites_no_other),
-        cmocka_unit_test(a_cts_entry_that_comes_again_late_overwrites_no_other),
-        cmocka_unit_test(cts_entries_of_a_lost_queue_pair_are_written_again),
-        cmocka_unit_test(a_probe_that_is_polled_late_does_not_revive_a_queue_pair),
-    };
-    return cmocka_run_group_tests(tests, set_up, pair_tear_down);
+    return run_cases(set_up, pair_tear_down);
 }

@@ -64,14 +64,14 @@ static void must_be_at(int i, const char *place)
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
-static void ports_come_in_the_order_of_the_bus(void **state)
+CASE(ports_come_in_the_order_of_the_bus)
 {
     find(&(struct dpn_verbs_options){.sorts_by_pci = true});
     must_be_named((const char *[]){"mlx5_1", "mlx5_2", "mlx5_0", "mlx5_4", "mlx5_3"});
     close_all();
 }
 
-static void or_in_that_of_libibverbs(void **state)
+CASE(or_in_that_of_libibverbs)
 {
     find(&(struct dpn_verbs_options){.sorts_by_pci = false});
     must_be_named((const char *[]){"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4"});
@@ -79,7 +79,7 @@ static void or_in_that_of_libibverbs(void **state)
 }
 
 /* "unknown", or no such file: the port's attributes are used. */
-static void the_kernel_reports_the_speed_of_a_port(void **state)
+CASE(the_kernel_reports_the_speed_of_a_port)
 {
     find(&(struct dpn_verbs_options){.asks_kernel_speed = true});
     assert_int_equal(ports.list[0].speed_mbps, 800000);
@@ -89,7 +89,7 @@ static void the_kernel_reports_the_speed_of_a_port(void **state)
     close_all();
 }
 
-static void or_the_attributes_of_the_port_do(void **state)
+CASE(or_the_attributes_of_the_port_do)
 {
     find(&(struct dpn_verbs_options){.asks_kernel_speed = false});
     for (int i = 0; i < DEVICES; i++)
@@ -99,7 +99,7 @@ static void or_the_attributes_of_the_port_do(void **state)
 
 /* Functions of one card have one path for NCCL, which fuses ports of one card only when it is told
  * to. */
-static void the_first_function_stands_for_its_card(void **state)
+CASE(the_first_function_stands_for_its_card)
 {
     find(&(struct dpn_verbs_options){.merge_functions = true});
     must_be_at(0, "pci0000:42/0000:42:00.0");
@@ -111,7 +111,7 @@ static void the_first_function_stands_for_its_card(void **state)
     close_all();
 }
 
-static void virtual_functions_may_count_as_cards(void **state)
+CASE(virtual_functions_may_count_as_cards)
 {
     find(&(struct dpn_verbs_options){.merge_functions = false});
     must_be_at(1, "pci0000:17/0000:17:00.0");
@@ -144,13 +144,5 @@ static int tear_down(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ports_come_in_the_order_of_the_bus),
-        cmocka_unit_test(or_in_that_of_libibverbs),
-        cmocka_unit_test(the_kernel_reports_the_speed_of_a_port),
-        cmocka_unit_test(or_the_attributes_of_the_port_do),
-        cmocka_unit_test(the_first_function_stands_for_its_card),
-        cmocka_unit_test(virtual_functions_may_count_as_cards),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_cases(set_up, tear_down);
 }

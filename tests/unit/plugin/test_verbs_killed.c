@@ -237,22 +237,22 @@ static void kill_sender(const struct child *c)
     close(c->life);
 }
 
-static void a_receiver_that_is_killed_is_found_soon(void **state)
+CASE(a_receiver_that_is_killed_is_found_soon)
 {
     kill_receiver(&children[1]);
 }
 
-static void a_sender_that_is_killed_is_found_soon(void **state)
+CASE(a_sender_that_is_killed_is_found_soon)
 {
     kill_sender(&children[0]);
 }
 
-static void a_receiver_is_found_though_its_child_runs(void **state)
+CASE(a_receiver_is_found_though_its_child_runs)
 {
     kill_receiver(&children[3]);
 }
 
-static void a_sender_is_found_though_its_child_runs(void **state)
+CASE(a_sender_is_found_though_its_child_runs)
 {
     kill_sender(&children[2]);
 }
@@ -271,11 +271,5 @@ static int set_up(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_receiver_that_is_killed_is_found_soon),
-        cmocka_unit_test(a_sender_that_is_killed_is_found_soon),
-        cmocka_unit_test(a_receiver_is_found_though_its_child_runs),
-        cmocka_unit_test(a_sender_is_found_though_its_child_runs),
-    };
-    return cmocka_run_group_tests(tests, set_up, pair_tear_down);
+    return run_cases(set_up, pair_tear_down);
 }

@@ -60,7 +60,7 @@ static void reset_and_transfer(struct pair *p, struct dpn_comm *comm)
 
 /* ---- it is made again ------------------------------------------------------------------------ */
 
-static void a_reset_ends_nothing(void **state)
+CASE(a_reset_ends_nothing)
 {
     struct pair p = pair_connect(0);
     for (int i = 0; i < 4; i++) {
@@ -70,7 +70,7 @@ static void a_reset_ends_nothing(void **state)
 }
 
 /* Its control messages have to wait. */
-static void a_queue_pair_that_fails_meanwhile_is_opened_again(void **state)
+CASE(a_queue_pair_that_fails_meanwhile_is_opened_again)
 {
     struct pair p = pair_connect(0);
     for (unsigned i = 0; i < 4; i++) {
@@ -100,7 +100,7 @@ static struct body counters_of(struct dpn_comm *comm)
 }
 
 /* Control messages sent just before may have been lost, or may be sent twice. */
-static void control_messages_are_neither_lost_nor_duplicated(void **state)
+CASE(control_messages_are_neither_lost_nor_duplicated)
 {
     struct pair p = pair_connect(0);
     for (unsigned i = 0; i < 8; i++) {
@@ -143,7 +143,7 @@ static int wait_for_error(struct dpn_request *req)
 }
 
 /* Without closing, as when its host fails; its acceptor is gone, too. */
-static void a_peer_that_is_gone_is_found(void **state)
+CASE(a_peer_that_is_gone_is_found)
 {
     const int64_t timeout_s = dpn_options.timeout_s;
 
@@ -163,7 +163,7 @@ static void a_peer_that_is_gone_is_found(void **state)
 }
 
 /* Its process is alive, and does not know the connection. */
-static void a_peer_that_has_closed_is_found_at_once(void **state)
+CASE(a_peer_that_has_closed_is_found_at_once)
 {
     struct pair other = pair_connect(0), p = pair_connect(0);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
@@ -202,7 +202,7 @@ static int lock_out(struct dpn_comm *comm)
 }
 
 /* No peer answers there. */
-static void control_messages_do_not_wait_for_ever(void **state)
+CASE(control_messages_do_not_wait_for_ever)
 {
     const int64_t timeout_s = dpn_options.timeout_s;
 
@@ -235,7 +235,7 @@ static void control_messages_do_not_wait_for_ever(void **state)
 
 /* ---- the acceptor ---------------------------------------------------------------------------- */
 
-static void an_acceptor_listens_while_it_is_used(void **state)
+CASE(an_acceptor_listens_while_it_is_used)
 {
     struct dp_wire_address one, two;
     uint64_t label, other;
@@ -289,7 +289,7 @@ static struct pair connect_without_acceptors(void)
     return p;
 }
 
-static void without_an_acceptor_messages_pass_and_the_log_names_the_cause(void **state)
+CASE(without_an_acceptor_messages_pass_and_the_log_names_the_cause)
 {
     struct pair p = connect_without_acceptors();
     assert_non_null(strstr(log_text, "Too many open files"));
@@ -305,7 +305,7 @@ static void without_an_acceptor_messages_pass_and_the_log_names_the_cause(void *
     pair_end(&p);
 }
 
-static void without_an_acceptor_a_lost_control_connection_is_the_end(void **state)
+CASE(without_an_acceptor_a_lost_control_connection_is_the_end)
 {
     struct pair p = connect_without_acceptors();
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
@@ -321,7 +321,7 @@ static void without_an_acceptor_a_lost_control_connection_is_the_end(void **stat
 }
 
 /* A later connection has one. */
-static void an_acceptor_is_tried_again(void **state)
+CASE(an_acceptor_is_tried_again)
 {
     struct pair without = connect_without_acceptors(), p = pair_connect(0);
     reset_and_transfer(&p, p.receiver);
@@ -332,17 +332,5 @@ static void an_acceptor_is_tried_again(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_reset_ends_nothing),
-        cmocka_unit_test(a_queue_pair_that_fails_meanwhile_is_opened_again),
-        cmocka_unit_test(control_messages_are_neither_lost_nor_duplicated),
-        cmocka_unit_test(a_peer_that_is_gone_is_found),
-        cmocka_unit_test(a_peer_that_has_closed_is_found_at_once),
-        cmocka_unit_test(control_messages_do_not_wait_for_ever),
-        cmocka_unit_test(an_acceptor_listens_while_it_is_used),
-        cmocka_unit_test(without_an_acceptor_messages_pass_and_the_log_names_the_cause),
-        cmocka_unit_test(without_an_acceptor_a_lost_control_connection_is_the_end),
-        cmocka_unit_test(an_acceptor_is_tried_again),
-    };
-    return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);
+    return run_cases(pair_set_up, pair_tear_down);
 }

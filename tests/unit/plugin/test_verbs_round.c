@@ -86,27 +86,27 @@ static void wrap(uint32_t end, bool loses_messages)
     dpn_verbs_state.first_count = 0;
 }
 
-static void uses_of_a_receive_go_round(void **state)
+CASE(uses_of_a_receive_go_round)
 {
     wrap(DPN_GENERATIONS, false);
 }
 
-static void epochs_and_eager_messages_wrap(void **state)
+CASE(epochs_and_eager_messages_wrap)
 {
     wrap(1u << 16, false);
 }
 
-static void the_numbers_in_tags_go_round(void **state)
+CASE(the_numbers_in_tags_go_round)
 {
     wrap(1u << 28, true);
 }
 
-static void numbers_become_negative(void **state)
+CASE(numbers_become_negative)
 {
     wrap(1u << 31, false);
 }
 
-static void all_numbers_go_round(void **state)
+CASE(all_numbers_go_round)
 {
     wrap(0, true);
 }
@@ -175,12 +175,12 @@ static void use_and_lose(unsigned (*take)(struct pair *), size_t len)
     pair_end(&p);
 }
 
-static void what_a_group_had_long_ago_is_not_missed(void **state)
+CASE(what_a_group_had_long_ago_is_not_missed)
 {
     use_and_lose(take_group, LONG / 20);
 }
 
-static void what_a_receive_had_before_short_ones_is_not_missed(void **state)
+CASE(what_a_receive_had_before_short_ones_is_not_missed)
 {
     use_and_lose(take_one, SHORT);
 }
@@ -197,7 +197,7 @@ static void let_it_try_again(struct dpn_comm *comm, unsigned qp)
     pthread_mutex_unlock(&comm->lock);
 }
 
-static void a_link_may_flap_while_nothing_is_to_be_done(void **state)
+CASE(a_link_may_flap_while_nothing_is_to_be_done)
 {
     struct pair p = pair_connect(0);
     pair_transfer_until(&p, 3);
@@ -223,15 +223,5 @@ static int set_up(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(uses_of_a_receive_go_round),
-        cmocka_unit_test(epochs_and_eager_messages_wrap),
-        cmocka_unit_test(the_numbers_in_tags_go_round),
-        cmocka_unit_test(numbers_become_negative),
-        cmocka_unit_test(all_numbers_go_round),
-        cmocka_unit_test(what_a_group_had_long_ago_is_not_missed),
-        cmocka_unit_test(what_a_receive_had_before_short_ones_is_not_missed),
-        cmocka_unit_test(a_link_may_flap_while_nothing_is_to_be_done),
-    };
-    return cmocka_run_group_tests(tests, set_up, pair_tear_down);
+    return run_cases(set_up, pair_tear_down);
 }

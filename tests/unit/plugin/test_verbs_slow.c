@@ -109,12 +109,12 @@ static void reconnect_while(const char *function)
     finish(&other);
 }
 
-static void nobody_waits_while_a_queue_pair_is_connected_again(void **state)
+CASE(nobody_waits_while_a_queue_pair_is_connected_again)
 {
     reconnect_while("ibv_modify_qp");
 }
 
-static void nobody_waits_while_a_queue_pair_is_destroyed(void **state)
+CASE(nobody_waits_while_a_queue_pair_is_destroyed)
 {
     reconnect_while("ibv_destroy_qp");
 }
@@ -136,7 +136,7 @@ static void test_while_held(struct dpn_request *req)
 }
 
 /* The error is reported only once the device cannot write any more. */
-static void an_error_waits_for_the_device_and_nobody_for_the_error(void **state)
+CASE(an_error_waits_for_the_device_and_nobody_for_the_error)
 {
     bool done = false;
     int err = 0;
@@ -199,19 +199,19 @@ static void register_while(const char *function)
     finish(&s);
 }
 
-static void nobody_waits_for_a_registration(void **state)
+CASE(nobody_waits_for_a_registration)
 {
     register_while("ibv_reg_mr");
 }
 
-static void nobody_waits_for_a_deregistration(void **state)
+CASE(nobody_waits_for_a_deregistration)
 {
     register_while("ibv_dereg_mr");
 }
 
 /* ---- flushes --------------------------------------------------------------------------------- */
 
-static void nobody_waits_for_the_queue_pair_that_flushes(void **state)
+CASE(nobody_waits_for_the_queue_pair_that_flushes)
 {
     struct dpn_request *req = NULL;
     struct dpn_net *context;
@@ -240,13 +240,5 @@ static void nobody_waits_for_the_queue_pair_that_flushes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nobody_waits_while_a_queue_pair_is_connected_again),
-        cmocka_unit_test(nobody_waits_while_a_queue_pair_is_destroyed),
-        cmocka_unit_test(an_error_waits_for_the_device_and_nobody_for_the_error),
-        cmocka_unit_test(nobody_waits_for_a_registration),
-        cmocka_unit_test(nobody_waits_for_a_deregistration),
-        cmocka_unit_test(nobody_waits_for_the_queue_pair_that_flushes),
-    };
-    return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);
+    return run_cases(pair_set_up, pair_tear_down);
 }

@@ -97,7 +97,7 @@ static void both_must_fail(struct both *b, bool has_sent, int sender, const char
     }
 }
 
-static void a_clear_to_send_that_never_comes_ends_the_connection(void **state)
+CASE(a_clear_to_send_that_never_comes_ends_the_connection)
 {
     struct both b = connect_both(1);
     swallow_next(b.pair.receiver);
@@ -108,7 +108,7 @@ static void a_clear_to_send_that_never_comes_ends_the_connection(void **state)
     end(&b);
 }
 
-static void a_message_that_never_comes_ends_the_connection(void **state)
+CASE(a_message_that_never_comes_ends_the_connection)
 {
     const int64_t began_ns = dp_now_ns();
 
@@ -126,7 +126,7 @@ static void a_message_that_never_comes_ends_the_connection(void **state)
 }
 
 /* A receiver may wait without limit. */
-static void a_receive_that_nothing_is_sent_to_waits(void **state)
+CASE(a_receive_that_nothing_is_sent_to_waits)
 {
     const int64_t began_ns = dp_now_ns();
     bool done = false;
@@ -166,7 +166,7 @@ static void send_and_hold(struct both *b)
 
 /* And neither log has to do with links: a write on its way fails as if the peer's port did not
  * answer. */
-static void memory_that_is_deregistered_is_reported_to_the_peer(void **state)
+CASE(memory_that_is_deregistered_is_reported_to_the_peer)
 {
     for (int on_its_way = 0; on_its_way < 2; on_its_way++) {
         const int64_t began_ns = dp_now_ns();
@@ -198,7 +198,7 @@ static void memory_that_is_deregistered_is_reported_to_the_peer(void **state)
 }
 
 /* The adapter knows only the parent's memory. */
-static void a_child_cannot_use_its_parents_connection(void **state)
+CASE(a_child_cannot_use_its_parents_connection)
 {
     const size_t len = LEN;
     int status;
@@ -223,12 +223,5 @@ static void a_child_cannot_use_its_parents_connection(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_clear_to_send_that_never_comes_ends_the_connection),
-        cmocka_unit_test(a_message_that_never_comes_ends_the_connection),
-        cmocka_unit_test(a_receive_that_nothing_is_sent_to_waits),
-        cmocka_unit_test(memory_that_is_deregistered_is_reported_to_the_peer),
-        cmocka_unit_test(a_child_cannot_use_its_parents_connection),
-    };
-    return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);
+    return run_cases(pair_set_up, pair_tear_down);
 }

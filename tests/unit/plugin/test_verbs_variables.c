@@ -82,7 +82,7 @@ static int64_t value_of(const struct variable *v)
                ? *(const int *)(const void *)at : *(const int64_t *)(const void *)at;
 }
 
-static void every_variable_sets_what_it_should(void **state)
+CASE(every_variable_sets_what_it_should)
 {
     warnings = 0;
     for (int i = 0; i < VARIABLES; i++) {
@@ -104,7 +104,7 @@ static void every_variable_sets_what_it_should(void **state)
     unsetenv("NCCL_IB_SUBNET_AWARE_ROUTING");
 }
 
-static void an_invalid_value_is_reported_and_ignored(void **state)
+CASE(an_invalid_value_is_reported_and_ignored)
 {
     char beginning[128];
 
@@ -137,7 +137,7 @@ static void unset(const char *name)
     dpn_verbs_options_read(&dpn_verbs_state.options);
 }
 
-static void queue_pairs_are_made_as_they_say(void **state)
+CASE(queue_pairs_are_made_as_they_say)
 {
     struct ibv_qp_init_attr init;
     struct ibv_qp_attr attr;
@@ -172,7 +172,7 @@ static const struct dpn_send *most_cut(const struct pair *p)
     return most;
 }
 
-static void messages_are_split_over_queue_pairs_if_asked(void **state)
+CASE(messages_are_split_over_queue_pairs_if_asked)
 {
     set("NCCL_IB_QPS_PER_CONNECTION", "3");
     for (int split = 0; split < 2; split++) {
@@ -187,7 +187,7 @@ static void messages_are_split_over_queue_pairs_if_asked(void **state)
     unset("NCCL_IB_QPS_PER_CONNECTION");
 }
 
-static void asking_for_more_queue_pairs_than_there_can_be_gives_all(void **state)
+CASE(asking_for_more_queue_pairs_than_there_can_be_gives_all)
 {
     set("NCCL_IB_QPS_PER_CONNECTION", "100");
     struct pair p = pair_connect(0);
@@ -218,7 +218,7 @@ static unsigned count_work_requests(struct pair *p)
 }
 
 /* Packets may arrive out of order: the end of a long message is a work request of its own. */
-static void with_adaptive_routing_the_end_of_a_long_message_goes_by_itself(void **state)
+CASE(with_adaptive_routing_the_end_of_a_long_message_goes_by_itself)
 {
     static const struct {
         const char *routing, *threshold;
@@ -238,7 +238,7 @@ static void with_adaptive_routing_the_end_of_a_long_message_goes_by_itself(void 
     unset("NCCL_IB_AR_THRESHOLD");
 }
 
-static void ports_are_not_fused_if_they_may_not_be(void **state)
+CASE(ports_are_not_fused_if_they_may_not_be)
 {
     struct dpn_net *net;
     int dev;
@@ -283,7 +283,7 @@ static bool gives_up_a_port_that_is_down(int64_t wait_ns)
     return gave_up;
 }
 
-static void a_port_that_is_down_may_be_left_until_its_work_fails(void **state)
+CASE(a_port_that_is_down_may_be_left_until_its_work_fails)
 {
     assert_true(gives_up_a_port_that_is_down(60 * DP_NS_PER_S));
     set("NCCL_IB_RETURN_ASYNC_EVENTS", "0");
@@ -315,7 +315,7 @@ static void must_have_level(void *comm, int service_level)
 }
 
 /* From 2.28 on it comes with the context. */
-static void a_context_has_the_class_that_its_user_chose(void **state)
+CASE(a_context_has_the_class_that_its_user_chose)
 {
     const struct ncclNet_v11 *net = &ncclNetPlugin_v11;
     struct ncclNetCommConfig_v10 config = {.trafficClass = 96};
@@ -342,7 +342,7 @@ static void *say_something_else(void *net)
 }
 
 /* Sends and receives only are those between stages of a pipeline; a collective reduces gradients. */
-static void stages_and_gradients_have_classes_of_their_own(void **state)
+CASE(stages_and_gradients_have_classes_of_their_own)
 {
     static const struct {
         uint32_t ops;
@@ -385,7 +385,7 @@ static void stages_and_gradients_have_classes_of_their_own(void **state)
 }
 
 /* Before, with each connection. */
-static void a_connection_has_the_class_that_its_user_chose(void **state)
+CASE(a_connection_has_the_class_that_its_user_chose)
 {
     const struct ncclNet_v10 *net = &ncclNetPlugin_v10;
     struct ncclNetCommConfig_v10 config = {.trafficClass = 40};
@@ -420,18 +420,5 @@ static int tear_down(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_variable_sets_what_it_should),
-        cmocka_unit_test(an_invalid_value_is_reported_and_ignored),
-        cmocka_unit_test(queue_pairs_are_made_as_they_say),
-        cmocka_unit_test(messages_are_split_over_queue_pairs_if_asked),
-        cmocka_unit_test(asking_for_more_queue_pairs_than_there_can_be_gives_all),
-        cmocka_unit_test(with_adaptive_routing_the_end_of_a_long_message_goes_by_itself),
-        cmocka_unit_test(ports_are_not_fused_if_they_may_not_be),
-        cmocka_unit_test(a_port_that_is_down_may_be_left_until_its_work_fails),
-        cmocka_unit_test(a_context_has_the_class_that_its_user_chose),
-        cmocka_unit_test(stages_and_gradients_have_classes_of_their_own),
-        cmocka_unit_test(a_connection_has_the_class_that_its_user_chose),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_cases(set_up, tear_down);
 }

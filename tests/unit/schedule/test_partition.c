@@ -27,7 +27,7 @@ static struct dp_partition *cut(const char *letters, const int32_t *balance, int
 }
 
 /* Every list over three layers, cut in every way: each entry is executed once, in its order. */
-static void every_entry_is_executed_once_and_in_order(void **state)
+CASE(every_entry_is_executed_once_and_in_order)
 {
     for (int code = 0; code < 3 * 3 * 3 * 3 * 3 * 3; code++) {
         char letters[7] = "";
@@ -52,7 +52,7 @@ static void every_entry_is_executed_once_and_in_order(void **state)
     }
 }
 
-static void layers_are_counted_and_indexed_by_stage(void **state)
+CASE(layers_are_counted_and_indexed_by_stage)
 {
     const int32_t balance[] = {3, 2};
     struct dp_partition *p = cut("asbsctd", (const int32_t[]){3, 3}, 2);
@@ -81,7 +81,7 @@ static void expect_refused(struct dp_partition_spec spec, const char *sentence)
         fail_msg("'%s' does not contain '%s'", dp_last_error(), sentence);
 }
 
-static void bad_balances_are_refused_by_the_rows_of_the_table(void **state)
+CASE(bad_balances_are_refused_by_the_rows_of_the_table)
 {
     static const int32_t two[] = {2, 2}, zero[] = {4, 0}, reused[] = {0, 1, 0, 2};
 
@@ -109,7 +109,7 @@ static void expect_blocks(const double *costs, int count, int parts, const int32
     assert_memory_equal(balance, expected, (size_t)parts * sizeof(*balance));
 }
 
-static void blocks_have_similar_sums(void **state)
+CASE(blocks_have_similar_sums)
 {
     const double costs[] = {1, 2, 3, 4, 5, 6}, equal[] = {1, 1, 1, 1, 1}, bad[] = {1, -1};
     int32_t balance[2];
@@ -129,7 +129,7 @@ static void blocks_have_similar_sums(void **state)
     assert_int_equal(dp_partition_blocks(bad, 2, 1, balance), DP_EINVAL);
 }
 
-static void sizes_count_activations_and_parameters(void **state)
+CASE(sizes_count_activations_and_parameters)
 {
     const struct dp_layer_size sizes[] = {{100, 0}, {100, 0}, {0, 10}, {0, 10}, {0, 10}, {0, 10}};
     int32_t balance[2];
@@ -151,7 +151,7 @@ static int run_layer(void *user, int32_t layer)
     return layer == c->fail_at ? DP_ECALLBACK : 0;
 }
 
-static void times_are_measured_by_running_every_layer(void **state)
+CASE(times_are_measured_by_running_every_layer)
 {
     struct counter c = {.fail_at = -1};
     int32_t balance[2];
@@ -168,7 +168,7 @@ static void times_are_measured_by_running_every_layer(void **state)
 
 /* ---- schedules ----------------------------------------------------------------------------- */
 
-static void invocations_are_stages_and_locations_share_parameters(void **state)
+CASE(invocations_are_stages_and_locations_share_parameters)
 {
     struct dp_partition *p = cut("saRsBsC", (const int32_t[]){3, 1, 1}, 3);
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 3,
@@ -198,7 +198,7 @@ static void invocations_are_stages_and_locations_share_parameters(void **state)
 }
 
 /* The number of recomputed micro-batches of a rank: 2, 1, 0 of 2. */
-static void modes_of_recomputation_go_by_the_actual_number_of_micro_batches(void **state)
+CASE(modes_of_recomputation_go_by_the_actual_number_of_micro_batches)
 {
     static const int kinds[] = {DP_SCHEDULE_ASYNC, DP_SCHEDULE_1F1B, DP_SCHEDULE_ZB1P,
                                 DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_DUALPIPEV, DP_SCHEDULE_ZBV};
@@ -231,7 +231,7 @@ static bool is_of_stage(void *user, const struct dp_slot *slot, int32_t mb)
     return slot->stage == *(const int *)user;
 }
 
-static void recomputation_saves_activation_sets(void **state)
+CASE(recomputation_saves_activation_sets)
 {
     struct dp_schedule *s;
     struct dp_simulation sim;
@@ -250,7 +250,7 @@ static void recomputation_saves_activation_sets(void **state)
     dp_schedule_free(s);
 }
 
-static void single_stages_can_be_recomputed(void **state)
+CASE(single_stages_can_be_recomputed)
 {
     int stage = 1;
     struct dp_schedule *s;
@@ -302,7 +302,7 @@ static double try_all(const double *costs, int32_t *balance, int32_t s, int32_t 
     return found;
 }
 
-static void an_exact_partition_is_the_best_of_all(void **state)
+CASE(an_exact_partition_is_the_best_of_all)
 {
     uint32_t random = 1;
 
@@ -327,7 +327,7 @@ static void an_exact_partition_is_the_best_of_all(void **state)
     }
 }
 
-static void an_exact_partition_says_what_it_cannot_cut(void **state)
+CASE(an_exact_partition_says_what_it_cannot_cut)
 {
     const double costs[] = {1, -1, 1};
     int32_t balance[4];
@@ -342,20 +342,6 @@ static void an_exact_partition_says_what_it_cannot_cut(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_entry_is_executed_once_and_in_order),
-        cmocka_unit_test(layers_are_counted_and_indexed_by_stage),
-        cmocka_unit_test(bad_balances_are_refused_by_the_rows_of_the_table),
-        cmocka_unit_test(blocks_have_similar_sums),
-        cmocka_unit_test(sizes_count_activations_and_parameters),
-        cmocka_unit_test(times_are_measured_by_running_every_layer),
-        cmocka_unit_test(invocations_are_stages_and_locations_share_parameters),
-        cmocka_unit_test(modes_of_recomputation_go_by_the_actual_number_of_micro_batches),
-        cmocka_unit_test(recomputation_saves_activation_sets),
-        cmocka_unit_test(single_stages_can_be_recomputed),
-        cmocka_unit_test(an_exact_partition_is_the_best_of_all),
-        cmocka_unit_test(an_exact_partition_says_what_it_cannot_cut),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

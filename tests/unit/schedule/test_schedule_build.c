@@ -94,7 +94,7 @@ static void compare_with_trace(enum dp_schedule_kind kind, int ranks, int microb
     dp_schedule_free(s);
 }
 
-static void dualpipe_and_dualpipev_are_the_recorded_traces_event_for_event(void **state)
+CASE(dualpipe_and_dualpipev_are_the_recorded_traces_event_for_event)
 {
     static const int dualpipe[][2] = {{2, 4}, {2, 8}, {4, 8}, {4, 10}, {4, 20}, {8, 16}, {8, 20}};
     static const int dualpipev[][2] = {{1, 2}, {2, 4}, {2, 8}, {3, 6}, {4, 8}, {4, 10}, {8, 20}};
@@ -177,7 +177,7 @@ static void chunks_follow_the_closed_form(const struct dp_schedule *s)
         chunks_of_a_rank_follow_the_closed_form(s, rank);
 }
 
-static void chunk_numbers_are_those_of_the_closed_form(void **state)
+CASE(chunk_numbers_are_those_of_the_closed_form)
 {
     for_all_dualpipes(false, chunks_follow_the_closed_form);
 }
@@ -204,14 +204,14 @@ static void sums_are_right(const struct dp_schedule *s)
     }
 }
 
-static void check_sums_of_every_rank_are_right(void **state)
+CASE(check_sums_of_every_rank_are_right)
 {
     for_all_dualpipes(false, sums_are_right);
     for_all_dualpipes(true, sums_are_right);
 }
 
 /* DualPipe over 2P ranks computes what DualPipeV computes over P, each phase of each rank. */
-static void dualpipe_and_dualpipev_are_one_program(void **state)
+CASE(dualpipe_and_dualpipev_are_one_program)
 {
     for (int ranks = 1; ranks <= 8; ranks++) {
         int m = 2 * ranks + 3;
@@ -251,7 +251,7 @@ static bool has_slack(int kind)
     return kind == DP_SCHEDULE_DUALPIPE || kind == DP_SCHEDULE_DUALPIPEV;
 }
 
-static void one_ranks_list_is_that_of_the_whole_schedule(void **state)
+CASE(one_ranks_list_is_that_of_the_whole_schedule)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int flags = 0; flags < (has_slack(kind) ? 16 : 8); flags++) {
@@ -296,7 +296,7 @@ static void expect_frees(struct dp_schedule_spec spec)
     dp_schedule_free(theirs);
 }
 
-static void frees_of_dualpipe_stand_where_a_pass_puts_them(void **state)
+CASE(frees_of_dualpipe_stand_where_a_pass_puts_them)
 {
     for (int ranks = 2; ranks <= 10; ranks += 2)
         for (int more = 0; more <= 6; more += 2)
@@ -311,7 +311,7 @@ static void frees_of_dualpipe_stand_where_a_pass_puts_them(void **state)
             }
 }
 
-static void a_rank_map_changes_peers_and_nothing_else(void **state)
+CASE(a_rank_map_changes_peers_and_nothing_else)
 {
     static const int map[] = {3, 1, 0, 2};
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
@@ -344,7 +344,7 @@ static void keep_computes_only(struct dp_schedule *s)
 }
 
 /* What GPipe, 1F1B and ZB1P do by default; for DualPipe there is another order that works, too. */
-static void computes_alone_can_be_given_messages(void **state)
+CASE(computes_alone_can_be_given_messages)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int ranks = 2; ranks <= 12; ranks += 2)
@@ -369,7 +369,7 @@ static void computes_alone_can_be_given_messages(void **state)
 }
 
 /* Ranks whose computes wait for each other: messages do not help, and the checker reports it. */
-static void computes_in_a_circle_get_messages_and_are_refused(void **state)
+CASE(computes_in_a_circle_get_messages_and_are_refused)
 {
     struct dp_schedule *s = build((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .forward_only = true});
@@ -385,7 +385,7 @@ static void computes_in_a_circle_get_messages_and_are_refused(void **state)
     dp_schedule_free(s);
 }
 
-static void a_reduce_stands_behind_the_last_weight_gradient_of_each_slot(void **state)
+CASE(a_reduce_stands_behind_the_last_weight_gradient_of_each_slot)
 {
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
     struct dp_schedule *later = build(spec);
@@ -424,7 +424,7 @@ static void expect_refused(struct dp_schedule_spec spec, const char *sentence)
     assert_string_equal(dp_last_error(), sentence);
 }
 
-static void bad_specs_are_refused_with_what_was_expected(void **state)
+CASE(bad_specs_are_refused_with_what_was_expected)
 {
     static const int twice[] = {0, 1, 1, 2}, outside[] = {0, 1, 2, 4};
 
@@ -463,7 +463,7 @@ static void bad_specs_are_refused_with_what_was_expected(void **state)
                    "kind: 77 (user), expected one that is built; a user's schedule is read");
 }
 
-static void a_rank_outside_the_schedule_is_refused(void **state)
+CASE(a_rank_outside_the_schedule_is_refused)
 {
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_GPIPE, .ranks = 2, .microbatches = 4};
     struct dp_op op;
@@ -474,7 +474,7 @@ static void a_rank_outside_the_schedule_is_refused(void **state)
     assert_int_equal(dp_schedule_build_rank(&spec, -1, &op, 1, &count), DP_EINVAL);
 }
 
-static void names_of_kinds_and_ops_are_printed_and_parsed(void **state)
+CASE(names_of_kinds_and_ops_are_printed_and_parsed)
 {
     enum dp_schedule_kind kind;
 
@@ -491,21 +491,6 @@ static void names_of_kinds_and_ops_are_printed_and_parsed(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dualpipe_and_dualpipev_are_the_recorded_traces_event_for_event),
-        cmocka_unit_test(chunk_numbers_are_those_of_the_closed_form),
-        cmocka_unit_test(check_sums_of_every_rank_are_right),
-        cmocka_unit_test(dualpipe_and_dualpipev_are_one_program),
-        cmocka_unit_test(one_ranks_list_is_that_of_the_whole_schedule),
-        cmocka_unit_test(frees_of_dualpipe_stand_where_a_pass_puts_them),
-        cmocka_unit_test(a_rank_map_changes_peers_and_nothing_else),
-        cmocka_unit_test(computes_alone_can_be_given_messages),
-        cmocka_unit_test(computes_in_a_circle_get_messages_and_are_refused),
-        cmocka_unit_test(a_reduce_stands_behind_the_last_weight_gradient_of_each_slot),
-        cmocka_unit_test(bad_specs_are_refused_with_what_was_expected),
-        cmocka_unit_test(a_rank_outside_the_schedule_is_refused),
-        cmocka_unit_test(names_of_kinds_and_ops_are_printed_and_parsed),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -35,7 +35,7 @@ static void expect_valid(struct dp_schedule_spec spec)
     dp_schedule_free(s);
 }
 
-static void all_built_schedules_up_to_24_ranks_are_valid(void **state)
+CASE(all_built_schedules_up_to_24_ranks_are_valid)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int ranks = 1; ranks <= 24; ranks++)
@@ -47,7 +47,7 @@ static void all_built_schedules_up_to_24_ranks_are_valid(void **state)
                         .no_overlap = flags & 2, .mirror_reduce = flags & 2});
 }
 
-static void schedules_with_slack_are_valid(void **state)
+CASE(schedules_with_slack_are_valid)
 {
     for (int kind = DP_SCHEDULE_DUALPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int ranks = 1; ranks <= 12; ranks++)
@@ -60,7 +60,7 @@ static void schedules_with_slack_are_valid(void **state)
 }
 
 /* The pipeline is one of several replicas. */
-static void a_reduce_of_every_slot_is_valid(void **state)
+CASE(a_reduce_of_every_slot_is_valid)
 {
     struct dp_simulation sim;
     struct dp_schedule *s;
@@ -145,7 +145,7 @@ static const struct {
      "rank 0: F0.0 sF0.0 c1 F0.1 sF0.1 c1\nrank 1: rF0.1 c1 F0.1 rF0.0 c1 F0.0\n"},
 };
 
-static void every_finding_names_rule_rank_index_and_op(void **state)
+CASE(every_finding_names_rule_rank_index_and_op)
 {
     char op[DP_OP_TEXT_LEN];
 
@@ -166,7 +166,7 @@ static void every_finding_names_rule_rank_index_and_op(void **state)
 }
 
 /* Reduces meet in the order of the lists; here partners come to them crosswise. */
-static void reduces_that_partners_come_to_in_different_orders_are_found(void **state)
+CASE(reduces_that_partners_come_to_in_different_orders_are_found)
 {
     struct dp_schedule *s;
     struct dp_finding f;
@@ -213,7 +213,7 @@ static void expect_circle(int ranks, const char *part, const char *end)
     dp_schedule_free(s);
 }
 
-static void a_cycle_is_one_sentence_however_long(void **state)
+CASE(a_cycle_is_one_sentence_however_long)
 {
     const char *part = "waits in a circle: rank 0, op 0 (rF1.0) -> rank ";
 
@@ -222,7 +222,7 @@ static void a_cycle_is_one_sentence_however_long(void **state)
     expect_circle(99, part, " ranks more -> rank 0");
 }
 
-static void bounds_of_the_callers_are_kept_too(void **state)
+CASE(bounds_of_the_callers_are_kept_too)
 {
     struct dp_schedule *s;
     struct dp_finding f;
@@ -241,7 +241,7 @@ static void bounds_of_the_callers_are_kept_too(void **state)
     dp_schedule_free(s);
 }
 
-static void a_placement_that_makes_no_sense_is_found(void **state)
+CASE(a_placement_that_makes_no_sense_is_found)
 {
     struct dp_schedule *s;
     struct dp_finding f;
@@ -277,7 +277,7 @@ static void a_placement_that_makes_no_sense_is_found(void **state)
     dp_schedule_free(s);
 }
 
-static void without_a_finding_the_sentence_is_the_last_error(void **state)
+CASE(without_a_finding_the_sentence_is_the_last_error)
 {
     const char *text = ALONE("F0.0 B0.0 F0.1");
     struct dp_schedule *s;
@@ -291,17 +291,6 @@ static void without_a_finding_the_sentence_is_the_last_error(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_built_schedules_up_to_24_ranks_are_valid),
-        cmocka_unit_test(schedules_with_slack_are_valid),
-        cmocka_unit_test(a_reduce_of_every_slot_is_valid),
-        cmocka_unit_test(every_finding_names_rule_rank_index_and_op),
-        cmocka_unit_test(reduces_that_partners_come_to_in_different_orders_are_found),
-        cmocka_unit_test(a_cycle_is_one_sentence_however_long),
-        cmocka_unit_test(bounds_of_the_callers_are_kept_too),
-        cmocka_unit_test(a_placement_that_makes_no_sense_is_found),
-        cmocka_unit_test(without_a_finding_the_sentence_is_the_last_error),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -55,7 +55,7 @@ static bool has_slack(int kind)
     return kind == DP_SCHEDULE_DUALPIPE || kind == DP_SCHEDULE_DUALPIPEV;
 }
 
-static void every_built_schedule_survives_every_form(void **state)
+CASE(every_built_schedule_survives_every_form)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int ranks = 2; ranks <= 8; ranks += 2)
@@ -75,7 +75,7 @@ static void every_built_schedule_survives_every_form(void **state)
             }
 }
 
-static void rank_maps_survive_every_form(void **state)
+CASE(rank_maps_survive_every_form)
 {
     static const int map[] = {2, 0, 3, 1};
     struct dp_schedule *s = build((struct dp_schedule_spec){
@@ -87,7 +87,7 @@ static void rank_maps_survive_every_form(void **state)
     dp_schedule_free(s);
 }
 
-static void the_text_form_is_made_to_be_read(void **state)
+CASE(the_text_form_is_made_to_be_read)
 {
     char *text;
     struct dp_schedule *s = build((struct dp_schedule_spec){
@@ -104,7 +104,7 @@ static void the_text_form_is_made_to_be_read(void **state)
     dp_schedule_free(s);
 }
 
-static void every_kind_of_op_survives_every_format(void **state)
+CASE(every_kind_of_op_survives_every_format)
 {
     static const char text[] =
         "user P=2 M=2\nholds 0: 0 2 1\nholds 1:\n"
@@ -123,7 +123,7 @@ static void every_kind_of_op_survives_every_format(void **state)
     dp_schedule_free(s);
 }
 
-static void ranks_of_a_trace_may_stand_in_any_order(void **state)
+CASE(ranks_of_a_trace_may_stand_in_any_order)
 {
     const char *text = "{\"algo\": \"gpipe\", \"P\": 2, \"M\": 1, \"forward_only\": true, "
                        "\"ranks\": ["
@@ -171,7 +171,7 @@ static const char *const users[] = {
     "rank,1,F0.0,F1.0,,B1.0,B0.0,F0.1,F1.1,B1.1,B0.1,,\r\n",
 };
 
-static void computes_of_a_user_get_their_messages_and_can_be_carried_out(void **state)
+CASE(computes_of_a_user_get_their_messages_and_can_be_carried_out)
 {
     struct dp_schedule *first = read_form(users[0], formats[0]);
 
@@ -190,7 +190,7 @@ static void computes_of_a_user_get_their_messages_and_can_be_carried_out(void **
     dp_schedule_free(first);
 }
 
-static void a_user_without_slots_has_a_stage_a_rank_and_may_have_two_streams(void **state)
+CASE(a_user_without_slots_has_a_stage_a_rank_and_may_have_two_streams)
 {
     struct dp_schedule *s = read_form("user P=2 M=1 forward_only map=1:0\n"
                                       "rank 0: F0.0\nrank 1: F0.0\n", DP_FORMAT_TEXT);
@@ -220,7 +220,7 @@ static void expect_answer(const char *text, enum dp_format format, const char *a
                  answer);
 }
 
-static void errors_give_the_line_and_what_was_expected(void **state)
+CASE(errors_give_the_line_and_what_was_expected)
 {
     static const char *const cases[][2] = {
         {"", "line 1: the end, expected a schedule's kind"},
@@ -278,7 +278,7 @@ static void errors_give_the_line_and_what_was_expected(void **state)
     "{\"algo\": \"dualpipe\", \"P\": 2, \"M\": 4, \"ranks\": [{\"events\": [" e                      \
     "]}, {\"events\": []}]}"
 
-static void bad_json_is_answered_by_path_and_expectation(void **state)
+CASE(bad_json_is_answered_by_path_and_expectation)
 {
     static const char *const cases[][2] = {
         {"{\n\"algo\": \"dualpipe\",\n", "line 3, column 0: "},
@@ -362,7 +362,7 @@ static void expect_same_computes(const struct dp_schedule *a, const struct dp_sc
     }
 }
 
-static void schedules_of_one_stream_go_to_pytorch_and_back(void **state)
+CASE(schedules_of_one_stream_go_to_pytorch_and_back)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int ranks = 2; ranks <= 8; ranks += 2) {
@@ -388,7 +388,7 @@ static void schedules_of_one_stream_go_to_pytorch_and_back(void **state)
         }
 }
 
-static void what_pytorch_has_no_word_for_is_not_written(void **state)
+CASE(what_pytorch_has_no_word_for_is_not_written)
 {
     struct dp_schedule *s = build((struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B,
                                                             .ranks = 2,
@@ -401,7 +401,7 @@ static void what_pytorch_has_no_word_for_is_not_written(void **state)
     dp_schedule_free(s);
 }
 
-static void messages_and_shards_of_pytorch_leave_the_computes(void **state)
+CASE(messages_and_shards_of_pytorch_leave_the_computes)
 {
     static const char with[] =
         "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0I1,0W1,0REDUCE_GRAD,0RESHARD\n"
@@ -421,7 +421,7 @@ static void messages_and_shards_of_pytorch_leave_the_computes(void **state)
     dp_schedule_free(old);
 }
 
-static void bad_lists_of_pytorch_are_answered_by_cell_and_expectation(void **state)
+CASE(bad_lists_of_pytorch_are_answered_by_cell_and_expectation)
 {
     static const struct {
         const char *text, *says;
@@ -455,7 +455,7 @@ static void bad_lists_of_pytorch_are_answered_by_cell_and_expectation(void **sta
     }
 }
 
-static void an_unknown_format_is_refused(void **state)
+CASE(an_unknown_format_is_refused)
 {
     struct dp_schedule *s;
     char *text;
@@ -466,7 +466,7 @@ static void an_unknown_format_is_refused(void **state)
     dp_schedule_free(s);
 }
 
-static void schedules_that_differ_anywhere_are_not_equal(void **state)
+CASE(schedules_that_differ_anywhere_are_not_equal)
 {
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
     struct dp_schedule *a = build(spec), *b = build(spec);
@@ -486,23 +486,6 @@ static void schedules_that_differ_anywhere_are_not_equal(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_built_schedule_survives_every_form),
-        cmocka_unit_test(rank_maps_survive_every_form),
-        cmocka_unit_test(the_text_form_is_made_to_be_read),
-        cmocka_unit_test(every_kind_of_op_survives_every_format),
-        cmocka_unit_test(ranks_of_a_trace_may_stand_in_any_order),
-        cmocka_unit_test(computes_of_a_user_get_their_messages_and_can_be_carried_out),
-        cmocka_unit_test(a_user_without_slots_has_a_stage_a_rank_and_may_have_two_streams),
-        cmocka_unit_test(errors_give_the_line_and_what_was_expected),
-        cmocka_unit_test(bad_json_is_answered_by_path_and_expectation),
-        cmocka_unit_test(schedules_of_one_stream_go_to_pytorch_and_back),
-        cmocka_unit_test(what_pytorch_has_no_word_for_is_not_written),
-        cmocka_unit_test(messages_and_shards_of_pytorch_leave_the_computes),
-        cmocka_unit_test(bad_lists_of_pytorch_are_answered_by_cell_and_expectation),
-        cmocka_unit_test(an_unknown_format_is_refused),
-        cmocka_unit_test(schedules_that_differ_anywhere_are_not_equal),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

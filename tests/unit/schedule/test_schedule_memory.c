@@ -123,19 +123,19 @@ static int tear_down(void **state)
     return 0;
 }
 
-static void building_survives_every_failed_allocation(void **state)
+CASE(building_survives_every_failed_allocation)
 {
     expect_every_failure_reported(call_new, 7);
     expect_every_failure_reported(call_build_rank, 2);
 }
 
-static void checking_and_simulating_survive_every_failed_allocation(void **state)
+CASE(checking_and_simulating_survive_every_failed_allocation)
 {
     expect_every_failure_reported(call_check, 8);
     expect_every_failure_reported(call_simulate, 15);
 }
 
-static void writing_and_reading_survive_every_failed_allocation(void **state)
+CASE(writing_and_reading_survive_every_failed_allocation)
 {
     expect_every_failure_reported(call_write_text, 3);
     expect_every_failure_reported(call_write_json, 3);
@@ -147,10 +147,5 @@ static void writing_and_reading_survive_every_failed_allocation(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(building_survives_every_failed_allocation),
-        cmocka_unit_test(checking_and_simulating_survive_every_failed_allocation),
-        cmocka_unit_test(writing_and_reading_survive_every_failed_allocation),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_cases(set_up, tear_down);
 }

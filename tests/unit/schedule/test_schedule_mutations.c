@@ -203,27 +203,27 @@ static void mutate_all(void (*change)(struct mutant *, int))
         mutate(specs[i], change);
 }
 
-static void every_deletion_is_judged_rightly(void **state)
+CASE(every_deletion_is_judged_rightly)
 {
     mutate_all(delete_each);
 }
 
-static void every_duplication_is_judged_rightly(void **state)
+CASE(every_duplication_is_judged_rightly)
 {
     mutate_all(duplicate_each);
 }
 
-static void every_swap_is_judged_rightly(void **state)
+CASE(every_swap_is_judged_rightly)
 {
     mutate_all(swap_each);
 }
 
-static void every_change_of_a_field_is_judged_rightly(void **state)
+CASE(every_change_of_a_field_is_judged_rightly)
 {
     mutate_all(change_each);
 }
 
-static void all_rules_were_answers(void **state)
+CASE(all_rules_were_answers)
 {
     for (int rule = 0; rule < DP_RULES; rule++) {
         print_message("%s %d\n", dp_rule_name((enum dp_rule)rule), answers[rule]);
@@ -233,13 +233,6 @@ static void all_rules_were_answers(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_deletion_is_judged_rightly),
-        cmocka_unit_test(every_duplication_is_judged_rightly),
-        cmocka_unit_test(every_swap_is_judged_rightly),
-        cmocka_unit_test(every_change_of_a_field_is_judged_rightly),
-        cmocka_unit_test(all_rules_were_answers),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -75,7 +75,7 @@ static void expect_bubble_on_every_rank(enum dp_schedule_kind kind, int ranks, i
     dp_schedule_free(s);
 }
 
-static void gpipe_and_1f1b_idle_for_the_published_time(void **state)
+CASE(gpipe_and_1f1b_idle_for_the_published_time)
 {
     for (int ranks = 1; ranks <= 16; ranks++)
         for (int m = ranks; m <= 3 * ranks; m++) {
@@ -86,7 +86,7 @@ static void gpipe_and_1f1b_idle_for_the_published_time(void **state)
 }
 
 /* (PP - 1)(F + B - 2W), B = I + W; exact where W is no longer than F and I. */
-static void zb1p_idles_for_the_published_time(void **state)
+CASE(zb1p_idles_for_the_published_time)
 {
     static const struct dp_cost costs[] = {{.f_ns = T, .i_ns = T, .w_ns = T},
                                            {.f_ns = T, .i_ns = 1200, .w_ns = 800},
@@ -99,7 +99,7 @@ static void zb1p_idles_for_the_published_time(void **state)
 }
 
 /* (PP/2 - 1)(F&B + B - 3W), PP stages; exact where F = I = W. */
-static void dualpipe_and_dualpipev_idle_for_the_published_time(void **state)
+CASE(dualpipe_and_dualpipev_idle_for_the_published_time)
 {
     for (int ranks = 2; ranks <= 16; ranks *= 2)
         for (int m = 2 * ranks; m <= 4 * ranks; m += 2) {
@@ -110,7 +110,7 @@ static void dualpipe_and_dualpipev_idle_for_the_published_time(void **state)
         }
 }
 
-static void dualpipe_takes_3m_plus_p_minus_2(void **state)
+CASE(dualpipe_takes_3m_plus_p_minus_2)
 {
     static const int cases[][3] = {{4, 8, 26}, {4, 20, 62}, {8, 16, 54},
                                    {8, 20, 66}, {8, 40, 126}, {16, 64, 206}};
@@ -121,7 +121,7 @@ static void dualpipe_takes_3m_plus_p_minus_2(void **state)
 }
 
 /* With F&B < F + B outer ranks idle less, and the formula is the most that any does. */
-static void the_formula_is_an_upper_bound_where_it_is_not_exact(void **state)
+CASE(the_formula_is_an_upper_bound_where_it_is_not_exact)
 {
     struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE, 8, 20);
     struct dp_cost cost = unit_cost;
@@ -145,7 +145,7 @@ static void the_formula_is_an_upper_bound_where_it_is_not_exact(void **state)
 
 /* The published figures, 69 and 81, are those of batches that are waited for as a whole; a wait
  * that belongs to the op that consumes gains little. */
-static void link_latency_costs_what_was_published(void **state)
+CASE(link_latency_costs_what_was_published)
 {
     struct dp_cost tenth = unit_cost, half = unit_cost;
 
@@ -159,7 +159,7 @@ static void link_latency_costs_what_was_published(void **state)
 
 /* From the steady state on, two micro-batches more take two pairs more, whatever the latency up to
  * that of a pair. Without slack they take longer with any latency. */
-static void slack_hides_the_latency_of_messages_up_to_a_pair(void **state)
+CASE(slack_hides_the_latency_of_messages_up_to_a_pair)
 {
     for (int kind = DP_SCHEDULE_DUALPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int ranks = 2; ranks <= 8; ranks += 2)
@@ -190,7 +190,7 @@ static void slack_hides_the_latency_of_messages_up_to_a_pair(void **state)
     assert_int_equal(makespan_of(spec, tenth), 70000);
 }
 
-static void peak_activations_are_the_published_ones(void **state)
+CASE(peak_activations_are_the_published_ones)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
         struct dp_schedule *s = build((enum dp_schedule_kind)kind, 8, 20);
@@ -208,7 +208,7 @@ static void peak_activations_are_the_published_ones(void **state)
 
 /* ---- timelines ----------------------------------------------------------------------------- */
 
-static void spans_of_a_rank_follow_each_other_and_name_the_rank_they_waited_for(void **state)
+CASE(spans_of_a_rank_follow_each_other_and_name_the_rank_they_waited_for)
 {
     struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE, 4, 8);
     struct dp_simulation sim = simulate(s, unit_cost, DP_SIMULATE_TIMELINE);
@@ -230,7 +230,7 @@ static void spans_of_a_rank_follow_each_other_and_name_the_rank_they_waited_for(
     dp_schedule_free(s);
 }
 
-static void the_critical_path_leads_from_zero_to_the_end_without_a_gap(void **state)
+CASE(the_critical_path_leads_from_zero_to_the_end_without_a_gap)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int latency = 0; latency <= 700; latency += 350) {
@@ -252,7 +252,7 @@ static void the_critical_path_leads_from_zero_to_the_end_without_a_gap(void **st
         }
 }
 
-static void a_slow_rank_or_stage_slows_the_step_as_it_must(void **state)
+CASE(a_slow_rank_or_stage_slows_the_step_as_it_must)
 {
     static const double rank_scale[] = {1, 1, 3, 1}, stage_scale[] = {1, 3, 1, 1};
     struct dp_cost slow_rank = unit_cost, slow_stage = unit_cost;
@@ -267,7 +267,7 @@ static void a_slow_rank_or_stage_slows_the_step_as_it_must(void **state)
                 makespan(DP_SCHEDULE_DUALPIPE, 4, 20, slow_rank, 0));
 }
 
-static void a_narrow_link_passes_one_message_at_a_time(void **state)
+CASE(a_narrow_link_passes_one_message_at_a_time)
 {
     struct dp_cost cost = {.f_ns = 1, .b_ns = 1, .link_bytes_per_ns = 0.5, .message_bytes = 500};
 
@@ -276,7 +276,7 @@ static void a_narrow_link_passes_one_message_at_a_time(void **state)
     assert_int_equal(makespan(DP_SCHEDULE_GPIPE, 1, 4, cost, 0), 8);
 }
 
-static void measured_op_times_can_stand_in_for_costs(void **state)
+CASE(measured_op_times_can_stand_in_for_costs)
 {
     struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE, 8, 20);
     size_t count = s->first[s->ranks];
@@ -313,7 +313,7 @@ static size_t index_of(const struct dp_schedule *s, int rank, enum dp_op_kind ki
     return i;
 }
 
-static void a_sum_with_the_mirror_goes_on_while_both_compute(void **state)
+CASE(a_sum_with_the_mirror_goes_on_while_both_compute)
 {
     struct dp_schedule *s;
     struct dp_cost cost = unit_cost;
@@ -352,7 +352,7 @@ static struct dp_schedule *read_text(const char *text)
     return s;
 }
 
-static void a_recomputed_forward_keeps_its_input_only(void **state)
+CASE(a_recomputed_forward_keeps_its_input_only)
 {
     struct dp_schedule *s = read_text("user P=1 M=3\n"
                                       "rank 0: F0.0 F0.1 F0.2 B0.2 re0.1 B0.1 re0.0 B0.0\n");
@@ -367,7 +367,7 @@ static void a_recomputed_forward_keeps_its_input_only(void **state)
 
 /* The copy out takes 2 T, from the end of F0.0 on, that back 3 T after it: B0.0 waits from 4 T on
  * until 6 T. */
-static void an_evicted_set_is_fetched_before_the_backward_that_needs_it(void **state)
+CASE(an_evicted_set_is_fetched_before_the_backward_that_needs_it)
 {
     struct dp_schedule *s = read_text("user P=1 M=2\n"
                                       "rank 0: F0.0 ev0.0 F0.1 fe0.0 B0.1 B0.0\n");
@@ -386,7 +386,7 @@ static void an_evicted_set_is_fetched_before_the_backward_that_needs_it(void **s
 }
 
 /* Only a message of a skip has an argument. */
-static void an_eviction_with_an_argument_is_refused(void **state)
+CASE(an_eviction_with_an_argument_is_refused)
 {
     struct dp_schedule *s = read_text("user P=1 M=1\nrank 0: F0.0 ev0.0 fe0.0 B0.0\n");
     struct dp_simulation sim;
@@ -407,7 +407,7 @@ static void expect_refused(struct dp_schedule *s, struct dp_cost cost, const cha
         fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
 }
 
-static void bad_costs_and_schedules_without_end_are_refused(void **state)
+CASE(bad_costs_and_schedules_without_end_are_refused)
 {
     static const double scale[] = {1, -1};
     struct dp_schedule *s = build(DP_SCHEDULE_1F1B, 2, 2);
@@ -439,26 +439,6 @@ static void bad_costs_and_schedules_without_end_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gpipe_and_1f1b_idle_for_the_published_time),
-        cmocka_unit_test(zb1p_idles_for_the_published_time),
-        cmocka_unit_test(dualpipe_and_dualpipev_idle_for_the_published_time),
-        cmocka_unit_test(dualpipe_takes_3m_plus_p_minus_2),
-        cmocka_unit_test(the_formula_is_an_upper_bound_where_it_is_not_exact),
-        cmocka_unit_test(link_latency_costs_what_was_published),
-        cmocka_unit_test(slack_hides_the_latency_of_messages_up_to_a_pair),
-        cmocka_unit_test(peak_activations_are_the_published_ones),
-        cmocka_unit_test(spans_of_a_rank_follow_each_other_and_name_the_rank_they_waited_for),
-        cmocka_unit_test(the_critical_path_leads_from_zero_to_the_end_without_a_gap),
-        cmocka_unit_test(a_slow_rank_or_stage_slows_the_step_as_it_must),
-        cmocka_unit_test(a_narrow_link_passes_one_message_at_a_time),
-        cmocka_unit_test(measured_op_times_can_stand_in_for_costs),
-        cmocka_unit_test(a_sum_with_the_mirror_goes_on_while_both_compute),
-        cmocka_unit_test(a_recomputed_forward_keeps_its_input_only),
-        cmocka_unit_test(an_evicted_set_is_fetched_before_the_backward_that_needs_it),
-        cmocka_unit_test(an_eviction_with_an_argument_is_refused),
-        cmocka_unit_test(bad_costs_and_schedules_without_end_are_refused),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -28,7 +28,7 @@ static void assert_route(const struct dp_topology *t, const char *a, const char 
 
 /* ---- descriptions --------------------------------------------------------------------------- */
 
-static void every_preset_is_a_topology(void **state)
+CASE(every_preset_is_a_topology)
 {
     for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
         struct dp_topology *t = topology_made(p->name);
@@ -38,7 +38,7 @@ static void every_preset_is_a_topology(void **state)
     }
 }
 
-static void terms_nest_and_multiply(void **state)
+CASE(terms_nest_and_multiply)
 {
     struct dp_topology *t = topology_made("host:3 numa:2 nic:1 root:2 switch:2 switch:2 gpu:2");
 
@@ -53,7 +53,7 @@ static void terms_nest_and_multiply(void **state)
     dp_topology_free(t);
 }
 
-static void later_terms_replace_those_of_a_preset(void **state)
+CASE(later_terms_replace_those_of_a_preset)
 {
     struct dp_topology *t = topology_made("dgx-h100 host:2 numa:1 root:2 net=100Gb/s");
 
@@ -62,7 +62,7 @@ static void later_terms_replace_those_of_a_preset(void **state)
     dp_topology_free(t);
 }
 
-static void a_wrong_term_is_named(void **state)
+CASE(a_wrong_term_is_named)
 {
     static const struct {
         const char *description, *says;
@@ -93,7 +93,7 @@ static void a_wrong_term_is_named(void **state)
 
 /* ---- order ---------------------------------------------------------------------------------- */
 
-static void nodes_stand_in_preorder_and_links_in_order(void **state)
+CASE(nodes_stand_in_preorder_and_links_in_order)
 {
     struct dp_topology *t = topology_made("hgx-a100 host:3");
 
@@ -171,7 +171,7 @@ static void leave_a_numa_node_alone(struct dp_topology *t)
         t->first_around[i] = 0;
 }
 
-static void the_checker_names_what_is_wrong(void **state)
+CASE(the_checker_names_what_is_wrong)
 {
     static const struct damage cases[] = {
         {"a GPU right below a host", give_a_gpu_to_a_host, "a gpu may not stand in a host"},
@@ -198,7 +198,7 @@ static void the_checker_names_what_is_wrong(void **state)
 
 /* ---- names ---------------------------------------------------------------------------------- */
 
-static void a_label_finds_its_node(void **state)
+CASE(a_label_finds_its_node)
 {
     struct dp_topology *t = topology_made("gb200-nvl72 host:3");
     char label[DP_TOPO_LABEL_LEN];
@@ -208,7 +208,7 @@ static void a_label_finds_its_node(void **state)
     dp_topology_free(t);
 }
 
-static void a_node_has_several_names(void **state)
+CASE(a_node_has_several_names)
 {
     struct dp_topology *t = topology_made("dgx-h100 host:2");
     const struct dp_topo_pci *pci = &t->nodes[topology_node(t, "node1/gpu0")].pci;
@@ -223,7 +223,7 @@ static void a_node_has_several_names(void **state)
     dp_topology_free(t);
 }
 
-static void a_name_that_is_none_gets_the_nearest(void **state)
+CASE(a_name_that_is_none_gets_the_nearest)
 {
     struct dp_topology *t = topology_made("laptop");
     int32_t n = 77;
@@ -237,7 +237,7 @@ static void a_name_that_is_none_gets_the_nearest(void **state)
 
 /* ---- routes --------------------------------------------------------------------------------- */
 
-static void classes_are_those_of_nvidia_smi(void **state)
+CASE(classes_are_those_of_nvidia_smi)
 {
     struct dp_topology *t = topology_made("numa:2 root:2 switch:1 switch:2 gpu:2 cpu=40 pcie=4x16");
 
@@ -255,7 +255,7 @@ static void classes_are_those_of_nvidia_smi(void **state)
     dp_topology_free(t);
 }
 
-static void nvlink_goes_before_pci(void **state)
+CASE(nvlink_goes_before_pci)
 {
     struct dp_topology *t = topology_made("dgx-h100");
 
@@ -274,7 +274,7 @@ static void nvlink_goes_before_pci(void **state)
     dp_topology_free(t);
 }
 
-static void the_wider_of_two_routes_is_taken(void **state)
+CASE(the_wider_of_two_routes_is_taken)
 {
     struct dp_topology *t = topology_made("grace-hopper");
 
@@ -283,7 +283,7 @@ static void the_wider_of_two_routes_is_taken(void **state)
     dp_topology_free(t);
 }
 
-static void the_bottleneck_is_the_slowest_link(void **state)
+CASE(the_bottleneck_is_the_slowest_link)
 {
     struct dp_topology *t = topology_made("switch:2 gpu:2 pcie=5x16 uplink=4x8");
     struct dp_topo_path p = topology_way(t, "gpu0", "gpu3");
@@ -297,7 +297,7 @@ static void the_bottleneck_is_the_slowest_link(void **state)
     dp_topology_free(t);
 }
 
-static void hosts_meet_on_a_rail(void **state)
+CASE(hosts_meet_on_a_rail)
 {
     struct dp_topology *t = topology_made("dgx-h100 host:2");
     struct dp_topo_path p = topology_way(t, "node0/gpu5", "node1/gpu5");
@@ -309,7 +309,7 @@ static void hosts_meet_on_a_rail(void **state)
     dp_topology_free(t);
 }
 
-static void without_a_rail_in_common_the_spine_joins(void **state)
+CASE(without_a_rail_in_common_the_spine_joins)
 {
     struct dp_topology *t = topology_made("host:2 nic:2 gpu:2 spine=5");
 
@@ -325,7 +325,7 @@ static void without_a_rail_in_common_the_spine_joins(void **state)
     dp_topology_free(t);
 }
 
-static void a_port_that_is_down_leads_nowhere(void **state)
+CASE(a_port_that_is_down_leads_nowhere)
 {
     struct dp_topology *t = topology_made("host:2 nic:2 gpu:1");
 
@@ -336,7 +336,7 @@ static void a_port_that_is_down_leads_nowhere(void **state)
 }
 
 /* A host of more nodes than a search has stack space for. */
-static void a_large_host_is_no_special_case(void **state)
+CASE(a_large_host_is_no_special_case)
 {
     struct dp_topology *t = topology_made("numa:4 root:8 switch:4 gpu:2 nic:1");
 
@@ -346,7 +346,7 @@ static void a_large_host_is_no_special_case(void **state)
 }
 
 /* Between all nodes of hosts of every kind, the second time out of what was kept. */
-static void routes_that_are_kept_are_the_same(void **state)
+CASE(routes_that_are_kept_are_the_same)
 {
     static const char *const descriptions[] = {
         "dgx-h100 host:2", "gb200-nvl72 host:2", "host:2 numa:2 root:1 switch:1 gpu:1 nic:2",
@@ -372,7 +372,7 @@ static void routes_that_are_kept_are_the_same(void **state)
     }
 }
 
-static void what_is_no_node_has_no_route(void **state)
+CASE(what_is_no_node_has_no_route)
 {
     struct dp_topology *t = topology_made("laptop");
     struct dp_topo_path p;
@@ -384,7 +384,7 @@ static void what_is_no_node_has_no_route(void **state)
 
 /* ---- NICs ----------------------------------------------------------------------------------- */
 
-static void a_gpu_gets_the_nearest_nics_first(void **state)
+CASE(a_gpu_gets_the_nearest_nics_first)
 {
     struct dp_topology *t = topology_made("hgx-a100");
     int32_t nics[8], count, first[8];
@@ -406,7 +406,7 @@ static void a_gpu_gets_the_nearest_nics_first(void **state)
     dp_topology_free(t);
 }
 
-static void nics_that_are_down_are_left_out(void **state)
+CASE(nics_that_are_down_are_left_out)
 {
     struct dp_topology *t = topology_made("gpu:1 nic:2");
     int32_t nics[2], count;
@@ -420,7 +420,7 @@ static void nics_that_are_down_are_left_out(void **state)
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-static void json_gives_back_the_same(void **state)
+CASE(json_gives_back_the_same)
 {
     for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
         struct dp_topology *t = topology_made(p->name);
@@ -429,7 +429,7 @@ static void json_gives_back_the_same(void **state)
     }
 }
 
-static void errors_in_json_give_the_place(void **state)
+CASE(errors_in_json_give_the_place)
 {
     static const struct {
         const char *json, *says;
@@ -487,7 +487,7 @@ static void errors_in_json_give_the_place(void **state)
     }
 }
 
-static void a_thousand_hosts_are_built_read_and_searched(void **state)
+CASE(a_thousand_hosts_are_built_read_and_searched)
 {
     struct dp_topology *t = topology_made("dgx-h100 host:1024");
 
@@ -499,33 +499,6 @@ static void a_thousand_hosts_are_built_read_and_searched(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_preset_is_a_topology),
-        cmocka_unit_test(terms_nest_and_multiply),
-        cmocka_unit_test(later_terms_replace_those_of_a_preset),
-        cmocka_unit_test(a_wrong_term_is_named),
-        cmocka_unit_test(nodes_stand_in_preorder_and_links_in_order),
-        cmocka_unit_test(the_checker_names_what_is_wrong),
-        cmocka_unit_test(a_label_finds_its_node),
-        cmocka_unit_test(a_node_has_several_names),
-        cmocka_unit_test(a_name_that_is_none_gets_the_nearest),
-        cmocka_unit_test(classes_are_those_of_nvidia_smi),
-        cmocka_unit_test(nvlink_goes_before_pci),
-        cmocka_unit_test(the_wider_of_two_routes_is_taken),
-        cmocka_unit_test(the_bottleneck_is_the_slowest_link),
-        cmocka_unit_test(hosts_meet_on_a_rail),
-        cmocka_unit_test(without_a_rail_in_common_the_spine_joins),
-        cmocka_unit_test(a_port_that_is_down_leads_nowhere),
-        cmocka_unit_test(a_large_host_is_no_special_case),
-        cmocka_unit_test(routes_that_are_kept_are_the_same),
-        cmocka_unit_test(what_is_no_node_has_no_route),
-        cmocka_unit_test(a_gpu_gets_the_nearest_nics_first),
-        cmocka_unit_test(nics_that_are_down_are_left_out),
-        cmocka_unit_test(json_gives_back_the_same),
-        cmocka_unit_test(errors_in_json_give_the_place),
-        cmocka_unit_test(a_thousand_hosts_are_built_read_and_searched),
-    };
-
     topology_quietly();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

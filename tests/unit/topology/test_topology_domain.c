@@ -43,7 +43,7 @@ static const char *domain_of(const struct dp_topology *t, const char *hub)
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-static void nvml_names_the_domain(void **state)
+CASE(nvml_names_the_domain)
 {
     struct dp_topology *t = tray("tray-a", "rack");
 
@@ -54,7 +54,7 @@ static void nvml_names_the_domain(void **state)
     dp_topology_free(t);
 }
 
-static void switches_of_one_host_have_no_domain(void **state)
+CASE(switches_of_one_host_have_no_domain)
 {
     static const char *const gpus[] = {"rack-alone", "rack-starting", "rack-failed"};
 
@@ -69,7 +69,7 @@ static void switches_of_one_host_have_no_domain(void **state)
     dp_topology_free(t);
 }
 
-static void a_dump_of_nccl_has_several_hosts(void **state)
+CASE(a_dump_of_nccl_has_several_hosts)
 {
 #ifdef HAVE_EXPAT
     char *xml = topology_file("nccl-rack.xml");
@@ -91,7 +91,7 @@ static void a_dump_of_nccl_has_several_hosts(void **state)
 
 /* ---- clusters ------------------------------------------------------------------------------- */
 
-static void hosts_of_a_domain_share_its_switches(void **state)
+CASE(hosts_of_a_domain_share_its_switches)
 {
     struct dp_topology *parts[] = {tray("tray-a", "rack"), tray("tray-b", "rack"),
                                    tray("tray-c", "rack-cut")};
@@ -118,7 +118,7 @@ static void hosts_of_a_domain_share_its_switches(void **state)
     free_all(parts, 3);
 }
 
-static void a_cluster_is_taken_apart_and_put_together(void **state)
+CASE(a_cluster_is_taken_apart_and_put_together)
 {
     struct dp_topology *t = topology_made("gb200-nvl72 host:4 domain=2 rails=none"), *parts[4];
 
@@ -138,7 +138,7 @@ static void a_cluster_is_taken_apart_and_put_together(void **state)
     dp_topology_free(t);
 }
 
-static void json_keeps_domains(void **state)
+CASE(json_keeps_domains)
 {
     struct dp_topology *parts[] = {tray("tray-a", "rack"), tray("tray-b", "rack")};
     struct dp_topology *t = merged(parts, 2);
@@ -151,7 +151,7 @@ static void json_keeps_domains(void **state)
     free_all(parts, 2);
 }
 
-static void a_node_of_nccl_is_a_domain(void **state)
+CASE(a_node_of_nccl_is_a_domain)
 {
     static const struct {
         const char *description;
@@ -176,7 +176,7 @@ static void a_node_of_nccl_is_a_domain(void **state)
 
 /* Two pipelines of 8 ranks over four hosts, two of which are a domain each; the GPUs came so that
  * every second rank of a pipeline is in the other one. */
-static void placement_keeps_a_pipeline_in_its_domain(void **state)
+CASE(placement_keeps_a_pipeline_in_its_domain)
 {
     const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 8, .microbatches = 16};
     struct dp_topology *t = topology_made("gb200-nvl72 host:4 domain=2");
@@ -201,17 +201,6 @@ static void placement_keeps_a_pipeline_in_its_domain(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nvml_names_the_domain),
-        cmocka_unit_test(switches_of_one_host_have_no_domain),
-        cmocka_unit_test(a_dump_of_nccl_has_several_hosts),
-        cmocka_unit_test(hosts_of_a_domain_share_its_switches),
-        cmocka_unit_test(a_cluster_is_taken_apart_and_put_together),
-        cmocka_unit_test(json_keeps_domains),
-        cmocka_unit_test(a_node_of_nccl_is_a_domain),
-        cmocka_unit_test(placement_keeps_a_pipeline_in_its_domain),
-    };
-
     topology_quietly();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void gpus_reach_each_other_through_switches(void **state)
+CASE(gpus_reach_each_other_through_switches)
 {
     static const char *const seen[] = {"nvswitch", "hidden-switch"};
 
@@ -37,7 +37,7 @@ static void gpus_reach_each_other_through_switches(void **state)
     }
 }
 
-static void gpus_are_joined_directly(void **state)
+CASE(gpus_are_joined_directly)
 {
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "mesh");
     struct dp_topo_path p = topology_way(t, "gpu3", "gpu1");
@@ -52,7 +52,7 @@ static void gpus_are_joined_directly(void **state)
     dp_topology_free(t);
 }
 
-static void a_gpu_that_sys_does_not_show_is_added(void **state)
+CASE(a_gpu_that_sys_does_not_show_is_added)
 {
     struct dp_topology *t = topology_unpacked_with("container", "fake_nvml", "alone");
     int32_t gpu = topology_node(t, "0000:1b:00.0");
@@ -66,7 +66,7 @@ static void a_gpu_that_sys_does_not_show_is_added(void **state)
     dp_topology_free(t);
 }
 
-static void a_divided_gpu_is_one_gpu_without_nvlink(void **state)
+CASE(a_divided_gpu_is_one_gpu_without_nvlink)
 {
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "mig");
 
@@ -77,7 +77,7 @@ static void a_divided_gpu_is_one_gpu_without_nvlink(void **state)
     dp_topology_free(t);
 }
 
-static void links_that_the_driver_refuses_are_noted(void **state)
+CASE(links_that_the_driver_refuses_are_noted)
 {
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "refused");
     struct dp_topo_path p = topology_way(t, "gpu0", "gpu1");
@@ -88,7 +88,7 @@ static void links_that_the_driver_refuses_are_noted(void **state)
     dp_topology_free(t);
 }
 
-static void chips_are_joined_to_their_cpu(void **state)
+CASE(chips_are_joined_to_their_cpu)
 {
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml", "grace");
     struct dp_topo_path p = topology_way(t, "gpu0", "numa0");
@@ -105,7 +105,7 @@ static void chips_are_joined_to_their_cpu(void **state)
     dp_topology_free(t);
 }
 
-static void links_are_as_fast_as_their_version(void **state)
+CASE(links_are_as_fast_as_their_version)
 {
     static const struct {
         int version, count;
@@ -127,7 +127,7 @@ static void links_are_as_fast_as_their_version(void **state)
     dp_topology_free(t);
 }
 
-static void what_nvml_refuses_is_left_out(void **state)
+CASE(what_nvml_refuses_is_left_out)
 {
     static const char *const gpus[] = {"no-start", "no-answers", "lost", "not-there"};
     static const char *const note[] = {
@@ -144,7 +144,7 @@ static void what_nvml_refuses_is_left_out(void **state)
     }
 }
 
-static void an_old_library_reports_what_it_knows(void **state)
+CASE(an_old_library_reports_what_it_knows)
 {
     struct dp_topology *t = topology_unpacked_with("hgx", "fake_nvml_old", "nvswitch");
     struct dp_topo_path p = topology_way(t, "gpu0", "gpu7");
@@ -158,7 +158,7 @@ static void an_old_library_reports_what_it_knows(void **state)
     dp_topology_free(t);
 }
 
-static void without_nvml_there_is_one_note(void **state)
+CASE(without_nvml_there_is_one_note)
 {
     static const char *const libraries[] = {"no-such-nvml.so", "libc.so.6"};
     static const char *const reasons[] = {"no-such-nvml.so: cannot open", "too old, or no NVML"};
@@ -176,7 +176,7 @@ static void without_nvml_there_is_one_note(void **state)
     tree_remove(root);
 }
 
-static void an_unknown_option_is_refused(void **state)
+CASE(an_unknown_option_is_refused)
 {
     struct dp_topology *t = NULL;
 
@@ -189,20 +189,6 @@ static void an_unknown_option_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gpus_reach_each_other_through_switches),
-        cmocka_unit_test(gpus_are_joined_directly),
-        cmocka_unit_test(a_gpu_that_sys_does_not_show_is_added),
-        cmocka_unit_test(a_divided_gpu_is_one_gpu_without_nvlink),
-        cmocka_unit_test(links_that_the_driver_refuses_are_noted),
-        cmocka_unit_test(chips_are_joined_to_their_cpu),
-        cmocka_unit_test(links_are_as_fast_as_their_version),
-        cmocka_unit_test(what_nvml_refuses_is_left_out),
-        cmocka_unit_test(an_old_library_reports_what_it_knows),
-        cmocka_unit_test(without_nvml_there_is_one_note),
-        cmocka_unit_test(an_unknown_option_is_refused),
-    };
-
     topology_quietly();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -34,7 +34,7 @@ static const char *text(const struct dp_topology *t, uint32_t at)
     return dp_topology_text(t, at);
 }
 
-static void a_server_is_read_whole(void **state)
+CASE(a_server_is_read_whole)
 {
     struct dp_topology *t = topology_unpacked("server");
     const struct dp_topo_node *host = &t->nodes[0], *numa = &t->nodes[topology_node(t, "numa1")];
@@ -53,7 +53,7 @@ static void a_server_is_read_whole(void **state)
     dp_topology_free(t);
 }
 
-static void ports_of_a_switch_become_one_node(void **state)
+CASE(ports_of_a_switch_become_one_node)
 {
     struct dp_topology *t = topology_unpacked("server");
 
@@ -68,7 +68,7 @@ static void ports_of_a_switch_become_one_node(void **state)
     dp_topology_free(t);
 }
 
-static void what_is_no_gpu_and_no_nic_is_left_out(void **state)
+CASE(what_is_no_gpu_and_no_nic_is_left_out)
 {
     struct dp_topology *t = topology_unpacked("server");
 
@@ -77,7 +77,7 @@ static void what_is_no_gpu_and_no_nic_is_left_out(void **state)
     dp_topology_free(t);
 }
 
-static void the_driver_names_its_gpus(void **state)
+CASE(the_driver_names_its_gpus)
 {
     struct dp_topology *t = topology_unpacked("server");
     const struct dp_topo_node *gpu = &t->nodes[topology_node(t, "gpu0")];
@@ -88,7 +88,7 @@ static void the_driver_names_its_gpus(void **state)
     dp_topology_free(t);
 }
 
-static void a_resting_link_of_a_gpu_counts_as_running(void **state)
+CASE(a_resting_link_of_a_gpu_counts_as_running)
 {
     struct dp_topology *t = topology_unpacked("server");
 
@@ -99,7 +99,7 @@ static void a_resting_link_of_a_gpu_counts_as_running(void **state)
     dp_topology_free(t);
 }
 
-static void a_narrow_link_of_a_nic_is_degraded(void **state)
+CASE(a_narrow_link_of_a_nic_is_degraded)
 {
     struct dp_topology *t = topology_unpacked("server");
     const struct dp_topo_link *l = uplink(t, "ens2np0");
@@ -112,7 +112,7 @@ static void a_narrow_link_of_a_nic_is_degraded(void **state)
     dp_topology_free(t);
 }
 
-static void ports_have_rates_states_and_gids(void **state)
+CASE(ports_have_rates_states_and_gids)
 {
     struct dp_topology *t = topology_unpacked("server");
     int32_t first;
@@ -137,7 +137,7 @@ static void ports_have_rates_states_and_gids(void **state)
     dp_topology_free(t);
 }
 
-static void a_virtual_machine_has_notes_on_what_is_unknown(void **state)
+CASE(a_virtual_machine_has_notes_on_what_is_unknown)
 {
     struct dp_topology *t = topology_unpacked("vm");
     int32_t first;
@@ -154,7 +154,7 @@ static void a_virtual_machine_has_notes_on_what_is_unknown(void **state)
     dp_topology_free(t);
 }
 
-static void memory_without_cpus_is_memory(void **state)
+CASE(memory_without_cpus_is_memory)
 {
     struct dp_topology *t = topology_unpacked("grace");
     const struct dp_topo_node *gpu = &t->nodes[topology_node(t, "gpu0")];
@@ -172,7 +172,7 @@ static void memory_without_cpus_is_memory(void **state)
     dp_topology_free(t);
 }
 
-static void a_container_without_devices_is_a_host(void **state)
+CASE(a_container_without_devices_is_a_host)
 {
     struct dp_topology *t = topology_unpacked("container");
 
@@ -199,7 +199,7 @@ static const char *subnet_of(const struct dp_topology *t, const char *nic)
     return text(t, t->ports[first].subnet);
 }
 
-static void ports_have_subnets(void **state)
+CASE(ports_have_subnets)
 {
     struct dp_topology *t = topology_unpacked("rails-a");
 
@@ -213,7 +213,7 @@ static void ports_have_subnets(void **state)
     dp_topology_free(t);
 }
 
-static void hosts_that_are_merged_find_their_rails(void **state)
+CASE(hosts_that_are_merged_find_their_rails)
 {
     struct dp_topology *a = topology_unpacked("rails-a"), *b = topology_unpacked("rails-b"), *t = NULL;
     const struct dp_topology *parts[] = {a, b};
@@ -236,7 +236,7 @@ static void hosts_that_are_merged_find_their_rails(void **state)
     dp_topology_free(t);
 }
 
-static void what_is_no_tree_is_refused(void **state)
+CASE(what_is_no_tree_is_refused)
 {
     struct dp_topology *t = NULL;
 
@@ -245,7 +245,7 @@ static void what_is_no_tree_is_refused(void **state)
     assert_non_null(strstr(dp_last_error(), "/nowhere/sys"));
 }
 
-static void this_machine_is_a_topology(void **state)
+CASE(this_machine_is_a_topology)
 {
     struct dp_topology *t = NULL;
 
@@ -277,7 +277,7 @@ static void *bind_beside_each_numa_node(void *arg)
     return NULL;
 }
 
-static void a_thread_is_bound_beside_a_device(void **state)
+CASE(a_thread_is_bound_beside_a_device)
 {
     struct dp_topology *t, *server = topology_unpacked("server");
     pthread_t thread;
@@ -300,24 +300,6 @@ static void a_thread_is_bound_beside_a_device(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_server_is_read_whole),
-        cmocka_unit_test(ports_of_a_switch_become_one_node),
-        cmocka_unit_test(what_is_no_gpu_and_no_nic_is_left_out),
-        cmocka_unit_test(the_driver_names_its_gpus),
-        cmocka_unit_test(a_resting_link_of_a_gpu_counts_as_running),
-        cmocka_unit_test(a_narrow_link_of_a_nic_is_degraded),
-        cmocka_unit_test(ports_have_rates_states_and_gids),
-        cmocka_unit_test(a_virtual_machine_has_notes_on_what_is_unknown),
-        cmocka_unit_test(memory_without_cpus_is_memory),
-        cmocka_unit_test(a_container_without_devices_is_a_host),
-        cmocka_unit_test(ports_have_subnets),
-        cmocka_unit_test(hosts_that_are_merged_find_their_rails),
-        cmocka_unit_test(what_is_no_tree_is_refused),
-        cmocka_unit_test(this_machine_is_a_topology),
-        cmocka_unit_test(a_thread_is_bound_beside_a_device),
-    };
-
     topology_quietly();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

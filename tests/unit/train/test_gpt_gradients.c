@@ -86,13 +86,13 @@ static void assert_linear_gradients(bool table)
     assert_gradient(linear_value, &l, OUT, l.b, db);
 }
 
-static void a_linear_layer_has_the_gradients_of_finite_differences(void **state)
+CASE(a_linear_layer_has_the_gradients_of_finite_differences)
 {
     assert_linear_gradients(false);
 }
 
 /* Of a head that is the table of the embedding. */
-static void a_layer_of_a_table_has_the_gradients_of_finite_differences(void **state)
+CASE(a_layer_of_a_table_has_the_gradients_of_finite_differences)
 {
     assert_linear_gradients(true);
 }
@@ -108,7 +108,7 @@ static double norm_value(void *user)
     return dot(N * IN, l->y, l->dy);
 }
 
-static void a_norm_has_the_gradients_of_finite_differences(void **state)
+CASE(a_norm_has_the_gradients_of_finite_differences)
 {
     struct norm l;
     real dx[N * IN] = {0}, dgain[IN] = {0}, dbias[IN] = {0};
@@ -140,7 +140,7 @@ static double mix_value(void *user)
     return dot(TOKENS * WIDTH, m->y, m->dy);
 }
 
-static void attention_has_the_gradients_of_finite_differences(void **state)
+CASE(attention_has_the_gradients_of_finite_differences)
 {
     struct mix m;
     real dqkv[TOKENS * 3 * WIDTH], scratch[CONTEXT * CONTEXT];
@@ -152,7 +152,7 @@ static void attention_has_the_gradients_of_finite_differences(void **state)
     assert_gradient(mix_value, &m, TOKENS * 3 * WIDTH, m.qkv, dqkv);
 }
 
-static void attention_does_not_look_into_the_future(void **state)
+CASE(attention_does_not_look_into_the_future)
 {
     struct mix m;
     real before[TOKENS * WIDTH];
@@ -182,7 +182,7 @@ static double gelu_value(void *user)
     return dot(N, g->y, g->dy);
 }
 
-static void gelu_has_the_gradients_of_finite_differences(void **state)
+CASE(gelu_has_the_gradients_of_finite_differences)
 {
     struct gelu g = {.x = {-30, -1.5, -0.1, 0, 0.7, 30}};
     real dx[N];
@@ -208,7 +208,7 @@ static double entropy_value(void *user)
     return 0.25 * value;
 }
 
-static void cross_entropy_has_the_gradients_of_finite_differences(void **state)
+CASE(cross_entropy_has_the_gradients_of_finite_differences)
 {
     struct entropy e = {.labels = {0, 4, 2}};
     real d[3 * IN];
@@ -218,7 +218,7 @@ static void cross_entropy_has_the_gradients_of_finite_differences(void **state)
     assert_gradient(entropy_value, &e, 3 * IN, e.logits, d);
 }
 
-static void cross_entropy_of_equal_logits_is_the_logarithm_of_their_number(void **state)
+CASE(cross_entropy_of_equal_logits_is_the_logarithm_of_their_number)
 {
     struct entropy e = {.logits = {1000, 1000, 1000, 1000, 1000}, .labels = {3}};
     double value;
@@ -227,7 +227,7 @@ static void cross_entropy_of_equal_logits_is_the_logarithm_of_their_number(void 
     assert_float_equal(value, log(IN), 1e-12);
 }
 
-static void dropout_keeps_the_mean_and_repeats_itself(void **state)
+CASE(dropout_keeps_the_mean_and_repeats_itself)
 {
     enum { COUNT = 4096 };
     static real x[COUNT], again[COUNT];
@@ -353,7 +353,7 @@ static void model_gradients(struct model *m, enum dp_backward_mode mode)
     }
 }
 
-static void the_whole_model_has_the_gradients_of_finite_differences(void **state)
+CASE(the_whole_model_has_the_gradients_of_finite_differences)
 {
     struct model m;
 
@@ -393,7 +393,7 @@ static void assert_same(const struct model *a, const struct model *b, bool gradi
     free(of_b);
 }
 
-static void a_split_backward_leaves_the_same_gradients_as_a_full_one(void **state)
+CASE(a_split_backward_leaves_the_same_gradients_as_a_full_one)
 {
     struct model full, split;
 
@@ -406,7 +406,7 @@ static void a_split_backward_leaves_the_same_gradients_as_a_full_one(void **stat
     model_fini(&split);
 }
 
-static void the_model_is_the_same_however_it_is_cut(void **state)
+CASE(the_model_is_the_same_however_it_is_cut)
 {
     struct model whole;
 
@@ -425,7 +425,7 @@ static void the_model_is_the_same_however_it_is_cut(void **state)
 
 /* ---- the baseline --------------------------------------------------------------------------- */
 
-static void the_baseline_takes_the_mean_over_its_micro_batches(void **state)
+CASE(the_baseline_takes_the_mean_over_its_micro_batches)
 {
     enum { M = 5 };
     uint8_t tokens[M * MODEL_TOKENS], labels[M * MODEL_TOKENS];
@@ -457,24 +457,4 @@ static void the_baseline_takes_the_mean_over_its_micro_batches(void **state)
     free(mean_of);
     sequential_free(s);
     model_fini(&m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_linear_layer_has_the_gradients_of_finite_differences),
-        cmocka_unit_test(a_layer_of_a_table_has_the_gradients_of_finite_differences),
-        cmocka_unit_test(a_norm_has_the_gradients_of_finite_differences),
-        cmocka_unit_test(attention_has_the_gradients_of_finite_differences),
-        cmocka_unit_test(attention_does_not_look_into_the_future),
-        cmocka_unit_test(gelu_has_the_gradients_of_finite_differences),
-        cmocka_unit_test(cross_entropy_has_the_gradients_of_finite_differences),
-        cmocka_unit_test(cross_entropy_of_equal_logits_is_the_logarithm_of_their_number),
-        cmocka_unit_test(dropout_keeps_the_mean_and_repeats_itself),
-        cmocka_unit_test(the_whole_model_has_the_gradients_of_finite_differences),
-        cmocka_unit_test(a_split_backward_leaves_the_same_gradients_as_a_full_one),
-        cmocka_unit_test(the_model_is_the_same_however_it_is_cut),
-        cmocka_unit_test(the_baseline_takes_the_mean_over_its_micro_batches),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

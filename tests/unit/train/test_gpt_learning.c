@@ -39,7 +39,7 @@ static bool open_file(size_t len, int context, struct data *d)
     return good;
 }
 
-static void files_are_read_one_after_the_other(void **state)
+CASE(files_are_read_one_after_the_other)
 {
     char a[SCRATCH_LEN], b[SCRATCH_LEN];
     const char *paths[] = {a, b};
@@ -57,7 +57,7 @@ static void files_are_read_one_after_the_other(void **state)
 }
 
 /* Bytes count up, so a window's first byte tells its offset (in a file of 250 bytes). */
-static void training_never_sees_what_is_held_out(void **state)
+CASE(training_never_sees_what_is_held_out)
 {
     enum { SEQUENCES = 64, CONTEXT = 5 };
     uint8_t tokens[SEQUENCES * CONTEXT], labels[SEQUENCES * CONTEXT];
@@ -81,7 +81,7 @@ static void training_never_sees_what_is_held_out(void **state)
     data_close(&d);
 }
 
-static void a_batch_is_the_same_whenever_it_is_drawn(void **state)
+CASE(a_batch_is_the_same_whenever_it_is_drawn)
 {
     uint8_t tokens[2][40], labels[2][40];
     struct data d;
@@ -95,7 +95,7 @@ static void a_batch_is_the_same_whenever_it_is_drawn(void **state)
     data_close(&d);
 }
 
-static void every_length_from_the_least_on_can_be_cut(void **state)
+CASE(every_length_from_the_least_on_can_be_cut)
 {
     enum { CONTEXT = 3 };
     uint8_t tokens[8 * CONTEXT], labels[8 * CONTEXT];
@@ -113,7 +113,7 @@ static void every_length_from_the_least_on_can_be_cut(void **state)
     assert_false(open_file(0, CONTEXT, &d));
 }
 
-static void what_is_no_file_is_refused(void **state)
+CASE(what_is_no_file_is_refused)
 {
     const char *missing[] = {"no/such/file"}, *directory[] = {"."};
     struct data d;
@@ -122,7 +122,7 @@ static void what_is_no_file_is_refused(void **state)
     assert_false(data_open(directory, 1, 4, 1, &d));
 }
 
-static void equally_frequent_bytes_cost_the_logarithm_of_their_number(void **state)
+CASE(equally_frequent_bytes_cost_the_logarithm_of_their_number)
 {
     struct data d;
 
@@ -136,7 +136,7 @@ static void equally_frequent_bytes_cost_the_logarithm_of_their_number(void **sta
 static const struct gpt_config tiny = {
     .layers = 2, .width = 4, .heads = 2, .context = 5, .batch = 2, .seed = 3};
 
-static void the_first_step_moves_every_weight_by_the_rate_against_its_gradient(void **state)
+CASE(the_first_step_moves_every_weight_by_the_rate_against_its_gradient)
 {
     const double rate = 0.01, decay = 0.5;
     struct sequential *s, *before;
@@ -168,7 +168,7 @@ static void the_first_step_moves_every_weight_by_the_rate_against_its_gradient(v
     sequential_free(before);
 }
 
-static void the_rate_rises_to_its_peak_and_falls_to_a_tenth(void **state)
+CASE(the_rate_rises_to_its_peak_and_falls_to_a_tenth)
 {
     assert_float_equal(gpt_rate(0, 100, 10, 2), 0.2, 1e-12);
     assert_float_equal(gpt_rate(9, 100, 10, 2), 2, 1e-12);
@@ -178,19 +178,4 @@ static void the_rate_rises_to_its_peak_and_falls_to_a_tenth(void **state)
         assert_true(gpt_rate(step + 1, 100, 10, 2) < gpt_rate(step, 100, 10, 2));
     assert_float_equal(gpt_rate(0, 1, 0, 2), 2, 1e-12);
     assert_true(gpt_rate(0, 1, 5, 2) > 0); /* a run shorter than its warm-up */
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files_are_read_one_after_the_other),
-        cmocka_unit_test(training_never_sees_what_is_held_out),
-        cmocka_unit_test(a_batch_is_the_same_whenever_it_is_drawn),
-        cmocka_unit_test(every_length_from_the_least_on_can_be_cut),
-        cmocka_unit_test(what_is_no_file_is_refused),
-        cmocka_unit_test(equally_frequent_bytes_cost_the_logarithm_of_their_number),
-        cmocka_unit_test(the_first_step_moves_every_weight_by_the_rate_against_its_gradient),
-        cmocka_unit_test(the_rate_rises_to_its_peak_and_falls_to_a_tenth),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

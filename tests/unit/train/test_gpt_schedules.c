@@ -226,7 +226,7 @@ static void assert_same(const struct curve *a, const struct curve *b)
     assert_memory_equal(a->weights, b->weights, a->weights_len * sizeof(real));
 }
 
-static void every_schedule_learns_what_the_plain_loop_learns(void **state)
+CASE(every_schedule_learns_what_the_plain_loop_learns)
 {
     static const struct { enum dp_schedule_kind kind; int ranks; } cases[] = {
         {DP_SCHEDULE_DUALPIPE, 2}, {DP_SCHEDULE_DUALPIPE, 4}, {DP_SCHEDULE_DUALPIPEV, 2},
@@ -248,7 +248,7 @@ static void every_schedule_learns_what_the_plain_loop_learns(void **state)
     curve_free(curve);
 }
 
-static void gradients_in_any_order_learn_nearly_the_same(void **state)
+CASE(gradients_in_any_order_learn_nearly_the_same)
 {
     struct curve *expected = curve_new(), *curve = curve_new();
 
@@ -260,7 +260,7 @@ static void gradients_in_any_order_learn_nearly_the_same(void **state)
     curve_free(curve);
 }
 
-static void learning_lowers_the_loss(void **state)
+CASE(learning_lowers_the_loss)
 {
     struct curve *curve = curve_new();
 
@@ -316,7 +316,7 @@ static int mix_in_pipelines(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void mixing_keeps_the_mean_of_every_stage(void **state)
+CASE(mixing_keeps_the_mean_of_every_stage)
 {
     static const struct mixing cases[] = {
         {DP_SCHEDULE_1F1B, 2, 2, "one-peer-exp", 0},
@@ -331,15 +331,4 @@ static void mixing_keeps_the_mean_of_every_stage(void **state)
                             mix_in_pipelines, (void *)&cases[i]))
             fail_msg("case %zu: %s, P = %d, D = %d, %s", i, dp_schedule_kind_name(cases[i].kind),
                      cases[i].ranks, cases[i].replicas, cases[i].graph);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_schedule_learns_what_the_plain_loop_learns),
-        cmocka_unit_test(gradients_in_any_order_learn_nearly_the_same),
-        cmocka_unit_test(learning_lowers_the_loss),
-        cmocka_unit_test(mixing_keeps_the_mean_of_every_stage),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -37,7 +37,7 @@ static int fail_before(void *user, const struct dp_comm_config *config, struct d
     return config->rank ? give_up(config->rank, why) : launch_join(config, &comm);
 }
 
-static void no_rank_waits_for_one_that_failed_before_the_rendezvous(void **state)
+CASE(no_rank_waits_for_one_that_failed_before_the_rendezvous)
 {
     const double start = now_s();
 
@@ -59,7 +59,7 @@ static int fail_behind(void *user, const struct dp_comm_config *config, struct d
     return write(news[1], "here", 4) == 4 ? 0 : DP_EIO;
 }
 
-static void ranks_that_have_met_have_time_to_end_by_themselves(void **state)
+CASE(ranks_that_have_met_have_time_to_end_by_themselves)
 {
     char word[8];
 
@@ -88,7 +88,7 @@ static int fail_beside_a_stopped_rank(void *user, const struct dp_comm_config *c
     return give_up(config->rank, why);
 }
 
-static void a_stopped_rank_is_ended_when_all_others_have_failed(void **state)
+CASE(a_stopped_rank_is_ended_when_all_others_have_failed)
 {
     const double start = now_s();
 
@@ -97,14 +97,4 @@ static void a_stopped_rank_is_ended_when_all_others_have_failed(void **state)
     assert_true(now_s() - start < 4);
     close(go[0]);
     close(go[1]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_rank_waits_for_one_that_failed_before_the_rendezvous),
-        cmocka_unit_test(ranks_that_have_met_have_time_to_end_by_themselves),
-        cmocka_unit_test(a_stopped_rank_is_ended_when_all_others_have_failed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -257,12 +257,12 @@ static void compare_shapes(bool bf16, enum products by)
         compare_all(&shapes[i], bf16, by);
 }
 
-static void the_model_is_that_of_the_cpu_in_float32(void **state)
+CASE(the_model_is_that_of_the_cpu_in_float32)
 {
     compare_shapes(false, OWN);
 }
 
-static void the_model_is_nearly_that_of_the_cpu_in_bfloat16(void **state)
+CASE(the_model_is_nearly_that_of_the_cpu_in_bfloat16)
 {
     compare_shapes(true, OWN);
 }
@@ -288,7 +288,7 @@ static int products_of_cublaslt(void)
 }
 
 /* Of one shape every size is odd: the stand-in has no algorithm for it. */
-static void it_is_so_with_cublaslt_in_both_types(void **state)
+CASE(it_is_so_with_cublaslt_in_both_types)
 {
     const int before = gpu ? 0 : products_of_cublaslt();
 
@@ -326,7 +326,7 @@ static void see_product(struct dp_device_stream *stream, struct dp_device_event 
 }
 
 /* On the simulated CUDA the device's memory is the host's. */
-static void cublaslt_is_told_how_operands_lie_and_what_it_cannot_do_is_refused(void **state)
+CASE(cublaslt_is_told_how_operands_lie_and_what_it_cannot_do_is_refused)
 {
     static const struct wanted rows[] = {
         {4, 6, 8, 0, 0, 0, 0, 0}, {4, 6, 8, 1, 0, 0, 0, 0}, {4, 6, 8, 0, 1, 0, 0, 0},
@@ -487,7 +487,7 @@ static void assert_as_plain(const struct stepped *plain)
     assert_memory_equal(plain->weights, other.weights, other.count * sizeof(real));
 }
 
-static void a_step_waits_for_nothing_before_all_of_it_is_queued(void **state)
+CASE(a_step_waits_for_nothing_before_all_of_it_is_queued)
 {
     static struct stepped plain;
     void (*break_call)(const char *name, int call, int status);
@@ -577,7 +577,7 @@ static float first_of(struct cuda_rank *r, const DLTensor *t)
 }
 
 /* While the stream of the forward is held up, the backward goes on in its own. */
-static void a_pair_s_backward_does_not_wait_for_its_forward(void **state)
+CASE(a_pair_s_backward_does_not_wait_for_its_forward)
 {
     const size_t rows = rows_of(&stepped), reals = rows * sizeof(real);
     int64_t shape[] = {stepped.batch, stepped.context, stepped.width};
@@ -647,14 +647,6 @@ static const char *load_stand_in(void)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_model_is_that_of_the_cpu_in_float32),
-        cmocka_unit_test(the_model_is_nearly_that_of_the_cpu_in_bfloat16),
-        cmocka_unit_test(it_is_so_with_cublaslt_in_both_types),
-        cmocka_unit_test(cublaslt_is_told_how_operands_lie_and_what_it_cannot_do_is_refused),
-        cmocka_unit_test(a_step_waits_for_nothing_before_all_of_it_is_queued),
-        cmocka_unit_test(a_pair_s_backward_does_not_wait_for_its_forward),
-    };
     const char *why = use_sim_cuda();
 
     if (why) {
@@ -671,5 +663,5 @@ int main(int argc, char **argv)
         return 1;
     }
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL); /* "a_*": these tests only */
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -23,7 +23,7 @@ static struct memory_limits limits_of(const char *machine)
     return limits;
 }
 
-static void the_kernel_reports_how_much_is_available(void **state)
+CASE(the_kernel_reports_how_much_is_available)
 {
     struct memory_limits limits = limits_of("plain");
 
@@ -31,14 +31,14 @@ static void the_kernel_reports_how_much_is_available(void **state)
     assert_true(isinf(limits.group_bytes));
 }
 
-static void a_control_group_may_allow_less(void **state)
+CASE(a_control_group_may_allow_less)
 {
     assert_float_equal(limits_of("group2").group_bytes, 768 * mib, 0);
     assert_float_equal(limits_of("group1").group_bytes, 384 * mib, 0);
     assert_true(isinf(limits_of("unlimited").group_bytes));
 }
 
-static void an_unknown_size_is_no_limit(void **state)
+CASE(an_unknown_size_is_no_limit)
 {
     struct memory_limits limits = limits_of("no such machine");
 
@@ -46,7 +46,7 @@ static void an_unknown_size_is_no_limit(void **state)
 }
 
 /* Not that of getrusage, which a launcher's process hands on through exec. */
-static void the_peak_is_of_this_program(void **state)
+CASE(the_peak_is_of_this_program)
 {
     char root[4096];
 
@@ -64,7 +64,7 @@ static bool parse(char **argv, struct settings *s)
     return settings_parse(argc, argv, 0, s, &status);
 }
 
-static void a_run_must_fit_every_limit(void **state)
+CASE(a_run_must_fit_every_limit)
 {
     char *argv[] = {"train", "-d", "x", "-P", "2", NULL};
     struct settings s;
@@ -87,7 +87,7 @@ static void a_run_must_fit_every_limit(void **state)
     settings_fini(&s);
 }
 
-static void more_of_anything_needs_more_memory(void **state)
+CASE(more_of_anything_needs_more_memory)
 {
     char *small[] = {"train", "-d", "x", NULL};
     char *more[][8] = {
@@ -106,17 +106,4 @@ static void more_of_anything_needs_more_memory(void **state)
         settings_fini(&larger);
     }
     settings_fini(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_kernel_reports_how_much_is_available),
-        cmocka_unit_test(a_control_group_may_allow_less),
-        cmocka_unit_test(an_unknown_size_is_no_limit),
-        cmocka_unit_test(the_peak_is_of_this_program),
-        cmocka_unit_test(a_run_must_fit_every_limit),
-        cmocka_unit_test(more_of_anything_needs_more_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,7 +19,7 @@
 
 static const char *no_cuda; /* why there is no simulated CUDA */
 
-static void every_layout_learns_the_same(void **state)
+CASE(every_layout_learns_the_same)
 {
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
         const struct curve expected = run((struct job){.model = model, .layout = one});
@@ -38,7 +38,7 @@ static void every_layout_learns_the_same(void **state)
 static const char *const devices[] = {"host:2", "cuda"};
 
 /* Without NCCL: messages and sums go by the host. Norms are added up in another order. */
-static void a_device_learns_what_the_host_learns(void **state)
+CASE(a_device_learns_what_the_host_learns)
 {
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
         const struct curve expected = run((struct job){.model = model, .layout = one});
@@ -65,7 +65,7 @@ static void a_device_learns_what_the_host_learns(void **state)
 }
 
 /* Layers say whether they are the values of now. */
-static void rounded_values_follow_the_values(void **state)
+CASE(rounded_values_follow_the_values)
 {
     static const struct layout mirrored = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_SHARDS, 0};
 
@@ -79,7 +79,7 @@ static void rounded_values_follow_the_values(void **state)
 }
 
 /* However the data comes, wherever the model is cut, and with a parameter that stays as it was. */
-static void loaders_cuts_and_frozen_parameters_change_no_number(void **state)
+CASE(loaders_cuts_and_frozen_parameters_change_no_number)
 {
     static const int32_t two[] = {2, 6}, four[] = {1, 4, 2, 1};
     const struct layout given[] = {{DP_SCHEDULE_1F1B, 2, 1, DP_SUMS_ALL, 0},
@@ -100,7 +100,7 @@ static void loaders_cuts_and_frozen_parameters_change_no_number(void **state)
     }
 }
 
-static void a_schedule_that_is_made_before_changes_no_number(void **state)
+CASE(a_schedule_that_is_made_before_changes_no_number)
 {
     const struct curve expected = run((struct job){.model = MODEL_TIED, .layout = one});
 
@@ -120,7 +120,7 @@ static void a_schedule_that_is_made_before_changes_no_number(void **state)
 }
 
 /* The first step's gradient is used in the second, so that two steps have the same values. */
-static void late_updates_are_the_same_in_every_layout(void **state)
+CASE(late_updates_are_the_same_in_every_layout)
 {
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
         const struct curve expected = run((struct job){.model = model, .layout = one, .late = true});
@@ -146,7 +146,7 @@ static void late_updates_are_the_same_in_every_layout(void **state)
 }
 
 /* Half as many micro-batches, of other sizes: the same means, but for rounding. */
-static void uneven_micro_batches_count_by_their_rows(void **state)
+CASE(uneven_micro_batches_count_by_their_rows)
 {
     const struct curve a = run((struct job){.layout = one});
     const struct curve b = run((struct job){.layout = one, .microbatches = 4});
@@ -157,7 +157,7 @@ static void uneven_micro_batches_count_by_their_rows(void **state)
 }
 
 /* Replicas that mix are not one model, but a stage of theirs is the same however it is cut. */
-static void replicas_that_mix_learn_the_same_in_every_pipeline(void **state)
+CASE(replicas_that_mix_learn_the_same_in_every_pipeline)
 {
     static const struct layout mixing[] = {{DP_SCHEDULE_GPIPE, 1, 2, DP_SUMS_MIXING, 0},
                                            {DP_SCHEDULE_1F1B, 2, 2, DP_SUMS_MIXING, 0},
@@ -239,7 +239,7 @@ static void go_on(const struct curve *expected, struct job first, struct job the
     remove_folder(folder);
 }
 
-static void what_one_layout_saves_another_goes_on_from(void **state)
+CASE(what_one_layout_saves_another_goes_on_from)
 {
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
         const struct curve expected = run((struct job){.model = model, .layout = one});
@@ -249,7 +249,7 @@ static void what_one_layout_saves_another_goes_on_from(void **state)
     }
 }
 
-static void what_a_device_saves_another_goes_on_from(void **state)
+CASE(what_a_device_saves_another_goes_on_from)
 {
     static const struct {
         int layouts[2];
@@ -270,7 +270,7 @@ static void what_a_device_saves_another_goes_on_from(void **state)
     }
 }
 
-static void replicas_that_mix_go_on_as_they_were(void **state)
+CASE(replicas_that_mix_go_on_as_they_were)
 {
     const struct layout mixing = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0};
     const struct curve expected = run((struct job){.model = MODEL_SKIPS, .layout = mixing});
@@ -305,7 +305,7 @@ static int rank_finds_another_model(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_checkpoint_of_another_model_is_refused_on_every_rank(void **state)
+CASE(a_checkpoint_of_another_model_is_refused_on_every_rank)
 {
     char folder[SCRATCH_LEN];
     struct curve curve;
@@ -324,7 +324,7 @@ static int rank_is_refused(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void mirrors_need_reduces_where_replicas_sum(void **state)
+CASE(mirrors_need_reduces_where_replicas_sum)
 {
     struct curve curve;
     struct job job = {.layout = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_ALL, 0}, .lists = true,
@@ -340,7 +340,7 @@ static int rank_finds_nothing(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_folder_without_a_checkpoint_leaves_no_rank_waiting(void **state)
+CASE(a_folder_without_a_checkpoint_leaves_no_rank_waiting)
 {
     char folder[SCRATCH_LEN];
     struct curve curve;
@@ -354,7 +354,7 @@ static void a_folder_without_a_checkpoint_leaves_no_rank_waiting(void **state)
 /* ---- plans ----------------------------------------------------------------------------------- */
 
 /* Wherever the clock cuts the model, and whatever steps on zeros have left. */
-static void a_cut_by_measured_time_changes_no_number(void **state)
+CASE(a_cut_by_measured_time_changes_no_number)
 {
     for (enum model_kind model = 0; model < MODEL_KINDS; model++) {
         const struct curve expected = run((struct job){.model = model, .layout = one});
@@ -403,7 +403,7 @@ static int32_t plan(struct dp_trainer_config config, enum model_kind model, int 
     return count;
 }
 
-static void layouts_are_ranked_by_their_predicted_step(void **state)
+CASE(layouts_are_ranked_by_their_predicted_step)
 {
     struct dp_trainer_plan all[MOST_PLANS], some[MOST_PLANS];
     struct dp_trainer_config config = config_of(&(struct job){.layout = one});
@@ -468,7 +468,7 @@ static void layouts_are_ranked_by_their_predicted_step(void **state)
 /* ---- loss scales and signals ----------------------------------------------------------------- */
 
 /* A power of two changes no bit of what it is taken out of again. */
-static void a_loss_scale_changes_no_number(void **state)
+CASE(a_loss_scale_changes_no_number)
 {
     struct dp_loss_scale scale = dp_loss_scale_defaults();
 
@@ -484,7 +484,7 @@ static void a_loss_scale_changes_no_number(void **state)
 }
 
 /* A step whose gradients are not finite is left out everywhere, and the scale goes on where it was. */
-static void an_overflow_skips_the_step_on_all_ranks(void **state)
+CASE(an_overflow_skips_the_step_on_all_ranks)
 {
     const struct dp_loss_scale scale = {0x1p1000, 2, 0x1p-990, 2, 1, 0x1p1000, 0};
     const struct layout mixing = {DP_SCHEDULE_1F1B, 2, 2, DP_SUMS_MIXING, 0};
@@ -507,7 +507,7 @@ static void an_overflow_skips_the_step_on_all_ranks(void **state)
     }
 }
 
-static void a_signal_saves_on_all_ranks(void **state)
+CASE(a_signal_saves_on_all_ranks)
 {
     const struct curve expected = run((struct job){.layout = one});
 
@@ -532,7 +532,7 @@ static void note_that(int signal)
     told++;
 }
 
-static void the_programs_own_handler_stays(void **state)
+CASE(the_programs_own_handler_stays)
 {
     signal(SIGTERM, note_that);
     const struct curve begun = run((struct job){.layout = one, .told_at = 1, .stop = 1});
@@ -545,27 +545,5 @@ static void the_programs_own_handler_stays(void **state)
 int main(void)
 {
     no_cuda = use_sim_cuda();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_layout_learns_the_same),
-        cmocka_unit_test(a_device_learns_what_the_host_learns),
-        cmocka_unit_test(rounded_values_follow_the_values),
-        cmocka_unit_test(loaders_cuts_and_frozen_parameters_change_no_number),
-        cmocka_unit_test(a_schedule_that_is_made_before_changes_no_number),
-        cmocka_unit_test(late_updates_are_the_same_in_every_layout),
-        cmocka_unit_test(uneven_micro_batches_count_by_their_rows),
-        cmocka_unit_test(replicas_that_mix_learn_the_same_in_every_pipeline),
-        cmocka_unit_test(what_one_layout_saves_another_goes_on_from),
-        cmocka_unit_test(what_a_device_saves_another_goes_on_from),
-        cmocka_unit_test(replicas_that_mix_go_on_as_they_were),
-        cmocka_unit_test(a_checkpoint_of_another_model_is_refused_on_every_rank),
-        cmocka_unit_test(mirrors_need_reduces_where_replicas_sum),
-        cmocka_unit_test(a_folder_without_a_checkpoint_leaves_no_rank_waiting),
-        cmocka_unit_test(a_cut_by_measured_time_changes_no_number),
-        cmocka_unit_test(layouts_are_ranked_by_their_predicted_step),
-        cmocka_unit_test(a_loss_scale_changes_no_number),
-        cmocka_unit_test(an_overflow_skips_the_step_on_all_ranks),
-        cmocka_unit_test(a_signal_saves_on_all_ranks),
-        cmocka_unit_test(the_programs_own_handler_stays),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -38,7 +38,7 @@ static size_t least_bytes(const struct job *wanted)
 }
 
 /* The device holds a part of the model alone, under every schedule and way of summing. */
-static void a_model_larger_than_the_device_learns_the_same(void **state)
+CASE(a_model_larger_than_the_device_learns_the_same)
 {
     static const struct layout mixing = {DP_SCHEDULE_DUALPIPE, 2, 2, DP_SUMS_MIXING, 0},
                                again = {DP_SCHEDULE_GPIPE, 1, 1, DP_SUMS_ALL, DP_RECOMPUTE_ALWAYS};
@@ -80,7 +80,7 @@ static void a_model_larger_than_the_device_learns_the_same(void **state)
 }
 
 /* What was saved with it is read without it, and the other way round. */
-static void a_checkpoint_does_not_know_of_offload(void **state)
+CASE(a_checkpoint_does_not_know_of_offload)
 {
     const struct curve expected = run((struct job){.model = MODEL_TIED, .layout = one});
 
@@ -100,9 +100,5 @@ static void a_checkpoint_does_not_know_of_offload(void **state)
 int main(void)
 {
     no_cuda = use_sim_cuda();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_model_larger_than_the_device_learns_the_same),
-        cmocka_unit_test(a_checkpoint_does_not_know_of_offload),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

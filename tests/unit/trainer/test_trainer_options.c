@@ -63,7 +63,7 @@ static void name_variable(const char *name, char out[64])
 }
 
 /* All of the table, by the environment; what is not set stays. */
-static void the_environment_sets_a_config(void **state)
+CASE(the_environment_sets_a_config)
 {
     struct dp_trainer_config c = {.rows = 7}, none = {.rows = 7};
     char variable[64];
@@ -103,7 +103,7 @@ static void the_environment_sets_a_config(void **state)
     }
 }
 
-static void a_setting_that_cannot_be_is_refused_by_name(void **state)
+CASE(a_setting_that_cannot_be_is_refused_by_name)
 {
     struct dp_trainer_config c = {0};
     char variable[64];
@@ -122,13 +122,4 @@ static void a_setting_that_cannot_be_is_refused_by_name(void **state)
     assert_int_equal(dp_trainer_config_from_env(&c), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "did you mean DUALPIPE_TRAIN_RANKS?"));
     unsetenv("DUALPIPE_TRAIN_RANK");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_environment_sets_a_config),
-        cmocka_unit_test(a_setting_that_cannot_be_is_refused_by_name),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -56,7 +56,7 @@ static const struct dp_tuning_rule *find(const struct dp_tuner *tuner, int funct
 
 /* ---- which rule ----------------------------------------------------------------------------- */
 
-static void the_first_rule_that_applies_counts(void **state)
+CASE(the_first_rule_that_applies_counts)
 {
     struct dp_tuning_table *table = read_table("allreduce,8,63,ring,ll,2,-1,-1\n"
                                                "allreduce,0,31,tree,ll128,-1,-1,-1\n");
@@ -74,7 +74,7 @@ static void the_first_rule_that_applies_counts(void **state)
     dp_tuning_table_free(table);
 }
 
-static void rules_are_for_some_ranks_and_nodes(void **state)
+CASE(rules_are_for_some_ranks_and_nodes)
 {
     struct dp_tuning_table *table = read_table("allreduce,0,any,ring,ll,-1,2-4,16\n"
                                                "allreduce,0,any,tree,ll,-1,any,any\n");
@@ -92,7 +92,7 @@ static void rules_are_for_some_ranks_and_nodes(void **state)
     dp_tuning_table_free(table);
 }
 
-static void rules_are_for_some_pipe_ops(void **state)
+CASE(rules_are_for_some_pipe_ops)
 {
     struct dp_tuning_table *table = read_table("allreduce,0,63,ring,ll,-1,-1,-1,1\n"
                                                "broadcast,0,any,ring,ll,-1,-1,-1,2\n"
@@ -115,7 +115,7 @@ static void rules_are_for_some_pipe_ops(void **state)
     dp_tuning_table_free(table);
 }
 
-static void registration_counts_only_if_it_is_trusted(void **state)
+CASE(registration_counts_only_if_it_is_trusted)
 {
     struct dp_tuning_table *table = read_table("allgather,0,any,nvls,simple,-1,-1,-1,-1,yes\n"
                                                "allgather,0,any,ring,simple,-1,-1,-1,-1,no\n");
@@ -130,7 +130,7 @@ static void registration_counts_only_if_it_is_trusted(void **state)
     dp_tuning_table_free(table);
 }
 
-static void a_cell_that_may_not_be_chosen_is_left_alone(void **state)
+CASE(a_cell_that_may_not_be_chosen_is_left_alone)
 {
     struct dp_tuning_table *table = read_table("allreduce,0,any,pat,ll,8,-1,-1\n");
     struct dp_tuner *tuner = make(table, 8, 1, false);
@@ -150,7 +150,7 @@ static void a_cell_that_may_not_be_chosen_is_left_alone(void **state)
     dp_tuning_table_free(table);
 }
 
-static void a_chunk_goes_with_its_algorithm(void **state)
+CASE(a_chunk_goes_with_its_algorithm)
 {
     struct dp_tuning_table *table = read_table("collective,algorithm,protocol,chunk_bytes\n"
                                                "allreduce,ring,simple,128KiB\n");
@@ -221,7 +221,7 @@ static void assert_same(const struct dp_tuning_rule *found, const struct dp_tuni
     assert_int_equal(found ? found->line : -1, expected ? expected->line : -1);
 }
 
-static void the_first_rule_of_the_table_that_applies_is_found(void **state)
+CASE(the_first_rule_of_the_table_that_applies_is_found)
 {
     struct dp_tuning_rule rules[RULES];
     struct dp_tuning_table table = {.name = "random", .rules = rules};
@@ -244,7 +244,7 @@ static void the_first_rule_of_the_table_that_applies_is_found(void **state)
     }
 }
 
-static void a_tuner_without_a_table_leaves_all_to_nccl(void **state)
+CASE(a_tuner_without_a_table_leaves_all_to_nccl)
 {
     struct dp_tuner *tuner = make(NULL, 8, 1, false);
 
@@ -255,7 +255,7 @@ static void a_tuner_without_a_table_leaves_all_to_nccl(void **state)
     dp_tuning_table_free(NULL);
 }
 
-static void negative_numbers_are_refused(void **state)
+CASE(negative_numbers_are_refused)
 {
     struct dp_tuner *tuner;
 
@@ -263,20 +263,4 @@ static void negative_numbers_are_refused(void **state)
     assert_int_equal(dp_tuner_new(&(struct dp_tuner_config){.ranks = -1}, &tuner), DP_EINVAL);
     assert_string_equal(dp_last_error(),
                         "-1 ranks on 0 nodes, expected numbers that are not negative");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_first_rule_that_applies_counts),
-        cmocka_unit_test(rules_are_for_some_ranks_and_nodes),
-        cmocka_unit_test(rules_are_for_some_pipe_ops),
-        cmocka_unit_test(registration_counts_only_if_it_is_trusted),
-        cmocka_unit_test(a_cell_that_may_not_be_chosen_is_left_alone),
-        cmocka_unit_test(a_chunk_goes_with_its_algorithm),
-        cmocka_unit_test(the_first_rule_of_the_table_that_applies_is_found),
-        cmocka_unit_test(a_tuner_without_a_table_leaves_all_to_nccl),
-        cmocka_unit_test(negative_numbers_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

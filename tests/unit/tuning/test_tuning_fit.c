@@ -58,7 +58,7 @@ static void read_all_gathers(struct tune_results *r)
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-static void text_has_the_ranks_and_the_times(void **state)
+CASE(text_has_the_ranks_and_the_times)
 {
     struct tune_results r = {0};
 
@@ -75,7 +75,7 @@ static void text_has_the_ranks_and_the_times(void **state)
     tune_results_fini(&r);
 }
 
-static void a_log_names_the_choice(void **state)
+CASE(a_log_names_the_choice)
 {
     struct tune_results r = {0};
 
@@ -86,7 +86,7 @@ static void a_log_names_the_choice(void **state)
     tune_results_fini(&r);
 }
 
-static void json_has_the_same(void **state)
+CASE(json_has_the_same)
 {
     struct tune_results r = {0};
 
@@ -100,7 +100,7 @@ static void json_has_the_same(void **state)
     tune_results_fini(&r);
 }
 
-static void the_same_measured_twice_counts_once(void **state)
+CASE(the_same_measured_twice_counts_once)
 {
     struct tune_results r = {0};
 
@@ -133,7 +133,7 @@ static int read_odd(const char *text, struct tune_results *r)
 #define RANK1 "#  Rank  1 Pid  2 on  a device  1 [0x2b] NVIDIA\n"
 #define RANKS RANK0 RANK1
 
-static void older_outputs_and_those_of_mpirun_are_read(void **state)
+CASE(older_outputs_and_those_of_mpirun_are_read)
 {
     struct tune_results r = {0};
 
@@ -148,7 +148,7 @@ static void older_outputs_and_those_of_mpirun_are_read(void **state)
     tune_results_fini(&r);
 }
 
-static void what_cannot_be_used_is_refused(void **state)
+CASE(what_cannot_be_used_is_refused)
 {
 #define START "# Collective test starting: all_reduce_perf\n"
     static const char *const texts[] = {
@@ -200,7 +200,7 @@ static void ask(const struct tune_fit *fit, const struct tune_size *size, int64_
     dp_tuner_free(tuner);
 }
 
-static void no_size_is_left_worse_than_by_nccls_own_choice(void **state)
+CASE(no_size_is_left_worse_than_by_nccls_own_choice)
 {
     struct tune_results r = {0};
     struct tune_fit fit;
@@ -226,7 +226,7 @@ static void no_size_is_left_worse_than_by_nccls_own_choice(void **state)
 }
 
 /* Between a size that changes and one that does not, and outside of all, NCCL is left alone. */
-static void nothing_is_changed_without_measurements(void **state)
+CASE(nothing_is_changed_without_measurements)
 {
     struct tune_results r = {0};
     struct tune_fit fit;
@@ -248,7 +248,7 @@ static void nothing_is_changed_without_measurements(void **state)
     tune_results_fini(&r);
 }
 
-static void a_greater_gain_changes_less(void **state)
+CASE(a_greater_gain_changes_less)
 {
     static const double gains[] = {0, 0.03, 0.2, 0.4, 0.99};
     size_t last = 1000;
@@ -269,7 +269,7 @@ static void a_greater_gain_changes_less(void **state)
     assert_int_equal(last, 0);
 }
 
-static void without_nccls_own_choice_there_is_no_table(void **state)
+CASE(without_nccls_own_choice_there_is_no_table)
 {
     struct tune_results r = {0};
     struct tune_fit fit;
@@ -292,17 +292,5 @@ static int tear_down(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(text_has_the_ranks_and_the_times),
-        cmocka_unit_test(a_log_names_the_choice),
-        cmocka_unit_test(json_has_the_same),
-        cmocka_unit_test(the_same_measured_twice_counts_once),
-        cmocka_unit_test(older_outputs_and_those_of_mpirun_are_read),
-        cmocka_unit_test(what_cannot_be_used_is_refused),
-        cmocka_unit_test(no_size_is_left_worse_than_by_nccls_own_choice),
-        cmocka_unit_test(nothing_is_changed_without_measurements),
-        cmocka_unit_test(a_greater_gain_changes_less),
-        cmocka_unit_test(without_nccls_own_choice_there_is_no_table),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_cases(set_up, tear_down);
 }

@@ -48,7 +48,7 @@ static struct dp_tuning_answer ask(const struct dp_tuner *tuner, int function, i
 
 /* ---- links ---------------------------------------------------------------------------------- */
 
-static void links_are_read_and_written(void **state)
+CASE(links_are_read_and_written)
 {
     struct dp_tuning_links links;
     char text[DP_TUNING_LINKS_LEN];
@@ -60,7 +60,7 @@ static void links_are_read_and_written(void **state)
     assert_string_equal(dp_tuning_links_text(&links, text), "");
 }
 
-static void links_that_are_none_are_refused(void **state)
+CASE(links_that_are_none_are_refused)
 {
     static const char *const cases[][2] = {
         {"intra", "links: 'intra', expected intra=NUMBER in GB/s"},
@@ -82,7 +82,7 @@ static void links_that_are_none_are_refused(void **state)
 
 /* ---- lines ---------------------------------------------------------------------------------- */
 
-static void a_model_needs_the_links_that_are_used(void **state)
+CASE(a_model_needs_the_links_that_are_used)
 {
     static const struct {
         const char *links;
@@ -102,7 +102,7 @@ static void a_model_needs_the_links_that_are_used(void **state)
     }
 }
 
-static void what_does_not_exist_has_no_time(void **state)
+CASE(what_does_not_exist_has_no_time)
 {
     struct dp_tuner *one = make("intra=450,inter=50", 8, 1), *two = make("intra=450,inter=50", 16, 2);
 
@@ -118,7 +118,7 @@ static void what_does_not_exist_has_no_time(void **state)
 }
 
 /* A ring of two sends each byte once in an all-reduce: half of it there, the other half back. */
-static void a_pair_needs_what_its_link_needs(void **state)
+CASE(a_pair_needs_what_its_link_needs)
 {
     struct dp_tuner *pair = make("inter=50", 2, 2);
     double us = dp_tuner_time_us(pair, DP_TUNING_ALLREDUCE, DP_TUNING_RING, DP_TUNING_SIMPLE, 1 << 30);
@@ -128,7 +128,7 @@ static void a_pair_needs_what_its_link_needs(void **state)
     dp_tuner_free(pair);
 }
 
-static void more_nodes_and_slower_links_cost_more(void **state)
+CASE(more_nodes_and_slower_links_cost_more)
 {
     struct dp_tuner *few = make("intra=450,inter=400", 16, 2), *more = make("intra=450,inter=400", 64, 8);
     struct dp_tuner *slow = make("intra=450,inter=25", 16, 2);
@@ -146,7 +146,7 @@ static void more_nodes_and_slower_links_cost_more(void **state)
     dp_tuner_free(far);
 }
 
-static void nccls_own_latencies_take_the_place_of_ours(void **state)
+CASE(nccls_own_latencies_take_the_place_of_ours)
 {
     static const struct dp_tuning_latencies latencies = {.base_us[DP_TUNING_RING] = {1000, 1000, 1000}};
     const struct dp_tuning_links links = {.intra_gbs = 450};
@@ -160,7 +160,7 @@ static void nccls_own_latencies_take_the_place_of_ours(void **state)
 
 /* ---- crossings ------------------------------------------------------------------------------ */
 
-static void protocols_cross_from_ll_to_simple(void **state)
+CASE(protocols_cross_from_ll_to_simple)
 {
     struct dp_tuner *tuner = make("intra=450", 8, 1);
     struct dp_tuning_crossing c[CELLS];
@@ -191,7 +191,7 @@ static int fastest(const struct dp_tuner *tuner, int function, const float *cost
     return best;
 }
 
-static void crossings_give_the_fastest_everywhere(void **state)
+CASE(crossings_give_the_fastest_everywhere)
 {
     static const struct {
         const char *links;
@@ -219,7 +219,7 @@ static void crossings_give_the_fastest_everywhere(void **state)
         }
 }
 
-static void without_a_model_there_are_no_crossings(void **state)
+CASE(without_a_model_there_are_no_crossings)
 {
     struct dp_tuner *tuner = make("", 8, 1);
     struct dp_tuning_crossing c[CELLS];
@@ -232,7 +232,7 @@ static void without_a_model_there_are_no_crossings(void **state)
 
 /* ---- choices -------------------------------------------------------------------------------- */
 
-static void many_far_nodes_take_a_tree_for_small_messages(void **state)
+CASE(many_far_nodes_take_a_tree_for_small_messages)
 {
     struct dp_tuner *tuner = make("inter=3,inter_us=25", 32, 32);
     float costs[CELLS];
@@ -251,7 +251,7 @@ static void many_far_nodes_take_a_tree_for_small_messages(void **state)
 }
 
 /* Only a clear gain counts, and never a cell that may not be chosen. */
-static void the_model_keeps_to_what_is_clearly_better_and_allowed(void **state)
+CASE(the_model_keeps_to_what_is_clearly_better_and_allowed)
 {
     struct dp_tuner *tuner = make("intra=450,inter=100,inter_us=5", 32, 4);
     float costs[CELLS];
@@ -270,7 +270,7 @@ static void the_model_keeps_to_what_is_clearly_better_and_allowed(void **state)
     dp_tuner_free(tuner);
 }
 
-static void a_rule_comes_before_the_model(void **state)
+CASE(a_rule_comes_before_the_model)
 {
     static const char text[] = "allreduce,0,1023,ring,simple,-1,-1,-1\n"
                                "allreduce,1024,2047,default,default,-1,-1,-1\n";
@@ -295,21 +295,6 @@ static void a_rule_comes_before_the_model(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(links_are_read_and_written),
-        cmocka_unit_test(links_that_are_none_are_refused),
-        cmocka_unit_test(a_model_needs_the_links_that_are_used),
-        cmocka_unit_test(what_does_not_exist_has_no_time),
-        cmocka_unit_test(a_pair_needs_what_its_link_needs),
-        cmocka_unit_test(more_nodes_and_slower_links_cost_more),
-        cmocka_unit_test(nccls_own_latencies_take_the_place_of_ours),
-        cmocka_unit_test(protocols_cross_from_ll_to_simple),
-        cmocka_unit_test(crossings_give_the_fastest_everywhere),
-        cmocka_unit_test(without_a_model_there_are_no_crossings),
-        cmocka_unit_test(many_far_nodes_take_a_tree_for_small_messages),
-        cmocka_unit_test(the_model_keeps_to_what_is_clearly_better_and_allowed),
-        cmocka_unit_test(a_rule_comes_before_the_model),
-    };
     log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

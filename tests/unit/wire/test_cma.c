@@ -110,7 +110,7 @@ static int count_reached(int n, int connections, const int (*pairs)[2])
     return count;
 }
 
-static void under_yama_both_connections_of_a_process_in_a_ring_are_reached(void **state)
+CASE(under_yama_both_connections_of_a_process_in_a_ring_are_reached)
 {
     static const int ring[][2] = {{0, 1}, {1, 2}, {2, 3}, {3, 0}};
     static const int mixed[][2] = {{0, 1}, {2, 1}, {2, 3}, {3, 0}};
@@ -123,7 +123,7 @@ static void under_yama_both_connections_of_a_process_in_a_ring_are_reached(void 
     assert_int_equal(count_reached(4, 6, all), 4); /* as many as processes */
 }
 
-static void under_yama_a_process_lets_in_one_other(void **state)
+CASE(under_yama_a_process_lets_in_one_other)
 {
     struct dp_cma_rights r = {.pid = 0};
 
@@ -141,7 +141,7 @@ static void under_yama_a_process_lets_in_one_other(void **state)
     assert_true(dp_cma_choose(&r, 20, 13, false)); /* a child of 10 */
 }
 
-static void a_process_that_has_got_the_peers_number_is_not_written_to(void **state)
+CASE(a_process_that_has_got_the_peers_number_is_not_written_to)
 {
     struct common *c =
         mmap(NULL, sizeof(*c), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -174,14 +174,4 @@ static void a_process_that_has_got_the_peers_number_is_not_written_to(void **sta
         skip_because("this user may not choose the number of a process");
     assert_int_equal(stranger, peer);
     assert_int_equal(end_of(stranger, go), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(under_yama_both_connections_of_a_process_in_a_ring_are_reached),
-        cmocka_unit_test(under_yama_a_process_lets_in_one_other),
-        cmocka_unit_test(a_process_that_has_got_the_peers_number_is_not_written_to),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

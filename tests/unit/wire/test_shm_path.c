@@ -46,7 +46,7 @@ static const struct machine far_cores = {512 << 10, {28000, 150000, 0}};
 
 /* ---- the decision ---------------------------------------------------------------------------- */
 
-static void the_fastest_path_is_used_but_for_a_small_share(void **state)
+CASE(the_fastest_path_is_used_but_for_a_small_share)
 {
     struct dp_shm_paths ways = {0};
 
@@ -59,7 +59,7 @@ static void the_fastest_path_is_used_but_for_a_small_share(void **state)
     assert_true(run(&ways, &far_cores, DP_SHM_CMA, LONG) < 0.02);
 }
 
-static void when_the_machine_changes_so_does_the_path(void **state)
+CASE(when_the_machine_changes_so_does_the_path)
 {
     struct dp_shm_paths ways = {0};
 
@@ -70,7 +70,7 @@ static void when_the_machine_changes_so_does_the_path(void **state)
     assert_true(run(&ways, &near_cores, DP_SHM_RING, LONG) < 0.02);
 }
 
-static void a_hopeless_path_is_left_after_one_message(void **state)
+CASE(a_hopeless_path_is_left_after_one_message)
 {
     struct dp_shm_paths ways = {0};
     const size_t len = far_cores.len;
@@ -82,7 +82,7 @@ static void a_hopeless_path_is_left_after_one_message(void **state)
 }
 
 /* Not the path's fault: another process had the core. */
-static void one_slow_message_changes_nothing(void **state)
+CASE(one_slow_message_changes_nothing)
 {
     struct dp_shm_paths ways = {0};
     const size_t len = near_cores.len;
@@ -99,7 +99,7 @@ static void one_slow_message_changes_nothing(void **state)
 }
 
 /* Only the largest are copied past the caches, and each size has its own path. */
-static void sizes_are_measured_apart(void **state)
+CASE(sizes_are_measured_apart)
 {
     static const struct machine large = {DP_COPY_LARGE, {9, 8, 5}};
     struct dp_shm_paths ways = {0};
@@ -118,7 +118,7 @@ static void sizes_are_measured_apart(void **state)
 }
 
 /* Straight may be impossible: what was wanted so comes through the ring. */
-static void a_path_that_is_never_possible_holds_up_none_of_the_others(void **state)
+CASE(a_path_that_is_never_possible_holds_up_none_of_the_others)
 {
     static const int64_t ns[DP_SHM_PATHS] = {0, 8000000, 5000000};
     const size_t len = 64 << 20;
@@ -140,7 +140,7 @@ enum { LEN = (5 << 20) + 77 };
 static char out[LEN], in[LEN];
 
 /* The receiver chooses the path, the sender follows at once. */
-static void a_message_takes_the_path_that_its_receiver_wants(void **state)
+CASE(a_message_takes_the_path_that_its_receiver_wants)
 {
     static const size_t lens[] = {DP_SHM_LARGE, 300000, 1 << 20, LEN};
     struct pair p = make_pair();
@@ -160,7 +160,7 @@ static void a_message_takes_the_path_that_its_receiver_wants(void **state)
 }
 
 /* While it is measured both paths are used, and every message arrives whole. */
-static void paths_are_measured(void **state)
+CASE(paths_are_measured)
 {
     struct pair p = make_pair();
     struct dp_shm_wire *b = dp_shm_of(p.b);
@@ -172,19 +172,4 @@ static void paths_are_measured(void **state)
     assert_true(c->cost[DP_SHM_RING] > 0 && c->cost[DP_SHM_RING_NT] > 0);
     assert_int_equal(c->cost[DP_SHM_CMA] > 0, goes_straight(&p));
     free_pair(&p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_fastest_path_is_used_but_for_a_small_share),
-        cmocka_unit_test(when_the_machine_changes_so_does_the_path),
-        cmocka_unit_test(a_hopeless_path_is_left_after_one_message),
-        cmocka_unit_test(one_slow_message_changes_nothing),
-        cmocka_unit_test(sizes_are_measured_apart),
-        cmocka_unit_test(a_path_that_is_never_possible_holds_up_none_of_the_others),
-        cmocka_unit_test(a_message_takes_the_path_that_its_receiver_wants),
-        cmocka_unit_test(paths_are_measured),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -178,7 +178,7 @@ static void send_each_size(struct pair *p)
     }
 }
 
-static void messages_of_any_size_arrive_whole(void **state)
+CASE(messages_of_any_size_arrive_whole)
 {
     on_all_kinds(send_each_size);
 }
@@ -219,7 +219,7 @@ static void send_many(struct pair *p)
     free(reqs);
 }
 
-static void many_messages_in_flight_keep_their_order(void **state)
+CASE(many_messages_in_flight_keep_their_order)
 {
     on_all_kinds(send_many);
 }
@@ -246,7 +246,7 @@ static void send_too_long(struct pair *p)
     expect_filled(in, sizeof(in), 1);
 }
 
-static void a_message_longer_than_its_receive_is_refused_and_the_next_arrives(void **state)
+CASE(a_message_longer_than_its_receive_is_refused_and_the_next_arrives)
 {
     on_all_kinds(send_too_long);
 }
@@ -276,7 +276,7 @@ static void send_and_close(struct pair *p)
     assert_int_equal(late.status, DP_ECOMM);
 }
 
-static void what_was_sent_before_a_close_arrives_and_then_the_wire_is_broken(void **state)
+CASE(what_was_sent_before_a_close_arrives_and_then_the_wire_is_broken)
 {
     on_all_kinds(send_and_close);
 }
@@ -297,7 +297,7 @@ static void send_into_nothing(struct pair *p)
     free(big);
 }
 
-static void sending_to_a_closed_peer_fails(void **state)
+CASE(sending_to_a_closed_peer_fails)
 {
     on_all_kinds(send_into_nothing);
 }
@@ -316,7 +316,7 @@ static void close_in_the_middle(struct pair *p)
     assert_int_equal(receive.status, DP_ECOMM);
 }
 
-static void a_wire_may_be_closed_in_the_middle_of_a_message(void **state)
+CASE(a_wire_may_be_closed_in_the_middle_of_a_message)
 {
     on_all_kinds(close_in_the_middle);
 }
@@ -369,7 +369,7 @@ static void sleep_and_wake(struct pair *p)
     assert_true(dp_now_ns() - start < 9 * DP_NS_PER_S);
 }
 
-static void a_sleeper_is_woken_by_a_message(void **state)
+CASE(a_sleeper_is_woken_by_a_message)
 {
     on_all_kinds(sleep_and_wake);
 }
@@ -398,7 +398,7 @@ static void sleep_between_polls(struct pair *p)
         assert_true(!receives[i].status && words[i] == 'x');
 }
 
-static void no_wait_sleeps_on_messages_that_have_arrived(void **state)
+CASE(no_wait_sleeps_on_messages_that_have_arrived)
 {
     on_all_kinds(sleep_between_polls);
 }
@@ -420,7 +420,7 @@ static void wake_on_close(struct pair *p)
     assert_int_equal(receive.status, DP_ECOMM);
 }
 
-static void a_sleeper_is_woken_when_the_peer_goes(void **state)
+CASE(a_sleeper_is_woken_when_the_peer_goes)
 {
     on_all_kinds(wake_on_close);
 }
@@ -437,7 +437,7 @@ static void be_killed(struct dp_wire *wire)
     raise(SIGKILL);
 }
 
-static void a_killed_process_is_noticed_and_leaves_nothing(void **state)
+CASE(a_killed_process_is_noticed_and_leaves_nothing)
 {
     for (int k = 0; k < KINDS; k++) {
         if (!is_here(&kinds[k]))
@@ -468,7 +468,7 @@ static void a_killed_process_is_noticed_and_leaves_nothing(void **state)
 
 /* ---- faults -------------------------------------------------------------------------------- */
 
-static void a_cut_breaks_both_ends(void **state)
+CASE(a_cut_breaks_both_ends)
 {
     for (int k = 0; k < KINDS; k++) {
         if (!kinds[k].wrapped)
@@ -490,7 +490,7 @@ static void a_cut_breaks_both_ends(void **state)
     }
 }
 
-static void a_silent_wire_passes_nothing_either_way_and_fails_nothing(void **state)
+CASE(a_silent_wire_passes_nothing_either_way_and_fails_nothing)
 {
     for (int k = 0; k < KINDS; k++) {
         if (!kinds[k].wrapped)
@@ -518,23 +518,4 @@ static void a_silent_wire_passes_nothing_either_way_and_fails_nothing(void **sta
         assert_false(p.a->error || p.b->error);
         free_pair(&p);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages_of_any_size_arrive_whole),
-        cmocka_unit_test(many_messages_in_flight_keep_their_order),
-        cmocka_unit_test(a_message_longer_than_its_receive_is_refused_and_the_next_arrives),
-        cmocka_unit_test(what_was_sent_before_a_close_arrives_and_then_the_wire_is_broken),
-        cmocka_unit_test(sending_to_a_closed_peer_fails),
-        cmocka_unit_test(a_wire_may_be_closed_in_the_middle_of_a_message),
-        cmocka_unit_test(a_sleeper_is_woken_by_a_message),
-        cmocka_unit_test(no_wait_sleeps_on_messages_that_have_arrived),
-        cmocka_unit_test(a_sleeper_is_woken_when_the_peer_goes),
-        cmocka_unit_test(a_killed_process_is_noticed_and_leaves_nothing),
-        cmocka_unit_test(a_cut_breaks_both_ends),
-        cmocka_unit_test(a_silent_wire_passes_nothing_either_way_and_fails_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,7 +87,7 @@ static void want_files(rlim_t count)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
 }
 
-static void strangers_get_nothing_and_do_no_harm(void **state)
+CASE(strangers_get_nothing_and_do_no_harm)
 {
     want_files(3 * DP_ACCEPTOR_PENDING);
     struct dp_wire_listener *listener;
@@ -217,7 +217,7 @@ static void close_all(const int *fds, int count)
         close(fds[i]);
 }
 
-static void silent_connections_give_their_places_at_once(void **state)
+CASE(silent_connections_give_their_places_at_once)
 {
     want_files(3 * DP_ACCEPTOR_PENDING);
     struct dp_wire_listener *listener;
@@ -234,7 +234,7 @@ static void silent_connections_give_their_places_at_once(void **state)
 }
 
 /* The places and the system's queue. */
-static void a_full_queue_is_waited_for(void **state)
+CASE(a_full_queue_is_waited_for)
 {
     enum { MOST = 16384 };
     static int silent[MOST];
@@ -255,7 +255,7 @@ static void a_full_queue_is_waited_for(void **state)
     dp_wire_shm.unlisten(listener);
 }
 
-static void a_call_accepts_so_many_and_does_not_drop_them_again(void **state)
+CASE(a_call_accepts_so_many_and_does_not_drop_them_again)
 {
     struct dp_wire_config config = {.interface = ""};
     struct dp_wire_listener *listener;
@@ -282,7 +282,7 @@ static void a_call_accepts_so_many_and_does_not_drop_them_again(void **state)
     dp_wire_shm.unlisten(listener);
 }
 
-static void other_users_do_not_reach_the_socket_and_nobody_passes_a_file_unproved(void **state)
+CASE(other_users_do_not_reach_the_socket_and_nobody_passes_a_file_unproved)
 {
     enum { OTHER = 65534 };
     struct dp_wire_config config = {.interface = ""};
@@ -309,7 +309,7 @@ static void other_users_do_not_reach_the_socket_and_nobody_passes_a_file_unprove
 }
 
 /* Strangers hold all files but one. */
-static void a_listener_short_of_files_drops_strangers(void **state)
+CASE(a_listener_short_of_files_drops_strangers)
 {
     const struct dp_wire_config config = {.interface = "127.0.0.1", .needs_files = true};
     struct dp_wire_listener *listener;
@@ -338,7 +338,7 @@ static void a_listener_short_of_files_drops_strangers(void **state)
 }
 
 /* Its place goes to another one after the challenge, and after its proof. */
-static void a_connector_that_was_dropped_at_any_point_tries_again(void **state)
+CASE(a_connector_that_was_dropped_at_any_point_tries_again)
 {
     const struct dp_wire_ops *const all[] = {&dp_wire_tcp, &dp_wire_shm};
 
@@ -373,7 +373,7 @@ static void a_connector_that_was_dropped_at_any_point_tries_again(void **state)
 /* ---- files --------------------------------------------------------------------------------- */
 
 /* The longest is too long for a name in it. */
-static void the_folder_is_in_the_users_one_or_that_of_the_system(void **state)
+CASE(the_folder_is_in_the_users_one_or_that_of_the_system)
 {
     char own[] = P_tmpdir "/dp-run-XXXXXX", longest[80];
     const char *const dirs[] = {own, "relative", "", "/does/not/exist", longest, NULL};
@@ -426,7 +426,7 @@ static int dead_folder(char folder[DP_ACCEPTOR_FOLDER])
     return status;
 }
 
-static void what_a_killed_process_left_is_removed_by_the_next(void **state)
+CASE(what_a_killed_process_left_is_removed_by_the_next)
 {
     char folder[DP_ACCEPTOR_FOLDER], next[DP_ACCEPTOR_FOLDER];
 
@@ -446,7 +446,7 @@ static void *close_one(void *fd)
 }
 
 /* As that of a socket which has data for a peer that does not read. */
-static void a_close_that_takes_long_delays_no_other(void **state)
+CASE(a_close_that_takes_long_delays_no_other)
 {
     const struct linger linger = {.l_onoff = 1, .l_linger = 600};
     union dp_sockaddr place;
@@ -474,7 +474,7 @@ static void a_close_that_takes_long_delays_no_other(void **state)
 }
 
 /* A connection that was closed before it was answered, as one without a place is. */
-static void a_connector_without_an_answer_tries_again(void **state)
+CASE(a_connector_without_an_answer_tries_again)
 {
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
@@ -523,7 +523,7 @@ static int prove_with(struct dialer *d, const uint8_t proof[DP_HMAC_BYTES], stru
     return fd;
 }
 
-static void who_cannot_prove_the_cookie_is_shown_out(void **state)
+CASE(who_cannot_prove_the_cookie_is_shown_out)
 {
     struct dialer d = listen_for_dialers(), other = d;
     const struct dp_hello hello = dial_hello(5, 0);
@@ -561,7 +561,7 @@ static void relay(int from, int to, char *seen, size_t *len)
     *len += (size_t)n;
 }
 
-static void the_cookie_does_not_travel_and_an_address_is_hidden(void **state)
+CASE(the_cookie_does_not_travel_and_an_address_is_hidden)
 {
     const int64_t until_ns = dp_now_ns() + 20 * DP_NS_PER_S;
     struct dialer d = listen_for_dialers();
@@ -605,7 +605,7 @@ static void the_cookie_does_not_travel_and_an_address_is_hidden(void **state)
 }
 
 /* Somebody at the place of the listener, with another cookie. */
-static void a_false_acceptor_is_left(void **state)
+CASE(a_false_acceptor_is_left)
 {
     struct dialer d = listen_for_dialers();
     union dp_sockaddr place = {
@@ -627,7 +627,7 @@ static void a_false_acceptor_is_left(void **state)
     dp_wire_tcp.unlisten(d.listener);
 }
 
-static void a_peer_of_another_version_gets_our_version(void **state)
+CASE(a_peer_of_another_version_gets_our_version)
 {
     struct dialer d = listen_for_dialers();
     struct dp_hello hello = dial_hello(5, 0);
@@ -642,7 +642,7 @@ static void a_peer_of_another_version_gets_our_version(void **state)
 }
 
 /* The other side of it: an acceptor that answers with a later version. */
-static void an_acceptor_of_another_version_is_named(void **state)
+CASE(an_acceptor_of_another_version_is_named)
 {
     const uint32_t word = 0x44507600 | 10;
     union dp_sockaddr place;
@@ -666,7 +666,7 @@ static void an_acceptor_of_another_version_is_named(void **state)
     close(listener);
 }
 
-static void nonsense_on_a_connected_wire_breaks_it_and_nothing_else(void **state)
+CASE(nonsense_on_a_connected_wire_breaks_it_and_nothing_else)
 {
     struct dialer d = listen_for_dialers();
     struct dp_wire *wire;
@@ -688,7 +688,7 @@ static void nonsense_on_a_connected_wire_breaks_it_and_nothing_else(void **state
     dp_wire_tcp.unlisten(d.listener);
 }
 
-static void a_port_in_use_and_a_bad_interface_are_named(void **state)
+CASE(a_port_in_use_and_a_bad_interface_are_named)
 {
     struct dp_wire_listener *first, *second;
     struct dp_wire_address address;
@@ -743,7 +743,7 @@ static void come_in_late(const struct dp_wire_ops *ops)
     ops->unlisten(listener);
 }
 
-static void an_error_for_lack_of_files_names_the_limit(void **state)
+CASE(an_error_for_lack_of_files_names_the_limit)
 {
     dp_log_set(count_warnings, NULL, DP_LOG_WARN);
     come_in_late(&dp_wire_tcp);
@@ -780,14 +780,14 @@ static void need_files(const struct dp_wire_ops *ops)
     ops->unlisten(listener);
 }
 
-static void a_listener_that_needs_files_fails_while_there_are_too_few(void **state)
+CASE(a_listener_that_needs_files_fails_while_there_are_too_few)
 {
     need_files(&dp_wire_tcp);
     need_files(&dp_wire_shm);
 }
 
 /* The connection is there; one file more would be the shared memory of the peer. */
-static void shared_memory_waits_until_there_is_a_file_for_it(void **state)
+CASE(shared_memory_waits_until_there_is_a_file_for_it)
 {
     const struct dp_wire_config config = {.needs_files = true};
     struct dp_wire_listener *listener;
@@ -830,38 +830,9 @@ static void connect_to_closed_port(const struct dp_wire_ops *ops, const char *in
     dp_wire_close(wire);
 }
 
-static void a_closed_port_breaks_the_wire(void **state)
+CASE(a_closed_port_breaks_the_wire)
 {
     connect_to_closed_port(&dp_wire_tcp, "127.0.0.1");
     connect_to_closed_port(&dp_wire_tcp, NULL);
     connect_to_closed_port(&dp_wire_shm, NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(strangers_get_nothing_and_do_no_harm),
-        cmocka_unit_test(silent_connections_give_their_places_at_once),
-        cmocka_unit_test(a_full_queue_is_waited_for),
-        cmocka_unit_test(a_call_accepts_so_many_and_does_not_drop_them_again),
-        cmocka_unit_test(other_users_do_not_reach_the_socket_and_nobody_passes_a_file_unproved),
-        cmocka_unit_test(a_listener_short_of_files_drops_strangers),
-        cmocka_unit_test(a_connector_that_was_dropped_at_any_point_tries_again),
-        cmocka_unit_test(the_folder_is_in_the_users_one_or_that_of_the_system),
-        cmocka_unit_test(what_a_killed_process_left_is_removed_by_the_next),
-        cmocka_unit_test(a_close_that_takes_long_delays_no_other),
-        cmocka_unit_test(a_connector_without_an_answer_tries_again),
-        cmocka_unit_test(who_cannot_prove_the_cookie_is_shown_out),
-        cmocka_unit_test(the_cookie_does_not_travel_and_an_address_is_hidden),
-        cmocka_unit_test(a_false_acceptor_is_left),
-        cmocka_unit_test(a_peer_of_another_version_gets_our_version),
-        cmocka_unit_test(an_acceptor_of_another_version_is_named),
-        cmocka_unit_test(nonsense_on_a_connected_wire_breaks_it_and_nothing_else),
-        cmocka_unit_test(a_port_in_use_and_a_bad_interface_are_named),
-        cmocka_unit_test(an_error_for_lack_of_files_names_the_limit),
-        cmocka_unit_test(a_listener_that_needs_files_fails_while_there_are_too_few),
-        cmocka_unit_test(shared_memory_waits_until_there_is_a_file_for_it),
-        cmocka_unit_test(a_closed_port_breaks_the_wire),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

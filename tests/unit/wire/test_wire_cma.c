@@ -52,7 +52,7 @@ static struct dp_cma begin(void)
         .peer_pid = (uint32_t)getpid(), .theirs = &peer, .reaches = true};
 }
 
-static void a_chunk_that_cannot_be_pulled_is_not_waited_for(void **state)
+CASE(a_chunk_that_cannot_be_pulled_is_not_waited_for)
 {
     struct dp_cma d = begin();
     assert_int_equal(dp_cma_pull(&d, &receiver), 0);
@@ -62,7 +62,7 @@ static void a_chunk_that_cannot_be_pulled_is_not_waited_for(void **state)
     assert_false(dp_cma_is_complete(&receiver));
 }
 
-static void a_chunk_that_cannot_be_pushed_is_not_waited_for(void **state)
+CASE(a_chunk_that_cannot_be_pushed_is_not_waited_for)
 {
     struct dp_cma d = begin();
     assert_int_equal(dp_cma_push(&d, &sender), 0);
@@ -88,9 +88,5 @@ static int tear_down(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_chunk_that_cannot_be_pulled_is_not_waited_for),
-        cmocka_unit_test(a_chunk_that_cannot_be_pushed_is_not_waited_for),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return run_cases(set_up, tear_down);
 }

@@ -151,7 +151,7 @@ static void connect_and_exchange(const struct kind *kind, int in, int out)
     must(!send.status);
 }
 
-static void the_end_of_a_process_shows_though_its_child_runs(void **state)
+CASE(the_end_of_a_process_shows_though_its_child_runs)
 {
     for (int k = 0; k < KINDS; k++) {
         const struct dp_wire_ops *ops = kinds[k].ops;
@@ -194,7 +194,7 @@ static void listen_only(const struct kind *kind, int in, int out)
     must(write(out, &address, sizeof(address)) == sizeof(address));
 }
 
-static void no_listener_outlives_its_process(void **state)
+CASE(no_listener_outlives_its_process)
 {
     for (int k = 0; k < KINDS; k++) {
         const struct dp_wire_ops *ops = kinds[k].ops;
@@ -309,7 +309,7 @@ static void must_have_no_message(const struct dp_wire_ops *ops, struct dp_wire *
     assert_false(ops->has_message(end));
 }
 
-static void what_a_child_inherits_fails_and_is_closed_without_harm(void **state)
+CASE(what_a_child_inherits_fails_and_is_closed_without_harm)
 {
     dp_sockets_stay();
     dp_sockets_stay();
@@ -363,7 +363,7 @@ static void *open_and_close(void *arg)
     return NULL;
 }
 
-static void a_child_has_no_socket_whenever_it_is_forked(void **state)
+CASE(a_child_has_no_socket_whenever_it_is_forked)
 {
     enum { FORKS = 100 };
     pthread_t threads[2];
@@ -386,15 +386,4 @@ static void a_child_has_no_socket_whenever_it_is_forked(void **state)
     is_over = true;
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_end_of_a_process_shows_though_its_child_runs),
-        cmocka_unit_test(no_listener_outlives_its_process),
-        cmocka_unit_test(what_a_child_inherits_fails_and_is_closed_without_harm),
-        cmocka_unit_test(a_child_has_no_socket_whenever_it_is_forked),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

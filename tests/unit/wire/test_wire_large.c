@@ -33,7 +33,7 @@ static char out[BIG], in[BIG];
 
 /* ---- which side copies ----------------------------------------------------------------------- */
 
-static void large_messages_go_straight(void **state)
+CASE(large_messages_go_straight)
 {
     struct pair p = make_pair();
 
@@ -42,7 +42,7 @@ static void large_messages_go_straight(void **state)
     free_pair(&p);
 }
 
-static void the_user_may_forbid_it(void **state)
+CASE(the_user_may_forbid_it)
 {
     setenv("DUALPIPE_WIRE_CMA", "0", 1);
     struct pair p = make_pair();
@@ -72,7 +72,7 @@ static void send_denied_in_the_middle(void)
     free_pair(&p);
 }
 
-static void where_the_system_denies_it_the_ring_serves(void **state)
+CASE(where_the_system_denies_it_the_ring_serves)
 {
     int status = run_in_child(send_denied);
 
@@ -82,7 +82,7 @@ static void where_the_system_denies_it_the_ring_serves(void **state)
     assert_int_equal(run_in_child(send_denied_in_the_middle), 0);
 }
 
-static void either_side_alone_moves_all_chunks(void **state)
+CASE(either_side_alone_moves_all_chunks)
 {
     struct pair p = make_pair();
 
@@ -92,7 +92,7 @@ static void either_side_alone_moves_all_chunks(void **state)
 }
 
 /* By these counts a rank knows that it should not sleep in the middle of a message. */
-static void calls_that_move_bytes_are_counted(void **state)
+CASE(calls_that_move_bytes_are_counted)
 {
     for (int direct = 0; direct < 2; direct++) {
         setenv("DUALPIPE_WIRE_CMA", direct ? "1" : "0", 1);
@@ -132,7 +132,7 @@ static char *secret_memory(size_t len)
 #endif
 }
 
-static void memory_that_cannot_be_copied_straight_goes_through_the_ring(void **state)
+CASE(memory_that_cannot_be_copied_straight_goes_through_the_ring)
 {
     enum { LEN = 300000, TIMES = 6 };
     char *secret = secret_memory(LEN);
@@ -161,7 +161,7 @@ static void memory_that_cannot_be_copied_straight_goes_through_the_ring(void **s
 
 /* ---- ends ---------------------------------------------------------------------------------- */
 
-static void no_peer_writes_into_a_receive_that_was_dropped(void **state)
+CASE(no_peer_writes_into_a_receive_that_was_dropped)
 {
     struct pair p = make_pair();
 
@@ -170,7 +170,7 @@ static void no_peer_writes_into_a_receive_that_was_dropped(void **state)
     free_pair(&p);
 }
 
-static void a_send_that_was_dropped_is_never_received(void **state)
+CASE(a_send_that_was_dropped_is_never_received)
 {
     struct pair p = make_pair();
 
@@ -212,14 +212,14 @@ static bool kill_in_the_middle(bool child_sends)
     return reaches;
 }
 
-static void a_process_killed_in_the_middle_of_a_message_breaks_the_wire(void **state)
+CASE(a_process_killed_in_the_middle_of_a_message_breaks_the_wire)
 {
     if (!kill_in_the_middle(true) || !kill_in_the_middle(false))
         skip_because("processes may not copy from each other's memory here");
 }
 
 /* A child that inherits an end has other memory at the same addresses. */
-static void a_child_that_inherits_a_wire_sends_and_receives_its_own_memory(void **state)
+CASE(a_child_that_inherits_a_wire_sends_and_receives_its_own_memory)
 {
     struct pair p = make_pair();
     struct dp_wire_request send, receive;
@@ -279,7 +279,7 @@ static void let_a_child_close(struct pair *p, bool has_all)
     assert_true(!send.status && !receive.status && is_filled(in, BIG, 1));
 }
 
-static void a_child_that_closes_a_wire_leaves_its_parents_messages_alone(void **state)
+CASE(a_child_that_closes_a_wire_leaves_its_parents_messages_alone)
 {
     struct pair p = make_pair();
 
@@ -341,7 +341,7 @@ static bool has_first_thread(pid_t pid)
 }
 
 /* The kernel returns for the memory of that process what it returns where there is none. */
-static void a_process_whose_first_thread_has_ended_still_sends(void **state)
+CASE(a_process_whose_first_thread_has_ended_still_sends)
 {
     const int64_t until = dp_now_ns() + LONG_NS;
     struct pair p = {.listener = NULL};
@@ -377,23 +377,4 @@ static void a_process_whose_first_thread_has_ended_still_sends(void **state)
         skip_because("processes may not copy from each other's memory here");
     assert_int_equal(status, 0);
     assert_true(!receive.status && is_filled(in, BIG, 1));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(large_messages_go_straight),
-        cmocka_unit_test(the_user_may_forbid_it),
-        cmocka_unit_test(where_the_system_denies_it_the_ring_serves),
-        cmocka_unit_test(either_side_alone_moves_all_chunks),
-        cmocka_unit_test(calls_that_move_bytes_are_counted),
-        cmocka_unit_test(memory_that_cannot_be_copied_straight_goes_through_the_ring),
-        cmocka_unit_test(no_peer_writes_into_a_receive_that_was_dropped),
-        cmocka_unit_test(a_send_that_was_dropped_is_never_received),
-        cmocka_unit_test(a_process_killed_in_the_middle_of_a_message_breaks_the_wire),
-        cmocka_unit_test(a_child_that_inherits_a_wire_sends_and_receives_its_own_memory),
-        cmocka_unit_test(a_child_that_closes_a_wire_leaves_its_parents_messages_alone),
-        cmocka_unit_test(a_process_whose_first_thread_has_ended_still_sends),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -37,7 +37,7 @@ static void must(void (*fn)(void))
 
 /* ---- which side copies ----------------------------------------------------------------------- */
 
-static void each_end_shared_or_not(void **state)
+CASE(each_end_shared_or_not)
 {
     char *from = new_shared(BIG), *to = new_shared(BIG);
     struct pair p = make_pair();
@@ -70,12 +70,12 @@ static void send_without_right(void)
     free_pair(&p);
 }
 
-static void no_right_is_needed(void **state)
+CASE(no_right_is_needed)
 {
     must(send_without_right);
 }
 
-static void the_user_may_forbid_it(void **state)
+CASE(the_user_may_forbid_it)
 {
     char *from = new_shared(BIG), *to = new_shared(BIG);
     setenv("DUALPIPE_WIRE_CMA", "0", 1);
@@ -97,7 +97,7 @@ static void move_shared_alone(void)
     free_pair(&p);
 }
 
-static void either_side_alone_moves_all_chunks(void **state)
+CASE(either_side_alone_moves_all_chunks)
 {
     must(move_shared_alone);
 }
@@ -122,7 +122,7 @@ static void sleep_between(void)
     free_pair(&p);
 }
 
-static void a_sender_that_sleeps_is_woken_to_help(void **state)
+CASE(a_sender_that_sleeps_is_woken_to_help)
 {
     must(sleep_between);
 }
@@ -153,7 +153,7 @@ static void send_many(void)
         assert_true(!dp_shared_free(from[i]) && !dp_shared_free(to[i]));
 }
 
-static void more_pieces_than_a_peer_has_mapped_at_a_time(void **state)
+CASE(more_pieces_than_a_peer_has_mapped_at_a_time)
 {
     must(send_many);
 }
@@ -213,13 +213,13 @@ static void push_what_is_mapped_no_more(void)
     free_pair(&p);
 }
 
-static void a_message_whose_piece_is_mapped_no_more_comes_all_the_same(void **state)
+CASE(a_message_whose_piece_is_mapped_no_more_comes_all_the_same)
 {
     must(pull_what_is_mapped_no_more);
     must(push_what_is_mapped_no_more);
 }
 
-static void what_is_freed_is_gone_although_the_peer_has_it_mapped(void **state)
+CASE(what_is_freed_is_gone_although_the_peer_has_it_mapped)
 {
     char *from = new_shared(BIG);
     struct pair p = make_pair();
@@ -255,7 +255,7 @@ static void send_to_full_table(void)
     free_pair(&p);
 }
 
-static void where_it_cannot_be_mapped_the_ring_serves(void **state)
+CASE(where_it_cannot_be_mapped_the_ring_serves)
 {
     must(send_to_full_table);
 }
@@ -272,7 +272,7 @@ static void receive_all_of(struct dp_shm_mappings *maps, int fd, uint32_t number
     assert_int_equal(maps->passed_fd, -1);
 }
 
-static void only_sealed_memory_of_the_right_size_is_mapped(void **state)
+CASE(only_sealed_memory_of_the_right_size_is_mapped)
 {
     enum { LEN = 8192 };
     const struct dp_shm_location place = {.announcement = 1, .slot = 3};
@@ -296,7 +296,7 @@ static void only_sealed_memory_of_the_right_size_is_mapped(void **state)
     dp_shm_mappings_fini(&mappings);
 }
 
-static void a_place_that_was_not_shown_is_nowhere(void **state)
+CASE(a_place_that_was_not_shown_is_nowhere)
 {
     enum { LEN = 8192 };
     const struct dp_shm_location none[] = {
@@ -329,7 +329,7 @@ static char first_mapped(struct dp_shm_wire *w, const struct dp_shm_location *pl
 }
 
 /* However many rings are before them, whichever bytes of them are read together. */
-static void announcements_among_wakeups_are_read_whole(void **state)
+CASE(announcements_among_wakeups_are_read_whole)
 {
     char *pieces[2] = {new_shared(PIECE), new_shared(PIECE)};
 
@@ -378,7 +378,7 @@ static void drop_shared_send(void)
     free_pair(&p);
 }
 
-static void no_peer_accesses_what_was_dropped_in_the_middle(void **state)
+CASE(no_peer_accesses_what_was_dropped_in_the_middle)
 {
     must(drop_shared_receive);
     must(drop_shared_send);
@@ -423,7 +423,7 @@ static void kill_receiver(void)
     kill_in_the_middle(false);
 }
 
-static void a_process_killed_in_the_middle_of_a_message_does_no_harm(void **state)
+CASE(a_process_killed_in_the_middle_of_a_message_does_no_harm)
 {
     must(kill_sender);
     must(kill_receiver);
@@ -437,7 +437,7 @@ static char *use_lent(struct pair *p, const struct dp_wire_loan *loan, size_t le
     return p->b->ops->loans->use(p->b, loan, len);
 }
 
-static void what_is_lent_is_worked_on_in_place_until_its_owner_ends_that(void **state)
+CASE(what_is_lent_is_worked_on_in_place_until_its_owner_ends_that)
 {
     const struct dp_wire_loan_ops *loans = dp_wire_shm.loans;
     struct dp_wire_loan loan = {{0}}, none = {{0}}, other;
@@ -467,7 +467,7 @@ static void what_is_lent_is_worked_on_in_place_until_its_owner_ends_that(void **
     assert_int_equal(dp_shared_free(mine), 0);
 }
 
-static void what_is_lent_stays_mapped_however_much_else_is_shown(void **state)
+CASE(what_is_lent_stays_mapped_however_much_else_is_shown)
 {
     enum { OTHERS = 2 * DP_SHM_MAPPINGS };
     const struct dp_wire_loan_ops *loans = dp_wire_shm.loans;
@@ -490,7 +490,7 @@ static void what_is_lent_stays_mapped_however_much_else_is_shown(void **state)
     assert_int_equal(dp_shared_free(to), 0);
 }
 
-static void a_child_that_inherits_a_wire_goes_through_the_ring(void **state)
+CASE(a_child_that_inherits_a_wire_goes_through_the_ring)
 {
     char *from = new_shared(BIG), *to = new_shared(BIG);
     struct pair p = make_pair();
@@ -526,28 +526,4 @@ static void a_child_that_inherits_a_wire_goes_through_the_ring(void **state)
     free_pair(&p);
     dp_shared_free(from);
     dp_shared_free(to);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_end_shared_or_not),
-        cmocka_unit_test(no_right_is_needed),
-        cmocka_unit_test(the_user_may_forbid_it),
-        cmocka_unit_test(either_side_alone_moves_all_chunks),
-        cmocka_unit_test(a_sender_that_sleeps_is_woken_to_help),
-        cmocka_unit_test(more_pieces_than_a_peer_has_mapped_at_a_time),
-        cmocka_unit_test(a_message_whose_piece_is_mapped_no_more_comes_all_the_same),
-        cmocka_unit_test(what_is_freed_is_gone_although_the_peer_has_it_mapped),
-        cmocka_unit_test(where_it_cannot_be_mapped_the_ring_serves),
-        cmocka_unit_test(only_sealed_memory_of_the_right_size_is_mapped),
-        cmocka_unit_test(a_place_that_was_not_shown_is_nowhere),
-        cmocka_unit_test(announcements_among_wakeups_are_read_whole),
-        cmocka_unit_test(no_peer_accesses_what_was_dropped_in_the_middle),
-        cmocka_unit_test(a_process_killed_in_the_middle_of_a_message_does_no_harm),
-        cmocka_unit_test(what_is_lent_is_worked_on_in_place_until_its_owner_ends_that),
-        cmocka_unit_test(what_is_lent_stays_mapped_however_much_else_is_shown),
-        cmocka_unit_test(a_child_that_inherits_a_wire_goes_through_the_ring),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -85,7 +85,7 @@ static void finish(struct pair *p, const struct dp_wire_request *req)
 
 /* ---- how many ----------------------------------------------------------------------------- */
 
-static void the_explicit_number_decides_and_of_two_the_smaller(void **state)
+CASE(the_explicit_number_decides_and_of_two_the_smaller)
 {
     static const struct {
         const char *listener, *caller;
@@ -101,7 +101,7 @@ static void the_explicit_number_decides_and_of_two_the_smaller(void **state)
     }
 }
 
-static void more_sockets_than_there_may_be_are_refused_by_name(void **state)
+CASE(more_sockets_than_there_may_be_are_refused_by_name)
 {
     struct dp_wire_listener *listener;
     struct dp_wire_address address;
@@ -128,7 +128,7 @@ static void make_sys(const char *root, const char *speed)
     freeifaddrs(all);
 }
 
-static void the_speed_of_the_link_decides_the_number_by_default(void **state)
+CASE(the_speed_of_the_link_decides_the_number_by_default)
 {
     static const struct {
         const char *speed;
@@ -231,7 +231,7 @@ static void exchange(struct pair *p, unsigned seed)
     free(aimed.room);
 }
 
-static void long_and_short_messages_keep_their_order(void **state)
+CASE(long_and_short_messages_keep_their_order)
 {
     static const char *const counts[] = {"2", "3", "7"};
 
@@ -253,7 +253,7 @@ static uint64_t received_by(struct dp_wire *wire, int index)
     return info.tcpi_bytes_received;
 }
 
-static void a_slow_socket_gets_less(void **state)
+CASE(a_slow_socket_gets_less)
 {
     struct pair p = make_pair("3", "3");
     const size_t len = 16 << 20;
@@ -280,7 +280,7 @@ static void a_slow_socket_gets_less(void **state)
 
 /* ---- ends --------------------------------------------------------------------------------- */
 
-static void a_failed_socket_fails_the_wire_and_is_named(void **state)
+CASE(a_failed_socket_fails_the_wire_and_is_named)
 {
     const size_t len = 8 << 20;
     char *out = calloc(1, len), *in = malloc(len), word;
@@ -314,7 +314,7 @@ static void a_failed_socket_fails_the_wire_and_is_named(void **state)
 }
 
 /* The peer has sent everything and closed, and the sockets report that one after the other. */
-static void a_long_message_sent_before_a_close_arrives(void **state)
+CASE(a_long_message_sent_before_a_close_arrives)
 {
     struct pair p = make_pair("4", "4");
     const size_t len = 1 << 20;
@@ -344,7 +344,7 @@ static void a_long_message_sent_before_a_close_arrives(void **state)
 }
 
 /* Where the system cannot watch another socket, no wait may sleep on the others. */
-static void a_wait_that_cannot_watch_all_sockets_does_not_sleep(void **state)
+CASE(a_wait_that_cannot_watch_all_sockets_does_not_sleep)
 {
     const int64_t until_ns = dp_now_ns() + 20 * DP_NS_PER_S;
     const size_t len = (size_t)128 << 20;
@@ -421,7 +421,7 @@ static bool is_shown_out(struct dp_wire_listener *listener, int fd)
     return false;
 }
 
-static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
+CASE(half_a_wire_is_dropped_in_time_and_leaves_nothing)
 {
     const int files = count_files();
     struct dialer d = listen_known(50 * DP_NS_PER_MS);
@@ -446,7 +446,7 @@ static void half_a_wire_is_dropped_in_time_and_leaves_nothing(void **state)
     assert_int_equal(count_files(), files);
 }
 
-static void a_connection_without_a_cookie_is_no_socket_of_a_wire(void **state)
+CASE(a_connection_without_a_cookie_is_no_socket_of_a_wire)
 {
     struct dialer d = listen_known(0);
     struct dp_wire_listener *listener = d.listener;
@@ -470,7 +470,7 @@ static void a_connection_without_a_cookie_is_no_socket_of_a_wire(void **state)
     close(thief);
 }
 
-static void a_socket_that_fits_into_no_wire_is_shown_out(void **state)
+CASE(a_socket_that_fits_into_no_wire_is_shown_out)
 {
     static const struct {
         uint64_t token, index, count, label;
@@ -546,7 +546,7 @@ static void expect_nonsense(const struct said *says, int count)
     close(fds[1]);
 }
 
-static void frames_that_cannot_be_end_the_wire(void **state)
+CASE(frames_that_cannot_be_end_the_wire)
 {
     static const struct {
         int count;
@@ -577,7 +577,7 @@ static void frames_that_cannot_be_end_the_wire(void **state)
 /* ---- how a connection ends ---------------------------------------------------------------- */
 
 /* A send meets the reset first, and the receive then finds the end of the stream. */
-static void a_reset_differs_from_the_end_of_the_peer(void **state)
+CASE(a_reset_differs_from_the_end_of_the_peer)
 {
     const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
     struct dp_wire_request receive, send;
@@ -607,7 +607,7 @@ static void hear(void *user, enum dp_log_level level, const char *line)
         snprintf(user, 200, "%s", line);
 }
 
-static void interfaces_that_cannot_be_listed_are_told_of(void **state)
+CASE(interfaces_that_cannot_be_listed_are_told_of)
 {
     char heard[200] = "";
     union dp_sockaddr guess;
@@ -622,25 +622,4 @@ static void interfaces_that_cannot_be_listed_are_told_of(void **state)
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
     assert_non_null(strstr(heard, "cannot list the network interfaces: Too many open files"));
     assert_int_equal(guess.v4.sin_addr.s_addr, htonl(INADDR_LOOPBACK));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_explicit_number_decides_and_of_two_the_smaller),
-        cmocka_unit_test(more_sockets_than_there_may_be_are_refused_by_name),
-        cmocka_unit_test(the_speed_of_the_link_decides_the_number_by_default),
-        cmocka_unit_test(long_and_short_messages_keep_their_order),
-        cmocka_unit_test(a_slow_socket_gets_less),
-        cmocka_unit_test(a_failed_socket_fails_the_wire_and_is_named),
-        cmocka_unit_test(a_long_message_sent_before_a_close_arrives),
-        cmocka_unit_test(a_wait_that_cannot_watch_all_sockets_does_not_sleep),
-        cmocka_unit_test(half_a_wire_is_dropped_in_time_and_leaves_nothing),
-        cmocka_unit_test(a_connection_without_a_cookie_is_no_socket_of_a_wire),
-        cmocka_unit_test(a_socket_that_fits_into_no_wire_is_shown_out),
-        cmocka_unit_test(frames_that_cannot_be_end_the_wire),
-        cmocka_unit_test(a_reset_differs_from_the_end_of_the_peer),
-        cmocka_unit_test(interfaces_that_cannot_be_listed_are_told_of),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

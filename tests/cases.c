@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cases.c - the cases that a test program has by CASE, and its main.
+ */
+#include "cmocka_all.h"
+
+#include <stdlib.h>
+
+enum { MOST = 100 };
+
+static struct CMUnitTest cases[MOST];
+static int lines[MOST];
+static size_t count;
+
+/* Constructors come in any order. */
+void add_case(int line, const char *name, CMUnitTestFunction function)
+{
+    size_t at = count++;
+
+    if (at == MOST)
+        abort();
+    for (; at && lines[at - 1] > line; at--) {
+        cases[at] = cases[at - 1];
+        lines[at] = lines[at - 1];
+    }
+    cases[at] = (struct CMUnitTest){.name = name, .test_func = function};
+    lines[at] = line;
+}
+
+int run_cases(CMFixtureFunction set_up, CMFixtureFunction take_down)
+{
+    return _cmocka_run_group_tests("cases", cases, count, set_up, take_down);
+}
+
+__attribute__((weak)) int main(void)
+{
+    return run_cases(NULL, NULL);
+}
