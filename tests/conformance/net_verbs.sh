@@ -10,8 +10,8 @@
     exit 77
 }
 LD_LIBRARY_PATH=tests/fakes/ibverbs/.libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-# The child of a fork starts a thread of its own.
-TSAN_OPTIONS=die_after_fork=0${TSAN_OPTIONS:+:$TSAN_OPTIONS}
+# The child of a fork starts a thread of its own; and no process waits for such at its end.
+TSAN_OPTIONS=${TSAN_OPTIONS:+$TSAN_OPTIONS:}die_after_fork=0:atexit_sleep_ms=0
 export LD_LIBRARY_PATH TSAN_OPTIONS
 
 versions_over verbs
