@@ -4,6 +4,7 @@
  */
 #include "cmocka_all.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { MOST = 100 };
@@ -17,8 +18,10 @@ void add_case(int line, const char *name, CMUnitTestFunction function)
 {
     size_t at = count++;
 
-    if (at == MOST)
+    if (at == MOST) {
+        fprintf(stderr, "cases.c: expected at most %d cases in a program\n", MOST);
         abort();
+    }
     for (; at && lines[at - 1] > line; at--) {
         cases[at] = cases[at - 1];
         lines[at] = lines[at - 1];
@@ -29,6 +32,10 @@ void add_case(int line, const char *name, CMUnitTestFunction function)
 
 int run_cases(CMFixtureFunction set_up, CMFixtureFunction take_down)
 {
+    if (!count) {
+        puts("no case is compiled in");
+        return 77;
+    }
     return _cmocka_run_group_tests("cases", cases, count, set_up, take_down);
 }
 

@@ -56,5 +56,8 @@ case_is 'torchrun under dualpipe run' "$(differs two)"
 ranks two.with "$python" -m torch.distributed.run --standalone --nproc-per-node 2 --no-python \
     "$dualpipe" run --report "$work/report.json" -- "$python" "$checks"
 case_is 'each rank of torchrun under dualpipe run' "$(differs two)"
-case_is 'both ranks report' "$([ "$(grep -c '"size": 2, .*"status": 0, ' "$work/report.json")" = 2 ] || cat "$work/err")"
+case_is 'both ranks report' "$([ "$(grep -c '"size": 2, .*"status": 0, ' "$work/report.json")" = 2 ] || {
+    echo 'not both:'
+    cat "$work/report.json" "$work/err"
+})"
 cases_end

@@ -218,32 +218,6 @@ static void timed(struct nccl_job *job)
         printf("send and receive of %zu bytes: %.0f us\n", job->bytes, times_us[TIMED / 2]);
 }
 
-enum { FAR_MESSAGES = 16, NEXT_MESSAGES = 4 };
-
-/* A lot to and from the rank that is half of them away, and a little around the ring: whether links
- * have to carry the one or the other is a question of where the ranks are. Every rank says how long
- * it took it. */
-static void distant(struct nccl_job *job)
-{
-    const int half = job->count / 2, far = (job->rank + half) % job->count;
-    const int next = (job->rank + 1) % job->count, last = (job->rank + job->count - 1) % job->count;
-
-    fill(job);
-    exchange(job, far, far); /* connections */
-    cudaStreamSynchronize(job->stream);
-    exchange(job, next, last);
-    cudaStreamSynchronize(job->stream);
-    const double began_us = now_us();
-    for (int i = 0; i < FAR_MESSAGES; i++)
-        exchange(job, far, far);
-    check(job, "send and receive far away", elements(job), of_rank, far);
-    for (int i = 0; i < NEXT_MESSAGES; i++)
-        exchange(job, next, last);
-    check(job, "send and receive next to it", elements(job), of_rank, last);
-    printf("rank %d: distant messages of %zu bytes: %.0f us\n", job->rank, job->bytes,
-           now_us() - began_us);
-}
-
 static double of_others_block(const struct nccl_job *job, size_t index, int unused)
 {
     size_t block = block_elements(job);
@@ -350,7 +324,6 @@ const struct nccl_case nccl_cases[] = {
     {"all-gather", all_gather},
     {"reduce-scatter", reduce_scatter},
     {"send-recv", send_recv},
-    {"distant", distant},
     {"all-to-all", all_to_all},
     {"registered", registered},
     {"split", split},

@@ -20,11 +20,10 @@
 #include <unistd.h>
 
 static const char usage[] =
-    "usage: nccl-job [--ranks N | --id FILE] [--bytes N,N...] [--types N,N...] [--seconds N]\n"
+    "usage: nccl-job [--ranks N] [--bytes N,N...] [--types N,N...] [--seconds N]\n"
     "                LIBNCCL LIBNVML [CASE...]\n"
     "\n"
     "  --ranks    processes, each a host (2)\n"
-    "  --id       be one rank, RANK of WORLD_SIZE; rank 0 makes FILE for the others\n"
     "  --bytes    sizes that every case runs with (1048576)\n"
     "  --types    numbers of ncclDataType_t, likewise (7, float32)\n"
     "  --seconds  kill it all after so many (240)\n"
@@ -44,7 +43,7 @@ struct settings {
     long ranks, seconds;
     long bytes[MOST], types[MOST];
     int bytes_count, types_count;
-    const char *libnccl, *libnvml, *id_file;
+    const char *libnccl, *libnvml;
     struct nccl_place *places; /* of all ranks, in memory that they share */
     const struct nccl_case *cases[MOST];
     int case_count;
@@ -72,44 +71,6 @@ void nccl_job_try(const struct nccl_job *job, int result, const char *what)
                       job->nccl->GetLastError(NULL));
 }
 
-/* Complete under its name, or not there. */
-static void write_id(struct nccl_job *job, const struct nccl_id *id)
-{
-    char made[512];
-    FILE *file;
-
-    snprintf(made, sizeof(made), "%s.new", job->id_file);
-    file = fopen(made, "w");
-    if (!file || fwrite(id, sizeof(*id), 1, file) != 1 || fclose(file) ||
-        rename(made, job->id_file))
-        nccl_job_fail(job, "cannot write %s", job->id_file);
-}
-
-static bool read_id(const struct nccl_job *job, struct nccl_id *id)
-{
-    FILE *file = fopen(job->id_file, "r");
-    const bool is_read = file && fread(id, sizeof(*id), 1, file) == 1;
-
-    if (file)
-        fclose(file);
-    return is_read;
-}
-
-/* One communicator: the file is made once. */
-static struct nccl_id exchange_id_by_file(struct nccl_job *job)
-{
-    const struct timespec look = {.tv_nsec = 20000000};
-    struct nccl_id id;
-
-    if (job->rank == 0) {
-        NCCL_TRY(job, GetUniqueId(&id));
-        write_id(job, &id);
-    }
-    while (job->rank && !read_id(job, &id))
-        nanosleep(&look, NULL); /* until the alarm */
-    return id;
-}
-
 /* A pipe keeps writes of this size whole. The next identity is sent only after all have joined by
  * this. */
 static struct nccl_id exchange_id(struct nccl_job *job)
@@ -129,7 +90,7 @@ static struct nccl_id exchange_id(struct nccl_job *job)
 
 void *nccl_job_open(struct nccl_job *job)
 {
-    struct nccl_id id = job->id_file ? exchange_id_by_file(job) : exchange_id(job);
+    struct nccl_id id = exchange_id(job);
     void *comm;
 
     NCCL_TRY(job, CommInitRank(&comm, job->count, id, job->rank));
@@ -152,8 +113,7 @@ static void take_buffers(struct nccl_job *job, size_t bytes)
 static void note_place(const struct nccl_job *job, const struct settings *s, const char *name,
                        long bytes)
 {
-    if (s->places)
-        s->places[job->rank] = (struct nccl_place){name, bytes};
+    s->places[job->rank] = (struct nccl_place){name, bytes};
 }
 
 static void run_case(struct nccl_job *job, const struct settings *s,
@@ -188,8 +148,7 @@ static void prepare_environment(int rank)
 
 static void run_rank(const struct settings *s, struct nccl_job *job)
 {
-    if (!job->id_file)
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     prepare_environment(job->rank);
     job->nccl = nccl_api_load(s->libnccl, s->libnvml);
     if (!job->nccl)
@@ -323,22 +282,6 @@ static int run_job(struct settings *s)
     return await_ranks(s, &child, pids);
 }
 
-static int run_one_rank(const struct settings *s)
-{
-    const char *rank = getenv("RANK"), *size = getenv("WORLD_SIZE");
-    struct nccl_job job = {.id_file = s->id_file};
-
-    job.rank = rank ? atoi(rank) : -1;
-    job.count = size ? atoi(size) : 0;
-    if (job.count < 1 || job.count > MOST_RANKS || job.rank < 0 || job.rank >= job.count) {
-        fprintf(stderr, "nccl-job: RANK and WORLD_SIZE: expected a rank of up to %d\n", MOST_RANKS);
-        return 2;
-    }
-    alarm((unsigned)s->seconds);
-    run_rank(s, &job);
-    return 0;
-}
-
 /* ---- arguments ------------------------------------------------------------------------------- */
 
 static bool read_list(const char *text, long out[], int *count)
@@ -362,8 +305,6 @@ static bool read_option(struct settings *s, const char *name, const char *value)
 
     if (!strcmp(name, "--bytes"))
         return read_list(value, s->bytes, &s->bytes_count);
-    if (!strcmp(name, "--id"))
-        return (s->id_file = value);
     if (!strcmp(name, "--types"))
         return read_list(value, s->types, &s->types_count);
     if (!read_list(value, number, &count) || count != 1 || number[0] < 1)
@@ -420,7 +361,5 @@ int main(int argc, char **argv)
         fputs(usage, stderr);
         return 2;
     }
-    if (s.case_count && s.id_file)
-        return run_one_rank(&s);
     return s.case_count ? run_job(&s) : check_library(&s);
 }

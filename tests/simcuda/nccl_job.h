@@ -13,7 +13,6 @@ struct nccl_job {
     const struct nccl_api *nccl;
     int rank, count;
     int id_pipe[2]; /* rank 0 sends the others what identifies a communicator */
-    const char *id_file; /* or it is written there: the ranks are no processes of one parent */
     size_t bytes;   /* of each buffer */
     int type;
     void *comm; /* over all ranks; the case's own: it was opened for it */

@@ -70,6 +70,9 @@ run_job()
 case_is 'a job is observed' "$(run_job --traffic "$work/seen" --no-tuner -- \
     $job --ranks 3 --bytes 65536 "$libnccl" $libnvml send-recv all-reduce)"
 case_is 'what every rank sent is there' "$(
-    [ "$(grep -c '"dualpipe_traffic": 1.*"ranks": 3' "$work/seen")" = 3 ] || cat "$work/seen"
+    [ "$(grep -c '"dualpipe_traffic": 1.*"ranks": 3' "$work/seen")" = 3 ] || {
+        echo 'not 3 lines:'
+        cat "$work/seen"
+    }
 )"
 cases_end

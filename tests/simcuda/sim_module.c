@@ -11,11 +11,11 @@ enum { NOT_FOUND = 500 };
 /* What keeps the device busy until this process goes on would keep it waiting for ever. */
 void sim_module_load(const char *what)
 {
-    enum { LONGEST_S = 100 };
+    const int longest_s = sim_setting("DP_TEST_LIMIT_S", 300) / 3;
 
-    if (!sim_stream_drain_all_within(LONGEST_S))
+    if (!sim_stream_drain_all_within(longest_s))
         sim_die("%s is loaded, and the device has not been idle for %d s: expected it to be loaded "
-                "before something waits in a stream for this process", what, LONGEST_S);
+                "before something waits in a stream for this process", what, longest_s);
 }
 
 SIM_EXPORT int cuModuleLoadData(const void **out, const void *image)

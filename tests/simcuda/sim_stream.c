@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h" /* GNU extensions: pthread_cond_clockwait */
+
 #include "simcuda/sim.h"
 
 #include <pthread.h>
@@ -140,13 +142,14 @@ bool sim_stream_drain_all_within(int seconds)
     struct timespec until;
     int error = 0;
 
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += seconds;
     pthread_mutex_lock(&lock);
     while (!are_all_idle() && !error)
-        error = pthread_cond_timedwait(&change, &lock, &until);
+        error = pthread_cond_clockwait(&change, &lock, CLOCK_MONOTONIC, &until);
+    const bool is_idle_now = are_all_idle();
     pthread_mutex_unlock(&lock);
-    return !error;
+    return is_idle_now;
 }
 
 void sim_stream_drain_all(void)

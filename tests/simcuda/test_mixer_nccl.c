@@ -16,8 +16,8 @@
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 static const char *why_not;
 
-/* The second tensor follows the first one in memory, on ranks of an even number; the third, of float64, does
- * not. */
+/* The second tensor follows the first one in memory, in the end on ranks of an even number only; the
+ * third, of float64, does not. */
 enum { TENSORS = 3, BYTES = 8192, WORKERS = 4, STEPS = 5, AVERAGED = 3 };
 enum { MOST = 3336 }; /* of what values and gradients begin with */
 static const int64_t sizes[TENSORS] = {700, 300, 333};
@@ -309,8 +309,9 @@ static int refuse(struct dp_comm *comm, struct rig *g)
 
 static int mix_all(struct dp_comm *comm, void *arg)
 {
-    static const char *const graphs[] = {"ring", "torus", "complete", /* compat: */ "complete",
-                                         "one-peer-exp", "ring"};
+    static const char *const graphs[] = {"ring", "torus", "complete", "one-peer-exp",
+                                         /* compat: */ "complete", "one-peer-exp", "ring"};
+    enum { COMPAT = 4, APART = 3 }; /* the first of these */
     static struct expected expected;
     struct dp_nccl_peer peers[WORKERS];
     struct dp_nccl_config nccl = {.peers = peers};
@@ -318,7 +319,6 @@ static int mix_all(struct dp_comm *comm, void *arg)
     struct rig g = {0};
 
     (void)arg;
-    places[1] += dp_comm_rank(comm) % 2 * 64; /* ranks are processes */
     if (rig_open(&g, comm) || open_graph(comm, "complete", &graph))
         return -1;
     nccl.device = g.dev;
@@ -329,7 +329,11 @@ static int mix_all(struct dp_comm *comm, void *arg)
     for (size_t i = 0; i < sizeof(graphs) / sizeof(graphs[0]); i++) {
         const bool pairs = strcmp(graphs[i], "complete");
         g.by_mixer = i % 2;
-        g.compat = i >= 3;
+        g.compat = i >= COMPAT;
+        if (i == APART) { /* ranks are processes */
+            places[1] += dp_comm_rank(comm) % 2 * 64;
+            tensors_init(&g.p, dp_device_dl(g.dev), g.values, g.grads);
+        }
         if (open_graph(comm, graphs[i], &graph) || mix_on_host(comm, graph, g.compat, &expected) ||
             mix_on_device(comm, &g, graph, &expected, pairs))
             return -1;

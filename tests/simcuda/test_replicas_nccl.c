@@ -15,7 +15,7 @@
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 static const char *why_not;
 
-/* The second tensor follows the first one in memory, the others do not. */
+/* The second tensor follows the first one in memory, but for one of three ranks, the others do not. */
 enum { TENSORS = 8, MOST = 5000, ROOM = MOST * 8 + 64, MOST_RANKS = 4 };
 static const int64_t sizes[TENSORS] = {MOST, 4000, 1, 333, 0, 77, 3001, 2050};
 static const DLDataType types[TENSORS] = {
@@ -34,9 +34,11 @@ struct model {
     char names[TENSORS][8], *memory, *host;
 };
 
+static size_t apart; /* ranks are processes */
+
 static size_t place_of(int t)
 {
-    return t == 1 ? (size_t)MOST * sizeof(float) : (size_t)t * ROOM;
+    return t == 1 ? (size_t)MOST * sizeof(float) + apart : (size_t)t * ROOM;
 }
 
 /* As the type of a tensor has it, rounded to nearest. */
@@ -341,9 +343,10 @@ static int refuse_moved(struct dp_comm *comm, struct sums_rig *g)
 static int sum(struct dp_comm *comm, void *arg)
 {
     static _Alignas(16) char expected[TENSORS * ROOM];
+    const bool differ = dp_comm_size(comm) == 3;
     struct sums_rig g;
 
-    (void)arg;
+    apart = differ && dp_comm_rank(comm) == 1 ? 64 : 0;
     if (rig_open(&g, comm) || sum_on_host(comm, &g.m, expected) || refuse(g.comm, g.sums, &g.m))
         return -1;
     for (int k = 0; k < 4; k++)
@@ -351,7 +354,7 @@ static int sum(struct dp_comm *comm, void *arg)
             return -1;
     if (scatter_once(g.comm, &g.m, g.sums, expected))
         return -1;
-    const int err = refuse_moved(comm, &g);
+    const int err = differ ? 0 : refuse_moved(comm, &g);
     rig_close(&g);
     return err;
 }

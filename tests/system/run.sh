@@ -492,6 +492,16 @@ traces_what_nccl_does()
     refuses 1 "No such file" run --trace "$work/none/trace.json" -- true
 }
 
+counts_what_ranks_send_each_other()
+{
+    echo old >"$work/traffic"
+    # shellcheck disable=SC2016
+    run run --traffic "$work/traffic" -- sh -c 'echo $DUALPIPE_PROFILER_TRAFFIC $NCCL_PROFILER_PLUGIN' || return
+    says "$work/traffic /" "libnccl-profiler-dualpipe.so" || return
+    grep -qx old "$work/traffic" || wrong "what the file had is gone"
+    refuses 1 "No such file" run --traffic "$work/none/traffic" -- true
+}
+
 says_with_the_variables_what_is_used_and_why()
 {
     run run --no-net --print || return
@@ -531,5 +541,6 @@ it counts_what_the_net_plugin_sent
 it numbers_the_ranks_of_torchrun_by_the_placement
 it leaves_ranks_to_mpi_and_slurm
 it traces_what_nccl_does
+it counts_what_ranks_send_each_other
 it says_with_the_variables_what_is_used_and_why
 finish

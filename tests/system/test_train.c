@@ -67,12 +67,13 @@ static void exec_train(const char *options)
     _exit(127);
 }
 
+/* Without inotify, poll passes over what is not there, and each wait takes its time. */
 static void watch(const struct run *r, FILE *f)
 {
     char path[32];
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fileno(f));
-    assert_true(inotify_add_watch(r->written, path, IN_MODIFY) >= 0);
+    inotify_add_watch(r->written, path, IN_MODIFY);
 }
 
 /* before: called in the process that becomes the command. */
@@ -86,7 +87,7 @@ static void start(struct run *r, const char *more, void (*before)(void *), void 
     r->err = tmpfile();
     assert_non_null(r->out);
     assert_non_null(r->err);
-    assert_true((r->written = inotify_init1(IN_CLOEXEC | IN_NONBLOCK)) >= 0);
+    r->written = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     watch(r, r->out);
     watch(r, r->err);
     r->pid = fork();
