@@ -210,6 +210,9 @@ it ranks_that_differ_say \
     text '' another ''
 it ranks_that_differ_say '--blocks, number 0: all ranks must agree; rank 0 has 2, but rank 1 has 3' \
     text '--layers 4 --blocks 2,2' text '--layers 4 --blocks 3,1'
-it ranks_that_differ_say '--lr * 1e12: all ranks must agree; rank 0 has 1000000000, but rank 1 has 2000000000' \
-    text '--lr 0.001' text '--lr 0.002'
+of_rank_0='as rank 0 has it (1: yes, 0: no): all ranks must agree; rank 0 has 1, but rank 1 has 0'
+it ranks_that_differ_say "--lr is 1, $of_rank_0" text '--lr 1' text '--lr 1.5'
+it ranks_that_differ_say '--survive (1: yes, 0: no): all ranks must agree; rank 0 has 0, but rank 1 has 1' \
+    text '-s dualpipe' text '-s dualpipe --survive'
+it ranks_that_differ_say "--tie-embeddings is not set, $of_rank_0" text '' text --tie-embeddings
 finish

@@ -5,7 +5,6 @@
  */
 #include "train/job.h"
 
-#include "digest.h"
 #include "launch.h"
 
 #include <dualpipe/survival.h>
@@ -14,20 +13,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What ranks have of an option: a whole number, a real one times 1e12, or a digest. */
+/* Rank 0's text of an option is every rank's. A flag has no text, set or not. */
 static int compare_option(const struct settings *s, struct dp_comm *comm, const char *name)
 {
-    char room[RESUME_WORD], what[64], *end;
-    const char *text = settings_value(s, name, room);
-    int64_t value = strtoll(text ? text : "", &end, 10);
-    const bool is_real = *end == '.' || *end == 'e';
+    char mine[RESUME_WORD] = "", first[RESUME_WORD], what[RESUME_WORD + 64];
+    const char *text = settings_value(s, name, mine);
 
-    if (is_real)
-        value = (int64_t)(strtod(text, &end) * 1e12);
-    if (*end)
-        value = (int64_t)digest_bytes(DIGEST_BEGIN, text, strlen(text));
-    snprintf(what, sizeof(what), "--%s%s", name, is_real ? " * 1e12" : "");
-    return dp_comm_agree(comm, what, (uint64_t)value);
+    if (!text || !*text)
+        snprintf(mine, sizeof(mine), text ? "set" : "not set");
+    memcpy(first, mine, sizeof(first));
+    const int err = dp_comm_broadcast(comm, first, sizeof(first), 0);
+    snprintf(what, sizeof(what), "--%s is %s, as rank 0 has it (1: yes, 0: no)", name, first);
+    return err ? err : dp_comm_agree(comm, what, !strcmp(mine, first));
 }
 
 /* Ranks that were started apart from each other may have been told different things: DP_EMISMATCH on
@@ -35,7 +32,7 @@ static int compare_option(const struct settings *s, struct dp_comm *comm, const 
 static int compare(const struct job *j, struct dp_comm *comm)
 {
     static const char *const options[] = {
-        "replicas", "mix-algorithm", "survive", "spare", "local-steps", "outer-rate", "outer-momentum",
+        "replicas", "mix-algorithm", "spare", "local-steps", "outer-rate", "outer-momentum",
         "mix-factor", "mix-compress", "mix-staleness", "dtype", "microbatches", "slack", "layers",
         "width", "heads", "context", "tie-embeddings", "batch", "steps", "warmup", "seed",
         "eval-every", "sample", "temperature", "lr", "decay", "clip", "dropout", "delay-update",

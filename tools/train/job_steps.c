@@ -227,6 +227,7 @@ int job_finish(struct job *j)
     struct summary *summary = &j->summary;
     size_t len = (size_t)j->s->sample;
     uint8_t *text = malloc(len + 1);
+    bool unwritten = false;
     int lost = -1;
 
     summary->sample_len = len;
@@ -241,7 +242,7 @@ int job_finish(struct job *j)
     free(text);
     free(summary->memory);
     summary->memory = NULL;
-    const bool *failed = summary->step.unwritten;
-    const bool unwritten = failed[0] || failed[1] || failed[2];
+    for (int i = 0; i < DRAWN; i++)
+        unwritten = unwritten || summary->step.unwritten[i];
     return !err && unwritten ? DP_EIO : err; /* after the summary */
 }

@@ -107,23 +107,24 @@ static bool fits(const char *who_needs, double needed, double limit, const char 
     return false;
 }
 
-bool memory_check(const struct settings *s, int local, const struct memory_limits *limits)
+int memory_check(const struct settings *s, int local, const struct memory_limits *limits)
 {
     double most = 0, all = 0;
     double *bytes = calloc((size_t)s->how.schedule.ranks, sizeof(*bytes));
 
     const int err = !bytes || settings_on_cuda(s) ? 0 /* what is needed is the GPU's */
                                                   : memory_of_ranks(s, bytes);
-    if (err)
-        command_failed(err);
+    const int status = err ? command_failed(err) : EXIT_OK;
     for (int rank = 0; rank < s->how.schedule.ranks && bytes; rank++) {
         most = fmax(most, bytes[rank]);
         all += bytes[rank];
     }
     free(bytes);
     all *= (double)local / (double)s->how.schedule.ranks;
-    return !err && fits("a rank needs", most, limits->process_bytes,
-                "the limit of a process leaves (ulimit -v)") &&
-           fits("all ranks need", all, limits->group_bytes, "this control group has left") &&
-           fits("all ranks need", all, limits->available_bytes, "this machine has available");
+    if (status || (fits("a rank needs", most, limits->process_bytes,
+                        "the limit of a process leaves (ulimit -v)") &&
+                   fits("all ranks need", all, limits->group_bytes, "this control group has left") &&
+                   fits("all ranks need", all, limits->available_bytes, "this machine has available")))
+        return status;
+    return EXIT_USAGE;
 }

@@ -20,9 +20,9 @@ void memory_limits_read(const char *root, struct memory_limits *limits);
  * DP_ENOMEM. */
 int memory_of_ranks(const struct settings *s, double *bytes);
 
-/* false, after one line that says what is needed, what there is, and which options to lower.
- * `local` ranks run on this machine. */
-bool memory_check(const struct settings *s, int local, const struct memory_limits *limits);
+/* EXIT_USAGE, after one line that says what is needed, what there is, and which options to lower; or an
+ * error's. `local` ranks run on this machine. */
+int memory_check(const struct settings *s, int local, const struct memory_limits *limits);
 
 /* The most memory that this process has held, as /proc below root says (VmHWM). Unlike getrusage's
  * maximum it begins anew with exec, so that a launcher's memory is not counted. */

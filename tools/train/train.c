@@ -29,6 +29,7 @@
 struct run {
     struct settings settings;
     struct data data;
+    bool apart;  /* ranks were started apart from each other */
     bool joined; /* this rank has found the others */
 };
 
@@ -66,7 +67,10 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
         return err;
     }
     run->joined = true;
-    err = run->settings.how.survive ? dp_comm_survive(comm) : 0;
+    if (run->apart) /* before only some of them wait to survive */
+        err = dp_comm_agree(comm, "--survive (1: yes, 0: no)", run->settings.how.survive);
+    if (!err && run->settings.how.survive)
+        err = dp_comm_survive(comm);
     if (err)
         tell_why(err, config->rank, why);
     else
@@ -95,6 +99,7 @@ static int run_started(struct run *run, struct dp_comm_config *config)
     struct dp_abort why;
 
     launch_alone();
+    run->apart = true;
     if (settings_transport(&run->settings))
         config->transport = settings_transport(&run->settings);
     int err = run_rank(run, config, &why);
@@ -166,8 +171,9 @@ static int run_all(struct run *run, struct dp_comm_config *started)
     struct memory_limits limits;
 
     memory_limits_read("", &limits);
-    if (!memory_check(s, started->size ? 1 : settings_started(s), &limits))
-        return EXIT_USAGE;
+    const int status = memory_check(s, started->size ? 1 : settings_started(s), &limits);
+    if (status)
+        return status;
     if (started->size && s->restarts)
         return command_misused("--restart: expected ranks that this command starts; these were started "
                                "from outside");

@@ -257,8 +257,9 @@ struct dp_trainer_offload {
 };
 DP_PUBLIC void dp_trainer_offload(const struct dp_trainer *trainer, struct dp_trainer_offload *out);
 /* The same bytes, with the state that offload.folder keeps in files, of the ranks of a pipeline of a
- * trainer that is not made: rank_bytes[P], where config.list, or schedule.ranks, is P. Replicas do not
- * mix and have no shards. Errors of dp_trainer_new and dp_pipeline_measure. */
+ * trainer that is not made: rank_bytes[P], where config.list, or schedule.ranks, is P. Of
+ * shards it is a replica's own; what replicas mix with is not among them. Errors of
+ * dp_trainer_new and dp_pipeline_measure. */
 DP_PUBLIC int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
                                  size_t *rank_bytes);
 

@@ -5,6 +5,7 @@
  */
 #include "cmocka_all.h"
 
+#include "command.h"
 #include "train/memory.h"
 
 #include <math.h>
@@ -74,16 +75,16 @@ CASE(a_run_must_fit_every_limit)
     assert_int_equal(memory_of_ranks(&s, bytes), 0);
     double most = fmax(bytes[0], bytes[1]), both = bytes[0] + bytes[1];
     struct memory_limits enough = {both, both, most}, limits = enough;
-    assert_true(memory_check(&s, 2, &limits));
+    assert_int_equal(memory_check(&s, 2, &limits), EXIT_OK);
     limits.available_bytes = both - 1;
-    assert_false(memory_check(&s, 2, &limits));
-    assert_true(memory_check(&s, 1, &limits)); /* the other rank is on another machine */
+    assert_int_equal(memory_check(&s, 2, &limits), EXIT_USAGE);
+    assert_int_equal(memory_check(&s, 1, &limits), EXIT_OK); /* the other rank is on another machine */
     limits = enough;
     limits.group_bytes = both - 1;
-    assert_false(memory_check(&s, 2, &limits));
+    assert_int_equal(memory_check(&s, 2, &limits), EXIT_USAGE);
     limits = enough;
     limits.process_bytes = most - 1;
-    assert_false(memory_check(&s, 2, &limits));
+    assert_int_equal(memory_check(&s, 2, &limits), EXIT_USAGE);
     settings_fini(&s);
 }
 
