@@ -165,6 +165,9 @@ it refuses_blocks '--blocks: 0 for stage 1' -s gpipe -P 3 --blocks 3,0,3
 it refuses_blocks 'expected at most 1024 numbers' --blocks 2,x
 it refuses_to_plan --tie-embeddings
 it refuses_to_plan --offload params --device-memory 1MiB
+for option in --buffers=3 --buffers=auto --device-share=0.5 --device-memory=1M; do
+    it refuses 2 "${option%=*}: expected none" plan --data text -P 2 $option
+done
 it refuses 2 '--data none: No such file' plan --data none -P 2
 it refuses 2 '--layers 6: expected at least 14' plan --data text -P 16 --layers 6
 it refuses 2 'microbatches: 4, expected at least 8' plan --data text -P 4 -s dualpipe --batch 4

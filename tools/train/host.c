@@ -50,6 +50,7 @@ static struct dp_trainer_config host_config(const struct settings *s, int32_t *l
     c.rate = (struct dp_rate){0};
     c.fixed_order = !s->any_order || (!s->training && !settings_on_cuda(s) && s->how.replicas == 1);
     c.offload.parameters = s->offload.params;
+    c.offload.layers = s->how.offload.layers > 0 ? s->how.offload.layers : 0; /* or BUFFERS_AUTO */
     c.offload.activations = s->offload.activations;
     c.offload.optimizer = s->offload.optimizer;
     c.offload.folder = s->offload.folder[0] ? s->offload.folder : NULL;

@@ -230,6 +230,11 @@ static bool check(const struct settings *s)
     else if (s->how.replicas > 1 || s->offload.text || s->tied || settings_on_cuda(s))
         command_misused("dualpipe plan: expected -D 1 and --device cpu, without --offload and "
                         "--tie-embeddings");
+    else if (s->how.offload.layers || s->how.offload.kept_share > 0 || s->device_memory > 0)
+        command_misused("%s: expected none; what a rank may hold is --memory",
+                        s->how.offload.layers           ? "--buffers"
+                        : s->how.offload.kept_share > 0 ? "--device-share"
+                                                        : "--device-memory");
     else if (s->schedule_name && !strcmp(s->schedule_name, "none"))
         command_misused("--schedule none: expected a schedule, there is nothing else to plan");
     else if (s->how.schedule.virtual_stages && s->how.schedule.virtual_stages != 2)

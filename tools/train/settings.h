@@ -70,7 +70,9 @@ struct offload_parts {
  * offload_parts: for ARG_PARSE. */
 bool offload_parts_parse(const char *text, void *member, char *why, size_t why_len);
 
-/* "auto", 0, or a number from 2 on, into an int32_t: for ARG_PARSE. */
+/* "auto", which becomes BUFFERS_AUTO, or a number from 2 on, into an int32_t: for ARG_PARSE. 0: nothing
+ * was said, which means auto, too. */
+enum { BUFFERS_AUTO = -1 };
 bool offload_buffers_parse(const char *text, void *member, char *why, size_t why_len);
 
 /* Files that the last step is drawn into: --timeline, --trace. */

@@ -126,6 +126,10 @@ bool offload_parts_parse(const char *text, void *member, char *why, size_t why_l
 {
     struct offload_parts *parts = member;
 
+    if (parts->text) {
+        snprintf(why, why_len, "it once; it was %s before", parts->text);
+        return false;
+    }
     parts->text = text;
     for (;;) {
         size_t len = strcspn(text, ","), name = strcspn(text, "=,");
@@ -147,7 +151,7 @@ bool offload_buffers_parse(const char *text, void *member, char *why, size_t why
     enum { MOST = 10000 };
     const bool any = !strcmp(text, "auto");
     char *end = NULL;
-    const long count = any ? 0 : strtol(text, &end, 10);
+    const long count = any ? BUFFERS_AUTO : strtol(text, &end, 10);
 
     if (!any && (end == text || *end || count < 2 || count > MOST)) {
         snprintf(why, why_len, "auto, or a number from 2 to %d", MOST);
