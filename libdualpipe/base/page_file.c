@@ -107,7 +107,7 @@ static void fill_head(const struct dp_page_kind *kind, struct dp_page_head *head
 
 /* Map a new file, fill it, and only then let it be called like a page. It stays open, and its lock
  * with it. */
-static int make_file(const struct dp_page_kind *kind, int dir, const char *name, void **out)
+static int make_file(const struct dp_page_kind *kind, int dir, const char *name, void **out, int *opened)
 {
     char early[72];
     void *at = MAP_FAILED;
@@ -125,6 +125,7 @@ static int make_file(const struct dp_page_kind *kind, int dir, const char *name,
     }
     if (!err) {
         *out = at;
+        *opened = fd;
         return 0;
     }
     if (at != MAP_FAILED)
@@ -134,11 +135,13 @@ static int make_file(const struct dp_page_kind *kind, int dir, const char *name,
     return err;
 }
 
-void *dp_page_new(const char *directory, const struct dp_page_kind *kind, char *path, size_t len)
+void *dp_page_new(const char *directory, const struct dp_page_kind *kind, char *path, size_t len,
+                  int *fd)
 {
     char name[64], usual[64];
     uint32_t salt = 0;
     void *page = NULL;
+    int opened;
 
     if (!directory || !*directory) {
         snprintf(usual, sizeof(usual), DP_PAGE_DIRECTORY "%ld", (long)geteuid());
@@ -154,7 +157,7 @@ void *dp_page_new(const char *directory, const struct dp_page_kind *kind, char *
     if (getrandom(&salt, sizeof(salt), 0) < 0)
         salt = 0; /* the number of the process will do */
     snprintf(name, sizeof(name), "%ld-%08x%s", (long)getpid(), salt, kind->suffix);
-    int err = make_file(kind, dir, name, &page);
+    int err = make_file(kind, dir, name, &page, fd ? fd : &opened);
     if (err)
         snprintf(path, len, "%s: cannot make a page: %s", directory, strerror(err));
     else

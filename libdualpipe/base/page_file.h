@@ -39,8 +39,10 @@ struct dp_page_kind {
 
 /* Make and map a page in the directory (NULL or "": the usual one), which is made if need be and must be
  * this user's alone, and remove those of processes that have ended. `path` is where it is; the caller
- * removes it in the end. NULL: it cannot be, and `path` says where and why. */
-void *dp_page_new(const char *directory, const struct dp_page_kind *kind, char *path, size_t len);
+ * removes it in the end, and closes *fd (fd NULL: it stays open, and locked, while the process lives).
+ * NULL: it cannot be, and `path` says where and why. */
+void *dp_page_new(const char *directory, const struct dp_page_kind *kind, char *path, size_t len,
+                  int *fd);
 
 /* Whether the process lives that writes to this file. Not for that process itself: a process that
  * closes a file loses its own lock on it. */

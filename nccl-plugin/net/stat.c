@@ -100,7 +100,7 @@ static void ensure_page(void)
     if (!is_watching)
         pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     is_watching = true;
-    page = dp_page_new(dpn_options.stat_dir, &kind, path, sizeof(path));
+    page = dp_page_new(dpn_options.stat_dir, &kind, path, sizeof(path), NULL);
     if (!page)
         dp_log(DP_LOG_WARN, "%s: nothing is counted: %s", kind.option, path);
 }

@@ -88,7 +88,7 @@ static void ensure_page(void)
     is_watching = true;
     if (!o->stat)
         return;
-    struct dpn_profile_page *made = dp_page_new(o->stat_dir, &kind, path, sizeof(path));
+    struct dpn_profile_page *made = dp_page_new(o->stat_dir, &kind, path, sizeof(path), NULL);
     if (!made) {
         dp_log(DP_LOG_WARN, "%s: nothing is counted: %s", kind.option, path);
         path[0] = '\0';

@@ -39,7 +39,7 @@ static void leave_page(void)
 static void make_page(void)
 {
     static const struct dp_page_kind kind = {DPO_PAGE_KIND};
-    void *made = dp_page_new(options.stat_dir, &kind, page_path, sizeof(page_path));
+    void *made = dp_page_new(options.stat_dir, &kind, page_path, sizeof(page_path), NULL);
 
     if (!made) {
         dp_log(DP_LOG_WARN, "%s: nothing is counted: %s", kind.option, page_path);

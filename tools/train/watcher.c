@@ -38,7 +38,7 @@ static void page_open(struct page *p, const char *option, const struct train_pag
     const char *set = getenv(variable);
 
     begun = what;
-    p->at = dp_page_new(option ? option : set, &kind, p->path, sizeof(p->path));
+    p->at = dp_page_new(option ? option : set, &kind, p->path, sizeof(p->path), &p->fd);
     if (!p->at && (option || (set && *set)))
         fprintf(stderr, "dualpipe: warning: %s %s; 'dualpipe stat' will not show rank %d\n",
                 option ? kind.option : variable, p->path, what->rank);
@@ -59,6 +59,7 @@ static void page_close(struct page *p)
         return;
     unlink(p->path);
     munmap(p->at, sizeof(*p->at));
+    close(p->fd);
     *p = (struct page){0};
 }
 

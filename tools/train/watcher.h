@@ -15,6 +15,7 @@ enum { WATCHER_SLOW = 8 };
 struct page {
     struct train_page *at; /* NULL: none could be made, or none is wanted */
     char path[4096];
+    int fd; /* of the file, whose lock says that this process lives */
 };
 
 /* Zeroed memory watches nothing. */
