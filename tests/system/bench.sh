@@ -78,7 +78,11 @@ refuses_what_nothing_can_be_measured_of()
 refuses_a_model_that_needs_no_copies()
 {
     refuses 2 "4 slots for 4 shards: expected fewer" bench offload -n 4 -k 4 || return
-    refuses 2 "--device gpu: expected host, cuda or cuda:N" bench offload --device gpu || return
+    for device in gpu cudafoo; do
+        refuses 2 "--device $device: expected host, cuda or cuda:N" bench offload --device $device || return
+    done
+    refuses 2 "expected no --link" bench offload --device cuda --link 1G || return
+    refuses 2 "expected no --workers" bench offload --device cuda -w 3 || return
     DUALPIPE_DEVICE_CUDA_LIBRARY=$work/none refuses 1 "no CUDA driver" bench offload --device cuda
 }
 

@@ -419,12 +419,14 @@ static const struct arg args[] = {
      .fallback = "64", .min = 2, .max = 1000},
     {"slots", 'k', "N", "on the device", ARG_INT, .offset = offsetof(struct values, slots),
      .fallback = "3", .min = 2, .max = 64},
-    {"workers", 'w', "N", "threads of the host that copy", ARG_INT,
-     .offset = offsetof(struct values, workers), .fallback = "2", .min = 1, .max = 64},
-    {"shard-bytes", 0, "SIZE", "of parameters in a shard", ARG_BYTES,
-     .offset = offsetof(struct values, shard_bytes), .fallback = "1M", .min = 4, .max = 1 << 30},
-    {"link", 0, "SIZE", "bytes a second that the host's link takes, each way", ARG_BYTES,
-     .offset = offsetof(struct values, link_bytes), .fallback = "250M", .min = 1e6, .max = 1e12},
+    {"workers", 'w', "N", "threads of the host that copy (default 2)", ARG_INT,
+     .offset = offsetof(struct values, workers), .min = 1, .max = 64},
+    {"shard-bytes", 0, "SIZE",
+     "of parameters in a shard; the models together hold 12 (N + 1) times as much, pinned for a GPU",
+     ARG_BYTES, .offset = offsetof(struct values, shard_bytes), .fallback = "1M", .min = 4,
+     .max = 1 << 30},
+    {"link", 0, "SIZE", "bytes a second that the host's link takes, each way (default 250M)", ARG_BYTES,
+     .offset = offsetof(struct values, link_bytes), .min = 1e6, .max = 1e12},
 };
 
 int run_bench_offload(int argc, char **argv)
@@ -457,7 +459,14 @@ int run_bench_offload(int argc, char **argv)
     if (v.slots >= v.shards)
         return command_misused("%lld slots for %lld shards: expected fewer, or nothing is copied",
                                (long long)v.slots, (long long)v.shards);
-    if (!is_host(&v) && strncmp(v.device, "cuda", 4))
+    if (!is_host(&v) && strcmp(v.device, "cuda") && strncmp(v.device, "cuda:", 5))
         return command_misused("--device %s: expected host, cuda or cuda:N", v.device);
+    if (!is_host(&v) && (v.workers || v.link_bytes > 0))
+        return command_misused("--device %s: expected no --%s, which is of the host device", v.device,
+                               v.workers ? "workers" : "link");
+    if (!v.workers)
+        v.workers = 2;
+    if (!(v.link_bytes > 0))
+        v.link_bytes = 250e6;
     return measure(&v);
 }
