@@ -34,6 +34,8 @@ static const struct gpt_config shapes[] = {
     {.layers = 2, .width = 21, .heads = 3, .context = 19, .batch = 2, .seed = 2, .dropout = 0.2F},
     {.layers = 1, .width = 100, .heads = 1, .context = 5, .batch = 1, .seed = 3},
     {.layers = 1, .width = 128, .heads = 2, .context = 130, .batch = 1, .seed = 4},
+    {.layers = 1, .width = 128, .heads = 1, .context = 70, .batch = 1, .seed = 5},
+    {.layers = 1, .width = 100, .heads = 1, .context = 40, .batch = 1, .seed = 6},
 };
 
 /* A micro-batch that goes forward and backward through the whole model. */
