@@ -156,7 +156,6 @@ AC_DEFUN([DP_NVCC], [
         [DP_NOTE([nvcc], [off], [no nvcc; install the CUDA Toolkit or give NVCC=FILE])])
     AC_SUBST([NVCC_FLAGS])
     AC_SUBST([CUDA_GENCODE])
-    AC_SUBST([CUDA_ARCHITECTURES])
     AM_CONDITIONAL([HAVE_NVCC], [test -n "$dp_last"])
 ])
 

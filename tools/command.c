@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "command.h"
 
-
 #include <dualpipe/dualpipe.h>
 #include <dualpipe/options.h>
 

@@ -76,7 +76,8 @@ const char *mix_kinds(void)
 
 enum { WORKERS = 8 };
 
-int mix_build(const struct mix_args *a, const char *name, struct dp_graph **out)
+/* An EXIT_ value; what is wrong has been said. */
+static int build_graph(const struct mix_args *a, const char *name, struct dp_graph **out)
 {
     int err = dp_graph_new(
         &(struct dp_graph_spec){
@@ -115,7 +116,7 @@ static int load(const struct mix_args *a, const struct operands *operands, bool 
     if (!a->file && !operands->count)
         return command_misused("which graph? expected one of %s, or --file FILE", mix_kinds());
     if (!a->file)
-        return mix_build(a, operands->items[0], out);
+        return build_graph(a, operands->items[0], out);
     if (operands->count)
         return command_misused("'%s' and --file %s: expected one of the two", operands->items[0],
                                a->file);

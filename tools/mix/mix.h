@@ -21,9 +21,6 @@ extern const struct arg_group mix_file_group;  /* --file */
 /* "complete|ring|...": every built-in graph, for --help. */
 const char *mix_kinds(void);
 
-/* The graph of a name, of the size that the options say. An EXIT_ value; what is wrong has been said. */
-int mix_build(const struct mix_args *a, const char *name, struct dp_graph **out);
-
 /* A command about one graph: parse into *values, which begins with a struct mix_args, take the graph of
  * --file or of the kind that is the operand, and let act do something with it. A graph of a file has not
  * been checked; with `check` one that breaks a rule is refused. */

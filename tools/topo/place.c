@@ -5,13 +5,11 @@
 #include "command.h"
 #include "commands.h"
 #include "draw/parts.h"
-#include "files.h"
 #include "schedule_args.h"
 #include "topo/topo.h"
 
 #include <dualpipe/placement.h>
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

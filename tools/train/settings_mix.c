@@ -166,7 +166,7 @@ static bool check_pipeline_survival(const struct settings *s)
 {
     const char *expected = s->how.sums                ? "--mix all-reduce"
                            : s->placement             ? "no --placement"
-                           : s->how.delay_update                  ? "no --delay-update"
+                           : s->how.delay_update      ? "no --delay-update"
                            : s->checkpoint_stages.any ? "no --checkpoint-stages"
                            : settings_on_cuda(s)      ? "--device cpu"
                            : s->restarts              ? "--spare instead of --restart"
@@ -193,9 +193,9 @@ static bool check_mixing_survival(const struct settings *s)
                         (int)s->spares);
     else if (s->tied || s->offload.text || settings_on_cuda(s))
         command_misused("--survive: expected no %s with replicas that mix",
-                        s->tied          ? "--tie-embeddings"
+                        s->tied           ? "--tie-embeddings"
                         : s->offload.text ? "--offload"
-                                         : "--device cuda");
+                                          : "--device cuda");
     else if (s->how.checkpoint.folder)
         command_misused("--survive: expected no --save; a checkpoint has a state of every replica");
     else
