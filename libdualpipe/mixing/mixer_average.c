@@ -239,8 +239,10 @@ void dp_mixer_end_average(struct dp_mixer *m, bool revert)
 
 int dp_mixer_undo_average(struct dp_mixer *m)
 {
-    int err = copy_pieces(m, VALUES, RESTORE);
+    int err = m->on_device ? dp_mixer_device_hold(m->on_device) : 0;
 
+    if (!err)
+        err = copy_pieces(m, VALUES, RESTORE);
     if (!err && m->death && m->death->average == AVERAGE_BEGUN)
         err = copy_pieces(m, BUFFERS, RESTORE);
     dp_mixer_spread_tied(m);
@@ -251,7 +253,7 @@ int dp_mixer_undo_average(struct dp_mixer *m)
 /* Where a worker may die, all have their averages before one goes on. */
 static int average(struct dp_mixer *m, struct dp_mixer_average *what)
 {
-    int err = m->on_device && what->distance
+    int err = m->on_device && what->distance && !m->config.compat
                   ? dp_fail(DP_EUNSUPPORTED, "the distance to an average on a device, expected one "
                                              "without")
                   : wait_for_exchanges(m);
@@ -268,7 +270,7 @@ static int average(struct dp_mixer *m, struct dp_mixer_average *what)
         err = dp_comm_barrier(m->config.comm);
     if (err)
         return err;
-    if (what->distance)
+    if (what->distance && !m->on_device)
         what->l2 = distance_to_backup(m);
     dp_mixer_spread_tied(m);
     return 0;

@@ -5,8 +5,9 @@
  *      stream   | mix: x = W x | update | send | the next step's work          | mix ...
  *      links                            | x to the neighbors, theirs to `arrivals` |
  *
- * What came in round t is multiplied with its weights and added up in the order of the host's
- * exchange (exchange.c), and x becomes keep x + take sum, rounded as an optimizer of the host does it.
+ * What came in round t, with compat with the weights of the round of the mix, is multiplied and added up
+ * in the order of the host's exchange (exchange.c), and x becomes keep x + take sum, rounded as an
+ * optimizer of the host does it.
  * Groups of more than two, which the host sums by an all-reduce, are messages between each two of their
  * members here.
  */
@@ -33,7 +34,7 @@ struct run {
 
 struct exchange {
     struct dp_transfers messages;
-    bool awaited; /* the stream waits for them */
+    bool awaited; /* the stream waits for them; with compat they are over */
 };
 
 struct dp_mixer_device {
@@ -43,7 +44,7 @@ struct dp_mixer_device {
     int32_t run_count;
     size_t bytes;                    /* of all runs */
     char *arrivals;                  /* [sources_max][bytes] */
-    struct exchange exchanges[SETS]; /* of even and of odd rounds */
+    struct exchange exchanges[SETS]; /* of even and of odd numbers */
     struct dp_round_transfer *messages;
     struct dp_neighbor *neighbors;   /* [neighbors_max] room for those of a round */
     int32_t neighbors_max;
@@ -75,7 +76,7 @@ static int64_t round_of_weights(const struct dp_mixer_device *m)
     return m->number + (m->config->compat ? 2 : 0);
 }
 
-/* The seed's are 1, 3, 4, 5, ... */
+/* Decent-DP's are 1, 3, 4, 5, ... */
 static int64_t round_of(const struct dp_mixer_device *m)
 {
     return m->config->compat && !m->number ? 1 : round_of_weights(m);
@@ -122,11 +123,15 @@ int dp_mixer_device_send(struct dp_mixer_device *m)
     return err ? leave(m, err) : 0;
 }
 
+/* With compat the program is one of torch's, which waits for the stream without a deadline, and hears
+ * of a failure here only. */
 static int await(struct dp_mixer_device *m)
 {
     struct exchange *x = exchange_at_hand(m);
     int err = x->awaited ? 0 : dp_transfers_await(&x->messages, 0, m->config->stream);
 
+    if (!err && m->config->compat)
+        err = dp_transfers_end(&x->messages, true, NULL);
     x->awaited = !err;
     return err;
 }
@@ -137,8 +142,8 @@ static double kept(const struct dp_mixer_device *m, double a)
     const int64_t sent = round_of(m), mixed = round_of_weights(m);
     double own = dp_round_self(g, mixed, m->self);
 
-    if (dp_graph_group(g, sent, m->self))
-        own += dp_round_share(g, sent, m->self) - dp_round_share(g, mixed, m->self);
+    if (m->config->compat && dp_graph_group(g, sent, m->self))
+        own = own - dp_round_share(g, mixed, m->self) + dp_round_share(g, sent, m->self);
     return (1 - a) + a * own;
 }
 

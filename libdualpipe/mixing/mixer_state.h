@@ -42,7 +42,7 @@ int dp_mixer_device_new(const struct dp_mixer_config *config, struct dp_mixer_de
 void dp_mixer_device_free(struct dp_mixer_device *m);
 
 /* The exchange of the values of the next round. They may be read, not written, until the next mix or
- * average. Not while one is in flight. */
+ * hold. Not while one is in flight. */
 int dp_mixer_device_send(struct dp_mixer_device *m);
 /* What came, with the factor of its exchange; nothing where none is in flight. */
 int dp_mixer_device_mix(struct dp_mixer_device *m, double factor);

@@ -37,7 +37,7 @@
  *      forward, backward in `stream`
  *      dp_mixer_ready, the last   x = W x, of the exchange before; none at first; then config.update
  *      an optimizer in `stream`   without config.update
- *      dp_mixer_step              sends x of round 0, 1, ...
+ *      dp_mixer_step              sends x of round 0, 1, ...; with compat 1, 3, 4, 5 ...
  *
  * All values are one bucket from the beginning on, and iteration 0 is like any other. They are sent from
  * where they are, to be read and not written from dp_mixer_step to the next mix or average, and must be
@@ -142,7 +142,8 @@ struct dp_mixer_config {
 
     /* NULL: the host's memory. Otherwise that of all values, which are float32 or float64, and the
      * stream that all is queued in; both must stay. A device has no optimizer, takes no graph of
-     * push-sum, and of the members below only factor and compat (else DP_EUNSUPPORTED). */
+     * push-sum, and of the members below factor, compat and user (else DP_EUNSUPPORTED); separate,
+     * bucket_bytes and those of the start change nothing. */
     struct dp_device *device;
     struct dp_device_stream *stream;
 
@@ -183,7 +184,7 @@ struct dp_mixer_config {
     /* Do as Decent-DP does: the first mix takes the exchange of round 1 with the weights of round 2,
      * and round 2 is left out (1, 3, 4, 5 ...); another factor holds from the next mix on; an overflow
      * skips the update of its bucket on its rank only, and loss scales of ranks may differ; buckets are
-     * aligned to 32 elements. */
+     * aligned to 32 elements. On a device the host waits for an exchange before it is mixed. */
     bool compat;
 
     /* NULL, or called before each bucket is mixed; not 0: as of update. */
@@ -235,7 +236,8 @@ DP_PUBLIC int dp_mixer_accumulate(struct dp_mixer *mixer, bool on);
 
 struct dp_mixer_average {
     bool revert;      /* keep what there was, for dp_mixer_revert; exchanges in flight stay valid */
-    bool distance;    /* compute the next member; not on a device (DP_EUNSUPPORTED) */
+    bool distance;    /* compute the next member; on a device with compat only (else DP_EUNSUPPORTED),
+                       * where values are kept as on the host, and the caller computes it */
     double l2;        /* out: of this worker's values to the average, over all parameters */
 };
 /* Collective: all workers' values become their average, with push-sum that by their weights, which is

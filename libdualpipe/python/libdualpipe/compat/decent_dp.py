@@ -7,7 +7,8 @@ Each rank trains its own copy of the model and averages it with a few others, wh
 iteration computes. Parameters stay where they are. On the host they may be given other memory
 between iterations; another layout only before the second one. On a GPU, where all is queued in the
 stream of torch's that is the current one when the model is wrapped, and others wait for it, messages
-go from GPU to GPU by NCCL.
+go from GPU to GPU by NCCL, from where the parameters are: between iterations nothing may write them,
+such as load_state_dict or a clamp, except after global_avg.
 
 Source: decent-dp 0.2.3.
 """
@@ -231,7 +232,6 @@ class DecentralizedDataParallel(Module):
         buffers = [b for b in model.buffers() if b.dtype in self.FLOAT_DTYPES]
         self._buffers_of_all = buffers if sync_buffer_in_global_avg else []
         self._stream: Any = None  # of torch's, on a GPU
-        self._before: List[Tensor] = []  # values before an average, which the mixer does not keep
         self._open(named, bucket_size_in_mb)
         this = weakref.ref(self)
         for number, (_, parameter) in enumerate(named):
@@ -244,7 +244,8 @@ class DecentralizedDataParallel(Module):
             if place != HOST and not can_link:
                 raise RuntimeError(
                     f"parameters on {place} in a process group of {dist.get_backend()}, expected one "
-                    "with NCCL and, on each rank, parameters on a GPU of its own")
+                    "with NCCL and two ranks or more, an NCCL that can be loaded and, on each rank, "
+                    "parameters on a GPU of its own")
             self._make(named, bucket_size, place)
             if place != HOST:
                 self._begin_equal()
@@ -310,7 +311,8 @@ class DecentralizedDataParallel(Module):
             return
         grad = self._params[number].grad
         if grad is not None and self._stream is not None:  # of another stream's memory, maybe
-            grad.record_stream(self._stream)
+            for part in (grad._indices(), grad._values()) if grad.is_sparse else (grad, ):
+                part.record_stream(self._stream)
         self._count.came += 1
         if not self._count.is_begun:
             self._count.is_begun = True
@@ -326,15 +328,18 @@ class DecentralizedDataParallel(Module):
 
     def _find_moved(self) -> None:
         """Parameters on the host may have other memory than before. Raises RuntimeError for another
-        type or shape, and once there are buckets for another layout."""
+        type or shape, once there are buckets for another layout, and on a GPU, there for all ranks."""
         for number, p in enumerate(self._params):
             if p.data_ptr() == self._addresses[number]:
                 continue
             was = self._values[number]
             of = (p.dtype, p.device, p.shape, p.stride())
-            if p.is_cuda:
-                raise RuntimeError(f"parameter {self._updates.named[number][0]!r} has other memory, "
-                                   "expected that which it had when the model was wrapped")
+            if was.is_cuda:
+                error = RuntimeError(
+                    f"parameter {self._updates.named[number][0]!r} has other memory, expected that "
+                    "which it had when the model was wrapped")
+                self._comm.abort(error)  # whose stream waits for it
+                raise error
             strides = was.stride() if self._updates.optimizers else torch.empty_like(p).stride()
             expected = (was.dtype, was.device, was.shape, strides)
             if of != expected:
@@ -403,16 +408,16 @@ class DecentralizedDataParallel(Module):
         self._end_iteration()
         on_host = self._stream is None
         what = ffi.new("struct dp_mixer_average *",
-                       {"revert": will_revert, "distance": return_d2c and on_host})
-        before = [p.clone() for p in self._params] if return_d2c and not on_host else []
-        self._do(lib.dp_mixer_average, what)
-        for buffer in self._buffers_of_all if not on_host else ():
-            dist.all_reduce(buffer.mul_(1 / dist.get_world_size()))
+                       {"revert": will_revert, "distance": return_d2c})
+        with in_stream(self._stream):
+            before = [p.clone() for p in self._params] if return_d2c and not on_host else []
+            self._do(lib.dp_mixer_average, what)
+            for buffer in self._buffers_of_all if not on_host else ():
+                dist.all_reduce(buffer.mul_(1 / dist.get_world_size()))
+            if before:
+                what.l2 = math.sqrt(sum(float(((p - was) * (p - was)).sum())
+                                        for p, was in zip(self._params, before)))
         self._has_backup = self._has_backup or will_revert or return_d2c
-        self._before = [] if will_revert else before
-        if before:
-            what.l2 = math.sqrt(sum(float(((p - was) * (p - was)).sum())
-                                    for p, was in zip(self._params, before)))
         return what.l2 if return_d2c else None
 
     @torch.no_grad()
@@ -422,10 +427,7 @@ class DecentralizedDataParallel(Module):
         if not self._has_backup:
             raise RuntimeError("No backup found for reverting global average")
         self._find_moved()
-        if not self._before:
-            self._do(lib.dp_mixer_revert)
-        for p, was in zip(self._params, self._before):
-            p.copy_(was)
+        self._do(lib.dp_mixer_revert)
 
     # -- the model's
 
