@@ -13,7 +13,7 @@ from torch import nn
 
 from libdualpipe.compat.fairscale import OffloadModel
 
-CPU = torch.device("cpu")
+CPU = torch.device("cpu", 0)
 
 
 def model(drop=0.0):

@@ -570,15 +570,16 @@ def fails(rank, size, where):
     trainer = Trainer(layers, loss, batch(0), ROWS, 0.1, schedule="1f1b",
                       layers_of_stage=[1, 1, 1, 1])
     own = {"forward": KeyError, "backward": ZeroDivisionError, "loss": ArithmeticError,
-           "interrupt": KeyboardInterrupt}[where]
-    error = None
+           "interrupt": KeyboardInterrupt, "label": ValueError}[where]
+    error, (x, label) = None, batch(0)
     try:
-        trainer.step(*batch(0))
+        trainer.step(x, label.to("meta") if where == "label" and rank == 3 else label)
     except (own, libdualpipe.DualpipeError) as caught:
         error = caught
     assert isinstance(error, own if rank == 3 else libdualpipe.DualpipeError), repr(error)
     if rank != 3:
-        assert error.rank == 3 and own.__name__ in error.text and "of ours" in error.text, error
+        assert error.rank == 3 and own.__name__ in error.text, error
+        assert ("is on meta" if where == "label" else "of ours") in error.text, error
     with pytest.raises(RuntimeError, match="this trainer has failed"):
         trainer.step(*batch(0))
     trainer.close()
@@ -586,7 +587,7 @@ def fails(rank, size, where):
     again.step(*batch(0))
 
 
-@pytest.mark.parametrize("where", ["forward", "backward", "loss", "interrupt"])
+@pytest.mark.parametrize("where", ["forward", "backward", "loss", "interrupt", "label"])
 def test_an_exception_stays_itself_and_reaches_all(ranks, where):
     ranks(4, fails, where)
 

@@ -120,7 +120,7 @@ class Offload:
                  checkpoint: bool, microbatches: int, place: torch.device = HOST) -> None:
         kept: List[Any] = []
         cast, self.steps, self.place = Autocast(place.type), 0, place
-        self.stream = torch.cuda.current_stream(place) if place != HOST else None
+        self.stream = torch.cuda.current_stream(place) if place.type == "cuda" else None
         self.shards: List[Shard] = []
         layers = ffi.new("struct dp_offload_layer[]", len(modules))
         input_border = _border_of(inputs, kept)
@@ -181,9 +181,9 @@ class Offload:
         self.clear()
         self.steps += 1
         kept: List[Any] = []
+        outs = [torch.empty(shape, dtype=dtype, device=self.place)  # of the caller's stream
+                for shape, dtype in self.outputs]
         with in_stream(self.stream):
-            outs = [torch.empty(shape, dtype=dtype, device=self.place)
-                    for shape, dtype in self.outputs]
             step = ffi.new(
                 "struct dp_offload_step *", {
                     "inputs": describe_all([t.detach().contiguous() for t in inputs], kept),

@@ -58,7 +58,8 @@ class Pipeline:
         all_borders = [[], *borders, []]
         self.comm, self.schedule = comm, schedule
         self.stages = [
-            Stage(module, slot, len(all_borders[slot.stage]), split, place)
+            Stage(module, slot, len(all_borders[slot.stage]), split, place,
+                  schedule.pointer.group_rank)
             for module, slot in zip(modules, slots)
         ]
         self.count = schedule.pointer.mb_per_stream

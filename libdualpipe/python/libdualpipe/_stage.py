@@ -139,7 +139,9 @@ class Stage:
                  slot: Any,
                  input_count: int,
                  split: Optional[str],
-                 place: torch.device = torch.device("cpu")) -> None:
+                 place: torch.device = torch.device("cpu"),
+                 group_rank: Any = None) -> None:
+        self.group_rank = group_rank  # of a pipeline rank
         self.module, self.split, self.input_count = module, split, input_count
         self.slot, self.first, self.last = slot, slot.prev < 0, slot.next < 0
         self.views, self.batch = Views(), Batch()
@@ -236,7 +238,7 @@ class Stage:
                 raise ValueError(
                     f"{what} {i} of micro-batch {call.mb} in stage {self.slot.stage} "
                     f"({type(self.module).__name__}) is {tuple(tensor.shape)} of {tensor.dtype}, "
-                    f"expected {shape} of {dtype}, which rank {to} takes")
+                    f"expected {shape} of {dtype}, which rank {self.group_rank[to]} takes")
             near = (place.device.device_type, place.device.device_id)
             if dl_of(tensor.device) == near and tensor.is_contiguous() and not self.views.has(tensor):
                 place.data = ffi.cast("void *", tensor.data_ptr())

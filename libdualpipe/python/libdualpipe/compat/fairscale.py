@@ -479,7 +479,7 @@ class OffloadModel(nn.Module):
             ModelShard(part, device, offload_device, place) for place, part in enumerate(parts)
         ]
         self._model = nn.Sequential(*self.model_slices)
-        self._place = torch.device(device)
+        self._place = torch.empty(0, device=device).device
         for buffer in self.buffers():
             buffer.data = buffer.data.to(self._place)
         self._checkpoint_activation = checkpoint_activation

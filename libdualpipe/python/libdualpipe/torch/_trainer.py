@@ -190,11 +190,13 @@ class Trainer:
             raise RuntimeError("this trainer is closed")
         return self._memory.pointer
 
-    def _run(self, function: Any, *args: Any) -> None:
-        pointer = self._pointer
+    def _run(self, function: Any, *args: Any, batch: Sequence[Any] = ()) -> None:
+        """batch: inputs, labels and rows, of which what is wrong ends the call on all ranks."""
+        pointer, kept = self._pointer, []  # type: Any, List[Any]
         with self._call():
             try:
-                check(function(pointer, *args), self._comm and self._comm.pointer)
+                first = [self._batch(kept, *batch)] if batch else []
+                check(function(pointer, *first, *args), self._comm and self._comm.pointer)
             except BaseException as error:
                 self._failed = error
                 raise
@@ -202,7 +204,7 @@ class Trainer:
                 self._model.settle()
                 self._model.clear()
 
-    def _batch(self, inputs: Any, labels: Any, rows: Optional[int], kept: List[Any]) -> Any:
+    def _batch(self, kept: List[Any], inputs: Any, labels: Any, rows: Optional[int]) -> Any:
         given = [tensor for one in (inputs, labels) if one is not None for tensor in as_tuple(one)]
         count = rows or (given[0].shape[0] if given else 0)
         batch = ffi.new("struct dp_batch *", {"rows": count})
@@ -218,21 +220,19 @@ class Trainer:
         """Train on a batch of all replicas' rows: inputs where a pipeline begins, labels where it
         ends, the same on each such rank; others may leave them out, and say the number of rows
         where it is not the trainer's."""
-        kept: List[Any] = []
         result = ffi.new("struct dp_trainer_result *")
-        self._run(lib.dp_trainer_step, self._batch(inputs, labels, rows, kept), result)
+        self._run(lib.dp_trainer_step, result, batch=(inputs, labels, rows))
         return Result(result.loss, result.norm, result.rate, bool(result.skipped), result.step)
 
     def evaluate(self, inputs: Any = None, labels: Any = None, rows: Optional[int] = None) -> float:
         """The loss of a batch without training, with all modules in eval mode."""
-        kept: List[Any] = []
         loss = ffi.new("double *")
         trains = [part for place in self._model.places for part in place.module.modules()
                   if part.training]
         for part in trains:
             part.training = False
         try:
-            self._run(lib.dp_trainer_evaluate, self._batch(inputs, labels, rows, kept), loss)
+            self._run(lib.dp_trainer_evaluate, loss, batch=(inputs, labels, rows))
         finally:
             for part in trains:
                 part.training = True
