@@ -613,6 +613,11 @@ static void sort_spans(struct dp_replicas *r, bool *taken, int32_t count)
     }
 }
 
+static int no_memory(int32_t count)
+{
+    return dp_fail(DP_ENOMEM, "no memory to sum the gradients of %d parameters", count);
+}
+
 /* Those of all ranks: where a tensor lies on a device is each one's own. */
 static int agree_on_rows(struct dp_replicas *r)
 {
@@ -620,7 +625,7 @@ static int agree_on_rows(struct dp_replicas *r)
     size_t at = 0;
 
     if (!begins)
-        return DP_ENOMEM;
+        return no_memory(r->span_count);
     for (int32_t i = 0; i < r->span_count; i++)
         begins[i] = r->spans[i].first == 0;
     int err = dp_stream_agree_on_rows(r->comm, begins, r->span_count);
@@ -639,7 +644,7 @@ static int list_spans(struct dp_replicas *r, int32_t count)
     bool *taken = calloc((size_t)count + 1, sizeof(*taken));
 
     if (!taken)
-        return DP_ENOMEM;
+        return no_memory(count);
     for (int32_t i = 0; i < count; i++)
         taken[i] = r->parameters[i].flags & DP_PARAMETER_FROZEN;
     sort_spans(r, taken, count);
@@ -785,11 +790,6 @@ static int make_arrivals(struct dp_replicas *r)
     return err;
 }
 
-static int no_memory(int32_t count)
-{
-    return dp_fail(DP_ENOMEM, "no memory to sum the gradients of %d parameters", count);
-}
-
 /* A phase of a piece has a message each way for each move. */
 static int make_messages(struct dp_replicas *r)
 {
@@ -817,7 +817,7 @@ static int make_lists(struct dp_replicas *r, const struct dp_parameter *paramete
         memcpy(r->parameters, parameters, (size_t)count * sizeof(*parameters));
     int err = list_spans(r, count);
     if (err)
-        return err == DP_ENOMEM ? no_memory(count) : err;
+        return err;
     cut(r);
     const size_t most = room + (size_t)r->piece_count;
     r->pieces = calloc((size_t)r->piece_count + 1, sizeof(*r->pieces));
@@ -877,7 +877,7 @@ static int set_up(struct dp_replicas *r, const struct dp_parameter *parameters, 
         err = r->device ? make_arrivals(r) : make_blocks(r);
     if (err)
         end_for_all(r->comm, err);
-    return err;
+    return err ? err : dp_comm_share_error(r->comm, 0); /* of a rank that failed above */
 }
 
 int dp_replicas_new(const struct dp_parameter *parameters, int32_t count, struct dp_comm *comm,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * search.c - what an order costs, and orders that people would choose. A host takes a block of
- * neighbouring pipeline ranks, and as many replicas of it as still fit:
+ * search.c - what an order costs, the best of all by branch and bound, and orders that people would
+ * choose. A host takes a block of neighbouring pipeline ranks, and as many replicas of it as still fit:
  *
  *      8 GPUs a host:     blocks of 8: one replica's ranks 0-7
  *                         blocks of 4: ranks 0-3 of two replicas
@@ -117,6 +117,10 @@ int dp_search_default(const struct dp_search *s, int32_t *gpus)
 }
 
 /* ---- branch and bound ------------------------------------------------------------------------ */
+
+/* Workers are placed one after the other, each with its edges to those before it; links only ever get
+ * more to carry, so an order whose slowest link is already slower than the best one's is not carried
+ * further. */
 
 /* A direction's load before something was added to it. */
 struct undo {

@@ -122,10 +122,9 @@ static inline bool dp_weight_is_less(struct dp_weight a, struct dp_weight b)
 int dp_search_weigh(const struct dp_search *s, const int32_t *gpus, double scale_ns,
                     struct dp_weight *weight);
 
-/* All orders, but for those that cannot become the best. Improves gpus, if that can be
- * done. */
+/* All orders, but for those that cannot become the best. Improves gpus, if that can be done. */
 int dp_search_exactly(const struct dp_search *s, int32_t *gpus);
-/* search.c: the best of some orders that people would choose, if better than gpus. */
+/* The best of some orders that people would choose, if better than gpus. */
 int dp_search_default(const struct dp_search *s, int32_t *gpus);
 /* search_swaps.c: exchange workers as long as that helps. */
 int dp_search_swaps(const struct dp_search *s, int32_t *gpus);

@@ -731,7 +731,8 @@ int trainer_rank_memory(struct dp_trainer *t, int rank, size_t *bytes, size_t *s
     err = model_engine_memory(t->engine, &config, bytes, saved);
     if (!err)
         err = model_engine_state(t->engine, &t->config.optimizer, true, &state);
-    *bytes += state / (size_t)share;
+    if (!err)
+        *bytes += state / (size_t)share;
     model_engine_free(t->engine);
     t->engine = NULL;
     return err;
@@ -741,11 +742,17 @@ int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_m
                        size_t *rank_bytes)
 {
     struct dp_trainer *t;
-    size_t saved = 0;
+    size_t saved = 0, *bytes = NULL;
     int err = outline(config, model, &t);
+    const size_t count = err ? 0 : (size_t)t->config.schedule.ranks;
 
-    for (int rank = 0; !err && rank < t->config.schedule.ranks; rank++)
-        err = trainer_rank_memory(t, rank, &rank_bytes[rank], &saved);
+    if (!err && !(bytes = calloc(count, sizeof(*bytes))))
+        err = dp_fail(DP_ENOMEM, "no memory for the bytes of %zu ranks", count);
+    for (size_t rank = 0; !err && rank < count; rank++)
+        err = trainer_rank_memory(t, (int)rank, &bytes[rank], &saved);
+    if (!err)
+        memcpy(rank_bytes, bytes, count * sizeof(*bytes));
+    free(bytes);
     dp_trainer_free(t);
     return err;
 }

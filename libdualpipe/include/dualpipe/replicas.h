@@ -35,7 +35,7 @@
  *
  * Memory: some MiB for pieces in flight, on a device up to 32 MiB, whatever the model; nothing is
  * allocated after dp_replicas_new. On a device gradients that follow each other in memory, as their
- * values do, are summed as one; each gradient for itself takes messages of its own.
+ * values do, on all replicas, are summed as one; each gradient for itself takes messages of its own.
  *
  * Threads: one at a time, that of the communicator. All replicas start the same operations in the
  * same order, also where several of these objects share a communicator: then one after the other is

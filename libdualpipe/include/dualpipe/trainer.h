@@ -257,7 +257,7 @@ struct dp_trainer_offload {
 };
 DP_PUBLIC void dp_trainer_offload(const struct dp_trainer *trainer, struct dp_trainer_offload *out);
 /* The same bytes, with the state that offload.folder keeps in files, of the ranks of a pipeline of a
- * trainer that is not made: rank_bytes[P], where config.list, or schedule.ranks, is P. Of
+ * trainer that is not made: rank_bytes[P], P the ranks of config.list or schedule.ranks. Of
  * shards it is a replica's own; what replicas mix with is not among them. Errors of
  * dp_trainer_new and dp_pipeline_measure. */
 DP_PUBLIC int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
