@@ -273,6 +273,7 @@ def decent_dp_steps(rank, uses_nccl):
     import torch.nn.functional as F
     from torch import nn
 
+    import libdualpipe
     from libdualpipe.compat import decent_dp
 
     class Turns(decent_dp.Topology):
@@ -284,6 +285,10 @@ def decent_dp_steps(rank, uses_nccl):
 
     class Hooked(torch.optim.SGD):
         def pre_average_hook(self, edge, weight):
+            pass
+
+    class Still(torch.optim.Optimizer):
+        def step(self):
             pass
 
     decent_dp.TopologyReg.registry["turns"] = Turns
@@ -329,9 +334,18 @@ def decent_dp_steps(rank, uses_nccl):
                 model.global_avg(will_revert=False)
                 model.revert_global_avg()
             same(6)
-    there[0].weight.data = there[0].weight.data.clone()
-    with pytest.raises(RuntimeError, match="parameter '0.weight' has other memory"):
-        gpu(x.cuda())
+    if rank == 0:
+        there[0].weight.data = there[0].weight.data.clone()
+    error, said = (RuntimeError, "parameter '0.weight' has other memory") if rank == 0 else \
+        (libdualpipe.DualpipeError, "")
+    with pytest.raises(error, match=said):
+        for _ in range(3):  # nothing comes from rank 0 any more, but that it has failed
+            loss = gpu(x.cuda()).sum()
+            loss.backward()
+            loss.item()
+    words = nn.Embedding(WIDTH, WIDTH, sparse=True).cuda()
+    sparse = decent_dp.DecentralizedDataParallel(words, lambda params: Still([words.weight], {}))
+    sparse(torch.arange(3).cuda()).sum().backward()
     last = nn.Linear(WIDTH, WIDTH, bias=False).cuda()
     hooked = decent_dp.DecentralizedDataParallel(last, lambda params: sgd(params, Hooked))
     with pytest.raises(RuntimeError, match="Hooked has a pre_average_hook, expected one without"):

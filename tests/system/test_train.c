@@ -857,7 +857,7 @@ static pid_t start_victim(const struct launched *l)
         struct dp_comm *comm;
         set_variables((void *)(uintptr_t)l);
         if (!dp_comm_config_from_env(&config) && !dp_comm_open(&config, &comm) &&
-            !dp_comm_survive(comm))
+            !dp_comm_agree(comm, "--survive", true) && !dp_comm_survive(comm))
             raise(SIGKILL);
         _exit(1);
     }

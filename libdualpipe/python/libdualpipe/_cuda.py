@@ -52,7 +52,7 @@ class Device:
             self.pointer,
             ffi.new("struct dp_device_allocator *",
                     [lib.dpy_device_alloc, lib.dpy_device_free, ffi.cast("void *", index)]))
-        self.close = owned(self, lib.dp_device_close, self.pointer)
+        self.close = owned(self, lib.dp_device_close, self.pointer, at_exit=False)
 
 
 class Stream:
@@ -61,7 +61,8 @@ class Stream:
         native = ffi.cast("void *", stream.cuda_stream)
         self.pointer = new_object(lib.dp_device_stream_wrap, "struct dp_device_stream",
                                   device.pointer, native)
-        self.close = owned(self, lib.dp_device_stream_free, self.pointer, device, stream)
+        self.close = owned(self, lib.dp_device_stream_free, self.pointer, device, stream,
+                           at_exit=False)
 
 
 @contextmanager

@@ -173,12 +173,16 @@ def owned(owner: Any,
           free: Callable[..., None],
           pointer: Any,
           *needs: Any,
-          lock: Optional[Lock] = None) -> "weakref.finalize[..., Any]":
+          lock: Optional[Lock] = None,
+          at_exit: bool = True) -> "weakref.finalize[..., Any]":
     """Free `pointer` when `owner` is collected, or at exit, in this process only. `needs` is kept
     until then: objects in the memory of which it works. They must not refer to `owner`, or it is
-    never collected. lock: of what it uses. Returns the function that frees now; it may be called
+    never collected. lock: of what it uses. at_exit: of what others need it is False, as a thread of
+    torch's may be freeing one of those then. Returns the function that frees now; it may be called
     again."""
-    return weakref.finalize(owner, _free, free, pointer, os.getpid(), needs, lock)
+    frees = weakref.finalize(owner, _free, free, pointer, os.getpid(), needs, lock)
+    frees.atexit = at_exit
+    return frees
 
 
 def _free(free: Callable[..., None], pointer: Any, process: int, needs: Any,

@@ -3,6 +3,7 @@
 shard, as one differentiable function."""
 import contextlib
 import os
+import sys
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -233,13 +234,13 @@ def _moved(module: torch.nn.Module, place: torch.device) -> Dict[str, Tensor]:
 
 
 class _Closes:
-    """Closes a model in the process that opened it, unless its GPU has been closed, as at the
-    interpreter's exit, and then lets go of what it works on."""
+    """Closes a model in the process that opened it, but none on a GPU when the interpreter ends,
+    whose allocator is gone, and then lets go of what it works on."""
     def __init__(self, gpu: Optional[Device], kept: List[Any]) -> None:
         self.gpu, self.kept, self.process = gpu, kept, os.getpid()
 
     def __call__(self, pointer: Any) -> None:
-        if os.getpid() == self.process and (self.gpu is None or self.gpu.close.alive):
+        if os.getpid() == self.process and not (self.gpu and sys.is_finalizing()):
             lib.dp_offload_close(pointer)
 
 

@@ -107,7 +107,7 @@ class Schedule:
 
     def _take(self, pointer: Any) -> "Schedule":
         self.pointer = pointer
-        self.close = owned(self, lib.dp_schedule_free, pointer)
+        self.close = owned(self, lib.dp_schedule_free, pointer, at_exit=False)
         return self
 
     @classmethod
