@@ -61,6 +61,7 @@ struct arg {
     bool written;         /* a file that the command writes; other FILEs it reads */
     bool or_file;         /* its value may be a file that is read, though it is not called FILE */
     const char *const *choices; /* NULL-terminated */
+    unsigned marks;       /* the command's own */
     const char *old_name; /* that is still understood, with a warning; NULL: none */
     char old_letter;      /* the same; 0: none */
     /* ARG_PARSE: store what text says into *member; false with what was expected in why. */

@@ -116,6 +116,17 @@ int command_broke(const char *fmt, ...)
     return EXIT_FAILED;
 }
 
+bool refuse_if(bool is_wrong, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    if (is_wrong)
+        complain(fmt, args);
+    va_end(args);
+    return is_wrong;
+}
+
 int command_read(const char *path, int err)
 {
     const char *name = strcmp(path, "-") ? path : "standard input";

@@ -59,6 +59,8 @@ int command_failed(int err);
  * what went wrong at run time, which returns EXIT_FAILED. */
 int command_misused(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 int command_broke(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* command_misused if it is wrong; returns whether it is. */
+bool refuse_if(bool is_wrong, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* From now on `explain` may write more to such a line, and to errors of the library; NULL: no more. */
 void command_explain(void (*explain)(void *user, const char *line, char *more, size_t room), void *user);
 

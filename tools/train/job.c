@@ -9,65 +9,104 @@
 
 #include <dualpipe/survival.h>
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Rank 0's text of an option is every rank's. A flag has no text, set or not. */
-static int compare_option(const struct settings *s, struct dp_comm *comm, const char *name)
-{
-    char mine[RESUME_WORD] = "", first[RESUME_WORD], what[RESUME_WORD + 64];
-    const char *text = settings_value(s, name, mine);
+enum { COMPARED_LEN = 8192 };
 
-    if (!text || !*text)
-        snprintf(mine, sizeof(mine), text ? "set" : "not set");
-    memcpy(first, mine, sizeof(first));
-    const int err = dp_comm_broadcast(comm, first, sizeof(first), 0);
-    snprintf(what, sizeof(what), "--%s is %s, as rank 0 has it (1: yes, 0: no)", name, first);
-    return err ? err : dp_comm_agree(comm, what, !strcmp(mine, first));
+/* A line for each option that all ranks must have the same: "--lr is 1". A flag has no text, set or not.
+ */
+static void list_options(const struct job *j, char text[static COMPARED_LEN])
+{
+    static const char *const sums[] = {"all-reduce", "reduce-scatter", "a graph"};
+    const struct settings *s = j->s;
+    char value[VALUE_LEN];
+    int used = snprintf(text, COMPARED_LEN,
+                        "--mix is %s\n--device is %s\n--transport is %s\nlength of --blocks is %d\n"
+                        "--save is %s\nthe step of --resume is %" PRIu64 "\nlength of --data is %zu\n",
+                        sums[s->how.sums], settings_on_cuda(s) ? "cuda" : "cpu",
+                        settings_by_nccl(s) ? "nccl" : "another", s->blocks.count,
+                        s->how.checkpoint.folder ? "set" : "not set", s->from.step, j->text->len);
+    struct setting a;
+
+    for (int i = 0; settings_option(i, &a); i++) {
+        if (!(a.marks & (KEPT | COMPARED)))
+            continue;
+        const bool is_there = settings_value(&a, s, 17, value);
+        used += snprintf(text + used, (size_t)(COMPARED_LEN - used), "--%s is %.64s\n", a.name,
+                         !is_there ? "not set"
+                         : *value  ? value
+                                   : "set");
+    }
+}
+
+/* The number of the first line that differs, INT32_MAX: none; *line: where it is in a. */
+static int32_t find_difference(const char *a, const char *b, const char **line)
+{
+    int32_t number = 0;
+
+    for (*line = a; *a || *b; a++, b++) {
+        if (*a != *b)
+            return number;
+        if (*a == '\n')
+            *line = a + 1, number++;
+    }
+    return INT32_MAX;
+}
+
+/* The first line that differs on any rank is the one that all agree about: rank 0's text is every
+ * rank's. */
+static int compare_options(const struct job *j, struct dp_comm *comm)
+{
+    const int size = dp_comm_size(comm);
+    char *mine = calloc(2, COMPARED_LEN), *first = mine + COMPARED_LEN, what[COMPARED_LEN];
+    int32_t *differs = calloc((size_t)size, sizeof(*differs)), own = INT32_MAX, least = INT32_MAX;
+    const char *line;
+    int err = mine && differs ? 0 : DP_ENOMEM;
+
+    if (!err) {
+        list_options(j, mine);
+        memcpy(first, mine, COMPARED_LEN);
+        err = dp_comm_broadcast(comm, first, COMPARED_LEN, 0);
+    }
+    if (!err) {
+        own = find_difference(first, mine, &line);
+        err = dp_comm_allgather(comm, &own, differs, sizeof(own));
+    }
+    for (int rank = 0; rank < size && !err; rank++)
+        least = differs[rank] < least ? differs[rank] : least;
+    if (!err && least < INT32_MAX) {
+        line = first;
+        for (int32_t i = 0; i < least; i++)
+            line = strchr(line, '\n') + 1;
+        snprintf(what, sizeof(what), "%.*s, as rank 0 has it (1: yes, 0: no)", (int)strcspn(line, "\n"),
+                 line);
+        err = dp_comm_agree(comm, what, own != least);
+    }
+    free(mine);
+    free(differs);
+    return err;
 }
 
 /* Ranks that were started apart from each other may have been told different things: DP_EMISMATCH on
  * all ranks of comm. */
 static int compare(const struct job *j, struct dp_comm *comm)
 {
-    static const char *const options[] = {
-        "replicas", "mix-algorithm", "spare", "local-steps", "outer-rate", "outer-momentum",
-        "mix-factor", "mix-compress", "mix-staleness", "dtype", "microbatches", "slack", "layers",
-        "width", "heads", "context", "tie-embeddings", "batch", "steps", "warmup", "seed",
-        "eval-every", "sample", "temperature", "lr", "decay", "clip", "dropout", "delay-update",
-        "any-order", "order-blocks", "save-every",
-    };
-    const struct settings *s = j->s;
-    const struct { const char *what; uint64_t value;
-    } others[] = {
-        {"--mix", s->how.sums},
-        {"--device", settings_on_cuda(s)},
-        {"--transport nccl", settings_by_nccl(s)},
-        {"length of --blocks", (uint64_t)s->blocks.count},
-        {"--save", s->how.checkpoint.folder != NULL},
-        {"--resume", s->from.step},
-        {"length of --data", j->text->len},
-    };
     uint64_t first = j->text->digest;
     char what[32];
-    int err = 0;
+    int err = comm ? compare_options(j, comm) : 0;
 
-    if (!comm)
-        return 0;
-    for (size_t i = 0; !err && i < sizeof(options) / sizeof(options[0]); i++)
-        err = compare_option(s, comm, options[i]);
-    for (size_t i = 0; !err && i < sizeof(others) / sizeof(others[0]); i++)
-        err = dp_comm_agree(comm, others[i].what, others[i].value);
-    for (int i = 0; !err && i < s->blocks.count; i++) {
+    for (int i = 0; comm && !err && i < j->s->blocks.count; i++) {
         snprintf(what, sizeof(what), "--blocks, number %d", i);
-        err = dp_comm_agree(comm, what, (uint64_t)s->blocks.items[i]);
+        err = dp_comm_agree(comm, what, (uint64_t)j->s->blocks.items[i]);
     }
-    if (!err)
+    if (!err && comm)
         err = dp_comm_broadcast(comm, &first, sizeof(first), 0);
-    return err ? err
-               : dp_comm_agree(comm, "bytes of --data are those of rank 0 (1: yes, 0: no)",
-                               j->text->digest == first);
+    return err || !comm ? err
+                        : dp_comm_agree(comm, "bytes of --data are those of rank 0 (1: yes, 0: no)",
+                                        j->text->digest == first);
 }
 
 /* Whether all ranks of comm live: the same answer on all that do. */
@@ -203,15 +242,15 @@ static void explain(const struct job *j, int err, struct dp_abort *why)
     const char *text = dp_last_error();
 
     if (!strcmp(text, j->before))
-        text = err == DP_ENOMEM  ? "out of memory"
-               : err == DP_EIO   ? "its output could not be written"
-                                 : dp_strerror(err);
+        text = err == DP_ENOMEM ? "out of memory"
+               : err == DP_EIO  ? "its output could not be written"
+                                : dp_strerror(err);
     *why = (struct dp_abort){.rank = j->how ? j->how->rank : 0, .error = err};
     snprintf(why->text, sizeof(why->text), "%s", text);
     if (j->comm && !job_leaves(j->s, err)) {
         dp_comm_abort(j->comm, err, why->text);
         dp_comm_aborted(j->comm, why); /* another rank may have been the first */
-        if (why->rank < 0) /* one that is not of this group */
+        if (why->rank < 0)             /* one that is not of this group */
             why->rank = dp_comm_rank(j->comm);
     }
 }

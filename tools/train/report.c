@@ -263,7 +263,7 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
                  (int)s->how.replicas, s->graph->name, s->graph->period,
                  s->graph->period > 1 ? "s" : "", dp_mixer_algorithm_name(s->how.mixing.algorithm),
                  s->how.mixing.compression ? ", sent as " : "",
-                 s->how.mixing.compression ? settings_compression(s) : "");
+                 s->how.mixing.compression ? "int8" : "");
     else if (s->how.replicas > 1)
         put_line("replicas  %d, whose gradients are summed%s\n", (int)s->how.replicas,
                  s->how.sums == DP_SUMS_SHARDS ? "; each has a share of the optimizer's state" : "");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * settings_saved.c - the options about saved state: where it goes, and which options of a run hold
- * for the run that goes on from it.
+ * settings_saved.c - the options that a checkpoint has, and how they hold for the run that goes on from
+ * it.
  */
 #include "train/settings.h"
 
@@ -9,206 +9,50 @@
 
 #include <jansson.h>
 
-#include <errno.h>
 #include <inttypes.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
+
+static const char program_name[] = "dualpipe train";
 
 /* ---- writing ------------------------------------------------------------------------------- */
-
-/* A file in the folder, of one byte: 0, or the errno of what was refused. */
-static int try_to_write(const char *folder)
-{
-    char path[CHECKPOINT_PATH];
-
-    if (snprintf(path, sizeof(path), "%s/probe-XXXXXX", folder) >= (int)sizeof(path))
-        return ENAMETOOLONG;
-    int fd = mkstemp(path);
-    if (fd < 0)
-        return errno;
-    int err = write(fd, "", 1) == 1 ? 0 : errno;
-    if (close(fd) && !err)
-        err = errno;
-    unlink(path);
-    return err;
-}
-
-/* The folder, made and given up again if it is not there. What permissions do not tell (a file
- * system that is full, or takes no files) is known before any step is taken. */
-static bool check_folder(const struct settings *s)
-{
-    const char *folder = s->how.checkpoint.folder;
-    struct stat there;
-    int err = 0;
-
-    if (s->how.checkpoint.every && !folder) {
-        command_misused("--save-every %d: expected --save, the folder for checkpoints",
-                        (int)s->how.checkpoint.every);
-        return false;
-    }
-    if (!folder)
-        return true;
-    const bool exists = !stat(folder, &there);
-    if (exists && !S_ISDIR(there.st_mode))
-        err = ENOTDIR;
-    else if (!exists && mkdir(folder, 0777))
-        err = errno;
-    else
-        err = try_to_write(folder);
-    if (!exists)
-        rmdir(folder);
-    if (!err)
-        return true;
-    command_misused("--save %s: %s; expected a folder that can be written", folder, strerror(err));
-    return false;
-}
-
-bool settings_check_save(const struct settings *s)
-{
-    const int err = !check_folder(s) ? -1 : s->offload.folder[0] ? try_to_write(s->offload.folder) : 0;
-
-    if (err > 0)
-        command_misused("--offload optimizer=%s: %s; expected a folder that can be written",
-                        s->offload.folder, strerror(err));
-    return !err;
-}
 
 bool settings_save_due(const struct settings *s, uint64_t step)
 {
     const uint64_t every = s->how.checkpoint.every;
 
-    return s->how.checkpoint.folder &&
-           (step == (uint64_t)s->steps || (every && step % every == 0));
+    return s->how.checkpoint.folder && (step == (uint64_t)s->steps || (every && step % every == 0));
 }
 
-/* What the numbers of a run depend on. */
-static const char *const kept[] = {
-    "layers", "width", "heads",  "context", "model", "batch",   "microbatches", "steps",
-    "seed",   "lr",    "warmup", "decay",   "clip",  "dropout", "any-order",    "order-blocks",
-    "tie-embeddings", "delay-update", NULL,
-};
-
-/* What they do not depend on, unless replicas mix their weights. */
-static const char *const layout[] = {
-    "schedule", "file", "virtual-stages", "slack", "blocks", "ranks", "replicas", "mix", "mix-local",
-    "mix-algorithm", "local-steps", "outer-rate", "outer-momentum", "mix-factor", "mix-compress",
-    "mix-staleness", NULL,
-};
-
-static const char program_name[] = "dualpipe train";
-
-/* ---- writing --------------------------------------------------------------------------------- */
-
-static struct arg find_arg(const char *name)
+/* A list is its own schedule. */
+static json_t *list_words(const struct settings *s, enum settings_mark mark)
 {
-    for (const struct arg_group *g = settings_usage.groups; g->title; g++)
-        for (size_t i = 0; i < g->count; i++)
-            if (!strcmp(g->args[i].name, name))
-                return args_resolve(&g->args[i]);
-    return (struct arg){0};
-}
-
-static int64_t whole_of(const struct arg *a, const void *member)
-{
-    return a->option && a->option->type == DP_OPTION_INT32 ? *(const int32_t *)member
-                                                           : *(const int64_t *)member;
-}
-
-static const char *text_of(const struct arg *a, const void *member)
-{
-    return a->option && a->option->type == DP_OPTION_ENUM ? a->choices[*(const int32_t *)member]
-                                                          : *(const char *const *)member;
-}
-
-/* A number that may not be 0 is 0 where the option was left out. */
-static bool is_set(const struct arg *a, const void *member)
-{
-    if (a->type == ARG_FLAG)
-        return *(const bool *)member;
-    if (a->type == ARG_INT)
-        return whole_of(a, member) || a->min <= 0;
-    if (a->type == ARG_REAL || a->type == ARG_BYTES)
-        return *(const double *)member > 0 || (a->min <= 0 && !(a->option && a->option->above));
-    if (a->parse == block_list_parse)
-        return ((const struct block_list *)member)->count;
-    return text_of(a, member);
-}
-
-static size_t join_blocks(const struct block_list *blocks, char out[static RESUME_WORD])
-{
-    size_t used = 0;
-
-    for (int i = 0; i < blocks->count && used < RESUME_WORD; i++)
-        used += (size_t)snprintf(out + used, RESUME_WORD - used, "%s%d", i ? "," : "",
-                                 (int)blocks->items[i]);
-    return used;
-}
-
-/* What an option says, "" of a flag; NULL: nothing, or a list that is too long. */
-static const char *value_of(const struct arg *a, const void *values, int digits,
-                            char out[static RESUME_WORD])
-{
-    const void *member = (const char *)values + a->offset;
-
-    if (!is_set(a, member))
-        return NULL;
-    if (a->parse == block_list_parse)
-        return join_blocks(member, out) + strlen(a->name) + 3 < RESUME_WORD ? out : NULL;
-    if (a->type == ARG_FLAG)
-        *out = '\0';
-    else if (a->type == ARG_INT)
-        snprintf(out, RESUME_WORD, "%" PRId64, whole_of(a, member));
-    else if (a->type == ARG_REAL || a->type == ARG_BYTES)
-        snprintf(out, RESUME_WORD, "%.*g", digits, *(const double *)member);
-    else
-        snprintf(out, RESUME_WORD, "%s", text_of(a, member));
-    return out;
-}
-
-const char *settings_value(const struct settings *s, const char *name, char out[static RESUME_WORD])
-{
-    const struct arg a = find_arg(name);
-
-    return value_of(&a, s, 17, out);
-}
-
-/* 17 digits tell every double from its neighbours. */
-static void add_word(json_t *list, const struct arg *a, const void *values)
-{
-    char value[RESUME_WORD], word[2 * RESUME_WORD];
-
-    if (!value_of(a, values, 17, value))
-        return;
-    snprintf(word, sizeof(word), "--%s%s%s", a->name, a->type == ARG_FLAG ? "" : "=", value);
-    word[RESUME_WORD - 1] = '\0';
-    json_array_append_new(list, json_string(word));
-}
-
-static json_t *list_words(const char *const *names, const struct settings *values)
-{
+    struct word_list words = {0};
     json_t *list = json_array();
+    char value[VALUE_LEN];
+    struct setting a;
 
-    for (; *names; names++) {
-        const struct arg a = find_arg(*names);
-        add_word(list, &a, values);
-    }
+    for (int i = 0; settings_option(i, &a); i++)
+        if (a.marks & mark && !(s->file && !strcmp(a.name, "schedule")) &&
+            settings_value(&a, s, 17, value))
+            word_list_add(&words, a.name, value);
+    for (int i = 0; i < words.count; i++)
+        json_array_append_new(list, json_string(words.items[i]));
+    word_list_fini(&words);
     return list;
 }
 
 char *settings_text(const struct settings *s, uint64_t step, uint64_t data)
 {
-    const char *const *from = s->file ? layout + 1 : layout; /* a list is its own schedule */
     char digest[17];
 
     snprintf(digest, sizeof(digest), "%016" PRIx64, data);
     json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:o, s:o}", "program", program_name, "version",
                              dp_version(), "data", digest, "step", (json_int_t)step, "options",
-                             list_words(kept, s), "layout",
-                             list_words(from, s));
+                             list_words(s, KEPT), "layout", list_words(s, LAYOUT));
     char *text = json_dumps(root, JSON_COMPACT);
     json_decref(root);
     return text;
@@ -216,39 +60,26 @@ char *settings_text(const struct settings *s, uint64_t step, uint64_t data)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Is it the word of this option? */
-static bool is_of(const char *word, const char *option)
+/* The name of a word's option, cut off at its end. */
+static const char *name_of(const char *word, char name[static 64])
 {
-    const size_t len = strcspn(word + 2, "=");
-
-    return strlen(option) == len && !strncmp(option, word + 2, len);
-}
-
-static bool has_option_of(const struct resume *r, const char *word)
-{
-    char option[RESUME_WORD];
-
-    snprintf(option, sizeof(option), "%.*s", (int)strcspn(word + 2, "="), word + 2);
-    for (int i = 0; i < r->word_count; i++)
-        if (is_of(r->words[i], option))
-            return true;
-    return false;
+    snprintf(name, 64, "%.*s", (int)strcspn(word + 2, "="), word + 2);
+    return name;
 }
 
 /* Those that are not there yet. */
-static bool take_words(const json_t *list, struct resume *out)
+static bool take_words(const json_t *list, struct word_list *out)
 {
     const size_t count = json_array_size(list);
+    char name[64];
 
     for (size_t i = 0; i < count; i++) {
         const char *word = json_string_value(json_array_get(list, i));
-        if (!word || strlen(word) >= RESUME_WORD || strncmp(word, "--", 2))
+        if (!word || strncmp(word, "--", 2) || strlen(word) >= VALUE_LEN)
             return false;
-        if (has_option_of(out, word))
-            continue;
-        if (out->word_count == RESUME_WORDS)
+        if (!word_list_find(out, name_of(word, name)) &&
+            !word_list_add(out, name, strchr(word, '=') ? strchr(word, '=') + 1 : ""))
             return false;
-        snprintf(out->words[out->word_count++], RESUME_WORD, "%s", word);
     }
     return true;
 }
@@ -258,12 +89,12 @@ bool resume_take(const struct dp_checkpoint *c, struct resume *out)
     json_t *root = json_loads(dp_checkpoint_json(c), 0, NULL);
     const char *program = json_string_value(json_object_get(root, "program"));
     const char *version = json_string_value(json_object_get(root, "version"));
+    const char *data = json_string_value(json_object_get(root, "data"));
     const json_int_t step = json_integer_value(json_object_get(root, "step"));
     const bool good = program && !strcmp(program, program_name) && step > 0 &&
-                      take_words(json_object_get(root, "options"), out) && out->word_count &&
-                      take_words(json_object_get(root, "layout"), out);
+                      take_words(json_object_get(root, "options"), &out->words) && out->words.count &&
+                      take_words(json_object_get(root, "layout"), &out->words);
 
-    const char *data = json_string_value(json_object_get(root, "data"));
     out->data = data ? strtoull(data, NULL, 16) : 0;
     snprintf(out->version, sizeof(out->version), "%s", version ? version : "unknown");
     out->step = (uint64_t)step;
@@ -281,123 +112,91 @@ static int read_checkpoint(const char *where, struct resume *out)
     if (status || err)
         return status ? status : command_failed(err);
     if (!resume_take(c, out))
-        status =
-            command_misused("--resume %s: expected a checkpoint of 'dualpipe train'; this file "
-                            "is another program's",
-                            out->path);
+        status = command_misused("--resume %s: expected a checkpoint of 'dualpipe train'; this file is "
+                                 "another program's",
+                                 out->path);
     dp_checkpoint_close(c);
     return status;
 }
 
-static bool is_named(const char *const *names, const char *word)
+/* A later version may have options that this one has not. */
+static bool knows_options(const struct resume *from)
 {
-    while (*names && !is_of(word, *names))
-        names++;
-    return *names;
+    char name[64];
+    struct setting a;
+
+    for (int k = 0; k < from->words.count; k++) {
+        bool known = false;
+        name_of(from->words.items[k], name);
+        for (int i = 0; !known && settings_option(i, &a); i++)
+            known = a.marks & (KEPT | LAYOUT) && !strcmp(a.name, name);
+        if (refuse_if(!known, "%s: written by version %s with %s, which this one, %s, does not have",
+                      from->path, from->version, from->words.items[k], dp_version()))
+            return false;
+    }
+    return true;
+}
+
+/* Every checkpoint says these; with a default for what it lacks, another run would go on. */
+bool settings_of_words(const struct resume *from, struct settings *out)
+{
+    char *program[] = {(char *)program_name, NULL};
+    int argc = 1, status;
+    struct operands none;
+    char **words = knows_options(from) ? word_list_before(&from->words, &argc, program) : NULL;
+    const bool good = words && args_parse(&settings_usage, argc, words, out, &none, &status);
+
+    free(words);
+    return good && !(refuse_if(!out->how.microbatches,
+                               "%s: no --microbatches among its options, expected one", from->path) ||
+                     refuse_if(out->width % out->heads,
+                               "%s: --width=%d among its options, expected a multiple "
+                               "of %d, its --heads",
+                               from->path, (int)out->width, (int)out->heads));
 }
 
 /* ---- going on ------------------------------------------------------------------------------ */
 
-struct values {
-    char now[RESUME_WORD], then[RESUME_WORD];
-    const char *x, *y;
-};
-
-static bool differ(const struct arg *a, const struct settings *s, const struct settings *was, int digits,
-                   struct values *v)
+static bool differ(const struct setting *a, const struct settings *s, const struct settings *was,
+                   int digits, char now[VALUE_LEN], char then[VALUE_LEN])
 {
-    v->x = value_of(a, s, digits, v->now);
-    v->y = value_of(a, was, digits, v->then);
-    v->x = v->x ? v->x : "none";
-    v->y = v->y ? v->y : "none";
-    return strcmp(v->x, v->y);
+    if (!settings_value(a, s, digits, now))
+        strcpy(now, "none");
+    if (!settings_value(a, was, digits, then))
+        strcpy(then, "none");
+    return strcmp(now, then);
 }
 
-/* false, after one line, if one of the options differs from what the checkpoint has. */
-static bool same(const struct settings *s, const struct settings *was, const char *const *names,
+/* false, after one line, if an option with this mark differs from what the checkpoint has. */
+static bool same(const struct settings *s, const struct settings *was, enum settings_mark mark,
                  const char *as, const char *why)
 {
-    struct values v;
+    char now[VALUE_LEN], then[VALUE_LEN];
+    struct setting a;
 
-    for (; *names; names++) {
-        const struct arg a = find_arg(*names);
-        if (!differ(&a, s, was, 17, &v))
+    for (int i = 0; settings_option(i, &a); i++) {
+        if (!(a.marks & mark) || !differ(&a, s, was, 17, now, then))
             continue;
-        if (!differ(&a, s, was, 6, &v))
-            differ(&a, s, was, 17, &v);
-        command_misused("--%s%s%s: expected %s, %s %s%s", *names, *v.x ? " " : "", v.x, v.y, as,
+        if (!differ(&a, s, was, 6, now, then))
+            differ(&a, s, was, 17, now, then);
+        command_misused("--%s%s%s: expected %s, %s %s%s", a.name, *now ? " " : "", now, then, as,
                         s->from.path, why);
         return false;
     }
     return true;
 }
 
-static bool same_model(const struct settings *s, const struct settings *was)
+static bool is_one_of(const char *const *names, const char *name)
 {
-    static const char *const names[] = {"layers", "width", "heads", "context", "tie-embeddings", NULL};
-
-    return same(s, was, names, "as the model in", " has it");
-}
-
-bool settings_sums(const struct settings *s)
-{
-    return !strcmp(s->mix, "all-reduce") || !strcmp(s->mix, "reduce-scatter");
-}
-
-/* What is in flight between replicas that mix belongs to their layout. */
-static bool same_replicas(const struct settings *s, const struct settings *was)
-{
-    static const char *const names[] = {
-        "mix", "mix-algorithm", "mix-compress", "schedule", "file", "replicas", "ranks", "mix-local",
-        "local-steps", "outer-rate", "outer-momentum", "mix-factor", "mix-staleness", NULL,
-    };
-
-    return (settings_sums(s) && settings_sums(was)) ||
-           same(s, was, names, "as in", "; replicas that mix their weights go on as they were");
-}
-
-/* A later version may have options that this one has not. */
-static bool knows_options(const struct resume *from)
-{
-    for (int i = 0; i < from->word_count; i++)
-        if (!is_named(kept, from->words[i]) && !is_named(layout, from->words[i])) {
-            command_misused("%s: written by version %s with %s, which this one, %s, does not have",
-                            from->path, from->version, from->words[i], dp_version());
-            return false;
-        }
-    return true;
-}
-
-/* Every checkpoint says these; with a default for what it lacks, another run would go on. */
-static bool is_whole(const struct resume *from, const struct settings *was)
-{
-    if (!was->how.microbatches)
-        command_misused("%s: no --microbatches among its options, expected one", from->path);
-    else if (was->width % was->heads)
-        command_misused("%s: --width=%d among its options, expected a multiple of %d, its --heads",
-                        from->path, (int)was->width, (int)was->heads);
-    else
-        return true;
-    return false;
-}
-
-bool settings_of_words(const struct resume *from, struct settings *out)
-{
-    char *words[1 + RESUME_WORDS] = {"dualpipe train"};
-    struct operands none;
-    int status;
-
-    for (int i = 0; i < from->word_count; i++)
-        words[1 + i] = (char *)from->words[i];
-    return knows_options(from) &&
-           args_parse(&settings_usage, 1 + from->word_count, words, out, &none, &status) &&
-           is_whole(from, out);
+    while (*names && strcmp(name, *names))
+        names++;
+    return *names;
 }
 
 /* Whether what the command line says leaves no place for a part of the layout: another order of work
  * has its own ranks and blocks, another number of ranks (or a job of another size) its own blocks. */
 static bool is_overruled(const struct settings *typed, const struct settings *was, int world,
-                         const char *word)
+                         const char *name)
 {
     static const char *const order[] = {"schedule", "file", "virtual-stages", "slack", NULL};
     static const char *const replicas[] = {"replicas", "mix", NULL};
@@ -408,63 +207,41 @@ static bool is_overruled(const struct settings *typed, const struct settings *wa
 
     if (!settings_sums(was))
         return false;
-    if (is_named(order, word))
+    if (is_one_of(order, name))
         return orders || (alone && counts);
-    if (is_of(word, "blocks"))
+    if (!strcmp(name, "blocks"))
         return orders || counts;
-    if (is_of(word, "ranks"))
-        return counts || typed->file ||
-               (orders && (alone || !strcmp(typed->schedule_name, "none")));
-    return is_named(replicas, word) && (typed->offload.text || typed->how.delay_update);
+    if (!strcmp(name, "ranks"))
+        return counts || typed->file || (orders && (alone || !strcmp(typed->schedule_name, "none")));
+    return is_one_of(replicas, name) && (typed->offload.text || typed->how.delay_update);
 }
 
-static void drop_overruled(struct resume *from, const struct settings *typed,
-                           const struct settings *was, int world)
-{
-    int count = 0;
-
-    for (int i = 0; i < from->word_count; i++)
-        if (!is_overruled(typed, was, world, from->words[i]))
-            memmove(from->words[count++], from->words[i], RESUME_WORD);
-    from->word_count = count;
-}
-
-/* The words of the checkpoint come first, so that the command line's replace them. */
+/* The words of the checkpoint come first, so that the command line's replace them. What is in flight
+ * between replicas that mix belongs to their layout. */
 static bool parse_again(struct settings *s, int argc, char **argv, int world, struct operands *files,
                         int *status)
 {
+    const struct word_list *all = &s->from.words;
+    struct word_list *held = &s->from.held;
     struct settings was = {0};
-    struct resume *from = malloc(sizeof(*from)), *then = malloc(sizeof(*then));
-    char **words = calloc((size_t)argc + RESUME_WORDS + 1, sizeof(*words));
-    bool good = from && then && words;
+    char name[64];
 
-    if (good) {
-        *from = *then = s->from;
-        *status = EXIT_USAGE;
-        good = settings_of_words(then, &was);
-        if (good)
-            drop_overruled(from, s, &was, world);
-        const int more = from->word_count;
-        words[0] = argv[0];
-        for (int i = 0; i < more; i++)
-            words[1 + i] = from->words[i];
-        memcpy(words + 1 + more, argv + 1, (size_t)(argc - 1) * sizeof(*words));
-        *s = (struct settings){0};
-        good = good && args_parse(&settings_usage, argc + more, words, s, files, status);
-        s->from = *from;
-        s->parsed = from;
-        /* The operands are at the end of words, which ends here. */
-        memcpy(argv + argc - files->count, files->items, (size_t)files->count * sizeof(*argv));
-        files->items = argv + argc - files->count;
-        *status = good ? EXIT_USAGE : *status;
-        good = good && same_model(s, &was) && (s->prompt || same_replicas(s, &was));
-    } else {
-        *status = command_broke("--resume: out of memory");
-        free(from);
-    }
-    free(then);
-    free(words);
-    return good;
+    if (!settings_of_words(&s->from, &was))
+        return false;
+    for (int i = 0; i < all->count; i++)
+        if (!is_overruled(s, &was, world, name_of(all->items[i], name)))
+            held->items[held->count++] = all->items[i];
+    char **line = word_list_before(held, &argc, argv);
+    *s = (struct settings){.from = s->from, .planned = s->planned, .lines = s->lines};
+    s->lines.with_saved = line;
+    if (!line)
+        return *status = command_broke("--resume: out of memory"), false;
+    if (!args_parse(&settings_usage, argc, line, s, files, status))
+        return false;
+    *status = EXIT_USAGE;
+    return same(s, &was, MODEL, "as the model in", " has it") &&
+           (s->prompt || (settings_sums(s) && settings_sums(&was)) ||
+            same(s, &was, MIXES, "as in", "; replicas that mix their weights go on as they were"));
 }
 
 /* Of the checkpoint's files some are read only after an output has been opened. */
@@ -481,17 +258,6 @@ static bool is_beside(const char *output, const char *index)
            there[0].st_dev == there[1].st_dev && there[0].st_ino == there[1].st_ino;
 }
 
-static bool spares_checkpoint(const struct settings *s)
-{
-    for (int i = 0; i < DRAWN; i++)
-        if (is_beside(s->drawn[i], s->from.path)) {
-            command_misused("%s %s: is in the folder of the checkpoint that --resume reads; expected "
-                            "another one", drawn_names[i], s->drawn[i]);
-            return false;
-        }
-    return true;
-}
-
 bool settings_resume(struct settings *s, int argc, char **argv, int world, struct operands *files,
                      int *status)
 {
@@ -501,15 +267,21 @@ bool settings_resume(struct settings *s, int argc, char **argv, int world, struc
     if (*status)
         return false;
     *status = EXIT_USAGE;
-    if (!parse_again(s, argc, argv, world, files, status) ||
-        !spares_checkpoint(s))
+    if (!parse_again(s, argc, argv, world, files, status))
         return false;
-    if (s->prompt || (uint64_t)s->steps > s->from.step)
-        return true;
-    *status = command_misused("--steps %d: expected more than the %" PRIu64 " that are done in %s",
-                              (int)s->steps, s->from.step, s->from.path);
-    return false;
+    for (int i = 0; i < DRAWN; i++)
+        if (refuse_if(is_beside(s->drawn[i], s->from.path),
+                      "%s %s: is in the folder of the checkpoint "
+                      "that --resume reads; expected another one",
+                      drawn_names[i], s->drawn[i]))
+            return false;
+    return !refuse_if(!s->prompt && (uint64_t)s->steps <= s->from.step,
+                      "--steps %d: expected more than "
+                      "the %" PRIu64 " that are done in %s",
+                      (int)s->steps, s->from.step, s->from.path);
 }
+
+/* ---- where an option is from --------------------------------------------------------------------- */
 
 static bool has_word(const char *line, const char *word)
 {
@@ -523,66 +295,37 @@ static bool has_word(const char *line, const char *word)
     return false;
 }
 
-/* As "--ranks 2" or "-P 2", or, where the library says it, as "ranks: 2". */
-static bool mentions(const char *line, const struct arg *a)
+/* A mistake has it as "--ranks 2" or "-P 2", or, where the library says it, as "ranks: 2"; and it was
+ * not typed. */
+static bool is_restored(const struct setting *a, const struct restored *r, const char *line)
 {
     const char letter[] = {'-', a->letter, '\0'};
     const size_t len = strlen(a->name);
     char option[64];
 
     snprintf(option, sizeof(option), "--%s", a->name);
-    return has_word(line, option) || (a->letter && has_word(line, letter)) ||
-           (!strncmp(line, a->name, len) && line[len] == ':');
-}
-
-static bool is_typed(const struct arg *a, int argc, char **argv)
-{
-    const char letter[] = {'-', a->letter, '\0'};
-
-    for (int i = 1; i < argc; i++)
-        if ((!strncmp(argv[i], "--", 2) && is_of(argv[i], a->name)) ||
-            (a->letter && !strncmp(argv[i], letter, 2)))
-            return true;
-    return false;
-}
-
-static bool is_restored(const struct restored *r, const char *word, const char *line)
-{
-    for (const struct arg_group *g = settings_usage.groups; g->title; g++)
-        for (size_t k = 0; k < g->count; k++) {
-            const struct arg a = args_resolve(&g->args[k]);
-            if (is_of(word, a.name) && mentions(line, &a))
-                return !is_typed(&a, r->argc, r->argv);
-        }
-    return false;
+    if (!has_word(line, option) && !(a->letter && has_word(line, letter)) &&
+        !(!strncmp(line, a->name, len) && line[len] == ':'))
+        return false;
+    for (int i = 1; i < r->argc; i++)
+        if ((!strncmp(r->argv[i], option, len + 2) && strchr("=", r->argv[i][len + 2])) ||
+            (a->letter && !strncmp(r->argv[i], letter, 2)))
+            return false;
+    return true;
 }
 
 void settings_explain(void *user, const char *line, char *more, size_t room)
 {
     const struct restored *r = user;
+    char name[64];
     size_t used = 0;
+    struct setting a;
 
-    for (int i = 0; i < r->from->word_count && used < room; i++)
-        if (is_restored(r, r->from->words[i], line))
-            used += (size_t)snprintf(more + used, room - used, "%s%s", used ? ", " : "; ",
-                                     r->from->words[i]);
+    for (int k = 0; k < r->from->held.count && used < room; k++)
+        for (int i = 0; settings_option(i, &a); i++)
+            if (!strcmp(a.name, name_of(r->from->held.items[k], name)) && is_restored(&a, r, line))
+                used += (size_t)snprintf(more + used, room - used, "%s%s", used ? ", " : "; ",
+                                         r->from->held.items[k]);
     if (used && used < room)
         snprintf(more + used, room - used, " as in %s", r->from->path);
-}
-
-/* ---- text from a saved model ---------------------------------------------------------------- */
-
-bool settings_check_prompt(const struct settings *s, const struct operands *files)
-{
-    if (!s->resume)
-        command_misused("--prompt: expected --resume, the folder with the model that is to write");
-    else if (s->data.count || files->count)
-        command_misused("--prompt with --data %s: expected one of them; the model learns nothing",
-                        s->data.count ? s->data.items[0] : files->items[0]);
-    else if (s->how.checkpoint.folder || settings_drawn(s))
-        command_misused("--prompt with %s: expected one of them; no step is taken",
-                        s->how.checkpoint.folder ? "--save" : settings_drawn(s));
-    else
-        return true;
-    return false;
 }
