@@ -131,13 +131,9 @@ struct compute {
 
 extern const struct compute compute_cpu;
 
-/* Memory that is cut into areas: each *at becomes where its part begins, one after the other from
- * base on. Returns their bytes; base may be NULL, to learn that only. */
-struct compute_area {
-    real **at;
-    size_t count;
-    enum { AREA_ACTIVATIONS, AREA_REALS, AREA_BYTES } unit;
-};
-size_t compute_place(const struct compute *c, const struct compute_area *areas, size_t len, void *base);
+/* Memory that is cut into areas: *at becomes base, where one of `count` begins; returns its bytes, behind
+ * which the next one may begin. base NULL: to learn that only. */
+enum compute_unit { AREA_ACTIVATIONS, AREA_REALS, AREA_BYTES };
+size_t compute_place(const struct compute *c, size_t count, enum compute_unit unit, void *base, real **at);
 
 #endif

@@ -6,23 +6,130 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The tensors of a block's parameters, in the order in which they lie in memory. */
-enum block_tensor {
+/* ---- the three kinds of layers, as data --------------------------------------------------------- */
+
+/* Tensors of parameters, in the order in which they lie in memory. */
+enum { TABLE, POSITIONS };
+enum {
     NORM1_GAIN, NORM1_BIAS, QKV, QKV_BIAS, PROJ, PROJ_BIAS,
-    NORM2_GAIN, NORM2_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS,
-    BLOCK_TENSORS
+    NORM2_GAIN, NORM2_BIAS, UP, UP_BIAS, DOWN, DOWN_BIAS
+};
+enum { FINAL_GAIN, FINAL_BIAS, HEAD, HEAD_BIAS };
+
+/* Sizes in terms of the model's. KEPT: what attention keeps. */
+enum size { ONE, WIDTH, TRIPLE, INNER, BYTES, CONTEXT, KEPT };
+
+/* What is added to the residual stream starts smaller, so that its variance does not grow with the
+ * number of blocks (GPT-2). */
+struct parameter {
+    const char *name;
+    enum size rows, cols; /* a vector has one row */
+    float mean;           /* of the initial values */
+    enum { CONSTANT, DRAWN_WIDE, DRAWN_SMALL } spread;
+    bool ties; /* with --tie-embeddings: the head's is a copy of the embedding of bytes, [256][width] */
 };
 
-/* Of the ends, and the most of a group. */
-enum embedding_tensor { TABLE, POSITIONS, EMBEDDING_TENSORS };
-enum head_tensor { FINAL_GAIN, FINAL_BIAS, HEAD, HEAD_BIAS, HEAD_TENSORS };
-enum { MAX_TENSORS = BLOCK_TENSORS };
+/* A tensor of a call: what a step reads and writes. STREAM: the residual stream, its gradient, or the
+ * layer's input; OUT: its output, or the gradient of that; BRANCH: scratch. Others lie in the save area:
+ * what one micro-batch leaves behind. d_X is the gradient of X. */
+enum { STREAM, OUT, BRANCH, SAVED };
+enum { E_DY = SAVED };
+enum {
+    NORM1 = SAVED, XHAT1, RSTD1, MIXING, P, MIXED, NORM2, XHAT2, RSTD2, SLOPE, ACTIVE,
+    D_NORM1, D_MIXING, D_PROJ, D_NORM2, D_UP, D_DOWN, TENSORS_OF_CALL
+};
+enum { H_NORM = SAVED, H_XHAT, H_RSTD, H_DNORM, D_LOGITS };
+
+struct area {
+    enum size columns; /* of [tokens] rows */
+    enum compute_unit unit;
+};
+
+/* One operation of compute.h, and where it finds what. Forward y from x, backward dx from dy; all that
+ * weight needs is in the save area, so that it may come much later. */
+struct step {
+    enum { EMBED, NORM, LINEAR, ATTENTION, GELU, JOIN } kind; /* JOIN: dropout, and add to the stream */
+    int w; /* the first of its parameters; JOIN: its dropout's key */
+    int x, y, dx, dy;
+    enum size in, out;
+    int kept, rstd; /* NORM: xhat and rstd; ATTENTION: what it keeps */
+    bool ties;
+};
+
+enum { MAX_TENSORS = DOWN_BIAS + 1, MAX_STEPS = 10 };
+
+struct layer_kind {
+    struct parameter parameters[MAX_TENSORS];
+    struct area areas[TENSORS_OF_CALL - SAVED];
+    struct step steps[MAX_STEPS];
+    int parameter_count, area_count, step_count;
+    bool is_residual; /* works in place on the stream */
+};
+
+static const struct layer_kind embedding = {
+    .parameter_count = 2, .area_count = 1, .step_count = 1,
+    .parameters = {[TABLE] = {"token embedding", BYTES, WIDTH, 0, DRAWN_WIDE, true},
+                   [POSITIONS] = {"position embedding", CONTEXT, WIDTH, 0, DRAWN_WIDE}},
+    .areas = {{WIDTH, AREA_ACTIVATIONS}},
+    .steps = {{EMBED, TABLE, STREAM, OUT, STREAM, E_DY, ONE, WIDTH}},
+};
+
+/* One transformer block, pre-norm: attention, then an MLP, each added to what it read.
+ *
+ *      x ---+--> norm 1 -> qkv -> attention -> proj -> dropout --+--> x
+ *      x ---+--> norm 2 -> up  -> gelu      -> down -> dropout --+--> x
+ */
+static const struct layer_kind block = {
+    .parameter_count = MAX_TENSORS, .area_count = TENSORS_OF_CALL - SAVED, .step_count = MAX_STEPS,
+    .is_residual = true,
+    .parameters = {[NORM1_GAIN] = {"norm 1 gain", ONE, WIDTH, 1},
+                   [NORM1_BIAS] = {"norm 1 bias", ONE, WIDTH},
+                   [QKV] = {"qkv", WIDTH, TRIPLE, 0, DRAWN_WIDE},
+                   [QKV_BIAS] = {"qkv bias", ONE, TRIPLE},
+                   [PROJ] = {"proj", WIDTH, WIDTH, 0, DRAWN_SMALL},
+                   [PROJ_BIAS] = {"proj bias", ONE, WIDTH},
+                   [NORM2_GAIN] = {"norm 2 gain", ONE, WIDTH, 1},
+                   [NORM2_BIAS] = {"norm 2 bias", ONE, WIDTH},
+                   [UP] = {"up", WIDTH, INNER, 0, DRAWN_WIDE},
+                   [UP_BIAS] = {"up bias", ONE, INNER},
+                   [DOWN] = {"down", INNER, WIDTH, 0, DRAWN_SMALL},
+                   [DOWN_BIAS] = {"down bias", ONE, WIDTH}},
+#define AREA(of, columns) [of - SAVED] = {columns, AREA_ACTIVATIONS}
+    .areas = {AREA(NORM1, WIDTH), AREA(XHAT1, WIDTH), [RSTD1 - SAVED] = {ONE, AREA_REALS},
+              AREA(MIXING, TRIPLE), [P - SAVED] = {KEPT, AREA_BYTES}, AREA(MIXED, WIDTH),
+              AREA(NORM2, WIDTH), AREA(XHAT2, WIDTH), [RSTD2 - SAVED] = {ONE, AREA_REALS},
+              AREA(SLOPE, INNER), AREA(ACTIVE, INNER), AREA(D_NORM1, WIDTH), AREA(D_MIXING, TRIPLE),
+              AREA(D_PROJ, WIDTH), AREA(D_NORM2, WIDTH), AREA(D_UP, INNER), AREA(D_DOWN, WIDTH)},
+    .steps = {{NORM, NORM1_GAIN, STREAM, NORM1, STREAM, D_NORM1, .kept = XHAT1, .rstd = RSTD1},
+              {LINEAR, QKV, NORM1, MIXING, D_NORM1, D_MIXING, WIDTH, TRIPLE},
+              {ATTENTION, 0, MIXING, MIXED, D_MIXING, BRANCH, .kept = P},
+              {LINEAR, PROJ, MIXED, BRANCH, BRANCH, D_PROJ, WIDTH, WIDTH},
+              {JOIN, 0, BRANCH, STREAM, D_PROJ, STREAM},
+              {NORM, NORM2_GAIN, STREAM, NORM2, STREAM, D_NORM2, .kept = XHAT2, .rstd = RSTD2},
+              {LINEAR, UP, NORM2, SLOPE, D_NORM2, D_UP, WIDTH, INNER},
+              {GELU, 0, SLOPE, ACTIVE, D_UP, D_UP},
+              {LINEAR, DOWN, ACTIVE, BRANCH, D_UP, D_DOWN, INNER, WIDTH},
+              {JOIN, 1, BRANCH, STREAM, D_DOWN, STREAM}},
+};
+
+/* The final norm and the logits. */
+static const struct layer_kind head = {
+    .parameter_count = 4, .area_count = 5, .step_count = 2,
+    .parameters = {[FINAL_GAIN] = {"final norm gain", ONE, WIDTH, 1},
+                   [FINAL_BIAS] = {"final norm bias", ONE, WIDTH},
+                   [HEAD] = {"head", WIDTH, BYTES, 0, DRAWN_WIDE, true},
+                   [HEAD_BIAS] = {"head bias", ONE, BYTES}},
+    .areas = {AREA(H_NORM, WIDTH), AREA(H_XHAT, WIDTH), [H_RSTD - SAVED] = {ONE, AREA_REALS},
+              AREA(H_DNORM, WIDTH), AREA(D_LOGITS, BYTES)},
+#undef AREA
+    .steps = {{NORM, FINAL_GAIN, STREAM, H_NORM, STREAM, H_DNORM, .kept = H_XHAT, .rstd = H_RSTD},
+              {LINEAR, HEAD, H_NORM, OUT, H_DNORM, D_LOGITS, WIDTH, BYTES, .ties = true}},
+};
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-/* Group 0 is the embedding of bytes and positions, groups 1 .. L are the blocks, group L + 1
- * is the final norm and the head: a tied one is a copy of the embedding of bytes, [256][width]. A vector
- * has one row. */
+/* Group 0 is the embedding of bytes and positions, groups 1 .. L are the blocks, group L + 1 is the final
+ * norm and the head. */
 struct tensor {
     const char *name;
     int group, rows, cols;
@@ -44,66 +151,37 @@ static bool tensor_is_copy(const struct tensor *t)
 /* Initial weights are drawn as if in a step that no training reaches. */
 static const uint64_t init_step = UINT32_MAX;
 
-static float deviation_of(const struct gpt_config *c)
+static int size_of(enum size size, int width, int context)
 {
-    return 1 / sqrtf((float)c->width);
+    const int sizes[] = {1, width, 3 * width, MLP_FACTOR * width, GPT_BYTES, context};
+
+    return sizes[size];
 }
 
-static int embedding_tensors(const struct gpt_config *c, struct tensor *out)
+static const struct layer_kind *kind_of(const struct gpt_config *c, int group)
 {
-    const float deviation = deviation_of(c);
-    const struct tensor list[EMBEDDING_TENSORS] = {
-        [TABLE] = {"token embedding", 0, GPT_BYTES, c->width, 0, deviation, c->tied},
-        [POSITIONS] = {"position embedding", 0, c->context, c->width, 0, deviation, false},
-    };
-    memcpy(out, list, sizeof(list));
-    return EMBEDDING_TENSORS;
-}
-
-/* What is added to the residual stream starts smaller, so that its variance does not grow with the
- * number of blocks (GPT-2). */
-static int block_tensors(const struct gpt_config *c, int group, struct tensor *out)
-{
-    const int w = c->width, inner = MLP_FACTOR * w;
-    const float deviation = deviation_of(c), residual = deviation / sqrtf(2 * (float)c->layers);
-    const struct tensor list[BLOCK_TENSORS] = {
-        [NORM1_GAIN] = {"norm 1 gain", group, 1, w, 1, 0, false},
-        [NORM1_BIAS] = {"norm 1 bias", group, 1, w, 0, 0, false},
-        [QKV] = {"qkv", group, w, 3 * w, 0, deviation, false},
-        [QKV_BIAS] = {"qkv bias", group, 1, 3 * w, 0, 0, false},
-        [PROJ] = {"proj", group, w, w, 0, residual, false},
-        [PROJ_BIAS] = {"proj bias", group, 1, w, 0, 0, false},
-        [NORM2_GAIN] = {"norm 2 gain", group, 1, w, 1, 0, false},
-        [NORM2_BIAS] = {"norm 2 bias", group, 1, w, 0, 0, false},
-        [UP] = {"up", group, w, inner, 0, deviation, false},
-        [UP_BIAS] = {"up bias", group, 1, inner, 0, 0, false},
-        [DOWN] = {"down", group, inner, w, 0, residual, false},
-        [DOWN_BIAS] = {"down bias", group, 1, w, 0, 0, false},
-    };
-    memcpy(out, list, sizeof(list));
-    return BLOCK_TENSORS;
-}
-
-static int head_tensors(const struct gpt_config *c, struct tensor *out)
-{
-    const int group = c->layers + 1;
-    const float deviation = deviation_of(c);
-    const struct tensor list[HEAD_TENSORS] = {
-        [FINAL_GAIN] = {"final norm gain", group, 1, c->width, 1, 0, false},
-        [FINAL_BIAS] = {"final norm bias", group, 1, c->width, 0, 0, false},
-        [HEAD] = {"head", group, c->tied ? GPT_BYTES : c->width, c->tied ? c->width : GPT_BYTES, 0,
-                  deviation, c->tied},
-        [HEAD_BIAS] = {"head bias", group, 1, GPT_BYTES, 0, 0, false},
-    };
-    memcpy(out, list, sizeof(list));
-    return HEAD_TENSORS;
+    return group == 0 ? &embedding : group <= c->layers ? &block : &head;
 }
 
 static int params_of_group(const struct gpt_config *c, int group, struct tensor *out)
 {
-    if (group == 0)
-        return embedding_tensors(c, out);
-    return group <= c->layers ? block_tensors(c, group, out) : head_tensors(c, out);
+    const struct layer_kind *kind = kind_of(c, group);
+    const float wide = 1 / sqrtf((float)c->width), small = wide / sqrtf(2 * (float)c->layers);
+
+    for (int i = 0; i < kind->parameter_count; i++) {
+        const struct parameter *p = &kind->parameters[i];
+        const bool tied = c->tied && p->ties, turned = tied && group > 0;
+        out[i] = (struct tensor){.name = p->name,
+                                 .group = group,
+                                 .rows = size_of(turned ? p->cols : p->rows, c->width, c->context),
+                                 .cols = size_of(turned ? p->rows : p->cols, c->width, c->context),
+                                 .mean = p->mean,
+                                 .deviation = p->spread == DRAWN_WIDE    ? wide
+                                              : p->spread == DRAWN_SMALL ? small
+                                                                         : 0,
+                                 .tied = tied};
+    }
+    return kind->parameter_count;
 }
 
 size_t gpt_parameter_count(const struct gpt_config *config)
@@ -134,27 +212,18 @@ static void params_draw_tensor(const struct tensor *t, int index, uint64_t seed,
 
 /* ---- a call ---------------------------------------------------------------------------------- */
 
-/* What the functions of a part are told: what is the same for all micro-batches, and the call. */
+/* What is the same for all micro-batches, and the call. */
 struct part {
     struct attention attention;
     int n, width;       /* n: tokens, sequences * context */
     float dropout_rate;
     bool tied;
     struct compute compute;
-    real *branch;       /* scratch [n][width] */
     real *scores;       /* scratch of attention */
+    real *at[TENSORS_OF_CALL];
     real *w[MAX_TENSORS], *dw[MAX_TENSORS];
     struct dp_random_key keys[2]; /* of its dropouts */
     const void *in;
-    void *save;
-};
-
-/* Forward and backward leave in the save area all that weight needs, so that it may come much later. */
-struct part_ops {
-    size_t (*save_bytes)(const struct part *p);
-    void (*forward)(const struct part *p, const void *in, void *out);
-    void (*backward)(const struct part *p, const void *gout, void *gin);
-    void (*weight)(const struct part *p);
 };
 
 /* ---- layers ---------------------------------------------------------------------------------- */
@@ -162,7 +231,7 @@ struct part_ops {
 /* A group of parameters and what computes with them; its place in the list is its number. */
 struct gpt_layer {
     struct dp_layer layer;
-    const struct part_ops *ops;
+    const struct layer_kind *kind;
     const struct gpt_layers *gpt;
     char name[24];
     struct tensor tensors[MAX_TENSORS];
@@ -214,15 +283,29 @@ static void widen(struct part *p, const struct gpt_layer *l, const struct dp_lay
     }
 }
 
-/* Where in `base` the scratch memory of a call is; returns its bytes. base NULL: to learn those only. */
+/* Where in `base` the scratch memory of a call is, or its save area; returns its bytes. base NULL: to
+ * learn those only. */
 static size_t place_scratch(struct part *p, void *base)
 {
-    const struct compute_area areas[] = {
-        {&p->branch, (size_t)p->n * (size_t)p->width, AREA_ACTIVATIONS},
-        {&p->scores, p->compute.ops->attention_scratch(&p->attention), AREA_BYTES},
-    };
+    const size_t used = compute_place(&p->compute, (size_t)p->n * (size_t)p->width, AREA_ACTIVATIONS, base,
+                                      &p->at[BRANCH]);
 
-    return compute_place(&p->compute, areas, sizeof(areas) / sizeof(areas[0]), base);
+    return used + compute_place(&p->compute, p->compute.ops->attention_scratch(&p->attention), AREA_BYTES,
+                                base ? (char *)base + used : NULL, &p->scores);
+}
+
+static size_t place_saved(struct part *p, const struct layer_kind *kind, void *base)
+{
+    size_t used = 0;
+
+    for (int i = 0; i < kind->area_count; i++) {
+        const struct area *a = &kind->areas[i];
+        const size_t count = a->columns == KEPT ? p->compute.ops->attention_kept(&p->attention)
+                                                : (size_t)p->n * (size_t)size_of(a->columns, p->width, 0);
+        used += compute_place(&p->compute, count, a->unit, base ? (char *)base + used : NULL,
+                              &p->at[SAVED + i]);
+    }
+    return used;
 }
 
 static struct part part_of(const struct gpt_layer *l, const struct dp_layer_call *call)
@@ -235,7 +318,7 @@ static struct part part_of(const struct gpt_layer *l, const struct dp_layer_call
     c->rounded = call->rounded;
     c->tensors = call->rounded ? l->layer.parameter_count : 0;
     p.in = data_of(call->in);
-    p.save = call->save;
+    place_saved(&p, l->kind, call->save);
     p.dropout_rate = call->training ? p.dropout_rate : 0;
     const size_t used = place_scratch(&p, call->scratch);
     for (int i = 0; i < l->layer.parameter_count; i++) {
@@ -250,247 +333,110 @@ static struct part part_of(const struct gpt_layer *l, const struct dp_layer_call
     return p;
 }
 
-static size_t numbers_of(const struct part *p)
+/* ---- steps ------------------------------------------------------------------------------------- */
+
+static size_t numbers_of(const struct part *p, enum size columns)
 {
-    return (size_t)p->n * (size_t)p->width;
+    return (size_t)p->n * (size_t)size_of(columns, p->width, 0);
 }
 
-/* ---- the embedding --------------------------------------------------------------------------- */
-
-static size_t embedding_save_bytes(const struct part *p)
-{
-    return numbers_of(p) * p->compute.size;
-}
-
-static void embedding_forward(const struct part *p, const void *in, void *out)
+static void step_forward(const struct part *p, const struct step *s)
 {
     const struct compute *c = &p->compute;
+    const int in = size_of(s->in, p->width, 0), out = size_of(s->out, p->width, 0);
+    real *x = p->at[s->x], *y = p->at[s->y], *const *w = p->w + s->w;
 
-    c->ops->embed_forward(c, p->n, p->attention.context, p->width, in, p->w[TABLE], p->w[POSITIONS],
-                          out);
-    c->ops->dropout(c, p->keys[0], p->dropout_rate, numbers_of(p), out);
+    switch (s->kind) {
+    case EMBED:
+        c->ops->embed_forward(c, p->n, p->attention.context, p->width, p->in, w[0], w[1], y);
+        c->ops->dropout(c, p->keys[0], p->dropout_rate, numbers_of(p, WIDTH), y);
+        return;
+    case NORM:
+        c->ops->norm_forward(c, p->n, p->width, x, w[0], w[1], y, p->at[s->kept], p->at[s->rstd]);
+        return;
+    case LINEAR:
+        c->ops->linear_forward(c, p->n, in, out, s->ties && p->tied, x, w[0], w[1], y);
+        return;
+    case ATTENTION:
+        c->ops->attention_forward(c, &p->attention, x, p->at[s->kept], y);
+        return;
+    case GELU:
+        c->ops->gelu_forward(c, numbers_of(p, INNER), x, y);
+        return;
+    case JOIN:
+        c->ops->dropout(c, p->keys[s->w], p->dropout_rate, numbers_of(p, WIDTH), x);
+        c->ops->add(c, numbers_of(p, WIDTH), x, y);
+        return;
+    }
 }
 
-/* Tokens have no gradient. */
-static void embedding_backward(const struct part *p, const void *gout,
-                               __attribute__((unused)) void *gin)
+static void step_backward(const struct part *p, const struct step *s)
 {
     const struct compute *c = &p->compute;
+    const int in = size_of(s->in, p->width, 0), out = size_of(s->out, p->width, 0);
+    real *dx = p->at[s->dx], *dy = p->at[s->dy];
 
-    c->ops->copy(c, numbers_of(p), gout, p->save);
-    c->ops->dropout(c, p->keys[0], p->dropout_rate, numbers_of(p), p->save);
+    switch (s->kind) {
+    case EMBED: /* tokens have no gradient */
+        c->ops->dropout(c, p->keys[0], p->dropout_rate, numbers_of(p, WIDTH), dy);
+        return;
+    case NORM:
+        c->ops->norm_backward(c, p->n, p->width, dy, p->w[s->w], p->at[s->kept], p->at[s->rstd], dx);
+        return;
+    case LINEAR:
+        c->ops->linear_backward(c, p->n, in, out, s->ties && p->tied, dy, p->w[s->w], dx);
+        return;
+    case ATTENTION:
+        c->ops->attention_backward(c, &p->attention, p->at[s->x], p->at[s->kept], p->at[s->y], dy, dx,
+                                   p->scores);
+        return;
+    case GELU:
+        c->ops->gelu_backward(c, numbers_of(p, INNER), p->at[s->x], dy);
+        return;
+    case JOIN:
+        c->ops->copy(c, numbers_of(p, WIDTH), dy, dx);
+        c->ops->dropout(c, p->keys[s->w], p->dropout_rate, numbers_of(p, WIDTH), dx);
+        return;
+    }
 }
 
-static void embedding_weight(const struct part *p)
+static void step_weight(const struct part *p, const struct step *s)
 {
     const struct compute *c = &p->compute;
+    const int in = size_of(s->in, p->width, 0), out = size_of(s->out, p->width, 0);
+    real *dy = p->at[s->dy], *const *dw = p->dw + s->w;
 
-    c->ops->embed_weight(c, p->n, p->attention.context, p->width, p->in, p->save, p->dw[TABLE],
-                         p->dw[POSITIONS]);
+    if (s->kind == EMBED)
+        c->ops->embed_weight(c, p->n, p->attention.context, p->width, p->in, dy, dw[0], dw[1]);
+    else if (s->kind == NORM)
+        c->ops->norm_weight(c, p->n, p->width, dy, p->at[s->kept], dw[0], dw[1]);
+    else if (s->kind == LINEAR)
+        c->ops->linear_weight(c, p->n, in, out, s->ties && p->tied, p->at[s->x], dy, dw[0], dw[1]);
 }
 
-static const struct part_ops embedding = {embedding_save_bytes, embedding_forward,
-                                          embedding_backward, embedding_weight};
-
-/* ---- a block --------------------------------------------------------------------------------- */
-
-/* One transformer block, pre-norm: attention, then an MLP, each added to what it read.
- *
- *      x ---+--> norm 1 -> qkv -> attention -> proj -> dropout --+--> x
- *      x ---+--> norm 2 -> up  -> gelu      -> down -> dropout --+--> x
- *
- * Forward and backward work in place on the residual stream. */
-
-/* What one micro-batch leaves behind in one block: activations, the norms' rstd, and p, which is what
- * attention keeps. */
-struct block_save {
-    /* Forward: slope is gelu'. */
-    real *norm1, *xhat1, *rstd1, *qkv, *p, *mixed;
-    real *norm2, *xhat2, *rstd2, *slope, *active;
-    /* Backward: gradients with respect to the outputs of norm 1, qkv, ... */
-    real *d_norm1, *d_qkv, *d_proj;
-    real *d_norm2, *d_up, *d_down;
-};
-
-/* Lay the save area out from base on; returns its bytes. base may be NULL, to learn those only. */
-static size_t place_block(const struct part *p, void *base, struct block_save *save)
+static void layer_forward(struct part *p, const struct layer_kind *kind, const void *in, void *out)
 {
-    const size_t n = (size_t)p->n, nc = numbers_of(p);
+    p->in = in;
+    p->at[STREAM] = kind->is_residual ? out : (real *)(uintptr_t)in;
+    p->at[OUT] = out;
+    if (kind->is_residual)
+        p->compute.ops->copy(&p->compute, numbers_of(p, WIDTH), in, out);
+    for (int i = 0; i < kind->step_count; i++)
+        step_forward(p, &kind->steps[i]);
+}
+
+static void layer_backward(struct part *p, const struct layer_kind *kind, const void *gout, void *gin)
+{
+    const struct step *last = &kind->steps[kind->step_count - 1];
     const struct compute *c = &p->compute;
-    const size_t kept = c->ops->attention_kept(&p->attention);
-    const struct compute_area areas[] = {
-        {&save->norm1, nc, AREA_ACTIVATIONS},
-        {&save->xhat1, nc, AREA_ACTIVATIONS},
-        {&save->rstd1, n, AREA_REALS},
-        {&save->qkv, 3 * nc, AREA_ACTIVATIONS},
-        {&save->p, kept, AREA_BYTES},
-        {&save->mixed, nc, AREA_ACTIVATIONS},
-        {&save->norm2, nc, AREA_ACTIVATIONS},
-        {&save->xhat2, nc, AREA_ACTIVATIONS},
-        {&save->rstd2, n, AREA_REALS},
-        {&save->slope, MLP_FACTOR * nc, AREA_ACTIVATIONS},
-        {&save->active, MLP_FACTOR * nc, AREA_ACTIVATIONS},
-        {&save->d_norm1, nc, AREA_ACTIVATIONS},
-        {&save->d_qkv, 3 * nc, AREA_ACTIVATIONS},
-        {&save->d_proj, nc, AREA_ACTIVATIONS},
-        {&save->d_norm2, nc, AREA_ACTIVATIONS},
-        {&save->d_up, MLP_FACTOR * nc, AREA_ACTIVATIONS},
-        {&save->d_down, nc, AREA_ACTIVATIONS},
-    };
 
-    return compute_place(c, areas, sizeof(areas) / sizeof(areas[0]), base);
+    p->at[STREAM] = gin;
+    if (!kind->is_residual && gin) /* to which a norm adds */
+        c->ops->zero(c, numbers_of(p, WIDTH), gin);
+    c->ops->copy(c, numbers_of(p, kind->is_residual ? WIDTH : last->out), gout, p->at[last->dy]);
+    for (int i = kind->step_count - 1; i >= 0; i--)
+        step_backward(p, &kind->steps[i]);
 }
-
-static size_t block_save_bytes(const struct part *p)
-{
-    struct block_save save;
-
-    return place_block(p, NULL, &save);
-}
-
-static void block_forward(const struct part *p, const void *in, void *x)
-{
-    const struct compute *c = &p->compute;
-    const struct compute_ops *ops = c->ops;
-    const int n = p->n, width = p->width, inner = MLP_FACTOR * width;
-    struct block_save save;
-    const size_t nc = numbers_of(p), ni = (size_t)n * (size_t)inner;
-
-    place_block(p, p->save, &save);
-    ops->copy(c, nc, in, x);
-    ops->norm_forward(c, n, width, x, p->w[NORM1_GAIN], p->w[NORM1_BIAS], save.norm1, save.xhat1,
-                      save.rstd1);
-    ops->linear_forward(c, n, width, 3 * width, false, save.norm1, p->w[QKV], p->w[QKV_BIAS],
-                        save.qkv);
-    ops->attention_forward(c, &p->attention, save.qkv, save.p, save.mixed);
-    ops->linear_forward(c, n, width, width, false, save.mixed, p->w[PROJ], p->w[PROJ_BIAS],
-                        p->branch);
-    ops->dropout(c, p->keys[0], p->dropout_rate, nc, p->branch);
-    ops->add(c, nc, p->branch, x);
-
-    ops->norm_forward(c, n, width, x, p->w[NORM2_GAIN], p->w[NORM2_BIAS], save.norm2, save.xhat2,
-                      save.rstd2);
-    ops->linear_forward(c, n, width, inner, false, save.norm2, p->w[UP], p->w[UP_BIAS], save.slope);
-    ops->gelu_forward(c, ni, save.slope, save.active);
-    ops->linear_forward(c, n, inner, width, false, save.active, p->w[DOWN], p->w[DOWN_BIAS],
-                        p->branch);
-    ops->dropout(c, p->keys[1], p->dropout_rate, nc, p->branch);
-    ops->add(c, nc, p->branch, x);
-}
-
-static void block_backward(const struct part *p, const void *gout, void *dx)
-{
-    const struct compute *c = &p->compute;
-    const struct compute_ops *ops = c->ops;
-    const int n = p->n, width = p->width, inner = MLP_FACTOR * width;
-    struct block_save save;
-    const size_t nc = numbers_of(p), ni = (size_t)n * (size_t)inner;
-
-    place_block(p, p->save, &save);
-    ops->copy(c, nc, gout, dx);
-    ops->copy(c, nc, dx, save.d_down);
-    ops->dropout(c, p->keys[1], p->dropout_rate, nc, save.d_down);
-    ops->linear_backward(c, n, inner, width, false, save.d_down, p->w[DOWN], save.d_up);
-    ops->gelu_backward(c, ni, save.slope, save.d_up);
-    ops->linear_backward(c, n, width, inner, false, save.d_up, p->w[UP], save.d_norm2);
-    ops->norm_backward(c, n, width, save.d_norm2, p->w[NORM2_GAIN], save.xhat2, save.rstd2, dx);
-
-    ops->copy(c, nc, dx, save.d_proj);
-    ops->dropout(c, p->keys[0], p->dropout_rate, nc, save.d_proj);
-    ops->linear_backward(c, n, width, width, false, save.d_proj, p->w[PROJ], p->branch);
-    ops->attention_backward(c, &p->attention, save.qkv, save.p, save.mixed, p->branch,
-                            save.d_qkv, p->scores);
-    ops->linear_backward(c, n, width, 3 * width, false, save.d_qkv, p->w[QKV], save.d_norm1);
-    ops->norm_backward(c, n, width, save.d_norm1, p->w[NORM1_GAIN], save.xhat1, save.rstd1, dx);
-}
-
-static void block_weight(const struct part *p)
-{
-    const struct compute *c = &p->compute;
-    const struct compute_ops *ops = c->ops;
-    const int n = p->n, width = p->width, inner = MLP_FACTOR * width;
-    struct block_save save;
-
-    place_block(p, p->save, &save);
-    ops->norm_weight(c, n, width, save.d_norm1, save.xhat1, p->dw[NORM1_GAIN], p->dw[NORM1_BIAS]);
-    ops->linear_weight(c, n, width, 3 * width, false, save.norm1, save.d_qkv, p->dw[QKV],
-                       p->dw[QKV_BIAS]);
-    ops->linear_weight(c, n, width, width, false, save.mixed, save.d_proj, p->dw[PROJ],
-                       p->dw[PROJ_BIAS]);
-    ops->norm_weight(c, n, width, save.d_norm2, save.xhat2, p->dw[NORM2_GAIN], p->dw[NORM2_BIAS]);
-    ops->linear_weight(c, n, width, inner, false, save.norm2, save.d_up, p->dw[UP], p->dw[UP_BIAS]);
-    ops->linear_weight(c, n, inner, width, false, save.active, save.d_down, p->dw[DOWN],
-                       p->dw[DOWN_BIAS]);
-}
-
-static const struct part_ops block = {block_save_bytes, block_forward, block_backward, block_weight};
-
-/* ---- the head, a norm and the logits --------------------------------------------------------- */
-
-/* What one micro-batch leaves behind in the head. */
-struct head_save {
-    real *norm, *xhat, *rstd, *d_norm, *d_logits;
-};
-
-static size_t place_head(const struct part *p, void *base, struct head_save *save)
-{
-    const size_t n = (size_t)p->n, nc = numbers_of(p);
-    const struct compute_area areas[] = {
-        {&save->norm, nc, AREA_ACTIVATIONS},
-        {&save->xhat, nc, AREA_ACTIVATIONS},
-        {&save->rstd, n, AREA_REALS},
-        {&save->d_norm, nc, AREA_ACTIVATIONS},
-        {&save->d_logits, n * GPT_BYTES, AREA_ACTIVATIONS},
-    };
-
-    return compute_place(&p->compute, areas, sizeof(areas) / sizeof(areas[0]), base);
-}
-
-static size_t head_save_bytes(const struct part *p)
-{
-    struct head_save save;
-
-    return place_head(p, NULL, &save);
-}
-
-static void head_forward(const struct part *p, const void *in, void *out)
-{
-    const struct compute *c = &p->compute;
-    struct head_save save;
-
-    place_head(p, p->save, &save);
-    c->ops->norm_forward(c, p->n, p->width, in, p->w[FINAL_GAIN], p->w[FINAL_BIAS], save.norm,
-                         save.xhat, save.rstd);
-    c->ops->linear_forward(c, p->n, p->width, GPT_BYTES, p->tied, save.norm, p->w[HEAD],
-                           p->w[HEAD_BIAS], out);
-}
-
-static void head_backward(const struct part *p, const void *gout, void *gin)
-{
-    const struct compute *c = &p->compute;
-    struct head_save save;
-
-    place_head(p, p->save, &save);
-    c->ops->copy(c, (size_t)p->n * GPT_BYTES, gout, save.d_logits);
-    c->ops->linear_backward(c, p->n, p->width, GPT_BYTES, p->tied, gout, p->w[HEAD], save.d_norm);
-    c->ops->zero(c, numbers_of(p), gin);
-    c->ops->norm_backward(c, p->n, p->width, save.d_norm, p->w[FINAL_GAIN], save.xhat, save.rstd,
-                          gin);
-}
-
-static void head_weight(const struct part *p)
-{
-    const struct compute *c = &p->compute;
-    struct head_save save;
-
-    place_head(p, p->save, &save);
-    c->ops->norm_weight(c, p->n, p->width, save.d_norm, save.xhat, p->dw[FINAL_GAIN],
-                        p->dw[FINAL_BIAS]);
-    c->ops->linear_weight(c, p->n, p->width, GPT_BYTES, p->tied, save.norm, save.d_logits,
-                          p->dw[HEAD], p->dw[HEAD_BIAS]);
-}
-
-static const struct part_ops head = {head_save_bytes, head_forward, head_backward, head_weight};
 
 /* ---- a callback as it is called -------------------------------------------------------------- */
 
@@ -505,15 +451,15 @@ struct work {
 static int queue(void *arg)
 {
     const struct work *w = arg;
-    const struct part_ops *ops = w->layer->ops;
-    const struct part p = part_of(w->layer, w->call);
+    const struct layer_kind *kind = w->layer->kind;
+    struct part p = part_of(w->layer, w->call);
 
     if (w->kind == FORWARD)
-        ops->forward(&p, data_of(w->in), gpt_data(w->out));
+        layer_forward(&p, kind, data_of(w->in), gpt_data(w->out));
     else if (w->kind != WEIGHT)
-        ops->backward(&p, data_of(w->gout), w->gin ? gpt_data(w->gin) : NULL);
-    if (w->kind == BACKWARD || w->kind == WEIGHT)
-        ops->weight(&p);
+        layer_backward(&p, kind, data_of(w->gout), w->gin ? gpt_data(w->gin) : NULL);
+    for (int i = 0; (w->kind == BACKWARD || w->kind == WEIGHT) && i < kind->step_count; i++)
+        step_weight(&p, &kind->steps[i]);
     return p.compute.ops->error(&p.compute);
 }
 
@@ -648,14 +594,14 @@ static void describe(struct gpt_layers *g, int group)
     if (!first && !last)
         snprintf(l->name, sizeof(l->name), "block %d", group);
     l->gpt = g;
-    l->ops = first ? &embedding : last ? &head : &block;
+    l->kind = kind_of(&g->config, group);
     l->layer = (struct dp_layer){
         .ops = &layer_ops,
         .user = l,
         .name = l->name,
         .cost = first || last ? end_cost : 1,
         .out = last ? &g->logits : &g->x,
-        .save.whole = l->ops->save_bytes(&g->shape),
+        .save.whole = place_saved(&measured, l->kind, NULL),
         .scratch_bytes = (first || last) && !g->widens ? 0 : place_scratch(&measured, NULL),
         .drops_input = !first,
     };

@@ -573,15 +573,10 @@ static const struct compute_ops ops = COMPUTE_OPS;
 const struct compute compute_cpu = {
     .ops = &ops, .size = sizeof(real), .align = sizeof(real), .dl = {kDLCPU, 0}};
 
-size_t compute_place(const struct compute *c, const struct compute_area *areas, size_t len, void *base)
+size_t compute_place(const struct compute *c, size_t count, enum compute_unit unit, void *base, real **at)
 {
-    const size_t sizes[] = {c->size, sizeof(real), 1};
-    size_t used = 0;
+    const size_t bytes = count * (size_t[]){c->size, sizeof(real), 1}[unit];
 
-    for (size_t i = 0; i < len; i++) {
-        *areas[i].at = base ? (void *)((char *)base + used) : NULL;
-        used += areas[i].count * sizes[areas[i].unit];
-        used = (used + c->align - 1) / c->align * c->align;
-    }
-    return used;
+    *at = base;
+    return (bytes + c->align - 1) / c->align * c->align;
 }
