@@ -176,62 +176,6 @@ VECTORS static void add_row(size_t count, const real *y, real *x)
         x[i] += y[i];
 }
 
-VECTORS static void multiply_row(size_t count, const real *y, real *x)
-{
-#pragma omp simd
-    for (size_t i = 0; i < count; i++)
-        x[i] *= y[i];
-}
-
-VECTORS static void normalise_row(size_t width, const real *x, const real *gain,
-                                      const real *bias, real *y, real *xhat, real *rstd)
-{
-    real sum = 0, squares = 0;
-
-#pragma omp simd reduction(+ : sum)
-    for (size_t j = 0; j < width; j++)
-        sum += x[j];
-    const real mean = sum / (real)width;
-#pragma omp simd reduction(+ : squares)
-    for (size_t j = 0; j < width; j++)
-        squares += (x[j] - mean) * (x[j] - mean);
-    const real scale = 1 / sqrt(squares / (real)width + norm_epsilon);
-#pragma omp simd
-    for (size_t j = 0; j < width; j++) {
-        xhat[j] = (x[j] - mean) * scale;
-        y[j] = xhat[j] * gain[j] + bias[j];
-    }
-    *rstd = scale;
-}
-
-/* With g = dy gain: dx = rstd (g - mean(g) - xhat mean(g xhat)). */
-VECTORS static void norm_backward_row(size_t width, const real *dy, const real *gain,
-                                       const real *xhat, real rstd, real *dx)
-{
-    real sum = 0, along = 0;
-
-#pragma omp simd reduction(+ : sum, along)
-    for (size_t j = 0; j < width; j++) {
-        sum += dy[j] * gain[j];
-        along += dy[j] * gain[j] * xhat[j];
-    }
-    sum /= (real)width;
-    along /= (real)width;
-#pragma omp simd
-    for (size_t j = 0; j < width; j++)
-        dx[j] += rstd * (dy[j] * gain[j] - sum - xhat[j] * along);
-}
-
-VECTORS static void norm_weight_row(size_t width, const real *dy, const real *xhat, real *dgain,
-                                     real *dbias)
-{
-#pragma omp simd
-    for (size_t j = 0; j < width; j++) {
-        dgain[j] += dy[j] * xhat[j];
-        dbias[j] += dy[j];
-    }
-}
-
 /* x becomes exp(x - the largest of x); returns their sum. */
 VECTORS static real exp_row(size_t count, real *x, const real *from, real *most)
 {
@@ -256,31 +200,17 @@ VECTORS static void scale_row(size_t count, real factor, real *x)
         x[j] *= factor;
 }
 
-/* From the gradient of probabilities to that of the scores, in place. */
-VECTORS static void softmax_backward_row(size_t count, const real *p, real *d)
+/* From the gradient of the probabilities to that of the scores, row by row, in place. */
+VECTORS static void softmax_backward(size_t t, const real *p, real *d)
 {
-    real along = 0;
-
+    for (size_t i = 0; i < t; i++, p += t, d += t) {
+        real along = 0;
 #pragma omp simd reduction(+ : along)
-    for (size_t j = 0; j < count; j++)
-        along += p[j] * d[j];
+        for (size_t j = 0; j < t; j++)
+            along += p[j] * d[j];
 #pragma omp simd
-    for (size_t j = 0; j < count; j++)
-        d[j] = p[j] * (d[j] - along);
-}
-
-/* The tanh form (Hendrycks and Gimpel, 2016): x (1 + tanh u) / 2, u = sqrt(2/pi) (x + 0.044715
- * x^3); (1 + tanh u) / 2 is the logistic function of 2u, so one exp gives value and slope. */
-VECTORS static void gelu_row(size_t count, real *x, real *y)
-{
-    const real a = (real)0.7978845608028654, b = (real)0.044715;
-
-#pragma omp simd
-    for (size_t i = 0; i < count; i++) {
-        const real z = x[i], square = z * z;
-        const real gate = 1 / (1 + exp_of(-2 * a * z * (1 + b * square)));
-        y[i] = z * gate;
-        x[i] = gate + 2 * a * z * (1 + 3 * b * square) * gate * (1 - gate);
+        for (size_t j = 0; j < t; j++)
+            d[j] = p[j] * (d[j] - along);
     }
 }
 
@@ -333,36 +263,67 @@ static void linear_weight(C, int n, int in, int out, bool table, const void *x, 
 
 /* ---- layer normalisation -------------------------------------------------------------------- */
 
-static void norm_forward(C, int n, int width, const void *x, const real *gain, const real *bias,
-                         void *y, void *xhat, real *rstd)
+VECTORS static void norm_forward(C, int n, int width, const void *x, const real *gain,
+                                 const real *bias, void *y, void *xhat, real *rstd)
 {
     const size_t w = (size_t)width;
     const real *from = x;
     real *to = y, *hat = xhat;
 
-    for (int i = 0; i < n; i++, from += w, to += w, hat += w)
-        normalise_row(w, from, gain, bias, to, hat, rstd + i);
+    for (int i = 0; i < n; i++, from += w, to += w, hat += w) {
+        real sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+        for (size_t j = 0; j < w; j++)
+            sum += from[j];
+        const real mean = sum / (real)width;
+#pragma omp simd reduction(+ : squares)
+        for (size_t j = 0; j < w; j++)
+            squares += (from[j] - mean) * (from[j] - mean);
+        const real scale = 1 / sqrt(squares / (real)width + norm_epsilon);
+#pragma omp simd
+        for (size_t j = 0; j < w; j++) {
+            hat[j] = (from[j] - mean) * scale;
+            to[j] = hat[j] * gain[j] + bias[j];
+        }
+        rstd[i] = scale;
+    }
 }
 
-static void norm_backward(C, int n, int width, const void *dy, const real *gain, const void *xhat,
-                          const real *rstd, void *dx)
+/* With g = dy gain: dx = rstd (g - mean(g) - xhat mean(g xhat)). */
+VECTORS static void norm_backward(C, int n, int width, const void *dy, const real *gain,
+                                  const void *xhat, const real *rstd, void *dx)
 {
     const size_t w = (size_t)width;
     const real *from = dy, *hat = xhat;
     real *to = dx;
 
-    for (int i = 0; i < n; i++, from += w, to += w, hat += w)
-        norm_backward_row(w, from, gain, hat, rstd[i], to);
+    for (int i = 0; i < n; i++, from += w, to += w, hat += w) {
+        real sum = 0, along = 0;
+#pragma omp simd reduction(+ : sum, along)
+        for (size_t j = 0; j < w; j++) {
+            sum += from[j] * gain[j];
+            along += from[j] * gain[j] * hat[j];
+        }
+        sum /= (real)width;
+        along /= (real)width;
+#pragma omp simd
+        for (size_t j = 0; j < w; j++)
+            to[j] += rstd[i] * (from[j] * gain[j] - sum - hat[j] * along);
+    }
 }
 
-static void norm_weight(C, int n, int width, const void *dy, const void *xhat, real *dgain,
-                        real *dbias)
+VECTORS static void norm_weight(C, int n, int width, const void *dy, const void *xhat, real *dgain,
+                                real *dbias)
 {
     const size_t w = (size_t)width;
     const real *from = dy, *hat = xhat;
 
     for (int i = 0; i < n; i++, from += w, hat += w)
-        norm_weight_row(w, from, hat, dgain, dbias);
+#pragma omp simd
+        for (size_t j = 0; j < w; j++) {
+            dgain[j] += from[j] * hat[j];
+            dbias[j] += from[j];
+        }
 }
 
 /* ---- attention ----------------------------------------------------------------------------- */
@@ -429,13 +390,6 @@ static void attention_forward(C, const struct attention *a, const void *qkv, voi
             head_forward(a, head_at(a, s, h), qkv, kept, y);
 }
 
-/* From the gradient of the probabilities to that of the scores, row by row, in place. */
-static void softmax_backward(int t, const real *p, real *d)
-{
-    for (int i = 0; i < t; i++, p += t, d += t)
-        softmax_backward_row((size_t)t, p, d);
-}
-
 static void head_backward(const struct attention *a, struct head at, const real *qkv, const real *p,
                           const real *dy, real *dqkv, real *ds)
 {
@@ -446,7 +400,7 @@ static void head_backward(const struct attention *a, struct head at, const real 
          dqkv + at.v, 3 * c);
     gemm(CblasRowMajor, CblasNoTrans, CblasTrans, t, t, d, 1, dy + at.y, c, qkv + at.v, 3 * c, 0,
          ds, t);
-    softmax_backward(t, p + at.p, ds);
+    softmax_backward((size_t)t, p + at.p, ds);
     gemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, t, d, t, scale, ds, t, qkv + at.k, 3 * c, 0,
          dqkv + at.q, 3 * c);
     gemm(CblasRowMajor, CblasTrans, CblasNoTrans, t, d, t, scale, ds, t, qkv + at.q, 3 * c, 0,
@@ -464,14 +418,30 @@ static void attention_backward(C, const struct attention *a, const void *qkv, co
 
 /* ---- GELU ---------------------------------------------------------------------------------- */
 
-static void gelu_forward(C, size_t count, void *x, void *y)
+/* The tanh form (Hendrycks and Gimpel, 2016): x (1 + tanh u) / 2, u = sqrt(2/pi) (x + 0.044715
+ * x^3); (1 + tanh u) / 2 is the logistic function of 2u, so one exp gives value and slope. */
+VECTORS static void gelu_forward(C, size_t count, void *x, void *y)
 {
-    gelu_row(count, x, y);
+    const real a = (real)0.7978845608028654, b = (real)0.044715;
+    real *from = x, *to = y;
+
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) {
+        const real z = from[i], square = z * z;
+        const real gate = 1 / (1 + exp_of(-2 * a * z * (1 + b * square)));
+        to[i] = z * gate;
+        from[i] = gate + 2 * a * z * (1 + 3 * b * square) * gate * (1 - gate);
+    }
 }
 
-static void gelu_backward(C, size_t count, const void *slope, void *d)
+VECTORS static void gelu_backward(C, size_t count, const void *slope, void *d)
 {
-    multiply_row(count, slope, d);
+    const real *by = slope;
+    real *to = d;
+
+#pragma omp simd
+    for (size_t i = 0; i < count; i++)
+        to[i] *= by[i];
 }
 
 /* ---- dropout ------------------------------------------------------------------------------- */
