@@ -16,6 +16,7 @@
 #include "pipeline/reduce.h"
 #include "pipeline/plan.h"
 #include "schedule/build.h"
+#include "schedule/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -11,6 +11,7 @@
  * can be repeated: parts that are done are left out.
  */
 #define _GNU_SOURCE /* O_DIRECT, O_TMPFILE, mkostemp */
+#include "base/internal.h"
 #include "offload/disk_optimizer.h"
 
 #include "base/bind.h"

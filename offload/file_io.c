@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "config.h"
+#include "device/internal.h"
 
 #include "offload/file_io.h"
 

@@ -5,6 +5,7 @@
  *      device   [slot 0 | slot 1 | ...] [activations] [two sets of gradients between shards]
  *      host     [shard 0] [shard 1] ... [two sets of gradients of a shard] [boundaries]
  */
+#include "base/internal.h"
 #include "offload/state.h"
 
 #include "base/fail.h"

@@ -2,6 +2,7 @@
  *
  * pinned.c - pinned host memory near a device: mapped, placed, populated, looked at, registered.
  */
+#include "device/internal.h"
 #include "offload/pinned.h"
 
 #include "base/bind.h"

@@ -8,6 +8,7 @@
  *      down            c0 c1 ...        the most urgent stream of a direction after every chunk
  */
 #include "config.h" /* GNU extensions: CPU sets */
+#include "device/internal.h"
 
 #include "offload/streams.h"
 

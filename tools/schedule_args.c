@@ -187,7 +187,7 @@ const char *schedule_kinds(void)
 
     for (int kind = DP_SCHEDULE_USER + 1; kind < DP_SCHEDULE_KINDS && len < sizeof(list); kind++)
         len += (size_t)snprintf(list + len, sizeof(list) - len, "%s%s", len ? "|" : "",
-                                dp_schedule_kind_name((enum dp_schedule_kind)kind));
+                                dp_name(DP_NAMES_SCHEDULE, (enum dp_schedule_kind)kind));
     return list;
 }
 
@@ -248,7 +248,7 @@ int schedule_fits(const struct schedule_args *a, const struct dp_schedule_spec *
         return 0;
     return command_misused("%s of %d ranks and %d micro-batches takes about %.3g GB, expected at "
                            "most the %.3g GB of this machine's memory",
-                           dp_schedule_kind_name(spec->kind), spec->ranks, spec->microbatches,
+                           dp_name(DP_NAMES_SCHEDULE, spec->kind), spec->ranks, spec->microbatches,
                            needs / 1e9, has / 1e9);
 }
 

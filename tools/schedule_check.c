@@ -57,7 +57,7 @@ static void print_proof_json(const struct dp_schedule *s, const struct census *c
                              int weight_queue)
 {
     json_t *j = json_pack("{sb, ss, si, si, sI, sI, si, si}", "valid", 1, "kind",
-                          dp_schedule_kind_name(s->kind), "ranks", s->ranks, "microbatches",
+                          dp_name(DP_NAMES_SCHEDULE, s->kind), "ranks", s->ranks, "microbatches",
                           s->microbatches, "ops", (json_int_t)c->ops, "messages",
                           (json_int_t)c->messages, "peak_activations", activations,
                           "peak_weight_queue", weight_queue);
@@ -71,7 +71,7 @@ static void print_proof_text(const struct dp_schedule *s, const struct census *c
                              int weight_queue)
 {
     printf("%s, %d ranks, %d micro-batches: can be carried out\n\n",
-           dp_schedule_kind_name(s->kind), s->ranks, s->microbatches);
+           dp_name(DP_NAMES_SCHEDULE, s->kind), s->ranks, s->microbatches);
     printf("  once         each of %zu ops exactly once: %zu F, %zu B, %zu I, %zu W\n", c->ops,
            c->counts[DP_OP_F], c->counts[DP_OP_B], c->counts[DP_OP_I], c->counts[DP_OP_W]);
     printf("  dependency   every op after what it needs, on its rank and through messages\n");
@@ -107,7 +107,7 @@ static void describe_op(const struct dp_schedule *s, const struct dp_finding *f,
         snprintf(out, len, "COMMIT of %d messages", (int)f->op.mb);
     else
         snprintf(out, len, "%s of slot %d (stage %d), micro-batch %d",
-                 dp_op_kind_name((enum dp_op_kind)f->op.kind), (int)f->op.slot,
+                 dp_name(DP_NAMES_OP, (enum dp_op_kind)f->op.kind), (int)f->op.slot,
                  (int)f->op.slot < dp_schedule_slot_count(s, f->rank)
                      ? dp_schedule_slot(s, f->rank, (int)f->op.slot)->stage
                      : -1,
@@ -121,16 +121,16 @@ static int print_finding(const struct dp_schedule *s, const struct dp_finding *f
     describe_op(s, f, op, sizeof(op));
     if (json) {
         json_t *j = json_pack("{sb, ss, si, sI, ss, ss}", "valid", 0, "rule",
-                              dp_rule_name(f->rule), "rank", f->rank, "index", (json_int_t)f->index,
-                              "op", op, "text", f->text);
+                              dp_name(DP_NAMES_RULE, f->rule), "rank", f->rank, "index",
+                              (json_int_t)f->index, "op", op, "text", f->text);
         json_dumpf(j, stdout, JSON_INDENT(2));
         putchar('\n');
         json_decref(j);
         return EXIT_FAILED;
     }
     printf("%s, %d ranks, %d micro-batches: CANNOT be carried out\n\n",
-           dp_schedule_kind_name(s->kind), s->ranks, s->microbatches);
-    printf("  rule    %s\n", dp_rule_name(f->rule));
+           dp_name(DP_NAMES_SCHEDULE, s->kind), s->ranks, s->microbatches);
+    printf("  rule    %s\n", dp_name(DP_NAMES_RULE, f->rule));
     if (f->rank >= 0)
         printf("  rank    %d\n  index   %zu\n  op      %s\n", f->rank, f->index, op);
     return EXIT_FAILED;

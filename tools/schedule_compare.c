@@ -148,10 +148,10 @@ static void print_row(const struct candidate *c)
     char makespan[TIME_LEN], bubble[TIME_LEN];
 
     if (*c->why_not) {
-        printf("%-11s  not possible: %s\n", dp_schedule_kind_name(c->kind), c->why_not);
+        printf("%-11s  not possible: %s\n", dp_name(DP_NAMES_SCHEDULE, c->kind), c->why_not);
         return;
     }
-    printf("%-11s %10s %8.2f %% %11s %12g %10gx %8d %8d %9zu\n", dp_schedule_kind_name(c->kind),
+    printf("%-11s %10s %8.2f %% %11s %12g %10gx %8d %8d %9zu\n", dp_name(DP_NAMES_SCHEDULE, c->kind),
            draw_time(c->makespan_ns, makespan, TIME_LEN), 100 * c->bubble_ratio,
            draw_time(c->worst_bubble_ns, bubble, TIME_LEN), c->activations, c->parameters,
            c->stages, c->weight_queue, c->messages);
@@ -181,7 +181,7 @@ static void print_json(const struct schedule_args *a, const struct candidate *c,
     json_t *kinds = json_array();
 
     for (int i = 0; i < count; i++, c++) {
-        const char *name = dp_schedule_kind_name(c->kind);
+        const char *name = dp_name(DP_NAMES_SCHEDULE, c->kind);
         json_array_append_new(
             kinds,
             *c->why_not
@@ -214,7 +214,7 @@ static void tell_progress(const struct candidate *c, int done, int count)
     if (!isatty(STDERR_FILENO))
         return;
     if (c)
-        fprintf(stderr, "\r\033[K%d of %d: %s", done + 1, count, dp_schedule_kind_name(c->kind));
+        fprintf(stderr, "\r\033[K%d of %d: %s", done + 1, count, dp_name(DP_NAMES_SCHEDULE, c->kind));
     else
         fputs("\r\033[K", stderr);
 }

@@ -105,7 +105,7 @@ static json_t *json_critical(const struct dp_simulation *sim)
 
 static void print_json(const struct dp_schedule *s, const struct dp_simulation *sim)
 {
-    json_t *j = json_pack("{ss, si, si, sI, sf, so, so}", "kind", dp_schedule_kind_name(s->kind),
+    json_t *j = json_pack("{ss, si, si, sI, sf, so, so}", "kind", dp_name(DP_NAMES_SCHEDULE, s->kind),
                           "ranks", s->ranks, "microbatches", s->microbatches, "makespan_ns",
                           (json_int_t)sim->makespan_ns, "bubble_ratio", sim->bubble_ratio,
                           "per_rank", json_ranks(s, sim), "critical_path", json_critical(sim));

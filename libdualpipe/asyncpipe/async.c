@@ -6,8 +6,10 @@
 #include <dualpipe/asyncpipe.h>
 
 #include "base/fail.h"
+#include "base/internal.h"
 #include "comm/lines.h"
 #include "pipeline/setup.h"
+#include "schedule/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #include "microbatch/tree.h"
 #include "pipeline/state.h"
+#include "schedule/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,6 +2,7 @@
 #include "config.h" /* GNU extensions: sched_setaffinity, syscall */
 
 #include "base/bind.h"
+#include "base/internal.h"
 
 #include <dualpipe/memory.h>
 

@@ -2,6 +2,7 @@
 #include <dualpipe/parameter.h>
 
 #include "base/fail.h"
+#include "base/internal.h"
 #include "base/tensor.h"
 
 #include <stdlib.h>
@@ -128,7 +129,3 @@ int dp_parameters_check(const struct dp_parameter *parameters, int32_t count)
     return err ? err : check_groups(parameters, count);
 }
 
-int64_t dp_parameter_elements(const struct dp_parameter *parameter)
-{
-    return dp_tensor_numel(parameter->value);
-}

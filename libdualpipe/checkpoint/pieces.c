@@ -5,6 +5,7 @@
  */
 #include "base/fail.h"
 #include "base/tensor.h"
+#include "checkpoint/internal.h"
 
 #include <dualpipe/checkpoint.h>
 

@@ -4,6 +4,7 @@
  * slow disk may take. What is announced to them is short, and a thread renews it.
  */
 #include "base/thread.h"
+#include "comm/internal.h"
 
 #include <dualpipe/comm.h>
 

@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "comm/comm_core.h"
+#include "comm/internal.h"
 #include "comm/lines.h"
 
 #include <inttypes.h>
@@ -23,27 +24,6 @@ static int leave(struct dp_comm *comm, int err)
     if (err != DP_EABORTED && err != DP_ETIMEDOUT && !survives)
         dp_comm_fail(comm, err);
     return err;
-}
-
-static int wait(struct dp_comm *comm, int err, struct dp_request *req)
-{
-    return err ? err : dp_comm_wait(comm, req, -1);
-}
-
-int dp_comm_barrier(struct dp_comm *comm)
-{
-    struct dp_request req;
-
-    if (!comm)
-        return dp_fail(DP_EINVAL, "barrier without a comm");
-    return wait(comm, dp_comm_iallgather(comm, NULL, NULL, 0, &req), &req);
-}
-
-int dp_comm_allgather(struct dp_comm *comm, const void *mine, void *all, size_t len)
-{
-    struct dp_request req;
-
-    return wait(comm, dp_comm_iallgather(comm, mine, all, len, &req), &req);
 }
 
 int dp_comm_allgatherv(struct dp_comm *comm, const void *mine, size_t len, void **all,
@@ -68,20 +48,13 @@ int dp_comm_allgatherv(struct dp_comm *comm, const void *mine, size_t len, void 
     if (len)
         memcpy(base + offsets[comm->rank], mine, len);
     struct dp_request req;
-    err = wait(comm, dp_comm_iallgatherv(comm, base, offsets, &req), &req);
+    err = dp_comm_finish(comm, dp_comm_iallgatherv(comm, base, offsets, &req), &req);
     if (err) {
         free(base);
         return err;
     }
     *all = base;
     return 0;
-}
-
-int dp_comm_broadcast(struct dp_comm *comm, void *buf, size_t len, int root)
-{
-    struct dp_request req;
-
-    return wait(comm, dp_comm_ibroadcast(comm, buf, len, root, &req), &req);
 }
 
 /* "micro-batches: rank 0 has 8, but rank 2 has 10, rank 3 has 10" */

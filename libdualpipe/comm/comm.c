@@ -5,10 +5,12 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/internal.h"
 #include "base/text.h"
 #include "comm/backoff.h"
 #include "comm/comm_core.h"
 #include "comm/engine.h"
+#include "comm/internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -482,49 +484,34 @@ int dp_comm_wait(struct dp_comm *comm, struct dp_request *req, int peer)
 
 /* ---- properties ------------------------------------------------------------------------------ */
 
-int dp_comm_rank(const struct dp_comm *comm)
+int64_t dp_comm_get(const struct dp_comm *comm, enum dp_comm_property property)
 {
-    return comm->rank;
+    const struct dp_comm_caps *caps = &comm->ops->caps;
+
+    switch (property) {
+    case DP_COMM_RANK: return comm->rank;
+    case DP_COMM_SIZE: return comm->size;
+    case DP_COMM_CAPS: return caps->device_memory | caps->stream_ordered << 1 | caps->tags << 2;
+    case DP_COMM_DEADLINE: return comm->deadline_ns;
+    case DP_COMM_SPIN: return comm->spin_ns;
+    case DP_COMM_SHARED_BYTES: return (int64_t)comm->shared_bytes;
+    case DP_COMM_SURVIVES: return comm->world->survival != NULL;
+    case DP_COMM_REVOKED: return comm->is_revoked;
+    }
+    return 0;
 }
 
-int dp_comm_size(const struct dp_comm *comm)
+void dp_comm_set(struct dp_comm *comm, enum dp_comm_property property, int64_t value)
 {
-    return comm->size;
+    if (property == DP_COMM_DEADLINE)
+        comm->deadline_ns = value;
+    if (property == DP_COMM_SPIN)
+        comm->spin_ns = value;
 }
 
 const char *dp_comm_name(const struct dp_comm *comm)
 {
     return comm->ops->name;
-}
-
-struct dp_comm_caps dp_comm_caps(const struct dp_comm *comm)
-{
-    return comm->ops->caps;
-}
-
-int64_t dp_comm_deadline(const struct dp_comm *comm)
-{
-    return comm->deadline_ns;
-}
-
-void dp_comm_set_deadline(struct dp_comm *comm, int64_t ns)
-{
-    comm->deadline_ns = ns;
-}
-
-int64_t dp_comm_spin(const struct dp_comm *comm)
-{
-    return comm->spin_ns;
-}
-
-void dp_comm_set_spin(struct dp_comm *comm, int64_t ns)
-{
-    comm->spin_ns = ns;
-}
-
-size_t dp_comm_shared_bytes(const struct dp_comm *comm)
-{
-    return comm->shared_bytes;
 }
 
 int dp_comm_register(struct dp_comm *comm, void *ptr, size_t bytes)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "config.h" /* GNU extensions: CPU sets */
+#include "device/internal.h"
 
 #include "device/device_ops.h"
 
@@ -64,24 +65,15 @@ void dp_device_close(struct dp_device *dev)
         dev->ops->close(dev);
 }
 
-const char *dp_device_name(const struct dp_device *dev)
+int dp_device_get(const struct dp_device *dev, enum dp_device_property property)
 {
-    return dev->ops->name;
-}
-
-DLDevice dp_device_dl(const struct dp_device *dev)
-{
-    return dev->dl;
-}
-
-bool dp_device_host_accessible(const struct dp_device *dev)
-{
-    return dev->host_accessible;
-}
-
-int dp_device_numa_node(const struct dp_device *dev)
-{
-    return dev->numa_node;
+    switch (property) {
+    case DP_DEVICE_TYPE: return (int)dev->dl.device_type;
+    case DP_DEVICE_ORDINAL: return dev->dl.device_id;
+    case DP_DEVICE_HOST_ACCESSIBLE: return dev->host_accessible;
+    case DP_DEVICE_NUMA_NODE: return dev->numa_node;
+    }
+    return 0;
 }
 
 int dp_device_bind(struct dp_device *dev, int numa_node)
@@ -163,23 +155,13 @@ int dp_device_call(struct dp_device_stream *stream, void (*fn)(void *user), void
     return stream->dev->ops->call(stream, fn, user);
 }
 
-static int new_event(struct dp_device *dev, bool timed, struct dp_device_event **out)
+int dp_device_event_make(struct dp_device *dev, bool timed, struct dp_device_event **out)
 {
     int err = dev->ops->event_new(dev, timed, out);
 
     if (!err)
         **out = (struct dp_device_event){dev, timed, false};
     return err;
-}
-
-int dp_device_event_new(struct dp_device *dev, struct dp_device_event **out)
-{
-    return new_event(dev, false, out);
-}
-
-int dp_device_event_new_timed(struct dp_device *dev, struct dp_device_event **out)
-{
-    return new_event(dev, true, out);
 }
 
 void dp_device_event_free(struct dp_device_event *event)

@@ -304,19 +304,14 @@ static int check_workers(int workers, int least)
                    DP_HOST_MAX_WORKERS);
 }
 
-int dp_device_host_open(int workers, struct dp_device **out)
-{
-    int err = check_workers(workers, 0);
-
-    return err ? err : open_host(workers, &(struct dp_host_link){0}, out);
-}
-
 int dp_device_host_open_link(int workers, const struct dp_host_link *link, struct dp_device **out)
 {
-    int err = check_workers(workers, 1); /* a worker must finish what a slow link holds up */
+    const struct dp_host_link none = {0};
+    int err = check_workers(workers, link != NULL); /* a worker must finish what a slow link holds up */
 
     if (err)
         return err;
+    link = link ? link : &none;
     if (!(link->up_bytes_per_s >= 0) || !(link->down_bytes_per_s >= 0) || link->most_delay_ns < 0)
         return dp_fail(DP_EINVAL,
                        "host device with a link of %g bytes/s up, %g down, %lld ns late: expected "

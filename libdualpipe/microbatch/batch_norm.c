@@ -316,17 +316,8 @@ void dp_batch_norm_weight(const struct dp_batch_norm *bn, int64_t rows, const fl
     }
 }
 
-float *dp_batch_norm_running_mean(struct dp_batch_norm *bn)
+void dp_batch_norm_kept(struct dp_batch_norm *bn, struct dp_batch_norm_state *out)
 {
-    return bn->running_mean;
+    *out = (struct dp_batch_norm_state){bn->running_mean, bn->running_variance, &bn->commits};
 }
 
-float *dp_batch_norm_running_variance(struct dp_batch_norm *bn)
-{
-    return bn->running_variance;
-}
-
-int64_t *dp_batch_norm_commits(struct dp_batch_norm *bn)
-{
-    return &bn->commits;
-}

@@ -3,6 +3,7 @@
  * copy.c - elements from one strided tensor to another: runs by memcpy, the rest element by
  * element, transpositions in tiles that stay in the cache.
  */
+#include "microbatch/internal.h"
 #include "microbatch/tree.h"
 
 #include "base/fail.h"

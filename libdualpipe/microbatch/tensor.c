@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
+#include "microbatch/internal.h"
 #include "microbatch/tree.h"
 
 #include <stdlib.h>

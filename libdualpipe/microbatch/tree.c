@@ -316,19 +316,3 @@ void dp_tree_free(struct dp_tree *root)
     dp_arena_object_free(root);
 }
 
-struct dp_tree dp_spec_from_dims(int32_t count, const int *dims, struct dp_tree *items)
-{
-    for (int32_t i = 0; i < count; i++)
-        items[i] = dp_chunk(dims[i]);
-    return dp_tuple(count, items);
-}
-
-struct dp_tree dp_spec_from_names(int32_t count, const char *const *names, const int *dims,
-                                  struct dp_tree *items)
-{
-    struct dp_tree t = dp_spec_from_dims(count, dims, items);
-
-    t.kind = DP_TREE_DICT;
-    t.names = names;
-    return t;
-}

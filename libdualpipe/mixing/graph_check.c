@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "mixing/graph.h"
+#include "mixing/internal.h"
 #include <dualpipe/random.h>
 
 #include <math.h>
@@ -242,38 +243,6 @@ int dp_graph_check(const struct dp_graph *g, struct dp_graph_finding *finding)
 
 /* What a round does to a number a worker, and how fast rounds bring workers together. */
 
-static int32_t round_of(const struct dp_graph *g, int64_t t)
-{
-    return (int32_t)(t % g->period);
-}
-
-static int64_t place_of(const struct dp_graph *g, int64_t t, int32_t worker)
-{
-    return g->place[(size_t)round_of(g, t) * (size_t)g->workers + (size_t)worker];
-}
-
-const struct dp_mix_group *dp_graph_group(const struct dp_graph *g, int64_t t, int32_t worker)
-{
-    int64_t place = place_of(g, t, worker);
-
-    return g->rounds[round_of(g, t)].group_count && place >= 0 ? &g->groups[place] : NULL;
-}
-
-const struct dp_mix_link *dp_graph_links(const struct dp_graph *g, int64_t t, int32_t worker,
-                                         size_t *count)
-{
-    const struct dp_mix_round *r = &g->rounds[round_of(g, t)];
-    int64_t place = place_of(g, t, worker);
-
-    *count = 0;
-    if (r->group_count || place < 0)
-        return NULL;
-    const struct dp_mix_link *first = &g->links[place], *end = g->links + r->first_link + r->link_count;
-    while (first + *count < end && first[*count].to == worker)
-        ++*count;
-    return first;
-}
-
 /* What a member of the group takes of each other member. */
 static double share_of(const struct dp_mix_group *group)
 {
@@ -325,7 +294,7 @@ static void mix_links(const struct dp_graph *g, const struct dp_mix_round *r, bo
 
 void dp_graph_mix(const struct dp_graph *g, int64_t t, bool back, const double *x, double *out)
 {
-    const struct dp_mix_round *r = &g->rounds[round_of(g, t)];
+    const struct dp_mix_round *r = &g->rounds[t % g->period];
 
     if (r->group_count)
         mix_groups(g, r, x, out);

@@ -12,6 +12,7 @@
 #include "base/array.h"
 #include "base/fail.h"
 #include "mixing/graph.h"
+#include "mixing/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

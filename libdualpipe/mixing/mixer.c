@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/internal.h"
 #include "mixing/mixer_state.h"
 
 #include "base/fail.h"
@@ -395,32 +396,17 @@ int dp_mixer_set_factor(struct dp_mixer *m, double factor)
 
 /* ---- questions --------------------------------------------------------------------------------- */
 
-int dp_mixer_rate(const struct dp_mixer *m, double *out)
+void dp_mixer_report(const struct dp_mixer *m, struct dp_mixer_report *out)
 {
-    if (m->started && !m->config.schedule)
-        return dp_fail(DP_ESTATE, "the mixer has no schedule of learning rates, expected one");
-    *out = m->started && m->bucket_count ? dp_rate_at(&m->schedule, m->buckets[0].updates) : 0;
-    return 0;
-}
-
-struct dp_comm *dp_mixer_comm(const struct dp_mixer *m)
-{
-    return m->config.comm;
-}
-
-const struct dp_graph *dp_mixer_graph(const struct dp_mixer *m)
-{
-    return m->config.graph;
-}
-
-int64_t dp_mixer_iterations(const struct dp_mixer *m)
-{
-    return m->iterations;
-}
-
-void dp_mixer_counts(const struct dp_mixer *m, struct dp_mixer_counts *out)
-{
-    *out = (struct dp_mixer_counts){0};
+    *out = (struct dp_mixer_report){
+        .comm = m->config.comm,
+        .graph = m->config.graph,
+        .iterations = m->iterations,
+        .rate = m->started && m->config.schedule && m->bucket_count
+                    ? dp_rate_at(&m->schedule, m->buckets[0].updates) : 0,
+        .loss_scale = m->config.loss_scale ? m->loss_scale.scale : 1,
+        .buckets = m->bucket_count,
+    };
     for (int32_t i = 0; i < m->bucket_count; i++) {
         const struct dp_mixer_bucket *b = &m->buckets[i];
         const struct dp_stale *stale = b->exchange.stale;
@@ -430,11 +416,6 @@ void dp_mixer_counts(const struct dp_mixer *m, struct dp_mixer_counts *out)
         if (stale && stale->longest > out->longest)
             out->longest = stale->longest;
     }
-}
-
-int32_t dp_mixer_bucket_count(const struct dp_mixer *m)
-{
-    return m->bucket_count;
 }
 
 int32_t dp_mixer_bucket(const struct dp_mixer *m, int32_t bucket, const int32_t **parameters,

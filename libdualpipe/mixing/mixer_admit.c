@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "comm/lines.h"
 #include "mixing/graph.h"
+#include "mixing/internal.h"
 #include "mixing/mixer_state.h"
 
 #include <dualpipe/survival.h>

@@ -4,8 +4,10 @@
  * keeps two blocks, memory[]: x after the last round, and the outer momentum.
  */
 #include "base/fail.h"
+#include "base/internal.h"
 #include "base/tensor.h"
 #include "mixing/combine.h"
+#include "mixing/internal.h"
 #include "mixing/mixer_state.h"
 
 #include <math.h>

@@ -10,6 +10,7 @@
  * Doubles are there as their bits.
  */
 #include "base/fail.h"
+#include "mixing/internal.h"
 #include "mixing/mixer_state.h"
 
 #include <stdio.h>

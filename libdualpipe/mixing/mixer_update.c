@@ -6,6 +6,7 @@
 #include "base/tensor.h"
 #include "mixing/combine.h"
 #include "mixing/mixer_state.h"
+#include "optimizer/internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -182,15 +183,10 @@ static int sum_squares(struct dp_mixer *m, struct dp_mixer_bucket *b, double *su
     return err;
 }
 
-double dp_mixer_loss_scale(const struct dp_mixer *m)
-{
-    return m->config.loss_scale ? m->loss_scale.scale : 1;
-}
-
 /* What gradients of this sum of squares, loss scale included, are multiplied with. */
 static double scale_of(const struct dp_mixer *m, double squares)
 {
-    const double loss_scale = dp_mixer_loss_scale(m);
+    const double loss_scale = m->config.loss_scale ? m->loss_scale.scale : 1;
 
     return dp_clip_factor(sqrt(squares) / loss_scale, m->config.clip_norm, CLIP_EPSILON) / loss_scale;
 }

@@ -22,6 +22,7 @@
 #include <dualpipe/replicas.h>
 
 #include "base/fail.h"
+#include "base/internal.h"
 #include "base/tensor.h"
 #include "comm/comm_core.h"
 #include "comm/lines.h"
@@ -53,7 +54,12 @@ struct span {
 
 enum phase { SCATTERS, GATHERS, PHASES };
 /* A set of phases. */
-enum operation { IDLE = 0, SCATTER = 1 << SCATTERS, GATHER = 1 << GATHERS, SUM = SCATTER | GATHER };
+enum operation { /* enum dp_replicas_work */
+    IDLE = 0,
+    SCATTER = 1 << SCATTERS,
+    GATHER = 1 << GATHERS,
+    SUM = SCATTER | GATHER
+};
 
 /* A run of a row. */
 struct piece {
@@ -512,8 +518,11 @@ static int take_turns(struct dp_replicas *r, bool wait)
     return err;
 }
 
-static int start(struct dp_replicas *r, enum operation operation, struct dp_device_stream *stream)
+int dp_replicas_start(struct dp_replicas *r, enum dp_replicas_work work,
+                      struct dp_device_stream *stream)
 {
+    const enum operation operation = (enum operation)work;
+
     if (!r->device != !stream)
         return dp_fail(DP_EINVAL, "a sum over replicas %s, expected %s",
                        stream ? "of the host in the order of a stream"
@@ -538,21 +547,6 @@ static int start(struct dp_replicas *r, enum operation operation, struct dp_devi
     if (!err && r->device)
         err = take_turns(r, true);
     return err ? leave(r, err) : 0;
-}
-
-int dp_replicas_sum(struct dp_replicas *r, struct dp_device_stream *stream)
-{
-    return start(r, SUM, stream);
-}
-
-int dp_replicas_scatter(struct dp_replicas *r, struct dp_device_stream *stream)
-{
-    return start(r, SCATTER, stream);
-}
-
-int dp_replicas_gather(struct dp_replicas *r, struct dp_device_stream *stream)
-{
-    return start(r, GATHER, stream);
 }
 
 /* A device's steps have been queued; its messages are what is left. */

@@ -2,7 +2,10 @@
  *
  * round.c - the neighbors of a round, and messages between them.
  */
+#include "comm/internal.h"
+#include "mixing/internal.h"
 #include "mixing/round.h"
+#include "survival/internal.h"
 
 #include "base/fail.h"
 #include "device/device_ops.h"

@@ -3,6 +3,7 @@
  * on_device.c - updates and squares in the memory of a device, in the order of a stream, by the
  * kernels of device/cuda_update.c.
  */
+#include "optimizer/internal.h"
 #include "optimizer/update.h"
 
 #include "base/fail.h"

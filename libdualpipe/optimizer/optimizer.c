@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
+#include "base/internal.h"
 #include "base/tensor.h"
 #include "device/device_ops.h"
+#include "optimizer/internal.h"
 #include "optimizer/update.h"
 #include <dualpipe/optimizer.h>
 
@@ -458,13 +460,9 @@ void dp_optimizer_read_values(struct dp_optimizer *o)
 
 /* ---- state ----------------------------------------------------------------------------------- */
 
-int32_t dp_optimizer_state_count(const struct dp_optimizer *o)
+const struct dp_named_tensor *dp_optimizer_tensors(const struct dp_optimizer *o, int32_t *count)
 {
-    return o->state_count;
-}
-
-const struct dp_named_tensor *dp_optimizer_state(const struct dp_optimizer *o)
-{
+    *count = o->state_count;
     return o->state;
 }
 
@@ -478,18 +476,6 @@ size_t dp_optimizer_state_bytes(const struct dp_optimizer *o)
 }
 
 /* ---- loss scale ------------------------------------------------------------------------------ */
-
-struct dp_loss_scale dp_loss_scale_defaults(void)
-{
-    return (struct dp_loss_scale){
-        .scale = 65536,
-        .growth = 2,
-        .backoff = 0.5,
-        .interval = 2000,
-        .least = 1,
-        .most = 0x1p24,
-    };
-}
 
 static double within(const struct dp_loss_scale *s, double scale)
 {
@@ -510,19 +496,6 @@ void dp_loss_scale_update(struct dp_loss_scale *s, bool overflow)
 }
 
 /* ---- rate ------------------------------------------------------------------------------------ */
-
-struct dp_rate dp_rate_defaults(double peak, int64_t warmup, int64_t period)
-{
-    return (struct dp_rate){
-        .kind = DP_RATE_COSINE,
-        .peak = peak,
-        .last = 1e-6,
-        .factor = 1,
-        .period = period,
-        .warmup = warmup,
-        .warmup_factor = 0.01,
-    };
-}
 
 static bool amount(double x)
 {

@@ -4,6 +4,7 @@
  * learn that one has failed.
  */
 #include "pipeline/setup.h"
+#include "schedule/internal.h"
 
 #include "base/fail.h"
 #include "base/hash.h"

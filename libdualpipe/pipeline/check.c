@@ -2,7 +2,10 @@
  *
  * check.c - is a config valid? All that needs no other rank.
  */
+#include "base/internal.h"
+#include "pipeline/internal.h"
 #include "pipeline/setup.h"
+#include "schedule/internal.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"

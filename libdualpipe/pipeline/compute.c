@@ -2,6 +2,7 @@
  *
  * compute.c - entries that call the stage or the loss: their tensors, and what they must not change.
  */
+#include "base/internal.h"
 #include "pipeline/steps.h"
 
 #include "base/fail.h"

@@ -2,6 +2,7 @@
  *
  * evict.c - save areas that wait on the host: copied down after the forward, up before the backward.
  */
+#include "pipeline/internal.h"
 #include "pipeline/state.h"
 
 #include "base/clock.h"

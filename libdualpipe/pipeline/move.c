@@ -12,6 +12,7 @@
 
 #include "base/fail.h"
 #include "base/tensor.h"
+#include "comm/internal.h"
 #include "pipeline/setup.h"
 
 #include <stdlib.h>

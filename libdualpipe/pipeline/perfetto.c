@@ -8,6 +8,7 @@
 
 #include "base/fail.h"
 #include "base/text.h"
+#include "schedule/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "comm/internal.h"
 #include "device/device_ops.h"
 #include "pipeline/offsets.h"
 #include "pipeline/recorder.h"

@@ -3,6 +3,8 @@
  * recorder.c - start and end of every op of the last steps, the same of all ranks in one place by one
  * clock, and how long a rank computed in a step, in a number that noise of single ops hardly moves.
  */
+#include "comm/internal.h"
+#include "pipeline/internal.h"
 #include "pipeline/recorder.h"
 
 #include "base/clock.h"

@@ -256,47 +256,23 @@ static struct dp_skip_use *find_use(const struct dp_stage_call *call, const stru
     return NULL;
 }
 
-DLTensor *dp_skip_stash(const struct dp_stage_call *call, const char *space, const char *name)
+DLTensor *dp_skip_tensor(const struct dp_stage_call *call, enum dp_skip_end end, const char *space,
+                         const char *name)
 {
-    static const struct wish wish = {"dp_skip_stash", true, .in_forward = true};
-    struct dp_skip_use *use = find_use(call, &wish, space, name);
+    static const struct wish wishes[] = {
+        [DP_SKIP_STASH] = {"dp_skip_stash", true, .in_forward = true},
+        [DP_SKIP_POP] = {"dp_skip_pop", false, true, true, true},
+        [DP_SKIP_STASH_GRADIENT] = {"dp_skip_stash_gradient", true, false, true, true},
+        [DP_SKIP_POP_GRADIENT] = {"dp_skip_pop_gradient", false, .in_backward = true},
+    };
+    struct dp_skip_use *use = find_use(call, &wishes[end], space, name);
 
     if (!use)
         return NULL;
-    use->asked_value = true;
-    return &use->value;
-}
-
-const DLTensor *dp_skip_pop(const struct dp_stage_call *call, const char *space, const char *name)
-{
-    static const struct wish wish = {"dp_skip_pop", false, true, true, true};
-    struct dp_skip_use *use = find_use(call, &wish, space, name);
-
-    if (!use)
-        return NULL;
-    use->asked_value = true;
-    return &use->value;
-}
-
-const DLTensor *dp_skip_stash_gradient(const struct dp_stage_call *call, const char *space,
-                                       const char *name)
-{
-    static const struct wish wish = {"dp_skip_stash_gradient", true, false, true, true};
-    struct dp_skip_use *use = find_use(call, &wish, space, name);
-
-    if (!use)
-        return NULL;
-    use->asked_gradient = true;
-    return &use->gradient;
-}
-
-DLTensor *dp_skip_pop_gradient(const struct dp_stage_call *call, const char *space, const char *name)
-{
-    static const struct wish wish = {"dp_skip_pop_gradient", false, .in_backward = true};
-    struct dp_skip_use *use = find_use(call, &wish, space, name);
-
-    if (!use)
-        return NULL;
+    if (end == DP_SKIP_STASH || end == DP_SKIP_POP) {
+        use->asked_value = true;
+        return &use->value;
+    }
     use->asked_gradient = true;
     return &use->gradient;
 }

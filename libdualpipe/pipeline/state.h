@@ -22,6 +22,7 @@
 #include "pipeline/border.h"
 #include "pipeline/plan.h"
 #include "pipeline/reduce.h"
+#include "schedule/internal.h"
 #include <dualpipe/comm.h>
 #include <dualpipe/trace.h>
 

@@ -7,6 +7,8 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/internal.h"
+#include "comm/internal.h"
 #include "pipeline/border.h"
 #include "pipeline/recorder.h"
 #include "pipeline/setup.h"

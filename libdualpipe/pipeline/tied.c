@@ -15,6 +15,7 @@
  * device to device in the order of streams, and the device adds, all of it is queued in the compute
  * stream, and the host waits at the end.
  */
+#include "comm/internal.h"
 #include "pipeline/setup.h"
 #include "pipeline/steps.h"
 

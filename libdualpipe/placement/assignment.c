@@ -3,6 +3,7 @@
  * assignment.c - find workers in an assignment.
  */
 #include "base/fail.h"
+#include "placement/internal.h"
 
 #include <dualpipe/assignment.h>
 

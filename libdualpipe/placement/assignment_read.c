@@ -7,6 +7,7 @@
 #include "base/array.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "placement/internal.h"
 
 #include <dualpipe/assignment.h>
 #include <dualpipe/options.h>

@@ -6,7 +6,9 @@
  */
 #include "base/fail.h"
 #include "base/text.h"
+#include "placement/internal.h"
 #include "topology/build.h"
+#include "topology/internal.h"
 
 #include <dualpipe/placement.h>
 

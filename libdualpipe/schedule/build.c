@@ -4,6 +4,7 @@
  * schedule to another one: with skip connections, and the evaluation that goes with it.
  */
 #include "config.h" /* madvise */
+#include "schedule/internal.h"
 
 #include "base/fail.h"
 #include "schedule/build.h"

@@ -4,6 +4,7 @@
  * then all ranks together.
  */
 #include "schedule/check.h"
+#include "schedule/internal.h"
 
 #include "base/fail.h"
 #include "schedule/build.h"

@@ -5,6 +5,7 @@
  */
 #include "schedule/build.h"
 #include "schedule/check.h"
+#include "schedule/internal.h"
 
 #include <stdarg.h>
 #include <stdio.h>

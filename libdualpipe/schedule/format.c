@@ -3,6 +3,7 @@
  * format.c - write and read schedules in any format; whether two are equal.
  */
 #include "schedule/format.h"
+#include "schedule/internal.h"
 
 #include "base/fail.h"
 #include "base/text.h"

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "schedule/build.h"
 #include "schedule/format.h"
+#include "schedule/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,6 +4,7 @@
  */
 #include "base/array.h"
 #include "schedule/build.h"
+#include "schedule/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -243,15 +243,6 @@ void dp_partition_free(struct dp_partition *p)
     free(p);
 }
 
-int32_t dp_partition_len(const struct dp_partition *p, int32_t stage)
-{
-    int32_t len = 0;
-
-    for (int32_t g = 0; g < p->group_count; g++)
-        len += p->groups[g].at.stage == stage ? p->groups[g].count : 0;
-    return len;
-}
-
 int dp_partition_layer(const struct dp_partition *p, int32_t stage, int32_t index,
                        int32_t *position)
 {

@@ -36,6 +36,7 @@
  */
 #include "base/fail.h"
 #include "schedule/build.h"
+#include "schedule/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -327,14 +328,9 @@ void dp_add_all_reduces(const struct dp_rank_view *view, const struct dp_op *in,
     add_reduces(view, in, count, true, out);
 }
 
-int dp_schedule_add_reduces(struct dp_schedule *s)
+int dp_schedule_add_sums(struct dp_schedule *s, bool all)
 {
-    return dp_schedule_rewrite(s, dp_add_reduces);
-}
-
-int dp_schedule_add_all_reduces(struct dp_schedule *s)
-{
-    return dp_schedule_rewrite(s, dp_add_all_reduces);
+    return dp_schedule_rewrite(s, all ? dp_add_all_reduces : dp_add_reduces);
 }
 
 /* ---- recomputes ------------------------------------------------------------------------------ */

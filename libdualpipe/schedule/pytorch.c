@@ -22,6 +22,7 @@
 #include "base/fail.h"
 #include "schedule/build.h"
 #include "schedule/format.h"
+#include "schedule/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

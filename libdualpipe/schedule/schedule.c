@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "schedule/build.h"
+#include "schedule/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

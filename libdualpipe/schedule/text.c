@@ -14,6 +14,7 @@
 #include "base/fail.h"
 #include "schedule/build.h"
 #include "schedule/format.h"
+#include "schedule/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,6 +9,7 @@
 #include "comm/comm_core.h"
 #include "comm/engine.h"
 #include "comm/peers.h"
+#include "survival/internal.h"
 #include "survival/survival.h"
 
 #include <stdlib.h>
@@ -61,13 +62,6 @@ static int check_survives(const struct dp_comm *comm, const void *out, const cha
     if (!comm->world->survival)
         return dp_fail(DP_EINVAL, "%s: expected a group that survives (dp_comm_survive)", what);
     return 0;
-}
-
-int dp_comm_agree_alive(struct dp_comm *comm, bool *alive)
-{
-    uint64_t none = 0;
-
-    return dp_comm_agree_flags(comm, &none, alive);
 }
 
 int dp_comm_agree_flags(struct dp_comm *comm, uint64_t *flags, bool *alive)
@@ -195,16 +189,6 @@ int dp_comm_revoke(struct dp_comm *comm, int error, const char *text)
     if (world->engine) /* collectives give the memory of the caller back */
         dp_engine_progress(world->engine);
     return err;
-}
-
-bool dp_comm_is_revoked(const struct dp_comm *comm)
-{
-    return comm && comm->is_revoked;
-}
-
-bool dp_comm_survives(const struct dp_comm *comm)
-{
-    return comm && comm->world->survival;
 }
 
 /* Threads have no neighbors: it costs the same to tell them all. */

@@ -3,6 +3,7 @@
  * bind.c - a thread next to a device: the CPUs and the memory of the NUMA node that it hangs from.
  */
 #include "config.h" /* GNU extensions: cpu_set_t */
+#include "topology/internal.h"
 
 #include "base/bind.h"
 #include "base/fail.h"

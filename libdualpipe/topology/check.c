@@ -5,6 +5,7 @@
  */
 #include "base/fail.h"
 #include "topology/build.h"
+#include "topology/internal.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,6 +3,7 @@
  * format.c - write and read topologies; what all formats have in common.
  */
 #include "config.h" /* memmem */
+#include "topology/internal.h"
 
 #include "topology/build.h"
 

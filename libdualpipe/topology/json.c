@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/json.h"
 #include "topology/build.h"
+#include "topology/internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "topology/build.h"
+#include "topology/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

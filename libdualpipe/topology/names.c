@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "topology/build.h"
+#include "topology/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,17 +53,6 @@ int dp_topo_name_index(const char *name, size_t len, const char *const *names)
 
 /* ---- labels --------------------------------------------------------------------------------- */
 
-int32_t dp_topology_next(const struct dp_topology *t, enum dp_topo_kind kind, int32_t within,
-                         int32_t from)
-{
-    int32_t end = within < 0 ? t->node_count : t->nodes[within].end;
-
-    for (int32_t i = from > within ? from : within + 1; i < end; i++)
-        if (t->nodes[i].kind == kind)
-            return i;
-    return -1;
-}
-
 const char *dp_topology_label(const struct dp_topology *t, int32_t node,
                               char text[DP_TOPO_LABEL_LEN])
 {
@@ -100,23 +90,6 @@ static bool names_pci(const struct dp_topo_node *n, const char *name)
 
     return n->pci.known && n->kind != DP_TOPO_ROOT && parse_address(name, &pci) &&
            dp_topo_same_pci(&n->pci, &pci);
-}
-
-int32_t dp_topology_ports(const struct dp_topology *t, int32_t nic, int32_t *first)
-{
-    int32_t low = 0, high = t->port_count, end;
-
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (t->ports[middle].nic < nic)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    for (end = low; end < t->port_count && t->ports[end].nic == nic;)
-        end++;
-    *first = low;
-    return end - low;
 }
 
 bool dp_topo_is_wireless(const struct dp_topology *t, const struct dp_topo_port *p)

@@ -6,6 +6,7 @@
  * Nothing is named a host, so hosts are left without a name.
  */
 #include "config.h"
+#include "topology/internal.h"
 
 #include "base/array.h"
 #include "base/fail.h"

@@ -18,6 +18,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "topology/build.h"
+#include "topology/internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

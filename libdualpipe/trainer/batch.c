@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "microbatch/internal.h"
 #include "trainer/batch.h"
 
 #include "base/fail.h"

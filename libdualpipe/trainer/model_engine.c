@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/internal.h"
+#include "device/internal.h"
+#include "optimizer/internal.h"
+#include "pipeline/internal.h"
 #include "trainer/model_engine.h"
 
 #include "base/clock.h"

@@ -3,6 +3,9 @@
  * new.c - make a trainer: check what is asked for, the same on all ranks; the grid of ranks, the
  * schedule and the cut of the model that follow; then the parts.
  */
+#include "comm/internal.h"
+#include "mixing/internal.h"
+#include "schedule/internal.h"
 #include "trainer/measure.h"
 #include "trainer/model_engine.h"
 #include "trainer/saved.h"

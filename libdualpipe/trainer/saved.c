@@ -11,6 +11,8 @@
  * A reader wants whole tensors or other pieces, and puts them together of what there is
  * (checkpoint.h).
  */
+#include "comm/internal.h"
+#include "microbatch/internal.h"
 #include "trainer/saved.h"
 
 #include "base/fail.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint/internal.h"
 #include "trainer/saved.h"
 
 #include "base/fail.h"

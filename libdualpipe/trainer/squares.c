@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "optimizer/internal.h"
 #include "trainer/squares.h"
 
 #include "base/fail.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/internal.h"
 #include "trainer/stage.h"
 
 #include "base/clock.h"
@@ -450,11 +451,17 @@ static DLTensor *local(struct dp_layer_skips *s, int32_t i, bool gradient)
 
 struct wish {
     bool begins, gradient, phases[WEIGHT + 1];
-    DLTensor *(*across)(const struct dp_stage_call *call, const char *space, const char *name);
 };
 
-static DLTensor *ask(const struct dp_layer_call *call, const char *name, const struct wish *wish)
+DLTensor *dp_layer_skip_tensor(const struct dp_layer_call *call, enum dp_skip_end end, const char *name)
 {
+    static const struct wish wishes[] = {
+        [DP_SKIP_STASH] = {true, false, {[FORWARD] = true}},
+        [DP_SKIP_POP] = {false, false, {true, true, true}},
+        [DP_SKIP_STASH_GRADIENT] = {true, true, {[BACKWARD] = true, [WEIGHT] = true}},
+        [DP_SKIP_POP_GRADIENT] = {false, true, {[BACKWARD] = true}},
+    };
+    const struct wish *wish = &wishes[end];
     struct dp_layer_skips *s = call->skips;
     const struct model_info *m = s->stage->model;
 
@@ -467,50 +474,10 @@ static DLTensor *ask(const struct dp_layer_call *call, const char *name, const s
         for (int32_t k = 0; k < s->stage->skip_count; k++)
             if (s->stage->skips[k].skip == skip)
                 return local(s, k, wish->gradient);
-        return wish->across(s->call, NULL, name);
+        return dp_skip_tensor(s->call, end, NULL, name);
     }
     s->wrong = name;
     return NULL;
-}
-
-static DLTensor *pop(const struct dp_stage_call *call, const char *space, const char *name)
-{
-    return (DLTensor *)dp_skip_pop(call, space, name);
-}
-
-static DLTensor *stash_gradient(const struct dp_stage_call *call, const char *space,
-                                const char *name)
-{
-    return (DLTensor *)dp_skip_stash_gradient(call, space, name);
-}
-
-DLTensor *dp_layer_stash(const struct dp_layer_call *call, const char *name)
-{
-    static const struct wish wish = {true, false, {[FORWARD] = true}, dp_skip_stash};
-
-    return ask(call, name, &wish);
-}
-
-const DLTensor *dp_layer_pop(const struct dp_layer_call *call, const char *name)
-{
-    static const struct wish wish = {false, false, {true, true, true}, pop};
-
-    return ask(call, name, &wish);
-}
-
-const DLTensor *dp_layer_stash_gradient(const struct dp_layer_call *call, const char *name)
-{
-    static const struct wish wish = {
-        true, true, {[BACKWARD] = true, [WEIGHT] = true}, stash_gradient};
-
-    return ask(call, name, &wish);
-}
-
-DLTensor *dp_layer_pop_gradient(const struct dp_layer_call *call, const char *name)
-{
-    static const struct wish wish = {false, true, {[BACKWARD] = true}, dp_skip_pop_gradient};
-
-    return ask(call, name, &wish);
 }
 
 /* ---- making one ------------------------------------------------------------------------------ */

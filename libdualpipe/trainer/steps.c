@@ -2,6 +2,7 @@
  *
  * steps.c - one rank's share of a step, from a batch to better parameters.
  */
+#include "optimizer/internal.h"
 #include "trainer/batch.h"
 #include "trainer/signals.h"
 #include "trainer/trainer_state.h"

@@ -2,6 +2,7 @@
  *
  * rule.c - the columns of a table: which text each takes, and as which it is written.
  */
+#include "tuning/internal.h"
 #include "tuning/rule.h"
 
 #include "base/text.h"

@@ -4,6 +4,7 @@
  * evaluation unless its forwards block each other, can be written, and comes back the same.
  */
 #include "fuzz.h"
+#include "schedule/internal.h"
 
 #include <dualpipe/schedule.h>
 

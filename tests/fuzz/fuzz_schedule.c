@@ -4,6 +4,7 @@
  * in every form, and comes back the same; what the checker passes can be simulated.
  */
 #include "fuzz.h"
+#include "schedule/internal.h"
 
 #include <dualpipe/schedule.h>
 

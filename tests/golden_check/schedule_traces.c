@@ -3,6 +3,7 @@
  * schedule_traces.c - recorded traces of DualPipe and DualPipeV.
  */
 #include "golden_check/golden.h"
+#include "schedule/internal.h"
 
 #include <dualpipe/schedule.h>
 
@@ -90,8 +91,8 @@ static bool compare_traces(struct golden *g, const struct dp_schedule *recorded,
     if (!dp_schedule_equal(recorded, ours))
         return tell_first_difference(g, recorded, ours);
     if (dp_schedule_check(ours, NULL, &finding))
-        return FAIL(g, "breaks the %s rule: %s", dp_rule_name(finding.rule), finding.text);
-    return PASS(g, "%s P=%d M=%d, all %zu events", dp_schedule_kind_name(ours->kind),
+        return FAIL(g, "breaks the %s rule: %s", dp_name(DP_NAMES_RULE, finding.rule), finding.text);
+    return PASS(g, "%s P=%d M=%d, all %zu events", dp_name(DP_NAMES_SCHEDULE, ours->kind),
                 ours->ranks, ours->microbatches, count_events(ours));
 }
 

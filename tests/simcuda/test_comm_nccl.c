@@ -6,6 +6,7 @@
 #include "config.h" /* GNU extensions: RTLD_NEXT, dladdr */
 
 #include "cmocka_all.h"
+#include "comm/internal.h"
 #include "simcuda/cuda_api.h"
 #include "simcuda/nccl_ranks.h"
 

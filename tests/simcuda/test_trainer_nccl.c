@@ -177,7 +177,7 @@ static void learn_on_gpus(const struct layout *layouts, int count)
         if (i > 1 && !getenv("DP_TEST_FULL"))
             break;
         if (nccl_ranks_run_hosts(l.ranks * l.replicas, learn_twice, &l, &killed))
-            fail_msg("model %d, %s, P = %d, D = %d, sums %d", l.model, dp_schedule_kind_name(l.kind),
+            fail_msg("model %d, %s, P = %d, D = %d, sums %d", l.model, dp_name(DP_NAMES_SCHEDULE, l.kind),
                      l.ranks, l.replicas, l.sums);
     }
 }

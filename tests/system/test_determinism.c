@@ -57,7 +57,7 @@ static void expect_sequential(const struct comm_kind *comm, enum dp_schedule_kin
     if (comm->run(comm, ranks, deadline_ns, run_steps, &job, &killed) ||
         !job_result_is_sequential(&job, STEPS - 1))
         fail_msg("%s, %d ranks, over %s, hook %d, split %d, dropout %g",
-                 dp_schedule_kind_name(kind), ranks, comm->name, v->hook, v->split,
+                 dp_name(DP_NAMES_SCHEDULE, kind), ranks, comm->name, v->hook, v->split,
                  (double)v->dropout);
     job_result_fini(&result, &job);
     dp_schedule_free(s);

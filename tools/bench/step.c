@@ -330,7 +330,7 @@ static int lead(struct job *j)
     if (err)
         return err;
     snprintf(title, sizeof(title), "%s%s, %d ranks, %d micro-batches, %s%s%s",
-             dp_schedule_kind_name(j->schedule->kind), j->schedule->slack ? " with slack" : "",
+             dp_name(DP_NAMES_SCHEDULE, j->schedule->kind), j->schedule->slack ? " with slack" : "",
              j->schedule->ranks, j->schedule->microbatches, j->cuda ? j->v->device : "",
              j->cuda ? ", " : "", by_nccl(j->v) ? "nccl" : dp_comm_name(j->comm));
     bench_report(title, cases, j->case_count, &j->v->common);
@@ -560,7 +560,7 @@ static int check_execution(const struct values *v, enum dp_schedule_kind kind)
     return kind == DP_SCHEDULE_ASYNC || !strcmp(v->execution, "list")
                ? 0
                : command_misused("--execution messages: expected --schedule async, not %s",
-                                 dp_schedule_kind_name(kind));
+                                 dp_name(DP_NAMES_SCHEDULE, kind));
 }
 
 /* 0, else an EXIT_ value: what does not go with the device. */

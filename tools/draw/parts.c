@@ -111,7 +111,7 @@ void draw_title(const struct dp_schedule *s, char *out, size_t len)
     bool known = (size_t)s->kind < sizeof(names) / sizeof(names[0]) && names[s->kind];
 
     snprintf(out, len, "%s, %d rank%s, %d micro-batch%s%s",
-             known ? names[s->kind] : dp_schedule_kind_name(s->kind), s->ranks,
+             known ? names[s->kind] : dp_name(DP_NAMES_SCHEDULE, s->kind), s->ranks,
              s->ranks == 1 ? "" : "s", s->microbatches, s->microbatches == 1 ? "" : "es",
              s->forward_only ? ", forward only" : "");
 }

@@ -87,13 +87,13 @@ static int print_finding(const struct dp_graph *g, const struct dp_graph_finding
 {
     if (json) {
         print_json(json_pack("{sb, ss, ss, si, si, ss}", "valid", 0, "graph", g->name, "rule",
-                             dp_graph_rule_name(f->rule), "round", f->round, "worker", f->worker,
-                             "text", f->text));
+                             dp_name(DP_NAMES_GRAPH_RULE, f->rule), "round", f->round, "worker",
+                             f->worker, "text", f->text));
         return EXIT_FAILED;
     }
     printf("%s, %d workers, %d round%s: CANNOT be used\n\n", g->name, g->workers, g->period,
            g->period == 1 ? "" : "s");
-    printf("  rule    %s\n", dp_graph_rule_name(f->rule));
+    printf("  rule    %s\n", dp_name(DP_NAMES_GRAPH_RULE, f->rule));
     if (f->round >= 0)
         printf("  round   %d\n", f->round);
     if (f->worker >= 0)

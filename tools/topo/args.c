@@ -96,7 +96,7 @@ int topo_find_host(const struct dp_topology *t, const char *name, int32_t *host)
 
     if (!err && t->nodes[node].host < 0) {
         command_misused("--host %s: is a %s, expected a host", name,
-                        dp_topo_kind_name(t->nodes[node].kind));
+                        dp_name(DP_NAMES_NODE, t->nodes[node].kind));
         return DP_EINVAL;
     }
     if (!err)

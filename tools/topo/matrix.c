@@ -54,7 +54,7 @@ static void collect(const struct dp_topology *t, int32_t host, enum dp_topo_kind
 /* Within a table of one host the host's name says nothing. */
 static const char *short_label(const struct dp_topology *t, int32_t node, char text[TOPO_WORD])
 {
-    snprintf(text, TOPO_WORD, "%s%d", dp_topo_kind_name(t->nodes[node].kind), t->nodes[node].index);
+    snprintf(text, TOPO_WORD, "%s%d", dp_name(DP_NAMES_NODE, t->nodes[node].kind), t->nodes[node].index);
     return text;
 }
 
@@ -71,7 +71,7 @@ static const char *cell_rate(const struct dp_topology *t, const struct dp_topo_p
     bool is_assumed = p->bottleneck >= 0 && t->links[p->bottleneck].flags & DP_TOPO_RATE_ASSUMED;
 
     if (p->class_ == DP_TOPO_SELF || p->class_ == DP_TOPO_NONE)
-        snprintf(text, TOPO_WORD, "%s", dp_topo_class_name(p->class_));
+        snprintf(text, TOPO_WORD, "%s", dp_name(DP_NAMES_PATH, p->class_));
     else if (p->bytes_per_ns > 0)
         snprintf(text, TOPO_WORD, "%s%.3g", is_assumed ? "~" : "", p->bytes_per_ns);
     else

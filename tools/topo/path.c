@@ -53,7 +53,7 @@ static void put_path_json(const struct dp_topology *t, const struct dp_topo_path
     fprintf(to, "], \"links\": [");
     for (int32_t i = 0; i < p->hops; i++)
         fprintf(to, "%s{\"kind\": \"%s\", \"bytes_per_ns\": %.15g, \"slowest\": %s}", i ? ", " : "",
-                dp_topo_link_kind_name(t->links[p->links[i]].kind),
+                dp_name(DP_NAMES_LINK, t->links[p->links[i]].kind),
                 t->links[p->links[i]].bytes_per_ns,
                 p->links[i] == p->bottleneck ? "true" : "false");
     fprintf(to, "]}\n");

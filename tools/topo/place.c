@@ -130,7 +130,7 @@ static void put_flow(const struct report *r, const struct dp_flow *f)
 {
     char from[TOPO_WORD], to[TOPO_WORD], size[TOPO_WORD], label[DP_TOPO_LABEL_LEN];
 
-    fprintf(r->to, "  %-10s  %s to %s, %s: ", dp_flow_kind_name(f->kind),
+    fprintf(r->to, "  %-10s  %s to %s, %s: ", dp_name(DP_NAMES_FLOW, f->kind),
             name_worker(r, f->from, from), name_worker(r, f->to, to),
             topo_size((uint64_t)f->bytes, size));
     fprintf(r->to, "%s", f->nic_from < 0 ? "?" : topo_nic(r->t, f->nic_from, label));
@@ -329,8 +329,8 @@ static int find_kind(const char *name, size_t len)
     int kind = 0;
 
     while (kind < DP_FLOW_OFFLOAD &&
-           (strlen(dp_flow_kind_name((enum dp_flow_kind)kind)) != len ||
-            strncmp(dp_flow_kind_name((enum dp_flow_kind)kind), name, len)))
+           (strlen(dp_name(DP_NAMES_FLOW, (enum dp_flow_kind)kind)) != len ||
+            strncmp(dp_name(DP_NAMES_FLOW, (enum dp_flow_kind)kind), name, len)))
         kind++;
     return kind;
 }

@@ -84,7 +84,7 @@ static void put_node(const struct show *s, int32_t node, int depth)
     const struct dp_topo_node *n = &s->t->nodes[node];
     char word[TOPO_WORD];
 
-    fprintf(s->to, "%*s%s%d", 2 * depth, "", dp_topo_kind_name(n->kind), n->index);
+    fprintf(s->to, "%*s%s%d", 2 * depth, "", dp_name(DP_NAMES_NODE, n->kind), n->index);
     if (n->kind == DP_TOPO_NUMA)
         put_numa(s, n);
     put_text(s, "  ", n->model);

@@ -108,7 +108,7 @@ static void put_link(const struct topo_svg *v, const struct dp_topo_link *l)
     char word[TOPO_WORD], rate[TOPO_WORD];
 
     fprintf(v->to, "<path class=\"link %s%s\" stroke-width=\"%.1f\" d=\"",
-            dp_topo_link_kind_name(l->kind), look, find_width(l));
+            dp_name(DP_NAMES_LINK, l->kind), look, find_width(l));
     put_line(v->to, l, &v->boxes[l->a], lower_box(v, l));
     fputs("\"><title>", v->to);
     text_put_xml(v->to, topo_link(l, word), -1);
@@ -239,7 +239,7 @@ static void put_inside(const struct topo_svg *v, int32_t node, const struct topo
     const struct dp_topo_node *n = &v->t->nodes[node];
     char text[TOPO_WORD];
 
-    snprintf(text, sizeof(text), "%s%d", dp_topo_kind_name(n->kind), n->index);
+    snprintf(text, sizeof(text), "%s%d", dp_name(DP_NAMES_NODE, n->kind), n->index);
     if (n->kind == DP_TOPO_NVSWITCH)
         describe_hub(v->t, node, text);
     put_text(v, n->kind == DP_TOPO_ROOT ? "d" : "n", topo_svg_middle(b),
@@ -262,7 +262,7 @@ static void put_box(const struct topo_svg *v, int32_t node)
     fprintf(v->to, "<g><title>");
     text_put_xml(v->to, dp_topology_text(v->t, n->model), -1);
     fprintf(v->to, "</title><rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
-            "rx=\"%d\"/>\n", dp_topo_kind_name(n->kind), b->x, b->y, b->width, b->height,
+            "rx=\"%d\"/>\n", dp_name(DP_NAMES_NODE, n->kind), b->x, b->y, b->width, b->height,
             n->kind == DP_TOPO_ROOT ? 10 : 5);
     put_inside(v, node, b);
     fputs("</g>\n", v->to);
@@ -357,7 +357,7 @@ static void put_rates(const struct topo_svg *v, double y)
                 !is_drawn(v, l))
                 continue;
             rates[count++] = l->bytes_per_ns;
-            snprintf(class_, sizeof(class_), "link %s", dp_topo_link_kind_name(l->kind));
+            snprintf(class_, sizeof(class_), "link %s", dp_name(DP_NAMES_LINK, l->kind));
             put_entry(v, class_, find_width(l), topo_rate(l, rate), &x, y);
         }
     }

@@ -71,9 +71,9 @@ const char *topo_size(uint64_t bytes, char out[TOPO_WORD])
 const char *topo_class(const struct dp_topo_path *p, char out[TOPO_WORD])
 {
     if (p->class_ == DP_TOPO_NV || p->class_ == DP_TOPO_XG)
-        snprintf(out, TOPO_WORD, "%s%d", dp_topo_class_name(p->class_), p->nvlinks);
+        snprintf(out, TOPO_WORD, "%s%d", dp_name(DP_NAMES_PATH, p->class_), p->nvlinks);
     else
-        snprintf(out, TOPO_WORD, "%s", dp_topo_class_name(p->class_));
+        snprintf(out, TOPO_WORD, "%s", dp_name(DP_NAMES_PATH, p->class_));
     return out;
 }
 

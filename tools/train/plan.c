@@ -133,9 +133,11 @@ static void print_table(FILE *to, const struct planner *p, const struct dp_train
     for (int i = 0; i < p->count; i++) {
         const struct dp_trainer_plan *c = &p->plans[i];
         char name[32];
-        snprintf(name, sizeof(name), "%s%s", dp_schedule_kind_name(c->kind), c->slack ? " slack" : "");
+        snprintf(name, sizeof(name), "%s%s", dp_name(DP_NAMES_SCHEDULE, c->kind),
+                 c->slack ? " slack" : "");
         fprintf(to, "%c %-15s %5d  %-11s %7.2f ms  %4.0f %%  %5.1f MiB ", c == best ? '*' : ' ',
-                name, c->microbatches, c->offload ? "offload" : dp_recompute_name(c->recompute),
+                name, c->microbatches,
+                c->offload ? "offload" : dp_name(DP_NAMES_RECOMPUTE, c->recompute),
                 (double)c->step_ns * 1e-6, 100 * c->bubble, (double)c->bytes / (1024 * 1024));
         for (int s = 0; s < c->stages; s++)
             fprintf(to, "%c%d", s ? ',' : ' ', blocks_of(c, s));
@@ -151,7 +153,7 @@ static int write_plan(const struct planner *p, const struct dp_trainer_plan *bes
 
     if (!status) {
         *s = p->args->s;
-        s->schedule_name = dp_schedule_kind_name(best->kind);
+        s->schedule_name = dp_name(DP_NAMES_SCHEDULE, best->kind);
         s->how.schedule.recompute = best->recompute;
         s->how.schedule.slack = best->slack;
         s->how.microbatches = best->microbatches;

@@ -76,7 +76,7 @@ static void json_begin(const struct settings *s, const struct data *data, size_t
         "begin", "model", s->model_name, "parameters", (json_int_t)param_count, "schedule",
         s->schedule_name, "ranks", (json_int_t)s->how.schedule.ranks, "replicas",
         (json_int_t)s->how.replicas, "mix", s->mix, "mix_algorithm",
-        dp_mixer_algorithm_name(s->how.mixing.algorithm), "microbatches",
+        dp_name(DP_NAMES_MIXER, s->how.mixing.algorithm), "microbatches",
         (json_int_t)s->how.microbatches, "layers", (json_int_t)s->layers,
         "width", (json_int_t)s->width, "context", (json_int_t)s->context, "batch",
         (json_int_t)s->how.rows, "data_bytes", (json_int_t)data->len, "held_out_bytes",
@@ -261,7 +261,7 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
     if (s->how.replicas > 1 && s->graph)
         put_line("replicas  %d, which mix their weights by %s in %d round%s (%s%s%s)\n",
                  (int)s->how.replicas, s->graph->name, s->graph->period,
-                 s->graph->period > 1 ? "s" : "", dp_mixer_algorithm_name(s->how.mixing.algorithm),
+                 s->graph->period > 1 ? "s" : "", dp_name(DP_NAMES_MIXER, s->how.mixing.algorithm),
                  s->how.mixing.compression ? ", sent as " : "",
                  s->how.mixing.compression ? "int8" : "");
     else if (s->how.replicas > 1)

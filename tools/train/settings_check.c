@@ -179,7 +179,7 @@ static bool read_list(struct settings *s, int *status)
     if (*status)
         return false;
     *status = EXIT_USAGE;
-    s->schedule_name = dp_schedule_kind_name(s->training->kind);
+    s->schedule_name = dp_name(DP_NAMES_SCHEDULE, s->training->kind);
     return check_list(s) && take_number(s, "-P", s->training->ranks, &s->how.schedule.ranks) &&
            take_number(s, "-M", s->training->microbatches * s->how.replicas, &s->how.microbatches);
 }
@@ -250,7 +250,7 @@ static bool check_order(const struct settings *s)
     return !(refuse_if(is_sequential(s) && recompute,
                        "--checkpoint %s: expected a schedule; --schedule "
                        "none recomputes nothing",
-                       dp_recompute_name(recompute)) ||
+                       dp_name(DP_NAMES_RECOMPUTE, recompute)) ||
              refuse_if(s->checkpoint_stages.count && !recompute,
                        "--checkpoint-stages: expected --checkpoint except_last or always") ||
              refuse_if(s->how.fixed_order && s->any_order,
@@ -430,7 +430,7 @@ static bool take_method(struct settings *s)
     __typeof__(s->how.mixing) *m = &s->how.mixing;
     const bool local = m->algorithm == DP_MIXER_LOCAL_SGD, push_sum = s->graph && s->graph->push_sum;
     const char *sent = m->compression ? "--mix-compress" : m->staleness ? "--mix-staleness" : NULL;
-    const char *graph = s->graph ? s->graph->name : "", *name = dp_mixer_algorithm_name(m->algorithm);
+    const char *graph = s->graph ? s->graph->name : "", *name = dp_name(DP_NAMES_MIXER, m->algorithm);
 
     if (refuse_if(!local && (m->local_steps || m->outer_rate > 0 || m->outer_momentum > 0),
                   "--local-steps, --outer-rate, --outer-momentum: expected --mix-algorithm local-sgd") ||
@@ -560,7 +560,7 @@ static bool check_offload(const struct settings *s)
                        "--offload with --checkpoint %s: expected "
                        "--checkpoint never; with --offload activations as many are recomputed as the "
                        "device's memory needs",
-                       dp_recompute_name(s->how.schedule.recompute)) ||
+                       dp_name(DP_NAMES_RECOMPUTE, s->how.schedule.recompute)) ||
              refuse_if(o->folder[0] && s->how.sums, "--offload optimizer=%s: expected --mix all-reduce",
                        o->folder) ||
              refuse_if(o->text && !(s->device_memory > 0),

@@ -215,7 +215,7 @@ static void print_heading(const struct explained *e)
 {
     char links[DP_TUNING_LINKS_LEN];
 
-    printf("%s, %lld ranks on %lld node%s", dp_tuning_function_name(e->function),
+    printf("%s, %lld ranks on %lld node%s", dp_name(DP_NAMES_FUNCTION, e->function),
            (long long)e->ranks, (long long)e->nodes, e->nodes == 1 ? "" : "s");
     if (*dp_tuning_links_text(&e->links, links))
         printf(", links %s", links);
@@ -298,8 +298,8 @@ static json_t *json_cell(int algorithm, int protocol, double us)
 {
     if (algorithm < 0)
         return json_null();
-    json_t *j = json_pack("{ss, ss}", "algorithm", dp_tuning_algorithm_name(algorithm), "protocol",
-                          dp_tuning_protocol_name(protocol));
+    json_t *j = json_pack("{ss, ss}", "algorithm", dp_name(DP_NAMES_ALGORITHM, algorithm), "protocol",
+                          dp_name(DP_NAMES_PROTOCOL, protocol));
     if (us > 0)
         json_object_set_new(j, "us", json_real(us));
     return j;
@@ -340,8 +340,8 @@ static void print_json(const struct explained *e)
         json_array_append_new(crossings, one);
     }
     json_t *j = json_pack("{ss, sI, sI, ss, so, so}", "collective",
-                          dp_tuning_function_name(e->function), "ranks", (json_int_t)e->ranks, "nodes",
-                          (json_int_t)e->nodes, "links", dp_tuning_links_text(&e->links, links),
+                          dp_name(DP_NAMES_FUNCTION, e->function), "ranks", (json_int_t)e->ranks,
+                          "nodes", (json_int_t)e->nodes, "links", dp_tuning_links_text(&e->links, links),
                           "sizes", sizes, "crossings", crossings);
     json_dumpf(j, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
     putchar('\n');
@@ -351,16 +351,16 @@ static void print_json(const struct explained *e)
 /* ---- what is asked for ---------------------------------------------------------------------- */
 
 /* "ring,tree": which of them, in a set of bits. */
-static int parse_words(const char *option, const char *text, const char *(*name_of)(int), int count,
+static int parse_words(const char *option, const char *text, enum dp_names names, int count,
                        unsigned *set)
 {
     *set = 0;
     for (const char *at = text; *at; at += *at == ',') {
         size_t len = strcspn(at, ",");
-        int found = tune_find(name_of, count, at, len);
+        int found = tune_find(names, count, at, len);
         if (found < 0)
             return command_misused("--%s: '%.*s', expected words of which '%s' is one", option,
-                                   (int)len, at, name_of(0));
+                                   (int)len, at, dp_name(names, 0));
         *set |= 1u << found;
         at += len;
     }
@@ -373,11 +373,11 @@ static int choose_cells(struct explained *e)
     const char *names = e->v->algorithms ? e->v->algorithms
                         : e->has_nvls    ? "ring,tree,pat,nvls,nvls_tree"
                                          : "ring,tree,pat";
-    int status = parse_words("algorithms", names, dp_tuning_algorithm_name, DP_TUNING_ALGORITHMS,
+    int status = parse_words("algorithms", names, DP_NAMES_ALGORITHM, DP_TUNING_ALGORITHMS,
                              &algorithms);
 
     if (!status)
-        status = parse_words("protocols", e->v->protocols, dp_tuning_protocol_name,
+        status = parse_words("protocols", e->v->protocols, DP_NAMES_PROTOCOL,
                              DP_TUNING_PROTOCOLS, &protocols);
     for (int i = 0; i < CELLS && !status; i++)
         e->allowed[i] = algorithms >> i / DP_TUNING_PROTOCOLS & 1 &&
@@ -563,7 +563,7 @@ int run_tune_explain(int argc, char **argv)
     if (!args_parse(&usage, argc, argv, &v, &operands, &status))
         return status;
     if (operands.count)
-        function = tune_find(dp_tuning_function_name, DP_TUNING_FUNCTIONS, operands.items[0],
+        function = tune_find(DP_NAMES_FUNCTION, DP_TUNING_FUNCTIONS, operands.items[0],
                              strlen(operands.items[0]));
     if (function < 0)
         return command_misused("'%s', expected one of %s", operands.items[0],

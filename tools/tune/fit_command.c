@@ -160,7 +160,7 @@ static void say_gain(const struct tune_fit *fit, const struct place *at)
         most = share > most ? share : most;
     }
     fprintf(stderr, "%s, %lld ranks on %lld node%s: %zu of %zu sizes changed",
-            dp_tuning_function_name(p->function), (long long)p->ranks, (long long)p->nodes,
+            dp_name(DP_NAMES_FUNCTION, p->function), (long long)p->ranks, (long long)p->nodes,
             p->nodes == 1 ? "" : "s", changed, at->end - at->first);
     fprintf(stderr, changed ? ", up to %.0f %% less time\n" : "\n", 100 * most);
 }
@@ -210,7 +210,7 @@ static int fit_all(const struct values *v, const struct operands *operands)
     int status = 0;
 
     if (v->collective)
-        assumed.function = tune_find(dp_tuning_function_name, DP_TUNING_FUNCTIONS, v->collective,
+        assumed.function = tune_find(DP_NAMES_FUNCTION, DP_TUNING_FUNCTIONS, v->collective,
                                      strlen(v->collective));
     for (int i = 0; i < operands->count && !status; i++)
         status = tune_results_read(operands->items[i], &assumed, &results);

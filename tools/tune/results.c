@@ -92,18 +92,18 @@ static bool is_same_word(const char *a, const char *b)
     return !*a && !*b;
 }
 
-static int find_word(const char *(*name_of)(int), int count, const char *word)
+static int find_word(enum dp_names names, int count, const char *word)
 {
     for (int i = 0; i < count; i++)
-        if (is_same_word(name_of(i), word))
+        if (is_same_word(dp_name(names, i), word))
             return i;
     return -1;
 }
 
 static int set_choice(const struct tune_run *run, const char *name, const char *value,
-                      const char *(*name_of)(int), int count, int *out)
+                      enum dp_names names, int count, int *out)
 {
-    int found = find_word(name_of, count, value);
+    int found = find_word(names, count, value);
 
     if (found < 0)
         return command_misused("%s: %s=%s is not one choice; say which one it is, as in "
@@ -125,10 +125,10 @@ int tune_run_variable(struct tune_run *run, const char *name, const char *value)
     if (run->is_labelled)
         return 0;
     if (!strcmp(name, "NCCL_ALGO"))
-        return set_choice(run, name, value, dp_tuning_algorithm_name, DP_TUNING_ALGORITHMS,
+        return set_choice(run, name, value, DP_NAMES_ALGORITHM, DP_TUNING_ALGORITHMS,
                           &run->algorithm);
     if (!strcmp(name, "NCCL_PROTO"))
-        return set_choice(run, name, value, dp_tuning_protocol_name, DP_TUNING_PROTOCOLS,
+        return set_choice(run, name, value, DP_NAMES_PROTOCOL, DP_TUNING_PROTOCOLS,
                           &run->protocol);
     if (!strcmp(name, "NCCL_MIN_NCHANNELS"))
         run->channels = count_channels(value);
@@ -182,7 +182,7 @@ static int check_operation(const struct tune_run *run, const struct tune_row *ro
     if (is_or_becomes(known->type, row->type) && is_or_becomes(known->op, row->op))
         return 0;
     return command_misused("%s:%d: %s of %s, %s; expected %s, %s as in what was read before",
-                           run->path, row->line, dp_tuning_function_name(run->function),
+                           run->path, row->line, dp_name(DP_NAMES_FUNCTION, run->function),
                            row->type ? row->type : "?", row->op ? row->op : "?", known->type,
                            known->op);
 }
@@ -223,8 +223,8 @@ static bool parse_label(const char *text, size_t len, struct tune_run *run)
                        &channels, &used);
     if (parts < 2 || (size_t)used != len || channels < 0 || channels > CHANNELS_MAX)
         return false;
-    run->algorithm = find_word(dp_tuning_algorithm_name, DP_TUNING_ALGORITHMS, algorithm);
-    run->protocol = find_word(dp_tuning_protocol_name, DP_TUNING_PROTOCOLS, protocol);
+    run->algorithm = find_word(DP_NAMES_ALGORITHM, DP_TUNING_ALGORITHMS, algorithm);
+    run->protocol = find_word(DP_NAMES_PROTOCOL, DP_TUNING_PROTOCOLS, protocol);
     run->channels = channels;
     return run->algorithm >= 0 && run->protocol >= 0;
 }

@@ -40,15 +40,15 @@ int run_tune(int argc, char **argv)
 
 const char *tune_cell_text(int algorithm, int protocol, char out[TUNE_CELL_LEN])
 {
-    snprintf(out, TUNE_CELL_LEN, "%s/%s", dp_tuning_algorithm_name(algorithm),
-             dp_tuning_protocol_name(protocol));
+    snprintf(out, TUNE_CELL_LEN, "%s/%s", dp_name(DP_NAMES_ALGORITHM, algorithm),
+             dp_name(DP_NAMES_PROTOCOL, protocol));
     return out;
 }
 
-int tune_find(const char *(*name_of)(int), int count, const char *name, size_t len)
+int tune_find(enum dp_names names, int count, const char *name, size_t len)
 {
     for (int i = 0; i < count; i++)
-        if (strlen(name_of(i)) == len && !strncmp(name_of(i), name, len))
+        if (strlen(dp_name(names, i)) == len && !strncmp(dp_name(names, i), name, len))
             return i;
     return -1;
 }
@@ -113,7 +113,7 @@ static void put_sizes(const struct dp_tuning_table *table, int function, FILE *t
 void tune_warn_of_size(const struct dp_tuning_table *table, int function, int64_t ranks,
                        int64_t nodes, FILE *to)
 {
-    const char *name = dp_tuning_function_name(function);
+    const char *name = dp_name(DP_NAMES_FUNCTION, function);
     size_t about = 0;
 
     for (size_t i = 0; i < table->count; i++) {

@@ -36,8 +36,8 @@ int tune_read_placement(const char *path, struct tune_place *out);
 enum { TUNE_CELL_LEN = 32 };
 const char *tune_cell_text(int algorithm, int protocol, char out[TUNE_CELL_LEN]);
 
-/* The place of name in dp_tuning_function_name, dp_tuning_algorithm_name, ...; -1: none. */
-int tune_find(const char *(*name_of)(int), int count, const char *name, size_t len);
+/* The place of name in DP_NAMES_FUNCTION, DP_NAMES_ALGORITHM, ...; -1: none. */
+int tune_find(enum dp_names names, int count, const char *name, size_t len);
 
 /* ---- rules ----------------------------------------------------------------------------------- */
 

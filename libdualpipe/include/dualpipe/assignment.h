@@ -34,8 +34,6 @@ enum dp_flow_kind {
     DP_FLOW_OFFLOAD,    /* between a GPU and its pinned memory; from and to are the same worker */
     DP_FLOW_KINDS
 };
-/* "activation", "gradient", "mirror", "mixing", "offload". */
-DP_PUBLIC const char *dp_flow_kind_name(enum dp_flow_kind kind);
 
 enum { DP_PLACEMENT_NICS_MAX = 16 };
 

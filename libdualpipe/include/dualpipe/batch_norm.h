@@ -86,11 +86,36 @@ DP_PUBLIC void dp_batch_norm_forget(struct dp_batch_norm *bn);
  * mb: 0 .. microbatches - 1; not with compat, which keeps sums only. */
 DP_PUBLIC void dp_batch_norm_export(const struct dp_batch_norm *bn, int32_t mb, double *out);
 
-/* [channels] of the running statistics, to be read and saved, or written after loading. */
-DP_PUBLIC float *dp_batch_norm_running_mean(struct dp_batch_norm *bn);
-DP_PUBLIC float *dp_batch_norm_running_variance(struct dp_batch_norm *bn);
-/* Commits so far: a state that is saved with them. */
-DP_PUBLIC int64_t *dp_batch_norm_commits(struct dp_batch_norm *bn);
+/* What it keeps, to be read and saved, or written after loading. */
+struct dp_batch_norm_state {
+    float *mean, *variance; /* [channels] the running statistics */
+    int64_t *commits;       /* so far */
+};
+DP_PUBLIC void dp_batch_norm_kept(struct dp_batch_norm *bn, struct dp_batch_norm_state *out);
+
+static inline float *dp_batch_norm_running_mean(struct dp_batch_norm *bn)
+{
+    struct dp_batch_norm_state state;
+
+    dp_batch_norm_kept(bn, &state);
+    return state.mean;
+}
+
+static inline float *dp_batch_norm_running_variance(struct dp_batch_norm *bn)
+{
+    struct dp_batch_norm_state state;
+
+    dp_batch_norm_kept(bn, &state);
+    return state.variance;
+}
+
+static inline int64_t *dp_batch_norm_commits(struct dp_batch_norm *bn)
+{
+    struct dp_batch_norm_state state;
+
+    dp_batch_norm_kept(bn, &state);
+    return state.commits;
+}
 
 #ifdef __cplusplus
 }

@@ -84,8 +84,8 @@ dp_checkpoint_find(const struct dp_checkpoint *checkpoint, const char *name);
 /* What was given as json: of the index, or of the file that was opened; "{}" if nothing was. */
 DP_PUBLIC const char *dp_checkpoint_json(const struct dp_checkpoint *checkpoint);
 
-/* Read a whole tensor into `out`, of its type and shape, and check it. If it fails, what is in `out` is
- * not to be used. */
+/* Read a whole tensor into `out`, of its type and shape, and check it; NULL: only compare its checksum,
+ * if it has one. If it fails, what is in `out` is not to be used. */
 DP_PUBLIC int dp_checkpoint_read(const struct dp_checkpoint *checkpoint, const char *name,
                                  const DLTensor *out);
 /* The same of a tensor that is there whole or in pieces: "NAME[first:end]/mean" has the elements first
@@ -93,12 +93,6 @@ DP_PUBLIC int dp_checkpoint_read(const struct dp_checkpoint *checkpoint, const c
  * What is wanted may be such a piece, too, of other elements. */
 DP_PUBLIC int dp_checkpoint_read_pieces(const struct dp_checkpoint *checkpoint,
                                         const struct dp_named_tensor *wanted);
-/* Whether that would read it, by name, type and shape: how many elements are not there; -1: it is there,
- * but of another type or shape. */
-DP_PUBLIC int64_t dp_checkpoint_missing(const struct dp_checkpoint *checkpoint,
-                                        const struct dp_named_tensor *wanted);
-/* Read a tensor, and compare its checksum if it has one. */
-DP_PUBLIC int dp_checkpoint_verify_tensor(const struct dp_checkpoint *checkpoint, const char *name);
 #ifdef __cplusplus
 }
 #endif

@@ -67,7 +67,7 @@ struct dp_request {
 struct dp_abort {
     int rank;       /* the culprit's rank in the comm; -1: unknown */
     int error;      /* its negative errno */
-    uint64_t doing; /* what it did last, see dp_comm_note; 0: not known */
+    uint64_t doing; /* what it did last, as dp_pipeline_doing_text has it; 0: not known */
     char text[DP_ABORT_TEXT]; /* its sentence */
 };
 
@@ -83,30 +83,73 @@ struct dp_comm_caps {
 
 /* ---- properties ---------------------------------------------------------------------------- */
 
-DP_PUBLIC int dp_comm_rank(const struct dp_comm *comm); /* from 0 to size - 1 */
-DP_PUBLIC int dp_comm_size(const struct dp_comm *comm);
+/* What a communicator says of itself, a number each, for the functions below. */
+enum dp_comm_property {
+    DP_COMM_RANK,
+    DP_COMM_SIZE,
+    DP_COMM_CAPS, /* device_memory, 2 stream_ordered, 4 tags */
+    DP_COMM_DEADLINE,
+    DP_COMM_SPIN,
+    DP_COMM_SHARED_BYTES,
+    DP_COMM_SURVIVES,
+    DP_COMM_REVOKED
+};
+DP_PUBLIC int64_t dp_comm_get(const struct dp_comm *comm, enum dp_comm_property property);
+/* DP_COMM_DEADLINE and DP_COMM_SPIN. */
+DP_PUBLIC void dp_comm_set(struct dp_comm *comm, enum dp_comm_property property, int64_t value);
+
 /* "threads", "auto", "shm", "tcp", "mpi", ...: the library's, for ever. */
 DP_PUBLIC const char *dp_comm_name(const struct dp_comm *comm);
-DP_PUBLIC struct dp_comm_caps dp_comm_caps(const struct dp_comm *comm);
+
+/* From 0 to size - 1. */
+static inline int dp_comm_rank(const struct dp_comm *comm)
+{
+    return (int)dp_comm_get(comm, DP_COMM_RANK);
+}
+
+static inline int dp_comm_size(const struct dp_comm *comm)
+{
+    return (int)dp_comm_get(comm, DP_COMM_SIZE);
+}
+
+static inline struct dp_comm_caps dp_comm_caps(const struct dp_comm *comm)
+{
+    const int64_t bits = dp_comm_get(comm, DP_COMM_CAPS);
+    struct dp_comm_caps caps = {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
+
+    return caps;
+}
+
 /* The longest wait of any call, in ns; at creation DUALPIPE_COMM_TIMEOUT_MS, 60 s. Set it to 1 or
  * more. */
-DP_PUBLIC int64_t dp_comm_deadline(const struct dp_comm *comm);
-DP_PUBLIC void dp_comm_set_deadline(struct dp_comm *comm, int64_t ns);
+static inline int64_t dp_comm_deadline(const struct dp_comm *comm)
+{
+    return dp_comm_get(comm, DP_COMM_DEADLINE);
+}
+
+static inline void dp_comm_set_deadline(struct dp_comm *comm, int64_t ns)
+{
+    dp_comm_set(comm, DP_COMM_DEADLINE, ns);
+}
+
 /* How long a wait polls before it sleeps, in ns; at creation about the cost of one wake-up, 0 where
  * ranks share cores, or DUALPIPE_COMM_SPIN_US. */
-DP_PUBLIC int64_t dp_comm_spin(const struct dp_comm *comm);
-DP_PUBLIC void dp_comm_set_spin(struct dp_comm *comm, int64_t ns);
+static inline int64_t dp_comm_spin(const struct dp_comm *comm)
+{
+    return dp_comm_get(comm, DP_COMM_SPIN);
+}
+
+static inline void dp_comm_set_spin(struct dp_comm *comm, int64_t ns)
+{
+    dp_comm_set(comm, DP_COMM_SPIN, ns);
+}
+
 /* Messages from this length on are copied fastest from and into memory of dp_shared_alloc; 0: it
  * makes no difference. */
-DP_PUBLIC size_t dp_comm_shared_bytes(const struct dp_comm *comm);
-
-/* Prepare memory of frequent messages, sent or received: NCCL registers it with its transports. No
- * effect on communicators that do not move device memory, and on parts of a communicator. It must stay
- * until it is unregistered or comm is closed; it is registered again after a reset. DP_EINVAL,
- * DP_ENOMEM, DP_EABORTED, and errors of NCCL. */
-DP_PUBLIC int dp_comm_register(struct dp_comm *comm, void *ptr, size_t bytes);
-/* While no message is in flight. No effect for a ptr that is not registered, or NULL. */
-DP_PUBLIC void dp_comm_unregister(struct dp_comm *comm, void *ptr);
+static inline size_t dp_comm_shared_bytes(const struct dp_comm *comm)
+{
+    return (size_t)dp_comm_get(comm, DP_COMM_SHARED_BYTES);
+}
 
 /* ---- creation ------------------------------------------------------------------------------ */
 
@@ -275,13 +318,6 @@ DP_PUBLIC void dp_comm_progress_start(struct dp_comm *comm);
  * thread; in a group that survives, the one that uses comm. There a rank that dies is waited for no
  * longer, and it takes up to 0.1 s where a connection to a neighbor is not made yet. */
 DP_PUBLIC int dp_comm_busy(struct dp_comm *comm, int64_t ns);
-/* The same for as long as it takes: between the two a thread renews a short announcement, so that a
- * rank that is stopped meanwhile is not waited for much longer than elsewhere. The caller makes no call
- * of comm until the end. NULL, which the end takes: comm is NULL, or there is no memory, and nothing is
- * announced. */
-struct dp_busy;
-DP_PUBLIC struct dp_busy *dp_comm_busy_begin(struct dp_comm *comm);
-DP_PUBLIC void dp_comm_busy_end(struct dp_busy *busy);
 /* Call poll(user) in every wait, about once a millisecond, or never (NULL). Another result than 0,
  * a negative errno, aborts the group with it and ends the wait: DP_EINTERRUPTED where a user stops the
  * program, as an interpreter's interrupt does; a number above 0 counts as that. A reset that it ends
@@ -341,11 +377,6 @@ DP_PUBLIC int dp_comm_ibroadcast(struct dp_comm *comm, void *buf, size_t len, in
 /* This rank has failed with `error`, a negative errno, and text says how: end the group. A text too
  * long for the record is cut. 0, also if the group had been aborted before. */
 DP_PUBLIC int dp_comm_abort(struct dp_comm *comm, int error, const char *text);
-/* From now on this rank does `doing`, a number of the caller's, not 0: a pipeline's steps note each of
- * their ops (dp_pipeline_doing_text). The record of an abort or revocation has that of the culprit,
- * also of one that was killed: between processes, what it had told rank 0, or its neighbors in a group
- * that survives, by then, which it does in its calls, every 50 ms at most. Costs a store. */
-DP_PUBLIC void dp_comm_note(struct dp_comm *comm, uint64_t doing);
 /* Whether the group was aborted or comm revoked, as far as this rank has heard by its last call; why
  * may be NULL. */
 DP_PUBLIC bool dp_comm_aborted(struct dp_comm *comm, struct dp_abort *why);
@@ -357,16 +388,36 @@ DP_PUBLIC int dp_comm_reset(struct dp_comm *comm);
 /* ---- small collectives, for set-up and reports, not for a hot path ------------------------------ */
 /* Each is collective, keeps to the deadline, and takes its turn among the collectives above. Where ranks
  * call different ones, or with different lengths, the group is aborted with DP_EMISMATCH. Only
- * allgatherv allocates, and agree among more than 512 ranks. */
+ * agree allocates, among more than 512 ranks. */
 
-DP_PUBLIC int dp_comm_barrier(struct dp_comm *comm);
+/* A collective that is waited for at once. */
+static inline int dp_comm_finish(struct dp_comm *comm, int err, struct dp_request *req)
+{
+    return err ? err : dp_comm_wait(comm, req, -1);
+}
+
+static inline int dp_comm_barrier(struct dp_comm *comm)
+{
+    struct dp_request req;
+
+    return dp_comm_finish(comm, dp_comm_iallgather(comm, NULL, NULL, 0, &req), &req);
+}
+
 /* all[size * len]: rank r's bytes at all + r * len. mine may be all + rank * len. */
-DP_PUBLIC int dp_comm_allgather(struct dp_comm *comm, const void *mine, void *all, size_t len);
-/* Like allgather, but each rank has its own number of bytes: *all is malloc'ed (never NULL),
- * offsets[size + 1] says where each rank's bytes begin. */
-DP_PUBLIC int dp_comm_allgatherv(struct dp_comm *comm, const void *mine, size_t len, void **all,
-                                 size_t *offsets);
-DP_PUBLIC int dp_comm_broadcast(struct dp_comm *comm, void *buf, size_t len, int root);
+static inline int dp_comm_allgather(struct dp_comm *comm, const void *mine, void *all, size_t len)
+{
+    struct dp_request req;
+
+    return dp_comm_finish(comm, dp_comm_iallgather(comm, mine, all, len, &req), &req);
+}
+
+static inline int dp_comm_broadcast(struct dp_comm *comm, void *buf, size_t len, int root)
+{
+    struct dp_request req;
+
+    return dp_comm_finish(comm, dp_comm_ibroadcast(comm, buf, len, root, &req), &req);
+}
+
 /* DP_EMISMATCH on every rank, naming `what` and the ranks that differ from rank 0, unless all ranks
  * pass the same value. */
 DP_PUBLIC int dp_comm_agree(struct dp_comm *comm, const char *what, uint64_t value);
@@ -375,10 +426,6 @@ DP_PUBLIC int dp_comm_agree(struct dp_comm *comm, const char *what, uint64_t val
  * rank that has one, and its sentence, "rank 2: ...". comm stays usable, and may be NULL: then it is
  * err. */
 DP_PUBLIC int dp_comm_share_error(struct dp_comm *comm, int err);
-/* The offset to add to CLOCK_MONOTONIC of this rank to get rank 0's, and half the best round trip
- * as the error. By ping-pong, the quickest of `rounds` >= 1. */
-DP_PUBLIC int dp_comm_clock_offset(struct dp_comm *comm, int rounds, int64_t *offset_ns,
-                                   int64_t *error_ns);
 
 #ifdef __cplusplus
 }

@@ -42,7 +42,7 @@ struct dp_device_event;
 
 /* The host. `workers` threads (0 to 64) copy and compute for streams; with 0, both are done in the
  * calling thread, at once. DP_EINVAL, DP_ENOMEM. */
-DP_PUBLIC int dp_device_host_open(int workers, struct dp_device **out);
+static inline int dp_device_host_open(int workers, struct dp_device **out);
 /* CUDA device `ordinal`. DP_ENODEV, with the reason, where there is no driver or no such device;
  * DP_EUNSUPPORTED where the library was built without CUDA. Uses the device's primary context; no
  * call leaves another context current in the calling thread than it found. */
@@ -63,23 +63,50 @@ struct dp_host_link {
     int64_t most_delay_ns;                   /* every copy is late by a random time up to this, */
     uint64_t delay_seed;                     /* to show what is not ordered by an event */
 };
-/* workers: 1 to 64. DP_EINVAL, DP_ENOMEM. */
+/* workers: 1 to 64. link NULL: as dp_device_host_open. DP_EINVAL, DP_ENOMEM. */
 DP_PUBLIC int dp_device_host_open_link(int workers, const struct dp_host_link *link,
                                        struct dp_device **out);
 
-/* "host", "cuda". */
-DP_PUBLIC const char *dp_device_name(const struct dp_device *dev);
-/* What tensors on it carry: {kDLCPU, 0} or {kDLCUDA, ordinal}. */
-DP_PUBLIC DLDevice dp_device_dl(const struct dp_device *dev);
-/* Its memory can be read and written by the CPU and by a wire. */
-DP_PUBLIC bool dp_device_host_accessible(const struct dp_device *dev);
-/* The NUMA node whose memory is nearest to the device; -1: not known, or all are alike. */
-DP_PUBLIC int dp_device_numa_node(const struct dp_device *dev);
+static inline int dp_device_host_open(int workers, struct dp_device **out)
+{
+    return dp_device_host_open_link(workers, NULL, out);
+}
 
-/* Keep the device's own threads, which copy and carry out calls, to those CPUs of a NUMA node on which
- * the caller may run. Nothing happens where the device has none, as a GPU. DP_ENODEV: there is no such
- * node, or the caller may use none of its CPUs; DP_EUNSUPPORTED: the kernel refuses it. */
-DP_PUBLIC int dp_device_bind(struct dp_device *dev, int numa_node);
+/* What a device says of itself, a number each, for the functions below. */
+enum dp_device_property {
+    DP_DEVICE_TYPE,    /* DLDeviceType */
+    DP_DEVICE_ORDINAL,
+    DP_DEVICE_HOST_ACCESSIBLE,
+    DP_DEVICE_NUMA_NODE
+};
+DP_PUBLIC int dp_device_get(const struct dp_device *dev, enum dp_device_property property);
+
+/* "host", "cuda". */
+static inline const char *dp_device_name(const struct dp_device *dev)
+{
+    return dp_device_get(dev, DP_DEVICE_TYPE) == kDLCPU ? "host" : "cuda";
+}
+
+/* What tensors on it carry: {kDLCPU, 0} or {kDLCUDA, ordinal}. */
+static inline DLDevice dp_device_dl(const struct dp_device *dev)
+{
+    DLDevice dl = {(DLDeviceType)dp_device_get(dev, DP_DEVICE_TYPE),
+                   dp_device_get(dev, DP_DEVICE_ORDINAL)};
+
+    return dl;
+}
+
+/* Its memory can be read and written by the CPU and by a wire. */
+static inline bool dp_device_host_accessible(const struct dp_device *dev)
+{
+    return dp_device_get(dev, DP_DEVICE_HOST_ACCESSIBLE) != 0;
+}
+
+/* The NUMA node whose memory is nearest to the device; -1: not known, or all are alike. */
+static inline int dp_device_numa_node(const struct dp_device *dev)
+{
+    return dp_device_get(dev, DP_DEVICE_NUMA_NODE);
+}
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -96,12 +123,6 @@ DP_PUBLIC int dp_device_alloc(struct dp_device *dev, enum dp_memory where, size_
 /* `where` as it was allocated. Nothing in flight may use it. ptr may be NULL. */
 DP_PUBLIC void dp_device_free(struct dp_device *dev, enum dp_memory where, void *ptr);
 
-/* Make host memory that exists pinned memory, until it is unregistered; page aligned, `bytes` a
- * multiple of the page size. DP_EINVAL (not that, or registered already), DP_ENOMEM (more than may be
- * locked). */
-DP_PUBLIC int dp_device_register(struct dp_device *dev, void *ptr, size_t bytes);
-/* Nothing in flight may use it. ptr may be NULL. */
-DP_PUBLIC void dp_device_unregister(struct dp_device *dev, void *ptr);
 
 /* Another source of device memory, such as the caching allocator of a framework that computes on the
  * same device. Called with the device entered, by any thread that allocates or frees. */
@@ -160,10 +181,20 @@ DP_PUBLIC int dp_device_call(struct dp_device_stream *stream, void (*fn)(void *u
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-DP_PUBLIC int dp_device_event_new(struct dp_device *dev, struct dp_device_event **out);
-/* One that notes when it is reached, which takes a little of the stream's time. It must have been
+/* timed: it notes when it is reached, which takes a little of the stream's time. It must have been
  * reached before it is recorded again or freed. */
-DP_PUBLIC int dp_device_event_new_timed(struct dp_device *dev, struct dp_device_event **out);
+DP_PUBLIC int dp_device_event_make(struct dp_device *dev, bool timed, struct dp_device_event **out);
+
+static inline int dp_device_event_new(struct dp_device *dev, struct dp_device_event **out)
+{
+    return dp_device_event_make(dev, false, out);
+}
+
+static inline int dp_device_event_new_timed(struct dp_device *dev, struct dp_device_event **out)
+{
+    return dp_device_event_make(dev, true, out);
+}
+
 /* event may be NULL. Streams that were told to wait for it still do. */
 DP_PUBLIC void dp_device_event_free(struct dp_device_event *event);
 /* From now on the event is the end of what `stream` has been given so far. */

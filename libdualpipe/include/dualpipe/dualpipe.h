@@ -73,10 +73,27 @@ DP_PUBLIC const char *dp_last_error(void);
 /* In a callback: say why it fails, in a sentence or a traceback. Every rank gets to read it, up to
  * DP_ABORT_TEXT bytes with what is said around it. Returns err. */
 DP_PUBLIC int dp_callback_error_text(int err, const char *text);
-/* For callbacks that call others: why one has returned err, in the words that it gave
- * dp_callback_error_text; "": in none. They are then forgotten, and last until the thread's next
- * call of that. */
-DP_PUBLIC const char *dp_callback_reason(int err);
+
+/* The words of what results and options have as numbers. */
+enum dp_names {
+    DP_NAMES_SCHEDULE,   /* enum dp_schedule_kind: "gpipe", "1f1b", "dualpipe" ... */
+    DP_NAMES_OP,         /* enum dp_op_kind: "F", "RECV_F" ... as in traces */
+    DP_NAMES_RECOMPUTE,  /* enum dp_recompute: "never", "except_last", "always" */
+    DP_NAMES_RULE,       /* enum dp_rule: "deadlock" ... */
+    DP_NAMES_EXECUTION,  /* enum dp_execution: "list", "messages" */
+    DP_NAMES_FLOW,       /* enum dp_flow_kind: "activation", "mixing" ... */
+    DP_NAMES_NODE,       /* enum dp_topo_kind: "host", "gpu", "nic" ... */
+    DP_NAMES_LINK,       /* enum dp_topo_link_kind: "pci", "nvlink" ... */
+    DP_NAMES_PATH,       /* enum dp_topo_class: "X", "NV", "PIX" ... */
+    DP_NAMES_FUNCTION,   /* enum dp_tuning_function: "allreduce" ...; "default" for DP_TUNING_DEFAULT, */
+    DP_NAMES_ALGORITHM,  /* and so for enum dp_tuning_algorithm: "nvls_tree" ..., */
+    DP_NAMES_PROTOCOL,   /* and enum dp_tuning_protocol: "ll128" ... */
+    DP_NAMES_MIXER,      /* enum dp_mixer_algorithm: "d-psgd", "local-sgd" */
+    DP_NAMES_GRAPH_RULE, /* enum dp_graph_rule: "row" ... */
+    DP_NAMES_OPTIMIZER   /* enum dp_optimizer_kind: "sgd", "adamw" ... */
+};
+/* The word of a value. For others NULL or "?", of the three of tuning never NULL. Any thread. */
+DP_PUBLIC const char *dp_name(enum dp_names of, int value);
 
 enum dp_log_level {
     DP_LOG_DEFAULT = -1, /* for dp_log_set: DP_LOG_WARN, or what DUALPIPE_LOG_LEVEL says */

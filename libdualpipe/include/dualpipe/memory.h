@@ -64,9 +64,6 @@ struct dp_shared_place {
  * thread. */
 DP_PUBLIC bool dp_shared_find(const void *ptr, size_t len, struct dp_shared_place *out);
 
-/* The NUMA node that the pages of ptr[bytes] are on, of whatever memory: up to 64 of them are looked at,
- * evenly. -1: they are on several, none is there yet, or the system does not tell. Any thread. */
-DP_PUBLIC int dp_memory_numa_node(const void *ptr, size_t bytes);
 
 #ifdef __cplusplus
 }

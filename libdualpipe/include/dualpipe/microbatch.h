@@ -47,35 +47,49 @@ extern "C" {
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
-/* How `extent` rows are cut into `count` pieces by the tensor_split rule: the first extent % count
- * pieces have one row more than the rest, so 8 into 3 is 3, 3, 2, and 2 into 3 is 1, 1, 0.
- * sizes[count] is written. DP_EINVAL for extent < 0 or count < 1. */
-DP_PUBLIC int dp_split_sizes(int64_t extent, int32_t count, int64_t *sizes);
-
-/* Piece `piece` alone by the same rule: where it begins and how many rows it has. */
-DP_PUBLIC int dp_split_window(int64_t extent, int32_t count, int32_t piece, int64_t *begin,
-                              int64_t *size);
-
-/* The same by the chunk rule: every piece but the last has ceil(extent / count) rows, so that
- * fewer pieces than asked for may come out: 5 into 4 is 2, 2, 1. Nothing into k is k times nothing.
- * sizes needs room for count; *made says how many were written. DP_EINVAL as above. */
-DP_PUBLIC int dp_chunk_sizes(int64_t extent, int32_t count, int64_t *sizes, int32_t *made);
-
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-/* View of rows begin .. begin + size - 1 of dimension `dim` (negative: from the end): the same
- * memory, the same strides, nothing allocated. dims[2 * t->ndim] holds the view's shape and strides
- * and must live as long as it; strides is NULL if the view is compact. The view begins at another
- * data pointer where the device's memory has addresses (CPU, CUDA, ROCm), at another byte_offset
- * where it has handles. DP_EINVAL for a malformed tensor, a bad dim or window; DP_EUNSUPPORTED if
- * elements are not whole bytes. */
-DP_PUBLIC int dp_tensor_window(const DLTensor *t, int dim, int64_t begin, int64_t size,
-                               int64_t *dims, DLTensor *out);
 
-/* Copy every element of src to dst: the same shape and dtype, any strides, no overlap. Needs memory
- * that the CPU reaches (host, pinned, managed), else DP_EUNSUPPORTED. DP_EINVAL for malformed
- * tensors, DP_EMISMATCH if shape or dtype differ. */
-DP_PUBLIC int dp_tensor_copy(const DLTensor *dst, const DLTensor *src);
+
+/* By which rule rows are dealt out. */
+enum dp_cut_rule {
+    DP_CUT_TENSOR_SPLIT, /* dp_split_sizes */
+    DP_CUT_CHUNK         /* dp_chunk_sizes, as AsyncPipe does: perhaps fewer micro-batches than
+                          * asked for, and every tensor that is cut must make as many. dp_shrink
+                          * is of no use here: shrink must be DP_SHRINK_NEVER */
+};
+
+/* How `extent` rows are cut into `count` pieces: sizes[count], and how many were made. DP_EINVAL for
+ * extent < 0 or count < 1. */
+DP_PUBLIC int dp_cut_sizes(enum dp_cut_rule rule, int64_t extent, int32_t count, int64_t *sizes,
+                           int32_t *made);
+/* Piece `piece` of `count` by a rule: where it begins and how many rows it has. By the chunk rule
+ * `count` is what dp_chunk_sizes has made, or was asked for: pieces beyond are empty. DP_EINVAL as
+ * for dp_split_window. */
+DP_PUBLIC int dp_cut_window(enum dp_cut_rule rule, int64_t extent, int32_t count, int32_t piece,
+                            int64_t *begin, int64_t *size);
+
+/* By the tensor_split rule the first extent % count pieces have one row more than the rest, so 8 into 3
+ * is 3, 3, 2, and 2 into 3 is 1, 1, 0. */
+static inline int dp_split_sizes(int64_t extent, int32_t count, int64_t *sizes)
+{
+    int32_t made;
+
+    return dp_cut_sizes(DP_CUT_TENSOR_SPLIT, extent, count, sizes, &made);
+}
+
+static inline int dp_split_window(int64_t extent, int32_t count, int32_t piece, int64_t *begin,
+                                  int64_t *size)
+{
+    return dp_cut_window(DP_CUT_TENSOR_SPLIT, extent, count, piece, begin, size);
+}
+
+/* By the chunk rule every piece but the last has ceil(extent / count) rows, so that fewer pieces than
+ * asked for may come out: 5 into 4 is 2, 2, 1. Nothing into k is k times nothing. */
+static inline int dp_chunk_sizes(int64_t extent, int32_t count, int64_t *sizes, int32_t *made)
+{
+    return dp_cut_sizes(DP_CUT_CHUNK, extent, count, sizes, made);
+}
 
 /* ---- trees ---------------------------------------------------------------------------------- */
 
@@ -218,10 +232,23 @@ static inline struct dp_tree dp_stack(int dim)
 
 /* The tuple (Chunk(dims[0]), ...). items[count] is where its leaves go; replace any of them to nest
  * another tree there. */
-DP_PUBLIC struct dp_tree dp_spec_from_dims(int32_t count, const int *dims, struct dp_tree *items);
+static inline struct dp_tree dp_spec_from_dims(int32_t count, const int *dims, struct dp_tree *items)
+{
+    for (int32_t i = 0; i < count; i++)
+        items[i] = dp_chunk(dims[i]);
+    return dp_tuple(count, items);
+}
+
 /* The dict {names[0]: Chunk(dims[0]), ...}, likewise. */
-DP_PUBLIC struct dp_tree dp_spec_from_names(int32_t count, const char *const *names,
-                                            const int *dims, struct dp_tree *items);
+static inline struct dp_tree dp_spec_from_names(int32_t count, const char *const *names,
+                                                const int *dims, struct dp_tree *items)
+{
+    struct dp_tree t = dp_spec_from_dims(count, dims, items);
+
+    t.kind = DP_TREE_DICT;
+    t.names = names;
+    return t;
+}
 
 /* Free a root that dp_merge handed out, with all it owns. May be NULL. */
 DP_PUBLIC void dp_tree_free(struct dp_tree *root);
@@ -244,20 +271,6 @@ enum dp_default_spec {
                         * merge: Chunk(0) for each leaf */
     DP_DEFAULT_BY_LEAF /* Chunk(0) for each tensor, Replicate for everything else */
 };
-
-/* By which rule rows are dealt out. */
-enum dp_cut_rule {
-    DP_CUT_TENSOR_SPLIT, /* dp_split_sizes */
-    DP_CUT_CHUNK         /* dp_chunk_sizes, as AsyncPipe does: perhaps fewer micro-batches than
-                          * asked for, and every tensor that is cut must make as many. dp_shrink
-                          * is of no use here: shrink must be DP_SHRINK_NEVER */
-};
-
-/* Piece `piece` of `count` by a rule: where it begins and how many rows it has. By the chunk rule
- * `count` is what dp_chunk_sizes has made, or was asked for: pieces beyond are empty. DP_EINVAL as
- * for dp_split_window. */
-DP_PUBLIC int dp_cut_window(enum dp_cut_rule rule, int64_t extent, int32_t count, int32_t piece,
-                            int64_t *begin, int64_t *size);
 
 struct dp_split_options {
     int32_t count;                      /* of micro-batches */

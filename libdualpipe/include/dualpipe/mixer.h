@@ -106,8 +106,6 @@ struct dp_mixer_update_info {
  *             and ends in the next dp_mixer_forward. */
 enum dp_mixer_algorithm { DP_MIXER_DPSGD, DP_MIXER_LOCAL_SGD, DP_MIXER_ALGORITHMS };
 
-/* "d-psgd", "local-sgd"; NULL for anything else. */
-DP_PUBLIC const char *dp_mixer_algorithm_name(enum dp_mixer_algorithm algorithm);
 
 /* What workers send each other of a block, with DPSGD. INT8 sends the difference to what the receivers
  * know already, an int8 of each element and a float32 scale of each 256, and what was rounded off is
@@ -299,29 +297,68 @@ DP_PUBLIC int dp_mixer_admit(struct dp_mixer *mixer, int count, const struct dp_
  * workers; errors of dp_mixer_new; DP_ECOMM where one has died meanwhile. After an error close comm:
  * the workers go on without this one. */
 DP_PUBLIC int dp_mixer_join(const struct dp_mixer_config *config, struct dp_mixer **out);
-/* What the mixer communicates by, and the graph that it mixes by: the config's, or their successors,
- * which belong to the mixer and last until it is freed, or survives or admits again. */
-DP_PUBLIC struct dp_comm *dp_mixer_comm(const struct dp_mixer *mixer);
-DP_PUBLIC const struct dp_graph *dp_mixer_graph(const struct dp_mixer *mixer);
-
-/* The learning rate of the first bucket's next update: 0 before there are buckets, DP_ESTATE without a
- * schedule. */
-DP_PUBLIC int dp_mixer_rate(const struct dp_mixer *mixer, double *out);
-/* The loss scale of the next backward; 1 without one. */
-DP_PUBLIC double dp_mixer_loss_scale(const struct dp_mixer *mixer);
-/* What this worker has done since the mixer was made. */
-struct dp_mixer_counts {
+/* Where the mixer is. */
+struct dp_mixer_report {
+    /* What it communicates by, and the graph that it mixes by: the config's, or their successors, which
+     * belong to the mixer and last until it is freed, or survives or admits again. */
+    struct dp_comm *comm;
+    const struct dp_graph *graph;
+    int64_t iterations; /* that have begun */
+    double rate;        /* of the first bucket's next update: 0 before there are buckets, and without a
+                         * schedule */
+    double loss_scale;  /* of the next backward; 1 without one */
+    /* What this worker has done since the mixer was made: */
     int64_t sent_bytes; /* of blocks, or what they were compressed to; a sum over a group of k as that
                          * of a ring, 2 (k - 1) / k blocks */
     int64_t passed;     /* exchanges of a bucket that were left out, since the one before was late */
     int64_t longest;    /* most of these in a row: never above the config's staleness */
+    int32_t buckets;    /* 0 before they are made */
+    int32_t reserved;
 };
-DP_PUBLIC void dp_mixer_counts(const struct dp_mixer *mixer, struct dp_mixer_counts *out);
-/* Iterations that have begun. */
-DP_PUBLIC int64_t dp_mixer_iterations(const struct dp_mixer *mixer);
-/* Buckets, 0 before they are made; and one of them: its parameters in order, and the elements of its
+DP_PUBLIC void dp_mixer_report(const struct dp_mixer *mixer, struct dp_mixer_report *out);
+
+static inline double dp_mixer_loss_scale(const struct dp_mixer *mixer)
+{
+    struct dp_mixer_report report;
+
+    dp_mixer_report(mixer, &report);
+    return report.loss_scale;
+}
+
+static inline int32_t dp_mixer_bucket_count(const struct dp_mixer *mixer)
+{
+    struct dp_mixer_report report;
+
+    dp_mixer_report(mixer, &report);
+    return report.buckets;
+}
+
+static inline struct dp_comm *dp_mixer_comm(const struct dp_mixer *mixer)
+{
+    struct dp_mixer_report report;
+
+    dp_mixer_report(mixer, &report);
+    return report.comm;
+}
+
+static inline const struct dp_graph *dp_mixer_graph(const struct dp_mixer *mixer)
+{
+    struct dp_mixer_report report;
+
+    dp_mixer_report(mixer, &report);
+    return report.graph;
+}
+
+static inline int64_t dp_mixer_iterations(const struct dp_mixer *mixer)
+{
+    struct dp_mixer_report report;
+
+    dp_mixer_report(mixer, &report);
+    return report.iterations;
+}
+
+/* One of the buckets: its parameters in order, and the elements of its
  * block. They last as long as the mixer. */
-DP_PUBLIC int32_t dp_mixer_bucket_count(const struct dp_mixer *mixer);
 DP_PUBLIC int32_t dp_mixer_bucket(const struct dp_mixer *mixer, int32_t bucket,
                                   const int32_t **parameters, int64_t *block_elements);
 

@@ -102,10 +102,6 @@ struct dp_graph_kind {
  * DP_ENOMEM. Any thread. */
 DP_PUBLIC int dp_graph_new(const struct dp_graph_spec *spec, struct dp_graph **out);
 DP_PUBLIC void dp_graph_free(struct dp_graph *g);
-/* A graph for another number of workers, each on a node of its own: of the same kind where that exists;
- * otherwise directed-exp for push-sum, torus for one round, hypercube for several. The caller frees.
- * DP_EINVAL for less than one worker; DP_ENOMEM. Any thread. */
-DP_PUBLIC int dp_graph_of_size(const struct dp_graph *g, int workers, struct dp_graph **out);
 
 /* Make a name known to dp_graph_new, for the rest of the process. DP_EINVAL for a name that is taken,
  * empty, too long or has other letters than a-z, 0-9 and '-', and for a kind without a build
@@ -151,7 +147,6 @@ enum dp_graph_rule {
     DP_GRAPH_RULES
 };
 
-DP_PUBLIC const char *dp_graph_rule_name(enum dp_graph_rule rule); /* "row"; no rule: "?" */
 
 /* The first thing found wrong. */
 struct dp_graph_finding {
@@ -168,13 +163,28 @@ DP_PUBLIC int dp_graph_check(const struct dp_graph *g, struct dp_graph_finding *
 /* ---- what a round does ------------------------------------------------------------------------ */
 
 /* The group of a worker in round t modulo the period; NULL in a round of links. */
-DP_PUBLIC const struct dp_mix_group *dp_graph_group(const struct dp_graph *g, int64_t t,
-                                                    int32_t worker);
+static inline const struct dp_mix_group *dp_graph_group(const struct dp_graph *g, int64_t t,
+                                                        int32_t worker)
+{
+    const int64_t place = g->place[(t % g->period) * g->workers + worker];
+
+    return g->rounds[t % g->period].group_count && place >= 0 ? &g->groups[place] : NULL;
+}
+
 /* The links to a worker in round t; *count is 0 in a round of groups. */
-DP_PUBLIC const struct dp_mix_link *dp_graph_links(const struct dp_graph *g, int64_t t,
-                                                   int32_t worker, size_t *count);
-/* W[to][from] of round t. */
-DP_PUBLIC double dp_graph_weight(const struct dp_graph *g, int64_t t, int32_t to, int32_t from);
+static inline const struct dp_mix_link *dp_graph_links(const struct dp_graph *g, int64_t t,
+                                                       int32_t worker, size_t *count)
+{
+    const struct dp_mix_round *r = &g->rounds[t % g->period];
+    const int64_t place = g->place[(t % g->period) * g->workers + worker];
+    const struct dp_mix_link *first = r->group_count || place < 0 ? NULL : &g->links[place];
+
+    *count = 0;
+    while (first && first + *count < g->links + r->first_link + r->link_count &&
+           first[*count].to == worker)
+        ++*count;
+    return first;
+}
 
 /* How much the distance to the mean shrinks at least: the spectral norm of
  * W[first + count - 1] ... W[first] (I - 11'/n), by Lanczos's method, to about 1e-9. 0: exact

@@ -160,10 +160,29 @@ DP_PUBLIC const struct dp_loss_ops *dp_loss_cross_entropy(void);
 /* Skips, in the callbacks of the two layers, as dp_skip_stash and the others of stage.h: forward of the
  * first: stash; of the second: pop. backward of the second: pop_gradient, to be filled in; of the first:
  * stash_gradient, to be added. NULL, and the step fails, for a name that the layer does not have. */
-DP_PUBLIC DLTensor *dp_layer_stash(const struct dp_layer_call *call, const char *name);
-DP_PUBLIC const DLTensor *dp_layer_pop(const struct dp_layer_call *call, const char *name);
-DP_PUBLIC const DLTensor *dp_layer_stash_gradient(const struct dp_layer_call *call, const char *name);
-DP_PUBLIC DLTensor *dp_layer_pop_gradient(const struct dp_layer_call *call, const char *name);
+DP_PUBLIC DLTensor *dp_layer_skip_tensor(const struct dp_layer_call *call, enum dp_skip_end end,
+                                         const char *name);
+
+static inline DLTensor *dp_layer_stash(const struct dp_layer_call *call, const char *name)
+{
+    return dp_layer_skip_tensor(call, DP_SKIP_STASH, name);
+}
+
+static inline const DLTensor *dp_layer_pop(const struct dp_layer_call *call, const char *name)
+{
+    return dp_layer_skip_tensor(call, DP_SKIP_POP, name);
+}
+
+static inline const DLTensor *dp_layer_stash_gradient(const struct dp_layer_call *call,
+                                                      const char *name)
+{
+    return dp_layer_skip_tensor(call, DP_SKIP_STASH_GRADIENT, name);
+}
+
+static inline DLTensor *dp_layer_pop_gradient(const struct dp_layer_call *call, const char *name)
+{
+    return dp_layer_skip_tensor(call, DP_SKIP_POP_GRADIENT, name);
+}
 
 /* ---- layers without a trainer ------------------------------------------------------------------ */
 

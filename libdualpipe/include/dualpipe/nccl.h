@@ -34,9 +34,8 @@
  * CUDA_MODULE_LOADING=EAGER). Compute once on each stage before the first step, as
  * the trainer does: then they did not.
  *
- * Memory that dp_comm_register names is registered with all these NCCL communicators; a pipeline does
- * that with its own, which is ncclMemAlloc's where it has a MiB or more (DP_MEMORY_MESSAGES): NCCL can
- * send it without a copy.
+ * A pipeline's memory of messages is registered with all these NCCL communicators. It is
+ * ncclMemAlloc's where it has a MiB or more (DP_MEMORY_MESSAGES): NCCL can send it without a copy.
  *
  * Names and classes, for a net plugin that is to tell them apart: a communicator is called "dualpipe
  * activation 0 to 1", gradient or reduce, with ranks of host; DUALPIPE_NCCL_STAGE_CLASS is the traffic

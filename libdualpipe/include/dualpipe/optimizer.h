@@ -66,8 +66,6 @@ enum dp_optimizer_kind {
     DP_OPTIMIZER_KINDS
 };
 
-/* "sgd", "adam", "adamw", "accum-adam", "accum-adamw"; NULL for anything else. */
-DP_PUBLIC const char *dp_optimizer_kind_name(enum dp_optimizer_kind kind);
 /* DP_EINVAL, with the nearest name. */
 DP_PUBLIC int dp_optimizer_kind_find(const char *name, enum dp_optimizer_kind *out);
 
@@ -156,18 +154,29 @@ DP_PUBLIC int dp_optimizer_begin(struct dp_optimizer *optimizer,
                                  const struct dp_optimizer_step *step);
 DP_PUBLIC void dp_optimizer_run(struct dp_optimizer *optimizer, int32_t part, int32_t parts);
 
-/* After something else wrote the values (a broadcast, an average): masters become equal to them. */
-DP_PUBLIC void dp_optimizer_read_values(struct dp_optimizer *optimizer);
 
 /* The state, to be written to a checkpoint and read back in place: for each parameter "NAME/step"
  * (int64, no dimensions: steps taken) and, as its kind has it, "NAME/momentum", "NAME/mean",
  * "NAME/square", "NAME/accumulated", "NAME/master", in shape and memory order of the value. The
  * names and tensors last as long as the optimizer. Reading "NAME/master" back does not write the value,
  * which a checkpoint has beside it. */
-DP_PUBLIC int32_t dp_optimizer_state_count(const struct dp_optimizer *optimizer);
-DP_PUBLIC const struct dp_named_tensor *dp_optimizer_state(const struct dp_optimizer *optimizer);
-/* Bytes of that state. */
-DP_PUBLIC size_t dp_optimizer_state_bytes(const struct dp_optimizer *optimizer);
+DP_PUBLIC const struct dp_named_tensor *dp_optimizer_tensors(const struct dp_optimizer *optimizer,
+                                                             int32_t *count);
+
+static inline int32_t dp_optimizer_state_count(const struct dp_optimizer *optimizer)
+{
+    int32_t count;
+
+    dp_optimizer_tensors(optimizer, &count);
+    return count;
+}
+
+static inline const struct dp_named_tensor *dp_optimizer_state(const struct dp_optimizer *optimizer)
+{
+    int32_t count;
+
+    return dp_optimizer_tensors(optimizer, &count);
+}
 
 /* ---- learning rates ------------------------------------------------------------------------- */
 
@@ -193,7 +202,13 @@ struct dp_rate {
 };
 
 /* Decent-DP's schedule: COSINE down to 1e-6, warm-up from 0.01 of the peak. */
-DP_PUBLIC struct dp_rate dp_rate_defaults(double peak, int64_t warmup, int64_t period);
+static inline struct dp_rate dp_rate_defaults(double peak, int64_t warmup, int64_t period)
+{
+    struct dp_rate rate = {DP_RATE_COSINE, peak, 1e-6, 1, period, false, warmup, 0.01};
+
+    return rate;
+}
+
 /* DP_EINVAL with the member that is wrong. */
 DP_PUBLIC int dp_rate_check(const struct dp_rate *rate);
 /* The rate of a step, counted from 0; `rate` must pass dp_rate_check. */
@@ -207,14 +222,6 @@ DP_PUBLIC double dp_rate_at(const struct dp_rate *rate, int64_t step);
 DP_PUBLIC int dp_gradient_squares(const struct dp_parameter *parameters, int32_t count,
                                   double *squares);
 
-/* The same of gradients in the memory of a device, behind what `stream` has been given: to
- * squares[count], in that memory, as `room` is, of so many bytes. Added up in another order than on
- * the host, which depends on the number of elements alone, too. DP_EUNSUPPORTED: a device without such
- * kernels. */
-DP_PUBLIC size_t dp_gradient_squares_room(int32_t count);
-DP_PUBLIC int dp_gradient_squares_queue(struct dp_device_stream *stream,
-                                        const struct dp_parameter *parameters, int32_t count,
-                                        void *room, double *squares);
 
 /* Their sum with every parameter of the model counted once: of a tied group only the first in the
  * list; and only those with counted[i], if there is such a list: exactly one of the ranks that hold a
@@ -225,13 +232,22 @@ DP_PUBLIC double dp_gradient_sum(const struct dp_parameter *parameters, int32_t 
 
 /* What to multiply gradients of this norm with, so that it becomes `limit` at most:
  * min(1, limit / (norm + epsilon)); 1 if limit is 0. torch's clip_grad_norm_ has an epsilon of 1e-6. */
-DP_PUBLIC double dp_clip_factor(double norm, double limit, double epsilon);
+static inline double dp_clip_factor(double norm, double limit, double epsilon)
+{
+    double factor = limit > 0 ? limit / (norm + epsilon) : 1;
 
-/* Multiply all gradients (for programs that clip without an optimizer of this library); set them to
- * zero. DP_EUNSUPPORTED as above. */
+    return factor < 1 ? factor : 1;
+}
+
+/* Multiply all gradients, for programs that clip without an optimizer of this library; 0 sets them to
+ * zero, whatever they were. DP_EUNSUPPORTED as above. */
 DP_PUBLIC int dp_gradients_scale(const struct dp_parameter *parameters, int32_t count,
                                  double factor);
-DP_PUBLIC int dp_gradients_zero(const struct dp_parameter *parameters, int32_t count);
+
+static inline int dp_gradients_zero(const struct dp_parameter *parameters, int32_t count)
+{
+    return dp_gradients_scale(parameters, count, 0);
+}
 
 /* ---- loss scale ----------------------------------------------------------------------------- */
 
@@ -246,7 +262,13 @@ struct dp_loss_scale {
 };
 
 /* As torch's GradScaler: 65536, growth 2, backoff 0.5, interval 2000; from 1 to 2^24. */
-DP_PUBLIC struct dp_loss_scale dp_loss_scale_defaults(void);
+static inline struct dp_loss_scale dp_loss_scale_defaults(void)
+{
+    struct dp_loss_scale scale = {65536, 2, 0.5, 2000, 1, 16777216, 0};
+
+    return scale;
+}
+
 /* After every step, with the same `overflow` on all ranks (the global norm was not finite). */
 DP_PUBLIC void dp_loss_scale_update(struct dp_loss_scale *scale, bool overflow);
 

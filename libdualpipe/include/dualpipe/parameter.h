@@ -36,14 +36,16 @@ struct dp_parameter {
                        * gradient may move in between. */
 };
 
-/* Whether the list is sound: names that are there and distinct, known flags, values of the four
- * types that fill one block of memory without gaps (any order of the dimensions, so that
- * channels-last tensors pass), gradients that fit them, tied parameters of one type and shape.
- * DP_EINVAL with the parameter's name and what is wrong; DP_ENOMEM. An empty list is sound. */
-DP_PUBLIC int dp_parameters_check(const struct dp_parameter *parameters, int32_t count);
 
 /* Of a sound parameter. */
-DP_PUBLIC int64_t dp_parameter_elements(const struct dp_parameter *parameter);
+static inline int64_t dp_parameter_elements(const struct dp_parameter *parameter)
+{
+    int64_t elements = 1;
+
+    for (int32_t i = 0; i < parameter->value->ndim; i++)
+        elements *= parameter->value->shape[i];
+    return elements;
+}
 
 /* What a checkpoint holds and an optimizer has as its state: memory in use under a name. */
 struct dp_named_tensor {

@@ -73,7 +73,15 @@ DP_PUBLIC int dp_partition_new(const struct dp_partition_spec *spec, struct dp_p
 DP_PUBLIC void dp_partition_free(struct dp_partition *p);
 
 /* Layers of a stage, over all its groups. */
-DP_PUBLIC int32_t dp_partition_len(const struct dp_partition *p, int32_t stage);
+static inline int32_t dp_partition_len(const struct dp_partition *p, int32_t stage)
+{
+    int32_t len = 0;
+
+    for (int32_t g = 0; g < p->group_count; g++)
+        len += p->groups[g].at.stage == stage ? p->groups[g].count : 0;
+    return len;
+}
+
 /* Position in the list of the stage's index-th layer; negative: from the end, -1 the last. DP_EINVAL
  * (A15) outside. */
 DP_PUBLIC int dp_partition_layer(const struct dp_partition *p, int32_t stage, int32_t index,

@@ -66,8 +66,6 @@ enum dp_execution {
     DP_EXECUTIONS
 };
 
-/* "list", "messages". */
-DP_PUBLIC const char *dp_execution_name(enum dp_execution execution);
 
 /* What sums a slot's gradients with all other copies of its stage: on mirrors, and on replicas of
  * the pipeline, which the pipeline knows nothing of (replicas.h, mixer.h). Its functions return 0
@@ -334,13 +332,6 @@ DP_PUBLIC void dp_pipeline_memory(const struct dp_pipeline *pipe, struct dp_pipe
 DP_PUBLIC int dp_pipeline_measure(const struct dp_pipeline_config *config, int rank,
                                   struct dp_pipeline_memory *out);
 
-/* Copies of save areas to the host and back (EVICT, FETCH), since the pipeline was made: how long those
- * of each direction were at work, and how long the calling thread waited for them, where it computes.
- * Between steps. */
-struct dp_pipeline_copies {
-    int64_t down_ns, up_ns, wait_ns;
-};
-DP_PUBLIC void dp_pipeline_copies(const struct dp_pipeline *pipe, struct dp_pipeline_copies *out);
 
 /* For dp_nccl_config.peers (nccl.h): what this pipeline rank sends and receives under the schedule,
  * with ranks of the communicator. out has room for schedule->ranks; returns how many it took, or

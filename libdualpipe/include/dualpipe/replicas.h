@@ -70,19 +70,36 @@ DP_PUBLIC int dp_replicas_new(const struct dp_parameter *parameters, int32_t cou
 /* What is in flight is waited for, if the communicator still works. May be NULL. */
 DP_PUBLIC void dp_replicas_free(struct dp_replicas *replicas);
 
+enum dp_replicas_work { DP_REPLICAS_SCATTER = 1, DP_REPLICAS_GATHER = 2, DP_REPLICAS_SUM = 3 };
+/* Start one of the three below. */
+DP_PUBLIC int dp_replicas_start(struct dp_replicas *replicas, enum dp_replicas_work work,
+                                struct dp_device_stream *stream);
+
 /* Start to sum the gradients over all replicas: in place, whole. On the host, where `stream` is
  * NULL, gradients may neither be read nor written until it is over. On a device it is queued behind
  * what `stream` has been given, and what that is given from now on is behind the sum. DP_EINVAL for
  * a stream where there is no device or none where there is one, DP_ESTATE while an operation is in
  * flight, DP_EUNSUPPORTED where gradients that a device sums as one (see above) have moved away from
  * each other; errors of comm.h. */
-DP_PUBLIC int dp_replicas_sum(struct dp_replicas *replicas, struct dp_device_stream *stream);
+static inline int dp_replicas_sum(struct dp_replicas *replicas, struct dp_device_stream *stream)
+{
+    return dp_replicas_start(replicas, DP_REPLICAS_SUM, stream);
+}
+
 /* The same, but only the elements of this replica's shard are the sum; what the others are is not
  * defined. */
-DP_PUBLIC int dp_replicas_scatter(struct dp_replicas *replicas, struct dp_device_stream *stream);
+static inline int dp_replicas_scatter(struct dp_replicas *replicas, struct dp_device_stream *stream)
+{
+    return dp_replicas_start(replicas, DP_REPLICAS_SCATTER, stream);
+}
+
 /* Start to gather values: each replica's shard to all others. On a device a gather and a scatter
  * may both be in flight, in that order or the other one. */
-DP_PUBLIC int dp_replicas_gather(struct dp_replicas *replicas, struct dp_device_stream *stream);
+static inline int dp_replicas_gather(struct dp_replicas *replicas, struct dp_device_stream *stream)
+{
+    return dp_replicas_start(replicas, DP_REPLICAS_GATHER, stream);
+}
+
 /* 0: what was started is over, on a device all its messages have come; or nothing was. DP_EAGAIN:
  * not yet. Errors of comm.h, which end the group. */
 DP_PUBLIC int dp_replicas_test(struct dp_replicas *replicas);

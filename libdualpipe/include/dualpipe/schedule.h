@@ -42,8 +42,6 @@ enum dp_schedule_kind {
     DP_SCHEDULE_KINDS
 };
 
-/* "gpipe", "1f1b", "zb1p", "dualpipe", "dualpipev", "interleaved", "zbv", "async", "user". */
-DP_PUBLIC const char *dp_schedule_kind_name(enum dp_schedule_kind kind);
 /* The kind of a name; DP_EINVAL with the list of names otherwise. */
 DP_PUBLIC int dp_schedule_kind_parse(const char *name, enum dp_schedule_kind *kind);
 
@@ -74,8 +72,6 @@ enum dp_op_kind {
     DP_OP_KINDS
 };
 
-/* "F", "RECV_F", ...: the names used in traces. */
-DP_PUBLIC const char *dp_op_kind_name(enum dp_op_kind kind);
 
 #define DP_MAX_SLOTS 64           /* slots of one rank */
 #define DP_MAX_MB ((1 << 20) - 1) /* micro-batches of one stream */
@@ -136,7 +132,7 @@ struct dp_partition; /* partition.h */
  * entries of the list of layers, of a layer that is used several times the entry meant. out, with
  * room for count, gets those between different stages (invocations), *out_count their number; what
  * begins and ends in one stage is left to that stage. DP_EINVAL with all violations in one sentence,
- * as dp_schedule_add_skips, by layers; and for an entry that a `compat` partition lost. Messages are
+ * as dp_schedule_new has them, by layers; and for an entry that a `compat` partition lost. Messages are
  * made where the two stages are on different ranks only. */
 DP_PUBLIC int dp_skips_of_layers(const struct dp_partition *p, const struct dp_skip *layers,
                                  int count, struct dp_skip *out, int *out_count);
@@ -173,8 +169,6 @@ enum dp_recompute {
     DP_RECOMPUTES
 };
 
-/* "never", "except_last", "always"; parse: DP_EINVAL (A2) with the list otherwise. */
-DP_PUBLIC const char *dp_recompute_name(enum dp_recompute recompute);
 DP_PUBLIC int dp_recompute_parse(const char *name, enum dp_recompute *recompute);
 
 
@@ -199,7 +193,10 @@ struct dp_schedule_spec {
     enum dp_recompute recompute;
     const struct dp_partition *partition; /* async alone: what the ranks hold, reused layers
                                            * included; NULL: stage r on rank r */
-    const struct dp_skip *skips; /* [skip_count] skip connections: dp_schedule_add_skips */
+    /* [skip_count] skip connections, as messages of their own. DP_EINVAL with all violations in one
+     * sentence: a stage that is not there, produced and consumed by one stage, consumed before it is
+     * produced, produced or consumed twice in a namespace, only produced or only consumed. */
+    const struct dp_skip *skips;
     int skip_count;
     const int *rank_map; /* [ranks] rank_map[group rank] = pipeline rank; NULL: the same */
 };
@@ -209,15 +206,16 @@ struct dp_schedule_spec {
 DP_PUBLIC int dp_schedule_new(const struct dp_schedule_spec *spec, struct dp_schedule **out);
 DP_PUBLIC void dp_schedule_free(struct dp_schedule *s);
 
+/* Build the list of one pipeline rank only, into ops[capacity]; *count is its length, also
+ * with DP_ENOMEM, when it does not fit. Equal to dp_schedule_new's list of that rank. */
+DP_PUBLIC int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank,
+                                     struct dp_op *ops, size_t capacity, size_t *count);
+
 /* The same without ops (s->ops NULL): ranks, slots and micro-batches, which say how many messages there
  * are and between which ranks, as dp_placement_new wants to know. Takes no memory for them, whatever M
  * is. For nothing that reads ops. */
 DP_PUBLIC int dp_schedule_new_outline(const struct dp_schedule_spec *spec, struct dp_schedule **out);
 
-/* Build the list of one pipeline rank only, into ops[capacity]; *count is its length, also
- * with DP_ENOMEM, when it does not fit. Equal to dp_schedule_new's list of that rank. */
-DP_PUBLIC int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int rank,
-                                     struct dp_op *ops, size_t capacity, size_t *count);
 
 /* The evaluation that goes with a training schedule: the same ranks, slots and micro-batches, its
  * forwards in their order. DP_EINVAL if they wait for each other in a circle; DP_ENOMEM. The caller
@@ -286,21 +284,24 @@ static inline bool dp_slot_is_last(const struct dp_slot *slot)
 
 /* ---- passes: data in, data out ------------------------------------------------------------- */
 
-/* Give the schedule skip connections: its messages, frees and reduces are made anew, so that every
- * value is received, as a batch of its receiver, when it is sent, and waits there until it is
- * consumed; gradients likewise. A micro-batch may have been evicted or recomputed. DP_EINVAL with all
- * violations in one sentence: a stage that is not there, produced and consumed by one stage, consumed
- * before it is produced, produced or consumed twice in a namespace, consumed and never produced,
- * produced and never consumed; DP_ESTATE if it has skips; DP_ENOMEM. After an error only
- * dp_schedule_free is left to do. */
-DP_PUBLIC int dp_schedule_add_skips(struct dp_schedule *s, const struct dp_skip *skips, int count);
 /* Add a REDUCE for every slot that has a mirror, before the compute that follows its last weight
  * gradient, and at the end of the list a REDUCE_WAIT for each. Partners that run mirror images of
  * one list agree on the order. */
-DP_PUBLIC int dp_schedule_add_reduces(struct dp_schedule *s);
-/* The same for every slot: its gradients are also summed with those of replicas of the pipeline,
- * which the schedule knows nothing of (pipeline.h: dp_reduce_ops). */
-DP_PUBLIC int dp_schedule_add_all_reduces(struct dp_schedule *s);
+static inline int dp_schedule_add_reduces(struct dp_schedule *s);
+
+/* The same for every slot, with `all`: its gradients are also summed with those of replicas of the
+ * pipeline, which the schedule knows nothing of (pipeline.h: dp_reduce_ops). */
+DP_PUBLIC int dp_schedule_add_sums(struct dp_schedule *s, bool all);
+
+static inline int dp_schedule_add_reduces(struct dp_schedule *s)
+{
+    return dp_schedule_add_sums(s, false);
+}
+
+static inline int dp_schedule_add_all_reduces(struct dp_schedule *s)
+{
+    return dp_schedule_add_sums(s, true);
+}
 /* Add a RECOMPUTE before the backward of each micro-batch that is wanted: its F then keeps the input
  * only. mb is in the slot's stream. It stands right before the backward or the overlapped pair, so
  * it runs while the gradient is under way. Nothing is added to a schedule without backwards.
@@ -338,7 +339,6 @@ enum dp_rule {
     DP_RULES
 };
 
-DP_PUBLIC const char *dp_rule_name(enum dp_rule rule); /* "deadlock"; no rule: "?" */
 
 /* The first thing found wrong. */
 struct dp_finding {
@@ -463,8 +463,6 @@ DP_PUBLIC int dp_schedule_write(const struct dp_schedule *s, enum dp_format form
 DP_PUBLIC int dp_schedule_read(const char *text, size_t len, enum dp_format format,
                                struct dp_schedule **out);
 
-/* Same kind, counts and flags, same slots and group ranks, same ops. */
-DP_PUBLIC bool dp_schedule_equal(const struct dp_schedule *a, const struct dp_schedule *b);
 
 #ifdef __cplusplus
 }

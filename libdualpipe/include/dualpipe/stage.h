@@ -117,14 +117,33 @@ struct dp_stage_call {
  * A forward must stash and pop each skip of its stage, a recomputed one again; a backward must ask for
  * each gradient. Else the step fails with DP_ECALLBACK, as for a name that is not declared, or a
  * function of another callback (those return NULL). Callbacks' thread only. */
-DP_PUBLIC DLTensor *dp_skip_stash(const struct dp_stage_call *call, const char *space,
-                                  const char *name);
-DP_PUBLIC const DLTensor *dp_skip_pop(const struct dp_stage_call *call, const char *space,
-                                      const char *name);
-DP_PUBLIC const DLTensor *dp_skip_stash_gradient(const struct dp_stage_call *call,
-                                                 const char *space, const char *name);
-DP_PUBLIC DLTensor *dp_skip_pop_gradient(const struct dp_stage_call *call, const char *space,
-                                         const char *name);
+enum dp_skip_end { DP_SKIP_STASH, DP_SKIP_POP, DP_SKIP_STASH_GRADIENT, DP_SKIP_POP_GRADIENT };
+DP_PUBLIC DLTensor *dp_skip_tensor(const struct dp_stage_call *call, enum dp_skip_end end,
+                                   const char *space, const char *name);
+
+static inline DLTensor *dp_skip_stash(const struct dp_stage_call *call,
+                                      const char *space, const char *name)
+{
+    return dp_skip_tensor(call, DP_SKIP_STASH, space, name);
+}
+
+static inline const DLTensor *dp_skip_pop(const struct dp_stage_call *call,
+                                          const char *space, const char *name)
+{
+    return dp_skip_tensor(call, DP_SKIP_POP, space, name);
+}
+
+static inline const DLTensor *dp_skip_stash_gradient(const struct dp_stage_call *call,
+                                                     const char *space, const char *name)
+{
+    return dp_skip_tensor(call, DP_SKIP_STASH_GRADIENT, space, name);
+}
+
+static inline DLTensor *dp_skip_pop_gradient(const struct dp_stage_call *call,
+                                             const char *space, const char *name)
+{
+    return dp_skip_tensor(call, DP_SKIP_POP_GRADIENT, space, name);
+}
 
 /* A loss that an overlapped pair takes itself: of the forward's outputs, or the gradient with which
  * the backward begins. */

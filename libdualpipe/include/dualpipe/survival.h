@@ -59,7 +59,10 @@ DP_PUBLIC int dp_comm_survive(struct dp_comm *comm);
 DP_PUBLIC bool dp_comm_is_alive(const struct dp_comm *comm, int rank);
 
 /* Whether dp_comm_survive was called for the group of comm. */
-DP_PUBLIC bool dp_comm_survives(const struct dp_comm *comm);
+static inline bool dp_comm_survives(const struct dp_comm *comm)
+{
+    return comm && dp_comm_get(comm, DP_COMM_SURVIVES);
+}
 
 /* This rank cannot go on with what comm is used for: end that on all ranks, MPIX_Comm_revoke. All
  * requests of comm that are in flight on any rank, and all that is started later, end with
@@ -77,13 +80,10 @@ DP_PUBLIC bool dp_comm_survives(const struct dp_comm *comm);
 DP_PUBLIC int dp_comm_revoke(struct dp_comm *comm, int error, const char *text);
 /* Whether comm was revoked, as far as this rank has heard by its last call. A call that has
  * returned DP_EABORTED with this false has found that the whole group was aborted. */
-DP_PUBLIC bool dp_comm_is_revoked(const struct dp_comm *comm);
-/* As dp_comm_wait, for a rank whose peer lives but may be waiting for a dead one: it also ends, with
- * DP_ECOMM, as soon as any rank of `group`, a communicator of the family, is dead or has left. Then,
- * and on the deadline, the request stays in flight: it may be waited for again, and ends at the
- * latest when its communicator is closed. In a group that does not survive it is dp_comm_wait. */
-DP_PUBLIC int dp_comm_wait_alive(struct dp_comm *comm, struct dp_request *req, int peer,
-                                 const struct dp_comm *group);
+static inline bool dp_comm_is_revoked(const struct dp_comm *comm)
+{
+    return comm && dp_comm_get(comm, DP_COMM_REVOKED);
+}
 
 /* alive[size]: which ranks of comm are alive; the same on every rank that returns 0, which is
  * itself among them. Called by all that live, also after its collectives have failed. Deaths
@@ -93,10 +93,17 @@ DP_PUBLIC int dp_comm_wait_alive(struct dp_comm *comm, struct dp_request *req, i
  * twice that for every rank that stops meanwhile while it coordinates. The live rank with the
  * lowest number is connected to all meanwhile. DP_EABORTED: this rank was declared dead itself, or
  * the group was aborted. DP_EINVAL: the group does not survive. */
-DP_PUBLIC int dp_comm_agree_alive(struct dp_comm *comm, bool *alive);
+static inline int dp_comm_agree_alive(struct dp_comm *comm, bool *alive);
 /* The same, and *flags becomes the bitwise and of what it was on all that live, and perhaps on some that
  * have died since: MPIX_Comm_agree. So all know whether a part of their work has got through on all. */
 DP_PUBLIC int dp_comm_agree_flags(struct dp_comm *comm, uint64_t *flags, bool *alive);
+
+static inline int dp_comm_agree_alive(struct dp_comm *comm, bool *alive)
+{
+    uint64_t none = 0;
+
+    return dp_comm_agree_flags(comm, &none, alive);
+}
 
 /* The communicator of the ranks that agree_alive finds, in the order of their ranks in comm and
  * counted from 0: MPIX_Comm_shrink. Of the same family, with channels of its own, so that no

@@ -204,15 +204,19 @@ static inline const struct dp_topo_link *dp_topology_uplink(const struct dp_topo
 
 DP_PUBLIC void dp_topology_free(struct dp_topology *t);
 
-/* "host", "numa", "root", "switch", "gpu", "nic", "nvswitch", "rail", "spine". */
-DP_PUBLIC const char *dp_topo_kind_name(enum dp_topo_kind kind);
-/* "mesh", "pci", "cpu", "nvlink", "xgmi", "c2c", "net". */
-DP_PUBLIC const char *dp_topo_link_kind_name(enum dp_topo_link_kind kind);
 
 /* The first node at or after `from` that is of this kind, below `within` (-1: anywhere); -1: none.
  *      for (int32_t g = -1; (g = dp_topology_next(t, DP_TOPO_GPU, host, g + 1)) >= 0;) */
-DP_PUBLIC int32_t dp_topology_next(const struct dp_topology *t, enum dp_topo_kind kind,
-                                   int32_t within, int32_t from);
+static inline int32_t dp_topology_next(const struct dp_topology *t, enum dp_topo_kind kind,
+                                       int32_t within, int32_t from)
+{
+    int32_t end = within < 0 ? t->node_count : t->nodes[within].end;
+
+    for (int32_t i = from > within ? from : within + 1; i < end; i++)
+        if (t->nodes[i].kind == kind)
+            return i;
+    return -1;
+}
 
 /* How many there are of this kind below `within` (-1: anywhere). */
 static inline int32_t dp_topology_count(const struct dp_topology *t, enum dp_topo_kind kind,
@@ -226,7 +230,17 @@ static inline int32_t dp_topology_count(const struct dp_topology *t, enum dp_top
 }
 
 /* How many ports the NIC has: ports[*first] and on. */
-DP_PUBLIC int32_t dp_topology_ports(const struct dp_topology *t, int32_t nic, int32_t *first);
+static inline int32_t dp_topology_ports(const struct dp_topology *t, int32_t nic, int32_t *first)
+{
+    int32_t end, at = 0;
+
+    while (at < t->port_count && t->ports[at].nic < nic)
+        at++;
+    for (end = at; end < t->port_count && t->ports[end].nic == nic;)
+        end++;
+    *first = at;
+    return end - at;
+}
 
 /* The node's name in this topology, written to text and returned: "node0", "node0/gpu3", "rail2"; the
  * host is left out where there is only one. Cut where it is too long. */
@@ -258,8 +272,6 @@ enum dp_topo_class {
     DP_TOPO_CLASSES
 };
 
-/* "X", "NV", "XGMI", "C2C", "PIX", "PXB", "PHB", "NODE", "SYS", "NET", "NET*", "-". */
-DP_PUBLIC const char *dp_topo_class_name(enum dp_topo_class kind);
 
 enum { DP_TOPO_HOPS_MAX = 32 };
 struct dp_topo_path {
@@ -403,8 +415,6 @@ DP_PUBLIC int dp_topology_take_host(const struct dp_topology *t, int32_t host,
 DP_PUBLIC int dp_topology_remap(const struct dp_topology *t, const char *map,
                                 struct dp_topology **out);
 
-/* Are they the same, as JSON? false also without memory to tell. */
-DP_PUBLIC bool dp_topology_equal(const struct dp_topology *a, const struct dp_topology *b);
 
 #ifdef __cplusplus
 }

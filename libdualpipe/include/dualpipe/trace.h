@@ -20,8 +20,6 @@ struct dp_recorder;
  * reads and one store of 32 bytes. DP_EINVAL, DP_ENOMEM. One pipeline at a time may use it. */
 DP_PUBLIC int dp_recorder_new(size_t ops, int steps, struct dp_recorder **out);
 DP_PUBLIC void dp_recorder_free(struct dp_recorder *rec);
-/* Off (a new recorder is on): steps run as if there were none. */
-DP_PUBLIC void dp_recorder_enable(struct dp_recorder *rec, bool on);
 
 /* Collective: gather the last recorded step of all ranks, on rank 0's clock, on rank 0. Elsewhere
  * *out becomes empty. comm may be NULL for a schedule of one rank. Time 0 is when the first rank

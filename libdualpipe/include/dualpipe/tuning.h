@@ -41,10 +41,6 @@ enum dp_tuning_protocol { DP_TUNING_LL, DP_TUNING_LL128, DP_TUNING_SIMPLE, DP_TU
 /* In place of an algorithm and a protocol: whatever NCCL would take. */
 enum { DP_TUNING_DEFAULT = -1 };
 
-/* "allreduce", "nvls_tree", "ll128"; "default" for DP_TUNING_DEFAULT. Never NULL. */
-DP_PUBLIC const char *dp_tuning_function_name(int function);
-DP_PUBLIC const char *dp_tuning_algorithm_name(int algorithm);
-DP_PUBLIC const char *dp_tuning_protocol_name(int protocol);
 
 /* ---- tables --------------------------------------------------------------------------------- */
 

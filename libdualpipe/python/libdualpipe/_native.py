@@ -229,9 +229,9 @@ def number_of(what: str, name: str, numbers: Mapping[str, int]) -> int:
     return numbers[name]
 
 
-def names_of(function: Any, count: int) -> Dict[str, int]:
-    """Such a table, of a function that has the name of each number."""
-    return {text_of(function(i)): i for i in range(count)}
+def names_of(names: int, count: int) -> Dict[str, int]:
+    """Such a table, of one of dp_names."""
+    return {text_of(lib.dp_name(names, i)): i for i in range(count)}
 
 
 def set_members(struct: Any, members: Mapping[str, Any], what: str) -> None:

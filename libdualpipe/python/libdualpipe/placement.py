@@ -90,7 +90,7 @@ def _described(found: Any, topology: Topology) -> Placement:
     for i in range(found.flow_count):
         f = found.flows[i]
         flows.append(
-            Flow(text_of(lib.dp_flow_kind_name(f.kind)), getattr(f, "from"), f.to, f.bytes,
-                 text_of(lib.dp_topo_class_name(f.class_))))
+            Flow(text_of(lib.dp_name(lib.DP_NAMES_FLOW, f.kind)), getattr(f, "from"), f.to, f.bytes,
+                 text_of(lib.dp_name(lib.DP_NAMES_PATH, f.class_))))
     return Placement(bool(found.exact), found.before_ns, found.after_ns, workers, flows,
                      made_text(lib.dp_placement_write, found, topology.pointer))

@@ -14,8 +14,8 @@ from ._native import (check, ffi, lib, made_text, names_of, new_object, number_o
 
 FORMATS = {"text": lib.DP_FORMAT_TEXT, "json": lib.DP_FORMAT_JSON, "csv": lib.DP_FORMAT_CSV,
            "pytorch": lib.DP_FORMAT_PYTORCH}
-KINDS = list(names_of(lib.dp_schedule_kind_name, lib.DP_SCHEDULE_KINDS))
-OPS = list(names_of(lib.dp_op_kind_name, lib.DP_OP_KINDS))
+KINDS = list(names_of(lib.DP_NAMES_SCHEDULE, lib.DP_SCHEDULE_KINDS))
+OPS = list(names_of(lib.DP_NAMES_OP, lib.DP_OP_KINDS))
 COSTS = {"f_ns": 1000, "i_ns": 1000, "w_ns": 1000}
 COLORS = {"F": "#4c78a8", "B": "#f58518", "I": "#e8a14c", "W": "#72b7b2"}
 
@@ -129,8 +129,7 @@ class Schedule:
         return made_text(lib.dp_schedule_write, self.pointer, number_of("format", format, FORMATS))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schedule) and bool(
-            lib.dp_schedule_equal(self.pointer, other.pointer))
+        return isinstance(other, Schedule) and self.write("json") == other.write("json")
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -139,7 +138,7 @@ class Schedule:
 
     @property
     def kind(self) -> str:
-        return text_of(lib.dp_schedule_kind_name(self.pointer.kind))
+        return text_of(lib.dp_name(lib.DP_NAMES_SCHEDULE, self.pointer.kind))
 
     @property
     def ranks(self) -> int:
@@ -175,8 +174,8 @@ class Schedule:
         text = ffi.new("char[]", lib.DP_OP_TEXT_LEN)
         slots = self.slots(rank)
         stage = slots[op.slot].stage if op.slot < len(slots) else -1
-        return Op(text_of(lib.dp_op_kind_name(op.kind)), op.slot, stage, op.mb, bool(op.overlap),
-                  text_of(lib.dp_op_text(op, text)))
+        return Op(text_of(lib.dp_name(lib.DP_NAMES_OP, op.kind)), op.slot, stage, op.mb,
+                  bool(op.overlap), text_of(lib.dp_op_text(op, text)))
 
     def check(self, max_activations: int = 0, max_weight_queue: int = 0) -> Optional[Finding]:
         """Whether it can be carried out: the first thing that is wrong, None if nothing is. The
@@ -185,7 +184,7 @@ class Schedule:
         found = ffi.new("struct dp_finding *")
         if lib.dp_schedule_check(self.pointer, limits, found) == 0:
             return None
-        return Finding(text_of(lib.dp_rule_name(found.rule)),
+        return Finding(text_of(lib.dp_name(lib.DP_NAMES_RULE, found.rule)),
                        found.rank if found.rank >= 0 else None, found.index, text_of(found.text))
 
     def simulate(self, batches: bool = False, **costs: float) -> Simulation:

@@ -13,7 +13,7 @@ from ._native import (check, ffi, lib, made_text, names_of, new_object, number_o
 FORMATS = {"auto": lib.DP_TOPOLOGY_AUTO, "json": lib.DP_TOPOLOGY_JSON,
            "description": lib.DP_TOPOLOGY_SYNTHETIC, "nccl-xml": lib.DP_TOPOLOGY_NCCL_XML,
            "nvidia-smi": lib.DP_TOPOLOGY_NVIDIA_SMI, "hwloc-xml": lib.DP_TOPOLOGY_HWLOC_XML}
-KINDS = names_of(lib.dp_topo_kind_name, lib.DP_TOPO_KINDS)  # "host", "numa", "gpu", "nic" ...
+KINDS = names_of(lib.DP_NAMES_NODE, lib.DP_TOPO_KINDS)  # "host", "numa", "gpu", "nic" ...
 
 
 class Node(NamedTuple):
@@ -81,8 +81,7 @@ class Topology:
         return made_text(lib.dp_topology_write, self.pointer, number_of("format", format, FORMATS))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Topology) and bool(
-            lib.dp_topology_equal(self.pointer, other.pointer))
+        return isinstance(other, Topology) and self.write() == other.write()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -95,7 +94,7 @@ class Topology:
 
     def _node(self, number: int) -> Node:
         node = self.pointer.nodes[number]
-        return Node(number, text_of(lib.dp_topo_kind_name(node.kind)), self.label(number),
+        return Node(number, text_of(lib.dp_name(lib.DP_NAMES_NODE, node.kind)), self.label(number),
                     node.parent if node.parent >= 0 else None, self._text(node.name),
                     self._text(node.model), node.memory_bytes)
 
@@ -107,7 +106,7 @@ class Topology:
 
     def links(self) -> List[Link]:
         found = (self.pointer.links[i] for i in range(self.pointer.link_count))
-        return [Link(text_of(lib.dp_topo_link_kind_name(x.kind)), x.a, x.b, x.count, x.bytes_per_ns,
+        return [Link(text_of(lib.dp_name(lib.DP_NAMES_LINK, x.kind)), x.a, x.b, x.count, x.bytes_per_ns,
                      x.latency_ns) for x in found]
 
     def notes(self) -> List[str]:
@@ -130,7 +129,7 @@ class Topology:
         path = ffi.new("struct dp_topo_path *")
         check(lib.dp_topology_path(self.pointer, self.find(a), self.find(b), path))
         nodes = [self.label(path.nodes[i]) for i in range(path.hops + 1)] if path.hops else []
-        return Path(text_of(lib.dp_topo_class_name(path.class_)), path.bytes_per_ns,
+        return Path(text_of(lib.dp_name(lib.DP_NAMES_PATH, path.class_)), path.bytes_per_ns,
                     path.latency_ns, nodes)
 
     def nics(self, gpu: Union[str, int]) -> List[Node]:

@@ -11,9 +11,9 @@ from typing import Any, List, NamedTuple, Optional
 
 from ._native import check, ffi, lib, made_text, names_of, new_object, number_of, owned, text_of
 
-FUNCTIONS = names_of(lib.dp_tuning_function_name, lib.DP_TUNING_FUNCTIONS)
-ALGORITHMS = names_of(lib.dp_tuning_algorithm_name, lib.DP_TUNING_ALGORITHMS)
-PROTOCOLS = names_of(lib.dp_tuning_protocol_name, lib.DP_TUNING_PROTOCOLS)
+FUNCTIONS = names_of(lib.DP_NAMES_FUNCTION, lib.DP_TUNING_FUNCTIONS)
+ALGORITHMS = names_of(lib.DP_NAMES_ALGORITHM, lib.DP_TUNING_ALGORITHMS)
+PROTOCOLS = names_of(lib.DP_NAMES_PROTOCOL, lib.DP_TUNING_PROTOCOLS)
 SOURCES = {lib.DP_TUNING_FROM_NCCL: "nccl", lib.DP_TUNING_FROM_TABLE: "table",
            lib.DP_TUNING_FROM_MODEL: "model"}
 
@@ -99,8 +99,8 @@ class Tuner:
             "algorithms": len(ALGORITHMS), "protocols": len(PROTOCOLS)})
         out = ffi.new("struct dp_tuning_answer *")
         lib.dp_tuner_ask(self.pointer, question, out)
-        return Answer(SOURCES[out.source], text_of(lib.dp_tuning_algorithm_name(out.algorithm)),
-                      text_of(lib.dp_tuning_protocol_name(out.protocol)), out.channels,
+        return Answer(SOURCES[out.source], text_of(lib.dp_name(lib.DP_NAMES_ALGORITHM, out.algorithm)),
+                      text_of(lib.dp_name(lib.DP_NAMES_PROTOCOL, out.protocol)), out.channels,
                       out.time_us or None, out.default_us or None,
                       out.rule.line if out.rule != ffi.NULL else None)
 
@@ -117,6 +117,6 @@ class Tuner:
         out = ffi.new("struct dp_tuning_crossing[]", lib.DP_TUNING_CROSSINGS_MAX)
         count = lib.dp_tuner_crossings(self.pointer, number_of("function", function, FUNCTIONS),
                                        costs, out)
-        return [Crossing(x.bytes, text_of(lib.dp_tuning_algorithm_name(x.algorithm)),
-                         text_of(lib.dp_tuning_protocol_name(x.protocol)))
+        return [Crossing(x.bytes, text_of(lib.dp_name(lib.DP_NAMES_ALGORITHM, x.algorithm)),
+                         text_of(lib.dp_name(lib.DP_NAMES_PROTOCOL, x.protocol)))
                 for x in out[0:count]]

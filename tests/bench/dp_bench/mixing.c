@@ -259,7 +259,7 @@ static int lead(struct job *j)
     struct sampler samplers[CASES];
     char title[200];
     int32_t stop = STOP;
-    struct dp_mixer_counts counts;
+    struct dp_mixer_report counts;
 
     for (int i = 0; i < CASES; i++) {
         samplers[i] = (struct sampler){j, (enum what)i};
@@ -269,7 +269,7 @@ static int lead(struct job *j)
     int err = bench_run(cases, CASES, &j->v->common);
     if (err)
         return err;
-    dp_mixer_counts(j->mixer, &counts);
+    dp_mixer_report(j->mixer, &counts);
     const double sent = (double)counts.sent_bytes / (double)dp_mixer_iterations(j->mixer);
     snprintf(title, sizeof(title), "%s, %d workers, %zu parameters, %s; %.1f MB sent by a worker in an "
              "iteration, %.3g times the parameters", j->graph->name, j->graph->workers, j->elements,

@@ -192,7 +192,7 @@ static int measure(const struct values *v, enum dp_schedule_kind kind)
 
     if (status)
         return status;
-    snprintf(title, sizeof(title), "%s, %d ranks, %d micro-batches", dp_schedule_kind_name(kind),
+    snprintf(title, sizeof(title), "%s, %d ranks, %d micro-batches", dp_name(DP_NAMES_SCHEDULE, kind),
              one.spec.ranks, one.spec.microbatches);
     err = bench_run(cases, 2, &v->common);
     if (!err)

@@ -403,7 +403,7 @@ static void run_on(const struct comm_kind *kind, struct dp_schedule_spec spec,
         kind ? kind->run(kind, training->ranks, DEADLINE_NS, run_trial, &trial, &killed)
              : comm_on_threads(training->ranks, DEADLINE_NS, run_trial, &trial);
     if (failed)
-        fail_msg("%s, %s", dp_schedule_kind_name(spec.kind), dp_execution_name(execution));
+        fail_msg("%s, %s", dp_name(DP_NAMES_SCHEDULE, spec.kind), dp_name(DP_NAMES_EXECUTION, execution));
     dp_schedule_free(training);
     dp_schedule_free(evaluation);
 }

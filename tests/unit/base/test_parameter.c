@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/internal.h"
 #include "cmocka_all.h"
 
 #include <dualpipe/parameter.h>

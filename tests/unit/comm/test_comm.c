@@ -3,6 +3,7 @@
  * test_comm.c - messages and collectives of every communicator; each case runs over all of them.
  */
 #include "cmocka_all.h"
+#include "comm/internal.h"
 #include "comm_cases.h"
 #include "unit/base/failing_memory.h"
 

@@ -4,6 +4,7 @@
  * case runs over every communicator.
  */
 #include "cmocka_all.h"
+#include "comm/internal.h"
 #include "comm_cases.h"
 
 #include "base/clock.h"

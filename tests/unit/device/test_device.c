@@ -5,6 +5,7 @@
  * DP_TEST_GPU set only on that GPU.
  */
 #include "cmocka_all.h"
+#include "device/internal.h"
 
 #include "base/clock.h"
 #include "base/fail.h"

@@ -4,6 +4,7 @@
  * anything about a real GPU.
  */
 #include "cmocka_all.h"
+#include "device/internal.h"
 
 #include "base/clock.h"
 #include "fakes/use_fake_cuda.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
+#include "microbatch/internal.h"
 
 #include "microbatch/tree.h"
 

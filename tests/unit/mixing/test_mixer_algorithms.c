@@ -145,7 +145,7 @@ static int go_to_the_end(struct dp_comm *comm, void *arg)
     for (int r = 0; r < RANKS; r++)
         farthest = fmax(farthest, all[r]);
     if (job->reaches != (farthest < 1e-9) || (!job->reaches && farthest < 0.01)) {
-        printf("%s by %s: %g from the optimum\n", dp_mixer_algorithm_name(job->algorithm),
+        printf("%s by %s: %g from the optimum\n", dp_name(DP_NAMES_MIXER, job->algorithm),
                job->graph, farthest);
         CHECK(!"as near as expected");
     }
@@ -293,7 +293,7 @@ CASE(what_an_algorithm_cannot_do_is_refused)
     for (size_t i = 0; i < sizeof(wrongs) / sizeof(wrongs[0]); i++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse, (void *)&wrongs[i]))
             fail_msg("case %zu", i);
-    assert_null(dp_mixer_algorithm_name(DP_MIXER_ALGORITHMS));
+    assert_null(dp_name(DP_NAMES_MIXER, DP_MIXER_ALGORITHMS));
 }
 
 int main(void)

@@ -4,6 +4,7 @@
  * how fast rounds bring workers together, where the mean goes; and graphs that cannot be.
  */
 #include "cmocka_all.h"
+#include "mixing/internal.h"
 #include "quiet.h"
 
 #include "unit/comm/comm_cases.h"

@@ -106,7 +106,7 @@ static int run_held(struct dp_comm *comm, void *arg)
     const struct held *held = arg;
     struct worker *w = calloc(1, sizeof(*w));
     double *sums = calloc(TOTAL, sizeof(*sums));
-    struct dp_mixer_counts counts;
+    struct dp_mixer_report counts;
 
     CHECK(w && sums && !open_worker(w, comm, &held->job));
     for (int t = 0; t < STEPS; t++) {
@@ -115,7 +115,7 @@ static int run_held(struct dp_comm *comm, void *arg)
         for (int r = 0; held->hold && r < RANKS; r++)
             CHECK(atomic_load(&held->board->begun[r]) >= t - held->job.staleness - 1);
     }
-    dp_mixer_counts(w->mixer, &counts);
+    dp_mixer_report(w->mixer, &counts);
     CHECK(counts.longest <= held->job.staleness);
     if (held->hold && dp_comm_rank(comm) != HELD)
         CHECK(counts.longest == held->job.staleness);

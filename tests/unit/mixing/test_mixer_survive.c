@@ -4,6 +4,7 @@
  * that it would send, a thread leaves there; over threads, shared memory and TCP.
  */
 #include "cmocka_all.h"
+#include "mixing/internal.h"
 #include "quiet.h"
 
 #include "unit/comm/comm_cases.h"

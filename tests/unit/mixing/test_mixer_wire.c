@@ -99,7 +99,7 @@ static int count_bytes(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
     struct worker *w = calloc(1, sizeof(*w));
-    struct dp_mixer_counts counts;
+    struct dp_mixer_report counts;
     int64_t message = 0, elements;
     const int32_t *numbers;
 
@@ -113,7 +113,7 @@ static int count_bytes(struct dp_comm *comm, void *arg)
         else
             message += elements * (job->float32 ? 4 : 8);
     }
-    dp_mixer_counts(w->mixer, &counts);
+    dp_mixer_report(w->mixer, &counts);
     /* Of the first two iterations one begins an exchange each; ring: a message each. */
     CHECK(counts.sent_bytes == message * job->steps);
     close_worker(w);

@@ -4,6 +4,7 @@
  * checker names what is wrong and where.
  */
 #include "cmocka_all.h"
+#include "mixing/internal.h"
 #include "quiet.h"
 
 #include "mixing/graph.h"
@@ -363,7 +364,7 @@ CASE(the_checker_names_the_rule_and_the_place)
         if (finding.rule != wrong[i].rule || finding.round != wrong[i].round ||
             finding.worker != wrong[i].worker)
             fail_msg("%s: %s rule, round %d, worker %d: %s", wrong[i].text,
-                     dp_graph_rule_name(finding.rule), finding.round, finding.worker, finding.text);
+                     dp_name(DP_NAMES_GRAPH_RULE, finding.rule), finding.round, finding.worker, finding.text);
         dp_graph_free(g);
     }
 }

@@ -3,6 +3,7 @@
  * Gradients summed over replicas: the promised order to the last bit, on every communicator and for
  * any number of replicas; shards that together are the model.
  */
+#include "base/internal.h"
 #include "cmocka_all.h"
 
 #include "unit/comm/comm_cases.h"

@@ -10,6 +10,7 @@
 
 #include "base/bind.h"
 #include "base/fail.h"
+#include "base/internal.h"
 #include "offload/disk_optimizer.h"
 #include "offload/pinned.h"
 #include "scratch.h"

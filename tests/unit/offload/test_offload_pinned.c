@@ -3,6 +3,7 @@
  * Pinned memory, on the host and on the stand-in for CUDA.
  */
 #include "config.h" /* GNU extensions: CPU sets */
+#include "device/internal.h"
 
 #include "cmocka_all.h"
 

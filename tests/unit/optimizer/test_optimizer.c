@@ -3,6 +3,7 @@
  * Optimizers over a list of parameters, against the formulas of optimizer.h written down plainly.
  */
 #include "cmocka_all.h"
+#include "optimizer/internal.h"
 #include "unit/base/failing_memory.h"
 
 #include "base/fp16.h"
@@ -188,7 +189,7 @@ static void expect_formula(int kind, bool nesterov, int64_t count, DLDataType ty
     run_plain(&c, &plain, type);
     if (memcmp(ours.value, plain.value, (size_t)count * type.bits / 8))
         fail_msg("%s, nesterov %d, %d elements of %d bits, %d parts: not by the formula",
-                 dp_optimizer_kind_name(c.kind), nesterov, (int)count, type.bits, parts);
+                 dp_name(DP_NAMES_OPTIMIZER, c.kind), nesterov, (int)count, type.bits, parts);
 }
 
 CASE(every_optimizer_is_its_formula_to_the_last_bit)
@@ -664,12 +665,12 @@ CASE(kinds_have_names)
     enum dp_optimizer_kind kind;
 
     for (int i = 0; i < DP_OPTIMIZER_KINDS; i++) {
-        assert_int_equal(dp_optimizer_kind_find(dp_optimizer_kind_name((enum dp_optimizer_kind)i),
+        assert_int_equal(dp_optimizer_kind_find(dp_name(DP_NAMES_OPTIMIZER, (enum dp_optimizer_kind)i),
                                                 &kind),
                          0);
         assert_int_equal(kind, i);
     }
-    assert_null(dp_optimizer_kind_name(DP_OPTIMIZER_KINDS));
+    assert_null(dp_name(DP_NAMES_OPTIMIZER, DP_OPTIMIZER_KINDS));
     assert_int_equal(dp_optimizer_kind_find("adamm", &kind), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "did you mean 'adam'?"));
     assert_int_equal(dp_optimizer_kind_find("adafactor", &kind), DP_EINVAL);

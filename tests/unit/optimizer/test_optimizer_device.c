@@ -5,6 +5,7 @@
  * on that GPU.
  */
 #include "cmocka_all.h"
+#include "optimizer/internal.h"
 #include "use_sim_cuda.h"
 
 #include <dualpipe/device.h>

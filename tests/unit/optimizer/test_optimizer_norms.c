@@ -2,6 +2,7 @@
  *
  * Learning rates, norms, clipping and loss scales.
  */
+#include "base/internal.h"
 #include "cmocka_all.h"
 
 #include "base/fp16.h"

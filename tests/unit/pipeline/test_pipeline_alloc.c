@@ -4,6 +4,7 @@
  * frees memory by one that counts while a step runs.
  */
 #include "cmocka_all.h"
+#include "schedule/internal.h"
 
 #include "unit/comm/comm_group.h"
 #include "pipeline_job.h"

@@ -4,6 +4,7 @@
  * over several steps, a step in two calls, gradients in other memory, buffers that a stage hands over.
  */
 #include "cmocka_all.h"
+#include "microbatch/internal.h"
 
 #include "unit/comm/comm_group.h"
 #include "pipeline_job.h"

@@ -186,7 +186,7 @@ static void expect_simulated(struct dp_schedule_spec spec, double latency_ns)
                                           s->kind == DP_SCHEDULE_DUALPIPEV);
     if ((int64_t)last > sim.makespan_ns || (!holds_back && (int64_t)last < sim.makespan_ns))
         fail_msg("%s P=%d M=%d slack=%d, latency %g: %g, simulated %ld",
-                 dp_schedule_kind_name(spec.kind), spec.ranks, spec.microbatches, spec.slack,
+                 dp_name(DP_NAMES_SCHEDULE, spec.kind), spec.ranks, spec.microbatches, spec.slack,
                  latency_ns, last, (long)sim.makespan_ns);
     dp_simulation_fini(&sim);
     dp_schedule_free(s);

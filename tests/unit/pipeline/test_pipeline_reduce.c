@@ -153,7 +153,7 @@ static void expect_sums(enum dp_schedule_kind kind, int late, bool fixed_order)
     t.job.fixed_order = fixed_order;
     job_result_init(&result, &t.job);
     if (comm_on_threads(RANKS, deadline_ns, take_step, &t))
-        fail_msg("%s, %d tests late", dp_schedule_kind_name(kind), late);
+        fail_msg("%s, %d tests late", dp_name(DP_NAMES_SCHEDULE, kind), late);
     if (dp_schedule_slot(s, 0, 0)->mirror < 0)
         assert_true(job_result_is_sequential(&t.job, 1));
     job_result_fini(&result, &t.job);

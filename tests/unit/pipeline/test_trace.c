@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
+#include "pipeline/internal.h"
 
 #include "unit/comm/comm_group.h"
 #include "pipeline_job.h"

@@ -138,7 +138,7 @@ CASE(an_outline_has_the_flows_of_the_whole_schedule)
         f.spec.schedule = outline;
         struct dp_placement *b = place(&f.spec);
         if (!flows_are_equal(a, b))
-            fail_msg("%s, forward only: %d", dp_schedule_kind_name(kind), k % 2);
+            fail_msg("%s, forward only: %d", dp_name(DP_NAMES_SCHEDULE, kind), k % 2);
         dp_placement_free(b);
         dp_placement_free(a);
         dp_schedule_free(outline);

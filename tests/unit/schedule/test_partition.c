@@ -5,6 +5,7 @@
  */
 #include "cmocka_all.h"
 #include "quiet.h"
+#include "schedule/internal.h"
 
 #include <dualpipe/partition.h>
 #include <dualpipe/schedule.h>
@@ -213,7 +214,7 @@ CASE(modes_of_recomputation_go_by_the_actual_number_of_micro_batches)
             size_t again = 0, forwards = 0;
             assert_int_equal(dp_schedule_new(&spec, &s), 0);
             if (dp_schedule_check(s, NULL, &finding))
-                fail_msg("%s: %s", dp_schedule_kind_name(s->kind), finding.text);
+                fail_msg("%s: %s", dp_name(DP_NAMES_SCHEDULE, s->kind), finding.text);
             for (size_t i = 0; i < s->first[2]; i++) {
                 again += s->ops[i].kind == DP_OP_RECOMPUTE;
                 forwards += s->ops[i].kind == DP_OP_F;

@@ -4,6 +4,7 @@
  */
 #include "cmocka_all.h"
 #include "quiet.h"
+#include "schedule/internal.h"
 
 #include "schedule/build.h"
 
@@ -19,7 +20,7 @@ static struct dp_schedule *build(struct dp_schedule_spec spec)
     struct dp_schedule *s;
 
     if (dp_schedule_new(&spec, &s))
-        fail_msg("%s P=%d M=%d: %s", dp_schedule_kind_name(spec.kind), spec.ranks,
+        fail_msg("%s P=%d M=%d: %s", dp_name(DP_NAMES_SCHEDULE, spec.kind), spec.ranks,
                  spec.microbatches, dp_last_error());
     return s;
 }
@@ -84,7 +85,7 @@ static void compare_with_trace(enum dp_schedule_kind kind, int ranks, int microb
         .kind = kind, .ranks = ranks, .microbatches = microbatches, .forward_only = forward,
         .return_outputs = forward});
 
-    snprintf(name, sizeof(name), "%s_P%d_M%d%s.json", dp_schedule_kind_name(kind), ranks,
+    snprintf(name, sizeof(name), "%s_P%d_M%d%s.json", dp_name(DP_NAMES_SCHEDULE, kind), ranks,
              microbatches, forward ? "_fwd" : "");
     golden = read_file(name);
     assert_int_equal(dp_schedule_write(s, DP_FORMAT_JSON, &ours, NULL), 0);
@@ -290,7 +291,7 @@ static void expect_frees(struct dp_schedule_spec spec)
             memcmp(dp_schedule_ops(ours, rank), dp_schedule_ops(theirs, rank),
                    count * sizeof(struct dp_op)))
             fail_msg("%s P=%d M=%d, rank %d: other frees than those of the pass",
-                     dp_schedule_kind_name(spec.kind), spec.ranks, spec.microbatches, rank);
+                     dp_name(DP_NAMES_SCHEDULE, spec.kind), spec.ranks, spec.microbatches, rank);
     }
     dp_schedule_free(ours);
     dp_schedule_free(theirs);
@@ -358,7 +359,7 @@ CASE(computes_alone_can_be_given_messages)
                 assert_int_equal(dp_schedule_add_messages(s), 0);
                 assert_int_equal(dp_schedule_add_frees(s), 0);
                 if (dp_schedule_check(s, NULL, &finding))
-                    fail_msg("%s P=%d: %s", dp_schedule_kind_name(kind), ranks, finding.text);
+                    fail_msg("%s P=%d: %s", dp_name(DP_NAMES_SCHEDULE, kind), ranks, finding.text);
                 if (kind < DP_SCHEDULE_DUALPIPE)
                     assert_true(dp_schedule_equal(s, built));
                 assert_int_equal(dp_schedule_add_messages(s), DP_ESTATE);
@@ -479,13 +480,13 @@ CASE(names_of_kinds_and_ops_are_printed_and_parsed)
     enum dp_schedule_kind kind;
 
     for (int k = DP_SCHEDULE_USER; k < DP_SCHEDULE_KINDS; k++) {
-        assert_int_equal(dp_schedule_kind_parse(dp_schedule_kind_name(k), &kind), 0);
+        assert_int_equal(dp_schedule_kind_parse(dp_name(DP_NAMES_SCHEDULE, k), &kind), 0);
         assert_int_equal(kind, k);
     }
     assert_int_equal(dp_schedule_kind_parse("dualpip", &kind), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "did you mean dualpipe?"));
-    assert_string_equal(dp_op_kind_name(DP_OP_RECV_F), "RECV_F");
-    assert_string_equal(dp_op_kind_name((enum dp_op_kind)99), "?");
+    assert_string_equal(dp_name(DP_NAMES_OP, DP_OP_RECV_F), "RECV_F");
+    assert_string_equal(dp_name(DP_NAMES_OP, (enum dp_op_kind)99), "?");
     dp_schedule_free(NULL);
 }
 

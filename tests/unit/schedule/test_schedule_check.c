@@ -29,9 +29,9 @@ static void expect_valid(struct dp_schedule_spec spec)
     if (dp_schedule_new(&spec, &s))
         fail_msg("%s", dp_last_error());
     if (dp_schedule_check(s, NULL, &finding))
-        fail_msg("%s P=%d M=%d%s: %s: %s", dp_schedule_kind_name(spec.kind), spec.ranks,
+        fail_msg("%s P=%d M=%d%s: %s: %s", dp_name(DP_NAMES_SCHEDULE, spec.kind), spec.ranks,
                  spec.microbatches, spec.forward_only ? " forward only" : "",
-                 dp_rule_name(finding.rule), finding.text);
+                 dp_name(DP_NAMES_RULE, finding.rule), finding.text);
     dp_schedule_free(s);
 }
 
@@ -157,7 +157,7 @@ CASE(every_finding_names_rule_rank_index_and_op)
             fail_msg("%s", dp_last_error());
         assert_int_equal(dp_schedule_check(s, NULL, &f), DP_EINVAL);
         assert_string_equal(f.text, findings[i].text);
-        assert_string_equal(dp_rule_name(f.rule), dp_rule_name(findings[i].rule));
+        assert_string_equal(dp_name(DP_NAMES_RULE, f.rule), dp_name(DP_NAMES_RULE, findings[i].rule));
         assert_int_equal(f.rank, findings[i].rank);
         assert_int_equal(f.index, findings[i].index);
         assert_string_equal(dp_op_text(f.op, op), findings[i].op);

@@ -5,6 +5,7 @@
  */
 #include "cmocka_all.h"
 #include "quiet.h"
+#include "schedule/internal.h"
 
 #include <dualpipe/schedule.h>
 
@@ -182,7 +183,7 @@ CASE(computes_of_a_user_get_their_messages_and_can_be_carried_out)
         assert_int_equal(s->max_slots, 2);
         assert_int_equal(dp_schedule_slot(s, 0, 1)->prev, 1);
         if (dp_schedule_check(s, NULL, &finding))
-            fail_msg("%s: %s", dp_rule_name(finding.rule), finding.text);
+            fail_msg("%s: %s", dp_name(DP_NAMES_RULE, finding.rule), finding.text);
         assert_true(dp_schedule_equal(s, first));
         expect_round_trip(s);
         dp_schedule_free(s);

@@ -3,6 +3,7 @@
  * Every allocation of every function fails once.
  */
 #include "cmocka_all.h"
+#include "schedule/internal.h"
 #include "unit/base/failing_memory.h"
 #include "quiet.h"
 

@@ -28,7 +28,7 @@ static void judge(const struct dp_schedule *s, const char *what)
     if (err && broken >> finding.rule & 1 && *finding.text)
         return;
     fail_msg("%s: the checker says %s (%s), the oracle's rules are %#x", what,
-             err ? dp_rule_name(finding.rule) : "valid", finding.text, broken);
+             err ? dp_name(DP_NAMES_RULE, finding.rule) : "valid", finding.text, broken);
 }
 
 /* ---- changes ------------------------------------------------------------------------------- */
@@ -226,7 +226,7 @@ CASE(every_change_of_a_field_is_judged_rightly)
 CASE(all_rules_were_answers)
 {
     for (int rule = 0; rule < DP_RULES; rule++) {
-        print_message("%s %d\n", dp_rule_name((enum dp_rule)rule), answers[rule]);
+        print_message("%s %d\n", dp_name(DP_NAMES_RULE, (enum dp_rule)rule), answers[rule]);
         assert_true(answers[rule] > 0);
     }
 }

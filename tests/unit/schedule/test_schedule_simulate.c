@@ -68,7 +68,7 @@ static void expect_bubble_on_every_rank(enum dp_schedule_kind kind, int ranks, i
     for (int rank = 0; rank < ranks; rank++)
         if (sim.ranks[rank].bubble_ns != bubble_ns)
             fail_msg("%s P=%d M=%d: rank %d idles %ld, the formula says %ld",
-                     dp_schedule_kind_name(kind), ranks, microbatches, rank,
+                     dp_name(DP_NAMES_SCHEDULE, kind), ranks, microbatches, rank,
                      (long)sim.ranks[rank].bubble_ns, (long)bubble_ns);
     assert_int_equal(sim.ranks[0].busy_ns + bubble_ns, sim.makespan_ns);
     dp_simulation_fini(&sim);

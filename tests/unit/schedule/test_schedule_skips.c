@@ -4,6 +4,7 @@
  * and the simulator, and the formats.
  */
 #include "cmocka_all.h"
+#include "schedule/internal.h"
 
 #include <dualpipe/partition.h>
 #include <dualpipe/schedule.h>
@@ -97,7 +98,7 @@ static void expect_right(struct dp_schedule *s)
     struct dp_finding finding;
 
     if (dp_schedule_check(s, NULL, &finding))
-        fail_msg("%s, %d ranks: %s", dp_schedule_kind_name(s->kind), s->ranks, finding.text);
+        fail_msg("%s, %d ranks: %s", dp_name(DP_NAMES_SCHEDULE, s->kind), s->ranks, finding.text);
     assert_int_equal(count_kind(s, DP_OP_SEND_SKIP_F), messages);
     assert_int_equal(count_kind(s, DP_OP_RECV_SKIP_F), messages);
     assert_int_equal(count_kind(s, DP_OP_SEND_SKIP_B), back);
@@ -117,7 +118,7 @@ static void expect_round_trip(struct dp_schedule *s)
         size_t len;
         assert_int_equal(dp_schedule_write(s, (enum dp_format)format, &text, &len), 0);
         if (dp_schedule_read(text, len, (enum dp_format)format, &again))
-            fail_msg("%s: %s", dp_schedule_kind_name(s->kind), dp_last_error());
+            fail_msg("%s: %s", dp_name(DP_NAMES_SCHEDULE, s->kind), dp_last_error());
         assert_true(dp_schedule_equal(s, again));
         dp_schedule_free(again);
         free(text);
@@ -172,8 +173,8 @@ static void expect_finding(const struct dp_schedule *s, enum dp_rule rule, const
 
     assert_int_equal(dp_schedule_check(s, NULL, &finding), DP_EINVAL);
     if (finding.rule != rule || !strstr(finding.text, text))
-        fail_msg("%s: %s, expected %s: %s", dp_rule_name(finding.rule), finding.text,
-                 dp_rule_name(rule), text);
+        fail_msg("%s: %s, expected %s: %s", dp_name(DP_NAMES_RULE, finding.rule), finding.text,
+                 dp_name(DP_NAMES_RULE, rule), text);
 }
 
 static void the_checker_finds_what_is_wrong_with_messages_of_skips(void **state)

@@ -20,7 +20,7 @@ static void assert_route(const struct dp_topology *t, const char *a, const char 
 {
     struct dp_topo_path there = topology_way(t, a, b), back = topology_way(t, b, a);
 
-    assert_string_equal(dp_topo_class_name(there.class_), dp_topo_class_name(class_));
+    assert_string_equal(dp_name(DP_NAMES_PATH, there.class_), dp_name(DP_NAMES_PATH, class_));
     assert_int_equal(back.class_, class_);
     assert_true(fabs(there.bytes_per_ns - bytes_per_ns) < 0.05);
     assert_true(there.bytes_per_ns == back.bytes_per_ns);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "config.h" /* asprintf */
+#include "topology/internal.h"
 
 #include "topology_case.h"
 

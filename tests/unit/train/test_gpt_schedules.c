@@ -239,7 +239,7 @@ CASE(every_schedule_learns_what_the_plain_loop_learns)
     learn_sequentially(expected);
     for (const struct comm_kind *comm = comm_kinds; comm->name; comm++)
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-            printf("%s, %s, P = %d\n", comm->name, dp_schedule_kind_name(cases[i].kind),
+            printf("%s, %s, P = %d\n", comm->name, dp_name(DP_NAMES_SCHEDULE, cases[i].kind),
                    cases[i].ranks);
             run(comm, cases[i].kind, cases[i].ranks, false, curve);
             assert_same(expected, curve);
@@ -329,6 +329,6 @@ CASE(mixing_keeps_the_mean_of_every_stage)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         if (comm_on_threads(cases[i].ranks * cases[i].replicas, INT64_C(60000000000),
                             mix_in_pipelines, (void *)&cases[i]))
-            fail_msg("case %zu: %s, P = %d, D = %d, %s", i, dp_schedule_kind_name(cases[i].kind),
+            fail_msg("case %zu: %s, P = %d, D = %d, %s", i, dp_name(DP_NAMES_SCHEDULE, cases[i].kind),
                      cases[i].ranks, cases[i].replicas, cases[i].graph);
 }

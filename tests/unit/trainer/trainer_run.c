@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
+#include "microbatch/internal.h"
 
 #include "unit/comm/comm_group.h"
 #include "trainer_run.h"
@@ -249,7 +250,7 @@ struct curve run(struct job job)
         assert_int_equal(learn(NULL, &job), 0);
     else if (comm_on_threads(size, timeout_ns, rank_learns, &job))
         fail_msg("model %d, %s, P = %d, D = %d, sums %d", job.model,
-                 dp_schedule_kind_name(job.layout.kind), job.layout.ranks, job.layout.replicas,
+                 dp_name(DP_NAMES_SCHEDULE, job.layout.kind), job.layout.ranks, job.layout.replicas,
                  job.layout.sums);
     return curve;
 }

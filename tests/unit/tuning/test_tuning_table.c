@@ -163,11 +163,11 @@ static void a_file_that_is_not_there_is_named(void **state)
 
 static void names_are_those_of_the_file_format(void **state)
 {
-    assert_string_equal(dp_tuning_function_name(DP_TUNING_ALLREDUCE), "allreduce");
-    assert_string_equal(dp_tuning_algorithm_name(DP_TUNING_PAT), "pat");
-    assert_string_equal(dp_tuning_protocol_name(DP_TUNING_LL128), "ll128");
-    assert_string_equal(dp_tuning_protocol_name(DP_TUNING_DEFAULT), "default");
-    assert_string_equal(dp_tuning_algorithm_name(7), "unknown");
+    assert_string_equal(dp_name(DP_NAMES_FUNCTION, DP_TUNING_ALLREDUCE), "allreduce");
+    assert_string_equal(dp_name(DP_NAMES_ALGORITHM, DP_TUNING_PAT), "pat");
+    assert_string_equal(dp_name(DP_NAMES_PROTOCOL, DP_TUNING_LL128), "ll128");
+    assert_string_equal(dp_name(DP_NAMES_PROTOCOL, DP_TUNING_DEFAULT), "default");
+    assert_string_equal(dp_name(DP_NAMES_ALGORITHM, 7), "unknown");
 }
 
 int main(void)

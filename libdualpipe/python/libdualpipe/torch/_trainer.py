@@ -18,7 +18,7 @@ from ._model import Model, check_on_host
 SUMS = {"all": lib.DP_SUMS_ALL, "shards": lib.DP_SUMS_SHARDS, "mixing": lib.DP_SUMS_MIXING}
 RATES = {"constant": lib.DP_RATE_CONSTANT, "cosine": lib.DP_RATE_COSINE,
          "linear": lib.DP_RATE_LINEAR, "step": lib.DP_RATE_STEP}
-ALGORITHMS = names_of(lib.dp_mixer_algorithm_name, lib.DP_MIXER_ALGORITHMS)
+ALGORITHMS = names_of(lib.DP_NAMES_MIXER, lib.DP_MIXER_ALGORITHMS)
 COMPRESSIONS = {"none": lib.DP_COMPRESSION_NONE, "int8": lib.DP_COMPRESSION_INT8}
 
 

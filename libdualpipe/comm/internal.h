@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * internal.h - what other layers of the library call of this one, and its users do not.
+ */
+#ifndef DP_COMM_INTERNAL_H
+#define DP_COMM_INTERNAL_H
+
+#include <dualpipe/comm.h>
+
+/* The offset to add to CLOCK_MONOTONIC of this rank to get rank 0's, and half the best round trip
+ * as the error. By ping-pong, the quickest of `rounds` >= 1. */
+int dp_comm_clock_offset(struct dp_comm *comm, int rounds, int64_t *offset_ns,
+                         int64_t *error_ns);
+/* The same for as long as it takes: between the two a thread renews a short announcement, so that a
+ * rank that is stopped meanwhile is not waited for much longer than elsewhere. The caller makes no call
+ * of comm until the end. NULL, which the end takes: comm is NULL, or there is no memory, and nothing is
+ * announced. */
+struct dp_busy;
+struct dp_busy *dp_comm_busy_begin(struct dp_comm *comm);
+void dp_comm_busy_end(struct dp_busy *busy);
+/* Like allgather, but each rank has its own number of bytes: *all is malloc'ed (never NULL),
+ * offsets[size + 1] says where each rank's bytes begin. */
+int dp_comm_allgatherv(struct dp_comm *comm, const void *mine, size_t len, void **all,
+                       size_t *offsets);
+
+/* Prepare memory of frequent messages, sent or received: NCCL registers it with its transports. No
+ * effect on communicators that do not move device memory, and on parts of a communicator. It must stay
+ * until it is unregistered or comm is closed; it is registered again after a reset. DP_EINVAL,
+ * DP_ENOMEM, DP_EABORTED, and errors of NCCL. */
+int dp_comm_register(struct dp_comm *comm, void *ptr, size_t bytes);
+/* While no message is in flight. No effect for a ptr that is not registered, or NULL. */
+void dp_comm_unregister(struct dp_comm *comm, void *ptr);
+/* From now on this rank does `doing`, a number of the caller's, not 0: a pipeline's steps note each of
+ * their ops (dp_pipeline_doing_text). The record of an abort or revocation has that of the culprit,
+ * also of one that was killed: between processes, what it had told rank 0, or its neighbors in a group
+ * that survives, by then, which it does in its calls, every 50 ms at most. Costs a store. */
+void dp_comm_note(struct dp_comm *comm, uint64_t doing);
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * internal.h - what other layers of the library call of this one, and its users do not.
+ */
+#ifndef DP_MIXING_INTERNAL_H
+#define DP_MIXING_INTERNAL_H
+
+#include <dualpipe/mixer.h>
+#include <dualpipe/mixing.h>
+
+/* A graph for another number of workers, each on a node of its own: of the same kind where that exists;
+ * otherwise directed-exp for push-sum, torus for one round, hypercube for several. The caller frees.
+ * DP_EINVAL for less than one worker; DP_ENOMEM. Any thread. */
+int dp_graph_of_size(const struct dp_graph *g, int workers, struct dp_graph **out);
+/* W[to][from] of round t. */
+double dp_graph_weight(const struct dp_graph *g, int64_t t, int32_t to, int32_t from);
+/* "d-psgd", "local-sgd"; NULL for anything else. */
+const char *dp_mixer_algorithm_name(enum dp_mixer_algorithm algorithm);
+const char *dp_graph_rule_name(enum dp_graph_rule rule); /* "row"; no rule: "?" */
+
+#endif
