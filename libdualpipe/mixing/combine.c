@@ -12,63 +12,60 @@
 
 enum { BLOCK = 512 };
 
-/* A piece of at most BLOCK elements, as doubles or floats: 64-bit types need the former only. */
-static void load(DLDataType type, size_t count, const void *from, size_t at, float *out)
+/* A piece of at most BLOCK elements as floats, where it lies or in `room`; not of 64-bit types. */
+static const float *load(DLDataType type, size_t count, const void *from, size_t at, float *room)
 {
-    if (type.bits == 32) {
-        memcpy(out, (const float *)from + at, count * sizeof(*out));
-        return;
-    }
+    if (type.bits == 32)
+        return (const float *)from + at;
     const uint16_t *h = (const uint16_t *)from + at;
     for (size_t i = 0; i < count; i++)
-        out[i] = type.code == kDLBfloat ? dp_bfloat16_load(h[i]) : dp_float16_load(h[i]);
+        room[i] = type.code == kDLBfloat ? dp_bfloat16_load(h[i]) : dp_float16_load(h[i]);
+    return room;
 }
 
-static void store(DLDataType type, size_t count, void *to, size_t at, const float *x)
+static void store(DLDataType type, size_t count, uint16_t *to, const float *x)
 {
-    if (type.bits == 32) {
-        memcpy((float *)to + at, x, count * sizeof(*x));
-        return;
-    }
-    uint16_t *h = (uint16_t *)to + at;
     for (size_t i = 0; i < count; i++)
-        h[i] = type.code == kDLBfloat ? dp_bfloat16_store(x[i]) : dp_float16_store(x[i]);
+        to[i] = type.code == kDLBfloat ? dp_bfloat16_store(x[i]) : dp_float16_store(x[i]);
 }
 
-static void combine_doubles(size_t elements, double *out, const void *const *in,
-                            const double *weights, int count)
+/* out may be a or b. */
+static void combine_floats(size_t count, float *out, const float *a, float u, const float *b,
+                           float v)
 {
-    double sum[BLOCK];
-
-    for (size_t at = 0; at < elements; at += BLOCK) {
-        size_t n = elements - at < BLOCK ? elements - at : BLOCK;
-        for (int k = 0; k < count; k++) {
-            const double *x = (const double *)in[k] + at;
-            for (size_t i = 0; i < n; i++)
-                sum[i] = k ? sum[i] + weights[k] * x[i] : weights[k] * x[i];
-        }
-        memcpy(out + at, sum, n * sizeof(*sum));
-    }
+    if (!b)
+        for (size_t i = 0; i < count; i++)
+            out[i] = u * a[i];
+    else
+        for (size_t i = 0; i < count; i++)
+            out[i] = u * a[i] + v * b[i];
 }
 
-void dp_combine(DLDataType type, size_t elements, void *out, const void *const *in,
-                const double *weights, int count)
+static void combine_doubles(size_t count, double *out, const double *a, double u, const double *b,
+                            double v)
 {
-    float sum[BLOCK], x[BLOCK];
+    if (!b)
+        for (size_t i = 0; i < count; i++)
+            out[i] = u * a[i];
+    else
+        for (size_t i = 0; i < count; i++)
+            out[i] = u * a[i] + v * b[i];
+}
 
-    if (type.bits == 64) {
-        combine_doubles(elements, out, in, weights, count);
-        return;
-    }
-    for (size_t at = 0; at < elements; at += BLOCK) {
-        size_t n = elements - at < BLOCK ? elements - at : BLOCK;
-        for (int k = 0; k < count; k++) {
-            const float weight = (float)weights[k];
-            load(type, n, in[k], at, x);
-            for (size_t i = 0; i < n; i++)
-                sum[i] = k ? sum[i] + weight * x[i] : weight * x[i];
-        }
-        store(type, n, out, at, sum);
+void dp_combine(DLDataType type, size_t elements, void *out, const void *a, double u, const void *b,
+                double v)
+{
+    float x[BLOCK], y[BLOCK];
+
+    if (type.bits == 64)
+        combine_doubles(elements, out, a, u, b, v);
+    else if (type.bits == 32)
+        combine_floats(elements, out, a, (float)u, b, (float)v);
+    for (size_t at = 0; type.bits == 16 && at < elements; at += BLOCK) {
+        const size_t n = elements - at < BLOCK ? elements - at : BLOCK;
+        const float *second = b ? load(type, n, b, at, y) : NULL;
+        combine_floats(n, x, load(type, n, a, at, x), (float)u, second, (float)v);
+        store(type, n, (uint16_t *)out + at, x);
     }
 }
 
@@ -79,32 +76,29 @@ static void add_difference_of_doubles(size_t elements, double *out, double weigh
         out[i] += weight * (a[i] - b[i]);
 }
 
+static void add_difference_of_floats(size_t elements, float *out, float weight, const float *a,
+                                     const float *b)
+{
+    for (size_t i = 0; i < elements; i++)
+        out[i] += weight * (a[i] - b[i]);
+}
+
 void dp_add_difference(DLDataType type, size_t elements, void *out, double weight, const void *a,
                        const void *b)
 {
     float x[BLOCK], y[BLOCK], sum[BLOCK];
-    const float w = (float)weight;
 
-    if (type.bits == 64) {
+    if (type.bits == 64)
         add_difference_of_doubles(elements, out, weight, a, b);
-        return;
-    }
-    for (size_t at = 0; at < elements; at += BLOCK) {
-        size_t n = elements - at < BLOCK ? elements - at : BLOCK;
-        load(type, n, a, at, x);
-        load(type, n, b, at, y);
+    else if (type.bits == 32)
+        add_difference_of_floats(elements, out, (float)weight, a, b);
+    for (size_t at = 0; type.bits == 16 && at < elements; at += BLOCK) {
+        const size_t n = elements - at < BLOCK ? elements - at : BLOCK;
         load(type, n, out, at, sum);
-        for (size_t i = 0; i < n; i++)
-            sum[i] += w * (x[i] - y[i]);
-        store(type, n, out, at, sum);
+        add_difference_of_floats(n, sum, (float)weight, load(type, n, a, at, x),
+                                 load(type, n, b, at, y));
+        store(type, n, (uint16_t *)out + at, sum);
     }
-}
-
-void dp_scale_block(DLDataType type, size_t elements, void *x, double factor)
-{
-    const void *in[] = {x};
-
-    dp_combine(type, elements, x, in, &factor, 1);
 }
 
 static double squared_distance_of_doubles(size_t elements, const double *a, const double *b)
@@ -124,11 +118,10 @@ double dp_squared_distance(DLDataType type, size_t elements, const void *a, cons
     if (type.bits == 64)
         return squared_distance_of_doubles(elements, a, b);
     for (size_t at = 0; at < elements; at += BLOCK) {
-        size_t n = elements - at < BLOCK ? elements - at : BLOCK;
-        load(type, n, a, at, x);
-        load(type, n, b, at, y);
+        const size_t n = elements - at < BLOCK ? elements - at : BLOCK;
+        const float *p = load(type, n, a, at, x), *q = load(type, n, b, at, y);
         for (size_t i = 0; i < n; i++)
-            sum += ((double)x[i] - (double)y[i]) * ((double)x[i] - (double)y[i]);
+            sum += ((double)p[i] - (double)q[i]) * ((double)p[i] - (double)q[i]);
     }
     return sum;
 }

@@ -287,10 +287,9 @@ static void sum_links(struct dp_exchange *x)
 
     memset(to, 0, x->bytes);
     for (int32_t k = 0; k < count; k++) {
-        const void *in[2] = {to, x->arrived + (size_t)k * x->bytes};
         const double weight = x->neighbors[k].weight;
         mass += weight * x->arrived_mass[k];
-        dp_combine(x->type, x->elements, to, in, (double[]){1, weight}, 2);
+        dp_combine(x->type, x->elements, to, to, 1, x->arrived + (size_t)k * x->bytes, weight);
     }
     if (g->push_sum)
         x->mass = mass;

@@ -179,9 +179,8 @@ static void mix_values(struct dp_mixer_bucket *b, const struct dp_optimizer_mix 
 {
     for (int32_t i = 0; mix && i < b->count; i++) {
         const DLTensor *t = b->parameters[i].value;
-        const void *in[] = {dp_tensor_address(t), mix->buffers[i]};
-        dp_combine(t->dtype, (size_t)dp_tensor_numel(t), dp_tensor_address(t), in,
-                   (double[]){mix->keep, mix->take}, 2);
+        void *x = dp_tensor_address(t);
+        dp_combine(t->dtype, (size_t)dp_tensor_numel(t), x, x, mix->keep, mix->buffers[i], mix->take);
     }
 }
 
@@ -189,8 +188,8 @@ static void put_values(struct dp_mixer_bucket *b, const struct dp_optimizer_mix 
 {
     for (int32_t i = 0; mix && i < b->count; i++) {
         const DLTensor *t = b->parameters[i].value;
-        const void *in[] = {dp_tensor_address(t)};
-        dp_combine(t->dtype, (size_t)dp_tensor_numel(t), mix->buffers[i], in, &mix->put, 1);
+        dp_combine(t->dtype, (size_t)dp_tensor_numel(t), mix->buffers[i], dp_tensor_address(t),
+                   mix->put, NULL, 0);
     }
 }
 
@@ -257,7 +256,7 @@ static struct piece piece_of(const struct dp_mixer *m, const struct dp_mixer_buc
 /* out = a x + b y */
 static void sum(const struct piece *p, char *out, double a, const char *x, double b, const char *y)
 {
-    dp_combine(p->type, p->elements, out, (const void *const[]){x, y}, (const double[]){a, b}, 2);
+    dp_combine(p->type, p->elements, out, x, a, y, b);
 }
 
 int dp_mixer_make_memory(struct dp_mixer *m, struct dp_mixer_bucket *b)
@@ -323,7 +322,7 @@ int dp_mixer_update_locally(struct dp_mixer *m, struct dp_mixer_bucket *b,
         err = dp_mixer_apply(m, b, step);
     for (int32_t i = 0; i < b->count && *send && !err; i++) {
         const struct piece p = piece_of(m, b, i);
-        dp_combine(p.type, p.elements, p.received, (const void *const[]){p.value}, &share, 1);
+        dp_combine(p.type, p.elements, p.received, p.value, share, NULL, 0);
     }
     return err;
 }

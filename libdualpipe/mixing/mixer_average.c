@@ -57,7 +57,7 @@ static int average_piece(struct dp_mixer *m, const struct dp_mixer_piece *p, dou
 
     if (m->on_device)
         return dp_device_mix(m->config.stream, p->type, p->at, share, p->at, 0, p->elements);
-    dp_scale_block(p->type, p->elements, p->at, share);
+    dp_combine(p->type, p->elements, p->at, p->at, share, NULL, 0);
     int err = dp_comm_iallreduce(m->config.comm, p->at, p->at, p->elements, p->type, DP_REDUCE_SUM,
                                  &request);
     return err ? err : dp_comm_wait(m->config.comm, &request, -1);
@@ -200,9 +200,7 @@ static void add_late(struct dp_mixer *m)
         const struct dp_mixer_bucket *b = &m->buckets[i];
         for (int32_t k = 0; k < b->count && b->pending; k++) {
             const struct dp_mixer_piece p = piece_of(b->parameters[k].value);
-            dp_combine(p.type, p.elements, p.at,
-                       (const void *const[]){p.at, b->beside[b->exchange.now][k]},
-                       (const double[]){1, b->factor}, 2);
+            dp_combine(p.type, p.elements, p.at, p.at, 1, b->beside[b->exchange.now][k], b->factor);
         }
     }
 }

@@ -28,10 +28,10 @@ static void gather_tied_grads(struct dp_mixer *m, int32_t leader)
     const size_t elements = (size_t)dp_tensor_numel(sum);
 
     for (int32_t i = leader + 1; m->members[leader] > 1 && i < m->config.count; i++) {
-        const void *in[2] = {grad_of(m, leader), NULL};
-        if (m->leader[i] != leader || (in[1] = grad_of(m, i)) == in[0])
+        void *to = grad_of(m, leader);
+        if (m->leader[i] != leader || grad_of(m, i) == to)
             continue;
-        dp_combine(sum->dtype, elements, grad_of(m, leader), in, (double[]){1, 1}, 2);
+        dp_combine(sum->dtype, elements, to, to, 1, grad_of(m, i), 1);
         memset(grad_of(m, i), 0, elements * sum->dtype.bits / 8);
     }
 }
