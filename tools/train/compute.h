@@ -131,9 +131,10 @@ struct compute {
 
 extern const struct compute compute_cpu;
 
-/* Memory that is cut into areas: *at becomes base, where one of `count` begins; returns its bytes, behind
- * which the next one may begin. base NULL: to learn that only. */
+/* Memory that is cut into areas: *at becomes base, where one of `count` begins; returns its bytes,
+ * behind which the next one may begin. base NULL: to learn that only. */
 enum compute_unit { AREA_ACTIVATIONS, AREA_REALS, AREA_BYTES };
-size_t compute_place(const struct compute *c, size_t count, enum compute_unit unit, void *base, real **at);
+size_t compute_place(const struct compute *c, size_t count, enum compute_unit unit, void *base,
+                     real **at);
 
 #endif

@@ -128,8 +128,8 @@ static const struct layer_kind head = {
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-/* Group 0 is the embedding of bytes and positions, groups 1 .. L are the blocks, group L + 1 is the final
- * norm and the head. */
+/* Group 0 is the embedding of bytes and positions, groups 1 .. L are the blocks, group L + 1 is the
+ * final norm and the head. */
 struct tensor {
     const char *name;
     int group, rows, cols;
@@ -287,22 +287,29 @@ static void widen(struct part *p, const struct gpt_layer *l, const struct dp_lay
  * learn those only. */
 static size_t place_scratch(struct part *p, void *base)
 {
-    const size_t used = compute_place(&p->compute, (size_t)p->n * (size_t)p->width, AREA_ACTIVATIONS, base,
-                                      &p->at[BRANCH]);
+    const struct compute *c = &p->compute;
+    const size_t branch = (size_t)p->n * (size_t)p->width;
+    const size_t scores = c->ops->attention_scratch(&p->attention);
+    const size_t used = compute_place(c, branch, AREA_ACTIVATIONS, base, &p->at[BRANCH]);
 
-    return used + compute_place(&p->compute, p->compute.ops->attention_scratch(&p->attention), AREA_BYTES,
-                                base ? (char *)base + used : NULL, &p->scores);
+    return used + compute_place(c, scores, AREA_BYTES, base ? (char *)base + used : NULL, &p->scores);
+}
+
+static size_t numbers_of(const struct part *p, enum size columns)
+{
+    return (size_t)p->n * (size_t)size_of(columns, p->width, 0);
 }
 
 static size_t place_saved(struct part *p, const struct layer_kind *kind, void *base)
 {
+    const struct compute *c = &p->compute;
     size_t used = 0;
 
     for (int i = 0; i < kind->area_count; i++) {
-        const struct area *a = &kind->areas[i];
-        const size_t count = a->columns == KEPT ? p->compute.ops->attention_kept(&p->attention)
-                                                : (size_t)p->n * (size_t)size_of(a->columns, p->width, 0);
-        used += compute_place(&p->compute, count, a->unit, base ? (char *)base + used : NULL,
+        const enum size columns = kind->areas[i].columns;
+        const size_t count = columns == KEPT ? c->ops->attention_kept(&p->attention)
+                                             : numbers_of(p, columns);
+        used += compute_place(c, count, kind->areas[i].unit, base ? (char *)base + used : NULL,
                               &p->at[SAVED + i]);
     }
     return used;
@@ -334,11 +341,6 @@ static struct part part_of(const struct gpt_layer *l, const struct dp_layer_call
 }
 
 /* ---- steps ------------------------------------------------------------------------------------- */
-
-static size_t numbers_of(const struct part *p, enum size columns)
-{
-    return (size_t)p->n * (size_t)size_of(columns, p->width, 0);
-}
 
 static void step_forward(const struct part *p, const struct step *s)
 {

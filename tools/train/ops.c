@@ -543,7 +543,8 @@ static const struct compute_ops ops = COMPUTE_OPS;
 const struct compute compute_cpu = {
     .ops = &ops, .size = sizeof(real), .align = sizeof(real), .dl = {kDLCPU, 0}};
 
-size_t compute_place(const struct compute *c, size_t count, enum compute_unit unit, void *base, real **at)
+size_t compute_place(const struct compute *c, size_t count, enum compute_unit unit, void *base,
+                     real **at)
 {
     const size_t bytes = count * (size_t[]){c->size, sizeof(real), 1}[unit];
 
