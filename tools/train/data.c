@@ -25,30 +25,19 @@ static const uint64_t held_out_step = UINT32_MAX - 1;
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-static bool grow(struct data *d, size_t *room)
-{
-    size_t more = *room ? 2 * *room : 1 << 16;
-    uint8_t *bytes = realloc(d->bytes, more);
-
-    if (!bytes)
-        return false;
-    d->bytes = bytes;
-    *room = more;
-    return true;
-}
-
 static bool read_stream(FILE *f, const char *path, struct data *d, size_t *room)
 {
     for (size_t got = 1; got > 0; d->len += got) {
-        if (d->len == *room && !grow(d, room)) {
-            command_misused("--data %s: no memory for more than %zu bytes", path, d->len);
-            return false;
+        if (d->len == *room) {
+            uint8_t *bytes = realloc(d->bytes, *room ? 2 * *room : 1 << 16);
+            if (refuse_if(!bytes, "--data %s: no memory for more than %zu bytes", path, d->len))
+                return false;
+            d->bytes = bytes;
+            *room = *room ? 2 * *room : 1 << 16;
         }
         got = fread(d->bytes + d->len, 1, *room - d->len, f);
     }
-    if (ferror(f))
-        command_misused("--data %s: %s; expected a file to read", path, strerror(errno));
-    return !ferror(f);
+    return !refuse_if(ferror(f), "--data %s: %s; expected a file to read", path, strerror(errno));
 }
 
 /* "-" is standard input. */
@@ -58,16 +47,13 @@ static bool read_file(const char *path, struct data *d, size_t *room)
         return read_stream(stdin, path, d, room);
     FILE *f = fopen(path, "rbe");
     struct stat st;
-    if (f && !fstat(fileno(f), &st) && S_ISCHR(st.st_mode) && !isatty(fileno(f))) {
-        command_misused("--data %s: a device, which may have no end; expected a file to read", path);
-        fclose(f);
+    if (refuse_if(!f, "--data %s: %s; expected a file to read", path, strerror(errno)))
         return false;
-    }
-    if (!f) {
-        command_misused("--data %s: %s; expected a file to read", path, strerror(errno));
-        return false;
-    }
-    bool good = read_stream(f, path, d, room);
+    const bool endless = !fstat(fileno(f), &st) && S_ISCHR(st.st_mode) && !isatty(fileno(f));
+    const bool good =
+        !refuse_if(endless, "--data %s: a device, which may have no end; expected a file to read",
+                   path) &&
+        read_stream(f, path, d, room);
     fclose(f);
     return good;
 }
@@ -76,11 +62,11 @@ static bool read_file(const char *path, struct data *d, size_t *room)
 
 static bool cut(struct data *d)
 {
-    if (d->len < 2 * d->window) {
-        command_misused("--data: %zu bytes in all, expected at least %zu (context + 1 to learn "
-                        "from and as many held out)", d->len, 2 * d->window);
+    if (refuse_if(d->len < 2 * d->window,
+                  "--data: %zu bytes in all, expected at least %zu (context + 1 to "
+                  "learn from and as many held out)",
+                  d->len, 2 * d->window))
         return false;
-    }
     d->chunks = d->len / (2 * HELD_OUT_SHARE * d->window);
     if (d->chunks < 1)
         d->chunks = 1;
@@ -93,8 +79,7 @@ static bool cut(struct data *d)
     return true;
 }
 
-bool data_open(const char *const *paths, size_t count, int context, uint64_t seed,
-               struct data *data)
+bool data_open(const char *const *paths, size_t count, int context, uint64_t seed, struct data *data)
 {
     struct data d = {.window = (size_t)context + 1, .seed = seed};
     size_t room = 0;

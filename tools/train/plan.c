@@ -17,14 +17,10 @@ enum { MOST_MICROBATCHES = 4 };
 /* Of a copy between device and host: what the offload of activations assumes, too. */
 static const double host_bytes_per_ns = 4;
 
-struct plan_args {
+struct planner {
     struct settings s; /* first: its options are those of train */
     double budget, latency_ns, bandwidth;
     const char *output;
-};
-
-struct planner {
-    const struct plan_args *args;
     enum dp_schedule_kind kind; /* DP_SCHEDULE_USER: any */
     struct dp_trainer_plan *plans;
     int32_t count;
@@ -35,8 +31,7 @@ struct planner {
 /* Those that can be written are more of p's. */
 static int add_plans(struct planner *p, struct dp_trainer_plan *plans, int32_t count)
 {
-    struct dp_trainer_plan *list =
-        realloc(p->plans, ((size_t)p->count + (size_t)count) * sizeof(*list));
+    struct dp_trainer_plan *list = realloc(p->plans, ((size_t)p->count + (size_t)count) * sizeof(*list));
 
     if (!list) {
         dp_trainer_plan_free(plans, count);
@@ -49,27 +44,23 @@ static int add_plans(struct planner *p, struct dp_trainer_plan *plans, int32_t c
     return 0;
 }
 
-static int try_microbatches(struct planner *p, int64_t microbatches)
+static int try_microbatches(struct planner *p, int32_t microbatches)
 {
-    const struct plan_args *args = p->args;
-    const struct dp_trainer_machine machine = {.ranks = args->s.how.schedule.ranks,
-                                               .budget_bytes = (size_t)args->budget,
-                                               .latency_ns = args->latency_ns,
-                                               .bytes_per_ns = args->bandwidth,
+    const struct dp_trainer_machine machine = {.ranks = p->s.how.schedule.ranks,
+                                               .budget_bytes = (size_t)p->budget,
+                                               .latency_ns = p->latency_ns,
+                                               .bytes_per_ns = p->bandwidth,
                                                .host_bytes_per_ns = host_bytes_per_ns};
-    struct settings *s = malloc(sizeof(*s));
+    const int32_t given = p->s.how.microbatches;
     struct dp_trainer_plan *plans;
     int32_t count;
 
-    if (!s)
-        return DP_ENOMEM;
-    *s = args->s;
-    s->how.microbatches = microbatches;
-    s->model = settings_model(s);
+    p->s.how.microbatches = microbatches;
+    p->s.model = settings_model(&p->s);
     command_mute(true); /* a layout that cannot be is no mistake */
-    const int err = host_plan(s, p->kind, &machine, &plans, &count);
+    const int err = host_plan(&p->s, p->kind, &machine, &plans, &count);
     command_mute(false);
-    free(s);
+    p->s.how.microbatches = given;
     if (err)
         return err == DP_EINVAL ? 0 : err; /* there is none */
     return add_plans(p, plans, count);
@@ -88,7 +79,7 @@ static int64_t divisor(int64_t batch, int64_t least)
 /* From one for each rank on, each twice the one before or more. */
 static int try_all(struct planner *p)
 {
-    const struct settings *s = &p->args->s;
+    const struct settings *s = &p->s;
     const int64_t rows = s->how.rows, ranks = s->how.schedule.ranks;
     int64_t m = divisor(rows, ranks < rows ? ranks : rows);
     int err = 0;
@@ -114,7 +105,7 @@ static int by_time(const void *pa, const void *pb)
 static const struct dp_trainer_plan *find_best(const struct planner *p)
 {
     for (int i = 0; i < p->count; i++)
-        if ((p->args->budget <= 0 || (double)p->plans[i].bytes <= p->args->budget) &&
+        if ((p->budget <= 0 || (double)p->plans[i].bytes <= p->budget) &&
             p->plans[i].stages <= BLOCK_LIST_MAX)
             return &p->plans[i];
     return NULL;
@@ -135,9 +126,8 @@ static void print_table(FILE *to, const struct planner *p, const struct dp_train
         char name[32];
         snprintf(name, sizeof(name), "%s%s", dp_name(DP_NAMES_SCHEDULE, c->kind),
                  c->slack ? " slack" : "");
-        fprintf(to, "%c %-15s %5d  %-11s %7.2f ms  %4.0f %%  %5.1f MiB ", c == best ? '*' : ' ',
-                name, c->microbatches,
-                c->offload ? "offload" : dp_name(DP_NAMES_RECOMPUTE, c->recompute),
+        fprintf(to, "%c %-15s %5d  %-11s %7.2f ms  %4.0f %%  %5.1f MiB ", c == best ? '*' : ' ', name,
+                c->microbatches, c->offload ? "offload" : dp_name(DP_NAMES_RECOMPUTE, c->recompute),
                 (double)c->step_ns * 1e-6, 100 * c->bubble, (double)c->bytes / (1024 * 1024));
         for (int s = 0; s < c->stages; s++)
             fprintf(to, "%c%d", s ? ',' : ' ', blocks_of(c, s));
@@ -145,34 +135,31 @@ static void print_table(FILE *to, const struct planner *p, const struct dp_train
     }
 }
 
-static int write_plan(const struct planner *p, const struct dp_trainer_plan *best)
+static int write_plan(struct planner *p, const struct dp_trainer_plan *best)
 {
-    struct settings *s = calloc(1, sizeof(*s));
+    struct settings *s = &p->s;
     struct output out;
-    int status = s ? output_open(p->args->output, &out) : command_broke("out of memory");
+    const int status = output_open(p->output, &out);
 
-    if (!status) {
-        *s = p->args->s;
-        s->schedule_name = dp_name(DP_NAMES_SCHEDULE, best->kind);
-        s->how.schedule.recompute = best->recompute;
-        s->how.schedule.slack = best->slack;
-        s->how.microbatches = best->microbatches;
-        s->offload.text = best->offload ? "activations" : NULL;
-        s->device_memory = best->offload ? p->args->budget : 0;
-        s->blocks.count = best->stages;
-        for (int i = 0; i < best->stages; i++)
-            s->blocks.items[i] = blocks_of(best, i);
-        status = output_close(&out, plan_file_write(out.file, s, best->step_ns, best->rank_bytes));
-    }
-    free(s);
-    return status;
+    if (status)
+        return status;
+    s->schedule_name = dp_name(DP_NAMES_SCHEDULE, best->kind);
+    s->how.schedule.recompute = best->recompute;
+    s->how.schedule.slack = best->slack;
+    s->how.microbatches = best->microbatches;
+    s->offload.text = best->offload ? "activations" : NULL;
+    s->device_memory = best->offload ? p->budget : 0;
+    s->blocks.count = best->stages;
+    for (int i = 0; i < best->stages; i++)
+        s->blocks.items[i] = blocks_of(best, i);
+    return output_close(&out, plan_file_write(out.file, s, best->step_ns, best->rank_bytes));
 }
 
 /* There is no plan at all. With no schedule named it can only be the layers: GPipe takes any
  * number of ranks and of micro-batches. */
 static int refuse(const struct planner *p)
 {
-    const struct settings *s = &p->args->s;
+    const struct settings *s = &p->s;
     const struct dp_schedule_spec spec = {
         .kind = p->kind ? p->kind : DP_SCHEDULE_GPIPE,
         .ranks = s->how.schedule.ranks,
@@ -186,12 +173,13 @@ static int refuse(const struct planner *p)
     const int least = list->stages - 2;
     dp_schedule_free(list);
     return command_misused("--layers %d: expected at least %d; with the embedding and the head one for "
-                           "each of %d stages", (int)s->layers, least, least + 2);
+                           "each of %d stages",
+                           (int)s->layers, least, least + 2);
 }
 
 static int show(struct planner *p)
 {
-    const char *output = p->args->output;
+    const char *output = p->output;
     size_t least = SIZE_MAX;
 
     if (!p->count)
@@ -203,13 +191,13 @@ static int show(struct planner *p)
     print_table(output && !strcmp(output, "-") ? stderr : stdout, p, best);
     if (best)
         return output ? write_plan(p, best) : EXIT_OK;
-    return command_misused("--memory %.0f: no plan fits, expected at least %zu bytes a rank",
-                           p->args->budget, least);
+    return command_misused("--memory %.0f: no plan fits, expected at least %zu bytes a rank", p->budget,
+                           least);
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-#define AT(member) .offset = offsetof(struct plan_args, member)
+#define AT(member) .offset = offsetof(struct planner, member)
 static const struct arg plan_options[] = {
     {"memory", 0, "SIZE", "the most that a rank may hold (default: any)", ARG_BYTES, AT(budget),
      .min = 1, .max = 1e15},
@@ -222,35 +210,34 @@ static const struct arg plan_options[] = {
 
 static bool check(const struct settings *s)
 {
-    if (s->plan || s->resume || s->prompt || s->file || s->blocks.count)
-        command_misused("%s: expected none; a plan is made from the beginning",
-                        s->plan     ? "--plan"
-                        : s->resume ? "--resume"
-                        : s->prompt ? "--prompt"
-                        : s->file   ? "--file"
-                                    : "--blocks");
-    else if (s->how.replicas > 1 || s->offload.text || s->tied || settings_on_cuda(s))
-        command_misused("dualpipe plan: expected -D 1 and --device cpu, without --offload and "
-                        "--tie-embeddings");
-    else if (s->how.offload.layers || s->how.offload.kept_share > 0 || s->device_memory > 0)
-        command_misused("%s: expected none; what a rank may hold is --memory",
-                        s->how.offload.layers           ? "--buffers"
-                        : s->how.offload.kept_share > 0 ? "--device-share"
-                                                        : "--device-memory");
-    else if (s->schedule_name && !strcmp(s->schedule_name, "none"))
-        command_misused("--schedule none: expected a schedule, there is nothing else to plan");
-    else if (s->how.schedule.virtual_stages && s->how.schedule.virtual_stages != 2)
-        command_misused("--virtual-stages %d: expected 2; a plan has at most two stages a rank",
-                        (int)s->how.schedule.virtual_stages);
-    else if (s->width % s->heads)
-        command_misused("--width %d: expected a multiple of %d, the number of --heads",
-                        (int)s->width, (int)s->heads);
-    else if (s->how.microbatches && s->how.rows % s->how.microbatches)
-        command_misused("--batch %d: expected a multiple of %d, the number of micro-batches (-M)",
-                        (int)s->how.rows, s->how.microbatches);
-    else
-        return true;
-    return false;
+    const char *beside = s->plan           ? "--plan"
+                         : s->resume       ? "--resume"
+                         : s->prompt       ? "--prompt"
+                         : s->file         ? "--file"
+                         : s->blocks.count ? "--blocks"
+                                           : NULL;
+    const char *device = s->how.offload.layers           ? "--buffers"
+                         : s->how.offload.kept_share > 0 ? "--device-share"
+                         : s->device_memory > 0          ? "--device-memory"
+                                                         : NULL;
+    const int virtual_stages = s->how.schedule.virtual_stages, microbatches = s->how.microbatches;
+
+    return !(
+        refuse_if(beside, "%s: expected none; a plan is made from the beginning", beside) ||
+        refuse_if(
+            s->how.replicas > 1 || s->offload.text || s->tied || settings_on_cuda(s),
+            "dualpipe plan: expected -D 1 and --device cpu, without --offload and --tie-embeddings") ||
+        refuse_if(device, "%s: expected none; what a rank may hold is --memory", device) ||
+        refuse_if(s->schedule_name && !strcmp(s->schedule_name, "none"),
+                  "--schedule none: expected a schedule, there is nothing else to plan") ||
+        refuse_if(virtual_stages && virtual_stages != 2,
+                  "--virtual-stages %d: expected 2; a plan has at most two stages a rank",
+                  virtual_stages) ||
+        refuse_if(s->width % s->heads, "--width %d: expected a multiple of %d, the number of --heads",
+                  (int)s->width, (int)s->heads) ||
+        refuse_if(microbatches && s->how.rows % microbatches,
+                  "--batch %d: expected a multiple of %d, the number of micro-batches (-M)",
+                  (int)s->how.rows, microbatches));
 }
 
 /* The text decides nothing, but one that 'dualpipe train' would refuse is refused here, too. */
@@ -272,24 +259,23 @@ static bool has_text(const struct settings *s, const struct operands *more)
     return true;
 }
 
-static int plan(const struct plan_args *args)
+static int plan(struct planner *p)
 {
-    struct planner p = {.args = args};
-    int err = args->s.schedule_name ? dp_schedule_kind_parse(args->s.schedule_name, &p.kind) : 0;
+    int err = p->s.schedule_name ? dp_schedule_kind_parse(p->s.schedule_name, &p->kind) : 0;
 
     if (!err)
-        err = try_all(&p);
+        err = try_all(p);
     const int status = err == DP_ENOMEM ? command_broke("out of memory")
                        : err            ? command_failed(err)
-                                        : show(&p);
-    dp_trainer_plan_free(p.plans, p.count);
+                                        : show(p);
+    dp_trainer_plan_free(p->plans, p->count);
     return status;
 }
 
 int run_plan(int argc, char **argv)
 {
-    struct arg_group groups[16] = {{"the plan", plan_options,
-                                    sizeof(plan_options) / sizeof(plan_options[0])}};
+    struct arg_group groups[16] = {
+        {"the plan", plan_options, sizeof(plan_options) / sizeof(plan_options[0])}};
     struct usage usage = settings_usage;
     struct operands files;
     int status;
@@ -309,19 +295,19 @@ int run_plan(int argc, char **argv)
     usage.examples = "  dualpipe plan --data book.txt -P 4 -o plan.json\n"
                      "  dualpipe train --data book.txt --plan plan.json\n"
                      "  dualpipe plan --data book.txt -P 2 --memory 12MiB\n";
-    struct plan_args *args = calloc(1, sizeof(*args));
-    if (!args)
+    struct planner *p = calloc(1, sizeof(*p));
+    if (!p)
         return command_broke("out of memory");
-    if (args_parse(&usage, argc, argv, args, &files, &status)) {
-        if (!args->s.how.schedule.ranks)
-            args->s.how.schedule.ranks = 4;
-        if (!args->s.how.rows)
-            args->s.how.rows = 16;
+    if (args_parse(&usage, argc, argv, p, &files, &status)) {
+        if (!p->s.how.schedule.ranks)
+            p->s.how.schedule.ranks = 4;
+        if (!p->s.how.rows)
+            p->s.how.rows = 16;
         const char *why;
-        status = !check(&args->s) || !has_text(&args->s, &files) ? EXIT_USAGE
-                 : blas_begin(&why)                              ? plan(args)
-                                                                 : command_broke("%s", why);
+        status = !check(&p->s) || !has_text(&p->s, &files) ? EXIT_USAGE
+                 : blas_begin(&why)                        ? plan(p)
+                                                           : command_broke("%s", why);
     }
-    free(args);
+    free(p);
     return status;
 }
