@@ -126,31 +126,6 @@ static const struct layer_kind head = {
               {LINEAR, HEAD, H_NORM, OUT, H_DNORM, D_LOGITS, WIDTH, BYTES, .ties = true}},
 };
 
-/* ---- parameters ------------------------------------------------------------------------------ */
-
-/* Group 0 is the embedding of bytes and positions, groups 1 .. L are the blocks, group L + 1 is the
- * final norm and the head. */
-struct tensor {
-    const char *name;
-    int group, rows, cols;
-    float mean, deviation; /* of the initial values */
-    bool tied;             /* one parameter with the other one that is */
-};
-
-static size_t tensor_count(const struct tensor *t)
-{
-    return (size_t)t->rows * (size_t)t->cols;
-}
-
-/* A tied tensor other than the first. */
-static bool tensor_is_copy(const struct tensor *t)
-{
-    return t->tied && t->group > 0;
-}
-
-/* Initial weights are drawn as if in a step that no training reaches. */
-static const uint64_t init_step = UINT32_MAX;
-
 static int size_of(enum size size, int width, int context)
 {
     const int sizes[] = {1, width, 3 * width, MLP_FACTOR * width, GPT_BYTES, context};
@@ -158,56 +133,37 @@ static int size_of(enum size size, int width, int context)
     return sizes[size];
 }
 
+/* ---- parameters ------------------------------------------------------------------------------ */
+
+/* Group 0 is the embedding of bytes and positions, groups 1 .. L are the blocks, group L + 1 is the
+ * final norm and the head. */
 static const struct layer_kind *kind_of(const struct gpt_config *c, int group)
 {
     return group == 0 ? &embedding : group <= c->layers ? &block : &head;
 }
 
-static int params_of_group(const struct gpt_config *c, int group, struct tensor *out)
+static size_t elements_of(const struct gpt_config *c, const struct parameter *p)
 {
-    const struct layer_kind *kind = kind_of(c, group);
-    const float wide = 1 / sqrtf((float)c->width), small = wide / sqrtf(2 * (float)c->layers);
+    return (size_t)size_of(p->rows, c->width, c->context) *
+           (size_t)size_of(p->cols, c->width, c->context);
+}
 
-    for (int i = 0; i < kind->parameter_count; i++) {
-        const struct parameter *p = &kind->parameters[i];
-        const bool tied = c->tied && p->ties, turned = tied && group > 0;
-        out[i] = (struct tensor){.name = p->name,
-                                 .group = group,
-                                 .rows = size_of(turned ? p->cols : p->rows, c->width, c->context),
-                                 .cols = size_of(turned ? p->rows : p->cols, c->width, c->context),
-                                 .mean = p->mean,
-                                 .deviation = p->spread == DRAWN_WIDE    ? wide
-                                              : p->spread == DRAWN_SMALL ? small
-                                                                         : 0,
-                                 .tied = tied};
-    }
-    return kind->parameter_count;
+/* A tied tensor other than the first. */
+static bool is_copy(const struct gpt_config *c, int group, const struct parameter *p)
+{
+    return c->tied && p->ties && group > 0;
 }
 
 size_t gpt_parameter_count(const struct gpt_config *config)
 {
-    struct tensor list[MAX_TENSORS];
     size_t count = 0;
 
     for (int group = 0; group < config->layers + 2; group++)
-        for (int i = params_of_group(config, group, list); i-- > 0;)
-            count += tensor_is_copy(&list[i]) ? 0 : tensor_count(&list[i]);
+        for (int i = 0; i < kind_of(config, group)->parameter_count; i++) {
+            const struct parameter *p = &kind_of(config, group)->parameters[i];
+            count += is_copy(config, group, p) ? 0 : elements_of(config, p);
+        }
     return count;
-}
-
-static void params_draw_tensor(const struct tensor *t, int index, uint64_t seed, real *w)
-{
-    const int where = tensor_is_copy(t) ? TABLE : t->group * MAX_TENSORS + index;
-    const struct dp_random_key key = dp_random_key(seed, init_step, (uint32_t)where, 0);
-    const size_t count = tensor_count(t);
-    float normal[256];
-
-    for (size_t at = 0; at < count; at += 256) {
-        size_t n = count - at < 256 ? count - at : 256;
-        dp_random_normal(key, at, normal, n);
-        for (size_t i = 0; i < n; i++)
-            w[at + i] = t->mean + t->deviation * normal[i];
-    }
 }
 
 /* ---- a call ---------------------------------------------------------------------------------- */
@@ -234,7 +190,6 @@ struct gpt_layer {
     const struct layer_kind *kind;
     const struct gpt_layers *gpt;
     char name[24];
-    struct tensor tensors[MAX_TENSORS];
     struct dp_parameter_spec parameters[MAX_TENSORS];
 };
 
@@ -253,15 +208,6 @@ static const void *data_of(const DLTensor *t)
     return t && t->data ? gpt_data(t) : NULL;
 }
 
-static size_t count_of(const struct gpt_layer *l)
-{
-    size_t count = 0;
-
-    for (int i = 0; i < l->layer.parameter_count; i++)
-        count += tensor_count(&l->tensors[i]);
-    return count;
-}
-
 /* On the CPU bfloat16 layers compute in reals, with weights that were rounded. */
 static void load(size_t count, const uint16_t *from, real *to)
 {
@@ -277,9 +223,10 @@ static void widen(struct part *p, const struct gpt_layer *l, const struct dp_lay
                   real *room)
 {
     for (int i = 0; i < l->layer.parameter_count; i++) {
+        const size_t count = elements_of(&l->gpt->config, &l->kind->parameters[i]);
         p->w[i] = room;
-        load(tensor_count(&l->tensors[i]), call->rounded[i].data, room);
-        room += tensor_count(&l->tensors[i]);
+        load(count, call->rounded[i].data, room);
+        room += count;
     }
 }
 
@@ -544,11 +491,27 @@ static const struct dp_loss_ops loss_ops = {loss, loss_backward};
 
 /* ---- making them ----------------------------------------------------------------------------- */
 
+/* Initial weights are drawn as if in a step that no training reaches. */
 static int fill(void *user, int32_t index, uint64_t seed, DLTensor *value)
 {
     const struct gpt_layer *l = user;
+    const struct gpt_config *c = &l->gpt->config;
+    const struct parameter *p = &l->kind->parameters[index];
+    const int group = (int)(l - l->gpt->layers);
+    const int where = is_copy(c, group, p) ? TABLE : group * MAX_TENSORS + index;
+    const struct dp_random_key key = dp_random_key(seed, UINT32_MAX, (uint32_t)where, 0);
+    const float wide = 1 / sqrtf((float)c->width), small = wide / sqrtf(2 * (float)c->layers);
+    const float deviation = p->spread == DRAWN_WIDE ? wide : p->spread == DRAWN_SMALL ? small : 0;
+    const size_t count = elements_of(c, p);
+    real *w = gpt_data(value);
+    float normal[256];
 
-    params_draw_tensor(&l->tensors[index], index, seed, gpt_data(value));
+    for (size_t at = 0; at < count; at += 256) {
+        size_t n = count - at < 256 ? count - at : 256;
+        dp_random_normal(key, at, normal, n);
+        for (size_t i = 0; i < n; i++)
+            w[at + i] = p->mean + deviation * normal[i];
+    }
     return 0;
 }
 
@@ -566,22 +529,30 @@ static struct dp_border border_of(const struct gpt_layers *g, DLDataType type, i
 static const DLDataType byte_type = {kDLUInt, 8, 1}, real_type = {kDLFloat, 8 * sizeof(real), 1},
                         bfloat16_type = {kDLBfloat, 16, 1};
 
-static void describe_parameters(struct gpt_layer *l, int group)
+/* Returns how many numbers they are. */
+static size_t describe_parameters(struct gpt_layer *l, int group)
 {
-    l->layer.parameter_count = params_of_group(&l->gpt->config, group, l->tensors);
+    const struct gpt_config *c = &l->gpt->config;
+    size_t count = 0;
+
+    l->layer.parameter_count = l->kind->parameter_count;
     l->layer.parameters = l->parameters;
-    for (int i = 0; i < l->layer.parameter_count; i++) {
-        const struct tensor *t = &l->tensors[i];
+    for (int i = 0; i < l->kind->parameter_count; i++) {
+        const struct parameter *p = &l->kind->parameters[i];
+        const bool copy = is_copy(c, group, p);
+        const int rows = size_of(copy ? p->cols : p->rows, c->width, c->context);
         l->parameters[i] = (struct dp_parameter_spec){
-            .name = t->name,
-            .tied = tensor_is_copy(t) ? "token embedding" : NULL,
-            .flags = t->rows == 1 ? DP_PARAMETER_NO_DECAY : 0,
+            .name = p->name,
+            .tied = copy ? embedding.parameters[TABLE].name : NULL,
+            .flags = rows == 1 ? DP_PARAMETER_NO_DECAY : 0,
             .dtype = real_type,
             .ndim = 2,
-            .shape = {t->rows, t->cols},
+            .shape = {rows, size_of(copy ? p->rows : p->cols, c->width, c->context)},
             .fill = fill,
         };
+        count += elements_of(c, p);
     }
+    return count;
 }
 
 /* Blocks are spread evenly, whatever the ends take beside them. */
@@ -607,9 +578,9 @@ static void describe(struct gpt_layers *g, int group)
         .scratch_bytes = (first || last) && !g->widens ? 0 : place_scratch(&measured, NULL),
         .drops_input = !first,
     };
-    describe_parameters(l, group);
+    const size_t count = describe_parameters(l, group);
     if (g->widens)
-        l->layer.scratch_bytes += count_of(l) * sizeof(real);
+        l->layer.scratch_bytes += count * sizeof(real);
     g->list[group] = &l->layer;
 }
 
