@@ -62,10 +62,8 @@ static bool read_file(const char *path, struct data *d, size_t *room)
 
 static bool cut(struct data *d)
 {
-    if (refuse_if(d->len < 2 * d->window,
-                  "--data: %zu bytes in all, expected at least %zu (context + 1 to "
-                  "learn from and as many held out)",
-                  d->len, 2 * d->window))
+    if (refuse_if(d->len < 2 * d->window, "--data: %zu bytes in all, expected at least %zu (context + 1 "
+                  "to learn from and as many held out)", d->len, 2 * d->window))
         return false;
     d->chunks = d->len / (2 * HELD_OUT_SHARE * d->window);
     if (d->chunks < 1)

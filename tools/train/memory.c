@@ -99,10 +99,9 @@ static bool fits(const char *who_needs, double needed, double limit, const char 
 {
     const double mib = 1024.0 * 1024;
 
-    return !refuse_if(needed > limit,
-                      "%s about %.0f MiB of memory, expected at most the %.0f MiB that %s; "
-                      "lower --width, --layers, --batch or --context",
-                      who_needs, needed / mib, fmax(limit, 0) / mib, limit_name);
+    return !refuse_if(needed > limit, "%s about %.0f MiB of memory, expected at most the %.0f MiB that "
+                      "%s; lower --width, --layers, --batch or --context", who_needs, needed / mib,
+                      fmax(limit, 0) / mib, limit_name);
 }
 
 int memory_check(const struct settings *s, int local, const struct memory_limits *limits)

@@ -173,8 +173,7 @@ static int refuse(const struct planner *p)
     const int least = list->stages - 2;
     dp_schedule_free(list);
     return command_misused("--layers %d: expected at least %d; with the embedding and the head one for "
-                           "each of %d stages",
-                           (int)s->layers, least, least + 2);
+                           "each of %d stages", (int)s->layers, least, least + 2);
 }
 
 static int show(struct planner *p)
@@ -230,14 +229,12 @@ static bool check(const struct settings *s)
         refuse_if(device, "%s: expected none; what a rank may hold is --memory", device) ||
         refuse_if(s->schedule_name && !strcmp(s->schedule_name, "none"),
                   "--schedule none: expected a schedule, there is nothing else to plan") ||
-        refuse_if(virtual_stages && virtual_stages != 2,
-                  "--virtual-stages %d: expected 2; a plan has at most two stages a rank",
-                  virtual_stages) ||
+        refuse_if(virtual_stages && virtual_stages != 2, "--virtual-stages %d: expected 2; a plan has "
+                  "at most two stages a rank", virtual_stages) ||
         refuse_if(s->width % s->heads, "--width %d: expected a multiple of %d, the number of --heads",
                   (int)s->width, (int)s->heads) ||
-        refuse_if(microbatches && s->how.rows % microbatches,
-                  "--batch %d: expected a multiple of %d, the number of micro-batches (-M)",
-                  (int)s->how.rows, microbatches));
+        refuse_if(microbatches && s->how.rows % microbatches, "--batch %d: expected a multiple of %d, "
+                  "the number of micro-batches (-M)", (int)s->how.rows, microbatches));
 }
 
 /* The text decides nothing, but one that 'dualpipe train' would refuse is refused here, too. */

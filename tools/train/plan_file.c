@@ -100,9 +100,8 @@ int plan_file_read(const char *path, struct word_list *out)
     const int status =
         json_is_object(root)
             ? take_members(path, root, out)
-            : command_misused("--plan %s: line %d, column %d: %.100s; expected a JSON file of "
-                              "'dualpipe plan'",
-                              path, error.line, error.column, error.text);
+            : command_misused("--plan %s: line %d, column %d: %.100s; expected a JSON file of 'dualpipe "
+                              "plan'", path, error.line, error.column, error.text);
     json_decref(root);
     return status;
 }

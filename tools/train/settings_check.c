@@ -147,14 +147,11 @@ static bool check_list(const struct settings *s)
 
     return !(
         refuse_if(!is_whole, "--file %s: no backward, expected a schedule of training steps", s->file) ||
-        refuse_if(has_kind(list, DP_OP_REDUCE),
-                  "--file %s: has REDUCE, expected none; "
-                  "they are added where gradients are complete",
-                  s->file) ||
+        refuse_if(has_kind(list, DP_OP_REDUCE), "--file %s: has REDUCE, expected none; they are added "
+                  "where gradients are complete", s->file) ||
         refuse_if(s->offload.text && (has_kind(list, DP_OP_RECOMPUTE) || has_kind(list, DP_OP_EVICT)),
-                  "--offload with --file %s: has RECOMPUTE or EVICT, expected none; they are "
-                  "added where the device's memory needs them",
-                  s->file) ||
+                  "--offload with --file %s: has RECOMPUTE or EVICT, expected none; they are added "
+                  "where the device's memory needs them", s->file) ||
         refuse_if(s->placement, "--placement with --file %s: expected one of them", s->file));
 }
 
@@ -234,11 +231,9 @@ static bool take_ranks(struct settings *s, int world)
     if (replicas > 1)
         snprintf(of_replicas, sizeof(of_replicas), " -D %d: %d processes", replicas,
                  settings_processes(s));
-    return !(refuse_if(world && settings_processes(s) != world,
-                       "-P %d%s%s expected %d, the size of the job that this %s was started in "
-                       "(WORLD_SIZE, or the launcher's)",
-                       *ranks, of_replicas, replicas > 1 ? "," : ":", world,
-                       replicas > 1 ? "one" : "process") ||
+    return !(refuse_if(world && settings_processes(s) != world, "-P %d%s%s expected %d, the size of the "
+                       "job that this %s was started in (WORLD_SIZE, or the launcher's)", *ranks,
+                       of_replicas, replicas > 1 ? "," : ":", world, replicas > 1 ? "one" : "process") ||
              refuse_if(is_sequential(s) && *ranks != 1,
                        "-P %d: expected -P 1 with --schedule none, which has one rank", *ranks));
 }
@@ -247,10 +242,8 @@ static bool check_order(const struct settings *s)
 {
     const enum dp_recompute recompute = s->how.schedule.recompute;
 
-    return !(refuse_if(is_sequential(s) && recompute,
-                       "--checkpoint %s: expected a schedule; --schedule "
-                       "none recomputes nothing",
-                       dp_name(DP_NAMES_RECOMPUTE, recompute)) ||
+    return !(refuse_if(is_sequential(s) && recompute, "--checkpoint %s: expected a schedule; --schedule "
+                       "none recomputes nothing", dp_name(DP_NAMES_RECOMPUTE, recompute)) ||
              refuse_if(s->checkpoint_stages.count && !recompute,
                        "--checkpoint-stages: expected --checkpoint except_last or always") ||
              refuse_if(s->how.fixed_order && s->any_order,
@@ -292,11 +285,9 @@ bool settings_take_image(const char *device, const char *file, const void **imag
         return *image; /* or it has said why not */
     }
     *image = cuda_image;
-    return !refuse_if(!*image,
-                      "--device %s: this program was built without kernels, because configure "
+    return !refuse_if(!*image, "--device %s: this program was built without kernels, because configure "
                       "found no nvcc; install one (CUDA Toolkit 12 or 13), configure and make again, or "
-                      "give --kernels FILE",
-                      device);
+                      "give --kernels FILE", device);
 }
 
 static bool take_device(struct settings *s)
@@ -307,25 +298,20 @@ static bool take_device(struct settings *s)
     if (!settings_on_cuda(s))
         return !(
             refuse_if(strcmp(s->dtype, "f32") && (!is_sequential(s) || s->how.replicas > 1 || s->tied),
-                      "--dtype %s: expected --device cuda, or --schedule none with one replica, "
-                      "without --tie-embeddings",
-                      s->dtype) ||
+                      "--dtype %s: expected --device cuda, or --schedule none with one replica, without "
+                      "--tie-embeddings", s->dtype) ||
             refuse_if(s->kernels, "--kernels: expected --device cuda") ||
             refuse_if(s->no_graphs, "--no-graphs: expected --device cuda") ||
             refuse_if(settings_by_nccl(s),
                       "--transport nccl: expected --device cuda; it sends from GPU to GPU"));
     if (refuse_if(!settings_is_cuda(s->device), "--device %s: expected cpu, cuda or cuda:N",
                   s->device) ||
-        refuse_if(offloads_less,
-                  "--offload with --device %s: expected params among them, and no "
-                  "--device-share",
-                  s->device) ||
+        refuse_if(offloads_less, "--offload with --device %s: expected params among them, and no "
+                  "--device-share", s->device) ||
         refuse_if(settings_by_nccl(s) && by_messages(s),
                   "--transport nccl: expected --execution list; its messages have no tags") ||
-        refuse_if(depth > ATTENTION_DEPTH,
-                  "--width %d --heads %d: a head is %d wide, expected at "
-                  "most %d on %s",
-                  (int)s->width, (int)s->heads, depth, ATTENTION_DEPTH, s->device))
+        refuse_if(depth > ATTENTION_DEPTH, "--width %d --heads %d: a head is %d wide, expected at most "
+                  "%d on %s", (int)s->width, (int)s->heads, depth, ATTENTION_DEPTH, s->device))
         return false;
     s->any_order = !s->how.fixed_order;
     return settings_take_image(s->device, s->kernels, &s->image, &s->kernels_read);
@@ -416,10 +402,8 @@ static bool take_graph(struct settings *s, int *status)
     if (*status)
         return false;
     *status = EXIT_USAGE;
-    if (refuse_if(s->graph->workers != replicas,
-                  "--mix %s: a graph of %d workers, expected %d, the "
-                  "number of replicas (-D)",
-                  s->mix, s->graph->workers, replicas))
+    if (refuse_if(s->graph->workers != replicas, "--mix %s: a graph of %d workers, expected %d, the "
+                  "number of replicas (-D)", s->mix, s->graph->workers, replicas))
         return false;
     return !dp_graph_check(s->graph, NULL) || (*status = command_failed(DP_EINVAL), false);
 }
@@ -436,23 +420,17 @@ static bool take_method(struct settings *s)
                   "--local-steps, --outer-rate, --outer-momentum: expected --mix-algorithm local-sgd") ||
         refuse_if(m->outer_momentum >= 1, "--outer-momentum %g: expected a number below 1",
                   m->outer_momentum) ||
-        refuse_if(sent && !s->graph,
-                  "%s: expected --mix with a graph; replicas that sum their "
-                  "gradients do not mix",
-                  sent) ||
+        refuse_if(sent && !s->graph, "%s: expected --mix with a graph; replicas that sum their "
+                  "gradients do not mix", sent) ||
         refuse_if(!s->graph && m->factor > 0, "--mix-factor: expected --mix with a graph") ||
         refuse_if(sent && m->algorithm, "%s: expected --mix-algorithm d-psgd, not %s", sent, name) ||
         refuse_if(sent && push_sum, "%s: expected a graph without push-sum, not %s", sent, graph) ||
         refuse_if(m->compression && m->staleness,
                   "--mix-compress and --mix-staleness: expected one of the two") ||
-        refuse_if(m->algorithm && !s->graph,
-                  "--mix-algorithm %s: expected --mix with a graph; "
-                  "replicas that sum their gradients do not mix",
-                  name) ||
-        refuse_if(m->algorithm && push_sum,
-                  "--mix-algorithm %s: expected a graph without push-sum, "
-                  "not %s",
-                  name, graph))
+        refuse_if(m->algorithm && !s->graph, "--mix-algorithm %s: expected --mix with a graph; replicas "
+                  "that sum their gradients do not mix", name) ||
+        refuse_if(m->algorithm && push_sum, "--mix-algorithm %s: expected a graph without push-sum, not "
+                  "%s", name, graph))
         return false;
     if (local && !m->local_steps)
         m->local_steps = 8;
@@ -486,13 +464,10 @@ static bool check_mixing_survival(const struct settings *s)
                         : settings_on_cuda(s) ? "--device cuda"
                                               : NULL;
 
-    return !(refuse_if(!s->graph || s->how.replicas < 2,
-                       "--survive: expected -D 2 or more and --mix "
+    return !(refuse_if(!s->graph || s->how.replicas < 2, "--survive: expected -D 2 or more and --mix "
                        "with a graph; replicas that sum their gradients need each other") ||
-             refuse_if(s->spares,
-                       "--spare %d: expected a pipeline; replicas are started again, "
-                       "--restart",
-                       (int)s->spares) ||
+             refuse_if(s->spares, "--spare %d: expected a pipeline; replicas are started again, "
+                       "--restart", (int)s->spares) ||
              refuse_if(other, "--survive: expected no %s with replicas that mix", other) ||
              refuse_if(s->how.checkpoint.folder,
                        "--survive: expected no --save; a checkpoint has a state of every replica"));
@@ -503,18 +478,15 @@ static bool check_survival(const struct settings *s)
     if (!s->how.survive)
         return !(refuse_if(s->restarts, "--restart %d: expected --survive", (int)s->restarts) ||
                  refuse_if(s->spares, "--spare %d: expected --survive", (int)s->spares));
-    return !refuse_if(s->transport && !strcmp(s->transport, "mpi"),
-                      "--survive: expected --transport "
+    return !refuse_if(s->transport && !strcmp(s->transport, "mpi"), "--survive: expected --transport "
                       "auto, shm or tcp; MPI ends with the first process that dies") &&
            (is_sequential(s) ? check_mixing_survival(s) : check_pipeline_survival(s));
 }
 
 static bool take_replicas(struct settings *s, int *status)
 {
-    if (refuse_if(s->how.replicas > 1 && s->assignment,
-                  "-D %d: expected -D 1 with a placement, which "
-                  "is of one replica",
-                  (int)s->how.replicas) ||
+    if (refuse_if(s->how.replicas > 1 && s->assignment, "-D %d: expected -D 1 with a placement, which "
+                  "is of one replica", (int)s->how.replicas) ||
         !multiple("-M", s->how.microbatches, s->how.replicas, "the number of replicas (-D)") ||
         !take_graph(s, status) || !check_survival(s) || !take_method(s))
         return false;
@@ -531,14 +503,12 @@ static bool take_order_blocks(struct settings *s)
 
     if (!s->how.order_blocks)
         s->how.order_blocks = least > 2 ? least : 2;
-    return !(refuse_if(replicas & (replicas - 1) || least > MAX_BLOCKS,
-                       "-D %d: expected a power of two up to %d, or --any-order: sums over other "
-                       "numbers of replicas have no fixed order",
-                       replicas, MAX_BLOCKS / streams) ||
-             refuse_if(s->how.order_blocks < least,
-                       "--order-blocks %d: expected at least %d, one for "
-                       "each stream (%d) of each replica (%d)",
-                       s->how.order_blocks, least, streams, replicas));
+    return !(refuse_if(replicas & (replicas - 1) || least > MAX_BLOCKS, "-D %d: expected a power of two "
+                       "up to %d, or --any-order: sums over other numbers of replicas have no fixed "
+                       "order", replicas, MAX_BLOCKS / streams) ||
+             refuse_if(s->how.order_blocks < least, "--order-blocks %d: expected at least %d, one for "
+                       "each stream (%d) of each replica (%d)", s->how.order_blocks, least, streams,
+                       replicas));
 }
 
 /* ---- what may be elsewhere, and late ----------------------------------------------------------- */
@@ -550,33 +520,26 @@ static bool check_offload(const struct settings *s)
                         : settings_on_cuda(s) && !o->params ? "--device cpu, or --offload params"
                                                             : NULL;
 
-    return !(refuse_if(o->text && is_sequential(s) && !o->params,
-                       "--offload: expected params among them "
-                       "with --schedule none, where the others go with the parameters") ||
-             refuse_if(o->activations && by_messages(s),
-                       "--offload activations: expected --execution "
+    return !(refuse_if(o->text && is_sequential(s) && !o->params, "--offload: expected params among "
+                       "them with --schedule none, where the others go with the parameters") ||
+             refuse_if(o->activations && by_messages(s), "--offload activations: expected --execution "
                        "list; what is evicted is chosen for one order of ops") ||
-             refuse_if(o->text && s->how.schedule.recompute,
-                       "--offload with --checkpoint %s: expected "
+             refuse_if(o->text && s->how.schedule.recompute, "--offload with --checkpoint %s: expected "
                        "--checkpoint never; with --offload activations as many are recomputed as the "
                        "device's memory needs",
                        dp_name(DP_NAMES_RECOMPUTE, s->how.schedule.recompute)) ||
              refuse_if(o->folder[0] && s->how.sums, "--offload optimizer=%s: expected --mix all-reduce",
                        o->folder) ||
-             refuse_if(o->text && !(s->device_memory > 0),
-                       "--offload: expected --device-memory, what may "
-                       "be on the device, for instance --device-memory 64M") ||
+             refuse_if(o->text && !(s->device_memory > 0), "--offload: expected --device-memory, what "
+                       "may be on the device, for instance --device-memory 64M") ||
              refuse_if(s->how.offload.layers && !(o->params && is_sequential(s)),
                        "--buffers: expected --offload params and --schedule none") ||
              refuse_if(s->how.offload.kept_share > 0 && !o->params,
                        "--device-share: expected --offload params") ||
-             refuse_if(s->device_memory > 0 && !o->text,
-                       "--device-memory: expected --offload params, or "
-                       "there is nothing that could be elsewhere") ||
-             refuse_if(s->how.delay_update && other,
-                       "--delay-update: expected %s; optimizers on the host "
-                       "are delayed that have all gradients",
-                       other));
+             refuse_if(s->device_memory > 0 && !o->text, "--device-memory: expected --offload params, "
+                       "or there is nothing that could be elsewhere") ||
+             refuse_if(s->how.delay_update && other, "--delay-update: expected %s; optimizers on the "
+                       "host are delayed that have all gradients", other));
 }
 
 /* ---- the schedule and its stages --------------------------------------------------------------- */
@@ -640,9 +603,8 @@ static bool build_schedule(struct settings *s, int *status)
     for (int i = 0; i < s->checkpoint_stages.count; i++)
         if (s->checkpoint_stages.items[i] > last)
             last = s->checkpoint_stages.items[i];
-    return !refuse_if(last >= s->training->stages,
-                      "--checkpoint-stages: stage %d, expected 0 to %d of this schedule", last,
-                      s->training->stages - 1);
+    return !refuse_if(last >= s->training->stages, "--checkpoint-stages: stage %d, expected 0 to %d of "
+                      "this schedule", last, s->training->stages - 1);
 }
 
 static bool check_blocks(const struct settings *s, int stages)
@@ -661,14 +623,10 @@ static bool check_blocks(const struct settings *s, int stages)
                        "--blocks: expected a schedule, and replicas that sum their gradients") ||
              refuse_if(blocks->count != stages, "--blocks: %d numbers, expected %d, one for each stage",
                        blocks->count, stages) ||
-             refuse_if(empty,
-                       "--blocks: 0 for stage %d, expected 1 or more between the first and the "
-                       "last",
-                       empty) ||
-             refuse_if(sum != s->layers,
-                       "--blocks: %d blocks together, expected %d, the number of "
-                       "--layers",
-                       sum, (int)s->layers));
+             refuse_if(empty, "--blocks: 0 for stage %d, expected 1 or more between the first and the "
+                       "last", empty) ||
+             refuse_if(sum != s->layers, "--blocks: %d blocks together, expected %d, the number of "
+                       "--layers", sum, (int)s->layers));
 }
 
 static bool check_model(const struct settings *s)
@@ -703,10 +661,8 @@ static bool check_output(const char *option, const char *path)
 
 static bool check_outputs(const struct settings *s)
 {
-    bool good = !refuse_if(is_sequential(s) && settings_drawn(s),
-                           "%s: expected a schedule; with "
-                           "--schedule none there is no pipeline to see",
-                           settings_drawn(s));
+    bool good = !refuse_if(is_sequential(s) && settings_drawn(s), "%s: expected a schedule; with "
+                           "--schedule none there is no pipeline to see", settings_drawn(s));
 
     for (int i = 0; i < DRAWN && good; i++)
         good = check_output(drawn_names[i], s->drawn[i]);
@@ -738,10 +694,8 @@ static bool check_folders(const struct settings *s)
     struct stat there;
     int err = 0;
 
-    if (refuse_if(s->how.checkpoint.every && !folder,
-                  "--save-every %d: expected --save, the folder "
-                  "for checkpoints",
-                  (int)s->how.checkpoint.every))
+    if (refuse_if(s->how.checkpoint.every && !folder, "--save-every %d: expected --save, the folder for "
+                  "checkpoints", (int)s->how.checkpoint.every))
         return false;
     if (folder) {
         const bool exists = !stat(folder, &there);

@@ -113,8 +113,7 @@ static int read_checkpoint(const char *where, struct resume *out)
         return status ? status : command_failed(err);
     if (!resume_take(c, out))
         status = command_misused("--resume %s: expected a checkpoint of 'dualpipe train'; this file is "
-                                 "another program's",
-                                 out->path);
+                                 "another program's", out->path);
     dp_checkpoint_close(c);
     return status;
 }
@@ -149,10 +148,9 @@ bool settings_of_words(const struct resume *from, struct settings *out)
     free(words);
     return good && !(refuse_if(!out->how.microbatches,
                                "%s: no --microbatches among its options, expected one", from->path) ||
-                     refuse_if(out->width % out->heads,
-                               "%s: --width=%d among its options, expected a multiple "
-                               "of %d, its --heads",
-                               from->path, (int)out->width, (int)out->heads));
+                     refuse_if(out->width % out->heads, "%s: --width=%d among its options, expected a "
+                               "multiple of %d, its --heads", from->path, (int)out->width,
+                               (int)out->heads));
 }
 
 /* ---- going on ------------------------------------------------------------------------------ */
@@ -270,14 +268,11 @@ bool settings_resume(struct settings *s, int argc, char **argv, int world, struc
     if (!parse_again(s, argc, argv, world, files, status))
         return false;
     for (int i = 0; i < DRAWN; i++)
-        if (refuse_if(is_beside(s->drawn[i], s->from.path),
-                      "%s %s: is in the folder of the checkpoint "
-                      "that --resume reads; expected another one",
-                      drawn_names[i], s->drawn[i]))
+        if (refuse_if(is_beside(s->drawn[i], s->from.path), "%s %s: is in the folder of the checkpoint "
+                      "that --resume reads; expected another one", drawn_names[i], s->drawn[i]))
             return false;
     return !refuse_if(!s->prompt && (uint64_t)s->steps <= s->from.step,
-                      "--steps %d: expected more than "
-                      "the %" PRIu64 " that are done in %s",
+                      "--steps %d: expected more than " "the %" PRIu64 " that are done in %s",
                       (int)s->steps, s->from.step, s->from.path);
 }
 

@@ -156,9 +156,8 @@ static bool lock_folder(const char *dir)
     }
     if (read(fd, other, sizeof(other) - 1) < 1)
         snprintf(other, sizeof(other), "a process");
-    command_misused("--save %s: another job saves there, %s; expected a folder that no other job "
-                    "saves to",
-                    dir, other);
+    command_misused("--save %s: another job saves there, %s; expected a folder that no other job saves "
+                    "to", dir, other);
     close(fd);
     return false;
 }

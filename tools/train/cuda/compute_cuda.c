@@ -33,6 +33,12 @@ static struct cuda_grid grid_of_rows(int n)
     return (struct cuda_grid){((unsigned)n + BLOCK_ROWS - 1) / BLOCK_ROWS, 1, 1, BLOCK_THREADS, 0};
 }
 
+static struct cuda_grid grid_across(int width, int y)
+{
+    return (struct cuda_grid){((unsigned)width + BLOCK_THREADS - 1) / BLOCK_THREADS, (unsigned)y, 1,
+                              BLOCK_THREADS, 0};
+}
+
 /* ---- products ------------------------------------------------------------------------------ */
 
 /* What a product reads of a parameter: its bfloat16 copy, or itself. */
@@ -91,10 +97,7 @@ static void columns(C, int n, int width, const void *dy, const void *xhat, float
            ((struct cuda_grid){((unsigned)width + COLUMNS - 1) / COLUMNS, (unsigned)args.part_count,
                                1, BLOCK_THREADS, COLUMN_BYTES}),
            args);
-    LAUNCH(columns_sum,
-           ((struct cuda_grid){((unsigned)width + BLOCK_THREADS - 1) / BLOCK_THREADS, 1, 1,
-                               BLOCK_THREADS, 0}),
-           args);
+    LAUNCH(columns_sum, grid_across(width, 1), args);
 }
 
 static void linear_weight(C, int n, int in, int out, bool table, const void *x, const void *dy,
@@ -113,9 +116,8 @@ static void linear_weight(C, int n, int in, int out, bool table, const void *x, 
 static void norm_forward(C, int n, int width, const void *x, const real *gain,
                          const real *bias, void *y, void *xhat, real *rstd)
 {
-    const struct norm_args args = {n, width, gain, bias, x, y, xhat, rstd};
-
-    LAUNCH(norm_forward, grid_of_rows(n), args);
+    LAUNCH(norm_forward, grid_of_rows(n),
+           ((const struct norm_args){n, width, gain, bias, x, y, xhat, rstd}));
 }
 
 static void norm_backward(C, int n, int width, const void *dy, const real *gain,
@@ -275,11 +277,9 @@ static void embed_weight(C, int n, int context, int width, const uint8_t *tokens
 {
     const struct embed_args args = {.n = n, .context = context, .width = width, .tokens = tokens,
                                     .dy = dy, .dtable = dtable, .dpositions = dpositions};
-    const unsigned across = ((unsigned)width + BLOCK_THREADS - 1) / BLOCK_THREADS;
 
-    LAUNCH(embed_table, ((struct cuda_grid){across, GPT_BYTES, 1, BLOCK_THREADS, 0}), args);
-    LAUNCH(embed_positions, ((struct cuda_grid){across, (unsigned)context, 1, BLOCK_THREADS, 0}),
-           args);
+    LAUNCH(embed_table, grid_across(width, GPT_BYTES), args);
+    LAUNCH(embed_positions, grid_across(width, context), args);
 }
 
 static int error(C)
