@@ -12,6 +12,7 @@
  */
 #define _GNU_SOURCE /* O_DIRECT, O_TMPFILE, mkostemp */
 #include "base/internal.h"
+#include "base/sized.h"
 #include "offload/disk_optimizer.h"
 
 #include "base/bind.h"
@@ -297,8 +298,10 @@ static void end_step(struct dp_offload_optimizer *o)
     o->partial = false;
 }
 
-int dp_offload_optimizer_step(struct dp_offload_optimizer *o, const struct dp_optimizer_step *step)
+int dp_offload_optimizer_step_sized(struct dp_offload_optimizer *o,
+                                    const struct dp_optimizer_step *step, size_t size)
 {
+    DP_TAKE(dp_optimizer_step, step, size);
     int err = dp_optimizer_step_check(step);
 
     if (err)
@@ -491,10 +494,11 @@ static int build(struct dp_offload_optimizer *o, const struct dp_offload_optimiz
     return err;
 }
 
-int dp_offload_optimizer_new(const struct dp_offload_optimizer_config *config,
-                             const struct dp_parameter *parameters, int32_t count,
-                             struct dp_offload_optimizer **out)
+int dp_offload_optimizer_new_sized(const struct dp_offload_optimizer_config *config,
+                                   const struct dp_parameter *parameters, int32_t count,
+                                   struct dp_offload_optimizer **out, size_t size)
 {
+    DP_TAKE(dp_offload_optimizer_config, config, size);
     int err = dp_parameters_check(parameters, count);
 
     if (!err)

@@ -6,6 +6,7 @@
 #include "offload/layout.h"
 
 #include "base/fail.h"
+#include "base/sized.h"
 
 #include <stdlib.h>
 
@@ -112,7 +113,7 @@ static int check(const struct dp_offload_config *config)
     return 0;
 }
 
-int dp_offload_fit(struct dp_offload_config *config, bool boundaries)
+static int fit(struct dp_offload_config *config, bool boundaries)
 {
     const int32_t count_of_modes = boundaries ? 3 : 2;
     struct search search = {.given = config};
@@ -135,4 +136,16 @@ int dp_offload_fit(struct dp_offload_config *config, bool boundaries)
                        usage.limit_bytes, usage.bytes + search.best.least, usage.bytes);
     *config = search.best.config;
     return 0;
+}
+
+int dp_offload_fit_sized(struct dp_offload_config *config, bool boundaries, size_t size)
+{
+    struct dp_offload_config own;
+    int err = dp_sized_take(&own, sizeof(own), config, size, "struct dp_offload_config");
+
+    if (!err)
+        err = fit(&own, boundaries);
+    if (!err)
+        dp_sized_give(config, size, &own, sizeof(own));
+    return err;
 }

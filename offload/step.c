@@ -6,6 +6,7 @@
 #include "offload/state.h"
 
 #include "base/fail.h"
+#include "base/sized.h"
 #include "base/tensor.h"
 
 #include <stdlib.h>
@@ -65,8 +66,10 @@ static int make_plan(struct dp_offload *o)
     return 0;
 }
 
-int dp_offload_open(const struct dp_offload_config *config, struct dp_offload **out)
+int dp_offload_open_sized(const struct dp_offload_config *config, struct dp_offload **out,
+                          size_t size)
 {
+    DP_TAKE(dp_offload_config, config, size);
     struct dp_offload *o = calloc(1, sizeof(*o));
 
     if (!o)
@@ -312,9 +315,17 @@ const struct dp_parameter *dp_offload_parameters(const struct dp_offload *o, int
     return o->layout.list;
 }
 
-void dp_offload_memory(const struct dp_offload *o, struct dp_offload_memory *out)
+static void count_memory(const struct dp_offload *o, struct dp_offload_memory *out)
 {
     *out = o->counts;
     out->shards = o->layout.shard_count;
     out->slots = o->layout.config.slots;
+}
+
+void dp_offload_memory_sized(const struct dp_offload *o, struct dp_offload_memory *out, size_t size)
+{
+    struct dp_offload_memory own;
+
+    count_memory(o, &own);
+    dp_sized_give(out, size, &own, sizeof(own));
 }

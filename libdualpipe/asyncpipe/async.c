@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 #include "base/internal.h"
+#include "base/sized.h"
 #include "comm/lines.h"
 #include "pipeline/setup.h"
 #include "schedule/internal.h"
@@ -155,8 +156,9 @@ static int agree(const struct dp_async_spec *spec, enum dp_recompute mode)
     return dp_comm_agree_on_lines(spec->comm, "layers, balance and skips", &lines);
 }
 
-int dp_async_new(const struct dp_async_spec *spec, struct dp_async **out)
+int dp_async_new_sized(const struct dp_async_spec *spec, struct dp_async **out, size_t size)
 {
+    DP_TAKE(dp_async_spec, spec, size);
     struct dp_async *async = calloc(1, sizeof(*async));
     enum dp_recompute mode = DP_RECOMPUTE_NEVER;
     int err = async ? find_mode(spec, &mode) : dp_fail(DP_ENOMEM, "no memory for a pipeline");

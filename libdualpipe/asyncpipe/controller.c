@@ -8,6 +8,7 @@
 #include "base/array.h"
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/sized.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,8 +136,10 @@ static int open_all(struct dp_controller *c, int err)
     return err;
 }
 
-int dp_controller_open(const struct dp_controller_config *config, struct dp_controller **out)
+int dp_controller_open_sized(const struct dp_controller_config *config, struct dp_controller **out,
+                             size_t size)
 {
+    DP_TAKE(dp_controller_config, config, size);
     if (!config || !config->comm)
         return dp_fail(DP_EINVAL, "a controller without a communicator");
     struct dp_controller *c = calloc(1, sizeof(*c));

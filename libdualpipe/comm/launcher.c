@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #include "base/hash.h"
 #include "base/launchers.h"
+#include "base/sized.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -230,7 +231,7 @@ int dp_process_keep_own_gpu(const struct dp_process *process, bool *has_gpu)
     return 0;
 }
 
-int dp_comm_config_from_env(struct dp_comm_config *config)
+int dp_comm_config_from_env_sized(struct dp_comm_config *config, size_t size)
 {
     /* One per process: the environment is one, too. */
     static struct dp_launch launch;
@@ -247,7 +248,7 @@ int dp_comm_config_from_env(struct dp_comm_config *config)
     pthread_mutex_unlock(&lock);
     if (err)
         return err;
-    *config = (struct dp_comm_config){
+    const struct dp_comm_config own = {
         .rank = launch.rank,
         .size = launch.size,
         .address = launch.size > 1 ? launch.address : NULL,
@@ -255,5 +256,6 @@ int dp_comm_config_from_env(struct dp_comm_config *config)
         .secret = settings.secret,
         .timeout_ns = settings.timeout_ms * 1000000,
     };
+    dp_sized_give(config, size, &own, sizeof(own));
     return 0;
 }

@@ -10,6 +10,7 @@
 #include "base/array.h"
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/sized.h"
 #include "base/text.h"
 #include "comm/comm_ops.h"
 
@@ -537,9 +538,10 @@ static bool is_common(int err)
     return err == DP_ENOENT || err == DP_EUNSUPPORTED || err == DP_EMISMATCH || err == DP_EABORTED;
 }
 
-int dp_comm_nccl_open(struct dp_comm *host, const struct dp_nccl_config *config,
-                      struct dp_comm **out)
+int dp_comm_nccl_open_sized(struct dp_comm *host, const struct dp_nccl_config *config,
+                            struct dp_comm **out, size_t size)
 {
+    DP_TAKE(dp_nccl_config, config, size);
     if (!host || !config || !config->device || !out)
         return dp_fail(DP_EINVAL, "an NCCL communicator without a %s",
                        !host     ? "host's communicator"

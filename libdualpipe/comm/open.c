@@ -5,6 +5,7 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/sized.h"
 #include "base/text.h"
 #include "comm/backoff.h"
 #include "comm/peers.h"
@@ -222,8 +223,9 @@ int dp_comm_meet(const struct dp_comm_config *config, int first_new, struct dp_c
     return err ? err : open_wires(&full, &settings, transport, first_new, out);
 }
 
-int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out)
+int dp_comm_open_sized(const struct dp_comm_config *config, struct dp_comm **out, size_t size)
 {
+    DP_TAKE(dp_comm_config, config, size);
     struct dp_comm_config full;
     struct dp_comm_settings settings;
     enum dp_transport transport;

@@ -6,6 +6,7 @@
 #include "device/device_ops.h"
 
 #include "base/fail.h"
+#include "base/sized.h"
 
 #include <stdlib.h>
 
@@ -183,11 +184,19 @@ bool dp_device_owns(struct dp_device *dev, const void *ptr)
     return owns;
 }
 
-void dp_device_usage(struct dp_device *dev, struct dp_device_usage *out)
+static void read_usage(struct dp_device *dev, struct dp_device_usage *out)
 {
     pthread_mutex_lock(&dev->lock);
     *out = dev->usage;
     pthread_mutex_unlock(&dev->lock);
+}
+
+void dp_device_usage_sized(struct dp_device *dev, struct dp_device_usage *out, size_t size)
+{
+    struct dp_device_usage own;
+
+    read_usage(dev, &own);
+    dp_sized_give(out, size, &own, sizeof(own));
 }
 
 void dp_device_limit(struct dp_device *dev, size_t bytes)

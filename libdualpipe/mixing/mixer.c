@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/internal.h"
+#include "base/sized.h"
 #include "mixing/mixer_state.h"
 
 #include "base/fail.h"
@@ -335,8 +336,9 @@ static int meet_alive(struct dp_mixer *m)
     return err;
 }
 
-int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out)
+int dp_mixer_new_sized(const struct dp_mixer_config *config, struct dp_mixer **out, size_t size)
 {
+    DP_TAKE(dp_mixer_config, config, size);
     struct dp_mixer *m;
     int err = dp_mixer_new_alone(config, &m);
 
@@ -396,7 +398,7 @@ int dp_mixer_set_factor(struct dp_mixer *m, double factor)
 
 /* ---- questions --------------------------------------------------------------------------------- */
 
-void dp_mixer_report(const struct dp_mixer *m, struct dp_mixer_report *out)
+static void report(const struct dp_mixer *m, struct dp_mixer_report *out)
 {
     *out = (struct dp_mixer_report){
         .comm = m->config.comm,
@@ -416,6 +418,14 @@ void dp_mixer_report(const struct dp_mixer *m, struct dp_mixer_report *out)
         if (stale && stale->longest > out->longest)
             out->longest = stale->longest;
     }
+}
+
+void dp_mixer_report_sized(const struct dp_mixer *m, struct dp_mixer_report *out, size_t size)
+{
+    struct dp_mixer_report own;
+
+    report(m, &own);
+    dp_sized_give(out, size, &own, sizeof(own));
 }
 
 int32_t dp_mixer_bucket(const struct dp_mixer *m, int32_t bucket, const int32_t **parameters,

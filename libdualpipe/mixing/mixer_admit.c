@@ -14,6 +14,7 @@
  * Until the first agreement the old group is as it was, whatever becomes of the new one.
  */
 #include "base/fail.h"
+#include "base/sized.h"
 #include "base/tensor.h"
 #include "base/text.h"
 #include "comm/lines.h"
@@ -199,8 +200,10 @@ static int go_on_together(struct dp_mixer *m, struct dp_comm *comm, struct dp_gr
     return agree_to_grow(m->config.comm, err);
 }
 
-int dp_mixer_admit(struct dp_mixer *m, int count, const struct dp_comm_config *config)
+int dp_mixer_admit_sized(struct dp_mixer *m, int count, const struct dp_comm_config *config,
+                         size_t size)
 {
+    DP_TAKE(dp_comm_config, config, size);
     const int before = dp_comm_size(m->config.comm);
     struct dp_comm *comm;
     struct dp_graph *g = NULL;
@@ -288,8 +291,9 @@ static int begin(struct dp_mixer *m, const struct told *t)
     return agree_to_grow(m->config.comm, err);
 }
 
-int dp_mixer_join(const struct dp_mixer_config *config, struct dp_mixer **out)
+int dp_mixer_join_sized(const struct dp_mixer_config *config, struct dp_mixer **out, size_t size)
 {
+    DP_TAKE(dp_mixer_config, config, size);
     struct dp_mixer *m = NULL;
     struct told t = {0};
     int err = config->comm ? dp_comm_survive(config->comm)

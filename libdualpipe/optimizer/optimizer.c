@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
 #include "base/internal.h"
+#include "base/sized.h"
 #include "base/tensor.h"
 #include "device/device_ops.h"
 #include "optimizer/internal.h"
@@ -382,8 +383,10 @@ static int begin(struct dp_optimizer *o, const struct dp_optimizer_step *step)
     return 0;
 }
 
-int dp_optimizer_begin(struct dp_optimizer *o, const struct dp_optimizer_step *step)
+int dp_optimizer_begin_sized(struct dp_optimizer *o, const struct dp_optimizer_step *step,
+                             size_t size)
 {
+    DP_TAKE(dp_optimizer_step, step, size);
     if (o->config.stream)
         return dp_fail(DP_EUNSUPPORTED, "parts of an update on a device: expected dp_optimizer_step");
     return begin(o, step);
@@ -438,8 +441,10 @@ void dp_optimizer_run(struct dp_optimizer *o, int32_t part, int32_t parts)
     }
 }
 
-int dp_optimizer_step(struct dp_optimizer *o, const struct dp_optimizer_step *step)
+int dp_optimizer_step_sized(struct dp_optimizer *o, const struct dp_optimizer_step *step,
+                            size_t size)
 {
+    DP_TAKE(dp_optimizer_step, step, size);
     int err = begin(o, step);
 
     for (int32_t i = 0; i < o->member_count && o->config.stream && !err; i++)

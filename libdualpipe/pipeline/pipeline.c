@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/sized.h"
 #include "comm/internal.h"
 #include "device/device_ops.h"
 #include "pipeline/offsets.h"
@@ -396,8 +397,10 @@ static void register_memory(struct dp_pipeline *pipe)
         dp_log(DP_LOG_WARN, "pipeline: going on with memory that is not registered");
 }
 
-int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline **out)
+int dp_pipeline_new_sized(const struct dp_pipeline_config *config, struct dp_pipeline **out,
+                          size_t size)
 {
+    DP_TAKE(dp_pipeline_config, config, size);
     if (!config || !out)
         return dp_fail(DP_EINVAL, "a pipeline without a %s", config ? "place for it" : "config");
     struct dp_pipeline *pipe = calloc(1, sizeof(*pipe));
@@ -429,9 +432,10 @@ static void count_memory(struct dp_pipeline *pipe)
     pipe->accumulator.bytes = dp_accumulator_bytes(pipe->stages, pipe->most.sets, pipe->slots);
 }
 
-int dp_pipeline_measure(const struct dp_pipeline_config *config, int rank,
-                        struct dp_pipeline_memory *out)
+int dp_pipeline_measure_sized(const struct dp_pipeline_config *config, int rank,
+                              struct dp_pipeline_memory *out, size_t size, size_t out_size)
 {
+    DP_TAKE(dp_pipeline_config, config, size);
     if (rank < 0 || rank >= config->schedule->ranks)
         return dp_fail(DP_EINVAL, "rank %d, expected 0 to %d", rank, config->schedule->ranks - 1);
     int err = dp_schedule_check(config->schedule, NULL, NULL);
@@ -444,7 +448,7 @@ int dp_pipeline_measure(const struct dp_pipeline_config *config, int rank,
         err = prepare(pipe, config, rank);
     if (!err) {
         count_memory(pipe);
-        dp_pipeline_memory(pipe, out);
+        dp_pipeline_memory_sized(pipe, out, out_size);
     }
     dp_pipeline_free(pipe);
     return err;

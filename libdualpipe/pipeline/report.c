@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/sized.h"
 #include "base/text.h"
 
 #include <stdlib.h>
@@ -42,8 +43,8 @@ static int simulate(const struct dp_timeline *t, const struct dp_schedule *s, un
     return err;
 }
 
-int dp_trace_report(const struct dp_timeline *t, const struct dp_schedule *s,
-                    struct dp_trace_report *out)
+int dp_trace_report_sized(const struct dp_timeline *t, const struct dp_schedule *s,
+                          struct dp_trace_report *out, size_t size)
 {
     struct dp_simulation sim;
     double busy_ns = 0;
@@ -51,13 +52,14 @@ int dp_trace_report(const struct dp_timeline *t, const struct dp_schedule *s,
 
     if (err)
         return err;
-    *out = (struct dp_trace_report){.makespan_ns = t->makespan_ns, .simulated_ns = sim.makespan_ns};
+    struct dp_trace_report own = {.makespan_ns = t->makespan_ns, .simulated_ns = sim.makespan_ns};
     dp_simulation_fini(&sim);
     for (size_t i = 0; i < t->count; i++)
         busy_ns += (double)(t->spans[i].end_ns - t->spans[i].start_ns);
     const double whole_ns = (double)t->ranks * (double)t->makespan_ns;
     if (t->makespan_ns)
-        out->bubble_ratio = (whole_ns - busy_ns) / whole_ns;
+        own.bubble_ratio = (whole_ns - busy_ns) / whole_ns;
+    dp_sized_give(out, size, &own, sizeof(own));
     return 0;
 }
 

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/internal.h"
+#include "base/sized.h"
 #include "comm/internal.h"
 #include "pipeline/border.h"
 #include "pipeline/recorder.h"
@@ -650,7 +651,7 @@ void dp_pipeline_seek(struct dp_pipeline *pipe, uint64_t step)
     pipe->step = step;
 }
 
-void dp_pipeline_memory(const struct dp_pipeline *pipe, struct dp_pipeline_memory *out)
+static void count_memory(const struct dp_pipeline *pipe, struct dp_pipeline_memory *out)
 {
     const size_t *part = pipe->most.part_bytes;
 
@@ -663,4 +664,13 @@ void dp_pipeline_memory(const struct dp_pipeline *pipe, struct dp_pipeline_memor
         .evicted_bytes = pipe->most.host_bytes,
         .peak_activations = pipe->most.peak_activations,
     };
+}
+
+void dp_pipeline_memory_sized(const struct dp_pipeline *pipe, struct dp_pipeline_memory *out,
+                              size_t size)
+{
+    struct dp_pipeline_memory own;
+
+    count_memory(pipe, &own);
+    dp_sized_give(out, size, &own, sizeof(own));
 }

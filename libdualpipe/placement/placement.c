@@ -4,6 +4,7 @@
  * what that makes of every link.
  */
 #include "base/fail.h"
+#include "base/sized.h"
 #include "placement/search.h"
 
 #include <stdlib.h>
@@ -216,8 +217,10 @@ static int fill(struct work *w, int32_t *gpus, struct dp_placement *p)
     return 0;
 }
 
-int dp_placement_new(const struct dp_placement_spec *spec, struct dp_placement **out)
+int dp_placement_new_sized(const struct dp_placement_spec *spec, struct dp_placement **out,
+                           size_t size)
 {
+    DP_TAKE(dp_placement_spec, spec, size);
     struct work w;
     int err = work_init(&w, spec, spec->gpus);
 

@@ -5,6 +5,7 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/sized.h"
 #include "base/text.h"
 #include "comm/comm_core.h"
 #include "comm/engine.h"
@@ -309,9 +310,10 @@ static int count_alive(struct dp_comm *comm, struct dp_comm_config *config)
     return err;
 }
 
-int dp_comm_grow(struct dp_comm *comm, int count, const struct dp_comm_config *config,
-                 struct dp_comm **out)
+int dp_comm_grow_sized(struct dp_comm *comm, int count, const struct dp_comm_config *config,
+                       struct dp_comm **out, size_t size)
 {
+    DP_TAKE(dp_comm_config, config, size);
     if (!comm || count < 1)
         return dp_fail(DP_EINVAL, "grow by %d ranks: expected a comm and 1 or more", count);
     if (!comm->ops->survival)
@@ -334,8 +336,9 @@ int dp_comm_grow(struct dp_comm *comm, int count, const struct dp_comm_config *c
     return dp_comm_meet(&full, first_new, out);
 }
 
-int dp_comm_join(const struct dp_comm_config *config, struct dp_comm **out)
+int dp_comm_join_sized(const struct dp_comm_config *config, struct dp_comm **out, size_t size)
 {
+    DP_TAKE(dp_comm_config, config, size);
     int err = check_config("join", config, out);
 
     if (err)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
+#include "base/sized.h"
 #include "trainer/stage.h"
 
 #include <stdlib.h>
@@ -12,8 +13,9 @@ struct dp_layers {
     int count;
 };
 
-int dp_layers_new(const struct dp_layers_config *config, struct dp_layers **out)
+int dp_layers_new_sized(const struct dp_layers_config *config, struct dp_layers **out, size_t size)
 {
+    DP_TAKE(dp_layers_config, config, size);
     struct dp_layers *l;
 
     if (!config || !config->model || !out)

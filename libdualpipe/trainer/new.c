@@ -14,6 +14,7 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
+#include "base/sized.h"
 #include "schedule/build.h"
 
 #include <dualpipe/survival.h>
@@ -741,9 +742,10 @@ int trainer_rank_memory(struct dp_trainer *t, int rank, size_t *bytes, size_t *s
     return err;
 }
 
-int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
-                       size_t *rank_bytes)
+int dp_trainer_measure_sized(const struct dp_trainer_config *config, const struct dp_model *model,
+                             size_t *rank_bytes, size_t size)
 {
+    DP_TAKE(dp_trainer_config, config, size);
     struct dp_trainer *t;
     size_t saved = 0, *bytes = NULL;
     int err = outline(config, model, &t);
@@ -782,10 +784,12 @@ static int verify_rank(struct dp_trainer *t, int rank, int replicas, const struc
 }
 
 /* Only the state of replicas that mix is of a layout. */
-int dp_trainer_verify(const struct dp_trainer_config *config, const struct dp_model *model,
-                      const struct dp_checkpoint *checkpoint,
-                      void (*fault)(void *user, const char *sentence), void *user)
+int dp_trainer_verify_sized(const struct dp_trainer_config *config, const struct dp_model *model,
+                            const struct dp_checkpoint *checkpoint,
+                            void (*fault)(void *user, const char *sentence), void *user,
+                            size_t size)
 {
+    DP_TAKE(dp_trainer_config, config, size);
     const struct saved_search s = {checkpoint, fault, user};
     const int replicas = config->replicas ? config->replicas : 1;
     const bool mixes = config->sums == DP_SUMS_MIXING && replicas > 1;

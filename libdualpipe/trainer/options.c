@@ -3,6 +3,7 @@
  * options.c - a trainer's config as options: the rows that the environment (DUALPIPE_TRAIN_...) and
  * command lines read.
  */
+#include "base/sized.h"
 #include "trainer/options.h"
 
 #include <dualpipe/trainer.h>
@@ -238,7 +239,14 @@ const struct dp_option *dp_trainer_options(int32_t *count)
     return table;
 }
 
-int dp_trainer_config_from_env(struct dp_trainer_config *config)
+int dp_trainer_config_from_env_sized(struct dp_trainer_config *config, size_t size)
 {
-    return dp_options_read_over(&dp_train_option_area, config);
+    struct dp_trainer_config own;
+    int err = dp_sized_take(&own, sizeof(own), config, size, "struct dp_trainer_config");
+
+    if (!err)
+        err = dp_options_read_over(&dp_train_option_area, &own);
+    if (!err)
+        dp_sized_give(config, size, &own, sizeof(own));
+    return err;
 }

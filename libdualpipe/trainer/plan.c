@@ -10,6 +10,7 @@
 #include "trainer/trainer_state.h"
 
 #include "base/fail.h"
+#include "base/sized.h"
 #include "schedule/build.h"
 
 #include <math.h>
@@ -355,10 +356,11 @@ void dp_trainer_plan_free(struct dp_trainer_plan *plans, int32_t count)
     free(plans);
 }
 
-int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_model *model,
-                    const struct dp_trainer_machine *machine, struct dp_trainer_plan **out,
-                    int32_t *count)
+int dp_trainer_plan_sized(const struct dp_trainer_config *config, const struct dp_model *model,
+                          const struct dp_trainer_machine *machine, struct dp_trainer_plan **out,
+                          int32_t *count, size_t size)
 {
+    DP_TAKE(dp_trainer_config, config, size);
     struct model_info m = {0};
     struct planner p = {.config = config, .machine = machine, .model = &m};
 

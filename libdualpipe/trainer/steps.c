@@ -8,6 +8,7 @@
 #include "trainer/trainer_state.h"
 
 #include "base/fail.h"
+#include "base/sized.h"
 
 #include <dualpipe/survival.h>
 
@@ -505,7 +506,7 @@ void dp_trainer_set_rate(struct dp_trainer *t, double rate)
     t->config.rate = (struct dp_rate){.peak = rate};
 }
 
-void dp_trainer_parts(const struct dp_trainer *t, struct dp_trainer_parts *out)
+static void list_parts(const struct dp_trainer *t, struct dp_trainer_parts *out)
 {
     const struct engine *e = t->engine;
 
@@ -527,7 +528,15 @@ void dp_trainer_parts(const struct dp_trainer *t, struct dp_trainer_parts *out)
             out->bytes += dp_optimizer_state_bytes(t->sums.slots[i].optimizer);
 }
 
-void dp_trainer_offload(const struct dp_trainer *t, struct dp_trainer_offload *out)
+void dp_trainer_parts_sized(const struct dp_trainer *t, struct dp_trainer_parts *out, size_t size)
+{
+    struct dp_trainer_parts own;
+
+    list_parts(t, &own);
+    dp_sized_give(out, size, &own, sizeof(own));
+}
+
+static void count_offload(const struct dp_trainer *t, struct dp_trainer_offload *out)
 {
     *out = (struct dp_trainer_offload){.sets = t->fit.choice.sets,
                                        .evicted = t->fit.choice.evicted,
@@ -538,6 +547,14 @@ void dp_trainer_offload(const struct dp_trainer *t, struct dp_trainer_offload *o
     if (t->fit.rooms)
         out->device_bytes += t->config.offload.device_bytes -
                              t->fit.rooms[engine_rank(t->engine)].limit_bytes;
+}
+
+void dp_trainer_offload_sized(const struct dp_trainer *t, struct dp_trainer_offload *out, size_t size)
+{
+    struct dp_trainer_offload own;
+
+    count_offload(t, &own);
+    dp_sized_give(out, size, &own, sizeof(own));
 }
 
 /* ---- making one ------------------------------------------------------------------------------ */

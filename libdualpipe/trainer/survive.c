@@ -16,6 +16,7 @@
 #include "trainer/trainer_state.h"
 
 #include "base/fail.h"
+#include "base/sized.h"
 
 #include <dualpipe/pipeline.h>
 #include <dualpipe/survival.h>
@@ -382,9 +383,10 @@ static int hand_out(struct dp_trainer *t, int err, struct dp_trainer **out)
     return err;
 }
 
-int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model *model,
-                   struct dp_comm *comm, struct dp_trainer **out)
+int dp_trainer_new_sized(const struct dp_trainer_config *config, const struct dp_model *model,
+                         struct dp_comm *comm, struct dp_trainer **out, size_t size)
 {
+    DP_TAKE(dp_trainer_config, config, size);
     struct dp_trainer *t = prepare(config, model, comm, comm ? dp_comm_size(comm) : 1);
 
     return t ? hand_out(t, begin(t), out) : dp_comm_share_error(comm, DP_ENOMEM);
@@ -418,8 +420,10 @@ static int go_on_together(struct dp_trainer *t, int err, bool *again)
     return err;
 }
 
-int dp_trainer_admit(struct dp_trainer *t, int count, const struct dp_comm_config *config)
+int dp_trainer_admit_sized(struct dp_trainer *t, int count, const struct dp_comm_config *config,
+                           size_t size)
 {
+    DP_TAKE(dp_comm_config, config, size);
     const int room = t->config.replicas - t->ranks;
 
     if (!trainer_survives_apart(t))
@@ -453,9 +457,10 @@ static int join(struct dp_trainer *t, struct dp_comm *comm)
     return err ? err : go_on_together(t, 0, &again);
 }
 
-int dp_trainer_join(const struct dp_trainer_config *config, const struct dp_model *model,
-                    struct dp_comm *comm, int rank, struct dp_trainer **out)
+int dp_trainer_join_sized(const struct dp_trainer_config *config, const struct dp_model *model,
+                          struct dp_comm *comm, int rank, struct dp_trainer **out, size_t size)
 {
+    DP_TAKE(dp_trainer_config, config, size);
     struct dp_trainer *t = prepare(config, model, NULL, config->replicas);
 
     if (!t)
@@ -487,9 +492,10 @@ static int learn(struct dp_trainer *t, void *arg)
                : trainer_update(t, ((struct trainer_step *)arg)->result.skipped);
 }
 
-int dp_trainer_step(struct dp_trainer *t, const struct dp_batch *batch,
-                    struct dp_trainer_result *result)
+int dp_trainer_step_sized(struct dp_trainer *t, const struct dp_batch *batch,
+                          struct dp_trainer_result *result, size_t size, size_t result_size)
 {
+    DP_TAKE(dp_batch, batch, size);
     struct trainer_step step = {.batch = batch};
     const int32_t lost = t->lost_count;
     int err = carry_out(t, learn, &step);
@@ -510,12 +516,14 @@ int dp_trainer_step(struct dp_trainer *t, const struct dp_batch *batch,
         err = dp_trainer_save(t, NULL);
     step.result.lost = t->lost_count - lost;
     if (!err && result)
-        *result = step.result;
+        dp_sized_give(result, result_size, &step.result, sizeof(step.result));
     return err;
 }
 
-int dp_trainer_evaluate(struct dp_trainer *t, const struct dp_batch *batch, double *loss)
+int dp_trainer_evaluate_sized(struct dp_trainer *t, const struct dp_batch *batch, double *loss,
+                              size_t size)
 {
+    DP_TAKE(dp_batch, batch, size);
     struct trainer_step step = {.batch = batch};
     const int err = carry_out(t, trainer_evaluate, &step);
 

@@ -4,6 +4,7 @@
  * made.
  */
 #include "base/fail.h"
+#include "base/sized.h"
 #include "tuning/model.h"
 
 #include <stdlib.h>
@@ -46,8 +47,9 @@ static int keep_rules(struct dp_tuner *t, const struct dp_tuner_config *config)
     return 0;
 }
 
-int dp_tuner_new(const struct dp_tuner_config *config, struct dp_tuner **out)
+int dp_tuner_new_sized(const struct dp_tuner_config *config, struct dp_tuner **out, size_t size)
 {
+    DP_TAKE(dp_tuner_config, config, size);
     if (config->ranks < 0 || config->nodes < 0)
         return dp_fail(DP_EINVAL, "%lld ranks on %lld nodes, expected numbers that are not negative",
                        (long long)config->ranks, (long long)config->nodes);

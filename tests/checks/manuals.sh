@@ -15,9 +15,10 @@ public_names()
 {
     for header in libdualpipe/include/dualpipe/*.h offload/include/dualpipe/*.h; do
         # shellcheck disable=SC2086 # words
-        $DP_CC -fpreprocessed -E -P -x c "$header"
-    done | tr '\n' ' ' | sed 's/{/{\n/g' | tr ';}' '\n\n' |
+        $DP_CC -fpreprocessed -E -P -x c "$header" 2>/dev/null
+    done | sed -e ':a' -e '/\\$/N; s/\\\n//; ta' -e '/##/d' | tr '\n' ' ' | sed 's/{/{\n/g' | tr ';}' '\n\n' |
         sed -nE -e 's/^.*(DP_PUBLIC|static inline) ([^(]*)\(.*$/\2/p' \
+            -e 's/^.*DP_SIZED[A-Z_]*\((dp_[a-z0-9_]*),.*$/\1/p' \
             -e 's/^ *((struct|enum|union) dpo?_[a-z0-9_]*) \{$/\1/p' \
             -e 's/^ *typedef [^(]*\(?\*?(dpo?_[a-z0-9_]*_fn)\)?\(.*$/\1/p' |
         sed 's/.*[ *]//' | sort -u

@@ -23,9 +23,10 @@ declared()
 {
     for header in libdualpipe/include/dualpipe/*.h offload/include/dualpipe/*.h; do
         # shellcheck disable=SC2086 # words
-        $DP_CC -fpreprocessed -E -P -x c "$header"
-    done | tr '\n;{}' ' \n\n\n' |
-        sed -n 's/^.*DP_PUBLIC \([^(]*\)(.*$/\1/p' | sed 's/.*[ *]//' | sort
+        $DP_CC -fpreprocessed -E -P -x c "$header" 2>/dev/null
+    done | sed -e ':a' -e '/\\$/N; s/\\\n//; ta' -e '/##/d' | tr '\n;{}' ' \n\n\n' |
+        sed -n 's/^.*DP_PUBLIC \([^(]*\)(.*$/\1/p; s/^.*DP_SIZED[A-Z_]*(\(dp_[a-z_]*\),.*$/\1_sized/p' |
+        sed 's/.*[ *]//' | sort
 }
 
 exported()

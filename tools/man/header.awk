@@ -144,6 +144,19 @@ function emit_function(declaration,    name, type)
     add_name(name)
 }
 
+# DP_SIZED(name, (arguments, sizeof(struct)), parameters); is an inline function.
+function as_function(declaration,    type)
+{
+    if (declaration !~ /^DP_SIZED/)
+        return declaration
+    type = declaration ~ /^DP_SIZED_REPORT/ ? "void" : "int"
+    gsub(/[ \n]+/, " ", declaration)
+    match(declaration, /dp_[a-z0-9_]+/)
+    type = type " " substr(declaration, RSTART, RLENGTH)
+    sub(/^.*\)\), */, "", declaration)
+    return "static inline " type "(" declaration
+}
+
 # What a declaration of another kind is about: struct dp_abort, DP_ANY_SOURCE, dp_log_fn.
 function subject_of(declaration)
 {
@@ -277,7 +290,12 @@ declaration == "" && /^#include <dualpipe\// {
     gsub(/<dualpipe\/|\.h>/, "", word)
     mentioned[word] = 1
 }
-declaration == "" && /^#define/ && NF > 2 { declarations[++declared] = $0; next }
+in_macro { in_macro = /\\$/; next }
+declaration == "" && /^#define/ && NF > 2 {
+    in_macro = sub(/ *\\$/, "")
+    declarations[++declared] = $0
+    next
+}
 /^#/ { next }
 declaration == "" && /^(struct|union|enum) [a-z0-9_]+;/ { next }
 declaration == "" && /^$/ { end_entry(); next }
@@ -295,7 +313,7 @@ in_body { if (/^}/) in_body = 0; next }
     sub(/\/\*.*/, "", line)
     depth += gsub(/[{]/, "", line) - gsub(/[}]/, "", line)
     if (depth == 0 && line ~ /;/) {
-        declarations[++declared] = declaration
+        declarations[++declared] = as_function(declaration)
         declaration = ""
     }
 }

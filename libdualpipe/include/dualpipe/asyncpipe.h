@@ -42,14 +42,17 @@ struct dp_async_spec {
     struct dp_comm *comm;   /* NULL: one rank */
     const int32_t *layers;  /* [layer_count], balance[stages]: as in dp_partition_spec */
     int32_t layer_count;
+    uint32_t reserved;
     const int32_t *balance;
     int32_t stages;
     int32_t chunks;         /* micro-batches of a step, at least 1 */
     const char *checkpoint; /* which of them are recomputed: "always", "except_last" or "never"; NULL:
                              * "except_last". By the number of them, whatever the batch. */
     bool return_outputs;
+    uint8_t reserved1[7];
     const struct dp_skip *skips; /* [skip_count] that layers declare: dp_skips_of_layers */
     int32_t skip_count;
+    uint32_t reserved2;
     /* Make a layer that lives on this rank, `position` in the list. Called in the order of the list,
      * once for a layer that is used several times; never for those of other ranks. 0, or a negative
      * errno, with dp_callback_error to say why. NULL: all are there. */
@@ -84,7 +87,8 @@ struct dp_async {
  * DP_ECALLBACK where a layer was not made; DP_ENOMEM. A3 and A9 are legal: a layer that is used several
  * times, and one that is made late and has skips. No layer and no stage is legal, too: every rank is
  * unused. The caller frees. */
-DP_PUBLIC int dp_async_new(const struct dp_async_spec *spec, struct dp_async **out);
+DP_SIZED(dp_async_new, (spec, out, sizeof(struct dp_async_spec)), const struct dp_async_spec *spec,
+         struct dp_async **out);
 DP_PUBLIC void dp_async_free(struct dp_async *async); /* may be NULL */
 
 /* How many layers this rank holds. */
@@ -138,6 +142,7 @@ struct dp_controller_config {
     struct dp_comm *comm; /* must outlive the controller */
     const struct dp_worker_function *functions; /* [function_count], must stay */
     int32_t function_count;                     /* on rank 0 of use with include_self only */
+    uint32_t reserved;
     int64_t idle_ns;  /* longest time that a worker waits for the next call; 0: the deadline of comm.
                        * What rank 0 announces by dp_comm_busy is not counted */
     size_t max_bytes; /* of an argument or an answer; 0: 1 GiB. The same on all ranks */
@@ -147,8 +152,8 @@ struct dp_controller;
 
 /* Collective over comm. DP_EINVAL: a function without name or call, a name that is too long or there
  * twice; DP_EMISMATCH: another max_bytes elsewhere; DP_ENOMEM, and errors of dp_comm_split. */
-DP_PUBLIC int dp_controller_open(const struct dp_controller_config *config,
-                                 struct dp_controller **out);
+DP_SIZED(dp_controller_open, (config, out, sizeof(struct dp_controller_config)),
+         const struct dp_controller_config *config, struct dp_controller **out);
 
 /* On ranks 1 .. size - 1: carry out calls until rank 0 closes its controller: 0. DP_ETIMEDOUT: none
  * came for idle_ns, DP_EABORTED, DP_ECOMM: the group has failed. DP_ESTATE on rank 0. A function

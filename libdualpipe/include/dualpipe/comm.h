@@ -181,6 +181,7 @@ struct dp_comm_config {
     int listener;          /* rank 0: a TCP socket that already listens at the address, 1 or more; it
                             * is closed, also where open fails. 0: none. With one, rank 0 needs no
                             * address */
+    uint32_t reserved;
     const struct dp_comm_store *store; /* rank 0 listens anywhere and leaves its address here, so that
                                         * none is needed; NULL: none. With both, it listens there */
     int (*poll)(void *user); /* as of dp_comm_set_poll, in the waits of dp_comm_open, too, which then
@@ -196,7 +197,8 @@ struct dp_comm_config {
  * are no such variables, as in the script of sbatch (Slurm's count where SLURM_STEP_ID is set, which
  * srun does), DP_EINVAL naming the one that is missing or wrong. The strings belong to the library
  * and stay. */
-DP_PUBLIC int dp_comm_config_from_env(struct dp_comm_config *config);
+DP_SIZED(dp_comm_config_from_env, (config, sizeof(struct dp_comm_config)),
+         struct dp_comm_config *config);
 
 /* Which process of its job this one is, as torchrun, mpirun or srun tell it. */
 struct dp_process {
@@ -221,7 +223,8 @@ DP_PUBLIC int dp_process_keep_own_gpu(const struct dp_process *process, bool *ha
  * or one that leaves rank and size, or the address, to a launcher or an option that is not there;
  * DP_ETIMEDOUT naming the ranks that did not come, DP_ECOMM (address in use, refused), DP_EMISMATCH
  * (another size, version or secret; the stranger is dropped and the rest goes on). */
-DP_PUBLIC int dp_comm_open(const struct dp_comm_config *config, struct dp_comm **out);
+DP_SIZED(dp_comm_open, (config, out, sizeof(struct dp_comm_config)),
+         const struct dp_comm_config *config, struct dp_comm **out);
 
 /* Leave the group; frees comm. Requests in flight are dropped. Rank 0 waits for the others, see the
  * top. comm may be NULL. A process that exits with status 0 leaves so, too; with another one it has

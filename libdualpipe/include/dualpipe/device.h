@@ -142,7 +142,8 @@ struct dp_device_usage {
     size_t bytes, peak_bytes, limit_bytes;
     uint64_t allocations; /* so far; freed ones count */
 };
-DP_PUBLIC void dp_device_usage(struct dp_device *dev, struct dp_device_usage *out);
+DP_SIZED_REPORT(dp_device_usage, (dev, out, sizeof(struct dp_device_usage)), struct dp_device *dev,
+                struct dp_device_usage *out);
 /* Let dp_device_alloc give no more device memory than that (what it has given stays); and the peak is
  * from now on that since this call. SIZE_MAX: what the device has. */
 DP_PUBLIC void dp_device_limit(struct dp_device *dev, size_t bytes);

@@ -27,6 +27,27 @@ extern "C" {
 #define DP_PUBLIC __attribute__((visibility("default")))
 #define DP_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 
+/* Structs that grow. A function that is declared by one of these takes a pointer to a struct to which
+ * later releases may append members, and tells the library its size: name(...) is inline, and the symbol
+ * is name_sized(..., size), for bindings. Of what is given to the library, bytes that it does not know
+ * must be zero: DP_EINVAL. Of what it fills in, it writes what the caller has room for, and zeros what
+ * it does not know. So programs and libraries of different releases go together. Members called
+ * reserved are to be zero. Other structs keep their size. Source: openat2(2) of Linux. */
+#define DP_SIZED(name, args, ...)                                                                     \
+    DP_PUBLIC int name##_sized(__VA_ARGS__, size_t size);                                             \
+    static inline int name(__VA_ARGS__)                                                               \
+    {                                                                                                 \
+        return name##_sized args;                                                                     \
+    }                                                                                                 \
+    static inline int name(__VA_ARGS__)
+#define DP_SIZED_REPORT(name, args, ...)                                                              \
+    DP_PUBLIC void name##_sized(__VA_ARGS__, size_t size);                                            \
+    static inline void name(__VA_ARGS__)                                                              \
+    {                                                                                                 \
+        name##_sized args;                                                                            \
+    }                                                                                                 \
+    static inline void name(__VA_ARGS__)
+
 #define DP_VERSION_MAJOR 0
 #define DP_VERSION_MINOR 1
 #define DP_VERSION_PATCH 0
@@ -36,7 +57,8 @@ extern "C" {
 DP_PUBLIC const char *dp_version(void);
 
 /* For programs that may be loaded with another release, as bindings in other languages: is this
- * library's struct of that name, any that a public header defines, of that size? Ask for each one
+ * library's struct of that name, any that a public header defines, of that size, or one that grows? Ask
+ * for each one
  * that you pass, before the first call. DP_EMISMATCH naming both sizes, DP_EINVAL for a name that
  * this release has not. Any thread. */
 DP_PUBLIC int dp_check_struct(const char *name, size_t size);

@@ -126,6 +126,7 @@ enum dp_mixer_clip {
 struct dp_mixer_config {
     const struct dp_parameter *parameters; /* copied; what it points to must stay. Members of a tied */
     int32_t count;                         /* group are one parameter: gradients are added */
+    uint32_t reserved;
     struct dp_optimizer_config optimizer;  /* its groups, if any, are by this list */
     /* NULL, or A in the place of `optimizer`: called for each bucket in its turn, with its values
      * mixed and its gradients clipped and without the loss scale. It updates the values in place,
@@ -149,15 +150,18 @@ struct dp_mixer_config {
     bool separate;       /* values stay where they are; otherwise they become views of blocks, and
                           * DLTensor.data of the values changes once, when buckets are made, and
                           * back when the mixer is freed */
+    uint8_t reserved1[7];
     double factor;       /* a, above 0, up to 1; 0: 1 */
     double clip_norm;    /* 0: gradients are not clipped */
     enum dp_mixer_clip clip;
+    uint32_t reserved2;
     const struct dp_loss_scale *loss_scale; /* gradients are of a loss multiplied with it; copied */
     DLTensor *const *buffers; /* [buffer_count] what is no parameter, as running means */
     int32_t buffer_count;
     bool start_buffers;   /* broadcast them from rank 0 at the start */
     bool start_frozen;    /* and frozen parameters */
     bool average_buffers; /* dp_mixer_average averages them, for good */
+    uint8_t reserved3;
 
     /* LOCAL_SGD keeps state beside the values, in their type: values must be float32 or float64 and
      * gradients of the same type (else DP_EUNSUPPORTED); neither a graph of push-sum nor compat. */
@@ -184,6 +188,7 @@ struct dp_mixer_config {
      * skips the update of its bucket on its rank only, and loss scales of ranks may differ; buckets are
      * aligned to 32 elements. On a device the host waits for an exchange before it is mixed. */
     bool compat;
+    uint8_t reserved4[6];
 
     /* NULL, or called before each bucket is mixed; not 0: as of update. */
     int (*pre_average)(void *user, const struct dp_mixer_average_info *info);
@@ -198,7 +203,8 @@ struct dp_mixer_config {
  * graph that is not sound, or a graph of another size; DP_EMISMATCH on every rank if ranks differ;
  * DP_EUNSUPPORTED for memory that the host does not reach, and for a device whose communicator is not
  * ordered by streams; DP_ENOMEM; errors of comm.h. */
-DP_PUBLIC int dp_mixer_new(const struct dp_mixer_config *config, struct dp_mixer **out);
+DP_SIZED(dp_mixer_new, (config, out, sizeof(struct dp_mixer_config)),
+         const struct dp_mixer_config *config, struct dp_mixer **out);
 /* Exchanges in flight are waited for, if the communicator still works. May be NULL. */
 DP_PUBLIC void dp_mixer_free(struct dp_mixer *mixer);
 
@@ -291,12 +297,14 @@ DP_PUBLIC int dp_mixer_survive(struct dp_mixer *mixer);
  *
  * DP_ESTATE between a forward and its step; errors of dp_comm_grow: the workers are then as they were.
  * After DP_ECOMM or DP_ETIMEDOUT call dp_mixer_survive. */
-DP_PUBLIC int dp_mixer_admit(struct dp_mixer *mixer, int count, const struct dp_comm_config *config);
+DP_SIZED(dp_mixer_admit, (mixer, count, config, sizeof(struct dp_comm_config)),
+         struct dp_mixer *mixer, int count, const struct dp_comm_config *config);
 /* A new worker: config as that of the others, but comm is that of dp_comm_join, graph is not looked at,
  * and survive is taken to be set. DP_EMISMATCH where parameters or options are not those of the
  * workers; errors of dp_mixer_new; DP_ECOMM where one has died meanwhile. After an error close comm:
  * the workers go on without this one. */
-DP_PUBLIC int dp_mixer_join(const struct dp_mixer_config *config, struct dp_mixer **out);
+DP_SIZED(dp_mixer_join, (config, out, sizeof(struct dp_mixer_config)),
+         const struct dp_mixer_config *config, struct dp_mixer **out);
 /* Where the mixer is. */
 struct dp_mixer_report {
     /* What it communicates by, and the graph that it mixes by: the config's, or their successors, which
@@ -315,7 +323,8 @@ struct dp_mixer_report {
     int32_t buckets;    /* 0 before they are made */
     int32_t reserved;
 };
-DP_PUBLIC void dp_mixer_report(const struct dp_mixer *mixer, struct dp_mixer_report *out);
+DP_SIZED_REPORT(dp_mixer_report, (mixer, out, sizeof(struct dp_mixer_report)),
+                const struct dp_mixer *mixer, struct dp_mixer_report *out);
 
 static inline double dp_mixer_loss_scale(const struct dp_mixer *mixer)
 {

@@ -193,13 +193,16 @@ struct dp_layers_config {
     int64_t rows;                 /* of a micro-batch, the most */
     uint64_t seed;                /* initial values begin from it */
     DLDataType dtype;             /* of rounded values, those of the beginning; zeroed: none */
+    uint32_t reserved;
     struct dp_device *device;     /* NULL: the host. It must stay, as */
     struct dp_device_stream *stream; /* that of the calls; NULL: one of the library's */
     bool bare; /* no memory: runs say only what their parameters and save areas are */
+    uint8_t reserved1[7];
 };
 struct dp_layers;
 /* DP_EINVAL for a model that is not sound; DP_ENOMEM. */
-DP_PUBLIC int dp_layers_new(const struct dp_layers_config *config, struct dp_layers **out);
+DP_SIZED(dp_layers_new, (config, out, sizeof(struct dp_layers_config)),
+         const struct dp_layers_config *config, struct dp_layers **out);
 DP_PUBLIC void dp_layers_free(struct dp_layers *layers); /* may be NULL */
 /* Layers first .. end - 1 as a stage, which lasts as long as `layers`. Random keys follow from the seed,
  * and from step and mb_global of a call; skips to other layers are the pipeline's

@@ -82,14 +82,15 @@ struct dp_nccl_config {
      * ranks. */
     const struct dp_nccl_peer *peers;
     int peer_count;
+    uint32_t reserved;
 };
 
 /* Collective over host, which stays open and is closed after it; until then it may be used beside
  * it, by the same thread. Errors are the same on every rank, or abort host: DP_ENOENT (no NCCL on a
  * rank, or one that lacks a function), DP_EUNSUPPORTED (too old), DP_EMISMATCH (other versions, or
  * a peer that does not name this rank), DP_EINVAL, DP_ECOMM, DP_ETIMEDOUT, DP_ENOMEM. */
-DP_PUBLIC int dp_comm_nccl_open(struct dp_comm *host, const struct dp_nccl_config *config,
-                                struct dp_comm **out);
+DP_SIZED(dp_comm_nccl_open, (host, config, out, sizeof(struct dp_nccl_config)),
+         struct dp_comm *host, const struct dp_nccl_config *config, struct dp_comm **out);
 
 /* The version of the NCCL that dp_comm_nccl_open would use, as 22809 for 2.28.9; and its file
  * (NULL: not wanted), text that stays. DP_ENOENT with every file tried and why. */

@@ -138,6 +138,7 @@ struct dp_optimizer_step {
     bool zero_grads;                    /* leave the gradients zero */
     bool skip; /* no update, as after an overflow: gradients are not read, the state stays; mixing and
                 * zeroing happen all the same */
+    uint8_t reserved[6];
     const struct dp_optimizer_mix *mix; /* NULL: none; else used until the step is over */
     /* [count] whether parameter i has a gradient; NULL: all have one; else used until the step is over.
      * `skip` holds for those that have none, as torch leaves a parameter whose grad is None. */
@@ -145,13 +146,13 @@ struct dp_optimizer_step {
 };
 
 /* One update. DP_EINVAL for a rate or scale that is not finite; then nothing has changed. */
-DP_PUBLIC int dp_optimizer_step(struct dp_optimizer *optimizer,
-                                const struct dp_optimizer_step *step);
+DP_SIZED(dp_optimizer_step, (optimizer, step, sizeof(struct dp_optimizer_step)),
+         struct dp_optimizer *optimizer, const struct dp_optimizer_step *step);
 
 /* The same by several threads: begin by one of them, then run of each part 0 .. parts - 1 once, by any
  * threads at the same time. All must be over before the next begin. Errors as above. */
-DP_PUBLIC int dp_optimizer_begin(struct dp_optimizer *optimizer,
-                                 const struct dp_optimizer_step *step);
+DP_SIZED(dp_optimizer_begin, (optimizer, step, sizeof(struct dp_optimizer_step)),
+         struct dp_optimizer *optimizer, const struct dp_optimizer_step *step);
 DP_PUBLIC void dp_optimizer_run(struct dp_optimizer *optimizer, int32_t part, int32_t parts);
 
 

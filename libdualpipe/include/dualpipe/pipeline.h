@@ -93,6 +93,7 @@ struct dp_pipeline_config {
      * or fewer micro-batches. Of the same slots and group ranks; must outlive the pipeline too. */
     const struct dp_schedule *const *also;
     int32_t also_count;
+    uint32_t reserved;
     struct dp_comm *comm;               /* size = the schedule's ranks, rank = a group rank; may be
                                          * NULL for a schedule of one rank */
     struct dp_device *device;           /* NULL: the host */
@@ -110,13 +111,16 @@ struct dp_pipeline_config {
     int32_t max_loss_values;            /* of one micro-batch; 0: 1 */
     bool copy_strided;                  /* inputs and labels that are strided are copied, so that
                                          * stages and losses only see compact ones */
+    uint8_t reserved1[3];
     double loss_scale;                  /* each micro-batch's upstream gradient; 0: 1 */
     uint64_t seed;                      /* of dp_stage_call.random */
     bool fixed_order;                   /* gradients bit-equal to the sequential order, see below */
+    uint8_t reserved2[3];
     int32_t order_blocks;               /* of fixed_order: a power of two from the schedule's streams
                                          * to 64; 0: 2 */
     int32_t first_mb; /* of a replica of the pipeline: the place of its first micro-batch
                        * in the batch of all replicas, for mb_global and random keys */
+    uint32_t reserved3;
     const struct dp_reduce_ops *reduce; /* what a REDUCE and its REDUCE_WAIT do; NULL: sum with the
                                          * mirror's. Needed for REDUCEs of slots without a mirror; not
                                          * where messages drive the ranks. The same on all
@@ -139,7 +143,9 @@ struct dp_pipeline_config {
                                          * 0 and S are empty, loss and labels NULL, and a step is given
                                          * neither inputs nor outputs. A last stage begins its backward
                                          * with what its forward has kept. The same on every rank */
+    uint8_t reserved4;
     enum dp_execution execution;
+    uint32_t reserved5;
     struct dp_recorder *recorder;       /* NULL: none */
     struct dp_device_stream *stream;    /* of the device, for dp_stage_call.stream: what is queued there
                                          * before a step is done before it. It must outlive the pipeline.
@@ -174,7 +180,8 @@ struct dp_pipeline_config {
  * first or two last stages on a rank); DP_ENOMEM with the bytes asked for; DP_EABORTED where it was
  * another rank's config, naming the rank and its sentence; DP_EMISMATCH on every rank where ranks
  * disagree on schedule, borders or flags, naming the field, the ranks and their values. */
-DP_PUBLIC int dp_pipeline_new(const struct dp_pipeline_config *config, struct dp_pipeline **out);
+DP_SIZED(dp_pipeline_new, (config, out, sizeof(struct dp_pipeline_config)),
+         const struct dp_pipeline_config *config, struct dp_pipeline **out);
 /* Before its comm is closed, where that is one by NCCL (nccl.h). pipe may be NULL. */
 DP_PUBLIC void dp_pipeline_free(struct dp_pipeline *pipe);
 
@@ -322,15 +329,23 @@ DP_PUBLIC int dp_pipeline_move_state(struct dp_comm *comm, const struct dp_named
 struct dp_pipeline_memory {
     size_t activations_bytes, gradients_bytes, save_bytes, fixed_order_bytes, total_bytes;
     int32_t peak_activations; /* most micro-batches whose save area is on the device at once */
+    uint32_t reserved;
     size_t evicted_bytes;     /* on the host, in total_bytes, too; all others are on the device */
 };
-DP_PUBLIC void dp_pipeline_memory(const struct dp_pipeline *pipe, struct dp_pipeline_memory *out);
+DP_SIZED_REPORT(dp_pipeline_memory, (pipe, out, sizeof(struct dp_pipeline_memory)),
+                const struct dp_pipeline *pipe, struct dp_pipeline_memory *out);
 /* The same, exactly, of a pipeline that is not made: that of a pipeline rank. The config's comm is
  * left out (NULL), stages are those of that rank, and only the shapes of their parameters are read.
  * DP_EINVAL for a rank that is not there and for a schedule that does not pass the checker; errors of
  * dp_pipeline_new. Any thread. */
-DP_PUBLIC int dp_pipeline_measure(const struct dp_pipeline_config *config, int rank,
-                                  struct dp_pipeline_memory *out);
+DP_PUBLIC int dp_pipeline_measure_sized(const struct dp_pipeline_config *config, int rank,
+                                        struct dp_pipeline_memory *out, size_t size, size_t out_size);
+static inline int dp_pipeline_measure(const struct dp_pipeline_config *config, int rank,
+                                      struct dp_pipeline_memory *out)
+{
+    return dp_pipeline_measure_sized(config, rank, out, sizeof(struct dp_pipeline_config),
+                                     sizeof(struct dp_pipeline_memory));
+}
 
 
 /* For dp_nccl_config.peers (nccl.h): what this pipeline rank sends and receives under the schedule,

@@ -50,18 +50,21 @@ struct dp_placement_spec {
     const struct dp_schedule *schedule; /* P ranks, with messages, or an outline, whose mirrors are
                                          * then summed once a step */
     int replicas;                  /* D; 0: 1 */
+    uint32_t reserved;
     double activation_bytes;       /* one message forwards: one micro-batch */
     double gradient_bytes;         /* one message backwards; 0: as many as forwards */
     double parameter_bytes;        /* of one stage: what mirrors and replicas send each other */
     double offload_bytes;          /* a GPU sends so much to pinned memory, and gets it back */
     const struct dp_replica_pair *mixing; /* NULL with several replicas: a ring */
     int mixing_count;
+    uint32_t reserved1;
     const int32_t *gpus;           /* [D * P] nodes, in the order in which ranks came: the ranks of
                                     * a replica are neighbours. NULL: the topology's first GPUs */
     long effort;                   /* swaps that the search tries; 0: 100 000 at most, 20 000 for
                                     * more than 256 workers, so that 4096 GPUs take seconds */
     uint64_t seed;                 /* of the search; the same spec gives the same placement */
     uint8_t traffic_class[DP_FLOW_KINDS]; /* that flows over the network ask for; 0: none */
+    uint8_t reserved2[3];
     /* May be NULL: called now and then by a long search, with how much of it is done, 0 to 1. */
     void (*progress)(void *user, double done);
     void *progress_user;
@@ -113,7 +116,8 @@ struct dp_placement {
  * workers, a node that is no GPU or comes twice, a pair of replicas that are not there); DP_EINVAL
  * naming two GPUs that have something to send each other and no route to do so; DP_ENOMEM. The
  * caller frees. Any thread. */
-DP_PUBLIC int dp_placement_new(const struct dp_placement_spec *spec, struct dp_placement **out);
+DP_SIZED(dp_placement_new, (spec, out, sizeof(struct dp_placement_spec)),
+         const struct dp_placement_spec *spec, struct dp_placement **out);
 DP_PUBLIC void dp_placement_free(struct dp_placement *p);
 
 /* ---- the file ------------------------------------------------------------------------------- */

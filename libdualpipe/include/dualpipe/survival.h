@@ -132,14 +132,16 @@ DP_PUBLIC int dp_comm_shrink(struct dp_comm *comm, struct dp_comm **out);
  * DP_ECOMM, DP_ETIMEDOUT where a rank has died meanwhile; and the errors of dp_comm_agree_alive and
  * dp_comm_open. After an error comm can still be used, and ranks that got out may find it lost: all
  * that live agree or shrink, and call it again if they want. DP_EUNSUPPORTED over MPI. */
-DP_PUBLIC int dp_comm_grow(struct dp_comm *comm, int count, const struct dp_comm_config *config,
-                           struct dp_comm **out);
+DP_SIZED(dp_comm_grow, (comm, count, config, out, sizeof(struct dp_comm_config)),
+         struct dp_comm *comm, int count, const struct dp_comm_config *config,
+         struct dp_comm **out);
 
 /* Join the group that a dp_comm_grow with the same config makes; it may be called before that one,
  * and waits for it up to the timeout. Rank and size are dp_comm_rank's and dp_comm_size's.
  * DP_ETIMEDOUT; DP_EMISMATCH where the secret is another one, or all new ranks have come; and the
  * errors of dp_comm_open. */
-DP_PUBLIC int dp_comm_join(const struct dp_comm_config *config, struct dp_comm **out);
+DP_SIZED(dp_comm_join, (config, out, sizeof(struct dp_comm_config)),
+         const struct dp_comm_config *config, struct dp_comm **out);
 
 #ifdef __cplusplus
 }

@@ -43,8 +43,8 @@ struct dp_trace_report {
     double bubble_ratio;  /* sum of bubbles / (ranks * makespan) */
 };
 /* DP_EINVAL: a timeline of another number of ranks; DP_ENOMEM. */
-DP_PUBLIC int dp_trace_report(const struct dp_timeline *t, const struct dp_schedule *s,
-                              struct dp_trace_report *out);
+DP_SIZED(dp_trace_report, (t, s, out, sizeof(struct dp_trace_report)), const struct dp_timeline *t,
+         const struct dp_schedule *s, struct dp_trace_report *out);
 /* An op that began later than on paper, where each op takes the time that it took and a message none. */
 struct dp_late {
     struct dp_span span;

@@ -65,10 +65,13 @@ struct dp_trainer_config {
     int32_t replicas;               /* D; 0: 1 */
     int32_t microbatches;           /* M of a step, of all replicas together; 0: the fewest that the
                                      * schedule takes, times D */
+    uint32_t reserved;
     int64_t rows;                   /* of a whole step, of all replicas: the most there are */
     enum dp_balance balance;
+    uint32_t reserved1;
     const int32_t *layers_of_stage; /* [stages] */
     enum dp_sums sums;
+    uint32_t reserved2;
     struct {
         struct dp_graph_spec graph; /* name NULL: "ring" */
         const struct dp_graph *made; /* instead; it must stay */
@@ -82,17 +85,20 @@ struct dp_trainer_config {
     double clip;                    /* largest norm of the whole gradient; 0: none */
     bool delay_update;              /* the gradients of a step are used in the next one, so that no step
                                      * waits for its own update; with DP_SUMS_ALL */
+    uint8_t reserved3[7];
     struct dp_loss_scale loss_scale; /* gradients are of the loss times this, until they are used; after
                                       * a step that was skipped and a number of good ones another; scale
                                       * 0: none. dp_loss_scale_defaults() is the usual one */
     bool fixed_order;               /* losses and parameters are the same to the last bit under every
                                      * schedule, P and D with the same microbatches and order_blocks */
+    uint8_t reserved4[3];
     int32_t order_blocks;           /* of fixed_order (pipeline.h), of all replicas: a power of two; 0:
                                      * the fewest that this layout takes, at least 4 */
     uint64_t seed;
     DLDataType dtype;               /* bfloat16 or float16: parameters, all of float32, are rounded to it
                                      * at the beginning of a step, and layers are given both (model.h);
                                      * zeroed: no */
+    uint32_t reserved5;
     /* Where stages compute; NULL: on the host. On one of CUDA parameters, gradients, the optimizer's
      * state and all that layers are given (model.h) are in its memory, updates and norms are computed
      * there, and the host waits for the end of a step only. Batches may be in the host's memory. The
@@ -108,6 +114,7 @@ struct dp_trainer_config {
     bool survive;                   /* ranks that die are gone on without, see dp_trainer_lost; not with
                                      * shards, and of replicas that mix, which are then of one rank each,
                                      * there are no checkpoints in the folder */
+    uint8_t reserved8[6];
     /* What of a rank may live on the host. */
     struct {
         bool parameters;            /* values, gradients and the optimizer's state; of layers at work
@@ -116,10 +123,12 @@ struct dp_trainer_config {
                                      * computed again. That is of one order of ops: not with
                                      * DP_EXECUTE_MESSAGES, schedule.recompute or a list that does so */
         bool optimizer;             /* the optimizer's state */
+        uint8_t reserved6[5];
         const char *folder;         /* which is in a file there (dp_offload_optimizer); NULL: in memory.
                                      * With DP_SUMS_ALL */
         int32_t layers;             /* whose values are on the device at once, 2 or more; 0: as many as
                                      * there is room for */
+        uint32_t reserved7;
         double kept_share;          /* of the parameters of each stage, or of a rank alone: the last
                                      * layers with at most that stay on the device with their state */
         size_t device_bytes;        /* what a rank may have on the device of all that dp_trainer_parts
@@ -131,9 +140,11 @@ struct dp_trainer_config {
         uint64_t every;             /* after so many steps, and by dp_trainer_finish; 0: only there */
         int32_t keep;               /* the newest so many stay; 0: all */
         bool resume;                /* dp_trainer_new goes on from the newest in the folder, if any */
+        uint8_t reserved9[3];
         const char *from;           /* otherwise from this one, as dp_trainer_resume; NULL: none */
         bool on_signal;             /* SIGTERM does not end the process: the step during which it has
                                      * come to a rank says so on all, and is saved where a folder is */
+        uint8_t reserved10[7];
         const char *about;          /* a JSON object that its index has beside "step"; NULL: {} */
     } checkpoint;
 };
@@ -144,7 +155,8 @@ struct dp_trainer_config {
 DP_PUBLIC const struct dp_option *dp_trainer_options(int32_t *count);
 /* Set what the environment says; all else stays as it is. Texts are those of the environment. DP_EINVAL
  * for an unknown variable of that area or a value that cannot be, with what was expected. */
-DP_PUBLIC int dp_trainer_config_from_env(struct dp_trainer_config *config);
+DP_SIZED(dp_trainer_config_from_env, (config, sizeof(struct dp_trainer_config)),
+         struct dp_trainer_config *config);
 
 /* The data of a step, or of an evaluation: rows of all replicas, the same on every rank where a pipeline
  * begins (inputs) or ends (labels); other ranks need not have it. A tuple or list of tensors, one for
@@ -166,6 +178,7 @@ struct dp_trainer_result {
     double loss_scale; /* 1: none */
     bool skipped;     /* the gradient was not finite: it was not used */
     bool ending;      /* a rank was told to end (checkpoint.on_signal), in this step or before */
+    uint8_t reserved[2];
     int32_t lost;     /* ranks that died in this step, which was repeated without them */
     uint64_t step;    /* its number, from 0 */
 };
@@ -201,9 +214,9 @@ struct dp_trainer_plan {
  * are measured here, on the config's device, as DP_BALANCE_MEASURED does it. *out[*count]: those within
  * the budget first, the fastest first. Not collective. DP_EINVAL: there is none; DP_ENOMEM; errors of
  * callbacks. */
-DP_PUBLIC int dp_trainer_plan(const struct dp_trainer_config *config, const struct dp_model *model,
-                              const struct dp_trainer_machine *machine, struct dp_trainer_plan **out,
-                              int32_t *count);
+DP_SIZED(dp_trainer_plan, (config, model, machine, out, count, sizeof(struct dp_trainer_config)),
+         const struct dp_trainer_config *config, const struct dp_model *model,
+         const struct dp_trainer_machine *machine, struct dp_trainer_plan **out, int32_t *count);
 DP_PUBLIC void dp_trainer_plan_free(struct dp_trainer_plan *plans, int32_t count); /* may be NULL */
 
 /* ---- training -------------------------------------------------------------------------------- */
@@ -213,16 +226,23 @@ struct dp_trainer;
 /* Collective. DP_EINVAL for a config or model that is not sound, naming the member, the layer or the
  * parameter; DP_EMISMATCH on every rank where ranks differ; DP_ENOMEM; errors of the layers below. With
  * comm NULL this process is alone. What the model points to and comm must stay. */
-DP_PUBLIC int dp_trainer_new(const struct dp_trainer_config *config, const struct dp_model *model,
-                             struct dp_comm *comm, struct dp_trainer **out);
+DP_SIZED(dp_trainer_new, (config, model, comm, out, sizeof(struct dp_trainer_config)),
+         const struct dp_trainer_config *config, const struct dp_model *model,
+         struct dp_comm *comm, struct dp_trainer **out);
 DP_PUBLIC void dp_trainer_free(struct dp_trainer *trainer); /* may be NULL; not collective */
 
 /* One step, and where one is due a checkpoint. Collective. result may be NULL. */
-DP_PUBLIC int dp_trainer_step(struct dp_trainer *trainer, const struct dp_batch *batch,
-                              struct dp_trainer_result *result);
+DP_PUBLIC int dp_trainer_step_sized(struct dp_trainer *trainer, const struct dp_batch *batch,
+                                    struct dp_trainer_result *result, size_t size, size_t result_size);
+static inline int dp_trainer_step(struct dp_trainer *trainer, const struct dp_batch *batch,
+                                  struct dp_trainer_result *result)
+{
+    return dp_trainer_step_sized(trainer, batch, result, sizeof(struct dp_batch),
+                                 sizeof(struct dp_trainer_result));
+}
 /* The loss of a batch without training; of replicas that mix that of their average. Collective. */
-DP_PUBLIC int dp_trainer_evaluate(struct dp_trainer *trainer, const struct dp_batch *batch,
-                                  double *loss);
+DP_SIZED(dp_trainer_evaluate, (trainer, batch, loss, sizeof(struct dp_batch)),
+         struct dp_trainer *trainer, const struct dp_batch *batch, double *loss);
 /* The number of the next step: it counts those that were trained, those before a resume included. */
 DP_PUBLIC uint64_t dp_trainer_next_step(const struct dp_trainer *trainer);
 
@@ -237,31 +257,36 @@ struct dp_trainer_parts {
     struct dp_comm *comm;               /* the ranks that live; NULL: alone */
     struct dp_comm *pipe;               /* the ranks of this replica; NULL: there is one */
     int replica, replicas, rank;        /* which one of how many, and the pipeline rank in it */
+    uint32_t reserved;
     const struct dp_rank_pace *paces;   /* [ranks of comm] of the last step: compute_ns and step_ns */
     bool queued;  /* on a device: the recorder knows when work was queued, not when it was done */
+    uint8_t reserved1[7];
     size_t bytes; /* of parameters, gradients, save areas, messages and the optimizer's state, but not of
                    * activations that wait on the host */
 };
 /* Valid until dp_trainer_free, or a call in which ranks died. */
-DP_PUBLIC void dp_trainer_parts(const struct dp_trainer *trainer, struct dp_trainer_parts *out);
+DP_SIZED_REPORT(dp_trainer_parts, (trainer, out, sizeof(struct dp_trainer_parts)),
+                const struct dp_trainer *trainer, struct dp_trainer_parts *out);
 /* Of a trainer with offload: where things are, and how its training steps went. */
 struct dp_trainer_offload {
     int64_t sets, evicted, recomputed; /* micro-batches of all stages of this replica's ranks: all; those
                                         * whose saved state waits on the host; is computed again */
     bool streamed;                     /* parameters live on the host, */
+    uint8_t reserved[7];
     double kept;                       /* all but this share of this rank's */
     size_t device_bytes;               /* the most that this rank had on the device */
     /* In all training steps: copies at work, this rank waiting for them, the steps themselves. On CUDA
      * copies of parameters, for which a stream waits and not the host, are not in these. */
     int64_t up_ns, down_ns, wait_ns, steps_ns;
 };
-DP_PUBLIC void dp_trainer_offload(const struct dp_trainer *trainer, struct dp_trainer_offload *out);
+DP_SIZED_REPORT(dp_trainer_offload, (trainer, out, sizeof(struct dp_trainer_offload)),
+                const struct dp_trainer *trainer, struct dp_trainer_offload *out);
 /* The same bytes, with the state that offload.folder keeps in files, of the ranks of a pipeline of a
  * trainer that is not made: rank_bytes[P], P the ranks of config.list or schedule.ranks. Of
  * shards it is a replica's own; what replicas mix with is not among them. Errors of
  * dp_trainer_new and dp_pipeline_measure. */
-DP_PUBLIC int dp_trainer_measure(const struct dp_trainer_config *config, const struct dp_model *model,
-                                 size_t *rank_bytes);
+DP_SIZED(dp_trainer_measure, (config, model, rank_bytes, sizeof(struct dp_trainer_config)),
+         const struct dp_trainer_config *config, const struct dp_model *model, size_t *rank_bytes);
 
 /* Write folder/step-N, in place of one of this step; its older neighbours beyond keep are
  * removed when it is whole. Collective. folder NULL: the config's. DP_EUNSUPPORTED: survive, of replicas
@@ -276,9 +301,11 @@ DP_PUBLIC int dp_trainer_resume(struct dp_trainer *trainer, const char *folder);
  * missing") for each that is not there, or of another type or shape. Of the config only rows, optimizer,
  * delay_update, and of replicas that mix their number and the layout of one matter. Errors of
  * dp_trainer_measure; no rank is made. */
-DP_PUBLIC int dp_trainer_verify(const struct dp_trainer_config *config, const struct dp_model *model,
-                                const struct dp_checkpoint *checkpoint,
-                                void (*fault)(void *user, const char *sentence), void *user);
+DP_SIZED(dp_trainer_verify,
+         (config, model, checkpoint, fault, user, sizeof(struct dp_trainer_config)),
+         const struct dp_trainer_config *config, const struct dp_model *model,
+         const struct dp_checkpoint *checkpoint, void (*fault)(void *user, const char *sentence),
+         void *user);
 
 /* Which ranks died so far, by their numbers in the comm of dp_trainer_new: a list that lasts until the
  * next call; returns how many.
@@ -302,13 +329,14 @@ DP_PUBLIC int dp_trainer_lost(const struct dp_trainer *trainer, const int32_t **
  * dp_comm_join with the same config and then dp_trainer_join. DP_EAGAIN: one has died, did not come
  * in time or has another config or model (DP_EMISMATCH there); training can go on, and this may be
  * called again. */
-DP_PUBLIC int dp_trainer_admit(struct dp_trainer *trainer, int count,
-                               const struct dp_comm_config *config);
+DP_SIZED(dp_trainer_admit, (trainer, count, config, sizeof(struct dp_comm_config)),
+         struct dp_trainer *trainer, int count, const struct dp_comm_config *config);
 /* A new one, in the place of `rank`, which is a number in the first comm: comm is that of dp_comm_join,
  * the rest is the others', whose step it goes on with (dp_trainer_next_step). Errors of dp_trainer_new
  * and dp_mixer_join; this rank then has to leave. */
-DP_PUBLIC int dp_trainer_join(const struct dp_trainer_config *config, const struct dp_model *model,
-                              struct dp_comm *comm, int rank, struct dp_trainer **out);
+DP_SIZED(dp_trainer_join, (config, model, comm, rank, out, sizeof(struct dp_trainer_config)),
+         const struct dp_trainer_config *config, const struct dp_model *model,
+         struct dp_comm *comm, int rank, struct dp_trainer **out);
 /* What a program does among the ranks of dp_trainer_parts between these calls, as one of them: after a
  * death part(user) is repeated by those that live, with the parts that they have then. It returns 0 or
  * an error of comm.h; no call of the trainer is in it. Collective. */

@@ -125,6 +125,7 @@ struct dp_tuner_config {
     /* Whether a rank finds buffers registered is its own observation. Only if all ranks register
      * alike may answers depend on it; else every buffer counts as not registered. */
     bool trusts_registration;
+    uint8_t reserved[7];
     /* For the model, which has a say where no rule applies; both may be NULL. Without links, or where
      * they do not say enough for these ranks and nodes, there is no model. */
     const struct dp_tuning_links *links;
@@ -158,7 +159,8 @@ struct dp_tuning_answer {
 /* What was decided up front for one communicator. Any number of threads may ask it at once. */
 struct dp_tuner;
 /* DP_EINVAL for negative numbers, DP_ENOMEM. */
-DP_PUBLIC int dp_tuner_new(const struct dp_tuner_config *config, struct dp_tuner **out);
+DP_SIZED(dp_tuner_new, (config, out, sizeof(struct dp_tuner_config)),
+         const struct dp_tuner_config *config, struct dp_tuner **out);
 DP_PUBLIC void dp_tuner_free(struct dp_tuner *tuner);
 
 /* First the table; where it has no rule, the model, if by it another choice takes 10 % less than

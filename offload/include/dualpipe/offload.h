@@ -122,21 +122,23 @@ struct dp_offload_optimizer_config {
     const char *folder;                   /* needs room for the state twice */
     size_t chunk_bytes;                   /* of each array at once; 0: 1 MiB */
     bool threads;                         /* read and write by threads, also where io_uring is there */
+    uint8_t reserved[7];
 };
 
 /* The list is copied; what it points to must stay. The file has all its room from the start. DP_EINVAL,
  * DP_ENOMEM; DP_EIO: the folder cannot be written, or has not enough room. */
-DP_PUBLIC int dp_offload_optimizer_new(const struct dp_offload_optimizer_config *config,
-                                       const struct dp_parameter *parameters, int32_t count,
-                                       struct dp_offload_optimizer **out);
+DP_SIZED(dp_offload_optimizer_new,
+         (config, parameters, count, out, sizeof(struct dp_offload_optimizer_config)),
+         const struct dp_offload_optimizer_config *config, const struct dp_parameter *parameters,
+         int32_t count, struct dp_offload_optimizer **out);
 /* o may be NULL. */
 DP_PUBLIC void dp_offload_optimizer_free(struct dp_offload_optimizer *o);
 
 /* One update. DP_EUNSUPPORTED: `mix` or `skip`. DP_EIO: a part could not be read or written. Parameters
  * have then taken the step in part, no state is lost, and the same step, with the gradients that are
  * there, can be repeated: what is done is left out. */
-DP_PUBLIC int dp_offload_optimizer_step(struct dp_offload_optimizer *o,
-                                        const struct dp_optimizer_step *step);
+DP_SIZED(dp_offload_optimizer_step, (o, step, sizeof(struct dp_optimizer_step)),
+         struct dp_offload_optimizer *o, const struct dp_optimizer_step *step);
 
 /* As dp_optimizer_state, in the file, which is mapped: to be read or written until the next step.
  * DP_ESTATE after a step that has failed. */
@@ -247,8 +249,10 @@ struct dp_offload_config {
                                              * of the model's own */
     const struct dp_offload_layer *layers;  /* the model, in order; what it points to must stay */
     int32_t layer_count;
+    uint32_t reserved;
     const struct dp_border *input;          /* of the whole batch */
     int32_t slices;                         /* at least 1; or, with `first`, how many shards these are */
+    uint32_t reserved1;
     const int32_t *first;                   /* [slices + 1] ready-made shards; NULL: by the rule */
     enum dp_offload_split split;            /* balanced goes by bytes, compat by elements */
     int32_t microbatches;                   /* 0: 1. Cut by the chunk rule: fewer may come out */
@@ -268,6 +272,7 @@ struct dp_offload_config {
     DLDataType values_type, grads_type;
     bool check;           /* fill slots with NaNs when a shard is dropped, and compare what was loaded
                            * with what was sent: for tests, takes more than twice the copies */
+    uint8_t reserved2[3];
     uint64_t seed;
     int64_t timeout_ns;   /* longest wait for the device; 0: 60 s */
     dp_offload_update_fn update;            /* NULL: none */
@@ -284,12 +289,14 @@ struct dp_offload;
  * limit (dp_device_limit) leaves: the first of these modes that fits, with the fewest bytes to copy.
  * slots and distance are kept where slots is not 0, but no more than there are shards. config->first
  * must be NULL. DP_ENOMEM says which limit would do; other errors as for dp_offload_open. */
-DP_PUBLIC int dp_offload_fit(struct dp_offload_config *config, bool boundaries);
+DP_SIZED(dp_offload_fit, (config, boundaries, sizeof(struct dp_offload_config)),
+         struct dp_offload_config *config, bool boundaries);
 
 /* All memory is allocated here: on the host near the device, or where the system puts it, and threads
  * that copy and update run on the CPUs of that node. DP_EINVAL names what is wrong with the config;
  * DP_EUNSUPPORTED what this device cannot; DP_ENOMEM. */
-DP_PUBLIC int dp_offload_open(const struct dp_offload_config *config, struct dp_offload **out);
+DP_SIZED(dp_offload_open, (config, out, sizeof(struct dp_offload_config)),
+         const struct dp_offload_config *config, struct dp_offload **out);
 /* Waits for what is in flight. o may be NULL. */
 DP_PUBLIC void dp_offload_close(struct dp_offload *o);
 
@@ -337,7 +344,8 @@ struct dp_offload_memory {
     size_t host_bytes;
     uint64_t loads, loaded_bytes, down_bytes; /* since it was opened; of parameters, of gradients */
 };
-DP_PUBLIC void dp_offload_memory(const struct dp_offload *o, struct dp_offload_memory *out);
+DP_SIZED_REPORT(dp_offload_memory, (o, out, sizeof(struct dp_offload_memory)),
+                const struct dp_offload *o, struct dp_offload_memory *out);
 
 #ifdef __cplusplus
 }

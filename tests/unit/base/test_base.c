@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/hmac.h"
 #include "base/options.h"
+#include "base/sized.h"
 #include "base/text.h"
 #include <dualpipe/random.h>
 
@@ -328,6 +329,29 @@ static void a_message_has_one_hmac_however_it_is_cut(void **state)
     assert_false(dp_hmac_is_equal(whole, cut));
 }
 
+/* The structs of an earlier, this and a later release. */
+static void a_struct_of_another_release_is_taken_as_far_as_it_is_known(void **state)
+{
+    (void)state;
+    const uint32_t later[] = {1, 2, 3, 0}, set[] = {1, 2, 3, 4};
+    struct heard heard = {0};
+    uint32_t own[3] = {7, 7, 7}, given[4] = {9, 9, 9, 9};
+
+    assert_int_equal(dp_sized_take(own, sizeof(own), later, sizeof(later), "struct x"), 0);
+    assert_memory_equal(own, later, sizeof(own));
+    assert_int_equal(dp_sized_take(own, sizeof(own), set, sizeof(own[0]), "struct x"), 0);
+    assert_memory_equal(own, ((uint32_t[]){1, 0, 0}), sizeof(own));
+    dp_log_set(hear, &heard, DP_LOG_WARN);
+    assert_int_equal(dp_sized_take(own, sizeof(own), set, sizeof(set), "struct x"), DP_EINVAL);
+    assert_string_equal(dp_last_error(), "struct x of 16 bytes: byte 12 is set, expected zeros beyond the "
+                                         "12 that this release knows");
+    dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
+    dp_sized_give(given, sizeof(given[0]), set, 3 * sizeof(set[0]));
+    assert_memory_equal(given, ((uint32_t[]){1, 9, 9, 9}), sizeof(given));
+    dp_sized_give(given, sizeof(given), set, 2 * sizeof(set[0]));
+    assert_memory_equal(given, ((uint32_t[]){1, 2, 0, 0}), sizeof(given));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -341,6 +365,7 @@ int main(void)
         cmocka_unit_test(bad_options_are_named_with_what_was_expected),
         cmocka_unit_test(all_options_are_listed_with_what_is_wrong_with_them),
         cmocka_unit_test(a_bad_log_level_is_warned_of_once),
+        cmocka_unit_test(a_struct_of_another_release_is_taken_as_far_as_it_is_known),
         cmocka_unit_test(hmac_sha256_gives_the_values_of_rfc_4231),
         cmocka_unit_test(a_message_has_one_hmac_however_it_is_cut),
         cmocka_unit_test(philox_gives_the_published_numbers),

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sized.h - structs that grow from release to release (DP_SIZED in dualpipe.h), of callers that may have
+ * been compiled against another one. Source: copy_struct_from_user of Linux.
+ */
+#ifndef DP_BASE_SIZED_H
+#define DP_BASE_SIZED_H
+
+#include <stddef.h>
+
+/* The caller's struct, from[size], in own[known]. DP_EINVAL: beyond what is known it is not zero. */
+int dp_sized_take(void *own, size_t known, const void *from, size_t size, const char *what);
+/* The other way round: what the caller has room for, and zeros beyond what is known. */
+void dp_sized_give(void *to, size_t size, const void *own, size_t known);
+
+/* From here on the pointer `config`, or NULL, is to a struct of this release; else return. */
+#define DP_TAKE(type, config, size)                                                                   \
+    struct type config##_own;                                                                         \
+    const int config##_err =                                                                          \
+        dp_sized_take(&config##_own, sizeof(config##_own), config, size, "struct " #type);            \
+    if (config##_err)                                                                                 \
+        return config##_err;                                                                          \
+    config = config ? &config##_own : NULL
+
+#endif
