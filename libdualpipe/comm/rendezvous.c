@@ -1,8 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rendezvous.c - control connections once ranks have found each other (rendezvous_join.c): gathers,
+ * failures, ends. In a gather each rank hands in its endpoint and gets those of all; a rank that has the
+ * table knows that all others have come.
+ */
 #include "comm/rendezvous.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/text.h"
 #include "wire/tcp.h"
 
 #include <stdio.h>
@@ -19,7 +25,8 @@ static bool is_here(const struct dp_rendezvous_peer *p)
     return p->wire && !p->is_gone;
 }
 
-void dp_rendezvous_tell(struct dp_rendezvous_peer *p, const struct dp_rendezvous_message *m)
+/* A message to a peer with a full outbox is dropped: no message here is worth a wait. */
+static void tell(struct dp_rendezvous_peer *p, const struct dp_rendezvous_message *m)
 {
     if (!is_here(p))
         return;
@@ -33,13 +40,13 @@ void dp_rendezvous_tell(struct dp_rendezvous_peer *p, const struct dp_rendezvous
     }
 }
 
-void dp_rendezvous_tell_all(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m)
+static void tell_all(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m)
 {
     for (int i = 0; i < dp_rendezvous_peer_count(rv); i++)
-        dp_rendezvous_tell(&rv->peers[i], m);
+        tell(&rv->peers[i], m);
 }
 
-struct dp_rendezvous_message dp_rendezvous_record(const struct dp_rendezvous *rv,
+static struct dp_rendezvous_message make_record(const struct dp_rendezvous *rv,
                                                   enum dp_rendezvous_kind kind,
                                                   const struct dp_abort *why)
 {
@@ -69,7 +76,7 @@ static uint64_t doing_of(const struct dp_rendezvous *rv, int rank)
 {
     if (rank < 0)
         return 0;
-    return rank == rv->rank && rv->own_doing ? atomic_load(rv->own_doing) : rv->doing[rank];
+    return rank == rv->rank && rv->own_doing ? atomic_load(rv->own_doing) : rv->ranks[rank].doing;
 }
 
 /* The root's decision holds for all ranks. */
@@ -77,8 +84,8 @@ static void settle(struct dp_rendezvous *rv, const struct dp_abort *why)
 {
     if (!dp_abort_record_put(&rv->abort_record, why))
         return;
-    struct dp_rendezvous_message m = dp_rendezvous_record(rv, DP_RENDEZVOUS_VERDICT, why);
-    dp_rendezvous_tell_all(rv, &m);
+    struct dp_rendezvous_message m = make_record(rv, DP_RENDEZVOUS_VERDICT, why);
+    tell_all(rv, &m);
 }
 
 static void decide(struct dp_rendezvous *rv, struct dp_abort why)
@@ -125,7 +132,7 @@ static bool is_in_grace(const struct dp_rendezvous *rv)
 {
     const int end = dp_abort_record_end(rv->accusation.rank, rv->suspects, rv->size);
 
-    return end >= 0 && !rv->left[end] && !rv->lost[end] &&
+    return end >= 0 && !rv->ranks[end].left && !rv->ranks[end].lost &&
            dp_now_ns() < rv->accused_ns + DP_ABORT_GRACE_MS * DP_NS_PER_MS;
 }
 
@@ -143,7 +150,7 @@ static bool is_probing(struct dp_rendezvous *rv)
         rv->probed_ns = dp_now_ns();
         memset(rv->present, 0, (size_t)rv->size * sizeof(*rv->present));
         rv->present[0] = true;
-        dp_rendezvous_tell_all(rv, &m);
+        tell_all(rv, &m);
     }
     for (int i = 0; i < rv->size; i++)
         missing += !rv->present[i];
@@ -196,9 +203,9 @@ static void lose(struct dp_rendezvous *rv, int rank)
     struct dp_abort why = {.rank = rank, .error = DP_ECOMM};
 
     p->is_gone = true;
-    if (rv->left[rank])
+    if (rv->ranks[rank].left)
         return;
-    rv->lost[rank] = true;
+    rv->ranks[rank].lost = true;
     atomic_fetch_add(&rv->ends, 1);
     if (rv->survives)
         return;
@@ -218,24 +225,24 @@ static void note_left(struct dp_rendezvous *rv, int rank)
 {
     const struct dp_rendezvous_message m = {.kind = DP_RENDEZVOUS_LEFT, .rank = rank};
 
-    rv->left[rank] = true;
+    rv->ranks[rank].left = true;
     atomic_fetch_add(&rv->ends, 1);
     if (rv->rank == 0) {
-        dp_rendezvous_tell_all(rv, &m);
+        tell_all(rv, &m);
         rv->peers[rank].is_gone = true;
     }
 }
 
 void dp_rendezvous_note_busy(struct dp_rendezvous *rv, int rank, int64_t ns)
 {
-    atomic_store(&rv->busy_until[rank], dp_now_ns() + ns);
+    atomic_store(&rv->ranks[rank].busy_until, dp_now_ns() + ns);
 }
 
 static void note_busy(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m)
 {
     dp_rendezvous_note_busy(rv, m->rank, m->value * DP_NS_PER_MS);
     if (!rv->rank)
-        dp_rendezvous_tell_all(rv, m);
+        tell_all(rv, m);
 }
 
 /* false: an invalid message. */
@@ -247,7 +254,7 @@ static bool handle_at_root(struct dp_rendezvous *rv, int rank,
     switch (m->kind) {
     case DP_RENDEZVOUS_ENDPOINT:
         rv->endpoints[rank] = m->endpoint;
-        rv->came[rank] = m->count;
+        rv->ranks[rank].came = m->count;
         return true;
     case DP_RENDEZVOUS_WAITING:
         if (m->value >= rv->size)
@@ -268,7 +275,7 @@ static bool handle_at_root(struct dp_rendezvous *rv, int rank,
         return m->value >= 0;
     case DP_RENDEZVOUS_DOING:
         if (m->count == rv->epoch)
-            rv->doing[rank] = m->doing;
+            rv->ranks[rank].doing = m->doing;
         return true;
     case DP_RENDEZVOUS_UNANSWERED:
         if (m->rank || m->value >= 0)
@@ -293,7 +300,7 @@ static void answer_probe(struct dp_rendezvous *rv)
     const struct dp_rendezvous_message m = {
         .kind = DP_RENDEZVOUS_PRESENT, .count = rv->epoch, .rank = rv->rank};
 
-    dp_rendezvous_tell(&rv->peers[0], &m);
+    tell(&rv->peers[0], &m);
 }
 
 static bool handle_at_member(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m)
@@ -317,7 +324,7 @@ static bool handle_at_member(struct dp_rendezvous *rv, const struct dp_rendezvou
         return m->value >= 0;
     case DP_RENDEZVOUS_DOING:
         if (m->count == rv->epoch)
-            rv->doing[m->rank] = m->doing;
+            rv->ranks[m->rank].doing = m->doing;
         return true;
     case DP_RENDEZVOUS_PROBE:
         answer_probe(rv);
@@ -329,12 +336,15 @@ static bool handle_at_member(struct dp_rendezvous *rv, const struct dp_rendezvou
     return false;
 }
 
-void dp_rendezvous_begin_epoch(struct dp_rendezvous *rv)
+/* All ranks have come to the gather: what was before is over. On a member this happens as soon as
+ * it is told, since the next message may already belong to the new epoch. */
+static void begin_epoch(struct dp_rendezvous *rv)
 {
     rv->epoch = rv->gather;
-    for (int i = 0; i < rv->size; i++)
+    for (int i = 0; i < rv->size; i++) {
         atomic_store(&rv->waiting_for[i], -1);
-    memset(rv->doing, 0, (size_t)rv->size * sizeof(*rv->doing));
+        rv->ranks[i].doing = 0;
+    }
     rv->accusation.error = 0;
     rv->accused_ns = rv->probed_ns = 0;
     dp_abort_record_clear(&rv->abort_record);
@@ -349,7 +359,7 @@ static bool handle_table(struct dp_rendezvous *rv, const struct dp_rendezvous_pe
     if (!rv->is_gathering || p->receive.tag >> 32 != rv->gather)
         return true;
     memcpy(rv->endpoints, p->in, bytes);
-    dp_rendezvous_begin_epoch(rv);
+    begin_epoch(rv);
     return true;
 }
 
@@ -425,7 +435,9 @@ int dp_poll_call(const struct dp_poll *poll)
                : 0;
 }
 
-void dp_rendezvous_sleep(struct dp_rendezvous *rv)
+/* Sleep a little, or until something comes, and handle that. Not locked while asleep; each sleeper
+ * would need fds of its own, so that this is for one thread at a time. */
+static void sleep_a_little(struct dp_rendezvous *rv)
 {
     const int at_most_ms = rv->polls && rv->poll.fn ? 1 : 20;
     int count = arm(rv, rv->fds);
@@ -437,6 +449,151 @@ void dp_rendezvous_sleep(struct dp_rendezvous *rv)
         rv->interrupted = dp_poll_call(&rv->poll);
     pthread_mutex_lock(&rv->lock);
     poll_all(rv);
+}
+
+/* ---- gather ------------------------------------------------------------------------------------ */
+
+static bool have_all_come(const struct dp_rendezvous *rv)
+{
+    for (int i = 0; i < rv->size; i++)
+        if (rv->ranks[i].came != rv->gather)
+            return false;
+    return true;
+}
+
+/* The gather has failed, on all ranks for one reason. */
+static int fail_gather(struct dp_rendezvous *rv, int rank, int error, const char *text)
+{
+    struct dp_abort why = {.rank = rank, .error = error};
+
+    snprintf(why.text, sizeof(why.text), "%s", text);
+    struct dp_rendezvous_message m = make_record(rv, DP_RENDEZVOUS_FAILED, &why);
+    m.count = rv->gather;
+    tell_all(rv, &m);
+    return dp_fail(error, "%s", why.text);
+}
+
+static int report_missing(struct dp_rendezvous *rv)
+{
+    struct dp_text t = {0};
+    int first = -1;
+
+    for (int i = 0; i < rv->size; i++)
+        if (rv->ranks[i].came != rv->gather) {
+            dp_text_addf(&t, "%s%d", t.len ? ", " : "", i);
+            first = first < 0 ? i : first;
+        }
+    char text[200];
+    dp_snprintf(text, sizeof(text), "no message from rank %s within %.1f s", t.data ? t.data : "?",
+                (double)rv->timeout_ns / DP_NS_PER_S);
+    dp_text_fini(&t);
+    return fail_gather(rv, first, DP_ETIMEDOUT, text);
+}
+
+/* The root's look at the gather: DP_EAGAIN while it may still succeed. */
+static int check_gather(struct dp_rendezvous *rv, bool anew, int64_t until_ns)
+{
+    struct dp_abort why;
+    char text[sizeof(why.text)];
+
+    for (int i = 1; i < rv->size; i++)
+        if (rv->peers[i].is_gone) {
+            if (rv->ranks[i].left)
+                snprintf(text, sizeof(text), "rank %d has left the group", i);
+            else
+                dp_rendezvous_describe_loss(&rv->peers[i], i, text, sizeof(text));
+            return fail_gather(rv, i, DP_ECOMM, text);
+        }
+    if (!anew && dp_abort_record_get(&rv->abort_record, &why))
+        return fail_gather(rv, why.rank, why.error, why.text);
+    if (have_all_come(rv))
+        return 0;
+    if (rv->interrupted)
+        return fail_gather(rv, 0, rv->interrupted, "rank 0 was interrupted");
+    return dp_now_ns() > until_ns ? report_missing(rv) : DP_EAGAIN;
+}
+
+static void send_table(struct dp_rendezvous *rv, int64_t until_ns)
+{
+    const uint64_t tag = (uint64_t)rv->gather << 32 | DP_RENDEZVOUS_TABLE;
+    const size_t bytes = (size_t)rv->size * sizeof(*rv->endpoints);
+    bool sending = true;
+
+    memcpy(rv->table, rv->endpoints, bytes); /* endpoints for the next gather may come meanwhile */
+    for (int i = 1; i < rv->size; i++)
+        dp_wire_isend(rv->peers[i].wire, tag, rv->table, bytes, &rv->peers[i].table);
+    while (sending && dp_now_ns() < until_ns) {
+        sending = false;
+        for (int i = 1; i < rv->size; i++)
+            sending |= rv->peers[i].table.status == DP_EAGAIN;
+        if (sending)
+            sleep_a_little(rv);
+    }
+}
+
+static int gather_at_root(struct dp_rendezvous *rv, const struct dp_endpoint *mine, bool anew,
+                          int64_t until_ns)
+{
+    int err;
+
+    rv->endpoints[0] = *mine;
+    rv->ranks[0].came = rv->gather;
+    while ((err = check_gather(rv, anew, until_ns)) == DP_EAGAIN)
+        sleep_a_little(rv);
+    if (err)
+        return err;
+    begin_epoch(rv);
+    send_table(rv, until_ns);
+    return 0;
+}
+
+static int fail_without_root(const struct dp_rendezvous *rv)
+{
+    char text[sizeof(rv->failure.text)];
+
+    if (rv->ranks[0].left)
+        return dp_fail(DP_ECOMM, "rank 0 has left the group");
+    dp_rendezvous_describe_loss(&rv->peers[0], 0, text, sizeof(text));
+    return dp_fail(DP_ECOMM, "%s", text);
+}
+
+static int gather_at_member(struct dp_rendezvous *rv, const struct dp_endpoint *mine,
+                            int64_t until_ns)
+{
+    const struct dp_rendezvous_message m = {
+        .kind = DP_RENDEZVOUS_ENDPOINT, .count = rv->gather, .rank = rv->rank, .endpoint = *mine};
+    int err = 0;
+
+    rv->failure.error = 0;
+    tell(&rv->peers[0], &m);
+    while (rv->epoch != rv->gather && !rv->failure.error && !err) {
+        if (rv->peers[0].is_gone || rv->ranks[0].left)
+            err = fail_without_root(rv);
+        else if (rv->interrupted)
+            err = rv->interrupted;
+        else if (dp_now_ns() > until_ns)
+            err = dp_fail(DP_ETIMEDOUT, "no message from rank 0 within %.1f s",
+                          (double)rv->timeout_ns / DP_NS_PER_S);
+        else
+            sleep_a_little(rv);
+    }
+    if (rv->failure.error)
+        err = dp_fail(rv->failure.error, "%s", rv->failure.text);
+    return err;
+}
+
+int dp_rendezvous_gather(struct dp_rendezvous *rv, const struct dp_endpoint *mine, bool anew,
+                         int64_t until_ns)
+{
+    pthread_mutex_lock(&rv->lock);
+    rv->gather++;
+    rv->is_gathering = rv->polls = true;
+    rv->interrupted = 0;
+    int err = rv->rank ? gather_at_member(rv, mine, until_ns + DP_NS_PER_S)
+                       : gather_at_root(rv, mine, anew, until_ns);
+    rv->is_gathering = rv->polls = false;
+    pthread_mutex_unlock(&rv->lock);
+    return err;
 }
 
 /* ---- messages of this rank ------------------------------------------------------------------- */
@@ -451,7 +608,7 @@ void dp_rendezvous_tell_waiting(struct dp_rendezvous *rv, int peer, int64_t sinc
 
     pthread_mutex_lock(&rv->lock);
     if (rv->rank)
-        dp_rendezvous_tell(&rv->peers[0], &m);
+        tell(&rv->peers[0], &m);
     else
         note_waiting(rv, 0, peer, since_ns);
     pthread_mutex_unlock(&rv->lock);
@@ -493,7 +650,7 @@ void dp_rendezvous_busy(struct dp_rendezvous *rv, int64_t ns)
 
     pthread_mutex_lock(&rv->lock);
     dp_rendezvous_note_busy(rv, rv->rank, ns);
-    dp_rendezvous_tell_all(rv, &m);
+    tell_all(rv, &m);
     pthread_mutex_unlock(&rv->lock);
 }
 
@@ -502,7 +659,7 @@ int64_t dp_rendezvous_busy_until(const struct dp_rendezvous *rv)
     int64_t latest_ns = 0;
 
     for (int i = 0; i < rv->size; i++) {
-        const int64_t end_ns = atomic_load(&rv->busy_until[i]);
+        const int64_t end_ns = atomic_load(&rv->ranks[i].busy_until);
         latest_ns = end_ns > latest_ns ? end_ns : latest_ns;
     }
     return latest_ns;
@@ -513,15 +670,15 @@ static void record_own(struct dp_rendezvous *rv, const struct dp_abort *why)
 {
     struct dp_abort own = *why;
 
-    if (own.error == DP_ETIMEDOUT && !rv->left[0]) {
+    if (own.error == DP_ETIMEDOUT && !rv->ranks[0].left) {
         size_t len = strlen(own.text);
         snprintf(own.text + len, sizeof(own.text) - len, ", and rank 0 does not answer");
         own.rank = 0;
         own.doing = doing_of(rv, 0);
         /* Once it goes on it must not decide otherwise. */
         const struct dp_rendezvous_message m =
-            dp_rendezvous_record(rv, DP_RENDEZVOUS_UNANSWERED, &own);
-        dp_rendezvous_tell(&rv->peers[0], &m);
+            make_record(rv, DP_RENDEZVOUS_UNANSWERED, &own);
+        tell(&rv->peers[0], &m);
     }
     if (!own.doing)
         own.doing = doing_of(rv, own.rank);
@@ -530,14 +687,14 @@ static void record_own(struct dp_rendezvous *rv, const struct dp_abort *why)
 
 static void ask_root(struct dp_rendezvous *rv, const struct dp_abort *why)
 {
-    struct dp_rendezvous_message m = dp_rendezvous_record(rv, DP_RENDEZVOUS_ABORT, why);
+    struct dp_rendezvous_message m = make_record(rv, DP_RENDEZVOUS_ABORT, why);
     const int64_t until_ns = dp_now_ns() + VERDICT_NS;
     struct pollfd fd;
 
     if (why->rank == rv->rank && !m.doing)
         m.doing = doing_of(rv, rv->rank);
 
-    dp_rendezvous_tell(&rv->peers[0], &m);
+    tell(&rv->peers[0], &m);
     while (!dp_abort_record_get(&rv->abort_record, NULL) && is_here(&rv->peers[0]) &&
            dp_now_ns() < until_ns) {
         struct dp_wire *wire = rv->peers[0].wire;
@@ -558,7 +715,7 @@ static void decide_at_root(struct dp_rendezvous *rv, const struct dp_abort *why)
     accuse(rv, 0, why);
     consider(rv);
     while (!dp_abort_record_get(&rv->abort_record, NULL))
-        dp_rendezvous_sleep(rv);
+        sleep_a_little(rv);
 }
 
 void dp_rendezvous_abort(struct dp_rendezvous *rv, const struct dp_abort *why)
@@ -600,7 +757,7 @@ static bool must_stay(const struct dp_rendezvous *rv, bool waits, bool aborted)
     if (waits)
         return is_any_peer_here(rv);
     return is_anything_unsent(rv) ||
-           (rv->rank && !aborted && !rv->left[rv->rank] && is_here(&rv->peers[0]));
+           (rv->rank && !aborted && !rv->ranks[rv->rank].left && is_here(&rv->peers[0]));
 }
 
 void dp_rendezvous_leave(struct dp_rendezvous *rv)
@@ -614,11 +771,11 @@ void dp_rendezvous_leave(struct dp_rendezvous *rv)
     const bool waits = !rv->rank && !rv->survives;
     int64_t until_ns = dp_now_ns() + (aborted || !waits ? DP_NS_PER_S : rv->timeout_ns);
     poll_all(rv);
-    dp_rendezvous_tell_all(rv, &m);
+    tell_all(rv, &m);
     rv->interrupted = 0;
     rv->polls = true;
     while (must_stay(rv, waits, aborted) && dp_now_ns() < until_ns && !rv->interrupted)
-        dp_rendezvous_sleep(rv);
+        sleep_a_little(rv);
     pthread_mutex_unlock(&rv->lock);
     dp_rendezvous_free(rv);
 }
@@ -629,7 +786,7 @@ void dp_rendezvous_drain(struct dp_rendezvous *rv)
 
     pthread_mutex_lock(&rv->lock);
     while (!rv->rank && is_any_peer_here(rv) && dp_now_ns() < until_ns)
-        dp_rendezvous_sleep(rv);
+        sleep_a_little(rv);
     pthread_mutex_unlock(&rv->lock);
 }
 
@@ -642,13 +799,9 @@ void dp_rendezvous_free(struct dp_rendezvous *rv)
         free(rv->peers[i].in);
     }
     pthread_mutex_destroy(&rv->lock);
-    free(rv->came);
     free(rv->table);
     free(rv->endpoints);
-    free(rv->lost);
-    free(rv->left);
-    free(rv->busy_until);
-    free(rv->doing);
+    free(rv->ranks);
     free(rv->waiting_for);
     free(rv->suspects);
     free(rv->present);
@@ -668,16 +821,11 @@ static bool allocate(struct dp_rendezvous *rv)
     rv->waiting_for = calloc(n, sizeof(*rv->waiting_for));
     rv->suspects = calloc(n, sizeof(*rv->suspects));
     rv->present = calloc(n, sizeof(*rv->present));
-    rv->doing = calloc(n, sizeof(*rv->doing));
-    rv->busy_until = calloc(n, sizeof(*rv->busy_until));
-    rv->left = calloc(n, sizeof(*rv->left));
-    rv->lost = calloc(n, sizeof(*rv->lost));
+    rv->ranks = calloc(n, sizeof(*rv->ranks));
     rv->endpoints = calloc(n, sizeof(*rv->endpoints));
     rv->table = calloc(n, sizeof(*rv->table));
-    rv->came = calloc(n, sizeof(*rv->came));
-    bool ok = rv->peers && rv->doing && rv->present && rv->fds && rv->waiting_for &&
-              rv->suspects && rv->busy_until && rv->left && rv->lost && rv->endpoints &&
-              rv->table && rv->came;
+    bool ok = rv->peers && rv->present && rv->fds && rv->waiting_for && rv->suspects &&
+              rv->ranks && rv->endpoints && rv->table;
     for (size_t i = 0; ok && i < peers; i++)
         ok = (rv->peers[i].in = malloc(rv->in_room));
     return ok;
@@ -717,7 +865,7 @@ void dp_rendezvous_adopt(struct dp_rendezvous *rv, struct dp_rendezvous_peer *pe
 bool dp_rendezvous_has_left(struct dp_rendezvous *rv, int rank)
 {
     pthread_mutex_lock(&rv->lock);
-    bool left = rv->left[rank];
+    bool left = rv->ranks[rank].left;
     pthread_mutex_unlock(&rv->lock);
     return left;
 }
@@ -730,7 +878,7 @@ unsigned dp_rendezvous_ends(struct dp_rendezvous *rv)
 bool dp_rendezvous_has_ended(struct dp_rendezvous *rv, int rank)
 {
     pthread_mutex_lock(&rv->lock);
-    bool ended = rv->lost[rank];
+    bool ended = rv->ranks[rank].lost;
     pthread_mutex_unlock(&rv->lock);
     return ended;
 }

@@ -117,6 +117,15 @@ struct dp_poll {
 /* 0, or the error with which the caller wants a wait to end. */
 int dp_poll_call(const struct dp_poll *poll);
 
+/* What is known here of a rank. */
+struct dp_rendezvous_rank {
+    uint64_t doing;             /* as far as told; at members, that of rank 0 */
+    _Atomic int64_t busy_until; /* by dp_now_ns, see dp_comm_busy */
+    bool left;                  /* orderly */
+    bool lost;                  /* its process has ended */
+    uint32_t came;              /* at the root: the last gather that it has come to */
+};
+
 struct dp_rendezvous {
     int rank, size;
     struct dp_poll poll;
@@ -130,18 +139,14 @@ struct dp_rendezvous {
     size_t in_room;
     struct pollfd *fds; /* [size] */
     struct dp_abort_record abort_record;
-    uint64_t *doing;                   /* [size] as far as told; at members, that of rank 0 */
     const _Atomic uint64_t *own_doing; /* NULL: none */
-    _Atomic int64_t *busy_until; /* [size] by dp_now_ns, see dp_comm_busy */
+    struct dp_rendezvous_rank *ranks;  /* [size] */
     atomic_int *waiting_for; /* [size], known to the root */
-    bool *left;              /* [size] orderly */
     bool survives;           /* a death is no reason for an abort, see survival.h */
-    bool *lost;              /* [size] then: its process has ended */
     atomic_uint ends;        /* how many have left or ended: changes */
     uint32_t epoch;
     uint32_t gather; /* the last one that this rank has come to, counted from 1 */
     bool is_gathering;
-    uint32_t *came; /* [size], at the root: the last gather that a rank has come to */
     struct dp_endpoint *endpoints; /* [size], from the last gather; at the root as they come */
     struct dp_endpoint *table;     /* [size], the root's, on its way to the members */
     struct dp_abort failure;       /* of this gather; error 0: none */
@@ -234,7 +239,7 @@ void dp_rendezvous_leave(struct dp_rendezvous *rv);
  * connections, at most a second. A connection closed with unread data loses what was sent on it. */
 void dp_rendezvous_drain(struct dp_rendezvous *rv);
 
-/* ---- for rendezvous_join.c and rendezvous_gather.c --------------------------------------------- */
+/* ---- for rendezvous_join.c --------------------------------------------------------------------- */
 /* The caller holds the lock, once other threads use the rendezvous. */
 
 /* A sentence about a control connection that is of no use any more. Only an end of the stream tells
@@ -247,18 +252,5 @@ void dp_rendezvous_free(struct dp_rendezvous *rv);
 /* Takes a wire whose other end has been authenticated. */
 void dp_rendezvous_adopt(struct dp_rendezvous *rv, struct dp_rendezvous_peer *peer,
                          struct dp_wire *wire);
-
-/* A message to a peer with a full outbox is dropped: no message here is worth a wait. */
-void dp_rendezvous_tell(struct dp_rendezvous_peer *p, const struct dp_rendezvous_message *m);
-void dp_rendezvous_tell_all(struct dp_rendezvous *rv, const struct dp_rendezvous_message *m);
-struct dp_rendezvous_message dp_rendezvous_record(const struct dp_rendezvous *rv,
-                                                  enum dp_rendezvous_kind kind,
-                                                  const struct dp_abort *why);
-/* Sleep a little, or until something comes, and handle that. Not locked while asleep; each sleeper
- * would need fds of its own, so that this is for one thread at a time. */
-void dp_rendezvous_sleep(struct dp_rendezvous *rv);
-/* All ranks have come to the gather: what was before is over. On a member this happens as soon as
- * it is told, since the next message may already belong to the new epoch. */
-void dp_rendezvous_begin_epoch(struct dp_rendezvous *rv);
 
 #endif
