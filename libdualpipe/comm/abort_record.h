@@ -6,7 +6,7 @@
 #ifndef DP_COMM_ABORT_RECORD_H
 #define DP_COMM_ABORT_RECORD_H
 
-#include "comm/comm_ops.h"
+#include <dualpipe/comm.h>
 #include <stdatomic.h>
 
 enum dp_abort_record_state { DP_ABORT_RECORD_EMPTY, DP_ABORT_RECORD_WRITTEN, DP_ABORT_RECORD_FULL };

@@ -9,8 +9,9 @@
 #include "base/text.h"
 #include "comm/backoff.h"
 #include "comm/comm_core.h"
+#include "comm/comm_ops.h"
 #include "comm/engine.h"
-#include "comm/internal.h"
+#include "comm/settings.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -20,6 +21,22 @@ enum { QUICK_ENDS = 64 }; /* of collectives in succession, all but one of them *
 
 static const char *const channel_names[DP_CHANNELS] = {"activation", "gradient", "reduce",
                                                        "control", "collective"};
+
+void dp_comm_init(struct dp_comm *comm, const struct dp_comm_ops *ops, int rank, int size,
+                  int ranks_here, const struct dp_comm_settings *settings)
+{
+    *comm = (struct dp_comm){
+        .ops = ops,
+        .rank = rank,
+        .size = size,
+        .world = comm,
+        .users = 1,
+        .contexts = 1,
+        .deadline_ns = settings->timeout_ms * DP_NS_PER_MS,
+        .spin_ns = dp_comm_spin_ns(settings, ranks_here),
+        .doing = &comm->own_doing,
+    };
+}
 
 /* The rank in comm, or -1 if it is not one of its ranks. */
 static int rank_in(const struct dp_comm *comm, int world_rank)
@@ -606,6 +623,11 @@ int dp_comm_busy(struct dp_comm *comm, int64_t ns)
     if (!comm || ns < 0)
         return dp_fail(DP_EINVAL, "busy for %lld ns: expected a comm and 0 or more", (long long)ns);
     return comm->ops->busy(comm->world, ns);
+}
+
+bool dp_comm_polls(const struct dp_comm *comm)
+{
+    return comm->world->poll;
 }
 
 int dp_comm_poll(struct dp_comm *comm)

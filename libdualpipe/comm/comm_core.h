@@ -5,8 +5,7 @@
 #ifndef DP_COMM_COMM_CORE_H
 #define DP_COMM_COMM_CORE_H
 
-#include "comm/comm_ops.h"
-#include <dualpipe/comm.h>
+#include "comm/internal.h"
 
 struct dp_engine;
 
@@ -28,13 +27,6 @@ int dp_comm_progress_all(struct dp_comm *world);
 /* dp_comm_wait, which any death in `group`, a communicator of the family, ends; the request stays. */
 int dp_comm_wait_in(struct dp_comm *comm, struct dp_request *req, int peer,
                     const struct dp_comm *group);
-/* This rank's part has failed, as dp_last_error() says: abort. In a group that survives, a rank
- * that has no files or memory leaves it instead, and the others see that as its end. */
-void dp_comm_fail(struct dp_comm *comm, int error);
-/* Send len bytes to peer and receive as many from it, both at once: one isend and one irecv on this
- * channel as one request. mine and theirs must not overlap. */
-int dp_comm_iswap(struct dp_comm *comm, int peer, int channel, uint64_t tag,
-                            const void *mine, void *theirs, size_t len, struct dp_request *req);
 /* A receive has met a message with this tag and length; any_tag: for up to `room` bytes. */
 int dp_comm_check_other(int peer, bool any_tag, uint64_t tag, size_t room, uint64_t met_tag,
                         size_t met_len);
@@ -45,19 +37,6 @@ static inline int dp_comm_check_message(int peer, bool any_tag, uint64_t tag, si
         return 0;
     return dp_comm_check_other(peer, any_tag, tag, room, met_tag, met_len);
 }
-/* Call the caller's poll function, if there is one: its error aborts the group. */
-int dp_comm_poll(struct dp_comm *comm);
-/* The caller works on the transfers again; the progress thread stops. */
-static inline void dp_comm_progress_stop(struct dp_comm *comm)
-{
-    struct dp_comm *world = comm->world;
-
-    if (!world->progress_runs)
-        return;
-    world->progress_runs = false;
-    world->ops->progress_stop(world);
-}
-
 /* ---- threads --------------------------------------------------------------------------------- */
 
 /* What tests ask of the communicator of threads. */

@@ -202,6 +202,11 @@ struct dp_comm {
     int64_t tell_doing_ns; /* between processes, the least time between two messages about it */
 };
 
+/* Fill it; ranks_here: how many of the ranks run on this host. */
+struct dp_comm_settings;
+void dp_comm_init(struct dp_comm *comm, const struct dp_comm_ops *ops, int rank, int size,
+                  int ranks_here, const struct dp_comm_settings *settings);
+
 /* An error that a rank without files or memory meets, which is no fault of a peer. */
 static inline bool dp_comm_is_own_fault(int error)
 {
@@ -216,6 +221,17 @@ static inline bool dp_comm_has_lost(const struct dp_comm *world, int rank, bool 
 static inline int dp_comm_world_rank(const struct dp_comm *comm, int rank)
 {
     return comm->ranks ? comm->ranks[rank] : rank;
+}
+
+/* The caller works on the transfers again; the progress thread stops. */
+static inline void dp_comm_progress_stop(struct dp_comm *comm)
+{
+    struct dp_comm *world = comm->world;
+
+    if (!world->progress_runs)
+        return;
+    world->progress_runs = false;
+    world->ops->progress_stop(world);
 }
 
 #endif

@@ -4,6 +4,8 @@
  */
 #include "comm/engine.h"
 
+#include "comm/comm_ops.h"
+
 #include "base/fail.h"
 
 #include <dualpipe/memory.h>

@@ -17,7 +17,7 @@
 #ifndef DP_COMM_ENGINE_H
 #define DP_COMM_ENGINE_H
 
-#include "comm/comm_ops.h"
+#include <dualpipe/comm.h>
 
 /* ---- sums (reduce.c) ------------------------------------------------------------------------- */
 

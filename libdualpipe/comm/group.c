@@ -4,6 +4,7 @@
  * was opened, their world; each has ranks and channels of its own.
  */
 #include "comm/comm_core.h"
+#include "comm/comm_ops.h"
 #include "comm/engine.h"
 #include "comm/lines.h"
 

@@ -14,6 +14,7 @@
 #include "comm/engine.h"
 
 #include "base/fail.h"
+#include "comm/comm_ops.h"
 #include "wire/wire.h"
 
 #include <dualpipe/memory.h>

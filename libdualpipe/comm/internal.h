@@ -35,5 +35,16 @@ void dp_comm_unregister(struct dp_comm *comm, void *ptr);
  * also of one that was killed: between processes, what it had told rank 0, or its neighbors in a group
  * that survives, by then, which it does in its calls, every 50 ms at most. Costs a store. */
 void dp_comm_note(struct dp_comm *comm, uint64_t doing);
+/* This rank's part has failed, as dp_last_error() says: abort. In a group that survives, a rank
+ * that has no files or memory leaves it instead, and the others see that as its end. */
+void dp_comm_fail(struct dp_comm *comm, int error);
+/* Send len bytes to peer and receive as many from it, both at once: one isend and one irecv on this
+ * channel as one request. mine and theirs must not overlap. */
+int dp_comm_iswap(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *mine,
+                  void *theirs, size_t len, struct dp_request *req);
+/* Whether the caller has a poll function, of which a wait elsewhere must take care. */
+bool dp_comm_polls(const struct dp_comm *comm);
+/* Call the caller's poll function, if there is one: its error aborts the group. */
+int dp_comm_poll(struct dp_comm *comm);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/comm_core.h"
+#include "comm/internal.h"
 #include "comm/nccl_links.h"
 
 #include "base/clock.h"

@@ -67,7 +67,7 @@ static int open_alone(const struct dp_comm_config *config, struct dp_comm **out)
 
     if (err)
         return err;
-    (*out)->deadline_ns = config->timeout_ns;
+    dp_comm_set(*out, DP_COMM_DEADLINE, config->timeout_ns);
     dp_comm_set_poll(*out, config->poll, config->poll_user);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * settings.c - the options of communicators, and what each begins with because of them.
+ * settings.c - the options of communicators.
  */
 #include "config.h" /* GNU extensions: the set of cores */
 
@@ -60,22 +60,11 @@ static int cores_count(void)
     return sched_getaffinity(0, sizeof(cores), &cores) ? 1 : CPU_COUNT(&cores);
 }
 
-void dp_comm_init(struct dp_comm *comm, const struct dp_comm_ops *ops, int rank, int size,
-                  int ranks_here, const struct dp_comm_settings *settings)
+int64_t dp_comm_spin_ns(const struct dp_comm_settings *settings, int ranks_here)
 {
     int64_t spin_us = settings->spin_us;
 
     if (spin_us < 0)
         spin_us = ranks_here > cores_count() ? 0 : WAKE_UP_US;
-    *comm = (struct dp_comm){
-        .ops = ops,
-        .rank = rank,
-        .size = size,
-        .world = comm,
-        .users = 1,
-        .contexts = 1,
-        .deadline_ns = settings->timeout_ms * DP_NS_PER_MS,
-        .spin_ns = spin_us * DP_NS_PER_US,
-        .doing = &comm->own_doing,
-    };
+    return spin_us * DP_NS_PER_US;
 }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * settings.h - DUALPIPE_COMM_*, and what every communicator begins with because of them.
+ * settings.h - DUALPIPE_COMM_*, and what launchers tell.
  */
 #ifndef DP_COMM_SETTINGS_H
 #define DP_COMM_SETTINGS_H
 
 #include "base/options.h"
-#include "comm/comm_ops.h"
+
+#include <dualpipe/comm.h>
 
 struct dp_comm_settings {
     int64_t timeout_ms;
@@ -28,11 +29,9 @@ extern const char *const dp_transport_names[DP_TRANSPORTS + 1];
 /* By its name; DP_EINVAL. */
 int dp_transport_find(const char *name, enum dp_transport *out);
 
-/* Fill the part that every communicator begins with. ranks_here is how many of the ranks run on
- * this host: if they are more than its cores, a wait that spins only keeps the others from what it
- * waits for. */
-void dp_comm_init(struct dp_comm *comm, const struct dp_comm_ops *ops, int rank, int size,
-                  int ranks_here, const struct dp_comm_settings *settings);
+/* How long a wait spins. ranks_here is how many of the ranks run on this host: if they are more than
+ * its cores, a wait that spins only keeps the others from what it waits for. */
+int64_t dp_comm_spin_ns(const struct dp_comm_settings *settings, int ranks_here);
 
 /* ---- launcher -------------------------------------------------------------------------------- */
 

@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "comm/abort_record.h"
 #include "comm/comm_core.h"
+#include "comm/comm_ops.h"
 #include "comm/fifo.h"
 #include "comm/settings.h"
 #include "comm/thread_event.h"

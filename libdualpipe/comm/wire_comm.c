@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "comm/backoff.h"
 #include "comm/comm_core.h"
+#include "comm/comm_ops.h"
 #include "comm/engine.h"
 #include "comm/peers.h"
 #include "comm/progress_thread.h"

@@ -5,7 +5,7 @@
 #include "mixing/exchange.h"
 
 #include "base/fail.h"
-#include "comm/comm_core.h"
+#include "comm/internal.h"
 #include "mixing/combine.h"
 
 #include <stdlib.h>

@@ -6,7 +6,7 @@
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "base/text.h"
-#include "comm/comm_core.h"
+#include "comm/internal.h"
 #include "comm/lines.h"
 
 #include <dualpipe/survival.h>

@@ -14,10 +14,10 @@
  * workers have used, and are found again from the counts in the next turn.
  */
 #include "base/fail.h"
-#include "comm/comm_core.h"
+#include "comm/internal.h"
 #include "mixing/graph.h"
 #include "mixing/mixer_state.h"
-#include "survival/survival.h"
+#include "survival/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -24,7 +24,7 @@
 #include "base/fail.h"
 #include "base/internal.h"
 #include "base/tensor.h"
-#include "comm/comm_core.h"
+#include "comm/internal.h"
 #include "comm/lines.h"
 #include "device/device_ops.h"
 #include "mixing/combine.h"

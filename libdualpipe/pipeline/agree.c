@@ -9,7 +9,7 @@
 #include "base/fail.h"
 #include "base/hash.h"
 #include "base/tensor.h"
-#include "comm/comm_core.h"
+#include "comm/internal.h"
 #include "comm/lines.h"
 #include "pipeline/border.h"
 #include "schedule/build.h"

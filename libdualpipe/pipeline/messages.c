@@ -22,7 +22,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "comm/comm_core.h"
+#include "comm/internal.h"
 #include "pipeline/border.h"
 
 uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage, uint32_t mb)
@@ -58,7 +58,7 @@ int dp_compute_wait(struct dp_pipeline *pipe, struct dp_device_event *event)
     struct dp_comm *comm = pipe->config.comm;
     const int64_t end_ns = dp_now_ns() + pipe->deadline_ns;
 
-    if (!comm || !comm->world->poll)
+    if (!comm || !dp_comm_polls(comm))
         return dp_device_event_wait(event, pipe->deadline_ns);
     for (;;) {
         int err = dp_device_event_wait(event, DP_NS_PER_MS);

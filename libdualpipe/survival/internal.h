@@ -13,5 +13,9 @@
  * latest when its communicator is closed. In a group that does not survive it is dp_comm_wait. */
 int dp_comm_wait_alive(struct dp_comm *comm, struct dp_request *req, int peer,
                        const struct dp_comm *group);
+/* Where a wait of this rank has ended by its deadline: the rank that it was for is asked for a sign of
+ * life, and declared dead for all if it gives none within half a second, or half of the deadline if that
+ * is less. For callers all of whose ranks let the progress thread work while they compute. */
+int dp_comm_settle_silence(struct dp_comm *comm);
 
 #endif

@@ -216,10 +216,6 @@ void dp_watch_use(struct dp_survival *s, struct dp_peers *peers);
 
 /* ---- survivors ------------------------------------------------------------------------------- */
 
-/* Where a wait of this rank has ended by its deadline: the rank that it was for is asked for a sign of
- * life, and declared dead for all if it gives none within half a second, or half of the deadline if that
- * is less. For callers all of whose ranks let the progress thread work while they compute. */
-int dp_comm_settle_silence(struct dp_comm *comm);
 /* What a rank of a group that survives did last (dp_comm_note); 0: not known. Of a rank that died all
  * that live know the same once they have agreed that it did (dp_comm_agree_alive, dp_comm_shrink); of
  * one that lives this rank knows what it was told. */

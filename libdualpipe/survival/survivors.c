@@ -8,6 +8,7 @@
 #include "base/sized.h"
 #include "base/text.h"
 #include "comm/comm_core.h"
+#include "comm/comm_ops.h"
 #include "comm/engine.h"
 #include "comm/peers.h"
 #include "survival/internal.h"
