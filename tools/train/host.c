@@ -154,6 +154,8 @@ int host_verify(const struct dp_checkpoint *c, const char *path,
         else if (settings_sums(&was) || (was.schedule_name && !was.file)) /* a list is elsewhere */
             err = verify(&was, c, fault, user);
     }
+    if (from)
+        word_list_fini(&from->words);
     free(from);
     return err;
 }
