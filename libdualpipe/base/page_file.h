@@ -7,6 +7,7 @@
 #define DP_BASE_PAGE_FILE_H
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -43,6 +44,25 @@ struct dp_page_kind {
  * NULL: it cannot be, and `path` says where and why. */
 void *dp_page_new(const char *directory, const struct dp_page_kind *kind, char *path, size_t len,
                   int *fd);
+
+/* A page of this process, in static memory. What a forked child inherits of it counts where nothing
+ * looks: the file stays the parent's, and the child may make its own. */
+struct dp_page {
+    const struct dp_page_kind *kind;
+    void *own;           /* to count in where there is no file, cleared in a child; or NULL */
+    void *at;            /* where to count: begins as own */
+    unsigned generation; /* of processes, each forked from the one before */
+    bool was_tried, is_listed;
+    char path[4096]; /* of the file; "": there is none */
+    struct dp_page *next;
+};
+
+/* Held while a child is forked, and by writers while what they do must not be half done there. */
+extern pthread_mutex_t dp_page_lock;
+
+/* Where to count; once a process it makes a file, if one is wanted, and warns if it cannot. The file
+ * goes when the process ends. The caller holds dp_page_lock. */
+void *dp_page_ensure(struct dp_page *page, bool is_wanted, const char *directory);
 
 /* Whether the process lives that writes to this file. Not for that process itself: a process that
  * closes a file loses its own lock on it. */

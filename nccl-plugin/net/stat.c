@@ -13,16 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-/* All below, and which thread has which place. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct dpn_stat_page *page;                       /* NULL: none yet, or none to be had */
-static bool was_tried;
-static unsigned generation; /* of processes, each forked from the one before */
-static char path[4096]; /* of the page's file */
-static uint32_t last_number;
+static uint32_t last_number; /* under dp_page_lock, as all that changes the page but a counter */
 
 static int64_t real_ns(void)
 {
@@ -55,57 +47,13 @@ static void fill_page(void *at)
     list_devices(at);
 }
 
-/* ---- fork, and the end of the process -------------------------------------------------------- */
-
-static void before_fork(void)
-{
-    pthread_mutex_lock(&lock);
-}
-
-static void after_fork_in_parent(void)
-{
-    pthread_mutex_unlock(&lock);
-}
-
-/* The page stays the parent's: what the child inherits counts where nothing looks. Its own first
- * connection makes it a page of its own. */
-static void after_fork_in_child(void)
-{
-    if (page)
-        (void)mmap(page, sizeof(*page), PROT_READ | PROT_WRITE,
-                   MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    page = NULL;
-    generation++;
-    was_tried = false;
-    path[0] = '\0';
-    pthread_mutex_unlock(&lock);
-}
-
-__attribute__((destructor)) static void remove_page(void)
-{
-    if (page && path[0])
-        unlink(path);
-}
+/* None in a child that was forked, whose own first connection makes it one. */
+static struct dp_page owned = {
+    .kind = &(const struct dp_page_kind){DPN_STAT_KIND, .fill = fill_page}};
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
-static void ensure_page(void)
-{
-    static const struct dp_page_kind kind = {DPN_STAT_KIND, .fill = fill_page};
-    static bool is_watching;
-
-    if (page || was_tried)
-        return;
-    was_tried = true;
-    if (!is_watching)
-        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    is_watching = true;
-    page = dp_page_new(dpn_options.stat_dir, &kind, path, sizeof(path), NULL);
-    if (!page)
-        dp_log(DP_LOG_WARN, "%s: nothing is counted: %s", kind.option, path);
-}
-
-static struct dpn_stat_connection *find_place(void)
+static struct dpn_stat_connection *find_place(struct dpn_stat_page *page)
 {
     for (int i = 0; i < DPN_STAT_CONNECTIONS; i++)
         if (!atomic_load_explicit(&page->connections[i].in_use, memory_order_relaxed))
@@ -125,10 +73,10 @@ static void fill_connection(struct dpn_stat_connection *c, int dev, bool is_send
     memset(&c->counters, 0, sizeof(c->counters));
 }
 
-static void take_place(struct dpn_stat *stat, int dev, bool is_sender, const char *transport,
-                       const char *peer)
+static void take_place(struct dpn_stat_page *page, struct dpn_stat *stat, int dev, bool is_sender,
+                       const char *transport, const char *peer)
 {
-    struct dpn_stat_connection *c = find_place();
+    struct dpn_stat_connection *c = find_place(page);
 
     stat->is_private = !c;
     if (!c)
@@ -146,7 +94,7 @@ static void take_place(struct dpn_stat *stat, int dev, bool is_sender, const cha
     dpn_stat_add(&page->left_out, stat->is_private);
     dp_page_end_change(&page->head);
     stat->on = c;
-    stat->generation = generation;
+    stat->generation = owned.generation;
 }
 
 void dpn_stat_open(struct dpn_stat *stat, int dev, bool is_sender, const char *transport,
@@ -154,14 +102,14 @@ void dpn_stat_open(struct dpn_stat *stat, int dev, bool is_sender, const char *t
 {
     if (!dpn_options.stat || dev < 0 || dev >= DPN_STAT_DEVICES)
         return;
-    pthread_mutex_lock(&lock);
-    ensure_page();
+    pthread_mutex_lock(&dp_page_lock);
+    struct dpn_stat_page *page = dp_page_ensure(&owned, true, dpn_options.stat_dir);
     if (page)
-        take_place(stat, dev, is_sender, transport, peer);
-    pthread_mutex_unlock(&lock);
+        take_place(page, stat, dev, is_sender, transport, peer);
+    pthread_mutex_unlock(&dp_page_lock);
 }
 
-static void move_to_device(const struct dpn_stat_connection *c)
+static void move_to_device(struct dpn_stat_page *page, const struct dpn_stat_connection *c)
 {
     const dpn_stat_counter *from = c->counters.counts;
     dpn_stat_counter *to = page->devices[c->device].closed[c->way].counts;
@@ -176,18 +124,18 @@ void dpn_stat_close(struct dpn_stat *stat)
 
     if (!c)
         return;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&dp_page_lock);
+    struct dpn_stat_page *page = owned.at;
     /* A child that was forked may close what it inherited. */
-    const bool is_here = page && stat->generation == generation;
-    if (is_here) {
+    if (page && stat->generation == owned.generation) {
         dp_page_begin_change(&page->head);
-        move_to_device(c);
+        move_to_device(page, c);
         atomic_store_explicit(&c->in_use, 0, memory_order_relaxed);
         if (stat->is_private)
             dpn_stat_add(&page->left_out, (uint64_t)-1);
         dp_page_end_change(&page->head);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&dp_page_lock);
     if (stat->is_private)
         free(c);
     *stat = (struct dpn_stat){0};

@@ -6,22 +6,14 @@
 
 #include "nccl-plugin/profiler/counters.h"
 
-#include "base/fail.h"
 #include "base/page_file.h"
 #include "nccl-plugin/options.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 enum { KEY_NEVER, KEY_ENDED, PROBES = 64 };
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct dpn_profile_page own, *page = &own; /* own: without a file */
-static bool was_tried;
-static char path[4096]; /* of the page's file; "": there is none */
 
 /* ---- options --------------------------------------------------------------------------------- */
 
@@ -44,62 +36,18 @@ const struct dpn_profiler_options *dpn_profiler_options(void)
 
 /* ---- the page -------------------------------------------------------------------------------- */
 
-static void before_fork(void)
-{
-    pthread_mutex_lock(&lock);
-}
+static struct dpn_profile_page own; /* without a file */
+static struct dp_page owned = {
+    .kind = &(const struct dp_page_kind){DPN_PROFILE_KIND}, .own = &own, .at = &own};
 
-static void after_fork_in_parent(void)
+static inline struct dpn_profile_page *get_page(void)
 {
-    pthread_mutex_unlock(&lock);
-}
-
-/* The file stays the parent's: what the child inherits counts where nothing looks. */
-static void after_fork_in_child(void)
-{
-    if (path[0])
-        (void)mmap(page, sizeof(*page), PROT_READ | PROT_WRITE,
-                   MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    page = &own;
-    memset(&own, 0, sizeof(own));
-    was_tried = false;
-    path[0] = '\0';
-    pthread_mutex_unlock(&lock);
-}
-
-__attribute__((destructor)) static void remove_page(void)
-{
-    if (path[0])
-        unlink(path);
-}
-
-/* Locked. */
-static void ensure_page(void)
-{
-    static const struct dp_page_kind kind = {DPN_PROFILE_KIND};
-    static bool is_watching;
-    const struct dpn_profiler_options *o = dpn_profiler_options();
-
-    if (was_tried)
-        return;
-    was_tried = true;
-    if (!is_watching)
-        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    is_watching = true;
-    if (!o->stat)
-        return;
-    struct dpn_profile_page *made = dp_page_new(o->stat_dir, &kind, path, sizeof(path), NULL);
-    if (!made) {
-        dp_log(DP_LOG_WARN, "%s: nothing is counted: %s", kind.option, path);
-        path[0] = '\0';
-        return;
-    }
-    page = made;
+    return owned.at;
 }
 
 void dpn_counters_lost(void)
 {
-    atomic_fetch_add_explicit(&page->lost, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&get_page()->lost, 1, memory_order_relaxed);
 }
 
 /* ---- communicators --------------------------------------------------------------------------- */
@@ -135,21 +83,22 @@ static void fill_comm(struct dpn_profile_comm *c, const struct dpn_profile_comm 
 
 unsigned dpn_counters_open(const struct dpn_profile_comm *like)
 {
+    const struct dpn_profiler_options *o = dpn_profiler_options();
     unsigned i = 0;
 
-    pthread_mutex_lock(&lock);
-    ensure_page();
-    while (i < DPN_PROFILE_COMMS && !is_free(&page->comms[i]))
+    pthread_mutex_lock(&dp_page_lock);
+    (void)dp_page_ensure(&owned, o->stat, o->stat_dir);
+    while (i < DPN_PROFILE_COMMS && !is_free(&get_page()->comms[i]))
         i++;
     if (i < DPN_PROFILE_COMMS)
-        fill_comm(&page->comms[i], like);
-    pthread_mutex_unlock(&lock);
+        fill_comm(&get_page()->comms[i], like);
+    pthread_mutex_unlock(&dp_page_lock);
     return i;
 }
 
 struct dpn_profile_comm *dpn_counters_comm(unsigned comm)
 {
-    return comm < DPN_PROFILE_COMMS ? &page->comms[comm] : NULL;
+    return comm < DPN_PROFILE_COMMS ? &get_page()->comms[comm] : NULL;
 }
 
 static uint64_t key_of(const struct dpn_profile_flow *f)
@@ -161,12 +110,13 @@ void dpn_counters_close(unsigned comm)
 {
     if (comm >= DPN_PROFILE_COMMS)
         return;
-    pthread_mutex_lock(&lock);
-    for (struct dpn_profile_flow *f = page->flows; f < page->flows + DPN_PROFILE_FLOWS; f++)
+    pthread_mutex_lock(&dp_page_lock);
+    struct dpn_profile_flow *flows = get_page()->flows;
+    for (struct dpn_profile_flow *f = flows; f < flows + DPN_PROFILE_FLOWS; f++)
         if (key_of(f) > KEY_ENDED && dpn_profile_key_comm(key_of(f)) == comm)
             atomic_store_explicit(&f->key, KEY_ENDED, memory_order_relaxed);
-    atomic_store_explicit(&page->comms[comm].in_use, 0, memory_order_relaxed);
-    pthread_mutex_unlock(&lock);
+    atomic_store_explicit(&get_page()->comms[comm].in_use, 0, memory_order_relaxed);
+    pthread_mutex_unlock(&dp_page_lock);
 }
 
 /* ---- flows ----------------------------------------------------------------------------------- */
@@ -175,7 +125,7 @@ static struct dpn_profile_flow *flow_at(uint64_t key, unsigned probe)
 {
     const uint64_t hash = key * UINT64_C(0x9e3779b97f4a7c15) >> 32;
 
-    return &page->flows[(hash + probe) % DPN_PROFILE_FLOWS];
+    return &get_page()->flows[(hash + probe) % DPN_PROFILE_FLOWS];
 }
 
 static struct dpn_profile_flow *find_flow(uint64_t key)
@@ -209,7 +159,7 @@ static struct dpn_profile_flow *make_flow(uint64_t key)
 {
     struct dpn_profile_flow *f;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&dp_page_lock);
     f = find_flow(key);
     for (unsigned i = 0; !f && i < PROBES; i++)
         if (key_of(flow_at(key, i)) <= KEY_ENDED) {
@@ -217,7 +167,7 @@ static struct dpn_profile_flow *make_flow(uint64_t key)
             clear_flow(f);
             atomic_store_explicit(&f->key, key, memory_order_release);
         }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&dp_page_lock);
     return f;
 }
 
@@ -231,7 +181,9 @@ struct dpn_profile_flow *dpn_counters_flow(uint64_t key)
 void dpn_counters_each(unsigned comm, void (*call)(const struct dpn_profile_flow *flow, void *user),
                        void *user)
 {
-    for (const struct dpn_profile_flow *f = page->flows; f < page->flows + DPN_PROFILE_FLOWS; f++)
+    const struct dpn_profile_flow *flows = get_page()->flows;
+
+    for (const struct dpn_profile_flow *f = flows; f < flows + DPN_PROFILE_FLOWS; f++)
         if (key_of(f) > KEY_ENDED && dpn_profile_key_comm(key_of(f)) == comm)
             call(f, user);
 }
@@ -240,31 +192,31 @@ void dpn_counters_each(unsigned comm, void (*call)(const struct dpn_profile_flow
 
 const char *dpn_counters_rail(uint32_t rail)
 {
-    return rail && rail <= DPN_PROFILE_RAILS ? page->rails[rail - 1] : "";
+    return rail && rail <= DPN_PROFILE_RAILS ? get_page()->rails[rail - 1] : "";
 }
 
 /* 0: not known yet. */
 static uint32_t find_rail(const char *name)
 {
-    const uint32_t count = atomic_load_explicit(&page->rail_count, memory_order_acquire);
+    const uint32_t count = atomic_load_explicit(&get_page()->rail_count, memory_order_acquire);
 
     for (uint32_t i = 0; i < count; i++)
-        if (!strcmp(page->rails[i], name))
+        if (!strcmp(get_page()->rails[i], name))
             return i + 1;
     return 0;
 }
 
 static uint32_t make_rail(const char *name)
 {
-    pthread_mutex_lock(&lock);
-    const uint32_t count = atomic_load_explicit(&page->rail_count, memory_order_relaxed);
+    pthread_mutex_lock(&dp_page_lock);
+    const uint32_t count = atomic_load_explicit(&get_page()->rail_count, memory_order_relaxed);
     uint32_t rail = find_rail(name);
     if (!rail && count < DPN_PROFILE_RAILS) {
-        dpn_counters_name(page->rails[count], DPN_PROFILE_RAIL_LEN, name);
-        atomic_store_explicit(&page->rail_count, count + 1, memory_order_release);
+        dpn_counters_name(get_page()->rails[count], DPN_PROFILE_RAIL_LEN, name);
+        atomic_store_explicit(&get_page()->rail_count, count + 1, memory_order_release);
         rail = count + 1;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&dp_page_lock);
     return rail;
 }
 
@@ -272,7 +224,7 @@ void dpn_counters_set_rail(struct dpn_profile_flow *flow, const char *name)
 {
     const uint32_t has = atomic_load_explicit(&flow->rail, memory_order_relaxed);
 
-    if (has && !strcmp(page->rails[has - 1], name))
+    if (has && !strcmp(get_page()->rails[has - 1], name))
         return;
     const uint32_t rail = find_rail(name);
     atomic_store_explicit(&flow->rail, rail ? rail : make_rail(name), memory_order_relaxed);

@@ -15,40 +15,22 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/auxv.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 /* Of this process alone, or in a page that others read. */
-static struct dpo_page own, *page = &own;
+static struct dpo_page own;
+static struct dp_page owned = {
+    .kind = &(const struct dp_page_kind){DPO_PAGE_KIND}, .own = &own, .at = &own};
 _Thread_local int dpo_depth;
+
+static inline struct dpo_page *get_page(void)
+{
+    return owned.at;
+}
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct dpo_preload_options options;
 static atomic_bool is_on;
-static char page_path[4096];
-
-/* The page stays the parent's: what a child counts is its own, and nothing looks there. */
-static void leave_page(void)
-{
-    if (page != &own)
-        (void)mmap(page, sizeof(*page), PROT_READ | PROT_WRITE,
-                   MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    page_path[0] = '\0';
-}
-
-static void make_page(void)
-{
-    static const struct dp_page_kind kind = {DPO_PAGE_KIND};
-    void *made = dp_page_new(options.stat_dir, &kind, page_path, sizeof(page_path), NULL);
-
-    if (!made) {
-        dp_log(DP_LOG_WARN, "%s: nothing is counted: %s", kind.option, page_path);
-        page_path[0] = '\0';
-        return;
-    }
-    page = made;
-    pthread_atfork(NULL, NULL, leave_page);
-}
 
 static void read_options(void)
 {
@@ -57,8 +39,10 @@ static void read_options(void)
     if (getauxval(AT_SECURE) || dp_options_read(&dpo_preload_option_area, &options))
         return;
     options.least_bytes = options.pace ? 1 : options.stage ? (size_t)options.stage_min : SIZE_MAX;
+    pthread_mutex_lock(&dp_page_lock);
     if (options.stat)
-        make_page();
+        (void)dp_page_ensure(&owned, true, options.stat_dir);
+    pthread_mutex_unlock(&dp_page_lock);
     atomic_store_explicit(&is_on, true, memory_order_release);
 }
 
@@ -72,12 +56,12 @@ const struct dpo_preload_options *dpo_preload_options(void)
 
 void dpo_count(enum dpo_counter counter, uint64_t add)
 {
-    atomic_fetch_add_explicit(&page->counters[counter], add, memory_order_relaxed);
+    atomic_fetch_add_explicit(&get_page()->counters[counter], add, memory_order_relaxed);
 }
 
 uint64_t dpo_counted(enum dpo_counter counter)
 {
-    return atomic_load_explicit(&page->counters[counter], memory_order_relaxed);
+    return atomic_load_explicit(&get_page()->counters[counter], memory_order_relaxed);
 }
 
 /* ---- the report ------------------------------------------------------------------------------ */
@@ -164,6 +148,4 @@ __attribute__((destructor)) static void report(void)
                                                           : NULL;
     if (path)
         say(was_called ? write_report : write_unseen, path);
-    if (page_path[0])
-        unlink(page_path);
 }
