@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 OPS = """add.Tensor add_.Tensor addmm cat fill_.Scalar gelu gelu_backward mm mse_loss mse_loss_backward mul.Tensor
-mul_.Tensor sub.Tensor sum sum.dim_IntList""".split()
+mul_.Tensor native_batch_norm native_batch_norm_backward sub.Tensor sum sum.dim_IntList""".split()
 
 driver = ctypes.CDLL("libcuda.so.1")
 _calls, _numbers = {}, itertools.count(1)
@@ -48,15 +48,14 @@ def _kernel(op, is_in_place):
         if is_in_place:
             out = args[0]
         else:
-            like = op(*tree_map(_meta, args), **tree_map(_meta, kwargs))
-            out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cuda")
-        given, named, there = tree_map(_on_host, args), tree_map(_on_host, kwargs), _on_host(out)
+            out = tree_map(_like, op(*tree_map(_meta, args), **tree_map(_meta, kwargs)))
+        given, named, there = [tree_map(_on_host, all) for all in (args, kwargs, out)]
 
         def call():
             with torch.no_grad():
                 made = op(*given, **named)
                 if not is_in_place:
-                    there.copy_(made)
+                    tree_map(_fill, there, made)
 
         _queue(call)
         return out
@@ -64,8 +63,29 @@ def _kernel(op, is_in_place):
     return queued
 
 
+def _like(value):
+    return value if value is None else torch.empty_strided(value.shape, value.stride(),
+                                                           dtype=value.dtype, device="cuda")
+
+
+def _fill(to, value):
+    """What an evaluation of a batch norm does not save is empty on the host."""
+    if to is not None and value.numel():
+        to.copy_(value)
+
+
+def _copy(to, value, non_blocking=False):
+    """From a GPU to the host and back it waits, as a copy of memory that is not pinned does."""
+    there, given = _on_host(to), _on_host(value)
+    _queue(lambda: there.copy_(given))
+    if not (to.is_cuda and value.is_cuda):
+        torch.cuda.current_stream().synchronize()
+    return to
+
+
 _library = torch.library.Library("aten", "IMPL")
 for _name in OPS:
     _base, _, _overload = _name.partition(".")
     _op = getattr(getattr(torch.ops.aten, _base), _overload or "default")
     _library.impl(_name, _kernel(_op, _base.endswith("_")), "CUDA")
+_library.impl("copy_", _copy, "CUDA")

@@ -353,25 +353,108 @@ def decent_dp_steps(rank, uses_nccl):
     torch.cuda.synchronize()
 
 
-def trainer_is_on_the_host():
+def normed():
+    from torch import nn
+    return nn.Sequential(layer(), nn.BatchNorm1d(WIDTH), layer(), nn.Linear(WIDTH, WIDTH))
+
+
+def trained(layers, there, steps, group, how):
+    """Losses and norms of steps, the loss of an evaluation, and the whole state."""
     import torch
     import torch.nn.functional as F
 
     from libdualpipe.torch import Trainer
-    module, x = layer(), torch.randn(4, WIDTH)
-    options = {"rows": 4, "rate": 0.1, "replicas": 2}
-    for buffer in (False, True):
-        there = copy.deepcopy(module) if buffer else copy.deepcopy(module).cuda()
-        if buffer:
-            there.register_buffer("seen", torch.zeros(1, device="cuda"))
-        with pytest.raises(ValueError, match=f"{'0.seen' if buffer else '0.0.weight'} is on cuda:0, "
-                           "expected the host"):
-            Trainer([there], F.mse_loss, (x, x), **options)
+    layers = copy.deepcopy(layers).to(there)
+    options = {"rows": 24, "rate": 0.05, "microbatches": 8, "fixed_order": True, "order_blocks": 4,
+               "clip": 0.5, "group": group, "mixing": {"graph": "complete"}, **how}
+    begun = torch.cuda.current_stream().cuda_stream
+    seen = set()
+    batch = torch.randn(2, 24, WIDTH, generator=torch.Generator().manual_seed(8))
+    trainer = Trainer(layers, F.mse_loss, tuple(batch.to(there)), **options)
+    layers[0].register_forward_hook(lambda *_: seen.add(torch.cuda.current_stream().cuda_stream))
+    found = []
+    for step in range(steps):
+        rows = 24 - 3 * (trainer.next_step % 2)
+        x, y = batch[:, :rows] * (1 + trainer.next_step)
+        with torch.cuda.stream(torch.cuda.Stream()):  # of a caller's own; once from the host's memory
+            found += trainer.step(x if step == 1 else x.to(there) + 0, y.to(there) + 0)[:2]
+    found.append(trainer.evaluate(*batch.to(there)))
+    if "folder" in how:
+        trainer.save()
+    if how.get("sums") == "mixing":
+        trainer.finish()
+    whole = trainer.gather(0)
+    assert there == "cpu" or seen <= {begun}
+    assert all(p.device.type == there for p in layers.parameters())
+    mine = [(p, p.detach().cpu()) for p in trainer._model.bound]
+    assert mine
+    trainer.close()
+    assert all(torch.equal(p.detach().cpu(), value) and p.grad is None for p, value in mine)
+    return found, whole
+
+
+def trainer_steps(rank, folder, uses_nccl, alone):
+    """The same as on the host: one rank, pipelines, replicas, replicas that mix, and on from
+    a checkpoint under another layout."""
+    import torch
+    torch.backends.cudnn.enabled = False
+    torch.manual_seed(9)
+    layers = normed()
+    layouts = [(alone, {}), (None, {"schedule": "dualpipe"}), (None, {"schedule": "1f1b"}),
+               (None, {"replicas": 2}), (None, {"replicas": 2, "sums": "mixing", "clip": 0.0})]
+    for group, how in layouts if uses_nccl else layouts[:2] + layouts[3:4]:
+        host, gpu = [trained(layers, there, 3, group, how) for there in ("cpu", "cuda")]
+        assert gpu[0] == pytest.approx(host[0], rel=1e-6), how
+        assert (host[1] is None) == (gpu[1] is None)
+        for name, value in (host[1] or {}).items():
+            torch.testing.assert_close(gpu[1][name], value, rtol=1e-6, atol=1e-7)
+    folder += "/gpu"
+    expected = trained(layers, "cpu", 4, None, {"schedule": "dualpipe"})
+    trained(layers, "cuda", 2, None, {"schedule": "1f1b", "folder": folder})
+    found = trained(layers, "cuda", 2, None, {"replicas": 2, "folder": folder, "resume": True})
+    assert found[0] == pytest.approx(expected[0][4:], rel=1e-6)
+
+
+def trainer_errors(rank):
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    import libdualpipe
+    from libdualpipe.torch import Trainer
+    x = torch.randn(4, WIDTH).cuda()
+    options = {"rows": 4, "rate": 0.1, "schedule": "1f1b"}
+    buffered = layer().cuda()
+    buffered.register_buffer("seen", torch.zeros(1))
+    with pytest.raises(ValueError, match=r"layer 1 \(Sequential\): 1.0.weight is on cpu, "
+                       "expected cuda:0, where 0.0.weight is"):
+        Trainer([layer().cuda(), layer()], F.mse_loss, (x, x), **options)
+    with pytest.raises(ValueError, match="0.seen is on cpu, expected cuda:0, where 0.0.weight is"):
+        Trainer([buffered], F.mse_loss, (x, x), **options)
     with pytest.raises(ValueError, match="an input is on cuda:0, expected the host"):
-        Trainer([module], F.mse_loss, (x.cuda(), x), **options)
-    trainer = Trainer([module], F.mse_loss, (x, x), **options)
-    with pytest.raises(ValueError, match="a label is on cuda:0, expected the host"):
-        trainer.step(x, x.cuda())
+        Trainer([layer(), layer()], F.mse_loss, (x, x), **options)
+    for more, said in (({"survive": True}, "survive: with layers on cuda:0, expected the host"),
+                       ({"optimizer": "accum-adamw"}, "accum")):
+        with pytest.raises((ValueError, libdualpipe.DualpipeError), match=said):
+            Trainer([layer().cuda(), layer().cuda()], F.mse_loss, (x, x), **{**options, **more})
+    layers = nn.Sequential(layer(), layer()).cuda()
+    before = [(p, p.data_ptr(), p.detach().cpu()) for p in layers.parameters()]
+    trainer = Trainer(layers, F.mse_loss, (x, x), **options)
+    assert all(p.data_ptr() == at and torch.equal(p.detach().cpu(), value) for p, at, value in before)
+    trainer.step(x, x)
+
+    def fails(*_):
+        raise KeyError("of ours")
+
+    if rank == 1:
+        layers[1].register_forward_hook(fails)
+    with pytest.raises(KeyError if rank == 1 else libdualpipe.DualpipeError, match="of ours"):
+        trainer.step(x, x)
+    trainer.close()
+    own = ValueError if rank == 1 else libdualpipe.DualpipeError
+    with pytest.raises(own, match="a label is on meta"):
+        trainer = Trainer(nn.Sequential(layer(), layer()).cuda(), F.mse_loss, (x, x), **options)
+        trainer.step(x, x.to("meta") if rank == 1 else x)
 
 
 def main(rank, store, backend):
@@ -393,10 +476,13 @@ def main(rank, store, backend):
     async_pipe_steps(rank, uses_nccl)
     meet(rank)
     decent_dp_steps(rank, uses_nccl)
+    alone = [dist.new_group([one]) for one in range(2)][rank]
+    trainer_steps(rank, os.path.dirname(store), uses_nccl, alone)
+    meet(rank)
+    trainer_errors(rank)
+    meet(rank)
     if uses_nccl and rank == 0:
         offload_steps()
-    elif not uses_nccl:
-        trainer_is_on_the_host()
     dist.destroy_process_group()
 
 

@@ -89,6 +89,10 @@ class RandomState:
         self.cpu = torch.get_rng_state()
         self.cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RandomState) and torch.equal(self.cpu, other.cpu) and (
+            self.cuda is None or other.cuda is None or torch.equal(self.cuda, other.cuda))
+
     def set(self) -> None:
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:

@@ -81,8 +81,9 @@ def shape_of(described: Any) -> Tuple[int, ...]:
 
 class _OnDevice:
     """Memory of CUDA as torch takes it in; the words of two bytes are seen as int16 and renamed
-    later."""
-    def __init__(self, pointer: int, shape: Tuple[int, ...], size: int) -> None:
+    later. The tensor keeps it, and so the owner of the memory."""
+    def __init__(self, pointer: int, shape: Tuple[int, ...], size: int, owner: Any) -> None:
+        self.owner = owner
         self.__cuda_array_interface__ = {
             "data": (pointer, False), "shape": shape, "typestr": f"<i{size}", "version": 2
         }
@@ -90,6 +91,19 @@ class _OnDevice:
 
 def _keep(_owner: Any, _pointer: Any) -> None:
     """The destructor of an address that lasts as long as what it belongs to."""
+
+
+def memory_of(pointer: int, elements: int, dtype: torch.dtype, device: torch.device,
+              owner: Any = None) -> torch.Tensor:
+    """A tensor [elements] over memory that is not torch's, which keeps the owner."""
+    size = dtype.itemsize
+    if device.type == "cuda":
+        words = _OnDevice(pointer, (elements, ), size, owner)
+        return torch.as_tensor(words, device=device).view(dtype)
+    memory = ffi.cast("void *", pointer)
+    if owner is not None:
+        memory = ffi.gc(memory, partial(_keep, owner))
+    return torch.frombuffer(ffi.buffer(memory, elements * size), dtype=dtype)
 
 
 class Views:
@@ -116,22 +130,15 @@ class Views:
 
     def _new(self, described: Any, pointer: int, kind: Tuple[int, int],
              shape: Tuple[int, ...]) -> torch.Tensor:
-        size, dtype = kind[1] // 8, DTYPES[kind]
-        elements = 1
+        dtype, elements = DTYPES[kind], 1
         for extent in shape:
             elements *= extent
         if elements == 0:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        pointer += described.byte_offset
-        if described.device.device_type == CUDA:
-            words = torch.as_tensor(_OnDevice(pointer, (elements, ), size),
-                                    device=torch.device("cuda", described.device.device_id))
-            flat = words.view(dtype)
-        else:
-            memory = ffi.cast("void *", pointer)
-            if self.owner is not None:
-                memory = ffi.gc(memory, partial(_keep, self.owner))
-            flat = torch.frombuffer(ffi.buffer(memory, elements * size), dtype=dtype)
+        there = described.device
+        device = torch.device("cuda", there.device_id) if there.device_type == CUDA else \
+            torch.device("cpu")
+        flat = memory_of(pointer + described.byte_offset, elements, dtype, device, self.owner)
         strides = None if described.strides == ffi.NULL else [
             described.strides[i] for i in range(len(shape))
         ]

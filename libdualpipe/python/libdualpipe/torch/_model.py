@@ -11,9 +11,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .._cuda import HOST, in_stream
 from .._native import callback, check, ffi, keep_from_handler, lib
 from .._stage import Live, RandomState, Stage, as_tuple
-from .._tensor import DTYPES, Views, address, has_gradient, kind_of, shape_of, spec
+from .._tensor import DTYPES, Views, address, has_gradient, kind_of, memory_of, shape_of, spec
 
 LONGEST_NAME = 64  # of a parameter
 
@@ -48,7 +49,7 @@ class _Ends:
 class Place(Stage):
     """A module at a place of the list."""
     def __init__(self, model: "Model", index: int, module: Any, split: Optional[str]) -> None:
-        super().__init__(module, _Ends(index == 0), 0, split)
+        super().__init__(module, _Ends(index == 0), 0, split, model.device)
         self.model, self.index = model, index
         self.is_random = self.takes_tuple = self.gives_tuple = self.keeps_grads = False
         self.handed: Dict[int, Sequence[torch.Tensor]] = {}  # by micro-batch, until its backward
@@ -61,8 +62,9 @@ class Place(Stage):
         for i, parameter in enumerate(model.parameters_of[self.module]):
             value, grad = call.values[i], call.grads[i]
             if parameter.data_ptr() != address(value.data):
+                is_new = model.views.owner is None
+                model.bound.setdefault(parameter, parameter.data if is_new else None)
                 parameter.data = model.views.of(value)
-                model.bound[parameter] = None
             if with_gradients and parameter.requires_grad and (
                     parameter.grad is None or parameter.grad.data_ptr() != address(grad.data)):
                 parameter.grad = model.views.of(grad)
@@ -192,7 +194,8 @@ class Place(Stage):
 
 
 def _note(norm: Any, mb: int, _part: Any, args: Any, named: Any) -> None:
-    """The input of a batch norm, for the running statistics of the step."""
+    """The input of a batch norm, for the running statistics of the step. From a GPU it is copied,
+    for which the host waits."""
     x = (args or (named["input"],))[0].detach()
     rows = torch.empty(x.numel() // x.shape[1], x.shape[1], dtype=torch.float32)
     rows.view(x.movedim(1, -1).shape).copy_(x.movedim(1, -1))
@@ -207,7 +210,7 @@ def _take_statistics(norm: Any, part: Any) -> None:
     for buffer, values in ((part.running_mean, lib.dp_batch_norm_running_mean(norm)),
                            (part.running_var, lib.dp_batch_norm_running_variance(norm))):
         found = torch.frombuffer(ffi.buffer(values, 4 * part.num_features), dtype=torch.float32)
-        if not torch.equal(buffer, found.to(buffer.dtype)):  # else graphs may have saved it
+        if not torch.equal(buffer.cpu(), found.to(buffer.dtype)):  # else graphs may have saved it
             buffer.copy_(found)
     if part.num_batches_tracked is not None:
         part.num_batches_tracked.fill_(lib.dp_batch_norm_commits(norm)[0])
@@ -238,11 +241,12 @@ class Loss:
             raise ValueError(f"the loss is {loss!r}, expected a tensor of one value")
         return outs, loss
 
-    def forward(self, call: Any, out: Any, labels: Any) -> float:
+    def forward(self, call: Any, out: Any, labels: Any, value: Any) -> None:
+        """value: double *, where the layers are."""
         outs, loss = self.take(call, out, labels)
         if call.training:
             self.live[call.mb_global] = outs, loss
-        return float(loss.detach())
+        memory_of(address(value), 1, torch.float64, self.model.device).copy_(loss.detach().view(1))
 
     def backward(self, call: Any, scale: float, gout: Any) -> None:
         outs, loss = self.live.pop(call.mb_global)
@@ -258,11 +262,14 @@ class Model:
 
     layers      name and module, each called with what the one before returns
     example     the inputs of the first: a tensor or a tuple of them, rows in dimension 0
+    device      where all of them are; stream: of torch's, where that is a GPU
     """
     def __init__(self, layers: Sequence[Tuple[str, Any]], loss: Callable[..., torch.Tensor],
-                 example: Any, labels: Any, split: Optional[str]) -> None:
-        self.views = Views()
-        self.bound: Dict[torch.nn.Parameter, None] = {}  # those that lie in the library's memory
+                 example: Any, labels: Any, split: Optional[str], device: torch.device = HOST,
+                 stream: Any = None) -> None:
+        self.views, self.device, self.stream = Views(), device, stream
+        # Those that lie in the library's memory, and, before there is a trainer, what they had.
+        self.bound: Dict[torch.nn.Parameter, Any] = {}
         self.passed: Tuple[int, int, Sequence[torch.Tensor]] = (-1, -1, ())
         self.kept: List[Any] = []  # what the library has pointers to
         self.names = [name for name, _ in layers]
@@ -282,11 +289,17 @@ class Model:
     def release(self, owner: Any = None) -> None:
         """The parameters move to memory of their own: the library's goes. owner: of memory to
         come."""
-        self.settle()
+        with in_stream(self.stream):
+            self.settle()
+            for parameter in self.bound:
+                self.bound[parameter] = parameter.data.clone()
+        self.unbind(owner)
+
+    def unbind(self, owner: Any = None) -> None:
+        """The parameters have what they had before."""
         self.clear()
-        for parameter in self.bound:
-            parameter.data = parameter.data.clone()
-            parameter.grad = None
+        for parameter, value in self.bound.items():
+            parameter.data, parameter.grad = value, None
         self.bound.clear()
         for place in self.places:
             place.statistics_at = ()
@@ -325,14 +338,20 @@ class Model:
     # -- the description
 
     def _describe(self, example: Any, labels: Any, split: Optional[str]) -> Any:
-        for place, prefix in zip(self.places, self.names):
-            for name, tensor in chain(place.module.named_parameters(), place.module.named_buffers()):
-                check_on_host(f"{prefix}.{name}", tensor)
-        for what, tensors in (("an input", example), ("a label", labels)):
-            for tensor in () if tensors is None else as_tuple(tensors):
-                check_on_host(what, tensor)
+        tensors = [(place, f"{prefix}.{name}", tensor)
+                   for place, prefix in zip(self.places, self.names) for name, tensor in
+                   chain(place.module.named_parameters(), place.module.named_buffers())]
+        given: Any
+        there = next((name for _, name, tensor in tensors if tensor.device == self.device), "")
+        for place, name, tensor in tensors:
+            if tensor.device != self.device:
+                raise ValueError(f"layer {place.index} ({type(place.module).__name__}): {name} is on "
+                                 f"{tensor.device}, expected {self.device}, where {there} is")
+        for what, given in (("an input", example), ("a label", labels)):
+            for tensor in () if given is None else as_tuple(given):
+                self.check_place(what, tensor)
         self.widths = [len(as_tuple(example))]
-        given: Any = (_rows(example, 2), _rows(example, 3))
+        given = (_rows(example, 2, self.device), _rows(example, 3, self.device))
         borders = [self._border([_of_row(tensor) for tensor in as_tuple(example)])]
         for place in self.places:
             place.takes_tuple = not isinstance(given[0], torch.Tensor)
@@ -357,6 +376,12 @@ class Model:
             "loss": self._new("struct dp_loss_ops *", {
                 "loss": lib.dpy_model_loss, "loss_backward": lib.dpy_model_loss_backward}),
             "loss_user": self._handle(self.loss), "leave": lib.dpy_model_leave})
+
+    def check_place(self, what: str, tensor: torch.Tensor) -> None:
+        """Of a batch, which the library copies to a GPU."""
+        if tensor.device not in (HOST, self.device):
+            either = "the host" if self.device == HOST else f"{self.device} or the host"
+            raise ValueError(f"{what} is on {tensor.device}, expected {either}")
 
     def _new(self, kind: str, value: Any) -> Any:
         self.kept.append(ffi.new(kind, value))
@@ -409,7 +434,7 @@ class Model:
                     f"layer {place.index} ({type(module).__name__}) calls its batch norm "
                     f"{names[part]!r} more than once in a forward: expected once, or "
                     "track_running_stats=False")
-        place.is_random = not torch.equal(torch.get_rng_state(), state.cpu)
+        place.is_random = state != RandomState()
         state.set()
         return tuple(outs)
 
@@ -451,7 +476,7 @@ class Model:
 
     def _norm(self, part: Any) -> Dict[str, Any]:
         for buffer in (part.running_mean, part.running_var):
-            self.kept.append(buffer.to(torch.float32).contiguous())
+            self.kept.append(buffer.to(torch.float32).cpu().contiguous())
         mean, variance = (ffi.cast("float *", tensor.data_ptr()) for tensor in self.kept[-2:])
         # A share of 0 is the default there.
         return {"channels": part.num_features, "momentum": part.momentum or sys.float_info.min,
@@ -469,12 +494,6 @@ class Model:
         return self._new("char[]", text.encode())
 
 
-def check_on_host(what: str, tensor: torch.Tensor) -> None:
-    """A trainer's layers compute there."""
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{what} is on {tensor.device}, expected the host")
-
-
 def _spec(shape: Sequence[int], grows: Sequence[bool], dtype: torch.dtype) -> Dict[str, Any]:
     return spec(shape, dtype, not has_gradient(dtype), grows)
 
@@ -486,14 +505,14 @@ def _of_row(tensor: torch.Tensor) -> Dict[str, Any]:
 
 def _same(now: Optional[torch.Tensor], before: torch.Tensor) -> bool:
     return (now is not None and now.dtype == before.dtype and
-            torch.equal(now.nan_to_num(), before.nan_to_num()))
+            torch.equal(now.cpu().nan_to_num(), before.cpu().nan_to_num()))
 
 
-def _rows(example: Any, count: int) -> Any:
+def _rows(example: Any, count: int, device: torch.device) -> Any:
     """So many times the first row of an example."""
     if not isinstance(example, torch.Tensor):
-        return tuple(_rows(tensor, count) for tensor in example)
-    return example[:1].detach().expand(count, *example.shape[1:]).clone()
+        return tuple(_rows(tensor, count, device) for tensor in example)
+    return example[:1].detach().expand(count, *example.shape[1:]).clone().to(device)
 
 
 # ---- called by the library ----
@@ -533,7 +552,8 @@ def _weight(user: Any, call: Any) -> None:
 
 @callback("dpy_model_loss")
 def _loss(user: Any, call: Any, out: Any, labels: Any, values: Any, _most: int, count: Any) -> None:
-    values[0], count[0] = ffi.from_handle(user).forward(call, out, labels), 1
+    ffi.from_handle(user).forward(call, out, labels, values)
+    count[0] = 1
 
 
 @callback("dpy_model_loss_backward")

@@ -8,12 +8,13 @@ from typing import Tuple, Union
 import torch
 import torch.distributed as dist
 
+from .._cuda import Stream, device_of, have_links, in_stream, place_of
 from .._group import Comm, comm_of, meeting_at
 from .._native import (DualpipeError, check, ffi, lib, names_of, new_object, number_of, owned,
                        parse, set_members, text_of)
 from .._stage import as_tuple
 from .._tensor import Views, describe
-from ._model import Model, check_on_host
+from ._model import Model
 
 SUMS = {"all": lib.DP_SUMS_ALL, "shards": lib.DP_SUMS_SHARDS, "mixing": lib.DP_SUMS_MIXING}
 RATES = {"constant": lib.DP_RATE_CONSTANT, "cosine": lib.DP_RATE_COSINE,
@@ -53,7 +54,8 @@ class Trainer:
                   returns, a tensor or a tuple. All ranks have all of them; a rank trains those of
                   its stages. While the trainer lives their parameters lie in its memory, and
                   `load_state_dict` and other changes in place have an effect; then they are as
-                  they were trained. Parameters are float32 or float64, on the host.
+                  they were trained. Parameters are float32 or float64, all of them and the buffers
+                  on the host or all on one GPU
     loss          loss(outputs, labels), or loss(outputs) without labels: a tensor of one value, the
                   mean over the rows
     example       (inputs, labels), each a tensor or tuple of tensors with rows as dimension 0, of
@@ -87,6 +89,13 @@ class Trainer:
     once in a forward. No other buffer of a state dict may change in a forward.
 
     Random numbers (dropout) are those of seed, step, layer and micro-batch under every layout.
+
+    On a GPU all is queued in the stream of torch's that is the current one now; others wait for it
+    around a call, and it for them. Batches may be on the host. In a group with NCCL, each rank with
+    a GPU of its own, messages, sums and mixing go from GPU to GPU, and layers and loss are called
+    with zeros here, once for each of a step's, so that no kernel is loaded while others wait;
+    elsewhere they go by way of the host. The host waits for the end of a step, and in a batch norm
+    that trains. Not there: survive, accumulating optimizers.
 
     Raises ValueError and DualpipeError for arguments that are not sound. An exception of a layer or
     the loss keeps its type on its rank, the others raise DualpipeError; then only a new trainer
@@ -134,8 +143,14 @@ class Trainer:
         self._failed: Optional[BaseException] = None
         self._survives = survive
         kept: List[Any] = []
+        named = _named(layers)
+        place = place_of(layer for _, layer in named)
+        device = device_of(place)
+        self._stream = torch.cuda.current_stream(place) if device else None
         with self._call():
-            self._model = Model(_named(layers), loss, *example, split)
+            if survive and device:
+                raise ValueError(f"survive: with layers on {place}, expected the host")
+            self._model = model = Model(named, loss, *example, split, place, self._stream)
             config = ffi.new("struct dp_trainer_config *", {
                 "replicas": replicas, "microbatches": microbatches, "rows": rows, "clip": clip,
                 "survive": survive, "fixed_order": fixed_order, "order_blocks": order_blocks,
@@ -154,20 +169,31 @@ class Trainer:
                 config.balance, config.layers_of_stage = lib.DP_BALANCE_GIVEN, kept[-1]
             _mix(config.mixing, mixing or {}, kept)
             comm = self._comm
+            if device is not None:
+                stream = Stream(device, self._stream)
+                config.device, config.stream = device.pointer, stream.pointer
+                model.kept.append(stream)
+            config.nccl = comm is not None and have_links(comm, device)
             found = comm.pointer if comm else ffi.NULL
-            if joins is None:
-                pointer = new_object(lib.dp_trainer_new, "struct dp_trainer", config,
-                                     self._model.pointer, found, comm=found)
-            else:
-                pointer = new_object(lib.dp_trainer_join, "struct dp_trainer", config,
-                                     self._model.pointer, found, joins, comm=found)
-        self._memory: Optional[_Memory] = _Memory(pointer, self._model.kept, comm)
-        self._model.views = Views(self._memory)
-        self._release = owned(self, Model.release, self._model)
+            function, *number = (lib.dp_trainer_new, ) if joins is None else (lib.dp_trainer_join,
+                                                                             joins)
+            try:
+                pointer = new_object(function, "struct dp_trainer", config, model.pointer, found,
+                                     *number, comm=found)
+            finally:
+                model.unbind()  # it may have taken a step
+        self._memory: Optional[_Memory] = _Memory(pointer, model.kept, comm)
+        model.views = Views(self._memory)
+        self._release = owned(self, Model.release, model)
 
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Around what all ranks do together."""
+        with in_stream(self._stream), self._together():
+            yield
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
         if self._failed is not None:
             raise RuntimeError("this trainer has failed, expected a new one") from self._failed
         if self._comm is None:
@@ -211,7 +237,7 @@ class Trainer:
         for name, what, tensors in (("inputs", "an input", inputs), ("labels", "a label", labels)):
             if tensors is not None:
                 for tensor in as_tuple(tensors):
-                    check_on_host(what, tensor)
+                    self._model.check_place(what, tensor)
                 setattr(batch, name, _tree(as_tuple(tensors), kept))
         kept.append(batch)
         return batch
@@ -284,7 +310,7 @@ class Trainer:
 
     def gather(self, rank: int = 0) -> Optional[Dict[str, torch.Tensor]]:
         """On that rank of those that live `nn.Sequential(*layers).state_dict()` of the whole model,
-        with its own extra state; None on the others."""
+        on the host, with its own extra state; None on the others."""
         out, count = ffi.new("struct dp_named_tensor **"), ffi.new("int32_t *")
         self._run(lib.dp_trainer_gather, rank, out, count)
         if out[0] == ffi.NULL:
@@ -295,7 +321,7 @@ class Trainer:
                      for i in range(count[0])}
         finally:
             lib.dp_trainer_gathered_free(out[0])
-        return {name: found[stored] if stored else value.clone() if isinstance(
+        return {name: found[stored] if stored else value.to("cpu", copy=True) if isinstance(
             value, torch.Tensor) else value for name, stored, value in self._model.state()}
 
     def close(self) -> None:
