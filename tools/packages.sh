@@ -24,7 +24,7 @@ names()
         libibverbs-dev libjansson-dev libopenblas-dev libopenmpi-dev libtool liburing-dev make \
         pkg-config ;;
     debian:test) echo g++ jq libcmocka-dev libxml2-utils mandoc openmpi-bin patchelf python3-dev \
-        python3-venv shellcheck ;;
+        abigail-tools python3-venv shellcheck ;;
     debian:guests) echo busybox-static ibverbs-providers ibverbs-utils iproute2 kmod perftest \
         qemu-system-x86 xz-utils ;;
     rhel:build) echo autoconf automake gcc glibc-devel dlpack-devel expat-devel hwloc-devel \
