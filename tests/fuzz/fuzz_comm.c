@@ -68,7 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     /* It has said that it leaves, or it is known to be dead; a member may have heard other news. */
     struct dp_abort why;
     const bool aborted = dp_abort_record_get(&rendezvous->abort_record, &why);
-    must(aborted || rendezvous->left[member ? 0 : 1]);
+    must(aborted || rendezvous->ranks[member ? 0 : 1].left);
     must(!aborted || (why.rank >= 0 && why.rank < 4 && memchr(why.text, 0, sizeof(why.text))));
     dp_rendezvous_free(rendezvous);
     return 0;
