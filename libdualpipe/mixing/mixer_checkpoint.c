@@ -65,36 +65,26 @@ int32_t dp_mixer_known_count(const struct dp_mixer *m)
     return (int32_t)known_blocks(m) * m->bucket_count;
 }
 
+/* In one piece of memory. */
 static int allocate(struct dp_mixer *m)
 {
     const size_t blocks = BLOCKS + known_blocks(m), all = blocks * (size_t)m->bucket_count + 1;
-    struct dp_mixer_state *s = calloc(1, sizeof(*s));
+    const size_t numbers = (size_t)count_numbers(m);
     size_t tensors = 1;
 
+    for (int32_t i = 0; i < m->bucket_count; i++)
+        tensors += blocks + (size_t)dp_optimizer_state_count(m->buckets[i].optimizer);
+    struct dp_mixer_state *s = calloc(1, sizeof(*s) + tensors * sizeof(*s->tensors) +
+                                             (numbers + all) * sizeof(*s->numbers) + all * NAME_LEN);
     m->state = s;
     if (!s)
         return dp_fail(DP_ENOMEM, "no memory for the state of a mixer");
-    for (int32_t i = 0; i < m->bucket_count; i++)
-        tensors += blocks + (size_t)dp_optimizer_state_count(m->buckets[i].optimizer);
-    s->number_count = count_numbers(m);
-    s->numbers = calloc((size_t)s->number_count, sizeof(*s->numbers));
-    s->lengths = calloc(all, sizeof(*s->lengths));
-    s->names = calloc(all, sizeof(*s->names));
-    s->tensors = calloc(tensors, sizeof(*s->tensors));
-    if (!s->numbers || !s->lengths || !s->names || !s->tensors)
-        return dp_fail(DP_ENOMEM, "no memory for the state of a mixer");
+    s->number_count = (int64_t)numbers;
+    s->tensors = (void *)(s + 1);
+    s->numbers = (void *)(s->tensors + tensors);
+    s->lengths = s->numbers + numbers;
+    s->names = (void *)(s->lengths + all);
     return 0;
-}
-
-void dp_mixer_state_free(struct dp_mixer_state *s)
-{
-    if (!s)
-        return;
-    free(s->numbers);
-    free(s->lengths);
-    free(s->names);
-    free(s->tensors);
-    free(s);
 }
 
 /* ---- writing ------------------------------------------------------------------------------------ */
@@ -199,7 +189,7 @@ int dp_mixer_state(struct dp_mixer *m, const struct dp_named_tensor **tensors, i
     for (int32_t i = 0; i < m->bucket_count && !err; i++)
         err = dp_mixer_wait(&m->buckets[i]);
     if (!err && (!m->state || m->state->number_count != count_numbers(m))) {
-        dp_mixer_state_free(m->state);
+        free(m->state);
         err = allocate(m);
     }
     if (err)

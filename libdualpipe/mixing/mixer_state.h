@@ -2,15 +2,12 @@
  *
  * mixer_state.h - what a mixer consists of, for its files:
  *
- *      mixer.c           new and free, and what a program asks
- *      mixer_start.c     buckets from the trace, and their blocks
- *      mixer_update.c    forward, ready, step
- *      mixer_algorithm.c what a bucket takes of what came; local SGD; what goes together
+ *      mixer.c           new and free, what a program asks, buckets and their blocks
+ *      mixer_update.c    forward, ready, step; what a bucket takes of what came; local SGD
  *      mixer_average.c   the average of all workers
  *      mixer_device.c    exchanges of values on a device, in the order of a stream
  *      mixer_checkpoint.c  the state, and going on from it
- *      mixer_survive.c   going on without workers that have died
- *      mixer_admit.c     new ones
+ *      mixer_survive.c   going on without workers that have died, and with new ones
  */
 #ifndef DP_MIXING_MIXER_STATE_H
 #define DP_MIXING_MIXER_STATE_H
@@ -80,11 +77,6 @@ struct dp_mixer_bucket {
     char *memory[2]; /* blocks that local SGD keeps, by the layout of the exchange's */
 };
 
-/* A worker's own value and what came are multiplied with these. */
-struct dp_mixer_weights {
-    double keep, take;
-};
-
 struct dp_mixer {
     struct dp_mixer_config config;
     struct dp_parameter *parameters; /* [count] */
@@ -146,41 +138,23 @@ struct dp_text;
 void dp_mixer_add_options(const struct dp_mixer_config *c, struct dp_text *lines);
 /* As dp_mixer_resume, without asking the others. */
 int dp_mixer_take_numbers(struct dp_mixer *m, const int64_t *numbers, int64_t count);
-/* Go on over comm by graph g (NULL: the given one), both the mixer's from here on, also on an error;
- * what was in flight is dropped. Collective over comm. */
-int dp_mixer_adopt(struct dp_mixer *m, struct dp_comm *comm, struct dp_graph *g);
-/* The end of something collective that ended with err here: 0 if all ranks of comm live and it ended so;
- * *again: one has died, which ends it with 0. */
-int dp_mixer_conclude(struct dp_comm *comm, int err, bool *again);
+/* The rest of a new mixer: what all workers must agree on. Collective. */
+int dp_mixer_meet(struct dp_mixer *m);
 int dp_mixer_start(struct dp_mixer *m);
-/* On a device, at once. Collective. */
-int dp_mixer_start_on_device(struct dp_mixer *m);
 /* The same without asking the others whether they have the same trace. */
 int dp_mixer_make_buckets(struct dp_mixer *m);
 /* What all exchanges share. Collective. */
 int dp_mixer_make_group(struct dp_mixer *m);
 /* The exchanges of all buckets, on blocks that they have. Collective with compression. */
 int dp_mixer_make_exchanges(struct dp_mixer *m);
-void dp_mixer_stop(struct dp_mixer *m);
-/* An update, mixing included, by the bucket's optimizer or the caller's. */
-int dp_mixer_apply(struct dp_mixer *m, struct dp_mixer_bucket *b, struct dp_optimizer_step *step);
-/* Algorithm, compression and staleness, as the mixer's header says. The graph is sound. */
-int dp_mixer_check_method(const struct dp_mixer_config *config);
-/* Local SGD: a bucket's blocks, as they are before the first update. */
-int dp_mixer_make_memory(struct dp_mixer *m, struct dp_mixer_bucket *b);
-/* Local SGD: an update; *send: an exchange begins with it, in *round. */
-int dp_mixer_update_locally(struct dp_mixer *m, struct dp_mixer_bucket *b,
-                            struct dp_optimizer_step *step, int64_t *round, bool *send);
 /* Local SGD: mix what came into all buckets; nothing to do with D-PSGD. */
 int dp_mixer_settle(struct dp_mixer *m);
 /* Mix what came into one bucket, without an update. */
 int dp_mixer_use(struct dp_mixer *m, struct dp_mixer_bucket *b);
-struct dp_mixer_weights dp_mixer_weights(struct dp_mixer *m, struct dp_mixer_bucket *b);
 /* What came is mixed, or dropped by all. */
 void dp_mixer_note_used(struct dp_mixer_bucket *b);
 /* For what a bucket has in flight. */
 int dp_mixer_wait(struct dp_mixer_bucket *b);
-int dp_mixer_call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b);
 /* Copies of tied parameters become what the leader is. */
 void dp_mixer_spread_tied(struct dp_mixer *m);
 /* No gradient of this iteration has come. */
@@ -188,7 +162,6 @@ void dp_mixer_begin_iteration(struct dp_mixer *m);
 /* Values, and buffers, become what they were before the average that was cut off or is reverted. */
 int dp_mixer_undo_average(struct dp_mixer *m);
 void dp_mixer_end_average(struct dp_mixer *m, bool revert);
-void dp_mixer_state_free(struct dp_mixer_state *state);
 /* Tensors at the end of the state that are of this worker's place in the graph. */
 int32_t dp_mixer_known_count(const struct dp_mixer *m);
 /* Updates are the caller's. */

@@ -1,18 +1,253 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mixer_update.c - an iteration: gradients come in, buckets are mixed, updated and sent.
+ * mixer_update.c - an iteration: gradients come in, buckets are mixed, updated and sent. Local SGD
+ * keeps two blocks of a bucket, memory[]: x after the last round, and the outer momentum.
  */
 #include "base/fail.h"
+#include "base/internal.h"
 #include "base/tensor.h"
 #include "mixing/combine.h"
+#include "mixing/internal.h"
 #include "mixing/mixer_state.h"
 #include "optimizer/internal.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* torch's clip_grad_norm_ */
 #define CLIP_EPSILON 1e-6
+
+/* ---- what comes, of any algorithm ---------------------------------------------------------------- */
+
+/* A worker's own value and what came are multiplied with these. */
+struct weights {
+    double keep, take;
+};
+
+static struct weights find_weights(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    struct dp_exchange *x = &b->exchange;
+    const struct dp_graph *g = m->config.graph;
+    const int32_t self = dp_comm_rank(m->config.comm);
+    const double a = m->config.compat ? m->config.factor : b->factor;
+    const int64_t round = m->config.compat ? m->iterations : x->round;
+
+    if (!b->pending || dp_round_is_alone(g, x->round, self))
+        return (struct weights){1, 0};
+    if (dp_exchange_adds(x))
+        return (struct weights){1, a};
+    double own = dp_round_self(g, round, self);
+    if (dp_graph_group(g, x->round, self)) {
+        own -= x->includes_self || m->config.compat ? dp_round_share(g, round, self) : 0;
+        own += m->config.compat && !x->includes_self ? dp_round_share(g, x->round, self) : 0;
+    }
+    struct weights w = {(1 - a) + a * own, a};
+    if (g->push_sum) {
+        const double before = x->sent_mass, after = (1 - a) * before + a * x->mass;
+        w.keep *= before / after;
+        w.take /= after;
+        x->mass = after;
+    }
+    return w;
+}
+
+static int check_callback(const struct dp_mixer *m, const struct dp_mixer_bucket *b,
+                          const char *name, int ret)
+{
+    const char *why = ret ? dp_callback_reason(ret) : "";
+
+    return ret ? dp_fail_quietly(ret, "bucket %d: callback %s failed with %d (%s)%s%s",
+                                 (int)(b - m->buckets), name, ret, dp_strerror(ret),
+                                 *why ? ": " : "", why)
+               : 0;
+}
+
+static int call_hook(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    const struct dp_mixer_config *c = &m->config;
+    const int64_t round = c->compat ? m->iterations : b->exchange.round;
+
+    if (!c->pre_average || !b->pending)
+        return 0;
+    const struct dp_mixer_average_info info = {
+        .bucket = (int32_t)(b - m->buckets),
+        .round = round,
+        .group = dp_graph_group(c->graph, round, dp_comm_rank(c->comm)),
+        .parameters = b->numbers,
+        .received = b->beside[b->exchange.now],
+        .count = b->count,
+    };
+    return check_callback(m, b, "pre_average", c->pre_average(c->user, &info));
+}
+
+/* ---- an update of the caller's ------------------------------------------------------------------ */
+
+static void mix_values(struct dp_mixer_bucket *b, const struct dp_optimizer_mix *mix)
+{
+    for (int32_t i = 0; mix && i < b->count; i++) {
+        const DLTensor *t = b->parameters[i].value;
+        void *x = dp_tensor_address(t);
+        dp_combine(t->dtype, (size_t)dp_tensor_numel(t), x, x, mix->keep, mix->buffers[i], mix->take);
+    }
+}
+
+static void put_values(struct dp_mixer_bucket *b, const struct dp_optimizer_mix *mix)
+{
+    for (int32_t i = 0; mix && i < b->count; i++) {
+        const DLTensor *t = b->parameters[i].value;
+        dp_combine(t->dtype, (size_t)dp_tensor_numel(t), mix->buffers[i], dp_tensor_address(t),
+                   mix->put, NULL, 0);
+    }
+}
+
+static int scale_gradients(struct dp_mixer_bucket *b, const struct dp_optimizer_step *step)
+{
+    int err = 0;
+
+    for (int32_t i = 0; step->scale != 1 && !step->skip && i < b->count && !err; i++)
+        if (step->present[i])
+            err = dp_gradients_scale(&b->parameters[i], 1, step->scale);
+    return err;
+}
+
+/* What the optimizer does in one sweep. */
+static int call_update(struct dp_mixer *m, struct dp_mixer_bucket *b,
+                       const struct dp_optimizer_step *step)
+{
+    struct dp_mixer_update_info info = {.bucket = (int32_t)(b - m->buckets),
+                                        .count = b->count,
+                                        .parameters = b->numbers,
+                                        .present = step->present,
+                                        .rate = step->rate,
+                                        .skip = step->skip};
+
+    mix_values(b, step->mix);
+    int err = scale_gradients(b, step);
+    if (!err)
+        err = check_callback(m, b, "update", m->config.update(m->config.user, &info));
+    if (!err)
+        put_values(b, step->mix);
+    m->overflow = m->overflow || (info.skip && !step->skip);
+    return err;
+}
+
+/* An update, mixing included, by the bucket's optimizer or the caller's. */
+static int apply(struct dp_mixer *m, struct dp_mixer_bucket *b, struct dp_optimizer_step *step)
+{
+    return m->config.update ? call_update(m, b, step) : dp_optimizer_step(b->optimizer, step);
+}
+
+/* ---- local SGD --------------------------------------------------------------------------------- */
+
+/* A parameter in the blocks of its bucket. */
+struct piece {
+    DLDataType type;
+    size_t elements, bytes;
+    char *value, *anchor, *momentum, *received;
+};
+
+static struct piece piece_of(const struct dp_mixer *m, const struct dp_mixer_bucket *b, int32_t i)
+{
+    const DLTensor *t = b->parameters[i].value;
+    const size_t size = b->type.bits / 8, offset = (size_t)m->cut.offset[b->numbers[i]] * size;
+    const size_t elements = (size_t)dp_tensor_numel(t);
+
+    return (struct piece){b->type,
+                          elements,
+                          elements * size,
+                          dp_tensor_address(t),
+                          b->memory[0] + offset,
+                          b->memory[1] + offset,
+                          b->exchange.block[b->exchange.now] + offset};
+}
+
+/* out = a x + b y */
+static void sum(const struct piece *p, char *out, double a, const char *x, double b, const char *y)
+{
+    dp_combine(p->type, p->elements, out, x, a, y, b);
+}
+
+static void take_outer_step(const struct dp_mixer_config *c, const struct piece *p)
+{
+    sum(p, p->momentum, c->outer_momentum, p->momentum, 1, p->anchor);
+    sum(p, p->momentum, 1, p->momentum, -1, p->value);
+    sum(p, p->anchor, 1, p->anchor, -c->outer_rate, p->momentum);
+    memcpy(p->value, p->anchor, p->bytes);
+}
+
+static int settle_bucket(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    int err = dp_exchange_wait(&b->exchange);
+
+    if (!err)
+        err = call_hook(m, b);
+    if (err)
+        return err;
+    const struct weights w = find_weights(m, b);
+    for (int32_t i = 0; i < b->count; i++) {
+        const struct piece p = piece_of(m, b, i);
+        sum(&p, p.value, w.keep, p.value, w.take, p.received);
+        take_outer_step(&m->config, &p);
+    }
+    dp_mixer_note_used(b);
+    return 0;
+}
+
+int dp_mixer_settle(struct dp_mixer *m)
+{
+    int err = 0;
+
+    for (int32_t i = 0; i < m->bucket_count && dp_mixer_is_local(m) && !err; i++)
+        if (m->buckets[i].pending)
+            err = settle_bucket(m, &m->buckets[i]);
+    return err;
+}
+
+/* An update; *send: an exchange begins with it, in *round. */
+static int update_locally(struct dp_mixer *m, struct dp_mixer_bucket *b,
+                            struct dp_optimizer_step *step, int64_t *round, bool *send)
+{
+    *round = b->updates / m->config.local_steps;
+    *send = (b->updates + 1) % m->config.local_steps == 0;
+    const double share = dp_round_share(m->config.graph, *round, dp_comm_rank(m->config.comm));
+    int err = b->pending ? settle_bucket(m, b) : 0;
+
+    if (!err)
+        err = apply(m, b, step);
+    for (int32_t i = 0; i < b->count && *send && !err; i++) {
+        const struct piece p = piece_of(m, b, i);
+        dp_combine(p.type, p.elements, p.received, p.value, share, NULL, 0);
+    }
+    return err;
+}
+
+/* ---- what came, without an update --------------------------------------------------------------- */
+
+void dp_mixer_note_used(struct dp_mixer_bucket *b)
+{
+    b->pending = false;
+    b->used++;
+    dp_exchange_note_used(&b->exchange);
+}
+
+int dp_mixer_use(struct dp_mixer *m, struct dp_mixer_bucket *b)
+{
+    if (dp_mixer_is_local(m))
+        return settle_bucket(m, b);
+    int err = call_hook(m, b);
+    const struct weights w = find_weights(m, b);
+    const struct dp_optimizer_mix mix = {
+        .keep = w.keep, .take = w.take, .buffers = b->beside[b->exchange.now]};
+    struct dp_optimizer_step step = {.scale = 1, .skip = true, .mix = &mix};
+    if (!err && m->config.update)
+        mix_values(b, &mix);
+    else if (!err)
+        err = dp_optimizer_step(b->optimizer, &step);
+    if (!err)
+        dp_mixer_note_used(b);
+    return err;
+}
 
 /* ---- tied parameters --------------------------------------------------------------------------- */
 
@@ -74,7 +309,7 @@ static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next,
     const struct dp_graph *g = m->config.graph;
     struct dp_exchange *x = &b->exchange;
     const int32_t self = dp_comm_rank(m->config.comm);
-    const struct dp_mixer_weights w = dp_mixer_weights(m, b);
+    const struct weights w = find_weights(m, b);
     const double mass = g->push_sum ? x->mass : 1;
     const struct dp_optimizer_mix mix = {
         .keep = w.keep,
@@ -85,7 +320,7 @@ static int update(struct dp_mixer *m, struct dp_mixer_bucket *b, int64_t next,
 
     step->rate /= mass;
     step->mix = &mix;
-    int err = dp_mixer_apply(m, b, step);
+    int err = apply(m, b, step);
     if (uses && !err)
         dp_mixer_note_used(b);
     return err;
@@ -117,7 +352,7 @@ static int mix_on_device(struct dp_mixer *m, struct dp_mixer_bucket *b, struct d
 {
     int err = dp_mixer_device_mix(m->on_device, m->config.compat ? m->config.factor : b->factor);
 
-    return err || !m->config.update ? err : dp_mixer_apply(m, b, step);
+    return err || !m->config.update ? err : apply(m, b, step);
 }
 
 /* Mix, update and write what goes next; or leave the mixing for later, with nothing to *send. */
@@ -132,10 +367,10 @@ static int mix_and_update(struct dp_mixer *m, struct dp_mixer_bucket *b,
     int err = await_or_pass(m, b, &late);
     if (!err && late) {
         *send = false;
-        return dp_mixer_apply(m, b, step);
+        return apply(m, b, step);
     }
     if (!err)
-        err = dp_mixer_call_hook(m, b);
+        err = call_hook(m, b);
     return err ? err : update(m, b, next, step);
 }
 
@@ -148,7 +383,7 @@ static int process(struct dp_mixer *m, struct dp_mixer_bucket *b, double scale, 
                                      .zero_grads = true};
     int64_t round = next_round(m, b);
     bool send = true;
-    int err = dp_mixer_is_local(m) ? dp_mixer_update_locally(m, b, &step, &round, &send)
+    int err = dp_mixer_is_local(m) ? update_locally(m, b, &step, &round, &send)
                                    : mix_and_update(m, b, &step, round, &send);
 
     if (err)
