@@ -26,6 +26,10 @@ void add_case(int line, const char *name, CMUnitTestFunction function);
 /* Between what sets up all of them and what takes it down, which may be NULL; the status of the program. */
 int run_cases(CMFixtureFunction set_up, CMFixtureFunction take_down);
 
+/* The main of a program that has such two. */
+#define RUN_CASES(set_up, take_down)                                                                    \
+    int main(void) { return run_cases(set_up, take_down); }
+
 /* Leave a test out; tests/run.sh tells the reader why. */
 static inline void skip_because(const char *why)
 {

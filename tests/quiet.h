@@ -22,4 +22,12 @@ static inline void log_nothing(void)
     dp_log_set(drop_line, NULL, DP_LOG_ERROR);
 }
 
+/* RUN_CASES of a program whose errors are wanted. */
+#define RUN_QUIET_CASES(set_up, take_down)                                                              \
+    int main(void)                                                                                      \
+    {                                                                                                   \
+        log_nothing();                                                                                  \
+        return run_cases(set_up, take_down);                                                            \
+    }
+
 #endif

@@ -96,7 +96,7 @@ static int run_list(struct dp_comm *comm, void *arg)
 
 static const int32_t one_each[] = {1, 1, 1}, reused[] = {7, 1, 7, 2, 7}, one_and_two[] = {1, 2};
 
-static void layers_are_made_once_and_only_where_they_live(void **state)
+CASE(layers_are_made_once_and_only_where_they_live)
 {
     struct list lists[] = {
         {four_layers, 2, {{2, {0, 1}}, {2, {2, 3}}}},
@@ -140,12 +140,12 @@ static int run_skips(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a9_layers_with_skips_are_made_late(void **state)
+CASE(a9_layers_with_skips_are_made_late)
 {
     assert_int_equal(comm_on_threads(RANKS, deadline_ns, run_skips, NULL), 0);
 }
 
-static void one_rank_needs_no_comm(void **state)
+CASE(one_rank_needs_no_comm)
 {
     static const int32_t all[] = {4};
     struct dp_async_spec spec = {.layer_count = 4, .balance = all, .stages = 1, .chunks = 2};
@@ -161,7 +161,7 @@ static void one_rank_needs_no_comm(void **state)
 }
 
 /* Micro-batch i is recomputed if i < stop; the mode follows the number that there is. */
-static void modes_recompute_two_one_and_none_of_two(void **state)
+CASE(modes_recompute_two_one_and_none_of_two)
 {
     static const struct {
         const char *mode;
@@ -339,7 +339,7 @@ static int run_rows(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void every_row_is_the_same_error_and_sentence_on_all_ranks(void **state)
+CASE(every_row_is_the_same_error_and_sentence_on_all_ranks)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;
@@ -348,7 +348,7 @@ static void every_row_is_the_same_error_and_sentence_on_all_ranks(void **state)
     }
 }
 
-static void a13_several_stages_need_a_comm(void **state)
+CASE(a13_several_stages_need_a_comm)
 {
     struct dp_async *async;
 
@@ -421,7 +421,7 @@ static int run_differing(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void ranks_that_were_told_different_things_all_say_so(void **state)
+CASE(ranks_that_were_told_different_things_all_say_so)
 {
     assert_int_equal(comm_on_threads(RANKS, deadline_ns, run_differing, NULL), 0);
 }
@@ -458,25 +458,10 @@ static int run_identity(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void without_layers_a_step_returns_its_input(void **state)
+CASE(without_layers_a_step_returns_its_input)
 {
     for (enum dp_execution how = DP_EXECUTE_LIST; how < DP_EXECUTIONS; how++)
         assert_int_equal(comm_on_threads(3, deadline_ns, run_identity, &how), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layers_are_made_once_and_only_where_they_live),
-        cmocka_unit_test(a9_layers_with_skips_are_made_late),
-        cmocka_unit_test(one_rank_needs_no_comm),
-        cmocka_unit_test(modes_recompute_two_one_and_none_of_two),
-        cmocka_unit_test(every_row_is_the_same_error_and_sentence_on_all_ranks),
-        cmocka_unit_test(a13_several_stages_need_a_comm),
-        cmocka_unit_test(ranks_that_were_told_different_things_all_say_so),
-        cmocka_unit_test(without_layers_a_step_returns_its_input),
-    };
-
-    log_nothing();
-    return cmocka_run_group_tests_name("layers as a pipeline", tests, NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -451,8 +451,4 @@ CASE(a16_a_header_has_one_size)
     dp_schedule_free(s);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -193,7 +193,7 @@ static void run_everywhere(rank_fn fn)
     }
 }
 
-static void a_function_is_called_on_every_worker_and_answers_come_in_order_of_ranks(void **state)
+CASE(a_function_is_called_on_every_worker_and_answers_come_in_order_of_ranks)
 {
     run_everywhere(take_calls);
 }
@@ -248,7 +248,7 @@ static int take_errors(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_function_that_fails_is_told_and_the_next_call_follows(void **state)
+CASE(a_function_that_fails_is_told_and_the_next_call_follows)
 {
     run_everywhere(take_errors);
 }
@@ -284,7 +284,7 @@ static int lose_the_group(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_group_that_failed_is_served_again_after_a_reset(void **state)
+CASE(a_group_that_failed_is_served_again_after_a_reset)
 {
     run_everywhere(lose_the_group);
 }
@@ -310,7 +310,7 @@ static int wait_too_long(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_worker_that_does_not_answer_in_time_is_named(void **state)
+CASE(a_worker_that_does_not_answer_in_time_is_named)
 {
     run_everywhere(wait_too_long);
 }
@@ -332,7 +332,7 @@ static int be_idle(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_worker_waits_for_calls_no_longer_than_it_was_told(void **state)
+CASE(a_worker_waits_for_calls_no_longer_than_it_was_told)
 {
     run_everywhere(be_idle);
 }
@@ -364,23 +364,10 @@ static int open_differently(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void what_is_wrong_with_a_controller_is_known_everywhere(void **state)
+CASE(what_is_wrong_with_a_controller_is_known_everywhere)
 {
     assert_int_equal(comm_on_threads(SIZE, DEADLINE_NS, open_wrongly, NULL), 0);
     assert_int_equal(comm_on_threads(SIZE, DEADLINE_NS, open_differently, NULL), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_function_is_called_on_every_worker_and_answers_come_in_order_of_ranks),
-        cmocka_unit_test(a_function_that_fails_is_told_and_the_next_call_follows),
-        cmocka_unit_test(a_group_that_failed_is_served_again_after_a_reset),
-        cmocka_unit_test(a_worker_that_does_not_answer_in_time_is_named),
-        cmocka_unit_test(a_worker_waits_for_calls_no_longer_than_it_was_told),
-        cmocka_unit_test(what_is_wrong_with_a_controller_is_known_everywhere),
-    };
-
-    log_nothing();
-    return cmocka_run_group_tests_name("a controller and its workers", tests, NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -102,7 +102,7 @@ static void cut_columns(struct job *job)
     job->model.batch_dim = 1;
 }
 
-static void messages_drive_training_like_a_sequential_loop(void **state)
+CASE(messages_drive_training_like_a_sequential_loop)
 {
     expect_all(NULL, NULL);
     expect_all(NULL, four_blocks);
@@ -110,20 +110,20 @@ static void messages_drive_training_like_a_sequential_loop(void **state)
     expect_all(NULL, cut_columns);
 }
 
-static void messages_drive_steps_that_recompute(void **state)
+CASE(messages_drive_steps_that_recompute)
 {
     expect_all(recompute_always, NULL);
     expect_all(recompute_always, no_split);
     expect_all(recompute_except_last, four_blocks);
 }
 
-static void messages_drive_evaluation(void **state)
+CASE(messages_drive_evaluation)
 {
     expect_all(forward_only, NULL);
     expect_all(forward_only, cut_columns);
 }
 
-static void every_communicator_carries_the_messages(void **state)
+CASE(every_communicator_carries_the_messages)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         struct dp_schedule *s = build((struct dp_schedule_spec){.ranks = 3, .microbatches = 4});
@@ -217,13 +217,13 @@ static void expect_sequential_in_many_orders(struct dp_schedule_spec spec,
     dp_schedule_free(s);
 }
 
-static void a_thousand_orders_of_arrival_give_the_same_bits(void **state)
+CASE(a_thousand_orders_of_arrival_give_the_same_bits)
 {
     expect_sequential_in_many_orders((struct dp_schedule_spec){.ranks = RANKS, .microbatches = 6},
                                      NULL);
 }
 
-static void a_thousand_orders_give_the_same_bits_to_stages_that_cannot_split(void **state)
+CASE(a_thousand_orders_give_the_same_bits_to_stages_that_cannot_split)
 {
     expect_sequential_in_many_orders(
         (struct dp_schedule_spec){.ranks = 3, .microbatches = 6, .recompute = DP_RECOMPUTE_ALWAYS},
@@ -247,7 +247,7 @@ static int wait_for_stage_0(void *user, const struct dp_stage_call *call, const 
     return atomic_load(&done_again) ? 0 : dp_callback_error(-5, "stage 0 waits for its gradient");
 }
 
-static void forwards_are_done_again_while_the_gradient_is_on_its_way(void **state)
+CASE(forwards_are_done_again_while_the_gradient_is_on_its_way)
 {
     for (enum dp_execution how = DP_EXECUTE_LIST; how < DP_EXECUTIONS; how++) {
         struct dp_schedule *s = build((struct dp_schedule_spec){
@@ -333,7 +333,7 @@ static int run_with_handles(struct dp_comm *inner, void *arg)
     return 0;
 }
 
-static void forwards_that_were_done_again_in_vain_leave_nothing(void **state)
+CASE(forwards_that_were_done_again_in_vain_leave_nothing)
 {
     struct dp_schedule *s = build((struct dp_schedule_spec){
         .ranks = 3, .microbatches = 6, .recompute = DP_RECOMPUTE_ALWAYS});
@@ -460,7 +460,7 @@ static void expect_reuse(const struct reuse *u, rank_fn run, void (*change)(stru
     dp_partition_free(p);
 }
 
-static void gradients_of_a_layer_used_several_times_are_summed_in_one_order(void **state)
+CASE(gradients_of_a_layer_used_several_times_are_summed_in_one_order)
 {
     for (int i = 0; i < REUSES; i++) {
         expect_reuse(&reuses[i], run_steps, NULL, share_by_list);
@@ -470,7 +470,7 @@ static void gradients_of_a_layer_used_several_times_are_summed_in_one_order(void
     }
 }
 
-static void layers_used_several_times_give_the_same_bits_in_a_thousand_orders(void **state)
+CASE(layers_used_several_times_give_the_same_bits_in_a_thousand_orders)
 {
     expect_reuse(&reuses[0], run_shuffled, NULL, share_by_messages);
     expect_reuse(&reuses[2], run_shuffled, NULL, share_by_messages);
@@ -520,7 +520,7 @@ static int open_refused(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void what_messages_cannot_drive_is_refused_on_every_rank(void **state)
+CASE(what_messages_cannot_drive_is_refused_on_every_rank)
 {
     static struct refused refused[] = {
         {.kind = DP_SCHEDULE_1F1B,
@@ -556,23 +556,4 @@ static void what_messages_cannot_drive_is_refused_on_every_rank(void **state)
         job_result_fini(&result, &r->job);
         dp_schedule_free(s);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages_drive_training_like_a_sequential_loop),
-        cmocka_unit_test(messages_drive_steps_that_recompute),
-        cmocka_unit_test(messages_drive_evaluation),
-        cmocka_unit_test(every_communicator_carries_the_messages),
-        cmocka_unit_test(a_thousand_orders_of_arrival_give_the_same_bits),
-        cmocka_unit_test(a_thousand_orders_give_the_same_bits_to_stages_that_cannot_split),
-        cmocka_unit_test(forwards_are_done_again_while_the_gradient_is_on_its_way),
-        cmocka_unit_test(forwards_that_were_done_again_in_vain_leave_nothing),
-        cmocka_unit_test(gradients_of_a_layer_used_several_times_are_summed_in_one_order),
-        cmocka_unit_test(layers_used_several_times_give_the_same_bits_in_a_thousand_orders),
-        cmocka_unit_test(what_messages_cannot_drive_is_refused_on_every_rank),
-    };
-
-    return cmocka_run_group_tests_name("messages that drive a pipeline", tests, NULL, NULL);
 }

@@ -220,23 +220,14 @@ static void run_everywhere(rank_fn fn)
     dp_schedule_free(s);
 }
 
-static void rank_0_trains_a_pipeline_of_other_processes(void **state)
+CASE(rank_0_trains_a_pipeline_of_other_processes)
 {
     run_everywhere(run);
 }
 
-static void a_stage_that_fails_is_known_and_the_pipeline_goes_on_after_a_reset(void **state)
+CASE(a_stage_that_fails_is_known_and_the_pipeline_goes_on_after_a_reset)
 {
     run_everywhere(run_and_fail);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rank_0_trains_a_pipeline_of_other_processes),
-        cmocka_unit_test(a_stage_that_fails_is_known_and_the_pipeline_goes_on_after_a_reset),
-    };
-
-    log_nothing();
-    return cmocka_run_group_tests_name("remote pipelines", tests, NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

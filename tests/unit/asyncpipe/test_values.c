@@ -420,14 +420,14 @@ static const struct dp_schedule_spec shapes[] = {
 };
 enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
 
-static void every_schedule_carries_values_of_all_kinds(void **state)
+CASE(every_schedule_carries_values_of_all_kinds)
 {
     for (int i = 0; i < SHAPES; i++)
         run_on(NULL, shapes[i], DP_EXECUTE_LIST);
 }
 
 /* What carries no gradient is an input of the second forward, too. */
-static void values_of_all_kinds_go_with_recomputed_forwards(void **state)
+CASE(values_of_all_kinds_go_with_recomputed_forwards)
 {
     for (int i = 0; i < SHAPES; i++) {
         struct dp_schedule_spec spec = shapes[i];
@@ -438,7 +438,7 @@ static void values_of_all_kinds_go_with_recomputed_forwards(void **state)
     }
 }
 
-static void every_communicator_carries_values_of_all_kinds(void **state)
+CASE(every_communicator_carries_values_of_all_kinds)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         run_on(kind, shapes[0], DP_EXECUTE_LIST);
@@ -455,7 +455,7 @@ static void expect_error(int err, int expected, const char *sentence)
         fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
 }
 
-static void values_are_read_as_they_were_put(void **state)
+CASE(values_are_read_as_they_were_put)
 {
     struct end e;
     const void *bytes;
@@ -483,7 +483,7 @@ static void values_are_read_as_they_were_put(void **state)
     expect_error(dp_value_put(note, text, 1), DP_EUNSUPPORTED, "memory that the CPU reaches");
 }
 
-static void a_form_that_does_not_fit_is_refused(void **state)
+CASE(a_form_that_does_not_fit_is_refused)
 {
     struct dp_tree nodes[NODES], tree = dp_absent();
     struct end e;
@@ -504,16 +504,4 @@ static void a_form_that_does_not_fit_is_refused(void **state)
     assert_int_equal(tree.kind, DP_TREE_ABSENT);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_schedule_carries_values_of_all_kinds),
-        cmocka_unit_test(values_of_all_kinds_go_with_recomputed_forwards),
-        cmocka_unit_test(every_communicator_carries_values_of_all_kinds),
-        cmocka_unit_test(values_are_read_as_they_were_put),
-        cmocka_unit_test(a_form_that_does_not_fit_is_refused),
-    };
-
-    log_nothing();
-    return cmocka_run_group_tests_name("values between stages", tests, NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -14,14 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void a_failure_keeps_its_sentence(void **state)
+CASE(a_failure_keeps_its_sentence)
 {
     assert_int_equal(dp_fail_quietly(DP_EINVAL, "ranks: %d", 3), DP_EINVAL);
     assert_string_equal(dp_last_error(), "ranks: 3");
     assert_string_equal(dp_strerror(DP_EINVAL), "DP_EINVAL");
 }
 
-static void a_text_grows_over_any_number_of_additions(void **state)
+CASE(a_text_grows_over_any_number_of_additions)
 {
     struct dp_text t = {0};
     char *s;
@@ -36,7 +36,7 @@ static void a_text_grows_over_any_number_of_additions(void **state)
     free(s);
 }
 
-static void an_array_grows_and_keeps_its_elements(void **state)
+CASE(an_array_grows_and_keeps_its_elements)
 {
     size_t room = 0, moves = 0, last = 0;
     int *items = NULL;
@@ -57,7 +57,7 @@ static void an_array_grows_and_keeps_its_elements(void **state)
     free(items);
 }
 
-static void the_nearest_name_is_offered_only_if_near(void **state)
+CASE(the_nearest_name_is_offered_only_if_near)
 {
     static const char *const names[] = {"dualpipe", "gpipe", "1f1b"};
     assert_string_equal(dp_nearest("dualpip", names, 3), "dualpipe");
@@ -81,7 +81,7 @@ static const struct dp_option table[] = {
 };
 static const struct dp_option_area area = {"TESTAREA", table, 5};
 
-static void options_have_defaults_and_take_the_environment(void **state)
+CASE(options_have_defaults_and_take_the_environment)
 {
     struct opts o;
 
@@ -109,7 +109,7 @@ char *secure_getenv(const char *name)
     return is_setuid ? NULL : getenv(name);
 }
 
-static void a_program_with_more_rights_takes_no_code_from_the_environment(void **state)
+CASE(a_program_with_more_rights_takes_no_code_from_the_environment)
 {
     struct opts o;
 
@@ -127,7 +127,7 @@ static void a_program_with_more_rights_takes_no_code_from_the_environment(void *
     unsetenv("DUALPIPE_TESTAREA_CODE");
 }
 
-static void an_option_is_still_read_by_its_old_name(void **state)
+CASE(an_option_is_still_read_by_its_old_name)
 {
     struct opts o;
 
@@ -152,7 +152,7 @@ static void expect_bad(const char *name, const char *value, const char *sentence
     unsetenv(name);
 }
 
-static void bad_options_are_named_with_what_was_expected(void **state)
+CASE(bad_options_are_named_with_what_was_expected)
 {
     expect_bad("DUALPIPE_TESTAREA_COUNT", "many", "expected a whole number");
     expect_bad("DUALPIPE_TESTAREA_COUNT", "0", "from 1 to 100");
@@ -180,7 +180,7 @@ static void remember_name(void *user, const struct dp_option_info *option)
         assert_null(option->problem);
 }
 
-static void all_options_are_listed_with_what_is_wrong_with_them(void **state)
+CASE(all_options_are_listed_with_what_is_wrong_with_them)
 {
     int seen[2] = {0, 0};
 
@@ -208,7 +208,7 @@ static void hear(void *user, enum dp_log_level level, const char *line)
     snprintf(heard->line, sizeof(heard->line), "%s", line);
 }
 
-static void a_bad_log_level_is_warned_of_once(void **state)
+CASE(a_bad_log_level_is_warned_of_once)
 {
     struct heard heard = {0};
 
@@ -227,7 +227,7 @@ static void a_bad_log_level_is_warned_of_once(void **state)
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
 }
 
-static void philox_gives_the_published_numbers(void **state)
+CASE(philox_gives_the_published_numbers)
 {
     /* Known answers of Random123's kat_vectors for philox4x32-10. */
     uint32_t out[4];
@@ -244,7 +244,7 @@ static void philox_gives_the_published_numbers(void **state)
     assert_int_equal(out[3], 0x6d5451fd);
 }
 
-static void random_numbers_do_not_depend_on_how_many_are_drawn_at_once(void **state)
+CASE(random_numbers_do_not_depend_on_how_many_are_drawn_at_once)
 {
     struct dp_random_key key = dp_random_key(1, 2, 3, 4);
     float all[37], one, mean = 0;
@@ -268,7 +268,7 @@ static void add_repeated(struct dp_hmac *hmac, const char *text, int times)
 }
 
 /* Section 4 of RFC 4231; a message is its text so many times. */
-static void hmac_sha256_gives_the_values_of_rfc_4231(void **state)
+CASE(hmac_sha256_gives_the_values_of_rfc_4231)
 {
     static const struct {
         const char *key;
@@ -310,7 +310,7 @@ static void hmac_sha256_gives_the_values_of_rfc_4231(void **state)
 }
 
 /* Around the ends of blocks: at once, or byte by byte. */
-static void a_message_has_one_hmac_however_it_is_cut(void **state)
+CASE(a_message_has_one_hmac_however_it_is_cut)
 {
     uint8_t bytes[200] = {1}, whole[DP_HMAC_BYTES], cut[DP_HMAC_BYTES];
     struct dp_hmac hmac;
@@ -330,7 +330,7 @@ static void a_message_has_one_hmac_however_it_is_cut(void **state)
 }
 
 /* The structs of an earlier, this and a later release. */
-static void a_struct_of_another_release_is_taken_as_far_as_it_is_known(void **state)
+CASE(a_struct_of_another_release_is_taken_as_far_as_it_is_known)
 {
     (void)state;
     const uint32_t later[] = {1, 2, 3, 0}, set[] = {1, 2, 3, 4};
@@ -350,26 +350,4 @@ static void a_struct_of_another_release_is_taken_as_far_as_it_is_known(void **st
     assert_memory_equal(given, ((uint32_t[]){1, 9, 9, 9}), sizeof(given));
     dp_sized_give(given, sizeof(given), set, 2 * sizeof(set[0]));
     assert_memory_equal(given, ((uint32_t[]){1, 2, 0, 0}), sizeof(given));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_failure_keeps_its_sentence),
-        cmocka_unit_test(a_text_grows_over_any_number_of_additions),
-        cmocka_unit_test(an_array_grows_and_keeps_its_elements),
-        cmocka_unit_test(the_nearest_name_is_offered_only_if_near),
-        cmocka_unit_test(options_have_defaults_and_take_the_environment),
-        cmocka_unit_test(a_program_with_more_rights_takes_no_code_from_the_environment),
-        cmocka_unit_test(an_option_is_still_read_by_its_old_name),
-        cmocka_unit_test(bad_options_are_named_with_what_was_expected),
-        cmocka_unit_test(all_options_are_listed_with_what_is_wrong_with_them),
-        cmocka_unit_test(a_bad_log_level_is_warned_of_once),
-        cmocka_unit_test(a_struct_of_another_release_is_taken_as_far_as_it_is_known),
-        cmocka_unit_test(hmac_sha256_gives_the_values_of_rfc_4231),
-        cmocka_unit_test(a_message_has_one_hmac_however_it_is_cut),
-        cmocka_unit_test(philox_gives_the_published_numbers),
-        cmocka_unit_test(random_numbers_do_not_depend_on_how_many_are_drawn_at_once),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

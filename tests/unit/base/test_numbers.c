@@ -70,7 +70,7 @@ static int enter(void **state)
     } while (0)
 
 /* So that the tests below show something. */
-static void the_locale_has_a_comma(void **state)
+CASE(the_locale_has_a_comma)
 {
     char text[16];
 
@@ -80,7 +80,7 @@ static void the_locale_has_a_comma(void **state)
     assert_true(strtod("1.5", NULL) == 1);
 }
 
-static void numbers_have_a_point(void **state)
+CASE(numbers_have_a_point)
 {
     char text[16], *end;
 
@@ -96,7 +96,7 @@ static void numbers_have_a_point(void **state)
     assert_string_equal(localeconv()->decimal_point, ",");
 }
 
-static void sentences_have_a_point(void **state)
+CASE(sentences_have_a_point)
 {
     NEEDS_COMMA();
     struct dp_topology *t = topology_made("gpu:2");
@@ -106,7 +106,7 @@ static void sentences_have_a_point(void **state)
     dp_topology_free(t);
 }
 
-static void descriptions_and_json(void **state)
+CASE(descriptions_and_json)
 {
     NEEDS_COMMA();
     struct dp_topology *t = topology_made("gpu:2 nvlink=pair:3x26.5 nic:1 net=2.5Gb/s memory=1.5G");
@@ -123,7 +123,7 @@ static void descriptions_and_json(void **state)
     dp_topology_free(t);
 }
 
-static void captured_machines(void **state)
+CASE(captured_machines)
 {
     NEEDS_COMMA();
     struct dp_topology *t = topology_unpacked("slow");
@@ -135,7 +135,7 @@ static void captured_machines(void **state)
     dp_topology_free(t);
 }
 
-static void files_of_nccl(void **state)
+CASE(files_of_nccl)
 {
     NEEDS_COMMA();
 #ifdef HAVE_EXPAT
@@ -150,7 +150,7 @@ static void files_of_nccl(void **state)
 #endif
 }
 
-static void files_of_hwloc(void **state)
+CASE(files_of_hwloc)
 {
     NEEDS_COMMA();
 #ifdef HAVE_HWLOC
@@ -165,7 +165,7 @@ static void files_of_hwloc(void **state)
 #endif
 }
 
-static void placements(void **state)
+CASE(placements)
 {
     NEEDS_COMMA();
     const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 2};
@@ -189,7 +189,7 @@ static void placements(void **state)
     dp_topology_free(t);
 }
 
-static void tables(void **state)
+CASE(tables)
 {
     static const char table[] = "collective,min_bytes,max_bytes,algorithm,protocol,time_us\n"
                                 "AllReduce,0,1024,RING,LL,12.75\n"; /* any letters */
@@ -208,7 +208,7 @@ static void tables(void **state)
     dp_tuning_table_free(t);
 }
 
-static void links(void **state)
+CASE(links)
 {
     struct dp_tuning_links links;
     char text[DP_TUNING_LINKS_LEN];
@@ -221,19 +221,6 @@ static void links(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_locale_has_a_comma),
-        cmocka_unit_test(numbers_have_a_point),
-        cmocka_unit_test(sentences_have_a_point),
-        cmocka_unit_test(descriptions_and_json),
-        cmocka_unit_test(captured_machines),
-        cmocka_unit_test(files_of_nccl),
-        cmocka_unit_test(files_of_hwloc),
-        cmocka_unit_test(placements),
-        cmocka_unit_test(tables),
-        cmocka_unit_test(links),
-    };
-
     topology_quietly();
-    return cmocka_run_group_tests(tests, enter, NULL);
+    return run_cases(enter, NULL);
 }

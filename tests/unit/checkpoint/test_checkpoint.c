@@ -762,7 +762,4 @@ static int remove_dir(void **state)
     return scratch_remove(dir);
 }
 
-int main(void)
-{
-    return run_cases(make_dir, remove_dir);
-}
+RUN_CASES(make_dir, remove_dir)

@@ -187,7 +187,7 @@ static int reduce_all(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_all_reduce_adds_in_the_promised_order(void **state)
+CASE(an_all_reduce_adds_in_the_promised_order)
 {
     for (int size = 1; size <= 5; size++)
         on_all_kinds(size, LONG_NS, reduce_all, NULL);
@@ -257,13 +257,13 @@ static int reduce_plain(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void plain_buffers_are_summed_in_the_same_order(void **state)
+CASE(plain_buffers_are_summed_in_the_same_order)
 {
     for (int size = 2; size <= 5; size += size - 1)
         on_all_kinds(size, LONG_NS, reduce_plain, NULL);
 }
 
-static void shared_buffers_are_summed_in_the_same_order(void **state)
+CASE(shared_buffers_are_summed_in_the_same_order)
 {
     on_all_kinds(2, LONG_NS, reduce_all_shared, NULL);
     on_all_kinds(3, LONG_NS, reduce_all_shared, NULL);
@@ -281,7 +281,7 @@ static int reduce_groups(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void groups_of_segments_are_summed_in_the_order_of_a_ring(void **state)
+CASE(groups_of_segments_are_summed_in_the_order_of_a_ring)
 {
     assert_int_equal(types[0].bytes, 4);
     on_all_kinds(2, LONG_NS, reduce_groups, NULL);
@@ -325,7 +325,7 @@ static int reduce_without_staging(struct dp_comm *comm, void *arg)
 
 /* The path is used at all: where processes may map each other's memory, which the shared memory
  * transport needs. */
-static void two_processes_sum_in_place(void **state)
+CASE(two_processes_sum_in_place)
 {
     for (const struct comm_kind *k = comm_kinds; k->name; k++) {
         int killed;
@@ -334,7 +334,7 @@ static void two_processes_sum_in_place(void **state)
     }
 }
 
-static void without_shared_memory_sums_go_by_messages(void **state)
+CASE(without_shared_memory_sums_go_by_messages)
 {
     for (const struct comm_kind *k = comm_kinds; k->name; k++) {
         int killed;
@@ -362,7 +362,7 @@ static int mismatch_shared(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void different_sizes_of_shared_buffers_abort_the_group(void **state)
+CASE(different_sizes_of_shared_buffers_abort_the_group)
 {
     on_all_kinds(2, LONG_NS, mismatch_shared, NULL);
 }
@@ -402,7 +402,7 @@ static int give_up(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void no_peer_writes_into_the_buffer_of_a_rank_that_gave_up(void **state)
+CASE(no_peer_writes_into_the_buffer_of_a_rank_that_gave_up)
 {
     for (int tests = 0; tests < 8; tests += 3)
         on_all_kinds(2, LONG_NS, give_up, &tests);
@@ -430,7 +430,7 @@ static int die(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_that_dies_in_an_all_reduce_ends_it(void **state)
+CASE(a_rank_that_dies_in_an_all_reduce_ends_it)
 {
     for (const struct comm_kind *k = comm_kinds; k->name; k++) {
         int killed = 0;
@@ -454,7 +454,7 @@ static int reduce_extremes(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void minimum_and_maximum_keep_a_nan(void **state)
+CASE(minimum_and_maximum_keep_a_nan)
 {
     on_all_kinds(3, LONG_NS, reduce_extremes, NULL);
 }
@@ -490,7 +490,7 @@ static int scatter_all(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_reduce_scatter_leaves_each_rank_its_block(void **state)
+CASE(a_reduce_scatter_leaves_each_rank_its_block)
 {
     for (int size = 1; size <= 4; size++)
         on_all_kinds(size, LONG_NS, scatter_all, NULL);
@@ -552,7 +552,7 @@ static int copy_all(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void all_gather_and_broadcast_copy_every_byte(void **state)
+CASE(all_gather_and_broadcast_copy_every_byte)
 {
     for (int size = 1; size <= 5; size++)
         on_all_kinds(size, LONG_NS, copy_all, NULL);
@@ -579,7 +579,7 @@ static int test_after_the_end(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_finished_collective_may_be_waited_for_again(void **state)
+CASE(a_finished_collective_may_be_waited_for_again)
 {
     for (int size = 2; size <= 3; size++)
         on_all_kinds(size, LONG_NS, test_after_the_end, NULL);
@@ -622,7 +622,7 @@ static int many_in_flight(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void collectives_in_flight_do_not_mix(void **state)
+CASE(collectives_in_flight_do_not_mix)
 {
     on_all_kinds(2, LONG_NS, many_in_flight, NULL);
     on_all_kinds(3, LONG_NS, many_in_flight, NULL);
@@ -644,7 +644,7 @@ static int mismatch(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void different_sizes_abort_the_group(void **state)
+CASE(different_sizes_abort_the_group)
 {
     on_all_kinds(2, LONG_NS, mismatch, NULL);
 }
@@ -671,14 +671,14 @@ static int bad_arguments(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void bad_arguments_of_collectives_are_refused(void **state)
+CASE(bad_arguments_of_collectives_are_refused)
 {
     on_all_kinds(2, LONG_NS, bad_arguments, NULL);
 }
 
 /* ---- parts of a group ------------------------------------------------------------------------ */
 
-static void all_of_it_holds_in_a_part_of_a_group(void **state)
+CASE(all_of_it_holds_in_a_part_of_a_group)
 {
     static const struct comm_case cases[] = {
         {3, reduce_all, NULL},   {4, reduce_all, NULL}, {3, reduce_extremes, NULL},
@@ -732,7 +732,7 @@ static void reduce_by_turns(struct dp_comm *comms[2])
     }
 }
 
-static void a_short_all_reduce_sends_first_and_looks_at_nothing_else(void **state)
+CASE(a_short_all_reduce_sends_first_and_looks_at_nothing_else)
 {
     enum { TIMES = 256, LOOKS_AT_MOST = TIMES / 32 };
     struct dp_comm *comms[2];
@@ -757,7 +757,7 @@ static void a_short_all_reduce_sends_first_and_looks_at_nothing_else(void **stat
 }
 
 /* Its transfers end before it returns, also those that have not failed: the caller may free its memory. */
-static void a_collective_that_fails_gives_the_memory_back(void **state)
+CASE(a_collective_that_fails_gives_the_memory_back)
 {
     const DLDataType f32 = {kDLFloat, 32, 1};
     static float values[2][100004];
@@ -780,31 +780,4 @@ static void a_collective_that_fails_gives_the_memory_back(void **state)
     comms[1]->ops = counted;
     for (int rank = 0; rank < 2; rank++)
         dp_comm_close(comms[rank]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_all_reduce_adds_in_the_promised_order),
-        cmocka_unit_test(shared_buffers_are_summed_in_the_same_order),
-        cmocka_unit_test(plain_buffers_are_summed_in_the_same_order),
-        cmocka_unit_test(groups_of_segments_are_summed_in_the_order_of_a_ring),
-        cmocka_unit_test(two_processes_sum_in_place),
-        cmocka_unit_test(without_shared_memory_sums_go_by_messages),
-        cmocka_unit_test(different_sizes_of_shared_buffers_abort_the_group),
-        cmocka_unit_test(no_peer_writes_into_the_buffer_of_a_rank_that_gave_up),
-        cmocka_unit_test(a_rank_that_dies_in_an_all_reduce_ends_it),
-        cmocka_unit_test(minimum_and_maximum_keep_a_nan),
-        cmocka_unit_test(a_short_all_reduce_sends_first_and_looks_at_nothing_else),
-        cmocka_unit_test(a_collective_that_fails_gives_the_memory_back),
-        cmocka_unit_test(a_reduce_scatter_leaves_each_rank_its_block),
-        cmocka_unit_test(all_gather_and_broadcast_copy_every_byte),
-        cmocka_unit_test(a_finished_collective_may_be_waited_for_again),
-        cmocka_unit_test(collectives_in_flight_do_not_mix),
-        cmocka_unit_test(different_sizes_abort_the_group),
-        cmocka_unit_test(bad_arguments_of_collectives_are_refused),
-        cmocka_unit_test(all_of_it_holds_in_a_part_of_a_group),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,7 +51,7 @@ static int abort_from(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_abort_of_any_rank_reaches_all(void **state)
+CASE(an_abort_of_any_rank_reaches_all)
 {
     for (int culprit = 0; culprit < 4; culprit++)
         on_all_kinds(4, LONG_NS, abort_from, &culprit);
@@ -80,7 +80,7 @@ static int interrupt_one(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_interrupt_of_one_rank_ends_all(void **state)
+CASE(an_interrupt_of_one_rank_ends_all)
 {
     int answers[] = {DP_EINTERRUPTED, 1};
 
@@ -123,7 +123,7 @@ static int stall(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_silent_rank_is_found_and_named(void **state)
+CASE(a_silent_rank_is_found_and_named)
 {
     for (int culprit = 0; culprit < 4 && comm_kinds->shares_files; culprit += 2) {
         struct stall s = {.culprit = culprit};
@@ -218,7 +218,7 @@ static int begin_to_wait_late(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_that_has_just_begun_to_wait_is_not_taken_for_the_culprit(void **state)
+CASE(a_rank_that_has_just_begun_to_wait_is_not_taken_for_the_culprit)
 {
     struct late_wait l;
 
@@ -258,7 +258,7 @@ static int stall_in_line(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_wait_behind_another_collective_names_who_is_missing(void **state)
+CASE(a_wait_behind_another_collective_names_who_is_missing)
 {
     struct stall s = {.culprit = 1};
 
@@ -288,7 +288,7 @@ static int wait_for_any(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_wait_for_any_rank_names_none(void **state)
+CASE(a_wait_for_any_rank_names_none)
 {
     for (int rank = 0; rank < 2; rank++)
         on_kinds_with(NEEDS_ANY, 2, LONG_NS, wait_for_any, &rank);
@@ -366,7 +366,7 @@ static void kill_one_of_four(const struct comm_kind *kind, int culprit, bool has
     close(d.life[1]);
 }
 
-static void a_killed_rank_is_named_on_all_others(void **state)
+CASE(a_killed_rank_is_named_on_all_others)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int culprit = 0; culprit < 4 && kind->processes; culprit++)
@@ -374,7 +374,7 @@ static void a_killed_rank_is_named_on_all_others(void **state)
 }
 
 /* As that of a data loader. */
-static void a_child_of_a_killed_rank_hides_nothing(void **state)
+CASE(a_child_of_a_killed_rank_hides_nothing)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         for (int culprit = 0; culprit < 4 && kind->processes; culprit += 3)
@@ -394,7 +394,7 @@ static int wait_in_a_circle(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_deadlock_ends_at_the_deadline(void **state)
+CASE(a_deadlock_ends_at_the_deadline)
 {
     on_all_kinds(3, SHORT_NS, wait_in_a_circle, NULL);
 }
@@ -459,7 +459,7 @@ static void stop_one_of_three(const struct comm_kind *kind, int culprit)
 }
 
 /* Another one on each; with DP_TEST_FULL, each. */
-static void a_rank_that_is_stopped_in_a_wait_is_named(void **state)
+CASE(a_rank_that_is_stopped_in_a_wait_is_named)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name && kind->shares_files; kind++)
         for (int culprit = 0; culprit < 3; culprit++)
@@ -514,7 +514,7 @@ static int fail_and_open_again(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void after_a_reset_all_is_as_new(void **state)
+CASE(after_a_reset_all_is_as_new)
 {
     for (int culprit = 0; culprit < 4; culprit += 3)
         on_kinds_with(NEEDS_TAGS, 4, LONG_NS, fail_and_open_again, &culprit);
@@ -534,7 +534,7 @@ static int reset_alone(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_reset_that_others_do_not_join_fails(void **state)
+CASE(a_reset_that_others_do_not_join_fails)
 {
     on_kinds_with(NEEDS_END, 3, SHORT_NS, reset_alone, NULL);
 }
@@ -560,7 +560,7 @@ static int leave_early(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_may_leave_with_requests_in_flight(void **state)
+CASE(a_rank_may_leave_with_requests_in_flight)
 {
     on_kinds_with(NEEDS_END, 2, LONG_NS, leave_early, NULL);
 }
@@ -584,14 +584,14 @@ static int wait_for_a_circle(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void of_a_circle_that_a_wait_leads_to_one_rank_is_named(void **state)
+CASE(of_a_circle_that_a_wait_leads_to_one_rank_is_named)
 {
     on_all_kinds(4, LONG_NS, wait_for_a_circle, NULL);
 }
 
 /* ---- errors of a lost connection ------------------------------------------------------------- */
 
-static void only_the_end_of_its_stream_says_that_a_process_has_ended(void **state)
+CASE(only_the_end_of_its_stream_says_that_a_process_has_ended)
 {
     static const struct {
         struct dp_wire wire;
@@ -656,7 +656,7 @@ static int fail_in_main(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_that_returns_from_main_has_left_unless_it_fails(void **state)
+CASE(a_rank_that_returns_from_main_has_left_unless_it_fails)
 {
     int killed;
 
@@ -666,27 +666,4 @@ static void a_rank_that_returns_from_main_has_left_unless_it_fails(void **state)
         if (kind->processes)
             assert_int_equal(kind->run(kind, 3, LONG_NS, fail_in_main, NULL, &killed), 1);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_abort_of_any_rank_reaches_all),
-        cmocka_unit_test(an_interrupt_of_one_rank_ends_all),
-        cmocka_unit_test(a_silent_rank_is_found_and_named),
-        cmocka_unit_test(a_rank_that_has_just_begun_to_wait_is_not_taken_for_the_culprit),
-        cmocka_unit_test(a_wait_behind_another_collective_names_who_is_missing),
-        cmocka_unit_test(a_wait_for_any_rank_names_none),
-        cmocka_unit_test(a_killed_rank_is_named_on_all_others),
-        cmocka_unit_test(a_child_of_a_killed_rank_hides_nothing),
-        cmocka_unit_test(a_deadlock_ends_at_the_deadline),
-        cmocka_unit_test(of_a_circle_that_a_wait_leads_to_one_rank_is_named),
-        cmocka_unit_test(a_rank_that_is_stopped_in_a_wait_is_named),
-        cmocka_unit_test(after_a_reset_all_is_as_new),
-        cmocka_unit_test(a_reset_that_others_do_not_join_fails),
-        cmocka_unit_test(a_rank_may_leave_with_requests_in_flight),
-        cmocka_unit_test(a_rank_that_returns_from_main_has_left_unless_it_fails),
-        cmocka_unit_test(only_the_end_of_its_stream_says_that_a_process_has_ended),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -111,7 +111,7 @@ static int open_in_sandbox(const struct rank *r)
     return r->rank == 1 && !deny_memfd() ? 0 : open_and_meet(r);
 }
 
-static void a_rank_that_may_share_no_memory_connects_by_tcp(void **state)
+CASE(a_rank_that_may_share_no_memory_connects_by_tcp)
 {
     const pid_t child = fork();
 
@@ -122,7 +122,7 @@ static void a_rank_that_may_share_no_memory_connects_by_tcp(void **state)
     run_some(4, 4, open_in_sandbox, NULL);
 }
 
-static void ranks_find_each_other_with_and_without_a_secret(void **state)
+CASE(ranks_find_each_other_with_and_without_a_secret)
 {
     run_some(4, 4, open_and_meet, NULL);
     run_some(4, 4, open_and_meet, "what only we know");
@@ -175,7 +175,7 @@ static int open_with_listener(const struct rank *r)
                                             .listener = r->rank ? 0 : h->fd});
 }
 
-static void a_socket_that_listens_already_can_be_handed_over(void **state)
+CASE(a_socket_that_listens_already_can_be_handed_over)
 {
     struct handed_over h;
 
@@ -226,7 +226,7 @@ static int open_with_store(const struct rank *r)
                                             .store = &store});
 }
 
-static void ranks_can_meet_by_the_users_store(void **state)
+CASE(ranks_can_meet_by_the_users_store)
 {
     char folder[SCRATCH_LEN], path[SCRATCH_LEN + 8];
 
@@ -254,7 +254,7 @@ static int refuse_put(void *user, const char *key, const void *value, size_t len
     return DP_EIO;
 }
 
-static void stores_and_sockets_that_will_not_do_are_named(void **state)
+CASE(stores_and_sockets_that_will_not_do_are_named)
 {
     struct dp_comm *comm;
     struct dp_comm_store store = {.put = refuse_put, .get = never};
@@ -296,7 +296,7 @@ static int come_alone(const struct rank *r)
     return 0;
 }
 
-static void missing_ranks_are_named_to_those_present(void **state)
+CASE(missing_ranks_are_named_to_those_present)
 {
     run_some(2, 4, come_alone, NULL);
 }
@@ -342,7 +342,7 @@ static int put_nowhere(void *user, const char *key, const void *value, size_t le
     return 0;
 }
 
-static void a_poll_function_ends_an_open(void **state)
+CASE(a_poll_function_ends_an_open)
 {
     static const struct dp_comm_store empty = {.put = put_nowhere, .get = find_nothing};
     const int port = find_free_port();
@@ -375,7 +375,7 @@ static int close_and_stop(const struct rank *r)
     return 0;
 }
 
-static void a_poll_function_ends_a_close(void **state)
+CASE(a_poll_function_ends_a_close)
 {
     int over[2];
 
@@ -385,7 +385,7 @@ static void a_poll_function_ends_a_close(void **state)
     close(over[1]);
 }
 
-static void a_rank_0_that_does_not_come_is_named(void **state)
+CASE(a_rank_0_that_does_not_come_is_named)
 {
     run_some(1, 2, come_without_root, NULL);
 }
@@ -412,7 +412,7 @@ static int of_wrong_size(const struct rank *r)
 }
 
 /* The intruders connect first, and do not keep members from joining afterwards. */
-static void a_rank_that_does_not_fit_is_refused_and_the_rest_goes_on(void **state)
+CASE(a_rank_that_does_not_fit_is_refused_and_the_rest_goes_on)
 {
     const int port = find_free_port();
     const char *secret = "right";
@@ -442,7 +442,7 @@ static int meet_false_root(const struct rank *r)
     return be_refused(r, "right", "the secret is not the same");
 }
 
-static void a_rank_0_with_another_secret_gets_no_members(void **state)
+CASE(a_rank_0_with_another_secret_gets_no_members)
 {
     const int port = find_free_port();
     const pid_t root = start_rank(0, 2, port, meet_false_root, NULL);
@@ -465,7 +465,7 @@ static int with_transport_of_its_own(const struct rank *r)
     return 0;
 }
 
-static void ranks_that_want_different_transports_are_named(void **state)
+CASE(ranks_that_want_different_transports_are_named)
 {
     run_some(3, 3, with_transport_of_its_own, NULL);
 }
@@ -579,7 +579,7 @@ static void send_something_wrong(int fd, uint32_t *seed)
     (void)n;
 }
 
-static void strangers_that_connect_to_a_group_do_no_harm(void **state)
+CASE(strangers_that_connect_to_a_group_do_no_harm)
 {
     enum { STRANGERS = 400, SILENT = 20 };
     const int port = find_free_port();
@@ -615,7 +615,7 @@ static int open_with_few_files(const struct rank *r)
 
 /* More of them than rank 0 may have files: silent ones, ones that go on as far as any process can, and ones
  * that say that more sockets follow. */
-static void strangers_that_stay_take_no_files_from_a_group(void **state)
+CASE(strangers_that_stay_take_no_files_from_a_group)
 {
     enum { EACH = 40 };
     const struct timeval soon = {.tv_usec = 50000};
@@ -665,7 +665,7 @@ static int open_at_host(const struct rank *r)
 }
 
 /* As a name for this host Debian has 127.0.1.1. */
-static void a_group_of_the_loopback_listens_there_only(void **state)
+CASE(a_group_of_the_loopback_listens_there_only)
 {
     run_some(2, 2, open_at_host, "localhost");
     run_some(2, 2, open_at_host, "127.0.0.1");
@@ -684,7 +684,7 @@ static int meet_false_rank_0(const struct rank *r)
     return 0;
 }
 
-static void a_false_rank_0_does_no_harm_either(void **state)
+CASE(a_false_rank_0_does_no_harm_either)
 {
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof(any);
@@ -736,7 +736,7 @@ static int join_by_the_second_address(const struct rank *r)
 }
 
 /* What listens there accepts, and says nothing. */
-static void an_address_that_does_not_answer_leaves_time_for_the_next(void **state)
+CASE(an_address_that_does_not_answer_leaves_time_for_the_next)
 {
     const int port = find_free_port();
     struct sockaddr_in second = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
@@ -762,7 +762,7 @@ static void expect_refusal(struct dp_comm_config config, int error, const char *
         fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
 }
 
-static void bad_configs_are_refused_in_a_sentence(void **state)
+CASE(bad_configs_are_refused_in_a_sentence)
 {
     struct dp_comm *comm;
     const char *here = "127.0.0.1:1";
@@ -795,7 +795,7 @@ static void bad_configs_are_refused_in_a_sentence(void **state)
     unsetenv("DUALPIPE_WIRE_TCP_BUFFER");
 }
 
-static void a_port_in_use_is_named(void **state)
+CASE(a_port_in_use_is_named)
 {
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof(any);
@@ -834,34 +834,7 @@ static int open_from_environment(const struct rank *r)
     return 0;
 }
 
-static void all_of_it_can_come_from_the_environment(void **state)
+CASE(all_of_it_can_come_from_the_environment)
 {
     run_some(3, 3, open_from_environment, NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_find_each_other_with_and_without_a_secret),
-        cmocka_unit_test(a_rank_that_may_share_no_memory_connects_by_tcp),
-        cmocka_unit_test(a_socket_that_listens_already_can_be_handed_over),
-        cmocka_unit_test(ranks_can_meet_by_the_users_store),
-        cmocka_unit_test(stores_and_sockets_that_will_not_do_are_named),
-        cmocka_unit_test(missing_ranks_are_named_to_those_present),
-        cmocka_unit_test(a_poll_function_ends_an_open),
-        cmocka_unit_test(a_poll_function_ends_a_close),
-        cmocka_unit_test(a_rank_0_that_does_not_come_is_named),
-        cmocka_unit_test(a_rank_that_does_not_fit_is_refused_and_the_rest_goes_on),
-        cmocka_unit_test(a_rank_0_with_another_secret_gets_no_members),
-        cmocka_unit_test(ranks_that_want_different_transports_are_named),
-        cmocka_unit_test(strangers_that_connect_to_a_group_do_no_harm),
-        cmocka_unit_test(strangers_that_stay_take_no_files_from_a_group),
-        cmocka_unit_test(a_group_of_the_loopback_listens_there_only),
-        cmocka_unit_test(a_false_rank_0_does_no_harm_either),
-        cmocka_unit_test(an_address_that_does_not_answer_leaves_time_for_the_next),
-        cmocka_unit_test(bad_configs_are_refused_in_a_sentence),
-        cmocka_unit_test(a_port_in_use_is_named),
-        cmocka_unit_test(all_of_it_can_come_from_the_environment),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

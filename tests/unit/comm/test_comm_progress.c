@@ -233,8 +233,4 @@ CASE(an_abort_a_reset_and_an_end_reach_a_rank_that_computes)
     on_all_kinds(3, abort_while_away);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -77,7 +77,7 @@ static void expect_running(struct dp_batch_norm *bn, const struct data *d, int m
     }
 }
 
-static void running_statistics_are_those_of_the_whole_mini_batch(void **state)
+CASE(running_statistics_are_those_of_the_whole_mini_batch)
 {
     struct dp_batch_norm *bn;
     struct data d;
@@ -96,7 +96,7 @@ static void running_statistics_are_those_of_the_whole_mini_batch(void **state)
         }
 }
 
-static void running_statistics_begin_as_told(void **state)
+CASE(running_statistics_begin_as_told)
 {
     struct dp_batch_norm *bn;
     float mean[CHANNELS], variance[CHANNELS];
@@ -112,7 +112,7 @@ static void running_statistics_begin_as_told(void **state)
     dp_batch_norm_free(bn);
 }
 
-static void squares_of_values_far_from_zero_do_not_cancel(void **state)
+CASE(squares_of_values_far_from_zero_do_not_cancel)
 {
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.momentum = 1});
     struct data d;
@@ -125,7 +125,7 @@ static void squares_of_values_far_from_zero_do_not_cancel(void **state)
     dp_batch_norm_free(bn);
 }
 
-static void a_step_that_failed_is_forgotten(void **state)
+CASE(a_step_that_failed_is_forgotten)
 {
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.momentum = 1});
     struct data d;
@@ -140,7 +140,7 @@ static void a_step_that_failed_is_forgotten(void **state)
     dp_batch_norm_free(bn);
 }
 
-static void the_order_of_micro_batches_does_not_matter_to_the_last_bit(void **state)
+CASE(the_order_of_micro_batches_does_not_matter_to_the_last_bit)
 {
     static const int orders[][MBS] = {{0, 1, 2, 3}, {3, 2, 1, 0}, {2, 0, 3, 1}};
     float first[2][CHANNELS];
@@ -163,7 +163,7 @@ static void the_order_of_micro_batches_does_not_matter_to_the_last_bit(void **st
 }
 
 /* Micro-batches 0 and 2 on one rank, 1 and 3 on another. */
-static void a_commit_of_each_micro_batch_is_that_of_one_process_to_the_last_bit(void **state)
+CASE(a_commit_of_each_micro_batch_is_that_of_one_process_to_the_last_bit)
 {
     struct dp_batch_norm *bn[3];
     double all[MBS][1 + 2 * CHANNELS], one[1 + 2 * CHANNELS];
@@ -190,7 +190,7 @@ static void a_commit_of_each_micro_batch_is_that_of_one_process_to_the_last_bit(
         dp_batch_norm_free(bn[i]);
 }
 
-static void replicas_commit_the_statistics_of_all(void **state)
+CASE(replicas_commit_the_statistics_of_all)
 {
     struct dp_batch_norm *bn[2];
     double all[4][1 + 2 * CHANNELS];
@@ -211,7 +211,7 @@ static void replicas_commit_the_statistics_of_all(void **state)
     }
 }
 
-static void a_cumulative_mean_weighs_all_commits_alike(void **state)
+CASE(a_cumulative_mean_weighs_all_commits_alike)
 {
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.cumulative = true});
     double sum[CHANNELS] = {0};
@@ -234,7 +234,7 @@ static void a_cumulative_mean_weighs_all_commits_alike(void **state)
 
 /* What fairscale does: a commit when the number that was asked for has come, with biased variance;
  * fewer stay for the next step. */
-static void compat_commits_when_all_chunks_have_come(void **state)
+CASE(compat_commits_when_all_chunks_have_come)
 {
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){
         .compat = true, .microbatches = 3, .momentum = 0.5, .unbiased = true});
@@ -253,7 +253,7 @@ static void compat_commits_when_all_chunks_have_come(void **state)
 
 /* ---- the layer ------------------------------------------------------------------------------- */
 
-static void recomputing_gives_the_same_and_notes_nothing(void **state)
+CASE(recomputing_gives_the_same_and_notes_nothing)
 {
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.momentum = 1});
     struct data d, again;
@@ -269,7 +269,7 @@ static void recomputing_gives_the_same_and_notes_nothing(void **state)
     dp_batch_norm_free(bn);
 }
 
-static void evaluation_takes_the_running_statistics(void **state)
+CASE(evaluation_takes_the_running_statistics)
 {
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.epsilon = 1e-3});
     struct data d;
@@ -305,7 +305,7 @@ static double scalar(struct dp_batch_norm *bn, const float *x, const float *g, c
     return sum;
 }
 
-static void gradients_are_those_of_finite_differences(void **state)
+CASE(gradients_are_those_of_finite_differences)
 {
     struct dp_batch_norm *bn = make((struct dp_batch_norm_config){0});
     float dx[MAX_ROWS * CHANNELS], dgain[CHANNELS] = {0}, dbias[CHANNELS] = {0};
@@ -341,7 +341,7 @@ static void gradients_are_those_of_finite_differences(void **state)
     dp_batch_norm_free(bn);
 }
 
-static void what_is_wrong_is_named(void **state)
+CASE(what_is_wrong_is_named)
 {
     struct dp_batch_norm *bn = NULL;
     struct data d;
@@ -374,24 +374,4 @@ static void what_is_wrong_is_named(void **state)
     dp_batch_norm_free(NULL);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(running_statistics_are_those_of_the_whole_mini_batch),
-        cmocka_unit_test(running_statistics_begin_as_told),
-        cmocka_unit_test(squares_of_values_far_from_zero_do_not_cancel),
-        cmocka_unit_test(a_step_that_failed_is_forgotten),
-        cmocka_unit_test(the_order_of_micro_batches_does_not_matter_to_the_last_bit),
-        cmocka_unit_test(a_commit_of_each_micro_batch_is_that_of_one_process_to_the_last_bit),
-        cmocka_unit_test(replicas_commit_the_statistics_of_all),
-        cmocka_unit_test(a_cumulative_mean_weighs_all_commits_alike),
-        cmocka_unit_test(compat_commits_when_all_chunks_have_come),
-        cmocka_unit_test(recomputing_gives_the_same_and_notes_nothing),
-        cmocka_unit_test(evaluation_takes_the_running_statistics),
-        cmocka_unit_test(gradients_are_those_of_finite_differences),
-        cmocka_unit_test(what_is_wrong_is_named),
-    };
-
-    log_nothing();
-    return cmocka_run_group_tests_name("batch normalisation", tests, NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -1035,8 +1035,4 @@ CASE(mistakes_are_errors_on_all_ranks)
         on_all_kinds(RANKS, SECONDS(20), make_mistake, &mistake);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -296,8 +296,4 @@ CASE(what_an_algorithm_cannot_do_is_refused)
     assert_null(dp_name(DP_NAMES_MIXER, DP_MIXER_ALGORITHMS));
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -117,8 +117,4 @@ CASE(a_mixer_that_gets_no_memory_says_so)
     every_failure_is_reported(&(struct alloc_case){.graph = "complete", .staleness = 1});
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -778,8 +778,4 @@ CASE(a_factor_holds_for_exchanges_that_begin_with_it)
     on_all_kinds(RANKS, SECONDS(20), change_factor_while_late, NULL);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

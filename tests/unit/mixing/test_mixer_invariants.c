@@ -265,8 +265,4 @@ CASE(graphs_that_cannot_be_are_refused_on_all_ranks)
         on_all_kinds(4, SECONDS(20), refuse, (void *)(uintptr_t)&refused[i]);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -941,8 +941,4 @@ CASE(a_mixer_that_cannot_survive_says_so)
     assert_int_equal(comm_on_threads(2, LONG_NS, refuse, &job), 0);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

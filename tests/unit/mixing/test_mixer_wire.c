@@ -248,8 +248,4 @@ CASE(what_cannot_be_compressed_is_refused)
             fail_msg("case %zu", i);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -484,8 +484,4 @@ CASE(a_graph_of_another_size_is_of_its_kind_where_that_exists)
     }
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

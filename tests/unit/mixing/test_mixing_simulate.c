@@ -175,8 +175,4 @@ CASE(scenarios_that_cannot_be_are_refused)
     dp_graph_free(push);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

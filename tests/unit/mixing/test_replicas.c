@@ -153,7 +153,7 @@ static int sum(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void gradients_are_summed_in_pairs(void **state)
+CASE(gradients_are_summed_in_pairs)
 {
     on_all_kinds(4, SECONDS(30), sum, NULL);
     for (int size = 1; size <= MAX_RANKS; size++)
@@ -233,14 +233,14 @@ static int move(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void gradients_may_move_between_steps(void **state)
+CASE(gradients_may_move_between_steps)
 {
     on_all_kinds(2, SECONDS(30), move, NULL);
     for (int size = 1; size <= 3; size++)
         assert_int_equal(comm_on_threads(size, SECONDS(30), move, NULL), 0);
 }
 
-static void shards_are_the_whole_model(void **state)
+CASE(shards_are_the_whole_model)
 {
     on_all_kinds(2, SECONDS(30), shard, NULL);
     for (int size = 1; size <= 5; size++)
@@ -274,28 +274,15 @@ static int differ(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void lists_that_differ_are_an_error_on_all_replicas(void **state)
+CASE(lists_that_differ_are_an_error_on_all_replicas)
 {
     on_all_kinds(2, SECONDS(30), differ, NULL);
 }
 
-static void without_a_communicator_there_are_no_replicas(void **state)
+CASE(without_a_communicator_there_are_no_replicas)
 {
     struct dp_replicas *r;
 
     assert_int_equal(dp_replicas_new(NULL, 0, NULL, NULL, &r), DP_ESTATE);
     dp_replicas_free(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gradients_are_summed_in_pairs),
-        cmocka_unit_test(shards_are_the_whole_model),
-        cmocka_unit_test(gradients_may_move_between_steps),
-        cmocka_unit_test(lists_that_differ_are_an_error_on_all_replicas),
-        cmocka_unit_test(without_a_communicator_there_are_no_replicas),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

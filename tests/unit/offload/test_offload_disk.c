@@ -117,7 +117,7 @@ static void expect_equal_state(struct rig *rig)
     }
 }
 
-static void every_kind_gives_the_bits_of_memory(void **state)
+CASE(every_kind_gives_the_bits_of_memory)
 {
     static const DLDataType types[] = {{kDLFloat, 32, 1}, {kDLBfloat, 16, 1}};
     static const enum dp_optimizer_kind kinds[] = {DP_OPTIMIZER_ADAM, DP_OPTIMIZER_ADAMW,
@@ -136,7 +136,7 @@ static void every_kind_gives_the_bits_of_memory(void **state)
 }
 
 /* What a checkpoint has, into one that is new. */
-static void state_that_is_read_back_goes_on(void **state)
+CASE(state_that_is_read_back_goes_on)
 {
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
     const struct dp_named_tensor *to, *from = dp_optimizer_state(rig->memory);
@@ -168,7 +168,7 @@ static void limit_files(rlim_t bytes)
 }
 
 /* Writes behind a place fail; so some parts are done and others not. */
-static void a_write_that_fails_loses_nothing(void **state)
+CASE(a_write_that_fails_loses_nothing)
 {
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
     const struct dp_named_tensor *tensors;
@@ -191,7 +191,7 @@ static void a_write_that_fails_loses_nothing(void **state)
     end(rig);
 }
 
-static void a_file_that_ends_early_is_noticed(void **state)
+CASE(a_file_that_ends_early_is_noticed)
 {
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
     int file = dpo_disk_file(rig->file);
@@ -238,7 +238,7 @@ static void fail_once(struct rig *rig, int step, const char *path, int flags, co
     close(other);
 }
 
-static void a_full_disk_and_a_disk_that_fails_lose_nothing(void **state)
+CASE(a_full_disk_and_a_disk_that_fails_lose_nothing)
 {
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
 
@@ -250,7 +250,7 @@ static void a_full_disk_and_a_disk_that_fails_lose_nothing(void **state)
     end(rig);
 }
 
-static void io_uring_is_used_where_it_is_there(void **state)
+CASE(io_uring_is_used_where_it_is_there)
 {
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
     bool uring = dpo_disk_is_uring(rig->file);
@@ -331,7 +331,7 @@ static void expect_checkpoint(void)
     end(rig);
 }
 
-static void kill_at_any_moment_leaves_the_last_checkpoint_good(void **state)
+CASE(kill_at_any_moment_leaves_the_last_checkpoint_good)
 {
     char byte;
     int status;
@@ -359,7 +359,7 @@ static void kill_at_any_moment_leaves_the_last_checkpoint_good(void **state)
     unlink(saved);
 }
 
-static void what_cannot_be_is_refused(void **state)
+CASE(what_cannot_be_is_refused)
 {
     struct rig *rig = begin(DP_OPTIMIZER_ADAMW, (DLDataType){kDLFloat, 32, 1});
     struct dp_offload_optimizer_config config = {
@@ -398,18 +398,8 @@ static int remove_folder(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_kind_gives_the_bits_of_memory),
-        cmocka_unit_test(state_that_is_read_back_goes_on),
-        cmocka_unit_test(a_write_that_fails_loses_nothing),
-        cmocka_unit_test(a_file_that_ends_early_is_noticed),
-        cmocka_unit_test(a_full_disk_and_a_disk_that_fails_lose_nothing),
-        cmocka_unit_test(io_uring_is_used_where_it_is_there),
-        cmocka_unit_test(kill_at_any_moment_leaves_the_last_checkpoint_good),
-        cmocka_unit_test(what_cannot_be_is_refused),
-    };
-    int failed = cmocka_run_group_tests_name("io_uring", tests, make_folder, remove_folder);
+    int failed = run_cases(make_folder, remove_folder);
 
     threads = true;
-    return failed + cmocka_run_group_tests_name("threads", tests, make_folder, remove_folder);
+    return failed + run_cases(make_folder, remove_folder);
 }

@@ -155,7 +155,7 @@ static bool one_model(int node, const cpu_set_t *cpus)
     return true;
 }
 
-static void a_model_is_updated_where_its_memory_came_to_be(void **state)
+CASE(a_model_is_updated_where_its_memory_came_to_be)
 {
     report(each_node(one_model), "models were updated");
 }
@@ -228,12 +228,12 @@ static bool one_file(int node, const cpu_set_t *cpus)
     return told;
 }
 
-static void files_are_read_and_written_beside_the_parameters(void **state)
+CASE(files_are_read_and_written_beside_the_parameters)
 {
     report(each_node(one_file), "files were read and written");
 }
 
-static void memory_that_is_not_there_is_on_no_node(void **state)
+CASE(memory_that_is_not_there_is_on_no_node)
 {
     assert_int_equal(dp_memory_numa_node(&mine, 0), -1);
     assert_int_equal(dp_memory_numa_node(NULL, 100), -1);
@@ -241,13 +241,7 @@ static void memory_that_is_not_there_is_on_no_node(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_model_is_updated_where_its_memory_came_to_be),
-        cmocka_unit_test(files_are_read_and_written_beside_the_parameters),
-        cmocka_unit_test(memory_that_is_not_there_is_on_no_node),
-    };
-
     if (sched_getaffinity(0, sizeof(mine), &mine))
         return 1;
-    return cmocka_run_group_tests_name("nodes", tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

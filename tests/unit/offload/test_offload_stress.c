@@ -294,7 +294,7 @@ static void one_seed(uint64_t seed)
     free(run);
 }
 
-static void late_copies_at_any_priority_change_nothing(void **state)
+CASE(late_copies_at_any_priority_change_nothing)
 {
     const uint64_t first = first_seed(), count = getenv("DP_TEST_FULL") ? 20 * SEEDS : SEEDS;
 
@@ -304,10 +304,6 @@ static void late_copies_at_any_priority_change_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(late_copies_at_any_priority_change_nothing),
-    };
-
     dp_log_set(NULL, NULL, DP_LOG_ERROR);
-    return cmocka_run_group_tests_name("stress", tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

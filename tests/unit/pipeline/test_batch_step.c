@@ -327,7 +327,7 @@ static const struct trial shapes[] = {
      .execution = DP_EXECUTE_MESSAGES},
 };
 
-static void every_schedule_takes_a_whole_batch(void **state)
+CASE(every_schedule_takes_a_whole_batch)
 {
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         for (int uneven = 0; uneven < 2; uneven++) {
@@ -339,7 +339,7 @@ static void every_schedule_takes_a_whole_batch(void **state)
         }
 }
 
-static void every_communicator_takes_a_whole_batch(void **state)
+CASE(every_communicator_takes_a_whole_batch)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         struct trial trial = shapes[0];
@@ -382,7 +382,7 @@ static int check_reduced(struct dp_comm *comm, const struct trial *trial, struct
     return 0;
 }
 
-static void outputs_and_losses_can_be_reduced(void **state)
+CASE(outputs_and_losses_can_be_reduced)
 {
     struct trial trial = shapes[0];
     trial.rows = 12;
@@ -409,7 +409,7 @@ static int check_replicated(struct dp_comm *comm, const struct trial *trial,
     return 0;
 }
 
-static void equal_outputs_can_be_one_that_outlives_the_step(void **state)
+CASE(equal_outputs_can_be_one_that_outlives_the_step)
 {
     struct trial trial = shapes[0];
     trial.rows = 12;
@@ -432,7 +432,7 @@ static int check_masked(struct dp_comm *comm, const struct trial *trial, struct 
     return check_outputs(comm, trial, outputs);
 }
 
-static void masked_micro_batches_give_the_outputs_of_cut_ones(void **state)
+CASE(masked_micro_batches_give_the_outputs_of_cut_ones)
 {
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct trial trial = shapes[i];
@@ -457,7 +457,7 @@ static int check_three(struct dp_comm *comm, const struct trial *trial, struct d
     return check_outputs(comm, trial, outputs);
 }
 
-static void fewer_rows_take_the_schedule_of_fewer_micro_batches(void **state)
+CASE(fewer_rows_take_the_schedule_of_fewer_micro_batches)
 {
     struct dp_schedule_spec fewer = shapes[0].spec;
     struct dp_schedule *also;
@@ -492,7 +492,7 @@ static void masks_by_chunks(struct dp_batch_step *batch, int rank)
 }
 
 /* 5 rows are 2, 2 and 1 of 4 micro-batches, 7 are 2, 2, 2 and 1. */
-static void rows_are_cut_as_async_pipe_cuts_them(void **state)
+CASE(rows_are_cut_as_async_pipe_cuts_them)
 {
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct trial trial = shapes[i];
@@ -562,7 +562,7 @@ static int run_with_masks(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void masks_of_attention_reach_every_stage(void **state)
+CASE(masks_of_attention_reach_every_stage)
 {
     struct dp_schedule *s;
     assert_int_equal(dp_schedule_new(&shapes[0].spec, &s), 0);
@@ -602,7 +602,7 @@ static int run_in_two_calls(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void outputs_are_given_and_gradients_taken_in_two_calls(void **state)
+CASE(outputs_are_given_and_gradients_taken_in_two_calls)
 {
     struct dp_schedule *s;
     assert_int_equal(dp_schedule_new(&shapes[1].spec, &s), 0);
@@ -637,7 +637,7 @@ static int run_some_unused(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void ranks_beyond_the_stages_return_their_input(void **state)
+CASE(ranks_beyond_the_stages_return_their_input)
 {
     static const int32_t balance[] = {1, 1};
     const struct dp_partition_spec layers = {.layer_count = 2, .balance = balance, .stages = 2};
@@ -763,7 +763,7 @@ static void a_member_that_is_made_here(struct dp_batch_step *batch, int rank)
         batch->step.inputs = &none;
 }
 
-static void every_bad_argument_is_named_and_ends_the_step_everywhere(void **state)
+CASE(every_bad_argument_is_named_and_ends_the_step_everywhere)
 {
     static const struct {
         void (*edit)(struct dp_batch_step *batch, int rank);
@@ -820,7 +820,7 @@ static void e14_masked_results_of_other_shapes(struct dp_batch_step *batch, int 
     batch->merge.mask = true;
 }
 
-static void what_cannot_be_merged_is_named(void **state)
+CASE(what_cannot_be_merged_is_named)
 {
     static const struct {
         void (*edit)(struct dp_batch_step *batch, int rank);
@@ -842,23 +842,4 @@ static void what_cannot_be_merged_is_named(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_schedule_takes_a_whole_batch),
-        cmocka_unit_test(every_communicator_takes_a_whole_batch),
-        cmocka_unit_test(outputs_and_losses_can_be_reduced),
-        cmocka_unit_test(equal_outputs_can_be_one_that_outlives_the_step),
-        cmocka_unit_test(masked_micro_batches_give_the_outputs_of_cut_ones),
-        cmocka_unit_test(fewer_rows_take_the_schedule_of_fewer_micro_batches),
-        cmocka_unit_test(rows_are_cut_as_async_pipe_cuts_them),
-        cmocka_unit_test(masks_of_attention_reach_every_stage),
-        cmocka_unit_test(outputs_are_given_and_gradients_taken_in_two_calls),
-        cmocka_unit_test(ranks_beyond_the_stages_return_their_input),
-        cmocka_unit_test(every_bad_argument_is_named_and_ends_the_step_everywhere),
-        cmocka_unit_test(what_cannot_be_merged_is_named),
-    };
-
-    log_nothing();
-    return cmocka_run_group_tests_name("steps of whole batches", tests, NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -428,8 +428,4 @@ CASE(an_evaluation_of_other_micro_batches_is_a_mismatch)
     dp_schedule_free(s);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

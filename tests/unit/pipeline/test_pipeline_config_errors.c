@@ -333,8 +333,4 @@ CASE(a_schedule_that_asks_for_too_much_is_refused)
                    "a REDUCE of slot 0 of rank 0, which has no mirror, expected reduce operations");
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -159,7 +159,7 @@ static void expect_sequential(struct dp_schedule_spec spec, bool no_split,
     dp_schedule_free(s);
 }
 
-static void loaded_micro_batches_train_like_a_batch(void **state)
+CASE(loaded_micro_batches_train_like_a_batch)
 {
     for (int i = 0; i < SHAPES; i++) {
         expect_sequential(shapes[i], false, NULL);
@@ -167,7 +167,7 @@ static void loaded_micro_batches_train_like_a_batch(void **state)
     }
 }
 
-static void loaded_micro_batches_are_evaluated_one_at_a_time(void **state)
+CASE(loaded_micro_batches_are_evaluated_one_at_a_time)
 {
     for (int i = 0; i < SHAPES; i++) {
         struct dp_schedule_spec spec = shapes[i];
@@ -181,7 +181,7 @@ static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
     config->execution = DP_EXECUTE_MESSAGES;
 }
 
-static void loaders_serve_steps_that_messages_drive(void **state)
+CASE(loaders_serve_steps_that_messages_drive)
 {
     expect_sequential(shapes[SHAPES - 1], false, by_messages);
     expect_sequential(shapes[SHAPES - 1], true, by_messages);
@@ -208,7 +208,7 @@ static int fail_to_load(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_load_that_fails_ends_the_step_and_gives_all_back(void **state)
+CASE(a_load_that_fails_ends_the_step_and_gives_all_back)
 {
     struct dp_schedule *s = build(shapes[1]);
     struct job job = job_make(s);
@@ -230,7 +230,7 @@ static int load_one_tensor(void *user, int32_t mb, const struct dp_tree **args,
     return err;
 }
 
-static void what_a_loader_hands_over_is_checked_like_a_batch(void **state)
+CASE(what_a_loader_hands_over_is_checked_like_a_batch)
 {
     struct dp_schedule *s = build(shapes[0]);
     struct job job = job_make(s);
@@ -275,7 +275,7 @@ static int give_loader_to_all(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_without_a_first_stage_has_no_use_for_an_input_loader(void **state)
+CASE(a_rank_without_a_first_stage_has_no_use_for_an_input_loader)
 {
     struct dp_schedule *s = build(shapes[1]);
     struct job job = job_make(s);
@@ -287,17 +287,4 @@ static void a_rank_without_a_first_stage_has_no_use_for_an_input_loader(void **s
     dp_schedule_free(s);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(loaded_micro_batches_train_like_a_batch),
-        cmocka_unit_test(loaded_micro_batches_are_evaluated_one_at_a_time),
-        cmocka_unit_test(loaders_serve_steps_that_messages_drive),
-        cmocka_unit_test(a_load_that_fails_ends_the_step_and_gives_all_back),
-        cmocka_unit_test(what_a_loader_hands_over_is_checked_like_a_batch),
-        cmocka_unit_test(a_rank_without_a_first_stage_has_no_use_for_an_input_loader),
-    };
-
-    log_nothing();
-    return cmocka_run_group_tests_name("loaders of micro-batches", tests, NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

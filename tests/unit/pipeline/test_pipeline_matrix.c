@@ -556,8 +556,4 @@ CASE(all_that_live_name_the_culprit_in_time_and_go_on)
     munmap(rows, MOST * sizeof(*rows));
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

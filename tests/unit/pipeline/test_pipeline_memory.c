@@ -144,7 +144,7 @@ static void run_modes(struct dp_schedule_spec spec, enum dp_execution execution)
     recomputed += always;
 }
 
-static void peak_memory_is_what_the_plan_said_in_every_mode(void **state)
+CASE(peak_memory_is_what_the_plan_said_in_every_mode)
 {
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         run_modes(shapes[i], DP_EXECUTE_LIST);
@@ -152,20 +152,10 @@ static void peak_memory_is_what_the_plan_said_in_every_mode(void **state)
 }
 
 /* All forwards come first, so that the order in which messages come does not change the most. */
-static void peak_memory_is_what_the_plan_said_where_messages_drive_the_ranks(void **state)
+CASE(peak_memory_is_what_the_plan_said_where_messages_drive_the_ranks)
 {
     static const struct dp_schedule_spec async = {
         .kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 5};
 
     run_modes(async, DP_EXECUTE_MESSAGES);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(peak_memory_is_what_the_plan_said_in_every_mode),
-        cmocka_unit_test(peak_memory_is_what_the_plan_said_where_messages_drive_the_ranks),
-    };
-
-    return cmocka_run_group_tests_name("memory of recomputation", tests, NULL, NULL);
 }

@@ -113,8 +113,4 @@ CASE(another_shape_is_an_error_on_every_rank)
         assert_int_equal(kind->run(kind, RANKS, deadline_ns, mismatch, NULL, &killed), 0);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

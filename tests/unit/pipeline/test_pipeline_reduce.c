@@ -270,8 +270,4 @@ CASE(operations_that_are_not_all_there_are_refused)
                                   .sentence = "expected NULL where messages drive the ranks"});
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

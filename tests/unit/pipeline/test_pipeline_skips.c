@@ -120,30 +120,30 @@ static void some_absent(struct job *job)
     job->model.absent_skips = true;
 }
 
-static void crossing_skips_train_like_a_sequential_loop_under_every_schedule(void **state)
+CASE(crossing_skips_train_like_a_sequential_loop_under_every_schedule)
 {
     expect_all(NULL, NULL);
     expect_all(NULL, no_hook);
     expect_all(NULL, no_split);
 }
 
-static void skips_go_with_recomputed_forwards(void **state)
+CASE(skips_go_with_recomputed_forwards)
 {
     expect_all(recompute_always, NULL);
 }
 
-static void skips_go_with_steps_without_a_backward(void **state)
+CASE(skips_go_with_steps_without_a_backward)
 {
     expect_all(forward_only, NULL);
 }
 
-static void a_stage_may_leave_a_value_out(void **state)
+CASE(a_stage_may_leave_a_value_out)
 {
     expect_all(NULL, some_absent);
     expect_all(recompute_always, some_absent);
 }
 
-static void every_communicator_carries_skips(void **state)
+CASE(every_communicator_carries_skips)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         expect_sequential(kind, shapes[3], NULL);
@@ -169,7 +169,7 @@ static void driven_with_absent(struct job *job)
     job->model.absent_skips = true;
 }
 
-static void skips_are_carried_where_messages_drive_the_ranks(void **state)
+CASE(skips_are_carried_where_messages_drive_the_ranks)
 {
     for (int ranks = 1; ranks <= 5; ranks++) {
         struct dp_schedule_spec spec = {
@@ -193,7 +193,7 @@ static int run_shuffled(struct dp_comm *inner, void *arg)
     return err;
 }
 
-static void skips_that_arrive_in_any_order_give_the_same_bits(void **state)
+CASE(skips_that_arrive_in_any_order_give_the_same_bits)
 {
     const struct dp_schedule_spec spec = {
         .kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 4};
@@ -282,7 +282,7 @@ static void let_fail(struct job *job)
     job->before = make_mistake;
 }
 
-static void skips_that_a_callback_may_not_ask_for_fail_the_step(void **state)
+CASE(skips_that_a_callback_may_not_ask_for_fail_the_step)
 {
     for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++)
         expect_failure(&mistakes[i], let_fail);
@@ -311,7 +311,7 @@ static void forget_in_stages(struct job *job)
     job->edit = give_specs;
 }
 
-static void a_forward_that_stashes_nothing_fails_the_step(void **state)
+CASE(a_forward_that_stashes_nothing_fails_the_step)
 {
     expect_failure(&(struct mistake){.stage = 0, .says = "skip 'a' begins here, expected the forward "
                                                          "to call dp_skip_stash"},
@@ -329,7 +329,7 @@ static int open_without(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_pipeline_without_the_tensors_of_its_skips_is_refused(void **state)
+CASE(a_pipeline_without_the_tensors_of_its_skips_is_refused)
 {
     struct dp_skip skips[MODEL_SKIPS];
     struct dp_schedule *s = build(shapes[3], skips);
@@ -341,22 +341,4 @@ static void a_pipeline_without_the_tensors_of_its_skips_is_refused(void **state)
     assert_int_equal(comm_on_threads(s->ranks, deadline_ns, open_without, &job), 0);
     job_result_fini(&result, &job);
     dp_schedule_free(s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(crossing_skips_train_like_a_sequential_loop_under_every_schedule),
-        cmocka_unit_test(skips_go_with_recomputed_forwards),
-        cmocka_unit_test(skips_go_with_steps_without_a_backward),
-        cmocka_unit_test(a_stage_may_leave_a_value_out),
-        cmocka_unit_test(every_communicator_carries_skips),
-        cmocka_unit_test(skips_are_carried_where_messages_drive_the_ranks),
-        cmocka_unit_test(skips_that_arrive_in_any_order_give_the_same_bits),
-        cmocka_unit_test(skips_that_a_callback_may_not_ask_for_fail_the_step),
-        cmocka_unit_test(a_forward_that_stashes_nothing_fails_the_step),
-        cmocka_unit_test(a_pipeline_without_the_tensors_of_its_skips_is_refused),
-    };
-
-    return cmocka_run_group_tests_name("skip connections of pipelines", tests, NULL, NULL);
 }

@@ -238,8 +238,4 @@ CASE(unchecked_steps_notice_a_message_of_another_step)
     dp_schedule_free(s);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -166,8 +166,4 @@ CASE(the_survivors_of_a_step_go_on_with_a_pipeline_of_their_own)
                     kill_once(kind, &plans[i], culprit, at);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

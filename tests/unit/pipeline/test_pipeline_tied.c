@@ -154,20 +154,20 @@ static void expect_tied(const struct comm_kind *kind, struct dp_schedule_spec sp
     expect_tied_as(kind, spec, tie);
 }
 
-static void tied_gradients_are_summed_at_the_owner_under_every_schedule(void **state)
+CASE(tied_gradients_are_summed_at_the_owner_under_every_schedule)
 {
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         expect_tied(NULL, shapes[i]);
 }
 
-static void both_copies_of_the_owner_own_where_that_is_wanted(void **state)
+CASE(both_copies_of_the_owner_own_where_that_is_wanted)
 {
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         expect_tied_as(NULL, shapes[i], tie_copies);
 }
 
 /* The pipeline's ranks are the group's the other way round. */
-static void tied_gradients_are_summed_wherever_the_stages_are(void **state)
+CASE(tied_gradients_are_summed_wherever_the_stages_are)
 {
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct dp_schedule_spec spec = shapes[i];
@@ -186,12 +186,12 @@ static void tie_by_messages(void *user, int rank, struct dp_pipeline_config *con
     config->execution = DP_EXECUTE_MESSAGES;
 }
 
-static void tied_gradients_are_summed_where_messages_drive_the_ranks(void **state)
+CASE(tied_gradients_are_summed_where_messages_drive_the_ranks)
 {
     expect_tied_as(NULL, shapes[sizeof(shapes) / sizeof(shapes[0]) - 1], tie_by_messages);
 }
 
-static void every_communicator_carries_tied_parameters(void **state)
+CASE(every_communicator_carries_tied_parameters)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++)
         expect_tied(kind, shapes[1]);
@@ -214,7 +214,7 @@ static int start_apart(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void members_of_a_group_start_equal(void **state)
+CASE(members_of_a_group_start_equal)
 {
     struct dp_schedule *s = build(shapes[1]);
     struct job job = job_make(s);
@@ -246,7 +246,7 @@ static int open_mismatch(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void tied_parameters_of_different_shapes_are_refused_on_every_rank(void **state)
+CASE(tied_parameters_of_different_shapes_are_refused_on_every_rank)
 {
     struct dp_schedule *s = build(shapes[1]);
     struct job job = job_make(s);
@@ -257,19 +257,4 @@ static void tied_parameters_of_different_shapes_are_refused_on_every_rank(void *
     assert_int_equal(comm_on_threads(s->ranks, deadline_ns, open_mismatch, &job), 0);
     job_result_fini(&result, &job);
     dp_schedule_free(s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tied_gradients_are_summed_at_the_owner_under_every_schedule),
-        cmocka_unit_test(both_copies_of_the_owner_own_where_that_is_wanted),
-        cmocka_unit_test(tied_gradients_are_summed_wherever_the_stages_are),
-        cmocka_unit_test(tied_gradients_are_summed_where_messages_drive_the_ranks),
-        cmocka_unit_test(every_communicator_carries_tied_parameters),
-        cmocka_unit_test(members_of_a_group_start_equal),
-        cmocka_unit_test(tied_parameters_of_different_shapes_are_refused_on_every_rank),
-    };
-
-    return cmocka_run_group_tests_name("tied parameters", tests, NULL, NULL);
 }

@@ -110,7 +110,7 @@ static void same_flow(const struct fixture *f, int32_t i)
                      read->kind == DP_FLOW_ACTIVATION && read->nic_from >= 0 ? 104 : 0);
 }
 
-static void a_process_reads_what_was_placed(void **state)
+CASE(a_process_reads_what_was_placed)
 {
     struct fixture f = make("dgx-h100 host:2", 4, 4);
 
@@ -127,7 +127,7 @@ static void a_process_reads_what_was_placed(void **state)
     unmake(&f);
 }
 
-static void hosts_that_nvlink_joins_are_one_node(void **state)
+CASE(hosts_that_nvlink_joins_are_one_node)
 {
     struct fixture f = make("gb200-nvl72 host:4 domain=2", 4, 4);
 
@@ -136,7 +136,7 @@ static void hosts_that_nvlink_joins_are_one_node(void **state)
     unmake(&f);
 }
 
-static void the_ports_of_a_nic_have_their_names(void **state)
+CASE(the_ports_of_a_nic_have_their_names)
 {
     struct fixture f = make("host:2 numa:1 gpu:2 nic:1 net=100Gb/s", 4, 1);
     const struct dp_assigned_node *nic = &f.s->nodes[f.s->workers[0].nics[0]];
@@ -164,7 +164,7 @@ static struct dp_assignment *read_text(const char *text)
     return s;
 }
 
-static void processes_of_a_replica_are_mapped_as_they_came(void **state)
+CASE(processes_of_a_replica_are_mapped_as_they_came)
 {
     struct dp_assignment *s = read_text(MAPPED);
     int map[2];
@@ -178,7 +178,7 @@ static void processes_of_a_replica_are_mapped_as_they_came(void **state)
     dp_assignment_free(s);
 }
 
-static void another_number_of_ranks_is_refused_with_both_numbers(void **state)
+CASE(another_number_of_ranks_is_refused_with_both_numbers)
 {
     struct dp_assignment *s = read_text(MAPPED);
 
@@ -191,7 +191,7 @@ static void another_number_of_ranks_is_refused_with_both_numbers(void **state)
 
 /* ---- what is wrong -------------------------------------------------------------------------- */
 
-static void a_wrong_file_is_refused_with_the_place(void **state)
+CASE(a_wrong_file_is_refused_with_the_place)
 {
 #define ONE HEAD(1, 1)
 #define NODES "dualpipe assignment 1\nplacement ranks=1 replicas=1\n"
@@ -258,7 +258,7 @@ static void a_wrong_file_is_refused_with_the_place(void **state)
 }
 
 /* Whatever a label is, a row ends where it should. */
-static void a_text_may_have_blanks_and_signs(void **state)
+CASE(a_text_may_have_blanks_and_signs)
 {
     struct dp_assignment *s = read_text(HEAD(1, 1) "node id=8 kind=numa label=a%20%23%25b=\xc3\xa9%0a # blank\n"
                                         "\t worker\treplica=0   rank=0 gpu=7 came_as=0 memory=8\r\nend");
@@ -269,7 +269,7 @@ static void a_text_may_have_blanks_and_signs(void **state)
     dp_assignment_free(s);
 }
 
-static void every_beginning_of_a_file_is_refused(void **state)
+CASE(every_beginning_of_a_file_is_refused)
 {
     struct fixture f = make("host:2 numa:1 gpu:1 nic:1 net=100Gb/s", 2, 1);
     const char *end = strrchr(f.text, 'd');
@@ -282,7 +282,7 @@ static void every_beginning_of_a_file_is_refused(void **state)
 
 /* ---- the environment ------------------------------------------------------------------------ */
 
-static void the_environment_names_the_file(void **state)
+CASE(the_environment_names_the_file)
 {
     char path[SCRATCH_LEN];
     FILE *file = scratch_file(path, "assignment") ? fopen(path, "w") : NULL;
@@ -357,7 +357,7 @@ static void allow(cpu_set_t *cpus, size_t from, size_t to)
         CPU_SET(cpu, cpus);
 }
 
-static void a_rank_is_next_to_the_cpus_that_may_be_used(void **state)
+CASE(a_rank_is_next_to_the_cpus_that_may_be_used)
 {
     char root[SCRATCH_LEN];
     struct dp_assignment *s = worker_at(1);
@@ -388,7 +388,7 @@ static void expect_no_site(int node, const char *root, const char *host, size_t 
     dp_assignment_free(s);
 }
 
-static void where_there_is_no_such_site_the_error_names_the_reason(void **state)
+CASE(where_there_is_no_such_site_the_error_names_the_reason)
 {
     char root[SCRATCH_LEN];
 
@@ -400,7 +400,7 @@ static void where_there_is_no_such_site_the_error_names_the_reason(void **state)
 }
 
 /* A node of memory alone keeps the CPUs. */
-static void a_node_without_cpus_is_a_site(void **state)
+CASE(a_node_without_cpus_is_a_site)
 {
     char root[SCRATCH_LEN];
     struct dp_assignment *s = worker_at(1);
@@ -437,7 +437,7 @@ static void *bind_here(void *user)
     return !err && !sched_getaffinity(0, sizeof(*after), after) ? user : NULL;
 }
 
-static void a_thread_stays_on_cpus_that_it_had(void **state)
+CASE(a_thread_stays_on_cpus_that_it_had)
 {
     cpu_set_t before, after;
     pthread_t thread;
@@ -453,7 +453,7 @@ static void a_thread_stays_on_cpus_that_it_had(void **state)
     assert_true(CPU_EQUAL(&after, &before));
 }
 
-static void a_worker_that_is_not_there_is_refused(void **state)
+CASE(a_worker_that_is_not_there_is_refused)
 {
     struct dp_assignment *s = worker_at(0);
 
@@ -467,25 +467,4 @@ static void a_worker_that_is_not_there_is_refused(void **state)
     dp_assignment_free(s);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_process_reads_what_was_placed),
-        cmocka_unit_test(hosts_that_nvlink_joins_are_one_node),
-        cmocka_unit_test(the_ports_of_a_nic_have_their_names),
-        cmocka_unit_test(processes_of_a_replica_are_mapped_as_they_came),
-        cmocka_unit_test(another_number_of_ranks_is_refused_with_both_numbers),
-        cmocka_unit_test(a_wrong_file_is_refused_with_the_place),
-        cmocka_unit_test(every_beginning_of_a_file_is_refused),
-        cmocka_unit_test(a_text_may_have_blanks_and_signs),
-        cmocka_unit_test(the_environment_names_the_file),
-        cmocka_unit_test(a_rank_is_next_to_the_cpus_that_may_be_used),
-        cmocka_unit_test(where_there_is_no_such_site_the_error_names_the_reason),
-        cmocka_unit_test(a_node_without_cpus_is_a_site),
-        cmocka_unit_test(a_thread_stays_on_cpus_that_it_had),
-        cmocka_unit_test(a_worker_that_is_not_there_is_refused),
-    };
-
-    log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -440,8 +440,4 @@ CASE(gpus_without_a_route_between_them_are_named)
     unmake(&f);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

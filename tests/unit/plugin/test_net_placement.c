@@ -218,7 +218,4 @@ static int tear_down(void **state)
     return unlink(path);
 }
 
-int main(void)
-{
-    return run_cases(set_up, tear_down);
-}
+RUN_CASES(set_up, tear_down)

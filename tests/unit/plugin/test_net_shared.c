@@ -208,7 +208,4 @@ static int set_up(void **state)
     return net ? 0 : -1;
 }
 
-int main(void)
-{
-    return run_cases(set_up, NULL);
-}
+RUN_CASES(set_up, NULL)

@@ -50,7 +50,7 @@ static void send_one(struct dpn_stat *stat, int size)
 
 /* ---- one connection -------------------------------------------------------------------------- */
 
-static void sizes_and_times_have_a_place_by_their_digits(void **state)
+CASE(sizes_and_times_have_a_place_by_their_digits)
 {
     assert_int_equal(dpn_stat_place(0, 32), 0);
     assert_int_equal(dpn_stat_place(1, 32), 1);
@@ -61,7 +61,7 @@ static void sizes_and_times_have_a_place_by_their_digits(void **state)
     assert_int_equal(dpn_stat_place(UINT64_MAX, 40), 39);
 }
 
-static void one_short_message_in_thirteen_is_timed(void **state)
+CASE(one_short_message_in_thirteen_is_timed)
 {
     struct dpn_stat stat;
     open_sender(&stat);
@@ -72,7 +72,7 @@ static void one_short_message_in_thirteen_is_timed(void **state)
     dpn_stat_close(&stat);
 }
 
-static void every_long_message_is_timed(void **state)
+CASE(every_long_message_is_timed)
 {
     struct dpn_stat stat;
     open_sender(&stat);
@@ -83,7 +83,7 @@ static void every_long_message_is_timed(void **state)
     dpn_stat_close(&stat);
 }
 
-static void a_send_that_is_tried_often_stalls_once(void **state)
+CASE(a_send_that_is_tried_often_stalls_once)
 {
     struct dpn_stat stat;
     open_sender(&stat);
@@ -99,7 +99,7 @@ static void a_send_that_is_tried_often_stalls_once(void **state)
     dpn_stat_close(&stat);
 }
 
-static void with_all_requests_in_use_it_is_no_stall(void **state)
+CASE(with_all_requests_in_use_it_is_no_stall)
 {
     struct dpn_stat stat;
     struct dpn_stat_mark mark;
@@ -112,7 +112,7 @@ static void with_all_requests_in_use_it_is_no_stall(void **state)
     dpn_stat_close(&stat);
 }
 
-static void a_transport_adds_what_it_alone_knows(void **state)
+CASE(a_transport_adds_what_it_alone_knows)
 {
     struct dpn_stat stat, off = {0};
     open_sender(&stat);
@@ -177,7 +177,7 @@ static void open_too_many(int ready)
         pause();
 }
 
-static void connections_without_a_place_count_once_they_are_closed(void **state)
+CASE(connections_without_a_place_count_once_they_are_closed)
 {
     struct stat_list list;
     pid_t pid = start(open_too_many);
@@ -211,7 +211,7 @@ static void close_what_is_inherited(int ready)
         pause();
 }
 
-static void a_child_counts_nothing_that_it_has_inherited(void **state)
+CASE(a_child_counts_nothing_that_it_has_inherited)
 {
     struct stat_list list;
     int children = 0;
@@ -245,7 +245,7 @@ static void come_and_go(int ready)
     }
 }
 
-static void a_sum_never_shrinks_while_connections_come_and_go(void **state)
+CASE(a_sum_never_shrinks_while_connections_come_and_go)
 {
     uint64_t messages = 0, bytes = 0;
     pid_t pid = start(come_and_go);
@@ -284,19 +284,4 @@ static int tear_down(void **state)
     return scratch_remove(directory);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(connections_without_a_place_count_once_they_are_closed),
-        cmocka_unit_test(a_child_counts_nothing_that_it_has_inherited),
-        cmocka_unit_test(a_sum_never_shrinks_while_connections_come_and_go),
-        cmocka_unit_test(sizes_and_times_have_a_place_by_their_digits),
-        cmocka_unit_test(one_short_message_in_thirteen_is_timed),
-        cmocka_unit_test(every_long_message_is_timed),
-        cmocka_unit_test(a_send_that_is_tried_often_stalls_once),
-        cmocka_unit_test(with_all_requests_in_use_it_is_no_stall),
-        cmocka_unit_test(a_transport_adds_what_it_alone_knows),
-    };
-
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+RUN_CASES(set_up, tear_down)

@@ -181,7 +181,4 @@ CASE(a_name_cannot_break_the_line)
     assert_non_null(strstr(written(), "\"name\": \"abcd\""));
 }
 
-int main(void)
-{
-    return run_cases(set_up, tear_down);
-}
+RUN_CASES(set_up, tear_down)

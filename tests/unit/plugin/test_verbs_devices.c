@@ -142,7 +142,4 @@ static int tear_down(void **state)
     return 0;
 }
 
-int main(void)
-{
-    return run_cases(set_up, tear_down);
-}
+RUN_CASES(set_up, tear_down)

@@ -86,7 +86,7 @@ static void must_have(size_t at, size_t from, size_t len)
 
 /* ---- which receive ----------------------------------------------------------------------------- */
 
-static void a_short_message_does_not_wait_for_its_receive(void **state)
+CASE(a_short_message_does_not_wait_for_its_receive)
 {
     struct both b = connect_both(NCCL_PTR_HOST);
     send_eager(&b, 0, 8192, 7);
@@ -101,7 +101,7 @@ static void a_short_message_does_not_wait_for_its_receive(void **state)
     pair_end(&b.pair);
 }
 
-static void messages_of_one_tag_keep_their_order_however_they_travel(void **state)
+CASE(messages_of_one_tag_keep_their_order_however_they_travel)
 {
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_request *recvs[3];
@@ -121,7 +121,7 @@ static void messages_of_one_tag_keep_their_order_however_they_travel(void **stat
 }
 
 /* A receive for it is in flight when it is sent, and between them one that is not for it. */
-static void a_message_passes_receives_of_other_tags(void **state)
+CASE(a_message_passes_receives_of_other_tags)
 {
     struct both b = connect_both(NCCL_PTR_HOST);
     assert_true(fake_verbs.hold(true));
@@ -136,7 +136,7 @@ static void a_message_passes_receives_of_other_tags(void **state)
     pair_end(&b.pair);
 }
 
-static void a_group_takes_what_came_before_it_by_tags(void **state)
+CASE(a_group_takes_what_came_before_it_by_tags)
 {
     void *data[] = {pair_to, pair_to + 1000, pair_to + 2000, pair_to + 3000};
     const size_t sizes[] = {1000, 1000, 1000, 1000};
@@ -185,7 +185,7 @@ static void use_the_ring(size_t len, size_t slots)
     pair_end(&b.pair);
 }
 
-static void the_ring_is_used_again_as_receives_come(void **state)
+CASE(the_ring_is_used_again_as_receives_come)
 {
     use_the_ring(10, DPN_EAGER_SLOTS);
     use_the_ring(DPN_INLINE_MESSAGE_BYTES, DPN_EAGER_SLOTS);
@@ -194,7 +194,7 @@ static void the_ring_is_used_again_as_receives_come(void **state)
 }
 
 /* Inline and larger messages share one order. */
-static void messages_of_all_lengths_share_the_ring(void **state)
+CASE(messages_of_all_lengths_share_the_ring)
 {
     struct both b = connect_both(NCCL_PTR_HOST);
     for (size_t i = 0; i < 1000; i++) {
@@ -209,7 +209,7 @@ static void messages_of_all_lengths_share_the_ring(void **state)
 }
 
 /* No slot becomes free while they are unmatched; a credit reports what became of later ones. */
-static void unmatched_messages_do_not_delay_others(void **state)
+CASE(unmatched_messages_do_not_delay_others)
 {
     struct both b = connect_both(NCCL_PTR_HOST);
     send_eager(&b, 1000, 10, 9);
@@ -235,7 +235,7 @@ static void unmatched_messages_do_not_delay_others(void **state)
     pair_end(&b.pair);
 }
 
-static void without_it_every_message_waits(void **state)
+CASE(without_it_every_message_waits)
 {
     dpn_options.eager_bytes = 0;
     struct both b = connect_both(NCCL_PTR_HOST);
@@ -250,7 +250,7 @@ static void without_it_every_message_waits(void **state)
 
 /* The memory of the last receive that was cleared to send decides whether the next message may be
  * eager. */
-static void a_receiver_in_gpu_memory_has_messages_wait(void **state)
+CASE(a_receiver_in_gpu_memory_has_messages_wait)
 {
     dpn_options.eager_gpu = false;
     struct both b = connect_both(NCCL_PTR_HOST);
@@ -314,7 +314,7 @@ static unsigned exchange(struct both *b, unsigned count, size_t room)
     return writes;
 }
 
-static void short_messages_need_no_entry_each(void **state)
+CASE(short_messages_need_no_entry_each)
 {
     struct both b = connect_both(NCCL_PTR_HOST);
     assert_true(exchange(&b, 80, 100) <= 80 / (DPN_EAGER_SLOTS / 2));
@@ -324,7 +324,7 @@ static void short_messages_need_no_entry_each(void **state)
     pair_end(&b.pair);
 }
 
-static void delayed_entries_are_written_once_nothing_else_arrives(void **state)
+CASE(delayed_entries_are_written_once_nothing_else_arrives)
 {
     bool done = false;
 
@@ -342,7 +342,7 @@ static void delayed_entries_are_written_once_nothing_else_arrives(void **state)
     pair_end(&b.pair);
 }
 
-static void a_receive_of_a_long_message_releases_delayed_entries(void **state)
+CASE(a_receive_of_a_long_message_releases_delayed_entries)
 {
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_request *first = receive(&b, 0, 100, 7), *second = receive(&b, 1000, 9000, 7);
@@ -355,7 +355,7 @@ static void a_receive_of_a_long_message_releases_delayed_entries(void **state)
 }
 
 /* NCCL's receives have the size of a step, whatever arrives. */
-static void long_receives_wait_too_while_what_comes_is_short(void **state)
+CASE(long_receives_wait_too_while_what_comes_is_short)
 {
     struct both b = connect_both(NCCL_PTR_HOST);
     assert_int_equal(exchange(&b, 4, 9000), 4);
@@ -377,7 +377,7 @@ static void reach_gpus(int pointers)
         dpn_verbs_state.ports.hcas[i].pointers = NCCL_PTR_HOST | pointers;
 }
 
-static void the_device_copies_what_is_for_a_gpu(void **state)
+CASE(the_device_copies_what_is_for_a_gpu)
 {
     reach_gpus(NCCL_PTR_CUDA);
     struct both b = connect_both(NCCL_PTR_CUDA);
@@ -393,7 +393,7 @@ static void the_device_copies_what_is_for_a_gpu(void **state)
 }
 
 /* The device copies short messages there, which costs a write as well. */
-static void entries_of_receives_to_a_gpu_are_not_delayed(void **state)
+CASE(entries_of_receives_to_a_gpu_are_not_delayed)
 {
     reach_gpus(NCCL_PTR_CUDA);
     struct both b = connect_both(NCCL_PTR_CUDA);
@@ -404,7 +404,7 @@ static void entries_of_receives_to_a_gpu_are_not_delayed(void **state)
     reach_gpus(0);
 }
 
-static void without_flushes_every_message_waits(void **state)
+CASE(without_flushes_every_message_waits)
 {
     reach_gpus(NCCL_PTR_CUDA);
     dpn_verbs_state.options.flushes = false;
@@ -417,7 +417,7 @@ static void without_flushes_every_message_waits(void **state)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-static void one_that_is_too_long_is_reported_on_both_sides(void **state)
+CASE(one_that_is_too_long_is_reported_on_both_sides)
 {
     struct dpn_request *req = NULL;
     const int64_t began_ns = dp_now_ns();
@@ -444,7 +444,7 @@ static void one_that_is_too_long_is_reported_on_both_sides(void **state)
 }
 
 /* The queue pair fails before the message has arrived; and after that, before the sender knows. */
-static void a_failed_queue_pair_loses_and_duplicates_none(void **state)
+CASE(a_failed_queue_pair_loses_and_duplicates_none)
 {
     static const enum fake_verbs_arrival arrivals[] = {FAKE_ARRIVES_NEVER, FAKE_ARRIVES_BEFORE};
 
@@ -466,7 +466,7 @@ static void a_failed_queue_pair_loses_and_duplicates_none(void **state)
     pair_end(&b.pair);
 }
 
-static void what_has_arrived_is_received_when_the_sender_has_closed(void **state)
+CASE(what_has_arrived_is_received_when_the_sender_has_closed)
 {
     struct dpn_request *req = NULL;
     const int64_t began_ns = dp_now_ns();
@@ -503,7 +503,7 @@ static void what_has_arrived_is_received_when_the_sender_has_closed(void **state
     pair_end(&b.pair);
 }
 
-static void what_is_no_short_message_ends_the_connection(void **state)
+CASE(what_is_no_short_message_ends_the_connection)
 {
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_verbs *v = b.pair.receiver->state;
@@ -517,7 +517,7 @@ static void what_is_no_short_message_ends_the_connection(void **state)
 
 /* The sender's report was in flight for long: only the last entries can be unread. A number that
  * was not made yet is an error. */
-static void an_outdated_report_of_entries_read_is_accepted(void **state)
+CASE(an_outdated_report_of_entries_read_is_accepted)
 {
     const uint32_t made = 3 * DPN_CTS_ENTRIES;
 
@@ -537,30 +537,4 @@ static void an_outdated_report_of_entries_read_is_accepted(void **state)
     pair_end(&p);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_short_message_does_not_wait_for_its_receive),
-        cmocka_unit_test(messages_of_one_tag_keep_their_order_however_they_travel),
-        cmocka_unit_test(a_message_passes_receives_of_other_tags),
-        cmocka_unit_test(a_group_takes_what_came_before_it_by_tags),
-        cmocka_unit_test(the_ring_is_used_again_as_receives_come),
-        cmocka_unit_test(messages_of_all_lengths_share_the_ring),
-        cmocka_unit_test(unmatched_messages_do_not_delay_others),
-        cmocka_unit_test(without_it_every_message_waits),
-        cmocka_unit_test(a_receiver_in_gpu_memory_has_messages_wait),
-        cmocka_unit_test(short_messages_need_no_entry_each),
-        cmocka_unit_test(delayed_entries_are_written_once_nothing_else_arrives),
-        cmocka_unit_test(a_receive_of_a_long_message_releases_delayed_entries),
-        cmocka_unit_test(long_receives_wait_too_while_what_comes_is_short),
-        cmocka_unit_test(entries_of_receives_to_a_gpu_are_not_delayed),
-        cmocka_unit_test(the_device_copies_what_is_for_a_gpu),
-        cmocka_unit_test(without_flushes_every_message_waits),
-        cmocka_unit_test(one_that_is_too_long_is_reported_on_both_sides),
-        cmocka_unit_test(a_failed_queue_pair_loses_and_duplicates_none),
-        cmocka_unit_test(what_has_arrived_is_received_when_the_sender_has_closed),
-        cmocka_unit_test(what_is_no_short_message_ends_the_connection),
-        cmocka_unit_test(an_outdated_report_of_entries_read_is_accepted),
-    };
-    return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);
-}
+RUN_CASES(pair_set_up, pair_tear_down)

@@ -92,7 +92,7 @@ static struct dpn_memory *transfer_one_stripe(struct pair *p)
 
 /* ---- which rails ------------------------------------------------------------------------------- */
 
-static void only_rails_that_have_written_are_read_over(void **state)
+CASE(only_rails_that_have_written_are_read_over)
 {
     struct dpn_net *context;
 
@@ -112,7 +112,7 @@ static void only_rails_that_have_written_are_read_over(void **state)
 }
 
 /* Two at once: the second may not be done before the read of the first has completed. */
-static void a_flush_waits_for_the_read_of_another(void **state)
+CASE(a_flush_waits_for_the_read_of_another)
 {
     struct dpn_net *context;
 
@@ -136,7 +136,7 @@ static void set_dead(struct pair *p, int rail, bool dead)
     atomic_store(&v->queues.rails[rail].port->hca->is_dead, dead);
 }
 
-static void a_dead_device_is_not_asked_to_flush(void **state)
+CASE(a_dead_device_is_not_asked_to_flush)
 {
     struct dpn_net *context;
 
@@ -153,7 +153,7 @@ static void a_dead_device_is_not_asked_to_flush(void **state)
     end(&p, context);
 }
 
-static void a_flush_goes_on_over_a_new_queue_pair(void **state)
+CASE(a_flush_goes_on_over_a_new_queue_pair)
 {
     struct dpn_net *context;
 
@@ -172,7 +172,7 @@ static void a_flush_goes_on_over_a_new_queue_pair(void **state)
 }
 
 /* No other device can tell whether its writes have arrived. */
-static void a_device_that_dies_before_its_flush_ends_the_connection(void **state)
+CASE(a_device_that_dies_before_its_flush_ends_the_connection)
 {
     const int64_t began_ns = dp_now_ns();
     struct dpn_net *context;
@@ -214,7 +214,7 @@ static void copy_short(struct pair *p, size_t at)
     everything_must_be_flushed(p);
 }
 
-static void a_copy_goes_on_by_another_device(void **state)
+CASE(a_copy_goes_on_by_another_device)
 {
     struct dpn_net *context;
 
@@ -232,7 +232,7 @@ static void a_copy_goes_on_by_another_device(void **state)
 }
 
 /* Its copy may still be carried out, so another copy may not complete the receive. */
-static void a_loop_that_cannot_be_destroyed_ends_the_connection(void **state)
+CASE(a_loop_that_cannot_be_destroyed_ends_the_connection)
 {
     const int64_t began_ns = dp_now_ns();
     struct dpn_net *context;
@@ -257,7 +257,7 @@ static void a_loop_that_cannot_be_destroyed_ends_the_connection(void **state)
     end(&p, context);
 }
 
-static void a_copy_waits_for_the_only_device(void **state)
+CASE(a_copy_waits_for_the_only_device)
 {
     struct dpn_net *context;
 
@@ -275,7 +275,7 @@ static void a_copy_waits_for_the_only_device(void **state)
 }
 
 /* An acknowledged write may still be on its way to the memory. */
-static void a_copy_is_done_only_when_it_is_placed(void **state)
+CASE(a_copy_is_done_only_when_it_is_placed)
 {
     struct dpn_net *context;
 
@@ -297,18 +297,4 @@ static void a_copy_is_done_only_when_it_is_placed(void **state)
     end(&p, context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(only_rails_that_have_written_are_read_over),
-        cmocka_unit_test(a_flush_waits_for_the_read_of_another),
-        cmocka_unit_test(a_flush_goes_on_over_a_new_queue_pair),
-        cmocka_unit_test(a_copy_goes_on_by_another_device),
-        cmocka_unit_test(a_loop_that_cannot_be_destroyed_ends_the_connection),
-        cmocka_unit_test(a_copy_waits_for_the_only_device),
-        cmocka_unit_test(a_copy_is_done_only_when_it_is_placed),
-        cmocka_unit_test(a_dead_device_is_not_asked_to_flush),
-        cmocka_unit_test(a_device_that_dies_before_its_flush_ends_the_connection),
-    };
-    return cmocka_run_group_tests(tests, pair_set_up, pair_tear_down);
-}
+RUN_CASES(pair_set_up, pair_tear_down)

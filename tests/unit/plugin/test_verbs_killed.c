@@ -269,7 +269,4 @@ static int set_up(void **state)
     return 0;
 }
 
-int main(void)
-{
-    return run_cases(set_up, pair_tear_down);
-}
+RUN_CASES(set_up, pair_tear_down)

@@ -24,7 +24,7 @@ static char counters[SCRATCH_LEN];
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
-static void fused_devices_use_all_rails_and_are_forgotten(void **state)
+CASE(fused_devices_use_all_rails_and_are_forgotten)
 {
     const struct dpn_device *device;
     struct dpn_net *net;
@@ -53,7 +53,7 @@ static void fused_devices_use_all_rails_and_are_forgotten(void **state)
 }
 
 /* NCCL combines only NICs of one plane, and treats rails with the same number as one. */
-static void a_fused_device_is_of_a_plane_only_if_all_its_ports_are(void **state)
+CASE(a_fused_device_is_of_a_plane_only_if_all_its_ports_are)
 {
     const struct dpn_device *members[2], *fused;
     struct dpn_net *net;
@@ -75,7 +75,7 @@ static void a_fused_device_is_of_a_plane_only_if_all_its_ports_are(void **state)
             NCCL_NET_ID_UNDEF;
 }
 
-static void what_cannot_be_fused_is_an_error(void **state)
+CASE(what_cannot_be_fused_is_an_error)
 {
     const int nine[9] = {0};
     struct dpn_net *net;
@@ -88,7 +88,7 @@ static void what_cannot_be_fused_is_an_error(void **state)
     dpn_net_finalize(net);
 }
 
-static void a_message_goes_on_over_the_other_rail(void **state)
+CASE(a_message_goes_on_over_the_other_rail)
 {
     struct dpn_net *net;
 
@@ -101,7 +101,7 @@ static void a_message_goes_on_over_the_other_rail(void **state)
 }
 
 /* The second message reuses the slot of the first, whose acknowledgement is seen only then. */
-static void a_late_acknowledgement_is_not_the_next_messages(void **state)
+CASE(a_late_acknowledgement_is_not_the_next_messages)
 {
     struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
@@ -122,7 +122,7 @@ static void a_late_acknowledgement_is_not_the_next_messages(void **state)
     pair_end(&p);
 }
 
-static void what_comes_twice_is_received_once(void **state)
+CASE(what_comes_twice_is_received_once)
 {
     struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
@@ -142,7 +142,7 @@ static void what_comes_twice_is_received_once(void **state)
 }
 
 /* Its memory has been returned to its owner: the message may have overwritten something. */
-static void what_comes_again_too_late_ends_the_connection(void **state)
+CASE(what_comes_again_too_late_ends_the_connection)
 {
     struct dpn_request *req = NULL;
     struct dpn_memory *target = NULL;
@@ -170,7 +170,7 @@ static void what_comes_again_too_late_ends_the_connection(void **state)
     pair_end(&p);
 }
 
-static void the_only_queue_pair_is_opened_again_with_the_message(void **state)
+CASE(the_only_queue_pair_is_opened_again_with_the_message)
 {
     struct pair p = pair_connect(0);
     for (int i = 0; i < 3; i++)
@@ -179,7 +179,7 @@ static void the_only_queue_pair_is_opened_again_with_the_message(void **state)
 }
 
 /* For the device it is memory like any other. */
-static void gpu_memory_is_flushed_and_host_memory_is_not(void **state)
+CASE(gpu_memory_is_flushed_and_host_memory_is_not)
 {
     struct dpn_request *flush = NULL;
     const int size = PAIR_BYTES;
@@ -202,7 +202,7 @@ static void gpu_memory_is_flushed_and_host_memory_is_not(void **state)
     dpn_net_finalize(net);
 }
 
-static void only_registered_memory_is_carried(void **state)
+CASE(only_registered_memory_is_carried)
 {
     struct dpn_request *req = NULL;
 
@@ -215,7 +215,7 @@ static void only_registered_memory_is_carried(void **state)
 }
 
 /* Several of NCCL's peers share a connection, each with the maximum number of requests. */
-static void a_connection_has_as_many_sends_as_its_receives_have_places(void **state)
+CASE(a_connection_has_as_many_sends_as_its_receives_have_places)
 {
     enum { GROUP = DPN_MAX_RECEIVES, LEN = 9000 };
     struct dpn_request *recvs[NCCL_NET_MAX_REQUESTS], *sends[DPN_PLACES];
@@ -251,7 +251,7 @@ static void a_connection_has_as_many_sends_as_its_receives_have_places(void **st
 }
 
 /* Deadlines and control messages. */
-static void a_connection_that_is_never_idle_is_looked_after(void **state)
+CASE(a_connection_that_is_never_idle_is_looked_after)
 {
     struct pair p = pair_connect(0);
     pthread_mutex_lock(&p.receiver->lock); /* so that the watchdog cannot */
@@ -285,7 +285,7 @@ static struct made made_of(struct dpn_comm *comm)
 }
 
 /* A peer has no right to read memory. */
-static void only_a_loop_may_be_read_over(void **state)
+CASE(only_a_loop_may_be_read_over)
 {
     struct ibv_qp_attr attr;
     struct ibv_qp_init_attr init;
@@ -299,7 +299,7 @@ static void only_a_loop_may_be_read_over(void **state)
     pair_end(&p);
 }
 
-static void clear_to_send_has_a_class_of_its_own(void **state)
+CASE(clear_to_send_has_a_class_of_its_own)
 {
     struct dpn_verbs_options *o = &dpn_verbs_state.options;
 
@@ -316,7 +316,7 @@ static void clear_to_send_has_a_class_of_its_own(void **state)
     o->traffic_class = o->cts_class = DPN_AUTO;
 }
 
-static void clear_to_send_is_inline_unless_told_otherwise(void **state)
+CASE(clear_to_send_is_inline_unless_told_otherwise)
 {
     dpn_verbs_state.options.inlines_cts = false;
     struct pair p = pair_connect(0);
@@ -350,7 +350,7 @@ static struct ibv_qp *make_none(struct ibv_context *context, struct ibv_qp_init_
     return NULL;
 }
 
-static void messages_overtake_each_other_if_both_sides_can(void **state)
+CASE(messages_overtake_each_other_if_both_sides_can)
 {
     const struct {
         struct ibv_qp *(*make)(struct ibv_context *, struct ibv_qp_init_attr_ex *,
@@ -382,7 +382,7 @@ static void count_rails(void *user, enum dp_log_level level, const char *line)
     *(int *)user += level == DP_LOG_WARN && strstr(line, "NCCL_IB_WARN_RAIL_LOCAL");
 }
 
-static void ports_of_other_names_are_warned_of_if_asked(void **state)
+CASE(ports_of_other_names_are_warned_of_if_asked)
 {
     int warned = 0;
 
@@ -399,7 +399,7 @@ static void ports_of_other_names_are_warned_of_if_asked(void **state)
 }
 
 /* fake0 and fake1 have different addresses. */
-static void a_port_of_the_subnet_of_the_peer_stands_in(void **state)
+CASE(a_port_of_the_subnet_of_the_peer_stands_in)
 {
     struct pair p = pair_connect_between(0, 1);
     const struct dpn_verbs *v = p.sender->state;
@@ -472,7 +472,7 @@ static bool finds_data_direct(const struct dpn_verbs_options *o)
     return hca.has_data_direct;
 }
 
-static void a_device_is_where_its_data_direct_is(void **state)
+CASE(a_device_is_where_its_data_direct_is)
 {
     struct dpn_verbs_options o = dpn_verbs_state.options;
 
@@ -491,7 +491,7 @@ static void a_device_is_where_its_data_direct_is(void **state)
 }
 
 /* As NCCL's own transport offers them: "_dma" is the one with Data Direct. */
-static void both_ways_of_a_device_may_be_offered(void **state)
+CASE(both_ways_of_a_device_may_be_offered)
 {
     static const char *const names[] = {"fake0", "fake0_dma", "fake1", "fake1_dma"};
     struct dpn_verbs_options o = dpn_verbs_state.options;
@@ -553,7 +553,7 @@ static bool needs_flush(bool has_force_flush)
 
 /* NCCL flushes on Hopper only if it is told to; versions that cannot be told do not use Data
  * Direct. */
-static void a_device_with_data_direct_is_always_flushed(void **state)
+CASE(a_device_with_data_direct_is_always_flushed)
 {
     const struct dpn_verbs_state before = dpn_verbs_state;
     const struct dpn_device *second;
@@ -586,7 +586,7 @@ static int take_address(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
     return 0;
 }
 
-static void routers_are_addressed_by_the_lid_they_know(void **state)
+CASE(routers_are_addressed_by_the_lid_they_know)
 {
     struct dpn_port port = {.is_ethernet = false, .number = 1, .name = "ib0"};
     struct dpn_path path = {.port = &port, .options = &dpn_verbs_state.options, .peer_lid = 7,
@@ -662,7 +662,7 @@ static unsigned completed_on(struct dpn_comm *comm, int rail)
     return completed;
 }
 
-static void a_placed_flow_goes_over_the_rail_of_the_placement(void **state)
+CASE(a_placed_flow_goes_over_the_rail_of_the_placement)
 {
     char path[SCRATCH_LEN];
 
@@ -685,7 +685,7 @@ static void a_placed_flow_goes_over_the_rail_of_the_placement(void **state)
 }
 
 /* NCCL's device is used instead, and the message arrives. */
-static void a_placed_flow_goes_on_over_the_other_device(void **state)
+CASE(a_placed_flow_goes_on_over_the_other_device)
 {
     char path[SCRATCH_LEN];
 
@@ -720,33 +720,4 @@ static int tear_down(void **state)
     return scratch_remove(counters);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_placed_flow_goes_over_the_rail_of_the_placement),
-        cmocka_unit_test(a_placed_flow_goes_on_over_the_other_device),
-        cmocka_unit_test(fused_devices_use_all_rails_and_are_forgotten),
-        cmocka_unit_test(a_fused_device_is_of_a_plane_only_if_all_its_ports_are),
-        cmocka_unit_test(what_cannot_be_fused_is_an_error),
-        cmocka_unit_test(a_message_goes_on_over_the_other_rail),
-        cmocka_unit_test(a_late_acknowledgement_is_not_the_next_messages),
-        cmocka_unit_test(what_comes_twice_is_received_once),
-        cmocka_unit_test(what_comes_again_too_late_ends_the_connection),
-        cmocka_unit_test(the_only_queue_pair_is_opened_again_with_the_message),
-        cmocka_unit_test(gpu_memory_is_flushed_and_host_memory_is_not),
-        cmocka_unit_test(only_registered_memory_is_carried),
-        cmocka_unit_test(a_connection_has_as_many_sends_as_its_receives_have_places),
-        cmocka_unit_test(a_connection_that_is_never_idle_is_looked_after),
-        cmocka_unit_test(only_a_loop_may_be_read_over),
-        cmocka_unit_test(clear_to_send_has_a_class_of_its_own),
-        cmocka_unit_test(clear_to_send_is_inline_unless_told_otherwise),
-        cmocka_unit_test(messages_overtake_each_other_if_both_sides_can),
-        cmocka_unit_test(ports_of_other_names_are_warned_of_if_asked),
-        cmocka_unit_test(a_port_of_the_subnet_of_the_peer_stands_in),
-        cmocka_unit_test(a_device_is_where_its_data_direct_is),
-        cmocka_unit_test(both_ways_of_a_device_may_be_offered),
-        cmocka_unit_test(a_device_with_data_direct_is_always_flushed),
-        cmocka_unit_test(routers_are_addressed_by_the_lid_they_know),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+RUN_CASES(set_up, tear_down)

@@ -94,7 +94,7 @@ static void fuse_all(void **state)
     pair_connect_between(PLAIN + 1, PLAIN + 1);
 }
 
-static void ports_beyond_the_last_leave_room_for_fused_devices(void **state)
+CASE(ports_beyond_the_last_leave_room_for_fused_devices)
 {
     char text[4096] = "";
     int at = 0;
@@ -118,7 +118,7 @@ static void find_one(void **state)
     pair_end(&p);
 }
 
-static void iwarp_devices_are_no_rdma_devices(void **state)
+CASE(iwarp_devices_are_no_rdma_devices)
 {
     with_devices("device siw0 iwarp=1\nport 1\ngid 0 10.0.0.1\n"
                  "device fake0\nport 1\ngid 0 10.0.0.2\n"
@@ -142,7 +142,7 @@ static void use_the_hosts_gid(void **state)
     }
 }
 
-static void gids_of_another_namespace_are_better_than_none(void **state)
+CASE(gids_of_another_namespace_are_better_than_none)
 {
     with_devices("device fake0\nport 1\ngid 5 203.0.113.77 ifindex=7777777\n", use_the_hosts_gid);
 }
@@ -174,7 +174,7 @@ static void find_behind_300(void **state)
     dpn_net_finalize(net);
 }
 
-static void a_long_table_of_gids_is_read_whole(void **state)
+CASE(a_long_table_of_gids_is_read_whole)
 {
     with_devices("device fake0\nport 1\ngid 3 10.0.0.1\n", find_behind_300);
 }
@@ -218,7 +218,7 @@ static void connect_without_gids(void **state)
     assert_true(times > 2);
 }
 
-static void a_table_of_gids_that_cannot_be_read_is_said_to_be_so(void **state)
+CASE(a_table_of_gids_that_cannot_be_read_is_said_to_be_so)
 {
     with_devices("device fake0\nport 1\ngid 3 10.0.0.1\n", connect_without_gids);
 }
@@ -273,7 +273,7 @@ static void cross(void **state)
     dpn_net_finalize(net);
 }
 
-static void global_headers_are_sent_where_they_are_needed(void **state)
+CASE(global_headers_are_sent_where_they_are_needed)
 {
     with_devices("device ib0\nport 1 link=infiniband lid=1\ngid 0 fe80::1:1\n"
                  "device ib1\nport 1 link=infiniband lid=2 grh=1\ngid 0 fe80::1:2\n"
@@ -335,21 +335,7 @@ static void fork_and_go_on(void **state)
     pair_end(&p);
 }
 
-static void a_forked_child_leaves_what_is_its_parents(void **state)
+CASE(a_forked_child_leaves_what_is_its_parents)
 {
     with_devices("device fake0\nport 1\ngid 0 10.0.0.1\n", fork_and_go_on);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ports_beyond_the_last_leave_room_for_fused_devices),
-        cmocka_unit_test(iwarp_devices_are_no_rdma_devices),
-        cmocka_unit_test(gids_of_another_namespace_are_better_than_none),
-        cmocka_unit_test(a_long_table_of_gids_is_read_whole),
-        cmocka_unit_test(a_table_of_gids_that_cannot_be_read_is_said_to_be_so),
-        cmocka_unit_test(global_headers_are_sent_where_they_are_needed),
-        cmocka_unit_test(a_forked_child_leaves_what_is_its_parents),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

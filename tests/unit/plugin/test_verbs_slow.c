@@ -238,7 +238,4 @@ CASE(nobody_waits_for_the_queue_pair_that_flushes)
     dpn_net_finalize(context);
 }
 
-int main(void)
-{
-    return run_cases(pair_set_up, pair_tear_down);
-}
+RUN_CASES(pair_set_up, pair_tear_down)

@@ -221,7 +221,4 @@ CASE(a_child_cannot_use_its_parents_connection)
     end(&b);
 }
 
-int main(void)
-{
-    return run_cases(pair_set_up, pair_tear_down);
-}
+RUN_CASES(pair_set_up, pair_tear_down)

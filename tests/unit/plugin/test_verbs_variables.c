@@ -418,7 +418,4 @@ static int tear_down(void **state)
     return pair_tear_down(state);
 }
 
-int main(void)
-{
-    return run_cases(set_up, tear_down);
-}
+RUN_CASES(set_up, tear_down)

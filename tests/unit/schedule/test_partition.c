@@ -341,8 +341,4 @@ CASE(an_exact_partition_says_what_it_cannot_cut)
     assert_non_null(strstr(dp_last_error(), "costs[1]: -1"));
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -490,8 +490,4 @@ CASE(names_of_kinds_and_ops_are_printed_and_parsed)
     dp_schedule_free(NULL);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -289,8 +289,4 @@ CASE(without_a_finding_the_sentence_is_the_last_error)
     dp_schedule_free(s);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

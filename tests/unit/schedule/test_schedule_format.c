@@ -485,8 +485,4 @@ CASE(schedules_that_differ_anywhere_are_not_equal)
     dp_schedule_free(b);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

@@ -146,7 +146,4 @@ CASE(writing_and_reading_survive_every_failed_allocation)
     expect_every_failure_reported(call_read_user_json, 8);
 }
 
-int main(void)
-{
-    return run_cases(set_up, tear_down);
-}
+RUN_CASES(set_up, tear_down)

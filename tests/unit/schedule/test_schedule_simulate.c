@@ -437,8 +437,4 @@ CASE(bad_costs_and_schedules_without_end_are_refused)
     dp_schedule_free(s);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

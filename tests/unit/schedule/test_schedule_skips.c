@@ -105,7 +105,7 @@ static void expect_right(struct dp_schedule *s)
     assert_int_equal(count_kind(s, DP_OP_RECV_SKIP_B), back);
 }
 
-static void every_schedule_with_crossing_skips_passes_the_checker(void **state)
+CASE(every_schedule_with_crossing_skips_passes_the_checker)
 {
     for_all(expect_right);
 }
@@ -125,7 +125,7 @@ static void expect_round_trip(struct dp_schedule *s)
     }
 }
 
-static void skips_are_written_and_read_back_in_every_format(void **state)
+CASE(skips_are_written_and_read_back_in_every_format)
 {
     for_all(expect_round_trip);
 }
@@ -151,7 +151,7 @@ static void expect_simulated(struct dp_schedule *s)
     dp_simulation_fini(&fast_run);
 }
 
-static void the_simulator_lets_consumers_wait_for_skips(void **state)
+CASE(the_simulator_lets_consumers_wait_for_skips)
 {
     for_all(expect_simulated);
 }
@@ -177,7 +177,7 @@ static void expect_finding(const struct dp_schedule *s, enum dp_rule rule, const
                  dp_name(DP_NAMES_RULE, rule), text);
 }
 
-static void the_checker_finds_what_is_wrong_with_messages_of_skips(void **state)
+CASE(the_checker_finds_what_is_wrong_with_messages_of_skips)
 {
     struct dp_schedule *s = build(shapes[1]);
     size_t send = find_op(s, 0, DP_OP_SEND_SKIP_F), f = find_op(s, 2, DP_OP_RECV_SKIP_F);
@@ -203,7 +203,7 @@ static void the_checker_finds_what_is_wrong_with_messages_of_skips(void **state)
     dp_schedule_free(s);
 }
 
-static void a_compute_before_its_skip_is_refused(void **state)
+CASE(a_compute_before_its_skip_is_refused)
 {
     static const char text[] = "user P=3 M=1 forward_only\n"
                                "skip a 0 2\n"
@@ -218,7 +218,7 @@ static void a_compute_before_its_skip_is_refused(void **state)
 }
 
 /* Ranks 0 and 2 begin with the two ends of one skip in different batches. */
-static void skips_that_wait_in_a_circle_are_refused(void **state)
+CASE(skips_that_wait_in_a_circle_are_refused)
 {
     static const char text[] = "user P=3 M=1 forward_only\n"
                                "skip a 0 2\n"
@@ -232,7 +232,7 @@ static void skips_that_wait_in_a_circle_are_refused(void **state)
     dp_schedule_free(s);
 }
 
-static void messages_of_skips_are_added_to_a_list_of_computes(void **state)
+CASE(messages_of_skips_are_added_to_a_list_of_computes)
 {
     static const char text[] = "user P=2 M=2\n"
                                "skip deep/x 0 3\n"
@@ -265,7 +265,7 @@ static int check_skips(const struct dp_skip *skips, int count, int stages)
     return err;
 }
 
-static void all_violations_are_reported_together(void **state)
+CASE(all_violations_are_reported_together)
 {
     static const struct dp_skip wrong[] = {
         {"self", "", 1, 1},     {"back", "", 3, 1},     {"twice", "", 0, 2}, {"twice", "", 1, 3},
@@ -290,7 +290,7 @@ static void all_violations_are_reported_together(void **state)
 }
 
 /* One entry after the other: 0 and 1 on rank 0, s (twice) and 3 on rank 1, then s again and 5. */
-static void skips_of_layers_become_those_of_their_stages(void **state)
+CASE(skips_of_layers_become_those_of_their_stages)
 {
     static const int32_t list[] = {'a', 'b', 's', 'c', 's', 'd'}, balance[] = {2, 3};
     static const struct dp_skip layers[] = {
@@ -325,7 +325,7 @@ static void skips_of_layers_become_those_of_their_stages(void **state)
     dp_partition_free(p);
 }
 
-static void all_violations_of_layers_are_reported_together(void **state)
+CASE(all_violations_of_layers_are_reported_together)
 {
     static const struct dp_skip wrong[] = {
         {"self", "", 1, 1},  {"back", "", 3, 1},     {"twice", "", 0, 2}, {"twice", "", 1, 3},
@@ -355,7 +355,7 @@ static void all_violations_of_layers_are_reported_together(void **state)
     dp_partition_free(p);
 }
 
-static void what_is_no_declaration_is_refused(void **state)
+CASE(what_is_no_declaration_is_refused)
 {
     const struct dp_skip unnamed = {.from = 0, .to = 1}, blank = {"a b", "", 0, 1};
     struct dp_schedule *s = build(shapes[3]);
@@ -378,7 +378,7 @@ static void expect_unread(const char *text, enum dp_format format, const char *s
         fail_msg("%s, expected %s", dp_last_error(), says);
 }
 
-static void files_with_wrong_skips_are_refused_with_their_place(void **state)
+CASE(files_with_wrong_skips_are_refused_with_their_place)
 {
     expect_unread("1f1b P=2 M=2\nskip a 0\n", DP_FORMAT_TEXT, "line 2: the line ends");
     expect_unread("1f1b P=2 M=2\nskip a/b/c 0 1\n", DP_FORMAT_TEXT, "line 2: 'a/b/c'");
@@ -393,24 +393,4 @@ static void files_with_wrong_skips_are_refused_with_their_place(void **state)
     expect_unread("{\"algo\": \"1f1b\", \"P\": 2, \"M\": 2, \"skips\": [{\"name\": 7}],"
                   "\"ranks\": [{\"events\": []}, {\"events\": []}]}",
                   DP_FORMAT_JSON, "skips[0].name");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_schedule_with_crossing_skips_passes_the_checker),
-        cmocka_unit_test(skips_are_written_and_read_back_in_every_format),
-        cmocka_unit_test(the_simulator_lets_consumers_wait_for_skips),
-        cmocka_unit_test(the_checker_finds_what_is_wrong_with_messages_of_skips),
-        cmocka_unit_test(a_compute_before_its_skip_is_refused),
-        cmocka_unit_test(skips_that_wait_in_a_circle_are_refused),
-        cmocka_unit_test(messages_of_skips_are_added_to_a_list_of_computes),
-        cmocka_unit_test(all_violations_are_reported_together),
-        cmocka_unit_test(skips_of_layers_become_those_of_their_stages),
-        cmocka_unit_test(all_violations_of_layers_are_reported_together),
-        cmocka_unit_test(what_is_no_declaration_is_refused),
-        cmocka_unit_test(files_with_wrong_skips_are_refused_with_their_place),
-    };
-
-    return cmocka_run_group_tests_name("skip connections of schedules", tests, NULL, NULL);
 }

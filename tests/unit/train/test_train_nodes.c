@@ -133,7 +133,7 @@ static void open_in_child(int node)
     assert_int_equal(status, 0);
 }
 
-static void ranks_of_a_pipeline_copy_beside_their_parameters(void **state)
+CASE(ranks_of_a_pipeline_copy_beside_their_parameters)
 {
     int nodes = 0;
     cpu_set_t cpus;
@@ -150,11 +150,7 @@ static void ranks_of_a_pipeline_copy_beside_their_parameters(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_of_a_pipeline_copy_beside_their_parameters),
-    };
-
     if (sched_getaffinity(0, sizeof(mine), &mine))
         return 1;
-    return cmocka_run_group_tests_name("nodes of a pipeline", tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -27,7 +27,7 @@ static int rank_hears_of_it(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_failed_layer_is_named_on_every_rank(void **state)
+CASE(a_failed_layer_is_named_on_every_rank)
 {
     for (int i = 0; i < 2 * LAYOUTS; i++) {
         struct curve curve;
@@ -50,7 +50,7 @@ static int learn_alone(void)
     return learn(NULL, &job);
 }
 
-static void every_allocation_that_fails_is_reported(void **state)
+CASE(every_allocation_that_fails_is_reported)
 {
     expect_every_failure_reported(learn_alone, 40);
 }
@@ -70,7 +70,7 @@ static int plan_two_ranks(void)
     return err;
 }
 
-static void a_plan_of_what_cannot_be_trained_is_refused(void **state)
+CASE(a_plan_of_what_cannot_be_trained_is_refused)
 {
     const struct dp_trainer_config good = config_of(&(struct job){.layout = layouts[0]});
     struct dp_trainer_config config[4] = {good, good, good, good};
@@ -97,7 +97,7 @@ static void a_plan_of_what_cannot_be_trained_is_refused(void **state)
     dp_schedule_free(list);
 }
 
-static void every_allocation_of_a_plan_that_fails_is_reported(void **state)
+CASE(every_allocation_of_a_plan_that_fails_is_reported)
 {
     expect_every_failure_reported(plan_two_ranks, 40);
 }
@@ -128,7 +128,7 @@ static int learn_on_cuda(void)
     return err;
 }
 
-static void every_call_of_the_driver_that_fails_is_reported(void **state)
+CASE(every_call_of_the_driver_that_fails_is_reported)
 {
     static const char *const names[] = {"cuMemAlloc_v2", "cuMemHostAlloc",         "cuEventCreate", "cuEventRecord",
                                         "cuMemcpyAsync", "cuStreamWaitValue32_v2", "cuLaunchKernel"};
@@ -156,7 +156,7 @@ static void every_call_of_the_driver_that_fails_is_reported(void **state)
 
 /* ---- layers without a trainer ---------------------------------------------------------------- */
 
-static void a_run_of_no_layers_is_refused(void **state)
+CASE(a_run_of_no_layers_is_refused)
 {
     static const struct { int32_t first, end; } runs[] = {
         {-1, 1}, {0, 0}, {2, 1}, {0, MODEL_LAYERS + 1}, {MODEL_LAYERS, MODEL_LAYERS + 1}};
@@ -187,7 +187,7 @@ static void a_run_of_no_layers_is_refused(void **state)
 }
 
 /* Bare ones are as the others, but for the memory. */
-static void layers_without_memory_are_an_error(void **state)
+CASE(layers_without_memory_are_an_error)
 {
     struct dp_layers *layers;
     struct dp_stage stage, bare = {0};
@@ -241,7 +241,7 @@ static int rank_is_poor(struct dp_comm *comm, void *arg)
 }
 
 /* Wherever one rank has no memory, none waits for it. */
-static void a_rank_without_memory_ends_the_step_on_all(void **state)
+CASE(a_rank_without_memory_ends_the_step_on_all)
 {
     struct curve curve;
     struct poor poor = {.job = {.model = MODEL_TIED, .layout = {DP_SCHEDULE_DUALPIPE, 2, 2, 0, 0}}};
@@ -255,7 +255,7 @@ static void a_rank_without_memory_ends_the_step_on_all(void **state)
 }
 
 /* Each is refused with a sentence that names what is wrong. */
-static void what_cannot_be_is_refused_by_name(void **state)
+CASE(what_cannot_be_is_refused_by_name)
 {
     struct dp_layer bad = {0};
     struct dp_trainer *t = NULL;
@@ -343,16 +343,5 @@ static void what_cannot_be_is_refused_by_name(void **state)
 int main(void)
 {
     no_cuda = use_sim_cuda();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_failed_layer_is_named_on_every_rank),
-        cmocka_unit_test(every_allocation_that_fails_is_reported),
-        cmocka_unit_test(a_plan_of_what_cannot_be_trained_is_refused),
-        cmocka_unit_test(every_allocation_of_a_plan_that_fails_is_reported),
-        cmocka_unit_test(a_run_of_no_layers_is_refused),
-        cmocka_unit_test(layers_without_memory_are_an_error),
-        cmocka_unit_test(every_call_of_the_driver_that_fails_is_reported),
-        cmocka_unit_test(a_rank_without_memory_ends_the_step_on_all),
-        cmocka_unit_test(what_cannot_be_is_refused_by_name),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

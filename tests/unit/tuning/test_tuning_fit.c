@@ -290,7 +290,4 @@ static int tear_down(void **state)
     return unlink(odd_path);
 }
 
-int main(void)
-{
-    return run_cases(set_up, tear_down);
-}
+RUN_CASES(set_up, tear_down)

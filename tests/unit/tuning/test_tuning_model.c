@@ -293,8 +293,4 @@ CASE(a_rule_comes_before_the_model)
     dp_tuning_table_free(table);
 }
 
-int main(void)
-{
-    log_nothing();
-    return run_cases(NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)

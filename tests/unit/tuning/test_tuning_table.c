@@ -18,7 +18,7 @@ static struct dp_tuning_table *load(const char *name)
     return table;
 }
 
-static void a_file_of_nccls_example_tuner_is_read_as_it_is(void **state)
+CASE(a_file_of_nccls_example_tuner_is_read_as_it_is)
 {
     struct dp_tuning_table *table = load("example.csv");
     const struct dp_tuning_rule *r = table->rules;
@@ -49,7 +49,7 @@ static void a_file_of_nccls_example_tuner_is_read_as_it_is(void **state)
     dp_tuning_table_free(table);
 }
 
-static void columns_may_have_names_and_any_order(void **state)
+CASE(columns_may_have_names_and_any_order)
 {
     struct dp_tuning_table *table = load("named.csv");
     const struct dp_tuning_rule *r = table->rules;
@@ -79,7 +79,7 @@ static void refuse(const char *name, const char *expected)
 }
 
 /* refused.txt: a file, a tab, what the sentence has that refuses it. */
-static void what_is_wrong_is_named_with_its_line(void **state)
+CASE(what_is_wrong_is_named_with_its_line)
 {
     char path[4096], line[256];
     int count = 0;
@@ -117,7 +117,7 @@ static void assert_same_rules(const struct dp_tuning_table *a, const struct dp_t
     }
 }
 
-static void what_is_written_is_read_back(void **state)
+CASE(what_is_written_is_read_back)
 {
     static const char *const files[] = {"example.csv", "named.csv", "real.csv"};
 
@@ -135,7 +135,7 @@ static void what_is_written_is_read_back(void **state)
     }
 }
 
-static void a_line_of_any_length_is_refused_or_read(void **state)
+CASE(a_line_of_any_length_is_refused_or_read)
 {
     char text[8192];
     struct dp_tuning_table *table;
@@ -152,7 +152,7 @@ static void a_line_of_any_length_is_refused_or_read(void **state)
     dp_tuning_table_free(table);
 }
 
-static void a_file_that_is_not_there_is_named(void **state)
+CASE(a_file_that_is_not_there_is_named)
 {
     struct dp_tuning_table *table;
 
@@ -161,7 +161,7 @@ static void a_file_that_is_not_there_is_named(void **state)
     assert_int_equal(dp_tuning_table_load(".", &table), DP_EIO);
 }
 
-static void names_are_those_of_the_file_format(void **state)
+CASE(names_are_those_of_the_file_format)
 {
     assert_string_equal(dp_name(DP_NAMES_FUNCTION, DP_TUNING_ALLREDUCE), "allreduce");
     assert_string_equal(dp_name(DP_NAMES_ALGORITHM, DP_TUNING_PAT), "pat");
@@ -170,17 +170,4 @@ static void names_are_those_of_the_file_format(void **state)
     assert_string_equal(dp_name(DP_NAMES_ALGORITHM, 7), "unknown");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_file_of_nccls_example_tuner_is_read_as_it_is),
-        cmocka_unit_test(columns_may_have_names_and_any_order),
-        cmocka_unit_test(what_is_written_is_read_back),
-        cmocka_unit_test(what_is_wrong_is_named_with_its_line),
-        cmocka_unit_test(a_line_of_any_length_is_refused_or_read),
-        cmocka_unit_test(a_file_that_is_not_there_is_named),
-        cmocka_unit_test(names_are_those_of_the_file_format),
-    };
-    log_nothing();
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_QUIET_CASES(NULL, NULL)
