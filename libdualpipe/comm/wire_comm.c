@@ -360,13 +360,13 @@ static bool has_left(const struct wire_comm *c, int peer)
     return dp_rendezvous_has_left(c->rendezvous, peer) || dp_comm_has_lost(&c->base, peer, true);
 }
 
-/* A request whose wire may never be there: a receive before the peer has connected; over MPI, whose
- * wires are made without the peer, also one on a wire that the peer has given no sign of. */
-static bool lacks_peer(const struct wire_comm *c, const struct request *r)
+/* A request whose wire may never be there: a receive before the peer has connected, or any on a wire that
+ * the peer has not accepted; MPI, whose wires are made without the peer: has given no sign of. */
+static bool lacks_peer(const struct request *r)
 {
     const struct dp_wire *wire = dp_peers_wire_of(&r->part, r->is_send);
 
-    return wire ? c->mpi.ops && !wire->connected : !r->is_send;
+    return wire ? !wire->connected : !r->is_send;
 }
 
 static void give_up(struct wire_comm *c, struct request *r)
@@ -383,7 +383,7 @@ static int check_early(struct wire_comm *c, struct request *r)
 {
     const int peer = r->peer;
 
-    if (peer < 0 || !lacks_peer(c, r) || !has_left(c, peer))
+    if (peer < 0 || !lacks_peer(r) || !has_left(c, peer))
         return DP_EAGAIN;
     const int64_t now_ns = dp_now_ns();
     if (!c->broken_since_ns[peer]) {
@@ -393,7 +393,7 @@ static int check_early(struct wire_comm *c, struct request *r)
     if (now_ns - c->broken_since_ns[peer] < LATE_NS)
         return DP_EAGAIN;
     dp_peers_accept(&c->peers);
-    if (!lacks_peer(c, r))
+    if (!lacks_peer(r))
         return DP_EAGAIN;
     give_up(c, r);
     return dp_fail(DP_ECOMM, "rank %d has left the group", peer);

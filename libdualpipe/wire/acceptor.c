@@ -614,9 +614,11 @@ bool dp_connector_connect(struct dp_connector *connector, struct dp_wire *wire, 
     return true;
 }
 
+/* A socket that pauses before another try has hung up: a poll of it would return at once. */
 struct pollfd dp_connector_poll(const struct dp_connector *connector)
 {
-    return (struct pollfd){.fd = connector->fd, .events = connector->connected ? POLLIN : POLLOUT};
+    return (struct pollfd){.fd = connector->is_to_retry ? -1 : connector->fd,
+                           .events = connector->connected ? POLLIN : POLLOUT};
 }
 
 void dp_connector_fini(struct dp_connector *connector)

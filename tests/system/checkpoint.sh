@@ -81,7 +81,7 @@ verifies_as_it_resumes()
 shows_what_there_is()
 {
     run checkpoint show good || return
-    says 'step        3' '--layers=8' 'layout      --schedule=dualpipe --slack=0 --ranks=2 --replicas=1' \
+    says 'step        3' '--layers=8' 'layout      --schedule=dualpipe --ranks=2 --slack=0 --' ' --replicas=1 ' \
         'parameters  102 tensors' 'state       306 tensors' 'rank-1.0.safetensors' \
         'block 3 qkv' '8 x 24' || return
     command -v jq >/dev/null || skip 'jq is not installed'
