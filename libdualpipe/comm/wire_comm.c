@@ -360,8 +360,8 @@ static bool has_left(const struct wire_comm *c, int peer)
     return dp_rendezvous_has_left(c->rendezvous, peer) || dp_comm_has_lost(&c->base, peer, true);
 }
 
-/* A request whose wire may never be there: a receive before the peer has connected, or any on a wire that
- * the peer has not accepted; MPI, whose wires are made without the peer: has given no sign of. */
+/* A request whose wire may never be there: a receive before the peer has connected, or any on a wire
+ * that the peer has not accepted; MPI, whose wires are made without the peer: has given no sign of. */
 static bool lacks_peer(const struct request *r)
 {
     const struct dp_wire *wire = dp_peers_wire_of(&r->part, r->is_send);

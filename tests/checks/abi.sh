@@ -4,6 +4,7 @@
 # abi.sh - what programs were compiled against is still there: no public function has gone, no type has
 # changed but those that grow, at their end. Compared with tests/data/libdualpipe.abi, which
 # `tests/checks/abi.sh write` makes anew where a change is meant (CONTRIBUTING, "Releases").
+: "${DP_TOP_SRCDIR:=$(cd "$(dirname "$0")/../.." && pwd)}" "${DP_TOP_BUILDDIR:=$DP_TOP_SRCDIR/build}"
 . "$DP_TOP_SRCDIR/tests/checks/cases.sh"
 cd "$DP_TOP_SRCDIR"
 
@@ -18,6 +19,12 @@ done
     echo "skipped: no shared library was built, or without debugging information"
     exit 77
 }
+case ${DP_CC:-} in
+*-fsanitize* | *--coverage*)
+    echo 'skipped: this build is instrumented; types are compared in a plain one'
+    exit 77
+    ;;
+esac
 [ "$(uname -m)" = x86_64 ] || {
     echo "skipped: $(uname -m): the file is of x86_64"
     exit 77
@@ -34,9 +41,16 @@ if [ "${1:-}" = write ]; then
     sed 's/^ *//' "$work/now" >tests/data/libdualpipe.abi
     exit
 fi
-grep -ho 'sizeof(struct dp_[a-z_]*)' "$work"/headers/*.h | sort -u |
+grep -ho 'sizeof(struct dpo\{0,1\}_[a-z0-9_]*)' "$work"/headers/*.h | sort -u |
     sed 's/.*struct \(.*\))/[suppress_type]\nname = \1\nhas_data_member_inserted_at = end\n/' >"$work/growing"
-changes=$(abidiff --no-added-syms --suppressions "$work/growing" tests/data/libdualpipe.abi "$work/now") &&
+# abidiff takes a file that is cut off for one with less in it.
+status=0
+changes=$(abidiff --no-added-syms --suppressions "$work/growing" tests/data/libdualpipe.abi "$work/now" 2>&1) ||
+    status=$?
+if [ "$(tail -n 1 tests/data/libdualpipe.abi)" != '</abi-corpus>' ]; then
+    changes='tests/data/libdualpipe.abi is not whole'
+elif [ $status = 0 ]; then
     changes=
+fi
 case_is 'the public interface has changed; if it is meant, tests/checks/abi.sh write, and CHANGELOG' "$changes"
 cases_end

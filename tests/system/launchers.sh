@@ -215,4 +215,7 @@ it ranks_that_differ_say "--lr is 1, $of_rank_0" text '--lr 1' text '--lr 1.5'
 it ranks_that_differ_say '--survive (1: yes, 0: no): all ranks must agree; rank 0 has 0, but rank 1 has 1' \
     text '-s dualpipe' text '-s dualpipe --survive'
 it ranks_that_differ_say "--tie-embeddings is not set, $of_rank_0" text '' text --tie-embeddings
+it ranks_that_differ_say "--save is not set, $of_rank_0" text '' text '--save a'
+it ranks_that_differ_say 'length of --blocks: all ranks must agree; rank 0 has 2, but rank 1 has 0' \
+    text '--layers 4 --blocks 2,2' text '--layers 4'
 finish

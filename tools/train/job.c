@@ -87,11 +87,10 @@ static void list_options(const struct job *j, char text[static COMPARED_LEN])
     const struct settings *s = j->s;
     char value[VALUE_LEN];
     int used = snprintf(text, COMPARED_LEN,
-                        "--mix is %s\n--device is %s\n--transport is %s\nlength of --blocks is %d\n"
-                        "--save is %s\nthe step of --resume is %" PRIu64 "\nlength of --data is %zu\n",
+                        "--mix is %s\n--device is %s\n--transport nccl is %s\n--save is %s\n",
                         sums[s->how.sums], settings_on_cuda(s) ? "cuda" : "cpu",
-                        settings_by_nccl(s) ? "nccl" : "another", s->blocks.count,
-                        s->how.checkpoint.folder ? "set" : "not set", s->from.step, j->text->len);
+                        settings_by_nccl(s) ? "set" : "not set",
+                        s->how.checkpoint.folder ? "set" : "not set");
     struct setting a;
 
     for (int i = 0; settings_option(i, &a); i++) {
@@ -124,10 +123,10 @@ static int32_t find_difference(const char *a, const char *b, const char **line)
 static int compare_options(const struct job *j, struct dp_comm *comm)
 {
     const int size = dp_comm_size(comm);
-    char *mine = calloc(2, COMPARED_LEN), *first = mine + COMPARED_LEN, what[COMPARED_LEN];
+    char *mine = calloc(1, COMPARED_LEN), *first = malloc(COMPARED_LEN), what[COMPARED_LEN];
     int32_t *differs = calloc((size_t)size, sizeof(*differs)), own = INT32_MAX, least = INT32_MAX;
     const char *line;
-    int err = mine && differs ? 0 : DP_ENOMEM;
+    int err = mine && first && differs ? 0 : DP_ENOMEM;
 
     if (!err) {
         list_options(j, mine);
@@ -149,6 +148,7 @@ static int compare_options(const struct job *j, struct dp_comm *comm)
         err = dp_comm_agree(comm, what, own != least);
     }
     free(mine);
+    free(first);
     free(differs);
     return err;
 }
@@ -160,7 +160,15 @@ static int compare(const struct job *j, struct dp_comm *comm)
     uint64_t first = j->text->digest;
     char what[32];
     int err = comm ? compare_options(j, comm) : 0;
+    const struct {
+        const char *what;
+        uint64_t value;
+    } numbers[] = {{"length of --blocks", (uint64_t)j->s->blocks.count},
+                   {"the step of --resume", j->s->from.step},
+                   {"length of --data", j->text->len}};
 
+    for (size_t i = 0; comm && !err && i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        err = dp_comm_agree(comm, numbers[i].what, numbers[i].value);
     for (int i = 0; comm && !err && i < j->s->blocks.count; i++) {
         snprintf(what, sizeof(what), "--blocks, number %d", i);
         err = dp_comm_agree(comm, what, (uint64_t)j->s->blocks.items[i]);

@@ -27,22 +27,25 @@ bool settings_save_due(const struct settings *s, uint64_t step)
     return s->how.checkpoint.folder && (step == (uint64_t)s->steps || (every && step % every == 0));
 }
 
-/* A list is its own schedule. */
+/* A list is its own schedule. NULL: no memory. */
 static json_t *list_words(const struct settings *s, enum settings_mark mark)
 {
     struct word_list words = {0};
     json_t *list = json_array();
     char value[VALUE_LEN];
     struct setting a;
+    bool good = list;
 
-    for (int i = 0; settings_option(i, &a); i++)
+    for (int i = 0; good && settings_option(i, &a); i++)
         if (a.marks & mark && !(s->file && !strcmp(a.name, "schedule")) &&
             settings_value(&a, s, 17, value))
-            word_list_add(&words, a.name, value);
-    for (int i = 0; i < words.count; i++)
-        json_array_append_new(list, json_string(words.items[i]));
+            good = word_list_add(&words, a.name, value);
+    for (int i = 0; good && i < words.count; i++)
+        good = !json_array_append_new(list, json_string(words.items[i]));
     word_list_fini(&words);
-    return list;
+    if (!good)
+        json_decref(list);
+    return good ? list : NULL;
 }
 
 char *settings_text(const struct settings *s, uint64_t step, uint64_t data)
@@ -53,7 +56,7 @@ char *settings_text(const struct settings *s, uint64_t step, uint64_t data)
     json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:o, s:o}", "program", program_name, "version",
                              dp_version(), "data", digest, "step", (json_int_t)step, "options",
                              list_words(s, KEPT), "layout", list_words(s, LAYOUT));
-    char *text = json_dumps(root, JSON_COMPACT);
+    char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     return text;
 }
@@ -142,7 +145,10 @@ bool settings_of_words(const struct resume *from, struct settings *out)
     char *program[] = {(char *)program_name, NULL};
     int argc = 1, status;
     struct operands none;
-    char **words = knows_options(from) ? word_list_before(&from->words, &argc, program) : NULL;
+    const bool known = knows_options(from);
+    char **words = known ? word_list_before(&from->words, &argc, program) : NULL;
+    if (known && !words)
+        command_broke("%s: out of memory", from->path);
     const bool good = words && args_parse(&settings_usage, argc, words, out, &none, &status);
 
     free(words);

@@ -401,5 +401,6 @@ int main(void)
     int failed = run_cases(make_folder, remove_folder);
 
     threads = true;
+    print_message("The same by threads, without io_uring:\n");
     return failed + run_cases(make_folder, remove_folder);
 }
