@@ -448,12 +448,14 @@ def trainer_errors(rank):
 
     if rank == 1:
         layers[1].register_forward_hook(fails)
+    meet(rank)
     with pytest.raises(KeyError if rank == 1 else libdualpipe.DualpipeError, match="of ours"):
         trainer.step(x, x)
     trainer.close()
+    trainer = Trainer(nn.Sequential(layer(), layer()).cuda(), F.mse_loss, (x, x), **options)
+    meet(rank)
     own = ValueError if rank == 1 else libdualpipe.DualpipeError
     with pytest.raises(own, match="a label is on meta"):
-        trainer = Trainer(nn.Sequential(layer(), layer()).cuda(), F.mse_loss, (x, x), **options)
         trainer.step(x, x.to("meta") if rank == 1 else x)
 
 
