@@ -675,7 +675,7 @@ CASE(the_callers_gradients_are_clipped)
 
 static void set_loss_scale(struct dp_mixer_config *config)
 {
-    static struct dp_loss_scale scale;
+    static _Thread_local struct dp_loss_scale scale;
 
     scale = dp_loss_scale_defaults();
     config->loss_scale = &scale;
