@@ -29,7 +29,8 @@ AC_DEFUN([DP_WARNINGS], [
     DP_YES_OR_NO([--enable-werror], [$enable_werror])
     DP_CFLAGS="-std=gnu11"
     m4_foreach_w([flag], [-Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
-        -Wpointer-arith -Wundef -Wformat=2 -fvisibility=hidden -fno-common -ffp-contract=off -fopenmp-simd],
+        -Wpointer-arith -Wundef -Wformat=2 -Wno-missing-field-initializers -fvisibility=hidden -fno-common
+        -ffp-contract=off -fopenmp-simd],
         [DP_CFLAG(flag)])
     AS_IF([test "x$enable_werror" = xyes],
         [DP_CFLAGS="$DP_CFLAGS -Werror"; DP_NOTE([werror], [on], [warnings are errors])],

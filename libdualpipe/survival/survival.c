@@ -458,12 +458,20 @@ static void take_answer(struct dp_survival *s, int from, const struct dp_surviva
     a->contexts = m->contexts > a->contexts ? m->contexts : a->contexts;
 }
 
-static void take_decision(struct dp_survival *s, const struct dp_survival_message *m)
+/* The coordinator may die before it has told all. A rank that knew so earlier has asked this one, which
+ * could only answer, and waits for the decision. */
+static void take_decision(struct dp_survival *s, int from, const struct dp_survival_message *m)
 {
     struct dp_agreement *a = find(s, m->context);
 
-    if (a && a->number == m->number && a->decided != a->number)
-        decide(s, a, m->dead, m->contexts, m->doing);
+    if (!a || a->number != m->number || a->decided == a->number)
+        return;
+    decide(s, a, m->dead, m->contexts, m->doing);
+    for (int peer = 0; peer < s->world->size; peer++) {
+        const struct dp_survival_query *q = &s->ranks[peer].query;
+        if (peer != from && q->context == m->context && q->number == m->number)
+            tell(s, peer, DP_SURVIVAL_DECISION, a, a->number);
+    }
 }
 
 void dp_survival_handle(struct dp_comm *world, int from, const void *message, size_t len)
@@ -506,7 +514,7 @@ void dp_survival_handle(struct dp_comm *world, int from, const void *message, si
         take_answer(s, from, m);
         break;
     case DP_SURVIVAL_DECISION:
-        take_decision(s, m);
+        take_decision(s, from, m);
         break;
     case DP_SURVIVAL_BUSY:
         take_busy(s, m);
