@@ -7,8 +7,8 @@
 
 #include <dualpipe/checkpoint.h>
 
-/* Whether that would read it, by name, type and shape: how many elements are not there; -1: it is there,
- * but of another type or shape. */
+/* Whether dp_checkpoint_read_pieces would read it, by name, type and shape: how many elements are not
+ * there; -1: it is there, but of another type or shape. */
 int64_t dp_checkpoint_missing(const struct dp_checkpoint *checkpoint,
                               const struct dp_named_tensor *wanted);
 

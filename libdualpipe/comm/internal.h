@@ -11,7 +11,7 @@
  * as the error. By ping-pong, the quickest of `rounds` >= 1. */
 int dp_comm_clock_offset(struct dp_comm *comm, int rounds, int64_t *offset_ns,
                          int64_t *error_ns);
-/* The same for as long as it takes: between the two a thread renews a short announcement, so that a
+/* dp_comm_busy for as long as it takes: between the two a thread renews a short announcement, so that a
  * rank that is stopped meanwhile is not waited for much longer than elsewhere. The caller makes no call
  * of comm until the end. NULL, which the end takes: comm is NULL, or there is no memory, and nothing is
  * announced. */

@@ -7,7 +7,7 @@
 
 #include <dualpipe/optimizer.h>
 
-/* The same of gradients in the memory of a device, behind what `stream` has been given: to
+/* dp_gradient_squares of gradients in the memory of a device, behind what `stream` has been given: to
  * squares[count], in that memory, as `room` is, of so many bytes. Added up in another order than on
  * the host, which depends on the number of elements alone, too. DP_EUNSUPPORTED: a device without such
  * kernels. */
@@ -15,7 +15,7 @@ size_t dp_gradient_squares_room(int32_t count);
 int dp_gradient_squares_queue(struct dp_device_stream *stream,
                               const struct dp_parameter *parameters, int32_t count,
                               void *room, double *squares);
-/* Bytes of that state. */
+/* Bytes of the state that dp_optimizer_tensors gives. */
 size_t dp_optimizer_state_bytes(const struct dp_optimizer *optimizer);
 /* After something else wrote the values (a broadcast, an average): masters become equal to them. */
 void dp_optimizer_read_values(struct dp_optimizer *optimizer);

@@ -47,10 +47,6 @@ extern "C" {
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
-/* ---- tensors -------------------------------------------------------------------------------- */
-
-
-
 /* By which rule rows are dealt out. */
 enum dp_cut_rule {
     DP_CUT_TENSOR_SPLIT, /* dp_split_sizes */
@@ -64,8 +60,8 @@ enum dp_cut_rule {
 DP_PUBLIC int dp_cut_sizes(enum dp_cut_rule rule, int64_t extent, int32_t count, int64_t *sizes,
                            int32_t *made);
 /* Piece `piece` of `count` by a rule: where it begins and how many rows it has. By the chunk rule
- * `count` is what dp_chunk_sizes has made, or was asked for: pieces beyond are empty. DP_EINVAL as
- * for dp_split_window. */
+ * `count` is what dp_chunk_sizes has made, or was asked for: pieces beyond are empty. DP_EINVAL for
+ * extent < 0, count < 1, or a piece that is not one of them. */
 DP_PUBLIC int dp_cut_window(enum dp_cut_rule rule, int64_t extent, int32_t count, int32_t piece,
                             int64_t *begin, int64_t *size);
 
