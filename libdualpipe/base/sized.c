@@ -10,13 +10,13 @@
 
 int dp_sized_take(void *own, size_t known, const void *from, size_t size, const char *what)
 {
+    memset(own, 0, known);
+    if (from)
+        memcpy(own, from, size < known ? size : known);
     for (size_t i = known; from && i < size; i++)
         if (((const char *)from)[i])
             return dp_fail(DP_EINVAL, "%s of %zu bytes: byte %zu is set, expected zeros beyond the "
                            "%zu that this release knows", what, size, i, known);
-    memset(own, 0, known);
-    if (from)
-        memcpy(own, from, size < known ? size : known);
     return 0;
 }
 

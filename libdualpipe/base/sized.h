@@ -8,7 +8,8 @@
 
 #include <stddef.h>
 
-/* The caller's struct, from[size], in own[known]. DP_EINVAL: beyond what is known it is not zero. */
+/* The caller's struct, from[size], in own[known], which has what is known even where this fails.
+ * DP_EINVAL: beyond that it is not zero. */
 int dp_sized_take(void *own, size_t known, const void *from, size_t size, const char *what);
 /* The other way round: what the caller has room for, and zeros beyond what is known. */
 void dp_sized_give(void *to, size_t size, const void *own, size_t known);

@@ -225,14 +225,16 @@ int dp_comm_meet(const struct dp_comm_config *config, int first_new, struct dp_c
 
 int dp_comm_open_sized(const struct dp_comm_config *config, struct dp_comm **out, size_t size)
 {
-    DP_TAKE(dp_comm_config, config, size);
-    struct dp_comm_config full;
+    struct dp_comm_config own, full;
     struct dp_comm_settings settings;
     enum dp_transport transport;
 
     if (!config || !out)
         return dp_fail(DP_EINVAL, "open without a %s", config ? "place for the comm" : "config");
-    int err = prepare(config, &settings, &full, &transport);
+    int err = dp_sized_take(&own, sizeof(own), config, size, "struct dp_comm_config");
+    config = &own;
+    if (!err)
+        err = prepare(config, &settings, &full, &transport);
     if (!err && transport == DP_TRANSPORT_MPI)
         return dp_comm_mpi_open(config, &settings, out);
     if (!err && full.size > 1)

@@ -17,6 +17,7 @@
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -837,4 +838,19 @@ static int open_from_environment(const struct rank *r)
 CASE(all_of_it_can_come_from_the_environment)
 {
     run_some(3, 3, open_from_environment, NULL);
+}
+
+/* Of a program that was compiled against a later release, and asks for what this one does not know. */
+CASE(a_config_of_a_later_release_is_refused_and_its_listener_closed)
+{
+    struct {
+        struct dp_comm_config known;
+        int64_t later;
+    } config = {{.size = 1, .listener = socket(AF_INET, SOCK_STREAM, 0)}, 1};
+    struct dp_comm *comm;
+
+    assert_true(config.known.listener > 0);
+    assert_int_equal(dp_comm_open_sized(&config.known, &comm, sizeof(config)), DP_EINVAL);
+    assert_non_null(strstr(dp_last_error(), "struct dp_comm_config"));
+    assert_int_equal(fcntl(config.known.listener, F_GETFD), -1);
 }
