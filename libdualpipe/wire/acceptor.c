@@ -359,10 +359,12 @@ int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out)
 
 /* ---- call ---------------------------------------------------------------------------------- */
 
-static int say(const struct dp_connector *connector, int err, const char *what, int error)
+/* Not for dp_last_error(): a connection is made beside other work, and the caller has had no failure. */
+static int say(struct dp_connector *connector, int err, const char *what, int error)
 {
-    return dp_fail_quietly(err, "%s: %s%s%s", connector->where, what, error ? ": " : "",
-                           error ? strerror(error) : "");
+    snprintf(connector->why, sizeof(connector->why), "%s: %s%s%s", connector->where, what,
+             error ? ": " : "", error ? dp_errno_text(error) : "");
+    return err;
 }
 
 static int refused(struct dp_connector *connector, const char *what, int error)
@@ -407,16 +409,13 @@ static int try_again(struct dp_connector *connector, const char *what, int error
 {
     connector->is_refused = error == ECONNREFUSED;
     say(connector, DP_EAGAIN, what, error);
-    snprintf(connector->why, sizeof(connector->why), "%.*s", (int)sizeof(connector->why) - 1,
-             dp_last_error());
     if (!may_pass(error) || connector->paused_ns > DP_CONNECTOR_RETRY_NS)
         return refused(connector, what, error);
     dp_fd_close(connector->fd);
     connector->connected = connector->hello_sent = connector->proof_sent = false;
     connector->got = 0;
     if (open_socket(connector) < 0)
-        return dp_fail_quietly(DP_EIO, "no socket to connect to %s again: %s", connector->where,
-                               dp_errno_text(errno));
+        return say(connector, DP_EIO, "no socket to connect again", errno);
     connector->is_to_retry = true;
     connector->retry_ns = dp_now_ns() + connector->pause_ns;
     connector->paused_ns += connector->pause_ns;
@@ -512,7 +511,7 @@ int dp_connector_start(struct dp_connector *connector, const struct sockaddr *ad
     int err = start_connect(connector);
     if (!err)
         err = connect_and_greet(connector);
-    return err == DP_EAGAIN ? 0 : err;
+    return err && err != DP_EAGAIN ? dp_fail_quietly(err, "%s", connector->why) : 0;
 }
 
 static int fail_on_version(struct dp_connector *connector, unsigned version)
@@ -583,8 +582,7 @@ static int send_file(struct dp_connector *connector)
     return 0;
 }
 
-/* 0: welcome received. DP_EAGAIN: not yet. DP_ECOMM: no listener, or refused; dp_last_error() says
- * which. */
+/* 0: welcome received. DP_EAGAIN: not yet. DP_ECOMM: no listener, or refused; its why says which. */
 static int make_progress(struct dp_connector *connector)
 {
     int err = connect_and_greet(connector);
@@ -605,7 +603,7 @@ bool dp_connector_connect(struct dp_connector *connector, struct dp_wire *wire, 
     if (connector->is_to_retry)
         snprintf(wire->why, sizeof(wire->why), "%s", connector->why);
     if (err && err != DP_EAGAIN)
-        dp_wire_fail(wire, err, "%s", dp_last_error());
+        dp_wire_fail(wire, err, "%s", connector->why);
     if (err)
         return false;
     wire->why[0] = '\0';

@@ -132,7 +132,7 @@ struct dp_connector {
     uint32_t welcome;
     uint8_t session[DP_HMAC_BYTES]; /* once proof_sent */
     char where[80]; /* for sentences */
-    char why[160];  /* what the last attempt has failed for */
+    char why[224];  /* what the last attempt has failed for */
     struct sockaddr_storage address;
     socklen_t address_len;
     bool is_to_retry; /* at retry_ns */

@@ -823,10 +823,12 @@ static void connect_to_closed_port(const struct dp_wire_ops *ops, const char *in
     ops->unlisten(listener);
     assert_int_equal(ops->connect(&address, 0, &wire), 0);
     dp_wire_irecv(wire, &byte, 1, &receive);
+    dp_fail_quietly(DP_EINVAL, "what the caller has to say");
     while (receive.status == DP_EAGAIN)
         ops->progress(wire);
     assert_int_equal(receive.status, DP_ECOMM);
     assert_non_null(strstr(wire->why, "Connection refused"));
+    assert_string_equal(dp_last_error(), "what the caller has to say");
     dp_wire_close(wire);
 }
 
