@@ -4,6 +4,8 @@
 #include <dualpipe/dualpipe.h>
 #include <dualpipe/options.h>
 
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,16 +64,37 @@ void command_mute(bool muted)
     dp_log_set(muted ? drop_message : print_message, NULL, DP_LOG_DEFAULT);
 }
 
+/* A file or a socket must not take the number of a standard stream that is closed: what is printed would
+ * go there. Opened in the direction that it is not used in, the stream fails as before. */
+static void occupy_standard_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd)
+            _exit(EXIT_FAILED);
+}
+
 void command_open(void)
 {
+    occupy_standard_streams();
     command_mute(false);
+}
+
+int command_flush(void)
+{
+    static int lost;
+
+    if ((fflush(stdout) || ferror(stdout)) && !lost)
+        lost = errno ? errno : EIO;
+    return lost;
 }
 
 int command_close(int status)
 {
-    if (!fflush(stdout) && !ferror(stdout))
+    const int error = command_flush();
+
+    if (!error)
         return status;
-    fprintf(stderr, "dualpipe: cannot write to standard output: %s\n", strerror(errno));
+    fprintf(stderr, "dualpipe: cannot write to standard output: %s\n", strerror(error));
     return EXIT_FAILED;
 }
 

@@ -43,6 +43,8 @@ void command_offer(const char *word, const char *what);
  * could not be written is a failure. */
 void command_open(void);
 int command_close(int status);
+/* Write what is buffered. The errno of the first write that failed, of all so far; 0: none. */
+int command_flush(void);
 
 /* While muted, messages of the library are dropped: for a question whose answer may be no. */
 void command_mute(bool muted);

@@ -242,10 +242,10 @@ static void run_rank(const struct launch *l, int rank, int size, pid_t parent)
     int err = l->run(l->user, &(struct dp_comm_config){
         .rank = rank, .size = size, .address = l->address, .transport = l->transport,
         .secret = l->secret}, &why);
-    if ((fflush(stdout) || ferror(stdout)) && !err) {
+    const int lost = command_flush();
+    if (lost && !err) {
         err = DP_EIO;
-        snprintf(why.text, sizeof(why.text), "cannot write to standard output: %s",
-                 strerror(errno));
+        snprintf(why.text, sizeof(why.text), "cannot write to standard output: %s", strerror(lost));
     }
     /* If the pipe is full, enough ranks have said why. */
     if (err && write(l->reports[1], &why, sizeof(why)) < 0)

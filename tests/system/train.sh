@@ -401,7 +401,10 @@ notices_that_output_is_lost()
     # shellcheck disable=SC2086 # words
     "$dualpipe" train $small "$@" >/dev/full 2>"$work/err" && wrong 'does not notice' && return
     grep -q 'cannot write to standard output: No space left on device' "$work/err" &&
-        [ "$(wc -l <"$work/err")" = 1 ] || wrong "$(cat "$work/err")"
+        [ "$(wc -l <"$work/err")" = 1 ] || wrong "$(cat "$work/err")" || return
+    # shellcheck disable=SC2086 # words
+    "$dualpipe" train $small "$@" <&- >&- 2>"$work/err" && wrong 'does not notice that it is closed' && return
+    grep -q 'cannot write to standard output: Bad file descriptor' "$work/err" || wrong "$(cat "$work/err")"
 }
 
 # Replicas have a script of their own, so that none takes too long.
@@ -532,4 +535,5 @@ it names_the_limit_of_memory
 it names_the_limit_of_memory --schedule none
 it notices_that_output_is_lost
 it notices_that_output_is_lost --schedule none
+it notices_that_output_is_lost --json --transport tcp
 finish

@@ -59,7 +59,7 @@ static void print_json(json_t *object)
 {
     json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17));
     putchar('\n');
-    fflush(stdout);
+    command_flush();
     json_decref(object);
 }
 
@@ -272,7 +272,7 @@ static void text_begin(const struct settings *s, const struct data *data, size_t
     if (s->from.step)
         put_line("resumed   after %" PRIu64 " steps, from %s%s\n", s->from.step, s->from.path,
                  is_other_text(s, data) ? "; they learned from another text than --data" : "");
-    fflush(stdout);
+    command_flush();
 }
 
 static const char *time_left(const struct report *r, uint64_t done, char *out, size_t len)
@@ -302,7 +302,7 @@ static void text_progress(struct report *r, const struct progress *p)
         print_in_place(line);
     else
         put_line("%s\n", line);
-    fflush(stdout);
+    command_flush();
     r->shown_ns = now_ns();
     r->shown_step = p->step;
 }
@@ -416,7 +416,7 @@ void report_slow(struct report *r, uint64_t step, const struct dp_slow *slow, bo
     if (r->terminal)
         putchar('\n');
     put_line("slow      %s step %" PRIu64 ": %s\n", begun ? "since" : "no longer at", step, text);
-    fflush(stdout);
+    command_flush();
 }
 
 void report_saved(struct report *r, uint64_t step)
