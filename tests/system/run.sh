@@ -99,7 +99,10 @@ keeps_what_is_set()
     grep -q "NCCL_NET=Socket stays, it was set before" "$work/err" || wrong "$(cat "$work/err")"
     NCCL_NET_PLUGIN=none run run -- env || return
     says "NCCL_NET_PLUGIN=none" || return
-    ! grep -q "^NCCL_NET=" "$work/out" || wrong "asks for the net of a plugin that is not loaded"
+    ! grep -q "^NCCL_NET=" "$work/out" || wrong "asks for the net of a plugin that is not loaded" || return
+    tells 'net plugin  not used: NCCL_NET_PLUGIN=none' || return
+    NCCL_NET=Socket NCCL_TUNER_PLUGIN=none run run --links intra=1 -- true || return
+    tells 'net plugin  not used: NCCL_NET=Socket' 'tuner       not used: NCCL_TUNER_PLUGIN=none'
 }
 
 # What a shell would set is what a command finds.

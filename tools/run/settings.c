@@ -109,9 +109,19 @@ static int add_links(const struct run_values *v, struct run_settings *s)
 }
 
 /* What the user has set stays; with another plugin no net would have our name. */
-static bool is_our_net(const char *set)
+static bool is_ours(const char *variable)
 {
+    const char *set = getenv(variable);
+
     return !set || !*set || strstr(set, "dualpipe");
+}
+
+static void say_plugin(struct run_settings *s, const char *part, const char *variable, const char *path)
+{
+    if (is_ours(variable))
+        run_say(s, part, "%s", path);
+    else
+        run_say(s, part, "not used: %s=%s", variable, getenv(variable));
 }
 
 /* A sanitizer must be loaded before anything else, so a library built with one cannot be preloaded.
@@ -214,12 +224,12 @@ static void add_net(const struct run_values *v, struct run_settings *s)
         return;
     }
     add(s, "NCCL_NET_PLUGIN", s->plugin);
-    if (is_our_net(getenv("NCCL_NET_PLUGIN")))
+    if (is_ours("NCCL_NET_PLUGIN"))
         add(s, "NCCL_NET", "dualpipe");
     add(s, "NCCL_NET_PLUGIN_REF_COUNT", "1");
     if (!v->exec && !getenv("DUALPIPE_NET_STAT"))
         add(s, "DUALPIPE_NET_STAT", "1"); /* for the report */
-    run_say(s, "net plugin", "%s", s->plugin);
+    say_plugin(s, "net plugin", is_ours("NCCL_NET_PLUGIN") ? "NCCL_NET" : "NCCL_NET_PLUGIN", s->plugin);
 }
 
 /* Without a table and a model the tuner would change nothing, so NCCL is not given one. */
@@ -244,7 +254,7 @@ static int add_tuner(const struct run_values *v, struct run_settings *s)
         status = add_table(v->table, s);
     if (!status && (v->links || tune_has_source(&v->source)))
         status = add_links(v, s);
-    run_say(s, "tuner", "%s", s->tuner);
+    say_plugin(s, "tuner", "NCCL_TUNER_PLUGIN", s->tuner);
     return status;
 }
 
