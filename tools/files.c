@@ -151,6 +151,19 @@ const char *input_error(int error)
     return error == EFBIG ? "more than 256 MiB, expected a file of less" : strerror(error);
 }
 
+int input_checkpoint(const char *option, const char *path, char out[static CHECKPOINT_PATH])
+{
+    struct stat st;
+
+    if (stat(path, &st))
+        return command_misused("%s%s: %s; expected a folder with checkpoints", option, path,
+                               strerror(errno));
+    return checkpoint_find(path, out)
+               ? EXIT_OK
+               : command_misused("%s%s: no checkpoint there; expected index.json, or step-N/index.json",
+                                 option, path);
+}
+
 /* ---- output ---------------------------------------------------------------------------------- */
 
 /* A device, a pipe: written in place, since nothing can be renamed over it. */

@@ -5,6 +5,8 @@
 #ifndef DP_TOOLS_FILES_H
 #define DP_TOOLS_FILES_H
 
+#include "checkpoint/newest.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -33,6 +35,10 @@ bool files_are_apart(const struct file_use *uses, size_t count);
 char *input_read(const char *path, size_t most, size_t *len);
 /* As strerror, for what input_read with INPUT_MOST leaves in errno. */
 const char *input_error(int error);
+
+/* The index of the newest checkpoint at `path` (checkpoint_find). 0, else EXIT_USAGE after one line that
+ * begins with `option`. */
+int input_checkpoint(const char *option, const char *path, char out[static CHECKPOINT_PATH]);
 
 /* ---- output ---------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * folder.c - checkpoints in a folder: names, the newest, those that are not needed any more.
+ * folder.c - checkpoints in a folder: names, new ones, those that are not needed any more.
  */
 #include "trainer/saved.h"
 
@@ -16,11 +16,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static bool join(char out[static SAVED_PATH], const char *folder, const char *name)
-{
-    return snprintf(out, SAVED_PATH, "%s/%s", folder, name) < SAVED_PATH;
-}
-
 int folder_of_step(const char *dir, uint64_t step, char out[static SAVED_PATH])
 {
     if (snprintf(out, SAVED_PATH, "%s/step-%06" PRIu64, dir, step) < SAVED_PATH)
@@ -29,59 +24,9 @@ int folder_of_step(const char *dir, uint64_t step, char out[static SAVED_PATH])
                    strlen(dir), SAVED_PATH - 40);
 }
 
-static bool index_of(const char *folder, char out[static SAVED_PATH])
-{
-    return join(out, folder, "index.json") && !access(out, F_OK);
-}
-
-/* The number of "step-000500"; false: another name. */
-static bool step_of(const char *name, uint64_t *step)
-{
-    static const char prefix[] = "step-";
-
-    if (strncmp(name, prefix, sizeof(prefix) - 1))
-        return false;
-    name += sizeof(prefix) - 1;
-    if (strspn(name, "0123456789") != strlen(name) || !*name)
-        return false;
-    *step = strtoull(name, NULL, 10);
-    return true;
-}
-
-/* The whole checkpoint of the highest step below `below`. One without an index was not finished, and is
- * passed over. */
-static bool newest(const char *dir, uint64_t below, uint64_t *best)
-{
-    char folder[SAVED_PATH], index[SAVED_PATH];
-    bool found = false;
-    uint64_t step;
-    DIR *d = opendir(dir);
-
-    if (!d)
-        return false;
-    for (struct dirent *e; (e = readdir(d));)
-        if (step_of(e->d_name, &step) && step < below && (!found || step > *best) &&
-            join(folder, dir, e->d_name) && index_of(folder, index)) {
-            *best = step;
-            found = true;
-        }
-    closedir(d);
-    return found;
-}
-
 int folder_find(const char *path, char out[static SAVED_PATH])
 {
-    char folder[SAVED_PATH];
-    struct stat st;
-    uint64_t step;
-
-    if (!stat(path, &st) && !S_ISDIR(st.st_mode) &&
-        snprintf(out, SAVED_PATH, "%s", path) < SAVED_PATH)
-        return 0;
-    if (index_of(path, out))
-        return 0;
-    if (newest(path, UINT64_MAX, &step) && !folder_of_step(path, step, folder) &&
-        index_of(folder, out))
+    if (checkpoint_find(path, out))
         return 0;
     return dp_fail_quietly(
         DP_ENOENT, "%s: no checkpoint there; expected index.json, or step-N/index.json", path);
@@ -116,7 +61,7 @@ int folder_next_attempt(const char *folder)
 
     for (;; attempt++) {
         folder_file(name, sizeof(name), 0, attempt);
-        if (!join(path, folder, name) || access(path, F_OK))
+        if (!checkpoint_join(path, folder, name) || access(path, F_OK))
             return attempt;
     }
 }
@@ -133,7 +78,7 @@ void folder_clean(const char *folder, int attempt, const int *wrote, int ranks)
         end = 0;
         if (sscanf(e->d_name, "rank-%d.%d.safetensors%n", &rank, &other, &end) == 2 && end &&
             (other != attempt || rank < 0 || rank >= ranks || !wrote[rank] || e->d_name[end]) &&
-            join(path, folder, e->d_name))
+            checkpoint_join(path, folder, e->d_name))
             unlink(path);
     }
     closedir(d);
@@ -144,7 +89,7 @@ static void remove_checkpoint(const char *folder)
 {
     char path[SAVED_PATH];
 
-    if (join(path, folder, "index.json"))
+    if (checkpoint_join(path, folder, "index.json"))
         unlink(path);
     folder_clean(folder, -1, NULL, 0);
     rmdir(folder);
@@ -152,9 +97,9 @@ static void remove_checkpoint(const char *folder)
 
 void folder_keep(const char *dir, uint64_t step, int32_t keep)
 {
-    char folder[SAVED_PATH];
+    char folder[SAVED_PATH], index[SAVED_PATH];
 
-    for (int32_t kept = 1; newest(dir, step, &step); kept++)
+    for (int32_t kept = 1; checkpoint_newest(dir, step, &step, index); kept++)
         if (kept >= keep && !folder_of_step(dir, step, folder))
             remove_checkpoint(folder);
 }

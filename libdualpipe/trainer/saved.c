@@ -192,11 +192,6 @@ static int list_all(const struct dp_trainer *t, enum saved_which which, bool sha
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static bool join(char out[static SAVED_PATH], const char *folder, const char *name)
-{
-    return snprintf(out, SAVED_PATH, "%s/%s", folder, name) < SAVED_PATH;
-}
-
 static int write_own(struct dp_trainer *t, const char *folder, int attempt, int *wrote)
 {
     char name[64], path[SAVED_PATH];
@@ -214,7 +209,7 @@ static int write_own(struct dp_trainer *t, const char *folder, int attempt, int 
     *wrote = !err && (l.count > 0 || trainer_rank(t) == 0);
     busy = dp_comm_busy_begin(t->comm);
     if (*wrote)
-        err = join(path, folder, name)
+        err = checkpoint_join(path, folder, name)
                   ? dp_checkpoint_write(path, l.tensors, l.count, NULL)
                   : dp_fail(DP_EINVAL, "%.100s...: the path is too long", folder);
     dp_comm_busy_end(busy);
@@ -262,8 +257,9 @@ static int write_index(struct dp_trainer *t, const char *folder, int attempt, co
             files[count++] = names[rank];
         }
     if (!err)
-        err = join(path, folder, "index.json") ? dp_checkpoint_write_index(path, files, count, text)
-                                               : DP_EINVAL;
+        err = checkpoint_join(path, folder, "index.json")
+                  ? dp_checkpoint_write_index(path, files, count, text)
+                  : DP_EINVAL;
     if (!err)
         folder_clean(folder, attempt, wrote, t->ranks);
     free(text);

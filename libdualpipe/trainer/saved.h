@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * saved.h - parts of saved.c: where checkpoints lie below a folder, and the state of replicas that mix.
- *
- *      DIR/step-000500/rank-0.0.safetensors    what one rank held
- *      DIR/step-000500/rank-1.0.safetensors
- *      DIR/step-000500/index.json              makes the files one checkpoint; without it is none
+ * saved.h - parts of saved.c: folders of checkpoints, and the state of replicas that mix.
  */
 #ifndef DP_TRAINER_SAVED_H
 #define DP_TRAINER_SAVED_H
 
+#include "checkpoint/newest.h"
 #include "trainer/trainer_state.h"
 
 #include <dualpipe/checkpoint.h>
 
-enum { SAVED_PATH = 4096 };
+enum { SAVED_PATH = CHECKPOINT_PATH };
 
 /* ---- folder.c -------------------------------------------------------------------------------- */
 

@@ -421,11 +421,10 @@ void report_slow(struct report *r, uint64_t step, const struct dp_slow *slow, bo
 
 void report_saved(struct report *r, uint64_t step)
 {
-    char folder[CHECKPOINT_PATH];
-
-    if (r->settings->json && checkpoint_folder(r->settings->how.checkpoint.folder, step, folder))
-        print_json(json_pack("{s:s, s:I, s:s}", "event", "save", "step", (json_int_t)step, "path",
-                             folder));
+    if (r->settings->json)
+        print_json(json_pack("{s:s, s:I, s:o}", "event", "save", "step", (json_int_t)step, "path",
+                             json_sprintf("%s/step-%06" PRIu64, r->settings->how.checkpoint.folder,
+                                          step)));
 }
 
 void report_sample(const struct settings *s, const uint8_t *text, size_t len)

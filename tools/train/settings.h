@@ -7,7 +7,7 @@
 #define DP_TRAIN_SETTINGS_H
 
 #include "args.h"
-#include "checkpoint/find.h"
+#include "files.h"
 #include "train/gpt_layers.h"
 
 #include <dualpipe/assignment.h>

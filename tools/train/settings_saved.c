@@ -109,7 +109,7 @@ bool resume_take(const struct dp_checkpoint *c, struct resume *out)
 static int read_checkpoint(const char *where, struct resume *out)
 {
     struct dp_checkpoint *c;
-    int status = checkpoint_find("--resume ", where, out->path);
+    int status = input_checkpoint("--resume ", where, out->path);
     int err = status ? 0 : dp_checkpoint_open(out->path, &c);
 
     if (status || err)

@@ -2,7 +2,6 @@
  *
  * train.c - `dualpipe train`: check what was asked for, start the ranks, run the job on each.
  */
-#include "checkpoint/find.h"
 #include "command.h"
 #include "commands.h"
 #include "launch.h"
