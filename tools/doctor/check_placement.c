@@ -20,10 +20,7 @@ static const char remake[] =
 static void add(struct doctor *d, enum doctor_severity severity, const char *what,
                 const char *consequence)
 {
-    const bool is_fine = severity == DOCTOR_FINE;
-
-    doctor_add(d, severity, what, doctor_origin(d, variable), is_fine ? NULL : consequence,
-               is_fine ? NULL : remake);
+    doctor_say(d, severity, "%s\v%s\v%s\v%s", what, doctor_origin(d, variable), consequence, remake);
 }
 
 static struct dp_assignment *read_file(struct doctor *d, const char *path)
@@ -89,8 +86,7 @@ static void look_at(struct doctor *d, const struct dp_assignment *s, const char 
                         stranger),
             "flows that were placed there go where NCCL likes");
     else
-        add(d, DOCTOR_FINE, doctor_text(d, "%s places %d workers on this host", s->name, workers),
-            NULL);
+        add(d, DOCTOR_FINE, doctor_text(d, "%s places %d workers on this host", s->name, workers), "");
 }
 
 void doctor_placement(struct doctor *d)

@@ -88,18 +88,18 @@ static const char *remedy_of_missing(struct doctor *d, const struct kind *kind, 
 
 static void add_missing(struct doctor *d, const struct kind *kind, const char *name)
 {
-    doctor_add(d, DOCTOR_FAULT, doctor_text(d, "no library for the %s '%s'", kind->word, name),
-               doctor_origin(d, kind->variable),
-               "NCCL goes on without it, and says so only with NCCL_DEBUG=INFO",
-               remedy_of_missing(d, kind, name));
+    doctor_say(d, DOCTOR_FAULT,
+               "no library for the %s '%s'\v%s\v"
+               "NCCL goes on without it, and says so only with NCCL_DEBUG=INFO\v%s", kind->word, name,
+               doctor_origin(d, kind->variable), remedy_of_missing(d, kind, name));
 }
 
 static void add_static(struct doctor *d, const struct kind *kind, const char *name)
 {
-    doctor_add(d, DOCTOR_FAULT, doctor_text(d, "'%s' begins the word STATIC_PLUGIN", name),
-               doctor_origin(d, kind->variable),
-               "NCCL looks for the symbols in the program itself, not in a library",
-               "give the library's full name or its path");
+    doctor_say(d, DOCTOR_FAULT,
+               "'%s' begins the word STATIC_PLUGIN\v%s\v"
+               "NCCL looks for the symbols in the program itself, not in a library\v"
+               "give the library's full name or its path", name, doctor_origin(d, kind->variable));
 }
 
 /* ---- what is in it -------------------------------------------------------------------------- */
@@ -112,11 +112,11 @@ static void add_lacking(struct doctor *d, const struct library *library, const c
 
     while (names && (name = strsep(&rest, "\n")))
         if (*name && !library_find(d, name, &found, &rule))
-            doctor_add(
-                d, DOCTOR_FAULT,
-                doctor_text(d, "%s needs %s, which is not there", tree_base(path), name), path,
-                "dlopen fails, and NCCL goes on without the plugin",
-                doctor_text(d, "install %s, or put its directory into LD_LIBRARY_PATH", name));
+            doctor_say(d, DOCTOR_FAULT,
+                       "%s needs %s, which is not there\v%s\v"
+                       "dlopen fails, and NCCL goes on without the plugin\v"
+                       "install %s, or put its directory into LD_LIBRARY_PATH", tree_base(path), name,
+                       path, name);
     free(names);
 }
 
@@ -141,28 +141,23 @@ static void add_found(struct doctor *d, const struct kind *kind, const char *fil
     struct library library;
 
     if (!library_read(d, path, &library)) {
-        doctor_add(
-            d, DOCTOR_FAULT,
-            doctor_text(d, "%s is no shared library of this kind of machine", tree_base(path)),
-            path, "dlopen fails, and NCCL goes on without it", "install it again");
+        doctor_say(d, DOCTOR_FAULT,
+                   "%s is no shared library of this kind of machine\v%s\v"
+                   "dlopen fails, and NCCL goes on without it\vinstall it again", tree_base(path),
+                   path);
         return;
     }
     int version = taken(d, kind, &library);
     if (version)
-        doctor_fine(d,
-                    doctor_text(d, "%s %s is found %s; NCCL takes %s%d", kind->word,
-                                tree_base(path), how, kind->symbol, version),
-                    path);
+        doctor_say(d, DOCTOR_FINE, "%s %s is found %s; NCCL takes %s%d\v%s", kind->word,
+                   tree_base(path), how, kind->symbol, version, path);
     else
-        doctor_add(d, DOCTOR_FAULT,
-                   doctor_text(d, "%s has no %s that NCCL %s knows (%s)", tree_base(path),
-                               kind->symbol, d->nccl.version_text, has(d, kind, &library)),
-                   path,
-                   kind == &tuner
-                       ? "there is no tuner: a tuner inside the net plugin is hidden by it"
-                       : "NCCL loads the file and does not use it",
-                   kind == &tuner ? "remove the file, or set NCCL_TUNER_PLUGIN to the net "
-                                    "plugin's path"
+        doctor_say(d, DOCTOR_FAULT,
+                   "%s has no %s that NCCL %s knows (%s)\v%s\v%s\v%s", tree_base(path), kind->symbol,
+                   d->nccl.version_text, has(d, kind, &library), path,
+                   kind == &tuner ? "there is no tuner: a tuner inside the net plugin is hidden by it"
+                                  : "NCCL loads the file and does not use it",
+                   kind == &tuner ? "remove the file, or set NCCL_TUNER_PLUGIN to the net plugin's path"
                                   : "install the plugin's release for this NCCL");
     add_lacking(d, &library, path);
     library_free(&library);
@@ -200,10 +195,10 @@ static void look_at_list(struct doctor *d, const char *value)
             d->net_plugin = path;
     }
     if (count > LIST_MAX)
-        doctor_add(
-            d, DOCTOR_WARNING,
-            doctor_text(d, "%d net plugins are named, NCCL takes the first %d", count, LIST_MAX),
-            doctor_origin(d, net.variable), "the others are not looked at", "name fewer");
+        doctor_say(d, DOCTOR_WARNING,
+                   "%d net plugins are named, NCCL takes the first %d\v%s\v"
+                   "the others are not looked at\vname fewer", count, LIST_MAX,
+                   doctor_origin(d, net.variable));
     free(names);
 }
 
@@ -216,18 +211,21 @@ static void look_at_default(struct doctor *d)
         return;
     }
     d->net_plugin.text[0] = 0;
-    doctor_add(d, DOCTOR_NOTE, "no net plugin is asked for, and there is no libnccl-net.so",
-               doctor_origin(d, net.variable), "NCCL uses its own network code",
-               "export NCCL_NET_PLUGIN=dualpipe to use the one of this program");
+    doctor_say(d, DOCTOR_NOTE,
+               "no net plugin is asked for, and there is no libnccl-net.so\v%s\v"
+               "NCCL uses its own network code\v"
+               "export NCCL_NET_PLUGIN=dualpipe to use the one of this program",
+               doctor_origin(d, net.variable));
 }
 
 /* Nothing follows from a variable that may be set all the same. */
 static void add_unseen(struct doctor *d, const struct kind *kind)
 {
-    doctor_add(d, DOCTOR_UNKNOWN,
-               doctor_text(d, "which %s the process asks for is not known", kind->word),
-               doctor_origin(d, kind->variable), "whether the plugin is used is not known either",
-               "NCCL_DEBUG=INFO in the job says what it has taken");
+    doctor_say(d, DOCTOR_UNKNOWN,
+               "which %s the process asks for is not known\v%s\v"
+               "whether the plugin is used is not known either\v"
+               "NCCL_DEBUG=INFO in the job says what it has taken", kind->word,
+               doctor_origin(d, kind->variable));
 }
 
 /* A running process shows what has really been loaded. `asked`: a net plugin was meant to be. */
@@ -240,19 +238,19 @@ static void look_at_process(struct doctor *d, bool asked)
 
     free(maps);
     if (!is_read)
-        doctor_add(d, DOCTOR_UNKNOWN, "the libraries of the process cannot be seen",
-                   doctor_text(d, "/proc/%s/maps", d->process),
-                   "whether NCCL and a plugin are loaded is not known",
-                   "run as the user of that process, or as root");
+        doctor_say(d, DOCTOR_UNKNOWN,
+                   "the libraries of the process cannot be seen\v/proc/%s/maps\v"
+                   "whether NCCL and a plugin are loaded is not known\v"
+                   "run as the user of that process, or as root", d->process);
     else if (library_mapped(d, "libnccl-net", &path))
-        doctor_fine(d, doctor_text(d, "process %s has loaded %s", d->process, tree_base(path.text)),
-                    doctor_text(d, "/proc/%s/maps", d->process));
+        doctor_say(d, DOCTOR_FINE, "process %s has loaded %s\v/proc/%s/maps", d->process,
+                   tree_base(path.text), d->process);
     else if (library_mapped(d, "libnccl.so", &path))
-        doctor_add(d, asked ? DOCTOR_FAULT : DOCTOR_NOTE,
-                   doctor_text(d, "process %s has NCCL but no net plugin", d->process),
-                   doctor_text(d, "/proc/%s/maps", d->process),
-                   "it uses NCCL's own network code, or has made no communicator yet",
-                   "see the other findings about the plugin; NCCL_DEBUG=INFO shows why");
+        doctor_say(d, asked ? DOCTOR_FAULT : DOCTOR_NOTE,
+                   "process %s has NCCL but no net plugin\v/proc/%s/maps\v"
+                   "it uses NCCL's own network code, or has made no communicator yet\v"
+                   "see the other findings about the plugin; NCCL_DEBUG=INFO shows why", d->process,
+                   d->process);
 }
 
 void doctor_plugin(struct doctor *d)
@@ -260,9 +258,10 @@ void doctor_plugin(struct doctor *d)
     const char *value = doctor_variable(d, net.variable);
 
     if (value && !strcasecmp(value, "none") && nccl_version(d) >= NCCL_NONE)
-        doctor_add(d, DOCTOR_NOTE, "net plugins are switched off", doctor_origin(d, net.variable),
-                   "NCCL uses its own network code",
-                   "export NCCL_NET_PLUGIN=dualpipe to use the one of this program");
+        doctor_say(d, DOCTOR_NOTE,
+                   "net plugins are switched off\v%s\vNCCL uses its own network code\v"
+                   "export NCCL_NET_PLUGIN=dualpipe to use the one of this program",
+                   doctor_origin(d, net.variable));
     else if (value && *value)
         look_at_list(d, value);
     else if (!value && d->unseen)
@@ -281,15 +280,17 @@ static void look_into_net(struct doctor *d)
     struct library library;
 
     if (!*d->net_plugin.text || !library_read(d, d->net_plugin.text, &library)) {
-        doctor_fine(d, "no tuner: NCCL decides by itself", doctor_origin(d, tuner.variable));
+        doctor_say(d, DOCTOR_FINE, "no tuner: NCCL decides by itself\v%s",
+                   doctor_origin(d, tuner.variable));
         return;
     }
     int version = taken(d, &tuner, &library);
-    doctor_fine(d,
-                version ? doctor_text(d, "the net plugin is the tuner too; NCCL takes %s%d",
-                                      tuner.symbol, version)
-                        : "no tuner: NCCL decides by itself, as the net plugin has none",
-                doctor_text(d, "%s", d->net_plugin.text));
+    if (version)
+        doctor_say(d, DOCTOR_FINE, "the net plugin is the tuner too; NCCL takes %s%d\v%s",
+                   tuner.symbol, version, d->net_plugin.text);
+    else
+        doctor_say(d, DOCTOR_FINE, "no tuner: NCCL decides by itself, as the net plugin has none\v%s",
+                   d->net_plugin.text);
     library_free(&library);
 }
 
@@ -301,11 +302,11 @@ void doctor_tuner(struct doctor *d)
     if (!value && d->unseen)
         add_unseen(d, &tuner);
     else if (value && !strcasecmp(value, "none") && nccl_version(d) >= NCCL_NONE)
-        doctor_fine(d, "tuners are switched off", doctor_origin(d, tuner.variable));
+        doctor_say(d, DOCTOR_FINE, "tuners are switched off\v%s", doctor_origin(d, tuner.variable));
     else if (is_old(d) && (!value || !*value))
-        doctor_fine(
-            d, "no tuner: NCCL before 2.21 has one only where NCCL_TUNER_PLUGIN names its file",
-            doctor_origin(d, tuner.variable));
+        doctor_say(d, DOCTOR_FINE,
+                   "no tuner: NCCL before 2.21 has one only where NCCL_TUNER_PLUGIN names its file\v"
+                   "%s", doctor_origin(d, tuner.variable));
     else if (is_old(d))
         (void)look_at(d, &tuner, value, &path);
     else if ((!value || !*value) && find_file(d, "libnccl-tuner.so", &path, &how))

@@ -21,8 +21,9 @@ static void look_at_nodes(struct doctor *d)
     struct tree_list nodes = tree_glob(&d->tree, "/dev/infiniband/uverbs*");
 
     if (!nodes.count)
-        doctor_add(d, DOCTOR_FAULT, "there are RDMA devices, but no /dev/infiniband/uverbs*",
-                   "/sys/class/infiniband, /dev/infiniband", "libibverbs finds no device",
+        doctor_say(d, DOCTOR_FAULT,
+                   "there are RDMA devices, but no /dev/infiniband/uverbs*\v"
+                   "/sys/class/infiniband, /dev/infiniband\vlibibverbs finds no device\v"
                    "modprobe ib_uverbs; for a container docker run --device=/dev/infiniband");
     tree_list_free(&nodes);
 }
@@ -43,11 +44,11 @@ static void look_at_provider(struct doctor *d, const char *name, char kind[stati
         return;
     struct tree_list files = tree_glob(&d->tree, "/usr/lib*/{*/,}libibverbs/lib%s-rdmav*.so", kind);
     if (!files.count)
-        doctor_add(d, DOCTOR_FAULT,
-                   doctor_text(d, "no provider of libibverbs for %s (%s)", name, kind),
-                   doctor_text(d, "%s, /usr/lib*/libibverbs", driver.text),
-                   "libibverbs does not offer the device",
-                   "install ibverbs-providers (rdma-core), in the container too");
+        doctor_say(d, DOCTOR_FAULT,
+                   "no provider of libibverbs for %s (%s)\v%s, /usr/lib*/libibverbs\v"
+                   "libibverbs does not offer the device\v"
+                   "install ibverbs-providers (rdma-core), in the container too", name, kind,
+                   driver.text);
     tree_list_free(&files);
 }
 
@@ -62,10 +63,10 @@ static bool is_up(struct doctor *d, const char *name, const char *port)
         return false;
     if (strstr(state, "ACTIVE"))
         return true;
-    doctor_add(d, DOCTOR_WARNING,
-               doctor_text(d, "port %s of %s is not active", tree_base(port), name),
-               doctor_text(d, "%s/state: %s", port, state), "it is not used",
-               "check the cable and the switch, or leave it out with NCCL_IB_HCA=^NAME");
+    doctor_say(d, DOCTOR_WARNING,
+               "port %s of %s is not active\v%s/state: %s\vit is not used\v"
+               "check the cable and the switch, or leave it out with NCCL_IB_HCA=^NAME",
+               tree_base(port), name, port, state);
     return false;
 }
 
@@ -106,9 +107,10 @@ static void look_at_forced_gid(struct doctor *d, const char *name, const char *p
     tree_line(&d->tree, type, "%s/gid_attrs/types/%d", port, atoi(forced));
     if (is_routable(gid) && strcmp(gid, "empty") && strstr(type, "v2"))
         return;
-    doctor_add(d, DOCTOR_FAULT, doctor_text(d, "GID %s of %s is %s (%s)", forced, name, gid, type),
-               doctor_text(d, "%s, %s/gids", doctor_origin(d, "NCCL_IB_GID_INDEX"), port),
-               "connections over it fail, or do not leave the subnet",
+    doctor_say(d, DOCTOR_FAULT,
+               "GID %s of %s is %s (%s)\v%s, %s/gids\v"
+               "connections over it fail, or do not leave the subnet\v%s", forced, name, gid, type,
+               doctor_origin(d, "NCCL_IB_GID_INDEX"), port,
                best < 0 ? "unset NCCL_IB_GID_INDEX"
                         : doctor_text(d, "unset NCCL_IB_GID_INDEX; GID %d would do", best));
 }
@@ -118,14 +120,13 @@ static void look_at_gids(struct doctor *d, const char *name, const char *port)
     int best = find_gid(d, port);
 
     if (best < 0)
-        doctor_add(d, DOCTOR_FAULT, doctor_text(d, "%s has no routable RoCE v2 address", name),
-                   doctor_text(d, "%s/gids, %s/gid_attrs/types", port, port),
-                   "NCCL falls back to a link-local or RoCE v1 address, which does not "
-                   "leave the subnet",
-                   "give its network interface an IP address");
+        doctor_say(d, DOCTOR_FAULT,
+                   "%s has no routable RoCE v2 address\v%s/gids, %s/gid_attrs/types\v"
+                   "NCCL falls back to a link-local or RoCE v1 address, which does not leave the "
+                   "subnet\vgive its network interface an IP address", name, port, port);
     else
-        doctor_fine(d, doctor_text(d, "%s: GID %d is a routable RoCE v2 address", name, best),
-                    doctor_text(d, "%s/gids/%d", port, best));
+        doctor_say(d, DOCTOR_FINE, "%s: GID %d is a routable RoCE v2 address\v%s/gids/%d", name, best,
+                   port, best);
     look_at_forced_gid(d, name, port, best);
 }
 
@@ -138,15 +139,11 @@ static void look_at_mtu(struct doctor *d, const char *name)
     if (!devices_interface(d, name, interface) ||
         !tree_number(&d->tree, &mtu, "/sys/class/net/%s/mtu", interface) || mtu >= 4200)
         return;
-    doctor_add(d, DOCTOR_WARNING,
-               doctor_text(d, "%s carries %d bytes a packet, not 4096", name,
-                           mtu >= 2200   ? 2048
-                           : mtu >= 1150 ? 1024
-                                         : 512),
-               doctor_text(d, "/sys/class/net/%s/mtu: %.0f", interface, mtu),
-               "more packets, more work: less bandwidth on fast links",
-               doctor_text(d, "ip link set %s mtu 9000, on the switches and on all hosts alike",
-                           interface));
+    doctor_say(d, DOCTOR_WARNING,
+               "%s carries %d bytes a packet, not 4096\v/sys/class/net/%s/mtu: %.0f\v"
+               "more packets, more work: less bandwidth on fast links\v"
+               "ip link set %s mtu 9000, on the switches and on all hosts alike", name,
+               mtu >= 2200 ? 2048 : mtu >= 1150 ? 1024 : 512, interface, mtu, interface);
 }
 
 static void look_at_device(struct doctor *d, const char *path, char kind[static 64])
@@ -174,7 +171,7 @@ void doctor_rdma(struct doctor *d)
     if (list.count)
         look_at_nodes(d);
     else
-        doctor_fine(d, "no RDMA device: messages go by TCP or shared memory",
-                    "/sys/class/infiniband");
+        doctor_say(d, DOCTOR_FINE,
+                   "no RDMA device: messages go by TCP or shared memory\v/sys/class/infiniband");
     tree_list_free(&list);
 }

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_variables.c - NCCL_ and DUALPIPE_ variables that nothing knows, whose values cannot be,
- * that name what is not there, and that contradict each other.
+ * check_variables.c - NCCL_ and DUALPIPE_ variables that nothing knows, whose values cannot be, that
+ * name what is not there, and that contradict each other; and whether NCCL_ALGO and NCCL_PROTO name what
+ * NCCL has. Their form, as NCCL parses it without regard to case:
+ *
+ *      ring,tree                       these, for every collective
+ *      ^tree                           all but these
+ *      allreduce:tree;broadcast:ring   an entry a collective; only the first may lack its name
  */
 #include "config.h"
 
@@ -58,16 +63,14 @@ static void look_at_name(struct doctor *d, const char *name)
     if (other && !d->nccl.strings)
         return;
     const char *near = other ? NULL : nearest(name);
-    doctor_add(
-        d, DOCTOR_WARNING,
-        other ? doctor_text(d, "NCCL %s does not know %s, other releases do", d->nccl.version_text,
-                            name)
-              : doctor_text(d, "no NCCL knows %s%s%s%s", name, near ? "; did you mean " : "",
-                            near ? near : "", near ? "?" : ""),
-        *d->nccl.path.text ? doctor_text(d, "%s; %s", doctor_origin(d, name), d->nccl.path.text)
-                           : doctor_origin(d, name),
-        "it has no effect",
-        near ? doctor_text(d, "unset %s, set %s", name, near) : doctor_text(d, "unset %s", name));
+    const char *what = other ? doctor_text(d, "NCCL %s does not know %s, other releases do",
+                                           d->nccl.version_text, name)
+                             : doctor_text(d, "no NCCL knows %s%s%s%s", name,
+                                           near ? "; did you mean " : "", near ? near : "",
+                                           near ? "?" : "");
+    doctor_say(d, DOCTOR_WARNING, "%s\v%s%s%s\vit has no effect\vunset %s%s%s", what,
+               doctor_origin(d, name), *d->nccl.path.text ? "; " : "", d->nccl.path.text, name,
+               near ? ", set " : "", near ? near : "");
 }
 
 /* The library says by itself what is wrong with its own, in this process. */
@@ -77,8 +80,9 @@ static void add_option(void *user, const struct dp_option_info *option)
 
     if (!option->problem)
         return;
-    doctor_add(d, DOCTOR_FAULT, doctor_text(d, "%s", option->problem), "the environment",
-               "what reads it refuses to open", "dualpipe info --options lists what there is");
+    doctor_say(d, DOCTOR_FAULT,
+               "%s\vthe environment\vwhat reads it refuses to open\v"
+               "dualpipe info --options lists what there is", option->problem);
 }
 
 /* ---- names of what is not there ------------------------------------------------------------- */
@@ -165,8 +169,8 @@ static void count_thing(struct doctor *d, const struct things *t, const struct f
 static void add_filter(struct doctor *d, const struct things *t, enum doctor_severity severity,
                        const char *what, const char *consequence)
 {
-    doctor_add(d, severity, what, doctor_text(d, "%s; %s", doctor_origin(d, t->variable), t->dir),
-               consequence, doctor_text(d, "unset it, or name one of %s", t->dir));
+    doctor_say(d, severity, "%s\v%s; %s\v%s\vunset it, or name one of %s", what,
+               doctor_origin(d, t->variable), t->dir, consequence, t->dir);
 }
 
 static void look_at_filter(struct doctor *d, const struct things *t)
@@ -257,13 +261,12 @@ static void look_at_value(struct doctor *d, const char *name, const char *value)
     if (v == end || !*value || is_value(v, value))
         return;
     const char *numbers = doctor_text(d, "a number from %lld to %lld", v->least, v->most);
-    doctor_add(d, DOCTOR_FAULT,
-               doctor_text(d, "%s=%s, expected %s%s%s", name, value, v->words ? "one of" : numbers,
-                           v->words ? v->words : "",
-                           v->words && v->most ? doctor_text(d, "or %s", numbers) : ""),
-               doctor_origin(d, name),
-               "NCCL refuses it, or takes its default or another value without a word",
-               doctor_text(d, "unset %s, or set it to such a value", name));
+    doctor_say(d, DOCTOR_FAULT,
+               "%s=%s, expected %s%s%s\v%s\v"
+               "NCCL refuses it, or takes its default or another value without a word\v"
+               "unset %s, or set it to such a value", name, value, v->words ? "one of" : numbers,
+               v->words ? v->words : "", v->words && v->most ? doctor_text(d, "or %s", numbers) : "",
+               doctor_origin(d, name), name);
 }
 
 /* ---- against each other --------------------------------------------------------------------- */
@@ -327,11 +330,9 @@ static void apply(struct doctor *d, const struct rule *r)
     if (!is(d, doctor_variable(d, r->variable), r->value) ||
         (r->other && !is(d, doctor_variable(d, r->other), r->other_value)))
         return;
-    doctor_add(d, r->severity, r->what,
-               r->other ? doctor_text(d, "%s; %s", doctor_origin(d, r->variable),
-                                      doctor_origin(d, r->other))
-                        : doctor_origin(d, r->variable),
-               r->consequence, r->remedy);
+    doctor_say(d, r->severity, "%s\v%s%s%s\v%s\v%s", r->what, doctor_origin(d, r->variable),
+               r->other ? "; " : "", r->other ? doctor_origin(d, r->other) : "", r->consequence,
+               r->remedy);
 }
 
 static void look_at_bounds(struct doctor *d, const char *least, const char *most)
@@ -339,9 +340,98 @@ static void look_at_bounds(struct doctor *d, const char *least, const char *most
     const char *from = doctor_variable(d, least), *to = doctor_variable(d, most);
 
     if (from && to && atoi(from) > atoi(to))
-        doctor_add(d, DOCTOR_WARNING, doctor_text(d, "%s is above %s", least, most),
-                   doctor_text(d, "%s; %s", doctor_origin(d, least), doctor_origin(d, most)),
-                   "NCCL takes one of them", "set the first to at most the second");
+        doctor_say(d, DOCTOR_WARNING,
+                   "%s is above %s\v%s; %s\vNCCL takes one of them\v"
+                   "set the first to at most the second", least, most, doctor_origin(d, least),
+                   doctor_origin(d, most));
+}
+
+/* ---- selections ------------------------------------------------------------------------------ */
+
+enum { NAMES_MAX = 8 };
+
+struct selection {
+    const char *variable, *word;
+    const char *names[NAMES_MAX];
+};
+
+static const struct selection selections[] = {
+    {"NCCL_ALGO",
+     "algorithm",
+     {"Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"}},
+    {"NCCL_PROTO", "protocol", {"LL", "LL128", "Simple"}},
+};
+static const struct selection collectives = {
+    .word = "collective",
+    .names = {"Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"}};
+
+static size_t count_names(const struct selection *s)
+{
+    size_t count = 0;
+
+    while (count < NAMES_MAX && s->names[count])
+        count++;
+    return count;
+}
+
+static bool has_name(const struct selection *s, const char *name)
+{
+    for (size_t i = 0; i < count_names(s); i++)
+        if (!strcasecmp(s->names[i], name))
+            return true;
+    return false;
+}
+
+static const char *list_names(struct doctor *d, const struct selection *s)
+{
+    const char *list = s->names[0];
+
+    for (size_t i = 1; i < count_names(s); i++)
+        list = doctor_text(d, "%s, %s", list, s->names[i]);
+    return list;
+}
+
+static void expect_name(struct doctor *d, const struct selection *s, const char *name,
+                        const char *variable)
+{
+    if (has_name(s, name))
+        return;
+    const char *near = dp_nearest(name, s->names, count_names(s));
+    doctor_say(d, DOCTOR_FAULT,
+               "%s: NCCL has no %s '%s'%s%s%s\v%s\v"
+               "recent releases stop with 'invalid usage', older ones ignore the name\v"
+               "unset %s, or name one of %s", variable, s->word, name, near ? "; did you mean " : "",
+               near ? near : "", near ? "?" : "", doctor_origin(d, variable), variable,
+               list_names(d, s));
+}
+
+/* "allreduce:tree,ring" or "^tree". */
+static void look_at_entry(struct doctor *d, const struct selection *s, char *entry)
+{
+    char *colon = strchr(entry, ':'), *name;
+
+    if (colon) {
+        *colon = 0;
+        expect_name(d, &collectives, entry, s->variable);
+        entry = colon + 1;
+    }
+    entry += *entry == '^';
+    while ((name = strsep(&entry, ",")))
+        if (*name)
+            expect_name(d, s, name, s->variable);
+}
+
+static void look_at_selections(struct doctor *d)
+{
+    for (size_t i = 0; i < sizeof(selections) / sizeof(selections[0]); i++) {
+        const char *value = doctor_variable(d, selections[i].variable);
+        char *copy = value ? strdup(value) : NULL, *rest = copy, *entry;
+
+        while (copy && (entry = strsep(&rest, ";")))
+            if (*entry)
+                look_at_entry(d, &selections[i], entry);
+        free(copy);
+    }
 }
 
 void doctor_variables(struct doctor *d)
@@ -362,10 +452,11 @@ void doctor_variables(struct doctor *d)
     look_at_bounds(d, "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS");
     look_at_bounds(d, "NCCL_MIN_CTAS", "NCCL_MAX_CTAS");
     look_at_bounds(d, "NCCL_MIN_P2P_NCHANNELS", "NCCL_MAX_P2P_NCHANNELS");
-    doctor_selection(d);
+    look_at_selections(d);
     for (size_t i = 0; i < d->finding_count; i++)
         is_fine &= strcmp(d->findings[i].check, d->check) != 0;
     if (is_fine)
-        doctor_fine(d, "all NCCL_ variables are known and agree",
-                    "the environment, ~/.nccl.conf, /etc/nccl.conf");
+        doctor_say(d, DOCTOR_FINE,
+                   "all NCCL_ variables are known and agree\v"
+                   "the environment, ~/.nccl.conf, /etc/nccl.conf");
 }

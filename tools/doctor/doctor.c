@@ -40,37 +40,45 @@ enum { CHECKS = sizeof(checks) / sizeof(checks[0]) };
 
 /* ---- for the checks ------------------------------------------------------------------------- */
 
-void doctor_add(struct doctor *d, enum doctor_severity severity, const char *what,
-                const char *evidence, const char *consequence, const char *remedy)
+__attribute__((format(printf, 2, 0)))
+static char *keep(struct doctor *d, const char *fmt, va_list args)
 {
-    struct finding *more = realloc(d->findings, (d->finding_count + 1) * sizeof(*more));
+    char **more = realloc(d->texts, (d->text_count + 1) * sizeof(*more)), *text;
 
     if (!more)
-        return;
-    d->findings = more;
-    d->findings[d->finding_count++] =
-        (struct finding){severity, what, evidence, consequence, remedy, d->check};
-}
-
-void doctor_fine(struct doctor *d, const char *what, const char *evidence)
-{
-    doctor_add(d, DOCTOR_FINE, what, evidence, NULL, NULL);
+        return NULL;
+    d->texts = more;
+    if (vasprintf(&text, fmt, args) < 0)
+        return NULL;
+    return d->texts[d->text_count++] = text;
 }
 
 const char *doctor_text(struct doctor *d, const char *fmt, ...)
 {
-    char **more = realloc(d->texts, (d->text_count + 1) * sizeof(*more)), *text;
     va_list args;
 
-    if (!more)
-        return "(no memory)";
-    d->texts = more;
     va_start(args, fmt);
-    int len = vasprintf(&text, fmt, args);
+    const char *text = keep(d, fmt, args);
     va_end(args);
-    if (len < 0)
-        return "(no memory)";
-    return d->texts[d->text_count++] = text;
+    return text ? text : "(no memory)";
+}
+
+void doctor_say(struct doctor *d, enum doctor_severity severity, const char *fmt, ...)
+{
+    struct finding *more = realloc(d->findings, (d->finding_count + 1) * sizeof(*more));
+    struct finding f = {.severity = severity, .check = d->check};
+    const char **const parts[] = {&f.what, &f.evidence, &f.consequence, &f.remedy};
+    va_list args;
+
+    va_start(args, fmt);
+    char *rest = keep(d, fmt, args);
+    va_end(args);
+    for (int i = 0; i < (severity == DOCTOR_FINE ? 2 : 4) && rest; i++)
+        *parts[i] = *rest == '\v' ? (rest++, NULL) : strsep(&rest, "\v");
+    if (!more)
+        return;
+    d->findings = more;
+    d->findings[d->finding_count++] = f;
 }
 
 /* ---- what is printed ------------------------------------------------------------------------ */
@@ -192,9 +200,8 @@ static void follow(struct doctor *d)
         sscanf(children, "%15s", d->process);
     free(children);
     d->check = "nccl";
-    doctor_fine(
-        d, doctor_text(d, "process %s is looked at, of what dualpipe run has started", d->process),
-        evidence);
+    doctor_say(d, DOCTOR_FINE, "process %s is looked at, of what dualpipe run has started\v%s",
+               d->process, evidence);
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
@@ -212,15 +219,17 @@ static void offer_checks(const char *before)
         args_offer(before, checks[i].name, NULL);
 }
 
+#define AT(member) .offset = offsetof(struct doctor_options, member)
+
 static const struct arg args[] = {
     {"pid", 'p', "N", "look at a running process, not at what would be started from here", ARG_INT,
-     .offset = offsetof(struct doctor_options, pid), .min = 1, .max = 1 << 22},
+     AT(pid), .min = 1, .max = 1 << 22},
     {"sysfs", 0, "DIR",
      "look at the files of another machine, /sys, /proc and others, captured below DIR", ARG_STRING,
-     .offset = offsetof(struct doctor_options, root), .fallback = "", .old_name = "root"},
+     AT(root), .fallback = "", .old_name = "root"},
     {"only", 0, "CHECK", "report this check only; may be given again", ARG_LIST,
-     .offset = offsetof(struct doctor_options, only), .offer = offer_checks},
-    {"json", 0, NULL, "print JSON", ARG_FLAG, .offset = offsetof(struct doctor_options, json)},
+     AT(only), .offer = offer_checks},
+    {"json", 0, NULL, "print JSON", ARG_FLAG, AT(json)},
 };
 static const struct arg_group groups[] = {{"options", args, 4}, {0}};
 static const struct usage usage = {

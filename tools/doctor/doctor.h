@@ -71,7 +71,7 @@ struct finding {
     const char *evidence;    /* the file, the variable or the call that says so */
     const char *consequence; /* NULL where it is fine */
     const char *remedy;      /* NULL where it is fine */
-    const char *check;       /* the name of the check; doctor_add sets it */
+    const char *check;       /* the name of the check; doctor_say sets it */
 };
 
 struct doctor {
@@ -113,7 +113,6 @@ void doctor_plugin(struct doctor *d);
 void doctor_tuner(struct doctor *d);
 void doctor_versions(struct doctor *d);
 void doctor_variables(struct doctor *d);
-void doctor_selection(struct doctor *d); /* a part of doctor_variables */
 void doctor_gpu(struct doctor *d);
 void doctor_limits(struct doctor *d);
 void doctor_memory(struct doctor *d);
@@ -123,10 +122,10 @@ void doctor_isolation(struct doctor *d);
 void doctor_places(struct doctor *d);
 void doctor_placement(struct doctor *d);
 
-/* Texts are those of struct finding. */
-void doctor_add(struct doctor *d, enum doctor_severity severity, const char *what,
-                const char *evidence, const char *consequence, const char *remedy);
-void doctor_fine(struct doctor *d, const char *what, const char *evidence);
+/* Add a finding: after each other what, evidence, consequence and remedy, with a \v between. Those at
+ * the end may be left out, and one that is empty is NULL. What is fine has the first two. */
+void doctor_say(struct doctor *d, enum doctor_severity severity, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* A text that lives as long as d. */
 const char *doctor_text(struct doctor *d, const char *fmt, ...)

@@ -55,9 +55,10 @@ none:
 static void add_line(struct doctor *d, const char *path, int number, const char *what,
                      const char *consequence)
 {
-    doctor_add(d, DOCTOR_WARNING, what, doctor_text(d, "line %d of %s", number, path), consequence,
-               "write NAME=VALUE, without export, quotes or blanks; "
-               "NCCL reads the file, no shell");
+    doctor_say(d, DOCTOR_WARNING,
+               "%s\vline %d of %s\v%s\v"
+               "write NAME=VALUE, without export, quotes or blanks; NCCL reads the file, no shell",
+               what, number, path, consequence);
 }
 
 /* NCCL takes all before the first '=' for the name and all behind it for the value; comments begin
@@ -112,8 +113,9 @@ void doctor_variables_read(struct doctor *d)
 
     if (!add_file(d, 0, file, "the environment")) {
         d->unseen = file;
-        doctor_add(d, DOCTOR_UNKNOWN, "the environment of the process cannot be read", file,
-                   "whether a variable is set is not known, and nothing follows from it",
+        doctor_say(d, DOCTOR_UNKNOWN,
+                   "the environment of the process cannot be read\v%s\v"
+                   "whether a variable is set is not known, and nothing follows from it\v%s", file,
                    *d->tree.root ? "capture that file too"
                                  : "run as the user of that process, or as root");
     }
@@ -122,9 +124,9 @@ void doctor_variables_read(struct doctor *d)
     const bool is_named = other && *other;
     const char *mine = is_named ? other : doctor_text(d, "%s/.nccl.conf", home ? home : "");
     if (!add_file(d, '\n', mine, mine) && is_named)
-        doctor_add(d, DOCTOR_WARNING, "the file that NCCL_CONF_FILE names cannot be read",
-                   doctor_origin(d, "NCCL_CONF_FILE"),
-                   "NCCL goes on without it, and without ~/.nccl.conf",
-                   "name a file that is there, by its whole path");
+        doctor_say(d, DOCTOR_WARNING,
+                   "the file that NCCL_CONF_FILE names cannot be read\v%s\v"
+                   "NCCL goes on without it, and without ~/.nccl.conf\v"
+                   "name a file that is there, by its whole path", doctor_origin(d, "NCCL_CONF_FILE"));
     add_file(d, '\n', "/etc/nccl.conf", "/etc/nccl.conf");
 }
