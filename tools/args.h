@@ -85,6 +85,8 @@ struct arg_group {
     size_t count;
 };
 
+#define ARG_GROUP(title, args) {title, args, sizeof(args) / sizeof((args)[0])}
+
 struct usage {
     const char *command;            /* "dualpipe schedule show" */
     const char *operands;           /* "KIND"; NULL: takes none */

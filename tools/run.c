@@ -157,8 +157,7 @@ static const struct arg args[] = {
     {"report", 0, "FILE", "add a line of JSON for every rank",
      ARG_STRING, AT(report), .written = true},
     {"no-net", 0, NULL, "leave the network to NCCL", ARG_FLAG, AT(no_net), .min = 0},
-    {"no-tuner", 0, NULL, "leave the choice of algorithms to NCCL", ARG_FLAG, AT(no_tuner),
-     .min = 0},
+    {"no-tuner", 0, NULL, "leave the choice of algorithms to NCCL", ARG_FLAG, AT(no_tuner), .min = 0},
     {"no-preload", 0, NULL, "leave pinned memory and copies of CUDA as they are", ARG_FLAG,
      AT(no_preload), .min = 0},
     {"no-bind", 0, NULL, "leave CPUs and memory as they are", ARG_FLAG, AT(no_bind), .min = 0},
@@ -174,10 +173,7 @@ static const struct arg args[] = {
 
 int run_run(int argc, char **argv)
 {
-    const struct arg_group groups[] = {
-        {"what the job gets", args, sizeof(args) / sizeof(args[0])},
-        {0},
-    };
+    const struct arg_group groups[] = {ARG_GROUP("what the job gets", args), {0}};
     const struct usage usage = {
         .command = "dualpipe run",
         .operands = "[-- COMMAND [ARGUMENT...]]",

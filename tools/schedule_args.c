@@ -171,12 +171,10 @@ static const struct arg scale_args[] = {
      .parse = parse_numbers},
 };
 
-#define GROUP(title, args) {title, args, sizeof(args) / sizeof(args[0])}
-
-const struct arg_group schedule_size_group = GROUP("which schedule", size_args);
-const struct arg_group schedule_file_group = GROUP("or", file_args);
-const struct arg_group schedule_cost_group = GROUP("what it costs", cost_args);
-const struct arg_group schedule_scale_group = GROUP("what is slower", scale_args);
+const struct arg_group schedule_size_group = ARG_GROUP("which schedule", size_args);
+const struct arg_group schedule_file_group = ARG_GROUP("or", file_args);
+const struct arg_group schedule_cost_group = ARG_GROUP("what it costs", cost_args);
+const struct arg_group schedule_scale_group = ARG_GROUP("what is slower", scale_args);
 
 /* ---- the schedule --------------------------------------------------------------------------- */
 

@@ -169,8 +169,7 @@ static int check(const void *values, const struct dp_schedule *s)
 int run_schedule_check(int argc, char **argv)
 {
     const struct arg_group groups[] = {
-        schedule_size_group, schedule_file_group,
-        {"check", args, sizeof(args) / sizeof(args[0])}, {0},
+        schedule_size_group, schedule_file_group, ARG_GROUP("check", args), {0}
     };
     const struct usage usage = {
         .command = "dualpipe schedule check",

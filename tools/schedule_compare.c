@@ -241,8 +241,7 @@ static int compare(const struct compare_args *a, const struct operands *operands
 int run_schedule_compare(int argc, char **argv)
 {
     const struct arg_group groups[] = {
-        schedule_size_group, schedule_cost_group,
-        {"output", args, sizeof(args) / sizeof(args[0])}, {0},
+        schedule_size_group, schedule_cost_group, ARG_GROUP("output", args), {0}
     };
     const struct usage usage = {
         .command = "dualpipe schedule compare",

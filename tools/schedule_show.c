@@ -195,7 +195,7 @@ int run_schedule_show(int argc, char **argv)
 {
     const struct arg_group groups[] = {
         schedule_size_group, schedule_file_group, schedule_cost_group, schedule_scale_group,
-        {"output", show_args, LEN(show_args)}, {0},
+        {"output", show_args, LEN(show_args)}, {0}
     };
     const struct usage usage = {
         .command = "dualpipe schedule show",
@@ -221,7 +221,7 @@ int run_schedule_export(int argc, char **argv)
 {
     const struct arg_group groups[] = {
         schedule_size_group, schedule_file_group, schedule_cost_group, schedule_scale_group,
-        {"output", export_args, LEN(export_args)}, {0},
+        {"output", export_args, LEN(export_args)}, {0}
     };
     const struct usage usage = {
         .command = "dualpipe schedule export",

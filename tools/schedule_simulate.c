@@ -149,7 +149,7 @@ int run_schedule_simulate(int argc, char **argv)
 {
     const struct arg_group groups[] = {
         schedule_size_group, schedule_file_group, schedule_cost_group, schedule_scale_group,
-        {"output", args, sizeof(args) / sizeof(args[0])}, {0},
+        ARG_GROUP("output", args), {0}
     };
     const struct usage usage = {
         .command = "dualpipe schedule simulate",

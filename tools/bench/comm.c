@@ -235,22 +235,19 @@ static int run_rank(void *user, const struct dp_comm_config *config, struct dp_a
 }
 
 static const char *const transports[] = {"shm", "tcp", NULL};
+#define AT(member) .offset = offsetof(struct values, member)
+
 static const struct arg args[] = {
     {"transport", 0, NULL, "how messages travel", ARG_CHOICE,
-     .offset = offsetof(struct values, transport), .fallback = "shm", .choices = transports},
-    {"ranks", 0, "N", "processes, 2 to 16", ARG_INT, .offset = offsetof(struct values, ranks),
-     .fallback = "2", .min = 2, .max = 16},
+     AT(transport), .fallback = "shm", .choices = transports},
+    {"ranks", 0, "N", "processes, 2 to 16", ARG_INT, AT(ranks), .fallback = "2", .min = 2, .max = 16},
     {"most", 0, "KIB", "largest buffer, in KiB", ARG_INT,
-     .offset = offsetof(struct values, most_kib), .fallback = "262144", .min = 1, .max = 262144},
+     AT(most_kib), .fallback = "262144", .min = 1, .max = 262144},
 };
 
 int run_bench_comm(int argc, char **argv)
 {
-    const struct arg_group groups[] = {
-        {"what", args, sizeof(args) / sizeof(args[0])},
-        bench_group,
-        {0},
-    };
+    const struct arg_group groups[] = {ARG_GROUP("what", args), bench_group, {0}};
     const struct usage usage = {
         .command = "dualpipe bench comm",
         .about = "Time all-reduces of float32 between processes of this machine, from 8 bytes to\n"

@@ -18,15 +18,16 @@
 
 /* ---- options that all commands share --------------------------------------------------------- */
 
+#define AT(member) .offset = offsetof(struct bench_options, member)
+
 static const struct arg args[] = {
-    {"samples", 0, "N", "samples that count, of each figure", ARG_INT,
-     .offset = offsetof(struct bench_options, samples), .fallback = "5", .min = 1,
-     .max = BENCH_SAMPLES_MAX},
+    {"samples", 0, "N", "samples that count, of each figure", ARG_INT, AT(samples), .fallback = "5",
+     .min = 1, .max = BENCH_SAMPLES_MAX},
     {"limit", 0, "TIME", "stop after that, with what there is", ARG_TIME,
-     .offset = offsetof(struct bench_options, limit_ns), .fallback = "60s"},
-    {"json", 0, NULL, "print JSON", ARG_FLAG, .offset = offsetof(struct bench_options, json)},
+     AT(limit_ns), .fallback = "60s"},
+    {"json", 0, NULL, "print JSON", ARG_FLAG, AT(json)},
 };
-const struct arg_group bench_group = {"measuring", args, sizeof(args) / sizeof(args[0])};
+const struct arg_group bench_group = ARG_GROUP("measuring", args);
 
 /* ---- time and load -------------------------------------------------------------------------- */
 

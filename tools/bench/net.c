@@ -145,25 +145,23 @@ static int measure(const struct net_values *v)
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
+#define AT(member) .offset = offsetof(struct net_values, member)
+
 static const struct arg args[] = {
     {"plugin", 0, "FILE", "a net plugin, NAME=VALUE ... may stand in front of the file; again for "
-     "more", ARG_LIST, .offset = offsetof(struct net_values, plugins)},
-    {"sizes", 0, "SIZE,...", "of a message", ARG_PARSE, .offset = offsetof(struct net_values, sizes),
+     "more", ARG_LIST, AT(plugins)},
+    {"sizes", 0, "SIZE,...", "of a message", ARG_PARSE, AT(sizes),
      .fallback = "8,4KiB,64KiB,512KiB,4MiB", .parse = parse_sizes},
-    {"connections", 0, "N,...", "that carry a stream at once", ARG_PARSE,
-     .offset = offsetof(struct net_values, connections), .fallback = "1,4",
-     .parse = parse_connections},
-    {"device", 0, "NAME", "a plugin's device: its name, or a number from 0", ARG_STRING,
-     .offset = offsetof(struct net_values, device)},
+    {"connections", 0, "N,...", "that carry a stream at once", ARG_PARSE, AT(connections),
+     .fallback = "1,4", .parse = parse_connections},
+    {"device", 0, "NAME", "a plugin's device: its name, or a number from 0", ARG_STRING, AT(device)},
     {"abi", 0, "N", "use this version of a plugin's table; 0: the newest", ARG_INT,
-     .offset = offsetof(struct net_values, abi), .fallback = "0", .min = 0, .max = 12},
+     AT(abi), .fallback = "0", .min = 0, .max = 12},
 };
 
 int run_bench_net(int argc, char **argv)
 {
-    const struct arg_group groups[] = {
-        {"what", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
-    };
+    const struct arg_group groups[] = {ARG_GROUP("what", args), bench_group, {0}};
     const struct usage usage = {
         .command = "dualpipe bench net",
         .about = "Drive net plugins for NCCL as NCCL does, each between two processes on cores of\n"

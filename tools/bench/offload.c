@@ -412,30 +412,24 @@ static int measure(struct values *v)
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
+#define AT(member) .offset = offsetof(struct values, member)
+
 static const struct arg args[] = {
-    {"device", 0, "NAME", "host, cuda or cuda:N", ARG_STRING,
-     .offset = offsetof(struct values, device), .fallback = "host"},
-    {"shards", 'n', "N", "of the model", ARG_INT, .offset = offsetof(struct values, shards),
-     .fallback = "64", .min = 2, .max = 1000},
-    {"slots", 'k', "N", "on the device", ARG_INT, .offset = offsetof(struct values, slots),
-     .fallback = "3", .min = 2, .max = 64},
+    {"device", 0, "NAME", "host, cuda or cuda:N", ARG_STRING, AT(device), .fallback = "host"},
+    {"shards", 'n', "N", "of the model", ARG_INT, AT(shards), .fallback = "64", .min = 2, .max = 1000},
+    {"slots", 'k', "N", "on the device", ARG_INT, AT(slots), .fallback = "3", .min = 2, .max = 64},
     {"workers", 'w', "N", "threads of the host that copy (default 2)", ARG_INT,
-     .offset = offsetof(struct values, workers), .min = 1, .max = 64},
+     AT(workers), .min = 1, .max = 64},
     {"shard-bytes", 0, "SIZE",
      "of parameters in a shard; the models together hold 12 (N + 1) times as much, pinned for a GPU",
-     ARG_BYTES, .offset = offsetof(struct values, shard_bytes), .fallback = "1M", .min = 4,
-     .max = 1 << 30},
+     ARG_BYTES, AT(shard_bytes), .fallback = "1M", .min = 4, .max = 1 << 30},
     {"link", 0, "SIZE", "bytes a second that the host's link takes, each way (default 250M)", ARG_BYTES,
-     .offset = offsetof(struct values, link_bytes), .min = 1e6, .max = 1e12},
+     AT(link_bytes), .min = 1e6, .max = 1e12},
 };
 
 int run_bench_offload(int argc, char **argv)
 {
-    const struct arg_group groups[] = {
-        {"what", args, sizeof(args) / sizeof(args[0])},
-        bench_group,
-        {0},
-    };
+    const struct arg_group groups[] = {ARG_GROUP("what", args), bench_group, {0}};
     const struct usage usage = {
         .command = "dualpipe bench offload",
         .about = "Stream a model whose layers sleep through the host device, over a link of a given\n"

@@ -470,9 +470,8 @@ static const struct arg args[] = {
 };
 
 static const struct arg cuda_args[] = {
-    {"device", 0, "NAME",
-     "cpu: ops wait; cuda, cuda:N: they are stages of 'dualpipe train' on a GPU", ARG_STRING,
-     AT(device), .fallback = "cpu"},
+    {"device", 0, "NAME", "cpu: ops wait; cuda, cuda:N: they are stages of 'dualpipe train' on a GPU",
+     ARG_STRING, AT(device), .fallback = "cpu"},
     {"dtype", 0, NULL, "of activations and products", ARG_CHOICE, AT(dtype), .fallback = "bf16",
      .choices = dtypes},
     {"layers", 0, "N", "of each stage", ARG_INT, AT(layers), .fallback = "1", .min = 1, .max = 64},
@@ -592,10 +591,7 @@ static int check_device(struct values *v, void **read)
 int run_bench_step(int argc, char **argv)
 {
     const struct arg_group groups[] = {
-        {"which step", args, sizeof(args) / sizeof(args[0])},
-        {"on a GPU", cuda_args, sizeof(cuda_args) / sizeof(cuda_args[0])},
-        bench_group,
-        {0},
+        ARG_GROUP("which step", args), ARG_GROUP("on a GPU", cuda_args), bench_group, {0}
     };
     const struct usage usage = {
         .command = "dualpipe bench step",

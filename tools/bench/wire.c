@@ -285,9 +285,7 @@ static int choose_sockets(int64_t count)
 
 int wire_bench(int argc, char **argv, const struct wire_others *others)
 {
-    const struct arg_group groups[] = {
-        {"what", args, sizeof(args) / sizeof(args[0])}, bench_group, {0},
-    };
+    const struct arg_group groups[] = {ARG_GROUP("what", args), bench_group, {0}};
     const struct usage usage = {
         .command = others ? others->command : "dualpipe bench wire",
         .about = others ? others->about : about,

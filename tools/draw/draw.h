@@ -43,6 +43,9 @@ int draw_ascii(FILE *to, const struct dp_timeline *t, const struct dp_schedule *
 int draw_svg(FILE *to, const struct dp_timeline *t, const struct dp_schedule *s,
              const struct draw_options *options);
 
+/* The beginning of any SVG: its size in px, its title, the <style>, and the ground, of class "bg". */
+void draw_svg_begin(FILE *to, double width, double height, const char *title, const char *style);
+
 /* "4.2 ms": a time for people, three digits. Returns out. */
 char *draw_time(int64_t ns, char *out, size_t len);
 

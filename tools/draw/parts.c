@@ -2,6 +2,7 @@
 #include "draw/parts.h"
 
 #include "command.h"
+#include "text.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -125,6 +126,16 @@ void draw_sum(const struct dp_timeline *t, char *out, size_t len)
         busy += (double)(t->spans[i].end_ns - t->spans[i].start_ns);
     snprintf(out, len, "%s, bubble %.1f %%", draw_time(t->makespan_ns, time, sizeof(time)),
              all > 0 ? 100 * (1 - busy / all) : 0);
+}
+
+void draw_svg_begin(FILE *to, double width, double height, const char *title, const char *style)
+{
+    fprintf(to,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" "
+            "viewBox=\"0 0 %.0f %.0f\" font-family=\"Helvetica,Arial,sans-serif\">\n<title>",
+            width, height, width, height);
+    text_put_xml(to, title, -1);
+    fprintf(to, "</title>\n%s<path class=\"bg\" d=\"M0 0h%.0fv%.0fH0z\"/>\n", style, width, height);
 }
 
 /* ---- errors --------------------------------------------------------------------------------- */

@@ -11,18 +11,374 @@
  *              30   40    50   time, ms
  *
  * The bars are written once, on one line as long as the timeline; every panel is a window on them.
+ * They are paths, not rects: a third of the bytes. Each has a <title>, which browsers show when the
+ * mouse rests on it.
  *
  * Colours are chosen so that one dark text colour is readable on all of them, on light and dark
  * grounds alike.
  */
-#include "draw/svg.h"
-
 #include "command.h"
+#include "draw/parts.h"
 #include "text.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* An entry of the legend, placed. */
+struct svg_entry {
+    enum { SVG_KIND, SVG_PAIR, SVG_CRITICAL, SVG_WAIT, SVG_NOTE } what;
+    enum draw_kind kind;
+    const char *text;
+    int swatch; /* px of what stands before the text */
+    int x, y;
+};
+enum {
+    SVG_ENTRIES_MAX = 12,
+    SVG_CHAR_PX = 7,      /* of a number, about */
+    SVG_MIN_NUMBERED = 16 /* px of a bar's height that carries numbers */
+};
+
+struct svg {
+    FILE *to;
+    const struct dp_timeline *t;
+    const struct dp_schedule *s;
+    const struct draw_options *o;
+    struct draw_census census;
+    double scale;        /* px per ns */
+    int left, top, plot; /* px before and above the first panel, px of a panel's width */
+    int panels, panel;   /* how many, and which one is being written */
+    int panel_px;        /* from panel to panel */
+    int64_t panel_ns;    /* what each shows */
+    int row, bar;        /* px from rank to rank, px of a bar's height */
+    int entry_count;
+    struct svg_entry entries[SVG_ENTRIES_MAX];
+};
+
+/* ---- small pieces ---------------------------------------------------------------------------- */
+
+/* In v->panel; y is of the bars' upper edge. */
+static double svg_x(const struct svg *v, int64_t ns)
+{
+    return v->left + (double)(ns - v->panel * v->panel_ns) * v->scale;
+}
+
+static double svg_y(const struct svg *v, int rank)
+{
+    return v->top + v->panel * v->panel_px + rank * v->row;
+}
+
+/* Text in which # stands for a coordinate: "12.5", "12", in tenths of a pixel. */
+static void put(const struct svg *v, const char *text, ...)
+{
+    va_list args;
+
+    va_start(args, text);
+    for (; *text; text++) {
+        const double tenths = *text == '#' ? round(10 * va_arg(args, double)) : 0;
+        if (*text == '#')
+            fprintf(v->to, fmod(tenths, 10) == 0 ? "%.0f" : "%.1f", tenths / 10);
+        else
+            putc(*text, v->to);
+    }
+    va_end(args);
+}
+
+/* A rectangle as the data of a path. */
+static void svg_box(const struct svg *v, double x, double y, double width, double height)
+{
+    put(v, "M# #h#v#h-#z", x, y, width, height, width);
+}
+
+/* "f0" .. "r1": the class of a look. */
+static const char *svg_class(struct draw_look look)
+{
+    static const char *const names[DRAW_PAIR][2] = {
+        [DRAW_F] = {"f0", "f1"}, [DRAW_B] = {"b0", "b1"}, [DRAW_I] = {"i0", "i1"},
+        [DRAW_W] = {"w0", "w1"}, [DRAW_A] = {"a0", "a1"}, [DRAW_R] = {"r0", "r1"},
+    };
+
+    return names[look.kind][look.back];
+}
+
+/* The box of a span, `height` high from `y`. */
+static void svg_span_box(const struct svg *v, const struct dp_span *span, double y, double height)
+{
+    svg_box(v, svg_x(v, span->start_ns), y, (double)(span->end_ns - span->start_ns) * v->scale,
+            height);
+}
+
+static void put_op_text(const struct svg *v, struct dp_op op, int rank)
+{
+    const struct dp_slot *slot = dp_schedule_slot(v->s, rank, (int)op.slot);
+    struct draw_look look;
+
+    if (!draw_look_of(op, &look))
+        return;
+    if (look.kind == DRAW_R)
+        fprintf(v->to, "gradient sum, stage %d", slot->stage);
+    else
+        fprintf(v->to, "%c%d, stage %d", "FBIWA"[look.kind], (int)op.mb, slot->stage);
+}
+
+/* What a browser shows for the bar: "rank 1: F3, stage 2 & B1, stage 0; 4-7 ms, 3 ms". */
+static void put_bar_title(const struct svg *v, const struct dp_span *span)
+{
+    char start[32], length[32], waited[32];
+
+    fprintf(v->to, "<title>rank %d: ", span->rank);
+    put_op_text(v, span->op, span->rank);
+    if (span->pair.kind != DP_OP_NONE) {
+        fputs(" with ", v->to);
+        put_op_text(v, span->pair, span->rank);
+    }
+    fprintf(v->to, "; at %s for %s", draw_time(span->start_ns, start, sizeof(start)),
+            draw_time(span->end_ns - span->start_ns, length, sizeof(length)));
+    if (span->waited_ns > 0 && span->waited_for >= 0)
+        fprintf(v->to, "; waited %s for rank %d",
+                draw_time(span->waited_ns, waited, sizeof(waited)), span->waited_for);
+    fputs("</title>", v->to);
+}
+
+static void put_half(const struct svg *v, const struct dp_span *span, struct draw_look look, double y,
+                     int height)
+{
+    fprintf(v->to, "<path class=\"%s\" d=\"", svg_class(look));
+    svg_span_box(v, span, y, height);
+    putc('"', v->to);
+}
+
+static void put_bar(const struct svg *v, const struct dp_span *span)
+{
+    const double y = svg_y(v, span->rank);
+    struct draw_look look, pair;
+
+    if (!draw_look_of(span->op, &look))
+        return;
+    if (!draw_look_of(span->pair, &pair)) {
+        put_half(v, span, look, y, v->bar);
+        putc('>', v->to);
+        put_bar_title(v, span);
+        fputs("</path>\n", v->to);
+        return;
+    }
+    fputs("<g>", v->to);
+    put_bar_title(v, span);
+    put_half(v, span, look, y, v->bar / 2);
+    fputs("/>", v->to);
+    put_half(v, span, pair, y + v->bar / 2, v->bar - v->bar / 2);
+    fputs("/></g>\n", v->to);
+}
+
+/* The frames of overlapped pairs, all in one path. */
+static void put_frames(const struct svg *v)
+{
+    fputs("<path class=\"p\" d=\"", v->to);
+    for (size_t i = 0; i < v->t->count; i++) {
+        const struct dp_span *span = &v->t->spans[i];
+        if (span->pair.kind != DP_OP_NONE)
+            svg_span_box(v, span, svg_y(v, span->rank), v->bar);
+    }
+    fputs("\"/>\n", v->to);
+}
+
+static void put_number(const struct svg *v, const struct dp_span *span, struct dp_op op, double y)
+{
+    double width = (double)(span->end_ns - span->start_ns) * v->scale;
+    int len = snprintf(NULL, 0, "%d", (int)op.mb);
+
+    if (op.kind == DP_OP_REDUCE || op.kind == DP_OP_REDUCE_WAIT || width < len * SVG_CHAR_PX + 1)
+        return;
+    put(v, "<tspan x=\"#\" y=\"#\">", svg_x(v, (span->start_ns + span->end_ns) / 2), y);
+    fprintf(v->to, "%d</tspan>", (int)op.mb);
+}
+
+/* Micro-batch numbers: of whole bars, or of split ones. */
+static void put_numbers(const struct svg *v, bool split)
+{
+    struct draw_look look;
+
+    fprintf(v->to, "<text class=\"%s\">", split ? "m" : "n");
+    for (size_t i = 0; i < v->t->count; i++) {
+        const struct dp_span *span = &v->t->spans[i];
+        const double y = svg_y(v, span->rank);
+        if (!draw_look_of(span->op, &look) || split != (span->pair.kind != DP_OP_NONE))
+            continue;
+        if (!split) {
+            put_number(v, span, span->op, y + v->bar / 2.0 + 4.3);
+            continue;
+        }
+        put_number(v, span, span->op, y + v->bar / 4.0 + 3.6);
+        put_number(v, span, span->pair, y + v->bar * 3 / 4.0 + 3.2);
+    }
+    fputs("</text>\n", v->to);
+}
+
+/* The time before a bar that went into waiting for a message. */
+static void put_waits(const struct svg *v)
+{
+    fputs("<path class=\"wait\" d=\"", v->to);
+    for (size_t i = 0; i < v->t->count; i++) {
+        const struct dp_span *span = &v->t->spans[i];
+        if ((double)span->waited_ns * v->scale >= 1)
+            put(v, "M# #h#", svg_x(v, span->start_ns - span->waited_ns),
+                svg_y(v, span->rank) + v->bar / 2, (double)span->waited_ns * v->scale);
+    }
+    fputs("\"/>\n", v->to);
+}
+
+/* The ranks' names and grounds; bars and what is written on them (svg_bars.c). */
+static void svg_put_rows(const struct svg *v)
+{
+    int step = v->row < 12 ? 16 / v->row + 1 : 1;
+
+    fputs("<path class=\"l\" d=\"", v->to);
+    for (int rank = 0; rank < v->t->ranks; rank++)
+        svg_box(v, v->left, svg_y(v, rank), v->plot, v->bar);
+    fputs("\"/>\n", v->to);
+    for (int rank = 0; rank < v->t->ranks; rank += step)
+        fprintf(v->to, "<text class=\"r\" x=\"%d\" y=\"%.0f\">rank %d</text>\n", v->left - 10,
+                svg_y(v, rank) + v->bar / 2 + 5, rank);
+}
+
+static void svg_put_bars(const struct svg *v)
+{
+    if (v->census.waits)
+        put_waits(v);
+    for (size_t i = 0; i < v->t->count; i++)
+        put_bar(v, &v->t->spans[i]);
+    if (v->census.kinds[DRAW_PAIR])
+        put_frames(v);
+    if (v->bar < SVG_MIN_NUMBERED)
+        return;
+    put_numbers(v, false);
+    put_numbers(v, true);
+}
+
+/* ---- the critical path ---------------------------------------------------------------------- */
+
+/* A line from the end of one stay on a rank to the start of the next. */
+static void put_hop(const struct svg *v, const struct dp_span *from, const struct dp_span *to)
+{
+    const bool down = from->rank < to->rank;
+
+    put(v, "M# #L# #", svg_x(v, from->end_ns), svg_y(v, from->rank) + (down ? v->bar : 0),
+        svg_x(v, to->start_ns), svg_y(v, to->rank) + (down ? 0 : v->bar));
+}
+
+/* A frame around each stay on a rank, and lines between them. */
+static void svg_put_critical(const struct svg *v)
+{
+    const struct dp_span *span = v->o->critical, *end = span + v->o->critical_count;
+
+    fputs("<path class=\"c\" d=\"", v->to);
+    while (span < end) {
+        const struct dp_span *last = span;
+        while (last + 1 < end && last[1].rank == span->rank && last[1].start_ns == last->end_ns)
+            last++;
+        svg_box(v, svg_x(v, span->start_ns), svg_y(v, span->rank),
+                (double)(last->end_ns - span->start_ns) * v->scale, v->bar);
+        span = last + 1;
+        if (span < end)
+            put_hop(v, last, span);
+    }
+    fputs("\"/>\n", v->to);
+}
+
+/* ---- arrows --------------------------------------------------------------------------------- */
+
+/* Where (forward or backward, rank, slot, mb) was done: an index into the spans, -1 nowhere. */
+struct places {
+    const struct dp_schedule *s;
+    int32_t *at;
+};
+
+static size_t place(const struct places *p, bool backward, int rank, int slot, int mb)
+{
+    size_t row = p->s->first_slot[rank] + (size_t)slot;
+
+    return (row * (size_t)p->s->mb_per_stream + (size_t)mb) * 2 + backward;
+}
+
+static bool is_backward(struct dp_op op)
+{
+    return op.kind == DP_OP_B || op.kind == DP_OP_I;
+}
+
+static void remember(struct places *p, const struct dp_span *span, struct dp_op op, size_t i)
+{
+    if (op.kind == DP_OP_F || is_backward(op))
+        p->at[place(p, is_backward(op), span->rank, (int)op.slot, (int)op.mb)] = (int32_t)i;
+}
+
+static int find_places(const struct svg *v, struct places *p)
+{
+    size_t count = v->s->first_slot[v->s->ranks] * (size_t)v->s->mb_per_stream * 2;
+
+    *p = (struct places){v->s, malloc(count * sizeof(*p->at))};
+    if (!p->at)
+        return DP_ENOMEM;
+    memset(p->at, -1, count * sizeof(*p->at));
+    for (size_t i = 0; i < v->t->count; i++) {
+        remember(p, &v->t->spans[i], v->t->spans[i].op, i);
+        remember(p, &v->t->spans[i], v->t->spans[i].pair, i);
+    }
+    return 0;
+}
+
+/* From the op of a slot that made what `op` consumes, if another rank made it. */
+static void put_one(const struct svg *v, const struct places *p, const struct dp_span *span,
+                    struct dp_op op, int peer, int peer_slot)
+{
+    const bool back = is_backward(op);
+
+    if (peer < 0 || peer == span->rank)
+        return;
+    int32_t from = p->at[place(p, back, peer, peer_slot, (int)op.mb)];
+    if (from < 0)
+        return;
+    fputs("<path class=\"a\" marker-end=\"url(#h)\" d=\"", v->to);
+    put(v, "M# #L# #\"/>\n", svg_x(v, v->t->spans[from].end_ns),
+        svg_y(v, peer) + (peer < span->rank ? v->bar : 0), svg_x(v, span->start_ns) + 1,
+        svg_y(v, span->rank) + (peer < span->rank ? 0 : v->bar));
+}
+
+static void put_arrow(const struct svg *v, const struct places *p, const struct dp_span *span,
+                      struct dp_op op)
+{
+    const bool back = is_backward(op);
+
+    if (op.kind != DP_OP_F && !back)
+        return;
+    const struct dp_slot *slot = dp_schedule_slot(v->s, span->rank, (int)op.slot);
+    put_one(v, p, span, op, back ? slot->next : slot->prev,
+            back ? slot->next_slot : slot->prev_slot);
+    for (int k = 0; k < v->s->skip_count; k++) {
+        const struct dp_skip_ends *ends = dp_skip_ends_of(v->s, slot->stream, k);
+        if ((back ? v->s->skips[k].from : v->s->skips[k].to) == slot->stage)
+            put_one(v, p, span, op, back ? ends->to : ends->from,
+                    back ? ends->to_slot : ends->from_slot);
+    }
+}
+
+static int svg_put_arrows(const struct svg *v)
+{
+    struct places p;
+    int err = find_places(v, &p);
+
+    if (err)
+        return err;
+    fputs("<marker id=\"h\" viewBox=\"0 0 6 6\" refX=\"5\" refY=\"3\" markerWidth=\"5\" "
+          "markerHeight=\"5\" orient=\"auto\"><path class=\"h\" d=\"M0 0L6 3L0 6z\"/></marker>\n",
+          v->to);
+    for (size_t i = 0; i < v->t->count; i++) {
+        put_arrow(v, &p, &v->t->spans[i], v->t->spans[i].op);
+        put_arrow(v, &p, &v->t->spans[i], v->t->spans[i].pair);
+    }
+    free(p.at);
+    return 0;
+}
 
 /* ---- the legend: only what occurs, in as many lines as it takes ------------------------------ */
 
@@ -173,13 +529,7 @@ static void put_head(const struct svg *v)
 
     draw_title(v->s, title, sizeof(title));
     draw_sum(v->t, sum, sizeof(sum));
-    fprintf(v->to,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
-            "viewBox=\"0 0 %d %d\" font-family=\"Helvetica,Arial,sans-serif\">\n<title>",
-            width, height, width, height);
-    text_put_xml(v->to, v->o->title ? v->o->title : title, -1);
-    fprintf(v->to, "</title>\n%s", style);
-    fprintf(v->to, "<path class=\"bg\" d=\"M0 0h%dv%dH0z\"/>\n", width, height);
+    draw_svg_begin(v->to, width, height, v->o->title ? v->o->title : title, style);
     fprintf(v->to, "<text class=\"t\" x=\"%d\" y=\"30\">", v->left);
     text_put_xml(v->to, v->o->title ? v->o->title : title, -1);
     fprintf(v->to, "<tspan class=\"s\" font-weight=\"normal\" dx=\"14\">");
@@ -194,23 +544,19 @@ static void put_axis(const struct svg *v)
     const int64_t from = v->panel * v->panel_ns, to = from + v->panel_ns;
     const int64_t first = (from + ticks.step_ns - 1) / ticks.step_ns * ticks.step_ns;
     const int64_t last = to < v->t->makespan_ns ? to : v->t->makespan_ns;
-    const int bottom = svg_y(v, v->t->ranks);
+    const double bottom = svg_y(v, v->t->ranks);
 
     fputs("<path class=\"g\" d=\"", v->to);
+    for (int64_t ns = first; ns <= last; ns += ticks.step_ns)
+        put(v, "M# #V#", svg_x(v, ns), svg_y(v, 0) - EDGE, bottom + EDGE);
+    put(v, "\"/>\n<text class=\"x\" y=\"#\">", bottom + 19);
     for (int64_t ns = first; ns <= last; ns += ticks.step_ns) {
-        putc('M', v->to);
-        svg_px(v, svg_x(v, ns));
-        fprintf(v->to, " %dV%d", svg_y(v, 0) - EDGE, bottom + EDGE);
-    }
-    fprintf(v->to, "\"/>\n<text class=\"x\" y=\"%d\">", bottom + 19);
-    for (int64_t ns = first; ns <= last; ns += ticks.step_ns) {
-        fputs("<tspan x=\"", v->to);
-        svg_px(v, svg_x(v, ns));
-        fprintf(v->to, "\">%g</tspan>", (double)ns / ticks.unit_ns);
+        put(v, "<tspan x=\"#\">", svg_x(v, ns));
+        fprintf(v->to, "%g</tspan>", (double)ns / ticks.unit_ns);
     }
     fputs("</text>\n", v->to);
     if (v->panel == v->panels - 1)
-        fprintf(v->to, "<text class=\"x\" x=\"%d\" y=\"%d\">time (%s)</text>\n",
+        fprintf(v->to, "<text class=\"x\" x=\"%d\" y=\"%.0f\">time (%s)</text>\n",
                 v->left + v->plot / 2, bottom + 37, ticks.unit);
 }
 
@@ -271,11 +617,12 @@ static void put_panel(const struct svg *v)
 {
     put_axis(v);
     svg_put_rows(v);
+    const int height = v->t->ranks * v->row + 2 * EDGE;
     fprintf(v->to,
-            "<svg x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" viewBox=\"%d %d %d %d\">"
+            "<svg x=\"%d\" y=\"%.0f\" width=\"%d\" height=\"%d\" viewBox=\"%d %d %d %d\">"
             "<use href=\"#bars\"/></svg>\n",
-            v->left, svg_y(v, 0) - EDGE, v->plot, v->t->ranks * v->row + 2 * EDGE,
-            v->left + v->panel * v->plot, v->top - EDGE, v->plot, v->t->ranks * v->row + 2 * EDGE);
+            v->left, svg_y(v, 0) - EDGE, v->plot, height, v->left + v->panel * v->plot,
+            v->top - EDGE, v->plot, height);
 }
 
 static int put_body(struct svg *v)

@@ -110,9 +110,7 @@ static const struct arg args[] = {
 
 int run_topo_nccl_xml(int argc, char **argv)
 {
-    const struct arg_group groups[] = {
-        topo_source_group, {"output", args, sizeof(args) / sizeof(args[0])}, {0},
-    };
+    const struct arg_group groups[] = {topo_source_group, ARG_GROUP("output", args), {0}};
     const struct usage usage = {
         .command = "dualpipe topo nccl-xml",
         .about = "Write a host as NCCL_TOPO_FILE wants it. With --map, write it as a virtual machine\n"

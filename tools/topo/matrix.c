@@ -343,9 +343,7 @@ static const struct arg args[] = {
 
 int run_topo_matrix(int argc, char **argv)
 {
-    const struct arg_group groups[] = {
-        topo_source_group, {"output", args, sizeof(args) / sizeof(args[0])}, {0},
-    };
+    const struct arg_group groups[] = {topo_source_group, ARG_GROUP("output", args), {0}};
     const struct usage usage = {
         .command = "dualpipe topo matrix",
         .about = "Print how near every GPU and NIC is to every other and to every NUMA node, in the\n"

@@ -399,13 +399,12 @@ static const struct arg search_rows[] = {
      .max = 1e9},
 };
 
-#define GROUP(title, rows) {title, rows, sizeof(rows) / sizeof(rows[0])}
-
 int run_topo_place(int argc, char **argv)
 {
     const struct arg_group groups[] = {
-        GROUP("what is placed", schedule_rows), GROUP("what travels in a step", traffic_rows),
-        topo_source_group, GROUP("search and output", search_rows), {0}};
+        ARG_GROUP("what is placed", schedule_rows), ARG_GROUP("what travels in a step", traffic_rows),
+        topo_source_group, ARG_GROUP("search and output", search_rows), {0}
+    };
     const struct usage usage = {
         .command = "dualpipe topo place",
         .operands = "[KIND]",

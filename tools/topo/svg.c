@@ -2,18 +2,193 @@
  *
  * svg.c - `dualpipe topo svg`: a topology as a stand-alone picture for a report. Lines are as wide as
  * their links are fast.
+ *
+ *      title
+ *      +- host ---------------------------------------------+
+ *      | [ numa0            ]~~~~~~~~[ numa1              ] |
+ *      |   (root0)   (root1)           (root2)   (root3)    |
+ *      |    [sw]       [sw]              [sw]      [sw]     |
+ *      |  [gpu][nic] [gpu][nic]        ...                  |   devices in one row
+ *      |        rail0      rail1                            |   what each NIC is cabled to
+ *      |  [ nvswitch                                      ] |   also one that hosts share
+ *      +----------------------------------------------------+
+ *      legend
+ *
+ * A column for every device, or for what holds none; everything else in the middle above what it
+ * holds.
  */
 #include "config.h" /* open_memstream */
 
-#include "topo/svg.h"
-
 #include "command.h"
 #include "commands.h"
+#include "draw/draw.h"
 #include "text.h"
+#include "topo/topo.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+struct topo_box {
+    double x, y, width, height; /* px; width 0: not drawn */
+};
+
+enum { TOPO_SVG_HOSTS_MAX = 16 };
+
+struct topo_svg {
+    const struct dp_topology *t;
+    FILE *to;
+    const char *title;
+    struct topo_box *boxes; /* [nodes] */
+    int host_count;         /* drawn */
+    int32_t hosts[TOPO_SVG_HOSTS_MAX];
+    int32_t hubs[TOPO_SVG_HOSTS_MAX];         /* the NVSwitch that it shares with others; -1 */
+    struct topo_box bars[TOPO_SVG_HOSTS_MAX]; /* what stands for that in each */
+    double width, height;
+};
+
+/* ---- pieces ------------------------------------------------------------------------------- */
+
+static inline double topo_svg_middle(const struct topo_box *b)
+{
+    return b->x + b->width / 2;
+}
+
+/* How far an arc between two boxes of a row hangs down. Its control points lie lower by a third. */
+static inline double topo_svg_dip(const struct topo_box *a, const struct topo_box *b)
+{
+    return 9 + fabs(topo_svg_middle(b) - topo_svg_middle(a)) / 12;
+}
+
+enum {
+    MARGIN = 24, TOP = 60, LEGEND = 58,
+    COLUMN = 112, BOX = 102,        /* a device's column and box */
+    NUMA_HEIGHT = 40, ROOT_HEIGHT = 20, SWITCH_HEIGHT = 30, DEVICE_HEIGHT = 52, HUB_HEIGHT = 24,
+    STEP = 62,                      /* from level to level */
+    HOST_HEAD = 30, HOST_GAP = 26,
+    CABLES = 40                     /* below devices: rails */
+};
+
+static bool is_device(enum dp_topo_kind kind)
+{
+    return kind == DP_TOPO_GPU || kind == DP_TOPO_NIC;
+}
+
+static int levels_of(const struct dp_topology *t, int32_t host)
+{
+    int levels = 2;
+
+    for (int32_t i = host + 1; i < t->nodes[host].end; i++) {
+        int depth = 0;
+        for (int32_t k = i; k != host; k = t->nodes[k].parent)
+            depth++;
+        levels = depth > levels ? depth : levels;
+    }
+    return levels;
+}
+
+/* The boxes of node and of what is below it, from column x on; returns the first column behind. */
+static double place(struct topo_svg *v, int32_t node, double x, double y, double device_y)
+{
+    const struct dp_topo_node *n = &v->t->nodes[node];
+    struct topo_box *box = &v->boxes[node];
+    double from = x, first = x, last = x;
+    bool has_children = false;
+
+    for (int32_t i = node + 1; i < n->end; i = v->t->nodes[i].end) {
+        x = place(v, i, x, y + STEP, device_y);
+        double middle = v->boxes[i].x + v->boxes[i].width / 2;
+        first = has_children ? first : middle;
+        last = middle;
+        has_children = true;
+    }
+    if (!has_children) {
+        first = last = x + COLUMN / 2.;
+        x += COLUMN;
+    }
+    *box = (struct topo_box){0, y, BOX, n->kind == DP_TOPO_ROOT ? ROOT_HEIGHT : SWITCH_HEIGHT};
+    if (is_device(n->kind)) {
+        box->y = device_y;
+        box->height = DEVICE_HEIGHT;
+    } else if (n->kind == DP_TOPO_NUMA) {
+        box->height = NUMA_HEIGHT;
+        box->width = fmax(x - from - 12, 150);
+        x = fmax(x, from + box->width + 12);
+        first = last = (from + x) / 2;
+    }
+    box->x = (first + last) / 2 - box->width / 2;
+    return n->kind == DP_TOPO_NUMA ? x + 26 : x;
+}
+
+/* NVSwitches lie below all devices of their host. */
+static double place_hubs(struct topo_svg *v, int32_t host, double left, double right, double y)
+{
+    for (int32_t i = host; (i = dp_topology_next(v->t, DP_TOPO_NVSWITCH, host, i + 1)) >= 0;) {
+        v->boxes[i] = (struct topo_box){left, y, right - left, HUB_HEIGHT};
+        y += HUB_HEIGHT + 10;
+    }
+    return y;
+}
+
+/* The NVSwitch that the host shares with others; -1: none. */
+static int32_t shared_hub(const struct dp_topology *t, int32_t host)
+{
+    for (int32_t gpu = host; (gpu = dp_topology_next(t, DP_TOPO_GPU, host, gpu + 1)) >= 0;)
+        for (int32_t k = t->first_around[gpu]; k < t->first_around[gpu + 1]; k++) {
+            int32_t hub = dp_topology_across(t, t->around[k], gpu);
+            if (t->nodes[hub].kind == DP_TOPO_NVSWITCH && t->nodes[hub].host < 0)
+                return hub;
+        }
+    return -1;
+}
+
+/* Room for the arcs between GPUs of the host. */
+static double deepest_arc(const struct topo_svg *v, int32_t host)
+{
+    const struct dp_topology *t = v->t;
+    double deepest = 0;
+
+    for (int32_t i = 0; i < t->link_count; i++) {
+        const struct dp_topo_link *l = &t->links[i];
+        if (dp_topo_is_gpu_link(l->kind) && t->nodes[l->a].host == host &&
+            t->nodes[l->b].kind == DP_TOPO_GPU && t->nodes[l->b].host == host)
+            deepest = fmax(deepest, topo_svg_dip(&v->boxes[l->a], &v->boxes[l->b]) + 8);
+    }
+    return deepest;
+}
+
+static double place_host(struct topo_svg *v, int number, double y)
+{
+    const struct dp_topology *t = v->t;
+    int32_t host = v->hosts[number];
+    double left = MARGIN + 14, x = left, top = y + HOST_HEAD;
+    double device_y = top + (levels_of(t, host) - 1) * STEP;
+
+    for (int32_t i = host + 1; i < t->nodes[host].end; i = t->nodes[i].end)
+        if (t->nodes[i].kind == DP_TOPO_NUMA)
+            x = place(v, i, x, top, device_y);
+    double right = x - 26, bottom = device_y + DEVICE_HEIGHT + fmax(CABLES, deepest_arc(v, host));
+    bottom = place_hubs(v, host, left, right, bottom);
+    v->hubs[number] = shared_hub(t, host);
+    if (v->hubs[number] >= 0) {
+        v->bars[number] = (struct topo_box){left, bottom, right - left, HUB_HEIGHT};
+        bottom += HUB_HEIGHT + 10;
+    }
+    v->boxes[host] = (struct topo_box){MARGIN, y, right + 14 - MARGIN, bottom + 8 - y};
+    v->width = fmax(v->width, right + 14 + MARGIN);
+    return bottom + 8 + HOST_GAP;
+}
+
+/* Fill in boxes, width and height for v->hosts. */
+static void topo_svg_lay_out(struct topo_svg *v)
+{
+    double y = TOP;
+
+    v->width = fmax(480, 2 * MARGIN + 10 * (double)strlen(v->title)); /* for the legend, too */
+    for (int i = 0; i < v->host_count; i++)
+        y = place_host(v, i, y);
+    v->height = y + LEGEND;
+}
 
 /* ---- text ----------------------------------------------------------------------------------- */
 
@@ -25,6 +200,12 @@ static void put_text(const struct topo_svg *v, const char *class_, double x, dou
             *class_ ? "\"" : "", x, y);
     text_put_xml(v->to, s, most);
     fputs("</text>\n", v->to);
+}
+
+static void put_rect(const struct topo_svg *v, const char *class_, const struct topo_box *b, int radius)
+{
+    fprintf(v->to, "<rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
+            "rx=\"%d\"/>\n", class_, b->x, b->y, b->width, b->height, radius);
 }
 
 /* ---- lines ---------------------------------------------------------------------------------- */
@@ -226,8 +407,7 @@ static void put_bars(const struct topo_svg *v)
         const struct topo_box *b = &v->bars[i];
         if (v->hubs[i] < 0)
             continue;
-        fprintf(v->to, "<rect class=\"nvswitch\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" "
-                "height=\"%.1f\" rx=\"5\"/>\n", b->x, b->y, b->width, b->height);
+        put_rect(v, "nvswitch", b, 5);
         describe_hub(v->t, v->hubs[i], text);
         snprintf(all, sizeof(all), "%s, of %d hosts", text, count_hosts(v->t, v->hubs[i]));
         put_text(v, "n", topo_svg_middle(b), b->y + 16, all, -1);
@@ -261,9 +441,8 @@ static void put_box(const struct topo_svg *v, int32_t node)
 
     fprintf(v->to, "<g><title>");
     text_put_xml(v->to, dp_topology_text(v->t, n->model), -1);
-    fprintf(v->to, "</title><rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
-            "rx=\"%d\"/>\n", dp_name(DP_NAMES_NODE, n->kind), b->x, b->y, b->width, b->height,
-            n->kind == DP_TOPO_ROOT ? 10 : 5);
+    fputs("</title>", v->to);
+    put_rect(v, dp_name(DP_NAMES_NODE, n->kind), b, n->kind == DP_TOPO_ROOT ? 10 : 5);
     put_inside(v, node, b);
     fputs("</g>\n", v->to);
 }
@@ -300,9 +479,8 @@ static void put_host(const struct topo_svg *v, const struct topo_hosts *alike, i
 
     while (alike->nodes[number] != host)
         number++;
-    fprintf(v->to, "<rect class=\"host\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
-            "rx=\"8\"/>\n<text class=\"h\" x=\"%.1f\" y=\"%.1f\">", b->x, b->y, b->width, b->height,
-            b->x + 14, b->y + 20);
+    put_rect(v, "host", b, 8);
+    fprintf(v->to, "<text class=\"h\" x=\"%.1f\" y=\"%.1f\">", b->x + 14, b->y + 20);
     char *heading = NULL;
     size_t len;
     FILE *f = open_memstream(&heading, &len);
@@ -402,13 +580,7 @@ static void put_fabric(const struct topo_svg *v)
 
 static void put_picture(const struct topo_svg *v, const struct topo_hosts *alike)
 {
-    fprintf(v->to,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 "
-            "%.0f %.0f\" font-family=\"Helvetica,Arial,sans-serif\">\n<title>", v->width, v->height,
-            v->width, v->height);
-    text_put_xml(v->to, v->title, -1);
-    fprintf(v->to, "</title>\n%s<path class=\"bg\" d=\"M0 0h%.0fv%.0fH0z\"/>\n", style, v->width,
-            v->height);
+    draw_svg_begin(v->to, v->width, v->height, v->title, style);
     put_text(v, "t", 24, 34, v->title, -1);
     for (int i = 0; i < v->host_count; i++)
         put_host(v, alike, v->hosts[i]);
@@ -475,9 +647,7 @@ static const struct arg args[] = {
 
 int run_topo_svg(int argc, char **argv)
 {
-    const struct arg_group groups[] = {
-        topo_source_group, {"output", args, sizeof(args) / sizeof(args[0])}, {0},
-    };
+    const struct arg_group groups[] = {topo_source_group, ARG_GROUP("output", args), {0}};
     const struct usage usage = {
         .command = "dualpipe topo svg",
         .about = "Draw hosts as an SVG: NUMA nodes, PCI roots and switches, GPUs, NICs, and lines as\n"

@@ -12,7 +12,7 @@
 
 #include <stdio.h>
 
-/* ---- arguments (args.c) --------------------------------------------------------------------- */
+/* ---- arguments ------------------------------------------------------------------------------ */
 
 struct topo_args {
     struct arg_list inputs;
@@ -49,7 +49,7 @@ int topo_find_host(const struct dp_topology *t, const char *name, int32_t *host)
 /* What has been printed to `to` has arrived: 0 or DP_EIO. */
 int topo_finish(FILE *to);
 
-/* ---- hosts that are alike (alike.c) --------------------------------------------------------- */
+/* ---- hosts that are alike -------------------------------------------------------------------- */
 
 /* first[i]: the number of the first host that host number i is like, but for names, addresses and
  * serial numbers; nodes[i]: its node. NULL: no memory. One block, the caller frees it. */
@@ -61,7 +61,7 @@ struct topo_hosts *topo_hosts_compare(const struct dp_topology *t);
 /* "node0", "node0 to node1023 (1024 hosts)", "node0, node4, node5": those like host number `first`. */
 void topo_hosts_put(const struct dp_topology *t, const struct topo_hosts *h, int32_t first, FILE *to);
 
-/* ---- words (words.c) ------------------------------------------------------------------------ */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 enum { TOPO_WORD = 128 };
 

@@ -272,7 +272,7 @@ static int plan(struct planner *p)
 int run_plan(int argc, char **argv)
 {
     struct arg_group groups[16] = {
-        {"the plan", plan_options, sizeof(plan_options) / sizeof(plan_options[0])}};
+        ARG_GROUP("the plan", plan_options)};
     struct usage usage = settings_usage;
     struct operands files;
     int status;

@@ -63,8 +63,7 @@ static const struct arg schedule_args[] = {
      ARG_PARSE, AT(checkpoint_stages), .parse = stage_list_parse},
     {"offload", 0, "PARTS",
      "what may live on the host: params (with the optimizer's state; --device cuda needs it), "
-     "activations, optimizer",
-     ARG_PARSE, AT(offload), .parse = offload_parts_parse},
+     "activations, optimizer", ARG_PARSE, AT(offload), .parse = offload_parts_parse},
     {"device-memory", 0, "SIZE", "how much of the model may be on the device, with --offload",
      ARG_BYTES, AT(device_memory), .min = 1, .max = 1e15},
     {"buffers", 0, "N|auto",
@@ -152,9 +151,8 @@ static const struct arg device_args[] = {
 static const struct arg saved_args[] = {
     {"save", OF_TRAINER},
     {"save-every", OF_TRAINER, .fallback = "0", .marks = COMPARED},
-    {"resume", 0, "DIR",
-     "go on from the newest checkpoint there; options left out are as they were", ARG_STRING,
-     AT(resume)},
+    {"resume", 0, "DIR", "go on from the newest checkpoint there; options left out are as they were",
+     ARG_STRING, AT(resume)},
     {"prompt", 0, "TEXT", "train nothing: let the model of --resume go on from this text",
      ARG_STRING, AT(prompt)},
 };
@@ -174,14 +172,11 @@ static const struct arg output_args[] = {
      "none: nowhere", ARG_STRING, AT(stat_dir)},
 };
 
-#define GROUP(title, args) {title, args, sizeof(args) / sizeof((args)[0])}
-
 static const struct arg_group groups[] = {
-    GROUP("what to learn", what_args),      GROUP("how the work is ordered", schedule_args),
-    GROUP("replicas", replica_args),        GROUP("the model", model_args),
-    GROUP("the optimizer", optimizer_args), GROUP("the device", device_args),
-    GROUP("saved state", saved_args),       GROUP("output", output_args),
-    {0},
+    ARG_GROUP("what to learn", what_args), ARG_GROUP("how the work is ordered", schedule_args),
+    ARG_GROUP("replicas", replica_args), ARG_GROUP("the model", model_args),
+    ARG_GROUP("the optimizer", optimizer_args), ARG_GROUP("the device", device_args),
+    ARG_GROUP("saved state", saved_args), ARG_GROUP("output", output_args), {0}
 };
 
 const struct usage settings_usage = {

@@ -516,8 +516,7 @@ static const struct arg place_args[] = {
     {"algorithms", 0, "NAME,...",
      "those that NCCL has here (ring, tree, pat; NVLS where a topology has it)", ARG_STRING,
      AT(algorithms)},
-    {"protocols", 0, "NAME,...", "the same", ARG_STRING, AT(protocols),
-     .fallback = "ll,ll128,simple"},
+    {"protocols", 0, "NAME,...", "the same", ARG_STRING, AT(protocols), .fallback = "ll,ll128,simple"},
 };
 static const struct arg what_args[] = {
     {"smallest", 0, "SIZE", "first size", ARG_BYTES, AT(smallest), .fallback = "1KiB", .min = 1,
@@ -535,9 +534,7 @@ static const struct arg what_args[] = {
 int run_tune_explain(int argc, char **argv)
 {
     const struct arg_group groups[] = {
-        {"where", place_args, sizeof(place_args) / sizeof(place_args[0])},
-        {"what", what_args, sizeof(what_args) / sizeof(what_args[0])},
-        {0},
+        ARG_GROUP("where", place_args), ARG_GROUP("what", what_args), {0}
     };
     const struct usage usage = {
         .command = "dualpipe tune explain",

@@ -195,8 +195,7 @@ static const struct arg read_args[] = {
 static const struct arg write_args[] = {
     {"gain", 0, "PERCENT", "change NCCL's choice only for so much less time", ARG_REAL, AT(gain),
      .fallback = "3", .min = 0, .max = 99},
-    {"output", 'o', "FILE", "write the table there", ARG_STRING, AT(output),
-     .written = true},
+    {"output", 'o', "FILE", "write the table there", ARG_STRING, AT(output), .written = true},
     {"convert", 0, "FILE", "instead of fitting: a table as JSON, of an older release, as text",
      ARG_STRING, AT(convert)},
 };
@@ -237,9 +236,7 @@ static int convert(const struct values *v)
 int run_tune_fit(int argc, char **argv)
 {
     const struct arg_group groups[] = {
-        {"what was measured", read_args, sizeof(read_args) / sizeof(read_args[0])},
-        {"the table", write_args, sizeof(write_args) / sizeof(write_args[0])},
-        {0},
+        ARG_GROUP("what was measured", read_args), ARG_GROUP("the table", write_args), {0}
     };
     const struct usage usage = {
         .command = "dualpipe tune fit",
