@@ -29,6 +29,20 @@ def test_an_error_is_pickled_with_its_members():
     assert str(again) == str(error) and again.op == error.op
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_done_at_the_end_does_not_hide_a_failure(fails):
+    def broken():
+        raise KeyError("at the end")
+
+    with pytest.raises(ValueError if fails else KeyError) as caught:
+        with _native.then(broken):
+            if fails:
+                raise ValueError
+    if fails:
+        assert isinstance(caught.value.__context__, KeyError)
+        assert caught.value.__context__.__context__ is None
+
+
 @pytest.mark.parametrize("dtype", list(_tensor.KINDS), ids=str)
 def test_a_tensor_crosses_the_border_without_a_copy(dtype):
     kept, views = [], _tensor.Views()

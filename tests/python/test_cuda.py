@@ -7,8 +7,10 @@ import gc
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -421,6 +423,8 @@ def trainer_errors(rank):
     from torch import nn
 
     import libdualpipe
+    from libdualpipe import _cuda as cuda
+    from libdualpipe.compat.fairscale import AsyncPipe
     from libdualpipe.torch import Trainer
     x = torch.randn(4, WIDTH).cuda()
     options = {"rows": 4, "rate": 0.1, "schedule": "1f1b"}
@@ -437,6 +441,15 @@ def trainer_errors(rank):
                        ({"optimizer": "accum-adamw"}, "accum")):
         with pytest.raises((ValueError, libdualpipe.DualpipeError), match=said):
             Trainer([layer().cuda(), layer().cuda()], F.mse_loss, (x, x), **{**options, **more})
+    opened, own = cuda._devices.pop(0), MemoryError if rank == 1 else libdualpipe.DualpipeError
+    for make in (lambda: Trainer([layer().cuda(), layer().cuda()], F.mse_loss, (x, x), **options),
+                 lambda: AsyncPipe(layer().cuda(), [2, 1], worker_map={0: "first", 1: "second"})(x)):
+        with mock.patch.object(cuda, "Device", side_effect=MemoryError("of this GPU")) \
+                if rank == 1 else nullcontext():
+            with pytest.raises(own, match="of this GPU"):
+                make()
+        meet(rank)
+    cuda._devices[0] = opened
     layers = nn.Sequential(layer(), layer()).cuda()
     before = [(p, p.data_ptr(), p.detach().cpu()) for p in layers.parameters()]
     trainer = Trainer(layers, F.mse_loss, (x, x), **options)
@@ -446,11 +459,19 @@ def trainer_errors(rank):
     def fails(*_):
         raise KeyError("of ours")
 
+    def broken(*_):
+        raise RuntimeError("of CUDA")
+
     if rank == 1:
         layers[1].register_forward_hook(fails)
+        trainer._model.settle = broken
     meet(rank)
-    with pytest.raises(KeyError if rank == 1 else libdualpipe.DualpipeError, match="of ours"):
+    with pytest.raises(KeyError if rank == 1 else libdualpipe.DualpipeError,
+                       match="of ours") as caught:
         trainer.step(x, x)
+    if rank == 1:
+        assert str(caught.value.__context__) == "of CUDA"
+        del trainer._model.settle
     trainer.close()
     trainer = Trainer(nn.Sequential(layer(), layer()).cuda(), F.mse_loss, (x, x), **options)
     meet(rank)

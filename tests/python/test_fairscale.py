@@ -497,3 +497,26 @@ def failures(rank, size):
 
 def test_a_failure_reaches_all_ranks_and_flags_say_what_is_repeated(ranks):
     ranks(2, failures)
+
+
+def flags_differ(rank, size):
+    x, target = data()
+    pipe = AsyncPipe(model(), [3, 3], chunks=4)
+    for evaluates, by in ((0, "mode"), (1, "mode"), (0, "grad"), (1, "grad"), (None, "")):
+        pipe.train(evaluates != rank or by != "mode")
+        with torch.set_grad_enabled(evaluates != rank or by != "grad"):
+            out = pipe(x)
+        trains = evaluates is None
+        if pipe.final_stage:
+            assert out.shape == target.shape and out.requires_grad == trains
+            if trains:
+                F.mse_loss(out, target).backward()
+        else:
+            assert out is x
+            pipe.back_helper(out)
+        assert all((p.grad is not None) == trains for p in pipe.parameters())
+        assert not any(made.is_held for made in pipe.pipeline.values())
+
+
+def test_where_a_rank_evaluates_all_do(ranks):
+    ranks(2, flags_differ)

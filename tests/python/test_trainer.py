@@ -624,6 +624,11 @@ def test_what_is_wrong_is_said(how, error, text):
         assert torch.equal(nn.Sequential(*args["layers"]).state_dict()[name], value)
 
 
+def test_a_parameter_without_values_is_refused():
+    with pytest.raises(ValueError, match=r"0\.weight is on meta, expected cpu$"):
+        Trainer([linear().to("meta")], F.mse_loss, batch(0), ROWS, 0.1)
+
+
 class Extra(nn.Identity):
     def get_extra_state(self):
         return {"words": "of ours"}

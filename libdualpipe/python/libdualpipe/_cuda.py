@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Optional
 import torch
 
 from ._group import Comm
-from ._native import check, ffi, keep_from_handler, lib, new_object, owned
+from ._native import check, ffi, keep_from_handler, lib, new_object, owned, then
 from ._tensor import address
 
 HOST = torch.device("cpu")
@@ -75,12 +75,8 @@ def in_stream(stream: Any) -> Iterator[None]:
     current = torch.cuda.current_stream(stream.device)
     if current != stream:
         stream.wait_stream(current)
-    try:
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        if current != stream:
-            current.wait_stream(stream)
+    with then(lambda: current == stream or current.wait_stream(stream)), torch.cuda.stream(stream):
+        yield
 
 
 _devices: Dict[int, Device] = {}

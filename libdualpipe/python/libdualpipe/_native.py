@@ -12,7 +12,8 @@ import re
 import threading
 import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Mapping, Optional, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Deque, Dict, Iterator, Mapping, Optional, Tuple
 
 from ._dp import ffi as ffi
 from ._dp import lib as lib
@@ -134,6 +135,20 @@ def callback(name: str) -> Callable[[Callable[..., None]], None]:
         ffi.def_extern(name=name, error=ECALLBACK, onerror=failed)(called)
 
     return add
+
+
+@contextmanager
+def then(function: Callable[[], Any]) -> Iterator[None]:
+    """Call it at the end, too, of what fails: what it raises then is that one's context."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            function()
+        except BaseException as later:
+            later.__context__, error.__context__ = error.__context__, later
+        raise
+    function()
 
 
 # ---- objects ----

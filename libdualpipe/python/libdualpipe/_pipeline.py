@@ -66,9 +66,9 @@ class Pipeline:
         self.is_held = False  # between forward and backward
         self._resets, self._is_warm = comm.resets, False
         self._links: Optional[Links] = None
-        self._device = device_of(place)
-        self._stream = torch.cuda.current_stream(place) if self._device else None
         with comm.call():
+            self._device = device_of(place)
+            self._stream = torch.cuda.current_stream(place) if self._device else None
             self._config = self._configured(all_borders, pairs, own_gradients, skips, rows)
             self._step, self.close = ffi.new("struct dp_step *"), lambda: None
             self._can_link = have_links(comm, self._device)

@@ -273,8 +273,9 @@ class AsyncPipe(nn.Module):
 
     def forward(self, input: Tensors, *, event: Any = None) -> Tensors:  # fairscale's name
         """The output on the final stage, whose backward() is that of all ranks. The others return
-        their input, in training after the backward. Every rank gives an input with as many rows;
-        that of the first one is used. Raises TypeError for what is no tensor."""
+        their input, in training after the backward. Where a rank evaluates, all do. Every rank
+        gives an input with as many rows; that of the first one is used. Raises TypeError for what is
+        no tensor."""
         _check_tensors(input)
         if self.pipeline is None:
             return input
@@ -287,13 +288,13 @@ class AsyncPipe(nn.Module):
         if len(set(map(len, cut))) != 1:
             raise ValueError(f"tensors of {[len(tensor) for tensor in given]} rows make "
                              f"{list(map(len, cut))} micro-batches, expected as many of each")
-        is_training = torch.is_grad_enabled() and self.training
-        batch = Batch()
-        batch.inputs, batch.keep_outputs = list(zip(*cut)), True
-        pipeline = self._pipeline_of(batch, is_tuple, is_training)
         held, self._held = self._held, None
         if held is not None and held.pipeline.is_held:  # the other ranks still wait for it
             held.pipeline.drop(RuntimeError("a forward in training without a backward"))
+        is_training = self._all_train()
+        batch = Batch()
+        batch.inputs, batch.keep_outputs = list(zip(*cut)), True
+        pipeline = self._pipeline_of(batch, is_tuple, is_training)
         for module in self.modules() if is_training else ():
             if isinstance(module, DeferredBatchNorm):
                 module.begin(pipeline.count)
@@ -312,6 +313,14 @@ class AsyncPipe(nn.Module):
             if grad is not None:
                 tensor.backward(grad)
         return input
+
+    def _all_train(self) -> bool:
+        """Whether this step trains: where one rank evaluates, all do."""
+        comm, trains = comm_of(self._ranks), torch.is_grad_enabled() and self.training
+        flags = ffi.new("bool[]", comm.size)
+        with comm.call():
+            comm.check(lib.dp_comm_allgather(comm.pointer, ffi.new("bool *", trains), flags, 1))
+        return all(flags)
 
     def _graph(self, mini_batch: _MiniBatch, outputs: Dict[int, Any]) -> Dict[int, Any]:
         """Outputs of micro-batches with the graph that leads to the backward of all ranks."""

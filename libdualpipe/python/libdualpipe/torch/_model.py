@@ -342,11 +342,12 @@ class Model:
                    for place, prefix in zip(self.places, self.names) for name, tensor in
                    chain(place.module.named_parameters(), place.module.named_buffers())]
         given: Any
-        there = next((name for _, name, tensor in tensors if tensor.device == self.device), "")
+        there = next((f", where {name} is" for _, name, tensor in tensors
+                      if tensor.device == self.device), "")
         for place, name, tensor in tensors:
             if tensor.device != self.device:
                 raise ValueError(f"layer {place.index} ({type(place.module).__name__}): {name} is on "
-                                 f"{tensor.device}, expected {self.device}, where {there} is")
+                                 f"{tensor.device}, expected {self.device}{there}")
         for what, given in (("an input", example), ("a label", labels)):
             for tensor in () if given is None else as_tuple(given):
                 self.check_place(what, tensor)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a list of modules over P stages x D replicas (dualpipe/trainer.h)."""
 import json
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 from typing import Tuple, Union
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from .._cuda import Stream, device_of, have_links, in_stream, place_of
 from .._group import Comm, comm_of, meeting_at
 from .._native import (DualpipeError, check, ffi, lib, names_of, new_object, number_of, owned,
-                       parse, set_members, text_of)
+                       parse, set_members, text_of, then)
 from .._stage import as_tuple
 from .._tensor import Views, describe
 from ._model import Model
@@ -143,11 +143,12 @@ class Trainer:
         self._failed: Optional[BaseException] = None
         self._survives = survive
         kept: List[Any] = []
-        named = _named(layers)
-        place = place_of(layer for _, layer in named)
-        device = device_of(place)
-        self._stream = torch.cuda.current_stream(place) if device else None
-        with self._call():
+        with self._together(), ExitStack() as around:
+            named = _named(layers)
+            place = place_of(layer for _, layer in named)
+            device = device_of(place)
+            self._stream = torch.cuda.current_stream(place) if device else None
+            around.enter_context(in_stream(self._stream))
             if survive and device:
                 raise ValueError(f"survive: with layers on {place}, expected the host")
             self._model = model = Model(named, loss, *example, split, place, self._stream)
@@ -187,13 +188,8 @@ class Trainer:
         self._release = owned(self, Model.release, model)
 
     @contextmanager
-    def _call(self) -> Iterator[None]:
-        """Around what all ranks do together."""
-        with in_stream(self._stream), self._together():
-            yield
-
-    @contextmanager
     def _together(self) -> Iterator[None]:
+        """Around what all ranks do together."""
         if self._failed is not None:
             raise RuntimeError("this trainer has failed, expected a new one") from self._failed
         if self._comm is None:
@@ -219,16 +215,14 @@ class Trainer:
     def _run(self, function: Any, *args: Any, batch: Sequence[Any] = ()) -> None:
         """batch: inputs, labels and rows, of which what is wrong ends the call on all ranks."""
         pointer, kept = self._pointer, []  # type: Any, List[Any]
-        with self._call():
+        model = self._model
+        with self._together(), in_stream(self._stream), then(model.clear), then(model.settle):
             try:
                 first = [self._batch(kept, *batch)] if batch else []
                 check(function(pointer, *first, *args), self._comm and self._comm.pointer)
             except BaseException as error:
                 self._failed = error
                 raise
-            finally:
-                self._model.settle()
-                self._model.clear()
 
     def _batch(self, kept: List[Any], inputs: Any, labels: Any, rows: Optional[int]) -> Any:
         given = [tensor for one in (inputs, labels) if one is not None for tensor in as_tuple(one)]
