@@ -39,6 +39,25 @@ static const struct unit rate_units[] = {
     {"Gb/s", 1 / 8.}, {"Mb/s", 1e-3 / 8}, {"GiB/s", 1.073741824}, {0},
 };
 
+/* What a type is: bytes of its member, 0: its owner's affair; units of a number, and its name. */
+static const struct kind {
+    size_t bytes;
+    const struct unit *units;
+    const char *noun;
+} kinds[] = {
+    [ARG_FLAG] = {sizeof(bool), NULL, NULL},
+    [ARG_INT] = {sizeof(int64_t), no_unit, "a whole number"},
+    [ARG_REAL] = {sizeof(double), no_unit, "a number"},
+    [ARG_TIME] = {sizeof(double), time_units, "a time such as 5us or 2.5ms (a bare number is in ms)"},
+    [ARG_BYTES] = {sizeof(double), byte_units, "a size such as 4096, 64KiB or 1.5MB"},
+    [ARG_RATE] = {sizeof(double), rate_units,
+                  "a rate such as 25GB/s or 400Gb/s (a bare number is in GB/s)"},
+    [ARG_STRING] = {sizeof(char *), NULL, NULL},
+    [ARG_CHOICE] = {sizeof(char *), NULL, NULL},
+    [ARG_LIST] = {sizeof(struct arg_list), NULL, NULL},
+    [ARG_OPTION] = {0, NULL, NULL},
+};
+
 static bool parse_number(const char *text, const struct unit *units, double *value)
 {
     char *end;
@@ -92,36 +111,6 @@ struct arg args_resolve(const struct arg *a)
     return r;
 }
 
-static const struct unit *units_of(enum arg_type type)
-{
-    switch (type) {
-    case ARG_TIME:
-        return time_units;
-    case ARG_BYTES:
-        return byte_units;
-    case ARG_RATE:
-        return rate_units;
-    default:
-        return no_unit;
-    }
-}
-
-static const char *noun_of(enum arg_type type)
-{
-    switch (type) {
-    case ARG_INT:
-        return "a whole number";
-    case ARG_TIME:
-        return "a time such as 5us or 2.5ms (a bare number is in ms)";
-    case ARG_BYTES:
-        return "a size such as 4096, 64KiB or 1.5MB";
-    case ARG_RATE:
-        return "a rate such as 25GB/s or 400Gb/s (a bare number is in GB/s)";
-    default:
-        return "a number";
-    }
-}
-
 static bool parse_int(const char *text, int64_t *value)
 {
     char *end;
@@ -153,11 +142,11 @@ static bool bounded(const struct arg *a, double number, char *why, size_t why_le
     if (any ? number >= 0 : number >= a->min && number <= a->max)
         return true;
     if (any)
-        snprintf(why, why_len, "%s that is not negative", noun_of(a->type));
+        snprintf(why, why_len, "%s that is not negative", kinds[a->type].noun);
     else
-        snprintf(why, why_len, "%s from %s to %s", noun_of(a->type),
-                 with_unit(a->min, units_of(a->type), min, sizeof(min)),
-                 with_unit(a->max, units_of(a->type), max, sizeof(max)));
+        snprintf(why, why_len, "%s from %s to %s", kinds[a->type].noun,
+                 with_unit(a->min, kinds[a->type].units, min, sizeof(min)),
+                 with_unit(a->max, kinds[a->type].units, max, sizeof(max)));
     return false;
 }
 
@@ -167,10 +156,10 @@ static bool set_number(const struct arg *a, const char *text, void *member, char
     int64_t whole = 0;
     double number = 0;
     bool good = a->type == ARG_INT ? parse_int(text, &whole)
-                                   : parse_number(text, units_of(a->type), &number);
+                                   : parse_number(text, kinds[a->type].units, &number);
 
     if (!good) {
-        snprintf(why, why_len, "%s", noun_of(a->type));
+        snprintf(why, why_len, "%s", kinds[a->type].noun);
         return false;
     }
     if (!bounded(a, a->type == ARG_INT ? (double)whole : number, why, why_len))
@@ -268,38 +257,13 @@ static bool set_value(const struct arg *a, const char *text, void *values, char 
     }
 }
 
+/* What ARG_PARSE fills its owner zeroes, or gives a fallback. */
 static void set_empty(const struct arg *a, void *values)
 {
-    void *member = (char *)values + a->offset;
+    const bool is_int32 =
+        a->option && (a->type == ARG_CHOICE || a->option->type == DP_OPTION_INT32);
 
-    if (a->option && (a->type == ARG_CHOICE || a->option->type == DP_OPTION_INT32)) {
-        *(int32_t *)member = 0;
-        return;
-    }
-    switch (a->type) {
-    case ARG_FLAG:
-        *(bool *)member = false;
-        return;
-    case ARG_INT:
-        *(int64_t *)member = 0;
-        return;
-    case ARG_REAL:
-    case ARG_TIME:
-    case ARG_BYTES:
-    case ARG_RATE:
-        *(double *)member = 0;
-        return;
-    case ARG_STRING:
-    case ARG_CHOICE:
-        *(const char **)member = NULL;
-        return;
-    case ARG_LIST:
-        *(struct arg_list *)member = (struct arg_list){0};
-        return;
-    case ARG_PARSE: /* its owner zeroes the values, or gives a fallback */
-    case ARG_OPTION:
-        return;
-    }
+    memset((char *)values + a->offset, 0, is_int32 ? sizeof(int32_t) : kinds[a->type].bytes);
 }
 
 /* ---- --help --------------------------------------------------------------------------------- */

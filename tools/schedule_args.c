@@ -311,11 +311,15 @@ int schedule_load(const struct schedule_args *a, const struct operands *operands
 int schedule_run(const struct usage *usage, int argc, char **argv, void *values,
                  int (*act)(const void *values, const struct dp_schedule *s))
 {
+    struct usage own = *usage;
     struct operands operands;
     struct dp_schedule *s;
     int status;
 
-    if (!args_parse(usage, argc, argv, values, &operands, &status))
+    own.operands = "[KIND]";
+    own.operand_choices = schedule_kinds();
+    own.max_operands = 1;
+    if (!args_parse(&own, argc, argv, values, &operands, &status))
         return status;
     if ((status = schedule_load(values, &operands, &s)))
         return status;

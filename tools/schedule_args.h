@@ -64,10 +64,10 @@ int schedule_fits(const struct schedule_args *a, const struct dp_schedule_spec *
 struct dp_schedule_spec schedule_spec(const struct schedule_args *a, enum dp_schedule_kind kind,
                                       int *rank_map);
 
-/* A command about one schedule: parse the command line into *values, which begins with a struct
- * schedule_args and is zero; take the schedule of --file, or of the kind that is its operand, which
- * has not been checked; and let act do something with it. Returns what act returns, or what to exit
- * with. */
+/* A command about one schedule, whose usage says nothing of operands: parse the command line into
+ * *values, which begins with a struct schedule_args and is zero; take the schedule of --file, or of the
+ * kind that is the operand, which has not been checked; and let act do something with it. Returns what
+ * act returns, or what to exit with. */
 int schedule_run(const struct usage *usage, int argc, char **argv, void *values,
                  int (*act)(const void *values, const struct dp_schedule *s));
 

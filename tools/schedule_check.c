@@ -173,9 +173,6 @@ int run_schedule_check(int argc, char **argv)
     };
     const struct usage usage = {
         .command = "dualpipe schedule check",
-        .operands = "[KIND]",
-        .operand_choices = schedule_kinds(),
-        .max_operands = 1,
         .about = "Prove that a schedule can be carried out, or name the rule that it breaks, the\n"
                  "rank, the place in that rank's list and the op there. Exit status 1: it cannot.",
         .groups = groups,

@@ -188,57 +188,49 @@ static const char *const whens[] = {"auto", "always", "never", NULL};
 
 static const struct arg show_args[] = {OUTPUT_ARGS("ascii")};
 static const struct arg export_args[] = {OUTPUT_ARGS("json")};
+static const struct arg_group show_output = ARG_GROUP("output", show_args);
+static const struct arg_group export_output = ARG_GROUP("output", export_args);
 
-#define LEN(array) (sizeof(array) / sizeof((array)[0]))
+static int run(struct usage usage, struct arg_group output, int argc, char **argv)
+{
+    const struct arg_group groups[] = {schedule_size_group, schedule_file_group, schedule_cost_group,
+                                       schedule_scale_group, output, {0}};
+    struct show_args a = {0};
+
+    usage.groups = groups;
+    return schedule_run(&usage, argc, argv, &a, write_schedule);
+}
 
 int run_schedule_show(int argc, char **argv)
 {
-    const struct arg_group groups[] = {
-        schedule_size_group, schedule_file_group, schedule_cost_group, schedule_scale_group,
-        {"output", show_args, LEN(show_args)}, {0}
-    };
     const struct usage usage = {
         .command = "dualpipe schedule show",
-        .operands = "[KIND]",
-        .operand_choices = schedule_kinds(),
-        .max_operands = 1,
         .about = "Draw a schedule: ranks down, time across. F3 is the forward of micro-batch 3, B\n"
                  "its backward, I and W the input and weight parts of a backward that was split,\n"
                  "F3&b1 an overlapped pair; lower case is the other direction; dots are idle\n"
                  "time.",
-        .groups = groups,
         .examples = "  dualpipe schedule show dualpipe -P 4 -M 8\n"
                     "  dualpipe schedule show dualpipe -P 8 -M 20 --cost f=1,i=1,w=1,fb=2.4\n"
                     "  dualpipe schedule show 1f1b -P 4 -M 8 --format svg --critical -o 1f1b.svg\n"
                     "  dualpipe schedule show --file mine.txt --format perfetto -o trace.json\n",
     };
-    struct show_args a = {0};
 
-    return schedule_run(&usage, argc, argv, &a, write_schedule);
+    return run(usage, show_output, argc, argv);
 }
 
 int run_schedule_export(int argc, char **argv)
 {
-    const struct arg_group groups[] = {
-        schedule_size_group, schedule_file_group, schedule_cost_group, schedule_scale_group,
-        {"output", export_args, LEN(export_args)}, {0}
-    };
     const struct usage usage = {
         .command = "dualpipe schedule export",
-        .operands = "[KIND]",
-        .operand_choices = schedule_kinds(),
-        .max_operands = 1,
         .about = "Write a schedule as JSON (an event trace), text (a line a rank) or CSV (a row a\n"
                  "rank). Each can be changed by hand or by a program and read back with --file; so can\n"
                  "pytorch-csv, the lists of torch.distributed.pipelining. Or as a picture of its\n"
                  "simulation: ascii, svg, perfetto.",
-        .groups = groups,
         .examples = "  dualpipe schedule export dualpipe -P 4 -M 8 -o dualpipe.json\n"
                     "  dualpipe schedule export gpipe -P 2 -M 4 --format text\n"
                     "  dualpipe schedule export --file mine.txt --format csv -o mine.csv\n"
                     "  dualpipe schedule export zbv -P 4 -M 8 --format pytorch-csv -o zbv.csv\n",
     };
-    struct show_args a = {0};
 
-    return schedule_run(&usage, argc, argv, &a, write_schedule);
+    return run(usage, export_output, argc, argv);
 }

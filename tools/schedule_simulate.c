@@ -153,9 +153,6 @@ int run_schedule_simulate(int argc, char **argv)
     };
     const struct usage usage = {
         .command = "dualpipe schedule simulate",
-        .operands = "[KIND]",
-        .operand_choices = schedule_kinds(),
-        .max_operands = 1,
         .about = "Carry a schedule out on paper: sends are eager, receives are posted early, and\n"
                  "an op waits only for what it needs. Bubble is the time in which a rank computes\n"
                  "nothing, waiting the part of it between its first and last op; activations are\n"

@@ -64,8 +64,7 @@ static const struct arg graph_args[] = {
      .min = 1, .max = DP_GRAPH_MAX_WORKERS},
     {"rounds", 0, "N", "rounds of random-matching (default 2 log2 of the workers)", ARG_INT, AT(rounds),
      .min = 1, .max = 65536},
-    {"seed", 0, "N", "of random-matching, and of a simulation", ARG_INT, AT(seed), .min = 0,
-     .max = 9e15},
+    {"seed", 0, "N", "of random-matching, and of a simulation", ARG_INT, AT(seed), .max = 9e15},
 };
 static const struct arg file_args[] = {
     {"file", 0, "FILE", "your own graph instead of KIND (- for stdin)", ARG_STRING, AT(file)},
@@ -145,11 +144,15 @@ static int load(const struct mix_args *a, const struct operands *operands, bool 
 static int mix_run(const struct usage *usage, int argc, char **argv, void *values, bool check,
             int (*act)(const void *values, const struct dp_graph *g))
 {
+    struct usage own = *usage;
     struct operands operands;
     struct dp_graph *g;
     int status;
 
-    if (!args_parse(usage, argc, argv, values, &operands, &status))
+    own.operands = "[KIND]";
+    own.operand_choices = mix_kinds();
+    own.max_operands = 1;
+    if (!args_parse(&own, argc, argv, values, &operands, &status))
         return status;
     if ((status = load(values, &operands, check, &g)))
         return status;
@@ -195,9 +198,6 @@ int run_mix_show(int argc, char **argv)
     };
     const struct usage usage = {
         .command = "dualpipe mix show",
-        .operands = "[KIND]",
-        .operand_choices = mix_kinds(),
-        .max_operands = 1,
         .about = "Write a mixing graph round by round, as the text that --file reads back.\n"
                  "{0 1} is a group whose members become its mean, {0 1}*0.7 one whose members keep\n"
                  "0.7 of their own; 0>1*0.5 says that worker 1 takes half of worker 0's value.",
@@ -326,9 +326,6 @@ int run_mix_check(int argc, char **argv)
     };
     const struct usage usage = {
         .command = "dualpipe mix check",
-        .operands = "[KIND]",
-        .operand_choices = mix_kinds(),
-        .max_operands = 1,
         .about = "Prove that a mixing graph has every worker once in a round, preserves the mean of\n"
                  "all workers and connects them over its period, or name the rule that it breaks,\n"
                  "the round and the worker. Exit status 1: it breaks one.",
@@ -502,11 +499,11 @@ static const struct arg run_args[] = {
     {"latency", 0, "TIME", "of a message", ARG_TIME, IN(latency_ns), .fallback = "0"},
     {"bandwidth", 0, "RATE", "of a link, as in 25GB/s; 0 is without limit", ARG_RATE, IN(bandwidth),
      .fallback = "0"},
-    {"deaths", 0, "N", "workers that die, spread over the run", ARG_INT, IN(deaths), .min = 0,
+    {"deaths", 0, "N", "workers that die, spread over the run", ARG_INT, IN(deaths),
      .max = DP_GRAPH_MAX_WORKERS},
     {"in-turn", 0, NULL, "wait for an exchange at once, not in the next step", ARG_FLAG, IN(in_turn)},
     {"staleness", 0, "N", "rounds in a row that may be left out while an exchange is late", ARG_INT,
-     IN(staleness), .min = 0, .max = 1024},
+     IN(staleness), .max = 1024},
     {"rate", 0, "R", "learning rate", ARG_REAL, IN(rate), .fallback = "0.05", .max = 100},
     {"factor", 0, "A", "of mixing, up to 1", ARG_REAL, IN(factor), .fallback = "1", .max = 1},
 };
@@ -527,9 +524,6 @@ int run_mix_simulate(int argc, char **argv)
     };
     const struct usage usage = {
         .command = "dualpipe mix simulate",
-        .operands = "[KIND]",
-        .operand_choices = mix_kinds(),
-        .max_operands = 1,
         .about = "Train on paper: how long a step takes when some workers are slow or die, how far the\n"
                  "workers are from each other, and how the loss of their mean falls; beside the same\n"
                  "run with an all-reduce of gradients.",

@@ -5,6 +5,7 @@
  */
 #include "train/job.h"
 
+#include "digest.h"
 #include "launch.h"
 #include "train/cuda/cuda_rank.h"
 #include "train/host.h"
@@ -21,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COMPARED_LEN = 8192 };
+enum { OPTIONS_MOST = 96, OPTION_LEN = 128 }; /* that ranks compare */
 enum { MEASURE_EVERY = 10 }; /* steps; collecting a step's times costs far less than a step */
 
 struct job {
@@ -79,78 +80,57 @@ static void take_parts(struct job *j)
 
 /* ---- what ranks compare ------------------------------------------------------------------------ */
 
-/* A line for each option that all ranks must have the same: "--lr is 1". A flag has no text, set or not.
- */
-static void list_options(const struct job *j, char text[static COMPARED_LEN])
+/* Line i of what all ranks must have the same, "--lr is 1"; "": there are fewer. A flag has no text, set
+ * or not. */
+static void write_option(const struct job *j, int i, char line[static OPTION_LEN])
 {
     static const char *const sums[] = {"all-reduce", "reduce-scatter", "a graph"};
     const struct settings *s = j->s;
+    const char *const firsts[][2] = {{"mix", sums[s->how.sums]},
+                                     {"device", settings_on_cuda(s) ? "cuda" : "cpu"},
+                                     {"transport nccl", settings_by_nccl(s) ? "set" : "not set"},
+                                     {"save", s->how.checkpoint.folder ? "set" : "not set"}};
+    const int count = sizeof(firsts) / sizeof(firsts[0]);
     char value[VALUE_LEN];
-    int used = snprintf(text, COMPARED_LEN,
-                        "--mix is %s\n--device is %s\n--transport nccl is %s\n--save is %s\n",
-                        sums[s->how.sums], settings_on_cuda(s) ? "cuda" : "cpu",
-                        settings_by_nccl(s) ? "set" : "not set",
-                        s->how.checkpoint.folder ? "set" : "not set");
     struct setting a;
 
-    for (int i = 0; settings_option(i, &a); i++) {
-        if (!(a.marks & (KEPT | COMPARED)))
-            continue;
-        const bool is_there = settings_value(&a, s, 17, value);
-        used += snprintf(text + used, (size_t)(COMPARED_LEN - used), "--%s is %.64s\n", a.name,
-                         !is_there ? "not set"
-                         : *value  ? value
-                                   : "set");
-    }
+    memset(line, 0, OPTION_LEN);
+    if (i < count)
+        snprintf(line, OPTION_LEN, "--%s is %s", firsts[i][0], firsts[i][1]);
+    for (int k = 0, at = count; i >= at && settings_option(k, &a); k++)
+        if (a.marks & (KEPT | COMPARED) && at++ == i)
+            snprintf(line, OPTION_LEN, "--%s is %.64s", a.name,
+                     !settings_value(&a, s, 17, value) ? "not set" : *value ? value : "set");
 }
 
-/* The number of the first line that differs, INT32_MAX: none; *line: where it is in a. */
-static int32_t find_difference(const char *a, const char *b, const char **line)
-{
-    int32_t number = 0;
-
-    for (*line = a; *a || *b; a++, b++) {
-        if (*a != *b)
-            return number;
-        if (*a == '\n')
-            *line = a + 1, number++;
-    }
-    return INT32_MAX;
-}
-
-/* The first line that differs on any rank is the one that all agree about: rank 0's text is every
+/* The first line that differs on any rank is the one that all agree about: rank 0's lines are every
  * rank's. */
 static int compare_options(const struct job *j, struct dp_comm *comm)
 {
-    const int size = dp_comm_size(comm);
-    char *mine = calloc(1, COMPARED_LEN), *first = malloc(COMPARED_LEN), what[COMPARED_LEN];
-    int32_t *differs = calloc((size_t)size, sizeof(*differs)), own = INT32_MAX, least = INT32_MAX;
-    const char *line;
-    int err = mine && first && differs ? 0 : DP_ENOMEM;
+    char mine[OPTION_LEN] = "-", what[OPTION_LEN + 64];
+    uint64_t first[OPTIONS_MOST], own[OPTIONS_MOST] = {0};
+    int64_t at = 0, least = OPTIONS_MOST;
+    struct dp_request least_of_all;
 
-    if (!err) {
-        list_options(j, mine);
-        memcpy(first, mine, COMPARED_LEN);
-        err = dp_comm_broadcast(comm, first, COMPARED_LEN, 0);
+    for (int i = 0; i < OPTIONS_MOST && *mine; i++) {
+        write_option(j, i, mine);
+        own[i] = digest_bytes(DIGEST_BEGIN, mine, strlen(mine));
     }
-    if (!err) {
-        own = find_difference(first, mine, &line);
-        err = dp_comm_allgather(comm, &own, differs, sizeof(own));
-    }
-    for (int rank = 0; rank < size && !err; rank++)
-        least = differs[rank] < least ? differs[rank] : least;
-    if (!err && least < INT32_MAX) {
-        line = first;
-        for (int32_t i = 0; i < least; i++)
-            line = strchr(line, '\n') + 1;
-        snprintf(what, sizeof(what), "%.*s, as rank 0 has it (1: yes, 0: no)", (int)strcspn(line, "\n"),
-                 line);
-        err = dp_comm_agree(comm, what, own != least);
-    }
-    free(mine);
-    free(first);
-    free(differs);
-    return err;
+    memcpy(first, own, sizeof(first));
+    int err = dp_comm_broadcast(comm, first, sizeof(first), 0);
+    while (at < OPTIONS_MOST && own[at] == first[at])
+        at++;
+    if (!err)
+        err = dp_comm_iallreduce(comm, &at, &least, 1, (DLDataType){kDLInt, 64, 1}, DP_REDUCE_MIN,
+                                 &least_of_all);
+    if (!err)
+        err = dp_comm_wait(comm, &least_of_all, -1);
+    if (err || least == OPTIONS_MOST)
+        return err;
+    write_option(j, (int)least, mine);
+    err = dp_comm_broadcast(comm, mine, sizeof(mine), 0);
+    snprintf(what, sizeof(what), "%s, as rank 0 has it (1: yes, 0: no)", mine);
+    return err ? err : dp_comm_agree(comm, what, at != least);
 }
 
 /* Ranks that were started apart from each other may have been told different things: DP_EMISMATCH on

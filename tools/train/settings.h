@@ -70,13 +70,8 @@ struct offload_parts {
     char folder[1024]; /* for the optimizer's state; "": it is in memory */
 };
 
-/* For ARG_PARSE: "1,3,3,1"; "0,3,5-7"; names, of which optimizer may have "=FOLDER"; "auto", which
- * becomes BUFFERS_AUTO, or a number from 2 on, into an int32_t, where 0 means auto, too. */
+/* --buffers auto; a number is 2 or more, and 0 means auto, too. */
 enum { BUFFERS_AUTO = -1 };
-bool block_list_parse(const char *text, void *member, char *why, size_t why_len);
-bool stage_list_parse(const char *text, void *member, char *why, size_t why_len);
-bool offload_parts_parse(const char *text, void *member, char *why, size_t why_len);
-bool offload_buffers_parse(const char *text, void *member, char *why, size_t why_len);
 
 /* Files that the last step is drawn into: --timeline, --trace. */
 enum { DRAWN = 2 };

@@ -194,7 +194,7 @@ static const struct arg read_args[] = {
 };
 static const struct arg write_args[] = {
     {"gain", 0, "PERCENT", "change NCCL's choice only for so much less time", ARG_REAL, AT(gain),
-     .fallback = "3", .min = 0, .max = 99},
+     .fallback = "3", .max = 99},
     {"output", 'o', "FILE", "write the table there", ARG_STRING, AT(output), .written = true},
     {"convert", 0, "FILE", "instead of fitting: a table as JSON, of an older release, as text",
      ARG_STRING, AT(convert)},
