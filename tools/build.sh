@@ -20,6 +20,10 @@ shift
 log=$PWD/build.log
 : >"$log"
 
+# configure prefers bash, with which libtool takes twice as long for every file.
+CONFIG_SHELL=${CONFIG_SHELL:-/bin/sh}
+export CONFIG_SHELL
+
 # run WHAT COMMAND... - keeps the output for the case that the command fails.
 run()
 {
