@@ -496,7 +496,6 @@ static int explain(struct values *v, int function)
 
 #define AT(member) .offset = offsetof(struct values, member)
 
-static const char *const formats[] = {"text", "json", NULL};
 static const struct arg place_args[] = {
     {"ranks", 'n', "N", "ranks of the communicator (all GPUs of the topology)", ARG_INT, AT(ranks),
      .min = 1, .max = 1 << 20},
@@ -524,7 +523,7 @@ static const struct arg what_args[] = {
     {"pipe-ops", 0, "N", "collectives of a group that a channel runs", ARG_INT, AT(pipe_ops),
      .fallback = "1", .min = 1, .max = 1 << 20},
     {"format", 'f', NULL, "what to print", ARG_CHOICE, AT(format), .fallback = "text",
-     .choices = formats},
+     .choices = args_text_or_json},
 };
 
 int run_tune_explain(int argc, char **argv)
@@ -533,17 +532,15 @@ int run_tune_explain(int argc, char **argv)
         ARG_GROUP("where", place_args), ARG_GROUP("what", what_args), {0}
     };
     const struct usage usage = {
-        .command = "dualpipe tune explain",
-        .operands = "[COLLECTIVE]",
-        .operand_choices = "allreduce|allgather|reducescatter|broadcast|reduce",
-        .max_operands = 1,
+        .command = "dualpipe tune explain", .operands = "[COLLECTIVE]",
+        .operand_choices = "allreduce|allgather|reducescatter|broadcast|reduce", .max_operands = 1,
+        .groups = groups,
         .about =
             "Print what the tuner would answer for sizes from small to large, beside what NCCL\n"
             "would choose by its own model (in outline), and where each answer comes from: a\n"
             "rule of the table, the cost model, or NCCL. Times are those of the cost model,\n"
             "or what the rule says was measured. Without --table and without links the\n"
             "plugin's variables count: DUALPIPE_TUNER_TABLE, DUALPIPE_TUNER_LINKS.",
-        .groups = groups,
         .examples =
             "  dualpipe tune explain --ranks 16 --nodes 2 --links intra=450,inter=400,inter_us=3\n"
             "  dualpipe tune explain allgather --synthetic 'dgx-h100 host:2'\n"

@@ -239,14 +239,12 @@ int run_tune_fit(int argc, char **argv)
         ARG_GROUP("what was measured", read_args), ARG_GROUP("the table", write_args), {0}
     };
     const struct usage usage = {
-        .command = "dualpipe tune fit",
-        .operands = "[RESULTS...]",
-        .operand_files = true,
+        .command = "dualpipe tune fit", .operands = "[RESULTS...]", .operand_files = true,
+        .groups = groups,
         .about = "Turn outputs of NCCL's tests, text or JSON (-J), into a table for the tuner. One\n"
                  "run must be NCCL's own choice; the others were made to take another one, with\n"
                  "NCCL_ALGO and NCCL_PROTO. JSON says which; text does with NCCL_DEBUG=INFO, or\n"
                  "say it: ring/ll128=FILE, or ring/ll128/8=FILE with 8 channels.",
-        .groups = groups,
         .examples = "  dualpipe tune fit own.txt ring/ll128=b.txt tree/ll=c.txt -o cluster.csv\n"
                     "  dualpipe tune fit own.json ring.json tree.json -o cluster.csv\n"
                     "  dualpipe tune fit --collective allgather -n 16 -N 2 own.txt ring/ll=b.txt\n",

@@ -49,27 +49,12 @@ static inline double tune_point_us(const struct tune_point *p)
     return p->sum_us / p->count;
 }
 
-/* By communicator, collective and size, NCCL's own choice first. */
-void tune_results_sort(struct tune_results *r);
-
-/* ---- for the readers of the two forms -------------------------------------------------------- */
-
-/* A variable that the run was made with: NCCL_ALGO, NCCL_PROTO, NCCL_MIN_NCHANNELS. Others are left
- * alone, as is a run that is labelled. */
-int tune_run_variable(struct tune_run *run, const char *name, const char *value);
-/* "all_reduce_perf", with or without directories; other programs leave the function unknown. */
-void tune_run_program(struct tune_run *run, const char *program);
-/* A measured size; run says the rest. */
-struct tune_row {
-    int line; /* 0: JSON */
-    int64_t bytes;
-    double us;
-    const char *type, *op; /* NULL: not said */
-};
-int tune_run_add(const struct tune_run *run, const struct tune_row *row, struct tune_results *r);
-
+/* What tune_results_read does with the text of a file, which run.path names. */
 int tune_read_text(char *text, struct tune_run *run, struct tune_results *r);
 int tune_read_json(const char *text, size_t len, struct tune_run *run, struct tune_results *r);
+
+/* By communicator, collective and size, NCCL's own choice first. */
+void tune_results_sort(struct tune_results *r);
 
 /* ---- from measurements to a table of rules --------------------------------------------------- */
 
