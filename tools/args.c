@@ -16,6 +16,7 @@
 
 enum { MAX_ARGS = 96, HELP_ID = 1000 };
 
+const char *const args_text_or_json[] = {"text", "json", NULL};
 static const struct arg help_arg = {"help", 'h', NULL, "print this", .type = ARG_FLAG};
 
 /* ---- numbers with units --------------------------------------------------------------------- */

@@ -43,6 +43,9 @@ enum arg_type {
     ARG_OPTION  /* as the row of that name in `options` has it, of the struct at `offset` */
 };
 
+/* "text", "json": choices of --format. */
+extern const char *const args_text_or_json[];
+
 enum { ARG_LIST_MAX = 64 };
 struct arg_list {
     size_t count;

@@ -324,12 +324,11 @@ static const struct arg args[] = {
 };
 static const struct arg_group groups[] = {{"options", args, 2}, {0}};
 static const struct usage usage = {
-    .command = "dualpipe info",
+    .command = "dualpipe info", .groups = groups,
     .about = "Say what this build can do, what this machine has, which libraries are found at\n"
              "run time, and with --options what can be set through the environment and what\n"
              "has been. A variable that cannot be used is always shown, and makes the exit\n"
              "status 1.",
-    .groups = groups,
     .examples = "  dualpipe info\n"
                 "  DUALPIPE_LOG_LEVEL=debug dualpipe info --options\n"
                 "  dualpipe info --json | jq .machine.cores\n",

@@ -172,15 +172,13 @@ int run_run(int argc, char **argv)
 {
     const struct arg_group groups[] = {ARG_GROUP("what the job gets", args), {0}};
     const struct usage usage = {
-        .command = "dualpipe run",
-        .operands = "[-- COMMAND [ARGUMENT...]]",
+        .command = "dualpipe run", .operands = "[-- COMMAND [ARGUMENT...]]", .groups = groups,
         .about = "Run a job that uses NCCL, as it is, with the net and the tuner plugin and the\n"
                  "preload library: set NCCL's variables and LD_PRELOAD, bind the rank to the CPUs\n"
                  "and the memory next to its GPU, start the command, pass signals on to it, and\n"
                  "end as it ends, with a report. What is set already stays, and so do CPUs that\n"
                  "a launcher has given. Ranks on other machines need the same, so it goes behind\n"
                  "mpirun, srun or torchrun --no-python.",
-        .groups = groups,
         .examples =
             "  dualpipe run -- python train.py\n"
             "  mpirun -np 16 dualpipe run --table cluster.csv -- all_reduce_perf -b 1K -e 1G\n"

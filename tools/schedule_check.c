@@ -140,14 +140,13 @@ static int print_finding(const struct dp_schedule *s, const struct dp_finding *f
 
 #define AT(member) .offset = offsetof(struct check_args, member)
 
-static const char *const formats[] = {"text", "json", NULL};
 static const struct arg args[] = {
     {"max-activations", 0, "N", "most micro-batches alive on a rank (default the kind's bound)",
      ARG_INT, AT(max_activations), .min = 1, .max = 1 << 20},
     {"max-weight-queue", 0, "N", "most weight parts waiting on a rank (default the kind's bound)",
      ARG_INT, AT(max_weight_queue), .min = 1, .max = 1 << 20},
     {"format", 'f', NULL, "what to print", ARG_CHOICE, AT(format), .fallback = "text",
-     .choices = formats},
+     .choices = args_text_or_json},
 };
 
 static int check(const void *values, const struct dp_schedule *s)
@@ -172,10 +171,9 @@ int run_schedule_check(int argc, char **argv)
         schedule_size_group, schedule_file_group, ARG_GROUP("check", args), {0}
     };
     const struct usage usage = {
-        .command = "dualpipe schedule check",
+        .command = "dualpipe schedule check", .groups = groups,
         .about = "Prove that a schedule can be carried out, or name the rule that it breaks, the\n"
                  "rank, the place in that rank's list and the op there. Exit status 1: it cannot.",
-        .groups = groups,
         .examples = "  dualpipe schedule check dualpipe -P 8 -M 20\n"
                     "  dualpipe schedule check --file mine.txt\n"
                     "  dualpipe schedule check --file mine.csv --max-activations 5 --format json\n",

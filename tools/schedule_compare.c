@@ -202,10 +202,9 @@ static void print_json(const struct schedule_args *a, const struct candidate *c,
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
-static const char *const formats[] = {"text", "json", NULL};
 static const struct arg args[] = {
     {"format", 'f', NULL, "what to print", ARG_CHOICE,
-     .offset = offsetof(struct compare_args, format), .fallback = "text", .choices = formats},
+     .offset = offsetof(struct compare_args, format), .fallback = "text", .choices = args_text_or_json},
 };
 
 /* In a terminal: which kind is at work; NULL: none any more. */
@@ -244,14 +243,12 @@ int run_schedule_compare(int argc, char **argv)
         schedule_size_group, schedule_cost_group, ARG_GROUP("output", args), {0}
     };
     const struct usage usage = {
-        .command = "dualpipe schedule compare",
-        .operands = "[KIND...]",
-        .operand_choices = schedule_kinds(),
+        .command = "dualpipe schedule compare", .operands = "[KIND...]",
+        .operand_choices = schedule_kinds(), .groups = groups,
         .about = "Set kinds of schedules side by side (all, if none is named) for the same\n"
                  "devices, model and batch: time, bubble, memory. Says why where a kind is not\n"
                  "possible. Costs are those of 1/P of the model; DualPipeV cuts it into 2P stages\n"
                  "of half the cost.",
-        .groups = groups,
         .examples = "  dualpipe schedule compare -P 8 -M 20\n"
                     "  dualpipe schedule compare -P 8 -M 20 --cost f=5,i=5,w=5,fb=13 --latency 100us\n"
                     "  dualpipe schedule compare 1f1b dualpipe -P 16 -M 64 --format json\n",

@@ -119,11 +119,10 @@ static void print_json(const struct dp_schedule *s, const struct dp_simulation *
 
 #define AT(member) .offset = offsetof(struct simulate_args, member)
 
-static const char *const formats[] = {"text", "json", NULL};
 static const struct arg args[] = {
     {"critical", 0, NULL, "list the ops of the critical path", ARG_FLAG, AT(critical)},
     {"format", 'f', NULL, "what to print", ARG_CHOICE, AT(format), .fallback = "text",
-     .choices = formats},
+     .choices = args_text_or_json},
 };
 
 static int simulate(const void *values, const struct dp_schedule *s)
@@ -152,12 +151,11 @@ int run_schedule_simulate(int argc, char **argv)
         ARG_GROUP("output", args), {0}
     };
     const struct usage usage = {
-        .command = "dualpipe schedule simulate",
+        .command = "dualpipe schedule simulate", .groups = groups,
         .about = "Carry a schedule out on paper: sends are eager, receives are posted early, and\n"
                  "an op waits only for what it needs. Bubble is the time in which a rank computes\n"
                  "nothing, waiting the part of it between its first and last op; activations are\n"
                  "the micro-batches alive at once.",
-        .groups = groups,
         .examples = "  dualpipe schedule simulate dualpipe -P 8 -M 20\n"
                     "  dualpipe schedule simulate 1f1b -P 8 -M 20 --cost f=5ms,b=15ms \\\n"
                     "      --latency 30us --bandwidth 25GB/s --message-bytes 16MiB --critical\n"

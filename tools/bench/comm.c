@@ -249,11 +249,10 @@ int run_bench_comm(int argc, char **argv)
 {
     const struct arg_group groups[] = {ARG_GROUP("what", args), bench_group, {0}};
     const struct usage usage = {
-        .command = "dualpipe bench comm",
+        .command = "dualpipe bench comm", .groups = groups,
         .about = "Time all-reduces of float32 between processes of this machine, from 8 bytes to\n"
                  "256 MiB, from plain memory and from shared memory. The limit is what the same\n"
                  "processes need to add and to copy as much in their own memory.",
-        .groups = groups,
         .examples = "  dualpipe bench comm\n"
                     "  dualpipe bench comm --ranks 4 --most 4096 --samples 9\n",
     };

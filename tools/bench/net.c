@@ -163,13 +163,12 @@ int run_bench_net(int argc, char **argv)
 {
     const struct arg_group groups[] = {ARG_GROUP("what", args), bench_group, {0}};
     const struct usage usage = {
-        .command = "dualpipe bench net",
+        .command = "dualpipe bench net", .groups = groups,
         .about = "Drive net plugins for NCCL as NCCL does, each between two processes on cores of\n"
                  "their own: latency, bandwidth and message rate, by size and number of\n"
                  "connections. Without --plugin this program's own. NCCL's own Socket and IB nets are\n"
                  "no files, so they cannot take part. Started twice with RANK=0 and 1, WORLD_SIZE=2,\n"
                  "MASTER_ADDR and MASTER_PORT, it measures one plugin between two machines.",
-        .groups = groups,
         .examples = "  dualpipe bench net\n"
                     "  dualpipe bench net --sizes 8,512KiB --connections 1\n"
                     "  dualpipe bench net --plugin libnccl-net-dualpipe.so --plugin other.so --json\n",

@@ -431,7 +431,7 @@ int run_bench_offload(int argc, char **argv)
 {
     const struct arg_group groups[] = {ARG_GROUP("what", args), bench_group, {0}};
     const struct usage usage = {
-        .command = "dualpipe bench offload",
+        .command = "dualpipe bench offload", .groups = groups,
         .about = "Stream a model whose layers sleep through the host device, over a link of a given\n"
                  "speed, or through a GPU, and divide the longer one of compute and copies by the time\n"
                  "of a step, and the critical path: the same with the visits beside which no slot is\n"
@@ -439,7 +439,6 @@ int run_bench_offload(int argc, char **argv)
                  "between. Beside it the same with one slot, where nothing overlaps.\n"
                  "The link of a GPU is measured first, by copies of shards alone; pinned memory is on\n"
                  "the NUMA node of the GPU, which the title names.",
-        .groups = groups,
         .examples = "  dualpipe bench offload\n"
                     "  dualpipe bench offload -n 12 --shard-bytes 16M --link 2G --json\n"
                     "  dualpipe bench offload --device cuda -n 16 --shard-bytes 64M\n",

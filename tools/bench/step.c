@@ -594,10 +594,8 @@ int run_bench_step(int argc, char **argv)
         ARG_GROUP("which step", args), ARG_GROUP("on a GPU", cuda_args), bench_group, {0}
     };
     const struct usage usage = {
-        .command = "dualpipe bench step",
-        .operands = "[KIND]",
-        .operand_choices = schedule_kinds(),
-        .max_operands = 1,
+        .command = "dualpipe bench step", .operands = "[KIND]", .operand_choices = schedule_kinds(),
+        .max_operands = 1, .groups = groups,
         .about = "Carry out real steps, a process a rank, whose ops sleep as long as they are\n"
                  "told to, and set them beside the critical path of the same step on paper with\n"
                  "the times that the ops really took. The default is DualPipe. With more than\n"
@@ -606,7 +604,6 @@ int run_bench_step(int argc, char **argv)
                  "With --device cuda ops are the stages of 'dualpipe train' on GPUs, and the\n"
                  "critical path is that of the times which events on the device measure around\n"
                  "each of them. Gradients of mirrors are not summed.",
-        .groups = groups,
         .examples = "  dualpipe bench step\n"
                     "  dualpipe bench step --schedule async -P 4 -M 8 --execution messages\n"
                     "  dualpipe bench step -P 4 -M 16 --cost f=2,i=2,w=2,fb=5 --transport tcp\n"

@@ -287,9 +287,8 @@ int wire_bench(int argc, char **argv, const struct wire_others *others)
 {
     const struct arg_group groups[] = {ARG_GROUP("what", args), bench_group, {0}};
     const struct usage usage = {
-        .command = others ? others->command : "dualpipe bench wire",
+        .command = others ? others->command : "dualpipe bench wire", .groups = groups,
         .about = others ? others->about : about,
-        .groups = groups,
         .examples = others ? others->examples
                            : "  dualpipe bench wire\n"
                              "  dualpipe bench wire --transport tcp --samples 9\n"

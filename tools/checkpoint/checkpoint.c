@@ -93,6 +93,8 @@ static const char *saved_state_file(const struct dp_checkpoint_tensor *t)
     return slash ? slash + 1 : t->file;
 }
 
+/* ---- show: what there is, without reading data ----------------------------------------------- */
+
 enum { SHAPE_LEN = 96, TYPE_LEN = 16, SIZE_LEN = 24 };
 
 struct show_args {
@@ -301,13 +303,10 @@ int run_checkpoint_show(int argc, char **argv)
 {
     static const struct arg_group groups[] = {{"output", show_rows, 1}, {0}};
     static const struct usage usage = {
-        .command = "dualpipe checkpoint show",
-        .operands = "DIR",
-        .min_operands = 1,
-        .max_operands = 1,
+        .command = "dualpipe checkpoint show", .operands = "DIR", .min_operands = 1,
+        .max_operands = 1, .groups = groups,
         .about = "Say what a checkpoint holds: the step, the options that the numbers depend on,\n"
                  "the layout that it was saved under, files, and every tensor with type and shape.",
-        .groups = groups,
         .examples = "  dualpipe checkpoint show saved\n"
                     "  dualpipe checkpoint show saved/step-000500 --json\n",
     };
@@ -327,6 +326,8 @@ int run_checkpoint_show(int argc, char **argv)
     saved_state_close(&state);
     return EXIT_OK;
 }
+
+/* ---- export: the parameters as one file ------------------------------------------------------ */
 
 struct export_args {
     const char *output;
@@ -420,14 +421,11 @@ int run_checkpoint_export(int argc, char **argv)
 {
     static const struct arg_group groups[] = {{"output", export_rows, 1}, {0}};
     static const struct usage usage = {
-        .command = "dualpipe checkpoint export",
-        .operands = "DIR",
-        .min_operands = 1,
-        .max_operands = 1,
+        .command = "dualpipe checkpoint export", .operands = "DIR", .min_operands = 1,
+        .max_operands = 1, .groups = groups,
         .about = "Write the parameters of a checkpoint under their logical names as one safetensors\n"
                  "file, whatever schedule and number of ranks it was saved under. The state of the\n"
                  "optimizer stays behind.",
-        .groups = groups,
         .examples = "  dualpipe checkpoint export saved -o model.safetensors\n"
                     "  dualpipe checkpoint export saved/step-000500 -o model.safetensors\n",
     };
@@ -447,6 +445,8 @@ int run_checkpoint_export(int argc, char **argv)
     saved_state_close(&state);
     return status;
 }
+
+/* ---- verify: every checksum, and every part -------------------------------------------------- */
 
 struct findings {
     const struct saved_state *state;
@@ -493,15 +493,12 @@ int run_checkpoint_verify(int argc, char **argv)
 {
     static const struct arg_group groups[] = {{0}};
     static const struct usage usage = {
-        .command = "dualpipe checkpoint verify",
-        .operands = "DIR",
-        .min_operands = 1,
-        .max_operands = 1,
+        .command = "dualpipe checkpoint verify", .operands = "DIR", .min_operands = 1,
+        .max_operands = 1, .groups = groups,
         .about = "Read a checkpoint, compare the checksum of every tensor, and look whether every\n"
                  "file, tensor and piece of the optimizer's state is there that\n"
                  "'dualpipe train --resume' reads. Each fault is named with the file and the\n"
                  "tensor. Exit status 1: there is one.",
-        .groups = groups,
         .examples = "  dualpipe checkpoint verify saved\n"
                     "  dualpipe checkpoint verify saved/step-000500\n"
                     "  dualpipe checkpoint verify model.safetensors\n",

@@ -233,14 +233,13 @@ static const struct arg args[] = {
 };
 static const struct arg_group groups[] = {{"options", args, 4}, {0}};
 static const struct usage usage = {
-    .command = "dualpipe doctor",
+    .command = "dualpipe doctor", .groups = groups,
     .about = "Say why NCCL is slow here, or does not use the plugin: looks at files and at the\n"
              "environment, and prints what is wrong, where that can be seen, what follows from\n"
              "it and what helps. The exit status is 0 if nothing is wrong, 3 after a warning,\n"
              "4 after a fault. Root sees more. The checks are nccl, plugin, tuner, versions,\n"
              "variables, limits, memory, rdma, gpu, links, isolation, places and\n"
              "placement.",
-    .groups = groups,
     .examples = "  NCCL_NET_PLUGIN=dualpipe dualpipe doctor\n"
                 "  dualpipe doctor --pid 4711\n"
                 "  dualpipe doctor --only plugin --only rdma\n"

@@ -197,11 +197,10 @@ int run_mix_show(int argc, char **argv)
         mix_graph_group, mix_file_group, ARG_GROUP("output", show_rows), {0}
     };
     const struct usage usage = {
-        .command = "dualpipe mix show",
+        .command = "dualpipe mix show", .groups = groups,
         .about = "Write a mixing graph round by round, as the text that --file reads back.\n"
                  "{0 1} is a group whose members become its mean, {0 1}*0.7 one whose members keep\n"
                  "0.7 of their own; 0>1*0.5 says that worker 1 takes half of worker 0's value.",
-        .groups = groups,
         .examples = "  dualpipe mix show ring -N 4\n"
                     "  dualpipe mix show one-peer-exp -N 8 -o graph.txt\n",
     };
@@ -209,6 +208,8 @@ int run_mix_show(int argc, char **argv)
 
     return mix_run(&usage, argc, argv, &a, false, show);
 }
+
+/* ---- check: what was proven, or the first thing found wrong ---------------------------------- */
 
 struct check_args {
     struct mix_args common;
@@ -300,10 +301,9 @@ static int print_finding(const struct dp_graph *g, const struct dp_graph_finding
     return EXIT_FAILED;
 }
 
-static const char *const formats[] = {"text", "json", NULL};
 static const struct arg check_rows[] = {
     {"format", 'f', NULL, "what to print", ARG_CHOICE, .offset = offsetof(struct check_args, format),
-     .fallback = "text", .choices = formats},
+     .fallback = "text", .choices = args_text_or_json},
 };
 
 static int check(const void *values, const struct dp_graph *g)
@@ -325,11 +325,10 @@ int run_mix_check(int argc, char **argv)
         mix_graph_group, mix_file_group, ARG_GROUP("check", check_rows), {0}
     };
     const struct usage usage = {
-        .command = "dualpipe mix check",
+        .command = "dualpipe mix check", .groups = groups,
         .about = "Prove that a mixing graph has every worker once in a round, preserves the mean of\n"
                  "all workers and connects them over its period, or name the rule that it breaks,\n"
                  "the round and the worker. Exit status 1: it breaks one.",
-        .groups = groups,
         .examples = "  dualpipe mix check ring -N 64\n"
                     "  dualpipe mix show ring -N 64 -o graph.txt\n"
                     "  dualpipe mix check --file graph.txt\n"
@@ -339,6 +338,8 @@ int run_mix_check(int argc, char **argv)
 
     return mix_run(&usage, argc, argv, &a, false, check);
 }
+
+/* ---- simulate: a training run on paper, beside the same with all-reduce ---------------------- */
 
 struct simulate_args {
     struct mix_args common;
@@ -508,10 +509,9 @@ static const struct arg run_args[] = {
     {"factor", 0, "A", "of mixing, up to 1", ARG_REAL, IN(factor), .fallback = "1", .max = 1},
 };
 
-static const char *const simulate_formats[] = {"text", "json", NULL};
 static const struct arg output_args[] = {
     {"format", 'f', NULL, "what to write", ARG_CHOICE, IN(format), .fallback = "text",
-     .choices = simulate_formats},
+     .choices = args_text_or_json},
     {"output", 'o', "FILE", "where to (default standard output)", ARG_STRING, IN(output),
      .written = true},
 };
@@ -523,11 +523,10 @@ int run_mix_simulate(int argc, char **argv)
         ARG_GROUP("output", output_args), {0}
     };
     const struct usage usage = {
-        .command = "dualpipe mix simulate",
+        .command = "dualpipe mix simulate", .groups = groups,
         .about = "Train on paper: how long a step takes when some workers are slow or die, how far the\n"
                  "workers are from each other, and how the loss of their mean falls; beside the same\n"
                  "run with an all-reduce of gradients.",
-        .groups = groups,
         .examples = "  dualpipe mix simulate one-peer-exp -N 4096\n"
                     "  dualpipe mix simulate ring -N 64 --bytes 1GB --bandwidth 10GB/s --sigma 0.1\n"
                     "  dualpipe mix simulate torus -N 64 --deaths 8 --format json\n",

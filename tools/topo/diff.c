@@ -201,15 +201,11 @@ int run_topo_diff(int argc, char **argv)
     };
     const struct arg_group groups[] = {{"output", args, 1}, {0}};
     const struct usage usage = {
-        .command = "dualpipe topo diff",
-        .operands = "A B",
-        .min_operands = 2,
-        .max_operands = 2,
-        .operand_files = true,
+        .command = "dualpipe topo diff", .operands = "A B", .min_operands = 2, .max_operands = 2,
+        .operand_files = true, .groups = groups,
         .about = "Print in what two topologies differ, a line each: devices that one lacks, links that\n"
                  "are slower, ports that are down. A and B are files as --topology takes them. Exit\n"
                  "status 1: they differ.",
-        .groups = groups,
         .examples = "  dualpipe topo diff yesterday.json today.json\n",
     };
     struct topo_args values = {.format = NULL};

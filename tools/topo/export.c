@@ -39,10 +39,9 @@ int run_topo_json(int argc, char **argv)
 {
     const struct arg_group groups[] = {topo_source_group, {0}};
     const struct usage usage = {
-        .command = "dualpipe topo json",
+        .command = "dualpipe topo json", .groups = groups,
         .about = "Write all of the topology as JSON, which --topology reads. Its members are\n"
                  "described in dualpipe-topo(1).",
-        .groups = groups,
         .examples = "  dualpipe topo json -o here.json\n"
                     "  dualpipe topo json --topology a.json --topology b.json -o cluster.json\n"
                     "  dualpipe topo json --synthetic hgx-a100 | jq '.nodes | length'\n",
@@ -112,12 +111,11 @@ int run_topo_nccl_xml(int argc, char **argv)
 {
     const struct arg_group groups[] = {topo_source_group, ARG_GROUP("output", args), {0}};
     const struct usage usage = {
-        .command = "dualpipe topo nccl-xml",
+        .command = "dualpipe topo nccl-xml", .groups = groups,
         .about = "Write a host as NCCL_TOPO_FILE wants it. With --map, write it as a virtual machine\n"
                  "on it needs it, whose PCI bus is shown flat: the map has a line for each device that\n"
                  "was passed on, its name here and its address there ('mlx5_3 0002:00:00.0'), and may\n"
                  "have one for each NUMA node ('numa0 0-47'). Other devices are left out.",
-        .groups = groups,
         .examples = "  dualpipe topo nccl-xml -o topo.xml\n"
                     "  dualpipe topo nccl-xml --synthetic dgx-h100\n"
                     "  dualpipe topo nccl-xml --map passed-on.txt -o guest.xml\n",

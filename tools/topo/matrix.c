@@ -333,10 +333,9 @@ static int write_matrix(const void *values, const struct operands *operands,
 
 #define AT(member) .offset = offsetof(struct matrix_args, member)
 
-static const char *const formats[] = {"text", "json", NULL};
 static const struct arg args[] = {
     {"format", 'f', NULL, "what to write", ARG_CHOICE, AT(common.format), .fallback = "text",
-     .choices = formats},
+     .choices = args_text_or_json},
     {"host", 0, "NAME", "of this host only (default: of each kind of host)", ARG_STRING, AT(host)},
     {"limits", 'l', NULL, "also print the slowest link of each route", ARG_FLAG, AT(limits)},
 };
@@ -345,11 +344,10 @@ int run_topo_matrix(int argc, char **argv)
 {
     const struct arg_group groups[] = {topo_source_group, ARG_GROUP("output", args), {0}};
     const struct usage usage = {
-        .command = "dualpipe topo matrix",
+        .command = "dualpipe topo matrix", .groups = groups,
         .about = "Print how near every GPU and NIC is to every other and to every NUMA node, in the\n"
                  "classes of 'nvidia-smi topo -m', and how many GB/s the route carries. Hosts that are\n"
                  "alike are printed once; of several, the routes from the first to the second, too.",
-        .groups = groups,
         .examples = "  dualpipe topo matrix\n"
                     "  dualpipe topo matrix --synthetic pcie-server --limits\n"
                     "  dualpipe topo matrix --synthetic 'dgx-h100 host:2'\n",

@@ -11,10 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const formats[] = {"text", "json", NULL};
 static const struct arg format_args[] = {
     {"format", 'f', NULL, "what to write", ARG_CHOICE, .offset = offsetof(struct topo_args, format),
-     .fallback = "text", .choices = formats},
+     .fallback = "text", .choices = args_text_or_json},
 };
 static const struct arg_group format_group = {"output", format_args, 1};
 
@@ -84,14 +83,11 @@ int run_topo_path(int argc, char **argv)
 {
     const struct arg_group groups[] = {topo_source_group, format_group, {0}};
     const struct usage usage = {
-        .command = "dualpipe topo path",
-        .operands = "A B",
-        .min_operands = 2,
-        .max_operands = 2,
+        .command = "dualpipe topo path", .operands = "A B", .min_operands = 2, .max_operands = 2,
+        .groups = groups,
         .about = "Print the route that data takes from A to B, link by link, and the slowest of them.\n"
                  "A node is named as 'dualpipe topo show' names it (gpu0, nic3, numa1, node2/gpu0),\n"
                  "or by its device's name (mlx5_0, eth0), PCI address or UUID.",
-        .groups = groups,
         .examples = "  dualpipe topo path gpu0 mlx5_0 --synthetic dgx-h100\n"
                     "  dualpipe topo path node0/gpu1 node1/gpu1 --synthetic 'dgx-h100 host:2'\n"
                     "  dualpipe topo path numa0 eth0 --format json\n",
@@ -173,10 +169,9 @@ int run_topo_nics(int argc, char **argv)
 {
     const struct arg_group groups[] = {topo_source_group, format_group, {0}};
     const struct usage usage = {
-        .command = "dualpipe topo nics",
+        .command = "dualpipe topo nics", .groups = groups,
         .about = "Print for every GPU the NICs of its host that are up, the best first. GPUs that\n"
                  "share several equally near ones begin with different ones.",
-        .groups = groups,
         .examples = "  dualpipe topo nics --synthetic hgx-a100\n"
                     "  dualpipe topo nics --format json\n",
     };

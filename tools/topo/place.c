@@ -406,15 +406,12 @@ int run_topo_place(int argc, char **argv)
         topo_source_group, ARG_GROUP("search and output", search_rows), {0}
     };
     const struct usage usage = {
-        .command = "dualpipe topo place",
-        .operands = "[KIND]",
-        .operand_choices = schedule_kinds(),
-        .max_operands = 1,
+        .command = "dualpipe topo place", .operands = "[KIND]", .operand_choices = schedule_kinds(),
+        .max_operands = 1, .groups = groups,
         .about = "Say which GPU holds which pipeline rank of which replica, the NICs and rails of\n"
                  "what goes between hosts, and the NUMA nodes of pinned buffers, so that the\n"
                  "slowest link of a step is least loaded. Up to 8 workers all orders are tried;\n"
                  "for more, the best that is found is never worse than the order of the ranks.",
-        .groups = groups,
         .examples = "  dualpipe topo place dualpipe -P 8 -M 20\n"
                     "  dualpipe topo place 1f1b -P 8 -D 4 --parameter-bytes 2GB \\\n"
                     "      --synthetic 'dgx-h100 host:4' -f assignment -o placement.txt\n"

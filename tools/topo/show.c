@@ -226,11 +226,10 @@ int run_topo_show(int argc, char **argv)
 {
     const struct arg_group groups[] = {topo_source_group, {0}};
     const struct usage usage = {
-        .command = "dualpipe topo show",
+        .command = "dualpipe topo show", .groups = groups,
         .about = "Print hosts as trees: NUMA nodes, PCI roots and switches, GPUs and NICs, each with\n"
                  "its link upwards. Hosts that are alike are printed once. \"~\" stands before a rate\n"
                  "that no interface reports and that is the usual one of such a link.",
-        .groups = groups,
         .examples = "  dualpipe topo\n"
                     "  dualpipe topo show --synthetic dgx-h100\n"
                     "  dualpipe topo show --sysfs captured/\n",

@@ -649,10 +649,9 @@ int run_topo_svg(int argc, char **argv)
 {
     const struct arg_group groups[] = {topo_source_group, ARG_GROUP("output", args), {0}};
     const struct usage usage = {
-        .command = "dualpipe topo svg",
+        .command = "dualpipe topo svg", .groups = groups,
         .about = "Draw hosts as an SVG: NUMA nodes, PCI roots and switches, GPUs, NICs, and lines as\n"
                  "wide as the links are fast. Hosts that are alike are drawn once.",
-        .groups = groups,
         .examples = "  dualpipe topo svg -o here.svg\n"
                     "  dualpipe topo svg --synthetic dgx-h100 -o dgx.svg\n",
     };

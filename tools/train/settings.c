@@ -291,16 +291,13 @@ static const struct arg_group groups[] = {
 };
 
 const struct usage settings_usage = {
-    .command = "dualpipe train",
-    .operands = "[FILE...]",
-    .max_operands = 0,
-    .operand_files = true,
+    .command = "dualpipe train", .operands = "[FILE...]", .max_operands = 0, .operand_files = true,
+    .groups = groups,
     .about = "Train a byte-level GPT on text, its layers spread\n"
              "over the ranks of a pipeline. The ranks are processes that the command starts and\n"
              "ends itself; under torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) each\n"
              "process is one. Every schedule gives the same losses, to the last bit, as\n"
              "'--schedule none' in one process; so do replicas that sum their gradients.",
-    .groups = groups,
     .examples =
         "  dualpipe train --data /usr/share/common-licenses/GPL-3 --timeline step.svg\n"
         "  dualpipe train --data book.txt --schedule dualpipev -P 2 -M 8 --steps 100\n"
