@@ -163,8 +163,8 @@ static void add_ops(struct dp_text *t, const struct dp_schedule *s)
         for (size_t i = s->first[r]; i < s->first[r + 1]; i++) {
             const struct dp_op op = s->ops[i];
             dp_text_addf(t, "schedule, op %zu of rank %d\t%s%s%s, unit %d\n", i - s->first[r], r,
-                         dp_op_text(op, text), op.overlap ? ", overlapped" : "",
-                         op.recomputed ? ", recomputed" : "", (int)op.unit);
+                         dp_op_text(op, text), op.flags & DP_OP_OVERLAP ? ", overlapped" : "",
+                         op.flags & DP_OP_RECOMPUTED ? ", recomputed" : "", (int)dp_op_unit(op));
         }
 }
 

@@ -27,7 +27,7 @@ bool dp_lifetimes_is_pair(const struct dp_lifetimes *lifetimes, const struct dp_
     uint32_t count;
     const struct dp_op *op = ops_of(source, &count) + i;
 
-    if (op->kind != DP_OP_F || !op->overlap || i + 1 >= count || op[1].kind != DP_OP_B)
+    if (op->kind != DP_OP_F || !(op->flags & DP_OP_OVERLAP) || i + 1 >= count || op[1].kind != DP_OP_B)
         return false;
     const struct dp_stage_ops *ops = source->stages[op->slot].ops;
     bool waits = dp_order_part(&lifetimes->order, op[1].slot, op[1].mb)->turn > i + 1;
@@ -118,7 +118,7 @@ static void note_skip_step(const struct dp_lifetimes *lifetimes,
     uint32_t count;
     const struct dp_op *ops = ops_of(source, &count);
     struct dp_skip_steps *m = &lifetimes->skip_steps[dp_lifetimes_skip(
-        lifetimes, slot_of(source, ops[i].slot)->stream, ops[i].argument, ops[i].mb)];
+        lifetimes, slot_of(source, ops[i].slot)->stream, dp_op_argument(ops[i]), ops[i].mb)];
 
     switch ((enum dp_op_kind)ops[i].kind) {
     case DP_OP_RECV_SKIP_F:
@@ -172,8 +172,8 @@ static void find_peak(struct dp_lifetimes *lifetimes, const struct dp_plan_sourc
     for (uint32_t i = 0; i < count; i++) {
         if (!has_mb(&ops[i]))
             continue;
-        now += (ops[i].kind == DP_OP_F && !ops[i].recomputed) || ops[i].kind == DP_OP_RECOMPUTE ||
-               ops[i].kind == DP_OP_FETCH;
+        now += (ops[i].kind == DP_OP_F && !(ops[i].flags & DP_OP_RECOMPUTED)) ||
+               ops[i].kind == DP_OP_RECOMPUTE || ops[i].kind == DP_OP_FETCH;
         if (now > lifetimes->peak_activations)
             lifetimes->peak_activations = now;
         now -= ops[i].kind == DP_OP_EVICT ? 1 : done_at(lifetimes, &ops[i], i);

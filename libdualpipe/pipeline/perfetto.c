@@ -113,7 +113,7 @@ static void write_bar(struct writer *w, const struct dp_span *span, struct dp_op
         dp_text_addf(&w->text, ",\"name\":\"%s%u\",\"args\":{\"micro-batch\":%u,",
                      dp_op_kind_name(kind), op.mb, op.mb);
     dp_text_addf(&w->text, "\"stage\":%d,\"op\":%u,\"section\":%u,\"overlapped\":%s}}",
-                 slot_of(w, span->rank, op.slot)->stage, span->index, op.unit,
+                 slot_of(w, span->rank, op.slot)->stage, span->index, dp_op_unit(op),
                  paired ? "true" : "false");
 }
 
@@ -146,7 +146,7 @@ static void count_op(struct writer *w, const struct dp_span *span, struct dp_op 
     bool frees = op.kind == DP_OP_B || op.kind == DP_OP_W ||
                  (op.kind == DP_OP_F && w->s->forward_only);
 
-    if ((op.kind == DP_OP_F && !op.recomputed) || op.kind == DP_OP_RECOMPUTE)
+    if ((op.kind == DP_OP_F && !(op.flags & DP_OP_RECOMPUTED)) || op.kind == DP_OP_RECOMPUTE)
         write_counter(w, span->rank, span->start_ns, "live activation sets", ++live->activations);
     if (op.kind == DP_OP_W)
         write_counter(w, span->rank, span->start_ns, "weight queue", --live->queue);

@@ -147,7 +147,7 @@ static struct dp_skip_buffers *skip_of(const struct planner *p, int stream, uint
 
 static struct dp_buffer_id skip_message_buffer(const struct planner *p, const struct dp_op *op)
 {
-    const struct dp_skip_buffers *at = skip_of(p, slot_of(p, op)->stream, op->argument, op->mb);
+    const struct dp_skip_buffers *at = skip_of(p, slot_of(p, op)->stream, dp_op_argument(*op), op->mb);
 
     switch ((enum dp_op_kind)op->kind) {
     case DP_OP_RECV_SKIP_F:
@@ -167,10 +167,10 @@ static struct dp_plan_message describe_skip(const struct planner *p, const struc
 
     return (struct dp_plan_message){
         .offset = dp_lifetimes_offset(&p->lifetimes, skip_message_buffer(p, op)),
-        .len = (forward ? p->source->skip_bytes : p->source->skip_gradient_bytes)[op->argument],
+        .len = (forward ? p->source->skip_bytes : p->source->skip_gradient_bytes)[dp_op_argument(*op)],
         .peer = dp_op_peer(p->source->schedule, slot_of(p, op), *op),
         .channel = forward ? DP_CHANNEL_ACTIVATION : DP_CHANNEL_GRADIENT,
-        .stage = (uint16_t)op->argument,
+        .stage = (uint16_t)dp_op_argument(*op),
         .skip = true,
     };
 }
@@ -330,7 +330,7 @@ static struct dp_plan_op describe_compute(const struct planner *p, uint32_t i,
     const struct dp_op *op = &p->ops[i];
     const struct dp_buffer_ids *at = buffers_of(p, op);
     const struct dp_order_part *part = part_of(p, op);
-    bool first = kind == DP_PLAN_FORWARD && op->recomputed; /* and a RECOMPUTE follows */
+    bool first = kind == DP_PLAN_FORWARD && op->flags & DP_OP_RECOMPUTED; /* and a RECOMPUTE follows */
     bool forward = kind == DP_PLAN_FORWARD || kind == DP_PLAN_RECOMPUTE;
     bool back = !forward && is_evicted(at);
     struct dp_buffer_id save = first ? at->first_save : back ? at->back_save : at->save;

@@ -20,7 +20,7 @@
 static size_t cost_place(const struct dp_schedule *s, const struct dp_span *span)
 {
     size_t at = s->first[span->rank] + span->index;
-    bool second = span->index && span->op.kind == DP_OP_B && s->ops[at - 1].overlap;
+    bool second = span->index && span->op.kind == DP_OP_B && s->ops[at - 1].flags & DP_OP_OVERLAP;
     return second ? at - 1 : at;
 }
 

@@ -58,8 +58,8 @@ static inline void dp_op_list_add(struct dp_op_list *list, struct dp_op op)
 static inline void dp_op_list_compute(struct dp_op_list *list, enum dp_op_kind kind, uint32_t unit,
                                       int slot, int mb)
 {
-    dp_op_list_add(list, (struct dp_op){.kind = kind, .unit = unit, .slot = (uint32_t)slot,
-                                        .mb = (uint32_t)mb});
+    dp_op_list_add(list, (struct dp_op){.kind = (uint8_t)kind, .flags = dp_op_flags(unit, 0),
+                                        .slot = (uint8_t)slot, .mb = (uint32_t)mb});
 }
 
 /* ---- builders -------------------------------------------------------------------------------- */
@@ -169,7 +169,7 @@ static inline bool dp_op_has_mb(enum dp_op_kind kind)
            kind != DP_OP_REDUCE_WAIT;
 }
 
-enum { DP_MAX_ARGUMENT = (1 << 12) - 1, DP_MAX_UNIT = (1 << 6) - 1 };
+enum { DP_MAX_ARGUMENT = DP_OP_ARGUMENT >> 7, DP_MAX_UNIT = DP_OP_UNIT >> 2 };
 
 /* Passes over one rank: read `in`, append to `out`. */
 typedef void dp_pass_fn(const struct dp_rank_view *view, const struct dp_op *in, size_t count,

@@ -69,7 +69,7 @@ int dp_check_shape(struct dp_checker *c)
  * For the simulator, which does not prove everything again. */
 static bool has_partner(const struct dp_schedule *s, int rank, struct dp_op op)
 {
-    if (dp_op_is_skip((enum dp_op_kind)op.kind) && (int)op.argument >= s->skip_count)
+    if (dp_op_is_skip((enum dp_op_kind)op.kind) && (int)dp_op_argument(op) >= s->skip_count)
         return false;
     int peer = dp_op_peer(s, dp_schedule_slot(s, rank, (int)op.slot), op);
     return peer >= 0 && peer != rank;
@@ -78,10 +78,10 @@ static bool has_partner(const struct dp_schedule *s, int rank, struct dp_op op)
 static bool is_sound(const struct dp_schedule *s, int rank, const struct dp_op *op, bool last)
 {
     if (op->kind >= DP_OP_KINDS ||
-        (!dp_op_is_skip((enum dp_op_kind)op->kind) && op->argument) ||
+        (!dp_op_is_skip((enum dp_op_kind)op->kind) && op->flags & DP_OP_ARGUMENT) ||
         (op->kind != DP_OP_COMMIT && (int)op->slot >= dp_schedule_slot_count(s, rank)))
         return false;
-    if (op->overlap && (op->kind != DP_OP_F || last || op[1].kind != DP_OP_B))
+    if (op->flags & DP_OP_OVERLAP && (op->kind != DP_OP_F || last || op[1].kind != DP_OP_B))
         return false;
     return !dp_op_is_message((enum dp_op_kind)op->kind) || has_partner(s, rank, *op);
 }
@@ -92,7 +92,7 @@ static void find_sound_kinds(const struct dp_schedule *s, int rank, uint32_t kin
     memset(kinds, 0, DP_MAX_SLOTS * sizeof(*kinds));
     for (int slot = 0; slot < dp_schedule_slot_count(s, rank) && slot < DP_MAX_SLOTS; slot++)
         for (uint32_t kind = 0; kind < DP_OP_KINDS; kind++) {
-            const struct dp_op op = {.kind = kind, .slot = (uint32_t)slot};
+            const struct dp_op op = {.kind = (uint8_t)kind, .slot = (uint8_t)slot};
             kinds[slot] |= (uint32_t)is_sound(s, rank, &op, true) << kind;
         }
 }
@@ -104,9 +104,9 @@ static size_t skip_sound_ops(const struct dp_op *ops, size_t index, size_t count
     const struct dp_op *op = &ops[index], *end = &ops[count];
 
     for (; op < end; op++) {
-        if (op->overlap && (op->kind != DP_OP_F || op + 1 == end || op[1].kind != DP_OP_B))
+        if (op->flags & DP_OP_OVERLAP && (op->kind != DP_OP_F || op + 1 == end || op[1].kind != DP_OP_B))
             break;
-        if (op->argument || op->slot >= DP_MAX_SLOTS || op->kind >= DP_OP_KINDS ||
+        if (op->flags & DP_OP_ARGUMENT || op->slot >= DP_MAX_SLOTS || op->kind >= DP_OP_KINDS ||
             !(kinds[op->slot] >> op->kind & 1))
             break;
     }

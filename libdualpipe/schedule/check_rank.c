@@ -40,11 +40,12 @@ static int check_argument(struct dp_checker *c, int rank, size_t index, struct d
 {
     const enum dp_op_kind kind = (enum dp_op_kind)op.kind;
 
-    if (dp_op_is_skip(kind) && (int)op.argument >= c->s->skip_count)
+    if (dp_op_is_skip(kind) && (int)dp_op_argument(op) >= c->s->skip_count)
         return dp_check_found(c, DP_RULE_SHAPE, rank, index, "skip %u, expected one of %d",
-                              op.argument, c->s->skip_count);
-    if (op.argument && !dp_op_is_skip(kind))
-        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "argument %u, expected 0", op.argument);
+                              dp_op_argument(op), c->s->skip_count);
+    if (dp_op_argument(op) && !dp_op_is_skip(kind))
+        return dp_check_found(c, DP_RULE_SHAPE, rank, index, "argument %u, expected 0",
+                              dp_op_argument(op));
     return 0;
 }
 
@@ -58,10 +59,10 @@ static int check_fields(struct dp_checker *c, int rank, size_t index, struct dp_
     if (op.kind != DP_OP_COMMIT && (int)op.slot >= slots)
         return dp_check_found(c, DP_RULE_SHAPE, rank, index, "slot %u, expected one of %d slots",
                               op.slot, slots);
-    if (op.kind != DP_OP_COMMIT && (int)op.mb >= c->s->mb_per_stream)
+    if (op.kind != DP_OP_COMMIT && op.mb >= (uint32_t)c->s->mb_per_stream)
         return dp_check_found(c, DP_RULE_SHAPE, rank, index, "micro-batch %u, expected 0 to %d",
                               op.mb, c->s->mb_per_stream - 1);
-    if (op.recomputed && op.kind != DP_OP_F)
+    if (op.flags & DP_OP_RECOMPUTED && op.kind != DP_OP_F)
         return dp_check_found(c, DP_RULE_SHAPE, rank, index,
                               "marked as recomputed, expected an F");
     return check_argument(c, rank, index, op);
@@ -108,7 +109,7 @@ static int check_op(struct dp_checker *c, int rank, size_t index, const struct d
 {
     int err = check_fields(c, rank, index, *op);
 
-    if (!err && op->overlap)
+    if (!err && op->flags & DP_OP_OVERLAP)
         err = check_pair(c, rank, index, op);
     if (err || op->kind == DP_OP_COMMIT)
         return err;
@@ -137,7 +138,8 @@ static size_t mark_plain_ops(const struct dp_checker *c, const struct dp_op *ops
     const size_t mbs = c->mbs;
 
     for (; op < end; op++) {
-        if (op->recomputed || op->argument || (op->overlap && !is_pair(op, (size_t)(end - op))))
+        if (op->flags & (DP_OP_RECOMPUTED | DP_OP_ARGUMENT) ||
+            (op->flags & DP_OP_OVERLAP && !is_pair(op, (size_t)(end - op))))
             break;
         if (op->kind == DP_OP_COMMIT)
             continue;
@@ -366,8 +368,8 @@ static int on_forward(struct walk *w, struct dp_op op)
         if (err)
             return err;
     }
-    *mark_of(w, op) |= FORWARD | (op.recomputed ? RECOMPUTED : SAVED);
-    return op.recomputed || w->c->s->forward_only ? 0 : add_alive(w);
+    *mark_of(w, op) |= FORWARD | (op.flags & DP_OP_RECOMPUTED ? RECOMPUTED : SAVED);
+    return op.flags & DP_OP_RECOMPUTED || w->c->s->forward_only ? 0 : add_alive(w);
 }
 
 static int on_recompute(struct walk *w, struct dp_op op)

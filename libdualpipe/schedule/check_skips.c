@@ -47,15 +47,15 @@ static uint8_t expected(const struct dp_checker *c, int rank, const struct dp_sk
 int dp_check_skip_once(struct dp_checker *c, int rank, size_t index, struct dp_op op)
 {
     const struct dp_slot *slot = dp_schedule_slot(c->s, rank, (int)op.slot);
-    const struct dp_skip_ends *ends = dp_skip_ends_of(c->s, slot->stream, (int)op.argument);
+    const struct dp_skip_ends *ends = dp_skip_ends_of(c->s, slot->stream, (int)dp_op_argument(op));
     const bool makes = op.kind == DP_OP_SEND_SKIP_F || op.kind == DP_OP_RECV_SKIP_B;
-    uint8_t *marks = mark_of(c, slot, op.argument, op.mb), mark = MARK(op.kind);
+    uint8_t *marks = mark_of(c, slot, dp_op_argument(op), op.mb), mark = MARK(op.kind);
 
     if (!(expected(c, rank, ends) & mark) ||
         (int)op.slot != (makes ? ends->from_slot : ends->to_slot))
         return dp_check_found(c, DP_RULE_SHAPE, rank, index,
                               "slot %u has no such message of skip %u to another rank", op.slot,
-                              op.argument);
+                              dp_op_argument(op));
     if (*marks & mark)
         return dp_check_found(c, DP_RULE_ONCE, rank, index, "is there twice");
     *marks |= mark;
@@ -66,13 +66,14 @@ static int report_missing(struct dp_checker *c, int rank, int stream, int skip, 
                           uint8_t missing)
 {
     const struct dp_skip_ends *ends = dp_skip_ends_of(c->s, stream, skip);
-    struct dp_op op = {.kind = DP_OP_RECV_SKIP_F, .mb = mb, .argument = (uint32_t)skip};
+    struct dp_op op = {.kind = DP_OP_RECV_SKIP_F, .mb = mb,
+                       .flags = dp_op_flags(0, (uint32_t)skip)};
     char text[DP_OP_TEXT_LEN];
 
     while (!(missing & MARK(op.kind)))
         op.kind++;
     const bool makes = op.kind == DP_OP_SEND_SKIP_F || op.kind == DP_OP_RECV_SKIP_B;
-    op.slot = (uint32_t)(makes ? ends->from_slot : ends->to_slot);
+    op.slot = (uint8_t)(makes ? ends->from_slot : ends->to_slot);
     return dp_check_found(c, DP_RULE_ONCE, rank, dp_schedule_count(c->s, rank), "%s is missing",
                           dp_op_text(op, text));
 }
@@ -98,7 +99,7 @@ void dp_check_skip_came(struct dp_checker *c, int rank, struct dp_op op)
 {
     const struct dp_slot *slot = dp_schedule_slot(c->s, rank, (int)op.slot);
 
-    *mark_of(c, slot, op.argument, op.mb) |=
+    *mark_of(c, slot, dp_op_argument(op), op.mb) |=
         op.kind == DP_OP_RECV_SKIP_F ? HAS_VALUE : HAS_GRADIENT;
 }
 

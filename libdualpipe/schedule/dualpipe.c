@@ -185,7 +185,7 @@ static int compile_pair(const struct emitter *e, const char *token, struct step 
     const char f[] = {'F', token[1], 0}, b[] = {'B', token[2], 0};
 
     compile_token(e, f, steps);
-    steps[0].op.overlap = training && e->view->s->overlap;
+    steps[0].op.flags = training && e->view->s->overlap ? DP_OP_OVERLAP : 0;
     return 1 + compile_token(e, b, steps + 1);
 }
 
@@ -197,7 +197,7 @@ static int compile(const struct emitter *e, const struct pattern *pattern, struc
         count += *t == 'X' ? compile_pair(e, t, steps + count)
                            : compile_token(e, t, steps + count);
     for (int i = 0; i < count; i++)
-        steps[i].op.unit = (uint32_t)pattern->unit;
+        steps[i].op.flags |= dp_op_flags((uint32_t)pattern->unit, 0);
     return count;
 }
 
@@ -209,7 +209,7 @@ static void emit_frees(struct emitter *e, uint32_t unit)
         if (op.kind != DP_OP_SEND_F)
             continue;
         op.kind = DP_OP_FREE;
-        op.unit = unit;
+        op.flags = dp_op_flags(unit, 0);
         dp_op_list_put(e->out, op);
         e->sent--;
     }
@@ -222,7 +222,7 @@ static void emit_commit(struct emitter *e, struct dp_op op)
     op.mb = e->posted;
     dp_op_list_put(e->out, op);
     e->posted = 0;
-    emit_frees(e, op.unit);
+    emit_frees(e, dp_op_unit(op));
 }
 
 /* W takes the oldest I of the rank, which is the oldest of its slot too: the next one in the list
@@ -342,22 +342,21 @@ static bool backward_is_left(const struct emitter *e, int phase)
     return e->next[NEXT_B + phase] < e->next[NEXT_F + phase];
 }
 
-static void add_compute(struct emitter *e, enum dp_op_kind kind, int phase, uint32_t unit,
-                        bool overlap)
+static void add_compute(struct emitter *e, enum dp_op_kind kind, int phase, uint16_t flags)
 {
     const int counter = (kind == DP_OP_F ? NEXT_F : NEXT_B) + phase;
 
     if (kind == DP_OP_I && !e->waiting++)
         e->oldest = e->out->count;
-    dp_op_list_add(e->out, (struct dp_op){.kind = kind, .overlap = overlap, .unit = unit,
+    dp_op_list_add(e->out, (struct dp_op){.kind = (uint8_t)kind,
                                           .slot = slot_of_phase(e->view, phase),
-                                          .mb = e->next[counter]++});
+                                          .flags = flags, .mb = e->next[counter]++});
 }
 
 static void add_forward(struct emitter *e, int phase, uint32_t unit)
 {
     if (forward_is_left(e, phase))
-        add_compute(e, DP_OP_F, phase, unit, false);
+        add_compute(e, DP_OP_F, phase, dp_op_flags(unit, 0));
 }
 
 static void add_pair(struct emitter *e, int forward, int backward, uint32_t unit)
@@ -365,17 +364,18 @@ static void add_pair(struct emitter *e, int forward, int backward, uint32_t unit
     const bool both = forward_is_left(e, forward) && backward_is_left(e, backward);
 
     if (both)
-        add_compute(e, DP_OP_F, forward, unit, e->view->s->overlap);
+        add_compute(e, DP_OP_F, forward,
+                    dp_op_flags(unit, 0) | (e->view->s->overlap ? DP_OP_OVERLAP : 0));
     else
         add_forward(e, forward, unit);
     if (backward_is_left(e, backward))
-        add_compute(e, DP_OP_B, backward, unit, false);
+        add_compute(e, DP_OP_B, backward, dp_op_flags(unit, 0));
 }
 
 static void add_weights_above(struct emitter *e, size_t most, uint32_t unit)
 {
     while (e->waiting > most && dp_op_list_reserve(e->out, 1))
-        emit_weight(e, (struct dp_op){.kind = DP_OP_W, .unit = unit});
+        emit_weight(e, (struct dp_op){.kind = DP_OP_W, .flags = dp_op_flags(unit, 0)});
 }
 
 static void drain_with_slack(struct emitter *e, int arm, size_t most_waiting)
@@ -387,7 +387,8 @@ static void drain_with_slack(struct emitter *e, int arm, size_t most_waiting)
             continue;
         if (done >= left - arm)
             add_weights_above(e, most_waiting - 1, 7);
-        add_compute(e, done++ < left - arm ? DP_OP_B : DP_OP_I, phase, 6, false);
+        add_compute(e, done++ < left - arm ? DP_OP_B : DP_OP_I, phase,
+                    dp_op_flags(6, 0));
     }
     add_weights_above(e, 0, 8);
 }

@@ -51,7 +51,7 @@ static int check_costs(const struct dp_schedule *s, const struct dp_cost *cost)
 /* Costs of ops one by one: a pair's is at its F. */
 static int check_listed(struct dp_durations *d, const struct dp_schedule *s)
 {
-    for (size_t i = 0; i < s->first[s->ranks]; i += 1 + s->ops[i].overlap) {
+    for (size_t i = 0; i < s->first[s->ranks]; i += 1 + (s->ops[i].flags & DP_OP_OVERLAP)) {
         if (!dp_op_is_compute((enum dp_op_kind)s->ops[i].kind) && s->ops[i].kind != DP_OP_REDUCE)
             continue;
         if (d->op_ns[i] < 0)

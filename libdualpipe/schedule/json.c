@@ -229,9 +229,9 @@ static int read_slot_and_mb(const struct rank_reader *r, const struct dp_json *a
                               dp_op_is_skip((enum dp_op_kind)op->kind) ? DP_MAX_ARGUMENT : 0, &argument);
     if (err)
         return err;
-    op->slot = (uint32_t)slot;
+    op->slot = (uint8_t)slot;
     op->mb = (uint32_t)mb;
-    op->argument = (uint32_t)argument;
+    op->flags |= dp_op_flags(0, (uint32_t)argument);
     const struct dp_slot *held = dp_schedule_slot(r->s, r->rank, slot);
     if (dp_op_is_skip((enum dp_op_kind)op->kind) && argument >= r->s->skip_count) {
         struct dp_json in = dp_json_member(at, "argument");
@@ -261,9 +261,11 @@ static int read_half(const struct rank_reader *r, const struct dp_json *at, cons
 
 static int read_pair(const struct rank_reader *r, const struct dp_json *at, uint32_t unit)
 {
-    int err = read_half(r, at, "f", (struct dp_op){.kind = DP_OP_F, .unit = unit, .overlap = 1});
+    const uint16_t flags = dp_op_flags(unit, 0);
+    int err = read_half(r, at, "f",
+                        (struct dp_op){.kind = DP_OP_F, .flags = flags | DP_OP_OVERLAP});
 
-    return err ? err : read_half(r, at, "b", (struct dp_op){.kind = DP_OP_B, .unit = unit});
+    return err ? err : read_half(r, at, "b", (struct dp_op){.kind = DP_OP_B, .flags = flags});
 }
 
 static int read_op_kind(const struct dp_json *in, enum dp_op_kind *kind)
@@ -283,13 +285,13 @@ static int read_op_kind(const struct dp_json *in, enum dp_op_kind *kind)
 static int read_single(const struct rank_reader *r, const struct dp_json *at,
                        const struct dp_json *name, uint32_t unit)
 {
-    struct dp_op op = {.unit = unit};
+    struct dp_op op = {.flags = dp_op_flags(unit, 0)};
     enum dp_op_kind kind = DP_OP_NONE;
     int n = 0, err = read_op_kind(name, &kind);
 
     if (err)
         return err;
-    op.kind = kind;
+    op.kind = (uint8_t)kind;
     if (kind == DP_OP_COMMIT) {
         err = dp_json_get_int(at, "n", 0, DP_MAX_MB, &n);
         op.mb = (uint32_t)n;
@@ -437,7 +439,7 @@ static void add_message(struct dp_text *t, const struct dp_schedule *s,
     dp_text_addf(t, "\"mod\": %u, \"chunk\": %u, \"peer\": %d, \"stage\": %d, \"phase\": %d",
                  op.slot, op.mb, peer_of(s, slot, op), dp_op_stage(s, slot, op), slot->phase);
     if (dp_op_is_skip((enum dp_op_kind)op.kind))
-        dp_text_addf(t, ", \"argument\": %u", op.argument);
+        dp_text_addf(t, ", \"argument\": %u", dp_op_argument(op));
 }
 
 static void add_other(struct dp_text *t, const struct dp_schedule *s,
@@ -460,8 +462,8 @@ static size_t add_event(struct dp_text *t, const struct dp_schedule *s,
 {
     struct dp_op op = ops[0];
 
-    dp_text_addf(t, "{\"step\": %u, \"op\": ", op.unit);
-    if (op.overlap) {
+    dp_text_addf(t, "{\"step\": %u, \"op\": ", dp_op_unit(op));
+    if (op.flags & DP_OP_OVERLAP) {
         add_pair(t, slots, ops);
     } else {
         dp_text_addf(t, "\"%s\", ", dp_op_kind_name((enum dp_op_kind)op.kind));
@@ -473,7 +475,7 @@ static size_t add_event(struct dp_text *t, const struct dp_schedule *s,
             add_other(t, s, slots, op);
     }
     dp_text_adds(t, "}");
-    return op.overlap ? 2 : 1;
+    return op.flags & DP_OP_OVERLAP ? 2 : 1;
 }
 
 static void add_rank(struct dp_text *t, const struct dp_schedule *s, int rank)

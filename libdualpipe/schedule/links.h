@@ -47,7 +47,7 @@ static inline const struct dp_port *dp_links_port(const struct dp_links *links,
     if (!dp_op_is_skip((enum dp_op_kind)op.kind))
         return dp_port_of(dp_links_ports(links, s, rank), op.slot, (enum dp_op_kind)op.kind);
     const int stream = dp_schedule_slot(s, rank, (int)op.slot)->stream;
-    const size_t at = (size_t)stream * (size_t)s->skip_count + op.argument;
+    const size_t at = (size_t)stream * (size_t)s->skip_count + dp_op_argument(op);
     return &links->skip_ports[4 * at + (op.kind - DP_OP_RECV_SKIP_F)];
 }
 
@@ -117,7 +117,7 @@ static inline int64_t dp_duration_ns(const struct dp_durations *d, const struct 
 
     if (d->op_ns)
         return d->op_ns[op - s->ops];
-    if (op->overlap)
+    if (op->flags & DP_OP_OVERLAP)
         return d->pair_ns[at * (size_t)d->slots + op[1].slot];
     if (op->kind == DP_OP_REDUCE)
         return d->reduce_ns;

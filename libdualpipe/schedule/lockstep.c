@@ -59,7 +59,7 @@ static size_t call_length(const struct lockstep *l, int rank)
     const struct rank_list *list = &l->lists[rank];
     const struct dp_op *op = dp_schedule_ops(l->s, rank) + list->next;
 
-    return op->overlap && list->next + 1 < dp_schedule_count(l->s, rank) ? 2 : 1;
+    return op->flags & DP_OP_OVERLAP && list->next + 1 < dp_schedule_count(l->s, rank) ? 2 : 1;
 }
 
 static bool is_ready(const struct lockstep *l, int rank)
@@ -78,15 +78,17 @@ static void commit(struct rank_list *list, uint32_t unit)
 {
     if (!list->posted)
         return;
-    dp_op_list_add(&list->out, (struct dp_op){.kind = DP_OP_COMMIT, .unit = unit,
+    dp_op_list_add(&list->out, (struct dp_op){.kind = DP_OP_COMMIT, .flags = dp_op_flags(unit, 0),
                                               .mb = list->posted});
     list->posted = 0;
 }
 
-static void post(struct rank_list *list, struct dp_op op, enum dp_op_kind kind, uint32_t slot)
+static void post(struct rank_list *list, struct dp_op op, enum dp_op_kind kind, int slot)
 {
-    dp_op_list_add(&list->out, (struct dp_op){.kind = kind, .unit = op.unit, .slot = slot,
-                                              .mb = op.mb, .argument = op.argument});
+    op.kind = (uint8_t)kind;
+    op.slot = (uint8_t)slot;
+    op.flags &= DP_OP_UNIT | DP_OP_ARGUMENT;
+    dp_op_list_add(&list->out, op);
     list->posted++;
 }
 
@@ -107,7 +109,7 @@ static void deliver(struct lockstep *l, int rank, struct dp_op op)
     if (to == rank)
         return;
     post(&l->lists[rank], op, forward ? DP_OP_SEND_F : DP_OP_SEND_B, op.slot);
-    post(&l->lists[to], op, forward ? DP_OP_RECV_F : DP_OP_RECV_B, (uint32_t)to_slot);
+    post(&l->lists[to], op, forward ? DP_OP_RECV_F : DP_OP_RECV_B, to_slot);
 }
 
 /* The same for the skips that begin, or, of a backward, end at the slot. */
@@ -124,9 +126,9 @@ static void deliver_skips(struct lockstep *l, int rank, struct dp_op op)
             ends->from == ends->to)
             continue;
         int to = forward ? ends->to : ends->from, to_slot = forward ? ends->to_slot : ends->from_slot;
-        op.argument = (uint32_t)k;
+        op.flags = dp_op_flags(dp_op_unit(op), (uint32_t)k);
         post(&l->lists[rank], op, forward ? DP_OP_SEND_SKIP_F : DP_OP_SEND_SKIP_B, op.slot);
-        post(&l->lists[to], op, forward ? DP_OP_RECV_SKIP_F : DP_OP_RECV_SKIP_B, (uint32_t)to_slot);
+        post(&l->lists[to], op, forward ? DP_OP_RECV_SKIP_F : DP_OP_RECV_SKIP_B, to_slot);
     }
 }
 
@@ -136,7 +138,7 @@ static void call(struct lockstep *l, int rank)
     const struct dp_op *ops = dp_schedule_ops(l->s, rank) + list->next;
     size_t length = call_length(l, rank);
 
-    commit(list, ops->unit);
+    commit(list, dp_op_unit(*ops));
     dp_op_list_append(&list->out, ops, length);
     for (size_t i = 0; i < length; i++) {
         deliver(l, rank, ops[i]);
@@ -165,7 +167,7 @@ static int take_lists(struct lockstep *l, struct dp_schedule *s)
 
     for (int rank = 0; first && rank < s->ranks; rank++) {
         struct rank_list *list = &l->lists[rank];
-        commit(list, list->out.count ? list->out.ops[list->out.count - 1].unit : 0);
+        commit(list, list->out.count ? dp_op_unit(list->out.ops[list->out.count - 1]) : 0);
         dp_op_list_append(&all, list->out.ops, list->out.count);
         all.failed |= list->out.failed;
         first[rank + 1] = all.count;

@@ -50,8 +50,8 @@ const char *dp_op_text(struct dp_op op, char text[DP_OP_TEXT_LEN])
         snprintf(text, DP_OP_TEXT_LEN, "%s%u", token, op.mb);
     else if (!dp_op_has_mb((enum dp_op_kind)op.kind) && op.kind != DP_OP_NONE)
         snprintf(text, DP_OP_TEXT_LEN, "%s%u", token, op.slot);
-    else if (op.argument || dp_op_is_skip((enum dp_op_kind)op.kind))
-        snprintf(text, DP_OP_TEXT_LEN, "%s%u.%u:%u", token, op.slot, op.mb, op.argument);
+    else if (dp_op_argument(op) || dp_op_is_skip((enum dp_op_kind)op.kind))
+        snprintf(text, DP_OP_TEXT_LEN, "%s%u.%u:%u", token, op.slot, op.mb, dp_op_argument(op));
     else
         snprintf(text, DP_OP_TEXT_LEN, "%s%u.%u", token, op.slot, op.mb);
     return text;

@@ -72,12 +72,13 @@ static struct traffic traffic_of(const struct poster *p, struct dp_op op)
     return op.kind <= DP_OP_W ? p->of[op.slot][op.kind] : (struct traffic){0};
 }
 
-static void post(struct poster *p, uint8_t kind, struct dp_op compute)
+static void post(struct poster *p, uint8_t kind, struct dp_op compute, int skip)
 {
     if (kind == DP_OP_NONE)
         return;
-    dp_op_list_put(p->out, (struct dp_op){.kind = kind, .unit = compute.unit, .slot = compute.slot,
-                                          .mb = compute.mb, .argument = compute.argument});
+    compute.kind = kind;
+    compute.flags = dp_op_flags(dp_op_unit(compute), (uint32_t)skip);
+    dp_op_list_put(p->out, compute);
     p->posted++;
 }
 
@@ -97,8 +98,7 @@ static void post_skips(struct poster *p, const struct dp_rank_view *view, struct
             continue;
         uint8_t kind = forward ? (sending ? DP_OP_SEND_SKIP_F : DP_OP_RECV_SKIP_F)
                                : (sending ? DP_OP_SEND_SKIP_B : DP_OP_RECV_SKIP_B);
-        compute.argument = (uint32_t)k;
-        post(p, kind, compute);
+        post(p, kind, compute, k);
     }
 }
 
@@ -106,10 +106,8 @@ static void post_all(struct poster *p, const struct dp_rank_view *view, struct d
                      bool sending)
 {
     const struct traffic of = traffic_of(p, compute);
-    struct dp_op plain = compute;
 
-    plain.argument = 0;
-    post(p, sending ? of.send : of.receive, plain);
+    post(p, sending ? of.send : of.receive, compute, 0);
     if (view->s->skip_count)
         post_skips(p, view, compute, sending);
 }
@@ -119,7 +117,7 @@ static void commit(struct poster *p, struct dp_op next)
 {
     if (!p->posted)
         return;
-    dp_op_list_put(p->out, (struct dp_op){.kind = DP_OP_COMMIT, .unit = next.unit,
+    dp_op_list_put(p->out, (struct dp_op){.kind = DP_OP_COMMIT, .flags = next.flags & DP_OP_UNIT,
                                           .mb = p->posted});
     p->posted = 0;
 }
@@ -132,7 +130,7 @@ static size_t call_length(const struct dp_op *in, size_t left)
 
     while (again + 1 < left && in[again].kind == DP_OP_RECOMPUTE)
         again++;
-    bool pair = in[again].kind == DP_OP_F && in[again].overlap && left > again + 1;
+    bool pair = in[again].kind == DP_OP_F && in[again].flags & DP_OP_OVERLAP && left > again + 1;
     return again + (pair ? 2 : 1);
 }
 
@@ -220,7 +218,7 @@ static struct dp_op *free_sent(struct dp_op *to, const struct dp_op *in, size_t 
         if (op.kind != DP_OP_SEND_F)
             continue;
         op.kind = DP_OP_FREE;
-        op.unit = unit;
+        op.flags = dp_op_flags(unit, 0);
         *to++ = op;
         sent--;
     }
@@ -242,7 +240,7 @@ void dp_add_frees(const struct dp_rank_view *view, const struct dp_op *in, size_
         if (op.kind == DP_OP_SEND_F && !sent++)
             oldest = i;
         if (op.kind == DP_OP_COMMIT) {
-            to = free_sent(to, in + oldest, sent, op.unit);
+            to = free_sent(to, in + oldest, sent, dp_op_unit(op));
             sent = 0;
         }
     }
@@ -265,7 +263,7 @@ static bool adds_weight_gradient(struct dp_op op)
 static void flush(struct dp_op *due, struct dp_op_list *out)
 {
     if (due->kind != DP_OP_NONE)
-        dp_op_list_put(out, (struct dp_op){.kind = DP_OP_REDUCE, .unit = due->unit,
+        dp_op_list_put(out, (struct dp_op){.kind = DP_OP_REDUCE, .flags = due->flags & DP_OP_UNIT,
                                            .slot = due->slot});
     due->kind = DP_OP_NONE;
 }
@@ -276,7 +274,7 @@ static void wait_for_reduces(struct dp_op_list *out, size_t from)
     for (size_t i = from, end = out->count; i < end; i++)
         if (out->ops[i].kind == DP_OP_REDUCE)
             dp_op_list_put(out, (struct dp_op){.kind = DP_OP_REDUCE_WAIT,
-                                               .unit = out->ops[end - 1].unit,
+                                               .flags = out->ops[end - 1].flags & DP_OP_UNIT,
                                                .slot = out->ops[i].slot});
 }
 
@@ -335,6 +333,11 @@ int dp_schedule_add_sums(struct dp_schedule *s, bool all)
 
 /* ---- recomputes ------------------------------------------------------------------------------ */
 
+static void set_recomputed(struct dp_op *op, bool recomputed)
+{
+    op->flags = (uint16_t)((op->flags & ~DP_OP_RECOMPUTED) | (recomputed ? DP_OP_RECOMPUTED : 0));
+}
+
 /* Mark the F of every RECOMPUTE. recomputed[slots * mbs] is cleared and filled for the rank. */
 static void mark_rank(struct dp_schedule *s, int rank, bool *recomputed)
 {
@@ -347,7 +350,7 @@ static void mark_rank(struct dp_schedule *s, int rank, bool *recomputed)
             recomputed[ops[i].slot * mbs + ops[i].mb] = true;
     for (size_t i = 0; i < count; i++)
         if (ops[i].kind == DP_OP_F)
-            ops[i].recomputed = recomputed[ops[i].slot * mbs + ops[i].mb];
+            set_recomputed(&ops[i], recomputed[ops[i].slot * mbs + ops[i].mb]);
 }
 
 int dp_schedule_mark_recomputed(struct dp_schedule *s)
@@ -372,7 +375,8 @@ static void add_recompute(const struct dp_rank_view *view, struct dp_op back,
                           struct dp_op_list *out)
 {
     if ((back.kind == DP_OP_B || back.kind == DP_OP_I) && is_recomputed(view, back))
-        dp_op_list_put(out, (struct dp_op){.kind = DP_OP_RECOMPUTE, .unit = back.unit,
+        dp_op_list_put(out, (struct dp_op){.kind = DP_OP_RECOMPUTE,
+                                           .flags = back.flags & DP_OP_UNIT,
                                            .slot = back.slot, .mb = back.mb});
 }
 
@@ -384,9 +388,9 @@ void dp_add_recomputes(const struct dp_rank_view *view, const struct dp_op *in, 
         return;
     for (size_t i = 0; i < count; i++) {
         struct dp_op op = in[i];
-        bool paired = op.kind == DP_OP_F && op.overlap && i + 1 < count;
+        bool paired = op.kind == DP_OP_F && op.flags & DP_OP_OVERLAP && i + 1 < count;
         if (op.kind == DP_OP_F)
-            op.recomputed = is_recomputed(view, op);
+            set_recomputed(&op, is_recomputed(view, op));
         add_recompute(view, op, out);
         if (paired)
             add_recompute(view, in[i + 1], out);
@@ -428,7 +432,7 @@ static size_t index_of(const struct dp_rank_view *view, struct dp_op op)
 
 static bool is_second_of_pair(const struct dp_op *in, size_t i)
 {
-    return i && in[i - 1].kind == DP_OP_F && in[i - 1].overlap;
+    return i && in[i - 1].kind == DP_OP_F && in[i - 1].flags & DP_OP_OVERLAP;
 }
 
 /* Returns how many computes there are. */
@@ -445,7 +449,7 @@ static uint32_t count_computes(const struct dp_rank_view *view, const struct dp_
             continue;
         if (!is_second_of_pair(in, i))
             rule->begins[computes++] = (uint32_t)i;
-        if (in[i].kind == DP_OP_F && !in[i].recomputed)
+        if (in[i].kind == DP_OP_F && !(in[i].flags & DP_OP_RECOMPUTED))
             rule->forward[index_of(view, in[i])] = computes - 1;
         if (in[i].kind == DP_OP_B || in[i].kind == DP_OP_I)
             rule->backward[index_of(view, in[i])] = computes - 1;
@@ -466,7 +470,8 @@ static bool is_evicted(const struct dp_rank_view *view, struct dp_op op)
 static void put(struct dp_op_list *out, enum dp_op_kind kind, struct dp_op of)
 {
     dp_op_list_put(out,
-                   (struct dp_op){.kind = kind, .unit = of.unit, .slot = of.slot, .mb = of.mb});
+                   (struct dp_op){.kind = (uint8_t)kind, .slot = of.slot,
+                                                 .flags = of.flags & DP_OP_UNIT, .mb = of.mb});
 }
 
 /* Before compute k: what the one `lead` computes later reads. */
@@ -493,7 +498,7 @@ static void add_evictions(const struct dp_rank_view *view, const struct dp_op *i
         return;
     for (size_t i = 0; i < count; i++) {
         bool compute = dp_op_is_compute((enum dp_op_kind)in[i].kind);
-        bool pair = compute && in[i].kind == DP_OP_F && in[i].overlap && i + 1 < count;
+        bool pair = compute && in[i].kind == DP_OP_F && in[i].flags & DP_OP_OVERLAP && i + 1 < count;
         if (compute)
             put_fetches(view, in, k++, computes, out);
         dp_op_list_put(out, in[i]);

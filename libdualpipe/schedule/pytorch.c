@@ -379,9 +379,10 @@ static void add_ops(const struct row *r, struct dp_draft *draft)
         const struct action *a = &r->actions[i];
         if (a->what == COMPUTE)
             dp_op_list_add(&draft->ops,
-                           (struct dp_op){.kind = a->kind,
-                                          .overlap = a->pair && a[1].kind == DP_OP_B,
-                                          .slot = (uint32_t)slot_of(r, a->stage),
+                           (struct dp_op){.kind = (uint8_t)a->kind,
+                                          .flags = a->pair && a[1].kind == DP_OP_B
+                                                       ? DP_OP_OVERLAP : 0,
+                                          .slot = (uint8_t)slot_of(r, a->stage),
                                           .mb = a->mb});
     }
 }
@@ -451,9 +452,9 @@ static void write_rank(struct dp_text *t, const struct dp_schedule *s, int rank)
             continue;
         dp_text_adds(t, any ? "," : "");
         any = true;
-        dp_text_adds(t, ops[i].overlap ? "(" : "");
+        dp_text_adds(t, ops[i].flags & DP_OP_OVERLAP ? "(" : "");
         add_compute(t, s, rank, ops[i]);
-        if (!ops[i].overlap)
+        if (!(ops[i].flags & DP_OP_OVERLAP))
             continue;
         dp_text_adds(t, ";");
         add_compute(t, s, rank, ops[++i]);

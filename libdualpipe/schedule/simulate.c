@@ -261,8 +261,8 @@ static inline void account(struct turn *t, struct dp_op op)
 
     switch ((enum dp_op_kind)op.kind) {
     case DP_OP_F:
-        clock->alive += !op.recomputed;
-        clock->aside += op.recomputed;
+        clock->alive += !(op.flags & DP_OP_RECOMPUTED);
+        clock->aside += !!(op.flags & DP_OP_RECOMPUTED);
         note_memory(t);
         break;
     case DP_OP_RECOMPUTE:
@@ -295,7 +295,7 @@ static void write_span(struct turn *t, const struct dp_op *op, int64_t end_ns)
         .rank = t->rank,
         .index = (uint32_t)clock->next,
         .op = *op,
-        .pair = op->overlap ? op[1] : (struct dp_op){0},
+        .pair = op->flags & DP_OP_OVERLAP ? op[1] : (struct dp_op){0},
         .waited_ns = waited_ns,
         .waited_for = waited_ns ? clock->waited_for : -1,
     };
@@ -341,7 +341,7 @@ static bool with_skips(struct turn *t, struct dp_op op, bool taking)
     for (int k = 0; k < s->skip_count && there; k++) {
         if ((forward ? s->skips[k].to : s->skips[k].from) != slot->stage)
             continue;
-        op.argument = (uint32_t)k;
+        op.flags = dp_op_flags(0, (uint32_t)k);
         there = is_there(t, dp_links_port(&t->sim->links, s, t->rank, op), op.mb, &need);
         if (there && taking)
             take(t, &need);
@@ -352,23 +352,24 @@ static bool with_skips(struct turn *t, struct dp_op op, bool taking)
 static enum outcome compute(struct turn *t, const struct dp_op *op)
 {
     const bool skips = t->sim->s->skip_count, fetches = t->clock->coming.count;
+    const int overlap = op->flags & DP_OP_OVERLAP;
     struct need first, second = {0};
 
     if (!is_input_there(t, op[0], &first) ||
-        (op->overlap && !is_input_there(t, op[1], &second)))
+        (overlap && !is_input_there(t, op[1], &second)))
         return WAITS;
-    for (int i = 0; skips && i <= op->overlap; i++)
+    for (int i = 0; skips && i <= overlap; i++)
         if (!with_skips(t, op[i], false))
             return WAITS;
     take(t, &first);
     take(t, &second);
-    for (int i = 0; skips && i <= op->overlap; i++)
+    for (int i = 0; skips && i <= overlap; i++)
         with_skips(t, op[i], true);
-    for (int i = 0; fetches && i <= op->overlap; i++)
+    for (int i = 0; fetches && i <= overlap; i++)
         wait_for_fetch(t, op[i]);
     spend(t, op, dp_duration_ns(&t->sim->durations, t->sim->s, t->rank, op));
     account(t, op[0]);
-    if (op->overlap) {
+    if (overlap) {
         account(t, op[1]);
         t->clock->next++;
     }
@@ -577,7 +578,7 @@ static size_t count_spans(const struct dp_op *ops, size_t count)
 
     for (size_t i = 0; i < count; i++)
         spans += (dp_op_is_compute((enum dp_op_kind)ops[i].kind) ||
-                  ops[i].kind == DP_OP_REDUCE_WAIT) - ops[i].overlap;
+                  ops[i].kind == DP_OP_REDUCE_WAIT) - (ops[i].flags & DP_OP_OVERLAP);
     return spans;
 }
 

@@ -370,7 +370,8 @@ static bool take_op(struct token *w, struct dp_op *op)
     if (dp_op_is_skip(kind) && take_text(w, ":") &&
         !take_number(w, DP_MAX_ARGUMENT, &argument))
         return false;
-    *op = (struct dp_op){.kind = kind, .slot = slot, .mb = mb, .argument = argument};
+    *op = (struct dp_op){.kind = (uint8_t)kind, .slot = (uint8_t)slot, .mb = mb,
+                         .flags = dp_op_flags(0, argument)};
     return true;
 }
 
@@ -379,7 +380,7 @@ static int check_op(struct reader *r, struct token whole, struct dp_op op)
 {
     const struct dp_schedule *s = r->draft->s;
 
-    if (dp_op_is_skip((enum dp_op_kind)op.kind) && (int)op.argument >= s->skip_count)
+    if (dp_op_is_skip((enum dp_op_kind)op.kind) && (int)dp_op_argument(op) >= s->skip_count)
         return BAD(r, "'%.*s', expected the number of one of %d skips", whole.len, whole.text,
                    s->skip_count);
     int slots = dp_schedule_slot_count(s, r->rank);
@@ -392,7 +393,7 @@ static int check_op(struct reader *r, struct token whole, struct dp_op op)
     if (op.kind != DP_OP_COMMIT && (int)op.mb >= s->mb_per_stream)
         return BAD(r, "'%.*s', expected micro-batch 0 to %d", whole.len, whole.text,
                    s->mb_per_stream - 1);
-    op.unit = r->unit;
+    op.flags |= dp_op_flags(r->unit, 0);
     dp_op_list_add(&r->draft->ops, op);
     return 0;
 }
@@ -420,7 +421,7 @@ static int read_op(struct reader *r, struct token w)
         good = first.kind == DP_OP_F && take_op(&w, &second) && second.kind == DP_OP_B;
     if (!good || w.len)
         return EXPECTED(r, whole, "an op such as F0.3, rB1.2, c4, R1 or F0.3&B1.1");
-    first.overlap = pair;
+    first.flags |= pair ? DP_OP_OVERLAP : 0;
     int err = check_op(r, whole, first);
     return err || !pair ? err : check_op(r, whole, second);
 }
@@ -559,7 +560,7 @@ static size_t add_op(struct dp_text *t, const struct dp_op *ops, char separator)
     char text[DP_OP_TEXT_LEN];
 
     add_token(t, separator, dp_op_text(ops[0], text));
-    if (!ops[0].overlap)
+    if (!(ops[0].flags & DP_OP_OVERLAP))
         return 1;
     dp_text_adds(t, "&");
     dp_text_adds(t, dp_op_text(ops[1], text));
@@ -574,9 +575,9 @@ static void add_rank(struct dp_text *t, const struct dp_schedule *s, int rank, c
 
     dp_text_addf(t, separator == ',' ? "rank,%d" : "rank %d:", rank);
     for (size_t i = 0; i < count;) {
-        if (ops[i].unit != unit)
-            dp_text_addf(t, "%c|%u|", separator, ops[i].unit);
-        unit = ops[i].unit;
+        if (dp_op_unit(ops[i]) != unit)
+            dp_text_addf(t, "%c|%u|", separator, dp_op_unit(ops[i]));
+        unit = dp_op_unit(ops[i]);
         i += add_op(t, ops + i, separator);
     }
     dp_text_adds(t, "\n");

@@ -78,7 +78,7 @@ static void fill_ops(const struct dp_trainer *t, const struct planner *p, int64_
             const struct dp_op *op = &s->ops[i];
             double sum = op_ns(t, p, (enum dp_op_kind)op->kind,
                                dp_schedule_slot(s, rank, (int)op->slot)->stage);
-            if (op->overlap) /* a pair: its backward, too */
+            if (op->flags & DP_OP_OVERLAP) /* a pair: its backward, too */
                 sum += op_ns(t, p, DP_OP_B, dp_schedule_slot(s, rank, (int)op[1].slot)->stage);
             ns[i] = llround(sum);
         }

@@ -54,7 +54,7 @@ static bool tell_first_difference(struct golden *g, const struct dp_schedule *re
             struct dp_op theirs = op_at(recorded, rank, i), mine = op_at(ours, rank, i);
             if (memcmp(&theirs, &mine, sizeof(mine)))
                 return FAIL(g, "rank %d, op %zu: recorded was |%u| %s, we build |%u| %s", rank, i,
-                            theirs.unit, dp_op_text(theirs, theirs_text), mine.unit,
+                            dp_op_unit(theirs), dp_op_text(theirs, theirs_text), dp_op_unit(mine),
                             dp_op_text(mine, ours_text));
         }
     return FAIL(g, "the ops are the same, the ranks or slots are not");
@@ -66,7 +66,7 @@ static size_t count_events(const struct dp_schedule *s)
     size_t events = 0;
 
     for (size_t i = 0; i < s->first[s->ranks]; i++)
-        events += !s->ops[i].overlap;
+        events += !(s->ops[i].flags & DP_OP_OVERLAP);
     return events;
 }
 

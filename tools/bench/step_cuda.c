@@ -201,7 +201,7 @@ void step_cuda_take_times(struct step_cuda *s, int64_t *op_ns)
 
     for (size_t i = 0; i < count; i++) {
         double total = s->spans[i].total_ns;
-        if (ops[i].overlap)
+        if (ops[i].flags & DP_OP_OVERLAP)
             total += s->spans[i + 1].total_ns; /* where the two were not one call */
         op_ns[i] = s->taken ? (int64_t)(total / s->taken) : 0;
     }

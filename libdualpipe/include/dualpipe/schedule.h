@@ -77,17 +77,32 @@ enum dp_op_kind {
 #define DP_MAX_MB ((1 << 20) - 1) /* micro-batches of one stream */
 
 /* One operation: eight bytes, so that a thousand ranks times thousands of micro-batches fit in
- * memory. Stage and peer follow from the slot. Two neighbours F, B with `overlap` set in the first
+ * memory. Stage and peer follow from the slot. Two neighbours F, B with DP_OP_OVERLAP in the first
  * are an overlapped pair, handed to the stage as one call where it offers that. */
 struct dp_op {
-    uint32_t kind : 8;       /* enum dp_op_kind */
-    uint32_t overlap : 1;    /* F only: the next op is the B that overlaps it */
-    uint32_t recomputed : 1; /* F only: a RECOMPUTE of the same micro-batch follows */
-    uint32_t unit : 6;       /* section of the rank's list, 1..8 for DualPipe; 0: none */
-    uint32_t slot : 16;
-    uint32_t mb : 20;       /* micro-batch in its stream; COMMIT: number of messages in the batch */
-    uint32_t argument : 12; /* messages of skips: its number; else 0 */
+    uint8_t kind; /* enum dp_op_kind */
+    uint8_t slot;
+    uint16_t flags; /* of the below */
+    uint32_t mb;    /* micro-batch in its stream; COMMIT: number of messages in the batch */
 };
+enum {
+    DP_OP_OVERLAP = 1,       /* F only: the next op is the B that overlaps it */
+    DP_OP_RECOMPUTED = 2,    /* F only: a RECOMPUTE of the same micro-batch follows */
+    DP_OP_UNIT = 0x7c,       /* section of the rank's list, 1..8 for DualPipe; 0: none: dp_op_unit */
+    DP_OP_ARGUMENT = 0xff80, /* messages of skips: its number; else 0: dp_op_argument */
+};
+static inline uint32_t dp_op_unit(struct dp_op op)
+{
+    return (op.flags & DP_OP_UNIT) >> 2;
+}
+static inline uint32_t dp_op_argument(struct dp_op op)
+{
+    return op.flags >> 7;
+}
+static inline uint16_t dp_op_flags(uint32_t unit, uint32_t argument)
+{
+    return (uint16_t)(unit << 2 | argument << 7);
+}
 
 /* The op as a short token, as text, CSV and findings have it, written to text and returned:
  * "F0.3" (slot 0, micro-batch 3), "B0.3", "I0.3", "W0.3", "rF0.3", "rB0.3", "sF0.3", "sB0.3" for
@@ -256,8 +271,8 @@ static inline int dp_op_stage(const struct dp_schedule *s, const struct dp_slot 
 {
     return op.kind == DP_OP_RECV_F        ? slot->stage - 1
            : op.kind == DP_OP_RECV_B      ? slot->stage + 1
-           : op.kind == DP_OP_RECV_SKIP_F ? s->skips[op.argument].from
-           : op.kind == DP_OP_RECV_SKIP_B ? s->skips[op.argument].to
+           : op.kind == DP_OP_RECV_SKIP_F ? s->skips[dp_op_argument(op)].from
+           : op.kind == DP_OP_RECV_SKIP_B ? s->skips[dp_op_argument(op)].to
                                           : slot->stage;
 }
 /* The pipeline rank at the other end of a message, a REDUCE or a REDUCE_WAIT; -1: a REDUCE of a
@@ -266,9 +281,9 @@ static inline int dp_op_peer(const struct dp_schedule *s, const struct dp_slot *
                              struct dp_op op)
 {
     if (op.kind == DP_OP_RECV_SKIP_F || op.kind == DP_OP_SEND_SKIP_B)
-        return dp_skip_ends_of(s, slot->stream, (int)op.argument)->from;
+        return dp_skip_ends_of(s, slot->stream, (int)dp_op_argument(op))->from;
     if (op.kind == DP_OP_SEND_SKIP_F || op.kind == DP_OP_RECV_SKIP_B)
-        return dp_skip_ends_of(s, slot->stream, (int)op.argument)->to;
+        return dp_skip_ends_of(s, slot->stream, (int)dp_op_argument(op))->to;
     if (op.kind == DP_OP_REDUCE || op.kind == DP_OP_REDUCE_WAIT)
         return slot->mirror;
     return op.kind == DP_OP_RECV_F || op.kind == DP_OP_SEND_B ? slot->prev : slot->next;

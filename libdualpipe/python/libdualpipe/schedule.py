@@ -175,7 +175,7 @@ class Schedule:
         slots = self.slots(rank)
         stage = slots[op.slot].stage if op.slot < len(slots) else -1
         return Op(text_of(lib.dp_name(lib.DP_NAMES_OP, op.kind)), op.slot, stage, op.mb,
-                  bool(op.overlap), text_of(lib.dp_op_text(op, text)))
+                  bool(op.flags & lib.DP_OP_OVERLAP), text_of(lib.dp_op_text(op, text)))
 
     def check(self, max_activations: int = 0, max_weight_queue: int = 0) -> Optional[Finding]:
         """Whether it can be carried out: the first thing that is wrong, None if nothing is. The

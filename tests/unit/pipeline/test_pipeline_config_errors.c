@@ -238,7 +238,7 @@ static void other_op(int rank, struct dp_pipeline_config *config)
 {
     struct dp_schedule *s = copy_schedule(config);
     for (size_t i = 0; i < s->first[s->ranks]; i++)
-        s->ops[i].overlap = 0;
+        s->ops[i].flags &= (uint16_t)~DP_OP_OVERLAP;
 }
 
 static const struct wrong disagreements[] = {

@@ -178,7 +178,7 @@ static void overlap(struct maker *m, int rank, const struct dp_op *choices, int 
         return;
     for (int i = 0; i < count; i++)
         if (choices[i].kind == DP_OP_I) {
-            last->overlap = 1;
+            last->flags |= DP_OP_OVERLAP;
             go_back(m, rank, choices[i], true);
             return;
         }

@@ -95,7 +95,7 @@ static bool advance(struct paper *p, int rank)
     const size_t begun = p->at[rank];
 
     for (size_t *at = &p->at[rank]; *at < dp_schedule_count(p->s, rank); ++*at) {
-        struct dp_op op = ops[*at], pair = op.overlap ? ops[*at + 1] : (struct dp_op){0};
+        struct dp_op op = ops[*at], pair = op.flags & DP_OP_OVERLAP ? ops[*at + 1] : (struct dp_op){0};
         int64_t since_ns, pair_since_ns = 0;
         int from, pair_from = -1;
         if (op.kind == DP_OP_COMMIT)
@@ -103,7 +103,7 @@ static bool advance(struct paper *p, int rank)
         if (!is_compute(op))
             continue;
         if (!is_there(p, rank, op, &since_ns, &from) ||
-            (op.overlap && !is_there(p, rank, pair, &pair_since_ns, &pair_from)))
+            (op.flags & DP_OP_OVERLAP && !is_there(p, rank, pair, &pair_since_ns, &pair_from)))
             break;
         if (pair_since_ns > since_ns)
             since_ns = pair_since_ns, from = pair_from;
@@ -117,9 +117,9 @@ static bool advance(struct paper *p, int rank)
                                  .waited_ns = wait_ns,
                                  .waited_for = wait_ns ? from : -1};
         span->end_ns = span->start_ns + duration(p, rank, *at, op) +
-                       (op.overlap ? duration(p, rank, *at + 1, pair) : 0);
+                       (op.flags & DP_OP_OVERLAP ? duration(p, rank, *at + 1, pair) : 0);
         p->now_ns[rank] = span->end_ns;
-        *at += op.overlap;
+        *at += op.flags & DP_OP_OVERLAP;
     }
     return p->at[rank] > begun;
 }

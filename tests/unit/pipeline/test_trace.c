@@ -88,7 +88,7 @@ static size_t count_computes(const struct dp_schedule *s)
         uint32_t kind = s->ops[i].kind;
         count += kind == DP_OP_F || kind == DP_OP_B || kind == DP_OP_I || kind == DP_OP_W ||
                  kind == DP_OP_REDUCE || kind == DP_OP_REDUCE_WAIT;
-        count -= s->ops[i].overlap;
+        count -= s->ops[i].flags & DP_OP_OVERLAP;
     }
     return count;
 }

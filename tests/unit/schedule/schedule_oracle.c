@@ -92,14 +92,14 @@ static unsigned shape_of_op(const struct dp_schedule *s, int rank, const struct 
     if (op->kind != DP_OP_COMMIT && (int)op->slot >= dp_schedule_slot_count(s, rank))
         return RULE(SHAPE);
     if (op->kind == DP_OP_COMMIT)
-        return op->overlap || op->recomputed || op->argument ? RULE(SHAPE) : 0;
-    if ((int)op->mb >= s->mb_per_stream)
+        return op->flags & ~DP_OP_UNIT ? RULE(SHAPE) : 0;
+    if (op->mb >= (uint32_t)s->mb_per_stream)
         return RULE(SHAPE);
-    if (op->argument || (op->recomputed && op->kind != DP_OP_F))
+    if (op->flags & DP_OP_ARGUMENT || (op->flags & DP_OP_RECOMPUTED && op->kind != DP_OP_F))
         broken |= RULE(SHAPE);
-    if (op->overlap && (op->kind != DP_OP_F || last || op[1].kind != DP_OP_B))
+    if (op->flags & DP_OP_OVERLAP && (op->kind != DP_OP_F || last || op[1].kind != DP_OP_B))
         broken |= RULE(SHAPE);
-    else if (op->overlap && op[1].slot == op->slot && op[1].mb == op->mb)
+    else if (op->flags & DP_OP_OVERLAP && op[1].slot == op->slot && op[1].mb == op->mb)
         broken |= RULE(DEPENDENCY);
     if (is_message(*op) && !has_message(s, rank, *op))
         broken |= RULE(SHAPE);
@@ -211,7 +211,7 @@ static bool copies_are_right(const struct dp_schedule *s, int rank, int slot, in
     for (size_t i = 0; i < dp_schedule_count(s, rank); i++) {
         if (ops[i].kind == DP_OP_COMMIT || (int)ops[i].slot != slot || (int)ops[i].mb != mb)
             continue;
-        saved |= ops[i].kind == DP_OP_RECOMPUTE || (ops[i].kind == DP_OP_F && !ops[i].recomputed);
+        saved |= ops[i].kind == DP_OP_RECOMPUTE || (ops[i].kind == DP_OP_F && !(ops[i].flags & DP_OP_RECOMPUTED));
         if (ops[i].kind == DP_OP_EVICT) {
             right &= saved && !done && !away;
             away = true;
@@ -238,7 +238,7 @@ static bool order_is_right(const struct dp_schedule *s, int rank, int slot, int 
     int back = backward_position(s, rank, slot, mb);
     int again = position(s, rank, DP_OP_RECOMPUTE, slot, mb);
     right &= again == NOWHERE || (f < again && again < back);
-    right &= dp_schedule_ops(s, rank)[f].recomputed == (again != NOWHERE);
+    right &= !!(dp_schedule_ops(s, rank)[f].flags & DP_OP_RECOMPUTED) == (again != NOWHERE);
     return right && copies_are_right(s, rank, slot, mb) && f < back && arrival(s, rank, slot, mb, true) < back &&
            back < position(s, rank, DP_OP_SEND_B, slot, mb);
 }

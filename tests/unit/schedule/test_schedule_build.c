@@ -167,8 +167,8 @@ static void chunks_of_a_rank_follow_the_closed_form(const struct dp_schedule *s,
         int phase = dp_schedule_slot(s, rank, (int)op.slot)->phase;
         if (!forward && op.kind != DP_OP_B && op.kind != DP_OP_I)
             continue;
-        int *count = &seen[op.unit][forward][phase];
-        assert_int_equal(op.mb, closed_form(s, rank, (int)op.unit, forward, phase, (*count)++));
+        int *count = &seen[dp_op_unit(op)][forward][phase];
+        assert_int_equal(op.mb, closed_form(s, rank, (int)dp_op_unit(op), forward, phase, (*count)++));
     }
 }
 
@@ -191,7 +191,7 @@ static void sums_are_right(const struct dp_schedule *s)
         for (size_t i = 0; i < dp_schedule_count(s, rank); i++) {
             struct dp_op op = dp_schedule_ops(s, rank)[i];
             count[op.kind]++;
-            pairs += op.overlap;
+            pairs += op.flags & DP_OP_OVERLAP;
             if (op.kind == DP_OP_COMMIT && (int)op.mb > batch)
                 batch = (int)op.mb;
         }
@@ -234,7 +234,7 @@ CASE(dualpipe_and_dualpipev_are_one_program)
                     break;
                 assert_int_equal(x->kind, y->kind);
                 assert_int_equal(x->mb, y->mb);
-                assert_int_equal(x->unit, y->unit);
+                assert_int_equal(dp_op_unit(*x), dp_op_unit(*y));
                 assert_int_equal(dp_schedule_slot(a, rank, (int)x->slot)->phase,
                                  dp_schedule_slot(b, other, (int)y->slot)->phase);
             }

@@ -130,9 +130,8 @@ static void change_each(struct mutant *m, int rank)
             to->kind = change < 16 ? op.kind ^ change : op.kind;
             to->slot = change == 16 ? op.slot ^ 1 : change == 20 ? 15 : op.slot;
             to->mb = change == 17 ? op.mb + 1 : change == 18 ? op.mb - 1 : op.mb;
-            to->overlap = change == 19 ? !op.overlap : op.overlap;
-            to->recomputed = change == 21 ? !op.recomputed : op.recomputed;
-            to->argument = change == 22 ? op.argument + 1 : op.argument;
+            to->flags ^= change == 19 ? DP_OP_OVERLAP : change == 21 ? DP_OP_RECOMPUTED : 0;
+            to->flags += change == 22 ? dp_op_flags(0, 1) : 0;
             judge(&m->s, name("change", rank, i - m->original->first[rank], change));
         }
     }

@@ -222,7 +222,7 @@ CASE(spans_of_a_rank_follow_each_other_and_name_the_rank_they_waited_for)
         assert_int_equal(span->start_ns - span->waited_ns, ready);
         assert_int_equal(span->waited_for >= 0, span->waited_ns > 0);
         assert_true(span->op.kind == dp_schedule_ops(s, span->rank)[span->index].kind);
-        assert_int_equal(span->pair.kind, span->op.overlap ? DP_OP_B : DP_OP_NONE);
+        assert_int_equal(span->pair.kind, span->op.flags & DP_OP_OVERLAP ? DP_OP_B : DP_OP_NONE);
         assert_true(!span->waited_ns || abs(span->waited_for - span->rank) == 1);
     }
     assert_int_equal(t->makespan_ns, 26 * T);
@@ -284,7 +284,7 @@ CASE(measured_op_times_can_stand_in_for_costs)
     struct dp_cost cost = {.op_ns = op_ns};
 
     for (size_t i = 0; i < count; i++)
-        op_ns[i] = s->ops[i].overlap ? 3 * T : s->ops[i].kind == DP_OP_B ? 2 * T : T;
+        op_ns[i] = s->ops[i].flags & DP_OP_OVERLAP ? 3 * T : s->ops[i].kind == DP_OP_B ? 2 * T : T;
     struct dp_simulation sim = simulate(s, cost, 0);
     assert_int_equal(sim.makespan_ns, 66 * T);
     dp_simulation_fini(&sim);
@@ -391,7 +391,7 @@ CASE(an_eviction_with_an_argument_is_refused)
     struct dp_schedule *s = read_text("user P=1 M=1\nrank 0: F0.0 ev0.0 fe0.0 B0.0\n");
     struct dp_simulation sim;
 
-    s->ops[1].argument = 1;
+    s->ops[1].flags |= dp_op_flags(0, 1);
     assert_int_equal(dp_schedule_simulate(s, &unit_cost, 0, &sim), DP_EINVAL);
     dp_schedule_free(s);
 }

@@ -182,11 +182,11 @@ CASE(the_checker_finds_what_is_wrong_with_messages_of_skips)
     struct dp_schedule *s = build(shapes[1]);
     size_t send = find_op(s, 0, DP_OP_SEND_SKIP_F), f = find_op(s, 2, DP_OP_RECV_SKIP_F);
 
-    s->ops[send].argument = 7;
+    s->ops[send].flags = dp_op_flags(0, 7);
     expect_finding(s, DP_RULE_SHAPE, "skip 7, expected one of 2");
-    s->ops[send].argument = 1;
+    s->ops[send].flags = dp_op_flags(0, 1);
     expect_finding(s, DP_RULE_SHAPE, "slot 0 has no such message of skip 1");
-    s->ops[send].argument = 0;
+    s->ops[send].flags = dp_op_flags(0, 0);
     s->ops[send].mb = 1;
     expect_finding(s, DP_RULE_ONCE, "is there twice");
     s->ops[send].mb = 0;
