@@ -4,12 +4,13 @@
 #include "base/fail.h"
 #include "comm/comm_core.h"
 #include "comm/peers.h"
+#include "wire/base.h"
 
 #include <stdlib.h>
 
 /* One message at a time is handed to the inner wire, each way. */
 struct fault_wire {
-    struct dp_wire base;
+    struct dp_wire_base base;
     struct dp_wire *inner; /* NULL: cut */
     struct dp_wire_request send, receive;
     bool sending, receiving;
@@ -35,7 +36,7 @@ static void cut(struct fault_wire *w)
 {
     dp_wire_close(w->inner);
     w->inner = NULL;
-    dp_wire_fail(&w->base, DP_ECOMM, "cut on purpose");
+    dp_wire_fail(&w->base.wire, DP_ECOMM, "cut on purpose");
 }
 
 /* What is sent counts as sent. A message that the inner wire has begun stays where it is. */
@@ -91,8 +92,8 @@ static void fault_progress(struct dp_wire *wire)
         return;
     }
     w->inner->ops->progress(w->inner);
-    wire->skip = w->inner->skip;
-    wire->buffer_bytes = w->inner->buffer_bytes;
+    w->base.skip = ((struct dp_wire_base *)w->inner)->skip;
+    w->base.buffer_bytes = ((struct dp_wire_base *)w->inner)->buffer_bytes;
     wire->connected = w->inner->connected;
     while (move_sends(w))
         ;
@@ -106,7 +107,7 @@ static bool fault_has_message(struct dp_wire *wire)
 {
     struct fault_wire *w = of(wire);
 
-    return w->inner && !w->is_silent && !w->receiving && !wire->receives.head &&
+    return w->inner && !w->is_silent && !w->receiving && !w->base.receives.head &&
            w->inner->ops->has_message(w->inner);
 }
 
@@ -117,8 +118,8 @@ static bool fault_arm(struct dp_wire *wire, struct pollfd *fd)
     *fd = (struct pollfd){.fd = -1};
     if (!w->inner || w->is_silent)
         return !wire->error;
-    w->inner->expects = wire->expects;
-    return !wire->error && (w->sending || !wire->sends.head) && w->inner->ops->arm(w->inner, fd);
+    dp_wire_expect(w->inner, w->base.expects);
+    return !wire->error && (w->sending || !w->base.sends.head) && w->inner->ops->arm(w->inner, fd);
 }
 
 static void fault_disarm(struct dp_wire *wire, short revents)
@@ -168,12 +169,12 @@ int fault_wire_wrap(struct dp_wire *inner, struct dp_wire **out)
     }
     dp_wire_init(&w->base, &fault_ops);
     w->inner = inner;
-    w->base.connected = inner->connected;
-    w->base.buffer_bytes = inner->buffer_bytes;
+    w->base.wire.connected = inner->connected;
+    w->base.buffer_bytes = ((struct dp_wire_base *)inner)->buffer_bytes;
     w->peer = -1;
     w->next = wires;
     wires = w;
-    *out = &w->base;
+    *out = &w->base.wire;
     return 0;
 }
 
@@ -211,5 +212,5 @@ void fault_wires_break(struct dp_comm *comm, int peer, bool silently)
     broken.epoch = last_epoch;
     for (struct fault_wire *w = wires; w; w = w->next)
         if (w->peer == broken.peer)
-            fault_wire_break(&w->base, silently);
+            fault_wire_break(&w->base.wire, silently);
 }

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "comm/peers.h"
+#include "wire/base.h"
 #include "wire/tcp.h"
 
 #include <dlfcn.h>
@@ -26,7 +27,7 @@ static int load(const char *dir, const struct dp_mpi **out)
                        "DUALPIPE_COMM_MODULE_DIR to say where mpi.so is)",
                        dlerror());
     const struct dp_mpi *mpi = dlsym(handle, "dp_mpi_module");
-    if (!mpi || strcmp(mpi->version, dp_version()) || mpi->wire_bytes != sizeof(struct dp_wire)) {
+    if (!mpi || strcmp(mpi->version, dp_version()) || mpi->wire_bytes != sizeof(struct dp_wire_base)) {
         int err = dp_fail(DP_ENOENT, "transport mpi: %s is of version %s, expected %s", file,
                           mpi ? mpi->version : "unknown", dp_version());
         dlclose(handle);

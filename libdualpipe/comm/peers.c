@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/text.h"
-#include "wire/acceptor.h"
 #include "wire/tcp.h"
 
 #include <stdio.h>
@@ -225,13 +224,13 @@ static struct dp_wire *input_of(const struct dp_link *link)
 static void begin_in(struct dp_peers *peers, struct dp_link *link)
 {
     if (link->out)
-        link->out->expects = false;
+        dp_wire_expect(link->out, false);
     peers->early_count -= link->early.head != NULL;
     while (link->early.head) {
         struct dp_wire_request *req = pop(&link->early);
         dp_wire_irecv(link->in, req->buf, req->len, req);
     }
-    link->in->expects = peers->channels[link->channel].any.head;
+    dp_wire_expect(link->in, peers->channels[link->channel].any.head);
     note(peers, link, true);
 }
 
@@ -283,7 +282,7 @@ static int connect_out(struct dp_peers *peers, struct dp_link *link)
         return err;
     link->out = wire;
     if (input_of(link) == wire)
-        wire->expects = link->early.head || peers->channels[link->channel].any.head;
+        dp_wire_expect(wire, link->early.head || peers->channels[link->channel].any.head);
     return 0;
 }
 
@@ -480,7 +479,7 @@ static void expect_on(struct dp_peers *peers, struct dp_link *link, bool expects
 
     if (!wire)
         return;
-    wire->expects = expects;
+    dp_wire_expect(wire, expects);
     note(peers, link, link->in);
 }
 
@@ -490,7 +489,7 @@ static bool has_message(struct dp_peers *peers, struct dp_link *link)
 {
     struct dp_wire *wire = input_of(link);
 
-    if (!wire || wire->error || wire->receives.head || !wire->ops->has_message(wire))
+    if (!wire || wire->error || !wire->ops->has_message(wire))
         return false;
     if (!link->in) {
         link->in = wire;
@@ -663,25 +662,14 @@ unsigned dp_peers_moves(const struct dp_peers *peers)
     unsigned moves = 0;
 
     for (int i = 0; i < peers->busy_count; i++)
-        moves += wire_of(&peers->busy[i])->moves;
+        moves += dp_wire_moves(wire_of(&peers->busy[i]));
     return moves;
-}
-
-/* A send that is not done yet found the wire full, and so will one that is too long for it. */
-static bool needs_progress(const struct dp_wire *wire)
-{
-    if (wire->sends.head)
-        return true;
-    for (const struct dp_wire_request *req = wire->receives.head; req; req = req->next)
-        if (req->len > wire->buffer_bytes)
-            return true;
-    return false;
 }
 
 bool dp_peers_need_progress(const struct dp_peers *peers)
 {
     for (int i = 0; i < peers->busy_count; i++)
-        if (needs_progress(wire_of(&peers->busy[i])))
+        if (dp_wire_needs_progress(wire_of(&peers->busy[i])))
             return true;
     return peers->early_count;
 }

@@ -744,7 +744,7 @@ static bool is_any_peer_here(const struct dp_rendezvous *rv)
 static bool is_anything_unsent(const struct dp_rendezvous *rv)
 {
     for (int i = 0; i < dp_rendezvous_peer_count(rv); i++)
-        if (is_here(&rv->peers[i]) && rv->peers[i].wire->sends.head)
+        if (is_here(&rv->peers[i]) && dp_wire_is_sending(rv->peers[i].wire))
             return true;
     return false;
 }

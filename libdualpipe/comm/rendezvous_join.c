@@ -12,7 +12,6 @@
 #include "base/text.h"
 #include "comm/backoff.h"
 #include "comm/rendezvous.h"
-#include "wire/acceptor.h"
 #include "wire/tcp.h"
 
 #include <stdio.h>

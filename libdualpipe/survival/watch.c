@@ -165,7 +165,7 @@ static bool is_anything_unsent(const struct dp_survival *s)
 
     for (const struct dp_watch_wire *v = s->watch.wires; v; v = v->next) {
         v->wire->ops->progress(v->wire);
-        unsent |= !v->wire->error && v->wire->sends.head;
+        unsent |= !v->wire->error && dp_wire_is_sending(v->wire);
     }
     return unsent;
 }

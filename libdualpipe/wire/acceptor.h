@@ -64,7 +64,6 @@ enum dp_hello_use { DP_HELLO_CONNECTOR = 1, DP_HELLO_ACCEPTOR, DP_HELLO_SESSION 
 enum dp_hello_kind { DP_HELLO_TCP = 1, DP_HELLO_SHM };
 enum { DP_ACCEPTOR_PENDING = 32, DP_ACCEPTOR_ACCEPTS = 16, DP_HELLO_VERSION = 9 };
 enum { DP_ACCEPTOR_FOLDER = 88 };
-#define DP_ACCEPTOR_EVICT_NS  INT64_C(500000000)
 #define DP_CONNECTOR_RETRY_NS INT64_C(10000000000)
 
 /* What is expected next. */
@@ -112,8 +111,6 @@ int dp_acceptor_choose_cookie(const struct dp_wire_config *config, uint8_t cooki
 /* DP_EAGAIN, or 0 and *out: a pending connection that has proved the cookie. Its files are the
  * caller's. DP_EIO as in struct dp_wire_ops. */
 int dp_acceptor_admit(struct dp_wire_listener *acceptor, struct dp_pending *out);
-/* About to sleep: what to poll for. false: connections are pending, look again soon. */
-bool dp_acceptor_arm(const struct dp_wire_listener *acceptor, struct pollfd *fd);
 /* The HMAC of a hello, whole as it is sent, and the acceptor's nonce. */
 void dp_hello_prove(enum dp_hello_use use, const uint8_t cookie[DP_COOKIE_BYTES],
                     const struct dp_hello *hello, const uint8_t nonce[DP_NONCE_BYTES],

@@ -9,6 +9,7 @@
  */
 #include "config.h" /* GNU extensions: on_exit */
 
+#include "wire/base.h"
 #include "wire/mpi.h"
 
 #include <mpi.h>
@@ -44,7 +45,7 @@ struct piece {
 enum { HEAD_BYTES = sizeof(struct head) };
 
 struct mpi_wire {
-    struct dp_wire base;
+    struct dp_wire_base base;
     struct dp_mpi_group *group;
     struct mpi_wire *next_closed;
     int peer, tag;
@@ -68,7 +69,7 @@ static bool check(struct mpi_wire *w, int err)
     if (err == MPI_SUCCESS)
         return true;
     MPI_Error_string(err, text, &len);
-    dp_wire_fail(&w->base, DP_ECOMM, "MPI: %.140s", text);
+    dp_wire_fail(&w->base.wire, DP_ECOMM, "MPI: %.140s", text);
     return false;
 }
 
@@ -86,14 +87,14 @@ static void free_pieces(struct mpi_wire *w)
 {
     while (w->freed != w->sent && is_done(w, &w->sends[w->freed % BUFFERS])) {
         w->freed++;
-        w->base.connected = true;
+        w->base.wire.connected = true;
     }
 }
 
 static bool has_room(struct mpi_wire *w)
 {
     free_pieces(w);
-    return !w->base.error && w->sent - w->freed < BUFFERS;
+    return !w->base.wire.error && w->sent - w->freed < BUFFERS;
 }
 
 static bool send_piece(struct mpi_wire *w, uint64_t message_len, uint64_t tag, const char *bytes,
@@ -136,9 +137,9 @@ static void take_piece(struct mpi_wire *w, const struct piece *piece)
 {
     struct dp_wire_request *req = w->base.receives.head;
 
-    w->base.connected = true;
+    w->base.wire.connected = true;
     if (piece->head.message_len == GOODBYE) {
-        dp_wire_fail(&w->base, DP_ECOMM, "the wire was closed");
+        dp_wire_fail(&w->base.wire, DP_ECOMM, "the wire was closed");
         return;
     }
     if (w->base.skip) {
@@ -164,7 +165,7 @@ static void receive_pieces(struct mpi_wire *w)
     while (dp_wire_wants_input(&w->base) && is_done(w, &w->receives[w->received % BUFFERS])) {
         const unsigned slot = w->received++ % BUFFERS;
         take_piece(w, &w->in[slot]);
-        if (w->base.error || !post_receive(w, slot))
+        if (w->base.wire.error || !post_receive(w, slot))
             return;
     }
 }
@@ -175,7 +176,7 @@ static void mpi_progress(struct dp_wire *wire)
 {
     struct mpi_wire *w = of(wire);
 
-    while (!wire->error && wire->sends.head && has_room(w))
+    while (!wire->error && w->base.sends.head && has_room(w))
         send_some(w);
     if (!wire->error)
         receive_pieces(w);
@@ -185,7 +186,7 @@ static bool mpi_has_message(struct dp_wire *wire)
 {
     struct mpi_wire *w = of(wire);
 
-    return !wire->error && !wire->receives.head && !wire->skip &&
+    return !wire->error && !w->base.receives.head && !w->base.skip &&
            is_done(w, &w->receives[w->received % BUFFERS]) &&
            w->in[w->received % BUFFERS].head.message_len != GOODBYE;
 }
@@ -216,7 +217,7 @@ static void cancel_receives(struct mpi_wire *w)
 static void say_goodbye(struct mpi_wire *w)
 {
     w->last.message_len = GOODBYE;
-    if (!w->base.error && !check(w, MPI_Issend(&w->last, HEAD_BYTES, MPI_BYTE, w->peer, w->tag,
+    if (!w->base.wire.error && !check(w, MPI_Issend(&w->last, HEAD_BYTES, MPI_BYTE, w->peer, w->tag,
                                                w->group->comm, &w->goodbye)))
         w->goodbye = MPI_REQUEST_NULL;
 }
@@ -281,7 +282,7 @@ static struct dp_wire *module_wire(struct dp_mpi_group *group, int peer, int cha
         w->sends[i] = w->receives[i] = MPI_REQUEST_NULL;
     for (unsigned i = 0; i < BUFFERS && post_receive(w, i); i++)
         ;
-    return &w->base;
+    return &w->base.wire;
 }
 
 /* ---- groups -------------------------------------------------------------------------------- */
@@ -383,7 +384,7 @@ static void module_end(struct dp_mpi_group *group, bool is_broken)
 extern DP_PUBLIC const struct dp_mpi dp_mpi_module;
 const struct dp_mpi dp_mpi_module = {
     .version = DP_MODULE_VERSION,
-    .wire_bytes = sizeof(struct dp_wire),
+    .wire_bytes = sizeof(struct dp_wire_base),
     .begin = module_begin,
     .broadcast = module_broadcast,
     .wire = module_wire,

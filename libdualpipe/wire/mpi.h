@@ -19,7 +19,7 @@ struct dp_mpi_group;
 enum { DP_MPI_WHY = 256 };
 struct dp_mpi {
     const char *version; /* of libdualpipe: must be the same */
-    size_t wire_bytes;   /* of struct dp_wire */
+    size_t wire_bytes;   /* of struct dp_wire_base */
     /* Collective. Starts MPI if it does not run yet, and in that case ends it with the process. */
     int (*begin)(struct dp_mpi_group **out, int *rank, int *size, char *why);
     /* Collective: rank 0's bytes to all. */

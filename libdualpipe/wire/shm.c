@@ -135,12 +135,12 @@ static void receive_piece(struct dp_shm_wire *w)
 
     if (len > DP_SHM_SLOT_BYTES || message_len > DP_WIRE_MAX_BYTES || req->moved > message_len ||
         len > message_len - req->moved) {
-        dp_wire_fail(&w->base, DP_EMISMATCH, "what arrived is no message");
+        dp_wire_fail(&w->base.wire, DP_EMISMATCH, "what arrived is no message");
         return;
     }
     req->tag = entry->tag;
-    if (w->base.set_target && !req->moved)
-        w->base.set_target(req, req->tag, message_len);
+    if (w->base.wire.set_target && !req->moved)
+        w->base.wire.set_target(req, req->tag, message_len);
     if (message_len >= DP_SHM_LARGE && !req->moved)
         dp_shm_begin(w, req);
     if (message_len > req->len) {
@@ -187,41 +187,41 @@ static void receive_entries(struct dp_shm_wire *w)
         w->base.moves++;
         dp_shm_ring(w, &w->in->sender_asleep);
     } else if (w->peer_gone)
-        dp_wire_fail(&w->base, DP_ECOMM, "the connection was closed");
+        dp_wire_fail(&w->base.wire, DP_ECOMM, "the connection was closed");
 }
 
-/* ---- the table ----------------------------------------------------------------------------- */
+/* ---- what the table has ----------------------------------------------------------------------------- */
 
 static bool is_connected(struct dp_shm_wire *w)
 {
-    if (w->base.connected)
+    if (w->base.wire.connected)
         return true;
-    w->base.is_reached = true;
-    w->base.is_refused = false;
-    w->base.connected = dp_connector_connect(&w->connector, &w->base, &w->fd);
-    if (!w->base.connected)
+    w->base.wire.is_reached = true;
+    w->base.wire.is_refused = false;
+    w->base.wire.connected = dp_connector_connect(&w->connector, &w->base.wire, &w->fd);
+    if (!w->base.wire.connected)
         return false;
     dp_shm_meet(w);
     return true;
 }
 
-static void shm_progress(struct dp_wire *wire)
+void dp_shm_progress(struct dp_wire *wire)
 {
     struct dp_shm_wire *w = dp_shm_of(wire);
 
-    if (!dp_wire_may_progress(wire) || !is_connected(w))
+    if (!dp_wire_may_progress(&w->base) || !is_connected(w))
         return;
     if (!w->cma.tried)
         dp_shm_try(w);
-    if (wire->sends.head)
+    if (w->base.sends.head)
         send_entries(w);
-    if (wire->sends.head && w->peer_gone) {
+    if (w->base.sends.head && w->peer_gone) {
         w->is_offered = false;
-        dp_wire_fail_sends(wire, "the connection was closed");
+        dp_wire_fail_sends(&w->base, "the connection was closed");
     }
-    if (dp_wire_wants_input(wire))
+    if (dp_wire_wants_input(&w->base))
         receive_entries(w);
-    if (dp_wire_is_busy(wire))
+    if (w->base.sends.head || dp_wire_listens(&w->base))
         look_sometimes(w);
 }
 
@@ -235,14 +235,14 @@ static bool can_send(struct dp_shm_wire *w)
     return w->is_offered ? dp_shm_can_push(w) : has_room(w);
 }
 
-static bool shm_has_message(struct dp_wire *wire)
+bool dp_shm_has_message(struct dp_wire *wire)
 {
     struct dp_shm_wire *w = dp_shm_of(wire);
 
-    return wire->connected && !wire->receives.head && !wire->skip && has_entry(w);
+    return wire->connected && !w->base.receives.head && !w->base.skip && has_entry(w);
 }
 
-static bool shm_arm(struct dp_wire *wire, struct pollfd *fd)
+bool dp_shm_arm(struct dp_wire *wire, struct pollfd *fd)
 {
     struct dp_shm_wire *w = dp_shm_of(wire);
 
@@ -253,14 +253,14 @@ static bool shm_arm(struct dp_wire *wire, struct pollfd *fd)
         return true;
     }
     *fd = (struct pollfd){.fd = w->fd, .events = POLLIN};
-    if (dp_wire_listens(wire))
+    if (dp_wire_listens(&w->base))
         dp_shm_set_asleep(&w->in->receiver_asleep, 1);
-    if (wire->sends.head)
+    if (w->base.sends.head)
         dp_shm_set_asleep(&w->out->sender_asleep, 1);
-    return !(dp_wire_listens(wire) && can_receive(w)) && !(wire->sends.head && can_send(w));
+    return !(dp_wire_listens(&w->base) && can_receive(w)) && !(w->base.sends.head && can_send(w));
 }
 
-static void shm_disarm(struct dp_wire *wire, short revents)
+void dp_shm_disarm(struct dp_wire *wire, short revents)
 {
     struct dp_shm_wire *w = dp_shm_of(wire);
 
@@ -272,17 +272,17 @@ static void shm_disarm(struct dp_wire *wire, short revents)
         dp_shm_look(w);
 }
 
-static void shm_quiesce(struct dp_wire *wire)
+void dp_shm_drop_requests(struct dp_wire *wire)
 {
     dp_shm_loans.end(wire);
     dp_shm_quiesce(dp_shm_of(wire));
 }
 
-static void shm_close(struct dp_wire *wire)
+void dp_shm_close(struct dp_wire *wire)
 {
     struct dp_shm_wire *w = dp_shm_of(wire);
 
-    shm_quiesce(wire);
+    dp_shm_drop_requests(wire);
     dp_cma_fini(&w->cma);
     dp_shm_mappings_fini(&w->mappings);
     dp_connector_fini(&w->connector);
@@ -291,29 +291,3 @@ static void shm_close(struct dp_wire *wire)
         munmap(w->segment, sizeof(*w->segment));
     free(w);
 }
-
-static int shm_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
-{
-    return dp_shm_connect(&dp_wire_shm, address, label, out);
-}
-
-static int shm_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
-{
-    return dp_shm_accept(&dp_wire_shm, listener, label, out);
-}
-
-const struct dp_wire_ops dp_wire_shm = {
-    .name = "shm",
-    .address_bytes = DP_SHM_ADDRESS_BYTES,
-    .listen = dp_shm_listen,
-    .accept = shm_accept,
-    .unlisten = dp_shm_unlisten,
-    .connect = shm_connect,
-    .progress = shm_progress,
-    .has_message = shm_has_message,
-    .arm = shm_arm,
-    .disarm = shm_disarm,
-    .quiesce = shm_quiesce,
-    .close = shm_close,
-    .loans = &dp_shm_loans,
-};

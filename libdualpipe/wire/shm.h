@@ -7,9 +7,9 @@
 #define DP_WIRE_SHM_H
 
 #include "wire/acceptor.h"
+#include "wire/base.h"
 #include "wire/cma.h"
 #include "wire/net.h"
-#include "wire/wire.h"
 #include <dualpipe/dualpipe.h>
 
 #include <stdbool.h>
@@ -187,7 +187,7 @@ struct dp_shm_segment {
 };
 
 struct dp_shm_wire {
-    struct dp_wire base;
+    struct dp_wire_base base;
     struct dp_connector connector; /* until connected */
     int fd;              /* the socket, once connected; else -1 */
     bool peer_gone;      /* what it had sent is still in the ring */
@@ -294,17 +294,13 @@ char *dp_shm_find(struct dp_shm_wire *w, const struct dp_shm_location *place, si
 
 extern const struct dp_wire_loan_ops dp_shm_loans;
 
-/* ---- shm_open.c: connecting ---------------------------------------------------------- */
+/* ---- shm.c: as in struct dp_wire_ops ---------------------------------------------------------- */
 
-enum { DP_SHM_ADDRESS_BYTES = DP_HOST_ID_BYTES + DP_COOKIE_BYTES + 8 };
-
-int dp_shm_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
-                  struct dp_wire_address *address);
-void dp_shm_unlisten(struct dp_wire_listener *listener);
-/* ops: the table of the new wire. */
-int dp_shm_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *address,
-                   uint64_t label, struct dp_wire **out);
-int dp_shm_accept(const struct dp_wire_ops *ops, struct dp_wire_listener *listener,
-                  uint64_t *label, struct dp_wire **out);
+void dp_shm_progress(struct dp_wire *wire);
+bool dp_shm_has_message(struct dp_wire *wire);
+bool dp_shm_arm(struct dp_wire *wire, struct pollfd *fd);
+void dp_shm_disarm(struct dp_wire *wire, short revents);
+void dp_shm_drop_requests(struct dp_wire *wire);
+void dp_shm_close(struct dp_wire *wire);
 
 #endif

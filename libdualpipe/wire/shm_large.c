@@ -249,12 +249,12 @@ static bool take_offer(struct dp_shm_wire *w, const struct dp_shm_entry *entry)
 
     memcpy(&source, entry->bytes, sizeof(source));
     if (len < DP_SHM_LARGE || len > DP_WIRE_MAX_BYTES || req->moved) {
-        dp_wire_fail(&w->base, DP_EMISMATCH, "what arrived is no message");
+        dp_wire_fail(&w->base.wire, DP_EMISMATCH, "what arrived is no message");
         return false;
     }
     req->tag = entry->tag;
-    if (w->base.set_target)
-        w->base.set_target(req, req->tag, len);
+    if (w->base.wire.set_target)
+        w->base.wire.set_target(req, req->tag, len);
     if (len > req->len) {
         req->moved = len;
         dp_shm_free_slot(w);

@@ -35,7 +35,6 @@ struct shm_address {
     uint64_t name;
 };
 _Static_assert(sizeof(struct shm_address) <= sizeof(struct dp_wire_address), "an address fits");
-_Static_assert(sizeof(struct shm_address) == DP_SHM_ADDRESS_BYTES, "as shm.h says");
 
 enum { NAME = sizeof("/dualpipe-0123456789abcdef") - 1 };
 /* Modes of the folder: until the socket listens, and then. */
@@ -77,7 +76,7 @@ bool dp_wire_shm_reaches(const struct dp_wire_address *from, const struct dp_wir
 
 /* ---- making it ----------------------------------------------------------------------------- */
 
-static int new_wire(const struct dp_wire_ops *ops, struct dp_shm_wire **out)
+static int new_wire(struct dp_shm_wire **out)
 {
     struct dp_wire_options options;
     int err = dp_options_read(&dp_wire_option_area, &options);
@@ -87,7 +86,7 @@ static int new_wire(const struct dp_wire_ops *ops, struct dp_shm_wire **out)
     struct dp_shm_wire *w = calloc(1, sizeof(*w));
     if (!w)
         return dp_fail(DP_ENOMEM, "no memory for a wire");
-    dp_wire_init(&w->base, ops);
+    dp_wire_init(&w->base, &dp_wire_shm);
     w->base.buffer_bytes = (size_t)DP_SHM_SLOTS * DP_SHM_SLOT_BYTES;
     w->fd = w->connector.fd = w->connector.passed_fd = -1;
     w->may_use_cma = options.cma;
@@ -150,12 +149,11 @@ static int start_call(struct dp_shm_wire *w, const struct shm_address *a, uint64
     err = dp_connector_start(&w->connector, (struct sockaddr *)&un, sizeof(un), un.sun_path, &hello,
                              a->cookie, fd);
     if (err)
-        dp_wire_fail(&w->base, err, "%s", dp_last_error());
+        dp_wire_fail(&w->base.wire, err, "%s", dp_last_error());
     return 0;
 }
 
-int dp_shm_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *address,
-                   uint64_t label, struct dp_wire **out)
+static int shm_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
 {
     struct dp_wire_address here = {{0}};
     struct shm_address a;
@@ -168,15 +166,15 @@ int dp_shm_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *
         return dp_fail_quietly(DP_EUNSUPPORTED,
                                "shared memory does not reach another host, container or user");
     struct dp_shm_wire *w;
-    err = new_wire(ops, &w);
+    err = new_wire(&w);
     if (err)
         return err;
     err = start_call(w, &a, label);
     if (err) {
-        dp_wire_close(&w->base);
+        dp_wire_close(&w->base.wire);
         return err;
     }
-    *out = &w->base;
+    *out = &w->base.wire;
     return 0;
 }
 
@@ -259,8 +257,8 @@ static int bind_in(const char *folder, int *out)
     return fail_to_listen(folder, error);
 }
 
-int dp_shm_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
-                  struct dp_wire_address *address)
+static int shm_listen(const struct dp_wire_config *config, struct dp_wire_listener **out,
+                      struct dp_wire_address *address)
 {
     char folder[DP_ACCEPTOR_FOLDER];
     struct shm_address a;
@@ -289,7 +287,7 @@ int dp_shm_listen(const struct dp_wire_config *config, struct dp_wire_listener *
     return 0;
 }
 
-void dp_shm_unlisten(struct dp_wire_listener *listener)
+static void shm_unlisten(struct dp_wire_listener *listener)
 {
     if (listener && listener->owner == getpid())
         remove_folder(listener->folder);
@@ -297,8 +295,7 @@ void dp_shm_unlisten(struct dp_wire_listener *listener)
 }
 
 /* A process that knows the cookie but is of another build is refused: DP_EAGAIN. */
-static int welcome(const struct dp_wire_ops *ops, const struct dp_pending *pending,
-                   struct dp_shm_wire **out)
+static int welcome(const struct dp_pending *pending, struct dp_shm_wire **out)
 {
     if (pending->hello.extra != sizeof(struct dp_shm_segment) || !is_segment(pending->passed_fd)) {
         if (pending->passed_fd < 0) /* the kernel lets go of a file that there is no number for */
@@ -306,7 +303,7 @@ static int welcome(const struct dp_wire_ops *ops, const struct dp_pending *pendi
                    dp_errno_text(EMFILE));
         return DP_EAGAIN;
     }
-    int err = new_wire(ops, out);
+    int err = new_wire(out);
     if (err)
         return err;
     err = map_segment(*out, pending->passed_fd, false);
@@ -315,8 +312,7 @@ static int welcome(const struct dp_wire_ops *ops, const struct dp_pending *pendi
     return err;
 }
 
-int dp_shm_accept(const struct dp_wire_ops *ops, struct dp_wire_listener *listener,
-                  uint64_t *label, struct dp_wire **out)
+static int shm_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
 {
     struct dp_pending pending;
     struct dp_shm_wire *w;
@@ -324,16 +320,32 @@ int dp_shm_accept(const struct dp_wire_ops *ops, struct dp_wire_listener *listen
 
     if (err)
         return err;
-    err = welcome(ops, &pending, &w);
+    err = welcome(&pending, &w);
     dp_fd_close(pending.passed_fd);
     if (err) {
         dp_fd_close(pending.fd);
         return err;
     }
     w->fd = pending.fd;
-    w->base.connected = true;
+    w->base.wire.connected = true;
     dp_shm_meet(w);
     *label = pending.hello.label;
-    *out = &w->base;
+    *out = &w->base.wire;
     return 0;
 }
+
+const struct dp_wire_ops dp_wire_shm = {
+    .name = "shm",
+    .address_bytes = sizeof(struct shm_address),
+    .listen = shm_listen,
+    .accept = shm_accept,
+    .unlisten = shm_unlisten,
+    .connect = shm_connect,
+    .progress = dp_shm_progress,
+    .has_message = dp_shm_has_message,
+    .arm = dp_shm_arm,
+    .disarm = dp_shm_disarm,
+    .quiesce = dp_shm_drop_requests,
+    .close = dp_shm_close,
+    .loans = &dp_shm_loans,
+};

@@ -11,8 +11,106 @@
 #include "base/fail.h"
 
 #include <netinet/tcp.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+
+enum { MOST_UNREAD = 4 << 20 }; /* a peer may go on sending while its input is thrown away */
+
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+/* The system resets a connection that is closed with unread input, and drops what it has still to
+ * send. */
+static void discard_input(int fd)
+{
+    char unread[DP_TCP_READ_AHEAD];
+
+    for (int i = 0; i < MOST_UNREAD / DP_TCP_READ_AHEAD; i++)
+        if (recv(fd, unread, sizeof(unread), MSG_DONTWAIT) <= 0)
+            return;
+}
+
+void dp_tcp_close(struct dp_wire *wire)
+{
+    struct dp_tcp_wire *w = dp_tcp_of(wire);
+
+    for (int i = 0; i < w->count; i++) {
+        dp_connector_fini(&w->sockets[i].connector);
+        discard_input(w->sockets[i].fd);
+        dp_fd_close(w->sockets[i].fd);
+    }
+    dp_fd_close(w->epoll_fd);
+    free(w);
+}
+
+/* ---- connecting ------------------------------------------------------------------------------- */
+
+void dp_tcp_put_socket(struct dp_tcp_wire *w, int index, int fd)
+{
+    w->sockets[index].fd = fd;
+    dp_tcp_socket_tune(fd, w->buffer_kib, w->count > 1);
+}
+
+/* false: not yet, or never. */
+static bool go_on_calling(struct dp_tcp_wire *w, int index)
+{
+    struct dp_connector *connector = &w->sockets[index].connector;
+    int fd;
+
+    if (!dp_connector_connect(connector, &w->base.wire, &fd))
+        return false;
+    dp_tcp_put_socket(w, index, fd);
+    if (!index)
+        memcpy(w->session, connector->session, sizeof(w->session));
+    return true;
+}
+
+/* Of the sockets that are connected, one has been closed by the other side. */
+static bool is_dropped(const struct dp_tcp_wire *w)
+{
+    bool is_open = true;
+    char byte;
+
+    for (int i = 0; i < w->count && is_open; i++) {
+        const ssize_t n =
+            w->sockets[i].fd < 0 ? 1 : recv(w->sockets[i].fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+        is_open = n > 0 || (n < 0 && errno == EAGAIN);
+    }
+    return !is_open;
+}
+
+/* The acceptor has not waited for the rest of the wire, as this side was stopped or held up. */
+static void start_over(struct dp_tcp_wire *w)
+{
+    for (int i = 0; i < w->count && !w->base.wire.error; i++) {
+        struct dp_connector before = w->sockets[i].connector;
+        dp_connector_fini(&before);
+        dp_fd_close(w->sockets[i].fd);
+        w->sockets[i].fd = -1;
+        if (dp_connector_start(&w->sockets[i].connector, (struct sockaddr *)&before.address,
+                               before.address_len, before.where, &before.hello, before.cookie, -1))
+            dp_wire_fail(&w->base.wire, DP_EIO, "%s", dp_last_error());
+    }
+}
+
+static bool is_connected(struct dp_tcp_wire *w)
+{
+    int missing = 0;
+
+    if (w->base.wire.connected)
+        return true;
+    w->base.wire.is_reached = true;
+    w->base.wire.is_refused = false;
+    for (int i = 0; i < w->count && !w->base.wire.error; i++)
+        missing += w->sockets[i].fd < 0 && !go_on_calling(w, i);
+    const bool some = w->count > 1 && missing < w->count && !w->base.wire.error;
+    if (some && is_dropped(w)) {
+        start_over(w);
+        missing = w->count;
+    }
+    w->base.wire.connected = !missing && !w->base.wire.error;
+    return w->base.wire.connected;
+}
 
 /* ---- signs of life -------------------------------------------------------------------------- */
 
@@ -22,19 +120,19 @@ static void look_for_life(struct dp_tcp_wire *w)
 {
     const int64_t now_ns = dp_now_ns();
     struct dp_tcp_life life;
-    char why[sizeof(w->base.why)];
+    char why[sizeof(w->base.wire.why)];
 
     if (!w->timeout_ns || now_ns - w->looked_ns < DP_NS_PER_S)
         return;
     w->looked_ns = now_ns;
-    for (int i = 0; i < w->count && !w->base.error; i++) {
-        if (!w->base.connected)
+    for (int i = 0; i < w->count && !w->base.wire.error; i++) {
+        if (!w->base.wire.connected)
             dp_tcp_socket_keep_alive(dp_tcp_fd(&w->sockets[i]), w->timeout_ns);
         dp_tcp_socket_look(dp_tcp_fd(&w->sockets[i]), &life);
         if (!life.is_unanswered || life.silent_ns <= w->timeout_ns)
             continue;
         dp_tcp_describe(w, i, 0, why, sizeof(why));
-        dp_wire_fail(&w->base, DP_ECOMM, "%s", why);
+        dp_wire_fail(&w->base.wire, DP_ECOMM, "%s", why);
     }
 }
 
@@ -48,41 +146,41 @@ void dp_wire_tcp_set_timeout(struct dp_wire *wire, int64_t ns)
         dp_tcp_socket_keep_alive(dp_tcp_fd(&w->sockets[i]), ns);
 }
 
-/* ---- the table ----------------------------------------------------------------------------- */
+/* ---- what the table has ----------------------------------------------------------------------------- */
 
 /* Of one socket both ways go down together, and what had come may be read until then; of several,
  * the others might stay open for ever. */
 static void give_up_sending(struct dp_tcp_wire *w, bool may_receive_more)
 {
-    char why[sizeof(w->base.why)];
+    char why[sizeof(w->base.wire.why)];
 
     dp_tcp_describe(w, w->broken, w->send_error, why, sizeof(why));
     dp_wire_fail_sends(&w->base, why);
     if (w->count > 1 && !may_receive_more)
-        dp_wire_fail(&w->base, DP_ECOMM, "%s", why);
+        dp_wire_fail(&w->base.wire, DP_ECOMM, "%s", why);
 }
 
-static void tcp_progress(struct dp_wire *wire)
+void dp_tcp_progress(struct dp_wire *wire)
 {
     struct dp_tcp_wire *w = dp_tcp_of(wire);
     const struct dp_tcp_socket *first = w->sockets;
     bool more = true;
 
-    if (!dp_wire_may_progress(wire))
+    if (!dp_wire_may_progress(&w->base))
         return;
-    if (!dp_tcp_is_connected(w)) {
+    if (!is_connected(w)) {
         look_for_life(w);
         return;
     }
     if (!w->send_error)
         dp_tcp_send_all(w);
-    for (int i = 0; i < DP_TCP_TURNS && more && dp_wire_wants_input(wire); i++)
+    for (int i = 0; i < DP_TCP_TURNS && more && dp_wire_wants_input(&w->base); i++)
         more = !dp_tcp_receive_some(w);
     wire->nothing_ahead = !dp_tcp_ahead(first) && !first->has_ended &&
                           (w->has_message || !first->has_in);
     if (w->send_error)
         give_up_sending(w, more);
-    else if (!more || wire->sends.head)
+    else if (!more || w->base.sends.head)
         look_for_life(w);
 }
 
@@ -150,13 +248,13 @@ static bool arm_sockets(struct dp_tcp_wire *w, struct pollfd *fd)
 }
 
 /* The end of the stream is not looked at again, nor is it polled for. */
-static bool tcp_has_message(struct dp_wire *wire)
+bool dp_tcp_has_message(struct dp_wire *wire)
 {
     struct dp_tcp_wire *w = dp_tcp_of(wire);
     struct dp_tcp_socket *s = w->sockets;
     char byte;
 
-    if (!wire->connected || wire->receives.head || wire->skip)
+    if (!wire->connected || w->base.receives.head || w->base.skip)
         return false;
     if (s->has_in || dp_tcp_ahead(s))
         return true;
@@ -169,7 +267,7 @@ static bool tcp_has_message(struct dp_wire *wire)
     return n == 1;
 }
 
-static bool tcp_arm(struct dp_wire *wire, struct pollfd *fd)
+bool dp_tcp_arm(struct dp_wire *wire, struct pollfd *fd)
 {
     struct dp_tcp_wire *w = dp_tcp_of(wire);
     int calling = 0;
@@ -184,14 +282,14 @@ static bool tcp_arm(struct dp_wire *wire, struct pollfd *fd)
     return true;
 }
 
-static void tcp_disarm(struct dp_wire *wire, short revents)
+void dp_tcp_disarm(struct dp_wire *wire, short revents)
 {
     (void)wire;
     (void)revents;
 }
 
 /* Memory is read and written in progress only. */
-static void tcp_quiesce(struct dp_wire *wire)
+void dp_tcp_quiesce(struct dp_wire *wire)
 {
     (void)wire;
 }
@@ -239,28 +337,3 @@ void dp_wire_tcp_hide(const struct dp_wire *wire, bool by_connector,
         a.cookie[i] ^= pad[i];
     memcpy(address, &a, sizeof(a));
 }
-
-static int tcp_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
-{
-    return dp_tcp_connect(&dp_wire_tcp, address, label, out);
-}
-
-static int tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
-{
-    return dp_tcp_accept(&dp_wire_tcp, listener, label, out);
-}
-
-const struct dp_wire_ops dp_wire_tcp = {
-    .name = "tcp",
-    .address_bytes = sizeof(struct dp_tcp_address),
-    .listen = dp_wire_tcp_listen,
-    .accept = tcp_accept,
-    .unlisten = dp_tcp_unlisten,
-    .connect = tcp_connect,
-    .progress = tcp_progress,
-    .has_message = tcp_has_message,
-    .arm = tcp_arm,
-    .disarm = tcp_disarm,
-    .quiesce = tcp_quiesce,
-    .close = dp_tcp_close,
-};

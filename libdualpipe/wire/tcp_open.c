@@ -17,14 +17,11 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-enum {
-    LEAST_BUFFER_BYTES = 64 << 10, /* what fits in any case */
-    MOST_UNREAD = 4 << 20,         /* a peer may go on sending while its input is thrown away */
-};
+enum { LEAST_BUFFER_BYTES = 64 << 10 }; /* what fits in any case */
 
 /* ---- a wire ------------------------------------------------------------------------------- */
 
-static int new_wire(const struct dp_wire_ops *ops, int count, struct dp_tcp_wire **out)
+static int new_wire(int count, struct dp_tcp_wire **out)
 {
     struct dp_wire_options options;
     int err = dp_options_read(&dp_wire_option_area, &options);
@@ -34,7 +31,7 @@ static int new_wire(const struct dp_wire_ops *ops, int count, struct dp_tcp_wire
     struct dp_tcp_wire *w = calloc(1, sizeof(*w) + (size_t)count * sizeof(w->sockets[0]));
     if (!w)
         return dp_fail(DP_ENOMEM, "no memory for a connection");
-    dp_wire_init(&w->base, ops);
+    dp_wire_init(&w->base, &dp_wire_tcp);
     w->base.buffer_bytes = LEAST_BUFFER_BYTES;
     w->buffer_kib = options.tcp_buffer_kib;
     w->count = count;
@@ -47,41 +44,11 @@ static int new_wire(const struct dp_wire_ops *ops, int count, struct dp_tcp_wire
         w->epoll_fd = dp_socket_epoll();
     if (count > 1 && w->epoll_fd < 0) {
         err = dp_fail(DP_EIO, "no epoll for a connection: %s", dp_errno_text(errno));
-        dp_tcp_close(&w->base);
+        dp_tcp_close(&w->base.wire);
         return err;
     }
     *out = w;
     return 0;
-}
-
-/* The system resets a connection that is closed with unread input, and drops what it has still to
- * send. */
-static void discard_input(int fd)
-{
-    char unread[DP_TCP_READ_AHEAD];
-
-    for (int i = 0; i < MOST_UNREAD / DP_TCP_READ_AHEAD; i++)
-        if (recv(fd, unread, sizeof(unread), MSG_DONTWAIT) <= 0)
-            return;
-}
-
-void dp_tcp_close(struct dp_wire *wire)
-{
-    struct dp_tcp_wire *w = dp_tcp_of(wire);
-
-    for (int i = 0; i < w->count; i++) {
-        dp_connector_fini(&w->sockets[i].connector);
-        discard_input(w->sockets[i].fd);
-        dp_fd_close(w->sockets[i].fd);
-    }
-    dp_fd_close(w->epoll_fd);
-    free(w);
-}
-
-static void put_socket(struct dp_tcp_wire *w, int index, int fd)
-{
-    w->sockets[index].fd = fd;
-    dp_tcp_socket_tune(fd, w->buffer_kib, w->count > 1);
 }
 
 /* ---- what a hello says of its socket ------------------------------------------------------ */
@@ -146,8 +113,7 @@ static int start_calls(struct dp_tcp_wire *w, const union dp_sockaddr *place,
     return err;
 }
 
-int dp_tcp_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *address,
-                   uint64_t label, struct dp_wire **out)
+static int tcp_connect(const struct dp_wire_address *address, uint64_t label, struct dp_wire **out)
 {
     struct dp_hello hello = {.kind = DP_HELLO_TCP, .label = label};
     uint8_t cookie[DP_COOKIE_BYTES];
@@ -160,7 +126,7 @@ int dp_tcp_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *
         err = dp_wire_tcp_way(address, &place, cookie, &theirs);
     if (err)
         return err;
-    err = new_wire(ops, choose_count(&place, theirs, options.tcp_sockets), &w);
+    err = new_wire(choose_count(&place, theirs, options.tcp_sockets), &w);
     if (err)
         return err;
     if (w->count > 1)
@@ -169,78 +135,17 @@ int dp_tcp_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *
     if (!err)
         err = start_calls(w, &place, cookie, &hello);
     if (err)
-        dp_wire_fail(&w->base, err, "%s", dp_last_error());
-    *out = &w->base;
+        dp_wire_fail(&w->base.wire, err, "%s", dp_last_error());
+    *out = &w->base.wire;
     return 0;
-}
-
-/* false: not yet, or never. */
-static bool go_on_calling(struct dp_tcp_wire *w, int index)
-{
-    struct dp_connector *connector = &w->sockets[index].connector;
-    int fd;
-
-    if (!dp_connector_connect(connector, &w->base, &fd))
-        return false;
-    put_socket(w, index, fd);
-    if (!index)
-        memcpy(w->session, connector->session, sizeof(w->session));
-    return true;
-}
-
-/* Of the sockets that are connected, one has been closed by the other side. */
-static bool is_dropped(const struct dp_tcp_wire *w)
-{
-    bool is_open = true;
-    char byte;
-
-    for (int i = 0; i < w->count && is_open; i++) {
-        const ssize_t n =
-            w->sockets[i].fd < 0 ? 1 : recv(w->sockets[i].fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-        is_open = n > 0 || (n < 0 && errno == EAGAIN);
-    }
-    return !is_open;
-}
-
-/* The acceptor has not waited for the rest of the wire, as this side was stopped or held up. */
-static void start_over(struct dp_tcp_wire *w)
-{
-    for (int i = 0; i < w->count && !w->base.error; i++) {
-        struct dp_connector before = w->sockets[i].connector;
-        dp_connector_fini(&before);
-        dp_fd_close(w->sockets[i].fd);
-        w->sockets[i].fd = -1;
-        if (dp_connector_start(&w->sockets[i].connector, (struct sockaddr *)&before.address,
-                               before.address_len, before.where, &before.hello, before.cookie, -1))
-            dp_wire_fail(&w->base, DP_EIO, "%s", dp_last_error());
-    }
-}
-
-bool dp_tcp_is_connected(struct dp_tcp_wire *w)
-{
-    int missing = 0;
-
-    if (w->base.connected)
-        return true;
-    w->base.is_reached = true;
-    w->base.is_refused = false;
-    for (int i = 0; i < w->count && !w->base.error; i++)
-        missing += w->sockets[i].fd < 0 && !go_on_calling(w, i);
-    const bool some = w->count > 1 && missing < w->count && !w->base.error;
-    if (some && is_dropped(w)) {
-        start_over(w);
-        missing = w->count;
-    }
-    w->base.connected = !missing && !w->base.error;
-    return w->base.connected;
 }
 
 /* ---- accept ------------------------------------------------------------------------------- */
 
 /* The wire that a pending's socket belongs to, new if it is the first one of it; NULL if it belongs
  * to none: such a wire is there, but not so. */
-static int find_incomplete(const struct dp_wire_ops *ops, struct dp_wire_listener *acceptor,
-                           const struct dp_hello *hello, struct dp_tcp_wire **out)
+static int find_incomplete(struct dp_wire_listener *acceptor, const struct dp_hello *hello,
+                           struct dp_tcp_wire **out)
 {
     const int count = count_of(hello), index = index_of(hello);
     struct dp_tcp_wire *w = acceptor->incomplete;
@@ -255,7 +160,7 @@ static int find_incomplete(const struct dp_wire_ops *ops, struct dp_wire_listene
             *out = w;
         return 0;
     }
-    int err = new_wire(ops, count, &w);
+    int err = new_wire(count, &w);
     if (err)
         return err;
     w->token = token_of(hello);
@@ -285,18 +190,18 @@ static bool is_whole(const struct dp_tcp_wire *w)
 }
 
 /* Takes the pending's files. *out stays NULL while the wire lacks others. */
-static int attach(const struct dp_wire_ops *ops, struct dp_wire_listener *acceptor,
-                  const struct dp_pending *pending, struct dp_tcp_wire **out)
+static int attach(struct dp_wire_listener *acceptor, const struct dp_pending *pending,
+                  struct dp_tcp_wire **out)
 {
     struct dp_tcp_wire *w;
-    const int err = find_incomplete(ops, acceptor, &pending->hello, &w);
+    const int err = find_incomplete(acceptor, &pending->hello, &w);
 
     dp_fd_close(pending->passed_fd);
     if (err || !w) {
         dp_fd_close(pending->fd);
         return err;
     }
-    put_socket(w, index_of(&pending->hello), pending->fd);
+    dp_tcp_put_socket(w, index_of(&pending->hello), pending->fd);
     if (!index_of(&pending->hello))
         memcpy(w->session, pending->session, sizeof(w->session));
     if (!is_whole(w))
@@ -315,12 +220,11 @@ static void drop_incomplete(struct dp_wire_listener *acceptor, int64_t now_ns)
             continue;
         }
         *link = w->next_incomplete;
-        dp_tcp_close(&w->base);
+        dp_tcp_close(&w->base.wire);
     }
 }
 
-int dp_tcp_accept(const struct dp_wire_ops *ops, struct dp_wire_listener *listener,
-                  uint64_t *label, struct dp_wire **out)
+static int tcp_accept(struct dp_wire_listener *listener, uint64_t *label, struct dp_wire **out)
 {
     struct dp_tcp_wire *w = NULL;
     struct dp_pending pending;
@@ -329,21 +233,36 @@ int dp_tcp_accept(const struct dp_wire_ops *ops, struct dp_wire_listener *listen
     while (!err && !w) {
         err = dp_acceptor_admit(listener, &pending);
         if (!err)
-            err = attach(ops, listener, &pending, &w);
+            err = attach(listener, &pending, &w);
     }
     if (listener->incomplete)
         drop_incomplete(listener, dp_now_ns());
     if (err)
         return err;
-    w->base.connected = true;
+    w->base.wire.connected = true;
     *label = w->label;
-    *out = &w->base;
+    *out = &w->base.wire;
     return 0;
 }
 
-void dp_tcp_unlisten(struct dp_wire_listener *listener)
+static void tcp_unlisten(struct dp_wire_listener *listener)
 {
     if (listener)
         drop_incomplete(listener, INT64_MAX);
     dp_acceptor_close(listener);
 }
+
+const struct dp_wire_ops dp_wire_tcp = {
+    .name = "tcp",
+    .address_bytes = sizeof(struct dp_tcp_address),
+    .listen = dp_wire_tcp_listen,
+    .accept = tcp_accept,
+    .unlisten = tcp_unlisten,
+    .connect = tcp_connect,
+    .progress = dp_tcp_progress,
+    .has_message = dp_tcp_has_message,
+    .arm = dp_tcp_arm,
+    .disarm = dp_tcp_disarm,
+    .quiesce = dp_tcp_quiesce,
+    .close = dp_tcp_close,
+};

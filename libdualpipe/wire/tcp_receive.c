@@ -10,7 +10,7 @@
 
 static int nonsense(struct dp_tcp_wire *w)
 {
-    dp_wire_fail(&w->base, DP_EMISMATCH, "what arrived is no message");
+    dp_wire_fail(&w->base.wire, DP_EMISMATCH, "what arrived is no message");
     return DP_EMISMATCH;
 }
 
@@ -20,12 +20,12 @@ static void say_lost(struct dp_tcp_wire *w, int index, int error)
 {
     if (error == EPIPE && w->send_error)
         error = w->send_error;
-    char why[sizeof(w->base.why)];
+    char why[sizeof(w->base.wire.why)];
 
     dp_tcp_describe(w, index, error, why, sizeof(why));
-    w->base.is_closed = error == EPIPE; /* what was said to a peer that had left, too */
-    w->base.is_reset = error == ECONNRESET;
-    dp_wire_fail(&w->base, DP_ECOMM, "%s", why);
+    w->base.wire.is_closed = error == EPIPE; /* what was said to a peer that had left, too */
+    w->base.wire.is_reset = error == ECONNRESET;
+    dp_wire_fail(&w->base.wire, DP_ECOMM, "%s", why);
 }
 
 /* ---- bytes -------------------------------------------------------------------------------- */
@@ -38,7 +38,7 @@ static size_t ahead_limit(const struct dp_tcp_wire *w, const struct dp_tcp_socke
         return DP_TCP_READ_AHEAD;
     if (s != w->sockets)
         return sizeof(s->in);
-    size_t len = s->has_in || w->base.set_target ? dp_tcp_part(&s->in) : w->base.receives.head->len;
+    size_t len = s->has_in || w->base.wire.set_target ? dp_tcp_part(&s->in) : w->base.receives.head->len;
     return len > DP_TCP_READ_AHEAD ? sizeof(s->in) : DP_TCP_READ_AHEAD;
 }
 
@@ -132,8 +132,8 @@ static int learn_message(struct dp_tcp_wire *w)
     w->message = s->in;
     w->has_message = true;
     w->got = 0;
-    if (w->base.set_target)
-        w->base.set_target(req, w->message.tag, w->message.len);
+    if (w->base.wire.set_target)
+        w->base.wire.set_target(req, w->message.tag, w->message.len);
     if (w->message.len > req->len)
         refuse_message(w);
     return 0;

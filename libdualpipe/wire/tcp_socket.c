@@ -156,7 +156,7 @@ void dp_tcp_describe(const struct dp_tcp_wire *w, int index, int error, char *te
     if (w->count > 1)
         dp_snprintf(which, sizeof(which), "socket %d of %d: ", index + 1, w->count);
     if (is_network)
-        dp_wire_tcp_tell(&w->base, facts, sizeof(facts));
+        dp_wire_tcp_tell(&w->base.wire, facts, sizeof(facts));
     dp_snprintf(text, room, "%s%s%s%s%s", which,
                 !error || (error == ETIMEDOUT && w->timeout_ns) ? silence
                 : error == EPIPE                                ? "the connection was closed"

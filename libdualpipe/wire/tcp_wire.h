@@ -14,6 +14,7 @@
 #define DP_WIRE_TCP_WIRE_H
 
 #include "wire/acceptor.h"
+#include "wire/base.h"
 #include "wire/tcp.h"
 
 enum {
@@ -63,7 +64,7 @@ struct dp_tcp_socket {
 
 /* Sends are counted from the wire's beginning: done <= begun, done <= cut. */
 struct dp_tcp_wire {
-    struct dp_wire base;
+    struct dp_wire_base base;
     int64_t buffer_kib; /* the user's option */
     int64_t timeout_ns; /* of the peer's host, 0: the system's; */
     int64_t looked_ns;  /* it was last looked at */
@@ -160,17 +161,16 @@ int dp_tcp_receive_some(struct dp_tcp_wire *w);
 /* Whether receiving depends on what comes by this socket. */
 bool dp_tcp_is_wanted(const struct dp_tcp_wire *w, int index);
 
-/* ---- how they come to be (tcp_open.c) ----------------------------------------------------- */
+/* ---- a wire (tcp.c), as in struct dp_wire_ops --------------------------------------------- */
 
-/* ops: the table of the new wire. */
-int dp_tcp_connect(const struct dp_wire_ops *ops, const struct dp_wire_address *address,
-                   uint64_t label, struct dp_wire **out);
-/* Whether all sockets are there; fails the wire if that cannot be. */
-bool dp_tcp_is_connected(struct dp_tcp_wire *w);
-int dp_tcp_accept(const struct dp_wire_ops *ops, struct dp_wire_listener *listener,
-                  uint64_t *label, struct dp_wire **out);
-void dp_tcp_unlisten(struct dp_wire_listener *listener);
+void dp_tcp_progress(struct dp_wire *wire);
+bool dp_tcp_has_message(struct dp_wire *wire);
+bool dp_tcp_arm(struct dp_wire *wire, struct pollfd *fd);
+void dp_tcp_disarm(struct dp_wire *wire, short revents);
+void dp_tcp_quiesce(struct dp_wire *wire);
 void dp_tcp_close(struct dp_wire *wire);
+/* It is connected. */
+void dp_tcp_put_socket(struct dp_tcp_wire *w, int index, int fd);
 
 /* ---- where to, and over how many (tcp_route.c) -------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "wire/wire.h"
+#include "wire/base.h"
 
 #include "wire/sockets.h"
 #include "wire/tcp.h"
@@ -7,16 +7,20 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-static void empty(struct dp_wire_queue *queue)
-{
-    queue->head = NULL;
-    queue->end = &queue->head;
-}
-
 static void push(struct dp_wire_queue *queue, struct dp_wire_request *req)
 {
     *queue->end = req;
     queue->end = &req->next;
+}
+
+static struct dp_wire_base *of(struct dp_wire *wire)
+{
+    return (struct dp_wire_base *)wire;
+}
+
+static const struct dp_wire_base *of_const(const struct dp_wire *wire)
+{
+    return (const struct dp_wire_base *)wire;
 }
 
 /* false: the wire is broken, and the request is done. */
@@ -34,14 +38,14 @@ void dp_wire_isend(struct dp_wire *wire, uint64_t tag, const void *buf, size_t l
 {
     *req = (struct dp_wire_request){
         .buf = (char *)buf, .len = len, .tag = tag, .status = DP_EAGAIN};
-    if (start(wire, &wire->sends, req))
+    if (start(wire, &of(wire)->sends, req))
         wire->ops->progress(wire);
 }
 
 void dp_wire_irecv(struct dp_wire *wire, void *buf, size_t room, struct dp_wire_request *req)
 {
     *req = (struct dp_wire_request){.buf = buf, .len = room, .status = DP_EAGAIN};
-    if (start(wire, &wire->receives, req) && !wire->nothing_ahead)
+    if (start(wire, &of(wire)->receives, req) && !wire->nothing_ahead)
         wire->ops->progress(wire);
 }
 
@@ -51,21 +55,46 @@ void dp_wire_close(struct dp_wire *wire)
         wire->ops->close(wire);
 }
 
-void dp_wire_init(struct dp_wire *wire, const struct dp_wire_ops *ops)
+void dp_wire_expect(struct dp_wire *wire, bool expects)
 {
-    wire->ops = ops;
-    wire->forks = dp_forks_passed;
-    empty(&wire->sends);
-    empty(&wire->receives);
+    of(wire)->expects = expects;
 }
 
-bool dp_wire_check_fork(struct dp_wire *wire)
+bool dp_wire_is_sending(const struct dp_wire *wire)
 {
-    if (!wire->error && wire->forks != dp_forks_passed)
+    return of_const(wire)->sends.head;
+}
+
+bool dp_wire_is_busy(const struct dp_wire *wire)
+{
+    return of_const(wire)->sends.head || dp_wire_listens(of_const(wire));
+}
+
+/* A send that is not done yet found the wire full, and so will one that is too long for it. */
+bool dp_wire_needs_progress(const struct dp_wire *wire)
+{
+    const struct dp_wire_base *base = of_const(wire);
+
+    if (base->sends.head)
+        return true;
+    for (const struct dp_wire_request *req = base->receives.head; req; req = req->next)
+        if (req->len > base->buffer_bytes)
+            return true;
+    return false;
+}
+
+unsigned dp_wire_moves(const struct dp_wire *wire)
+{
+    return of_const(wire)->moves;
+}
+
+bool dp_wire_check_fork(struct dp_wire_base *base)
+{
+    if (!base->wire.error && base->forks != dp_forks_passed)
         dp_wire_fail(
-            wire, DP_ECOMM,
+            &base->wire, DP_ECOMM,
             "this process was forked after the connection was made, which is its parent's");
-    return !wire->error;
+    return !base->wire.error;
 }
 
 static void finish_all(struct dp_wire_queue *queue, int status)
@@ -74,11 +103,11 @@ static void finish_all(struct dp_wire_queue *queue, int status)
         dp_wire_finish_head(queue, status);
 }
 
-void dp_wire_fail_sends(struct dp_wire *wire, const char *reason)
+void dp_wire_fail_sends(struct dp_wire_base *base, const char *reason)
 {
-    if (!wire->why[0])
-        snprintf(wire->why, sizeof(wire->why), "%s", reason);
-    finish_all(&wire->sends, DP_ECOMM);
+    if (!base->wire.why[0])
+        snprintf(base->wire.why, sizeof(base->wire.why), "%s", reason);
+    finish_all(&base->sends, DP_ECOMM);
 }
 
 void dp_wire_fail(struct dp_wire *wire, int error, const char *fmt, ...)
@@ -91,10 +120,10 @@ void dp_wire_fail(struct dp_wire *wire, int error, const char *fmt, ...)
         vsnprintf(wire->why, sizeof(wire->why), fmt, args);
         va_end(args);
     }
-    wire->skip = 0;
+    of(wire)->skip = 0;
     wire->ops->quiesce(wire);
-    finish_all(&wire->sends, wire->error);
-    finish_all(&wire->receives, wire->error);
+    finish_all(&of(wire)->sends, wire->error);
+    finish_all(&of(wire)->receives, wire->error);
 }
 
 /* ---- wire options ---------------------------------------------------------------------------- */

@@ -132,21 +132,18 @@ struct dp_wire_ops {
     const struct dp_wire_loan_ops *loans; /* NULL: no memory is lent */
 };
 
-/* The part that every wire begins with. */
+/* What a wire and its user tell each other. It begins a struct dp_wire_base (wire/base.h), which its users
+ * do not see. */
 struct dp_wire {
     const struct dp_wire_ops *ops;
-    struct dp_wire_queue sends, receives;
-    size_t skip;    /* bytes of a message that was too long for its receive, still to come */
-    size_t buffer_bytes; /* about how much is sent before there is a receive */
-    bool connected;      /* the handshake is done; MPI has none: the peer has given a sign */
-    unsigned moves;      /* calls that have moved bytes */
-    unsigned forks;      /* dp_forks_passed when it was made */
-    bool expects; /* set by the user: wake up for a message without a receive, see has_message */
-    bool nothing_ahead;  /* polling takes a system call: a new receive waits for progress */
-    /* shm and tcp; NULL as a rule, the user may set it: called when tag and length of a message are
-     * known and before its first byte is stored, to say in the receive's buf and len where to. It
-     * may be called twice for one message, and says the same then. */
+
+    /* shm and tcp; NULL as a rule, the user may set it: called when tag and length of a message are known and before its
+     * first byte is stored, to say in the receive's buf and len where to. It may be called twice for
+     * one message, and says the same then. */
     void (*set_target)(struct dp_wire_request *receive, uint64_t tag, size_t message_len);
+
+    bool connected;     /* the handshake is done; MPI has none: the peer has given a sign */
+    bool nothing_ahead; /* polling takes a system call: a new receive waits for progress */
     bool is_closed;  /* tcp, with an error: the peer has closed it or ended, as opposed to a lost
                         connection */
     bool is_reset; /* tcp, with an error: a reset came: the peer has ended without having read all,
@@ -171,49 +168,21 @@ void dp_wire_irecv(struct dp_wire *wire, void *buf, size_t room, struct dp_wire_
 /* wire may be NULL. Requests in flight are dropped. */
 void dp_wire_close(struct dp_wire *wire);
 
-/* Whether something is expected from the other side. */
-static inline bool dp_wire_wants_input(const struct dp_wire *wire)
-{
-    return wire->receives.head || wire->skip;
-}
-
-/* Whether a message of the other side would be news. */
-static inline bool dp_wire_listens(const struct dp_wire *wire)
-{
-    return wire->expects || dp_wire_wants_input(wire);
-}
-
-static inline bool dp_wire_is_busy(const struct dp_wire *wire)
-{
-    return wire->sends.head || dp_wire_listens(wire);
-}
-
-/* ---- for implementations --------------------------------------------------------- */
-
-void dp_wire_init(struct dp_wire *wire, const struct dp_wire_ops *ops);
-/* dp_wire_may_progress, of a wire that is broken or was made before a fork. */
-bool dp_wire_check_fork(struct dp_wire *wire);
-/* What progress begins with. false: the wire is broken; also, from now on, if it is a parent's,
- * whose ring and socket a child must leave alone. */
-static inline bool dp_wire_may_progress(struct dp_wire *wire)
-{
-    return (!wire->error && wire->forks == dp_forks_passed) || dp_wire_check_fork(wire);
-}
-/* The head of the queue is done; 0 or DP_EMISMATCH. */
-static inline void dp_wire_finish_head(struct dp_wire_queue *queue, int status)
-{
-    struct dp_wire_request *req = queue->head;
-
-    queue->head = req->next;
-    if (!queue->head)
-        queue->end = &queue->head;
-    req->status = status;
-}
-/* The peer receives nothing any more, but what it sent before may still be received: finish the
- * sends with DP_ECOMM. `reason` becomes why, unless there is one. */
-void dp_wire_fail_sends(struct dp_wire *wire, const char *reason);
 /* Set error and why unless they are set; finish all requests. */
 void dp_wire_fail(struct dp_wire *wire, int error, const char *fmt, ...) DP_PRINTF(3, 4);
+/* Wake up for a message without a receive, see has_message. */
+void dp_wire_expect(struct dp_wire *wire, bool expects);
+/* Whether there is a send that is not done; that, or a message of the other side would be news. */
+bool dp_wire_is_sending(const struct dp_wire *wire);
+bool dp_wire_is_busy(const struct dp_wire *wire);
+/* Whether a request waits that is more than the wire takes without progress here. */
+bool dp_wire_needs_progress(const struct dp_wire *wire);
+/* Calls that have moved bytes. */
+unsigned dp_wire_moves(const struct dp_wire *wire);
+/* After so long a pending connection may lose its place to a new one, see wire/acceptor.h. */
+#define DP_ACCEPTOR_EVICT_NS INT64_C(500000000)
+/* About to sleep: what to poll for at a listener. false: connections are pending, look again soon. */
+bool dp_acceptor_arm(const struct dp_wire_listener *acceptor, struct pollfd *fd);
 
 /* ---- wire options ---------------------------------------------------------------------------- */
 

@@ -20,7 +20,7 @@ owners()
             includes[FILENAME] = includes[FILENAME] " " target
         }
         /^struct [a-z0-9_]+ \{$/ && FILENAME ~ /\.h$/ && FILENAME !~ /\/include\// { name = $2; members = 0 }
-        name != "" && /;/ { line = $0; sub(/\/\*.*/, "", line); if (line ~ /;/) members += gsub(/,/, "", line) + 1 }
+        name != "" && /;/ { line = $0; gsub(/\/\*.*|\([^()]*\)/, "", line); if (line ~ /;/) members += gsub(/,/, "", line) + 1 }
         name != "" && /^\}/ { if (members >= 12) header[name] = FILENAME; name = "" }
         {
             line = $0

@@ -103,13 +103,13 @@ CASE(calls_that_move_bytes_are_counted)
         dp_wire_irecv(p.b, in, BIG, &receive);
         finish(&p, &receive);
         finish(&p, &send);
-        const unsigned a = p.a->moves, b = p.b->moves;
+        const unsigned a = dp_wire_moves(p.a), b = dp_wire_moves(p.b);
         assert_true(a > 1 && b > 1);
         for (int i = 0; i < 10; i++) {
             progress(p.a);
             progress(p.b);
         }
-        assert_true(p.a->moves == a && p.b->moves == b);
+        assert_true(dp_wire_moves(p.a) == a && dp_wire_moves(p.b) == b);
         free_pair(&p);
     }
 }

@@ -217,7 +217,7 @@ static void exchange(struct pair *p, unsigned seed)
         p->b->ops->progress(p->b);
         if (receive.status != DP_EAGAIN)
             take_one(p->b, &receive, lens[aimed.came]);
-        else if (p->b->ops->arm(p->b, &fd) && !p->a->sends.head)
+        else if (p->b->ops->arm(p->b, &fd) && !dp_wire_is_sending(p->a))
             assert_int_equal(poll(&fd, 1, 20000), 1);
         p->b->ops->disarm(p->b, fd.revents);
         assert_int_equal(p->b->error, 0);
