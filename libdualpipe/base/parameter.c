@@ -2,6 +2,7 @@
 #include <dualpipe/parameter.h>
 
 #include "base/fail.h"
+#include "base/sized.h"
 #include "base/internal.h"
 #include "base/tensor.h"
 
@@ -63,7 +64,9 @@ static int check_one(const struct dp_parameter *p, int32_t index)
     if (p->flags & ~known)
         return dp_fail(DP_EINVAL, "parameter '%s': flags %#x, of which %#x are unknown", p->name,
                        p->flags, p->flags & ~known);
-    err = check_value(p);
+    err = DP_CHECK_RESERVED(p);
+    if (!err)
+        err = check_value(p);
     return err ? err : check_grad(p);
 }
 

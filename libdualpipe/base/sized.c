@@ -26,3 +26,9 @@ void dp_sized_give(void *to, size_t size, const void *own, size_t known)
     if (size > known)
         memset((char *)to + known, 0, size - known);
 }
+
+int dp_reserved_check(const uint64_t words[2], const char *what)
+{
+    return words[0] | words[1] ? dp_fail(DP_EINVAL, "%s: reserved words are set, expected zeros", what)
+                               : 0;
+}

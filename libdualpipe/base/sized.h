@@ -7,12 +7,17 @@
 #define DP_BASE_SIZED_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* The caller's struct, from[size], in own[known], which has what is known even where this fails.
  * DP_EINVAL: beyond that it is not zero. */
 int dp_sized_take(void *own, size_t known, const void *from, size_t size, const char *what);
 /* The other way round: what the caller has room for, and zeros beyond what is known. */
 void dp_sized_give(void *to, size_t size, const void *own, size_t known);
+
+/* The reserved words of a struct that keeps its size. DP_EINVAL unless they are zero. */
+int dp_reserved_check(const uint64_t words[2], const char *what);
+#define DP_CHECK_RESERVED(s) dp_reserved_check((s)->reserved, #s)
 
 /* From here on the pointer `config`, or NULL, is to a struct of this release; else return. */
 #define DP_TAKE(type, config, size)                                                                   \

@@ -6,6 +6,7 @@
 #include "microbatch/tree.h"
 
 #include "base/fail.h"
+#include "base/sized.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,7 +123,7 @@ static int check_arguments(const struct dp_tree *results, int32_t count,
         return dp_fail(DP_EINVAL,
                        "default_spec: %d, expected DP_DEFAULT_CHUNK or DP_DEFAULT_BY_LEAF",
                        (int)o->default_spec);
-    return 0;
+    return DP_CHECK_RESERVED(o);
 }
 
 int dp_merge(const struct dp_tree *results, int32_t count, const struct dp_merge_options *options,

@@ -5,6 +5,7 @@
 #include "mixing/graph.h"
 
 #include "base/fail.h"
+#include "base/sized.h"
 #include "base/options.h"
 #include "base/text.h"
 #include <dualpipe/random.h>
@@ -470,8 +471,10 @@ int dp_graph_new(const struct dp_graph_spec *spec, struct dp_graph **out)
     struct dp_graph_spec s = *spec;
     struct dp_graph_kind kind = {0};
     struct dp_graph *g;
-    int builtin, err = default_local(&s.local);
+    int builtin, err = DP_CHECK_RESERVED(spec);
 
+    if (!err)
+        err = default_local(&s.local);
     if (!err && !s.name)
         err = dp_fail(DP_EINVAL, "no name of a mixing graph, expected one like ring");
     if (!err)

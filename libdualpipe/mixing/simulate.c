@@ -20,6 +20,7 @@
  * Values. x_i(t) = sum_j W_ij x_j(t - 1) - rate g_i(x_i(t - 1)).
  */
 #include "base/fail.h"
+#include "base/sized.h"
 #include "mixing/graph.h"
 #include "mixing/round.h"
 
@@ -564,6 +565,8 @@ static int check_scenario(const struct dp_graph *g, const struct dp_mixing_scena
                                         "factor of mixing"};
     int32_t round, i, j;
 
+    if (DP_CHECK_RESERVED(s))
+        return DP_EINVAL;
     for (size_t k = 0; k < sizeof(numbers) / sizeof(numbers[0]); k++)
         if (!(numbers[k] >= 0) || isinf(numbers[k]))
             return dp_fail(DP_EINVAL, "%s: %g, expected a number from 0 on", names[k], numbers[k]);

@@ -5,6 +5,7 @@
 #include <dualpipe/batch_step.h>
 
 #include "base/fail.h"
+#include "base/sized.h"
 #include "base/tensor.h"
 #include "microbatch/tree.h"
 #include "pipeline/border.h"
@@ -438,7 +439,7 @@ static int check_call(const struct dp_pipeline *pipe, const struct dp_batch_step
     if (!halfway && (batch->held || pipe->now.args))
         return dp_fail(DP_ESTATE, "a step of a batch after a forward: expected the backward "
                                   "first");
-    return 0;
+    return DP_CHECK_RESERVED(batch);
 }
 
 /* Where the step cannot even begin here, the other ranks must not wait for it. */

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/sized.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -216,7 +217,10 @@ int dp_partition_new(const struct dp_partition_spec *spec, struct dp_partition *
     struct maker m = {.spec = spec,
                       .first_use = calloc(3 * count, sizeof(*m.first_use)),
                       .open = -1};
-    int err = new_empty(spec, &m.p);
+    int err = DP_CHECK_RESERVED(spec);
+
+    if (!err)
+        err = new_empty(spec, &m.p);
 
     if (!err && !m.first_use)
         err = dp_fail(DP_ENOMEM, "no memory for %d layers", spec->layer_count);

@@ -75,6 +75,7 @@ struct dp_batch_step {
     const struct dp_tree *output_grads;
     struct dp_split_options grad_split;
     struct dp_batch_held *held; /* the library's, between forward and backward; NULL at first */
+    uint64_t reserved[2];
 };
 
 /* Errors: those of dp_split, dp_pipeline_step and dp_merge. One of dp_split ends the step on every

@@ -168,6 +168,7 @@ struct dp_comm_store {
     int (*get)(void *user, const char *key, void *value, size_t *len);
     const char *prefix; /* of the one key that is used, PREFIX/rendezvous; another one for each
                          * group that is opened. NULL: "dualpipe" */
+    uint64_t reserved[2];
 };
 
 /* How the processes of a job find each other. Zeroed memory means: take everything from the

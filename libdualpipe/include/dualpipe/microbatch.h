@@ -279,6 +279,7 @@ struct dp_split_options {
     bool mask;       /* instead of a view of its rows every micro-batch gets a tensor of the full
                       * size with zeros elsewhere: for comparing results whatever the shape */
     bool contiguous; /* views that are not compact are copied into compact memory of the result */
+    uint64_t reserved[2];
 };
 
 /* Micro-batch mb of count is args[mb] and kwargs[mb], trees of the same nodes as what went in. */
@@ -358,6 +359,7 @@ struct dp_merge_options {
     bool (*equal)(void *user, const void *a, const void *b); /* of opaque values; NULL: same
                                                               * pointer */
     void *user;
+    uint64_t reserved[2];
 };
 
 /* Put results[count] together; options NULL: all zero. The result has the tree of the spec, or of

@@ -85,6 +85,7 @@ struct dp_graph_spec {
     int local;     /* workers of a node, a divisor of workers; 0: LOCAL_WORLD_SIZE, or 1 without it */
     int rounds;    /* random-matching: how many there are; 0: 2 * ceil(log2(workers)), at least 4 */
     uint64_t seed; /* random-matching */
+    uint64_t reserved[2];
 };
 
 /* A graph being put together. The first error is kept, so that a builder adds without looking. */
@@ -213,6 +214,7 @@ struct dp_mixing_scenario {
     double factor;             /* of mixing; 0: 1 */
     uint64_t seed;
     int32_t samples;           /* points of the curve below; 0: 50 */
+    uint64_t reserved[2];
 };
 
 /* A point of a run. */

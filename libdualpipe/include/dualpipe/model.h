@@ -62,6 +62,7 @@ struct dp_layer_call {
                                   * streams: dp_random_key(random.key, step, place, mb_global) */
     struct dp_batch_norm *const *norms; /* [norm_count] */
     struct dp_layer_skips *skips;       /* dp_layer_stash and the others */
+    uint64_t reserved[2];
 };
 
 /* The callbacks, with the layer's user. They return 0 or a negative errno, which ends the step on every
@@ -76,6 +77,7 @@ struct dp_layer_ops {
                     enum dp_backward_mode mode);
     /* What DP_BACKWARD_INPUT left out. NULL: backward is not split, its mode is DP_BACKWARD_FULL. */
     int (*weight)(void *user, const struct dp_layer_call *call);
+    uint64_t reserved[2];
 };
 
 /* What a parameter is before there is one. */
@@ -107,6 +109,7 @@ struct dp_layer {
     const struct dp_batch_norm_config *norms; /* [norm_count] batch normalisations, whose running */
     int32_t norm_count;        /* statistics are committed after each step and saved; microbatches 0 */
     double cost;               /* relative, for the cut into stages; 0: elements of its parameters + 1 */
+    uint64_t reserved[2];
 };
 
 /* A tensor that goes from one layer to a later one beside those between. */
@@ -133,6 +136,7 @@ struct dp_model {
     /* NULL, or called with loss_user where ranks that live have been laid out again and the stages of
      * before go: the parameters and batch norms that callbacks were told of are there a last time. */
     void (*leave)(void *user);
+    uint64_t reserved[2];
 };
 
 /* A border of one tensor [rows, width]. */

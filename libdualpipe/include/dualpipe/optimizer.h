@@ -107,6 +107,7 @@ struct dp_optimizer_config {
      * without `memory`, mixing and dp_optimizer_begin (else DP_EUNSUPPORTED); what state tensors
      * hold is what the stream has reached, but for "NAME/step", which is in host memory. */
     struct dp_device_stream *stream;
+    uint64_t reserved[2];
 };
 
 /* SGD: no momentum, no decay. Adam and AdamW: betas 0.9 and 0.999, epsilon 1e-8, decay 1/32768 and

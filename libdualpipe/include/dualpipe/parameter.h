@@ -34,6 +34,7 @@ struct dp_parameter {
                        * but not always the same one (float32 beside bfloat16). Optimizers, mixers and
                        * sums over replicas look at data and byte_offset in each step anew, so that a
                        * gradient may move in between. */
+    uint64_t reserved[2];
 };
 
 

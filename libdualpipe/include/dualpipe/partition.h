@@ -64,6 +64,7 @@ struct dp_partition_spec {
     int32_t ranks;          /* of the pipeline, >= stages; 0: as many as stages */
     bool compat; /* what fairscale does: a group is not closed by a reused layer, uses after the
                   * last new layer are dropped, two uses in a row are one execution */
+    uint64_t reserved[2];
 };
 
 /* DP_EINVAL, naming the row of AsyncPipe's error table (docs of the schedule folder): A4 the

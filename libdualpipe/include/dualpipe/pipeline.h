@@ -84,6 +84,7 @@ struct dp_reduce_ops {
      * given; what it is given from then on is behind the sum. wait is called for each slot at the end
      * of the step, once all is queued and dp_step.queued has been called. */
     int (*queue)(void *user, int slot, struct dp_device_stream *stream);
+    uint64_t reserved[2];
 };
 
 /* Zeroed memory plus schedule, comm, stages and borders is the usual pipeline. */
@@ -199,6 +200,7 @@ struct dp_loader {
      * step fails. Each that was loaded is released once. May be NULL. */
     void (*release)(void *user, int32_t mb);
     void *user;
+    uint64_t reserved[2];
 };
 
 /* One step's arguments; what a rank has no use for must be NULL or 0. A rank holds at most one
@@ -243,6 +245,7 @@ struct dp_step {
     int32_t callback_error;        /* out: what the callback that failed on this rank returned */
     bool forward_only;             /* out: the step had no backward, as its schedule has none or, of the
                                     * same micro-batches, that which another rank has chosen */
+    uint64_t reserved[2];
 };
 
 /* Carry out one step. Gradients have been added to the stages' grads when it returns, and the whole of

@@ -214,6 +214,7 @@ struct dp_schedule_spec {
     const struct dp_skip *skips;
     int skip_count;
     const int *rank_map; /* [ranks] rank_map[group rank] = pipeline rank; NULL: the same */
+    uint64_t reserved[2];
 };
 
 /* Build the schedule of all ranks. Errors: DP_EINVAL for a spec outside the limits noted above,
@@ -420,6 +421,7 @@ struct dp_cost {
     double skip_bytes;         /* value or gradient of a skip; 0: message_bytes */
     const int64_t *op_ns;      /* [all ops, as in s->ops] what each compute and REDUCE takes,
                                 * instead of the costs above; a pair's at its F. NULL: by those */
+    uint64_t reserved[2];
 };
 
 struct dp_rank_report {

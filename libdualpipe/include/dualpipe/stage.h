@@ -96,6 +96,7 @@ struct dp_stage_call {
                              * two bytes, memory of the library (float32) */
     struct dp_stage_skips *skips; /* skip connections of the stage: dp_skip_stash and the others;
                                    * NULL: none */
+    uint64_t reserved[2];
 };
 
 /* Skip connections (dp_skip in schedule.h), in the callbacks of the stage where one begins and of the
@@ -174,6 +175,7 @@ struct dp_pair {
         DLTensor *gin;
         const struct dp_pair_loss *loss; /* of a last stage; else NULL */
     } backward;
+    uint64_t reserved[2];
 };
 
 /* The callbacks. forward is always needed; backward for training; weight too, unless the stage says
@@ -205,6 +207,7 @@ struct dp_stage_ops {
      * them up in other memory than call->grads brings them there now, in dp_stage_call.stream.
      * Not for a step that fails. */
     int (*settle)(void *user);
+    uint64_t reserved[2];
 };
 
 /* Bytes of the save areas of one micro-batch. */
@@ -226,6 +229,7 @@ struct dp_stage {
                               * and its W does nothing */
     int32_t parameter_count; /* the same list on every rank that holds the stage, values and */
     const struct dp_parameter *parameters; /* gradients on the pipeline's device */
+    uint64_t reserved[2];
 };
 
 /* The loss, taken on what a last stage puts out. labels are those of the micro-batch, NULL where the
@@ -238,6 +242,7 @@ struct dp_loss_ops {
     /* Gradient of the sum of values, times scale, with respect to out; gout as gin above. */
     int (*loss_backward)(void *user, const struct dp_stage_call *call, const DLTensor *out,
                          const DLTensor *labels, double scale, DLTensor *gout);
+    uint64_t reserved[2];
 };
 
 /* For an overlapped hook: take the loss of the forward's outputs, if there is one to take. */

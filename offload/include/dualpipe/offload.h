@@ -164,6 +164,7 @@ struct dp_offload_call {
     void *stream;                /* as in struct dp_stage_call: CUDA: queue the work there; host: NULL */
     struct dp_device_stream *queue; /* the same, for dp_device_copy and so on; the host computes at once,
                                      * and does not use it */
+    uint64_t reserved[2];
 };
 
 /* Tensors are contiguous, on the device, and as many as the border has; a tensor without a gradient
@@ -174,6 +175,7 @@ struct dp_offload_layer_ops {
     /* NULL: a layer that is never trained. */
     int (*backward)(void *user, const struct dp_offload_call *call, const DLTensor *gout,
                     DLTensor *gin);
+    uint64_t reserved[2];
 };
 
 struct dp_offload_layer {
@@ -187,6 +189,7 @@ struct dp_offload_layer {
     size_t save_bytes;                     /* of a micro-batch */
     const struct dp_border *out;           /* of the whole batch: dimension 0 of every tensor is the
                                             * batch's rows, and is cut into micro-batches */
+    uint64_t reserved[2];
 };
 
 /* ---- a graph of layers ------------------------------------------------------------------------ */
