@@ -338,13 +338,21 @@ static void frame_init(struct dp_pipeline *pipe, struct frame *f, const struct d
         call->context = &context->kwargs[call->mb_global - pipe->config.first_mb];
     call->grads = grads_of(pipe, f);
     if (pipe->skips.of_slot)
-        call->skips = dp_skips_begin(pipe, op);
+        call->skips = dp_skips_begin(pipe, (enum dp_plan_kind)op->kind, op->slot, op->mb);
     make_inputs(pipe, f);
 }
 
 static int end_skips(struct dp_pipeline *pipe, const struct frame *f)
 {
-    return f->call.skips ? dp_skips_end(pipe, f->op, f->call.skips) : 0;
+    struct dp_stage_skips *skips = f->call.skips;
+    const int err = skips ? dp_skips_end(pipe, skips) : 0;
+    char where[128];
+
+    if (err || !skips || !skips->wrong[0])
+        return err;
+    pipe->now.args->callback_error = DP_EINVAL;
+    dp_pipeline_describe(pipe, f->op, where, sizeof(where));
+    return dp_fail(DP_ECALLBACK, "%s: %s", where, skips->wrong);
 }
 
 /* ---- batch ---------------------------------------------------------------------------------- */

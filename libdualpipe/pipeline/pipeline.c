@@ -379,7 +379,8 @@ static int build(struct dp_pipeline *pipe, const struct dp_pipeline_config *conf
     if (!err)
         err = dp_tied_init(pipe);
     if (!err)
-        err = dp_evictions_init(pipe);
+        err = dp_evictions_init(&pipe->evictions, pipe->device, pipe->most.evictions,
+                                pipe->most.host_bytes);
     if (!err && config->pinned_sums && pipe->out_of_reach)
         err = dp_fail(DP_EUNSUPPORTED, "pinned_sums: expected a device whose memory the CPU reaches");
     pipe->accumulator.kind = config->pinned_sums ? DP_MEMORY_PINNED : DP_MEMORY_DEVICE;
@@ -470,7 +471,7 @@ static void free_device_parts(struct dp_pipeline *pipe)
     dp_device_stream_free(pipe->outgoing);
     if (pipe->owns_compute)
         dp_device_stream_free(pipe->compute);
-    dp_evictions_fini(pipe);
+    dp_evictions_fini(&pipe->evictions);
     dp_accumulator_fini(&pipe->accumulator, pipe->device);
     dp_tied_free(pipe);
     free_messages(pipe);

@@ -303,20 +303,20 @@ bool dp_reduce_is_queued(const struct dp_pipeline *pipe)
     return pipe->native_stream && pipe->config.reduce && pipe->config.reduce->queue;
 }
 
-int dp_reduce_launch(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+int dp_reduce_launch(struct dp_pipeline *pipe, int slot)
 {
     struct dp_mirror_sums *all = &pipe->reductions;
 
     all->queue[all->count++] = (struct dp_mirror_sum){
-        .slot = op->slot,
+        .slot = slot,
         .first = all->used,
-        .walk = {.grads = dp_accumulator_set(&pipe->accumulator, op->slot, 0),
-                 .count = pipe->stages[op->slot].parameter_count}};
+        .walk = {.grads = dp_accumulator_set(&pipe->accumulator, slot, 0),
+                 .count = pipe->stages[slot].parameter_count}};
     int err = 0;
     if (dp_reduce_is_queued(pipe))
-        return queue_outside(pipe, op->slot);
+        return queue_outside(pipe, slot);
     if (pipe->config.reduce)
-        err = launch_outside(pipe, op->slot);
+        err = launch_outside(pipe, slot);
     else if (pipe->ordered)
         err = dp_compute_join(pipe, pipe->summing, pipe->compute);
     return err ? err : dp_reduce_progress(pipe);
@@ -339,11 +339,11 @@ static bool is_done(const struct dp_mirror_sums *all, int slot)
     return true;
 }
 
-int dp_reduce_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+int dp_reduce_wait(struct dp_pipeline *pipe, int slot)
 {
     int err = 0;
 
-    while (!err && !is_done(&pipe->reductions, op->slot))
+    while (!err && !is_done(&pipe->reductions, slot))
         err = go_on(pipe, true);
     return err || !pipe->summing ? err : dp_compute_join(pipe, pipe->compute, pipe->summing);
 }
@@ -474,27 +474,27 @@ static int clear(struct dp_pipeline *pipe, const DLTensor *t)
                                    (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t));
 }
 
-static const DLTensor *target(const struct dp_pipeline *pipe, const struct dp_plan_op *op,
-                              int32_t k)
+static const DLTensor *target(const struct dp_pipeline *pipe, int slot, enum dp_plan_kind kind,
+                              int set, int32_t k)
 {
-    const DLTensor *grad = pipe->stages[op->slot].parameters[k].grad;
+    const DLTensor *grad = pipe->stages[slot].parameters[k].grad;
 
-    if (op->kind == DP_PLAN_ROUND)
+    if (kind == DP_PLAN_ROUND)
         return grad && dp_gradient_is_narrow(grad) ? grad : NULL;
-    return dp_accumulator_set(&pipe->accumulator, op->slot, op->set)[k];
+    return dp_accumulator_set(&pipe->accumulator, slot, set)[k];
 }
 
-int dp_sum_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+int dp_sum_run(struct dp_pipeline *pipe, int slot, enum dp_plan_kind kind, int set, int from_set)
 {
-    DLTensor **from = dp_accumulator_set(&pipe->accumulator, op->slot, op->from);
+    DLTensor **from = dp_accumulator_set(&pipe->accumulator, slot, from_set);
     int err = 0;
 
-    for (int32_t k = 0; k < pipe->stages[op->slot].parameter_count && !err; k++) {
-        const DLTensor *to = target(pipe, op, k);
+    for (int32_t k = 0; k < pipe->stages[slot].parameter_count && !err; k++) {
+        const DLTensor *to = target(pipe, slot, kind, set, k);
         if (!to)
             continue;
         err = add_tensor(pipe, to, from[k]);
-        if (!err && op->kind == DP_PLAN_ADD)
+        if (!err && kind == DP_PLAN_ADD)
             err = clear(pipe, from[k]);
     }
     return err ? err : dp_compute_sync(pipe);

@@ -115,13 +115,12 @@ static bool is_forward(enum dp_plan_kind kind)
     return kind == DP_PLAN_FORWARD || kind == DP_PLAN_RECOMPUTE;
 }
 
-static size_t index_of(const struct dp_pipeline *pipe, const struct dp_plan_op *op, int32_t skip)
+static size_t index_of(const struct dp_pipeline *pipe, const struct dp_stage_skips *at, int32_t skip)
 {
     const struct dp_schedule *s = pipe->config.schedule;
-    const int stream = dp_pipeline_slot(pipe, op->slot)->stream;
 
-    return ((size_t)stream * (size_t)s->skip_count + (size_t)skip) * (size_t)s->mb_per_stream +
-           op->mb;
+    return ((size_t)at->stream * (size_t)s->skip_count + (size_t)skip) * (size_t)s->mb_per_stream +
+           at->mb;
 }
 
 static char *address(const struct dp_pipeline *pipe, size_t offset)
@@ -130,18 +129,17 @@ static char *address(const struct dp_pipeline *pipe, size_t offset)
 }
 
 /* Its shape, by the extents of the micro-batch. */
-static void set_shape(const struct dp_pipeline *pipe, const struct dp_plan_op *op,
+static void set_shape(const struct dp_pipeline *pipe, const struct dp_stage_skips *at,
                       const struct dp_tensor_spec *spec, int64_t *shape)
 {
     const struct dp_schedule *s = pipe->config.schedule;
-    const int stream = dp_pipeline_slot(pipe, op->slot)->stream;
     const int64_t *max = pipe->config.max_extents;
 
     memcpy(shape, spec->shape, sizeof(spec->shape));
     if (!pipe->now.args->extents)
         return;
     const int64_t *now =
-        pipe->now.args->extents[(size_t)stream * (size_t)s->mb_per_stream + op->mb];
+        pipe->now.args->extents[(size_t)at->stream * (size_t)s->mb_per_stream + at->mb];
     for (int i = 0; i < spec->ndim; i++)
         if (spec->extent[i])
             shape[i] = shape[i] / max[spec->extent[i] - 1] * now[spec->extent[i] - 1];
@@ -167,21 +165,22 @@ static bool has_come_absent(const struct dp_pipeline *pipe, const struct dp_skip
     return !present;
 }
 
-static void make_use(struct dp_pipeline *pipe, const struct dp_plan_op *op, struct dp_skip_use *use)
+static void make_use(struct dp_pipeline *pipe, const struct dp_stage_skips *skips,
+                     struct dp_skip_use *use)
 {
     const struct dp_schedule *s = pipe->config.schedule;
     const struct dp_tensor_spec *spec = &pipe->skips.specs[use->skip];
-    const size_t index = index_of(pipe, op, use->skip);
+    const size_t index = index_of(pipe, skips, use->skip);
     const struct dp_plan_skip *at = &pipe->plan.skips[index];
-    const bool forward = is_forward((enum dp_plan_kind)op->kind);
+    const bool forward = is_forward(skips->kind);
     bool *absent = &pipe->skips.absent[index];
 
-    use->makes = s->skips[use->skip].from == dp_pipeline_slot(pipe, op->slot)->stage;
+    use->makes = s->skips[use->skip].from == skips->stage;
     use->asked_value = use->asked_gradient = false;
     if (!use->makes)
         use->at[0] = address(pipe, at->in);
     else
-        use->at[0] = address(pipe, op->kind == DP_PLAN_RECOMPUTE ? at->again : at->out);
+        use->at[0] = address(pipe, skips->kind == DP_PLAN_RECOMPUTE ? at->again : at->out);
     if (use->makes && !forward)
         use->at[0] = NULL;
     use->at[1] = forward ? NULL : address(pipe, use->makes ? at->gout : at->gin);
@@ -189,27 +188,29 @@ static void make_use(struct dp_pipeline *pipe, const struct dp_plan_op *op, stru
         *absent = has_come_absent(pipe, use);
     const bool missing = *absent && !(use->makes && forward);
     for (int i = 0; i < 2; i++)
-        set_shape(pipe, op, spec, use->shape[i]);
+        set_shape(pipe, skips, spec, use->shape[i]);
     use->value = tensor_of(pipe, spec, missing ? NULL : use->at[0], use->shape[0]);
     use->gradient = tensor_of(pipe, spec, missing ? NULL : use->at[1], use->shape[1]);
 }
 
-struct dp_stage_skips *dp_skips_begin(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+struct dp_stage_skips *dp_skips_begin(struct dp_pipeline *pipe, enum dp_plan_kind kind, int slot,
+                                      uint32_t mb)
 {
-    const int32_t *list = pipe->skips.of_slot ? pipe->skips.of_slot[op->slot] : NULL;
-    struct dp_stage_skips *skips =
-        &pipe->skips.now[!is_forward((enum dp_plan_kind)op->kind)];
+    const int32_t *list = pipe->skips.of_slot ? pipe->skips.of_slot[slot] : NULL;
+    struct dp_stage_skips *skips = &pipe->skips.now[!is_forward(kind)];
 
     if (!list || *list < 0)
         return NULL;
     skips->schedule = pipe->config.schedule;
-    skips->stage = dp_pipeline_slot(pipe, op->slot)->stage;
-    skips->kind = (enum dp_plan_kind)op->kind;
+    skips->stage = dp_pipeline_slot(pipe, slot)->stage;
+    skips->stream = dp_pipeline_slot(pipe, slot)->stream;
+    skips->mb = mb;
+    skips->kind = kind;
     skips->wrong[0] = '\0';
     for (skips->count = 0; *list >= 0; list++) {
         struct dp_skip_use *use = &skips->uses[skips->count++];
         use->skip = *list;
-        make_use(pipe, op, use);
+        make_use(pipe, skips, use);
     }
     return skips;
 }
@@ -279,27 +280,15 @@ DLTensor *dp_skip_tensor(const struct dp_stage_call *call, enum dp_skip_end end,
 
 /* ---- after a callback ------------------------------------------------------------------------ */
 
-static int fail(const struct dp_pipeline *pipe, const struct dp_plan_op *op, const char *what)
+static void say_not_asked(struct dp_stage_skips *skips, const struct dp_skip_use *use, bool forward)
 {
-    char where[128];
+    const struct dp_skip *skip = &skips->schedule->skips[use->skip];
 
-    pipe->now.args->callback_error = DP_EINVAL;
-    dp_pipeline_describe(pipe, op, where, sizeof(where));
-    return dp_fail(DP_ECALLBACK, "%s: %s", where, what);
-}
-
-static int fail_not_asked(const struct dp_pipeline *pipe, const struct dp_plan_op *op,
-                          const struct dp_skip_use *use, bool forward)
-{
-    const struct dp_skip *skip = &pipe->config.schedule->skips[use->skip];
-    char what[300];
-
-    snprintf(what, sizeof(what), "skip '%s%s%s' %s here, expected the %s to call %s", skip->space,
-             skip->space[0] ? "/" : "", skip->name, use->makes ? "begins" : "ends",
+    snprintf(skips->wrong, sizeof(skips->wrong), "skip '%s%s%s' %s here, expected the %s to call %s",
+             skip->space, skip->space[0] ? "/" : "", skip->name, use->makes ? "begins" : "ends",
              forward ? "forward" : "backward",
              use->makes ? (forward ? "dp_skip_stash" : "dp_skip_stash_gradient")
                         : (forward ? "dp_skip_pop" : "dp_skip_pop_gradient"));
-    return fail(pipe, op, what);
 }
 
 /* What the callback filled may be a buffer of its own. */
@@ -311,15 +300,17 @@ static int take_own(struct dp_pipeline *pipe, const DLTensor *filled, char *to)
     return err ? err : dp_compute_sync(pipe);
 }
 
-static int end_value(struct dp_pipeline *pipe, const struct dp_plan_op *op, struct dp_skip_use *use)
+static int end_value(struct dp_pipeline *pipe, struct dp_stage_skips *skips, struct dp_skip_use *use)
 {
     const uint64_t present = use->value.data != NULL;
 
-    if (!present && pipe->out_of_reach)
-        return fail(pipe, op, "a skip without a value, expected one on a device that the CPU does not "
-                              "reach");
-    if (op->kind == DP_PLAN_FORWARD)
-        pipe->skips.absent[index_of(pipe, op, use->skip)] = !present;
+    if (!present && pipe->out_of_reach) {
+        snprintf(skips->wrong, sizeof(skips->wrong), "a skip without a value, expected one on a device "
+                 "that the CPU does not reach");
+        return 0;
+    }
+    if (skips->kind == DP_PLAN_FORWARD)
+        pipe->skips.absent[index_of(pipe, skips, use->skip)] = !present;
     if (!pipe->out_of_reach && use->at[0])
         memcpy(use->at[0] + word_at(&pipe->skips.specs[use->skip]), &present, sizeof(present));
     return take_own(pipe, &use->value, use->at[0]);
@@ -335,20 +326,20 @@ static int end_gradient(struct dp_pipeline *pipe, struct dp_skip_use *use)
     return err ? err : dp_compute_sync(pipe);
 }
 
-int dp_skips_end(struct dp_pipeline *pipe, const struct dp_plan_op *op, struct dp_stage_skips *skips)
+int dp_skips_end(struct dp_pipeline *pipe, struct dp_stage_skips *skips)
 {
-    const bool forward = skips && is_forward(skips->kind);
-    int err = skips && skips->wrong[0] ? fail(pipe, op, skips->wrong) : 0;
+    const bool forward = is_forward(skips->kind);
+    int err = 0;
 
-    if (!skips || skips->kind == DP_PLAN_WEIGHT)
-        return err;
-    for (int32_t i = 0; i < skips->count && !err; i++) {
+    if (skips->kind == DP_PLAN_WEIGHT)
+        return 0;
+    for (int32_t i = 0; i < skips->count && !err && !skips->wrong[0]; i++) {
         struct dp_skip_use *use = &skips->uses[i];
         const bool wanted = forward || use->gradient.data;
         if (wanted && !(forward ? use->asked_value : use->asked_gradient))
-            err = fail_not_asked(pipe, op, use, forward);
+            say_not_asked(skips, use, forward);
         else if (forward && use->makes)
-            err = end_value(pipe, op, use);
+            err = end_value(pipe, skips, use);
         else if (!forward && !use->makes)
             err = end_gradient(pipe, use);
     }

@@ -20,6 +20,7 @@
 #define DP_PIPELINE_STATE_H
 
 #include "pipeline/border.h"
+#include "pipeline/evict.h"
 #include "pipeline/plan.h"
 #include "pipeline/reduce.h"
 #include "schedule/internal.h"
@@ -27,48 +28,6 @@
 #include <dualpipe/trace.h>
 
 #include <stdio.h>
-
-/* ---- evict ----------------------------------------------------------------------------------- */
-
-/* Save areas that wait on the host between the forward and the backward of a micro-batch.
- *
- *      device   [F saves .... EVICT]                    [FETCH .... B reads]     two lifetimes
- *      host                  [EVICT ...................... B]                    one
- *
- *      EVICT    down stream:  waits for compute; copy; evicted[n]
- *      FETCH    up stream:    waits for compute, for evicted[n] and for evicted[] of what had its
- *                             memory; copy; fetched[n]
- *      compute  waits for evicted[] of what had the memory that it writes, and for fetched[] of
- *               what it reads
- *
- * The evictions of a rank are numbered in the order of its list. Streams are in order, so an entry waits
- * for one number in each direction at most. */
-
-struct dp_pipeline;
-
-struct dp_evictions {
-    struct dp_device_stream *down, *up;
-    struct dp_device_event *compute;              /* what compute has done so far */
-    struct dp_device_event **evicted, **fetched; /* [count] */
-    uint32_t count;
-    char *host; /* plan.host_bytes */
-    struct dp_copy_meter {
-        int64_t begun_ns;
-        _Atomic int64_t busy_ns;
-    } meters[2];      /* down, up; written in the order of the stream */
-    int64_t wait_ns;  /* of compute, where that is in the calling thread */
-};
-
-/* With pipe->most. */
-int dp_evictions_init(struct dp_pipeline *pipe);
-void dp_evictions_fini(struct dp_pipeline *pipe);
-
-/* EVICT, FETCH. */
-int dp_evict_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-/* Before a compute: what it writes is free, what it reads is there. */
-int dp_evict_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-/* After a failure: nothing is being copied any more. */
-void dp_evict_forget(struct dp_pipeline *pipe);
 
 /* ---- skips ----------------------------------------------------------------------------------- */
 
@@ -94,7 +53,9 @@ struct dp_stage_skips {
     enum dp_plan_kind kind; /* of the entry */
     int32_t count;
     struct dp_skip_use *uses; /* [most of any slot] */
-    char wrong[160];          /* what the callback asked for and must not; "": nothing */
+    int stream;
+    uint32_t mb;
+    char wrong[300]; /* what the callback did and must not; "": nothing */
 };
 
 struct dp_pipeline_skips {
@@ -112,10 +73,10 @@ int dp_pipeline_skips_take(struct dp_pipeline *pipe, int32_t mbs);
 void dp_pipeline_skips_fini(struct dp_pipeline *pipe);
 
 /* The tensors for an entry; NULL where its stage has none. */
-struct dp_stage_skips *dp_skips_begin(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-/* After its callback, which returned 0. DP_ECALLBACK if it has not taken or filled what it was to. */
-int dp_skips_end(struct dp_pipeline *pipe, const struct dp_plan_op *op,
-                 struct dp_stage_skips *skips);
+struct dp_stage_skips *dp_skips_begin(struct dp_pipeline *pipe, enum dp_plan_kind kind, int slot,
+                                      uint32_t mb);
+/* After its callback, which returned 0. `wrong` says what it has not taken or filled and should have. */
+int dp_skips_end(struct dp_pipeline *pipe, struct dp_stage_skips *skips);
 
 /* ---- state ----------------------------------------------------------------------------------- */
 

@@ -11,10 +11,12 @@
 #include "base/sized.h"
 #include "comm/internal.h"
 #include "pipeline/border.h"
+#include "pipeline/internal.h"
 #include "pipeline/recorder.h"
 #include "pipeline/setup.h"
 #include "pipeline/steps.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -55,11 +57,13 @@ static int run_sum(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     if (pipe->now.args->accumulate && dp_plan_is_last(op))
         return 0;
     if (op->kind == DP_PLAN_REDUCE_WAIT)
-        return dp_reduce_wait(pipe, op);
+        return dp_reduce_wait(pipe, op->slot);
     const int err = dp_compute_settle(pipe, op->slot);
     if (err)
         return err;
-    return op->kind == DP_PLAN_REDUCE ? dp_reduce_launch(pipe, op) : dp_sum_run(pipe, op);
+    if (op->kind == DP_PLAN_REDUCE)
+        return dp_reduce_launch(pipe, op->slot);
+    return dp_sum_run(pipe, op->slot, (enum dp_plan_kind)op->kind, op->set, op->from);
 }
 
 static int run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
@@ -70,11 +74,34 @@ static int run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     return dp_compute_run(pipe, op);
 }
 
+static int wait_for_copies(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    if (!op->evicted && !op->fetched)
+        return 0;
+    const int64_t begun_ns = dp_now_ns();
+    int err = dp_evict_wait(&pipe->evictions, pipe->compute, op->evicted, op->fetched);
+    if (!err)
+        err = dp_compute_sync(pipe);
+    pipe->evictions.wait_ns += dp_now_ns() - begun_ns;
+    return err;
+}
+
+void dp_pipeline_copies(const struct dp_pipeline *pipe, struct dp_pipeline_copies *out)
+{
+    const struct dp_evictions *e = &pipe->evictions;
+
+    *out = (struct dp_pipeline_copies){
+        .down_ns = atomic_load_explicit(&e->meters[0].busy_ns, memory_order_relaxed),
+        .up_ns = atomic_load_explicit(&e->meters[1].busy_ns, memory_order_relaxed),
+        .wait_ns = e->wait_ns,
+    };
+}
+
 static int wait_for_save_areas(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    int err = op->evicted || op->fetched ? dp_evict_wait(pipe, op) : 0;
+    const int err = wait_for_copies(pipe, op);
 
-    return !err && op->pair && (op[1].evicted || op[1].fetched) ? dp_evict_wait(pipe, op + 1) : err;
+    return err || !op->pair ? err : wait_for_copies(pipe, op + 1);
 }
 
 /* Move what can be moved, without waiting for anything. */
@@ -148,7 +175,8 @@ static int run_and_record(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     note(pipe, op);
     if (op->kind == DP_PLAN_EVICT || op->kind == DP_PLAN_FETCH)
-        return dp_evict_run(pipe, op);
+        return dp_evict_run(&pipe->evictions, pipe->compute, pipe->memory, op->kind == DP_PLAN_EVICT,
+                            op->evicted, &op->copy);
     int err = wait_for_inputs(pipe, op);
     return err ? err : dp_pipeline_run_entry(pipe, op);
 }
@@ -481,7 +509,7 @@ int dp_step_abort(struct dp_pipeline *pipe, int err)
                         dp_pipeline_doing_text(why.doing, doing, sizeof(doing)));
     snprintf(first, sizeof(first), "%s", dp_last_error());
     dp_messages_forget(pipe);
-    dp_evict_forget(pipe);
+    dp_evict_forget(&pipe->evictions, pipe->done, pipe->deadline_ns);
     drain(pipe, true);
     drop_handles(pipe);
     if (pipe->now.args)

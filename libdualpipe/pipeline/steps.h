@@ -96,8 +96,8 @@ void dp_tied_free(struct dp_pipeline *pipe);
 /* Room for the pieces; freed with the pipeline. DP_ENOMEM. */
 int dp_reduce_init(struct dp_pipeline *pipe);
 size_t dp_reduce_pieces_bytes(const struct dp_pipeline *pipe);
-int dp_reduce_launch(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-int dp_reduce_wait(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+int dp_reduce_launch(struct dp_pipeline *pipe, int slot);
+int dp_reduce_wait(struct dp_pipeline *pipe, int slot);
 /* The requests of the step's sums, which streams have waited for; the caller's, where it queues. */
 int dp_reduce_finish(struct dp_pipeline *pipe);
 /* Move what can be moved of the sums that have been launched. */
@@ -109,8 +109,8 @@ bool dp_reduce_is_queued(const struct dp_pipeline *pipe);
 
 /* Of pinned memory that a staged pipeline needs. */
 size_t dp_sum_memory_bytes(const struct dp_pipeline *pipe);
-/* ADD, SUM, ROUND. */
-int dp_sum_run(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* ADD, SUM, ROUND of the slot's sets of gradients, `from` to `set`. */
+int dp_sum_run(struct dp_pipeline *pipe, int slot, enum dp_plan_kind kind, int set, int from);
 /* to[n] += from[n], in elements of `bits` (32, 64). */
 void dp_sum_add(int bits, void *to, const void *from, size_t n);
 
