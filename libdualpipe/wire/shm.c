@@ -190,7 +190,7 @@ static void receive_entries(struct dp_shm_wire *w)
         dp_wire_fail(&w->base.wire, DP_ECOMM, "the connection was closed");
 }
 
-/* ---- what the table has ----------------------------------------------------------------------------- */
+/* ---- what the table has --------------------------------------------------------------------- */
 
 static bool is_connected(struct dp_shm_wire *w)
 {

@@ -290,8 +290,7 @@ struct dp_shm_location dp_shm_name(struct dp_shm_wire *w, const void *buf, size_
 /* Memory that the other side refers to; NULL if it is not mapped here. */
 char *dp_shm_find(struct dp_shm_wire *w, const struct dp_shm_location *place, size_t len);
 
-/* ---- shm_loan.c: memory that the peer works on in place -------------------------------------- */
-
+/* Memory that the peer works on in place. */
 extern const struct dp_wire_loan_ops dp_shm_loans;
 
 /* ---- shm.c: as in struct dp_wire_ops ---------------------------------------------------------- */

@@ -146,7 +146,7 @@ void dp_wire_tcp_set_timeout(struct dp_wire *wire, int64_t ns)
         dp_tcp_socket_keep_alive(dp_tcp_fd(&w->sockets[i]), ns);
 }
 
-/* ---- what the table has ----------------------------------------------------------------------------- */
+/* ---- what the table has --------------------------------------------------------------------- */
 
 /* Of one socket both ways go down together, and what had come may be read until then; of several,
  * the others might stay open for ever. */

@@ -132,16 +132,13 @@ struct dp_wire_ops {
     const struct dp_wire_loan_ops *loans; /* NULL: no memory is lent */
 };
 
-/* What a wire and its user tell each other. It begins a struct dp_wire_base (wire/base.h), which its users
- * do not see. */
+/* What a wire tells its users, who see no more of it: it begins a struct dp_wire_base (wire/base.h). */
 struct dp_wire {
     const struct dp_wire_ops *ops;
-
-    /* shm and tcp; NULL as a rule, the user may set it: called when tag and length of a message are known and before its
-     * first byte is stored, to say in the receive's buf and len where to. It may be called twice for
-     * one message, and says the same then. */
+    /* shm and tcp; NULL as a rule, the user may set it: called when tag and length of a message are
+     * known and before its first byte is stored, to say in the receive's buf and len where to. It
+     * may be called twice for one message, and says the same then. */
     void (*set_target)(struct dp_wire_request *receive, uint64_t tag, size_t message_len);
-
     bool connected;     /* the handshake is done; MPI has none: the peer has given a sign */
     bool nothing_ahead; /* polling takes a system call: a new receive waits for progress */
     bool is_closed;  /* tcp, with an error: the peer has closed it or ended, as opposed to a lost
