@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
+ * messages.c - entries that send and receive; at the end links and equal copies of stages, which all
+ * ranks make once with a pipeline.
+ *
  * Where the wire can reach the buffers, a message goes straight from one rank's buffer to the
  * other's. Where it cannot (a CUDA device), it goes through pinned memory of the same layout:
  *
@@ -22,8 +25,15 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/tensor.h"
 #include "comm/internal.h"
 #include "pipeline/border.h"
+#include "pipeline/setup.h"
+#include "schedule/build.h"
+
+#include <dualpipe/nccl.h>
+
+#include <stdlib.h>
 
 uint64_t dp_messages_tag(const struct dp_pipeline *pipe, int channel, int stage, uint32_t mb)
 {
@@ -36,7 +46,8 @@ uint64_t dp_messages_tag_of(const struct dp_pipeline *pipe, const struct dp_plan
     return dp_messages_tag(pipe, m->channel + (m->skip ? DP_CHANNELS : 0), m->stage, op->mb);
 }
 
-int dp_messages_channel(const struct dp_pipeline *pipe, int channel)
+/* The channel on which messages of `channel` travel: one for all where they drive the ranks. */
+static int actual_channel(const struct dp_pipeline *pipe, int channel)
 {
     return pipe->config.execution == DP_EXECUTE_MESSAGES ? DP_CHANNEL_ACTIVATION : channel;
 }
@@ -158,7 +169,7 @@ static int start_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     if (pipe->live)
         show_bytes(&pipe->live->sent_bytes, len);
     return dp_comm_isend(pipe->config.comm, group_rank(pipe, m->peer),
-                         dp_messages_channel(pipe, m->channel), dp_messages_tag_of(pipe, op), from,
+                         actual_channel(pipe, m->channel), dp_messages_tag_of(pipe, op), from,
                          len, &state_of(pipe, m->request)->request);
 }
 
@@ -405,4 +416,256 @@ void dp_messages_forget(struct dp_pipeline *pipe)
         give_back(pipe, &pipe->messages[i]);
     }
     pipe->now.first_unsent = pipe->now.last_unsent = NULL;
+}
+
+/* ---- links -----------------------------------------------------------------------------------
+ * A communicator connects two ranks at their first message, which allocates memory. A step must not,
+ * so every link that the schedule uses carries one empty message while the pipeline is made. */
+
+/* One direction of one channel to one peer. */
+struct link {
+    int peer; /* pipeline rank */
+    int channel;
+    bool sends;
+    struct dp_request request;
+};
+
+struct links {
+    int count;
+    struct link *items; /* room for two of each slot's op with messages, or its reduction, and for
+                         * those of skips */
+};
+
+static void add_link(const struct dp_pipeline *pipe, struct links *l, int peer, int channel, bool sends)
+{
+    if (peer < 0)
+        return;
+    channel = actual_channel(pipe, channel);
+    for (int i = 0; i < l->count; i++)
+        if (l->items[i].peer == peer && l->items[i].channel == channel && l->items[i].sends == sends)
+            return;
+    l->items[l->count++] = (struct link){.peer = peer, .channel = channel, .sends = sends};
+}
+
+static int channel_of(enum dp_op_kind kind)
+{
+    return kind == DP_OP_SEND_F || kind == DP_OP_RECV_F || kind == DP_OP_SEND_SKIP_F ||
+                   kind == DP_OP_RECV_SKIP_F
+               ? DP_CHANNEL_ACTIVATION
+               : DP_CHANNEL_GRADIENT;
+}
+
+static bool is_sent(enum dp_op_kind kind)
+{
+    return kind == DP_OP_SEND_F || kind == DP_OP_SEND_B || kind == DP_OP_SEND_SKIP_F ||
+           kind == DP_OP_SEND_SKIP_B;
+}
+
+static void add_op(const struct dp_pipeline *pipe, struct dp_op op, struct links *l)
+{
+    const enum dp_op_kind kind = (enum dp_op_kind)op.kind;
+    const struct dp_slot *slot = dp_pipeline_slot(pipe, op.slot);
+
+    if (dp_op_is_message(kind))
+        add_link(pipe, l, dp_op_peer(pipe->config.schedule, slot, op), channel_of(kind), is_sent(kind));
+    if (kind != DP_OP_REDUCE || pipe->config.reduce)
+        return;
+    add_link(pipe, l, slot->mirror, DP_CHANNEL_REDUCE, true);
+    add_link(pipe, l, slot->mirror, DP_CHANNEL_REDUCE, false);
+}
+
+/* Where sums with mirrors are carried out beyond the list. */
+static void add_sums(const struct dp_pipeline *pipe, struct links *l)
+{
+    for (int slot = 0; slot < pipe->slots; slot++)
+        if (dp_slot_has_remote_mirror(dp_pipeline_slot(pipe, slot), pipe->rank))
+            add_op(pipe, (struct dp_op){.kind = DP_OP_REDUCE, .slot = (uint8_t)slot}, l);
+}
+
+static int start_link(struct dp_pipeline *pipe, struct link *l)
+{
+    struct dp_comm *comm = pipe->config.comm;
+    const int peer = pipe->config.schedule->group_rank[l->peer];
+
+    if (!l->sends && pipe->config.execution == DP_EXECUTE_MESSAGES)
+        return dp_comm_irecv_any(comm, DP_ANY_SOURCE, l->channel, &l->request, 0, &l->request);
+    return l->sends ? dp_comm_isend(comm, peer, l->channel, 0, "", 0, &l->request)
+                    : dp_comm_irecv(comm, peer, l->channel, 0, &l->request, 0, &l->request);
+}
+
+/* All are started before any is waited for, so the order of the ranks does not matter. */
+static int exchange(struct dp_pipeline *pipe, struct links *l)
+{
+    int err = 0;
+
+    for (int i = 0; i < l->count && !err; i++)
+        err = start_link(pipe, &l->items[i]);
+    for (int i = 0; i < l->count && !err; i++)
+        err = dp_messages_wait_request(pipe, &l->items[i].request, l->items[i].peer);
+    return err;
+}
+
+/* The requests are about to be freed: none may be left in flight. After an abort none is. */
+static int give_up(struct dp_pipeline *pipe, int err)
+{
+    char first[DP_ABORT_TEXT];
+
+    snprintf(first, sizeof(first), "%s", dp_last_error());
+    dp_failure_tell(pipe->config.comm, err);
+    dp_comm_progress(pipe->config.comm);
+    return dp_fail_quietly(err, "%s", first);
+}
+
+int dp_links_make(struct dp_pipeline *pipe)
+{
+    const struct dp_schedule *s = pipe->config.schedule;
+    struct links l = {0};
+
+    if (!pipe->config.comm)
+        return 0;
+    l.items = calloc(6 * (size_t)dp_schedule_slot_count(s, pipe->rank) +
+                         4 * (size_t)s->streams * (size_t)s->skip_count + 1,
+                     sizeof(*l.items));
+    if (!l.items)
+        return dp_fail(DP_ENOMEM, "no memory for the links of a pipeline");
+    for (size_t i = 0; i < dp_schedule_count(s, pipe->rank); i++)
+        add_op(pipe, dp_schedule_ops(s, pipe->rank)[i], &l);
+    if (dp_config_adds_sums(&pipe->config, s))
+        add_sums(pipe, &l);
+    int err = exchange(pipe, &l);
+    if (err)
+        err = give_up(pipe, err);
+    free(l.items);
+    return err;
+}
+
+/* ---- copies of a stage -----------------------------------------------------------------------
+ * Two ranks that hold the same stage (DualPipe) start from equal parameters: the copy of stream 0 is
+ * sent to that of stream 1, stage by stage and tensor by tensor; from a device whose memory the wire
+ * does not reach, in pieces through pinned memory.
+ *
+ *      stage 0      rank 0 slot 0 ----> rank P-1 slot 1
+ *      stage P-1    rank 0 slot 1 <---- rank P-1 slot 0
+ */
+
+enum { PIECE_BYTES = 256 << 10 };
+
+/* The copy of a stage that this rank sends or receives. */
+struct transfer {
+    const struct dp_slot *slot;
+    const struct dp_stage *stage;
+    bool sending;
+    char *pinned; /* [PIECE_BYTES], or NULL: the wire reaches the values */
+};
+
+static int move_piece(struct dp_pipeline *pipe, const struct transfer *t, int32_t k, char *value,
+                      size_t len)
+{
+    struct dp_comm *comm = pipe->config.comm;
+    int peer = pipe->config.schedule->group_rank[t->slot->mirror];
+    uint64_t tag = dp_messages_tag(pipe, DP_CHANNEL_REDUCE, t->slot->stage, (uint32_t)k & 0xFFFFF);
+    void *at = t->pinned ? t->pinned : value;
+    struct dp_request request;
+    int err = t->sending && t->pinned ? dp_compute_copy(pipe, at, value, len) : 0;
+
+    if (!err)
+        err = t->sending ? dp_comm_isend(comm, peer, DP_CHANNEL_REDUCE, tag, at, len, &request)
+                         : dp_comm_irecv(comm, peer, DP_CHANNEL_REDUCE, tag, at, len, &request);
+    if (!err)
+        err = dp_messages_wait_request(pipe, &request, t->slot->mirror);
+    return !err && !t->sending && t->pinned ? dp_compute_copy(pipe, value, at, len) : err;
+}
+
+static int move_values(struct dp_pipeline *pipe, const struct transfer *t)
+{
+    int err = 0;
+
+    for (int32_t k = 0; k < t->stage->parameter_count && !err; k++) {
+        const DLTensor *value = t->stage->parameters[k].value;
+        size_t bytes = (size_t)dp_tensor_numel(value) * dp_tensor_element_bytes(value);
+        for (size_t at = 0; at < bytes && !err;) {
+            size_t left = bytes - at, len = t->pinned && left > PIECE_BYTES ? PIECE_BYTES : left;
+            err = move_piece(pipe, t, k, dp_tensor_address(value) + at, len);
+            at += len;
+        }
+    }
+    return err;
+}
+
+/* All ranks go through the stages in the same order, so that no two wait for each other. */
+static int move_stage(struct dp_pipeline *pipe, int stage, char *pinned)
+{
+    int err = 0;
+
+    for (int i = 0; i < dp_schedule_slot_count(pipe->config.schedule, pipe->rank) && !err; i++) {
+        const struct dp_slot *slot = dp_pipeline_slot(pipe, i);
+        struct transfer t = {slot, &pipe->stages[i], slot->stream == 0, pinned};
+        if (slot->stage == stage && slot->mirror >= 0 && slot->mirror != pipe->rank)
+            err = move_values(pipe, &t);
+    }
+    return err;
+}
+
+int dp_copies_make_equal(struct dp_pipeline *pipe)
+{
+    void *pinned = NULL;
+    int err = 0;
+
+    if (!pipe->config.comm || pipe->config.schedule->streams < 2 || pipe->config.keep_copies)
+        return 0;
+    if (pipe->out_of_reach)
+        err = dp_device_alloc(pipe->device, DP_MEMORY_PINNED, PIECE_BYTES, &pinned);
+    for (int stage = 0; stage < pipe->config.schedule->stages && !err; stage++)
+        err = move_stage(pipe, stage, pinned);
+    dp_device_free(pipe->device, DP_MEMORY_PINNED, pinned);
+    return err;
+}
+
+/* ---- links that NCCL is told of -------------------------------------------------------------- */
+
+struct peers {
+    const struct dp_schedule *schedule;
+    int rank, count;
+    struct dp_nccl_peer *list;
+};
+
+static void add_peer(struct peers *p, int32_t peer, unsigned sends, unsigned receives)
+{
+    int i = 0;
+
+    if (peer < 0 || peer == p->rank)
+        return;
+    const int rank = p->schedule->group_rank[peer];
+    while (i < p->count && p->list[i].rank != rank)
+        i++;
+    if (i == p->count)
+        p->list[p->count++] = (struct dp_nccl_peer){.rank = rank};
+    p->list[i].sends |= sends;
+    p->list[i].receives |= receives;
+}
+
+static void add_peer_op(struct peers *p, struct dp_op op)
+{
+    const enum dp_op_kind kind = (enum dp_op_kind)op.kind;
+    const unsigned channel = 1u << channel_of(kind);
+
+    if (dp_op_is_message(kind))
+        add_peer(p, dp_op_peer(p->schedule, dp_schedule_slot(p->schedule, p->rank, (int)op.slot), op),
+                 is_sent(kind) ? channel : 0, is_sent(kind) ? 0 : channel);
+}
+
+int dp_pipeline_nccl_peers(const struct dp_schedule *schedule, int rank, struct dp_nccl_peer *out)
+{
+    if (!schedule || !out || rank < 0 || rank >= schedule->ranks)
+        return dp_fail(DP_EINVAL, "peers of rank %d: expected a schedule, a rank of it and a place",
+                       rank);
+    const unsigned sums = 1u << DP_CHANNEL_REDUCE;
+    struct peers p = {.schedule = schedule, .rank = rank, .list = out};
+
+    for (size_t i = 0; i < dp_schedule_count(schedule, rank); i++)
+        add_peer_op(&p, dp_schedule_ops(schedule, rank)[i]);
+    /* Where nothing is summed, copies of a stage are still made equal when a pipeline is opened. */
+    for (int i = 0; i < dp_schedule_slot_count(schedule, rank); i++)
+        add_peer(&p, dp_schedule_slot(schedule, rank, i)->mirror, sums, sums);
+    return p.count;
 }

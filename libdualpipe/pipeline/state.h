@@ -5,11 +5,11 @@
  *      pipeline.c   new and free
  *      check.c      is a config valid?
  *      agree.c      do all ranks agree on it? The others are told of a failure
- *      connect.c    links are made, copies of a stage start equal
  *      step.c       a step's arguments, its begin and its end, and the loop over the plan;
  *                   asyncpipe/driven.c: that over the messages that come
  *      compute.c    entries that call the stage or the loss; micro-batches of a loader
- *      messages.c   entries that send and receive, and all waiting, also of streams for each other
+ *      messages.c   entries that send and receive, and all waiting, also of streams for each other;
+ *                   links are made, copies of a stage start equal
  *      reduce.c     gradients: sets of them, summed on this rank and with the mirror's
  *      skips.c      tensors of skip connections
  *      evict.c      save areas that wait on the host

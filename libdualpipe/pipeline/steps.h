@@ -27,8 +27,6 @@ int dp_messages_start_copied(struct dp_pipeline *pipe);
 int dp_messages_send_all(struct dp_pipeline *pipe);
 /* Wait for one request of this rank. peer: pipeline rank. */
 int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *request, int peer);
-/* The channel on which messages of `channel` travel: one for all where they drive the ranks. */
-int dp_messages_channel(const struct dp_pipeline *pipe, int channel);
 /* Time in which an op waited for a rank; -1: for several. */
 void dp_messages_note_wait(struct dp_pipeline *pipe, int64_t waited_ns, int peer);
 /* The tag of a message: the stage that made it, its micro-batch and step. */
@@ -72,13 +70,10 @@ void dp_load_after(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* Give back all that is loaded, after a step that has failed. */
 void dp_load_drop(struct dp_pipeline *pipe);
 
-/* ---- connect.c ------------------------------------------------------------------------------ */
+/* ---- messages.c: once, when a pipeline is made ------------------------------------------------ */
 
 /* Collective: make the links of the schedule, so that no step allocates. */
 int dp_links_make(struct dp_pipeline *pipe);
-
-/* ---- connect.c: copies ----------------------------------------------------------------------- */
-
 /* Collective: copies of a stage on other ranks get the parameters of the one of stream 0. */
 int dp_copies_make_equal(struct dp_pipeline *pipe);
 
