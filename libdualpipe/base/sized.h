@@ -15,9 +15,11 @@ int dp_sized_take(void *own, size_t known, const void *from, size_t size, const 
 /* The other way round: what the caller has room for, and zeros beyond what is known. */
 void dp_sized_give(void *to, size_t size, const void *own, size_t known);
 
-/* The reserved words of a struct that keeps its size. DP_EINVAL unless they are zero. */
+/* Return DP_EINVAL unless the reserved words of a struct that keeps its size are zero. */
 int dp_reserved_check(const uint64_t words[2], const char *what);
-#define DP_CHECK_RESERVED(s) dp_reserved_check((s)->reserved, #s)
+#define DP_RESERVED(s)                                                                                \
+    if (dp_reserved_check((s)->reserved, #s))                                                         \
+    return DP_EINVAL
 
 /* From here on the pointer `config`, or NULL, is to a struct of this release; else return. */
 #define DP_TAKE(type, config, size)                                                                   \

@@ -52,8 +52,8 @@ static int check_config(const struct dp_comm_config *config)
     if (config->listener < 0 || (config->listener && config->rank))
         return dp_fail(DP_EINVAL, "listener: descriptor %d on rank %d, expected one of 1 or more, on "
                        "rank 0 only", config->listener, config->rank);
-    if (config->store && DP_CHECK_RESERVED(config->store))
-        return DP_EINVAL;
+    if (config->store)
+        DP_RESERVED(config->store);
     if (config->store && (!config->store->put || !config->store->get))
         return dp_fail(DP_EINVAL, "store: no %s function", config->store->put ? "get" : "put");
     if (!config->address && config->size != 1 && !config->listener && !config->store)

@@ -123,7 +123,8 @@ static int check_arguments(const struct dp_tree *results, int32_t count,
         return dp_fail(DP_EINVAL,
                        "default_spec: %d, expected DP_DEFAULT_CHUNK or DP_DEFAULT_BY_LEAF",
                        (int)o->default_spec);
-    return DP_CHECK_RESERVED(o);
+    DP_RESERVED(o);
+    return 0;
 }
 
 int dp_merge(const struct dp_tree *results, int32_t count, const struct dp_merge_options *options,

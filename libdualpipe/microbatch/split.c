@@ -587,8 +587,7 @@ static int check_options(const struct dp_split_options *o)
 {
     if (!o)
         return dp_fail(DP_EINVAL, "options: NULL, expected at least the number of micro-batches");
-    if (DP_CHECK_RESERVED(o))
-        return DP_EINVAL;
+    DP_RESERVED(o);
     if (o->count < 0 || o->count > DP_MAX_MICROBATCHES)
         return dp_fail(DP_EINVAL, "count: %d micro-batches, expected 0 to %d", o->count,
                        DP_MAX_MICROBATCHES);

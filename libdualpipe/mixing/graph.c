@@ -471,10 +471,9 @@ int dp_graph_new(const struct dp_graph_spec *spec, struct dp_graph **out)
     struct dp_graph_spec s = *spec;
     struct dp_graph_kind kind = {0};
     struct dp_graph *g;
-    int builtin, err = DP_CHECK_RESERVED(spec);
+    int builtin, err = default_local(&s.local);
 
-    if (!err)
-        err = default_local(&s.local);
+    DP_RESERVED(spec);
     if (!err && !s.name)
         err = dp_fail(DP_EINVAL, "no name of a mixing graph, expected one like ring");
     if (!err)

@@ -87,12 +87,11 @@ static int check_groups(const struct dp_optimizer_config *c, const struct dp_par
 int dp_optimizer_config_check(const struct dp_optimizer_config *c,
                               const struct dp_parameter *parameters, int32_t count)
 {
-    int err = DP_CHECK_RESERVED(c);
+    int err = check_share("beta1", c->beta1);
 
+    DP_RESERVED(c);
     if (!dp_optimizer_kind_name(c->kind))
         return dp_fail(DP_EINVAL, "kind: %d, expected 0 to %d", (int)c->kind, DP_OPTIMIZER_KINDS - 1);
-    if (!err)
-        err = check_share("beta1", c->beta1);
     if (!err)
         err = check_share("beta2", c->beta2);
     if (!err)

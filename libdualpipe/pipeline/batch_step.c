@@ -439,7 +439,8 @@ static int check_call(const struct dp_pipeline *pipe, const struct dp_batch_step
     if (!halfway && (batch->held || pipe->now.args))
         return dp_fail(DP_ESTATE, "a step of a batch after a forward: expected the backward "
                                   "first");
-    return DP_CHECK_RESERVED(batch);
+    DP_RESERVED(batch);
+    return 0;
 }
 
 /* Where the step cannot even begin here, the other ranks must not wait for it. */

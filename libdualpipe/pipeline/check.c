@@ -74,8 +74,8 @@ static int check_reduces(const struct dp_pipeline_config *config)
 
     if (ops && (!ops->launch || !ops->test || !ops->wait))
         return dp_fail(DP_EINVAL, "reduce: expected launch, test and wait, all three");
-    if (ops && DP_CHECK_RESERVED(ops))
-        return DP_EINVAL;
+    if (ops)
+        DP_RESERVED(ops);
     if (ops && config->execution == DP_EXECUTE_MESSAGES)
         return dp_fail(DP_EUNSUPPORTED, "reduce: expected NULL where messages drive the ranks, which "
                                         "carry out no REDUCE");
@@ -191,8 +191,8 @@ static int check_stage(const struct dp_pipeline_config *config, const struct dp_
 
     if (!stage->ops)
         return dp_fail(DP_EINVAL, "stage in slot %d: no callbacks (ops is NULL)", slot);
-    if (DP_CHECK_RESERVED(stage) || DP_CHECK_RESERVED(stage->ops))
-        return DP_EINVAL;
+    DP_RESERVED(stage);
+    DP_RESERVED(stage->ops);
     const char *missing = missing_callback(config->schedule, rank, slot, stage);
     if (missing)
         return dp_fail(DP_EINVAL, "stage in slot %d: no callback %s, which the schedule needs",
@@ -344,8 +344,8 @@ static int check_loss(const struct dp_pipeline_config *config)
     if (config->max_loss_values < 0)
         return dp_fail(DP_EINVAL, "max_loss_values: %d, expected at least 0",
                        config->max_loss_values);
-    if (config->loss && DP_CHECK_RESERVED(config->loss))
-        return DP_EINVAL;
+    if (config->loss)
+        DP_RESERVED(config->loss);
     if (!isfinite(config->loss_scale))
         return dp_fail(DP_EINVAL, "loss_scale: %g, expected a finite number", config->loss_scale);
     if (dp_config_last_slot(s, rank) < 0 ||

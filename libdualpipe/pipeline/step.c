@@ -316,8 +316,8 @@ static int check_loader(const struct dp_pipeline *pipe, const struct dp_loader *
         return check_unused(pipe, loader, name, why);
     if (given)
         return dp_fail(DP_EINVAL, "%ss: given, expected NULL beside %s", what, name);
-    return loader->load ? DP_CHECK_RESERVED(loader)
-                        : dp_fail(DP_EINVAL, "%s: no callback load", name);
+    DP_RESERVED(loader);
+    return loader->load ? 0 : dp_fail(DP_EINVAL, "%s: no callback load", name);
 }
 
 static int take_inputs(struct dp_pipeline *pipe, const struct dp_step *step)
@@ -574,7 +574,8 @@ static int check_call(const struct dp_pipeline *pipe, const struct dp_step *step
     if (!halfway && pipe->now.args)
         return dp_fail(DP_ESTATE, "a step after dp_pipeline_forward: expected "
                                   "dp_pipeline_backward first");
-    return DP_CHECK_RESERVED(step);
+    DP_RESERVED(step);
+    return 0;
 }
 
 /* What there is to do of the step: its forwards, its backwards, or both. */

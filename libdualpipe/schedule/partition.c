@@ -210,6 +210,7 @@ static int make(struct maker *m)
 
 int dp_partition_new(const struct dp_partition_spec *spec, struct dp_partition **out)
 {
+    DP_RESERVED(spec);
     if (spec->layer_count < 0 || spec->stages < 0)
         return dp_fail(DP_EINVAL, "partition: %d layers, %d stages, expected no negative number",
                        spec->layer_count, spec->stages);
@@ -217,10 +218,7 @@ int dp_partition_new(const struct dp_partition_spec *spec, struct dp_partition *
     struct maker m = {.spec = spec,
                       .first_use = calloc(3 * count, sizeof(*m.first_use)),
                       .open = -1};
-    int err = DP_CHECK_RESERVED(spec);
-
-    if (!err)
-        err = new_empty(spec, &m.p);
+    int err = new_empty(spec, &m.p);
 
     if (!err && !m.first_use)
         err = dp_fail(DP_ENOMEM, "no memory for %d layers", spec->layer_count);

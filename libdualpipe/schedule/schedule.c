@@ -29,8 +29,9 @@ static int check_rank_map(const struct dp_schedule_spec *spec)
 static int check_spec(const struct dp_schedule_spec *spec, int streams)
 {
     const struct dp_builder *builder = dp_builder_of(spec->kind);
-    int err = DP_CHECK_RESERVED(spec);
+    int err = 0;
 
+    DP_RESERVED(spec);
     if (spec->ranks < 1 || spec->ranks > RANKS_MAX)
         return dp_fail_quietly(DP_EINVAL, "ranks: %d, expected 1 to %d", spec->ranks, RANKS_MAX);
     if (spec->microbatches < 1 || spec->microbatches > DP_MAX_MB * streams)
@@ -46,7 +47,7 @@ static int check_spec(const struct dp_schedule_spec *spec, int streams)
     if (spec->virtual_stages && spec->kind != DP_SCHEDULE_INTERLEAVED)
         return dp_fail_quietly(DP_EINVAL, "virtual_stages: %d, expected 0; interleaved has them",
                                spec->virtual_stages);
-    if (!err && builder && builder->check)
+    if (builder && builder->check)
         err = builder->check(spec);
     return err || !spec->rank_map ? err : check_rank_map(spec);
 }

@@ -119,8 +119,8 @@ static int check_layer(const struct dp_layer *l, int32_t layer)
         return dp_fail(DP_EINVAL, "layer %d: NULL", layer);
     if (!l->ops || !l->ops->forward || !l->ops->backward)
         return dp_fail(DP_EINVAL, "layer %d: no forward or no backward", layer);
-    if (DP_CHECK_RESERVED(l) || DP_CHECK_RESERVED(l->ops))
-        return DP_EINVAL;
+    DP_RESERVED(l);
+    DP_RESERVED(l->ops);
     if (l->parameter_count < 0 || l->parameter_count > DP_LAYER_PARAMETERS ||
         (l->parameter_count && !l->parameters))
         return dp_fail(DP_EINVAL, "layer %d: %d parameters, expected a list of 0 to %d", layer,
@@ -169,8 +169,7 @@ static int check_model(const struct dp_model *m)
                        DP_MODEL_LAYERS);
     if (!m->loss || !m->loss->loss || !m->loss->loss_backward)
         return dp_fail(DP_EINVAL, "loss: expected its two functions");
-    if (DP_CHECK_RESERVED(m))
-        return DP_EINVAL;
+    DP_RESERVED(m);
     if (m->skip_count < 0 || (m->skip_count && !m->skips))
         return dp_fail(DP_EINVAL, "skips: %d, expected a list of 0 or more", m->skip_count);
     err = check_border(m->input, "input");
