@@ -7,7 +7,6 @@
 #include "base/fail.h"
 #include "base/tensor.h"
 #include "comm/comm_core.h"
-#include "comm/comm_ops.h"
 #include "comm/engine.h"
 #include "comm/lines.h"
 
@@ -53,7 +52,7 @@ static int start(struct dp_comm *comm, const struct dp_algorithm *algorithm,
     int err = dp_comm_enter(comm, &engine);
 
     if (!err)
-        err = dp_engine_start(engine, comm, comm->size > 1 ? algorithm : &alone, args, req);
+        err = dp_engine_start(engine, comm, dp_comm_size(comm) > 1 ? algorithm : &alone, args, req);
     if (err == DP_ENOMEM) /* others are in it, and would wait */
         dp_comm_fail(comm, err);
     return err;
@@ -63,7 +62,8 @@ static struct dp_collective_args make_args(struct dp_comm *comm, const void *in,
                                            size_t count)
 {
     return (struct dp_collective_args){
-        .comm = comm, .rank = comm->rank, .size = comm->size, .in = in, .out = out, .count = count};
+        .comm = comm, .rank = dp_comm_rank(comm), .size = dp_comm_size(comm), .in = in, .out = out,
+        .count = count};
 }
 
 static int start_reduction(struct dp_comm *comm, const char *what, bool scatter, const void *in,
@@ -127,8 +127,9 @@ int dp_comm_ibroadcast(struct dp_comm *comm, void *buf, size_t len, int root,
 
     if (err)
         return err;
-    if (root < 0 || root >= comm->size)
-        return dp_fail(DP_EINVAL, "broadcast from rank %d: expected 0 to %d", root, comm->size - 1);
+    if (root < 0 || root >= dp_comm_size(comm))
+        return dp_fail(DP_EINVAL, "broadcast from rank %d: expected 0 to %d", root,
+                       dp_comm_size(comm) - 1);
     struct dp_collective_args args = make_args(comm, buf, buf, len);
     args.root = root;
     return start(comm, dp_choose_broadcast(&args), &args, req);
@@ -157,7 +158,7 @@ int dp_comm_iswap(struct dp_comm *comm, int peer, int channel, uint64_t tag, con
  * to a caller's memory any more, so that it is safe to return. */
 static int leave(struct dp_comm *comm, int err)
 {
-    const bool survives = comm->world->hooks && err == DP_ECOMM;
+    const bool survives = dp_comm_get(comm, DP_COMM_SURVIVES) && err == DP_ECOMM;
 
     if (err != DP_EABORTED && err != DP_ETIMEDOUT && !survives)
         dp_comm_fail(comm, err);
@@ -176,15 +177,15 @@ int dp_comm_allgatherv(struct dp_comm *comm, const void *mine, size_t len, void 
     int err = dp_comm_allgather(comm, &len, offsets + 1, sizeof(len));
     if (err)
         return err;
-    for (int i = 0; i < comm->size; i++)
+    for (int i = 0; i < dp_comm_size(comm); i++)
         offsets[i + 1] += offsets[i];
 
-    char *base = malloc(offsets[comm->size] + 1);
+    char *base = malloc(offsets[dp_comm_size(comm)] + 1);
     if (!base)
         return leave(comm, dp_fail(DP_ENOMEM, "no memory to gather %zu bytes of %d ranks",
-                                   offsets[comm->size], comm->size));
+                                   offsets[dp_comm_size(comm)], dp_comm_size(comm)));
     if (len)
-        memcpy(base + offsets[comm->rank], mine, len);
+        memcpy(base + offsets[dp_comm_rank(comm)], mine, len);
     struct dp_request req;
     err = dp_comm_finish(comm, dp_comm_iallgatherv(comm, base, offsets, &req), &req);
     if (err) {
@@ -202,7 +203,7 @@ static int report_differing(const struct dp_comm *comm, const char *what, const 
     struct dp_text t = {0};
     int differing = 0;
 
-    for (int i = 1; i < comm->size; i++)
+    for (int i = 1; i < dp_comm_size(comm); i++)
         if (values[i] != values[0] && differing++ < NAMED_AT_MOST)
             dp_text_addf(&t, "%srank %d has %" PRIu64, differing > 1 ? ", " : "", i, values[i]);
     if (differing > NAMED_AT_MOST)
@@ -215,9 +216,9 @@ static int report_differing(const struct dp_comm *comm, const char *what, const 
 
 static int hand_out(struct dp_comm *comm, int from, const struct dp_text *mine, char **text)
 {
-    uint64_t bytes = comm->rank == from ? mine->len : 0;
+    uint64_t bytes = dp_comm_rank(comm) == from ? mine->len : 0;
 
-    if (comm->rank == from && mine->failed)
+    if (dp_comm_rank(comm) == from && mine->failed)
         return leave(comm, dp_fail(DP_ENOMEM, "no memory to say what differs"));
     int err = dp_comm_broadcast(comm, &bytes, sizeof(bytes), from);
     if (err)
@@ -226,7 +227,7 @@ static int hand_out(struct dp_comm *comm, int from, const struct dp_text *mine, 
     if (!*text)
         return leave(comm, dp_fail(DP_ENOMEM, "no memory for %" PRIu64 " bytes of rank %d",
                                    bytes, from));
-    if (comm->rank == from && bytes)
+    if (dp_comm_rank(comm) == from && bytes)
         memcpy(*text, mine->data, bytes);
     return bytes ? dp_comm_broadcast(comm, *text, bytes, from) : 0;
 }
@@ -252,7 +253,7 @@ static int name_line(const struct dp_comm *comm, const char *what, int a, char *
     const char *const dots = same > from + BEFORE ? "..." : "";
     from = *dots ? same - BEFORE : from;
     const int la = (int)strcspn(of_a + from, "\n"), lb = (int)strcspn(of_b + from, "\n");
-    return (comm->rank == b ? dp_fail : dp_fail_quietly)(
+    return (dp_comm_rank(comm) == b ? dp_fail : dp_fail_quietly)(
         DP_EMISMATCH, "%.*s: rank %d has %s%.*s, rank %d has %s%.*s",
         named ? (int)name : (int)strlen(what), named ? of_a + line : what, b, lb ? dots : "nothing",
         lb < SHOWN ? lb : SHOWN, of_b + from, a, la ? dots : "nothing", la < SHOWN ? la : SHOWN,
@@ -284,15 +285,15 @@ static int agree(struct dp_comm *comm, const char *what, uint64_t value, const s
     uint64_t few[ON_STACK], *values = few;
     int other = 1;
 
-    if (comm->size > ON_STACK) {
-        values = malloc((size_t)comm->size * sizeof(*values));
+    if (dp_comm_size(comm) > ON_STACK) {
+        values = malloc((size_t)dp_comm_size(comm) * sizeof(*values));
         if (!values)
-            return leave(comm, dp_fail(DP_ENOMEM, "no memory to ask %d ranks", comm->size));
+            return leave(comm, dp_fail(DP_ENOMEM, "no memory to ask all ranks"));
     }
     int err = dp_comm_allgather(comm, &value, values, sizeof(value));
-    while (!err && other < comm->size && values[other] == values[0])
+    while (!err && other < dp_comm_size(comm) && values[other] == values[0])
         other++;
-    if (!err && other < comm->size)
+    if (!err && other < dp_comm_size(comm))
         err = lines ? dp_comm_name_difference(comm, what, 0, lines, other, lines)
                     : report_differing(comm, what, values);
     if (values != few)
@@ -331,15 +332,15 @@ int dp_comm_share_error(struct dp_comm *comm, int err)
         return err;
     if (err)
         snprintf(mine.text, sizeof(mine.text), "%s", dp_last_error());
-    all = malloc((size_t)comm->size * sizeof(*all));
+    all = malloc((size_t)dp_comm_size(comm) * sizeof(*all));
     if (!all)
-        return leave(comm, dp_fail(DP_ENOMEM, "no memory for the errors of %d ranks", comm->size));
+        return leave(comm, dp_fail(DP_ENOMEM, "no memory for the errors of all ranks"));
     const int failed = dp_comm_allgather(comm, &mine, all, sizeof(mine));
     int rank = 0;
-    while (!failed && rank < comm->size && !all[rank].error)
+    while (!failed && rank < dp_comm_size(comm) && !all[rank].error)
         rank++;
     if (!failed)
-        err = rank < comm->size
+        err = rank < dp_comm_size(comm)
                   ? dp_fail_quietly(all[rank].error, "rank %d: %s", rank, all[rank].text)
                   : 0;
     free(all);
@@ -369,7 +370,7 @@ static int tell_time(struct dp_comm *comm, int rounds)
 {
     int err = 0;
 
-    for (int peer = 1; peer < comm->size; peer++)
+    for (int peer = 1; peer < dp_comm_size(comm); peer++)
         for (int i = 0; i < rounds && !err; i++) {
             int64_t now;
             err = receive_small(comm, peer, &now);
@@ -410,10 +411,10 @@ int dp_comm_clock_offset(struct dp_comm *comm, int rounds, int64_t *offset_ns, i
     if (!comm || !offset_ns || !error_ns || rounds < 1)
         return dp_fail(DP_EINVAL, "clock offset in %d rounds: expected a comm, two results, at least "
                        "1 round", rounds);
-    int err = comm->rank ? ask_time(comm, rounds, offset_ns, error_ns) : tell_time(comm, rounds);
+    int err = dp_comm_rank(comm) ? ask_time(comm, rounds, offset_ns, error_ns) : tell_time(comm, rounds);
     if (err)
         return leave(comm, err);
-    if (!comm->rank)
+    if (!dp_comm_rank(comm))
         *offset_ns = *error_ns = 0;
     return 0;
 }
