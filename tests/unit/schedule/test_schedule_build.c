@@ -430,6 +430,8 @@ CASE(bad_specs_are_refused_with_what_was_expected)
     static const int twice[] = {0, 1, 1, 2}, outside[] = {0, 1, 2, 4};
 
 #define SPEC(...) (struct dp_schedule_spec){__VA_ARGS__}
+    expect_refused(SPEC(.kind = DP_SCHEDULE_GPIPE, .ranks = 2, .microbatches = 4, .reserved = {0, 1}),
+                   "spec: reserved words are set, expected zeros");
     expect_refused(SPEC(.kind = DP_SCHEDULE_GPIPE, .ranks = 0, .microbatches = 4),
                    "ranks: 0, expected 1 to 1048576");
     expect_refused(SPEC(.kind = DP_SCHEDULE_GPIPE, .ranks = 2, .microbatches = 0),
