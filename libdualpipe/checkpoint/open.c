@@ -305,13 +305,10 @@ static int read_index(struct dp_checkpoint *c, const char *path)
 /* An index begins with a '{'; as the length of a header that would be too long. */
 static bool is_index(const struct dp_checkpoint_file *f)
 {
-    char first[8] = {0};
-    uint64_t len;
+    uint64_t len = 0;
+    const ssize_t got = pread(f->fd, &len, sizeof(len), 0);
 
-    if (pread(f->fd, first, sizeof(first), 0) < 1 || first[0] != '{')
-        return false;
-    memcpy(&len, first, sizeof(len));
-    return len > DP_HEADER_MOST || !first[1];
+    return got > 0 && *(const char *)&len == '{' && (got < (ssize_t)sizeof(len) || len > DP_HEADER_MOST);
 }
 
 /* ---- open and close --------------------------------------------------------------------------- */
