@@ -32,6 +32,16 @@ int folder_find(const char *path, char out[static SAVED_PATH])
         DP_ENOENT, "%s: no checkpoint there; expected index.json, or step-N/index.json", path);
 }
 
+int folder_ready(const char *dir)
+{
+    char inside[SAVED_PATH];
+
+    if ((!mkdir(dir, 0777) || errno == EEXIST) && join(inside, dir, ".") && !access(inside, W_OK | X_OK))
+        return 0;
+    return dp_fail(DP_EIO, "checkpoint.folder: '%.200s': %s, expected a folder that can be written", dir,
+                   strerror(errno));
+}
+
 /* The name of a new folder is on the disk when its parent is. */
 int folder_make(const char *dir, const char *folder)
 {

@@ -687,6 +687,8 @@ int trainer_begin(struct dp_trainer *t)
     t->next = t->saved_step = 0;
     if (!err)
         err = compare(t);
+    if (!err && t->folder) /* rather than after the first steps */
+        err = dp_comm_share_error(t->comm, trainer_rank(t) ? 0 : folder_ready(t->folder));
     if (!err)
         err = trainer_lay_out_all(t);
     if (!err)

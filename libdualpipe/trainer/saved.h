@@ -19,6 +19,8 @@ int folder_of_step(const char *dir, uint64_t step, char out[static SAVED_PATH]);
 /* What to open for `path`: a file as it is; a folder's own index.json; otherwise that of the highest
  * step below the folder. DP_ENOENT. */
 int folder_find(const char *path, char out[static SAVED_PATH]);
+/* Make it if it is not there. DP_EIO: nothing can be written there. */
+int folder_ready(const char *dir);
 /* Make both; the names are on the disk when it returns. DP_EIO. */
 int folder_make(const char *dir, const char *folder);
 /* The number for the files of one more checkpoint in a folder. */

@@ -351,6 +351,22 @@ CASE(a_folder_without_a_checkpoint_leaves_no_rank_waiting)
     remove_folder(folder);
 }
 
+static int rank_cannot_save(struct dp_comm *comm, void *arg)
+{
+    CHECK(learn(comm, arg) != 0);
+    CHECK_SAYS("checkpoint.folder: '/dev/null/x': Not a directory, expected a folder that can be written");
+    CHECK(!((struct job *)arg)->curve->losses[0]);
+    return 0;
+}
+
+CASE(a_folder_that_cannot_be_written_is_refused_before_the_first_step)
+{
+    struct curve curve = {0};
+    struct job job = {.model = MODEL_TIED, .layout = layouts[3], .folder = "/dev/null/x", .curve = &curve};
+
+    assert_int_equal(comm_on_threads(2, timeout_ns, rank_cannot_save, &job), 0);
+}
+
 /* ---- plans ----------------------------------------------------------------------------------- */
 
 /* Wherever the clock cuts the model, and whatever steps on zeros have left. */
