@@ -36,7 +36,8 @@ int folder_ready(const char *dir)
 {
     char inside[SAVED_PATH];
 
-    if ((!mkdir(dir, 0777) || errno == EEXIST) && join(inside, dir, ".") && !access(inside, W_OK | X_OK))
+    if ((!mkdir(dir, 0777) || errno == EEXIST) && checkpoint_join(inside, dir, ".") &&
+        !access(inside, W_OK | X_OK))
         return 0;
     return dp_fail(DP_EIO, "checkpoint.folder: '%.200s': %s, expected a folder that can be written", dir,
                    strerror(errno));
