@@ -3,40 +3,28 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/page_reader.h"
 #include "nccl-plugin/net/stat_page.h"
 
-#include <dirent.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- pages of the net plugin --------------------------------------------------------------------- */
 
 /* How many bytes the net plugin has moved over a network, in all processes of this user on this
  * machine: read out of the pages that it counts in (nccl-plugin/net/stat_page.h), without a system
  * call but once a second. */
-enum { PAGES = 64, DEVICES = 32 };
-
-/* A process. Its file may be gone by now: what is mapped stays. */
-struct page {
-    char name[64];
-    const struct dpn_stat_page *at;
-    uint64_t bytes; /* when it was last looked at */
-    bool listed;
-};
+enum { DEVICES = 32 };
 
 struct dpo_network_pages {
     char directory[256];
     char devices[DEVICES][DPN_STAT_NAME_LEN];
     int device_count;
-    struct page pages[PAGES];
-    int page_count;
+    struct dp_pages pages;
     uint64_t bytes;
     int64_t listed_ns; /* when the directory was last read; 0: never */
 };
@@ -59,124 +47,57 @@ static bool has_word(const char *text, const char *name)
     return false;
 }
 
-static bool counts(const struct dpo_network_pages *p, const struct dpn_stat_page *page,
-                   uint32_t device)
+static bool counts(const struct dpo_network_pages *p, const struct dp_page_row *device)
 {
-    char name[DPN_STAT_DEVICE_LEN];
+    char name[DP_PAGE_LABEL];
 
-    if (device >= DPN_STAT_DEVICES)
-        return false;
-    memcpy(name, page->devices[device].name, sizeof(name));
+    if (!p->device_count)
+        return true;
+    memcpy(name, device->label, sizeof(name));
     name[sizeof(name) - 1] = '\0';
+    name[strcspn(name, "\t")] = '\0';
     for (int i = 0; i < p->device_count; i++)
         if (has_word(name, p->devices[i]))
             return true;
-    return !p->device_count;
+    return false;
 }
 
-static uint64_t bytes_of(const struct dpn_stat_counters *counters)
+/* The second word of its label is its transport. */
+static bool is_within_host(const struct dp_page_row *row)
 {
-    return atomic_load_explicit(&counters->counts[DPN_STAT_BYTES], memory_order_relaxed);
+    const char *tab = memchr(row->label, '\t', DP_PAGE_LABEL - 5);
+
+    return tab && !memcmp(tab, "\tshm\t", 5);
 }
 
 /* Of connections that are open: those that are closed had their share when they were. */
-static uint64_t sum_of(const struct dpo_network_pages *p, const struct dpn_stat_page *page)
+static uint64_t sum_of(const struct dpo_network_pages *p, const struct dp_page_mapped *page)
 {
-    uint32_t count = page->connection_count;
     uint64_t sum = 0;
 
-    for (uint32_t i = 0; i < count && i < DPN_STAT_CONNECTIONS; i++) {
-        const struct dpn_stat_connection *c = &page->connections[i];
-        if (atomic_load_explicit(&c->in_use, memory_order_relaxed) &&
-            memcmp(c->transport, "shm", 4) != 0 && counts(p, page, c->device))
-            sum += bytes_of(&c->counters);
+    if (!page->columns[DPN_STAT_DEVICE].places || !page->columns[DPN_STAT_BYTES].places)
+        return 0;
+    for (uint32_t i = 0; i < dp_page_rows(page); i++) {
+        const struct dp_page_row *row = dp_page_row_at(page, i);
+        const uint64_t device =
+            dp_page_use(row) > 1 ? dp_page_value(page, row, DPN_STAT_DEVICE, 0) : 0;
+        if (device && device <= page->rows && !is_within_host(row) &&
+            counts(p, dp_page_row_at(page, device - 1)))
+            sum += dp_page_value(page, row, DPN_STAT_BYTES, 0);
     }
     return sum;
 }
 
 /* ---- the directory --------------------------------------------------------------------------- */
 
-static bool is_page(int fd)
-{
-    static const struct dp_page_kind kind = {DPN_STAT_KIND};
-    struct dp_page_head head;
-    struct stat st;
-
-    return !fstat(fd, &st) && st.st_uid == geteuid() &&
-           (size_t)st.st_size >= kind.bytes &&
-           pread(fd, &head, sizeof(head), 0) == sizeof(head) &&
-           !memcmp(head.magic, kind.magic, sizeof(head.magic)) && head.version == kind.version;
-}
-
-/* The file of this process must stay open: closing it would take away the plugin's lock on it. */
-static bool is_own(const char *name)
-{
-    return atol(name) == (long)getpid();
-}
-
-static void open_page(struct dpo_network_pages *p, int dir, const char *name)
-{
-    struct page *page = &p->pages[p->page_count];
-    int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    void *at = MAP_FAILED;
-
-    if (fd < 0)
-        return;
-    if (is_page(fd))
-        at = mmap(NULL, sizeof(struct dpn_stat_page), PROT_READ, MAP_SHARED, fd, 0);
-    if (!is_own(name))
-        close(fd);
-    if (at == MAP_FAILED)
-        return;
-    *page = (struct page){.at = at, .listed = true};
-    memcpy(page->name, name, strlen(name) + 1);
-    page->bytes = sum_of(p, at);
-    p->page_count++;
-}
-
-static struct page *find_page(struct dpo_network_pages *p, const char *name)
-{
-    for (int i = 0; i < p->page_count; i++)
-        if (!strcmp(p->pages[i].name, name))
-            return &p->pages[i];
-    return NULL;
-}
-
-static void see_file(struct dpo_network_pages *p, int dir, const char *name)
-{
-    struct page *page = find_page(p, name);
-
-    if (page)
-        page->listed = true;
-    else if (p->page_count < PAGES && dp_page_is_name(name, DPN_STAT_SUFFIX) &&
-             strlen(name) < sizeof(page->name))
-        open_page(p, dir, name);
-}
-
-static void drop_unlisted(struct dpo_network_pages *p)
-{
-    int kept = 0;
-
-    for (int i = 0; i < p->page_count; i++) {
-        if (p->pages[i].listed)
-            p->pages[kept++] = p->pages[i];
-        else
-            munmap((void *)(uintptr_t)p->pages[i].at, sizeof(*p->pages[i].at));
-    }
-    p->page_count = kept;
-}
-
 static void list_pages(struct dpo_network_pages *p)
 {
-    DIR *dir = opendir(p->directory);
+    const int known = p->pages.count;
 
-    for (int i = 0; i < p->page_count; i++)
-        p->pages[i].listed = false;
-    for (struct dirent *e; dir && (e = readdir(dir));)
-        see_file(p, dirfd(dir), e->d_name);
-    if (dir)
-        closedir(dir);
-    drop_unlisted(p);
+    dp_pages_map(&p->pages, &dpn_stat_kind, p->directory, NULL, NULL, NULL);
+    for (int i = known; i < p->pages.count; i++)
+        p->pages.list[i].seen = sum_of(p, &p->pages.list[i]);
+    dp_pages_drop_unlisted(&p->pages);
 }
 
 /* Bytes sent and received since it was first asked, of all processes that it finds; never less than
@@ -188,12 +109,12 @@ static uint64_t network_pages_bytes(struct dpo_network_pages *p, int64_t now_ns)
         list_pages(p);
         p->listed_ns = now_ns;
     }
-    for (int i = 0; i < p->page_count; i++) {
-        struct page *page = &p->pages[i];
-        uint64_t bytes = sum_of(p, page->at);
-        if (bytes > page->bytes)
-            p->bytes += bytes - page->bytes;
-        page->bytes = bytes;
+    for (int i = 0; i < p->pages.count; i++) {
+        struct dp_page_mapped *page = &p->pages.list[i];
+        const uint64_t bytes = sum_of(p, page);
+        if (bytes > page->seen)
+            p->bytes += bytes - page->seen;
+        page->seen = bytes;
     }
     return p->bytes;
 }
@@ -209,10 +130,7 @@ static int network_pages_new(const char *directory, const char *const *devices, 
 
     if (!p)
         return dp_fail(DP_ENOMEM, "no memory for the counters of the net plugin");
-    if (directory)
-        snprintf(p->directory, sizeof(p->directory), "%s", directory);
-    else
-        snprintf(p->directory, sizeof(p->directory), DP_PAGE_DIRECTORY "%ld", (long)geteuid());
+    (void)dp_page_directory(directory, p->directory, sizeof(p->directory));
     for (; p->device_count < count && p->device_count < DEVICES; p->device_count++)
         snprintf(p->devices[p->device_count], DPN_STAT_NAME_LEN, "%s", devices[p->device_count]);
     *out = p;
@@ -222,8 +140,8 @@ static int network_pages_new(const char *directory, const char *const *devices, 
 /* p may be NULL. */
 static void network_pages_free(struct dpo_network_pages *p)
 {
-    for (int i = 0; p && i < p->page_count; i++)
-        munmap((void *)(uintptr_t)p->pages[i].at, sizeof(*p->pages[i].at));
+    if (p)
+        dp_pages_fini(&p->pages);
     free(p);
 }
 

@@ -82,6 +82,7 @@ static int be_the_parent(const struct run_values *v, const struct dp_process *pr
         run_report(v, process, s, outcome); /* what the job returned goes before what that did */
         status = run_leave(outcome);
     }
+    run_outcome_fini(outcome);
     free(outcome);
     return status;
 }

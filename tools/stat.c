@@ -60,19 +60,18 @@ static bool wait_for_next(double ns)
 
 /* ---- one look -------------------------------------------------------------------------------- */
 
+static const struct stat_kind *const kinds[] = {&stat_train, &stat_net, &stat_preload, &stat_profile};
+enum { TRAIN, NET, PRELOAD, PROFILE, KINDS };
+
 /* All that there is to see at a moment. */
 struct seen {
-    struct stat_list list;
-    struct stat_jobs jobs;
-    struct stat_mapped preload, profiles;
+    struct stat_list lists[KINDS];
 };
 
 static void seen_fini(struct seen *seen)
 {
-    stat_list_fini(&seen->list);
-    stat_jobs_fini(&seen->jobs);
-    stat_mapped_fini(&seen->preload);
-    stat_mapped_fini(&seen->profiles);
+    for (int i = 0; i < KINDS; i++)
+        stat_list_fini(&seen->lists[i]);
 }
 
 static int write_prometheus(const char *path, const struct seen *seen)
@@ -82,9 +81,24 @@ static int write_prometheus(const char *path, const struct seen *seen)
 
     if (status)
         return status;
-    stat_jobs_prometheus(out.file, &seen->jobs);
-    return output_close(&out, stat_print_prometheus(out.file, &seen->list, &seen->preload,
-                                                    &seen->profiles));
+    for (int i = 0; i < KINDS; i++)
+        if (i == NET || seen->lists[i].count)
+            stat_prometheus(out.file, &seen->lists[i]);
+    return output_close(&out, fflush(out.file) || ferror(out.file) ? DP_EIO : 0);
+}
+
+static int write_json(const struct seen *seen)
+{
+    json_t *all = json_pack("{ss, si, so, so, so, so}", "stat", "net", "format", STAT_FORMAT,
+                            "processes", stat_net_json(&seen->lists[NET]), "preload",
+                            stat_preload_json(&seen->lists[PRELOAD]), "profiles",
+                            stat_profile_json(&seen->lists[PROFILE]), "jobs",
+                            stat_jobs_json(&seen->lists[TRAIN]));
+    const bool failed = !all || json_dumpf(all, stdout, JSON_INDENT(2));
+
+    putchar('\n');
+    json_decref(all);
+    return failed || fflush(stdout) ? command_broke("cannot write JSON") : EXIT_OK;
 }
 
 static int show(const struct values *v, const struct seen *seen, const struct seen *before)
@@ -92,16 +106,13 @@ static int show(const struct values *v, const struct seen *seen, const struct se
     if (v->prometheus)
         return write_prometheus(v->prometheus, seen);
     if (v->json)
-        return stat_print_json(&seen->list, &seen->preload, stat_profile_json(&seen->profiles),
-                               stat_jobs_json(&seen->jobs))
-                   ? command_broke("cannot write JSON")
-                   : EXIT_OK;
+        return write_json(seen);
     if (v->follow && isatty(STDOUT_FILENO))
         fputs("\033[H\033[2J", stdout); /* a clean screen */
-    stat_print_table(&seen->list, &before->list, v->connections);
-    stat_print_preload(&seen->preload);
-    stat_profile_print(&seen->profiles);
-    stat_jobs_print(&seen->jobs);
+    stat_net_print(&seen->lists[NET], &before->lists[NET], v->connections);
+    stat_preload_print(&seen->lists[PRELOAD]);
+    stat_profile_print(&seen->lists[PROFILE]);
+    stat_jobs_print(&seen->lists[TRAIN]);
     fflush(stdout);
     return EXIT_OK;
 }
@@ -109,14 +120,10 @@ static int show(const struct values *v, const struct seen *seen, const struct se
 static int look(const struct values *v, struct seen *last)
 {
     struct seen seen = {0};
-    int status = stat_read(v->directory, &seen.list);
+    int status = 0;
 
-    if (!status)
-        status = stat_jobs_read(v->directory, &seen.jobs);
-    if (!status)
-        status = stat_map_all(&seen.preload, &stat_preload_kind, v->directory);
-    if (!status)
-        status = stat_map_all(&seen.profiles, &stat_profile_kind, v->directory);
+    for (int i = 0; i < KINDS && !status; i++)
+        status = stat_read(kinds[i], v->directory, &seen.lists[i]);
     if (!status)
         status = show(v, &seen, last);
     seen_fini(last);
@@ -133,8 +140,8 @@ static int look_on(const struct values *v)
         status = look(v, &last);
     while (v->follow && !status && wait_for_next(v->interval_ns))
         status = look(v, &last);
-    if (!status && last.list.refused + last.jobs.refused + last.preload.refused + last.profiles.refused)
-        status = EXIT_FAILED;
+    for (int i = 0; i < KINDS && !status; i++)
+        status = last.lists[i].refused ? EXIT_FAILED : 0;
     seen_fini(&last);
     return status;
 }

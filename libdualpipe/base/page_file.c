@@ -98,8 +98,13 @@ static void fill_head(const struct dp_page_kind *kind, struct dp_page_head *head
 
     clock_gettime(CLOCK_REALTIME, &now);
     memcpy(head->magic, kind->magic, sizeof(head->magic));
-    head->version = kind->version;
+    memcpy(head + 1, kind->columns, kind->column_count * sizeof(*kind->columns));
+    head->version = DP_PAGE_VERSION;
     head->bytes = kind->bytes;
+    head->columns = kind->column_count;
+    head->rows = kind->rows;
+    head->row_bytes = kind->row_bytes;
+    head->rows_at = kind->rows_at;
     head->pid = getpid();
     head->opened_ns = now.tv_sec * DP_NS_PER_S + now.tv_nsec;
     read_command(head->command, sizeof(head->command));
@@ -119,8 +124,6 @@ static int make_file(const struct dp_page_kind *kind, int dir, const char *name,
     int err = map_file(fd, kind->bytes, &at);
     if (!err) {
         fill_head(kind, at);
-        if (kind->fill)
-            kind->fill(at);
         err = renameat(dir, early, dir, name) ? errno : 0;
     }
     if (!err) {

@@ -17,8 +17,16 @@
 
 #define DP_PAGE_DIRECTORY "/dev/shm/dualpipe-" /* and the number of the user */
 
-/* What every page begins with; what follows is of its kind, and a change of either is a new version. The
- * file is <directory>/<pid>-<random><suffix>, of mode 0600, in a directory of mode 0700. */
+enum { DP_PAGE_VERSION = 4, DP_PAGE_LABEL = 184, DP_PAGE_COLUMNS = 32 };
+
+/* What a page begins with, the same for all kinds; a change of it is a new version. The file is
+ * <directory>/<pid>-<random><suffix>, of mode 0600, in a directory of mode 0700.
+ *
+ *      head | columns | rows: use, label, values
+ *
+ * A value has one writer at a time, or is added to atomically; all stores are relaxed, so no reader can
+ * make a writer wait. Readers find columns by name: one that they do not know is passed over, and one
+ * that is not there is 0. */
 struct dp_page_head {
     char magic[8];           /* of the kind */
     uint32_t version, bytes; /* of the whole page */
@@ -27,16 +35,67 @@ struct dp_page_head {
     char command[64];
     /* Odd while what must be seen as a whole is being changed, if the kind has such a thing. */
     _Atomic uint64_t changes;
+    uint32_t columns, rows, row_bytes, rows_at; /* the last: of the page */
+    _Atomic uint64_t used_rows; /* none behind so many has ever been there; 0: this is not known */
+};
+
+enum dp_page_type {
+    DP_PAGE_COUNTER,
+    DP_PAGE_GAUGE,
+    DP_PAGE_HISTOGRAM, /* place k: of those that have k binary digits; the last: of larger ones, too */
+    DP_PAGE_REAL,      /* a double; NAN: not known */
+    DP_PAGE_SINCE,     /* CLOCK_MONOTONIC, 0: never; for readers ns until now, of several the most */
+    DP_PAGE_BEFORE,    /* number, from 1 on, of the row whose label stands before this one's; 0: none */
+    DP_PAGE_BEHIND     /* the same for one that stands behind it */
+};
+
+struct dp_page_column {
+    char name[24], unit[4]; /* "ns", "ms", "B"; "": a number */
+    uint16_t type, places;  /* 64-bit values */
+};
+
+/* What every row begins with, and then come its values. A row is there if `use` is above 1, and no other
+ * row, before or after, has the same; readers look at it before and after. The label is words, with tabs
+ * between them. */
+#define DP_PAGE_ROW                                                                                \
+    _Atomic uint64_t use;                                                                          \
+    char label[DP_PAGE_LABEL]
+
+struct dp_page_row {
+    DP_PAGE_ROW;
+    _Atomic uint64_t values[];
 };
 
 struct dp_page_kind {
     const char *option; /* that asks for it, for warnings */
     const char *suffix; /* of its name */
     const char *magic;  /* 8 bytes with its NUL */
-    uint32_t version, bytes;
-    const char *name;         /* in messages of readers: "counters" */
-    void (*fill)(void *page); /* NULL, or what is to be there from the beginning beside the head */
+    const char *name;   /* in messages of readers: "counters" */
+    uint32_t bytes, rows, row_bytes, rows_at, column_count; /* at most DP_PAGE_COLUMNS */
+    const struct dp_page_column *columns;
 };
+
+/* Of a list of columns, X(ID, "name", "unit", TYPE, places): names of the values' places, the table,
+ * rows, in whole lines of 64 bytes so that no two share one, a page of them, and its kind. */
+#define DP_PAGE_ID(id, name, unit, type, places) id, id##_LAST = id + (places) - 1,
+#define DP_PAGE_COLUMN(id, name, unit, type, places) {name, unit, DP_PAGE_##type, places},
+#define DP_PAGE_DEFINE(prefix, list, row_count, ...)                                               \
+    enum prefix##_value { list(DP_PAGE_ID) prefix##_values };                                      \
+    static const struct dp_page_column prefix##_columns[] = {list(DP_PAGE_COLUMN)};                \
+    struct prefix##_row {                                                                          \
+        DP_PAGE_ROW;                                                                               \
+        _Atomic uint64_t values[prefix##_values];                                                  \
+    } __attribute__((aligned(64)));                                                                \
+    struct prefix##_page {                                                                         \
+        struct dp_page_head head;                                                                  \
+        struct dp_page_column columns[sizeof(prefix##_columns) / sizeof(prefix##_columns[0])];     \
+        struct prefix##_row rows[row_count];                                                       \
+    };                                                                                             \
+    static const struct dp_page_kind prefix##_kind = {                                             \
+        .bytes = sizeof(struct prefix##_page), .rows = row_count,                                  \
+        .row_bytes = sizeof(struct prefix##_row), .rows_at = offsetof(struct prefix##_page, rows), \
+        .column_count = sizeof(prefix##_columns) / sizeof(prefix##_columns[0]),                    \
+        .columns = prefix##_columns, __VA_ARGS__}
 
 /* Make and map a page in the directory (NULL or "": the usual one), which is made if need be and must be
  * this user's alone, and remove those of processes that have ended. `path` is where it is; the caller
@@ -104,32 +163,32 @@ static inline void dp_page_fence(void)
 #endif
 }
 
+static inline uint64_t dp_page_get(const _Atomic uint64_t *value)
+{
+    return atomic_load_explicit(value, memory_order_relaxed);
+}
+
+static inline void dp_page_set(_Atomic uint64_t *value, uint64_t n)
+{
+    atomic_store_explicit(value, n, memory_order_relaxed);
+}
+
+/* For one writer at a time. */
+static inline void dp_page_add(_Atomic uint64_t *value, uint64_t n)
+{
+    dp_page_set(value, dp_page_get(value) + n);
+}
+
 /* Around a change that a reader must not see half done, by one writer at a time. */
 static inline void dp_page_begin_change(struct dp_page_head *head)
 {
-    atomic_store_explicit(&head->changes,
-                          atomic_load_explicit(&head->changes, memory_order_relaxed) + 1,
-                          memory_order_relaxed);
+    dp_page_add(&head->changes, 1);
     dp_page_fence();
 }
 
 static inline void dp_page_end_change(struct dp_page_head *head)
 {
-    atomic_store_explicit(&head->changes,
-                          atomic_load_explicit(&head->changes, memory_order_relaxed) + 1,
-                          memory_order_release);
-}
-
-/* For readers: before they look, and whether nothing changed while they did. */
-static inline uint64_t dp_page_changes(const struct dp_page_head *head)
-{
-    return atomic_load_explicit(&head->changes, memory_order_acquire);
-}
-
-static inline bool dp_page_is_steady(const struct dp_page_head *head, uint64_t since)
-{
-    dp_page_fence();
-    return since % 2 == 0 && since == atomic_load_explicit(&head->changes, memory_order_relaxed);
+    atomic_store_explicit(&head->changes, dp_page_get(&head->changes) + 1, memory_order_release);
 }
 
 #endif

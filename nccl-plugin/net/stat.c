@@ -10,11 +10,12 @@
 #include "nccl-plugin/net/comm.h"
 
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static uint32_t last_number; /* under dp_page_lock, as all that changes the page but a counter */
+static uint64_t last_number; /* under dp_page_lock, as all that changes the page but a counter */
 
 static int64_t real_ns(void)
 {
@@ -24,7 +25,24 @@ static int64_t real_ns(void)
     return t.tv_sec * DP_NS_PER_S + t.tv_nsec;
 }
 
-/* ---- a file of its own ----------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static const char *const way_names[] = {"receive", "send"};
+
+/* None in a child that was forked, whose own first connection makes it one. */
+static struct dp_page owned = {.kind = &dpn_stat_kind};
+
+__attribute__((format(printf, 3, 4)))
+static void name_row(struct dpn_stat_row *row, uint64_t use, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    memset(row->label, 0, sizeof(row->label));
+    vsnprintf(row->label, sizeof(row->label), fmt, args);
+    va_end(args);
+    atomic_store_explicit(&row->use, use, memory_order_release);
+}
 
 /* Fused devices may be made later. */
 static void list_devices(struct dpn_stat_page *p)
@@ -33,65 +51,50 @@ static void list_devices(struct dpn_stat_page *p)
     int count = 0;
 
     (void)dpn_net_devices(&count);
-    for (int i = (int)p->device_count; i < count && i < DPN_STAT_DEVICES; i++)
-        if (!dpn_net_device(i, &device)) {
-            snprintf(p->devices[i].name, DPN_STAT_DEVICE_LEN, "%.*s", DPN_STAT_DEVICE_LEN - 1,
-                     device->name);
-            p->devices[i].speed_mbps = device->speed_mbps;
-            p->device_count = (uint32_t)i + 1;
-        }
+    for (int i = 0; i < DPN_STAT_WAYS * count && i < DPN_STAT_FIRST_CONNECTION; i++) {
+        struct dpn_stat_row *row = &p->rows[i];
+        if (dp_page_get(&row->use) || dpn_net_device(i / DPN_STAT_WAYS, &device))
+            continue;
+        dp_page_set(&row->values[DPN_STAT_SPEED_MBPS], (uint64_t)device->speed_mbps);
+        name_row(row, 2 + (uint64_t)i, "%.*s\t%s", DPN_STAT_DEVICE_LEN - 1, device->name,
+                 way_names[i % DPN_STAT_WAYS]);
+    }
 }
-
-static void fill_page(void *at)
-{
-    list_devices(at);
-}
-
-/* None in a child that was forked, whose own first connection makes it one. */
-static struct dp_page owned = {
-    .kind = &(const struct dp_page_kind){DPN_STAT_KIND, .fill = fill_page}};
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
-static struct dpn_stat_connection *find_place(struct dpn_stat_page *page)
+static struct dpn_stat_row *find_place(struct dpn_stat_page *page)
 {
-    for (int i = 0; i < DPN_STAT_CONNECTIONS; i++)
-        if (!atomic_load_explicit(&page->connections[i].in_use, memory_order_relaxed))
-            return &page->connections[i]; /* a low one: a reader looks at the first ones only */
+    for (int i = DPN_STAT_FIRST_CONNECTION; i < DPN_STAT_FIRST_CONNECTION + DPN_STAT_CONNECTIONS; i++)
+        if (!dp_page_get(&page->rows[i].use))
+            return &page->rows[i]; /* a low one: readers look at the first ones only */
     return NULL;
 }
 
-static void fill_connection(struct dpn_stat_connection *c, int dev, bool is_sender,
-                            const char *transport, const char *peer)
+static void take_place(struct dpn_stat_page *page, struct dpn_stat *stat, const char *transport,
+                       const char *peer)
 {
-    c->device = (uint32_t)dev;
-    c->way = is_sender ? DPN_STAT_SEND : DPN_STAT_RECEIVE;
-    c->number = ++last_number;
-    c->opened_ns = real_ns();
-    snprintf(c->transport, sizeof(c->transport), "%s", transport);
-    snprintf(c->peer, sizeof(c->peer), "%s", peer);
-    memset(&c->counters, 0, sizeof(c->counters));
-}
-
-static void take_place(struct dpn_stat_page *page, struct dpn_stat *stat, int dev, bool is_sender,
-                       const char *transport, const char *peer)
-{
-    struct dpn_stat_connection *c = find_place(page);
+    struct dpn_stat_row *c = find_place(page), *device = &page->rows[stat->row];
 
     stat->is_private = !c;
     if (!c)
-        c = calloc(1, sizeof(*c));
+        c = aligned_alloc(_Alignof(struct dpn_stat_row), sizeof(*c));
     if (!c)
         return;
     dp_page_begin_change(&page->head);
-    if ((uint32_t)dev >= page->device_count)
+    if (!dp_page_get(&device->use))
         list_devices(page);
-    fill_connection(c, dev, is_sender, transport, peer);
-    atomic_store_explicit(&c->in_use, 1, memory_order_relaxed);
-    if (!stat->is_private && c >= &page->connections[page->connection_count])
-        page->connection_count = (uint32_t)(c - page->connections) + 1;
-    dpn_stat_add(&page->opened, 1);
-    dpn_stat_add(&page->left_out, stat->is_private);
+    memset(c, 0, sizeof(*c));
+    dp_page_set(&c->values[DPN_STAT_DEVICE], (uint64_t)stat->row + 1);
+    dp_page_set(&c->values[DPN_STAT_OPENED_NS], (uint64_t)real_ns());
+    dp_page_set(&c->values[DPN_STAT_OPEN], 1);
+    last_number++;
+    name_row(c, DPN_STAT_FIRST_CONNECTION + 1 + last_number, "%llu\t%.15s\t%.*s",
+             (unsigned long long)last_number, transport, DPN_STAT_NAME_LEN - 1, peer);
+    if (!stat->is_private && (uint64_t)(c - page->rows) >= dp_page_get(&page->head.used_rows))
+        dp_page_set(&page->head.used_rows, (uint64_t)(c - page->rows) + 1);
+    dp_page_add(&device->values[DPN_STAT_OPENED], 1);
+    dp_page_add(&device->values[DPN_STAT_LEFT_OUT], stat->is_private);
     dp_page_end_change(&page->head);
     stat->on = c;
     stat->generation = owned.generation;
@@ -104,23 +107,16 @@ void dpn_stat_open(struct dpn_stat *stat, int dev, bool is_sender, const char *t
         return;
     pthread_mutex_lock(&dp_page_lock);
     struct dpn_stat_page *page = dp_page_ensure(&owned, true, dpn_options.stat_dir);
+    stat->is_sender = is_sender;
+    stat->row = DPN_STAT_WAYS * dev + (is_sender ? DPN_STAT_SEND : DPN_STAT_RECEIVE);
     if (page)
-        take_place(page, stat, dev, is_sender, transport, peer);
+        take_place(page, stat, transport, peer);
     pthread_mutex_unlock(&dp_page_lock);
-}
-
-static void move_to_device(struct dpn_stat_page *page, const struct dpn_stat_connection *c)
-{
-    const dpn_stat_counter *from = c->counters.counts;
-    dpn_stat_counter *to = page->devices[c->device].closed[c->way].counts;
-
-    for (size_t i = 0; i < offsetof(struct dpn_stat_counters, rest) / sizeof(*to); i++)
-        dpn_stat_add(&to[i], atomic_load_explicit(&from[i], memory_order_relaxed));
 }
 
 void dpn_stat_close(struct dpn_stat *stat)
 {
-    struct dpn_stat_connection *c = stat->on;
+    struct dpn_stat_row *c = stat->on;
 
     if (!c)
         return;
@@ -129,10 +125,11 @@ void dpn_stat_close(struct dpn_stat *stat)
     /* A child that was forked may close what it inherited. */
     if (page && stat->generation == owned.generation) {
         dp_page_begin_change(&page->head);
-        move_to_device(page, c);
-        atomic_store_explicit(&c->in_use, 0, memory_order_relaxed);
-        if (stat->is_private)
-            dpn_stat_add(&page->left_out, (uint64_t)-1);
+        struct dpn_stat_row *device = &page->rows[stat->row];
+        for (int i = DPN_STAT_MESSAGES; i < dpn_stat_values; i++)
+            dp_page_add(&device->values[i], dp_page_get(&c->values[i]));
+        dp_page_set(&c->use, 0);
+        dp_page_add(&device->values[DPN_STAT_LEFT_OUT], -(uint64_t)stat->is_private);
         dp_page_end_change(&page->head);
     }
     pthread_mutex_unlock(&dp_page_lock);

@@ -23,11 +23,13 @@ enum {
 
 /* A comm's. Zeroed memory counts nothing. */
 struct dpn_stat {
-    struct dpn_stat_connection *on; /* NULL: nothing is counted */
-    bool is_private;                /* there was no place on the page */
-    unsigned generation;            /* of the process that opened it: see net/stat.c */
-    unsigned until_timed;           /* short messages */
-    int64_t stalled_since_ns;       /* 0: is not */
+    struct dpn_stat_row *on;  /* NULL: nothing is counted */
+    bool is_private;          /* there was no place on the page */
+    bool is_sender;
+    int row;                  /* of its device and way */
+    unsigned generation;      /* of the process that opened it: see net/stat.c */
+    unsigned until_timed;     /* short messages */
+    int64_t stalled_since_ns; /* 0: is not */
 };
 
 /* A request's. Zeroed memory, as for a flush, counts nothing. */
@@ -42,10 +44,10 @@ void dpn_stat_open(struct dpn_stat *stat, int dev, bool is_sender, const char *t
 /* What was counted moves to the device. */
 void dpn_stat_close(struct dpn_stat *stat);
 
-static inline void dpn_stat_count(struct dpn_stat *stat, enum dpn_stat_what what, uint64_t n)
+static inline void dpn_stat_count(struct dpn_stat *stat, enum dpn_stat_value what, uint64_t n)
 {
     if (stat->on)
-        dpn_stat_add(&stat->on->counters.counts[what], n);
+        dp_page_add(&stat->on->values[what], n);
 }
 
 static inline bool dpn_stat_is_timed(struct dpn_stat *stat, size_t bytes)
@@ -77,15 +79,13 @@ static inline void dpn_stat_began(struct dpn_stat *stat, int count, size_t bytes
 /* None was made: all are in use, or, for a sender, the receiver is not ready. */
 static inline void dpn_stat_held_up(struct dpn_stat *stat)
 {
-    const struct dpn_stat_connection *c = stat->on;
+    const struct dpn_stat_row *c = stat->on;
 
     if (!c)
         return;
-    if (atomic_load_explicit(&c->counters.counts[DPN_STAT_REQUESTS], memory_order_relaxed) -
-                atomic_load_explicit(&c->counters.counts[DPN_STAT_FINISHED],
-                                     memory_order_relaxed) >=
-            DPN_STAT_REQUESTS_MAX ||
-        c->way != DPN_STAT_SEND) {
+    if (!stat->is_sender || dp_page_get(&c->values[DPN_STAT_REQUESTS]) -
+                                    dp_page_get(&c->values[DPN_STAT_FINISHED]) >=
+                                DPN_STAT_REQUESTS_MAX) {
         dpn_stat_count(stat, DPN_STAT_FULL, 1);
     } else if (!stat->stalled_since_ns) {
         dpn_stat_count(stat, DPN_STAT_STALLS, 1);
@@ -101,9 +101,9 @@ static inline void dpn_stat_ended(struct dpn_stat *stat, const struct dpn_stat_m
 
     if (!stat->on || !mark->count)
         return;
-    struct dpn_stat_counters *counters = &stat->on->counters;
+    _Atomic uint64_t *values = stat->on->values;
     for (int i = 0; i < mark->count; i++) {
-        dpn_stat_add(&counters->sizes[dpn_stat_place((uint64_t)sizes[i], DPN_STAT_SIZES)], 1);
+        dp_page_add(&values[DPN_STAT_SIZE + dpn_stat_place((uint64_t)sizes[i], DPN_STAT_SIZES)], 1);
         bytes += (uint64_t)sizes[i];
     }
     dpn_stat_count(stat, DPN_STAT_MESSAGES, (uint64_t)mark->count);
@@ -111,7 +111,7 @@ static inline void dpn_stat_ended(struct dpn_stat *stat, const struct dpn_stat_m
     dpn_stat_count(stat, DPN_STAT_FINISHED, 1);
     if (mark->began_ns) {
         const uint64_t ns = (uint64_t)(dp_now_ns() - mark->began_ns);
-        dpn_stat_add(&counters->times[dpn_stat_place(ns, DPN_STAT_TIMES)], 1);
+        dp_page_add(&values[DPN_STAT_TIME + dpn_stat_place(ns, DPN_STAT_TIMES)], 1);
         dpn_stat_count(stat, DPN_STAT_TIMED_NS, ns);
     }
 }

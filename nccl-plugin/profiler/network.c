@@ -55,7 +55,7 @@ struct part {
     number bytes, chunks, told_bytes;
     number wait_ns[DPN_WAITS], waiting[DPN_WAITS];
     number last_step, last_handle; /* a step may be started again before it ends */
-    _Atomic(struct dpn_profile_flow *) flow;
+    _Atomic(struct dpn_profile_row *) flow;
 };
 
 struct step {
@@ -147,30 +147,30 @@ static uint64_t take(int kind, int64_t now_ns, void *out)
 /* ---- flows ----------------------------------------------------------------------------------- */
 
 /* NULL: there is no place for it, or the communicator has ended. */
-static struct dpn_profile_flow *flow_of(struct part *p)
+static struct dpn_profile_row *flow_of(struct part *p)
 {
-    struct dpn_profile_flow *f = atomic_load_explicit(&p->flow, memory_order_relaxed);
+    struct dpn_profile_row *f = atomic_load_explicit(&p->flow, memory_order_relaxed);
 
-    return f && get(&f->key) == get(&p->key) ? f : NULL;
+    return f && get(&f->use) == get(&p->key) ? f : NULL;
 }
 
-static void add_waiting(struct dpn_profile_flow *f, struct part *p, uint64_t wait, int n)
+static void add_waiting(struct dpn_profile_row *f, struct part *p, uint64_t wait, int n)
 {
     add(&p->waiting[wait], (uint64_t)n);
     if (f)
-        atomic_fetch_add_explicit(&f->waiting[wait], n, memory_order_relaxed);
+        add(&f->values[DPN_PROFILE_WAITING + wait], (uint64_t)n);
 }
 
 /* The step waits for something else from now on. */
 static void change(struct part *p, struct step *s, enum dpn_profile_wait wait, int64_t now_ns)
 {
-    struct dpn_profile_flow *f = flow_of(p);
+    struct dpn_profile_row *f = flow_of(p);
     const uint64_t was = get(&s->wait), waited_ns = (uint64_t)now_ns - get(&s->since_ns);
 
     if (was < DPN_WAITS) {
         add(&p->wait_ns[was], waited_ns);
         if (f)
-            add(&f->wait_ns[was], waited_ns);
+            add(&f->values[DPN_PROFILE_WAIT_NS + was], waited_ns);
         add_waiting(f, p, was, -1);
     }
     if (wait < DPN_WAITS)
@@ -178,7 +178,7 @@ static void change(struct part *p, struct step *s, enum dpn_profile_wait wait, i
     set(&s->wait, wait);
     set(&s->since_ns, (uint64_t)now_ns);
     if (f)
-        atomic_store_explicit(&f->changed_ns, now_ns, memory_order_relaxed);
+        set(&f->values[DPN_PROFILE_STILL_NS], (uint64_t)now_ns);
 }
 
 /* ---- operations and their parts -------------------------------------------------------------- */
@@ -248,7 +248,7 @@ static void begin_part(struct part *p, int64_t now_ns)
 
 static void record_part(struct part *p, int64_t now_ns)
 {
-    struct dpn_profile_flow *f = flow_of(p);
+    struct dpn_profile_row *f = flow_of(p);
     const uint64_t key = get(&p->key), began_ns = get(&p->began_ns);
     struct dpn_trace_record r = {.comm = (uint32_t)get(&p->trace),
                                  .start_ns = began_ns ? (int64_t)began_ns : now_ns,
@@ -263,7 +263,7 @@ static void record_part(struct part *p, int64_t now_ns)
                                  .chunks = get(&p->chunks)};
 
     if (f)
-        r.rail = (uint8_t)atomic_load_explicit(&f->rail, memory_order_relaxed);
+        r.rail = (uint8_t)get(&f->values[DPN_PROFILE_RAIL]);
     for (int i = 0; i < DPN_WAITS; i++)
         r.wait_ns[i] = get(&p->wait_ns[i]);
     dpn_trace_add(&r);
@@ -272,18 +272,18 @@ static void record_part(struct part *p, int64_t now_ns)
 /* Steps that never ended do not wait any longer. */
 static void end_part(struct part *p, int64_t now_ns)
 {
-    struct dpn_profile_flow *f = flow_of(p);
+    struct dpn_profile_row *f = flow_of(p);
 
     if (!get(&p->bytes) && get(&p->told_bytes)) {
         set(&p->bytes, get(&p->told_bytes));
         if (f)
-            add(&f->bytes, get(&p->told_bytes));
+            add(&f->values[DPN_PROFILE_BYTES], get(&p->told_bytes));
     }
     for (uint64_t i = 0; i < DPN_WAITS; i++)
         if (get(&p->waiting[i]))
             add_waiting(f, p, i, -(int)get(&p->waiting[i]));
     if (f)
-        add(&f->operations, 1);
+        add(&f->values[DPN_PROFILE_OPERATIONS], 1);
     record_part(p, now_ns);
 }
 
@@ -365,14 +365,14 @@ static void step_state(struct part *p, struct step *s, int state, const uint64_t
 
 static void stop_step(struct part *p, struct step *s)
 {
-    struct dpn_profile_flow *f = flow_of(p);
+    struct dpn_profile_row *f = flow_of(p);
 
     change(p, s, DPN_WAIT_NONE, dp_now_ns());
     add(&p->bytes, get(&s->bytes));
     add(&p->chunks, 1);
     if (f) {
-        add(&f->bytes, get(&s->bytes));
-        add(&f->chunks, 1);
+        add(&f->values[DPN_PROFILE_BYTES], get(&s->bytes));
+        add(&f->values[DPN_PROFILE_CHUNKS], 1);
     }
     set(&s->slot.handle, FREE);
 }
@@ -381,7 +381,7 @@ void dpn_network_rail(void *step, const char *name)
 {
     struct step *s = find(STEP, to_number(step));
     struct part *p = s ? find(PART, get(&s->part)) : NULL;
-    struct dpn_profile_flow *f = p ? flow_of(p) : NULL;
+    struct dpn_profile_row *f = p ? flow_of(p) : NULL;
 
     if (f)
         dpn_counters_set_rail(f, name);

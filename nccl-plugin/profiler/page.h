@@ -1,36 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * page.h - what the profiler plugin counts in one process, in a file of shared memory that its user may
- * read while it grows: profiler/counters.c writes it, `dualpipe stat` reads it.
+ * page.h - what the profiler plugin counts in one process, in a page (base/page_file.h):
+ * profiler/counters.c writes it, `dualpipe stat` reads it.
  *
- *      head (base/page_file.h) | communicators[128]: calls of NCCL |
- *      flows[2048]: what travels over the network
+ *      rows: communicators[129], calls of NCCL | rails[33] | flows[2048], what travels over the network
  *
- * It lies beside the pages of the net plugin (nccl-plugin/net/stat_page.h). Every change of the
- * layout is a new version.
+ * Labels: a communicator's hash, name and rank; a rail's name; and of a flow, which leads to one of
+ * each, the peer and the way.
  */
 #ifndef DPN_PROFILER_PAGE_H
 #define DPN_PROFILER_PAGE_H
 
 #include "base/page_file.h"
 
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-
-#define DPN_PROFILE_KIND                                                                           \
-    .option = "DUALPIPE_PROFILER_STAT", .suffix = ".profile", .magic = "dpnprof",                  \
-    .version = DPN_PROFILE_VERSION, .bytes = sizeof(struct dpn_profile_page),                      \
-    .name = "the profiler plugin"
-
 enum {
-    DPN_PROFILE_VERSION = 2,
-    DPN_PROFILE_COMMS = 128,
+    DPN_PROFILE_COMMS = 128, /* its row: of messages of other processes, which go through this one */
+    DPN_PROFILE_RAILS = 32,  /* rail 0: not known */
     DPN_PROFILE_FLOWS = 2048,
-    DPN_PROFILE_RAILS = 32,
+    DPN_PROFILE_FIRST_RAIL = DPN_PROFILE_COMMS + 1,
+    DPN_PROFILE_FIRST_FLOW = DPN_PROFILE_FIRST_RAIL + 1 + DPN_PROFILE_RAILS,
     DPN_PROFILE_NAME_LEN = 64,
     DPN_PROFILE_RAIL_LEN = 120 /* as the names of the net plugin's devices */
 };
+
+#define DPN_PROFILE_OTHERS "(others)" /* the name of the last communicator */
 
 /* Functions of NCCL, in the order of their numbers in version 1 of the interface, then the newer
  * ones. */
@@ -91,46 +84,37 @@ static inline const char *dpn_wait_name(enum dpn_profile_wait wait)
     return names[wait];
 }
 
-typedef _Atomic uint64_t dpn_profile_counter;
+/* A flow is what one rank sends to, or receives from, another one over one channel of NCCL; its `use` is
+ * its key, dpn_profile_key. */
+#define DPN_PROFILE_COLUMNS(X)                                                                     \
+    /* of a flow: its rows, from 1 on */                                                           \
+    X(DPN_PROFILE_COMM, "comm", "", BEFORE, 1)                                                     \
+    X(DPN_PROFILE_RAIL, "rail", "", BEHIND, 1)                                                     \
+    X(DPN_PROFILE_CHANNELS, "channels", "", GAUGE, 1)                                              \
+    /* that are done */                                                                            \
+    X(DPN_PROFILE_BYTES, "bytes", "B", COUNTER, 1)                                                 \
+    X(DPN_PROFILE_OPERATIONS, "operations", "", COUNTER, 1)                                        \
+    X(DPN_PROFILE_CHUNKS, "chunks", "", COUNTER, 1)                                                \
+    /* of all chunks, several of which are in flight; those that wait now; their last change */    \
+    X(DPN_PROFILE_WAIT_NS, "wait_ns", "ns", COUNTER, DPN_WAITS)                                    \
+    X(DPN_PROFILE_WAITING, "waiting", "", GAUGE, DPN_WAITS)                                        \
+    X(DPN_PROFILE_STILL_NS, "still_ns", "ns", SINCE, 1)                                            \
+    /* of a communicator; of the last one, events for which there was no place */                  \
+    X(DPN_PROFILE_LOST, "lost", "", COUNTER, 1)                                                    \
+    X(DPN_PROFILE_RANKS, "ranks", "", GAUGE, 1)                                                    \
+    X(DPN_PROFILE_NODES, "nodes", "", GAUGE, 1)                                                    \
+    X(DPN_PROFILE_CALLS, "calls", "", COUNTER, DPN_FUNCTIONS)                                      \
+    X(DPN_PROFILE_CALLS_BYTES, "calls_bytes", "B", COUNTER, DPN_FUNCTIONS)
 
-struct dpn_profile_comm {
-    _Atomic uint32_t in_use;
-    int32_t rank, ranks, nodes;
-    uint64_t hash; /* the same on all ranks */
-    char name[DPN_PROFILE_NAME_LEN];
-    dpn_profile_counter calls[DPN_FUNCTIONS], bytes[DPN_FUNCTIONS];
-};
+DP_PAGE_DEFINE(dpn_profile, DPN_PROFILE_COLUMNS, DPN_PROFILE_FIRST_FLOW + DPN_PROFILE_FLOWS,
+               .option = "DUALPIPE_PROFILER_STAT", .suffix = ".profile", .magic = "dpnprof",
+               .name = "the profiler plugin");
 
-/* What one rank sends to, or receives from, another one over one channel of NCCL. */
-struct dpn_profile_flow {
-    /* dpn_profile_key, below 2: there is none. A reader looks at it before and after. */
-    dpn_profile_counter key;
-    _Atomic uint32_t rail; /* of rails, from 1 on; 0: not known */
-    uint32_t rest;
-    dpn_profile_counter bytes, operations, chunks; /* that are done */
-    dpn_profile_counter wait_ns[DPN_WAITS];        /* of all chunks, several of which are in flight */
-    _Atomic int64_t waiting[DPN_WAITS];            /* chunks that wait now */
-    _Atomic int64_t changed_ns;                    /* CLOCK_MONOTONIC of the last change of those */
-    uint64_t reserved[4];
-};
-
-struct dpn_profile_page {
-    struct dp_page_head head;
-    dpn_profile_counter lost; /* events of the network for which there was no place */
-    _Atomic uint32_t rail_count;
-    uint32_t rest;
-    char rails[DPN_PROFILE_RAILS][DPN_PROFILE_RAIL_LEN];
-    struct dpn_profile_comm comms[DPN_PROFILE_COMMS];
-    struct dpn_profile_flow flows[DPN_PROFILE_FLOWS];
-};
-
-_Static_assert(sizeof(struct dpn_profile_flow) == 144, "layout of version 2");
-
-/* comm: of comms; DPN_PROFILE_COMMS: one of another process, whose messages this one carries (PXN). */
+/* comm: its row. Keys are in the order in which flows are shown. */
 static inline uint64_t dpn_profile_key(unsigned comm, int peer, bool is_send, unsigned channel)
 {
-    return (uint64_t)(comm + 1) << 40 | (uint64_t)((uint32_t)peer & 0xffffff) << 16 |
-           (uint64_t)(channel & 0xff) << 8 | is_send;
+    return (uint64_t)(comm + 1) << 40 | (uint64_t)!is_send << 32 |
+           (uint64_t)((uint32_t)peer & 0xffffff) << 8 | (uint64_t)(channel & 0xff);
 }
 
 static inline unsigned dpn_profile_key_comm(uint64_t key)
@@ -140,17 +124,17 @@ static inline unsigned dpn_profile_key_comm(uint64_t key)
 
 static inline int dpn_profile_key_peer(uint64_t key)
 {
-    return (int)(key >> 16 & 0xffffff);
+    return (int)(key >> 8 & 0xffffff);
 }
 
 static inline unsigned dpn_profile_key_channel(uint64_t key)
 {
-    return (unsigned)(key >> 8 & 0xff);
+    return (unsigned)(key & 0xff);
 }
 
 static inline bool dpn_profile_key_is_send(uint64_t key)
 {
-    return key & 1;
+    return !(key >> 32 & 1);
 }
 
 #endif

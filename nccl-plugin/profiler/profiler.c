@@ -109,10 +109,8 @@ static bool has_room(struct slot *s, int peer)
 /* Where the network's events of the communicator are counted. */
 static void open_network(struct slot *s)
 {
-    struct dpn_profile_comm c = {
-        .rank = s->rank, .ranks = s->ranks, .nodes = s->nodes, .hash = s->hash};
+    const struct dpn_profiled c = {s->hash, s->name, s->rank, s->ranks, s->nodes};
 
-    memcpy(c.name, s->name, sizeof(c.name));
     s->network = (struct dpn_network_comm){dpn_counters_open(&c), dpn_trace_comm(&c)};
 }
 
@@ -159,15 +157,15 @@ void dpn_profiler_identify(void *context, uint64_t hash, const char *name, int r
 /* Locked. The operation's handle, for what the network does of it. */
 static void *count(struct slot *s, enum dpn_function function, int peer, uint64_t bytes)
 {
-    struct dpn_profile_comm *c = dpn_counters_comm(s->network.counters);
+    struct dpn_profile_row *c = dpn_counters_comm(s->network.counters);
 
     s->calls[function]++;
     s->bytes[function] += bytes;
     if (!dpn_profiler_has_network())
         return NULL;
     if (c) {
-        atomic_store_explicit(&c->calls[function], s->calls[function], memory_order_relaxed);
-        atomic_store_explicit(&c->bytes[function], s->bytes[function], memory_order_relaxed);
+        dp_page_set(&c->values[DPN_PROFILE_CALLS + function], s->calls[function]);
+        dp_page_set(&c->values[DPN_PROFILE_CALLS_BYTES + function], s->bytes[function]);
     }
     return dpn_network_operation(&s->network, function, peer, bytes, s->calls[function] - 1);
 }
@@ -248,9 +246,9 @@ struct list {
     const char *comma;
 };
 
-static void put_flow(const struct dpn_profile_flow *f, void *user)
+static void put_flow(const struct dpn_profile_row *f, void *user)
 {
-    const uint64_t key = atomic_load_explicit(&f->key, memory_order_relaxed);
+    const uint64_t key = dp_page_get(&f->use);
     struct list *l = user;
 
     dp_text_addf(l->text,
@@ -258,13 +256,13 @@ static void put_flow(const struct dpn_profile_flow *f, void *user)
                  "\"bytes\": %" PRIu64 ", \"chunks\": %" PRIu64 ", \"wait_ns\": {",
                  l->comma, dpn_profile_key_peer(key),
                  dpn_profile_key_is_send(key) ? "send" : "receive", dpn_profile_key_channel(key),
-                 dpn_counters_rail(atomic_load_explicit(&f->rail, memory_order_relaxed)),
-                 atomic_load_explicit(&f->bytes, memory_order_relaxed),
-                 atomic_load_explicit(&f->chunks, memory_order_relaxed));
+                 dpn_counters_rail(dp_page_get(&f->values[DPN_PROFILE_RAIL])),
+                 dp_page_get(&f->values[DPN_PROFILE_BYTES]),
+                 dp_page_get(&f->values[DPN_PROFILE_CHUNKS]));
     for (int i = 0; i < DPN_WAITS; i++)
         dp_text_addf(l->text, "%s\"%s\": %" PRIu64, i ? ", " : "",
                      dpn_wait_name((enum dpn_profile_wait)i),
-                     atomic_load_explicit(&f->wait_ns[i], memory_order_relaxed));
+                     dp_page_get(&f->values[DPN_PROFILE_WAIT_NS + i]));
     dp_text_adds(l->text, "}}");
     l->comma = ", ";
 }

@@ -115,7 +115,7 @@ struct dpn_trace_record {
 };
 
 /* A communicator of the trace; all of them are kept. */
-uint32_t dpn_trace_comm(const struct dpn_profile_comm *comm);
+uint32_t dpn_trace_comm(const struct dpn_profiled *comm);
 void dpn_trace_add(const struct dpn_trace_record *record);
 /* Add all of it to the file of the option, once; nothing without the option. */
 void dpn_trace_write(void);

@@ -37,7 +37,7 @@ static _Atomic uint64_t next;
 static pid_t owner; /* a forked child has nothing to write */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct dpn_profile_comm *comms; /* [comm_count], from 1 on */
+static struct dpn_profiled *comms; /* [comm_count], from 1 on */
 static uint32_t comm_count;
 
 /* ---- recording ------------------------------------------------------------------------------- */
@@ -57,13 +57,13 @@ static void make_room(void)
     entries = calloc(n, sizeof(*entries));
 }
 
-uint32_t dpn_trace_comm(const struct dpn_profile_comm *comm)
+uint32_t dpn_trace_comm(const struct dpn_profiled *comm)
 {
     uint32_t number = 0;
 
     pthread_mutex_lock(&lock);
     make_room();
-    struct dpn_profile_comm *more =
+    struct dpn_profiled *more =
         comm_count < COMMS_MAX ? realloc(comms, (comm_count + 1) * sizeof(*comms)) : NULL;
     if (more) {
         comms = more;
@@ -119,7 +119,8 @@ static uint64_t row_key(const struct dpn_trace_record *r)
 {
     return r->kind == DPN_TRACE_QUEUED
                ? (uint64_t)r->comm << 40
-               : dpn_profile_key(r->comm - 1u, r->peer, r->kind == DPN_TRACE_SEND, r->channel) | 2;
+               : dpn_profile_key(r->comm - 1u, r->peer, r->kind == DPN_TRACE_SEND, r->channel) |
+                     UINT64_C(1) << 33;
 }
 
 static void name_row(struct writer *w, const struct dpn_trace_record *r, unsigned row)

@@ -17,13 +17,13 @@
 
 static void count(size_t bytes, int kind)
 {
-    static const enum dpo_counter counters[] = {
+    static const enum dpo_value counters[] = {
         DPO_COPIES_OTHER,
         DPO_COPIES_TO_DEVICE,
         DPO_COPIES_TO_HOST,
     };
     const bool is_known = kind == DPO_COPY_TO_DEVICE || kind == DPO_COPY_TO_HOST;
-    const enum dpo_counter c = is_known ? counters[kind] : DPO_COPIES_OTHER;
+    const enum dpo_value c = is_known ? counters[kind] : DPO_COPIES_OTHER;
 
     dpo_count(c, 1);
     dpo_count(c + 1, bytes);

@@ -467,7 +467,7 @@ static bool copy_by_ring(struct staging *s, int direction, void *context)
 
 static void count(int direction, size_t bytes)
 {
-    const enum dpo_counter c =
+    const enum dpo_value c =
         direction == DPO_COPY_TO_DEVICE ? DPO_STAGED_TO_DEVICE : DPO_STAGED_TO_HOST;
 
     dpo_count(c, 1);

@@ -7,7 +7,6 @@
 
 #include "base/fail.h"
 #include "base/launchers.h"
-#include "base/page_file.h"
 #include "base/text.h"
 
 #include <inttypes.h>
@@ -19,13 +18,12 @@
 
 /* Of this process alone, or in a page that others read. */
 static struct dpo_page own;
-static struct dp_page owned = {
-    .kind = &(const struct dp_page_kind){DPO_PAGE_KIND}, .own = &own, .at = &own};
+static struct dp_page owned = {.kind = &dpo_kind, .own = &own, .at = &own};
 _Thread_local int dpo_depth;
 
-static inline struct dpo_page *get_page(void)
+static inline struct dpo_row *get_row(void)
 {
-    return owned.at;
+    return ((struct dpo_page *)owned.at)->rows;
 }
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -40,8 +38,10 @@ static void read_options(void)
         return;
     options.least_bytes = options.pace ? 1 : options.stage ? (size_t)options.stage_min : SIZE_MAX;
     pthread_mutex_lock(&dp_page_lock);
-    if (options.stat)
+    if (options.stat) {
         (void)dp_page_ensure(&owned, true, options.stat_dir);
+        dp_page_set(&get_row()->use, 2);
+    }
     pthread_mutex_unlock(&dp_page_lock);
     atomic_store_explicit(&is_on, true, memory_order_release);
 }
@@ -54,14 +54,14 @@ const struct dpo_preload_options *dpo_preload_options(void)
     return atomic_load_explicit(&is_on, memory_order_acquire) ? &options : NULL;
 }
 
-void dpo_count(enum dpo_counter counter, uint64_t add)
+void dpo_count(enum dpo_value counter, uint64_t add)
 {
-    atomic_fetch_add_explicit(&get_page()->counters[counter], add, memory_order_relaxed);
+    atomic_fetch_add_explicit(&get_row()->values[counter], add, memory_order_relaxed);
 }
 
-uint64_t dpo_counted(enum dpo_counter counter)
+uint64_t dpo_counted(enum dpo_value counter)
 {
-    return atomic_load_explicit(&get_page()->counters[counter], memory_order_relaxed);
+    return atomic_load_explicit(&get_row()->values[counter], memory_order_relaxed);
 }
 
 /* ---- the report ------------------------------------------------------------------------------ */

@@ -19,7 +19,7 @@ const struct dpo_preload_options *dpo_preload_options(void);
  * interposed too: only the outermost call is acted upon and counted. */
 extern _Thread_local int dpo_depth __attribute__((tls_model("initial-exec")));
 
-void dpo_count(enum dpo_counter counter, uint64_t add);
-uint64_t dpo_counted(enum dpo_counter counter);
+void dpo_count(enum dpo_value counter, uint64_t add);
+uint64_t dpo_counted(enum dpo_value counter);
 
 #endif

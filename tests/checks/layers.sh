@@ -72,7 +72,7 @@ private()
         while IFS=: read -r file include; do
             header=${include#*\"}
             header=${header%\"*}
-            case $header in nccl-plugin/net/caller.h | nccl-plugin/net/stat_page.h | nccl-plugin/profiler/page.h | offload/preload/page.h | base/page_file.h | \
+            case $header in nccl-plugin/net/caller.h | nccl-plugin/net/stat_page.h | nccl-plugin/profiler/page.h | offload/preload/page.h | base/page_file.h | base/page_reader.h | \
                 base/utf8.h | checkpoint/newest.h | \
                 config.h) continue ;; esac
             [ -f "tools/$header" ] || echo "$file: \"$header\""
@@ -89,8 +89,8 @@ around_plugin()
     grep -rH 'include *"nccl-plugin/' libdualpipe tools |
         grep -v -e '^libdualpipe/areas\.c:.*"nccl-plugin/options\.h"' \
             -e '^tools/bench/net_plugin\.c:.*"nccl-plugin/net/caller\.h"' \
-            -e '^tools/stat/pages\.h:.*"nccl-plugin/net/stat_page\.h"' \
-            -e '^tools/stat/stat\.h:.*"nccl-plugin/profiler/page\.h"' || :
+            -e '^tools/\(run/report\|stat/net\)\.c:.*"nccl-plugin/net/stat_page\.h"' \
+            -e '^tools/stat/profile\.c:.*"nccl-plugin/profiler/page\.h"' || :
 }
 
 case_is 'sources outside all folders' "$(find . -maxdepth 1 -name '*.[ch]')"

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fuzz_stat.c - pages of `dualpipe stat` with anything in them, as a program with a fault may leave there:
- * of the net plugin, the preload library, the profiler and a training job. The first byte says which page;
- * then three bytes of a place, and eight to be written there; and so on. All are read and shown in every
- * format. A child holds the locks by which a page is that of a live process.
+ * fuzz_stat.c - pages of `dualpipe stat` with anything in them, as a program with a fault may leave
+ * there: of the net plugin, the preload library, the profiler and a training job. The first byte says
+ * which page; then three bytes of a place, and eight to be written there; and so on. All are read and
+ * shown in every format. A child holds the locks by which a page is that of a live process.
  */
 #include "config.h"
 
 #include "fuzz.h"
 #include "scratch.h"
 
-#include "offload/preload/page.h"
+#include "page_head.h"
 #include "stat/stat.h"
-#include "stat/train_page.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,8 +21,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-static const struct dp_page_kind kinds[] = {
-    {DPN_STAT_KIND}, {DPO_PAGE_KIND}, {DPN_PROFILE_KIND}, {TRAIN_PAGE_KIND}};
+static const struct stat_kind *const kinds[] = {&stat_net, &stat_preload, &stat_profile, &stat_train};
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), PLACE = 3, VALUE = 8 };
 
 static char folder[SCRATCH_LEN];
@@ -32,24 +30,30 @@ static pid_t holder;
 
 /* ---- the pages ------------------------------------------------------------------------------- */
 
+/* With some rows, so that there is more than a head. */
 static void clear(int kind)
 {
-    struct dp_page_head head = {
-        .version = kinds[kind].version, .bytes = kinds[kind].bytes, .pid = 1};
+    const struct dp_page_kind *k = kinds[kind]->page;
 
-    memcpy(head.magic, kinds[kind].magic, sizeof(head.magic));
-    memset(pages[kind], 0, kinds[kind].bytes);
-    memcpy(pages[kind], &head, sizeof(head));
+    memset(pages[kind], 0, k->bytes);
+    page_head_fill(k, (void *)pages[kind]);
+    for (uint32_t i = 0; i < k->rows; i += 1 + i / 2) {
+        struct dp_page_row *row = (void *)(pages[kind] + k->rows_at + i * k->row_bytes);
+        row->use = 2 + i;
+        snprintf(row->label, sizeof(row->label), "%u\tsend\t3", i % 4);
+        if (i)
+            row->values[0] = 1;
+    }
 }
 
 static int make(int kind)
 {
     char path[SCRATCH_LEN + 32];
 
-    snprintf(path, sizeof(path), "%s/1-0%s", folder, kinds[kind].suffix);
+    snprintf(path, sizeof(path), "%s/1-0%s", folder, kinds[kind]->page->suffix);
     const int fd = open(path, O_RDWR | O_CREAT, 0600);
-    must(fd >= 0 && !ftruncate(fd, kinds[kind].bytes));
-    pages[kind] = mmap(NULL, kinds[kind].bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    must(fd >= 0 && !ftruncate(fd, kinds[kind]->page->bytes));
+    pages[kind] = mmap(NULL, kinds[kind]->page->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     must(pages[kind] != MAP_FAILED);
     clear(kind);
     return fd;
@@ -96,28 +100,32 @@ static void begin(void)
 
 /* ---- reading them ---------------------------------------------------------------------------- */
 
+static void write_json(json_t *all)
+{
+    must(all && !json_dumpf(all, stdout, JSON_INDENT(2)));
+    json_decref(all);
+}
+
 static void show(FILE *nowhere)
 {
     const struct stat_list before = {.count = 0};
-    struct stat_mapped preload = {.count = 0}, profiles = {.count = 0};
-    struct stat_list list;
-    struct stat_jobs jobs;
+    struct stat_list lists[KINDS];
 
-    must(!stat_read(folder, &list) && !stat_jobs_read(folder, &jobs));
-    must(list.count + list.refused == 1 && jobs.count + jobs.refused == 1);
-    must(!stat_map_all(&preload, &stat_preload_kind, folder));
-    must(!stat_map_all(&profiles, &stat_profile_kind, folder));
-    stat_print_table(&list, &before, true);
-    stat_print_preload(&preload);
-    stat_profile_print(&profiles);
-    stat_jobs_print(&jobs);
-    must(!stat_print_json(&list, &preload, stat_profile_json(&profiles), stat_jobs_json(&jobs)));
-    must(!stat_print_prometheus(nowhere, &list, &preload, &profiles));
-    stat_jobs_prometheus(nowhere, &jobs);
-    stat_mapped_fini(&preload);
-    stat_mapped_fini(&profiles);
-    stat_jobs_fini(&jobs);
-    stat_list_fini(&list);
+    for (int i = 0; i < KINDS; i++) {
+        must(!stat_read(kinds[i], folder, &lists[i]));
+        must(lists[i].count + lists[i].refused == 1);
+        stat_prometheus(nowhere, &lists[i]);
+    }
+    stat_net_print(&lists[0], &before, true);
+    stat_preload_print(&lists[1]);
+    stat_profile_print(&lists[2]);
+    stat_jobs_print(&lists[3]);
+    write_json(stat_net_json(&lists[0]));
+    write_json(stat_preload_json(&lists[1]));
+    write_json(stat_profile_json(&lists[2]));
+    write_json(stat_jobs_json(&lists[3]));
+    for (int i = 0; i < KINDS; i++)
+        stat_list_fini(&lists[i]);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -128,10 +136,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         begin();
     for (size_t at = 1; at + PLACE + VALUE <= size; at += PLACE + VALUE) {
         const uint32_t place = (uint32_t)data[at] << 16 | (uint32_t)data[at + 1] << 8 | data[at + 2];
-        memcpy(pages[kind] + place % (kinds[kind].bytes - VALUE), data + at + PLACE, VALUE);
+        memcpy(pages[kind] + place % (kinds[kind]->page->bytes - VALUE), data + at + PLACE, VALUE);
     }
     /* A reader waits while the writer is between two changes, which is an odd number. */
-    pages[0][offsetof(struct dp_page_head, changes)] &= 0xfe;
+    pages[kind][offsetof(struct dp_page_head, changes)] &= 0xfe;
     FILE *nowhere = fopen("/dev/null", "w");
     must(nowhere);
     show(nowhere);

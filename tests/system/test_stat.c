@@ -168,7 +168,7 @@ static bool find_page(char *path, size_t len)
 
     assert_non_null(list);
     for (struct dirent *e; (e = readdir(list));)
-        if (strstr(e->d_name, DPN_STAT_SUFFIX)) {
+        if (strstr(e->d_name, dpn_stat_kind.suffix)) {
             snprintf(path, len, "%s/%s", stat_pages, e->d_name);
             found = true;
         }
@@ -261,7 +261,7 @@ static void garbage_is_refused_and_kept(void **state)
     char path[512];
     static char garbage[sizeof(struct dpn_stat_page)];
     memset(garbage, 'x', sizeof(garbage));
-    snprintf(path, sizeof(path), "%s/1-garbage" DPN_STAT_SUFFIX, stat_pages);
+    snprintf(path, sizeof(path), "%s/1-garbage%s", stat_pages, dpn_stat_kind.suffix);
     for (size_t len = 0; len <= sizeof(garbage); len += sizeof(garbage) / 2) {
         int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
         assert_true(fd >= 0);
@@ -279,11 +279,11 @@ static void garbage_is_refused_and_kept(void **state)
 static void a_page_of_another_version_is_refused(void **state)
 {
     struct stat_worker w = stat_start("auto", stat_pages);
-    const uint32_t version = DPN_STAT_VERSION + 6;
+    const uint32_t version = DP_PAGE_VERSION + 6;
     char path[512];
     assert_true(find_page(path, sizeof(path)));
     overwrite(path, offsetof(struct dp_page_head, version), &version, sizeof(version));
-    refuse("has layout 9, expected 3: another version of dualpipe writes it");
+    refuse("has layout 10, expected 4: another version of dualpipe writes it");
     stat_stop(&w);
 }
 
@@ -308,11 +308,16 @@ static void a_command_that_is_no_utf8_is_shown_as_far_as_it_is(void **state)
 static void a_damaged_page_is_refused(void **state)
 {
     struct stat_worker w = stat_start("auto", stat_pages);
-    const uint32_t wild = 77;
+    const uint32_t wild = 7777;
     char path[512];
     assert_true(find_page(path, sizeof(path)));
-    overwrite(path, offsetof(struct dpn_stat_page, connections[0].device), &wild, sizeof(wild));
-    refuse("is damaged: it counts for a device that it does not have");
+    overwrite(path, offsetof(struct dpn_stat_page, rows[DPN_STAT_FIRST_CONNECTION].values), &wild,
+              sizeof(wild));
+    refuse("is damaged: a row is of another one that it does not have");
+    overwrite(path, offsetof(struct dpn_stat_page, columns[1].places), &wild, sizeof(uint16_t));
+    refuse("has not all its columns");
+    overwrite(path, offsetof(struct dp_page_head, rows), &wild, sizeof(wild));
+    refuse("expected 1045248 with 7777 rows of 960");
     overwrite(path, offsetof(struct dp_page_head, bytes), &wild, sizeof(wild));
     refuse("is damaged: it has ");
     stat_stop(&w);

@@ -140,8 +140,8 @@ static void drop_pending(const sigset_t *signals)
         continue;
 }
 
-static void await(pid_t child, const sigset_t *signals, struct stat_mapped *net,
-                  struct stat_mapped *preload, struct run_outcome *out)
+static void await(pid_t child, const sigset_t *signals, struct dp_pages *net, struct dp_pages *preload,
+                  struct run_outcome *out)
 {
     const struct timespec look = {.tv_nsec = LOOK_MS * 1000000l};
     siginfo_t info;
@@ -150,8 +150,9 @@ static void await(pid_t child, const sigset_t *signals, struct stat_mapped *net,
         const int got = sigtimedwait(signals, &info, &look);
         if (got > 0 && got != SIGCHLD)
             pass_on(child, &info);
-        stat_map(net, &stat_net_kind, getenv("DUALPIPE_NET_STAT_DIR"), is_of_the_job);
-        stat_map(preload, &stat_preload_kind, getenv("DUALPIPE_PRELOAD_STAT_DIR"), is_of_the_job);
+        dp_pages_map(net, stat_net.page, getenv("DUALPIPE_NET_STAT_DIR"), is_of_the_job, NULL, NULL);
+        dp_pages_map(preload, stat_preload.page, getenv("DUALPIPE_PRELOAD_STAT_DIR"), is_of_the_job,
+                     NULL, NULL);
         if (has_ended(child, out))
             break;
     }
@@ -161,7 +162,7 @@ static void await(pid_t child, const sigset_t *signals, struct stat_mapped *net,
 int run_job(char **command, void (*has_begun)(void *user), void *user, struct run_outcome *out)
 {
     const int64_t began_ns = now_ns();
-    struct stat_mapped net = {0}, preload = {0};
+    struct dp_pages net = {0}, preload = {0};
     struct inherited before;
     sigset_t signals;
     pid_t child = -1;
@@ -180,14 +181,19 @@ int run_job(char **command, void (*has_begun)(void *user), void *user, struct ru
         await(child, &signals, &net, &preload, out);
     }
     out->seconds = (double)(now_ns() - began_ns) / 1e9;
-    out->processes = stat_pages_sum(&net, &out->sent);
-    stat_mapped_fini(&net);
-    out->preload_processes = preload.count;
-    stat_preload_sum(&preload, out->preload);
-    stat_mapped_fini(&preload);
+    out->processes = stat_total(&net, &stat_net, &out->sent);
+    dp_pages_fini(&net);
+    (void)stat_total(&preload, &stat_preload, &out->preload);
+    dp_pages_fini(&preload);
     sigaction(SIGCHLD, &before.on_child, NULL);
     sigprocmask(SIG_SETMASK, &before.mask, NULL);
     return status;
+}
+
+void run_outcome_fini(struct run_outcome *out)
+{
+    stat_page_fini(&out->sent);
+    stat_page_fini(&out->preload);
 }
 
 int run_leave(const struct run_outcome *outcome)

@@ -10,6 +10,8 @@
 #include "run/run.h"
 
 #include "command.h"
+#include "nccl-plugin/net/stat_page.h"
+#include "offload/preload/page.h"
 
 #include <jansson.h>
 
@@ -26,44 +28,57 @@
 
 static const struct {
     const char *name;
-    enum dpn_stat_way way;
-    enum dpn_stat_what what;
+    bool is_sent;
+    enum dpn_stat_value what;
 } columns[] = {
-    {"sent_bytes", DPN_STAT_SEND, DPN_STAT_BYTES},
-    {"sent_messages", DPN_STAT_SEND, DPN_STAT_MESSAGES},
-    {"received_bytes", DPN_STAT_RECEIVE, DPN_STAT_BYTES},
-    {"received_messages", DPN_STAT_RECEIVE, DPN_STAT_MESSAGES},
-    {"stalls", DPN_STAT_SEND, DPN_STAT_STALLS},
-    {"stall_ns", DPN_STAT_SEND, DPN_STAT_STALL_NS},
-    {"sent_again", DPN_STAT_SEND, DPN_STAT_RETRIES},
-    {"failovers", DPN_STAT_SEND, DPN_STAT_FAILOVERS},
-    {"errors", DPN_STAT_SEND, DPN_STAT_ERRORS},
+    {"sent_bytes", true, DPN_STAT_BYTES},      {"sent_messages", true, DPN_STAT_MESSAGES},
+    {"received_bytes", false, DPN_STAT_BYTES}, {"received_messages", false, DPN_STAT_MESSAGES},
+    {"stalls", true, DPN_STAT_STALLS},         {"stall_ns", true, DPN_STAT_STALL_NS},
+    {"sent_again", true, DPN_STAT_RETRIES},    {"failovers", true, DPN_STAT_FAILOVERS},
+    {"errors", true, DPN_STAT_ERRORS},
 };
-enum { COLUMNS = sizeof(columns) / sizeof(columns[0]) };
+enum { COLUMNS = sizeof(columns) / sizeof(columns[0]), DEVICE = 0, WAY };
 
-static json_t *make_devices(const struct stat_sum *sum)
+static bool is_sent(const struct stat_row *row)
+{
+    return *stat_field(row, WAY) == 's';
+}
+
+/* Of a row of what was sent, what came in by the same device. */
+static const struct stat_row *find_received(const struct stat_rows *rows, const struct stat_row *sent)
+{
+    for (int i = 0; i < rows->count; i++)
+        if (!is_sent(&rows->list[i]) &&
+            !strcmp(stat_field(&rows->list[i], DEVICE), stat_field(sent, DEVICE)))
+            return &rows->list[i];
+    return sent; /* of a page that is damaged */
+}
+
+static json_t *make_devices(const struct stat_rows *rows)
 {
     json_t *list = json_array();
 
-    for (int i = 0; i < sum->device_count; i++) {
-        const struct stat_device *d = &sum->devices[i];
-        json_t *one = json_pack("{s:s}", "name", d->name);
-        for (int c = 0; c < COLUMNS; c++)
-            json_object_set_new(
-                one, columns[c].name,
-                json_integer((json_int_t)d->ways[columns[c].way].counts[columns[c].what]));
+    for (int i = 0; i < rows->count; i++) {
+        const struct stat_row *out = &rows->list[i];
+        if (!is_sent(out))
+            continue;
+        json_t *one = json_pack("{s:s}", "name", stat_field(out, DEVICE));
+        for (int c = 0; c < COLUMNS; c++) {
+            const struct stat_row *row = columns[c].is_sent ? out : find_received(rows, out);
+            json_object_set_new(one, columns[c].name,
+                                json_integer((json_int_t)row->values[columns[c].what]));
+        }
         json_array_append_new(list, one);
     }
     return list;
 }
 
-static json_t *make_preload(const struct run_outcome *o)
+static json_t *make_preload(const struct stat_rows *preload)
 {
+    static const struct stat_row none;
     json_t *counts = json_object();
 
-    for (int c = 0; c < DPO_COUNTERS; c++)
-        json_object_set_new(counts, dpo_counter_name((enum dpo_counter)c),
-                            json_integer((json_int_t)o->preload[c]));
+    stat_json_values(counts, &stat_preload, preload->count ? preload->list : &none, 0, dpo_values - 1);
     return counts;
 }
 
@@ -82,7 +97,8 @@ static json_t *make_line(const struct dp_process *process, const struct run_outc
         host, "status",
         was_killed ? 0 : WEXITSTATUS(o->how), "signal", was_killed ? WTERMSIG(o->how) : 0,
         "seconds", o->seconds, "cpu_seconds", o->cpu_seconds, "most_bytes", o->most_bytes,
-        "processes", o->processes, "devices", make_devices(&o->sent), "preload", make_preload(o));
+        "processes", o->processes, "devices", make_devices(&o->sent.sums[0]), "preload",
+        make_preload(&o->preload.sums[0]));
 }
 
 static int add_line(const char *path, const json_t *line)
@@ -127,13 +143,16 @@ static void say_devices(const struct run_outcome *o)
     if (!o->processes)
         fputs("dualpipe: the net plugin was not used, or not in a process that could be seen\n",
               stderr);
-    for (int i = 0; i < o->sent.device_count; i++) {
-        const struct stat_device *d = &o->sent.devices[i];
-        const uint64_t *out = d->ways[DPN_STAT_SEND].counts, *in = d->ways[DPN_STAT_RECEIVE].counts;
+    for (int i = 0; i < o->sent.sums[0].count; i++) {
+        const struct stat_row *row = &o->sent.sums[0].list[i];
+        const uint64_t *out = row->values, *in = find_received(&o->sent.sums[0], row)->values;
+        if (!is_sent(row))
+            continue;
         fprintf(stderr,
                 "dualpipe: %s: sent %s in %llu messages, received %s in %llu; waited %.2f s for "
                 "receivers, %llu sent again, %llu failovers, %llu errors\n",
-                d->name, stat_bytes_text((double)out[DPN_STAT_BYTES], sent, sizeof(sent)),
+                stat_field(row, DEVICE),
+                stat_bytes_text((double)out[DPN_STAT_BYTES], sent, sizeof(sent)),
                 (unsigned long long)out[DPN_STAT_MESSAGES],
                 stat_bytes_text((double)in[DPN_STAT_BYTES], received, sizeof(received)),
                 (unsigned long long)in[DPN_STAT_MESSAGES], (double)out[DPN_STAT_STALL_NS] / 1e9,
@@ -147,7 +166,7 @@ static void say_preload(const struct run_outcome *o, bool is_preloaded)
 {
     char text[256];
 
-    if (*stat_preload_text(o->preload, text, sizeof(text)))
+    if (*stat_preload_text(&o->preload, text, sizeof(text)))
         fprintf(stderr, "dualpipe: %s\n", text);
     else if (is_preloaded)
         fputs("dualpipe: the preload library was not used: no process that could be seen called "

@@ -76,10 +76,9 @@ struct run_outcome {
     int how;          /* as wait has it */
     double seconds, cpu_seconds;
     double most_bytes;    /* of memory, the largest of its processes */
-    int processes;        /* that have counted in the net plugin */
-    struct stat_sum sent; /* what they have counted */
-    int preload_processes; /* that have counted in the preload library */
-    uint64_t preload[DPO_COUNTERS];
+    int processes;         /* that have counted in the net plugin */
+    struct stat_page sent; /* what they have counted, by device and way */
+    struct stat_page preload;
 };
 
 /* Start the command, pass signals on to it, wait until it has ended. It is killed if this process
@@ -89,6 +88,8 @@ struct run_outcome {
 int run_job(char **command, void (*has_begun)(void *user), void *user, struct run_outcome *out);
 /* Become the command. Returns only if that cannot be: an EXIT_ value after one line. */
 int run_become(char **command);
+
+void run_outcome_fini(struct run_outcome *out);
 
 /* The end of this program as the command ended: its exit status, or the same signal. */
 int run_leave(const struct run_outcome *outcome);

@@ -1,121 +1,69 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * jobs.c - the training jobs of this user on this machine, from the pages of their processes.
+ */
 #include "config.h"
 
-#include "clock.h"
-#include "command.h"
 #include "stat/stat.h"
+#include "stat/train_page.h"
 
 #include <dualpipe/pipeline.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
-enum { TRIES = 1000 };
+enum { JOB, RANK, PID, SCHEDULE, SENTENCE }; /* fields of labels */
 
-/* ---- a page ---------------------------------------------------------------------------------- */
+static const struct stat_metric metrics[] = {
+    {"steps_total", "counter", "Steps done.", TRAIN_STEP},
+    {"loss", "gauge", "Of the last step.", TRAIN_LOSS},
+    {"tokens_per_second", "gauge", "Of the job, in the last step.", TRAIN_RATE},
+    {"bubble_ratio", "gauge", "Share of the last step without compute.", TRAIN_BUBBLE},
+    {"compute_seconds", "gauge", "Compute of the last step.", TRAIN_COMPUTE_MS},
+    {"waited_seconds", "gauge", "Waits for messages of the last step.", TRAIN_WAITED_MS},
+    {"sent_bytes_total", "counter", "Bytes of messages sent.", TRAIN_SENT},
+    {"received_bytes_total", "counter", "Bytes of messages received.", TRAIN_RECEIVED},
+    {"slow", "gauge", "Ranks and links that hold the others up, as this one knows.",
+     TRAIN_SLOW_COUNT},
+};
 
-static void end_texts(struct train_page *p)
+/* By rank; and what each says of slow ones. */
+const struct stat_kind stat_train = {
+    .page = &train_kind, .fields = {SENTENCE, SENTENCE + 1}, .set = "train",
+    .labels = {"job", "rank", "pid"}, .metrics = metrics,
+    .metric_count = sizeof(metrics) / sizeof(metrics[0])};
+
+/* ---- ranks by job ---------------------------------------------------------------------------- */
+
+static const char *job_of(const struct stat_row *row)
 {
-    p->schedule[sizeof(p->schedule) - 1] = '\0';
-    for (int i = 0; i < TRAIN_PAGE_SLOW; i++)
-        p->now.slow[i][TRAIN_PAGE_TEXT - 1] = '\0';
-    if (p->now.slow_count < 0 || p->now.slow_count > TRAIN_PAGE_SLOW)
-        p->now.slow_count = 0;
+    return stat_field(row, JOB);
 }
 
-static void read_live(const struct dp_live *from, struct dp_live *to)
+static long long number(const struct stat_row *row, int field)
 {
-    to->doing = __atomic_load_n(&from->doing, __ATOMIC_RELAXED);
-    to->waiting_since_ns = __atomic_load_n(&from->waiting_since_ns, __ATOMIC_RELAXED);
-    to->waiting_for = __atomic_load_n(&from->waiting_for, __ATOMIC_RELAXED);
-    to->sent_bytes = __atomic_load_n(&from->sent_bytes, __ATOMIC_RELAXED);
-    to->received_bytes = __atomic_load_n(&from->received_bytes, __ATOMIC_RELAXED);
+    return atoll(stat_field(row, field));
 }
 
-/* Of a process that was stopped in the middle of a change, what is there is shown. */
-static void read_moment(const struct train_page *page, struct train_page *out)
+/* Call it for the ranks of each job, from one to another, and all sentences. */
+static void each_job(const struct stat_list *list,
+                     void (*call)(const struct stat_row *rank, const struct stat_row *end,
+                                  const struct stat_rows *said, void *user),
+                     void *user)
 {
-    for (int i = 0; i < TRIES; i++) {
-        const uint64_t since = dp_page_changes(&page->head);
-        *out = *page;
-        if (dp_page_is_steady(&page->head, since))
-            break;
+    const struct stat_row *rank = list->count ? list->pages[0].sums[0].list : NULL;
+    const struct stat_row *end = rank ? rank + list->pages[0].sums[0].count : NULL;
+
+    for (const struct stat_row *first = rank; rank < end; first = rank) {
+        while (rank < end && !strcmp(job_of(rank), job_of(first)))
+            rank++;
+        call(first, rank, &list->pages[0].sums[1], user);
     }
-    read_live(&page->live, &out->live);
-    end_texts(out);
 }
 
-static const struct dp_page_kind job_pages = {TRAIN_PAGE_KIND};
-
-static int add(struct stat_jobs *jobs, const char *file, const struct train_page *page)
+static const char *doing_text(const struct stat_row *row, char *text, size_t len)
 {
-    struct stat_rank *more = realloc(jobs->ranks, ((size_t)jobs->count + 1) * sizeof(*jobs->ranks));
-
-    if (!more)
-        return command_broke("no memory for %d processes", jobs->count + 1);
-    jobs->ranks = more;
-    struct stat_rank *rank = &more[jobs->count++];
-    snprintf(rank->file, sizeof(rank->file), "%s", file);
-    read_moment(page, &rank->page);
-    return 0;
-}
-
-static int by_job_and_rank(const void *a, const void *b)
-{
-    const struct train_page *x = &((const struct stat_rank *)a)->page;
-    const struct train_page *y = &((const struct stat_rank *)b)->page;
-
-    if (x->job != y->job)
-        return x->job < y->job ? -1 : 1;
-    return (x->rank > y->rank) - (x->rank < y->rank);
-}
-
-int stat_jobs_read(const char *directory, struct stat_jobs *out)
-{
-    struct stat_mapped m = {0};
-    int status = stat_map_all(&m, &job_pages, directory);
-
-    *out = (struct stat_jobs){.refused = m.refused};
-    for (int i = 0; i < m.count && !status; i++)
-        status = add(out, m.pages[i].file, (const void *)m.pages[i].head);
-    stat_mapped_fini(&m);
-    out->read_ns = now_ns();
-    if (out->count)
-        qsort(out->ranks, (size_t)out->count, sizeof(*out->ranks), by_job_and_rank);
-    return status;
-}
-
-void stat_jobs_fini(struct stat_jobs *jobs)
-{
-    free(jobs->ranks);
-    *jobs = (struct stat_jobs){0};
-}
-
-/* ---- what is shown of them ------------------------------------------------------------------- */
-
-/* Ranks of a job begin at `first`; where they end. */
-static int end_of(const struct stat_jobs *jobs, int first)
-{
-    int end = first;
-
-    while (end < jobs->count && jobs->ranks[end].page.job == jobs->ranks[first].page.job)
-        end++;
-    return end;
-}
-
-/* A share of the step in which a rank did not compute. */
-static double bubble_of(const struct dp_rank_pace *pace)
-{
-    return pace->step_ns > 0 ? 1 - pace->busy_ns / pace->step_ns : NAN;
-}
-
-/* A wait that goes on, in ns; 0: none. */
-static int64_t wait_ns(const struct stat_jobs *jobs, const struct dp_live *live)
-{
-    const int64_t ns = jobs->read_ns - live->waiting_since_ns;
-
-    return live->waiting_since_ns && ns > 0 ? ns : 0;
+    return dp_pipeline_doing_text(row->values[TRAIN_DOING], text, len);
 }
 
 /* ---- for people ------------------------------------------------------------------------------ */
@@ -130,217 +78,137 @@ static const char *share_text(double share, char *text, size_t len)
 }
 
 /* What it waits for now, if it has for long; else what it waited for most in its last step. */
-static const char *wait_text(const struct stat_jobs *jobs, const struct train_page *p, char *text,
-                             size_t len)
+static const char *wait_text(const struct stat_row *row, char *text, size_t len)
 {
-    const int64_t now_ns = wait_ns(jobs, &p->live);
-    const struct dp_rank_pace *pace = &p->now.pace;
-
-    if (now_ns >= 1000000000)
-        snprintf(text, len, "rank %" PRId64 ", for %.1f s now", p->live.waiting_for,
-                 (double)now_ns * 1e-9);
-    else if (pace->waited_for >= 0)
-        snprintf(text, len, "rank %d, %.3g ms a step", pace->waited_for,
-                 pace->waited_for_ns * 1e-6);
+    if (row->values[TRAIN_WAITING_NS] >= 1000000000)
+        snprintf(text, len, "rank %" PRId64 ", for %.1f s now", (int64_t)row->values[TRAIN_WAITING_FOR],
+                 (double)row->values[TRAIN_WAITING_NS] * 1e-9);
+    else if (!isnan(stat_real(row, TRAIN_WAITED_FOR)))
+        snprintf(text, len, "rank %.0f, %.3g ms a step", stat_real(row, TRAIN_WAITED_FOR),
+                 stat_real(row, TRAIN_WAITED_FOR_MS));
     else
         snprintf(text, len, "-");
     return text;
 }
 
-static void print_job(const struct train_page *p)
+static void print_known(const char *before, int digits, double value, const char *after)
 {
-    const struct train_page_step *now = &p->now;
-    char bubble[16];
+    if (!isnan(value))
+        printf("%s%.*f%s", before, digits, value, after);
+}
 
-    printf("\ntraining job of %d process%s: %s, %d micro-batches", p->processes,
-           p->processes == 1 ? "" : "es", p->schedule, p->microbatches);
-    if (p->replicas > 1)
-        printf(", %d replicas of %d rank%s", p->replicas, p->ranks, p->ranks > 1 ? "s" : "");
-    printf("\nstep %" PRIu64 "/%" PRId64, now->step, p->steps);
-    if (!isnan(now->loss))
-        printf("  loss %.3f", now->loss);
-    if (!isnan(now->held_out))
-        printf("  held-out %.3f", now->held_out);
-    if (!isnan(now->tokens_per_second))
-        printf("  %.1fk tokens/s", now->tokens_per_second * 1e-3);
-    if (!isnan(now->bubble))
-        printf("  bubble %s", share_text(now->bubble, bubble, sizeof(bubble)));
+static void print_job(const struct stat_row *row)
+{
+    const uint64_t *n = row->values;
+    const int processes = (int)n[TRAIN_PROCESSES], ranks = (int)n[TRAIN_RANKS];
+
+    printf("\ntraining job of %d process%s: %s, %d micro-batches", processes, processes == 1 ? "" : "es",
+           stat_field(row, SCHEDULE), (int)n[TRAIN_MICROBATCHES]);
+    if ((int)n[TRAIN_REPLICAS] > 1)
+        printf(", %d replicas of %d rank%s", (int)n[TRAIN_REPLICAS], ranks, ranks > 1 ? "s" : "");
+    printf("\nstep %" PRIu64 "/%" PRId64, n[TRAIN_STEP], (int64_t)n[TRAIN_STEPS]);
+    print_known("  loss ", 3, stat_real(row, TRAIN_LOSS), "");
+    print_known("  held-out ", 3, stat_real(row, TRAIN_HELD_OUT), "");
+    print_known("  ", 1, stat_real(row, TRAIN_RATE) * 1e-3, "k tokens/s");
+    print_known("  bubble ", 0, stat_real(row, TRAIN_ALL_BUBBLE) * 100, " %");
     putchar('\n');
 }
 
-static void print_rank(const struct stat_jobs *jobs, const struct train_page *p)
+static void print_rank(const struct stat_row *rank)
 {
-    const double ago_s = (double)(jobs->read_ns - p->now.ended_ns) * 1e-9;
-    char bubble[16], wait[64], sent[16], received[16], doing[80], ago[32] = "-";
+    const uint64_t *n = rank->values;
+    char bubble[16], wait[80], sent[16], received[16], doing[80], ago[32] = "-";
 
-    if (p->now.ended_ns)
-        snprintf(ago, sizeof(ago), "%.1f s", ago_s > 0 ? ago_s : 0);
-    printf("%4d %8" PRId64 " %7" PRIu64 " %8s %7s  %-26s %9s %9s  %s\n", p->rank, p->head.pid,
-           p->now.step, ago, share_text(bubble_of(&p->now.pace), bubble, sizeof(bubble)),
-           wait_text(jobs, p, wait, sizeof(wait)),
-           stat_bytes_text((double)p->live.sent_bytes, sent, sizeof(sent)),
-           stat_bytes_text((double)p->live.received_bytes, received, sizeof(received)),
-           dp_pipeline_doing_text(p->live.doing, doing, sizeof(doing)));
+    if (n[TRAIN_ENDED])
+        snprintf(ago, sizeof(ago), "%.1f s", (double)n[TRAIN_ENDED] * 1e-9);
+    printf("%4lld %8lld %7" PRIu64 " %8s %7s  %-26s %9s %9s  %s\n", number(rank, RANK),
+           number(rank, PID), n[TRAIN_STEP], ago,
+           share_text(stat_real(rank, TRAIN_BUBBLE), bubble, sizeof(bubble)),
+           wait_text(rank, wait, sizeof(wait)),
+           stat_bytes_text((double)n[TRAIN_SENT], sent, sizeof(sent)),
+           stat_bytes_text((double)n[TRAIN_RECEIVED], received, sizeof(received)),
+           doing_text(rank, doing, sizeof(doing)));
 }
 
-/* Each process says what it knows; the same text once. */
-static bool is_said(const struct stat_jobs *jobs, int first, int rank, const char *text)
+/* Each process says what it knows; the same text of a job once. */
+static bool is_said(const struct stat_rows *said, int before)
 {
-    for (int r = first; r < rank; r++)
-        for (int i = 0; i < jobs->ranks[r].page.now.slow_count; i++)
-            if (!strcmp(jobs->ranks[r].page.now.slow[i], text))
-                return true;
+    const struct stat_row *row = &said->list[before];
+
+    for (int i = 0; i < before; i++)
+        if (!strcmp(job_of(&said->list[i]), job_of(row)) &&
+            !strcmp(stat_field(&said->list[i], SENTENCE), stat_field(row, SENTENCE)))
+            return true;
     return false;
 }
 
-static void print_slow(const struct stat_jobs *jobs, int first, int end)
+static void print_ranks(const struct stat_row *rank, const struct stat_row *end,
+                        const struct stat_rows *said, void *user)
 {
-    for (int r = first; r < end; r++)
-        for (int i = 0; i < jobs->ranks[r].page.now.slow_count; i++)
-            if (!is_said(jobs, first, r, jobs->ranks[r].page.now.slow[i]))
-                printf("slow: %s\n", jobs->ranks[r].page.now.slow[i]);
+    const char *job = job_of(rank);
+
+    (void)user;
+    print_job(rank);
+    printf("%4s %8s %7s %8s %7s  %-26s %9s %9s  %s\n", "rank", "process", "step", "ago", "bubble",
+           "waits for", "sent", "received", "last op");
+    for (; rank < end; rank++)
+        print_rank(rank);
+    for (int i = 0; i < said->count; i++)
+        if (!strcmp(job_of(&said->list[i]), job) && !is_said(said, i))
+            printf("slow: %s\n", stat_field(&said->list[i], SENTENCE));
 }
 
-void stat_jobs_print(const struct stat_jobs *jobs)
+void stat_jobs_print(const struct stat_list *list)
 {
-    for (int first = 0, end; first < jobs->count; first = end) {
-        end = end_of(jobs, first);
-        print_job(&jobs->ranks[first].page);
-        printf("%4s %8s %7s %8s %7s  %-26s %9s %9s  %s\n", "rank", "process", "step", "ago",
-               "bubble", "waits for", "sent", "received", "last op");
-        for (int r = first; r < end; r++)
-            print_rank(jobs, &jobs->ranks[r].page);
-        print_slow(jobs, first, end);
-    }
+    each_job(list, print_ranks, NULL);
 }
 
 /* ---- for programs ---------------------------------------------------------------------------- */
 
-static void set_number(json_t *o, const char *name, double value)
+static json_t *json_rank(const struct stat_row *rank, const struct stat_rows *said)
 {
-    if (isfinite(value))
-        json_object_set_new(o, name, json_real(value));
-}
-
-static json_t *json_rank(const struct stat_jobs *jobs, const struct stat_rank *rank)
-{
-    const struct train_page *p = &rank->page;
-    const struct dp_rank_pace *pace = &p->now.pace;
-    char doing[80];
+    const uint64_t *n = rank->values;
     json_t *slow = json_array();
-    json_t *o = json_pack("{s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:s}", "rank", p->rank,
-                          "pipeline_rank", p->pipeline_rank, "pid", (json_int_t)p->head.pid, "opened_ns",
-                          (json_int_t)p->head.opened_ns, "step", (json_int_t)p->now.step, "sent_bytes",
-                          (json_int_t)p->live.sent_bytes, "received_bytes",
-                          (json_int_t)p->live.received_bytes, "doing",
-                          dp_pipeline_doing_text(p->live.doing, doing, sizeof(doing)));
+    char doing[80];
+    json_t *o = json_pack("{s:I, s:I, s:I, s:s}", "rank", (json_int_t)number(rank, RANK),
+                          "pipeline_rank", (json_int_t)n[TRAIN_PIPELINE_RANK], "pid",
+                          (json_int_t)number(rank, PID), "doing",
+                          doing_text(rank, doing, sizeof(doing)));
 
-    for (int i = 0; i < p->now.slow_count; i++)
-        json_array_append_new(slow, json_string(p->now.slow[i]));
+    for (int i = 0; i < said->count; i++)
+        if (stat_is_part(&said->list[i], rank))
+            json_array_append_new(slow, json_string(stat_field(&said->list[i], SENTENCE)));
     json_object_set_new(o, "slow", slow);
-    set_number(o, "bubble", bubble_of(pace));
-    if (pace->step_ns > 0) {
-        set_number(o, "step_ms", pace->step_ns * 1e-6);
-        set_number(o, "compute_ms", pace->busy_ns * 1e-6);
-        set_number(o, "waited_ms", pace->waited_ns * 1e-6);
-    }
-    if (pace->waited_for >= 0)
-        json_object_set_new(o, "waited_for", json_integer(pace->waited_for));
-    if (p->live.waiting_since_ns) {
-        json_object_set_new(o, "waiting_for", json_integer((json_int_t)p->live.waiting_for));
-        json_object_set_new(o, "waiting_ns", json_integer((json_int_t)wait_ns(jobs, &p->live)));
-    }
+    stat_json_values(o, &stat_train, rank, TRAIN_STEP, TRAIN_STEP);
+    stat_json_values(o, &stat_train, rank, TRAIN_OPENED_NS, TRAIN_OPENED_NS);
+    stat_json_values(o, &stat_train, rank, TRAIN_BUBBLE, TRAIN_WAITED_MS);
+    if (isfinite(stat_real(rank, TRAIN_WAITED_FOR)))
+        json_object_set_new(o, "waited_for",
+                            json_integer((json_int_t)stat_real(rank, TRAIN_WAITED_FOR)));
+    stat_json_values(o, &stat_train, rank, n[TRAIN_WAITING_NS] ? TRAIN_WAITING_NS : TRAIN_SENT,
+                     TRAIN_RECEIVED);
     return o;
 }
 
-static json_t *json_job(const struct stat_jobs *jobs, int first, int end)
+static void json_job(const struct stat_row *rank, const struct stat_row *end,
+                     const struct stat_rows *said, void *jobs)
 {
-    const struct train_page *p = &jobs->ranks[first].page;
+    json_t *o = json_pack("{s:s, s:s}", "job", job_of(rank), "schedule", stat_field(rank, SCHEDULE));
     json_t *ranks = json_array();
-    char job[20];
 
-    snprintf(job, sizeof(job), "%016" PRIx64, p->job);
-    for (int r = first; r < end; r++)
-        json_array_append_new(ranks, json_rank(jobs, &jobs->ranks[r]));
-    json_t *o = json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:o}", "job", job, "schedule",
-                          p->schedule, "processes", p->processes, "pipeline_ranks", p->ranks,
-                          "replicas", p->replicas, "microbatches", p->microbatches, "steps",
-                          (json_int_t)p->steps, "step", (json_int_t)p->now.step, "ranks", ranks);
-    set_number(o, "loss", p->now.loss);
-    set_number(o, "held_out", p->now.held_out);
-    set_number(o, "tokens_per_second", p->now.tokens_per_second);
-    set_number(o, "bubble", p->now.bubble);
-    return o;
+    stat_json_values(o, &stat_train, rank, TRAIN_PROCESSES, TRAIN_RATE);
+    if (isfinite(stat_real(rank, TRAIN_ALL_BUBBLE)))
+        json_object_set_new(o, "bubble", json_real(stat_real(rank, TRAIN_ALL_BUBBLE)));
+    for (; rank < end; rank++)
+        json_array_append_new(ranks, json_rank(rank, said));
+    json_object_set_new(o, "ranks", ranks);
+    json_array_append_new(jobs, o);
 }
 
-json_t *stat_jobs_json(const struct stat_jobs *jobs)
+json_t *stat_jobs_json(const struct stat_list *list)
 {
-    json_t *all = json_array();
+    json_t *jobs = json_array();
 
-    for (int first = 0, end; first < jobs->count; first = end) {
-        end = end_of(jobs, first);
-        json_array_append_new(all, json_job(jobs, first, end));
-    }
-    return all;
-}
-
-/* ---- for Prometheus -------------------------------------------------------------------------- */
-
-enum figure { STEP, LOSS, RATE, BUBBLE, COMPUTE, WAITED, SENT, RECEIVED, SLOW };
-
-static double figure_of(const struct train_page *p, enum figure figure)
-{
-    const struct train_page_step *now = &p->now;
-    const bool timed = now->pace.step_ns > 0;
-
-    switch (figure) {
-    case STEP:
-        return (double)now->step;
-    case LOSS:
-        return now->loss;
-    case RATE:
-        return now->tokens_per_second;
-    case BUBBLE:
-        return bubble_of(&now->pace);
-    case COMPUTE:
-        return timed ? now->pace.busy_ns * 1e-9 : NAN;
-    case WAITED:
-        return timed ? now->pace.waited_ns * 1e-9 : NAN;
-    case SENT:
-        return (double)p->live.sent_bytes;
-    case RECEIVED:
-        return (double)p->live.received_bytes;
-    default:
-        return now->slow_count;
-    }
-}
-
-void stat_jobs_prometheus(FILE *to, const struct stat_jobs *jobs)
-{
-    static const struct {
-        const char *name, *type, *help;
-    } figures[] = {
-        [STEP] = {"steps_total", "counter", "Steps done."},
-        [LOSS] = {"loss", "gauge", "Of the last step."},
-        [RATE] = {"tokens_per_second", "gauge", "Of the job, in the last step."},
-        [BUBBLE] = {"bubble_ratio", "gauge", "Share of the last step without compute."},
-        [COMPUTE] = {"compute_seconds", "gauge", "Compute of the last step."},
-        [WAITED] = {"waited_seconds", "gauge", "Waits for messages of the last step."},
-        [SENT] = {"sent_bytes_total", "counter", "Bytes of messages sent."},
-        [RECEIVED] = {"received_bytes_total", "counter", "Bytes of messages received."},
-        [SLOW] = {"slow", "gauge", "Ranks and links that hold the others up, as this one knows."},
-    };
-
-    for (size_t f = 0; f < sizeof(figures) / sizeof(figures[0]) && jobs->count; f++) {
-        stat_put_head(to, "train", figures[f].name, figures[f].type, figures[f].help);
-        for (int r = 0; r < jobs->count; r++) {
-            const struct train_page *p = &jobs->ranks[r].page;
-            const double value = figure_of(p, (enum figure)f);
-            if (!isnan(value))
-                fprintf(to,
-                        "dualpipe_train_%s{job=\"%016" PRIx64 "\",rank=\"%d\",pid=\"%" PRId64
-                        "\"} %.17g\n",
-                        figures[f].name, p->job, p->rank, p->head.pid, value);
-        }
-    }
+    each_job(list, json_job, jobs);
+    return jobs;
 }

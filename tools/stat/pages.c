@@ -1,322 +1,336 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pages.c - a moment of a page: its rows, with their whole labels, summed where those begin alike.
+ */
 #include "config.h"
 
 #include "stat/pages.h"
 
+#include "clock.h"
 #include "command.h"
 #include "text.h"
 
-#include <stdio.h>
+#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 enum { TRIES_AT_ONCE = 50, TRIES = 3000 };
 
-const char *stat_way_name(uint32_t way)
+/* ---- labels ---------------------------------------------------------------------------------- */
+
+/* As JSON and Prometheus want it, UTF-8, and without what a terminal would obey. */
+static void clean(char *text)
 {
-    return way == DPN_STAT_SEND ? "send" : "receive";
-}
-
-const char *stat_bytes_text(double bytes, char *text, size_t len)
-{
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
-    size_t unit = 0;
-
-    for (; bytes >= 1000 && unit + 1 < sizeof(units) / sizeof(units[0]); unit++)
-        bytes /= 1000;
-    snprintf(text, len, "%.3g %s", bytes, units[unit]);
-    return text;
-}
-
-void stat_put_head(FILE *to, const char *set, const char *name, const char *type, const char *help)
-{
-    fprintf(to, "# HELP dualpipe_%s_%s %s\n# TYPE dualpipe_%s_%s %s\n", set, name, help, set, name,
-            type);
-}
-
-/* ---- a moment of a page ---------------------------------------------------------------------- */
-
-/* Both are numbers only, in the same order. */
-enum { NUMBERS = sizeof(struct stat_counts) / sizeof(uint64_t) };
-_Static_assert(offsetof(struct dpn_stat_counters, rest) == sizeof(struct stat_counts), "as the page");
-
-static void add_counts(const struct dpn_stat_counters *from, struct stat_counts *to)
-{
-    const dpn_stat_counter *numbers = (const void *)from;
-    uint64_t *sums = (void *)to;
-
-    for (int i = 0; i < NUMBERS; i++)
-        sums[i] += atomic_load_explicit(&numbers[i], memory_order_relaxed);
-}
-
-void stat_counts_add(const struct stat_counts *from, struct stat_counts *to)
-{
-    const uint64_t *numbers = (const void *)from;
-    uint64_t *sums = (void *)to;
-
-    for (int i = 0; i < NUMBERS; i++)
-        sums[i] += numbers[i];
-}
-
-/* A text out of another process's memory: ended, UTF-8, as JSON and Prometheus want it, and without
- * what a terminal would obey. */
-void stat_text(const char *from, char *to, size_t len)
-{
-    memcpy(to, from, len);
-    to[len - 1] = '\0';
-    for (int n; *to; to += n) {
-        n = text_character(to);
+    for (int n; *text; text += n) {
+        n = text_character(text);
         if (!n) {
-            *to = '?';
+            *text = '?';
             n = 1;
         }
     }
 }
 
-static void read_devices(const struct dpn_stat_page *page, struct stat_process *p)
+static void add_label(const struct dp_page_row *row, struct stat_row *out)
 {
-    p->device_count = (int)page->device_count;
-    for (int i = 0; i < p->device_count; i++) {
-        struct stat_device *d = &p->devices[i];
-        *d = (struct stat_device){.speed_mbps = page->devices[i].speed_mbps};
-        stat_text(page->devices[i].name, d->name, sizeof(d->name));
-        for (int way = 0; way < DPN_STAT_WAYS; way++)
-            add_counts(&page->devices[i].closed[way], &d->ways[way]);
+    char *field = out->text + out->len, *end = field + DP_PAGE_LABEL - 1;
+
+    memcpy(field, row->label, DP_PAGE_LABEL);
+    *end = '\0';
+    for (bool is_last = false; !is_last; field = end + 1) {
+        end = field + strcspn(field, "\t");
+        is_last = !*end;
+        *end = '\0';
+        clean(field);
+        out->fields++;
     }
+    out->len = (size_t)(field - out->text);
 }
 
-/* false: what is there makes no sense. */
-static bool read_connection(const struct dpn_stat_connection *c, struct stat_process *p)
+const char *stat_field(const struct stat_row *row, int field)
 {
-    struct stat_connection *to = &p->connections[p->connection_count];
+    const char *text = row->text;
 
-    *to = (struct stat_connection){
-        .number = c->number, .device = c->device, .way = c->way, .opened_ns = c->opened_ns};
-    if (to->device >= (uint32_t)p->device_count || to->way >= DPN_STAT_WAYS)
-        return false;
-    stat_text(c->transport, to->transport, sizeof(to->transport));
-    stat_text(c->peer, to->peer, sizeof(to->peer));
-    add_counts(&c->counters, &to->counted);
-    p->devices[to->device].open[to->way]++;
-    stat_counts_add(&to->counted, &p->devices[to->device].ways[to->way]);
-    p->connection_count++;
+    while (field--)
+        text += strlen(text) + 1;
+    return text;
+}
+
+bool stat_is_part(const struct stat_row *row, const struct stat_row *of)
+{
+    return row->len >= of->len && !memcmp(row->text, of->text, of->len);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+double stat_real(const struct stat_row *row, int value)
+{
+    double n;
+
+    memcpy(&n, &row->values[value], sizeof(n));
+    return n;
+}
+
+/* false: it is damaged. */
+static bool read_row(const struct dp_page_mapped *m, const struct dp_page_kind *kind,
+                     const struct dp_page_row *row, struct stat_row *out)
+{
+    const struct dp_page_row *before = NULL, *behind = NULL;
+    const int64_t now = now_ns();
+    uint64_t *value = out->values;
+
+    for (unsigned c = 0; c < kind->column_count; c++)
+        for (unsigned place = 0; place < kind->columns[c].places; place++, value++) {
+            const enum dp_page_type type = (enum dp_page_type)kind->columns[c].type;
+            *value = place < m->columns[c].places ? dp_page_value(m, row, c, place) : 0;
+            if (type == DP_PAGE_SINCE)
+                *value = *value && (int64_t)*value < now ? (uint64_t)now - *value : 0;
+            else if ((type == DP_PAGE_BEFORE || type == DP_PAGE_BEHIND) && *value > m->rows)
+                return false;
+            else if (*value && type == DP_PAGE_BEFORE)
+                before = dp_page_row_at(m, *value - 1);
+            else if (*value && type == DP_PAGE_BEHIND)
+                behind = dp_page_row_at(m, *value - 1);
+        }
+    out->len = 0;
+    out->fields = 0;
+    if (before)
+        add_label(before, out);
+    add_label(row, out);
+    if (behind)
+        add_label(behind, out);
     return true;
 }
 
-static bool read_once(const struct dpn_stat_page *page, struct stat_process *p)
+static void add_values(const struct dp_page_kind *kind, const struct stat_row *from, struct stat_row *to)
 {
-    bool good =
-        page->device_count <= DPN_STAT_DEVICES && page->connection_count <= DPN_STAT_CONNECTIONS;
+    int i = 0;
 
-    p->connection_count = 0;
-    if (good)
-        read_devices(page, p);
-    for (uint32_t i = 0; good && i < page->connection_count; i++)
-        if (atomic_load_explicit(&page->connections[i].in_use, memory_order_relaxed))
-            good = read_connection(&page->connections[i], p);
-    p->opened = atomic_load_explicit(&page->opened, memory_order_relaxed);
-    p->left_out = atomic_load_explicit(&page->left_out, memory_order_relaxed);
-    return good;
+    for (unsigned c = 0; c < kind->column_count; c++)
+        for (unsigned place = 0; place < kind->columns[c].places; place++, i++) {
+            const double real = stat_real(to, i) + stat_real(from, i);
+            if (kind->columns[c].type == DP_PAGE_REAL)
+                memcpy(&to->values[i], &real, sizeof(real));
+            else if (kind->columns[c].type != DP_PAGE_SINCE)
+                to->values[i] += from->values[i];
+            else if (from->values[i] > to->values[i])
+                to->values[i] = from->values[i];
+        }
 }
 
-/* While connections come and go, again. */
-const char *stat_page_read(const struct dpn_stat_page *page, struct stat_process *p)
+const struct stat_row *stat_find(const struct stat_rows *rows, const struct stat_row *like)
+{
+    for (int i = 0; rows && i < rows->count; i++)
+        if (rows->list[i].len == like->len && !memcmp(rows->list[i].text, like->text, like->len))
+            return &rows->list[i];
+    return NULL;
+}
+
+/* Add it by its first fields, if it has so many. false: no memory. */
+static bool add_row(const struct dp_page_kind *kind, struct stat_rows *rows, struct stat_row row,
+                    int fields)
+{
+    const int count = rows->count;
+
+    if (row.fields < fields)
+        return true;
+    row.fields = fields;
+    row.len = (size_t)(stat_field(&row, fields) - row.text);
+    struct stat_row *same = (struct stat_row *)(uintptr_t)stat_find(rows, &row);
+    if (same) {
+        add_values(kind, &row, same);
+        return true;
+    }
+    if (!(count & (count - 1))) { /* 1, 2, 4... */
+        struct stat_row *more = realloc(rows->list, (count ? 2 * (size_t)count : 1) * sizeof(*more));
+        if (!more)
+            return false;
+        rows->list = more;
+    }
+    rows->list[rows->count++] = row;
+    return true;
+}
+
+/* ---- a moment of a page ---------------------------------------------------------------------- */
+
+static const char *read_once(const struct dp_page_mapped *m, const struct stat_kind *kind,
+                             struct stat_page *out)
+{
+    struct stat_row row;
+
+    for (int i = 0; i < STAT_SUMS; i++)
+        out->sums[i].count = 0;
+    for (uint32_t r = 0; r < dp_page_rows(m); r++) {
+        const struct dp_page_row *from = dp_page_row_at(m, r);
+        row.use = dp_page_use(from);
+        if (row.use < 2)
+            continue;
+        if (!read_row(m, kind->page, from, &row))
+            return "is damaged: a row is of another one that it does not have";
+        dp_page_fence();
+        if (dp_page_use(from) != row.use)
+            continue; /* it has ended meanwhile */
+        if (kind->settle)
+            kind->settle(&row);
+        for (int i = 0; i < STAT_SUMS; i++)
+            if (!add_row(kind->page, &out->sums[i], row, kind->fields[i]))
+                return "cannot be read: no memory for its rows";
+    }
+    return NULL;
+}
+
+/* While rows come and go, again. NULL, or why there is nothing to be had. */
+static const char *read_page(const struct dp_page_mapped *m, const struct stat_kind *kind,
+                             struct stat_page *out)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
+    struct timespec now;
 
+    memcpy(out->file, m->file, sizeof(out->file));
+    out->pid = m->head->pid;
+    out->opened_ns = m->head->opened_ns;
+    memcpy(out->command, m->head->command, sizeof(out->command));
+    out->command[sizeof(out->command) - 1] = '\0';
+    clean(out->command);
     for (int i = 0; i < TRIES; i++) {
-        const uint64_t since = dp_page_changes(&page->head);
-        const bool good = read_once(page, p);
-        if (dp_page_is_steady(&page->head, since))
-            return good ? NULL : "is damaged: it counts for a device that it does not have";
+        const uint64_t since = dp_page_changes(m->head);
+        const char *flaw = read_once(m, kind, out);
+        clock_gettime(CLOCK_REALTIME, &now);
+        out->read_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+        if (dp_page_is_steady(m->head, since))
+            return flaw;
         if (i >= TRIES_AT_ONCE)
             nanosleep(&pause, NULL);
     }
     return "is being changed by a process that does not go on";
 }
 
-/* ---- a file ---------------------------------------------------------------------------------- */
-
-static int by_number(const void *a, const void *b)
+void stat_page_fini(struct stat_page *page)
 {
-    const struct stat_connection *x = a, *y = b;
-
-    return (x->number > y->number) - (x->number < y->number);
+    for (int i = 0; i < STAT_SUMS; i++)
+        free(page->sums[i].list);
+    *page = (struct stat_page){0};
 }
 
-static int take(const char *directory, const char *file, const struct dpn_stat_page *page,
-                struct stat_process *p)
-{
-    struct timespec now;
-    const char *flaw = stat_page_read(page, p);
+/* ---- sums of pages --------------------------------------------------------------------------- */
 
-    if (flaw)
-        return command_broke("%s/%s %s", directory, file, flaw);
-    snprintf(p->file, sizeof(p->file), "%s", file);
-    p->pid = page->head.pid;
-    p->opened_ns = page->head.opened_ns;
-    stat_text(page->head.command, p->command, sizeof(p->command));
-    clock_gettime(CLOCK_REALTIME, &now);
-    p->read_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-    qsort(p->connections, (size_t)p->connection_count, sizeof(*p->connections), by_number);
-    return 0;
+static void merge(const struct stat_kind *kind, const struct stat_page *from, struct stat_page *to)
+{
+    for (int i = 0; i < STAT_SUMS; i++)
+        for (int r = 0; r < from->sums[i].count; r++)
+            (void)add_row(kind->page, &to->sums[i], from->sums[i].list[r], kind->fields[i]);
 }
 
-struct stat_process *stat_process_new(void)
+int stat_total(const struct dp_pages *pages, const struct stat_kind *kind, struct stat_page *out)
 {
-    struct stat_process *p = calloc(1, sizeof(*p));
+    int count = 0;
 
-    if (p)
-        p->connections = calloc(DPN_STAT_CONNECTIONS, sizeof(*p->connections));
-    if (p && p->connections)
-        return p;
-    free(p);
-    return NULL;
+    for (int i = 0; i < pages->count; i++) {
+        struct stat_page page = {.pid = 0};
+        if (!read_page(&pages->list[i], kind, &page)) {
+            merge(kind, &page, out);
+            count++;
+        }
+        stat_page_fini(&page);
+    }
+    return count;
 }
 
-void stat_process_free(struct stat_process *p)
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+static void refuse(void *list, const char *why)
 {
-    free(p->connections);
-    free(p);
+    command_broke("%s", why);
+    ((struct stat_list *)list)->refused++;
 }
 
-static int add(struct stat_list *list, struct stat_process *p)
+/* It must be this user's; the usual one need not be there. */
+static int check_directory(const char *directory)
 {
-    const size_t count = (size_t)list->count + 1;
-    struct stat_process **more = realloc(list->processes, count * sizeof(*more));
+    char name[4096];
+    struct stat st;
+    const bool is_usual = !directory || !*directory;
+    const int fd = open(dp_page_directory(directory, name, sizeof(name)),
+                        O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int status = 0;
 
-    if (!more)
-        return command_broke("no memory for %zu processes", count);
-    list->processes = more;
-    list->processes[list->count++] = p;
-    return 0;
-}
-
-const struct dp_page_kind stat_net_kind = {DPN_STAT_KIND};
-
-/* A page joins the list, unless it is damaged. */
-static void read_page(const struct stat_mapped *m, int i, struct stat_list *list)
-{
-    struct stat_process *p = stat_process_new();
-    int status = p ? take(m->directory, m->pages[i].file, (const void *)m->pages[i].head, p)
-                   : command_broke("no memory for a process");
-
-    if (!status)
-        status = add(list, p);
-    if (status && p)
-        stat_process_free(p);
-    list->refused += status > 0;
+    if (fd < 0 && !(is_usual && errno == ENOENT))
+        status = command_misused("cannot open the directory %s: %s", name, strerror(errno));
+    else if (fd >= 0 && !fstat(fd, &st) && st.st_uid != geteuid())
+        status = command_broke("%s belongs to user %u: only your own processes are shown", name,
+                               (unsigned)st.st_uid);
+    if (fd >= 0)
+        close(fd);
+    return status;
 }
 
 static int by_pid(const void *a, const void *b)
 {
-    const struct stat_process *x = *(struct stat_process *const *)a;
-    const struct stat_process *y = *(struct stat_process *const *)b;
+    const struct stat_page *x = a, *y = b;
 
     return (x->pid > y->pid) - (x->pid < y->pid);
 }
 
-int stat_read(const char *directory, struct stat_list *out)
+static int by_use(const void *a, const void *b)
 {
-    struct stat_mapped m = {0};
-    const int status = stat_map_all(&m, &stat_net_kind, directory);
+    const struct stat_row *x = a, *y = b;
 
-    *out = (struct stat_list){.refused = m.refused};
-    for (int i = 0; i < m.count; i++)
-        read_page(&m, i, out);
-    stat_mapped_fini(&m);
-    if (out->count)
-        qsort(out->processes, (size_t)out->count, sizeof(*out->processes), by_pid);
-    return status;
+    return (x->use > y->use) - (x->use < y->use);
+}
+
+static void sort(struct stat_list *list)
+{
+    qsort(list->pages, (size_t)list->count, sizeof(*list->pages), by_pid);
+    for (int p = 0; p < list->count; p++)
+        for (int i = 0; i < STAT_SUMS; i++) {
+            struct stat_rows *rows = &list->pages[p].sums[i];
+            if (rows->count)
+                qsort(rows->list, (size_t)rows->count, sizeof(*rows->list), by_use);
+        }
+}
+
+/* A page joins the list, or, where pages are one, the first of it. */
+static void take(struct stat_list *list, const struct dp_page_mapped *m, const char *directory)
+{
+    struct stat_page page = {.pid = 0};
+    const char *flaw = read_page(m, list->kind, &page);
+    char name[4096];
+
+    if (!flaw && (list->kind->has_process || !list->count)) {
+        list->pages[list->count++] = page;
+        return;
+    }
+    if (flaw)
+        command_broke("%s/%s %s", dp_page_directory(directory, name, sizeof(name)), m->file, flaw);
+    else
+        merge(list->kind, &page, &list->pages[0]);
+    list->refused += flaw != NULL;
+    stat_page_fini(&page);
+}
+
+int stat_read(const struct stat_kind *kind, const char *directory, struct stat_list *out)
+{
+    struct dp_pages pages = {0};
+    const int status = check_directory(directory);
+
+    *out = (struct stat_list){.kind = kind};
+    if (status)
+        return status;
+    dp_pages_map(&pages, kind->page, directory, NULL, refuse, out);
+    out->pages = calloc(pages.count ? (size_t)pages.count : 1, sizeof(*out->pages));
+    for (int i = 0; out->pages && i < pages.count; i++)
+        take(out, &pages.list[i], directory);
+    dp_pages_fini(&pages);
+    if (!out->pages)
+        return command_broke("no memory for processes");
+    sort(out);
+    return 0;
 }
 
 void stat_list_fini(struct stat_list *list)
 {
     for (int i = 0; i < list->count; i++)
-        stat_process_free(list->processes[i]);
-    free(list->processes);
+        stat_page_fini(&list->pages[i]);
+    free(list->pages);
     *list = (struct stat_list){0};
-}
-
-/* ---- sums ------------------------------------------------------------------------------------ */
-
-/* NULL: there is no place for one more. */
-static struct stat_device *find_device(struct stat_sum *sum, const struct stat_device *like)
-{
-    for (int i = 0; i < sum->device_count; i++)
-        if (!strcmp(sum->devices[i].name, like->name))
-            return &sum->devices[i];
-    if (sum->device_count == DPN_STAT_DEVICES)
-        return NULL;
-    struct stat_device *d = &sum->devices[sum->device_count++];
-    *d = (struct stat_device){.speed_mbps = like->speed_mbps};
-    snprintf(d->name, sizeof(d->name), "%s", like->name);
-    return d;
-}
-
-int stat_pages_sum(const struct stat_mapped *m, struct stat_sum *out)
-{
-    struct stat_process *p = stat_process_new();
-    int count = 0;
-
-    for (int i = 0; p && i < m->count; i++) {
-        if (stat_page_read((const void *)m->pages[i].head, p))
-            continue;
-        count++;
-        for (int d = 0; d < p->device_count; d++) {
-            struct stat_device *to = find_device(out, &p->devices[d]);
-            for (int way = 0; to && way < DPN_STAT_WAYS; way++)
-                stat_counts_add(&p->devices[d].ways[way], &to->ways[way]);
-        }
-    }
-    if (p)
-        stat_process_free(p);
-    return count;
-}
-
-/* ---- the preload library's counters ---------------------------------------------------------- */
-
-const struct dp_page_kind stat_preload_kind = {DPO_PAGE_KIND};
-
-const struct dpo_page *stat_preload_at(const struct stat_mapped *p, int i)
-{
-    return (const void *)p->pages[i].head;
-}
-
-uint64_t stat_preload_count(const struct dpo_page *page, enum dpo_counter counter)
-{
-    return atomic_load_explicit(&page->counters[counter], memory_order_relaxed);
-}
-
-void stat_preload_sum(const struct stat_mapped *p, uint64_t counts[DPO_COUNTERS])
-{
-    for (int i = 0; i < p->count; i++)
-        for (int c = 0; c < DPO_COUNTERS; c++)
-            counts[c] += stat_preload_count(stat_preload_at(p, i), (enum dpo_counter)c);
-}
-
-/* ---- in words -------------------------------------------------------------------------------- */
-
-const char *stat_preload_text(const uint64_t counts[DPO_COUNTERS], char *text, size_t len)
-{
-    const uint64_t known = counts[DPO_PAGES] - counts[DPO_PAGES_UNKNOWN];
-    char pinned[16], up[16], down[16], staged[16];
-    bool is_empty = true;
-
-    for (int c = 0; c < DPO_COUNTERS; c++)
-        is_empty &= !counts[c];
-    if (is_empty)
-        return "";
-    snprintf(text, len,
-             "pinned %s, %llu of %llu pages not on the nearest NUMA node; copied %s to the device, "
-             "%s to the host; staged %s",
-             stat_bytes_text((double)counts[DPO_PINNED_BYTES], pinned, sizeof(pinned)),
-             (unsigned long long)(known - counts[DPO_PAGES_ON_NODE]), (unsigned long long)known,
-             stat_bytes_text((double)counts[DPO_COPIES_TO_DEVICE_BYTES], up, sizeof(up)),
-             stat_bytes_text((double)counts[DPO_COPIES_TO_HOST_BYTES], down, sizeof(down)),
-             stat_bytes_text((double)(counts[DPO_STAGED_TO_DEVICE_BYTES] +
-                                      counts[DPO_STAGED_TO_HOST_BYTES]),
-                             staged, sizeof(staged)));
-    return text;
 }

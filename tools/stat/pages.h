@@ -1,124 +1,95 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pages.h - the counters of the net plugin in this user's processes, read from their pages
- * (nccl-plugin/net/stat_page.h).
+ * pages.h - what this user's processes tell in their pages (base/page_file.h), read and summed: the same
+ * for every kind of page, of which there is a table.
  */
 #ifndef DP_TOOLS_STAT_PAGES_H
 #define DP_TOOLS_STAT_PAGES_H
 
-#include "nccl-plugin/net/stat_page.h"
-#include "offload/preload/page.h"
+#include "base/page_reader.h"
 
+#include <jansson.h>
 #include <stdio.h>
 
-/* ---- pages of one kind, mapped --------------------------------------------------------------- */
+enum { STAT_VALUES = 96, STAT_TEXT = 3 * DP_PAGE_LABEL, STAT_FIELDS = 6, STAT_SUMS = 2 };
 
-/* base/page_file.h, of this user's processes that live: one stays readable when its process has
- * ended. */
-
-/* Zeroed memory is an empty list. */
-struct stat_mapped {
-    int count, refused; /* pages that could not be read; one line each has been printed */
-    size_t bytes;       /* of each page */
-    char directory[4096];
-    struct stat_mapped_page {
-        char file[256]; /* of the directory */
-        const struct dp_page_head *head;
-    } *pages;
+/* Rows whose labels begin alike, summed. */
+struct stat_row {
+    uint64_t use;
+    int fields;
+    size_t len;                   /* of the text */
+    char text[STAT_TEXT];         /* fields of the label, each with its NUL; stat_field */
+    uint64_t values[STAT_VALUES]; /* of the columns that the kind has */
 };
 
-/* Map the pages of processes that live, are not mapped yet and that `wants` wants. `directory` NULL or
- * "": where they are as a rule. Says nothing of pages that cannot be read. */
-void stat_map(struct stat_mapped *m, const struct dp_page_kind *kind, const char *directory,
-              bool (*wants)(int64_t pid));
-
-/* Map all, and say and count what cannot be read; pages of processes that have ended are removed.
- * Where the usual directory does not exist the list is empty. 0, or an EXIT_ value after one line. */
-int stat_map_all(struct stat_mapped *m, const struct dp_page_kind *kind, const char *directory);
-
-void stat_mapped_fini(struct stat_mapped *m);
-
-/* ---- the net plugin's counters --------------------------------------------------------------- */
-
-/* One moment of a set of counters. */
-struct stat_counts {
-    uint64_t counts[DPN_STAT_WHATS];
-    uint64_t sizes[DPN_STAT_SIZES], times[DPN_STAT_TIMES];
+/* Zeroed memory has none. */
+struct stat_rows {
+    int count;
+    struct stat_row *list; /* in the order of their use */
 };
 
-/* What all connections of a device have counted, open and closed. */
-struct stat_device {
-    char name[DPN_STAT_DEVICE_LEN];
-    int speed_mbps;
-    int open[DPN_STAT_WAYS]; /* connections */
-    struct stat_counts ways[DPN_STAT_WAYS];
+/* How a metric of Prometheus is made of a column, dualpipe_<set>_<name>. */
+struct stat_metric {
+    const char *name, *type, *help;
+    int value; /* the first of its column */
+    int sum;   /* of a histogram */
+    const char *(*place)(int place); /* NULL, or of a column with several places what each is for */
 };
 
-struct stat_connection {
-    uint32_t number, device, way;
-    int64_t opened_ns;
-    char transport[16], peer[DPN_STAT_NAME_LEN];
-    struct stat_counts counted;
+struct stat_kind {
+    const struct dp_page_kind *page;
+    int fields[STAT_SUMS];               /* by how many its rows are summed; the first for Prometheus */
+    void (*settle)(struct stat_row *row); /* NULL, or before it is added */
+    const char *set;
+    bool has_process; /* as a label; without, the pages of all are one */
+    const char *labels[STAT_FIELDS]; /* NULL: that field is none */
+    const struct stat_metric *metrics;
+    int metric_count;
 };
+extern const struct stat_kind stat_net, stat_preload, stat_profile, stat_train;
 
-struct stat_process {
-    char file[256];                  /* of its page */
+/* A moment of a page. */
+struct stat_page {
+    char file[64];
     int64_t pid, opened_ns, read_ns; /* CLOCK_REALTIME */
-    char command[DPN_STAT_NAME_LEN];
-    uint64_t opened, left_out;
-    int device_count, connection_count;
-    struct stat_device devices[DPN_STAT_DEVICES];
-    struct stat_connection *connections; /* [connection_count], open ones by number */
+    char command[64];
+    struct stat_rows sums[STAT_SUMS]; /* of rows with at least so many fields */
 };
-
-struct stat_process *stat_process_new(void); /* NULL: no memory */
-void stat_process_free(struct stat_process *p);
 
 /* Zeroed memory is an empty list. */
 struct stat_list {
+    const struct stat_kind *kind;
     int count, refused; /* pages that could not be read; one line each has been printed */
-    struct stat_process **processes;
+    struct stat_page *pages;
 };
+
+/* All that live, by pid; pages of processes that have ended are removed. `directory` NULL or "": where
+ * they are as a rule; where that does not exist the list is empty. 0, or an EXIT_ value after a line. */
+int stat_read(const struct stat_kind *kind, const char *directory, struct stat_list *out);
+void stat_list_fini(struct stat_list *list);
+
+/* Add what all pages, mapped while a job runs, have. Returns how many could be read. */
+int stat_total(const struct dp_pages *pages, const struct stat_kind *kind, struct stat_page *out);
+void stat_page_fini(struct stat_page *page);
+
+/* The row whose label is the same; NULL: there is none. */
+const struct stat_row *stat_find(const struct stat_rows *rows, const struct stat_row *like);
+/* Whether its label begins as that of the other one. */
+bool stat_is_part(const struct stat_row *row, const struct stat_row *of);
+const char *stat_field(const struct stat_row *row, int field);
+double stat_real(const struct stat_row *row, int value);
 
 /* "1.23 GB", in text, which is returned. */
 const char *stat_bytes_text(double bytes, char *text, size_t len);
-/* A text out of another process's memory: ended, UTF-8, without what a terminal would obey. */
-void stat_text(const char *from, char *to, size_t len);
-/* The two lines before the samples of a metric, dualpipe_<set>_<name>. */
-void stat_put_head(FILE *to, const char *set, const char *name, const char *type, const char *help);
-/* "send", "receive" */
-const char *stat_way_name(uint32_t way);
-
-void stat_counts_add(const struct stat_counts *from, struct stat_counts *to);
-
-/* Devices, connections and totals of a page; p->connections has room for DPN_STAT_CONNECTIONS.
- * NULL, or why there is nothing to be had. */
-const char *stat_page_read(const struct dpn_stat_page *page, struct stat_process *p);
-
-/* All that live, by pid, as stat_map_all. */
-int stat_read(const char *directory, struct stat_list *out);
-void stat_list_fini(struct stat_list *list);
-
-/* The same of pages that are mapped while a job runs: add what all devices of all pages have counted, by
- * name; `out` is zeroed or has such devices. Returns the number of pages that could be read. */
-struct stat_sum {
-    int device_count;
-    struct stat_device devices[DPN_STAT_DEVICES];
-};
-int stat_pages_sum(const struct stat_mapped *m, struct stat_sum *out);
-extern const struct dp_page_kind stat_net_kind;
-
-/* ---- the preload library's counters ---------------------------------------------------------- */
-
-extern const struct dp_page_kind stat_preload_kind;
-
-/* A page of the list. */
-const struct dpo_page *stat_preload_at(const struct stat_mapped *p, int i);
-uint64_t stat_preload_count(const struct dpo_page *page, enum dpo_counter counter);
-/* Add those of all pages. */
-void stat_preload_sum(const struct stat_mapped *p, uint64_t counts[DPO_COUNTERS]);
-
 /* One line of words: pinned memory, copies, staging; "" if nothing was counted. */
-const char *stat_preload_text(const uint64_t counts[DPO_COUNTERS], char *text, size_t len);
+const char *stat_preload_text(const struct stat_page *preload, char *text, size_t len);
+
+/* ---- for programs ---------------------------------------------------------------------------- */
+
+/* Add the columns from one value to another to an object: REAL ones that are not known are left out. */
+void stat_json_values(json_t *to, const struct stat_kind *kind, const struct stat_row *row, int first,
+                      int last);
+/* Prometheus' text format, of the first sum. */
+void stat_prometheus(FILE *to, const struct stat_list *list);
 
 #endif

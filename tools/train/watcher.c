@@ -9,6 +9,7 @@
 #include "draw/draw.h"
 #include "files.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,38 +20,30 @@
 
 /* ---- the page -------------------------------------------------------------------------------- */
 
-/* Behind the head, of the page that is being made. */
-static const struct train_page *begun;
-
-static void fill(void *page)
-{
-    const size_t head = sizeof(begun->head);
-
-    memcpy((char *)page + head, (const char *)begun + head, sizeof(*begun) - head);
-}
-
-/* `what` has all but the head. A page that cannot be made where --stat-dir (`option`), or the variable,
- * wants it is a warning; the job goes on without. */
-static void page_open(struct page *p, const char *option, const struct train_page *what)
+/* A page that cannot be made where --stat-dir (`option`), or the variable, wants it is a warning; the
+ * job goes on without. */
+static void page_open(struct page *p, const char *option, int rank)
 {
     static const char variable[] = "DUALPIPE_NET_STAT_DIR";
-    static const struct dp_page_kind kind = {TRAIN_PAGE_KIND, .fill = fill};
     const char *set = getenv(variable);
 
-    begun = what;
-    p->at = dp_page_new(option ? option : set, &kind, p->path, sizeof(p->path), &p->fd);
+    p->at = dp_page_new(option ? option : set, &train_kind, p->path, sizeof(p->path), &p->fd);
     if (!p->at && (option || (set && *set)))
         fprintf(stderr, "dualpipe: warning: %s %s; 'dualpipe stat' will not show rank %d\n",
-                option ? kind.option : variable, p->path, what->rank);
+                option ? train_kind.option : variable, p->path, rank);
 }
 
-static void page_step(struct page *p, const struct train_page_step *now)
+static void set(struct page *p, enum train_value what, int64_t n)
 {
-    if (!p->at)
-        return;
-    dp_page_begin_change(&p->at->head);
-    p->at->now = *now;
-    dp_page_end_change(&p->at->head);
+    dp_page_set(&p->at->rows[0].values[what], (uint64_t)n);
+}
+
+static void set_real(struct page *p, enum train_value what, double n)
+{
+    uint64_t bits;
+
+    memcpy(&bits, &n, sizeof(bits));
+    dp_page_set(&p->at->rows[0].values[what], bits);
 }
 
 static void page_close(struct page *p)
@@ -61,6 +54,29 @@ static void page_close(struct page *p)
     munmap(p->at, sizeof(*p->at));
     close(p->fd);
     *p = (struct page){0};
+}
+
+static void set_pace(struct page *p, const struct dp_rank_pace *pace)
+{
+    const bool is_known = pace->step_ns > 0, has_waited = pace->waited_for >= 0;
+
+    set_real(p, TRAIN_BUBBLE, is_known ? 1 - pace->busy_ns / pace->step_ns : NAN);
+    set_real(p, TRAIN_STEP_MS, is_known ? pace->step_ns * 1e-6 : NAN);
+    set_real(p, TRAIN_COMPUTE_MS, is_known ? pace->busy_ns * 1e-6 : NAN);
+    set_real(p, TRAIN_WAITED_MS, is_known ? pace->waited_ns * 1e-6 : NAN);
+    set_real(p, TRAIN_WAITED_FOR, has_waited ? pace->waited_for : NAN);
+    set_real(p, TRAIN_WAITED_FOR_MS, has_waited ? pace->waited_for_ns * 1e-6 : NAN);
+}
+
+static void set_slow(struct page *p, const struct dp_slow *slow, int count)
+{
+    set(p, TRAIN_SLOW_COUNT, count);
+    for (int i = 0; i < TRAIN_SLOW; i++) {
+        struct train_row *row = &p->at->rows[1 + i];
+        if (i < count)
+            dp_slow_text(&slow[i], row->label, TRAIN_TEXT);
+        dp_page_set(&row->use, i < count ? p->use + 1 + (uint64_t)i : 0);
+    }
 }
 
 /* ---- while it runs --------------------------------------------------------------------------- */
@@ -93,27 +109,36 @@ static uint64_t job_of(const struct dp_comm_config *how)
 
 static void open_page(struct watcher *w, struct dp_comm *comm, uint64_t job)
 {
+    static const enum train_value unknown[] = {TRAIN_LOSS, TRAIN_HELD_OUT, TRAIN_RATE, TRAIN_ALL_BUBBLE};
     const struct settings *s = w->settings;
     const struct dp_trainer_parts *p = w->parts;
     const int ranks = p->schedule ? p->schedule->ranks : s->how.schedule.ranks;
-    struct train_page what = {
-        .job = job,
-        .rank = own_rank(comm),
-        .processes = ranks * p->replicas,
-        .ranks = ranks,
-        .replicas = p->replicas,
-        .microbatches = s->how.microbatches,
-        .pipeline_rank = w->parts->rank,
-        .steps = s->steps,
-        .now = w->now,
-    };
+    struct page *page = &w->page;
 
     if (s->stat_dir && !strcmp(s->stat_dir, "none"))
         return;
-    snprintf(what.schedule, sizeof(what.schedule), "%s", s->schedule_name);
-    page_open(&w->page, s->stat_dir, &what);
-    if (w->page.at && w->parts->recorder)
-        dp_recorder_show(w->parts->recorder, &w->page.at->live);
+    page_open(page, s->stat_dir, own_rank(comm));
+    if (!page->at)
+        return;
+    snprintf(page->at->rows[0].label, DP_PAGE_LABEL, "%016" PRIx64 "\t%d\t%ld\t%.64s", job,
+             own_rank(comm), (long)getpid(), s->schedule_name);
+    set(page, TRAIN_PROCESSES, ranks * p->replicas);
+    set(page, TRAIN_RANKS, ranks);
+    set(page, TRAIN_REPLICAS, p->replicas);
+    set(page, TRAIN_MICROBATCHES, s->how.microbatches);
+    set(page, TRAIN_PIPELINE_RANK, p->rank);
+    set(page, TRAIN_STEPS, s->steps);
+    set(page, TRAIN_STEP, (int64_t)s->from.step);
+    for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++)
+        set_real(page, unknown[i], NAN);
+    set_pace(page, &(struct dp_rank_pace){.waited_for = -1});
+    set(page, TRAIN_OPENED_NS, page->at->head.opened_ns);
+    for (int i = 0; i < TRAIN_SLOW; i++)
+        dp_page_set(&page->at->rows[1 + i].values[TRAIN_RANK], 1);
+    page->use = job << 20 | (uint64_t)(own_rank(comm) + 1) << 4;
+    atomic_store_explicit(&page->at->rows[0].use, page->use, memory_order_release);
+    if (p->recorder)
+        dp_recorder_show(p->recorder, (struct dp_live *)(void *)&page->at->rows[0].values[TRAIN_DOING]);
 }
 
 int watcher_init(struct watcher *w, const struct settings *s, const struct dp_trainer_parts *parts,
@@ -123,11 +148,6 @@ int watcher_init(struct watcher *w, const struct settings *s, const struct dp_tr
     uint64_t job = s->how.survive && how ? job_of(how) : 0;
 
     *w = (struct watcher){.settings = s, .parts = parts, .stepped_ns = now_ns()};
-    w->now = (struct train_page_step){.step = s->from.step,
-                                      .loss = NAN,
-                                      .held_out = NAN,
-                                      .tokens_per_second = NAN,
-                                      .bubble = NAN};
     w->paces = calloc((size_t)processes, sizeof(*w->paces));
     int err = w->paces ? 0 : DP_ENOMEM;
     if (!err && !s->how.survive)
@@ -192,38 +212,34 @@ static void list_slow(struct watcher *w,
             told(user, &before[i], false);
 }
 
-static void take_pace(struct watcher *w)
-{
-    const struct dp_trainer_parts *p = w->parts;
-
-    w->now.pace = (struct dp_rank_pace){.waited_for = -1};
-    if (p->recorder && !p->queued)
-        (void)dp_recorder_pace(p->recorder, p->schedule, p->rank, &w->now.pace);
-}
-
 void watcher_tell(struct watcher *w, const struct progress *p,
                   void (*told)(void *user, const struct dp_slow *slow, bool begun), void *user)
 {
     const struct settings *s = w->settings;
+    const struct dp_trainer_parts *parts = w->parts;
     const int64_t ended_ns = now_ns();
-    struct train_page_step *now = &w->now;
+    struct dp_rank_pace pace = {.waited_for = -1};
+    struct page *page = &w->page;
 
     list_slow(w, told, user);
-    if (!w->page.at)
+    if (!page->at)
         return;
-    take_pace(w);
-    now->step = p->step;
-    now->ended_ns = ended_ns;
-    now->loss = p->result.loss;
-    now->held_out = isnan(p->held_out) ? now->held_out : p->held_out;
-    now->bubble = isnan(p->bubble) ? now->bubble : p->bubble;
-    now->tokens_per_second = (double)s->how.rows * (double)s->model.context * 1e9 /
-                             (double)(ended_ns - w->stepped_ns);
-    now->slow_count = w->slow_count < TRAIN_PAGE_SLOW ? w->slow_count : TRAIN_PAGE_SLOW;
-    for (int i = 0; i < now->slow_count; i++)
-        dp_slow_text(&w->slow[i], now->slow[i], TRAIN_PAGE_TEXT);
+    if (parts->recorder && !parts->queued)
+        (void)dp_recorder_pace(parts->recorder, parts->schedule, parts->rank, &pace);
+    dp_page_begin_change(&page->at->head);
+    set(page, TRAIN_STEP, (int64_t)p->step);
+    set(page, TRAIN_ENDED, ended_ns);
+    set_real(page, TRAIN_LOSS, p->result.loss);
+    if (!isnan(p->held_out))
+        set_real(page, TRAIN_HELD_OUT, p->held_out);
+    if (!isnan(p->bubble))
+        set_real(page, TRAIN_ALL_BUBBLE, p->bubble);
+    set_real(page, TRAIN_RATE, (double)s->how.rows * (double)s->model.context * 1e9 /
+                                   (double)(ended_ns - w->stepped_ns));
+    set_pace(page, &pace);
+    set_slow(page, w->slow, w->slow_count < TRAIN_SLOW ? w->slow_count : TRAIN_SLOW);
+    dp_page_end_change(&page->at->head);
     w->stepped_ns = ended_ns;
-    page_step(&w->page, now);
 }
 
 /* ---- the last step --------------------------------------------------------------------------- */

@@ -15,7 +15,8 @@ enum { WATCHER_SLOW = 8 };
 struct page {
     struct train_page *at; /* NULL: none could be made, or none is wanted */
     char path[4096];
-    int fd; /* of the file, whose lock says that this process lives */
+    uint64_t use; /* of its first row: ranks are in the order of their jobs */
+    int fd;       /* of the file, whose lock says that this process lives */
 };
 
 /* Zeroed memory watches nothing. */
@@ -25,7 +26,6 @@ struct watcher {
     struct dp_watch *watch;     /* NULL: a rank alone, or replicas that survive each other */
     struct dp_rank_pace *paces; /* [processes] by replica and pipeline rank */
     struct page page;
-    struct train_page_step now;
     struct dp_slow slow[WATCHER_SLOW];
     int slow_count;
     int64_t stepped_ns; /* the last step ended */

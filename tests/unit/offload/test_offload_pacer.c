@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #include "nccl-plugin/net/stat_page.h"
 #include "offload/pacer.h"
+#include "page_head.h"
 #include "scratch.h"
 
 #include <string.h>
@@ -30,22 +31,20 @@ struct process {
 
 static void begin_process(struct process *p, long pid)
 {
-    snprintf(p->path, sizeof(p->path), "%s/%ld-abc" DPN_STAT_SUFFIX, folder, pid);
+    snprintf(p->path, sizeof(p->path), "%s/%ld-abc%s", folder, pid, dpn_stat_kind.suffix);
     p->fd = open(p->path, O_RDWR | O_CREAT | O_EXCL, 0600);
     assert_true(p->fd >= 0);
     assert_int_equal(ftruncate(p->fd, sizeof(*p->page)), 0);
     p->page = mmap(NULL, sizeof(*p->page), PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
     assert_true(p->page != MAP_FAILED);
-    p->page->head = (struct dp_page_head){
-        .magic = "dpnstat", .version = DPN_STAT_VERSION, .bytes = sizeof(*p->page)};
-    p->page->device_count = 2;
-    strcpy(p->page->devices[0].name, "mlx5_1+mlx5_2");
-    strcpy(p->page->devices[1].name, "mlx5_10");
-    p->page->connection_count = 3;
+    page_head_fill(&dpn_stat_kind, &p->page->head);
+    strcpy(p->page->rows[0].label, "mlx5_1+mlx5_2\tsend");
+    strcpy(p->page->rows[2].label, "mlx5_10\tsend");
     for (uint32_t i = 0; i < 3; i++) {
-        p->page->connections[i].in_use = 1;
-        p->page->connections[i].device = i ? 1 : 0;
-        strcpy(p->page->connections[i].transport, i == 2 ? "shm" : "verbs");
+        struct dpn_stat_row *row = &p->page->rows[DPN_STAT_FIRST_CONNECTION + i];
+        row->use = 100 + i;
+        row->values[DPN_STAT_DEVICE] = i ? 3 : 1;
+        snprintf(row->label, sizeof(row->label), "%u\t%s\tpeer", i, i == 2 ? "shm" : "verbs");
     }
 }
 
@@ -58,7 +57,7 @@ static void end_process(struct process *p)
 
 static void move(struct process *p, int connection, uint64_t bytes)
 {
-    dpn_stat_add(&p->page->connections[connection].counters.counts[DPN_STAT_BYTES], bytes);
+    dp_page_add(&p->page->rows[DPN_STAT_FIRST_CONNECTION + connection].values[DPN_STAT_BYTES], bytes);
 }
 
 static struct dpo_pacer *new_pacer(const char *device, double switch_rate, double least)
@@ -179,7 +178,7 @@ CASE(other_files_are_passed_over)
     int64_t now_ns = DP_NS_PER_S;
     struct process other_version;
 
-    snprintf(path, sizeof(path), "%s/7-x" DPN_STAT_SUFFIX, folder);
+    snprintf(path, sizeof(path), "%s/7-x%s", folder, dpn_stat_kind.suffix);
     int fd = open(path, O_WRONLY | O_CREAT, 0600);
     assert_int_equal(write(fd, "nothing", 7), 7);
     close(fd);

@@ -342,7 +342,7 @@ CASE(messages_of_a_tag_keep_their_order_whatever_happens)
 
 static uint64_t eager_of(const struct dpn_comm *comm)
 {
-    return atomic_load(&comm->stat.on->counters.counts[DPN_STAT_EAGER]);
+    return atomic_load(&comm->stat.on->values[DPN_STAT_EAGER]);
 }
 
 static void counted(void)
@@ -361,7 +361,7 @@ static void counted(void)
     struct dpn_request *recv = receive(&p, 0, LIMIT + 1, 7);
     finish_both(recv, send_in_time(&p, 0, LIMIT + 1, 7));
     must(eager_of(p.sender) == 5 && eager_of(p.receiver) == 5);
-    must(atomic_load(&p.receiver->stat.on->counters.counts[DPN_STAT_MESSAGES]) == 6);
+    must(atomic_load(&p.receiver->stat.on->values[DPN_STAT_MESSAGES]) == 6);
     close_pair(&p);
     must(!scratch_remove(path));
 }

@@ -19,9 +19,9 @@
 
 static char directory[SCRATCH_LEN];
 
-static uint64_t counted(const struct dpn_stat *stat, enum dpn_stat_what what)
+static uint64_t counted(const struct dpn_stat *stat, enum dpn_stat_value what)
 {
-    return atomic_load(&stat->on->counters.counts[what]);
+    return atomic_load(&stat->on->values[what]);
 }
 
 static uint64_t timed(const struct dpn_stat *stat)
@@ -29,7 +29,7 @@ static uint64_t timed(const struct dpn_stat *stat)
     uint64_t all = 0;
 
     for (int i = 0; i < DPN_STAT_TIMES; i++)
-        all += atomic_load(&stat->on->counters.times[i]);
+        all += atomic_load(&stat->on->values[DPN_STAT_TIME + i]);
     return all;
 }
 
@@ -177,17 +177,31 @@ static void open_too_many(int ready)
         pause();
 }
 
+/* By device and way; what its connections, open and closed, have counted. */
+static const struct stat_kind by_device = {
+    .page = &dpn_stat_kind, .fields = {2, 5}, .has_process = true};
+
+static uint64_t sum_of(const struct stat_page *p, enum dpn_stat_value what)
+{
+    uint64_t sum = 0;
+
+    for (int i = 0; i < p->sums[0].count; i++)
+        sum += p->sums[0].list[i].values[what];
+    return sum;
+}
+
 CASE(connections_without_a_place_count_once_they_are_closed)
 {
     struct stat_list list;
     pid_t pid = start(open_too_many);
-    assert_int_equal(stat_read(directory, &list), 0);
+    assert_int_equal(stat_read(&by_device, directory, &list), 0);
     assert_int_equal(list.count, 1);
-    const struct stat_process *p = list.processes[0];
-    assert_int_equal(p->connection_count, DPN_STAT_CONNECTIONS);
-    assert_int_equal(p->opened, TOO_MANY);
-    assert_int_equal(p->left_out, 4);
-    assert_int_equal(p->devices[0].ways[DPN_STAT_SEND].counts[DPN_STAT_MESSAGES],
+    const struct stat_page *p = &list.pages[0];
+    assert_int_equal(p->sums[1].count, DPN_STAT_CONNECTIONS);
+    assert_int_equal(sum_of(p, DPN_STAT_OPENED), TOO_MANY);
+    assert_int_equal(sum_of(p, DPN_STAT_LEFT_OUT), 4);
+    assert_string_equal(stat_field(&p->sums[0].list[DPN_STAT_SEND], 1), "send");
+    assert_int_equal(p->sums[0].list[DPN_STAT_SEND].values[DPN_STAT_MESSAGES],
                      DPN_STAT_CONNECTIONS + 2);
     stat_list_fini(&list);
     stop(pid);
@@ -216,13 +230,13 @@ CASE(a_child_counts_nothing_that_it_has_inherited)
     struct stat_list list;
     int children = 0;
     pid_t pid = start(close_what_is_inherited);
-    assert_int_equal(stat_read(directory, &list), 0);
+    assert_int_equal(stat_read(&by_device, directory, &list), 0);
     assert_int_equal(list.count, 2);
     for (size_t i = 0; i < 2; i++) {
-        const struct stat_process *p = list.processes[i];
-        const bool is_child = p->opened == 1;
+        const struct stat_page *p = &list.pages[i];
+        const bool is_child = sum_of(p, DPN_STAT_OPENED) == 1;
         children += is_child;
-        assert_int_equal(p->left_out, is_child ? 0 : TOO_MANY - DPN_STAT_CONNECTIONS);
+        assert_int_equal(sum_of(p, DPN_STAT_LEFT_OUT), is_child ? 0 : TOO_MANY - DPN_STAT_CONNECTIONS);
     }
     assert_int_equal(children, 1);
     stat_list_fini(&list);
@@ -251,10 +265,12 @@ CASE(a_sum_never_shrinks_while_connections_come_and_go)
     pid_t pid = start(come_and_go);
     for (int i = 0; i < 300 || !messages; i++) {
         struct stat_list list;
-        assert_int_equal(stat_read(directory, &list), 0);
-        if (!list.count)
+        assert_int_equal(stat_read(&by_device, directory, &list), 0);
+        if (!list.count) {
+            stat_list_fini(&list);
             continue; /* the writer was put aside in the middle of a change: nothing is shown */
-        const uint64_t *now = list.processes[0]->devices[0].ways[DPN_STAT_SEND].counts;
+        }
+        const uint64_t *now = list.pages[0].sums[0].list[DPN_STAT_SEND].values;
         assert_true(now[DPN_STAT_MESSAGES] >= messages);
         assert_true(now[DPN_STAT_BYTES] >= bytes);
         messages = now[DPN_STAT_MESSAGES];

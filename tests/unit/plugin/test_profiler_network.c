@@ -138,27 +138,27 @@ static void *open_comm(uint64_t hash)
     return context;
 }
 
-static struct dpn_profile_flow *flow_to(void *context, int peer, bool is_send)
+static struct dpn_profile_row *flow_to(void *context, int peer, bool is_send)
 {
     struct dpn_network_comm comm;
 
     assert_true(dpn_profiler_comm(context, &comm));
     assert_in_range(comm.counters, 0, DPN_PROFILE_COMMS - 1);
-    struct dpn_profile_flow *f =
+    struct dpn_profile_row *f =
         dpn_counters_flow(dpn_profile_key(comm.counters, peer, is_send, 3));
     assert_non_null(f);
     return f;
 }
 
-static uint64_t waited(struct dpn_profile_flow *f, enum dpn_profile_wait wait)
+static uint64_t waited(struct dpn_profile_row *f, enum dpn_profile_wait wait)
 {
-    return atomic_load(&f->wait_ns[wait]);
+    return atomic_load(&f->values[DPN_PROFILE_WAIT_NS + wait]);
 }
 
-static void expect_waiting(struct dpn_profile_flow *f, enum dpn_profile_wait wait, int steps)
+static void expect_waiting(struct dpn_profile_row *f, enum dpn_profile_wait wait, int steps)
 {
     for (int i = 0; i < DPN_WAITS; i++)
-        assert_int_equal(atomic_load(&f->waiting[i]), i == (int)wait ? steps : 0);
+        assert_int_equal(atomic_load(&f->values[DPN_PROFILE_WAITING + i]), i == (int)wait ? steps : 0);
 }
 
 static void chunks_of_a_send_are_counted_with_what_they_wait_for(void **state)
@@ -166,7 +166,7 @@ static void chunks_of_a_send_are_counted_with_what_they_wait_for(void **state)
     for (int version = 4; version <= DPN_PROFILER_VERSIONS; version++) {
         void *context = open_comm(0xfeed), *coll = start_coll(version, context);
         void *part = start_part(version, context, coll, 2, true);
-        struct dpn_profile_flow *f = flow_to(context, 2, true);
+        struct dpn_profile_row *f = flow_to(context, 2, true);
 
         say(part, IN_PROGRESS, 0);
         void *first = start_step(version, context, part, 0);
@@ -186,17 +186,17 @@ static void chunks_of_a_send_are_counted_with_what_they_wait_for(void **state)
         expect_waiting(f, DPN_WAIT_NETWORK, 2);
         dpn_network_stop(first);
         expect_waiting(f, DPN_WAIT_NETWORK, 1);
-        assert_int_equal(atomic_load(&f->bytes), 512);
+        assert_int_equal(atomic_load(&f->values[DPN_PROFILE_BYTES]), 512);
         dpn_network_stop(second);
         dpn_network_stop(part);
         dpn_network_stop(coll);
         expect_waiting(f, DPN_WAIT_NONE, 0);
-        assert_int_equal(atomic_load(&f->bytes), 612);
-        assert_int_equal(atomic_load(&f->chunks), 2);
-        assert_int_equal(atomic_load(&f->operations), 1);
+        assert_int_equal(atomic_load(&f->values[DPN_PROFILE_BYTES]), 612);
+        assert_int_equal(atomic_load(&f->values[DPN_PROFILE_CHUNKS]), 2);
+        assert_int_equal(atomic_load(&f->values[DPN_PROFILE_OPERATIONS]), 1);
         assert_true(waited(f, DPN_WAIT_GPU) > 0 && waited(f, DPN_WAIT_PEER) > 0);
         assert_true(waited(f, DPN_WAIT_NETWORK) > 0 && waited(f, DPN_WAIT_FLUSH) == 0);
-        assert_string_equal(dpn_counters_rail(atomic_load(&f->rail)), "mlx5_3");
+        assert_string_equal(dpn_counters_rail(atomic_load(&f->values[DPN_PROFILE_RAIL])), "mlx5_3");
         dpn_profiler_close(context);
     }
 }
@@ -204,7 +204,7 @@ static void chunks_of_a_send_are_counted_with_what_they_wait_for(void **state)
 static void a_receive_waits_for_data_and_for_the_flush(void **state)
 {
     void *context = open_comm(1), *part = start_part(6, context, NULL, 0, false);
-    struct dpn_profile_flow *f = flow_to(context, 0, false);
+    struct dpn_profile_row *f = flow_to(context, 0, false);
     void *step = start_step(6, context, part, 0);
 
     say(step, RECV_WAIT, 0);
@@ -215,7 +215,7 @@ static void a_receive_waits_for_data_and_for_the_flush(void **state)
     expect_waiting(f, DPN_WAIT_GPU, 1);
     dpn_network_stop(step);
     dpn_network_stop(part);
-    assert_int_equal(atomic_load(&f->bytes), 64);
+    assert_int_equal(atomic_load(&f->values[DPN_PROFILE_BYTES]), 64);
     assert_true(waited(f, DPN_WAIT_FLUSH) > 0);
     dpn_profiler_close(context);
 }
@@ -226,7 +226,7 @@ static void old_versions_count_bytes_by_the_operation(void **state)
     for (int version = 1; version <= 3; version++) {
         void *context = open_comm(2), *coll = start_coll(version, context);
         void *part = start_part(version, context, coll, 2, true);
-        struct dpn_profile_flow *f = flow_to(context, 2, true);
+        struct dpn_profile_row *f = flow_to(context, 2, true);
         void *step = start_step(version, context, part, 0);
 
         dpn_profiler_state(step, GPU_WAIT, NULL);
@@ -236,8 +236,8 @@ static void old_versions_count_bytes_by_the_operation(void **state)
         say(part, 2, 512);
         say(part, 3, 700);
         dpn_network_stop(part);
-        assert_int_equal(atomic_load(&f->bytes), 700);
-        assert_int_equal(atomic_load(&f->chunks), 1);
+        assert_int_equal(atomic_load(&f->values[DPN_PROFILE_BYTES]), 700);
+        assert_int_equal(atomic_load(&f->values[DPN_PROFILE_CHUNKS]), 1);
         dpn_profiler_close(context);
     }
 }
@@ -245,7 +245,7 @@ static void old_versions_count_bytes_by_the_operation(void **state)
 static void devices_of_nccls_own_net_have_numbers(void **state)
 {
     void *context = open_comm(3), *part = start_part(5, context, NULL, 2, true);
-    struct dpn_profile_flow *f = flow_to(context, 2, true);
+    struct dpn_profile_row *f = flow_to(context, 2, true);
     void *step = start_step(5, context, part, 0);
     const struct {
         uint8_t type;
@@ -255,11 +255,13 @@ static void devices_of_nccls_own_net_have_numbers(void **state)
 
     tell_rail(5, context, step, 0x20001, "of sockets");
     tell_rail(5, context, step, 0x10001, NULL);
-    assert_int_equal(atomic_load(&f->rail), 0);
+    assert_string_equal(dpn_counters_rail(atomic_load(&f->values[DPN_PROFILE_RAIL])), "");
     tell_rail(5, context, step, 0x10001, &ib);
-    assert_string_equal(dpn_counters_rail(atomic_load(&f->rail)), "InfiniBand device 5");
+    assert_string_equal(dpn_counters_rail(atomic_load(&f->values[DPN_PROFILE_RAIL])),
+                        "InfiniBand device 5");
     tell_rail(5, context, part, DPN_PROFILE_NET_ID, "not a step");
-    assert_string_equal(dpn_counters_rail(atomic_load(&f->rail)), "InfiniBand device 5");
+    assert_string_equal(dpn_counters_rail(atomic_load(&f->values[DPN_PROFILE_RAIL])),
+                        "InfiniBand device 5");
     dpn_profiler_close(context);
 }
 
@@ -268,7 +270,7 @@ static void devices_of_nccls_own_net_have_numbers(void **state)
 static void a_receive_that_is_started_again_is_one_chunk(void **state)
 {
     void *context = open_comm(4), *part = start_part(5, context, NULL, 2, false);
-    struct dpn_profile_flow *f = flow_to(context, 2, false);
+    struct dpn_profile_row *f = flow_to(context, 2, false);
     void *step = start_step(5, context, part, 7);
 
     assert_ptr_equal(start_step(5, context, part, 7), step);
@@ -278,14 +280,14 @@ static void a_receive_that_is_started_again_is_one_chunk(void **state)
     dpn_network_stop(step);
     assert_ptr_not_equal(start_step(5, context, part, 7), step);
     dpn_network_stop(part);
-    assert_int_equal(atomic_load(&f->chunks), 1);
+    assert_int_equal(atomic_load(&f->values[DPN_PROFILE_CHUNKS]), 1);
     dpn_profiler_close(context);
 }
 
 static void late_events_of_what_has_ended_count_nothing(void **state)
 {
     void *context = open_comm(5), *part = start_part(5, context, NULL, 2, true);
-    struct dpn_profile_flow *f = flow_to(context, 2, true);
+    struct dpn_profile_row *f = flow_to(context, 2, true);
     void *step = start_step(5, context, part, 0), *open = start_step(5, context, part, 1);
 
     say(step, SEND_WAIT, 10);
@@ -303,8 +305,8 @@ static void late_events_of_what_has_ended_count_nothing(void **state)
     say(NULL, SEND_WAIT, 10);
     dpn_network_stop(NULL);
     expect_waiting(f, DPN_WAIT_NONE, 0);
-    assert_int_equal(atomic_load(&f->chunks), 1);
-    assert_int_equal(atomic_load(&f->operations), 1);
+    assert_int_equal(atomic_load(&f->values[DPN_PROFILE_CHUNKS]), 1);
+    assert_int_equal(atomic_load(&f->values[DPN_PROFILE_OPERATIONS]), 1);
     dpn_profiler_close(context);
 }
 
@@ -313,16 +315,16 @@ static void another_processs_messages_are_counted_apart(void **state)
 {
     void *context = open_comm(6), *coll = start_coll(5, context);
     void *part = start_part_of(5, context, coll, 2, true, getpid() + 1);
-    struct dpn_profile_flow *own = flow_to(context, 2, true);
-    struct dpn_profile_flow *other =
+    struct dpn_profile_row *own = flow_to(context, 2, true);
+    struct dpn_profile_row *other =
         dpn_counters_flow(dpn_profile_key(DPN_PROFILE_COMMS, 2, true, 3));
     void *step = start_step(5, context, part, 0);
 
     say(step, SEND_WAIT, 40);
     dpn_network_stop(step);
     dpn_network_stop(part);
-    assert_int_equal(atomic_load(&own->bytes), 0);
-    assert_int_equal(atomic_load(&other->bytes), 40);
+    assert_int_equal(atomic_load(&own->values[DPN_PROFILE_BYTES]), 0);
+    assert_int_equal(atomic_load(&other->values[DPN_PROFILE_BYTES]), 40);
     dpn_profiler_close(context);
 }
 
@@ -334,24 +336,24 @@ static void what_is_never_stopped_does_not_fill_the_pool(void **state)
     for (int i = 0; i < 40000; i++)
         assert_non_null(start_part(5, context, NULL, 1, false));
     void *part = start_part(5, context, NULL, 2, true);
-    struct dpn_profile_flow *f = flow_to(context, 2, true);
+    struct dpn_profile_row *f = flow_to(context, 2, true);
     void *step = start_step(5, context, part, 0);
     say(step, SEND_WAIT, 11);
     dpn_network_stop(step);
     dpn_network_stop(part);
-    assert_int_equal(atomic_load(&f->bytes), 11);
+    assert_int_equal(atomic_load(&f->values[DPN_PROFILE_BYTES]), 11);
     dpn_profiler_close(context);
 }
 
 static void a_communicator_that_ends_takes_its_flows_along(void **state)
 {
     void *context = open_comm(8), *part = start_part(5, context, NULL, 2, true);
-    struct dpn_profile_flow *f = flow_to(context, 2, true);
+    struct dpn_profile_row *f = flow_to(context, 2, true);
     void *step = start_step(5, context, part, 0);
 
     say(step, SEND_WAIT, 11);
     dpn_profiler_close(context);
-    assert_in_range(atomic_load(&f->key), 0, 1);
+    assert_in_range(atomic_load(&f->use), 0, 1);
     say(step, PEER_WAIT, 11);
     dpn_network_stop(step);
     dpn_network_stop(part);
@@ -359,7 +361,7 @@ static void a_communicator_that_ends_takes_its_flows_along(void **state)
     context = open_comm(9);
     f = flow_to(context, 2, true);
     expect_waiting(f, DPN_WAIT_NONE, 0);
-    assert_int_equal(atomic_load(&f->bytes), 0);
+    assert_int_equal(atomic_load(&f->values[DPN_PROFILE_BYTES]), 0);
     dpn_profiler_close(context);
 }
 
