@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { SEGMENT_BYTES = 128 << 10, COPY_SEGMENT_BYTES = 1 << 20 };
+enum { COPY_SEGMENT_BYTES = 1 << 20 };
 
 static int mod(int rank, int size)
 {
@@ -41,19 +41,19 @@ static int segments_in(size_t count, int size, size_t segment)
     return (int)((longest + segment - 1) / segment);
 }
 
-static size_t segment_elements(const struct dp_collective_args *args)
+static size_t slot_bytes(const struct dp_collective_args *args)
 {
-    return SEGMENT_BYTES / args->reducer->wide_bytes;
+    return args->segment * args->reducer->wide_bytes;
 }
 
 static void *slot(const struct dp_collective_args *args, int index)
 {
-    return args->scratch + (size_t)(index % DP_STEP_WINDOW) * SEGMENT_BYTES;
+    return args->scratch + (size_t)(index % DP_STEP_WINDOW) * slot_bytes(args);
 }
 
 static void *behind_slots(const struct dp_collective_args *args)
 {
-    return args->scratch + (size_t)DP_STEP_WINDOW * SEGMENT_BYTES;
+    return args->scratch + (size_t)DP_STEP_WINDOW * slot_bytes(args);
 }
 
 static const char *own(const struct dp_collective_args *args, size_t at)
@@ -102,7 +102,7 @@ static int doubling_steps(const struct dp_collective_args *args)
 
 static size_t doubling_scratch(const struct dp_collective_args *args)
 {
-    return (size_t)DP_STEP_WINDOW * SEGMENT_BYTES + args->count * args->reducer->wide_bytes;
+    return (size_t)DP_STEP_WINDOW * slot_bytes(args) + args->count * args->reducer->wide_bytes;
 }
 
 static void doubling_begin(const struct dp_collective_args *args)
@@ -292,18 +292,17 @@ const struct dp_algorithm *dp_choose_allgather(const struct dp_collective_args *
     return args->offsets || args->count <= DP_COLLECTIVE_SMALL ? &bruck : &ring_allgather;
 }
 
-/* ---- reduce-scatter: every rank sends each other its block ----------------------------------- */
+/* ---- direct: every rank sends each other its block, and sums its own ---------------------------- */
 
 /* Segment by segment: first the values of rank + 1, then of rank + 2, ..., last the own ones are
  * added up wide. Step (s, j) is about segment s and the j-th peer. */
-static void scatter_step(const struct dp_collective_args *args, size_t count, char *dst, int index,
-                         struct dp_step *out)
+static void scatter_step(const struct dp_collective_args *args, int index, struct dp_step *out)
 {
     const int others = args->size - 1, s = index / others, j = index % others + 1;
     const int to = mod(args->rank - j, args->size);
-    const size_t segment = segment_elements(args);
-    const struct range sent = segment_of(count, args->size, to, s, segment);
-    const struct range received = segment_of(count, args->size, args->rank, s, segment);
+    const struct range sent = segment_of(args->count, args->size, to, s, args->segment);
+    const struct range received =
+        segment_of(args->count, args->size, args->rank, s, args->segment);
 
     *out = (struct dp_step){
         .send_to = to,
@@ -318,62 +317,53 @@ static void scatter_step(const struct dp_collective_args *args, size_t count, ch
         .acc = behind_slots(args),
         .a = slot(args, index),
         .b = own(args, received.at),
-        .dst =
-            dst + (received.at - dp_block_at(count, args->size, args->rank)) * args->reducer->bytes,
+        .dst = result(args, received.at),
         .count = received.count,
     };
 }
 
 static size_t scatter_scratch(const struct dp_collective_args *args)
 {
-    (void)args;
-    return (size_t)(DP_STEP_WINDOW + 1) * SEGMENT_BYTES;
+    return (size_t)(DP_STEP_WINDOW + 1) * slot_bytes(args);
 }
 
-static int scatter_steps_of(const struct dp_collective_args *args, size_t count)
+/* Steps of the sums, and of the all-gather that follows. */
+static int steps_of_half(const struct dp_collective_args *args)
 {
-    return (args->size - 1) * segments_in(count, args->size, segment_elements(args));
+    return (args->size - 1) * segments_in(args->count, args->size, args->segment);
 }
 
-static int reduce_scatter_steps(const struct dp_collective_args *args)
-{
-    return scatter_steps_of(args, args->count * (size_t)args->size);
-}
-
-static void reduce_scatter_step(const struct dp_collective_args *args, int index,
-                                struct dp_step *out)
-{
-    scatter_step(args, args->count * (size_t)args->size, args->out, index, out);
-}
-
-const struct dp_algorithm dp_reduce_scatter_direct = {
-    .name = "direct",
-    .kind = 4,
-    .steps = reduce_scatter_steps,
-    .scratch_bytes = scatter_scratch,
-    .step = reduce_scatter_step,
-};
-
-/* ---- all-reduce: direct reduce-scatter, then ring -------------------------------------------- */
-
-/* For the 16-bit types, whose partial sums are wider than what a ring would pass on. */
 static int direct_steps(const struct dp_collective_args *args)
 {
-    return 2 * scatter_steps_of(args, args->count);
+    return steps_of_half(args) * (args->phases == DP_SUM_ALL ? 2 : 1);
 }
 
+/* For the 16-bit types, whose partial sums are wider than what a ring would pass on, and for sums by
+ * phases. Step (s, j) of the second half: segment s of the own block to the j-th peer. */
 static void direct_step(const struct dp_collective_args *args, int index, struct dp_step *out)
 {
-    const int scatter = scatter_steps_of(args, args->count), segments = scatter / (args->size - 1);
+    const int others = args->size - 1;
+    const int half = args->phases & DP_SUM_SCATTER ? steps_of_half(args) : 0;
 
-    if (index < scatter) {
-        scatter_step(args, args->count,
-                     result(args, dp_block_at(args->count, args->size, args->rank)), index, out);
+    if (index < half) {
+        scatter_step(args, index, out);
         return;
     }
-    const int k = (index - scatter) / segments, s = (index - scatter) % segments;
-    ring_gather_step(args, args->reducer->bytes, args->count, segment_elements(args), k, s, out);
-    out->after = k ? index - segments + 1 : (s + 1) * (args->size - 1);
+    const int s = (index - half) / others, j = (index - half) % others + 1;
+    const int from = mod(args->rank + j, args->size);
+    const size_t bytes = args->reducer->bytes;
+    const struct range sent = segment_of(args->count, args->size, args->rank, s, args->segment);
+    const struct range received = segment_of(args->count, args->size, from, s, args->segment);
+
+    *out = (struct dp_step){
+        .send_to = mod(args->rank - j, args->size),
+        .receive_from = from,
+        .send = result(args, sent.at),
+        .send_len = sent.count * bytes,
+        .receive = result(args, received.at),
+        .receive_len = received.count * bytes,
+        .after = half ? (s + 1) * others : 0,
+    };
 }
 
 static const struct dp_algorithm direct_allreduce = {
@@ -400,7 +390,7 @@ enum { GROUP_SEGMENTS = 4 };
 
 static int ring_segments(const struct dp_collective_args *args)
 {
-    return segments_in(args->count, args->size, segment_elements(args));
+    return segments_in(args->count, args->size, args->segment);
 }
 
 static int ring_steps(const struct dp_collective_args *args)
@@ -410,14 +400,13 @@ static int ring_steps(const struct dp_collective_args *args)
 
 static size_t ring_scratch(const struct dp_collective_args *args)
 {
-    (void)args;
-    return (size_t)DP_STEP_WINDOW * SEGMENT_BYTES;
+    return (size_t)DP_STEP_WINDOW * slot_bytes(args);
 }
 
 static void ring_reduce_step(const struct dp_collective_args *args, int index, int k, int s,
                              struct dp_step *out)
 {
-    const size_t segment = segment_elements(args);
+    const size_t segment = args->segment;
     const struct range sent =
         segment_of(args->count, args->size, mod(args->rank - 1 - k, args->size), s, segment);
     const struct range received =
@@ -449,7 +438,7 @@ static void ring_step(const struct dp_collective_args *args, int index, struct d
     if (round < rounds)
         ring_reduce_step(args, index, round, s, out);
     else
-        ring_gather_step(args, args->reducer->bytes, args->count, segment_elements(args),
+        ring_gather_step(args, args->reducer->bytes, args->count, args->segment,
                          round - rounds, s, out);
     out->after = round ? index - segments + 1 : 0;
 }
@@ -467,6 +456,151 @@ const struct dp_algorithm *dp_choose_allreduce(const struct dp_collective_args *
     if (args->count * args->reducer->bytes <= DP_COLLECTIVE_SMALL)
         return &recursive_doubling;
     return args->reducer->bytes == args->reducer->wide_bytes ? &ring_allreduce : &direct_allreduce;
+}
+
+/* ---- sums in pairs: recursive halving and doubling ---------------------------------------------- */
+
+/* Of 2^k ranks and in place, each sum rounded to the type. A piece of the buffer:
+ *
+ *      round, rank r of 4    with     the piece
+ *      0                     r ^ 1    |  mine  | theirs |    send a half, receive the other, add
+ *      1                     r ^ 2    | m |  t |             the same with a half of that
+ *                                     one range is the sum of all
+ *      2                     r ^ 2    | . | .  |             receive what the other one has summed
+ *      3                     r ^ 1    |   .    |   .    |
+ *
+ * The first half of the rounds scatters sums, the second half gathers them. Two pieces take their rounds
+ * in turn, a0 b0 a1 b1 ..., so that one is added up while the other moves. */
+enum { TOGETHER = 2 };
+
+static size_t piece_elements(const struct dp_collective_args *args)
+{
+    return 2 * args->segment;
+}
+
+static int pieces_in(const struct dp_collective_args *args)
+{
+    return (int)((args->count + piece_elements(args) - 1) / piece_elements(args));
+}
+
+static int halving_rounds(const struct dp_collective_args *args)
+{
+    return doubling_rounds(args->size) * (args->phases == DP_SUM_ALL ? 2 : 1);
+}
+
+static int halving_steps(const struct dp_collective_args *args)
+{
+    return halving_rounds(args) * pieces_in(args);
+}
+
+/* What this rank has the newest of after so many halvings; and what its partner of the last one has. */
+static struct range halve(const struct dp_collective_args *args, int piece, int halvings,
+                          struct range *partners)
+{
+    const size_t at = (size_t)piece * piece_elements(args), left = args->count - at;
+    struct range own = {at, left < piece_elements(args) ? left : piece_elements(args)};
+
+    for (int k = 0; k < halvings; k++) {
+        const size_t lower = (own.count + 1) / 2;
+        const struct range halves[2] = {{own.at, lower}, {own.at + lower, own.count - lower}};
+        const int upper = args->rank >> k & 1;
+        own = halves[upper];
+        *partners = halves[!upper];
+    }
+    return own;
+}
+
+/* Where messages are copied fastest into memory that the sender has mapped, slots are such. */
+static size_t halving_staging(const struct dp_collective_args *args)
+{
+    const size_t least = dp_comm_shared_bytes(args->comm);
+
+    return least && slot_bytes(args) >= least ? DP_STEP_WINDOW * slot_bytes(args) : 0;
+}
+
+static char *halving_slot(const struct dp_collective_args *args, int index)
+{
+    char *slots = args->staging ? args->staging : args->scratch;
+
+    return slots + (size_t)(index % DP_STEP_WINDOW) * slot_bytes(args);
+}
+
+static void halving_step(const struct dp_collective_args *args, int index, struct dp_step *out)
+{
+    const struct dp_reducer *r = args->reducer;
+    const int rounds = halving_rounds(args), levels = doubling_rounds(args->size);
+    const int first = index / (TOGETHER * rounds) * TOGETHER, left = pieces_in(args) - first;
+    const int together = left < TOGETHER ? left : TOGETHER, in_turn = index - first * rounds;
+    const int round = in_turn / together + (args->phases == DP_SUM_GATHER ? levels : 0);
+    const bool gathers = round >= levels;
+    const int level = gathers ? 2 * levels - 1 - round : round, peer = args->rank ^ 1 << level;
+    struct range theirs = {0};
+    const struct range own = halve(args, first + in_turn % together, level + 1, &theirs);
+    const struct range sent = gathers ? own : theirs, received = gathers ? theirs : own;
+    char *arrival = halving_slot(args, index);
+
+    *out = (struct dp_step){
+        .send_to = peer,
+        .receive_from = peer,
+        .send = result(args, sent.at),
+        .send_len = sent.count * r->bytes,
+        .receive = gathers ? result(args, received.at) : arrival,
+        .receive_len = received.count * r->bytes,
+        .after = in_turn < together ? 0 : index - together + 1,
+        .action = gathers                      ? DP_STEP_NOTHING
+                  : r->bytes == r->wide_bytes ? DP_STEP_COMBINE
+                                               : DP_STEP_ACCUMULATE,
+        .first = true,
+        .last = true,
+        .dst = result(args, received.at),
+        .acc = behind_slots(args),
+        .a = arrival,
+        .b = result(args, received.at),
+        .count = received.count,
+    };
+}
+
+static const struct dp_algorithm halving = {
+    .name = "halving",
+    .kind = 9,
+    .steps = halving_steps,
+    .scratch_bytes = scatter_scratch,
+    .staging_bytes = halving_staging,
+    .step = halving_step,
+};
+
+static bool adds_in_pairs(const struct dp_collective_args *args)
+{
+    return largest_power(args->size) == args->size;
+}
+
+const struct dp_algorithm *dp_choose_sum(const struct dp_collective_args *args)
+{
+    return adds_in_pairs(args) ? &halving : &direct_allreduce;
+}
+
+bool dp_sum_is_allreduce(const struct dp_collective_args *args)
+{
+    const bool rounds_once = args->reducer->bytes == args->reducer->wide_bytes || args->size == 2;
+
+    return args->phases == DP_SUM_ALL &&
+           (!adds_in_pairs(args) || args->size == 2 ||
+            (rounds_once && dp_choose_allreduce(args) == &recursive_doubling));
+}
+
+bool dp_sum_part(const struct dp_collective_args *args, int index, size_t *first, size_t *count)
+{
+    struct range own, partners;
+
+    if (index >= (adds_in_pairs(args) ? pieces_in(args) : 1))
+        return false;
+    own = (struct range){dp_block_at(args->count, args->size, args->rank), 0};
+    own.count = dp_block_at(args->count, args->size, args->rank + 1) - own.at;
+    if (adds_in_pairs(args))
+        own = halve(args, index, doubling_rounds(args->size), &partners);
+    *first = own.at;
+    *count = own.count;
+    return true;
 }
 
 /* ---- broadcast: binomial tree ---------------------------------------------------------------- */
@@ -570,27 +704,3 @@ const struct dp_algorithm *dp_choose_broadcast(const struct dp_collective_args *
     return args->count <= DP_COLLECTIVE_SMALL || args->size == 2 ? &tree_broadcast
                                                                  : &chain_broadcast;
 }
-
-/* ---- swap ------------------------------------------------------------------------------------ */
-
-static int one_step(const struct dp_collective_args *args)
-{
-    (void)args;
-    return 1;
-}
-
-static void swap_step(const struct dp_collective_args *args, int index, struct dp_step *out)
-{
-    (void)index;
-    *out = (struct dp_step){
-        .send_to = args->root,
-        .receive_from = args->root,
-        .send = args->in,
-        .send_len = args->count,
-        .receive = args->out,
-        .receive_len = args->count,
-    };
-}
-
-const struct dp_algorithm dp_swap_once = {
-    .name = "swap", .kind = 9, .steps = one_step, .step = swap_step};

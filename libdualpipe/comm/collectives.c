@@ -63,41 +63,57 @@ static struct dp_collective_args make_args(struct dp_comm *comm, const void *in,
 {
     return (struct dp_collective_args){
         .comm = comm, .rank = dp_comm_rank(comm), .size = dp_comm_size(comm), .in = in, .out = out,
-        .count = count};
+        .count = count, .phases = DP_SUM_ALL};
 }
 
-static int start_reduction(struct dp_comm *comm, const char *what, bool scatter, const void *in,
-                           void *out, size_t count, DLDataType type, enum dp_reduction op,
-                           struct dp_request *req)
+static int prepare(struct dp_comm *comm, const char *what, const void *in, void *out, size_t count,
+                   DLDataType type, enum dp_reduction op, const struct dp_request *req,
+                   struct dp_collective_args *args)
 {
     int err = check(comm, what, in, out, count, req);
 
     if (err)
         return err;
-    struct dp_collective_args args = make_args(comm, in, out, count);
-    args.reducer = dp_reducer_find(type, op);
-    if (!args.reducer)
+    *args = make_args(comm, in, out, count);
+    args->reducer = dp_reducer_find(type, op);
+    if (!args->reducer)
         return dp_fail(DP_EINVAL,
                        "%s: type code %d of %d bits and %d lanes, operation %d: expected float32, "
                        "float64, bfloat16, float16 or int64, and sum, min or max",
                        what, type.code, type.bits, type.lanes, (int)op);
-    const struct dp_algorithm *algorithm = scatter ? &dp_reduce_scatter_direct
-                                           : dp_in_place_is_worth(&args)
-                                               ? &dp_in_place_allreduce
-                                               : dp_choose_allreduce(&args);
-    return start(comm, algorithm, &args, req);
+    args->segment = DP_SEGMENT_BYTES / args->reducer->wide_bytes;
+    return 0;
+}
+
+static int start_allreduce(struct dp_collective_args *args, struct dp_request *req)
+{
+    return start(args->comm,
+                 dp_in_place_is_worth(args) ? &dp_in_place_allreduce : dp_choose_allreduce(args), args,
+                 req);
 }
 
 int dp_comm_iallreduce(struct dp_comm *comm, const void *in, void *out, size_t count,
                        DLDataType type, enum dp_reduction op, struct dp_request *req)
 {
-    return start_reduction(comm, "all-reduce", false, in, out, count, type, op, req);
+    struct dp_collective_args args;
+    int err = prepare(comm, "all-reduce", in, out, count, type, op, req, &args);
+
+    return err ? err : start_allreduce(&args, req);
 }
 
-int dp_comm_ireduce_scatter(struct dp_comm *comm, const void *in, void *out, size_t count,
-                            DLDataType type, enum dp_reduction op, struct dp_request *req)
+int dp_comm_isum(struct dp_comm *comm, void *buf, size_t count, size_t segment, DLDataType type,
+                 enum dp_sum_phases phases, struct dp_request *req)
 {
-    return start_reduction(comm, "reduce-scatter", true, in, out, count, type, op, req);
+    struct dp_collective_args args;
+    int err = prepare(comm, "sum", buf, buf, count, type, DP_REDUCE_SUM, req, &args);
+
+    if (err)
+        return err;
+    args.phases = phases;
+    if (dp_sum_is_allreduce(&args))
+        return start_allreduce(&args, req);
+    args.segment = segment;
+    return start(comm, dp_choose_sum(&args), &args, req);
 }
 
 int dp_comm_iallgather(struct dp_comm *comm, const void *mine, void *all, size_t len,
@@ -133,23 +149,6 @@ int dp_comm_ibroadcast(struct dp_comm *comm, void *buf, size_t len, int root,
     struct dp_collective_args args = make_args(comm, buf, buf, len);
     args.root = root;
     return start(comm, dp_choose_broadcast(&args), &args, req);
-}
-
-int dp_comm_iswap(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *mine,
-                  void *theirs, size_t len, struct dp_request *req)
-{
-    struct dp_engine *engine;
-    int err = dp_comm_check_transfer(comm, peer, channel, mine, len, req);
-
-    if (!err)
-        err = dp_comm_check_transfer(comm, peer, channel, theirs, len, req);
-    if (!err)
-        err = dp_comm_enter(comm, &engine);
-    if (err)
-        return err;
-    struct dp_collective_args args = make_args(comm, mine, theirs, len);
-    args.root = peer;
-    return dp_engine_start_swap(engine, comm, &args, channel, tag, req);
 }
 
 /* ---- those that wait ---------------------------------------------------------------------------- */

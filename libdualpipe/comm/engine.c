@@ -21,11 +21,10 @@ struct dp_collective {
     struct dp_collective_args args;
     char *scratch, *staging;
     size_t scratch_bytes, staging_bytes;
-    int channel;
     uint64_t tag;
     int steps;
     int posted, sent, finished; /* receives, sends, steps */
-    bool is_concurrent, is_over;
+    bool is_over;
     bool has_messages; /* of the first unfinished step: its work is what is left */
     int error; /* once it is over */
     /* Of the steps from `finished` to `posted`; the rest is of earlier collectives. */
@@ -169,7 +168,7 @@ static int post_receive(struct dp_engine *engine, struct dp_collective *c)
     if (step->receive_from >= 0) {
         int err = engine->world->ops->irecv(engine->world,
                                             dp_comm_world_rank(c->comm, step->receive_from),
-                                            c->comm->first_channel + c->channel, c->tag,
+                                            c->comm->first_channel + DP_CHANNEL_COLLECTIVE, c->tag,
                                             step->receive, step->receive_len, &c->receives[slot]);
         if (err)
             return err;
@@ -186,7 +185,7 @@ static int post_send(struct dp_engine *engine, struct dp_collective *c)
     if (step->send_to >= 0) {
         int err =
             engine->world->ops->isend(engine->world, dp_comm_world_rank(c->comm, step->send_to),
-                                      c->comm->first_channel + c->channel, c->tag, step->send,
+                                      c->comm->first_channel + DP_CHANNEL_COLLECTIVE, c->tag, step->send,
                                       step->send_len, &c->sends[slot]);
         if (err)
             return err;
@@ -334,7 +333,7 @@ static void end(struct dp_engine *engine, struct dp_collective *c, int err)
     c->error = err;
     c->is_over = true;
     unlink_from(&engine->running, c);
-    if (!err && !c->is_concurrent)
+    if (!err)
         start_next(engine, c->comm);
 }
 
@@ -364,8 +363,6 @@ static void give_up(struct dp_engine *engine, struct dp_collective *c, int err)
         c->algorithm->drop(&c->args);
     c->error = err;
     c->is_over = true;
-    if (c->is_concurrent)
-        return;
     c->comm->is_broken = true;
     for (struct dp_collective **at = &engine->waiting; *at;) {
         struct dp_collective *later = *at;
@@ -379,12 +376,11 @@ static void give_up(struct dp_engine *engine, struct dp_collective *c, int err)
     }
 }
 
-/* A collective needs every rank, a swap its peer; the transport looks after that one. */
 static bool has_died(const struct dp_engine *engine, const struct dp_collective *c)
 {
     const struct dp_comm_hooks *hooks = engine->world->hooks;
 
-    return hooks && !c->is_concurrent && hooks->find_dead(c->comm) >= 0;
+    return hooks && hooks->find_dead(c->comm) >= 0;
 }
 
 static bool is_listed(const struct dp_collective *list, const struct dp_collective *c)
@@ -403,7 +399,7 @@ void dp_engine_cancel(struct dp_engine *engine, const struct dp_request *req, in
         return;
     }
     for (struct dp_collective *first = engine->running; first && !c->is_over; first = first->next)
-        if (first->comm == c->comm && !first->is_concurrent) {
+        if (first->comm == c->comm) {
             give_up(engine, first, error);
             return;
         }
@@ -490,9 +486,9 @@ static const struct dp_collective *find_running(const struct dp_engine *engine,
 {
     const struct dp_collective *first = engine->running;
 
-    if (c->is_over || c->is_concurrent)
+    if (c->is_over)
         return c;
-    while (first && (first->comm != c->comm || first->is_concurrent))
+    while (first && first->comm != c->comm)
         first = first->next;
     return first ? first : c;
 }
@@ -543,7 +539,7 @@ void dp_engine_drop(struct dp_engine *engine, const struct dp_comm *comm, int er
 static bool is_running(const struct dp_engine *engine, const struct dp_comm *comm)
 {
     for (const struct dp_collective *c = engine->running; c; c = c->next)
-        if (c->comm == comm && !c->is_concurrent)
+        if (c->comm == comm)
             return true;
     return false;
 }
@@ -556,9 +552,8 @@ static void set_up(struct dp_collective *c, struct dp_comm *comm,
     c->algorithm = algorithm;
     c->args = *args;
     c->args.scratch = c->scratch;
-    c->channel = DP_CHANNEL_COLLECTIVE;
     c->posted = c->sent = c->finished = c->error = 0;
-    c->is_concurrent = c->is_over = c->has_messages = false;
+    c->is_over = c->has_messages = false;
 }
 
 static int start(struct dp_engine *engine, struct dp_comm *comm,
@@ -583,7 +578,7 @@ int dp_engine_start(struct dp_engine *engine, struct dp_comm *comm,
                     const struct dp_algorithm *algorithm, const struct dp_collective_args *args,
                     struct dp_request *req)
 {
-    struct dp_collective *c;
+    struct dp_collective *c = NULL;
 
     if (comm->is_broken)
         return dp_fail_quietly(DP_ECOMM,
@@ -600,24 +595,6 @@ int dp_engine_start(struct dp_engine *engine, struct dp_comm *comm,
     }
     append(&engine->running, c);
     begin(c);
-    dp_engine_progress(engine);
-    return 0;
-}
-
-int dp_engine_start_swap(struct dp_engine *engine, struct dp_comm *comm,
-                         const struct dp_collective_args *args, int channel, uint64_t tag,
-                         struct dp_request *req)
-{
-    struct dp_collective *c;
-    int err = start(engine, comm, &dp_swap_once, args, &c);
-
-    if (err)
-        return err;
-    c->is_concurrent = true;
-    c->channel = channel;
-    c->tag = tag;
-    ((struct dp_request_head *)req)->collective = c;
-    append(&engine->running, c);
     dp_engine_progress(engine);
     return 0;
 }

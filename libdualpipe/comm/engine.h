@@ -10,13 +10,14 @@
  *      finished         | 0 1 . .         sent, received, reduced
  *
  * Collectives of one communicator run one after the other in the order of their calls, so that the
- * messages of two never mix. Swaps concern two ranks only and run at once.
+ * messages of two never mix.
  *
  * Threads: like the communicator; the progress thread takes the rank's part while it runs.
  */
 #ifndef DP_COMM_ENGINE_H
 #define DP_COMM_ENGINE_H
 
+#include "comm/internal.h"
 #include <dualpipe/comm.h>
 
 /* ---- sums (reduce.c) ------------------------------------------------------------------------- */
@@ -38,7 +39,7 @@ const struct dp_reducer *dp_reducer_find(DLDataType type, enum dp_reduction op);
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-enum { DP_STEP_WINDOW = 4 };
+enum { DP_STEP_WINDOW = 4, DP_SEGMENT_BYTES = 128 << 10 };
 
 /* What a step does with what it has received. */
 enum dp_step_action {
@@ -70,8 +71,10 @@ struct dp_collective_args {
     char *out;
     size_t count;          /* elements, or bytes where there is no reducer */
     const size_t *offsets; /* [size + 1] of an all-gather with unequal parts, or NULL */
-    int root;              /* of a broadcast; the peer of a swap */
+    int root;              /* of a broadcast */
     const struct dp_reducer *reducer;
+    enum dp_sum_phases phases; /* of a sum, of which one half or the other may be left out */
+    size_t segment;            /* elements that a step of a sum moves at most */
     char *scratch; /* scratch_bytes of the algorithm */
     char *staging; /* staging_bytes of it, of dp_shared_alloc; NULL: there is none */
 };
@@ -104,9 +107,12 @@ struct dp_algorithm {
 const struct dp_algorithm *dp_choose_allreduce(const struct dp_collective_args *args);
 const struct dp_algorithm *dp_choose_allgather(const struct dp_collective_args *args);
 const struct dp_algorithm *dp_choose_broadcast(const struct dp_collective_args *args);
-/* in[size * count] to out[count]. */
-extern const struct dp_algorithm dp_reduce_scatter_direct;
-extern const struct dp_algorithm dp_swap_once;
+/* In place, by phases: in pairs among 2^k ranks, otherwise as a reduce-scatter and an all-gather. */
+const struct dp_algorithm *dp_choose_sum(const struct dp_collective_args *args);
+/* Whether an all-reduce adds in the same order. */
+bool dp_sum_is_allreduce(const struct dp_collective_args *args);
+/* Part `index` of what this rank has the sum of after the first phase; false: there is none. */
+bool dp_sum_part(const struct dp_collective_args *args, int index, size_t *first, size_t *count);
 /* in_place.c. Whether the ranks should ask each other: the same on all of them. */
 bool dp_in_place_is_worth(const struct dp_collective_args *args);
 extern const struct dp_algorithm dp_in_place_allreduce;
@@ -128,14 +134,11 @@ int dp_engine_new(struct dp_comm *world, struct dp_engine **out);
 /* After the transport has dropped all requests. engine may be NULL. */
 void dp_engine_free(struct dp_engine *engine);
 
-/* Start, or queue behind the collectives of comm that are not done yet (concurrent: never queued,
- * over `channel` with the tag). req is done when it is. DP_ENOMEM. */
+/* Start, or queue behind the collectives of comm that are not done yet. req is done when it is.
+ * DP_ENOMEM. */
 int dp_engine_start(struct dp_engine *engine, struct dp_comm *comm,
                     const struct dp_algorithm *algorithm, const struct dp_collective_args *args,
                     struct dp_request *req);
-int dp_engine_start_swap(struct dp_engine *engine, struct dp_comm *comm,
-                         const struct dp_collective_args *args, int channel, uint64_t tag,
-                         struct dp_request *req);
 
 /* The communicator of a collective that was started; NULL once it was given back. */
 struct dp_comm *dp_engine_comm(const struct dp_request *req);
@@ -152,7 +155,7 @@ int dp_engine_test(struct dp_engine *engine, struct dp_request *req);
 const struct dp_request *dp_engine_waits_for(const struct dp_engine *engine,
                                              const struct dp_request *req, int *world_peer);
 /* Give up: the collective of this request has the error from now on, its transfers are cancelled,
- * and unless it is a swap its communicator has no more collectives. For groups that survive. */
+ * and its communicator has no more collectives. For groups that survive. */
 void dp_engine_cancel(struct dp_engine *engine, const struct dp_request *req, int error);
 /* Every request of the transport is gone: so are these (of comm only, unless NULL). */
 void dp_engine_drop(struct dp_engine *engine, const struct dp_comm *comm, int error);

@@ -38,10 +38,18 @@ void dp_comm_note(struct dp_comm *comm, uint64_t doing);
 /* This rank's part has failed, as dp_last_error() says: abort. In a group that survives, a rank
  * that has no files or memory leaves it instead, and the others see that as its end. */
 void dp_comm_fail(struct dp_comm *comm, int error);
-/* Send len bytes to peer and receive as many from it, both at once: one isend and one irecv on this
- * channel as one request. mine and theirs must not overlap. */
-int dp_comm_iswap(struct dp_comm *comm, int peer, int channel, uint64_t tag, const void *mine,
-                  void *theirs, size_t len, struct dp_request *req);
+/* The sum over all ranks in place, or one half of it: after the first each rank has the sum of parts of
+ * the buffer (dp_sum_part in engine.h), which the second gives to all. Among 2^k ranks in pairs,
+ * ((0 + 1) + (2 + 3)), each rounded to the type; otherwise each sums one block, and both halves together
+ * are an all-reduce. A collective. A step moves `segment` elements at most; how the parts lie depends on
+ * that. */
+enum dp_sum_phases {
+    DP_SUM_SCATTER = 1,
+    DP_SUM_GATHER = 2,
+    DP_SUM_ALL = DP_SUM_SCATTER | DP_SUM_GATHER
+};
+int dp_comm_isum(struct dp_comm *comm, void *buf, size_t count, size_t segment, DLDataType type,
+                 enum dp_sum_phases phases, struct dp_request *req);
 /* Whether the caller has a poll function, of which a wait elsewhere must take care. */
 bool dp_comm_polls(const struct dp_comm *comm);
 /* Call the caller's poll function, if there is one: its error aborts the group. */

@@ -355,7 +355,7 @@ DP_PUBLIC int dp_comm_stream_wait(struct dp_comm *comm, struct dp_request *req,
  *
  *      all-reduce up to DP_COLLECTIVE_SMALL bytes: recursive doubling, where the ranks from p on, the
  *          largest power of 2, are added to those below first: ((0 + p) + (1 + p + 1)) + ...
- *      reduce-scatter, and all-reduce of more: block b of `size` blocks is summed in the order of ranks
+ *      all-reduce of more: block b of `size` blocks is summed in the order of ranks
  *          b + 1, b + 2, ... b (a ring)
  */
 enum { DP_COLLECTIVE_SMALL = 16 << 10 };
@@ -365,11 +365,6 @@ enum dp_reduction { DP_REDUCE_SUM, DP_REDUCE_MIN, DP_REDUCE_MAX };
 /* out[count] = the reduction of all in[count]; out may be in. */
 DP_PUBLIC int dp_comm_iallreduce(struct dp_comm *comm, const void *in, void *out, size_t count,
                                  DLDataType type, enum dp_reduction op, struct dp_request *req);
-/* out[count] = block `rank` of the reduction of all in[size * count]; out may be in + rank * count.
- */
-DP_PUBLIC int dp_comm_ireduce_scatter(struct dp_comm *comm, const void *in, void *out, size_t count,
-                                      DLDataType type, enum dp_reduction op,
-                                      struct dp_request *req);
 /* all[size * len]: rank r's bytes at all + r * len. mine may be all + rank * len. */
 DP_PUBLIC int dp_comm_iallgather(struct dp_comm *comm, const void *mine, void *all, size_t len,
                                  struct dp_request *req);

@@ -27,19 +27,20 @@
  * step's summand: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). That is the order of pipeline.h's
  * fixed_order over blocks of micro-batches, so a replica that holds one or more whole blocks in the
  * order of its rank contributes to the sum that one process would compute, to the last bit,
- * wherever the memory is. Among other numbers the order is that of dp_comm_iallreduce on the host;
- * on a device a part of each piece is summed by each replica b in the order b + 1, b + 2, ..., b.
- * In all cases all replicas get the same bits, and each run of the same program does: nothing is
+ * wherever the memory is. Among other numbers the order is that of dp_comm_iallreduce on the host, and
+ * on a device, and where only shards are summed, each replica b sums a part in the order b + 1, b + 2,
+ * ..., b. In all cases all replicas get the same bits, and each run of the same program does: nothing is
  * left to NCCL, whose own all-reduce would choose an order by the number of ranks, the size and the
- * topology. Sums of bfloat16 and float16 are taken in float32 and rounded at each step.
+ * topology. Sums of bfloat16 and float16 are taken in float32 and rounded at each step; among other
+ * numbers than 2^k the host rounds once.
  *
- * Memory: some MiB for pieces in flight, on a device up to 32 MiB, whatever the model; nothing is
- * allocated after dp_replicas_new. On a device gradients that follow each other in memory, as their
+ * Memory: some MiB for what is in flight, on a device up to 40 MiB, whatever the model; nothing is
+ * allocated after the first step. On a device gradients that follow each other in memory, as their
  * values do, on all replicas, are summed as one; each gradient for itself takes messages of its own.
  *
  * Threads: one at a time, that of the communicator. All replicas start the same operations in the
  * same order, also where several of these objects share a communicator: then one after the other is
- * in flight.
+ * in flight, and no other collective of it.
  *
  * Sources: Rabenseifner, "Optimization of collective reduction operations", 2004 (halving and
  * doubling); Rajbhandari et al., "ZeRO", 2020 (sharded optimizer state).
