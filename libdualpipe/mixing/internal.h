@@ -18,4 +18,16 @@ double dp_graph_weight(const struct dp_graph *g, int64_t t, int32_t to, int32_t 
 const char *dp_mixer_algorithm_name(enum dp_mixer_algorithm algorithm);
 const char *dp_graph_rule_name(enum dp_graph_rule rule); /* "row"; no rule: "?" */
 
+/* A piece of memory of one element type. */
+struct dp_mixer_piece {
+    DLDataType type;
+    size_t elements;
+    char *at;
+};
+
+struct dp_replicas;
+/* Values i of those that follow each other in the memory of a device, on all ranks; false: there is no
+ * number i. */
+bool dp_replicas_row(const struct dp_replicas *r, int32_t i, struct dp_mixer_piece *out);
+
 #endif

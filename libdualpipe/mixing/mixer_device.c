@@ -5,11 +5,10 @@
  *      stream   | mix: x = W x | update | send | the next step's work          | mix ...
  *      links                            | x to the neighbors, theirs to `arrivals` |
  *
- * What came in round t, with compat with the weights of the round of the mix, is multiplied and added up
- * in the order of the host's exchange (exchange.c), and x becomes keep x + take sum, rounded as an
- * optimizer of the host does it.
- * Groups of more than two, which the host sums by an all-reduce, are messages between each two of their
- * members here.
+ * What came in round t, with compat with the weights of the round of the mix, is multiplied and
+ * added up in the order of the host's exchange (exchange.c), and x becomes keep x + take sum,
+ * rounded as an optimizer of the host does it. Groups of more than two, which the host sums by an
+ * all-reduce, are messages between each two of their members here.
  */
 #include "mixing/mixer_state.h"
 
@@ -46,11 +45,11 @@ struct dp_mixer_device {
     char *arrivals;                  /* [sources_max][bytes] */
     struct exchange exchanges[SETS]; /* of even and of odd numbers */
     struct dp_round_transfer *messages;
-    struct dp_neighbor *neighbors;   /* [neighbors_max] room for those of a round */
+    struct dp_neighbor *neighbors; /* [neighbors_max] room for those of a round */
     int32_t neighbors_max;
-    int64_t number;                  /* of the exchange in flight, or of the next one */
+    int64_t number; /* of the exchange in flight, or of the next one */
     bool in_flight;
-    struct dp_parameter *as_sums;    /* [count] values in the place of gradients */
+    struct dp_parameter *as_sums; /* [count] values in the place of gradients */
     struct dp_replicas *sums;
 };
 
@@ -89,7 +88,7 @@ static int send_run(struct dp_mixer_device *m, const struct run *run)
     struct dp_transfers *all = &exchange_at_hand(m)->messages;
     int32_t count = dp_neighbors_from(g, round_of(m), m->self, m->neighbors);
     int err = dp_transfers_gather(all, m->neighbors, count, tag, m->arrivals + run->at, m->bytes,
-                                 run->bytes);
+                                  run->bytes);
 
     count = dp_neighbors_to(g, round_of(m), m->self, m->neighbors);
     return err ? err
@@ -123,8 +122,8 @@ int dp_mixer_device_send(struct dp_mixer_device *m)
     return err ? leave(m, err) : 0;
 }
 
-/* With compat the program is one of torch's, which waits for the stream without a deadline, and hears
- * of a failure here only. */
+/* With compat the program is one of torch's, which waits for the stream without a deadline, and
+ * hears of a failure here only. */
 static int await(struct dp_mixer_device *m)
 {
     struct exchange *x = exchange_at_hand(m);
@@ -225,54 +224,16 @@ static int no_memory(const struct dp_mixer_device *m)
     return dp_fail(DP_ENOMEM, "no memory to mix %d parameters", m->config->count);
 }
 
-static bool follows(const DLTensor *t, const DLTensor *last)
+/* Values that follow each other are sent as one; m->sums has them. */
+static void list_runs(struct dp_mixer_device *m)
 {
-    return last && dp_tensor_address(last) + dp_tensor_bytes(last) == dp_tensor_address(t) &&
-           last->dtype.code == t->dtype.code && last->dtype.bits == t->dtype.bits;
-}
+    struct run *run = m->runs;
 
-static void list_runs(struct dp_mixer_device *m, const bool *begins)
-{
-    struct run *last = NULL;
-
-    for (int32_t i = 0; i < m->config->count; i++) {
-        const DLTensor *t = m->config->parameters[i].value;
-        if (!dp_stream_takes(&m->config->parameters[i]))
-            continue;
-        if (begins[i]) {
-            last = &m->runs[m->run_count++];
-            last->values = (struct dp_mixer_piece){t->dtype, 0, dp_tensor_address(t)};
-        }
-        last->values.elements += (size_t)dp_tensor_numel(t);
-        last->bytes += dp_tensor_bytes(t);
+    for (; dp_replicas_row(m->sums, m->run_count, &run->values); run++, m->run_count++) {
+        run->bytes = run->values.elements * (run->values.type.bits / 8);
+        run->at = m->bytes;
+        m->bytes += (run->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
-    for (int32_t i = 0; i < m->run_count; i++) {
-        m->runs[i].at = m->bytes;
-        m->bytes += (m->runs[i].bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    }
-}
-
-/* Those of all ranks: where a tensor lies is each one's own. */
-static int make_runs(struct dp_mixer_device *m)
-{
-    const size_t count = (size_t)m->config->count;
-    const DLTensor *last = NULL;
-    bool *begins = calloc(count + 1, sizeof(*begins));
-
-    if (!begins)
-        return no_memory(m);
-    for (size_t i = 0; i < count; i++) {
-        const struct dp_parameter *p = &m->config->parameters[i];
-        if (!dp_stream_takes(p))
-            continue;
-        begins[i] = !follows(p->value, last);
-        last = p->value;
-    }
-    int err = dp_stream_agree_on_rows(m->config->comm, begins, m->config->count);
-    if (!err)
-        list_runs(m, begins);
-    free(begins);
-    return err;
 }
 
 static int check_value(const struct dp_parameter *p, const struct dp_device *dev,
@@ -319,7 +280,8 @@ int dp_mixer_device_check(const struct dp_mixer_config *c)
     int err = check_method(c);
 
     return err ? err
-               : dp_stream_check(c->comm, c->device, "mixing", c->parameters, c->count, check_value);
+               : dp_stream_check(c->comm, c->device, "mixing", c->parameters, c->count,
+                                 check_value);
 }
 
 static int make_lists(struct dp_mixer_device *m)
@@ -332,20 +294,24 @@ static int make_lists(struct dp_mixer_device *m)
     m->neighbors = calloc((size_t)m->neighbors_max + 1, sizeof(*m->neighbors));
     if (!m->runs || !m->as_sums || !m->neighbors)
         return no_memory(m);
-    int err = make_runs(m);
     for (size_t i = 0; i < count; i++) {
         m->as_sums[i] = m->config->parameters[i];
         m->as_sums[i].grad = dp_stream_takes(&m->as_sums[i]) ? m->as_sums[i].value : NULL;
         m->as_sums[i].flags = m->as_sums[i].grad ? 0 : DP_PARAMETER_FROZEN;
     }
+    int err =
+        dp_replicas_new(m->as_sums, m->config->count, m->config->comm, m->config->device, &m->sums);
+    if (err)
+        return err;
+    list_runs(m);
     const size_t each = 2 * (size_t)m->run_count * (size_t)m->neighbors_max;
     m->messages = calloc(SETS * each + 1, sizeof(*m->messages));
-    if (!m->messages && !err)
-        err = no_memory(m);
+    if (!m->messages)
+        return no_memory(m);
     for (size_t i = 0; i < SETS; i++)
         m->exchanges[i].messages =
             (struct dp_transfers){.comm = m->config->comm, .list = m->messages + i * each};
-    return err;
+    return 0;
 }
 
 int dp_mixer_device_new(const struct dp_mixer_config *config, struct dp_mixer_device **out)
@@ -357,11 +323,9 @@ int dp_mixer_device_new(const struct dp_mixer_config *config, struct dp_mixer_de
     m->config = config;
     m->self = dp_comm_rank(config->comm);
     int err = make_lists(m);
-    if (!err)
-        err = dp_stream_arrivals_new(config->comm, config->device,
-                                     (size_t)m->neighbors_max * m->bytes, &m->arrivals);
     return err ? err
-               : dp_replicas_new(m->as_sums, config->count, config->comm, config->device, &m->sums);
+               : dp_stream_arrivals_new(config->comm, config->device,
+                                        (size_t)m->neighbors_max * m->bytes, &m->arrivals);
 }
 
 void dp_mixer_device_free(struct dp_mixer_device *m)
@@ -381,7 +345,8 @@ void dp_mixer_device_free(struct dp_mixer_device *m)
     free(m);
 }
 
-/* ---- links of a communicator -------------------------------------------------------------------- */
+/* ---- links of a communicator --------------------------------------------------------------------
+ */
 
 int dp_mixer_nccl_peers(const struct dp_graph *g, int rank, struct dp_nccl_peer *out)
 {
@@ -391,8 +356,8 @@ int dp_mixer_nccl_peers(const struct dp_graph *g, int rank, struct dp_nccl_peer 
 
     for (int32_t t = 0; t < 2 * g->period && count >= 0; t++) {
         const bool sends = t % 2;
-        const int32_t len = sends ? dp_neighbors_to(g, t / 2, rank, all)
-                                  : dp_neighbors_from(g, t / 2, rank, all);
+        const int32_t len =
+            sends ? dp_neighbors_to(g, t / 2, rank, all) : dp_neighbors_from(g, t / 2, rank, all);
         for (int32_t i = 0; i < len; i++) {
             int at = 0;
             while (at < count && out[at].rank != all[i].worker)

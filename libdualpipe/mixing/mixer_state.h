@@ -15,6 +15,7 @@
 #include "base/fail.h"
 #include "mixing/bucket.h"
 #include "mixing/exchange.h"
+#include "mixing/internal.h"
 #include <dualpipe/mixer.h>
 
 /* ---- mixer device ---------------------------------------------------------------------------- */
@@ -23,13 +24,6 @@
  * what is said here is queued in the config's stream. */
 
 struct dp_mixer_device;
-
-/* A piece of memory of one element type. */
-struct dp_mixer_piece {
-    DLDataType type;
-    size_t elements;
-    char *at;
-};
 
 /* What it takes beside a sound graph and list. */
 int dp_mixer_device_check(const struct dp_mixer_config *config);

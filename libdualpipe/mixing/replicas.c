@@ -14,6 +14,7 @@
 #include "comm/engine.h"
 #include "comm/lines.h"
 #include "device/device_ops.h"
+#include "mixing/internal.h"
 #include "mixing/round.h"
 #include <dualpipe/memory.h>
 #include <dualpipe/survival.h>
@@ -538,6 +539,16 @@ static void list_shard(struct dp_replicas *r)
         for (int k = 0; dp_sum_part(&args, k, &first, &count); k++)
             list_part(r, &r->blocks[i], first, count);
     }
+}
+
+bool dp_replicas_row(const struct dp_replicas *r, int32_t i, struct dp_mixer_piece *out)
+{
+    if (i >= r->block_count)
+        return false;
+    const struct block *b = &r->blocks[i];
+    *out = (struct dp_mixer_piece){b->value, b->elements,
+                                   dp_tensor_address(r->spans[b->first_span].parameter->value)};
+    return true;
 }
 
 const struct dp_parameter *dp_replicas_shard(const struct dp_replicas *r, int32_t *count)
