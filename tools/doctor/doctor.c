@@ -66,7 +66,7 @@ const char *doctor_text(struct doctor *d, const char *fmt, ...)
 void doctor_say(struct doctor *d, enum doctor_severity severity, const char *fmt, ...)
 {
     struct finding *more = realloc(d->findings, (d->finding_count + 1) * sizeof(*more));
-    struct finding f = {.severity = severity, .check = d->check};
+    struct finding f = {.severity = severity, .what = "(no memory)", .check = d->check};
     const char **const parts[] = {&f.what, &f.evidence, &f.consequence, &f.remedy};
     va_list args;
 
