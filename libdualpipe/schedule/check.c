@@ -77,7 +77,7 @@ static bool has_partner(const struct dp_schedule *s, int rank, struct dp_op op)
 
 static bool is_sound(const struct dp_schedule *s, int rank, const struct dp_op *op, bool last)
 {
-    if (op->kind >= DP_OP_KINDS ||
+    if (op->kind >= DP_OP_KINDS || op->mb > DP_MAX_MB ||
         (!dp_op_is_skip((enum dp_op_kind)op->kind) && op->flags & DP_OP_ARGUMENT) ||
         (op->kind != DP_OP_COMMIT && (int)op->slot >= dp_schedule_slot_count(s, rank)))
         return false;
@@ -107,7 +107,7 @@ static size_t skip_sound_ops(const struct dp_op *ops, size_t index, size_t count
         if (op->flags & DP_OP_OVERLAP && (op->kind != DP_OP_F || op + 1 == end || op[1].kind != DP_OP_B))
             break;
         if (op->flags & DP_OP_ARGUMENT || op->slot >= DP_MAX_SLOTS || op->kind >= DP_OP_KINDS ||
-            !(kinds[op->slot] >> op->kind & 1))
+            op->mb > DP_MAX_MB || !(kinds[op->slot] >> op->kind & 1))
             break;
     }
     return (size_t)(op - ops);

@@ -386,12 +386,15 @@ CASE(an_evicted_set_is_fetched_before_the_backward_that_needs_it)
 }
 
 /* Only a message of a skip has an argument. */
-CASE(an_eviction_with_an_argument_is_refused)
+CASE(an_eviction_with_an_argument_or_of_no_micro_batch_is_refused)
 {
     struct dp_schedule *s = read_text("user P=1 M=1\nrank 0: F0.0 ev0.0 fe0.0 B0.0\n");
     struct dp_simulation sim;
 
-    s->ops[1].flags |= dp_op_flags(0, 1);
+    s->ops[1].flags = dp_op_flags(0, 1);
+    assert_int_equal(dp_schedule_simulate(s, &unit_cost, 0, &sim), DP_EINVAL);
+    s->ops[1].flags = 0;
+    s->ops[1].mb = DP_MAX_MB + 1;
     assert_int_equal(dp_schedule_simulate(s, &unit_cost, 0, &sim), DP_EINVAL);
     dp_schedule_free(s);
 }
