@@ -455,19 +455,14 @@ static int channel_of(enum dp_op_kind kind)
                : DP_CHANNEL_GRADIENT;
 }
 
-static bool is_sent(enum dp_op_kind kind)
-{
-    return kind == DP_OP_SEND_F || kind == DP_OP_SEND_B || kind == DP_OP_SEND_SKIP_F ||
-           kind == DP_OP_SEND_SKIP_B;
-}
-
 static void add_op(const struct dp_pipeline *pipe, struct dp_op op, struct links *l)
 {
     const enum dp_op_kind kind = (enum dp_op_kind)op.kind;
     const struct dp_slot *slot = dp_pipeline_slot(pipe, op.slot);
 
     if (dp_op_is_message(kind))
-        add_link(pipe, l, dp_op_peer(pipe->config.schedule, slot, op), channel_of(kind), is_sent(kind));
+        add_link(pipe, l, dp_op_peer(pipe->config.schedule, slot, op), channel_of(kind),
+                 dp_op_is_send(kind));
     if (kind != DP_OP_REDUCE || pipe->config.reduce)
         return;
     add_link(pipe, l, slot->mirror, DP_CHANNEL_REDUCE, true);
@@ -651,7 +646,7 @@ static void add_peer_op(struct peers *p, struct dp_op op)
 
     if (dp_op_is_message(kind))
         add_peer(p, dp_op_peer(p->schedule, dp_schedule_slot(p->schedule, p->rank, (int)op.slot), op),
-                 is_sent(kind) ? channel : 0, is_sent(kind) ? 0 : channel);
+                 dp_op_is_send(kind) ? channel : 0, dp_op_is_send(kind) ? 0 : channel);
 }
 
 int dp_pipeline_nccl_peers(const struct dp_schedule *schedule, int rank, struct dp_nccl_peer *out)
