@@ -64,7 +64,7 @@ static int check_one(const struct dp_parameter *p, int32_t index)
     if (p->flags & ~known)
         return dp_fail(DP_EINVAL, "parameter '%s': flags %#x, of which %#x are unknown", p->name,
                        p->flags, p->flags & ~known);
-    DP_RESERVED(p);
+    DP_RESERVED(p, p->name);
     err = check_value(p);
     return err ? err : check_grad(p);
 }

@@ -17,8 +17,8 @@ void dp_sized_give(void *to, size_t size, const void *own, size_t known);
 
 /* Return DP_EINVAL unless the reserved words of a struct that keeps its size are zero. */
 int dp_reserved_check(const uint64_t words[2], const char *what);
-#define DP_RESERVED(s)                                                                                \
-    if (dp_reserved_check((s)->reserved, #s))                                                         \
+#define DP_RESERVED(s, what)                                                                          \
+    if (dp_reserved_check((s)->reserved, what))                                                       \
     return DP_EINVAL
 
 /* From here on the pointer `config`, or NULL, is to a struct of this release; else return. */

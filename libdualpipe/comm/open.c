@@ -53,7 +53,7 @@ static int check_config(const struct dp_comm_config *config)
         return dp_fail(DP_EINVAL, "listener: descriptor %d on rank %d, expected one of 1 or more, on "
                        "rank 0 only", config->listener, config->rank);
     if (config->store)
-        DP_RESERVED(config->store);
+        DP_RESERVED(config->store, "store");
     if (config->store && (!config->store->put || !config->store->get))
         return dp_fail(DP_EINVAL, "store: no %s function", config->store->put ? "get" : "put");
     if (!config->address && config->size != 1 && !config->listener && !config->store)

@@ -123,7 +123,7 @@ static int check_arguments(const struct dp_tree *results, int32_t count,
         return dp_fail(DP_EINVAL,
                        "default_spec: %d, expected DP_DEFAULT_CHUNK or DP_DEFAULT_BY_LEAF",
                        (int)o->default_spec);
-    DP_RESERVED(o);
+    DP_RESERVED(o, "options");
     return 0;
 }
 

@@ -587,7 +587,7 @@ static int check_options(const struct dp_split_options *o)
 {
     if (!o)
         return dp_fail(DP_EINVAL, "options: NULL, expected at least the number of micro-batches");
-    DP_RESERVED(o);
+    DP_RESERVED(o, "options");
     if (o->count < 0 || o->count > DP_MAX_MICROBATCHES)
         return dp_fail(DP_EINVAL, "count: %d micro-batches, expected 0 to %d", o->count,
                        DP_MAX_MICROBATCHES);

@@ -473,7 +473,7 @@ int dp_graph_new(const struct dp_graph_spec *spec, struct dp_graph **out)
     struct dp_graph *g;
     int builtin, err = default_local(&s.local);
 
-    DP_RESERVED(spec);
+    DP_RESERVED(spec, "spec");
     if (!err && !s.name)
         err = dp_fail(DP_EINVAL, "no name of a mixing graph, expected one like ring");
     if (!err)

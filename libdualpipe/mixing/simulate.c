@@ -565,7 +565,7 @@ static int check_scenario(const struct dp_graph *g, const struct dp_mixing_scena
                                         "factor of mixing"};
     int32_t round, i, j;
 
-    DP_RESERVED(s);
+    DP_RESERVED(s, "scenario");
     for (size_t k = 0; k < sizeof(numbers) / sizeof(numbers[0]); k++)
         if (!(numbers[k] >= 0) || isinf(numbers[k]))
             return dp_fail(DP_EINVAL, "%s: %g, expected a number from 0 on", names[k], numbers[k]);

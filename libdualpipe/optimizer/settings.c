@@ -89,7 +89,7 @@ int dp_optimizer_config_check(const struct dp_optimizer_config *c,
 {
     int err = check_share("beta1", c->beta1);
 
-    DP_RESERVED(c);
+    DP_RESERVED(c, "config");
     if (!dp_optimizer_kind_name(c->kind))
         return dp_fail(DP_EINVAL, "kind: %d, expected 0 to %d", (int)c->kind, DP_OPTIMIZER_KINDS - 1);
     if (!err)

@@ -439,7 +439,7 @@ static int check_call(const struct dp_pipeline *pipe, const struct dp_batch_step
     if (!halfway && (batch->held || pipe->now.args))
         return dp_fail(DP_ESTATE, "a step of a batch after a forward: expected the backward "
                                   "first");
-    DP_RESERVED(batch);
+    DP_RESERVED(batch, "batch");
     return 0;
 }
 

@@ -75,7 +75,7 @@ static int check_reduces(const struct dp_pipeline_config *config)
     if (ops && (!ops->launch || !ops->test || !ops->wait))
         return dp_fail(DP_EINVAL, "reduce: expected launch, test and wait, all three");
     if (ops)
-        DP_RESERVED(ops);
+        DP_RESERVED(ops, "reduce");
     if (ops && config->execution == DP_EXECUTE_MESSAGES)
         return dp_fail(DP_EUNSUPPORTED, "reduce: expected NULL where messages drive the ranks, which "
                                         "carry out no REDUCE");
@@ -191,8 +191,8 @@ static int check_stage(const struct dp_pipeline_config *config, const struct dp_
 
     if (!stage->ops)
         return dp_fail(DP_EINVAL, "stage in slot %d: no callbacks (ops is NULL)", slot);
-    DP_RESERVED(stage);
-    DP_RESERVED(stage->ops);
+    DP_RESERVED(stage, "stage");
+    DP_RESERVED(stage->ops, "callbacks of a stage");
     const char *missing = missing_callback(config->schedule, rank, slot, stage);
     if (missing)
         return dp_fail(DP_EINVAL, "stage in slot %d: no callback %s, which the schedule needs",
@@ -345,7 +345,7 @@ static int check_loss(const struct dp_pipeline_config *config)
         return dp_fail(DP_EINVAL, "max_loss_values: %d, expected at least 0",
                        config->max_loss_values);
     if (config->loss)
-        DP_RESERVED(config->loss);
+        DP_RESERVED(config->loss, "loss");
     if (!isfinite(config->loss_scale))
         return dp_fail(DP_EINVAL, "loss_scale: %g, expected a finite number", config->loss_scale);
     if (dp_config_last_slot(s, rank) < 0 ||

@@ -316,7 +316,7 @@ static int check_loader(const struct dp_pipeline *pipe, const struct dp_loader *
         return check_unused(pipe, loader, name, why);
     if (given)
         return dp_fail(DP_EINVAL, "%ss: given, expected NULL beside %s", what, name);
-    DP_RESERVED(loader);
+    DP_RESERVED(loader, name);
     return loader->load ? 0 : dp_fail(DP_EINVAL, "%s: no callback load", name);
 }
 
@@ -574,7 +574,7 @@ static int check_call(const struct dp_pipeline *pipe, const struct dp_step *step
     if (!halfway && pipe->now.args)
         return dp_fail(DP_ESTATE, "a step after dp_pipeline_forward: expected "
                                   "dp_pipeline_backward first");
-    DP_RESERVED(step);
+    DP_RESERVED(step, "step");
     return 0;
 }
 

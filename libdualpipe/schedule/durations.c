@@ -40,7 +40,7 @@ static int check_costs(const struct dp_schedule *s, const struct dp_cost *cost)
     };
     int err = 0;
 
-    DP_RESERVED(cost);
+    DP_RESERVED(cost, "cost");
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]) && !err; i++)
         err = check_cost(fields[i].name, fields[i].unit, fields[i].value);
     if (!err)

@@ -210,7 +210,7 @@ static int make(struct maker *m)
 
 int dp_partition_new(const struct dp_partition_spec *spec, struct dp_partition **out)
 {
-    DP_RESERVED(spec);
+    DP_RESERVED(spec, "spec");
     if (spec->layer_count < 0 || spec->stages < 0)
         return dp_fail(DP_EINVAL, "partition: %d layers, %d stages, expected no negative number",
                        spec->layer_count, spec->stages);

@@ -31,7 +31,7 @@ static int check_spec(const struct dp_schedule_spec *spec, int streams)
     const struct dp_builder *builder = dp_builder_of(spec->kind);
     int err = 0;
 
-    DP_RESERVED(spec);
+    DP_RESERVED(spec, "spec");
     if (spec->ranks < 1 || spec->ranks > RANKS_MAX)
         return dp_fail_quietly(DP_EINVAL, "ranks: %d, expected 1 to %d", spec->ranks, RANKS_MAX);
     if (spec->microbatches < 1 || spec->microbatches > DP_MAX_MB * streams)

@@ -119,8 +119,8 @@ static int check_layer(const struct dp_layer *l, int32_t layer)
         return dp_fail(DP_EINVAL, "layer %d: NULL", layer);
     if (!l->ops || !l->ops->forward || !l->ops->backward)
         return dp_fail(DP_EINVAL, "layer %d: no forward or no backward", layer);
-    DP_RESERVED(l);
-    DP_RESERVED(l->ops);
+    DP_RESERVED(l, "layer");
+    DP_RESERVED(l->ops, "callbacks of a layer");
     if (l->parameter_count < 0 || l->parameter_count > DP_LAYER_PARAMETERS ||
         (l->parameter_count && !l->parameters))
         return dp_fail(DP_EINVAL, "layer %d: %d parameters, expected a list of 0 to %d", layer,
@@ -169,7 +169,7 @@ static int check_model(const struct dp_model *m)
                        DP_MODEL_LAYERS);
     if (!m->loss || !m->loss->loss || !m->loss->loss_backward)
         return dp_fail(DP_EINVAL, "loss: expected its two functions");
-    DP_RESERVED(m);
+    DP_RESERVED(m, "model");
     if (m->skip_count < 0 || (m->skip_count && !m->skips))
         return dp_fail(DP_EINVAL, "skips: %d, expected a list of 0 or more", m->skip_count);
     err = check_border(m->input, "input");
