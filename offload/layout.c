@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/sized.h"
 #include "base/tensor.h"
 #include <dualpipe/microbatch.h>
 
@@ -83,6 +84,8 @@ static int check_layer(const struct dp_offload_config *c, int32_t l, int64_t bat
 
     if (!layer->ops || !layer->ops->forward)
         return dp_fail(DP_EINVAL, "offload: layer %d has no forward", l);
+    DP_RESERVED(layer, "layer");
+    DP_RESERVED(layer->ops, "callbacks of a layer");
     if (!layer->ops->backward && !c->forward_only)
         return dp_fail(DP_EINVAL, "offload: layer %d has no backward, and the model is trained", l);
     if (layer->parameter_count < 0 || (layer->parameter_count && !layer->parameters))

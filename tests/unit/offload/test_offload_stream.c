@@ -393,6 +393,9 @@ static void O1_to_O6_what_no_model_and_no_cut_can_be(void **state)
     c = good;
     c.device = NULL;
     expect_refused(&c, "no device"); /* O2 */
+    m.layers[3].reserved[1] = 1;
+    expect_refused(&good, "layer: reserved words are set, expected zeros");
+    m.layers[3].reserved[1] = 0;
     m.layers[3].ops = &none;
     expect_refused(&good, "layer 3 has no forward"); /* O3 */
     m.layers[3].ops = m.layers[1].ops;
