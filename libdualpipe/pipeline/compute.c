@@ -342,17 +342,20 @@ static void frame_init(struct dp_pipeline *pipe, struct frame *f, const struct d
     make_inputs(pipe, f);
 }
 
-static int end_skips(struct dp_pipeline *pipe, const struct frame *f)
+static int fail_skips(struct dp_pipeline *pipe, const struct frame *f)
 {
-    struct dp_stage_skips *skips = f->call.skips;
-    const int err = skips ? dp_skips_end(pipe, skips) : 0;
     char where[128];
 
-    if (err || !skips || !skips->wrong[0])
-        return err;
     pipe->now.args->callback_error = DP_EINVAL;
     dp_pipeline_describe(pipe, f->op, where, sizeof(where));
-    return dp_fail(DP_ECALLBACK, "%s: %s", where, skips->wrong);
+    return dp_fail(DP_ECALLBACK, "%s: %s", where, f->call.skips->wrong);
+}
+
+static int end_skips(struct dp_pipeline *pipe, const struct frame *f)
+{
+    const int err = f->call.skips ? dp_skips_end(pipe, f->call.skips) : 0;
+
+    return err || !f->call.skips || !f->call.skips->wrong[0] ? err : fail_skips(pipe, f);
 }
 
 /* ---- batch ---------------------------------------------------------------------------------- */

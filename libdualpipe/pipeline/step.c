@@ -76,8 +76,6 @@ static int run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 
 static int wait_for_copies(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    if (!op->evicted && !op->fetched)
-        return 0;
     const int64_t begun_ns = dp_now_ns();
     int err = dp_evict_wait(&pipe->evictions, pipe->compute, op->evicted, op->fetched);
     if (!err)
@@ -99,9 +97,9 @@ void dp_pipeline_copies(const struct dp_pipeline *pipe, struct dp_pipeline_copie
 
 static int wait_for_save_areas(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    const int err = wait_for_copies(pipe, op);
+    const int err = op->evicted || op->fetched ? wait_for_copies(pipe, op) : 0;
 
-    return err || !op->pair ? err : wait_for_copies(pipe, op + 1);
+    return !err && op->pair && (op[1].evicted || op[1].fetched) ? wait_for_copies(pipe, op + 1) : err;
 }
 
 /* Move what can be moved, without waiting for anything. */
