@@ -167,13 +167,16 @@ static void see_file(struct look *l, const char *file, void (*refuse)(void *user
 
     if (known)
         known->is_listed = true;
-    if (known || !dp_page_is_name(file, l->kind->suffix) || strlen(file) >= sizeof(known->file))
+    if (known || !dp_page_is_name(file, l->kind->suffix) || strlen(file) >= sizeof(known->file) ||
+        (is_own(file) && l->pages->own_is_refused))
         return;
     const int fd = openat(l->fd, file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT)
         return; /* it has just ended */
     const int state = map(l, file, fd);
-    if (refuse && state < 0)
+    if (is_own(file))
+        l->pages->own_is_refused = state && fd >= 0;
+    else if (refuse && state < 0)
         unlinkat(l->fd, file, 0);
     if (refuse && state > 0)
         refuse(user, l->why);

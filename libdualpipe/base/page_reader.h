@@ -24,6 +24,7 @@ struct dp_page_mapped {
 struct dp_pages {
     int count;
     struct dp_page_mapped *list;
+    bool own_is_refused; /* the page of this process cannot be read, and is not looked at again */
 };
 
 /* Map those that are not mapped yet and that `wants` (NULL: any) wants. directory: NULL or "": the usual

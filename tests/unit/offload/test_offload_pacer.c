@@ -197,28 +197,45 @@ CASE(other_files_are_passed_over)
     dpo_pacer_free(p);
 }
 
+static int lowest_free_descriptor(void)
+{
+    const int fd = dup(0);
+
+    close(fd);
+    return fd;
+}
+
 /* A process that closes any descriptor of a file loses its lock on it, by which others see that it
- * lives. */
+ * lives. Nor does it open one again and again. */
 CASE(the_plugin_of_the_same_process_keeps_its_lock)
 {
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    struct process own;
-    int64_t now_ns = DP_NS_PER_S;
 
-    begin_process(&own, (long)getpid());
-    assert_int_equal(fcntl(own.fd, F_SETLK, &all), 0);
-    struct dpo_pacer *p = new_pacer(NULL, 0, 1e9);
-    passed_in_ms(p, &now_ns);
-    move(&own, 0, 1 << 20);
-    assert_int_equal(passed_in_ms(p, &now_ns), 1);
-    dpo_pacer_free(p);
-    pid_t child = fork();
-    if (!child)
-        _exit(!dp_page_is_live(own.fd));
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-    end_process(&own);
+    for (int is_other_version = 0; is_other_version < 2; is_other_version++) {
+        struct process own;
+        int64_t now_ns = DP_NS_PER_S;
+        begin_process(&own, (long)getpid());
+        own.page->head.version += (uint32_t)is_other_version;
+        assert_int_equal(fcntl(own.fd, F_SETLK, &all), 0);
+        struct dpo_pacer *p = new_pacer(NULL, 0, 1e9);
+        passed_in_ms(p, &now_ns);
+        move(&own, 0, 1 << 20);
+        assert_int_equal(passed_in_ms(p, &now_ns), is_other_version ? 100 : 1);
+        const int free_before = lowest_free_descriptor();
+        for (int listings = 0; listings < 3; listings++) {
+            now_ns += DP_NS_PER_S;
+            passed_in_ms(p, &now_ns);
+        }
+        assert_int_equal(lowest_free_descriptor(), free_before);
+        dpo_pacer_free(p);
+        pid_t child = fork();
+        if (!child)
+            _exit(!dp_page_is_live(own.fd));
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(status, 0);
+        end_process(&own);
+    }
 }
 
 CASE(what_cannot_be_is_refused)
