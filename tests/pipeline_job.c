@@ -138,7 +138,7 @@ int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *com
     }
     make_batches(r);
     job_rank_split(r);
-    struct dp_pipeline_config config = {
+    struct later_dp_pipeline_config config = {.known = {
         .schedule = s,
         .comm = comm,
         .stages = stages,
@@ -153,10 +153,10 @@ int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *com
         .fixed_order = job->fixed_order,
         .order_blocks = job->model.order_blocks,
         .unsummed_copies = job->unsummed,
-    };
+    }};
     if (job->edit)
-        job->edit(job->user, r->rank, &config);
-    return dp_pipeline_new(&config, &r->pipe);
+        job->edit(job->user, r->rank, &config.known);
+    return dp_pipeline_new_sized(&config.known, &r->pipe, sizeof(config));
 }
 
 /* Back from the layout of a whole batch to the sequential loop's. */

@@ -6,6 +6,7 @@
 #ifndef DP_TESTS_PIPELINE_JOB_H
 #define DP_TESTS_PIPELINE_JOB_H
 
+#include "later.h"
 #include "pipeline_model.h"
 
 /* What all ranks of one step leave. */
@@ -19,6 +20,8 @@ struct job_result {
     size_t bytes;
 };
 
+LATER(dp_pipeline_config);
+
 struct job {
     const struct dp_schedule *schedule;
     struct model model;
@@ -26,7 +29,7 @@ struct job {
     bool no_split, fixed_order, forward_loss;
     bool unsummed; /* copies, unless the schedule has REDUCEs */
     float tolerance; /* of gradients; 0: to the last bit */
-    /* A test's changes to a rank's config; may be NULL. */
+    /* A test's changes to a rank's config, which is a later_dp_pipeline_config's; may be NULL. */
     void (*edit)(void *user, int rank, struct dp_pipeline_config *config);
     /* Called before every callback of a stage; may be NULL. */
     int (*before)(void *user, const struct dp_stage_call *call, const char *what);

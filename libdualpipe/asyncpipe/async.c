@@ -158,11 +158,13 @@ static int agree(const struct dp_async_spec *spec, enum dp_recompute mode)
 
 int dp_async_new_sized(const struct dp_async_spec *spec, struct dp_async **out, size_t size)
 {
-    DP_TAKE(dp_async_spec, spec, size);
+    DP_TAKE_KNOWN(dp_async_spec, spec, size);
     struct dp_async *async = calloc(1, sizeof(*async));
     enum dp_recompute mode = DP_RECOMPUTE_NEVER;
-    int err = async ? find_mode(spec, &mode) : dp_fail(DP_ENOMEM, "no memory for a pipeline");
+    int err = spec_err;
 
+    if (!err)
+        err = async ? find_mode(spec, &mode) : dp_fail(DP_ENOMEM, "no memory for a pipeline");
     if (!err)
         err = cut(spec, mode, async);
     if (!err)

@@ -127,9 +127,8 @@ static void free_controller(struct dp_controller *c)
 /* What went wrong here is known everywhere before any rank goes on. */
 static int open_all(struct dp_controller *c, int err)
 {
-    if (err)
-        dp_comm_abort(c->config.comm, err, dp_last_error());
-    else
+    err = dp_comm_share_error(c->config.comm, err);
+    if (!err)
         err = dp_comm_split(c->config.comm, 0, dp_comm_rank(c->config.comm), &c->comm);
     if (!err)
         err = dp_comm_agree(c->comm, "max_bytes of a controller", c->config.max_bytes);
@@ -139,13 +138,13 @@ static int open_all(struct dp_controller *c, int err)
 int dp_controller_open_sized(const struct dp_controller_config *config, struct dp_controller **out,
                              size_t size)
 {
-    DP_TAKE(dp_controller_config, config, size);
+    DP_TAKE_KNOWN(dp_controller_config, config, size);
     if (!config || !config->comm)
         return dp_fail(DP_EINVAL, "a controller without a communicator");
     struct dp_controller *c = calloc(1, sizeof(*c));
-    int err = c ? check_functions(config) : dp_fail(DP_ENOMEM, "no memory for a controller");
     if (!c)
-        return err;
+        return dp_fail(DP_ENOMEM, "no memory for a controller");
+    int err = config_err ? config_err : check_functions(config);
     c->config = *config;
     c->rank = dp_comm_rank(config->comm);
     c->size = dp_comm_size(config->comm);

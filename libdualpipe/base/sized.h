@@ -21,13 +21,17 @@ int dp_reserved_check(const uint64_t words[2], const char *what);
     if (dp_reserved_check((s)->reserved, what))                                                       \
     return DP_EINVAL
 
-/* From here on the pointer `config`, or NULL, is to a struct of this release; else return. */
-#define DP_TAKE(type, config, size)                                                                   \
+/* From here on the pointer `config`, or NULL, is to a struct of this release; config_err says whether it
+ * is all that was given. It is for calls of all ranks, which go on to where they agree on an error. */
+#define DP_TAKE_KNOWN(type, config, size)                                                             \
     struct type config##_own;                                                                         \
     const int config##_err =                                                                          \
         dp_sized_take(&config##_own, sizeof(config##_own), config, size, "struct " #type);            \
-    if (config##_err)                                                                                 \
-        return config##_err;                                                                          \
     config = config ? &config##_own : NULL
+/* The same; where it is not all, return. */
+#define DP_TAKE(type, config, size)                                                                   \
+    DP_TAKE_KNOWN(type, config, size);                                                                \
+    if (config##_err)                                                                                 \
+        return config##_err
 
 #endif

@@ -541,7 +541,7 @@ static bool is_common(int err)
 int dp_comm_nccl_open_sized(struct dp_comm *host, const struct dp_nccl_config *config,
                             struct dp_comm **out, size_t size)
 {
-    DP_TAKE(dp_nccl_config, config, size);
+    DP_TAKE_KNOWN(dp_nccl_config, config, size);
     if (!host || !config || !config->device || !out)
         return dp_fail(DP_EINVAL, "an NCCL communicator without a %s",
                        !host     ? "host's communicator"
@@ -565,7 +565,7 @@ int dp_comm_nccl_open_sized(struct dp_comm *host, const struct dp_nccl_config *c
                                .doing = host->world->doing};
     c->given = host;
     c->waiting_for = -1;
-    int err = open_links(c, config);
+    int err = config_err ? config_err : open_links(c, config);
     if (!err) {
         *out = &c->base;
         return 0;

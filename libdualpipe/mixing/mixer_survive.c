@@ -393,9 +393,9 @@ static int meet_alive(struct dp_mixer *m)
 
 int dp_mixer_new_sized(const struct dp_mixer_config *config, struct dp_mixer **out, size_t size)
 {
-    DP_TAKE(dp_mixer_config, config, size);
+    DP_TAKE_KNOWN(dp_mixer_config, config, size);
     struct dp_mixer *m;
-    int err = dp_mixer_new_alone(config, &m);
+    int err = config_err ? config_err : dp_mixer_new_alone(config, &m);
 
     if (err) {
         if (config->comm)
@@ -590,7 +590,6 @@ static int go_on_together(struct dp_mixer *m, struct dp_comm *comm, struct dp_gr
 int dp_mixer_admit_sized(struct dp_mixer *m, int count, const struct dp_comm_config *config,
                          size_t size)
 {
-    DP_TAKE(dp_comm_config, config, size);
     const int before = dp_comm_size(m->config.comm);
     struct dp_comm *comm;
     struct dp_graph *g = NULL;
@@ -599,7 +598,7 @@ int dp_mixer_admit_sized(struct dp_mixer *m, int count, const struct dp_comm_con
     if (!err)
         err = use_what_came(m);
     if (!err)
-        err = dp_comm_grow(m->config.comm, count, config, &comm);
+        err = dp_comm_grow_sized(m->config.comm, count, config, &comm, size);
     if (err)
         return err;
     err = dp_comm_survive(comm);

@@ -401,12 +401,14 @@ static void register_memory(struct dp_pipeline *pipe)
 int dp_pipeline_new_sized(const struct dp_pipeline_config *config, struct dp_pipeline **out,
                           size_t size)
 {
-    DP_TAKE(dp_pipeline_config, config, size);
+    DP_TAKE_KNOWN(dp_pipeline_config, config, size);
     if (!config || !out)
         return dp_fail(DP_EINVAL, "a pipeline without a %s", config ? "place for it" : "config");
     struct dp_pipeline *pipe = calloc(1, sizeof(*pipe));
-    int err = pipe ? build(pipe, config) : dp_fail(DP_ENOMEM, "no memory for a pipeline");
+    int err = config_err;
 
+    if (!err)
+        err = pipe ? build(pipe, config) : dp_fail(DP_ENOMEM, "no memory for a pipeline");
     err = dp_config_agree(config, err, pipe ? &pipe->digest : NULL);
     if (!err)
         err = dp_copies_make_equal(pipe);

@@ -296,11 +296,12 @@ static int check_config(const char *what, const struct dp_comm_config *config, c
     return 0;
 }
 
-/* The ranks of comm that live are the first ones, in their order. */
-static int count_alive(struct dp_comm *comm, struct dp_comm_config *config)
+/* The ranks of comm that live are the first ones, in their order. refused: this one's error, or 0. */
+static int count_alive(struct dp_comm *comm, int refused, struct dp_comm_config *config)
 {
+    uint64_t all_can = !refused;
     bool *alive = calloc((size_t)comm->size, sizeof(*alive));
-    int err = alive ? dp_comm_agree_alive(comm, alive)
+    int err = alive ? dp_comm_agree_flags(comm, &all_can, alive)
                     : dp_fail(DP_ENOMEM, "no memory to agree with %d ranks", comm->size);
 
     for (int i = 0; i < comm->size && !err; i++) {
@@ -308,24 +309,24 @@ static int count_alive(struct dp_comm *comm, struct dp_comm_config *config)
         config->size += alive[i];
     }
     free(alive);
-    return err;
+    if (err || refused)
+        return err ? err : refused;
+    return all_can ? 0 : dp_fail(DP_EINVAL, "grow: another rank's config was refused there");
 }
 
 int dp_comm_grow_sized(struct dp_comm *comm, int count, const struct dp_comm_config *config,
                        struct dp_comm **out, size_t size)
 {
-    DP_TAKE(dp_comm_config, config, size);
+    DP_TAKE_KNOWN(dp_comm_config, config, size);
     if (!comm || count < 1)
         return dp_fail(DP_EINVAL, "grow by %d ranks: expected a comm and 1 or more", count);
     if (!comm->ops->survival)
         return dp_fail(DP_EUNSUPPORTED,
                        "grow: the transport %s takes in no process after its start",
                        comm->ops->name);
-    int err = check_config("grow", config, out);
-    if (err)
-        return err;
-    struct dp_comm_config full = *config;
-    err = count_alive(comm, &full);
+    int err = config_err ? config_err : check_config("grow", config, out);
+    struct dp_comm_config full = err ? (struct dp_comm_config){0} : *config;
+    err = count_alive(comm, err, &full);
     if (err)
         return err;
     const int first_new = full.size;

@@ -380,8 +380,12 @@ int trainer_update(struct dp_trainer *t, bool skipped)
     return err || !t->engine->tied ? err : model_engine_broadcast_tied(t->engine);
 }
 
-static int check_batch(const struct dp_trainer *t, const struct dp_batch *batch, int64_t *rows)
+static int check_batch(const struct dp_trainer *t, const struct trainer_step *step, int64_t *rows)
 {
+    const struct dp_batch *batch = step->batch;
+
+    if (step->err)
+        return step->err;
     if (!batch)
         return dp_fail(DP_EINVAL, "batch: NULL");
     *rows = batch->rows ? batch->rows : t->config.rows;
@@ -429,7 +433,7 @@ int trainer_learn(struct dp_trainer *t, void *arg)
     struct trainer_step *step = arg;
     const struct dp_batch *batch = step->batch;
     int64_t rows = 0;
-    int err = check_batch(t, batch, &rows);
+    int err = check_batch(t, step, &rows);
 
     memset(t->values, 0, t->sums_len * sizeof(double));
     t->rate = dp_rate_at(&t->config.rate, (int64_t)t->next);
@@ -465,32 +469,31 @@ int trainer_learn(struct dp_trainer *t, void *arg)
     return norms_sum(t->engine, t->comm, t->norm_values);
 }
 
-static int evaluate(struct dp_trainer *t, const struct dp_batch *batch, double *loss)
+static int evaluate(struct dp_trainer *t, struct trainer_step *step)
 {
     const size_t m = (size_t)t->engine->microbatches;
     int64_t rows = 0;
-    int err = check_batch(t, batch, &rows);
+    int err = check_batch(t, step, &rows);
 
     memset(t->values, 0, t->sums_len * sizeof(double));
     if (!err)
-        err = model_engine_evaluate(t->engine, batch, t->values);
+        err = model_engine_evaluate(t->engine, step->batch, t->values);
     t->values[m] = (double)rows;
     if (!err)
         err = add_over_ranks(t, t->values, m + 1);
     if (!err)
         err = compare_rows(t, rows, m + 1);
     if (!err)
-        *loss = mean_loss(t, rows);
+        step->result.loss = mean_loss(t, rows);
     return err;
 }
 
 int trainer_evaluate(struct dp_trainer *t, void *arg)
 {
-    struct trainer_step *step = arg;
     int err = sums_average(&t->sums, true);
 
     if (!err)
-        err = evaluate(t, step->batch, &step->result.loss);
+        err = evaluate(t, arg);
     return err ? err : sums_revert(&t->sums);
 }
 

@@ -356,8 +356,8 @@ int dp_trainer_lost(const struct dp_trainer *t, const int32_t **ranks)
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-static struct dp_trainer *prepare(const struct dp_trainer_config *config, const struct dp_model *model,
-                                  struct dp_comm *comm, int ranks)
+static struct dp_trainer *prepare(int err, const struct dp_trainer_config *config,
+                                  const struct dp_model *model, struct dp_comm *comm, int ranks)
 {
     struct dp_trainer *t = calloc(1, sizeof(*t));
 
@@ -370,7 +370,7 @@ static struct dp_trainer *prepare(const struct dp_trainer_config *config, const 
     if (config->checkpoint.on_signal)
         signals_begin();
     t->watches = config->checkpoint.on_signal;
-    t->prepared = trainer_prepare(t, config, model);
+    t->prepared = err ? err : trainer_prepare(t, config, model);
     return t;
 }
 
@@ -386,8 +386,9 @@ static int hand_out(struct dp_trainer *t, int err, struct dp_trainer **out)
 int dp_trainer_new_sized(const struct dp_trainer_config *config, const struct dp_model *model,
                          struct dp_comm *comm, struct dp_trainer **out, size_t size)
 {
-    DP_TAKE(dp_trainer_config, config, size);
-    struct dp_trainer *t = prepare(config, model, comm, comm ? dp_comm_size(comm) : 1);
+    DP_TAKE_KNOWN(dp_trainer_config, config, size);
+    struct dp_trainer *t =
+        prepare(config_err, config, model, comm, comm ? dp_comm_size(comm) : 1);
 
     return t ? hand_out(t, begin(t), out) : dp_comm_share_error(comm, DP_ENOMEM);
 }
@@ -423,7 +424,6 @@ static int go_on_together(struct dp_trainer *t, int err, bool *again)
 int dp_trainer_admit_sized(struct dp_trainer *t, int count, const struct dp_comm_config *config,
                            size_t size)
 {
-    DP_TAKE(dp_comm_config, config, size);
     const int room = t->config.replicas - t->ranks;
 
     if (!trainer_survives_apart(t))
@@ -432,7 +432,8 @@ int dp_trainer_admit_sized(struct dp_trainer *t, int count, const struct dp_comm
     if (count < 1 || count > room)
         return dp_fail(DP_EINVAL, "count: %d, expected 1 to %d, as many as are lost", count, room);
     bool again;
-    const int err = go_on_together(t, dp_mixer_admit(sums_mixer(&t->sums), count, config), &again);
+    int err = dp_mixer_admit_sized(sums_mixer(&t->sums), count, config, size);
+    err = go_on_together(t, err, &again);
     if (err)
         return end(t, err);
     return again ? dp_fail_quietly(DP_EAGAIN, "a rank has died, or has not come, while others were "
@@ -461,7 +462,7 @@ int dp_trainer_join_sized(const struct dp_trainer_config *config, const struct d
                           struct dp_comm *comm, int rank, struct dp_trainer **out, size_t size)
 {
     DP_TAKE(dp_trainer_config, config, size);
-    struct dp_trainer *t = prepare(config, model, NULL, config->replicas);
+    struct dp_trainer *t = prepare(0, config, model, NULL, config->replicas);
 
     if (!t)
         return DP_ENOMEM;
@@ -495,8 +496,8 @@ static int learn(struct dp_trainer *t, void *arg)
 int dp_trainer_step_sized(struct dp_trainer *t, const struct dp_batch *batch,
                           struct dp_trainer_result *result, size_t size, size_t result_size)
 {
-    DP_TAKE(dp_batch, batch, size);
-    struct trainer_step step = {.batch = batch};
+    DP_TAKE_KNOWN(dp_batch, batch, size);
+    struct trainer_step step = {.batch = batch, .err = batch_err};
     const int32_t lost = t->lost_count;
     int err = carry_out(t, learn, &step);
 
@@ -523,8 +524,8 @@ int dp_trainer_step_sized(struct dp_trainer *t, const struct dp_batch *batch,
 int dp_trainer_evaluate_sized(struct dp_trainer *t, const struct dp_batch *batch, double *loss,
                               size_t size)
 {
-    DP_TAKE(dp_batch, batch, size);
-    struct trainer_step step = {.batch = batch};
+    DP_TAKE_KNOWN(dp_batch, batch, size);
+    struct trainer_step step = {.batch = batch, .err = batch_err};
     const int err = carry_out(t, trainer_evaluate, &step);
 
     if (!err)

@@ -114,6 +114,7 @@ void trainer_take_members(struct dp_trainer *t);
 /* steps.c: of a step what comes before parameters change, and its end; an evaluation, as loss. */
 struct trainer_step {
     const struct dp_batch *batch;
+    int err; /* of a batch that was not taken whole */
     struct dp_trainer_result result;
 };
 int trainer_learn(struct dp_trainer *t, void *step);

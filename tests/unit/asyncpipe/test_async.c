@@ -188,9 +188,10 @@ CASE(modes_recompute_two_one_and_none_of_two)
 
 /* ---- what is wrong, on all ranks ------------------------------------------------------------- */
 
+LATER(dp_async_spec);
 struct row {
     const char *what;
-    void (*spoil)(struct dp_async_spec *spec, struct built *b);
+    void (*spoil)(struct dp_async_spec *spec, struct built *b); /* of a later_dp_async_spec */
     int error;
     const char *sentence;
 };
@@ -257,6 +258,11 @@ static void fails_to_build(struct dp_async_spec *spec, struct built *b)
     b->fails_at = dp_comm_rank(spec->comm) * 2 + 1;
 }
 
+static void of_a_later_release(struct dp_async_spec *spec, struct built *b)
+{
+    ((struct later_dp_async_spec *)spec)->unknown = 1;
+}
+
 static const struct row rows[] = {
     {"A1", no_chunks, DP_EINVAL, "chunks: 0, expected at least 1 (A1)"},
     {"A1, negative", fewer_than_no_chunks, DP_EINVAL, "chunks: -3, expected at least 1 (A1)"},
@@ -267,6 +273,7 @@ static const struct row rows[] = {
     {"A6", more_stages_than_ranks, DP_EINVAL, "expected at least one for each of 3 stages (A6)"},
     {"A8", no_layer, DP_EINVAL, "layers[2]: -7, expected a layer, at least 0 (A8)"},
     {"a skip that goes back", skips_to_before, DP_EINVAL, "'x'"},
+    {"what is not known", of_a_later_release, DP_EINVAL, "struct dp_async_spec of"},
     {"a layer that is not made", fails_to_build, DP_ECALLBACK, "no weights for layer"},
 };
 enum { ROWS = sizeof(rows) / sizeof(rows[0]) };
@@ -296,15 +303,15 @@ static bool is_at_fault(int at_fault, const struct dp_comm *comm)
 static int try_row(struct dp_comm *comm, const struct row *row, int at_fault)
 {
     struct built b = {.fails_at = -1};
-    struct dp_async_spec spec = four_layers;
+    struct later_dp_async_spec spec = {four_layers, 0};
     struct dp_async *async = NULL;
 
-    spec.comm = comm;
-    spec.build = build;
-    spec.user = &b;
+    spec.known.comm = comm;
+    spec.known.build = build;
+    spec.known.user = &b;
     if (is_at_fault(at_fault, comm))
-        row->spoil(&spec, &b);
-    const int err = dp_async_new(&spec, &async);
+        row->spoil(&spec.known, &b);
+    const int err = dp_async_new_sized(&spec.known, &async, sizeof(spec));
     CHECK(!async);
     return check_same(comm, err, at_fault, row->error, row->sentence);
 }

@@ -348,8 +348,13 @@ static int open_wrongly(struct dp_comm *comm, void *arg)
         &(struct dp_controller_config){.comm = comm, .functions = twice,
                                        .function_count = bad ? 2 : 1},
         &c);
-    CHECK(err == (bad ? DP_EINVAL : DP_EABORTED) && !c);
+    CHECK(err == DP_EINVAL && !c);
     CHECK_SAYS("functions[1]: the name 'large' is there twice");
+    const LATER(dp_controller_config) later = {{.comm = comm}, bad};
+    CHECK(dp_controller_open_sized(&later.known, &c, sizeof(later)) == DP_EINVAL && !c);
+    CHECK_SAYS("struct dp_controller_config of");
+    CHECK(!dp_controller_open(&later.known, &c));
+    dp_controller_close(c);
     return 0;
 }
 

@@ -5,6 +5,8 @@
 #ifndef DP_TESTS_COMM_GROUP_H
 #define DP_TESTS_COMM_GROUP_H
 
+#include "later.h"
+
 #include <dualpipe/comm.h>
 
 #include <stdio.h>

@@ -9,6 +9,9 @@
 #include "base/clock.h"
 #include "comm/comm_ops.h"
 #include "comm/rendezvous.h"
+#include "device/device_ops.h"
+
+#include <dualpipe/nccl.h>
 
 #include <signal.h>
 #include <stdlib.h>
@@ -666,4 +669,25 @@ CASE(a_rank_that_returns_from_main_has_left_unless_it_fails)
         if (kind->processes)
             assert_int_equal(kind->run(kind, 3, LONG_NS, fail_in_main, NULL, &killed), 1);
     }
+}
+
+/* One rank asks NCCL for what this release does not know; without a GPU none gets beyond that. */
+static int open_nccl_of_a_later_release(struct dp_comm *comm, void *arg)
+{
+    const LATER(dp_nccl_config) config = {{.device = arg}, dp_comm_rank(comm) == 1};
+    struct dp_comm *out;
+
+    const int err = dp_comm_nccl_open_sized(comm, &config.known, &out, sizeof(config));
+    CHECK(err == (config.unknown ? DP_EINVAL : DP_EABORTED));
+    CHECK_SAYS("struct dp_nccl_config of");
+    CHECK(!dp_comm_reset(comm));
+    return dp_comm_barrier(comm);
+}
+
+CASE(what_nccl_is_asked_for_and_not_known_fails_on_all_ranks)
+{
+    struct dp_device device;
+
+    dp_device_init(&device, NULL, (DLDevice){kDLCUDA, 0}, false);
+    assert_int_equal(comm_on_threads(2, LONG_NS, open_nccl_of_a_later_release, &device), 0);
 }

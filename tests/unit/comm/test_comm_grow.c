@@ -251,7 +251,7 @@ CASE(one_survivor_grows_to_a_group)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-/* Nobody joins. The old group is as it was. */
+/* Nobody joins, or one rank cannot. The old group is as it was. */
 static int grow_in_vain(struct dp_comm *comm, void *arg)
 {
     struct grown *g = arg;
@@ -263,6 +263,9 @@ static int grow_in_vain(struct dp_comm *comm, void *arg)
     if (err == DP_EUNSUPPORTED)
         return 0;
     CHECK(!err);
+    const LATER(dp_comm_config) later = {config, dp_comm_rank(comm) == 1};
+    CHECK(dp_comm_grow_sized(comm, 1, &later.known, &grown, sizeof(later)) == DP_EINVAL);
+    CHECK_SAYS(later.unknown ? "struct dp_comm_config of" : "another rank's config was refused");
     const int got = dp_comm_grow(comm, 1, &config, &grown);
     CHECK(got == DP_ETIMEDOUT || got == DP_ECOMM);
     CHECK(dp_comm_rank(comm) || got == DP_ETIMEDOUT);

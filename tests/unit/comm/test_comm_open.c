@@ -843,10 +843,7 @@ CASE(all_of_it_can_come_from_the_environment)
 /* Of a program that was compiled against a later release, and asks for what this one does not know. */
 CASE(a_config_of_a_later_release_is_refused_and_its_listener_closed)
 {
-    struct {
-        struct dp_comm_config known;
-        int64_t later;
-    } config = {{.size = 1, .listener = socket(AF_INET, SOCK_STREAM, 0)}, 1};
+    LATER(dp_comm_config) config = {{.size = 1, .listener = socket(AF_INET, SOCK_STREAM, 0)}, 1};
     struct dp_comm *comm;
 
     assert_true(config.known.listener > 0);

@@ -778,4 +778,29 @@ CASE(a_factor_holds_for_exchanges_that_begin_with_it)
     on_all_kinds(RANKS, SECONDS(20), change_factor_while_late, NULL);
 }
 
+/* ---- a config that is not known ---------------------------------------------------------------- */
+
+static int open_of_a_later_release(struct dp_comm *comm, void *arg)
+{
+    static _Thread_local struct worker w;
+
+    describe_worker(&w, comm, 64);
+    CHECK(!dp_graph_read(pairs, strlen(pairs), &w.graph));
+    const LATER(dp_mixer_config) config = {config_of_worker(&w, &(struct job){0}),
+                                           dp_comm_rank(comm) == 1};
+    const int err = dp_mixer_new_sized(&config.known, &w.mixer, sizeof(config));
+    CHECK(err == (config.unknown ? DP_EINVAL : DP_EABORTED));
+    CHECK_SAYS("struct dp_mixer_config of");
+    CHECK(!dp_comm_reset(comm));
+    CHECK(!dp_mixer_new(&config.known, &w.mixer));
+    CHECK(!iterate_worker(&w, 1));
+    close_worker(&w);
+    return 0;
+}
+
+CASE(what_is_not_known_of_a_config_fails_on_all_workers)
+{
+    assert_int_equal(comm_on_threads(RANKS, SECONDS(20), open_of_a_later_release, NULL), 0);
+}
+
 RUN_QUIET_CASES(NULL, NULL)

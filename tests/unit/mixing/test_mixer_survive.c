@@ -808,6 +808,8 @@ static int admit(struct dp_comm *comm, void *arg)
     while (!err && dp_mixer_iterations(w.mixer) < 30)
         CHECK(!iterate(&w, &a->job));
     if (!err) {
+        const LATER(dp_comm_config) later = {how, dp_comm_rank(dp_mixer_comm(w.mixer)) == 0};
+        CHECK(dp_mixer_admit_sized(w.mixer, a->count, &later.known, sizeof(later)) == DP_EINVAL);
         err = dp_mixer_admit(w.mixer, a->count, &how);
         CHECK(a->other_list ? err == DP_ECOMM : !err);
         if (a->other_list)

@@ -132,6 +132,7 @@ static void half_a_loss(int rank, struct dp_pipeline_config *config)
 
 WRONG_CONFIG(losses_negative, config->max_loss_values = -1)
 WRONG_CONFIG(scale_not_a_number, config->loss_scale = NAN)
+WRONG_CONFIG(of_a_later_release, ((struct later_dp_pipeline_config *)config)->unknown = 1)
 WRONG_CONFIG(save_area_huge, copy_stages(config)->save_bytes = SIZE_MAX - 100)
 WRONG_CONFIG(save_areas_large, copy_stages(config)->save_bytes = (size_t)1 << 50)
 
@@ -174,6 +175,8 @@ static const struct wrong wrong_configs[] = {
     {"S4 no loss", 1, no_loss, NULL, DP_EINVAL, "loss: NULL", DP_EABORTED},
     {"half a loss", 1, half_a_loss, NULL, DP_EINVAL, "no callback loss", DP_EABORTED},
     {"negative losses", 1, losses_negative, NULL, DP_EINVAL, "max_loss_values: -1", DP_EABORTED},
+    {"of a later release", 1, of_a_later_release, NULL, DP_EINVAL, "struct dp_pipeline_config of",
+     DP_EABORTED},
     {"loss_scale", 1, scale_not_a_number, NULL, DP_EINVAL, "loss_scale: nan", DP_EABORTED},
 };
 

@@ -254,6 +254,40 @@ CASE(a_rank_without_memory_ends_the_step_on_all)
     assert_true(poor.failing > 100);
 }
 
+/* One rank asks for what this release does not know: in the config, a batch to learn, one to evaluate. */
+static int ask_for_what_is_not_known(struct dp_comm *comm, void *arg)
+{
+    struct job job = {.model = MODEL_TIED, .layout = layouts[0]};
+    const bool asks = dp_comm_rank(comm) == 1;
+    LATER(dp_trainer_config) config = {config_of(&job), asks};
+    struct dp_trainer *t = NULL;
+    struct test_model m;
+    double loss;
+
+    test_model_init(&m, job.model);
+    CHECK(dp_trainer_new_sized(&config.known, &m.model, comm, &t, sizeof(config)) == DP_EINVAL && !t);
+    CHECK_SAYS("struct dp_trainer_config of");
+    job.unknown = asks;
+    for (int evaluates = 0; evaluates < 2; evaluates++) {
+        CHECK(!dp_trainer_new(&config.known, &m.model, comm, &t));
+        CHECK(with_batch(t, &job, 0, NULL, evaluates ? &loss : NULL) ==
+              (asks ? DP_EINVAL : DP_EABORTED));
+        CHECK_SAYS("struct dp_batch of");
+        dp_trainer_free(t);
+        CHECK(!dp_comm_reset(comm));
+    }
+    CHECK(!dp_trainer_new(&config.known, &m.model, comm, &t));
+    job.unknown = false;
+    CHECK(!with_batch(t, &job, 0, NULL, NULL) && !with_batch(t, &job, 0, NULL, &loss));
+    dp_trainer_free(t);
+    return 0;
+}
+
+CASE(what_is_not_known_of_a_config_or_batch_fails_on_all_ranks)
+{
+    assert_int_equal(comm_on_threads(2, timeout_ns, ask_for_what_is_not_known, NULL), 0);
+}
+
 /* Each is refused with a sentence that names what is wrong. */
 CASE(what_cannot_be_is_refused_by_name)
 {

@@ -68,15 +68,16 @@ int with_batch(struct dp_trainer *t, const struct job *job, uint64_t step,
         dp_tuple(1, (struct dp_tree[]){dp_tensor(job->model == MODEL_TIED ? &labels : &wanted)});
     struct loader loaders[2] = {{.all = &in}, {.all = out.items[0].tensor}};
     const struct dp_loader load_in = {load, release, &loaders[0]}, load_out = {load, release, &loaders[1]};
-    const struct dp_batch batch = {.rows = shape[0],
-                                   .inputs = job->loads ? NULL : &inputs,
-                                   .labels = job->loads ? NULL : &out,
-                                   .input_loader = job->loads ? &load_in : NULL,
-                                   .label_loader = job->loads ? &load_out : NULL};
+    const LATER(dp_batch) batch = {{.rows = shape[0],
+                                    .inputs = job->loads ? NULL : &inputs,
+                                    .labels = job->loads ? NULL : &out,
+                                    .input_loader = job->loads ? &load_in : NULL,
+                                    .label_loader = job->loads ? &load_out : NULL}, job->unknown};
 
     make_batch(step, x, y, classes);
-    const int err =
-        held_out ? dp_trainer_evaluate(t, &batch, held_out) : dp_trainer_step(t, &batch, result);
+    const int err = held_out ? dp_trainer_evaluate_sized(t, &batch.known, held_out, sizeof(batch))
+                             : dp_trainer_step_sized(t, &batch.known, result, sizeof(batch),
+                                                     sizeof(*result));
     return err || (!loaders[0].held && !loaders[1].held) ? err : DP_ESTATE;
 }
 

@@ -53,6 +53,7 @@ struct job {
     const int32_t *balance;    /* layers of each stage; NULL: by cost */
     bool measured;             /* by what layers take */
     const char *device;        /* where it trains; NULL: the host */
+    bool unknown;              /* batches are a later release's, and ask for what is not known */
     struct curve *curve;
 };
 
