@@ -31,5 +31,5 @@ const char *dp_name(enum dp_names of, int value)
     NAMED(GRAPH_RULE, dp_graph_rule_name);
     NAMED(OPTIMIZER, dp_optimizer_kind_name);
     }
-    return NULL;
+    return "?";
 }

@@ -27,7 +27,7 @@ static const char *const names[DP_MIXER_ALGORITHMS] = {"d-psgd", "local-sgd"};
 
 const char *dp_mixer_algorithm_name(enum dp_mixer_algorithm algorithm)
 {
-    return (unsigned)algorithm < DP_MIXER_ALGORITHMS ? names[algorithm] : NULL;
+    return (unsigned)algorithm < DP_MIXER_ALGORITHMS ? names[algorithm] : "?";
 }
 
 /* ---- what cannot be ---------------------------------------------------------------------------- */
@@ -196,7 +196,7 @@ static int check_staleness(const struct dp_mixer_config *c)
 /* Algorithm, compression and staleness, as the mixer's header says. The graph is sound. */
 static int check_method(const struct dp_mixer_config *c)
 {
-    if (!dp_mixer_algorithm_name(c->algorithm))
+    if ((unsigned)c->algorithm >= DP_MIXER_ALGORITHMS)
         return dp_fail(DP_EINVAL, "algorithm of mixing: %d, expected 0 to %d", (int)c->algorithm,
                        DP_MIXER_ALGORITHMS - 1);
     if ((unsigned)c->compression > DP_COMPRESSION_INT8)

@@ -14,7 +14,7 @@ static const char *const kind_names[DP_OPTIMIZER_KINDS] = {"sgd", "adam", "adamw
 
 const char *dp_optimizer_kind_name(enum dp_optimizer_kind kind)
 {
-    return (unsigned)kind < DP_OPTIMIZER_KINDS ? kind_names[kind] : NULL;
+    return (unsigned)kind < DP_OPTIMIZER_KINDS ? kind_names[kind] : "?";
 }
 
 int dp_optimizer_kind_find(const char *name, enum dp_optimizer_kind *out)
@@ -90,7 +90,7 @@ int dp_optimizer_config_check(const struct dp_optimizer_config *c,
     int err = check_share("beta1", c->beta1);
 
     DP_RESERVED(c, "config");
-    if (!dp_optimizer_kind_name(c->kind))
+    if ((unsigned)c->kind >= DP_OPTIMIZER_KINDS)
         return dp_fail(DP_EINVAL, "kind: %d, expected 0 to %d", (int)c->kind, DP_OPTIMIZER_KINDS - 1);
     if (!err)
         err = check_share("beta2", c->beta2);

@@ -296,7 +296,7 @@ const struct dp_builder *dp_builder_of(enum dp_schedule_kind kind)
 const char *dp_schedule_kind_name(enum dp_schedule_kind kind)
 {
     const struct dp_builder *builder = dp_builder_of(kind);
-    return builder ? builder->name : "user";
+    return builder ? builder->name : kind == DP_SCHEDULE_USER ? "user" : "?";
 }
 
 int dp_schedule_kind_find(const char *name, enum dp_schedule_kind *kind)

@@ -45,7 +45,7 @@ static const char *name_of(const char *const *names, int count, int value)
 {
     if (value == DP_TUNING_DEFAULT)
         return "default";
-    return value >= 0 && value < count ? names[value] : "unknown";
+    return value >= 0 && value < count ? names[value] : "?";
 }
 
 const char *dp_tuning_function_name(int function)

@@ -10,7 +10,7 @@ cd "$DP_TOP_SRCDIR"
 compiles()
 {
     printf '#include <%s>\n#include <%s>\n' "$header" "$header" |
-        "$@" -Wall -Wextra -Wpedantic -Werror -Ilibdualpipe/include -Ioffload/include \
+        "$@" -Wall -Wextra -Wpedantic -Wredundant-decls -Werror -Ilibdualpipe/include -Ioffload/include \
             -fsyntax-only - 2>&1 || echo "status $?"
 }
 

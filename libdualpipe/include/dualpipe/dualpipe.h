@@ -41,14 +41,14 @@ extern "C" {
     {                                                                                                 \
         return name##_sized args;                                                                     \
     }                                                                                                 \
-    static inline int name(__VA_ARGS__)
+    struct dp_sized
 #define DP_SIZED_REPORT(name, args, ...)                                                              \
     DP_PUBLIC void name##_sized(__VA_ARGS__, size_t size);                                            \
     static inline void name(__VA_ARGS__)                                                              \
     {                                                                                                 \
         name##_sized args;                                                                            \
     }                                                                                                 \
-    static inline void name(__VA_ARGS__)
+    struct dp_sized
 
 #define DP_VERSION_MAJOR 0
 #define DP_VERSION_MINOR 1
@@ -60,9 +60,8 @@ DP_PUBLIC const char *dp_version(void);
 
 /* For programs that may be loaded with another release, as bindings in other languages: is this
  * library's struct of that name, any that a public header defines, of that size, or one that grows? Ask
- * for each one
- * that you pass, before the first call. DP_EMISMATCH naming both sizes, DP_EINVAL for a name that
- * this release has not. Any thread. */
+ * for each one that you pass, before the first call. DP_EMISMATCH naming both sizes, DP_EINVAL for a
+ * name that this release has not. Any thread. */
 DP_PUBLIC int dp_check_struct(const char *name, size_t size);
 #define DP_CHECK_STRUCT(name) dp_check_struct(#name, sizeof(struct name))
 
@@ -116,7 +115,7 @@ enum dp_names {
     DP_NAMES_GRAPH_RULE, /* enum dp_graph_rule: "row" ... */
     DP_NAMES_OPTIMIZER   /* enum dp_optimizer_kind: "sgd", "adamw" ... */
 };
-/* The word of a value. For others NULL or "?", of the three of tuning never NULL. Any thread. */
+/* The word of a value, "?" for any other. Any thread. */
 DP_PUBLIC const char *dp_name(enum dp_names of, int value);
 
 enum dp_log_level {

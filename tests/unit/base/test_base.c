@@ -7,7 +7,12 @@
 #include "base/options.h"
 #include "base/sized.h"
 #include "base/text.h"
+#include <dualpipe/assignment.h>
+#include <dualpipe/mixer.h>
+#include <dualpipe/pipeline.h>
 #include <dualpipe/random.h>
+#include <dualpipe/topology.h>
+#include <dualpipe/tuning.h>
 
 #include <math.h>
 #include <stdio.h>
@@ -350,4 +355,39 @@ CASE(a_struct_of_another_release_is_taken_as_far_as_it_is_known)
     assert_memory_equal(given, ((uint32_t[]){1, 9, 9, 9}), sizeof(given));
     dp_sized_give(given, sizeof(given), set, 2 * sizeof(set[0]));
     assert_memory_equal(given, ((uint32_t[]){1, 2, 0, 0}), sizeof(given));
+}
+
+CASE(values_have_words_and_what_is_none_a_question_mark)
+{
+    static const struct {
+        enum dp_names of;
+        int count;
+        const char *first, *last;
+    } rows[] = {
+        {DP_NAMES_SCHEDULE, DP_SCHEDULE_KINDS, "user", "async"},
+        {DP_NAMES_OP, DP_OP_KINDS, "NONE", "REDUCE_WAIT"},
+        {DP_NAMES_RECOMPUTE, DP_RECOMPUTES, "never", "always"},
+        {DP_NAMES_RULE, DP_RULES, "none", "commit"},
+        {DP_NAMES_EXECUTION, DP_EXECUTIONS, "list", "messages"},
+        {DP_NAMES_FLOW, DP_FLOW_KINDS, "activation", "offload"},
+        {DP_NAMES_NODE, DP_TOPO_KINDS, "host", "spine"},
+        {DP_NAMES_LINK, DP_TOPO_LINK_KINDS, "mesh", "net"},
+        {DP_NAMES_PATH, DP_TOPO_CLASSES, "X", "-"},
+        {DP_NAMES_FUNCTION, DP_TUNING_FUNCTIONS, "broadcast", "allreduce"},
+        {DP_NAMES_ALGORITHM, DP_TUNING_ALGORITHMS, "tree", "pat"},
+        {DP_NAMES_PROTOCOL, DP_TUNING_PROTOCOLS, "ll", "simple"},
+        {DP_NAMES_MIXER, DP_MIXER_ALGORITHMS, "d-psgd", "local-sgd"},
+        {DP_NAMES_GRAPH_RULE, DP_GRAPH_RULES, "none", "connected"},
+        {DP_NAMES_OPTIMIZER, DP_OPTIMIZER_KINDS, "sgd", "accum-adamw"},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        assert_string_equal(dp_name(rows[i].of, 0), rows[i].first);
+        assert_string_equal(dp_name(rows[i].of, rows[i].count - 1), rows[i].last);
+        for (int value = 0; value < rows[i].count; value++)
+            assert_string_not_equal(dp_name(rows[i].of, value), "?");
+        assert_string_equal(dp_name(rows[i].of, rows[i].count), "?");
+        assert_string_equal(dp_name(rows[i].of, -2), "?"); /* -1 is the default of tuning */
+    }
+    assert_string_equal(dp_name((enum dp_names)(DP_NAMES_OPTIMIZER + 1), 0), "?");
 }

@@ -293,7 +293,6 @@ CASE(what_an_algorithm_cannot_do_is_refused)
     for (size_t i = 0; i < sizeof(wrongs) / sizeof(wrongs[0]); i++)
         if (comm_on_threads(RANKS, SECONDS(20), refuse, (void *)&wrongs[i]))
             fail_msg("case %zu", i);
-    assert_null(dp_name(DP_NAMES_MIXER, DP_MIXER_ALGORITHMS));
 }
 
 RUN_QUIET_CASES(NULL, NULL)

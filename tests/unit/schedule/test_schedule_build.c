@@ -463,7 +463,7 @@ CASE(bad_specs_are_refused_with_what_was_expected)
                            "partition: given, expected NULL; async has one, stages of other kinds hold "
                            "layers of their own");
     expect_refused(SPEC(.kind = (enum dp_schedule_kind)77, .ranks = 4, .microbatches = 8),
-                   "kind: 77 (user), expected one that is built; a user's schedule is read");
+                   "kind: 77 (?), expected one that is built; a user's schedule is read");
 }
 
 CASE(a_rank_outside_the_schedule_is_refused)
@@ -488,7 +488,6 @@ CASE(names_of_kinds_and_ops_are_printed_and_parsed)
     assert_int_equal(dp_schedule_kind_parse("dualpip", &kind), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "did you mean dualpipe?"));
     assert_string_equal(dp_name(DP_NAMES_OP, DP_OP_RECV_F), "RECV_F");
-    assert_string_equal(dp_name(DP_NAMES_OP, (enum dp_op_kind)99), "?");
     dp_schedule_free(NULL);
 }
 

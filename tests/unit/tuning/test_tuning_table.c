@@ -167,7 +167,6 @@ CASE(names_are_those_of_the_file_format)
     assert_string_equal(dp_name(DP_NAMES_ALGORITHM, DP_TUNING_PAT), "pat");
     assert_string_equal(dp_name(DP_NAMES_PROTOCOL, DP_TUNING_LL128), "ll128");
     assert_string_equal(dp_name(DP_NAMES_PROTOCOL, DP_TUNING_DEFAULT), "default");
-    assert_string_equal(dp_name(DP_NAMES_ALGORITHM, 7), "unknown");
 }
 
 RUN_QUIET_CASES(NULL, NULL)
