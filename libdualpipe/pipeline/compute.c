@@ -351,11 +351,12 @@ static int fail_skips(struct dp_pipeline *pipe, const struct frame *f)
     return dp_fail(DP_ECALLBACK, "%s: %s", where, f->call.skips->wrong);
 }
 
-static int end_skips(struct dp_pipeline *pipe, const struct frame *f)
+static inline int end_skips(struct dp_pipeline *pipe, const struct frame *f)
 {
-    const int err = f->call.skips ? dp_skips_end(pipe, f->call.skips) : 0;
-
-    return err || !f->call.skips || !f->call.skips->wrong[0] ? err : fail_skips(pipe, f);
+    if (!f->call.skips)
+        return 0;
+    const int err = dp_skips_end(pipe, f->call.skips);
+    return err || !f->call.skips->wrong[0] ? err : fail_skips(pipe, f);
 }
 
 /* ---- batch ---------------------------------------------------------------------------------- */
