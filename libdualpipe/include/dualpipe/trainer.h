@@ -136,7 +136,8 @@ struct dp_trainer_config {
                                      * passing layers is as small as will do */
     } offload;
     struct {
-        const char *folder;         /* NULL: nothing is saved */
+        const char *folder;         /* NULL: nothing is saved; dp_trainer_new makes it, and fails where
+                                     * rank 0 cannot write in it */
         uint64_t every;             /* after so many steps, and by dp_trainer_finish; 0: only there */
         int32_t keep;               /* the newest so many stay; 0: all */
         bool resume;                /* dp_trainer_new goes on from the newest in the folder, if any */
