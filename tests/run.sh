@@ -117,11 +117,11 @@ $make -j "$(nproc)" check TESTS= "CFLAGS=${CFLAGS:--g1 -O1}" ${only:+"$only"} </
     die "the tests do not build; the whole output is in $build/build.log"
 }
 
-# Progress goes by, a line a program; the rest of what make says is in the totals. Four tests more than
+# Progress goes by, a line a program; the rest of what make says is in the totals. Two tests more than
 # there are cores, as many of them wait for deadlines most of the time.
 check()
 {
-    $make -k -j $(($(nproc) + 4)) check "$@" </dev/null 2>&1 |
+    $make -k -j $(($(nproc) + 2)) check "$@" </dev/null 2>&1 |
         grep -E --line-buffered '^(PASS|FAIL|SKIP|XPASS|XFAIL|ERROR): ' || true
 }
 
