@@ -72,7 +72,7 @@ int main(void)
 {
     static const struct dp_stage_ops ops = {.forward = forward, .backward = backward,
                                             .weight = weight};
-    static const struct dp_loss_ops loss_ops = {loss, loss_backward};
+    static const struct dp_loss_ops loss_ops = {.loss = loss, .loss_backward = loss_backward};
     static const struct dp_border one = {1, {{{kDLFloat, 32, 1}, .ndim = 1, .shape = {1}}}};
     struct dp_comm *comm;
     struct dp_schedule *schedule;

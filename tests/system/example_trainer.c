@@ -68,7 +68,7 @@ static int backward(void *user, const struct dp_layer_call *c, const DLTensor *g
 
 int main(int argc, char **argv)
 {
-    static const struct dp_layer_ops ops = {forward, backward, weight};
+    static const struct dp_layer_ops ops = {.forward = forward, .backward = backward, .weight = weight};
     static const DLDataType f32 = {kDLFloat, 32, 1};
     const struct dp_parameter_spec parameters[] = {
         {.name = "w", .dtype = f32, .ndim = 2, .shape = {WIDTH, WIDTH}, .deviation = 0.1},
