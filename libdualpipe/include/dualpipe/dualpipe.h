@@ -32,9 +32,9 @@ extern "C" {
  * is name_sized(..., size), for bindings. Of what is given to the library, bytes that it does not know
  * must be zero: DP_EINVAL. Of what it fills in, it writes what the caller has room for, and zeros what
  * it does not know. So programs and libraries of different releases go together. Others keep their size:
- * tables of callbacks, what these are handed, and lists of options end in reserved words for what may
- * come, values (a shape, an op) do not. Members called reserved are to be zero. Source: openat2(2) of
- * Linux. */
+ * tables of callbacks and lists of options end in reserved words for what may come, values (a shape, an
+ * op) do not. What callbacks are handed may grow at its end. Members called reserved are to be zero.
+ * Source: openat2(2) of Linux. */
 #define DP_SIZED(name, args, ...)                                                                     \
     DP_PUBLIC int name##_sized(__VA_ARGS__, size_t size);                                             \
     static inline int name(__VA_ARGS__)                                                               \

@@ -81,7 +81,6 @@ struct dp_mixer_average_info {
     void *const *received;            /* [count] beside each parameter: what is going to be added; of
                                        * compressed differences, before the factor */
     int32_t count;
-    uint64_t reserved[2];
 };
 
 /* What an update of the caller's is told about a bucket. */
@@ -93,7 +92,6 @@ struct dp_mixer_update_info {
     double rate; /* what the mixer's optimizer would take; with push-sum by the weight of the values */
     bool skip;   /* in: gradients are not to be used (an overflow, dp_mixer_update); out: they were not
                   * used, which lowers the loss scale, if the config has one */
-    uint64_t reserved[2];
 };
 
 /* x: values, g: the gradient at x, A(x, g): the optimizer's step, W: what a round of the graph does,

@@ -62,7 +62,6 @@ struct dp_layer_call {
                                   * streams: dp_random_key(random.key, step, place, mb_global) */
     struct dp_batch_norm *const *norms; /* [norm_count] */
     struct dp_layer_skips *skips;       /* dp_layer_stash and the others */
-    uint64_t reserved[2];
 };
 
 /* The callbacks, with the layer's user. They return 0 or a negative errno, which ends the step on every

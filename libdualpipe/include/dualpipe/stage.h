@@ -96,7 +96,6 @@ struct dp_stage_call {
                              * two bytes, memory of the library (float32) */
     struct dp_stage_skips *skips; /* skip connections of the stage: dp_skip_stash and the others;
                                    * NULL: none */
-    uint64_t reserved[2];
 };
 
 /* Skip connections (dp_skip in schedule.h), in the callbacks of the stage where one begins and of the
@@ -175,7 +174,6 @@ struct dp_pair {
         DLTensor *gin;
         const struct dp_pair_loss *loss; /* of a last stage; else NULL */
     } backward;
-    uint64_t reserved[2];
 };
 
 /* The callbacks. forward is always needed; backward for training; weight too, unless the stage says

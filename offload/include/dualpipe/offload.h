@@ -164,7 +164,6 @@ struct dp_offload_call {
     void *stream;                /* as in struct dp_stage_call: CUDA: queue the work there; host: NULL */
     struct dp_device_stream *queue; /* the same, for dp_device_copy and so on; the host computes at once,
                                      * and does not use it */
-    uint64_t reserved[2];
 };
 
 /* Tensors are contiguous, on the device, and as many as the border has; a tensor without a gradient
