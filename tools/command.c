@@ -65,11 +65,12 @@ void command_mute(bool muted)
 }
 
 /* A file or a socket must not take the number of a standard stream that is closed: what is printed would
- * go there. Opened in the direction that it is not used in, the stream fails as before. */
+ * go there. Opened in the direction that it is not used in, the stream fails as before; what is executed
+ * finds it closed. */
 static void occupy_standard_streams(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", (fd ? O_RDONLY : O_WRONLY) | O_CLOEXEC) != fd)
             _exit(EXIT_FAILED);
 }
 

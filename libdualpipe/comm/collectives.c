@@ -287,7 +287,7 @@ static int agree(struct dp_comm *comm, const char *what, uint64_t value, const s
     if (dp_comm_size(comm) > ON_STACK) {
         values = malloc((size_t)dp_comm_size(comm) * sizeof(*values));
         if (!values)
-            return leave(comm, dp_fail(DP_ENOMEM, "no memory to ask all ranks"));
+            return leave(comm, dp_fail(DP_ENOMEM, "no memory to ask %d ranks", dp_comm_size(comm)));
     }
     int err = dp_comm_allgather(comm, &value, values, sizeof(value));
     while (!err && other < dp_comm_size(comm) && values[other] == values[0])
@@ -333,7 +333,8 @@ int dp_comm_share_error(struct dp_comm *comm, int err)
         snprintf(mine.text, sizeof(mine.text), "%s", dp_last_error());
     all = malloc((size_t)dp_comm_size(comm) * sizeof(*all));
     if (!all)
-        return leave(comm, dp_fail(DP_ENOMEM, "no memory for the errors of all ranks"));
+        return leave(comm, dp_fail(DP_ENOMEM, "no memory for the errors of %d ranks",
+                                   dp_comm_size(comm)));
     const int failed = dp_comm_allgather(comm, &mine, all, sizeof(mine));
     int rank = 0;
     while (!failed && rank < dp_comm_size(comm) && !all[rank].error)
