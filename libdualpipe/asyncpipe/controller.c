@@ -186,8 +186,7 @@ static int wait_sent(struct dp_controller *c, int rank, int part)
     return dp_comm_wait(c->comm, request_of(c, rank, part), rank);
 }
 
-/* ---- a function of this rank -------------------------------------------------------------------
- */
+/* ---- a function of this rank ----------------------------------------------------------------- */
 
 static void run(struct dp_controller *c, const char *name, const void *arg, size_t len)
 {
@@ -264,8 +263,7 @@ int dp_controller_serve(struct dp_controller *c)
     return end_group(c, err);
 }
 
-/* ---- the controller ----------------------------------------------------------------------------
- */
+/* ---- the controller -------------------------------------------------------------------------- */
 
 static int send_call(struct dp_controller *c, int rank, const void *arg)
 {

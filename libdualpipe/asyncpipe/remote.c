@@ -206,8 +206,7 @@ void dp_remote_functions(struct dp_remote *remote,
     functions[1] = (struct dp_worker_function){backward_name, backward, remote};
 }
 
-/* ---- on rank 0 ---------------------------------------------------------------------------------
- */
+/* ---- on rank 0 ------------------------------------------------------------------------------- */
 
 static int take_answer(const struct dp_remote *remote, const struct dp_answer *answers,
                        struct dp_tree **out)

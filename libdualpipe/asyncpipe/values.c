@@ -72,8 +72,7 @@ int dp_value_get(const DLTensor *from, const void **bytes, size_t *len)
     return 0;
 }
 
-/* ---- trees --------------------------------------------------------------------------------------
- */
+/* ---- trees ----------------------------------------------------------------------------------- */
 
 struct filling {
     const DLTensor *tensors;

@@ -345,8 +345,7 @@ void dp_mixer_device_free(struct dp_mixer_device *m)
     free(m);
 }
 
-/* ---- links of a communicator --------------------------------------------------------------------
- */
+/* ---- links of a communicator ----------------------------------------------------------------- */
 
 int dp_mixer_nccl_peers(const struct dp_graph *g, int rank, struct dp_nccl_peer *out)
 {

@@ -109,8 +109,7 @@ static int make_extents(const struct dp_pipeline *pipe, const struct dp_batch_st
     return 0;
 }
 
-/* ---- arguments --------------------------------------------------------------------------------
- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 /* What goes with the arguments is cut by their rule. */
 static int cut(const struct dp_batch_step *batch, const struct dp_tree *args,
@@ -147,8 +146,7 @@ static int check_unset(const struct dp_step *step)
     return 0;
 }
 
-/* ---- room for outputs and losses --------------------------------------------------------------
- */
+/* ---- room for outputs and losses ------------------------------------------------------------- */
 
 static int32_t last_mb_global(const struct dp_pipeline *pipe, const struct dp_schedule *s,
                               int32_t mb)
@@ -228,8 +226,7 @@ static int make_results(const struct dp_pipeline *pipe, const struct dp_batch_st
     return held->step.losses ? 0 : no_memory(s->mb_per_stream);
 }
 
-/* ---- results ----------------------------------------------------------------------------------
- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 /* The memory of a step ends with it: a result that would refer to that of micro-batch 0 is a copy. */
 static int fold_one(void *user, struct dp_tree *acc, const struct dp_tree *value, int32_t mb,

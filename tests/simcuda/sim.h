@@ -45,8 +45,7 @@ struct sim_memory sim_memory_find(const void *ptr);
 /* The context in which it was registered has ended. */
 void sim_memory_forget_registered(void);
 
-/* ---- sim_dmabuf.c ------------------------------------------------------------------------------
- */
+/* ---- sim_dmabuf.c ---------------------------------------------------------------------------- */
 
 /* The memory goes away, and the files that were made for parts of it. */
 void sim_dmabuf_forget(const char *start, size_t bytes);

@@ -222,8 +222,7 @@ static void fill_inputs(struct end *e, int first, int count)
     }
 }
 
-/* ---- what a plain loop has ----------------------------------------------------------------------
- */
+/* ---- what a plain loop has ------------------------------------------------------------------- */
 
 struct expected {
     struct end out;

@@ -311,8 +311,7 @@ static void given_microbatches_that_do_not_fit_are_refused(void **state)
     json_decref(json);
 }
 
-/* ---- masks of attention ------------------------------------------------------------------------
- */
+/* ---- masks of attention ---------------------------------------------------------------------- */
 
 static bool upper(void *user, int64_t sample, int64_t head, int64_t q, int64_t k)
 {

@@ -418,8 +418,7 @@ CASE(equal_outputs_can_be_one_that_outlives_the_step)
     run_on(NULL, &trial);
 }
 
-/* ---- masks for debugging ----------------------------------------------------------------------
- */
+/* ---- masks for debugging --------------------------------------------------------------------- */
 
 static void split_by_masks(struct dp_batch_step *batch, int rank)
 {
@@ -526,8 +525,7 @@ CASE(rows_are_cut_as_async_pipe_cuts_them)
     }
 }
 
-/* ---- masks of attention, and what stages are told beside their inputs ---------------------------
- */
+/* ---- masks of attention, and what stages are told beside their inputs ------------------------ */
 
 static bool same_parity(void *user, int64_t sample, int64_t head, int64_t q, int64_t k)
 {
@@ -571,8 +569,7 @@ CASE(masks_of_attention_reach_every_stage)
     dp_schedule_free(s);
 }
 
-/* ---- two calls ---------------------------------------------------------------------------------
- */
+/* ---- two calls ------------------------------------------------------------------------------- */
 
 static int run_in_two_calls(struct dp_comm *comm, void *arg)
 {
@@ -656,8 +653,7 @@ CASE(ranks_beyond_the_stages_return_their_input)
     dp_partition_free(p);
 }
 
-/* ---- what is wrong: rows of the table of errors -------------------------------------------------
- */
+/* ---- what is wrong: rows of the table of errors ---------------------------------------------- */
 
 static _Thread_local struct dp_tree wrong_items[3], wrong_tree, wrong_spec_items[3], wrong_spec;
 static _Thread_local DLTensor wrong_tensor;
