@@ -4,7 +4,7 @@
 # python.sh - the wheel of the PyTorch package is built and installed, and does what tests/python asks
 # of it. With AddressSanitizer exceptions and collections at every callback alone: the library is compiled
 # with it; CPython and PyTorch are not, and keep what they have until the end, so that leaks are not
-# looked for. Tests that take long are those of python_long.sh.
+# looked for. Tests that take long are those of python_long.sh and python_cuda.sh, which find the wheel made.
 . "$DP_TOP_SRCDIR/tests/system/cases.sh"
 
 python=${DP_TEST_CACHE:-}/venv/bin/python
@@ -12,9 +12,9 @@ if [ ! -e "${python%/bin/python}/complete" ]; then
     echo 'no PyTorch in a virtual environment: sh tests/run.sh without --no-install makes one'
     exit 77
 fi
-long='' others=''
-for name in test_trainer.py test_checkpoint.py test_cuda.py test_stress.py; do
-    long="$long $DP_TOP_SRCDIR/tests/python/$name" others="$others --ignore $DP_TOP_SRCDIR/tests/python/$name"
+others=''
+for name in test_trainer test_checkpoint test_cuda test_stress; do
+    others="$others --ignore $DP_TOP_SRCDIR/tests/python/$name.py"
 done
 tests=
 if grep -q __tsan_init "$DP_TOP_BUILDDIR/libdualpipe/.libs/libdualpipe.so.0"; then
@@ -34,14 +34,14 @@ elif grep -q __asan_init "$DP_TOP_BUILDDIR/libdualpipe/.libs/libdualpipe.so.0"; 
     esac
 fi
 unset MAKEFLAGS MFLAGS MAKELEVEL LD_LIBRARY_PATH
-make -s -C "$DP_TOP_BUILDDIR" wheel PYTHON="$python" >"$work/log" 2>&1 || {
+[ -n "${DP_PYTHON_LONG:-}" ] || make -s -C "$DP_TOP_BUILDDIR" wheel PYTHON="$python" >"$work/log" 2>&1 || {
     cat "$work/log"
     exit 1
 }
 "$python" -m pip -q --disable-pip-version-check install --no-deps --no-index \
     --target "$work/packages" "$DP_TOP_BUILDDIR"/wheel/*.whl
 # The sdist, which configures and builds the library, takes minutes.
-if [ -n "${DP_TEST_FULL:-}" ]; then
+if [ -n "${DP_TEST_FULL:-}" ] && [ -z "${DP_PYTHON_LONG:-}" ]; then
     make -s -C "$DP_TOP_BUILDDIR" wheel-sdist >"$work/log" 2>&1 &&
         "$python" -m pip -q --disable-pip-version-check install --no-build-isolation --no-deps \
             --target "$work/sdist" "$DP_TOP_BUILDDIR"/libdualpipe-*.tar.gz >>"$work/log" 2>&1 &&
@@ -58,6 +58,11 @@ if [ -n "$tests" ]; then
 fi
 set -- "$DP_TOP_SRCDIR/tests/python$tests"
 # shellcheck disable=SC2086 # words
-if [ -n "${DP_PYTHON_LONG:-}" ]; then set -- $long; elif [ -z "$tests" ]; then set -- "$@" $others; fi
+if [ -n "${DP_PYTHON_LONG:-}" ]; then
+    set --
+    for name in $DP_PYTHON_LONG; do set -- "$@" "$DP_TOP_SRCDIR/tests/python/$name.py"; done
+elif [ -z "$tests" ]; then
+    set -- "$@" $others
+fi
 PYTHONPATH=$work/packages PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -p no:cacheprovider \
     --rootdir "$work" "$@"
