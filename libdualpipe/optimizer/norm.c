@@ -107,15 +107,21 @@ int dp_gradients_scale(const struct dp_parameter *parameters, int32_t count, dou
     const struct visitor v = {.visit = multiply, .factor = factor, .writes = true};
     int err = check_on_host(parameters, count);
 
+    for (int32_t i = 0; i < count && !err; i++)
+        if (!(parameters[i].flags & DP_PARAMETER_FROZEN))
+            visit_grad(parameters[i].grad, &v);
+    return err;
+}
+
+int dp_gradients_zero(const struct dp_parameter *parameters, int32_t count)
+{
+    int err = check_on_host(parameters, count);
+
     for (int32_t i = 0; i < count && !err; i++) {
-        DLTensor *const grad = parameters[i].grad;
-        if (parameters[i].flags & DP_PARAMETER_FROZEN)
-            continue;
-        if (factor == 0)
+        const DLTensor *grad = parameters[i].grad;
+        if (!(parameters[i].flags & DP_PARAMETER_FROZEN))
             memset(dp_tensor_address(grad), 0,
                    (size_t)dp_tensor_numel(grad) * dp_real_bytes(grad->dtype));
-        else
-            visit_grad(grad, &v);
     }
     return err;
 }

@@ -156,7 +156,6 @@ DP_SIZED(dp_optimizer_begin, (optimizer, step, sizeof(struct dp_optimizer_step))
          struct dp_optimizer *optimizer, const struct dp_optimizer_step *step);
 DP_PUBLIC void dp_optimizer_run(struct dp_optimizer *optimizer, int32_t part, int32_t parts);
 
-
 /* The state, to be written to a checkpoint and read back in place: for each parameter "NAME/step"
  * (int64, no dimensions: steps taken) and, as its kind has it, "NAME/momentum", "NAME/mean",
  * "NAME/square", "NAME/accumulated", "NAME/master", in shape and memory order of the value. The
@@ -224,7 +223,6 @@ DP_PUBLIC double dp_rate_at(const struct dp_rate *rate, int64_t step);
 DP_PUBLIC int dp_gradient_squares(const struct dp_parameter *parameters, int32_t count,
                                   double *squares);
 
-
 /* Their sum with every parameter of the model counted once: of a tied group only the first in the
  * list; and only those with counted[i], if there is such a list: exactly one of the ranks that hold a
  * copy (mirrors, replicas, other members of a tied group) counts it. The square root of the sum over
@@ -241,15 +239,12 @@ static inline double dp_clip_factor(double norm, double limit, double epsilon)
     return factor < 1 ? factor : 1;
 }
 
-/* Multiply all gradients, for programs that clip without an optimizer of this library; 0 sets them to
- * zero, whatever they were. DP_EUNSUPPORTED as above. */
+/* Multiply all gradients, for programs that clip without an optimizer of this library; 0 makes a NaN of
+ * what is not finite. DP_EUNSUPPORTED as above. */
 DP_PUBLIC int dp_gradients_scale(const struct dp_parameter *parameters, int32_t count,
                                  double factor);
-
-static inline int dp_gradients_zero(const struct dp_parameter *parameters, int32_t count)
-{
-    return dp_gradients_scale(parameters, count, 0);
-}
+/* Set all gradients to zero, whatever they were. DP_EUNSUPPORTED as above. */
+DP_PUBLIC int dp_gradients_zero(const struct dp_parameter *parameters, int32_t count);
 
 /* ---- loss scale ----------------------------------------------------------------------------- */
 

@@ -202,6 +202,27 @@ CASE(clipping_brings_the_norm_to_its_limit)
     assert_true(dp_gradient_sum(l.p, COUNT, NULL, squares) == 0);
 }
 
+/* As torch does, so that what has overflowed is seen after a clip, too. */
+CASE(zero_times_what_is_not_finite_is_no_number_and_zeroing_is_no_product)
+{
+    static struct list l;
+    const float bad[] = {NAN, INFINITY, -INFINITY};
+    double squares[COUNT];
+
+    for (int i = 0; i < COUNT; i++)
+        for (int k = 0; k < 3; k++) {
+            list_init(&l);
+            put(&l.tensors[i], N / 2, bad[k]);
+            assert_int_equal(dp_gradients_scale(l.p, COUNT, 0), 0);
+            assert_int_equal(dp_gradient_squares(l.p, COUNT, squares), 0);
+            for (int other = 0; other < COUNT; other++)
+                assert_true(other == i ? isnan(squares[i]) : squares[other] == 0);
+            assert_int_equal(dp_gradients_zero(l.p, COUNT), 0);
+            assert_int_equal(dp_gradient_squares(l.p, COUNT, squares), 0);
+            assert_true(squares[i] == 0);
+        }
+}
+
 CASE(gradients_on_a_device_are_refused_by_name)
 {
     static struct list l;
