@@ -147,8 +147,8 @@ static int take_rows(struct dpo_layout *layout)
     if (!layout->rows)
         return dp_fail(DP_ENOMEM, "offload: no memory for %d micro-batches",
                        layout->config.microbatches);
-    return dp_chunk_sizes(layout->batch, layout->config.microbatches, layout->rows,
-                          &layout->microbatches);
+    return dp_cut_sizes(DP_CUT_CHUNK, layout->batch, layout->config.microbatches, layout->rows,
+                        &layout->microbatches);
 }
 
 static int64_t size_of_layer(const struct dp_offload_config *c, int32_t l)

@@ -30,27 +30,25 @@ static void store(DLDataType type, size_t count, uint16_t *to, const float *x)
 }
 
 /* out may be a or b. */
-static void combine_floats(size_t count, float *out, const float *a, float u, const float *b,
-                           float v)
-{
-    if (!b)
-        for (size_t i = 0; i < count; i++)
-            out[i] = u * a[i];
-    else
-        for (size_t i = 0; i < count; i++)
-            out[i] = u * a[i] + v * b[i];
-}
-
-static void combine_doubles(size_t count, double *out, const double *a, double u, const double *b,
-                            double v)
-{
-    if (!b)
-        for (size_t i = 0; i < count; i++)
-            out[i] = u * a[i];
-    else
-        for (size_t i = 0; i < count; i++)
-            out[i] = u * a[i] + v * b[i];
-}
+#define KERNELS(reals, real)                                                                       \
+    static void combine_##reals(size_t count, real *out, const real *a, real u, const real *b,     \
+                                real v)                                                            \
+    {                                                                                              \
+        if (!b)                                                                                    \
+            for (size_t i = 0; i < count; i++)                                                     \
+                out[i] = u * a[i];                                                                 \
+        else                                                                                       \
+            for (size_t i = 0; i < count; i++)                                                     \
+                out[i] = u * a[i] + v * b[i];                                                      \
+    }                                                                                              \
+    static void add_difference_of_##reals(size_t elements, real *out, real weight, const real *a,  \
+                                          const real *b)                                           \
+    {                                                                                              \
+        for (size_t i = 0; i < elements; i++)                                                      \
+            out[i] += weight * (a[i] - b[i]);                                                      \
+    }
+KERNELS(floats, float)
+KERNELS(doubles, double)
 
 void dp_combine(DLDataType type, size_t elements, void *out, const void *a, double u, const void *b,
                 double v)
@@ -67,20 +65,6 @@ void dp_combine(DLDataType type, size_t elements, void *out, const void *a, doub
         combine_floats(n, x, load(type, n, a, at, x), (float)u, second, (float)v);
         store(type, n, (uint16_t *)out + at, x);
     }
-}
-
-static void add_difference_of_doubles(size_t elements, double *out, double weight, const double *a,
-                                      const double *b)
-{
-    for (size_t i = 0; i < elements; i++)
-        out[i] += weight * (a[i] - b[i]);
-}
-
-static void add_difference_of_floats(size_t elements, float *out, float weight, const float *a,
-                                     const float *b)
-{
-    for (size_t i = 0; i < elements; i++)
-        out[i] += weight * (a[i] - b[i]);
 }
 
 void dp_add_difference(DLDataType type, size_t elements, void *out, double weight, const void *a,

@@ -569,7 +569,6 @@ static int trace_critical_path(struct dp_simulation *sim, const uint32_t *causes
     return 0;
 }
 
-
 /* ---- setting up ------------------------------------------------------------------------------ */
 
 static size_t count_spans(const struct dp_op *ops, size_t count)

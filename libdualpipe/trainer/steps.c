@@ -86,7 +86,10 @@ int trainer_agree(struct dp_trainer *t, int err)
 
 void trainer_take_members(struct dp_trainer *t)
 {
-    t->comm = dp_mixer_comm(sums_mixer(&t->sums));
+    struct dp_mixer_report mixer;
+
+    dp_mixer_report(sums_mixer(&t->sums), &mixer);
+    t->comm = mixer.comm;
     t->ranks = dp_comm_size(t->comm);
     t->engine->replica.first = dp_comm_rank(t->comm) == 0;
     t->failed = false;

@@ -221,7 +221,6 @@ struct dp_shm_wire {
     int64_t began_ns; /* when the message that comes was first seen; 0: it is not measured */
 };
 
-
 static inline struct dp_shm_wire *dp_shm_of(struct dp_wire *wire)
 {
     return (struct dp_shm_wire *)wire;

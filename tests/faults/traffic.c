@@ -405,7 +405,6 @@ static bool exchange_handles(const struct traffic *t, struct side *sides)
     return true;
 }
 
-
 static bool connect_side(struct side *s)
 {
     bool ready = true;

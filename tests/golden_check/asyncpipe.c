@@ -319,9 +319,8 @@ static struct dp_schedule *async_schedule(const json_t *record, const struct dp_
     struct dp_schedule *s = NULL;
     int32_t mbs;
 
-    if (dp_chunk_sizes(golden_integer(record, "batch"),
-                       (int32_t)golden_integer(record, "chunks"), sizes,
-                       &mbs) ||
+    if (dp_cut_sizes(DP_CUT_CHUNK, golden_integer(record, "batch"),
+                     (int32_t)golden_integer(record, "chunks"), sizes, &mbs) ||
         dp_schedule_new(&(struct dp_schedule_spec){
                             .kind = DP_SCHEDULE_ASYNC, .ranks = ranks, .microbatches = mbs,
                             .forward_only = !json_is_true(json_object_get(record, "train")),

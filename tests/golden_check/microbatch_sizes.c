@@ -38,9 +38,9 @@ static bool row_is_right(const json_t *row)
     int64_t extent = json_integer_value(json_array_get(row, 0));
     int32_t count = (int32_t)json_integer_value(json_array_get(row, 1)), made;
 
-    return !dp_split_sizes(extent, count, sizes) &&
+    return !dp_cut_sizes(DP_CUT_TENSOR_SPLIT, extent, count, sizes, &made) &&
            same_sizes(json_array_get(row, 2), sizes, count) &&
-           !dp_chunk_sizes(extent, count, sizes, &made) &&
+           !dp_cut_sizes(DP_CUT_CHUNK, extent, count, sizes, &made) &&
            same_sizes(json_array_get(row, 3), sizes, made);
 }
 

@@ -3,8 +3,7 @@
  * mixing_runs.c - whole runs of decentralized SGD.
  */
 #include "golden_check/golden.h"
-
-#include <dualpipe/mixer.h>
+#include "mixer_now.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -94,9 +93,9 @@ static void compare_buckets(struct worker *w, const struct dp_mixer *mixer)
 {
     const json_t *buckets = json_object_get(w->recorded, "buckets");
     const json_t *lengths = json_object_get(w->recorded, "block_numel");
-    bool same = json_array_size(buckets) == (size_t)dp_mixer_bucket_count(mixer);
+    bool same = json_array_size(buckets) == (size_t)mixer_now(mixer).buckets;
 
-    for (int32_t b = 0; same && b < dp_mixer_bucket_count(mixer); b++) {
+    for (int32_t b = 0; same && b < mixer_now(mixer).buckets; b++) {
         const json_t *bucket = json_array_get(buckets, (size_t)b);
         const int32_t *parameters;
         int64_t elements;

@@ -4,11 +4,11 @@
  * the work of a stream, and no wait of the host. The real libnccl on the simulated CUDA.
  */
 #include "cmocka_all.h"
+#include "mixer_now.h"
 #include "simcuda/nccl_ranks.h"
 
 #include "base/clock.h"
 #include "device/device_ops.h"
-#include <dualpipe/mixer.h>
 
 #include <math.h>
 #include <stdlib.h>
@@ -228,7 +228,7 @@ static int mix_on_device(struct dp_comm *comm, struct rig *g, const struct dp_gr
             return -1;
         /* A dp_mixer of the host keeps the first update back until there are buckets. */
         CHECK(step ? holds(g, expected->values[step], to_the_bit) : !finish(g));
-        CHECK(!dp_mixer_forward(mixer, false) && dp_mixer_iterations(mixer) == step + 1);
+        CHECK(!dp_mixer_forward(mixer, false) && mixer_now(mixer).iterations == step + 1);
         if (step != AVERAGED)
             continue;
         CHECK(!dp_mixer_average(mixer, &what));

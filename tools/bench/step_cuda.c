@@ -299,9 +299,9 @@ static int make_spans(struct step_cuda *s)
     for (size_t i = 0; i < count && !err; i++) {
         if (!computes(&ops[i]))
             continue;
-        err = dp_device_event_new_timed(s->cuda->dev, &s->spans[i].begin);
+        err = dp_device_event_make(s->cuda->dev, true, &s->spans[i].begin);
         if (!err)
-            err = dp_device_event_new_timed(s->cuda->dev, &s->spans[i].end);
+            err = dp_device_event_make(s->cuda->dev, true, &s->spans[i].end);
     }
     return err;
 }

@@ -121,7 +121,7 @@ static void *burn(void *stop)
 static int in_company(struct wire_job *j, int64_t spin_ns, size_t size, int times)
 {
     int (*run)(struct wire_job *, size_t, int) = size < 1 << 18 ? wire_ping_pong : wire_stream;
-    const int64_t default_ns = dp_comm_spin(j->comm);
+    const int64_t default_ns = dp_comm_get(j->comm, DP_COMM_SPIN);
     atomic_bool stop = false;
     pthread_t hog;
 
@@ -129,9 +129,9 @@ static int in_company(struct wire_job *j, int64_t spin_ns, size_t size, int time
     if (error)
         return command_broke("cannot start a thread: %s", strerror(error)), DP_EIO;
     if (spin_ns >= 0)
-        dp_comm_set_spin(j->comm, spin_ns);
+        dp_comm_set(j->comm, DP_COMM_SPIN, spin_ns);
     int err = run(j, size, times);
-    dp_comm_set_spin(j->comm, default_ns);
+    dp_comm_set(j->comm, DP_COMM_SPIN, default_ns);
     atomic_store(&stop, true);
     pthread_join(hog, NULL);
     return err;

@@ -89,10 +89,13 @@ enum dp_comm_property {
     DP_COMM_SIZE,
     DP_COMM_CAPS, /* device_memory, 2 stream_ordered, 4 tags */
     DP_COMM_DEADLINE,
-    DP_COMM_SPIN,
+    DP_COMM_SPIN, /* how long a wait polls before it sleeps, in ns; at creation about the cost of one
+                   * wake-up, 0 where ranks share cores, or DUALPIPE_COMM_SPIN_US */
     DP_COMM_SHARED_BYTES,
     DP_COMM_SURVIVES,
-    DP_COMM_REVOKED
+    DP_COMM_REVOKED /* whether dp_comm_revoke was called for it, as far as this rank has heard by its
+                     * last call. Where one has returned DP_EABORTED and this is 0, the whole group
+                     * was aborted */
 };
 DP_PUBLIC int64_t dp_comm_get(const struct dp_comm *comm, enum dp_comm_property property);
 /* DP_COMM_DEADLINE and DP_COMM_SPIN. */
@@ -130,18 +133,6 @@ static inline int64_t dp_comm_deadline(const struct dp_comm *comm)
 static inline void dp_comm_set_deadline(struct dp_comm *comm, int64_t ns)
 {
     dp_comm_set(comm, DP_COMM_DEADLINE, ns);
-}
-
-/* How long a wait polls before it sleeps, in ns; at creation about the cost of one wake-up, 0 where
- * ranks share cores, or DUALPIPE_COMM_SPIN_US. */
-static inline int64_t dp_comm_spin(const struct dp_comm *comm)
-{
-    return dp_comm_get(comm, DP_COMM_SPIN);
-}
-
-static inline void dp_comm_set_spin(struct dp_comm *comm, int64_t ns)
-{
-    dp_comm_set(comm, DP_COMM_SPIN, ns);
 }
 
 /* Messages from this length on are copied fastest from and into memory of dp_shared_alloc; 0: it

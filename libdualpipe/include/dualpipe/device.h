@@ -123,7 +123,6 @@ DP_PUBLIC int dp_device_alloc(struct dp_device *dev, enum dp_memory where, size_
 /* `where` as it was allocated. Nothing in flight may use it. ptr may be NULL. */
 DP_PUBLIC void dp_device_free(struct dp_device *dev, enum dp_memory where, void *ptr);
 
-
 /* Another source of device memory, such as the caching allocator of a framework that computes on the
  * same device. Called with the device entered, by any thread that allocates or frees. */
 struct dp_device_allocator {
@@ -189,11 +188,6 @@ DP_PUBLIC int dp_device_event_make(struct dp_device *dev, bool timed, struct dp_
 static inline int dp_device_event_new(struct dp_device *dev, struct dp_device_event **out)
 {
     return dp_device_event_make(dev, false, out);
-}
-
-static inline int dp_device_event_new_timed(struct dp_device *dev, struct dp_device_event **out)
-{
-    return dp_device_event_make(dev, true, out);
 }
 
 /* event may be NULL. Streams that were told to wait for it still do. */

@@ -64,7 +64,6 @@ struct dp_shared_place {
  * thread. */
 DP_PUBLIC bool dp_shared_find(const void *ptr, size_t len, struct dp_shared_place *out);
 
-
 #ifdef __cplusplus
 }
 #endif

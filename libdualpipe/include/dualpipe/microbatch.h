@@ -49,10 +49,12 @@ extern "C" {
 
 /* By which rule rows are dealt out. */
 enum dp_cut_rule {
-    DP_CUT_TENSOR_SPLIT, /* dp_split_sizes */
-    DP_CUT_CHUNK         /* dp_chunk_sizes, as AsyncPipe does: perhaps fewer micro-batches than
-                          * asked for, and every tensor that is cut must make as many. dp_shrink
-                          * is of no use here: shrink must be DP_SHRINK_NEVER */
+    DP_CUT_TENSOR_SPLIT, /* the first extent % count pieces have one row more than the rest, so 8 into 3
+                          * is 3, 3, 2, and 2 into 3 is 1, 1, 0 */
+    DP_CUT_CHUNK         /* as AsyncPipe does: every piece but the last has ceil(extent / count) rows, so
+                          * that fewer than asked for may come out: 5 into 4 is 2, 2, 1. Nothing into k
+                          * is k times nothing. Every tensor that is cut must make as many; dp_shrink is
+                          * of no use here: shrink must be DP_SHRINK_NEVER */
 };
 
 /* How `extent` rows are cut into `count` pieces: sizes[count], and how many were made. DP_EINVAL for
@@ -60,32 +62,10 @@ enum dp_cut_rule {
 DP_PUBLIC int dp_cut_sizes(enum dp_cut_rule rule, int64_t extent, int32_t count, int64_t *sizes,
                            int32_t *made);
 /* Piece `piece` of `count` by a rule: where it begins and how many rows it has. By the chunk rule
- * `count` is what dp_chunk_sizes has made, or was asked for: pieces beyond are empty. DP_EINVAL for
+ * `count` is what dp_cut_sizes has made, or was asked for: pieces beyond are empty. DP_EINVAL for
  * extent < 0, count < 1, or a piece that is not one of them. */
 DP_PUBLIC int dp_cut_window(enum dp_cut_rule rule, int64_t extent, int32_t count, int32_t piece,
                             int64_t *begin, int64_t *size);
-
-/* By the tensor_split rule the first extent % count pieces have one row more than the rest, so 8 into 3
- * is 3, 3, 2, and 2 into 3 is 1, 1, 0. */
-static inline int dp_split_sizes(int64_t extent, int32_t count, int64_t *sizes)
-{
-    int32_t made;
-
-    return dp_cut_sizes(DP_CUT_TENSOR_SPLIT, extent, count, sizes, &made);
-}
-
-static inline int dp_split_window(int64_t extent, int32_t count, int32_t piece, int64_t *begin,
-                                  int64_t *size)
-{
-    return dp_cut_window(DP_CUT_TENSOR_SPLIT, extent, count, piece, begin, size);
-}
-
-/* By the chunk rule every piece but the last has ceil(extent / count) rows, so that fewer pieces than
- * asked for may come out: 5 into 4 is 2, 2, 1. Nothing into k is k times nothing. */
-static inline int dp_chunk_sizes(int64_t extent, int32_t count, int64_t *sizes, int32_t *made)
-{
-    return dp_cut_sizes(DP_CUT_CHUNK, extent, count, sizes, made);
-}
 
 /* ---- trees ---------------------------------------------------------------------------------- */
 

@@ -106,7 +106,6 @@ struct dp_mixer_update_info {
  *             and ends in the next dp_mixer_forward. */
 enum dp_mixer_algorithm { DP_MIXER_DPSGD, DP_MIXER_LOCAL_SGD, DP_MIXER_ALGORITHMS };
 
-
 /* What workers send each other of a block, with DPSGD. INT8 sends the difference to what the receivers
  * know already, an int8 of each element and a float32 scale of each 256, and what was rounded off is
  * part of the next difference (CHOCO-SGD): the mean of all workers stays as it is to rounding, and with
@@ -198,7 +197,7 @@ struct dp_mixer_config {
 /* Collective: the ranks agree that graph, list, buffers and the options of mixing are the same, and the
  * values of rank 0 are broadcast.
  * With `survive` those that live go on without one that dies meanwhile, as after dp_mixer_survive: look
- * at dp_mixer_comm and dp_mixer_graph. DP_EINVAL where the group does not survive.
+ * at the report's comm and graph. DP_EINVAL where the group does not survive.
  * DP_ESTATE without a communicator, or on a device without a stream; DP_EINVAL for a config, list or
  * graph that is not sound, or a graph of another size; DP_EMISMATCH on every rank if ranks differ;
  * DP_EUNSUPPORTED for memory that the host does not reach, and for a device whose communicator is not
@@ -256,7 +255,7 @@ DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
  *
  *      err = an iteration                        DP_ECOMM, DP_ETIMEDOUT: a worker is dead or silent
  *      if (err == DP_ECOMM || err == DP_ETIMEDOUT)
- *          err = dp_mixer_survive(mixer);        then begin iteration dp_mixer_iterations(mixer)
+ *          err = dp_mixer_survive(mixer);        then begin the report's iteration
  *
  * A worker may die at any moment, for instance when its process is killed. On every other worker the
  * mixer's next call, or the one that waits, returns DP_ECOMM. No value is mixed partially. */
@@ -271,10 +270,10 @@ DP_PUBLIC int dp_mixer_revert(struct dp_mixer *mixer);
  *    staleness an exchange is one between two workers: what a third one gave is dropped.
  *  - With compression all know rank 0's values of each other from then on, as after the start: the next
  *    differences are to those, and have what was not sent before.
- *  - The graph (dp_mixer_graph) becomes one of the living, each on a node of its own: of the same kind
+ *  - The graph (the report's) becomes one of the living, each on a node of its own: of the same kind
  *    where that exists for so few; directed-exp for push-sum in several rounds; otherwise each lost
  *    worker is taken out of every round, and what it took from one goes to those that it gave to, in
- *    the same shares. dp_mixer_comm becomes a communicator of the living, whose ranks are the workers'
+ *    the same shares. Its comm becomes a communicator of the living, whose ranks are the workers'
  *    new numbers.
  *  - All go on with the iteration of the one that has come furthest, also where that leaves one out,
  *    and with its learning rate and round. Gradients become zero: what was computed of the iteration
@@ -305,6 +304,7 @@ DP_SIZED(dp_mixer_admit, (mixer, count, config, sizeof(struct dp_comm_config)),
  * the workers go on without this one. */
 DP_SIZED(dp_mixer_join, (config, out, sizeof(struct dp_mixer_config)),
          const struct dp_mixer_config *config, struct dp_mixer **out);
+
 /* Where the mixer is. */
 struct dp_mixer_report {
     /* What it communicates by, and the graph that it mixes by: the config's, or their successors, which
@@ -325,46 +325,6 @@ struct dp_mixer_report {
 };
 DP_SIZED_REPORT(dp_mixer_report, (mixer, out, sizeof(struct dp_mixer_report)),
                 const struct dp_mixer *mixer, struct dp_mixer_report *out);
-
-static inline double dp_mixer_loss_scale(const struct dp_mixer *mixer)
-{
-    struct dp_mixer_report report;
-
-    dp_mixer_report(mixer, &report);
-    return report.loss_scale;
-}
-
-static inline int32_t dp_mixer_bucket_count(const struct dp_mixer *mixer)
-{
-    struct dp_mixer_report report;
-
-    dp_mixer_report(mixer, &report);
-    return report.buckets;
-}
-
-static inline struct dp_comm *dp_mixer_comm(const struct dp_mixer *mixer)
-{
-    struct dp_mixer_report report;
-
-    dp_mixer_report(mixer, &report);
-    return report.comm;
-}
-
-static inline const struct dp_graph *dp_mixer_graph(const struct dp_mixer *mixer)
-{
-    struct dp_mixer_report report;
-
-    dp_mixer_report(mixer, &report);
-    return report.graph;
-}
-
-static inline int64_t dp_mixer_iterations(const struct dp_mixer *mixer)
-{
-    struct dp_mixer_report report;
-
-    dp_mixer_report(mixer, &report);
-    return report.iterations;
-}
 
 /* One of the buckets: its parameters in order, and the elements of its
  * block. They last as long as the mixer. */

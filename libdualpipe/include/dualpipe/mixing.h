@@ -148,7 +148,6 @@ enum dp_graph_rule {
     DP_GRAPH_RULES
 };
 
-
 /* The first thing found wrong. */
 struct dp_graph_finding {
     enum dp_graph_rule rule;

@@ -61,7 +61,7 @@ struct dp_layer_call {
     struct dp_random_key random; /* of (seed, step, layer, mb_global), the same in each call. For several
                                   * streams: dp_random_key(random.key, step, place, mb_global) */
     struct dp_batch_norm *const *norms; /* [norm_count] */
-    struct dp_layer_skips *skips;       /* dp_layer_stash and the others */
+    struct dp_layer_skips *skips;       /* of dp_layer_skip_tensor */
 };
 
 /* The callbacks, with the layer's user. They return 0 or a negative errno, which ends the step on every
@@ -161,31 +161,11 @@ DP_PUBLIC const struct dp_loss_ops *dp_loss_squares(void);
 DP_PUBLIC const struct dp_loss_ops *dp_loss_cross_entropy(void);
 
 /* Skips, in the callbacks of the two layers, as dp_skip_stash and the others of stage.h: forward of the
- * first: stash; of the second: pop. backward of the second: pop_gradient, to be filled in; of the first:
- * stash_gradient, to be added. NULL, and the step fails, for a name that the layer does not have. */
+ * first: DP_SKIP_STASH; of the second: DP_SKIP_POP, to be read. backward of the second:
+ * DP_SKIP_POP_GRADIENT, to be filled in; of the first: DP_SKIP_STASH_GRADIENT, to be added. NULL, and
+ * the step fails, for a name that the layer does not have. */
 DP_PUBLIC DLTensor *dp_layer_skip_tensor(const struct dp_layer_call *call, enum dp_skip_end end,
                                          const char *name);
-
-static inline DLTensor *dp_layer_stash(const struct dp_layer_call *call, const char *name)
-{
-    return dp_layer_skip_tensor(call, DP_SKIP_STASH, name);
-}
-
-static inline const DLTensor *dp_layer_pop(const struct dp_layer_call *call, const char *name)
-{
-    return dp_layer_skip_tensor(call, DP_SKIP_POP, name);
-}
-
-static inline const DLTensor *dp_layer_stash_gradient(const struct dp_layer_call *call,
-                                                      const char *name)
-{
-    return dp_layer_skip_tensor(call, DP_SKIP_STASH_GRADIENT, name);
-}
-
-static inline DLTensor *dp_layer_pop_gradient(const struct dp_layer_call *call, const char *name)
-{
-    return dp_layer_skip_tensor(call, DP_SKIP_POP_GRADIENT, name);
-}
 
 /* ---- layers without a trainer ------------------------------------------------------------------ */
 

@@ -37,7 +37,6 @@ struct dp_parameter {
     uint64_t reserved[2];
 };
 
-
 /* Of a sound parameter. */
 static inline int64_t dp_parameter_elements(const struct dp_parameter *parameter)
 {

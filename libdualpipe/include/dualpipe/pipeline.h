@@ -66,7 +66,6 @@ enum dp_execution {
     DP_EXECUTIONS
 };
 
-
 /* What sums a slot's gradients with all other copies of its stage: on mirrors, and on replicas of
  * the pipeline, which the pipeline knows nothing of (replicas.h, mixer.h). Its functions return 0
  * or a negative errno, which ends the step, and are called by the thread that runs the step. All
@@ -216,7 +215,7 @@ struct dp_step {
                                          * blocks, the mirror's sum and rounding to it. Until a step
                                          * without it, gradients are not what they will be. */
     /* [microbatches] by mb_global less first_mb, the same on all ranks: the extents of each
-     * micro-batch, as of a batch that dp_split or dp_chunk_sizes has cut unevenly. NULL:
+     * micro-batch, as of a batch that dp_split or dp_cut_sizes has cut unevenly. NULL:
      * max_extents. A pair is then executed as forward, then backward. */
     const int64_t (*extents)[DP_MAX_EXTENTS];
     const struct dp_microbatches *inputs;
@@ -349,7 +348,6 @@ static inline int dp_pipeline_measure(const struct dp_pipeline_config *config, i
     return dp_pipeline_measure_sized(config, rank, out, sizeof(struct dp_pipeline_config),
                                      sizeof(struct dp_pipeline_memory));
 }
-
 
 /* For dp_nccl_config.peers (nccl.h): what this pipeline rank sends and receives under the schedule,
  * with ranks of the communicator. out has room for schedule->ranks; returns how many it took, or

@@ -72,7 +72,6 @@ enum dp_op_kind {
     DP_OP_KINDS
 };
 
-
 #define DP_MAX_SLOTS 64           /* slots of one rank */
 #define DP_MAX_MB ((1 << 20) - 1) /* micro-batches of one stream */
 
@@ -186,7 +185,6 @@ enum dp_recompute {
 
 DP_PUBLIC int dp_recompute_parse(const char *name, enum dp_recompute *recompute);
 
-
 /* What to build. Zeroed memory plus kind, ranks and microbatches is the usual training schedule. */
 struct dp_schedule_spec {
     enum dp_schedule_kind kind;
@@ -231,7 +229,6 @@ DP_PUBLIC int dp_schedule_build_rank(const struct dp_schedule_spec *spec, int ra
  * are and between which ranks, as dp_placement_new wants to know. Takes no memory for them, whatever M
  * is. For nothing that reads ops. */
 DP_PUBLIC int dp_schedule_new_outline(const struct dp_schedule_spec *spec, struct dp_schedule **out);
-
 
 /* The evaluation that goes with a training schedule: the same ranks, slots and micro-batches, its
  * forwards in their order. DP_EINVAL if they wait for each other in a circle; DP_ENOMEM. The caller
@@ -354,7 +351,6 @@ enum dp_rule {
     DP_RULE_COMMIT,     /* a batch that is never committed, or whose count is wrong */
     DP_RULES
 };
-
 
 /* The first thing found wrong. */
 struct dp_finding {
@@ -479,7 +475,6 @@ DP_PUBLIC int dp_schedule_write(const struct dp_schedule *s, enum dp_format form
  * checked: call dp_schedule_check. */
 DP_PUBLIC int dp_schedule_read(const char *text, size_t len, enum dp_format format,
                                struct dp_schedule **out);
-
 
 #ifdef __cplusplus
 }

@@ -78,13 +78,6 @@ static inline bool dp_comm_survives(const struct dp_comm *comm)
  * ends anyway. Not collective; 0 also if comm was revoked already. DP_EUNSUPPORTED in a group that
  * does not survive, and over MPI; DP_ENOMEM. */
 DP_PUBLIC int dp_comm_revoke(struct dp_comm *comm, int error, const char *text);
-/* Whether comm was revoked, as far as this rank has heard by its last call. A call that has
- * returned DP_EABORTED with this false has found that the whole group was aborted. */
-static inline bool dp_comm_is_revoked(const struct dp_comm *comm)
-{
-    return comm && dp_comm_get(comm, DP_COMM_REVOKED);
-}
-
 /* alive[size]: which ranks of comm are alive; the same on every rank that returns 0, which is
  * itself among them. Called by all that live, also after its collectives have failed. Deaths
  * meanwhile, that of any rank included, end nothing; ranks that die later may still be in the set.

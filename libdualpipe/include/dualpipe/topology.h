@@ -204,7 +204,6 @@ static inline const struct dp_topo_link *dp_topology_uplink(const struct dp_topo
 
 DP_PUBLIC void dp_topology_free(struct dp_topology *t);
 
-
 /* The first node at or after `from` that is of this kind, below `within` (-1: anywhere); -1: none.
  *      for (int32_t g = -1; (g = dp_topology_next(t, DP_TOPO_GPU, host, g + 1)) >= 0;) */
 static inline int32_t dp_topology_next(const struct dp_topology *t, enum dp_topo_kind kind,
@@ -271,7 +270,6 @@ enum dp_topo_class {
     DP_TOPO_NONE, /* no route */
     DP_TOPO_CLASSES
 };
-
 
 enum { DP_TOPO_HOPS_MAX = 32 };
 struct dp_topo_path {
@@ -414,7 +412,6 @@ DP_PUBLIC int dp_topology_take_host(const struct dp_topology *t, int32_t host,
  * names NICs is not known. DP_EINVAL names the line. */
 DP_PUBLIC int dp_topology_remap(const struct dp_topology *t, const char *map,
                                 struct dp_topology **out);
-
 
 #ifdef __cplusplus
 }

@@ -163,7 +163,7 @@ DP_SIZED(dp_trainer_config_from_env, (config, sizeof(struct dp_trainer_config)),
  * begins (inputs) or ends (labels); other ranks need not have it. A tuple or list of tensors, one for
  * each of the border, with the rows as dimension 0; or loaders, called for the micro-batches that begin
  * or end on this rank, by their place in the batch of all replicas. Rows are cut into micro-batches by
- * the rule of dp_split_sizes; there is at least one for each. All of it stays until the call has
+ * the rule DP_CUT_TENSOR_SPLIT; there is at least one for each. All of it stays until the call has
  * returned. */
 struct dp_batch {
     int64_t rows;                        /* the same on every rank; 0: config.rows */

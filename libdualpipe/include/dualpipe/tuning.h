@@ -41,7 +41,6 @@ enum dp_tuning_protocol { DP_TUNING_LL, DP_TUNING_LL128, DP_TUNING_SIMPLE, DP_TU
 /* In place of an algorithm and a protocol: whatever NCCL would take. */
 enum { DP_TUNING_DEFAULT = -1 };
 
-
 /* ---- tables --------------------------------------------------------------------------------- */
 
 /* From least to most, both included. */

@@ -13,9 +13,9 @@
 #include "command.h"
 #include "launch.h"
 #include "tests/bench/dp_bench/dp_bench.h"
+#include "tests/mixer_now.h"
 
 #include <dualpipe/memory.h>
-#include <dualpipe/mixer.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -270,7 +270,7 @@ static int lead(struct job *j)
     if (err)
         return err;
     dp_mixer_report(j->mixer, &counts);
-    const double sent = (double)counts.sent_bytes / (double)dp_mixer_iterations(j->mixer);
+    const double sent = (double)counts.sent_bytes / (double)mixer_now(j->mixer).iterations;
     snprintf(title, sizeof(title), "%s, %d workers, %zu parameters, %s; %.1f MB sent by a worker in an "
              "iteration, %.3g times the parameters", j->graph->name, j->graph->workers, j->elements,
              dp_comm_name(j->comm), sent / 1e6, sent / ((double)j->elements * sizeof(float)));

@@ -60,7 +60,7 @@ CASE(a1_fewer_micro_batches_than_one)
     expect_error(dp_schedule_new(&spec, &s), DP_EINVAL, "microbatches: 0, expected 1 to");
     spec.microbatches = -1;
     expect_error(dp_schedule_new(&spec, &s), DP_EINVAL, "microbatches: -1, expected 1 to");
-    assert_int_equal(dp_chunk_sizes(4, 0, sizes, &made), DP_EINVAL);
+    assert_int_equal(dp_cut_sizes(DP_CUT_CHUNK, 4, 0, sizes, &made), DP_EINVAL);
 }
 
 CASE(a2_a_mode_of_recomputation_that_is_none)

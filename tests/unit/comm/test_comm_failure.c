@@ -180,15 +180,15 @@ static int wait_first(struct dp_comm *comm, const struct late_wait *l, int64_t *
 
 static int wait_late(struct dp_comm *comm, const struct late_wait *l, int64_t *began_ns)
 {
-    const int64_t spin_ns = dp_comm_spin(comm);
+    const int64_t spin_ns = dp_comm_get(comm, DP_COMM_SPIN);
     char buf[8];
 
     if (!strcmp(dp_comm_name(comm), "threads"))
-        dp_comm_set_spin(comm, SPIN_NS);
+        dp_comm_set(comm, DP_COMM_SPIN, SPIN_NS);
     CHECK(read(l->now[0], buf, 1) == 1);
     *began_ns = dp_now_ns();
     CHECK(blocking_receive(comm, 2, 0, 1, buf, sizeof(buf)) == DP_EABORTED);
-    dp_comm_set_spin(comm, spin_ns);
+    dp_comm_set(comm, DP_COMM_SPIN, spin_ns);
     return 0;
 }
 

@@ -53,7 +53,7 @@ static int expect_revoked(struct dp_comm *comm, int culprit, int error, const ch
     struct dp_abort why;
     char byte = 0;
 
-    CHECK(dp_comm_is_revoked(comm));
+    CHECK(dp_comm_get(comm, DP_COMM_REVOKED));
     CHECK(dp_comm_aborted(comm, &why));
     CHECK(why.rank == culprit && why.error == error && strstr(why.text, text));
     const int next = (dp_comm_rank(comm) + 1) % dp_comm_size(comm);
@@ -74,7 +74,7 @@ static int expect_survivors(struct dp_comm *comm, int size)
     struct dp_comm *survivors;
 
     CHECK(!dp_comm_shrink(comm, &survivors));
-    CHECK(dp_comm_size(survivors) == size && !dp_comm_is_revoked(survivors));
+    CHECK(dp_comm_size(survivors) == size && !dp_comm_get(survivors, DP_COMM_REVOKED));
     CHECK(!dp_comm_aborted(survivors, NULL));
     CHECK(!dp_comm_barrier(survivors));
     dp_comm_close(survivors);
@@ -131,7 +131,7 @@ static int revoke_in_flight(struct dp_comm *comm, void *arg)
     CHECK(dp_now_ns() - start < LONG_NS / 2); /* not at the deadline */
     free(big); /* the caller's again */
     CHECK(!expect_revoked(comm, culprit, DP_ECALLBACK, "the forward of stage 3 failed"));
-    CHECK(!dp_comm_is_revoked(other) && !dp_comm_barrier(other));
+    CHECK(!dp_comm_get(other, DP_COMM_REVOKED) && !dp_comm_barrier(other));
     CHECK(!expect_survivors(comm, size));
     dp_comm_close(other);
     return 0;
@@ -252,7 +252,7 @@ static int revoke_a_part(struct dp_comm *comm, void *arg)
         CHECK(!expect_revoked(part, 1, DP_EIO, "a disk is full"));
     CHECK(!dp_comm_barrier(comm));
     if (rank % 2 == 0)
-        CHECK(!dp_comm_is_revoked(part) && !dp_comm_barrier(part));
+        CHECK(!dp_comm_get(part, DP_COMM_REVOKED) && !dp_comm_barrier(part));
     CHECK(!expect_survivors(part, 2));
     dp_comm_close(part);
     return 0;
@@ -279,7 +279,7 @@ static int revoke_at_once(struct dp_comm *comm, void *arg)
         CHECK(dp_comm_barrier(at) == DP_EABORTED);
         CHECK(!expect_revoked(at, i % dp_comm_size(at), DP_EIO, "at once"));
     }
-    CHECK(!dp_comm_is_revoked(comm) && !dp_comm_barrier(comm));
+    CHECK(!dp_comm_get(comm, DP_COMM_REVOKED) && !dp_comm_barrier(comm));
     dp_comm_close(at);
     return 0;
 }
@@ -299,8 +299,8 @@ static int revoke_wrongly(struct dp_comm *comm, void *arg)
     CHECK(dp_comm_revoke(NULL, DP_EIO, "no") == DP_EINVAL);
     CHECK(dp_comm_revoke(comm, 0, "no") == DP_EINVAL);
     CHECK_SAYS("expected a comm and a negative error");
-    CHECK(!dp_comm_is_revoked(comm) && !dp_comm_aborted(comm, NULL));
-    CHECK(!dp_comm_is_revoked(NULL) && !dp_comm_survives(NULL));
+    CHECK(!dp_comm_get(comm, DP_COMM_REVOKED) && !dp_comm_aborted(comm, NULL));
+    CHECK(!dp_comm_survives(NULL));
     return dp_comm_barrier(comm);
 }
 

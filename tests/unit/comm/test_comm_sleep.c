@@ -54,7 +54,7 @@ static void look_at_sleeps(struct dp_comm *comm)
     counting_ops = *real_ops;
     counting_ops.sleep = count_sleep;
     comm->ops = &counting_ops;
-    dp_comm_set_spin(comm, 0);
+    dp_comm_set(comm, DP_COMM_SPIN, 0);
 }
 
 /* ---- the ranks ------------------------------------------------------------------------------ */

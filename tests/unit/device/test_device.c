@@ -256,8 +256,8 @@ static void timed_events_tell_how_long_the_work_between_them_took(void **state)
     struct dp_device_event *from, *to, *plain = new_event();
     double ns = -1;
 
-    assert_int_equal(dp_device_event_new_timed(dev, &from), 0);
-    assert_int_equal(dp_device_event_new_timed(dev, &to), 0);
+    assert_int_equal(dp_device_event_make(dev, true, &from), 0);
+    assert_int_equal(dp_device_event_make(dev, true, &to), 0);
     assert_int_equal(dp_device_event_record(from, s), 0);
     assert_int_equal(dp_device_event_elapsed(from, to, &ns), DP_EINVAL); /* never recorded */
     assert_int_equal(dp_device_call(s, sleep_for, &(int64_t){SLEEP_NS}), 0);

@@ -214,7 +214,7 @@ static void what_a_driver_lacks_is_said(void **state)
     double ns;
 
     assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s), 0);
-    assert_int_equal(dp_device_event_new_timed(dev, &event), 0);
+    assert_int_equal(dp_device_event_make(dev, true, &event), 0);
     assert_int_equal(dp_device_event_record(event, s), 0);
     assert_int_equal(dp_device_event_elapsed(event, event, &ns), DP_EUNSUPPORTED);
     expect_sentence("cuda:0: the driver does not tell the time between events");

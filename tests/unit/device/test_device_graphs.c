@@ -172,8 +172,8 @@ CASE(timed_events_tell_how_long_the_work_between_them_took)
     double ns = 0;
 
     rig_open(&g, "cuda");
-    assert_int_equal(dp_device_event_new_timed(g.dev, &from), 0);
-    assert_int_equal(dp_device_event_new_timed(g.dev, &to), 0);
+    assert_int_equal(dp_device_event_make(g.dev, true, &from), 0);
+    assert_int_equal(dp_device_event_make(g.dev, true, &to), 0);
     assert_int_equal(dp_device_event_record(from, g.stream), 0);
     assert_int_equal(dp_device_call(g.stream, hold_the_stream, &may_end), 0);
     assert_int_equal(dp_device_event_record(to, g.stream), 0);

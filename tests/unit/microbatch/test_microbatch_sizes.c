@@ -41,9 +41,9 @@ CASE(both_rules_agree_with_every_row_of_the_vectors)
         int64_t extent = json_integer_value(json_array_get(row, 0)), sizes[64];
         int32_t count = (int32_t)json_integer_value(json_array_get(row, 1)), made = 0;
         assert_in_range(count, 1, 64);
-        assert_int_equal(dp_split_sizes(extent, count, sizes), 0);
+        assert_int_equal(dp_cut_sizes(DP_CUT_TENSOR_SPLIT, extent, count, sizes, &made), 0);
         assert_sizes(row, 2, sizes, (size_t)count);
-        assert_int_equal(dp_chunk_sizes(extent, count, sizes, &made), 0);
+        assert_int_equal(dp_cut_sizes(DP_CUT_CHUNK, extent, count, sizes, &made), 0);
         assert_sizes(row, 3, sizes, (size_t)made);
     }
     json_decref(doc);
@@ -54,10 +54,11 @@ CASE(windows_are_the_sizes_laid_side_by_side)
     for (int64_t extent = 0; extent < 40; extent++)
         for (int32_t count = 1; count < 20; count++) {
             int64_t sizes[20], end = 0;
-            assert_int_equal(dp_split_sizes(extent, count, sizes), 0);
+            int32_t made;
+            assert_int_equal(dp_cut_sizes(DP_CUT_TENSOR_SPLIT, extent, count, sizes, &made), 0);
             for (int32_t i = 0; i < count; i++) {
                 int64_t begin = -1, size = -1;
-                assert_int_equal(dp_split_window(extent, count, i, &begin, &size), 0);
+                assert_int_equal(dp_cut_window(DP_CUT_TENSOR_SPLIT, extent, count, i, &begin, &size), 0);
                 assert_int_equal(begin, end);
                 assert_int_equal(size, sizes[i]);
                 end += size;
@@ -72,7 +73,7 @@ CASE(windows_of_the_chunk_rule_are_its_sizes_laid_side_by_side)
         for (int32_t count = 1; count < 20; count++) {
             int64_t sizes[20], end = 0, begin, size;
             int32_t made;
-            assert_int_equal(dp_chunk_sizes(extent, count, sizes, &made), 0);
+            assert_int_equal(dp_cut_sizes(DP_CUT_CHUNK, extent, count, sizes, &made), 0);
             for (int32_t i = 0; i < count; i++) { /* by the number asked for, and by that made */
                 assert_int_equal(dp_cut_window(DP_CUT_CHUNK, extent, count, i, &begin, &size), 0);
                 assert_int_equal(begin, end);
@@ -93,11 +94,11 @@ CASE(the_largest_extent_does_not_overflow)
     int64_t sizes[3], begin, size;
     int32_t made;
 
-    assert_int_equal(dp_split_window(INT64_MAX, 3, 2, &begin, &size), 0);
+    assert_int_equal(dp_cut_window(DP_CUT_TENSOR_SPLIT, INT64_MAX, 3, 2, &begin, &size), 0);
     assert_true(begin + size == INT64_MAX);
     assert_int_equal(dp_cut_window(DP_CUT_CHUNK, INT64_MAX, 2, 1, &begin, &size), 0);
     assert_true(begin + size == INT64_MAX && begin == INT64_MAX / 2 + 1);
-    assert_int_equal(dp_chunk_sizes(INT64_MAX, 2, sizes, &made), 0);
+    assert_int_equal(dp_cut_sizes(DP_CUT_CHUNK, INT64_MAX, 2, sizes, &made), 0);
     assert_int_equal(made, 2);
     assert_true(sizes[0] == INT64_MAX / 2 + 1 && sizes[1] == INT64_MAX / 2);
 }
@@ -107,7 +108,7 @@ CASE(nothing_cut_by_the_chunk_rule_is_as_many_nothings)
     int64_t sizes[3] = {7, 7, 7};
     int32_t made = 0;
 
-    assert_int_equal(dp_chunk_sizes(0, 3, sizes, &made), 0);
+    assert_int_equal(dp_cut_sizes(DP_CUT_CHUNK, 0, 3, sizes, &made), 0);
     assert_int_equal(made, 3);
     for (int i = 0; i < 3; i++)
         assert_int_equal(sizes[i], 0);
@@ -124,15 +125,19 @@ CASE(bad_numbers_are_named)
     int64_t sizes[1], begin, size;
     int32_t made;
 
-    expect_refused(dp_split_sizes(-1, 1, sizes), "extent: -1, expected 0 or more");
-    expect_refused(dp_split_sizes(4, 0, sizes), "number of pieces: 0, expected at least 1");
-    expect_refused(dp_chunk_sizes(-7, 1, sizes, &made), "extent: -7, expected 0 or more");
-    expect_refused(dp_chunk_sizes(4, -2, sizes, &made),
-                   "number of pieces: -2, expected at least 1");
-    expect_refused(dp_split_window(4, 0, 0, &begin, &size),
+    expect_refused(dp_cut_sizes(DP_CUT_TENSOR_SPLIT, -1, 1, sizes, &made),
+                   "extent: -1, expected 0 or more");
+    expect_refused(dp_cut_sizes(DP_CUT_TENSOR_SPLIT, 4, 0, sizes, &made),
                    "number of pieces: 0, expected at least 1");
-    expect_refused(dp_split_window(4, 2, 2, &begin, &size), "piece: 2, expected 0 to 1");
+    expect_refused(dp_cut_sizes(DP_CUT_CHUNK, -7, 1, sizes, &made), "extent: -7, expected 0 or more");
+    expect_refused(dp_cut_sizes(DP_CUT_CHUNK, 4, -2, sizes, &made),
+                   "number of pieces: -2, expected at least 1");
+    expect_refused(dp_cut_window(DP_CUT_TENSOR_SPLIT, 4, 0, 0, &begin, &size),
+                   "number of pieces: 0, expected at least 1");
+    expect_refused(dp_cut_window(DP_CUT_TENSOR_SPLIT, 4, 2, 2, &begin, &size),
+                   "piece: 2, expected 0 to 1");
     expect_refused(dp_cut_window(DP_CUT_CHUNK, 4, 2, 2, &begin, &size),
                    "piece: 2, expected 0 to 1");
-    expect_refused(dp_split_window(4, 2, -1, &begin, &size), "piece: -1, expected 0 to 1");
+    expect_refused(dp_cut_window(DP_CUT_TENSOR_SPLIT, 4, 2, -1, &begin, &size),
+                   "piece: -1, expected 0 to 1");
 }

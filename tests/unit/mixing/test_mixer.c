@@ -5,6 +5,7 @@
  */
 #include "cmocka_all.h"
 #include "mixing/internal.h"
+#include "mixer_now.h"
 #include "quiet.h"
 
 #include "unit/comm/comm_cases.h"
@@ -251,7 +252,7 @@ static int follow_formula(struct dp_comm *comm, void *arg)
         CHECK(!backward(&w, t, job->shuffled));
         model_step(&model, w.graph, t, a, job->clip);
     }
-    CHECK(dp_mixer_iterations(w.mixer) == ITERATIONS);
+    CHECK(mixer_now(w.mixer).iterations == ITERATIONS);
     finish(&w);
     return 0;
 }
@@ -526,7 +527,7 @@ static int accumulate(struct dp_comm *comm, void *arg)
             }
             CHECK(!iterate(&w[k], t, false));
         }
-        CHECK(dp_mixer_iterations(w[k].mixer) == ITERATIONS);
+        CHECK(mixer_now(w[k].mixer).iterations == ITERATIONS);
     }
     for (int i = 0; i < TOTAL; i++)
         CHECK(get(&w[0], i) == get(&w[1], i));
@@ -597,7 +598,7 @@ static int go_on_elsewhere(struct dp_comm *comm, void *arg)
                 CHECK(!iterate(&w[k], t, false));
         for (int i = 0; i < TOTAL; i++)
             CHECK(get(&w[0], i) == get(&w[1], i));
-        CHECK(dp_mixer_iterations(w[0].mixer) == dp_mixer_iterations(w[1].mixer));
+        CHECK(mixer_now(w[0].mixer).iterations == mixer_now(w[1].mixer).iterations);
         CHECK(begin == 0 || ours[0].tensor.shape[0] == saved[0].tensor.shape[0]);
         finish(&w[0]);
         finish(&w[1]);
@@ -665,7 +666,7 @@ static int complete_early(struct dp_comm *comm, void *arg)
     CHECK(!dp_mixer_new(&config, &w.mixer));
     CHECK(!iterate(&w, 0, false));
     CHECK(!dp_mixer_forward(w.mixer, true));
-    CHECK(dp_mixer_bucket_count(w.mixer) == PARAMETERS);
+    CHECK(mixer_now(w.mixer).buckets == PARAMETERS);
     compute_gradients(&w);
     CHECK(!dp_mixer_ready(w.mixer, PARAMETERS - 1));
     /* The first bucket arrives though no other gradient is there. */
@@ -772,11 +773,11 @@ static int overflow_once(struct dp_comm *comm, void *arg)
     for (int t = 0; t < 3; t++) {
         CHECK(!dp_mixer_forward(w.mixer, true));
         for (int i = 0; i < TOTAL; i++)
-            put(&w.grads[i / ELEMENTS], i % ELEMENTS, dp_mixer_loss_scale(w.mixer));
+            put(&w.grads[i / ELEMENTS], i % ELEMENTS, mixer_now(w.mixer).loss_scale);
         if (t == 1 && mine)
             put(&w.grads[PARAMETERS - 1], 3, INFINITY);
         CHECK(!backward(&w, t, false));
-        CHECK(dp_mixer_loss_scale(w.mixer) == (t == 0 || (job->compat && !mine) ? 8 : 4));
+        CHECK(mixer_now(w.mixer).loss_scale == (t == 0 || (job->compat && !mine) ? 8 : 4));
     }
     /* Updates of iterations 0, 1 and 2, of which one was skipped: by all, or in a bucket of rank 2. */
     if (!job->compat)

@@ -8,6 +8,7 @@
 #include "quiet.h"
 
 #include "unit/comm/comm_cases.h"
+#include "mixer_now.h"
 #include "mixing_worker.h"
 
 #include "base/fp16.h"
@@ -74,7 +75,7 @@ static int evaluate(struct dp_comm *comm, void *arg)
         for (int t = 0; t < ITERATIONS; t++) {
             CHECK(!k || !dp_mixer_forward(w[k].mixer, false));
             CHECK(!iterate_worker(&w[k], 1));
-            CHECK(dp_mixer_iterations(w[k].mixer) == t + 1);
+            CHECK(mixer_now(w[k].mixer).iterations == t + 1);
         }
     }
     CHECK(!dp_mixer_average(w[0].mixer, NULL));
@@ -258,7 +259,7 @@ static int leave_out_always(struct dp_comm *comm, void *arg)
     CHECK(!open_by_text(&w, comm, pairs, NULL));
     for (int t = 0; t < ITERATIONS; t++)
         CHECK(!iterate_with(&w, 2, t > 3 ? 3 : 2));
-    CHECK(dp_mixer_bucket_count(w.mixer) == 1);
+    CHECK(mixer_now(w.mixer).buckets == 1);
     CHECK(!dp_mixer_average(w.mixer, NULL));
     for (int i = 0; i < ELEMENTS; i++) {
         const double was = start_value(0, i);
@@ -697,7 +698,7 @@ static int skip_one(struct dp_comm *comm, void *arg)
     c.skips_at = PARAMETERS; /* of the first bucket in iteration 1 */
     for (int t = 0; t < ITERATIONS; t++) {
         CHECK(!iterate_worker(&w, 1));
-        CHECK(dp_mixer_loss_scale(w.mixer) == (t ? 32768 : 65536));
+        CHECK(mixer_now(w.mixer).loss_scale == (t ? 32768 : 65536));
     }
     close_worker(&w);
     return 0;

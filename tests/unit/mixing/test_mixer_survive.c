@@ -5,6 +5,7 @@
  */
 #include "cmocka_all.h"
 #include "mixing/internal.h"
+#include "mixer_now.h"
 #include "quiet.h"
 
 #include "unit/comm/comm_cases.h"
@@ -180,7 +181,7 @@ static int note_partners(void *user, const struct dp_mixer_average_info *info)
     const struct dp_exchange *x = &w->mixer->buckets[info->bucket].exchange;
     struct dp_neighbor neighbors[MOST];
 
-    if (dp_mixer_graph(w->mixer) != w->graph || info->round >= ROUNDS)
+    if (mixer_now(w->mixer).graph != w->graph || info->round >= ROUNDS)
         return 0;
     uint32_t *partners = &w->partners[info->parameters[0]][info->round];
     if (x->stale)
@@ -241,8 +242,8 @@ static int iterate(struct worker *w, const struct job *job)
         err = dp_mixer_ready(w->mixer, p);
     if (!err)
         err = dp_mixer_step(w->mixer);
-    if (!err && job->averages && dp_mixer_iterations(w->mixer) % 3 == 0) {
-        struct dp_mixer_average what = {.revert = dp_mixer_iterations(w->mixer) % 2};
+    if (!err && job->averages && mixer_now(w->mixer).iterations % 3 == 0) {
+        struct dp_mixer_average what = {.revert = mixer_now(w->mixer).iterations % 2};
         err = dp_mixer_average(w->mixer, &what);
         if (!err && what.revert)
             err = dp_mixer_revert(w->mixer);
@@ -322,7 +323,7 @@ static bool take_part_together(const struct dp_graph *g, int64_t t, int64_t a, i
 /* An exchange was used by all of those that took part and live, or by none. */
 static int check_exchanges(const struct worker *w)
 {
-    struct dp_comm *comm = dp_mixer_comm(w->mixer);
+    struct dp_comm *comm = mixer_now(w->mixer).comm;
     int64_t mine[1 + PARAMETERS] = {w->rank}, all[MOST][1 + PARAMETERS];
 
     for (int p = 0; p < PARAMETERS; p++) {
@@ -342,7 +343,7 @@ static int check_exchanges(const struct worker *w)
  * is what it was. */
 static int check_partners(const struct worker *w)
 {
-    struct dp_comm *comm = dp_mixer_comm(w->mixer);
+    struct dp_comm *comm = mixer_now(w->mixer).comm;
     static _Thread_local uint32_t all[MOST][PARAMETERS][ROUNDS];
     int64_t ranks[MOST], rank = w->rank;
 
@@ -360,7 +361,7 @@ static int check_partners(const struct worker *w)
 /* The mean of the survivors, by push-sum weights. */
 static int find_mean(struct worker *w, double *mean)
 {
-    struct dp_comm *comm = dp_mixer_comm(w->mixer);
+    struct dp_comm *comm = mixer_now(w->mixer).comm;
     double mine[TOTAL], all[MOST][TOTAL];
 
     for (int i = 0; i < TOTAL; i++) {
@@ -392,7 +393,7 @@ static bool are_near(const double *a, const double *b, double tolerance)
 static int lose(struct worker *w, const struct job *job)
 {
     struct dp_comm *comm = w->comm;
-    int err = 0, lost = job->workers - dp_comm_size(dp_mixer_comm(w->mixer));
+    int err = 0, lost = job->workers - dp_comm_size(mixer_now(w->mixer).comm);
 
     for (int t = 0; lost < count_dead(job); t++) {
         err = iterate(w, job);
@@ -405,7 +406,7 @@ static int lose(struct worker *w, const struct job *job)
         CHECK(!dp_mixer_survive(w->mixer) || dying[w->rank].is_dead);
         if (dying[w->rank].is_dead)
             return 1;
-        lost = job->workers - dp_comm_size(dp_mixer_comm(w->mixer));
+        lost = job->workers - dp_comm_size(mixer_now(w->mixer).comm);
     }
     return 0;
 }
@@ -583,9 +584,9 @@ static int begin_without(struct dp_comm *comm, void *arg)
         CHECK(dying[w.rank].is_dead);
         return 0;
     }
-    if (dp_comm_size(dp_mixer_comm(w.mixer)) < job->workers) {
-        CHECK(dp_mixer_graph(w.mixer)->workers == job->workers - 1);
-        CHECK(!dp_comm_allgather(dp_mixer_comm(w.mixer), w.value, all, sizeof(all[0])));
+    if (dp_comm_size(mixer_now(w.mixer).comm) < job->workers) {
+        CHECK(mixer_now(w.mixer).graph->workers == job->workers - 1);
+        CHECK(!dp_comm_allgather(mixer_now(w.mixer).comm, w.value, all, sizeof(all[0])));
         CHECK(are_near(w.value[0], all[0], 0));
     }
     err = lose(&w, job);
@@ -643,7 +644,7 @@ static int lose_one_that_is_stopped(struct dp_comm *comm, void *arg)
     if (w.rank == s->job.dead[0])
         s->pid = getpid();
     CHECK(!dp_comm_barrier(comm));
-    for (int t = 0; dp_comm_size(dp_mixer_comm(w.mixer)) == s->job.workers; t++) {
+    for (int t = 0; dp_comm_size(mixer_now(w.mixer).comm) == s->job.workers; t++) {
         for (struct dp_comm *c = comm; c && t == 3; c = c->next) /* all have begun */
             dp_comm_set_deadline(c, SHORT_NS);
         began_ns = dp_now_ns();
@@ -652,7 +653,7 @@ static int lose_one_that_is_stopped(struct dp_comm *comm, void *arg)
         CHECK(!err || !dp_mixer_survive(w.mixer));
     }
     CHECK(dp_now_ns() - began_ns < SHORT_NS + DP_NS_PER_S);
-    CHECK(dp_comm_size(dp_mixer_comm(w.mixer)) == s->job.workers - 1);
+    CHECK(dp_comm_size(mixer_now(w.mixer).comm) == s->job.workers - 1);
     CHECK(!check_exchanges(&w));
     CHECK(!go_on(&w, &s->job));
     kill(s->pid, SIGKILL);
@@ -698,7 +699,7 @@ static int learn(struct dp_comm *comm, void *arg)
     err = lose(&w, job);
     for (int t = 0; t < 300 && !err; t++)
         CHECK(!iterate(&w, job));
-    CHECK(err || !dp_comm_barrier(dp_mixer_comm(w.mixer))); /* one that leaves is missing to others */
+    CHECK(err || !dp_comm_barrier(mixer_now(w.mixer).comm)); /* one that leaves is missing to others */
     for (int r = 0; r < job->workers; r++)
         for (int i = 0; i < TOTAL; i++)
             best[i] += r == job->dead[0] ? 0 : begin_value(r, i) / (job->workers - 1);
@@ -758,12 +759,12 @@ static int get(void *user, const char *key, void *value, size_t *len)
 /* All are workers alike: the same iteration, values near the optimum of all, with Adam. */
 static int go_on_with_all(struct worker *w, const struct admission *a)
 {
-    struct dp_comm *comm = dp_mixer_comm(w->mixer);
+    struct dp_comm *comm = mixer_now(w->mixer).comm;
     const int size = a->job.workers - count_dead(&a->job) + a->count;
     double mine[TOTAL], all[MOST][TOTAL];
-    int64_t iterations[MOST], own = dp_mixer_iterations(w->mixer);
+    int64_t iterations[MOST], own = mixer_now(w->mixer).iterations;
 
-    CHECK(dp_comm_size(comm) == size && dp_mixer_graph(w->mixer)->workers == size);
+    CHECK(dp_comm_size(comm) == size && mixer_now(w->mixer).graph->workers == size);
     CHECK(!dp_comm_allgather(comm, &own, iterations, sizeof(own)));
     memcpy(mine, w->value, sizeof(mine));
     CHECK(!dp_comm_allgather(comm, mine, all, sizeof(mine)));
@@ -805,16 +806,16 @@ static int admit(struct dp_comm *comm, void *arg)
     CHECK(!err || err == DP_ECOMM);
     arm(comm, &a->job);
     err = lose(&w, &a->job);
-    while (!err && dp_mixer_iterations(w.mixer) < 30)
+    while (!err && mixer_now(w.mixer).iterations < 30)
         CHECK(!iterate(&w, &a->job));
     if (!err) {
-        const LATER(dp_comm_config) later = {how, dp_comm_rank(dp_mixer_comm(w.mixer)) == 0};
+        const LATER(dp_comm_config) later = {how, dp_comm_rank(mixer_now(w.mixer).comm) == 0};
         CHECK(dp_mixer_admit_sized(w.mixer, a->count, &later.known, sizeof(later)) == DP_EINVAL);
         err = dp_mixer_admit(w.mixer, a->count, &how);
         CHECK(a->other_list ? err == DP_ECOMM : !err);
         if (a->other_list)
             CHECK(!dp_mixer_survive(w.mixer) && !iterate(&w, &a->job) &&
-                  !dp_comm_barrier(dp_mixer_comm(w.mixer)));
+                  !dp_comm_barrier(mixer_now(w.mixer).comm));
         else
             CHECK(!go_on_with_all(&w, a));
     }

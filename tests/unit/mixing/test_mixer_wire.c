@@ -8,6 +8,7 @@
 
 #include "unit/comm/comm_cases.h"
 #include "mixing/exchange.h"
+#include "mixer_now.h"
 #include "mixing_worker.h"
 
 #include <math.h>
@@ -106,7 +107,7 @@ static int count_bytes(struct dp_comm *comm, void *arg)
     CHECK(w && !open_worker(w, comm, job));
     for (int t = 0; t < job->steps; t++)
         CHECK(!iterate_worker(w, 1));
-    for (int32_t b = 0; b < dp_mixer_bucket_count(w->mixer); b++) {
+    for (int32_t b = 0; b < mixer_now(w->mixer).buckets; b++) {
         (void)dp_mixer_bucket(w->mixer, b, &numbers, &elements);
         if (job->compression == DP_COMPRESSION_INT8)
             message += elements + 4 * ((elements + 255) / 256);

@@ -503,7 +503,7 @@ int om_resident_step(struct om_model *m, struct om_data *d, int32_t microbatches
     struct resident *res = calloc(1, sizeof(*res));
     int64_t sizes[OM_ROWS], first = 0;
     int32_t count;
-    int err = dp_chunk_sizes(OM_ROWS, microbatches, sizes, &count);
+    int err = dp_cut_sizes(DP_CUT_CHUNK, OM_ROWS, microbatches, sizes, &count);
 
     res->m = m;
     for (int mb = 0; mb < count && !err; mb++) {

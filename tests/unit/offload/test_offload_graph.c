@@ -280,7 +280,7 @@ static void step_in_memory(struct graph *g, struct tensors *t, int32_t microbatc
     int64_t rows[ROWS], first = 0;
     int32_t count;
 
-    assert_int_equal(dp_chunk_sizes(ROWS, microbatches, rows, &count), 0);
+    assert_int_equal(dp_cut_sizes(DP_CUT_CHUNK, ROWS, microbatches, rows, &count), 0);
     for (int32_t mb = 0; mb < count; mb++) {
         piece_in_memory(g, t, first, (size_t)rows[mb] * WIDTH);
         first += rows[mb];

@@ -814,10 +814,10 @@ CASE(micro_batches_may_be_uneven_by_either_rule)
         struct uneven u = {.schedule = build((struct dp_schedule_spec){
                                .kind = kinds[i / 2], .ranks = UNEVEN_RANKS,
                                .microbatches = UNEVEN_MB})};
-        if (i % 2)
-            assert_int_equal(dp_split_sizes(ROWS, UNEVEN_MB, u.sizes), 0); /* 2 2 2 1 */
+        if (i % 2) /* 2 2 2 1 */
+            assert_int_equal(dp_cut_sizes(DP_CUT_TENSOR_SPLIT, ROWS, UNEVEN_MB, u.sizes, &made), 0);
         else
-            assert_int_equal(dp_chunk_sizes(ROWS - 1, UNEVEN_MB - 1, u.sizes + 1, &made), 0);
+            assert_int_equal(dp_cut_sizes(DP_CUT_CHUNK, ROWS - 1, UNEVEN_MB - 1, u.sizes + 1, &made), 0);
         if (!(i % 2))
             u.sizes[0] = 1; /* 1 2 2 2 */
         assert_int_equal(comm_on_threads(UNEVEN_RANKS, deadline_ns, run_uneven, &u), 0);

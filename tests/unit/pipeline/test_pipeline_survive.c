@@ -61,7 +61,7 @@ static int lose_a_rank(struct dp_comm *comm, const struct run *run)
             CHECK(!dp_comm_revoke(comm, err, dp_last_error()));
     }
     CHECK(err == DP_EABORTED || err == DP_ECOMM);
-    CHECK(dp_comm_is_revoked(comm) && dp_comm_aborted(comm, &why));
+    CHECK(dp_comm_get(comm, DP_COMM_REVOKED) && dp_comm_aborted(comm, &why));
     CHECK(why.rank == run->culprit && why.error == DP_ECOMM);
     CHECK(job_rank_step(&r) == DP_EABORTED);
     CHECK_SAYS("rank");

@@ -153,11 +153,11 @@ static int forward(void *user, const struct dp_layer_call *c, const DLTensor *in
     w.x = in->data;
     w.y = out->data;
     if (l->pop) {
-        const DLTensor *more = dp_layer_pop(c, l->pop);
+        const DLTensor *more = dp_layer_skip_tensor(c, DP_SKIP_POP, l->pop);
         w.popped = more ? more->data : NULL;
     }
     if (l->stash)
-        w.stash = dp_layer_stash(c, l->stash)->data;
+        w.stash = dp_layer_skip_tensor(c, DP_SKIP_STASH, l->stash)->data;
     return start(c, &w);
 }
 
@@ -222,9 +222,9 @@ static int backward(void *user, const struct dp_layer_call *c, const DLTensor *g
     w.dx = gin->data;
     w.weighs = mode == DP_BACKWARD_FULL;
     if (l->stash)
-        w.more = dp_layer_stash_gradient(c, l->stash)->data;
+        w.more = dp_layer_skip_tensor(c, DP_SKIP_STASH_GRADIENT, l->stash)->data;
     if (l->pop)
-        w.d_popped = dp_layer_pop_gradient(c, l->pop)->data;
+        w.d_popped = dp_layer_skip_tensor(c, DP_SKIP_POP_GRADIENT, l->pop)->data;
     return start(c, &w);
 }
 

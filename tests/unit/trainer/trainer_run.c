@@ -36,7 +36,7 @@ static int load(void *user, int32_t mb, const struct dp_tree **args, const struc
     struct loader *l = user;
     int64_t begin, size;
 
-    if (dp_split_window(l->all->shape[0], MICROBATCHES, mb, &begin, &size) ||
+    if (dp_cut_window(DP_CUT_TENSOR_SPLIT, l->all->shape[0], MICROBATCHES, mb, &begin, &size) ||
         dp_tensor_window(l->all, 0, begin, size, l->dims[mb], &l->rows[mb]))
         return DP_EINVAL;
     l->leaves[mb] = dp_tensor(&l->rows[mb]);

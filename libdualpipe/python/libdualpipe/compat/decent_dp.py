@@ -529,7 +529,9 @@ class _Updates:
                 optimizer.step()
                 return
             scaler.step(optimizer)
-        if bucket + 1 == lib.dp_mixer_bucket_count(self.mixer):
+        report = ffi.new("struct dp_mixer_report *")
+        lib.dp_mixer_report(self.mixer, report)
+        if bucket + 1 == report.buckets:
             scaler.update()
 
     def _call_hook(self, optimizer: Any, iteration: int) -> None:
