@@ -509,8 +509,10 @@ static void a_call_holds_back_no_call_of_another_stream(void **state)
 {
     struct gate gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
-    if (dp_device_host_accessible(dev))
-        skip(); /* a call takes one of its workers, of which there may be none */
+    if (dp_device_host_accessible(dev)) {
+        print_message("a call takes one of the host's workers, of which there may be one only\n");
+        skip();
+    }
     struct dp_device_stream *waits = new_stream(), *opens = new_stream();
     assert_int_equal(dp_device_call(waits, pass_gate, &gate), 0);
     assert_int_equal(dp_device_call(opens, open_gate, &gate), 0);
