@@ -205,17 +205,13 @@ it slurm_variables
 it slurm_batch_script
 it pmix_variables
 sed 's/the/THE/' text >another
-it ranks_that_differ_say \
-    'bytes of --data are those of rank 0 (1: yes, 0: no): all ranks must agree; rank 0 has 1, but rank 1 has 0' \
-    text '' another ''
-it ranks_that_differ_say '--blocks, number 0: all ranks must agree; rank 0 has 2, but rank 1 has 3' \
-    text '--layers 4 --blocks 2,2' text '--layers 4 --blocks 3,1'
 of_rank_0='as rank 0 has it (1: yes, 0: no): all ranks must agree; rank 0 has 1, but rank 1 has 0'
+it ranks_that_differ_say "--data is $(wc -c <text) bytes with the digest " text '' another ''
+it ranks_that_differ_say "--blocks is 2,2, $of_rank_0" text '--layers 4 --blocks 2,2' text '--layers 4 --blocks 3,1'
 it ranks_that_differ_say "--lr is 1, $of_rank_0" text '--lr 1' text '--lr 1.5'
 it ranks_that_differ_say '--survive (1: yes, 0: no): all ranks must agree; rank 0 has 0, but rank 1 has 1' \
     text '-s dualpipe' text '-s dualpipe --survive'
 it ranks_that_differ_say "--tie-embeddings is not set, $of_rank_0" text '' text --tie-embeddings
 it ranks_that_differ_say "--save is not set, $of_rank_0" text '' text '--save a'
-it ranks_that_differ_say 'length of --blocks: all ranks must agree; rank 0 has 2, but rank 1 has 0' \
-    text '--layers 4 --blocks 2,2' text '--layers 4'
+it ranks_that_differ_say "--blocks is 2,2, $of_rank_0" text '--layers 4 --blocks 2,2' text '--layers 4'
 finish

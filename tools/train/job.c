@@ -22,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPTIONS_MOST = 96, OPTION_LEN = 128 }; /* that ranks compare */
+enum { LINES_MOST = 96, LINE_LEN = 120 }; /* that ranks compare */
 enum { MEASURE_EVERY = 10 }; /* steps; collecting a step's times costs far less than a step */
 
 struct job {
@@ -80,84 +80,73 @@ static void take_parts(struct job *j)
 
 /* ---- what ranks compare ------------------------------------------------------------------------ */
 
-/* Line i of what all ranks must have the same, "--lr is 1"; "": there are fewer. A flag has no text, set
- * or not. */
-static void write_option(const struct job *j, int i, char line[static OPTION_LEN])
+/* What all ranks must have the same: a sentence, with a digest of all that is in it. */
+struct line {
+    uint64_t digest;
+    char text[LINE_LEN];
+};
+
+static int add_line(struct line *lines, int at, const char *name, const char *value)
+{
+    struct line *l = &lines[at];
+
+    snprintf(l->text, sizeof(l->text), "--%s is %.64s", name, value);
+    l->digest = digest_bytes(DIGEST_BEGIN, value, strlen(value));
+    return at + 1;
+}
+
+/* A flag has no text, set or not. */
+static int list_lines(const struct job *j, struct line lines[static LINES_MOST])
 {
     static const char *const sums[] = {"all-reduce", "reduce-scatter", "a graph"};
     const struct settings *s = j->s;
+    char value[VALUE_LEN], text[64], step[32];
+    struct setting a;
+
+    snprintf(text, sizeof(text), "%zu bytes with the digest %016" PRIx64, j->text->len, j->text->digest);
+    snprintf(step, sizeof(step), "%" PRIu64, s->from.step);
     const char *const firsts[][2] = {{"mix", sums[s->how.sums]},
                                      {"device", settings_on_cuda(s) ? "cuda" : "cpu"},
                                      {"transport nccl", settings_by_nccl(s) ? "set" : "not set"},
-                                     {"save", s->how.checkpoint.folder ? "set" : "not set"}};
-    const int count = sizeof(firsts) / sizeof(firsts[0]);
-    char value[VALUE_LEN];
-    struct setting a;
+                                     {"save", s->how.checkpoint.folder ? "set" : "not set"},
+                                     {"data", text},
+                                     {"resume after steps", step}};
+    int count = 0;
 
-    memset(line, 0, OPTION_LEN);
-    if (i < count)
-        snprintf(line, OPTION_LEN, "--%s is %s", firsts[i][0], firsts[i][1]);
-    for (int k = 0, at = count; i >= at && settings_option(k, &a); k++)
-        if (a.marks & (KEPT | COMPARED) && at++ == i)
-            snprintf(line, OPTION_LEN, "--%s is %.64s", a.name,
-                     !settings_value(&a, s, 17, value) ? "not set" : *value ? value : "set");
+    for (size_t i = 0; i < sizeof(firsts) / sizeof(firsts[0]); i++)
+        count = add_line(lines, count, firsts[i][0], firsts[i][1]);
+    for (int i = 0; count < LINES_MOST && settings_option(i, &a); i++)
+        if (a.marks & (KEPT | COMPARED))
+            count = add_line(lines, count, a.name,
+                             !settings_value(&a, s, 17, value) ? "not set" : *value ? value : "set");
+    return count;
 }
 
-/* The first line that differs on any rank is the one that all agree about: rank 0's lines are every
- * rank's. */
-static int compare_options(const struct job *j, struct dp_comm *comm)
+/* Ranks that were started apart from each other may have been told different things: DP_EMISMATCH on
+ * all ranks of comm. The first line that differs on any rank is the one that all agree about. */
+static int compare(const struct job *j, struct dp_comm *comm)
 {
-    char mine[OPTION_LEN] = "-", what[OPTION_LEN + 64];
-    uint64_t first[OPTIONS_MOST], own[OPTIONS_MOST] = {0};
-    int64_t at = 0, least = OPTIONS_MOST;
+    struct line own[LINES_MOST] = {0}, first[LINES_MOST];
+    const int count = comm ? list_lines(j, own) : 0;
+    int64_t at = 0, least = count;
     struct dp_request least_of_all;
+    char what[LINE_LEN + 64];
 
-    for (int i = 0; i < OPTIONS_MOST && *mine; i++) {
-        write_option(j, i, mine);
-        own[i] = digest_bytes(DIGEST_BEGIN, mine, strlen(mine));
-    }
+    if (!comm)
+        return 0;
     memcpy(first, own, sizeof(first));
     int err = dp_comm_broadcast(comm, first, sizeof(first), 0);
-    while (at < OPTIONS_MOST && own[at] == first[at])
+    while (at < count && own[at].digest == first[at].digest)
         at++;
     if (!err)
         err = dp_comm_iallreduce(comm, &at, &least, 1, (DLDataType){kDLInt, 64, 1}, DP_REDUCE_MIN,
                                  &least_of_all);
     if (!err)
         err = dp_comm_wait(comm, &least_of_all, -1);
-    if (err || least == OPTIONS_MOST)
+    if (err || least == count)
         return err;
-    write_option(j, (int)least, mine);
-    err = dp_comm_broadcast(comm, mine, sizeof(mine), 0);
-    snprintf(what, sizeof(what), "%s, as rank 0 has it (1: yes, 0: no)", mine);
-    return err ? err : dp_comm_agree(comm, what, at != least);
-}
-
-/* Ranks that were started apart from each other may have been told different things: DP_EMISMATCH on
- * all ranks of comm. */
-static int compare(const struct job *j, struct dp_comm *comm)
-{
-    uint64_t first = j->text->digest;
-    char what[32];
-    int err = comm ? compare_options(j, comm) : 0;
-    const struct {
-        const char *what;
-        uint64_t value;
-    } numbers[] = {{"length of --blocks", (uint64_t)j->s->blocks.count},
-                   {"the step of --resume", j->s->from.step},
-                   {"length of --data", j->text->len}};
-
-    for (size_t i = 0; comm && !err && i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        err = dp_comm_agree(comm, numbers[i].what, numbers[i].value);
-    for (int i = 0; comm && !err && i < j->s->blocks.count; i++) {
-        snprintf(what, sizeof(what), "--blocks, number %d", i);
-        err = dp_comm_agree(comm, what, (uint64_t)j->s->blocks.items[i]);
-    }
-    if (!err && comm)
-        err = dp_comm_broadcast(comm, &first, sizeof(first), 0);
-    return err || !comm ? err
-                        : dp_comm_agree(comm, "bytes of --data are those of rank 0 (1: yes, 0: no)",
-                                        j->text->digest == first);
+    snprintf(what, sizeof(what), "%s, as rank 0 has it (1: yes, 0: no)", first[least].text);
+    return dp_comm_agree(comm, what, at != least);
 }
 
 /* Whether all ranks of comm live: the same answer on all that do. */

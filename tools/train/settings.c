@@ -184,7 +184,7 @@ static const struct arg schedule_args[] = {
     {"device-share", OF_TRAINER, .fallback = "0"},
     {"delay-update", OF_TRAINER, .marks = KEPT},
     {"blocks", 0, "LIST", "blocks of each stage, as in 1,3,3,1 (default: the same number)", ARG_PARSE,
-     AT(blocks), .parse = block_list_parse, .marks = LAYOUT},
+     AT(blocks), .parse = block_list_parse, .marks = LAYOUT | COMPARED},
     {"plan", 0, "FILE", "what 'dualpipe plan' has written: all of the above, and the model",
      ARG_STRING, AT(plan)},
     {"execution", 0, NULL, "what decides which op comes next; messages: with --schedule async",

@@ -669,47 +669,15 @@ static bool check_outputs(const struct settings *s)
     return good;
 }
 
-/* A file in the folder, of one byte: 0, or the errno of what was refused. */
-static int try_to_write(const char *folder)
-{
-    char path[CHECKPOINT_PATH];
-
-    if (snprintf(path, sizeof(path), "%s/probe-XXXXXX", folder) >= (int)sizeof(path))
-        return ENAMETOOLONG;
-    int fd = mkstemp(path);
-    if (fd < 0)
-        return errno;
-    int err = write(fd, "", 1) == 1 ? 0 : errno;
-    if (close(fd) && !err)
-        err = errno;
-    unlink(path);
-    return err;
-}
-
-/* The folder of --save is made and given up again if it is not there. What permissions do not tell (a
- * file system that is full, or takes no files) is known before any step is taken. */
+/* The folder of --save is looked at when it is locked. */
 static bool check_folders(const struct settings *s)
 {
-    const char *folder = s->how.checkpoint.folder, *state = s->offload.folder;
-    struct stat there;
-    int err = 0;
+    const char *state = s->offload.folder;
 
-    if (refuse_if(s->how.checkpoint.every && !folder, "--save-every %d: expected --save, the folder for "
-                  "checkpoints", (int)s->how.checkpoint.every))
-        return false;
-    if (folder) {
-        const bool exists = !stat(folder, &there);
-        err = exists && !S_ISDIR(there.st_mode) ? ENOTDIR
-              : !exists && mkdir(folder, 0777)  ? errno
-                                                : try_to_write(folder);
-        if (!exists)
-            rmdir(folder);
-    }
-    if (refuse_if(err, "--save %s: %s; expected a folder that can be written", folder, strerror(err)))
-        return false;
-    err = *state ? try_to_write(state) : 0;
-    return !refuse_if(err, "--offload optimizer=%s: %s; expected a folder that can be written", state,
-                      strerror(err));
+    return !(refuse_if(s->how.checkpoint.every && !s->how.checkpoint.folder, "--save-every %d: expected "
+                       "--save, the folder for checkpoints", (int)s->how.checkpoint.every) ||
+             refuse_if(*state && access(state, W_OK | X_OK), "--offload optimizer=%s: %s; expected a "
+                       "folder that can be written", state, strerror(errno)));
 }
 
 /* ---- all of it --------------------------------------------------------------------------------- */

@@ -125,34 +125,39 @@ static bool is_locked(int fd)
 }
 
 /* For the one that comes second: "process 1234 on HOST". */
-static void sign(int fd)
+static bool sign(int fd)
 {
     char host[HOST_NAME_MAX + 1] = "";
 
     gethostname(host, HOST_NAME_MAX);
-    if (!ftruncate(fd, 0))
-        dprintf(fd, "process %ld on %s", (long)getpid(), host);
+    return !ftruncate(fd, 0) && dprintf(fd, "process %ld on %s", (long)getpid(), host) > 0;
 }
 
 /* One job at a time saves below a folder: two of them would name their files alike, and a checkpoint of
- * the one have files of the other. Make the folder if it is not there, and lock DIR/.lock, on every
- * machine that sees the folder. The lock is that of this process and of those that it forks, and ends
- * with the last of them. On a file system without locks there is none. false, after one line, if another
- * job has it. */
-static bool lock_folder(const char *dir)
+ * the one have files of the other. Make the folder if it is not there, and by the first rank lock
+ * DIR/.lock, on every machine that sees the folder. The lock is that of this process and of those that
+ * it forks, and ends with the last of them. On a file system without locks there is none. What
+ * permissions do not tell (a file system that is full, or takes no files) is known before any step is
+ * taken. false, after one line, if the folder cannot be written or another job has it. */
+static bool lock_folder(const char *dir, bool is_first)
 {
     char path[CHECKPOINT_PATH], other[HOST_NAME_MAX + 64] = "";
 
     mkdir(dir, 0777); /* if it fails, so does open */
-    if (snprintf(path, sizeof(path), "%s/.lock", dir) >= (int)sizeof(path))
-        return command_misused("--save %s: %s", dir, strerror(ENAMETOOLONG)), false;
-    int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return command_misused("--save %s: cannot open .lock: %s", dir, strerror(errno)), false;
-    if (!is_locked(fd)) {
-        sign(fd);
+    errno = ENAMETOOLONG;
+    int fd = snprintf(path, sizeof(path), "%s/.lock", dir) >= (int)sizeof(path)
+                 ? -1
+                 : open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    const bool is_open = fd >= 0, is_taken = is_open && is_first && is_locked(fd);
+    if (is_open && !is_first) {
+        close(fd);
         return true;
     }
+    if (is_open && !is_taken && sign(fd))
+        return true;
+    if (!is_taken)
+        return command_misused("--save %s: %s; expected a folder that can be written, with a file .lock",
+                               dir, strerror(errno)), false;
     if (read(fd, other, sizeof(other) - 1) < 1)
         snprintf(other, sizeof(other), "a process");
     command_misused("--save %s: another job saves there, %s; expected a folder that no other job saves "
@@ -175,7 +180,7 @@ static int run_all(struct run *run, struct dp_comm_config *started)
     if (started->size && s->restarts)
         return command_misused("--restart: expected ranks that this command starts; these were started "
                                "from outside");
-    if (s->how.checkpoint.folder && !started->rank && !lock_folder(s->how.checkpoint.folder))
+    if (s->how.checkpoint.folder && !lock_folder(s->how.checkpoint.folder, !started->rank))
         return EXIT_USAGE;
     if (settings_started(s) == 1)
         return run_alone(run);
