@@ -4,17 +4,14 @@
  */
 #include "cmocka_all.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
-enum { MOST = 100 };
+enum { MOST = 200 };
 
 static struct CMUnitTest cases[MOST];
 static int lines[MOST];
 static size_t count;
 
 /* Constructors come in any order. */
-void add_case(int line, const char *name, CMUnitTestFunction function)
+void add_case(int line, struct CMUnitTest test)
 {
     size_t at = count++;
 
@@ -26,7 +23,7 @@ void add_case(int line, const char *name, CMUnitTestFunction function)
         cases[at] = cases[at - 1];
         lines[at] = lines[at - 1];
     }
-    cases[at] = (struct CMUnitTest){.name = name, .test_func = function};
+    cases[at] = test;
     lines[at] = line;
 }
 
@@ -37,6 +34,11 @@ int run_cases(CMFixtureFunction set_up, CMFixtureFunction take_down)
         return 77;
     }
     return _cmocka_run_group_tests("cases", cases, count, set_up, take_down);
+}
+
+int run_titled_cases(const char *title)
+{
+    return _cmocka_run_group_tests(title, cases, count, NULL, NULL);
 }
 
 __attribute__((weak)) int main(void)

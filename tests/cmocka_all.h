@@ -1,14 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cmocka_all.h - cmocka with the headers it wants before itself.
+ * cmocka_all.h - cmocka with the headers it wants before itself, and those of C and POSIX that most tests want.
  */
 #ifndef DP_TESTS_CMOCKA_ALL_H
 #define DP_TESTS_CMOCKA_ALL_H
 
+#include "quiet.h"
+
+#include <errno.h>
+#include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 /* A case of the program, without a list of them: they are run in the order of their lines, by run_cases,
@@ -17,14 +28,22 @@
  *      CASE(a_failure_keeps_its_sentence)
  *      {
  */
-#define CASE(name)                                                                                      \
+#define CASE(name) CASE_BETWEEN(name, NULL, NULL)
+
+/* The same with what is called before it and after it; either may be NULL. */
+#define CASE_BETWEEN(name, before, after)                                                               \
     static void name(void **state);                                                                     \
-    __attribute__((constructor)) static void add_##name(void) { add_case(__LINE__, #name, name); }      \
+    __attribute__((constructor)) static void add_##name(void)                                           \
+    {                                                                                                   \
+        add_case(__LINE__, (struct CMUnitTest)cmocka_unit_test_setup_teardown(name, before, after));    \
+    }                                                                                                   \
     static void name(void **state)
 
-void add_case(int line, const char *name, CMUnitTestFunction function);
+void add_case(int line, struct CMUnitTest test);
 /* Between what sets up all of them and what takes it down, which may be NULL; the status of the program. */
 int run_cases(CMFixtureFunction set_up, CMFixtureFunction take_down);
+/* For a program that runs them several times: under a title, and how many failed. */
+int run_titled_cases(const char *title);
 
 /* The main of a program that has such two. */
 #define RUN_CASES(set_up, take_down)                                                                    \

@@ -6,13 +6,9 @@
 #include "cmocka_all.h"
 
 #include "unit/comm/comm_group.h"
-#include "quiet.h"
 
 #include <dualpipe/asyncpipe.h>
 #include <dualpipe/batch_step.h>
-
-#include <stdlib.h>
-#include <string.h>
 
 enum { RANKS = 2, EVERYWHERE = -1, MOST = 8, BUILD_FAILED = -77 };
 static const int64_t deadline_ns = INT64_C(20000000000);

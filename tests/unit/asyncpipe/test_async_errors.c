@@ -5,12 +5,8 @@
  * rank is at fault the others learn its sentence. A3 and A9 are legal here, which is tried too.
  */
 #include "unit/pipeline/pipeline_wrong.h"
-#include "quiet.h"
 
 #include <dualpipe/partition.h>
-
-#include <stdlib.h>
-#include <string.h>
 
 static const struct dp_schedule_spec async = {
     .kind = DP_SCHEDULE_ASYNC, .ranks = RANKS, .microbatches = 4};

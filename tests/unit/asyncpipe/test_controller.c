@@ -5,12 +5,8 @@
 #include "cmocka_all.h"
 
 #include "unit/comm/comm_group.h"
-#include "quiet.h"
 
 #include <dualpipe/asyncpipe.h>
-
-#include <stdint.h>
-#include <stdlib.h>
 
 #define DEADLINE_NS INT64_C(20000000000)
 #define SHORT_NS INT64_C(300000000)

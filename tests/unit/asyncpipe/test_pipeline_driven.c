@@ -11,8 +11,6 @@
 
 #include <poll.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { STEPS = 2, ORDERS = 1000, RANKS = 4, ROOM = 4096 };
 static const int64_t deadline_ns = INT64_C(60000000000);

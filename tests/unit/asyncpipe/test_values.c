@@ -11,13 +11,9 @@
 #include "cmocka_all.h"
 
 #include "unit/comm/comm_group.h"
-#include "quiet.h"
 
 #include <dualpipe/pipeline.h>
 #include <dualpipe/asyncpipe.h>
-
-#include <stdlib.h>
-#include <string.h>
 
 #define DEADLINE_NS INT64_C(20000000000)
 

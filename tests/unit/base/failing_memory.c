@@ -5,8 +5,6 @@
 
 #include <dualpipe/dualpipe.h>
 
-#include <stdlib.h>
-
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
 void *__real_realloc(void *p, size_t size);

@@ -14,11 +14,6 @@
 #include <dualpipe/topology.h>
 #include <dualpipe/tuning.h>
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 CASE(a_failure_keeps_its_sentence)
 {
     assert_int_equal(dp_fail_quietly(DP_EINVAL, "ranks: %d", 3), DP_EINVAL);

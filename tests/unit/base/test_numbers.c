@@ -17,11 +17,6 @@
 #include <dualpipe/tuning.h>
 
 #include <locale.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 /* Only A has a lower-case letter: Turkish is similar, with I. */
 static const char locale_source[] = "LC_NUMERIC\ndecimal_point \",\"\nthousands_sep \".\"\n"

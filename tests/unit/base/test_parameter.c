@@ -4,8 +4,6 @@
 
 #include <dualpipe/parameter.h>
 
-#include <string.h>
-
 static const DLDataType float32 = {kDLFloat, 32, 1}, float64 = {kDLFloat, 64, 1};
 static const DLDataType bfloat16 = {kDLBfloat, 16, 1}, int32 = {kDLInt, 32, 1};
 static float memory[4][24];

@@ -8,11 +8,7 @@
 #include "base/shared.h"
 
 #include <pthread.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static const size_t HUGE_PAGE = (size_t)2 << 20;
 

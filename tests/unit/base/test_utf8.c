@@ -15,10 +15,6 @@
 #include <dualpipe/topology.h>
 #include <dualpipe/tuning.h>
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static void drop_message(void *user, enum dp_log_level level, const char *line)
 {
 }

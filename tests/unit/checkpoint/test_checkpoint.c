@@ -15,14 +15,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static const DLDataType float32 = {kDLFloat, 32, 1}, int64 = {kDLInt, 64, 1}, uint8 = {kDLUInt, 8, 1};
 static char dir[SCRATCH_LEN];

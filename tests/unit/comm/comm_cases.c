@@ -3,8 +3,6 @@
 
 #include "comm_cases.h"
 
-#include <stdlib.h>
-
 static const char *const what_lacks[] = {
     "its messages have no tags, and their lengths are not checked",
     "it has no receives from any rank",

@@ -11,8 +11,6 @@
 
 #include <dualpipe/survival.h>
 
-#include <stdlib.h>
-
 static const int64_t LONG_NS = 20 * DP_NS_PER_S;
 
 /* ---- messages ------------------------------------------------------------------------------ */

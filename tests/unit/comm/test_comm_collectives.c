@@ -13,10 +13,6 @@
 #include "comm/internal.h"
 #include <dualpipe/memory.h>
 
-#include <math.h>
-#include <signal.h>
-#include <stdlib.h>
-
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 enum { SMALL = DP_COLLECTIVE_SMALL };
 

@@ -13,10 +13,6 @@
 
 #include <dualpipe/nccl.h>
 
-#include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 /* A rank that begins to wait only after another one has given up is taken for the culprit: a deadline
  * that leaves a busy machine time to start all of them. */
 static const int64_t LONG_NS = 20 * DP_NS_PER_S, SHORT_NS = DP_NS_PER_S;

@@ -13,8 +13,6 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 static const DLDataType int64 = {kDLInt, 64, 1};
@@ -52,7 +50,7 @@ static int split_by_parity(struct dp_comm *comm, void *arg)
     return !sum_of(comm, 1, &sum) && sum == size ? 0 : -1;
 }
 
-static void a_split_orders_ranks_by_key(void **state)
+CASE(a_split_orders_ranks_by_key)
 {
     for (int size = 1; size <= 5; size += 2)
         on_kinds_with(NEEDS_PARTS, size, LONG_NS, split_by_parity, NULL);
@@ -84,7 +82,7 @@ static int keep_apart(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void messages_of_two_communicators_never_match(void **state)
+CASE(messages_of_two_communicators_never_match)
 {
     on_kinds_with(NEEDS_PARTS, 2, LONG_NS, keep_apart, NULL);
 }
@@ -118,7 +116,7 @@ static int make_grid(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_grid_has_a_communicator_for_each_axis(void **state)
+CASE(a_grid_has_a_communicator_for_each_axis)
 {
     on_kinds_with(NEEDS_PARTS, 6, LONG_NS, make_grid, NULL);
 }
@@ -148,7 +146,7 @@ static int fail_in_group(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_failure_in_a_group_ends_the_family(void **state)
+CASE(a_failure_in_a_group_ends_the_family)
 {
     on_kinds_with(NEEDS_PARTS, 3, LONG_NS, fail_in_group, NULL);
 }
@@ -226,7 +224,7 @@ static int any_order(struct dp_comm *comm, void *arg)
     return err;
 }
 
-static void messages_of_any_rank_arrive_in_the_order_of_their_sender(void **state)
+CASE(messages_of_any_rank_arrive_in_the_order_of_their_sender)
 {
     for (uint64_t seed = 0; seed < 3; seed++)
         on_kinds_with(NEEDS_ANY, seed ? 2 + (int)seed : 2, LONG_NS, any_order, &seed);
@@ -263,7 +261,7 @@ static int any_details(struct dp_comm *comm, void *arg)
     return dp_comm_wait(comm, &any, -1);
 }
 
-static void a_receive_from_any_returns_its_source(void **state)
+CASE(a_receive_from_any_returns_its_source)
 {
     on_kinds_with(NEEDS_ANY, 2, LONG_NS, any_details, NULL);
 }
@@ -290,7 +288,7 @@ static int be_busy(struct dp_comm *comm, void *arg)
     return dp_comm_busy(comm, 0);
 }
 
-static void a_busy_rank_is_waited_for(void **state)
+CASE(a_busy_rank_is_waited_for)
 {
     on_all_kinds(2, LONG_NS, be_busy, NULL);
 }
@@ -314,7 +312,7 @@ static int interrupt_wait(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_poll_function_ends_a_wait(void **state)
+CASE(a_poll_function_ends_a_wait)
 {
     on_all_kinds(2, LONG_NS, interrupt_wait, NULL);
 }
@@ -352,7 +350,7 @@ static int ask_and_answer(struct dp_comm *comm, void *arg)
     return dp_comm_barrier(comm);
 }
 
-static void an_answer_comes_by_the_connection_of_the_question(void **state)
+CASE(an_answer_comes_by_the_connection_of_the_question)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;
@@ -383,7 +381,7 @@ static int interrupt_reset(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_poll_function_ends_a_reset(void **state)
+CASE(a_poll_function_ends_a_reset)
 {
     atomic_bool *is_over = mmap(NULL, sizeof(*is_over), PROT_READ | PROT_WRITE,
                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -422,7 +420,7 @@ static int abort_without_rank_0(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void an_abort_in_a_part_is_heard_after_rank_0_has_left(void **state)
+CASE(an_abort_in_a_part_is_heard_after_rank_0_has_left)
 {
     on_kinds_with(NEEDS_END, 4, LONG_NS, abort_without_rank_0, NULL);
 }
@@ -444,7 +442,7 @@ static int send_to_rank_0_that_left(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_long_send_to_a_rank_that_has_left_fails(void **state)
+CASE(a_long_send_to_a_rank_that_has_left_fails)
 {
     on_kinds_with(NEEDS_END, 2, LONG_NS, send_to_rank_0_that_left, NULL);
 }
@@ -473,7 +471,7 @@ static int pass_around(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_ring_of_many_ranks_opens_files_for_neighbours_only(void **state)
+CASE(a_ring_of_many_ranks_opens_files_for_neighbours_only)
 {
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;
@@ -481,25 +479,4 @@ static void a_ring_of_many_ranks_opens_files_for_neighbours_only(void **state)
             assert_int_equal(
                 kind->run(kind, 64, LONG_NS, pass_around, (void *)(uintptr_t)kind, &killed), 0);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_split_orders_ranks_by_key),
-        cmocka_unit_test(messages_of_two_communicators_never_match),
-        cmocka_unit_test(a_grid_has_a_communicator_for_each_axis),
-        cmocka_unit_test(a_failure_in_a_group_ends_the_family),
-        cmocka_unit_test(messages_of_any_rank_arrive_in_the_order_of_their_sender),
-        cmocka_unit_test(a_receive_from_any_returns_its_source),
-        cmocka_unit_test(an_abort_in_a_part_is_heard_after_rank_0_has_left),
-        cmocka_unit_test(a_long_send_to_a_rank_that_has_left_fails),
-        cmocka_unit_test(a_busy_rank_is_waited_for),
-        cmocka_unit_test(a_poll_function_ends_a_wait),
-        cmocka_unit_test(an_answer_comes_by_the_connection_of_the_question),
-        cmocka_unit_test(a_poll_function_ends_a_reset),
-        cmocka_unit_test(a_ring_of_many_ranks_opens_files_for_neighbours_only),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

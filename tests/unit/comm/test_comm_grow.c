@@ -11,12 +11,8 @@
 
 #include <dualpipe/survival.h>
 
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;
 static const DLDataType int64 = {kDLInt, 64, 1};

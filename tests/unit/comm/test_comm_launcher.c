@@ -6,9 +6,6 @@
 
 #include "comm/settings.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static const char *const *variables; /* NAME=value ..., NULL */
 
 static const char *get_variable(const char *name)

@@ -19,12 +19,8 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <netdb.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 /* ---- processes that open a comm ------------------------------------------------------------------ */
 

@@ -6,11 +6,9 @@
 #include "comm_group.h"
 
 #include "base/clock.h"
-#include "quiet.h"
 
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
 static const int64_t deadline_ns = 20 * DP_NS_PER_S;

@@ -12,9 +12,6 @@
 #include "comm/comm_ops.h"
 #include "survival/survival.h"
 
-#include <signal.h>
-#include <stdlib.h>
-
 static const int64_t LONG_NS = 20 * DP_NS_PER_S;
 static const DLDataType float32 = {kDLFloat, 32, 1};
 

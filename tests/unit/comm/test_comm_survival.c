@@ -12,11 +12,8 @@
 #include "survival/survival.h"
 
 #include <poll.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/time.h>
-#include <unistd.h>
 
 static const int64_t LONG_NS = 20 * DP_NS_PER_S;
 static const DLDataType int64 = {kDLInt, 64, 1};

@@ -16,9 +16,6 @@
 #endif
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* Asking for more memory than there is must fail, not end the program. */
 DP_PUBLIC const char *__asan_default_options(void);
@@ -87,7 +84,7 @@ static void fill(char *bytes, size_t count, uint64_t seed)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static void memory_is_aligned_whatever_its_size(void **state)
+CASE(memory_is_aligned_whatever_its_size)
 {
     static const size_t sizes[] = {0, 1, 255, 256, 4097, (2 << 20) - 1, 2 << 20, (5 << 20) + 3};
 
@@ -104,7 +101,7 @@ static void memory_is_aligned_whatever_its_size(void **state)
     dp_device_free(dev, DP_MEMORY_SHARED, NULL);
 }
 
-static void shared_memory_of_the_host_is_found_as_such(void **state)
+CASE(shared_memory_of_the_host_is_found_as_such)
 {
     char *p = new_buffer(DP_MEMORY_SHARED, 100000);
     struct dp_shared_place place;
@@ -114,7 +111,7 @@ static void shared_memory_of_the_host_is_found_as_such(void **state)
     assert_false(dp_shared_find(p, 1, &place));
 }
 
-static void too_much_memory_is_refused_with_its_size(void **state)
+CASE(too_much_memory_is_refused_with_its_size)
 {
     void *p = &p;
 
@@ -128,7 +125,7 @@ static void too_much_memory_is_refused_with_its_size(void **state)
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-static void bytes_survive_copies_through_every_kind_of_memory(void **state)
+CASE(bytes_survive_copies_through_every_kind_of_memory)
 {
     static const size_t sizes[] = {0, 1, 63, 4097, 300000, (1 << 20) + 7, (9 << 20) + 3};
     enum { SHIFT = 5, GUARD = 64 };
@@ -158,7 +155,7 @@ static void bytes_survive_copies_through_every_kind_of_memory(void **state)
     dp_device_stream_free(s);
 }
 
-static void zero_clears_its_bytes_and_no_others(void **state)
+CASE(zero_clears_its_bytes_and_no_others)
 {
     static const size_t sizes[] = {0, 1, 100, 70000, 3 << 20};
     struct dp_device_stream *s = new_stream();
@@ -183,7 +180,7 @@ static void zero_clears_its_bytes_and_no_others(void **state)
     dp_device_stream_free(s);
 }
 
-static void a_stream_keeps_its_order_over_more_copies_than_fit_its_queue(void **state)
+CASE(a_stream_keeps_its_order_over_more_copies_than_fit_its_queue)
 {
     enum { COPIES = 2000, BYTES = 20000 };
     char *ping = new_buffer(DP_MEMORY_DEVICE, 2 * BYTES);
@@ -213,7 +210,7 @@ static void sleep_for(void *ns)
     nanosleep(&(struct timespec){.tv_nsec = (long)*(int64_t *)ns}, NULL);
 }
 
-static void an_event_never_recorded_holds_nothing_back(void **state)
+CASE(an_event_never_recorded_holds_nothing_back)
 {
     struct dp_device_event *event = new_event();
     struct dp_device_stream *s = new_stream();
@@ -228,7 +225,7 @@ static void an_event_never_recorded_holds_nothing_back(void **state)
     dp_device_stream_free(NULL);
 }
 
-static void an_event_outlives_its_stream_and_work_given_is_done(void **state)
+CASE(an_event_outlives_its_stream_and_work_given_is_done)
 {
     enum { BYTES = 6 << 20 };
     char *from = new_buffer(DP_MEMORY_PINNED, BYTES), *to = new_buffer(DP_MEMORY_PINNED, BYTES);
@@ -249,7 +246,7 @@ static void an_event_outlives_its_stream_and_work_given_is_done(void **state)
     dp_device_free(dev, DP_MEMORY_PINNED, to);
 }
 
-static void timed_events_tell_how_long_the_work_between_them_took(void **state)
+CASE(timed_events_tell_how_long_the_work_between_them_took)
 {
     enum { SLEEP_NS = 3000000 };
     struct dp_device_stream *s = new_stream();
@@ -279,7 +276,7 @@ static void timed_events_tell_how_long_the_work_between_them_took(void **state)
     dp_device_stream_free(s);
 }
 
-static void a_wait_holds_to_the_record_it_was_given_for(void **state)
+CASE(a_wait_holds_to_the_record_it_was_given_for)
 {
     enum { BYTES = 4 << 20 };
     char *a = new_buffer(DP_MEMORY_PINNED, BYTES), *b = new_buffer(DP_MEMORY_DEVICE, BYTES);
@@ -384,7 +381,7 @@ static void run_program(uint64_t seed, size_t block_bytes)
     free(p.oracle);
 }
 
-static void any_program_ordered_by_events_is_as_if_done_in_one_row(void **state)
+CASE(any_program_ordered_by_events_is_as_if_done_in_one_row)
 {
     for (uint64_t seed = 1; seed <= 6; seed++)
         run_program(seed, 40000);
@@ -416,7 +413,7 @@ static void *run_own_stream(void *arg)
     return NULL;
 }
 
-static void threads_use_one_device_each_with_its_own_stream(void **state)
+CASE(threads_use_one_device_each_with_its_own_stream)
 {
     enum { THREADS = 4 };
     pthread_t threads[THREADS];
@@ -444,7 +441,7 @@ static void add_up(void *user)
         *sum->to += sum->from[i];
 }
 
-static void a_call_comes_between_what_was_queued_before_and_behind_it(void **state)
+CASE(a_call_comes_between_what_was_queued_before_and_behind_it)
 {
     enum { COUNT = 1 << 20, ROUNDS = 8 };
     int *from = (int *)new_buffer(DP_MEMORY_PINNED, COUNT * sizeof(int));
@@ -505,7 +502,7 @@ static void pass_gate(void *user)
 }
 
 /* The stand-ins make host functions of the driver one at a time. */
-static void a_call_holds_back_no_call_of_another_stream(void **state)
+CASE(a_call_holds_back_no_call_of_another_stream)
 {
     struct gate gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
@@ -523,7 +520,7 @@ static void a_call_holds_back_no_call_of_another_stream(void **state)
     dp_device_stream_free(opens);
 }
 
-static void streams_of_every_priority_do_their_work(void **state)
+CASE(streams_of_every_priority_do_their_work)
 {
     enum { COUNT = 3, BYTES = 3 << 20 };
     struct dp_device_stream *s[COUNT];
@@ -546,7 +543,7 @@ static void streams_of_every_priority_do_their_work(void **state)
     dp_device_free(dev, DP_MEMORY_PINNED, to);
 }
 
-static void memory_that_exists_is_registered_and_copied(void **state)
+CASE(memory_that_exists_is_registered_and_copied)
 {
     enum { BYTES = 1 << 20 };
     char *mine = aligned_alloc(4096, BYTES), *there = new_buffer(DP_MEMORY_DEVICE, BYTES);
@@ -570,7 +567,7 @@ static void memory_that_exists_is_registered_and_copied(void **state)
     free(back);
 }
 
-static void device_memory_is_counted_and_limited(void **state)
+CASE(device_memory_is_counted_and_limited)
 {
     struct dp_device_usage before, now;
     void *a, *b;
@@ -619,7 +616,7 @@ static void take_back(void *user, void *ptr)
     lender->is_lent = false;
 }
 
-static void device_memory_comes_from_the_given_allocator_and_goes_back_there(void **state)
+CASE(device_memory_comes_from_the_given_allocator_and_goes_back_there)
 {
     enum { BYTES = 100 };
     struct lender lender = {0};
@@ -645,7 +642,7 @@ static void device_memory_comes_from_the_given_allocator_and_goes_back_there(voi
     assert_int_equal(now.bytes, before.bytes);
 }
 
-static void another_devices_event_is_refused(void **state)
+CASE(another_devices_event_is_refused)
 {
     struct dp_device *other;
     struct dp_device_stream *s = new_stream(), *t;
@@ -665,39 +662,13 @@ static void another_devices_event_is_refused(void **state)
 
 /* ---- the devices ----------------------------------------------------------------------------- */
 
-static int run_suite(const char *title)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_aligned_whatever_its_size),
-        cmocka_unit_test(shared_memory_of_the_host_is_found_as_such),
-        cmocka_unit_test(too_much_memory_is_refused_with_its_size),
-        cmocka_unit_test(bytes_survive_copies_through_every_kind_of_memory),
-        cmocka_unit_test(zero_clears_its_bytes_and_no_others),
-        cmocka_unit_test(a_stream_keeps_its_order_over_more_copies_than_fit_its_queue),
-        cmocka_unit_test(an_event_never_recorded_holds_nothing_back),
-        cmocka_unit_test(an_event_outlives_its_stream_and_work_given_is_done),
-        cmocka_unit_test(timed_events_tell_how_long_the_work_between_them_took),
-        cmocka_unit_test(a_wait_holds_to_the_record_it_was_given_for),
-        cmocka_unit_test(any_program_ordered_by_events_is_as_if_done_in_one_row),
-        cmocka_unit_test(threads_use_one_device_each_with_its_own_stream),
-        cmocka_unit_test(a_call_comes_between_what_was_queued_before_and_behind_it),
-        cmocka_unit_test(a_call_holds_back_no_call_of_another_stream),
-        cmocka_unit_test(streams_of_every_priority_do_their_work),
-        cmocka_unit_test(memory_that_exists_is_registered_and_copied),
-        cmocka_unit_test(device_memory_is_counted_and_limited),
-        cmocka_unit_test(device_memory_comes_from_the_given_allocator_and_goes_back_there),
-        cmocka_unit_test(another_devices_event_is_refused),
-    };
-    return cmocka_run_group_tests_name(title, tests, NULL, NULL);
-}
-
 static int run_on(const char *title, const char *name)
 {
     if (dp_device_open(name, &dev)) {
         printf("[  SKIPPED ] %s: %s\n", title, dp_last_error());
         return 0;
     }
-    int failed = run_suite(title);
+    int failed = run_titled_cases(title);
     dp_device_close(dev);
     return failed;
 }
@@ -709,7 +680,7 @@ static int run_on_late_link(void)
 
     if (dp_device_host_open_link(2, &link, &dev))
         return 1;
-    int failed = run_suite("host, 2 workers and a link with delays");
+    int failed = run_titled_cases("host, 2 workers and a link with delays");
     dp_device_close(dev);
     return failed;
 }

@@ -12,11 +12,7 @@
 #include <dualpipe/device.h>
 
 #include <pthread.h>
-#include <signal.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static const struct fake_cuda *fake;
 static const char *fake_file;
@@ -44,7 +40,7 @@ static void expect_sentence(const char *part)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static void without_a_driver_the_loaders_reason_is_given(void **state)
+CASE_BETWEEN(without_a_driver_the_loaders_reason_is_given, reset, NULL)
 {
     struct dp_device *dev;
 
@@ -53,7 +49,7 @@ static void without_a_driver_the_loaders_reason_is_given(void **state)
     expect_sentence("cuda:0: no CUDA driver: no-such-driver.so: cannot open shared object file");
 }
 
-static void a_library_that_is_no_driver_is_named_with_what_it_lacks(void **state)
+CASE_BETWEEN(a_library_that_is_no_driver_is_named_with_what_it_lacks, reset, NULL)
 {
     struct dp_device *dev;
 
@@ -62,7 +58,7 @@ static void a_library_that_is_no_driver_is_named_with_what_it_lacks(void **state
     expect_sentence("libc.so.6 has no cu");
 }
 
-static void a_driver_that_does_not_start_is_an_error_with_a_reason(void **state)
+CASE_BETWEEN(a_driver_that_does_not_start_is_an_error_with_a_reason, reset, NULL)
 {
     struct dp_device *dev;
 
@@ -71,7 +67,7 @@ static void a_driver_that_does_not_start_is_an_error_with_a_reason(void **state)
     expect_sentence("does not start: CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)");
 }
 
-static void an_ordinal_beyond_the_last_device_is_refused_with_their_number(void **state)
+CASE_BETWEEN(an_ordinal_beyond_the_last_device_is_refused_with_their_number, reset, NULL)
 {
     struct dp_device *dev;
 
@@ -80,7 +76,7 @@ static void an_ordinal_beyond_the_last_device_is_refused_with_their_number(void 
     assert_int_equal(dp_device_cuda_open(-1, &dev), DP_ENODEV);
 }
 
-static void tensors_carry_the_ordinal(void **state)
+CASE_BETWEEN(tensors_carry_the_ordinal, reset, NULL)
 {
     struct dp_device *dev;
 
@@ -93,7 +89,7 @@ static void tensors_carry_the_ordinal(void **state)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-static void errors_are_ours_and_sentences_the_drivers(void **state)
+CASE_BETWEEN(errors_are_ours_and_sentences_the_drivers, reset, NULL)
 {
     static const struct {
         CUresult result;
@@ -118,7 +114,7 @@ static void errors_are_ours_and_sentences_the_drivers(void **state)
     dp_device_close(dev);
 }
 
-static void memory_runs_out_where_the_device_ends(void **state)
+CASE_BETWEEN(memory_runs_out_where_the_device_ends, reset, NULL)
 {
     struct dp_device *dev = open_device();
     void *half, *rest;
@@ -133,7 +129,7 @@ static void memory_runs_out_where_the_device_ends(void **state)
     dp_device_close(dev);
 }
 
-static void a_wrapped_stream_is_the_callers(void **state)
+CASE_BETWEEN(a_wrapped_stream_is_the_callers, reset, NULL)
 {
     struct dp_device *dev = open_device();
     struct dp_device_stream *own, *wrapped;
@@ -161,7 +157,7 @@ static void a_wrapped_stream_is_the_callers(void **state)
     dp_device_close(dev);
 }
 
-static void a_failure_of_the_device_shows_in_the_event_and_stays(void **state)
+CASE_BETWEEN(a_failure_of_the_device_shows_in_the_event_and_stays, reset, NULL)
 {
     struct dp_device *dev = open_device();
     struct dp_device_stream *s;
@@ -189,7 +185,7 @@ static void a_failure_of_the_device_shows_in_the_event_and_stays(void **state)
     dp_device_close(dev);
 }
 
-static void copies_from_nowhere_are_refused(void **state)
+CASE_BETWEEN(copies_from_nowhere_are_refused, reset, NULL)
 {
     struct dp_device *dev = open_device();
     struct dp_device_stream *s;
@@ -206,7 +202,7 @@ static void copies_from_nowhere_are_refused(void **state)
     dp_device_close(dev);
 }
 
-static void what_a_driver_lacks_is_said(void **state)
+CASE_BETWEEN(what_a_driver_lacks_is_said, reset, NULL)
 {
     struct dp_device *dev = open_device();
     struct dp_device_stream *s;
@@ -230,7 +226,7 @@ static void no_work(void *user)
 }
 
 /* A copy of the stand-in, where one of its functions has another name. */
-static void a_driver_whose_streams_await_no_values_has_no_calls(void **state)
+CASE_BETWEEN(a_driver_whose_streams_await_no_values_has_no_calls, reset, NULL)
 {
     char file[SCRATCH_LEN], command[2048];
     struct dp_device_stream *s;
@@ -281,7 +277,7 @@ static bool do_everything(void)
     return well;
 }
 
-static void whichever_call_of_the_driver_fails_is_reported_and_leaks_nothing(void **state)
+CASE_BETWEEN(whichever_call_of_the_driver_fails_is_reported_and_leaks_nothing, reset, NULL)
 {
     int alive = fake->alive(), errors = 0;
 
@@ -324,7 +320,7 @@ static void queue_calls(struct dp_device_stream *s)
         assert_int_equal(dp_device_call(s, make_call, (void *)i), 0);
 }
 
-static void any_number_of_calls_is_made_in_order(void **state)
+CASE_BETWEEN(any_number_of_calls_is_made_in_order, reset, NULL)
 {
     struct dp_device *dev = open_device();
     struct dp_device_stream *s;
@@ -341,7 +337,7 @@ static void any_number_of_calls_is_made_in_order(void **state)
     dp_device_close(dev);
 }
 
-static void calls_in_a_wrapped_stream_are_made_though_it_is_freed(void **state)
+CASE_BETWEEN(calls_in_a_wrapped_stream_are_made_though_it_is_freed, reset, NULL)
 {
     struct dp_device *dev = open_device();
     struct dp_device_stream *own, *wrapped;
@@ -360,7 +356,7 @@ static void calls_in_a_wrapped_stream_are_made_though_it_is_freed(void **state)
 }
 
 /* Whether or not the stream is one that is freed, nothing waits for them. */
-static void calls_behind_a_failure_are_not_made(void **state)
+CASE_BETWEEN(calls_behind_a_failure_are_not_made, reset, NULL)
 {
     struct dp_device *dev = open_device();
     struct dp_device_stream *s, *wrapped;
@@ -385,7 +381,7 @@ static void calls_behind_a_failure_are_not_made(void **state)
     assert_int_equal(made.count, 0);
 }
 
-static void streams_beyond_those_that_may_have_calls_are_refused(void **state)
+CASE_BETWEEN(streams_beyond_those_that_may_have_calls_are_refused, reset, NULL)
 {
     enum { STREAMS = 65 };
     struct dp_device *dev = open_device();
@@ -420,7 +416,7 @@ static void *driver_symbol(const char *name)
     return symbol;
 }
 
-static void the_callers_context_is_current_again_after_every_call(void **state)
+CASE_BETWEEN(the_callers_context_is_current_again_after_every_call, reset, NULL)
 {
     get_current_fn get_current;
     push_current_fn push_current;
@@ -452,7 +448,7 @@ static void *do_everything_in_a_thread(void *arg)
     return NULL;
 }
 
-static void any_thread_may_call(void **state)
+CASE_BETWEEN(any_thread_may_call, reset, NULL)
 {
     enum { THREADS = 4 };
     pthread_t threads[THREADS];
@@ -468,7 +464,7 @@ static void any_thread_may_call(void **state)
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-static void a_wait_for_the_device_ends_at_its_deadline(void **state)
+CASE_BETWEEN(a_wait_for_the_device_ends_at_its_deadline, reset, NULL)
 {
     struct dp_device *dev = open_device();
     struct dp_device_stream *s;
@@ -493,7 +489,7 @@ static void a_wait_for_the_device_ends_at_its_deadline(void **state)
     dp_device_close(dev);
 }
 
-static void the_cpu_cannot_touch_device_memory(void **state)
+CASE_BETWEEN(the_cpu_cannot_touch_device_memory, reset, NULL)
 {
     struct dp_device *dev = open_device();
     char *there;
@@ -515,37 +511,11 @@ static void the_cpu_cannot_touch_device_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(without_a_driver_the_loaders_reason_is_given, reset),
-        cmocka_unit_test_setup(a_library_that_is_no_driver_is_named_with_what_it_lacks, reset),
-        cmocka_unit_test_setup(a_driver_that_does_not_start_is_an_error_with_a_reason, reset),
-        cmocka_unit_test_setup(an_ordinal_beyond_the_last_device_is_refused_with_their_number,
-                               reset),
-        cmocka_unit_test_setup(tensors_carry_the_ordinal, reset),
-        cmocka_unit_test_setup(errors_are_ours_and_sentences_the_drivers, reset),
-        cmocka_unit_test_setup(memory_runs_out_where_the_device_ends, reset),
-        cmocka_unit_test_setup(a_wrapped_stream_is_the_callers, reset),
-        cmocka_unit_test_setup(a_failure_of_the_device_shows_in_the_event_and_stays, reset),
-        cmocka_unit_test_setup(copies_from_nowhere_are_refused, reset),
-        cmocka_unit_test_setup(what_a_driver_lacks_is_said, reset),
-        cmocka_unit_test_setup(a_driver_whose_streams_await_no_values_has_no_calls, reset),
-        cmocka_unit_test_setup(whichever_call_of_the_driver_fails_is_reported_and_leaks_nothing,
-                               reset),
-        cmocka_unit_test_setup(any_number_of_calls_is_made_in_order, reset),
-        cmocka_unit_test_setup(calls_in_a_wrapped_stream_are_made_though_it_is_freed, reset),
-        cmocka_unit_test_setup(calls_behind_a_failure_are_not_made, reset),
-        cmocka_unit_test_setup(streams_beyond_those_that_may_have_calls_are_refused, reset),
-        cmocka_unit_test_setup(the_callers_context_is_current_again_after_every_call, reset),
-        cmocka_unit_test_setup(any_thread_may_call, reset),
-        cmocka_unit_test_setup(a_wait_for_the_device_ends_at_its_deadline, reset),
-        cmocka_unit_test_setup(the_cpu_cannot_touch_device_memory, reset),
-    };
-
     fake = use_fake_cuda();
     if (!fake)
         return 1;
     fake_file = strdup(getenv("DUALPIPE_DEVICE_CUDA_LIBRARY"));
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = run_cases(NULL, NULL);
     free((char *)fake_file);
     return failed;
 }

@@ -12,13 +12,8 @@
 #include "device/device_ops.h"
 #include "device/cuda_device.h"
 
-#include <stdio.h>
-#include <math.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 static const int64_t long_enough_ns = 20 * DP_NS_PER_S;
 static const DLDataType f32 = {kDLFloat, 32, 1}, f64 = {kDLFloat, 64, 1}, f16 = {kDLFloat, 16, 1},

@@ -9,11 +9,7 @@
 #include "device/host.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 /* ---- copying --------------------------------------------------------------------------------- */
 

@@ -7,13 +7,9 @@
 #include "cmocka_all.h"
 #include "unit/plugin/fake_fabric.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 static struct end a, b;
 static struct card of_a, of_b;
@@ -57,7 +53,7 @@ static void assert_done(struct end *e, enum ibv_wc_status status)
 
 /* ---- what there is --------------------------------------------------------------------------- */
 
-static void devices_ports_and_tables_are_those_of_the_configuration(void **state)
+CASE_BETWEEN(devices_ports_and_tables_are_those_of_the_configuration, open_two, close_two)
 {
     struct ibv_device_attr_ex attr;
     struct ibv_port_attr port;
@@ -84,7 +80,7 @@ static void devices_ports_and_tables_are_those_of_the_configuration(void **state
 
 /* ---- operations ------------------------------------------------------------------------------ */
 
-static void a_write_arrives_and_completes_here_only(void **state)
+CASE_BETWEEN(a_write_arrives_and_completes_here_only, connect_two, close_two)
 {
     struct request r;
 
@@ -101,7 +97,7 @@ static void a_write_arrives_and_completes_here_only(void **state)
     assert_true(end_is_silent(&b));
 }
 
-static void a_write_with_an_immediate_completes_on_both_sides(void **state)
+CASE_BETWEEN(a_write_with_an_immediate_completes_on_both_sides, connect_two, close_two)
 {
     struct request r;
 
@@ -121,7 +117,7 @@ static void a_write_with_an_immediate_completes_on_both_sides(void **state)
     assert_done(&a, IBV_WC_SUCCESS);
 }
 
-static void a_send_is_scattered_over_the_places_of_the_receive(void **state)
+CASE_BETWEEN(a_send_is_scattered_over_the_places_of_the_receive, connect_two, close_two)
 {
     struct ibv_sge places[2] = {{(uintptr_t)b.data + 10, 3, b.mr->lkey},
                                 {(uintptr_t)b.data + 100, 50, b.mr->lkey}};
@@ -139,7 +135,7 @@ static void a_send_is_scattered_over_the_places_of_the_receive(void **state)
     assert_all(&b, 117, 50, 0);
 }
 
-static void a_read_brings_what_is_there(void **state)
+CASE_BETWEEN(a_read_brings_what_is_there, connect_two, close_two)
 {
     struct request r;
 
@@ -152,7 +148,7 @@ static void a_read_brings_what_is_there(void **state)
     assert_all(&a, 0, 999, 0x44);
 }
 
-static void inline_bytes_are_copied_at_once(void **state)
+CASE_BETWEEN(inline_bytes_are_copied_at_once, connect_two, close_two)
 {
     struct request r;
 
@@ -171,7 +167,7 @@ static void inline_bytes_are_copied_at_once(void **state)
     assert_int_equal(end_post(&a, &r), EINVAL);
 }
 
-static void zero_bytes_need_no_key(void **state)
+CASE_BETWEEN(zero_bytes_need_no_key, connect_two, close_two)
 {
     struct request r;
 
@@ -181,7 +177,7 @@ static void zero_bytes_need_no_key(void **state)
     assert_done(&a, IBV_WC_SUCCESS);
 }
 
-static void without_a_receive_a_message_waits(void **state)
+CASE_BETWEEN(without_a_receive_a_message_waits, connect_two, close_two)
 {
     struct request r;
 
@@ -193,7 +189,7 @@ static void without_a_receive_a_message_waits(void **state)
     assert_done(&a, IBV_WC_SUCCESS);
 }
 
-static void one_queue_pair_keeps_the_order(void **state)
+CASE_BETWEEN(one_queue_pair_keeps_the_order, connect_two, close_two)
 {
     struct request r;
 
@@ -212,7 +208,7 @@ static void one_queue_pair_keeps_the_order(void **state)
     }
 }
 
-static void a_place_in_the_queue_is_free_once_its_completion_was_polled(void **state)
+CASE_BETWEEN(a_place_in_the_queue_is_free_once_its_completion_was_polled, connect_two, close_two)
 {
     struct request r;
 
@@ -228,7 +224,7 @@ static void a_place_in_the_queue_is_free_once_its_completion_was_polled(void **s
     assert_int_equal(end_post(&a, &r), ENOMEM);
 }
 
-static void a_dma_buf_is_memory_like_any_other(void **state)
+CASE_BETWEEN(a_dma_buf_is_memory_like_any_other, connect_two, close_two)
 {
     const int fd = memfd_create("dma-buf", MFD_CLOEXEC);
     char bytes[100] = "";
@@ -253,7 +249,7 @@ static void a_dma_buf_is_memory_like_any_other(void **state)
     assert_int_equal(ibv_dereg_mr(mr), 0);
 }
 
-static void a_channel_tells_of_a_completion_once(void **state)
+CASE_BETWEEN(a_channel_tells_of_a_completion_once, connect_two, close_two)
 {
     struct ibv_comp_channel *channel = ibv_create_comp_channel(b.context);
     struct ibv_cq *cq = ibv_create_cq(b.context, 16, &b, channel, 0), *which;
@@ -290,7 +286,7 @@ static void a_channel_tells_of_a_completion_once(void **state)
 
 /* ---- states ---------------------------------------------------------------------------------- */
 
-static void a_step_without_an_attribute_is_refused(void **state)
+CASE_BETWEEN(a_step_without_an_attribute_is_refused, open_two, close_two)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
 
@@ -308,7 +304,7 @@ static void a_step_without_an_attribute_is_refused(void **state)
     assert_int_equal(attr.dest_qp_num, of_b.qpn);
 }
 
-static void an_unknown_address_is_not_resolved(void **state)
+CASE_BETWEEN(an_unknown_address_is_not_resolved, open_two, close_two)
 {
     struct card wrong = of_b;
 
@@ -321,7 +317,7 @@ static void an_unknown_address_is_not_resolved(void **state)
     assert_int_equal(end_to_rtr(&a, &of_b), EINVAL);
 }
 
-static void a_post_in_the_wrong_state_is_refused(void **state)
+CASE_BETWEEN(a_post_in_the_wrong_state_is_refused, open_two, close_two)
 {
     struct request r;
 
@@ -333,7 +329,7 @@ static void a_post_in_the_wrong_state_is_refused(void **state)
     assert_int_equal(end_post(&a, &r), EINVAL);
 }
 
-static void what_is_in_use_cannot_be_given_back(void **state)
+CASE_BETWEEN(what_is_in_use_cannot_be_given_back, open_two, close_two)
 {
     assert_int_equal(ibv_dealloc_pd(a.pd), EBUSY);
     assert_int_equal(ibv_destroy_cq(a.cq), EBUSY);
@@ -341,34 +337,8 @@ static void what_is_in_use_cannot_be_given_back(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(devices_ports_and_tables_are_those_of_the_configuration,
-                                        open_two, close_two),
-        cmocka_unit_test_setup_teardown(a_write_arrives_and_completes_here_only, connect_two,
-                                        close_two),
-        cmocka_unit_test_setup_teardown(a_write_with_an_immediate_completes_on_both_sides,
-                                        connect_two, close_two),
-        cmocka_unit_test_setup_teardown(a_send_is_scattered_over_the_places_of_the_receive,
-                                        connect_two, close_two),
-        cmocka_unit_test_setup_teardown(a_read_brings_what_is_there, connect_two, close_two),
-        cmocka_unit_test_setup_teardown(inline_bytes_are_copied_at_once, connect_two, close_two),
-        cmocka_unit_test_setup_teardown(zero_bytes_need_no_key, connect_two, close_two),
-        cmocka_unit_test_setup_teardown(without_a_receive_a_message_waits, connect_two, close_two),
-        cmocka_unit_test_setup_teardown(one_queue_pair_keeps_the_order, connect_two, close_two),
-        cmocka_unit_test_setup_teardown(a_place_in_the_queue_is_free_once_its_completion_was_polled,
-                                        connect_two, close_two),
-        cmocka_unit_test_setup_teardown(a_dma_buf_is_memory_like_any_other, connect_two, close_two),
-        cmocka_unit_test_setup_teardown(a_channel_tells_of_a_completion_once, connect_two,
-                                        close_two),
-        cmocka_unit_test_setup_teardown(a_step_without_an_attribute_is_refused, open_two,
-                                        close_two),
-        cmocka_unit_test_setup_teardown(an_unknown_address_is_not_resolved, open_two, close_two),
-        cmocka_unit_test_setup_teardown(a_post_in_the_wrong_state_is_refused, open_two, close_two),
-        cmocka_unit_test_setup_teardown(what_is_in_use_cannot_be_given_back, open_two, close_two),
-    };
-
     fabric_begin();
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = run_cases(NULL, NULL);
     fabric_end();
     return failed;
 }

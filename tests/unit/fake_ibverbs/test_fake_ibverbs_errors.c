@@ -5,10 +5,6 @@
 #include "cmocka_all.h"
 #include "unit/plugin/fake_fabric.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 static struct end a, b;
 static struct card of_a, of_b;
 
@@ -65,7 +61,7 @@ static void assert_refused(struct request *r, enum ibv_wc_status status, enum ib
         assert_int_equal(b.data[i], 0);
 }
 
-static void a_wrong_remote_key_is_refused(void **state)
+CASE_BETWEEN(a_wrong_remote_key_is_refused, connect_two, close_two)
 {
     struct request r;
 
@@ -74,7 +70,7 @@ static void a_wrong_remote_key_is_refused(void **state)
     assert_refused(&r, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
 }
 
-static void a_local_key_is_no_remote_key(void **state)
+CASE_BETWEEN(a_local_key_is_no_remote_key, connect_two, close_two)
 {
     struct request r;
 
@@ -83,7 +79,7 @@ static void a_local_key_is_no_remote_key(void **state)
     assert_refused(&r, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
 }
 
-static void a_write_beyond_the_end_is_refused(void **state)
+CASE_BETWEEN(a_write_beyond_the_end_is_refused, connect_two, close_two)
 {
     struct request r;
 
@@ -92,7 +88,7 @@ static void a_write_beyond_the_end_is_refused(void **state)
     assert_refused(&r, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
 }
 
-static void a_write_where_only_reading_is_allowed_is_refused(void **state)
+CASE_BETWEEN(a_write_where_only_reading_is_allowed_is_refused, connect_two, close_two)
 {
     struct ibv_mr *mr =
         ibv_reg_mr(b.pd, b.data, END_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
@@ -104,7 +100,7 @@ static void a_write_where_only_reading_is_allowed_is_refused(void **state)
     assert_int_equal(ibv_dereg_mr(mr), 0);
 }
 
-static void the_key_of_a_deregistered_region_is_refused(void **state)
+CASE_BETWEEN(the_key_of_a_deregistered_region_is_refused, connect_two, close_two)
 {
     struct ibv_mr *mr =
         ibv_reg_mr(b.pd, b.data, END_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
@@ -119,7 +115,7 @@ static void the_key_of_a_deregistered_region_is_refused(void **state)
     assert_int_equal(ibv_dereg_mr(mr), 0);
 }
 
-static void a_queue_pair_without_the_right_to_be_written_refuses(void **state)
+CASE_BETWEEN(a_queue_pair_without_the_right_to_be_written_refuses, connect_two, close_two)
 {
     struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_READ};
     struct request r;
@@ -129,7 +125,7 @@ static void a_queue_pair_without_the_right_to_be_written_refuses(void **state)
     assert_refused(&r, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
 }
 
-static void a_wrong_local_key_fails_here_only(void **state)
+CASE_BETWEEN(a_wrong_local_key_fails_here_only, connect_two, close_two)
 {
     struct request r;
 
@@ -140,7 +136,7 @@ static void a_wrong_local_key_fails_here_only(void **state)
     assert_int_equal(state_of(&b), IBV_QPS_RTS);
 }
 
-static void a_message_longer_than_the_receive_fails_on_both_sides(void **state)
+CASE_BETWEEN(a_message_longer_than_the_receive_fails_on_both_sides, connect_two, close_two)
 {
     struct request r;
 
@@ -151,7 +147,7 @@ static void a_message_longer_than_the_receive_fails_on_both_sides(void **state)
     assert_done(&b, IBV_WC_LOC_LEN_ERR);
 }
 
-static void an_error_flushes_everything_in_order(void **state)
+CASE_BETWEEN(an_error_flushes_everything_in_order, connect_two, close_two)
 {
     struct request r;
 
@@ -190,14 +186,14 @@ static void assert_unanswered(void)
     assert_int_equal(b.data[0], 0);
 }
 
-static void a_queue_pair_in_error_does_not_answer(void **state)
+CASE_BETWEEN(a_queue_pair_in_error_does_not_answer, connect_two, close_two)
 {
     a.data[0] = 1;
     assert_int_equal(end_to(&b, IBV_QPS_ERR), 0);
     assert_unanswered();
 }
 
-static void another_sequence_number_is_not_answered(void **state)
+CASE_BETWEEN(another_sequence_number_is_not_answered, connect_two, close_two)
 {
     a.data[0] = 1;
     assert_int_equal(end_to(&a, IBV_QPS_RESET), 0);
@@ -206,7 +202,7 @@ static void another_sequence_number_is_not_answered(void **state)
     assert_unanswered();
 }
 
-static void a_port_that_is_down_does_not_answer(void **state)
+CASE_BETWEEN(a_port_that_is_down_does_not_answer, connect_two, close_two)
 {
     struct ibv_port_attr port;
 
@@ -220,7 +216,7 @@ static void a_port_that_is_down_does_not_answer(void **state)
     assert_event(&b, IBV_EVENT_PORT_ACTIVE);
 }
 
-static void a_port_that_returns_in_time_is_not_noticed(void **state)
+CASE_BETWEEN(a_port_that_returns_in_time_is_not_noticed, connect_two, close_two)
 {
     struct request r;
 
@@ -264,26 +260,26 @@ static void wait_for_all(void)
         assert_int_equal(ibv_poll_cq(a.cq, 1, &wc), 0);
 }
 
-static void what_failed_may_not_have_arrived(void **state)
+CASE_BETWEEN(what_failed_may_not_have_arrived, connect_two, close_two)
 {
     fail_one(FAKE_ARRIVES_NEVER);
     assert_int_equal(b.data[2], 0);
 }
 
-static void what_failed_may_have_arrived(void **state)
+CASE_BETWEEN(what_failed_may_have_arrived, connect_two, close_two)
 {
     fail_one(FAKE_ARRIVES_BEFORE);
     assert_int_equal(b.data[2], 2);
 }
 
-static void what_failed_may_arrive_after(void **state)
+CASE_BETWEEN(what_failed_may_arrive_after, connect_two, close_two)
 {
     fail_one(FAKE_ARRIVES_AFTER);
     wait_for_all();
     assert_int_equal(b.data[2], 2);
 }
 
-static void what_failed_does_not_arrive_at_a_destroyed_queue_pair(void **state)
+CASE_BETWEEN(what_failed_does_not_arrive_at_a_destroyed_queue_pair, connect_two, close_two)
 {
     fail_one(FAKE_ARRIVES_AFTER);
     b.data[2] = 0;
@@ -292,7 +288,7 @@ static void what_failed_does_not_arrive_at_a_destroyed_queue_pair(void **state)
     assert_int_equal(b.data[2], 0);
 }
 
-static void a_call_fails_when_it_is_told_to(void **state)
+CASE_BETWEEN(a_call_fails_when_it_is_told_to, connect_two, close_two)
 {
     fake_verbs.fail_call("ibv_reg_mr", 2, ENOMEM);
     struct ibv_mr *mr = ibv_reg_mr(a.pd, a.data, 10, 0);
@@ -305,7 +301,7 @@ static void a_call_fails_when_it_is_told_to(void **state)
     assert_int_equal(end_to(&a, IBV_QPS_ERR), 0);
 }
 
-static void memory_that_is_not_there_is_not_registered(void **state)
+CASE_BETWEEN(memory_that_is_not_there_is_not_registered, connect_two, close_two)
 {
     assert_null(ibv_reg_mr(a.pd, (void *)4096, 10, 0));
     assert_int_equal(errno, EFAULT);
@@ -313,7 +309,7 @@ static void memory_that_is_not_there_is_not_registered(void **state)
     assert_int_equal(errno, EINVAL);
 }
 
-static void a_gid_that_moves_is_found_at_its_new_place(void **state)
+CASE_BETWEEN(a_gid_that_moves_is_found_at_its_new_place, connect_two, close_two)
 {
     union ibv_gid before, after;
 
@@ -327,7 +323,7 @@ static void a_gid_that_moves_is_found_at_its_new_place(void **state)
 }
 
 /* Last, as nothing works any more afterwards. */
-static void a_device_that_dies_takes_all_with_it(void **state)
+CASE_BETWEEN(a_device_that_dies_takes_all_with_it, connect_two, close_two)
 {
     assert_int_equal(end_post_recv(&a, 1, 0, 1), 0);
     assert_true(fake_verbs.kill_device("fake0"));
@@ -339,33 +335,8 @@ static void a_device_that_dies_takes_all_with_it(void **state)
 
 int main(void)
 {
-#define WITH_TWO(test) cmocka_unit_test_setup_teardown(test, connect_two, close_two)
-    const struct CMUnitTest tests[] = {
-        WITH_TWO(a_wrong_remote_key_is_refused),
-        WITH_TWO(a_local_key_is_no_remote_key),
-        WITH_TWO(a_write_beyond_the_end_is_refused),
-        WITH_TWO(a_write_where_only_reading_is_allowed_is_refused),
-        WITH_TWO(the_key_of_a_deregistered_region_is_refused),
-        WITH_TWO(a_queue_pair_without_the_right_to_be_written_refuses),
-        WITH_TWO(a_wrong_local_key_fails_here_only),
-        WITH_TWO(a_message_longer_than_the_receive_fails_on_both_sides),
-        WITH_TWO(an_error_flushes_everything_in_order),
-        WITH_TWO(a_queue_pair_in_error_does_not_answer),
-        WITH_TWO(another_sequence_number_is_not_answered),
-        WITH_TWO(a_port_that_is_down_does_not_answer),
-        WITH_TWO(a_port_that_returns_in_time_is_not_noticed),
-        WITH_TWO(what_failed_may_not_have_arrived),
-        WITH_TWO(what_failed_may_have_arrived),
-        WITH_TWO(what_failed_may_arrive_after),
-        WITH_TWO(what_failed_does_not_arrive_at_a_destroyed_queue_pair),
-        WITH_TWO(a_call_fails_when_it_is_told_to),
-        WITH_TWO(memory_that_is_not_there_is_not_registered),
-        WITH_TWO(a_gid_that_moves_is_found_at_its_new_place),
-        WITH_TWO(a_device_that_dies_takes_all_with_it),
-    };
-
     fabric_begin();
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = run_cases(NULL, NULL);
     fabric_end();
     return failed;
 }

@@ -9,13 +9,6 @@
 #include "cmocka_all.h"
 #include "unit/plugin/fake_fabric.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 enum { PAIRS = 4, ROUNDS = 40, SHARE = 256 };
 
 struct results {

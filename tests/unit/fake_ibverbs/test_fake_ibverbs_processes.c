@@ -10,11 +10,7 @@
 #include "unit/plugin/fake_fabric.h"
 
 #include <dlfcn.h>
-#include <signal.h>
-#include <string.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static struct end a;
 static struct card of_a;
@@ -121,7 +117,7 @@ static int end_child(struct child *c)
     return status;
 }
 
-static void messages_go_between_processes(void **state)
+CASE_BETWEEN(messages_go_between_processes, open_one, close_one)
 {
     struct card peer;
     struct request r;
@@ -137,7 +133,7 @@ static void messages_go_between_processes(void **state)
     assert_int_equal(end_child(&c), 0);
 }
 
-static void a_process_that_died_does_not_answer(void **state)
+CASE_BETWEEN(a_process_that_died_does_not_answer, open_one, close_one)
 {
     struct card peer;
     struct request r;
@@ -153,7 +149,7 @@ static void a_process_that_died_does_not_answer(void **state)
 }
 
 /* Lines "NAME VERSION" of functions that a program of libibverbs may look for. */
-static void the_symbols_have_the_versions_of_libibverbs(void **state)
+CASE(the_symbols_have_the_versions_of_libibverbs)
 {
     static const char *const all[][2] = {
         {"ibv_create_comp_channel", "IBVERBS_1.0"}, {"ibv_open_device", "IBVERBS_1.1"},
@@ -173,14 +169,8 @@ static void the_symbols_have_the_versions_of_libibverbs(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_symbols_have_the_versions_of_libibverbs),
-        cmocka_unit_test_setup_teardown(messages_go_between_processes, open_one, close_one),
-        cmocka_unit_test_setup_teardown(a_process_that_died_does_not_answer, open_one, close_one),
-    };
-
     fabric_begin();
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = run_cases(NULL, NULL);
     fabric_end();
     return failed;
 }

@@ -21,9 +21,6 @@
 #include "microbatch/tree.h"
 
 #include <jansson.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { CASE_TENSORS = 16, CASE_DIMS = 8 };
 
@@ -405,8 +402,8 @@ static inline void case_expect_error(const json_t *json, int err)
 }
 
 /* One cmocka test for each case of a file in tests/data/microbatch, plus `more`. */
-static inline int case_run(const char *file, CMUnitTestFunction function,
-                           const struct CMUnitTest *more, size_t more_count)
+/* Those of the file, before the program's own. */
+static inline int case_run(const char *file, CMUnitTestFunction function)
 {
     char path[4096];
     json_error_t why;
@@ -418,15 +415,11 @@ static inline int case_run(const char *file, CMUnitTestFunction function,
         fprintf(stderr, "%s: %s at line %d\n", path, why.text, why.line);
         return 99;
     }
-    size_t count = json_array_size(cases);
-    struct CMUnitTest *tests = calloc(count + more_count, sizeof(*tests));
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *json = json_array_get(cases, i);
-        tests[i] = (struct CMUnitTest){case_string(json, "name"), function, NULL, NULL, json};
+        add_case(0, (struct CMUnitTest){case_string(json, "name"), function, NULL, NULL, json});
     }
-    memcpy(tests + count, more, more_count * sizeof(*tests));
-    int failed = _cmocka_run_group_tests(file, tests, count + more_count, NULL, NULL);
-    free(tests);
+    int failed = run_titled_cases(file);
     json_decref(cases);
     return failed;
 }

@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include <dualpipe/batch_norm.h>
 #include <dualpipe/random.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { CHANNELS = 3, MBS = 4, MAX_ROWS = 32 };
 static const int64_t sizes[MBS] = {5, 1, 7, 3}; /* uneven */

@@ -7,8 +7,6 @@
 
 #include <dualpipe/microbatch.h>
 
-#include <stdlib.h>
-
 static float data[3000];
 static int64_t shape[] = {6, 500}, strides[] = {1, 6};
 static const DLTensor tensor = {data, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, NULL, 0};

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "microbatch_case.h"
 
-#include <math.h>
-
 enum { RESULTS = 8 };
 
 static void merge_case(void **state)
@@ -75,7 +73,7 @@ static int fold_digits(void *user, struct dp_tree *acc, const struct dp_tree *va
     return 0;
 }
 
-static void a_fold_goes_from_the_left_and_starts_with_init(void **state)
+CASE(a_fold_goes_from_the_left_and_starts_with_init)
 {
     struct scalar s[3], init;
     struct dp_tree results[] = {scalar(&s[0], 1), scalar(&s[1], 2), scalar(&s[2], 3)}, *merged;
@@ -105,7 +103,7 @@ static int fold_longest(void *user, struct dp_tree *acc, const struct dp_tree *v
     return 0;
 }
 
-static void opaque_values_can_be_folded(void **state)
+CASE(opaque_values_can_be_folded)
 {
     struct dp_tree results[] = {dp_opaque("left"), dp_opaque("middle"), dp_opaque("right")};
     struct dp_reducer longest = {"longest", dp_opaque(""), fold_longest, NULL};
@@ -122,7 +120,7 @@ static int fold_fails(void *user, struct dp_tree *acc, const struct dp_tree *val
     return mb == *(int32_t *)user ? -77 : 0;
 }
 
-static void a_reducer_that_fails_is_named(void **state)
+CASE(a_reducer_that_fails_is_named)
 {
     struct dp_tree results[] = {dp_opaque(""), dp_opaque("")}, *merged = NULL;
     int32_t when = 1;
@@ -138,7 +136,7 @@ static void a_reducer_that_fails_is_named(void **state)
 /* ---- losses --------------------------------------------------------------------------------- */
 
 /* Micro-batches of 3 and 1 tokens with mean losses 2 and 6: over all 4 tokens the mean is 3. */
-static void a_token_weighted_mean_is_the_mean_over_all_tokens(void **state)
+CASE(a_token_weighted_mean_is_the_mean_over_all_tokens)
 {
     struct scalar s[2];
     struct dp_tree results[] = {scalar(&s[0], 2), scalar(&s[1], 6)}, *merged;
@@ -164,7 +162,7 @@ static void expect_weights_refused(const struct dp_weights *weights, const char 
     assert_null(merged);
 }
 
-static void weights_that_do_not_fit_are_refused(void **state)
+CASE(weights_that_do_not_fit_are_refused)
 {
     expect_weights_refused(&(struct dp_weights){(const double[]){3, 1, 1}, 3},
                            "weighted mean: 3 weights for 2 micro-batches");
@@ -179,7 +177,7 @@ static void weights_that_do_not_fit_are_refused(void **state)
 
 /* ---- halves --------------------------------------------------------------------------------- */
 
-static void every_float16_and_bfloat16_survives_float(void **state)
+CASE(every_float16_and_bfloat16_survives_float)
 {
     for (uint32_t i = 0; i <= UINT16_MAX; i++) {
         uint16_t h = (uint16_t)i;
@@ -195,7 +193,7 @@ static void every_float16_and_bfloat16_survives_float(void **state)
 }
 
 /* Between two adjacent values the nearer one is chosen, in the middle the even one. */
-static void halves_are_rounded_to_the_nearest_even(void **state)
+CASE(halves_are_rounded_to_the_nearest_even)
 {
     for (uint16_t h = 0; h < 0x7bff; h++) {
         float low = dp_float16_load(h), high = dp_float16_load((uint16_t)(h + 1));
@@ -213,7 +211,7 @@ static void halves_are_rounded_to_the_nearest_even(void **state)
 
 /* ---- ownership and equality ----------------------------------------------------------------- */
 
-static void replicated_results_are_those_of_the_first_microbatch(void **state)
+CASE(replicated_results_are_those_of_the_first_microbatch)
 {
     struct scalar s[2];
     struct dp_tree results[] = {scalar(&s[0], 4), scalar(&s[1], 4)}, spec = dp_replicate(), *merged;
@@ -223,7 +221,7 @@ static void replicated_results_are_those_of_the_first_microbatch(void **state)
     dp_tree_free(merged);
 }
 
-static void a_merged_tree_outlives_its_spec(void **state)
+CASE(a_merged_tree_outlives_its_spec)
 {
     struct scalar s;
     struct dp_tree leaf = scalar(&s, 4), results[] = {dp_dict(1, (const char *[]){"loss"}, &leaf)};
@@ -237,7 +235,7 @@ static void a_merged_tree_outlives_its_spec(void **state)
     dp_tree_free(merged);
 }
 
-static void merged_tensors_are_aligned_and_their_own(void **state)
+CASE(merged_tensors_are_aligned_and_their_own)
 {
     int32_t data[] = {1, 2, 3};
     int64_t shape = 3;
@@ -259,7 +257,7 @@ static bool same_text(void *user, const void *a, const void *b)
     return !strcmp(a, b);
 }
 
-static void equal_views_of_one_device_memory_are_equal(void **state)
+CASE(equal_views_of_one_device_memory_are_equal)
 {
     char there;
     int64_t shape[] = {2, 3}, strides[] = {3, 1}, other[] = {1, 2};
@@ -274,7 +272,7 @@ static void equal_views_of_one_device_memory_are_equal(void **state)
     assert_int_equal(dp_merge(results, 2, &options, &merged), DP_EUNSUPPORTED);
 }
 
-static void opaque_values_are_compared_by_the_users_function(void **state)
+CASE(opaque_values_are_compared_by_the_users_function)
 {
     char one[] = "same", other[] = "same", third[] = "else";
     struct dp_tree results[] = {dp_opaque(one), dp_opaque(other), dp_opaque(third)}, *merged = NULL;
@@ -291,7 +289,7 @@ static void opaque_values_are_compared_by_the_users_function(void **state)
     assert_int_equal(dp_merge(results, 2, &options, &merged), DP_EMISMATCH);
 }
 
-static void bad_options_are_refused(void **state)
+CASE(bad_options_are_refused)
 {
     struct dp_tree results[] = {dp_absent()}, *merged = NULL;
     struct dp_merge_options options = {.default_spec = (enum dp_default_spec)7};
@@ -303,7 +301,7 @@ static void bad_options_are_refused(void **state)
     assert_null(merged);
 }
 
-static void a_reducer_must_begin_with_a_readable_tensor(void **state)
+CASE(a_reducer_must_begin_with_a_readable_tensor)
 {
     struct scalar s, init;
     struct dp_tree results[] = {scalar(&s, 1)}, *merged = NULL;
@@ -322,7 +320,7 @@ static void a_reducer_must_begin_with_a_readable_tensor(void **state)
     assert_null(merged);
 }
 
-static void a_stack_has_no_more_dimensions_than_a_tensor_may_have(void **state)
+CASE(a_stack_has_no_more_dimensions_than_a_tensor_may_have)
 {
     int32_t one = 1;
     int64_t shape[DP_TREE_MAX_NDIM];
@@ -344,7 +342,7 @@ static void a_stack_has_no_more_dimensions_than_a_tensor_may_have(void **state)
     dp_tree_free(merged);
 }
 
-static void malformed_trees_are_refused(void **state)
+CASE(malformed_trees_are_refused)
 {
     struct dp_tree bad = dp_list(1, NULL), good = dp_absent(), *merged = NULL;
     struct dp_tree results[] = {good, bad};
@@ -359,7 +357,7 @@ static void malformed_trees_are_refused(void **state)
 }
 
 /* Rows of no elements: no memory is needed, but there is an end to counting. */
-static void more_rows_than_can_be_counted_are_refused(void **state)
+CASE(more_rows_than_can_be_counted_are_refused)
 {
     int64_t shape[] = {INT64_MAX / 16, 0};
     DLTensor t = {NULL, {kDLCPU, 0}, 2, {kDLInt, 8, 1}, shape, NULL, 0};
@@ -377,24 +375,5 @@ static void more_rows_than_can_be_counted_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest more[] = {
-        cmocka_unit_test(a_fold_goes_from_the_left_and_starts_with_init),
-        cmocka_unit_test(opaque_values_can_be_folded),
-        cmocka_unit_test(a_reducer_that_fails_is_named),
-        cmocka_unit_test(a_token_weighted_mean_is_the_mean_over_all_tokens),
-        cmocka_unit_test(weights_that_do_not_fit_are_refused),
-        cmocka_unit_test(every_float16_and_bfloat16_survives_float),
-        cmocka_unit_test(halves_are_rounded_to_the_nearest_even),
-        cmocka_unit_test(replicated_results_are_those_of_the_first_microbatch),
-        cmocka_unit_test(a_merged_tree_outlives_its_spec),
-        cmocka_unit_test(merged_tensors_are_aligned_and_their_own),
-        cmocka_unit_test(equal_views_of_one_device_memory_are_equal),
-        cmocka_unit_test(opaque_values_are_compared_by_the_users_function),
-        cmocka_unit_test(bad_options_are_refused),
-        cmocka_unit_test(a_reducer_must_begin_with_a_readable_tensor),
-        cmocka_unit_test(a_stack_has_no_more_dimensions_than_a_tensor_may_have),
-        cmocka_unit_test(malformed_trees_are_refused),
-        cmocka_unit_test(more_rows_than_can_be_counted_are_refused),
-    };
-    return case_run("merge.json", merge_case, more, sizeof(more) / sizeof(more[0]));
+    return case_run("merge.json", merge_case);
 }

@@ -7,10 +7,6 @@
 
 #include "microbatch/tree.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { CASES = 1500, MAX_LEAVES = 40 };
 
 static uint64_t random_state;

@@ -4,9 +4,6 @@
 #include <dualpipe/microbatch.h>
 
 #include <jansson.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static json_t *load(const char *name)
 {

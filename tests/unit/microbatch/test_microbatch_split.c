@@ -74,7 +74,7 @@ static void split_case(void **state)
 
 /* ---- what text cannot show ------------------------------------------------------------------ */
 
-static void pieces_are_views_that_write_through(void **state)
+CASE(pieces_are_views_that_write_through)
 {
     int32_t data[6] = {0};
     int64_t shape[] = {3, 2};
@@ -101,7 +101,7 @@ static void pieces_are_views_that_write_through(void **state)
     dp_microbatches_free(mbs);
 }
 
-static void replicated_leaves_are_the_same_object(void **state)
+CASE(replicated_leaves_are_the_same_object)
 {
     int32_t data[2];
     int64_t shape[] = {2};
@@ -121,7 +121,7 @@ static void replicated_leaves_are_the_same_object(void **state)
 }
 
 /* 128, 256 and 512 rows, in args and in kwargs, into 2. */
-static void the_reference_example_gives_64_128_and_256_rows(void **state)
+CASE(the_reference_example_gives_64_128_and_256_rows)
 {
     static float data[512];
     int64_t rows[] = {128, 256, 512};
@@ -146,7 +146,7 @@ static void the_reference_example_gives_64_128_and_256_rows(void **state)
     dp_microbatches_free(mbs);
 }
 
-static void views_can_be_cut_again(void **state)
+CASE(views_can_be_cut_again)
 {
     int32_t data[24];
     int64_t shape[] = {4, 6};
@@ -167,7 +167,7 @@ static void views_can_be_cut_again(void **state)
     dp_microbatches_free(outer);
 }
 
-static void a_handle_is_moved_by_its_byte_offset(void **state)
+CASE(a_handle_is_moved_by_its_byte_offset)
 {
     char handle;
     int64_t shape[] = {4, 2};
@@ -181,7 +181,7 @@ static void a_handle_is_moved_by_its_byte_offset(void **state)
     dp_microbatches_free(mbs);
 }
 
-static void the_trees_that_went_in_may_go_before_the_result(void **state)
+CASE(the_trees_that_went_in_may_go_before_the_result)
 {
     int32_t data[4] = {0, 1, 2, 3};
     int64_t *shape = malloc(sizeof(*shape));
@@ -213,7 +213,7 @@ static void the_trees_that_went_in_may_go_before_the_result(void **state)
     dp_microbatches_free(mbs);
 }
 
-static void bad_options_are_refused(void **state)
+CASE(bad_options_are_refused)
 {
     struct dp_microbatches *mbs = NULL;
     struct dp_split_options options = {.count = 65537};
@@ -228,7 +228,7 @@ static void bad_options_are_refused(void **state)
     assert_null(mbs);
 }
 
-static void a_value_is_no_spec_for_a_tensor(void **state)
+CASE(a_value_is_no_spec_for_a_tensor)
 {
     int64_t shape[] = {2};
     DLTensor t = {shape, {kDLCPU, 0}, 1, {kDLInt, 64, 1}, shape, NULL, 0};
@@ -247,7 +247,7 @@ static void a_value_is_no_spec_for_a_tensor(void **state)
 
 /* ---- given micro-batches -------------------------------------------------------------------- */
 
-static void given_microbatches_are_passed_on(void **state)
+CASE(given_microbatches_are_passed_on)
 {
     struct case_data d;
     struct dp_microbatches *mbs;
@@ -279,7 +279,7 @@ static void expect_refused(int err, int expected, const char *sentence)
     assert_string_equal(dp_last_error(), sentence);
 }
 
-static void given_microbatches_that_do_not_fit_are_refused(void **state)
+CASE(given_microbatches_that_do_not_fit_are_refused)
 {
     struct case_data d;
     struct dp_microbatches *mbs = NULL;
@@ -342,7 +342,7 @@ static void attention_init(struct attention *a, int64_t samples)
     a->args = dp_tuple(1, &a->leaf);
 }
 
-static void masks_of_attention_are_cut_along_their_samples(void **state)
+CASE(masks_of_attention_are_cut_along_their_samples)
 {
     const struct dp_split_options options = {.count = 2};
     struct dp_microbatches *mbs;
@@ -362,7 +362,7 @@ static void masks_of_attention_are_cut_along_their_samples(void **state)
     dp_microbatches_free(mbs);
 }
 
-static void a_mask_that_all_samples_share_is_the_same_everywhere(void **state)
+CASE(a_mask_that_all_samples_share_is_the_same_everywhere)
 {
     struct dp_split_options options = {.count = 3};
     struct dp_microbatches *mbs;
@@ -380,7 +380,7 @@ static void a_mask_that_all_samples_share_is_the_same_everywhere(void **state)
     dp_microbatches_free(mbs);
 }
 
-static void masks_of_attention_count_rows_as_tensors_do(void **state)
+CASE(masks_of_attention_count_rows_as_tensors_do)
 {
     struct dp_split_options options = {.count = 8, .shrink = DP_SHRINK_MIN};
     struct dp_microbatches *mbs;
@@ -392,7 +392,7 @@ static void masks_of_attention_count_rows_as_tensors_do(void **state)
     dp_microbatches_free(mbs);
 }
 
-static void wrong_masks_of_attention_are_refused(void **state)
+CASE(wrong_masks_of_attention_are_refused)
 {
     struct dp_tree leaf = dp_chunk(1), spec = dp_tuple(1, &leaf);
     struct dp_split_options options = {.count = 2, .args_spec = &spec};
@@ -426,21 +426,5 @@ static void wrong_masks_of_attention_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest more[] = {
-        cmocka_unit_test(pieces_are_views_that_write_through),
-        cmocka_unit_test(replicated_leaves_are_the_same_object),
-        cmocka_unit_test(the_reference_example_gives_64_128_and_256_rows),
-        cmocka_unit_test(views_can_be_cut_again),
-        cmocka_unit_test(a_handle_is_moved_by_its_byte_offset),
-        cmocka_unit_test(the_trees_that_went_in_may_go_before_the_result),
-        cmocka_unit_test(a_value_is_no_spec_for_a_tensor),
-        cmocka_unit_test(bad_options_are_refused),
-        cmocka_unit_test(given_microbatches_are_passed_on),
-        cmocka_unit_test(given_microbatches_that_do_not_fit_are_refused),
-        cmocka_unit_test(masks_of_attention_are_cut_along_their_samples),
-        cmocka_unit_test(a_mask_that_all_samples_share_is_the_same_everywhere),
-        cmocka_unit_test(masks_of_attention_count_rows_as_tensors_do),
-        cmocka_unit_test(wrong_masks_of_attention_are_refused),
-    };
-    return case_run("split.json", split_case, more, sizeof(more) / sizeof(more[0]));
+    return case_run("split.json", split_case);
 }

@@ -4,10 +4,6 @@
 
 #include "microbatch/tree.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static DLTensor bytes_tensor(void *data, int ndim, int64_t *shape, int64_t *strides, int bytes)
 {
     return (DLTensor){data, {kDLCPU, 0}, ndim, {kDLUInt, 8, (uint16_t)bytes}, shape, strides, 0};

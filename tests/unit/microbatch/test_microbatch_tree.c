@@ -3,10 +3,6 @@
 
 #include "microbatch/tree.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 CASE(numbers_and_names_make_specs)
 {
     static const int dims[] = {0, 1, -1};

@@ -8,12 +8,7 @@
 
 #include <ftw.h>
 #include <limits.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 static void make_parents(char *path)
 {

@@ -6,17 +6,11 @@
 #include "cmocka_all.h"
 #include "mixing/internal.h"
 #include "mixer_now.h"
-#include "quiet.h"
 
 #include "unit/comm/comm_cases.h"
 
 #include "base/fp16.h"
 #include "mixing/mixer_state.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define SECONDS(n) ((n) * INT64_C(1000000000))
 

@@ -4,13 +4,10 @@
  * of their sum is known: which reach it with a constant rate, and what is not sound.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include "unit/comm/comm_cases.h"
 
 #include <dualpipe/mixer.h>
-
-#include <math.h>
 
 #define SECONDS(n) ((n)*INT64_C(1000000000))
 

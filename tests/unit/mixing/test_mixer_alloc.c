@@ -4,13 +4,10 @@
  * says so.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include "unit/comm/comm_cases.h"
 #include "unit/base/failing_memory.h"
 #include "mixing_worker.h"
-
-#include <stdlib.h>
 
 /* ---- iterations --------------------------------------------------------------------------------- */
 

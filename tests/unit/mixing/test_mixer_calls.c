@@ -5,15 +5,12 @@
  * by its formula.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include "unit/comm/comm_cases.h"
 #include "mixer_now.h"
 #include "mixing_worker.h"
 
 #include "base/fp16.h"
-
-#include <math.h>
 
 enum { ITERATIONS = 7, STEP = 53 };
 

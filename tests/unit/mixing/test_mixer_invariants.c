@@ -5,13 +5,9 @@
  */
 #include "cmocka_all.h"
 #include "mixing/internal.h"
-#include "quiet.h"
 
 #include "unit/comm/comm_cases.h"
 #include "mixing_worker.h"
-
-#include <math.h>
-#include <stdlib.h>
 
 enum { MOST = 6, PIECE = 8 }; /* elements that are looked at */
 

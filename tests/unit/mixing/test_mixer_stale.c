@@ -4,14 +4,11 @@
  * none goes beyond it, and whatever is left out, the mean of all workers is what it must be.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include "unit/comm/comm_cases.h"
 #include "mixing_worker.h"
 
-#include <math.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
 enum { STEPS = 24, HELD = RANKS - 1, HOLD_AT = 6 };

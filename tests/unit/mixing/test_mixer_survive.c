@@ -6,7 +6,6 @@
 #include "cmocka_all.h"
 #include "mixing/internal.h"
 #include "mixer_now.h"
-#include "quiet.h"
 
 #include "unit/comm/comm_cases.h"
 
@@ -18,15 +17,8 @@
 
 #include <dualpipe/survival.h>
 
-#include <math.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 enum { MOST = 6, PARAMETERS = 3, ELEMENTS = 5, TOTAL = PARAMETERS * ELEMENTS, ROUNDS = 40 };
 

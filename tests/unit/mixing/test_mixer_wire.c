@@ -4,16 +4,11 @@
  * that they should, and are part of the state.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include "unit/comm/comm_cases.h"
 #include "mixing/exchange.h"
 #include "mixer_now.h"
 #include "mixing_worker.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- where they lead --------------------------------------------------------------------------- */
 

@@ -5,14 +5,8 @@
  */
 #include "cmocka_all.h"
 #include "mixing/internal.h"
-#include "quiet.h"
 
 #include "mixing/graph.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static struct dp_graph *build_local(const char *name, int workers, int local)
 {

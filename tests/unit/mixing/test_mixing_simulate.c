@@ -3,12 +3,8 @@
  * Simulated runs: times that can be computed by hand, means that are preserved, workers that fail.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include <dualpipe/mixing.h>
-
-#include <math.h>
-#include <stdlib.h>
 
 static struct dp_graph *build(const char *name, int workers)
 {

@@ -11,9 +11,6 @@
 #include "base/fp16.h"
 #include <dualpipe/replicas.h>
 
-#include <stdlib.h>
-#include <string.h>
-
 #define SECONDS(n) ((n)*INT64_C(1000000000))
 
 /* The first is more than two pieces. */

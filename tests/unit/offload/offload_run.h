@@ -17,11 +17,8 @@
 #endif
 #include "offload_model.h"
 
-#include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { SEED = 77, STEPS = 3 };
 
@@ -192,12 +189,11 @@ static inline void run_mode(const struct mode *mode)
 
 /* ---- devices --------------------------------------------------------------------------------- */
 
-static inline int run_suite(const char *title, const struct CMUnitTest *tests, size_t count,
-                            struct dp_device *device, void (*sync)(void *stream))
+static inline int run_suite(const char *title, struct dp_device *device, void (*sync)(void *stream))
 {
     dev = device;
     sync_of_device = sync;
-    int failed = _cmocka_run_group_tests(title, tests, count, NULL, NULL);
+    int failed = run_titled_cases(title);
     dp_device_close(device);
     return failed;
 }
@@ -211,7 +207,7 @@ static inline void drain(void *stream)
 }
 
 /* Copies of the simulated driver are late, too; the CPU computes. */
-static inline int run_on_cuda(const struct CMUnitTest *tests, size_t count)
+static inline int run_on_cuda(void)
 {
     struct dp_device *device;
 
@@ -220,29 +216,26 @@ static inline int run_on_cuda(const struct CMUnitTest *tests, size_t count)
         return 1;
     fake->shake(7, 30);
     reach_of_device = fake->reach;
-    return run_suite("cuda on the stand-in, at random times", tests, count, device, drain) +
-           fake->alive();
+    return run_suite("cuda on the stand-in, at random times", device, drain) + fake->alive();
 }
 #endif
 
 /* Returns how many tests have failed. */
-static inline int run_on_all_devices(const struct CMUnitTest *tests, size_t count)
+static inline int run_on_all_devices(void)
 {
     struct dp_host_link late = {0, 0, 100 * DP_NS_PER_US, 5};
     struct dp_device *device;
     int failed = 0;
 
     dp_log_set(NULL, NULL, DP_LOG_ERROR);
-    failed += dp_device_host_open(0, &device) || run_suite("host", tests, count, device, NULL);
-    failed += dp_device_host_open(2, &device) ||
-              run_suite("host, 2 workers", tests, count, device, NULL);
+    failed += dp_device_host_open(0, &device) || run_suite("host", device, NULL);
+    failed += dp_device_host_open(2, &device) || run_suite("host, 2 workers", device, NULL);
     failed += dp_device_host_open_link(2, &late, &device) ||
-              run_suite("host, 2 workers, copies at random times", tests, count, device, NULL);
+              run_suite("host, 2 workers, copies at random times", device, NULL);
     failed += fake_device_open(&device) ||
-              run_suite("a device that does nothing before it is asked", tests, count, device,
-                        fake_device_sync);
+              run_suite("a device that does nothing before it is asked", device, fake_device_sync);
 #ifdef WITH_CUDA
-    failed += run_on_cuda(tests, count);
+    failed += run_on_cuda();
 #endif
     return failed;
 }

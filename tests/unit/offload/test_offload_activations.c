@@ -10,9 +10,6 @@
 #include "pipeline_job.h"
 #include <dualpipe/offload.h>
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { RANKS = 4, MBS = 10 };
 static const int64_t deadline_ns = 60 * DP_NS_PER_S;
 

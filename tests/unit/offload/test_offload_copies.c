@@ -15,9 +15,6 @@
 #endif
 #include "offload/streams.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { CHECKED_CHUNK = 64 << 10, CHUNK = 4 << 20, SLOT = 5 * CHUNK + 3, SMALL = 3 * CHECKED_CHUNK };
 
 static struct dp_device *dev;

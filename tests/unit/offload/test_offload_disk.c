@@ -14,12 +14,7 @@
 #include <dualpipe/checkpoint.h>
 
 #include <fcntl.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 enum { LISTS = 2, PARAMETERS = 4, LONGEST = 9000 };
 static const int64_t lengths[PARAMETERS] = {9000, 1, 1024, 4097};

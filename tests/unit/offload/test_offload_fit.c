@@ -8,9 +8,6 @@
 #include "base/clock.h"
 #include "offload_model.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static struct dp_offload_config config_of(struct om_model *m, struct dp_device *dev)
 {
     return (struct dp_offload_config){.device = dev,

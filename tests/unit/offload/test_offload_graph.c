@@ -14,9 +14,6 @@
 #include <dualpipe/microbatch.h>
 #include <dualpipe/offload.h>
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { SEEDS = 8, NODES = 9, TAKES = 6, MAKES = 2, ROWS = 7, WIDTH = 40, INPUTS = 2, PIECE = ROWS * WIDTH };
 static const DLDataType f32 = {kDLFloat, 32, 1};
 
@@ -408,7 +405,7 @@ static void run_mode(uint64_t seed, struct graph *g, const struct mode *mode)
     free(got);
 }
 
-static void any_graph_is_what_it_is_in_memory(void **state)
+CASE(any_graph_is_what_it_is_in_memory)
 {
     const char *text = getenv("DP_TEST_SEED");
     const uint64_t first = text ? strtoull(text, NULL, 0) : 1;
@@ -454,7 +451,7 @@ static void expect_refused(const struct graph *g, const char *sentence)
         fail_msg("'%s' was expected to hold '%s'", dp_last_error(), sentence);
 }
 
-static void what_is_no_graph_is_refused(void **state)
+CASE(what_is_no_graph_is_refused)
 {
     struct dp_offload_node nodes[NODES];
     struct graph g;
@@ -493,7 +490,7 @@ static void what_is_no_graph_is_refused(void **state)
 }
 
 /* Node 0's output is taken by node 1 and by node 2, so it has two gradients. */
-static void sums_that_the_device_cannot_make_are_refused(void **state)
+CASE(sums_that_the_device_cannot_make_are_refused)
 {
     struct dp_offload_node nodes[NODES];
     struct graph g;
@@ -508,15 +505,9 @@ static void sums_that_the_device_cannot_make_are_refused(void **state)
 
 static int run_suite(const char *title, struct dp_device *device, bool can_add)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_graph_is_what_it_is_in_memory),
-        cmocka_unit_test(what_is_no_graph_is_refused),
-        cmocka_unit_test(sums_that_the_device_cannot_make_are_refused),
-    };
-
     dev = device;
     adds = can_add;
-    int failed = cmocka_run_group_tests_name(title, tests, NULL, NULL);
+    int failed = run_titled_cases(title);
     dp_device_close(device);
     return failed;
 }

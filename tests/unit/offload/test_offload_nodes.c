@@ -19,9 +19,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 enum { NODES = 64, COUNT = 4096, ROWS = 2 };
 static const int64_t timeout_ns = INT64_C(60000000000);

@@ -12,10 +12,8 @@
 #include "page_head.h"
 #include "scratch.h"
 
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 enum { CHUNK = 1000000 };
 

@@ -16,13 +16,10 @@
 
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 static struct dp_device *dev;
 
-static void pages_are_there_counted_and_on_the_node(void **state)
+CASE(pages_are_there_counted_and_on_the_node)
 {
     struct dpo_pinned p;
 
@@ -42,7 +39,7 @@ static void pages_are_there_counted_and_on_the_node(void **state)
 }
 
 /* tests/rdma-vm/one_guest.sh runs this on a machine with two nodes, and looks for the line. */
-static void every_node_of_the_machine_can_be_asked_for(void **state)
+CASE(every_node_of_the_machine_can_be_asked_for)
 {
     enum { SLABS = 3 };
     struct dpo_pinned p[SLABS];
@@ -105,7 +102,7 @@ static void expect_bound(struct dp_device *device, const cpu_set_t *cpus)
 }
 
 /* tests/rdma-vm/one_guest.sh looks for the line, too. */
-static void threads_of_the_device_run_on_the_node(void **state)
+CASE(threads_of_the_device_run_on_the_node)
 {
     int nodes = 0;
     cpu_set_t cpus, mine;
@@ -132,7 +129,7 @@ static void threads_of_the_device_run_on_the_node(void **state)
     print_message("threads ran on each of %d nodes\n", nodes);
 }
 
-static void more_than_there_is_is_refused(void **state)
+CASE(more_than_there_is_is_refused)
 {
     struct dpo_pinned p = {.start = NULL};
 
@@ -144,16 +141,9 @@ static void more_than_there_is_is_refused(void **state)
 
 static int run_on(const char *name)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pages_are_there_counted_and_on_the_node),
-        cmocka_unit_test(every_node_of_the_machine_can_be_asked_for),
-        cmocka_unit_test(threads_of_the_device_run_on_the_node),
-        cmocka_unit_test(more_than_there_is_is_refused),
-    };
-
     if (dp_device_open(name, &dev))
         return 1;
-    int failed = cmocka_run_group_tests_name(name, tests, NULL, NULL);
+    int failed = run_titled_cases(name);
     dp_device_close(dev);
     return failed;
 }

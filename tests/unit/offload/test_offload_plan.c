@@ -7,9 +7,6 @@
 #include "base/fail.h"
 #include <dualpipe/offload.h>
 
-#include <stdio.h>
-#include <string.h>
-
 enum { MOST = 6 * 64 };
 
 /* "L0 F0 D0 ...", of shards. */

@@ -7,8 +7,6 @@
 #include "base/fail.h"
 #include <dualpipe/offload.h>
 
-#include <string.h>
-
 enum { MOST = 12 };
 
 struct split {

@@ -10,7 +10,7 @@
 
 /* ---- bits ------------------------------------------------------------------------------------ */
 
-static void every_mode_is_the_resident_model_to_the_last_bit(void **state)
+CASE(every_mode_is_the_resident_model_to_the_last_bit)
 {
     static const int32_t microbatches[] = {1, 2, 5};
 
@@ -29,7 +29,7 @@ static void every_mode_is_the_resident_model_to_the_last_bit(void **state)
                                             .frozen = slices % 3 == 0});
 }
 
-static void one_slot_and_no_reuse_are_enough(void **state)
+CASE(one_slot_and_no_reuse_are_enough)
 {
     for (int how = 0; how < 4; how++)
         run_mode(&(struct mode){.slices = 4,
@@ -42,7 +42,7 @@ static void one_slot_and_no_reuse_are_enough(void **state)
                                 .update = true});
 }
 
-static void more_slots_than_shards_are_fine(void **state)
+CASE(more_slots_than_shards_are_fine)
 {
     run_mode(&(struct mode){.slices = 3,
                             .microbatches = 2,
@@ -53,7 +53,7 @@ static void more_slots_than_shards_are_fine(void **state)
                             .update = true});
 }
 
-static void only_slots_that_are_used_take_memory(void **state)
+CASE(only_slots_that_are_used_take_memory)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 3, .slots = 3, .distance = 2};
@@ -73,7 +73,7 @@ static void only_slots_that_are_used_take_memory(void **state)
 }
 
 /* Sums of small whole numbers are the same in every order. */
-static void tied_parameters_are_one_within_a_shard_and_between_shards(void **state)
+CASE(tied_parameters_are_one_within_a_shard_and_between_shards)
 {
     for (int32_t slices = 1; slices <= OM_LAYERS; slices++)
         run_mode(&(struct mode){.slices = slices,
@@ -87,7 +87,7 @@ static void tied_parameters_are_one_within_a_shard_and_between_shards(void **sta
                                 .update = false});
 }
 
-static void tied_parameters_stay_equal_through_updates(void **state)
+CASE(tied_parameters_stay_equal_through_updates)
 {
     for (int32_t slices = 1; slices <= OM_LAYERS; slices++)
         run_mode(&(struct mode){.slices = slices,
@@ -101,7 +101,7 @@ static void tied_parameters_stay_equal_through_updates(void **state)
                                 .update = true});
 }
 
-static void gradients_add_up_over_steps(void **state)
+CASE(gradients_add_up_over_steps)
 {
     for (int32_t slices = 1; slices <= 5; slices += 2)
         run_mode(&(struct mode){.slices = slices,
@@ -112,7 +112,7 @@ static void gradients_add_up_over_steps(void **state)
                                 .accumulate = true});
 }
 
-static void a_forward_alone_needs_no_memory_for_gradients(void **state)
+CASE(a_forward_alone_needs_no_memory_for_gradients)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 2, .slots = 2, .distance = 1};
@@ -137,7 +137,7 @@ static void a_forward_alone_needs_no_memory_for_gradients(void **state)
 
 /* ---- memory and traffic ---------------------------------------------------------------------- */
 
-static void the_peak_is_the_slots_and_the_activations(void **state)
+CASE(the_peak_is_the_slots_and_the_activations)
 {
     struct dp_device_usage before, after;
     struct dp_offload_memory memory;
@@ -162,7 +162,7 @@ static void the_peak_is_the_slots_and_the_activations(void **state)
     free(run);
 }
 
-static void a_device_that_is_too_small_is_refused_before_the_first_step(void **state)
+CASE(a_device_that_is_too_small_is_refused_before_the_first_step)
 {
     struct om_model m;
     struct mode mode = {.slices = 2};
@@ -194,7 +194,7 @@ static void note(void *user, const struct dp_offload_event *event)
 }
 
 /* With 4 shards and 2 slots, 2 are there when a step begins, and 2 when its backward does. */
-static void what_is_still_there_is_loaded_again_only_if_it_may_have_changed(void **state)
+CASE(what_is_still_there_is_loaded_again_only_if_it_may_have_changed)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 1, .slots = 2, .distance = 1, .check = true};
@@ -215,7 +215,7 @@ static void what_is_still_there_is_loaded_again_only_if_it_may_have_changed(void
     free(run);
 }
 
-static void events_begin_in_the_order_of_the_plan(void **state)
+CASE(events_begin_in_the_order_of_the_plan)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 5, .microbatches = 2, .slots = 3, .distance = 1};
@@ -240,7 +240,7 @@ static void events_begin_in_the_order_of_the_plan(void **state)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-static void a_failed_layer_is_named_and_the_step_can_be_repeated(void **state)
+CASE(a_failed_layer_is_named_and_the_step_can_be_repeated)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4,
@@ -283,7 +283,7 @@ static int failing_update(void *user, int32_t shard, const struct dp_parameter *
     return shard == 1 ? DP_EIO : 0;
 }
 
-static void a_failed_update_is_reported_at_the_end(void **state)
+CASE(a_failed_update_is_reported_at_the_end)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 3, .slots = 2, .distance = 1};
@@ -321,7 +321,7 @@ static int update_on_node(void *user, int32_t shard, const struct dp_parameter *
 }
 
 /* Where threads of the device's update; without such a thread it is the calling one. */
-static void updates_run_on_the_node_of_the_pinned_memory(void **state)
+CASE(updates_run_on_the_node_of_the_pinned_memory)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct bound bound = {.inside = 0};
@@ -346,7 +346,7 @@ static void updates_run_on_the_node_of_the_pinned_memory(void **state)
     free(run);
 }
 
-static void tensors_that_are_not_as_declared_are_refused(void **state)
+CASE(tensors_that_are_not_as_declared_are_refused)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 2};
@@ -376,7 +376,7 @@ static void expect_refused(const struct dp_offload_config *config, const char *s
         fail_msg("'%s' was expected to hold '%s'", dp_last_error(), sentence);
 }
 
-static void O1_to_O6_what_no_model_and_no_cut_can_be(void **state)
+CASE(O1_to_O6_what_no_model_and_no_cut_can_be)
 {
     struct om_model m;
     struct mode mode = {.slices = 2};
@@ -430,7 +430,7 @@ static void O1_to_O6_what_no_model_and_no_cut_can_be(void **state)
 }
 
 /* O8, gradients by another call than backward, has no counterpart here. */
-static void O4_O5_O7_a_host_device_micro_batches_without_checkpoints_several_inputs(void **state)
+CASE(O4_O5_O7_a_host_device_micro_batches_without_checkpoints_several_inputs)
 {
     struct om_model m;
     struct mode mode = {.slices = 3, .microbatches = 5};
@@ -442,7 +442,7 @@ static void O4_O5_O7_a_host_device_micro_batches_without_checkpoints_several_inp
     run_mode(&mode);               /* O4: on each of the devices below */
 }
 
-static void O9_a_forward_alone_leaves_nothing_to_differentiate(void **state)
+CASE(O9_a_forward_alone_leaves_nothing_to_differentiate)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 3, .microbatches = 2, .checkpoint = true};
@@ -456,7 +456,7 @@ static void O9_a_forward_alone_leaves_nothing_to_differentiate(void **state)
     free(run);
 }
 
-static void ready_made_shards_may_be_empty(void **state)
+CASE(ready_made_shards_may_be_empty)
 {
     static const int32_t first[] = {0, 0, 3, 3, 8, 8};
     struct run *run = calloc(1, sizeof(*run));
@@ -477,7 +477,7 @@ static void ready_made_shards_may_be_empty(void **state)
     free(run);
 }
 
-static void layers_compute_in_a_stream_of_the_callers(void **state)
+CASE(layers_compute_in_a_stream_of_the_callers)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 2, .slots = 2, .distance = 1};
@@ -502,30 +502,5 @@ static void layers_compute_in_a_stream_of_the_callers(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_mode_is_the_resident_model_to_the_last_bit),
-        cmocka_unit_test(one_slot_and_no_reuse_are_enough),
-        cmocka_unit_test(more_slots_than_shards_are_fine),
-        cmocka_unit_test(only_slots_that_are_used_take_memory),
-        cmocka_unit_test(tied_parameters_are_one_within_a_shard_and_between_shards),
-        cmocka_unit_test(tied_parameters_stay_equal_through_updates),
-        cmocka_unit_test(gradients_add_up_over_steps),
-        cmocka_unit_test(a_forward_alone_needs_no_memory_for_gradients),
-        cmocka_unit_test(the_peak_is_the_slots_and_the_activations),
-        cmocka_unit_test(a_device_that_is_too_small_is_refused_before_the_first_step),
-        cmocka_unit_test(what_is_still_there_is_loaded_again_only_if_it_may_have_changed),
-        cmocka_unit_test(events_begin_in_the_order_of_the_plan),
-        cmocka_unit_test(a_failed_layer_is_named_and_the_step_can_be_repeated),
-        cmocka_unit_test(a_failed_update_is_reported_at_the_end),
-        cmocka_unit_test(updates_run_on_the_node_of_the_pinned_memory),
-        cmocka_unit_test(tensors_that_are_not_as_declared_are_refused),
-        cmocka_unit_test(O1_to_O6_what_no_model_and_no_cut_can_be),
-        cmocka_unit_test(
-            O4_O5_O7_a_host_device_micro_batches_without_checkpoints_several_inputs),
-        cmocka_unit_test(O9_a_forward_alone_leaves_nothing_to_differentiate),
-        cmocka_unit_test(ready_made_shards_may_be_empty),
-        cmocka_unit_test(layers_compute_in_a_stream_of_the_callers),
-    };
-
-    return run_on_all_devices(tests, sizeof(tests) / sizeof(tests[0]));
+    return run_on_all_devices();
 }

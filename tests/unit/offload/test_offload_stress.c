@@ -15,8 +15,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { SEEDS = 48, STEPS = 3, IN_FLIGHT = 6, SPACE = 3000 };
 static const int64_t timeout_ns = 60 * DP_NS_PER_S;

@@ -11,7 +11,7 @@
 
 static const DLDataType as_is = {.bits = 0}, bf16 = {kDLBfloat, 16, 1}, f16 = {kDLFloat, 16, 1};
 
-static void mixed_precision_is_the_resident_run_in_the_same_types(void **state)
+CASE(mixed_precision_is_the_resident_run_in_the_same_types)
 {
     const DLDataType types[][2] = {{bf16, bf16}, {f16, f16}, {bf16, as_is}, {as_is, bf16}};
 
@@ -34,7 +34,7 @@ static void mixed_precision_is_the_resident_run_in_the_same_types(void **state)
 
 /* With values in 16 bits shards are half as large on their way, and gradients too; but every parameter
  * begins at a multiple of 256 bytes. */
-static void mixed_precision_copies_half_the_bytes(void **state)
+CASE(mixed_precision_copies_half_the_bytes)
 {
     struct dp_offload_memory whole, mixed;
     struct mode mode = {.slices = 4, .microbatches = 1};
@@ -55,7 +55,7 @@ static void mixed_precision_copies_half_the_bytes(void **state)
 }
 
 /* What comes down in 16 bits is added up in float32. */
-static void gradients_of_steps_add_up_in_float32(void **state)
+CASE(gradients_of_steps_add_up_in_float32)
 {
     struct mode mode = {.slices = 3, .microbatches = 2, .values_type = bf16, .grads_type = bf16};
     struct run *sums = calloc(1, sizeof(*sums)), *each = calloc(1, sizeof(*each));
@@ -139,7 +139,7 @@ static void scaled_step(struct run *run, struct recipe *streamed, struct recipe 
     compare_parameters(run, false);
 }
 
-static void float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient(void **state)
+CASE(float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 2, .values_type = f16, .grads_type = f16};
@@ -166,13 +166,5 @@ static void float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gra
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mixed_precision_is_the_resident_run_in_the_same_types),
-        cmocka_unit_test(mixed_precision_copies_half_the_bytes),
-        cmocka_unit_test(gradients_of_steps_add_up_in_float32),
-        cmocka_unit_test(
-            float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient),
-    };
-
-    return run_on_all_devices(tests, sizeof(tests) / sizeof(tests[0]));
+    return run_on_all_devices();
 }

@@ -13,10 +13,7 @@
 #include <dualpipe/optimizer.h>
 #include <dualpipe/random.h>
 
-#include <math.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
 
 enum { N = 1700, STEPS = 5 }; /* more than three blocks, and a piece */
 

@@ -12,9 +12,6 @@
 #include <dualpipe/optimizer.h>
 #include <dualpipe/random.h>
 
-#include <math.h>
-#include <string.h>
-
 enum { COUNT = 3, MOST = 70001, STEPS = 3 };
 static const int64_t sizes[COUNT] = {MOST, 1, 1030}, timeout_ns = INT64_C(60000000000);
 

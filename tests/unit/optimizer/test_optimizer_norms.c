@@ -9,9 +9,6 @@
 
 #include <dualpipe/optimizer.h>
 
-#include <math.h>
-#include <string.h>
-
 /* ---- rates ----------------------------------------------------------------------------------- */
 
 static void assert_rate(const struct dp_rate *r, int64_t step, double expected)

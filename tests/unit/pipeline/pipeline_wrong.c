@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pipeline_wrong.h"
 
-#include <string.h>
-
 /* Under a sanitizer, too, an allocation that is too large returns NULL instead of ending the test.
  */
 DP_PUBLIC const char *__asan_default_options(void);

@@ -4,9 +4,6 @@
 #include "pipeline_steps.h"
 #include <dualpipe/memory.h>
 
-#include <stdlib.h>
-#include <string.h>
-
 static const struct dp_schedule_spec shapes[] = {
     {.kind = DP_SCHEDULE_GPIPE, .ranks = 1, .microbatches = 1},
     {.kind = DP_SCHEDULE_GPIPE, .ranks = 1, .microbatches = 4},

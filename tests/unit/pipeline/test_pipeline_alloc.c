@@ -8,12 +8,9 @@
 
 #include "unit/comm/comm_group.h"
 #include "pipeline_job.h"
-#include "quiet.h"
 #include <dualpipe/trace.h>
 
-#include <errno.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define COUNTS 1

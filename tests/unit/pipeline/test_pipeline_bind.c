@@ -6,12 +6,8 @@
 #include "cmocka_all.h"
 
 #include "unit/comm/comm_group.h"
-#include "quiet.h"
 
 #include <dualpipe/pipeline.h>
-
-#include <stdlib.h>
-#include <string.h>
 
 enum { MOST_STAGES = 8, MOST_MB = 12, STEPS = 2, FAILURE = -77 };
 static const int64_t deadline_ns = INT64_C(20000000000);

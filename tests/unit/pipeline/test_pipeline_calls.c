@@ -8,15 +8,11 @@
 
 #include "unit/comm/comm_group.h"
 #include "pipeline_job.h"
-#include "quiet.h"
 
 #include <dualpipe/checkpoint.h>
 #include <dualpipe/mixer.h>
 #include <dualpipe/offload.h>
 #include <dualpipe/optimizer.h>
-
-#include <stdlib.h>
-#include <string.h>
 
 enum { ROUNDS = 2 };
 static const int64_t deadline_ns = INT64_C(20000000000);

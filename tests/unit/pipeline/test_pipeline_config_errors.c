@@ -4,11 +4,6 @@
  * behaviour that the library promises.
  */
 #include "pipeline_wrong.h"
-#include "quiet.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- configs -------------------------------------------------------------------------------- */
 

@@ -49,13 +49,13 @@ static void on_cuda(struct dp_schedule_spec spec, int batch_dim, bool no_split)
     dp_schedule_free(s);
 }
 
-static void memory_the_cpu_cannot_touch_changes_no_number(void **state)
+CASE_BETWEEN(memory_the_cpu_cannot_touch_changes_no_number, NULL, cuda_case_clean_up)
 {
     for (int i = 0; i < SHAPES; i++)
         on_cuda(shapes[i], 0, false);
 }
 
-static void a_device_that_is_late_at_random_changes_no_number(void **state)
+CASE_BETWEEN(a_device_that_is_late_at_random_changes_no_number, NULL, cuda_case_clean_up)
 {
     for (int i = 0; i < SHAPES; i++) {
         fake->shake((uint64_t)i, 80);
@@ -97,7 +97,7 @@ static int train_in_the_callers(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void stages_compute_in_a_stream_of_the_callers(void **state)
+CASE_BETWEEN(stages_compute_in_a_stream_of_the_callers, NULL, cuda_case_clean_up)
 {
     for (int i = 0; i < SHAPES; i++) {
         struct dp_schedule *s = case_schedule(shapes[i]);
@@ -111,7 +111,7 @@ static void stages_compute_in_a_stream_of_the_callers(void **state)
     }
 }
 
-static void a_stream_of_another_device_is_refused(void **state)
+CASE_BETWEEN(a_stream_of_another_device_is_refused, NULL, cuda_case_clean_up)
 {
     const struct dp_border borders[2] = {{0}};
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
@@ -150,7 +150,7 @@ static int fail_then_train(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_step_that_failed_leaves_nothing_behind(void **state)
+CASE_BETWEEN(a_step_that_failed_leaves_nothing_behind, NULL, cuda_case_clean_up)
 {
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
@@ -185,7 +185,7 @@ static int train_until_broken(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_device_that_breaks_ends_the_step_on_every_rank(void **state)
+CASE_BETWEEN(a_device_that_breaks_ends_the_step_on_every_rank, NULL, cuda_case_clean_up)
 {
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8});
@@ -220,7 +220,7 @@ static int open_without_memory(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_device_without_room_fails_the_pipeline_on_every_rank(void **state)
+CASE_BETWEEN(a_device_without_room_fails_the_pipeline_on_every_rank, NULL, cuda_case_clean_up)
 {
     struct dp_schedule *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4});
@@ -237,22 +237,8 @@ static void a_device_without_room_fails_the_pipeline_on_every_rank(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(memory_the_cpu_cannot_touch_changes_no_number,
-                                  cuda_case_clean_up),
-        cmocka_unit_test_teardown(a_device_that_is_late_at_random_changes_no_number,
-                                  cuda_case_clean_up),
-        cmocka_unit_test_teardown(stages_compute_in_a_stream_of_the_callers, cuda_case_clean_up),
-        cmocka_unit_test_teardown(a_stream_of_another_device_is_refused, cuda_case_clean_up),
-        cmocka_unit_test_teardown(a_step_that_failed_leaves_nothing_behind, cuda_case_clean_up),
-        cmocka_unit_test_teardown(a_device_that_breaks_ends_the_step_on_every_rank,
-                                  cuda_case_clean_up),
-        cmocka_unit_test_teardown(a_device_without_room_fails_the_pipeline_on_every_rank,
-                                  cuda_case_clean_up),
-    };
-
     fake = cuda_job_init();
     if (!fake)
         return 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -10,8 +10,6 @@
 #include "fake_device.h"
 #include "pipeline_job.h"
 
-#include <string.h>
-
 static const int64_t deadline_ns = 60 * DP_NS_PER_S;
 static _Thread_local struct dp_device *device;
 

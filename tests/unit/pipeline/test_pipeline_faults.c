@@ -12,16 +12,12 @@
 #include "unit/comm/comm_group.h"
 #include "jobs.h"
 #include "pipeline_job.h"
-#include "quiet.h"
 
 #include <dualpipe/partition.h>
 #include <dualpipe/random.h>
 
 #include <poll.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 enum { RANKS = 4, MICROBATCHES = 8, FAILURE = -77 };

@@ -10,9 +10,6 @@
 #include "pipeline_job.h"
 #include "schedule/build.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { ROUNDS = 250, MAX_RANKS = 4, MAX_SLOTS = 3, MAX_MB = 6, MAX_OPS = 2048, MAX_QUEUE = 512 };
 static const int64_t deadline_ns = INT64_C(10000000000);
 

@@ -8,10 +8,6 @@
 
 #include "unit/comm/comm_group.h"
 #include "pipeline_job.h"
-#include "quiet.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 enum { STEPS = 2, MAX_MB = 32 };
 static const int64_t deadline_ns = INT64_C(60000000000);

@@ -18,17 +18,12 @@
 #include "jobs.h"
 #include "open_files.h"
 #include "pipeline_job.h"
-#include "quiet.h"
 
 #include <dualpipe/random.h>
 
 #include <poll.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 enum { RANKS = 4, MICROBATCHES = 8, FAILURE = -77 };
 static const int64_t LONG_NS = 60 * DP_NS_PER_S;

@@ -5,9 +5,6 @@
  */
 #include "pipeline_case.h"
 
-#include <stdint.h>
-#include <string.h>
-
 enum { RANKS_MAX = 8 };
 static const int64_t deadline_ns = INT64_C(60000000000);
 

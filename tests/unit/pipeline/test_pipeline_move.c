@@ -6,11 +6,8 @@
 #include "cmocka_all.h"
 
 #include "unit/comm/comm_group.h"
-#include "quiet.h"
 
 #include <dualpipe/pipeline.h>
-
-#include <stdio.h>
 
 enum { RANKS = 4, TENSORS = 12, ELEMENTS = 1000 };
 static const int64_t deadline_ns = INT64_C(20000000000);

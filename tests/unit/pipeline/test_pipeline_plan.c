@@ -4,9 +4,6 @@
 #include "pipeline/plan.h"
 #include <dualpipe/comm.h>
 
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- arena ---------------------------------------------------------------------------------- */
 
 static bool overlap(size_t a, size_t a_len, size_t b, size_t b_len)

@@ -5,13 +5,9 @@
  * ends the group.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include "unit/comm/comm_group.h"
 #include "pipeline_job.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 static const int64_t deadline_ns = INT64_C(20000000000);
 
@@ -83,7 +79,7 @@ static int test(void *user, int slot)
     return s->tests++ < s->trial->late ? DP_EAGAIN : finish_oldest(s, slot);
 }
 
-static int wait(void *user, int slot)
+static int wait_for(void *user, int slot)
 {
     struct seen *s = user;
 
@@ -91,7 +87,7 @@ static int wait(void *user, int slot)
     return failure(s, WAIT) ? DP_EIO : finish_oldest(s, slot);
 }
 
-static const struct dp_reduce_ops ops = {launch, test, wait, NULL};
+static const struct dp_reduce_ops ops = {launch, test, wait_for, NULL};
 
 static void hand_in(void *user, int rank, struct dp_pipeline_config *config)
 {
@@ -211,7 +207,7 @@ CASE(a_sum_that_fails_ends_the_group)
 /* ---- what is wrong ----------------------------------------------------------------------------- */
 
 static const struct dp_reduce_ops parts[] = {
-    {NULL, test, wait, NULL}, {launch, NULL, wait, NULL}, {launch, test, NULL, NULL}};
+    {NULL, test, wait_for, NULL}, {launch, NULL, wait_for, NULL}, {launch, test, NULL, NULL}};
 
 struct misuse {
     struct job job;

@@ -6,8 +6,6 @@
 #include "pipeline_case.h"
 #include "shuffled_comm.h"
 
-#include <string.h>
-
 enum { STEPS = 2, ORDERS = 100, ROOM = 4096 };
 static const int64_t deadline_ns = INT64_C(60000000000);
 

@@ -5,9 +5,6 @@
  */
 #include "pipeline_steps.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- what a first stage and a loss are given -------------------------------------------------- */
 
 static int run_with_strides(struct dp_comm *comm, void *arg)

@@ -4,11 +4,6 @@
  * that the library promises.
  */
 #include "pipeline_wrong.h"
-#include "quiet.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- arguments of a step --------------------------------------------------------------------- */
 

@@ -83,13 +83,13 @@ static void train_by_streams(struct dp_schedule_spec spec, int batch_dim, bool n
     dp_schedule_free(s);
 }
 
-static void streams_that_wait_for_messages_change_no_number(void **state)
+CASE_BETWEEN(streams_that_wait_for_messages_change_no_number, NULL, cuda_case_clean_up)
 {
     for (int i = 0; i < SHAPES; i++)
         train_by_streams(shapes[i], 0, false);
 }
 
-static void streams_that_are_late_at_random_change_no_number(void **state)
+CASE_BETWEEN(streams_that_are_late_at_random_change_no_number, NULL, cuda_case_clean_up)
 {
     for (int i = 0; i < SHAPES; i++) {
         fake->shake((uint64_t)i, 80);
@@ -98,7 +98,7 @@ static void streams_that_are_late_at_random_change_no_number(void **state)
 }
 
 /* A sum with the mirror in many pieces, whose memory is used again. */
-static void sums_of_many_pieces_change_no_number(void **state)
+CASE_BETWEEN(sums_of_many_pieces_change_no_number, NULL, cuda_case_clean_up)
 {
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true});
@@ -131,7 +131,7 @@ static int train_held_up(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_rank_goes_through_its_step_before_anything_arrives(void **state)
+CASE_BETWEEN(a_rank_goes_through_its_step_before_anything_arrives, NULL, cuda_case_clean_up)
 {
     static const struct dp_schedule_spec specs[] = {
         {.kind = DP_SCHEDULE_GPIPE, .ranks = 2, .microbatches = 6},
@@ -160,7 +160,7 @@ static int fail_then_train(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void a_step_that_failed_leaves_no_stream_waiting(void **state)
+CASE_BETWEEN(a_step_that_failed_leaves_no_stream_waiting, NULL, cuda_case_clean_up)
 {
     struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
@@ -176,19 +176,8 @@ static void a_step_that_failed_leaves_no_stream_waiting(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(streams_that_wait_for_messages_change_no_number,
-                                  cuda_case_clean_up),
-        cmocka_unit_test_teardown(streams_that_are_late_at_random_change_no_number,
-                                  cuda_case_clean_up),
-        cmocka_unit_test_teardown(sums_of_many_pieces_change_no_number, cuda_case_clean_up),
-        cmocka_unit_test_teardown(a_rank_goes_through_its_step_before_anything_arrives,
-                                  cuda_case_clean_up),
-        cmocka_unit_test_teardown(a_step_that_failed_leaves_no_stream_waiting, cuda_case_clean_up),
-    };
-
     fake = cuda_job_init();
     if (!fake)
         return 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

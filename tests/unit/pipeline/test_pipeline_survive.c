@@ -7,12 +7,8 @@
 
 #include "unit/comm/comm_group.h"
 #include "pipeline_job.h"
-#include "quiet.h"
 
 #include <dualpipe/survival.h>
-
-#include <signal.h>
-#include <stdlib.h>
 
 enum { RANKS = 4, MICROBATCHES = 8 };
 static const int64_t deadline_ns = INT64_C(20000000000);

@@ -8,9 +8,6 @@
 #include "unit/comm/comm_group.h"
 #include "pipeline_job.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { STEPS = 2, TIED = 2 }; /* stages 0 and 2: widths of equal parity have equal shapes */
 static const int64_t deadline_ns = INT64_C(60000000000);
 static const int begins_as[] = {0, 1, 0, 3, 4, 5, 6, 7};

@@ -4,12 +4,7 @@
  */
 #include "cmocka_all.h"
 
-#include "quiet.h"
-
 #include <dualpipe/dualpipe.h>
-
-#include <stdlib.h>
-#include <string.h>
 
 static int forward(void *user, const float *w, const float *x, float *y)
 {

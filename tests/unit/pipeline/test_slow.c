@@ -12,10 +12,6 @@
 #include <dualpipe/random.h>
 #include <dualpipe/trace.h>
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 static const int64_t ms = 1000000;
 
 /* ---- a step on paper ------------------------------------------------------------------------- */

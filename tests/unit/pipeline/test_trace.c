@@ -7,8 +7,6 @@
 #include <dualpipe/trace.h>
 
 #include <jansson.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { RANKS = 4, MICROBATCHES = 10, STEPS = 3 };
 static const int64_t deadline_ns = INT64_C(20000000000);

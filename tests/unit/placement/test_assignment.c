@@ -6,19 +6,14 @@
 #include "config.h"
 
 #include "cmocka_all.h"
-#include "quiet.h"
 #include "scratch.h"
 #include "placement/assignment_bind.h"
 
 #include <dualpipe/placement.h>
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 /* ---- what was written ----------------------------------------------------------------------- */
 

@@ -4,14 +4,9 @@
  */
 #include "cmocka_all.h"
 #include "placement/search.h"
-#include "quiet.h"
 
 #include <dualpipe/placement.h>
 #include <dualpipe/random.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- what is placed ------------------------------------------------------------------------- */
 

@@ -8,13 +8,6 @@
 
 #include "base/clock.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 static const char *const wires[] = {"shm", "tcp"};
 
 char said[4096];

@@ -11,9 +11,6 @@
 #include "nccl-plugin/net/wire_transport.h"
 
 #include <dualpipe/memory.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 /* ---- which, how long and how many ----------------------------------------------------------- */
 

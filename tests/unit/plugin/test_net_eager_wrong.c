@@ -9,13 +9,6 @@
 #include "base/clock.h"
 #include "nccl-plugin/net/wire_transport.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 /* ---- lengths and leaving --------------------------------------------------------------------- */
 
 static int error_of(struct dpn_request *req)

@@ -12,15 +12,11 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- names ------------------------------------------------------------------------------------ */
 
-static void a_list_admits_what_it_names(void **state)
+CASE(a_list_admits_what_it_names)
 {
     static const struct {
         const char *list, *name;
@@ -104,7 +100,7 @@ static const char *const plain[] = {
     "lo ::1/128",     "eth0 fe80::1/64",      "eth1 fd00::1/64",  NULL,
 };
 
-static void without_a_rule_the_best_kind_is_taken(void **state)
+CASE(without_a_rule_the_best_kind_is_taken)
 {
     static const char *const with_ib[] = {"eth0 10.0.0.1/24", "ib0 10.1.0.1/24", "ib1 10.1.1.1/24",
                                           NULL};
@@ -118,7 +114,7 @@ static void without_a_rule_the_best_kind_is_taken(void **state)
     assert_string_equal(choose(virbr_only, NULL, NULL, NULL), "virbr0 192.168.122.1");
 }
 
-static void the_best_kind_is_found_behind_more_than_are_taken(void **state)
+CASE(the_best_kind_is_found_behind_more_than_are_taken)
 {
     struct host h = {.list = {{.ifa_next = NULL}}};
     const struct dpn_interface_rules rules = {NULL, NULL, NULL};
@@ -130,7 +126,7 @@ static void the_best_kind_is_found_behind_more_than_are_taken(void **state)
     assert_string_equal(chosen[0].name, "eth0");
 }
 
-static void what_has_no_carrier_is_passed_over(void **state)
+CASE(what_has_no_carrier_is_passed_over)
 {
     static const char *const lines[] = {"lo 127.0.0.1/8", "~eno1 192.168.50.1/24",
                                         "eth0 10.78.0.1/24", "~docker0 172.17.0.1/16", NULL};
@@ -141,7 +137,7 @@ static void what_has_no_carrier_is_passed_over(void **state)
     assert_string_equal(choose(lines, "=eno1", NULL, NULL), "");
 }
 
-static void what_is_admitted_and_cannot_be_used_is_named(void **state)
+CASE(what_is_admitted_and_cannot_be_used_is_named)
 {
     static const char *const lines[] = {
         "eth0",          "lo 127.0.0.1/8", "~eno1 192.168.50.1/24", "!eth3 10.0.0.1/24",
@@ -168,7 +164,7 @@ static void what_is_admitted_and_cannot_be_used_is_named(void **state)
     }
 }
 
-static void a_list_is_all_that_counts(void **state)
+CASE(a_list_is_all_that_counts)
 {
     assert_string_equal(choose(plain, "lo,docker", NULL, NULL), "lo 127.0.0.1, docker0 172.17.0.1");
     assert_string_equal(choose(plain, "^lo,docker", NULL, "127.0.0.1:1"),
@@ -176,14 +172,14 @@ static void a_list_is_all_that_counts(void **state)
     assert_string_equal(choose(plain, "=eth", NULL, NULL), "");
 }
 
-static void a_family_excludes_the_other(void **state)
+CASE(a_family_excludes_the_other)
 {
     assert_string_equal(choose(plain, NULL, "AF_INET6", NULL), "eth1 fd00::1");
     assert_string_equal(choose(plain, NULL, "AF_INET", NULL), "eth0 10.0.0.1, eth1 10.0.1.1");
     assert_string_equal(choose(plain, "eth0", "AF_INET6", NULL), "");
 }
 
-static void the_subnet_of_the_communicator_is_preferred(void **state)
+CASE(the_subnet_of_the_communicator_is_preferred)
 {
     assert_string_equal(choose(plain, NULL, NULL, "10.0.1.77:4000"), "eth1 10.0.1.1");
     assert_string_equal(choose(plain, NULL, NULL, "172.17.5.5:4000"), "docker0 172.17.0.1");
@@ -191,7 +187,7 @@ static void the_subnet_of_the_communicator_is_preferred(void **state)
     assert_string_equal(choose(plain, NULL, NULL, "[fd00::77]:4000"), "eth1 fd00::1");
 }
 
-static void another_subnet_changes_nothing(void **state)
+CASE(another_subnet_changes_nothing)
 {
     static const char *const ids[] = {"10.9.9.9:4000", "[fd01::1]:4000", "a-host:4000", "", "10.0.1.1",
                                       "[fd00::77:4000", "999.0.0.1:1"};
@@ -200,14 +196,14 @@ static void another_subnet_changes_nothing(void **state)
         assert_string_equal(choose(plain, NULL, NULL, ids[i]), "eth0 10.0.0.1, eth1 10.0.1.1");
 }
 
-static void infiniband_comes_before_the_subnet(void **state)
+CASE(infiniband_comes_before_the_subnet)
 {
     static const char *const lines[] = {"eth0 10.0.0.1/24", "ib0 10.1.0.1/24", NULL};
 
     assert_string_equal(choose(lines, NULL, NULL, "10.0.0.2:1"), "ib0 10.1.0.1");
 }
 
-static void several_interfaces_of_one_subnet_are_several_devices(void **state)
+CASE(several_interfaces_of_one_subnet_are_several_devices)
 {
     static const char *const lines[] = {"eth0 10.0.0.1/24", "eth1 10.0.0.2/24", "eth0 10.0.0.3/24",
                                         NULL};
@@ -290,7 +286,7 @@ static struct dpn_device find_lo(void)
     return found.list[0];
 }
 
-static void the_pci_function_is_found_above_a_virtual_device(void **state)
+CASE_BETWEEN(the_pci_function_is_found_above_a_virtual_device, make_root, remove_root)
 {
     struct dpn_device d = find_lo();
     char wanted[512];
@@ -300,7 +296,7 @@ static void the_pci_function_is_found_above_a_virtual_device(void **state)
     free(d.pci_path);
 }
 
-static void an_unknown_speed_is_what_nccl_assumes(void **state)
+CASE_BETWEEN(an_unknown_speed_is_what_nccl_assumes, make_root, remove_root)
 {
     static const struct {
         const char *text;
@@ -316,7 +312,7 @@ static void an_unknown_speed_is_what_nccl_assumes(void **state)
     }
 }
 
-static void what_is_not_on_the_bus_has_no_path(void **state)
+CASE_BETWEEN(what_is_not_on_the_bus_has_no_path, make_root, remove_root)
 {
     char path[512];
 
@@ -325,7 +321,7 @@ static void what_is_not_on_the_bus_has_no_path(void **state)
     assert_null(find_lo().pci_path);
 }
 
-static void with_no_devices_wanted_none_is_looked_for(void **state)
+CASE(with_no_devices_wanted_none_is_looked_for)
 {
     const struct dpn_net_options options = {.devices = 0, .wire = "auto"};
     static struct dpn_devices found;
@@ -334,7 +330,7 @@ static void with_no_devices_wanted_none_is_looked_for(void **state)
     assert_int_equal(found.count, 0);
 }
 
-static void a_list_that_admits_nothing_leaves_no_device(void **state)
+CASE(a_list_that_admits_nothing_leaves_no_device)
 {
     const struct dpn_net_options options = {.devices = 4, .wire = "auto"};
     static struct dpn_devices found;
@@ -361,7 +357,7 @@ static int sockets_of(const char *threads, const char *each, const char *ours)
     return a.sockets;
 }
 
-static void sockets_of_nccls_variables_count_unless_ours_are_set(void **state)
+CASE(sockets_of_nccls_variables_count_unless_ours_are_set)
 {
     assert_int_equal(sockets_of("", "", "0"), 0);
     assert_int_equal(sockets_of("2", "3", "0"), 6);
@@ -379,7 +375,7 @@ static void count_warning(void *user, enum dp_log_level level, const char *line)
         ++*(int *)user;
 }
 
-static void invalid_sockets_are_reported_once(void **state)
+CASE(invalid_sockets_are_reported_once)
 {
     int count = 0;
 
@@ -388,32 +384,4 @@ static void invalid_sockets_are_reported_once(void **state)
     assert_int_equal(sockets_of("2", "few", "0"), 2);
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
     assert_int_equal(count, 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_list_admits_what_it_names),
-        cmocka_unit_test(without_a_rule_the_best_kind_is_taken),
-        cmocka_unit_test(the_best_kind_is_found_behind_more_than_are_taken),
-        cmocka_unit_test(what_has_no_carrier_is_passed_over),
-        cmocka_unit_test(what_is_admitted_and_cannot_be_used_is_named),
-        cmocka_unit_test(a_list_is_all_that_counts),
-        cmocka_unit_test(a_family_excludes_the_other),
-        cmocka_unit_test(the_subnet_of_the_communicator_is_preferred),
-        cmocka_unit_test(another_subnet_changes_nothing),
-        cmocka_unit_test(infiniband_comes_before_the_subnet),
-        cmocka_unit_test(several_interfaces_of_one_subnet_are_several_devices),
-        cmocka_unit_test(with_no_devices_wanted_none_is_looked_for),
-        cmocka_unit_test(sockets_of_nccls_variables_count_unless_ours_are_set),
-        cmocka_unit_test(invalid_sockets_are_reported_once),
-        cmocka_unit_test(a_list_that_admits_nothing_leaves_no_device),
-        cmocka_unit_test_setup_teardown(the_pci_function_is_found_above_a_virtual_device, make_root,
-                                        remove_root),
-        cmocka_unit_test_setup_teardown(an_unknown_speed_is_what_nccl_assumes, make_root,
-                                        remove_root),
-        cmocka_unit_test_setup_teardown(what_is_not_on_the_bus_has_no_path, make_root, remove_root),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,12 +15,7 @@
 #include "nccl-plugin/verbs/comm.h"
 
 #include <netinet/tcp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 /* ---- what is simulated ----------------------------------------------------------------------- */
 

@@ -15,12 +15,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static char said[4096]; /* all lines of NCCL's log */
 static int warnings;

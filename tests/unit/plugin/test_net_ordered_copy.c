@@ -9,8 +9,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 CASE(what_is_copied_is_all_there_and_nothing_else)
 {

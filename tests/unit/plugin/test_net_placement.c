@@ -10,11 +10,6 @@
 
 #include "nccl-plugin/net/placement.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 /* Two workers on hosts a and b; the NICs of a are 2 and 3, those of b 12 and 13. */
 #define NIC(id, host, rdma, pci) \
     "node id=" #id " kind=nic host=" host " pci=" pci "\nport number=1 rdma=" rdma "\n"

@@ -14,9 +14,6 @@
 
 #include <dlfcn.h>
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 enum { BYTES = 4 << 20 };

@@ -14,7 +14,6 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #define SHORT_NS (100 * DP_NS_PER_US)
 

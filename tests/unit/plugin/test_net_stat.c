@@ -9,13 +9,7 @@
 #include "scratch.h"
 #include "stat/pages.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static char directory[SCRATCH_LEN];
 

@@ -10,11 +10,6 @@
 
 #include <dualpipe/placement.h>
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 static char path[SCRATCH_LEN];
 
 /* A descriptor: members at byte offsets, as nccl-profiler's headers lay them out. */

@@ -14,11 +14,6 @@
 #include "scratch.h"
 
 #include <jansson.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static char traffic_path[SCRATCH_LEN], trace_path[SCRATCH_LEN];
 
@@ -161,7 +156,86 @@ static void expect_waiting(struct dpn_profile_row *f, enum dpn_profile_wait wait
         assert_int_equal(atomic_load(&f->values[DPN_PROFILE_WAITING + i]), i == (int)wait ? steps : 0);
 }
 
-static void chunks_of_a_send_are_counted_with_what_they_wait_for(void **state)
+/* One all-reduce of rank 1, in a process of its own, which ends. */
+static void run_process(void)
+{
+    const pid_t pid = fork();
+
+    if (!pid) {
+        void *context = open_comm(11), *coll = start_coll(5, context);
+        void *part = start_part(5, context, coll, 2, true);
+        void *step = start_step(5, context, part, 0);
+        tell_rail(5, context, step, DPN_PROFILE_NET_ID, "mlx5_0");
+        say(step, GPU_WAIT, 0);
+        say(step, SEND_WAIT, 512);
+        dpn_network_stop(step);
+        dpn_network_stop(part);
+        dpn_profiler_close(context);
+        dpn_trace_write();
+        dpn_trace_write(); /* once */
+        _exit(0);
+    }
+    int how;
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    assert_int_equal(how, 0);
+}
+
+static json_t *find_event(json_t *trace, const char *phase, size_t skip)
+{
+    json_t *event;
+    size_t i;
+
+    json_array_foreach(json_object_get(trace, "traceEvents"), i, event) if (
+        !strcmp(json_string_value(json_object_get(event, "ph")), phase) && !skip--) return event;
+    fail_msg("no event %s", phase);
+    return NULL;
+}
+
+/* The first case: nothing is inherited. */
+CASE(processes_add_to_one_trace_that_is_whole)
+{
+    json_error_t error;
+
+    run_process();
+    run_process();
+    json_t *trace = json_load_file(trace_path, JSON_REJECT_DUPLICATES, &error);
+    if (!trace)
+        fail_msg("line %d: %s", error.line, error.text);
+    /* Two names of processes, two of rows each, a call and a slice. */
+    assert_int_equal(json_array_size(json_object_get(trace, "traceEvents")), 2 * 5);
+    json_t *slice = find_event(trace, "X", 1), *call = find_event(trace, "i", 1);
+    json_t *arguments = json_object_get(slice, "args");
+    assert_string_equal(json_string_value(json_object_get(slice, "name")), "AllReduce");
+    assert_string_equal(json_string_value(json_object_get(call, "name")), "AllReduce");
+    assert_int_equal(json_integer_value(json_object_get(arguments, "bytes")), 512);
+    assert_int_equal(json_integer_value(json_object_get(arguments, "peer")), 2);
+    assert_string_equal(json_string_value(json_object_get(arguments, "rail")), "mlx5_0");
+    assert_true(json_integer_value(json_object_get(arguments, "wait_gpu_us")) >= 2);
+    assert_true(json_number_value(json_object_get(slice, "dur")) >= 4);
+    assert_true(json_number_value(json_object_get(slice, "ts")) >=
+                json_number_value(json_object_get(call, "ts")));
+    assert_int_not_equal(json_integer_value(json_object_get(find_event(trace, "X", 0), "pid")),
+                         json_integer_value(json_object_get(slice, "pid")));
+    json_decref(trace);
+}
+
+CASE(a_file_that_is_no_trace_stays_as_it_is)
+{
+    char text[64];
+    FILE *file = fopen(trace_path, "w");
+
+    fputs("a letter", file);
+    fclose(file);
+    run_process();
+    file = fopen(trace_path, "r");
+    assert_non_null(fgets(text, sizeof(text), file));
+    assert_string_equal(text, "a letter");
+    assert_null(fgets(text, sizeof(text), file));
+    fclose(file);
+    assert_int_equal(truncate(trace_path, 0), 0);
+}
+
+CASE(chunks_of_a_send_are_counted_with_what_they_wait_for)
 {
     for (int version = 4; version <= DPN_PROFILER_VERSIONS; version++) {
         void *context = open_comm(0xfeed), *coll = start_coll(version, context);
@@ -201,7 +275,7 @@ static void chunks_of_a_send_are_counted_with_what_they_wait_for(void **state)
     }
 }
 
-static void a_receive_waits_for_data_and_for_the_flush(void **state)
+CASE(a_receive_waits_for_data_and_for_the_flush)
 {
     void *context = open_comm(1), *part = start_part(6, context, NULL, 0, false);
     struct dpn_profile_row *f = flow_to(context, 0, false);
@@ -221,7 +295,7 @@ static void a_receive_waits_for_data_and_for_the_flush(void **state)
 }
 
 /* Up to 2.26 an operation says what it has sent in all, and a step's state has no arguments. */
-static void old_versions_count_bytes_by_the_operation(void **state)
+CASE(old_versions_count_bytes_by_the_operation)
 {
     for (int version = 1; version <= 3; version++) {
         void *context = open_comm(2), *coll = start_coll(version, context);
@@ -242,7 +316,7 @@ static void old_versions_count_bytes_by_the_operation(void **state)
     }
 }
 
-static void devices_of_nccls_own_net_have_numbers(void **state)
+CASE(devices_of_nccls_own_net_have_numbers)
 {
     void *context = open_comm(3), *part = start_part(5, context, NULL, 2, true);
     struct dpn_profile_row *f = flow_to(context, 2, true);
@@ -267,7 +341,7 @@ static void devices_of_nccls_own_net_have_numbers(void **state)
 
 /* ---- what NCCL does wrong -------------------------------------------------------------------- */
 
-static void a_receive_that_is_started_again_is_one_chunk(void **state)
+CASE(a_receive_that_is_started_again_is_one_chunk)
 {
     void *context = open_comm(4), *part = start_part(5, context, NULL, 2, false);
     struct dpn_profile_row *f = flow_to(context, 2, false);
@@ -284,7 +358,7 @@ static void a_receive_that_is_started_again_is_one_chunk(void **state)
     dpn_profiler_close(context);
 }
 
-static void late_events_of_what_has_ended_count_nothing(void **state)
+CASE(late_events_of_what_has_ended_count_nothing)
 {
     void *context = open_comm(5), *part = start_part(5, context, NULL, 2, true);
     struct dpn_profile_row *f = flow_to(context, 2, true);
@@ -311,7 +385,7 @@ static void late_events_of_what_has_ended_count_nothing(void **state)
 }
 
 /* Context and parent are pointers of another process: one of ours may look like them. */
-static void another_processs_messages_are_counted_apart(void **state)
+CASE(another_processs_messages_are_counted_apart)
 {
     void *context = open_comm(6), *coll = start_coll(5, context);
     void *part = start_part_of(5, context, coll, 2, true, getpid() + 1);
@@ -329,7 +403,7 @@ static void another_processs_messages_are_counted_apart(void **state)
 }
 
 /* Operations of some transports are never stopped. */
-static void what_is_never_stopped_does_not_fill_the_pool(void **state)
+CASE(what_is_never_stopped_does_not_fill_the_pool)
 {
     void *context = open_comm(7);
 
@@ -345,7 +419,7 @@ static void what_is_never_stopped_does_not_fill_the_pool(void **state)
     dpn_profiler_close(context);
 }
 
-static void a_communicator_that_ends_takes_its_flows_along(void **state)
+CASE(a_communicator_that_ends_takes_its_flows_along)
 {
     void *context = open_comm(8), *part = start_part(5, context, NULL, 2, true);
     struct dpn_profile_row *f = flow_to(context, 2, true);
@@ -384,7 +458,7 @@ static json_t *last_line(const char *path)
     return last;
 }
 
-static void the_line_of_traffic_has_the_network(void **state)
+CASE(the_line_of_traffic_has_the_network)
 {
     void *context = open_comm(10), *part = start_part(5, context, NULL, 2, true);
     void *step = start_step(5, context, part, 0);
@@ -407,86 +481,8 @@ static void the_line_of_traffic_has_the_network(void **state)
     json_decref(line);
 }
 
-/* One all-reduce of rank 1, in a process of its own, which ends. */
-static void run_process(void)
-{
-    const pid_t pid = fork();
-
-    if (!pid) {
-        void *context = open_comm(11), *coll = start_coll(5, context);
-        void *part = start_part(5, context, coll, 2, true);
-        void *step = start_step(5, context, part, 0);
-        tell_rail(5, context, step, DPN_PROFILE_NET_ID, "mlx5_0");
-        say(step, GPU_WAIT, 0);
-        say(step, SEND_WAIT, 512);
-        dpn_network_stop(step);
-        dpn_network_stop(part);
-        dpn_profiler_close(context);
-        dpn_trace_write();
-        dpn_trace_write(); /* once */
-        _exit(0);
-    }
-    int how;
-    assert_int_equal(waitpid(pid, &how, 0), pid);
-    assert_int_equal(how, 0);
-}
-
-static json_t *find_event(json_t *trace, const char *phase, size_t skip)
-{
-    json_t *event;
-    size_t i;
-
-    json_array_foreach(json_object_get(trace, "traceEvents"), i, event) if (
-        !strcmp(json_string_value(json_object_get(event, "ph")), phase) && !skip--) return event;
-    fail_msg("no event %s", phase);
-    return NULL;
-}
-
-static void processes_add_to_one_trace_that_is_whole(void **state)
-{
-    json_error_t error;
-
-    run_process();
-    run_process();
-    json_t *trace = json_load_file(trace_path, JSON_REJECT_DUPLICATES, &error);
-    if (!trace)
-        fail_msg("line %d: %s", error.line, error.text);
-    /* Two names of processes, two of rows each, a call and a slice. */
-    assert_int_equal(json_array_size(json_object_get(trace, "traceEvents")), 2 * 5);
-    json_t *slice = find_event(trace, "X", 1), *call = find_event(trace, "i", 1);
-    json_t *arguments = json_object_get(slice, "args");
-    assert_string_equal(json_string_value(json_object_get(slice, "name")), "AllReduce");
-    assert_string_equal(json_string_value(json_object_get(call, "name")), "AllReduce");
-    assert_int_equal(json_integer_value(json_object_get(arguments, "bytes")), 512);
-    assert_int_equal(json_integer_value(json_object_get(arguments, "peer")), 2);
-    assert_string_equal(json_string_value(json_object_get(arguments, "rail")), "mlx5_0");
-    assert_true(json_integer_value(json_object_get(arguments, "wait_gpu_us")) >= 2);
-    assert_true(json_number_value(json_object_get(slice, "dur")) >= 4);
-    assert_true(json_number_value(json_object_get(slice, "ts")) >=
-                json_number_value(json_object_get(call, "ts")));
-    assert_int_not_equal(json_integer_value(json_object_get(find_event(trace, "X", 0), "pid")),
-                         json_integer_value(json_object_get(slice, "pid")));
-    json_decref(trace);
-}
-
-static void a_file_that_is_no_trace_stays_as_it_is(void **state)
-{
-    char text[64];
-    FILE *file = fopen(trace_path, "w");
-
-    fputs("a letter", file);
-    fclose(file);
-    run_process();
-    file = fopen(trace_path, "r");
-    assert_non_null(fgets(text, sizeof(text), file));
-    assert_string_equal(text, "a letter");
-    assert_null(fgets(text, sizeof(text), file));
-    fclose(file);
-    assert_int_equal(truncate(trace_path, 0), 0);
-}
-
 /* What it inherits is the parent's to write. */
-static void a_forked_child_writes_nothing_of_its_parents(void **state)
+CASE(a_forked_child_writes_nothing_of_its_parents)
 {
     void *context = open_comm(12);
     const pid_t pid = fork();
@@ -519,22 +515,4 @@ static int tear_down(void **state)
     return unlink(traffic_path) || unlink(trace_path);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(processes_add_to_one_trace_that_is_whole), /* first: nothing is inherited */
-        cmocka_unit_test(a_file_that_is_no_trace_stays_as_it_is),
-        cmocka_unit_test(chunks_of_a_send_are_counted_with_what_they_wait_for),
-        cmocka_unit_test(a_receive_waits_for_data_and_for_the_flush),
-        cmocka_unit_test(old_versions_count_bytes_by_the_operation),
-        cmocka_unit_test(devices_of_nccls_own_net_have_numbers),
-        cmocka_unit_test(a_receive_that_is_started_again_is_one_chunk),
-        cmocka_unit_test(late_events_of_what_has_ended_count_nothing),
-        cmocka_unit_test(another_processs_messages_are_counted_apart),
-        cmocka_unit_test(what_is_never_stopped_does_not_fill_the_pool),
-        cmocka_unit_test(a_communicator_that_ends_takes_its_flows_along),
-        cmocka_unit_test(the_line_of_traffic_has_the_network),
-        cmocka_unit_test(a_forked_child_writes_nothing_of_its_parents),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+RUN_CASES(set_up, tear_down)

@@ -10,8 +10,6 @@
 #include "nccl-plugin/verbs/gid.h"
 
 #include <arpa/inet.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- NCCL_IB_HCA ----------------------------------------------------------------------------- */
 

@@ -8,9 +8,6 @@
 
 #include "nccl-plugin/verbs/comm.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- control messages ------------------------------------------------------------------------ */
 
 static struct dpn_qp_info some_qp(void)

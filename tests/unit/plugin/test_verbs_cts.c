@@ -5,8 +5,6 @@
 #include "verbs_pair.h"
 #include "fake_fabric.h"
 
-#include <stdlib.h>
-
 enum { LEN = 9000 /* such a message waits for its CTS entry, which is not delayed */ };
 
 struct both {

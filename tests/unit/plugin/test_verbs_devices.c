@@ -16,9 +16,6 @@
 #include "nccl-plugin/verbs/options.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 static char *root;

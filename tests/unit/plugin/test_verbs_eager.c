@@ -9,8 +9,6 @@
 
 #include "nccl-plugin/verbs/device.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 /* The buffers from which a pair sends, and into which it receives. */

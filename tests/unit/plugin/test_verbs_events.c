@@ -6,11 +6,7 @@
 #include "fake_fabric.h"
 #include "verbs_pair.h"
 
-#include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { INFINIBAND = 2 }; /* the device */
 #define PORT_OF_FAKE0 "fake0 port 1 -> fake0, GID 192.168.0.10 (index 3, RoCE v2) -> 192.168.0.10 "
@@ -79,7 +75,7 @@ static struct pair connect_over_both(struct dpn_net **context)
 
 /* ---- cases ------------------------------------------------------------------------------------- */
 
-static void a_port_that_is_down_leaves_its_messages_to_the_other(void **state)
+CASE_BETWEEN(a_port_that_is_down_leaves_its_messages_to_the_other, forget_all, NULL)
 {
     struct dpn_net *context;
 
@@ -98,7 +94,7 @@ static void a_port_that_is_down_leaves_its_messages_to_the_other(void **state)
     dpn_net_finalize(context);
 }
 
-static void the_only_port_is_waited_for(void **state)
+CASE_BETWEEN(the_only_port_is_waited_for, forget_all, NULL)
 {
     const int64_t began_ns = dp_now_ns();
     bool done = false;
@@ -121,7 +117,7 @@ static void the_only_port_is_waited_for(void **state)
     pair_end(&p);
 }
 
-static void a_gid_that_has_moved_is_found_again(void **state)
+CASE_BETWEEN(a_gid_that_has_moved_is_found_again, forget_all, NULL)
 {
     struct pair p = pair_connect(0);
     assert_true(fake_verbs.move_gid("fake0", 1, 3, 6));
@@ -134,7 +130,7 @@ static void a_gid_that_has_moved_is_found_again(void **state)
     pair_end(&p);
 }
 
-static void a_new_lid_is_sent_to_the_peer(void **state)
+CASE_BETWEEN(a_new_lid_is_sent_to_the_peer, forget_all, NULL)
 {
     struct pair p = pair_connect(INFINIBAND);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
@@ -148,7 +144,7 @@ static void a_new_lid_is_sent_to_the_peer(void **state)
     pair_end(&p);
 }
 
-static void an_error_names_where_to_look(void **state)
+CASE_BETWEEN(an_error_names_where_to_look, forget_all, NULL)
 {
     static const struct {
         enum ibv_wc_status status;
@@ -176,7 +172,7 @@ static void an_error_names_where_to_look(void **state)
     pair_end(&p);
 }
 
-static void a_full_queue_is_opened_again(void **state)
+CASE_BETWEEN(a_full_queue_is_opened_again, forget_all, NULL)
 {
     struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
@@ -209,7 +205,7 @@ static void must_fail(struct dpn_request *req, const char *why)
 }
 
 /* Its outstanding work may still be carried out, so it may not be sent over another one. */
-static void a_queue_pair_that_cannot_be_destroyed_ends_the_connection(void **state)
+CASE_BETWEEN(a_queue_pair_that_cannot_be_destroyed_ends_the_connection, forget_all, NULL)
 {
     const int64_t began_ns = dp_now_ns();
     struct dpn_net *context;
@@ -239,7 +235,7 @@ static void a_queue_pair_that_cannot_be_destroyed_ends_the_connection(void **sta
 }
 
 /* The last case: failed devices stay failed. */
-static void devices_fail_one_after_the_other(void **state)
+CASE_BETWEEN(devices_fail_one_after_the_other, forget_all, NULL)
 {
     struct dpn_net *context;
 
@@ -283,18 +279,4 @@ static int tear_down(void **state)
     return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(a_port_that_is_down_leaves_its_messages_to_the_other, forget_all),
-        cmocka_unit_test_setup(the_only_port_is_waited_for, forget_all),
-        cmocka_unit_test_setup(a_gid_that_has_moved_is_found_again, forget_all),
-        cmocka_unit_test_setup(a_new_lid_is_sent_to_the_peer, forget_all),
-        cmocka_unit_test_setup(an_error_names_where_to_look, forget_all),
-        cmocka_unit_test_setup(a_full_queue_is_opened_again, forget_all),
-        cmocka_unit_test_setup(a_queue_pair_that_cannot_be_destroyed_ends_the_connection,
-                               forget_all),
-        cmocka_unit_test_setup(devices_fail_one_after_the_other, forget_all),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+RUN_CASES(set_up, tear_down)

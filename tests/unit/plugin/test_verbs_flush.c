@@ -8,10 +8,6 @@
 
 #include "nccl-plugin/verbs/device.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* Messages to host memory until both sides use these queue pairs, a bit mask. */
 static void transfer_until(struct pair *p, unsigned qps)
 {

@@ -10,14 +10,7 @@
 #include "fake_fabric.h"
 #include "fork_at_rest.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 enum { TIMEOUT_S = 400 }; /* a peer that cannot be asked counts as gone after an eighth of it */
 

@@ -9,11 +9,6 @@
 #include "nccl-plugin/verbs/device.h"
 #include "nccl-plugin/verbs/load.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static int registered, given_back, error;
 static unsigned last_access;
 static size_t last_len;
@@ -90,7 +85,7 @@ static struct ibv_mr *get(uintptr_t at, size_t size)
     return mr;
 }
 
-static void the_same_pages_are_registered_once(void **state)
+CASE_BETWEEN(the_same_pages_are_registered_once, set_up, tear_down)
 {
     struct ibv_mr *a = get(0x10010, 100), *b = get(0x10800, 0x800), *c = get(0x10010, 100);
 
@@ -106,7 +101,7 @@ static void the_same_pages_are_registered_once(void **state)
 }
 
 /* Otherwise the pages around it would stay registered after the whole is deregistered. */
-static void a_part_is_registered_by_itself(void **state)
+CASE_BETWEEN(a_part_is_registered_by_itself, set_up, tear_down)
 {
     struct ibv_mr *whole = get(0x10000, 0x8000), *part = get(0x12000, 0x1000);
 
@@ -116,7 +111,7 @@ static void a_part_is_registered_by_itself(void **state)
     dpn_mr_put(&hca, part);
 }
 
-static void many_are_found_again(void **state)
+CASE_BETWEEN(many_are_found_again, set_up, tear_down)
 {
     enum { MANY = 300 };
     struct ibv_mr *mrs[MANY];
@@ -131,7 +126,7 @@ static void many_are_found_again(void **state)
         dpn_mr_put(&hca, mrs[i % MANY]);
 }
 
-static void ordering_is_relaxed_where_the_device_may(void **state)
+CASE_BETWEEN(ordering_is_relaxed_where_the_device_may, set_up, tear_down)
 {
     dpn_mr_put(&hca, get(0x10000, 1));
     assert_false(last_access & IBV_ACCESS_RELAXED_ORDERING);
@@ -148,7 +143,7 @@ static struct ibv_mr *reg_buf(struct ibv_pd *pd, uint64_t offset, size_t len, ui
 
 /* A device accesses no byte of a dma-buf beyond what was registered, so whole pages are too much.
  */
-static void of_a_dma_buf_the_same_bytes_are_registered_once(void **state)
+CASE_BETWEEN(of_a_dma_buf_the_same_bytes_are_registered_once, set_up, tear_down)
 {
     const struct dpn_region shorter = {(void *)0x10000, 0x100, NCCL_PTR_CUDA, 5, 0};
     struct dpn_region longer = shorter;
@@ -172,7 +167,7 @@ static void of_a_dma_buf_the_same_bytes_are_registered_once(void **state)
     dpn_ibv.reg_dmabuf_mr = NULL;
 }
 
-static void peer_memory_does_what_a_dma_buf_does_not(void **state)
+CASE_BETWEEN(peer_memory_does_what_a_dma_buf_does_not, set_up, tear_down)
 {
     const struct dpn_region region = {(void *)0x10000, 0x1000, NCCL_PTR_CUDA, 5, 0};
     struct ibv_mr *mr;
@@ -200,7 +195,7 @@ static int give_direct_path(struct ibv_context *context, char *path, size_t room
     return direct_error;
 }
 
-static void dma_bufs_go_by_data_direct_where_it_is_taken(void **state)
+CASE_BETWEEN(dma_bufs_go_by_data_direct_where_it_is_taken, set_up, tear_down)
 {
     const struct dpn_region region = {(void *)0x10000, 0x1000, NCCL_PTR_CUDA, 5, 64};
     struct ibv_mr *mr;
@@ -229,7 +224,7 @@ static void dma_bufs_go_by_data_direct_where_it_is_taken(void **state)
     assert_int_equal(errno, EOPNOTSUPP);
 }
 
-static void an_error_names_the_limit_and_how_to_raise_it(void **state)
+CASE_BETWEEN(an_error_names_the_limit_and_how_to_raise_it, set_up, tear_down)
 {
     const struct dpn_region region = host(0x10000, 0x1000);
     struct ibv_mr *mr;
@@ -240,20 +235,4 @@ static void an_error_names_the_limit_and_how_to_raise_it(void **state)
     assert_non_null(strstr(dp_last_error(), "ulimit -l"));
     error = EINVAL;
     assert_int_equal(dpn_mr_get(&hca, &region, &mr), DP_EIO);
-}
-
-int main(void)
-{
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {
-        TEST(the_same_pages_are_registered_once),
-        TEST(a_part_is_registered_by_itself),
-        TEST(many_are_found_again),
-        TEST(ordering_is_relaxed_where_the_device_may),
-        TEST(peer_memory_does_what_a_dma_buf_does_not),
-        TEST(of_a_dma_buf_the_same_bytes_are_registered_once),
-        TEST(dma_bufs_go_by_data_direct_where_it_is_taken),
-        TEST(an_error_names_the_limit_and_how_to_raise_it),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

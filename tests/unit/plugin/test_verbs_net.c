@@ -14,12 +14,6 @@
 #include "nccl-plugin/verbs/ibv_qp.h"
 #include "nccl-plugin/verbs/device.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 static char counters[SCRATCH_LEN];
 
 /* ---- cases ----------------------------------------------------------------------------------- */

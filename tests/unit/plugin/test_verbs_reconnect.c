@@ -11,11 +11,6 @@
 #include "nccl-plugin/verbs/device.h"
 #include "wire/tcp.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 static bool is_lost(struct dpn_comm *comm)
 {
     pthread_mutex_lock(&comm->lock);

@@ -12,9 +12,6 @@
 
 #include "nccl-plugin/verbs/device.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { SHORT = 100, LONG = 20000, QPS = 2 };
 
 static struct dpn_memory *source, *target;

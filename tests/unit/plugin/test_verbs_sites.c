@@ -13,12 +13,6 @@
 #include "nccl-plugin/verbs/load.h"
 #include "nccl-plugin/verbs/device.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 static char said[8192];
 
 static void keep_log(void *none, enum dp_log_level level, const char *line)

@@ -10,7 +10,6 @@
 #include "nccl-plugin/verbs/device.h"
 
 #include <pthread.h>
-#include <string.h>
 
 enum { LEN = 64, MESSAGES = 10 /* go through while the device is at work */ };
 

@@ -10,10 +10,6 @@
 
 #include "base/fail.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
 #include <time.h>
 
 enum { RETRY_MS = 50 /* of the stand-in for a device */ };

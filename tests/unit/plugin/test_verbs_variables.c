@@ -11,9 +11,6 @@
 #include "nccl-plugin/verbs/device.h"
 
 #include <arpa/inet.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- the log --------------------------------------------------------------------------------- */
 

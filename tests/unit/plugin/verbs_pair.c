@@ -4,9 +4,6 @@
 #include "fake_fabric.h"
 #include "wire/tcp.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 char pair_from[PAIR_BYTES], pair_to[PAIR_BYTES];
 
 int pair_set_up(void **state)

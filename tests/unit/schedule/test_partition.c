@@ -4,14 +4,10 @@
  * by tests/golden.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 #include "schedule/internal.h"
 
 #include <dualpipe/partition.h>
 #include <dualpipe/schedule.h>
-
-#include <stdlib.h>
-#include <string.h>
 
 static struct dp_partition *cut(const char *letters, const int32_t *balance, int32_t stages)
 {

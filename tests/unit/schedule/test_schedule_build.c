@@ -3,17 +3,12 @@
  * Builders: what they write is what was recorded, the closed forms hold, bad specs are refused.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 #include "schedule/internal.h"
 
 #include "schedule/build.h"
 
 #include <dualpipe/partition.h>
 #include <dualpipe/schedule.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static struct dp_schedule *build(struct dp_schedule_spec spec)
 {

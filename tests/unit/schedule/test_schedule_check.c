@@ -3,13 +3,8 @@
  * The checker: passes what the builders write, names what is wrong in what they did not.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include <dualpipe/schedule.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static bool is_legal(enum dp_schedule_kind kind, int ranks, int microbatches)
 {

@@ -4,14 +4,9 @@
  * what was expected.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 #include "schedule/internal.h"
 
 #include <dualpipe/schedule.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const enum dp_format formats[] = {DP_FORMAT_TEXT, DP_FORMAT_JSON, DP_FORMAT_CSV};
 

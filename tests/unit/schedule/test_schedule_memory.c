@@ -5,12 +5,8 @@
 #include "cmocka_all.h"
 #include "schedule/internal.h"
 #include "unit/base/failing_memory.h"
-#include "quiet.h"
 
 #include "schedule/build.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 static const int map[] = {1, 0};
 static const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2,

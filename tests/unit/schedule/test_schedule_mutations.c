@@ -4,14 +4,9 @@
  * the checker, or refused under a rule that it breaks.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 #include "schedule_oracle.h"
 
 #include <dualpipe/schedule.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* How often each rule was the answer; DP_RULE_NONE: still valid. */
 static int answers[DP_RULES];

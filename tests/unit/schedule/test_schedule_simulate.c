@@ -3,12 +3,8 @@
  * The simulator against published formulas and numbers. All times in ns; F is 1000 of them.
  */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include <dualpipe/schedule.h>
-
-#include <stdlib.h>
-#include <string.h>
 
 enum { T = 1000 };
 

@@ -9,9 +9,6 @@
 #include <dualpipe/partition.h>
 #include <dualpipe/schedule.h>
 
-#include <stdlib.h>
-#include <string.h>
-
 /* From stage 0 over every third of the model, crossing each other. */
 static int crossing(int stages, struct dp_skip skips[2])
 {

@@ -10,11 +10,6 @@
 
 #include <dualpipe/topology.h>
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static void assert_route(const struct dp_topology *t, const char *a, const char *b,
                          enum dp_topo_class class_, double bytes_per_ns)
 {

@@ -10,10 +10,6 @@
 
 #include <dualpipe/placement.h>
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define DOMAIN "5c9a1e00-7d3f-4b21-9e44-0123456789ab.32766"
 
 static struct dp_topology *tray(const char *name, const char *gpus)

@@ -12,13 +12,9 @@
 
 #include <dualpipe/topology.h>
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* ---- what several forms have ---------------------------------------------------------------- */
 
-static void a_gid_is_eight_groups_of_four_digits(void **state)
+CASE(a_gid_is_eight_groups_of_four_digits)
 {
     static const char *const wrong[] = {
         "",
@@ -42,7 +38,7 @@ static void a_gid_is_eight_groups_of_four_digits(void **state)
 
 /* ---- NCCL's files --------------------------------------------------------------------------- */
 
-static void nccl_is_given_what_is_known(void **state)
+CASE(nccl_is_given_what_is_known)
 {
     struct dp_topology *t = topology_made("grace-hopper fabric=infiniband nicname=a\"<&>b");
     char *xml = topology_written(t, DP_TOPOLOGY_NCCL_XML);
@@ -61,7 +57,7 @@ static void nccl_is_given_what_is_known(void **state)
     dp_topology_free(t);
 }
 
-static void a_file_of_nccl_is_one_host_on_pci(void **state)
+CASE(a_file_of_nccl_is_one_host_on_pci)
 {
     struct dp_topology *t = topology_made("laptop host:2");
     char *text = NULL;
@@ -79,7 +75,7 @@ static void a_file_of_nccl_is_one_host_on_pci(void **state)
 
 #ifdef HAVE_EXPAT
 
-static void routes_survive_a_file_of_nccl(void **state)
+CASE(routes_survive_a_file_of_nccl)
 {
     static const char *const machines[] = {"dgx-h100", "hgx-a100", "pcie-server", "laptop",
                                            "gpu:4 sm=80 nvlink=pair:4x25", "gpu:4 sm=80 nvlink=mesh:2x25",
@@ -109,7 +105,7 @@ static void routes_survive_a_file_of_nccl(void **state)
     }
 }
 
-static void files_of_clouds_are_read(void **state)
+CASE(files_of_clouds_are_read)
 {
     char *xml = topology_file("nccl-vm.xml");
     struct dp_topology *t = topology_said(xml, DP_TOPOLOGY_NCCL_XML);
@@ -124,7 +120,7 @@ static void files_of_clouds_are_read(void **state)
     free(xml);
 }
 
-static void errors_in_a_file_of_nccl_give_the_place(void **state)
+CASE(errors_in_a_file_of_nccl_give_the_place)
 {
     static const struct {
         const char *xml, *says;
@@ -150,7 +146,7 @@ static void errors_in_a_file_of_nccl_give_the_place(void **state)
     }
 }
 
-static void too_large_a_file_is_refused(void **state)
+CASE(too_large_a_file_is_refused)
 {
     char *xml = malloc(400000), *at = stpcpy(xml, "<system><cpu>");
     struct dp_topology *t = NULL;
@@ -162,7 +158,7 @@ static void too_large_a_file_is_refused(void **state)
     free(xml);
 }
 
-static void too_deep_a_file_is_refused(void **state)
+CASE(too_deep_a_file_is_refused)
 {
     char xml[2048] = "<system>";
     struct dp_topology *t = NULL;
@@ -175,7 +171,7 @@ static void too_deep_a_file_is_refused(void **state)
 
 #else
 
-static void without_expat_the_error_says_so(void **state)
+CASE(without_expat_the_error_says_so)
 {
     struct dp_topology *t = NULL;
 
@@ -189,7 +185,7 @@ static void without_expat_the_error_says_so(void **state)
 
 #ifdef HAVE_HWLOC
 
-static void files_of_hwloc_are_read(void **state)
+CASE(files_of_hwloc_are_read)
 {
     char *xml = topology_file("hwloc.xml");
     struct dp_topology *t = topology_said(xml, DP_TOPOLOGY_AUTO);
@@ -217,7 +213,7 @@ static void files_of_hwloc_are_read(void **state)
 }
 
 /* hwloc 2.9 ends with SIGSEGV for it. */
-static void a_file_that_hwloc_does_not_survive_is_refused(void **state)
+CASE(a_file_that_hwloc_does_not_survive_is_refused)
 {
     char *xml = topology_file("hwloc-short.xml");
     struct dp_topology *t;
@@ -227,7 +223,7 @@ static void a_file_that_hwloc_does_not_survive_is_refused(void **state)
     free(xml);
 }
 
-static void a_file_that_is_none_of_hwloc_is_refused(void **state)
+CASE(a_file_that_is_none_of_hwloc_is_refused)
 {
     static const char xml[] = "<topology version=\"2.0\"><object type=\"Machine\"/></topology>";
     struct dp_topology *t = NULL;
@@ -238,7 +234,7 @@ static void a_file_that_is_none_of_hwloc_is_refused(void **state)
 }
 
 /* Two readers of one machine. */
-static void hwloc_and_sysfs_see_the_same_machine(void **state)
+CASE(hwloc_and_sysfs_see_the_same_machine)
 {
     struct dp_topology *a = NULL, *b = NULL;
 
@@ -309,7 +305,7 @@ static void compare_ports(const struct dp_topology *a, const struct dp_topology 
 }
 
 /* lstopo's file of a machine that a description makes as well. */
-static void a_file_of_hwloc_has_all_devices(void **state)
+CASE(a_file_of_hwloc_has_all_devices)
 {
     char *xml = topology_file("hwloc-switches.xml");
     struct dp_topology *b = topology_said(xml, DP_TOPOLOGY_AUTO);
@@ -325,7 +321,7 @@ static void a_file_of_hwloc_has_all_devices(void **state)
     free(xml);
 }
 
-static void files_of_hwloc_are_not_written(void **state)
+CASE(files_of_hwloc_are_not_written)
 {
     struct dp_topology *t = topology_made("laptop");
     char *xml = NULL;
@@ -338,7 +334,7 @@ static void files_of_hwloc_are_not_written(void **state)
 
 #else
 
-static void without_hwloc_the_error_says_so(void **state)
+CASE(without_hwloc_the_error_says_so)
 {
     struct dp_topology *t = NULL;
 
@@ -351,7 +347,7 @@ static void without_hwloc_the_error_says_so(void **state)
 
 /* ---- clusters ------------------------------------------------------------------------------- */
 
-static void machines_become_a_cluster(void **state)
+CASE(machines_become_a_cluster)
 {
     struct dp_topology *a = topology_made("dgx-h100 name=a"), *b = topology_made("dgx-h100 name=b"), *c = NULL;
     const struct dp_topology *parts[] = {a, b};
@@ -366,7 +362,7 @@ static void machines_become_a_cluster(void **state)
     dp_topology_free(c);
 }
 
-static void a_cluster_like_the_described_one_comes_out(void **state)
+CASE(a_cluster_like_the_described_one_comes_out)
 {
     struct dp_topology *whole = topology_made("hgx-a100 host:2"), *parts[2], *merged = NULL;
 
@@ -383,7 +379,7 @@ static void a_cluster_like_the_described_one_comes_out(void **state)
     dp_topology_free(whole);
 }
 
-static void what_cannot_be_merged_is_refused(void **state)
+CASE(what_cannot_be_merged_is_refused)
 {
     struct dp_topology *a = topology_made("laptop"), *b = topology_made("laptop"), *c = topology_made("laptop host:2"), *out = NULL;
 
@@ -401,7 +397,7 @@ static void what_cannot_be_merged_is_refused(void **state)
 
 /* ---- guests --------------------------------------------------------------------------------- */
 
-static void a_guest_has_what_was_passed_on(void **state)
+CASE(a_guest_has_what_was_passed_on)
 {
     struct dp_topology *t = topology_made("hgx-a100"), *guest = NULL;
 
@@ -421,7 +417,7 @@ static void a_guest_has_what_was_passed_on(void **state)
     dp_topology_free(t);
 }
 
-static void errors_in_a_map_give_the_line(void **state)
+CASE(errors_in_a_map_give_the_line)
 {
     static const struct {
         const char *map, *says;
@@ -453,36 +449,6 @@ static void errors_in_a_map_give_the_line(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_gid_is_eight_groups_of_four_digits),
-        cmocka_unit_test(nccl_is_given_what_is_known),
-        cmocka_unit_test(a_file_of_nccl_is_one_host_on_pci),
-#ifdef HAVE_EXPAT
-        cmocka_unit_test(routes_survive_a_file_of_nccl),
-        cmocka_unit_test(files_of_clouds_are_read),
-        cmocka_unit_test(errors_in_a_file_of_nccl_give_the_place),
-        cmocka_unit_test(too_deep_a_file_is_refused),
-        cmocka_unit_test(too_large_a_file_is_refused),
-#else
-        cmocka_unit_test(without_expat_the_error_says_so),
-#endif
-#ifdef HAVE_HWLOC
-        cmocka_unit_test(files_of_hwloc_are_read),
-        cmocka_unit_test(a_file_that_hwloc_does_not_survive_is_refused),
-        cmocka_unit_test(a_file_that_is_none_of_hwloc_is_refused),
-        cmocka_unit_test(hwloc_and_sysfs_see_the_same_machine),
-        cmocka_unit_test(a_file_of_hwloc_has_all_devices),
-        cmocka_unit_test(files_of_hwloc_are_not_written),
-#else
-        cmocka_unit_test(without_hwloc_the_error_says_so),
-#endif
-        cmocka_unit_test(machines_become_a_cluster),
-        cmocka_unit_test(a_cluster_like_the_described_one_comes_out),
-        cmocka_unit_test(what_cannot_be_merged_is_refused),
-        cmocka_unit_test(a_guest_has_what_was_passed_on),
-        cmocka_unit_test(errors_in_a_map_give_the_line),
-    };
-
     topology_quietly();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -9,11 +9,6 @@
 
 #include <dualpipe/topology.h>
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 CASE(gpus_reach_each_other_through_switches)
 {
     static const char *const seen[] = {"nvswitch", "hidden-switch"};

@@ -11,12 +11,8 @@
 
 #include <dualpipe/topology.h>
 
-#include <errno.h>
-#include <math.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const struct dp_topo_link *uplink(const struct dp_topology *t, const char *name)
 {

@@ -8,10 +8,6 @@
 #include "same_topology.h"
 #include "unit/microbatch/tree.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static void must(int err)
 {
     if (err)

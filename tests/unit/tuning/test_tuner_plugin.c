@@ -11,10 +11,6 @@
 #include <dualpipe/random.h>
 
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 static void *library;
 static char directory[SCRATCH_LEN], table_path[SCRATCH_LEN + 16], said[4096];
@@ -89,7 +85,21 @@ static void assert_left_alone(struct tuner_caller *caller, struct tuner_call cal
 
 /* ---- tests ---------------------------------------------------------------------------------- */
 
-static void every_version_follows_the_table(void **state)
+/* Before any test that has one: NCCL limits chunks wherever there is a getChunkSize. */
+CASE(without_a_table_nothing_is_touched)
+{
+    unsetenv("DUALPIPE_TUNER_TABLE");
+    for (int v = 2; v <= TUNER_LAST; v++) {
+        struct tuner_caller caller = open_tuner(v, 8, 1);
+        struct tuner_call call = all_reduce(1024);
+        call.channels = 5;
+        assert_left_alone(&caller, call);
+        assert_true(v < 6 || !((const struct ncclTuner_v6 *)caller.table)->getChunkSize);
+        assert_int_equal(tuner_destroy(&caller), ncclSuccess);
+    }
+}
+
+CASE(every_version_follows_the_table)
 {
     write_table("allreduce,0,65536,ring,ll,4,-1,-1\nallreduce,65537,any,tree,simple,-1,-1,-1\n");
     for (int v = TUNER_FIRST; v <= TUNER_LAST; v++) {
@@ -100,7 +110,7 @@ static void every_version_follows_the_table(void **state)
     }
 }
 
-static void every_version_passes_on_how_many_operations_are_in_a_row(void **state)
+CASE(every_version_passes_on_how_many_operations_are_in_a_row)
 {
     write_table("allreduce,0,any,ring,ll,-1,-1,-1,1\nallreduce,0,any,tree,ll,-1,-1,-1,2-4\n");
     for (int v = TUNER_FIRST + 1; v <= TUNER_LAST; v++) {
@@ -115,7 +125,7 @@ static void every_version_passes_on_how_many_operations_are_in_a_row(void **stat
     }
 }
 
-static void a_cell_that_is_ruled_out_stays_so(void **state)
+CASE(a_cell_that_is_ruled_out_stays_so)
 {
     write_table("allreduce,0,any,tree,ll,8,-1,-1\n");
     for (int v = 3; v <= TUNER_LAST; v++) {
@@ -127,21 +137,7 @@ static void a_cell_that_is_ruled_out_stays_so(void **state)
     }
 }
 
-/* Before any test that has one: NCCL limits chunks wherever there is a getChunkSize. */
-static void without_a_table_nothing_is_touched(void **state)
-{
-    unsetenv("DUALPIPE_TUNER_TABLE");
-    for (int v = 2; v <= TUNER_LAST; v++) {
-        struct tuner_caller caller = open_tuner(v, 8, 1);
-        struct tuner_call call = all_reduce(1024);
-        call.channels = 5;
-        assert_left_alone(&caller, call);
-        assert_true(v < 6 || !((const struct ncclTuner_v6 *)caller.table)->getChunkSize);
-        assert_int_equal(tuner_destroy(&caller), ncclSuccess);
-    }
-}
-
-static void a_table_that_cannot_be_read_is_reported_and_changes_nothing(void **state)
+CASE(a_table_that_cannot_be_read_is_reported_and_changes_nothing)
 {
     write_table("allreduce,0,any,rng,ll,8,-1,-1\n");
     for (int v = 2; v <= TUNER_LAST; v++) {
@@ -153,7 +149,7 @@ static void a_table_that_cannot_be_read_is_reported_and_changes_nothing(void **s
     }
 }
 
-static void a_strict_user_gets_an_error_instead(void **state)
+CASE(a_strict_user_gets_an_error_instead)
 {
     struct tuner_caller caller;
 
@@ -166,7 +162,7 @@ static void a_strict_user_gets_an_error_instead(void **state)
     unsetenv("DUALPIPE_TUNER_STRICT");
 }
 
-static void a_table_is_read_again_for_the_next_communicator_only(void **state)
+CASE(a_table_is_read_again_for_the_next_communicator_only)
 {
     write_table("allreduce,0,any,ring,ll,-1,-1,-1\n");
     struct tuner_caller first = open_tuner(TUNER_LAST, 8, 1);
@@ -179,7 +175,7 @@ static void a_table_is_read_again_for_the_next_communicator_only(void **state)
     tuner_destroy(&second);
 }
 
-static void channels_stay_within_what_nccl_has(void **state)
+CASE(channels_stay_within_what_nccl_has)
 {
     write_table("allreduce,0,8,ring,ll,64,-1,-1\nallreduce,9,any,collnet_chain,simple,64,-1,-1\n");
     for (int v = 2; v <= TUNER_LAST; v++) {
@@ -192,7 +188,7 @@ static void channels_stay_within_what_nccl_has(void **state)
     }
 }
 
-static void a_chunk_is_set_for_the_cell_of_its_rule(void **state)
+CASE(a_chunk_is_set_for_the_cell_of_its_rule)
 {
     write_table("collective,algorithm,protocol,chunk_bytes\nallreduce,ring,ll,32KiB\n");
     struct tuner_caller caller = open_tuner(6, 8, 1);
@@ -209,7 +205,7 @@ static void a_chunk_is_set_for_the_cell_of_its_rule(void **state)
     tuner_destroy(&caller);
 }
 
-static void without_costs_only_what_surely_exists_is_chosen(void **state)
+CASE(without_costs_only_what_surely_exists_is_chosen)
 {
     static const struct {
         const char *rule, *algorithms, *protocols;
@@ -250,7 +246,7 @@ static void without_costs_only_what_surely_exists_is_chosen(void **state)
     }
 }
 
-static void rules_for_registered_buffers_are_warned_of(void **state)
+CASE(rules_for_registered_buffers_are_warned_of)
 {
     write_table("allreduce,0,any,ring,ll,-1,-1,-1,-1,yes\n");
     struct tuner_caller caller = open_tuner(5, 8, 1);
@@ -268,7 +264,7 @@ static void rules_for_registered_buffers_are_warned_of(void **state)
 }
 
 /* 32 far nodes: NCCL would take ring and simple for 1 KiB, the model a tree and LL. */
-static void links_give_later_versions_a_model(void **state)
+CASE(links_give_later_versions_a_model)
 {
     unsetenv("DUALPIPE_TUNER_TABLE");
     setenv("DUALPIPE_TUNER_LINKS", "inter=3,inter_us=25", 1);
@@ -309,7 +305,7 @@ static void expect_said(int version, const char *sentence)
     tuner_destroy(&caller);
 }
 
-static void a_placement_gives_links_only_if_it_is_asked_for_them(void **state)
+CASE(a_placement_gives_links_only_if_it_is_asked_for_them)
 {
     char path[SCRATCH_LEN], wrong[SCRATCH_LEN];
 
@@ -336,7 +332,7 @@ static void a_placement_gives_links_only_if_it_is_asked_for_them(void **state)
 }
 
 /* NCCL's own constants count, and stay what they were. */
-static void constants_are_read_and_never_written(void **state)
+CASE(constants_are_read_and_never_written)
 {
     struct tuner_caller caller;
     struct tuner_call call = all_reduce(8);
@@ -403,7 +399,7 @@ static void assert_agreement(int version, struct tuner_caller *ranks)
 }
 
 /* Another communicator comes and goes on some ranks only. */
-static void ranks_agree_whatever_is_their_own(void **state)
+CASE(ranks_agree_whatever_is_their_own)
 {
     char path[4096];
 
@@ -454,24 +450,4 @@ static int tear_down(void **state)
     return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_a_table_nothing_is_touched),
-        cmocka_unit_test(every_version_follows_the_table),
-        cmocka_unit_test(every_version_passes_on_how_many_operations_are_in_a_row),
-        cmocka_unit_test(a_cell_that_is_ruled_out_stays_so),
-        cmocka_unit_test(a_table_that_cannot_be_read_is_reported_and_changes_nothing),
-        cmocka_unit_test(a_strict_user_gets_an_error_instead),
-        cmocka_unit_test(a_table_is_read_again_for_the_next_communicator_only),
-        cmocka_unit_test(channels_stay_within_what_nccl_has),
-        cmocka_unit_test(a_chunk_is_set_for_the_cell_of_its_rule),
-        cmocka_unit_test(without_costs_only_what_surely_exists_is_chosen),
-        cmocka_unit_test(rules_for_registered_buffers_are_warned_of),
-        cmocka_unit_test(links_give_later_versions_a_model),
-        cmocka_unit_test(a_placement_gives_links_only_if_it_is_asked_for_them),
-        cmocka_unit_test(constants_are_read_and_never_written),
-        cmocka_unit_test(ranks_agree_whatever_is_their_own),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+RUN_CASES(set_up, tear_down)

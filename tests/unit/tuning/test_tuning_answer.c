@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include <dualpipe/random.h>
 #include <dualpipe/tuning.h>
-
-#include <stdlib.h>
-#include <string.h>
 
 enum { CELLS = DP_TUNING_ALGORITHMS * DP_TUNING_PROTOCOLS };
 

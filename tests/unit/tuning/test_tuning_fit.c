@@ -9,11 +9,6 @@
 #include "scratch.h"
 #include "tune/results.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 enum { CELLS = DP_TUNING_ALGORITHMS * DP_TUNING_PROTOCOLS };
 
 static const struct tune_run nothing = {.function = -1, .algorithm = DP_TUNING_DEFAULT,

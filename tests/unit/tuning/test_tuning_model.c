@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include <dualpipe/tuning.h>
-
-#include <stdlib.h>
-#include <string.h>
 
 enum { CELLS = DP_TUNING_CROSSINGS_MAX };
 

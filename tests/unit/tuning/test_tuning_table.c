@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmocka_all.h"
-#include "quiet.h"
 
 #include <dualpipe/tuning.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static struct dp_tuning_table *load(const char *name)
 {

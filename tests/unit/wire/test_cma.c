@@ -10,13 +10,9 @@
 #include "wire/cma.h"
 
 #include <linux/sched.h>
-#include <signal.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 enum { LEN = 1 << 20 };
 static char out[LEN], in[LEN];

@@ -9,9 +9,6 @@
 
 #include "base/copy.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { LONG = 400000 }; /* messages */
 
 /* The time of a message by each path, in ns. */

@@ -15,12 +15,6 @@
 
 #include <arpa/inet.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 struct kind {
     const char *name;

@@ -10,10 +10,7 @@
 
 #include "wire/cma.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 enum { LEN = 4 << 20 };
 

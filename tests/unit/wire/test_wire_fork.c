@@ -12,17 +12,10 @@
 #include "wire/sockets.h"
 #include "wire/wire.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 struct kind {
     const struct dp_wire_ops *ops;

@@ -16,12 +16,8 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <linux/tcp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- two ends ----------------------------------------------------------------------------- */
 
