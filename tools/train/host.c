@@ -44,9 +44,6 @@ struct dp_trainer_config host_config(const struct settings *s, int32_t *layers_o
     c.offload.device_bytes = (size_t)s->device_memory;
     c.dtype = host_is_bf16(s) ? (DLDataType){kDLBfloat, 16, 1} : (DLDataType){0};
     c.nccl = settings_by_nccl(s);
-    if (!c.nccl) /* with it this says where replicas mix */
-        c.checkpoint.folder = NULL;
-    c.checkpoint.every = 0;
     return c;
 }
 

@@ -11,7 +11,7 @@
 #include <dualpipe/trainer.h>
 
 bool host_is_bf16(const struct settings *s);
-/* layers_of_stage: room for [stages]. Checkpoints are saved, and rates set, step by step. */
+/* layers_of_stage: room for [stages]. Rates are set step by step. */
 struct dp_trainer_config host_config(const struct settings *s, int32_t *layers_of_stage);
 
 /* The layouts of settings whose schedule was not made: dp_trainer_plan. */

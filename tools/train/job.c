@@ -149,49 +149,19 @@ static int compare(const struct job *j, struct dp_comm *comm)
     return dp_comm_agree(comm, what, at != least);
 }
 
-/* Whether all ranks of comm live: the same answer on all that do. */
-static int find_all_alive(struct dp_comm *comm, bool *out)
-{
-    const int size = dp_comm_size(comm);
-    bool *alive = calloc((size_t)size, sizeof(*alive));
-    int err = alive ? dp_comm_agree_alive(comm, alive) : DP_ENOMEM;
-
-    *out = !err;
-    for (int i = 0; i < size && !err; i++)
-        *out = *out && alive[i];
-    free(alive);
-    return err;
-}
-
-static bool may_be_death(int err)
-{
-    return err == DP_ECOMM || err == DP_ETIMEDOUT;
-}
-
-/* All ranks were told the same: else DP_EMISMATCH on all of them. Ranks that survive compare again among
- * those that live; the mixer or the trainer then goes on without the others. */
+/* All ranks were told the same: else DP_EMISMATCH on all of them. Ranks that survive go on without one
+ * that died meanwhile, and without what it was told, once all that live know of it. */
 static int agree(const struct job *j)
 {
-    struct dp_comm *comm = j->comm, *next;
-    bool all_live = true;
-    int err = compare(j, comm);
+    const int err = compare(j, j->comm);
+    const bool has_died = err == DP_ECOMM || err == DP_ETIMEDOUT;
 
-    while (j->s->how.survive && (!err || may_be_death(err))) {
-        const int agreed = find_all_alive(comm, &all_live);
-        if (agreed || all_live) {
-            err = agreed ? agreed : err;
-            break;
-        }
-        err = dp_comm_shrink(comm, &next);
-        if (comm != j->comm)
-            dp_comm_close(comm);
-        comm = err ? j->comm : next;
-        if (!err)
-            err = compare(j, comm);
-    }
-    if (comm != j->comm)
-        dp_comm_close(comm);
-    return err;
+    if (!j->s->how.survive || (err && !has_died))
+        return err;
+    bool *alive = calloc((size_t)dp_comm_size(j->comm), sizeof(*alive));
+    const int agreed = alive ? dp_comm_agree_alive(j->comm, alive) : DP_ENOMEM;
+    free(alive);
+    return agreed;
 }
 
 /* ---- making it ----------------------------------------------------------------------------- */
@@ -395,17 +365,6 @@ static void tell_slow(void *user, const struct dp_slow *slow, bool begun)
         report_slow(&j->report, dp_trainer_next_step(j->trainer), slow, begun);
 }
 
-static int save(struct job *j, uint64_t step)
-{
-    int err = dp_trainer_save(j->trainer, j->s->how.checkpoint.folder);
-
-    if (!err)
-        err = look_around(j);
-    if (!err && is_first(j))
-        report_saved(&j->report, step);
-    return err;
-}
-
 /* The first rank may have died before it told of its last step. */
 static bool is_to_tell(struct job *j)
 {
@@ -438,7 +397,7 @@ static int take_step(struct job *j, uint64_t step)
     if (is_to_tell(j))
         report_progress(&j->report, &p);
     j->last = p;
-    return settings_save_due(j->s, p.step) ? save(j, p.step) : 0;
+    return 0;
 }
 
 /* ---- replicas that come back ----------------------------------------------------------------- */

@@ -89,6 +89,20 @@ static void json_begin(const struct settings *s, const struct data *data, size_t
     print_json(o);
 }
 
+/* A checkpoint after `step` steps has been written: every so often, and at the end. */
+static void json_saved(const struct settings *s, uint64_t step)
+{
+    print_json(json_pack("{s:s, s:I, s:o}", "event", "save", "step", (json_int_t)step, "path",
+                         json_sprintf("%s/step-%06" PRIu64, s->how.checkpoint.folder, step)));
+}
+
+static bool is_saved(const struct settings *s, uint64_t step)
+{
+    const uint64_t every = s->how.checkpoint.every;
+
+    return s->how.checkpoint.folder && every && step % every == 0;
+}
+
 static void json_progress(const struct report *r, const struct progress *p)
 {
     json_t *o = json_pack("{s:s, s:I}", "event", "step", "step", (json_int_t)p->step);
@@ -100,6 +114,8 @@ static void json_progress(const struct report *r, const struct progress *p)
     set_number(o, "bubble", p->bubble);
     set_rate(o, r, p->step);
     print_json(o);
+    if (is_saved(r->settings, p->step))
+        json_saved(r->settings, p->step);
 }
 
 /* Text as a JSON string: as it is if it is UTF-8, else as if it were Latin-1. */
@@ -174,6 +190,8 @@ static json_t *json_held(const struct summary *m)
 static void json_end(const struct report *r, const struct summary *m)
 {
     const struct settings *s = r->settings;
+    if (s->how.checkpoint.folder && !is_saved(s, (uint64_t)s->steps))
+        json_saved(s, (uint64_t)s->steps);
     json_t *o = json_pack("{s:s, s:I, s:I}", "event", "end", "steps", (json_int_t)s->steps,
                           "skipped", (json_int_t)m->skipped);
 
@@ -417,14 +435,6 @@ void report_slow(struct report *r, uint64_t step, const struct dp_slow *slow, bo
         putchar('\n');
     put_line("slow      %s step %" PRIu64 ": %s\n", begun ? "since" : "no longer at", step, text);
     command_flush();
-}
-
-void report_saved(struct report *r, uint64_t step)
-{
-    if (r->settings->json)
-        print_json(json_pack("{s:s, s:I, s:o}", "event", "save", "step", (json_int_t)step, "path",
-                             json_sprintf("%s/step-%06" PRIu64, r->settings->how.checkpoint.folder,
-                                          step)));
 }
 
 void report_sample(const struct settings *s, const uint8_t *text, size_t len)

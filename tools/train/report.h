@@ -59,8 +59,6 @@ void report_begin(struct report *r, const struct settings *s, const struct data 
 void report_progress(struct report *r, const struct progress *p);
 /* Something holds the others up since this step, or no longer does. */
 void report_slow(struct report *r, uint64_t step, const struct dp_slow *slow, bool begun);
-/* A checkpoint after `step` steps has been written. */
-void report_saved(struct report *r, uint64_t step);
 /* What a saved model has written, with --prompt. */
 void report_sample(const struct settings *s, const uint8_t *text, size_t len);
 void report_end(struct report *r, const struct summary *summary);

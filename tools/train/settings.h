@@ -177,8 +177,6 @@ struct restored {
 void settings_explain(void *restored, const char *line, char *more, size_t room);
 /* What a checkpoint after `step` steps says of the run, malloc'ed; NULL: no memory. */
 char *settings_text(const struct settings *s, uint64_t step, uint64_t data);
-/* Is a checkpoint written after this step? */
-bool settings_save_due(const struct settings *s, uint64_t step);
 
 /* plan_file.c: what `dualpipe plan` writes and --plan takes:
  *

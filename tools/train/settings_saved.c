@@ -20,13 +20,6 @@ static const char program_name[] = "dualpipe train";
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-bool settings_save_due(const struct settings *s, uint64_t step)
-{
-    const uint64_t every = s->how.checkpoint.every;
-
-    return s->how.checkpoint.folder && (step == (uint64_t)s->steps || (every && step % every == 0));
-}
-
 /* A list is its own schedule. NULL: no memory. */
 static json_t *list_words(const struct settings *s, enum settings_mark mark)
 {
