@@ -52,6 +52,9 @@ struct driven_slot {
 };
 
 struct dp_driven {
+    const struct dp_pipeline_base *base;
+    const struct dp_plan *plan;
+    struct dp_request landings[DP_LANDINGS];
     struct driven_mb *mbs; /* [slots * mb_count] */
     struct driven_skip *skips; /* [streams * skip_count * mb_count] async: one stream */
     int32_t skip_count;
@@ -146,10 +149,10 @@ static const struct driven_mb no_entries = {
     .backward_needs = 1,
 };
 
-static int init(struct dp_pipeline *pipe, struct dp_program *program)
+static int init(const struct dp_pipeline_base *base, struct dp_program *program)
 {
     const struct dp_plan *plan = &program->plan;
-    const size_t n = (size_t)pipe->slots * (size_t)program->schedule->mb_per_stream;
+    const size_t n = (size_t)base->slots * (size_t)program->schedule->mb_per_stream;
     struct dp_driven *d = calloc(1, sizeof(*d));
 
     program->driven = d;
@@ -168,7 +171,9 @@ static int init(struct dp_pipeline *pipe, struct dp_program *program)
         d->skips[i] = (struct driven_skip){NONE, NONE, NONE, NONE, false, false};
     d->skip_count = program->schedule->skip_count;
     d->mb_count = program->schedule->mb_per_stream;
-    d->slots = pipe->slots;
+    d->slots = base->slots;
+    d->base = base;
+    d->plan = plan;
     d->trains = !program->schedule->forward_only;
     for (size_t i = 0; i < plan->count; i++)
         note_entry(d, &plan->ops[i], (uint32_t)i);
@@ -185,13 +190,13 @@ static void fini(struct dp_program *program)
     program->driven = NULL;
 }
 
-static size_t landing_bytes(const struct dp_pipeline *pipe)
+static size_t landing_bytes(const struct dp_pipeline_base *base)
 {
     size_t most = 0;
 
-    for (int i = 0; i < pipe->program_count; i++) {
-        const struct dp_plan *plan = &pipe->programs[i].plan;
-        for (size_t k = 0; k < plan->count && pipe->programs[i].driven; k++)
+    for (int i = 0; i < base->program_count; i++) {
+        const struct dp_plan *plan = &base->programs[i].plan;
+        for (size_t k = 0; k < plan->count && base->programs[i].driven; k++)
             if (plan->ops[k].kind == DP_PLAN_RECV && plan->ops[k].message.len >= most)
                 most = plan->ops[k].message.len + 1;
     }
@@ -200,31 +205,27 @@ static size_t landing_bytes(const struct dp_pipeline *pipe)
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
-static const struct dp_plan_op *entry(const struct dp_pipeline *pipe, uint32_t i)
+static const struct dp_plan_op *entry(const struct dp_driven *d, uint32_t i)
 {
-    return &pipe->plan.ops[i];
+    return &d->plan->ops[i];
 }
 
 /* The wait before it belongs to the first entry that a message leads to. */
-static int run(struct dp_pipeline *pipe, uint32_t i)
+static int run(struct dp_driven *d, uint32_t i, bool again)
 {
-    int err = dp_pipeline_begin_entry(pipe, entry(pipe, i));
+    const int err = dp_pipeline_begin_entry(d->base->pipe, entry(d, i));
 
-    if (!err)
-        err = dp_pipeline_run_entry(pipe, entry(pipe, i));
-    pipe->now.waited_ns = pipe->now.longest_wait_ns = 0;
-    pipe->now.waited_for = -1;
-    return err;
+    return err ? err : dp_pipeline_run_entry(d->base->pipe, entry(d, i), again);
 }
 
-static int run_if(struct dp_pipeline *pipe, uint32_t i)
+static int run_if(struct dp_driven *d, uint32_t i)
 {
-    return i == NONE ? 0 : run(pipe, i);
+    return i == NONE ? 0 : run(d, i, false);
 }
 
-static int send_if(struct dp_pipeline *pipe, uint32_t i)
+static int send_if(struct dp_driven *d, uint32_t i)
 {
-    return i == NONE ? 0 : dp_messages_send(pipe, entry(pipe, i));
+    return i == NONE ? 0 : dp_messages_send(d->base->pipe, entry(d, i));
 }
 
 /* ---- weight parts, each in its turn ---------------------------------------------------------- */
@@ -237,62 +238,57 @@ static bool has_turn(const struct dp_driven *d, int slot, int32_t mb)
 }
 
 /* Later slots with the same parameters are summed first. */
-static bool may_sum(const struct dp_pipeline *pipe, int slot)
+static bool may_sum(const struct dp_driven *d, int slot)
 {
-    const struct dp_driven *d = pipe->driven;
-    const int location = dp_pipeline_slot(pipe, slot)->location;
+    const int location = dp_base_slot(d->base, slot)->location;
     bool may = !d->slot[slot].parts_left && !d->slot[slot].summed;
 
     for (int later = slot + 1; later < d->slots && may; later++)
-        may = d->slot[later].summed || dp_pipeline_slot(pipe, later)->location != location;
+        may = d->slot[later].summed || dp_base_slot(d->base, later)->location != location;
     return may;
 }
 
 /* The sets of slots whose last part has been added become one. */
-static int add_sums(struct dp_pipeline *pipe)
+static int add_sums(struct dp_driven *d)
 {
     int err = 0;
 
-    for (int slot = pipe->driven->slots - 1; slot >= 0 && !err; slot--) {
-        struct driven_slot *s = &pipe->driven->slot[slot];
-        if (!may_sum(pipe, slot))
+    for (int slot = d->slots - 1; slot >= 0 && !err; slot--) {
+        struct driven_slot *s = &d->slot[slot];
+        if (!may_sum(d, slot))
             continue;
         for (uint32_t i = 0; i < s->sums && !err; i++)
-            err = run(pipe, s->first_sum + i);
+            err = run(d, s->first_sum + i, false);
         s->summed = true;
     }
     return err;
 }
 
 /* The weight part of a backward that has just ended, and those that waited for it. */
-static int add_weights(struct dp_pipeline *pipe, int slot, int32_t mb)
+static int add_weights(struct dp_driven *d, int slot, int32_t mb)
 {
-    struct dp_driven *d = pipe->driven;
     int err = 0;
 
     for (; mb < d->mb_count && !err; mb++) {
         struct driven_mb *m = mb_of(d, slot, mb);
         if (!m->backward_done || m->added || !has_turn(d, slot, mb))
             break;
-        err = run_if(pipe, m->weight);
+        err = run_if(d, m->weight);
         m->added = true;
         d->slot[slot].parts_left--;
     }
-    return err || d->slot[slot].parts_left ? err : add_sums(pipe);
+    return err || d->slot[slot].parts_left ? err : add_sums(d);
 }
 
 /* ---- recomputed forwards ---------------------------------------------------------------------- */
 
 /* One that has run before, in vain, is recorded once. */
-static int recompute(struct dp_pipeline *pipe, struct driven_mb *m)
+static int recompute(struct dp_driven *d, struct driven_mb *m)
 {
-    const bool recording = pipe->recording;
+    const bool again = m->recomputed;
 
-    pipe->recording = recording && !m->recomputed;
     m->recomputed = true;
-    const int err = run(pipe, m->recompute);
-    pipe->recording = recording;
-    return err;
+    return run(d, m->recompute, again);
 }
 
 /* The backward that comes next if gradients come in the order in which the last stage sends them. */
@@ -306,9 +302,8 @@ static struct driven_mb *next_backward(struct dp_driven *d, int *slot, int32_t *
 }
 
 /* While its gradient is on the way, and only after all forwards, which use the same memory. */
-static int recompute_early(struct dp_pipeline *pipe)
+static int recompute_early(struct dp_driven *d)
 {
-    struct dp_driven *d = pipe->driven;
     int32_t mb;
     int slot;
 
@@ -319,43 +314,40 @@ static int recompute_early(struct dp_pipeline *pipe)
         return 0;
     d->early_slot = slot;
     d->early_mb = mb;
-    return recompute(pipe, m);
+    return recompute(d, m);
 }
 
 /* Before a backward. What was recomputed for another one is lost, as both use the same memory. */
-static int recompute_for(struct dp_pipeline *pipe, int slot, int32_t mb)
+static int recompute_for(struct dp_driven *d, int slot, int32_t mb)
 {
-    struct dp_driven *d = pipe->driven;
     const bool is_there = d->early_slot == slot && d->early_mb == mb;
 
     if (d->early_slot >= 0 && !is_there)
-        dp_compute_drop_handle(pipe, d->early_slot, d->early_mb);
+        dp_compute_drop_handle(d->base->pipe, d->early_slot, d->early_mb);
     d->early_slot = -1;
     struct driven_mb *m = mb_of(d, slot, mb);
-    return m->recompute == NONE || is_there ? 0 : recompute(pipe, m);
+    return m->recompute == NONE || is_there ? 0 : recompute(d, m);
 }
 
 /* ---- chains of slots on this rank ------------------------------------------------------------ */
 
 /* Values of the skips that begin at the slot, or gradients of those that end there. */
-static int send_skips(struct dp_pipeline *pipe, int slot, int32_t mb, bool values)
+static int send_skips(struct dp_driven *d, int slot, int32_t mb, bool values)
 {
-    const struct dp_driven *d = pipe->driven;
-    const struct dp_schedule *s = pipe->config.schedule;
-    const int stage = dp_pipeline_slot(pipe, slot)->stage;
+    const struct dp_schedule *s = d->base->config.schedule;
+    const int stage = dp_base_slot(d->base, slot)->stage;
     int err = 0;
 
     for (int k = 0; k < d->skip_count && !err; k++)
         if ((values ? s->skips[k].from : s->skips[k].to) == stage)
-            err = send_if(pipe, values ? skip_of(d, k, mb)->send_f : skip_of(d, k, mb)->send_b);
+            err = send_if(d, values ? skip_of(d, k, mb)->send_f : skip_of(d, k, mb)->send_b);
     return err;
 }
 
 /* One more of what the forward of (slot, mb) needs is there: run it if that was the last, and what
  * follows on this rank. */
-static int run_forwards(struct dp_pipeline *pipe, int slot, int32_t mb)
+static int run_forwards(struct dp_driven *d, int slot, int32_t mb)
 {
-    struct dp_driven *d = pipe->driven;
     const struct dp_slot *at;
     int err;
 
@@ -363,23 +355,22 @@ static int run_forwards(struct dp_pipeline *pipe, int slot, int32_t mb)
         struct driven_mb *m = mb_of(d, slot, mb);
         if (--m->forward_lacks)
             return 0;
-        at = dp_pipeline_slot(pipe, slot);
-        err = run(pipe, m->forward);
+        at = dp_base_slot(d->base, slot);
+        err = run(d, m->forward, false);
         if (!err)
-            err = send_if(pipe, m->send_f);
+            err = send_if(d, m->send_f);
         if (!err)
-            err = send_skips(pipe, slot, mb, true);
+            err = send_skips(d, slot, mb, true);
         d->forwards_left--;
         d->slot[slot].forwards_left--;
         slot = at->next_slot;
-    } while (!err && at->next == pipe->rank);
+    } while (!err && at->next == d->base->rank);
     return err;
 }
 
 /* The same of a backward. The gradient goes out before the weights are added. */
-static int run_backwards(struct dp_pipeline *pipe, int slot, int32_t mb)
+static int run_backwards(struct dp_driven *d, int slot, int32_t mb)
 {
-    struct dp_driven *d = pipe->driven;
     const struct dp_slot *at;
     int err;
 
@@ -387,51 +378,54 @@ static int run_backwards(struct dp_pipeline *pipe, int slot, int32_t mb)
         struct driven_mb *m = mb_of(d, slot, mb);
         if (--m->backward_lacks)
             return 0;
-        at = dp_pipeline_slot(pipe, slot);
-        err = recompute_for(pipe, slot, mb);
+        at = dp_base_slot(d->base, slot);
+        err = recompute_for(d, slot, mb);
         if (!err)
-            err = run(pipe, m->backward);
+            err = run(d, m->backward, false);
         if (!err)
-            err = send_if(pipe, m->send_b);
+            err = send_if(d, m->send_b);
         if (!err)
-            err = send_skips(pipe, slot, mb, false);
+            err = send_skips(d, slot, mb, false);
         m->backward_done = true;
         if (!err)
-            err = add_weights(pipe, slot, mb);
+            err = add_weights(d, slot, mb);
         d->backwards_left--;
         slot = at->prev_slot;
-    } while (!err && at->prev == pipe->rank);
+    } while (!err && at->prev == d->base->rank);
     return err;
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-static int post(struct dp_pipeline *pipe)
+static char *landing_of(const struct dp_driven *d, uint32_t number)
 {
-    struct dp_driven *d = pipe->driven;
+    return d->base->landing_memory + number % DP_LANDINGS * d->base->landing_bytes;
+}
+
+static int post(struct dp_driven *d)
+{
+    const struct dp_pipeline_base *base = d->base;
     int err = 0;
 
     while (d->posted < d->expected && d->posted - d->received < DP_LANDINGS && !err) {
-        struct dp_landing *landing = &pipe->landings[d->posted % DP_LANDINGS];
-        err = dp_comm_irecv_any(pipe->config.comm, DP_ANY_SOURCE, DP_CHANNEL_ACTIVATION,
-                                landing->memory, pipe->landing_bytes, &landing->request);
+        err = dp_comm_irecv_any(base->config.comm, DP_ANY_SOURCE, DP_CHANNEL_ACTIVATION,
+                                landing_of(d, d->posted), base->landing_bytes,
+                                &d->landings[d->posted % DP_LANDINGS]);
         d->posted += !err;
     }
     return err;
 }
 
 /* The rank that a skip's value, or gradient, of the slot is missing of; -1: none is. */
-static int awaited_skip(const struct dp_pipeline *pipe, int slot, bool values)
+static int awaited_skip(const struct dp_driven *d, int slot, bool values)
 {
-    const struct dp_driven *d = pipe->driven;
-
     for (int skip = 0; skip < d->skip_count; skip++)
         for (int32_t mb = 0; mb < d->mb_count; mb++) {
             const struct driven_skip *k = skip_of(d, skip, mb);
             const uint32_t i = values ? (k->value_came ? NONE : k->recv_f)
                                       : (k->gradient_came ? NONE : k->recv_b);
-            if (i != NONE && entry(pipe, i)->slot == slot)
-                return entry(pipe, i)->message.peer;
+            if (i != NONE && entry(d, i)->slot == slot)
+                return entry(d, i)->message.peer;
         }
     return -1;
 }
@@ -439,24 +433,22 @@ static int awaited_skip(const struct dp_pipeline *pipe, int slot, bool values)
 /* A rank that some message is missing of: of the earliest stage whose inputs have not all come,
  * else of the last whose gradients have not. That rank misses none of a later stage's inputs, or of
  * an earlier one's gradients, so that following such ranks leads to one that waits for none. */
-static int awaited(const struct dp_pipeline *pipe)
+static int awaited(const struct dp_driven *d)
 {
-    const struct dp_driven *d = pipe->driven;
     int peer = -1;
 
     for (int slot = 0; slot < d->slots && peer < 0; slot++)
-        peer = d->slot[slot].inputs_left ? dp_pipeline_slot(pipe, slot)->prev
-                                         : awaited_skip(pipe, slot, true);
+        peer = d->slot[slot].inputs_left ? dp_base_slot(d->base, slot)->prev
+                                         : awaited_skip(d, slot, true);
     for (int slot = d->slots - 1; slot >= 0 && peer < 0; slot--)
-        peer = d->slot[slot].gradients_left ? dp_pipeline_slot(pipe, slot)->next
-                                            : awaited_skip(pipe, slot, false);
+        peer = d->slot[slot].gradients_left ? dp_base_slot(d->base, slot)->next
+                                            : awaited_skip(d, slot, false);
     return peer;
 }
 
 /* The receive of a skip that the message is for. */
-static uint32_t find_skip_receive(const struct dp_pipeline *pipe, const struct dp_received *got)
+static uint32_t find_skip_receive(const struct dp_driven *d, const struct dp_received *got)
 {
-    const struct dp_driven *d = pipe->driven;
     const int32_t mb = got->tag & DP_MAX_MB;
 
     for (int skip = 0; skip < d->skip_count && mb < d->mb_count; skip++) {
@@ -465,16 +457,15 @@ static uint32_t find_skip_receive(const struct dp_pipeline *pipe, const struct d
                                      k->gradient_came ? NONE : k->recv_b};
         for (int i = 0; i < 2; i++)
             if (receives[i] != NONE &&
-                dp_messages_tag_of(pipe, entry(pipe, receives[i])) == got->tag)
+                dp_messages_tag_of(d->base->pipe, entry(d, receives[i])) == got->tag)
                 return receives[i];
     }
     return NONE;
 }
 
 /* The receive of the plan that is for this message, NONE: it is no message of this step. */
-static uint32_t find_receive(const struct dp_pipeline *pipe, const struct dp_received *got)
+static uint32_t find_receive(const struct dp_driven *d, const struct dp_received *got)
 {
-    const struct dp_driven *d = pipe->driven;
     const int32_t mb = got->tag & DP_MAX_MB;
 
     for (int slot = 0; slot < d->slots && mb < d->mb_count; slot++) {
@@ -483,24 +474,24 @@ static uint32_t find_receive(const struct dp_pipeline *pipe, const struct dp_rec
                                      m->gradient_came ? NONE : m->recv_b};
         for (int i = 0; i < 2; i++) {
             const struct dp_plan_message *wanted =
-                receives[i] == NONE ? NULL : &entry(pipe, receives[i])->message;
+                receives[i] == NONE ? NULL : &entry(d, receives[i])->message;
             if (wanted &&
-                dp_messages_tag(pipe, wanted->channel, wanted->stage, (uint32_t)mb) == got->tag)
+                dp_messages_tag(d->base->pipe, wanted->channel, wanted->stage, (uint32_t)mb) == got->tag)
                 return receives[i];
         }
     }
-    return find_skip_receive(pipe, got);
+    return find_skip_receive(d, got);
 }
 
-static int check_message(const struct dp_pipeline *pipe, const struct dp_received *got, uint32_t i)
+static int check_message(const struct dp_driven *d, const struct dp_received *got, uint32_t i)
 {
     if (i == NONE)
         return dp_fail(DP_EMISMATCH,
                        "a message of rank %d with tag %llx: expected none of this step", got->peer,
                        (unsigned long long)got->tag);
-    const struct dp_plan_message *m = &entry(pipe, i)->message;
-    const int peer = pipe->config.schedule->group_rank[m->peer];
-    const size_t len = dp_messages_len(pipe, entry(pipe, i));
+    const struct dp_plan_message *m = &entry(d, i)->message;
+    const int peer = d->base->config.schedule->group_rank[m->peer];
+    const size_t len = dp_messages_len(d->base->pipe, entry(d, i));
 
     if (got->peer == peer && got->len == len)
         return 0;
@@ -508,87 +499,82 @@ static int check_message(const struct dp_pipeline *pipe, const struct dp_receive
         DP_EMISMATCH,
         "a message of %s %d, micro-batch %u: %zu bytes of rank %d, expected %zu bytes "
         "of rank %d",
-        m->skip ? "skip" : "stage", m->stage, entry(pipe, i)->mb, got->len, got->peer, len, peer);
+        m->skip ? "skip" : "stage", m->stage, entry(d, i)->mb, got->len, got->peer, len, peer);
 }
 
-static int copy_message(struct dp_pipeline *pipe, const struct dp_plan_op *op, const char *from,
+static int copy_message(struct dp_driven *d, const struct dp_plan_op *op, const char *from,
                         size_t len)
 {
-    char *to = pipe->memory + op->message.offset;
+    char *to = d->base->memory + op->message.offset;
 
-    if (pipe->staged)
-        return dp_compute_copy(pipe, to, from, len);
+    if (d->base->out_of_reach)
+        return dp_compute_copy(d->base->pipe, to, from, len);
     memcpy(to, from, len);
     return 0;
 }
 
 /* The oldest receive has its message: to its place, and the next receive into the same memory. */
-static int store_message(struct dp_pipeline *pipe, uint32_t *out)
+static int store_message(struct dp_driven *d, uint32_t *out)
 {
-    struct dp_driven *d = pipe->driven;
-    const struct dp_landing *landing = &pipe->landings[d->received % DP_LANDINGS];
     struct dp_received got;
 
-    dp_comm_received(pipe->config.comm, &landing->request, &got);
-    const uint32_t i = find_receive(pipe, &got);
-    int err = check_message(pipe, &got, i);
+    dp_comm_received(d->base->config.comm, &d->landings[d->received % DP_LANDINGS], &got);
+    const uint32_t i = find_receive(d, &got);
+    int err = check_message(d, &got, i);
     if (!err)
-        err = copy_message(pipe, entry(pipe, i), landing->memory, got.len);
+        err = copy_message(d, entry(d, i), landing_of(d, d->received), got.len);
     d->received++;
     *out = i;
-    return err ? err : post(pipe);
+    return err ? err : post(d);
 }
 
-static int work_on(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+static int work_on(struct dp_driven *d, const struct dp_plan_op *op)
 {
-    struct dp_driven *d = pipe->driven;
     struct driven_mb *m = mb_of(d, op->slot, (int32_t)op->mb);
     struct driven_skip *k =
         op->message.skip ? skip_of(d, op->message.stage, (int32_t)op->mb) : NULL;
 
     if (k && op->message.channel == DP_CHANNEL_ACTIVATION) {
         k->value_came = true;
-        return run_forwards(pipe, op->slot, (int32_t)op->mb);
+        return run_forwards(d, op->slot, (int32_t)op->mb);
     }
     if (k) {
         k->gradient_came = true;
-        return run_backwards(pipe, op->slot, (int32_t)op->mb);
+        return run_backwards(d, op->slot, (int32_t)op->mb);
     }
     if (op->message.channel == DP_CHANNEL_ACTIVATION) {
         m->input_came = true;
         d->slot[op->slot].inputs_left--;
-        return run_forwards(pipe, op->slot, (int32_t)op->mb);
+        return run_forwards(d, op->slot, (int32_t)op->mb);
     }
     m->gradient_came = true;
     d->slot[op->slot].gradients_left--;
-    return run_backwards(pipe, op->slot, (int32_t)op->mb);
+    return run_backwards(d, op->slot, (int32_t)op->mb);
 }
 
 /* DP_EAGAIN: none is there, and there is something better to do than to wait. */
-static int take_message(struct dp_pipeline *pipe, bool wait)
+static int take_message(struct dp_driven *d, bool wait)
 {
-    struct dp_driven *d = pipe->driven;
-    struct dp_request *request = &pipe->landings[d->received % DP_LANDINGS].request;
+    struct dp_request *request = &d->landings[d->received % DP_LANDINGS];
     uint32_t i;
 
     if (d->received == d->expected)
         return DP_EAGAIN;
-    int err = dp_comm_test(pipe->config.comm, request);
+    int err = dp_comm_test(d->base->config.comm, request);
     if (err == DP_EAGAIN && wait) {
-        err = recompute_early(pipe);
+        err = recompute_early(d);
         if (!err)
-            err = dp_messages_wait_request(pipe, request, awaited(pipe));
+            err = dp_messages_wait_request(d->base->pipe, request, awaited(d));
     }
     if (!err)
-        err = store_message(pipe, &i);
-    return err ? err : work_on(pipe, entry(pipe, i));
+        err = store_message(d, &i);
+    return err ? err : work_on(d, entry(d, i));
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-static void reset_slot(const struct dp_pipeline *pipe, int slot)
+static void reset_slot(struct dp_driven *d, int slot)
 {
-    struct dp_driven *d = pipe->driven;
     struct driven_slot *s = &d->slot[slot];
 
     s->inputs_left = s->gradients_left = 0;
@@ -605,43 +591,41 @@ static void reset_slot(const struct dp_pipeline *pipe, int slot)
     }
 }
 
-static int begin(struct dp_pipeline *pipe)
+static int begin(struct dp_driven *d)
 {
-    struct dp_driven *d = pipe->driven;
-    const int first = pipe->ends.first_slot;
+    const int first = d->base->first_slot;
 
     d->posted = d->received = 0;
     d->early_slot = -1;
     d->forwards_left = d->slots * d->mb_count;
     d->backwards_left = d->trains ? d->forwards_left : 0;
-    d->starts_left = d->trains && pipe->ends.last_slot >= 0 ? d->mb_count : 0;
+    d->starts_left = d->trains && d->base->last_slot >= 0 ? d->mb_count : 0;
     for (int slot = 0; slot < d->slots; slot++)
-        reset_slot(pipe, slot);
+        reset_slot(d, slot);
     for (int32_t i = 0; i < d->skip_count * d->mb_count; i++)
         d->skips[i].value_came = d->skips[i].gradient_came = false;
-    int err = post(pipe);
+    int err = post(d);
     for (int32_t mb = 0; mb < d->mb_count && first >= 0 && !err; mb++)
-        err = run_forwards(pipe, first, mb);
+        err = run_forwards(d, first, mb);
     return err;
 }
 
 /* The highest micro-batch whose backward has not begun on the last stage. */
-static int start_backward(struct dp_pipeline *pipe)
+static int start_backward(struct dp_driven *d)
 {
-    return run_backwards(pipe, pipe->ends.last_slot, --pipe->driven->starts_left);
+    return run_backwards(d, d->base->last_slot, --d->starts_left);
 }
 
-static int run_step(struct dp_pipeline *pipe, bool forwards, bool backwards)
+static int run_step(struct dp_driven *d, bool forwards, bool backwards)
 {
-    struct dp_driven *d = pipe->driven;
-    int err = forwards ? begin(pipe) : 0;
+    int err = forwards ? begin(d) : 0;
 
     while (!err && (d->forwards_left || (backwards && d->backwards_left))) {
         bool may_start =
-            backwards && d->starts_left && !d->slot[pipe->ends.last_slot].forwards_left;
-        err = take_message(pipe, !may_start);
+            backwards && d->starts_left && !d->slot[d->base->last_slot].forwards_left;
+        err = take_message(d, !may_start);
         if (err == DP_EAGAIN && may_start)
-            err = start_backward(pipe);
+            err = start_backward(d);
     }
     return err;
 }

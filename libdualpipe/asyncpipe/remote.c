@@ -8,7 +8,7 @@
 
 #include "base/fail.h"
 #include "microbatch/tree.h"
-#include "pipeline/state.h"
+#include "pipeline/base.h"
 #include "schedule/internal.h"
 
 #include <stdlib.h>
@@ -170,7 +170,7 @@ static int forward(void *user, const void *arg, size_t len, struct dp_reply *rep
 
     if (err)
         return err;
-    const bool last = remote->pipe->ends.last_slot >= 0;
+    const bool last = dp_base_of(remote->pipe)->last_slot >= 0;
     remote->batch.outputs = last ? &remote->outputs : NULL;
     err = dp_pipeline_forward_batch(remote->pipe, &remote->batch);
     if (!err && last)
@@ -187,7 +187,7 @@ static int backward(void *user, const void *arg, size_t len, struct dp_reply *re
     int err = 0;
 
     (void)reply;
-    if (len && remote->pipe->ends.last_slot >= 0)
+    if (len && dp_base_of(remote->pipe)->last_slot >= 0)
         err = take_tree(arg, len, &grads);
     remote->batch.output_grads = grads;
     if (!err)
@@ -211,7 +211,7 @@ void dp_remote_functions(struct dp_remote *remote,
 static int take_answer(const struct dp_remote *remote, const struct dp_answer *answers,
                        struct dp_tree **out)
 {
-    const int ranks = remote->pipe->config.schedule->ranks;
+    const int ranks = dp_base_of(remote->pipe)->config.schedule->ranks;
 
     for (int rank = 0; rank < ranks; rank++)
         if (answers[rank].len)
@@ -222,7 +222,7 @@ static int take_answer(const struct dp_remote *remote, const struct dp_answer *a
 int dp_remote_forward(struct dp_controller *c, struct dp_remote *remote, int64_t deadline_ns,
                       struct dp_tree **outputs)
 {
-    const struct dp_schedule *s = remote->pipe->config.schedule;
+    const struct dp_schedule *s = dp_base_of(remote->pipe)->config.schedule;
     struct dp_answer *answers;
 
     if (s->streams > 1)

@@ -8,6 +8,7 @@
 #include "base/sized.h"
 #include "base/tensor.h"
 #include "microbatch/tree.h"
+#include "pipeline/base.h"
 #include "pipeline/border.h"
 #include "pipeline/steps.h"
 
@@ -44,10 +45,10 @@ static int no_memory(int32_t count)
 
 /* ---- the step's schedule and extents --------------------------------------------------------- */
 
-static const struct dp_schedule *schedule_of(const struct dp_pipeline *pipe,
+static const struct dp_schedule *schedule_of(const struct dp_pipeline_base *base,
                                              const struct dp_batch_step *batch)
 {
-    return batch->step.schedule ? batch->step.schedule : pipe->programs[0].schedule;
+    return batch->step.schedule ? batch->step.schedule : base->programs[0].schedule;
 }
 
 /* How many micro-batches the rows of a stream make, where `most` were asked for. */
@@ -61,7 +62,7 @@ static int64_t made_of(const struct dp_batch_step *batch, int32_t most)
 }
 
 /* Fewer micro-batches than the schedule has: that one which has as many. */
-static int shrink(const struct dp_pipeline *pipe, const struct dp_batch_step *batch,
+static int shrink(const struct dp_pipeline_base *base, const struct dp_batch_step *batch,
                   const struct dp_schedule **s)
 {
     const bool forward_only = (*s)->forward_only;
@@ -71,8 +72,8 @@ static int shrink(const struct dp_pipeline *pipe, const struct dp_batch_step *ba
     const int64_t made = made_of(batch, (*s)->mb_per_stream);
     if (made == (*s)->mb_per_stream)
         return 0;
-    for (int i = 0; i < pipe->program_count; i++) {
-        const struct dp_schedule *other = pipe->programs[i].schedule;
+    for (int i = 0; i < base->program_count; i++) {
+        const struct dp_schedule *other = base->programs[i].schedule;
         if (other->mb_per_stream != made || other->forward_only != forward_only)
             continue;
         *s = other;
@@ -85,7 +86,7 @@ static int shrink(const struct dp_pipeline *pipe, const struct dp_batch_step *ba
 }
 
 /* Rows are cut by the rule of the arguments, in each stream alike. */
-static int make_extents(const struct dp_pipeline *pipe, const struct dp_batch_step *batch,
+static int make_extents(const struct dp_pipeline_base *base, const struct dp_batch_step *batch,
                         struct dp_batch_held *held, const struct dp_schedule *s)
 {
     int64_t(*extents)[DP_MAX_EXTENTS], begin;
@@ -101,7 +102,7 @@ static int make_extents(const struct dp_pipeline *pipe, const struct dp_batch_st
     if (!extents)
         return no_memory(s->microbatches);
     for (int32_t mb = 0; mb < s->microbatches; mb++) {
-        memcpy(extents[mb], pipe->config.max_extents, sizeof(extents[mb]));
+        memcpy(extents[mb], base->config.max_extents, sizeof(extents[mb]));
         dp_cut_window(batch->split.rule, batch->rows, s->mb_per_stream, mb % s->mb_per_stream,
                       &begin, &extents[mb][0]);
     }
@@ -148,10 +149,10 @@ static int check_unset(const struct dp_step *step)
 
 /* ---- room for outputs and losses ------------------------------------------------------------- */
 
-static int32_t last_mb_global(const struct dp_pipeline *pipe, const struct dp_schedule *s,
+static int32_t last_mb_global(const struct dp_pipeline_base *base, const struct dp_schedule *s,
                               int32_t mb)
 {
-    return dp_pipeline_slot(pipe, pipe->ends.last_slot)->stream * s->mb_per_stream + mb;
+    return dp_base_slot(base, base->last_slot)->stream * s->mb_per_stream + mb;
 }
 
 static bool make_output(struct dp_arena *arena, const struct dp_border *border, struct dp_tree *out)
@@ -178,15 +179,15 @@ static bool make_output(struct dp_arena *arena, const struct dp_border *border, 
     return tensors && leaves;
 }
 
-static int make_outputs(const struct dp_pipeline *pipe, const struct dp_batch_step *batch,
+static int make_outputs(const struct dp_pipeline_base *base, const struct dp_batch_step *batch,
                         struct dp_batch_held *held, const struct dp_schedule *s)
 {
-    const struct dp_border *declared = &pipe->declared[s->stages];
+    const struct dp_border *declared = &base->config.borders[s->stages];
     struct dp_tree *outputs;
 
     if (!batch->outputs)
         return 0;
-    if (pipe->out_of_reach)
+    if (base->out_of_reach)
         return dp_fail(DP_EUNSUPPORTED, "outputs: wanted of a pipeline whose memory the CPU does "
                                         "not reach, expected dp_step.outputs");
     outputs = dp_arena_array(&held->arena, (size_t)s->mb_per_stream, sizeof(*outputs));
@@ -194,8 +195,8 @@ static int make_outputs(const struct dp_pipeline *pipe, const struct dp_batch_st
     for (int32_t mb = 0; mb < s->mb_per_stream && made; mb++) {
         struct dp_border now = *declared;
         if (held->step.extents)
-            dp_extents_apply(declared, pipe->config.max_extents,
-                             held->step.extents[last_mb_global(pipe, s, mb)], &now);
+            dp_extents_apply(declared, base->config.max_extents,
+                             held->step.extents[last_mb_global(base, s, mb)], &now);
         made = make_output(&held->arena, &now, &outputs[mb]);
     }
     if (!made)
@@ -205,20 +206,20 @@ static int make_outputs(const struct dp_pipeline *pipe, const struct dp_batch_st
     return 0;
 }
 
-static int make_results(const struct dp_pipeline *pipe, const struct dp_batch_step *batch,
+static int make_results(const struct dp_pipeline_base *base, const struct dp_batch_step *batch,
                         struct dp_batch_held *held, const struct dp_schedule *s)
 {
-    const int32_t values = pipe->config.max_loss_values;
+    const int32_t values = base->config.max_loss_values;
 
     if (batch->unused)
         return 0;
-    if (pipe->ends.last_slot < 0)
+    if (base->last_slot < 0)
         return batch->outputs || batch->losses
                    ? dp_fail(DP_EINVAL,
                              "%s: given, expected NULL on rank %d: it holds no last stage",
-                             batch->outputs ? "outputs" : "losses", pipe->rank)
+                             batch->outputs ? "outputs" : "losses", base->rank)
                    : 0;
-    int err = make_outputs(pipe, batch, held, s);
+    int err = make_outputs(base, batch, held, s);
     if (err || !batch->losses)
         return err;
     held->step.losses = dp_arena_array(&held->arena, (size_t)s->mb_per_stream * (size_t)values,
@@ -399,19 +400,19 @@ static int make_context(struct dp_batch_step *batch, const struct dp_schedule *s
     return err;
 }
 
-static int make_step(struct dp_pipeline *pipe, struct dp_batch_step *batch)
+static int make_step(const struct dp_pipeline_base *base, struct dp_batch_step *batch)
 {
-    const struct dp_schedule *s = schedule_of(pipe, batch);
+    const struct dp_schedule *s = schedule_of(base, batch);
     struct dp_batch_held *held = batch->held;
     int err = check_unset(&batch->step);
 
     if (!err)
-        err = shrink(pipe, batch, &s);
-    batch->unused = !pipe->slots;
+        err = shrink(base, batch, &s);
+    batch->unused = !base->slots;
     held->step = batch->step;
     held->step.schedule = s;
     if (!err)
-        err = make_extents(pipe, batch, held, s);
+        err = make_extents(base, batch, held, s);
     if (!err && !batch->unused)
         err = cut(batch, batch->args, batch->kwargs, &batch->split, s, &held->inputs);
     if (!err)
@@ -419,7 +420,7 @@ static int make_step(struct dp_pipeline *pipe, struct dp_batch_step *batch)
     if (!err)
         err = make_context(batch, s);
     if (!err)
-        err = make_results(pipe, batch, held, s);
+        err = make_results(base, batch, held, s);
     held->step.inputs = held->inputs;
     held->step.labels = held->labels;
     return err;
@@ -430,10 +431,10 @@ static int check_call(const struct dp_pipeline *pipe, const struct dp_batch_step
 {
     if (!pipe || !batch)
         return dp_fail(DP_EINVAL, "a step without %s", pipe ? "a batch" : "a pipeline");
-    if (halfway && (!batch->held || pipe->now.args != &batch->held->step))
+    if (halfway && (!batch->held || dp_step_under_way(pipe) != &batch->held->step))
         return dp_fail(DP_ESTATE, "dp_pipeline_backward_batch: expected the batch of "
                                   "dp_pipeline_forward_batch");
-    if (!halfway && (batch->held || pipe->now.args))
+    if (!halfway && (batch->held || dp_step_under_way(pipe)))
         return dp_fail(DP_ESTATE, "a step of a batch after a forward: expected the backward "
                                   "first");
     DP_RESERVED(batch, "batch");
@@ -445,7 +446,7 @@ static int carry_out(struct dp_pipeline *pipe, struct dp_batch_step *batch,
                      int (*call)(struct dp_pipeline *pipe, struct dp_step *step))
 {
     batch->held = calloc(1, sizeof(*batch->held));
-    int err = batch->held ? make_step(pipe, batch) : no_memory(1);
+    int err = batch->held ? make_step(dp_base_of(pipe), batch) : no_memory(1);
 
     if (err)
         return dp_step_abort(pipe, err);
@@ -478,7 +479,7 @@ int dp_pipeline_forward_batch(struct dp_pipeline *pipe, struct dp_batch_step *ba
     err = carry_out(pipe, batch, dp_pipeline_forward);
     if (!err && (err = merge(batch)))
         err = dp_step_abort(pipe, err);
-    if (err || !pipe->now.args)
+    if (err || !dp_step_under_way(pipe))
         drop(batch);
     return err;
 }
@@ -503,7 +504,7 @@ int dp_pipeline_backward_batch(struct dp_pipeline *pipe, struct dp_batch_step *b
 
 void dp_pipeline_drop_batch(struct dp_pipeline *pipe, struct dp_batch_step *batch)
 {
-    if (batch->held && pipe->now.args == &batch->held->step)
+    if (batch->held && dp_step_under_way(pipe) == &batch->held->step)
         (void)dp_step_abort(pipe, DP_EABORTED);
     drop(batch);
 }

@@ -3,6 +3,7 @@
  * compute.c - entries that call the stage or the loss: their tensors, and what they must not change.
  */
 #include "base/internal.h"
+#include "pipeline/state.h"
 #include "pipeline/steps.h"
 
 #include "base/fail.h"
@@ -31,7 +32,7 @@ struct frame {
 
 static char *address(const struct dp_pipeline *pipe, size_t offset)
 {
-    return offset == DP_NOWHERE ? NULL : pipe->memory + offset;
+    return offset == DP_NOWHERE ? NULL : pipe->base.memory + offset;
 }
 
 static struct dp_side side_of(const struct dp_pipeline *pipe, int border)
@@ -163,7 +164,7 @@ static int take_own_buffers(struct dp_pipeline *pipe, const struct frame *f, int
             continue;
         }
         if (!err)
-            err = dp_device_copy(pipe->compute, f->made[k], data,
+            err = dp_device_copy(pipe->base.compute, f->made[k], data,
                                  dp_spec_bytes(&pipe->borders[border].tensors[k]));
         if (!err)
             err = dp_compute_sync(pipe);
@@ -182,7 +183,7 @@ static int check_gradients(struct dp_pipeline *pipe, const struct frame *f, cons
         if (tensors[k].data || !f->made[k])
             continue;
         tensors[k].data = f->made[k];
-        err = dp_device_zero(pipe->compute, tensors[k].data,
+        err = dp_device_zero(pipe->base.compute, tensors[k].data,
                                       dp_spec_bytes(&pipe->borders[border].tensors[k]));
         if (!err)
             err = dp_compute_sync(pipe);
@@ -207,14 +208,14 @@ static int fail_callback(const struct dp_pipeline *pipe, const struct frame *f, 
 
 int dp_compute_settle(struct dp_pipeline *pipe, int slot)
 {
-    const struct dp_stage *stage = &pipe->stages[slot];
+    const struct dp_stage *stage = &pipe->base.stages[slot];
     const int ret = stage->ops->settle ? stage->ops->settle(stage->user) : 0;
 
     if (!ret)
         return 0;
     pipe->now.args->callback_error = ret;
     const char *why = dp_callback_reason(ret);
-    const int at = dp_schedule_slot(pipe->config.schedule, pipe->rank, slot)->stage;
+    const int at = dp_schedule_slot(pipe->base.config.schedule, pipe->base.rank, slot)->stage;
     return dp_fail(DP_ECALLBACK, "slot %d, stage %d: callback settle failed with %d (%s)%s%s", slot, at,
                    ret, dp_strerror(ret), *why ? ": " : "", why);
 }
@@ -280,16 +281,16 @@ static void make_output_gradients(const struct dp_pipeline *pipe, struct frame *
 
 void dp_compute_begin(struct dp_pipeline *pipe)
 {
-    const struct dp_pipeline_config *config = &pipe->config;
+    const struct dp_pipeline_config *config = &pipe->base.config;
 
-    for (int i = 0; i < pipe->slots; i++) {
+    for (int i = 0; i < pipe->base.slots; i++) {
         const struct dp_slot *slot = dp_pipeline_slot(pipe, i);
         struct dp_slot_step *of = &pipe->slot_steps[i];
 
         of->in = side_of(pipe, slot->stage);
         of->out = side_of(pipe, slot->stage + 1);
         of->slot = slot;
-        of->stage = &pipe->stages[i];
+        of->stage = &pipe->base.stages[i];
         of->doing = dp_pipeline_doing(pipe->step, slot->stage);
         of->call = (struct dp_stage_call){
             .slot = i,
@@ -309,7 +310,7 @@ static struct dp_random_key random_key(const struct dp_pipeline *pipe, const str
     const uint32_t mb = (uint32_t)call->mb_global;
 
     if (mb >> 16)
-        return dp_random_key(pipe->config.seed, pipe->step, (uint32_t)call->stage, mb);
+        return dp_random_key(pipe->base.config.seed, pipe->step, (uint32_t)call->stage, mb);
     return (struct dp_random_key){call->random.key, call->random.stream | mb};
 }
 
@@ -335,10 +336,10 @@ static void frame_init(struct dp_pipeline *pipe, struct frame *f, const struct d
     call->handle = &pipe->handles[dp_pipeline_index(pipe, op)];
     call->in = f->in;
     if (context)
-        call->context = &context->kwargs[call->mb_global - pipe->config.first_mb];
+        call->context = &context->kwargs[call->mb_global - pipe->base.config.first_mb];
     call->grads = grads_of(pipe, f);
     if (pipe->skips.of_slot)
-        call->skips = dp_skips_begin(pipe, (enum dp_plan_kind)op->kind, op->slot, op->mb);
+        call->skips = dp_skips_begin(&pipe->skips, (enum dp_plan_kind)op->kind, op->slot, op->mb);
     make_inputs(pipe, f);
 }
 
@@ -355,7 +356,7 @@ static inline int end_skips(struct dp_pipeline *pipe, const struct frame *f)
 {
     if (!f->call.skips)
         return 0;
-    const int err = dp_skips_end(pipe, f->call.skips);
+    const int err = dp_skips_end(&pipe->skips, f->call.skips);
     return err || !f->call.skips->wrong[0] ? err : fail_skips(pipe, f);
 }
 
@@ -371,7 +372,7 @@ static int read_inputs(struct dp_pipeline *pipe, struct frame *f)
         return 0;
     for (int k = 0; k < pipe->borders[0].count && !err; k++)
         if (given[k].strides)
-            err = dp_batch_copy(pipe->compute, &f->in[k], &given[k]);
+            err = dp_batch_copy(pipe->base.compute, &f->in[k], &given[k]);
     return err ? err : dp_compute_sync(pipe);
 }
 
@@ -384,7 +385,7 @@ static int write_outputs(struct dp_pipeline *pipe, struct frame *f)
     for (int k = 0; k < count && !err; k++) {
         const DLTensor *wanted = wanted_output(pipe, f, k);
         if (wanted && wanted->strides)
-            err = dp_batch_copy(pipe->compute, wanted, &f->out[k]);
+            err = dp_batch_copy(pipe->base.compute, wanted, &f->out[k]);
     }
     return err ? err : dp_compute_sync(pipe);
 }
@@ -411,7 +412,7 @@ static int make_labels(struct dp_pipeline *pipe, struct frame *f, int side)
             given_tensor(&given[k], layout, k,
                          pipe->label_memory + (size_t)side * dp_offset_align(layout->bytes));
         if (given[k].strides)
-            err = dp_batch_copy(pipe->compute, &f->label_tensors[k], &given[k]);
+            err = dp_batch_copy(pipe->base.compute, &f->label_tensors[k], &given[k]);
     }
     return err ? err : dp_compute_sync(pipe);
 }
@@ -419,7 +420,7 @@ static int make_labels(struct dp_pipeline *pipe, struct frame *f, int side)
 static double scale_of(const struct dp_pipeline *pipe, const struct frame *f)
 {
     const double *scales = pipe->now.args->loss_scales;
-    return scales ? scales[f->op->mb] : pipe->config.loss_scale;
+    return scales ? scales[f->op->mb] : pipe->base.config.loss_scale;
 }
 
 static int note_losses(struct dp_pipeline *pipe, const struct frame *f, int32_t count)
@@ -427,12 +428,12 @@ static int note_losses(struct dp_pipeline *pipe, const struct frame *f, int32_t 
     struct dp_step_state *now = &pipe->now;
     char what[128];
 
-    if (count < 1 || count > pipe->config.max_loss_values ||
+    if (count < 1 || count > pipe->base.config.max_loss_values ||
         (now->loss_values && count != now->loss_values)) {
         dp_pipeline_describe(pipe, f->op, what, sizeof(what));
         return dp_fail(DP_EINVAL, "%s: the loss gave %d values, expected %s%d", what, count,
                        now->loss_values ? "as for other micro-batches " : "1 to ",
-                       now->loss_values ? now->loss_values : pipe->config.max_loss_values);
+                       now->loss_values ? now->loss_values : pipe->base.config.max_loss_values);
     }
     now->loss_values = count;
     if (now->args->losses)
@@ -443,12 +444,12 @@ static int note_losses(struct dp_pipeline *pipe, const struct frame *f, int32_t 
 
 static bool takes_loss(const struct dp_pipeline *pipe, const struct frame *f)
 {
-    return dp_slot_is_last(f->slot) && pipe->config.loss;
+    return dp_slot_is_last(f->slot) && pipe->base.config.loss;
 }
 
 static int take_loss(struct dp_pipeline *pipe, struct frame *f)
 {
-    const struct dp_pipeline_config *config = &pipe->config;
+    const struct dp_pipeline_config *config = &pipe->base.config;
     int32_t count = 0;
 
     if (!takes_loss(pipe, f))
@@ -463,7 +464,7 @@ static int take_loss(struct dp_pipeline *pipe, struct frame *f)
 
 static int start_from_loss(struct dp_pipeline *pipe, struct frame *f)
 {
-    const struct dp_pipeline_config *config = &pipe->config;
+    const struct dp_pipeline_config *config = &pipe->base.config;
     int err = make_labels(pipe, f, 1);
 
     if (err)
@@ -492,7 +493,7 @@ static int begin_forward(struct dp_pipeline *pipe, struct frame *f, const struct
 /* The stage has handed over buffers of its own, or done what it must not. */
 static int check_changed_outputs(struct dp_pipeline *pipe, struct frame *f)
 {
-    bool sent = f->slot->next >= 0 && f->slot->next != pipe->rank && !f->call.recomputing;
+    bool sent = f->slot->next >= 0 && f->slot->next != pipe->base.rank && !f->call.recomputing;
     int err = take_own_buffers(pipe, f, f->slot->stage + 1, f->out,
                                sent ? dp_own_buffer(pipe, f->op, DP_CHANNEL_ACTIVATION) : NULL);
 
@@ -516,10 +517,10 @@ static int start_from_given(struct dp_pipeline *pipe, struct frame *f)
         if (!gout->data)
             continue;
         if (!given[k].data)
-            err = dp_device_zero(pipe->compute, gout->data,
+            err = dp_device_zero(pipe->base.compute, gout->data,
                                  dp_spec_bytes(&pipe->borders[border].tensors[k]));
         else
-            err = dp_batch_copy(pipe->compute, gout, &given[k]);
+            err = dp_batch_copy(pipe->base.compute, gout, &given[k]);
     }
     return err ? err : dp_compute_sync(pipe);
 }
@@ -528,7 +529,7 @@ static int start_last(struct dp_pipeline *pipe, struct frame *f)
 {
     if (pipe->ends.output_grads.given)
         return start_from_given(pipe, f);
-    return pipe->config.loss ? start_from_loss(pipe, f) : 0; /* of opaque ends the stage knows both */
+    return pipe->base.config.loss ? start_from_loss(pipe, f) : 0; /* opaque ends: the stage knows both */
 }
 
 /* With the gradient of the loss, unless a pair takes that itself. */
@@ -547,7 +548,7 @@ static int begin_backward(struct dp_pipeline *pipe, struct frame *f, const struc
 
 static int check_changed_gradients(struct dp_pipeline *pipe, struct frame *f)
 {
-    bool sent = f->slot->prev >= 0 && f->slot->prev != pipe->rank;
+    bool sent = f->slot->prev >= 0 && f->slot->prev != pipe->base.rank;
     int err = take_own_buffers(pipe, f, f->slot->stage, f->gin,
                                sent ? dp_own_buffer(pipe, f->op, DP_CHANNEL_GRADIENT) : NULL);
     return err ? err : check_gradients(pipe, f, "its input gradient", f->slot->stage, f->gin);
@@ -595,11 +596,11 @@ static int make_forward_loss(struct dp_pipeline *pipe, struct frame *f, struct d
 {
     int err = make_labels(pipe, f, 0);
 
-    *loss = (struct dp_pair_loss){.ops = pipe->config.loss,
-                                  .user = pipe->config.loss_user,
+    *loss = (struct dp_pair_loss){.ops = pipe->base.config.loss,
+                                  .user = pipe->base.config.loss_user,
                                   .labels = f->labels,
                                   .values = pipe->loss_memory,
-                                  .max = pipe->config.max_loss_values,
+                                  .max = pipe->base.config.max_loss_values,
                                   .count = &pipe->now.pair_losses};
     pipe->now.pair_losses = 0;
     return err;
@@ -611,8 +612,8 @@ static int make_backward_loss(struct dp_pipeline *pipe, struct frame *b, struct 
 
     if (!err)
         make_outputs(pipe, b);
-    *loss = (struct dp_pair_loss){.ops = pipe->config.loss,
-                                  .user = pipe->config.loss_user,
+    *loss = (struct dp_pair_loss){.ops = pipe->base.config.loss,
+                                  .user = pipe->base.config.loss_user,
                                   .labels = b->labels,
                                   .out = b->out,
                                   .scale = scale_of(pipe, b)};
@@ -669,20 +670,20 @@ static int run_weight(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 
 static void set_border(struct dp_pipeline *pipe, int index, const int64_t *now)
 {
-    dp_extents_apply(&pipe->declared[index], pipe->config.max_extents, now, &pipe->borders[index]);
-    dp_extents_apply(&pipe->declared[index], pipe->config.max_extents, now,
+    dp_extents_apply(&pipe->declared[index], pipe->base.config.max_extents, now, &pipe->borders[index]);
+    dp_extents_apply(&pipe->declared[index], pipe->base.config.max_extents, now,
                      &pipe->handed_out[index]);
 }
 
-void dp_compute_set_extents(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+static void set_extents(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     const struct dp_slot *slot = dp_pipeline_slot(pipe, op->slot);
-    size_t global = (size_t)slot->stream * (size_t)pipe->config.schedule->mb_per_stream + op->mb;
-    const int64_t *now = pipe->now.args->extents[global];
+    size_t global = (size_t)slot->stream * (size_t)pipe->base.config.schedule->mb_per_stream + op->mb;
+    const int64_t *now = pipe->base.extents[global];
 
     set_border(pipe, slot->stage, now);
     set_border(pipe, slot->stage + 1, now);
-    dp_extents_apply(&pipe->declared_labels, pipe->config.max_extents, now, &pipe->labels);
+    dp_extents_apply(&pipe->declared_labels, pipe->base.config.max_extents, now, &pipe->labels);
 }
 
 /* The borders of a stage have one shape at a time: the two of a pair come one after the other. */
@@ -690,20 +691,20 @@ static int run_with_extents(struct dp_pipeline *pipe, const struct dp_plan_op *o
 {
     int err;
 
-    dp_compute_set_extents(pipe, op);
+    set_extents(pipe, op);
     if (op->kind == DP_PLAN_FORWARD || op->kind == DP_PLAN_RECOMPUTE)
         err = run_forward(pipe, op);
     else
         err = op->kind == DP_PLAN_WEIGHT ? run_weight(pipe, op) : run_backward(pipe, op);
     if (err || !op->pair)
         return err;
-    dp_compute_set_extents(pipe, op + 1);
+    set_extents(pipe, op + 1);
     return run_backward(pipe, op + 1);
 }
 
 static int run_call(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    if (pipe->now.args->extents)
+    if (pipe->base.extents)
         return run_with_extents(pipe, op);
     switch ((enum dp_plan_kind)op->kind) {
     case DP_PLAN_FORWARD:
@@ -757,7 +758,7 @@ static int take_loaded(struct dp_pipeline *pipe, const struct dp_plan_op *op, co
 {
     const int32_t mb = (int32_t)op->mb;
     const int32_t global =
-        mb + dp_pipeline_slot(pipe, op->slot)->stream * pipe->config.schedule->mb_per_stream;
+        mb + dp_pipeline_slot(pipe, op->slot)->stream * pipe->base.config.schedule->mb_per_stream;
     const struct dp_tree *args = NULL, *kwargs = NULL;
     struct dp_border now = *from->declared;
 
@@ -765,9 +766,10 @@ static int take_loaded(struct dp_pipeline *pipe, const struct dp_plan_op *op, co
     if (err)
         return fail_load(pipe, op, from, err);
     from->batch->loaded[mb] = true;
-    if (pipe->extents)
-        dp_extents_apply(from->declared, pipe->config.max_extents, pipe->extents[global], &now);
-    return dp_batch_take_one(from->batch, mb, args, kwargs, &now, pipe->device, from->what);
+    if (pipe->base.extents)
+        dp_extents_apply(from->declared, pipe->base.config.max_extents, pipe->base.extents[global],
+                         &now);
+    return dp_batch_take_one(from->batch, mb, args, kwargs, &now, pipe->base.device, from->what);
 }
 
 static void give_back(const struct source *from, int32_t mb)
@@ -781,7 +783,8 @@ static void give_back(const struct source *from, int32_t mb)
 
 /* ---- around an entry ------------------------------------------------------------------------- */
 
-int dp_load_before(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+/* Where the step has a loader: take what a forward needs, give back what nothing reads any more. */
+static int load_before(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     const struct dp_slot *slot = dp_pipeline_slot(pipe, op->slot);
     const struct source inputs = inputs_of(pipe), labels = labels_of(pipe);
@@ -797,11 +800,11 @@ int dp_load_before(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 }
 
 /* Inputs are read until the weight part, labels until the backward begins. */
-void dp_load_after(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+static void load_after(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     const struct dp_slot *slot = dp_pipeline_slot(pipe, op->slot);
     const struct source inputs = inputs_of(pipe), labels = labels_of(pipe);
-    const bool forward = op->kind == DP_PLAN_FORWARD && pipe->config.schedule->forward_only;
+    const bool forward = op->kind == DP_PLAN_FORWARD && pipe->base.config.schedule->forward_only;
     const bool backward = op->kind == DP_PLAN_BACKWARD;
 
     if (inputs.loader && dp_slot_is_first(slot) &&
@@ -825,22 +828,22 @@ int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     const struct dp_step *step = pipe->now.args;
     const bool loads = step->input_loader || step->label_loader;
-    int err = loads ? dp_load_before(pipe, op) : 0;
+    int err = loads ? load_before(pipe, op) : 0;
 
     if (!err)
         err = run_call(pipe, op);
     for (int i = 0; loads && i <= op->pair && !err; i++)
-        dp_load_after(pipe, op + i);
+        load_after(pipe, op + i);
     return err;
 }
 
 void dp_compute_drop_handle(struct dp_pipeline *pipe, int slot, int32_t mb)
 {
     const size_t i =
-        (size_t)slot * (size_t)pipe->config.schedule->mb_per_stream + (size_t)mb;
+        (size_t)slot * (size_t)pipe->base.config.schedule->mb_per_stream + (size_t)mb;
     void *handle = pipe->handles[i];
 
     pipe->handles[i] = NULL;
-    if (handle && pipe->stages[slot].ops->drop)
-        pipe->stages[slot].ops->drop(pipe->stages[slot].user, handle);
+    if (handle && pipe->base.stages[slot].ops->drop)
+        pipe->base.stages[slot].ops->drop(pipe->base.stages[slot].user, handle);
 }

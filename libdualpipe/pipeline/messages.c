@@ -21,6 +21,7 @@
  *
  * Only at the end of the step the host tests all requests, in the order in which they are needed.
  */
+#include "pipeline/state.h"
 #include "pipeline/steps.h"
 
 #include "base/clock.h"
@@ -49,12 +50,12 @@ uint64_t dp_messages_tag_of(const struct dp_pipeline *pipe, const struct dp_plan
 /* The channel on which messages of `channel` travel: one for all where they drive the ranks. */
 static int actual_channel(const struct dp_pipeline *pipe, int channel)
 {
-    return pipe->config.execution == DP_EXECUTE_MESSAGES ? DP_CHANNEL_ACTIVATION : channel;
+    return pipe->base.config.execution == DP_EXECUTE_MESSAGES ? DP_CHANNEL_ACTIVATION : channel;
 }
 
 static int group_rank(const struct dp_pipeline *pipe, int rank)
 {
-    return pipe->config.schedule->group_rank[rank];
+    return pipe->base.config.schedule->group_rank[rank];
 }
 
 static struct dp_message_state *state_of(struct dp_pipeline *pipe, uint32_t request)
@@ -64,9 +65,10 @@ static struct dp_message_state *state_of(struct dp_pipeline *pipe, uint32_t requ
 
 /* ---- streams, stages and the host ------------------------------------------------------------ */
 
-int dp_compute_wait(struct dp_pipeline *pipe, struct dp_device_event *event)
+/* With the step's deadline, and the caller's poll function (dp_comm_set_poll). */
+static int wait_for_event(struct dp_pipeline *pipe, struct dp_device_event *event)
 {
-    struct dp_comm *comm = pipe->config.comm;
+    struct dp_comm *comm = pipe->base.config.comm;
     const int64_t end_ns = dp_now_ns() + pipe->deadline_ns;
 
     if (!comm || !dp_comm_polls(comm))
@@ -81,12 +83,16 @@ int dp_compute_wait(struct dp_pipeline *pipe, struct dp_device_event *event)
     }
 }
 
+int dp_compute_finish(struct dp_pipeline *pipe)
+{
+    int err = dp_device_event_record(pipe->done, pipe->base.compute);
+
+    return err ? err : wait_for_event(pipe, pipe->done);
+}
+
 int dp_compute_sync(struct dp_pipeline *pipe)
 {
-    if (pipe->native_stream)
-        return 0;
-    int err = dp_device_event_record(pipe->done, pipe->compute);
-    return err ? err : dp_compute_wait(pipe, pipe->done);
+    return pipe->native_stream ? 0 : dp_compute_finish(pipe);
 }
 
 int dp_compute_join(struct dp_pipeline *pipe, struct dp_device_stream *stream,
@@ -99,16 +105,14 @@ int dp_compute_join(struct dp_pipeline *pipe, struct dp_device_stream *stream,
 
 int dp_compute_copy(struct dp_pipeline *pipe, void *dst, const void *src, size_t len)
 {
-    int err = dp_device_copy(pipe->compute, dst, src, len);
+    int err = dp_device_copy(pipe->base.compute, dst, src, len);
 
-    if (!err)
-        err = dp_device_event_record(pipe->done, pipe->compute);
-    return err ? err : dp_compute_wait(pipe, pipe->done);
+    return err ? err : dp_compute_finish(pipe);
 }
 
 void dp_compute_give_back(const struct dp_pipeline *pipe, int slot, void *data)
 {
-    const struct dp_stage *stage = &pipe->stages[slot];
+    const struct dp_stage *stage = &pipe->base.stages[slot];
 
     if (data && stage->ops->given_back)
         stage->ops->given_back(stage->user, data);
@@ -126,15 +130,14 @@ size_t dp_messages_len(const struct dp_pipeline *pipe, const struct dp_plan_op *
     const struct dp_layout *layout =
         gradient ? &pipe->layouts[index].gradient : &pipe->layouts[index].activation;
     struct dp_border now;
+    size_t global;
 
-    if (!pipe->now.args->extents || !m->len || m->skip)
+    if (!pipe->base.extents || !m->len || m->skip)
         return m->len;
     now = pipe->declared[index];
-    dp_extents_apply(
-        &pipe->declared[index], pipe->config.max_extents,
-        pipe->now.args
-            ->extents[(size_t)slot->stream * (size_t)pipe->config.schedule->mb_per_stream + op->mb],
-        &now);
+    global = (size_t)slot->stream * (size_t)pipe->base.config.schedule->mb_per_stream + op->mb;
+    dp_extents_apply(&pipe->declared[index], pipe->base.config.max_extents, pipe->base.extents[global],
+                     &now);
     for (last = now.count - 1; layout->offset[last] == DP_NOWHERE;)
         last--;
     return layout->offset[last] + dp_spec_bytes(&now.tensors[last]);
@@ -148,7 +151,7 @@ static void show_bytes(uint64_t *counter, size_t len)
 
 static int order_after(struct dp_pipeline *pipe, struct dp_device_stream *stream)
 {
-    return pipe->ordered ? dp_comm_after(pipe->config.comm, stream) : 0;
+    return pipe->ordered ? dp_comm_after(pipe->base.config.comm, stream) : 0;
 }
 
 static int start_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
@@ -156,7 +159,7 @@ static int start_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     const struct dp_plan_message *m = &op->message;
     void **own = m->skip ? NULL : dp_own_buffer(pipe, op, m->channel);
     const void *from = own && *own ? *own : pipe->wire + m->offset;
-    int err = order_after(pipe, pipe->staged ? pipe->outgoing : pipe->compute);
+    int err = order_after(pipe, pipe->staged ? pipe->outgoing : pipe->base.compute);
 
     if (err)
         return err;
@@ -168,7 +171,7 @@ static int start_send(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     const size_t len = dp_messages_len(pipe, op);
     if (pipe->live)
         show_bytes(&pipe->live->sent_bytes, len);
-    return dp_comm_isend(pipe->config.comm, group_rank(pipe, m->peer),
+    return dp_comm_isend(pipe->base.config.comm, group_rank(pipe, m->peer),
                          actual_channel(pipe, m->channel), dp_messages_tag_of(pipe, op), from,
                          len, &state_of(pipe, m->request)->request);
 }
@@ -212,11 +215,11 @@ static int copy_out(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     const struct dp_plan_message *m = &op->message;
     struct dp_device_event *copied = state_of(pipe, m->request)->copied;
 
-    int err = dp_device_event_record(copied, pipe->compute);
+    int err = dp_device_event_record(copied, pipe->base.compute);
     if (!err)
         err = dp_device_stream_wait(pipe->outgoing, copied);
     if (!err)
-        err = dp_device_copy(pipe->outgoing, pipe->wire + m->offset, pipe->memory + m->offset,
+        err = dp_device_copy(pipe->outgoing, pipe->wire + m->offset, pipe->base.memory + m->offset,
                            m->len);
     if (!err)
         err = dp_device_event_record(copied, pipe->outgoing);
@@ -245,7 +248,7 @@ static int wait_for_copies(struct dp_pipeline *pipe, const struct dp_plan_op *op
 
     for (uint32_t i = 0; i < op->waits && !err; i++) {
         struct dp_plan_wait wait = pipe->plan.waits[op->first_wait + i];
-        err = dp_compute_wait(pipe, state_of(pipe, wait.request)->copied);
+        err = wait_for_event(pipe, state_of(pipe, wait.request)->copied);
     }
     return err;
 }
@@ -256,23 +259,23 @@ int dp_messages_recv(struct dp_pipeline *pipe, const struct dp_plan_op *op)
     int err = wait_for_copies(pipe, op);
 
     if (!err)
-        err = order_after(pipe, pipe->compute);
+        err = order_after(pipe, pipe->base.compute);
     if (err)
         return err;
     const size_t len = dp_messages_len(pipe, op);
     if (pipe->live)
         show_bytes(&pipe->live->received_bytes, len);
-    return dp_comm_irecv(pipe->config.comm, group_rank(pipe, m->peer), m->channel,
+    return dp_comm_irecv(pipe->base.config.comm, group_rank(pipe, m->peer), m->channel,
                          dp_messages_tag_of(pipe, op), pipe->wire + m->offset, len,
                          &state_of(pipe, m->request)->request);
 }
 
 static int copy_in(struct dp_pipeline *pipe, const struct dp_plan_wait *wait)
 {
-    int err = dp_device_copy(pipe->compute, pipe->memory + wait->offset, pipe->wire + wait->offset,
-                           wait->received);
+    int err = dp_device_copy(pipe->base.compute, pipe->base.memory + wait->offset,
+                             pipe->wire + wait->offset, wait->received);
     if (!err)
-        err = dp_device_event_record(state_of(pipe, wait->request)->copied, pipe->compute);
+        err = dp_device_event_record(state_of(pipe, wait->request)->copied, pipe->base.compute);
     return err;
 }
 
@@ -280,7 +283,7 @@ static int copy_in(struct dp_pipeline *pipe, const struct dp_plan_wait *wait)
 
 static int send_first(struct dp_pipeline *pipe)
 {
-    int err = dp_compute_wait(pipe, state_of(pipe, pipe->now.first_unsent->message.request)->copied);
+    int err = wait_for_event(pipe, state_of(pipe, pipe->now.first_unsent->message.request)->copied);
 
     return err ? err : dp_messages_start_copied(pipe);
 }
@@ -313,10 +316,10 @@ static int wait_busily(struct dp_pipeline *pipe, struct dp_request *request, int
         const int64_t now_ns = dp_now_ns();
         int failed = dp_messages_start_copied(pipe);
         if (!failed && now_ns - polled_ns >= DP_NS_PER_MS) {
-            failed = dp_comm_poll(pipe->config.comm);
+            failed = dp_comm_poll(pipe->base.config.comm);
             polled_ns = now_ns;
         }
-        err = failed ? failed : dp_comm_test(pipe->config.comm, request);
+        err = failed ? failed : dp_comm_test(pipe->base.config.comm, request);
         if (err == DP_EAGAIN && now_ns > until_ns)
             err = dp_fail(DP_ETIMEDOUT, "a copy out of device memory did not end within %.1f s",
                           (double)pipe->deadline_ns / DP_NS_PER_S);
@@ -344,7 +347,7 @@ static void show_wait(const struct dp_pipeline *pipe, int64_t since_ns, int peer
 
 int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *request, int peer)
 {
-    int err = dp_comm_test(pipe->config.comm, request);
+    int err = dp_comm_test(pipe->base.config.comm, request);
 
     if (err != DP_EAGAIN)
         return err;
@@ -352,7 +355,7 @@ int dp_messages_wait_request(struct dp_pipeline *pipe, struct dp_request *reques
     show_wait(pipe, start, peer);
     err = wait_busily(pipe, request, start + pipe->deadline_ns);
     if (err == DP_EAGAIN)
-        err = dp_comm_wait(pipe->config.comm, request, group_rank(pipe, peer));
+        err = dp_comm_wait(pipe->base.config.comm, request, group_rank(pipe, peer));
     show_wait(pipe, 0, peer);
     dp_messages_note_wait(pipe, dp_now_ns() - start, peer);
     return err;
@@ -373,7 +376,7 @@ static int wait_for_one(struct dp_pipeline *pipe, const struct dp_plan_wait *wai
     int err = wait_for_sending(pipe, state);
 
     if (!err && pipe->ordered)
-        err = dp_comm_stream_wait(pipe->config.comm, &state->request, pipe->compute);
+        err = dp_comm_stream_wait(pipe->base.config.comm, &state->request, pipe->base.compute);
     else if (!err)
         err = dp_messages_wait_request(pipe, &state->request, wait->peer);
     if (!err && pipe->staged && wait->received)
@@ -461,9 +464,9 @@ static void add_op(const struct dp_pipeline *pipe, struct dp_op op, struct links
     const struct dp_slot *slot = dp_pipeline_slot(pipe, op.slot);
 
     if (dp_op_is_message(kind))
-        add_link(pipe, l, dp_op_peer(pipe->config.schedule, slot, op), channel_of(kind),
+        add_link(pipe, l, dp_op_peer(pipe->base.config.schedule, slot, op), channel_of(kind),
                  dp_op_is_send(kind));
-    if (kind != DP_OP_REDUCE || pipe->config.reduce)
+    if (kind != DP_OP_REDUCE || pipe->base.config.reduce)
         return;
     add_link(pipe, l, slot->mirror, DP_CHANNEL_REDUCE, true);
     add_link(pipe, l, slot->mirror, DP_CHANNEL_REDUCE, false);
@@ -472,17 +475,17 @@ static void add_op(const struct dp_pipeline *pipe, struct dp_op op, struct links
 /* Where sums with mirrors are carried out beyond the list. */
 static void add_sums(const struct dp_pipeline *pipe, struct links *l)
 {
-    for (int slot = 0; slot < pipe->slots; slot++)
-        if (dp_slot_has_remote_mirror(dp_pipeline_slot(pipe, slot), pipe->rank))
+    for (int slot = 0; slot < pipe->base.slots; slot++)
+        if (dp_slot_has_remote_mirror(dp_pipeline_slot(pipe, slot), pipe->base.rank))
             add_op(pipe, (struct dp_op){.kind = DP_OP_REDUCE, .slot = (uint8_t)slot}, l);
 }
 
 static int start_link(struct dp_pipeline *pipe, struct link *l)
 {
-    struct dp_comm *comm = pipe->config.comm;
-    const int peer = pipe->config.schedule->group_rank[l->peer];
+    struct dp_comm *comm = pipe->base.config.comm;
+    const int peer = pipe->base.config.schedule->group_rank[l->peer];
 
-    if (!l->sends && pipe->config.execution == DP_EXECUTE_MESSAGES)
+    if (!l->sends && pipe->base.config.execution == DP_EXECUTE_MESSAGES)
         return dp_comm_irecv_any(comm, DP_ANY_SOURCE, l->channel, &l->request, 0, &l->request);
     return l->sends ? dp_comm_isend(comm, peer, l->channel, 0, "", 0, &l->request)
                     : dp_comm_irecv(comm, peer, l->channel, 0, &l->request, 0, &l->request);
@@ -506,26 +509,26 @@ static int give_up(struct dp_pipeline *pipe, int err)
     char first[DP_ABORT_TEXT];
 
     snprintf(first, sizeof(first), "%s", dp_last_error());
-    dp_failure_tell(pipe->config.comm, err);
-    dp_comm_progress(pipe->config.comm);
+    dp_failure_tell(pipe->base.config.comm, err);
+    dp_comm_progress(pipe->base.config.comm);
     return dp_fail_quietly(err, "%s", first);
 }
 
 int dp_links_make(struct dp_pipeline *pipe)
 {
-    const struct dp_schedule *s = pipe->config.schedule;
+    const struct dp_schedule *s = pipe->base.config.schedule;
     struct links l = {0};
 
-    if (!pipe->config.comm)
+    if (!pipe->base.config.comm)
         return 0;
-    l.items = calloc(6 * (size_t)dp_schedule_slot_count(s, pipe->rank) +
+    l.items = calloc(6 * (size_t)dp_schedule_slot_count(s, pipe->base.rank) +
                          4 * (size_t)s->streams * (size_t)s->skip_count + 1,
                      sizeof(*l.items));
     if (!l.items)
         return dp_fail(DP_ENOMEM, "no memory for the links of a pipeline");
-    for (size_t i = 0; i < dp_schedule_count(s, pipe->rank); i++)
-        add_op(pipe, dp_schedule_ops(s, pipe->rank)[i], &l);
-    if (dp_config_adds_sums(&pipe->config, s))
+    for (size_t i = 0; i < dp_schedule_count(s, pipe->base.rank); i++)
+        add_op(pipe, dp_schedule_ops(s, pipe->base.rank)[i], &l);
+    if (dp_config_adds_sums(&pipe->base.config, s))
         add_sums(pipe, &l);
     int err = exchange(pipe, &l);
     if (err)
@@ -556,8 +559,8 @@ struct transfer {
 static int move_piece(struct dp_pipeline *pipe, const struct transfer *t, int32_t k, char *value,
                       size_t len)
 {
-    struct dp_comm *comm = pipe->config.comm;
-    int peer = pipe->config.schedule->group_rank[t->slot->mirror];
+    struct dp_comm *comm = pipe->base.config.comm;
+    int peer = pipe->base.config.schedule->group_rank[t->slot->mirror];
     uint64_t tag = dp_messages_tag(pipe, DP_CHANNEL_REDUCE, t->slot->stage, (uint32_t)k & 0xFFFFF);
     void *at = t->pinned ? t->pinned : value;
     struct dp_request request;
@@ -592,10 +595,10 @@ static int move_stage(struct dp_pipeline *pipe, int stage, char *pinned)
 {
     int err = 0;
 
-    for (int i = 0; i < dp_schedule_slot_count(pipe->config.schedule, pipe->rank) && !err; i++) {
+    for (int i = 0; i < pipe->base.slots && !err; i++) {
         const struct dp_slot *slot = dp_pipeline_slot(pipe, i);
-        struct transfer t = {slot, &pipe->stages[i], slot->stream == 0, pinned};
-        if (slot->stage == stage && slot->mirror >= 0 && slot->mirror != pipe->rank)
+        struct transfer t = {slot, &pipe->base.stages[i], slot->stream == 0, pinned};
+        if (slot->stage == stage && slot->mirror >= 0 && slot->mirror != pipe->base.rank)
             err = move_values(pipe, &t);
     }
     return err;
@@ -603,16 +606,17 @@ static int move_stage(struct dp_pipeline *pipe, int stage, char *pinned)
 
 int dp_copies_make_equal(struct dp_pipeline *pipe)
 {
+    const struct dp_pipeline_config *config = &pipe->base.config;
     void *pinned = NULL;
     int err = 0;
 
-    if (!pipe->config.comm || pipe->config.schedule->streams < 2 || pipe->config.keep_copies)
+    if (!config->comm || config->schedule->streams < 2 || config->keep_copies)
         return 0;
-    if (pipe->out_of_reach)
-        err = dp_device_alloc(pipe->device, DP_MEMORY_PINNED, PIECE_BYTES, &pinned);
-    for (int stage = 0; stage < pipe->config.schedule->stages && !err; stage++)
+    if (pipe->base.out_of_reach)
+        err = dp_device_alloc(pipe->base.device, DP_MEMORY_PINNED, PIECE_BYTES, &pinned);
+    for (int stage = 0; stage < config->schedule->stages && !err; stage++)
         err = move_stage(pipe, stage, pinned);
-    dp_device_free(pipe->device, DP_MEMORY_PINNED, pinned);
+    dp_device_free(pipe->base.device, DP_MEMORY_PINNED, pinned);
     return err;
 }
 

@@ -12,6 +12,7 @@
 #include "pipeline/offsets.h"
 #include "pipeline/recorder.h"
 #include "pipeline/setup.h"
+#include "pipeline/state.h"
 #include "pipeline/steps.h"
 
 #include <stdio.h>
@@ -30,26 +31,26 @@ static void *duplicate(const void *from, size_t count, size_t size)
 
 static void take_config(struct dp_pipeline *pipe, const struct dp_pipeline_config *config, int rank)
 {
-    pipe->config = *config;
-    if (!pipe->config.max_loss_values)
-        pipe->config.max_loss_values = 1;
-    if (pipe->config.loss_scale == 0)
-        pipe->config.loss_scale = 1;
-    if (pipe->config.fixed_order && !pipe->config.order_blocks)
-        pipe->config.order_blocks = 2;
-    if (!pipe->config.fixed_order)
-        pipe->config.order_blocks = 0;
+    pipe->base.pipe = pipe;
+    pipe->base.config = *config;
+    if (!pipe->base.config.max_loss_values)
+        pipe->base.config.max_loss_values = 1;
+    if (pipe->base.config.loss_scale == 0)
+        pipe->base.config.loss_scale = 1;
+    if (pipe->base.config.fixed_order && !pipe->base.config.order_blocks)
+        pipe->base.config.order_blocks = 2;
+    if (!pipe->base.config.fixed_order)
+        pipe->base.config.order_blocks = 0;
     if (config->labels)
         pipe->labels = pipe->declared_labels = *config->labels;
     dp_border_lay_out(&pipe->labels, &pipe->label_layout);
-    pipe->dl = dp_device_dl(pipe->device);
-    pipe->rank = rank;
-    pipe->slots = dp_schedule_slot_count(config->schedule, pipe->rank);
-    pipe->ends.first_slot = dp_config_first_slot(config->schedule, pipe->rank);
-    pipe->ends.last_slot = dp_config_last_slot(config->schedule, pipe->rank);
-    pipe->out_of_reach = !dp_device_host_accessible(pipe->device);
+    pipe->base.rank = rank;
+    pipe->base.slots = dp_schedule_slot_count(config->schedule, pipe->base.rank);
+    pipe->base.first_slot = dp_config_first_slot(config->schedule, pipe->base.rank);
+    pipe->base.last_slot = dp_config_last_slot(config->schedule, pipe->base.rank);
+    pipe->base.out_of_reach = !dp_device_host_accessible(pipe->base.device);
     pipe->staged =
-        pipe->out_of_reach && !(config->comm && dp_comm_caps(config->comm).device_memory);
+        pipe->base.out_of_reach && !(config->comm && dp_comm_caps(config->comm).device_memory);
     pipe->deadline_ns = config->comm ? dp_comm_deadline(config->comm) : 60 * DP_NS_PER_S;
 }
 
@@ -59,7 +60,7 @@ static void describe_border(const struct dp_pipeline *pipe, size_t border)
 
     for (int k = 0; k < b->count; k++)
         pipe->blanks[border * DP_MAX_TENSORS + (size_t)k] = (DLTensor){
-            .device = pipe->dl,
+            .device = dp_device_dl(pipe->base.device),
             .ndim = b->tensors[k].ndim,
             .dtype = b->tensors[k].dtype,
             .shape = b->tensors[k].shape,
@@ -68,26 +69,26 @@ static void describe_border(const struct dp_pipeline *pipe, size_t border)
 
 static int copy_config(struct dp_pipeline *pipe, const struct dp_pipeline_config *config)
 {
-    size_t slots = (size_t)dp_schedule_slot_count(config->schedule, pipe->rank);
+    size_t slots = (size_t)dp_schedule_slot_count(config->schedule, pipe->base.rank);
     size_t borders = (size_t)config->schedule->stages + 1;
 
-    pipe->stages = duplicate(config->stages, slots, sizeof(*pipe->stages));
+    pipe->base.stages = duplicate(config->stages, slots, sizeof(*pipe->base.stages));
     pipe->borders = duplicate(config->borders, borders, sizeof(*pipe->borders));
     pipe->declared = duplicate(config->borders, borders, sizeof(*pipe->declared));
     pipe->handed_out = duplicate(config->borders, borders, sizeof(*pipe->borders));
     pipe->blanks = calloc(borders, DP_MAX_TENSORS * sizeof(*pipe->blanks));
     pipe->layouts = calloc(borders, sizeof(*pipe->layouts));
     pipe->agreement = calloc((size_t)config->schedule->ranks, DP_AGREED * sizeof(*pipe->agreement));
-    pipe->loss_memory = calloc((size_t)pipe->config.max_loss_values, sizeof(double));
-    if (!pipe->stages || !pipe->borders || !pipe->declared || !pipe->handed_out || !pipe->blanks ||
+    pipe->loss_memory = calloc((size_t)pipe->base.config.max_loss_values, sizeof(double));
+    if (!pipe->base.stages || !pipe->borders || !pipe->declared || !pipe->handed_out || !pipe->blanks ||
         !pipe->layouts || !pipe->agreement || !pipe->loss_memory)
         return dp_fail(DP_ENOMEM, "no memory for a pipeline of %zu borders", borders);
     for (size_t i = 0; i < borders; i++) {
         dp_border_lay_out(&pipe->borders[i], &pipe->layouts[i]);
         describe_border(pipe, i);
     }
-    pipe->config.stages = pipe->stages;
-    pipe->config.borders = pipe->declared;
+    pipe->base.config.stages = pipe->base.stages;
+    pipe->base.config.borders = pipe->declared;
     return 0;
 }
 
@@ -96,36 +97,36 @@ static int32_t most_mb(const struct dp_pipeline *pipe)
 {
     int32_t most = 0;
 
-    for (int i = 0; i < pipe->program_count; i++)
-        if (pipe->programs[i].schedule->mb_per_stream > most)
-            most = pipe->programs[i].schedule->mb_per_stream;
+    for (int i = 0; i < pipe->base.program_count; i++)
+        if (pipe->base.programs[i].schedule->mb_per_stream > most)
+            most = pipe->base.programs[i].schedule->mb_per_stream;
     return most;
 }
 
 /* Room for what a step hands over. */
 static int take_ends(struct dp_pipeline *pipe)
 {
-    const struct dp_schedule *s = pipe->config.schedule;
+    const struct dp_schedule *s = pipe->base.config.schedule;
     int32_t count = most_mb(pipe);
     int err = 0;
 
-    if (pipe->ends.first_slot >= 0)
+    if (pipe->base.first_slot >= 0)
         err = dp_batch_init(&pipe->ends.inputs, count, &pipe->borders[0]);
-    if (!err && pipe->ends.last_slot >= 0)
+    if (!err && pipe->base.last_slot >= 0)
         err = dp_batch_init(&pipe->ends.labels, count, &pipe->labels);
-    if (!err && pipe->ends.last_slot >= 0)
+    if (!err && pipe->base.last_slot >= 0)
         err = dp_batch_init(&pipe->ends.outputs, count, &pipe->borders[s->stages]);
-    if (!err && pipe->ends.last_slot >= 0)
+    if (!err && pipe->base.last_slot >= 0)
         err = dp_batch_init(&pipe->ends.output_grads, count, &pipe->borders[s->stages]);
     if (err)
         return err;
-    size_t n = (size_t)pipe->slots * (size_t)count + 1;
-    err = dp_pipeline_skips_take(pipe, count);
+    size_t n = (size_t)pipe->base.slots * (size_t)count + 1;
+    err = dp_pipeline_skips_take(&pipe->skips, count);
     if (err)
         return err;
     pipe->handles = calloc(n, sizeof(*pipe->handles));
     pipe->own = calloc(2 * n, sizeof(*pipe->own));
-    pipe->slot_steps = calloc((size_t)pipe->slots + 1, sizeof(*pipe->slot_steps));
+    pipe->slot_steps = calloc((size_t)pipe->base.slots + 1, sizeof(*pipe->slot_steps));
     return pipe->handles && pipe->own && pipe->slot_steps
                ? 0
                : dp_fail(DP_ENOMEM, "no memory for a pipeline's handles");
@@ -152,23 +153,23 @@ static int make_plan(struct dp_pipeline *pipe, struct dp_program *program)
 {
     const struct dp_plan_source source = {
         .schedule = program->schedule,
-        .rank = pipe->rank,
-        .stages = pipe->stages,
+        .rank = pipe->base.rank,
+        .stages = pipe->base.stages,
         .layouts = pipe->layouts,
         .skip_bytes = pipe->skips.bytes,
         .skip_gradient_bytes = pipe->skips.gradient_bytes,
-        .copy_strided = pipe->config.copy_strided,
-        .order_blocks = pipe->config.order_blocks,
-        .driven = pipe->config.execution == DP_EXECUTE_MESSAGES,
+        .copy_strided = pipe->base.config.copy_strided,
+        .order_blocks = pipe->base.config.order_blocks,
+        .driven = pipe->base.config.execution == DP_EXECUTE_MESSAGES,
         .staged = pipe->staged && !pipe->ordered,
         .ordered = pipe->ordered,
-        .adds_sums = dp_config_adds_sums(&pipe->config, program->schedule),
-        .reduced_outside = pipe->config.reduce,
+        .adds_sums = dp_config_adds_sums(&pipe->base.config, program->schedule),
+        .reduced_outside = pipe->base.config.reduce,
     };
     int err = dp_plan_init(&program->plan, &source);
 
     if (!err && source.driven)
-        err = dp_execute_messages.init(pipe, program);
+        err = dp_execute_messages.init(&pipe->base, program);
     if (!err)
         note_most(&pipe->most, &program->plan);
     return err;
@@ -178,13 +179,13 @@ static int make_programs(struct dp_pipeline *pipe)
 {
     int err = 0;
 
-    pipe->program_count = 1 + pipe->config.also_count;
-    pipe->programs = calloc((size_t)pipe->program_count, sizeof(*pipe->programs));
-    if (!pipe->programs)
-        return dp_fail(DP_ENOMEM, "no memory for %d schedules", pipe->program_count);
-    for (int i = 0; i < pipe->program_count && !err; i++) {
-        pipe->programs[i].schedule = i ? pipe->config.also[i - 1] : pipe->config.schedule;
-        err = make_plan(pipe, &pipe->programs[i]);
+    pipe->base.program_count = 1 + pipe->base.config.also_count;
+    pipe->base.programs = calloc((size_t)pipe->base.program_count, sizeof(*pipe->base.programs));
+    if (!pipe->base.programs)
+        return dp_fail(DP_ENOMEM, "no memory for %d schedules", pipe->base.program_count);
+    for (int i = 0; i < pipe->base.program_count && !err; i++) {
+        pipe->base.programs[i].schedule = i ? pipe->base.config.also[i - 1] : pipe->base.config.schedule;
+        err = make_plan(pipe, &pipe->base.programs[i]);
     }
     return err;
 }
@@ -197,7 +198,7 @@ static int take_memory(struct dp_pipeline *pipe, enum dp_memory where, size_t by
 
     if (!bytes)
         return 0;
-    int err = dp_device_alloc(pipe->device, where, bytes, &memory);
+    int err = dp_device_alloc(pipe->base.device, where, bytes, &memory);
     if (err)
         return err;
     *out = memory;
@@ -207,7 +208,7 @@ static int take_memory(struct dp_pipeline *pipe, enum dp_memory where, size_t by
 
 static size_t label_bytes(const struct dp_pipeline *pipe)
 {
-    bool needed = pipe->config.copy_strided && pipe->ends.last_slot >= 0;
+    bool needed = pipe->base.config.copy_strided && pipe->base.last_slot >= 0;
     return needed ? 2 * dp_offset_align(pipe->label_layout.activation.bytes) : 0;
 }
 
@@ -215,15 +216,15 @@ static bool needs_reduce_memory(const struct dp_pipeline *pipe, const struct dp_
 {
     for (size_t i = 0; i < plan->count; i++)
         if (plan->ops[i].kind == DP_PLAN_REDUCE ||
-            (dp_plan_is_sum(&plan->ops[i]) && pipe->out_of_reach))
+            (dp_plan_is_sum(&plan->ops[i]) && pipe->base.out_of_reach))
             return true;
     return false;
 }
 
 static size_t reduce_bytes(const struct dp_pipeline *pipe)
 {
-    for (int i = 0; i < pipe->program_count; i++)
-        if (needs_reduce_memory(pipe, &pipe->programs[i].plan))
+    for (int i = 0; i < pipe->base.program_count; i++)
+        if (needs_reduce_memory(pipe, &pipe->base.programs[i].plan))
             return (pipe->sums_there ? 0 : dp_reduce_pieces_bytes(pipe)) + dp_sum_memory_bytes(pipe);
     return 0;
 }
@@ -232,13 +233,13 @@ static size_t reduce_bytes(const struct dp_pipeline *pipe)
  * that is limited must be the device's, whose is counted. */
 static enum dp_memory choose_memory(const struct dp_pipeline *pipe)
 {
-    const size_t least = pipe->config.comm ? dp_comm_shared_bytes(pipe->config.comm) : 0;
+    const size_t least = pipe->base.config.comm ? dp_comm_shared_bytes(pipe->base.config.comm) : 0;
     struct dp_device_usage usage;
 
-    dp_device_usage(pipe->device, &usage);
+    dp_device_usage(pipe->base.device, &usage);
     if (usage.limit_bytes != SIZE_MAX)
         return DP_MEMORY_MESSAGES;
-    for (int i = 0; least && !pipe->out_of_reach && i <= pipe->config.schedule->stages; i++)
+    for (int i = 0; least && !pipe->base.out_of_reach && i <= pipe->base.config.schedule->stages; i++)
         if (pipe->layouts[i].activation.bytes >= least)
             return DP_MEMORY_SHARED;
     return DP_MEMORY_MESSAGES;
@@ -249,24 +250,20 @@ static enum dp_memory choose_memory(const struct dp_pipeline *pipe)
 static int take_main_memory(struct dp_pipeline *pipe)
 {
     pipe->memory_kind = choose_memory(pipe);
-    int err = take_memory(pipe, pipe->memory_kind, pipe->most.bytes, &pipe->memory);
+    int err = take_memory(pipe, pipe->memory_kind, pipe->most.bytes, &pipe->base.memory);
 
     if (!err || err == DP_EIO || pipe->memory_kind == DP_MEMORY_MESSAGES)
         return err;
     dp_log(DP_LOG_WARN, "pipeline: going on with memory that ranks of this host do not share");
     pipe->memory_kind = DP_MEMORY_MESSAGES;
-    return take_memory(pipe, pipe->memory_kind, pipe->most.bytes, &pipe->memory);
+    return take_memory(pipe, pipe->memory_kind, pipe->most.bytes, &pipe->base.memory);
 }
 
 static int take_landings(struct dp_pipeline *pipe)
 {
-    pipe->landing_bytes = dp_execute_messages.landing_bytes(pipe);
-    int err = take_memory(pipe, pipe->staged ? DP_MEMORY_PINNED : pipe->memory_kind,
-                          DP_LANDINGS * pipe->landing_bytes, &pipe->landing_memory);
-
-    for (int i = 0; i < DP_LANDINGS && !err; i++)
-        pipe->landings[i].memory = pipe->landing_memory + (size_t)i * pipe->landing_bytes;
-    return err;
+    pipe->base.landing_bytes = dp_execute_messages.landing_bytes(&pipe->base);
+    return take_memory(pipe, pipe->staged ? DP_MEMORY_PINNED : pipe->memory_kind,
+                       DP_LANDINGS * pipe->base.landing_bytes, &pipe->base.landing_memory);
 }
 
 /* Where the device adds, pieces of mirrors arrive there. */
@@ -276,8 +273,8 @@ static int take_sums(struct dp_pipeline *pipe)
     size_t bytes;
     int err;
 
-    pipe->sums_there = pipe->ordered && pipe->out_of_reach && !pipe->staged &&
-                       !dp_device_add(pipe->compute, f32, NULL, f32, NULL, 0);
+    pipe->sums_there = pipe->ordered && pipe->base.out_of_reach && !pipe->staged &&
+                       !dp_device_add(pipe->base.compute, f32, NULL, f32, NULL, 0);
     bytes = reduce_bytes(pipe);
     err = take_memory(pipe, DP_MEMORY_PINNED, bytes, &pipe->reduce_memory);
     if (err || !pipe->sums_there || !bytes)
@@ -291,7 +288,7 @@ static int take_buffers(struct dp_pipeline *pipe)
 
     if (!err && pipe->staged)
         err = take_memory(pipe, DP_MEMORY_PINNED, pipe->most.bytes, &pipe->pinned);
-    pipe->wire = pipe->staged ? pipe->pinned : pipe->memory;
+    pipe->wire = pipe->staged ? pipe->pinned : pipe->base.memory;
     if (!err)
         err = take_memory(pipe, DP_MEMORY_DEVICE, label_bytes(pipe), &pipe->label_memory);
     if (!err)
@@ -301,29 +298,29 @@ static int take_buffers(struct dp_pipeline *pipe)
 
 static int open_streams(struct dp_pipeline *pipe)
 {
-    struct dp_device_stream *given = pipe->config.stream;
+    struct dp_device_stream *given = pipe->base.config.stream;
     int err = 0;
 
-    if (given && pipe->out_of_reach && given->dev != pipe->device)
+    if (given && pipe->base.out_of_reach && given->dev != pipe->base.device)
         return dp_fail(DP_EINVAL, "stream: of another device, expected one of the pipeline's");
-    pipe->owns_compute = !given || !pipe->out_of_reach;
+    pipe->owns_compute = !given || !pipe->base.out_of_reach;
     if (pipe->owns_compute)
-        err = dp_device_stream_new(pipe->device, DP_PRIORITY_NORMAL, &pipe->compute);
+        err = dp_device_stream_new(pipe->base.device, DP_PRIORITY_NORMAL, &pipe->base.compute);
     else
-        pipe->compute = given;
+        pipe->base.compute = given;
     if (!err)
-        err = dp_device_stream_new(pipe->device, DP_PRIORITY_NORMAL, &pipe->outgoing);
+        err = dp_device_stream_new(pipe->base.device, DP_PRIORITY_NORMAL, &pipe->outgoing);
     if (!err)
-        err = dp_device_event_new(pipe->device, &pipe->done);
+        err = dp_device_event_new(pipe->base.device, &pipe->done);
     if (err)
         return err;
-    pipe->native_stream = dp_device_stream_native(pipe->compute);
+    pipe->native_stream = dp_device_stream_native(pipe->base.compute);
     /* Stages that compute in the calling thread need a message in hand: the host waits for it. */
-    pipe->ordered = pipe->native_stream && pipe->config.comm &&
-                    pipe->config.execution == DP_EXECUTE_LIST &&
-                    dp_comm_caps(pipe->config.comm).stream_ordered;
+    pipe->ordered = pipe->native_stream && pipe->base.config.comm &&
+                    pipe->base.config.execution == DP_EXECUTE_LIST &&
+                    dp_comm_caps(pipe->base.config.comm).stream_ordered;
     return pipe->ordered || dp_reduce_is_queued(pipe)
-               ? dp_device_stream_new(pipe->device, DP_PRIORITY_NORMAL, &pipe->summing)
+               ? dp_device_stream_new(pipe->base.device, DP_PRIORITY_NORMAL, &pipe->summing)
                : 0;
 }
 
@@ -335,16 +332,16 @@ static int take_messages(struct dp_pipeline *pipe)
     if (!pipe->messages)
         return dp_fail(DP_ENOMEM, "no memory for %u requests", pipe->most.requests);
     for (uint32_t i = 0; i < pipe->most.requests && pipe->staged && !err; i++)
-        err = dp_device_event_new(pipe->device, &pipe->messages[i].copied);
+        err = dp_device_event_new(pipe->base.device, &pipe->messages[i].copied);
     return err;
 }
 
 static int open_device(struct dp_pipeline *pipe, struct dp_device *device)
 {
-    pipe->device = device;
+    pipe->base.device = device;
     if (device)
         return 0;
-    int err = dp_device_host_open(0, &pipe->device);
+    int err = dp_device_host_open(0, &pipe->base.device);
     pipe->owns_device = !err;
     return err;
 }
@@ -355,7 +352,7 @@ static int prepare(struct dp_pipeline *pipe, const struct dp_pipeline_config *co
     take_config(pipe, config, rank);
     int err = copy_config(pipe, config);
     if (!err)
-        err = dp_pipeline_skips_init(pipe);
+        err = dp_pipeline_skips_init(&pipe->skips, &pipe->base);
     if (!err)
         err = open_streams(pipe);
     return err ? err : make_programs(pipe);
@@ -367,7 +364,7 @@ static int build(struct dp_pipeline *pipe, const struct dp_pipeline_config *conf
     int err = open_device(pipe, config->device);
 
     if (!err)
-        err = dp_config_check(config, pipe->device);
+        err = dp_config_check(config, pipe->base.device);
     if (!err)
         err = prepare(pipe, config, dp_config_rank(config));
     if (!err)
@@ -377,23 +374,23 @@ static int build(struct dp_pipeline *pipe, const struct dp_pipeline_config *conf
     if (!err)
         err = take_messages(pipe);
     if (!err)
-        err = dp_tied_init(pipe);
+        err = dp_tied_new(&pipe->base, pipe->sums_there, &pipe->base.tied);
     if (!err)
-        err = dp_evictions_init(&pipe->evictions, pipe->device, pipe->most.evictions,
+        err = dp_evictions_init(&pipe->evictions, pipe->base.device, pipe->most.evictions,
                                 pipe->most.host_bytes);
-    if (!err && config->pinned_sums && pipe->out_of_reach)
+    if (!err && config->pinned_sums && pipe->base.out_of_reach)
         err = dp_fail(DP_EUNSUPPORTED, "pinned_sums: expected a device whose memory the CPU reaches");
     pipe->accumulator.kind = config->pinned_sums ? DP_MEMORY_PINNED : DP_MEMORY_DEVICE;
     if (!err)
-        err = dp_accumulator_init(&pipe->accumulator, pipe->device, pipe->stages, pipe->most.sets,
-                                  pipe->slots);
+        err = dp_accumulator_init(&pipe->accumulator, pipe->base.device, pipe->base.stages,
+                                  pipe->most.sets, pipe->base.slots);
     return err ? err : dp_reduce_init(pipe);
 }
 
 /* What messages go from and to. Without it they are only slower. */
 static void register_memory(struct dp_pipeline *pipe)
 {
-    pipe->registered = !dp_comm_register(pipe->config.comm, pipe->memory, pipe->most.bytes);
+    pipe->registered = !dp_comm_register(pipe->base.config.comm, pipe->base.memory, pipe->most.bytes);
     if (!pipe->registered)
         dp_log(DP_LOG_WARN, "pipeline: going on with memory that is not registered");
 }
@@ -415,7 +412,7 @@ int dp_pipeline_new_sized(const struct dp_pipeline_config *config, struct dp_pip
     if (!err)
         err = dp_links_make(pipe);
     if (!err)
-        err = dp_tied_find(pipe);
+        err = dp_tied_find(pipe->base.tied);
     if (!err && pipe->ordered && !pipe->staged && pipe->most.bytes)
         register_memory(pipe);
     if (err)
@@ -431,8 +428,9 @@ int dp_pipeline_new_sized(const struct dp_pipeline_config *config, struct dp_pip
 static void count_memory(struct dp_pipeline *pipe)
 {
     pipe->taken_bytes = pipe->most.bytes * (pipe->staged ? 2 : 1) + label_bytes(pipe) +
-                        reduce_bytes(pipe) + DP_LANDINGS * dp_execute_messages.landing_bytes(pipe);
-    pipe->accumulator.bytes = dp_accumulator_bytes(pipe->stages, pipe->most.sets, pipe->slots);
+                        reduce_bytes(pipe) +
+                        DP_LANDINGS * dp_execute_messages.landing_bytes(&pipe->base);
+    pipe->accumulator.bytes = dp_accumulator_bytes(pipe->base.stages, pipe->most.sets, pipe->base.slots);
 }
 
 int dp_pipeline_measure_sized(const struct dp_pipeline_config *config, int rank,
@@ -472,21 +470,21 @@ static void free_device_parts(struct dp_pipeline *pipe)
     dp_device_stream_free(pipe->summing);
     dp_device_stream_free(pipe->outgoing);
     if (pipe->owns_compute)
-        dp_device_stream_free(pipe->compute);
+        dp_device_stream_free(pipe->base.compute);
     dp_evictions_fini(&pipe->evictions);
-    dp_accumulator_fini(&pipe->accumulator, pipe->device);
-    dp_tied_free(pipe);
+    dp_accumulator_fini(&pipe->accumulator, pipe->base.device);
+    dp_tied_free(pipe->base.tied);
     free_messages(pipe);
     dp_device_event_free(pipe->done);
-    dp_device_free(pipe->device, DP_MEMORY_PINNED, pipe->reduce_memory);
-    dp_device_free(pipe->device, DP_MEMORY_DEVICE, pipe->arrivals);
-    dp_device_free(pipe->device, DP_MEMORY_DEVICE, pipe->label_memory);
-    dp_device_free(pipe->device, DP_MEMORY_PINNED, pipe->pinned);
-    dp_device_free(pipe->device, pipe->staged ? DP_MEMORY_PINNED : pipe->memory_kind,
-                   pipe->landing_memory);
-    dp_device_free(pipe->device, pipe->memory_kind, pipe->memory);
+    dp_device_free(pipe->base.device, DP_MEMORY_PINNED, pipe->reduce_memory);
+    dp_device_free(pipe->base.device, DP_MEMORY_DEVICE, pipe->arrivals);
+    dp_device_free(pipe->base.device, DP_MEMORY_DEVICE, pipe->label_memory);
+    dp_device_free(pipe->base.device, DP_MEMORY_PINNED, pipe->pinned);
+    dp_device_free(pipe->base.device, pipe->staged ? DP_MEMORY_PINNED : pipe->memory_kind,
+                   pipe->base.landing_memory);
+    dp_device_free(pipe->base.device, pipe->memory_kind, pipe->base.memory);
     if (pipe->owns_device)
-        dp_device_close(pipe->device);
+        dp_device_close(pipe->base.device);
 }
 
 void dp_pipeline_free(struct dp_pipeline *pipe)
@@ -494,15 +492,15 @@ void dp_pipeline_free(struct dp_pipeline *pipe)
     if (!pipe)
         return;
     if (pipe->registered)
-        dp_comm_unregister(pipe->config.comm, pipe->memory);
-    if (pipe->device)
+        dp_comm_unregister(pipe->base.config.comm, pipe->base.memory);
+    if (pipe->base.device)
         free_device_parts(pipe);
-    for (int i = 0; i < pipe->program_count && pipe->programs; i++) {
-        dp_execute_messages.fini(&pipe->programs[i]);
-        dp_plan_fini(&pipe->programs[i].plan);
+    for (int i = 0; i < pipe->base.program_count && pipe->base.programs; i++) {
+        dp_execute_messages.fini(&pipe->base.programs[i]);
+        dp_plan_fini(&pipe->base.programs[i].plan);
     }
-    free(pipe->programs);
-    dp_pipeline_skips_fini(pipe);
+    free(pipe->base.programs);
+    dp_pipeline_skips_fini(&pipe->skips);
     dp_batch_fini(&pipe->ends.inputs);
     dp_batch_fini(&pipe->ends.labels);
     dp_batch_fini(&pipe->ends.outputs);
@@ -517,6 +515,6 @@ void dp_pipeline_free(struct dp_pipeline *pipe)
     free(pipe->blanks);
     free(pipe->borders);
     free(pipe->declared);
-    free(pipe->stages);
+    free(pipe->base.stages);
     free(pipe);
 }

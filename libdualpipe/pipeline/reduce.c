@@ -20,6 +20,7 @@
  * bytes. A device whose memory the CPU does not reach adds them itself, or, if it cannot, they pass
  * through pinned memory, piece by piece.
  */
+#include "pipeline/state.h"
 #include "pipeline/steps.h"
 
 #include "base/clock.h"
@@ -71,7 +72,7 @@ static char *pieces(const struct dp_pipeline *pipe)
 /* The own piece is to be on the host while it is added to. */
 static bool passes_host(const struct dp_pipeline *pipe)
 {
-    return pipe->out_of_reach && !pipe->sums_there;
+    return pipe->base.out_of_reach && !pipe->sums_there;
 }
 
 /* Where a piece of the mirror's arrives; and, staged, where the own piece is while it is on the
@@ -99,9 +100,9 @@ static size_t count_pieces(const struct dp_pipeline *pipe)
     struct dp_reduce_piece piece;
     size_t count = 0;
 
-    for (int slot = 0; slot < pipe->slots; slot++) {
+    for (int slot = 0; slot < pipe->base.slots; slot++) {
         struct dp_reduce_walk walk = {.grads = dp_accumulator_set(&pipe->accumulator, slot, 0),
-                                      .count = pipe->stages[slot].parameter_count};
+                                      .count = pipe->base.stages[slot].parameter_count};
         while (next_piece(&walk, &piece))
             count++;
     }
@@ -142,8 +143,8 @@ static int put_own(struct dp_pipeline *pipe, const struct dp_reduce_piece *piece
 static int start_piece(struct dp_pipeline *pipe, const struct dp_slot *slot,
                        struct dp_reduce_piece *piece)
 {
-    struct dp_comm *comm = pipe->config.comm;
-    int peer = pipe->config.schedule->group_rank[slot->mirror];
+    struct dp_comm *comm = pipe->base.config.comm;
+    int peer = pipe->base.config.schedule->group_rank[slot->mirror];
     uint64_t tag = dp_messages_tag(pipe, DP_CHANNEL_REDUCE, slot->stage, piece->number & 0xFFFFF);
 
     int err = pipe->ordered ? dp_comm_after(comm, pipe->summing) : 0;
@@ -168,7 +169,7 @@ static int test_or_wait(struct dp_pipeline *pipe, struct dp_request *request, bo
 
     if (!*done)
         err = wait ? dp_messages_wait_request(pipe, request, peer)
-                   : dp_comm_test(pipe->config.comm, request);
+                   : dp_comm_test(pipe->base.config.comm, request);
     *done |= !err;
     return err;
 }
@@ -184,7 +185,7 @@ static void add_piece(void *user)
 /* In the stream: wait for the messages, add, put the sum back. */
 static int queue_piece(struct dp_pipeline *pipe, struct dp_reduce_piece *piece)
 {
-    struct dp_comm *comm = pipe->config.comm;
+    struct dp_comm *comm = pipe->base.config.comm;
     int err = dp_comm_stream_wait(comm, &piece->recv, pipe->summing);
 
     if (!err)
@@ -218,15 +219,15 @@ static int finish_piece(struct dp_pipeline *pipe, const struct dp_slot *slot,
 
 static int go_on_outside(struct dp_pipeline *pipe, bool wait)
 {
-    const struct dp_reduce_ops *ops = pipe->config.reduce;
+    const struct dp_reduce_ops *ops = pipe->base.config.reduce;
     const int slot = pipe->reductions.queue[pipe->reductions.first].slot;
-    int err = ops->test(pipe->config.reduce_user, slot);
+    int err = ops->test(pipe->base.config.reduce_user, slot);
 
     if (err == DP_EAGAIN && wait) {
         const int64_t start = dp_now_ns();
         err = dp_messages_send_all(pipe);
         if (!err)
-            err = ops->wait(pipe->config.reduce_user, slot);
+            err = ops->wait(pipe->base.config.reduce_user, slot);
         dp_messages_note_wait(pipe, dp_now_ns() - start, dp_pipeline_slot(pipe, slot)->mirror);
     }
     pipe->reductions.first += !err;
@@ -235,20 +236,18 @@ static int go_on_outside(struct dp_pipeline *pipe, bool wait)
 
 static int launch_outside(struct dp_pipeline *pipe, int slot)
 {
-    int err = dp_device_event_record(pipe->done, pipe->compute);
+    int err = dp_compute_finish(pipe);
 
-    if (!err)
-        err = dp_compute_wait(pipe, pipe->done);
-    return err ? err : pipe->config.reduce->launch(pipe->config.reduce_user, slot);
+    return err ? err : pipe->base.config.reduce->launch(pipe->base.config.reduce_user, slot);
 }
 
 /* It needs no progress: the stream carries it out. */
 static int queue_outside(struct dp_pipeline *pipe, int slot)
 {
-    int err = dp_compute_join(pipe, pipe->summing, pipe->compute);
+    int err = dp_compute_join(pipe, pipe->summing, pipe->base.compute);
 
     if (!err)
-        err = pipe->config.reduce->queue(pipe->config.reduce_user, slot, pipe->summing);
+        err = pipe->base.config.reduce->queue(pipe->base.config.reduce_user, slot, pipe->summing);
     pipe->reductions.first += !err;
     return err;
 }
@@ -259,7 +258,7 @@ static int finish_outside(struct dp_pipeline *pipe)
     int err = 0;
 
     for (int i = 0; i < all->count && !err; i++)
-        err = pipe->config.reduce->wait(pipe->config.reduce_user, all->queue[i].slot);
+        err = pipe->base.config.reduce->wait(pipe->base.config.reduce_user, all->queue[i].slot);
     return err;
 }
 
@@ -295,12 +294,12 @@ static int go_on_with_mirror(struct dp_pipeline *pipe, bool wait)
 /* Go on with the first sum that is not done. DP_EAGAIN: it waits for other ranks. */
 static int go_on(struct dp_pipeline *pipe, bool wait)
 {
-    return pipe->config.reduce ? go_on_outside(pipe, wait) : go_on_with_mirror(pipe, wait);
+    return pipe->base.config.reduce ? go_on_outside(pipe, wait) : go_on_with_mirror(pipe, wait);
 }
 
 bool dp_reduce_is_queued(const struct dp_pipeline *pipe)
 {
-    return pipe->native_stream && pipe->config.reduce && pipe->config.reduce->queue;
+    return pipe->native_stream && pipe->base.config.reduce && pipe->base.config.reduce->queue;
 }
 
 int dp_reduce_launch(struct dp_pipeline *pipe, int slot)
@@ -311,14 +310,14 @@ int dp_reduce_launch(struct dp_pipeline *pipe, int slot)
         .slot = slot,
         .first = all->used,
         .walk = {.grads = dp_accumulator_set(&pipe->accumulator, slot, 0),
-                 .count = pipe->stages[slot].parameter_count}};
+                 .count = pipe->base.stages[slot].parameter_count}};
     int err = 0;
     if (dp_reduce_is_queued(pipe))
         return queue_outside(pipe, slot);
-    if (pipe->config.reduce)
+    if (pipe->base.config.reduce)
         err = launch_outside(pipe, slot);
     else if (pipe->ordered)
-        err = dp_compute_join(pipe, pipe->summing, pipe->compute);
+        err = dp_compute_join(pipe, pipe->summing, pipe->base.compute);
     return err ? err : dp_reduce_progress(pipe);
 }
 
@@ -345,7 +344,7 @@ int dp_reduce_wait(struct dp_pipeline *pipe, int slot)
 
     while (!err && !is_done(&pipe->reductions, slot))
         err = go_on(pipe, true);
-    return err || !pipe->summing ? err : dp_compute_join(pipe, pipe->compute, pipe->summing);
+    return err || !pipe->summing ? err : dp_compute_join(pipe, pipe->base.compute, pipe->summing);
 }
 
 int dp_reduce_finish(struct dp_pipeline *pipe)
@@ -441,7 +440,7 @@ static int add_piece_on_host(struct dp_pipeline *pipe, const DLTensor *to, const
 
 size_t dp_sum_memory_bytes(const struct dp_pipeline *pipe)
 {
-    return pipe->out_of_reach ? 2 * PIECE_ELEMENTS * sizeof(double) : 0;
+    return pipe->base.out_of_reach ? 2 * PIECE_ELEMENTS * sizeof(double) : 0;
 }
 
 static int add_tensor(struct dp_pipeline *pipe, const DLTensor *to, const DLTensor *from)
@@ -449,12 +448,12 @@ static int add_tensor(struct dp_pipeline *pipe, const DLTensor *to, const DLTens
     size_t count = (size_t)dp_tensor_numel(to);
     int err = 0;
 
-    if (!pipe->out_of_reach) {
+    if (!pipe->base.out_of_reach) {
         add(to, dp_tensor_address(to), dp_tensor_address(from), count);
         return 0;
     }
     if (pipe->native_stream) {
-        err = dp_device_add(pipe->compute, to->dtype, dp_tensor_address(to), from->dtype,
+        err = dp_device_add(pipe->base.compute, to->dtype, dp_tensor_address(to), from->dtype,
                             dp_tensor_address(from), count);
         if (err != DP_EUNSUPPORTED)
             return err;
@@ -470,14 +469,14 @@ static int add_tensor(struct dp_pipeline *pipe, const DLTensor *to, const DLTens
 
 static int clear(struct dp_pipeline *pipe, const DLTensor *t)
 {
-    return dp_device_zero(pipe->compute, dp_tensor_address(t),
+    return dp_device_zero(pipe->base.compute, dp_tensor_address(t),
                                    (size_t)dp_tensor_numel(t) * dp_tensor_element_bytes(t));
 }
 
 static const DLTensor *target(const struct dp_pipeline *pipe, int slot, enum dp_plan_kind kind,
                               int set, int32_t k)
 {
-    const DLTensor *grad = pipe->stages[slot].parameters[k].grad;
+    const DLTensor *grad = pipe->base.stages[slot].parameters[k].grad;
 
     if (kind == DP_PLAN_ROUND)
         return grad && dp_gradient_is_narrow(grad) ? grad : NULL;
@@ -489,7 +488,7 @@ int dp_sum_run(struct dp_pipeline *pipe, int slot, enum dp_plan_kind kind, int s
     DLTensor **from = dp_accumulator_set(&pipe->accumulator, slot, from_set);
     int err = 0;
 
-    for (int32_t k = 0; k < pipe->stages[slot].parameter_count && !err; k++) {
+    for (int32_t k = 0; k < pipe->base.stages[slot].parameter_count && !err; k++) {
         const DLTensor *to = target(pipe, slot, kind, set, k);
         if (!to)
             continue;

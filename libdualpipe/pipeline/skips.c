@@ -6,7 +6,7 @@
  *      | tensor ...              | present: uint64 |
  *                                ^ aligned
  */
-#include "pipeline/state.h"
+#include "pipeline/skips.h"
 
 #include "base/fail.h"
 #include "base/tensor.h"
@@ -32,15 +32,14 @@ static int32_t *list_of_slot(const struct dp_schedule *s, const struct dp_slot *
     return list;
 }
 
-static int list_slots(struct dp_pipeline *pipe, int32_t *most)
+static int list_slots(struct dp_pipeline_skips *all, int32_t *most)
 {
-    struct dp_pipeline_skips *skips = &pipe->skips;
     int32_t count;
 
-    for (int i = 0; i < pipe->slots; i++) {
-        skips->of_slot[i] = list_of_slot(pipe->config.schedule, dp_pipeline_slot(pipe, i), &count);
-        if (!skips->of_slot[i])
-            return dp_fail(DP_ENOMEM, "no memory for the skips of %d slots", pipe->slots);
+    for (int i = 0; i < all->base->slots; i++) {
+        all->of_slot[i] = list_of_slot(all->base->config.schedule, dp_base_slot(all->base, i), &count);
+        if (!all->of_slot[i])
+            return dp_fail(DP_ENOMEM, "no memory for the skips of %d slots", all->base->slots);
         *most = count > *most ? count : *most;
     }
     return 0;
@@ -51,61 +50,58 @@ static size_t word_at(const struct dp_tensor_spec *spec)
     return dp_offset_align(dp_spec_bytes(spec));
 }
 
-int dp_pipeline_skips_init(struct dp_pipeline *pipe)
+int dp_pipeline_skips_init(struct dp_pipeline_skips *all, const struct dp_pipeline_base *base)
 {
-    const struct dp_schedule *s = pipe->config.schedule;
+    const struct dp_schedule *s = base->config.schedule;
     const size_t n = (size_t)s->skip_count;
-    struct dp_pipeline_skips *skips = &pipe->skips;
     int32_t most = 0;
     int err = 0;
 
+    all->base = base;
     if (!n)
         return 0;
-    skips->specs = malloc(n * sizeof(*skips->specs));
-    skips->bytes = calloc(2 * n, sizeof(*skips->bytes));
-    skips->of_slot = calloc((size_t)pipe->slots + 1, sizeof(*skips->of_slot));
-    if (!skips->specs || !skips->bytes || !skips->of_slot)
+    all->specs = malloc(n * sizeof(*all->specs));
+    all->bytes = calloc(2 * n, sizeof(*all->bytes));
+    all->of_slot = calloc((size_t)base->slots + 1, sizeof(*all->of_slot));
+    if (!all->specs || !all->bytes || !all->of_slot)
         return dp_fail(DP_ENOMEM, "no memory for %zu skips", n);
-    memcpy(skips->specs, pipe->config.skips, n * sizeof(*skips->specs));
-    skips->gradient_bytes = skips->bytes + n;
+    memcpy(all->specs, base->config.skips, n * sizeof(*all->specs));
+    all->gradient_bytes = all->bytes + n;
     for (size_t k = 0; k < n; k++) {
-        skips->bytes[k] = word_at(&skips->specs[k]) + sizeof(uint64_t);
-        skips->gradient_bytes[k] = skips->specs[k].no_grad ? 0 : dp_spec_bytes(&skips->specs[k]);
+        all->bytes[k] = word_at(&all->specs[k]) + sizeof(uint64_t);
+        all->gradient_bytes[k] = all->specs[k].no_grad ? 0 : dp_spec_bytes(&all->specs[k]);
     }
-    err = list_slots(pipe, &most);
+    err = list_slots(all, &most);
     for (int i = 0; i < 2 && !err; i++) {
-        skips->now[i].uses = calloc((size_t)most + 1, sizeof(*skips->now[i].uses));
-        if (!skips->now[i].uses)
+        all->now[i].uses = calloc((size_t)most + 1, sizeof(*all->now[i].uses));
+        if (!all->now[i].uses)
             err = dp_fail(DP_ENOMEM, "no memory for %d skips of a stage", most);
     }
     return err;
 }
 
-int dp_pipeline_skips_take(struct dp_pipeline *pipe, int32_t mbs)
+int dp_pipeline_skips_take(struct dp_pipeline_skips *all, int32_t mbs)
 {
-    const struct dp_schedule *s = pipe->config.schedule;
+    const struct dp_schedule *s = all->base->config.schedule;
     const size_t n = (size_t)s->streams * (size_t)s->skip_count * (size_t)mbs;
 
     if (!n)
         return 0;
-    pipe->skips.absent = calloc(n, sizeof(*pipe->skips.absent));
-    return pipe->skips.absent ? 0 : dp_fail(DP_ENOMEM, "no memory for the skips of %d micro-batches",
-                                            mbs);
+    all->absent = calloc(n, sizeof(*all->absent));
+    return all->absent ? 0 : dp_fail(DP_ENOMEM, "no memory for the skips of %d micro-batches", mbs);
 }
 
-void dp_pipeline_skips_fini(struct dp_pipeline *pipe)
+void dp_pipeline_skips_fini(struct dp_pipeline_skips *all)
 {
-    struct dp_pipeline_skips *skips = &pipe->skips;
-
-    for (int i = 0; i < pipe->slots && skips->of_slot; i++)
-        free(skips->of_slot[i]);
+    for (int i = 0; all->of_slot && i < all->base->slots; i++)
+        free(all->of_slot[i]);
     for (int i = 0; i < 2; i++)
-        free(skips->now[i].uses);
-    free(skips->of_slot);
-    free(skips->absent);
-    free(skips->specs);
-    free(skips->bytes);
-    *skips = (struct dp_pipeline_skips){0};
+        free(all->now[i].uses);
+    free(all->of_slot);
+    free(all->absent);
+    free(all->specs);
+    free(all->bytes);
+    *all = (struct dp_pipeline_skips){0};
 }
 
 /* ---- before a callback ----------------------------------------------------------------------- */
@@ -115,102 +111,103 @@ static bool is_forward(enum dp_plan_kind kind)
     return kind == DP_PLAN_FORWARD || kind == DP_PLAN_RECOMPUTE;
 }
 
-static size_t index_of(const struct dp_pipeline *pipe, const struct dp_stage_skips *at, int32_t skip)
+static size_t index_of(const struct dp_pipeline_skips *all, const struct dp_stage_skips *at,
+                       int32_t skip)
 {
-    const struct dp_schedule *s = pipe->config.schedule;
+    const struct dp_schedule *s = all->base->config.schedule;
 
     return ((size_t)at->stream * (size_t)s->skip_count + (size_t)skip) * (size_t)s->mb_per_stream +
            at->mb;
 }
 
-static char *address(const struct dp_pipeline *pipe, size_t offset)
+static char *address(const struct dp_pipeline_skips *all, size_t offset)
 {
-    return offset == DP_NOWHERE ? NULL : pipe->memory + offset;
+    return offset == DP_NOWHERE ? NULL : all->base->memory + offset;
 }
 
 /* Its shape, by the extents of the micro-batch. */
-static void set_shape(const struct dp_pipeline *pipe, const struct dp_stage_skips *at,
+static void set_shape(const struct dp_pipeline_skips *all, const struct dp_stage_skips *at,
                       const struct dp_tensor_spec *spec, int64_t *shape)
 {
-    const struct dp_schedule *s = pipe->config.schedule;
-    const int64_t *max = pipe->config.max_extents;
+    const struct dp_schedule *s = all->base->config.schedule;
+    const int64_t *max = all->base->config.max_extents;
 
     memcpy(shape, spec->shape, sizeof(spec->shape));
-    if (!pipe->now.args->extents)
+    if (!all->base->extents)
         return;
     const int64_t *now =
-        pipe->now.args->extents[(size_t)at->stream * (size_t)s->mb_per_stream + at->mb];
+        all->base->extents[(size_t)at->stream * (size_t)s->mb_per_stream + at->mb];
     for (int i = 0; i < spec->ndim; i++)
         if (spec->extent[i])
             shape[i] = shape[i] / max[spec->extent[i] - 1] * now[spec->extent[i] - 1];
 }
 
-static DLTensor tensor_of(const struct dp_pipeline *pipe, const struct dp_tensor_spec *spec,
+static DLTensor tensor_of(const struct dp_pipeline_skips *all, const struct dp_tensor_spec *spec,
                           void *data, int64_t *shape)
 {
     return (DLTensor){.data = data,
-                      .device = pipe->dl,
+                      .device = dp_device_dl(all->base->device),
                       .ndim = spec->ndim,
                       .dtype = spec->dtype,
                       .shape = shape};
 }
 
 /* The word behind a value that has come: is there one? */
-static bool has_come_absent(const struct dp_pipeline *pipe, const struct dp_skip_use *use)
+static bool has_come_absent(const struct dp_pipeline_skips *all, const struct dp_skip_use *use)
 {
     uint64_t present = 1;
 
-    if (!pipe->out_of_reach)
-        memcpy(&present, use->at[0] + word_at(&pipe->skips.specs[use->skip]), sizeof(present));
+    if (!all->base->out_of_reach)
+        memcpy(&present, use->at[0] + word_at(&all->specs[use->skip]), sizeof(present));
     return !present;
 }
 
-static void make_use(struct dp_pipeline *pipe, const struct dp_stage_skips *skips,
+static void make_use(struct dp_pipeline_skips *all, const struct dp_stage_skips *skips,
                      struct dp_skip_use *use)
 {
-    const struct dp_schedule *s = pipe->config.schedule;
-    const struct dp_tensor_spec *spec = &pipe->skips.specs[use->skip];
-    const size_t index = index_of(pipe, skips, use->skip);
-    const struct dp_plan_skip *at = &pipe->plan.skips[index];
+    const struct dp_schedule *s = all->base->config.schedule;
+    const struct dp_tensor_spec *spec = &all->specs[use->skip];
+    const size_t index = index_of(all, skips, use->skip);
+    const struct dp_plan_skip *at = &all->at[index];
     const bool forward = is_forward(skips->kind);
-    bool *absent = &pipe->skips.absent[index];
+    bool *absent = &all->absent[index];
 
     use->makes = s->skips[use->skip].from == skips->stage;
     use->asked_value = use->asked_gradient = false;
     if (!use->makes)
-        use->at[0] = address(pipe, at->in);
+        use->at[0] = address(all, at->in);
     else
-        use->at[0] = address(pipe, skips->kind == DP_PLAN_RECOMPUTE ? at->again : at->out);
+        use->at[0] = address(all, skips->kind == DP_PLAN_RECOMPUTE ? at->again : at->out);
     if (use->makes && !forward)
         use->at[0] = NULL;
-    use->at[1] = forward ? NULL : address(pipe, use->makes ? at->gout : at->gin);
+    use->at[1] = forward ? NULL : address(all, use->makes ? at->gout : at->gin);
     if (!use->makes && forward)
-        *absent = has_come_absent(pipe, use);
+        *absent = has_come_absent(all, use);
     const bool missing = *absent && !(use->makes && forward);
     for (int i = 0; i < 2; i++)
-        set_shape(pipe, skips, spec, use->shape[i]);
-    use->value = tensor_of(pipe, spec, missing ? NULL : use->at[0], use->shape[0]);
-    use->gradient = tensor_of(pipe, spec, missing ? NULL : use->at[1], use->shape[1]);
+        set_shape(all, skips, spec, use->shape[i]);
+    use->value = tensor_of(all, spec, missing ? NULL : use->at[0], use->shape[0]);
+    use->gradient = tensor_of(all, spec, missing ? NULL : use->at[1], use->shape[1]);
 }
 
-struct dp_stage_skips *dp_skips_begin(struct dp_pipeline *pipe, enum dp_plan_kind kind, int slot,
+struct dp_stage_skips *dp_skips_begin(struct dp_pipeline_skips *all, enum dp_plan_kind kind, int slot,
                                       uint32_t mb)
 {
-    const int32_t *list = pipe->skips.of_slot ? pipe->skips.of_slot[slot] : NULL;
-    struct dp_stage_skips *skips = &pipe->skips.now[!is_forward(kind)];
+    const int32_t *list = all->of_slot ? all->of_slot[slot] : NULL;
+    struct dp_stage_skips *skips = &all->now[!is_forward(kind)];
 
     if (!list || *list < 0)
         return NULL;
-    skips->schedule = pipe->config.schedule;
-    skips->stage = dp_pipeline_slot(pipe, slot)->stage;
-    skips->stream = dp_pipeline_slot(pipe, slot)->stream;
+    skips->schedule = all->base->config.schedule;
+    skips->stage = dp_base_slot(all->base, slot)->stage;
+    skips->stream = dp_base_slot(all->base, slot)->stream;
     skips->mb = mb;
     skips->kind = kind;
     skips->wrong[0] = '\0';
     for (skips->count = 0; *list >= 0; list++) {
         struct dp_skip_use *use = &skips->uses[skips->count++];
         use->skip = *list;
-        make_use(pipe, skips, use);
+        make_use(all, skips, use);
     }
     return skips;
 }
@@ -292,41 +289,42 @@ static void say_not_asked(struct dp_stage_skips *skips, const struct dp_skip_use
 }
 
 /* What the callback filled may be a buffer of its own. */
-static int take_own(struct dp_pipeline *pipe, const DLTensor *filled, char *to)
+static int take_own(struct dp_pipeline_skips *all, const DLTensor *filled, char *to)
 {
     if (filled->data == to || !to || !filled->data)
         return 0;
-    int err = dp_device_copy(pipe->compute, to, filled->data, dp_tensor_bytes(filled));
-    return err ? err : dp_compute_sync(pipe);
+    int err = dp_device_copy(all->base->compute, to, filled->data, dp_tensor_bytes(filled));
+    return err ? err : dp_compute_sync(all->base->pipe);
 }
 
-static int end_value(struct dp_pipeline *pipe, struct dp_stage_skips *skips, struct dp_skip_use *use)
+static int end_value(struct dp_pipeline_skips *all, struct dp_stage_skips *skips,
+                     struct dp_skip_use *use)
 {
     const uint64_t present = use->value.data != NULL;
 
-    if (!present && pipe->out_of_reach) {
+    if (!present && all->base->out_of_reach) {
         snprintf(skips->wrong, sizeof(skips->wrong), "a skip without a value, expected one on a device "
                  "that the CPU does not reach");
         return 0;
     }
     if (skips->kind == DP_PLAN_FORWARD)
-        pipe->skips.absent[index_of(pipe, skips, use->skip)] = !present;
-    if (!pipe->out_of_reach && use->at[0])
-        memcpy(use->at[0] + word_at(&pipe->skips.specs[use->skip]), &present, sizeof(present));
-    return take_own(pipe, &use->value, use->at[0]);
+        all->absent[index_of(all, skips, use->skip)] = !present;
+    if (!all->base->out_of_reach && use->at[0])
+        memcpy(use->at[0] + word_at(&all->specs[use->skip]), &present, sizeof(present));
+    return take_own(all, &use->value, use->at[0]);
 }
 
 /* Without a gradient after all: zeros. */
-static int end_gradient(struct dp_pipeline *pipe, struct dp_skip_use *use)
+static int end_gradient(struct dp_pipeline_skips *all, struct dp_skip_use *use)
 {
     if (use->gradient.data || !use->at[1])
-        return take_own(pipe, &use->gradient, use->at[1]);
-    int err = dp_device_zero(pipe->compute, use->at[1],
-                             pipe->skips.gradient_bytes[use->skip]);
-    return err ? err : dp_compute_sync(pipe);
+        return take_own(all, &use->gradient, use->at[1]);
+    int err = dp_device_zero(all->base->compute, use->at[1],
+                             all->gradient_bytes[use->skip]);
+    return err ? err : dp_compute_sync(all->base->pipe);
 }
 
-int dp_skips_end(struct dp_pipeline *pipe, struct dp_stage_skips *skips)
+int dp_skips_end(struct dp_pipeline_skips *all, struct dp_stage_skips *skips)
 {
     const bool forward = is_forward(skips->kind);
     int err = 0;
@@ -339,9 +337,9 @@ int dp_skips_end(struct dp_pipeline *pipe, struct dp_stage_skips *skips)
         if (wanted && !(forward ? use->asked_value : use->asked_gradient))
             say_not_asked(skips, use, forward);
         else if (forward && use->makes)
-            err = end_value(pipe, skips, use);
+            err = end_value(all, skips, use);
         else if (!forward && !use->makes)
-            err = end_gradient(pipe, use);
+            err = end_gradient(all, use);
     }
     return err;
 }

@@ -14,6 +14,7 @@
 #include "pipeline/internal.h"
 #include "pipeline/recorder.h"
 #include "pipeline/setup.h"
+#include "pipeline/state.h"
 #include "pipeline/steps.h"
 
 #include <stdatomic.h>
@@ -24,12 +25,12 @@
 
 static void note(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    if (!pipe->config.comm && !pipe->live)
+    if (!pipe->base.config.comm && !pipe->live)
         return;
     const uint64_t doing =
         pipe->slot_steps[op->slot].doing | (op->kind + UINT64_C(1)) << 60 | op->mb;
-    if (pipe->config.comm)
-        dp_comm_note(pipe->config.comm, doing);
+    if (pipe->base.config.comm)
+        dp_comm_note(pipe->base.config.comm, doing);
     if (pipe->live)
         __atomic_store_n(&pipe->live->doing, doing, __ATOMIC_RELAXED);
 }
@@ -70,14 +71,14 @@ static int run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     if (!dp_plan_is_compute(op))
         return run_sum(pipe, op);
-    dp_comm_progress_start(pipe->config.comm);
+    dp_comm_progress_start(pipe->base.config.comm);
     return dp_compute_run(pipe, op);
 }
 
 static int wait_for_copies(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     const int64_t begun_ns = dp_now_ns();
-    int err = dp_evict_wait(&pipe->evictions, pipe->compute, op->evicted, op->fetched);
+    int err = dp_evict_wait(&pipe->evictions, pipe->base.compute, op->evicted, op->fetched);
     if (!err)
         err = dp_compute_sync(pipe);
     pipe->evictions.wait_ns += dp_now_ns() - begun_ns;
@@ -105,12 +106,12 @@ static int wait_for_save_areas(struct dp_pipeline *pipe, const struct dp_plan_op
 /* Move what can be moved, without waiting for anything. */
 static int move_on(struct dp_pipeline *pipe)
 {
-    if (!pipe->config.comm)
+    if (!pipe->base.config.comm)
         return 0;
     int err = dp_messages_start_copied(pipe);
     if (!err && dp_reduce_is_open(&pipe->reductions))
         err = dp_reduce_progress(pipe);
-    return err ? err : dp_comm_progress(pipe->config.comm);
+    return err ? err : dp_comm_progress(pipe->base.config.comm);
 }
 
 int dp_pipeline_begin_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
@@ -131,28 +132,31 @@ static void record(struct dp_pipeline *pipe, const struct dp_plan_op *op, int64_
 
     if (op->kind == DP_PLAN_REDUCE_WAIT)
         entry.start_ns += entry.waited_ns;
-    dp_recorder_add(pipe->config.recorder, &entry);
+    dp_recorder_add(pipe->base.config.recorder, &entry);
 }
 
 /* A weight part that waited for its turn after a B is no op of its own, nor is a sum that the list does
  * not have. */
 static bool is_recorded(const struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    const struct dp_op *listed = dp_schedule_ops(pipe->config.schedule, pipe->rank) + op->index;
+    const struct dp_op *listed =
+        dp_schedule_ops(pipe->base.config.schedule, pipe->base.rank) + op->index;
     const bool sum = op->kind == DP_PLAN_REDUCE || op->kind == DP_PLAN_REDUCE_WAIT;
     const bool listed_sum = listed->kind == DP_OP_REDUCE || listed->kind == DP_OP_REDUCE_WAIT;
     return !dp_plan_is_sum(op) && !(op->kind == DP_PLAN_WEIGHT && listed->kind != DP_OP_W) &&
            sum == listed_sum;
 }
 
-int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op, bool again)
 {
-    const bool recording = pipe->recording && is_recorded(pipe, op);
+    const bool recording = pipe->recording && !again && is_recorded(pipe, op);
     int64_t start_ns = recording ? dp_now_ns() : 0;
     int err = run_entry(pipe, op);
 
     if (!err && recording)
         record(pipe, op, start_ns);
+    pipe->now.waited_ns = pipe->now.longest_wait_ns = 0;
+    pipe->now.waited_for = -1;
     return err;
 }
 
@@ -160,8 +164,6 @@ static int wait_for_inputs(struct dp_pipeline *pipe, const struct dp_plan_op *op
 {
     int err = move_on(pipe);
 
-    pipe->now.waited_ns = pipe->now.longest_wait_ns = 0;
-    pipe->now.waited_for = -1;
     if (!err)
         err = dp_messages_wait(pipe, op);
     if (!err && op->pair)
@@ -173,10 +175,10 @@ static int run_and_record(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
     note(pipe, op);
     if (op->kind == DP_PLAN_EVICT || op->kind == DP_PLAN_FETCH)
-        return dp_evict_run(&pipe->evictions, pipe->compute, pipe->memory, op->kind == DP_PLAN_EVICT,
-                            op->evicted, &op->copy);
+        return dp_evict_run(&pipe->evictions, pipe->base.compute, pipe->base.memory,
+                            op->kind == DP_PLAN_EVICT, op->evicted, &op->copy);
     int err = wait_for_inputs(pipe, op);
-    return err ? err : dp_pipeline_run_entry(pipe, op);
+    return err ? err : dp_pipeline_run_entry(pipe, op, false);
 }
 
 static bool is_message(const struct dp_plan_op *op)
@@ -193,13 +195,13 @@ static int start_message(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 static int start_batch(struct dp_pipeline *pipe, const struct dp_plan_op **op,
                        const struct dp_plan_op *end)
 {
-    int err = dp_comm_begin(pipe->config.comm);
+    int err = dp_comm_begin(pipe->base.config.comm);
 
     if (err)
         return err;
     while (*op < end && is_message(*op) && !err)
         err = start_message(pipe, (*op)++);
-    int committed = dp_comm_commit(pipe->config.comm);
+    int committed = dp_comm_commit(pipe->base.config.comm);
     return err ? err : committed;
 }
 
@@ -234,43 +236,44 @@ static const struct dp_border *border_now(void *user, int32_t mb)
 {
     struct end *end = user;
     const struct dp_pipeline *pipe = end->pipe;
-    int32_t global = end->stream * pipe->config.schedule->mb_per_stream + mb;
+    int32_t global = end->stream * pipe->base.config.schedule->mb_per_stream + mb;
 
-    if (pipe->extents)
-        dp_extents_apply(end->declared, pipe->config.max_extents, pipe->extents[global], &end->now);
+    if (pipe->base.extents)
+        dp_extents_apply(end->declared, pipe->base.config.max_extents, pipe->base.extents[global],
+                         &end->now);
     return &end->now;
 }
 
 static int check_extents(const struct dp_pipeline *pipe)
 {
-    const struct dp_schedule *s = pipe->config.schedule;
+    const struct dp_schedule *s = pipe->base.config.schedule;
     int err = 0;
 
-    for (int32_t mb = 0; pipe->extents && mb < s->microbatches && !err; mb++)
+    for (int32_t mb = 0; pipe->base.extents && mb < s->microbatches && !err; mb++)
         for (int i = 0; i <= s->stages && !err; i++)
-            err = dp_extents_check(&pipe->declared[i], pipe->config.max_extents, pipe->extents[mb],
-                                   mb);
+            err = dp_extents_check(&pipe->declared[i], pipe->base.config.max_extents,
+                                   pipe->base.extents[mb], mb);
     return err;
 }
 
 static uint64_t digest_extents(const struct dp_pipeline *pipe)
 {
-    uint64_t h = pipe->extents != NULL;
+    uint64_t h = pipe->base.extents != NULL;
 
-    for (int32_t mb = 0; pipe->extents && mb < pipe->config.schedule->microbatches; mb++)
+    for (int32_t mb = 0; pipe->base.extents && mb < pipe->base.config.schedule->microbatches; mb++)
         for (int e = 0; e < DP_MAX_EXTENTS; e++)
-            h = (h ^ (uint64_t)pipe->extents[mb][e]) * UINT64_C(0x9E3779B97F4A7C15) + (h >> 29);
+            h = (h ^ (uint64_t)pipe->base.extents[mb][e]) * UINT64_C(0x9E3779B97F4A7C15) + (h >> 29);
     return h;
 }
 
 /* Whole tensors again, after a step with smaller ones. */
 static void restore_borders(struct dp_pipeline *pipe)
 {
-    size_t bytes = ((size_t)pipe->config.schedule->stages + 1) * sizeof(*pipe->borders);
+    size_t bytes = ((size_t)pipe->base.config.schedule->stages + 1) * sizeof(*pipe->borders);
 
-    if (!pipe->extents)
+    if (!pipe->base.extents)
         return;
-    pipe->extents = NULL;
+    pipe->base.extents = NULL;
     memcpy(pipe->borders, pipe->declared, bytes);
     memcpy(pipe->handed_out, pipe->declared, bytes);
     pipe->labels = pipe->declared_labels;
@@ -283,12 +286,12 @@ static int check_unused(const struct dp_pipeline *pipe, const void *given, const
 {
     if (!given)
         return 0;
-    return dp_fail(DP_EINVAL, "%s: given, expected NULL on rank %d: %s", what, pipe->rank, why);
+    return dp_fail(DP_EINVAL, "%s: given, expected NULL on rank %d: %s", what, pipe->base.rank, why);
 }
 
 static const char *why_none(const struct dp_pipeline *pipe, const char *other)
 {
-    return pipe->config.opaque_ends ? "the pipeline has opaque ends" : other;
+    return pipe->base.config.opaque_ends ? "the pipeline has opaque ends" : other;
 }
 
 /* The micro-batches that enter or end in a slot of this rank. */
@@ -297,8 +300,8 @@ static int take(struct dp_pipeline *pipe, struct dp_batch *batch, const struct d
 {
     struct end end = {pipe, declared, dp_pipeline_slot(pipe, slot)->stream, *declared};
 
-    return dp_batch_take(batch, mbs, pipe->config.schedule->mb_per_stream, border_now, &end,
-                         pipe->device, what);
+    return dp_batch_take(batch, mbs, pipe->base.config.schedule->mb_per_stream, border_now, &end,
+                         pipe->base.device, what);
 }
 
 static int check_loader(const struct dp_pipeline *pipe, const struct dp_loader *loader,
@@ -321,38 +324,38 @@ static int check_loader(const struct dp_pipeline *pipe, const struct dp_loader *
 static int take_inputs(struct dp_pipeline *pipe, const struct dp_step *step)
 {
     int err = check_loader(pipe, step->input_loader, step->inputs, "input",
-                           pipe->ends.first_slot >= 0 && !pipe->config.opaque_ends,
+                           pipe->base.first_slot >= 0 && !pipe->base.config.opaque_ends,
                            why_none(pipe, "it holds no first stage"));
 
     if (err || step->input_loader)
         return err;
-    if (pipe->ends.first_slot < 0 || pipe->config.opaque_ends)
+    if (pipe->base.first_slot < 0 || pipe->base.config.opaque_ends)
         return check_unused(pipe, step->inputs, "inputs", why_none(pipe, "it holds no first stage"));
     if (!step->inputs)
         return dp_fail(DP_EINVAL, "inputs: NULL, expected %d micro-batches of %d tensors",
                        pipe->ends.inputs.count, pipe->borders[0].count);
-    return take(pipe, &pipe->ends.inputs, step->inputs, &pipe->declared[0], pipe->ends.first_slot,
+    return take(pipe, &pipe->ends.inputs, step->inputs, &pipe->declared[0], pipe->base.first_slot,
                 "input");
 }
 
 static int take_labels(struct dp_pipeline *pipe, const struct dp_step *step)
 {
-    const bool used = pipe->ends.last_slot >= 0 && pipe->config.loss && pipe->config.labels;
+    const bool used = pipe->base.last_slot >= 0 && pipe->base.config.loss && pipe->base.config.labels;
     int err = check_loader(pipe, step->label_loader, step->labels, "label", used,
                            "no loss with labels is taken here");
 
     pipe->ends.labels.given = step->label_loader != NULL;
     if (err || step->label_loader)
         return err;
-    if (pipe->ends.last_slot < 0 || !pipe->config.loss)
+    if (pipe->base.last_slot < 0 || !pipe->base.config.loss)
         return check_unused(pipe, step->labels, "labels", "no loss is taken here");
-    if (!pipe->config.labels)
+    if (!pipe->base.config.labels)
         return check_unused(pipe, step->labels, "labels", "the pipeline was made without labels");
     if (!step->labels)
         return dp_fail(DP_EINVAL, "labels: NULL, expected %d micro-batches of %d tensors",
                        pipe->ends.labels.count, pipe->labels.count);
     return take(pipe, &pipe->ends.labels, step->labels, &pipe->declared_labels,
-                pipe->ends.last_slot, "label");
+                pipe->base.last_slot, "label");
 }
 
 static int check_losses(const struct dp_pipeline *pipe, const struct dp_step *step)
@@ -360,7 +363,7 @@ static int check_losses(const struct dp_pipeline *pipe, const struct dp_step *st
     const char *why = "no loss is taken here";
     int err;
 
-    if (pipe->ends.last_slot >= 0 && pipe->config.loss)
+    if (pipe->base.last_slot >= 0 && pipe->base.config.loss)
         return 0;
     err = check_unused(pipe, step->losses, "losses", why);
     return err ? err : check_unused(pipe, step->loss_scales, "loss_scales", why);
@@ -368,20 +371,20 @@ static int check_losses(const struct dp_pipeline *pipe, const struct dp_step *st
 
 static int take_outputs(struct dp_pipeline *pipe, const struct dp_step *step)
 {
-    const struct dp_schedule *s = pipe->config.schedule;
+    const struct dp_schedule *s = pipe->base.config.schedule;
 
     pipe->ends.outputs.given = pipe->ends.output_grads.given = false;
-    if (pipe->ends.last_slot < 0 || pipe->config.opaque_ends)
+    if (pipe->base.last_slot < 0 || pipe->base.config.opaque_ends)
         return check_unused(pipe, step->outputs, "outputs", why_none(pipe, "it holds no last stage"));
     if (!step->outputs)
         return 0;
     return take(pipe, &pipe->ends.outputs, step->outputs, &pipe->declared[s->stages],
-                pipe->ends.last_slot, "output");
+                pipe->base.last_slot, "output");
 }
 
 static int check_context(const struct dp_pipeline *pipe, const struct dp_step *step)
 {
-    const int32_t count = pipe->config.schedule->microbatches;
+    const int32_t count = pipe->base.config.schedule->microbatches;
 
     if (!step->context || (step->context->count == count && step->context->kwargs))
         return 0;
@@ -392,7 +395,7 @@ static int check_context(const struct dp_pipeline *pipe, const struct dp_step *s
 static int take_args(struct dp_pipeline *pipe, struct dp_step *step)
 {
     step->callback_error = 0;
-    pipe->extents = step->extents;
+    pipe->base.extents = step->extents;
     int err = check_extents(pipe);
 
     if (!err)
@@ -410,18 +413,19 @@ static int take_args(struct dp_pipeline *pipe, struct dp_step *step)
 
 static void take_program(struct dp_pipeline *pipe, int index)
 {
-    const struct dp_program *program = &pipe->programs[index];
+    const struct dp_program *program = &pipe->base.programs[index];
 
-    pipe->config.schedule = program->schedule;
+    pipe->base.config.schedule = program->schedule;
     pipe->plan = program->plan;
     pipe->driven = program->driven;
+    pipe->skips.at = program->plan.skips;
 }
 
 /* The program of the step's schedule becomes the pipeline's. */
 static int choose_program(struct dp_pipeline *pipe, const struct dp_step *step, int *index)
 {
-    for (*index = 0; *index < pipe->program_count; ++*index)
-        if (!step->schedule || step->schedule == pipe->programs[*index].schedule) {
+    for (*index = 0; *index < pipe->base.program_count; ++*index)
+        if (!step->schedule || step->schedule == pipe->base.programs[*index].schedule) {
             take_program(pipe, *index);
             return 0;
         }
@@ -430,28 +434,28 @@ static int choose_program(struct dp_pipeline *pipe, const struct dp_step *step, 
 
 static int begin_step(struct dp_pipeline *pipe, struct dp_step *step)
 {
-    bool clean = !pipe->accumulating && !pipe->config.schedule->forward_only;
+    bool clean = !pipe->accumulating && !pipe->base.config.schedule->forward_only;
 
     pipe->now = (struct dp_step_state){.args = step, .waited_for = -1};
     pipe->reductions.first = pipe->reductions.count = 0;
     pipe->reductions.used = 0;
-    pipe->recording = dp_recorder_enabled(pipe->config.recorder);
-    pipe->live = dp_recorder_live(pipe->config.recorder);
+    pipe->recording = dp_recorder_enabled(pipe->base.config.recorder);
+    pipe->live = dp_recorder_live(pipe->base.config.recorder);
     dp_compute_begin(pipe);
     if (pipe->recording)
-        dp_recorder_begin(pipe->config.recorder, pipe->step);
+        dp_recorder_begin(pipe->base.config.recorder, pipe->step);
     if (!pipe->accumulator.bytes || !clean)
         return 0;
-    int err = dp_device_zero(pipe->compute, pipe->accumulator.memory, pipe->accumulator.bytes);
+    int err = dp_device_zero(pipe->base.compute, pipe->accumulator.memory, pipe->accumulator.bytes);
     return err ? err : dp_compute_sync(pipe);
 }
 
 /* Handles that stages have left are theirs again. */
 static void drop_handles(struct dp_pipeline *pipe)
 {
-    const int32_t mb_count = pipe->config.schedule->mb_per_stream;
+    const int32_t mb_count = pipe->base.config.schedule->mb_per_stream;
 
-    for (int slot = 0; slot < pipe->slots; slot++)
+    for (int slot = 0; slot < pipe->base.slots; slot++)
         for (int32_t mb = 0; mb < mb_count; mb++) {
             const size_t i = (size_t)slot * (size_t)mb_count + (size_t)mb;
             for (size_t k = 2 * i; k < 2 * i + 2; k++) {
@@ -468,33 +472,43 @@ static void end_step(struct dp_pipeline *pipe)
     dp_load_drop(pipe);
     restore_borders(pipe);
     pipe->now.args->loss_values = pipe->now.loss_values;
-    if (!pipe->config.schedule->forward_only)
+    if (!pipe->base.config.schedule->forward_only)
         pipe->accumulating = pipe->now.args->accumulate;
     if (pipe->recording)
-        dp_recorder_end(pipe->config.recorder);
+        dp_recorder_end(pipe->base.config.recorder);
     /* An evaluation between two training steps does not change their random numbers. */
-    pipe->step += !pipe->config.schedule->forward_only;
+    pipe->step += !pipe->base.config.schedule->forward_only;
     pipe->now = (struct dp_step_state){0};
 }
 
 /* Wait until the device uses no buffer any more. */
 static int drain(struct dp_pipeline *pipe, bool has_failed)
 {
-    int err = dp_compute_join(pipe, pipe->compute, pipe->outgoing);
+    int err = dp_compute_join(pipe, pipe->base.compute, pipe->outgoing);
 
     if (!err && pipe->summing)
-        err = dp_compute_join(pipe, pipe->compute, pipe->summing);
-    if (!err)
-        err = dp_device_event_record(pipe->done, pipe->compute);
+        err = dp_compute_join(pipe, pipe->base.compute, pipe->summing);
     if (!err && !has_failed)
-        return dp_compute_wait(pipe, pipe->done);
+        return dp_compute_finish(pipe);
+    if (!err)
+        err = dp_device_event_record(pipe->done, pipe->base.compute);
     return err ? err : dp_device_event_wait(pipe->done, pipe->deadline_ns);
+}
+
+const struct dp_pipeline_base *dp_base_of(const struct dp_pipeline *pipe)
+{
+    return &pipe->base;
+}
+
+const struct dp_step *dp_step_under_way(const struct dp_pipeline *pipe)
+{
+    return pipe->now.args;
 }
 
 /* Once the comm has returned DP_EABORTED here, no request is open any more. */
 int dp_step_abort(struct dp_pipeline *pipe, int err)
 {
-    struct dp_comm *comm = pipe->config.comm;
+    struct dp_comm *comm = pipe->base.config.comm;
     struct dp_abort why;
     char first[DP_ABORT_TEXT], doing[80];
 
@@ -523,7 +537,7 @@ int dp_step_abort(struct dp_pipeline *pipe, int err)
 /* Take the arguments over, agree with the other ranks, begin. */
 static int start_step(struct dp_pipeline *pipe, struct dp_step *step)
 {
-    bool alone = !pipe->config.comm || dp_comm_size(pipe->config.comm) == 1;
+    bool alone = !pipe->base.config.comm || dp_comm_size(pipe->base.config.comm) == 1;
     int chosen, err = choose_program(pipe, step, &chosen);
     int program = chosen;
 
@@ -533,21 +547,21 @@ static int start_step(struct dp_pipeline *pipe, struct dp_step *step)
         return dp_step_abort(pipe, err);
     const uint64_t mine[DP_AGREED] = {
         pipe->step, pipe->digest, step->accumulate, digest_extents(pipe), (uint64_t)chosen};
-    if (!alone && !pipe->config.unchecked)
-        err = dp_step_agree(pipe->config.comm, mine, pipe->extents, pipe->programs, pipe->agreement,
-                            &program);
+    if (!alone && !pipe->base.config.unchecked)
+        err = dp_step_agree(pipe->base.config.comm, mine, pipe->base.extents, pipe->base.programs,
+                            pipe->agreement, &program);
     if (err)
         return err == DP_EMISMATCH ? err : dp_step_abort(pipe, err);
     if (program != chosen)
         take_program(pipe, program);
-    step->forward_only = pipe->config.schedule->forward_only;
+    step->forward_only = pipe->base.config.schedule->forward_only;
     err = begin_step(pipe, step);
     return err ? dp_step_abort(pipe, err) : 0;
 }
 
 static int finish_step(struct dp_pipeline *pipe, int err)
 {
-    for (int slot = 0; slot < pipe->slots && !err; slot++)
+    for (int slot = 0; slot < pipe->base.slots && !err; slot++)
         err = dp_compute_settle(pipe, slot);
     if (!err && pipe->now.args->queued)
         err = pipe->now.args->queued(pipe->now.args->queued_user);
@@ -582,7 +596,7 @@ static int carry_out(struct dp_pipeline *pipe, bool forwards, bool backwards)
     const struct dp_plan *plan = &pipe->plan;
 
     if (pipe->driven)
-        return dp_execute_messages.run(pipe, forwards, backwards);
+        return dp_execute_messages.run(pipe->driven, forwards, backwards);
     return run_entries(pipe, forwards ? 0 : plan->first_backward,
                            backwards ? plan->count : plan->first_backward);
 }
@@ -608,7 +622,7 @@ int dp_pipeline_forward(struct dp_pipeline *pipe, struct dp_step *step)
         err = dp_fail(DP_EUNSUPPORTED,
                       "dp_pipeline_forward: rank %d has a forward after a backward, "
                       "expected a schedule with all forwards first (GPipe)",
-                      pipe->rank);
+                      pipe->base.rank);
     if (!err)
         err = carry_out(pipe, true, false);
     if (!err)
@@ -618,26 +632,26 @@ int dp_pipeline_forward(struct dp_pipeline *pipe, struct dp_step *step)
     step->loss_values = pipe->now.loss_values;
     if (step->forward_only)
         return finish_step(pipe, 0);
-    if (pipe->config.comm)
-        dp_comm_progress_start(pipe->config.comm);
+    if (pipe->base.config.comm)
+        dp_comm_progress_start(pipe->base.config.comm);
     return 0;
 }
 
 static int take_output_grads(struct dp_pipeline *pipe, const struct dp_step *step)
 {
-    const struct dp_schedule *s = pipe->config.schedule;
+    const struct dp_schedule *s = pipe->base.config.schedule;
 
-    if (pipe->ends.last_slot < 0 || pipe->config.opaque_ends)
+    if (pipe->base.last_slot < 0 || pipe->base.config.opaque_ends)
         return check_unused(pipe, step->output_grads, "output_grads",
                             why_none(pipe, "it holds no last stage"));
     if (!step->output_grads)
-        return pipe->config.loss ? 0
+        return pipe->base.config.loss ? 0
                                  : dp_fail(DP_EINVAL,
                                            "output_grads: NULL, expected those of rank "
                                            "%d, which has no loss",
-                                           pipe->rank);
+                                           pipe->base.rank);
     return take(pipe, &pipe->ends.output_grads, step->output_grads, &pipe->declared[s->stages],
-                pipe->ends.last_slot, "output gradient");
+                pipe->base.last_slot, "output gradient");
 }
 
 int dp_pipeline_backward(struct dp_pipeline *pipe, struct dp_step *step)
@@ -654,11 +668,11 @@ int dp_pipeline_backward(struct dp_pipeline *pipe, struct dp_step *step)
 
 int dp_pipeline_bind(struct dp_pipeline *pipe, int slot, const struct dp_parameter *parameters)
 {
-    if (!pipe || !parameters || slot < 0 || slot >= pipe->slots)
+    if (!pipe || !parameters || slot < 0 || slot >= pipe->base.slots)
         return dp_fail(DP_EINVAL, "dp_pipeline_bind: slot %d, expected one of this rank", slot);
     if (pipe->now.args)
         return dp_fail(DP_ESTATE, "dp_pipeline_bind: a step is under way");
-    struct dp_stage *stage = &pipe->stages[slot];
+    struct dp_stage *stage = &pipe->base.stages[slot];
     int err = dp_parameters_check(parameters, stage->parameter_count);
     for (int32_t k = 0; k < stage->parameter_count && !err; k++)
         err = dp_config_same_parameter(&stage->parameters[k], &parameters[k]);
@@ -671,7 +685,7 @@ int dp_pipeline_bind(struct dp_pipeline *pipe, int slot, const struct dp_paramet
 
 struct dp_device_stream *dp_pipeline_stream(const struct dp_pipeline *pipe)
 {
-    return pipe->compute;
+    return pipe->base.compute;
 }
 
 void dp_pipeline_seek(struct dp_pipeline *pipe, uint64_t step)

@@ -6,7 +6,7 @@
 #ifndef DP_PIPELINE_STEPS_H
 #define DP_PIPELINE_STEPS_H
 
-#include "pipeline/state.h"
+#include "pipeline/base.h"
 
 /* ---- messages.c ----------------------------------------------------------------------------- */
 
@@ -49,24 +49,13 @@ int dp_compute_settle(struct dp_pipeline *pipe, int slot);
 /* messages.c: where stages run in the calling thread and not in the stream: wait for what the stream
  * was given, which they are about to use. */
 int dp_compute_sync(struct dp_pipeline *pipe);
-/* dp_device_event_wait with the step's deadline, and the caller's poll function (dp_comm_set_poll).
- */
-int dp_compute_wait(struct dp_pipeline *pipe, struct dp_device_event *event);
+/* Wait for all that the compute stream was given. */
+int dp_compute_finish(struct dp_pipeline *pipe);
 /* What `stream` is given from now on starts after all that `other` has been given. */
 int dp_compute_join(struct dp_pipeline *pipe, struct dp_device_stream *stream,
                     struct dp_device_stream *other);
 /* Copy to or from the device, behind the work in its stream, and wait for it. */
 int dp_compute_copy(struct dp_pipeline *pipe, void *dst, const void *src, size_t len);
-
-/* Give the borders of an entry's stage the extents of its micro-batch. */
-void dp_compute_set_extents(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-
-/* ---- compute.c: loaders -------------------------------------------------------------------------- */
-
-/* Around an entry of a stage, where the step has a loader: take what its forward needs, give back
- * what nothing reads any more. */
-int dp_load_before(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-void dp_load_after(struct dp_pipeline *pipe, const struct dp_plan_op *op);
 /* Give back all that is loaded, after a step that has failed. */
 void dp_load_drop(struct dp_pipeline *pipe);
 
@@ -79,12 +68,13 @@ int dp_copies_make_equal(struct dp_pipeline *pipe);
 
 /* ---- tied.c --------------------------------------------------------------------------------- */
 
-/* This rank's tied parameters. DP_ENOMEM. */
-int dp_tied_init(struct dp_pipeline *pipe);
+/* This rank's tied parameters. queued: messages, and sums of the device, are in the compute stream's
+ * order. Also where it fails, out is to be freed. DP_ENOMEM. */
+int dp_tied_new(const struct dp_pipeline_base *base, bool queued, struct dp_tied **out);
 /* Collective: those of all ranks, which start equal. DP_EMISMATCH, DP_EUNSUPPORTED on every rank.
  */
-int dp_tied_find(struct dp_pipeline *pipe);
-void dp_tied_free(struct dp_pipeline *pipe);
+int dp_tied_find(struct dp_tied *tied);
+void dp_tied_free(struct dp_tied *tied);
 
 /* ---- reduce.c ------------------------------------------------------------------------------- */
 
@@ -114,23 +104,28 @@ void dp_sum_add(int bits, void *to, const void *from, size_t n);
 /* The step at hand, or the next one, ends with an error that has been described: tell the other
  * ranks, or describe the failure that ended it here. Returns the error. */
 int dp_step_abort(struct dp_pipeline *pipe, int err);
+/* The step at hand; NULL: none is. */
+const struct dp_step *dp_step_under_way(const struct dp_pipeline *pipe);
 
 /* This rank is about to carry the entry out: what can be moved without waiting is. */
 int dp_pipeline_begin_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);
-/* One entry that is no message, whose inputs are there. */
-int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op);
+/* One entry that is no message, whose inputs are there. again: it has been recorded before. */
+int dp_pipeline_run_entry(struct dp_pipeline *pipe, const struct dp_plan_op *op, bool again);
 
 /* ---- execution by messages -------------------------------------------------------------------- */
+
+/* Messages that arrive at once from anywhere, each in memory of its own. */
+enum { DP_LANDINGS = 2 };
 
 /* What the layer above, asyncpipe/driven.c, does for a pipeline whose config says so. */
 struct dp_execution_ops {
     /* Tables of a plan that messages drive, for its program. DP_ENOMEM. */
-    int (*init)(struct dp_pipeline *pipe, struct dp_program *program);
+    int (*init)(const struct dp_pipeline_base *base, struct dp_program *program);
     void (*fini)(struct dp_program *program);
-    /* Memory for messages that arrive. */
-    size_t (*landing_bytes)(const struct dp_pipeline *pipe);
+    /* Of the longest message that arrives. */
+    size_t (*landing_bytes)(const struct dp_pipeline_base *base);
     /* Carry out the forwards of the step at hand, its backwards, or both. */
-    int (*run)(struct dp_pipeline *pipe, bool forwards, bool backwards);
+    int (*run)(struct dp_driven *driven, bool forwards, bool backwards);
 };
 extern const struct dp_execution_ops dp_execute_messages;
 
