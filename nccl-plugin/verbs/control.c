@@ -2,13 +2,16 @@
  *
  * control.c - sends and receives the control messages of verbs/control_message.h. They are
  * numbered, and each acknowledges those of the peer. A message is kept until it is
- * acknowledged, so that it can be sent again over the next wire if this one is lost.
+ * acknowledged, so that it can be sent again over the next wire if this one is lost; which wire
+ * that is, is at the end.
  */
+#include "base/clock.h"
 #include "base/fail.h"
-#include "nccl-plugin/options.h"
+#include "base/hmac.h"
 #include "nccl-plugin/verbs/comm.h"
-#include "nccl-plugin/verbs/control_message.h"
+#include "wire/tcp.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -222,7 +225,7 @@ static void free_acked(struct dpn_verbs *v)
 
 static void post(struct dpn_verbs *v, struct dpn_control_message *message)
 {
-    dp_wire_isend(v->comm->wire,
+    dp_wire_isend(v->q.comm->wire,
                   tag_of(message->kind, message->number, v->control.channel.received),
                   &message->body, dpn_control_len(message->kind), &message->req);
 }
@@ -233,7 +236,7 @@ void dpn_control_send(struct dpn_verbs *v, enum dpn_control_kind kind,
     free_acked(v);
     struct dpn_control_message *message = calloc(1, sizeof(*message));
     if (!message) {
-        dpn_verbs_fail(v, DP_ENOMEM, "no memory for a control message to the peer");
+        dpn_verbs_fail(&v->q, DP_ENOMEM, "no memory for a control message to the peer");
         return;
     }
     memcpy(&message->body, body, dpn_control_len(kind));
@@ -257,7 +260,7 @@ bool dpn_control_is_sending(struct dpn_verbs *v)
     return any;
 }
 
-bool dpn_control_has_unacked_closed(const struct dpn_verbs *v)
+static bool has_unacked_closed(const struct dpn_verbs *v)
 {
     bool any = false;
 
@@ -283,7 +286,7 @@ void dpn_control_free_all(struct dpn_verbs *v)
 static void send_resume(struct dpn_verbs *v)
 {
     v->control.channel.resume = (struct dpn_resume){.received = v->control.channel.received};
-    dp_wire_isend(v->comm->wire, tag_of(DPN_RESUME, 0, v->control.channel.received),
+    dp_wire_isend(v->q.comm->wire, tag_of(DPN_RESUME, 0, v->control.channel.received),
                   &v->control.channel.resume, sizeof(v->control.channel.resume),
                   &v->control.channel.resume_req);
 }
@@ -291,11 +294,11 @@ static void send_resume(struct dpn_verbs *v)
 /* Messages sent over the previous wire do not arrive any more. The sender, which connected, sends
  * its RESUME after the peer's: a peer that does not know the connection closes the wire, and unread
  * bytes would turn that into a reset, after which the sender would try again. */
-void dpn_control_resume(struct dpn_verbs *v)
+static void resume(struct dpn_verbs *v)
 {
     for (struct dpn_control_message *message = v->control.unacked; message; message = message->next)
         message->req.status = 0;
-    if (!v->queues.is_sender)
+    if (!v->q.is_sender)
         send_resume(v);
 }
 
@@ -304,26 +307,12 @@ static void confirm(struct dpn_verbs *v, uint32_t received)
     if ((int32_t)(received - v->control.channel.acked) < 0)
         return;
     if ((int32_t)(v->control.channel.sent - received) < 0) {
-        dpn_verbs_fail(v, DP_EMISMATCH, "the peer has received %u control messages of %u", received,
-                       v->control.channel.sent);
+        dpn_verbs_fail(&v->q, DP_EMISMATCH, "the peer has received %u control messages of %u",
+                       received, v->control.channel.sent);
         return;
     }
     v->control.channel.acked = received;
     free_acked(v);
-}
-
-void dpn_control_take_resume(struct dpn_verbs *v, const struct dpn_resume *resume)
-{
-    if (v->control.channel.is_resumed) {
-        dpn_verbs_fail(v, DP_EMISMATCH, "the peer resumes what was not interrupted");
-        return;
-    }
-    if (v->queues.is_sender)
-        send_resume(v);
-    confirm(v, resume->received);
-    for (struct dpn_control_message *message = v->control.unacked; message && !v->error;
-         message = message->next)
-        post(v, message);
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
@@ -332,17 +321,17 @@ void dpn_control_send_failed(struct dpn_verbs *v)
 {
     union dpn_control_body body;
 
-    if (v->step != DPN_STEP_READY || v->control.has_peer_failed || !v->comm->wire ||
-        v->comm->wire->error)
+    if (v->step != DPN_STEP_READY || v->control.has_peer_failed || !v->q.comm->wire ||
+        v->q.comm->wire->error)
         return;
     memset(&body, 0, sizeof(body));
-    snprintf(body.failed.reason, sizeof(body.failed.reason), "%.255s", v->why);
+    snprintf(body.failed.reason, sizeof(body.failed.reason), "%.255s", v->q.why);
     dpn_control_send(v, DPN_FAILED, &body);
 }
 
 static void post_receive(struct dpn_verbs *v)
 {
-    dp_wire_irecv(v->comm->wire, &v->control.received, sizeof(v->control.received),
+    dp_wire_irecv(v->q.comm->wire, &v->control.received, sizeof(v->control.received),
                   &v->control.incoming);
     v->control.is_receiving = true;
 }
@@ -356,9 +345,9 @@ static bool is_new(struct dpn_verbs *v, enum dpn_control_kind kind, uint64_t tag
     if (!is_numbered(kind))
         return true;
     if ((int32_t)(number - v->control.channel.received) > 0)
-        dpn_verbs_fail(v, DP_EMISMATCH, "the peer sent message %u after message %u", number,
+        dpn_verbs_fail(&v->q, DP_EMISMATCH, "the peer sent message %u after message %u", number,
                        v->control.channel.received - 1);
-    if (v->error || number != v->control.channel.received)
+    if (v->q.error || number != v->control.channel.received)
         return false;
     v->control.channel.received++;
     return true;
@@ -369,13 +358,13 @@ bool dpn_control_receive(struct dpn_verbs *v, enum dpn_control_kind *kind)
     for (;;) {
         if (!v->control.is_receiving)
             post_receive(v);
-        if (v->error || v->control.incoming.status)
+        if (v->q.error || v->control.incoming.status)
             return false;
         v->control.is_receiving = false;
         *kind = (enum dpn_control_kind)(v->control.incoming.tag & ((1u << KIND_BITS) - 1));
-        if (dpn_control_check(*kind, v->queues.is_sender, &v->control.received,
+        if (dpn_control_check(*kind, v->q.is_sender, &v->control.received,
                               v->control.incoming.moved)) {
-            dpn_verbs_fail(v, DP_EMISMATCH, "the peer sent %s", dp_last_error());
+            dpn_verbs_fail(&v->q, DP_EMISMATCH, "the peer sent %s", dp_last_error());
             return false;
         }
         if (is_new(v, *kind, v->control.incoming.tag))
@@ -385,9 +374,9 @@ bool dpn_control_receive(struct dpn_verbs *v, enum dpn_control_kind *kind)
 
 bool dpn_control_tells_the_end(struct dpn_verbs *v)
 {
-    if (!v->control.is_receiving || v->step != DPN_STEP_READY || !v->comm->wire)
+    if (!v->control.is_receiving || v->step != DPN_STEP_READY || !v->q.comm->wire)
         return false;
-    v->comm->wire->ops->progress(v->comm->wire);
+    v->q.comm->wire->ops->progress(v->q.comm->wire);
     return !v->control.incoming.status &&
            (v->control.incoming.tag & ((1u << KIND_BITS) - 1)) == DPN_FAILED;
 }
@@ -401,9 +390,350 @@ void dpn_control_drain(struct dpn_verbs *v)
     for (int i = 0; i < MESSAGES; i++) {
         if (!v->control.is_receiving)
             post_receive(v);
-        v->comm->wire->ops->progress(v->comm->wire);
+        v->q.comm->wire->ops->progress(v->q.comm->wire);
         if (v->control.incoming.status)
             return;
         v->control.is_receiving = false;
     }
+}
+
+/* ---- a wire that is lost --------------------------------------------------------------------- */
+
+/* The wire for control messages is replaced when the network loses it: a reset, a timeout, a network
+ * that is down for a while. Data does not need it and continues; only a queue pair that fails meanwhile
+ * has to wait for it.
+ *
+ *      sender                                        receiver
+ *                                             <-     PLAN  address of its acceptor, a label
+ *      (reset, or a timeout)                         (may not have noticed)
+ *      connects to the acceptor, with the label ->   accepts
+ *                                             <-     RESUME  lower numbers received
+ *      RESUME  lower numbers received        ->
+ *      later control messages                <->     the same
+ *
+ * Meanwhile each side writes zero bytes over every queue pair that is up, at intervals: an
+ * unreachable peer does not acknowledge that. The receiver connects to the sender's acceptor, too,
+ * only to see whether its process is alive. The connection ends when
+ *
+ *      the peer closed the wire               at once: it closed the connection, or ended
+ *      the peer's acceptor refuses            after about 2 s: its process ended without closing;
+ *                                             children have no acceptor (wire/sockets.h)
+ *      there is no wire and no queue pair     after an eighth of DUALPIPE_NET_TIMEOUT
+ *      control messages wait for the wire     after DUALPIPE_NET_TIMEOUT
+ */
+
+static const int64_t FIRST_ATTEMPT_NS = 50 * DP_NS_PER_MS, LAST_ATTEMPT_NS = 5 * DP_NS_PER_S;
+static const int64_t ATTEMPT_NS = 5 * DP_NS_PER_S; /* until an attempt is given up */
+/* Messages that the peer sent before it closed the wire may still be arriving. */
+static const int64_t GRACE_NS = 100 * DP_NS_PER_MS;
+enum { REFUSALS = 5 }; /* consecutive; one may be due to a short network failure */
+
+/* ---- failure --------------------------------------------------------------------------------- */
+
+/* The peer has closed the wire, or cannot be reached to see whether it is alive. Wait for messages
+ * that may still arrive, then fail. */
+static void end_without_peer(struct dpn_verbs *v, int64_t now_ns)
+{
+    const struct dp_wire *wire = v->q.comm->wire;
+
+    if (!v->peer_gone_ns)
+        v->peer_gone_ns = now_ns;
+    if (now_ns - v->peer_gone_ns > GRACE_NS &&
+        (v->q.is_sender || !dpn_eager_has_unclaimed(&v->recv)))
+        dpn_verbs_fail(&v->q, wire->error, "the peer is gone: %s%s", wire->why,
+                       v->control.channel.is_final ? ", and its acceptor no longer listens" : "");
+}
+
+/* Only time with polls counts. */
+static void check_timeouts(struct dpn_verbs *v, int64_t now_ns)
+{
+    struct dpn_channel *ch = &v->control.channel;
+    const int64_t step_ns = now_ns - v->polled_ns;
+    const int64_t unreachable_ns = v->q.down_ns < ch->lost_ns ? v->q.down_ns : ch->lost_ns;
+
+    ch->lost_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
+    if (!v->q.up && unreachable_ns > dpn_timeout_ns() / 8)
+        dpn_verbs_fail(&v->q, DP_ECOMM,
+                       "the peer is gone: no queue pair reaches it (%s), nor does the control "
+                       "connection: %s",
+                       v->q.reason, ch->why);
+    else if (has_unacked_closed(v) && ch->lost_ns > dpn_timeout_ns())
+        dpn_verbs_fail(&v->q, DP_ETIMEDOUT,
+                       "a queue pair failed (%s), and the control connection that both sides "
+                       "need for that has been down for %lld s (DUALPIPE_NET_TIMEOUT): %s",
+                       v->q.reason, (long long)dpn_options.timeout_s, ch->why);
+}
+
+/* ---- reconnecting ---------------------------------------------------------------------------- */
+
+static void use_wire(struct dpn_verbs *v, struct dp_wire *wire)
+{
+    dp_wire_close(v->q.comm->wire);
+    v->q.comm->wire = wire;
+    dp_wire_tcp_set_timeout(wire, dpn_timeout_ns() / 2);
+    v->control.channel.is_resumed = v->control.is_receiving = false;
+    resume(v);
+}
+
+static void begin_attempt(struct dpn_verbs *v, int64_t now_ns)
+{
+    struct dpn_channel *ch = &v->control.channel;
+
+    if (now_ns < ch->attempt_ns)
+        return;
+    ch->attempt_ns = now_ns + dpn_backoff_ns(ch->attempts++, FIRST_ATTEMPT_NS, LAST_ATTEMPT_NS);
+    ch->attempt_until_ns = now_ns + ATTEMPT_NS;
+    if (dp_wire_tcp.connect(&ch->acceptor, v->q.is_sender ? ch->label : 0, &ch->attempt))
+        ch->attempt = NULL;
+}
+
+static void end_attempt(struct dpn_channel *ch)
+{
+    dp_wire_close(ch->attempt);
+    ch->attempt = NULL;
+}
+
+/* For the sender this connection is the new wire; for the receiver it only shows that the peer is
+ * alive. */
+static void take_answer(struct dpn_verbs *v)
+{
+    struct dp_wire *attempt = v->control.channel.attempt;
+
+    v->control.channel.refusals = 0;
+    v->control.channel.is_final = false;
+    if (!v->q.is_sender) {
+        end_attempt(&v->control.channel);
+        return;
+    }
+    v->control.channel.attempt = NULL;
+    use_wire(v, attempt);
+}
+
+static void continue_attempt(struct dpn_verbs *v, int64_t now_ns)
+{
+    struct dpn_channel *ch = &v->control.channel;
+
+    if (!ch->attempt)
+        begin_attempt(v, now_ns);
+    if (!ch->attempt)
+        return;
+    struct dp_wire *attempt = ch->attempt;
+    attempt->ops->progress(attempt);
+    if (attempt->connected && !attempt->error) {
+        take_answer(v);
+    } else if (attempt->error || attempt->is_refused || now_ns > ch->attempt_until_ns) {
+        ch->refusals = attempt->is_refused ? ch->refusals + 1 : 0;
+        ch->is_final = ch->refusals >= REFUSALS;
+        end_attempt(ch);
+    }
+}
+
+static void mark_lost(struct dpn_verbs *v, int64_t now_ns)
+{
+    struct dpn_channel *ch = &v->control.channel;
+    const struct dp_wire *wire = v->q.comm->wire;
+
+    ch->is_resumed = false;
+    if (ch->is_lost)
+        return;
+    ch->is_lost = true;
+    ch->lost_ns = ch->heartbeat_ns = ch->attempt_ns = 0;
+    ch->attempts = ch->refusals = 0;
+    ch->since_ns = now_ns;
+    snprintf(ch->why, sizeof(ch->why), "%s", wire->error ? wire->why : "the peer has lost it");
+    dp_log(DP_LOG_WARN,
+           "the control connection to the peer was lost: %s; messages continue, and it is "
+           "made again",
+           ch->why);
+}
+
+static void note_resumed(struct dpn_verbs *v)
+{
+    struct dpn_channel *ch = &v->control.channel;
+
+    ch->is_resumed = true;
+    if (ch->is_lost)
+        dp_log(DP_LOG_INFO, "the control connection to the peer is back after %.1f s",
+               (double)(dp_now_ns() - ch->since_ns) / DP_NS_PER_S);
+    ch->is_lost = false;
+    end_attempt(ch);
+}
+
+void dpn_control_take_resume(struct dpn_verbs *v, const struct dpn_resume *resume)
+{
+    if (v->control.channel.is_resumed) {
+        dpn_verbs_fail(&v->q, DP_EMISMATCH, "the peer resumes what was not interrupted");
+        return;
+    }
+    if (v->q.is_sender)
+        send_resume(v);
+    confirm(v, resume->received);
+    for (struct dpn_control_message *message = v->control.unacked; message && !v->q.error;
+         message = message->next)
+        post(v, message);
+    if (!v->q.error)
+        note_resumed(v);
+}
+
+/* ---- heartbeat ----------------------------------------------------------------------------- */
+
+static void send_heartbeats(struct dpn_verbs *v, int64_t now_ns)
+{
+    struct dpn_channel *ch = &v->control.channel;
+
+    if (ch->heartbeat_ns && now_ns - ch->heartbeat_ns < dpn_timeout_ns() / 8)
+        return;
+    ch->heartbeat_ns = now_ns;
+    for (int i = 0; i < v->q.qp_count && !v->q.error; i++)
+        if (v->q.up >> i & 1)
+            dpn_qp_heartbeat(&v->q, &v->q.qps[i]);
+}
+
+/* The peer closed the wire in an orderly way. On the receiver a wire that is not resumed yet may be
+ * an attempt that the sender has given up; a peer that was connected to closes only if it does not
+ * know the connection. */
+static bool is_orderly_close(const struct dpn_verbs *v, const struct dp_wire *wire)
+{
+    return wire->is_closed && (v->control.channel.is_resumed || v->q.is_sender);
+}
+
+/* ---- polling --------------------------------------------------------------------------------- */
+
+static void poll_lost(struct dpn_verbs *v, int64_t now_ns)
+{
+    check_timeouts(v, now_ns);
+    if (!v->q.error)
+        send_heartbeats(v, now_ns);
+    if (!v->q.error && v->control.channel.peer_has_acceptor && v->q.comm->wire->error)
+        continue_attempt(v, now_ns);
+}
+
+void dpn_channel_poll(struct dpn_verbs *v, int64_t now_ns)
+{
+    struct dp_wire *accepted = atomic_exchange(&v->control.channel.accepted, NULL);
+
+    if (accepted) {
+        mark_lost(v, now_ns); /* the sender noticed the loss first */
+        use_wire(v, accepted);
+    }
+    const struct dp_wire *wire = v->q.comm->wire;
+    const bool may_return = v->control.channel.label && v->step == DPN_STEP_READY;
+    if (wire->error && (!may_return || is_orderly_close(v, wire) || v->control.channel.is_final))
+        end_without_peer(v, now_ns);
+    else if (wire->error)
+        mark_lost(v, now_ns);
+    if (v->control.channel.is_lost && !v->q.error)
+        poll_lost(v, now_ns);
+}
+
+void dpn_channel_close(struct dpn_verbs *v)
+{
+    end_attempt(&v->control.channel);
+    dp_wire_close(atomic_exchange(&v->control.channel.accepted, NULL));
+}
+
+/* ---- acceptors ------------------------------------------------------------------------------- */
+
+/* The listening sockets to which peers connect again when they have lost the control
+ * wire of a connection: one for each interface, as long as connections may use it. A peer must know
+ * the acceptor's cookie, and a random label names the connection.
+ */
+
+enum { ACCEPTORS = 8 };
+
+struct acceptor {
+    int users;
+    char interface[DPN_ADDRESS_TEXT];
+    struct dp_wire_listener *listener;
+    struct dp_wire_address address;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct acceptor acceptors[ACCEPTORS];
+
+void dpn_acceptors_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void dpn_acceptors_forget(void)
+{
+    for (int i = 0; i < ACCEPTORS; i++)
+        acceptors[i].users = 0;
+}
+
+void dpn_acceptors_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static struct acceptor *find(const char *interface)
+{
+    struct acceptor *empty = NULL;
+
+    for (int i = 0; i < ACCEPTORS; i++) {
+        if (acceptors[i].users && !strcmp(acceptors[i].interface, interface))
+            return &acceptors[i];
+        if (!acceptors[i].users && !empty)
+            empty = &acceptors[i];
+    }
+    return empty;
+}
+
+static int open_acceptor(struct acceptor *acceptor, const char *interface)
+{
+    const struct dp_wire_config config = {.interface = interface};
+
+    dp_wire_tcp.unlisten(acceptor->listener); /* inherited through a fork */
+    acceptor->listener = NULL;
+    snprintf(acceptor->interface, sizeof(acceptor->interface), "%s", interface);
+    int err = dp_wire_tcp.listen(&config, &acceptor->listener, &acceptor->address);
+    if (!err)
+        dp_wire_tcp_ask_for(&acceptor->address, 1); /* control messages are short */
+    return err;
+}
+
+int dpn_acceptor_use(const char *interface, struct dp_wire_address *address, uint64_t *label)
+{
+    uint64_t number;
+    int err = dp_random_bytes(&number, sizeof(number));
+
+    if (err)
+        return err;
+    pthread_mutex_lock(&lock);
+    struct acceptor *acceptor = find(interface);
+    if (!acceptor)
+        err = dp_fail_quietly(DP_EIO, "connections over more than %d interfaces", ACCEPTORS);
+    else if (!acceptor->users)
+        err = open_acceptor(acceptor, interface);
+    if (!err) {
+        acceptor->users++;
+        *address = acceptor->address;
+        *label = number | 1; /* 0 is none */
+    }
+    pthread_mutex_unlock(&lock);
+    return err;
+}
+
+void dpn_acceptor_release(const char *interface)
+{
+    pthread_mutex_lock(&lock);
+    struct acceptor *acceptor = find(interface);
+    if (acceptor && acceptor->users && !--acceptor->users) {
+        dp_wire_tcp.unlisten(acceptor->listener);
+        acceptor->listener = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+int dpn_acceptor_accept(uint64_t *label, struct dp_wire **out)
+{
+    int err = DP_EAGAIN;
+
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < ACCEPTORS && err; i++)
+        if (acceptors[i].users)
+            err = dp_wire_tcp.accept(acceptors[i].listener, label, out);
+    pthread_mutex_unlock(&lock);
+    return err;
 }

@@ -19,7 +19,7 @@
  *                                        <-     STALLED what has arrived, as nothing more does
  *      FAILED  reason                   <->     FAILED  the last one: the connection has ended
  *      RESUME  lower numbers received   <->     RESUME  the first over a new wire, the receiver's
- *                                                       before the sender's: verbs/reconnect.c
+ *                                                       before the sender's: verbs/control.c
  *
  * An index names two connected queue pairs, one a side; an epoch counts how often they were opened.
  * A side sends CLOSED once its queue pair of that epoch is destroyed, so that nothing of the epoch

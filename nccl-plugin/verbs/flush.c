@@ -17,10 +17,9 @@
  */
 #include "base/clock.h"
 #include "base/fail.h"
-#include "nccl-plugin/verbs/comm.h"
+#include "nccl-plugin/verbs/receiver.h"
 #include "nccl-plugin/verbs/load.h"
 #include "nccl-plugin/verbs/ibv_qp.h"
-#include "nccl-plugin/verbs/device.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -112,7 +111,7 @@ static void run_closing(struct dpn_job *base)
     job->has_destroyed = !job->err;
 }
 
-static void begin_job(struct dpn_verbs *v, struct dpn_rail *rail, enum dpn_loop_state state,
+static void begin_job(struct dpn_rail *rail, enum dpn_loop_state state,
                       void (*run)(struct dpn_job *job))
 {
     struct dpn_loop *loop = &rail->loop;
@@ -120,14 +119,13 @@ static void begin_job(struct dpn_verbs *v, struct dpn_rail *rail, enum dpn_loop_
     loop->state = state;
     loop->next = loop->qp;
     loop->qp = NULL;
-    loop->job.queues = &v->queues;
     loop->job.of.rail = rail;
     loop->job.has_destroyed = false;
     dpn_job_begin(&loop->job.base, run);
 }
 
 /* What a worker has opened is closed again. */
-bool dpn_loop_end(struct dpn_verbs *v, struct dpn_rail *rail)
+bool dpn_loop_end(struct dpn_rail *rail)
 {
     struct dpn_loop *loop = &rail->loop;
 
@@ -139,7 +137,7 @@ bool dpn_loop_end(struct dpn_verbs *v, struct dpn_rail *rail)
     loop->next = NULL;
     if (!loop->qp)
         return true;
-    begin_job(v, rail, DPN_LOOP_CLOSING, run_closing);
+    begin_job(rail, DPN_LOOP_CLOSING, run_closing);
     return false;
 }
 
@@ -159,30 +157,30 @@ bool dpn_loop_close(struct dpn_rail *rail, int64_t until_ns)
 /* ---- failure --------------------------------------------------------------------------------- */
 
 /* Its outstanding work counts as not done; dpn_loops_poll opens it again. */
-static void fail_loop(struct dpn_verbs *v, struct dpn_rail *rail, const char *what,
+static void fail_loop(struct dpn_receiver *rx, struct dpn_rail *rail, const char *what,
                       const char *status)
 {
     struct dpn_loop *loop = &rail->loop;
 
     snprintf(loop->why, sizeof(loop->why), "%s: %s", what, status);
     loop->retry_ns = dp_now_ns() + dpn_backoff_ns(loop->failures, FIRST_RETRY_NS, LAST_RETRY_NS);
-    v->recv.has_lost_loop = true;
+    rx->q.has_lost_loop = true;
     dp_log(loop->failures++ ? DP_LOG_INFO : DP_LOG_WARN, "%s: %s%s", rail->port->name, loop->why,
            is_dead(rail) ? "" : "; trying again");
     if (loop->qp)
-        begin_job(v, rail, DPN_LOOP_CLOSING, run_closing);
+        begin_job(rail, DPN_LOOP_CLOSING, run_closing);
 }
 
 /* If it could not be destroyed, a copy could be carried out late, after its receive is done and the
  * memory has been reused. */
-static void finish_closing(struct dpn_verbs *v, struct dpn_rail *rail)
+static void finish_closing(struct dpn_receiver *rx, struct dpn_rail *rail)
 {
     struct dpn_loop *loop = &rail->loop;
 
     loop->state = DPN_LOOP_IDLE;
     if (loop->job.err && !is_dead(rail))
         dpn_verbs_fail(
-            v, DP_EIO,
+            &rx->q, DP_EIO,
             "%s: the loopback queue pair, which had failed (%s), could not be destroyed (%s), so "
             "it may still write to the GPU",
             rail->port->name, loop->why, strerror(loop->job.err));
@@ -190,10 +188,10 @@ static void finish_closing(struct dpn_verbs *v, struct dpn_rail *rail)
 }
 
 /* Linked work requests complete with the last one, which is a read of what the device wrote. */
-static void post(struct dpn_verbs *v, unsigned r, struct dpn_work work, struct ibv_send_wr *wr,
+static void post(struct dpn_receiver *rx, unsigned r, struct dpn_work work, struct ibv_send_wr *wr,
                  const char *what)
 {
-    struct dpn_rail *rail = &v->queues.rails[r];
+    struct dpn_rail *rail = &rx->q.rails[r];
     struct ibv_send_wr *bad;
 
     work.qp = r;
@@ -205,32 +203,31 @@ static void post(struct dpn_verbs *v, unsigned r, struct dpn_work work, struct i
     }
     int error = rail->loop.qp ? ibv_post_send(rail->loop.qp, wr, &bad) : 0;
     if (error)
-        fail_loop(v, rail, what, strerror(error));
+        fail_loop(rx, rail, what, strerror(error));
 }
 
 /* The data that is read is ignored; only its arrival matters. */
-static struct ibv_sge to_scratch(const struct dpn_verbs *v, unsigned r)
+static struct ibv_sge to_scratch(const struct dpn_receiver *rx, unsigned r)
 {
-    return (struct ibv_sge){(uintptr_t)v->queues.block->scratch, 1,
-                            v->queues.rails[r].block_mr->lkey};
+    return (struct ibv_sge){(uintptr_t)rx->q.block->scratch, 1, rx->q.rails[r].block_mr->lkey};
 }
 
 /* ---- flushes --------------------------------------------------------------------------------- */
 
 /* Does nothing while there is no queue pair: reopen repeats it. */
-static void read_back(struct dpn_verbs *v, unsigned r, const struct dpn_flush *flush)
+static void read_back(struct dpn_receiver *rx, unsigned r, const struct dpn_flush *flush)
 {
-    struct ibv_sge sge = to_scratch(v, r);
+    struct ibv_sge sge = to_scratch(rx, r);
     struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_READ,
                              .sg_list = &sge,
                              .wr.rdma = {(uintptr_t)flush->at, flush->memory->mrs[r]->rkey}};
 
-    post(v, r, (struct dpn_work){.kind = DPN_WORK_FLUSH, .slot = flush->base.index}, &wr, "flush");
+    post(rx, r, (struct dpn_work){.kind = DPN_WORK_FLUSH, .slot = flush->base.index}, &wr, "flush");
 }
 
-static void finish_read(struct dpn_verbs *v, unsigned r, struct dpn_flush *flush)
+static void finish_read(struct dpn_receiver *rx, unsigned r, struct dpn_flush *flush)
 {
-    struct dpn_loop *loop = &v->queues.rails[r].loop;
+    struct dpn_loop *loop = &rx->q.rails[r].loop;
 
     if ((int32_t)(flush->written[r] - loop->flushed) > 0)
         loop->flushed = flush->written[r];
@@ -252,38 +249,37 @@ static const struct dpn_piece *find_gpu_piece(int n, const struct dpn_piece *pie
     return NULL;
 }
 
-static void begin(struct dpn_verbs *v, struct dpn_flush *flush, const struct dpn_piece *piece)
+static void begin(struct dpn_receiver *rx, struct dpn_flush *flush, const struct dpn_piece *piece)
 {
     flush->at = piece->data;
     flush->memory = memory_of(piece);
     flush->base.left = flush->rails = 0;
-    for (int r = 0; r < v->queues.rail_count; r++) {
-        const struct dpn_loop *loop = &v->queues.rails[r].loop;
+    for (int r = 0; r < rx->q.rail_count; r++) {
+        const struct dpn_loop *loop = &rx->q.rails[r].loop;
         if (!loop->is_wanted || loop->written == loop->flushed)
             continue;
         flush->written[r] = loop->written;
         flush->rails |= (uint8_t)(1u << r);
         flush->base.left++;
-        read_back(v, (unsigned)r, flush);
+        read_back(rx, (unsigned)r, flush);
     }
 }
 
-int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
+int dpn_verbs_iflush(struct dpn_receiver *rx, int n, const struct dpn_piece *pieces,
                      struct dpn_request **out)
 {
-    struct dpn_verbs *v = comm->state;
     const struct dpn_piece *piece = find_gpu_piece(n, pieces);
 
-    if (v->error)
-        return dp_fail(v->error, "flush: %s", v->why);
-    if (!piece || !v->recv.flushes_free)
+    if (rx->q.error)
+        return dp_fail(rx->q.error, "flush: %s", rx->q.why);
+    if (!piece || !rx->flushes_free)
         return piece ? dp_fail(DP_EINVAL, "more than %d flushes at once", NCCL_NET_MAX_REQUESTS)
                      : 0;
-    struct dpn_flush *flush = &v->recv.flushes[__builtin_ctz(v->recv.flushes_free)];
-    begin(v, flush, piece);
+    struct dpn_flush *flush = &rx->flushes[__builtin_ctz(rx->flushes_free)];
+    begin(rx, flush, piece);
     if (!flush->base.left)
         return 0; /* nothing to flush */
-    v->recv.flushes_free &= ~(1u << flush->base.index);
+    rx->flushes_free &= ~(1u << flush->base.index);
     *out = &flush->base.base;
     return 0;
 }
@@ -291,12 +287,12 @@ int dpn_verbs_iflush(struct dpn_comm *comm, int n, const struct dpn_piece *piece
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 /* Any rail with a loopback queue pair, otherwise one that will have one again. */
-static int choose_rail(const struct dpn_verbs *v)
+static int choose_rail(const struct dpn_receiver *rx)
 {
     int found = -1;
 
-    for (int r = v->queues.rail_count - 1; r >= 0; r--)
-        if (v->queues.rails[r].loop.qp || (!is_dead(&v->queues.rails[r]) && found < 0))
+    for (int r = rx->q.rail_count - 1; r >= 0; r--)
+        if (rx->q.rails[r].loop.qp || (!is_dead(&rx->q.rails[r]) && found < 0))
             found = r;
     return found;
 }
@@ -304,27 +300,28 @@ static int choose_rail(const struct dpn_verbs *v)
 /* The acknowledgement of a write says that the device has the data, not that it is in the GPU's
  * memory. The device carries out a read of its last byte after the write, so its completion proves
  * that. */
-static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub)
+static void copy(struct dpn_receiver *rx, struct dpn_recv *recv, unsigned sub)
 {
     struct dpn_recv_buffer *buffer = &recv->buffers[sub];
     const struct dpn_verbs_memory *memory = (const struct dpn_verbs_memory *)buffer->memory;
-    const int r = choose_rail(v);
+    const int r = choose_rail(rx);
 
     if (r < 0) {
-        dpn_verbs_fail(v, DP_EIO, "no device is left that could copy an eager message to the GPU");
+        dpn_verbs_fail(&rx->q, DP_EIO,
+                       "no device is left that could copy an eager message to the GPU");
         return;
     }
     buffer->copy_rail = (uint8_t)r;
     const uintptr_t to = (uintptr_t)buffer->data;
     const uint32_t rkey = memory->mrs[r]->rkey;
     struct ibv_sge from = {(uintptr_t)buffer->from, (uint32_t)buffer->size,
-                           v->queues.rails[r].block_mr->lkey};
-    struct ibv_sge back = to_scratch(v, (unsigned)r);
+                           rx->q.rails[r].block_mr->lkey};
+    struct ibv_sge back = to_scratch(rx, (unsigned)r);
     struct ibv_send_wr read = {
         .opcode = IBV_WR_RDMA_READ, .sg_list = &back, .wr.rdma = {to + buffer->size - 1, rkey}};
     struct ibv_send_wr write = {
         .opcode = IBV_WR_RDMA_WRITE, .sg_list = &from, .next = &read, .wr.rdma = {to, rkey}};
-    post(v, (unsigned)r,
+    post(rx, (unsigned)r,
          (struct dpn_work){.kind = DPN_WORK_COPY,
                            .slot = recv->base.index,
                            .stripe = sub,
@@ -333,12 +330,12 @@ static void copy(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub)
 }
 
 /* The CPU may not have access to that memory, so the device copies from itself to itself. */
-void dpn_verbs_copy_to_gpu(struct dpn_verbs *v, struct dpn_recv *recv, unsigned sub,
+void dpn_verbs_copy_to_gpu(struct dpn_receiver *rx, struct dpn_recv *recv, unsigned sub,
                            const void *from, unsigned slot)
 {
     recv->buffers[sub].from = from;
     recv->buffers[sub].copy_slot = (uint8_t)slot;
-    copy(v, recv, sub);
+    copy(rx, recv, sub);
 }
 
 static bool is_being_copied(const struct dpn_recv_buffer *buffer, unsigned r)
@@ -349,125 +346,125 @@ static bool is_being_copied(const struct dpn_recv_buffer *buffer, unsigned r)
 /* ---- completions ----------------------------------------------------------------------------- */
 
 /* Completions of an earlier queue pair are ignored. */
-bool dpn_loop_take(struct dpn_verbs *v, struct dpn_work work, const struct ibv_wc *wc)
+bool dpn_loop_take(struct dpn_receiver *rx, struct dpn_work work, const struct ibv_wc *wc)
 {
-    struct dpn_rail *rail = &v->queues.rails[work.qp];
+    struct dpn_rail *rail = &rx->q.rails[work.qp];
 
     if (!rail->loop.qp || rail->loop.epoch != work.epoch)
         return false;
     if (wc->status) {
-        fail_loop(v, rail, work.kind == DPN_WORK_FLUSH ? "flush" : "copy to the GPU",
+        fail_loop(rx, rail, work.kind == DPN_WORK_FLUSH ? "flush" : "copy to the GPU",
                   dpn_ibv.wc_status_str(wc->status));
         return false;
     }
     rail->loop.failures = 0;
     rail->loop.asked_ns = 0;
     if (work.kind == DPN_WORK_FLUSH)
-        finish_read(v, work.qp, &v->recv.flushes[work.slot]);
+        finish_read(rx, work.qp, &rx->flushes[work.slot]);
     return true;
 }
 
 /* ---- polling --------------------------------------------------------------------------------- */
 
-static bool is_flushing(const struct dpn_verbs *v, unsigned r)
+static bool is_flushing(const struct dpn_receiver *rx, unsigned r)
 {
-    for (uint32_t used = ~v->recv.flushes_free; used; used &= used - 1)
-        if (v->recv.flushes[__builtin_ctz(used)].rails >> r & 1)
+    for (uint32_t used = ~rx->flushes_free; used; used &= used - 1)
+        if (rx->flushes[__builtin_ctz(used)].rails >> r & 1)
             return true;
     return false;
 }
 
-static void flush_again(struct dpn_verbs *v, unsigned r)
+static void flush_again(struct dpn_receiver *rx, unsigned r)
 {
-    for (uint32_t used = ~v->recv.flushes_free; used; used &= used - 1) {
-        const struct dpn_flush *flush = &v->recv.flushes[__builtin_ctz(used)];
+    for (uint32_t used = ~rx->flushes_free; used; used &= used - 1) {
+        const struct dpn_flush *flush = &rx->flushes[__builtin_ctz(used)];
         if (flush->rails >> r & 1)
-            read_back(v, r, flush);
+            read_back(rx, r, flush);
     }
 }
 
-static void copy_again(struct dpn_verbs *v, unsigned r)
+static void copy_again(struct dpn_receiver *rx, unsigned r)
 {
-    for (uint32_t used = ~v->recv.free; used && !v->error; used &= used - 1) {
-        struct dpn_recv *recv = &v->recv.recvs[__builtin_ctz(used)];
-        for (unsigned sub = 0; sub < recv->count && !v->error; sub++)
+    for (uint32_t used = ~rx->free; used && !rx->q.error; used &= used - 1) {
+        struct dpn_recv *recv = &rx->recvs[__builtin_ctz(used)];
+        for (unsigned sub = 0; sub < recv->count && !rx->q.error; sub++)
             if (is_being_copied(&recv->buffers[sub], r))
-                copy(v, recv, sub);
+                copy(rx, recv, sub);
     }
 }
 
 /* The timeout counts from the first read that is outstanding, or from the last completion. */
-static void check_timeouts(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
+static void check_timeouts(struct dpn_receiver *rx, struct dpn_rail *rail, int64_t now_ns)
 {
     struct dpn_loop *loop = &rail->loop;
 
-    if (!is_flushing(v, (unsigned)(rail - v->queues.rails)))
+    if (!is_flushing(rx, (unsigned)(rail - rx->q.rails)))
         loop->asked_ns = 0;
     else if (is_dead(rail))
-        dpn_verbs_fail(v, DP_EIO,
+        dpn_verbs_fail(&rx->q, DP_EIO,
                        "%s has failed, and with it what it wrote to the GPU may be lost: "
                        "look at the kernel's log",
                        rail->port->name);
     else if (!loop->asked_ns)
         loop->asked_ns = now_ns;
     else if (now_ns - loop->asked_ns > dpn_timeout_ns())
-        dpn_verbs_fail(v, DP_ETIMEDOUT,
+        dpn_verbs_fail(&rx->q, DP_ETIMEDOUT,
                        "%s has not flushed what it wrote to the GPU for %lld s "
                        "(DUALPIPE_NET_TIMEOUT)",
                        rail->port->name, (long long)dpn_options.timeout_s);
 }
 
-static void finish_opening(struct dpn_verbs *v, struct dpn_rail *rail)
+static void finish_opening(struct dpn_receiver *rx, struct dpn_rail *rail)
 {
     struct dpn_loop *loop = &rail->loop;
 
     loop->state = DPN_LOOP_IDLE;
     if (loop->job.err) {
-        fail_loop(v, rail, "queue pair for flushes", loop->job.why);
+        fail_loop(rx, rail, "queue pair for flushes", loop->job.why);
         return;
     }
     use(loop, loop->next);
     loop->next = NULL;
-    flush_again(v, (unsigned)(rail - v->queues.rails));
-    copy_again(v, (unsigned)(rail - v->queues.rails));
+    flush_again(rx, (unsigned)(rail - rx->q.rails));
+    copy_again(rx, (unsigned)(rail - rx->q.rails));
 }
 
-static void finish_job(struct dpn_verbs *v, struct dpn_rail *rail)
+static void finish_job(struct dpn_receiver *rx, struct dpn_rail *rail)
 {
     if (rail->loop.state == DPN_LOOP_CLOSING)
-        finish_closing(v, rail);
+        finish_closing(rx, rail);
     else if (rail->loop.state == DPN_LOOP_OPENING)
-        finish_opening(v, rail);
+        finish_opening(rx, rail);
 }
 
-static void poll_one(struct dpn_verbs *v, struct dpn_rail *rail, int64_t now_ns)
+static void poll_one(struct dpn_receiver *rx, struct dpn_rail *rail, int64_t now_ns)
 {
-    check_timeouts(v, rail, now_ns);
-    if (v->error)
+    check_timeouts(rx, rail, now_ns);
+    if (rx->q.error)
         return;
     if (dpn_job_is_running(&rail->loop.job.base))
         return;
-    finish_job(v, rail);
-    if (v->error)
+    finish_job(rx, rail);
+    if (rx->q.error)
         return;
     if (rail->loop.qp) {
         if (is_dead(rail))
-            begin_job(v, rail, DPN_LOOP_CLOSING, run_closing);
+            begin_job(rail, DPN_LOOP_CLOSING, run_closing);
         return;
     }
-    copy_again(v, (unsigned)(rail - v->queues.rails)); /* over another rail, if there is one */
+    copy_again(rx, (unsigned)(rail - rx->q.rails)); /* over another rail, if there is one */
     if (!is_dead(rail) && now_ns >= rail->loop.retry_ns)
-        begin_job(v, rail, DPN_LOOP_OPENING, run_opening);
+        begin_job(rail, DPN_LOOP_OPENING, run_opening);
 }
 
-void dpn_loops_poll(struct dpn_verbs *v, int64_t now_ns)
+void dpn_loops_poll(struct dpn_receiver *rx, int64_t now_ns)
 {
-    v->recv.has_lost_loop = false;
-    for (int r = 0; r < v->queues.rail_count && !v->error; r++) {
-        struct dpn_rail *rail = &v->queues.rails[r];
+    rx->q.has_lost_loop = false;
+    for (int r = 0; r < rx->q.rail_count && !rx->q.error; r++) {
+        struct dpn_rail *rail = &rx->q.rails[r];
         if (!rail->loop.is_wanted)
             continue;
-        poll_one(v, rail, now_ns);
-        v->recv.has_lost_loop |= !rail->loop.qp && (!is_dead(rail) || rail->loop.state);
+        poll_one(rx, rail, now_ns);
+        rx->q.has_lost_loop |= !rail->loop.qp && (!is_dead(rail) || rail->loop.state);
     }
 }

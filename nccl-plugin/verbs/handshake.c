@@ -12,7 +12,6 @@
 #include "nccl-plugin/net/placement.h"
 #include "nccl-plugin/verbs/comm.h"
 #include "nccl-plugin/verbs/load.h"
-#include "nccl-plugin/verbs/device.h"
 #include "wire/tcp.h"
 
 #include <errno.h>
@@ -25,14 +24,14 @@
 
 /* The block, and a completion queue for each rail. */
 
-static size_t block_bytes(const struct dpn_queues *q, uint32_t eager_bytes)
+static size_t block_bytes(const struct dpn_queues *q)
 {
-    return sizeof(*q->block) + (q->is_sender ? 0 : dpn_eager_ring_bytes(eager_bytes));
+    return sizeof(*q->block) + (q->is_sender ? 0 : dpn_eager_ring_bytes(q->eager_bytes));
 }
 
-static int open_rail(struct dpn_queues *q, struct dpn_rail *rail, uint32_t eager_bytes)
+static int open_rail(struct dpn_queues *q, struct dpn_rail *rail)
 {
-    const struct dpn_region block = {q->block, block_bytes(q, eager_bytes), NCCL_PTR_HOST, -1, 0};
+    const struct dpn_region block = {q->block, block_bytes(q), NCCL_PTR_HOST, -1, 0};
     const int room =
         q->qps_per_rail * (2 * DPN_SEND_QUEUE + 2 * DPN_RECV_QUEUE) + 2 * DPN_LOOP_QUEUE;
     int err = dpn_mr_get(rail->port->hca, &block, &rail->block_mr);
@@ -53,18 +52,18 @@ static bool is_adaptive(const struct dpn_port *port)
     return wanted == DPN_AUTO ? !port->is_ethernet : wanted;
 }
 
-static int open_rails(struct dpn_queues *q, uint32_t eager_bytes)
+static int open_rails(struct dpn_queues *q)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     int err = 0;
 
-    q->block = aligned_alloc(page, (block_bytes(q, eager_bytes) + page - 1) / page * page);
+    q->block = aligned_alloc(page, (block_bytes(q) + page - 1) / page * page);
     if (!q->block)
         return dp_fail(DP_ENOMEM, "no memory for a connection");
-    memset(q->block, 0, block_bytes(q, eager_bytes));
+    memset(q->block, 0, block_bytes(q));
     for (int r = 0; r < q->rail_count && !err; r++) {
         q->rails[r].adaptive = is_adaptive(q->rails[r].port);
-        err = open_rail(q, &q->rails[r], eager_bytes);
+        err = open_rail(q, &q->rails[r]);
     }
     q->qp_count = q->rail_count * q->qps_per_rail;
     for (int i = 0; i < q->qp_count; i++)
@@ -86,7 +85,7 @@ void dpn_rails_close(struct dpn_queues *q)
 
 static enum dpn_traffic traffic_of(const struct dpn_verbs *v)
 {
-    return dpn_traffic_of(v->comm->ops);
+    return dpn_traffic_of(v->q.comm->ops);
 }
 
 /* The placement's class overrides the common option, but not the option for this kind of traffic.
@@ -95,7 +94,7 @@ static void choose_class(struct dpn_verbs *v)
 {
     static const struct dpn_class none = {-1, -1};
     const struct dpn_verbs_options *o = &dpn_verbs_state.options;
-    const int given = v->comm->traffic_class;
+    const int given = v->q.comm->traffic_class;
     const enum dpn_traffic traffic = traffic_of(v);
     const struct dpn_class *kind = traffic == DPN_TRAFFIC_PIPELINE   ? &dpn_options.pipeline
                                    : traffic == DPN_TRAFFIC_GRADIENT ? &dpn_options.gradient
@@ -104,8 +103,8 @@ static void choose_class(struct dpn_verbs *v)
     const int64_t wanted = kind->traffic_class < 0 && v->choice.placed_class
                                ? v->choice.placed_class
                                : kind->traffic_class;
-    v->queues.traffic_class = (uint8_t)dpn_traffic_choose(wanted, o->traffic_class, given, 255);
-    v->queues.service_level =
+    v->q.traffic_class = (uint8_t)dpn_traffic_choose(wanted, o->traffic_class, given, 255);
+    v->q.service_level =
         (uint8_t)dpn_traffic_choose(kind->service_level, o->service_level, given, 15);
 }
 
@@ -121,33 +120,28 @@ static int wanted_qps(const struct dpn_verbs *v)
  * whether this process is alive. The cookie in it is hidden: only the peer can read it. */
 static bool open_acceptor(struct dpn_verbs *v, struct dp_wire_address *acceptor, uint64_t *label)
 {
-    const struct dpn_device *device;
-
-    if (dpn_net_device(v->comm->dev, &device))
-        return false;
-    v->control.channel.has_acceptor = !dpn_acceptor_use(device->interface.address, acceptor, label);
+    v->control.channel.has_acceptor =
+        !dpn_acceptor_use(v->choice.device->interface.address, acceptor, label);
     if (v->control.channel.has_acceptor)
-        dp_wire_tcp_hide(v->comm->wire, v->queues.is_sender, acceptor);
+        dp_wire_tcp_hide(v->q.comm->wire, v->q.is_sender, acceptor);
     else
         dp_log(DP_LOG_INFO, "%s: %s",
-               v->queues.is_sender ? "the peer cannot ask whether this process is there"
-                                   : "a control connection that is lost cannot be made again",
+               v->q.is_sender ? "the peer cannot ask whether this process is there"
+                              : "a control connection that is lost cannot be made again",
                dp_last_error());
     return v->control.channel.has_acceptor;
 }
 
 void dpn_verbs_release_acceptor(const struct dpn_verbs *v)
 {
-    const struct dpn_device *device;
-
-    if (v->control.channel.has_acceptor && !dpn_net_device(v->comm->dev, &device))
-        dpn_acceptor_release(device->interface.address);
+    if (v->control.channel.has_acceptor)
+        dpn_acceptor_release(v->choice.device->interface.address);
 }
 
 static void place(struct dpn_verbs *v, int32_t from, int32_t to, enum dpn_traffic traffic)
 {
-    v->comm->counted_dev =
-        dpn_choice_place(&v->choice, v->queues.is_sender, from, to, traffic, v->comm->dev);
+    v->q.comm->counted_dev =
+        dpn_choice_place(&v->choice, v->q.is_sender, from, to, traffic, v->q.comm->dev);
 }
 
 static void send_hello(struct dpn_verbs *v)
@@ -157,14 +151,14 @@ static void send_hello(struct dpn_verbs *v)
     union dpn_control_body body;
 
     memset(&body, 0, sizeof(body));
-    place(v, worker, v->comm->peer_worker, traffic_of(v));
+    place(v, worker, v->q.comm->peer_worker, traffic_of(v));
     choose_class(v);
     body.hello = (struct dpn_hello){
         .version = DPN_CONTROL_VERSION,
         .port_count = (uint8_t)v->choice.device->rail_count,
         .qps = (uint8_t)wanted_qps(v),
-        .traffic_class = v->queues.traffic_class,
-        .service_level = v->queues.service_level,
+        .traffic_class = v->q.traffic_class,
+        .service_level = v->q.service_level,
         .max_message = dpn_choice_max_message(&v->choice),
         .other_count = (uint8_t)(v->choice.port_count - v->choice.device->rail_count),
         .eager_bytes = (uint32_t)dpn_options.eager_bytes,
@@ -193,9 +187,9 @@ static void set_rail(struct dpn_verbs *v, int r, struct dpn_port *port,
                "%s is connected to the peer's %s, which may be of another rail "
                "(NCCL_IB_WARN_RAIL_LOCAL)",
                port->name, peer->name);
-    v->queues.rails[r].port = port;
-    snprintf(v->queues.rails[r].peer, sizeof(v->queues.rails[r].peer), "%s", peer->name);
-    v->queues.rails[r].speed_mbps =
+    v->q.rails[r].port = port;
+    snprintf(v->q.rails[r].peer, sizeof(v->q.rails[r].peer), "%s", peer->name);
+    v->q.rails[r].speed_mbps =
         (int)peer->speed_mbps < port->speed_mbps ? (int)peer->speed_mbps : port->speed_mbps;
 }
 
@@ -203,7 +197,7 @@ static uint32_t choose_eager(const struct dpn_verbs *v, const struct dpn_hello *
 {
     const uint32_t ours = (uint32_t)dpn_options.eager_bytes;
 
-    if (!dpn_port_takes_eager(v->queues.rails[0].port))
+    if (!dpn_port_takes_eager(v->q.rails[0].port))
         return 0;
     return hello->eager_bytes < ours ? hello->eager_bytes : ours;
 }
@@ -214,8 +208,8 @@ static bool may_be_eager_at_once(const struct dpn_verbs *v)
 {
     bool reaches_gpus = false;
 
-    for (int r = 0; r < v->queues.rail_count; r++)
-        reaches_gpus |= dpn_port_reaches_gpus(v->queues.rails[r].port);
+    for (int r = 0; r < v->q.rail_count; r++)
+        reaches_gpus |= dpn_port_reaches_gpus(v->q.rails[r].port);
     return !reaches_gpus || dpn_options.eager_gpu;
 }
 
@@ -236,21 +230,21 @@ static int answer_hello(struct dpn_verbs *v, const struct dpn_hello *hello, stru
     plan->max_message = dpn_choice_max_message(&v->choice);
     if (hello->max_message < plan->max_message)
         plan->max_message = hello->max_message;
-    v->queues.rail_count = plan->rails;
-    v->queues.qps_per_rail = plan->qps_per_rail;
-    v->queues.any_order = plan->max_message >= DPN_MAX_BYTES;
-    v->queues.traffic_class = hello->traffic_class;
-    v->queues.service_level = hello->service_level;
+    v->q.rail_count = plan->rails;
+    v->q.qps_per_rail = plan->qps_per_rail;
+    v->q.any_order = plan->max_message >= DPN_MAX_BYTES;
+    v->q.traffic_class = hello->traffic_class;
+    v->q.service_level = hello->service_level;
     for (int r = 0; r < plan->rails; r++) {
         const int own = plan->rail[r].receiver, s = plan->rail[r].sender;
         plan->ports[r] = ports[own];
-        v->queues.any_order &= ports[own].any_order && hello->ports[s].any_order;
+        v->q.any_order &= ports[own].any_order && hello->ports[s].any_order;
         set_rail(v, r, v->choice.ports[own], &hello->ports[s]);
     }
-    plan->any_order = v->queues.any_order;
-    v->eager_bytes = plan->eager_bytes = choose_eager(v, hello);
+    plan->any_order = v->q.any_order;
+    v->q.eager_bytes = plan->eager_bytes = choose_eager(v, hello);
     plan->may_eager = may_be_eager_at_once(v);
-    return open_rails(&v->queues, v->eager_bytes);
+    return open_rails(&v->q);
 }
 
 /* The receiver's last message, after which this side sends nothing over the wire. */
@@ -259,7 +253,7 @@ static void decline(struct dpn_verbs *v, const char *reason)
     union dpn_control_body body;
 
     memset(&body, 0, sizeof(body));
-    snprintf(v->queues.reason, sizeof(v->queues.reason), "%s", reason);
+    snprintf(v->q.reason, sizeof(v->q.reason), "%s", reason);
     snprintf(body.plan.reason, sizeof(body.plan.reason), "%.127s", reason);
     dpn_control_send(v, DPN_PLAN, &body);
     v->step = DPN_STEP_DECLINED;
@@ -281,7 +275,7 @@ static int take_hello(struct dpn_verbs *v)
     }
     body.plan.agreed = 1;
     v->control.channel.acceptor = v->control.received.hello.acceptor;
-    dp_wire_tcp_hide(v->comm->wire, true, &v->control.channel.acceptor);
+    dp_wire_tcp_hide(v->q.comm->wire, true, &v->control.channel.acceptor);
     v->control.channel.peer_has_acceptor = v->control.received.hello.has_acceptor;
     if (open_acceptor(v, &body.plan.acceptor,
                       &body.plan.label)) /* otherwise losing the wire ends the connection */
@@ -301,18 +295,18 @@ static int take_plan(struct dpn_verbs *v)
     if (kind != DPN_PLAN)
         return dp_fail(DP_EMISMATCH, "the peer does not answer with a plan");
     if (!plan->agreed) {
-        snprintf(v->queues.reason, sizeof(v->queues.reason), "%s", plan->reason);
+        snprintf(v->q.reason, sizeof(v->q.reason), "%s", plan->reason);
         v->step = DPN_STEP_DECLINED;
         return DP_EAGAIN;
     }
-    v->queues.rail_count = plan->rails;
-    v->queues.qps_per_rail = plan->qps_per_rail;
-    v->queues.max_message = plan->max_message;
-    v->queues.any_order = plan->any_order;
-    v->eager_bytes = plan->eager_bytes;
+    v->q.rail_count = plan->rails;
+    v->q.qps_per_rail = plan->qps_per_rail;
+    v->q.max_message = plan->max_message;
+    v->q.any_order = plan->any_order;
+    v->q.eager_bytes = plan->eager_bytes;
     v->send.may_eager = plan->may_eager;
     v->control.channel.acceptor = plan->acceptor;
-    dp_wire_tcp_hide(v->comm->wire, false, &v->control.channel.acceptor);
+    dp_wire_tcp_hide(v->q.comm->wire, false, &v->control.channel.acceptor);
     v->control.channel.label = plan->label;
     v->control.channel.peer_has_acceptor = plan->label;
     for (int r = 0; r < plan->rails; r++) {
@@ -321,10 +315,10 @@ static int take_plan(struct dpn_verbs *v)
                            plan->rail[r].sender, v->choice.port_count);
         set_rail(v, r, v->choice.ports[plan->rail[r].sender], &plan->ports[r]);
     }
-    int err = open_rails(&v->queues, v->eager_bytes);
-    dpn_choice_prefer(&v->choice, plan, &v->queues);
-    for (int i = 0; i < v->queues.qp_count && !err; i++)
-        dpn_qp_open(v, &v->queues.qps[i]);
+    int err = open_rails(&v->q);
+    dpn_choice_prefer(&v->choice, plan, &v->q);
+    for (int i = 0; i < v->q.qp_count && !err; i++)
+        dpn_qp_open(&v->q, &v->q.qps[i]);
     v->step = DPN_STEP_QPS;
     return err ? err : DP_EAGAIN;
 }
@@ -337,10 +331,10 @@ enum { ATTEMPTS = 5 }; /* to bring up the first queue pair, about 2 s */
  */
 static bool are_all_tried(const struct dpn_verbs *v)
 {
-    const int enough = v->queues.up ? 1 : ATTEMPTS;
+    const int enough = v->q.up ? 1 : ATTEMPTS;
 
-    for (int i = 0; i < v->queues.qp_count; i++)
-        if (v->queues.qps[i].state != DPN_QP_UP && v->queues.qps[i].failures < enough)
+    for (int i = 0; i < v->q.qp_count; i++)
+        if (v->q.qps[i].state != DPN_QP_UP && v->q.qps[i].failures < enough)
             return false;
     return true;
 }
@@ -349,9 +343,9 @@ static int wait_for_qps(struct dpn_verbs *v)
 {
     union dpn_control_body body = {.ready = {.qps = 0}};
 
-    if (!v->queues.is_sender || !are_all_tried(v))
+    if (!v->q.is_sender || !are_all_tried(v))
         return DP_EAGAIN;
-    body.ready.qps = (uint32_t)__builtin_popcount(v->queues.up);
+    body.ready.qps = (uint32_t)__builtin_popcount(v->q.up);
     dpn_control_send(v, DPN_READY, &body);
     v->step = body.ready.qps ? DPN_STEP_READY : DPN_STEP_NO_QPS;
     return DP_EAGAIN;
@@ -362,9 +356,8 @@ static int agree_to_decline(struct dpn_verbs *v)
 {
     enum dpn_control_kind kind;
 
-    if (!v->queues.is_sender) {
-        decline(v, v->queues.reason[0] ? v->queues.reason
-                                       : "no queue pair came up; see the sender's log");
+    if (!v->q.is_sender) {
+        decline(v, v->q.reason[0] ? v->q.reason : "no queue pair came up; see the sender's log");
         return DP_EAGAIN;
     }
     while (v->step == DPN_STEP_NO_QPS && dpn_control_receive(v, &kind))
@@ -377,12 +370,12 @@ int dpn_verbs_handshake(struct dpn_verbs *v)
 {
     switch (v->step) {
     case DPN_STEP_BEGIN:
-        if (v->queues.is_sender)
+        if (v->q.is_sender)
             send_hello(v);
         v->step = DPN_STEP_PLAN;
         return DP_EAGAIN;
     case DPN_STEP_PLAN:
-        return v->queues.is_sender ? take_plan(v) : take_hello(v);
+        return v->q.is_sender ? take_plan(v) : take_hello(v);
     case DPN_STEP_QPS:
         return wait_for_qps(v);
     case DPN_STEP_NO_QPS:
@@ -390,7 +383,7 @@ int dpn_verbs_handshake(struct dpn_verbs *v)
     case DPN_STEP_DECLINED:
         return dpn_control_is_sending(v)
                    ? DP_EAGAIN
-                   : dp_fail_quietly(DP_EUNSUPPORTED, "no RDMA to the peer: %s", v->queues.reason);
+                   : dp_fail_quietly(DP_EUNSUPPORTED, "no RDMA to the peer: %s", v->q.reason);
     case DPN_STEP_READY:
         return 0;
     }

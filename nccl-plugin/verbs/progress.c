@@ -27,10 +27,13 @@ enum { REPORTS = 4 };
 
 static bool is_open(const struct dpn_verbs *v)
 {
-    for (unsigned i = dpn_verbs_next_send(v, 0); i < DPN_SENDS; i = dpn_verbs_next_send(v, i + 1))
-        if (v->send.sends[i].base.left)
+    const struct dpn_sender *tx = &v->send;
+
+    for (unsigned i = v->q.is_sender ? dpn_verbs_next_send(tx, 0) : DPN_SENDS; i < DPN_SENDS;
+         i = dpn_verbs_next_send(tx, i + 1))
+        if (tx->sends[i].base.left)
             return true;
-    for (uint32_t used = ~v->recv.free; used; used &= used - 1)
+    for (uint32_t used = v->q.is_sender ? 0 : ~v->recv.free; used; used &= used - 1)
         if (v->recv.recvs[__builtin_ctz(used)].base.left)
             return true;
     return false;
@@ -43,7 +46,7 @@ static void send_report(struct dpn_verbs *v)
     memset(&body, 0, sizeof(body));
     body.stalled.cts_made = v->recv.cts_made;
     body.stalled.moves = v->stall.moves;
-    dpn_verbs_report(v, &body.stalled.has);
+    dpn_verbs_report(&v->recv, &body.stalled.has);
     v->stall.reported_ns = v->stall.stalled_ns;
     v->stall.number = v->control.channel.sent;
     dpn_control_send(v, DPN_STALLED, &body);
@@ -78,12 +81,12 @@ static void poll_stall(struct dpn_verbs *v, int64_t now_ns)
         return;
     }
     s->stalled_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
-    if (!v->queues.is_sender && v->recv.cts_sent == v->recv.cts_made)
+    if (!v->q.is_sender && v->recv.cts_sent == v->recv.cts_made)
         report_to_sender(v);
     else if (s->stalled_ns > dpn_timeout_ns())
-        dpn_verbs_fail(v, DP_ETIMEDOUT, "%s for %lld s (DUALPIPE_NET_TIMEOUT)",
-                       v->queues.is_sender ? "no part of any send has completed"
-                                           : "clear-to-send entries could not be written",
+        dpn_verbs_fail(&v->q, DP_ETIMEDOUT, "%s for %lld s (DUALPIPE_NET_TIMEOUT)",
+                       v->q.is_sender ? "no part of any send has completed"
+                                      : "clear-to-send entries could not be written",
                        (long long)dpn_options.timeout_s);
 }
 
@@ -92,11 +95,11 @@ static void take_stall(struct dpn_verbs *v, const struct dpn_stalled *report)
 {
     struct dpn_stall *s = &v->stall;
 
-    dpn_verbs_read_cts(v);
-    if (v->error)
+    dpn_verbs_read_cts(&v->send);
+    if (v->q.error)
         return;
     const bool lacks_cts = (int32_t)(report->cts_made - v->send.cts_read) > 0;
-    const bool has_lost = dpn_verbs_has_lost(v, &report->has);
+    const bool has_lost = dpn_verbs_has_lost(&v->send, &report->has);
     const bool is_same =
         s->reports && s->peer_moves == report->moves && s->cts_read == v->send.cts_read;
 
@@ -106,7 +109,7 @@ static void take_stall(struct dpn_verbs *v, const struct dpn_stalled *report)
     if (s->reports < REPORTS)
         return;
     dpn_verbs_fail(
-        v, DP_ETIMEDOUT,
+        &v->q, DP_ETIMEDOUT,
         "nothing has moved for %lld s (DUALPIPE_NET_TIMEOUT), although %s: a write that the "
         "device has acknowledged did not arrive",
         (long long)dpn_options.timeout_s,
@@ -122,7 +125,7 @@ static void take_refusal(struct dpn_verbs *v, const struct dpn_refused *r)
     const struct dpn_recv_buffer *buffer =
         r->sub < recv->count && recv->generation == r->generation ? &recv->buffers[r->sub] : NULL;
 
-    dpn_verbs_fail(v, DP_EMISMATCH, "the peer has %llu bytes for a receive of %zu (tag %d)",
+    dpn_verbs_fail(&v->q, DP_EMISMATCH, "the peer has %llu bytes for a receive of %zu (tag %d)",
                    (unsigned long long)r->size, buffer ? buffer->size : 0,
                    buffer ? buffer->tag : -1);
 }
@@ -130,14 +133,14 @@ static void take_refusal(struct dpn_verbs *v, const struct dpn_refused *r)
 static void take_failed(struct dpn_verbs *v, const struct dpn_failed *f)
 {
     v->control.has_peer_failed = true;
-    dpn_verbs_fail(v, DP_ECOMM, "the peer has ended the connection: %s", f->reason);
+    dpn_verbs_fail(&v->q, DP_ECOMM, "the peer has ended the connection: %s", f->reason);
 }
 
 static bool is_our_qp(struct dpn_verbs *v, unsigned qp)
 {
-    if ((int)qp < v->queues.qp_count)
+    if ((int)qp < v->q.qp_count)
         return true;
-    dpn_verbs_fail(v, DP_EMISMATCH, "the peer names queue pair %u of %d", qp, v->queues.qp_count);
+    dpn_verbs_fail(&v->q, DP_EMISMATCH, "the peer names queue pair %u of %d", qp, v->q.qp_count);
     return false;
 }
 
@@ -146,7 +149,7 @@ static void send_ack(struct dpn_verbs *v)
 {
     static const union dpn_control_body nothing;
 
-    if (!v->error)
+    if (!v->q.error)
         dpn_control_send(v, DPN_ACK, &nothing);
 }
 
@@ -164,7 +167,7 @@ static void handle(struct dpn_verbs *v, enum dpn_control_kind kind, const union 
     case DPN_CLOSED_SENDER:
         if (!is_our_qp(v, t->closed_sender.index))
             break;
-        dpn_cts_rewind(v, t->closed_sender.index, t->closed_sender.cts_read);
+        dpn_cts_rewind(&v->recv, t->closed_sender.index, t->closed_sender.cts_read);
         dpn_qp_take_closed(v, t->closed_sender.index, t->closed_sender.epoch);
         send_ack(v);
         break;
@@ -189,15 +192,13 @@ static void handle(struct dpn_verbs *v, enum dpn_control_kind kind, const union 
         break;
     case DPN_RESUME:
         dpn_control_take_resume(v, &t->resume);
-        if (!v->error)
-            dpn_channel_resumed(v);
         break;
     case DPN_READY: /* receiver: without a queue pair the connection is declined, see handshake.c */
         v->step = t->ready.qps ? DPN_STEP_READY : DPN_STEP_NO_QPS;
         break;
     case DPN_HELLO:
     case DPN_PLAN: /* received in handshake.c, before there are queue pairs */
-        dpn_verbs_fail(v, DP_EMISMATCH, "the peer starts another handshake");
+        dpn_verbs_fail(&v->q, DP_EMISMATCH, "the peer starts another handshake");
         break;
     }
 }
@@ -208,7 +209,7 @@ static void poll_control(struct dpn_verbs *v)
     enum { MESSAGES = 32 };
     enum dpn_control_kind kind;
 
-    v->comm->wire->ops->progress(v->comm->wire);
+    v->q.comm->wire->ops->progress(v->q.comm->wire);
     for (int i = 0; i < MESSAGES && v->step != DPN_STEP_NO_QPS && dpn_control_receive(v, &kind);
          i++)
         handle(v, kind, &v->control.received);
@@ -221,33 +222,35 @@ enum { INLINE_POLLS = 16, IDLE_POLLS = 64, BUSY_POLLS = 1024 };
 
 static void poll_rest(struct dpn_verbs *v, int64_t now_ns)
 {
-    for (int r = 0; r < v->queues.rail_count; r++)
-        dpn_hca_read_events(v->queues.rails[r].port->hca, now_ns);
+    for (int r = 0; r < v->q.rail_count; r++)
+        dpn_hca_read_events(v->q.rails[r].port->hca, now_ns);
     poll_control(v);
-    if (!v->error)
+    if (!v->q.error)
         dpn_channel_poll(v, now_ns);
-    if (!v->error)
+    if (!v->q.error)
         dpn_qps_poll(v, now_ns);
-    if (!v->error)
-        dpn_loops_poll(v, now_ns);
-    if (!v->error)
+    if (!v->q.error && !v->q.is_sender)
+        dpn_loops_poll(&v->recv, now_ns);
+    if (!v->q.error)
         poll_stall(v, now_ns);
     v->polled_ns = now_ns;
 }
 
 static void push(struct dpn_verbs *v)
 {
-    if (v->send.waiting)
-        dpn_verbs_push(v);
-    if (v->recv.cts_sent != v->recv.cts_made)
-        dpn_cts_push(v);
+    if (v->q.is_sender && v->send.waiting)
+        dpn_verbs_push(&v->send);
+    else if (!v->q.is_sender && v->recv.cts_sent != v->recv.cts_made)
+        dpn_cts_push(&v->recv);
 }
 
 /* Look for an inline message in memory without polling for completions each time; completions are
  * polled for at intervals. */
 static bool find(struct dpn_verbs *v)
 {
-    if (v->recv.unpolled++ < INLINE_POLLS && dpn_eager_poll(v))
+    if (v->q.is_sender)
+        return dpn_verbs_poll_queues(v);
+    if (v->recv.unpolled++ < INLINE_POLLS && dpn_eager_poll(&v->recv))
         return true;
     v->recv.unpolled = 0;
     return dpn_verbs_poll_queues(v);
@@ -255,19 +258,29 @@ static bool find(struct dpn_verbs *v)
 
 static bool end_qps(struct dpn_verbs *v)
 {
-    bool have_ended = dpn_qps_end(&v->queues);
+    bool have_ended = dpn_qps_end(&v->q);
 
-    for (int r = 0; r < v->queues.rail_count; r++)
-        have_ended &= dpn_loop_end(v, &v->queues.rails[r]);
+    for (int r = 0; r < v->q.rail_count; r++)
+        have_ended &= dpn_loop_end(&v->q.rails[r]);
     return have_ended;
+}
+
+void dpn_verbs_send_refusal(struct dpn_verbs *v)
+{
+    if (!v->q.is_sender || !v->send.has_refused)
+        return;
+    v->send.has_refused = false;
+    dpn_control_send(v, DPN_REFUSED, &(union dpn_control_body){.refused = v->send.refused});
 }
 
 bool dpn_verbs_has_ended(struct dpn_verbs *v)
 {
-    if (!v->has_told)
+    if (!v->has_told) {
+        dpn_verbs_send_refusal(v);
         dpn_control_send_failed(v);
+    }
     v->has_told = true;
-    return end_qps(v) || dp_now_ns() - v->failed_ns > dpn_timeout_ns();
+    return end_qps(v) || dp_now_ns() - v->q.failed_ns > dpn_timeout_ns();
 }
 
 void dpn_verbs_progress(struct dpn_verbs *v)
@@ -276,28 +289,29 @@ void dpn_verbs_progress(struct dpn_verbs *v)
 
     v->idle = found ? 0 : v->idle + 1;
     v->stall.has_moved |= found;
-    dpn_cts_release_if_idle(v, found);
-    const bool is_degraded =
-        v->queues.is_degraded || v->recv.has_lost_loop || v->control.channel.is_lost;
+    if (!v->q.is_sender)
+        dpn_cts_release_if_idle(&v->recv, found);
+    const bool is_degraded = v->q.is_degraded || v->q.has_lost_loop || v->control.channel.is_lost;
     if (is_degraded || v->idle % IDLE_POLLS == IDLE_POLLS - 1 || ++v->polls % BUSY_POLLS == 0) {
         const int64_t now_ns = dp_now_ns();
         if (now_ns - v->polled_ns >= (is_degraded ? DEGRADED_EVERY_NS : REST_EVERY_NS))
             poll_rest(v, now_ns);
     }
-    if (!v->error)
+    if (!v->q.error)
         push(v);
-    if (v->error)
+    if (v->q.error)
         dpn_verbs_has_ended(v);
 }
 
 void dpn_verbs_progress_all(struct dpn_verbs *v)
 {
     v->stall.has_moved |= dpn_verbs_poll(v);
-    if (!v->error)
+    if (!v->q.error)
         poll_rest(v, dp_now_ns());
-    dpn_cts_release(v);
-    if (!v->error)
+    if (!v->q.is_sender)
+        dpn_cts_release(&v->recv);
+    if (!v->q.error)
         push(v);
-    if (v->error)
+    if (v->q.error)
         dpn_verbs_has_ended(v);
 }

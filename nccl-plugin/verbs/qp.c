@@ -6,10 +6,9 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/hmac.h"
-#include "nccl-plugin/verbs/comm.h"
+#include "nccl-plugin/verbs/queues.h"
 #include "nccl-plugin/verbs/ibv_qp.h"
 #include "nccl-plugin/verbs/load.h"
-#include "nccl-plugin/verbs/device.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -192,9 +191,9 @@ static void run_making(struct dpn_job *base)
     finish_making(job, err);
 }
 
-void dpn_qp_make(struct dpn_queues *q, struct dpn_qp *qp, uint16_t epoch)
+void dpn_qp_open(struct dpn_queues *q, struct dpn_qp *qp)
 {
-    begin_epoch(qp, epoch);
+    begin_epoch(qp, (uint16_t)(qp->epoch + 1));
     begin(q, qp, DPN_QP_MAKING, run_making);
 }
 
@@ -304,17 +303,17 @@ void dpn_qp_destroy(struct dpn_queues *q, struct dpn_qp *qp, enum dpn_qp_state s
 
 enum { FAILURES_PER_QP = 20 }; /* consecutive, without a completed message */
 
-void dpn_verbs_fail(struct dpn_verbs *v, int error, const char *fmt, ...)
+void dpn_verbs_fail(struct dpn_queues *q, int error, const char *fmt, ...)
 {
     va_list args;
 
-    if (v->error)
+    if (q->error)
         return;
-    v->error = error;
+    q->error = error;
     va_start(args, fmt);
-    vsnprintf(v->why, sizeof(v->why), fmt, args);
+    vsnprintf(q->why, sizeof(q->why), fmt, args);
     va_end(args);
-    v->failed_ns = dp_now_ns();
+    q->failed_ns = dp_now_ns();
 }
 
 /* One log line with all facts that are needed to find the cause. */
@@ -334,37 +333,27 @@ static void log_end(struct dpn_queues *q, const struct dpn_qp *qp, const char *w
            q->reason, qp->ibv->qp_num, qp->peer_number, left, q->qp_count);
 }
 
-/* Log that it has failed, and stop it. false: it was not connected. */
-static bool stop_qp(struct dpn_queues *q, struct dpn_qp *qp, const char *what, const char *status,
-                    const char *hint)
+void dpn_qp_fail(struct dpn_queues *q, struct dpn_qp *qp, const char *what, const char *status,
+                 const char *hint)
 {
+    const bool was_up = qp->state == DPN_QP_UP;
+
     if (qp->state == DPN_QP_MAKING || qp->state == DPN_QP_CONNECTING)
         qp->is_given_up = true;
     if (!dpn_qp_is_connected(qp))
-        return false;
-    if (qp->uses_ece && qp->state != DPN_QP_UP)
+        return;
+    if (qp->uses_ece && !was_up)
         qp->is_without_ece = true;
     qp->failures++;
     dpn_qp_set_state(q, qp, DPN_QP_STOPPING);
     log_end(q, qp, what, status, hint);
     begin(q, qp, DPN_QP_STOPPING, run_stopping);
-    return true;
-}
-
-void dpn_qp_fail(struct dpn_verbs *v, struct dpn_qp *qp, const char *what, const char *status,
-                 const char *hint)
-{
-    struct dpn_queues *q = &v->queues;
-    const bool was_up = qp->state == DPN_QP_UP;
-
-    if (!stop_qp(q, qp, what, status, hint))
-        return;
-    if (was_up) {                            /* failed attempts to open do not count */
-        q->failures += dpn_verbs_is_busy(v); /* a link may flap while no request is open */
-        dpn_stat_count(&v->comm->stat, DPN_STAT_FAILOVERS, 1);
+    if (was_up) {                          /* failed attempts to open do not count */
+        q->failures += q->open_count != 0; /* a link may flap while no request is open */
+        dpn_stat_count(&q->comm->stat, DPN_STAT_FAILOVERS, 1);
     }
     if (q->failures > FAILURES_PER_QP * q->qp_count)
-        dpn_verbs_fail(v, DP_ECOMM, "%d failures in a row, the last one: %s", q->failures,
+        dpn_verbs_fail(q, DP_ECOMM, "%d failures in a row, the last one: %s", q->failures,
                        q->reason);
 }
 
@@ -401,14 +390,14 @@ int dpn_qp_probe(struct dpn_queues *q, struct dpn_qp *qp)
                  : 0;
 }
 
-void dpn_qp_heartbeat(struct dpn_verbs *v, struct dpn_qp *qp)
+void dpn_qp_heartbeat(struct dpn_queues *q, struct dpn_qp *qp)
 {
     int error = qp->requests_out < DPN_SEND_QUEUE
-                    ? write_nothing(&v->queues, qp, DPN_WORK_HEARTBEAT, IBV_WR_RDMA_WRITE)
+                    ? write_nothing(q, qp, DPN_WORK_HEARTBEAT, IBV_WR_RDMA_WRITE)
                     : 0;
 
     if (error)
-        dpn_qp_fail(v, qp, "heartbeat", strerror(error), ": the send queue takes no more");
+        dpn_qp_fail(q, qp, "heartbeat", strerror(error), ": the send queue takes no more");
 }
 
 /* ---- the end of the connection --------------------------------------------------------------- */

@@ -27,7 +27,6 @@
 #include "base/fail.h"
 #include "nccl-plugin/verbs/comm.h"
 #include "nccl-plugin/verbs/load.h"
-#include "nccl-plugin/verbs/device.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -68,7 +67,7 @@ static void take_failure(struct dpn_verbs *v, struct dpn_qp *qp, enum dpn_work_k
         return;
     snprintf(status, sizeof(status), "%s (%d, vendor 0x%x)", dpn_ibv.wc_status_str(wc->status),
              wc->status, wc->vendor_err);
-    dpn_qp_fail(v, qp, names[kind], status, hint_of(wc->status));
+    dpn_qp_fail(&v->q, qp, names[kind], status, hint_of(wc->status));
 }
 
 static void take_recv(struct dpn_verbs *v, struct dpn_qp *qp, unsigned index,
@@ -77,18 +76,18 @@ static void take_recv(struct dpn_verbs *v, struct dpn_qp *qp, unsigned index,
     const uint32_t imm = be32toh(wc->imm_data);
 
     if (imm == DPN_GENERATIONS) {
-        dpn_qp_is_up(&v->queues, qp);
+        dpn_qp_is_up(&v->q, qp);
     } else {
         qp->failures = 0; /* the next failure is logged as a warning again */
         if ((imm & DPN_EAGER_IMM) == DPN_EAGER_IMM)
-            dpn_eager_take(v, (uint16_t)(imm >> 16), wc->byte_len);
+            dpn_eager_take(&v->recv, (uint16_t)(imm >> 16), wc->byte_len);
         else
-            dpn_verbs_take_imm(v, index, imm, wc->byte_len);
+            dpn_verbs_take_imm(&v->recv, index, imm, wc->byte_len);
     }
     qp->recvs_owed++;
-    if (qp->recvs_owed >= BATCH && dpn_qp_is_connected(qp) && !v->error &&
-        dpn_qp_post_recvs(&v->queues, qp, qp->recvs_owed))
-        dpn_qp_fail(v, qp, "receive", dp_last_error(), "");
+    if (qp->recvs_owed >= BATCH && dpn_qp_is_connected(qp) && !v->q.error &&
+        dpn_qp_post_recvs(&v->q, qp, qp->recvs_owed))
+        dpn_qp_fail(&v->q, qp, "receive", dp_last_error(), "");
 }
 
 static void take_success(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_work work,
@@ -96,17 +95,17 @@ static void take_success(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_work
 {
     switch (work.kind) {
     case DPN_WORK_DATA:
-        dpn_verbs_sent(v, work);
+        dpn_verbs_sent(&v->send, work);
         break;
     case DPN_WORK_PROBE:
         if (qp->state == DPN_QP_PROBING)
-            dpn_qp_is_up(&v->queues, qp);
+            dpn_qp_is_up(&v->q, qp);
         break;
     case DPN_WORK_RECV:
         take_recv(v, qp, work.qp, wc);
         break;
     case DPN_WORK_CTS:
-        dpn_cts_write_done(v, qp, work);
+        dpn_cts_write_done(&v->recv, qp, work);
         break;
     case DPN_WORK_FLUSH:
     case DPN_WORK_COPY:
@@ -133,11 +132,11 @@ static void handle(struct dpn_verbs *v, const struct ibv_wc *wc)
     const struct dpn_work work = dpn_work_unpack(wc->wr_id);
 
     if (work.kind == DPN_WORK_FLUSH || work.kind == DPN_WORK_COPY) {
-        if (dpn_loop_take(v, work, wc) && work.kind == DPN_WORK_COPY)
-            dpn_eager_copied(v, &v->recv.recvs[work.slot], work.stripe, work.requests);
+        if (dpn_loop_take(&v->recv, work, wc) && work.kind == DPN_WORK_COPY)
+            dpn_eager_copied(&v->recv, &v->recv.recvs[work.slot], work.stripe, work.requests);
         return;
     }
-    struct dpn_qp *qp = &v->queues.qps[work.qp];
+    struct dpn_qp *qp = &v->q.qps[work.qp];
     if (qp->epoch != work.epoch || !qp->ibv)
         return;
     count(qp, work);
@@ -152,24 +151,24 @@ bool dpn_verbs_poll_queues(struct dpn_verbs *v)
     struct ibv_wc wcs[BATCH];
     bool found = false;
 
-    for (int r = 0; r < v->queues.rail_count; r++) {
+    for (int r = 0; r < v->q.rail_count; r++) {
         int n = BATCH;
-        while (n == BATCH && !v->error) {
-            n = ibv_poll_cq(v->queues.rails[r].cq, BATCH, wcs);
-            for (int i = 0; i < n && !v->error; i++)
+        while (n == BATCH && !v->q.error) {
+            n = ibv_poll_cq(v->q.rails[r].cq, BATCH, wcs);
+            for (int i = 0; i < n && !v->q.error; i++)
                 handle(v, &wcs[i]);
             found |= n > 0;
         }
         if (n < 0)
-            dpn_verbs_fail(v, DP_EIO, "%s: the completion queue cannot be read",
-                           v->queues.rails[r].port->name);
+            dpn_verbs_fail(&v->q, DP_EIO, "%s: the completion queue cannot be read",
+                           v->q.rails[r].port->name);
     }
     return found;
 }
 
 bool dpn_verbs_poll(struct dpn_verbs *v)
 {
-    const bool found = dpn_eager_poll(v);
+    const bool found = !v->q.is_sender && dpn_eager_poll(&v->recv);
 
     return dpn_verbs_poll_queues(v) || found;
 }
@@ -190,25 +189,20 @@ static void schedule_retry(struct dpn_qp *qp)
 /* There is no queue pair; the sender tries again. */
 static void abandon(struct dpn_verbs *v, struct dpn_qp *qp, const char *reason)
 {
-    dpn_qp_set_state(&v->queues, qp, DPN_QP_DOWN);
+    dpn_qp_set_state(&v->q, qp, DPN_QP_DOWN);
     qp->is_closed_here = false;
     if (!qp->failures++)
-        dp_log(DP_LOG_WARN, "%s -> %s: cannot connect: %s", dpn_qp_port(&v->queues, qp)->name,
-               v->queues.rails[qp->rail].peer, reason);
-    if (!v->queues.is_sender)
+        dp_log(DP_LOG_WARN, "%s -> %s: cannot connect: %s", dpn_qp_port(&v->q, qp)->name,
+               v->q.rails[qp->rail].peer, reason);
+    if (!v->q.is_sender)
         return;
-    snprintf(v->queues.reason, sizeof(v->queues.reason), "%s", reason);
+    snprintf(v->q.reason, sizeof(v->q.reason), "%s", reason);
     schedule_retry(qp);
-}
-
-void dpn_qp_open(struct dpn_verbs *v, struct dpn_qp *qp)
-{
-    dpn_qp_make(&v->queues, qp, (uint16_t)(qp->epoch + 1));
 }
 
 static void send_open(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    union dpn_control_body body = {.open = {.index = (uint8_t)dpn_qp_index(&v->queues, qp)}};
+    union dpn_control_body body = {.open = {.index = (uint8_t)dpn_qp_index(&v->q, qp)}};
 
     if (qp->job.err) {
         abandon(v, qp, qp->job.why);
@@ -217,25 +211,25 @@ static void send_open(struct dpn_verbs *v, struct dpn_qp *qp)
     body.open.epoch = qp->epoch;
     body.open.qp = qp->job.ours;
     body.open.gids = qp->job.gids;
-    dpn_qp_set_state(&v->queues, qp, DPN_QP_OPENING);
+    dpn_qp_set_state(&v->q, qp, DPN_QP_OPENING);
     dpn_control_send(v, DPN_OPEN, &body);
 }
 
 void dpn_qp_take_open(struct dpn_verbs *v, const struct dpn_open_qp *open)
 {
-    struct dpn_qp *qp = &v->queues.qps[open->index];
+    struct dpn_qp *qp = &v->q.qps[open->index];
 
     if (qp->state != DPN_QP_DOWN) {
-        dpn_verbs_fail(v, DP_EMISMATCH, "the peer opens queue pair %u, which is in use",
+        dpn_verbs_fail(&v->q, DP_EMISMATCH, "the peer opens queue pair %u, which is in use",
                        open->index);
         return;
     }
-    dpn_qp_answer(&v->queues, qp, open);
+    dpn_qp_answer(&v->q, qp, open);
 }
 
 static void send_opened(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    union dpn_control_body body = {.opened = {.index = (uint8_t)dpn_qp_index(&v->queues, qp)}};
+    union dpn_control_body body = {.opened = {.index = (uint8_t)dpn_qp_index(&v->q, qp)}};
 
     body.opened.epoch = qp->epoch;
     body.opened.is_open = !qp->job.err;
@@ -243,7 +237,7 @@ static void send_opened(struct dpn_verbs *v, struct dpn_qp *qp)
         body.opened.qp = qp->job.ours;
         body.opened.sender = qp->peer_gid;
         body.opened.receiver = qp->gid;
-        dpn_qp_set_state(&v->queues, qp, DPN_QP_OPENING);
+        dpn_qp_set_state(&v->q, qp, DPN_QP_OPENING);
     } else {
         snprintf(body.opened.reason, sizeof(body.opened.reason), "%.*s", DPN_CONTROL_REASON - 1,
                  qp->job.why);
@@ -254,48 +248,48 @@ static void send_opened(struct dpn_verbs *v, struct dpn_qp *qp)
 
 void dpn_qp_take_opened(struct dpn_verbs *v, const struct dpn_opened_qp *opened)
 {
-    struct dpn_qp *qp = &v->queues.qps[opened->index];
+    struct dpn_qp *qp = &v->q.qps[opened->index];
 
     if (qp->state != DPN_QP_OPENING || qp->epoch != opened->epoch)
         return;
     if (!opened->is_open) {
         snprintf(qp->job.why, sizeof(qp->job.why), "%s", opened->reason);
-        dpn_qp_destroy(&v->queues, qp, DPN_QP_ABANDONING);
+        dpn_qp_destroy(&v->q, qp, DPN_QP_ABANDONING);
         return;
     }
-    dpn_qp_connect(&v->queues, qp, opened);
+    dpn_qp_connect(&v->q, qp, opened);
 }
 
 static void send_probe(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    dpn_qp_set_state(&v->queues, qp, DPN_QP_OPENING);
-    dpn_inline_prepare(&v->queues, qp);
+    dpn_qp_set_state(&v->q, qp, DPN_QP_OPENING);
+    dpn_inline_prepare(&v->q, qp);
     if (qp->is_given_up)
-        dpn_qp_fail(v, qp, "the peer closed the queue pair", "see its log", "");
+        dpn_qp_fail(&v->q, qp, "the peer closed the queue pair", "see its log", "");
     else if (qp->job.err)
-        dpn_qp_fail(v, qp, "connecting", qp->job.why, "");
-    else if (dpn_qp_probe(&v->queues, qp))
-        dpn_qp_fail(v, qp, "connecting", dp_last_error(), "");
+        dpn_qp_fail(&v->q, qp, "connecting", qp->job.why, "");
+    else if (dpn_qp_probe(&v->q, qp))
+        dpn_qp_fail(&v->q, qp, "connecting", dp_last_error(), "");
     else
-        dpn_qp_set_state(&v->queues, qp, DPN_QP_PROBING);
+        dpn_qp_set_state(&v->q, qp, DPN_QP_PROBING);
 }
 
 /* ---- closing --------------------------------------------------------------------------------- */
 
 static void send_closed(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    const uint8_t index = (uint8_t)dpn_qp_index(&v->queues, qp);
+    const uint8_t index = (uint8_t)dpn_qp_index(&v->q, qp);
     union dpn_control_body body;
 
     qp->is_closed_here = true;
     memset(&body, 0, sizeof(body));
-    if (v->queues.is_sender) {
+    if (v->q.is_sender) {
         body.closed_sender = (struct dpn_closed_sender){index, 0, qp->epoch, v->send.cts_read};
         dpn_control_send(v, DPN_CLOSED_SENDER, &body);
     } else {
         body.closed_receiver.index = index;
         body.closed_receiver.epoch = qp->epoch;
-        dpn_verbs_report(v, &body.closed_receiver);
+        dpn_verbs_report(&v->recv, &body.closed_receiver);
         dpn_control_send(v, DPN_CLOSED_RECEIVER, &body);
     }
 }
@@ -303,30 +297,29 @@ static void send_closed(struct dpn_verbs *v, struct dpn_qp *qp)
 /* Both queue pairs are destroyed: nothing of this epoch can arrive any more. */
 static void resend_if_closed(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    if (!qp->is_closed_here || !qp->is_closed_there || !v->queues.is_sender)
+    if (!qp->is_closed_here || !qp->is_closed_there || !v->q.is_sender)
         return;
     qp->is_closed_there = false;
-    dpn_verbs_resend(v, dpn_qp_index(&v->queues, qp),
-                     &v->send.reports[dpn_qp_index(&v->queues, qp)]);
+    dpn_verbs_resend(&v->send, dpn_qp_index(&v->q, qp), &v->send.reports[dpn_qp_index(&v->q, qp)]);
     schedule_retry(qp);
 }
 
 void dpn_qp_take_closed(struct dpn_verbs *v, unsigned index, unsigned epoch)
 {
-    struct dpn_qp *qp = &v->queues.qps[index];
+    struct dpn_qp *qp = &v->q.qps[index];
 
     if (qp->epoch != epoch)
         return;
     qp->is_closed_there = true;
-    dpn_qp_fail(v, qp, "the peer closed the queue pair", "see its log", "");
-    if (qp->state == DPN_QP_DOWN && !qp->is_closed_here && !v->error)
+    dpn_qp_fail(&v->q, qp, "the peer closed the queue pair", "see its log", "");
+    if (qp->state == DPN_QP_DOWN && !qp->is_closed_here && !v->q.error)
         send_closed(v, qp);
     resend_if_closed(v, qp);
 }
 
 static bool is_drained(const struct dpn_verbs *v, const struct dpn_qp *qp)
 {
-    return v->queues.is_sender ? !qp->sends_out : !qp->recvs_out;
+    return v->q.is_sender ? !qp->sends_out : !qp->recvs_out;
 }
 
 /* If the peer were told that the queue pair is closed, the rest would be sent over others, while a
@@ -334,34 +327,34 @@ static bool is_drained(const struct dpn_verbs *v, const struct dpn_qp *qp)
 static void fail_undestroyed(struct dpn_verbs *v, const struct dpn_qp *qp, int error)
 {
     dpn_verbs_fail(
-        v, DP_EIO,
+        &v->q, DP_EIO,
         "%s: queue pair 0x%x, which had failed, could not be destroyed (%s), so it may still "
         "write or read; it had failed because: %s",
-        dpn_qp_port(&v->queues, qp)->name, qp->ibv->qp_num, strerror(error), v->queues.reason);
+        dpn_qp_port(&v->q, qp)->name, qp->ibv->qp_num, strerror(error), v->q.reason);
 }
 
 /* Work that a failing device does not flush in time counts as not done. It may be done twice, with
  * the same bytes. */
 static void continue_draining(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
 {
-    const bool may_wait = now_ns - qp->since_ns < DRAIN_NS &&
-                          !atomic_load(&dpn_qp_port(&v->queues, qp)->hca->is_dead);
+    const bool may_wait =
+        now_ns - qp->since_ns < DRAIN_NS && !atomic_load(&dpn_qp_port(&v->q, qp)->hca->is_dead);
 
     if (!is_drained(v, qp) && (may_wait || qp->drain_polls++ < DRAIN_POLLS))
         return;
     dpn_verbs_poll(v);
-    if (!v->error)
-        dpn_qp_destroy(&v->queues, qp, DPN_QP_DESTROYING);
+    if (!v->q.error)
+        dpn_qp_destroy(&v->q, qp, DPN_QP_DESTROYING);
 }
 
 static void finish_closing(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    if (qp->job.err && !atomic_load(&dpn_qp_port(&v->queues, qp)->hca->is_dead)) {
+    if (qp->job.err && !atomic_load(&dpn_qp_port(&v->q, qp)->hca->is_dead)) {
         fail_undestroyed(v, qp, qp->job.err);
         return;
     }
     qp->ibv = NULL;
-    dpn_qp_set_state(&v->queues, qp, DPN_QP_DOWN);
+    dpn_qp_set_state(&v->q, qp, DPN_QP_DOWN);
     send_closed(v, qp);
     resend_if_closed(v, qp);
 }
@@ -377,9 +370,9 @@ static void finish_abandoning(struct dpn_verbs *v, struct dpn_qp *qp)
 
 static bool has_other_rail(const struct dpn_verbs *v, const struct dpn_qp *qp)
 {
-    for (int i = 0; i < v->queues.qp_count; i++)
-        if (v->queues.up >> i & 1 && v->queues.qps[i].rail != qp->rail &&
-            !dpn_port_is_down(dpn_qp_port(&v->queues, &v->queues.qps[i])))
+    for (int i = 0; i < v->q.qp_count; i++)
+        if (v->q.up >> i & 1 && v->q.qps[i].rail != qp->rail &&
+            !dpn_port_is_down(dpn_qp_port(&v->q, &v->q.qps[i])))
             return true;
     return false;
 }
@@ -388,14 +381,14 @@ static bool has_other_rail(const struct dpn_verbs *v, const struct dpn_qp *qp)
  * retransmitted packets. */
 static void check_port(struct dpn_verbs *v, struct dpn_qp *qp)
 {
-    const struct dpn_port *port = dpn_qp_port(&v->queues, qp);
+    const struct dpn_port *port = dpn_qp_port(&v->q, qp);
 
     if (!dpn_port_is_down(port) || !dpn_verbs_state.options.handles_events)
         return;
     if (atomic_load(&port->hca->is_dead))
-        dpn_qp_fail(v, qp, "device", "it has failed", ": look at the kernel's log");
+        dpn_qp_fail(&v->q, qp, "device", "it has failed", ": look at the kernel's log");
     else if (has_other_rail(v, qp))
-        dpn_qp_fail(v, qp, "port", "it is down", ": look at the cable and the switch");
+        dpn_qp_fail(&v->q, qp, "port", "it is down", ": look at the cable and the switch");
 }
 
 static void check_progress(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
@@ -404,7 +397,7 @@ static void check_progress(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_n
         qp->seen = qp->completed;
         qp->since_ns = now_ns;
     } else if (now_ns - qp->since_ns > dpn_timeout_ns() / 2) {
-        dpn_qp_fail(v, qp, "send", "no completion in half of DUALPIPE_NET_TIMEOUT",
+        dpn_qp_fail(&v->q, qp, "send", "no completion in half of DUALPIPE_NET_TIMEOUT",
                     ": is there a route, with the same MTU on all of it?");
     }
 }
@@ -415,13 +408,13 @@ static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
         return;
     switch (qp->state) {
     case DPN_QP_MAKING:
-        v->queues.is_sender ? send_open(v, qp) : send_opened(v, qp);
+        v->q.is_sender ? send_open(v, qp) : send_opened(v, qp);
         break;
     case DPN_QP_CONNECTING:
         send_probe(v, qp);
         break;
     case DPN_QP_STOPPING:
-        dpn_qp_set_state(&v->queues, qp, DPN_QP_DRAINING);
+        dpn_qp_set_state(&v->q, qp, DPN_QP_DRAINING);
         continue_draining(v, qp, now_ns);
         break;
     case DPN_QP_DRAINING:
@@ -434,9 +427,9 @@ static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
         finish_abandoning(v, qp);
         break;
     case DPN_QP_DOWN:
-        if (v->queues.is_sender && qp->retry_ns && now_ns >= qp->retry_ns &&
-            !v->control.channel.is_lost && !dpn_port_is_down(dpn_qp_port(&v->queues, qp)))
-            dpn_qp_open(v, qp);
+        if (v->q.is_sender && qp->retry_ns && now_ns >= qp->retry_ns &&
+            !v->control.channel.is_lost && !dpn_port_is_down(dpn_qp_port(&v->q, qp)))
+            dpn_qp_open(&v->q, qp);
         break;
     case DPN_QP_UP:
     case DPN_QP_PROBING:
@@ -452,8 +445,8 @@ static void poll_one(struct dpn_verbs *v, struct dpn_qp *qp, int64_t now_ns)
 /* A device that has failed stays failed in this process. */
 static bool are_devices_dead(const struct dpn_verbs *v)
 {
-    for (int r = 0; r < v->queues.rail_count; r++)
-        if (!atomic_load(&v->queues.rails[r].port->hca->is_dead))
+    for (int r = 0; r < v->q.rail_count; r++)
+        if (!atomic_load(&v->q.rails[r].port->hca->is_dead))
             return false;
     return true;
 }
@@ -462,10 +455,10 @@ static bool are_devices_dead(const struct dpn_verbs *v)
  * not gone, as long as there is a wire to it. */
 static bool waits_for_peer(const struct dpn_verbs *v)
 {
-    bool waits = !v->queues.is_sender;
+    bool waits = !v->q.is_sender;
 
-    for (int i = 0; i < v->queues.qp_count; i++) {
-        const struct dpn_qp *qp = &v->queues.qps[i];
+    for (int i = 0; i < v->q.qp_count; i++) {
+        const struct dpn_qp *qp = &v->q.qps[i];
         waits |= qp->state == DPN_QP_OPENING ||
                  (qp->state == DPN_QP_DOWN && qp->is_closed_here && !qp->retry_ns);
     }
@@ -477,30 +470,30 @@ static void check_timeouts(struct dpn_verbs *v, int64_t now_ns)
 {
     const int64_t step_ns = now_ns - v->polled_ns;
 
-    if (v->queues.up || waits_for_peer(v))
-        v->queues.down_ns = 0;
+    if (v->q.up || waits_for_peer(v))
+        v->q.down_ns = 0;
     else
-        v->queues.down_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
+        v->q.down_ns += step_ns < DP_NS_PER_S ? step_ns : 0;
     if (are_devices_dead(v))
-        dpn_verbs_fail(v, DP_EIO, "all its devices have failed: %s", v->queues.reason);
-    else if (v->queues.down_ns > dpn_timeout_ns())
-        dpn_verbs_fail(v, DP_ETIMEDOUT, "no queue pair for %lld s (DUALPIPE_NET_TIMEOUT): %s",
-                       (long long)dpn_options.timeout_s, v->queues.reason);
+        dpn_verbs_fail(&v->q, DP_EIO, "all its devices have failed: %s", v->q.reason);
+    else if (v->q.down_ns > dpn_timeout_ns())
+        dpn_verbs_fail(&v->q, DP_ETIMEDOUT, "no queue pair for %lld s (DUALPIPE_NET_TIMEOUT): %s",
+                       (long long)dpn_options.timeout_s, v->q.reason);
 }
 
 bool dpn_qps_are_changing(const struct dpn_verbs *v)
 {
-    bool any = v->recv.has_lost_loop;
+    bool any = v->q.has_lost_loop;
 
-    for (int i = 0; i < v->queues.qp_count; i++)
-        any |= v->queues.qps[i].state != DPN_QP_DOWN && v->queues.qps[i].state != DPN_QP_UP;
+    for (int i = 0; i < v->q.qp_count; i++)
+        any |= v->q.qps[i].state != DPN_QP_DOWN && v->q.qps[i].state != DPN_QP_UP;
     return any;
 }
 
 void dpn_qps_poll(struct dpn_verbs *v, int64_t now_ns)
 {
-    for (int i = 0; i < v->queues.qp_count && !v->error; i++)
-        poll_one(v, &v->queues.qps[i], now_ns);
-    if (!v->error)
+    for (int i = 0; i < v->q.qp_count && !v->q.error; i++)
+        poll_one(v, &v->q.qps[i], now_ns);
+    if (!v->q.error)
         check_timeouts(v, now_ns);
 }

@@ -4,119 +4,117 @@
  * pairs.
  */
 #include "base/fail.h"
-#include "nccl-plugin/verbs/comm.h"
-#include "nccl-plugin/verbs/device.h"
+#include "nccl-plugin/verbs/sender.h"
 
 #include <string.h>
 
 /* ---- CTS entries ----------------------------------------------------------------------------- */
 
-static bool is_next(const struct dpn_verbs *v, const struct dpn_cts_entry *entry)
+static bool is_next(const struct dpn_sender *tx, const struct dpn_cts_entry *entry)
 {
-    const struct dpn_cts *group = &v->send.arriving;
+    const struct dpn_cts *group = &tx->arriving;
 
     if (!entry->count)
-        return !v->send.cts_of_group;
+        return !tx->cts_of_group;
     return entry->slot < NCCL_NET_MAX_REQUESTS && entry->count <= DPN_MAX_RECEIVES &&
            entry->sub < entry->count && entry->generation < DPN_GENERATIONS &&
-           entry->bytes <= DPN_MAX_BYTES && entry->sub == v->send.cts_of_group &&
+           entry->bytes <= DPN_MAX_BYTES && entry->sub == tx->cts_of_group &&
            (entry->sub == 0 || (entry->slot == group->slot && entry->count == group->count));
 }
 
 /* A receiver that clears a receive again has all of its previous message. Targets of buffers that
  * the new receive does not have would look like later ones once the generation has wrapped half
  * way. */
-static void forget_targets(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
+static void forget_targets(struct dpn_sender *tx, const struct dpn_cts_entry *entry)
 {
     for (unsigned sub = entry->count; sub < DPN_MAX_RECEIVES; sub++)
-        v->send.targets[entry->slot][sub] = (struct dpn_target){.generation = entry->generation};
+        tx->targets[entry->slot][sub] = (struct dpn_target){.generation = entry->generation};
 }
 
 /* The CTS entries of a group follow each other; the last one clears the group. */
-static void take_entry(struct dpn_verbs *v, const struct dpn_cts_entry *entry)
+static void take_entry(struct dpn_sender *tx, const struct dpn_cts_entry *entry)
 {
-    struct dpn_target *target = &v->send.targets[entry->slot][entry->sub];
+    struct dpn_target *target = &tx->targets[entry->slot][entry->sub];
 
     if (!entry->count) {
-        dpn_eager_take_credit(v, entry);
+        dpn_eager_take_credit(tx, entry);
         return;
     }
     if (!entry->sub)
-        forget_targets(v, entry);
-    v->send.taken_of_group &= entry->sub ? ~0u : 0;
-    v->send.taken_of_group |= (unsigned)((entry->flags & DPN_CTS_TAKEN) != 0) << entry->sub;
-    v->send.may_eager = !(entry->flags & DPN_CTS_NO_EAGER);
-    v->send.arriving.slot = entry->slot;
-    v->send.arriving.count = entry->count;
-    v->send.arriving.buffers[entry->sub].bytes = entry->bytes;
-    v->send.arriving.buffers[entry->sub].tag = entry->tag;
-    v->send.cts_of_group = (entry->sub + 1u) % entry->count;
+        forget_targets(tx, entry);
+    tx->taken_of_group &= entry->sub ? ~0u : 0;
+    tx->taken_of_group |= (unsigned)((entry->flags & DPN_CTS_TAKEN) != 0) << entry->sub;
+    tx->may_eager = !(entry->flags & DPN_CTS_NO_EAGER);
+    tx->arriving.slot = entry->slot;
+    tx->arriving.count = entry->count;
+    tx->arriving.buffers[entry->sub].bytes = entry->bytes;
+    tx->arriving.buffers[entry->sub].tag = entry->tag;
+    tx->cts_of_group = (entry->sub + 1u) % entry->count;
     *target = (struct dpn_target){.address = entry->address, .generation = entry->generation};
     memcpy(target->keys, entry->keys, sizeof(target->keys));
-    if (v->send.cts_of_group)
+    if (tx->cts_of_group)
         return;
-    if (dpn_cts_list_add(&v->send.cts_list, &v->send.arriving, dpn_cts_len(entry->count)))
-        dpn_verbs_fail(v, DP_EMISMATCH, "the peer clears receive %u twice", entry->slot);
+    if (dpn_cts_list_add(&tx->cts_list, &tx->arriving, dpn_cts_len(entry->count)))
+        dpn_verbs_fail(&tx->q, DP_EMISMATCH, "the peer clears receive %u twice", entry->slot);
     else
-        dpn_eager_match_cts(v, entry->slot, entry->count);
-    if (!v->error) /* messages reported as copied belong to entries up to this one */
-        dpn_eager_credit(v, entry->taken);
+        dpn_eager_match_cts(tx, entry->slot, entry->count);
+    if (!tx->q.error) /* messages reported as copied belong to entries up to this one */
+        dpn_eager_credit(tx, entry->taken);
 }
 
-void dpn_verbs_read_cts(struct dpn_verbs *v)
+void dpn_verbs_read_cts(struct dpn_sender *tx)
 {
     struct dpn_cts_entry entry;
 
-    while (!v->error &&
-           dpn_cts_entry_read(&v->queues.block->cts[v->send.cts_read % DPN_CTS_ENTRIES],
-                              v->send.cts_read, &entry)) {
-        if (!is_next(v, &entry)) {
-            dpn_verbs_fail(v, DP_EMISMATCH, "what the peer wrote is no receive");
+    while (!tx->q.error && dpn_cts_entry_read(&tx->q.block->cts[tx->cts_read % DPN_CTS_ENTRIES],
+                                              tx->cts_read, &entry)) {
+        if (!is_next(tx, &entry)) {
+            dpn_verbs_fail(&tx->q, DP_EMISMATCH, "what the peer wrote is no receive");
             return;
         }
-        take_entry(v, &entry);
-        v->send.cts_read++;
+        take_entry(tx, &entry);
+        tx->cts_read++;
     }
 }
 
 /* ---- choosing queue pairs -------------------------------------------------------------------- */
 
 /* Queue pairs that are up: those that the placement names, otherwise all. */
-static unsigned usable_qps(const struct dpn_verbs *v)
+static unsigned usable_qps(const struct dpn_sender *tx)
 {
-    const unsigned preferred = v->queues.up & v->queues.preferred;
+    const unsigned preferred = tx->q.up & tx->q.preferred;
 
-    return preferred ? preferred : v->queues.up;
+    return preferred ? preferred : tx->q.up;
 }
 
 /* One queue pair of each rail in turn, or all of them. */
-static unsigned choose_qps(struct dpn_verbs *v, size_t size, uint8_t qps[DPN_MAX_QPS])
+static unsigned choose_qps(struct dpn_sender *tx, size_t size, uint8_t qps[DPN_MAX_QPS])
 {
-    const unsigned usable = usable_qps(v);
+    const unsigned usable = usable_qps(tx);
     unsigned count = 0, rails = 0;
     const size_t stripe = (size_t)dpn_options.stripe_bytes; /* each additional stripe has a cost */
     const size_t most = size < 2 * stripe ? 1 : size / stripe;
 
-    if (v->queues.qp_count == 1) {
+    if (tx->q.qp_count == 1) {
         qps[0] = 0;
-        return v->queues.up;
+        return tx->q.up;
     }
-    for (int i = 0; i < v->queues.qp_count && (!count || count < most); i++) {
-        const unsigned qp = (v->send.next_qp + (unsigned)i) % (unsigned)v->queues.qp_count;
-        const unsigned rail = 1u << v->queues.qps[qp].rail;
+    for (int i = 0; i < tx->q.qp_count && (!count || count < most); i++) {
+        const unsigned qp = (tx->next_qp + (unsigned)i) % (unsigned)tx->q.qp_count;
+        const unsigned rail = 1u << tx->q.qps[qp].rail;
         if (!(usable >> qp & 1) || (rails & rail && !dpn_verbs_state.options.split))
             continue;
         rails |= rail;
         qps[count++] = (uint8_t)qp;
     }
     if (count)
-        v->send.next_qp = qps[0] + 1u;
+        tx->next_qp = qps[0] + 1u;
     return count;
 }
 
 /* Stripes in proportion to the speed of their rails; each but the last is a multiple of an LL128
  * line. */
-static void cut(struct dpn_verbs *v, struct dpn_send *send, const uint8_t *qps)
+static void cut(struct dpn_sender *tx, struct dpn_send *send, const uint8_t *qps)
 {
     uint64_t speed = 0, before = 0;
     uint32_t at = 0;
@@ -127,9 +125,9 @@ static void cut(struct dpn_verbs *v, struct dpn_send *send, const uint8_t *qps)
         return;
     }
     for (unsigned k = 0; k < send->count; k++)
-        speed += (uint64_t)v->queues.rails[v->queues.qps[qps[k]].rail].speed_mbps;
+        speed += (uint64_t)tx->q.rails[tx->q.qps[qps[k]].rail].speed_mbps;
     for (unsigned k = 0; k < send->count; k++) {
-        before += (uint64_t)v->queues.rails[v->queues.qps[qps[k]].rail].speed_mbps;
+        before += (uint64_t)tx->q.rails[tx->q.qps[qps[k]].rail].speed_mbps;
         uint64_t end = send->size * before / speed / DPN_STRIPE_UNIT * DPN_STRIPE_UNIT;
         if (k + 1 == send->count)
             end = send->size;
@@ -175,12 +173,12 @@ static struct dpn_imm imm_of(const struct dpn_send *send, unsigned k)
 }
 
 /* At most as many bytes as one work request carries. */
-static void add_data(struct dpn_verbs *v, const struct dpn_send *send, unsigned k, uint32_t len,
+static void add_data(struct dpn_sender *tx, const struct dpn_send *send, unsigned k, uint32_t len,
                      struct chain *c)
 {
     const struct dpn_stripe *s = &send->stripes[k];
-    const struct dpn_qp *qp = &v->queues.qps[s->qp];
-    const struct dpn_target *to = &v->send.targets[send->place.slot][send->place.sub];
+    const struct dpn_qp *qp = &tx->q.qps[s->qp];
+    const struct dpn_target *to = &tx->targets[send->place.slot][send->place.sub];
     const uint32_t at = s->offset + s->sent;
     struct ibv_send_wr *wr = add(c, send->data + at, len,
                                  len ? send->memory->mrs[qp->rail]->lkey : 0, to->address + at);
@@ -191,19 +189,19 @@ static void add_data(struct dpn_verbs *v, const struct dpn_send *send, unsigned 
 }
 
 /* An eager message, after its header. */
-static void add_eager(struct dpn_verbs *v, const struct dpn_send *send, struct chain *c)
+static void add_eager(struct dpn_sender *tx, const struct dpn_send *send, struct chain *c)
 {
-    const struct dpn_qp *qp = &v->queues.qps[send->stripes[0].qp];
+    const struct dpn_qp *qp = &tx->q.qps[send->stripes[0].qp];
     struct ibv_send_wr *wr = &c->wrs[c->count++];
 
     c->sges[0] =
-        (struct ibv_sge){(uintptr_t)&v->queues.block->heads[send->number % DPN_LARGE_SLOTS],
-                         sizeof(struct dpn_eager_head), v->queues.rails[qp->rail].block_mr->lkey};
+        (struct ibv_sge){(uintptr_t)&tx->q.block->heads[send->number % DPN_LARGE_SLOTS],
+                         sizeof(struct dpn_eager_head), tx->q.rails[qp->rail].block_mr->lkey};
     c->sges[1] = (struct ibv_sge){(uintptr_t)send->data, (uint32_t)send->size,
                                   send->size ? send->memory->mrs[qp->rail]->lkey : 0};
     *wr = (struct ibv_send_wr){.sg_list = c->sges, .num_sge = 1 + (send->size > 0),
                                .opcode = IBV_WR_RDMA_WRITE};
-    wr->wr.rdma.remote_addr = dpn_eager_slot(qp->peer_block, v->eager_bytes, send->number);
+    wr->wr.rdma.remote_addr = dpn_eager_slot(qp->peer_block, tx->q.eager_bytes, send->number);
     wr->wr.rdma.rkey = qp->peer_key;
     if (sizeof(struct dpn_eager_head) + send->size <= qp->inline_bytes &&
         (!send->size || send->memory->type == NCCL_PTR_HOST))
@@ -213,14 +211,14 @@ static void add_eager(struct dpn_verbs *v, const struct dpn_send *send, struct c
 /* For immediates that do not imply the length: only packets of a message that ends with an
  * immediate keep their order, so the data is written first, then the length into the receiver's
  * table, by the write that has the immediate. */
-static void add_record(struct dpn_verbs *v, const struct dpn_send *send, unsigned k,
+static void add_record(struct dpn_sender *tx, const struct dpn_send *send, unsigned k,
                        struct chain *c)
 {
     const unsigned at = send->place.slot * DPN_MAX_RECEIVES + send->place.sub;
-    const struct dpn_qp *qp = &v->queues.qps[send->stripes[k].qp];
-    struct dpn_record *record = &v->queues.block->records[at];
+    const struct dpn_qp *qp = &tx->q.qps[send->stripes[k].qp];
+    struct dpn_record *record = &tx->q.block->records[at];
     struct ibv_send_wr *wr =
-        add(c, record, sizeof(*record), v->queues.rails[qp->rail].block_mr->lkey,
+        add(c, record, sizeof(*record), tx->q.rails[qp->rail].block_mr->lkey,
             qp->peer_block + offsetof(struct dpn_block, records) + at * sizeof(*record));
 
     *record = (struct dpn_record){send->generation, (uint32_t)send->size};
@@ -229,11 +227,11 @@ static void add_record(struct dpn_verbs *v, const struct dpn_send *send, unsigne
         wr->send_flags |= IBV_SEND_INLINE;
 }
 
-static void finish_chain(const struct dpn_verbs *v, const struct dpn_send *send, unsigned k,
+static void finish_chain(const struct dpn_sender *tx, const struct dpn_send *send, unsigned k,
                          bool is_last, struct chain *c)
 {
     const struct dpn_stripe *s = &send->stripes[k];
-    const struct dpn_work work = {DPN_WORK_UNSIGNALED, s->qp, v->queues.qps[s->qp].epoch,
+    const struct dpn_work work = {DPN_WORK_UNSIGNALED, s->qp, tx->q.qps[s->qp].epoch,
                                   send->base.index,    k,     c->count};
     struct ibv_send_wr *last = &c->wrs[c->count - 1];
 
@@ -249,7 +247,7 @@ static void finish_chain(const struct dpn_verbs *v, const struct dpn_send *send,
     }
 }
 
-static bool post(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_stripe *s, struct chain *c)
+static bool post(struct dpn_sender *tx, struct dpn_qp *qp, struct dpn_stripe *s, struct chain *c)
 {
     struct ibv_send_wr *bad;
 
@@ -261,47 +259,47 @@ static bool post(struct dpn_verbs *v, struct dpn_qp *qp, struct dpn_stripe *s, s
         return true;
     qp->sends_out--; /* its signaled end was not posted, so it does not complete */
     s->chains--;
-    dpn_qp_fail(v, qp, "send", strerror(error), ": the send queue takes no more");
+    dpn_qp_fail(&tx->q, qp, "send", strerror(error), ": the send queue takes no more");
     return false;
 }
 
-static void note_qp(struct dpn_verbs *v, const struct dpn_send *send, unsigned k)
+static void note_qp(struct dpn_sender *tx, const struct dpn_send *send, unsigned k)
 {
     const uint8_t qp = send->stripes[k].qp;
 
     if (send->is_eager)
-        v->send.eager_sends[send->number % DPN_EAGER_SLOTS].qp = qp;
+        tx->eager_sends[send->number % DPN_EAGER_SLOTS].qp = qp;
     else
-        v->send.targets[send->place.slot][send->place.sub].qps[k] = qp;
+        tx->targets[send->place.slot][send->place.sub].qps[k] = qp;
 }
 
 /* Post as much of a stripe as the send queue takes. Returns whether all of it is posted. */
-static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
+static bool send_stripe(struct dpn_sender *tx, struct dpn_send *send, unsigned k)
 {
     struct dpn_stripe *s = &send->stripes[k];
-    struct dpn_qp *qp = &v->queues.qps[s->qp];
+    struct dpn_qp *qp = &tx->q.qps[s->qp];
 
     if (send->is_inline)
-        return dpn_inline_post(v, send);
+        return dpn_inline_post(tx, send);
     s->epoch = qp->epoch;
     while (qp->requests_out + CHAIN <= DPN_SEND_QUEUE) {
         struct chain c;
         c.count = 0;
         const uint32_t rest = s->len - s->sent;
-        const uint32_t len = rest < v->queues.max_message ? rest : v->queues.max_message;
+        const uint32_t len = rest < tx->q.max_message ? rest : tx->q.max_message;
         if (send->is_eager)
-            add_eager(v, send, &c);
+            add_eager(tx, send, &c);
         else
-            add_data(v, send, k, len, &c);
+            add_data(tx, send, k, len, &c);
         if (len == rest && send->has_record)
-            add_record(v, send, k, &c);
-        finish_chain(v, send, k, len == rest, &c);
-        if (!post(v, qp, s, &c))
+            add_record(tx, send, k, &c);
+        finish_chain(tx, send, k, len == rest, &c);
+        if (!post(tx, qp, s, &c))
             return false;
         s->sent += len;
         if (len == rest) {
             s->state = DPN_STRIPE_SENT;
-            note_qp(v, send, k);
+            note_qp(tx, send, k);
             return true;
         }
     }
@@ -309,61 +307,61 @@ static bool send_stripe(struct dpn_verbs *v, struct dpn_send *send, unsigned k)
 }
 
 /* A stripe whose queue pair went down is moved to another one. */
-static bool find_qp(struct dpn_verbs *v, struct dpn_stripe *s)
+static bool find_qp(struct dpn_sender *tx, struct dpn_stripe *s)
 {
     uint8_t qps[DPN_MAX_QPS];
 
     if (s->qp < DPN_MAX_QPS)
-        return v->queues.up >> s->qp & 1;
-    if (!choose_qps(v, 1, qps))
+        return tx->q.up >> s->qp & 1;
+    if (!choose_qps(tx, 1, qps))
         return false;
     s->qp = qps[0];
     return true;
 }
 
-static void push_one(struct dpn_verbs *v, struct dpn_send *send)
+static void push_one(struct dpn_sender *tx, struct dpn_send *send)
 {
     for (unsigned k = 0; k < send->count; k++) {
         struct dpn_stripe *s = &send->stripes[k];
-        if (s->state == DPN_STRIPE_WAITING && find_qp(v, s) && send_stripe(v, send, k))
-            v->send.waiting--;
+        if (s->state == DPN_STRIPE_WAITING && find_qp(tx, s) && send_stripe(tx, send, k))
+            tx->waiting--;
     }
 }
 
-void dpn_verbs_push(struct dpn_verbs *v)
+void dpn_verbs_push(struct dpn_sender *tx)
 {
-    for (unsigned i = dpn_verbs_next_send(v, 0); v->send.waiting && i < DPN_SENDS;
-         i = dpn_verbs_next_send(v, i + 1))
-        if (v->send.sends[i].base.left)
-            push_one(v, &v->send.sends[i]);
+    for (unsigned i = dpn_verbs_next_send(tx, 0); tx->waiting && i < DPN_SENDS;
+         i = dpn_verbs_next_send(tx, i + 1))
+        if (tx->sends[i].base.left)
+            push_one(tx, &tx->sends[i]);
 }
 
 /* ---- completions ----------------------------------------------------------------------------- */
 
 /* The receiver may have cleared the slot again before the acknowledgement was seen here: then the
  * target belongs to a later message. */
-static void finish_stripe(struct dpn_verbs *v, struct dpn_send *send, struct dpn_stripe *s)
+static void finish_stripe(struct dpn_sender *tx, struct dpn_send *send, struct dpn_stripe *s)
 {
-    struct dpn_target *target = &v->send.targets[send->place.slot][send->place.sub];
+    struct dpn_target *target = &tx->targets[send->place.slot][send->place.sub];
 
     s->state = DPN_STRIPE_DONE;
     if (--send->base.left)
         return;
     if (send->is_eager)
-        dpn_eager_done(v, send);
+        dpn_eager_done(tx, send);
     else if (target->generation == send->generation)
         target->is_done = true;
-    v->queues.failures = 0;
+    tx->q.failures = 0;
 }
 
-void dpn_verbs_sent(struct dpn_verbs *v, struct dpn_work work)
+void dpn_verbs_sent(struct dpn_sender *tx, struct dpn_work work)
 {
-    struct dpn_send *send = &v->send.sends[work.slot];
+    struct dpn_send *send = &tx->sends[work.slot];
     struct dpn_stripe *s = &send->stripes[work.stripe];
 
-    v->queues.qps[work.qp].failures = 0;
+    tx->q.qps[work.qp].failures = 0;
     if (s->state == DPN_STRIPE_SENT && !--s->chains)
-        finish_stripe(v, send, s);
+        finish_stripe(tx, send, s);
     else if (s->state == DPN_STRIPE_WAITING)
         s->chains--;
 }
@@ -391,7 +389,7 @@ static bool has_arrived(const struct dpn_closed_receiver *report, unsigned slot,
     return !a->is_open || sub >= a->count || a->stripes[sub] >> stripe & 1;
 }
 
-static void resend_one(struct dpn_verbs *v, unsigned qp, struct dpn_send *send,
+static void resend_one(struct dpn_sender *tx, unsigned qp, struct dpn_send *send,
                        const struct dpn_closed_receiver *report)
 {
     for (unsigned k = 0; k < send->count; k++) {
@@ -404,24 +402,24 @@ static void resend_one(struct dpn_verbs *v, unsigned qp, struct dpn_send *send,
                                                       send->generation, k);
         if (has && s->state == DPN_STRIPE_DONE)
             continue;
-        v->send.waiting -= has && was_waiting;
-        v->send.waiting += !has && !was_waiting;
-        dpn_stat_count(&v->comm->stat, DPN_STAT_RETRIES, !has && s->sent);
+        tx->waiting -= has && was_waiting;
+        tx->waiting += !has && !was_waiting;
+        dpn_stat_count(&tx->q.comm->stat, DPN_STAT_RETRIES, !has && s->sent);
         send->base.left += !has && s->state == DPN_STRIPE_DONE;
         s->state = DPN_STRIPE_WAITING;
         s->qp = DPN_MAX_QPS; /* any */
         s->sent = s->chains = 0;
         if (has)
-            finish_stripe(v, send, s);
+            finish_stripe(tx, send, s);
     }
 }
 
 /* The receiver's device acknowledged the message and then lost it; the send buffer has been
  * returned to its owner. */
-static bool is_lost(const struct dpn_verbs *v, unsigned qp, unsigned slot, unsigned sub,
+static bool is_lost(const struct dpn_sender *tx, unsigned qp, unsigned slot, unsigned sub,
                     const struct dpn_closed_receiver *report)
 {
-    const struct dpn_target *t = &v->send.targets[slot][sub];
+    const struct dpn_target *t = &tx->targets[slot][sub];
 
     for (unsigned k = 0; t->is_done && k < t->count; k++)
         if (t->qps[k] == qp && !has_arrived(report, slot, sub, t->generation, k))
@@ -429,132 +427,132 @@ static bool is_lost(const struct dpn_verbs *v, unsigned qp, unsigned slot, unsig
     return false;
 }
 
-static bool is_any_lost(const struct dpn_verbs *v, unsigned qp,
+static bool is_any_lost(const struct dpn_sender *tx, unsigned qp,
                         const struct dpn_closed_receiver *report)
 {
     for (unsigned slot = 0; slot < NCCL_NET_MAX_REQUESTS; slot++)
         for (unsigned sub = 0; sub < DPN_MAX_RECEIVES; sub++)
-            if (is_lost(v, qp, slot, sub, report))
+            if (is_lost(tx, qp, slot, sub, report))
                 return true;
-    return dpn_eager_is_lost(v, qp, report);
+    return dpn_eager_is_lost(tx, qp, report);
 }
 
-bool dpn_verbs_has_lost(const struct dpn_verbs *v, const struct dpn_closed_receiver *report)
+bool dpn_verbs_has_lost(const struct dpn_sender *tx, const struct dpn_closed_receiver *report)
 {
-    for (unsigned qp = 0; qp < (unsigned)v->queues.qp_count; qp++)
-        if (is_any_lost(v, qp, report))
+    for (unsigned qp = 0; qp < (unsigned)tx->q.qp_count; qp++)
+        if (is_any_lost(tx, qp, report))
             return true;
     return false;
 }
 
-void dpn_verbs_resend(struct dpn_verbs *v, unsigned qp, const struct dpn_closed_receiver *report)
+void dpn_verbs_resend(struct dpn_sender *tx, unsigned qp, const struct dpn_closed_receiver *report)
 {
-    if (is_any_lost(v, qp, report)) {
-        dpn_verbs_fail(v, DP_ECOMM, "the peer's device lost a message that it had acknowledged: %s",
-                       v->queues.reason);
+    if (is_any_lost(tx, qp, report)) {
+        dpn_verbs_fail(&tx->q, DP_ECOMM,
+                       "the peer's device lost a message that it had acknowledged: %s",
+                       tx->q.reason);
         return;
     }
-    for (unsigned i = dpn_verbs_next_send(v, 0); i < DPN_SENDS; i = dpn_verbs_next_send(v, i + 1))
-        resend_one(v, qp, &v->send.sends[i], report);
-    dpn_verbs_push(v);
+    for (unsigned i = dpn_verbs_next_send(tx, 0); i < DPN_SENDS; i = dpn_verbs_next_send(tx, i + 1))
+        resend_one(tx, qp, &tx->sends[i], report);
+    dpn_verbs_push(tx);
 }
 
 /* ---- isend ----------------------------------------------------------------------------------- */
 
-static bool needs_record(const struct dpn_verbs *v, const struct dpn_send *send)
+static bool needs_record(const struct dpn_sender *tx, const struct dpn_send *send)
 {
     for (unsigned k = 0; k < send->count; k++) {
-        const struct dpn_rail *rail = &v->queues.rails[v->queues.qps[send->stripes[k].qp].rail];
-        if (send->stripes[k].len > v->queues.max_message ||
-            (rail->adaptive && !v->queues.any_order &&
+        const struct dpn_rail *rail = &tx->q.rails[tx->q.qps[send->stripes[k].qp].rail];
+        if (send->stripes[k].len > tx->q.max_message ||
+            (rail->adaptive && !tx->q.any_order &&
              send->size > (size_t)dpn_verbs_state.options.adaptive_bytes))
             return true;
     }
     return false;
 }
 
-static int refuse(struct dpn_verbs *v, const struct dpn_piece *piece, struct dpn_place place)
+static int refuse(struct dpn_sender *tx, const struct dpn_piece *piece, struct dpn_place place)
 {
-    const size_t room = dpn_cts_list_room(&v->send.cts_list, place);
+    const size_t room = dpn_cts_list_room(&tx->cts_list, place);
 
-    dpn_verbs_refuse(v, piece->size, place);
+    dpn_verbs_refuse(tx, piece->size, place);
     return dp_fail(DP_EMISMATCH, "send of %zu bytes (tag %d): the peer's receive has %zu",
                    piece->size, piece->tag, room);
 }
 
 /* Direct a message to the buffer that was cleared. */
-static void set_target(struct dpn_verbs *v, struct dpn_send *send, struct dpn_place place)
+static void set_target(struct dpn_sender *tx, struct dpn_send *send, struct dpn_place place)
 {
-    struct dpn_target *target = &v->send.targets[place.slot][place.sub];
+    struct dpn_target *target = &tx->targets[place.slot][place.sub];
 
     send->is_eager = send->is_inline = false;
     send->place = place;
     send->generation = target->generation;
-    send->has_record = needs_record(v, send);
+    send->has_record = needs_record(tx, send);
     target->count = (uint8_t)send->count;
-    dpn_cts_list_take(&v->send.cts_list, place);
+    dpn_cts_list_take(&tx->cts_list, place);
 }
 
 /* DPN_SENDS: all are in use. */
-static unsigned find_free_send(const struct dpn_verbs *v)
+static unsigned find_free_send(const struct dpn_sender *tx)
 {
     unsigned w = 0;
 
-    while (w < DPN_SENDS / 64 && !~v->send.sends_used[w])
+    while (w < DPN_SENDS / 64 && !~tx->sends_used[w])
         w++;
-    return w < DPN_SENDS / 64 ? w * 64 + (unsigned)__builtin_ctzll(~v->send.sends_used[w])
-                              : DPN_SENDS;
+    return w < DPN_SENDS / 64 ? w * 64 + (unsigned)__builtin_ctzll(~tx->sends_used[w]) : DPN_SENDS;
 }
 
-static struct dpn_send *new_send(struct dpn_verbs *v, const struct dpn_piece *piece, unsigned count,
-                                 const uint8_t *qps)
+static struct dpn_send *new_send(struct dpn_sender *tx, const struct dpn_piece *piece,
+                                 unsigned count, const uint8_t *qps)
 {
-    const unsigned index = find_free_send(v);
-    struct dpn_send *send = &v->send.sends[index];
+    const unsigned index = find_free_send(tx);
+    struct dpn_send *send = &tx->sends[index];
 
-    v->send.sends_used[index / 64] |= UINT64_C(1) << index % 64;
-    send->base = dpn_verbs_new_request(v, DPN_SEND, index);
+    tx->sends_used[index / 64] |= UINT64_C(1) << index % 64;
+    tx->q.open_count++;
+    send->base = dpn_verbs_new_request(&tx->q, DPN_SEND, index);
     send->data = piece->data;
     send->size = piece->size;
     send->tag = piece->tag;
     send->memory = (const struct dpn_verbs_memory *)piece->memory;
     send->has_record = false;
     send->count = send->base.left = count;
-    cut(v, send, qps);
-    v->send.waiting += count;
+    cut(tx, send, qps);
+    tx->waiting += count;
     return send;
 }
 
-int dpn_verbs_isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct dpn_request **out)
+int dpn_verbs_isend(struct dpn_sender *tx, const struct dpn_piece *piece, struct dpn_request **out)
 {
-    struct dpn_verbs *v = comm->state;
     uint8_t qps[DPN_MAX_QPS];
     struct dpn_place place;
 
     if (!dpn_memory_holds((const struct dpn_verbs_memory *)piece->memory, piece->data, piece->size))
         return dp_fail(DP_EINVAL, "send of %zu bytes that are not in the memory registered for it",
                        piece->size);
-    dpn_verbs_read_cts(v);
-    if (v->error || find_free_send(v) == DPN_SENDS)
+    dpn_verbs_read_cts(tx);
+    if (tx->q.error || find_free_send(tx) == DPN_SENDS)
         return 0;
     const bool is_cleared =
-        v->send.cts_list.live && dpn_cts_list_find(&v->send.cts_list, piece->tag, &place);
-    if (!is_cleared && !dpn_eager_may(v, piece))
+        tx->cts_list.live && dpn_cts_list_find(&tx->cts_list, piece->tag, &place);
+    if (!is_cleared && !dpn_eager_may(tx, piece))
         return 0;
-    if (is_cleared && piece->size > dpn_cts_list_room(&v->send.cts_list, place))
-        return refuse(v, piece, place);
-    const unsigned count = choose_qps(v, is_cleared ? piece->size : 1, qps);
+    if (is_cleared && piece->size > dpn_cts_list_room(&tx->cts_list, place))
+        return refuse(tx, piece, place);
+    const unsigned count = choose_qps(tx, is_cleared ? piece->size : 1, qps);
     if (!count)
         return 0;
-    struct dpn_send *send = new_send(v, piece, count, qps);
+    struct dpn_send *send = new_send(tx, piece, count, qps);
     if (is_cleared)
-        set_target(v, send, place);
+        set_target(tx, send, place);
     else
-        dpn_eager_begin(v, send);
+        dpn_eager_begin(tx, send);
     if (send->is_inline)
-        v->send.waiting -= dpn_inline_post(v, send);
+        tx->waiting -= dpn_inline_post(tx, send);
     else
-        push_one(v, send);
+        push_one(tx, send);
     *out = &send->base.base;
     return 0;
 }

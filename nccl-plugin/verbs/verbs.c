@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verbs.c - the transport: opens a connection, tests requests, closes it; and what watches it meanwhile.
+ * verbs.c - the transport: opens a connection, tests requests, closes it; and what watches it
+ * meanwhile.
  */
-#include "nccl-plugin/verbs/verbs.h"
-
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/thread.h"
 #include "nccl-plugin/verbs/comm.h"
-#include "nccl-plugin/verbs/device.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +18,7 @@
  * has work for it: a receiver whose receives are all done is not called, although the sender, whose
  * queue pair failed before the last acknowledgement, needs its report. So one thread of the process
  * polls every connection that has not been polled, four times a second, and accepts peers that
- * connect again (verbs/reconnect.c). It ends with the last connection.
+ * connect again (verbs/control.c). It ends with the last connection.
  */
 
 static const int64_t ROUND_NS = 250 * DP_NS_PER_MS;
@@ -35,11 +33,11 @@ static bool is_running;
 /* Returns after how long it is to be looked at again. */
 static int64_t check(struct dpn_verbs *v)
 {
-    struct dpn_comm *comm = v->comm;
+    struct dpn_comm *comm = v->q.comm;
 
     if (pthread_mutex_trylock(&comm->lock))
         return ROUND_NS; /* another thread makes progress */
-    if (v->error)
+    if (v->q.error)
         dpn_verbs_has_ended(v);
     else if (dp_now_ns() - v->polled_ns >= (dpn_qps_are_changing(v) ? SOON_NS : ROUND_NS))
         dpn_verbs_progress_all(v);
@@ -54,7 +52,7 @@ static int64_t check(struct dpn_verbs *v)
 static void hand_over(struct dp_wire *wire, uint64_t label)
 {
     for (struct dpn_verbs *v = label ? watched : NULL; v && wire; v = v->next_watched)
-        if (!v->queues.is_sender && v->control.channel.label == label)
+        if (!v->q.is_sender && v->control.channel.label == label)
             wire = atomic_exchange(&v->control.channel.accepted, wire);
     dp_wire_close(wire);
 }
@@ -158,23 +156,47 @@ static void unwatch(struct dpn_verbs *v)
 /* ---- open ------------------------------------------------------------------------------------ */
 
 /* Both sides start with the same values. */
-static void init_counters(struct dpn_verbs *v)
+static void init_queues(struct dpn_queues *q, struct dpn_comm *comm)
 {
     const uint32_t n = dpn_verbs_state.first_count;
 
-    v->control.channel.sent = v->control.channel.acked = v->control.channel.received = n;
-    v->send.cts_read = v->recv.cts_made = v->recv.cts_new = v->recv.cts_sent = n;
-    v->send.eager_sent = v->recv.eager_seen = v->eager_taken = v->recv.credited = n;
-    v->recv.buffers_made = v->recv.buffers_closed = n;
-    v->recv.credit_every = DPN_EAGER_SLOTS / 2;
+    q->comm = comm;
+    q->is_sender = comm->is_sender;
     for (int i = 0; i < DPN_MAX_QPS; i++)
-        v->queues.qps[i].epoch = (uint16_t)n;
-    for (int i = 0; i < NCCL_NET_MAX_REQUESTS; i++)
-        v->recv.recvs[i].generation = n % DPN_GENERATIONS;
+        q->qps[i].epoch = (uint16_t)n;
     for (int r = 0; r < DPN_MAX_RAILS; r++) {
-        v->queues.rails[r].loop.epoch = (uint16_t)n;
-        v->queues.rails[r].loop.written = v->queues.rails[r].loop.flushed = n;
+        q->rails[r].loop.epoch = (uint16_t)n;
+        q->rails[r].loop.written = q->rails[r].loop.flushed = n;
     }
+}
+
+static void init_receiver(struct dpn_receiver *rx)
+{
+    const uint32_t n = dpn_verbs_state.first_count;
+
+    rx->cts_made = rx->cts_new = rx->cts_sent = n;
+    rx->eager_seen = rx->eager_taken = rx->credited = n;
+    rx->buffers_made = rx->buffers_closed = n;
+    rx->credit_every = DPN_EAGER_SLOTS / 2;
+    rx->free = rx->flushes_free = UINT32_MAX;
+    for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
+        rx->recvs[i].generation = n % DPN_GENERATIONS;
+        rx->recvs[i].base = dpn_verbs_new_request(&rx->q, DPN_RECV, i);
+        rx->flushes[i].base = dpn_verbs_new_request(&rx->q, DPN_FLUSH, i);
+    }
+}
+
+static void init_state(struct dpn_verbs *v, struct dpn_comm *comm)
+{
+    struct dpn_channel *ch = &v->control.channel;
+
+    init_queues(&v->q, comm);
+    ch->sent = ch->acked = ch->received = dpn_verbs_state.first_count;
+    ch->is_resumed = true;
+    if (comm->is_sender)
+        v->send.cts_read = v->send.eager_sent = v->send.eager_taken = dpn_verbs_state.first_count;
+    else
+        init_receiver(&v->recv);
 }
 
 static int new_state(struct dpn_comm *comm)
@@ -183,20 +205,12 @@ static int new_state(struct dpn_comm *comm)
 
     if (!v)
         return dp_fail(DP_ENOMEM, "no memory for a connection");
-    v->comm = comm;
-    v->queues.is_sender = comm->is_sender;
-    v->recv.free = v->recv.flushes_free = UINT32_MAX;
-    v->control.channel.is_resumed = true;
-    init_counters(v);
-    for (unsigned i = 0; i < NCCL_NET_MAX_REQUESTS; i++) {
-        v->recv.recvs[i].base = dpn_verbs_new_request(v, DPN_RECV, i);
-        v->recv.flushes[i].base = dpn_verbs_new_request(v, DPN_FLUSH, i);
-    }
+    init_state(v, comm);
     comm->state = v;
     handle_forks(); /* before there is an acceptor */
     int err = dpn_net_device(comm->dev, &v->choice.device);
     if (!err)
-        dpn_choice_gather(&v->choice, v->queues.is_sender);
+        dpn_choice_gather(&v->choice, v->q.is_sender);
     return err;
 }
 
@@ -213,8 +227,8 @@ static int open_verbs(struct dpn_comm *comm)
         dpn_verbs_progress(v);
     else
         comm->wire->ops->progress(comm->wire);
-    if (v->error)
-        return dp_fail(v->error, "connecting over RDMA: %s", v->why);
+    if (v->q.error)
+        return dp_fail(v->q.error, "connecting over RDMA: %s", v->q.why);
     err = dpn_verbs_handshake(v);
     if (!err)
         watch(v);
@@ -227,18 +241,18 @@ static int open_verbs(struct dpn_comm *comm)
 static bool close_qps(struct dpn_verbs *v)
 {
     const int64_t until_ns = dp_now_ns() + dpn_timeout_ns();
-    bool have_ended = dpn_qps_close(&v->queues, until_ns);
+    bool have_ended = dpn_qps_close(&v->q, until_ns);
 
-    for (int r = 0; r < v->queues.rail_count; r++)
-        have_ended &= dpn_loop_close(&v->queues.rails[r], until_ns);
+    for (int r = 0; r < v->q.rail_count; r++)
+        have_ended &= dpn_loop_close(&v->q.rails[r], until_ns);
     return have_ended;
 }
 
 static void free_state(struct dpn_verbs *v)
 {
-    dpn_rails_close(&v->queues);
+    dpn_rails_close(&v->q);
     dpn_control_free_all(v);
-    free(v->queues.block);
+    free(v->q.block);
     free(v);
 }
 
@@ -269,30 +283,105 @@ static void close_verbs(struct dpn_comm *comm)
                v->choice.device->name, (long long)dpn_options.timeout_s);
 }
 
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static int reg(struct dpn_comm *comm, const struct dpn_region *region, struct dpn_memory **out)
+{
+    return dpn_verbs_reg(&((const struct dpn_verbs *)comm->state)->q, region, out);
+}
+
+static bool recv_uses(const struct dpn_recv *recv, const struct dpn_memory *memory)
+{
+    for (unsigned i = 0; i < recv->count; i++)
+        if (!recv->buffers[i].done && recv->buffers[i].memory == memory)
+            return true;
+    return false;
+}
+
+static bool flush_uses(const struct dpn_receiver *rx, const struct dpn_memory *memory)
+{
+    for (uint32_t used = ~rx->flushes_free; used; used &= used - 1) {
+        const struct dpn_flush *flush = &rx->flushes[__builtin_ctz(used)];
+        if (flush->base.left && &flush->memory->base == memory)
+            return true;
+    }
+    return false;
+}
+
+static bool receiver_uses(const struct dpn_receiver *rx, const struct dpn_memory *memory)
+{
+    for (uint32_t used = ~rx->free; used; used &= used - 1)
+        if (recv_uses(&rx->recvs[__builtin_ctz(used)], memory))
+            return true;
+    return flush_uses(rx, memory);
+}
+
+static bool sender_uses(const struct dpn_sender *tx, const struct dpn_memory *memory)
+{
+    for (unsigned i = dpn_verbs_next_send(tx, 0); i < DPN_SENDS; i = dpn_verbs_next_send(tx, i + 1))
+        if (tx->sends[i].base.left && &tx->sends[i].memory->base == memory)
+            return true;
+    return false;
+}
+
+static bool is_in_flight(const struct dpn_verbs *v, const struct dpn_memory *memory)
+{
+    return v->q.is_sender ? sender_uses(&v->send, memory) : receiver_uses(&v->recv, memory);
+}
+
+/* Whether nothing uses it any more. A connection that does ends; then its queue pairs are destroyed
+ * first. */
+static bool has_given_back(struct dpn_comm *comm, const struct dpn_memory *memory)
+{
+    bool has_ended = true;
+
+    pthread_mutex_lock(&comm->lock);
+    struct dpn_verbs *v = comm->state;
+    if (v && is_in_flight(v, memory))
+        dpn_verbs_fail(&v->q, DP_EABORTED, "memory was deregistered while a request still used it");
+    if (v && v->q.error)
+        has_ended = dpn_verbs_has_ended(v);
+    pthread_mutex_unlock(&comm->lock);
+    return has_ended;
+}
+
+static void dereg(struct dpn_comm *comm, struct dpn_memory *base)
+{
+    static const struct timespec pause = {.tv_nsec = 100 * DP_NS_PER_US};
+
+    while (!has_given_back(comm, base))
+        nanosleep(&pause, NULL);
+    dpn_verbs_memory_free((struct dpn_verbs_memory *)base);
+}
+
 /* ---- requests -------------------------------------------------------------------------------- */
 
 /* After a call that has begun no request: 0, and NCCL calls again, or the error that ended the
  * connection. */
 static int go_on(struct dpn_verbs *v, const char *what)
 {
-    if (!v->error)
+    if (!v->q.error)
         dpn_verbs_progress(v);
-    return v->error && dpn_verbs_has_ended(v) ? dp_fail(v->error, "%s: %s", what, v->why) : 0;
+    return v->q.error && dpn_verbs_has_ended(v) ? dp_fail(v->q.error, "%s: %s", what, v->q.why) : 0;
 }
 
 static int isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct dpn_request **out)
 {
-    int err = dpn_verbs_isend(comm, piece, out);
+    struct dpn_verbs *v = comm->state;
+    int err = dpn_verbs_isend(&v->send, piece, out);
 
-    return err || *out ? err : go_on(comm->state, "send");
+    if (err)
+        dpn_verbs_send_refusal(v);
+    return err || *out ? err : go_on(v, "send");
 }
 
 static int irecv(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
                  struct dpn_request **out)
 {
-    int err = dpn_verbs_irecv(comm, n, pieces, out);
+    struct dpn_verbs *v = comm->state;
+    int err = dpn_verbs_irecv(&v->recv, n, pieces, out);
 
-    return err || *out ? err : go_on(comm->state, "receive");
+    return err || *out ? err : go_on(v, "receive");
 }
 
 /* Without a request there is nothing to flush. */
@@ -300,19 +389,19 @@ static int iflush(struct dpn_comm *comm, int n, const struct dpn_piece *pieces,
                   struct dpn_request **out)
 {
     struct dpn_verbs *v = comm->state;
-    int err = dpn_verbs_iflush(comm, n, pieces, out);
+    int err = dpn_verbs_iflush(&v->recv, n, pieces, out);
 
-    if (!v->error)
+    if (!v->q.error)
         return err;
     dpn_verbs_has_ended(v);
-    return err ? err : dp_fail(v->error, "flush: %s", v->why);
+    return err ? err : dp_fail(v->q.error, "flush: %s", v->q.why);
 }
 
 /* ---- test ------------------------------------------------------------------------------------ */
 
 static bool is_free(const struct dpn_verbs_request *req)
 {
-    const struct dpn_verbs *v = req->verbs;
+    const struct dpn_verbs *v = (const struct dpn_verbs *)req->q;
 
     if (req->kind == DPN_SEND)
         return !(v->send.sends_used[req->index / 64] >> req->index % 64 & 1);
@@ -321,14 +410,16 @@ static bool is_free(const struct dpn_verbs_request *req)
 
 static void finish(struct dpn_verbs_request *req, int *sizes)
 {
-    struct dpn_verbs *v = req->verbs;
+    struct dpn_verbs *v = (struct dpn_verbs *)req->q;
     switch (req->kind) {
     case DPN_SEND:
+        v->q.open_count--;
         v->send.sends_used[req->index / 64] &= ~(UINT64_C(1) << req->index % 64);
         if (sizes)
             sizes[0] = (int)v->send.sends[req->index].size;
         break;
     case DPN_RECV:
+        v->q.open_count--;
         v->recv.free |= 1u << req->index;
         for (unsigned i = 0; sizes && i < v->recv.recvs[req->index].count; i++)
             sizes[i] = (int)v->recv.recvs[req->index].buffers[i].size;
@@ -343,25 +434,25 @@ static int test(struct dpn_request *request, bool *done, int *sizes)
 {
     static const char *const names[] = {"send", "receive", "flush"};
     struct dpn_verbs_request *req = (struct dpn_verbs_request *)request;
-    struct dpn_verbs *v = req->verbs;
+    struct dpn_verbs *v = (struct dpn_verbs *)req->q;
 
     if (is_free(req))
         return dp_fail(DP_EINVAL, "test of a request that is done already");
-    if (req->left && !v->error)
+    if (req->left && !v->q.error)
         dpn_verbs_progress(v);
     *done = !req->left;
     if (*done)
         finish(req, sizes);
-    else if (v->error && dpn_verbs_has_ended(v))
-        return dp_fail(v->error, "%s: %s", names[req->kind], v->why);
+    else if (v->q.error && dpn_verbs_has_ended(v))
+        return dp_fail(v->q.error, "%s: %s", names[req->kind], v->q.why);
     return 0;
 }
 
 const struct dpn_transport dpn_verbs = {
     .name = "verbs",
     .open = open_verbs,
-    .reg = dpn_verbs_reg,
-    .dereg = dpn_verbs_dereg,
+    .reg = reg,
+    .dereg = dereg,
     .isend = isend,
     .irecv = irecv,
     .iflush = iflush,

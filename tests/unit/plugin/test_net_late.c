@@ -147,8 +147,8 @@ static uint64_t progress_of(const struct both *b, int side)
         return sum;
     sum = sum * 31 + v->step;
     sum = sum * 31 + v->control.channel.sent - v->control.channel.received;
-    for (int i = 0; i < v->queues.qp_count; i++)
-        sum = sum * 31 + v->queues.qps[i].state;
+    for (int i = 0; i < v->q.qp_count; i++)
+        sum = sum * 31 + v->q.qps[i].state;
     return sum;
 }
 
@@ -158,9 +158,9 @@ static bool is_device_busy(const struct both *b, int side)
     const struct dpn_verbs *v = verbs_of(b, side);
     bool busy = false;
 
-    for (int i = 0; v && i < v->queues.qp_count; i++)
-        busy |= v->queues.qps[i].state != DPN_QP_DOWN && v->queues.qps[i].state != DPN_QP_OPENING &&
-                v->queues.qps[i].state != DPN_QP_UP;
+    for (int i = 0; v && i < v->q.qp_count; i++)
+        busy |= v->q.qps[i].state != DPN_QP_DOWN && v->q.qps[i].state != DPN_QP_OPENING &&
+                v->q.qps[i].state != DPN_QP_UP;
     return busy;
 }
 

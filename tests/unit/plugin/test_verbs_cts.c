@@ -66,10 +66,10 @@ static struct ibv_qp *send_cts_slowly(struct both *b)
 
     pthread_mutex_lock(&comm->lock);
     struct dpn_verbs *v = comm->state;
-    struct ibv_qp *slow = v->queues.qps[1].ibv;
+    struct ibv_qp *slow = v->q.qps[1].ibv;
     assert_true(fake_verbs.hold_qp(slow, true));
-    dpn_qp_fail(v, &v->queues.qps[0], "test", "pulled", "");
-    assert_int_equal(dpn_verbs_irecv(comm, 1, &piece, &b->recv), 0);
+    dpn_qp_fail(&v->q, &v->q.qps[0], "test", "pulled", "");
+    assert_int_equal(dpn_verbs_irecv(&v->recv, 1, &piece, &b->recv), 0);
     pthread_mutex_unlock(&comm->lock);
     return slow;
 }
@@ -107,11 +107,11 @@ CASE(a_cts_entry_that_comes_again_late_overwrites_no_other)
     }
     pthread_mutex_lock(&b.pair.receiver->lock);
     struct dpn_verbs *v = b.pair.receiver->state;
-    struct ibv_qp *slow = v->queues.qps[1].ibv;
+    struct ibv_qp *slow = v->q.qps[1].ibv;
     assert_true(fake_verbs.hold_qp(slow, true));
-    dpn_qp_fail(v, &v->queues.qps[0], "test", "pulled", "");
-    dpn_cts_rewind(v, 0, v->recv.cts_made - AGAIN);
-    dpn_cts_push(v);
+    dpn_qp_fail(&v->q, &v->q.qps[0], "test", "pulled", "");
+    dpn_cts_rewind(&v->recv, 0, v->recv.cts_made - AGAIN);
+    dpn_cts_push(&v->recv);
     pthread_mutex_unlock(&b.pair.receiver->lock);
     b.recv = NULL;
     wait_for_qps(&b, 0, 2);
@@ -163,7 +163,7 @@ static struct dpn_verbs *lock_receiver_while_opening(struct both *b, unsigned qp
     for (;; must_be_in_time(began_ns)) {
         pthread_mutex_lock(&comm->lock);
         struct dpn_verbs *v = comm->state;
-        if (v->queues.qps[qp].state == DPN_QP_OPENING && v->queues.qps[qp].epoch == epoch)
+        if (v->q.qps[qp].state == DPN_QP_OPENING && v->q.qps[qp].epoch == epoch)
             return v;
         dpn_verbs_progress_all(v);
         pthread_mutex_unlock(&comm->lock);
@@ -181,11 +181,11 @@ CASE(a_probe_that_is_polled_late_does_not_revive_a_queue_pair)
         must_be_in_time(began_ns);
         try_send(&b);
     }
-    dpn_qp_fail(v, &v->queues.qps[0], "test", "pulled", "");
-    const int failures = v->queues.qps[0].failures;
+    dpn_qp_fail(&v->q, &v->q.qps[0], "test", "pulled", "");
+    const int failures = v->q.qps[0].failures;
     dpn_verbs_poll(v); /* the probe; and, after it, flushed receives, which would fail it again */
-    assert_int_equal(v->queues.qps[0].state, DPN_QP_STOPPING);
-    assert_int_equal(v->queues.qps[0].failures, failures);
+    assert_int_equal(v->q.qps[0].state, DPN_QP_STOPPING);
+    assert_int_equal(v->q.qps[0].failures, failures);
     pthread_mutex_unlock(&b.pair.receiver->lock);
     wait_for_qps(&b, 0, 3);
     b.recv = pair_receive(&b.pair, b.to, LEN);

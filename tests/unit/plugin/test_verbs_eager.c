@@ -506,8 +506,8 @@ CASE(what_is_no_short_message_ends_the_connection)
     struct both b = connect_both(NCCL_PTR_HOST);
     struct dpn_verbs *v = b.pair.receiver->state;
     pthread_mutex_lock(&b.pair.receiver->lock);
-    dpn_eager_take(v, 3, 100); /* nothing has arrived */
-    const int error = v->error;
+    dpn_eager_take(&v->recv, 3, 100); /* nothing has arrived */
+    const int error = v->q.error;
     pthread_mutex_unlock(&b.pair.receiver->lock);
     assert_int_equal(error, DP_EMISMATCH);
     pair_end(&b.pair);
@@ -523,11 +523,11 @@ CASE(an_outdated_report_of_entries_read_is_accepted)
     struct dpn_verbs *v = p.receiver->state;
     pthread_mutex_lock(&p.receiver->lock);
     v->recv.cts_made = v->recv.cts_new = v->recv.cts_sent = made;
-    dpn_cts_rewind(v, 0, made - DPN_CTS_ENTRIES - 1);
-    const int old = v->error;
+    dpn_cts_rewind(&v->recv, 0, made - DPN_CTS_ENTRIES - 1);
+    const int old = v->q.error;
     const uint32_t sent = v->recv.cts_sent;
-    dpn_cts_rewind(v, 0, made + 1);
-    const int future = v->error;
+    dpn_cts_rewind(&v->recv, 0, made + 1);
+    const int future = v->q.error;
     pthread_mutex_unlock(&p.receiver->lock);
     assert_int_equal(old, 0);
     assert_int_equal(sent, made - DPN_CTS_ENTRIES);

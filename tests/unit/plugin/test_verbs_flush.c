@@ -46,7 +46,7 @@ struct loop {
 static struct loop loop_of(struct pair *p, int rail)
 {
     pthread_mutex_lock(&p->receiver->lock);
-    const struct dpn_loop *l = &((struct dpn_verbs *)p->receiver->state)->queues.rails[rail].loop;
+    const struct dpn_loop *l = &((struct dpn_verbs *)p->receiver->state)->q.rails[rail].loop;
     const struct loop loop = {l->written, l->flushed, l->epoch, l->qp};
     pthread_mutex_unlock(&p->receiver->lock);
     return loop;
@@ -129,7 +129,7 @@ static void set_dead(struct pair *p, int rail, bool dead)
 {
     const struct dpn_verbs *v = p->receiver->state;
 
-    atomic_store(&v->queues.rails[rail].port->hca->is_dead, dead);
+    atomic_store(&v->q.rails[rail].port->hca->is_dead, dead);
 }
 
 CASE(a_dead_device_is_not_asked_to_flush)

@@ -132,7 +132,7 @@ static bool has_sent_closed(struct dpn_comm *comm)
     pthread_mutex_lock(&comm->lock);
     struct dpn_verbs *v = comm->state;
     dpn_verbs_progress_all(v);
-    const bool has = v->queues.qps[0].is_closed_here && !dpn_control_is_sending(v);
+    const bool has = v->q.qps[0].is_closed_here && !dpn_control_is_sending(v);
     pthread_mutex_unlock(&comm->lock);
     return has;
 }
@@ -145,7 +145,7 @@ static void kill_child(const struct child *c, struct dpn_comm *comm)
     stop(c);
     pthread_mutex_lock(&comm->lock);
     struct dpn_verbs *v = comm->state;
-    dpn_qp_fail(v, &v->queues.qps[0], "test", "pulled", "");
+    dpn_qp_fail(&v->q, &v->q.qps[0], "test", "pulled", "");
     pthread_mutex_unlock(&comm->lock);
     while (!has_sent_closed(comm))
         must_be_in_time(began_ns);

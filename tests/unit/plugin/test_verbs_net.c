@@ -32,7 +32,7 @@ CASE(fused_devices_use_all_rails_and_are_forgotten)
     assert_int_equal(device->speed_mbps, 200000);
     struct pair p = pair_connect(dev);
     const struct dpn_verbs *v = p.sender->state;
-    assert_int_equal(v->queues.rail_count, 2);
+    assert_int_equal(v->q.rail_count, 2);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     assert_int_equal(v->send.sends[0].count, 2); /* a stripe each */
     pair_end(&p);
@@ -146,7 +146,7 @@ CASE(what_comes_again_too_late_ends_the_connection)
         target = pair_transfer(&p, NCCL_PTR_HOST, -1);
     struct dpn_verbs *v = p.receiver->state;
     pthread_mutex_lock(&p.receiver->lock);
-    dpn_verbs_take_imm(v, 0, dpn_imm_pack((struct dpn_imm){.count = 1, .generation = 3}), PAIR_BYTES);
+    dpn_verbs_take_imm(&v->recv, 0, dpn_imm_pack((struct dpn_imm){.count = 1, .generation = 3}), PAIR_BYTES);
     pthread_mutex_unlock(&p.receiver->lock);
     const size_t len = 1;
     const int64_t began_ns = dp_now_ns();
@@ -255,7 +255,7 @@ CASE(a_connection_that_is_never_idle_is_looked_after)
         ;
     for (int i = 0; i < 2048; i++) {
         v->idle = 0;
-        v->queues.is_degraded = false;
+        v->q.is_degraded = false;
         dpn_verbs_progress(v);
     }
     assert_true(v->polled_ns > before_ns);
@@ -287,7 +287,7 @@ CASE(only_a_loop_may_be_read_over)
     struct pair p = pair_connect(0);
     assert_int_equal(made_of(p.sender).attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE);
     assert_int_equal(made_of(p.receiver).attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE);
-    struct ibv_qp *loop = ((struct dpn_verbs *)p.receiver->state)->queues.rails[0].loop.qp;
+    struct ibv_qp *loop = ((struct dpn_verbs *)p.receiver->state)->q.rails[0].loop.qp;
     assert_int_equal(ibv_query_qp(loop, &attr, 0, &init), 0);
     assert_int_equal(attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
     pair_end(&p);
@@ -314,8 +314,8 @@ CASE(clear_to_send_is_inline_unless_told_otherwise)
 {
     dpn_verbs_state.options.inlines_cts = false;
     struct pair p = pair_connect(0);
-    assert_int_equal(((struct dpn_verbs *)p.receiver->state)->queues.qps[0].inline_bytes, 0);
-    assert_true(((struct dpn_verbs *)p.sender->state)->queues.qps[0].inline_bytes > 0);
+    assert_int_equal(((struct dpn_verbs *)p.receiver->state)->q.qps[0].inline_bytes, 0);
+    assert_true(((struct dpn_verbs *)p.sender->state)->q.qps[0].inline_bytes > 0);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);
     dpn_verbs_state.options.inlines_cts = true;
@@ -359,8 +359,8 @@ CASE(messages_overtake_each_other_if_both_sides_can)
         made_so = 0;
         struct pair p = pair_connect(0);
         const struct dpn_verbs *sender = p.sender->state, *receiver = p.receiver->state;
-        assert_int_equal(sender->queues.any_order, cases[i].any_order);
-        assert_int_equal(receiver->queues.any_order, cases[i].any_order);
+        assert_int_equal(sender->q.any_order, cases[i].any_order);
+        assert_int_equal(receiver->q.any_order, cases[i].any_order);
         assert_int_equal(made_so, cases[i].any_order ? 4 : 0); /* each side tries, and makes, one */
         pair_transfer(&p, NCCL_PTR_HOST, -1);
         assert_int_equal(sender->send.sends[0].has_record, !cases[i].any_order);
@@ -397,19 +397,19 @@ CASE(a_port_of_the_subnet_of_the_peer_stands_in)
 {
     struct pair p = pair_connect_between(0, 1);
     const struct dpn_verbs *v = p.sender->state;
-    assert_string_equal(v->queues.rails[0].port->name, "fake0");
+    assert_string_equal(v->q.rails[0].port->name, "fake0");
     pair_end(&p);
     dpn_verbs_state.options.subnet_bits = 32;
     p = pair_connect_between(0, 1);
     v = p.sender->state;
-    assert_int_equal(v->queues.rail_count, 1);
-    assert_string_equal(v->queues.rails[0].port->name, "fake1");
+    assert_int_equal(v->q.rail_count, 1);
+    assert_string_equal(v->q.rails[0].port->name, "fake1");
     pair_transfer(&p, NCCL_PTR_HOST, 0);
     pair_end(&p);
     dpn_verbs_state.options.subnet_bits = 24; /* its own port is near as well */
     p = pair_connect_between(0, 1);
     v = p.sender->state;
-    assert_string_equal(v->queues.rails[0].port->name, "fake0");
+    assert_string_equal(v->q.rails[0].port->name, "fake0");
     pair_end(&p);
     dpn_verbs_state.options.subnet_bits = 0;
 }
@@ -647,10 +647,10 @@ static unsigned completed_on(struct dpn_comm *comm, int rail)
         pthread_mutex_lock(&comm->lock);
         struct dpn_verbs *v = comm->state;
         dpn_verbs_progress_all(v);
-        is_open = !v->queues.is_degraded;
+        is_open = !v->q.is_degraded;
         completed = 0;
-        for (int i = 0; i < v->queues.qp_count; i++)
-            completed += v->queues.qps[i].rail == rail ? v->queues.qps[i].completed : 0;
+        for (int i = 0; i < v->q.qp_count; i++)
+            completed += v->q.qps[i].rail == rail ? v->q.qps[i].completed : 0;
         pthread_mutex_unlock(&comm->lock);
     }
     return completed;
@@ -663,10 +663,10 @@ CASE(a_placed_flow_goes_over_the_rail_of_the_placement)
     place_on_fake1(path);
     struct pair p = pair_connect(0);
     const struct dpn_verbs *v = p.sender->state;
-    assert_string_equal(v->queues.rails[0].port->name, "fake1");
-    assert_string_equal(v->queues.rails[0].peer, "fake1");
-    assert_int_equal(v->queues.qps_per_rail, 2);
-    assert_int_equal(v->queues.traffic_class, 104);
+    assert_string_equal(v->q.rails[0].port->name, "fake1");
+    assert_string_equal(v->q.rails[0].peer, "fake1");
+    assert_int_equal(v->q.qps_per_rail, 2);
+    assert_int_equal(v->q.traffic_class, 104);
     const unsigned spare = completed_on(p.sender, 1);
     for (int i = 0; i < 3; i++)
         pair_transfer(&p, NCCL_PTR_HOST, -1);
@@ -686,10 +686,10 @@ CASE(a_placed_flow_goes_on_over_the_other_device)
     place_on_fake1(path);
     struct pair p = pair_connect(0);
     struct dpn_verbs *v = p.sender->state;
-    assert_int_equal(v->queues.rail_count, 2);
-    assert_string_equal(v->queues.rails[1].port->name, "fake0");
-    for (int i = 0; i < v->queues.qp_count; i++)
-        if (v->queues.qps[i].rail == 0 && pair_qps_up(p.sender) >> i & 1)
+    assert_int_equal(v->q.rail_count, 2);
+    assert_string_equal(v->q.rails[1].port->name, "fake0");
+    for (int i = 0; i < v->q.qp_count; i++)
+        if (v->q.qps[i].rail == 0 && pair_qps_up(p.sender) >> i & 1)
             pair_transfer(&p, NCCL_PTR_HOST, i);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);

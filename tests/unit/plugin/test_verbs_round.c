@@ -143,7 +143,7 @@ static void look(struct dpn_comm *comm)
 
     pthread_mutex_lock(&comm->lock);
     dpn_verbs_progress_all(v);
-    assert_int_equal(v->error, 0);
+    assert_int_equal(v->q.error, 0);
     pthread_mutex_unlock(&comm->lock);
 }
 
@@ -189,8 +189,8 @@ static void let_it_try_again(struct dpn_comm *comm, unsigned qp)
     struct dpn_verbs *v = comm->state;
 
     pthread_mutex_lock(&comm->lock);
-    if (v->queues.qps[qp].retry_ns)
-        v->queues.qps[qp].retry_ns = 1;
+    if (v->q.qps[qp].retry_ns)
+        v->q.qps[qp].retry_ns = 1;
     pthread_mutex_unlock(&comm->lock);
 }
 

@@ -129,7 +129,7 @@ static void use_the_hosts_gid(void **state)
             setenv("NCCL_IB_GID_INDEX", "5", 1);
         struct pair p = pair_connect(0);
         pair_transfer(&p, NCCL_PTR_HOST, -1);
-        const struct dpn_qp *qp = &((const struct dpn_verbs *)p.sender->state)->queues.qps[0];
+        const struct dpn_qp *qp = &((const struct dpn_verbs *)p.sender->state)->q.qps[0];
         assert_int_equal(qp->gid.index, 5);
         assert_true(qp->gid.is_foreign && qp->peer_gid.is_foreign);
         pair_end(&p);

@@ -88,7 +88,7 @@ static void reconnect_while(const char *function)
     assert_true(fake_verbs.hold_call(function));
     pthread_mutex_lock(&lost.pair.sender->lock);
     struct dpn_verbs *v = lost.pair.sender->state;
-    dpn_qp_fail(v, &v->queues.qps[0], "test", "pulled", "");
+    dpn_qp_fail(&v->q, &v->q.qps[0], "test", "pulled", "");
     pthread_mutex_unlock(&lost.pair.sender->lock);
     while (pair_epoch(lost.pair.sender, 0) == epoch || !is_up(&lost)) {
         must_be_in_time(began_ns);
@@ -153,7 +153,7 @@ CASE(an_error_waits_for_the_device_and_nobody_for_the_error)
         assert_false(done);
     }
     assert_int_equal(err, DP_EIO);
-    assert_null(((struct dpn_verbs *)s.pair.receiver->state)->queues.qps[0].ibv);
+    assert_null(((struct dpn_verbs *)s.pair.receiver->state)->q.qps[0].ibv);
     pair_end(&s.pair);
 }
 
@@ -221,7 +221,7 @@ CASE(nobody_waits_for_the_queue_pair_that_flushes)
     dpn_verbs_state.ports.hcas[0].pointers |= NCCL_PTR_CUDA;
     struct pair p = pair_connect(0);
     struct dpn_memory *memory = pair_transfer(&p, NCCL_PTR_CUDA, -1);
-    struct ibv_qp *loop = ((struct dpn_verbs *)p.receiver->state)->queues.rails[0].loop.qp;
+    struct ibv_qp *loop = ((struct dpn_verbs *)p.receiver->state)->q.rails[0].loop.qp;
     assert_true(fake_verbs.fail_send(loop, 1, IBV_WC_GENERAL_ERR, FAKE_ARRIVES_NEVER));
     assert_true(fake_verbs.hold_call("ibv_modify_qp"));
     const int64_t began_ns = dp_now_ns();

@@ -189,8 +189,8 @@ CASE(asking_for_more_queue_pairs_than_there_can_be_gives_all)
     set("NCCL_IB_QPS_PER_CONNECTION", "100");
     struct pair p = pair_connect(0);
     const struct dpn_verbs *v = p.sender->state;
-    assert_int_equal(v->queues.qp_count, DPN_MAX_QPS / v->queues.rail_count * v->queues.rail_count);
-    pair_transfer_until(&p, (1u << v->queues.qp_count) - 1);
+    assert_int_equal(v->q.qp_count, DPN_MAX_QPS / v->q.rail_count * v->q.rail_count);
+    pair_transfer_until(&p, (1u << v->q.qp_count) - 1);
     pair_transfer(&p, NCCL_PTR_HOST, -1);
     pair_end(&p);
     unset("NCCL_IB_QPS_PER_CONNECTION");
@@ -207,7 +207,7 @@ static unsigned count_work_requests(struct pair *p)
     assert_true(fake_verbs.hold_qp(pair_qp(p->sender, 0), true));
     struct dpn_request *send = pair_send(p, source, pair_from, PAIR_BYTES);
     pthread_mutex_lock(&p->sender->lock);
-    const unsigned count = v->queues.qps[0].requests_out;
+    const unsigned count = v->q.qps[0].requests_out;
     pthread_mutex_unlock(&p->sender->lock);
     assert_true(fake_verbs.hold_qp(pair_qp(p->sender, 0), false));
     pair_finish(send, recv);

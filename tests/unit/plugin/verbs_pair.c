@@ -113,7 +113,7 @@ struct dpn_request *pair_send(struct pair *p, struct dpn_memory *memory, const c
 unsigned pair_qps_up(struct dpn_comm *comm)
 {
     pthread_mutex_lock(&comm->lock);
-    const unsigned up = ((const struct dpn_verbs *)comm->state)->queues.up;
+    const unsigned up = ((const struct dpn_verbs *)comm->state)->q.up;
     pthread_mutex_unlock(&comm->lock);
     return up;
 }
@@ -121,7 +121,7 @@ unsigned pair_qps_up(struct dpn_comm *comm)
 unsigned pair_epoch(struct dpn_comm *comm, unsigned qp)
 {
     pthread_mutex_lock(&comm->lock);
-    const unsigned epoch = ((const struct dpn_verbs *)comm->state)->queues.qps[qp].epoch;
+    const unsigned epoch = ((const struct dpn_verbs *)comm->state)->q.qps[qp].epoch;
     pthread_mutex_unlock(&comm->lock);
     return epoch;
 }
@@ -129,7 +129,7 @@ unsigned pair_epoch(struct dpn_comm *comm, unsigned qp)
 struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned index)
 {
     pthread_mutex_lock(&comm->lock);
-    struct ibv_qp *qp = ((const struct dpn_verbs *)comm->state)->queues.qps[index].ibv;
+    struct ibv_qp *qp = ((const struct dpn_verbs *)comm->state)->q.qps[index].ibv;
     pthread_mutex_unlock(&comm->lock);
     return qp;
 }
@@ -140,8 +140,8 @@ void pair_lose(struct pair *p, unsigned qp)
     const int64_t began_ns = dp_now_ns();
 
     pthread_mutex_lock(&p->sender->lock);
-    dpn_qp_fail(v, &v->queues.qps[qp], "test", "pulled", "");
-    while (dpn_job_is_running(&v->queues.qps[qp].job.base))
+    dpn_qp_fail(&v->q, &v->q.qps[qp], "test", "pulled", "");
+    while (dpn_job_is_running(&v->q.qps[qp].job.base))
         must_be_in_time(began_ns);
     pthread_mutex_unlock(&p->sender->lock);
 }
