@@ -86,7 +86,7 @@ offloads_within_a_budget()
     # shellcheck disable=SC2086 # words
     train $large -M 8 --schedule none || return
     losses | diff planned - || return
-    refuses 2 '--device-memory: expected' train --data text --plan some.json --device-memory 64MiB
+    refuses 2 '--device-memory 67108864: expected' train --data text --plan some.json --device-memory 64MiB
 }
 
 # refuses_a_plan TEXT FILTER - a good plan, changed by jq.
@@ -98,7 +98,7 @@ refuses_a_plan()
 
 refuses_other_options()
 {
-    refuses 2 '--layers: expected 6, as in --plan plan.json' train --data text --plan plan.json -L 8
+    refuses 2 '--layers 8: expected 6, as in --plan plan.json' train --data text --plan plan.json -L 8
 }
 
 # What a plan was not made with.
@@ -181,8 +181,8 @@ if command -v jq >/dev/null; then
     done
     it keeps_within_a_budget
     it offloads_within_a_budget
-    it refuses_a_plan 'offload: something else' '.offload = 3'
-    it refuses_a_plan 'slack: something else' '.slack = "x"'
+    it refuses_a_plan '--offload 3: expected params, optimizer' '.offload = 3'
+    it refuses_a_plan '--slack x: expected a whole number from 0 to 1; --slack=x as in --plan bad.json' '.slack = "x"'
     it refuses_a_plan 'ranks: missing' 'del(.ranks)'
     it refuses_a_plan 'blocks: something else' '.blocks[0] = -1'
     it refuses_a_plan 'layers: something else' '.layers = "6"'

@@ -142,7 +142,7 @@ static const struct arg what_args[] = {
      .marks = KEPT},
     {"steps", 0, "N", "updates of the weights in all", ARG_INT, AT(steps), "300", 1, 1e9, .marks = KEPT},
     {"batch", 0, "N", "sequences of a step, over all micro-batches", ARG_INT, AT(how.rows), "16", 1,
-     65536, .marks = KEPT},
+     65536, .marks = KEPT | PLANNED},
     {"seed", OF_TRAINER, .fallback = "1", .help = "of initial weights, batches and dropout",
      .marks = KEPT},
     {"eval-every", 0, "N", "steps from one held-out loss to the next; 0: at the end only", ARG_INT,
@@ -152,15 +152,15 @@ static const struct arg what_args[] = {
 static const struct arg schedule_args[] = {
     {"schedule", 's', NULL,
      "order of the work (default dualpipe); none: one rank, one micro-batch after the other", ARG_CHOICE,
-     AT(schedule_name), .choices = schedules, .marks = LAYOUT | MIXES},
+     AT(schedule_name), .choices = schedules, .marks = LAYOUT | MIXES | PLANNED},
     {"file", 0, "FILE", "or a list of your own: text, JSON, CSV or PyTorch's CSV", ARG_STRING, AT(file),
      .marks = LAYOUT | MIXES},
     {"ranks", OF_TRAINER, .help = "pipeline ranks, each a process (default 4; 1 without a schedule)",
-     .marks = LAYOUT | MIXES},
+     .marks = LAYOUT | MIXES | PLANNED},
     {"microbatches", OF_TRAINER, .help = "micro-batches of a step (default 8, or what the list has)",
-     .marks = KEPT},
+     .marks = KEPT | PLANNED},
     {"virtual-stages", OF_TRAINER, .marks = LAYOUT},
-    {"slack", OF_TRAINER, .fallback = "0", .marks = LAYOUT | COMPARED},
+    {"slack", OF_TRAINER, .fallback = "0", .marks = LAYOUT | COMPARED | PLANNED},
     {"fixed-order", OF_TRAINER,
      .help = "add gradients up in one order under every schedule (the default on the CPU)"},
     {"any-order", 0, NULL, "add gradients up as they come: less memory, other last digits", ARG_FLAG,
@@ -169,14 +169,14 @@ static const struct arg schedule_args[] = {
      .help = "sums of gradients in the fixed order: a power of two (default: 2, or as many as streams "
      "and replicas need)",
      .marks = KEPT},
-    {"checkpoint", OF_TRAINER, .fallback = "never"},
+    {"checkpoint", OF_TRAINER, .fallback = "never", .marks = PLANNED},
     {"checkpoint-stages", 0, "LIST", "the stages of which --checkpoint recomputes: 0,2-3 (all)",
      ARG_PARSE, AT(checkpoint_stages), .parse = stage_list_parse},
     {"offload", 0, "PARTS",
      "what may live on the host: params (with the optimizer's state; --device cuda needs it), "
-     "activations, optimizer", ARG_PARSE, AT(offload), .parse = offload_parts_parse},
+     "activations, optimizer", ARG_PARSE, AT(offload), .parse = offload_parts_parse, .marks = OFFLOADED},
     {"device-memory", 0, "SIZE", "how much of the model may be on the device, with --offload",
-     ARG_BYTES, AT(device_memory), .min = 1, .max = 1e15},
+     ARG_BYTES, AT(device_memory), .min = 1, .max = 1e15, .marks = OFFLOADED},
     {"buffers", 0, "N|auto",
      "layers whose parameters are on the device at once, with --offload params --schedule none; auto, "
      "the default: as many as there is room for",
@@ -184,7 +184,7 @@ static const struct arg schedule_args[] = {
     {"device-share", OF_TRAINER, .fallback = "0"},
     {"delay-update", OF_TRAINER, .marks = KEPT},
     {"blocks", 0, "LIST", "blocks of each stage, as in 1,3,3,1 (default: the same number)", ARG_PARSE,
-     AT(blocks), .parse = block_list_parse, .marks = LAYOUT | COMPARED},
+     AT(blocks), .parse = block_list_parse, .marks = LAYOUT | COMPARED | PLANNED},
     {"plan", 0, "FILE", "what 'dualpipe plan' has written: all of the above, and the model",
      ARG_STRING, AT(plan)},
     {"execution", 0, NULL, "what decides which op comes next; messages: with --schedule async",
@@ -225,12 +225,13 @@ static const struct arg replica_args[] = {
 
 static const struct arg model_args[] = {
     {"layers", 'L', "N", "transformer blocks", ARG_INT, AT(layers), "8", 1, GPT_MAX_LAYERS,
-     .marks = KEPT | MODEL},
+     .marks = KEPT | MODEL | PLANNED},
     {"width", 0, "N", "of the residual stream", ARG_INT, AT(width), "64", 1, 16384,
-     .marks = KEPT | MODEL},
-    {"heads", 0, "N", "attention heads", ARG_INT, AT(heads), "4", 1, 1024, .marks = KEPT | MODEL},
+     .marks = KEPT | MODEL | PLANNED},
+    {"heads", 0, "N", "attention heads", ARG_INT, AT(heads), "4", 1, 1024,
+     .marks = KEPT | MODEL | PLANNED},
     {"context", 0, "N", "bytes of a sequence", ARG_INT, AT(context), "64", 1, 16384,
-     .marks = KEPT | MODEL},
+     .marks = KEPT | MODEL | PLANNED},
     {"tie-embeddings", 0, NULL, "the head's weights are the table of the embedding", ARG_FLAG, AT(tied),
      .marks = KEPT | MODEL},
 };
@@ -419,34 +420,36 @@ bool settings_value(const struct setting *option, const struct settings *s, int 
     return find_option(option->number, &a) && value_of(&a, s, digits, out);
 }
 
-bool settings_value_of(const char *name, const struct settings *s, char *out)
-{
-    struct arg a;
-
-    for (int i = 0; find_option(i, &a); i++)
-        if (!strcmp(a.name, name))
-            return value_of(&a, s, 17, out);
-    return false;
-}
-
 /* ---- all of it --------------------------------------------------------------------------------- */
 
 /* The words of the plan come first, so that the command line's replace them. */
 static bool take_plan(struct settings *s, int *argc, char ***argv, struct operands *files, int *status)
 {
     const char *path = s->plan;
-    struct word_list plan = {0};
+    char *alone[] = {(*argv)[0], NULL}, **words = NULL, **line = NULL;
+    struct resume plan = {0};
+    struct settings own = {0};
+    int count = 1;
 
-    *status = plan_file_read(path, &plan);
-    if (*status)
-        return word_list_fini(&plan), false;
-    char **line = word_list_before(&plan, argc, *argv);
-    *s = (struct settings){.planned = plan, .lines.with_plan = line};
-    *status = line ? EXIT_OK : command_broke("--plan %s: out of memory", path);
-    if (*status || !args_parse(&settings_usage, *argc, line, s, files, status))
-        return false;
-    *argv = line;
-    *status = plan_file_check(&plan, path, s);
+    snprintf(plan.path, sizeof(plan.path), "--plan %s", path);
+    *status = plan_file_read(path, &plan.held);
+    if (!*status)
+        words = word_list_before(&plan.held, &count, alone);
+    struct restored r = {&plan, *argc, *argv};
+    if (!*status)
+        line = word_list_before(&plan.held, argc, *argv);
+    *s = (struct settings){.planned = plan.held, .lines.with_plan = line};
+    if (!*status && (!words || !line))
+        *status = command_broke("--plan %s: out of memory", path);
+    command_explain(settings_explain, &r);
+    if (!*status && args_parse(&settings_usage, count, words, &own, files, status) &&
+        args_parse(&settings_usage, *argc, line, s, files, status)) {
+        const unsigned marks = PLANNED | (own.offload.text ? OFFLOADED : 0);
+        *argv = line;
+        *status = settings_same(s, &own, marks, "as in", plan.path, "") ? 0 : EXIT_USAGE;
+    }
+    command_explain(NULL, NULL);
+    free(words);
     return !*status;
 }
 

@@ -112,7 +112,9 @@ enum settings_mark {
     LAYOUT = 2,   /* they do not, unless replicas mix their weights; it has it, too */
     MODEL = 4,    /* it cannot be another one in a run that goes on, */
     MIXES = 8,    /* or not of replicas that mix, since what is in flight belongs to their layout */
-    COMPARED = 16 /* ranks that were started apart from each other must have the same */
+    COMPARED = 16, /* ranks that were started apart from each other must have the same */
+    PLANNED = 32,  /* a plan decides it, or is a plan of it */
+    OFFLOADED = 64 /* and these, where it offloads */
 };
 
 /* The command line, into *s. `world` is the number of ranks that were started from outside, 0 if
@@ -134,7 +136,6 @@ bool settings_option(int i, struct setting *out);
 /* The text of an option's value, "" of a flag, into out[VALUE_LEN]; false: nothing was said. Not of
  * lists but --blocks. 17 digits tell every double from its neighbours. */
 bool settings_value(const struct setting *option, const struct settings *s, int digits, char *out);
-bool settings_value_of(const char *name, const struct settings *s, char *out);
 
 /* settings_check.c: check what was parsed, and find what follows from it. As settings_parse. */
 bool settings_check(struct settings *s, const struct operands *files, int world, int *status);
@@ -166,6 +167,10 @@ bool settings_survives_as_pipeline(const struct settings *s);
  * before those of the command line. As settings_parse. */
 bool settings_resume(struct settings *s, int argc, char **argv, int world, struct operands *files,
                      int *status);
+/* No option with one of these marks differs from what `was` has: else false, after one line, "--layers
+ * 4: expected 6, `as` `path``why`". */
+bool settings_same(const struct settings *s, const struct settings *was, unsigned marks, const char *as,
+                   const char *path, const char *why);
 /* The options of a checkpoint alone. false, after one line: this version does not have them. */
 bool settings_of_words(const struct resume *from, struct settings *out);
 /* For command_explain, of options that a mistake names and that were not typed: where they are from. */
@@ -178,7 +183,7 @@ void settings_explain(void *restored, const char *line, char *more, size_t room)
 /* What a checkpoint after `step` steps says of the run, malloc'ed; NULL: no memory. */
 char *settings_text(const struct settings *s, uint64_t step, uint64_t data);
 
-/* plan_file.c: what `dualpipe plan` writes and --plan takes:
+/* plan_file.c: what `dualpipe plan` writes and --plan takes, options by their names:
  *
  *      {"program": "dualpipe plan", "schedule": "zbv", "ranks": 2, "microbatches": 8,
  *       "checkpoint": "never", "blocks": [2, 2, 3, 1], "layers": 8, "width": 64, "heads": 4,
@@ -187,8 +192,6 @@ char *settings_text(const struct settings *s, uint64_t step, uint64_t data);
  * step_ns and rank_bytes are what was predicted; nothing depends on them. Read its words: 0, else an
  * EXIT_ value after one line that names the member which is wrong. */
 int plan_file_read(const char *path, struct word_list *out);
-/* The options that were parsed are those of the plan: 0, else EXIT_USAGE after one line. */
-int plan_file_check(const struct word_list *plan, const char *path, const struct settings *s);
 /* Write one, of settings that are complete. 0 or DP_EIO, DP_ENOMEM. */
 int plan_file_write(FILE *to, const struct settings *s, int64_t step_ns, const size_t *rank_bytes);
 

@@ -261,6 +261,7 @@ static bool check_plan(const struct settings *s)
     const char *other = offloads              ? "--offload"
                         : s->tied             ? "--tie-embeddings"
                         : settings_on_cuda(s) ? "--device cuda"
+                        : s->file             ? "--file"
                                               : NULL;
 
     return !refuse_if(s->planned.count && other,
@@ -687,7 +688,7 @@ bool settings_check(struct settings *s, const struct operands *files, int world,
     *status = EXIT_USAGE;
     if (s->prompt)
         return check_prompt(s, files);
-    return take_list(s, status) && take_files(s, files) && take_placement(s, status) && check_plan(s) &&
+    return check_plan(s) && take_list(s, status) && take_files(s, files) && take_placement(s, status) &&
            take_ranks(s, world) && check_order(s) && check_outputs(s) && take_device(s) &&
            take_replicas(s, status) && check_offload(s) && build_schedule(s, status) && check_model(s) &&
            take_order_blocks(s) && check_folders(s);

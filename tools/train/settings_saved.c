@@ -164,20 +164,19 @@ static bool differ(const struct setting *a, const struct settings *s, const stru
     return strcmp(now, then);
 }
 
-/* false, after one line, if an option with this mark differs from what the checkpoint has. */
-static bool same(const struct settings *s, const struct settings *was, enum settings_mark mark,
-                 const char *as, const char *why)
+bool settings_same(const struct settings *s, const struct settings *was, unsigned marks, const char *as,
+                   const char *path, const char *why)
 {
     char now[VALUE_LEN], then[VALUE_LEN];
     struct setting a;
 
     for (int i = 0; settings_option(i, &a); i++) {
-        if (!(a.marks & mark) || !differ(&a, s, was, 17, now, then))
+        if (!(a.marks & marks) || !differ(&a, s, was, 17, now, then))
             continue;
-        if (!differ(&a, s, was, 6, now, then))
+        if (!differ(&a, s, was, 9, now, then))
             differ(&a, s, was, 17, now, then);
         command_misused("--%s%s%s: expected %s, %s %s%s", a.name, *now ? " " : "", now, then, as,
-                        s->from.path, why);
+                        path, why);
         return false;
     }
     return true;
@@ -236,9 +235,10 @@ static bool parse_again(struct settings *s, int argc, char **argv, int world, st
     if (!args_parse(&settings_usage, argc, line, s, files, status))
         return false;
     *status = EXIT_USAGE;
-    return same(s, &was, MODEL, "as the model in", " has it") &&
+    return settings_same(s, &was, MODEL, "as the model in", s->from.path, " has it") &&
            (s->prompt || (settings_sums(s) && settings_sums(&was)) ||
-            same(s, &was, MIXES, "as in", "; replicas that mix their weights go on as they were"));
+            settings_same(s, &was, MIXES, "as in", s->from.path,
+                          "; replicas that mix their weights go on as they were"));
 }
 
 /* Of the checkpoint's files some are read only after an output has been opened. */
