@@ -5,6 +5,7 @@
 #ifndef DP_TESTS_CMOCKA_ALL_H
 #define DP_TESTS_CMOCKA_ALL_H
 
+#include "owned.h"
 #include "quiet.h"
 
 #include <errno.h>

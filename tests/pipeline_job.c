@@ -38,8 +38,9 @@ static void *take(struct job_result *result, size_t *at, size_t bytes)
     return p;
 }
 
-void job_result_init(struct job_result *result, struct job *job)
+void job_begin(struct job *job)
 {
+    struct job_result *result = calloc(1, sizeof(*result));
     const struct model *m = &job->model;
     size_t ranks = (size_t)job->schedule->ranks, at = 0;
 
@@ -60,9 +61,12 @@ void job_result_init(struct job_result *result, struct job *job)
     job->result = result;
 }
 
-void job_result_fini(struct job_result *result, const struct job *job)
+void job_end(struct job *job)
 {
-    munmap(result->map, result->bytes);
+    if (job->result)
+        munmap(job->result->map, job->result->bytes);
+    free(job->result);
+    job->result = NULL;
 }
 
 /* ---- one rank ------------------------------------------------------------------------------- */

@@ -52,9 +52,9 @@ struct job_rank {
 
 /* schedule with the model's stages = schedule->stages and micro-batches. */
 struct job job_make(const struct dp_schedule *schedule);
-/* Room for all results of the job, which become job->result. */
-void job_result_init(struct job_result *result, struct job *job);
-void job_result_fini(struct job_result *result, const struct job *job);
+/* Room for all results of the job, as job->result; until it is given back. A job that has none may end, too. */
+void job_begin(struct job *job);
+void job_end(struct job *job);
 
 int job_rank_open(struct job_rank *r, const struct job *job, struct dp_comm *comm);
 /* Cut the batches into micro-batches, again if their tensors have moved. */

@@ -15,7 +15,6 @@ static const char *why_not;
 /* One after the other over the same communicator, since to connect takes the longest. */
 struct jobs {
     struct job jobs[MOST_JOBS];
-    struct job_result results[MOST_JOBS];
     int count;
 };
 
@@ -63,7 +62,8 @@ static void add_job(struct jobs *all, struct dp_schedule_spec spec)
     *job = job_make(case_schedule(spec));
     job->ops = &cuda_job_ops;
     job->edit = cuda_job_edit;
-    job_result_init(&all->results[all->count++], job);
+    job_begin(job);
+    all->count++;
 }
 
 static void train_by_nccl(int ranks, struct dp_schedule_spec *specs, int count)
@@ -82,7 +82,7 @@ static void train_by_nccl(int ranks, struct dp_schedule_spec *specs, int count)
     assert_int_equal(nccl_ranks_run_schedules(schedules, count, train, &all, &killed), 0);
     for (int i = 0; i < count; i++) {
         assert_true(job_result_is_sequential(&all.jobs[i], STEPS - 1));
-        job_result_fini(&all.results[i], &all.jobs[i]);
+        job_end(&all.jobs[i]);
         dp_schedule_free((struct dp_schedule *)(uintptr_t)all.jobs[i].schedule);
     }
 }
@@ -214,11 +214,11 @@ static void tied_parameters_are_summed_on_the_devices(void **state)
         all.jobs[i].model.same_as = begins_as;
     }
     all.jobs[1].model.width = 1100;
-    job_result_fini(&all.results[1], &all.jobs[1]);
-    job_result_init(&all.results[1], &all.jobs[1]);
+    job_end(&all.jobs[1]);
+    job_begin(&all.jobs[1]);
     assert_int_equal(nccl_ranks_run(4, sum_tied, &all, &killed), 0);
     for (int i = 0; i < 2; i++) {
-        job_result_fini(&all.results[i], &all.jobs[i]);
+        job_end(&all.jobs[i]);
         dp_schedule_free((struct dp_schedule *)(uintptr_t)all.jobs[i].schedule);
     }
 }

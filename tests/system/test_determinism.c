@@ -40,7 +40,6 @@ static void expect_sequential(const struct comm_kind *comm, enum dp_schedule_kin
                               const struct variant *v)
 {
     struct dp_schedule *s;
-    struct job_result result;
     int killed;
 
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = kind,
@@ -53,13 +52,13 @@ static void expect_sequential(const struct comm_kind *comm, enum dp_schedule_kin
     job.model.dropout = v->dropout;
     job.ops = v->hook ? &model_ops : &model_ops_no_hook;
     job.no_split = !v->split;
-    job_result_init(&result, &job);
+    job_begin(&job);
     if (comm->run(comm, ranks, deadline_ns, run_steps, &job, &killed) ||
         !job_result_is_sequential(&job, STEPS - 1))
         fail_msg("%s, %d ranks, over %s, hook %d, split %d, dropout %g",
                  dp_name(DP_NAMES_SCHEDULE, kind), ranks, comm->name, v->hook, v->split,
                  (double)v->dropout);
-    job_result_fini(&result, &job);
+    job_end(&job);
     dp_schedule_free(s);
 }
 

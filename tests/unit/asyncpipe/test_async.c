@@ -441,7 +441,7 @@ static int run_identity(struct dp_comm *comm, void *arg)
     int64_t shape[] = {3, 2};
     DLTensor t = {x, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, NULL, 0};
     const struct dp_tree leaf = dp_tensor(&t), args = dp_tuple(1, &leaf);
-    struct dp_tree *outputs = NULL;
+    OWNED(dp_tree) *outputs = NULL;
 
     CHECK(!dp_async_new(&(struct dp_async_spec){.comm = comm, .chunks = 2}, &async));
     CHECK(async->unused);
@@ -455,7 +455,6 @@ static int run_identity(struct dp_comm *comm, void *arg)
     CHECK(!dp_pipeline_step_batch(pipe, &batch));
     CHECK(batch.unused && outputs->kind == DP_TREE_TUPLE && outputs->items[0].tensor == &t);
     CHECK(!dp_comm_barrier(comm));
-    dp_tree_free(outputs);
     dp_pipeline_free(pipe);
     dp_async_free(async);
     return 0;

@@ -128,7 +128,7 @@ static int check_reversed(struct dp_comm *comm, const struct dp_answer *answers,
 static int call_small_and_large(struct dp_comm *comm, struct dp_controller *c)
 {
     struct dp_answer answers[SIZE];
-    char *bytes = malloc(LARGE);
+    FREED char *bytes = malloc(LARGE);
 
     CHECK(bytes && !dp_controller_foreach(c, "reverse", "abc", 3, true, 0, answers));
     CHECK(!check_reversed(comm, answers, 0));
@@ -144,7 +144,6 @@ static int call_small_and_large(struct dp_comm *comm, struct dp_controller *c)
         CHECK(!dp_controller_call(c, rank, "large", bytes, 7, 0, &answers[0]));
         CHECK(answers[0].len == 7 && !memcmp(answers[0].data, bytes, 7));
     }
-    free(bytes);
     return 0;
 }
 

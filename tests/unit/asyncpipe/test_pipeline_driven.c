@@ -43,13 +43,12 @@ static int run_steps(struct dp_comm *comm, void *arg)
 
 static void expect_sequential(struct dp_schedule_spec spec, void (*change)(struct job *job))
 {
-    struct dp_schedule *s = build(spec);
+    OWNED(dp_schedule) *s = build(spec);
     struct job job = make(s);
 
     if (change)
         change(&job);
     case_run(&job, deadline_ns, run_steps, STEPS - 1);
-    dp_schedule_free(s);
 }
 
 static const struct dp_schedule_spec shapes[] = {
@@ -126,13 +125,12 @@ CASE(every_communicator_carries_the_messages)
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         struct dp_schedule *s = build((struct dp_schedule_spec){.ranks = 3, .microbatches = 4});
         struct job job = make(s);
-        struct job_result result;
         int killed;
 
-        job_result_init(&result, &job);
+        job_begin(&job);
         assert_int_equal(kind->run(kind, s->ranks, deadline_ns, run_steps, &job, &killed), 0);
         assert_true(job_result_is_sequential(&job, STEPS - 1));
-        job_result_fini(&result, &job);
+        job_end(&job);
         dp_schedule_free(s);
     }
 }
@@ -202,17 +200,12 @@ static int run_shuffled(struct dp_comm *inner, void *arg)
 static void expect_sequential_in_many_orders(struct dp_schedule_spec spec,
                                              void (*change)(struct job *job))
 {
-    struct dp_schedule *s = build(spec);
+    OWNED(dp_schedule) *s = build(spec);
     struct job job = make(s);
-    struct job_result result;
 
     if (change)
         change(&job);
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run_shuffled, &job), 0);
-    assert_true(job_result_is_sequential(&job, 1));
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
+    case_run(&job, deadline_ns, run_shuffled, 1);
 }
 
 CASE(a_thousand_orders_of_arrival_give_the_same_bits)
@@ -248,7 +241,7 @@ static int wait_for_stage_0(void *user, const struct dp_stage_call *call, const 
 CASE(forwards_are_done_again_while_the_gradient_is_on_its_way)
 {
     for (enum dp_execution how = DP_EXECUTE_LIST; how < DP_EXECUTIONS; how++) {
-        struct dp_schedule *s = build((struct dp_schedule_spec){
+        OWNED(dp_schedule) *s = build((struct dp_schedule_spec){
             .ranks = 2, .microbatches = 4, .recompute = DP_RECOMPUTE_ALWAYS});
         struct job job = make(s);
         if (how == DP_EXECUTE_LIST)
@@ -257,7 +250,6 @@ CASE(forwards_are_done_again_while_the_gradient_is_on_its_way)
         atomic_store(&done_again, 0);
         case_run(&job, deadline_ns, run_steps, STEPS - 1);
         assert_int_equal(atomic_load(&done_again), STEPS * 4);
-        dp_schedule_free(s);
     }
 }
 
@@ -333,7 +325,7 @@ static int run_with_handles(struct dp_comm *inner, void *arg)
 
 CASE(forwards_that_were_done_again_in_vain_leave_nothing)
 {
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = build((struct dp_schedule_spec){
         .ranks = 3, .microbatches = 6, .recompute = DP_RECOMPUTE_ALWAYS});
     struct job job = make(s);
 
@@ -343,7 +335,6 @@ CASE(forwards_that_were_done_again_in_vain_leave_nothing)
     atomic_store(&all_dropped, 0);
     case_run(&job, deadline_ns, run_with_handles, 1);
     assert_true(atomic_load(&all_dropped) > 0);
-    dp_schedule_free(s);
 }
 
 /* ---- layers that are used several times ------------------------------------------------------ */
@@ -440,22 +431,19 @@ static void expect_sums_of_uses(const struct job *job)
 static void expect_reuse(const struct reuse *u, rank_fn run, void (*change)(struct job *job),
                          void (*edit)(void *user, int rank, struct dp_pipeline_config *config))
 {
-    struct dp_partition *p = cut(u);
+    OWNED(dp_partition) *p = cut(u);
     struct dp_schedule *s =
         build((struct dp_schedule_spec){.ranks = u->stages, .microbatches = 5, .partition = p});
-    struct job job = job_make(s);
-    struct job_result result;
+    ENDED_BY(job_end) struct job job = job_make(s);
 
     job.edit = edit;
     job.model.same_as = u->same_as;
     if (change)
         change(&job);
-    job_result_init(&result, &job);
+    job_begin(&job);
     assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run, &job), 0);
     expect_sums_of_uses(&job);
-    job_result_fini(&result, &job);
     dp_schedule_free(s);
-    dp_partition_free(p);
 }
 
 CASE(gradients_of_a_layer_used_several_times_are_summed_in_one_order)
@@ -541,17 +529,15 @@ CASE(what_messages_cannot_drive_is_refused_on_every_rank)
 
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         struct refused *r = &refused[i];
-        struct dp_schedule *s = NULL;
-        struct job_result result;
+        OWNED(dp_schedule) *s = NULL;
         assert_int_equal(
             dp_schedule_new(
                 &(struct dp_schedule_spec){.kind = r->kind, .ranks = 2, .microbatches = 4}, &s),
             0);
         r->job = job_make(s);
         r->job.edit = r->edit;
-        job_result_init(&result, &r->job);
+        job_begin(&r->job);
         assert_int_equal(comm_on_threads(2, deadline_ns, open_refused, r), 0);
-        job_result_fini(&result, &r->job);
-        dp_schedule_free(s);
+        job_end(&r->job);
     }
 }

@@ -206,7 +206,7 @@ static void run_everywhere(rank_fn fn)
 {
     const struct dp_schedule_spec spec = {
         .kind = DP_SCHEDULE_GPIPE, .ranks = RANKS, .microbatches = 4};
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
@@ -214,7 +214,6 @@ static void run_everywhere(rank_fn fn)
         if (kind->run(kind, RANKS, DEADLINE_NS, fn, s, &killed))
             fail_msg("%s", kind->name);
     }
-    dp_schedule_free(s);
 }
 
 CASE(rank_0_trains_a_pipeline_of_other_processes)

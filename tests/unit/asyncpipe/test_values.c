@@ -386,7 +386,8 @@ static int run_trial(struct dp_comm *comm, void *arg)
 static void run_on(const struct comm_kind *kind, struct dp_schedule_spec spec,
                    enum dp_execution execution)
 {
-    struct dp_schedule *training, *evaluation;
+    OWNED(dp_schedule) *training = NULL;
+    OWNED(dp_schedule) *evaluation = NULL;
     int killed;
 
     assert_int_equal(dp_schedule_new(&spec, &training), 0);
@@ -399,8 +400,6 @@ static void run_on(const struct comm_kind *kind, struct dp_schedule_spec spec,
              : comm_on_threads(training->ranks, DEADLINE_NS, run_trial, &trial);
     if (failed)
         fail_msg("%s, %s", dp_name(DP_NAMES_SCHEDULE, spec.kind), dp_name(DP_NAMES_EXECUTION, execution));
-    dp_schedule_free(training);
-    dp_schedule_free(evaluation);
 }
 
 static const struct dp_schedule_spec shapes[] = {

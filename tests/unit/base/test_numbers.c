@@ -94,17 +94,16 @@ CASE(numbers_have_a_point)
 CASE(sentences_have_a_point)
 {
     NEEDS_COMMA();
-    struct dp_topology *t = topology_made("gpu:2");
+    OWNED(dp_topology) *t = topology_made("gpu:2");
     t->links[0].bytes_per_ns = -1.5;
     assert_int_equal(dp_topo_check(t), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "-1.5 GB/s"));
-    dp_topology_free(t);
 }
 
 CASE(descriptions_and_json)
 {
     NEEDS_COMMA();
-    struct dp_topology *t = topology_made("gpu:2 nvlink=pair:3x26.5 nic:1 net=2.5Gb/s memory=1.5G");
+    OWNED(dp_topology) *t = topology_made("gpu:2 nvlink=pair:3x26.5 nic:1 net=2.5Gb/s memory=1.5G");
     char *text = topology_written(t, DP_TOPOLOGY_JSON);
     struct dp_topology *back = topology_said(text, DP_TOPOLOGY_JSON);
 
@@ -115,19 +114,17 @@ CASE(descriptions_and_json)
     assert_true(is_same_topology(t, back));
     free(text);
     dp_topology_free(back);
-    dp_topology_free(t);
 }
 
 CASE(captured_machines)
 {
     NEEDS_COMMA();
-    struct dp_topology *t = topology_unpacked("slow");
+    OWNED(dp_topology) *t = topology_unpacked("slow");
     struct dp_topo_path p = topology_way(t, "mlx4_0", "numa0");
 
     assert_int_equal(t->links[p.links[0]].gen, 1);
     assert_true(fabs(p.bytes_per_ns - 0.25) < 1e-6);
     assert_true(fabs(t->ports[0].bytes_per_ns - 0.3125) < 1e-6);
-    dp_topology_free(t);
 }
 
 CASE(files_of_nccl)
@@ -164,11 +161,11 @@ CASE(placements)
 {
     NEEDS_COMMA();
     const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 2};
-    struct dp_topology *t = topology_made("gpu:2 nic:1 nvlink=pair:1x26.5");
-    struct dp_schedule *schedule;
-    struct dp_placement *p;
-    struct dp_assignment *assignment;
-    char *text;
+    OWNED(dp_topology) *t = topology_made("gpu:2 nic:1 nvlink=pair:1x26.5");
+    OWNED(dp_schedule) *schedule = NULL;
+    OWNED(dp_placement) *p = NULL;
+    OWNED(dp_assignment) *assignment = NULL;
+    FREED char *text = NULL;
     size_t len;
 
     assert_int_equal(dp_schedule_new(&spec, &schedule), 0);
@@ -177,11 +174,6 @@ CASE(placements)
     assert_int_equal(dp_placement_write(p, t, &text, &len), 0);
     assert_int_equal(dp_assignment_read(text, len, "made", &assignment), 0);
     assert_true(assignment->intra_gbs == 26.5 && assignment->flows[0].bytes == 2e6 + 1);
-    dp_assignment_free(assignment);
-    free(text);
-    dp_placement_free(p);
-    dp_schedule_free(schedule);
-    dp_topology_free(t);
 }
 
 CASE(tables)
@@ -190,17 +182,15 @@ CASE(tables)
                                 "AllReduce,0,1024,RING,LL,12.75\n"; /* any letters */
 
     NEEDS_COMMA();
-    struct dp_tuning_table *t, *back;
-    char *text;
+    OWNED(dp_tuning_table) *back = NULL;
+    OWNED(dp_tuning_table) *t = NULL;
+    FREED char *text = NULL;
     size_t len;
     assert_int_equal(dp_tuning_table_read(table, sizeof(table) - 1, "made", &t), 0);
     assert_int_equal(dp_tuning_table_write(t, &text, &len), 0);
     assert_non_null(strstr(text, "12.75"));
     assert_int_equal(dp_tuning_table_read(text, len, "made", &back), 0);
     assert_true(back->rules[0].time_us == 12.75);
-    free(text);
-    dp_tuning_table_free(back);
-    dp_tuning_table_free(t);
 }
 
 CASE(links)

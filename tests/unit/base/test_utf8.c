@@ -112,12 +112,11 @@ static const struct {
 static int read_with(size_t f, const char *before, const char *name)
 {
     const char *text = formats[f].text, *at = strstr(text, "NAME");
-    char *whole;
+    FREED char *whole = NULL;
     int len = asprintf(&whole, "%s%.*s%s%s", before, (int)(at - text), text, name, at + 4);
 
     assert_true(len > 0);
     int err = formats[f].read(whole, (size_t)len);
-    free(whole);
     return err;
 }
 

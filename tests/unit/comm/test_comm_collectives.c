@@ -461,7 +461,7 @@ CASE(minimum_and_maximum_keep_a_nan)
 static int sum_one(struct dp_comm *comm, const struct type *t, size_t count)
 {
     const int size = dp_comm_size(comm), rank = dp_comm_rank(comm);
-    char *buf = malloc(count * t->bytes);
+    FREED char *buf = malloc(count * t->bytes);
     struct dp_request req;
 
     CHECK(buf);
@@ -475,7 +475,6 @@ static int sum_one(struct dp_comm *comm, const struct type *t, size_t count)
     CHECK(!dp_comm_wait(comm, &req, -1));
     for (size_t i = 0; i < count; i++)
         CHECK(is_value(t, buf, i, sum_ring(t, size, block_of(count, size, i), i, 5)));
-    free(buf);
     return 0;
 }
 
@@ -589,7 +588,7 @@ static int many_in_flight(struct dp_comm *comm, void *arg)
 {
     enum { MANY = 12, COUNT = 9000 };
     const int size = dp_comm_size(comm), rank = dp_comm_rank(comm);
-    float *bufs = malloc(sizeof(float) * MANY * COUNT);
+    FREED float *bufs = malloc(sizeof(float) * MANY * COUNT);
     struct dp_request reqs[MANY];
 
     CHECK(bufs);
@@ -606,7 +605,6 @@ static int many_in_flight(struct dp_comm *comm, void *arg)
         CHECK(is_value(&types[0], bufs + k * COUNT, 4,
                        k % 3 ? sum_ring(&types[0], size, block_of(COUNT, size, 4), 4, k)
                              : sum_doubling(&types[0], size, 4, k)));
-    free(bufs);
     return 0;
 }
 

@@ -131,7 +131,7 @@ static int sum_and_go(struct dp_comm *comm, void *arg)
     static const DLDataType f32 = {kDLFloat, 32, 1};
     const int rank = dp_comm_rank(comm);
     const size_t count = LARGE / sizeof(float) / 4;
-    float *values = malloc(count * sizeof(*values));
+    FREED float *values = malloc(count * sizeof(*values));
     struct dp_request req;
 
     CHECK(values);
@@ -146,7 +146,6 @@ static int sum_and_go(struct dp_comm *comm, void *arg)
     CHECK(!dp_comm_wait(comm, &req, -1));
     CHECK(is_summed(values, count));
     atomic_store(milestone, 1);
-    free(values);
     return 0;
 }
 

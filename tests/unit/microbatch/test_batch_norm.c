@@ -93,7 +93,7 @@ CASE(running_statistics_are_those_of_the_whole_mini_batch)
 
 CASE(running_statistics_begin_as_told)
 {
-    struct dp_batch_norm *bn;
+    OWNED(dp_batch_norm) *bn = NULL;
     float mean[CHANNELS], variance[CHANNELS];
 
     for (int c = 0; c < CHANNELS; c++) {
@@ -104,12 +104,11 @@ CASE(running_statistics_begin_as_told)
     assert_memory_equal(dp_batch_norm_running_mean(bn), mean, sizeof(mean));
     assert_memory_equal(dp_batch_norm_running_variance(bn), variance, sizeof(variance));
     assert_int_equal(*dp_batch_norm_commits(bn), 7);
-    dp_batch_norm_free(bn);
 }
 
 CASE(squares_of_values_far_from_zero_do_not_cancel)
 {
-    struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.momentum = 1});
+    OWNED(dp_batch_norm) *bn = make((struct dp_batch_norm_config){.momentum = 1});
     struct data d;
 
     fill(&d, 1e4f);
@@ -117,12 +116,11 @@ CASE(squares_of_values_far_from_zero_do_not_cancel)
         forward(bn, DP_BATCH_NORM_TRAIN, &d, mb);
     dp_batch_norm_commit(bn, NULL, 0);
     expect_running(bn, &d, MBS, 1, false);
-    dp_batch_norm_free(bn);
 }
 
 CASE(a_step_that_failed_is_forgotten)
 {
-    struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.momentum = 1});
+    OWNED(dp_batch_norm) *bn = make((struct dp_batch_norm_config){.momentum = 1});
     struct data d;
 
     fill(&d, 0);
@@ -132,7 +130,6 @@ CASE(a_step_that_failed_is_forgotten)
     forward(bn, DP_BATCH_NORM_TRAIN, &d, 0);
     dp_batch_norm_commit(bn, NULL, 0);
     expect_running(bn, &d, 1, 1, false);
-    dp_batch_norm_free(bn);
 }
 
 CASE(the_order_of_micro_batches_does_not_matter_to_the_last_bit)
@@ -143,7 +140,7 @@ CASE(the_order_of_micro_batches_does_not_matter_to_the_last_bit)
 
     fill(&d, 2);
     for (size_t i = 0; i < sizeof(orders) / sizeof(orders[0]); i++) {
-        struct dp_batch_norm *bn = make((struct dp_batch_norm_config){0});
+        OWNED(dp_batch_norm) *bn = make((struct dp_batch_norm_config){0});
         for (int k = 0; k < MBS; k++)
             forward(bn, DP_BATCH_NORM_TRAIN, &d, orders[i][k]);
         dp_batch_norm_commit(bn, NULL, 0);
@@ -153,7 +150,6 @@ CASE(the_order_of_micro_batches_does_not_matter_to_the_last_bit)
         }
         assert_memory_equal(first[0], dp_batch_norm_running_mean(bn), sizeof(first[0]));
         assert_memory_equal(first[1], dp_batch_norm_running_variance(bn), sizeof(first[1]));
-        dp_batch_norm_free(bn);
     }
 }
 
@@ -208,7 +204,7 @@ CASE(replicas_commit_the_statistics_of_all)
 
 CASE(a_cumulative_mean_weighs_all_commits_alike)
 {
-    struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.cumulative = true});
+    OWNED(dp_batch_norm) *bn = make((struct dp_batch_norm_config){.cumulative = true});
     double sum[CHANNELS] = {0};
     struct data d;
 
@@ -224,14 +220,13 @@ CASE(a_cumulative_mean_weighs_all_commits_alike)
             expect_near(dp_batch_norm_running_mean(bn)[c], sum[c] / (mb + 1));
         }
     }
-    dp_batch_norm_free(bn);
 }
 
 /* What fairscale does: a commit when the number that was asked for has come, with biased variance;
  * fewer stay for the next step. */
 CASE(compat_commits_when_all_chunks_have_come)
 {
-    struct dp_batch_norm *bn = make((struct dp_batch_norm_config){
+    OWNED(dp_batch_norm) *bn = make((struct dp_batch_norm_config){
         .compat = true, .microbatches = 3, .momentum = 0.5, .unbiased = true});
     struct data d;
 
@@ -243,14 +238,13 @@ CASE(compat_commits_when_all_chunks_have_come)
     forward(bn, DP_BATCH_NORM_TRAIN, &d, 2);
     assert_int_equal(*dp_batch_norm_commits(bn), 1);
     expect_running(bn, &d, 3, 0.5, false);
-    dp_batch_norm_free(bn);
 }
 
 /* ---- the layer ------------------------------------------------------------------------------- */
 
 CASE(recomputing_gives_the_same_and_notes_nothing)
 {
-    struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.momentum = 1});
+    OWNED(dp_batch_norm) *bn = make((struct dp_batch_norm_config){.momentum = 1});
     struct data d, again;
 
     fill(&d, 0);
@@ -261,12 +255,11 @@ CASE(recomputing_gives_the_same_and_notes_nothing)
     assert_memory_equal(d.xhat, again.xhat, (size_t)sizes[0] * CHANNELS * sizeof(float));
     dp_batch_norm_commit(bn, NULL, 0);
     expect_running(bn, &d, 1, 1, false);
-    dp_batch_norm_free(bn);
 }
 
 CASE(evaluation_takes_the_running_statistics)
 {
-    struct dp_batch_norm *bn = make((struct dp_batch_norm_config){.epsilon = 1e-3});
+    OWNED(dp_batch_norm) *bn = make((struct dp_batch_norm_config){.epsilon = 1e-3});
     struct data d;
 
     fill(&d, 0);
@@ -281,7 +274,6 @@ CASE(evaluation_takes_the_running_statistics)
     }
     dp_batch_norm_commit(bn, NULL, 0);
     assert_int_equal(*dp_batch_norm_commits(bn), 0);
-    dp_batch_norm_free(bn);
 }
 
 static const float gain[CHANNELS] = {1.5f, -0.5f, 2}, bias[CHANNELS] = {0.25f, 0, -1};
@@ -302,7 +294,7 @@ static double scalar(struct dp_batch_norm *bn, const float *x, const float *g, c
 
 CASE(gradients_are_those_of_finite_differences)
 {
-    struct dp_batch_norm *bn = make((struct dp_batch_norm_config){0});
+    OWNED(dp_batch_norm) *bn = make((struct dp_batch_norm_config){0});
     float dx[MAX_ROWS * CHANNELS], dgain[CHANNELS] = {0}, dbias[CHANNELS] = {0};
     const float *dy;
     const double step = 1e-2;
@@ -333,12 +325,11 @@ CASE(gradients_are_those_of_finite_differences)
         expect_near(dgain[c], of_gain);
         expect_near(dbias[c], of_bias);
     }
-    dp_batch_norm_free(bn);
 }
 
 CASE(what_is_wrong_is_named)
 {
-    struct dp_batch_norm *bn = NULL;
+    OWNED(dp_batch_norm) *bn = NULL;
     struct data d;
 
     fill(&d, 0);
@@ -365,7 +356,6 @@ CASE(what_is_wrong_is_named)
     assert_string_equal(dp_last_error(),
                         "batch normalisation: micro-batch 4 of 1 rows, expected 0 to "
                         "3 of at least 1");
-    dp_batch_norm_free(bn);
     dp_batch_norm_free(NULL);
 }
 

@@ -193,7 +193,7 @@ static const char *split_and_merge(struct making *m)
                                        .kwargs_spec = &kwargs_spec, .mask = below(3) == 0,
                                        .shrink = (enum dp_shrink)below(3),
                                        .contiguous = below(3) == 0};
-    struct dp_microbatches *mbs;
+    OWNED(dp_microbatches) *mbs = NULL;
 
     if (below(4) == 0) {
         options.rule = DP_CUT_CHUNK;
@@ -211,7 +211,6 @@ static const char *split_and_merge(struct making *m)
         wrong = merge_back(mbs->args, mbs->count, &args_spec, &options, &args);
     if (!wrong)
         wrong = merge_back(mbs->kwargs, mbs->count, &kwargs_spec, &options, &kwargs);
-    dp_microbatches_free(mbs);
     return wrong;
 }
 
@@ -323,7 +322,7 @@ static const char *damaged(void)
                                        .kwargs_spec = &kwargs_spec,
                                        .rule = (enum dp_cut_rule)below(2),
                                        .shrink = (enum dp_shrink)below(3)};
-    struct dp_microbatches *mbs = NULL;
+    OWNED(dp_microbatches) *mbs = NULL;
     const char *wrong = NULL;
 
     for (int i = below(3); i >= 0; i--)
@@ -333,7 +332,6 @@ static const char *damaged(void)
         wrong = "an error of another kind";
     if (err && (mbs || !*dp_last_error()))
         wrong = "a failure with a result or without a sentence";
-    dp_microbatches_free(mbs);
     dp_arena_fini(&region);
     return wrong;
 }

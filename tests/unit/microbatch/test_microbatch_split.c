@@ -108,7 +108,7 @@ CASE(replicated_leaves_are_the_same_object)
     DLTensor t = {data, {kDLCPU, 0}, 1, {kDLInt, 32, 1}, shape, NULL, 0};
     struct dp_tree items[] = {dp_tensor(&t), dp_opaque(data)}, args = dp_tuple(2, items);
     struct dp_tree specs[] = {dp_replicate(), dp_replicate()}, spec = dp_tuple(2, specs);
-    struct dp_microbatches *mbs;
+    OWNED(dp_microbatches) *mbs = NULL;
 
     struct dp_split_options options = {.count = 5, .args_spec = &spec};
     assert_int_equal(dp_split(&args, NULL, &options, &mbs), 0);
@@ -117,7 +117,6 @@ CASE(replicated_leaves_are_the_same_object)
         assert_ptr_equal(mbs->args[mb].items[0].tensor, &t);
         assert_ptr_equal(mbs->args[mb].items[1].opaque, data);
     }
-    dp_microbatches_free(mbs);
 }
 
 /* 128, 256 and 512 rows, in args and in kwargs, into 2. */
@@ -128,7 +127,7 @@ CASE(the_reference_example_gives_64_128_and_256_rows)
     DLTensor t[3];
     struct dp_tree items[3];
     const char *names[] = {"x0", "x1", "x2"};
-    struct dp_microbatches *mbs;
+    OWNED(dp_microbatches) *mbs = NULL;
 
     for (int i = 0; i < 3; i++) {
         t[i] = (DLTensor){data, {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, &rows[i], NULL, 0};
@@ -143,7 +142,6 @@ CASE(the_reference_example_gives_64_128_and_256_rows)
             assert_int_equal(mbs->kwargs[mb].items[i].tensor->shape[0], rows[i] / 2);
             assert_string_equal(mbs->kwargs[mb].names[i], names[i]);
         }
-    dp_microbatches_free(mbs);
 }
 
 CASE(views_can_be_cut_again)
@@ -153,7 +151,8 @@ CASE(views_can_be_cut_again)
     DLTensor t = {data, {kDLCPU, 0}, 2, {kDLInt, 32, 1}, shape, NULL, 0};
     struct dp_tree arg = dp_tensor(&t), args = dp_tuple(1, &arg);
     struct dp_tree along_1 = dp_chunk(1), spec = dp_tuple(1, &along_1);
-    struct dp_microbatches *outer, *inner;
+    OWNED(dp_microbatches) *inner = NULL;
+    OWNED(dp_microbatches) *outer = NULL;
 
     assert_int_equal(dp_split(&args, NULL, &(struct dp_split_options){.count = 2}, &outer), 0);
     struct dp_split_options options = {.count = 3, .args_spec = &spec};
@@ -163,8 +162,6 @@ CASE(views_can_be_cut_again)
     assert_int_equal(piece->shape[0], 2);
     assert_int_equal(piece->shape[1], 2);
     assert_int_equal(piece->strides[0], 6);
-    dp_microbatches_free(inner);
-    dp_microbatches_free(outer);
 }
 
 CASE(a_handle_is_moved_by_its_byte_offset)
@@ -173,12 +170,11 @@ CASE(a_handle_is_moved_by_its_byte_offset)
     int64_t shape[] = {4, 2};
     DLTensor t = {&handle, {kDLOpenCL, 0}, 2, {kDLFloat, 16, 1}, shape, NULL, 100};
     struct dp_tree arg = dp_tensor(&t), args = dp_tuple(1, &arg);
-    struct dp_microbatches *mbs;
+    OWNED(dp_microbatches) *mbs = NULL;
 
     assert_int_equal(dp_split(&args, NULL, &(struct dp_split_options){.count = 2}, &mbs), 0);
     assert_ptr_equal(mbs->args[1].items[0].tensor->data, &handle);
     assert_int_equal(mbs->args[1].items[0].tensor->byte_offset, 100 + 2 * 2 * 2);
-    dp_microbatches_free(mbs);
 }
 
 CASE(the_trees_that_went_in_may_go_before_the_result)
@@ -187,7 +183,7 @@ CASE(the_trees_that_went_in_may_go_before_the_result)
     int64_t *shape = malloc(sizeof(*shape));
     DLTensor *t = malloc(sizeof(*t));
     struct dp_tree *items = malloc(sizeof(*items)), *specs = malloc(sizeof(*specs));
-    struct dp_microbatches *mbs;
+    OWNED(dp_microbatches) *mbs = NULL;
 
     *shape = 4;
     *t = (DLTensor){data, {kDLCPU, 0}, 1, {kDLInt, 32, 1}, shape, NULL, 0};
@@ -210,7 +206,6 @@ CASE(the_trees_that_went_in_may_go_before_the_result)
     assert_int_equal(mbs->args[1].kind, DP_TREE_LIST);
     assert_int_equal(mbs->args[1].items[0].tensor->shape[0], 2);
     assert_int_equal(*(int32_t *)dp_tensor_address(mbs->args[1].items[0].tensor), 2);
-    dp_microbatches_free(mbs);
 }
 
 CASE(bad_options_are_refused)
@@ -345,7 +340,7 @@ static void attention_init(struct attention *a, int64_t samples)
 CASE(masks_of_attention_are_cut_along_their_samples)
 {
     const struct dp_split_options options = {.count = 2};
-    struct dp_microbatches *mbs;
+    OWNED(dp_microbatches) *mbs = NULL;
     struct attention a;
 
     attention_init(&a, 5);
@@ -359,7 +354,6 @@ CASE(masks_of_attention_are_cut_along_their_samples)
     assert_int_equal(second->first_sample, 3);
     assert_true(dp_block_mask_looks_at(second, 1, 0, 0, 4)); /* sample 4 of the batch */
     assert_false(dp_block_mask_looks_at(second, 1, 0, 0, 3));
-    dp_microbatches_free(mbs);
 }
 
 CASE(a_mask_that_all_samples_share_is_the_same_everywhere)
@@ -383,13 +377,12 @@ CASE(a_mask_that_all_samples_share_is_the_same_everywhere)
 CASE(masks_of_attention_count_rows_as_tensors_do)
 {
     struct dp_split_options options = {.count = 8, .shrink = DP_SHRINK_MIN};
-    struct dp_microbatches *mbs;
+    OWNED(dp_microbatches) *mbs = NULL;
     struct attention a;
 
     attention_init(&a, 5);
     assert_int_equal(dp_split(&a.args, NULL, &options, &mbs), 0);
     assert_int_equal(mbs->count, 5);
-    dp_microbatches_free(mbs);
 }
 
 CASE(wrong_masks_of_attention_are_refused)

@@ -47,11 +47,10 @@ static void assert_near(double value, double right, double tolerance)
 
 static void assert_text(const struct dp_graph *g, const char *right)
 {
-    char *text;
+    FREED char *text = NULL;
 
     assert_int_equal(dp_graph_write(g, &text, NULL), 0);
     assert_string_equal(text, right);
-    free(text);
 }
 
 /* ---- built-in graphs -------------------------------------------------------------------------- */
@@ -61,7 +60,7 @@ CASE(every_built_in_graph_passes_the_checker_and_survives_its_text)
     for (int i = 0; dp_graph_name(i); i++)
         for (int n = 2; n <= 32; n *= 2) {
             struct dp_graph *g = build_local(dp_graph_name(i), n, n > 4 ? 2 : 1), *back;
-            char *text;
+            FREED char *text = NULL;
             size_t len;
             assert_int_equal(dp_graph_check(g, NULL), 0);
             assert_int_equal(dp_graph_write(g, &text, &len), 0);
@@ -69,7 +68,6 @@ CASE(every_built_in_graph_passes_the_checker_and_survives_its_text)
             assert_true(dp_graph_equal(g, back));
             assert_string_equal(back->name, g->name);
             dp_graph_free(back);
-            free(text);
             dp_graph_free(g);
         }
 }
@@ -185,7 +183,8 @@ CASE(random_matchings_follow_their_seed_and_are_connected)
         for (uint64_t seed = 0; seed < 4; seed++) {
             struct dp_graph_spec spec = {.name = "random-matching", .workers = n, .local = 1,
                                          .seed = seed};
-            struct dp_graph *g, *again;
+            struct dp_graph *again;
+            OWNED(dp_graph) *g = NULL;
             assert_int_equal(dp_graph_new(&spec, &g), 0);
             assert_int_equal(dp_graph_new(&spec, &again), 0);
             assert_true(dp_graph_equal(g, again));
@@ -194,7 +193,6 @@ CASE(random_matchings_follow_their_seed_and_are_connected)
             assert_int_equal(dp_graph_new(&spec, &again), 0);
             assert_true(n < 6 || !dp_graph_equal(g, again));
             dp_graph_free(again);
-            dp_graph_free(g);
         }
 }
 
@@ -352,14 +350,13 @@ CASE(the_checker_names_the_rule_and_the_place)
     };
 
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-        struct dp_graph *g = read_text(wrong[i].text);
+        OWNED(dp_graph) *g = read_text(wrong[i].text);
         struct dp_graph_finding finding;
         assert_int_equal(dp_graph_check(g, &finding), DP_EINVAL);
         if (finding.rule != wrong[i].rule || finding.round != wrong[i].round ||
             finding.worker != wrong[i].worker)
             fail_msg("%s: %s rule, round %d, worker %d: %s", wrong[i].text,
                      dp_name(DP_NAMES_GRAPH_RULE, finding.rule), finding.round, finding.worker, finding.text);
-        dp_graph_free(g);
     }
 }
 
@@ -446,13 +443,12 @@ CASE(parts_that_would_never_meet_get_a_round_more)
 {
     static const char path[] = "mixing path workers=5\nround 0: {0 1} {2 3} {4}\n"
                                "round 1: {0} {1 2} {3 4}\n";
-    struct dp_graph *g = read_text(path);
+    OWNED(dp_graph) *g = read_text(path);
     struct dp_graph *left = without(g, 1u << 2);
 
     assert_text(left, "mixing path workers=4 local=1\nround 0: {0 1} {2} {3}\n"
                       "round 1: {0} {1} {2 3}\nround 2: {0 2} {1} {3}\n");
     dp_graph_free(left);
-    dp_graph_free(g);
 }
 
 CASE(a_graph_of_another_size_is_of_its_kind_where_that_exists)

@@ -67,20 +67,19 @@ static int run_step(struct dp_comm *comm, void *arg)
 /* To the last bit, within the bytes. */
 static void expect_sequential(struct rig *rig, size_t peak_bytes)
 {
-    struct job_result result;
     size_t most = 0;
 
     rig->job.schedule = rig->s;
-    job_result_init(&result, &rig->job);
+    job_begin(&rig->job);
     assert_int_equal(comm_on_threads(RANKS, deadline_ns, run_step, &rig->job), 0);
     assert_true(job_result_is_sequential(&rig->job, 0));
     for (int rank = 0; rank < RANKS; rank++) {
-        const struct dp_pipeline_memory *m = &result.memory[rank];
+        const struct dp_pipeline_memory *m = &rig->job.result->memory[rank];
         size_t bytes = m->activations_bytes + m->gradients_bytes + m->save_bytes;
         most = bytes > most ? bytes : most;
     }
     assert_int_equal(most, peak_bytes);
-    job_result_fini(&result, &rig->job);
+    job_end(&rig->job);
 }
 
 CASE(less_memory_sends_more_to_the_host)

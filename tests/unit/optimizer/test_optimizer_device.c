@@ -180,7 +180,7 @@ CASE(what_is_for_the_host_is_refused_by_name)
 {
     static struct list l;
     struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ACCUM_ADAM);
-    struct dp_optimizer *o;
+    OWNED(dp_optimizer) *o = NULL;
 
     open_list(&l, 32);
     config.stream = stream;
@@ -193,7 +193,6 @@ CASE(what_is_for_the_host_is_refused_by_name)
     assert_int_equal(dp_optimizer_begin(o, &(struct dp_optimizer_step){0}), DP_EUNSUPPORTED);
     assert_int_equal(dp_optimizer_step(o, &(struct dp_optimizer_step){.mix = &(struct dp_optimizer_mix){
                          .buffers = (void *[]){NULL}}}), DP_EUNSUPPORTED);
-    dp_optimizer_free(o);
     close_list(&l);
 }
 

@@ -41,13 +41,13 @@ void edit_config(void *user, int rank, struct dp_pipeline_config *config)
 static bool is_expected(const struct wrong *wrong, int rank, int err)
 {
     bool here = wrong->rank == EVERYWHERE || wrong->rank == rank;
-    bool right = err == (here ? wrong->error : wrong->elsewhere) &&
+    const int expected = here ? wrong->error : wrong->elsewhere ? wrong->elsewhere : DP_EABORTED;
+    bool right = err == expected &&
                  (!err || !wrong->sentence || strstr(dp_last_error(), wrong->sentence));
 
     if (!right)
         printf("%s: rank %d got %s, '%s'; expected %s, '%s'\n", wrong->what, rank, dp_strerror(err),
-               dp_last_error(), dp_strerror(here ? wrong->error : wrong->elsewhere),
-               wrong->sentence);
+               dp_last_error(), dp_strerror(expected), wrong->sentence);
     return right;
 }
 
@@ -71,19 +71,16 @@ static int try_it(struct dp_comm *comm, void *arg)
 
 void expect_wrong(const struct wrong *wrong, struct dp_schedule_spec spec)
 {
-    struct dp_schedule *s;
-    struct job_result result;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
-    struct job job = job_make(s);
+    ENDED_BY(job_end) struct job job = job_make(s);
     struct trial trial = {wrong, &job};
-    job_result_init(&result, &job);
+    job_begin(&job);
     job.edit = edit_config;
     job.user = (void *)(uintptr_t)wrong;
     if (comm_on_threads(spec.ranks, WRONG_DEADLINE_NS, try_it, &trial))
         fail_msg("%s", wrong->what);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 void expect_all_wrong(const struct wrong *wrong, size_t count, struct dp_schedule_spec spec)

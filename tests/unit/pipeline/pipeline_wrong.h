@@ -6,9 +6,7 @@
 #ifndef TESTS_UNIT_PIPELINE_WRONG_H
 #define TESTS_UNIT_PIPELINE_WRONG_H
 
-#include "cmocka_all.h"
-#include "unit/comm/comm_group.h"
-#include "pipeline_job.h"
+#include "pipeline_case.h"
 
 enum { RANKS = 2, EVERYWHERE = -1 };
 #define WRONG_DEADLINE_NS INT64_C(20000000000)
@@ -21,7 +19,7 @@ struct wrong {
     void (*step)(struct job_rank *r);                        /* ... or to a step's arguments */
     int error;                                               /* of the one at fault */
     const char *sentence;                                    /* part of it */
-    int elsewhere;                                           /* the others' error */
+    int elsewhere;          /* the others' error; 0: DP_EABORTED, if one is at fault */
 };
 
 /* Callbacks of that kind which do one thing. */

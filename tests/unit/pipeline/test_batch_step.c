@@ -268,7 +268,7 @@ static int run_trial(struct dp_comm *comm, void *arg)
 
 static void run_on(const struct comm_kind *kind, struct trial *trial)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
     int killed, failed;
 
     if (dp_schedule_new(&trial->spec, &s))
@@ -277,7 +277,6 @@ static void run_on(const struct comm_kind *kind, struct trial *trial)
     failed = kind ? kind->run(kind, s->ranks, DEADLINE_NS, run_trial, trial, &killed)
                   : comm_on_threads(s->ranks, DEADLINE_NS, run_trial, trial);
     assert_int_equal(failed, 0);
-    dp_schedule_free(s);
 }
 
 /* ---- results ---------------------------------------------------------------------------------- */
@@ -455,7 +454,7 @@ static int check_three(struct dp_comm *comm, const struct trial *trial, struct d
 CASE(fewer_rows_take_the_schedule_of_fewer_micro_batches)
 {
     struct dp_schedule_spec fewer = shapes[0].spec;
-    struct dp_schedule *also;
+    OWNED(dp_schedule) *also = NULL;
 
     fewer.microbatches = 3;
     assert_int_equal(dp_schedule_new(&fewer, &also), 0);
@@ -470,7 +469,6 @@ CASE(fewer_rows_take_the_schedule_of_fewer_micro_batches)
     trial.error = trial.elsewhere = DP_EINVAL; /* the last stage's labels are as few */
     trial.sentence = "3 rows along dimension 0 for 4 micro-batches, expected at least 4";
     run_on(NULL, &trial);
-    dp_schedule_free(also);
 }
 
 /* ---- by the chunk rule ------------------------------------------------------------------------- */
@@ -492,7 +490,7 @@ CASE(rows_are_cut_as_async_pipe_cuts_them)
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct trial trial = shapes[i];
         struct dp_schedule_spec fewer = trial.spec;
-        struct dp_schedule *also;
+        OWNED(dp_schedule) *also = NULL;
         fewer.microbatches = trial.spec.microbatches / 4 * 3;
         if (trial.spec.kind == DP_SCHEDULE_DUALPIPEV) /* takes twice as many as ranks */
             continue;
@@ -517,7 +515,6 @@ CASE(rows_are_cut_as_async_pipe_cuts_them)
         trial.error = trial.elsewhere = DP_EINVAL;
         trial.sentence = "rows: 5 make 3 of 4 micro-batches, expected all, or a schedule of 3";
         run_on(NULL, &trial);
-        dp_schedule_free(also);
     }
 }
 
@@ -558,11 +555,10 @@ static int run_with_masks(struct dp_comm *comm, void *arg)
 
 CASE(masks_of_attention_reach_every_stage)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
     assert_int_equal(dp_schedule_new(&shapes[0].spec, &s), 0);
     struct trial trial = {.schedule = s, .rows = 12};
     assert_int_equal(comm_on_threads(2, DEADLINE_NS, run_with_masks, &trial), 0);
-    dp_schedule_free(s);
 }
 
 /* ---- two calls ------------------------------------------------------------------------------- */
@@ -597,14 +593,13 @@ static int run_in_two_calls(struct dp_comm *comm, void *arg)
 
 CASE(outputs_are_given_and_gradients_taken_in_two_calls)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
     assert_int_equal(dp_schedule_new(&shapes[1].spec, &s), 0);
     struct trial trial = {.schedule = s, .rows = 10, .most = 3, .own_gradients = true};
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;
         assert_int_equal(kind->run(kind, 2, DEADLINE_NS, run_in_two_calls, &trial, &killed), 0);
     }
-    dp_schedule_free(s);
 }
 
 /* ---- ranks beyond the stages ------------------------------------------------------------------- */
@@ -635,8 +630,8 @@ CASE(ranks_beyond_the_stages_return_their_input)
     static const int32_t balance[] = {1, 1};
     const struct dp_partition_spec layers = {.layer_count = 2, .balance = balance, .stages = 2};
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_ASYNC, .ranks = 3, .microbatches = 4};
-    struct dp_partition *p;
-    struct dp_schedule *s;
+    OWNED(dp_partition) *p = NULL;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_partition_new(&layers, &p), 0);
     spec.partition = p;
@@ -645,8 +640,6 @@ CASE(ranks_beyond_the_stages_return_their_input)
         struct trial trial = {.schedule = s, .rows = 10, .most = 3, .execution = how};
         assert_int_equal(comm_on_threads(3, DEADLINE_NS, run_some_unused, &trial), 0);
     }
-    dp_schedule_free(s);
-    dp_partition_free(p);
 }
 
 /* ---- what is wrong: rows of the table of errors ---------------------------------------------- */

@@ -33,9 +33,8 @@ enum { SHAPES = sizeof(shapes) / sizeof(*shapes) };
 CASE(every_schedule_trains_like_a_sequential_loop)
 {
     for (int i = 0; i < SHAPES; i++) {
-        struct dp_schedule *s = case_schedule(shapes[i]);
+        OWNED(dp_schedule) *s = case_schedule(shapes[i]);
         expect_sequential(job_make(s));
-        dp_schedule_free(s);
     }
 }
 
@@ -46,12 +45,11 @@ CASE(every_number_of_ranks_trains_like_a_sequential_loop)
         for (int ranks = 1; ranks <= 8; ranks++) {
             if (kind == DP_SCHEDULE_DUALPIPE && ranks % 2)
                 continue;
-            struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
+            OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
                 .kind = kind, .ranks = ranks, .microbatches = 2 * ranks, .mirror_reduce = true});
             struct job job = job_make(s);
             job.fixed_order = true;
             expect_sequential_by(job, run_steps);
-            dp_schedule_free(s);
         }
 }
 
@@ -63,12 +61,11 @@ static void expect_some(void (*change_spec)(struct dp_schedule_spec *spec),
         struct dp_schedule_spec spec = some[i];
         if (change_spec)
             change_spec(&spec);
-        struct dp_schedule *s = case_schedule(spec);
+        OWNED(dp_schedule) *s = case_schedule(spec);
         struct job job = job_make(s);
         if (change_job)
             change_job(&job);
         expect_sequential(job);
-        dp_schedule_free(s);
     }
 }
 
@@ -180,7 +177,7 @@ CASE(fixed_order_sums_any_number_of_blocks_pairwise)
 /* Backwards from the highest micro-batch: every weight part but one of a block has to wait. */
 static void expect_reversed(const char *text, bool no_split)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     if (dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s))
         fail_msg("%s", dp_last_error());
@@ -189,7 +186,6 @@ static void expect_reversed(const char *text, bool no_split)
     expect_sequential(job);
     job.model.order_blocks = 4;
     expect_sequential(job);
-    dp_schedule_free(s);
 }
 
 CASE(weight_parts_may_come_in_any_order)
@@ -259,7 +255,7 @@ CASE(recomputed_forwards_change_no_number)
             struct dp_schedule_spec spec = some[i];
             spec.mirror_reduce = true;
             spec.return_outputs = i % 2;
-            struct dp_schedule *s = case_schedule(spec);
+            OWNED(dp_schedule) *s = case_schedule(spec);
             assert_int_equal(dp_schedule_add_recomputes(s, every_second, &share), 0);
             struct job job = job_make(s);
             job.ops = &ops;
@@ -267,7 +263,6 @@ CASE(recomputed_forwards_change_no_number)
             expect_sequential_by(job, run_recomputing);
             job.ops = &model_ops;
             expect_sequential(job);
-            dp_schedule_free(s);
         }
 }
 
@@ -312,13 +307,12 @@ static void spoil_second_copy(void *user, int rank, struct dp_pipeline_config *c
 
 CASE(copies_of_a_stage_start_equal)
 {
-    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
     struct job job = job_make(s);
 
     job.edit = spoil_second_copy;
     expect_sequential_by(job, run_from_other_values);
-    dp_schedule_free(s);
 }
 
 static _Thread_local uint16_t narrow[DP_MAX_SLOTS][MODEL_GRADS][64];
@@ -377,34 +371,29 @@ CASE(gradients_of_two_bytes_are_summed_in_float32)
         for (int c = 0; c < 2; c++) {
             struct dp_schedule_spec spec = some[i];
             spec.mirror_reduce = true;
-            struct dp_schedule *s = case_schedule(spec);
+            OWNED(dp_schedule) *s = case_schedule(spec);
             struct job job = job_make(s);
-            struct job_result result;
-            job_result_init(&result, &job);
+            job_begin(&job);
             job.edit = make_narrow;
             job.user = (void *)(uintptr_t)&codes[c];
             assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run_narrow, &job), 0);
-            job_result_fini(&result, &job);
-            dp_schedule_free(s);
+            job_end(&job);
         }
 }
 
 CASE(one_rank_needs_no_comm)
 {
-    struct dp_schedule *s = case_schedule(
+    OWNED(dp_schedule) *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV, .ranks = 1, .microbatches = 6});
-    struct job job = job_make(s);
-    struct job_result result;
+    ENDED_BY(job_end) struct job job = job_make(s);
     struct job_rank r;
 
-    job_result_init(&result, &job);
+    job_begin(&job);
     assert_int_equal(job_rank_open(&r, &job, NULL), 0);
     for (int i = 0; i < STEPS; i++)
         assert_int_equal(job_rank_step(&r), 0);
     assert_true(job_result_is_sequential(&job, STEPS - 1));
     job_rank_close(&r);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 /* ---- the host's copy workers ------------------------------------------------------------------- */
@@ -429,14 +418,13 @@ CASE(copy_workers_change_no_number)
     for (int i = 0; i < SOME; i++) {
         struct dp_schedule_spec spec = some[i];
         spec.mirror_reduce = i % 2;
-        struct dp_schedule *s = case_schedule(spec);
+        OWNED(dp_schedule) *s = case_schedule(spec);
         struct job job = job_make(s);
         job.edit = use_workers;
         job.model.batch_dim = i % 2;
         job.model.rows = 1;
         job.model.width = 200; /* gradients of a size that is not copied at once */
         expect_sequential_by(job, run_with_workers);
-        dp_schedule_free(s);
     }
 }
 
@@ -463,23 +451,20 @@ static int run_by_turns(struct dp_comm *comm, void *arg)
 CASE(two_pipelines_take_turns_on_one_comm)
 {
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
-    struct dp_schedule *training = case_schedule(spec);
+    OWNED(dp_schedule) *training = case_schedule(spec);
     spec.forward_only = spec.return_outputs = true;
-    struct dp_schedule *evaluation = case_schedule(spec);
+    OWNED(dp_schedule) *evaluation = case_schedule(spec);
     struct job jobs[2] = {job_make(training), job_make(evaluation)};
     struct two_jobs two = {{&jobs[0], &jobs[1]}};
-    struct job_result results[2];
 
     for (int i = 0; i < 2; i++) {
-        job_result_init(&results[i], &jobs[i]);
+        job_begin(&jobs[i]);
     }
     assert_int_equal(comm_on_threads(4, deadline_ns, run_by_turns, &two), 0);
     for (int i = 0; i < 2; i++) {
         assert_true(job_result_is_sequential(&jobs[i], STEPS - 1));
-        job_result_fini(&results[i], &jobs[i]);
+        job_end(&jobs[i]);
     }
-    dp_schedule_free(training);
-    dp_schedule_free(evaluation);
 }
 
 /* ---- what is not bit-equal --------------------------------------------------------------------- */
@@ -498,17 +483,14 @@ static int run_misrouted(struct dp_comm *comm, void *arg)
 
 CASE(labels_of_other_micro_batches_change_the_loss)
 {
-    struct dp_schedule *s = case_schedule(
+    OWNED(dp_schedule) *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
-    struct job job = job_make(s);
-    struct job_result result;
+    ENDED_BY(job_end) struct job job = job_make(s);
 
-    job_result_init(&result, &job);
+    job_begin(&job);
     assert_int_equal(comm_on_threads(2, deadline_ns, run_misrouted, &job), 0);
     printf("expected to differ: ");
     assert_false(job_result_is_sequential(&job, 0));
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 static int run_scaled(struct dp_comm *comm, void *arg)
@@ -535,16 +517,13 @@ static int run_scaled(struct dp_comm *comm, void *arg)
 
 CASE(each_micro_batch_can_have_its_own_scale)
 {
-    struct dp_schedule *s = case_schedule(
+    OWNED(dp_schedule) *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4});
-    struct job job = job_make(s);
-    struct job_result result;
+    ENDED_BY(job_end) struct job job = job_make(s);
 
-    job_result_init(&result, &job);
+    job_begin(&job);
     assert_int_equal(comm_on_threads(2, deadline_ns, run_scaled, &job), 0);
     assert_true(job_result_is_sequential(&job, 0)); /* powers of two scale without rounding */
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -565,20 +544,18 @@ static int run_shared(struct dp_comm *comm, void *arg)
 
 CASE(long_messages_lie_in_memory_that_ranks_share)
 {
-    struct dp_schedule *s = case_schedule(
+    OWNED(dp_schedule) *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 3});
 
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         struct job job = job_make(s);
-        struct job_result result;
         int killed = 0;
         job.model.rows = 20000;
-        job_result_init(&result, &job);
+        job_begin(&job);
         assert_int_equal(kind->run(kind, 2, deadline_ns, run_shared, &job, &killed), 0);
         assert_true(job_result_is_sequential(&job, STEPS - 1));
-        job_result_fini(&result, &job);
+        job_end(&job);
     }
-    dp_schedule_free(s);
 }
 
 /* No more pieces of shared memory are to be had, on one of the ranks. */
@@ -602,19 +579,16 @@ static int run_without_room(struct dp_comm *comm, void *arg)
 
 CASE(memory_that_cannot_be_shared_does_as_well)
 {
-    struct dp_schedule *s = case_schedule(
+    OWNED(dp_schedule) *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 3});
     const struct comm_kind *kind = comm_kinds;
-    struct job job = job_make(s);
-    struct job_result result;
+    ENDED_BY(job_end) struct job job = job_make(s);
     int killed = 0;
 
     while (strcmp(kind->name, "shm"))
         kind++;
     job.model.rows = 20000;
-    job_result_init(&result, &job);
+    job_begin(&job);
     assert_int_equal(kind->run(kind, 2, deadline_ns, run_without_room, &job, &killed), 0);
     assert_true(job_result_is_sequential(&job, STEPS - 1));
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }

@@ -110,8 +110,7 @@ static int count_in_a_step(struct dp_comm *comm, void *arg)
 
 static void expect_none(const struct comm_kind *kind, enum dp_schedule_kind schedule_kind)
 {
-    struct dp_schedule *s;
-    struct job_result result;
+    OWNED(dp_schedule) *s = NULL;
     int killed;
 
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = schedule_kind,
@@ -124,14 +123,12 @@ static void expect_none(const struct comm_kind *kind, enum dp_schedule_kind sche
     const struct dp_skip skips[] = {{.name = "a", .from = 0, .to = s->stages - 2},
                                     {.name = "b", .from = 1, .to = s->stages - 1}};
     assert_int_equal(dp_schedule_add_skips(s, skips, 2), 0);
-    struct job job = job_make(s);
+    ENDED_BY(job_end) struct job job = job_make(s);
     job.model.skips = skips;
     job.model.skip_count = 2;
-    job_result_init(&result, &job);
+    job_begin(&job);
     job.edit = set_recorder;
     assert_int_equal(kind->run(kind, 4, deadline_ns, count_in_a_step, &job, &killed), 0);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 CASE(a_step_allocates_nothing)
@@ -182,8 +179,7 @@ static int fail_each_allocation(struct dp_pipeline **pipe)
 
 CASE(a_pipeline_that_gets_no_memory_fails_and_leaks_none)
 {
-    struct dp_schedule *s;
-    struct job_result result;
+    OWNED(dp_schedule) *s = NULL;
     struct job_rank r;
     struct dp_pipeline *pipe = NULL;
 
@@ -196,18 +192,16 @@ CASE(a_pipeline_that_gets_no_memory_fails_and_leaks_none)
                      0);
     const struct dp_skip skip = {.name = "a", .from = 0, .to = 1};
     assert_int_equal(dp_schedule_add_skips(s, &skip, 1), 0);
-    struct job job = job_make(s);
+    ENDED_BY(job_end) struct job job = job_make(s);
     job.model.skips = &skip;
     job.model.skip_count = 1;
-    job_result_init(&result, &job);
+    job_begin(&job);
     job.edit = keep_config;
     assert_int_equal(job_rank_open(&r, &job, NULL), 0);
     log_nothing();
     assert_true(fail_each_allocation(&pipe) > 20);
     dp_pipeline_free(pipe);
     job_rank_close(&r);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 /* Each rank has what the other one needs, so that none can end before the other. */

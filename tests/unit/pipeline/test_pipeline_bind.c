@@ -229,14 +229,12 @@ static struct model model_of(int trial, struct dp_schedule **schedule)
 
 CASE(the_caller_has_batches_labels_and_losses)
 {
-    struct dp_schedule *s;
-
     for (int i = 0; i < 2 * TRIALS; i++) {
+        OWNED(dp_schedule) *s = NULL;
         struct model model = model_of(i / 2, &s);
         model.tensors = 1 + i % 2; /* buffers are sent, or copied */
         assert_int_equal(comm_on_threads(s->ranks, deadline_ns, train, &model), 0);
         expect_results(&model, STEPS);
-        dp_schedule_free(s);
     }
 }
 
@@ -301,12 +299,11 @@ static int refuse(struct dp_comm *comm, void *arg)
 
 CASE(nothing_of_the_ends_may_be_given)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2,
                                                                 .microbatches = 2}, &s), 0);
     assert_int_equal(comm_on_threads(2, deadline_ns, refuse, s), 0);
-    dp_schedule_free(s);
 }
 
 /* ---- failures --------------------------------------------------------------------------------- */
@@ -380,9 +377,9 @@ static int disagree(struct dp_comm *comm, void *arg)
 
 CASE(evaluation_wins_where_ranks_differ)
 {
-    struct dp_schedule *s, *evaluation;
-
     for (int i = 1; i < TRIALS; i++) {
+        OWNED(dp_schedule) *evaluation = NULL;
+        OWNED(dp_schedule) *s = NULL;
         struct model model = model_of(i, &s);
         struct dp_schedule_spec spec = trials[i].spec;
         spec.forward_only = true;
@@ -391,8 +388,6 @@ CASE(evaluation_wins_where_ranks_differ)
         model.evaluation = evaluation;
         assert_int_equal(comm_on_threads(s->ranks, deadline_ns, disagree, &model), 0);
         expect_results(&model, 1);
-        dp_schedule_free(evaluation);
-        dp_schedule_free(s);
     }
 }
 
@@ -412,7 +407,8 @@ static int disagree_on_microbatches(struct dp_comm *comm, void *arg)
 CASE(an_evaluation_of_other_micro_batches_is_a_mismatch)
 {
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4};
-    struct dp_schedule *s, *evaluation;
+    OWNED(dp_schedule) *evaluation = NULL;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
     spec.microbatches = 3;
@@ -420,8 +416,6 @@ CASE(an_evaluation_of_other_micro_batches_is_a_mismatch)
     assert_int_equal(dp_schedule_new(&spec, &evaluation), 0);
     struct model model = {.schedule = s, .evaluation = evaluation, .tensors = 1, .fails_at = -1};
     assert_int_equal(comm_on_threads(2, deadline_ns, disagree_on_microbatches, &model), 0);
-    dp_schedule_free(evaluation);
-    dp_schedule_free(s);
 }
 
 RUN_QUIET_CASES(NULL, NULL)

@@ -3,11 +3,9 @@
  * test_pipeline_calls.c - the ways to use one pipeline: other schedules from step to step, gradients
  * over several steps, a step in two calls, gradients in other memory, buffers that a stage hands over.
  */
-#include "cmocka_all.h"
 #include "microbatch/internal.h"
 
-#include "unit/comm/comm_group.h"
-#include "pipeline_job.h"
+#include "pipeline_case.h"
 
 #include <dualpipe/checkpoint.h>
 #include <dualpipe/mixer.h>
@@ -16,14 +14,6 @@
 
 enum { ROUNDS = 2 };
 static const int64_t deadline_ns = INT64_C(20000000000);
-
-static struct dp_schedule *build(struct dp_schedule_spec spec)
-{
-    struct dp_schedule *s = NULL;
-    if (dp_schedule_new(&spec, &s))
-        fail_msg("%s", dp_last_error());
-    return s;
-}
 
 /* ---- several schedules ------------------------------------------------------------------------ */
 
@@ -78,12 +68,11 @@ static int run_both(struct dp_comm *comm, void *arg)
 
 static void expect_both(struct dp_schedule_spec first, struct dp_schedule_spec second)
 {
-    struct dp_schedule *a = build(first), *b = build(second);
+    struct dp_schedule *a = case_schedule(first), *b = case_schedule(second);
     struct jobs jobs = {job_make(a), job_make(b)};
-    struct job_result results[2];
 
-    job_result_init(&results[0], &jobs.a);
-    job_result_init(&results[1], &jobs.b);
+    job_begin(&jobs.a);
+    job_begin(&jobs.b);
     jobs.a.edit = add_schedule;
     jobs.a.user = &jobs;
     assert_int_equal(comm_on_threads(a->ranks, deadline_ns, run_both, &jobs), 0);
@@ -91,8 +80,8 @@ static void expect_both(struct dp_schedule_spec first, struct dp_schedule_spec s
     const uint64_t last = b->forward_only ? ROUNDS - 1 : 2 * ROUNDS - 2;
     assert_true(job_result_is_sequential(&jobs.a, last));
     assert_true(job_result_is_sequential(&jobs.b, last + 1));
-    job_result_fini(&results[0], &jobs.a);
-    job_result_fini(&results[1], &jobs.b);
+    job_end(&jobs.a);
+    job_end(&jobs.b);
     dp_schedule_free(a);
     dp_schedule_free(b);
 }
@@ -132,19 +121,18 @@ static int run_other_schedule(struct dp_comm *comm, void *arg)
 CASE(ranks_that_take_different_schedules_notice)
 {
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4};
-    struct dp_schedule *a = build(spec), *b;
-    struct job_result result;
+    struct dp_schedule *a = case_schedule(spec), *b;
 
     spec.return_outputs = true;
-    b = build(spec);
+    b = case_schedule(spec);
     struct jobs jobs = {job_make(a), job_make(b)};
-    job_result_init(&result, &jobs.a);
+    job_begin(&jobs.a);
     jobs.a.edit = add_schedule;
     jobs.a.user = &jobs;
     log_nothing();
     assert_int_equal(comm_on_threads(2, deadline_ns, run_other_schedule, &jobs), 0);
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
-    job_result_fini(&result, &jobs.a);
+    job_end(&jobs.a);
     dp_schedule_free(a);
     dp_schedule_free(b);
 }
@@ -186,16 +174,14 @@ static void expect_accumulated(const struct job *job)
 CASE(steps_can_accumulate_before_gradients_are_summed)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
-        struct dp_schedule *s = build((struct dp_schedule_spec){
+        OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
             .kind = (enum dp_schedule_kind)kind, .ranks = 2, .microbatches = 6,
             .mirror_reduce = true});
         struct job job = job_make(s);
-        struct job_result result;
-        job_result_init(&result, &job);
+        job_begin(&job);
         assert_int_equal(comm_on_threads(2, deadline_ns, run_accumulating, &job), 0);
         expect_accumulated(&job);
-        job_result_fini(&result, &job);
-        dp_schedule_free(s);
+        job_end(&job);
     }
 }
 
@@ -236,7 +222,7 @@ static void make_gradients(struct job_rank *r, struct dp_microbatches *grads)
 static int run_in_two(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
-    struct dp_microbatches *grads = NULL;
+    OWNED(dp_microbatches) *grads = NULL;
     struct model_batch batch = {0};
     struct job_rank r;
 
@@ -258,7 +244,6 @@ static int run_in_two(struct dp_comm *comm, void *arg)
         CHECK(!dp_pipeline_backward(r.pipe, &r.step));
     }
     job_rank_store(&r);
-    dp_microbatches_free(grads);
     model_batch_fini(&batch);
     job_rank_close(&r);
     return 0;
@@ -266,17 +251,14 @@ static int run_in_two(struct dp_comm *comm, void *arg)
 
 CASE(a_step_can_be_taken_in_two_calls_with_the_callers_gradients)
 {
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_GPIPE, .ranks = 3, .microbatches = 5, .return_outputs = true});
-    struct job job = job_make(s);
-    struct job_result result;
+    ENDED_BY(job_end) struct job job = job_make(s);
 
-    job_result_init(&result, &job);
+    job_begin(&job);
     job.edit = no_loss;
     assert_int_equal(comm_on_threads(3, deadline_ns, run_in_two, &job), 0);
     assert_true(job_result_is_sequential(&job, ROUNDS - 1));
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 /* A stage with two outputs, whose gradients are kept. */
@@ -323,7 +305,7 @@ CASE(an_absent_gradient_of_an_output_is_zero)
     static const struct dp_border two = {
         2, {{{kDLFloat, 32, 1}, .ndim = 1, .shape = {1}}, {{kDLFloat, 32, 1}, .ndim = 1, .shape = {1}}}};
     const struct dp_border borders[] = {two, two};
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_GPIPE, .ranks = 1, .microbatches = 2, .return_outputs = true});
     struct dp_pipeline *pipe;
     float x[2][2] = {{1, 2}, {3, 4}}, y[2][2], grads[2][2] = {{10, 20}, {30, 40}};
@@ -347,7 +329,6 @@ CASE(an_absent_gradient_of_an_output_is_zero)
         dp_microbatches_free((struct dp_microbatches *)(uintptr_t)step.output_grads);
     }
     dp_pipeline_free(pipe);
-    dp_schedule_free(s);
 }
 
 /* ---- ends of the model ------------------------------------------------------------------------ */
@@ -388,17 +369,15 @@ CASE(a_rank_need_not_declare_ends_that_it_does_not_hold)
                                                   DP_SCHEDULE_DUALPIPEV};
 
     for (int i = 0; i < 3; i++) {
-        struct dp_schedule *s = build((struct dp_schedule_spec){
+        OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
             .kind = kinds[i], .ranks = 4, .microbatches = 8, .mirror_reduce = true});
         struct job job = job_make(s);
-        struct job_result result;
 
-        job_result_init(&result, &job);
+        job_begin(&job);
         job.edit = forget_other_ends;
         assert_int_equal(comm_on_threads(4, deadline_ns, run_one_step, &job), 0);
         assert_true(job_result_is_sequential(&job, 0));
-        job_result_fini(&result, &job);
-        dp_schedule_free(s);
+        job_end(&job);
     }
 }
 
@@ -443,18 +422,15 @@ static int run_bound(struct dp_comm *comm, void *arg)
 
 CASE(gradients_can_be_bound_again_between_steps)
 {
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true});
-    struct job job = job_make(s);
-    struct job_result result;
+    ENDED_BY(job_end) struct job job = job_make(s);
 
-    job_result_init(&result, &job);
+    job_begin(&job);
     log_nothing();
     assert_int_equal(comm_on_threads(2, deadline_ns, run_bound, &job), 0);
     dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
     assert_true(job_result_is_sequential(&job, 1));
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 /* ---- gradients that stay with the stage ------------------------------------------------------- */
@@ -547,17 +523,16 @@ CASE(gradients_kept_by_a_stage_are_settled_before_they_are_read)
 
     for (int i = 0; i < 2 * (DP_SCHEDULE_DUALPIPEV - DP_SCHEDULE_GPIPE + 1); i++) {
         struct dp_schedule *s =
-            build((struct dp_schedule_spec){.kind = DP_SCHEDULE_GPIPE + (enum dp_schedule_kind)(i / 2),
+            case_schedule((struct dp_schedule_spec){.kind = DP_SCHEDULE_GPIPE + (enum dp_schedule_kind)(i / 2),
                                             .ranks = 2,
                                             .microbatches = 8,
                                             .mirror_reduce = true});
         struct job job = job_make(s);
-        struct job_result result;
 
         job.ops = &ops;
         job.fixed_order = i % 2;
         job.tolerance = i % 2 ? 0 : 1e-5F;
-        job_result_init(&result, &job);
+        job_begin(&job);
         assert_int_equal(comm_on_threads(2, deadline_ns, run_one_step, &job), 0);
         assert_true(job_result_is_sequential(&job, 0));
         if (i == 0) {
@@ -567,7 +542,7 @@ CASE(gradients_kept_by_a_stage_are_settled_before_they_are_read)
             dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
             ops.settle = settle_kept;
         }
-        job_result_fini(&result, &job);
+        job_end(&job);
         dp_schedule_free(s);
     }
 }
@@ -630,7 +605,7 @@ static int run_own(struct dp_comm *comm, void *arg)
     struct own own = {.sum = 0};
     struct dp_stage stages[2] = {{.ops = &ops, .user = &own, .no_split = true},
                                  {.ops = &ops, .user = &own, .no_split = true}};
-    struct dp_microbatches *inputs;
+    OWNED(dp_microbatches) *inputs = NULL;
     struct dp_pipeline *pipe;
     double losses[MB];
     int rank = dp_comm_rank(comm);
@@ -653,7 +628,6 @@ static int run_own(struct dp_comm *comm, void *arg)
         want += MB * (float)(1 << (s->stages - 1 - dp_schedule_slot(s, rank, i)->stage));
     CHECK(own.sum == want);
     dp_pipeline_free(pipe);
-    dp_microbatches_free(inputs);
     return 0;
 }
 
@@ -662,10 +636,9 @@ CASE(a_stage_can_hand_over_buffers_of_its_own)
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_1F1B, DP_SCHEDULE_DUALPIPEV};
 
     for (int i = 0; i < 2; i++) {
-        struct dp_schedule *s = build((struct dp_schedule_spec){
+        OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
             .kind = kinds[i], .ranks = OWN_RANKS, .microbatches = MB});
         assert_int_equal(comm_on_threads(OWN_RANKS, deadline_ns, run_own, s), 0);
-        dp_schedule_free(s);
     }
 }
 
@@ -807,7 +780,7 @@ CASE(micro_batches_may_be_uneven_by_either_rule)
 
     log_nothing();
     for (int i = 0; i < 6; i++) {
-        struct uneven u = {.schedule = build((struct dp_schedule_spec){
+        struct uneven u = {.schedule = case_schedule((struct dp_schedule_spec){
                                .kind = kinds[i / 2], .ranks = UNEVEN_RANKS,
                                .microbatches = UNEVEN_MB})};
         if (i % 2) /* 2 2 2 1 */

@@ -135,7 +135,7 @@ static int run_rank(struct dp_comm *comm, void *arg)
     struct clock_stage users[DP_MAX_SLOTS];
     struct dp_stage stages[DP_MAX_SLOTS];
     struct dp_border borders[STAGES_MAX + 1];
-    struct dp_microbatches *inputs;
+    OWNED(dp_microbatches) *inputs = NULL;
     struct dp_pipeline *pipe;
     static const double zeros[64];
     bool has_first = false;
@@ -162,7 +162,6 @@ static int run_rank(struct dp_comm *comm, void *arg)
     CHECK(!dp_pipeline_step(pipe, &(struct dp_step){.inputs = has_first ? inputs : NULL}));
     t->ended_ns[rank] = clock.now_ns;
     dp_pipeline_free(pipe);
-    dp_microbatches_free(inputs);
     return 0;
 }
 
@@ -171,8 +170,8 @@ static void expect_simulated(struct dp_schedule_spec spec, double latency_ns)
     struct trial t = {.ops = spec.no_overlap ? &unpaired_ops : &timed_ops,
                       .cost = {.f_ns = 100, .i_ns = 120, .w_ns = 80, .b_ns = 200, .fb_ns = 270,
                                .link_latency_ns = latency_ns}};
-    struct dp_schedule *s = case_schedule(spec);
-    struct dp_simulation sim;
+    OWNED(dp_schedule) *s = case_schedule(spec);
+    ENDED_BY(dp_simulation_fini) struct dp_simulation sim = {0};
     double last = 0;
 
     t.schedule = s;
@@ -188,8 +187,6 @@ static void expect_simulated(struct dp_schedule_spec spec, double latency_ns)
         fail_msg("%s P=%d M=%d slack=%d, latency %g: %g, simulated %ld",
                  dp_name(DP_NAMES_SCHEDULE, spec.kind), spec.ranks, spec.microbatches, spec.slack,
                  latency_ns, last, (long)sim.makespan_ns);
-    dp_simulation_fini(&sim);
-    dp_schedule_free(s);
 }
 
 CASE(a_step_takes_what_the_simulator_says)

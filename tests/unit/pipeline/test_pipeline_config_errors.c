@@ -132,47 +132,41 @@ WRONG_CONFIG(save_area_huge, copy_stages(config)->save_bytes = SIZE_MAX - 100)
 WRONG_CONFIG(save_areas_large, copy_stages(config)->save_bytes = (size_t)1 << 50)
 
 static const struct wrong wrong_configs[] = {
-    {"huge save area", 1, save_area_huge, NULL, DP_ENOMEM, "no memory for a buffer of", DP_EABORTED},
-    {"large save areas", 1, save_areas_large, NULL, DP_ENOMEM, "no memory for a buffer of",
-     DP_EABORTED},
-    {"no schedule", 1, no_schedule, NULL, DP_EINVAL, "schedule: NULL", DP_EABORTED},
-    {"no stages", 1, no_stages, NULL, DP_EINVAL, "stages: NULL", DP_EABORTED},
-    {"no callbacks", 0, no_ops, NULL, DP_EINVAL, "slot 1: no callbacks", DP_EABORTED},
-    {"no forward", 0, no_forward, NULL, DP_EINVAL, "no callback forward", DP_EABORTED},
-    {"no backward", 0, no_backward, NULL, DP_EINVAL, "no callback backward", DP_EABORTED},
-    {"no weight", 0, no_weight, NULL, DP_EINVAL, "no callback weight", DP_EABORTED},
-    {"C1 no gradients", 0, grads_missing, NULL, DP_EINVAL, "parameters: a list of 2", DP_EABORTED},
-    {"C1 no gradient", 0, grad_missing, NULL, DP_EINVAL, "parameter '0.bias': its gradient is NULL", DP_EABORTED},
-    {"C1 gradient elsewhere", 0, grad_elsewhere, NULL, DP_EINVAL, "its gradient is on device 2:1", DP_EABORTED},
-    {"gradient of integers", 0, grad_of_integers, NULL, DP_EINVAL, "its gradient is int32", DP_EABORTED},
-    {"gradient strided", 0, grad_strided, NULL, DP_EINVAL, "expected the shape and strides", DP_EABORTED},
+    {"huge save area", 1, save_area_huge, NULL, DP_ENOMEM, "no memory for a buffer of"},
+    {"large save areas", 1, save_areas_large, NULL, DP_ENOMEM, "no memory for a buffer of"},
+    {"no schedule", 1, no_schedule, NULL, DP_EINVAL, "schedule: NULL"},
+    {"no stages", 1, no_stages, NULL, DP_EINVAL, "stages: NULL"},
+    {"no callbacks", 0, no_ops, NULL, DP_EINVAL, "slot 1: no callbacks"},
+    {"no forward", 0, no_forward, NULL, DP_EINVAL, "no callback forward"},
+    {"no backward", 0, no_backward, NULL, DP_EINVAL, "no callback backward"},
+    {"no weight", 0, no_weight, NULL, DP_EINVAL, "no callback weight"},
+    {"C1 no gradients", 0, grads_missing, NULL, DP_EINVAL, "parameters: a list of 2"},
+    {"C1 no gradient", 0, grad_missing, NULL, DP_EINVAL, "parameter '0.bias': its gradient is NULL"},
+    {"C1 gradient elsewhere", 0, grad_elsewhere, NULL, DP_EINVAL, "its gradient is on device 2:1"},
+    {"gradient of integers", 0, grad_of_integers, NULL, DP_EINVAL, "its gradient is int32"},
+    {"gradient strided", 0, grad_strided, NULL, DP_EINVAL, "expected the shape and strides"},
     {"mirrors differ", 0, grads_fewer, NULL, DP_EMISMATCH,
      "number of parameters of stage 0: rank 1 has 2, rank 0 has 1", DP_EMISMATCH},
     {"C2 rank map", EVERYWHERE, map_twice, NULL, DP_EINVAL, "group rank", 0},
     {"C2 rank map outside", EVERYWHERE, map_outside, NULL, DP_EINVAL, "group rank 7", 0},
-    {"schedule with a hole", 0, op_missing, NULL, DP_EINVAL, "schedule breaks", DP_EABORTED},
-    {"S1 no borders", 1, no_borders, NULL, DP_ESTATE, "borders: not declared", DP_EABORTED},
-    {"S1 empty border", 1, border_empty, NULL, DP_ESTATE, "border 1: no tensor", DP_EABORTED},
-    {"border too full", 1, border_overfull, NULL, DP_EINVAL, "17 tensors", DP_EABORTED},
-    {"border without dtype", 1, border_without_dtype, NULL, DP_EINVAL, "tensor 2: dtype",
-     DP_EABORTED},
-    {"many dimensions", 1, border_of_many_dimensions, NULL, DP_EINVAL, "9 dimensions", DP_EABORTED},
-    {"negative extent", 1, border_negative, NULL, DP_EINVAL, "extent -4", DP_EABORTED},
-    {"huge border", 1, border_huge, NULL, DP_EINVAL, "more bytes", DP_EABORTED},
-    {"negative label", 1, label_negative, NULL, DP_EINVAL, "label 0: extent -3", DP_EABORTED},
-    {"no label", 1, labels_none, NULL, DP_EINVAL, "labels: 0 tensors", DP_EABORTED},
-    {"three blocks", 1, blocks_odd, NULL, DP_EINVAL, "order_blocks: 3, expected a power of two",
-     DP_EABORTED},
-    {"one block", 1, blocks_few, NULL, DP_EINVAL, "order_blocks: 1, expected a power of two from 2",
-     DP_EABORTED},
-    {"no input declared", 0, input_end_missing, NULL, DP_ESTATE, "border 0: no tensor declared",
-     DP_EABORTED},
-    {"S4 no loss", 1, no_loss, NULL, DP_EINVAL, "loss: NULL", DP_EABORTED},
-    {"half a loss", 1, half_a_loss, NULL, DP_EINVAL, "no callback loss", DP_EABORTED},
-    {"negative losses", 1, losses_negative, NULL, DP_EINVAL, "max_loss_values: -1", DP_EABORTED},
-    {"of a later release", 1, of_a_later_release, NULL, DP_EINVAL, "struct dp_pipeline_config of",
-     DP_EABORTED},
-    {"loss_scale", 1, scale_not_a_number, NULL, DP_EINVAL, "loss_scale: nan", DP_EABORTED},
+    {"schedule with a hole", 0, op_missing, NULL, DP_EINVAL, "schedule breaks"},
+    {"S1 no borders", 1, no_borders, NULL, DP_ESTATE, "borders: not declared"},
+    {"S1 empty border", 1, border_empty, NULL, DP_ESTATE, "border 1: no tensor"},
+    {"border too full", 1, border_overfull, NULL, DP_EINVAL, "17 tensors"},
+    {"border without dtype", 1, border_without_dtype, NULL, DP_EINVAL, "tensor 2: dtype"},
+    {"many dimensions", 1, border_of_many_dimensions, NULL, DP_EINVAL, "9 dimensions"},
+    {"negative extent", 1, border_negative, NULL, DP_EINVAL, "extent -4"},
+    {"huge border", 1, border_huge, NULL, DP_EINVAL, "more bytes"},
+    {"negative label", 1, label_negative, NULL, DP_EINVAL, "label 0: extent -3"},
+    {"no label", 1, labels_none, NULL, DP_EINVAL, "labels: 0 tensors"},
+    {"three blocks", 1, blocks_odd, NULL, DP_EINVAL, "order_blocks: 3, expected a power of two"},
+    {"one block", 1, blocks_few, NULL, DP_EINVAL, "order_blocks: 1, expected a power of two from 2"},
+    {"no input declared", 0, input_end_missing, NULL, DP_ESTATE, "border 0: no tensor declared"},
+    {"S4 no loss", 1, no_loss, NULL, DP_EINVAL, "loss: NULL"},
+    {"half a loss", 1, half_a_loss, NULL, DP_EINVAL, "no callback loss"},
+    {"negative losses", 1, losses_negative, NULL, DP_EINVAL, "max_loss_values: -1"},
+    {"of a later release", 1, of_a_later_release, NULL, DP_EINVAL, "struct dp_pipeline_config of"},
+    {"loss_scale", 1, scale_not_a_number, NULL, DP_EINVAL, "loss_scale: nan"},
 };
 
 CASE(a_bad_config_is_named_on_all_ranks)
@@ -308,19 +302,16 @@ CASE(a_comm_of_another_size_is_refused)
 
 static void expect_refused(const char *text, int err, const char *sentence)
 {
-    struct dp_schedule *s;
-    struct job_result result;
+    OWNED(dp_schedule) *s = NULL;
     struct job_rank r;
 
     if (dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s))
         fail_msg("%s", dp_last_error());
-    struct job job = job_make(s);
-    job_result_init(&result, &job);
+    ENDED_BY(job_end) struct job job = job_make(s);
+    job_begin(&job);
     assert_int_equal(job_rank_open(&r, &job, NULL), err);
     assert_non_null(strstr(dp_last_error(), sentence));
     job_rank_close(&r);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 CASE(a_schedule_that_asks_for_too_much_is_refused)

@@ -38,7 +38,7 @@ enum { SHAPES = sizeof(shapes) / sizeof(*shapes) };
 
 static void on_cuda(struct dp_schedule_spec spec, int batch_dim, bool no_split)
 {
-    struct dp_schedule *s = case_schedule(spec);
+    OWNED(dp_schedule) *s = case_schedule(spec);
     struct job job = job_make(s);
 
     job.ops = &cuda_job_ops;
@@ -46,7 +46,6 @@ static void on_cuda(struct dp_schedule_spec spec, int batch_dim, bool no_split)
     job.model.batch_dim = batch_dim;
     job.no_split = no_split;
     case_run(&job, deadline_ns, train_on_cuda, STEPS - 1);
-    dp_schedule_free(s);
 }
 
 CASE_BETWEEN(memory_the_cpu_cannot_touch_changes_no_number, NULL, cuda_case_clean_up)
@@ -100,21 +99,20 @@ static int train_in_the_callers(struct dp_comm *comm, void *arg)
 CASE_BETWEEN(stages_compute_in_a_stream_of_the_callers, NULL, cuda_case_clean_up)
 {
     for (int i = 0; i < SHAPES; i++) {
-        struct dp_schedule *s = case_schedule(shapes[i]);
+        OWNED(dp_schedule) *s = case_schedule(shapes[i]);
         struct job job = job_make(s);
 
         fake->shake((uint64_t)i, 80);
         job.ops = &cuda_job_ops;
         job.edit = compute_in_the_callers;
         case_run(&job, deadline_ns, train_in_the_callers, STEPS - 1);
-        dp_schedule_free(s);
     }
 }
 
 CASE_BETWEEN(a_stream_of_another_device_is_refused, NULL, cuda_case_clean_up)
 {
     const struct dp_border borders[2] = {{0}};
-    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_1F1B, .ranks = 1, .microbatches = 1, .forward_only = true});
     const struct dp_stage stage = {.ops = &cuda_job_ops};
     struct dp_pipeline_config config = {.schedule = s, .stages = &stage, .borders = borders,
@@ -135,7 +133,6 @@ CASE_BETWEEN(a_stream_of_another_device_is_refused, NULL, cuda_case_clean_up)
     dp_device_stream_free(config.stream);
     for (int i = 0; i < 2; i++)
         dp_device_close(devices[i]);
-    dp_schedule_free(s);
 }
 
 /* ---- failures -------------------------------------------------------------------------------- */
@@ -152,7 +149,7 @@ static int fail_then_train(struct dp_comm *comm, void *arg)
 
 CASE_BETWEEN(a_step_that_failed_leaves_nothing_behind, NULL, cuda_case_clean_up)
 {
-    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
 
     for (int n = 1; n <= 12; n += 2) {
@@ -163,7 +160,6 @@ CASE_BETWEEN(a_step_that_failed_leaves_nothing_behind, NULL, cuda_case_clean_up)
         fake->shake((uint64_t)n, 200);
         case_run(&job, deadline_ns, fail_then_train, 0);
     }
-    dp_schedule_free(s);
 }
 
 /* The device of ranks 0 and 2 breaks in the middle of a step. */
@@ -187,18 +183,15 @@ static int train_until_broken(struct dp_comm *comm, void *arg)
 
 CASE_BETWEEN(a_device_that_breaks_ends_the_step_on_every_rank, NULL, cuda_case_clean_up)
 {
-    struct dp_schedule *s = case_schedule(
+    OWNED(dp_schedule) *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8});
-    struct job job = job_make(s);
-    struct job_result result;
+    ENDED_BY(job_end) struct job job = job_make(s);
 
     job.ops = &cuda_job_ops;
     job.edit = cuda_job_edit;
-    job_result_init(&result, &job);
+    job_begin(&job);
     assert_int_equal(comm_on_threads(4, deadline_ns, train_until_broken, &job), 0);
     assert_false(fake->armed());
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 static void use_up_memory_of_rank_1(void *user, int rank, struct dp_pipeline_config *config)
@@ -222,17 +215,13 @@ static int open_without_memory(struct dp_comm *comm, void *arg)
 
 CASE_BETWEEN(a_device_without_room_fails_the_pipeline_on_every_rank, NULL, cuda_case_clean_up)
 {
-    struct dp_schedule *s = case_schedule(
+    OWNED(dp_schedule) *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4});
     struct job job = job_make(s);
-    struct job_result result;
 
     job.ops = &cuda_job_ops;
     job.edit = use_up_memory_of_rank_1;
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(2, deadline_ns, open_without_memory, &job), 0);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
+    case_run_apart(&job, deadline_ns, open_without_memory);
 }
 
 int main(void)

@@ -76,15 +76,14 @@ static void expect_sequential(const struct dp_schedule *s, bool fake, bool fixed
                               struct dp_pipeline_memory *memory)
 {
     struct trial t = {.job = job_make(s), .fake = fake};
-    struct job_result result;
 
     t.job.edit = set_device;
     t.job.fixed_order = fixed_order;
-    job_result_init(&result, &t.job);
+    job_begin(&t.job);
     assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run_steps, &t), 0);
     assert_true(job_result_is_sequential(&t.job, 1));
-    memcpy(memory, result.memory, (size_t)s->ranks * sizeof(*memory));
-    job_result_fini(&result, &t.job);
+    memcpy(memory, t.job.result->memory, (size_t)s->ranks * sizeof(*memory));
+    job_end(&t.job);
 }
 
 static size_t count(const struct dp_schedule *s, enum dp_op_kind kind)
@@ -126,7 +125,7 @@ CASE(the_peak_is_what_the_simulator_computes)
     expect_sequential(s, false, true, kept);
     assert_int_equal(dp_schedule_add_evictions(s, 1, all, NULL), 0);
     expect_sequential(s, false, true, memory);
-    struct dp_simulation sim;
+    ENDED_BY(dp_simulation_fini) struct dp_simulation sim = {0};
     struct dp_cost cost = {.f_ns = 1, .i_ns = 1, .w_ns = 1};
     assert_int_equal(dp_schedule_simulate(s, &cost, 0, &sim), 0);
     for (int rank = 0; rank < 4; rank++) {
@@ -136,7 +135,6 @@ CASE(the_peak_is_what_the_simulator_computes)
                          kept[rank].save_bytes * (size_t)memory[rank].peak_activations);
         assert_true(memory[rank].evicted_bytes > 0 && !kept[rank].evicted_bytes);
     }
-    dp_simulation_fini(&sim);
     dp_schedule_free(s);
 }
 
@@ -154,9 +152,8 @@ CASE(what_a_pipeline_does_not_evict_is_refused)
     assert_int_equal(dp_schedule_read(twice, sizeof(twice) - 1, DP_FORMAT_TEXT, &s), 0);
     t.job = job_make(s);
     t.job.edit = set_device;
-    struct job_result result;
-    job_result_init(&result, &t.job);
+    job_begin(&t.job);
     assert_int_equal(comm_on_threads(2, deadline_ns, run_steps, &t), 0);
-    job_result_fini(&result, &t.job);
+    job_end(&t.job);
     dp_schedule_free(s);
 }

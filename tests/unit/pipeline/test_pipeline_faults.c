@@ -215,7 +215,7 @@ static struct dp_schedule *build(enum way way)
                                     .ranks = RANKS,
                                     .microbatches = MICROBATCHES,
                                     .mirror_reduce = true};
-    struct dp_partition *p = NULL;
+    OWNED(dp_partition) *p = NULL;
     struct dp_schedule *s = NULL;
 
     if (way == WITH_SKIPS) {
@@ -230,7 +230,6 @@ static struct dp_schedule *build(enum way way)
                                           &p), 0);
     spec.partition = p;
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
-    dp_partition_free(p);
     return s;
 }
 
@@ -239,8 +238,7 @@ static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
     config->execution = DP_EXECUTE_MESSAGES;
 }
 
-static void fault_job_init(struct fault_job *f, struct job_result *result, enum manner manner,
-                           enum way way)
+static void fault_job_init(struct fault_job *f, enum manner manner, enum way way)
 {
     f->job = job_make(build(way));
     f->job.before = count_down;
@@ -250,7 +248,7 @@ static void fault_job_init(struct fault_job *f, struct job_result *result, enum 
         f->job.model.skips = skips;
         f->job.model.skip_count = sizeof(skips) / sizeof(skips[0]);
     }
-    job_result_init(result, &f->job);
+    job_begin(&f->job);
     f->fault = mmap(NULL, sizeof(*f->fault), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
                     0);
     f->fault->manner = manner;
@@ -264,18 +262,17 @@ static bool step_is_good(const struct fault_job *f, enum way way)
 
 static void fault_job_fini(struct fault_job *f)
 {
-    job_result_fini(f->job.result, &f->job);
+    job_end(&f->job);
     munmap(f->fault, sizeof(*f->fault));
     dp_schedule_free((struct dp_schedule *)(uintptr_t)f->job.schedule);
 }
 
 static void expect_failures(const struct comm_kind *kind, enum way way)
 {
-    struct job_result result;
     struct fault_job f;
     int killed;
 
-    fault_job_init(&f, &result, FAIL, way);
+    fault_job_init(&f, FAIL, way);
     f.fault->every = kind->processes ? 7 : 1;
     assert_int_equal(kind->run(kind, RANKS, deadline_ns, fail_everywhere, &f, &killed), 0);
     assert_true(step_is_good(&f, way));
@@ -375,11 +372,10 @@ static int die_once(struct dp_comm *comm, void *arg)
 
 static bool try_death(const struct trial *t)
 {
-    struct job_result result;
     struct fault_job f;
     int killed;
 
-    fault_job_init(&f, &result, DIE, t->way);
+    fault_job_init(&f, DIE, t->way);
     f.fault->every = t->at;
     f.fault->culprit = t->culprit;
     f.fault->at_messages = t->at_message;
@@ -418,11 +414,10 @@ static bool is_drawn(const int messages[RANKS], int wanted)
 static void count_all_messages(const struct comm_kind *kind, enum way way,
                                int messages[RANKS])
 {
-    struct job_result result;
     struct fault_job f;
     int killed;
 
-    fault_job_init(&f, &result, FAIL, way);
+    fault_job_init(&f, FAIL, way);
     f.fault->at_messages = true;
     assert_int_equal(kind->run(kind, RANKS, deadline_ns, measure_messages, &f, &killed), 0);
     for (int rank = 0; rank < RANKS; rank++) {
@@ -486,11 +481,10 @@ static int stall_once(struct dp_comm *comm, void *arg)
 
 static const char *stall_within(const struct trial *t, int64_t limit_ns)
 {
-    struct job_result result;
     struct fault_job f;
     int killed;
 
-    fault_job_init(&f, &result, STALL, t->way);
+    fault_job_init(&f, STALL, t->way);
     f.fault->every = t->at;
     f.fault->culprit = t->culprit;
     f.fault->at_messages = t->at_message;
@@ -649,21 +643,18 @@ static const struct spoiler spoilers[] = {
 
 static void expect_spoiled(const struct spoiler *one, rank_fn run)
 {
-    struct dp_schedule *s;
-    struct job_result result;
+    OWNED(dp_schedule) *s = NULL;
 
     expected = one;
     assert_int_equal(
         dp_schedule_new(&(struct dp_schedule_spec){
                             .kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4}, &s), 0);
-    struct job job = job_make(s);
+    ENDED_BY(job_end) struct job job = job_make(s);
     job.ops = &spoiled_ops;
     job.edit = spoil_config;
-    job_result_init(&result, &job);
+    job_begin(&job);
     if (comm_on_threads(2, deadline_ns, run, &job))
         fail_msg("%s", one->what);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 CASE(a_callback_that_breaks_its_contract_is_named)

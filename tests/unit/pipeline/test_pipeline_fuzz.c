@@ -386,12 +386,11 @@ static int expect_refusal(struct dp_comm *comm, void *arg)
 static bool is_sequential(struct dice *dice, const struct dp_schedule *s)
 {
     struct job job = job_make(s);
-    struct job_result result;
 
     job.no_split = !roll(dice, 5);
     job.ops = roll(dice, 3) ? &model_ops : &model_ops_no_hook;
     job.model.batch_dim = !roll(dice, 4);
-    job_result_init(&result, &job);
+    job_begin(&job);
     job.unsummed = has_local_copies(s) && !s->forward_only;
     if (job.unsummed) {
         struct job other = job;
@@ -401,7 +400,7 @@ static bool is_sequential(struct dice *dice, const struct dp_schedule *s)
     }
     bool good = !comm_on_threads(s->ranks, deadline_ns, run_steps, &job) &&
                 job_result_is_sequential(&job, 1);
-    job_result_fini(&result, &job);
+    job_end(&job);
     return good;
 }
 
@@ -418,7 +417,7 @@ CASE(any_schedule_that_passes_the_checker_trains_like_a_sequential_loop)
 
     for (uint64_t seed = 0; seed < ROUNDS; seed++) {
         struct dice dice = {.seed = seed};
-        struct dp_schedule *s = new_random(&dice);
+        OWNED(dp_schedule) *s = new_random(&dice);
         if (!s)
             continue;
         made++;
@@ -427,7 +426,6 @@ CASE(any_schedule_that_passes_the_checker_trains_like_a_sequential_loop)
             if (!is_sequential(&dice, s))
                 fail_msg("the schedule of seed %llu", (unsigned long long)seed);
         }
-        dp_schedule_free(s);
     }
     print_message("%d schedules; %d passed the checker, all compared to the last bit\n", made, passed);
     assert_true(passed >= ROUNDS / 4);

@@ -4,10 +4,7 @@
  * and no more of them in memory than are in flight. Each lies in memory of its own that is freed at
  * its release, so that the sanitizers see any later use.
  */
-#include "cmocka_all.h"
-
-#include "unit/comm/comm_group.h"
-#include "pipeline_job.h"
+#include "pipeline_case.h"
 
 enum { STEPS = 2, MAX_MB = 32 };
 static const int64_t deadline_ns = INT64_C(60000000000);
@@ -130,29 +127,15 @@ static const struct dp_schedule_spec shapes[] = {
 };
 enum { SHAPES = sizeof(shapes) / sizeof(*shapes) };
 
-static struct dp_schedule *build(struct dp_schedule_spec spec)
-{
-    struct dp_schedule *s = NULL;
-
-    if (dp_schedule_new(&spec, &s))
-        fail_msg("%s", dp_last_error());
-    return s;
-}
-
 static void expect_sequential(struct dp_schedule_spec spec, bool no_split,
                               void (*edit)(void *user, int rank, struct dp_pipeline_config *config))
 {
-    struct dp_schedule *s = build(spec);
+    OWNED(dp_schedule) *s = case_schedule(spec);
     struct job job = job_make(s);
-    struct job_result result;
 
     job.no_split = no_split;
     job.edit = edit;
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run_steps, &job), 0);
-    assert_true(job_result_is_sequential(&job, STEPS - 1));
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
+    case_run(&job, deadline_ns, run_steps, STEPS - 1);
 }
 
 CASE(loaded_micro_batches_train_like_a_batch)
@@ -206,15 +189,10 @@ static int fail_to_load(struct dp_comm *comm, void *arg)
 
 CASE(a_load_that_fails_ends_the_step_and_gives_all_back)
 {
-    struct dp_schedule *s = build(shapes[1]);
+    OWNED(dp_schedule) *s = case_schedule(shapes[1]);
     struct job job = job_make(s);
-    struct job_result result;
 
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(s->ranks, deadline_ns, fail_to_load, &job), 0);
-    assert_true(job_result_is_sequential(&job, 1));
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
+    case_run(&job, deadline_ns, fail_to_load, 1);
 }
 
 static int load_one_tensor(void *user, int32_t mb, const struct dp_tree **args,
@@ -228,13 +206,12 @@ static int load_one_tensor(void *user, int32_t mb, const struct dp_tree **args,
 
 CASE(what_a_loader_hands_over_is_checked_like_a_batch)
 {
-    struct dp_schedule *s = build(shapes[0]);
+    OWNED(dp_schedule) *s = case_schedule(shapes[0]);
     struct job job = job_make(s);
-    struct job_result result;
     struct loading *l = calloc(1, sizeof(*l));
 
     assert_non_null(l);
-    job_result_init(&result, &job);
+    job_begin(&job);
     assert_int_equal(job_rank_open(&l->r, &job, NULL), 0);
     const struct dp_microbatches *inputs = l->r.step.inputs;
     load_one_by_one(l, -1);
@@ -250,8 +227,7 @@ CASE(what_a_loader_hands_over_is_checked_like_a_batch)
     assert_string_equal(dp_last_error(), "inputs: micro-batch 0 has 1 tensors, expected 3");
     assert_int_equal(l->input.now, 0);
     job_rank_close(&l->r);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
+    job_end(&job);
     free(l);
 }
 
@@ -273,14 +249,10 @@ static int give_loader_to_all(struct dp_comm *comm, void *arg)
 
 CASE(a_rank_without_a_first_stage_has_no_use_for_an_input_loader)
 {
-    struct dp_schedule *s = build(shapes[1]);
+    OWNED(dp_schedule) *s = case_schedule(shapes[1]);
     struct job job = job_make(s);
-    struct job_result result;
 
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(s->ranks, deadline_ns, give_loader_to_all, &job), 0);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
+    case_run_apart(&job, deadline_ns, give_loader_to_all);
 }
 
 RUN_QUIET_CASES(NULL, NULL)

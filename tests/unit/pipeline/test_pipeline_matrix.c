@@ -378,7 +378,7 @@ static void *shared(size_t bytes)
     return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 }
 
-static void cell_job_init(struct cell_job *f, struct job_result *result)
+static void cell_job_init(struct cell_job *f)
 {
     const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE,
                                           .ranks = RANKS,
@@ -389,13 +389,13 @@ static void cell_job_init(struct cell_job *f, struct job_result *result)
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
     f->job = job_make(s);
     f->job.before = before_callback;
-    job_result_init(result, &f->job);
+    job_begin(&f->job);
     f->cell = shared(sizeof(*f->cell));
 }
 
 static void cell_job_fini(struct cell_job *f)
 {
-    job_result_fini(f->job.result, &f->job);
+    job_end(&f->job);
     munmap(f->cell, sizeof(*f->cell));
     dp_schedule_free((struct dp_schedule *)(uintptr_t)f->job.schedule);
 }
@@ -436,11 +436,10 @@ static void note_passed(struct row *row, const struct cell *c)
 static void try_cell(struct row *row, int culprit, int at)
 {
     const bool dies = row->fault == KILL;
-    struct job_result result;
     struct cell_job f;
     int killed;
 
-    cell_job_init(&f, &result);
+    cell_job_init(&f);
     f.cell->fault = row->fault;
     f.cell->culprit = culprit;
     f.cell->at = at;
@@ -465,11 +464,10 @@ static void try_cell(struct row *row, int culprit, int at)
 
 static void count_cells(struct row *row)
 {
-    struct job_result result;
     struct cell_job f;
     int killed;
 
-    cell_job_init(&f, &result);
+    cell_job_init(&f);
     f.cell->fault = row->fault;
     kind_now = row->kind;
     fault_wires_use(false);

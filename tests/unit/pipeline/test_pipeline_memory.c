@@ -108,7 +108,7 @@ static int32_t run_mode(struct dp_schedule_spec spec, enum dp_execution executio
                         enum dp_recompute recompute, bool selective)
 {
     spec.recompute = recompute;
-    struct dp_schedule *s = case_schedule(spec);
+    OWNED(dp_schedule) *s = case_schedule(spec);
     if (selective)
         assert_int_equal(dp_schedule_add_recomputes(s, is_even_stage, NULL), 0);
     struct job job = job_make(s);
@@ -121,7 +121,6 @@ static int32_t run_mode(struct dp_schedule_spec spec, enum dp_execution executio
     job.tolerance = 1e-5f;
     case_run(&job, deadline_ns, run_watched, 0);
     const int32_t most = most_kept(s);
-    dp_schedule_free(s);
     return most;
 }
 

@@ -141,19 +141,17 @@ static struct dp_schedule *build(enum dp_schedule_kind kind)
 /* Nothing is summed, so that gradients must stay those of the ranks alone. */
 static void expect_sums(enum dp_schedule_kind kind, int late, bool fixed_order)
 {
-    struct dp_schedule *s = build(kind);
+    OWNED(dp_schedule) *s = build(kind);
     struct trial t = {.job = job_make(s), .late = late};
-    struct job_result result;
 
     t.job.edit = hand_in;
     t.job.fixed_order = fixed_order;
-    job_result_init(&result, &t.job);
+    job_begin(&t.job);
     if (comm_on_threads(RANKS, deadline_ns, take_step, &t))
         fail_msg("%s, %d tests late", dp_name(DP_NAMES_SCHEDULE, kind), late);
     if (dp_schedule_slot(s, 0, 0)->mirror < 0)
         assert_true(job_result_is_sequential(&t.job, 1));
-    job_result_fini(&result, &t.job);
-    dp_schedule_free(s);
+    job_end(&t.job);
 }
 
 CASE(sums_begin_with_complete_gradients_and_end_in_the_step)
@@ -191,17 +189,15 @@ static int fail_in_step(struct dp_comm *comm, void *arg)
 
 CASE(a_sum_that_fails_ends_the_group)
 {
-    struct dp_schedule *s = build(DP_SCHEDULE_1F1B);
+    OWNED(dp_schedule) *s = build(DP_SCHEDULE_1F1B);
 
     for (int operation = LAUNCH; operation <= WAIT; operation++) {
         struct trial t = {job_make(s), NEVER, operation, 1};
-        struct job_result result;
         t.job.edit = hand_in;
-        job_result_init(&result, &t.job);
+        job_begin(&t.job);
         assert_int_equal(comm_on_threads(RANKS, deadline_ns, fail_in_step, &t), 0);
-        job_result_fini(&result, &t.job);
+        job_end(&t.job);
     }
-    dp_schedule_free(s);
 }
 
 /* ---- what is wrong ----------------------------------------------------------------------------- */
@@ -239,17 +235,15 @@ static void expect_misuse(enum dp_schedule_kind kind, bool reduces, struct misus
 {
     const struct dp_schedule_spec spec = {
         .kind = kind, .ranks = RANKS, .microbatches = 8, .reduce_all = reduces};
-    struct dp_schedule *s;
-    struct job_result result;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
     m.job = job_make(s);
     m.job.edit = misuse;
     m.job.user = &m;
-    job_result_init(&result, &m.job);
+    job_begin(&m.job);
     assert_int_equal(comm_on_threads(RANKS, deadline_ns, be_refused, &m), 0);
-    job_result_fini(&result, &m.job);
-    dp_schedule_free(s);
+    job_end(&m.job);
 }
 
 CASE(operations_that_are_not_all_there_are_refused)

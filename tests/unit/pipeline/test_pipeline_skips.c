@@ -48,18 +48,16 @@ static void expect_sequential(const struct comm_kind *kind, struct dp_schedule_s
 {
     struct dp_skip skips[MODEL_SKIPS];
     struct dp_schedule *s = build(spec, skips);
-    struct job job = make(s, skips);
-    struct job_result result;
+    ENDED_BY(job_end) struct job job = make(s, skips);
     int killed = 0;
 
     if (change)
         change(&job);
-    job_result_init(&result, &job);
+    job_begin(&job);
     assert_int_equal(kind ? kind->run(kind, s->ranks, deadline_ns, run_steps, &job, &killed)
                           : comm_on_threads(s->ranks, deadline_ns, run_steps, &job),
                      0);
     assert_true(job_result_is_sequential(&job, STEPS - 1));
-    job_result_fini(&result, &job);
     dp_schedule_free(s);
 }
 
@@ -265,13 +263,10 @@ static void expect_failure(const struct mistake *mistake, void (*change)(struct 
     struct dp_skip skips[MODEL_SKIPS];
     struct dp_schedule *s = build(shapes[3], skips);
     struct job job = make(s, skips);
-    struct job_result result;
 
     job.user = (void *)(uintptr_t)mistake;
     change(&job);
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run_mistake, &job), 0);
-    job_result_fini(&result, &job);
+    case_run_apart(&job, deadline_ns, run_mistake);
     dp_schedule_free(s);
 }
 
@@ -332,11 +327,8 @@ CASE(a_pipeline_without_the_tensors_of_its_skips_is_refused)
     struct dp_skip skips[MODEL_SKIPS];
     struct dp_schedule *s = build(shapes[3], skips);
     struct job job = make(s, skips);
-    struct job_result result;
 
     forget_skips(&job);
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(s->ranks, deadline_ns, open_without, &job), 0);
-    job_result_fini(&result, &job);
+    case_run_apart(&job, deadline_ns, open_without);
     dp_schedule_free(s);
 }

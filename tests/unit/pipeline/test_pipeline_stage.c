@@ -27,10 +27,9 @@ static int run_with_strides(struct dp_comm *comm, void *arg)
 
 CASE(contiguous_strides_are_none)
 {
-    struct dp_schedule *s = case_schedule(some[0]);
+    OWNED(dp_schedule) *s = case_schedule(some[0]);
 
     expect_sequential_by(job_make(s), run_with_strides);
-    dp_schedule_free(s);
 }
 
 /* Of the first stage's callbacks: what they saw. */
@@ -86,13 +85,12 @@ static int run_odd_inputs(struct dp_comm *comm, void *arg)
 
 CASE(absent_opaque_and_strided_inputs_reach_the_first_stage)
 {
-    struct dp_schedule *s = case_schedule(
+    OWNED(dp_schedule) *s = case_schedule(
         (struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 4});
-    struct job job = job_make(s);
-    struct job_result result;
+    ENDED_BY(job_end) struct job job = job_make(s);
     struct seen seen = {0};
 
-    job_result_init(&result, &job);
+    job_begin(&job);
     job.ops = &looking_ops;
     job.before = look;
     job.user = &seen;
@@ -101,8 +99,6 @@ CASE(absent_opaque_and_strided_inputs_reach_the_first_stage)
     assert_int_equal(seen.calls, 8); /* forward and backward of 4 */
     assert_int_equal(seen.absent, 8);
     assert_int_equal(seen.strided, 8);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 /* The model's stage, but it reads nothing that may be absent. */
@@ -203,11 +199,10 @@ static int run_gout(struct dp_comm *comm, void *arg)
 CASE(output_gradients_and_handles_stay_until_the_weight_part)
 {
     for (int i = 0; i < SOME; i++) {
-        struct dp_schedule *s = case_schedule(some[i]);
+        OWNED(dp_schedule) *s = case_schedule(some[i]);
         struct job job = job_make(s);
         job.ops = &gout_ops;
         expect_sequential_by(job, run_gout);
-        dp_schedule_free(s);
     }
 }
 
@@ -230,13 +225,12 @@ static int forward_with_handle(void *user, const struct dp_stage_call *call, con
 CASE(a_failed_callback_is_reported_and_handles_are_dropped)
 {
     static const struct dp_stage_ops ops = {.forward = forward_with_handle, .drop = drop};
-    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_GPIPE, .ranks = 1, .microbatches = 4, .forward_only = true});
-    struct job job = job_make(s);
-    struct job_result result;
+    ENDED_BY(job_end) struct job job = job_make(s);
     struct job_rank r;
 
-    job_result_init(&result, &job);
+    job_begin(&job);
     job.ops = &ops;
     assert_int_equal(job_rank_open(&r, &job, NULL), 0);
     dropped = 0;
@@ -246,8 +240,6 @@ CASE(a_failed_callback_is_reported_and_handles_are_dropped)
     assert_non_null(strstr(dp_last_error(), "no luck today"));
     assert_int_equal(dropped, 3);
     job_rank_close(&r);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 /* ---- save areas ------------------------------------------------------------------------------- */
@@ -316,12 +308,11 @@ CASE(save_areas_have_lifetimes_and_sizes_of_their_own)
         .forward = save_forward, .backward = save_backward, .weight = save_weight};
 
     for (int i = 0; i < SOME; i++) {
-        struct dp_schedule *s = case_schedule(some[i]);
+        OWNED(dp_schedule) *s = case_schedule(some[i]);
         struct job job = job_make(s);
         job.ops = &ops;
         job.edit = set_save_of;
         expect_sequential(job);
-        dp_schedule_free(s);
     }
 }
 
@@ -380,7 +371,7 @@ static int run_counting(struct dp_comm *comm, void *arg)
     DLTensor grads[2], input = {.data = batch, .device = {kDLCPU, 0}, .ndim = 1,
                                 .dtype = {kDLFloat, 32, 1}, .shape = shape};
     struct dp_tree args = dp_tuple(1, (struct dp_tree[]){dp_tensor(&input)});
-    struct dp_microbatches *inputs;
+    OWNED(dp_microbatches) *inputs = NULL;
     struct dp_parameter parameters[2];
     struct dp_stage stages[2];
     struct dp_pipeline *pipe;
@@ -409,7 +400,6 @@ static int run_counting(struct dp_comm *comm, void *arg)
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < DOUBLES; k++)
             CHECK(sums[i][k] == s->microbatches * (s->microbatches + 1) / 2);
-    dp_microbatches_free(inputs);
     dp_pipeline_free(pipe);
     return 0;
 }
@@ -419,9 +409,8 @@ CASE(gradients_can_be_doubles_and_labels_absent)
     static const enum dp_schedule_kind kinds[] = {DP_SCHEDULE_DUALPIPE, DP_SCHEDULE_DUALPIPEV};
 
     for (int i = 0; i < 2; i++) {
-        struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
+        OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
             .kind = kinds[i], .ranks = 2, .microbatches = 6, .mirror_reduce = true});
         assert_int_equal(comm_on_threads(2, deadline_ns, run_counting, s), 0);
-        dp_schedule_free(s);
     }
 }

@@ -3,12 +3,9 @@
  * Pipelines on a device whose memory no wire can reach: messages go through pinned memory, by
  * copies that take place late.
  */
-#include "cmocka_all.h"
-
-#include "unit/comm/comm_group.h"
 #include "fake_device.h"
 #include "pipeline/state.h"
-#include "pipeline_job.h"
+#include "pipeline_case.h"
 
 static const int64_t deadline_ns = INT64_C(20000000000);
 static _Thread_local struct dp_device *device;
@@ -34,19 +31,16 @@ static int run_steps(struct dp_comm *comm, void *arg)
 
 static void expect_sequential(struct dp_schedule_spec spec, int batch_dim)
 {
-    struct dp_schedule *s;
-    struct job_result result;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
-    struct job job = job_make(s);
+    ENDED_BY(job_end) struct job job = job_make(s);
     job.edit = set_device;
     job.model.batch_dim = batch_dim;
-    job_result_init(&result, &job);
+    job_begin(&job);
     assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run_steps, &job), 0);
     assert_true(job_result_is_sequential(&job, 1));
-    assert_true(result.memory[0].total_bytes > 2 * result.memory[0].activations_bytes);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
+    assert_true(job.result->memory[0].total_bytes > 2 * job.result->memory[0].activations_bytes);
 }
 
 CASE(messages_through_pinned_memory_change_no_bit)
@@ -117,8 +111,7 @@ static int wait_for_the_copy_in_vain(struct dp_comm *comm, void *arg)
 
 static void expect_end(int ranks, rank_fn fn)
 {
-    struct dp_schedule *s;
-    struct job_result result;
+    OWNED(dp_schedule) *s = NULL;
 
     model_sync = fake_device_sync;
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B,
@@ -126,10 +119,7 @@ static void expect_end(int ranks, rank_fn fn)
                                                                 .microbatches = 4}, &s), 0);
     struct job job = job_make(s);
     job.edit = set_device;
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(ranks, deadline_ns, fn, &job), 0);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
+    case_run_apart(&job, deadline_ns, fn);
 }
 
 CASE(a_poll_function_ends_a_wait_for_copies)

@@ -50,35 +50,32 @@ WRONG_STEP(label_of_other_height, tensor_of(r->label_mbs, 1, 0)->shape[0]++)
 WRONG_STEP(output_of_other_width, tensor_of(r->out_mbs, 1, 0)->shape[1]++)
 
 static const struct wrong wrong_arguments[] = {
-    {"S5 no inputs", 0, NULL, no_inputs, DP_EINVAL, "inputs: NULL, expected 2 micro-batches of 3",
-     DP_EABORTED},
+    {"S5 no inputs", 0, NULL, no_inputs, DP_EINVAL, "inputs: NULL, expected 2 micro-batches of 3"},
     {"S5 no input", 0, NULL, input_missing, DP_EINVAL,
-     "inputs: micro-batch 1 has 2 tensors, expected 3", DP_EABORTED},
+     "inputs: micro-batch 1 has 2 tensors, expected 3"},
     {"S5 an input more", 0, NULL, input_beyond, DP_EINVAL,
-     "inputs: micro-batch 1 has 4 tensors, expected 3", DP_EABORTED},
-    {"S5 a spec", 0, NULL, input_of_a_spec, DP_EINVAL, "inputs: a leaf of a spec", DP_EABORTED},
+     "inputs: micro-batch 1 has 4 tensors, expected 3"},
+    {"S5 a spec", 0, NULL, input_of_a_spec, DP_EINVAL, "inputs: a leaf of a spec"},
     {"S6 micro-batches", 1, NULL, fewer_micro_batches, DP_EINVAL,
-     "inputs: 1 micro-batches, expected the stream's 2", DP_EABORTED},
+     "inputs: 1 micro-batches, expected the stream's 2"},
     {"S6 extent", 1, NULL, input_of_other_height, DP_EMISMATCH,
-     "input 0 of micro-batch 1: shape [4, 4], expected [3, 4]", DP_EABORTED},
-    {"S7 width", 1, NULL, input_of_other_width, DP_EMISMATCH, "shape [3, 5], expected [3, 4]",
-     DP_EABORTED},
-    {"S7 dtype", 1, NULL, input_of_other_dtype, DP_EMISMATCH, "dtype int64, expected int32",
-     DP_EABORTED},
-    {"S7 dtype", 1, NULL, input_of_pairs, DP_EMISMATCH, "dtype bfloat16x2, expected", DP_EABORTED},
-    {"S7 dtype", 1, NULL, input_of_bits, DP_EMISMATCH, "dtype uint1, expected", DP_EABORTED},
-    {"S7 dtype", 1, NULL, input_complex, DP_EMISMATCH, "dtype complex64, expected", DP_EABORTED},
-    {"S7 dtype", 1, NULL, input_opaque, DP_EMISMATCH, "dtype handle32, expected", DP_EABORTED},
-    {"device", 1, NULL, input_elsewhere, DP_EINVAL, "on device 2:0", DP_EABORTED},
-    {"data", 1, NULL, input_without_data, DP_EINVAL, "no data", DP_EABORTED},
-    {"S5 no labels", 0, NULL, no_labels, DP_EINVAL, "labels: NULL", DP_EABORTED},
+     "input 0 of micro-batch 1: shape [4, 4], expected [3, 4]"},
+    {"S7 width", 1, NULL, input_of_other_width, DP_EMISMATCH, "shape [3, 5], expected [3, 4]"},
+    {"S7 dtype", 1, NULL, input_of_other_dtype, DP_EMISMATCH, "dtype int64, expected int32"},
+    {"S7 dtype", 1, NULL, input_of_pairs, DP_EMISMATCH, "dtype bfloat16x2, expected"},
+    {"S7 dtype", 1, NULL, input_of_bits, DP_EMISMATCH, "dtype uint1, expected"},
+    {"S7 dtype", 1, NULL, input_complex, DP_EMISMATCH, "dtype complex64, expected"},
+    {"S7 dtype", 1, NULL, input_opaque, DP_EMISMATCH, "dtype handle32, expected"},
+    {"device", 1, NULL, input_elsewhere, DP_EINVAL, "on device 2:0"},
+    {"data", 1, NULL, input_without_data, DP_EINVAL, "no data"},
+    {"S5 no labels", 0, NULL, no_labels, DP_EINVAL, "labels: NULL"},
     {"S6 label", 0, NULL, label_of_other_height, DP_EMISMATCH,
-     "label 0 of micro-batch 1: shape [4, 4]", DP_EABORTED},
+     "label 0 of micro-batch 1: shape [4, 4]"},
 };
 
 static const struct wrong wrong_outputs[] = {
     {"S7 outputs", 0, NULL, output_of_other_width, DP_EMISMATCH,
-     "output 0 of micro-batch 1: shape", DP_EABORTED},
+     "output 0 of micro-batch 1: shape"},
 };
 
 /* Rank 0 of 1F1B holds the first stage, rank 1 the last. */
@@ -89,11 +86,11 @@ WRONG_STEP(losses_unwanted, r->step.losses = r->job->result->losses)
 WRONG_STEP(scales_unwanted, r->step.loss_scales = r->job->result->losses)
 
 static const struct wrong unwanted_arguments[] = {
-    {"inputs", 1, NULL, inputs_unwanted, DP_EINVAL, "it holds no first stage", DP_EABORTED},
-    {"labels", 0, NULL, labels_unwanted, DP_EINVAL, "labels: given", DP_EABORTED},
-    {"outputs", 0, NULL, outputs_unwanted, DP_EINVAL, "it holds no last stage", DP_EABORTED},
-    {"losses", 0, NULL, losses_unwanted, DP_EINVAL, "losses: given", DP_EABORTED},
-    {"loss_scales", 0, NULL, scales_unwanted, DP_EINVAL, "loss_scales: given", DP_EABORTED},
+    {"inputs", 1, NULL, inputs_unwanted, DP_EINVAL, "it holds no first stage"},
+    {"labels", 0, NULL, labels_unwanted, DP_EINVAL, "labels: given"},
+    {"outputs", 0, NULL, outputs_unwanted, DP_EINVAL, "it holds no last stage"},
+    {"losses", 0, NULL, losses_unwanted, DP_EINVAL, "losses: given"},
+    {"loss_scales", 0, NULL, scales_unwanted, DP_EINVAL, "loss_scales: given"},
 };
 
 CASE(a_bad_argument_of_a_step_is_named_on_all_ranks)
@@ -180,17 +177,15 @@ static int run_crosswise(struct dp_comm *comm, void *arg)
 
 CASE(ranks_that_take_pipelines_in_another_order_notice)
 {
-    struct dp_schedule *s;
-    struct job_result result;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_new(&training, &s), 0);
     struct job jobs[2] = {job_make(s), job_make(s)};
     jobs[1].model.seed++;
-    job_result_init(&result, &jobs[0]);
-    jobs[0].result = jobs[1].result = &result;
+    job_begin(&jobs[0]);
+    jobs[1].result = jobs[0].result;
     assert_int_equal(comm_on_threads(RANKS, WRONG_DEADLINE_NS, run_crosswise, jobs), 0);
-    job_result_fini(&result, &jobs[0]);
-    dp_schedule_free(s);
+    job_end(&jobs[0]);
 }
 
 /* Without the agreement before each step, the first message notices. */
@@ -219,18 +214,15 @@ static int run_unchecked(struct dp_comm *comm, void *arg)
 CASE(unchecked_steps_notice_a_message_of_another_step)
 {
     const struct wrong wrong = {.rank = EVERYWHERE, .config = unchecked};
-    struct dp_schedule *s;
-    struct job_result result;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_new(&training, &s), 0);
-    struct job job = job_make(s);
-    job_result_init(&result, &job);
+    ENDED_BY(job_end) struct job job = job_make(s);
+    job_begin(&job);
     job.edit = edit_config;
     job.user = (void *)(uintptr_t)&wrong;
     assert_int_equal(comm_on_threads(RANKS, WRONG_DEADLINE_NS, run_unchecked, &job), 0);
     assert_true(job_result_is_sequential(&job, 7));
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 RUN_QUIET_CASES(NULL, NULL)

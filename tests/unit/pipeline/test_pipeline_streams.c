@@ -74,13 +74,12 @@ enum { SHAPES = sizeof(shapes) / sizeof(*shapes) };
 
 static void train_by_streams(struct dp_schedule_spec spec, int batch_dim, bool no_split)
 {
-    struct dp_schedule *s = case_schedule(spec);
+    OWNED(dp_schedule) *s = case_schedule(spec);
     struct job job = make_job(s);
 
     job.model.batch_dim = batch_dim;
     job.no_split = no_split;
     run_job(&job, train, STEPS - 1);
-    dp_schedule_free(s);
 }
 
 CASE_BETWEEN(streams_that_wait_for_messages_change_no_number, NULL, cuda_case_clean_up)
@@ -100,7 +99,7 @@ CASE_BETWEEN(streams_that_are_late_at_random_change_no_number, NULL, cuda_case_c
 /* A sum with the mirror in many pieces, whose memory is used again. */
 CASE_BETWEEN(sums_of_many_pieces_change_no_number, NULL, cuda_case_clean_up)
 {
-    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true});
     struct job job = make_job(s);
 
@@ -108,7 +107,6 @@ CASE_BETWEEN(sums_of_many_pieces_change_no_number, NULL, cuda_case_clean_up)
     job.model.rows = 1;
     fake->shake(5, 80);
     run_job(&job, train, STEPS - 1);
-    dp_schedule_free(s);
 }
 
 /* ---- no host waits --------------------------------------------------------------------------- */
@@ -140,11 +138,10 @@ CASE_BETWEEN(a_rank_goes_through_its_step_before_anything_arrives, NULL, cuda_ca
     };
 
     for (size_t i = 0; i < sizeof(specs) / sizeof(*specs); i++) {
-        struct dp_schedule *s = case_schedule(specs[i]);
+        OWNED(dp_schedule) *s = case_schedule(specs[i]);
         struct job job = make_job(s);
         job.fixed_order = false; /* whose sums take place on the host */
         run_job(&job, train_held_up, 1);
-        dp_schedule_free(s);
     }
 }
 
@@ -162,7 +159,7 @@ static int fail_then_train(struct dp_comm *comm, void *arg)
 
 CASE_BETWEEN(a_step_that_failed_leaves_no_stream_waiting, NULL, cuda_case_clean_up)
 {
-    struct dp_schedule *s = case_schedule((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = case_schedule((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .mirror_reduce = true});
 
     for (int n = 1; n <= 12; n += 4) {
@@ -171,7 +168,6 @@ CASE_BETWEEN(a_step_that_failed_leaves_no_stream_waiting, NULL, cuda_case_clean_
         fake->shake((uint64_t)n, 2000);
         run_job(&job, fail_then_train, 0);
     }
-    dp_schedule_free(s);
 }
 
 int main(void)

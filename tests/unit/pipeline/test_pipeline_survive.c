@@ -112,29 +112,27 @@ static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
     config->execution = DP_EXECUTE_MESSAGES;
 }
 
-static struct job make_job(const struct plan *plan, enum dp_schedule_kind kind, int ranks,
-                           struct job_result *result)
+static struct job make_job(const struct plan *plan, enum dp_schedule_kind kind, int ranks)
 {
     struct job job = job_make(build(kind, ranks));
 
     job.before = count_down;
     if (plan->execution == DP_EXECUTE_MESSAGES)
         job.edit = by_messages;
-    job_result_init(result, &job);
+    job_begin(&job);
     return job;
 }
 
 static void end_job(struct job *job)
 {
-    job_result_fini(job->result, job);
+    job_end(job);
     dp_schedule_free((struct dp_schedule *)(uintptr_t)job->schedule);
 }
 
 static void kill_once(const struct comm_kind *kind, const struct plan *plan, int culprit, int at)
 {
-    struct job_result before, after;
-    struct run run = {.before = make_job(plan, plan->before, RANKS, &before),
-                      .after = make_job(plan, plan->after, plan->ranks_after, &after),
+    struct run run = {.before = make_job(plan, plan->before, RANKS),
+                      .after = make_job(plan, plan->after, plan->ranks_after),
                       .ranks_after = plan->ranks_after,
                       .culprit = culprit,
                       .at = at};

@@ -3,10 +3,7 @@
  * Tied parameters of different stages: under every schedule their gradients become one sum at the
  * owner, and its values those of all.
  */
-#include "cmocka_all.h"
-
-#include "unit/comm/comm_group.h"
-#include "pipeline_job.h"
+#include "pipeline_case.h"
 
 enum { STEPS = 2, TIED = 2 }; /* stages 0 and 2: widths of equal parity have equal shapes */
 static const int64_t deadline_ns = INT64_C(60000000000);
@@ -119,31 +116,19 @@ static const struct dp_schedule_spec shapes[] = {
     {.kind = DP_SCHEDULE_ASYNC, .ranks = 4, .microbatches = 5},
 };
 
-static struct dp_schedule *build(struct dp_schedule_spec spec)
-{
-    struct dp_schedule *s = NULL;
-
-    if (dp_schedule_new(&spec, &s))
-        fail_msg("%s", dp_last_error());
-    return s;
-}
-
 static void expect_tied_as(const struct comm_kind *kind, struct dp_schedule_spec spec,
                            void (*edit)(void *user, int rank, struct dp_pipeline_config *config))
 {
-    struct dp_schedule *s = build(spec);
-    struct job job = job_make(s);
-    struct job_result result;
+    OWNED(dp_schedule) *s = case_schedule(spec);
+    ENDED_BY(job_end) struct job job = job_make(s);
     int killed;
 
     job.model.same_as = begins_as;
     job.edit = edit;
-    job_result_init(&result, &job);
+    job_begin(&job);
     assert_int_equal(kind ? kind->run(kind, s->ranks, deadline_ns, run_tied, &job, &killed)
                           : comm_on_threads(s->ranks, deadline_ns, run_tied, &job),
                      0);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }
 
 static void expect_tied(const struct comm_kind *kind, struct dp_schedule_spec spec)
@@ -213,15 +198,11 @@ static int start_apart(struct dp_comm *comm, void *arg)
 
 CASE(members_of_a_group_start_equal)
 {
-    struct dp_schedule *s = build(shapes[1]);
+    OWNED(dp_schedule) *s = case_schedule(shapes[1]);
     struct job job = job_make(s);
-    struct job_result result;
 
     job.edit = tie;
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(s->ranks, deadline_ns, start_apart, &job), 0);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
+    case_run_apart(&job, deadline_ns, start_apart);
 }
 
 /* Of the other parity: another shape. */
@@ -245,13 +226,9 @@ static int open_mismatch(struct dp_comm *comm, void *arg)
 
 CASE(tied_parameters_of_different_shapes_are_refused_on_every_rank)
 {
-    struct dp_schedule *s = build(shapes[1]);
+    OWNED(dp_schedule) *s = case_schedule(shapes[1]);
     struct job job = job_make(s);
-    struct job_result result;
 
     job.edit = tie_another_shape;
-    job_result_init(&result, &job);
-    assert_int_equal(comm_on_threads(s->ranks, deadline_ns, open_mismatch, &job), 0);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
+    case_run_apart(&job, deadline_ns, open_mismatch);
 }

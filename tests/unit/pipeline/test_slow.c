@@ -381,9 +381,8 @@ static int run_shown(struct dp_comm *comm, void *arg)
 
 CASE(a_rank_tells_what_it_does_while_it_does_it)
 {
-    struct job_result result;
-    struct dp_schedule *s;
-    struct job job;
+    OWNED(dp_schedule) *s = NULL;
+    ENDED_BY(job_end) struct job job = {0};
 
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPE,
                                                                 .ranks = 4,
@@ -391,9 +390,7 @@ CASE(a_rank_tells_what_it_does_while_it_does_it)
                                      &s),
                      0);
     job = job_make(s);
-    job_result_init(&result, &job);
+    job_begin(&job);
     job.edit = set_recorder;
     assert_int_equal(comm_on_threads(s->ranks, INT64_C(20000000000), run_shown, &job), 0);
-    job_result_fini(&result, &job);
-    dp_schedule_free(s);
 }

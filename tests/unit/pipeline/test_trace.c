@@ -42,13 +42,12 @@ static int run_recorded(struct dp_comm *comm, void *arg)
 
 static void run_on_threads(struct recorded *r, struct dp_schedule *s)
 {
-    struct job_result result;
 
     r->job = job_make(s);
-    job_result_init(&result, &r->job);
+    job_begin(&r->job);
     r->job.edit = set_recorder;
     assert_int_equal(comm_on_threads(s->ranks, deadline_ns, run_recorded, r), 0);
-    job_result_fini(&result, &r->job);
+    job_end(&r->job);
 }
 
 static struct dp_schedule *build(enum dp_schedule_kind kind)
@@ -113,12 +112,11 @@ static void expect_whole(const struct dp_timeline *t, const struct dp_schedule *
 CASE(a_recorded_step_has_every_compute_once_and_in_order)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
-        struct dp_schedule *s = build((enum dp_schedule_kind)kind);
+        OWNED(dp_schedule) *s = build((enum dp_schedule_kind)kind);
         struct recorded r = {.run = gather_last_step};
         run_on_threads(&r, s);
         expect_whole(&r.timeline, s);
         dp_timeline_fini(&r.timeline);
-        dp_schedule_free(s);
     }
 }
 
@@ -144,10 +142,9 @@ static int gather_when_it_cannot(struct dp_comm *comm, struct recorded *r, struc
 
 CASE(a_step_that_not_all_have_recorded_is_refused)
 {
-    struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE);
+    OWNED(dp_schedule) *s = build(DP_SCHEDULE_DUALPIPE);
     struct recorded r = {.run = gather_when_it_cannot};
     run_on_threads(&r, s);
-    dp_schedule_free(s);
 }
 
 /* One rank, no comm; a ring that is too small, then one that is not. */
@@ -155,7 +152,6 @@ CASE(a_rank_alone_gathers_its_own_steps)
 {
     struct dp_schedule *s, *other = build(DP_SCHEDULE_1F1B);
     struct dp_timeline t;
-    struct job_result result;
     struct job_rank rank;
 
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV,
@@ -164,7 +160,7 @@ CASE(a_rank_alone_gathers_its_own_steps)
                                      &s),
                      0);
     struct job job = job_make(s);
-    job_result_init(&result, &job);
+    job_begin(&job);
     job.edit = set_recorder;
     for (size_t ops = 5; ops <= 100; ops += 95) {
         assert_int_equal(dp_recorder_new(ops, 1, &the_recorder), 0);
@@ -178,7 +174,7 @@ CASE(a_rank_alone_gathers_its_own_steps)
     }
     expect_whole(&t, s);
     dp_timeline_fini(&t);
-    job_result_fini(&result, &job);
+    job_end(&job);
     dp_schedule_free(s);
     dp_schedule_free(other);
 }
@@ -218,19 +214,17 @@ CASE(a_rank_without_a_stage_is_recorded_too)
                                "rank 0: F0.0 F0.1 B0.0 B0.1\n"
                                "rank 1:\n"
                                "rank 2: F0.0 B0.0 F0.1 B0.1\n";
-    struct dp_schedule *s = NULL;
+    OWNED(dp_schedule) *s = NULL;
     struct recorded r = {0};
-    struct job_result result;
 
     assert_int_equal(dp_schedule_read(list, strlen(list), DP_FORMAT_TEXT, &s), 0);
     r.job = job_make(s);
-    job_result_init(&result, &r.job);
+    job_begin(&r.job);
     r.job.edit = set_recorder;
     assert_int_equal(comm_on_threads(3, deadline_ns, record_own_list, &r), 0);
     assert_int_equal(r.timeline.count, 8);
     dp_timeline_fini(&r.timeline);
-    job_result_fini(&result, &r.job);
-    dp_schedule_free(s);
+    job_end(&r.job);
 }
 
 /* ---- Perfetto -------------------------------------------------------------------------------- */
@@ -332,7 +326,7 @@ static int count_kind(const struct dp_schedule *s, uint32_t kind)
 
 static void expect_perfetto(const struct dp_timeline *t, const struct dp_schedule *s)
 {
-    char *text;
+    FREED char *text = NULL;
     size_t len;
     json_error_t error;
     struct tally tally = {0};
@@ -359,18 +353,16 @@ static void expect_perfetto(const struct dp_timeline *t, const struct dp_schedul
             assert_int_equal(last_count(events, rank, "weight queue"), 0);
     }
     json_decref(root);
-    free(text);
 }
 
 CASE(a_recorded_step_opens_in_perfetto_with_an_arrow_for_every_message)
 {
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++) {
-        struct dp_schedule *s = build((enum dp_schedule_kind)kind);
+        OWNED(dp_schedule) *s = build((enum dp_schedule_kind)kind);
         struct recorded r = {.run = gather_last_step};
         run_on_threads(&r, s);
         expect_perfetto(&r.timeline, s);
         dp_timeline_fini(&r.timeline);
-        dp_schedule_free(s);
     }
 }
 
@@ -379,8 +371,8 @@ CASE(a_simulated_step_opens_in_perfetto_too)
     const struct dp_cost cost = {.f_ns = 1000, .i_ns = 1000, .w_ns = 1000, .link_latency_ns = 10};
 
     for (int forward = 0; forward < 2; forward++) {
-        struct dp_simulation sim;
-        struct dp_schedule *s;
+        ENDED_BY(dp_simulation_fini) struct dp_simulation sim = {0};
+        OWNED(dp_schedule) *s = NULL;
         assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_DUALPIPEV,
                                                                     .ranks = RANKS,
                                                                     .microbatches = MICROBATCHES,
@@ -389,8 +381,6 @@ CASE(a_simulated_step_opens_in_perfetto_too)
                          0);
         assert_int_equal(dp_schedule_simulate(s, &cost, DP_SIMULATE_TIMELINE, &sim), 0);
         expect_perfetto(&sim.timeline, s);
-        dp_simulation_fini(&sim);
-        dp_schedule_free(s);
     }
 }
 
@@ -399,9 +389,9 @@ CASE(a_simulated_step_opens_in_perfetto_too)
 CASE(a_report_of_a_simulated_step_repeats_the_simulation)
 {
     const struct dp_cost cost = {.f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6, .fb_ns = 3e6};
-    struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE);
+    OWNED(dp_schedule) *s = build(DP_SCHEDULE_DUALPIPE);
     struct dp_trace_report report;
-    struct dp_simulation sim;
+    ENDED_BY(dp_simulation_fini) struct dp_simulation sim = {0};
 
     assert_int_equal(dp_schedule_simulate(s, &cost, DP_SIMULATE_TIMELINE, &sim), 0);
     assert_int_equal(dp_trace_report(&sim.timeline, s, &report), 0);
@@ -410,8 +400,6 @@ CASE(a_report_of_a_simulated_step_repeats_the_simulation)
     assert_true(report.bubble_ratio == sim.bubble_ratio);
     /* F = I = W = 1, F&B = 3: the formula of the schedule is exact, (P/2 - 1)(F&B + B - 3W). */
     assert_int_equal(sim.ranks[0].bubble_ns, 2 * 1000000);
-    dp_simulation_fini(&sim);
-    dp_schedule_free(s);
 }
 
 /* In ms. */
@@ -439,7 +427,7 @@ static struct dp_span span_of(const struct dp_schedule *s, const struct bar *bar
 
 CASE(a_report_says_what_waiting_cost_and_where_ops_were_late)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
     struct dp_span spans[4];
     struct dp_trace_report report;
 
@@ -481,7 +469,6 @@ CASE(a_report_says_what_waiting_cost_and_where_ops_were_late)
         assert_int_equal(late[i].because, late[i].span.waited_ns ? !late[i].span.rank : -1);
     t.ranks = 3;
     assert_int_equal(dp_trace_late(&t, s, late, 4, &count), DP_EINVAL);
-    dp_schedule_free(s);
 }
 
 CASE(an_op_is_late_by_what_no_other_op_was_late_by)
@@ -489,7 +476,7 @@ CASE(an_op_is_late_by_what_no_other_op_was_late_by)
     const struct dp_cost cost = {.f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6, .fb_ns = 3e6};
     const struct dp_cost slow = {
         .f_ns = 1e6, .i_ns = 1e6, .w_ns = 1e6, .fb_ns = 3e6, .link_latency_ns = 1000};
-    struct dp_schedule *s = build(DP_SCHEDULE_DUALPIPE);
+    OWNED(dp_schedule) *s = build(DP_SCHEDULE_DUALPIPE);
     struct dp_simulation sim;
     struct dp_late late[8];
     int count;
@@ -507,5 +494,4 @@ CASE(an_op_is_late_by_what_no_other_op_was_late_by)
         assert_true(late[i].because >= 0);
     }
     dp_simulation_fini(&sim);
-    dp_schedule_free(s);
 }

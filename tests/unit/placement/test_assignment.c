@@ -36,7 +36,7 @@ static struct fixture make(const char *description, int ranks, int replicas)
     const struct dp_schedule_spec schedule = {
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = ranks, .microbatches = 2 * ranks, .mirror_reduce = true};
     struct fixture f = {0};
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     must(dp_topology_new_synthetic(description, &f.t));
     must(dp_schedule_new(&schedule, &s));
@@ -46,7 +46,6 @@ static struct fixture make(const char *description, int ranks, int replicas)
         .traffic_class = {[DP_FLOW_ACTIVATION] = 104}}, &f.p));
     must(dp_placement_write(f.p, f.t, &f.text, &f.len));
     must(dp_assignment_read(f.text, f.len, "made", &f.s));
-    dp_schedule_free(s);
     return f;
 }
 
@@ -161,7 +160,7 @@ static struct dp_assignment *read_text(const char *text)
 
 CASE(processes_of_a_replica_are_mapped_as_they_came)
 {
-    struct dp_assignment *s = read_text(MAPPED);
+    OWNED(dp_assignment) *s = read_text(MAPPED);
     int map[2];
 
     must(dp_assignment_map(s, 0, map));
@@ -170,18 +169,16 @@ CASE(processes_of_a_replica_are_mapped_as_they_came)
     assert_true(map[0] == 0 && map[1] == 1);
     assert_int_equal(dp_assignment_map(s, 2, map), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "replica 2, expected one from 0 to 1"));
-    dp_assignment_free(s);
 }
 
 CASE(another_number_of_ranks_is_refused_with_both_numbers)
 {
-    struct dp_assignment *s = read_text(MAPPED);
+    OWNED(dp_assignment) *s = read_text(MAPPED);
 
     must(dp_assignment_check(s, 2, 2));
     assert_int_equal(dp_assignment_check(s, 1, 8), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "text: places 2 x 2 workers (replicas x ranks), "
                                             "expected 1 x 8"));
-    dp_assignment_free(s);
 }
 
 /* ---- what is wrong -------------------------------------------------------------------------- */
@@ -255,13 +252,12 @@ CASE(a_wrong_file_is_refused_with_the_place)
 /* Whatever a label is, a row ends where it should. */
 CASE(a_text_may_have_blanks_and_signs)
 {
-    struct dp_assignment *s = read_text(HEAD(1, 1) "node id=8 kind=numa label=a%20%23%25b=\xc3\xa9%0a # blank\n"
+    OWNED(dp_assignment) *s = read_text(HEAD(1, 1) "node id=8 kind=numa label=a%20%23%25b=\xc3\xa9%0a # blank\n"
                                         "\t worker\treplica=0   rank=0 gpu=7 came_as=0 memory=8\r\nend");
 
     assert_string_equal(dp_assignment_text(s, s->nodes[1].label), "a #%b=\xc3\xa9\n");
     assert_string_equal(dp_assignment_text(s, s->nodes[1].host), "");
     assert_int_equal(s->workers[0].memory, 1);
-    dp_assignment_free(s);
 }
 
 CASE(every_beginning_of_a_file_is_refused)
@@ -355,7 +351,7 @@ static void allow(cpu_set_t *cpus, size_t from, size_t to)
 CASE(a_rank_is_next_to_the_cpus_that_may_be_used)
 {
     char root[SCRATCH_LEN];
-    struct dp_assignment *s = worker_at(1);
+    OWNED(dp_assignment) *s = worker_at(1);
     struct dp_assigned_site site;
     cpu_set_t allowed;
 
@@ -366,13 +362,12 @@ CASE(a_rank_is_next_to_the_cpus_that_may_be_used)
     assert_int_equal(CPU_COUNT(&site.cpus), 3);
     assert_true(CPU_ISSET(6, &site.cpus) && CPU_ISSET(7, &site.cpus) && CPU_ISSET(12, &site.cpus));
     assert_int_equal(scratch_remove(root), 0);
-    dp_assignment_free(s);
 }
 
 static void expect_no_site(int node, const char *root, const char *host, size_t from, size_t to,
                            const char *sentence)
 {
-    struct dp_assignment *s = worker_at(node);
+    OWNED(dp_assignment) *s = worker_at(node);
     struct dp_assigned_site site;
     cpu_set_t allowed;
 
@@ -380,7 +375,6 @@ static void expect_no_site(int node, const char *root, const char *host, size_t 
     assert_int_equal(dp_assignment_site(s, 0, root, host, &allowed, &site), DP_ENODEV);
     if (!strstr(dp_last_error(), sentence))
         fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
-    dp_assignment_free(s);
 }
 
 CASE(where_there_is_no_such_site_the_error_names_the_reason)
@@ -398,7 +392,7 @@ CASE(where_there_is_no_such_site_the_error_names_the_reason)
 CASE(a_node_without_cpus_is_a_site)
 {
     char root[SCRATCH_LEN];
-    struct dp_assignment *s = worker_at(1);
+    OWNED(dp_assignment) *s = worker_at(1);
     struct dp_assigned_site site;
     cpu_set_t allowed;
 
@@ -407,7 +401,6 @@ CASE(a_node_without_cpus_is_a_site)
     must(dp_assignment_site(s, 0, root, "home", &allowed, &site));
     assert_int_equal(CPU_COUNT(&site.cpus), 0);
     assert_int_equal(scratch_remove(root), 0);
-    dp_assignment_free(s);
 }
 
 /* ---- binding -------------------------------------------------------------------------------- */
@@ -450,7 +443,7 @@ CASE(a_thread_stays_on_cpus_that_it_had)
 
 CASE(a_worker_that_is_not_there_is_refused)
 {
-    struct dp_assignment *s = worker_at(0);
+    OWNED(dp_assignment) *s = worker_at(0);
 
     assert_int_equal(dp_assignment_bind(s, -1), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "worker -1, expected one from 0 to 0"));
@@ -459,7 +452,6 @@ CASE(a_worker_that_is_not_there_is_refused)
     setenv("DUALPIPE_PLACEMENT_BIND", "no", 1);
     assert_int_equal(dp_assignment_bind(s, -1), 0);
     unsetenv("DUALPIPE_PLACEMENT_BIND");
-    dp_assignment_free(s);
 }
 
 RUN_QUIET_CASES(NULL, NULL)

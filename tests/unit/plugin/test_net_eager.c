@@ -18,7 +18,7 @@ static void short_ones(void)
 {
     static const size_t lens[] = {LIMIT, 0, 1, 40, 4096};
     struct dpn_request *sends[5];
-    struct pair p = connect_pair();
+    ENDED_BY(close_pair) struct pair p = connect_pair();
 
     for (int i = 0; i < 5; i++)
         sends[i] = send_eager(&p, (size_t)i, lens[i], 7);
@@ -35,7 +35,6 @@ static void short_ones(void)
     struct dpn_request *recv = receive(&p, 0, LIMIT + 1, 7);
     finish_both(recv, send_in_time(&p, 0, LIMIT + 1, 7));
     must(!memcmp(to, from, LIMIT + 1));
-    close_pair(&p);
 }
 
 CASE(a_message_up_to_the_limit_does_not_wait_for_its_receive)
@@ -46,11 +45,10 @@ CASE(a_message_up_to_the_limit_does_not_wait_for_its_receive)
 static void none(void)
 {
     setenv("DUALPIPE_NET_EAGER", "0", 1);
-    struct pair p = connect_pair();
+    ENDED_BY(close_pair) struct pair p = connect_pair();
     must(!try_send(&p, 0, 1, 7) && !try_send(&p, 0, 0, 7));
     struct dpn_request *recv = receive(&p, 0, 0, 7);
     finish_both(recv, send_in_time(&p, 0, 0, 7));
-    close_pair(&p);
 }
 
 CASE(with_a_limit_of_0_all_wait)
@@ -69,7 +67,7 @@ static void more_than_may_wait(void)
 {
     enum { N = 100 };
     struct dpn_request *sends[N];
-    struct pair p = connect_pair();
+    ENDED_BY(close_pair) struct pair p = connect_pair();
     int sent = 0;
 
     for (; sent < DPN_EAGER_COUNT; sent++)
@@ -82,7 +80,6 @@ static void more_than_may_wait(void)
         finish(sends[i], NULL);
     }
     must(sent == N);
-    close_pair(&p);
 }
 
 CASE(a_sender_waits_when_enough_are_waiting)
@@ -97,7 +94,7 @@ static void no_receive_for_long(void)
     struct dpn_request *sends[DPN_EAGER_COUNT];
 
     setenv("DUALPIPE_NET_TIMEOUT", "1", 1);
-    struct pair p = connect_pair();
+    ENDED_BY(close_pair) struct pair p = connect_pair();
     for (int i = 0; i < most; i++)
         sends[i] = send_eager(&p, (size_t)i, LIMIT, 7);
     must(!try_send(&p, 0, 1, 7));
@@ -107,7 +104,6 @@ static void no_receive_for_long(void)
         receive_all(&p, 0, (size_t)i, LIMIT, 7);
         finish(sends[i], NULL);
     }
-    close_pair(&p);
 }
 
 CASE(a_receive_may_come_later_than_the_timeout)
@@ -121,7 +117,7 @@ CASE(a_receive_may_come_later_than_the_timeout)
 static void backwards(void)
 {
     struct dpn_request *sends[DPN_EAGER_COUNT], *others[DPN_EAGER_COUNT];
-    struct pair p = connect_pair();
+    ENDED_BY(close_pair) struct pair p = connect_pair();
 
     for (int i = 0; i < DPN_EAGER_COUNT; i++)
         sends[i] = send_eager(&p, (size_t)i, len_of(i), i);
@@ -141,7 +137,6 @@ static void backwards(void)
     }
     receive_all(&p, 0, 0, len_of(0), 0);
     finish(sends[0], NULL);
-    close_pair(&p);
 }
 
 CASE(messages_before_the_wanted_one_are_kept)
@@ -195,7 +190,7 @@ static void groups(void)
     void *data[N];
     size_t buffers[N];
     int tags[N], sizes[N], size;
-    struct pair p = connect_pair();
+    ENDED_BY(close_pair) struct pair p = connect_pair();
 
     for (int i = 0; i <= N; i++)
         sends[i] = send_eager(&p, (size_t)i, len_of(i + 1), order[i]);
@@ -215,7 +210,6 @@ static void groups(void)
     }
     for (int i = 0; i <= N; i++)
         finish(sends[i], NULL);
-    close_pair(&p);
 }
 
 CASE(a_group_finds_its_messages_whatever_their_order)
@@ -307,7 +301,7 @@ static void random_traffic(void)
     unsigned to_send[TAGS] = {0}, to_receive[TAGS] = {0}, arrived = 0;
     struct dpn_request *sends[24] = {NULL};
     struct pending recvs[PENDING] = {{.req = NULL}};
-    struct pair p = connect_pair();
+    ENDED_BY(close_pair) struct pair p = connect_pair();
     const int64_t began_ns = dp_now_ns();
     bool sending = true;
 
@@ -327,7 +321,6 @@ static void random_traffic(void)
         for (int k = 0; k < 24; k++)
             sending |= sends[k] != NULL;
     }
-    close_pair(&p);
 }
 
 CASE(messages_of_a_tag_keep_their_order_whatever_happens)
@@ -377,7 +370,7 @@ static void from_shared_memory(void)
     static const size_t lens[] = {100, LIMIT, 100000, 128 << 10, 524288, LONG - 1};
     struct dpn_memory *there, *here;
     void *source, *target;
-    struct pair p = connect_pair();
+    ENDED_BY(close_pair) struct pair p = connect_pair();
 
     must(!dp_shared_alloc(LONG, -1, &source));
     must(!dp_shared_alloc(LONG, -1, &target));
@@ -398,7 +391,6 @@ static void from_shared_memory(void)
     }
     must(!dpn_net_deregister(p.sender, here) && !dpn_net_deregister(p.receiver, there));
     must(!dp_shared_free(source) && !dp_shared_free(target));
-    close_pair(&p);
 }
 
 CASE(memory_that_the_library_shares_is_carried_like_other)

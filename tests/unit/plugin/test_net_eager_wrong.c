@@ -29,7 +29,7 @@ static int error_of(struct dpn_request *req)
 static void too_long(void)
 {
     for (int is_kept = 0; is_kept < 2; is_kept++) {
-        struct pair p = connect_pair();
+        ENDED_BY(close_pair) struct pair p = connect_pair();
         struct dpn_request *send = send_eager(&p, 0, 100, 7);
         if (is_kept) {
             struct dpn_request *other = send_eager(&p, 0, 5, 8);
@@ -44,7 +44,6 @@ static void too_long(void)
         must(strstr(dp_last_error(), "send of 100 bytes (tag 7): the peer's receive has 50"));
         for (int i = 50; i < 200; i++)
             must(to[i] == 0x5a);
-        close_pair(&p);
     }
 }
 
@@ -57,7 +56,7 @@ CASE(both_sides_say_that_a_message_is_too_long)
 static void sender_leaves(void)
 {
     enum { N = 10 };
-    struct pair p = connect_pair();
+    ENDED_BY(close_pair) struct pair p = connect_pair();
 
     for (int i = 0; i < N; i++)
         send_eager(&p, (size_t)i, 3000, i % 3);
@@ -81,7 +80,6 @@ static void sender_leaves(void)
         must(lost || !memcmp(to, from + i, 3000));
     }
     must(lost); /* there were only N */
-    close_pair(&p);
 }
 
 CASE(what_a_sender_leaves_behind_is_received_or_an_error)
@@ -91,7 +89,7 @@ CASE(what_a_sender_leaves_behind_is_received_or_an_error)
 
 static void receiver_leaves(void)
 {
-    struct pair p = connect_pair();
+    ENDED_BY(close_pair) struct pair p = connect_pair();
     struct dpn_request *read = send_eager(&p, 0, 8000, 7), *message = send_eager(&p, 0, 8000, 8),
                        *unread = send_eager(&p, 0, 8000, 9);
 
@@ -101,7 +99,6 @@ static void receiver_leaves(void)
     dpn_net_close(p.receiver);
     p.receiver = NULL;
     must(error_of(message) == DP_ECOMM && error_of(unread) == DP_ECOMM);
-    close_pair(&p);
 }
 
 CASE(a_receiver_that_leaves_fails_what_it_has_not_received)
@@ -120,7 +117,7 @@ static void all_there(void)
 
     if (strcmp(getenv("DUALPIPE_NET_WIRE"), "shm")) /* tcp may deliver it later */
         return;
-    struct pair p = connect_pair();
+    ENDED_BY(close_pair) struct pair p = connect_pair();
     must(!dpn_net_register(p.receiver, &region, &memory));
     struct dpn_request *recv = receive(&p, 0, LIMIT, 7), *send = send_in_time(&p, 0, LIMIT, 7);
     must(!dpn_net_irecv(p.receiver, 1, &region.data, &room, (int[]){8}, &memory, false, &other));
@@ -128,7 +125,6 @@ static void all_there(void)
     must(is_done(recv, NULL) && !memcmp(to, from, LIMIT));
     must(dpn_net_test(other, &done, NULL) == DP_EABORTED);
     finish(send, NULL);
-    close_pair(&p);
 }
 
 CASE(what_was_all_there_when_the_wire_failed_is_received)
@@ -140,7 +136,7 @@ CASE(what_was_all_there_when_the_wire_failed_is_received)
 static void receiver_dies(void)
 {
     char handle[NCCL_NET_HANDLE_MAXSIZE];
-    struct pair p = {.net = NULL};
+    ENDED_BY(close_pair) struct pair p = {.net = NULL};
     int to_parent[2], status;
 
     must(!pipe(to_parent));
@@ -169,7 +165,6 @@ static void receiver_dies(void)
     must(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child);
     for (int i = 0; i < DPN_EAGER_COUNT; i++)
         must(error_of(sends[i]) == DP_ECOMM);
-    close_pair(&p);
 }
 
 CASE(a_receiver_that_dies_fails_them_all)

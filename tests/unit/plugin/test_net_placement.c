@@ -57,7 +57,7 @@ CASE(a_process_is_found_by_its_rank_and_host)
         {"RANK", "1", "c", -1, "rank 1 belongs on host a, and this is c"},
         {"RANK", "0", "bb", -1, "rank 0 belongs on host b.org, and this is bb"},
     };
-    struct dp_assignment *s;
+    OWNED(dp_assignment) *s = NULL;
 
     assert_int_equal(dp_assignment_read(FILE_OF("a"), strlen(FILE_OF("a")), "two", &s), 0);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -69,7 +69,6 @@ CASE(a_process_is_found_by_its_rank_and_host)
         if (!strstr(why, cases[i].why))
             fail_msg("'%s' does not say '%s'", why, cases[i].why);
     }
-    dp_assignment_free(s);
 }
 
 CASE(several_gpus_a_process_follow_from_the_size_of_the_job)
@@ -85,7 +84,7 @@ CASE(several_gpus_a_process_follow_from_the_size_of_the_job)
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "4", -1, "OMPI_COMM_WORLD_SIZE is 4, expected 2"},
         {"SLURM_PROCID", "SLURM_NTASKS", "16", -1, "SLURM_NTASKS is 16, expected 2"},
     };
-    struct dp_assignment *s;
+    OWNED(dp_assignment) *s = NULL;
 
     assert_int_equal(dp_assignment_read(FILE_OF("a"), strlen(FILE_OF("a")), "two", &s), 0);
     value_set = "1";
@@ -99,7 +98,6 @@ CASE(several_gpus_a_process_follow_from_the_size_of_the_job)
             fail_msg("'%s' does not say '%s'", why, cases[i].why);
     }
     size_name = NULL;
-    dp_assignment_free(s);
 }
 
 /* ---- the file ------------------------------------------------------------------------------- */

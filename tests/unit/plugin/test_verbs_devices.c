@@ -52,11 +52,10 @@ static void must_be_named(const char *const names[DEVICES])
 /* The PCI path of the i-th port, below sys/devices. */
 static void must_be_at(int i, const char *place)
 {
-    char *expected;
+    FREED char *expected = NULL;
 
     assert_true(asprintf(&expected, "%s/sys/devices/%s", root, place) > 0);
     assert_string_equal(ports.list[i].hca->pci_path, expected);
-    free(expected);
 }
 
 /* ---- cases ----------------------------------------------------------------------------------- */

@@ -519,7 +519,7 @@ CASE(an_outdated_report_of_entries_read_is_accepted)
 {
     const uint32_t made = 3 * DPN_CTS_ENTRIES;
 
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     struct dpn_verbs *v = p.receiver->state;
     pthread_mutex_lock(&p.receiver->lock);
     v->recv.cts_made = v->recv.cts_new = v->recv.cts_sent = made;
@@ -532,7 +532,6 @@ CASE(an_outdated_report_of_entries_read_is_accepted)
     assert_int_equal(old, 0);
     assert_int_equal(sent, made - DPN_CTS_ENTRIES);
     assert_int_equal(future, DP_EMISMATCH);
-    pair_end(&p);
 }
 
 RUN_CASES(pair_set_up, pair_tear_down)

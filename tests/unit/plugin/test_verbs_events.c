@@ -100,7 +100,7 @@ CASE_BETWEEN(the_only_port_is_waited_for, forget_all, NULL)
     bool done = false;
     int size;
 
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
@@ -114,12 +114,11 @@ CASE_BETWEEN(the_only_port_is_waited_for, forget_all, NULL)
     assert_true(fake_verbs.set_port("fake0", 1, true));
     pair_finish(send, recv);
     assert_int_equal(pair_epoch(p.sender, 0), 1);
-    pair_end(&p);
 }
 
 CASE_BETWEEN(a_gid_that_has_moved_is_found_again, forget_all, NULL)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     assert_true(fake_verbs.move_gid("fake0", 1, 3, 6));
     pair_transfer(&p, NCCL_PTR_HOST, 0);
     pair_transfer_until(&p, 1);
@@ -127,12 +126,11 @@ CASE_BETWEEN(a_gid_that_has_moved_is_found_again, forget_all, NULL)
     must_be_logged(
         "is in use again: 192.168.0.10 (index 6, RoCE v2) -> 192.168.0.10 (index 6, RoCE v2)");
     assert_true(fake_verbs.move_gid("fake0", 1, 6, 3));
-    pair_end(&p);
 }
 
 CASE_BETWEEN(a_new_lid_is_sent_to_the_peer, forget_all, NULL)
 {
-    struct pair p = pair_connect(INFINIBAND);
+    ENDED_BY(pair_end) struct pair p = pair_connect(INFINIBAND);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
@@ -141,7 +139,6 @@ CASE_BETWEEN(a_new_lid_is_sent_to_the_peer, forget_all, NULL)
     pair_lose(&p, 0); /* sooner than by its retries */
     pair_finish(send, recv);
     transfer_until_logged(&p, "ib0: LID change");
-    pair_end(&p);
 }
 
 CASE_BETWEEN(an_error_names_where_to_look, forget_all, NULL)
@@ -160,7 +157,7 @@ CASE_BETWEEN(an_error_names_where_to_look, forget_all, NULL)
          "the port is down, or the device has failed; look at the kernel's log"},
     };
 
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
         forget_all(state);
         assert_true(fake_verbs.fail_send(pair_qp(p.sender, 0), 1, errors[i].status,
@@ -169,12 +166,11 @@ CASE_BETWEEN(an_error_names_where_to_look, forget_all, NULL)
         must_be_logged(PORT_OF_FAKE0 "(index 3, RoCE v2): send: ");
         must_be_logged(errors[i].hint);
     }
-    pair_end(&p);
 }
 
 CASE_BETWEEN(a_full_queue_is_opened_again, forget_all, NULL)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     struct dpn_request *recv = pair_receive(&p, target, PAIR_BYTES);
@@ -185,7 +181,6 @@ CASE_BETWEEN(a_full_queue_is_opened_again, forget_all, NULL)
     recv = pair_receive(&p, target, PAIR_BYTES);
     pair_finish(pair_send(&p, source, pair_from, PAIR_BYTES), recv);
     must_be_logged("clear-to-send: Cannot allocate memory: the send queue takes no more");
-    pair_end(&p);
 }
 
 /* Until there is an error. */

@@ -97,7 +97,7 @@ CASE(a_message_goes_on_over_the_other_rail)
 /* The second message reuses the slot of the first, whose acknowledgement is seen only then. */
 CASE(a_late_acknowledgement_is_not_the_next_messages)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
 
@@ -113,12 +113,11 @@ CASE(a_late_acknowledgement_is_not_the_next_messages)
     assert_true(fake_verbs.hold(false));
     pair_finish(second, recv);
     assert_memory_equal(pair_to, "secondly", 8);
-    pair_end(&p);
 }
 
 CASE(what_comes_twice_is_received_once)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
 
@@ -132,7 +131,6 @@ CASE(what_comes_twice_is_received_once)
         pair_finish(send, recv ? recv : pair_receive(&p, target, len));
         assert_memory_equal(pair_to, pair_from + i, len);
     }
-    pair_end(&p);
 }
 
 /* Its memory has been returned to its owner: the message may have overwritten something. */
@@ -141,7 +139,7 @@ CASE(what_comes_again_too_late_ends_the_connection)
     struct dpn_request *req = NULL;
     struct dpn_memory *target = NULL;
 
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     for (int i = 0; i < 3; i++)
         target = pair_transfer(&p, NCCL_PTR_HOST, -1);
     struct dpn_verbs *v = p.receiver->state;
@@ -161,15 +159,13 @@ CASE(what_comes_again_too_late_ends_the_connection)
                                             "it is for use 3 of receive 0, which is in use 3, and done; "
                                             "stripe 0 of 1, queue pair "));
     assert_non_null(strstr(dp_last_error(), ", epoch "));
-    pair_end(&p);
 }
 
 CASE(the_only_queue_pair_is_opened_again_with_the_message)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     for (int i = 0; i < 3; i++)
         pair_transfer(&p, NCCL_PTR_HOST, 0);
-    pair_end(&p);
 }
 
 /* For the device it is memory like any other. */
@@ -200,12 +196,11 @@ CASE(only_registered_memory_is_carried)
 {
     struct dpn_request *req = NULL;
 
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     struct dpn_memory *memory = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     assert_int_equal(dpn_net_isend(p.sender, pair_from + 1, PAIR_BYTES, 7, memory, &req), DP_EINVAL);
     assert_int_equal(dpn_net_isend(p.sender, pair_from, PAIR_BYTES, 7, NULL, &req), DP_EINVAL);
     assert_null(req);
-    pair_end(&p);
 }
 
 /* Several of NCCL's peers share a connection, each with the maximum number of requests. */
@@ -218,7 +213,7 @@ CASE(a_connection_has_as_many_sends_as_its_receives_have_places)
     int tags[GROUP];
     struct dpn_memory *memories[GROUP];
 
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     struct dpn_memory *from = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *to = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     for (int i = 0; i < GROUP; i++) {
@@ -241,13 +236,12 @@ CASE(a_connection_has_as_many_sends_as_its_receives_have_places)
     }
     for (int i = 0; i < DPN_PLACES; i++)
         pair_finish(sends[i], i % GROUP ? NULL : recvs[i / GROUP]);
-    pair_end(&p);
 }
 
 /* Deadlines and control messages. */
 CASE(a_connection_that_is_never_idle_is_looked_after)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     pthread_mutex_lock(&p.receiver->lock); /* so that the watchdog cannot */
     struct dpn_verbs *v = p.receiver->state;
     const int64_t before_ns = v->polled_ns, began_ns = dp_now_ns();
@@ -260,7 +254,6 @@ CASE(a_connection_that_is_never_idle_is_looked_after)
     }
     assert_true(v->polled_ns > before_ns);
     pthread_mutex_unlock(&p.receiver->lock);
-    pair_end(&p);
 }
 
 /* ---- NCCL_IB_*: attributes of queue pairs ---------------------------------------------------- */
@@ -284,13 +277,12 @@ CASE(only_a_loop_may_be_read_over)
     struct ibv_qp_attr attr;
     struct ibv_qp_init_attr init;
 
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     assert_int_equal(made_of(p.sender).attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE);
     assert_int_equal(made_of(p.receiver).attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE);
     struct ibv_qp *loop = ((struct dpn_verbs *)p.receiver->state)->q.rails[0].loop.qp;
     assert_int_equal(ibv_query_qp(loop, &attr, 0, &init), 0);
     assert_int_equal(attr.qp_access_flags, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
-    pair_end(&p);
 }
 
 CASE(clear_to_send_has_a_class_of_its_own)
@@ -357,7 +349,7 @@ CASE(messages_overtake_each_other_if_both_sides_can)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         dpn_mlx5.create_qp = cases[i].make;
         made_so = 0;
-        struct pair p = pair_connect(0);
+        ENDED_BY(pair_end) struct pair p = pair_connect(0);
         const struct dpn_verbs *sender = p.sender->state, *receiver = p.receiver->state;
         assert_int_equal(sender->q.any_order, cases[i].any_order);
         assert_int_equal(receiver->q.any_order, cases[i].any_order);
@@ -365,7 +357,6 @@ CASE(messages_overtake_each_other_if_both_sides_can)
         pair_transfer(&p, NCCL_PTR_HOST, -1);
         assert_int_equal(sender->send.sends[0].has_record, !cases[i].any_order);
         pair_transfer(&p, NCCL_PTR_HOST, 0);
-        pair_end(&p);
     }
     dpn_verbs_state.options.out_of_order = false;
     dpn_verbs_state.options.adaptive_routing = DPN_AUTO;

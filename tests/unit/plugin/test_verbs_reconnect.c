@@ -57,17 +57,16 @@ static void reset_and_transfer(struct pair *p, struct dpn_comm *comm)
 
 CASE(a_reset_ends_nothing)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     for (int i = 0; i < 4; i++) {
         reset_and_transfer(&p, i % 2 ? p.sender : p.receiver);
     }
-    pair_end(&p);
 }
 
 /* Its control messages have to wait. */
 CASE(a_queue_pair_that_fails_meanwhile_is_opened_again)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     for (unsigned i = 0; i < 4; i++) {
         const unsigned epoch = pair_epoch(p.sender, 0);
         pair_reset(i % 2 ? p.sender : p.receiver);
@@ -78,7 +77,6 @@ CASE(a_queue_pair_that_fails_meanwhile_is_opened_again)
         }
         transfer_until_back(&p);
     }
-    pair_end(&p);
 }
 
 struct body {
@@ -97,7 +95,7 @@ static struct body counters_of(struct dpn_comm *comm)
 /* Control messages sent just before may have been lost, or may be sent twice. */
 CASE(control_messages_are_neither_lost_nor_duplicated)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     for (unsigned i = 0; i < 8; i++) {
         struct dpn_request *recv = NULL, *send = NULL;
         struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
@@ -118,7 +116,6 @@ CASE(control_messages_are_neither_lost_nor_duplicated)
     const struct body from_sender = counters_of(p.sender), from_receiver = counters_of(p.receiver);
     assert_int_equal(from_sender.log_text, from_receiver.received);
     assert_int_equal(from_receiver.log_text, from_sender.received);
-    pair_end(&p);
 }
 
 /* ---- it stays lost --------------------------------------------------------------------------- */
@@ -286,7 +283,7 @@ static struct pair connect_without_acceptors(void)
 
 CASE(without_an_acceptor_messages_pass_and_the_log_names_the_cause)
 {
-    struct pair p = connect_without_acceptors();
+    ENDED_BY(pair_end) struct pair p = connect_without_acceptors();
     assert_non_null(strstr(log_text, "Too many open files"));
     assert_non_null(strstr(log_text, "the peer cannot ask whether this process is there: "));
     assert_non_null(strstr(log_text, "a control connection that is lost cannot be made again: "));
@@ -297,12 +294,11 @@ CASE(without_an_acceptor_messages_pass_and_the_log_names_the_cause)
         must_be_in_time(began_ns);
         pair_transfer(&p, NCCL_PTR_HOST, -1);
     }
-    pair_end(&p);
 }
 
 CASE(without_an_acceptor_a_lost_control_connection_is_the_end)
 {
-    struct pair p = connect_without_acceptors();
+    ENDED_BY(pair_end) struct pair p = connect_without_acceptors();
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     struct dpn_memory *target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     assert_non_null(source);
@@ -312,7 +308,6 @@ CASE(without_an_acceptor_a_lost_control_connection_is_the_end)
     assert_int_equal(wait_for_error(recv), DP_ECOMM);
     assert_non_null(strstr(dp_last_error(), "the peer is gone: "));
     assert_true(dp_now_ns() - began_ns < 5 * DP_NS_PER_S);
-    pair_end(&p);
 }
 
 /* A later connection has one. */

@@ -150,7 +150,7 @@ static void look(struct dpn_comm *comm)
 /* The receive is used again and again, then the queue pair of its message fails. */
 static void use_and_lose(unsigned (*take)(struct pair *), size_t len)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
 
     source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);
     target = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
@@ -169,7 +169,6 @@ static void use_and_lose(unsigned (*take)(struct pair *), size_t len)
         look(p.receiver);
     }
     pair_transfer_until(&p, 3);
-    pair_end(&p);
 }
 
 CASE(what_a_group_had_long_ago_is_not_missed)
@@ -196,7 +195,7 @@ static void let_it_try_again(struct dpn_comm *comm, unsigned qp)
 
 CASE(a_link_may_flap_while_nothing_is_to_be_done)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     pair_transfer_until(&p, 3);
     for (int i = 0; i < 50; i++) {
         const int64_t began_ns = dp_now_ns();
@@ -209,7 +208,6 @@ CASE(a_link_may_flap_while_nothing_is_to_be_done)
         } while (pair_qps_up(p.sender) != 3 || pair_qps_up(p.receiver) != 3);
     }
     pair_transfer(&p, NCCL_PTR_HOST, -1);
-    pair_end(&p);
 }
 
 static int set_up(void **state)

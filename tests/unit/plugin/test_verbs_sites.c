@@ -105,11 +105,10 @@ CASE(ports_beyond_the_last_leave_room_for_fused_devices)
 
 static void find_one(void **state)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
 
     assert_string_equal(p.sender->rail, "fake0");
     must_be_said("1 of 3 RDMA devices have an active port; 2 of iWARP or other protocols");
-    pair_end(&p);
 }
 
 CASE(iwarp_devices_are_no_rdma_devices)
@@ -127,12 +126,11 @@ static void use_the_hosts_gid(void **state)
     for (int forced = 0; forced < 2; forced++) {
         if (forced)
             setenv("NCCL_IB_GID_INDEX", "5", 1);
-        struct pair p = pair_connect(0);
+        ENDED_BY(pair_end) struct pair p = pair_connect(0);
         pair_transfer(&p, NCCL_PTR_HOST, -1);
         const struct dpn_qp *qp = &((const struct dpn_verbs *)p.sender->state)->q.qps[0];
         assert_int_equal(qp->gid.index, 5);
         assert_true(qp->gid.is_foreign && qp->peer_gid.is_foreign);
-        pair_end(&p);
     }
 }
 
@@ -303,7 +301,7 @@ static void be_child(struct pair *p, struct dpn_memory *memory)
 
 static void fork_and_go_on(void **state)
 {
-    struct pair p = pair_connect(0);
+    ENDED_BY(pair_end) struct pair p = pair_connect(0);
     struct dpn_memory *memory = pair_reg(p.receiver, pair_to, NCCL_PTR_HOST);
     int status;
 
@@ -326,7 +324,6 @@ static void fork_and_go_on(void **state)
     assert_int_equal(pair_qps_up(p.sender), 1);
     assert_int_equal(pair_epoch(p.sender, 0), 1);
     assert_int_equal(dpn_net_deregister(p.receiver, memory), 0);
-    pair_end(&p);
 }
 
 CASE(a_forked_child_leaves_what_is_its_parents)

@@ -174,11 +174,10 @@ CASE(messages_are_split_over_queue_pairs_if_asked)
     set("NCCL_IB_QPS_PER_CONNECTION", "3");
     for (int split = 0; split < 2; split++) {
         set("NCCL_IB_SPLIT_DATA_ON_QPS", split ? "1" : "0");
-        struct pair p = pair_connect(0);
+        ENDED_BY(pair_end) struct pair p = pair_connect(0);
         pair_transfer_until(&p, 7);
         pair_transfer(&p, NCCL_PTR_HOST, -1);
         assert_int_equal(most_cut(&p)->count, split ? 3 : 1);
-        pair_end(&p);
     }
     unset("NCCL_IB_SPLIT_DATA_ON_QPS");
     unset("NCCL_IB_QPS_PER_CONNECTION");
@@ -225,11 +224,10 @@ CASE(with_adaptive_routing_the_end_of_a_long_message_goes_by_itself)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         set("NCCL_IB_ADAPTIVE_ROUTING", cases[i].routing);
         set("NCCL_IB_AR_THRESHOLD", cases[i].threshold);
-        struct pair p = pair_connect(0);
+        ENDED_BY(pair_end) struct pair p = pair_connect(0);
         pair_transfer(&p, NCCL_PTR_HOST, -1);
         assert_int_equal(most_cut(&p)->has_record, cases[i].goes_by_itself);
         assert_int_equal(count_work_requests(&p), cases[i].goes_by_itself ? 2 : 1);
-        pair_end(&p);
     }
     unset("NCCL_IB_ADAPTIVE_ROUTING");
     unset("NCCL_IB_AR_THRESHOLD");

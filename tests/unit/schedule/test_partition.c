@@ -90,10 +90,9 @@ CASE(bad_balances_are_refused_by_the_rows_of_the_table)
                    "balance[1]: 0, expected at least 1 (A5)");
     expect_refused((struct dp_partition_spec){.layer_count = 4, .balance = two, .stages = 2,
                                               .ranks = 1}, "at least one for each of 2 stages (A6)");
-    struct dp_partition *p;
+    OWNED(dp_partition) *p = NULL;
     assert_int_equal(dp_partition_new(&(struct dp_partition_spec){0}, &p), 0);
     assert_int_equal(p->invocation_count, 0);
-    dp_partition_free(p);
 }
 
 /* ---- balance ------------------------------------------------------------------------------- */
@@ -202,7 +201,7 @@ CASE(modes_of_recomputation_go_by_the_actual_number_of_micro_batches)
 
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++)
         for (int mode = 0; mode < DP_RECOMPUTES; mode++) {
-            struct dp_schedule *s;
+            OWNED(dp_schedule) *s = NULL;
             struct dp_finding finding;
             struct dp_schedule_spec spec = {.kind = (enum dp_schedule_kind)kinds[k], .ranks = 2,
                                             .microbatches = 6,
@@ -219,7 +218,6 @@ CASE(modes_of_recomputation_go_by_the_actual_number_of_micro_batches)
             assert_int_equal(again, mode == DP_RECOMPUTE_ALWAYS  ? forwards
                                     : mode == DP_RECOMPUTE_NEVER ? 0
                                                                  : forwards - slots);
-            dp_schedule_free(s);
         }
 }
 
@@ -230,8 +228,8 @@ static bool is_of_stage(void *user, const struct dp_slot *slot, int32_t mb)
 
 CASE(recomputation_saves_activation_sets)
 {
-    struct dp_schedule *s;
-    struct dp_simulation sim;
+    OWNED(dp_schedule) *s = NULL;
+    ENDED_BY(dp_simulation_fini) struct dp_simulation sim = {0};
     enum dp_recompute mode;
 
     assert_int_equal(dp_recompute_parse("always", &mode), 0);
@@ -243,14 +241,12 @@ CASE(recomputation_saves_activation_sets)
     assert_int_equal(sim.ranks[0].peak_activations, 1);
     assert_int_equal(sim.ranks[0].peak_inputs, 8);
     assert_int_equal(dp_schedule_add_recomputes(s, is_of_stage, &(int){0}), DP_ESTATE);
-    dp_simulation_fini(&sim);
-    dp_schedule_free(s);
 }
 
 CASE(single_stages_can_be_recomputed)
 {
     int stage = 1;
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){
         .kind = DP_SCHEDULE_1F1B, .ranks = 2, .microbatches = 3}, &s), 0);
@@ -258,7 +254,6 @@ CASE(single_stages_can_be_recomputed)
     assert_int_equal(dp_schedule_check(s, NULL, NULL), 0);
     for (size_t i = 0; i < s->first[2]; i++)
         assert_true(s->ops[i].kind != DP_OP_RECOMPUTE || i >= s->first[1]);
-    dp_schedule_free(s);
 }
 
 /* ---- exact partitions ---------------------------------------------------------------------- */

@@ -75,8 +75,10 @@ static void expect_same_text(const char *name, char *ours, char *golden)
 static void compare_with_trace(enum dp_schedule_kind kind, int ranks, int microbatches,
                                bool forward)
 {
-    char name[100], *ours, *golden;
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    char name[100];
+    FREED char *ours = NULL;
+    FREED char *golden = NULL;
+    OWNED(dp_schedule) *s = build((struct dp_schedule_spec){
         .kind = kind, .ranks = ranks, .microbatches = microbatches, .forward_only = forward,
         .return_outputs = forward});
 
@@ -85,9 +87,6 @@ static void compare_with_trace(enum dp_schedule_kind kind, int ranks, int microb
     golden = read_file(name);
     assert_int_equal(dp_schedule_write(s, DP_FORMAT_JSON, &ours, NULL), 0);
     expect_same_text(name, ours, golden);
-    free(ours);
-    free(golden);
-    dp_schedule_free(s);
 }
 
 CASE(dualpipe_and_dualpipev_are_the_recorded_traces_event_for_event)
@@ -112,11 +111,10 @@ static void for_all_dualpipes(bool forward_only, void (*look)(const struct dp_sc
             for (int m = 2 * ranks; m <= 2 * ranks + 8; m++) {
                 if (kind == DP_SCHEDULE_DUALPIPE && (ranks % 2 || m % 2))
                     continue;
-                struct dp_schedule *s = build((struct dp_schedule_spec){
+                OWNED(dp_schedule) *s = build((struct dp_schedule_spec){
                     .kind = kind, .ranks = ranks, .microbatches = m,
                     .forward_only = forward_only});
                 look(s);
-                dp_schedule_free(s);
             }
 }
 
@@ -211,9 +209,9 @@ CASE(dualpipe_and_dualpipev_are_one_program)
 {
     for (int ranks = 1; ranks <= 8; ranks++) {
         int m = 2 * ranks + 3;
-        struct dp_schedule *a = build((struct dp_schedule_spec){
+        OWNED(dp_schedule) *a = build((struct dp_schedule_spec){
             .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2 * ranks, .microbatches = 2 * m});
-        struct dp_schedule *b = build((struct dp_schedule_spec){
+        OWNED(dp_schedule) *b = build((struct dp_schedule_spec){
             .kind = DP_SCHEDULE_DUALPIPEV, .ranks = ranks, .microbatches = m});
         for (int rank = 0; rank < 2 * ranks; rank++) {
             int other = rank < ranks ? rank : 2 * ranks - 1 - rank;
@@ -235,8 +233,6 @@ CASE(dualpipe_and_dualpipev_are_one_program)
             }
             assert_true(x == x_end && y == y_end);
         }
-        dp_schedule_free(a);
-        dp_schedule_free(b);
     }
 }
 
@@ -255,7 +251,7 @@ CASE(one_ranks_list_is_that_of_the_whole_schedule)
                 .kind = kind, .ranks = 6, .microbatches = 12, .forward_only = flags & 1,
                 .return_outputs = flags & 2, .mirror_reduce = flags & 4,
                 .slack = !!(flags & 8)};
-            struct dp_schedule *s = build(spec);
+            OWNED(dp_schedule) *s = build(spec);
             struct dp_op ops[1000];
             for (int rank = 0; rank < 6; rank++) {
                 size_t count = dp_schedule_count(s, rank), said;
@@ -267,17 +263,16 @@ CASE(one_ranks_list_is_that_of_the_whole_schedule)
                                  DP_ENOMEM);
                 assert_int_equal(said, count);
             }
-            dp_schedule_free(s);
         }
 }
 
 /* DualPipe's builder frees activations itself: as the pass over a finished list would. */
 static void expect_frees(struct dp_schedule_spec spec)
 {
-    struct dp_schedule *ours = build(spec);
+    OWNED(dp_schedule) *ours = build(spec);
 
     spec.return_outputs = true;
-    struct dp_schedule *theirs = build(spec);
+    OWNED(dp_schedule) *theirs = build(spec);
     theirs->return_outputs = false;
     assert_int_equal(dp_schedule_add_frees(theirs), 0);
     for (int rank = 0; rank < spec.ranks; rank++) {
@@ -288,8 +283,6 @@ static void expect_frees(struct dp_schedule_spec spec)
             fail_msg("%s P=%d M=%d, rank %d: other frees than those of the pass",
                      dp_name(DP_NAMES_SCHEDULE, spec.kind), spec.ranks, spec.microbatches, rank);
     }
-    dp_schedule_free(ours);
-    dp_schedule_free(theirs);
 }
 
 CASE(frees_of_dualpipe_stand_where_a_pass_puts_them)
@@ -311,9 +304,9 @@ CASE(a_rank_map_changes_peers_and_nothing_else)
 {
     static const int map[] = {3, 1, 0, 2};
     struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8};
-    struct dp_schedule *plain = build(spec);
+    OWNED(dp_schedule) *plain = build(spec);
     spec.rank_map = map;
-    struct dp_schedule *mapped = build(spec);
+    OWNED(dp_schedule) *mapped = build(spec);
 
     for (int group = 0; group < 4; group++) {
         assert_int_equal(plain->group_rank[group], group);
@@ -321,8 +314,6 @@ CASE(a_rank_map_changes_peers_and_nothing_else)
     }
     memcpy(mapped->group_rank, plain->group_rank, 4 * sizeof(*plain->group_rank));
     assert_true(dp_schedule_equal(plain, mapped));
-    dp_schedule_free(plain);
-    dp_schedule_free(mapped);
 }
 
 static void keep_computes_only(struct dp_schedule *s)
@@ -367,7 +358,7 @@ CASE(computes_alone_can_be_given_messages)
 /* Ranks whose computes wait for each other: messages do not help, and the checker reports it. */
 CASE(computes_in_a_circle_get_messages_and_are_refused)
 {
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = build((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .forward_only = true});
     struct dp_finding finding;
 
@@ -378,7 +369,6 @@ CASE(computes_in_a_circle_get_messages_and_are_refused)
     assert_int_equal(dp_schedule_add_messages(s), 0);
     assert_int_equal(dp_schedule_check(s, NULL, &finding), DP_EINVAL);
     assert_int_equal(finding.rule, DP_RULE_DEADLOCK);
-    dp_schedule_free(s);
 }
 
 CASE(a_reduce_stands_behind_the_last_weight_gradient_of_each_slot)

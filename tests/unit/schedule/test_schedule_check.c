@@ -19,7 +19,7 @@ static bool is_legal(enum dp_schedule_kind kind, int ranks, int microbatches)
 static void expect_valid(struct dp_schedule_spec spec)
 {
     struct dp_finding finding;
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     if (dp_schedule_new(&spec, &s))
         fail_msg("%s", dp_last_error());
@@ -27,7 +27,6 @@ static void expect_valid(struct dp_schedule_spec spec)
         fail_msg("%s P=%d M=%d%s: %s: %s", dp_name(DP_NAMES_SCHEDULE, spec.kind), spec.ranks,
                  spec.microbatches, spec.forward_only ? " forward only" : "",
                  dp_name(DP_NAMES_RULE, finding.rule), finding.text);
-    dp_schedule_free(s);
 }
 
 CASE(all_built_schedules_up_to_24_ranks_are_valid)
@@ -58,9 +57,9 @@ CASE(schedules_with_slack_are_valid)
 CASE(a_reduce_of_every_slot_is_valid)
 {
     struct dp_simulation sim;
-    struct dp_schedule *s;
 
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++) {
+        OWNED(dp_schedule) *s = NULL;
         const struct dp_schedule_spec spec = {
             .kind = kind, .ranks = 4, .microbatches = 8, .reduce_all = true};
         expect_valid(spec);
@@ -74,7 +73,6 @@ CASE(a_reduce_of_every_slot_is_valid)
         assert_int_equal(waited, launched);
         assert_int_equal(dp_schedule_simulate(s, &(struct dp_cost){.f_ns = 1}, 0, &sim), 0);
         dp_simulation_fini(&sim);
-        dp_schedule_free(s);
     }
 }
 
@@ -147,7 +145,7 @@ CASE(every_finding_names_rule_rank_index_and_op)
     for (size_t i = 0; i < sizeof(findings) / sizeof(findings[0]); i++) {
         const char *text = findings[i].schedule;
         struct dp_finding f;
-        struct dp_schedule *s;
+        OWNED(dp_schedule) *s = NULL;
         if (dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s))
             fail_msg("%s", dp_last_error());
         assert_int_equal(dp_schedule_check(s, NULL, &f), DP_EINVAL);
@@ -156,14 +154,13 @@ CASE(every_finding_names_rule_rank_index_and_op)
         assert_int_equal(f.rank, findings[i].rank);
         assert_int_equal(f.index, findings[i].index);
         assert_string_equal(dp_op_text(f.op, op), findings[i].op);
-        dp_schedule_free(s);
     }
 }
 
 /* Reduces meet in the order of the lists; here partners come to them crosswise. */
 CASE(reduces_that_partners_come_to_in_different_orders_are_found)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
     struct dp_finding f;
     size_t last[2];
 
@@ -183,7 +180,6 @@ CASE(reduces_that_partners_come_to_in_different_orders_are_found)
     s->ops[last[0]] = s->ops[last[0] - 1];
     s->ops[last[0] - 1] = first;
     assert_int_equal(dp_schedule_check(s, NULL, &f), 0);
-    dp_schedule_free(s);
 }
 
 /* Stages run twice round the ranks, and every rank begins with its second one. */
@@ -191,7 +187,7 @@ static void expect_circle(int ranks, const char *part, const char *end)
 {
     char text[8192];
     size_t len = (size_t)sprintf(text, "user P=%d M=1 forward_only\n", ranks);
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
     struct dp_finding f;
 
     for (int r = 0; r < ranks; r++)
@@ -205,7 +201,6 @@ static void expect_circle(int ranks, const char *part, const char *end)
     assert_int_equal(f.rule, DP_RULE_DEADLOCK);
     if (!strstr(f.text, part) || strcmp(f.text + strlen(f.text) - strlen(end), end))
         fail_msg("'%s', expected '%s ... %s'", f.text, part, end);
-    dp_schedule_free(s);
 }
 
 CASE(a_cycle_is_one_sentence_however_long)
@@ -219,7 +214,7 @@ CASE(a_cycle_is_one_sentence_however_long)
 
 CASE(bounds_of_the_callers_are_kept_too)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
     struct dp_finding f;
 
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){
@@ -233,12 +228,11 @@ CASE(bounds_of_the_callers_are_kept_too)
     assert_int_equal(dp_schedule_check(s, &(struct dp_check_limits){.max_weight_queue = 1}, &f),
                      DP_EINVAL);
     assert_int_equal(f.rule, DP_RULE_WEIGHT);
-    dp_schedule_free(s);
 }
 
 CASE(a_placement_that_makes_no_sense_is_found)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
     struct dp_finding f;
 
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){
@@ -269,19 +263,17 @@ CASE(a_placement_that_makes_no_sense_is_found)
                                 "most 64");
     EXPECT_SHAPE(microbatches, 9, "9 micro-batches, 4 per stream; expected 1 to 1048575 per stream");
     EXPECT_SHAPE(group_rank[2], 3, "rank 3: group rank 3, expected each of 0 to 3 once");
-    dp_schedule_free(s);
 }
 
 CASE(without_a_finding_the_sentence_is_the_last_error)
 {
     const char *text = ALONE("F0.0 B0.0 F0.1");
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s), 0);
     assert_int_equal(dp_schedule_check(s, NULL, NULL), DP_EINVAL);
     assert_string_equal(dp_last_error(), "schedule breaks the once rule: rank 0, end of list: B0.1 "
                                          "is missing");
-    dp_schedule_free(s);
 }
 
 RUN_QUIET_CASES(NULL, NULL)

@@ -31,7 +31,8 @@ static struct dp_schedule *read_form(const char *text, enum dp_format format)
 static void expect_round_trip(const struct dp_schedule *s)
 {
     for (int i = 0; i < 3; i++) {
-        char *text, *again;
+        FREED char *text = NULL;
+        FREED char *again = NULL;
         size_t len;
         assert_int_equal(dp_schedule_write(s, formats[i], &text, &len), 0);
         assert_int_equal(len, strlen(text));
@@ -41,8 +42,6 @@ static void expect_round_trip(const struct dp_schedule *s)
         assert_int_equal(dp_schedule_write(back, formats[i], &again, NULL), 0);
         assert_string_equal(text, again);
         dp_schedule_free(back);
-        free(text);
-        free(again);
     }
 }
 
@@ -74,19 +73,18 @@ CASE(every_built_schedule_survives_every_form)
 CASE(rank_maps_survive_every_form)
 {
     static const int map[] = {2, 0, 3, 1};
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    OWNED(dp_schedule) *s = build((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 4, .microbatches = 8, .rank_map = map});
 
     assert_int_equal(s->group_rank[2], 0);
     assert_int_equal(s->group_rank[1], 3);
     expect_round_trip(s);
-    dp_schedule_free(s);
 }
 
 CASE(the_text_form_is_made_to_be_read)
 {
-    char *text;
-    struct dp_schedule *s = build((struct dp_schedule_spec){
+    FREED char *text = NULL;
+    OWNED(dp_schedule) *s = build((struct dp_schedule_spec){
         .kind = DP_SCHEDULE_DUALPIPE, .ranks = 2, .microbatches = 4, .mirror_reduce = true});
 
     assert_int_equal(dp_schedule_write(s, DP_FORMAT_TEXT, &text, NULL), 0);
@@ -96,8 +94,6 @@ CASE(the_text_form_is_made_to_be_read)
         "F1.1&B0.0 |6| B1.1 sB1.1 rB0.1 c2 R1 I0.1 |8| W0.1 R0 Rw1 Rw0\n"
         "rank 1: |2| F1.0 sF1.0 rF0.0 c2 x1.0 F0.0 |4| F1.1 B0.0 sF1.1 sB0.0 rF0.1 rB1.0 c4 x1.1 "
         "F0.1&B1.0 |6| B0.1 sB0.1 rB1.1 c2 R0 I1.1 |8| W1.1 R1 Rw0 Rw1\n");
-    free(text);
-    dp_schedule_free(s);
 }
 
 CASE(every_kind_of_op_survives_every_format)
@@ -106,7 +102,7 @@ CASE(every_kind_of_op_survives_every_format)
         "user P=2 M=2\nholds 0: 0 2 1\nholds 1:\n"
         "rank 0: |31| F0.0 F2.0 F1.0 ev1.0 ev2.0 fe1.0 B1.0 fe2.0 I2.0 re0.0 "
         "B0.0 W2.0 F0.1 F2.1 F1.1 B1.1 B2.1 B0.1\nrank 1:\n";
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
     struct dp_finding finding;
 
     assert_int_equal(dp_schedule_read(text, sizeof(text) - 1, DP_FORMAT_TEXT, &s), 0);
@@ -116,7 +112,6 @@ CASE(every_kind_of_op_survives_every_format)
     assert_int_equal(s->ops[12].flags & DP_OP_RECOMPUTED, 0);
     assert_int_equal(dp_schedule_slot_count(s, 1), 0);
     expect_round_trip(s);
-    dp_schedule_free(s);
 }
 
 CASE(ranks_of_a_trace_may_stand_in_any_order)
@@ -363,30 +358,28 @@ CASE(schedules_of_one_stream_go_to_pytorch_and_back)
     for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++)
         for (int ranks = 2; ranks <= 8; ranks += 2) {
             struct dp_finding finding;
-            struct dp_schedule *forward;
             char *text;
-            struct dp_schedule *s = build((struct dp_schedule_spec){
+            OWNED(dp_schedule) *s = build((struct dp_schedule_spec){
                 .kind = kind, .ranks = ranks, .microbatches = 2 * ranks});
             int err = dp_schedule_write(s, DP_FORMAT_PYTORCH, &text, NULL);
             assert_int_equal(err, kind == DP_SCHEDULE_DUALPIPE ? DP_EUNSUPPORTED : 0);
             if (!err) {
+                OWNED(dp_schedule) *forward = NULL;
                 struct dp_schedule *back = read_form(text, DP_FORMAT_PYTORCH);
                 expect_same_computes(s, back);
                 if (dp_schedule_check(back, NULL, &finding))
                     fail_msg("%s\n%s", finding.text, text);
                 assert_int_equal(dp_schedule_new_forward(back, &forward), 0);
                 assert_int_equal(dp_schedule_check(forward, NULL, &finding), 0);
-                dp_schedule_free(forward);
                 dp_schedule_free(back);
                 free(text);
             }
-            dp_schedule_free(s);
         }
 }
 
 CASE(what_pytorch_has_no_word_for_is_not_written)
 {
-    struct dp_schedule *s = build((struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B,
+    OWNED(dp_schedule) *s = build((struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B,
                                                             .ranks = 2,
                                                             .microbatches = 4,
                                                             .recompute = DP_RECOMPUTE_ALWAYS});
@@ -394,7 +387,6 @@ CASE(what_pytorch_has_no_word_for_is_not_written)
 
     assert_int_equal(dp_schedule_write(s, DP_FORMAT_PYTORCH, &text, NULL), DP_EUNSUPPORTED);
     assert_non_null(strstr(dp_last_error(), "RECOMPUTE in PyTorch's format"));
-    dp_schedule_free(s);
 }
 
 CASE(messages_and_shards_of_pytorch_leave_the_computes)
@@ -453,13 +445,12 @@ CASE(bad_lists_of_pytorch_are_answered_by_cell_and_expectation)
 
 CASE(an_unknown_format_is_refused)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
     char *text;
 
     assert_int_equal(dp_schedule_read("", 0, (enum dp_format)9, &s), DP_EINVAL);
     s = build((struct dp_schedule_spec){.kind = DP_SCHEDULE_GPIPE, .ranks = 1, .microbatches = 1});
     assert_int_equal(dp_schedule_write(s, (enum dp_format)9, &text, NULL), DP_EINVAL);
-    dp_schedule_free(s);
 }
 
 CASE(schedules_that_differ_anywhere_are_not_equal)

@@ -32,14 +32,13 @@ static struct dp_simulation simulate(const struct dp_schedule *s, struct dp_cost
 
 static int64_t makespan_of(struct dp_schedule_spec spec, struct dp_cost cost)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     if (dp_schedule_new(&spec, &s))
         fail_msg("%s", dp_last_error());
     struct dp_simulation sim = simulate(s, cost, 0);
     int64_t ns = sim.makespan_ns;
     dp_simulation_fini(&sim);
-    dp_schedule_free(s);
     return ns;
 }
 
@@ -311,7 +310,7 @@ static size_t index_of(const struct dp_schedule *s, int rank, enum dp_op_kind ki
 
 CASE(a_sum_with_the_mirror_goes_on_while_both_compute)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
     struct dp_cost cost = unit_cost;
     int waits = 0;
 
@@ -335,7 +334,6 @@ CASE(a_sum_with_the_mirror_goes_on_while_both_compute)
     }
     assert_int_equal(waits, 8);
     dp_simulation_fini(&sim);
-    dp_schedule_free(s);
 }
 
 static struct dp_schedule *read_text(const char *text)
@@ -350,7 +348,7 @@ static struct dp_schedule *read_text(const char *text)
 
 CASE(a_recomputed_forward_keeps_its_input_only)
 {
-    struct dp_schedule *s = read_text("user P=1 M=3\n"
+    OWNED(dp_schedule) *s = read_text("user P=1 M=3\n"
                                       "rank 0: F0.0 F0.1 F0.2 B0.2 re0.1 B0.1 re0.0 B0.0\n");
     struct dp_simulation sim = simulate(s, unit_cost, 0);
 
@@ -358,14 +356,13 @@ CASE(a_recomputed_forward_keeps_its_input_only)
     assert_int_equal(sim.ranks[0].peak_inputs, 2);
     assert_int_equal(sim.makespan_ns, (3 + 3 * 2 + 2) * T);
     dp_simulation_fini(&sim);
-    dp_schedule_free(s);
 }
 
 /* The copy out takes 2 T, from the end of F0.0 on, that back 3 T after it: B0.0 waits from 4 T on
  * until 6 T. */
 CASE(an_evicted_set_is_fetched_before_the_backward_that_needs_it)
 {
-    struct dp_schedule *s = read_text("user P=1 M=2\n"
+    OWNED(dp_schedule) *s = read_text("user P=1 M=2\n"
                                       "rank 0: F0.0 ev0.0 F0.1 fe0.0 B0.1 B0.0\n");
     struct dp_cost cost = unit_cost;
 
@@ -378,13 +375,12 @@ CASE(an_evicted_set_is_fetched_before_the_backward_that_needs_it)
     assert_int_equal(sim.ranks[0].peak_activations, 2);
     assert_int_equal(sim.ranks[0].peak_inputs, 1);
     dp_simulation_fini(&sim);
-    dp_schedule_free(s);
 }
 
 /* Only a message of a skip has an argument. */
 CASE(an_eviction_with_an_argument_or_of_no_micro_batch_is_refused)
 {
-    struct dp_schedule *s = read_text("user P=1 M=1\nrank 0: F0.0 ev0.0 fe0.0 B0.0\n");
+    OWNED(dp_schedule) *s = read_text("user P=1 M=1\nrank 0: F0.0 ev0.0 fe0.0 B0.0\n");
     struct dp_simulation sim;
 
     s->ops[1].flags = dp_op_flags(0, 1);
@@ -392,7 +388,6 @@ CASE(an_eviction_with_an_argument_or_of_no_micro_batch_is_refused)
     s->ops[1].flags = 0;
     s->ops[1].mb = DP_MAX_MB + 1;
     assert_int_equal(dp_schedule_simulate(s, &unit_cost, 0, &sim), DP_EINVAL);
-    dp_schedule_free(s);
 }
 
 /* ---- what cannot be simulated -------------------------------------------------------------- */

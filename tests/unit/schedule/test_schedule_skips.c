@@ -20,11 +20,10 @@ static int crossing(int stages, struct dp_skip skips[2])
 
 static int stages_of(struct dp_schedule_spec spec)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_new(&spec, &s), 0);
     const int stages = s->stages;
-    dp_schedule_free(s);
     return stages;
 }
 
@@ -83,9 +82,8 @@ static void for_all(void (*test)(struct dp_schedule *s))
             spec.forward_only = variant == 1;
             spec.recompute = variant == 2 ? DP_RECOMPUTE_EXCEPT_LAST : DP_RECOMPUTE_NEVER;
             spec.return_outputs = variant == 3;
-            struct dp_schedule *s = build(spec);
+            OWNED(dp_schedule) *s = build(spec);
             test(s);
-            dp_schedule_free(s);
         }
 }
 
@@ -110,15 +108,13 @@ CASE(every_schedule_with_crossing_skips_passes_the_checker)
 static void expect_round_trip(struct dp_schedule *s)
 {
     for (int format = DP_FORMAT_TEXT; format <= DP_FORMAT_CSV; format++) {
-        struct dp_schedule *again;
-        char *text;
+        OWNED(dp_schedule) *again = NULL;
+        FREED char *text = NULL;
         size_t len;
         assert_int_equal(dp_schedule_write(s, (enum dp_format)format, &text, &len), 0);
         if (dp_schedule_read(text, len, (enum dp_format)format, &again))
             fail_msg("%s: %s", dp_name(DP_NAMES_SCHEDULE, s->kind), dp_last_error());
         assert_true(dp_schedule_equal(s, again));
-        dp_schedule_free(again);
-        free(text);
     }
 }
 
@@ -132,7 +128,8 @@ static void expect_simulated(struct dp_schedule *s)
 {
     const struct dp_cost cost = {.f_ns = 10, .i_ns = 10, .w_ns = 10};
     struct dp_cost slow = cost;
-    struct dp_simulation fast_run, slow_run;
+    struct dp_simulation slow_run;
+    ENDED_BY(dp_simulation_fini) struct dp_simulation fast_run = {0};
 
     slow.link_bytes_per_ns = 1;
     slow.skip_bytes = 1000;
@@ -145,7 +142,6 @@ static void expect_simulated(struct dp_schedule *s)
     else
         assert_int_equal(slow_run.makespan_ns, fast_run.makespan_ns);
     dp_simulation_fini(&slow_run);
-    dp_simulation_fini(&fast_run);
 }
 
 CASE(the_simulator_lets_consumers_wait_for_skips)
@@ -176,7 +172,7 @@ static void expect_finding(const struct dp_schedule *s, enum dp_rule rule, const
 
 CASE(the_checker_finds_what_is_wrong_with_messages_of_skips)
 {
-    struct dp_schedule *s = build(shapes[1]);
+    OWNED(dp_schedule) *s = build(shapes[1]);
     size_t send = find_op(s, 0, DP_OP_SEND_SKIP_F), f = find_op(s, 2, DP_OP_RECV_SKIP_F);
 
     s->ops[send].flags = dp_op_flags(0, 7);
@@ -197,7 +193,6 @@ CASE(the_checker_finds_what_is_wrong_with_messages_of_skips)
     struct dp_finding finding;
     assert_int_equal(dp_schedule_check(s, NULL, &finding), DP_EINVAL);
     assert_true(finding.rule == DP_RULE_FIFO || finding.rule == DP_RULE_DEPENDENCY);
-    dp_schedule_free(s);
 }
 
 CASE(a_compute_before_its_skip_is_refused)
@@ -207,11 +202,10 @@ CASE(a_compute_before_its_skip_is_refused)
                                "rank 0: F0.0 sF0.0 skF0.0:0 c2\n"
                                "rank 1: rF0.0 c1 F0.0 sF0.0 c1\n"
                                "rank 2: rF0.0 c1 F0.0 rkF0.0:0 c1\n";
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s), 0);
     expect_finding(s, DP_RULE_DEPENDENCY, "its value of skip 0 has not been received");
-    dp_schedule_free(s);
 }
 
 /* Ranks 0 and 2 begin with the two ends of one skip in different batches. */
@@ -222,11 +216,10 @@ CASE(skips_that_wait_in_a_circle_are_refused)
                                "rank 0: F0.0 skF0.0 c1 sF0.0 c1\n"
                                "rank 1: rF0.0 c1 F0.0 sF0.0 c1\n"
                                "rank 2: rF0.0 c1 rkF0.0 c1 F0.0\n";
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s), 0);
     expect_finding(s, DP_RULE_DEADLOCK, "rank 0, op 1 (skF0.0:0) -> rank 2");
-    dp_schedule_free(s);
 }
 
 CASE(messages_of_skips_are_added_to_a_list_of_computes)
@@ -237,14 +230,13 @@ CASE(messages_of_skips_are_added_to_a_list_of_computes)
                                "holds 1: 1 2\n"
                                "rank 0: F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 B0.1\n"
                                "rank 1: F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 B0.1\n";
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s), 0);
     assert_int_equal(dp_schedule_check(s, NULL, NULL), 0);
     assert_int_equal(s->skip_ends[0].from, 0);
     assert_int_equal(s->skip_ends[0].to_slot, 1);
     assert_int_equal(count_kind(s, DP_OP_SEND_SKIP_F), 0); /* both ends are on rank 0 */
-    dp_schedule_free(s);
 }
 
 /* ---- declarations ---------------------------------------------------------------------------- */
@@ -252,13 +244,12 @@ CASE(messages_of_skips_are_added_to_a_list_of_computes)
 /* Of a schedule of so many stages. */
 static int check_skips(const struct dp_skip *skips, int count, int stages)
 {
-    struct dp_schedule *s;
+    OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_GPIPE,
                                                                .ranks = stages, .microbatches = 1},
                                      &s), 0);
     const int err = dp_schedule_add_skips(s, skips, count);
-    dp_schedule_free(s);
     return err;
 }
 
@@ -292,7 +283,7 @@ CASE(skips_of_layers_become_those_of_their_stages)
     static const int32_t list[] = {'a', 'b', 's', 'c', 's', 'd'}, balance[] = {2, 3};
     static const struct dp_skip layers[] = {
         {"inside", "", 0, 1}, {"far", "", 0, 5}, {"far", "enc", 1, 3}, {"reused", "", 2, 4}};
-    struct dp_partition *p;
+    OWNED(dp_partition) *p = NULL;
     struct dp_skip skips[4];
     int count = 0;
 
@@ -308,7 +299,7 @@ CASE(skips_of_layers_become_those_of_their_stages)
         if (strcmp(skips[i].name, want[i].name) || strcmp(skips[i].space, want[i].space) ||
             skips[i].from != want[i].from || skips[i].to != want[i].to)
             fail_msg("skip %d: '%s' from %d to %d", i, skips[i].name, skips[i].from, skips[i].to);
-    struct dp_schedule *s = NULL;
+    OWNED(dp_schedule) *s = NULL;
     assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_ASYNC,
                                                                 .ranks = 2, .microbatches = 3,
                                                                 .partition = p, .skips = skips,
@@ -318,8 +309,6 @@ CASE(skips_of_layers_become_those_of_their_stages)
     /* 'reused' begins and ends on rank 1: two skips cross, value and gradient of 3 micro-batches. */
     assert_int_equal(count_kind(s, DP_OP_SEND_SKIP_F), 2 * 3);
     assert_int_equal(count_kind(s, DP_OP_SEND_SKIP_B), 2 * 3);
-    dp_schedule_free(s);
-    dp_partition_free(p);
 }
 
 CASE(all_violations_of_layers_are_reported_together)
@@ -337,7 +326,7 @@ CASE(all_violations_of_layers_are_reported_together)
         "'enc/none': consumed by layer 2 and never produced",
         "'far': consumed by layer 9, expected 0 to 3"};
     static const int32_t balance[] = {4};
-    struct dp_partition *p;
+    OWNED(dp_partition) *p = NULL;
     struct dp_skip skips[7];
     int count = -1;
 
@@ -349,13 +338,12 @@ CASE(all_violations_of_layers_are_reported_together)
         if (!strstr(dp_last_error(), parts[i]))
             fail_msg("%s, expected %s", dp_last_error(), parts[i]);
     assert_int_equal(count, -1);
-    dp_partition_free(p);
 }
 
 CASE(what_is_no_declaration_is_refused)
 {
     const struct dp_skip unnamed = {.from = 0, .to = 1}, blank = {"a b", "", 0, 1};
-    struct dp_schedule *s = build(shapes[3]);
+    OWNED(dp_schedule) *s = build(shapes[3]);
 
     assert_int_equal(check_skips(NULL, 0, 2), 0);
     assert_int_equal(check_skips(NULL, 1, 2), DP_EINVAL);
@@ -363,7 +351,6 @@ CASE(what_is_no_declaration_is_refused)
     assert_int_equal(check_skips(&unnamed, 1, 2), DP_EINVAL);
     assert_int_equal(check_skips(&blank, 1, 2), DP_EINVAL);
     assert_int_equal(dp_schedule_add_skips(s, &unnamed, 1), DP_ESTATE);
-    dp_schedule_free(s);
 }
 
 static void expect_unread(const char *text, enum dp_format format, const char *says)

@@ -26,16 +26,15 @@ static void assert_route(const struct dp_topology *t, const char *a, const char 
 CASE(every_preset_is_a_topology)
 {
     for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
-        struct dp_topology *t = topology_made(p->name);
+        OWNED(dp_topology) *t = topology_made(p->name);
         assert_int_equal(dp_topo_check(t), 0);
         assert_true(topology_count(t, DP_TOPO_GPU) > 0);
-        dp_topology_free(t);
     }
 }
 
 CASE(terms_nest_and_multiply)
 {
-    struct dp_topology *t = topology_made("host:3 numa:2 nic:1 root:2 switch:2 switch:2 gpu:2");
+    OWNED(dp_topology) *t = topology_made("host:3 numa:2 nic:1 root:2 switch:2 switch:2 gpu:2");
 
     assert_int_equal(t->host_count, 3);
     assert_int_equal(topology_count(t, DP_TOPO_NUMA), 6);
@@ -45,16 +44,14 @@ CASE(terms_nest_and_multiply)
     assert_int_equal(topology_count(t, DP_TOPO_ROOT), 3 * 2 * (2 + 1));
     assert_int_equal(topology_count(t, DP_TOPO_RAIL), 2);
     assert_int_equal(topology_count(t, DP_TOPO_SPINE), 1);
-    dp_topology_free(t);
 }
 
 CASE(later_terms_replace_those_of_a_preset)
 {
-    struct dp_topology *t = topology_made("dgx-h100 host:2 numa:1 root:2 net=100Gb/s");
+    OWNED(dp_topology) *t = topology_made("dgx-h100 host:2 numa:1 root:2 net=100Gb/s");
 
     assert_int_equal(topology_count(t, DP_TOPO_GPU), 4);
     assert_route(t, "node0/gpu0", "node1/gpu0", DP_TOPO_RAILED, 12.5);
-    dp_topology_free(t);
 }
 
 CASE(a_wrong_term_is_named)
@@ -90,7 +87,7 @@ CASE(a_wrong_term_is_named)
 
 CASE(nodes_stand_in_preorder_and_links_in_order)
 {
-    struct dp_topology *t = topology_made("hgx-a100 host:3");
+    OWNED(dp_topology) *t = topology_made("hgx-a100 host:3");
 
     for (int32_t i = 1; i < t->node_count; i++) {
         assert_true(t->nodes[i].parent < i);
@@ -102,7 +99,6 @@ CASE(nodes_stand_in_preorder_and_links_in_order)
         for (int32_t k = t->first_around[n]; k < t->first_around[n + 1]; k++)
             assert_true(t->links[t->around[k]].a == n || t->links[t->around[k]].b == n);
     assert_int_equal(t->first_around[t->node_count], 2 * t->link_count);
-    dp_topology_free(t);
 }
 
 /* ---- the checker ---------------------------------------------------------------------------- */
@@ -182,12 +178,11 @@ CASE(the_checker_names_what_is_wrong)
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct dp_topology *t = topology_made("host:2 numa:2 switch:1 gpu:1 nic:1");
+        OWNED(dp_topology) *t = topology_made("host:2 numa:2 switch:1 gpu:1 nic:1");
         cases[i].do_it(t);
         assert_int_equal(dp_topo_check(t), DP_EINVAL);
         if (!strstr(dp_last_error(), cases[i].says))
             fail_msg("%s: %s", cases[i].what, dp_last_error());
-        dp_topology_free(t);
     }
 }
 
@@ -195,17 +190,16 @@ CASE(the_checker_names_what_is_wrong)
 
 CASE(a_label_finds_its_node)
 {
-    struct dp_topology *t = topology_made("gb200-nvl72 host:3");
+    OWNED(dp_topology) *t = topology_made("gb200-nvl72 host:3");
     char label[DP_TOPO_LABEL_LEN];
 
     for (int32_t i = 0; i < t->node_count; i++)
         assert_int_equal(topology_node(t, dp_topology_label(t, i, label)), i);
-    dp_topology_free(t);
 }
 
 CASE(a_node_has_several_names)
 {
-    struct dp_topology *t = topology_made("dgx-h100 host:2");
+    OWNED(dp_topology) *t = topology_made("dgx-h100 host:2");
     const struct dp_topo_pci *pci = &t->nodes[topology_node(t, "node1/gpu0")].pci;
     char address[32];
 
@@ -215,19 +209,17 @@ CASE(a_node_has_several_names)
              pci->function);
     assert_int_equal(topology_node(t, address), topology_node(t, "node1/gpu0"));
     assert_int_equal(topology_node(t, "rail7"), t->node_count - 2);
-    dp_topology_free(t);
 }
 
 CASE(a_name_that_is_none_gets_the_nearest)
 {
-    struct dp_topology *t = topology_made("laptop");
+    OWNED(dp_topology) *t = topology_made("laptop");
     int32_t n = 77;
 
     assert_int_equal(dp_topology_find(t, "gpu1", &n), DP_EINVAL);
     assert_int_equal(n, 77);
     assert_non_null(strstr(dp_last_error(), "did you mean 'gpu0'?"));
     assert_int_equal(dp_topology_find(t, "", &n), DP_EINVAL);
-    dp_topology_free(t);
 }
 
 /* ---- routes --------------------------------------------------------------------------------- */
@@ -271,16 +263,15 @@ CASE(nvlink_goes_before_pci)
 
 CASE(the_wider_of_two_routes_is_taken)
 {
-    struct dp_topology *t = topology_made("grace-hopper");
+    OWNED(dp_topology) *t = topology_made("grace-hopper");
 
     assert_route(t, "gpu0", "numa0", DP_TOPO_CHIP, 450);
     assert_route(t, "gpu0", "nic0", DP_TOPO_PHB, 63);
-    dp_topology_free(t);
 }
 
 CASE(the_bottleneck_is_the_slowest_link)
 {
-    struct dp_topology *t = topology_made("switch:2 gpu:2 pcie=5x16 uplink=4x8");
+    OWNED(dp_topology) *t = topology_made("switch:2 gpu:2 pcie=5x16 uplink=4x8");
     struct dp_topo_path p = topology_way(t, "gpu0", "gpu3");
 
     assert_int_equal(t->links[p.bottleneck].kind, DP_TOPO_PCI);
@@ -289,19 +280,17 @@ CASE(the_bottleneck_is_the_slowest_link)
     assert_true(p.latency_ns > 0);
     for (int32_t i = 0; i < p.hops; i++)
         assert_int_equal(dp_topology_across(t, p.links[i], p.nodes[i]), p.nodes[i + 1]);
-    dp_topology_free(t);
 }
 
 CASE(hosts_meet_on_a_rail)
 {
-    struct dp_topology *t = topology_made("dgx-h100 host:2");
+    OWNED(dp_topology) *t = topology_made("dgx-h100 host:2");
     struct dp_topo_path p = topology_way(t, "node0/gpu5", "node1/gpu5");
 
     assert_int_equal(p.class_, DP_TOPO_RAILED);
     assert_true(p.bytes_per_ns == 50);
     assert_int_equal(t->nodes[p.nodes[2]].index, 5);
     assert_string_equal(dp_topology_text(t, t->nodes[p.nodes[3]].name), "rail5");
-    dp_topology_free(t);
 }
 
 CASE(without_a_rail_in_common_the_spine_joins)
@@ -322,22 +311,20 @@ CASE(without_a_rail_in_common_the_spine_joins)
 
 CASE(a_port_that_is_down_leads_nowhere)
 {
-    struct dp_topology *t = topology_made("host:2 nic:2 gpu:1");
+    OWNED(dp_topology) *t = topology_made("host:2 nic:2 gpu:1");
 
     t->ports[0].up = false;
     struct dp_topo_path p = topology_way(t, "node0/gpu0", "node1/gpu0");
     assert_string_equal(dp_topology_text(t, t->nodes[t->links[p.links[p.hops / 2]].b].name), "rail1");
-    dp_topology_free(t);
 }
 
 /* A host of more nodes than a search has stack space for. */
 CASE(a_large_host_is_no_special_case)
 {
-    struct dp_topology *t = topology_made("numa:4 root:8 switch:4 gpu:2 nic:1");
+    OWNED(dp_topology) *t = topology_made("numa:4 root:8 switch:4 gpu:2 nic:1");
 
     assert_true(t->nodes[0].end > 256);
     assert_route(t, "gpu0", "gpu255", DP_TOPO_SYS, 20);
-    dp_topology_free(t);
 }
 
 /* Between all nodes of hosts of every kind, the second time out of what was kept. */
@@ -349,7 +336,7 @@ CASE(routes_that_are_kept_are_the_same)
     struct dp_topo_path plain, kept;
 
     for (size_t d = 0; d < sizeof(descriptions) / sizeof(descriptions[0]); d++) {
-        struct dp_topology *t = topology_made(descriptions[d]);
+        OWNED(dp_topology) *t = topology_made(descriptions[d]);
         struct dp_topo_exits *exits = dp_topo_exits_new(t);
         assert_non_null(exits);
         for (int32_t i = 0; i < t->node_count * t->node_count; i++) {
@@ -363,25 +350,23 @@ CASE(routes_that_are_kept_are_the_same)
             assert_true(plain.latency_ns == kept.latency_ns);
         }
         dp_topo_exits_free(exits);
-        dp_topology_free(t);
     }
 }
 
 CASE(what_is_no_node_has_no_route)
 {
-    struct dp_topology *t = topology_made("laptop");
+    OWNED(dp_topology) *t = topology_made("laptop");
     struct dp_topo_path p;
 
     assert_int_equal(dp_topology_path(t, 0, t->node_count, &p), DP_EINVAL);
     assert_int_equal(dp_topology_path(t, -1, 0, &p), DP_EINVAL);
-    dp_topology_free(t);
 }
 
 /* ---- NICs ----------------------------------------------------------------------------------- */
 
 CASE(a_gpu_gets_the_nearest_nics_first)
 {
-    struct dp_topology *t = topology_made("hgx-a100");
+    OWNED(dp_topology) *t = topology_made("hgx-a100");
     int32_t nics[8], count, first[8];
 
     for (int32_t g = 0; g < 8; g++) {
@@ -398,19 +383,17 @@ CASE(a_gpu_gets_the_nearest_nics_first)
     assert_int_equal(dp_topology_nics(t, topology_node(t, "gpu0"), nics, 3, &count), 0);
     assert_int_equal(count, 3);
     assert_int_equal(dp_topology_nics(t, topology_node(t, "nic0"), nics, 3, &count), DP_EINVAL);
-    dp_topology_free(t);
 }
 
 CASE(nics_that_are_down_are_left_out)
 {
-    struct dp_topology *t = topology_made("gpu:1 nic:2");
+    OWNED(dp_topology) *t = topology_made("gpu:1 nic:2");
     int32_t nics[2], count;
 
     t->ports[0].up = false;
     assert_int_equal(dp_topology_nics(t, topology_node(t, "gpu0"), nics, 2, &count), 0);
     assert_int_equal(count, 1);
     assert_int_equal(t->nodes[nics[0]].index, 1);
-    dp_topology_free(t);
 }
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
@@ -418,9 +401,8 @@ CASE(nics_that_are_down_are_left_out)
 CASE(json_gives_back_the_same)
 {
     for (const struct dp_topology_preset *p = dp_topology_presets(); p->name; p++) {
-        struct dp_topology *t = topology_made(p->name);
+        OWNED(dp_topology) *t = topology_made(p->name);
         topology_survives_json(t);
-        dp_topology_free(t);
     }
 }
 
@@ -484,12 +466,11 @@ CASE(errors_in_json_give_the_place)
 
 CASE(a_thousand_hosts_are_built_read_and_searched)
 {
-    struct dp_topology *t = topology_made("dgx-h100 host:1024");
+    OWNED(dp_topology) *t = topology_made("dgx-h100 host:1024");
 
     assert_int_equal(topology_count(t, DP_TOPO_GPU), 8192);
     assert_route(t, "node0/gpu3", "node1023/gpu3", DP_TOPO_RAILED, 50);
     topology_survives_json(t);
-    dp_topology_free(t);
 }
 
 int main(void)

@@ -158,13 +158,12 @@ CASE(a_node_of_nccl_is_a_domain)
                  {"host:4 gpu:1 nic:1 nvlink=domain:18x25 net=50", 1, 450, 200}};
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct dp_topology *t = topology_made(cases[i].description);
+        OWNED(dp_topology) *t = topology_made(cases[i].description);
         double inner, outer;
         assert_int_equal(dp_topology_domain_count(t), cases[i].nodes);
         assert_int_equal(dp_topology_rates(t, &inner, &outer), 0);
         assert_true(inner == cases[i].inner);
         assert_true(fabs(outer - cases[i].outer) < 1e-9);
-        dp_topology_free(t);
     }
 }
 
@@ -175,9 +174,9 @@ CASE(a_node_of_nccl_is_a_domain)
 CASE(placement_keeps_a_pipeline_in_its_domain)
 {
     const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_1F1B, .ranks = 8, .microbatches = 16};
-    struct dp_topology *t = topology_made("gb200-nvl72 host:4 domain=2");
-    struct dp_schedule *schedule;
-    struct dp_placement *p;
+    OWNED(dp_topology) *t = topology_made("gb200-nvl72 host:4 domain=2");
+    OWNED(dp_schedule) *schedule = NULL;
+    OWNED(dp_placement) *p = NULL;
     int32_t gpus[16], count = 0;
 
     for (int32_t g = -1; (g = dp_topology_next(t, DP_TOPO_GPU, -1, g + 1)) >= 0; count++)
@@ -190,9 +189,6 @@ CASE(placement_keeps_a_pipeline_in_its_domain)
         if (p->flows[i].kind != DP_FLOW_MIXING)
             assert_int_equal(p->flows[i].class_, DP_TOPO_NV);
     assert_true(p->after_ns < p->before_ns / 5);
-    dp_placement_free(p);
-    dp_schedule_free(schedule);
-    dp_topology_free(t);
 }
 
 int main(void)

@@ -40,7 +40,7 @@ CASE(a_gid_is_eight_groups_of_four_digits)
 
 CASE(nccl_is_given_what_is_known)
 {
-    struct dp_topology *t = topology_made("grace-hopper fabric=infiniband nicname=a\"<&>b");
+    OWNED(dp_topology) *t = topology_made("grace-hopper fabric=infiniband nicname=a\"<&>b");
     char *xml = topology_written(t, DP_TOPOLOGY_NCCL_XML);
     static const char *const parts[] = {
         "<cpu numaid=\"0\" affinity=\"000000ff,ffffffff,ffffffff\" arch=\"arm64\" vendor=\"ARM\">",
@@ -54,7 +54,6 @@ CASE(nccl_is_given_what_is_known)
         if (!strstr(xml, parts[i]))
             fail_msg("no %s in %s", parts[i], xml);
     free(xml);
-    dp_topology_free(t);
 }
 
 CASE(a_file_of_nccl_is_one_host_on_pci)
@@ -82,7 +81,7 @@ CASE(routes_survive_a_file_of_nccl)
                                            "numa:2 switch:2 switch:2 gpu:2 nic:1 vendor=ARM"};
 
     for (size_t m = 0; m < sizeof(machines) / sizeof(machines[0]); m++) {
-        struct dp_topology *t = topology_made(machines[m]);
+        OWNED(dp_topology) *t = topology_made(machines[m]);
         char *xml = topology_written(t, DP_TOPOLOGY_NCCL_XML);
         struct dp_topology *back = topology_said(xml, DP_TOPOLOGY_AUTO);
         assert_int_equal(t->node_count, back->node_count);
@@ -100,14 +99,13 @@ CASE(routes_survive_a_file_of_nccl)
         assert_string_equal(xml, again);
         free(again);
         free(xml);
-        dp_topology_free(t);
         dp_topology_free(back);
     }
 }
 
 CASE(files_of_clouds_are_read)
 {
-    char *xml = topology_file("nccl-vm.xml");
+    FREED char *xml = topology_file("nccl-vm.xml");
     struct dp_topology *t = topology_said(xml, DP_TOPOLOGY_NCCL_XML);
 
     assert_int_equal(topology_way(t, "0001:00:00.0", "0002:00:00.0").class_, DP_TOPO_PIX);
@@ -117,7 +115,6 @@ CASE(files_of_clouds_are_read)
     assert_string_equal(dp_topology_text(t, t->nodes[topology_node(t, "numa0")].cpus), "0-15,32-47");
     assert_int_equal(dp_topology_next(t, DP_TOPO_GPU, -1, topology_node(t, "gpu2") + 1), -1);
     dp_topology_free(t);
-    free(xml);
 }
 
 CASE(errors_in_a_file_of_nccl_give_the_place)
@@ -187,7 +184,7 @@ CASE(without_expat_the_error_says_so)
 
 CASE(files_of_hwloc_are_read)
 {
-    char *xml = topology_file("hwloc.xml");
+    FREED char *xml = topology_file("hwloc.xml");
     struct dp_topology *t = topology_said(xml, DP_TOPOLOGY_AUTO);
     int32_t first;
 
@@ -209,18 +206,16 @@ CASE(files_of_hwloc_are_read)
     assert_int_equal(t->gids[t->ports[first].first_gid].type, DP_TOPO_GID_IB);
     assert_int_equal(t->gids[t->ports[first].first_gid].raw[15], 0x50);
     dp_topology_free(t);
-    free(xml);
 }
 
 /* hwloc 2.9 ends with SIGSEGV for it. */
 CASE(a_file_that_hwloc_does_not_survive_is_refused)
 {
-    char *xml = topology_file("hwloc-short.xml");
+    FREED char *xml = topology_file("hwloc-short.xml");
     struct dp_topology *t;
 
     assert_int_equal(dp_topology_read(xml, strlen(xml), DP_TOPOLOGY_AUTO, &t), DP_EINVAL);
     assert_non_null(strstr(dp_last_error(), "hwloc cannot read this"));
-    free(xml);
 }
 
 CASE(a_file_that_is_none_of_hwloc_is_refused)
@@ -307,7 +302,7 @@ static void compare_ports(const struct dp_topology *a, const struct dp_topology 
 /* lstopo's file of a machine that a description makes as well. */
 CASE(a_file_of_hwloc_has_all_devices)
 {
-    char *xml = topology_file("hwloc-switches.xml");
+    FREED char *xml = topology_file("hwloc-switches.xml");
     struct dp_topology *b = topology_said(xml, DP_TOPOLOGY_AUTO);
     struct dp_topology *a =
         topology_made("cpus=4 numa:4 root:1 switch:1 switch:2 gpu:1 nic:1 ports=2");
@@ -318,18 +313,16 @@ CASE(a_file_of_hwloc_has_all_devices)
     compare_ports(a, b);
     dp_topology_free(a);
     dp_topology_free(b);
-    free(xml);
 }
 
 CASE(files_of_hwloc_are_not_written)
 {
-    struct dp_topology *t = topology_made("laptop");
+    OWNED(dp_topology) *t = topology_made("laptop");
     char *xml = NULL;
 
     assert_int_equal(dp_topology_write(t, DP_TOPOLOGY_HWLOC_XML, &xml, NULL), DP_EINVAL);
     assert_null(xml);
     assert_non_null(strstr(dp_last_error(), "expected DP_TOPOLOGY_JSON or _NCCL_XML"));
-    dp_topology_free(t);
 }
 
 #else

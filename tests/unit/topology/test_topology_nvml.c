@@ -160,12 +160,11 @@ CASE(without_nvml_there_is_one_note)
     char *root = tree_unpack("hgx");
 
     for (size_t i = 0; i < 2; i++) {
-        struct dp_topology *t = NULL;
+        OWNED(dp_topology) *t = NULL;
         setenv("DUALPIPE_TOPOLOGY_NVML_LIBRARY", libraries[i], 1);
         assert_int_equal(dp_topology_read_sysfs(root, &t), 0);
         assert_true(topology_notes(t, "NVLink is not known, the 8 GPUs are shown as if PCI alone joined them"));
         assert_true(topology_notes(t, reasons[i]));
-        dp_topology_free(t);
     }
     unsetenv("DUALPIPE_TOPOLOGY_NVML_LIBRARY");
     tree_remove(root);

@@ -32,7 +32,7 @@ static const char *text(const struct dp_topology *t, uint32_t at)
 
 CASE(a_server_is_read_whole)
 {
-    struct dp_topology *t = topology_unpacked("server");
+    OWNED(dp_topology) *t = topology_unpacked("server");
     const struct dp_topo_node *host = &t->nodes[0], *numa = &t->nodes[topology_node(t, "numa1")];
 
     assert_string_equal(text(t, host->name), "server7");
@@ -46,12 +46,11 @@ CASE(a_server_is_read_whole)
     assert_int_equal(numa->memory_bytes, UINT64_C(264206868) << 10);
     assert_int_equal(numa->cache_bytes, 107520 << 10);
     assert_string_equal(text(t, t->nodes[topology_node(t, "numa2")].cpus), "");
-    dp_topology_free(t);
 }
 
 CASE(ports_of_a_switch_become_one_node)
 {
-    struct dp_topology *t = topology_unpacked("server");
+    OWNED(dp_topology) *t = topology_unpacked("server");
 
     assert_int_equal(dp_topology_next(t, DP_TOPO_SWITCH, -1, 0), topology_node(t, "0000:16:00.0"));
     assert_int_equal(dp_topology_next(t, DP_TOPO_SWITCH, -1, topology_node(t, "16:00.0") + 1), -1);
@@ -61,43 +60,39 @@ CASE(ports_of_a_switch_become_one_node)
     assert_int_equal(topology_way(t, "gpu1", "ens2np0").class_, DP_TOPO_NODE);
     assert_int_equal(uplink(t, "gpu0")->gen, 5);
     assert_int_equal(uplink(t, "gpu0")->width, 16);
-    dp_topology_free(t);
 }
 
 CASE(what_is_no_gpu_and_no_nic_is_left_out)
 {
-    struct dp_topology *t = topology_unpacked("server");
+    OWNED(dp_topology) *t = topology_unpacked("server");
 
     assert_int_equal(topology_count(t, DP_TOPO_GPU), 2);
     assert_int_equal(topology_count(t, DP_TOPO_NIC), 3);
-    dp_topology_free(t);
 }
 
 CASE(the_driver_names_its_gpus)
 {
-    struct dp_topology *t = topology_unpacked("server");
+    OWNED(dp_topology) *t = topology_unpacked("server");
     const struct dp_topo_node *gpu = &t->nodes[topology_node(t, "gpu0")];
 
     assert_string_equal(text(t, gpu->model), "NVIDIA H100 80GB HBM3");
     assert_int_equal(topology_node(t, "GPU-11111111-2222-3333-4444-555555555555"), topology_node(t, "gpu0"));
     assert_int_equal(gpu->pci.subsystem_device_id, 0x16c1);
-    dp_topology_free(t);
 }
 
 CASE(a_resting_link_of_a_gpu_counts_as_running)
 {
-    struct dp_topology *t = topology_unpacked("server");
+    OWNED(dp_topology) *t = topology_unpacked("server");
 
     assert_int_equal(uplink(t, "gpu1")->gen, 5);
     assert_false(uplink(t, "gpu1")->flags & DP_TOPO_DEGRADED);
     assert_true(topology_notes(t, "NVLink is not known, the 2 GPUs"));
     assert_true(topology_notes(t, "0000:96:00.0: the link of the GPU rests at PCIe 1"));
-    dp_topology_free(t);
 }
 
 CASE(a_narrow_link_of_a_nic_is_degraded)
 {
-    struct dp_topology *t = topology_unpacked("server");
+    OWNED(dp_topology) *t = topology_unpacked("server");
     const struct dp_topo_link *l = uplink(t, "ens2np0");
 
     assert_true(l->flags & DP_TOPO_DEGRADED);
@@ -105,12 +100,11 @@ CASE(a_narrow_link_of_a_nic_is_degraded)
     assert_int_equal(l->width, 8);
     assert_int_equal(l->width_max, 16);
     assert_true(fabs(l->bytes_per_ns - 15.75) < 0.01);
-    dp_topology_free(t);
 }
 
 CASE(ports_have_rates_states_and_gids)
 {
-    struct dp_topology *t = topology_unpacked("server");
+    OWNED(dp_topology) *t = topology_unpacked("server");
     int32_t first;
 
     assert_int_equal(dp_topology_ports(t, topology_node(t, "mlx5_0"), &first), 1);
@@ -130,12 +124,11 @@ CASE(ports_have_rates_states_and_gids)
     assert_int_equal(t->gids[p->first_gid + 1].type, DP_TOPO_GID_ROCE_V2);
     assert_int_equal(t->gids[p->first_gid + 1].index, 3);
     assert_int_equal(t->gids[p->first_gid + 1].raw[15], 7);
-    dp_topology_free(t);
 }
 
 CASE(a_virtual_machine_has_notes_on_what_is_unknown)
 {
-    struct dp_topology *t = topology_unpacked("vm");
+    OWNED(dp_topology) *t = topology_unpacked("vm");
     int32_t first;
 
     assert_string_equal(text(t, t->nodes[0].arch), "aarch64");
@@ -147,12 +140,11 @@ CASE(a_virtual_machine_has_notes_on_what_is_unknown)
     assert_true(t->ports[first].up && t->ports[first].bytes_per_ns == 0);
     assert_true(topology_notes(t, "taken to be one NUMA node"));
     assert_true(topology_notes(t, "do not say how fast they are"));
-    dp_topology_free(t);
 }
 
 CASE(memory_without_cpus_is_memory)
 {
-    struct dp_topology *t = topology_unpacked("grace");
+    OWNED(dp_topology) *t = topology_unpacked("grace");
     const struct dp_topo_node *gpu = &t->nodes[topology_node(t, "gpu0")];
     const struct dp_topo_node *far = &t->nodes[topology_node(t, "numa1")];
 
@@ -165,18 +157,16 @@ CASE(memory_without_cpus_is_memory)
     assert_int_equal(topology_count_links(t, DP_TOPO_CPU), 1);
     assert_true(topology_notes(t, "2 NUMA nodes have neither CPUs nor memory"));
     topology_survives_json(t);
-    dp_topology_free(t);
 }
 
 CASE(a_container_without_devices_is_a_host)
 {
-    struct dp_topology *t = topology_unpacked("container");
+    OWNED(dp_topology) *t = topology_unpacked("container");
 
     assert_int_equal(t->node_count, 2);
     assert_string_equal(text(t, t->nodes[0].name), "node");
     assert_true(topology_notes(t, "no PCI devices are seen"));
     assert_true(topology_notes(t, "/proc/cpuinfo cannot be read"));
-    dp_topology_free(t);
 }
 
 static int32_t rail_of(const struct dp_topology *t, const char *nic)
@@ -197,7 +187,7 @@ static const char *subnet_of(const struct dp_topology *t, const char *nic)
 
 CASE(ports_have_subnets)
 {
-    struct dp_topology *t = topology_unpacked("rails-a");
+    OWNED(dp_topology) *t = topology_unpacked("rails-a");
 
     assert_string_equal(subnet_of(t, "mlx5_0"), "10.1.0.0/16");
     assert_string_equal(subnet_of(t, "mlx5_2"), "fe80:0000:0000:0000 sm 1");
@@ -206,7 +196,6 @@ CASE(ports_have_subnets)
     assert_true(topology_notes(t, "172.16.5.9 of mlx5_4: its network is taken to be as long as three bytes"));
     assert_false(topology_notes(t, "10.1.0.5"));
     topology_survives_json(t);
-    dp_topology_free(t);
 }
 
 CASE(hosts_that_are_merged_find_their_rails)
@@ -243,12 +232,11 @@ CASE(what_is_no_tree_is_refused)
 
 CASE(this_machine_is_a_topology)
 {
-    struct dp_topology *t = NULL;
+    OWNED(dp_topology) *t = NULL;
 
     assert_int_equal(dp_topology_read_sysfs("", &t), 0);
     assert_int_equal(dp_topo_check(t), 0);
     assert_int_equal(t->host_count, 1);
-    dp_topology_free(t);
 }
 
 /* A thread that ends takes its binding with it. */

@@ -54,7 +54,7 @@ static const struct dp_tuning_rule *find(const struct dp_tuner *tuner, int funct
 
 CASE(the_first_rule_that_applies_counts)
 {
-    struct dp_tuning_table *table = read_table("allreduce,8,63,ring,ll,2,-1,-1\n"
+    OWNED(dp_tuning_table) *table = read_table("allreduce,8,63,ring,ll,2,-1,-1\n"
                                                "allreduce,0,31,tree,ll128,-1,-1,-1\n");
     struct dp_tuner *tuner = make(table, 8, 1, false);
 
@@ -67,12 +67,11 @@ CASE(the_first_rule_that_applies_counts)
     assert_null(ask(tuner, 11, 8, false, NULL).rule);
     assert_null(ask(tuner, -1, 8, false, NULL).rule);
     dp_tuner_free(tuner);
-    dp_tuning_table_free(table);
 }
 
 CASE(rules_are_for_some_ranks_and_nodes)
 {
-    struct dp_tuning_table *table = read_table("allreduce,0,any,ring,ll,-1,2-4,16\n"
+    OWNED(dp_tuning_table) *table = read_table("allreduce,0,any,ring,ll,-1,2-4,16\n"
                                                "allreduce,0,any,tree,ll,-1,any,any\n");
     const struct {
         int ranks, nodes, algorithm;
@@ -85,12 +84,11 @@ CASE(rules_are_for_some_ranks_and_nodes)
                          cases[i].algorithm);
         dp_tuner_free(tuner);
     }
-    dp_tuning_table_free(table);
 }
 
 CASE(rules_are_for_some_pipe_ops)
 {
-    struct dp_tuning_table *table = read_table("allreduce,0,63,ring,ll,-1,-1,-1,1\n"
+    OWNED(dp_tuning_table) *table = read_table("allreduce,0,63,ring,ll,-1,-1,-1,1\n"
                                                "broadcast,0,any,ring,ll,-1,-1,-1,2\n"
                                                "allreduce,0,31,tree,ll,-1,-1,-1,2-4\n"
                                                "allreduce,0,any,tree,ll128,-1,-1,-1,any\n");
@@ -108,12 +106,11 @@ CASE(rules_are_for_some_pipe_ops)
     }
     assert_null(find(tuner, DP_TUNING_BROADCAST, 8, false, 3));
     dp_tuner_free(tuner);
-    dp_tuning_table_free(table);
 }
 
 CASE(registration_counts_only_if_it_is_trusted)
 {
-    struct dp_tuning_table *table = read_table("allgather,0,any,nvls,simple,-1,-1,-1,-1,yes\n"
+    OWNED(dp_tuning_table) *table = read_table("allgather,0,any,nvls,simple,-1,-1,-1,-1,yes\n"
                                                "allgather,0,any,ring,simple,-1,-1,-1,-1,no\n");
     struct dp_tuner *wary = make(table, 8, 1, false), *trusting = make(table, 8, 1, true);
 
@@ -123,12 +120,11 @@ CASE(registration_counts_only_if_it_is_trusted)
     assert_int_equal(ask(trusting, DP_TUNING_ALLGATHER, 1, false, NULL).algorithm, DP_TUNING_RING);
     dp_tuner_free(wary);
     dp_tuner_free(trusting);
-    dp_tuning_table_free(table);
 }
 
 CASE(a_cell_that_may_not_be_chosen_is_left_alone)
 {
-    struct dp_tuning_table *table = read_table("allreduce,0,any,pat,ll,8,-1,-1\n");
+    OWNED(dp_tuning_table) *table = read_table("allreduce,0,any,pat,ll,8,-1,-1\n");
     struct dp_tuner *tuner = make(table, 8, 1, false);
     float costs[CELLS] = {0};
     struct dp_tuning_answer answer;
@@ -143,12 +139,11 @@ CASE(a_cell_that_may_not_be_chosen_is_left_alone)
     assert_int_equal(answer.channels, 0);
     assert_non_null(answer.rule);
     dp_tuner_free(tuner);
-    dp_tuning_table_free(table);
 }
 
 CASE(a_chunk_goes_with_its_algorithm)
 {
-    struct dp_tuning_table *table = read_table("collective,algorithm,protocol,chunk_bytes\n"
+    OWNED(dp_tuning_table) *table = read_table("collective,algorithm,protocol,chunk_bytes\n"
                                                "allreduce,ring,simple,128KiB\n");
     struct dp_tuner *tuner = make(table, 8, 1, false);
 
@@ -158,7 +153,6 @@ CASE(a_chunk_goes_with_its_algorithm)
                                           DP_TUNING_LL), 0);
     assert_int_equal(dp_tuner_chunk_bytes(tuner, 99, 1, DP_TUNING_RING, DP_TUNING_LL), 0);
     dp_tuner_free(tuner);
-    dp_tuning_table_free(table);
 }
 
 /* ---- many rules ----------------------------------------------------------------------------- */

@@ -185,14 +185,13 @@ static void ask(const struct tune_fit *fit, const struct tune_size *size, int64_
     static const float costs[CELLS];
     const struct dp_tuning_question q = {size->points->function, bytes, false, 1, costs,
                                          DP_TUNING_ALGORITHMS, DP_TUNING_PROTOCOLS};
-    struct dp_tuner *tuner;
+    OWNED(dp_tuner) *tuner = NULL;
 
     assert_int_equal(dp_tuner_new(&(struct dp_tuner_config){.table = fit->table,
                                                             .ranks = size->points->ranks,
                                                             .nodes = size->points->nodes}, &tuner), 0);
     dp_tuner_ask(tuner, &q, answer);
     answer->rule = NULL; /* it goes with the tuner */
-    dp_tuner_free(tuner);
 }
 
 CASE(no_size_is_left_worse_than_by_nccls_own_choice)

@@ -146,12 +146,11 @@ CASE(nccls_own_latencies_take_the_place_of_ours)
 {
     static const struct dp_tuning_latencies latencies = {.base_us[DP_TUNING_RING] = {1000, 1000, 1000}};
     const struct dp_tuning_links links = {.intra_gbs = 450};
-    struct dp_tuner *tuner;
+    OWNED(dp_tuner) *tuner = NULL;
 
     assert_int_equal(dp_tuner_new(&(struct dp_tuner_config){.ranks = 8, .nodes = 1, .links = &links,
                                                             .latencies = &latencies}, &tuner), 0);
     assert_true(dp_tuner_time_us(tuner, DP_TUNING_ALLREDUCE, DP_TUNING_RING, DP_TUNING_LL, 0) == 1000);
-    dp_tuner_free(tuner);
 }
 
 /* ---- crossings ------------------------------------------------------------------------------ */
@@ -271,8 +270,8 @@ CASE(a_rule_comes_before_the_model)
     static const char text[] = "allreduce,0,1023,ring,simple,-1,-1,-1\n"
                                "allreduce,1024,2047,default,default,-1,-1,-1\n";
     const struct dp_tuning_links links = {.inter_gbs = 3, .inter_us = 25};
-    struct dp_tuning_table *table;
-    struct dp_tuner *tuner;
+    OWNED(dp_tuning_table) *table = NULL;
+    OWNED(dp_tuner) *tuner = NULL;
     float costs[CELLS];
 
     assert_int_equal(dp_tuning_table_read(text, strlen(text), "t", &table), 0);
@@ -285,8 +284,6 @@ CASE(a_rule_comes_before_the_model)
     costs[DP_TUNING_RING * DP_TUNING_PROTOCOLS + DP_TUNING_SIMPLE] = -1;
     costs[DP_TUNING_RING * DP_TUNING_PROTOCOLS + DP_TUNING_LL128] = 1;
     assert_int_equal(ask(tuner, DP_TUNING_ALLREDUCE, 1023, costs).source, DP_TUNING_FROM_MODEL);
-    dp_tuner_free(tuner);
-    dp_tuning_table_free(table);
 }
 
 RUN_QUIET_CASES(NULL, NULL)

@@ -15,7 +15,7 @@ static struct dp_tuning_table *load(const char *name)
 
 CASE(a_file_of_nccls_example_tuner_is_read_as_it_is)
 {
-    struct dp_tuning_table *table = load("example.csv");
+    OWNED(dp_tuning_table) *table = load("example.csv");
     const struct dp_tuning_rule *r = table->rules;
 
     assert_int_equal(table->count, 8);
@@ -41,12 +41,11 @@ CASE(a_file_of_nccls_example_tuner_is_read_as_it_is)
     assert_int_equal(r[6].pipe_ops.most, 1);
     assert_int_equal(r[7].pipe_ops.least, 2);
     assert_int_equal(r[7].pipe_ops.most, 8);
-    dp_tuning_table_free(table);
 }
 
 CASE(columns_may_have_names_and_any_order)
 {
-    struct dp_tuning_table *table = load("named.csv");
+    OWNED(dp_tuning_table) *table = load("named.csv");
     const struct dp_tuning_rule *r = table->rules;
 
     assert_int_equal(table->count, 2);
@@ -58,7 +57,6 @@ CASE(columns_may_have_names_and_any_order)
     assert_int_equal(r[0].ranks.most, 8);
     assert_int_equal(r[1].chunk_bytes, 524288);
     assert_int_equal(r[1].ranks.least, 0);
-    dp_tuning_table_free(table);
 }
 
 static void refuse(const char *name, const char *expected)
@@ -118,13 +116,12 @@ CASE(what_is_written_is_read_back)
 
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
         struct dp_tuning_table *table = load(files[i]), *back;
-        char *text;
+        FREED char *text = NULL;
         size_t len;
         assert_int_equal(dp_tuning_table_write(table, &text, &len), 0);
         assert_int_equal(strlen(text), len);
         assert_int_equal(dp_tuning_table_read(text, len, "back", &back), 0);
         assert_same_rules(table, back);
-        free(text);
         dp_tuning_table_free(back);
         dp_tuning_table_free(table);
     }
@@ -133,7 +130,7 @@ CASE(what_is_written_is_read_back)
 CASE(a_line_of_any_length_is_refused_or_read)
 {
     char text[8192];
-    struct dp_tuning_table *table;
+    OWNED(dp_tuning_table) *table = NULL;
 
     memset(text, 'x', sizeof(text));
     assert_int_equal(dp_tuning_table_read(text, sizeof(text), "t", &table), DP_EINVAL);
@@ -144,7 +141,6 @@ CASE(a_line_of_any_length_is_refused_or_read)
     assert_int_equal(dp_tuning_table_read(text, 0, "t", &table), DP_EINVAL);
     const char *rule = "allreduce,0,any,ring,ll,-1,-1,-1";
     assert_int_equal(dp_tuning_table_read(rule, strlen(rule), "t", &table), 0);
-    dp_tuning_table_free(table);
 }
 
 CASE(a_file_that_is_not_there_is_named)

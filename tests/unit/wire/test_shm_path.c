@@ -140,7 +140,7 @@ static char out[LEN], in[LEN];
 CASE(a_message_takes_the_path_that_its_receiver_wants)
 {
     static const size_t lens[] = {DP_SHM_LARGE, 300000, 1 << 20, LEN};
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
     struct dp_shm_wire *a = dp_shm_of(p.a), *b = dp_shm_of(p.b);
     const bool right = goes_straight(&p);
     unsigned seed = 0;
@@ -153,13 +153,12 @@ CASE(a_message_takes_the_path_that_its_receiver_wants)
                 send_one(&p, out, in, lens[i], ++seed);
                 assert_int_equal(a->by_cma - before, right && !way);
             }
-    free_pair(&p);
 }
 
 /* While it is measured both paths are used, and every message arrives whole. */
 CASE(paths_are_measured)
 {
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
     struct dp_shm_wire *b = dp_shm_of(p.b);
     const struct dp_shm_costs *c = &b->paths.classes[dp_shm_class(LEN)];
 
@@ -168,5 +167,4 @@ CASE(paths_are_measured)
         send_one(&p, out, in, LEN, i);
     assert_true(c->cost[DP_SHM_RING] > 0 && c->cost[DP_SHM_RING_NT] > 0);
     assert_int_equal(c->cost[DP_SHM_CMA] > 0, goes_straight(&p));
-    free_pair(&p);
 }

@@ -126,9 +126,8 @@ static void on_all_kinds(void (*fn)(struct pair *p))
     for (int k = 0; k < KINDS; k++) {
         if (!is_here(&kinds[k]))
             continue;
-        struct pair p = make_pair(&kinds[k]);
+        ENDED_BY(free_pair) struct pair p = make_pair(&kinds[k]);
         fn(&p);
-        free_pair(&p);
     }
 }
 
@@ -182,7 +181,7 @@ static void send_many(struct pair *p)
 {
     enum { MANY = 300, LEN = 20000 };
     struct dp_wire_request *reqs = calloc((size_t)4 * MANY, sizeof(*reqs));
-    char *bufs = malloc((size_t)4 * MANY * LEN);
+    FREED char *bufs = malloc((size_t)4 * MANY * LEN);
 
     assert_true(reqs && bufs);
     for (int phase = 0; phase < 2; phase++)
@@ -209,7 +208,6 @@ static void send_many(struct pair *p)
         assert_int_equal(r->moved, LEN - 61 * (i / 2));
         expect_filled(r->buf, r->moved, (unsigned)i);
     }
-    free(bufs);
     free(reqs);
 }
 
@@ -467,7 +465,7 @@ CASE(a_cut_breaks_both_ends)
     for (int k = 0; k < KINDS; k++) {
         if (!kinds[k].wrapped)
             continue;
-        struct pair p = make_pair(&kinds[k]);
+        ENDED_BY(free_pair) struct pair p = make_pair(&kinds[k]);
         struct dp_wire_request sends[2], receives[2];
         char in;
         for (int i = 0; i < 2; i++) {
@@ -480,7 +478,6 @@ CASE(a_cut_breaks_both_ends)
             fault_wire_break(p.a, false);
         }
         assert_string_equal(p.a->why, "cut on purpose");
-        free_pair(&p);
     }
 }
 
@@ -489,7 +486,7 @@ CASE(a_silent_wire_passes_nothing_either_way_and_fails_nothing)
     for (int k = 0; k < KINDS; k++) {
         if (!kinds[k].wrapped)
             continue;
-        struct pair p = make_pair(&kinds[k]);
+        ENDED_BY(free_pair) struct pair p = make_pair(&kinds[k]);
         struct dp_wire_request sends[2], receives[2], answer, question;
         char in, other;
         dp_wire_irecv(p.a, &other, 1, &answer);
@@ -510,6 +507,5 @@ CASE(a_silent_wire_passes_nothing_either_way_and_fails_nothing)
         assert_int_equal(receives[1].status, DP_EAGAIN);
         assert_int_equal(answer.status, DP_EAGAIN);
         assert_false(p.a->error || p.b->error);
-        free_pair(&p);
     }
 }

@@ -29,41 +29,37 @@ static char out[BIG], in[BIG];
 
 CASE(large_messages_go_straight)
 {
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
 
     need_right(&p);
     assert_int_equal(send_sizes(&p, out, in), LENS);
-    free_pair(&p);
 }
 
 CASE(the_user_may_forbid_it)
 {
     setenv("DUALPIPE_WIRE_CMA", "0", 1);
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
     unsetenv("DUALPIPE_WIRE_CMA");
 
     assert_false(goes_straight(&p));
     assert_int_equal(send_sizes(&p, out, in), 0);
-    free_pair(&p);
 }
 
 static void send_denied(void)
 {
     deny_copies();
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
     if (goes_straight(&p))
         _exit(1);
     assert_int_equal(send_sizes(&p, out, in), 0);
-    free_pair(&p);
 }
 
 static void send_denied_in_the_middle(void)
 {
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
     assert_int_equal(send_sizes(&p, out, in), goes_straight(&p) ? LENS : 0);
     deny_copies();
     assert_int_equal(send_sizes(&p, out, in), 0);
-    free_pair(&p);
 }
 
 CASE(where_the_system_denies_it_the_ring_serves)
@@ -78,11 +74,10 @@ CASE(where_the_system_denies_it_the_ring_serves)
 
 CASE(either_side_alone_moves_all_chunks)
 {
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
 
     need_right(&p);
     move_alone(&p, out, in);
-    free_pair(&p);
 }
 
 /* By these counts a rank knows that it should not sleep in the middle of a message. */
@@ -90,7 +85,7 @@ CASE(calls_that_move_bytes_are_counted)
 {
     for (int direct = 0; direct < 2; direct++) {
         setenv("DUALPIPE_WIRE_CMA", direct ? "1" : "0", 1);
-        struct pair p = make_pair();
+        ENDED_BY(free_pair) struct pair p = make_pair();
         unsetenv("DUALPIPE_WIRE_CMA");
         struct dp_wire_request send, receive;
         dp_wire_isend(p.a, 1, out, BIG, &send);
@@ -104,7 +99,6 @@ CASE(calls_that_move_bytes_are_counted)
             progress(p.b);
         }
         assert_true(dp_wire_moves(p.a) == a && dp_wire_moves(p.b) == b);
-        free_pair(&p);
     }
 }
 
@@ -157,20 +151,18 @@ CASE(memory_that_cannot_be_copied_straight_goes_through_the_ring)
 
 CASE(no_peer_writes_into_a_receive_that_was_dropped)
 {
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
 
     need_right(&p);
     drop_receive(&p, out, in);
-    free_pair(&p);
 }
 
 CASE(a_send_that_was_dropped_is_never_received)
 {
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
 
     need_right(&p);
     drop_send(&p, out, in, NULL);
-    free_pair(&p);
 }
 
 /* false: this process may not copy from and to the child's memory. */
@@ -215,7 +207,7 @@ CASE(a_process_killed_in_the_middle_of_a_message_breaks_the_wire)
 /* A child that inherits an end has other memory at the same addresses. */
 CASE(a_child_that_inherits_a_wire_sends_and_receives_its_own_memory)
 {
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
     struct dp_wire_request send, receive;
     int status;
 
@@ -244,7 +236,6 @@ CASE(a_child_that_inherits_a_wire_sends_and_receives_its_own_memory)
     assert_true(is_filled(in, BIG, 2));
     waitpid(child, &status, 0);
     assert_int_equal(status, 0);
-    free_pair(&p);
 }
 
 /* The receiver has all of the message, or only some, and the sender does not know. */
@@ -275,7 +266,7 @@ static void let_a_child_close(struct pair *p, bool has_all)
 
 CASE(a_child_that_closes_a_wire_leaves_its_parents_messages_alone)
 {
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
 
     need_right(&p);
     for (unsigned i = 1; i <= 2; i++) {
@@ -283,7 +274,6 @@ CASE(a_child_that_closes_a_wire_leaves_its_parents_messages_alone)
         assert_int_equal(dp_shm_of(p.a)->by_cma, 2 * i - 1);
         send_one(&p, out, in, BIG, 2); /* and not the first one again */
     }
-    free_pair(&p);
 }
 
 /* ---- a process whose first thread has ended ------------------------------------------------------ */

@@ -50,7 +50,7 @@ static void send_without_right(void)
 {
     deny_copies();
     char *from = new_shared(BIG), *to = new_shared(BIG);
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
 
     assert_false(goes_straight(&p));
     /* The first one goes through the ring: that the receiver's memory is shared shows with it. */
@@ -61,7 +61,6 @@ static void send_without_right(void)
     assert_int_equal(send_sizes(&p, out, in), 0);
     /* Refusals are not held against what is shared. */
     assert_int_equal(send_sizes(&p, from, in), LENS);
-    free_pair(&p);
 }
 
 CASE(no_right_is_needed)
@@ -85,10 +84,9 @@ CASE(the_user_may_forbid_it)
 static void move_shared_alone(void)
 {
     deny_copies();
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
 
     move_alone(&p, new_shared(BIG), new_shared(BIG));
-    free_pair(&p);
 }
 
 CASE(either_side_alone_moves_all_chunks)
@@ -100,7 +98,7 @@ static void sleep_between(void)
 {
     deny_copies();
     char *from = new_shared(BIG), *to = new_shared(BIG);
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
     struct dp_wire_request send, receive;
     struct pollfd fd;
 
@@ -113,7 +111,6 @@ static void sleep_between(void)
     p.a->ops->disarm(p.a, 0);
     finish(&p, &send);
     finish(&p, &receive);
-    free_pair(&p);
 }
 
 CASE(a_sender_that_sleeps_is_woken_to_help)
@@ -166,7 +163,7 @@ static void show_others(struct dp_wire *from, struct dp_wire *to)
 static void pull_what_is_mapped_no_more(void)
 {
     deny_copies();
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
     char *from = new_shared(BIG);
     struct dp_wire_request send, receive;
 
@@ -180,14 +177,13 @@ static void pull_what_is_mapped_no_more(void)
     assert_true(!send.status && !receive.status && is_filled(in, BIG, 1));
     assert_int_equal(dp_shm_of(p.a)->by_cma, 0);
     send_one(&p, from, in, BIG, 2);
-    free_pair(&p);
 }
 
 /* All was copied while it was mapped: it is not sent again. */
 static void push_what_is_mapped_no_more(void)
 {
     deny_copies();
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
     char *to = new_shared(BIG);
     struct dp_wire_request send, receive;
 
@@ -204,7 +200,6 @@ static void push_what_is_mapped_no_more(void)
     finish(&p, &send);
     assert_true(!send.status && !receive.status && is_filled(to, BIG, 2));
     assert_int_equal(dp_shm_of(p.a)->by_cma, 1);
-    free_pair(&p);
 }
 
 CASE(a_message_whose_piece_is_mapped_no_more_comes_all_the_same)
@@ -238,7 +233,7 @@ static void send_to_full_table(void)
 {
     deny_copies();
     char *from = new_shared(BIG);
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
     struct rlimit limit;
 
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -246,7 +241,6 @@ static void send_to_full_table(void)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
     send_one(&p, from, in, BIG, 1);
     assert_int_equal(dp_shm_of(p.a)->by_cma, 0);
-    free_pair(&p);
 }
 
 CASE(where_it_cannot_be_mapped_the_ring_serves)
@@ -330,7 +324,7 @@ CASE(announcements_among_wakeups_are_read_whole)
     *pieces[0] = 'x';
     *pieces[1] = 'y';
     for (int rings = 40; rings < 72; rings++) {
-        struct pair p = make_pair();
+        ENDED_BY(free_pair) struct pair p = make_pair();
         struct dp_shm_wire *a = dp_shm_of(p.a), *b = dp_shm_of(p.b);
         struct dp_shm_location places[2];
         for (int i = 0; i < rings; i++)
@@ -341,7 +335,6 @@ CASE(announcements_among_wakeups_are_read_whole)
         assert_int_equal(b->mappings.received, 2);
         assert_int_equal(first_mapped(b, &places[0]), 'x');
         assert_int_equal(first_mapped(b, &places[1]), 'y');
-        free_pair(&p);
     }
     dp_shared_free(pieces[0]);
     dp_shared_free(pieces[1]);
@@ -352,10 +345,9 @@ CASE(announcements_among_wakeups_are_read_whole)
 static void drop_shared_receive(void)
 {
     deny_copies();
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
 
     drop_receive(&p, new_shared(BIG), new_shared(BIG));
-    free_pair(&p);
 }
 
 static void free_shared(char *at)
@@ -366,10 +358,9 @@ static void free_shared(char *at)
 static void drop_shared_send(void)
 {
     deny_copies();
-    struct pair p = make_pair();
+    ENDED_BY(free_pair) struct pair p = make_pair();
 
     drop_send(&p, new_shared(BIG), new_shared(BIG), free_shared);
-    free_pair(&p);
 }
 
 CASE(no_peer_accesses_what_was_dropped_in_the_middle)
