@@ -7,6 +7,7 @@
 #define DP_TRAINER_ENGINE_H
 
 #include "base/fail.h"
+#include "trainer/model.h"
 
 #include <dualpipe/comm.h>
 #include <dualpipe/optimizer.h>
@@ -19,20 +20,18 @@
 
 struct dp_batch_norm;
 
-/* Which of the replicas of the model this is. A replica takes M / count of a step's micro-batches,
- * one after the other in the order of replicas. Zeroed: there is one. */
-struct replica {
-    int index, count;
-    bool first; /* of those that live */
-    bool apart; /* gradients are of the replica's own loss, not of its share in that of all */
-};
-
 /* A batch normalisation of the model: its running statistics are "NAME running_mean" and so on. */
 struct engine_norm {
     const char *name;
     int32_t layer, index; /* in the model, and in its layer */
     int32_t channels;
     struct dp_batch_norm *norm; /* NULL: it is on other ranks */
+};
+
+/* Of the model, the same on every rank. */
+struct engine_norms {
+    struct engine_norm *list; /* [count] */
+    int32_t count;
 };
 
 /* The stage in a slot. */
@@ -54,8 +53,7 @@ struct engine {
     int part_count;
     struct engine_part parts[DP_MAX_SLOTS];
     int32_t layers;         /* of the model */
-    struct engine_norm *norms; /* [norm_count] of the model, the same list on every rank */
-    int32_t norm_count;
+    struct engine_norms norms;
     bool tied;
     struct dp_comm *comm;               /* of this replica's ranks; NULL: alone */
     int rank;                           /* without comm: the pipeline's */

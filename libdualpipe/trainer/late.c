@@ -39,13 +39,13 @@ static int keep(struct late *l, const struct engine_part *part, int slot)
     return 0;
 }
 
-int late_new(const struct engine *e, struct late **out)
+int late_new(const struct engine_part *parts, int count, struct late **out)
 {
     struct late *l = calloc(1, sizeof(*l));
     int err = l ? 0 : dp_fail(DP_ENOMEM, "no memory for late updates");
 
-    for (int i = 0; i < e->part_count && !err; i++)
-        err = keep(l, &e->parts[i], i);
+    for (int i = 0; i < count && !err; i++)
+        err = keep(l, &parts[i], i);
     if (err)
         late_free(l);
     else
@@ -74,11 +74,11 @@ static void swap(char *a, char *b, size_t bytes)
     }
 }
 
-void late_swap(struct late *l, const struct engine *e)
+void late_swap(struct late *l, const struct engine_part *parts, int count)
 {
-    for (int i = 0; i < e->part_count; i++)
-        for (int32_t k = 0; k < e->parts[i].count; k++) {
-            const DLTensor *grad = e->parts[i].parameters[k].grad;
+    for (int i = 0; i < count; i++)
+        for (int32_t k = 0; k < parts[i].count; k++) {
+            const DLTensor *grad = parts[i].parameters[k].grad;
             if (grad)
                 swap((char *)grad->data + grad->byte_offset, l->kept[i][k].data,
                      dp_tensor_bytes(grad));

@@ -25,11 +25,11 @@ struct late {
 };
 
 /* *out is freed with late_free, which takes NULL. DP_ENOMEM. */
-int late_new(const struct engine *e, struct late **out);
+int late_new(const struct engine_part *parts, int count, struct late **out);
 void late_free(struct late *l);
 
 /* The gradients of all parts for those that are kept, and those here are kept. */
-void late_swap(struct late *l, const struct engine *e);
+void late_swap(struct late *l, const struct engine_part *parts, int count);
 bool late_is_due(const struct late *l);
 struct dp_mixer_update late_due(const struct late *l);
 /* What is kept now is to be used so; NULL: not at all. */

@@ -56,4 +56,12 @@ uint64_t model_digest(const struct model_info *m);
 /* The initial value, in the host's memory. */
 int model_fill(const struct model_info *m, int32_t parameter, uint64_t seed, DLTensor *value);
 
+/* Which of the replicas of the model this is. A replica takes M / count of a step's micro-batches,
+ * one after the other in the order of replicas. Zeroed: there is one. */
+struct replica {
+    int index, count;
+    bool first; /* of those that live */
+    bool apart; /* gradients are of the replica's own loss, not of its share in that of all */
+};
+
 #endif

@@ -8,7 +8,9 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "trainer/batch.h"
+#include "trainer/engine.h"
 #include "trainer/links.h"
+#include "trainer/norms.h"
 #include "trainer/stage.h"
 
 #include <dualpipe/batch_norm.h>
@@ -259,9 +261,9 @@ void model_engine_free(struct engine *base)
         stage_free(e->stages[i]);
     if (e->work != e->place)
         place_free(e->work);
-    for (int32_t i = 0; i < base->norm_count; i++)
-        free((char *)base->norms[i].name);
-    free(base->norms);
+    for (int32_t i = 0; i < base->norms.count; i++)
+        free((char *)base->norms.list[i].name);
+    free(base->norms.list);
     free(e->borders);
     free(e->skips);
     free(e->extents);
@@ -444,17 +446,17 @@ static int make_norms(struct model_engine *e)
 
     for (int32_t l = 0; l < m->model.layer_count; l++)
         count += m->layers[l]->norm_count;
-    e->base.norms = calloc((size_t)count + 1, sizeof(*e->base.norms));
-    if (!e->base.norms)
+    e->base.norms.list = calloc((size_t)count + 1, sizeof(*e->base.norms.list));
+    if (!e->base.norms.list)
         return dp_fail(DP_ENOMEM, "no memory for %d norms", count);
     for (int32_t l = 0; l < m->model.layer_count; l++)
         for (int32_t k = 0; k < m->layers[l]->norm_count; k++) {
-            struct engine_norm *n = &e->base.norms[e->base.norm_count];
+            struct engine_norm *n = &e->base.norms.list[e->base.norms.count];
             *n = (struct engine_norm){name_norm(m, l, k), l, k, m->layers[l]->norms[k].channels,
                                       norm_here(e, l, k)};
             if (!n->name)
                 return dp_fail(DP_ENOMEM, "no memory for the name of a norm");
-            e->base.norm_count++;
+            e->base.norms.count++;
         }
     return 0;
 }
@@ -626,9 +628,7 @@ static int forget(struct model_engine *e)
 
     for (int i = 0; i < e->base.part_count && !err; i++)
         err = place_zero_gradients(e->place, e->stages[i]->parameters, e->stages[i]->parameter_count);
-    for (int32_t i = 0; i < e->base.norm_count; i++)
-        if (e->base.norms[i].norm)
-            dp_batch_norm_forget(e->base.norms[i].norm);
+    norms_commit(&e->base.norms, 0, NULL);
     dp_pipeline_free(e->pipeline);
     e->pipeline = NULL;
     return err;
@@ -866,8 +866,7 @@ static int take_steps_on_zeros(struct engine *base, const struct model_engine_co
     base->loss_scale = 1;
     for (int i = 0; i < steps && !err; i++) {
         err = step_on_zeros(e, config, z);
-        for (int32_t k = 0; k < base->norm_count; k++)
-            dp_batch_norm_forget(base->norms[k].norm);
+        norms_commit(&base->norms, 0, NULL);
         free_zeros(z);
     }
     free(z);

@@ -6,9 +6,10 @@
 #ifndef DP_TRAINER_MODEL_ENGINE_H
 #define DP_TRAINER_MODEL_ENGINE_H
 
-#include "trainer/engine.h"
 #include "trainer/model.h"
 #include "trainer/place.h"
+
+struct engine;
 
 struct model_engine_config {
     const struct dp_trainer_config *how;

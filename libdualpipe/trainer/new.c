@@ -550,7 +550,7 @@ int trainer_make_parts(struct dp_trainer *t)
     if (!err)
         err = trainer_make_optimizers(t);
     if (!err && t->config.delay_update)
-        err = late_new(t->engine, &t->late);
+        err = late_new(t->engine->parts, t->engine->part_count, &t->late);
     return engine_share_error(t->comm, err);
 }
 

@@ -38,13 +38,13 @@ static size_t export_len(const struct engine_norm *n)
     return 1 + 2 * (size_t)n->channels;
 }
 
-size_t norms_room(const struct engine *e)
+size_t norms_room(const struct engine_norms *norms, int microbatches)
 {
     size_t len = 0;
 
-    for (int32_t i = 0; i < e->norm_count; i++)
-        len += export_len(&e->norms[i]);
-    return len * (size_t)e->microbatches;
+    for (int32_t i = 0; i < norms->count; i++)
+        len += export_len(&norms->list[i]);
+    return len * (size_t)microbatches;
 }
 
 /* A micro-batch went through a layer on one rank: elsewhere its values are zero, so that a sum, in
@@ -61,39 +61,39 @@ static int add_over_ranks(double *values, size_t len, struct dp_comm *comm)
 }
 
 /* Both copies of a stage (DualPipe) note micro-batches of their own stream. */
-int norms_sum(const struct engine *e, struct dp_comm *comm, double *values)
+int norms_sum(const struct engine_norms *norms, int microbatches, struct dp_comm *comm, double *values)
 {
     double *at = values;
 
-    memset(values, 0, norms_room(e) * sizeof(*values));
-    for (int32_t i = 0; i < e->norm_count; i++)
-        for (int mb = 0; mb < e->microbatches; mb++, at += export_len(&e->norms[i]))
-            if (e->norms[i].norm)
-                dp_batch_norm_export(e->norms[i].norm, mb, at);
-    return e->norm_count ? add_over_ranks(values, norms_room(e), comm) : 0;
+    memset(values, 0, norms_room(norms, microbatches) * sizeof(*values));
+    for (int32_t i = 0; i < norms->count; i++)
+        for (int mb = 0; mb < microbatches; mb++, at += export_len(&norms->list[i]))
+            if (norms->list[i].norm)
+                dp_batch_norm_export(norms->list[i].norm, mb, at);
+    return norms->count ? add_over_ranks(values, norms_room(norms, microbatches), comm) : 0;
 }
 
-int norms_share(const struct engine *e, struct dp_comm *comm, int from)
+int norms_share(const struct engine_norms *norms, struct dp_comm *comm, int from)
 {
     struct norm_tensor own[NORM_TENSORS];
     int err = 0;
 
-    for (int32_t i = 0; i < e->norm_count; i++) {
-        norm_tensors(&e->norms[i], own);
+    for (int32_t i = 0; i < norms->count; i++) {
+        norm_tensors(&norms->list[i], own);
         for (int k = 0; k < NORM_TENSORS && !err; k++)
             err = dp_comm_broadcast(comm, own[k].tensor.data, dp_tensor_bytes(&own[k].tensor), from);
     }
     return err;
 }
 
-void norms_commit(const struct engine *e, bool used, const double *values)
+void norms_commit(const struct engine_norms *norms, int microbatches, const double *values)
 {
-    for (int32_t i = 0; i < e->norm_count; i++) {
-        struct dp_batch_norm *norm = e->norms[i].norm;
-        if (norm && used)
-            dp_batch_norm_commit(norm, values, e->microbatches);
+    for (int32_t i = 0; i < norms->count; i++) {
+        struct dp_batch_norm *norm = norms->list[i].norm;
+        if (norm && values)
+            dp_batch_norm_commit(norm, values, microbatches);
         else if (norm)
             dp_batch_norm_forget(norm);
-        values += export_len(&e->norms[i]) * (size_t)e->microbatches;
+        values += values ? export_len(&norms->list[i]) * (size_t)microbatches : 0;
     }
 }

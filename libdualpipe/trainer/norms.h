@@ -14,12 +14,12 @@
 
 /* After a step, on every rank of `all`, NULL: alone: put together what ranks have noted, in values of
  * norms_room doubles. 0, or errors of comm. */
-int norms_sum(const struct engine *e, struct dp_comm *all, double *values);
-/* used: the step changes the parameters; otherwise what was noted in it is forgotten. */
-void norms_commit(const struct engine *e, bool used, const double *values);
+int norms_sum(const struct engine_norms *norms, int microbatches, struct dp_comm *all, double *values);
+/* values NULL: the step does not change the parameters, and what was noted in it is forgotten. */
+void norms_commit(const struct engine_norms *norms, int microbatches, const double *values);
 /* Where every rank of comm has all norms: theirs become those of rank `from`. */
-int norms_share(const struct engine *e, struct dp_comm *comm, int from);
-size_t norms_room(const struct engine *e);
+int norms_share(const struct engine_norms *norms, struct dp_comm *comm, int from);
+size_t norms_room(const struct engine_norms *norms, int microbatches);
 
 /* The running statistics as tensors that a checkpoint has: "NAME running_mean", "NAME running_variance",
  * "NAME commits". */

@@ -43,7 +43,7 @@ static struct dp_optimizer *optimizer_of(const struct dp_trainer *t, int slot)
 
 static size_t room_of(const struct dp_trainer *t)
 {
-    size_t room = 2 + (size_t)t->engine->norm_count * NORM_TENSORS;
+    size_t room = 2 + (size_t)t->engine->norms.count * NORM_TENSORS;
 
     for (int i = 0; i < t->engine->part_count; i++) {
         struct dp_optimizer *o = optimizer_of(t, i);
@@ -138,7 +138,7 @@ static int list_new(const struct dp_trainer *t, struct saved_list *l)
 {
     *l = (struct saved_list){0};
     l->tensors = calloc(room_of(t), sizeof(*l->tensors));
-    l->norms = calloc((size_t)t->engine->norm_count * NORM_TENSORS + 1, sizeof(*l->norms));
+    l->norms = calloc((size_t)t->engine->norms.count * NORM_TENSORS + 1, sizeof(*l->norms));
     return l->tensors && l->norms
                ? 0
                : dp_fail(DP_ENOMEM, "no memory for a list of %zu tensors", room_of(t));
@@ -148,9 +148,9 @@ static void add_norms(const struct dp_trainer *t, enum saved_which which, struct
 {
     const struct engine *e = t->engine;
 
-    for (int32_t i = 0; i < e->norm_count; i++)
-        if (e->norms[i].norm && is_listed(t, slot_of(t, &e->norms[i]), which))
-            add_norm(l, &e->norms[i]);
+    for (int32_t i = 0; i < e->norms.count; i++)
+        if (e->norms.list[i].norm && is_listed(t, slot_of(t, &e->norms.list[i]), which))
+            add_norm(l, &e->norms.list[i]);
 }
 
 int saved_list_new(const struct dp_trainer *t, enum saved_which which, struct saved_list *l)
@@ -453,7 +453,7 @@ int saved_verify(struct dp_trainer *t, bool norms_only, const struct saved_searc
     int err = 0;
 
     if (t->config.delay_update && !norms_only && late_is_in(s->c))
-        err = late_new(t->engine, &t->late);
+        err = late_new(t->engine->parts, t->engine->part_count, &t->late);
     if (!err)
         err = list_all(t, SAVED_FIRST, norms_only, t->late, &l);
     for (int32_t i = 0; i < l.count && !err; i++)
@@ -509,15 +509,15 @@ static int make_gathered(const struct dp_trainer *t, struct dp_named_tensor **ou
 {
     const struct model_info *m = &t->model;
     const int32_t all = m->first[m->model.layer_count];
-    const size_t norms = (size_t)t->engine->norm_count * NORM_TENSORS;
+    const size_t norms = (size_t)t->engine->norms.count * NORM_TENSORS;
     struct dp_named_tensor *list = calloc((size_t)all + norms + 1, sizeof(*list));
     size_t bytes = norms * sizeof(struct norm_tensor) + 1;
     int32_t n = 0;
 
     for (int32_t i = 0; i < all; i++)
         bytes += padded(m->parameters[i].bytes);
-    for (int32_t i = 0; i < t->engine->norm_count; i++)
-        bytes += norm_bytes(&t->engine->norms[i]);
+    for (int32_t i = 0; i < t->engine->norms.count; i++)
+        bytes += norm_bytes(&t->engine->norms.list[i]);
     char *at = malloc(bytes);
     if (!list || !at) {
         free(list);
@@ -537,8 +537,8 @@ static int make_gathered(const struct dp_trainer *t, struct dp_named_tensor **ou
                                               .shape = (int64_t *)p->spec->shape}};
         at += padded(p->bytes);
     }
-    for (int32_t i = 0; i < t->engine->norm_count; i++)
-        at = add_gathered_norm(&t->engine->norms[i], at, list, &n);
+    for (int32_t i = 0; i < t->engine->norms.count; i++)
+        at = add_gathered_norm(&t->engine->norms.list[i], at, list, &n);
     *out = list;
     *count = n;
     return 0;

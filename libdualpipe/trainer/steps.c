@@ -362,7 +362,7 @@ static int update_late(struct dp_trainer *t, const struct dp_mixer_update *next)
     const struct dp_mixer_update due = late_due(t->late);
     const bool is_due = late_is_due(t->late);
 
-    late_swap(t->late, t->engine);
+    late_swap(t->late, t->engine->parts, t->engine->part_count);
     late_set(t->late, next);
     return is_due ? update_slots(t, &due) : 0;
 }
@@ -469,7 +469,7 @@ int trainer_learn(struct dp_trainer *t, void *arg)
                                               .skipped = !isfinite(norm),
                                               .ending = t->values[t->sums_len - 2] > 0,
                                               .step = t->next};
-    return norms_sum(t->engine, t->comm, t->norm_values);
+    return norms_sum(&t->engine->norms, t->engine->microbatches, t->comm, t->norm_values);
 }
 
 static int evaluate(struct dp_trainer *t, struct trainer_step *step)
@@ -621,7 +621,7 @@ int trainer_make_room(struct dp_trainer *t)
     t->values = calloc(t->sums_len, sizeof(double));
     t->all_values = calloc(t->sums_len * ranks, sizeof(double));
     t->in_layer = calloc((size_t)most + 1, sizeof(*t->in_layer));
-    t->norm_values = calloc(norms_room(e) + 1, sizeof(*t->norm_values));
+    t->norm_values = calloc(norms_room(&e->norms, e->microbatches) + 1, sizeof(*t->norm_values));
     t->paces = calloc(ranks, sizeof(*t->paces));
     if (!t->values || !t->all_values || !t->in_layer || !t->norm_values || !t->paces)
         return dp_fail(DP_ENOMEM, "no memory for what %zu ranks tell each other", ranks);

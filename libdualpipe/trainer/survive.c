@@ -164,7 +164,7 @@ static int take_progress(struct dp_trainer *t, bool joins)
         trainer_seek(t, all[first].next);
     }
     free(all);
-    return err || !joins ? err : norms_share(t->engine, t->comm, first);
+    return err || !joins ? err : norms_share(&t->engine->norms, t->comm, first);
 }
 
 /* ---- after a death --------------------------------------------------------------------------- */
@@ -260,7 +260,7 @@ static int mix_on(struct dp_trainer *t, int err)
 
     t->names = NULL;
     t->name_count = 0;
-    norms_commit(t->engine, false, t->norm_values);
+    norms_commit(&t->engine->norms, t->engine->microbatches, NULL);
     while (trainer_may_be_death(err)) {
         err = dp_mixer_survive(sums_mixer(&t->sums));
         if (err)
@@ -503,7 +503,8 @@ int dp_trainer_step_sized(struct dp_trainer *t, const struct dp_batch *batch,
 
     if (err)
         return end(t, err);
-    norms_commit(t->engine, !step.result.skipped, t->norm_values);
+    norms_commit(&t->engine->norms, t->engine->microbatches,
+                 step.result.skipped ? NULL : t->norm_values);
     t->next++;
     if (!trainer_survives_apart(t)) /* values are there, but for copies */
         err = survive(t, trainer_update(t, step.result.skipped));
