@@ -109,15 +109,14 @@ extern const struct dp_builder dp_build_gpipe, dp_build_1f1b, dp_build_zb1p, dp_
 
 /* The builder of a kind, NULL for a user's. */
 const struct dp_builder *dp_builder_of(enum dp_schedule_kind kind);
+/* The bounds that its schedules keep when they train; -1: a user's, which has none. */
+void dp_builder_limits(const struct dp_rank_view *view, int *activations, int *weight_queue);
+/* Does a file of this kind say which stages the ranks hold? */
+bool dp_placed_by_file(enum dp_schedule_kind kind);
 /* The letters of an op in text and CSV: "F", "rF". */
 const char *dp_op_token(enum dp_op_kind kind);
 /* dp_schedule_kind_parse, without a log line. */
 int dp_schedule_kind_find(const char *name, enum dp_schedule_kind *kind);
-
-static inline int dp_virtual_stages(const struct dp_schedule_spec *spec)
-{
-    return spec->virtual_stages ? spec->virtual_stages : 2;
-}
 
 /* place() of schedules with two stages a rank, down the ranks and back up. */
 void dp_place_v(const struct dp_schedule_spec *spec, int rank, struct dp_slot *slots);

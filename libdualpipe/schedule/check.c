@@ -135,13 +135,9 @@ int dp_check_sound(const struct dp_schedule *s)
 
 static void set_limits(struct dp_checker *c, const struct dp_check_limits *limits, int rank)
 {
-    const struct dp_builder *builder = dp_builder_of(c->s->kind);
     const struct dp_rank_view view = dp_schedule_view(c->s, rank);
 
-    c->max_activations = builder ? builder->max_activations(&view) : -1;
-    c->max_weight_queue = !builder                    ? -1
-                          : builder->max_weight_queue ? builder->max_weight_queue(&view)
-                                                      : 0;
+    dp_builder_limits(&view, &c->max_activations, &c->max_weight_queue);
     if (limits && limits->max_activations)
         c->max_activations = limits->max_activations;
     if (limits && limits->max_weight_queue)

@@ -27,12 +27,6 @@ int dp_draft_map(struct dp_draft *draft, const int *group_rank)
     return 0;
 }
 
-bool dp_placed_by_file(enum dp_schedule_kind kind)
-{
-    const struct dp_builder *builder = dp_builder_of(kind);
-    return !builder || builder->placed_by_file;
-}
-
 static int place_line(struct dp_draft *draft)
 {
     int ranks = draft->spec.ranks > 0 ? draft->spec.ranks : 0;

@@ -28,9 +28,6 @@ struct dp_draft {
     struct dp_op_list ops;
 };
 
-/* Does a file of this kind say which stages the ranks hold? */
-bool dp_placed_by_file(enum dp_schedule_kind kind);
-
 /* Group ranks by pipeline rank, group_rank[spec.ranks], become the rank map. */
 int dp_draft_map(struct dp_draft *draft, const int *group_rank);
 /* One more skip. DP_EINVAL for more than there may be, DP_ENOMEM. Logged. */

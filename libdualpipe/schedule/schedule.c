@@ -293,6 +293,22 @@ const struct dp_builder *dp_builder_of(enum dp_schedule_kind kind)
     return (unsigned)kind < DP_SCHEDULE_KINDS ? builders[kind] : NULL;
 }
 
+bool dp_placed_by_file(enum dp_schedule_kind kind)
+{
+    const struct dp_builder *builder = dp_builder_of(kind);
+    return !builder || builder->placed_by_file;
+}
+
+void dp_builder_limits(const struct dp_rank_view *view, int *activations, int *weight_queue)
+{
+    const struct dp_builder *builder = dp_builder_of(view->s->kind);
+
+    *activations = builder ? builder->max_activations(view) : -1;
+    *weight_queue = !builder                    ? -1
+                    : builder->max_weight_queue ? builder->max_weight_queue(view)
+                                                : 0;
+}
+
 const char *dp_schedule_kind_name(enum dp_schedule_kind kind)
 {
     const struct dp_builder *builder = dp_builder_of(kind);
