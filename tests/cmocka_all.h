@@ -40,6 +40,20 @@
     }                                                                                                   \
     static void name(void **state)
 
+/* A case whose body is a function that somebody else calls: `part` stands for it in the one statement that is given.
+ *
+ *      PART_CASE(a_wrong_option_is_one_sentence, run_in_child(part))
+ */
+#define PART_CASE(name, ...) CASE_OF_PART(name, void, (void), __VA_ARGS__)
+#define CASE_OF_PART(name, type, parameters, ...)                                                       \
+    static type part_of_##name parameters;                                                              \
+    CASE(name)                                                                                          \
+    {                                                                                                   \
+        type(*const part) parameters = part_of_##name;                                                  \
+        __VA_ARGS__;                                                                                    \
+    }                                                                                                   \
+    static type part_of_##name parameters
+
 void add_case(int line, struct CMUnitTest test);
 /* Between what sets up all of them and what takes it down, which may be NULL; the status of the program. */
 int run_cases(CMFixtureFunction set_up, CMFixtureFunction take_down);

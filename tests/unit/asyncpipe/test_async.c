@@ -112,7 +112,8 @@ CASE(layers_are_made_once_and_only_where_they_live)
 }
 
 /* A9: layers with skips are made late as any are, and their skips are messages of the schedule. */
-static int run_skips(struct dp_comm *comm, void *arg)
+RANKS_CASE(a9_layers_with_skips_are_made_late,
+           assert_int_equal(comm_on_threads(RANKS, deadline_ns, part, NULL), 0))
 {
     static const struct dp_skip skips[] = {{.name = "far", .from = 0, .to = 3},
                                            {.name = "near", .from = 1, .to = 2}};
@@ -134,11 +135,6 @@ static int run_skips(struct dp_comm *comm, void *arg)
     CHECK(crossing == 2 * spec.chunks || dp_comm_rank(comm));
     dp_async_free(async);
     return 0;
-}
-
-CASE(a9_layers_with_skips_are_made_late)
-{
-    assert_int_equal(comm_on_threads(RANKS, deadline_ns, run_skips, NULL), 0);
 }
 
 CASE(one_rank_needs_no_comm)
@@ -398,7 +394,8 @@ static void other_skips(struct dp_async_spec *spec)
     spec->skip_count = 1;
 }
 
-static int run_differing(struct dp_comm *comm, void *arg)
+RANKS_CASE(ranks_that_were_told_different_things_all_say_so,
+           assert_int_equal(comm_on_threads(RANKS, deadline_ns, part, NULL), 0))
 {
     static const struct {
         void (*change)(struct dp_async_spec *spec);
@@ -422,11 +419,6 @@ static int run_differing(struct dp_comm *comm, void *arg)
         CHECK_SAYS(wrong[i].sentence);
     }
     return 0;
-}
-
-CASE(ranks_that_were_told_different_things_all_say_so)
-{
-    assert_int_equal(comm_on_threads(RANKS, deadline_ns, run_differing, NULL), 0);
 }
 
 /* ---- no stage at all -------------------------------------------------------------------------- */

@@ -160,7 +160,17 @@ static int call_collectives(struct dp_comm *comm, struct dp_controller *c)
     return 0;
 }
 
-static int take_calls(struct dp_comm *comm, void *arg)
+static void run_everywhere(rank_fn fn)
+{
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
+        int killed;
+        if (kind->run(kind, SIZE, DEADLINE_NS, fn, NULL, &killed))
+            fail_msg("%s", kind->name);
+    }
+}
+
+RANKS_CASE(a_function_is_called_on_every_worker_and_answers_come_in_order_of_ranks,
+           run_everywhere(part))
 {
     struct dp_controller *c;
     struct worker w;
@@ -176,20 +186,6 @@ static int take_calls(struct dp_comm *comm, void *arg)
     dp_controller_close(c);
     CHECK(!dp_comm_barrier(comm)); /* the communicator is as it was */
     return 0;
-}
-
-static void run_everywhere(rank_fn fn)
-{
-    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
-        int killed;
-        if (kind->run(kind, SIZE, DEADLINE_NS, fn, NULL, &killed))
-            fail_msg("%s", kind->name);
-    }
-}
-
-CASE(a_function_is_called_on_every_worker_and_answers_come_in_order_of_ranks)
-{
-    run_everywhere(take_calls);
 }
 
 /* ---- errors of functions ----------------------------------------------------------------------- */
@@ -212,7 +208,7 @@ static int call_wrongly(struct dp_comm *comm, struct dp_controller *c)
     return 0;
 }
 
-static int take_errors(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_function_that_fails_is_told_and_the_next_call_follows, run_everywhere(part))
 {
     struct dp_answer answers[SIZE];
     struct dp_controller *c;
@@ -242,11 +238,6 @@ static int take_errors(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(a_function_that_fails_is_told_and_the_next_call_follows)
-{
-    run_everywhere(take_errors);
-}
-
 /* ---- failures of the group -------------------------------------------------------------------- */
 
 /* An abort must not meet a rank that has not opened its controller yet. */
@@ -256,7 +247,7 @@ static int know_that_all_serve(struct dp_comm *comm, struct dp_controller *c)
     return 0;
 }
 
-static int lose_the_group(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_group_that_failed_is_served_again_after_a_reset, run_everywhere(part))
 {
     struct dp_answer answers[SIZE];
     struct dp_controller *c;
@@ -278,12 +269,7 @@ static int lose_the_group(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(a_group_that_failed_is_served_again_after_a_reset)
-{
-    run_everywhere(lose_the_group);
-}
-
-static int wait_too_long(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_worker_that_does_not_answer_in_time_is_named, run_everywhere(part))
 {
     struct dp_answer answers[SIZE];
     struct dp_controller *c;
@@ -304,12 +290,7 @@ static int wait_too_long(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(a_worker_that_does_not_answer_in_time_is_named)
-{
-    run_everywhere(wait_too_long);
-}
-
-static int be_idle(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_worker_waits_for_calls_no_longer_than_it_was_told, run_everywhere(part))
 {
     struct dp_controller *c;
 
@@ -324,11 +305,6 @@ static int be_idle(struct dp_comm *comm, void *arg)
     }
     dp_controller_close(c);
     return 0;
-}
-
-CASE(a_worker_waits_for_calls_no_longer_than_it_was_told)
-{
-    run_everywhere(be_idle);
 }
 
 static int open_wrongly(struct dp_comm *comm, void *arg)

@@ -174,7 +174,21 @@ static int run(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static int run_and_fail(struct dp_comm *comm, void *arg)
+static void run_everywhere(rank_fn fn)
+{
+    const struct dp_schedule_spec spec = {
+        .kind = DP_SCHEDULE_GPIPE, .ranks = RANKS, .microbatches = 4};
+    OWNED(dp_schedule) *s = NULL;
+
+    assert_int_equal(dp_schedule_new(&spec, &s), 0);
+    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
+        int killed;
+        if (kind->run(kind, RANKS, DEADLINE_NS, fn, s, &killed))
+            fail_msg("%s", kind->name);
+    }
+}
+
+RANKS_CASE(a_stage_that_fails_is_known_and_the_pipeline_goes_on_after_a_reset, run_everywhere(part))
 {
     struct part *p = calloc(1, sizeof(*p));
     struct dp_controller *c;
@@ -202,28 +216,9 @@ static int run_and_fail(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void run_everywhere(rank_fn fn)
-{
-    const struct dp_schedule_spec spec = {
-        .kind = DP_SCHEDULE_GPIPE, .ranks = RANKS, .microbatches = 4};
-    OWNED(dp_schedule) *s = NULL;
-
-    assert_int_equal(dp_schedule_new(&spec, &s), 0);
-    for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
-        int killed;
-        if (kind->run(kind, RANKS, DEADLINE_NS, fn, s, &killed))
-            fail_msg("%s", kind->name);
-    }
-}
-
 CASE(rank_0_trains_a_pipeline_of_other_processes)
 {
     run_everywhere(run);
-}
-
-CASE(a_stage_that_fails_is_known_and_the_pipeline_goes_on_after_a_reset)
-{
-    run_everywhere(run_and_fail);
 }
 
 RUN_QUIET_CASES(NULL, NULL)

@@ -16,6 +16,9 @@
  * assertions work only in the thread and process that runs the test. The comm is closed afterwards. */
 typedef int (*rank_fn)(struct dp_comm *comm, void *arg);
 
+/* A case that ranks run: PART_CASE of a rank_fn. */
+#define RANKS_CASE(name, ...) CASE_OF_PART(name, int, (struct dp_comm *comm, void *arg), __VA_ARGS__)
+
 #define CHECK(condition)                                                                           \
     do {                                                                                           \
         if (!(condition)) {                                                                        \

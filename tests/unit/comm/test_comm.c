@@ -48,7 +48,7 @@ static int exchange_of_size(struct dp_comm *comm, size_t len)
     return 0;
 }
 
-static int exchange_sizes(struct dp_comm *comm, void *arg)
+RANKS_CASE(messages_of_any_size_arrive_whole, on_all_kinds(2, LONG_NS, part, NULL))
 {
     static const size_t sizes[] = {0, 1, 7, 8, 40, 41, 63, 64, 65, 1000, 1024, 1025, 4096, 8191,
                                    8192, 8193, 16384, 16385, 65536, 524288, 1048577, 4194303};
@@ -57,11 +57,6 @@ static int exchange_sizes(struct dp_comm *comm, void *arg)
         if (exchange_of_size(comm, sizes[i]))
             return -1;
     return exchange_of_size(comm, (size_t)64 << 20);
-}
-
-CASE(messages_of_any_size_arrive_whole)
-{
-    on_all_kinds(2, LONG_NS, exchange_sizes, NULL);
 }
 
 enum { MANY = 200 };
@@ -237,7 +232,7 @@ CASE(bad_arguments_are_refused_in_a_sentence)
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-static int count_allocations(struct dp_comm *comm, void *arg)
+RANKS_CASE(messages_and_collectives_allocate_nothing, on_all_kinds(2, LONG_NS, part, NULL))
 {
     const int peer = !dp_comm_rank(comm);
     enum { BYTES = 100000 };
@@ -262,11 +257,6 @@ static int count_allocations(struct dp_comm *comm, void *arg)
     case_free(out);
     case_free(in);
     return 0;
-}
-
-CASE(messages_and_collectives_allocate_nothing)
-{
-    on_all_kinds(2, LONG_NS, count_allocations, NULL);
 }
 
 /* ---- collectives ----------------------------------------------------------------------------- */
@@ -319,7 +309,7 @@ CASE(ranks_that_disagree_are_named_on_every_rank)
     on_all_kinds(4, LONG_NS, disagree, NULL);
 }
 
-static int mix_collectives(struct dp_comm *comm, void *arg)
+RANKS_CASE(different_collectives_at_once_end_the_group, on_all_kinds(3, LONG_NS, part, NULL))
 {
     int64_t value = 0;
     int err;
@@ -333,11 +323,6 @@ static int mix_collectives(struct dp_comm *comm, void *arg)
     CHECK(dp_comm_aborted(comm, &why));
     CHECK(why.error == DP_EMISMATCH);
     return 0;
-}
-
-CASE(different_collectives_at_once_end_the_group)
-{
-    on_all_kinds(3, LONG_NS, mix_collectives, NULL);
 }
 
 static int compare_clocks(struct dp_comm *comm, void *arg)
@@ -358,7 +343,7 @@ CASE(clocks_are_compared_within_the_stated_error)
 }
 
 /* The cases of groups that survive are in test_comm_survival.c, which MPI's ranks do not run. */
-static int survive(struct dp_comm *comm, void *arg)
+RANKS_CASE(only_groups_over_mpi_and_nccl_cannot_survive, on_all_kinds(3, LONG_NS, part, NULL))
 {
     bool alive[8];
 
@@ -372,11 +357,6 @@ static int survive(struct dp_comm *comm, void *arg)
         CHECK(!dp_comm_survive(comm) && !dp_comm_survive(comm));
     }
     return dp_comm_barrier(comm);
-}
-
-CASE(only_groups_over_mpi_and_nccl_cannot_survive)
-{
-    on_all_kinds(3, LONG_NS, survive, NULL);
 }
 
 /* ---- parts of a group ------------------------------------------------------------------------ */

@@ -340,7 +340,7 @@ CASE(without_shared_memory_sums_go_by_messages)
     }
 }
 
-static int mismatch_shared(struct dp_comm *comm, void *arg)
+RANKS_CASE(different_sizes_of_shared_buffers_abort_the_group, on_all_kinds(2, LONG_NS, part, NULL))
 {
     const size_t count = dp_comm_rank(comm) ? 100004 : 100000;
     float *buf;
@@ -357,11 +357,6 @@ static int mismatch_shared(struct dp_comm *comm, void *arg)
           strstr(why.text, "all-reduce of") == why.text);
     CHECK(!dp_shared_free(buf));
     return 0;
-}
-
-CASE(different_sizes_of_shared_buffers_abort_the_group)
-{
-    on_all_kinds(2, LONG_NS, mismatch_shared, NULL);
 }
 
 /* Rank 1 gives up in the middle, and from then on its buffer is its own. */
@@ -614,7 +609,7 @@ CASE(collectives_in_flight_do_not_mix)
     on_all_kinds(3, LONG_NS, many_in_flight, NULL);
 }
 
-static int mismatch(struct dp_comm *comm, void *arg)
+RANKS_CASE(different_sizes_abort_the_group, on_all_kinds(2, LONG_NS, part, NULL))
 {
     float buf[16] = {0};
     struct dp_request req;
@@ -630,12 +625,7 @@ static int mismatch(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(different_sizes_abort_the_group)
-{
-    on_all_kinds(2, LONG_NS, mismatch, NULL);
-}
-
-static int bad_arguments(struct dp_comm *comm, void *arg)
+RANKS_CASE(bad_arguments_of_collectives_are_refused, on_all_kinds(2, LONG_NS, part, NULL))
 {
     const DLDataType int8 = {kDLInt, 8, 1};
     struct dp_request req;
@@ -654,11 +644,6 @@ static int bad_arguments(struct dp_comm *comm, void *arg)
     CHECK(!dp_comm_commit(comm));
     CHECK(dp_comm_commit(comm) == DP_EINVAL);
     return 0;
-}
-
-CASE(bad_arguments_of_collectives_are_refused)
-{
-    on_all_kinds(2, LONG_NS, bad_arguments, NULL);
 }
 
 /* ---- parts of a group ------------------------------------------------------------------------ */

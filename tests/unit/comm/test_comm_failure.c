@@ -380,7 +380,7 @@ CASE(a_child_of_a_killed_rank_hides_nothing)
             kill_one_of_four(kind, culprit, true);
 }
 
-static int wait_in_a_circle(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_deadlock_ends_at_the_deadline, on_all_kinds(3, SHORT_NS, part, NULL))
 {
     char buf[8];
     int err = blocking_receive(comm, (dp_comm_rank(comm) + 1) % dp_comm_size(comm), 0, 1, buf,
@@ -391,11 +391,6 @@ static int wait_in_a_circle(struct dp_comm *comm, void *arg)
     CHECK(dp_comm_aborted(comm, &why));
     CHECK(strstr(why.text, "circle"));
     return 0;
-}
-
-CASE(a_deadlock_ends_at_the_deadline)
-{
-    on_all_kinds(3, SHORT_NS, wait_in_a_circle, NULL);
 }
 
 /* A process that is stopped in a wait is still known as one that waits, here for a rank that waits for
@@ -519,7 +514,7 @@ CASE(after_a_reset_all_is_as_new)
         on_kinds_with(NEEDS_TAGS, 4, LONG_NS, fail_and_open_again, &culprit);
 }
 
-static int reset_alone(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_reset_that_others_do_not_join_fails, on_kinds_with(NEEDS_END, 3, SHORT_NS, part, NULL))
 {
     CHECK(!dp_comm_abort(comm, DP_EIO, "on purpose"));
     if (dp_comm_rank(comm) == 1) {
@@ -533,13 +528,9 @@ static int reset_alone(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(a_reset_that_others_do_not_join_fails)
-{
-    on_kinds_with(NEEDS_END, 3, SHORT_NS, reset_alone, NULL);
-}
-
 /* Rank 0 leaves in the middle. What it had sent arrives, more does not come. */
-static int leave_early(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_rank_may_leave_with_requests_in_flight,
+           on_kinds_with(NEEDS_END, 2, LONG_NS, part, NULL))
 {
     static struct dp_request reqs[3];
     static char big[3 << 20];
@@ -559,13 +550,8 @@ static int leave_early(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(a_rank_may_leave_with_requests_in_flight)
-{
-    on_kinds_with(NEEDS_END, 2, LONG_NS, leave_early, NULL);
-}
-
 /* Rank 0 gives up first: its wait leads to a circle, and none but those in that can be the culprit. */
-static int wait_for_a_circle(struct dp_comm *comm, void *arg)
+RANKS_CASE(of_a_circle_that_a_wait_leads_to_one_rank_is_named, on_all_kinds(4, LONG_NS, part, NULL))
 {
     const int rank = dp_comm_rank(comm), peer = rank == 3 ? 2 : rank + 1;
     struct dp_abort why;
@@ -581,11 +567,6 @@ static int wait_for_a_circle(struct dp_comm *comm, void *arg)
     CHECK(strstr(why.text, "rank 2, which waits for rank 3"));
     CHECK(strstr(why.text, "in a circle"));
     return 0;
-}
-
-CASE(of_a_circle_that_a_wait_leads_to_one_rank_is_named)
-{
-    on_all_kinds(4, LONG_NS, wait_for_a_circle, NULL);
 }
 
 /* ---- errors of a lost connection ------------------------------------------------------------- */

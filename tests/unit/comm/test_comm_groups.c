@@ -57,7 +57,8 @@ CASE(a_split_orders_ranks_by_key)
 }
 
 /* The same two ranks, the same channel: sent first to the group, received first from the parent. */
-static int keep_apart(struct dp_comm *comm, void *arg)
+RANKS_CASE(messages_of_two_communicators_never_match,
+           on_kinds_with(NEEDS_PARTS, 2, LONG_NS, part, NULL))
 {
     const int peer = !dp_comm_rank(comm);
     struct dp_comm *group, *nested;
@@ -82,12 +83,8 @@ static int keep_apart(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(messages_of_two_communicators_never_match)
-{
-    on_kinds_with(NEEDS_PARTS, 2, LONG_NS, keep_apart, NULL);
-}
-
-static int make_grid(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_grid_has_a_communicator_for_each_axis,
+           on_kinds_with(NEEDS_PARTS, 6, LONG_NS, part, NULL))
 {
     const struct dp_comm_axis axes[] = {{"data", 2}, {"pipe", 0}};
     const struct dp_comm_axis twice[] = {{"data", 2}, {"data", 3}};
@@ -116,13 +113,8 @@ static int make_grid(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(a_grid_has_a_communicator_for_each_axis)
-{
-    on_kinds_with(NEEDS_PARTS, 6, LONG_NS, make_grid, NULL);
-}
-
 /* A failure in a group ends all of the family, and the culprit has its rank in each. */
-static int fail_in_group(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_failure_in_a_group_ends_the_family, on_kinds_with(NEEDS_PARTS, 3, LONG_NS, part, NULL))
 {
     struct dp_comm *group;
     struct dp_abort why;
@@ -144,11 +136,6 @@ static int fail_in_group(struct dp_comm *comm, void *arg)
     CHECK(dp_comm_aborted(group, &why) && why.rank == 0);
     dp_comm_close(group);
     return 0;
-}
-
-CASE(a_failure_in_a_group_ends_the_family)
-{
-    on_kinds_with(NEEDS_PARTS, 3, LONG_NS, fail_in_group, NULL);
 }
 
 /* ---- receives from any rank ------------------------------------------------------------------ */
@@ -230,7 +217,7 @@ CASE(messages_of_any_rank_arrive_in_the_order_of_their_sender)
         on_kinds_with(NEEDS_ANY, seed ? 2 + (int)seed : 2, LONG_NS, any_order, &seed);
 }
 
-static int any_details(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_receive_from_any_returns_its_source, on_kinds_with(NEEDS_ANY, 2, LONG_NS, part, NULL))
 {
     char buf[32] = "abcdefgh";
     struct dp_request any, one;
@@ -261,16 +248,11 @@ static int any_details(struct dp_comm *comm, void *arg)
     return dp_comm_wait(comm, &any, -1);
 }
 
-CASE(a_receive_from_any_returns_its_source)
-{
-    on_kinds_with(NEEDS_ANY, 2, LONG_NS, any_details, NULL);
-}
-
 /* ---- what a wait looks after ----------------------------------------------------------------- */
 
 /* Rank 1 waits for three deadlines before the message comes. The deadline is set once it knows that
  * rank 0 is busy, and the message is sent before that is over: how fast either runs does not matter. */
-static int be_busy(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_busy_rank_is_waited_for, on_all_kinds(2, LONG_NS, part, NULL))
 {
     static const int64_t deadline_ns = 300 * DP_NS_PER_MS;
     char byte = 1;
@@ -288,17 +270,12 @@ static int be_busy(struct dp_comm *comm, void *arg)
     return dp_comm_busy(comm, 0);
 }
 
-CASE(a_busy_rank_is_waited_for)
-{
-    on_all_kinds(2, LONG_NS, be_busy, NULL);
-}
-
 static int count_down(void *user)
 {
     return --*(int *)user ? 0 : -4;
 }
 
-static int interrupt_wait(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_poll_function_ends_a_wait, on_all_kinds(2, LONG_NS, part, NULL))
 {
     struct dp_abort why;
     int left = 3;
@@ -310,11 +287,6 @@ static int interrupt_wait(struct dp_comm *comm, void *arg)
     CHECK(err == (dp_comm_rank(comm) ? DP_EABORTED : -4));
     CHECK(dp_comm_aborted(comm, &why) && why.rank == 0 && why.error == -4);
     return 0;
-}
-
-CASE(a_poll_function_ends_a_wait)
-{
-    on_all_kinds(2, LONG_NS, interrupt_wait, NULL);
 }
 
 /* ---- few connections ------------------------------------------------------------------------- */
@@ -396,7 +368,8 @@ CASE(a_poll_function_ends_a_reset)
 }
 
 /* Rank 0 is not in the part, and has closed its communicators when rank 1 aborts. */
-static int abort_without_rank_0(struct dp_comm *comm, void *arg)
+RANKS_CASE(an_abort_in_a_part_is_heard_after_rank_0_has_left,
+           on_kinds_with(NEEDS_END, 4, LONG_NS, part, NULL))
 {
     const int rank = dp_comm_rank(comm);
     struct dp_comm *part;
@@ -420,13 +393,9 @@ static int abort_without_rank_0(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(an_abort_in_a_part_is_heard_after_rank_0_has_left)
-{
-    on_kinds_with(NEEDS_END, 4, LONG_NS, abort_without_rank_0, NULL);
-}
-
 /* Of a length that no buffer holds, to a rank that has never used the channel. */
-static int send_to_rank_0_that_left(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_long_send_to_a_rank_that_has_left_fails,
+           on_kinds_with(NEEDS_END, 2, LONG_NS, part, NULL))
 {
     enum { LONG = 4 << 20 };
     char *buf = calloc(1, LONG);
@@ -440,11 +409,6 @@ static int send_to_rank_0_that_left(struct dp_comm *comm, void *arg)
     }
     free(buf);
     return 0;
-}
-
-CASE(a_long_send_to_a_rank_that_has_left_fails)
-{
-    on_kinds_with(NEEDS_END, 2, LONG_NS, send_to_rank_0_that_left, NULL);
 }
 
 /* ---- many ranks ------------------------------------------------------------------------------ */

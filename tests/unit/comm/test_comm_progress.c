@@ -95,7 +95,7 @@ static int receive_and_go(struct dp_comm *comm, unsigned char *buf)
     return 0;
 }
 
-static int take_turns_away(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_large_message_needs_only_one_of_its_ranks, on_all_kinds(2, part))
 {
     unsigned char *buf = malloc(LARGE);
 
@@ -103,11 +103,6 @@ static int take_turns_away(struct dp_comm *comm, void *arg)
     int failed = dp_comm_rank(comm) ? receive_and_go(comm, buf) : send_and_go(comm, buf);
     free(buf);
     return failed;
-}
-
-CASE(a_large_message_needs_only_one_of_its_ranks)
-{
-    on_all_kinds(2, take_turns_away);
 }
 
 /* ---- collectives ----------------------------------------------------------------------------- */
@@ -162,7 +157,7 @@ static size_t length_of(int round)
     return (size_t)round * 250000;
 }
 
-static int exchange_while_away(struct dp_comm *comm, void *arg)
+RANKS_CASE(going_away_and_coming_back_disturbs_no_message, on_all_kinds(2, part))
 {
     unsigned char *in = malloc(LARGE), *out = malloc(LARGE);
     int peer = 1 - dp_comm_rank(comm);
@@ -196,14 +191,9 @@ static int exchange_while_away(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(going_away_and_coming_back_disturbs_no_message)
-{
-    on_all_kinds(2, exchange_while_away);
-}
-
 /* ---- away when all ends ---------------------------------------------------------------------- */
 
-static int abort_while_away(struct dp_comm *comm, void *arg)
+RANKS_CASE(an_abort_a_reset_and_an_end_reach_a_rank_that_computes, on_all_kinds(3, part))
 {
     static const unsigned char buf[LARGE]; /* is still being sent when the comm is closed */
     static _Thread_local struct dp_request req;
@@ -223,11 +213,6 @@ static int abort_while_away(struct dp_comm *comm, void *arg)
     CHECK(!dp_comm_barrier(comm));
     dp_comm_progress_start(comm); /* and closes its communicator in that state */
     return 0;
-}
-
-CASE(an_abort_a_reset_and_an_end_reach_a_rank_that_computes)
-{
-    on_all_kinds(3, abort_while_away);
 }
 
 RUN_QUIET_CASES(NULL, NULL)

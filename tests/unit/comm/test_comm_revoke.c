@@ -171,7 +171,7 @@ static int expect_told(struct dp_comm *comm, int rank)
 
 /* Rank 0 sees the death and gives its step up; rank 2 waits for rank 1, which waits for rank 0. All
  * learn what rank 3 did last. */
-static int revoke_after_a_death(struct dp_comm *comm, void *arg)
+RANKS_CASE(all_learn_of_a_death_that_one_has_revoked_for, on_surviving_kinds(4, 1, part, NULL))
 {
     const int rank = dp_comm_rank(comm);
     struct dp_abort why;
@@ -195,13 +195,8 @@ static int revoke_after_a_death(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(all_learn_of_a_death_that_one_has_revoked_for)
-{
-    on_surviving_kinds(4, 1, revoke_after_a_death, NULL);
-}
-
 /* Ranks 0 and 6 are no neighbors of rank 3. */
-static int agree_after_a_death(struct dp_comm *comm, void *arg)
+RANKS_CASE(all_that_agree_know_what_a_dead_rank_did_last, on_surviving_kinds(7, 1, part, NULL))
 {
     struct dp_comm *survivors;
     bool alive[7];
@@ -224,15 +219,10 @@ static int agree_after_a_death(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(all_that_agree_know_what_a_dead_rank_did_last)
-{
-    on_surviving_kinds(7, 1, agree_after_a_death, NULL);
-}
-
 /* ---- which communicator ---------------------------------------------------------------------- */
 
 /* Those of one split are told apart, though they use the same lanes. */
-static int revoke_a_part(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_revoke_ends_no_other_communicator_of_the_split, on_surviving_kinds(4, 0, part, NULL))
 {
     const int rank = dp_comm_rank(comm);
     struct dp_comm *part;
@@ -255,13 +245,9 @@ static int revoke_a_part(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(a_revoke_ends_no_other_communicator_of_the_split)
-{
-    on_surviving_kinds(4, 0, revoke_a_part, NULL);
-}
-
 /* The news may come before the rank has made the communicator that it is about. */
-static int revoke_at_once(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_communicator_may_be_revoked_before_all_have_made_it,
+           on_surviving_kinds(4, 0, part, NULL))
 {
     struct dp_comm *at = comm, *next;
 
@@ -281,14 +267,9 @@ static int revoke_at_once(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(a_communicator_may_be_revoked_before_all_have_made_it)
-{
-    on_surviving_kinds(4, 0, revoke_at_once, NULL);
-}
-
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-static int revoke_wrongly(struct dp_comm *comm, void *arg)
+RANKS_CASE(only_a_group_that_survives_can_be_revoked, on_all_kinds(2, LONG_NS, part, NULL))
 {
     CHECK(!dp_comm_survives(comm));
     CHECK(dp_comm_revoke(comm, DP_EIO, "no") == DP_EUNSUPPORTED);
@@ -299,9 +280,4 @@ static int revoke_wrongly(struct dp_comm *comm, void *arg)
     CHECK(!dp_comm_get(comm, DP_COMM_REVOKED) && !dp_comm_aborted(comm, NULL));
     CHECK(!dp_comm_survives(NULL));
     return dp_comm_barrier(comm);
-}
-
-CASE(only_a_group_that_survives_can_be_revoked)
-{
-    on_all_kinds(2, LONG_NS, revoke_wrongly, NULL);
 }

@@ -299,7 +299,7 @@ CASE(a_rank_may_be_killed_at_any_moment)
         on_surviving_kinds(5, 1, be_killed_at_any_moment, &seed);
 }
 
-static int lose_one_after_the_other(struct dp_comm *comm, void *arg)
+RANKS_CASE(the_group_outlives_every_rank_but_the_last, on_surviving_kinds(5, 4, part, NULL))
 {
     struct dp_comm *at = comm, *next;
     int64_t sum;
@@ -323,11 +323,6 @@ static int lose_one_after_the_other(struct dp_comm *comm, void *arg)
     if (at != comm)
         dp_comm_close(at);
     return 0;
-}
-
-CASE(the_group_outlives_every_rank_but_the_last)
-{
-    on_surviving_kinds(5, 4, lose_one_after_the_other, NULL);
 }
 
 /* ---- deaths during the agreement ------------------------------------------------------------- */
@@ -414,7 +409,7 @@ static bool sees_busy(struct dp_comm *comm, bool expected)
 }
 
 /* The last rank announces that it is busy after rank 0 has died, then that it is not, then dies. */
-static int be_busy_after_a_death(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_rank_can_say_that_it_is_busy_without_rank_0, on_surviving_kinds(6, 2, part, NULL))
 {
     static const int64_t ns = 1000 * DP_NS_PER_S;
     const int last = dp_comm_size(comm) - 1, rank = dp_comm_rank(comm);
@@ -442,11 +437,6 @@ static int be_busy_after_a_death(struct dp_comm *comm, void *arg)
     CHECK(!check_survivors(comm, survivors, 1u | 1u << last));
     dp_comm_close(survivors);
     return 0;
-}
-
-CASE(a_rank_can_say_that_it_is_busy_without_rank_0)
-{
-    on_surviving_kinds(6, 2, be_busy_after_a_death, NULL);
 }
 
 /* ---- ranks that are not dead ----------------------------------------------------------------- */
@@ -506,7 +496,20 @@ static int find_itself_excluded(struct dp_comm *comm, struct dp_request *pending
     return 0;
 }
 
-static int stop_and_go_on(struct dp_comm *comm, void *arg)
+static void with_pause(int size, rank_fn fn)
+{
+    struct pause p;
+
+    assert_int_equal(pipe(p.go), 0);
+    assert_int_equal(pipe(p.gone), 0);
+    on_surviving_kinds(size, 0, fn, &p);
+    for (int i = 0; i < 2; i++) {
+        close(p.go[i]);
+        close(p.gone[i]);
+    }
+}
+
+RANKS_CASE(a_rank_that_was_stopped_and_declared_dead_learns_so, with_pause(4, part))
 {
     enum { STOPPED = 2, BIG = 3 << 20 };
     const struct pause *p = arg;
@@ -555,26 +558,8 @@ static int stop_and_go_on(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void with_pause(int size, rank_fn fn)
-{
-    struct pause p;
-
-    assert_int_equal(pipe(p.go), 0);
-    assert_int_equal(pipe(p.gone), 0);
-    on_surviving_kinds(size, 0, fn, &p);
-    for (int i = 0; i < 2; i++) {
-        close(p.go[i]);
-        close(p.gone[i]);
-    }
-}
-
-CASE(a_rank_that_was_stopped_and_declared_dead_learns_so)
-{
-    with_pause(4, stop_and_go_on);
-}
-
 /* The deadline itself is tested here. The silent rank makes no call until it is released. */
-static int be_silent(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_silent_rank_fails_a_wait_and_is_declared_dead_by_an_agreement, with_pause(3, part))
 {
     const struct pause *p = arg;
     struct dp_request pending;
@@ -614,13 +599,8 @@ static int be_silent(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-CASE(a_silent_rank_fails_a_wait_and_is_declared_dead_by_an_agreement)
-{
-    with_pause(3, be_silent);
-}
-
 /* Also with rank 0 dead, which otherwise distributes aborts. */
-static int abort_after_a_death(struct dp_comm *comm, void *arg)
+RANKS_CASE(an_abort_still_ends_the_whole_group, on_surviving_kinds(6, 1, part, NULL))
 {
     struct dp_comm *survivors;
     struct dp_abort why;
@@ -640,11 +620,6 @@ static int abort_after_a_death(struct dp_comm *comm, void *arg)
     CHECK(why.rank == 2 && why.error == DP_EIO && !strcmp(why.text, "a disk is full"));
     dp_comm_close(survivors);
     return 0;
-}
-
-CASE(an_abort_still_ends_the_whole_group)
-{
-    on_surviving_kinds(6, 1, abort_after_a_death, NULL);
 }
 
 static int leave_in_turn(struct dp_comm *comm, void *arg)
@@ -668,7 +643,7 @@ static int count_down(void *user)
     return --*(int *)user ? 0 : -4;
 }
 
-static int interrupt_agreement(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_poll_function_ends_an_agreement, on_surviving_kinds(2, 0, part, NULL))
 {
     const bool waits = !dp_comm_rank(comm);
     struct dp_comm *out;
@@ -690,11 +665,6 @@ static int interrupt_agreement(struct dp_comm *comm, void *arg)
     }
     CHECK(dp_comm_aborted(comm, &why) && why.rank == 0 && why.error == -4);
     return 0;
-}
-
-CASE(a_poll_function_ends_an_agreement)
-{
-    on_surviving_kinds(2, 0, interrupt_agreement, NULL);
 }
 
 CASE(ranks_leave_in_order_and_what_they_sent_arrives)
@@ -848,7 +818,7 @@ static int fail_for_memory(struct dp_comm *comm)
     return 0;
 }
 
-static int lack_files(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_rank_without_files_fails_itself_and_no_other, on_surviving_kinds(6, 0, part, NULL))
 {
     const int64_t until_ns = dp_now_ns() + LONG_NS;
     struct dp_comm *survivors;
@@ -863,11 +833,6 @@ static int lack_files(struct dp_comm *comm, void *arg)
     CHECK(!check_survivors(comm, survivors, 1));
     dp_comm_close(survivors);
     return 0;
-}
-
-CASE(a_rank_without_files_fails_itself_and_no_other)
-{
-    on_surviving_kinds(6, 0, lack_files, NULL);
 }
 
 int main(void)

@@ -648,7 +648,8 @@ CASE(numbers_of_another_state_are_refused)
 
 /* ---- overlap ---------------------------------------------------------------------------------- */
 
-static int complete_early(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_bucket_arrives_while_later_ones_compute,
+           on_all_kinds(RANKS, SECONDS(20), part, &(struct job){.bucket_bytes = 1}))
 {
     const struct job *job = arg;
     static _Thread_local struct worker w;
@@ -672,11 +673,6 @@ static int complete_early(struct dp_comm *comm, void *arg)
     CHECK(!dp_mixer_step(w.mixer));
     finish(&w);
     return 0;
-}
-
-CASE(a_bucket_arrives_while_later_ones_compute)
-{
-    on_all_kinds(RANKS, SECONDS(20), complete_early, &(struct job){.bucket_bytes = 1});
 }
 
 /* ---- kinds of parameters ---------------------------------------------------------------------- */

@@ -649,7 +649,7 @@ CASE(an_update_of_the_callers_is_in_the_optimizers_place)
 }
 
 /* The caller's gradients are clipped as the optimizer's are; their last bits are rounded once more. */
-static int clip_for_the_caller(struct dp_comm *comm, void *arg)
+RANKS_CASE(the_callers_gradients_are_clipped, on_all_kinds(RANKS, SECONDS(20), part, NULL))
 {
     static _Thread_local struct worker w[2];
     static _Thread_local struct caller c[2];
@@ -664,11 +664,6 @@ static int clip_for_the_caller(struct dp_comm *comm, void *arg)
     close_worker(&w[0]);
     close_worker(&w[1]);
     return 0;
-}
-
-CASE(the_callers_gradients_are_clipped)
-{
-    on_all_kinds(RANKS, SECONDS(20), clip_for_the_caller, NULL);
 }
 
 static void set_loss_scale(struct dp_mixer_config *config)
@@ -778,7 +773,8 @@ CASE(a_factor_holds_for_exchanges_that_begin_with_it)
 
 /* ---- a config that is not known ---------------------------------------------------------------- */
 
-static int open_of_a_later_release(struct dp_comm *comm, void *arg)
+RANKS_CASE(what_is_not_known_of_a_config_fails_on_all_workers,
+           assert_int_equal(comm_on_threads(RANKS, SECONDS(20), part, NULL), 0))
 {
     static _Thread_local struct worker w;
 
@@ -794,11 +790,6 @@ static int open_of_a_later_release(struct dp_comm *comm, void *arg)
     CHECK(!iterate_worker(&w, 1));
     close_worker(&w);
     return 0;
-}
-
-CASE(what_is_not_known_of_a_config_fails_on_all_workers)
-{
-    assert_int_equal(comm_on_threads(RANKS, SECONDS(20), open_of_a_later_release, NULL), 0);
 }
 
 RUN_QUIET_CASES(NULL, NULL)

@@ -244,7 +244,7 @@ CASE(shards_are_the_whole_model)
         assert_int_equal(comm_on_threads(size, SECONDS(30), shard, NULL), 0);
 }
 
-static int differ(struct dp_comm *comm, void *arg)
+RANKS_CASE(lists_that_differ_are_an_error_on_all_replicas, on_all_kinds(2, SECONDS(30), part, NULL))
 {
     char name[600] = "";
     struct dp_replicas *r;
@@ -269,11 +269,6 @@ static int differ(struct dp_comm *comm, void *arg)
     CHECK_SAYS(", rank 0 has 'a\tname");
     model_fini(&m);
     return 0;
-}
-
-CASE(lists_that_differ_are_an_error_on_all_replicas)
-{
-    on_all_kinds(2, SECONDS(30), differ, NULL);
 }
 
 CASE(without_a_communicator_there_are_no_replicas)

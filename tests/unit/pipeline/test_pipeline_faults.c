@@ -664,7 +664,7 @@ CASE(a_callback_that_breaks_its_contract_is_named)
 }
 
 /* A loss gradient that is missing counts as one of zeros. */
-static int run_with_a_hole(struct dp_comm *comm, void *arg)
+RANKS_CASE(a_missing_gradient_counts_as_zeros, expect_spoiled(&spoilers[0], part))
 {
     static const struct spoiler nothing = {"nothing", 0, NULL};
     static const struct spoiler loss_missing = {"loss gradient missing", 0, NULL};
@@ -685,11 +685,6 @@ static int run_with_a_hole(struct dp_comm *comm, void *arg)
     CHECK(!memcmp(grads[0], grads[1], model_grad_count(&r.job->model, r.rank) * sizeof(float)));
     job_rank_close(&r);
     return 0;
-}
-
-CASE(a_missing_gradient_counts_as_zeros)
-{
-    expect_spoiled(&spoilers[0], run_with_a_hole);
 }
 
 int main(void)

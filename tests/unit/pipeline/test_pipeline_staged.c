@@ -90,8 +90,21 @@ static int interrupt_step(struct dp_comm *comm, void *arg)
     return 0;
 }
 
+static void expect_end(int ranks, rank_fn fn)
+{
+    OWNED(dp_schedule) *s = NULL;
+
+    model_sync = fake_device_sync;
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B,
+                                                                .ranks = ranks,
+                                                                .microbatches = 4}, &s), 0);
+    struct job job = job_make(s);
+    job.edit = set_device;
+    case_run_apart(&job, deadline_ns, fn);
+}
+
 /* The same without a poll function: rank 0's deadline, which is shorter, ends the wait. */
-static int wait_for_the_copy_in_vain(struct dp_comm *comm, void *arg)
+RANKS_CASE(copies_that_do_not_end_are_waited_for_until_the_deadline, expect_end(2, part))
 {
     const bool waits = !dp_comm_rank(comm);
     struct job_rank r;
@@ -109,26 +122,8 @@ static int wait_for_the_copy_in_vain(struct dp_comm *comm, void *arg)
     return 0;
 }
 
-static void expect_end(int ranks, rank_fn fn)
-{
-    OWNED(dp_schedule) *s = NULL;
-
-    model_sync = fake_device_sync;
-    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B,
-                                                                .ranks = ranks,
-                                                                .microbatches = 4}, &s), 0);
-    struct job job = job_make(s);
-    job.edit = set_device;
-    case_run_apart(&job, deadline_ns, fn);
-}
-
 CASE(a_poll_function_ends_a_wait_for_copies)
 {
     expect_end(2, interrupt_step);
     expect_end(1, interrupt_step);
-}
-
-CASE(copies_that_do_not_end_are_waited_for_until_the_deadline)
-{
-    expect_end(2, wait_for_the_copy_in_vain);
 }

@@ -23,6 +23,10 @@ void logger(ncclDebugLogLevel level, unsigned long flags, const char *file, int 
 void must_be(bool so, const char *what, const char *file, int line);
 /* Generous: the machine may be busy. */
 void must_be_in_time(int64_t since_ns);
+/* While this is so, which must not be for ever. */
+#define WHILE_IN_TIME(condition)                                                                        \
+    for (const int64_t began_ns = dp_now_ns(); condition; must_be_in_time(began_ns))
+
 /* A case, over shm and over tcp. */
 void run_over_both(void (*run)(void));
 

@@ -14,7 +14,7 @@
 
 /* ---- which, how long and how many ----------------------------------------------------------- */
 
-static void short_ones(void)
+PART_CASE(a_message_up_to_the_limit_does_not_wait_for_its_receive, run_over_both(part))
 {
     static const size_t lens[] = {LIMIT, 0, 1, 40, 4096};
     struct dpn_request *sends[5];
@@ -37,23 +37,13 @@ static void short_ones(void)
     must(!memcmp(to, from, LIMIT + 1));
 }
 
-CASE(a_message_up_to_the_limit_does_not_wait_for_its_receive)
-{
-    run_over_both(short_ones);
-}
-
-static void none(void)
+PART_CASE(with_a_limit_of_0_all_wait, run_over_both(part))
 {
     setenv("DUALPIPE_NET_EAGER", "0", 1);
     ENDED_BY(close_pair) struct pair p = connect_pair();
     must(!try_send(&p, 0, 1, 7) && !try_send(&p, 0, 0, 7));
     struct dpn_request *recv = receive(&p, 0, 0, 7);
     finish_both(recv, send_in_time(&p, 0, 0, 7));
-}
-
-CASE(with_a_limit_of_0_all_wait)
-{
-    run_over_both(none);
 }
 
 /* Message i: so many bytes, from i on. As many as may wait have room together, over tcp, too. */
@@ -63,7 +53,7 @@ static size_t len_of(int i)
 }
 
 /* Sends that wait are tried again, in order. */
-static void more_than_may_wait(void)
+PART_CASE(a_sender_waits_when_enough_are_waiting, run_over_both(part))
 {
     enum { N = 100 };
     struct dpn_request *sends[N];
@@ -82,13 +72,8 @@ static void more_than_may_wait(void)
     must(sent == N);
 }
 
-CASE(a_sender_waits_when_enough_are_waiting)
-{
-    run_over_both(more_than_may_wait);
-}
-
 /* More would fill a tcp receiver, and the kernel would take it for dead after the timeout. */
-static void no_receive_for_long(void)
+PART_CASE(a_receive_may_come_later_than_the_timeout, run_over_both(part))
 {
     const int most = strcmp(getenv("DUALPIPE_NET_WIRE"), "tcp") ? DPN_EAGER_COUNT : (32 << 10) / LIMIT;
     struct dpn_request *sends[DPN_EAGER_COUNT];
@@ -106,15 +91,10 @@ static void no_receive_for_long(void)
     }
 }
 
-CASE(a_receive_may_come_later_than_the_timeout)
-{
-    run_over_both(no_receive_for_long);
-}
-
 /* ---- which receive --------------------------------------------------------------------------- */
 
 /* The last tag is received first, so what came before it is in the way. */
-static void backwards(void)
+PART_CASE(messages_before_the_wanted_one_are_kept, run_over_both(part))
 {
     struct dpn_request *sends[DPN_EAGER_COUNT], *others[DPN_EAGER_COUNT];
     ENDED_BY(close_pair) struct pair p = connect_pair();
@@ -137,11 +117,6 @@ static void backwards(void)
     }
     receive_all(&p, 0, 0, len_of(0), 0);
     finish(sends[0], NULL);
-}
-
-CASE(messages_before_the_wanted_one_are_kept)
-{
-    run_over_both(backwards);
 }
 
 static void fill_unexpected(struct dpn_unexpected_list *list, struct dpn_unexpected *all[DPN_EAGER_COUNT])
@@ -182,7 +157,7 @@ CASE(what_is_kept_has_memory_of_the_connection)
 }
 
 /* Groups, watched: tags 0 to 7, of which 3 was sent twice, and comes twice. */
-static void groups(void)
+PART_CASE(a_group_finds_its_messages_whatever_their_order, run_over_both(part))
 {
     enum { N = 8, ROOM = 10000 };
     static const int order[] = {3, 7, 0, 3, 1, 2, 6, 4, 5};
@@ -210,11 +185,6 @@ static void groups(void)
     }
     for (int i = 0; i <= N; i++)
         finish(sends[i], NULL);
-}
-
-CASE(a_group_finds_its_messages_whatever_their_order)
-{
-    run_over_both(groups);
 }
 
 /* ---- at random ------------------------------------------------------------------------------- */
@@ -296,17 +266,15 @@ static void begin_send(struct pair *p, struct dpn_request **send, unsigned *next
     next[tag] += *send != NULL;
 }
 
-static void random_traffic(void)
+PART_CASE(messages_of_a_tag_keep_their_order_whatever_happens, run_over_both(part))
 {
     unsigned to_send[TAGS] = {0}, to_receive[TAGS] = {0}, arrived = 0;
     struct dpn_request *sends[24] = {NULL};
     struct pending recvs[PENDING] = {{.req = NULL}};
     ENDED_BY(close_pair) struct pair p = connect_pair();
-    const int64_t began_ns = dp_now_ns();
     bool sending = true;
 
-    while (arrived < MESSAGES || sending) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (arrived < MESSAGES || sending) {
         struct dpn_request **send = &sends[random_below(24)];
         if (!*send)
             begin_send(&p, send, to_send);
@@ -323,11 +291,6 @@ static void random_traffic(void)
     }
 }
 
-CASE(messages_of_a_tag_keep_their_order_whatever_happens)
-{
-    run_over_both(random_traffic);
-}
-
 /* ---- what is counted ------------------------------------------------------------------------ */
 
 static uint64_t eager_of(const struct dpn_comm *comm)
@@ -335,7 +298,7 @@ static uint64_t eager_of(const struct dpn_comm *comm)
     return atomic_load(&comm->stat.on->values[DPN_STAT_EAGER]);
 }
 
-static void counted(void)
+PART_CASE(both_sides_count_them, run_over_both(part))
 {
     char path[SCRATCH_LEN];
 
@@ -356,15 +319,10 @@ static void counted(void)
     must(!scratch_remove(path));
 }
 
-CASE(both_sides_count_them)
-{
-    run_over_both(counted);
-}
-
 /* ---- shared memory -------------------------------------------------------------------------- */
 
 /* What kernels write to and read from may come from dp_shared_alloc. */
-static void from_shared_memory(void)
+PART_CASE(memory_that_the_library_shares_is_carried_like_other, run_over_both(part))
 {
     enum { LONG = 4 << 20 };
     static const size_t lens[] = {100, LIMIT, 100000, 128 << 10, 524288, LONG - 1};
@@ -391,9 +349,4 @@ static void from_shared_memory(void)
     }
     must(!dpn_net_deregister(p.sender, here) && !dpn_net_deregister(p.receiver, there));
     must(!dp_shared_free(source) && !dp_shared_free(target));
-}
-
-CASE(memory_that_the_library_shares_is_carried_like_other)
-{
-    run_over_both(from_shared_memory);
 }

@@ -26,7 +26,7 @@ static int error_of(struct dpn_request *req)
 }
 
 /* Straight from the wire, and, with another message before it, from where it was kept. */
-static void too_long(void)
+PART_CASE(both_sides_say_that_a_message_is_too_long, run_over_both(part))
 {
     for (int is_kept = 0; is_kept < 2; is_kept++) {
         ENDED_BY(close_pair) struct pair p = connect_pair();
@@ -47,13 +47,8 @@ static void too_long(void)
     }
 }
 
-CASE(both_sides_say_that_a_message_is_too_long)
-{
-    run_over_both(too_long);
-}
-
 /* What was in flight is dropped: what has come may be received, the rest is an error. */
-static void sender_leaves(void)
+PART_CASE(what_a_sender_leaves_behind_is_received_or_an_error, run_over_both(part))
 {
     enum { N = 10 };
     ENDED_BY(close_pair) struct pair p = connect_pair();
@@ -82,12 +77,7 @@ static void sender_leaves(void)
     must(lost); /* there were only N */
 }
 
-CASE(what_a_sender_leaves_behind_is_received_or_an_error)
-{
-    run_over_both(sender_leaves);
-}
-
-static void receiver_leaves(void)
+PART_CASE(a_receiver_that_leaves_fails_what_it_has_not_received, run_over_both(part))
 {
     ENDED_BY(close_pair) struct pair p = connect_pair();
     struct dpn_request *read = send_eager(&p, 0, 8000, 7), *message = send_eager(&p, 0, 8000, 8),
@@ -101,13 +91,8 @@ static void receiver_leaves(void)
     must(error_of(message) == DP_ECOMM && error_of(unread) == DP_ECOMM);
 }
 
-CASE(a_receiver_that_leaves_fails_what_it_has_not_received)
-{
-    run_over_both(receiver_leaves);
-}
-
 /* The wire fails between the message's last byte and the test of its receive. */
-static void all_there(void)
+PART_CASE(what_was_all_there_when_the_wire_failed_is_received, run_over_both(part))
 {
     struct dpn_region region = {to + LIMIT, LIMIT, NCCL_PTR_HOST, -1, 0};
     struct dpn_request *other = NULL;
@@ -127,13 +112,8 @@ static void all_there(void)
     finish(send, NULL);
 }
 
-CASE(what_was_all_there_when_the_wire_failed_is_received)
-{
-    run_over_both(all_there);
-}
-
 /* The child has the receiver, and is killed with messages unread. */
-static void receiver_dies(void)
+PART_CASE(a_receiver_that_dies_fails_them_all, run_over_both(part))
 {
     char handle[NCCL_NET_HANDLE_MAXSIZE];
     ENDED_BY(close_pair) struct pair p = {.net = NULL};
@@ -165,11 +145,6 @@ static void receiver_dies(void)
     must(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child);
     for (int i = 0; i < DPN_EAGER_COUNT; i++)
         must(error_of(sends[i]) == DP_ECOMM);
-}
-
-CASE(a_receiver_that_dies_fails_them_all)
-{
-    run_over_both(receiver_dies);
 }
 
 /* ---- a peer that breaks the protocol -------------------------------------------------------- */
@@ -222,7 +197,7 @@ static const char *say_bare(const uint64_t *tags, const size_t *lens, int n)
     return why;
 }
 
-static void no_rule(void)
+PART_CASE(a_peer_that_keeps_to_no_rule_ends_the_connection, run_over_both(part))
 {
     uint64_t tags[DPN_EAGER_COUNT + 2];
     size_t lens[DPN_EAGER_COUNT + 2] = {0};
@@ -242,9 +217,4 @@ static void no_rule(void)
                 "1073741824 bytes for a receive of 100"));
     must(strstr(say_bare((uint64_t[]){REFUSED | 8}, (size_t[]){0}, 1), "belongs to no receive"));
     must(strstr(say_bare((uint64_t[]){REFUSED | 7}, (size_t[]){10}, 1), "for a receive of 100"));
-}
-
-CASE(a_peer_that_keeps_to_no_rule_ends_the_connection)
-{
-    run_over_both(no_rule);
 }

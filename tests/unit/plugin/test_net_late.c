@@ -276,8 +276,30 @@ static void refuse(void)
     dpn_net_finalize(b.net);
 }
 
+/* What an init has found lasts as long as its process. */
+static void run_in_child(const char *wire, const char *sockets, void (*run)(void))
+{
+    int status;
+
+    fflush(stdout);
+    const pid_t child = fork();
+    if (!child) {
+        alarm(240);
+        setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+        setenv("DUALPIPE_NET_WIRE", wire, 1);
+        setenv("DUALPIPE_WIRE_TCP_SOCKETS", sockets, 1);
+        by_verbs = !strcmp(wire, "verbs");
+        by_shm = !strcmp(wire, "shm");
+        run();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 /* The peer's host does not answer any more. */
-static void fall_silent(void)
+PART_CASE(a_silent_host_is_gone_after_the_timeout_and_the_sentence_has_the_facts,
+          run_in_child("tcp", "0", part))
 {
     struct dpn_request *receive = NULL;
     static char to[8];
@@ -303,27 +325,6 @@ static void fall_silent(void)
 
 /* ---- the tests ------------------------------------------------------------------------------- */
 
-/* What an init has found lasts as long as its process. */
-static void run_in_child(const char *wire, const char *sockets, void (*run)(void))
-{
-    int status;
-
-    fflush(stdout);
-    const pid_t child = fork();
-    if (!child) {
-        alarm(240);
-        setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-        setenv("DUALPIPE_NET_WIRE", wire, 1);
-        setenv("DUALPIPE_WIRE_TCP_SOCKETS", sockets, 1);
-        by_verbs = !strcmp(wire, "verbs");
-        by_shm = !strcmp(wire, "shm");
-        run();
-        _exit(0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-}
-
 CASE(a_pause_at_any_point_is_waited_for_over_shm)
 {
     run_in_child("shm", "0", pause_everywhere);
@@ -346,9 +347,4 @@ CASE(a_peer_that_refuses_is_gone)
 {
     run_in_child("shm", "0", refuse);
     run_in_child("tcp", "0", refuse);
-}
-
-CASE(a_silent_host_is_gone_after_the_timeout_and_the_sentence_has_the_facts)
-{
-    run_in_child("tcp", "0", fall_silent);
 }

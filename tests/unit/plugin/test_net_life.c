@@ -82,7 +82,7 @@ static void try_wrong(const char *name, const char *value, const char *expected)
     unsetenv(name);
 }
 
-static void options(void)
+PART_CASE(a_wrong_option_is_one_sentence_and_can_be_put_right, run_in_child(part))
 {
     struct dpn_net *net = NULL;
 
@@ -94,12 +94,7 @@ static void options(void)
     dpn_net_finalize(net);
 }
 
-CASE(a_wrong_option_is_one_sentence_and_can_be_put_right)
-{
-    run_in_child(options);
-}
-
-static void unknown_family(void)
+PART_CASE(an_unknown_family_of_addresses_is_reported_and_ignored, run_in_child(part))
 {
     struct dpn_net *net = NULL;
     int count = 0;
@@ -110,12 +105,7 @@ static void unknown_family(void)
     dpn_net_finalize(net);
 }
 
-CASE(an_unknown_family_of_addresses_is_reported_and_ignored)
-{
-    run_in_child(unknown_family);
-}
-
-static void misspelt(void)
+PART_CASE(a_misspelt_option_names_the_nearest, run_in_child(part))
 {
     struct dpn_net *net = NULL;
 
@@ -124,12 +114,7 @@ static void misspelt(void)
     must(warnings == 1 && strstr(said, "DUALPIPE_NET_WIER") && strstr(said, "DUALPIPE_NET_WIRE"));
 }
 
-CASE(a_misspelt_option_names_the_nearest)
-{
-    run_in_child(misspelt);
-}
-
-static void no_devices(void)
+PART_CASE(without_devices_init_succeeds_and_logs_why, run_in_child(part))
 {
     struct dpn_net *net = NULL;
     int count = -1;
@@ -142,23 +127,13 @@ static void no_devices(void)
     dpn_net_finalize(net);
 }
 
-CASE(without_devices_init_succeeds_and_logs_why)
-{
-    run_in_child(no_devices);
-}
-
-static void before_init(void)
+PART_CASE(before_init_there_is_nothing, run_in_child(part))
 {
     int count;
 
     must(dpn_net_devices(&count) == DP_ESTATE);
     must(!dpn_net_shared());
     dpn_net_finalize(NULL);
-}
-
-CASE(before_init_there_is_nothing)
-{
-    run_in_child(before_init);
 }
 
 /* ---- contexts -------------------------------------------------------------------------------- */
@@ -175,7 +150,7 @@ static void *init_and_finalize(void *failures)
     return NULL;
 }
 
-static void threads(void)
+PART_CASE(communicators_come_and_go_in_several_threads, run_in_child(part))
 {
     pthread_t all[4];
     int failures = 0;
@@ -187,12 +162,7 @@ static void threads(void)
     must(!failures);
 }
 
-CASE(communicators_come_and_go_in_several_threads)
-{
-    run_in_child(threads);
-}
-
-static void once(void)
+PART_CASE(devices_are_looked_for_once, run_in_child(part))
 {
     struct dpn_net *first = NULL, *second = NULL;
     const struct dpn_device *before = NULL, *after = NULL;
@@ -205,11 +175,6 @@ static void once(void)
     dpn_net_finalize(first);
     dpn_net_finalize(second);
     must(!dpn_net_device(0, &after) && before == after);
-}
-
-CASE(devices_are_looked_for_once)
-{
-    run_in_child(once);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -234,7 +199,7 @@ static void open_ends(struct ends *e)
     }
 }
 
-static void too_long(void)
+PART_CASE(a_message_that_does_not_fit_is_an_error_on_both_sides, run_in_child(part))
 {
     char there[100], here[101] = "";
     struct dpn_request *receive = NULL, *send = NULL;
@@ -293,7 +258,7 @@ CASE(without_interfaces_there_is_shared_memory)
     run_in_child(without_interfaces_by_tcp);
 }
 
-static void without_memfd(void)
+PART_CASE(where_memfd_is_denied_messages_go_by_tcp, run_in_child(part))
 {
     struct ends e;
 
@@ -307,16 +272,6 @@ static void without_memfd(void)
         dpn_net_finalize(e.net);
     }
     must(warnings == 1);
-}
-
-CASE(where_memfd_is_denied_messages_go_by_tcp)
-{
-    run_in_child(without_memfd);
-}
-
-CASE(a_message_that_does_not_fit_is_an_error_on_both_sides)
-{
-    run_in_child(too_long);
 }
 
 /* ---- a peer that is killed, while a child that it has forked keeps running ------------------- */

@@ -174,13 +174,10 @@ static struct dpn_verbs *lock_receiver_while_opening(struct both *b, unsigned qp
 CASE(a_probe_that_is_polled_late_does_not_revive_a_queue_pair)
 {
     struct both b = connect_by_three_qps();
-    const int64_t began_ns = dp_now_ns();
     pair_lose(&b.pair, 0);
     struct dpn_verbs *v = lock_receiver_while_opening(&b, 0, 2);
-    while (pair_qps_up(b.pair.sender) != 7) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (pair_qps_up(b.pair.sender) != 7)
         try_send(&b);
-    }
     dpn_qp_fail(&v->q, &v->q.qps[0], "test", "pulled", "");
     const int failures = v->q.qps[0].failures;
     dpn_verbs_poll(v); /* the probe; and, after it, flushed receives, which would fail it again */

@@ -488,8 +488,7 @@ CASE(what_has_arrived_is_received_when_the_sender_has_closed)
         pair_finish(NULL, receive(&b, i * 100, 100, 7));
     must_have(0, 0, 200);
     /* And no more arrives. */
-    while (!err) {
-        must_be_in_time(began_ns);
+    for (; !err; must_be_in_time(began_ns)) {
         const size_t len = 1;
         if (!req)
             err = dpn_net_irecv(b.pair.receiver, 1, (void *[]){pair_to}, &len, (int[]){7}, &b.to, false,

@@ -56,12 +56,8 @@ static int forget_all(void **state)
 /* Events are read at intervals. */
 static void transfer_until_logged(struct pair *p, const char *words)
 {
-    const int64_t began_ns = dp_now_ns();
-
-    while (!was_logged(words)) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!was_logged(words))
         pair_transfer(p, NCCL_PTR_HOST, -1);
-    }
 }
 
 /* Over fake0 and fake1, which are fused in the context. */
@@ -186,12 +182,10 @@ CASE_BETWEEN(a_full_queue_is_opened_again, forget_all, NULL)
 /* Until there is an error. */
 static void must_fail(struct dpn_request *req, const char *why)
 {
-    const int64_t began_ns = dp_now_ns();
     bool done = false;
     int err = 0, size;
 
-    while (!err) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!err) {
         err = dpn_net_test(req, &done, &size);
         assert_false(done);
     }

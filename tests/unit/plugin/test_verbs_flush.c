@@ -11,12 +11,8 @@
 /* Messages to host memory until both sides use these queue pairs, a bit mask. */
 static void transfer_until(struct pair *p, unsigned qps)
 {
-    const int64_t began_ns = dp_now_ns();
-
-    while (pair_qps_up(p->sender) != qps || pair_qps_up(p->receiver) != qps) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (pair_qps_up(p->sender) != qps || pair_qps_up(p->receiver) != qps)
         pair_transfer(p, NCCL_PTR_HOST, -1);
-    }
 }
 
 /* A connection over fake0 and fake1, which access GPU memory and are fused in the context. */
@@ -170,7 +166,6 @@ CASE(a_flush_goes_on_over_a_new_queue_pair)
 /* No other device can tell whether its writes have arrived. */
 CASE(a_device_that_dies_before_its_flush_ends_the_connection)
 {
-    const int64_t began_ns = dp_now_ns();
     struct dpn_net *context;
     bool done = false;
     int err = 0, size;
@@ -181,8 +176,7 @@ CASE(a_device_that_dies_before_its_flush_ends_the_connection)
     struct dpn_request *req = flush(&p, memory);
     assert_non_null(req);
     set_dead(&p, 1, true);
-    while (!err) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!err) {
         err = dpn_net_test(req, &done, &size);
         assert_false(done);
     }

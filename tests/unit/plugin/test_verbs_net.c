@@ -629,12 +629,10 @@ static void forget_placement(const char *path)
 /* With everything that opening queue pairs needs. */
 static unsigned completed_on(struct dpn_comm *comm, int rail)
 {
-    const int64_t began_ns = dp_now_ns();
     unsigned completed = 0;
     bool is_open = false;
 
-    while (!is_open) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!is_open) {
         pthread_mutex_lock(&comm->lock);
         struct dpn_verbs *v = comm->state;
         dpn_verbs_progress_all(v);

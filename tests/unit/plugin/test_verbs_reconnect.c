@@ -122,12 +122,10 @@ CASE(control_messages_are_neither_lost_nor_duplicated)
 
 static int wait_for_error(struct dpn_request *req)
 {
-    const int64_t began_ns = dp_now_ns();
     bool done = false;
     int err = 0;
 
-    while (!err) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!err) {
         err = dpn_net_test(req, &done, NULL);
         assert_false(done);
     }
@@ -202,11 +200,8 @@ CASE(control_messages_do_not_wait_for_ever)
     struct dpn_net *context;
     assert_int_equal(dpn_net_init(NULL, &context), 0);
     struct pair p = pair_connect(pair_fuse_both());
-    const int64_t began_ns = dp_now_ns();
-    while (pair_qps_up(p.sender) != 3) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (pair_qps_up(p.sender) != 3)
         pair_transfer(&p, NCCL_PTR_HOST, -1);
-    }
     const int silent = lock_out(p.sender);
     pair_reset(p.sender);
     struct dpn_memory *source = pair_reg(p.sender, pair_from, NCCL_PTR_HOST);

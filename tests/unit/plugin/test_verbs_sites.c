@@ -187,7 +187,6 @@ static void connect_without_gids(void **state)
     int times = 0;
 
     for (; !connects; times++) {
-        const int64_t began_ns = dp_now_ns();
         struct pair p = {.net = NULL};
         int err = 0;
         said[0] = '\0';
@@ -196,8 +195,7 @@ static void connect_without_gids(void **state)
         real_table = times ? real_table : dpn_ibv.query_gid_table;
         dpn_ibv.query_gid_table = table_for_a_while;
         readable = times;
-        while ((!err || err == DP_EAGAIN) && !connects) {
-            must_be_in_time(began_ns);
+        WHILE_IN_TIME ((!err || err == DP_EAGAIN) && !connects) {
             err = p.sender ? 0 : dpn_net_connect(p.net, 0, handle, &p.sender);
             if ((!err || err == DP_EAGAIN) && !p.receiver)
                 err = dpn_net_accept(p.listener, &p.receiver);

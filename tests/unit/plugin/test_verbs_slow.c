@@ -58,10 +58,7 @@ static void step(struct stream *s)
 /* A step that is not over yet may have sent, and not received. */
 static void finish(struct stream *s)
 {
-    const int64_t began_ns = dp_now_ns();
-
-    while (s->recv) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (s->recv) {
         step_one(&s->send);
         step_one(&s->recv);
         if (s->recv && !s->send)
@@ -81,7 +78,6 @@ static unsigned is_up(const struct stream *s)
 static void reconnect_while(const char *function)
 {
     struct stream lost = open_stream(0), other = open_stream(0);
-    const int64_t began_ns = dp_now_ns();
     const unsigned epoch = pair_epoch(lost.pair.sender, 0);
     int held = 0, until = 0;
 
@@ -90,8 +86,7 @@ static void reconnect_while(const char *function)
     struct dpn_verbs *v = lost.pair.sender->state;
     dpn_qp_fail(&v->q, &v->q.qps[0], "test", "pulled", "");
     pthread_mutex_unlock(&lost.pair.sender->lock);
-    while (pair_epoch(lost.pair.sender, 0) == epoch || !is_up(&lost)) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (pair_epoch(lost.pair.sender, 0) == epoch || !is_up(&lost)) {
         step(&lost);
         step(&other);
         if (!fake_verbs.held_calls()) {
@@ -181,12 +176,10 @@ static void register_while(const char *function)
     int until = 0;
 
     struct stream s = open_stream(0);
-    const int64_t began_ns = dp_now_ns();
     atomic_store(&is_registered, false);
     assert_true(fake_verbs.hold_call(function));
     assert_int_equal(pthread_create(&thread, NULL, register_slowly, s.pair.receiver), 0);
-    while (!fake_verbs.held_calls() || s.count < until) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!fake_verbs.held_calls() || s.count < until) {
         if (!fake_verbs.held_calls())
             until = s.count + MESSAGES;
         step(&s);

@@ -67,12 +67,10 @@ static int go_on_sending(struct both *b)
 static void both_must_fail(struct both *b, bool has_sent, int sender, const char *sender_why,
                            int receiver, const char *receiver_why)
 {
-    const int64_t began_ns = dp_now_ns();
     int errs[2] = {0}, size;
     bool done = false;
 
-    while (!errs[0] || !errs[1]) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!errs[0] || !errs[1]) {
         if (has_sent && !errs[0]) /* it has no request left: the watchdog polls */
             errs[0] = dpn_net_isend(b->pair.sender, pair_from, 9000, 7, b->from, &b->send);
         else if (!errs[0])
@@ -106,15 +104,11 @@ CASE(a_clear_to_send_that_never_comes_ends_the_connection)
 
 CASE(a_message_that_never_comes_ends_the_connection)
 {
-    const int64_t began_ns = dp_now_ns();
-
     struct both b = connect_both(1);
     b.recv = pair_receive(&b.pair, b.to, LEN);
     swallow_next(b.pair.sender);
-    while (!b.send) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!b.send)
         assert_int_equal(go_on_sending(&b), 0);
-    }
     pair_finish(b.send, NULL);
     both_must_fail(&b, true, DP_ETIMEDOUT, "the receiver waits for a message that was sent",
                    DP_ECOMM, "the peer has ended the connection: nothing has moved for 1 s");
@@ -165,7 +159,6 @@ static void send_and_hold(struct both *b)
 CASE(memory_that_is_deregistered_is_reported_to_the_peer)
 {
     for (int on_its_way = 0; on_its_way < 2; on_its_way++) {
-        const int64_t began_ns = dp_now_ns();
         struct both b = connect_both(120);
         int err = 0;
         b.recv = pair_receive(&b.pair, b.to, LEN);
@@ -179,10 +172,8 @@ CASE(memory_that_is_deregistered_is_reported_to_the_peer)
             nanosleep(&(struct timespec){.tv_nsec = 3 * RETRY_MS * 1000000l},
                       NULL); /* so it has failed */
         }
-        while (!err) {
-            must_be_in_time(began_ns);
+        WHILE_IN_TIME (!err)
             err = go_on_sending(&b);
-        }
         dp_log_set(NULL, NULL, DP_LOG_DEFAULT);
         assert_int_equal(err, DP_ECOMM);
         assert_non_null(

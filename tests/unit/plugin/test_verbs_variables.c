@@ -316,12 +316,10 @@ CASE(a_context_has_the_class_that_its_user_chose)
     struct ncclNetCommConfig_v10 config = {.trafficClass = 96};
     void *ctx = NULL, *listener, *sender = NULL, *receiver = NULL;
     char handle[NCCL_NET_HANDLE_MAXSIZE];
-    const int64_t began_ns = dp_now_ns();
 
     assert_int_equal(net->init(&ctx, 1, &config, NULL, NULL), ncclSuccess);
     assert_int_equal(net->listen(ctx, 0, handle, &listener), ncclSuccess);
-    while (!sender || !receiver) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!sender || !receiver) {
         assert_true(sender || !net->connect(ctx, 0, handle, &sender, NULL));
         assert_true(receiver || !net->accept(listener, &receiver, NULL));
     }
@@ -350,7 +348,6 @@ CASE(stages_and_gradients_have_classes_of_their_own)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct dpn_comm *sender = NULL, *receiver = NULL;
         char handle[NCCL_NET_HANDLE_MAXSIZE];
-        const int64_t began_ns = dp_now_ns();
         struct dpn_listener *listener;
         struct dpn_net *net;
         assert_int_equal(dpn_net_init(NULL, &net), 0);
@@ -361,8 +358,7 @@ CASE(stages_and_gradients_have_classes_of_their_own)
         pthread_t other;
         assert_int_equal(pthread_create(&other, NULL, say_something_else, net), 0);
         pthread_join(other, NULL);
-        while (!sender || !receiver) {
-            must_be_in_time(began_ns);
+        WHILE_IN_TIME (!sender || !receiver) {
             assert_true(sender || dpn_net_connect(net, 0, handle, &sender) <= 0);
             dpn_net_say_next(net, 1u << 2, 200); /* it has begun */
             assert_true(receiver || dpn_net_accept(listener, &receiver) <= 0);
@@ -386,12 +382,10 @@ CASE(a_connection_has_the_class_that_its_user_chose)
     struct ncclNetCommConfig_v10 config = {.trafficClass = 40};
     void *listener, *sender = NULL, *receiver = NULL;
     char handle[NCCL_NET_HANDLE_MAXSIZE];
-    const int64_t began_ns = dp_now_ns();
 
     assert_int_equal(net->init(NULL, NULL), ncclSuccess);
     assert_int_equal(net->listen(0, handle, &listener), ncclSuccess);
-    while (!sender || !receiver) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!sender || !receiver) {
         assert_true(sender || !net->connect(0, &config, handle, &sender, NULL));
         assert_true(receiver || !net->accept(listener, &receiver, NULL));
     }

@@ -24,13 +24,11 @@ struct pair pair_connect_between(int dev, int dev_there)
 {
     struct pair p = {.net = NULL};
     char handle[NCCL_NET_HANDLE_MAXSIZE];
-    const int64_t began_ns = dp_now_ns();
     int err;
 
     assert_int_equal(dpn_net_init(NULL, &p.net), 0);
     assert_int_equal(dpn_net_listen(p.net, dev_there, handle, &p.listener), 0);
-    while (!p.sender || !p.receiver) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!p.sender || !p.receiver) {
         err = p.sender ? 0 : dpn_net_connect(p.net, dev, handle, &p.sender);
         assert_true(!err || err == DP_EAGAIN);
         err = p.receiver ? 0 : dpn_net_accept(p.listener, &p.receiver);
@@ -101,12 +99,9 @@ struct dpn_request *pair_send(struct pair *p, struct dpn_memory *memory, const c
                               size_t len)
 {
     struct dpn_request *send = NULL;
-    const int64_t began_ns = dp_now_ns();
 
-    while (!send) {
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (!send)
         assert_int_equal(dpn_net_isend(p->sender, data, len, 7, memory, &send), 0);
-    }
     return send;
 }
 
@@ -137,12 +132,11 @@ struct ibv_qp *pair_qp(struct dpn_comm *comm, unsigned index)
 void pair_lose(struct pair *p, unsigned qp)
 {
     struct dpn_verbs *v = p->sender->state;
-    const int64_t began_ns = dp_now_ns();
 
     pthread_mutex_lock(&p->sender->lock);
     dpn_qp_fail(&v->q, &v->q.qps[qp], "test", "pulled", "");
-    while (dpn_job_is_running(&v->q.qps[qp].job.base))
-        must_be_in_time(began_ns);
+    WHILE_IN_TIME (dpn_job_is_running(&v->q.qps[qp].job.base))
+        ;
     pthread_mutex_unlock(&p->sender->lock);
 }
 

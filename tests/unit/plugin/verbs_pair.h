@@ -30,6 +30,10 @@ static inline void must_be_in_time(int64_t since_ns)
     assert_true(dp_now_ns() - since_ns < 60 * DP_NS_PER_S);
 }
 
+/* While this is so, which must not be for ever. */
+#define WHILE_IN_TIME(condition)                                                                        \
+    for (const int64_t began_ns = dp_now_ns(); condition; must_be_in_time(began_ns))
+
 /* For the whole program: a fabric of its own, by loopback, over verbs only. */
 int pair_set_up(void **state);
 int pair_tear_down(void **state);

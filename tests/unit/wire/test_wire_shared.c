@@ -46,7 +46,7 @@ CASE(each_end_shared_or_not)
     assert_int_equal(dp_shared_free(to), 0);
 }
 
-static void send_without_right(void)
+PART_CASE(no_right_is_needed, must(part))
 {
     deny_copies();
     char *from = new_shared(BIG), *to = new_shared(BIG);
@@ -63,11 +63,6 @@ static void send_without_right(void)
     assert_int_equal(send_sizes(&p, from, in), LENS);
 }
 
-CASE(no_right_is_needed)
-{
-    must(send_without_right);
-}
-
 CASE(the_user_may_forbid_it)
 {
     char *from = new_shared(BIG), *to = new_shared(BIG);
@@ -81,7 +76,7 @@ CASE(the_user_may_forbid_it)
     dp_shared_free(to);
 }
 
-static void move_shared_alone(void)
+PART_CASE(either_side_alone_moves_all_chunks, must(part))
 {
     deny_copies();
     ENDED_BY(free_pair) struct pair p = make_pair();
@@ -89,12 +84,7 @@ static void move_shared_alone(void)
     move_alone(&p, new_shared(BIG), new_shared(BIG));
 }
 
-CASE(either_side_alone_moves_all_chunks)
-{
-    must(move_shared_alone);
-}
-
-static void sleep_between(void)
+PART_CASE(a_sender_that_sleeps_is_woken_to_help, must(part))
 {
     deny_copies();
     char *from = new_shared(BIG), *to = new_shared(BIG);
@@ -113,16 +103,11 @@ static void sleep_between(void)
     finish(&p, &receive);
 }
 
-CASE(a_sender_that_sleeps_is_woken_to_help)
-{
-    must(sleep_between);
-}
-
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
 enum { MANY = 3 * DP_SHM_MAPPINGS, PIECE = 256 << 10 };
 
-static void send_many(void)
+PART_CASE(more_pieces_than_a_peer_has_mapped_at_a_time, must(part))
 {
     deny_copies();
     struct pair p = make_pair();
@@ -142,11 +127,6 @@ static void send_many(void)
     free_pair(&p);
     for (unsigned i = 0; i < MANY; i++)
         assert_true(!dp_shared_free(from[i]) && !dp_shared_free(to[i]));
-}
-
-CASE(more_pieces_than_a_peer_has_mapped_at_a_time)
-{
-    must(send_many);
 }
 
 /* So many that whatever the other end had mapped before, it has no more. */
@@ -229,7 +209,7 @@ CASE(what_is_freed_is_gone_although_the_peer_has_it_mapped)
     dp_shared_free(from);
 }
 
-static void send_to_full_table(void)
+PART_CASE(where_it_cannot_be_mapped_the_ring_serves, must(part))
 {
     deny_copies();
     char *from = new_shared(BIG);
@@ -241,11 +221,6 @@ static void send_to_full_table(void)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
     send_one(&p, from, in, BIG, 1);
     assert_int_equal(dp_shm_of(p.a)->by_cma, 0);
-}
-
-CASE(where_it_cannot_be_mapped_the_ring_serves)
-{
-    must(send_to_full_table);
 }
 
 /* A mapping announcement as a peer would write it, with any file. */
