@@ -240,7 +240,12 @@ static void name_rail(struct dpn_comm *comm)
 static void begin_counting(struct dpn_comm *comm)
 {
     const bool is_wire = comm->transport == &dpn_wire_transport;
+    const struct dpn_device *device;
+    int count = 0;
 
+    dpn_net_devices(&count);
+    for (int i = 0; i < count && !dpn_net_device(i, &device); i++) /* some may be fused since */
+        dpn_stat_name_device(i, device->name, device->speed_mbps);
     dpn_stat_open(&comm->stat, comm->counted_dev, comm->is_sender,
                   is_wire ? comm->wire->ops->name : comm->transport->name, comm->peer);
     name_rail(comm);

@@ -435,8 +435,7 @@ static void add_interfaces(const char *root, const struct dpn_interface *interfa
 static void add_ports(const struct dpn_interface *interface, const struct dpn_net_options *options,
                       struct dpn_devices *out, char *why, size_t why_len)
 {
-    out->count =
-        dpn_verbs_find(out->list, (int)options->devices, options->has_force_flush, why, why_len);
+    dpn_verbs_find(out, (int)options->devices, options->has_force_flush, why, why_len);
     for (int i = 0; i < out->count; i++)
         out->list[i].interface = *interface;
 }

@@ -233,22 +233,17 @@ int dpn_net_device(int dev, const struct dpn_device **out)
     return 0;
 }
 
-/* A name that NCCL may keep for ever; the same device again has the same. */
-static int fuse_locked(const struct dpn_device *const *members, int count, int *out)
+/* The name is one that NCCL may keep for ever; the same device again has the same. */
+static int fuse_locked(const int *members, int count, int *out)
 {
-    struct dpn_device *device = &devices.list[devices.count];
-
     if (devices.count == DPN_MAX_DEVICES)
         return dp_fail(DP_EUNSUPPORTED, "fusing devices: there are %d already", DPN_MAX_DEVICES);
-    int err = dpn_verbs_fuse(members, count, device);
+    int err = dpn_verbs_fuse(&devices, members, count);
     if (err)
         return err;
-    device->member_count = count;
-    for (int i = 0; i < count; i++)
-        device->members[i] = (int)(members[i] - devices.list);
-    dp_log(DP_LOG_INFO, "device %d is %s, %d Mbit/s", devices.count, device->name,
-           device->speed_mbps);
-    *out = devices.count++;
+    *out = devices.count - 1;
+    dp_log(DP_LOG_INFO, "device %d is %s, %d Mbit/s", *out, devices.list[*out].name,
+           devices.list[*out].speed_mbps);
     return 0;
 }
 
@@ -264,21 +259,21 @@ static int has_place(const struct dpn_device *device)
 
 int dpn_net_fuse(const int *devs, int count, int *out)
 {
-    const struct dpn_device *members[DPN_DEVICE_RAILS];
+    const struct dpn_device *member = NULL;
 
     if (count < 1 || count > DPN_DEVICE_RAILS)
         return dp_fail(DP_EINVAL, "fusing %d devices: expected 1 to %d", count, DPN_DEVICE_RAILS);
     for (int i = 0; i < count; i++) {
-        int err = dpn_net_device(devs[i], &members[i]);
-        if (!err && members[i]->member_count > 1)
+        int err = dpn_net_device(devs[i], &member);
+        if (!err && member->member_count > 1)
             err = dp_fail(DP_EINVAL, "fusing device %d, which is fused already", devs[i]);
         if (!err)
-            err = has_place(members[i]);
+            err = has_place(member);
         if (err)
             return err;
     }
     pthread_mutex_lock(&lock);
-    int err = fuse_locked(members, count, out);
+    int err = fuse_locked(devs, count, out);
     pthread_mutex_unlock(&lock);
     return err;
 }

@@ -44,21 +44,21 @@ static void name_row(struct dpn_stat_row *row, uint64_t use, const char *fmt, ..
     atomic_store_explicit(&row->use, use, memory_order_release);
 }
 
-/* Fused devices may be made later. */
-static void list_devices(struct dpn_stat_page *p)
+void dpn_stat_name_device(int dev, const char *name, int speed_mbps)
 {
-    const struct dpn_device *device;
-    int count = 0;
-
-    (void)dpn_net_devices(&count);
-    for (int i = 0; i < DPN_STAT_WAYS * count && i < DPN_STAT_FIRST_CONNECTION; i++) {
-        struct dpn_stat_row *row = &p->rows[i];
-        if (dp_page_get(&row->use) || dpn_net_device(i / DPN_STAT_WAYS, &device))
+    if (!dpn_options.stat || dev >= DPN_STAT_DEVICES)
+        return;
+    pthread_mutex_lock(&dp_page_lock);
+    struct dpn_stat_page *page = dp_page_ensure(&owned, true, dpn_options.stat_dir);
+    for (int i = 0; i < DPN_STAT_WAYS && page; i++) {
+        struct dpn_stat_row *row = &page->rows[DPN_STAT_WAYS * dev + i];
+        if (dp_page_get(&row->use))
             continue;
-        dp_page_set(&row->values[DPN_STAT_SPEED_MBPS], (uint64_t)device->speed_mbps);
-        name_row(row, 2 + (uint64_t)i, "%.*s\t%s", DPN_STAT_DEVICE_LEN - 1, device->name,
-                 way_names[i % DPN_STAT_WAYS]);
+        dp_page_set(&row->values[DPN_STAT_SPEED_MBPS], (uint64_t)speed_mbps);
+        name_row(row, 2 + (uint64_t)(row - page->rows), "%.*s\t%s", DPN_STAT_DEVICE_LEN - 1, name,
+                 way_names[i]);
     }
+    pthread_mutex_unlock(&dp_page_lock);
 }
 
 /* ---- connections ----------------------------------------------------------------------------- */
@@ -82,8 +82,6 @@ static void take_place(struct dpn_stat_page *page, struct dpn_stat *stat, const 
     if (!c)
         return;
     dp_page_begin_change(&page->head);
-    if (!dp_page_get(&device->use))
-        list_devices(page);
     memset(c, 0, sizeof(*c));
     dp_page_set(&c->values[DPN_STAT_DEVICE], (uint64_t)stat->row + 1);
     dp_page_set(&c->values[DPN_STAT_OPENED_NS], (uint64_t)real_ns());

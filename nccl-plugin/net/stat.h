@@ -38,6 +38,8 @@ struct dpn_stat_mark {
     int64_t began_ns; /* 0: is not timed */
 };
 
+/* Have a device, by its number, on the page, with nothing counted yet. Again does nothing. */
+void dpn_stat_name_device(int dev, const char *name, int speed_mbps);
 /* Count from now on, if the option says so. That it cannot is a warning, once. peer may be "". */
 void dpn_stat_open(struct dpn_stat *stat, int dev, bool is_sender, const char *transport,
                    const char *peer);

@@ -242,7 +242,7 @@ static void take_placed(struct dpn_wire_comm *w, const struct dpn_wire_comm_targ
     finish_buffer(w, a->place, w->incoming.moved);
 }
 
-static void take_message(struct dpn_wire_comm *w, struct dpn_comm *comm)
+static void take_message(struct dpn_wire_comm *w, struct dpn_stat *stat)
 {
     const struct dpn_wire_comm_target a = w->target;
 
@@ -252,7 +252,7 @@ static void take_message(struct dpn_wire_comm *w, struct dpn_comm *comm)
         return;
     }
     if (a.tag & DPN_WIRE_EAGER)
-        dpn_stat_count(&comm->stat, DPN_STAT_EAGER, 1);
+        dpn_stat_count(stat, DPN_STAT_EAGER, 1);
     if (a.has_place)
         take_placed(w, &a);
     else if (a.message)
@@ -304,10 +304,8 @@ void dpn_wire_comm_expect(struct dpn_wire_comm *w)
         dp_wire_irecv(w->wire, NULL, 0, &w->incoming); /* see dpn_wire_comm_set_target */
 }
 
-void dpn_wire_comm_progress(struct dpn_comm *comm)
+void dpn_wire_comm_progress(struct dpn_wire_comm *w, struct dpn_stat *stat)
 {
-    struct dpn_wire_comm *w = comm->state;
-
     w->wire->ops->progress(w->wire);
     for (int i = 0; i < ARRIVALS && w->is_expecting && w->incoming.status != DP_EAGAIN; i++) {
         if (w->incoming.status && w->wire->error)
@@ -316,7 +314,7 @@ void dpn_wire_comm_progress(struct dpn_comm *comm)
         if (w->is_sender)
             take_cts(w);
         else
-            take_message(w, comm);
+            take_message(w, stat);
         dpn_wire_comm_expect(w);
     }
 }

@@ -111,7 +111,7 @@ static int isend(struct dpn_comm *comm, const struct dpn_piece *piece, struct dp
     struct dpn_wire_comm *w = comm->state;
     struct dpn_place place;
 
-    dpn_wire_comm_progress(comm);
+    dpn_wire_comm_progress(w, &comm->stat);
     if (w->wire->error)
         return broken(w, "send");
     if (!w->free)
@@ -242,7 +242,7 @@ static int test(struct dpn_request *request, bool *done, int *sizes)
     if (w->free >> dpn_wire_comm_slot(req) & 1)
         return dp_fail(DP_EINVAL, "test of a request that is done already");
     if (!is_done(req))
-        dpn_wire_comm_progress(request->comm);
+        dpn_wire_comm_progress(w, &request->comm->stat);
     *done = is_done(req);
     if (*done) {
         tell_sizes(req, sizes);
@@ -321,7 +321,7 @@ static void close_transport(struct dpn_comm *comm)
     struct dpn_wire_comm *w = comm->state;
 
     if (w && w->free == UINT32_MAX)
-        dpn_wire_comm_progress(comm);
+        dpn_wire_comm_progress(w, &comm->stat);
     dp_wire_close(comm->wire);
     comm->wire = NULL;
     comm->state = NULL;

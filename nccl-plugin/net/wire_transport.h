@@ -151,8 +151,8 @@ static inline unsigned dpn_wire_comm_slot(const struct dpn_wire_comm_request *re
 void dpn_wire_comm_set_target(struct dp_wire_request *incoming, uint64_t tag, size_t len);
 /* A receiver expects something while it has open receives. */
 void dpn_wire_comm_expect(struct dpn_wire_comm *w);
-/* Moves everything in the comm. */
-void dpn_wire_comm_progress(struct dpn_comm *comm);
+/* Moves everything in the comm, whose counters these are. */
+void dpn_wire_comm_progress(struct dpn_wire_comm *w, struct dpn_stat *stat);
 /* What has come before this receive. Returns a message that is too long, and *place. */
 struct dpn_unexpected *dpn_wire_comm_take_unexpected(struct dpn_wire_comm *w,
                                                      const struct dpn_wire_comm_request *req,

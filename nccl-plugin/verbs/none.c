@@ -8,20 +8,20 @@
 
 #include <stdio.h>
 
-int dpn_verbs_find(struct dpn_device *out, int max, bool has_force_flush, char *why, size_t why_len)
+void dpn_verbs_find(struct dpn_devices *out, int max, bool has_force_flush, char *why,
+                    size_t why_len)
 {
-    (void)out;
     (void)max;
     (void)has_force_flush;
+    out->count = 0;
     snprintf(why, why_len, "this build has no RDMA: libibverbs-dev was missing");
-    return 0;
 }
 
-int dpn_verbs_fuse(const struct dpn_device *const *members, int count, struct dpn_device *out)
+int dpn_verbs_fuse(struct dpn_devices *all, const int *members, int count)
 {
+    (void)all;
     (void)members;
     (void)count;
-    (void)out;
     return dp_fail(DP_EUNSUPPORTED, "network interfaces are not fused");
 }
 

@@ -13,12 +13,12 @@ extern const struct dpn_transport dpn_verbs;
 
 /* Find ports, once per process, and describe each as a device, at most max. has_force_flush: NCCL
  * can be told that a device needs flushes; otherwise devices that do are not used. why: what was
- * found, or why nothing. Returns the number of devices. */
-int dpn_verbs_find(struct dpn_device *out, int max, bool has_force_flush, char *why,
-                   size_t why_len);
+ * found, or why nothing. */
+void dpn_verbs_find(struct dpn_devices *out, int max, bool has_force_flush, char *why,
+                    size_t why_len);
 
-/* Combine several devices into one with the rails of all. DP_EUNSUPPORTED if that is not possible.
- */
-int dpn_verbs_fuse(const struct dpn_device *const *members, int count, struct dpn_device *out);
+/* Add a device, for which there is room, with the rails of several. DP_EUNSUPPORTED if that is not
+ * possible. */
+int dpn_verbs_fuse(struct dpn_devices *all, const int *members, int count);
 
 #endif

@@ -30,6 +30,7 @@ static uint64_t timed(const struct dpn_stat *stat)
 static void open_sender(struct dpn_stat *stat)
 {
     *stat = (struct dpn_stat){0};
+    dpn_stat_name_device(0, "test0", 0);
     dpn_stat_open(stat, 0, true, "test", "nobody");
     assert_non_null(stat->on);
 }

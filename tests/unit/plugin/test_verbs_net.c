@@ -522,10 +522,11 @@ static int force_flush_of(int dev)
 /* Devices as a version of NCCL finds them, on an adapter that has Data Direct. */
 static bool needs_flush(bool has_force_flush)
 {
-    static struct dpn_device found[2];
+    static struct dpn_devices found;
     char why[256];
 
-    assert_int_equal(dpn_verbs_find(found, 2, has_force_flush, why, sizeof(why)), 2);
+    dpn_verbs_find(&found, 2, has_force_flush, why, sizeof(why));
+    assert_int_equal(found.count, 2);
     for (int i = 0; i < dpn_verbs_state.ports.hca_count; i++) {
         struct dpn_hca *hca = &dpn_verbs_state.ports.hcas[i];
         assert_int_equal(hca->has_data_direct, has_force_flush);
@@ -533,7 +534,7 @@ static bool needs_flush(bool has_force_flush)
         dpn_ibv.close_device(hca->context);
         free(hca->pci_path);
     }
-    return found[0].needs_flush;
+    return found.list[0].needs_flush;
 }
 
 /* NCCL flushes on Hopper only if it is told to; versions that cannot be told do not use Data
