@@ -16,10 +16,7 @@
  * locks a thread may have held that it does not have. */
 static bool may_have_made(void)
 {
-    const struct dpo_preload_options *options =
-        dpo_depth || dpo_is_child() ? NULL : dpo_preload_options();
-
-    return options && (options->stage || options->pace);
+    return !dpo_depth && !dpo_is_child() && dpo_least_copy() != SIZE_MAX;
 }
 
 static void drop(const void *context, int device, const void *caller)

@@ -32,13 +32,12 @@ static void count(size_t bytes, int kind)
 /* Whether the outermost call is one that the ring has carried out. */
 static bool try_stage(const struct dpo_copy *copy, const void *caller)
 {
-    const struct dpo_preload_options *options = dpo_depth ? NULL : dpo_preload_options();
     const int error = errno;
 
-    if (!options || copy->bytes < options->least_bytes)
+    if (dpo_depth || copy->bytes < dpo_least_copy())
         return false;
     dpo_depth++;
-    const bool is_staged = dpo_stage(options, copy, caller);
+    const bool is_staged = dpo_stage(copy, caller);
     dpo_depth--;
     errno = error;
     return is_staged;

@@ -136,20 +136,20 @@ static int ask_node(const struct dpo_api *api, const void *caller, int device, c
 }
 
 /* Stored is node - NOT_ASKED, so that 0 means not asked. */
-int dpo_nearest_node(const struct dpo_api *api, const void *caller,
-                     const struct dpo_preload_options *options)
+int dpo_nearest_node(const struct dpo_api *api, const void *caller, int64_t wanted,
+                     const char *root)
 {
     static atomic_int nodes[DEVICES];
     int (*get_device)(int *) = dpo_real(api->get_device, NULL, caller);
     int device;
 
-    if (options->node >= 0)
-        return (int)options->node;
+    if (wanted >= 0)
+        return (int)wanted;
     if (!get_device || get_device(&device) || device < 0 || device >= DEVICES)
         return DPO_NO_NODE;
     int known = atomic_load_explicit(&nodes[device], memory_order_relaxed) + NOT_ASKED;
     if (known == NOT_ASKED) {
-        known = ask_node(api, caller, device, options->root);
+        known = ask_node(api, caller, device, root);
         atomic_store_explicit(&nodes[device], known - NOT_ASKED, memory_order_relaxed);
     }
     return known;

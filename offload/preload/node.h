@@ -9,8 +9,6 @@
 
 #include "base/bind.h"
 
-#include "offload/preload/options.h"
-
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -57,9 +55,9 @@ struct dpo_api {
 };
 extern const struct dpo_api dpo_runtime_api, dpo_driver_api;
 
-/* DPO_NO_NODE: it has none, or it is not told. `caller` as of dpo_real. Any thread; asks CUDA once
- * for each device. */
-int dpo_nearest_node(const struct dpo_api *api, const void *caller,
-                     const struct dpo_preload_options *options);
+/* `wanted` if it is not negative. DPO_NO_NODE: the device has none, or it is not told. `caller` as of
+ * dpo_real, root: where /sys is. Any thread; asks CUDA once for each device. */
+int dpo_nearest_node(const struct dpo_api *api, const void *caller, int64_t wanted,
+                     const char *root);
 
 #endif

@@ -21,7 +21,6 @@ struct dpo_preload_options {
     bool pace;             /* copies of pinned memory give way to the network */
     int64_t pace_mbs;      /* MB/s that both have together; 0: not known */
     const char *pace_nics; /* "mlx5_0,mlx5_1" on the same switch; NULL: all */
-    size_t least_bytes;    /* of a copy that is staged or paced; not an option */
     const char *report;    /* NULL: none */
     const char *root;
 };

@@ -33,7 +33,8 @@ static void begin(struct placing *p, const struct dpo_api *api, const void *call
     p->options = dpo_depth++ ? NULL : dpo_preload_options();
     if (!p->options)
         return;
-    p->node = p->options->pinned ? dpo_nearest_node(api, caller, p->options) : DPO_NO_NODE;
+    p->node = p->options->pinned ? dpo_nearest_node(api, caller, p->options->node, p->options->root)
+                                 : DPO_NO_NODE;
     p->is_placed = p->node != DPO_NO_NODE && dpo_policy_set(p->node, &p->before);
     errno = p->error;
 }

@@ -474,9 +474,9 @@ static void count(int direction, size_t bytes)
     dpo_count(c + 1, bytes);
 }
 
-static bool stage(const struct dpo_preload_options *options, const struct dpo_driver *driver,
-                  const struct dpo_copy *copy, const void *caller)
+static bool stage(const struct dpo_driver *driver, const struct dpo_copy *copy, const void *caller)
 {
+    const struct dpo_preload_options *options = dpo_preload_options();
     struct staging s = {.driver = driver, .copy = copy, .threads = (int)options->stage_threads};
     struct dpo_copy_kind kind;
 
@@ -487,7 +487,8 @@ static bool stage(const struct dpo_preload_options *options, const struct dpo_dr
     if (!options->stage || copy->bytes < (size_t)options->stage_min)
         return false;
     s.count = dpo_ring_take(driver, kind.context,
-                            dpo_nearest_node(&dpo_driver_api, caller, options), s.chunks);
+                            dpo_nearest_node(&dpo_driver_api, caller, options->node, options->root),
+                            s.chunks);
     const bool is_done = s.count > 0 && copy_by_ring(&s, kind.direction, kind.context);
     if (is_done)
         count(kind.direction, copy->bytes);
@@ -497,8 +498,7 @@ static bool stage(const struct dpo_preload_options *options, const struct dpo_dr
 }
 
 /* Another stream's capture must not notice what is asked and made here. */
-bool dpo_stage(const struct dpo_preload_options *options, const struct dpo_copy *copy,
-               const void *caller)
+bool dpo_stage(const struct dpo_copy *copy, const void *caller)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     const struct dpo_driver *driver = dpo_is_child() ? NULL : dpo_driver(caller);
@@ -509,7 +509,7 @@ bool dpo_stage(const struct dpo_preload_options *options, const struct dpo_copy 
     pthread_once(&once, watch_forks);
     if (driver->exchange_capture_mode(&mode))
         return false;
-    const bool is_done = stage(options, driver, copy, caller);
+    const bool is_done = stage(driver, copy, caller);
     driver->exchange_capture_mode(&mode);
     return is_done;
 }

@@ -17,13 +17,11 @@
 #define DPO_PRELOAD_STAGE_H
 
 #include "offload/preload/driver.h"
-#include "offload/preload/options.h"
 
 /* true: done, as the real call would have done it, with success. false: the real call is to be
  * made; a part of the bytes may be on their way already, in the same stream and so before its own.
  * `caller` as of dpo_real. Any thread. */
-bool dpo_stage(const struct dpo_preload_options *options, const struct dpo_copy *copy,
-               const void *caller);
+bool dpo_stage(const struct dpo_copy *copy, const void *caller);
 
 /* A process that was forked since the first copy: it has neither CUDA nor the threads that copy. */
 bool dpo_is_child(void);

@@ -28,6 +28,7 @@ static inline struct dpo_row *get_row(void)
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct dpo_preload_options options;
+static size_t least_copy;
 static atomic_bool is_on;
 
 static void read_options(void)
@@ -36,7 +37,7 @@ static void read_options(void)
      */
     if (getauxval(AT_SECURE) || dp_options_read(&dpo_preload_option_area, &options))
         return;
-    options.least_bytes = options.pace ? 1 : options.stage ? (size_t)options.stage_min : SIZE_MAX;
+    least_copy = options.pace ? 1 : options.stage ? (size_t)options.stage_min : SIZE_MAX;
     pthread_mutex_lock(&dp_page_lock);
     if (options.stat) {
         (void)dp_page_ensure(&owned, true, options.stat_dir);
@@ -52,6 +53,11 @@ const struct dpo_preload_options *dpo_preload_options(void)
         return &options; /* the hot path */
     pthread_once(&once, read_options);
     return atomic_load_explicit(&is_on, memory_order_acquire) ? &options : NULL;
+}
+
+size_t dpo_least_copy(void)
+{
+    return dpo_preload_options() ? least_copy : SIZE_MAX;
 }
 
 void dpo_count(enum dpo_value counter, uint64_t add)

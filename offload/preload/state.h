@@ -15,6 +15,9 @@
  * logged). Any thread. */
 const struct dpo_preload_options *dpo_preload_options(void);
 
+/* Bytes of the smallest copy that is staged or paced; SIZE_MAX: none is. Any thread. */
+size_t dpo_least_copy(void);
+
 /* Calls of interposed functions that the thread is in. CUDA's runtime calls its driver, which is
  * interposed too: only the outermost call is acted upon and counted. */
 extern _Thread_local int dpo_depth __attribute__((tls_model("initial-exec")));
