@@ -64,6 +64,19 @@ int run_titled_cases(const char *title);
 #define RUN_CASES(set_up, take_down)                                                                    \
     int main(void) { return run_cases(set_up, take_down); }
 
+/* An error, and what its sentence has in it. */
+#define expect_error(call, error, part_of_sentence)                                                     \
+    do {                                                                                                \
+        assert_int_equal(call, error);                                                                  \
+        if (!strstr(dp_last_error(), part_of_sentence))                                                 \
+            fail_msg("'%s' does not say '%s'", dp_last_error(), part_of_sentence);                      \
+    } while (0)
+#define expect_error_is(call, error, sentence)                                                          \
+    do {                                                                                                \
+        assert_int_equal(call, error);                                                                  \
+        assert_string_equal(dp_last_error(), sentence);                                                 \
+    } while (0)
+
 /* Leave a test out; tests/run.sh tells the reader why. */
 static inline void skip_because(const char *why)
 {

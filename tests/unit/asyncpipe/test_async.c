@@ -68,8 +68,7 @@ static int run_list(struct dp_comm *comm, void *arg)
         CHECK(!dp_async_layer(async, i, &at) && at == b.positions[i]);
         CHECK(!dp_async_layer(async, i - b.count, &at) && at == b.positions[i]);
     }
-    CHECK(dp_async_layer(async, b.count, &at) == DP_EINVAL);
-    CHECK_SAYS("(A15)");
+    CHECK_ERROR(dp_async_layer(async, b.count, &at), DP_EINVAL, "(A15)");
     CHECK(async->schedule->ranks == l->ranks && async->evaluation->forward_only);
     CHECK(async->comm == comm && async->chunks == spec.chunks && async->stages == spec.stages);
     CHECK(!spec.stages || (async->balance != spec.balance &&
@@ -438,9 +437,7 @@ static int run_identity(struct dp_comm *comm, void *arg)
     CHECK(!dp_async_new(&(struct dp_async_spec){.comm = comm, .chunks = 2}, &async));
     CHECK(async->unused);
     CHECK(!dp_pipeline_new(
-        &(struct dp_pipeline_config){.schedule = async->schedule,
-                                     .comm = comm,
-                                     .borders = &nothing,
+        &(struct dp_pipeline_config){.schedule = async->schedule, .comm = comm, .borders = &nothing,
                                      .execution = *(const enum dp_execution *)arg},
         &pipe));
     struct dp_batch_step batch = {.args = &args, .outputs = &outputs};

@@ -11,13 +11,6 @@
 static const struct dp_schedule_spec async = {
     .kind = DP_SCHEDULE_ASYNC, .ranks = RANKS, .microbatches = 4};
 
-static void expect_error(int err, int expected, const char *sentence)
-{
-    if (err != expected || !strstr(dp_last_error(), sentence))
-        fail_msg("%s, '%s', expected %s, '%s'", dp_strerror(err), dp_last_error(),
-                 dp_strerror(expected), sentence);
-}
-
 static struct dp_partition *cut(struct dp_partition_spec spec)
 {
     struct dp_partition *p = NULL;
@@ -400,10 +393,8 @@ static int run_widest(struct dp_comm *comm, void *arg)
         memcpy(borders[0].tensors[k].shape, w->shape, sizeof(w->shape));
     }
     borders[1] = borders[2] = borders[0];
-    CHECK(!dp_pipeline_new(&(struct dp_pipeline_config){.schedule = s,
-                                                        .comm = comm,
-                                                        .stages = &stage,
-                                                        .borders = borders,
+    CHECK(!dp_pipeline_new(&(struct dp_pipeline_config){.schedule = s, .comm = comm,
+                                                        .stages = &stage, .borders = borders,
                                                         .execution = DP_EXECUTE_MESSAGES},
                            &pipe));
     step.inputs = first ? &w->mbs[0] : NULL;

@@ -95,8 +95,7 @@ static int be_slow(void *user, const void *arg, size_t len, struct dp_reply *rep
 
 static int open_controller(struct dp_comm *comm, struct worker *w, struct dp_controller **out)
 {
-    *w = (struct worker){.rank = dp_comm_rank(comm),
-                         .comm = comm,
+    *w = (struct worker){.rank = dp_comm_rank(comm), .comm = comm,
                          .functions = {{"reverse", reverse, w},
                                        {"large", large, w},
                                        {"odd", fail_on_odd_ranks, w},

@@ -509,21 +509,13 @@ static int open_refused(struct dp_comm *comm, void *arg)
 CASE(what_messages_cannot_drive_is_refused_on_every_rank)
 {
     static struct refused refused[] = {
-        {.kind = DP_SCHEDULE_1F1B,
-         .edit = not_async,
-         .error = DP_EUNSUPPORTED,
+        {.kind = DP_SCHEDULE_1F1B, .edit = not_async, .error = DP_EUNSUPPORTED,
          .sentence = "execution by messages: schedule '1f1b', expected 'async'"},
-        {.kind = DP_SCHEDULE_ASYNC,
-         .edit = not_checked,
-         .error = DP_EINVAL,
+        {.kind = DP_SCHEDULE_ASYNC, .edit = not_checked, .error = DP_EINVAL,
          .sentence = "execution by messages: unchecked is set"},
-        {.kind = DP_SCHEDULE_ASYNC,
-         .edit = one_differs,
-         .error = DP_EMISMATCH,
+        {.kind = DP_SCHEDULE_ASYNC, .edit = one_differs, .error = DP_EMISMATCH,
          .sentence = "execution (0: list, 1: messages)"},
-        {.kind = DP_SCHEDULE_ASYNC,
-         .edit = unknown_execution,
-         .error = DP_EINVAL,
+        {.kind = DP_SCHEDULE_ASYNC, .edit = unknown_execution, .error = DP_EINVAL,
          .sentence = "execution: 2, expected 0 (list) or 1 (messages)"},
     };
 

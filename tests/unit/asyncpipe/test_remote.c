@@ -64,10 +64,7 @@ static int open_part(struct dp_comm *comm, const struct dp_schedule *s, struct p
                      struct dp_controller **out)
 {
     struct dp_border borders[RANKS + 1];
-    const struct dp_stage stage = {.ops = &ops,
-                                   .user = p,
-                                   .no_split = true,
-                                   .parameter_count = 1,
+    const struct dp_stage stage = {.ops = &ops, .user = p, .no_split = true, .parameter_count = 1,
                                    .parameters = &p->parameter};
 
     p->w = (float)(dp_comm_rank(comm) + 1);
@@ -78,20 +75,16 @@ static int open_part(struct dp_comm *comm, const struct dp_schedule *s, struct p
     p->parameter = (struct dp_parameter){.name = "w", .value = &p->value, .grad = &p->grad};
     for (int i = 0; i <= RANKS; i++)
         borders[i] = (struct dp_border){
-            .count = 1,
-            .tensors = {{.dtype = float32, .ndim = 1, .shape = {MOST}, .extent = {1}}}};
-    CHECK(!dp_pipeline_new(&(struct dp_pipeline_config){.schedule = s,
-                                                        .comm = comm,
-                                                        .stages = &stage,
-                                                        .borders = borders,
+            .count = 1, .tensors = {{.dtype = float32, .ndim = 1, .shape = {MOST}, .extent = {1}}}};
+    CHECK(!dp_pipeline_new(&(struct dp_pipeline_config){.schedule = s, .comm = comm,
+                                                        .stages = &stage, .borders = borders,
                                                         .max_extents = {MOST},
                                                         .own_gradients = true},
                            &p->remote.pipe));
     dp_remote_functions(&p->remote, p->functions);
     p->functions[DP_REMOTE_FUNCTIONS] = (struct dp_worker_function){"update", update, p};
     CHECK(!dp_controller_open(
-        &(struct dp_controller_config){.comm = comm,
-                                       .functions = p->functions,
+        &(struct dp_controller_config){.comm = comm, .functions = p->functions,
                                        .function_count = DP_REMOTE_FUNCTIONS + 1},
         out));
     (void)dp_comm_barrier(comm); /* all have opened; one may have failed by now */

@@ -308,14 +308,10 @@ static int open_rank(struct rank *r, const struct trial *trial, struct dp_comm *
         open_slot(r, s, dp_comm_rank(comm), slot);
     if (r->last)
         run_plainly(&r->expected, s->stages, r->last_mb, s->mb_per_stream);
-    return dp_pipeline_new(&(struct dp_pipeline_config){.schedule = s,
-                                                        .also = &trial->forward,
-                                                        .also_count = 1,
-                                                        .comm = comm,
-                                                        .stages = r->config,
-                                                        .borders = r->borders,
-                                                        .loss = &loss_ops,
-                                                        .unsummed_copies = true,
+    return dp_pipeline_new(&(struct dp_pipeline_config){.schedule = s, .also = &trial->forward,
+                                                        .also_count = 1, .comm = comm,
+                                                        .stages = r->config, .borders = r->borders,
+                                                        .loss = &loss_ops, .unsummed_copies = true,
                                                         .execution = trial->execution},
                            &r->pipe);
 }
@@ -337,8 +333,7 @@ static int check_outputs(struct dp_comm *comm, const struct rank *r, int count)
 
 static int take_step(struct dp_comm *comm, struct rank *r, const struct dp_schedule *s)
 {
-    struct dp_step step = {.schedule = s,
-                           .inputs = r->first ? &r->in.mbs : NULL,
+    struct dp_step step = {.schedule = s, .inputs = r->first ? &r->in.mbs : NULL,
                            .outputs = r->last ? &r->out.mbs : NULL,
                            .losses = r->last ? r->losses : NULL};
 
@@ -441,13 +436,6 @@ CASE(every_communicator_carries_values_of_all_kinds)
 }
 
 /* ---- values and trees by themselves ------------------------------------------------------------ */
-
-static void expect_error(int err, int expected, const char *sentence)
-{
-    assert_int_equal(err, expected);
-    if (!strstr(dp_last_error(), sentence))
-        fail_msg("'%s' does not say '%s'", dp_last_error(), sentence);
-}
 
 CASE(values_are_read_as_they_were_put)
 {

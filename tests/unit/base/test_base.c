@@ -16,8 +16,7 @@
 
 CASE(a_failure_keeps_its_sentence)
 {
-    assert_int_equal(dp_fail_quietly(DP_EINVAL, "ranks: %d", 3), DP_EINVAL);
-    assert_string_equal(dp_last_error(), "ranks: 3");
+    expect_error_is(dp_fail_quietly(DP_EINVAL, "ranks: %d", 3), DP_EINVAL, "ranks: 3");
     assert_string_equal(dp_strerror(DP_EINVAL), "DP_EINVAL");
 }
 

@@ -108,8 +108,7 @@ CASE(there_is_a_limit_to_their_number)
 
     for (int i = 0; i < DP_SHARED_MAX; i++)
         all[i] = new_shared(1);
-    assert_int_equal(dp_shared_alloc(1, -1, &one_more), DP_ENOMEM);
-    assert_non_null(strstr(dp_last_error(), "256 pieces"));
+    expect_error(dp_shared_alloc(1, -1, &one_more), DP_ENOMEM, "256 pieces");
     assert_int_equal(dp_shared_free(all[7]), 0);
     all[7] = new_shared(1);
     for (int i = 0; i < DP_SHARED_MAX; i++)

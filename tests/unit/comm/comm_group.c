@@ -97,11 +97,8 @@ static int be_rank(const struct comm_kind *kind, int rank, int size, int port, i
     setenv("DUALPIPE_WIRE_CMA", kind->by_ring ? "0" : "1", 1);
     setenv("DUALPIPE_WIRE_MEASURE", "0", 1);
     snprintf(address, sizeof(address), "127.0.0.1:%d", port);
-    const struct dp_comm_config config = {.rank = rank,
-                                          .size = size,
-                                          .address = address,
-                                          .listener = listener,
-                                          .transport = kind->name,
+    const struct dp_comm_config config = {.rank = rank, .size = size, .address = address,
+                                          .listener = listener, .transport = kind->name,
                                           .timeout_ns = 30 * INT64_C(1000000000)};
     if (dp_comm_open(&config, &comm))
         return -1;

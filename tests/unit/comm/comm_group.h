@@ -37,6 +37,12 @@ typedef int (*rank_fn)(struct dp_comm *comm, void *arg);
         }                                                                                          \
     } while (0)
 
+#define CHECK_ERROR(call, error, sentence)                                                         \
+    do {                                                                                           \
+        CHECK(call == error);                                                                      \
+        CHECK_SAYS(sentence);                                                                      \
+    } while (0)
+
 struct comm_kind {
     const char *name;      /* of the transport */
     bool processes;     /* a rank can be killed */

@@ -53,12 +53,10 @@ static int meet(void)
 
 static int open_all(void)
 {
-    const struct dp_comm_config config = {.rank = group.rank,
-                                          .size = group.size,
+    const struct dp_comm_config config = {.rank = group.rank, .size = group.size,
                                           .address = group.address,
                                           .listener = group.rank ? 0 : group.listener,
-                                          .transport = "shm",
-                                          .timeout_ns = DEADLINE_NS};
+                                          .transport = "shm", .timeout_ns = DEADLINE_NS};
     int err = dp_comm_open(&config, &group.host);
 
     if (!err)
@@ -100,10 +98,7 @@ static int run_nccl(const struct comm_kind *kind, int size, int64_t deadline_ns,
 }
 
 static const struct comm_kind kinds[] = {
-    {.name = "nccl",
-     .run = run_nccl,
-     .alloc = alloc_pinned,
-     .free = free_pinned,
+    {.name = "nccl", .run = run_nccl, .alloc = alloc_pinned, .free = free_pinned,
      .lacks = NEEDS_TAGS | NEEDS_ANY | NEEDS_PARTS | NEEDS_END},
     {.name = NULL},
 };

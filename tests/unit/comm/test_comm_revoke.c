@@ -115,8 +115,7 @@ static int revoke_in_flight(struct dp_comm *comm, void *arg)
     CHECK(!dp_comm_barrier(other));
     if (rank == culprit)
         CHECK(!dp_comm_revoke(comm, DP_ECALLBACK, "the forward of stage 3 failed"));
-    CHECK(dp_comm_wait(comm, &receive, back) == DP_EABORTED);
-    CHECK_SAYS("because of rank");
+    CHECK_ERROR(dp_comm_wait(comm, &receive, back), DP_EABORTED, "because of rank");
     const int sent = dp_comm_wait(comm, &send, next);
     CHECK(!sent || sent == DP_EABORTED); /* the system may have taken all of it */
     CHECK(dp_comm_wait(comm, &any, -1) == DP_EABORTED);
@@ -275,8 +274,7 @@ RANKS_CASE(only_a_group_that_survives_can_be_revoked, on_all_kinds(2, LONG_NS, p
     CHECK(dp_comm_revoke(comm, DP_EIO, "no") == DP_EUNSUPPORTED);
     CHECK_SAYS(strcmp(dp_comm_name(comm), "mpi") ? "dp_comm_survive" : "transport mpi");
     CHECK(dp_comm_revoke(NULL, DP_EIO, "no") == DP_EINVAL);
-    CHECK(dp_comm_revoke(comm, 0, "no") == DP_EINVAL);
-    CHECK_SAYS("expected a comm and a negative error");
+    CHECK_ERROR(dp_comm_revoke(comm, 0, "no"), DP_EINVAL, "expected a comm and a negative error");
     CHECK(!dp_comm_get(comm, DP_COMM_REVOKED) && !dp_comm_aborted(comm, NULL));
     CHECK(!dp_comm_survives(NULL));
     return dp_comm_barrier(comm);

@@ -484,8 +484,7 @@ static int find_itself_excluded(struct dp_comm *comm, struct dp_request *pending
     struct dp_abort why;
     bool alive[8];
 
-    CHECK(dp_comm_wait(comm, pending, peer) == DP_EABORTED);
-    CHECK_SAYS("declared dead");
+    CHECK_ERROR(dp_comm_wait(comm, pending, peer), DP_EABORTED, "declared dead");
     CHECK(dp_comm_aborted(comm, &why));
     CHECK(why.rank == dp_comm_rank(comm) && why.error == DP_ETIMEDOUT);
     CHECK(dp_comm_agree_alive(comm, alive) == DP_EABORTED);

@@ -24,6 +24,11 @@ static int reset(void **state)
     return 0;
 }
 
+static void close_device(struct dp_device **dev)
+{
+    dp_device_close(*dev);
+}
+
 static struct dp_device *open_device(void)
 {
     struct dp_device *dev = NULL;
@@ -54,8 +59,7 @@ CASE_BETWEEN(a_library_that_is_no_driver_is_named_with_what_it_lacks, reset, NUL
     struct dp_device *dev;
 
     setenv("DUALPIPE_DEVICE_CUDA_LIBRARY", "libc.so.6", 1);
-    assert_int_equal(dp_device_open("cuda", &dev), DP_ENODEV);
-    expect_sentence("libc.so.6 has no cu");
+    expect_error(dp_device_open("cuda", &dev), DP_ENODEV, "libc.so.6 has no cu");
 }
 
 CASE_BETWEEN(a_driver_that_does_not_start_is_an_error_with_a_reason, reset, NULL)
@@ -102,7 +106,7 @@ CASE_BETWEEN(errors_are_ours_and_sentences_the_drivers, reset, NULL)
         {CUDA_ERROR_LAUNCH_FAILED, DP_EIO, "CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)"},
         {(CUresult)12345, DP_EIO, "an error without a name (no explanation)"},
     };
-    struct dp_device *dev = open_device();
+    ENDED_BY(close_device) struct dp_device *dev = open_device();
     void *ptr;
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -111,12 +115,11 @@ CASE_BETWEEN(errors_are_ours_and_sentences_the_drivers, reset, NULL)
         expect_sentence("cuda:0: no device memory for a buffer of 1000 bytes: ");
         expect_sentence(cases[i].name);
     }
-    dp_device_close(dev);
 }
 
 CASE_BETWEEN(memory_runs_out_where_the_device_ends, reset, NULL)
 {
-    struct dp_device *dev = open_device();
+    ENDED_BY(close_device) struct dp_device *dev = open_device();
     void *half, *rest;
 
     assert_int_equal(
@@ -126,12 +129,11 @@ CASE_BETWEEN(memory_runs_out_where_the_device_ends, reset, NULL)
     dp_device_free(dev, DP_MEMORY_DEVICE, half);
     assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, FAKE_CUDA_MEMORY_BYTES / 2, &rest), 0);
     dp_device_free(dev, DP_MEMORY_DEVICE, rest);
-    dp_device_close(dev);
 }
 
 CASE_BETWEEN(a_wrapped_stream_is_the_callers, reset, NULL)
 {
-    struct dp_device *dev = open_device();
+    ENDED_BY(close_device) struct dp_device *dev = open_device();
     struct dp_device_stream *own, *wrapped;
     struct dp_device_event *event;
     void *there;
@@ -154,12 +156,11 @@ CASE_BETWEEN(a_wrapped_stream_is_the_callers, reset, NULL)
     dp_device_event_free(event);
     dp_device_stream_free(own);
     dp_device_free(dev, DP_MEMORY_DEVICE, there);
-    dp_device_close(dev);
 }
 
 CASE_BETWEEN(a_failure_of_the_device_shows_in_the_event_and_stays, reset, NULL)
 {
-    struct dp_device *dev = open_device();
+    ENDED_BY(close_device) struct dp_device *dev = open_device();
     struct dp_device_stream *s;
     struct dp_device_event *event;
     void *there, *more;
@@ -182,29 +183,26 @@ CASE_BETWEEN(a_failure_of_the_device_shows_in_the_event_and_stays, reset, NULL)
     dp_device_event_free(event);
     dp_device_stream_free(s);
     dp_device_free(dev, DP_MEMORY_DEVICE, there);
-    dp_device_close(dev);
 }
 
 CASE_BETWEEN(copies_from_nowhere_are_refused, reset, NULL)
 {
-    struct dp_device *dev = open_device();
+    ENDED_BY(close_device) struct dp_device *dev = open_device();
     struct dp_device_stream *s;
     char host[64] = {0}, *there;
 
     assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &s), 0);
     assert_int_equal(dp_device_alloc(dev, DP_MEMORY_DEVICE, 512, (void **)&there), 0);
-    assert_int_equal(dp_device_copy(s, there + 500, host, 64), DP_EINVAL);
-    expect_sentence("copying 64 bytes from");
+    expect_error(dp_device_copy(s, there + 500, host, 64), DP_EINVAL, "copying 64 bytes from");
     assert_int_equal(dp_device_copy(s, NULL, there, 64), DP_EINVAL);
     dp_device_free(dev, DP_MEMORY_DEVICE, there);
     assert_int_equal(dp_device_copy(s, host, there, 64), DP_EINVAL);
     dp_device_stream_free(s);
-    dp_device_close(dev);
 }
 
 CASE_BETWEEN(what_a_driver_lacks_is_said, reset, NULL)
 {
-    struct dp_device *dev = open_device();
+    ENDED_BY(close_device) struct dp_device *dev = open_device();
     struct dp_device_stream *s;
     struct dp_device_event *event;
     double ns;
@@ -218,7 +216,6 @@ CASE_BETWEEN(what_a_driver_lacks_is_said, reset, NULL)
     assert_int_equal(dp_device_capture_begin(s), DP_EUNSUPPORTED);
     expect_sentence("cuda:0: the driver has no functions for graphs");
     dp_device_stream_free(s);
-    dp_device_close(dev);
 }
 
 static void no_work(void *user)
@@ -322,7 +319,7 @@ static void queue_calls(struct dp_device_stream *s)
 
 CASE_BETWEEN(any_number_of_calls_is_made_in_order, reset, NULL)
 {
-    struct dp_device *dev = open_device();
+    ENDED_BY(close_device) struct dp_device *dev = open_device();
     struct dp_device_stream *s;
 
     for (int round = 0; round < 3; round++) {
@@ -334,12 +331,11 @@ CASE_BETWEEN(any_number_of_calls_is_made_in_order, reset, NULL)
         assert_int_equal(made.count, CALLS);
         assert_int_equal(made.in_order, CALLS);
     }
-    dp_device_close(dev);
 }
 
 CASE_BETWEEN(calls_in_a_wrapped_stream_are_made_though_it_is_freed, reset, NULL)
 {
-    struct dp_device *dev = open_device();
+    ENDED_BY(close_device) struct dp_device *dev = open_device();
     struct dp_device_stream *own, *wrapped;
 
     assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &own), 0);
@@ -352,7 +348,6 @@ CASE_BETWEEN(calls_in_a_wrapped_stream_are_made_though_it_is_freed, reset, NULL)
     dp_device_stream_free(own);
     assert_int_equal(made.count, CALLS + 1);
     assert_int_equal(made.in_order, CALLS + 1);
-    dp_device_close(dev);
 }
 
 /* Whether or not the stream is one that is freed, nothing waits for them. */
@@ -384,7 +379,7 @@ CASE_BETWEEN(calls_behind_a_failure_are_not_made, reset, NULL)
 CASE_BETWEEN(streams_beyond_those_that_may_have_calls_are_refused, reset, NULL)
 {
     enum { STREAMS = 65 };
-    struct dp_device *dev = open_device();
+    ENDED_BY(close_device) struct dp_device *dev = open_device();
     struct dp_device_stream *s[STREAMS];
 
     fake->hold(true);
@@ -398,7 +393,6 @@ CASE_BETWEEN(streams_beyond_those_that_may_have_calls_are_refused, reset, NULL)
     assert_int_equal(dp_device_call(s[64], no_work, NULL), 0);
     for (int i = 0; i < STREAMS; i++)
         dp_device_stream_free(s[i]);
-    dp_device_close(dev);
 }
 
 /* ---- contexts and threads -------------------------------------------------------------------- */
@@ -466,7 +460,7 @@ CASE_BETWEEN(any_thread_may_call, reset, NULL)
 
 CASE_BETWEEN(a_wait_for_the_device_ends_at_its_deadline, reset, NULL)
 {
-    struct dp_device *dev = open_device();
+    ENDED_BY(close_device) struct dp_device *dev = open_device();
     struct dp_device_stream *s;
     struct dp_device_event *event;
     char *there;
@@ -486,12 +480,11 @@ CASE_BETWEEN(a_wait_for_the_device_ends_at_its_deadline, reset, NULL)
     dp_device_free(dev, DP_MEMORY_DEVICE, there);
     dp_device_event_free(event);
     dp_device_stream_free(s);
-    dp_device_close(dev);
 }
 
 CASE_BETWEEN(the_cpu_cannot_touch_device_memory, reset, NULL)
 {
-    struct dp_device *dev = open_device();
+    ENDED_BY(close_device) struct dp_device *dev = open_device();
     char *there;
     int status;
 
@@ -506,7 +499,6 @@ CASE_BETWEEN(the_cpu_cannot_touch_device_memory, reset, NULL)
     assert_true(WIFSIGNALED(status));
     assert_int_equal(WTERMSIG(status), SIGSEGV);
     dp_device_free(dev, DP_MEMORY_DEVICE, there);
-    dp_device_close(dev);
 }
 
 int main(void)

@@ -141,8 +141,7 @@ CASE(the_host_has_no_graphs_and_adds_nothing_up)
     float x = 1, y = 2;
 
     rig_open(&g, "host:1");
-    assert_int_equal(dp_device_capture_begin(g.stream), DP_EUNSUPPORTED);
-    assert_non_null(strstr(dp_last_error(), "expected cuda"));
+    expect_error(dp_device_capture_begin(g.stream), DP_EUNSUPPORTED, "expected cuda");
     assert_int_equal(dp_device_add(g.stream, f32, &x, f32, &y, 1), DP_EUNSUPPORTED);
     rig_close(&g);
 }

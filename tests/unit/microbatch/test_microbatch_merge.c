@@ -13,8 +13,7 @@ static void merge_case(void **state)
     struct dp_merge_options options = {
         .spec = case_spec(json, "spec"),
         .default_spec = (enum dp_default_spec)case_choice(json, "default", defaults),
-        .mask = case_flag(json, "mask"),
-        .rule = (enum dp_cut_rule)case_choice(json, "rule", rules),
+        .mask = case_flag(json, "mask"), .rule = (enum dp_cut_rule)case_choice(json, "rule", rules),
     };
 
     case_init(&d, json);

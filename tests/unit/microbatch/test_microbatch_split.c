@@ -10,12 +10,10 @@ static struct dp_split_options case_options(const json_t *json)
     return (struct dp_split_options){
         .count = (int32_t)json_integer_value(json_object_get(json, "count")),
         .rule = (enum dp_cut_rule)case_choice(json, "rule", rules),
-        .args_spec = case_spec(json, "args_spec"),
-        .kwargs_spec = case_spec(json, "kwargs_spec"),
+        .args_spec = case_spec(json, "args_spec"), .kwargs_spec = case_spec(json, "kwargs_spec"),
         .shrink = (enum dp_shrink)case_choice(json, "shrink", shrinks),
         .default_spec = (enum dp_default_spec)case_choice(json, "default", defaults),
-        .mask = case_flag(json, "mask"),
-        .contiguous = case_flag(json, "contiguous"),
+        .mask = case_flag(json, "mask"), .contiguous = case_flag(json, "contiguous"),
         .strict = case_flag(json, "strict"),
     };
 }

@@ -38,8 +38,7 @@ void describe_worker(struct worker *w, struct dp_comm *comm, int bits)
 
     *w = (struct worker){.comm = comm, .shape = {ELEMENTS}, .float32 = bits == 32};
     for (int p = 0; p < PARAMETERS; p++) {
-        w->values[p] = (DLTensor){.data = w->memory + p * ELEMENTS,
-                                  .device = {kDLCPU, 0},
+        w->values[p] = (DLTensor){.data = w->memory + p * ELEMENTS, .device = {kDLCPU, 0},
                                   .ndim = 1,
                                   .dtype = {bits == 16 ? kDLBfloat : kDLFloat, (uint8_t)bits, 1},
                                   .shape = w->shape};
@@ -53,17 +52,10 @@ void describe_worker(struct worker *w, struct dp_comm *comm, int bits)
 struct dp_mixer_config config_of_worker(struct worker *w, const struct job *job)
 {
     return (struct dp_mixer_config){
-        .parameters = w->parameters,
-        .count = PARAMETERS,
-        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD),
-        .rate = 0.1,
-        .graph = w->graph,
-        .comm = w->comm,
-        .bucket_bytes = 1,
-        .factor = job->factor,
-        .separate = true,
-        .compression = job->compression,
-        .staleness = job->staleness,
+        .parameters = w->parameters, .count = PARAMETERS,
+        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD), .rate = 0.1, .graph = w->graph,
+        .comm = w->comm, .bucket_bytes = 1, .factor = job->factor, .separate = true,
+        .compression = job->compression, .staleness = job->staleness,
     };
 }
 

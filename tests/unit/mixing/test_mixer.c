@@ -106,21 +106,12 @@ static struct dp_mixer_config config_of(struct worker *w, const struct job *job)
     const bool local = job->algorithm == DP_MIXER_LOCAL_SGD;
 
     return (struct dp_mixer_config){
-        .parameters = w->parameters,
-        .count = PARAMETERS,
-        .optimizer = dp_optimizer_defaults(job->kind),
-        .rate = 0.125,
-        .graph = w->graph,
-        .comm = w->comm,
-        .bucket_bytes = job->bucket_bytes ? job->bucket_bytes : 700,
-        .separate = job->separate,
-        .factor = job->factor,
-        .clip_norm = job->clip,
-        .clip = job->global ? DP_CLIP_GLOBAL : DP_CLIP_BUCKET,
-        .compat = job->compat,
-        .algorithm = job->algorithm,
-        .local_steps = local ? 2 : 0,
-        .outer_rate = local ? 0.75 : 0,
+        .parameters = w->parameters, .count = PARAMETERS,
+        .optimizer = dp_optimizer_defaults(job->kind), .rate = 0.125, .graph = w->graph,
+        .comm = w->comm, .bucket_bytes = job->bucket_bytes ? job->bucket_bytes : 700,
+        .separate = job->separate, .factor = job->factor, .clip_norm = job->clip,
+        .clip = job->global ? DP_CLIP_GLOBAL : DP_CLIP_BUCKET, .compat = job->compat,
+        .algorithm = job->algorithm, .local_steps = local ? 2 : 0, .outer_rate = local ? 0.75 : 0,
         .outer_momentum = local ? 0.5 : 0,
     };
 }

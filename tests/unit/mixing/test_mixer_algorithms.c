@@ -68,10 +68,8 @@ static void describe(struct worker *w, struct dp_comm *comm, uint8_t bits)
 
     *w = (struct worker){.comm = comm, .shape = {ELEMENTS}};
     for (int p = 0; p < PARAMETERS; p++) {
-        w->values[p] = (DLTensor){.data = w->memory + p * ELEMENTS,
-                                  .device = {kDLCPU, 0},
-                                  .ndim = 1,
-                                  .dtype = {bits == 16 ? kDLBfloat : kDLFloat, bits, 1},
+        w->values[p] = (DLTensor){.data = w->memory + p * ELEMENTS, .device = {kDLCPU, 0},
+                                  .ndim = 1, .dtype = {bits == 16 ? kDLBfloat : kDLFloat, bits, 1},
                                   .shape = w->shape};
         w->grads[p] = w->values[p];
         w->grads[p].data = w->gradient + p * ELEMENTS;
@@ -83,17 +81,10 @@ static void describe(struct worker *w, struct dp_comm *comm, uint8_t bits)
 static struct dp_mixer_config config_of(struct worker *w, const struct job *job)
 {
     return (struct dp_mixer_config){
-        .parameters = w->parameters,
-        .count = PARAMETERS,
-        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD),
-        .rate = rate,
-        .graph = w->graph,
-        .comm = w->comm,
-        .bucket_bytes = 1,
-        .separate = true,
-        .algorithm = job->algorithm,
-        .local_steps = job->local_steps,
-        .outer_rate = job->outer_rate,
+        .parameters = w->parameters, .count = PARAMETERS,
+        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD), .rate = rate, .graph = w->graph,
+        .comm = w->comm, .bucket_bytes = 1, .separate = true, .algorithm = job->algorithm,
+        .local_steps = job->local_steps, .outer_rate = job->outer_rate,
         .outer_momentum = job->outer_momentum,
     };
 }
@@ -237,10 +228,7 @@ static const struct wrong {
      .sentence = "outer rate of 0, expected a number above 0"},
     {.job = {.algorithm = DP_MIXER_LOCAL_SGD, .graph = "ring", .local_steps = 2, .outer_rate = NAN},
      .sentence = "outer rate of nan"},
-    {.job = {.algorithm = DP_MIXER_LOCAL_SGD,
-             .graph = "ring",
-             .local_steps = 2,
-             .outer_rate = 1,
+    {.job = {.algorithm = DP_MIXER_LOCAL_SGD, .graph = "ring", .local_steps = 2, .outer_rate = 1,
              .outer_momentum = 1},
      .sentence = "outer momentum of 1, expected 0 or more"},
     {.job = {.algorithm = DP_MIXER_DPSGD, .graph = "ring", .local_steps = 2},

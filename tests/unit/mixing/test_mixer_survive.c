@@ -188,23 +188,13 @@ static struct dp_mixer_config config_of(struct worker *w, const struct job *job)
     const bool local = job->algorithm == DP_MIXER_LOCAL_SGD;
 
     return (struct dp_mixer_config){
-        .parameters = w->parameters,
-        .count = PARAMETERS,
-        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD),
-        .rate = 0.125,
-        .graph = w->graph,
-        .comm = w->comm,
-        .bucket_bytes = 1,
-        .separate = true,
+        .parameters = w->parameters, .count = PARAMETERS,
+        .optimizer = dp_optimizer_defaults(DP_OPTIMIZER_SGD), .rate = 0.125, .graph = w->graph,
+        .comm = w->comm, .bucket_bytes = 1, .separate = true,
         /* So that no number of rounds reaches consensus. */
-        .factor = 0.6,
-        .compression = job->compression,
-        .staleness = job->staleness,
-        .pre_average = sends_differences(job) ? note_partners : NULL,
-        .user = w,
-        .algorithm = job->algorithm,
-        .local_steps = local ? 2 : 0,
-        .outer_rate = local ? 1 : 0,
+        .factor = 0.6, .compression = job->compression, .staleness = job->staleness,
+        .pre_average = sends_differences(job) ? note_partners : NULL, .user = w,
+        .algorithm = job->algorithm, .local_steps = local ? 2 : 0, .outer_rate = local ? 1 : 0,
         .survive = true,
     };
 }
@@ -832,8 +822,7 @@ static int be_new(struct admission *a, const char *transport)
     config.count -= a->other_list;
     int err = dp_mixer_join(&config, &w.mixer);
     if (a->other_list) {
-        CHECK(err == DP_EMISMATCH);
-        CHECK_SAYS("a list of 2 parameters");
+        CHECK_ERROR(err, DP_EMISMATCH, "a list of 2 parameters");
     } else {
         CHECK(!err);
         CHECK(!go_on_with_all(&w, a));
@@ -915,16 +904,14 @@ static int refuse(struct dp_comm *comm, void *arg)
     struct dp_mixer *unused;
     config.survive = false;
     CHECK(!dp_mixer_new(&config, &w.mixer));
-    CHECK(dp_mixer_survive(w.mixer) == DP_ESTATE);
-    CHECK_SAYS("config.survive");
+    CHECK_ERROR(dp_mixer_survive(w.mixer), DP_ESTATE, "config.survive");
     int err = dp_comm_barrier(comm);
     CHECK(!err || err == DP_EABORTED);
     config.survive = config.compat = true;
     err = dp_mixer_new(&config, &unused);
     CHECK(err == DP_EINVAL || err == DP_EABORTED);
     config.compat = false;
-    CHECK(dp_mixer_new(&config, &unused) == DP_EINVAL);
-    CHECK_SAYS("dp_comm_survive");
+    CHECK_ERROR(dp_mixer_new(&config, &unused), DP_EINVAL, "dp_comm_survive");
     finish(&w);
     return 0;
 }

@@ -31,11 +31,8 @@ static DLTensor tensor_new(int64_t *shape, int wide)
 {
     const uint8_t code = wide == 16 ? kDLBfloat : kDLFloat;
 
-    return (DLTensor){.data = calloc((size_t)*shape + 1, 8),
-                      .device = {kDLCPU, 0},
-                      .ndim = 1,
-                      .dtype = {code, (uint8_t)wide, 1},
-                      .shape = shape};
+    return (DLTensor){.data = calloc((size_t)*shape + 1, 8), .device = {kDLCPU, 0}, .ndim = 1,
+                      .dtype = {code, (uint8_t)wide, 1}, .shape = shape};
 }
 
 static void set(const DLTensor *t, int64_t i, double x)
@@ -75,8 +72,7 @@ static void model_init(struct model *m, int rank)
         m->values[p] = tensor_new(m->shape[p], bits[p] == 16 ? 32 : bits[p]);
         m->grads[p] = tensor_new(m->shape[p], bits[p]);
         snprintf(m->names[p], sizeof(m->names[p]), "p%d", p % 1000);
-        m->parameters[p] = (struct dp_parameter){.name = m->names[p],
-                                                 .value = &m->values[p],
+        m->parameters[p] = (struct dp_parameter){.name = m->names[p], .value = &m->values[p],
                                                  .grad = p == FROZEN ? NULL : &m->grads[p],
                                                  .flags = p == FROZEN ? DP_PARAMETER_FROZEN
                                                           : p == 1    ? DP_PARAMETER_NO_DECAY

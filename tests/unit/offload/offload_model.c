@@ -323,11 +323,8 @@ static void add_parameter(struct om_model *m, const char *name, int64_t rows, in
     m->grad_data[i] = calloc(count, sizeof(float));
     for (size_t k = 0; k < count; k++)
         m->value_data[i][k] = draw(&seed, exact);
-    m->values[i] = (DLTensor){.data = m->value_data[i],
-                              .device = {kDLCPU, 0},
-                              .ndim = 2,
-                              .dtype = f32,
-                              .shape = m->shapes[i]};
+    m->values[i] = (DLTensor){.data = m->value_data[i], .device = {kDLCPU, 0}, .ndim = 2,
+                              .dtype = f32, .shape = m->shapes[i]};
     m->grads[i] = m->values[i];
     m->grads[i].data = m->grad_data[i];
     m->parameters[i] =
@@ -350,9 +347,7 @@ static void add_layer(struct om_model *m, int l, bool exact)
         add_parameter(m, names[l][1], 1, OM_WIDTH, exact);
     }
     m->layers[l] = (struct dp_offload_layer){
-        .ops = kinds[l],
-        .user = m,
-        .parameters = &m->parameters[before],
+        .ops = kinds[l], .user = m, .parameters = &m->parameters[before],
         .parameter_count = m->parameter_count - before,
         .save_bytes = kinds[l] == &drop ? OM_ROWS * OM_WIDTH * sizeof(float) : 0,
         .out = l + 1 == OM_LAYERS ? &m->output : &m->inner};
@@ -453,13 +448,8 @@ static struct dp_offload_call call_of(struct resident *res, int l, int mb, int64
         values[k] = *layer->parameters[k].value;
         grads[k] = layer->parameters[k].grad ? *layer->parameters[k].grad : (DLTensor){0};
     }
-    return (struct dp_offload_call){.layer = l,
-                                    .mb = mb,
-                                    .rows = rows,
-                                    .training = training,
-                                    .random = key,
-                                    .values = values,
-                                    .grads = grads,
+    return (struct dp_offload_call){.layer = l, .mb = mb, .rows = rows, .training = training,
+                                    .random = key, .values = values, .grads = grads,
                                     .save = res->save[l]};
 }
 

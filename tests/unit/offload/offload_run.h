@@ -53,26 +53,22 @@ static inline int update(void *user, int32_t shard, const struct dp_parameter *p
 
 static inline struct dp_offload_config config_of(struct om_model *m, const struct mode *mode)
 {
-    return (struct dp_offload_config){.device = dev,
-                                      .layers = m->layers,
-                                      .layer_count = OM_LAYERS,
-                                      .input = &m->input,
-                                      .slices = mode->slices,
-                                      .microbatches = mode->microbatches,
-                                      .slots = mode->slots,
-                                      .distance = mode->distance,
-                                      .checkpoint = mode->checkpoint,
+    return (struct dp_offload_config){.device = dev, .layers = m->layers, .layer_count = OM_LAYERS,
+                                      .input = &m->input, .slices = mode->slices,
+                                      .microbatches = mode->microbatches, .slots = mode->slots,
+                                      .distance = mode->distance, .checkpoint = mode->checkpoint,
                                       .boundaries_down = mode->boundaries_down,
-                                      .drop_at_once = mode->drop_at_once,
-                                      .check = mode->check,
-                                      .seed = SEED,
-                                      .values_type = mode->values_type,
+                                      .drop_at_once = mode->drop_at_once, .check = mode->check,
+                                      .seed = SEED, .values_type = mode->values_type,
                                       .grads_type = mode->grads_type,
                                       .update = mode->update ? update : NULL};
 }
 
-static inline void begin(struct run *run, const struct mode *mode)
+static inline struct run *begin(const struct mode *mode)
 {
+    struct run *run = calloc(1, sizeof(*run));
+
+    assert_non_null(run);
     run->mode = mode;
     om_model_init(&run->streamed, mode->exact, mode->tied, mode->frozen);
     om_model_init(&run->resident, mode->exact, mode->tied, mode->frozen);
@@ -84,13 +80,15 @@ static inline void begin(struct run *run, const struct mode *mode)
     run->streamed.reach = reach_of_device;
     struct dp_offload_config config = config_of(&run->streamed, mode);
     assert_int_equal(dp_offload_open(&config, &run->o), 0);
+    return run;
 }
 
-static inline void end(struct run *run)
+static inline void end(struct run **run)
 {
-    dp_offload_close(run->o);
-    om_model_fini(&run->streamed);
-    om_model_fini(&run->resident);
+    dp_offload_close((*run)->o);
+    om_model_fini(&(*run)->streamed);
+    om_model_fini(&(*run)->resident);
+    free(*run);
 }
 
 static inline void compare(const struct run *run, const char *what, const float *a, const float *b,
@@ -161,12 +159,11 @@ static inline void one_step(struct run *run, uint64_t step, bool training, bool 
 
 static inline void run_mode(const struct mode *mode)
 {
-    struct run *run = calloc(1, sizeof(*run));
     struct dp_device_usage before, after;
 
     uint64_t steps = mode->steps ? mode->steps : STEPS;
 
-    begin(run, mode);
+    ENDED_BY(end) struct run *run = begin(mode);
     dp_device_usage(dev, &before);
     for (uint64_t step = 0; step < steps; step++) {
         bool accumulate = mode->accumulate && step > 0;
@@ -183,8 +180,6 @@ static inline void run_mode(const struct mode *mode)
     }
     dp_device_usage(dev, &after);
     assert_int_equal(after.allocations, before.allocations);
-    end(run);
-    free(run);
 }
 
 /* ---- devices --------------------------------------------------------------------------------- */

@@ -175,8 +175,7 @@ CASE(a_write_that_fails_loses_nothing)
         limit_files(16384 + 40960 * (rlim_t)step);
         int err = dp_offload_optimizer_step(rig->file, &some);
         limit_files(RLIM_INFINITY);
-        assert_int_equal(err, DP_EIO);
-        assert_non_null(strstr(dp_last_error(), "File too large"));
+        expect_error(err, DP_EIO, "File too large");
         assert_non_null(strstr(dp_last_error(), "can be repeated"));
         assert_int_equal(dp_offload_optimizer_state(rig->file, &tensors), DP_ESTATE);
         assert_int_equal(dp_offload_optimizer_step(rig->file, &some), 0);
@@ -201,8 +200,7 @@ CASE(a_file_that_ends_early_is_noticed)
         memcpy(copy + at, block, 4096);
     }
     assert_int_equal(ftruncate(file, 0), 0);
-    assert_int_equal(dp_offload_optimizer_step(rig->file, &some), DP_EIO);
-    assert_non_null(strstr(dp_last_error(), "ends early"));
+    expect_error(dp_offload_optimizer_step(rig->file, &some), DP_EIO, "ends early");
     for (off_t at = 0; at < len; at += 4096) {
         memcpy(block, copy + at, 4096);
         assert_int_equal(pwrite(file, block, 4096, at), 4096);
@@ -371,8 +369,7 @@ CASE(what_cannot_be_is_refused)
     limit_files(8192);
     int err = dp_offload_optimizer_new(&config, rig->list[1], PARAMETERS, &o);
     limit_files(RLIM_INFINITY);
-    assert_int_equal(err, DP_EIO);
-    assert_non_null(strstr(dp_last_error(), "no room for"));
+    expect_error(err, DP_EIO, "no room for");
     step.skip = true;
     assert_int_equal(dp_offload_optimizer_step(rig->file, &step), DP_EUNSUPPORTED);
     step = (struct dp_optimizer_step){.rate = -1, .scale = 1};

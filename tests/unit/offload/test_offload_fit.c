@@ -10,12 +10,8 @@
 
 static struct dp_offload_config config_of(struct om_model *m, struct dp_device *dev)
 {
-    return (struct dp_offload_config){.device = dev,
-                                      .layers = m->layers,
-                                      .layer_count = OM_LAYERS,
-                                      .input = &m->input,
-                                      .slices = 1,
-                                      .microbatches = 3};
+    return (struct dp_offload_config){.device = dev, .layers = m->layers, .layer_count = OM_LAYERS,
+                                      .input = &m->input, .slices = 1, .microbatches = 3};
 }
 
 /* One step, and what it needed. */

@@ -299,17 +299,12 @@ static struct dp_offload_graph *new_graph(const struct graph *g, struct dp_offlo
 
     for (int32_t i = 0; i < g->count; i++)
         nodes[i] = (struct dp_offload_node){
-            .layer = {.ops = &node_ops,
-                      .user = (void *)(uintptr_t)&g->nodes[i],
-                      .parameters = &g->nodes[i].parameter,
-                      .parameter_count = 1,
+            .layer = {.ops = &node_ops, .user = (void *)(uintptr_t)&g->nodes[i],
+                      .parameters = &g->nodes[i].parameter, .parameter_count = 1,
                       .out = &g->nodes[i].out},
-            .in = g->nodes[i].in,
-            .in_count = g->nodes[i].in_count};
-    const struct dp_offload_graph_config config = {.device = dev,
-                                                   .nodes = nodes,
-                                                   .node_count = g->count,
-                                                   .input = &g->input,
+            .in = g->nodes[i].in, .in_count = g->nodes[i].in_count};
+    const struct dp_offload_graph_config config = {.device = dev, .nodes = nodes,
+                                                   .node_count = g->count, .input = &g->input,
                                                    .outputs = g->outputs,
                                                    .output_count = g->output_count};
     if (dp_offload_graph_new(&config, &out))
@@ -384,12 +379,10 @@ static void run_mode(uint64_t seed, struct graph *g, const struct mode *mode)
     step_in_memory(g, expected, mode->microbatches);
     const struct dp_offload_config config = {.device = dev,
                                              .layers = dp_offload_graph_layers(graph),
-                                             .layer_count = g->count,
-                                             .input = &g->input,
+                                             .layer_count = g->count, .input = &g->input,
                                              .slices = mode->slices,
                                              .microbatches = mode->microbatches,
-                                             .slots = mode->slots,
-                                             .distance = mode->slots - 1,
+                                             .slots = mode->slots, .distance = mode->slots - 1,
                                              .checkpoint = mode->checkpoint,
                                              .boundaries_down = mode->boundaries_down,
                                              .check = true};
@@ -419,8 +412,7 @@ CASE(any_graph_is_what_it_is_in_memory)
             run_mode(seed, &g,
                      &(struct mode){.slices = how ? 1 + below(&random, g.count) : g.count,
                                     .microbatches = 1 + below(&random, 3),
-                                    .slots = 1 + below(&random, 3),
-                                    .checkpoint = how > 0,
+                                    .slots = 1 + below(&random, 3), .checkpoint = how > 0,
                                     .boundaries_down = how > 1});
     }
 }

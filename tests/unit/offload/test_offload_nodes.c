@@ -96,12 +96,8 @@ static void train(struct dp_device *dev, struct seen *seen)
     const struct dp_parameter p = {.name = "p", .value = &v, .grad = &g};
     const struct dp_offload_layer layer = {
         .ops = &ops, .parameters = &p, .parameter_count = 1, .out = &border};
-    const struct dp_offload_config config = {.device = dev,
-                                             .layers = &layer,
-                                             .layer_count = 1,
-                                             .input = &border,
-                                             .slices = 1,
-                                             .update = note,
+    const struct dp_offload_config config = {.device = dev, .layers = &layer, .layer_count = 1,
+                                             .input = &border, .slices = 1, .update = note,
                                              .update_user = seen};
     const DLTensor *in[1] = {&x};
     struct dp_offload *o;

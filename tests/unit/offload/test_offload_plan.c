@@ -95,8 +95,7 @@ CASE(every_plan_is_sound_and_loads_as_little_as_can_be)
         for (int32_t slots = 1; slots <= 8; slots++)
             for (int32_t distance = 0; distance < slots; distance++)
                 for (int how = 0; how < 4; how++)
-                    check_sound((struct dp_offload_plan){.shards = shards,
-                                                         .slots = slots,
+                    check_sound((struct dp_offload_plan){.shards = shards, .slots = slots,
                                                          .distance = distance,
                                                          .forward_only = how % 2,
                                                          .drop_at_once = how / 2});

@@ -18,12 +18,9 @@ CASE(every_mode_is_the_resident_model_to_the_last_bit)
         for (int32_t slices = 1; slices <= OM_LAYERS; slices++)
             for (int how = 0; how < 3; how++)
                 for (int32_t slots = 2; slots <= 4; slots++)
-                    run_mode(&(struct mode){.slices = slices,
-                                            .microbatches = microbatches[m],
-                                            .slots = slots,
-                                            .distance = (slices + m) % slots,
-                                            .checkpoint = how > 0,
-                                            .boundaries_down = how > 1,
+                    run_mode(&(struct mode){.slices = slices, .microbatches = microbatches[m],
+                                            .slots = slots, .distance = (slices + m) % slots,
+                                            .checkpoint = how > 0, .boundaries_down = how > 1,
                                             .check = (slices + slots) % 2,
                                             .update = (slices + m + slots) % 2,
                                             .frozen = slices % 3 == 0});
@@ -32,94 +29,62 @@ CASE(every_mode_is_the_resident_model_to_the_last_bit)
 CASE(one_slot_and_no_reuse_are_enough)
 {
     for (int how = 0; how < 4; how++)
-        run_mode(&(struct mode){.slices = 4,
-                                .microbatches = 2,
-                                .slots = 1,
-                                .distance = 0,
-                                .checkpoint = how % 2,
-                                .drop_at_once = how / 2,
-                                .check = true,
+        run_mode(&(struct mode){.slices = 4, .microbatches = 2, .slots = 1, .distance = 0,
+                                .checkpoint = how % 2, .drop_at_once = how / 2, .check = true,
                                 .update = true});
 }
 
 CASE(more_slots_than_shards_are_fine)
 {
-    run_mode(&(struct mode){.slices = 3,
-                            .microbatches = 2,
-                            .slots = 6,
-                            .distance = 5,
-                            .checkpoint = true,
-                            .boundaries_down = true,
-                            .update = true});
+    run_mode(&(struct mode){.slices = 3, .microbatches = 2, .slots = 6, .distance = 5,
+                            .checkpoint = true, .boundaries_down = true, .update = true});
 }
 
 CASE(only_slots_that_are_used_take_memory)
 {
-    struct run *run = calloc(1, sizeof(*run));
-    struct mode mode = {.slices = 3, .slots = 3, .distance = 2};
+    const struct mode modes[] = {{.slices = 3, .slots = 3, .distance = 2},
+                                 {.slices = 3, .slots = 20, .distance = 19}};
     struct dp_offload_memory enough, more;
 
-    begin(run, &mode);
-    dp_offload_memory(run->o, &enough);
-    end(run);
-    mode.slots = 20;
-    mode.distance = 19;
-    begin(run, &mode);
-    dp_offload_memory(run->o, &more);
+    for (int i = 0; i < 2; i++) {
+        ENDED_BY(end) struct run *run = begin(&modes[i]);
+        dp_offload_memory(run->o, i ? &more : &enough);
+    }
     assert_int_equal(more.slots, 3);
     assert_true(more.device_bytes == enough.device_bytes);
-    end(run);
-    free(run);
 }
 
 /* Sums of small whole numbers are the same in every order. */
 CASE(tied_parameters_are_one_within_a_shard_and_between_shards)
 {
     for (int32_t slices = 1; slices <= OM_LAYERS; slices++)
-        run_mode(&(struct mode){.slices = slices,
-                                .microbatches = 2,
-                                .slots = 2,
-                                .distance = 1,
-                                .checkpoint = slices % 2,
-                                .check = true,
-                                .exact = true,
-                                .tied = true,
-                                .update = false});
+        run_mode(&(struct mode){.slices = slices, .microbatches = 2, .slots = 2, .distance = 1,
+                                .checkpoint = slices % 2, .check = true, .exact = true,
+                                .tied = true, .update = false});
 }
 
 CASE(tied_parameters_stay_equal_through_updates)
 {
     for (int32_t slices = 1; slices <= OM_LAYERS; slices++)
-        run_mode(&(struct mode){.slices = slices,
-                                .microbatches = 1,
-                                .slots = 3,
-                                .distance = 1,
-                                .steps = 1,
-                                .checkpoint = true,
-                                .exact = true,
-                                .tied = true,
+        run_mode(&(struct mode){.slices = slices, .microbatches = 1, .slots = 3, .distance = 1,
+                                .steps = 1, .checkpoint = true, .exact = true, .tied = true,
                                 .update = true});
 }
 
 CASE(gradients_add_up_over_steps)
 {
     for (int32_t slices = 1; slices <= 5; slices += 2)
-        run_mode(&(struct mode){.slices = slices,
-                                .microbatches = 2,
-                                .slots = 2,
-                                .distance = 1,
-                                .exact = true,
-                                .accumulate = true});
+        run_mode(&(struct mode){.slices = slices, .microbatches = 2, .slots = 2, .distance = 1,
+                                .exact = true, .accumulate = true});
 }
 
 CASE(a_forward_alone_needs_no_memory_for_gradients)
 {
-    struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 2, .slots = 2, .distance = 1};
     struct dp_offload_memory with, without;
     struct dp_offload *o;
 
-    begin(run, &mode);
+    ENDED_BY(end) struct run *run = begin(&mode);
     one_step(run, 0, false, false);
     struct dp_offload_config config = config_of(&run->streamed, &mode);
     config.forward_only = true;
@@ -131,8 +96,6 @@ CASE(a_forward_alone_needs_no_memory_for_gradients)
     run->o = o;
     one_step(run, 0, false, false);
     assert_int_equal(dp_offload_forward(o, &(struct dp_offload_step){.training = true}), DP_EINVAL);
-    end(run);
-    free(run);
 }
 
 /* ---- memory and traffic ---------------------------------------------------------------------- */
@@ -141,13 +104,12 @@ CASE(the_peak_is_the_slots_and_the_activations)
 {
     struct dp_device_usage before, after;
     struct dp_offload_memory memory;
-    struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {
         .slices = 6, .microbatches = 2, .slots = 3, .distance = 2, .checkpoint = true};
 
     dp_device_limit(dev, SIZE_MAX);
     dp_device_usage(dev, &before);
-    begin(run, &mode);
+    ENDED_BY(end) struct run *run = begin(&mode);
     one_step(run, 0, true, false);
     assert_int_equal(dp_offload_finish(run->o), 0);
     dp_device_usage(dev, &after);
@@ -158,8 +120,6 @@ CASE(the_peak_is_the_slots_and_the_activations)
     /* 2 n - K loads: the last K shards are still there when the backward begins. */
     assert_int_equal(memory.shards, 6);
     assert_int_equal(memory.loads, 2 * 6 - 3);
-    end(run);
-    free(run);
 }
 
 CASE(a_device_that_is_too_small_is_refused_before_the_first_step)
@@ -196,12 +156,11 @@ static void note(void *user, const struct dp_offload_event *event)
 /* With 4 shards and 2 slots, 2 are there when a step begins, and 2 when its backward does. */
 CASE(what_is_still_there_is_loaded_again_only_if_it_may_have_changed)
 {
-    struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 1, .slots = 2, .distance = 1, .check = true};
     static const uint64_t loads[] = {6, 10, 16};
     struct dp_offload_memory memory;
 
-    begin(run, &mode);
+    ENDED_BY(end) struct run *run = begin(&mode);
     for (uint64_t step = 0; step < 3; step++) {
         run->unchanged = step == 1;
         zero_grads(run);
@@ -211,17 +170,14 @@ CASE(what_is_still_there_is_loaded_again_only_if_it_may_have_changed)
         dp_offload_memory(run->o, &memory);
         assert_int_equal(memory.loads, loads[step]);
     }
-    end(run);
-    free(run);
 }
 
 CASE(events_begin_in_the_order_of_the_plan)
 {
-    struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 5, .microbatches = 2, .slots = 3, .distance = 1};
     struct events planned, seen = {.count = 0};
 
-    begin(run, &mode);
+    ENDED_BY(end) struct run *run = begin(&mode);
     dp_offload_close(run->o);
     struct dp_offload_config config = config_of(&run->streamed, &mode);
     config.trace = note;
@@ -234,23 +190,16 @@ CASE(events_begin_in_the_order_of_the_plan)
         0);
     assert_int_equal(seen.count, planned.count);
     assert_memory_equal(seen.list, planned.list, seen.count * sizeof(seen.list[0]));
-    end(run);
-    free(run);
 }
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
 CASE(a_failed_layer_is_named_and_the_step_can_be_repeated)
 {
-    struct run *run = calloc(1, sizeof(*run));
-    struct mode mode = {.slices = 4,
-                        .microbatches = 2,
-                        .slots = 2,
-                        .distance = 1,
-                        .checkpoint = true,
-                        .check = true};
+    struct mode mode = {.slices = 4, .microbatches = 2, .slots = 2, .distance = 1,
+                        .checkpoint = true, .check = true};
 
-    begin(run, &mode);
+    ENDED_BY(end) struct run *run = begin(&mode);
     om_data_init(&run->data, 100, false);
     om_tensors_init(&run->tensors, &run->data);
     run->streamed.fail_layer = 4;
@@ -273,8 +222,6 @@ CASE(a_failed_layer_is_named_and_the_step_can_be_repeated)
     one_step(run, 0, true, false);
     assert_int_equal(dp_offload_finish(run->o), 0);
     compare_parameters(run, true);
-    end(run);
-    free(run);
 }
 
 static int failing_update(void *user, int32_t shard, const struct dp_parameter *parameters,
@@ -285,21 +232,17 @@ static int failing_update(void *user, int32_t shard, const struct dp_parameter *
 
 CASE(a_failed_update_is_reported_at_the_end)
 {
-    struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 3, .slots = 2, .distance = 1};
 
-    begin(run, &mode);
+    ENDED_BY(end) struct run *run = begin(&mode);
     dp_offload_close(run->o);
     struct dp_offload_config config = config_of(&run->streamed, &mode);
     config.update = failing_update;
     assert_int_equal(dp_offload_open(&config, &run->o), 0);
     run->mode = &(struct mode){.slices = 3, .microbatches = 1};
     one_step(run, 0, true, false);
-    assert_int_equal(dp_offload_finish(run->o), DP_EIO);
-    assert_non_null(strstr(dp_last_error(), "the update of a shard failed"));
+    expect_error(dp_offload_finish(run->o), DP_EIO, "the update of a shard failed");
     assert_int_equal(dp_offload_finish(run->o), 0);
-    end(run);
-    free(run);
 }
 
 struct bound {
@@ -323,11 +266,10 @@ static int update_on_node(void *user, int32_t shard, const struct dp_parameter *
 /* Where threads of the device's update; without such a thread it is the calling one. */
 CASE(updates_run_on_the_node_of_the_pinned_memory)
 {
-    struct run *run = calloc(1, sizeof(*run));
     struct bound bound = {.inside = 0};
     struct mode mode = {.slices = 3, .microbatches = 1, .slots = 2, .distance = 1};
 
-    begin(run, &mode);
+    ENDED_BY(end) struct run *run = begin(&mode);
     dp_offload_close(run->o);
     struct dp_offload_config config = config_of(&run->streamed, &mode);
     config.update = update_on_node;
@@ -342,26 +284,19 @@ CASE(updates_run_on_the_node_of_the_pinned_memory)
         assert_int_equal(dp_offload_finish(run->o), 0);
         assert_int_equal(bound.inside, 3);
     }
-    end(run);
-    free(run);
 }
 
 CASE(tensors_that_are_not_as_declared_are_refused)
 {
-    struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 2};
 
-    begin(run, &mode);
+    ENDED_BY(end) struct run *run = begin(&mode);
     om_tensors_init(&run->tensors, &run->data);
     struct dp_offload_step step = {.inputs = run->tensors.inputs};
     run->tensors.x.ndim = 1;
-    assert_int_equal(dp_offload_forward(run->o, &step), DP_EINVAL);
-    assert_non_null(strstr(dp_last_error(), "input 1: expected"));
+    expect_error(dp_offload_forward(run->o, &step), DP_EINVAL, "input 1: expected");
     run->tensors.inputs[0] = NULL;
-    assert_int_equal(dp_offload_forward(run->o, &step), DP_EINVAL);
-    assert_non_null(strstr(dp_last_error(), "input 0 is missing"));
-    end(run);
-    free(run);
+    expect_error(dp_offload_forward(run->o, &step), DP_EINVAL, "input 0 is missing");
 }
 
 /* ---- O1 to O9 -------------------------------------------------------------------------------- */
@@ -444,26 +379,21 @@ CASE(O4_O5_O7_a_host_device_micro_batches_without_checkpoints_several_inputs)
 
 CASE(O9_a_forward_alone_leaves_nothing_to_differentiate)
 {
-    struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 3, .microbatches = 2, .checkpoint = true};
 
-    begin(run, &mode);
+    ENDED_BY(end) struct run *run = begin(&mode);
     one_step(run, 0, false, false);
     struct dp_offload_gradients g = {.gouts = run->tensors.gouts};
-    assert_int_equal(dp_offload_backward(run->o, &g), DP_ESTATE);
-    assert_non_null(strstr(dp_last_error(), "without a training forward"));
-    end(run);
-    free(run);
+    expect_error(dp_offload_backward(run->o, &g), DP_ESTATE, "without a training forward");
 }
 
 CASE(ready_made_shards_may_be_empty)
 {
     static const int32_t first[] = {0, 0, 3, 3, 8, 8};
-    struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 5, .microbatches = 2};
     struct dp_offload_memory memory;
 
-    begin(run, &mode);
+    ENDED_BY(end) struct run *run = begin(&mode);
     dp_offload_close(run->o);
     struct dp_offload_config config = config_of(&run->streamed, &mode);
     config.first = first;
@@ -473,17 +403,14 @@ CASE(ready_made_shards_may_be_empty)
     one_step(run, 0, true, false);
     assert_int_equal(dp_offload_finish(run->o), 0);
     compare_parameters(run, true);
-    end(run);
-    free(run);
 }
 
 CASE(layers_compute_in_a_stream_of_the_callers)
 {
-    struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 2, .slots = 2, .distance = 1};
     struct dp_device_event *event;
+    struct run *run = begin(&mode);
 
-    begin(run, &mode);
     dp_offload_close(run->o);
     struct dp_offload_config config = config_of(&run->streamed, &mode);
     assert_int_equal(dp_device_stream_new(dev, DP_PRIORITY_NORMAL, &config.stream), 0);
@@ -492,12 +419,11 @@ CASE(layers_compute_in_a_stream_of_the_callers)
     one_step(run, 0, true, false);
     assert_int_equal(dp_offload_finish(run->o), 0);
     compare_parameters(run, true);
-    end(run);
+    end(&run);
     assert_int_equal(dp_device_event_record(event, config.stream), 0); /* it is still the caller's */
     assert_int_equal(dp_device_event_wait(event, DP_NS_PER_S), 0);
     dp_device_event_free(event);
     dp_device_stream_free(config.stream);
-    free(run);
 }
 
 int main(void)

@@ -97,18 +97,14 @@ static int begin_one(struct stress *s, struct there_and_back *t)
         t->source[i] = (char)(s->random >> (i % 57));
     memset(t->target, 0, SPACE);
     return dpo_copy(&s->streams, &(struct dpo_copy){.stream = below(&s->random, 2) ? DPO_UP : DPO_UP_URGENT,
-                                                    .dst = t->device,
-                                                    .src = t->source,
-                                                    .bytes = t->bytes,
-                                                    .record = t->up_done});
+                                                    .dst = t->device, .src = t->source,
+                                                    .bytes = t->bytes, .record = t->up_done});
 }
 
 static int turn_one(struct stress *s, const struct there_and_back *t)
 {
-    return dpo_copy(&s->streams, &(struct dpo_copy){.stream = DPO_DOWN,
-                                                    .dst = t->target,
-                                                    .src = t->device,
-                                                    .bytes = t->bytes,
+    return dpo_copy(&s->streams, &(struct dpo_copy){.stream = DPO_DOWN, .dst = t->target,
+                                                    .src = t->device, .bytes = t->bytes,
                                                     .after = {t->up_done}});
 }
 
@@ -150,8 +146,7 @@ static void *memory(struct dp_device *dev, enum dp_memory where)
 
 static void stress_init(struct stress *s, struct dp_device *dev, uint64_t seed)
 {
-    *s = (struct stress){.dev = dev,
-                         .random = seed,
+    *s = (struct stress){.dev = dev, .random = seed,
                          .streams = {.dev = dev, .timeout_ns = timeout_ns, .check = seed % 2}};
     assert_int_equal(dpo_streams_open(&s->streams), 0);
     for (int i = 0; i < IN_FLIGHT; i++) {
@@ -197,20 +192,14 @@ static struct dp_offload_config any_config(struct run *run, struct dp_device *de
 
     run->microbatches = 1 + below(random, 5);
     run->update = below(random, 3) > 0;
-    return (struct dp_offload_config){.device = dev,
-                                      .layers = run->streamed.layers,
-                                      .layer_count = OM_LAYERS,
-                                      .input = &run->streamed.input,
+    return (struct dp_offload_config){.device = dev, .layers = run->streamed.layers,
+                                      .layer_count = OM_LAYERS, .input = &run->streamed.input,
                                       .slices = 1 + below(random, OM_LAYERS),
-                                      .microbatches = run->microbatches,
-                                      .slots = slots,
+                                      .microbatches = run->microbatches, .slots = slots,
                                       .distance = below(random, slots),
-                                      .drop_at_once = below(random, 4) == 0,
-                                      .checkpoint = mode > 0,
-                                      .boundaries_down = mode > 1,
-                                      .check = below(random, 2),
-                                      .update = run->update ? update : NULL,
-                                      .seed = 7};
+                                      .drop_at_once = below(random, 4) == 0, .checkpoint = mode > 0,
+                                      .boundaries_down = mode > 1, .check = below(random, 2),
+                                      .update = run->update ? update : NULL, .seed = 7};
 }
 
 static void expect_bits(uint64_t seed, const char *what, const void *a, const void *b, size_t bytes)

@@ -18,16 +18,11 @@ CASE(mixed_precision_is_the_resident_run_in_the_same_types)
     for (int how = 0; how < 4; how++)
         for (int32_t slices = 1; slices <= OM_LAYERS; slices++) {
             const int32_t slots = 1 + (slices + how) % 3;
-            run_mode(&(struct mode){.slices = slices,
-                                    .microbatches = slots == 2 ? 2 : 5,
-                                    .slots = slots,
-                                    .distance = slots - 1,
-                                    .checkpoint = slices % 3 > 0,
-                                    .boundaries_down = slices % 3 > 1,
-                                    .check = how % 2,
-                                    .update = (slices + how) % 2,
-                                    .frozen = slots == 3,
-                                    .values_type = types[how][0],
+            run_mode(&(struct mode){.slices = slices, .microbatches = slots == 2 ? 2 : 5,
+                                    .slots = slots, .distance = slots - 1,
+                                    .checkpoint = slices % 3 > 0, .boundaries_down = slices % 3 > 1,
+                                    .check = how % 2, .update = (slices + how) % 2,
+                                    .frozen = slots == 3, .values_type = types[how][0],
                                     .grads_type = types[how][1]});
         }
 }
@@ -40,14 +35,11 @@ CASE(mixed_precision_copies_half_the_bytes)
     struct mode mode = {.slices = 4, .microbatches = 1};
 
     for (int i = 0; i < 2; i++) {
-        struct run *run = calloc(1, sizeof(*run));
         mode.values_type = mode.grads_type = i ? bf16 : as_is;
-        begin(run, &mode);
+        ENDED_BY(end) struct run *run = begin(&mode);
         one_step(run, 0, true, false);
         assert_int_equal(dp_offload_finish(run->o), 0);
         dp_offload_memory(run->o, i ? &mixed : &whole);
-        end(run);
-        free(run);
     }
     assert_in_range(mixed.loaded_bytes, whole.loaded_bytes / 2, whole.loaded_bytes * 7 / 10);
     assert_in_range(mixed.down_bytes, whole.down_bytes / 2, whole.down_bytes * 7 / 10);
@@ -58,12 +50,10 @@ CASE(mixed_precision_copies_half_the_bytes)
 CASE(gradients_of_steps_add_up_in_float32)
 {
     struct mode mode = {.slices = 3, .microbatches = 2, .values_type = bf16, .grads_type = bf16};
-    struct run *sums = calloc(1, sizeof(*sums)), *each = calloc(1, sizeof(*each));
+    ENDED_BY(end) struct run *sums = begin(&mode), *each = begin(&mode);
     static float expected[OM_PARAMETERS][OM_WIDTH * OM_WIDTH];
     int32_t count;
 
-    begin(sums, &mode);
-    begin(each, &mode);
     memset(expected, 0, sizeof(expected));
     for (uint64_t step = 0; step < STEPS; step++) {
         one_step(sums, step, true, step > 0);
@@ -79,10 +69,6 @@ CASE(gradients_of_steps_add_up_in_float32)
                 assert_memory_equal(sum, (const float *)a[p].grad->data + i, sizeof(float));
             }
     }
-    end(sums);
-    end(each);
-    free(sums);
-    free(each);
 }
 
 /* What a program does after a backward: the norm of the whole gradient, the factor that clips it, the
@@ -141,7 +127,6 @@ static void scaled_step(struct run *run, struct recipe *streamed, struct recipe 
 
 CASE(float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient)
 {
-    struct run *run = calloc(1, sizeof(*run));
     struct mode mode = {.slices = 4, .microbatches = 2, .values_type = f16, .grads_type = f16};
     struct recipe streamed = {.scale = dp_loss_scale_defaults()}, resident;
     struct dp_optimizer_config config = dp_optimizer_defaults(DP_OPTIMIZER_ADAMW);
@@ -149,7 +134,7 @@ CASE(float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient)
 
     streamed.scale.interval = 3;
     resident = streamed;
-    begin(run, &mode);
+    ENDED_BY(end) struct run *run = begin(&mode);
     const struct dp_parameter *list = dp_offload_parameters(run->o, &count);
     assert_int_equal(dp_optimizer_new(&config, list, count, &streamed.optimizer), 0);
     assert_int_equal(
@@ -160,8 +145,6 @@ CASE(float16_scales_the_loss_skips_what_overflows_and_clips_the_whole_gradient)
     assert_int_equal(streamed.skipped, resident.skipped);
     dp_optimizer_free(streamed.optimizer);
     dp_optimizer_free(resident.optimizer);
-    end(run);
-    free(run);
 }
 
 int main(void)

@@ -20,10 +20,8 @@ const struct dp_schedule_spec training = {
     .kind = DP_SCHEDULE_DUALPIPE, .ranks = RANKS, .microbatches = 4, .mirror_reduce = true};
 const struct dp_schedule_spec one_stream = {
     .kind = DP_SCHEDULE_1F1B, .ranks = RANKS, .microbatches = 4};
-const struct dp_schedule_spec inference = {.kind = DP_SCHEDULE_DUALPIPE,
-                                           .ranks = RANKS,
-                                           .microbatches = 4,
-                                           .forward_only = true,
+const struct dp_schedule_spec inference = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = RANKS,
+                                           .microbatches = 4, .forward_only = true,
                                            .return_outputs = true};
 
 struct trial {

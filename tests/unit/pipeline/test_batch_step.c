@@ -194,8 +194,7 @@ static void make_batch(const struct trial *trial, struct rank *r)
     r->batch = (struct dp_batch_step){
         .args = r->first ? &r->args : NULL,
         .labels = r->last && !trial->own_gradients ? &r->label_args : NULL,
-        .rows = trial->no_rows ? 0 : trial->rows,
-        .outputs = r->last ? &r->outputs : NULL,
+        .rows = trial->no_rows ? 0 : trial->rows, .outputs = r->last ? &r->outputs : NULL,
         .losses = r->last && !trial->own_gradients ? &r->losses : NULL,
     };
 }
@@ -216,18 +215,12 @@ static int rank_open(struct rank *r, const struct trial *trial, struct dp_comm *
     }
     make_batch(trial, r);
     const struct dp_pipeline_config config = {
-        .schedule = s,
-        .also = &trial->also,
-        .also_count = trial->also != NULL,
-        .comm = comm,
-        .stages = r->stages,
-        .borders = r->borders,
+        .schedule = s, .also = &trial->also, .also_count = trial->also != NULL, .comm = comm,
+        .stages = r->stages, .borders = r->borders,
         .labels = trial->own_gradients ? NULL : &r->labels,
         .max_extents = {r->borders[0].tensors[0].shape[0]},
-        .loss = trial->own_gradients ? NULL : &loss_ops,
-        .max_loss_values = 2,
-        .own_gradients = trial->own_gradients,
-        .execution = trial->execution,
+        .loss = trial->own_gradients ? NULL : &loss_ops, .max_loss_values = 2,
+        .own_gradients = trial->own_gradients, .execution = trial->execution,
     };
     return dp_pipeline_new(&config, &r->pipe);
 }

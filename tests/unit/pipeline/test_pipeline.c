@@ -273,8 +273,7 @@ CASE(ranks_can_be_mapped)
         for (int kind = DP_SCHEDULE_GPIPE; kind < DP_SCHEDULE_KINDS; kind++) {
             struct dp_schedule *s =
                 case_schedule((struct dp_schedule_spec){.kind = (enum dp_schedule_kind)kind,
-                                                        .ranks = 4,
-                                                        .microbatches = 8,
+                                                        .ranks = 4, .microbatches = 8,
                                                         .mirror_reduce = true,
                                                         .rank_map = maps[i]});
             expect_sequential(job_make(s));

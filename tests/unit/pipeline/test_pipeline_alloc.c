@@ -113,8 +113,7 @@ static void expect_none(const struct comm_kind *kind, enum dp_schedule_kind sche
     OWNED(dp_schedule) *s = NULL;
     int killed;
 
-    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = schedule_kind,
-                                                                .ranks = 4,
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = schedule_kind, .ranks = 4,
                                                                 .microbatches = 12,
                                                                 .return_outputs = true,
                                                                 .mirror_reduce = true},

@@ -267,8 +267,7 @@ static int refuse(struct dp_comm *comm, void *arg)
         borders[end].count = 0;
     }
     borders[1].count = 0;
-    CHECK(dp_pipeline_new(&config, &pipe) == DP_ESTATE);
-    CHECK_SAYS("border 1: no tensor declared");
+    CHECK_ERROR(dp_pipeline_new(&config, &pipe), DP_ESTATE, "border 1: no tensor declared");
     borders[1].count = 1;
     config.opaque_ends = dp_comm_rank(comm) == 0;
     if (dp_comm_rank(comm) == 1) /* as the ends are another rank's, it need not declare them */

@@ -516,17 +516,13 @@ static int run_not_settled(struct dp_comm *comm, void *arg)
 
 CASE(gradients_kept_by_a_stage_are_settled_before_they_are_read)
 {
-    struct dp_stage_ops ops = {.forward = keeping_forward,
-                               .backward = keeping_backward,
-                               .weight = keeping_weight,
-                               .settle = settle_kept};
+    struct dp_stage_ops ops = {.forward = keeping_forward, .backward = keeping_backward,
+                               .weight = keeping_weight, .settle = settle_kept};
 
     for (int i = 0; i < 2 * (DP_SCHEDULE_DUALPIPEV - DP_SCHEDULE_GPIPE + 1); i++) {
         struct dp_schedule *s =
             case_schedule((struct dp_schedule_spec){.kind = DP_SCHEDULE_GPIPE + (enum dp_schedule_kind)(i / 2),
-                                            .ranks = 2,
-                                            .microbatches = 8,
-                                            .mirror_reduce = true});
+                                            .ranks = 2, .microbatches = 8, .mirror_reduce = true});
         struct job job = job_make(s);
 
         job.ops = &ops;
@@ -750,10 +746,8 @@ static int run_uneven(struct dp_comm *comm, void *arg)
                                                         .labels = &border, .max_extents = {2},
                                                         .loss = &rows_loss_ops}, &pipe));
     bool last = s->kind == DP_SCHEDULE_DUALPIPEV ? rank == 0 : rank == s->ranks - 1;
-    struct dp_step step = {.inputs = rank == 0 ? mbs[0] : NULL,
-                           .labels = last ? mbs[1] : NULL,
-                           .outputs = last ? mbs[2] : NULL,
-                           .losses = last ? losses : NULL,
+    struct dp_step step = {.inputs = rank == 0 ? mbs[0] : NULL, .labels = last ? mbs[1] : NULL,
+                           .outputs = last ? mbs[2] : NULL, .losses = last ? losses : NULL,
                            .extents = (const int64_t (*)[DP_MAX_EXTENTS])extents};
     CHECK(!dp_pipeline_step(pipe, &step));
     for (int mb = 0; last && mb < UNEVEN_MB; mb++)

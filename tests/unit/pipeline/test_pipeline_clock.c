@@ -197,10 +197,8 @@ CASE(a_step_takes_what_the_simulator_says)
             if (flags & 1 && !has_slack)
                 continue;
             for (int latency_ns = 0; latency_ns <= 200; latency_ns += 50)
-                expect_simulated((struct dp_schedule_spec){.kind = kind,
-                                                           .ranks = 4,
-                                                           .microbatches = 12,
-                                                           .slack = flags & 1,
+                expect_simulated((struct dp_schedule_spec){.kind = kind, .ranks = 4,
+                                                           .microbatches = 12, .slack = flags & 1,
                                                            .no_overlap = flags & 2},
                                  latency_ns);
         }

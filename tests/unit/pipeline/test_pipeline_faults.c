@@ -212,8 +212,7 @@ static struct dp_schedule *build(enum way way)
 {
     struct dp_schedule_spec spec = {.kind = way == BY_LIST ? DP_SCHEDULE_DUALPIPE
                                                            : DP_SCHEDULE_ASYNC,
-                                    .ranks = RANKS,
-                                    .microbatches = MICROBATCHES,
+                                    .ranks = RANKS, .microbatches = MICROBATCHES,
                                     .mirror_reduce = true};
     OWNED(dp_partition) *p = NULL;
     struct dp_schedule *s = NULL;

@@ -377,8 +377,7 @@ static int expect_refusal(struct dp_comm *comm, void *arg)
     struct job_rank r;
 
     const int err = job_rank_open(&r, arg, comm);
-    CHECK(err == DP_EUNSUPPORTED || err == DP_EABORTED);
-    CHECK_SAYS("holds both copies of stage");
+    CHECK_ERROR(err == DP_EUNSUPPORTED || err, DP_EABORTED, "holds both copies of stage");
     job_rank_close(&r);
     return 0;
 }

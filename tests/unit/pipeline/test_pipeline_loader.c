@@ -220,8 +220,7 @@ CASE(what_a_loader_hands_over_is_checked_like_a_batch)
     assert_string_equal(dp_last_error(), "inputs: given, expected NULL beside input_loader");
     l->r.step.inputs = NULL;
     l->input_loader.load = NULL;
-    assert_int_equal(job_rank_step(&l->r), DP_EINVAL);
-    assert_string_equal(dp_last_error(), "input_loader: no callback load");
+    expect_error_is(job_rank_step(&l->r), DP_EINVAL, "input_loader: no callback load");
     l->input_loader.load = load_one_tensor;
     assert_int_equal(job_rank_step(&l->r), DP_EINVAL);
     assert_string_equal(dp_last_error(), "inputs: micro-batch 0 has 1 tensors, expected 3");

@@ -380,10 +380,8 @@ static void *shared(size_t bytes)
 
 static void cell_job_init(struct cell_job *f)
 {
-    const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE,
-                                          .ranks = RANKS,
-                                          .microbatches = MICROBATCHES,
-                                          .mirror_reduce = true};
+    const struct dp_schedule_spec spec = {.kind = DP_SCHEDULE_DUALPIPE, .ranks = RANKS,
+                                          .microbatches = MICROBATCHES, .mirror_reduce = true};
     struct dp_schedule *s = NULL;
 
     assert_int_equal(dp_schedule_new(&spec, &s), 0);

@@ -76,8 +76,7 @@ static void pack_random_lifetimes(uint64_t *seed, bool one_size)
     for (int i = 0; i < COUNT; i++) {
         uint32_t first = draw(seed, TIMES), length = draw(seed, 10);
         lifetimes[i] = (struct dp_lifetime){.bytes = one_size ? 1000 : draw(seed, 3000),
-                                    .first = first,
-                                    .last = first + length};
+                                    .first = first, .last = first + length};
     }
     assert_int_equal(dp_offsets_plan(lifetimes, COUNT, &total, &before), 0);
     expect_apart(lifetimes, COUNT);
@@ -126,12 +125,9 @@ static void planned_init(struct planned *p, struct dp_schedule_spec spec, int ra
         dp_border_lay_out(&border, &p->layouts[i]);
     for (int i = 0; i < dp_schedule_slot_count(p->schedule, rank); i++)
         p->stages[i] = (struct dp_stage){.ops = &no_ops, .save_bytes = SAVE_BYTES};
-    const struct dp_plan_source source = {.schedule = p->schedule,
-                                          .rank = rank,
-                                          .stages = p->stages,
-                                          .layouts = p->layouts,
-                                          .order_blocks = 2,
-                                          .staged = staged};
+    const struct dp_plan_source source = {.schedule = p->schedule, .rank = rank,
+                                          .stages = p->stages, .layouts = p->layouts,
+                                          .order_blocks = 2, .staged = staged};
     assert_int_equal(dp_plan_init(&p->plan, &source), 0);
 }
 

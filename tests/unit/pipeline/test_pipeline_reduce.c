@@ -255,8 +255,7 @@ CASE(operations_that_are_not_all_there_are_refused)
     expect_misuse(DP_SCHEDULE_1F1B, true,
                   (struct misuse){.sentence = "which has no mirror, expected reduce operations"});
     expect_misuse(DP_SCHEDULE_ASYNC, false,
-                  (struct misuse){.ops = &ops,
-                                  .messages = true,
+                  (struct misuse){.ops = &ops, .messages = true,
                                   .sentence = "expected NULL where messages drive the ranks"});
 }
 

@@ -49,8 +49,7 @@ CASE(messages_through_pinned_memory_change_no_bit)
     for (int kind = DP_SCHEDULE_GPIPE; kind <= DP_SCHEDULE_DUALPIPEV; kind++)
         for (int variant = 0; variant < 8; variant++)
             expect_sequential((struct dp_schedule_spec){.kind = (enum dp_schedule_kind)kind,
-                                                        .ranks = 4,
-                                                        .microbatches = 10,
+                                                        .ranks = 4, .microbatches = 10,
                                                         .forward_only = variant & 1,
                                                         .return_outputs = variant & 2,
                                                         .mirror_reduce = true},

@@ -59,8 +59,7 @@ static int lose_a_rank(struct dp_comm *comm, const struct run *run)
     CHECK(err == DP_EABORTED || err == DP_ECOMM);
     CHECK(dp_comm_get(comm, DP_COMM_REVOKED) && dp_comm_aborted(comm, &why));
     CHECK(why.rank == run->culprit && why.error == DP_ECOMM);
-    CHECK(job_rank_step(&r) == DP_EABORTED);
-    CHECK_SAYS("rank");
+    CHECK_ERROR(job_rank_step(&r), DP_EABORTED, "rank");
     job_rank_close(&r);
     return 0;
 }
@@ -98,8 +97,7 @@ static struct dp_schedule *build(enum dp_schedule_kind kind, int ranks)
 {
     struct dp_schedule *s = NULL;
 
-    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = kind,
-                                                                .ranks = ranks,
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = kind, .ranks = ranks,
                                                                 .microbatches = MICROBATCHES,
                                                                 .mirror_reduce = true},
                                      &s),
@@ -133,9 +131,7 @@ static void kill_once(const struct comm_kind *kind, const struct plan *plan, int
 {
     struct run run = {.before = make_job(plan, plan->before, RANKS),
                       .after = make_job(plan, plan->after, plan->ranks_after),
-                      .ranks_after = plan->ranks_after,
-                      .culprit = culprit,
-                      .at = at};
+                      .ranks_after = plan->ranks_after, .culprit = culprit, .at = at};
     int killed;
     const int failed = kind->run(kind, RANKS, deadline_ns, survive, &run, &killed);
 

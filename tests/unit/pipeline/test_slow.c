@@ -105,13 +105,9 @@ static bool advance(struct paper *p, int rank)
             since_ns = pair_since_ns, from = pair_from;
         struct dp_span *span = &p->spans[p->count++];
         const int64_t wait_ns = since_ns > p->now_ns[rank] ? since_ns - p->now_ns[rank] : 0;
-        *span = (struct dp_span){.start_ns = p->now_ns[rank] + wait_ns,
-                                 .rank = rank,
-                                 .index = (uint32_t)*at,
-                                 .op = op,
-                                 .pair = pair,
-                                 .waited_ns = wait_ns,
-                                 .waited_for = wait_ns ? from : -1};
+        *span = (struct dp_span){.start_ns = p->now_ns[rank] + wait_ns, .rank = rank,
+                                 .index = (uint32_t)*at, .op = op, .pair = pair,
+                                 .waited_ns = wait_ns, .waited_for = wait_ns ? from : -1};
         span->end_ns = span->start_ns + duration(p, rank, *at, op) +
                        (op.flags & DP_OP_OVERLAP ? duration(p, rank, *at + 1, pair) : 0);
         p->now_ns[rank] = span->end_ns;

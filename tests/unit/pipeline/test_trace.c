@@ -53,8 +53,7 @@ static void run_on_threads(struct recorded *r, struct dp_schedule *s)
 static struct dp_schedule *build(enum dp_schedule_kind kind)
 {
     struct dp_schedule *s = NULL;
-    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = kind,
-                                                                .ranks = RANKS,
+    assert_int_equal(dp_schedule_new(&(struct dp_schedule_spec){.kind = kind, .ranks = RANKS,
                                                                 .microbatches = MICROBATCHES,
                                                                 .mirror_reduce = true},
                                      &s),
@@ -416,13 +415,9 @@ static struct dp_span span_of(const struct dp_schedule *s, const struct bar *bar
 
     while (ops[at].kind != (uint32_t)bar->kind)
         at++;
-    return (struct dp_span){.start_ns = bar->start * 1000000,
-                            .end_ns = bar->end * 1000000,
-                            .rank = bar->rank,
-                            .index = at,
-                            .op = ops[at],
-                            .waited_ns = bar->waited * 1000000,
-                            .waited_for = bar->peer};
+    return (struct dp_span){.start_ns = bar->start * 1000000, .end_ns = bar->end * 1000000,
+                            .rank = bar->rank, .index = at, .op = ops[at],
+                            .waited_ns = bar->waited * 1000000, .waited_for = bar->peer};
 }
 
 CASE(a_report_says_what_waiting_cost_and_where_ops_were_late)

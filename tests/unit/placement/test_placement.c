@@ -25,11 +25,8 @@ static struct fixture make(const char *description, enum dp_schedule_kind kind, 
 
     if (dp_topology_new_synthetic(description, &f.t) || dp_schedule_new(&schedule, &f.s))
         fail_msg("%s", dp_last_error());
-    f.spec = (struct dp_placement_spec){.topology = f.t,
-                                        .schedule = f.s,
-                                        .replicas = replicas,
-                                        .activation_bytes = 64e6,
-                                        .parameter_bytes = 500e6};
+    f.spec = (struct dp_placement_spec){.topology = f.t, .schedule = f.s, .replicas = replicas,
+                                        .activation_bytes = 64e6, .parameter_bytes = 500e6};
     return f;
 }
 

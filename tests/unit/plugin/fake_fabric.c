@@ -68,13 +68,9 @@ void end_open(struct end *e, int device, int gid_index)
     must((e->cq = ibv_create_cq(e->context, 2 * END_ENTRIES, NULL, NULL, 0)), "ibv_create_cq");
     must((e->data = calloc(1, END_BYTES)), "calloc");
     must((e->mr = ibv_reg_mr(e->pd, e->data, END_BYTES, all_rights)), "ibv_reg_mr");
-    struct ibv_qp_init_attr a = {.send_cq = e->cq,
-                                 .recv_cq = e->cq,
-                                 .qp_type = IBV_QPT_RC,
-                                 .cap = {.max_send_wr = END_ENTRIES,
-                                         .max_recv_wr = END_ENTRIES,
-                                         .max_send_sge = 2,
-                                         .max_recv_sge = 2,
+    struct ibv_qp_init_attr a = {.send_cq = e->cq, .recv_cq = e->cq, .qp_type = IBV_QPT_RC,
+                                 .cap = {.max_send_wr = END_ENTRIES, .max_recv_wr = END_ENTRIES,
+                                         .max_send_sge = 2, .max_recv_sge = 2,
                                          .max_inline_data = END_INLINE}};
     must((e->qp = ibv_create_qp(e->pd, &a)), "ibv_create_qp");
 }
@@ -110,14 +106,9 @@ int end_to_init(struct end *e)
 int end_to_rtr(struct end *e, const struct card *peer)
 {
     struct ibv_qp_attr a = {
-        .qp_state = IBV_QPS_RTR,
-        .path_mtu = IBV_MTU_1024,
-        .dest_qp_num = peer->qpn,
-        .rq_psn = peer->psn,
-        .max_dest_rd_atomic = 1,
-        .min_rnr_timer = 12,
-        .ah_attr = {.is_global = 1,
-                    .port_num = 1,
+        .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qpn,
+        .rq_psn = peer->psn, .max_dest_rd_atomic = 1, .min_rnr_timer = 12,
+        .ah_attr = {.is_global = 1, .port_num = 1,
                     .grh = {.dgid = peer->gid, .sgid_index = (uint8_t)e->gid_index, .hop_limit = 64}},
     };
 

@@ -241,8 +241,7 @@ CASE(ports_are_not_fused_if_they_may_not_be)
     set("NCCL_IB_MERGE_NICS", "0");
     setenv("NCCL_NET_FORCE_MERGE", "these", 1); /* though they are not on the PCI bus */
     assert_int_equal(dpn_net_init(NULL, &net), 0);
-    assert_int_equal(dpn_net_fuse((int[]){0, 1}, 2, &dev), DP_EUNSUPPORTED);
-    assert_string_equal(dp_last_error(), "NCCL_IB_MERGE_NICS=0");
+    expect_error_is(dpn_net_fuse((int[]){0, 1}, 2, &dev), DP_EUNSUPPORTED, "NCCL_IB_MERGE_NICS=0");
     dpn_net_finalize(net);
     unset("NCCL_NET_FORCE_MERGE");
     unset("NCCL_IB_MERGE_NICS");

@@ -271,9 +271,8 @@ CASE(without_a_finding_the_sentence_is_the_last_error)
     OWNED(dp_schedule) *s = NULL;
 
     assert_int_equal(dp_schedule_read(text, strlen(text), DP_FORMAT_TEXT, &s), 0);
-    assert_int_equal(dp_schedule_check(s, NULL, NULL), DP_EINVAL);
-    assert_string_equal(dp_last_error(), "schedule breaks the once rule: rank 0, end of list: B0.1 "
-                                         "is missing");
+    expect_error_is(dp_schedule_check(s, NULL, NULL), DP_EINVAL,
+                    "schedule breaks the once rule: rank 0, end of list: B0.1 " "is missing");
 }
 
 RUN_QUIET_CASES(NULL, NULL)

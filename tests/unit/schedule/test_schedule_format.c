@@ -56,8 +56,7 @@ CASE(every_built_schedule_survives_every_form)
         for (int ranks = 2; ranks <= 8; ranks += 2)
             for (int flags = 0; flags < (has_slack(kind) ? 32 : 16); flags++) {
                 struct dp_schedule *s =
-                    build((struct dp_schedule_spec){.kind = kind,
-                                                    .ranks = ranks,
+                    build((struct dp_schedule_spec){.kind = kind, .ranks = ranks,
                                                     .microbatches = 2 * ranks,
                                                     .forward_only = flags & 1,
                                                     .return_outputs = flags & 2,
@@ -379,8 +378,7 @@ CASE(schedules_of_one_stream_go_to_pytorch_and_back)
 
 CASE(what_pytorch_has_no_word_for_is_not_written)
 {
-    OWNED(dp_schedule) *s = build((struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B,
-                                                            .ranks = 2,
+    OWNED(dp_schedule) *s = build((struct dp_schedule_spec){.kind = DP_SCHEDULE_1F1B, .ranks = 2,
                                                             .microbatches = 4,
                                                             .recompute = DP_RECOMPUTE_ALWAYS});
     char *text;

@@ -166,8 +166,7 @@ CASE(slack_hides_the_latency_of_messages_up_to_a_pair)
                 for (int slack = 0; slack < 2; slack++)
                     for (int more = 0; more < 2; more++)
                         ns[slack][more] = makespan_of(
-                            (struct dp_schedule_spec){.kind = kind,
-                                                      .ranks = ranks,
+                            (struct dp_schedule_spec){.kind = kind, .ranks = ranks,
                                                       .microbatches = 8 * ranks + more * step,
                                                       .slack = slack},
                             cost);

@@ -172,14 +172,10 @@ static int64_t below(int64_t n)
 static struct dp_tuning_rule random_rule(void)
 {
     struct dp_tuning_rule r = {
-        .function = (int)below(DP_TUNING_FUNCTIONS),
-        .bytes = {below(POINT_MAX), 0},
-        .ranks = {0, INT64_MAX},
-        .nodes = {0, INT64_MAX},
-        .pipe_ops = {0, INT64_MAX},
+        .function = (int)below(DP_TUNING_FUNCTIONS), .bytes = {below(POINT_MAX), 0},
+        .ranks = {0, INT64_MAX}, .nodes = {0, INT64_MAX}, .pipe_ops = {0, INT64_MAX},
         .registered = (enum dp_tuning_registered)below(3),
-        .algorithm = (int)below(DP_TUNING_ALGORITHMS),
-        .protocol = (int)below(DP_TUNING_PROTOCOLS),
+        .algorithm = (int)below(DP_TUNING_ALGORITHMS), .protocol = (int)below(DP_TUNING_PROTOCOLS),
     };
 
     r.bytes.most = below(9) ? r.bytes.least + below(POINT_MAX / 20) : INT64_MAX;

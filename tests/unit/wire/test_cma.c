@@ -146,10 +146,8 @@ CASE(a_process_that_has_got_the_peers_number_is_not_written_to)
 
     assert_ptr_not_equal(c, MAP_FAILED);
     const pid_t peer = start_filled(0, &c->identities[1], &go);
-    struct dp_cma cma = {.pid = (uint32_t)getpid(),
-                         .peer_pid = (uint32_t)peer,
-                         .mine = &c->identities[0],
-                         .theirs = &c->identities[1]};
+    struct dp_cma cma = {.pid = (uint32_t)getpid(), .peer_pid = (uint32_t)peer,
+                         .mine = &c->identities[0], .theirs = &c->identities[1]};
     dp_cma_try(&cma);
     if (cma.reaches) {
         copy_both_ways(&cma, &c->transfer, &push, &pull, &pulled);

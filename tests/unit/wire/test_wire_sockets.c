@@ -103,9 +103,8 @@ CASE(more_sockets_than_there_may_be_are_refused_by_name)
     struct dp_wire_address address;
 
     set_sockets("17");
-    assert_int_equal(dp_wire_tcp.listen(&(struct dp_wire_config){0}, &listener, &address),
-                     DP_EINVAL);
-    assert_non_null(strstr(dp_last_error(), "DUALPIPE_WIRE_TCP_SOCKETS"));
+    expect_error(dp_wire_tcp.listen(&(struct dp_wire_config){0}, &listener, &address), DP_EINVAL,
+                 "DUALPIPE_WIRE_TCP_SOCKETS");
     set_sockets("0");
 }
 
