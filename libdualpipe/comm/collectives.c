@@ -317,6 +317,16 @@ int dp_comm_agree_on_lines(struct dp_comm *comm, const char *what, struct dp_tex
     return err;
 }
 
+int dp_comm_agree_lines(struct dp_comm *comm, const char *what, const char *text)
+{
+    struct dp_text lines = {.failed = !text};
+
+    if (!comm || !what)
+        return dp_fail(DP_EINVAL, "agreement without a %s", comm ? "name" : "comm");
+    dp_text_adds(&lines, text ? text : "");
+    return dp_comm_agree_on_lines(comm, what, &lines);
+}
+
 /* One rank's part; the sentence is cut. */
 struct shared_error {
     int32_t error;

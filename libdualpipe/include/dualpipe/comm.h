@@ -411,6 +411,9 @@ static inline int dp_comm_broadcast(struct dp_comm *comm, void *buf, size_t len,
 /* DP_EMISMATCH on every rank, naming `what` and the ranks that differ from rank 0, unless all ranks
  * pass the same value. */
 DP_PUBLIC int dp_comm_agree(struct dp_comm *comm, const char *what, uint64_t value);
+/* The same of lines, "NAME tab VALUE newline" each: the first that differs is named, with both values;
+ * where names differ, `what` is. text NULL: DP_ENOMEM. */
+DP_PUBLIC int dp_comm_agree_lines(struct dp_comm *comm, const char *what, const char *text);
 /* What a rank did by itself, as a part of something that all ranks do: err is 0, or its error, which
  * dp_last_error describes. 0 if it is 0 on all ranks; otherwise every rank gets the error of the first
  * rank that has one, and its sentence, "rank 2: ...". comm stays usable, and may be NULL: then it is

@@ -300,6 +300,11 @@ static int disagree(struct dp_comm *comm, void *arg)
 {
     CHECK(dp_comm_agree(comm, "micro-batches", dp_comm_rank(comm) >= 2 ? 10 : 8) == DP_EMISMATCH);
     CHECK_SAYS("micro-batches: all ranks must agree; rank 0 has 8, but rank 2 has 10, rank 3 has 10");
+    const char *text = dp_comm_rank(comm) >= 2 ? "rate\t1\nsteps\t3\n" : "rate\t1\nsteps\t2\n";
+    CHECK(dp_comm_agree_lines(comm, "options", text) == DP_EMISMATCH);
+    CHECK_SAYS("steps: rank 2 has 3, rank 0 has 2");
+    CHECK(!dp_comm_agree_lines(comm, "options", "rate\t1\n"));
+    CHECK(dp_comm_agree_lines(comm, NULL, text) == DP_EINVAL);
     CHECK(!dp_comm_barrier(comm));
     return 0;
 }
