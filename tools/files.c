@@ -125,14 +125,12 @@ static char *read_all(FILE *file, size_t most, size_t *len)
         free(text);
         return NULL;
     }
-    if (used >= 3 && !memcmp(text, byte_order_mark, 3))
-        memmove(text, text + 3, used -= 3);
     text[used] = '\0';
     *len = used;
     return text;
 }
 
-char *input_read(const char *path, size_t most, size_t *len)
+char *input_bytes(const char *path, size_t most, size_t *len)
 {
     if (!strcmp(path, "-"))
         return read_all(stdin, most, len);
@@ -143,6 +141,15 @@ char *input_read(const char *path, size_t most, size_t *len)
     int err = errno;
     fclose(file);
     errno = err;
+    return text;
+}
+
+char *input_read(const char *path, size_t most, size_t *len)
+{
+    char *text = input_bytes(path, most, len);
+
+    if (text && *len >= 3 && !memcmp(text, byte_order_mark, 3))
+        memmove(text, text + 3, 1 + (*len -= 3));
     return text;
 }
 

@@ -33,6 +33,8 @@ bool files_are_apart(const struct file_use *uses, size_t count);
 /* malloc'ed, with a NUL behind its *len bytes, without the byte order mark of UTF-8; path "-": standard
  * input. NULL with errno, quietly; EFBIG: it has more than `most` bytes. */
 char *input_read(const char *path, size_t most, size_t *len);
+/* With that mark. */
+char *input_bytes(const char *path, size_t most, size_t *len);
 /* As strerror, for what input_read with INPUT_MOST leaves in errno. */
 const char *input_error(int error);
 

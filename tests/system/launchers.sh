@@ -205,13 +205,14 @@ it slurm_variables
 it slurm_batch_script
 it pmix_variables
 sed 's/the/THE/' text >another
-of_rank_0='as rank 0 has it (1: yes, 0: no): all ranks must agree; rank 0 has 1, but rank 1 has 0'
-it ranks_that_differ_say "--data is $(wc -c <text) bytes with the digest " text '' another ''
-it ranks_that_differ_say "--blocks is 2,2, $of_rank_0" text '--layers 4 --blocks 2,2' text '--layers 4 --blocks 3,1'
-it ranks_that_differ_say "--lr is 1, $of_rank_0" text '--lr 1' text '--lr 1.5'
+it ranks_that_differ_say "--data: rank 1 has $(wc -c <another) bytes with the digest " text '' another ''
+it ranks_that_differ_say '--blocks: rank 1 has 3,1, rank 0 has 2,2' \
+    text '--layers 4 --blocks 2,2' text '--layers 4 --blocks 3,1'
+it ranks_that_differ_say '--lr: rank 1 has 1.5, rank 0 has 1' text '--lr 1' text '--lr 1.5'
 it ranks_that_differ_say '--survive (1: yes, 0: no): all ranks must agree; rank 0 has 0, but rank 1 has 1' \
     text '-s dualpipe' text '-s dualpipe --survive'
-it ranks_that_differ_say "--tie-embeddings is not set, $of_rank_0" text '' text --tie-embeddings
-it ranks_that_differ_say "--save is not set, $of_rank_0" text '' text '--save a'
-it ranks_that_differ_say "--blocks is 2,2, $of_rank_0" text '--layers 4 --blocks 2,2' text '--layers 4'
+it ranks_that_differ_say '--tie-embeddings: rank 1 has set, rank 0 has not set' text '' text --tie-embeddings
+it ranks_that_differ_say '--save: rank 1 has set, rank 0 has not set' text '' text '--save a'
+it ranks_that_differ_say '--blocks: rank 1 has not set, rank 0 has 2,2' \
+    text '--layers 4 --blocks 2,2' text '--layers 4'
 finish

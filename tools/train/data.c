@@ -3,17 +3,16 @@
 
 #include "command.h"
 #include "digest.h"
+#include "files.h"
 #include "train/gpt_layers.h"
 
 #include <dualpipe/random.h>
 
 #include <errno.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { MAX_CHUNKS = 10, HELD_OUT_SHARE = 10 };
 
@@ -25,37 +24,24 @@ static const uint64_t held_out_step = UINT32_MAX - 1;
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-static bool read_stream(FILE *f, const char *path, struct data *d, size_t *room)
-{
-    for (size_t got = 1; got > 0; d->len += got) {
-        if (d->len == *room) {
-            uint8_t *bytes = realloc(d->bytes, *room ? 2 * *room : 1 << 16);
-            if (refuse_if(!bytes, "--data %s: no memory for more than %zu bytes", path, d->len))
-                return false;
-            d->bytes = bytes;
-            *room = *room ? 2 * *room : 1 << 16;
-        }
-        got = fread(d->bytes + d->len, 1, *room - d->len, f);
-    }
-    return !refuse_if(ferror(f), "--data %s: %s; expected a file to read", path, strerror(errno));
-}
-
 /* "-" is standard input. */
-static bool read_file(const char *path, struct data *d, size_t *room)
+static bool add_file(const char *path, struct data *d)
 {
-    if (!strcmp(path, "-"))
-        return read_stream(stdin, path, d, room);
-    FILE *f = fopen(path, "rbe");
     struct stat st;
-    if (refuse_if(!f, "--data %s: %s; expected a file to read", path, strerror(errno)))
+    size_t len = 0;
+
+    if (refuse_if(strcmp(path, "-") && !stat(path, &st) && S_ISCHR(st.st_mode),
+                  "--data %s: a device, which may have no end; expected a file to read", path))
         return false;
-    const bool endless = !fstat(fileno(f), &st) && S_ISCHR(st.st_mode) && !isatty(fileno(f));
-    const bool good =
-        !refuse_if(endless, "--data %s: a device, which may have no end; expected a file to read",
-                   path) &&
-        read_stream(f, path, d, room);
-    fclose(f);
-    return good;
+    char *text = input_bytes(path, SIZE_MAX / 4, &len);
+    uint8_t *all = text ? realloc(d->bytes, d->len + len + 1) : NULL;
+    if (!refuse_if(!all, "--data %s: %s; expected a file to read", path, strerror(errno))) {
+        memcpy(all + d->len, text, len);
+        d->bytes = all;
+        d->len += len;
+    }
+    free(text);
+    return all;
 }
 
 /* ---- cutting ------------------------------------------------------------------------------- */
@@ -80,11 +66,10 @@ static bool cut(struct data *d)
 bool data_open(const char *const *paths, size_t count, int context, uint64_t seed, struct data *data)
 {
     struct data d = {.window = (size_t)context + 1, .seed = seed};
-    size_t room = 0;
     bool good = true;
 
     for (size_t i = 0; good && i < count; i++)
-        good = read_file(paths[i], &d, &room);
+        good = add_file(paths[i], &d);
     if (!good || !cut(&d)) {
         data_close(&d);
         return false;

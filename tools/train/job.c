@@ -5,7 +5,6 @@
  */
 #include "train/job.h"
 
-#include "digest.h"
 #include "launch.h"
 #include "train/cuda/cuda_rank.h"
 #include "train/host.h"
@@ -22,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINES_MOST = 96, LINE_LEN = 120 }; /* that ranks compare */
 enum { MEASURE_EVERY = 10 }; /* steps; collecting a step's times costs far less than a step */
 
 struct job {
@@ -80,80 +78,49 @@ static void take_parts(struct job *j)
 
 /* ---- what ranks compare ------------------------------------------------------------------------ */
 
-/* What all ranks must have the same: a sentence, with a digest of all that is in it. */
-struct line {
-    uint64_t digest;
-    char text[LINE_LEN];
-};
-
-static int add_line(struct line *lines, int at, const char *name, const char *value)
-{
-    struct line *l = &lines[at];
-
-    snprintf(l->text, sizeof(l->text), "--%s is %.64s", name, value);
-    l->digest = digest_bytes(DIGEST_BEGIN, value, strlen(value));
-    return at + 1;
-}
-
-/* A flag has no text, set or not. */
-static int list_lines(const struct job *j, struct line lines[static LINES_MOST])
+/* What all ranks must have the same, as lines. A flag has no text, set or not. NULL: no memory. */
+static char *list_options(const struct job *j)
 {
     static const char *const sums[] = {"all-reduce", "reduce-scatter", "a graph"};
     const struct settings *s = j->s;
-    char value[VALUE_LEN], text[64], step[32];
+    char *text = NULL, value[VALUE_LEN];
+    size_t len;
     struct setting a;
+    FILE *f = open_memstream(&text, &len);
 
-    snprintf(text, sizeof(text), "%zu bytes with the digest %016" PRIx64, j->text->len, j->text->digest);
-    snprintf(step, sizeof(step), "%" PRIu64, s->from.step);
-    const char *const firsts[][2] = {{"mix", sums[s->how.sums]},
-                                     {"device", settings_on_cuda(s) ? "cuda" : "cpu"},
-                                     {"transport nccl", settings_by_nccl(s) ? "set" : "not set"},
-                                     {"save", s->how.checkpoint.folder ? "set" : "not set"},
-                                     {"data", text},
-                                     {"resume after steps", step}};
-    int count = 0;
-
-    for (size_t i = 0; i < sizeof(firsts) / sizeof(firsts[0]); i++)
-        count = add_line(lines, count, firsts[i][0], firsts[i][1]);
-    for (int i = 0; count < LINES_MOST && settings_option(i, &a); i++)
+    if (!f)
+        return NULL;
+    fprintf(f, "--mix\t%s\n--device\t%s\n--transport nccl\t%s\n--save\t%s\n", sums[s->how.sums],
+            settings_on_cuda(s) ? "cuda" : "cpu", settings_by_nccl(s) ? "set" : "not set",
+            s->how.checkpoint.folder ? "set" : "not set");
+    fprintf(f, "--data\t%zu bytes with the digest %016" PRIx64 "\n--resume\tafter %" PRIu64 " steps\n",
+            j->text->len, j->text->digest, s->from.step);
+    for (int i = 0; settings_option(i, &a); i++)
         if (a.marks & (KEPT | COMPARED))
-            count = add_line(lines, count, a.name,
-                             !settings_value(&a, s, 17, value) ? "not set" : *value ? value : "set");
-    return count;
+            fprintf(f, "--%s\t%s\n", a.name,
+                    !settings_value(&a, s, 17, value) ? "not set" : *value ? value : "set");
+    if (!fclose(f))
+        return text;
+    free(text);
+    return NULL;
 }
 
 /* Ranks that were started apart from each other may have been told different things: DP_EMISMATCH on
- * all ranks of comm. The first line that differs on any rank is the one that all agree about. */
-static int compare(const struct job *j, struct dp_comm *comm)
+ * all ranks of comm. */
+static int compare(const struct job *j)
 {
-    struct line own[LINES_MOST] = {0}, first[LINES_MOST];
-    const int count = comm ? list_lines(j, own) : 0;
-    int64_t at = 0, least = count;
-    struct dp_request least_of_all;
-    char what[LINE_LEN + 64];
+    char *text = j->comm ? list_options(j) : NULL;
+    const int err = j->comm ? dp_comm_agree_lines(j->comm, "options", text) : 0;
 
-    if (!comm)
-        return 0;
-    memcpy(first, own, sizeof(first));
-    int err = dp_comm_broadcast(comm, first, sizeof(first), 0);
-    while (at < count && own[at].digest == first[at].digest)
-        at++;
-    if (!err)
-        err = dp_comm_iallreduce(comm, &at, &least, 1, (DLDataType){kDLInt, 64, 1}, DP_REDUCE_MIN,
-                                 &least_of_all);
-    if (!err)
-        err = dp_comm_wait(comm, &least_of_all, -1);
-    if (err || least == count)
-        return err;
-    snprintf(what, sizeof(what), "%s, as rank 0 has it (1: yes, 0: no)", first[least].text);
-    return dp_comm_agree(comm, what, at != least);
+    free(text);
+    return err;
 }
 
 /* All ranks were told the same: else DP_EMISMATCH on all of them. Ranks that survive go on without one
  * that died meanwhile, and without what it was told, once all that live know of it. */
 static int agree(const struct job *j)
 {
-    const int err = compare(j, j->comm);
+    const int err = compare(j);
     const bool has_died = err == DP_ECOMM || err == DP_ETIMEDOUT;
 
     if (!j->s->how.survive || (err && !has_died))
@@ -192,7 +159,7 @@ static int make_trainer(struct job *j)
     const struct settings *s = j->s;
     const int stages = s->training ? s->training->stages : 1;
     int32_t *cut = calloc((size_t)stages, sizeof(*cut));
-    char *about = settings_text(s, 0, j->text->digest);
+    char *about = settings_text(s, j->text->digest);
     int err = cut && about ? 0 : DP_ENOMEM;
 
     if (!err) {

@@ -238,19 +238,14 @@ static bool check(const struct settings *s)
 }
 
 /* The text decides nothing, but one that 'dualpipe train' would refuse is refused here, too. */
-static bool has_text(const struct settings *s, const struct operands *more)
+static bool has_text(struct settings *s, const struct operands *more)
 {
-    const char *paths[2 * ARG_LIST_MAX];
-    size_t count = 0;
     struct data data;
 
-    for (size_t i = 0; i < s->data.count; i++)
-        paths[count++] = s->data.items[i];
-    for (int i = 0; i < more->count && count < 2 * ARG_LIST_MAX; i++)
-        paths[count++] = more->items[i];
-    if (!count)
+    if (!s->data.count && !more->count)
         return true; /* is said by all that takes a --data */
-    if (!data_open(paths, count, (int)s->context, (uint64_t)s->how.seed, &data))
+    if (!settings_take_files(s, more) ||
+        !data_open(s->data.items, s->data.count, (int)s->context, (uint64_t)s->how.seed, &data))
         return false;
     data_close(&data);
     return true;

@@ -139,6 +139,8 @@ bool settings_value(const struct setting *option, const struct settings *s, int 
 
 /* settings_check.c: check what was parsed, and find what follows from it. As settings_parse. */
 bool settings_check(struct settings *s, const struct operands *files, int world, int *status);
+/* Files that are operands are more of --data. false, after one line: there are none, or too many. */
+bool settings_take_files(struct settings *s, const struct operands *more);
 /* The model of options that were parsed. */
 struct gpt_config settings_model(const struct settings *s);
 /* What --mix says is that replicas sum their gradients. */
@@ -180,8 +182,8 @@ struct restored {
     char **argv;
 };
 void settings_explain(void *restored, const char *line, char *more, size_t room);
-/* What a checkpoint after `step` steps says of the run, malloc'ed; NULL: no memory. */
-char *settings_text(const struct settings *s, uint64_t step, uint64_t data);
+/* What a checkpoint says of the run beside the step, malloc'ed; NULL: no memory. */
+char *settings_text(const struct settings *s, uint64_t data);
 
 /* plan_file.c: what `dualpipe plan` writes and --plan takes, options by their names:
  *

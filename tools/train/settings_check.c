@@ -105,7 +105,7 @@ static bool multiple(const char *name, int64_t number, int64_t unit, const char 
 
 /* ---- the text, or the prompt ------------------------------------------------------------------- */
 
-static bool take_files(struct settings *s, const struct operands *more)
+bool settings_take_files(struct settings *s, const struct operands *more)
 {
     for (int i = 0; i < more->count; i++) {
         if (refuse_if(s->data.count == ARG_LIST_MAX,
@@ -674,11 +674,12 @@ static bool check_outputs(const struct settings *s)
 static bool check_folders(const struct settings *s)
 {
     const char *state = s->offload.folder;
+    const bool is_refused = *state && access(state, W_OK | X_OK);
 
     return !(refuse_if(s->how.checkpoint.every && !s->how.checkpoint.folder, "--save-every %d: expected "
                        "--save, the folder for checkpoints", (int)s->how.checkpoint.every) ||
-             refuse_if(*state && access(state, W_OK | X_OK), "--offload optimizer=%s: %s; expected a "
-                       "folder that can be written", state, strerror(errno)));
+             refuse_if(is_refused, "--offload optimizer=%s: %s; expected a folder that can be written",
+                       state, strerror(errno)));
 }
 
 /* ---- all of it --------------------------------------------------------------------------------- */
@@ -688,8 +689,8 @@ bool settings_check(struct settings *s, const struct operands *files, int world,
     *status = EXIT_USAGE;
     if (s->prompt)
         return check_prompt(s, files);
-    return check_plan(s) && take_list(s, status) && take_files(s, files) && take_placement(s, status) &&
-           take_ranks(s, world) && check_order(s) && check_outputs(s) && take_device(s) &&
-           take_replicas(s, status) && check_offload(s) && build_schedule(s, status) && check_model(s) &&
-           take_order_blocks(s) && check_folders(s);
+    return check_plan(s) && take_list(s, status) && settings_take_files(s, files) &&
+           take_placement(s, status) && take_ranks(s, world) && check_order(s) && check_outputs(s) &&
+           take_device(s) && take_replicas(s, status) && check_offload(s) &&
+           build_schedule(s, status) && check_model(s) && take_order_blocks(s) && check_folders(s);
 }

@@ -41,14 +41,14 @@ static json_t *list_words(const struct settings *s, enum settings_mark mark)
     return good ? list : NULL;
 }
 
-char *settings_text(const struct settings *s, uint64_t step, uint64_t data)
+char *settings_text(const struct settings *s, uint64_t data)
 {
     char digest[17];
 
     snprintf(digest, sizeof(digest), "%016" PRIx64, data);
-    json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:o, s:o}", "program", program_name, "version",
-                             dp_version(), "data", digest, "step", (json_int_t)step, "options",
-                             list_words(s, KEPT), "layout", list_words(s, LAYOUT));
+    json_t *root = json_pack("{s:s, s:s, s:s, s:o, s:o}", "program", program_name, "version",
+                             dp_version(), "data", digest, "options", list_words(s, KEPT), "layout",
+                             list_words(s, LAYOUT));
     char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     return text;
