@@ -824,17 +824,22 @@ void dp_load_drop(struct dp_pipeline *pipe)
             give_back(&sources[i], mb);
 }
 
-int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+static int run_loaded(struct dp_pipeline *pipe, const struct dp_plan_op *op)
 {
-    const struct dp_step *step = pipe->now.args;
-    const bool loads = step->input_loader || step->label_loader;
-    int err = loads ? load_before(pipe, op) : 0;
+    int err = load_before(pipe, op);
 
     if (!err)
         err = run_call(pipe, op);
-    for (int i = 0; loads && i <= op->pair && !err; i++)
+    for (int i = 0; i <= op->pair && !err; i++)
         load_after(pipe, op + i);
     return err;
+}
+
+int dp_compute_run(struct dp_pipeline *pipe, const struct dp_plan_op *op)
+{
+    const struct dp_step *step = pipe->now.args;
+
+    return step->input_loader || step->label_loader ? run_loaded(pipe, op) : run_call(pipe, op);
 }
 
 void dp_compute_drop_handle(struct dp_pipeline *pipe, int slot, int32_t mb)
