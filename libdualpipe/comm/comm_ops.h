@@ -74,19 +74,19 @@ struct dp_comm_hooks {
     void (*tell_abort)(struct dp_comm *world, const struct dp_abort *why);
 
     /* For processes. Report the death of this peer, too, from now on. */
-    int (*watch)(struct dp_comm *world, int peer);
+    int (*watch)(struct dp_survival *survival, int peer);
     /* This rank is busy for so long, or does something else, from now on. */
     void (*tell_busy)(struct dp_comm *world, int64_t ns);
     void (*tell_doing)(struct dp_comm *world, uint64_t doing);
     /* Handle what has come. */
-    void (*poll)(struct dp_comm *world);
+    void (*poll)(struct dp_survival *survival);
     /* Fill at most `room` before a sleep, and shorten it; how many, -1: there is work to do now. Disarm
      * comes next. */
-    int (*arm)(struct dp_comm *world, struct pollfd *fds, int room, int64_t *sleep_ns);
-    void (*disarm)(struct dp_comm *world);
+    int (*arm)(struct dp_survival *survival, struct pollfd *fds, int room, int64_t *sleep_ns);
+    void (*disarm)(struct dp_survival *survival);
     /* This rank leaves: tell it; and later: close the connections that told it. */
     void (*leave)(struct dp_comm *world);
-    void (*end_watch)(struct dp_comm *world);
+    void (*end_watch)(struct dp_survival *survival);
 };
 
 /* Every member is set unless its comment says that it may be NULL. All return 0 or a negative errno.

@@ -192,7 +192,7 @@ static int poll_rendezvous(struct wire_comm *c, int64_t now_ns)
         dp_rendezvous_poll(c->rendezvous);
         dp_peers_accept_every(&c->peers, ACCEPT_EVERY_NS);
         if (c->base.hooks)
-            c->base.hooks->poll(&c->base);
+            c->base.hooks->poll(c->base.survival);
     }
     if (dp_peers_are_refused(&c->peers, now_ns))
         return abort_self(c, c->peers.refusal.error, c->peers.refusal.text);
@@ -266,7 +266,7 @@ static int wire_comm_irecv(struct dp_comm *comm, int peer, int channel, uint64_t
     if (!err)
         err = dp_peers_irecv(&c->peers, peer, channel, buf, len, &r->part);
     if (!err && comm->hooks && !dp_peers_wire_of(&r->part, false))
-        err = comm->hooks->watch(comm, peer); /* no wire of the peer tells of its end */
+        err = comm->hooks->watch(comm->survival, peer); /* no wire of the peer tells of its end */
     return check_begun(c, err);
 }
 
@@ -308,7 +308,7 @@ static int fail_request(struct wire_comm *c, int peer, struct dp_link *link)
         return dp_fail_quietly(DP_ECOMM, "a receive from any rank was given up");
     if (dp_comm_has_lost(&c->base, peer, true))
         return c->base.hooks->fail(&c->base, peer);
-    err = c->base.hooks->watch(&c->base, peer);
+    err = c->base.hooks->watch(c->base.survival, peer);
     if (err)
         return err;
     if (link && !link->is_ended) {
@@ -545,14 +545,14 @@ static int arm_controls(struct wire_comm *c, int64_t *ns)
     int count = dp_rendezvous_arm(c->rendezvous, c->fds + 1), more = 0;
 
     if (c->base.hooks && count >= 0)
-        more = c->base.hooks->arm(&c->base, c->fds + 1 + count, 2 * c->base.size, ns);
+        more = c->base.hooks->arm(c->base.survival, c->fds + 1 + count, 2 * c->base.size, ns);
     return count < 0 || more < 0 ? -1 : count + more;
 }
 
 static void disarm_controls(struct wire_comm *c)
 {
     if (c->base.hooks)
-        c->base.hooks->disarm(&c->base);
+        c->base.hooks->disarm(c->base.survival);
 }
 
 static void wire_comm_sleep(struct dp_comm *comm, int64_t until_ns)
@@ -782,7 +782,7 @@ static void leave(struct wire_comm *c)
     }
     dp_peers_disconnect(&c->peers);
     if (comm->hooks)
-        comm->hooks->end_watch(comm);
+        comm->hooks->end_watch(comm->survival);
     dp_peers_unlisten(&c->peers);
     c->rendezvous->timeout_ns = comm->deadline_ns;
     c->rendezvous->poll = (struct dp_poll){comm->poll, comm->poll_user};

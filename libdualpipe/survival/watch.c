@@ -87,9 +87,8 @@ static int end_own_part(struct dp_survival *s, int err, const char *why)
 
 /* DP_EIO, DP_ENOMEM: this rank cannot, which is no death of the peer but ends this rank's part in the
  * group; so do failures of the others. */
-static int watch(struct dp_comm *world, int peer)
+static int watch(struct dp_survival *s, int peer)
 {
-    struct dp_survival *s = world->survival;
     struct dp_wire *wire;
 
     if (dp_survival_has(s->dead, peer) || find_wire(s, peer))
@@ -103,12 +102,12 @@ static int watch(struct dp_comm *world, int peer)
 /* The next live ranks, unless the ring is so short that they are known from the other side. */
 void dp_watch_begin(struct dp_survival *s)
 {
-    const struct dp_comm *world = s->world;
+    const int rank = dp_comm_rank(s->world), size = dp_comm_size(s->world);
     int found = 0;
 
-    for (int i = 1, err = 0; i < world->size && found < NEIGHBORS && !err; i++) {
-        const int peer = (world->rank + i) % world->size;
-        err = watch(s->world, peer);
+    for (int i = 1, err = 0; i < size && found < NEIGHBORS && !err; i++) {
+        const int peer = (rank + i) % size;
+        err = watch(s, peer);
         found += !dp_survival_has(s->dead, peer);
     }
 }
@@ -145,7 +144,7 @@ static void send_on(struct dp_survival *s, struct dp_watch_wire *v, const void *
 
 static void tell(struct dp_survival *s, int peer, const void *message, size_t len)
 {
-    watch(s->world, peer);
+    watch(s, peer);
     struct dp_watch_wire *v = find_wire(s, peer);
     if (v)
         send_on(s, v, message, len);
@@ -181,7 +180,7 @@ static void flush(struct dp_survival *s)
 
 static void watch_too(struct dp_survival *s, int peer)
 {
-    watch(s->world, peer);
+    watch(s, peer);
 }
 
 static const struct dp_survival_news by_wires = {tell, tell_neighbors, watch_too, flush};
@@ -233,7 +232,9 @@ static void sweep(struct dp_survival *s)
 /* What rank 0 and, on rank 0, the others' connections to it have said since. */
 static void hear_rendezvous(struct dp_survival *s, unsigned ends)
 {
-    for (int peer = 0; peer < s->world->size && ends != s->watch.ends_seen; peer++)
+    const int size = ends != s->watch.ends_seen ? dp_comm_size(s->world) : 0;
+
+    for (int peer = 0; peer < size; peer++)
         if (dp_rendezvous_has_left(s->watch.peers->rendezvous, peer))
             dp_survival_lose(s, peer, DP_DEATH_LEFT);
         else if (dp_rendezvous_has_ended(s->watch.peers->rendezvous, peer))
@@ -256,9 +257,8 @@ static void poll_wires(struct dp_survival *s)
 }
 
 /* The wires first: what a rank has sent before it left counts. */
-static void poll_all(struct dp_comm *world)
+static void poll_all(struct dp_survival *s)
 {
-    struct dp_survival *s = world->survival;
     const unsigned ends = dp_rendezvous_ends(s->watch.peers->rendezvous);
 
     poll_wires(s);
@@ -270,12 +270,12 @@ static void poll_all(struct dp_comm *world)
 }
 
 /* No descriptor reports that a connection is made. */
-static int arm(struct dp_comm *world, struct pollfd *fds, int room, int64_t *sleep_ns)
+static int arm(struct dp_survival *s, struct pollfd *fds, int room, int64_t *sleep_ns)
 {
     const int64_t connecting_ns = 10 * DP_NS_PER_MS;
     int count = 0;
 
-    for (struct dp_watch_wire *v = world->survival->watch.wires; v && count < room; v = v->next) {
+    for (struct dp_watch_wire *v = s->watch.wires; v && count < room; v = v->next) {
         if (!v->wire->connected && *sleep_ns > connecting_ns)
             *sleep_ns = connecting_ns;
         if (v->receive.status != DP_EAGAIN)
@@ -287,19 +287,17 @@ static int arm(struct dp_comm *world, struct pollfd *fds, int room, int64_t *sle
     return count;
 }
 
-static void disarm(struct dp_comm *world)
+static void disarm(struct dp_survival *s)
 {
-    for (struct dp_watch_wire *v = world->survival->watch.wires; v; v = v->next) {
+    for (struct dp_watch_wire *v = s->watch.wires; v; v = v->next) {
         if (v->is_armed)
             v->wire->ops->disarm(v->wire, POLLIN);
         v->is_armed = false;
     }
 }
 
-static void end_watch(struct dp_comm *world)
+static void end_watch(struct dp_survival *s)
 {
-    struct dp_survival *s = world->survival;
-
     while (s->watch.wires) {
         struct dp_watch_wire *v = s->watch.wires;
         s->watch.wires = v->next;
@@ -311,7 +309,7 @@ static void end_watch(struct dp_comm *world)
 void dp_watch_use(struct dp_survival *s, struct dp_peers *peers)
 {
     s->watch.peers = peers;
-    s->watch.timeout_ns = s->world->deadline_ns;
+    s->watch.timeout_ns = dp_comm_deadline(s->world);
     s->news = &by_wires;
     s->hooks.watch = watch;
     s->hooks.poll = poll_all;
