@@ -209,6 +209,8 @@ int job_rank_step(struct job_rank *r)
 
 void job_rank_close(struct job_rank *r)
 {
+    if (!r->job)
+        return;
     dp_pipeline_free(r->pipe);
     for (int i = 0; i < dp_schedule_slot_count(r->job->schedule, r->rank); i++)
         model_stage_fini(&r->stages[i]);

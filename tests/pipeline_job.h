@@ -63,7 +63,7 @@ void job_rank_split(struct job_rank *r);
 int job_rank_step(struct job_rank *r);
 /* The last part of that: results, which must be in host memory, to job->result. */
 void job_rank_store(const struct job_rank *r);
-void job_rank_close(struct job_rank *r);
+void job_rank_close(struct job_rank *r); /* nothing, if it is zeroed */
 
 /* Is the result what the sequential loop makes of this step, to the last bit? Gradients of a slot
  * are compared with the part that it should have by now. Says what differs. */

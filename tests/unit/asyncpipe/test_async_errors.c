@@ -108,7 +108,7 @@ static void by_messages(void *user, int rank, struct dp_pipeline_config *config)
 static int run_some_unused(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
     int ranks[MORE_RANKS];
 
     CHECK(!job_rank_open(&r, job, comm));
@@ -120,7 +120,6 @@ static int run_some_unused(struct dp_comm *comm, void *arg)
         for (int i = 0; i < MORE_RANKS; i++)
             CHECK(ranks[i] == i);
     }
-    job_rank_close(&r);
     return 0;
 }
 
@@ -306,14 +305,13 @@ CASE(a13_no_group)
 
 static int run_backward_alone(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, arg, comm));
     CHECK(dp_pipeline_backward(r.pipe, &r.step) == DP_ESTATE);
     CHECK(strstr(dp_last_error(), "expected the step of dp_pipeline_forward"));
     CHECK(!job_rank_step(&r)); /* nothing was sent */
     CHECK(dp_pipeline_backward(r.pipe, &r.step) == DP_ESTATE);
-    job_rank_close(&r);
     return 0;
 }
 

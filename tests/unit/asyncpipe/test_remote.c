@@ -3,9 +3,8 @@
  * test_remote.c - a pipeline that rank 0 drives: batches in, outputs out, their gradients back, and
  * an update of all stages, on every communicator. Stage s: y = w x, w = s + 1 at first.
  */
-#include "cmocka_all.h"
+#include "unit/pipeline/pipeline_case.h"
 
-#include "unit/comm/comm_group.h"
 
 #include <dualpipe/asyncpipe.h>
 
@@ -171,9 +170,7 @@ static void run_everywhere(rank_fn fn)
 {
     const struct dp_schedule_spec spec = {
         .kind = DP_SCHEDULE_GPIPE, .ranks = RANKS, .microbatches = 4};
-    OWNED(dp_schedule) *s = NULL;
-
-    assert_int_equal(dp_schedule_new(&spec, &s), 0);
+    OWNED(dp_schedule) *s = case_schedule(spec);
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;
         if (kind->run(kind, RANKS, DEADLINE_NS, fn, s, &killed))

@@ -56,11 +56,10 @@ static void end(struct rig *rig)
 
 static int run_step(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, arg, comm));
     CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
     return 0;
 }
 

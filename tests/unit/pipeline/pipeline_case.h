@@ -40,12 +40,11 @@ static inline void case_run(struct job *job, int64_t deadline_ns, rank_fn fn, ui
 /* A rank's part: open, so many steps, close. */
 static inline int case_train(struct dp_comm *comm, const struct job *job, int steps)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, job, comm));
     for (int i = 0; i < steps; i++)
         CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
     return 0;
 }
 

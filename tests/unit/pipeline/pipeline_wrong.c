@@ -53,7 +53,7 @@ static int try_it(struct dp_comm *comm, void *arg)
 {
     const struct trial *trial = arg;
     const struct wrong *wrong = trial->wrong;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     int err = job_rank_open(&r, trial->job, comm);
     if (wrong->step && err != DP_EABORTED) { /* the other rank may have gone ahead and failed */
@@ -63,15 +63,12 @@ static int try_it(struct dp_comm *comm, void *arg)
         err = job_rank_step(&r);
     }
     CHECK(is_expected(wrong, r.rank, err));
-    job_rank_close(&r);
     return 0;
 }
 
 void expect_wrong(const struct wrong *wrong, struct dp_schedule_spec spec)
 {
-    OWNED(dp_schedule) *s = NULL;
-
-    assert_int_equal(dp_schedule_new(&spec, &s), 0);
+    OWNED(dp_schedule) *s = case_schedule(spec);
     ENDED_BY(job_end) struct job job = job_make(s);
     struct trial trial = {wrong, &job};
     job_begin(&job);

@@ -6,9 +6,8 @@
  *      border s:  x float32 [rows, 2], extent 1      stage s:  y = w x,  w = s + 2
  *      loss:      sum of (y - label)^2 / 2, and the number of rows
  */
-#include "cmocka_all.h"
+#include "pipeline_case.h"
 
-#include "unit/comm/comm_group.h"
 
 #include <dualpipe/batch_step.h>
 #include <dualpipe/partition.h>
@@ -548,8 +547,7 @@ static int run_with_masks(struct dp_comm *comm, void *arg)
 
 CASE(masks_of_attention_reach_every_stage)
 {
-    OWNED(dp_schedule) *s = NULL;
-    assert_int_equal(dp_schedule_new(&shapes[0].spec, &s), 0);
+    OWNED(dp_schedule) *s = case_schedule(shapes[0].spec);
     struct trial trial = {.schedule = s, .rows = 12};
     assert_int_equal(comm_on_threads(2, DEADLINE_NS, run_with_masks, &trial), 0);
 }
@@ -586,8 +584,7 @@ static int run_in_two_calls(struct dp_comm *comm, void *arg)
 
 CASE(outputs_are_given_and_gradients_taken_in_two_calls)
 {
-    OWNED(dp_schedule) *s = NULL;
-    assert_int_equal(dp_schedule_new(&shapes[1].spec, &s), 0);
+    OWNED(dp_schedule) *s = case_schedule(shapes[1].spec);
     struct trial trial = {.schedule = s, .rows = 10, .most = 3, .own_gradients = true};
     for (const struct comm_kind *kind = comm_kinds; kind->name; kind++) {
         int killed;

@@ -286,14 +286,13 @@ CASE(ranks_can_be_mapped)
 static int run_from_other_values(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, job, comm));
     for (int i = 0; i < dp_schedule_slot_count(job->schedule, r.rank); i++)
         CHECK(r.stages[i].w[0] < 1); /* what spoil_second_copy wrote is overwritten */
     for (int i = 0; i < STEPS; i++)
         CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
     return 0;
 }
 
@@ -470,13 +469,12 @@ CASE(two_pipelines_take_turns_on_one_comm)
 
 static int run_misrouted(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, arg, comm));
     for (int64_t i = 0; r.step.labels && i < r.label.shapes[0][0] * r.label.shapes[0][1]; i++)
         ((float *)r.label.data[0])[i] = ((float *)r.label.data[0])[i / 2];
     CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
     return 0;
 }
 
@@ -496,7 +494,7 @@ static int run_scaled(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
     double scales[64];
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, job, comm));
     for (int i = 0; i < job->schedule->mb_per_stream; i++)
@@ -510,7 +508,6 @@ static int run_scaled(struct dp_comm *comm, void *arg)
     for (int i = 0; i < dp_schedule_slot_count(job->schedule, r.rank); i++)
         memcpy(job->result->grads[job->schedule->first_slot[r.rank] + (size_t)i], r.stages[i].gw,
                model_grad_count(&job->model, r.stages[i].stage) * sizeof(float));
-    job_rank_close(&r);
     return 0;
 }
 
@@ -529,7 +526,7 @@ CASE(each_micro_batch_can_have_its_own_scale)
 
 static int run_shared(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, arg, comm));
     CHECK((r.pipe->memory_kind == DP_MEMORY_SHARED) == (dp_comm_shared_bytes(comm) > 0));
@@ -537,7 +534,6 @@ static int run_shared(struct dp_comm *comm, void *arg)
           !strcmp(dp_comm_name(comm), "auto"));
     for (int i = 0; i < STEPS; i++)
         CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
     return 0;
 }
 

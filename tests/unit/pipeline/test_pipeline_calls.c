@@ -142,7 +142,7 @@ CASE(ranks_that_take_different_schedules_notice)
 static int run_accumulating(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, job, comm));
     clear_gradients(&r, dp_schedule_slot_count(job->schedule, 0));
@@ -151,7 +151,6 @@ static int run_accumulating(struct dp_comm *comm, void *arg)
         CHECK(!dp_pipeline_step(r.pipe, &r.step));
     }
     job_rank_store(&r);
-    job_rank_close(&r);
     return 0;
 }
 
@@ -224,7 +223,7 @@ static int run_in_two(struct dp_comm *comm, void *arg)
     const struct job *job = arg;
     OWNED(dp_microbatches) *grads = NULL;
     struct model_batch batch = {0};
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, job, comm));
     r.step.labels = NULL;
@@ -245,7 +244,6 @@ static int run_in_two(struct dp_comm *comm, void *arg)
     }
     job_rank_store(&r);
     model_batch_fini(&batch);
-    job_rank_close(&r);
     return 0;
 }
 
@@ -355,11 +353,10 @@ static void forget_other_ends(void *user, int rank, struct dp_pipeline_config *c
 
 static int run_one_step(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, arg, comm));
     CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
     return 0;
 }
 
@@ -390,7 +387,7 @@ static int run_bound(struct dp_comm *comm, void *arg)
     struct dp_parameter parameters[2][MODEL_GRADS];
     DLTensor grads[2][MODEL_GRADS];
     float memory[2][MODEL_GRADS][64] = {{{0}}};
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, job, comm));
     CHECK(!job_rank_step(&r));
@@ -416,7 +413,6 @@ static int run_bound(struct dp_comm *comm, void *arg)
     others[1].name = "another";
     CHECK(dp_pipeline_bind(r.pipe, 0, others) == DP_EMISMATCH);
     job_rank_store(&r);
-    job_rank_close(&r);
     return 0;
 }
 
@@ -503,14 +499,13 @@ static int keeping_weight(void *user, const struct dp_stage_call *call)
 static int run_not_settled(struct dp_comm *comm, void *arg)
 {
     struct dp_abort why;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, arg, comm));
     const int err = job_rank_step(&r);
     CHECK(err == DP_ECALLBACK || err == DP_EABORTED);
     CHECK(dp_comm_aborted(comm, &why) && strstr(why.text, "settle failed with -7"));
     CHECK(strstr(why.text, "no way down"));
-    job_rank_close(&r);
     return 0;
 }
 

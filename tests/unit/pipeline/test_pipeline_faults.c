@@ -119,7 +119,7 @@ static void arm(struct dp_comm *comm, const struct fault *fault)
 static int measure_messages(struct dp_comm *comm, void *arg)
 {
     struct fault_job *f = arg;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     the_fault = f->fault;
     calls_left = -1;
@@ -130,7 +130,6 @@ static int measure_messages(struct dp_comm *comm, void *arg)
     atomic_store(&f->fault->calls[dp_comm_rank(comm)], calls_made);
     comm->ops = real_ops;
     CHECK(!err);
-    job_rank_close(&r);
     return 0;
 }
 
@@ -179,7 +178,7 @@ static int fail_once(struct dp_comm *comm, struct job_rank *r, int culprit, int 
 static int fail_everywhere(struct dp_comm *comm, void *arg)
 {
     struct fault_job *f = arg;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     the_fault = f->fault;
     calls_left = -1;
@@ -192,7 +191,6 @@ static int fail_everywhere(struct dp_comm *comm, void *arg)
         for (int at = culprit % f->fault->every; at < atomic_load(&f->fault->calls[culprit]);
              at += f->fault->every)
             CHECK(!fail_once(comm, &r, culprit, at));
-    job_rank_close(&r);
     return 0;
 }
 
@@ -352,7 +350,7 @@ static int step_and_meet(struct dp_comm *comm, struct job_rank *r)
 static int die_once(struct dp_comm *comm, void *arg)
 {
     struct fault_job *f = arg;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
     const int culprit = f->fault->culprit;
 
     the_fault = f->fault;
@@ -365,7 +363,6 @@ static int die_once(struct dp_comm *comm, void *arg)
     CHECK(err == DP_EABORTED || err == DP_ECOMM);
     CHECK(!expect_culprit(comm, culprit, DP_ECOMM));
     CHECK(f->fault->at_messages || !expect_last_op(comm, atomic_load(&f->fault->doing)));
-    job_rank_close(&r);
     return 0;
 }
 
@@ -453,7 +450,7 @@ static int stall_once(struct dp_comm *comm, void *arg)
 {
     struct fault_job *f = arg;
     struct dp_abort why;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
     const int culprit = f->fault->culprit;
 
     the_fault = f->fault;
@@ -474,7 +471,6 @@ static int stall_once(struct dp_comm *comm, void *arg)
     CHECK(!dp_comm_reset(comm));
     dp_pipeline_seek(r.pipe, 1);
     CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
     return 0;
 }
 
@@ -610,7 +606,7 @@ static const struct spoiler *expected; /* by the test's thread, before there are
 
 static int run_spoiled(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     spoiler = expected;
     CHECK(!job_rank_open(&r, arg, comm));
@@ -622,7 +618,6 @@ static int run_spoiled(struct dp_comm *comm, void *arg)
         CHECK(err == DP_EABORTED);
         CHECK_SAYS(spoiler->sentence);
     }
-    job_rank_close(&r);
     return 0;
 }
 
@@ -668,7 +663,7 @@ RANKS_CASE(a_missing_gradient_counts_as_zeros, expect_spoiled(&spoilers[0], part
     static const struct spoiler nothing = {"nothing", 0, NULL};
     static const struct spoiler loss_missing = {"loss gradient missing", 0, NULL};
     static const double scales[] = {1, 0, 1, 1};
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
     float grads[2][64];
 
     CHECK(!job_rank_open(&r, arg, comm));
@@ -682,7 +677,6 @@ RANKS_CASE(a_missing_gradient_counts_as_zeros, expect_spoiled(&spoilers[0], part
                model_grad_count(&r.job->model, r.rank) * sizeof(float));
     }
     CHECK(!memcmp(grads[0], grads[1], model_grad_count(&r.job->model, r.rank) * sizeof(float)));
-    job_rank_close(&r);
     return 0;
 }
 

@@ -353,12 +353,11 @@ static struct dp_schedule *new_random(struct dice *dice)
 
 static int run_steps(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, arg, comm));
     for (int i = 0; i < 2; i++)
         CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
     return 0;
 }
 
@@ -374,11 +373,10 @@ static bool has_local_copies(const struct dp_schedule *s)
 
 static int expect_refusal(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     const int err = job_rank_open(&r, arg, comm);
     CHECK_ERROR(err == DP_EUNSUPPORTED || err, DP_EABORTED, "holds both copies of stage");
-    job_rank_close(&r);
     return 0;
 }
 

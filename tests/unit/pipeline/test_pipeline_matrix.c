@@ -215,7 +215,7 @@ static int open_rank(struct dp_comm *comm, const struct cell_job *f, struct job_
 static int count_ops(struct dp_comm *comm, void *arg)
 {
     const struct cell_job *f = arg;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!open_rank(comm, f, &r));
     count_messages(comm);
@@ -224,7 +224,6 @@ static int count_ops(struct dp_comm *comm, void *arg)
     atomic_store(&cell->ops[dp_comm_rank(comm)], ops_made);
     atomic_store(&cell->callbacks[dp_comm_rank(comm)], callbacks_made);
     CHECK(!err);
-    job_rank_close(&r);
     return 0;
 }
 
@@ -261,7 +260,7 @@ static int be_in_cell(struct dp_comm *comm, void *arg)
     const struct cell_job *f = arg;
     const struct fault_trait *trait = &faults[f->cell->fault];
     struct outcome *mine = &f->cell->outcomes[dp_comm_rank(comm)];
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     dp_comm_set_deadline(comm, LONG_NS);
     CHECK(!open_rank(comm, f, &r));
@@ -282,7 +281,6 @@ static int be_in_cell(struct dp_comm *comm, void *arg)
     if (!dp_comm_aborted(comm, &mine->why))
         mine->why.error = 0;
     const int err = trait->all_live ? next_step_is_right(comm, &r) : 0;
-    job_rank_close(&r);
     return err;
 }
 

@@ -55,7 +55,7 @@ static int run_watched(struct dp_comm *comm, void *arg)
     const struct job *job = arg;
     struct dp_pipeline_memory memory;
     struct dp_simulation sim;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     my_rank = &r;
     CHECK(!job_rank_open(&r, job, comm));
@@ -74,7 +74,6 @@ static int run_watched(struct dp_comm *comm, void *arg)
     CHECK(mine->end - mine->first <= memory.save_bytes);
     CHECK(mine->end - mine->first + 256 > memory.save_bytes); /* the end is rounded up */
     dp_simulation_fini(&sim);
-    job_rank_close(&r);
     return 0;
 }
 

@@ -4,10 +4,8 @@
  * in the order of their launches, waited for before the step is over; an error that they return
  * ends the group.
  */
-#include "cmocka_all.h"
 
-#include "unit/comm/comm_group.h"
-#include "pipeline_job.h"
+#include "pipeline_case.h"
 
 static const int64_t deadline_ns = INT64_C(20000000000);
 
@@ -107,7 +105,7 @@ static int take_step(struct dp_comm *comm, void *arg)
 {
     const struct trial *t = arg;
     const int slots = dp_schedule_slot_count(t->job.schedule, dp_comm_rank(comm));
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     seen = (struct seen){.trial = t, .r = &r};
     CHECK(!job_rank_open(&r, &t->job, comm));
@@ -124,7 +122,6 @@ static int take_step(struct dp_comm *comm, void *arg)
             CHECK(!memcmp(seen.gradients[i], r.stages[i].gw, gradient_bytes(&seen, i)));
         forget();
     }
-    job_rank_close(&r);
     return 0;
 }
 
@@ -169,7 +166,7 @@ CASE(sums_begin_with_complete_gradients_and_end_in_the_step)
 static int fail_in_step(struct dp_comm *comm, void *arg)
 {
     const struct trial *t = arg;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     seen = (struct seen){.trial = t, .r = &r};
     CHECK(!job_rank_open(&r, &t->job, comm));
@@ -183,7 +180,6 @@ static int fail_in_step(struct dp_comm *comm, void *arg)
         forget();
     }
     CHECK(dp_comm_rank(comm) == t->failing_rank || err == DP_EABORTED);
-    job_rank_close(&r);
     return 0;
 }
 
@@ -223,11 +219,10 @@ static void misuse(void *user, int rank, struct dp_pipeline_config *config)
 static int be_refused(struct dp_comm *comm, void *arg)
 {
     const struct misuse *m = arg;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(job_rank_open(&r, &m->job, comm) == (m->messages ? DP_EUNSUPPORTED : DP_EINVAL));
     CHECK_SAYS(m->sentence);
-    job_rank_close(&r);
     return 0;
 }
 
@@ -235,9 +230,7 @@ static void expect_misuse(enum dp_schedule_kind kind, bool reduces, struct misus
 {
     const struct dp_schedule_spec spec = {
         .kind = kind, .ranks = RANKS, .microbatches = 8, .reduce_all = reduces};
-    OWNED(dp_schedule) *s = NULL;
-
-    assert_int_equal(dp_schedule_new(&spec, &s), 0);
+    OWNED(dp_schedule) *s = case_schedule(spec);
     m.job = job_make(s);
     m.job.edit = misuse;
     m.job.user = &m;

@@ -249,12 +249,11 @@ static int run_mistake(struct dp_comm *comm, void *arg)
 {
     const struct job *job = arg;
     const struct mistake *m = job->user;
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, job, comm));
     CHECK(job_rank_step(&r) == (r.rank == m->stage ? DP_ECALLBACK : DP_EABORTED));
     CHECK_SAYS(m->says);
-    job_rank_close(&r);
     return 0;
 }
 
@@ -313,12 +312,11 @@ CASE(a_forward_that_stashes_nothing_fails_the_step)
 
 static int open_without(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(job_rank_open(&r, arg, comm) == DP_EINVAL);
     CHECK_SAYS("skips: NULL, expected the tensors of the schedule's 3");
     r.pipe = NULL;
-    job_rank_close(&r);
     return 0;
 }
 

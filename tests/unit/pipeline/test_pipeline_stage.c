@@ -9,7 +9,7 @@
 
 static int run_with_strides(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, arg, comm));
     for (int mb = 0; r.in_mbs && mb < r.in_mbs->count; mb++)
@@ -21,7 +21,6 @@ static int run_with_strides(struct dp_comm *comm, void *arg)
         }
     for (int i = 0; i < STEPS; i++)
         CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
     return 0;
 }
 
@@ -60,7 +59,7 @@ static int run_odd_inputs(struct dp_comm *comm, void *arg)
     struct dp_tree leaves[8][4], args[8];
     struct dp_microbatches *odd;
     int64_t strides[] = {1, 3};
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, job, comm));
     for (int mb = 0; r.in_mbs && mb < r.in_mbs->count; mb++) {
@@ -79,7 +78,6 @@ static int run_odd_inputs(struct dp_comm *comm, void *arg)
     CHECK(!job_rank_step(&r));
     if (r.in_mbs)
         dp_microbatches_free(odd);
-    job_rank_close(&r);
     return 0;
 }
 

@@ -31,9 +31,7 @@ static int run_steps(struct dp_comm *comm, void *arg)
 
 static void expect_sequential(struct dp_schedule_spec spec, int batch_dim)
 {
-    OWNED(dp_schedule) *s = NULL;
-
-    assert_int_equal(dp_schedule_new(&spec, &s), 0);
+    OWNED(dp_schedule) *s = case_schedule(spec);
     ENDED_BY(job_end) struct job job = job_make(s);
     job.edit = set_device;
     job.model.batch_dim = batch_dim;

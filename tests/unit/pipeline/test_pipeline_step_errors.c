@@ -177,9 +177,7 @@ static int run_crosswise(struct dp_comm *comm, void *arg)
 
 CASE(ranks_that_take_pipelines_in_another_order_notice)
 {
-    OWNED(dp_schedule) *s = NULL;
-
-    assert_int_equal(dp_schedule_new(&training, &s), 0);
+    OWNED(dp_schedule) *s = case_schedule(training);
     struct job jobs[2] = {job_make(s), job_make(s)};
     jobs[1].model.seed++;
     job_begin(&jobs[0]);
@@ -196,7 +194,7 @@ static void unchecked(int rank, struct dp_pipeline_config *config)
 
 static int run_unchecked(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, arg, comm));
     CHECK(!job_rank_step(&r));
@@ -207,16 +205,13 @@ static int run_unchecked(struct dp_comm *comm, void *arg)
     CHECK(!dp_comm_reset(comm));
     dp_pipeline_seek(r.pipe, 7);
     CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
     return 0;
 }
 
 CASE(unchecked_steps_notice_a_message_of_another_step)
 {
     const struct wrong wrong = {.rank = EVERYWHERE, .config = unchecked};
-    OWNED(dp_schedule) *s = NULL;
-
-    assert_int_equal(dp_schedule_new(&training, &s), 0);
+    OWNED(dp_schedule) *s = case_schedule(training);
     ENDED_BY(job_end) struct job job = job_make(s);
     job_begin(&job);
     job.edit = edit_config;

@@ -45,7 +45,7 @@ static int count_down(void *user, const struct dp_stage_call *call, const char *
 /* A rank that has finished its part learns of the death in what comes next, and says so. */
 static int lose_a_rank(struct dp_comm *comm, const struct run *run)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
     struct dp_abort why;
 
     calls_left = dp_comm_rank(comm) == run->culprit ? run->at : -1;
@@ -60,17 +60,15 @@ static int lose_a_rank(struct dp_comm *comm, const struct run *run)
     CHECK(dp_comm_get(comm, DP_COMM_REVOKED) && dp_comm_aborted(comm, &why));
     CHECK(why.rank == run->culprit && why.error == DP_ECOMM);
     CHECK_ERROR(job_rank_step(&r), DP_EABORTED, "rank");
-    job_rank_close(&r);
     return 0;
 }
 
 static int go_on(struct dp_comm *comm, const struct run *run)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, &run->after, comm));
     CHECK(!job_rank_step(&r));
-    job_rank_close(&r);
     return 0;
 }
 

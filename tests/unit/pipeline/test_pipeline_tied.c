@@ -93,7 +93,7 @@ static int check_broadcast(struct dp_comm *comm, struct job_rank *r)
 
 static int run_tied(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(!job_rank_open(&r, arg, comm));
     for (int i = 0; i < STEPS; i++)
@@ -101,7 +101,6 @@ static int run_tied(struct dp_comm *comm, void *arg)
     CHECK(!dp_pipeline_sum_tied(r.pipe));
     CHECK(!check_sums(comm, &r));
     CHECK(!check_broadcast(comm, &r));
-    job_rank_close(&r);
     return 0;
 }
 
@@ -184,7 +183,7 @@ CASE(every_communicator_carries_tied_parameters)
 /* A member that begins with other values. */
 static int start_apart(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
     float first = 0;
 
     CHECK(!job_rank_open(&r, arg, comm));
@@ -192,7 +191,6 @@ static int start_apart(struct dp_comm *comm, void *arg)
         first = r.stages[0].w[0];
     CHECK(!dp_comm_broadcast(comm, &first, sizeof(first), 0));
     CHECK(!is_tied(r.stages[0].stage) || r.stages[0].w[0] == first);
-    job_rank_close(&r);
     return 0;
 }
 
@@ -214,13 +212,12 @@ static void tie_another_shape(void *user, int rank, struct dp_pipeline_config *c
 
 static int open_mismatch(struct dp_comm *comm, void *arg)
 {
-    struct job_rank r;
+    ENDED_BY(job_rank_close) struct job_rank r = {0};
 
     CHECK(job_rank_open(&r, arg, comm) == DP_EMISMATCH);
     CHECK_SAYS("tied group 'table': stage 0 and stage 1 have it in other types, shapes or strides");
     CHECK(!dp_comm_barrier(comm));
     r.pipe = NULL;
-    job_rank_close(&r);
     return 0;
 }
 
